@@ -1,0 +1,30 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled matrix multiplication for JAX: MXFP8, MXFP4 and NVFP4.
+
+  import jaxplugin as jp
+
+  x_q = jp.quantize(x, jp.NVFP4)
+  w_q = jp.quantize(w, jp.NVFP4)
+  y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
+"""
+
+from jaxplugin.dot import block_scaled_dot as block_scaled_dot
+from jaxplugin.formats import MXFP4 as MXFP4
+from jaxplugin.formats import MXFP8 as MXFP8
+from jaxplugin.formats import MXFP8_E5M2 as MXFP8_E5M2
+from jaxplugin.formats import NVFP4 as NVFP4
+from jaxplugin.formats import BlockFormat as BlockFormat
+from jaxplugin.quantize import dequantize as dequantize
+from jaxplugin.quantize import quantize as quantize
+from jaxplugin.scaled_array import ScaledArray as ScaledArray
+from jaxplugin.scaled_array import pack_fp4 as pack_fp4
+from jaxplugin.scaled_array import swizzle_scale as swizzle_scale
+from jaxplugin.scaled_array import unpack_fp4 as unpack_fp4
+from jaxplugin.scaled_array import unswizzle_scale as unswizzle_scale
+from jaxplugin.target import Target as Target
+from jaxplugin.target import detect_target as detect_target
+from jaxplugin.target import named_target as named_target
+from jaxplugin.target import use_target as use_target
+
+__version__ = "0.1.0"

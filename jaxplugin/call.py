@@ -1,0 +1,486 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The static description of a block-scaled dot, and the rules of its shapes.
+
+A call has up to seven array operands (`Operands`) and one `DotConfig`. The
+functions here need only shapes and dtypes, so arrays, tracers, abstract values
+and `ShapeDtypeStruct`s all do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jax import lax
+
+from jaxplugin import formats
+from jaxplugin import problem as problem_lib
+from jaxplugin import scaled_array
+
+WHO: Final = "block_scaled_dot"
+PLAIN_DTYPES: Final = (
+  np.dtype(np.float32),
+  formats.BF16,
+  np.dtype(np.float16),
+)
+RESULT_DTYPES: Final = PLAIN_DTYPES
+
+Dims = tuple[int, ...]
+DimensionNumbers = tuple[tuple[Dims, Dims], tuple[Dims, Dims]]
+
+
+class Operands(NamedTuple):
+  """Array operands of a call; absent ones are None.
+
+  lhs, rhs: values, or plain floats. lhs_scale, rhs_scale: their block scales.
+  global_scale: f32. bias and residual: floats. The last three have the rank of
+  the result, each dimension either the result's or 1, except that a
+  global_scale that is one number has rank 0.
+  """
+
+  lhs: Any
+  rhs: Any
+  lhs_scale: Any = None
+  rhs_scale: Any = None
+  global_scale: Any = None
+  bias: Any = None
+  residual: Any = None
+
+  @classmethod
+  def unflatten(cls, config: DotConfig, flat: Sequence[Any]) -> Operands:
+    """Inverse of `flatten`."""
+    items = iter(flat)
+    return cls(*(next(items) if p else None for p in config.present))
+
+  def flatten(self) -> list[Any]:
+    return [x for x in self if x is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandConfig:
+  """How one operand is stored.
+
+  Attributes:
+    format: its block format; None for plain floats.
+    axis: the contracting dimension that is blocked (and packed); None if plain.
+    scale_layout: "linear" or "swizzled_128x4".
+  """
+
+  format: formats.BlockFormat | None = None
+  axis: int | None = None
+  scale_layout: str = scaled_array.LINEAR
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DotConfig:
+  """Everything about a call that is not an array.
+
+  Attributes:
+    dimension_numbers: as `lax.dot_general`'s, in tuples.
+    lhs, rhs: how the operands are stored.
+    preferred_element_type: dtype of the result.
+    highest_precision: apply the global scale in f32 whatever it costs.
+    activation: None, "relu", "gelu" or "silu".
+    implementation: the one asked for, or None to choose.
+    padded_scales: whether scales may be larger than needed.
+    has_global_scale, has_bias, has_residual: which optional operands are there.
+  """
+
+  dimension_numbers: DimensionNumbers
+  lhs: OperandConfig
+  rhs: OperandConfig
+  preferred_element_type: np.dtype
+  highest_precision: bool = False
+  activation: problem_lib.Activation | None = None
+  implementation: str | None = None
+  padded_scales: bool = False
+  has_global_scale: bool = False
+  has_bias: bool = False
+  has_residual: bool = False
+
+  @property
+  def present(self) -> tuple[bool, ...]:
+    """Which fields of `Operands` are there."""
+    return (
+      True,
+      True,
+      self.lhs.format is not None,
+      self.rhs.format is not None,
+      self.has_global_scale,
+      self.has_bias,
+      self.has_residual,
+    )
+
+  @property
+  def lhs_contracting(self) -> Dims:
+    return self.dimension_numbers[0][0]
+
+  @property
+  def rhs_contracting(self) -> Dims:
+    return self.dimension_numbers[0][1]
+
+  @property
+  def lhs_batch(self) -> Dims:
+    return self.dimension_numbers[1][0]
+
+  @property
+  def rhs_batch(self) -> Dims:
+    return self.dimension_numbers[1][1]
+
+  def replace(self, **changes: Any) -> DotConfig:
+    return dataclasses.replace(self, **changes)
+
+
+def free_dims(ndim: int, contracting: Dims, batch: Dims) -> Dims:
+  """The dimensions that are neither contracting nor batch, in order."""
+  return tuple(
+    d for d in range(ndim) if d not in contracting and d not in batch
+  )
+
+
+def lhs_free(config: DotConfig, ndim: int) -> Dims:
+  return free_dims(ndim, config.lhs_contracting, config.lhs_batch)
+
+
+def rhs_free(config: DotConfig, ndim: int) -> Dims:
+  return free_dims(ndim, config.rhs_contracting, config.rhs_batch)
+
+
+def operand_shape(operand: OperandConfig, values: Any) -> tuple[int, ...]:
+  """Logical shape of an operand."""
+  if operand.axis is None:
+    return tuple(values.shape)
+  return scaled_array.logical_shape(values, operand.axis)
+
+
+def scale_shape(
+  operand: OperandConfig, shape: Sequence[int]
+) -> tuple[int, ...]:
+  """Shape of the linear scale, without padding, of an operand of `shape`."""
+  assert operand.format is not None and operand.axis is not None
+  result = list(shape)
+  size, block = shape[operand.axis], operand.format.block_size
+  result[operand.axis] = (size + block - 1) // block
+  return tuple(result)
+
+
+def result_shape(config: DotConfig, operands: Operands) -> tuple[int, ...]:
+  """Batch dimensions, then those of lhs, then those of rhs."""
+  lhs = operand_shape(config.lhs, operands.lhs)
+  rhs = operand_shape(config.rhs, operands.rhs)
+  return (
+    *(lhs[d] for d in config.lhs_batch),
+    *(lhs[d] for d in lhs_free(config, len(lhs))),
+    *(rhs[d] for d in rhs_free(config, len(rhs))),
+  )
+
+
+def validate(config: DotConfig, operands: Operands) -> None:
+  """Checks every rule of a call's shapes and dtypes.
+
+  Raises:
+    TypeError: naming the argument, the rule, what was given, and the remedy.
+  """
+  lhs_shape = operand_shape(config.lhs, operands.lhs)
+  rhs_shape = operand_shape(config.rhs, operands.rhs)
+  _validate_dimension_numbers(config.dimension_numbers, lhs_shape, rhs_shape)
+  for side, operand, values, scale in (
+    ("lhs", config.lhs, operands.lhs, operands.lhs_scale),
+    ("rhs", config.rhs, operands.rhs, operands.rhs_scale),
+  ):
+    _validate_values(side, operand, values)
+    if operand.format is not None:
+      is_lhs = side == "lhs"
+      contracting = config.lhs_contracting if is_lhs else config.rhs_contracting
+      batch = config.lhs_batch if is_lhs else config.rhs_batch
+      _validate_scale(
+        side, operand, values, scale, contracting, batch, config.padded_scales
+      )
+  if config.preferred_element_type not in RESULT_DTYPES:
+    raise TypeError(
+      f"{WHO}: preferred_element_type must be float32, bfloat16 or float16,"
+      f" got {config.preferred_element_type.name}"
+    )
+  shape = result_shape(config, operands)
+  if config.has_global_scale:
+    dtype = operands.global_scale.dtype
+    if dtype != np.float32:
+      raise TypeError(f"{WHO}: global_scale must be float32, got {dtype}")
+    if operands.global_scale.ndim:
+      _validate_broadcast("global_scale", operands.global_scale, shape)
+  for name, operand in (
+    ("bias", operands.bias),
+    ("residual", operands.residual),
+  ):
+    if operand is not None:
+      if operand.dtype not in PLAIN_DTYPES:
+        raise TypeError(
+          f"{WHO}: {name} must be float32, bfloat16 or float16, got"
+          f" {operand.dtype}"
+        )
+      _validate_broadcast(name, operand, shape)
+
+
+def _validate_dimension_numbers(
+  dimension_numbers: DimensionNumbers,
+  lhs_shape: Sequence[int],
+  rhs_shape: Sequence[int],
+) -> None:
+  contracting, batch = dimension_numbers
+  for kind, (lhs_dims, rhs_dims) in (
+    ("contracting", contracting),
+    ("batch", batch),
+  ):
+    if len(lhs_dims) != len(rhs_dims):
+      raise TypeError(
+        f"{WHO}: dimension_numbers must have as many {kind} dimensions for lhs"
+        f" as for rhs, got {lhs_dims} and {rhs_dims}"
+      )
+  for side, shape, dims in (
+    ("lhs", lhs_shape, contracting[0] + batch[0]),
+    ("rhs", rhs_shape, contracting[1] + batch[1]),
+  ):
+    if any(not 0 <= d < len(shape) for d in dims):
+      raise TypeError(
+        f"{WHO}: dimension_numbers name dimensions {dims} of {side}, which has"
+        f" rank {len(shape)} (shape {tuple(shape)})"
+      )
+    if len(set(dims)) != len(dims):
+      raise TypeError(
+        f"{WHO}: dimension_numbers name a dimension of {side} twice: {dims}"
+      )
+  if not contracting[0]:
+    raise TypeError(
+      f"{WHO}: dimension_numbers must name a contracting dimension, got"
+      f" {dimension_numbers}"
+    )
+  for kind, (lhs_dims, rhs_dims) in (
+    ("contracting", contracting),
+    ("batch", batch),
+  ):
+    for lhs_dim, rhs_dim in zip(lhs_dims, rhs_dims, strict=True):
+      if lhs_shape[lhs_dim] != rhs_shape[rhs_dim]:
+        raise TypeError(
+          f"{WHO}: {kind} sizes must agree, got {lhs_shape[lhs_dim]} in"
+          f" dimension {lhs_dim} of lhs {tuple(lhs_shape)} and"
+          f" {rhs_shape[rhs_dim]} in dimension {rhs_dim} of rhs"
+          f" {tuple(rhs_shape)} (logical shapes)"
+        )
+
+
+def _validate_values(side: str, operand: OperandConfig, values: Any) -> None:
+  format = operand.format
+  if format is None:
+    if values.dtype not in PLAIN_DTYPES:
+      raise TypeError(
+        f"{WHO}: {side} without a scale must be float32, bfloat16 or float16,"
+        f" got {values.dtype}; pass {side}_scale for quantized values"
+      )
+    return
+  allowed = (format.values_dtype,)
+  if format.is_fp4:
+    allowed = (*allowed, formats.PACKED)
+  if values.dtype not in allowed:
+    raise TypeError(
+      f"{WHO}: {side} values of {format} must be"
+      f" {' or '.join(d.name for d in allowed)}, got {values.dtype}"
+    )
+
+
+def _validate_scale(
+  side: str,
+  operand: OperandConfig,
+  values: Any,
+  scale: Any,
+  contracting: Dims,
+  batch: Dims,
+  padded: bool,
+) -> None:
+  format, axis = operand.format, operand.axis
+  assert format is not None and axis is not None
+  name = f"{side}_scale"
+  if scale.dtype != format.scale_dtype:
+    raise TypeError(
+      f"{WHO}: {name} of {format} must be {format.scale_dtype.name}, got"
+      f" {scale.dtype}"
+    )
+  shape = operand_shape(operand, values)
+  if scale.ndim != len(shape):
+    raise TypeError(
+      f"{WHO}: {name} must have the rank of {side}, got {name}"
+      f" {tuple(scale.shape)} for {side} {shape}"
+    )
+  if axis not in contracting:
+    raise TypeError(
+      f"{WHO}: {side} must be blocked along a contracting dimension, got blocks"
+      f" along dimension {axis} and contraction over {contracting}; quantize"
+      f" {side} with axis={contracting[-1]}"
+    )
+  block = format.block_size
+  expected = scale_shape(operand, shape)
+  if operand.scale_layout == scaled_array.SWIZZLED:
+    if axis != len(shape) - 1 or len(shape) < 2:
+      raise TypeError(
+        f"{WHO}: a swizzled {name} needs the contracting dimension last, got"
+        f" dimension {axis} of {side} {shape}; use a linear scale"
+      )
+    expected = scaled_array.swizzled_shape(expected)
+  if padded and operand.scale_layout == scaled_array.LINEAR:
+    _validate_padded_scale(name, side, scale, shape, expected, batch)
+    return
+  if expected[axis] * block != shape[axis] and (
+    operand.scale_layout == scaled_array.LINEAR
+  ):
+    raise TypeError(
+      f"{WHO}: {side} contracting size must be a multiple of {block} for"
+      f" {format.name.upper()}, got k={shape[axis]}; pad lhs and rhs"
+    )
+  if tuple(scale.shape) != expected:
+    raise TypeError(
+      f"{WHO}: {name} of {format} for {side} {shape} must have shape"
+      f" {expected} (one scale per {block} values of dimension {axis}), got"
+      f" {tuple(scale.shape)}; for a padded scale pass block_size={block}"
+    )
+
+
+def _validate_padded_scale(
+  name: str,
+  side: str,
+  scale: Any,
+  shape: Sequence[int],
+  expected: Sequence[int],
+  batch: Dims,
+) -> None:
+  if any(
+    have != need if d in batch else have < need
+    for d, (have, need) in enumerate(zip(scale.shape, expected, strict=True))
+  ):
+    raise TypeError(
+      f"{WHO}: padded {name} for {side} {tuple(shape)} must have shape"
+      f" {tuple(expected)}, or more in dimensions that are not batch, got"
+      f" {tuple(scale.shape)}"
+    )
+
+
+def _validate_broadcast(name: str, operand: Any, shape: Sequence[int]) -> None:
+  if len(operand.shape) != len(shape) or any(
+    have != 1 and have != want
+    for have, want in zip(operand.shape, shape, strict=True)
+  ):
+    raise TypeError(
+      f"{WHO}: {name} of shape {tuple(operand.shape)} does not broadcast to the"
+      f" result's shape {tuple(shape)}"
+    )
+
+
+def canonical_dimension_numbers(
+  dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int
+) -> DimensionNumbers:
+  """Tuples of ints; None is contraction of the last, leading ones batch.
+
+  Raises:
+    TypeError: not of `lax.dot_general`'s form, or None for unequal ranks.
+  """
+  if dimension_numbers is None:
+    if lhs_ndim != rhs_ndim or lhs_ndim < 2:
+      raise TypeError(
+        f"{WHO}: without dimension_numbers lhs and rhs must have the same rank"
+        " of at least 2, (..., m, k) and (..., n, k), got ranks"
+        f" {lhs_ndim} and {rhs_ndim}; pass dimension_numbers"
+      )
+    last, batch = (lhs_ndim - 1,), tuple(range(lhs_ndim - 2))
+    return (last, last), (batch, batch)
+  try:
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = (
+      dimension_numbers
+    )
+    as_dims = lambda dims: tuple(int(d) for d in dims)
+    return (
+      (as_dims(lhs_contracting), as_dims(rhs_contracting)),
+      (as_dims(lhs_batch), as_dims(rhs_batch)),
+    )
+  except (TypeError, ValueError):
+    raise TypeError(
+      f"{WHO}: dimension_numbers must be ((lhs_contracting, rhs_contracting),"
+      f" (lhs_batch, rhs_batch)), got {dimension_numbers!r}"
+    ) from None
+
+
+def problem_of(
+  config: DotConfig, operands: Operands
+) -> problem_lib.DotProblem:
+  """Reduces a call to the problem that implementations are chosen by."""
+  lhs = operand_shape(config.lhs, operands.lhs)
+  rhs = operand_shape(config.rhs, operands.rhs)
+  global_scale: problem_lib.GlobalScale = "none"
+  if config.has_global_scale:
+    global_scale = "array" if operands.global_scale.ndim else "scalar"
+  return problem_lib.DotProblem(
+    batch=_product(lhs[d] for d in config.lhs_batch),
+    m=_product(lhs[d] for d in lhs_free(config, len(lhs))),
+    n=_product(rhs[d] for d in rhs_free(config, len(rhs))),
+    k=_product(lhs[d] for d in config.lhs_contracting),
+    lhs=_operand_problem(
+      config.lhs, operands.lhs, operands.lhs_scale, config.lhs_contracting
+    ),
+    rhs=_operand_problem(
+      config.rhs, operands.rhs, operands.rhs_scale, config.rhs_contracting
+    ),
+    out_dtype=config.preferred_element_type,
+    global_scale=global_scale,
+    highest_precision=config.highest_precision,
+    has_bias=config.has_bias,
+    activation=config.activation,
+    has_residual=config.has_residual,
+    num_contracting=len(config.lhs_contracting),
+  )
+
+
+def _product(sizes: Any) -> int | None:
+  sizes = tuple(sizes)
+  if not all(isinstance(size, (int, np.integer)) for size in sizes):
+    return None  # symbolic
+  return math.prod(sizes)
+
+
+def _operand_problem(
+  operand: OperandConfig, values: Any, scale: Any, contracting: Dims
+) -> problem_lib.OperandProblem:
+  ndim = len(values.shape)
+  padded = (
+    operand.format is not None
+    and operand.scale_layout == scaled_array.LINEAR
+    and tuple(scale.shape)
+    != scale_shape(operand, operand_shape(operand, values))
+  )
+  return problem_lib.OperandProblem(
+    format=operand.format,
+    dtype=np.dtype(values.dtype),
+    contracting_is_minor=set(contracting)
+    == set(range(ndim - len(contracting), ndim)),
+    scale_layout=operand.scale_layout,
+    scale_is_padded=padded,
+  )
+
+
+def canonical_precision(precision: Any) -> bool:
+  """Whether `precision`, as lax functions take it, asks for the highest.
+
+  Raises:
+    ValueError: it is not a precision.
+  """
+  items = precision if isinstance(precision, (tuple, list)) else (precision,)
+  try:
+    return any(
+      item is not None and lax.Precision(item) == lax.Precision.HIGHEST
+      for item in items
+    )
+  except ValueError:
+    raise ValueError(
+      f"{WHO}: precision must be None, 'default', 'high', 'highest' or a"
+      f" jax.lax.Precision, got {precision!r}"
+    ) from None

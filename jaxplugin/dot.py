@@ -1,0 +1,375 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`block_scaled_dot`: arguments in, primitive out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin import backends
+from jaxplugin import call
+from jaxplugin import formats
+from jaxplugin import primitive
+from jaxplugin import problem as problem_lib
+from jaxplugin import scaled_array
+from jaxplugin import target as target_lib
+
+Operand = jax.Array | scaled_array.ScaledArray
+
+
+def block_scaled_dot(
+  lhs: Operand,
+  rhs: Operand,
+  lhs_scale: jax.Array | None = None,
+  rhs_scale: jax.Array | None = None,
+  global_scale: jax.Array | float | None = None,
+  *,
+  dimension_numbers: Any = None,
+  preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
+  block_size: int | None = None,
+  bias: jax.Array | None = None,
+  activation: problem_lib.Activation | None = None,
+  residual: jax.Array | None = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """Multiplies block-scaled operands.
+
+  Computes, accumulating in f32 and casting once at the end:
+
+    dot   = dot_general(lhs * lhs_scale, rhs * rhs_scale) * global_scale
+    result = cast(activation(dot + bias) + residual)
+
+  Every implementation is bit-equal to this when all products and sums are
+  exact, and within 16 * 2^-24 * sum|a * b| of it otherwise, before the cast.
+  A NaN scale makes its whole block NaN, also where the values are zero.
+
+  Args:
+    lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
+      a plain f32, bf16 or f16 array without one. Raw FP4 values are
+      float4_e2m1fn[..., k] or uint8[..., k / 2], first value in the low nibble.
+    rhs: (..., n, k), likewise. At least one side must be quantized; the two
+      may have different formats.
+    lhs_scale: of the shape of lhs with the contracting dimension divided by
+      the block size. float8_e8m0fnu for MX formats, float8_e4m3fn for NVFP4,
+      whose sign must be positive (Blackwell ignores the sign bit); negative
+      scales are refused where their values are known. Multiplies to dequantize.
+    rhs_scale: likewise for rhs.
+    global_scale: f32[], or an f32 array that broadcasts to the result and has
+      its rank. Multiplies the global scales that `ScaledArray`s carry.
+    dimension_numbers: as `lax.dot_general`'s, ((lhs_contracting,
+      rhs_contracting), (lhs_batch, rhs_batch)), any rank and order. Default:
+      contraction of the last dimensions, leading dimensions batch. With several
+      contracting dimensions, one of them is blocked.
+    preferred_element_type: f32, bf16 or f16: dtype of the result.
+    precision: None or anything `lax.dot_general` takes. "highest" keeps the
+      global scale in f32 where an implementation would round it to a 16-bit
+      result's dtype (cudnn); all else is exact at any precision.
+    block_size: asserts the block size, and accepts padded scales: at least the
+      needed size (ceil(k / block_size) along k) in each dimension that is not
+      batch. What is in the padding never matters.
+    bias: f32, bf16 or f16[n], over the last dimension of the result (or of the
+      shape of all dimensions that come from rhs).
+    activation: None, "relu", "gelu" (tanh approximation) or "silu".
+    residual: f32, bf16 or f16 of the result's shape.
+    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+
+  Returns:
+    preferred_element_type[batch..., m..., n...], dimensions ordered as by
+    `lax.dot_general`.
+
+  Raises:
+    TypeError: rank, dtype or shape of an argument is wrong.
+    ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
+    NotImplementedError: the implementation asked for cannot serve (all reasons
+      are listed), or the call is differentiated.
+  """
+  lhs, lhs_scale, lhs_operand, lhs_global = _resolve_operand(
+    "lhs", lhs, lhs_scale
+  )
+  rhs, rhs_scale, rhs_operand, rhs_global = _resolve_operand(
+    "rhs", rhs, rhs_scale
+  )
+  numbers = call.canonical_dimension_numbers(
+    dimension_numbers, lhs.ndim, rhs.ndim
+  )
+  lhs_operand = _with_axis("lhs", lhs_operand, lhs, lhs_scale, numbers[0][0])
+  rhs_operand = _with_axis("rhs", rhs_operand, rhs, rhs_scale, numbers[0][1])
+  _validate_block_size(block_size, lhs_operand, rhs_operand)
+  if lhs_operand.format is None and rhs_operand.format is None:
+    raise TypeError(
+      f"{call.WHO}: lhs or rhs must be quantized, got plain {lhs.dtype} and"
+      f" {rhs.dtype}; quantize one, or call jax.lax.dot_general"
+    )
+  backends.validate_name(implementation)
+  if activation is not None and activation not in problem_lib.ACTIVATIONS:
+    raise ValueError(
+      f"{call.WHO}: activation must be None or one of"
+      f" {problem_lib.ACTIVATIONS}, got {activation!r}"
+    )
+  config = call.DotConfig(
+    dimension_numbers=numbers,
+    lhs=lhs_operand,
+    rhs=rhs_operand,
+    preferred_element_type=_result_dtype(preferred_element_type),
+    highest_precision=call.canonical_precision(precision),
+    activation=activation,
+    implementation=implementation,
+    padded_scales=block_size is not None,
+  )
+  operands = call.Operands(lhs, rhs, lhs_scale, rhs_scale)
+  call.validate(config, operands)
+  return _bind_with_epilogue(
+    config, operands, (lhs_global, rhs_global), global_scale, bias, residual
+  )
+
+
+def _bind_with_epilogue(
+  config: call.DotConfig,
+  operands: call.Operands,
+  operand_globals: tuple[Any, Any],
+  global_scale: Any,
+  bias: Any,
+  residual: Any,
+) -> jax.Array:
+  """Brings global scales, bias and residual to the result's rank, and binds."""
+  shape = call.result_shape(config, operands)
+  lhs_free = call.lhs_free(config, operands.lhs.ndim)
+  rhs_free = call.rhs_free(config, operands.rhs.ndim)
+  num_batch = len(config.lhs_batch)
+  scales = []
+  for side, scale, batch, free, offset in (
+    ("lhs", operand_globals[0], config.lhs_batch, lhs_free, num_batch),
+    (
+      "rhs",
+      operand_globals[1],
+      config.rhs_batch,
+      rhs_free,
+      num_batch + len(lhs_free),
+    ),
+  ):
+    positions = {d: i for i, d in enumerate(batch)}
+    positions |= {d: i + offset for i, d in enumerate(free)}
+    scales.append(_operand_global_scale(side, scale, positions, len(shape)))
+  scales.append(_explicit_global_scale(global_scale))
+  scales = [scale for scale in scales if scale is not None]
+  if bias is not None:
+    bias = _float_operand("bias", bias)
+    bias = _expand_bias(bias, shape, len(rhs_free))
+  if residual is not None:
+    residual = _float_operand("residual", residual)
+    if tuple(residual.shape) != shape:
+      raise TypeError(
+        f"{call.WHO}: residual must have the result's shape {shape}, got"
+        f" {tuple(residual.shape)}"
+      )
+  config = config.replace(
+    has_global_scale=bool(scales),
+    has_bias=bias is not None,
+    has_residual=residual is not None,
+  )
+  operands = operands._replace(
+    global_scale=math.prod(scales[1:], start=scales[0]) if scales else None,
+    bias=bias,
+    residual=residual,
+  )
+  operands = call.Operands.unflatten(
+    config, _vary_alike(operands.flatten())
+  )
+  _validate_implementation(config, operands)
+  return primitive.bind(operands, config, target_lib.overriding_target())
+
+
+def _resolve_operand(
+  side: str, operand: Any, scale: Any
+) -> tuple[Any, Any, call.OperandConfig, Any]:
+  """Returns values, scale, a config without axis, and the global scale."""
+  if isinstance(operand, scaled_array.ScaledArray):
+    if scale is not None:
+      raise TypeError(
+        f"{call.WHO}: {side} is a ScaledArray, which has its own scale;"
+        f" {side}_scale must be None"
+      )
+    _reject_negative_scale(side, operand.format, operand.scale)
+    config = call.OperandConfig(
+      format=operand.format,
+      axis=operand.axis,
+      scale_layout=operand.scale_layout,
+    )
+    return operand.values, operand.scale, config, operand.global_scale
+  values = _array(side, operand)
+  if scale is None:
+    return values, None, call.OperandConfig(), None
+  scale = _array(f"{side}_scale", scale)
+  format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
+  if format is None:
+    raise TypeError(
+      f"{call.WHO}: {side} {values.dtype} with {side}_scale {scale.dtype} is no"
+      f" block format; known ones: {formats.pairs_table()}"
+    )
+  _reject_negative_scale(side, format, scale)
+  return values, scale, call.OperandConfig(format=format), None
+
+
+def _array(name: str, x: Any) -> jax.Array:
+  if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+    if not isinstance(x, (int, float, list)):
+      raise TypeError(
+        f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
+      )
+  return jnp.asarray(x)
+
+
+def _with_axis(
+  side: str,
+  operand: call.OperandConfig,
+  values: Any,
+  scale: Any,
+  contracting: call.Dims,
+) -> call.OperandConfig:
+  """Fills in the blocked dimension of a raw pair: a contracting one."""
+  if operand.format is None or operand.axis is not None:
+    return operand
+  if scale.ndim != values.ndim:
+    raise TypeError(
+      f"{call.WHO}: {side}_scale must have the rank of {side}, got"
+      f" {side}_scale {tuple(scale.shape)} for {side} {tuple(values.shape)}"
+    )
+  in_range = [d for d in contracting if 0 <= d < values.ndim]
+  divided = [d for d in in_range if scale.shape[d] != values.shape[d]]
+  axis = (divided or in_range or [values.ndim - 1])[-1]
+  return call.OperandConfig(format=operand.format, axis=axis)
+
+
+def _validate_block_size(
+  block_size: int | None, lhs: call.OperandConfig, rhs: call.OperandConfig
+) -> None:
+  if block_size is None:
+    return
+  for side, operand in (("lhs", lhs), ("rhs", rhs)):
+    if operand.format is not None and operand.format.block_size != block_size:
+      raise ValueError(
+        f"{call.WHO}: block_size must be {operand.format.block_size} for"
+        f" {side} of {operand.format}, got {block_size!r}"
+      )
+
+
+def _result_dtype(dtype: Any) -> np.dtype:
+  try:
+    result = np.dtype(jnp.float32 if dtype is None else dtype)
+  except TypeError:
+    raise TypeError(
+      f"{call.WHO}: preferred_element_type must be float32, bfloat16 or"
+      f" float16, got {dtype!r}"
+    ) from None
+  return result
+
+
+def _reject_negative_scale(
+  side: str, format: formats.BlockFormat, scale: Any
+) -> None:
+  if format.scale_dtype != formats.E4M3 or isinstance(scale, jax.core.Tracer):
+    return
+  if not getattr(scale, "is_fully_addressable", True):
+    return
+  codes = np.asarray(scale).view(np.uint8)
+  negative = (codes > 0x80) & (codes < 0xFF)
+  if negative.any():
+    where = tuple(int(i) for i in np.argwhere(negative)[0])
+    raise ValueError(
+      f"{call.WHO}: {side}_scale of {format} must not be negative (Blackwell"
+      f" ignores the sign bit), got {np.asarray(scale)[where]} at {where}"
+    )
+
+
+def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
+  if global_scale is None:
+    return None
+  if not isinstance(global_scale, (int, float)):
+    global_scale = _array("global_scale", global_scale)
+    if global_scale.dtype != np.float32:
+      raise TypeError(
+        f"{call.WHO}: global_scale must be float32, got {global_scale.dtype};"
+        " cast it"
+      )
+  result = jnp.asarray(global_scale, jnp.float32)
+  return result.reshape(()) if result.size == 1 else result
+
+
+def _operand_global_scale(
+  side: str, scale: Any, positions: dict[int, int], ndim: int
+) -> jax.Array | None:
+  """A ScaledArray's global scale, brought to the result's dimensions.
+
+  It is one number, or has the operand's leading dimensions (as from `vmap` of
+  `quantize`).
+  """
+  if scale is None or scale.size == 1:
+    return None if scale is None else scale.reshape(())
+  if any(d not in positions for d in range(scale.ndim)):
+    raise TypeError(
+      f"{call.WHO}: the global scale of {side}, of shape {tuple(scale.shape)},"
+      " must not vary along a contracting dimension"
+    )
+  order = sorted(range(scale.ndim), key=lambda d: positions[d])
+  shape = [1] * ndim
+  for d in order:
+    shape[positions[d]] = scale.shape[d]
+  return scale.transpose(order).reshape(shape)
+
+
+def _float_operand(name: str, x: Any) -> jax.Array:
+  x = _array(name, x)
+  if x.dtype not in call.PLAIN_DTYPES:
+    raise TypeError(
+      f"{call.WHO}: {name} must be float32, bfloat16 or float16, got {x.dtype}"
+    )
+  return x
+
+
+def _expand_bias(
+  bias: jax.Array, shape: tuple[int, ...], num_n: int
+) -> jax.Array:
+  columns = shape[len(shape) - num_n :]
+  if tuple(bias.shape) not in (columns, columns[-1:]):
+    raise TypeError(
+      f"{call.WHO}: bias must have the shape {columns} of the result's"
+      f" dimensions that come from rhs, got {tuple(bias.shape)}"
+    )
+  return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))
+
+
+def _vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
+  """Inside `shard_map`, makes all operands vary over the same mesh axes."""
+  varying = [getattr(jax.typeof(x), "vma", frozenset()) for x in flat]
+  union = frozenset().union(*varying)
+  return [
+    x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
+    for x, own in zip(flat, varying, strict=True)
+  ]
+
+
+def _validate_implementation(
+  config: call.DotConfig, operands: call.Operands
+) -> None:
+  """Refuses, while tracing, an implementation that no device here can run."""
+  if config.implementation is None:
+    return
+  problem = call.problem_of(config, operands)
+  override = target_lib.overriding_target()
+  targets = [override] if override else target_lib.local_targets()
+  refused = None
+  for target in targets:
+    try:
+      backends.choose(problem, target, config.implementation)
+    except NotImplementedError as error:
+      refused = refused or error
+    else:
+      return
+  assert refused is not None
+  raise refused

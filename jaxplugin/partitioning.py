@@ -1,0 +1,513 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How a block-scaled dot is split over the devices of a mesh.
+
+`assign_axes` is the one rule: a pure function from the mesh axes that shard
+each dimension of the operands and of the wanted result to the axes that each
+logical dimension (batch, m, n, k) is computed with. Abstract evaluation (for
+explicitly sharded types), the partitioner's propagation and its partitioning
+all follow it. Operands are brought to the assignment as they are stored, so
+whatever has to be gathered travels as quantized bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import custom_partitioning as custom_partitioning_lib
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from jaxplugin import call
+from jaxplugin import reference
+from jaxplugin import scaled_array
+
+Axes = tuple[str, ...]
+Spec = tuple[Axes, ...]  # the mesh axes of each dimension, major to minor
+
+
+def normalize_spec(spec: Sequence[Any], ndim: int) -> Spec:
+  """The axes of each dimension of a `PartitionSpec`, as tuples."""
+  entries = list(spec) + [None] * (ndim - len(spec))
+
+  def axes(entry):
+    if isinstance(entry, str):
+      return (entry,)
+    return tuple(entry) if isinstance(entry, (tuple, list)) else ()
+
+  return tuple(axes(entry) for entry in entries)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+  return PartitionSpec(*(axes or None for axes in spec))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assignment:
+  """The mesh axes that each dimension of a call is computed with.
+
+  Attributes:
+    lhs, rhs: axes of each dimension of the operands (and of their scales).
+    out: axes of each dimension of the result, after any scatter.
+    reduce: axes that shard contracting dimensions: partial results are summed
+      over them.
+    scatter: (result dimension, axes): the sum over these axes of `reduce` is
+      scattered along that dimension. None for a sum that stays replicated.
+  """
+
+  lhs: Spec
+  rhs: Spec
+  out: Spec
+  reduce: Axes
+  scatter: tuple[int, Axes] | None
+
+
+class _Taker:
+  """Hands out mesh axes, each once, to dimensions that they divide."""
+
+  def __init__(self, axis_sizes: Mapping[str, int]) -> None:
+    self._sizes = axis_sizes
+    self._used: set[str] = set()
+
+  def count(self, axes: Axes) -> int:
+    return math.prod(self._sizes[axis] for axis in axes)
+
+  def fits(self, axes: Axes, size: Any, granule: int = 1) -> bool:
+    return (
+      bool(axes)
+      and isinstance(size, int)
+      and not self._used & set(axes)
+      and size % (self.count(axes) * granule) == 0
+    )
+
+  def take(self, axes: Axes, size: Any, granule: int = 1) -> Axes:
+    """Takes the longest prefix of `axes` that fits, perhaps none."""
+    while axes and not self.fits(axes, size, granule):
+      axes = axes[:-1]
+    self._used |= set(axes)
+    return axes
+
+
+def assign_axes(
+  config: call.DotConfig,
+  lhs_shape: Sequence[Any],
+  rhs_shape: Sequence[Any],
+  lhs_spec: Spec,
+  rhs_spec: Spec,
+  out_spec: Spec | None,
+  axis_sizes: Mapping[str, int],
+) -> Assignment:
+  """Decides which mesh axes shard which dimension.
+
+  In order: batch dimensions keep the sharding of either operand; k keeps a
+  sharding that both operands share; m and n keep that of their operand, the
+  wanted result deciding which yields where both want an axis (the operand that
+  yields is gathered; without a wanted result the smaller one yields); k takes
+  the sharding of one operand alone when its axes are still free, since slicing
+  the other costs nothing; and at last dimensions without sharding take that of
+  the wanted result. An axis is dropped where it does not divide its dimension
+  (for k: into whole blocks).
+
+  Args:
+    config: the call.
+    lhs_shape, rhs_shape: logical shapes.
+    lhs_spec, rhs_spec: axes of their dimensions.
+    out_spec: axes wanted for the result, None when nothing is known.
+    axis_sizes: size of each mesh axis.
+  """
+  taker = _Taker(axis_sizes)
+  lhs_axes: list[Axes] = [()] * len(lhs_shape)
+  rhs_axes: list[Axes] = [()] * len(rhs_shape)
+  lhs_free = call.lhs_free(config, len(lhs_shape))
+  rhs_free = call.rhs_free(config, len(rhs_shape))
+  num_batch = len(config.lhs_batch)
+  wanted = out_spec or ((),) * (num_batch + len(lhs_free) + len(rhs_free))
+  wanted_m = wanted[num_batch : num_batch + len(lhs_free)]
+  wanted_n = wanted[num_batch + len(lhs_free) :]
+  batch_pairs = list(zip(config.lhs_batch, config.rhs_batch, strict=True))
+  k_pairs = list(
+    zip(config.lhs_contracting, config.rhs_contracting, strict=True)
+  )
+
+  for lhs_dim, rhs_dim in batch_pairs:
+    axes = lhs_spec[lhs_dim] or rhs_spec[rhs_dim]
+    axes = taker.take(axes, lhs_shape[lhs_dim])
+    lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
+
+  def take_k(lhs_dim, rhs_dim, axes):
+    granule = _granule(config, lhs_dim, rhs_dim)
+    axes = taker.take(axes, lhs_shape[lhs_dim], granule)
+    lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
+
+  for lhs_dim, rhs_dim in k_pairs:
+    if lhs_spec[lhs_dim] == rhs_spec[rhs_dim]:
+      take_k(lhs_dim, rhs_dim, lhs_spec[lhs_dim])
+
+  def take_m():
+    for dim in lhs_free:
+      lhs_axes[dim] = taker.take(lhs_spec[dim], lhs_shape[dim])
+
+  def take_n():
+    for dim in rhs_free:
+      rhs_axes[dim] = taker.take(rhs_spec[dim], rhs_shape[dim])
+
+  n_first = _flat(wanted_n) & _flat(rhs_spec[d] for d in rhs_free)
+  m_first = _flat(wanted_m) & _flat(lhs_spec[d] for d in lhs_free)
+  if (n_first and not m_first) or (
+    not m_first and _count(rhs_shape) > _count(lhs_shape)
+  ):
+    take_n()
+    take_m()
+  else:
+    take_m()
+    take_n()
+
+  for lhs_dim, rhs_dim in k_pairs:
+    either = lhs_spec[lhs_dim] or rhs_spec[rhs_dim]
+    only_one = not (lhs_spec[lhs_dim] and rhs_spec[rhs_dim])
+    if only_one and not lhs_axes[lhs_dim]:
+      take_k(lhs_dim, rhs_dim, either)
+
+  reduce = tuple(a for d in config.lhs_contracting for a in lhs_axes[d])
+  for position, (lhs_dim, rhs_dim) in enumerate(batch_pairs):
+    if not lhs_axes[lhs_dim]:
+      axes = taker.take(wanted[position], lhs_shape[lhs_dim])
+      lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
+  for axes_list, free, shape, want in (
+    (lhs_axes, lhs_free, lhs_shape, wanted_m),
+    (rhs_axes, rhs_free, rhs_shape, wanted_n),
+  ):
+    for dim, axes in zip(free, want, strict=True):
+      if not axes_list[dim]:
+        axes_list[dim] = taker.take(axes, shape[dim])
+
+  out = [
+    *(lhs_axes[d] for d in config.lhs_batch),
+    *(lhs_axes[d] for d in lhs_free),
+    *(rhs_axes[d] for d in rhs_free),
+  ]
+  sizes = [
+    *(lhs_shape[d] for d in config.lhs_batch),
+    *(lhs_shape[d] for d in lhs_free),
+    *(rhs_shape[d] for d in rhs_free),
+  ]
+  scatter = None
+  for dim, axes in enumerate(wanted):
+    if (
+      reduce
+      and axes == out[dim] + reduce
+      and isinstance(sizes[dim], int)
+      and sizes[dim] % taker.count(axes) == 0
+    ):
+      scatter = (dim, reduce)
+      out[dim] = axes
+      break
+  return Assignment(
+    lhs=tuple(lhs_axes),
+    rhs=tuple(rhs_axes),
+    out=tuple(out),
+    reduce=reduce,
+    scatter=scatter,
+  )
+
+
+def _flat(specs: Any) -> set[str]:
+  return {axis for axes in specs for axis in axes}
+
+
+def _count(shape: Sequence[Any]) -> int:
+  return math.prod(size for size in shape if isinstance(size, int))
+
+
+def _granule(config: call.DotConfig, lhs_dim: int, rhs_dim: int) -> int:
+  """The number of values of a contracting dimension that stay together."""
+  granule = 1
+  for operand, dim in ((config.lhs, lhs_dim), (config.rhs, rhs_dim)):
+    if operand.format is not None and operand.axis == dim:
+      granule = math.lcm(granule, operand.format.block_size)
+  return granule
+
+
+def result_spec(
+  config: call.DotConfig,
+  operands: call.Operands,
+  lhs_spec: Spec,
+  rhs_spec: Spec,
+  axis_sizes: Mapping[str, int],
+) -> Spec:
+  """The result's axes when nothing else asks for any."""
+  assignment = assign_axes(
+    config,
+    call.operand_shape(config.lhs, operands.lhs),
+    call.operand_shape(config.rhs, operands.rhs),
+    lhs_spec,
+    rhs_spec,
+    None,
+    axis_sizes,
+  )
+  return assignment.out
+
+
+def operand_specs(
+  config: call.DotConfig, operands: call.Operands, assignment: Assignment
+) -> call.Operands:
+  """The axes of each dimension of every operand that is there."""
+
+  def of_result(operand):
+    if operand is None:
+      return None
+    if not operand.shape:
+      return ()
+    return tuple(
+      axes if size != 1 else ()
+      for size, axes in zip(operand.shape, assignment.out, strict=True)
+    )
+
+  return call.Operands(
+    lhs=assignment.lhs,
+    rhs=assignment.rhs,
+    lhs_scale=assignment.lhs if config.lhs.format is not None else None,
+    rhs_scale=assignment.rhs if config.rhs.format is not None else None,
+    global_scale=of_result(operands.global_scale),
+    bias=of_result(operands.bias),
+    residual=of_result(operands.residual),
+  )
+
+
+def sharding_rule(
+  config: call.DotConfig, operands: call.Operands
+) -> tuple[str, dict[str, Any]]:
+  """The call's dimensions in Shardy's einsum-like notation.
+
+  A blocked dimension is a compound of whole blocks (of the larger block size,
+  where the two differ) and of what is inside one. The scale shares the factor
+  of whole blocks, so a sharding of k spreads from values to scales and back.
+
+  Returns:
+    The rule, e.g. "b0 m0 (k0 v), n0 (k0 w), b0 m0 k0, n0 k0 -> b0 m0 n0", and
+    the sizes and kinds of its factors.
+  """
+  names = _factor_names(config, operands)
+  kwargs: dict[str, Any] = {}
+  inside = []
+  terms: dict[str, str] = {}
+  pairs = list(
+    zip(config.lhs_contracting, config.rhs_contracting, strict=True)
+  )
+  for side, operand, values, scale, own in (
+    ("lhs", config.lhs, operands.lhs, operands.lhs_scale, 0),
+    ("rhs", config.rhs, operands.rhs, operands.rhs_scale, 1),
+  ):
+    value_factors = list(names[side])
+    scale_factors = list(names[side])
+    for pair in pairs:
+      dim, granule = pair[own], _granule(config, *pair)
+      if granule == 1:
+        continue
+      blocks = f"{names[side][dim]}"
+      size = values.shape[dim] // (
+        call.operand_shape(operand, values)[dim] // granule
+      )
+      factor = f"{side[0]}v{dim}"
+      kwargs[factor] = size
+      inside.append(factor)
+      value_factors[dim] = f"({blocks} {factor})"
+      if operand.axis == dim and operand.format.block_size != granule:
+        factor = f"{side[0]}s{dim}"
+        kwargs[factor] = granule // operand.format.block_size
+        inside.append(factor)
+        scale_factors[dim] = f"({blocks} {factor})"
+    terms[side] = " ".join(value_factors)
+    if scale is not None:
+      terms[f"{side}_scale"] = " ".join(scale_factors)
+  for name in ("global_scale", "bias", "residual"):
+    operand = getattr(operands, name)
+    if operand is not None:
+      sizes = zip(operand.shape, names["out"], strict=True)
+      terms[name] = " ".join(
+        factor if size != 1 else f"{name[0]}{i}"
+        for i, (size, factor) in enumerate(sizes if operand.shape else ())
+      )
+  order = [terms[name] for name in call.Operands._fields if name in terms]
+  kwargs["reduction_factors"] = tuple(names["lhs"][lhs] for lhs, _ in pairs)
+  kwargs["need_replication_factors"] = tuple(inside)
+  return f"{', '.join(order)} -> {' '.join(names['out'])}", kwargs
+
+
+def _factor_names(
+  config: call.DotConfig, operands: call.Operands
+) -> dict[str, list[str]]:
+  """One factor for each dimension of lhs, rhs and the result."""
+  lhs_ndim, rhs_ndim = len(operands.lhs.shape), len(operands.rhs.shape)
+  lhs, rhs = [""] * lhs_ndim, [""] * rhs_ndim
+  for letter, lhs_dims, rhs_dims in (
+    ("b", config.lhs_batch, config.rhs_batch),
+    ("k", config.lhs_contracting, config.rhs_contracting),
+  ):
+    for i, (l, r) in enumerate(zip(lhs_dims, rhs_dims, strict=True)):
+      lhs[l] = rhs[r] = f"{letter}{i}"
+  lhs_free = call.lhs_free(config, lhs_ndim)
+  rhs_free = call.rhs_free(config, rhs_ndim)
+  for i, d in enumerate(lhs_free):
+    lhs[d] = f"m{i}"
+  for i, d in enumerate(rhs_free):
+    rhs[d] = f"n{i}"
+  out = [lhs[d] for d in (*config.lhs_batch, *lhs_free)]
+  return {"lhs": lhs, "rhs": rhs, "out": out + [rhs[d] for d in rhs_free]}
+
+
+def can_partition(config: call.DotConfig, operands: call.Operands) -> bool:
+  """Whether the call fits `sharding_rule`: whole blocks, nothing empty."""
+  if any(0 in x.shape for x in operands.flatten()):
+    return False
+  lhs_shape = call.operand_shape(config.lhs, operands.lhs)
+  return all(
+    lhs_shape[lhs] % _granule(config, lhs, rhs) == 0
+    for lhs, rhs in zip(
+      config.lhs_contracting, config.rhs_contracting, strict=True
+    )
+  )
+
+
+def partitioned(
+  local_dot: Callable[..., jax.Array],
+  config: call.DotConfig,
+) -> Callable[..., jax.Array]:
+  """Makes a function of a call's flat operands that the partitioner can split.
+
+  Scales must be linear and without padding.
+
+  Args:
+    local_dot: (operands, config) -> result, computes a call on one device.
+    config: the call.
+  """
+
+  def whole(*flat):
+    return local_dot(call.Operands.unflatten(config, flat), config)
+
+  def specs_of(mesh, operands):
+    def spec(x):
+      sharding = x.sharding
+      ndim = len(x.shape)
+      if mesh is None or not isinstance(sharding, NamedSharding):
+        return ((),) * ndim
+      return normalize_spec(sharding.spec, ndim)
+
+    return spec(operands.lhs), spec(operands.rhs)
+
+  def infer(mesh, arg_shapes, result_shape):
+    operands = call.Operands.unflatten(config, arg_shapes)
+    lhs_spec, rhs_spec = specs_of(mesh, operands)
+    spec = result_spec(config, operands, lhs_spec, rhs_spec, mesh.shape)
+    return NamedSharding(mesh, partition_spec(spec))
+
+  def partition(mesh, arg_shapes, result_shape):
+    operands = call.Operands.unflatten(config, arg_shapes)
+    lhs_spec, rhs_spec = specs_of(mesh, operands)
+    out_sharding = result_shape.sharding
+    out_spec = None
+    if isinstance(out_sharding, NamedSharding):
+      out_spec = normalize_spec(out_sharding.spec, len(result_shape.shape))
+    assignment = assign_axes(
+      config,
+      call.operand_shape(config.lhs, operands.lhs),
+      call.operand_shape(config.rhs, operands.rhs),
+      lhs_spec,
+      rhs_spec,
+      out_spec,
+      mesh.shape,
+    )
+    named = lambda spec: NamedSharding(mesh, partition_spec(spec))
+    specs = operand_specs(config, operands, assignment)
+    arg_shardings = tuple(named(spec) for spec in specs if spec is not None)
+
+    def per_shard(*flat):
+      return _local(local_dot, config, flat, assignment)
+
+    return mesh, per_shard, named(assignment.out), arg_shardings
+
+  function = custom_partitioning_lib.custom_partitioning(whole)
+
+  def rule(mesh, value_types, result_types):
+    del mesh, result_types
+    shapes = [_TypeShape(t) for t in value_types]
+    return sharding_rule(config, call.Operands.unflatten(config, shapes))
+
+  function.def_partition(
+    infer_sharding_from_operands=infer,
+    partition=partition,
+    sharding_rule=rule,
+  )
+  return function
+
+
+class _TypeShape:
+  """Shape and dtype of an MLIR tensor type, as `call` reads them."""
+
+  def __init__(self, tensor_type: Any) -> None:
+    self.shape = tuple(tensor_type.shape)
+    is_u8 = str(tensor_type.element_type) == "ui8"
+    self.dtype = jnp.dtype(jnp.uint8) if is_u8 else None
+
+
+def _local(
+  local_dot: Callable[..., jax.Array],
+  config: call.DotConfig,
+  flat: Sequence[jax.Array],
+  assignment: Assignment,
+) -> jax.Array:
+  """One device's share: the dot, the sum over devices, then the epilogue."""
+  operands = call.Operands.unflatten(config, flat)
+  if not assignment.reduce:
+    return local_dot(operands, config)
+  bare = bare_config(config)
+  result = local_dot(bare_operands(operands), bare)
+  if assignment.scatter is None:
+    result = lax.psum(result, assignment.reduce)
+  else:
+    dim, axes = assignment.scatter
+    result = lax.psum_scatter(
+      result, axes, scatter_dimension=dim, tiled=True
+    )
+  return reference.apply_epilogue(result, operands, config)
+
+
+def bare_config(config: call.DotConfig) -> call.DotConfig:
+  """The same dot in f32, without global scale and epilogue."""
+  return config.replace(
+    preferred_element_type=jnp.dtype(jnp.float32),
+    activation=None,
+    has_global_scale=False,
+    has_bias=False,
+    has_residual=False,
+  )
+
+
+def bare_operands(operands: call.Operands) -> call.Operands:
+  return operands._replace(global_scale=None, bias=None, residual=None)
+
+
+def with_exact_scales(
+  config: call.DotConfig, operands: call.Operands
+) -> tuple[call.DotConfig, call.Operands]:
+  """The same call with linear scales without padding.
+
+  A swizzled or padded scale cannot be sharded as its values are.
+  """
+  changes: dict[str, Any] = {}
+  for side in ("lhs", "rhs"):
+    operand = getattr(config, side)
+    if operand.format is None:
+      continue
+    changes[f"{side}_scale"] = reference.exact_scale(
+      operand, getattr(operands, side), getattr(operands, f"{side}_scale")
+    )
+    linear = dataclasses.replace(operand, scale_layout=scaled_array.LINEAR)
+    config = config.replace(**{side: linear})
+  return config.replace(padded_scales=False), operands._replace(**changes)

@@ -1,0 +1,283 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`block_scaled_dot_p`: the primitive, and its rules for JAX.
+
+Operands are those of `call.Operands` that are present, in order. Parameters:
+
+  config: `call.DotConfig`, everything about the call that is not an array.
+  target: the `Target` of an enclosing `use_target`, or None.
+
+The primitive keeps general dimension numbers, so batching only renumbers
+dimensions and no operand is ever broadcast or transposed above a lowering.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import core
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+
+from jaxplugin import backends
+from jaxplugin import call
+from jaxplugin import jax_private
+from jaxplugin import partitioning
+from jaxplugin import reference
+from jaxplugin import target as target_lib
+
+PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+
+block_scaled_dot_p = extend_core.Primitive("block_scaled_dot")
+
+
+def bind(
+  operands: call.Operands,
+  config: call.DotConfig,
+  target: target_lib.Target | None,
+) -> jax.Array:
+  return block_scaled_dot_p.bind(
+    *operands.flatten(), config=config, target=target
+  )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "target"))
+def _eager(*flat, config, target):
+  return block_scaled_dot_p.bind(*flat, config=config, target=target)
+
+
+def _impl(*flat, config, target):
+  return _eager(*flat, config=config, target=target)
+
+
+def _abstract_eval(*flat, config, target):
+  del target
+  operands = call.Operands.unflatten(config, flat)
+  call.validate(config, operands)
+  shape = call.result_shape(config, operands)
+  return operands.lhs.update(
+    shape=shape,
+    dtype=config.preferred_element_type,
+    weak_type=False,
+    sharding=_result_sharding(config, operands, flat, len(shape)),
+  )
+
+
+def _result_sharding(
+  config: call.DotConfig,
+  operands: call.Operands,
+  flat: Sequence[core.ShapedArray],
+  ndim: int,
+) -> NamedSharding:
+  """The result's sharding in its type (all of it under explicit axes only)."""
+  mesh = next(
+    (a.sharding.mesh for a in flat if not a.sharding.mesh.empty),
+    operands.lhs.sharding.mesh,
+  )
+  spec: partitioning.Spec = ((),) * ndim
+  if not mesh.empty:
+    normalize = lambda x: partitioning.normalize_spec(x.sharding.spec, x.ndim)
+    spec = partitioning.result_spec(
+      config,
+      operands,
+      normalize(operands.lhs),
+      normalize(operands.rhs),
+      mesh.shape,
+    )
+  return NamedSharding(mesh, partitioning.partition_spec(spec))
+
+
+def _jvp(primals, tangents, **params):
+  del primals, tangents, params
+  raise NotImplementedError(
+    "block_scaled_dot: quantized operands have no derivative. For training use"
+    " jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
+    " operands itself and defines the gradient; for inference apply"
+    " jax.lax.stop_gradient to the inputs of block_scaled_dot."
+  )
+
+
+# Batching.
+
+
+def _shift(dims: call.Dims, by_dim: int) -> call.Dims:
+  return tuple(d + by_dim for d in dims)
+
+
+def _batch(args, dims, *, config, target):
+  operands = call.Operands.unflatten(config, args)
+  mapped = call.Operands.unflatten(config, dims)
+  size = next(
+    x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
+  )
+  lhs_is_mapped, operands = _batch_side("lhs", operands, mapped, size)
+  rhs_is_mapped, operands = _batch_side("rhs", operands, mapped, size)
+  if not (lhs_is_mapped or rhs_is_mapped):
+    return _batch_epilogue(operands, mapped, config, target, size)
+
+  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = config.dimension_numbers
+  lhs_ndim = operands.lhs.ndim - lhs_is_mapped
+  num_batch, num_m = len(lhs_batch), len(call.lhs_free(config, lhs_ndim))
+  lhs_batch = _shift(lhs_batch, int(lhs_is_mapped))
+  rhs_batch = _shift(rhs_batch, int(rhs_is_mapped))
+  if lhs_is_mapped and rhs_is_mapped:
+    lhs_batch, rhs_batch = (0, *lhs_batch), (0, *rhs_batch)
+    position = 0
+  else:
+    # One side only: the mapped dimension joins its rows (or columns), and the
+    # other side, a weight perhaps, stays as it is.
+    position = num_batch if lhs_is_mapped else num_batch + num_m
+  dimension_numbers = (
+    (_shift(lhs_k, int(lhs_is_mapped)), _shift(rhs_k, int(rhs_is_mapped))),
+    (lhs_batch, rhs_batch),
+  )
+  new_config = config.replace(
+    dimension_numbers=dimension_numbers,
+    lhs=_shift_axis(config.lhs, lhs_is_mapped),
+    rhs=_shift_axis(config.rhs, rhs_is_mapped),
+  )
+  ndim = len(call.result_shape(new_config, operands)) - 1
+  operands = operands._replace(
+    **_batched_epilogue_operands(operands, mapped, position, ndim)
+  )
+  return bind(operands, new_config, target), position
+
+
+def _batch_side(
+  side: str, operands: call.Operands, mapped: call.Operands, size: int
+) -> tuple[bool, call.Operands]:
+  """Moves the mapped dimension of values and scale to the front."""
+  names = [side]
+  if getattr(operands, f"{side}_scale") is not None:
+    names.append(f"{side}_scale")
+  if all(getattr(mapped, name) is None for name in names):
+    return False, operands
+  return True, operands._replace(
+    **{
+      name: batching.bdim_at_front(
+        getattr(operands, name), getattr(mapped, name), size
+      )
+      for name in names
+    }
+  )
+
+
+def _shift_axis(operand: call.OperandConfig, is_mapped: bool):
+  if operand.axis is None or not is_mapped:
+    return operand
+  return call.OperandConfig(
+    format=operand.format,
+    axis=operand.axis + 1,
+    scale_layout=operand.scale_layout,
+  )
+
+
+def _batched_epilogue_operands(
+  operands: call.Operands, mapped: call.Operands, position: int, ndim: int
+) -> dict[str, jax.Array]:
+  """Gives the epilogue's operands the result's new dimension at `position`."""
+  changes = {}
+  for name in ("global_scale", "bias", "residual"):
+    operand, dim = getattr(operands, name), getattr(mapped, name)
+    if operand is None:
+      continue
+    if dim is None:
+      changes[name] = (
+        jnp.expand_dims(operand, position) if operand.ndim else operand
+      )
+    elif operand.ndim == 1:  # a global scale that was one number
+      shape = [1] * (ndim + 1)
+      shape[position] = operand.shape[0]
+      changes[name] = operand.reshape(shape)
+    else:
+      changes[name] = jnp.moveaxis(operand, dim, position)
+  return changes
+
+
+def _batch_epilogue(
+  operands: call.Operands,
+  mapped: call.Operands,
+  config: call.DotConfig,
+  target: target_lib.Target | None,
+  size: int,
+) -> tuple[jax.Array, int]:
+  """Neither side is mapped: one dot in f32, then the epilogue of each row."""
+  result = bind(
+    partitioning.bare_operands(operands),
+    partitioning.bare_config(config),
+    target,
+  )
+  changes = _batched_epilogue_operands(operands, mapped, 0, result.ndim)
+  result = jnp.broadcast_to(result, (size, *result.shape))
+  operands = operands._replace(**changes)
+  return reference.apply_epilogue(result, operands, config), 0
+
+
+# Lowering.
+
+
+def resolve_target(
+  override: target_lib.Target | None, platform: str
+) -> target_lib.Target:
+  """The target a lowering for `platform` decides for."""
+  if override is not None and override.platform == platform:
+    return override
+  return target_lib.detect_target(platform)
+
+
+def _lower(ctx, *flat, config, target, platform=None):
+  platform = platform or ctx.module_context.platforms[0]
+  target = resolve_target(target, platform)
+
+  def local(operands, config):
+    problem = call.problem_of(config, operands)
+    decision = backends.choose(problem, target, config.implementation)
+    backend = backends.BACKENDS[decision.implementation]
+    return backend.emit(operands, config, problem, target)
+
+  def function(*flat):
+    operands = call.Operands.unflatten(config, flat)
+    if not _is_partitioned(ctx) or not partitioning.can_partition(
+      config, operands
+    ):
+      return local(operands, config)
+    # The partitioner traces `local_dot` again for each device's share.
+    exact, operands = partitioning.with_exact_scales(config, operands)
+    return partitioning.partitioned(local, exact)(*operands.flatten())
+
+  out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
+  return [
+    jax_private.lower_with_sharding_in_types(ctx, out[0], ctx.avals_out[0])
+  ]
+
+
+def _is_partitioned(ctx) -> bool:
+  """Whether the partitioner will split this module over several devices."""
+  axis_context = ctx.module_context.axis_context
+  manual = getattr(axis_context, "manual_axes", None)
+  if manual is not None:  # inside shard_map
+    return set(manual) != set(axis_context.mesh.axis_names)
+  # Without a device assignment (jax.export) there is no partitioner to call.
+  devices = getattr(axis_context, "device_assignment", None)
+  return devices is not None and len(devices) > 1
+
+
+block_scaled_dot_p.def_impl(_impl)
+block_scaled_dot_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[block_scaled_dot_p] = _jvp
+batching.primitive_batchers[block_scaled_dot_p] = _batch
+jax_private.require_devices_during_lowering(block_scaled_dot_p)
+mlir.register_lowering(block_scaled_dot_p, _lower)
+for _platform in PLATFORMS:
+  mlir.register_lowering(
+    block_scaled_dot_p,
+    functools.partial(_lower, platform=_platform),
+    platform=_platform,
+  )

@@ -1,0 +1,128 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a block-scaled dot asks for, and what was decided about it.
+
+These are plain values. `supports(problem, target)` and `choose(problem,
+target)` in `backends` are pure functions of them, used alike by the lowering,
+`explain` and the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from jaxplugin import formats
+
+Activation = Literal["relu", "gelu", "silu"]
+ACTIVATIONS: Final = ("relu", "gelu", "silu")
+IMPLEMENTATIONS: Final = ("cudnn", "triton", "cpu", "xla")
+GlobalScale = Literal["none", "scalar", "array"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandProblem:
+  """One operand of a `DotProblem`.
+
+  Attributes:
+    format: its block format; None for a plain float operand.
+    dtype: dtype of the stored values; uint8 is packed FP4.
+    contracting_is_minor: whether k is the fastest varying dimension in memory.
+    scale_layout: "linear" or "swizzled_128x4".
+    scale_is_padded: whether the scale is larger than rows x ceil(k / block).
+  """
+
+  format: formats.BlockFormat | None
+  dtype: np.dtype
+  contracting_is_minor: bool = True
+  scale_layout: str = "linear"
+  scale_is_padded: bool = False
+
+  def __str__(self) -> str:
+    return self.dtype.name if self.format is None else self.format.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DotProblem:
+  """A block-scaled dot, reduced to what choosing an implementation needs.
+
+  Attributes:
+    batch, m, n, k: sizes; products where the call has several dimensions of a
+      kind; None where a size is symbolic.
+    lhs, rhs: the operands.
+    out_dtype: dtype of the result.
+    global_scale: "none", "scalar", or "array" (it varies over the result).
+    highest_precision: whether precision="highest" was asked for.
+    has_bias, activation, has_residual: the epilogue.
+    num_contracting: number of contracting dimensions.
+  """
+
+  batch: int | None
+  m: int | None
+  n: int | None
+  k: int | None
+  lhs: OperandProblem
+  rhs: OperandProblem
+  out_dtype: np.dtype
+  global_scale: GlobalScale = "none"
+  highest_precision: bool = False
+  has_bias: bool = False
+  activation: Activation | None = None
+  has_residual: bool = False
+  num_contracting: int = 1
+
+  def __str__(self) -> str:
+    sizes = " ".join(
+      f"{name}={'?' if size is None else size}"
+      for name, size in (
+        ("batch", self.batch),
+        ("m", self.m),
+        ("n", self.n),
+        ("k", self.k),
+      )
+    )
+    return f"{self.lhs} x {self.rhs} -> {self.out_dtype.name}, {sizes}"
+
+  @property
+  def sizes_are_static(self) -> bool:
+    return None not in (self.batch, self.m, self.n, self.k)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsupported:
+  """Why an implementation cannot serve a problem on a target."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+  """One implementation that was not chosen, and why."""
+
+  implementation: str
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+  """The implementation chosen for a problem on a target.
+
+  Attributes:
+    implementation: one of `IMPLEMENTATIONS`.
+    reason: why this one.
+    global_scale: how the global scale is applied: "fused" into the kernel,
+      "separate" multiply after it, or "none" where the call has none.
+    padding: what is padded, in words; empty when nothing is.
+    refusals: every other implementation with its reason, in order.
+  """
+
+  implementation: str
+  reason: str
+  global_scale: Literal["fused", "separate", "none"]
+  padding: str = ""
+  refusals: tuple[Refusal, ...] = ()
+
+  def to_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)

@@ -1,0 +1,420 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`ScaledArray`, a block-scaled array as one pytree, and its storage layouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import formats
+
+ScaleLayout = Literal["linear", "swizzled_128x4"]
+LINEAR: Final = "linear"
+SWIZZLED: Final = "swizzled_128x4"
+SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
+
+# One 512-byte tile of the swizzled layout covers 128 rows and 4 scale columns:
+# 4 groups of 32 rows, interleaved so that 16 consecutive bytes hold the same
+# row of each group (PTX ISA, "tcgen05.mma: scale factor 1X layout"; cuDNN
+# calls it F8_128x4).
+SCALE_TILE_ROWS: Final = 128
+SCALE_TILE_COLUMNS: Final = 4
+_ROW_GROUP: Final = 32
+
+
+def round_up(size: int, multiple: int) -> int:
+  return -(-size // multiple) * multiple
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class ScaledArray:
+  """A block-scaled array: `values * repeat(scale) * global_scale`.
+
+  It is a pytree whose leaves are the arrays, so it passes through `jit`,
+  `vmap`, `scan`, `tree.map`, `device_put`, checkpoints and the like.
+
+  Attributes:
+    values: format.values_dtype[..., k, ...], or for FP4 formats uint8 with the
+      blocked axis halved: two values a byte, the first in the low nibble.
+    scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
+      with the blocked axis divided by the block size. Multiplies to dequantize.
+      For scale_layout "swizzled_128x4" the array `swizzle_scale` returns.
+    global_scale: f32[] that multiplies everything, or None.
+    format: the `BlockFormat`.
+    scale_layout: "linear" or "swizzled_128x4".
+
+  Raises:
+    TypeError: dtypes are not the format's, or the scale's shape is not that of
+      the values with one axis divided by the block size.
+    ValueError: `scale_layout` is unknown.
+  """
+
+  values: Any
+  scale: Any
+  global_scale: Any
+  format: formats.BlockFormat
+  scale_layout: ScaleLayout
+
+  def __init__(
+    self,
+    values: Any,
+    scale: Any,
+    global_scale: Any,
+    format: formats.BlockFormat,
+    *,
+    scale_layout: ScaleLayout = LINEAR,
+  ) -> None:
+    self.values = values
+    self.scale = scale
+    self.global_scale = global_scale
+    self.format = format
+    self.scale_layout = scale_layout
+    _validate(self)
+
+  def tree_flatten_with_keys(self):
+    key = jax.tree_util.GetAttrKey
+    children = (
+      (key("values"), self.values),
+      (key("scale"), self.scale),
+      (key("global_scale"), self.global_scale),
+    )
+    return children, (self.format, self.scale_layout)
+
+  def tree_flatten(self):
+    children = (self.values, self.scale, self.global_scale)
+    return children, (self.format, self.scale_layout)
+
+  @classmethod
+  def tree_unflatten(cls, aux, children):
+    # Leaves may be anything here (shardings, specs, None), so no validation.
+    self = object.__new__(cls)
+    self.values, self.scale, self.global_scale = children
+    self.format, self.scale_layout = aux
+    return self
+
+  def __repr__(self) -> str:
+    def brief(x):
+      if not hasattr(x, "shape"):
+        return repr(x)
+      return f"{x.dtype}{list(x.shape)}"
+
+    layout = "" if self.scale_layout == LINEAR else f", {self.scale_layout}"
+    return (
+      f"ScaledArray({self.format}: values={brief(self.values)},"
+      f" scale={brief(self.scale)},"
+      f" global_scale={brief(self.global_scale)}{layout})"
+    )
+
+  @property
+  def is_packed(self) -> bool:
+    return self.values.dtype == formats.PACKED
+
+  @property
+  def axis(self) -> int:
+    """The blocked axis of `values`, found from the shapes; never negative."""
+    if self.scale_layout == SWIZZLED:
+      return self.values.ndim - 1
+    return blocked_axis(self.values.shape, self.scale.shape)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The logical shape, that of `dequantize(self)`."""
+    return logical_shape(self.values, self.axis)
+
+  @property
+  def ndim(self) -> int:
+    return self.values.ndim
+
+  @property
+  def dtype(self) -> np.dtype:
+    """dtype of the stored values."""
+    return self.values.dtype
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of all leaves, FP4 values counted as half a byte each."""
+    bits = 8 if self.is_packed else self.format.value_bits
+    total = -(-self.values.size * bits // 8)
+    total += self.scale.size * self.scale.dtype.itemsize
+    if self.global_scale is not None:
+      total += self.global_scale.size * self.global_scale.dtype.itemsize
+    return total
+
+  def pack(self) -> ScaledArray:
+    """The same array with FP4 values stored as uint8, two a byte."""
+    if not self.format.is_fp4 or self.is_packed:
+      return self
+    return self._replace_values(pack_fp4(self.values, axis=self.axis))
+
+  def unpack(self) -> ScaledArray:
+    """The same array with FP4 values in `float4_e2m1fn`, logical shape."""
+    if not self.is_packed:
+      return self
+    return self._replace_values(unpack_fp4(self.values, axis=self.axis))
+
+  def _replace_values(self, values: jax.Array) -> ScaledArray:
+    children = (values, self.scale, self.global_scale)
+    return self.tree_unflatten((self.format, self.scale_layout), children)
+
+
+def _serialize_aux(aux: tuple[formats.BlockFormat, ScaleLayout]) -> bytes:
+  format, scale_layout = aux
+  if not format.is_standard:
+    raise ValueError(
+      f"ScaledArray: cannot serialize the non-standard format {format.name}"
+    )
+  return json.dumps([format.name, scale_layout]).encode()
+
+
+def _deserialize_aux(data: bytes) -> tuple[formats.BlockFormat, ScaleLayout]:
+  name, scale_layout = json.loads(data)
+  return formats.by_name(name), scale_layout
+
+
+jax.export.register_pytree_node_serialization(
+  ScaledArray,
+  serialized_name="jaxplugin.ScaledArray",
+  serialize_auxdata=_serialize_aux,
+  deserialize_auxdata=_deserialize_aux,
+)
+
+
+def blocked_axis(
+  values_shape: Sequence[int], scale_shape: Sequence[int]
+) -> int:
+  """The axis in which the shapes differ; the last one when none does."""
+  for axis, (size, scale_size) in enumerate(
+    zip(values_shape, scale_shape, strict=True)
+  ):
+    if size != scale_size:
+      return axis
+  return len(values_shape) - 1
+
+
+def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
+  """Shape of `values` with `axis` doubled when they are packed FP4."""
+  shape = tuple(values.shape)
+  if values.dtype != formats.PACKED:
+    return shape
+  return (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
+
+
+def _validate(array: ScaledArray) -> None:
+  format = array.format
+  if not isinstance(format, formats.BlockFormat):
+    raise TypeError(
+      f"ScaledArray: format must be a BlockFormat, got {format!r}; use one of"
+      " jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4"
+    )
+  if array.scale_layout not in SCALE_LAYOUTS:
+    raise ValueError(
+      f"ScaledArray: scale_layout must be one of {SCALE_LAYOUTS},"
+      f" got {array.scale_layout!r}"
+    )
+  values, scale = array.values, array.scale
+  if not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in array_leaves(array)):
+    return  # placeholders: a tree of specs or of shardings
+  allowed = (format.values_dtype,)
+  if format.is_fp4:
+    allowed = (*allowed, formats.PACKED)
+  if values.dtype not in allowed:
+    raise TypeError(
+      f"ScaledArray: {format} values must be"
+      f" {' or '.join(d.name for d in allowed)}, got {values.dtype}"
+    )
+  if scale.dtype != format.scale_dtype:
+    raise TypeError(
+      f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
+      f" got {scale.dtype}"
+    )
+  if scale.ndim != values.ndim or values.ndim == 0:
+    raise TypeError(
+      "ScaledArray: scale must have the rank of values (at least 1), got"
+      f" values {values.shape} and scale {scale.shape}"
+    )
+  global_scale = array.global_scale
+  if global_scale is not None and global_scale.dtype != np.float32:
+    raise TypeError(
+      f"ScaledArray: global_scale must be float32, got {global_scale.dtype}"
+    )
+  if array.scale_layout == SWIZZLED:
+    axis = values.ndim - 1
+    shape = logical_shape(values, axis)
+    columns = -(-shape[-1] // format.block_size)
+    expected = swizzled_shape((*shape[:-1], columns))
+  else:
+    axis = blocked_axis(values.shape, scale.shape)
+    shape = logical_shape(values, axis)
+    if scale.shape[axis] * format.block_size != shape[axis]:
+      expected = None
+    else:
+      expected = (*shape[:axis], scale.shape[axis], *shape[axis + 1 :])
+  if tuple(scale.shape) != expected:
+    raise TypeError(
+      f"ScaledArray: {format} {array.scale_layout} scale must have the logical"
+      f" shape of values with one axis divided by {format.block_size}"
+      f"{' (padded to 128 x 4)' if array.scale_layout == SWIZZLED else ''},"
+      f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
+    )
+
+
+def array_leaves(array: ScaledArray) -> list[Any]:
+  leaves = [array.values, array.scale]
+  if array.global_scale is not None:
+    leaves.append(array.global_scale)
+  return leaves
+
+
+def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
+  """Packs FP4 values two a byte along `axis`, the first in the low nibble.
+
+  Args:
+    values: float4_e2m1fn[..., k, ...], k even.
+    axis: the axis to halve.
+
+  Returns:
+    uint8[..., k / 2, ...].
+
+  Raises:
+    TypeError: wrong dtype, or an odd size.
+  """
+  if values.dtype != formats.E2M1:
+    raise TypeError(
+      f"pack_fp4: values must be float4_e2m1fn, got {values.dtype}"
+    )
+  axis = canonical_axis("pack_fp4", axis, values.ndim)
+  size = values.shape[axis]
+  if size % 2:
+    raise TypeError(
+      f"pack_fp4: the size of axis {axis} must be even, got shape"
+      f" {values.shape}; pad it"
+    )
+  values = jnp.moveaxis(values, axis, -1)
+  pairs = values.reshape(*values.shape[:-1], size // 2, 2)
+  packed = lax.bitcast_convert_type(pairs, jnp.uint8)
+  return jnp.moveaxis(packed, -1, axis)
+
+
+def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
+  """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to float4_e2m1fn[..., k, ...].
+
+  Raises:
+    TypeError: `packed` is not uint8.
+  """
+  if packed.dtype != formats.PACKED:
+    raise TypeError(f"unpack_fp4: packed must be uint8, got {packed.dtype}")
+  axis = canonical_axis("unpack_fp4", axis, packed.ndim)
+  packed = jnp.moveaxis(packed, axis, -1)
+  values = lax.bitcast_convert_type(packed, formats.E2M1)
+  values = values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+  return jnp.moveaxis(values, -1, axis)
+
+
+def canonical_axis(who: str, axis: int, ndim: int) -> int:
+  if not -ndim <= axis < ndim:
+    raise ValueError(f"{who}: axis {axis} is out of range for rank {ndim}")
+  return axis % ndim
+
+
+def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
+  """Shape of a swizzled scale: rows padded to 128, columns to 4."""
+  *batch, rows, columns = scale_shape
+  return (
+    *batch,
+    round_up(rows, SCALE_TILE_ROWS),
+    round_up(columns, SCALE_TILE_COLUMNS),
+  )
+
+
+def _scale_like(who: str, scale: jax.Array) -> None:
+  if scale.ndim < 2:
+    raise TypeError(
+      f"{who}: scale must have rank 2 or more (..., rows, columns), got shape"
+      f" {scale.shape}"
+    )
+
+
+def swizzle_scale(scale: jax.Array) -> jax.Array:
+  """Brings a linear scale into the layout that tcgen05 and cuDNN read.
+
+  Done once, at load time, for a static weight. Byte (r, c) of a tile of 128
+  rows and 4 columns goes to offset (r % 32) * 16 + (r // 32) * 4 + c; tiles
+  follow each other row by row. Padding is zero.
+
+  Args:
+    scale: any 1-byte dtype[..., rows, columns], linear; columns = k / block.
+
+  Returns:
+    The same dtype[..., rows padded to 128, columns padded to 4].
+
+  Raises:
+    TypeError: the rank is below 2.
+
+  Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
+  """
+  _scale_like("swizzle_scale", scale)
+  *batch, rows, columns = scale.shape
+  padded = swizzled_shape(scale.shape)
+  code = lax.bitcast_convert_type(scale, jnp.uint8)
+  widths = [(0, p - s) for p, s in zip(padded, scale.shape, strict=True)]
+  code = jnp.pad(code, widths)
+  groups = SCALE_TILE_ROWS // _ROW_GROUP
+  code = code.reshape(
+    *batch,
+    padded[-2] // SCALE_TILE_ROWS,
+    groups,
+    _ROW_GROUP,
+    padded[-1] // SCALE_TILE_COLUMNS,
+    SCALE_TILE_COLUMNS,
+  )
+  lead = len(batch)
+  order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
+  code = code.transpose(order).reshape(padded)
+  return lax.bitcast_convert_type(code, scale.dtype)
+
+
+def unswizzle_scale(
+  swizzled: jax.Array, shape: tuple[int, int]
+) -> jax.Array:
+  """Inverse of `swizzle_scale`.
+
+  Args:
+    swizzled: dtype[..., rows padded to 128, columns padded to 4].
+    shape: (rows, columns) of the linear scale.
+
+  Returns:
+    dtype[..., rows, columns].
+
+  Raises:
+    TypeError: the shape of `swizzled` is not what (rows, columns) pad to.
+  """
+  _scale_like("unswizzle_scale", swizzled)
+  rows, columns = shape
+  *batch, padded_rows, padded_columns = swizzled.shape
+  if (padded_rows, padded_columns) != swizzled_shape(shape):
+    raise TypeError(
+      f"unswizzle_scale: a scale of shape {tuple(shape)} swizzles to"
+      f" {swizzled_shape(shape)}, got {swizzled.shape[-2:]}"
+    )
+  code = lax.bitcast_convert_type(swizzled, jnp.uint8)
+  code = code.reshape(
+    *batch,
+    padded_rows // SCALE_TILE_ROWS,
+    padded_columns // SCALE_TILE_COLUMNS,
+    _ROW_GROUP,
+    SCALE_TILE_ROWS // _ROW_GROUP,
+    SCALE_TILE_COLUMNS,
+  )
+  lead = len(batch)
+  order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
+  code = code.transpose(order).reshape(*batch, padded_rows, padded_columns)
+  code = code[..., :rows, :columns]
+  return lax.bitcast_convert_type(code, swizzled.dtype)
