@@ -9,12 +9,16 @@
   y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
+from jaxplugin.diagnostics import Explanation as Explanation
+from jaxplugin.diagnostics import explain as explain
+from jaxplugin.diagnostics import info as info
 from jaxplugin.dot import block_scaled_dot as block_scaled_dot
 from jaxplugin.formats import MXFP4 as MXFP4
 from jaxplugin.formats import MXFP8 as MXFP8
 from jaxplugin.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.formats import NVFP4 as NVFP4
 from jaxplugin.formats import BlockFormat as BlockFormat
+from jaxplugin.gradients import dot_general as dot_general
 from jaxplugin.quantize import dequantize as dequantize
 from jaxplugin.quantize import quantize as quantize
 from jaxplugin.scaled_array import ScaledArray as ScaledArray

@@ -151,9 +151,10 @@ def rhs_free(config: DotConfig, ndim: int) -> Dims:
 
 
 def operand_shape(operand: OperandConfig, values: Any) -> tuple[int, ...]:
-  """Logical shape of an operand."""
-  if operand.axis is None:
+  """Logical shape of an operand (FP8 values may also come as raw bytes)."""
+  if operand.format is None or not operand.format.is_fp4:
     return tuple(values.shape)
+  assert operand.axis is not None
   return scaled_array.logical_shape(values, operand.axis)
 
 
@@ -187,7 +188,14 @@ def validate(config: DotConfig, operands: Operands) -> None:
   """
   lhs_shape = operand_shape(config.lhs, operands.lhs)
   rhs_shape = operand_shape(config.rhs, operands.rhs)
-  _validate_dimension_numbers(config.dimension_numbers, lhs_shape, rhs_shape)
+  validate_dimension_numbers(
+    WHO, config.dimension_numbers, lhs_shape, rhs_shape
+  )
+  if not config.lhs_contracting:
+    raise TypeError(
+      f"{WHO}: dimension_numbers must name a contracting dimension, got"
+      f" {config.dimension_numbers}"
+    )
   for side, operand, values, scale in (
     ("lhs", config.lhs, operands.lhs, operands.lhs_scale),
     ("rhs", config.rhs, operands.rhs, operands.rhs_scale),
@@ -225,11 +233,13 @@ def validate(config: DotConfig, operands: Operands) -> None:
       _validate_broadcast(name, operand, shape)
 
 
-def _validate_dimension_numbers(
+def validate_dimension_numbers(
+  who: str,
   dimension_numbers: DimensionNumbers,
   lhs_shape: Sequence[int],
   rhs_shape: Sequence[int],
 ) -> None:
+  """Raises TypeError unless they fit each other and the logical shapes."""
   contracting, batch = dimension_numbers
   for kind, (lhs_dims, rhs_dims) in (
     ("contracting", contracting),
@@ -237,7 +247,7 @@ def _validate_dimension_numbers(
   ):
     if len(lhs_dims) != len(rhs_dims):
       raise TypeError(
-        f"{WHO}: dimension_numbers must have as many {kind} dimensions for lhs"
+        f"{who}: dimension_numbers must have as many {kind} dimensions for lhs"
         f" as for rhs, got {lhs_dims} and {rhs_dims}"
       )
   for side, shape, dims in (
@@ -246,18 +256,13 @@ def _validate_dimension_numbers(
   ):
     if any(not 0 <= d < len(shape) for d in dims):
       raise TypeError(
-        f"{WHO}: dimension_numbers name dimensions {dims} of {side}, which has"
+        f"{who}: dimension_numbers name dimensions {dims} of {side}, which has"
         f" rank {len(shape)} (shape {tuple(shape)})"
       )
     if len(set(dims)) != len(dims):
       raise TypeError(
-        f"{WHO}: dimension_numbers name a dimension of {side} twice: {dims}"
+        f"{who}: dimension_numbers name a dimension of {side} twice: {dims}"
       )
-  if not contracting[0]:
-    raise TypeError(
-      f"{WHO}: dimension_numbers must name a contracting dimension, got"
-      f" {dimension_numbers}"
-    )
   for kind, (lhs_dims, rhs_dims) in (
     ("contracting", contracting),
     ("batch", batch),
@@ -265,7 +270,7 @@ def _validate_dimension_numbers(
     for lhs_dim, rhs_dim in zip(lhs_dims, rhs_dims, strict=True):
       if lhs_shape[lhs_dim] != rhs_shape[rhs_dim]:
         raise TypeError(
-          f"{WHO}: {kind} sizes must agree, got {lhs_shape[lhs_dim]} in"
+          f"{who}: {kind} sizes must agree, got {lhs_shape[lhs_dim]} in"
           f" dimension {lhs_dim} of lhs {tuple(lhs_shape)} and"
           f" {rhs_shape[rhs_dim]} in dimension {rhs_dim} of rhs"
           f" {tuple(rhs_shape)} (logical shapes)"

@@ -196,9 +196,13 @@ def _resolve_operand(
         f" {side}_scale must be None"
       )
     _reject_negative_scale(side, operand.format, operand.scale)
+    # Shapes do not tell the blocked axis of an operand that is empty in k.
+    is_known = operand.scale_layout != scaled_array.LINEAR or (
+      tuple(operand.values.shape) != tuple(operand.scale.shape)
+    )
     config = call.OperandConfig(
       format=operand.format,
-      axis=operand.axis,
+      axis=operand.axis if is_known else None,
       scale_layout=operand.scale_layout,
     )
     return operand.values, operand.scale, config, operand.global_scale
@@ -232,7 +236,7 @@ def _with_axis(
   scale: Any,
   contracting: call.Dims,
 ) -> call.OperandConfig:
-  """Fills in the blocked dimension of a raw pair: a contracting one."""
+  """Fills in a blocked dimension that is not known: a contracting one."""
   if operand.format is None or operand.axis is not None:
     return operand
   if scale.ndim != values.ndim:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from jaxplugin import call
+from jaxplugin import formats
 from jaxplugin import reference
 from jaxplugin import scaled_array
 
@@ -281,13 +283,22 @@ def operand_specs(
 
 
 def sharding_rule(
-  config: call.DotConfig, operands: call.Operands
+  config: call.DotConfig,
+  operands: call.Operands,
+  axis_sizes: Sequence[int] = (),
 ) -> tuple[str, dict[str, Any]]:
   """The call's dimensions in Shardy's einsum-like notation.
 
   A blocked dimension is a compound of whole blocks (of the larger block size,
   where the two differ) and of what is inside one. The scale shares the factor
   of whole blocks, so a sharding of k spreads from values to scales and back.
+  Where a mesh axis cannot divide the number of blocks, Shardy would split that
+  axis in two, which JAX cannot decode; there k is left out of the rule.
+
+  Args:
+    config: the call.
+    operands: its operands, as `to_bytes` returns them.
+    axis_sizes: sizes of the mesh axes.
 
   Returns:
     The rule, e.g. "b0 m0 (k0 v), n0 (k0 w), b0 m0 k0, n0 k0 -> b0 m0 n0", and
@@ -310,11 +321,15 @@ def sharding_rule(
       dim, granule = pair[own], _granule(config, *pair)
       if granule == 1:
         continue
-      blocks = f"{names[side][dim]}"
+      blocks = names[side][dim]
       size = values.shape[dim] // (
         call.operand_shape(operand, values)[dim] // granule
       )
       factor = f"{side[0]}v{dim}"
+      num_blocks = values.shape[dim] // size
+      if any(num_blocks % axis_size for axis_size in axis_sizes):
+        value_factors[dim], scale_factors[dim] = f"{factor}x", f"{factor}y"
+        continue
       kwargs[factor] = size
       inside.append(factor)
       value_factors[dim] = f"({blocks} {factor})"
@@ -335,9 +350,13 @@ def sharding_rule(
         for i, (size, factor) in enumerate(sizes if operand.shape else ())
       )
   order = [terms[name] for name in call.Operands._fields if name in terms]
-  kwargs["reduction_factors"] = tuple(names["lhs"][lhs] for lhs, _ in pairs)
-  kwargs["need_replication_factors"] = tuple(inside)
-  return f"{', '.join(order)} -> {' '.join(names['out'])}", kwargs
+  rule = f"{', '.join(order)} -> {' '.join(names['out'])}"
+  # Shardy wants each kind of factor in the order of its first appearance.
+  factors = list(dict.fromkeys(re.findall(r"\w+", rule)))
+  reduction = {names["lhs"][lhs] for lhs, _ in pairs} - set(inside)
+  kwargs["reduction_factors"] = tuple(f for f in factors if f in reduction)
+  kwargs["need_replication_factors"] = tuple(f for f in factors if f in inside)
+  return rule, kwargs
 
 
 def _factor_names(
@@ -379,9 +398,10 @@ def partitioned(
   local_dot: Callable[..., jax.Array],
   config: call.DotConfig,
 ) -> Callable[..., jax.Array]:
-  """Makes a function of a call's flat operands that the partitioner can split.
+  """Makes a function of a call's operands that the partitioner can split.
 
-  Scales must be linear and without padding.
+  It takes them flat, as `to_bytes` returns them. Scales must be linear and
+  without padding.
 
   Args:
     local_dot: (operands, config) -> result, computes a call on one device.
@@ -389,7 +409,7 @@ def partitioned(
   """
 
   def whole(*flat):
-    return local_dot(call.Operands.unflatten(config, flat), config)
+    return local_dot(from_bytes(config, flat), config)
 
   def specs_of(mesh, operands):
     def spec(x):
@@ -428,16 +448,20 @@ def partitioned(
     arg_shardings = tuple(named(spec) for spec in specs if spec is not None)
 
     def per_shard(*flat):
-      return _local(local_dot, config, flat, assignment)
+      # Traced while XLA compiles, perhaps inside a caller's `set_mesh`, whose
+      # explicit axes are none of this function's business.
+      with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return _local(local_dot, config, flat, assignment)
 
     return mesh, per_shard, named(assignment.out), arg_shardings
 
   function = custom_partitioning_lib.custom_partitioning(whole)
 
   def rule(mesh, value_types, result_types):
-    del mesh, result_types
+    del result_types
     shapes = [_TypeShape(t) for t in value_types]
-    return sharding_rule(config, call.Operands.unflatten(config, shapes))
+    operands = call.Operands.unflatten(config, shapes)
+    return sharding_rule(config, operands, tuple(mesh.shape.values()))
 
   function.def_partition(
     infer_sharding_from_operands=infer,
@@ -445,6 +469,65 @@ def partitioned(
     sharding_rule=rule,
   )
   return function
+
+
+def to_bytes(
+  config: call.DotConfig, operands: call.Operands
+) -> list[jax.Array]:
+  """The operands as they travel between devices: quantized ones as bytes.
+
+  XLA:CPU widens collectives of 8-bit floats to 16 or 32 bits, and FP4 is not a
+  collective's type anywhere; uint8 is one everywhere.
+  """
+  changes = {}
+  for side, operand in (("lhs", config.lhs), ("rhs", config.rhs)):
+    if operand.format is None:
+      continue
+    values = getattr(operands, side)
+    if values.dtype == formats.E2M1:
+      pack = scaled_array.pack_fp4
+      if not jax.config.jax_use_shardy_partitioner:
+        pack = _pack_fp4_elementwise
+      values = pack(values, axis=operand.axis)
+    changes[side] = lax.bitcast_convert_type(values, jnp.uint8)
+    changes[f"{side}_scale"] = lax.bitcast_convert_type(
+      getattr(operands, f"{side}_scale"), jnp.uint8
+    )
+  return operands._replace(**changes).flatten()
+
+
+def _pack_fp4_elementwise(values: jax.Array, *, axis: int) -> jax.Array:
+  """`pack_fp4` in operations that GSPMD propagates shardings through.
+
+  It replicates the operand of a bitcast that changes the shape.
+  """
+  nibbles = lax.bitcast_convert_type(values, jnp.uint4).astype(jnp.uint8)
+  shape = values.shape
+  pairs = nibbles.reshape(
+    *shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :]
+  )
+  low = lax.index_in_dim(pairs, 0, axis + 1, keepdims=False)
+  high = lax.index_in_dim(pairs, 1, axis + 1, keepdims=False)
+  return low | (high << 4)
+
+
+def from_bytes(
+  config: call.DotConfig, flat: Sequence[jax.Array]
+) -> call.Operands:
+  """Inverse of `to_bytes`; FP4 values stay packed."""
+  operands = call.Operands.unflatten(config, flat)
+  changes = {}
+  for side, operand in (("lhs", config.lhs), ("rhs", config.rhs)):
+    if operand.format is None:
+      continue
+    if not operand.format.is_fp4:
+      changes[side] = lax.bitcast_convert_type(
+        getattr(operands, side), operand.format.values_dtype
+      )
+    changes[f"{side}_scale"] = lax.bitcast_convert_type(
+      getattr(operands, f"{side}_scale"), operand.format.scale_dtype
+    )
+  return operands._replace(**changes)
 
 
 class _TypeShape:
@@ -463,7 +546,7 @@ def _local(
   assignment: Assignment,
 ) -> jax.Array:
   """One device's share: the dot, the sum over devices, then the epilogue."""
-  operands = call.Operands.unflatten(config, flat)
+  operands = from_bytes(config, flat)
   if not assignment.reduce:
     return local_dot(operands, config)
   bare = bare_config(config)

@@ -250,7 +250,8 @@ def _lower(ctx, *flat, config, target, platform=None):
       return local(operands, config)
     # The partitioner traces `local_dot` again for each device's share.
     exact, operands = partitioning.with_exact_scales(config, operands)
-    return partitioning.partitioned(local, exact)(*operands.flatten())
+    flat = partitioning.to_bytes(exact, operands)
+    return partitioning.partitioned(local, exact)(*flat)
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [
@@ -260,11 +261,12 @@ def _lower(ctx, *flat, config, target, platform=None):
 
 def _is_partitioned(ctx) -> bool:
   """Whether the partitioner will split this module over several devices."""
+  if ctx.module_context.lowering_parameters.for_export:
+    return False  # a partitioner's callback cannot be serialized
   axis_context = ctx.module_context.axis_context
   manual = getattr(axis_context, "manual_axes", None)
   if manual is not None:  # inside shard_map
     return set(manual) != set(axis_context.mesh.axis_names)
-  # Without a device assignment (jax.export) there is no partitioner to call.
   devices = getattr(axis_context, "device_assignment", None)
   return devices is not None and len(devices) > 1
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final, Literal
 
 import jax
@@ -99,7 +100,28 @@ def quantize(
       f"quantize: {format} has no global scale, got {global_scale!r}; leave"
       " global_scale out"
     )
-  blocks = _split(x, axis, format.block_size)
+  if format.has_global_scale and global_scale is not None:
+    global_scale = _given_global_scale(global_scale)
+  values, scale, global_scale = _quantize(
+    x, global_scale, key, format, axis, scale_rounding
+  )
+  return scaled_array.ScaledArray(values, scale, global_scale, format)
+
+
+# Jitted as one, so that an eager call compiles one program and not forty.
+@functools.partial(
+  jax.jit, static_argnames=("format", "axis", "scale_rounding")
+)
+def _quantize(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  key: jax.Array | None,
+  format: formats.BlockFormat,
+  axis: int,
+  scale_rounding: ScaleRounding,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """Values, scale and global scale of `quantize`."""
+  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
   if key is not None:
     random_bits = jax.random.bits(key, blocks.shape, jnp.uint32)
@@ -107,22 +129,23 @@ def quantize(
     values, scale = _quantize_mx(
       blocks, axis + 1, format, scale_rounding, random_bits
     )
-    global_out = None
   else:
-    if format.has_global_scale and global_scale is None:
-      global_out = _computed_global_scale(blocks, axis + 1, format)
-    else:
-      global_out = _given_global_scale(global_scale)
-    values, scale = _quantize_two_level(
-      blocks, axis + 1, format, global_out, random_bits
-    )
     if not format.has_global_scale:
-      global_out = None
-  return scaled_array.ScaledArray(
+      global_scale = None
+    elif global_scale is None:
+      global_scale = _computed_global_scale(blocks, axis + 1, format)
+    one = jnp.float32(1)
+    values, scale = _quantize_two_level(
+      blocks,
+      axis + 1,
+      format,
+      one if global_scale is None else global_scale,
+      random_bits,
+    )
+  return (
     codes.from_codes(values.reshape(x.shape), format.values_dtype),
     codes.from_codes(jnp.squeeze(scale, axis + 1), format.scale_dtype),
-    global_out,
-    format,
+    global_scale,
   )
 
 
@@ -144,11 +167,16 @@ def dequantize(
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
-  result = dequantize_raw(
-    x.values, linear_scale(x), x.format, axis=x.axis
-  )
+  return _dequantize(x, np.dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
+  result = dequantize_raw(x.values, linear_scale(x), x.format, axis=x.axis)
   if x.global_scale is not None:
-    result = result * x.global_scale
+    # One number, or one for each index of the leading dimensions.
+    trailing = (1,) * (result.ndim - x.global_scale.ndim)
+    result = result * x.global_scale.reshape(*x.global_scale.shape, *trailing)
   return result.astype(dtype)
 
 
@@ -203,7 +231,7 @@ def _float_array(who: str, x: Any) -> jax.Array:
     )
   if x.ndim == 0:
     raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
-  return x.astype(jnp.float32)
+  return x
 
 
 def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
@@ -264,9 +292,7 @@ def _computed_global_scale(
   return jnp.where(amax == 0, jnp.float32(1), quotient)
 
 
-def _given_global_scale(global_scale: jax.Array | float | None) -> jax.Array:
-  if global_scale is None:
-    return jnp.float32(1)
+def _given_global_scale(global_scale: jax.Array | float) -> jax.Array:
   global_scale = jnp.asarray(global_scale)
   if global_scale.size != 1 or global_scale.dtype.kind not in "fiV":
     raise ValueError(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -47,7 +48,8 @@ class ScaledArray:
     scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
       with the blocked axis divided by the block size. Multiplies to dequantize.
       For scale_layout "swizzled_128x4" the array `swizzle_scale` returns.
-    global_scale: f32[] that multiplies everything, or None.
+    global_scale: f32[] that multiplies everything, or None. After `vmap` of
+      `quantize` it has the leading dimensions that were mapped.
     format: the `BlockFormat`.
     scale_layout: "linear" or "swizzled_128x4".
 
@@ -190,13 +192,16 @@ jax.export.register_pytree_node_serialization(
 def blocked_axis(
   values_shape: Sequence[int], scale_shape: Sequence[int]
 ) -> int:
-  """The axis in which the shapes differ; the last one when none does."""
-  for axis, (size, scale_size) in enumerate(
-    zip(values_shape, scale_shape, strict=True)
-  ):
-    if size != scale_size:
-      return axis
-  return len(values_shape) - 1
+  """The axis in which the shapes differ.
+
+  None does when the blocked axis is empty: then the last empty axis, or the
+  last axis of all.
+  """
+  axes = range(len(values_shape))
+  pairs = list(zip(values_shape, scale_shape, strict=True))
+  different = [axis for axis in axes if pairs[axis][0] != pairs[axis][1]]
+  empty = [axis for axis in axes if pairs[axis][0] == 0]
+  return (different or empty[-1:] or [len(values_shape) - 1])[0]
 
 
 def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
@@ -241,10 +246,16 @@ def _validate(array: ScaledArray) -> None:
       f" values {values.shape} and scale {scale.shape}"
     )
   global_scale = array.global_scale
-  if global_scale is not None and global_scale.dtype != np.float32:
-    raise TypeError(
-      f"ScaledArray: global_scale must be float32, got {global_scale.dtype}"
-    )
+  if global_scale is not None:
+    shape = tuple(global_scale.shape)
+    if global_scale.dtype != np.float32 or (
+      global_scale.size != 1 and shape != tuple(values.shape[: len(shape)])
+    ):
+      raise TypeError(
+        "ScaledArray: global_scale must be float32[] or have the leading"
+        f" dimensions of values {tuple(values.shape)}, got"
+        f" {global_scale.dtype}{list(shape)}"
+      )
   if array.scale_layout == SWIZZLED:
     axis = values.ndim - 1
     shape = logical_shape(values, axis)
@@ -342,6 +353,7 @@ def _scale_like(who: str, scale: jax.Array) -> None:
     )
 
 
+@jax.jit
 def swizzle_scale(scale: jax.Array) -> jax.Array:
   """Brings a linear scale into the layout that tcgen05 and cuDNN read.
 
@@ -381,6 +393,7 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(code, scale.dtype)
 
 
+@functools.partial(jax.jit, static_argnames="shape")
 def unswizzle_scale(
   swizzled: jax.Array, shape: tuple[int, int]
 ) -> jax.Array:

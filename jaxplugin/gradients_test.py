@@ -1,0 +1,339 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`dot_general`: forward and backward against f64, and in its users' hands."""
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin import gradients
+
+# The contract: 16 roundings of f32 in units of sum|a * b|.
+BOUND = 16 * 2.0**-24
+# bf16 has 8 significant bits, so rounding to it is off by 2^-8 at most.
+BF16_ROUNDING = 2.0**-8
+
+FORMATS = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
+
+# Dimension numbers with every kind of difficulty, for operands whose sizes are
+# named by letters: b batch, m and n free, k contracting.
+CASES = (
+  ("mk", "kn"),
+  ("mk", "nk"),
+  ("km", "nk"),
+  ("bmk", "bnk"),
+  ("mbk", "knb"),
+  ("bmMk", "kNbn"),
+  ("mkK", "KkNn"),
+  ("kbKm", "nKbk"),
+  ("Bbmk", "bBkn"),
+  ("k", "kn"),
+  ("mk", "k"),
+)
+SIZES = {"b": 2, "B": 3, "m": 5, "M": 3, "n": 7, "N": 2, "k": 40, "K": 3}
+
+
+def _numbers(lhs, rhs):
+  """Dimension numbers of an einsum whose result is batch, lhs, rhs."""
+  batch = [c for c in lhs if c in rhs and c in "bB"]
+  contracting = [c for c in lhs if c in rhs and c in "kK"]
+  where = lambda side, names: tuple(side.index(c) for c in names)
+  return (
+    (where(lhs, contracting), where(rhs, contracting)),
+    (where(lhs, batch), where(rhs, batch)),
+  )
+
+
+def _result(lhs, rhs):
+  batch = [c for c in lhs if c in rhs and c in "bB"]
+  free = [c for c in lhs if c not in rhs] + [c for c in rhs if c not in lhs]
+  return "".join(batch + free)
+
+
+def _normal(seed, names, dtype=np.float32):
+  shape = [SIZES[c] for c in names]
+  return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def _fake_quantize(x, names, contracting, format):
+  """f64 dequantized quantization of `x` along merged `contracting` letters.
+
+  The padding is written out here: a separate reading of what `dot_general`
+  says it does (merge in the order of the contracting letters, pad, quantize).
+  """
+  if format is None:
+    return np.asarray(x, np.float64)
+  free = [c for c in names if c not in contracting]
+  order = [names.index(c) for c in (*free, *contracting)]
+  moved = np.asarray(x, np.float32).transpose(order)
+  flat = moved.reshape(*moved.shape[: len(free)], -1)
+  size = flat.shape[-1]
+  widths = [(0, 0)] * (flat.ndim - 1) + [(0, -size % format.block_size)]
+  quantized = jp.quantize(jnp.asarray(np.pad(flat, widths)), format)
+  values = np.asarray(quantized.values).astype(np.float64)
+  scale = np.asarray(quantized.scale).astype(np.float64)
+  result = values * np.repeat(scale, format.block_size, axis=-1)
+  if quantized.global_scale is not None:
+    result = result * float(quantized.global_scale)
+  result = result[..., :size].reshape(moved.shape)
+  return result.transpose(np.argsort(order))
+
+
+def _expected_product(x, x_names, y, y_names, out, x_format, y_format):
+  """f64 product of quantized operands, and sum|a * b|."""
+  contracting = [c for c in x_names if c in y_names and c not in out]
+  x = _fake_quantize(x, x_names, contracting, x_format)
+  y = _fake_quantize(y, y_names, contracting, y_format)
+  expression = f"{x_names},{y_names}->{out}"
+  return (
+    np.einsum(expression, x, y),
+    np.einsum(expression, np.abs(x), np.abs(y)),
+  )
+
+
+class DotGeneralTest(parameterized.TestCase):
+  def assert_within(self, actual, expected, rounding=0.0):
+    value, magnitude = expected
+    error = np.abs(np.asarray(actual, np.float64) - value)
+    np.testing.assert_array_less(
+      error, BOUND * magnitude + rounding * np.abs(value) + 1e-300
+    )
+
+  @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
+  def test_forward_and_gradients_are_those_of_quantized_products(
+    self, case, format
+  ):
+    lhs_names, rhs_names = case
+    out = _result(lhs_names, rhs_names)
+    lhs, rhs = _normal(0, lhs_names), _normal(1, rhs_names)
+    g = _normal(2, out)
+    function = jp.dot_general(format, format)
+    numbers = _numbers(lhs_names, rhs_names)
+
+    @jax.jit
+    def both(lhs, rhs, g):
+      result, vjp = jax.vjp(lambda l, r: function(l, r, numbers), lhs, rhs)
+      return result, *vjp(g)
+
+    result, lhs_grad, rhs_grad = both(lhs, rhs, g)
+    self.assert_within(
+      result,
+      _expected_product(lhs, lhs_names, rhs, rhs_names, out, format, format),
+    )
+    self.assert_within(
+      lhs_grad,
+      _expected_product(g, out, rhs, rhs_names, lhs_names, format, format),
+    )
+    self.assert_within(
+      rhs_grad,
+      _expected_product(g, out, lhs, lhs_names, rhs_names, format, format),
+    )
+
+  @parameterized.product(
+    formats=(
+      (jp.MXFP8, jp.MXFP4, jp.MXFP8_E5M2),
+      (None, jp.NVFP4, jp.MXFP8),
+      (jp.MXFP8, None, None),
+      (jp.NVFP4, jp.MXFP8, jp.MXFP4),
+    ),
+    quantize_dgrad=(True, False),
+    quantize_wgrad=(True, False),
+  )
+  def test_each_format_and_option_reaches_its_product(
+    self, formats, quantize_dgrad, quantize_wgrad
+  ):
+    lhs_format, rhs_format, grad_format = formats
+    lhs, rhs, g = _normal(0, "mk"), _normal(1, "kn"), _normal(2, "mn")
+    function = jp.dot_general(
+      lhs_format,
+      rhs_format,
+      grad_format=grad_format,
+      quantize_dgrad=quantize_dgrad,
+      quantize_wgrad=quantize_wgrad,
+    )
+    result, vjp = jax.vjp(
+      lambda l, r: function(l, r, _numbers("mk", "kn"), precision="highest"),
+      lhs,
+      rhs,
+    )
+    lhs_grad, rhs_grad = vjp(g)
+    grad_format = grad_format or lhs_format or rhs_format
+    dgrad = (grad_format, rhs_format) if quantize_dgrad else (None, None)
+    wgrad = (grad_format, lhs_format) if quantize_wgrad else (None, None)
+    self.assert_within(
+      result,
+      _expected_product(lhs, "mk", rhs, "kn", "mn", lhs_format, rhs_format),
+    )
+    self.assert_within(
+      lhs_grad, _expected_product(g, "mn", rhs, "kn", "mk", *dgrad)
+    )
+    self.assert_within(
+      rhs_grad, _expected_product(g, "mn", lhs, "mk", "kn", *wgrad)
+    )
+
+  def test_backward_quantizes_the_original_operand_not_the_quantized_one(self):
+    # In a column, 12 shares its block with 96 = 6 * 16, and steps of 8 at that
+    # size round it to 8 or 16. In a row it is alone, and 12 = 6 * 2 is exact.
+    rhs = np.full((32, 32), 12.0, np.float32)
+    rhs[0] = 6.0 * 16
+    along_k = jp.dequantize(jp.quantize(rhs, jp.MXFP4, axis=0))
+    self.assertNotEqual(float(along_k[1, 0]), 12.0)
+    function = jp.dot_general(jp.MXFP4, jp.MXFP4)
+    lhs, g = np.ones((1, 32), np.float32), np.ones((1, 32), np.float32)
+    _, vjp = jax.vjp(lambda l: function(l, rhs, (((1,), (0,)), ((), ()))), lhs)
+    np.testing.assert_array_equal(vjp(g)[0], rhs.sum(axis=1)[None])
+
+  @parameterized.parameters(*FORMATS)
+  def test_bf16_operands_give_bf16_result_and_gradients(self, format):
+    bf16 = ml_dtypes.bfloat16
+    lhs, rhs = _normal(0, "mk", bf16), _normal(1, "kn", bf16)
+    g = _normal(2, "mn", bf16)
+    function = jp.dot_general(format, format)
+    result, vjp = jax.vjp(
+      lambda l, r: function(l, r, _numbers("mk", "kn")), lhs, rhs
+    )
+    lhs_grad, rhs_grad = vjp(jnp.asarray(g))
+    for actual in (result, lhs_grad, rhs_grad):
+      self.assertEqual(actual.dtype, jnp.bfloat16)
+    self.assert_within(
+      result,
+      _expected_product(lhs, "mk", rhs, "kn", "mn", format, format),
+      BF16_ROUNDING,
+    )
+    self.assert_within(
+      lhs_grad,
+      _expected_product(g, "mn", rhs, "kn", "mk", format, format),
+      BF16_ROUNDING,
+    )
+    self.assert_within(
+      rhs_grad,
+      _expected_product(g, "mn", lhs, "mk", "kn", format, format),
+      BF16_ROUNDING,
+    )
+
+  def test_preferred_element_type_is_the_results_dtype(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    bf16 = _normal(0, "mk", ml_dtypes.bfloat16)
+    result = function(
+      bf16, _normal(1, "kn", ml_dtypes.bfloat16), _numbers("mk", "kn"),
+      preferred_element_type=jnp.float32,
+    )
+    self.assertEqual(result.dtype, jnp.float32)
+
+  def test_vmap_equals_a_loop(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    lhs, rhs = _normal(0, "bmk"), _normal(1, "kn")
+    grad = jax.grad(
+      lambda l, r: (function(l, r, _numbers("mk", "kn")) ** 2).sum(),
+      argnums=(0, 1),
+    )
+    mapped = jax.vmap(grad, in_axes=(0, None))(lhs, rhs)
+    for i, x in enumerate(lhs):
+      for have, want in zip(mapped, grad(x, rhs), strict=True):
+        # Another dot shape may sum in another order.
+        scale = float(np.abs(want).max())
+        np.testing.assert_allclose(
+          have[i], want, rtol=0, atol=SIZES["k"] * BOUND * scale
+        )
+
+  def test_remat_changes_no_bit(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    numbers = _numbers("mk", "kn")
+
+    def loss(l, r):
+      return jnp.sin(function(l, r, numbers)).sum()
+
+    lhs, rhs = _normal(0, "mk"), _normal(1, "kn")
+    plain = jax.jit(jax.grad(loss, argnums=(0, 1)))(lhs, rhs)
+    remat = jax.jit(jax.grad(jax.checkpoint(loss), argnums=(0, 1)))(lhs, rhs)
+    for want, have in zip(plain, remat, strict=True):
+      np.testing.assert_array_equal(have, want)
+
+  def test_flax_dense_trains(self):
+    model = flax.linen.Dense(7, dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8))
+    x = jnp.asarray(_normal(0, "bmk"))
+    params = model.init(jax.random.key(0), x)
+    target = jnp.asarray(_normal(1, "bmn"))
+
+    @jax.jit
+    def step(params):
+      loss = lambda p: ((model.apply(p, x) - target) ** 2).mean()
+      value, grads = jax.value_and_grad(loss)(params)
+      return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    losses = []
+    for _ in range(20):
+      value, params = step(params)
+      losses.append(float(value))
+    self.assertLess(losses[-1], 0.5 * losses[0])
+
+  @parameterized.parameters("bmk,kn->bmn", "bmk,bkn->bmn", "mk,nk->nm")
+  def test_einsum_takes_it(self, expression):
+    operands, out = expression.split("->")
+    lhs_names, rhs_names = operands.split(",")
+    lhs, rhs = _normal(0, lhs_names), _normal(1, rhs_names)
+    result = jnp.einsum(
+      expression,
+      lhs,
+      rhs,
+      _dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8),
+    )
+    self.assert_within(
+      result,
+      _expected_product(
+        lhs, lhs_names, rhs, rhs_names, out, jp.MXFP8, jp.MXFP8
+      ),
+    )
+
+  def test_zero_sizes_give_zero_or_empty(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    numbers = _numbers("mk", "kn")
+    result = function(jnp.zeros((3, 0)), jnp.zeros((0, 2)), numbers)
+    np.testing.assert_array_equal(result, np.zeros((3, 2)))
+    result = function(jnp.zeros((0, 8)), jnp.zeros((8, 2)), numbers)
+    self.assertEqual(result.shape, (0, 2))
+
+  def test_bad_arguments_are_refused_with_names_and_values(self):
+    numbers = _numbers("mk", "kn")
+    good = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    f32 = jnp.zeros((4, 8))
+    cases = (
+      (TypeError, "lhs_format.*'mxfp8'",
+       lambda: jp.dot_general("mxfp8", jp.MXFP8)),
+      (TypeError, "lhs_format or rhs_format.*None",
+       lambda: jp.dot_general(None, None)),
+      (ValueError, "scale_rounding.*'down'",
+       lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, scale_rounding="down")),
+      (ValueError, "implementation.*'cuda'",
+       lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="cuda")),
+      (TypeError, r"rhs must be float32.*int32\[8, 2\]",
+       lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)),
+      (TypeError, "contracting sizes must agree.* 8 .* 9 ",
+       lambda: good(f32, jnp.zeros((9, 2)), numbers)),
+    )
+    for error, pattern, call in cases:
+      with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
+        call()
+
+  def test_direct_differentiation_names_dot_general(self):
+    rhs = jp.quantize(_normal(0, "nk")[:, :32], jp.MXFP8)
+    with self.assertRaisesRegex(NotImplementedError, "dot_general"):
+      jax.grad(lambda x: jp.block_scaled_dot(x, rhs).sum())(jnp.ones((2, 32)))
+
+
+class RecipeTest(absltest.TestCase):
+  def test_recipes_are_hashable_values(self):
+    make = lambda: gradients.Recipe(
+      lhs_format=jp.MXFP8, rhs_format=jp.MXFP8, grad_format=jp.MXFP8
+    )
+    self.assertEqual(make(), make())
+    self.assertEqual(hash(make()), hash(make()))
+
+
+if __name__ == "__main__":
+  absltest.main()
