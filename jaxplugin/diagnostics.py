@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
+import pathlib
 import platform as platform_lib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -40,7 +42,7 @@ class Explained:
   """One block-scaled dot of a function.
 
   Attributes:
-    source: file, line and function of the call, as JAX recorded it.
+    source: file, line and function of the call; empty when not known.
     problem: what it computes.
     target: where it was decided for.
     decision: what was chosen; None when the call's forced implementation
@@ -80,7 +82,8 @@ class Explanation(Sequence):
     for i, dot in enumerate(self.dots):
       times = f" ({dot.count} times)" if dot.count > 1 else ""
       lines.append(f"[{i}] {dot.problem}{times}")
-      lines.append(f"    at {dot.source}")
+      if dot.source:
+        lines.append(f"    at {dot.source}")
       lines += [f"    {line}" for line in _decision_lines(dot)]
     return "\n".join(lines)
 
@@ -190,16 +193,26 @@ def _explain_eqn(eqn: Any, target: target_lib.Target | None) -> Explained:
   )
 
 
+@functools.cache
+def _own_files() -> frozenset[str]:
+  directory = pathlib.Path(__file__).parent
+  return frozenset(
+    str(path)
+    for path in directory.rglob("*.py")
+    if not path.name.endswith("_test.py")
+  )
+
+
 def _source(eqn: Any) -> str:
-  frame = eqn.source_info.traceback
-  own_directory = __file__.rpartition("/")[0]
-  if frame is not None:
-    for candidate in frame.frames:
-      name = candidate.file_name
-      if not name.startswith(own_directory) and "/jax/" not in name:
-        line = candidate.line_num
-        return f"{name}:{line} ({candidate.function_name})"
-  return "unknown"
+  """Where the user's code made the call: the innermost frame outside of us."""
+  if eqn.source_info.traceback is None:
+    return ""
+  jax_directory = str(pathlib.Path(jax.__file__).parent)
+  for frame in eqn.source_info.traceback.frames:
+    name = frame.file_name
+    if name not in _own_files() and not name.startswith(jax_directory):
+      return f"{name}:{frame.line_num} ({frame.function_name})"
+  return ""
 
 
 def info() -> str:
@@ -211,15 +224,16 @@ def info() -> str:
   lines.append(f"devices: {', '.join(devices)}")
   target = target_lib.current_target()
   lines.append(f"target: {target}")
-  lines.append("implementations, for a dot of 128 x 4096 x 4096:")
-  for format in formats.FORMATS:
-    problem = _sample_problem(format)
-    decision = backends.choose(problem, target)
-    lines.append(
-      f"  {format.name}: {decision.implementation}, {decision.reason}"
-    )
-    for refusal in decision.refusals:
-      lines.append(f"    not {refusal.implementation}: {refusal.reason}")
+  lines.append("implementations, for m=128 n=4096 k=4096:")
+  for name, backend in backends.BACKENDS.items():
+    # Formats that get the same answer share a line.
+    answers: dict[str, list[str]] = {}
+    for format in formats.FORMATS:
+      refusal = backend.supports(_sample_problem(format), target)
+      answer = "serves" if refusal is None else f"no: {refusal.reason}"
+      answers.setdefault(answer, []).append(format.name)
+    for answer, names in answers.items():
+      lines.append(f"  {name}: {', '.join(names)}: {answer}")
   return "\n".join(lines)
 
 

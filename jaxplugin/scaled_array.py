@@ -74,6 +74,8 @@ class ScaledArray:
     *,
     scale_layout: ScaleLayout = LINEAR,
   ) -> None:
+    if isinstance(global_scale, (int, float)):
+      global_scale = np.float32(global_scale)
     self.values = values
     self.scale = scale
     self.global_scale = global_scale
@@ -225,7 +227,8 @@ def _validate(array: ScaledArray) -> None:
       f" got {array.scale_layout!r}"
     )
   values, scale = array.values, array.scale
-  if not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in array_leaves(array)):
+  leaves = (values, scale, array.global_scale)
+  if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
   allowed = (format.values_dtype,)
   if format.is_fp4:
@@ -240,10 +243,12 @@ def _validate(array: ScaledArray) -> None:
       f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
       f" got {scale.dtype}"
     )
-  if scale.ndim != values.ndim or values.ndim == 0:
+  min_rank = 2 if array.scale_layout == SWIZZLED else 1
+  if scale.ndim != values.ndim or values.ndim < min_rank:
     raise TypeError(
-      "ScaledArray: scale must have the rank of values (at least 1), got"
-      f" values {values.shape} and scale {scale.shape}"
+      f"ScaledArray: {array.scale_layout} scale must have the rank of values"
+      f" (at least {min_rank}), got values {tuple(values.shape)} and scale"
+      f" {tuple(scale.shape)}"
     )
   global_scale = array.global_scale
   if global_scale is not None:
@@ -275,13 +280,6 @@ def _validate(array: ScaledArray) -> None:
       f"{' (padded to 128 x 4)' if array.scale_layout == SWIZZLED else ''},"
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
     )
-
-
-def array_leaves(array: ScaledArray) -> list[Any]:
-  leaves = [array.values, array.scale]
-  if array.global_scale is not None:
-    leaves.append(array.global_scale)
-  return leaves
 
 
 def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
@@ -345,7 +343,11 @@ def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
   )
 
 
-def _scale_like(who: str, scale: jax.Array) -> None:
+def _validate_scale_array(who: str, scale: jax.Array) -> None:
+  if scale.dtype.itemsize != 1 or scale.dtype == formats.E2M1:
+    raise TypeError(
+      f"{who}: scale must have a dtype of one byte, got {scale.dtype.name}"
+    )
   if scale.ndim < 2:
     raise TypeError(
       f"{who}: scale must have rank 2 or more (..., rows, columns), got shape"
@@ -372,7 +374,7 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
 
   Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
   """
-  _scale_like("swizzle_scale", scale)
+  _validate_scale_array("swizzle_scale", scale)
   *batch, rows, columns = scale.shape
   padded = swizzled_shape(scale.shape)
   code = lax.bitcast_convert_type(scale, jnp.uint8)
@@ -409,7 +411,7 @@ def unswizzle_scale(
   Raises:
     TypeError: the shape of `swizzled` is not what (rows, columns) pad to.
   """
-  _scale_like("unswizzle_scale", swizzled)
+  _validate_scale_array("unswizzle_scale", swizzled)
   rows, columns = shape
   *batch, padded_rows, padded_columns = swizzled.shape
   if (padded_rows, padded_columns) != swizzled_shape(shape):

