@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-scaled matrix multiplication for JAX: MXFP8, MXFP4 and NVFP4.
 
-  import jaxplugin as jp
+import jaxplugin as jp
 
-  x_q = jp.quantize(x, jp.NVFP4)
-  w_q = jp.quantize(w, jp.NVFP4)
-  y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
+x_q = jp.quantize(x, jp.NVFP4)
+w_q = jp.quantize(w, jp.NVFP4)
+y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
 from jaxplugin.diagnostics import Explanation as Explanation

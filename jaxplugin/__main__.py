@@ -58,9 +58,7 @@ def _parser() -> argparse.ArgumentParser:
   explain.add_argument(
     "--cudnn", help="the cuDNN version to assume with --target, e.g. 9.13"
   )
-  explain.add_argument(
-    "--implementation", choices=problem_lib.IMPLEMENTATIONS
-  )
+  explain.add_argument("--implementation", choices=problem_lib.IMPLEMENTATIONS)
   explain.add_argument("--json", action="store_true", help="print JSON")
   return parser
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any
+from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 from jax import lax
@@ -415,9 +417,7 @@ def canonical_dimension_numbers(
     ) from None
 
 
-def problem_of(
-  config: DotConfig, operands: Operands
-) -> problem_lib.DotProblem:
+def problem_of(config: DotConfig, operands: Operands) -> problem_lib.DotProblem:
   """Reduces a call to the problem that implementations are chosen by."""
   lhs = operand_shape(config.lhs, operands.lhs)
   rhs = operand_shape(config.rhs, operands.rhs)

@@ -126,8 +126,9 @@ def encode(
       2.0 ** (fraction + mantissa_bits - encoding.min_exponent)
     )
     subnormal = (
-      jnp.where(bits < static_bits(2.0**encoding.min_exponent), fixed_point, 0)
-      .astype(jnp.int32)
+      jnp.where(
+        bits < static_bits(2.0**encoding.min_exponent), fixed_point, 0
+      ).astype(jnp.int32)
       + (noise & ((1 << fraction) - 1))
     ) >> fraction
   is_normal = bits >= static_bits(2.0**encoding.min_exponent)

@@ -10,8 +10,11 @@ import importlib.metadata
 import json
 import pathlib
 import platform as platform_lib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
 
 import jax
 from jax.extend import core as extend_core
@@ -245,9 +248,7 @@ def _version(package: str) -> str:
 
 
 def _sample_problem(format: formats.BlockFormat) -> problem_lib.DotProblem:
-  operand = problem_lib.OperandProblem(
-    format=format, dtype=format.values_dtype
-  )
+  operand = problem_lib.OperandProblem(format=format, dtype=format.values_dtype)
   return problem_lib.DotProblem(
     batch=1,
     m=128,

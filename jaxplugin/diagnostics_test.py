@@ -48,9 +48,11 @@ class ExplainTest(parameterized.TestCase):
     self.assertNotEqual(first.source, second.source)
 
   def test_global_scale_says_separate_or_none(self):
-    explain = lambda format: jp.explain(
-      jp.block_scaled_dot, _operand(format, 2, 32), _operand(format, 2, 32)
-    )[0].decision.global_scale
+    explain = lambda format: (
+      jp.explain(
+        jp.block_scaled_dot, _operand(format, 2, 32), _operand(format, 2, 32)
+      )[0].decision.global_scale
+    )
     self.assertEqual(explain(jp.MXFP8), "none")
     self.assertIn(explain(jp.NVFP4), ("separate", "fused"))
 
@@ -116,13 +118,9 @@ class ExplainTest(parameterized.TestCase):
 
   def test_abstract_arguments_will_do(self):
     x = jax.ShapeDtypeStruct((4, 32), jnp.bfloat16)
-    w = jax.eval_shape(
-      lambda: jp.quantize(jnp.ones((8, 32)), jp.MXFP8)
-    )
+    w = jax.eval_shape(lambda: jp.quantize(jnp.ones((8, 32)), jp.MXFP8))
     (dot,) = jp.explain(jp.block_scaled_dot, x, w)
-    self.assertEqual(
-      (dot.problem.m, dot.problem.n, dot.problem.k), (4, 8, 32)
-    )
+    self.assertEqual((dot.problem.m, dot.problem.n, dot.problem.k), (4, 8, 32))
 
   def test_json_holds_the_same(self):
     explanation = jp.explain(
@@ -139,7 +137,9 @@ class ExplainTest(parameterized.TestCase):
     self.assertEqual(str(jp.explain(jnp.sin, 1.0)), "no block-scaled dot")
 
   def test_target_of_another_type_is_refused(self):
-    with self.assertRaisesRegex(TypeError, "target must be a jp.Target.*'b200'"):
+    with self.assertRaisesRegex(
+      TypeError, "target must be a jp.Target.*'b200'"
+    ):
       jp.explain(jnp.sin, 1.0, target="b200")
 
 
@@ -171,8 +171,20 @@ class CommandLineTest(parameterized.TestCase):
 
   def test_explain_for_a_device_that_is_not_here(self):
     status, out, _ = self.run_command(
-      *"explain --lhs mxfp8 --rhs bfloat16 -m 1 -n 64 -k 96".split(),
-      *"--target b200 --cudnn 9.12".split(),
+      *[
+        "explain",
+        "--lhs",
+        "mxfp8",
+        "--rhs",
+        "bfloat16",
+        "-m",
+        "1",
+        "-n",
+        "64",
+        "-k",
+        "96",
+      ],
+      *["--target", "b200", "--cudnn", "9.12"],
     )
     self.assertEqual(status, 0)
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
@@ -181,23 +193,48 @@ class CommandLineTest(parameterized.TestCase):
 
   def test_explain_prints_json(self):
     status, out, _ = self.run_command(
-      *"explain --lhs nvfp4 --rhs nvfp4 -m 1 -n 64 -k 64 --json".split()
+      *[
+        "explain",
+        "--lhs",
+        "nvfp4",
+        "--rhs",
+        "nvfp4",
+        "-m",
+        "1",
+        "-n",
+        "64",
+        "-k",
+        "64",
+        "--json",
+      ]
     )
     self.assertEqual((status, json.loads(out)[0]["problem"]["k"]), (0, 64))
 
   @parameterized.parameters(
     ("explain --lhs int3 --rhs mxfp8 -m 1 -n 1 -k 32", "int3"),
     ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 33", "multiple of 32.*k=33"),
-    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target x100",
-     "unknown target 'x100'; known targets: a100, .*mi355x"),
-    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target b200"
-     " --cudnn nine", "malformed version 'nine'"),
-    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --cudnn 9.9",
-     "--cudnn needs --target"),
-    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target mi300x"
-     " --implementation cudnn", "cannot serve.*platform is rocm"),
-    ("explain --lhs float32 --rhs float32 -m 1 -n 1 -k 32",
-     "lhs or rhs must be quantized"),
+    (
+      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target x100",
+      "unknown target 'x100'; known targets: a100, .*mi355x",
+    ),
+    (
+      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target b200"
+      " --cudnn nine",
+      "malformed version 'nine'",
+    ),
+    (
+      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --cudnn 9.9",
+      "--cudnn needs --target",
+    ),
+    (
+      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target mi300x"
+      " --implementation cudnn",
+      "cannot serve.*platform is rocm",
+    ),
+    (
+      "explain --lhs float32 --rhs float32 -m 1 -n 1 -k 32",
+      "lhs or rhs must be quantized",
+    ),
     ("", "required"),
   )
   def test_bad_arguments_exit_with_2_and_a_reason(self, line, pattern):

@@ -178,9 +178,7 @@ def _bind_with_epilogue(
     bias=bias,
     residual=residual,
   )
-  operands = call.Operands.unflatten(
-    config, _vary_alike(operands.flatten())
-  )
+  operands = call.Operands.unflatten(config, _vary_alike(operands.flatten()))
   _validate_implementation(config, operands)
   return primitive.bind(operands, config, target_lib.overriding_target())
 
@@ -221,11 +219,11 @@ def _resolve_operand(
 
 
 def _array(name: str, x: Any) -> jax.Array:
-  if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-    if not isinstance(x, (int, float, list)):
-      raise TypeError(
-        f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
-      )
+  is_array = hasattr(x, "shape") and hasattr(x, "dtype")
+  if not is_array and not isinstance(x, (int, float, list)):
+    raise TypeError(
+      f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
+    )
   return jnp.asarray(x)
 
 

@@ -220,7 +220,9 @@ class DotGeneralTest(parameterized.TestCase):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     bf16 = _normal(0, "mk", ml_dtypes.bfloat16)
     result = function(
-      bf16, _normal(1, "kn", ml_dtypes.bfloat16), _numbers("mk", "kn"),
+      bf16,
+      _normal(1, "kn", ml_dtypes.bfloat16),
+      _numbers("mk", "kn"),
       preferred_element_type=jnp.float32,
     )
     self.assertEqual(result.dtype, jnp.float32)
@@ -303,18 +305,36 @@ class DotGeneralTest(parameterized.TestCase):
     good = jp.dot_general(jp.MXFP8, jp.MXFP8)
     f32 = jnp.zeros((4, 8))
     cases = (
-      (TypeError, "lhs_format.*'mxfp8'",
-       lambda: jp.dot_general("mxfp8", jp.MXFP8)),
-      (TypeError, "lhs_format or rhs_format.*None",
-       lambda: jp.dot_general(None, None)),
-      (ValueError, "scale_rounding.*'down'",
-       lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, scale_rounding="down")),
-      (ValueError, "implementation.*'cuda'",
-       lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="cuda")),
-      (TypeError, r"rhs must be float32.*int32\[8, 2\]",
-       lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)),
-      (TypeError, "contracting sizes must agree.* 8 .* 9 ",
-       lambda: good(f32, jnp.zeros((9, 2)), numbers)),
+      (
+        TypeError,
+        "lhs_format.*'mxfp8'",
+        lambda: jp.dot_general("mxfp8", jp.MXFP8),
+      ),
+      (
+        TypeError,
+        "lhs_format or rhs_format.*None",
+        lambda: jp.dot_general(None, None),
+      ),
+      (
+        ValueError,
+        "scale_rounding.*'down'",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, scale_rounding="down"),
+      ),
+      (
+        ValueError,
+        "implementation.*'cuda'",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="cuda"),
+      ),
+      (
+        TypeError,
+        r"rhs must be float32.*int32\[8, 2\]",
+        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers),
+      ),
+      (
+        TypeError,
+        "contracting sizes must agree.* 8 .* 9 ",
+        lambda: good(f32, jnp.zeros((9, 2)), numbers),
+      ),
     )
     for error, pattern, call in cases:
       with self.subTest(pattern), self.assertRaisesRegex(error, pattern):

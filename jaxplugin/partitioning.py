@@ -15,7 +15,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -308,9 +310,7 @@ def sharding_rule(
   kwargs: dict[str, Any] = {}
   inside = []
   terms: dict[str, str] = {}
-  pairs = list(
-    zip(config.lhs_contracting, config.rhs_contracting, strict=True)
-  )
+  pairs = list(zip(config.lhs_contracting, config.rhs_contracting, strict=True))
   for side, operand, values, scale, own in (
     ("lhs", config.lhs, operands.lhs, operands.lhs_scale, 0),
     ("rhs", config.rhs, operands.rhs, operands.rhs_scale, 1),
@@ -555,9 +555,7 @@ def _local(
     result = lax.psum(result, assignment.reduce)
   else:
     dim, axes = assignment.scatter
-    result = lax.psum_scatter(
-      result, axes, scatter_dimension=dim, tiled=True
-    )
+    result = lax.psum_scatter(result, axes, scatter_dimension=dim, tiled=True)
   return reference.apply_epilogue(result, operands, config)
 
 

@@ -60,8 +60,9 @@ class ShardedDotTest(parameterized.TestCase):
     shardy = jax.config.jax_use_shardy_partitioner
     self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
 
-  def run_sharded(self, partitioner, lhs, rhs, lhs_spec, rhs_spec, out_spec,
-                  **kwargs):
+  def run_sharded(
+    self, partitioner, lhs, rhs, lhs_spec, rhs_spec, out_spec, **kwargs
+  ):
     """Result and collectives of a sharded call, checked against one device."""
     jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     expected = jp.block_scaled_dot(lhs, rhs, **kwargs)
@@ -110,7 +111,12 @@ class ShardedDotTest(parameterized.TestCase):
     lhs = jp.quantize(_integers(0, M, K), formats[0])
     rhs = jp.quantize(_integers(1, N, K), formats[1])
     _, collectives = self.run_sharded(
-      partitioner, lhs, rhs, P(None, "b"), P(None, "b"), None,
+      partitioner,
+      lhs,
+      rhs,
+      P(None, "b"),
+      P(None, "b"),
+      None,
       preferred_element_type=jnp.bfloat16,
       bias=jnp.arange(N, dtype=jnp.float32),
       activation="relu",
@@ -126,7 +132,12 @@ class ShardedDotTest(parameterized.TestCase):
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)
     out = P("b", None) if scattered == 0 else P(None, "b")
     _, collectives = self.run_sharded(
-      partitioner, lhs, rhs, P(None, "b"), P(None, "b"), out,
+      partitioner,
+      lhs,
+      rhs,
+      P(None, "b"),
+      P(None, "b"),
+      out,
       bias=jnp.arange(N, dtype=jnp.float32),
     )
     self.assertEqual(collectives, [("reduce-scatter", "f32", M * N // 4)])
@@ -202,7 +213,10 @@ class ShardedDotTest(parameterized.TestCase):
     lhs = jp.quantize(_integers(0, M, K), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)
     swizzled = jp.ScaledArray(
-      lhs.values, jp.swizzle_scale(lhs.scale), None, jp.MXFP8,
+      lhs.values,
+      jp.swizzle_scale(lhs.scale),
+      None,
+      jp.MXFP8,
       scale_layout="swizzled_128x4",
     )
     self.run_sharded(partitioner, swizzled, rhs, P("a"), P("b"), None)
@@ -284,7 +298,9 @@ class ShardedDotTest(parameterized.TestCase):
     for want, have in zip(expected, actual, strict=True):
       # Sums over devices in another order: a few f32 roundings.
       np.testing.assert_allclose(
-        np.asarray(have), np.asarray(want), rtol=0,
+        np.asarray(have),
+        np.asarray(want),
+        rtol=0,
         atol=16 * 2.0**-24 * float(np.abs(want).max()) * np.sqrt(K),
       )
 
@@ -334,16 +350,12 @@ class AssignAxesTest(parameterized.TestCase):
 
   def test_scatter_goes_where_the_result_wants_it(self):
     k_sharded = ((), ("b",))
-    got = self.assign(
-      k_sharded, k_sharded, (("b",), ()), (8, 128), (8, 128)
-    )
+    got = self.assign(k_sharded, k_sharded, (("b",), ()), (8, 128), (8, 128))
     self.assertEqual(got.scatter, (0, ("b",)))
     self.assertEqual(got.out, (("b",), ()))
 
   def test_replicated_operands_follow_the_wanted_result(self):
-    got = self.assign(
-      ((), ()), ((), ()), (("a",), ("b",)), (8, 128), (8, 128)
-    )
+    got = self.assign(((), ()), ((), ()), (("a",), ("b",)), (8, 128), (8, 128))
     self.assertEqual((got.lhs, got.rhs), ((("a",), ()), (("b",), ())))
 
 

@@ -13,6 +13,7 @@ dimensions and no operand is ever broadcast or transposed above a lowering.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Final
@@ -235,6 +236,14 @@ def resolve_target(
 def _lower(ctx, *flat, config, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
   target = resolve_target(target, platform)
+  is_export = ctx.module_context.lowering_parameters.for_export
+  if is_export and config.implementation is None:
+    # Where the module is loaded, the library need not be.
+    target = dataclasses.replace(
+      target,
+      cpu_kernels=None,
+      cpu_kernels_error="jax.export needs a portable module",
+    )
 
   def local(operands, config):
     problem = call.problem_of(config, operands)

@@ -10,7 +10,9 @@ target)` in `backends` are pure functions of them, used alike by the lowering,
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final, Literal
+from typing import Any
+from typing import Final
+from typing import Literal
 
 import numpy as np
 

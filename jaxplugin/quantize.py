@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Final, Literal
+from typing import Any
+from typing import Final
+from typing import Literal
 
 import jax
 import jax.numpy as jnp

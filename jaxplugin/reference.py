@@ -9,7 +9,8 @@ emits, and what runs where no kernel serves.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp

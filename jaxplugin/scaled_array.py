@@ -1,13 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ScaledArray`, a block-scaled array as one pytree, and its storage layouts."""
+"""`ScaledArray`, a block-scaled array as one pytree, and its layouts."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any
+from typing import Final
+from typing import Literal
 
 import jax
 import jax.export
@@ -313,7 +315,7 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
 
 
 def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to float4_e2m1fn[..., k, ...].
+  """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to FP4 [..., k, ...].
 
   Raises:
     TypeError: `packed` is not uint8.
@@ -375,7 +377,7 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
   Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
   """
   _validate_scale_array("swizzle_scale", scale)
-  *batch, rows, columns = scale.shape
+  batch = scale.shape[:-2]
   padded = swizzled_shape(scale.shape)
   code = lax.bitcast_convert_type(scale, jnp.uint8)
   widths = [(0, p - s) for p, s in zip(padded, scale.shape, strict=True)]
@@ -396,9 +398,7 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="shape")
-def unswizzle_scale(
-  swizzled: jax.Array, shape: tuple[int, int]
-) -> jax.Array:
+def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
   """Inverse of `swizzle_scale`.
 
   Args:

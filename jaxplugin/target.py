@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import jax
+import jax.ffi
 
 from jaxplugin import jax_private
+from jaxplugin.kernels.cpu import library
 
 Version = tuple[int, int, int]
 
@@ -42,6 +44,10 @@ class Target:
     shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
     l2_bytes: size of the last-level cache.
     memory_bandwidth: bytes per second, as published.
+    cpu_kernels: instruction set of the C++ kernels for CPUs, "avx512_bf16",
+      "avx512", "avx2", "baseline" or "baseline_neon"; None where they cannot
+      be used, as on every named target: only `detect_target` finds them.
+    cpu_kernels_error: why not, for messages.
   """
 
   name: str
@@ -53,6 +59,8 @@ class Target:
   shared_memory_bytes: int | None = None
   l2_bytes: int | None = None
   memory_bandwidth: float | None = None
+  cpu_kernels: str | None = None
+  cpu_kernels_error: str = ""
 
   def __str__(self) -> str:
     details = [self.platform]
@@ -62,6 +70,8 @@ class Target:
       details.append(self.architecture)
     if self.cudnn_version is not None:
       details.append(f"cuDNN {format_version(self.cudnn_version)}")
+    if self.cpu_kernels is not None:
+      details.append(f"{self.cpu_kernels} kernels")
     return f"{self.name} ({', '.join(details)})"
 
 
@@ -135,6 +145,9 @@ def named_target(
     name: one of `TARGET_NAMES`, any case.
     cudnn: the cuDNN version to assume, "9.13" or "9.13.0" or (9, 13, 0). None
       assumes that there is none, so the cudnn implementation is refused.
+
+  "cpu" is a CPU without the C++ kernels (`Target.cpu_kernels` is None), so
+  that what is lowered for it runs on any; `detect_target("cpu")` has them.
 
   Raises:
     ValueError: unknown name (lists the known ones), malformed version, or
@@ -231,8 +244,13 @@ def detect_target(platform: str | None = None) -> Target:
   if platform is None:
     platform = _default_platform()
   if platform == "cpu":
+    kernels, error = _local_cpu_kernels()
     return Target(
-      name="local cpu", platform="cpu", core_count=_available_cores()
+      name="local cpu",
+      platform="cpu",
+      core_count=_available_cores(),
+      cpu_kernels=kernels,
+      cpu_kernels_error=error,
     )
   try:
     device = jax.local_devices(backend=platform)[0]
@@ -269,6 +287,16 @@ def _available_cores() -> int:
   return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (
     os.cpu_count() or 1
   )
+
+
+@functools.cache
+def _local_cpu_kernels() -> tuple[str | None, str]:
+  """Instruction set of the CPU kernels, or None and why there are none."""
+  try:
+    loaded = library.load(jax.ffi.include_dir())
+  except library.LibraryError as error:
+    return None, str(error)
+  return library.instruction_set(loaded), ""
 
 
 @functools.cache

@@ -10,15 +10,16 @@ import itertools
 import json
 import socket
 import subprocess
-from typing import Any, Final
+from typing import Any
+from typing import Final
 from unittest import mock
 
 import jax.numpy as jnp
-import jaxplugin as jp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import jaxplugin as jp
 from jaxplugin import backends
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib

@@ -1,24 +1,296 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cpu implementation: which problems the CPU custom call can serve."""
+"""The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
+
+They read the quantized bytes once, decode them in registers, and fuse the
+global scale and the epilogue. Dequantized values outside f32's normal range
+count exactly.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+import threading
 from typing import Final
 
+import jax
+import jax.ffi
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import call
+from jaxplugin import formats
 from jaxplugin import problem as problem_lib
+from jaxplugin import quantize
+from jaxplugin import reference
 from jaxplugin import target as target_lib
+from jaxplugin.kernels.cpu import library
 
 NAME: Final = "cpu"
+REASON: Final = "C++ kernels that read the quantized bytes once"
+
+_DOT: Final = "jaxplugin_block_scaled_dot"
+# Numbers of kernels/cpu/README.md.
+_ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
+_BEST_ISA: Final = 0
+_UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
+_ABSENT: Final = np.zeros((0,), np.float32)
+# Above so many rows the kernel walks rhs panel by panel; up to it, it streams
+# rhs through registers (dot_small.inl).
+_MAX_SMALL_ROWS: Final = 4
+
+_registration_lock = threading.Lock()
 
 
 def supports(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> problem_lib.Unsupported | None:
-  """No problem yet: the custom call is not part of this version."""
-  del problem
+  """Serves static sizes and the package's formats, where there are kernels."""
   if target.platform != "cpu":
     return problem_lib.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
     )
-  return problem_lib.Unsupported("this version has no CPU custom call yet")
+  if target.cpu_kernels is None:
+    return problem_lib.Unsupported(
+      target.cpu_kernels_error
+      or "the target has no CPU kernels (a named one assumes none; see"
+      " jp.detect_target)"
+    )
+  for side in (problem.lhs, problem.rhs):
+    if side.format is not None and not side.format.is_standard:
+      return problem_lib.Unsupported(
+        f"serves {', '.join(f.name for f in formats.FORMATS)} and plain floats,"
+        f" got {side.format}"
+      )
+  if not problem.sizes_are_static:
+    return problem_lib.Unsupported("needs static sizes, some are symbolic")
+  return None
+
+
+def emit(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
+  target: target_lib.Target,
+) -> jax.Array:
+  """One custom call, and whatever of the epilogue it cannot take."""
+  del target
+  shape = call.result_shape(config, operands)
+  if 0 in (problem.batch, problem.m, problem.n, problem.k):
+    zeros = jnp.zeros(shape, jnp.float32)
+    return reference.apply_epilogue(zeros, operands, config)
+  num_n = len(call.rhs_free(config, operands.rhs.ndim))
+  if _can_fuse(operands, problem, num_n):
+    return _dot(operands, config, problem, shape)
+  bare = config.replace(
+    preferred_element_type=np.dtype(np.float32), activation=None
+  )
+  without = operands._replace(global_scale=None, bias=None, residual=None)
+  result = _dot(without, bare, problem, shape)
+  return reference.apply_epilogue(result, operands, config)
+
+
+def _can_fuse(
+  operands: call.Operands, problem: problem_lib.DotProblem, num_n: int
+) -> bool:
+  """Whether the global scale is one number and the bias varies over n only."""
+  bias = operands.bias
+  is_over_n = bias is None or all(
+    size == 1 for size in bias.shape[: bias.ndim - num_n]
+  )
+  return is_over_n and problem.global_scale != "array"
+
+
+def _dot(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
+  shape: tuple[int, ...],
+) -> jax.Array:
+  """The custom call on operands brought to its shapes."""
+  register()
+  batch, m, n = problem.batch, problem.m, problem.n
+  dtype = config.preferred_element_type
+  lhs, rhs = _canonical_operands(operands, config)
+  bias, residual = operands.bias, operands.residual
+  if bias is not None:
+    columns = (1,) * (len(shape) - bias.ndim) + bias.shape
+    num_n = len(call.rhs_free(config, operands.rhs.ndim))
+    columns = columns[: len(shape) - num_n] + shape[len(shape) - num_n :]
+    bias = jnp.broadcast_to(bias.astype(jnp.float32), columns).reshape(n)
+  if residual is not None:
+    if residual.dtype != dtype:
+      residual = residual.astype(jnp.float32)
+    residual = jnp.broadcast_to(residual, shape)
+  if n == 1 and m > _MAX_SMALL_ROWS:
+    # A matrix times a vector: as a vector times a matrix it is streamed, and
+    # the transposed result is the same array.
+    lhs, rhs = rhs, lhs
+    m, n = n, m
+    bias = None if bias is None else jnp.broadcast_to(bias, (n,))
+  result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
+  if residual is not None:
+    residual = residual.reshape(batch, m, n)
+  result = jax.ffi.ffi_call(_DOT, result_type)(
+    *lhs[:2],
+    *rhs[:2],
+    _or_absent(operands.global_scale),
+    _or_absent(bias),
+    _or_absent(residual),
+    lhs_block_size=np.int64(lhs[2]),
+    rhs_block_size=np.int64(rhs[2]),
+    activation=np.int64(_ACTIVATIONS[config.activation]),
+    isa=np.int64(_BEST_ISA),
+  )
+  return result.reshape(shape)
+
+
+def _or_absent(x: jax.Array | None) -> jax.Array | np.ndarray:
+  return _ABSENT if x is None else x
+
+
+def register() -> None:
+  """Registers the handlers with XLA, once, whatever thread comes first.
+
+  Raises:
+    library.LibraryError: there is no library that this jaxlib can take.
+  """
+  with _registration_lock:
+    _register_once()
+
+
+@functools.cache
+def _register_once() -> None:
+  loaded = library.load(jax.ffi.include_dir())
+  for name in library.HANDLERS:
+    jax.ffi.register_ffi_target(
+      name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
+    )
+
+
+# From any dimension numbers to [batch, rows, k].
+
+# values, scale, block size
+_Canonical = tuple[jax.Array, jax.Array | np.ndarray, int]
+
+
+def _canonical_operands(
+  operands: call.Operands, config: call.DotConfig
+) -> tuple[_Canonical, _Canonical]:
+  """Both operands row-major, [batch, rows, k], with the blocks contiguous.
+
+  The blocked contracting dimension goes last, in both alike; k is padded with
+  zeros to a whole block where another dimension would follow it otherwise, and
+  to an even size for FP4. Where the two sides are blocked along different
+  dimensions, lhs is dequantized: it then is a plain f32 operand, whose
+  subnormals XLA:CPU flushes.
+  """
+  lhs, rhs = config.lhs, config.rhs
+  lhs_values, rhs_values = operands.lhs, operands.rhs
+  lhs_scale = _exact_scale(lhs, lhs_values, operands.lhs_scale)
+  rhs_scale = _exact_scale(rhs, rhs_values, operands.rhs_scale)
+  lhs_blocked = _blocked(lhs, config.lhs_contracting)
+  rhs_blocked = _blocked(rhs, config.rhs_contracting)
+  if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
+    assert lhs.format is not None and lhs.axis is not None
+    lhs_values = quantize.dequantize_raw(
+      lhs_values, lhs_scale, lhs.format, axis=lhs.axis
+    )
+    lhs, lhs_scale, lhs_blocked = call.OperandConfig(), None, None
+  blocked = rhs_blocked if lhs_blocked is None else lhs_blocked
+  assert blocked is not None
+
+  size = call.operand_shape(lhs, lhs_values)[config.lhs_contracting[blocked]]
+  padded = _padded_size(lhs, rhs, size, len(config.lhs_contracting))
+  sides = []
+  for operand, values, scale, contracting, batch in (
+    (lhs, lhs_values, lhs_scale, config.lhs_contracting, config.lhs_batch),
+    (rhs, rhs_values, rhs_scale, config.rhs_contracting, config.rhs_batch),
+  ):
+    axis = contracting[blocked]
+    values, scale = _pad(operand, values, scale, axis, size, padded)
+    others = contracting[:blocked] + contracting[blocked + 1 :]
+    merge = functools.partial(
+      _merge, batch=batch, contracting=(*others, axis)
+    )
+    if operand.format is None:
+      sides.append((merge(values), _ABSENT, _UNUSED_BLOCK_SIZE))
+    else:
+      sides.append((merge(values), merge(scale), operand.format.block_size))
+  return sides[0], sides[1]
+
+
+def _exact_scale(
+  operand: call.OperandConfig, values: jax.Array, scale: jax.Array | None
+) -> jax.Array | None:
+  if scale is None:
+    return None
+  return reference.exact_scale(operand, values, scale)
+
+
+def _blocked(
+  operand: call.OperandConfig, contracting: call.Dims
+) -> int | None:
+  """Which of the contracting dimensions is blocked; None for a plain operand."""
+  if operand.format is None:
+    return None
+  assert operand.axis is not None
+  return contracting.index(operand.axis)
+
+
+def _padded_size(
+  lhs: call.OperandConfig,
+  rhs: call.OperandConfig,
+  size: int,
+  num_contracting: int,
+) -> int:
+  """The size that the blocked dimension is padded to."""
+  granule = 1
+  for operand in (lhs, rhs):
+    if operand.format is None:
+      continue
+    if num_contracting > 1:
+      granule = math.lcm(granule, operand.format.block_size)
+    elif operand.format.is_fp4:
+      granule = math.lcm(granule, 2)
+  return -(-size // granule) * granule
+
+
+def _pad(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array | None,
+  axis: int,
+  size: int,
+  padded: int,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Pads values with zeros, and scales with zeros or 2^-127, along `axis`."""
+  if padded == size:
+    return values, scale
+  per_byte = 1
+  if operand.format is not None and values.dtype == formats.PACKED:
+    per_byte = 2
+  values = _pad_axis(values, axis, padded // per_byte)
+  if scale is not None:
+    assert operand.format is not None
+    scale = _pad_axis(scale, axis, -(-padded // operand.format.block_size))
+  return values, scale
+
+
+def _pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
+  zero_code = jnp.zeros((), x.dtype)
+  if x.dtype == formats.E8M0:  # it has no zero; byte 0 is its smallest
+    zero_code = lax.bitcast_convert_type(jnp.uint8(0), x.dtype)
+  widths = [(0, 0, 0)] * x.ndim
+  widths[axis] = (0, size - x.shape[axis], 0)
+  return lax.pad(x, zero_code, widths)
+
+
+def _merge(x: jax.Array, *, batch: call.Dims, contracting: call.Dims):
+  """Transposes and reshapes to [batch, rows, contracting]."""
+  free = call.free_dims(x.ndim, contracting, batch)
+  sizes = [math.prod(x.shape[d] for d in d_) for d_ in (batch, free)]
+  x = jnp.transpose(x, (*batch, *free, *contracting))
+  return x.reshape(*sizes, math.prod(x.shape[len(batch) + len(free) :]))

@@ -20,8 +20,10 @@ def supports(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> problem_lib.Unsupported | None:
   """The gates of XLA's own rewriter, most basic first."""
-  return _device_gate(target) or _problem_gate(problem) or (
-    problem_lib.Unsupported("this version has no cudnn lowering yet")
+  return (
+    _device_gate(target)
+    or _problem_gate(problem)
+    or (problem_lib.Unsupported("this version has no cudnn lowering yet"))
   )
 
 
@@ -38,8 +40,9 @@ def _device_gate(
     )
   if target.compute_capability < MIN_COMPUTE_CAPABILITY:
     return problem_lib.Unsupported(
-      "needs compute capability 10.0 or higher, the target has"
-      " {}.{}".format(*target.compute_capability)
+      "needs compute capability 10.0 or higher, the target has {}.{}".format(
+        *target.compute_capability
+      )
     )
   if target.cudnn_version is None:
     return problem_lib.Unsupported(

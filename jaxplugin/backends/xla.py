@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
