@@ -80,11 +80,14 @@ def divide(numerator: jax.Array, denominator: jax.Array | float) -> jax.Array:
   """f32 quotient, correctly rounded; 0 / anything is 0.
 
   XLA rewrites `a / constant` and `a / broadcast(b)` to a multiply by a rounded
-  reciprocal, which is off by an ulp in a third of all cases. A denominator that
-  is a select is neither, and the select answers 0/0 as well.
+  reciprocal, off by an ulp in a third of all cases, and `(a / b) / c` to
+  `a / (b * c)`, which rounds otherwise and may overflow. A select around the
+  denominator prevents the former, one around the quotient the latter; both
+  answer 0 / 0 as well.
   """
-  denominator = jnp.where(numerator == 0, jnp.float32(1), denominator)
-  return numerator / denominator
+  is_zero = numerator == 0
+  quotient = numerator / jnp.where(is_zero, jnp.float32(1), denominator)
+  return jnp.where(is_zero, jnp.float32(0), quotient)
 
 
 def encode(

@@ -14,6 +14,7 @@ import numpy as np
 from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import formats
+from jaxplugin import jax_private
 from jaxplugin import primitive
 from jaxplugin import problem as problem_lib
 from jaxplugin import scaled_array
@@ -178,7 +179,7 @@ def _bind_with_epilogue(
     bias=bias,
     residual=residual,
   )
-  operands = call.Operands.unflatten(config, _vary_alike(operands.flatten()))
+  operands = call.Operands.unflatten(config, vary_alike(operands.flatten()))
   _validate_implementation(config, operands)
   return primitive.bind(operands, config, target_lib.overriding_target())
 
@@ -275,7 +276,7 @@ def _result_dtype(dtype: Any) -> np.dtype:
 def _reject_negative_scale(
   side: str, format: formats.BlockFormat, scale: Any
 ) -> None:
-  if format.scale_dtype != formats.E4M3 or isinstance(scale, jax.core.Tracer):
+  if format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
     return
   if not getattr(scale, "is_fully_addressable", True):
     return
@@ -346,9 +347,9 @@ def _expand_bias(
   return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))
 
 
-def _vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
+def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
   """Inside `shard_map`, makes all operands vary over the same mesh axes."""
-  varying = [getattr(jax.typeof(x), "vma", frozenset()) for x in flat]
+  varying = [jax_private.varying_axes(x) for x in flat]
   union = frozenset().union(*varying)
   return [
     x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")

@@ -139,6 +139,9 @@ def dot_general(
     )
     if preferred_element_type is None:
       preferred_element_type = jnp.result_type(lhs, rhs)
+    # Here and not inside, so that an operand that is the same on all devices of
+    # a `shard_map` gets the sum of their gradients.
+    lhs, rhs = dot.vary_alike([lhs, rhs])
     return _dot(
       recipe,
       numbers,
@@ -331,7 +334,8 @@ def _quantized(
   block: int,
   recipe: Recipe,
 ) -> Any:
-  padding = -x.shape[axis] % block
+  # Written so that a symbolic size pads to a provable multiple of the block.
+  padding = (x.shape[axis] + block - 1) // block * block - x.shape[axis]
   if not (isinstance(padding, int) and padding == 0):
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, padding)

@@ -292,6 +292,39 @@ class DotGeneralTest(parameterized.TestCase):
       ),
     )
 
+  def test_shard_map_sums_the_gradient_of_a_replicated_weight(self):
+    if jax.device_count() < 2:
+      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    spec = jax.sharding.PartitionSpec
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    numbers = _numbers("mk", "kn")
+    # Integers whose quantization, products and sums are all exact.
+    x = np.random.default_rng(0).integers(-4, 5, (64, 32)).astype(np.float32)
+    w = np.random.default_rng(1).integers(-4, 5, (32, 8)).astype(np.float32)
+
+    @jax.shard_map(mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec())
+    def loss(x, w):
+      return jax.lax.psum(function(x, w, numbers).sum(), "d")
+
+    grads = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
+    ones = np.ones((64, 8))
+    np.testing.assert_array_equal(grads[0], ones @ w.T)
+    np.testing.assert_array_equal(grads[1], x.T @ ones)
+
+  def test_symbolic_contracting_size_is_padded(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    (k,) = jax.export.symbolic_shape("k")
+    exported = jax.export.export(
+      jax.jit(lambda x, w: function(x, w, _numbers("mk", "kn")))
+    )(
+      jax.ShapeDtypeStruct((4, k), jnp.float32),
+      jax.ShapeDtypeStruct((k, 3), jnp.float32),
+    )
+    for size in (5, 32, 40):
+      x, w = jnp.ones((4, size)), jnp.ones((size, 3))
+      np.testing.assert_array_equal(exported.call(x, w), np.full((4, 3), size))
+
   def test_zero_sizes_give_zero_or_empty(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     numbers = _numbers("mk", "kn")

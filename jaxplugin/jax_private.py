@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax._src import dispatch
 from jax._src.interpreters import mlir
 
@@ -18,6 +19,11 @@ def require_devices_during_lowering(primitive: Any) -> None:
 def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
   """Constrains a lowered value to the explicit sharding in its type."""
   return mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+  """The mesh axes of an enclosing `shard_map` over which `x` varies."""
+  return frozenset(jax.typeof(x).mat.varying)
 
 
 def cudnn_version_number() -> int | None:

@@ -33,36 +33,18 @@ def operand_dtype(
   operands: call.Operands,
   target: target_lib.Target,
 ) -> Any:
-  """bf16 where that loses nothing and is not slow; else f32."""
-  exact = reference.exact_in_bf16(
+  """bf16 where that loses nothing; else f32."""
+  # XLA:CPU's bf16 dot loses: vdpbf16ps rounds twice a step, and where one
+  # product dominates the sum the error reached 21 * 2^-24 * sum|a * b|, more
+  # than the contract's 16 (f32: 12). It is also 13 times slower than f32 at
+  # m = 1, and in some layouts it fails at run time, "Unsupported element type
+  # for DotThunk::Execute" (jaxlib 0.10.2 and 0.12.0.1, EPYC with AVX512-BF16).
+  if target.platform == "cpu":
+    return jnp.float32
+  is_exact = reference.exact_in_bf16(
     config.lhs, operands.lhs.dtype
   ) and reference.exact_in_bf16(config.rhs, operands.rhs.dtype)
-  if not exact:
-    return jnp.float32
-  if target.platform == "cpu" and not _cpu_multiplies_bf16(config, operands):
-    return jnp.float32
-  return formats.BF16
-
-
-def _cpu_multiplies_bf16(
-  config: call.DotConfig, operands: call.Operands
-) -> bool:
-  """Whether XLA:CPU multiplies bf16 operands of this call, and fast."""
-  problem = call.problem_of(config, operands)
-  # It has a fast f32 and a naive bf16 matrix-vector product: 5 against 69 ms at
-  # 8192 x 8192 on a 2-core EPYC with AVX512-BF16, jaxlib 0.10.2.
-  is_matrix_vector = problem.m in (0, 1) or problem.n in (0, 1)
-  # In other layouts its bf16 dot may fail at run time: "Unsupported element
-  # type for DotThunk::Execute: BF16 x BF16 = F32" (jaxlib 0.10.2 and 0.12.0.1).
-  batch = tuple(range(len(config.lhs_batch)))
-  is_row_major = (
-    problem.num_contracting == 1
-    and problem.lhs.contracting_is_minor
-    and problem.rhs.contracting_is_minor
-    and config.lhs_batch == batch
-    and config.rhs_batch == batch
-  )
-  return is_row_major and not is_matrix_vector
+  return formats.BF16 if is_exact else jnp.float32
 
 
 def emit(

