@@ -45,6 +45,9 @@ UNIT: Final = 2.0**-24  # unit roundoff of f32
 # measured are 7e-7 (jax 0.10.2, CPU), and 1e-3 with the tanh gelu.
 F32_TOLERANCE: Final = math.sqrt(2 * RESIDUAL_BRANCHES * 1536) * UNIT
 
+# jaxplugin's contract for a product, in units of sum|a * b|.
+PRODUCT_TOLERANCE: Final = 16 * UNIT
+
 # The margin of a nearest sentence: how much more similar it is than the next.
 # From this margin in f32 on, a format must find the same sentence. It is five
 # standard deviations of what the format does to the margins of sentences.txt:
@@ -169,18 +172,6 @@ def dequantized(x: jp.ScaledArray) -> np.ndarray:
   return values * np.repeat(scale, x.format.block_size, -1) * global_scale
 
 
-def product_tolerance(k: int) -> float:
-  """Returns the error allowed in a product, in units of sum|a * b|.
-
-  jaxplugin's contract, 16 * 2^-24. Summing k terms one after the other in f32
-  makes sqrt(k) roundings of the running sum, if their signs are random; where
-  one term outweighs the rest, as the outlier activations of BERT do, each is
-  as large as sum|a * b| allows. XLA:CPU's bf16 product of k = 1536 does that:
-  21 * 2^-24 measured (jaxlib 0.10.2, AVX512-BF16).
-  """
-  return max(16, math.sqrt(k)) * UNIT
-
-
 class CheckedLinears:
   """Stands in for `minilm.operand` and `linear`, and checks each call.
 
@@ -215,7 +206,7 @@ class CheckedLinears:
     error = np.abs(np.asarray(result, np.float64) - (lhs @ rhs.T + bias))
     # The bias is one more term of the sum.
     bound = np.abs(lhs) @ np.abs(rhs.T) + np.abs(bias)
-    bound *= product_tolerance(lhs.shape[-1])
+    bound *= PRODUCT_TOLERANCE
     self._test.assertLessEqual(np.max(error / bound), 1)
     self.calls += 1
     return result

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -188,10 +189,19 @@ def validate(config: DotConfig, operands: Operands) -> None:
   Raises:
     TypeError: naming the argument, the rule, what was given, and the remedy.
   """
-  lhs_shape = operand_shape(config.lhs, operands.lhs)
-  rhs_shape = operand_shape(config.rhs, operands.rhs)
+  validate_operands(config, operands)
+  validate_epilogue(config, operands)
+
+
+def validate_operands(config: DotConfig, operands: Operands) -> None:
+  """Checks lhs, rhs and their scales; raises TypeError."""
+  validate_values("lhs", config.lhs, operands.lhs)
+  validate_values("rhs", config.rhs, operands.rhs)
   validate_dimension_numbers(
-    WHO, config.dimension_numbers, lhs_shape, rhs_shape
+    WHO,
+    config.dimension_numbers,
+    operand_shape(config.lhs, operands.lhs),
+    operand_shape(config.rhs, operands.rhs),
   )
   if not config.lhs_contracting:
     raise TypeError(
@@ -202,7 +212,6 @@ def validate(config: DotConfig, operands: Operands) -> None:
     ("lhs", config.lhs, operands.lhs, operands.lhs_scale),
     ("rhs", config.rhs, operands.rhs, operands.rhs_scale),
   ):
-    _validate_values(side, operand, values)
     if operand.format is not None:
       is_lhs = side == "lhs"
       contracting = config.lhs_contracting if is_lhs else config.rhs_contracting
@@ -210,6 +219,10 @@ def validate(config: DotConfig, operands: Operands) -> None:
       _validate_scale(
         side, operand, values, scale, contracting, batch, config.padded_scales
       )
+
+
+def validate_epilogue(config: DotConfig, operands: Operands) -> None:
+  """Checks the result's dtype and what is applied to it; raises TypeError."""
   if config.preferred_element_type not in RESULT_DTYPES:
     raise TypeError(
       f"{WHO}: preferred_element_type must be float32, bfloat16 or float16,"
@@ -279,7 +292,8 @@ def validate_dimension_numbers(
         )
 
 
-def _validate_values(side: str, operand: OperandConfig, values: Any) -> None:
+def validate_values(side: str, operand: OperandConfig, values: Any) -> None:
+  """Checks the dtype of one operand's values; raises TypeError."""
   format = operand.format
   if format is None:
     if values.dtype not in PLAIN_DTYPES:
@@ -405,7 +419,7 @@ def canonical_dimension_numbers(
     (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = (
       dimension_numbers
     )
-    as_dims = lambda dims: tuple(int(d) for d in dims)
+    as_dims = lambda dims: tuple(operator.index(d) for d in dims)
     return (
       (as_dims(lhs_contracting), as_dims(rhs_contracting)),
       (as_dims(lhs_batch), as_dims(rhs_batch)),
@@ -480,12 +494,10 @@ def canonical_precision(precision: Any) -> bool:
   """
   items = precision if isinstance(precision, (tuple, list)) else (precision,)
   try:
-    return any(
-      item is not None and lax.Precision(item) == lax.Precision.HIGHEST
-      for item in items
-    )
+    precisions = [lax.Precision(i) for i in items if i is not None]
   except ValueError:
     raise ValueError(
       f"{WHO}: precision must be None, 'default', 'high', 'highest' or a"
       f" jax.lax.Precision, got {precision!r}"
     ) from None
+  return lax.Precision.HIGHEST in precisions

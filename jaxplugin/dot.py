@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -99,9 +100,14 @@ def block_scaled_dot(
   numbers = call.canonical_dimension_numbers(
     dimension_numbers, lhs.ndim, rhs.ndim
   )
-  lhs_operand = _with_axis("lhs", lhs_operand, lhs, lhs_scale, numbers[0][0])
-  rhs_operand = _with_axis("rhs", rhs_operand, rhs, rhs_scale, numbers[0][1])
   _validate_block_size(block_size, lhs_operand, rhs_operand)
+  padded = block_size is not None
+  lhs_operand = _with_axis(
+    "lhs", lhs_operand, lhs, lhs_scale, numbers[0][0], padded
+  )
+  rhs_operand = _with_axis(
+    "rhs", rhs_operand, rhs, rhs_scale, numbers[0][1], padded
+  )
   if lhs_operand.format is None and rhs_operand.format is None:
     raise TypeError(
       f"{call.WHO}: lhs or rhs must be quantized, got plain {lhs.dtype} and"
@@ -121,10 +127,10 @@ def block_scaled_dot(
     highest_precision=call.canonical_precision(precision),
     activation=activation,
     implementation=implementation,
-    padded_scales=block_size is not None,
+    padded_scales=padded,
   )
   operands = call.Operands(lhs, rhs, lhs_scale, rhs_scale)
-  call.validate(config, operands)
+  call.validate_operands(config, operands)
   return _bind_with_epilogue(
     config, operands, (lhs_global, rhs_global), global_scale, bias, residual
   )
@@ -180,6 +186,7 @@ def _bind_with_epilogue(
     residual=residual,
   )
   operands = call.Operands.unflatten(config, vary_alike(operands.flatten()))
+  call.validate_epilogue(config, operands)
   _validate_implementation(config, operands)
   return primitive.bind(operands, config, target_lib.overriding_target())
 
@@ -221,6 +228,10 @@ def _resolve_operand(
 
 def _array(name: str, x: Any) -> jax.Array:
   is_array = hasattr(x, "shape") and hasattr(x, "dtype")
+  if isinstance(x, scaled_array.ScaledArray):
+    raise TypeError(
+      f"{call.WHO}: {name} must be a plain array, got {x!r}; dequantize it"
+    )
   if not is_array and not isinstance(x, (int, float, list)):
     raise TypeError(
       f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
@@ -234,19 +245,38 @@ def _with_axis(
   values: Any,
   scale: Any,
   contracting: call.Dims,
+  padded: bool,
 ) -> call.OperandConfig:
   """Fills in a blocked dimension that is not known: a contracting one."""
   if operand.format is None or operand.axis is not None:
     return operand
+  call.validate_values(side, operand, values)
   if scale.ndim != values.ndim:
     raise TypeError(
       f"{call.WHO}: {side}_scale must have the rank of {side}, got"
       f" {side}_scale {tuple(scale.shape)} for {side} {tuple(values.shape)}"
     )
-  in_range = [d for d in contracting if 0 <= d < values.ndim]
-  divided = [d for d in in_range if scale.shape[d] != values.shape[d]]
-  axis = (divided or in_range or [values.ndim - 1])[-1]
-  return call.OperandConfig(format=operand.format, axis=axis)
+
+  def fits(config):
+    shape = call.operand_shape(config, values)
+    pairs = zip(scale.shape, call.scale_shape(config, shape), strict=True)
+    return all(h >= n if padded else h == n for h, n in pairs)
+
+  in_range = [d for d in dict.fromkeys(contracting) if 0 <= d < values.ndim]
+  candidates = [
+    dataclasses.replace(operand, axis=d)
+    for d in in_range or [values.ndim - 1]
+  ]
+  fitting = candidates
+  if len(candidates) > 1:
+    fitting = [config for config in candidates if fits(config)]
+  if len(fitting) > 1 and 0 not in values.shape:
+    raise TypeError(
+      f"{call.WHO}: {side}_scale {tuple(scale.shape)} fits blocks along several"
+      f" contracting dimensions {contracting} of {side} {tuple(values.shape)};"
+      " reshape them into one"
+    )
+  return (fitting or candidates)[-1]
 
 
 def _validate_block_size(

@@ -189,11 +189,13 @@ def _batched_epilogue_operands(
     operand, dim = getattr(operands, name), getattr(mapped, name)
     if operand is None:
       continue
+    # A global scale may be one number, whatever the rank of the result.
+    is_number = name == "global_scale" and operand.ndim == (dim is not None)
     if dim is None:
       changes[name] = (
-        jnp.expand_dims(operand, position) if operand.ndim else operand
+        operand if is_number else jnp.expand_dims(operand, position)
       )
-    elif operand.ndim == 1:  # a global scale that was one number
+    elif is_number:
       shape = [1] * (ndim + 1)
       shape[position] = operand.shape[0]
       changes[name] = operand.reshape(shape)

@@ -36,7 +36,6 @@ _DOT: Final = "jaxplugin_block_scaled_dot"
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 _BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
-_ABSENT: Final = np.zeros((0,), np.float32)
 # Above so many rows the kernel walks rhs panel by panel; up to it, it streams
 # rhs through registers (dot_small.inl).
 _MAX_SMALL_ROWS: Final = 4
@@ -147,8 +146,9 @@ def _dot(
   return result.reshape(shape)
 
 
-def _or_absent(x: jax.Array | None) -> jax.Array | np.ndarray:
-  return _ABSENT if x is None else x
+def _or_absent(x: jax.Array | None) -> jax.Array:
+  # Traced: a NumPy array is a constant, which custom_partitioning refuses.
+  return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
 def register() -> None:
@@ -173,7 +173,7 @@ def _register_once() -> None:
 # From any dimension numbers to [batch, rows, k].
 
 # values, scale, block size
-_Canonical = tuple[jax.Array, jax.Array | np.ndarray, int]
+_Canonical = tuple[jax.Array, jax.Array, int]
 
 
 def _canonical_operands(
@@ -212,11 +212,9 @@ def _canonical_operands(
     axis = contracting[blocked]
     values, scale = _pad(operand, values, scale, axis, size, padded)
     others = contracting[:blocked] + contracting[blocked + 1 :]
-    merge = functools.partial(
-      _merge, batch=batch, contracting=(*others, axis)
-    )
+    merge = functools.partial(_merge, batch=batch, contracting=(*others, axis))
     if operand.format is None:
-      sides.append((merge(values), _ABSENT, _UNUSED_BLOCK_SIZE))
+      sides.append((merge(values), _or_absent(None), _UNUSED_BLOCK_SIZE))
     else:
       sides.append((merge(values), merge(scale), operand.format.block_size))
   return sides[0], sides[1]
@@ -230,10 +228,8 @@ def _exact_scale(
   return reference.exact_scale(operand, values, scale)
 
 
-def _blocked(
-  operand: call.OperandConfig, contracting: call.Dims
-) -> int | None:
-  """Which of the contracting dimensions is blocked; None for a plain operand."""
+def _blocked(operand: call.OperandConfig, contracting: call.Dims) -> int | None:
+  """Which contracting dimension is blocked; None for a plain operand."""
   if operand.format is None:
     return None
   assert operand.axis is not None
@@ -282,7 +278,7 @@ def _pad(
 def _pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
   zero_code = jnp.zeros((), x.dtype)
   if x.dtype == formats.E8M0:  # it has no zero; byte 0 is its smallest
-    zero_code = lax.bitcast_convert_type(jnp.uint8(0), x.dtype)
+    zero_code = lax.bitcast_convert_type(jnp.zeros((), jnp.uint8), x.dtype)
   widths = [(0, 0, 0)] * x.ndim
   widths[axis] = (0, size - x.shape[axis], 0)
   return lax.pad(x, zero_code, widths)
