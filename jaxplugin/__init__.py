@@ -19,8 +19,8 @@ from jaxplugin.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.formats import NVFP4 as NVFP4
 from jaxplugin.formats import BlockFormat as BlockFormat
 from jaxplugin.gradients import dot_general as dot_general
-from jaxplugin.quantize import dequantize as dequantize
-from jaxplugin.quantize import quantize as quantize
+from jaxplugin.quantization import dequantize as dequantize
+from jaxplugin.quantization import quantize as quantize
 from jaxplugin.scaled_array import ScaledArray as ScaledArray
 from jaxplugin.scaled_array import pack_fp4 as pack_fp4
 from jaxplugin.scaled_array import swizzle_scale as swizzle_scale

@@ -264,8 +264,7 @@ def _with_axis(
 
   in_range = [d for d in dict.fromkeys(contracting) if 0 <= d < values.ndim]
   candidates = [
-    dataclasses.replace(operand, axis=d)
-    for d in in_range or [values.ndim - 1]
+    dataclasses.replace(operand, axis=d) for d in in_range or [values.ndim - 1]
   ]
   fitting = candidates
   if len(candidates) > 1:

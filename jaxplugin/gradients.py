@@ -19,7 +19,7 @@ from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import dot
 from jaxplugin import formats
-from jaxplugin import quantize
+from jaxplugin import quantization
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Recipe:
   grad_format: formats.BlockFormat | None
   quantize_dgrad: bool = True
   quantize_wgrad: bool = True
-  scale_rounding: quantize.ScaleRounding = "up"
+  scale_rounding: quantization.ScaleRounding = "up"
   implementation: str | None = None
 
 
@@ -51,7 +51,7 @@ def dot_general(
   grad_format: formats.BlockFormat | None = None,
   quantize_dgrad: bool = True,
   quantize_wgrad: bool = True,
-  scale_rounding: quantize.ScaleRounding = "up",
+  scale_rounding: quantization.ScaleRounding = "up",
   implementation: str | None = None,
 ) -> Callable[..., jax.Array]:
   """Makes a drop-in for `lax.dot_general` that multiplies in block formats.
@@ -107,10 +107,10 @@ def dot_general(
       "dot_general: lhs_format or rhs_format must be given, got None for both;"
       " without quantization use jax.lax.dot_general"
     )
-  if scale_rounding not in quantize.SCALE_ROUNDINGS:
+  if scale_rounding not in quantization.SCALE_ROUNDINGS:
     raise ValueError(
-      f"dot_general: scale_rounding must be one of {quantize.SCALE_ROUNDINGS},"
-      f" got {scale_rounding!r}"
+      "dot_general: scale_rounding must be one of"
+      f" {quantization.SCALE_ROUNDINGS}, got {scale_rounding!r}"
     )
   backends.validate_name(implementation)
   recipe = Recipe(
@@ -342,6 +342,6 @@ def _quantized(
     x = jnp.pad(x, widths)
   if format is None:
     return x
-  return quantize.quantize(
+  return quantization.quantize(
     x, format, axis=axis, scale_rounding=recipe.scale_rounding
   )

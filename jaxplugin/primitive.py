@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp

@@ -20,7 +20,7 @@ from jax import lax
 from jaxplugin import call
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
-from jaxplugin import quantize
+from jaxplugin import quantization
 from jaxplugin import scaled_array
 
 # In units of sum(|a * b|), before the final cast: 16 roundings of f32.
@@ -127,7 +127,7 @@ def _dequantized(
     return values
   assert operand.axis is not None
   scale = exact_scale(operand, values, scale)
-  return quantize.dequantize_raw(
+  return quantization.dequantize_raw(
     values, scale, operand.format, axis=operand.axis
   )
 

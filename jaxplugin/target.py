@@ -136,9 +136,7 @@ _NAMED: Final = {
 TARGET_NAMES: Final = tuple(_NAMED)
 
 
-def named_target(
-  name: str, *, cudnn: str | Version | None = None
-) -> Target:
+def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
   """Returns a device by name, to lower and inspect for it without having it.
 
   Args:
@@ -175,7 +173,7 @@ def parse_version(version: str | tuple[int, ...]) -> Version:
     ValueError: anything else.
   """
   text = version
-  if isinstance(version, tuple):
+  if isinstance(version, tuple) and all(type(p) is int for p in version):
     text = ".".join(map(str, version))
   if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+){0,2}", text):
     raise ValueError(
@@ -284,8 +282,10 @@ def _default_platform() -> str:
 
 
 def _available_cores() -> int:
-  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (
-    os.cpu_count() or 1
+  return (
+    len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity")
+    else (os.cpu_count() or 1)
   )
 
 

@@ -23,7 +23,7 @@ from jax import lax
 from jaxplugin import call
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
-from jaxplugin import quantize
+from jaxplugin import quantization
 from jaxplugin import reference
 from jaxplugin import target as target_lib
 from jaxplugin.kernels.cpu import library
@@ -195,7 +195,7 @@ def _canonical_operands(
   rhs_blocked = _blocked(rhs, config.rhs_contracting)
   if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
     assert lhs.format is not None and lhs.axis is not None
-    lhs_values = quantize.dequantize_raw(
+    lhs_values = quantization.dequantize_raw(
       lhs_values, lhs_scale, lhs.format, axis=lhs.axis
     )
     lhs, lhs_scale, lhs_blocked = call.OperandConfig(), None, None

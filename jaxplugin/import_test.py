@@ -1,0 +1,158 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `import jaxplugin` does not do, seen from a fresh interpreter."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+
+import jaxplugin
+
+# "Well under a second beyond `import jax`".
+MAX_IMPORT_SECONDS = 0.5
+TIMED_RUNS = 3
+
+# Loaded by no import of ours: they are optional, large, or ask the hardware.
+FORBIDDEN_PREFIXES = (
+  "triton",
+  "torch",
+  "jax_triton",
+  "jax_cuda",
+  "jax_rocm",
+  "jax_plugins",
+)
+# All of the environment that a probe gets: what this process or another test
+# in it has set must not hide that an import sets it too. jax_triton deletes
+# the last one.
+INHERITED = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
+GIVEN = {"JAX_PLATFORMS": "cpu", "TRITON_CACHE_DIR": "untouched"}
+STAND_INS = ("triton", "torch", "jax_triton", "jax_cuda13_plugin")
+
+# What jax has loaded is not ours: jax itself looks for its CUDA plugins.
+PROBE = """
+import json, os, sys, time
+import jax
+import jax.numpy
+environment, argv = dict(os.environ), list(sys.argv)
+loaded = set(sys.modules)
+start = time.perf_counter()
+import {module}
+seconds = time.perf_counter() - start
+import jax._src.xla_bridge as xla_bridge
+print(json.dumps({{
+  "seconds": seconds,
+  "loaded": sorted(set(sys.modules) - loaded),
+  "file": sys.modules["{module}"].__file__,
+  "environment_changed": dict(os.environ) != environment,
+  "argv_changed": sys.argv != argv,
+  "backend_started": xla_bridge.backends_are_initialized(),
+}}))
+"""
+
+
+def probe(module, *search_path):
+  """Imports `module` in a fresh interpreter; reports what that did."""
+  root = str(pathlib.Path(jaxplugin.__file__).resolve().parent.parent)
+  path = os.pathsep.join([*map(str, search_path), root])
+  result = subprocess.run(
+    [sys.executable, "-c", PROBE.format(module=module)],
+    env={
+      **{name: os.environ[name] for name in INHERITED if name in os.environ},
+      **GIVEN,
+      "PYTHONPATH": path,
+    },
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=False,
+  )
+  if result.returncode:
+    raise RuntimeError(f"import {module} failed:\n{result.stderr}")
+  return json.loads(result.stdout.splitlines()[-1])
+
+
+def forbidden(report):
+  names = {name.split(".")[0] for name in report["loaded"]}
+  return sorted(name for name in names if name.startswith(FORBIDDEN_PREFIXES))
+
+
+def write_module(directory, name, text):
+  (pathlib.Path(directory) / f"{name}.py").write_text(text)
+
+
+class ImportTest(absltest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    # Stand-ins, so that an import guarded by `except ImportError` shows too
+    # where the real packages are not installed.
+    with tempfile.TemporaryDirectory() as directory:
+      for name in STAND_INS:
+        write_module(directory, name, "")
+      cls.with_stand_ins = probe("jaxplugin", directory)
+    cls.report = probe("jaxplugin")
+
+  def test_imports_this_package(self):
+    self.assertEqual(
+      pathlib.Path(self.report["file"]).resolve(),
+      pathlib.Path(jaxplugin.__file__).resolve(),
+    )
+    self.assertIn("jaxplugin.quantization", self.report["loaded"])
+
+  def test_loads_neither_triton_nor_a_plugin_nor_torch(self):
+    self.assertEqual(forbidden(self.report), [])
+
+  def test_does_not_even_try_to_load_them(self):
+    self.assertEqual(forbidden(self.with_stand_ins), [])
+
+  def test_starts_no_backend(self):
+    self.assertFalse(self.report["backend_started"])
+
+  def test_changes_neither_environment_nor_arguments(self):
+    self.assertFalse(self.report["environment_changed"])
+    self.assertFalse(self.report["argv_changed"])
+
+  def test_takes_well_under_a_second_beyond_jax(self):
+    best = self.report["seconds"]
+    for _ in range(TIMED_RUNS - 1):
+      if best < MAX_IMPORT_SECONDS:
+        break  # a minimum only gets smaller
+      best = min(best, probe("jaxplugin")["seconds"])
+    self.assertLess(best, MAX_IMPORT_SECONDS)
+
+
+class GuardTest(absltest.TestCase):
+  """The guard itself can fail."""
+
+  def test_a_module_that_does_all_of_it_is_caught(self):
+    guilty = """
+import os, sys, time
+import jax
+try:
+  import triton.language
+except ImportError:
+  pass
+os.environ["JAXPLUGIN_IMPORT_TEST"] = "1"
+sys.argv.append("--flag")
+jax.devices("cpu")
+time.sleep(0.6)
+"""
+    with tempfile.TemporaryDirectory() as directory:
+      for name in STAND_INS:
+        write_module(directory, name, "")
+      write_module(directory, "guilty", guilty)
+      report = probe("guilty", directory)
+    self.assertEqual(forbidden(report), ["triton"])
+    self.assertTrue(report["environment_changed"])
+    self.assertTrue(report["argv_changed"])
+    self.assertTrue(report["backend_started"])
+    self.assertGreater(report["seconds"], MAX_IMPORT_SECONDS)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,25 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#define JAXPLUGIN_F32_LANES 8
+
+namespace jaxplugin {
+namespace {
+#include "codec.inl"
+#include "dot_exact.inl"
+#include "epilogue.inl"
+#include "dot_blocked.inl"
+#include "dot_f32.inl"
+}  // namespace
+
+bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
+  return BlockedDot<EngineF32>(args, parallel);
+}
+
+}  // namespace jaxplugin
+
+#endif  // defined(__x86_64__)

@@ -1,0 +1,24 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any machine: SSE2 on x86-64, NEON on aarch64.
+
+#include "kernels.h"
+
+#define JAXPLUGIN_F32_LANES 4
+
+namespace jaxplugin {
+namespace {
+#include "codec.inl"
+#include "dot_exact.inl"
+#include "epilogue.inl"
+#include "dot_blocked.inl"
+#include "dot_f32.inl"
+}  // namespace
+
+bool DotBaseline(const DotArgs& args, const Parallel& parallel) {
+  return BlockedDot<EngineF32>(args, parallel);
+}
+
+}  // namespace jaxplugin
+

@@ -1,0 +1,192 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The large dot on vdpbf16ps: both operands folded with their scales into
+// bf16, which is exact (see RowIsSafe), 32 products an instruction.
+//
+// vdpbf16ps flushes subnormals, inputs and results, whatever MXCSR says.
+
+// Transposes 16 rows of 16 dwords: out[i] holds dword i of every row.
+JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  // b[4 q + d]: lane l holds dword 4 l + d of rows 4 q .. 4 q + 3.
+  for (int d = 0; d < 4; ++d) {
+    const __m512i p = _mm512_shuffle_i32x4(b[d], b[4 + d], 0x88);
+    const __m512i q = _mm512_shuffle_i32x4(b[d], b[4 + d], 0xdd);
+    const __m512i r = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0x88);
+    const __m512i s = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0xdd);
+    out[d] = _mm512_shuffle_i32x4(p, r, 0x88);
+    out[4 + d] = _mm512_shuffle_i32x4(q, s, 0x88);
+    out[8 + d] = _mm512_shuffle_i32x4(p, r, 0xdd);
+    out[12 + d] = _mm512_shuffle_i32x4(q, s, 0xdd);
+  }
+}
+
+JAXPLUGIN_ALWAYS_INLINE __m512 Dot32(__m512 sum, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+
+struct EngineBF16 {
+  static constexpr int kTileRowsMax = 12;  // x 2 columns: 24 accumulators
+  static constexpr int kPartRows = 32;     // of a strip: two vectors
+  // Two parts: each tile that comes in from an outer cache is used twice.
+  static constexpr int kStripRows = 64;
+  static constexpr int64_t kChunkUnits = 4;  // 512 values: 64 KiB of strip
+
+  static constexpr int64_t kPartBytes = kPartRows * kChunkUnits * kUnitBytes;
+
+  Unpacker panel_unpacker;
+  Unpacker strip_unpacker;
+
+  explicit EngineBF16(const Sides& sides)
+      : panel_unpacker(*sides.panel, NativeOrder(sides.strip->format)),
+        strip_unpacker(*sides.strip, NativeOrder(sides.strip->format)) {}
+
+  // A panel tile is [vector of k][row][16 dwords], a strip
+  // [part][dword][32 rows].
+  static int64_t PanelRowBytes(int64_t k) {
+    return Max(CeilDiv(k, kUnit), 1) * kUnitBytes;
+  }
+  static int64_t StripBytes(int64_t) {
+    return kStripRows * kChunkUnits * kUnitBytes;
+  }
+
+  void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
+               int64_t i) const {
+    panel_unpacker.Row(
+        row, 0, CeilDiv(panel_unpacker.x.k, kUnit), [=](int64_t u, Unit unit) {
+          uint8_t* out = tile + (4 * u * tile_rows + i) * 64;
+          for (int q = 0; q < 4; ++q) {
+            _mm512_store_si512(out + q * tile_rows * 64, unit.q[q]);
+          }
+        });
+  }
+
+  // Units [u0, u1) of `count` rows into a strip of `kStripRows`.
+  void PackStrip(int64_t row, int64_t count, int64_t u0, int64_t u1,
+                 uint8_t* strip) const {
+    constexpr int64_t kVectors = 4 * kChunkUnits;
+    alignas(64) __m512i rows[16][kVectors];
+    const int64_t vectors = 4 * (u1 - u0);
+    const int64_t parts = CeilDiv(count, kPartRows);
+    for (int64_t r0 = 0; r0 < parts * kPartRows; r0 += 16) {
+      uint8_t* part = strip + r0 / kPartRows * kPartBytes;
+      for (int64_t r = 0; r < 16; ++r) {
+        __m512i* out = rows[r];
+        if (r0 + r < count) {
+          strip_unpacker.Row(row + r0 + r, u0, u1, [=](int64_t u, Unit unit) {
+            for (int q = 0; q < 4; ++q) out[4 * (u - u0) + q] = unit.q[q];
+          });
+        } else {
+          for (int64_t v = 0; v < vectors; ++v) out[v] = _mm512_setzero_si512();
+        }
+      }
+      for (int64_t v = 0; v < vectors; ++v) {
+        __m512i in[16], out[16];
+        for (int r = 0; r < 16; ++r) in[r] = rows[r][v];
+        Transpose16(in, out);
+        for (int d = 0; d < 16; ++d) {
+          _mm512_store_si512(
+              part + ((16 * v + d) * kPartRows + r0 % kPartRows) * 4, out[d]);
+        }
+      }
+    }
+  }
+
+  // c[kRows][32] (+)= a tile of the panel times a part of a strip, `vectors` of
+  // k.
+  template <int kRows>
+  static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
+                   int64_t vectors, bool accumulate, float* c) {
+    __m512 sum[kRows][2];
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    }
+    for (int64_t v = 0; v < vectors; ++v) {
+      for (int d = 0; d < 16; ++d) {
+        const __m512i b0 = _mm512_load_si512(b + d * 128);
+        const __m512i b1 = _mm512_load_si512(b + d * 128 + 64);
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) {
+          int32_t pair;
+          __builtin_memcpy(&pair, a + r * 64 + d * 4, 4);
+          const __m512i x = _mm512_set1_epi32(pair);
+          sum[r][0] = Dot32(sum[r][0], x, b0);
+          sum[r][1] = Dot32(sum[r][1], x, b1);
+        }
+      }
+      a += tile_rows * 64;
+      b += 16 * 128;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      float* out = c + r * kStripRows;
+      if (accumulate) {
+        sum[r][0] = _mm512_add_ps(sum[r][0], _mm512_load_ps(out));
+        sum[r][1] = _mm512_add_ps(sum[r][1], _mm512_load_ps(out + 16));
+      }
+      _mm512_store_ps(out, sum[r][0]);
+      _mm512_store_ps(out + 16, sum[r][1]);
+    }
+  }
+
+  static void TileOf(int64_t rows, const uint8_t* a, int64_t tile_rows,
+                     const uint8_t* b, int64_t vectors, bool accumulate,
+                     float* c) {
+    switch (rows) {
+#define JAXPLUGIN_TILE(n) \
+  case n: return Tile<n>(a, tile_rows, b, vectors, accumulate, c)
+      JAXPLUGIN_TILE(1);
+      JAXPLUGIN_TILE(2);
+      JAXPLUGIN_TILE(3);
+      JAXPLUGIN_TILE(4);
+      JAXPLUGIN_TILE(5);
+      JAXPLUGIN_TILE(6);
+      JAXPLUGIN_TILE(7);
+      JAXPLUGIN_TILE(8);
+      JAXPLUGIN_TILE(9);
+      JAXPLUGIN_TILE(10);
+      JAXPLUGIN_TILE(11);
+      JAXPLUGIN_TILE(12);
+#undef JAXPLUGIN_TILE
+    }
+  }
+
+  void Strip(int64_t row, int64_t count, const uint8_t* panel, int64_t rows,
+             int64_t tile_rows, uint8_t* strip, float* c) const {
+    const int64_t k = strip_unpacker.x.k;
+    const int64_t units = CeilDiv(k, kUnit);
+    if (k == 0) {
+      for (int64_t i = 0; i < rows * kStripRows; ++i) c[i] = 0;
+    }
+    const int64_t tile_bytes = tile_rows * PanelRowBytes(k);
+    for (int64_t u0 = 0; u0 < units; u0 += kChunkUnits) {
+      const int64_t u1 = Min(units, u0 + kChunkUnits);
+      PackStrip(row, count, u0, u1, strip);
+      for (int64_t r = 0, tile = 0; r < rows; r += tile_rows, ++tile) {
+        const uint8_t* a =
+            panel + tile * tile_bytes + u0 * tile_rows * kUnitBytes;
+        for (int64_t j = 0; j * kPartRows < count; ++j) {
+          // A unit at a time. vdpbf16ps rounds twice, so 128 roundings in a
+          // row; with 256 the worst of a million heavy-tailed dots comes to
+          // 15 * 2^-24 of sum|a*b|, too near the contract's 16.
+          for (int64_t u = u0; u < u1; ++u) {
+            const int64_t past = (u - u0) * kUnitBytes;
+            TileOf(Min(tile_rows, rows - r), a + past * tile_rows, tile_rows,
+                   strip + j * kPartBytes + past * kPartRows, 4, u > 0,
+                   c + r * kStripRows + j * kPartRows);
+          }
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,125 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The dot in float32 fused multiply-adds, written with the vector extensions
+// of GCC and Clang: every instruction set, and operands that bf16 cannot hold.
+// Vectors run along k, so nothing is transposed; a sum of kLanes partial sums
+// ends each chunk of k.
+
+constexpr int kLanes = JAXPLUGIN_F32_LANES;
+typedef float Vector __attribute__((vector_size(kLanes * 4)));
+
+JAXPLUGIN_ALWAYS_INLINE Vector LoadVector(const float* p) {
+  Vector v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+JAXPLUGIN_ALWAYS_INLINE float SumLanes(Vector v) {
+  float lanes[kLanes];
+  __builtin_memcpy(lanes, &v, sizeof(v));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+struct EngineF32 {
+  // 12 or 24 accumulators: what fits in 16 or 32 vector registers.
+  static constexpr int kTileRowsMax = kLanes == 16 ? 6 : 3;
+  static constexpr int kStripRows = 8;
+  static constexpr int kColumns = 4;  // strip rows multiplied at a time
+  static constexpr int64_t kChunk = 512;
+
+  const Operand& panel_operand;
+  const Operand& strip_operand;
+
+  explicit EngineF32(const Sides& sides)
+      : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
+
+  static int64_t PaddedK(int64_t k) { return RoundUp(k, kLanes); }
+  // The 16 extra values keep the rows of a tile out of each other's cache sets.
+  static int64_t PanelRowFloats(int64_t k) { return RoundUp(k, 16) + 16; }
+  static int64_t PanelRowBytes(int64_t k) { return PanelRowFloats(k) * 4; }
+  static int64_t StripBytes(int64_t) { return kStripRows * kChunk * 4; }
+
+  // Values [k0, k0 + count) of a row times scale, zero-padded.
+  static void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
+                     float* out) {
+    DecodeValues(x, RowValues(x, row), k0, count, out);
+    ApplyScale(x, row, k0, count, out);
+    for (int64_t i = count; i < PaddedK(count); ++i) out[i] = 0;
+  }
+
+  void PackRow(int64_t row, uint8_t* tile, int64_t, int64_t i) const {
+    const int64_t k = panel_operand.k;
+    float* out = reinterpret_cast<float*>(tile) + i * PanelRowFloats(k);
+    for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
+      Unpack(panel_operand, row, k0, Min(kChunk, k - k0), out + k0);
+    }
+  }
+
+  template <int kRows>
+  static void Tile(const float* a, int64_t lda, const float* b, int64_t count,
+                   bool accumulate, float* c) {
+    for (int j0 = 0; j0 < kStripRows; j0 += kColumns) {
+      Vector sum[kRows][kColumns] = {};
+      const float* strip = b + j0 * kChunk;
+      for (int64_t i = 0; i < count; i += kLanes) {
+        Vector y[kColumns];
+        for (int j = 0; j < kColumns; ++j) {
+          y[j] = LoadVector(strip + j * kChunk + i);
+        }
+        for (int r = 0; r < kRows; ++r) {
+          const Vector x = LoadVector(a + r * lda + i);
+          for (int j = 0; j < kColumns; ++j) sum[r][j] += x * y[j];
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        for (int j = 0; j < kColumns; ++j) {
+          float* out = c + r * kStripRows + j0 + j;
+          *out = (accumulate ? *out : 0.0f) + SumLanes(sum[r][j]);
+        }
+      }
+    }
+  }
+
+  static void TileOf(int64_t rows, const float* a, int64_t lda, const float* b,
+                     int64_t count, bool accumulate, float* c) {
+    switch (rows) {
+      case 1: return Tile<1>(a, lda, b, count, accumulate, c);
+      case 2: return Tile<2>(a, lda, b, count, accumulate, c);
+      case 3: return Tile<3>(a, lda, b, count, accumulate, c);
+#if JAXPLUGIN_F32_LANES == 16
+      case 4: return Tile<4>(a, lda, b, count, accumulate, c);
+      case 5: return Tile<5>(a, lda, b, count, accumulate, c);
+      case 6: return Tile<6>(a, lda, b, count, accumulate, c);
+#endif
+    }
+  }
+
+  void Strip(int64_t row, int64_t count, const uint8_t* panel, int64_t rows,
+             int64_t tile_rows, uint8_t* scratch, float* c) const {
+    const int64_t k = strip_operand.k;
+    const float* a = reinterpret_cast<const float*>(panel);
+    float* strip = reinterpret_cast<float*>(scratch);
+    const int64_t lda = PanelRowFloats(k);
+    if (k == 0) {
+      for (int64_t i = 0; i < rows * kStripRows; ++i) c[i] = 0;
+    }
+    for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
+      const int64_t chunk = Min(kChunk, k - k0);
+      for (int64_t j = 0; j < kStripRows; ++j) {
+        if (j < count) {
+          Unpack(strip_operand, row + j, k0, chunk, strip + j * kChunk);
+        } else {
+          __builtin_memset(strip + j * kChunk, 0, PaddedK(chunk) * 4);
+        }
+      }
+      for (int64_t r = 0; r < rows; r += tile_rows) {
+        TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, strip,
+               PaddedK(chunk), k0 > 0, c + r * kStripRows);
+      }
+    }
+  }
+};

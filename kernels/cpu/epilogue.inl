@@ -1,0 +1,103 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// cast(activation(dot * global_scale + bias) + residual), a run of one output
+// row at a time, in float32 until the cast.
+
+// e^x to about 2 ulp; 0 below and Inf above float32's range, NaN for NaN.
+JAXPLUGIN_ALWAYS_INLINE float Exp(float x) {
+  // Past these the result is 0 or Inf whatever x is; the two-step power of two
+  // below then stays inside its range.
+  float clamped = x < -110.0f ? -110.0f : x;
+  clamped = clamped > 100.0f ? 100.0f : clamped;
+  // 1.5 * 2^23: adding it rounds to an integer, left in the low bits.
+  const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const int32_t exponent = static_cast<int32_t>(AsBits(shifted)) - 0x4b400000;
+  float r = clamped - n * 0.693359375f;   // ln 2 in two parts
+  r = r - n * -2.12194440054690583e-4f;
+  float p = 1.0f / 5040;
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const int32_t half = exponent >> 1;
+  const float low = AsFloat(static_cast<uint32_t>(half + 127) << 23);
+  const float high = AsFloat(static_cast<uint32_t>(exponent - half + 127)
+                             << 23);
+  return x != x ? x : p * low * high;
+}
+
+// 0.5 x (1 + tanh(u)) is x / (1 + e^-2u), which does not cancel.
+JAXPLUGIN_ALWAYS_INLINE float Gelu(float x) {
+  const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + Exp(-2.0f * u));
+}
+
+JAXPLUGIN_ALWAYS_INLINE float Silu(float x) { return x / (1.0f + Exp(-x)); }
+
+// Stores n sums, n known to the compiler where it matters, at flat index `at`.
+JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
+                                      int64_t j, int n, float global,
+                                      const float* dot) {
+  constexpr int kRun = 64;
+  float v[kRun];
+  for (int i = 0; i < n; ++i) v[i] = dot[i] * global;
+  if (args.bias) {
+    for (int i = 0; i < n; ++i) v[i] += args.bias[j + i];
+  }
+  switch (args.activation) {
+    case Activation::kNone: break;
+    case Activation::kRelu:
+      // max(x, 0) that keeps NaN, as jax.nn.relu does.
+      for (int i = 0; i < n; ++i) v[i] = v[i] <= 0.0f ? 0.0f : v[i];
+      break;
+    case Activation::kGelu:
+      for (int i = 0; i < n; ++i) v[i] = Gelu(v[i]);
+      break;
+    case Activation::kSilu:
+      for (int i = 0; i < n; ++i) v[i] = Silu(v[i]);
+      break;
+  }
+  if (args.residual) {
+    if (args.residual_format == Format::kF32) {
+      const float* floats = static_cast<const float*>(args.residual) + at;
+      for (int i = 0; i < n; ++i) v[i] += floats[i];
+    } else {
+      const uint16_t* halves = static_cast<const uint16_t*>(args.residual) + at;
+      if (args.residual_format == Format::kBF16) {
+        for (int i = 0; i < n; ++i) v[i] += FromBF16(halves[i]);
+      } else {
+        for (int i = 0; i < n; ++i) v[i] += FromF16(halves[i]);
+      }
+    }
+  }
+  if (args.out_format == Format::kF32) {
+    __builtin_memcpy(static_cast<float*>(args.out) + at, v, n * sizeof(float));
+    return;
+  }
+  uint16_t* halves = static_cast<uint16_t*>(args.out) + at;
+  if (args.out_format == Format::kBF16) {
+    for (int i = 0; i < n; ++i) halves[i] = ToBF16(v[i]);
+  } else {
+    for (int i = 0; i < n; ++i) halves[i] = ToF16(v[i]);
+  }
+}
+
+// Stores `count` finished sums at out[row, j0...]; `row` = batch * m + i.
+inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
+                     int64_t count, const float* dot) {
+  constexpr int kRun = 64;
+  const float global = args.global_scale ? *args.global_scale : 1.0f;
+  int64_t c = 0;
+  for (; c + kRun <= count; c += kRun) {
+    StoreRun(args, row * args.n + j0 + c, j0 + c, kRun, global, dot + c);
+  }
+  if (c < count) {
+    StoreRun(args, row * args.n + j0 + c, j0 + c, static_cast<int>(count - c),
+             global, dot + c);
+  }
+}

@@ -1,0 +1,115 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What crosses the line between the FFI layer (compiled for the oldest machine
+// we serve) and the kernels (each compiled once per instruction set).
+//
+// The kernel files include this header, parallel.h and C headers, nothing
+// else: an inline function of the C++ library that was compiled with AVX-512
+// could be the copy the linker keeps for everyone, and crash an older machine.
+
+#ifndef JAXPLUGIN_KERNELS_CPU_KERNELS_H_
+#define JAXPLUGIN_KERNELS_CPU_KERNELS_H_
+
+#include <stdint.h>
+
+#include "parallel.h"
+
+namespace jaxplugin {
+
+enum class Format { kE4M3, kE5M2, kE2M1, kF32, kBF16, kF16 };
+enum class ScaleKind { kNone, kE8M0, kE4M3 };
+enum class Activation { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
+enum class QuantizedFormat { kMxfp8 = 0, kMxfp8E5m2, kMxfp4, kNvfp4 };
+
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPlain(Format f) {
+  return f == Format::kF32 || f == Format::kBF16 || f == Format::kF16;
+}
+
+// A matrix of `rows` rows along the contracting dimension, all batch entries
+// one after the other. E2M1 is packed two values a byte, first one low.
+struct Operand {
+  Format format;
+  ScaleKind scale_kind;
+  const uint8_t* values;
+  const uint8_t* scale;  // [rows, scale_cols], linear; null when plain
+  int64_t rows;
+  int64_t k;
+  int64_t row_bytes;   // bytes of one row of values
+  int64_t block;       // values a scale covers: 16 or 32
+  int64_t scale_cols;  // ceil(k / block)
+};
+
+// out[b, i, j] = cast(activation(sum_k lhs[b, i, k] * rhs[b, j, k] * global
+//                                + bias[j]) + residual[b, i, j])
+struct DotArgs {
+  Operand lhs;  // batch * m rows
+  Operand rhs;  // batch * n rows, or n rows when !rhs_batched
+  int64_t batch, m, n, k;
+  bool rhs_batched;
+  const float* global_scale;  // null: 1
+  const float* bias;          // [n]; null: none
+  const void* residual;       // [batch, m, n]; null: none
+  Format residual_format;
+  void* out;  // [batch, m, n]
+  Format out_format;
+  Activation activation;
+};
+
+struct QuantizeArgs {
+  const void* x;  // [rows, k]
+  Format x_format;
+  int64_t rows, k;
+  QuantizedFormat format;
+  bool round_up;              // MX scales: "up"; else "floor"
+  bool compute_global;        // NVFP4: global = amax(x) / 2688
+  const float* given_global;  // NVFP4 when !compute_global; null: 1
+  uint8_t* values;            // [rows, k], or [rows, k / 2] for FP4
+  uint8_t* scale;             // [rows, k / block]
+  float* global_scale;        // the global scale used (1 for MX)
+};
+
+struct DequantizeArgs {
+  Operand x;
+  const float* global_scale;  // null: 1
+  void* out;                  // [rows, k]
+  Format out_format;
+};
+
+// All kernels return false when scratch memory could not be had.
+bool DotBaseline(const DotArgs&, const Parallel&);
+bool DotAvx2(const DotArgs&, const Parallel&);
+bool DotAvx512(const DotArgs&, const Parallel&);
+bool DotAvx512Bf16(const DotArgs&, const Parallel&);
+bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
+bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);
+bool QuantizeAvx512(const QuantizeArgs&, const Parallel&);
+bool DequantizeBaseline(const DequantizeArgs&, const Parallel&);
+bool DequantizeAvx2(const DequantizeArgs&, const Parallel&);
+bool DequantizeAvx512(const DequantizeArgs&, const Parallel&);
+
+// The kernels of one instruction set.
+struct Kernels {
+  const char* name;
+  bool (*dot)(const DotArgs&, const Parallel&);
+  bool (*quantize)(const QuantizeArgs&, const Parallel&);
+  bool (*dequantize)(const DequantizeArgs&, const Parallel&);
+};
+
+// The values of the `isa` attribute. kAuto takes the best the machine has; a
+// level the machine lacks is an error, never an illegal instruction.
+enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+
+// The kernels of a level, or null when this build or machine lacks it.
+const Kernels* GetKernels(Isa isa);
+
+// Rows that the fast dot paths may not touch are those with a block scale
+// outside 2^+-kSafeExponent and a nonzero value under it. Inside that range
+// every product is a multiple of 2^-124 (E5M2: 2^(-16-46) each) and below
+// 2^124, so that neither float32 nor vdpbf16ps (which flushes subnormals)
+// loses anything; outside it the dot runs in float64 (dot_exact.inl).
+inline constexpr int kSafeExponent = 46;
+
+}  // namespace jaxplugin
+
+#endif  // JAXPLUGIN_KERNELS_CPU_KERNELS_H_

@@ -1,0 +1,184 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads the library of CPU kernels, after a check of its ABI.
+
+The package's build (CMakeLists.txt at the top level) puts the library beside
+this file in a wheel, and into `jaxplugin-libs` of site-packages for an editable
+install. One built by hand in a checkout goes before the latter:
+
+  cmake -S kernels/cpu -B build/cpu && cmake --build build/cpu -j2
+
+Where the build failed it has left `FAILURE_NAME`, which says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import sys
+from typing import Final
+
+LIBRARY_NAME: Final = (
+  "libjaxplugin_cpu.dylib" if sys.platform == "darwin" else
+  "libjaxplugin_cpu.so"
+)  # fmt: skip
+FAILURE_NAME: Final = "BUILD_FAILED.txt"
+DISTRIBUTION: Final = "jaxplugin"
+API_HEADER: Final = "xla/ffi/api/c_api.h"
+HANDLERS: Final = (
+  "jaxplugin_block_scaled_dot",
+  "jaxplugin_quantize",
+  "jaxplugin_dequantize",
+)
+
+_HERE: Final = pathlib.Path(__file__).resolve().parent
+_EDITABLE_DIRECTORY: Final = "jaxplugin-libs"
+
+Version = tuple[int, int]
+
+
+class LibraryError(Exception):
+  """The kernels cannot be used here; the text says why."""
+
+
+def find(directories: tuple[pathlib.Path, ...] | None = None) -> pathlib.Path:
+  """Returns the library's path: the first that `directories` hold.
+
+  Args:
+    directories: where to look, by default `search_path()`.
+
+  Raises:
+    LibraryError: there is none; with the reason of a build that failed.
+  """
+  if directories is None:
+    directories = search_path()
+  for directory in directories:
+    path = directory / LIBRARY_NAME
+    if path.is_file():
+      return path
+  for directory in directories:
+    report = directory / FAILURE_NAME
+    if report.is_file():
+      text = report.read_text(errors="replace").strip()
+      raise LibraryError(
+        "not built: the CPU kernels did not compile at install:"
+        f" {text.partition(chr(10))[0]} (all of it in {report})"
+      )
+  places = ", ".join(map(str, directories))
+  raise LibraryError(
+    f"not built: no {LIBRARY_NAME} in {places}; install the package (pip"
+    " install .) or build kernels/cpu with CMake"
+  )
+
+
+def search_path() -> tuple[pathlib.Path, ...]:
+  """Directories that may hold the library, in order."""
+  directories = [_HERE]
+  checkout = _HERE.parents[1]
+  if (checkout / "pyproject.toml").is_file():
+    directories.append(checkout / "build" / "cpu")
+    installed = _editable_install(checkout)
+    if installed is not None:
+      directories.append(installed)
+  return tuple(directories)
+
+
+def _editable_install(checkout: pathlib.Path) -> pathlib.Path | None:
+  """Where an editable install of this checkout put the library."""
+  try:
+    distribution = importlib.metadata.distribution(DISTRIBUTION)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+  origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+  # Of another checkout, or of a wheel: its library may not fit these sources.
+  if origin.get("url") != checkout.as_uri():
+    return None
+  return pathlib.Path(str(distribution.locate_file(_EDITABLE_DIRECTORY)))
+
+
+def load(
+  include_dir: str | os.PathLike[str], path: pathlib.Path | None = None
+) -> ctypes.CDLL:
+  """Loads the library when the installed jaxlib can take it. Registers nothing.
+
+  A jaxlib takes handlers built for its own FFI's major version and for a minor
+  version up to its own. That is checked here, since a jaxlib that refuses a
+  registration refuses its whole CPU backend ("Unable to initialize backend
+  'cpu'", jaxlib 0.10.2).
+
+  Args:
+    include_dir: of the installed jaxlib, as `jax.ffi.include_dir()` gives it.
+    path: the library; None finds it.
+
+  Raises:
+    LibraryError: no library, not loadable here, or of another ABI.
+  """
+  if path is None:
+    path = find()
+  library = _open(path)
+  try:
+    number = int(library.jaxplugin_cpu_ffi_api_version())
+    for name in HANDLERS:
+      getattr(library, name)
+    library.jaxplugin_cpu_isa.restype = ctypes.c_char_p
+  except AttributeError as error:
+    raise LibraryError(f"{path} is no library of these kernels: {error}") from (
+      None
+    )
+  check_version(divmod(number, 1000), installed_version(include_dir), path)
+  return library
+
+
+@functools.cache
+def _open(path: pathlib.Path) -> ctypes.CDLL:
+  try:
+    return ctypes.CDLL(str(path))
+  except OSError as error:
+    raise LibraryError(f"{path} cannot be loaded: {error}") from None
+
+
+def check_version(
+  built_for: Version, installed: Version, path: pathlib.Path | str
+) -> None:
+  """Raises LibraryError unless a jaxlib of `installed` takes the library."""
+  if built_for[0] == installed[0] and built_for[1] <= installed[1]:
+    return
+  raise LibraryError(
+    f"{path} was built for XLA's FFI {built_for[0]}.{built_for[1]}, the"
+    f" installed jaxlib has {installed[0]}.{installed[1]}; build it against the"
+    " headers of this jaxlib or an older one"
+  )
+
+
+def installed_version(include_dir: str | os.PathLike[str]) -> Version:
+  """(major, minor) of the FFI in the headers that jaxlib ships.
+
+  Raises:
+    LibraryError: no header there, or one without version.
+  """
+  header = pathlib.Path(include_dir) / API_HEADER
+  try:
+    text = header.read_text()
+  except OSError as error:
+    raise LibraryError(
+      f"the FFI version of jaxlib is not known: {error}"
+    ) from None
+  found = [
+    re.search(rf"^#define\s+XLA_FFI_API_{part}\s+(\d+)\s*$", text, re.M)
+    for part in ("MAJOR", "MINOR")
+  ]
+  if None in found:
+    raise LibraryError(
+      f"the FFI version of jaxlib is not known: {header} defines none"
+    )
+  return tuple(int(match[1]) for match in found)
+
+
+def instruction_set(library: ctypes.CDLL) -> str:
+  """The one that the kernels use on this machine, e.g. "avx512_bf16"."""
+  return library.jaxplugin_cpu_isa().decode()

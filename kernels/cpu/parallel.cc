@@ -1,0 +1,199 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "parallel.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace jaxplugin {
+namespace {
+
+// XLA:CPU sets flush-to-zero and denormals-are-zero on its threads; E8M0 byte
+// 0 (2^-127) is a subnormal and must count, so the default mode is set here.
+class ScopedFloatMode {
+ public:
+#if defined(__x86_64__)
+  ScopedFloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~ScopedFloatMode() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  ScopedFloatMode() {
+    uint64_t zero = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(zero));
+  }
+  ~ScopedFloatMode() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
+inline void SpinPause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Shared by the caller and the tasks it scheduled. A task may start after the
+// caller has returned: it then finds no iteration left and touches only this.
+struct LoopState {
+  int64_t count;
+  LoopBody body;
+  const void* context;
+  std::atomic<int> next_slot{1};
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> done{0};
+  std::mutex mutex;
+  std::condition_variable finished;
+
+  void Work(int slot) {
+    ScopedFloatMode mode;
+    int64_t ran = 0;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;
+         ++ran) {
+      body(context, i, slot);
+    }
+    if (ran == 0) return;
+    // acq_rel: what the bodies wrote is visible to whoever sees done == count.
+    if (done.fetch_add(ran, std::memory_order_acq_rel) + ran == count) {
+      std::lock_guard<std::mutex> lock(mutex);
+      finished.notify_all();
+    }
+  }
+
+  bool Finished() const {
+    return done.load(std::memory_order_acquire) == count;
+  }
+
+  void Wait() {
+    // An iteration is tens of microseconds: sleeping costs more than that.
+    for (int spin = 0; spin < 4000; ++spin) {
+      if (Finished()) return;
+      SpinPause();
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    finished.wait(lock, [this] { return Finished(); });
+  }
+};
+
+struct ScratchHeader {
+  size_t bytes;
+  ScratchHeader* next;
+};
+constexpr size_t kAlignment = 64;
+constexpr size_t kHeaderBytes = kAlignment;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kCachedBytesMax = 0;  // so that ASan sees every overrun
+#else
+constexpr size_t kCachedBytesMax = size_t{48} << 20;
+#endif
+
+struct ScratchCache {
+  std::mutex mutex;
+  ScratchHeader* head = nullptr;
+  size_t bytes = 0;
+};
+
+ScratchCache& Cache() {
+  // Never destroyed: a pool thread may outlive static destructors.
+  static ScratchCache* cache = new ScratchCache;
+  return *cache;
+}
+
+}  // namespace
+
+bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
+             const void* context) {
+  if (count <= 0) return true;
+  if (parallel.threads <= 1 || count == 1 || parallel.schedule == nullptr) {
+    ScopedFloatMode mode;
+    for (int64_t i = 0; i < count; ++i) body(context, i, 0);
+    return true;
+  }
+  std::shared_ptr<LoopState> state;
+  try {
+    state = std::make_shared<LoopState>();
+    state->count = count;
+    state->body = body;
+    state->context = context;
+    int64_t helpers = parallel.threads - 1;
+    if (helpers > count - 1) helpers = count - 1;
+    for (int64_t h = 0; h < helpers; ++h) {
+      auto* data = new (std::nothrow) std::shared_ptr<LoopState>(state);
+      if (data == nullptr) break;  // the caller does the work alone
+      parallel.schedule(
+          parallel.pool,
+          +[](void* opaque) {
+            std::unique_ptr<std::shared_ptr<LoopState>> owned(
+                static_cast<std::shared_ptr<LoopState>*>(opaque));
+            LoopState& loop = **owned;
+            loop.Work(loop.next_slot.fetch_add(1, std::memory_order_relaxed));
+          },
+          data);
+    }
+  } catch (const std::bad_alloc&) {
+    if (state == nullptr) return false;
+  }
+  state->Work(0);
+  state->Wait();
+  return true;
+}
+
+void* AcquireScratch(size_t bytes) {
+  if (bytes > SIZE_MAX - 4096) return nullptr;
+  // Multiples of 4 KiB, so that near sizes find each other's blocks.
+  bytes = (bytes + kHeaderBytes + 4095) / 4096 * 4096;
+  ScratchCache& cache = Cache();
+  {
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    ScratchHeader** best = nullptr;
+    for (ScratchHeader** p = &cache.head; *p != nullptr; p = &(*p)->next) {
+      if ((*p)->bytes >= bytes && (*p)->bytes / 4 <= bytes &&
+          (best == nullptr || (*p)->bytes < (*best)->bytes)) {
+        best = p;
+      }
+    }
+    if (best != nullptr) {
+      ScratchHeader* block = *best;
+      *best = block->next;
+      cache.bytes -= block->bytes;
+      return reinterpret_cast<uint8_t*>(block) + kHeaderBytes;
+    }
+  }
+  void* memory = std::aligned_alloc(kAlignment, bytes);
+  if (memory == nullptr) return nullptr;
+  static_cast<ScratchHeader*>(memory)->bytes = bytes;
+  return static_cast<uint8_t*>(memory) + kHeaderBytes;
+}
+
+void ReleaseScratch(void* block) {
+  auto* header = reinterpret_cast<ScratchHeader*>(
+      static_cast<uint8_t*>(block) - kHeaderBytes);
+  ScratchCache& cache = Cache();
+  {
+    std::lock_guard<std::mutex> lock(cache.mutex);
+    if (cache.bytes + header->bytes <= kCachedBytesMax) {
+      header->next = cache.head;
+      cache.head = header;
+      cache.bytes += header->bytes;
+      return;
+    }
+  }
+  std::free(header);
+}
+
+}  // namespace jaxplugin

@@ -1,0 +1,80 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parallel loops over XLA's thread pool, and scratch memory.
+//
+// A loop's iterations write disjoint outputs and its result never depends on
+// which thread runs which iteration, so results are the same bits for any
+// number of threads.
+
+#ifndef JAXPLUGIN_KERNELS_CPU_PARALLEL_H_
+#define JAXPLUGIN_KERNELS_CPU_PARALLEL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Every inline function that a kernel file sees must really be inlined: a copy
+// compiled for AVX-512 must never be the one the linker keeps (see kernels.h).
+#define JAXPLUGIN_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace jaxplugin {
+
+// How to run a loop: on `threads` threads, the caller among them.
+struct Parallel {
+  int threads;  // 1: serial
+  // Asks another thread to run task(data) some time, or never when there is
+  // no pool; `task` is called at most once. Null when threads == 1.
+  void (*schedule)(void* pool, void (*task)(void*), void* data);
+  void* pool;
+};
+
+// An iteration: `index` in [0, count), `slot` in [0, parallel.threads), two
+// iterations that run at the same time having different slots.
+using LoopBody = void (*)(const void* context, int64_t index, int slot);
+
+// Runs body for every index, and returns when all of them have returned. The
+// caller takes part and waits only for iterations already begun by others, so
+// it cannot deadlock, even when it is itself a thread of a busy pool. Bodies
+// run with round-to-nearest and subnormals honoured (XLA's threads flush).
+// Returns false, having run nothing, when memory for its state ran out.
+bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
+             const void* context);
+
+// RunLoop with a lambda `void(int64_t index, int slot)`.
+template <typename F>
+JAXPLUGIN_ALWAYS_INLINE bool ParallelFor(const Parallel& parallel,
+                                         int64_t count, const F& f) {
+  return RunLoop(
+      parallel, count,
+      [](const void* context, int64_t index, int slot) {
+        (*static_cast<const F*>(context))(index, slot);
+      },
+      &f);
+}
+
+// Uninitialized memory aligned to 64 bytes, null when there is none. Freed
+// blocks are kept (up to a cap) and reused: fresh pages would cost more in page
+// faults than a small dot takes.
+void* AcquireScratch(size_t bytes);
+void ReleaseScratch(void* block);
+
+class Scratch {
+ public:
+  JAXPLUGIN_ALWAYS_INLINE explicit Scratch(size_t bytes)
+      : block_(AcquireScratch(bytes)) {}
+  JAXPLUGIN_ALWAYS_INLINE ~Scratch() {
+    if (block_ != nullptr) ReleaseScratch(block_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  JAXPLUGIN_ALWAYS_INLINE uint8_t* get() const {
+    return static_cast<uint8_t*>(block_);
+  }
+
+ private:
+  void* block_;
+};
+
+}  // namespace jaxplugin
+
+#endif  // JAXPLUGIN_KERNELS_CPU_PARALLEL_H_

@@ -1,0 +1,171 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// For ThreadSanitizer: the kernels of every instruction set, called from three
+// threads at once over one pool, must give the bits of a serial run. A pool of
+// our own, because XLA's is not instrumented and its locks would be unseen.
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+
+namespace jaxplugin {
+namespace {
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+  }
+  ~Pool() {
+    for (size_t i = 0; i < threads_.size(); ++i) Push(nullptr, nullptr);
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Push(void (*task)(void*), void* data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.emplace_back(task, data);
+    ready_.notify_one();
+  }
+
+ private:
+  void Run() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ready_.wait(lock, [this] { return !tasks_.empty(); });
+      auto [task, data] = tasks_.front();
+      tasks_.pop_front();
+      lock.unlock();
+      if (task == nullptr) return;
+      task(data);
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<std::pair<void (*)(void*), void*>> tasks_;
+  std::vector<std::thread> threads_;
+};
+
+std::vector<uint8_t> Bytes(size_t count, uint32_t seed, int low, int high) {
+  std::vector<uint8_t> bytes(count);
+  for (uint8_t& byte : bytes) {
+    seed = seed * 1664525u + 1013904223u;
+    byte = static_cast<uint8_t>(low + (seed >> 16) % (high - low));
+  }
+  return bytes;
+}
+
+std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
+                       int64_t batch, int64_t m, int64_t n, int64_t k,
+                       const Parallel& parallel) {
+  const int64_t block = kind == ScaleKind::kE4M3 ? 16 : 32;
+  const int64_t row = format == Format::kE2M1 ? k / 2 : k;
+  const auto x = Bytes(batch * m * row, 1, 0, 120);
+  const auto w = Bytes(batch * n * row, 2, 0, 120);
+  // A few extreme ones: the exact path runs too.
+  const int high = kind == ScaleKind::kE4M3 ? 100 : 180;
+  const auto xs = Bytes(batch * m * (k / block), 3, 90, high);
+  const auto ws = Bytes(batch * n * (k / block), 4, 100, 140);
+  std::vector<float> out(batch * m * n);
+  DotArgs args{};
+  args.lhs = {format, kind, x.data(), xs.data(), batch * m,
+              k,      row,  block,    k / block};
+  args.rhs = {format, kind, w.data(), ws.data(), batch * n,
+              k,      row,  block,    k / block};
+  args.batch = batch;
+  args.m = m;
+  args.n = n;
+  args.k = k;
+  args.rhs_batched = true;
+  args.out = out.data();
+  args.out_format = Format::kF32;
+  kernels.dot(args, parallel);
+  return out;
+}
+
+std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
+                              const Parallel& parallel) {
+  const int64_t rows = 300, k = 512;
+  std::vector<float> x(rows * k);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 7919 % 1000) - 500;
+  std::vector<uint8_t> out(rows * k + rows * k / 16 + 4);
+  QuantizeArgs args{};
+  args.x = x.data();
+  args.x_format = Format::kF32;
+  args.rows = rows;
+  args.k = k;
+  args.format = format;
+  args.round_up = true;
+  args.compute_global = format == QuantizedFormat::kNvfp4;
+  args.values = out.data();
+  args.scale = out.data() + rows * k;
+  float global = 0;
+  args.global_scale = &global;
+  kernels.quantize(args, parallel);
+  std::memcpy(out.data() + out.size() - 4, &global, 4);
+  return out;
+}
+
+template <typename T>
+bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+int Main() {
+  Pool pool(3);
+  const Parallel serial{1, nullptr, nullptr};
+  const Parallel parallel{
+      4,
+      [](void* p, void (*task)(void*), void* data) {
+        static_cast<Pool*>(p)->Push(task, data);
+      },
+      &pool};
+  struct Case {
+    Format format;
+    ScaleKind kind;
+    int64_t batch, m, n, k;
+  };
+  const Case cases[] = {
+      {Format::kE4M3, ScaleKind::kE8M0, 1, 1, 400, 512},
+      {Format::kE2M1, ScaleKind::kE4M3, 1, 3, 300, 256},
+      {Format::kE2M1, ScaleKind::kE8M0, 1, 40, 200, 320},
+      {Format::kE5M2, ScaleKind::kE8M0, 12, 9, 70, 96},
+  };
+  int failures = 0;
+  for (int isa = 1; isa <= 4; ++isa) {
+    const Kernels* kernels = GetKernels(static_cast<Isa>(isa));
+    if (kernels == nullptr) continue;
+    for (const Case& c : cases) {
+      const auto expected = Dot(*kernels, c.format, c.kind, c.batch, c.m, c.n,
+                                c.k, serial);
+      bool same[3];
+      std::vector<std::thread> callers;
+      for (bool& ok : same) {
+        callers.emplace_back([&] {
+          ok = SameBits(expected, Dot(*kernels, c.format, c.kind, c.batch, c.m,
+                                      c.n, c.k, parallel));
+        });
+      }
+      for (std::thread& caller : callers) caller.join();
+      for (bool ok : same) failures += !ok;
+    }
+    for (int f = 0; f < 4; ++f) {
+      const auto format = static_cast<QuantizedFormat>(f);
+      failures += !SameBits(Quantize(*kernels, format, serial),
+                            Quantize(*kernels, format, parallel));
+    }
+    std::printf("%s: %d failures\n", kernels->name, failures);
+  }
+  return failures != 0;
+}
+
+}  // namespace
+}  // namespace jaxplugin
+
+int main() { return jaxplugin::Main(); }

@@ -1,0 +1,40 @@
+#!/bin/bash
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the tests under sanitizers:
+#   kernels/cpu/sanitize.sh address,undefined [python] [test arguments...]
+#       handlers_test.py with an instrumented library; the runtimes are
+#       preloaded, since python itself has none.
+#   kernels/cpu/sanitize.sh thread [python]
+#       race_test, a program of its own: XLA's thread pool is not instrumented,
+#       so its locks would be unseen and every hand-over look like a race.
+set -eu
+cd "$(dirname "$0")"
+sanitize=${1:-address,undefined}
+python=${2:-python3}
+shift $(($# < 2 ? $# : 2))
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+include=$("$python" -c "import jax; print(jax.ffi.include_dir())")
+cmake -S . -B "$build" -DJAXPLUGIN_SANITIZE="$sanitize" \
+  -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
+cmake --build "$build" --parallel 2
+if [ "$sanitize" = thread ]; then
+  TSAN_OPTIONS="halt_on_error=1" "$build/race_test"
+  exit
+fi
+compiler=${CXX:-g++}
+preload=""
+for runtime in asan ubsan; do
+  case "$sanitize,$runtime" in
+    *address*,asan | *undefined*,ubsan)
+      preload="$preload $("$compiler" -print-file-name=lib$runtime.so)" ;;
+  esac
+done
+# libstdc++ too: the sanitizers look for its __cxa_throw when they start.
+preload="$preload $("$compiler" -print-file-name=libstdc++.so.6)"
+export JAXPLUGIN_CPU_LIBRARY="$build/libjaxplugin_cpu.so"
+export ASAN_OPTIONS="detect_leaks=0:halt_on_error=1"
+export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
+LD_PRELOAD="$preload" "$python" handlers_test.py "$@"

@@ -1,0 +1,271 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codes to bf16 in registers (AVX-512 VBMI), in units of 128 values: four
+// vectors of 32 bf16. Every value of the three formats is exact in bf16, so a
+// code is looked up in tables held in registers.
+//
+// A dot does not mind the order of k, as long as both operands have the same.
+// So values stay where decoding leaves them, and only the operand that is
+// unpacked less often is reordered to match:
+//   byte order    vectors 2 g, 2 g + 1: even and odd values of 64 g + 0..63
+//   nibble order  vector q: values q, 4 + q, 8 + q, ...
+//   natural order plain bf16
+// In all of them a dword of a vector holds two values of one block.
+
+constexpr int64_t kUnit = 128;
+constexpr int64_t kUnitBytes = kUnit * 2;  // as bf16
+
+enum class Order { kByte, kNibble, kNatural };
+
+JAXPLUGIN_ALWAYS_INLINE Order NativeOrder(Format format) {
+  return format == Format::kE2M1   ? Order::kNibble
+         : format == Format::kBF16 ? Order::kNatural
+                                   : Order::kByte;
+}
+
+// The word, of the 128 of a unit, that holds value v.
+inline int WordOf(Order order, int v) {
+  switch (order) {
+    case Order::kByte: return (v / 64 * 2 + v % 2) * 32 + v % 64 / 2;
+    case Order::kNibble: return v % 4 * 32 + v / 4;
+    case Order::kNatural: return v;
+  }
+  return 0;
+}
+
+struct Unit {
+  __m512i q[4];
+};
+
+// Permutes units from one order to another.
+struct Reorder {
+  bool needed;
+  alignas(64) uint16_t index[4][32];
+  uint32_t upper[4];  // words that come from the last two vectors
+
+  Reorder(Order from, Order to) : needed(from != to), upper{} {
+    for (int v = 0; v < kUnit; ++v) {
+      const int source = WordOf(from, v);
+      const int target = WordOf(to, v);
+      index[target / 32][target % 32] = static_cast<uint16_t>(source % 64);
+      if (source >= 64) upper[target / 32] |= 1u << (target % 32);
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE Unit operator()(const Unit& u) const {
+    if (!needed) return u;
+    Unit out;
+    for (int i = 0; i < 4; ++i) {
+      const __m512i at = _mm512_load_si512(index[i]);
+      out.q[i] = _mm512_mask_mov_epi16(
+          _mm512_permutex2var_epi16(u.q[0], at, u.q[1]), upper[i],
+          _mm512_permutex2var_epi16(u.q[2], at, u.q[3]));
+    }
+    return out;
+  }
+};
+
+inline uint16_t CodeToBF16(Format format, int code) {
+  const float value = format == Format::kE4M3   ? Decode<E4M3>(code)
+                      : format == Format::kE5M2 ? Decode<E5M2>(code)
+                                                : Decode<E2M1>(code);
+  return static_cast<uint16_t>(AsBits(value) >> 16);
+}
+
+// For 8-bit formats the high and low bytes of the bf16 of the 128 codes without
+// sign; for E2M1 (in high0) the bf16 of the 16 codes, twice: vpermw looks at 5
+// bits, so the bit above the nibble needs no masking.
+struct Tables {
+  __m512i high0, high1, low0, low1;
+};
+
+// The tables in memory, made once per call.
+struct TableBytes {
+  alignas(64) uint8_t high[128];
+  alignas(64) uint8_t low[128];
+
+  explicit TableBytes(Format format) {
+    if (format == Format::kE2M1) {
+      for (int i = 0; i < 32; ++i) {
+        const uint16_t bits = CodeToBF16(format, i & 15);
+        high[2 * i] = static_cast<uint8_t>(bits);
+        high[2 * i + 1] = static_cast<uint8_t>(bits >> 8);
+      }
+      return;
+    }
+    for (int i = 0; i < 128; ++i) {
+      const uint16_t bits = IsPlain(format) ? 0 : CodeToBF16(format, i);
+      high[i] = static_cast<uint8_t>(bits >> 8);
+      low[i] = static_cast<uint8_t>(bits);
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE Tables Load() const {
+    return Tables{_mm512_load_si512(high), _mm512_load_si512(high + 64),
+                  _mm512_load_si512(low), _mm512_load_si512(low + 64)};
+  }
+};
+
+// 64 codes of an 8-bit format: their even and their odd values.
+JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
+                                     __m512i* even, __m512i* odd) {
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  const __m512i low_byte = _mm512_set1_epi16(0x00ff);
+  __m512i high = _mm512_permutex2var_epi8(t.high0, codes, t.high1);
+  const __m512i low = _mm512_permutex2var_epi8(t.low0, codes, t.low1);
+  high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // a | (b & c)
+  // c ? a : b
+  *even = _mm512_ternarylogic_epi32(low, _mm512_slli_epi16(high, 8), low_byte,
+                                    0xe4);
+  // c ? b : a
+  *odd = _mm512_ternarylogic_epi32(high, _mm512_srli_epi16(low, 8), low_byte,
+                                   0xd8);
+}
+
+// 128 codes of E2M1, the first of a byte low.
+JAXPLUGIN_ALWAYS_INLINE Unit Unpack4(__m512i codes, __m512i table) {
+  return Unit{{_mm512_permutexvar_epi16(codes, table),
+               _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table),
+               _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table),
+               _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table)}};
+}
+
+// 64 bytes, those past `left` zero: code 0 is value 0 in every format.
+JAXPLUGIN_ALWAYS_INLINE __m512i LoadBytes(const uint8_t* p, int64_t left) {
+  if (left >= 64) return _mm512_loadu_si512(p);
+  if (left <= 0) return _mm512_setzero_si512();
+  return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), p);
+}
+
+// 16 scale bytes, those past `left` zero, as float32.
+JAXPLUGIN_ALWAYS_INLINE __m512 LoadScales(ScaleKind kind, const uint8_t* scale,
+                                          int64_t left) {
+  const __mmask16 mask =
+      left >= 16  ? 0xffff
+      : left <= 0 ? 0
+                  : static_cast<__mmask16>((1u << left) - 1);
+  const __m512i code =
+      _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, scale));
+  const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
+  if (kind == ScaleKind::kE8M0) {
+    __m512i bits = _mm512_slli_epi32(code, 23);
+    bits = _mm512_mask_mov_epi32(
+        bits, _mm512_testn_epi32_mask(code, code),
+        _mm512_set1_epi32(0x00400000));
+    bits = _mm512_mask_mov_epi32(
+        bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255)), nan);
+    return _mm512_castsi512_ps(bits);
+  }
+  // As Decode<E4M3>.
+  const __m512i magnitude = _mm512_slli_epi32(
+      _mm512_and_si512(code, _mm512_set1_epi32(0x7f)), 20);
+  __m512i bits = _mm512_add_epi32(magnitude, _mm512_set1_epi32(120 << 23));
+  const __m512i rebased =
+      _mm512_add_epi32(magnitude, _mm512_set1_epi32(121 << 23));
+  const __m512 subnormal = _mm512_sub_ps(
+      _mm512_castsi512_ps(rebased), _mm512_set1_ps(0.015625f));
+  bits = _mm512_mask_mov_epi32(
+      bits, _mm512_cmplt_epu32_mask(magnitude, _mm512_set1_epi32(1 << 23)),
+      _mm512_castps_si512(subnormal));
+  bits = _mm512_mask_mov_epi32(
+      bits, _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f << 20)),
+      nan);
+  const __m512i sign = _mm512_slli_epi32(
+      _mm512_and_si512(code, _mm512_set1_epi32(0x80)), 24);
+  return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
+}
+
+// Which of 16 scales belongs to each dword of vectors of codes: `values` is how
+// many values 16 dwords span: 64 in byte order, 128 in nibble order.
+struct ScaleIndex {
+  alignas(64) int32_t lanes[8][16];
+  ScaleIndex(int64_t block, int values) {
+    for (int g = 0; g < 8; ++g) {
+      for (int i = 0; i < 16; ++i) {
+        const int64_t first = values * g + values / 16 * i;
+        lanes[g][i] = static_cast<int32_t>(first / block) & 15;
+      }
+    }
+  }
+  JAXPLUGIN_ALWAYS_INLINE __m512 Spread(__m512 scales, int64_t g) const {
+    return _mm512_permutexvar_ps(_mm512_load_si512(lanes[g]), scales);
+  }
+};
+
+// 32 bf16 times the scale of their dword, exact: an even bf16 is the high half
+// of its dword shifted up, an odd one that of the dword itself.
+JAXPLUGIN_ALWAYS_INLINE __m512i Fold(__m512i values, __m512 scale) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  const __m512 even = _mm512_mul_ps(
+      _mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), scale);
+  const __m512 odd = _mm512_mul_ps(
+      _mm512_castsi512_ps(_mm512_and_si512(values, high)), scale);
+  // (high & odd) | (even >> 16)
+  return _mm512_ternarylogic_epi32(
+      high, _mm512_castps_si512(odd),
+      _mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xea);
+}
+
+// What it takes to unpack rows of one operand, made once per call.
+struct Unpacker {
+  const Operand& x;
+  TableBytes table_bytes;
+  ScaleIndex index;
+  Reorder reorder;
+
+  Unpacker(const Operand& operand, Order order)
+      : x(operand),
+        table_bytes(operand.format),
+        index(operand.block, operand.format == Format::kE2M1 ? 128 : 64),
+        reorder(NativeOrder(operand.format), order) {}
+
+  // Calls emit(unit number, Unit) with units [u0, u1) of a row, folded with
+  // their scales and in `order`.
+  template <typename Emit>
+  JAXPLUGIN_ALWAYS_INLINE void Row(int64_t row, int64_t u0, int64_t u1,
+                                   const Emit& emit) const {
+    const uint8_t* values = RowValues(x, row);
+    if (x.format == Format::kBF16) {
+      for (int64_t u = u0; u < u1; ++u) {
+        Unit unit;
+        for (int i = 0; i < 4; ++i) {
+          const int64_t at = u * kUnitBytes + i * 64;
+          unit.q[i] = LoadBytes(values + at, x.k * 2 - at);
+        }
+        emit(u, reorder(unit));
+      }
+      return;
+    }
+    const Tables tables = table_bytes.Load();
+    const uint8_t* scale = x.scale + row * x.scale_cols;
+    const int64_t units_per_16_scales = x.block / 8;
+    for (int64_t s = u0 / units_per_16_scales * units_per_16_scales; s < u1;
+         s += units_per_16_scales) {
+      const int64_t c = s / units_per_16_scales * 16;
+      const __m512 scales =
+          LoadScales(x.scale_kind, scale + c, x.scale_cols - c);
+      const int64_t end = Min(s + units_per_16_scales, u1);
+      for (int64_t u = Max(s, u0); u < end; ++u) {
+        Unit unit;
+        if (x.format == Format::kE2M1) {
+          unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
+                         tables.high0);
+          const __m512 spread = index.Spread(scales, u - s);
+          for (int i = 0; i < 4; ++i) unit.q[i] = Fold(unit.q[i], spread);
+        } else {
+          for (int half = 0; half < 2; ++half) {
+            const int64_t at = u * kUnit + half * 64;
+            Unpack8(LoadBytes(values + at, x.k - at), tables,
+                    &unit.q[2 * half], &unit.q[2 * half + 1]);
+            const __m512 spread = index.Spread(scales, 2 * (u - s) + half);
+            for (int i = 2 * half; i < 2 * half + 2; ++i) {
+              unit.q[i] = Fold(unit.q[i], spread);
+            }
+          }
+        }
+        emit(u, reorder(unit));
+      }
+    }
+  }
+};
