@@ -9,6 +9,7 @@ w_q = jp.quantize(w, jp.NVFP4)
 y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
+from jaxplugin import nn as nn
 from jaxplugin.diagnostics import Explanation as Explanation
 from jaxplugin.diagnostics import explain as explain
 from jaxplugin.diagnostics import info as info
@@ -19,6 +20,7 @@ from jaxplugin.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.formats import NVFP4 as NVFP4
 from jaxplugin.formats import BlockFormat as BlockFormat
 from jaxplugin.gradients import dot_general as dot_general
+from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.quantization import dequantize as dequantize
 from jaxplugin.quantization import quantize as quantize
 from jaxplugin.scaled_array import ScaledArray as ScaledArray

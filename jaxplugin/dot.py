@@ -18,6 +18,7 @@ from jaxplugin import formats
 from jaxplugin import jax_private
 from jaxplugin import primitive
 from jaxplugin import problem as problem_lib
+from jaxplugin import reference
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
 
@@ -131,6 +132,8 @@ def block_scaled_dot(
   )
   operands = call.Operands(lhs, rhs, lhs_scale, rhs_scale)
   call.validate_operands(config, operands)
+  _reject_negative_scale("lhs", lhs_operand, lhs, lhs_scale)
+  _reject_negative_scale("rhs", rhs_operand, rhs, rhs_scale)
   return _bind_with_epilogue(
     config, operands, (lhs_global, rhs_global), global_scale, bias, residual
   )
@@ -201,7 +204,6 @@ def _resolve_operand(
         f"{call.WHO}: {side} is a ScaledArray, which has its own scale;"
         f" {side}_scale must be None"
       )
-    _reject_negative_scale(side, operand.format, operand.scale)
     # Shapes do not tell the blocked axis of an operand that is empty in k.
     is_known = operand.scale_layout != scaled_array.LINEAR or (
       tuple(operand.values.shape) != tuple(operand.scale.shape)
@@ -222,7 +224,6 @@ def _resolve_operand(
       f"{call.WHO}: {side} {values.dtype} with {side}_scale {scale.dtype} is no"
       f" block format; known ones: {formats.pairs_table()}"
     )
-  _reject_negative_scale(side, format, scale)
   return values, scale, call.OperandConfig(format=format), None
 
 
@@ -303,19 +304,24 @@ def _result_dtype(dtype: Any) -> np.dtype:
 
 
 def _reject_negative_scale(
-  side: str, format: formats.BlockFormat, scale: Any
+  side: str, operand: call.OperandConfig, values: Any, scale: Any
 ) -> None:
-  if format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
+  """Refuses negative NVFP4 scales, where they are known; padding may be any."""
+  if operand.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
     return
   if not getattr(scale, "is_fully_addressable", True):
     return
   codes = np.asarray(scale).view(np.uint8)
-  negative = (codes > 0x80) & (codes < 0xFF)
-  if negative.any():
-    where = tuple(int(i) for i in np.argwhere(negative)[0])
+  if not ((codes > 0x80) & (codes < 0xFF)).any():
+    return
+  exact = np.asarray(reference.exact_scale(operand, values, scale))
+  codes = exact.view(np.uint8)
+  negative = np.argwhere((codes > 0x80) & (codes < 0xFF))
+  if len(negative):
+    where = tuple(int(i) for i in negative[0])
     raise ValueError(
-      f"{call.WHO}: {side}_scale of {format} must not be negative (Blackwell"
-      f" ignores the sign bit), got {np.asarray(scale)[where]} at {where}"
+      f"{call.WHO}: {side}_scale of {operand.format} must not be negative"
+      f" (Blackwell ignores the sign bit), got {exact[where]} at {where}"
     )
 
 

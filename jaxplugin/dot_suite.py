@@ -257,6 +257,20 @@ class DotSuite(parameterized.TestCase):
     exact, _ = testing.dot(made[0].exact, made[1].exact, numbers)
     testing.assert_exact(actual, exact, testing.F32)
 
+  @parameterized.product(
+    pair=((jp.MXFP8, jp.MXFP8), (jp.MXFP4, testing.BF16), (jp.NVFP4, jp.NVFP4)),
+    sizes=((1, 33, 4096), (17, 33, 4096), (70, 130, 1056)),
+  )
+  def test_long_sums_stay_within_the_bound(self, pair, sizes):
+    # Past the tiles of any kernel, and with sums that cancel.
+    m, n, k = sizes
+    rng = np.random.default_rng(k)
+    lhs = self.operand(rng, pair[0], (m, k), integers=False)
+    rhs = self.operand(rng, pair[1], (n, k), integers=False)
+    exact, magnitude = testing.dot(lhs.exact, rhs.exact)
+    bound = testing.DOT_BOUND * magnitude
+    testing.assert_within(self.call(lhs, rhs), exact, bound, testing.F32)
+
   @parameterized.product(format=FORMATS, k=(1, 17, 47, 95))
   def test_last_block_may_be_short_where_block_size_is_given(self, format, k):
     rng = np.random.default_rng(k)

@@ -20,6 +20,7 @@ from jaxplugin import call
 from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import quantization
+from jaxplugin import reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,8 @@ def dot_general(
     with the meaning of `lax.dot_general`: lhs and rhs are f32, bf16 or f16 of
     any rank; the result has preferred_element_type, by default the operands'
     common dtype. Contracting sizes need not be multiples of the block: they are
-    padded with zeros inside. `precision` is that of products in high precision.
+    padded with zeros inside. `precision` is that of products in high precision,
+    by default the highest.
     Gradients have the operands' dtypes.
 
   Raises:
@@ -185,7 +187,7 @@ def _dot_bwd(recipe, numbers, precision, dtype, residuals, g):
       return lambda g, other, numbers, dtype: quantized_product(
         g, other, numbers, recipe.grad_format, other_format, dtype, recipe
       )
-    return lambda g, other, numbers, dtype: plain_product(
+    return lambda g, other, numbers, dtype: reference.plain_dot(
       g, other, numbers, dtype, precision
     )
 
@@ -252,24 +254,6 @@ def gradients(
   )
 
 
-def plain_product(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  numbers: call.DimensionNumbers,
-  dtype: Any,
-  precision: Any = None,
-) -> jax.Array:
-  """`lax.dot_general` of operands promoted to their common dtype."""
-  common = jnp.result_type(lhs, rhs)
-  return lax.dot_general(
-    lhs.astype(common),
-    rhs.astype(common),
-    numbers,
-    precision=precision,
-    preferred_element_type=dtype,
-  )
-
-
 def quantized_product(
   lhs: jax.Array,
   rhs: jax.Array,
@@ -293,7 +277,7 @@ def quantized_product(
     recipe: says how scales are rounded and which implementation multiplies.
   """
   if lhs_format is None and rhs_format is None:
-    return plain_product(lhs, rhs, numbers, dtype)
+    return reference.plain_dot(lhs, rhs, numbers, dtype)
   (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
   if not lhs_k:  # an outer product contracts over a dimension of size 1
     lhs_k, rhs_k = (lhs.ndim,), (rhs.ndim,)

@@ -44,6 +44,7 @@ from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import gradients
 from jaxplugin import quantization
+from jaxplugin import reference
 from jaxplugin import scaled_array
 
 Mode = Literal["mxfp8", "mxfp4", "nvfp4"]
@@ -534,7 +535,7 @@ def _backward(recipe, residuals, g):
 
   def product(format, global_scale):
     if not is_quantized:
-      return _plain_dot
+      return reference.plain_dot
     return lambda g, other, numbers, dtype: _quantize_and_dot(
       (g, recipe.gradient, None),
       (other, format, global_scale),
@@ -640,31 +641,6 @@ def _pad_to_blocks(x: jax.Array, axis: int, block: int) -> jax.Array:
   return jnp.pad(x, widths)
 
 
-def _plain_dot(
-  lhs: jax.Array, rhs: jax.Array, numbers: call.DimensionNumbers, dtype: Any
-) -> jax.Array:
-  """`dot_general` of unscaled operands, accumulated in f32, cast once."""
-
-  def multiply(operand_dtype, precision, lhs, rhs):
-    return lax.dot_general(
-      lhs.astype(operand_dtype),
-      rhs.astype(operand_dtype),
-      numbers,
-      precision=precision,
-      preferred_element_type=jnp.float32,
-    )
-
-  # HIGHEST: no TF32 on a GPU, no bf16 on a TPU.
-  in_f32 = functools.partial(multiply, jnp.float32, lax.Precision.HIGHEST)
-  if lhs.dtype == rhs.dtype == formats.BF16:
-    # The same products; but XLA:CPU refuses some layouts of bf16 at run time.
-    in_bf16 = functools.partial(multiply, jnp.bfloat16, None)
-    result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
-  else:
-    result = in_f32(lhs, rhs)
-  return result.astype(dtype)
-
-
 def _dot_of_scaled(
   who: str,
   lhs: tuple[jax.Array, jax.Array | None],
@@ -692,7 +668,7 @@ def _dot_of_scaled(
   ]
   if is_empty or is_plain:
     _require_xla(who, implementation, "a call without any block scale")
-    return _plain_dot(*operands, ((lhs_k, rhs_k), batch), dtype)
+    return reference.plain_dot(*operands, ((lhs_k, rhs_k), batch), dtype)
   return dot.block_scaled_dot(
     *operands,
     dimension_numbers=((lhs_k, rhs_k), batch),

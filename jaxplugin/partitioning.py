@@ -385,6 +385,9 @@ def can_partition(config: call.DotConfig, operands: call.Operands) -> bool:
   """Whether the call fits `sharding_rule`: whole blocks, nothing empty."""
   if any(0 in x.shape for x in operands.flatten()):
     return False
+  for format in (config.lhs.format, config.rhs.format):
+    if format is not None and format.is_fp4 and format.block_size % 2:
+      return False  # `to_bytes` packs pairs, which a block must not share
   lhs_shape = call.operand_shape(config.lhs, operands.lhs)
   return all(
     lhs_shape[lhs] % _granule(config, lhs, rhs) == 0
@@ -395,6 +398,7 @@ def can_partition(config: call.DotConfig, operands: call.Operands) -> bool:
 
 
 def partitioned(
+  abstract_dot: Callable[..., jax.Array],
   local_dot: Callable[..., jax.Array],
   config: call.DotConfig,
 ) -> Callable[..., jax.Array]:
@@ -404,12 +408,13 @@ def partitioned(
   without padding.
 
   Args:
+    abstract_dot: (operands, config) -> result, traced for the result's type.
     local_dot: (operands, config) -> result, computes a call on one device.
     config: the call.
   """
 
   def whole(*flat):
-    return local_dot(from_bytes(config, flat), config)
+    return abstract_dot(from_bytes(config, flat), config)
 
   def specs_of(mesh, operands):
     def spec(x):
@@ -489,9 +494,9 @@ def to_bytes(
       if not jax.config.jax_use_shardy_partitioner:
         pack = _pack_fp4_elementwise
       values = pack(values, axis=operand.axis)
-    changes[side] = lax.bitcast_convert_type(values, jnp.uint8)
-    changes[f"{side}_scale"] = lax.bitcast_convert_type(
-      getattr(operands, f"{side}_scale"), jnp.uint8
+    changes[side] = _reinterpret(values, jnp.dtype(jnp.uint8))
+    changes[f"{side}_scale"] = _reinterpret(
+      getattr(operands, f"{side}_scale"), jnp.dtype(jnp.uint8)
     )
   return operands._replace(**changes).flatten()
 
@@ -521,13 +526,21 @@ def from_bytes(
     if operand.format is None:
       continue
     if not operand.format.is_fp4:
-      changes[side] = lax.bitcast_convert_type(
+      changes[side] = _reinterpret(
         getattr(operands, side), operand.format.values_dtype
       )
-    changes[f"{side}_scale"] = lax.bitcast_convert_type(
+    changes[f"{side}_scale"] = _reinterpret(
       getattr(operands, f"{side}_scale"), operand.format.scale_dtype
     )
   return operands._replace(**changes)
+
+
+def _reinterpret(x: jax.Array, dtype: Any) -> jax.Array:
+  """A bitcast between types of one byte; wider types, of formats that only
+  the xla implementation serves, travel as they are."""
+  if x.dtype.itemsize != dtype.itemsize:
+    return x
+  return lax.bitcast_convert_type(x, dtype)
 
 
 class _TypeShape:

@@ -262,7 +262,8 @@ def _lower(ctx, *flat, config, target, platform=None):
     # The partitioner traces `local_dot` again for each device's share.
     exact, operands = partitioning.with_exact_scales(config, operands)
     flat = partitioning.to_bytes(exact, operands)
-    return partitioning.partitioned(local, exact)(*flat)
+    abstract = functools.partial(bind, target=target)
+    return partitioning.partitioned(abstract, local, exact)(*flat)
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [

@@ -9,6 +9,7 @@ emits, and what runs where no kernel serves.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from typing import Final
 
@@ -91,6 +92,44 @@ def exact_in_bf16(operand: call.OperandConfig, dtype: np.dtype) -> bool:
   if operand.format is None:
     return dtype == formats.BF16
   return operand.format.exact_in_bf16
+
+
+def plain_dot(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  dimension_numbers: call.DimensionNumbers,
+  dtype: Any,
+  precision: Any = None,
+) -> jax.Array:
+  """`dot_general` of unscaled operands, accumulated in f32 and cast once.
+
+  Args:
+    lhs, rhs: any dtypes that f32 holds.
+    dimension_numbers: as `lax.dot_general`'s.
+    dtype: the result's.
+    precision: as `lax.dot_general`'s; None is HIGHEST: no TF32 on a GPU, no
+      bf16 on a TPU.
+  """
+
+  def multiply(operand_dtype, precision, lhs, rhs):
+    return lax.dot_general(
+      lhs.astype(operand_dtype),
+      rhs.astype(operand_dtype),
+      dimension_numbers,
+      precision=precision,
+      preferred_element_type=jnp.float32,
+    )
+
+  if precision is None:
+    precision = lax.Precision.HIGHEST
+  in_f32 = functools.partial(multiply, jnp.float32, precision)
+  if lhs.dtype == rhs.dtype == formats.BF16:
+    # The same products; but XLA:CPU refuses some layouts of bf16 at run time.
+    in_bf16 = functools.partial(multiply, jnp.bfloat16, None)
+    result = lax.platform_dependent(lhs, rhs, cpu=in_f32, default=in_bf16)
+  else:
+    result = in_f32(lhs, rhs)
+  return result.astype(dtype)
 
 
 def unfused(

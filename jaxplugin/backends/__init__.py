@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Implementations of the dot, and the choice between them.
 
-Each module of this package offers `NAME`, `supports(problem, target)`, and,
-where it can serve anything, `REASON` and `emit(operands, config, problem,
-target)`. `supports` and `choose` are pure: they read nothing but arguments.
+Each module of this package offers `NAME` and `supports(problem, target)`, and,
+where it can serve anything, `REASON`, `FUSES_GLOBAL_SCALE` (whether a scalar
+one costs no operation of its own) and `emit(operands, config, problem,
+target)`.
+ `supports` and `choose` are pure: they read nothing but arguments.
 """
 
 from __future__ import annotations
@@ -92,9 +94,17 @@ def choose(
   return problem_lib.Decision(
     implementation=chosen,
     reason=f"{BACKENDS[chosen].REASON} ({why})",
-    global_scale="none" if problem.global_scale == "none" else "separate",
+    global_scale=_application(problem, BACKENDS[chosen]),
     refusals=refusals,
   )
+
+
+def _application(problem: problem_lib.DotProblem, backend: ModuleType) -> str:
+  """How `backend` applies the global scale of `problem`."""
+  if problem.global_scale == "none":
+    return "none"
+  fuses = backend.FUSES_GLOBAL_SCALE and problem.global_scale == "scalar"
+  return "fused" if fuses else "separate"
 
 
 def validate_name(requested: str | None) -> None:

@@ -30,6 +30,7 @@ from jaxplugin.kernels.cpu import library
 
 NAME: Final = "cpu"
 REASON: Final = "C++ kernels that read the quantized bytes once"
+FUSES_GLOBAL_SCALE: Final = True
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Numbers of kernels/cpu/README.md.

@@ -18,6 +18,7 @@ from jaxplugin import target as target_lib
 
 NAME: Final = "xla"
 REASON: Final = "dequantize and dot_general in XLA operations"
+FUSES_GLOBAL_SCALE: Final = False
 
 
 def supports(
