@@ -161,4 +161,5 @@ def decode_e8m0(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
   bits = jnp.maximum(code, 1) << F32_MANTISSA_BITS
   bits = jnp.where(code == formats.E8M0_NAN, _QUIET_NAN_BITS, bits)
   half = jnp.where(code == 0, jnp.float32(0.5), jnp.float32(1.0))
-  return from_bits(bits), half
+  # Without the barrier XLA multiplies the factors of a constant scale.
+  return from_bits(bits), lax.optimization_barrier(half)

@@ -35,7 +35,7 @@ def block_scaled_dot(
   dimension_numbers: Any = None,
   preferred_element_type: Any = jnp.float32,
   precision: Any = None,
-  block_size: int | None = None,
+  block_size: int | tuple[int, int] | None = None,
   bias: jax.Array | None = None,
   activation: problem_lib.Activation | None = None,
   residual: jax.Array | None = None,
@@ -70,12 +70,13 @@ def block_scaled_dot(
       contraction of the last dimensions, leading dimensions batch. With several
       contracting dimensions, one of them is blocked.
     preferred_element_type: f32, bf16 or f16: dtype of the result.
-    precision: None or anything `lax.dot_general` takes. "highest" keeps the
-      global scale in f32 where an implementation would round it to a 16-bit
+    precision: None, a `lax.Precision` or its name, or a pair. "highest" keeps
+      the global scale in f32 where an implementation would round it to a 16-bit
       result's dtype (cudnn); all else is exact at any precision.
     block_size: asserts the block size, and accepts padded scales: at least the
       needed size (ceil(k / block_size) along k) in each dimension that is not
-      batch. What is in the padding never matters.
+      batch. What is in the padding never matters. A pair (lhs, rhs) where the
+      two sides differ.
     bias: f32, bf16 or f16[n], over the last dimension of the result (or of the
       shape of all dimensions that come from rhs).
     activation: None, "relu", "gelu" (tanh approximation) or "silu".
@@ -280,12 +281,16 @@ def _with_axis(
 
 
 def _validate_block_size(
-  block_size: int | None, lhs: call.OperandConfig, rhs: call.OperandConfig
+  block_size: int | tuple[int, int] | None,
+  lhs: call.OperandConfig,
+  rhs: call.OperandConfig,
 ) -> None:
   if block_size is None:
     return
-  for side, operand in (("lhs", lhs), ("rhs", rhs)):
-    if operand.format is not None and operand.format.block_size != block_size:
+  is_pair = isinstance(block_size, tuple) and len(block_size) == 2
+  sizes = block_size if is_pair else (block_size, block_size)
+  for side, operand, size in (("lhs", lhs, sizes[0]), ("rhs", rhs, sizes[1])):
+    if operand.format is not None and operand.format.block_size != size:
       raise ValueError(
         f"{call.WHO}: block_size must be {operand.format.block_size} for"
         f" {side} of {operand.format}, got {block_size!r}"
