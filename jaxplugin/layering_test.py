@@ -27,13 +27,15 @@ LAYERS = (
   ("primitive",),
   ("dot",),
   ("gradients",),
+  ("nn_operands",),
+  ("nn_general",),
   ("nn",),
   ("diagnostics",),
   ("__init__",),
   ("__main__",),
   # Support of the tests: it may import everything, and nothing but tests it.
   ("testing",),
-  ("dot_suite",),
+  ("dot_suite", "nn_testing"),
 )
 LAYER_OF = {name: i for i, names in enumerate(LAYERS) for name in names}
 

@@ -1,17 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-ins against JAX's own functions, and against NumPy in f64.
+"""`scaled_dot` and `scaled_matmul` against JAX's own, and NumPy in f64.
 
 JAX's `lax.scaled_dot` runs on a CPU in every version; its `nn.scaled_matmul`
-and `nn.scaled_dot_general` do since 0.12. Quantization, and products in the
-layout of any einsum, are written a second time here, in NumPy.
+does since 0.12. The configs and `scaled_dot_general` have a test of their own.
 """
 
-import dataclasses
 import functools
 import inspect
 import itertools
-import math
 
 import jax
 import jax.export
@@ -20,11 +17,11 @@ import ml_dtypes
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jax import lax
 
 import jaxplugin as jp
 from jaxplugin import formats
 from jaxplugin import nn
+from jaxplugin import nn_testing
 from jaxplugin import testing
 
 BF16, F16, F32 = testing.BF16, testing.F16, testing.F32
@@ -32,105 +29,13 @@ E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1
 E8M0 = formats.E8M0
 INT8, INT32 = np.dtype(np.int8), np.dtype(np.int32)
 
-JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
-JAX_NN_RUNS_ON_CPU = JAX_VERSION >= (0, 12)
-NEEDS_JAX_NN = (
-  "jax.nn.scaled_matmul has a CPU lowering since jax 0.12, this is"
-  f" {jax.__version__}"
-)
+NT_2D, NT_3D = nn_testing.NT_2D, nn_testing.NT_3D
+Side, mx = nn_testing.Side, nn_testing.mx
+rng_of, dequantized = nn_testing.rng_of, nn_testing.dequantized
 
 # Dequantizing with an f32 scale, and a plain f32 operand, round once a side.
 SCALE_ROUNDING_BOUND = 2 * 2.0**-24
-# Two results, each within DOT_BOUND of the same exact number.
-TWO_RESULTS_BOUND = 2 * testing.DOT_BOUND
-# An f32 product of unquantized numbers: n terms, each product and each sum
-# rounded once, in any order, are within n * 2^-24 * sum|a * b|.
-F32_ROUNDING = 2.0**-24
 
-FORMAT_OF_MODE = {
-  "mxfp8": (E4M3, 32),
-  "mxfp4": (E2M1, 32),
-  "nvfp4": (E2M1, 16),
-}
-E4M3_MAX, E2M1_MAX = 448.0, 6.0
-MAX_OF = {E4M3: E4M3_MAX, E5M2: 57344.0, E2M1: E2M1_MAX}
-
-
-def rng_of(*seed):
-  return np.random.default_rng([20261207, *seed])
-
-
-# Block-scaled operands of any dtypes, in NumPy.
-
-
-def repeated(scale, shape):
-  """f64 scale, repeated in every dimension up to `shape`."""
-  scale = scale.astype(np.float64)
-  for axis, size in enumerate(shape):
-    if scale.shape[axis]:
-      scale = np.repeat(scale, size // scale.shape[axis], axis)
-  return scale
-
-
-def dequantized(values, scale):
-  if scale is None:
-    return values.astype(np.float64)
-  with np.errstate(invalid="ignore"):
-    return values.astype(np.float64) * repeated(scale, values.shape)
-
-
-def small_integers(rng, shape, dtype):
-  """-1, 0, 1 or 2; without sign 0, 1 or 2."""
-  low = 0 if dtype.kind == "u" or dtype == np.bool_ else -1
-  high = 2 if dtype == np.bool_ else 3
-  return rng.integers(low, high, shape).astype(np.float32).astype(dtype)
-
-
-def small_scale(rng, shape, dtype):
-  """1 or 2: with `small_integers` and k <= 64, sums are exact even in f16."""
-  return rng.integers(1, 3, shape).astype(np.float32).astype(dtype)
-
-
-def random_values(rng, shape, dtype):
-  if dtype in MAX_OF:
-    return testing.finite_codes(rng, shape, dtype)
-  if dtype.kind == "i":
-    return rng.integers(-100, 101, shape).astype(dtype)
-  return rng.normal(size=shape).astype(dtype)
-
-
-def random_scale(rng, shape, dtype):
-  if dtype == E8M0:
-    return rng.integers(97, 158, shape, np.uint8).view(E8M0)
-  if dtype.kind == "i":
-    return rng.integers(1, 20, shape).astype(dtype)
-  magnitude = np.exp2(rng.uniform(-6, 6, shape))
-  return magnitude.astype(np.float32).astype(dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class Side:
-  """Shape and dtypes of an operand and of its scale (None: unscaled)."""
-
-  shape: tuple
-  dtype: np.dtype
-  scale_shape: tuple | None = None
-  scale_dtype: np.dtype | None = None
-
-  def make(self, rng, values=small_integers, scale=small_scale):
-    x = values(rng, self.shape, self.dtype)
-    if self.scale_shape is None:
-      return x, None
-    return x, scale(rng, self.scale_shape, self.scale_dtype)
-
-
-def mx(shape, axis, dtype=E4M3, block=32, scale_dtype=E8M0):
-  scale = tuple(s // block if d == axis else s for d, s in enumerate(shape))
-  return Side(shape, dtype, scale, scale_dtype)
-
-
-NT_2D = (((1,), (1,)), ((), ()))
-NT_3D = (((2,), (2,)), ((0,), (0,)))
 # name, lhs, rhs, dimension_numbers, whether both sides are known formats.
 SCALED_DOT_CASES = (
   ("mxfp8_2d_default", mx((3, 64), 1), mx((64, 5), 0), None, True),
@@ -263,21 +168,6 @@ def default_numbers(numbers, ndim):
   return (((ndim - 1,), (ndim - 2,)), (batch, batch))
 
 
-def bound_configs(function, *args):
-  """The `DotConfig`s of all block_scaled_dots that a function calls."""
-
-  def visit(jaxpr):
-    for eqn in jaxpr.eqns:
-      if eqn.primitive.name == "block_scaled_dot":
-        yield eqn.params["config"]
-      for parameter in eqn.params.values():
-        inner = getattr(parameter, "jaxpr", None)
-        if hasattr(inner, "eqns"):
-          yield from visit(inner)
-
-  return list(visit(jax.make_jaxpr(function)(*args).jaxpr))
-
-
 class SignatureTest(parameterized.TestCase):
   @parameterized.named_parameters(
     ("scaled_matmul", nn.scaled_matmul, jax.nn.scaled_matmul),
@@ -347,8 +237,12 @@ class ScaledDotTest(parameterized.TestCase):
     self, lhs, rhs, numbers, dtype
   ):
     rng = rng_of(2)
-    lhs, lhs_scale = lhs.make(rng, random_values, random_scale)
-    rhs, rhs_scale = rhs.make(rng, random_values, random_scale)
+    lhs, lhs_scale = lhs.make(
+      rng, nn_testing.random_values, nn_testing.random_scale
+    )
+    rhs, rhs_scale = rhs.make(
+      rng, nn_testing.random_values, nn_testing.random_scale
+    )
     exact, magnitude = testing.dot(
       dequantized(lhs, lhs_scale),
       dequantized(rhs, rhs_scale),
@@ -371,7 +265,7 @@ class ScaledDotTest(parameterized.TestCase):
   ):
     rng = rng_of(3)
     (lhs, lhs_scale), (rhs, rhs_scale) = lhs.make(rng), rhs.make(rng)
-    configs = bound_configs(
+    configs = nn_testing.bound_configs(
       lambda a, b: nn.scaled_dot(
         a,
         b,
@@ -480,9 +374,9 @@ class ScaledDotTest(parameterized.TestCase):
       lead = (4,) if is_mapped else ()
       side = sides[i % 2]
       if i < 2:
-        x = small_integers(rng_of(9, i), lead + side.shape, E4M3)
+        x = nn_testing.small_integers(rng_of(9, i), lead + side.shape, E4M3)
       else:
-        x = small_scale(rng_of(9, i), lead + side.scale_shape, E8M0)
+        x = nn_testing.small_scale(rng_of(9, i), lead + side.scale_shape, E8M0)
       arrays.append(x)
 
     def f(lhs, rhs, lhs_scale, rhs_scale):
@@ -635,7 +529,7 @@ class ScaledMatmulTest(parameterized.TestCase):
     result = nn.scaled_matmul(lhs, rhs, lhs_scale, rhs_scale)
     bound = (testing.DOT_BOUND + SCALE_ROUNDING_BOUND) * magnitude
     testing.assert_within(result, exact, bound, F32)
-    if not JAX_NN_RUNS_ON_CPU:
+    if not nn_testing.JAX_NN_RUNS_ON_CPU:
       return
     arrays = map(jnp.asarray, (lhs, rhs, lhs_scale, rhs_scale))
     jaxs = np.asarray(jax.nn.scaled_matmul(*arrays))
@@ -643,17 +537,17 @@ class ScaledMatmulTest(parameterized.TestCase):
 
   def operands(self, dtype, scale_dtype, block):
     lhs, lhs_scale = mx((2, 3, 64), 2, dtype, block, scale_dtype).make(
-      rng_of(20), random_values, random_scale
+      rng_of(20), nn_testing.random_values, nn_testing.random_scale
     )
     rhs, rhs_scale = mx((2, 5, 64), 2, dtype, block, scale_dtype).make(
-      rng_of(21), random_values, random_scale
+      rng_of(21), nn_testing.random_values, nn_testing.random_scale
     )
     return lhs, rhs, lhs_scale, rhs_scale
 
   @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
   def test_is_bit_equal_to_jax_on_integers(self, dtype):
-    if not JAX_NN_RUNS_ON_CPU:
-      self.skipTest(NEEDS_JAX_NN)
+    if not nn_testing.JAX_NN_RUNS_ON_CPU:
+      self.skipTest(nn_testing.NEEDS_JAX_NN)
     for block in (3, 16, 32):
       lhs, lhs_scale = mx((2, 3, 96), 2, block=block).make(rng_of(22))
       rhs, rhs_scale = mx((2, 5, 96), 2, block=block).make(rng_of(23))
@@ -683,13 +577,6 @@ class ScaledMatmulTest(parameterized.TestCase):
       )
 
 
-BEST_TARGETS = {
-  "cudnn": jp.named_target("b200", cudnn="9.13"),
-  "triton": jp.named_target("b200", cudnn="9.13"),
-  "cpu": jp.named_target("cpu"),
-}
-
-
 class ImplementationTest(parameterized.TestCase):
   """Forced implementations, on the device that each is best at."""
 
@@ -704,7 +591,7 @@ class ImplementationTest(parameterized.TestCase):
         "(?=.*\n  triton: )(?=.*\n  cpu: )(?=.*\n  xla: serves)"
       )
       with (
-        jp.use_target(BEST_TARGETS[name]),
+        jp.use_target(nn_testing.BEST_TARGETS[name]),
         self.assertRaisesRegex(NotImplementedError, message),
       ):
         nn.scaled_matmul(x, x, scale, scale, implementation=name)
@@ -712,15 +599,13 @@ class ImplementationTest(parameterized.TestCase):
   @parameterized.parameters("cudnn", "triton", "cpu")
   def test_an_unscaled_dot_is_refused(self, name):
     x = jnp.ones((3, 32), jnp.bfloat16)
-    with jp.use_target(BEST_TARGETS[name]):
-      with self.assertRaisesRegex(
+    with (
+      jp.use_target(nn_testing.BEST_TARGETS[name]),
+      self.assertRaisesRegex(
         NotImplementedError, f"scaled_dot: implementation='{name}' cannot"
-      ):
-        nn.scaled_dot(x, x, dimension_numbers=NT_2D, implementation=name)
-      with self.assertRaisesRegex(
-        NotImplementedError, f"scaled_dot_general: .*'{name}'.*configs=None"
-      ):
-        nn.scaled_dot_general(x, x, NT_2D, implementation=name)
+      ),
+    ):
+      nn.scaled_dot(x, x, dimension_numbers=NT_2D, implementation=name)
 
   @parameterized.parameters(8, 32)
   def test_xla_serves_everything(self, block):
@@ -739,585 +624,6 @@ class ImplementationTest(parameterized.TestCase):
       implementation="xla",
     )
     testing.assert_exact(result, exact, F32)
-
-  def test_the_implementation_reaches_the_gradient(self):
-    configs = [nn.get_scaled_dot_general_config("mxfp8")] * 3
-    x = jnp.ones((3, 32))
-
-    def loss(x, w):
-      return nn.scaled_dot_general(
-        x, w, NT_2D, configs=configs, implementation="xla"
-      ).sum()
-
-    found = bound_configs(jax.grad(loss, (0, 1)), x, x)
-    self.assertEqual([c.implementation for c in found], ["xla"] * 3)
-
-
-# Quantization and products of `scaled_dot_general`, in NumPy.
-
-
-def quantize(x, mode, global_scale=None, dtype=None):
-  """f64 values of `x`, blocked along its last axis and padded."""
-  default_dtype, block = FORMAT_OF_MODE[mode]
-  dtype = default_dtype if dtype is None else dtype
-  size = x.shape[-1]
-  widths = [(0, 0)] * (x.ndim - 1) + [(0, -size % block)]
-  x = np.pad(np.asarray(x, np.float32), widths)
-  blocks = x.reshape(*x.shape[:-1], -1, block)
-  amax = np.abs(blocks).max(-1, keepdims=True)
-  largest = np.float32(MAX_OF[dtype])
-  if mode == "nvfp4":
-    global_scale = np.float32(global_scale)
-    scale = np.minimum(amax / largest / global_scale, np.float32(E4M3_MAX))
-    scale = scale.astype(E4M3).astype(np.float32)
-    step = np.where(scale == 0, np.float32(1), scale * global_scale)
-    exact_step = scale.astype(np.float64) * float(global_scale)
-  else:
-    # The least power of two with largest * step >= amax.
-    exponent = np.frexp(amax)[1] - np.frexp(largest)[1]
-    step = np.ldexp(np.float32(1), exponent)
-    step = np.where(amax > largest * step, 2 * step, step)
-    step = np.where(amax == 0, np.float32(1), step)
-    exact_step = step.astype(np.float64)
-  values = np.clip(blocks / step, -largest, largest).astype(dtype)
-  result = values.astype(np.float64) * exact_step
-  return result.reshape(x.shape)[..., :size]
-
-
-def product(lhs, rhs, names, quantize_lhs, quantize_rhs):
-  """f64 einsum of quantized operands, and of their magnitudes.
-
-  Quantization is along the contracted letters, in the order of lhs, as one.
-  `names` is an einsum like "bmk,bnk->bmn".
-  """
-  (lhs_names, rhs_names), out = split(names)
-  batch = [c for c in lhs_names if c in rhs_names and c in out]
-  contracted = [c for c in lhs_names if c in rhs_names and c not in out]
-
-  def flat(x, own, quantize):
-    free = [c for c in own if c not in batch and c not in contracted]
-    order = "".join(batch + free + contracted)
-    x = np.einsum(f"{''.join(own)}->{order}", np.asarray(x, np.float64))
-    lead = x.shape[: len(batch) + len(free)]
-    x = quantize(x.reshape(*lead, math.prod(x.shape[len(lead) :])))
-    return x, "".join(batch + free)
-
-  lhs, lhs_lead = flat(lhs, lhs_names, quantize_lhs)
-  rhs, rhs_lead = flat(rhs, rhs_names, quantize_rhs)
-  equation = f"{lhs_lead}Z,{rhs_lead}Z->{out}"
-  return (
-    np.einsum(equation, lhs, rhs),
-    np.einsum(equation, np.abs(lhs), np.abs(rhs)),
-  )
-
-
-def split(names):
-  operands, out = names.split("->")
-  return operands.split(","), out
-
-
-def numbers_of(names):
-  """`lax.dot_general`'s dimension numbers of an einsum."""
-  (lhs, rhs), out = split(names)
-  batch = [c for c in out if c in lhs and c in rhs]
-  contracted = [c for c in lhs if c in rhs and c not in out]
-  dims = lambda own, letters: tuple(own.index(c) for c in letters)
-  return (
-    (dims(lhs, contracted), dims(rhs, contracted)),
-    (dims(lhs, batch), dims(rhs, batch)),
-  )
-
-
-SIZES = {"a": 2, "b": 3, "k": 40, "l": 3, "m": 5, "n": 7, "p": 2, "q": 3}
-EINSUMS = (
-  "bmk,bnk->bmn",
-  "mk,kn->mn",
-  "kmb,bkn->bmn",
-  "abmk,bank->bamn",  # batch dimensions not in the order of lhs
-  "mkl,lnk->mn",  # two contracting dimensions, in another order in rhs
-  "mpk,qkn->mpqn",
-  "mk,k->m",  # an operand's gradient is an outer product
-  "k,k->",
-  "bm,bn->bmn",  # nothing is contracted
-)
-MODES = ("mxfp8", "mxfp4", "nvfp4")
-GLOBAL_SCALE = 2.0**-9
-# name, einsum, mode, dtypes of lhs, of rhs and of the result.
-DOT_GENERAL_CASES = tuple(
-  (f"{names}_{mode}", names, mode, dtypes)
-  for (names, mode), dtypes in zip(
-    (
-      *itertools.product(EINSUMS, ("mxfp8", "nvfp4")),
-      *itertools.product((EINSUMS[2], EINSUMS[4]), ("mxfp4",)),
-    ),
-    itertools.cycle(
-      ((F32, F32, F32), (BF16, BF16, BF16), (F16, BF16, F32), (BF16, F32, F16))
-    ),
-  )
-)
-
-
-def floats(seed, names, dtype=np.float32):
-  shape = tuple(SIZES[c] for c in names)
-  return rng_of(seed).normal(size=shape).astype(dtype)
-
-
-def config(mode, global_scale=GLOBAL_SCALE):
-  if mode != "nvfp4":
-    return nn.get_scaled_dot_general_config(mode)
-  return nn.get_scaled_dot_general_config(mode, jnp.float32(global_scale))
-
-
-def quantizer(mode, global_scale=GLOBAL_SCALE, dtype=None):
-  return lambda x: quantize(x, mode, global_scale, dtype)
-
-
-def expected_results(names, mode, arrays, global_scales):
-  """f64 (exact, bound) of `scaled_dot_general` and of both gradients.
-
-  Args:
-    names: the einsum.
-    mode: that of all three configs.
-    arrays: lhs, rhs and the gradient of the result.
-    global_scales: of lhs and of rhs.
-  """
-  lhs, rhs, g = arrays
-  (lhs_names, rhs_names), out = split(names)
-  q_lhs, q_rhs = (quantizer(mode, scale) for scale in global_scales)
-  exact, magnitude = product(lhs, rhs, names, q_lhs, q_rhs)
-  results = [(exact, testing.DOT_BOUND * magnitude)]
-  for x, scale, other, q_other, equation in (
-    (lhs, global_scales[0], rhs, q_rhs, f"{out},{rhs_names}->{lhs_names}"),
-    (rhs, global_scales[1], lhs, q_lhs, f"{out},{lhs_names}->{rhs_names}"),
-  ):
-    if mode != "nvfp4":
-      exact, magnitude = product(g, other, equation, quantizer(mode), q_other)
-      results.append((exact, testing.DOT_BOUND * magnitude))
-      continue
-    # In high precision, and zero where x was clipped.
-    same = lambda x: x
-    exact, magnitude = product(g, other, equation, same, same)
-    passes = np.abs(x.astype(np.float64)) <= scale * E2M1_MAX * E4M3_MAX
-    num_terms = min(g.size, other.size)
-    results.append(
-      (exact * passes, num_terms * F32_ROUNDING * magnitude * passes)
-    )
-  return results
-
-
-class ConfigTest(parameterized.TestCase):
-  @parameterized.parameters(*MODES)
-  def test_fields_are_those_of_jax(self, mode):
-    if mode == "mxfp4" and JAX_VERSION < (0, 11):
-      self.skipTest(f"jax {jax.__version__} has no mode mxfp4")
-    for args in ((mode,), (mode, jnp.array([0.5], jnp.float32))):
-      if mode == "mxfp4" and len(args) == 2:
-        continue
-      ours = nn.get_scaled_dot_general_config(*args)
-      jaxs = jax.nn.get_scaled_dot_general_config(*args)
-      self.assertEqual(
-        [f.name for f in dataclasses.fields(ours)],
-        [f.name for f in dataclasses.fields(jaxs)],
-      )
-      for name in ("mode", "block_size", "infer_only"):
-        self.assertEqual(getattr(ours, name), getattr(jaxs, name))
-      for name in ("data_type", "scale_type"):
-        self.assertEqual(
-          jnp.dtype(getattr(ours, name)), jnp.dtype(getattr(jaxs, name))
-        )
-      if jaxs.global_scale is None:
-        self.assertIsNone(ours.global_scale)
-      else:
-        np.testing.assert_array_equal(
-          ours.global_scale, jaxs.global_scale, strict=True
-        )
-
-  def test_an_unknown_mode_lists_the_known_ones(self):
-    with self.assertRaisesRegex(ValueError, "mxfp8, mxfp4, nvfp4, got 'fp8'"):
-      nn.get_scaled_dot_general_config("fp8")
-
-  def test_mxfp4_refuses_a_global_scale(self):
-    with self.assertRaisesRegex(ValueError, "mxfp4 has no global scale"):
-      nn.get_scaled_dot_general_config("mxfp4", jnp.float32(0.5))
-
-  @parameterized.parameters("mxfp8", "nvfp4")
-  def test_configs_of_jax_give_the_same_bits(self, mode):
-    names = "bmk,bnk->bmn"
-    lhs, rhs = floats(40, "bmk"), floats(41, "bnk")
-    scale = jnp.array([0.5], jnp.float32)
-    results = []
-    for module in (nn, jax.nn):
-      configs = [module.get_scaled_dot_general_config(mode, scale)] * 3
-
-      def f(lhs, rhs, configs=configs):
-        return nn.scaled_dot_general(
-          lhs, rhs, numbers_of(names), configs=configs
-        )
-
-      out, vjp = jax.vjp(f, lhs, rhs)
-      results.append((out, *vjp(out)))
-    jax.tree.map(np.testing.assert_array_equal, *results)
-
-  def test_a_config_is_an_argument_of_a_jitted_function(self):
-    lhs, rhs = floats(42, "mk"), floats(43, "nk")
-    configs = [config("nvfp4", 0.25)] * 3
-
-    @jax.jit
-    def f(lhs, rhs, configs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer("nvfp4", 0.25), quantizer("nvfp4", 0.25)
-    )
-    testing.assert_within(
-      f(lhs, rhs, configs), exact, testing.DOT_BOUND * magnitude, F32
-    )
-
-
-class ScaledDotGeneralTest(parameterized.TestCase):
-  @parameterized.named_parameters(*DOT_GENERAL_CASES)
-  def test_result_and_gradients_are_those_of_f64(self, names, mode, dtypes):
-    (lhs_names, rhs_names), out = split(names)
-    lhs = floats(50, lhs_names, dtypes[0])
-    rhs = floats(51, rhs_names, dtypes[1])
-    g = floats(52, out, dtypes[2])
-    lhs_scale, rhs_scale = 2.0**-12, 2.0**-11  # clip above 0.65625 and 1.3125
-    configs = [config(mode, lhs_scale), config(mode, rhs_scale), config(mode)]
-
-    @jax.jit
-    def f(lhs, rhs, g):
-      dot = functools.partial(
-        nn.scaled_dot_general,
-        dimension_numbers=numbers_of(names),
-        preferred_element_type=dtypes[2],
-        configs=configs,
-      )
-      result, vjp = jax.vjp(dot, lhs, rhs)
-      return result, *vjp(g)
-
-    results = f(lhs, rhs, g)
-    expected = expected_results(
-      names, mode, (lhs, rhs, g), (lhs_scale, rhs_scale)
-    )
-    if mode == "nvfp4":  # some are clipped and some are not
-      for gradient, _ in expected[1:]:
-        self.assertBetween((gradient == 0).mean(), 0.05, 0.95)
-    for actual, (exact, bound), dtype in zip(
-      results, expected, (dtypes[2], *dtypes[:2]), strict=True
-    ):
-      testing.assert_within(actual, exact, bound, dtype)
-
-  def test_the_mask_passes_the_limit_and_stops_the_next_number(self):
-    scale = np.float32(0.3)
-    limit = scale * np.float32(E2M1_MAX) * np.float32(E4M3_MAX)
-    above = np.nextafter(limit, np.float32(np.inf))
-    row = np.array([limit, above, -limit, -above, np.nan, 1], np.float32)
-    x = jnp.asarray(np.tile(row, (1, 3)))
-    configs = [config("nvfp4", scale)] * 3
-
-    def loss(x):
-      ones = jnp.ones_like(x)
-      out = nn.scaled_dot_general(x, ones, NT_2D, configs=configs)
-      return jnp.where(jnp.isnan(out), 0, out).sum() + out.sum()
-
-    gradient = jax.grad(loss)(x)
-    np.testing.assert_array_equal(
-      gradient != 0, np.tile([True, False, True, False, False, True], (1, 3))
-    )
-
-  def test_mixed_formats_share_a_product(self):
-    lhs, rhs, g = floats(58, "mk"), floats(59, "nk"), floats(60, "mn")
-    gradient_config = dataclasses.replace(
-      nn.get_scaled_dot_general_config("mxfp8"), data_type=jnp.float8_e5m2
-    )
-    configs = [config("nvfp4"), config("mxfp8"), gradient_config]
-
-    def f(lhs, rhs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-    out, vjp = jax.vjp(f, lhs, rhs)
-    as_gradient = quantizer("mxfp8", dtype=E5M2)
-    for actual, expected in zip(
-      (out, *vjp(jnp.asarray(g))),
-      (
-        product(lhs, rhs, "mk,nk->mn", quantizer("nvfp4"), quantizer("mxfp8")),
-        product(g, rhs, "mn,nk->mk", as_gradient, quantizer("mxfp8")),
-        product(g, lhs, "mn,mk->nk", as_gradient, quantizer("nvfp4")),
-      ),
-      strict=True,
-    ):
-      exact, magnitude = expected
-      bound = testing.DOT_BOUND * magnitude
-      testing.assert_within(actual, exact, bound, F32)
-
-  def test_other_block_sizes_are_served(self):
-    lhs, rhs = floats(61, "mk"), floats(62, "nk")
-    half = dataclasses.replace(config("mxfp8"), block_size=16)
-    result = nn.scaled_dot_general(lhs, rhs, NT_2D, configs=[half] * 3)
-
-    def in_halves(x):
-      x = np.pad(x, [(0, 0), (0, -x.shape[1] % 16)])
-      return np.concatenate(
-        [quantize(part, "mxfp8") for part in np.split(x, x.shape[1] // 16, 1)],
-        1,
-      )
-
-    exact, magnitude = product(lhs, rhs, "mk,nk->mn", in_halves, in_halves)
-    testing.assert_within(result, exact, testing.DOT_BOUND * magnitude, F32)
-
-  @parameterized.parameters("mxfp8", "nvfp4")
-  def test_the_order_of_contracting_pairs_changes_no_bit(self, mode):
-    lhs, rhs = floats(65, "mkl"), floats(66, "lnk")
-    configs = [config(mode)] * 3
-
-    def f(numbers):
-      def g(lhs, rhs):
-        return nn.scaled_dot_general(lhs, rhs, numbers, configs=configs)
-
-      out, vjp = jax.vjp(g, lhs, rhs)
-      return out, *vjp(out)
-
-    jax.tree.map(
-      np.testing.assert_array_equal,
-      f((((1, 2), (2, 0)), ((), ()))),
-      f((((2, 1), (0, 2)), ((), ()))),
-    )
-
-  def test_without_configs_it_is_dot_general(self):
-    lhs, rhs = floats(67, "bmk"), floats(68, "bnk")
-    numbers = numbers_of("bmk,bnk->bmn")
-    for dtype in (np.float32, jnp.bfloat16, None):
-      np.testing.assert_array_equal(
-        nn.scaled_dot_general(lhs, rhs, numbers, preferred_element_type=dtype),
-        lax.dot_general(lhs, rhs, numbers, preferred_element_type=dtype),
-        strict=True,
-      )
-    jaxs = jax.nn.scaled_dot_general(lhs, rhs, numbers)
-    np.testing.assert_array_equal(
-      nn.scaled_dot_general(lhs, rhs, numbers), jaxs, strict=True
-    )
-
-  def test_the_nvfp4_example_of_jax(self):
-    global_scale = jnp.array([0.5], jnp.float32)
-    configs = [nn.get_scaled_dot_general_config("nvfp4", global_scale)] * 3
-    scaled_dot_general_fn = functools.partial(
-      nn.scaled_dot_general, configs=configs
-    )
-    lhs = jax.random.normal(jax.random.PRNGKey(1), (3, 128, 64))
-    rhs = jax.random.normal(jax.random.PRNGKey(2), (3, 128, 64))
-    out = scaled_dot_general_fn(lhs, rhs, (((2,), (2,)), ((0,), (0,))))
-    exact, magnitude = product(
-      lhs, rhs, "bmk,bnk->bmn", quantizer("nvfp4", 0.5), quantizer("nvfp4", 0.5)
-    )
-    testing.assert_within(out, exact, testing.DOT_BOUND * magnitude, F32)
-
-  @parameterized.product(names=("kmb,bkn->bmn", "mpk,qkn->mpqn"), mode=MODES)
-  def test_result_and_gradients_are_those_of_jax(self, names, mode):
-    if not JAX_NN_RUNS_ON_CPU:
-      self.skipTest(NEEDS_JAX_NN)
-    # JAX needs whole blocks along every dimension that some product contracts.
-    sizes = {"b": 2, "k": 64, "m": 32, "n": 32, "p": 2, "q": 1}
-    (lhs_names, rhs_names), out_names = split(names)
-    rng = rng_of(70)
-    lhs, rhs, g = (
-      rng.normal(size=[sizes[c] for c in letters]).astype(np.float32)
-      for letters in (lhs_names, rhs_names, out_names)
-    )
-    scale = jnp.array([0.5], jnp.float32) if mode == "nvfp4" else None
-    configs = [jax.nn.get_scaled_dot_general_config(mode, scale)] * 3
-    results = []
-    for module in (nn, jax.nn):
-
-      @jax.jit
-      def f(lhs, rhs, g, module=module):
-        dot = functools.partial(
-          module.scaled_dot_general,
-          dimension_numbers=numbers_of(names),
-          configs=configs,
-        )
-        out, vjp = jax.vjp(dot, lhs, rhs)
-        return out, *vjp(g)
-
-      results.append(f(lhs, rhs, g))
-    expected = expected_results(names, mode, (lhs, rhs, g), (0.5, 0.5))
-    for ours, jaxs, (exact, bound) in zip(*results, expected, strict=True):
-      testing.assert_within(ours, exact, bound, F32)
-      testing.assert_within(jaxs, exact, bound, F32)
-
-  @parameterized.parameters((), (1,))
-  def test_a_traced_global_scale_has_a_zero_gradient(self, *shape):
-    lhs, rhs = floats(71, "mk"), floats(72, "nk")
-    names = "mk,nk->mn"
-
-    @jax.jit
-    def f(lhs, rhs, scale):
-      configs = [nn.get_scaled_dot_general_config("nvfp4", scale)] * 3
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-    scale = jnp.full(shape, GLOBAL_SCALE, jnp.float32)
-    out, vjp = jax.vjp(f, lhs, rhs, scale)
-    exact, magnitude = product(
-      lhs, rhs, names, quantizer("nvfp4"), quantizer("nvfp4")
-    )
-    testing.assert_within(out, exact, testing.DOT_BOUND * magnitude, F32)
-    np.testing.assert_array_equal(
-      vjp(out)[2], np.zeros(shape, np.float32), strict=True
-    )
-
-  def test_the_global_scale_may_be_state_that_training_updates(self):
-    rhs = floats(73, "nk")
-
-    def step(scale, lhs):
-      configs = [nn.get_scaled_dot_general_config("nvfp4", scale)] * 3
-      loss = lambda x: nn.scaled_dot_general(
-        x, rhs, NT_2D, configs=configs
-      ).sum()
-      gradient = jax.grad(loss)(lhs)
-      return jnp.max(jnp.abs(lhs)).reshape(1) / (E2M1_MAX * E4M3_MAX), gradient
-
-    steps = jnp.stack([floats(74, "mk"), floats(75, "mk"), floats(76, "mk")])
-    first = jnp.array([1.0], jnp.float32)
-    final, gradients = jax.lax.scan(step, first, steps)
-    scale = first
-    for lhs, gradient in zip(steps, gradients, strict=True):
-      limit = np.float32(scale[0]) * np.float32(6) * np.float32(448)
-      passes = np.abs(np.asarray(lhs)) <= limit
-      expected = np.where(passes, rhs.astype(np.float64).sum(0), 0)
-      bound = SIZES["n"] * F32_ROUNDING * np.abs(rhs).sum(0) * passes
-      testing.assert_within(gradient, expected, bound, F32)
-      scale = jnp.max(jnp.abs(lhs)).reshape(1) / (E2M1_MAX * E4M3_MAX)
-    np.testing.assert_array_equal(final, scale)
-
-  @parameterized.parameters(*MODES)
-  def test_integers_are_multiplied_as_floats(self, mode):
-    values = rng_of(77).integers(-9, 10, (2, 5, 40))
-    lhs, rhs = values.astype(np.int32)
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer(mode), quantizer(mode)
-    )
-    result = nn.scaled_dot_general(lhs, rhs, NT_2D, configs=[config(mode)] * 3)
-    testing.assert_within(result, exact, testing.DOT_BOUND * magnitude, F32)
-
-  @parameterized.parameters(*MODES)
-  def test_empty_sizes_give_zero_or_nothing(self, mode):
-    configs = [config(mode)] * 3
-    numbers = numbers_of("km,kn->mn")
-
-    @jax.jit
-    def f(lhs, rhs):
-      dot = lambda lhs, rhs: nn.scaled_dot_general(
-        lhs, rhs, numbers, configs=configs
-      )
-      out, vjp = jax.vjp(dot, lhs, rhs)
-      return out, *vjp(out)
-
-    for m, n, k in ((3, 4, 0), (0, 4, 0), (0, 4, 5), (3, 0, 5)):
-      results = f(jnp.ones((k, m)), jnp.ones((k, n)))
-      for result, shape in zip(results, ((m, n), (k, m), (k, n)), strict=True):
-        np.testing.assert_array_equal(
-          result, np.zeros(shape, np.float32), strict=True
-        )
-
-  @parameterized.parameters(
-    ("mxfp8", (0, 0, 0)),
-    ("mxfp8", (0, None, None)),
-    ("nvfp4", (0, 0, 0)),
-    ("nvfp4", (None, 1, None)),
-    ("nvfp4", (None, None, 0)),
-  )
-  def test_vmap_of_result_and_gradients_is_a_loop(self, mode, in_axes):
-    lhs, rhs = floats(78, "bmk"), floats(79, "nbk")
-    scales = np.array([0.5, 0.25, 2.0**-9], np.float32)
-    arrays = [
-      x if axis is not None else np.take(x, 0, own)
-      for x, axis, own in zip(
-        (lhs, rhs, scales), in_axes, (0, 1, 0), strict=True
-      )
-    ]
-    in_axes = tuple(
-      own if axis is not None else None
-      for axis, own in zip(in_axes, (0, 1, 0), strict=True)
-    )
-
-    def f(lhs, rhs, scale):
-      scale = scale if mode == "nvfp4" else None
-      configs = [nn.get_scaled_dot_general_config(mode, scale)] * 3
-
-      def dot(lhs, rhs):
-        return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-      out, vjp = jax.vjp(dot, lhs, rhs)
-      return out, *vjp(jnp.ones_like(out))
-
-    mapped = jax.jit(jax.vmap(f, in_axes))(*arrays)
-    f = jax.jit(f)
-    for i in range(3):
-      one = f(
-        *(
-          jnp.asarray(x if axis is None else np.take(x, i, axis))
-          for x, axis in zip(arrays, in_axes, strict=True)
-        )
-      )
-      for a, b in zip(mapped, one, strict=True):
-        # The order of adding may differ, the operands are the same: at most
-        # 40 terms, each at most 10 * 10 (|x| < 5, quantized at most doubled).
-        np.testing.assert_allclose(
-          a[i], b, rtol=0, atol=TWO_RESULTS_BOUND * 40 * 100
-        )
-
-  @parameterized.parameters("mxfp8", "nvfp4")
-  def test_gradients_inside_shard_map_are_summed_over_the_devices(self, mode):
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    # One row a device: what is summed is the same with and without devices,
-    # but for mxfp8, whose blocks of rows then are a device's own.
-    lhs = jnp.asarray(rng_of(82).normal(size=(4, 40)), jnp.float32)
-    rhs = jnp.asarray(floats(83, "nk"))
-    configs = [config(mode, 2.0)] * 3
-
-    def loss(lhs, rhs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs).sum()
-
-    def mapped(lhs, rhs):
-      return jax.shard_map(
-        lambda lhs, rhs: lax.psum(loss(lhs, rhs), "x"),
-        mesh=mesh,
-        in_specs=(jax.P("x"), jax.P()),
-        out_specs=jax.P(),
-      )(lhs, rhs)
-
-    gradients = jax.jit(jax.grad(mapped, (0, 1)))(lhs, rhs)
-    rows = [jax.grad(loss, (0, 1))(lhs[i : i + 1], rhs) for i in range(4)]
-    np.testing.assert_array_equal(
-      gradients[0], jnp.concatenate([row[0] for row in rows])
-    )
-    # A sum of 4, in an order of the devices' choosing.
-    parts = np.stack([np.asarray(row[1], np.float64) for row in rows])
-    bound = 4 * F32_ROUNDING * np.abs(parts).sum(0)
-    testing.assert_within(gradients[1], parts.sum(0), bound, F32)
-
-  @parameterized.parameters("mxfp8", "nvfp4")
-  def test_every_size_may_be_symbolic(self, mode):
-    m, k = jax.export.symbolic_shape("m, k")
-    configs = [config(mode)] * 2
-    f = lambda x, y: nn.scaled_dot_general(x, y, NT_2D, configs=configs)
-    exported = jax.export.export(jax.jit(f))(
-      jax.ShapeDtypeStruct((m, k), jnp.float32),
-      jax.ShapeDtypeStruct((7, k), jnp.float32),
-    )
-    lhs, rhs = floats(84, "mk"), floats(85, "nk")
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer(mode), quantizer(mode)
-    )
-    testing.assert_within(
-      exported.call(lhs, rhs), exact, testing.DOT_BOUND * magnitude, F32
-    )
-
-  def test_two_configs_serve_inference_and_refuse_training(self):
-    configs = [config("mxfp8")] * 2
-    lhs, rhs = floats(80, "mk"), floats(81, "nk")
-    f = lambda x: nn.scaled_dot_general(x, rhs, NT_2D, configs=configs).sum()
-    with self.assertRaisesRegex(ValueError, "gradient, got two configs"):
-      jax.grad(f)(lhs)
 
 
 def scaled_matmul_args(**changes):
@@ -1546,122 +852,6 @@ MALFORMED_DOTS_HERE_ONLY = (
 )
 
 
-def changed(base="mxfp8", **changes):
-  """A config of JAX with other fields; its class checks nothing."""
-  made = jax.nn.get_scaled_dot_general_config(base)
-  for name, value in changes.items():
-    setattr(made, name, value)
-  return made
-
-
-MXFP8_CONFIG = changed()
-# name, keyword arguments, error, message.
-MALFORMED_DOT_GENERALS = (
-  ("no_list", {"configs": MXFP8_CONFIG}, ValueError, "list of three"),
-  ("one_config", {"configs": [MXFP8_CONFIG]}, ValueError, "list of three"),
-  (
-    "a_string",
-    {"configs": ["mxfp8"] * 3},
-    TypeError,
-    r"configs\[0\] must be a config, got 'mxfp8', .* no mode, block_size",
-  ),
-  (
-    "mode",
-    {"configs": [MXFP8_CONFIG, changed(mode="fp8")]},
-    ValueError,
-    r"mode of configs\[1\] must be one of mxfp8, mxfp4, nvfp4, got 'fp8'",
-  ),
-  (
-    "block_size",
-    {"configs": [changed(block_size=0)] * 3},
-    ValueError,
-    r"block_size of configs\[0\] must be an integer of at least 2, got 0",
-  ),
-  (
-    "block_size_type",
-    {"configs": [changed(block_size=32.0)] * 3},
-    ValueError,
-    r"block_size of configs\[0\].* got 32.0",
-  ),
-  (
-    "data_type",
-    {"configs": [changed(data_type=jnp.int8)] * 3},
-    ValueError,
-    r"configs\[0\] of mode mxfp8 must have data_type float8_e4m3fn.*int8",
-  ),
-  (
-    "data_type_name",
-    {"configs": [changed(data_type="fp8")] * 3},
-    ValueError,
-    r"configs\[0\] of mode mxfp8 must have data_type .* got 'fp8'",
-  ),
-  (
-    "scale_type",
-    {"configs": [changed(scale_type=jnp.float8_e4m3fn)] * 3},
-    ValueError,
-    "scale_type float8_e8m0fnu, got .*float8_e4m3fn",
-  ),
-  (
-    "global_scale_of_mx",
-    {"configs": [MXFP8_CONFIG] * 2 + [changed(global_scale=jnp.ones(1))]},
-    ValueError,
-    r"configs\[2\] of mode mxfp8 must not have a global_scale",
-  ),
-  (
-    "no_global_scale",
-    {"configs": [changed("nvfp4", global_scale=None)] * 3},
-    ValueError,
-    r"configs\[0\] of mode nvfp4 must have a global_scale, got None",
-  ),
-  (
-    "global_scale_shape",
-    {"configs": [changed("nvfp4", global_scale=jnp.ones(2))] * 3},
-    TypeError,
-    r"one float32, f32\[\] or f32\[1\], got float32\[2\]",
-  ),
-  (
-    "global_scale_dtype",
-    {"configs": [changed("nvfp4", global_scale=jnp.ones(1, jnp.bfloat16))] * 3},
-    TypeError,
-    r"one float32, .* got bfloat16\[1\]",
-  ),
-  (
-    "global_scale_zero",
-    {"configs": [changed("nvfp4", global_scale=jnp.zeros(1))] * 3},
-    ValueError,
-    r"global_scale of configs\[0\] must be positive and finite, got 0.0",
-  ),
-  (
-    "result_dtype",
-    {"preferred_element_type": np.int32},
-    TypeError,
-    "preferred_element_type must be float32, bfloat16 or float16, got .*int32",
-  ),
-  ("no_result_dtype", {"preferred_element_type": None}, TypeError, "None"),
-  ("no_numbers", {"dimension_numbers": None}, TypeError, "must not be None"),
-  (
-    "k",
-    {"rhs": jnp.ones((2, 3, 40))},
-    TypeError,
-    "contracting sizes must agree, got 64 .* and 40",
-  ),
-  ("rank", {"rhs": jnp.ones(64)}, TypeError, "rhs, which has rank 1"),
-  (
-    "complex",
-    {"lhs": jnp.ones((2, 3, 64), np.complex64)},
-    TypeError,
-    "lhs must have a real dtype, got complex64",
-  ),
-  ("list", {"lhs": [1.0]}, TypeError, "lhs must be an array"),
-  (
-    "implementation",
-    {"implementation": "cuda"},
-    ValueError,
-    "implementation must be None or one of .*, got 'cuda'",
-  ),
-)
-
-
 class MalformedCallTest(parameterized.TestCase):
   @parameterized.named_parameters(*MALFORMED_MATMULS)
   def test_scaled_matmul_raises_what_jax_raises(self, changes, error, message):
@@ -1688,20 +878,6 @@ class MalformedCallTest(parameterized.TestCase):
   def test_scaled_dot_refuses(self, changes, error, message):
     args = scaled_dot_args(**changes)
     self.check(nn.scaled_dot, "scaled_dot", args, error, message)
-
-  @parameterized.named_parameters(*MALFORMED_DOT_GENERALS)
-  def test_scaled_dot_general_refuses(self, changes, error, message):
-    x = jnp.ones((2, 3, 64))
-    args = {
-      "lhs": x,
-      "rhs": x,
-      "dimension_numbers": NT_3D,
-      "configs": [MXFP8_CONFIG] * 3,
-    }
-    args |= changes
-    self.check(
-      nn.scaled_dot_general, "scaled_dot_general", args, error, message
-    )
 
   def check(self, function, who, args, error, message):
     with self.assertRaisesRegex(error, f"(?s)^{who}: .*{message}"):

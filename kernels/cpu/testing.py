@@ -24,6 +24,8 @@ ISA_LEVELS = {
   "avx512": 3,
   "avx512_bf16": 4,
 }
+# Not the names that the package registers: both may live in one process.
+_TARGET = "{}_under_test".format
 _HANDLERS = (
   "jaxplugin_block_scaled_dot",
   "jaxplugin_quantize",
@@ -44,7 +46,7 @@ def library() -> ctypes.CDLL:
   loaded.jaxplugin_cpu_isa.restype = ctypes.c_char_p
   for name in _HANDLERS:
     jax.ffi.register_ffi_target(
-      name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
+      _TARGET(name), jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
     )
   return loaded
 
@@ -106,7 +108,7 @@ def dot(
   if shape is None:
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
   return jax.ffi.ffi_call(
-    "jaxplugin_block_scaled_dot", jax.ShapeDtypeStruct(shape, dtype)
+    _TARGET("jaxplugin_block_scaled_dot"), jax.ShapeDtypeStruct(shape, dtype)
   )(
     lhs,
     _or_none(lhs_scale),
@@ -142,7 +144,7 @@ def quantize(
       jax.ShapeDtypeStruct((rows, k // block), jnp.uint8),
       jax.ShapeDtypeStruct((), jnp.float32),
     )
-  return jax.ffi.ffi_call("jaxplugin_quantize", results)(
+  return jax.ffi.ffi_call(_TARGET("jaxplugin_quantize"), results)(
     x,
     _or_none(global_scale),
     format=np.int64(format),
@@ -158,7 +160,7 @@ def dequantize(
   """Calls jaxplugin_dequantize; returns dtype[rows, k]."""
   library()
   return jax.ffi.ffi_call(
-    "jaxplugin_dequantize",
+    _TARGET("jaxplugin_dequantize"),
     jax.ShapeDtypeStruct((values.shape[0], k), dtype),
   )(
     values,
