@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -16,6 +17,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxplugin.kernels.cpu import library as installed
 
 LIBRARY_VARIABLE = "JAXPLUGIN_CPU_LIBRARY"
 ISA_LEVELS = {
@@ -36,8 +38,15 @@ _NONE = np.zeros((0,), np.float32)
 
 @functools.cache
 def library() -> ctypes.CDLL:
-  """The loaded library, its handlers registered; built when not given."""
+  """The loaded library, its handlers registered.
+
+  It is the one that `LIBRARY_VARIABLE` names, or the installed one, or a build
+  of the sources made here.
+  """
   path = os.environ.get(LIBRARY_VARIABLE)
+  if not path:
+    with contextlib.suppress(installed.LibraryError):
+      path = str(installed.find())
   if not path:
     directory = tempfile.mkdtemp(prefix="jaxplugin_cpu_")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
