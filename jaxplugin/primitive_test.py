@@ -670,9 +670,7 @@ class ExportTest(PrimitiveTest):
     with mock.patch.object(
       backends, "choose", side_effect=backends.choose
     ) as choose:
-      # A function of its own: JAX keeps lowerings of those it has seen.
-      function = jax.jit(lambda x, w: jp.block_scaled_dot(x, w))
-      jax.export.export(function, platforms=platforms)(x, w)
+      jax.export.export(jax.jit(jp.block_scaled_dot), platforms=platforms)(x, w)
     decided = [args[0][1].platform for args in choose.call_args_list]
     self.assertCountEqual(decided, platforms)
 
