@@ -70,8 +70,10 @@ def choose(
   if requested is None:
     chosen = next(name for name in order if answers[name] is None)
     why = f"first of {', '.join(preference_order(target))} that serves"
+    instead = f"{chosen} comes before it"
   else:
     why = "asked for"
+    instead = f"{chosen} was asked for"
   assert chosen is not None
   if answers[chosen] is not None:
     lines = "".join(
@@ -86,7 +88,7 @@ def choose(
   refusals = tuple(
     problem_lib.Refusal(
       implementation=name,
-      reason=f"serves, but {chosen} was {why}" if a is None else a.reason,
+      reason=f"serves, but {instead}" if a is None else a.reason,
     )
     for name, a in answers.items()
     if name != chosen
