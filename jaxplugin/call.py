@@ -302,13 +302,10 @@ def validate_values(side: str, operand: OperandConfig, values: Any) -> None:
         f" got {values.dtype}; pass {side}_scale for quantized values"
       )
     return
-  allowed = (format.values_dtype,)
-  if format.is_fp4:
-    allowed = (*allowed, formats.PACKED)
-  if values.dtype not in allowed:
+  if values.dtype not in format.storage_dtypes:
+    allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
-      f"{WHO}: {side} values of {format} must be"
-      f" {' or '.join(d.name for d in allowed)}, got {values.dtype}"
+      f"{WHO}: {side} values of {format} must be {allowed}, got {values.dtype}"
     )
 
 

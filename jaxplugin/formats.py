@@ -116,6 +116,12 @@ class BlockFormat:
     return self.values_dtype == E2M1
 
   @property
+  def storage_dtypes(self) -> tuple[np.dtype, ...]:
+    """The dtypes that values may be stored in."""
+    packed = (PACKED,) if self.is_fp4 else ()
+    return (self.values_dtype, *packed)
+
+  @property
   def value_bits(self) -> int:
     return 4 if self.is_fp4 else 8 * self.values_dtype.itemsize
 

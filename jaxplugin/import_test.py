@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `import jaxplugin` does not do, seen from a fresh interpreter."""
 
+import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -152,6 +154,17 @@ time.sleep(0.6)
     self.assertTrue(report["argv_changed"])
     self.assertTrue(report["backend_started"])
     self.assertGreater(report["seconds"], MAX_IMPORT_SECONDS)
+
+
+class InstalledFilesTest(absltest.TestCase):
+  def test_kernels_are_a_subpackage_and_never_a_top_level_name(self):
+    try:
+      files = importlib.metadata.files("jaxplugin")
+    except importlib.metadata.PackageNotFoundError:
+      self.skipTest("jaxplugin runs from a checkout, nothing is installed")
+    self.assertNotIn("kernels", {file.parts[0] for file in files})
+    library = importlib.import_module("jaxplugin.kernels.cpu.library")
+    self.assertEqual(library.__name__, "jaxplugin.kernels.cpu.library")
 
 
 if __name__ == "__main__":

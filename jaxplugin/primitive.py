@@ -8,7 +8,8 @@ Operands are those of `call.Operands` that are present, in order. Parameters:
   target: the `Target` of an enclosing `use_target`, or None.
 
 The primitive keeps general dimension numbers, so batching only renumbers
-dimensions and no operand is ever broadcast or transposed above a lowering.
+dimensions: a side that is not mapped is not broadcast. (Of a side of which only
+values or only scales are mapped, the other is.)
 """
 
 from __future__ import annotations

@@ -232,13 +232,10 @@ def _validate(array: ScaledArray) -> None:
   leaves = (values, scale, array.global_scale)
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
-  allowed = (format.values_dtype,)
-  if format.is_fp4:
-    allowed = (*allowed, formats.PACKED)
-  if values.dtype not in allowed:
+  if values.dtype not in format.storage_dtypes:
+    allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
-      f"ScaledArray: {format} values must be"
-      f" {' or '.join(d.name for d in allowed)}, got {values.dtype}"
+      f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
     )
   if scale.dtype != format.scale_dtype:
     raise TypeError(

@@ -184,7 +184,7 @@ def parse_version(version: str | tuple[int, ...]) -> Version:
   return parts[0], parts[1], parts[2]
 
 
-def format_version(version: Version) -> str:
+def format_version(version: tuple[int, ...]) -> str:
   return ".".join(map(str, version))
 
 

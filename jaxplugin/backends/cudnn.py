@@ -34,25 +34,22 @@ def _device_gate(
     return problem_lib.Unsupported(
       f"needs an NVIDIA GPU, the target's platform is {target.platform}"
     )
+  dotted = target_lib.format_version
+  capability = (
+    f"needs compute capability {dotted(MIN_COMPUTE_CAPABILITY)} or higher, the"
+    " target"
+  )
   if target.compute_capability is None:
-    return problem_lib.Unsupported(
-      "needs compute capability 10.0 or higher, the target's is not known"
-    )
+    return problem_lib.Unsupported(f"{capability}'s is not known")
   if target.compute_capability < MIN_COMPUTE_CAPABILITY:
     return problem_lib.Unsupported(
-      "needs compute capability 10.0 or higher, the target has {}.{}".format(
-        *target.compute_capability
-      )
+      f"{capability} has {dotted(target.compute_capability)}"
     )
+  version = f"needs cuDNN {dotted(MIN_VERSION)} or newer, the target has"
   if target.cudnn_version is None:
-    return problem_lib.Unsupported(
-      "needs cuDNN 9.10.0 or newer, the target has none"
-    )
+    return problem_lib.Unsupported(f"{version} none")
   if target.cudnn_version < MIN_VERSION:
-    return problem_lib.Unsupported(
-      "needs cuDNN 9.10.0 or newer, the target has"
-      f" {target_lib.format_version(target.cudnn_version)}"
-    )
+    return problem_lib.Unsupported(f"{version} {dotted(target.cudnn_version)}")
   return None
 
 
