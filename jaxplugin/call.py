@@ -453,7 +453,34 @@ def problem_of(config: DotConfig, operands: Operands) -> problem_lib.DotProblem:
     activation=config.activation,
     has_residual=config.has_residual,
     num_contracting=len(config.lhs_contracting),
+    blocked_k=_blocked_k(config, lhs, rhs),
+    blocks_pair_up=len(set(_blocked_positions(config))) <= 1,
   )
+
+
+def _blocked_positions(config: DotConfig) -> list[int]:
+  """Which contracting dimension is blocked, of each side that is quantized."""
+  return [
+    contracting.index(operand.axis)
+    for operand, contracting in (
+      (config.lhs, config.lhs_contracting),
+      (config.rhs, config.rhs_contracting),
+    )
+    if operand.format is not None
+  ]
+
+
+def _blocked_k(
+  config: DotConfig, lhs: tuple[int, ...], rhs: tuple[int, ...]
+) -> int | None:
+  """Size of the blocked one of several contracting dimensions."""
+  if len(config.lhs_contracting) == 1:
+    return None
+  operand, shape = config.lhs, lhs
+  if operand.format is None:
+    operand, shape = config.rhs, rhs
+  assert operand.axis is not None
+  return _product([shape[operand.axis]])
 
 
 def _product(sizes: Any) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -50,10 +51,12 @@ class DotCase:
   dtype: np.dtype
 
 
-def random_case(index: int) -> DotCase:
-  """Case `index` of an endless sweep; each 40 in a row hold every kind."""
+def random_case(
+  index: int, all_kinds: Sequence[tuple[Any, Any]] = KINDS
+) -> DotCase:
+  """Case `index` of an endless sweep; `len(all_kinds)` in a row hold all."""
   rng = np.random.default_rng([20261121, index])
-  kinds = KINDS[index % len(KINDS)]
+  kinds = all_kinds[index % len(all_kinds)]
   formats_ = [k if isinstance(k, formats.BlockFormat) else None for k in kinds]
   blocks = {f.block_size for f in formats_ if f is not None}
   block = max(blocks)
@@ -156,6 +159,7 @@ class DotSuite(parameterized.TestCase):
 
   Attributes:
     implementation: the one to force; None tests the choice.
+    kinds: pairs of operands of the fuzzed shapes.
     cases_per_test: fuzzed shapes in each of `NUM_FUZZ_TESTS` tests.
     exact_beyond_f32: whether a dequantized value outside f32's normal range
       still counts exactly; else it may be flushed, or be Inf.
@@ -164,6 +168,7 @@ class DotSuite(parameterized.TestCase):
   """
 
   implementation: str | None = None
+  kinds: Sequence[tuple[Any, Any]] = KINDS
   cases_per_test: int = 25
   exact_beyond_f32: bool = False
   keeps_global_scale_f32: bool = True
@@ -206,7 +211,7 @@ class DotSuite(parameterized.TestCase):
   ):
     for i in range(self.cases_per_test):
       index = chunk + i * NUM_FUZZ_TESTS
-      case = random_case(index)
+      case = random_case(index, self.kinds)
       with self.subTest(f"random_case({index})", case=case):
         self._check_case(case, np.random.default_rng(index))
 

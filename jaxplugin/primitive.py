@@ -241,9 +241,11 @@ def _lower(ctx, *flat, config, target, platform=None):
   target = resolve_target(target, platform)
   is_export = ctx.module_context.lowering_parameters.for_export
   if is_export and config.implementation is None:
-    # Where the module is loaded, the library need not be.
+    # Where the module is loaded, the libraries need not be; and jax.export
+    # does not take cuDNN's calls, whose stability XLA does not guarantee.
     target = dataclasses.replace(
       target,
+      cudnn_version=None,
       cpu_kernels=None,
       cpu_kernels_error="jax.export needs a portable module",
     )

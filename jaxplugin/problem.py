@@ -22,6 +22,7 @@ Activation = Literal["relu", "gelu", "silu"]
 ACTIVATIONS: Final = ("relu", "gelu", "silu")
 IMPLEMENTATIONS: Final = ("cudnn", "triton", "cpu", "xla")
 GlobalScale = Literal["none", "scalar", "array"]
+Application = Literal["fused", "separate", "none"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,9 @@ class DotProblem:
     highest_precision: whether precision="highest" was asked for.
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.
+    blocked_k: size of the contracting dimension that is blocked, where there
+      are several; None where k is the only one (or the size is symbolic).
+    blocks_pair_up: whether both sides are blocked along the same one.
   """
 
   batch: int | None
@@ -74,6 +78,8 @@ class DotProblem:
   activation: Activation | None = None
   has_residual: bool = False
   num_contracting: int = 1
+  blocked_k: int | None = None
+  blocks_pair_up: bool = True
 
   def __str__(self) -> str:
     sizes = " ".join(
@@ -90,6 +96,14 @@ class DotProblem:
   @property
   def sizes_are_static(self) -> bool:
     return None not in (self.batch, self.m, self.n, self.k)
+
+  @property
+  def is_empty(self) -> bool:
+    return 0 in (self.batch, self.m, self.n, self.k)
+
+  @property
+  def has_epilogue(self) -> bool:
+    return self.has_bias or self.activation is not None or self.has_residual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,22 +122,37 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """What an implementation does with a problem that it serves.
+
+  Attributes:
+    global_scale: "fused" into the kernel, "separate" multiply after it, or
+      "none" where the call has none.
+    padding: what is padded, in words; empty when nothing is.
+    notes: what else one should know, one sentence each.
+  """
+
+  global_scale: Application = "none"
+  padding: str = ""
+  notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
   """The implementation chosen for a problem on a target.
 
   Attributes:
     implementation: one of `IMPLEMENTATIONS`.
     reason: why this one.
-    global_scale: how the global scale is applied: "fused" into the kernel,
-      "separate" multiply after it, or "none" where the call has none.
-    padding: what is padded, in words; empty when nothing is.
+    global_scale, padding, notes: as in `Plan`.
     refusals: every other implementation with its reason, in order.
   """
 
   implementation: str
   reason: str
-  global_scale: Literal["fused", "separate", "none"]
+  global_scale: Application
   padding: str = ""
+  notes: tuple[str, ...] = ()
   refusals: tuple[Refusal, ...] = ()
 
   def to_json(self) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 """Implementations of the dot, and the choice between them.
 
 Each module of this package offers `NAME` and `supports(problem, target)`, and,
-where it can serve anything, `REASON`, `FUSES_GLOBAL_SCALE` (whether a scalar
-one costs no operation of its own) and `emit(operands, config, problem,
-target)`.
- `supports` and `choose` are pure: they read nothing but arguments.
+where it can serve anything, `REASON`, `plan(problem, target)` (how it serves)
+and `emit(operands, config, problem, target)`, which does it.
+`supports`, `plan` and `choose` are pure: they read nothing but arguments.
 """
 
 from __future__ import annotations
@@ -93,20 +92,15 @@ def choose(
     for name, a in answers.items()
     if name != chosen
   )
+  plan = BACKENDS[chosen].plan(problem, target)
   return problem_lib.Decision(
     implementation=chosen,
     reason=f"{BACKENDS[chosen].REASON} ({why})",
-    global_scale=_application(problem, BACKENDS[chosen]),
+    global_scale=plan.global_scale,
+    padding=plan.padding,
+    notes=plan.notes,
     refusals=refusals,
   )
-
-
-def _application(problem: problem_lib.DotProblem, backend: ModuleType) -> str:
-  """How `backend` applies the global scale of `problem`."""
-  if problem.global_scale == "none":
-    return "none"
-  fuses = backend.FUSES_GLOBAL_SCALE and problem.global_scale == "scalar"
-  return "fused" if fuses else "separate"
 
 
 def validate_name(requested: str | None) -> None:

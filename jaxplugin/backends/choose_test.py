@@ -24,8 +24,8 @@ from jaxplugin import backends
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
+from jaxplugin.backends import cudnn
 
-NOT_YET: Final = "this version has no cudnn lowering yet"
 UNKNOWN_PLATFORM: Final = target_lib.Target(name="abacus", platform="abacus")
 TARGETS: Final = (
   *(target_lib.named_target(name) for name in target_lib.TARGET_NAMES),
@@ -61,9 +61,9 @@ def make_problem(
 
 
 def cudnn_reason(problem: Any, target: Any) -> str:
-  refusal = backends.BACKENDS["cudnn"].supports(problem, target)
-  assert isinstance(refusal, problem_lib.Unsupported)
-  return refusal.reason
+  """Why cudnn refuses; "" where it serves."""
+  refusal = cudnn.supports(problem, target)
+  return "" if refusal is None else refusal.reason
 
 
 def custom_format() -> jp.BlockFormat:
@@ -132,6 +132,7 @@ def patched_backends(serving: tuple[str, ...]) -> Any:
       NAME=name,
       REASON=f"{name} it is",
       supports=mock.Mock(return_value=None if name in serving else refusal),
+      plan=mock.Mock(return_value=problem_lib.Plan()),
     )
     for name in backends.BACKENDS
   }
@@ -240,8 +241,9 @@ class CudnnGateTest(parameterized.TestCase):
   def with_target(self, **changes: Any) -> target_lib.Target:
     return dataclasses.replace(self.target, **changes)
 
-  def test_nothing_but_the_missing_lowering_stands_in_the_way(self):
-    self.assertEqual(cudnn_reason(make_problem(), self.target), NOT_YET)
+  def test_serves_and_comes_first(self):
+    decision = backends.choose(make_problem(), self.target)
+    self.assertEqual(decision.implementation, "cudnn")
 
   @parameterized.parameters("cpu", "rocm", "tpu")
   def test_needs_an_nvidia_gpu(self, platform):
@@ -261,7 +263,7 @@ class CudnnGateTest(parameterized.TestCase):
     target = self.with_target(compute_capability=capability)
     reason = cudnn_reason(make_problem(), target)
     if passes:
-      self.assertEqual(reason, NOT_YET)
+      self.assertEqual(reason, "")
     else:
       self.assertIn("10.0", reason)
       self.assertIn("{}.{}".format(*capability), reason)
@@ -284,7 +286,7 @@ class CudnnGateTest(parameterized.TestCase):
     target = target_lib.named_target("b200", cudnn=version)
     reason = cudnn_reason(make_problem(), target)
     if passes:
-      self.assertEqual(reason, NOT_YET)
+      self.assertEqual(reason, "")
     else:
       self.assertIn("9.10.0", reason)
       self.assertIn(
@@ -310,7 +312,7 @@ class CudnnGateTest(parameterized.TestCase):
   )
   def test_format_pairs(self, lhs, rhs, passes):
     reason = cudnn_reason(make_problem(lhs, rhs), self.target)
-    self.assertEqual(reason == NOT_YET, passes, reason)
+    self.assertEqual(reason == "", passes, reason)
 
   def test_e5m2_pair_is_named(self):
     problem = make_problem(jp.MXFP8_E5M2, jp.MXFP8_E5M2)
@@ -332,10 +334,50 @@ class CudnnGateTest(parameterized.TestCase):
   def test_k_is_whole_blocks(self, format, k, passes):
     reason = cudnn_reason(make_problem(format, format, k=k), self.target)
     if passes:
-      self.assertEqual(reason, NOT_YET)
+      self.assertEqual(reason, "")
     else:
       self.assertIn(f"k={k}", reason)
       self.assertIn(str(format.block_size), reason)
+
+  @parameterized.parameters(
+    (64, True, ""),
+    (48, True, "k=48"),
+    (64, False, "along the same contracting dimension"),
+  )
+  def test_several_contracting_dimensions(self, blocked_k, pair_up, reason):
+    problem = make_problem(
+      jp.MXFP8,
+      jp.MXFP8,
+      k=3 * blocked_k,
+      num_contracting=2,
+      blocked_k=blocked_k,
+      blocks_pair_up=pair_up,
+    )
+    given = cudnn_reason(problem, self.target)
+    self.assertEqual(given == "", reason == "")
+    self.assertIn(reason, given)
+
+  @parameterized.parameters("batch", "m", "n", "k")
+  def test_empty_problems_are_refused(self, name):
+    problem = make_problem(**{name: 0})
+    self.assertIn("at least 1", cudnn_reason(problem, self.target))
+
+  @parameterized.parameters(
+    ("9.17.9", True), ("9.18", False), ("9.20.5", False), ("9.20.6", True)
+  )
+  def test_denied_versions_are_refused_with_their_reason(self, version, passes):
+    denied = cudnn.DeniedVersions((9, 18, 0), (9, 20, 5), "it dreams")
+    target = target_lib.named_target("b200", cudnn=version)
+    with mock.patch.object(cudnn, "DENIED_VERSIONS", (denied,)):
+      reason = cudnn_reason(make_problem(), target)
+    if passes:
+      self.assertEqual(reason, "")
+    else:
+      dotted = target_lib.format_version(target.cudnn_version)
+      self.assertEqual(
+        reason,
+        f"cuDNN 9.18.0 to 9.20.5 is denied, the target has {dotted}: it dreams",
+      )
 
   @parameterized.parameters("batch", "m", "n", "k")
   def test_symbolic_sizes_are_refused(self, name):
@@ -346,6 +388,53 @@ class CudnnGateTest(parameterized.TestCase):
     problem = make_problem(jp.MXFP8_E5M2, jp.MXFP8_E5M2, k=31)
     reason = cudnn_reason(problem, target_lib.named_target("h100"))
     self.assertIn("compute capability", reason)
+
+
+class CudnnPlanTest(parameterized.TestCase):
+  """How the global scale is applied: DESIGN.md, sections 2 and 3."""
+
+  @parameterized.product(
+    version=("9.10", "9.12.9", "9.13", "9.28"),
+    dtype=(np.float32, jnp.bfloat16, np.float16),
+    global_scale=("none", "scalar", "array"),
+    highest=(False, True),
+    has_bias=(False, True),
+  )
+  def test_global_scale(self, version, dtype, global_scale, highest, has_bias):
+    target = target_lib.named_target("b200", cudnn=version)
+    problem = make_problem(
+      out_dtype=np.dtype(dtype),
+      global_scale=global_scale,
+      highest_precision=highest,
+      has_bias=has_bias,
+    )
+    decision = backends.choose(problem, target)
+    self.assertEqual(decision.implementation, "cudnn")
+    expected = "none" if global_scale == "none" else "separate"
+    rounds = False
+    if global_scale == "scalar" and version in ("9.13", "9.28"):
+      if has_bias or dtype == np.float32:
+        expected = "fused"  # into a call whose result is f32
+      elif dtype == jnp.bfloat16 and not highest:
+        expected, rounds = "fused", True
+    self.assertEqual(decision.global_scale, expected)
+    self.assertLen(decision.notes, int(rounds))
+    if rounds:
+      self.assertIn("rounded to bfloat16", decision.notes[0])
+      self.assertIn('precision="highest"', decision.notes[0])
+
+  @parameterized.parameters(
+    ({}, ""),
+    ({"m": 1}, "lhs rows 1 to 128"),
+    (
+      {"m": 129, "n": 300, "k": 48},
+      "lhs rows 129 to 256, rhs rows 300 to 384, scale columns 3 to 4",
+    ),
+  )
+  def test_padding_is_told(self, sizes, expected):
+    target = target_lib.named_target("b200", cudnn="9.13")
+    decision = backends.choose(make_problem(**sizes), target)
+    self.assertEqual(decision.padding, expected)
 
 
 class OtherGateTest(parameterized.TestCase):

@@ -18,9 +18,9 @@ import jax
 import jax.ffi
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxplugin import call
+from jaxplugin import canonical
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
 from jaxplugin import quantization
@@ -30,7 +30,6 @@ from jaxplugin.kernels.cpu import library
 
 NAME: Final = "cpu"
 REASON: Final = "C++ kernels that read the quantized bytes once"
-FUSES_GLOBAL_SCALE: Final = True
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Numbers of kernels/cpu/README.md.
@@ -67,6 +66,19 @@ def supports(
   if not problem.sizes_are_static:
     return problem_lib.Unsupported("needs static sizes, some are symbolic")
   return None
+
+
+def plan(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> problem_lib.Plan:
+  """A global scale that is one number is fused."""
+  del target
+  applications: dict[problem_lib.GlobalScale, problem_lib.Application] = {
+    "none": "none",
+    "scalar": "fused",
+    "array": "separate",
+  }
+  return problem_lib.Plan(global_scale=applications[problem.global_scale])
 
 
 def emit(
@@ -192,8 +204,8 @@ def _canonical_operands(
   lhs_values, rhs_values = operands.lhs, operands.rhs
   lhs_scale = _exact_scale(lhs, lhs_values, operands.lhs_scale)
   rhs_scale = _exact_scale(rhs, rhs_values, operands.rhs_scale)
-  lhs_blocked = _blocked(lhs, config.lhs_contracting)
-  rhs_blocked = _blocked(rhs, config.rhs_contracting)
+  lhs_blocked = canonical.blocked_position(lhs, config.lhs_contracting)
+  rhs_blocked = canonical.blocked_position(rhs, config.rhs_contracting)
   if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
     assert lhs.format is not None and lhs.axis is not None
     lhs_values = quantization.dequantize_raw(
@@ -212,8 +224,11 @@ def _canonical_operands(
   ):
     axis = contracting[blocked]
     values, scale = _pad(operand, values, scale, axis, size, padded)
-    others = contracting[:blocked] + contracting[blocked + 1 :]
-    merge = functools.partial(_merge, batch=batch, contracting=(*others, axis))
+    merge = functools.partial(
+      canonical.merge,
+      batch=batch,
+      contracting=canonical.last(contracting, blocked),
+    )
     if operand.format is None:
       sides.append((merge(values), _or_absent(None), _UNUSED_BLOCK_SIZE))
     else:
@@ -227,14 +242,6 @@ def _exact_scale(
   if scale is None:
     return None
   return reference.exact_scale(operand, values, scale)
-
-
-def _blocked(operand: call.OperandConfig, contracting: call.Dims) -> int | None:
-  """Which contracting dimension is blocked; None for a plain operand."""
-  if operand.format is None:
-    return None
-  assert operand.axis is not None
-  return contracting.index(operand.axis)
 
 
 def _padded_size(
@@ -269,25 +276,10 @@ def _pad(
   per_byte = 1
   if operand.format is not None and values.dtype == formats.PACKED:
     per_byte = 2
-  values = _pad_axis(values, axis, padded // per_byte)
+  values = canonical.pad_axis(values, axis, padded // per_byte)
   if scale is not None:
     assert operand.format is not None
-    scale = _pad_axis(scale, axis, -(-padded // operand.format.block_size))
+    scale = canonical.pad_axis(
+      scale, axis, -(-padded // operand.format.block_size)
+    )
   return values, scale
-
-
-def _pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-  zero_code = jnp.zeros((), x.dtype)
-  if x.dtype == formats.E8M0:  # it has no zero; byte 0 is its smallest
-    zero_code = lax.bitcast_convert_type(jnp.zeros((), jnp.uint8), x.dtype)
-  widths = [(0, 0, 0)] * x.ndim
-  widths[axis] = (0, size - x.shape[axis], 0)
-  return lax.pad(x, zero_code, widths)
-
-
-def _merge(x: jax.Array, *, batch: call.Dims, contracting: call.Dims):
-  """Transposes and reshapes to [batch, rows, contracting]."""
-  free = call.free_dims(x.ndim, contracting, batch)
-  sizes = [math.prod(x.shape[d] for d in d_) for d_ in (batch, free)]
-  x = jnp.transpose(x, (*batch, *free, *contracting))
-  return x.reshape(*sizes, math.prod(x.shape[len(batch) + len(free) :]))

@@ -18,7 +18,6 @@ from jaxplugin import target as target_lib
 
 NAME: Final = "xla"
 REASON: Final = "dequantize and dot_general in XLA operations"
-FUSES_GLOBAL_SCALE: Final = False
 
 
 def supports(
@@ -27,6 +26,15 @@ def supports(
   """Serves every problem on every target."""
   del problem, target
   return None
+
+
+def plan(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> problem_lib.Plan:
+  """The global scale is a multiply of its own."""
+  del target
+  has_scale = problem.global_scale != "none"
+  return problem_lib.Plan(global_scale="separate" if has_scale else "none")
 
 
 def operand_dtype(
