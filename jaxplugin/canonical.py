@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,10 @@ from jax import lax
 
 from jaxplugin import call
 from jaxplugin import formats
+from jaxplugin import problem as problem_lib
+from jaxplugin import quantization
+from jaxplugin import reference
+from jaxplugin import scaled_array
 
 
 def blocked_position(
@@ -57,3 +62,146 @@ def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
   widths = [(0, 0, 0)] * x.ndim
   widths[axis] = (0, size - x.shape[axis], 0)
   return lax.pad(x, zero_code, widths)
+
+
+def stays_swizzled(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  contracting: call.Dims,
+  batch: call.Dims,
+) -> bool:
+  """Whether the scale is swizzled, and stays so when dimensions merge.
+
+  Its rows are those of the last but one dimension, in tiles of 128. Other rows
+  come before them without a gap where 128 divides their number.
+  """
+  if operand.scale_layout != scaled_array.SWIZZLED:
+    return False
+  ndim = values.ndim
+  free = call.free_dims(ndim, contracting, batch)
+  in_order = (*batch, *free, *contracting) == tuple(range(ndim))
+  if not (in_order and free and len(contracting) == 1):
+    return False
+  rows = values.shape[ndim - 2]
+  return len(free) == 1 or rows % scaled_array.SCALE_TILE_ROWS == 0
+
+
+def fuses_epilogue(
+  operands: call.Operands, problem: problem_lib.DotProblem, num_n: int
+) -> bool:
+  """Whether the global scale is one number and the bias varies over n only."""
+  bias = operands.bias
+  is_over_n = bias is None or all(
+    size == 1 for size in bias.shape[: bias.ndim - num_n]
+  )
+  return is_over_n and problem.global_scale != "array"
+
+
+def bias_row(bias: jax.Array, shape: tuple[int, ...], num_n: int) -> jax.Array:
+  """f32[n] of a bias over the last `num_n` dimensions of `shape` alone."""
+  columns = shape[len(shape) - num_n :]
+  ones = (1,) * (len(shape) - num_n)
+  bias = jnp.broadcast_to(bias.astype(jnp.float32), ones + columns)
+  return bias.reshape(math.prod(columns))
+
+
+class Dense(NamedTuple):
+  """An operand, row-major. scale is None where format is: a plain operand.
+
+  values: [batch, rows, k], of packed FP4 [batch, rows, k / 2].
+  scale: linear [batch, rows, ceil(k / block)].
+  """
+
+  values: jax.Array
+  scale: jax.Array | None
+  format: formats.BlockFormat | None
+
+
+def dense_operands(
+  operands: call.Operands, config: call.DotConfig
+) -> tuple[Dense, Dense]:
+  """Both operands row-major, [batch, rows, k], with the blocks contiguous.
+
+  The blocked contracting dimension goes last, in both alike; k is padded with
+  zeros to a whole block where another dimension would follow it otherwise, and
+  to an even size for FP4. Where the two sides are blocked along different
+  dimensions, lhs is dequantized: it then is a plain f32 operand, whose
+  subnormals XLA:CPU flushes. Scales are linear and exact.
+  """
+  lhs, rhs = config.lhs, config.rhs
+  lhs_values, rhs_values = operands.lhs, operands.rhs
+  lhs_scale = _exact_scale(lhs, lhs_values, operands.lhs_scale)
+  rhs_scale = _exact_scale(rhs, rhs_values, operands.rhs_scale)
+  lhs_blocked = blocked_position(lhs, config.lhs_contracting)
+  rhs_blocked = blocked_position(rhs, config.rhs_contracting)
+  if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
+    assert lhs.format is not None and lhs.axis is not None
+    lhs_values = quantization.dequantize_raw(
+      lhs_values, lhs_scale, lhs.format, axis=lhs.axis
+    )
+    lhs, lhs_scale, lhs_blocked = call.OperandConfig(), None, None
+  blocked = rhs_blocked if lhs_blocked is None else lhs_blocked
+  assert blocked is not None
+
+  size = call.operand_shape(lhs, lhs_values)[config.lhs_contracting[blocked]]
+  padded = _padded_size(lhs, rhs, size, len(config.lhs_contracting))
+  sides = []
+  for operand, values, scale, contracting, batch in (
+    (lhs, lhs_values, lhs_scale, config.lhs_contracting, config.lhs_batch),
+    (rhs, rhs_values, rhs_scale, config.rhs_contracting, config.rhs_batch),
+  ):
+    axis = contracting[blocked]
+    values, scale = _pad(operand, values, scale, axis, size, padded)
+    order = last(contracting, blocked)
+    values = merge(values, batch=batch, contracting=order)
+    if scale is not None:
+      scale = merge(scale, batch=batch, contracting=order)
+    sides.append(Dense(values, scale, operand.format))
+  return sides[0], sides[1]
+
+
+def _exact_scale(
+  operand: call.OperandConfig, values: jax.Array, scale: jax.Array | None
+) -> jax.Array | None:
+  if scale is None:
+    return None
+  return reference.exact_scale(operand, values, scale)
+
+
+def _padded_size(
+  lhs: call.OperandConfig,
+  rhs: call.OperandConfig,
+  size: int,
+  num_contracting: int,
+) -> int:
+  """The size that the blocked dimension is padded to."""
+  granule = 1
+  for operand in (lhs, rhs):
+    if operand.format is None:
+      continue
+    if num_contracting > 1:
+      granule = math.lcm(granule, operand.format.block_size)
+    elif operand.format.is_fp4:
+      granule = math.lcm(granule, 2)
+  return -(-size // granule) * granule
+
+
+def _pad(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array | None,
+  axis: int,
+  size: int,
+  padded: int,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Pads values with zeros, and scales with zeros or 2^-127, along `axis`."""
+  if padded == size:
+    return values, scale
+  per_byte = 1
+  if operand.format is not None and values.dtype == formats.PACKED:
+    per_byte = 2
+  values = pad_axis(values, axis, padded // per_byte)
+  if scale is not None:
+    assert operand.format is not None
+    scale = pad_axis(scale, axis, -(-padded // operand.format.block_size))
+  return values, scale

@@ -4,11 +4,22 @@
 
 from __future__ import annotations
 
+import functools
+import pathlib
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
+from typing import Protocol
 
 import jax
+from jax._src import core
 from jax._src import dispatch
+from jax._src import linear_util
+from jax._src import source_info_util
+from jax._src import util
 from jax._src.interpreters import mlir
+from jax._src.interpreters import partial_eval
+from jax.extend import core as extend_core
 
 
 def require_devices_during_lowering(primitive: Any) -> None:
@@ -31,3 +42,234 @@ def cudnn_version_number() -> int | None:
   from jax._src.lib import cuda_versions  # loads a CUDA plugin's module
 
   return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+
+
+def make_ir_context() -> Any:
+  """An `ir.Context` with the dialects that JAX lowers to."""
+  return mlir.make_ir_context()
+
+
+def stablehlo_of_hlo(text: str) -> bytes:
+  """HLO text as StableHLO, in MLIR bytecode.
+
+  Raises:
+    jax.errors.JaxRuntimeError: the text does not parse, or some instruction
+      has no StableHLO form.
+  """
+  from jaxlib import _hlo
+  from jaxlib import _jax
+
+  module = _hlo.hlo_module_from_text(text)
+  return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+
+
+def compile_module(module: str | bytes, platform: str) -> Any:
+  """Compiles a StableHLO module for the first local device of a platform.
+
+  Returns:
+    A function of the arrays that @main takes; it returns a list of arrays.
+  """
+  from jax.extend import backend
+  from jaxlib import _jax
+
+  client = backend.get_backend(platform)
+  device = client.local_devices()[0]
+  options = backend.get_compile_options(num_replicas=1, num_partitions=1)
+  executable = client.compile_and_load(
+    module, _jax.DeviceList((device,)), options
+  )
+
+  def call(*arrays):
+    on_device = [jax.device_put(x, device) for x in arrays]
+    results = executable.execute_sharded(on_device)
+    shards = results.disassemble_into_single_device_arrays()
+    return [shard[0] for shard in shards]
+
+  return call
+
+
+@functools.cache
+def scaled_primitives() -> tuple[frozenset[Any], frozenset[Any]]:
+  """JAX's own primitives: of `jax.nn.scaled_matmul`, of `jax.lax.scaled_dot`.
+
+  `jax.nn.scaled_dot_general` multiplies by those of `scaled_matmul`.
+  """
+  from jax._src.cudnn import scaled_matmul_stablehlo
+  from jax._src.lax.scaled_dot import scaled_dot_p  # a function has its name
+
+  matmul = (
+    scaled_matmul_stablehlo._scaled_matmul_p_wrapper,
+    scaled_matmul_stablehlo._scaled_matmul_p,
+  )
+  return frozenset(matmul), frozenset((scaled_dot_p,))
+
+
+class Interceptor(Protocol):
+  """What `intercept` asks about every operation of a function.
+
+  Both methods run where the operation would have: operations that they make go
+  to whatever encloses the intercepted function.
+  """
+
+  def replace(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> Any:
+    """The results to use in place of the operation's, or None."""
+
+  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters to use, of an operation that is not replaced."""
+
+  def note(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+    """Told the results of an operation that was not replaced."""
+
+
+class _InterceptingTrace(core.Trace):
+  """Shows every operation to an interceptor, then hands it to its parent.
+
+  It wraps no values, so a function sees through it what it would have seen
+  without it, concrete arrays among them. Functions inside of an operation
+  (those of `shard_map`, `custom_jvp` and `custom_vjp`, with their rules) are
+  intercepted as well, whenever they run.
+  """
+
+  def __init__(self, parent: Any, make: Callable[[], Interceptor]):
+    super().__init__()
+    self.parent_trace = parent
+    self.requires_low = parent.requires_low
+    self.make = make
+    self.interceptor = make()
+
+  def stage_value(self, val):
+    return self.parent_trace.stage_value(val)
+
+  def process_primitive(self, primitive, tracers, params, /):
+    with core.set_current_trace(self.parent_trace):
+      out = self.interceptor.replace(primitive, tracers, params)
+      if out is not None:
+        return out
+      params = self.interceptor.rewrite(primitive, params)
+    out = self.parent_trace.process_primitive(primitive, tracers, params)
+    self.interceptor.note(primitive, tracers, out)
+    return out
+
+  def process_call(self, primitive, f, tracers, params, /):
+    f = _intercept_wrapped(f, self.make)
+    return self.parent_trace.process_call(primitive, f, tracers, params)
+
+  def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+    return self.parent_trace.process_custom_jvp_call(
+      primitive,
+      _intercept_wrapped(fun, self.make),
+      _intercept_wrapped(jvp, self.make),
+      tracers,
+      **params,
+    )
+
+  def process_custom_vjp_call(
+    self, primitive, fun, fwd, bwd, tracers, /, **params
+  ):
+    return self.parent_trace.process_custom_vjp_call(
+      primitive,
+      _intercept_wrapped(fun, self.make),
+      _intercept_wrapped(fwd, self.make),
+      _intercept_wrapped(bwd, self.make),
+      tracers,
+      **params,
+    )
+
+  def process_shard_map(self, primitive, fun, args, /, **params):
+    return self.parent_trace.process_shard_map(
+      primitive, _intercept_wrapped(fun, self.make), args, **params
+    )
+
+
+def _call_intercepted(
+  fn: Callable[..., Any],
+  make: Callable[[], Interceptor],
+  *args: Any,
+  **kwargs: Any,
+) -> Any:
+  parent = core.trace_ctx.trace
+  with core.set_current_trace(_InterceptingTrace(parent, make)):
+    return fn(*args, **kwargs)
+
+
+_intercept_transformation = linear_util.transformation2(_call_intercepted)
+
+
+def _intercept_wrapped(fun: Any, make: Callable[[], Interceptor]) -> Any:
+  """`intercept` of what JAX passes on as a function."""
+  if isinstance(fun, linear_util.WrappedFun):
+    return _intercept_transformation(fun, make)
+  return functools.partial(_call_intercepted, fun, make)
+
+
+def intercept(
+  fn: Callable[..., Any], make: Callable[[], Interceptor]
+) -> Callable[..., Any]:
+  """`fn`, with an interceptor asked about each of its operations.
+
+  Args:
+    fn: any callable.
+    make: makes the interceptor of one call.
+  """
+
+  @functools.wraps(fn)
+  def intercepted(*args, **kwargs):
+    return _call_intercepted(fn, make, *args, **kwargs)
+
+  return intercepted
+
+
+def intercept_jaxpr(jaxpr: Any, make: Callable[[], Interceptor]) -> Any:
+  """Traces a (closed) jaxpr once more, with an interceptor.
+
+  Lines of source, name scopes, effects and the names of arguments are kept.
+  """
+  is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
+  closed = jaxpr if is_closed else extend_core.ClosedJaxpr(jaxpr, ())
+  function = linear_util.wrap_init(
+    functools.partial(_call_intercepted, core.jaxpr_as_fun(closed), make),
+    debug_info=closed.jaxpr.debug_info,
+  )
+  avals = getattr(closed, "in_aval_qdds", closed.in_avals)
+  traced, _, consts = partial_eval.trace_to_jaxpr_dynamic(function, avals)
+  if not is_closed:
+    assert not consts  # neither the equations nor an interceptor make any
+    return traced
+  return extend_core.ClosedJaxpr(traced, consts)
+
+
+def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Caches by the identity of the first argument, which is not kept alive.
+
+  The context of tracing (meshes, `use_target`, ...) is part of the key.
+  """
+  return util.weakref_lru_cache(function)
+
+
+def user_frame(source_info: Any = None) -> str:
+  """File, line and function that made an operation; empty if not known.
+
+  It is the innermost frame outside of JAX and of this package.
+
+  Args:
+    source_info: that of an equation; None for an operation being made now.
+  """
+  traceback = (source_info or source_info_util.current()).traceback
+  jax_directory = str(pathlib.Path(jax.__file__).parent)
+  for frame in traceback.frames if traceback is not None else ():
+    name = frame.file_name
+    if name not in _own_files() and not name.startswith(jax_directory):
+      return f"{name}:{frame.line_num} ({frame.function_name})"
+  return ""
+
+
+@functools.cache
+def _own_files() -> frozenset[str]:
+  directory = pathlib.Path(__file__).parent
+  return frozenset(
+    str(path)
+    for path in directory.rglob("*.py")
+    if not path.name.endswith("_test.py")
+  )

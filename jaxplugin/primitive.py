@@ -242,12 +242,14 @@ def _lower(ctx, *flat, config, target, platform=None):
   is_export = ctx.module_context.lowering_parameters.for_export
   if is_export and config.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
-    # does not take cuDNN's calls, whose stability XLA does not guarantee.
+    # does not take calls whose stability nobody guarantees.
+    why = "jax.export needs a portable module"
     target = dataclasses.replace(
       target,
       cudnn_version=None,
       cpu_kernels=None,
-      cpu_kernels_error="jax.export needs a portable module",
+      cpu_kernels_error=why,
+      triton_error=why,
     )
 
   def local(operands, config):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ class Target:
       "avx512", "avx2", "baseline" or "baseline_neon"; None where they cannot
       be used, as on every named target: only `detect_target` finds them.
     cpu_kernels_error: why not, for messages.
+    triton_error: why the Triton kernels cannot be used; empty where they can,
+      as on every named GPU.
   """
 
   name: str
@@ -61,6 +64,7 @@ class Target:
   memory_bandwidth: float | None = None
   cpu_kernels: str | None = None
   cpu_kernels_error: str = ""
+  triton_error: str = ""
 
   def __str__(self) -> str:
     details = [self.platform]
@@ -270,6 +274,7 @@ def target_of_device(device: jax.Device, platform: str) -> Target:
     cudnn_version=_local_cudnn_version() if platform == "cuda" else None,
     core_count=getattr(device, "core_count", None),
     shared_memory_bytes=getattr(device, "shared_memory_per_block_optin", None),
+    triton_error=_local_triton_error(),
   )
 
 
@@ -297,6 +302,16 @@ def _local_cpu_kernels() -> tuple[str | None, str]:
   except library.LibraryError as error:
     return None, str(error)
   return library.instruction_set(loaded), ""
+
+
+@functools.cache
+def _local_triton_error() -> str:
+  """Which package the Triton kernels lack here; nothing is imported."""
+  for package in ("triton", "jax_triton"):
+    if importlib.util.find_spec(package) is None:
+      name = package.replace("_", "-")
+      return f"needs {name}, which is not installed; pip install jax-triton"
+  return ""
 
 
 @functools.cache

@@ -10,7 +10,6 @@ count exactly.
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from typing import Final
 
@@ -23,7 +22,6 @@ from jaxplugin import call
 from jaxplugin import canonical
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
-from jaxplugin import quantization
 from jaxplugin import reference
 from jaxplugin import target as target_lib
 from jaxplugin.kernels.cpu import library
@@ -94,7 +92,7 @@ def emit(
     zeros = jnp.zeros(shape, jnp.float32)
     return reference.apply_epilogue(zeros, operands, config)
   num_n = len(call.rhs_free(config, operands.rhs.ndim))
-  if _can_fuse(operands, problem, num_n):
+  if canonical.fuses_epilogue(operands, problem, num_n):
     return _dot(operands, config, problem, shape)
   bare = config.replace(
     preferred_element_type=np.dtype(np.float32), activation=None
@@ -102,17 +100,6 @@ def emit(
   without = operands._replace(global_scale=None, bias=None, residual=None)
   result = _dot(without, bare, problem, shape)
   return reference.apply_epilogue(result, operands, config)
-
-
-def _can_fuse(
-  operands: call.Operands, problem: problem_lib.DotProblem, num_n: int
-) -> bool:
-  """Whether the global scale is one number and the bias varies over n only."""
-  bias = operands.bias
-  is_over_n = bias is None or all(
-    size == 1 for size in bias.shape[: bias.ndim - num_n]
-  )
-  return is_over_n and problem.global_scale != "array"
 
 
 def _dot(
@@ -125,13 +112,11 @@ def _dot(
   register()
   batch, m, n = problem.batch, problem.m, problem.n
   dtype = config.preferred_element_type
-  lhs, rhs = _canonical_operands(operands, config)
+  lhs, rhs = map(_arguments, canonical.dense_operands(operands, config))
   bias, residual = operands.bias, operands.residual
   if bias is not None:
-    columns = (1,) * (len(shape) - bias.ndim) + bias.shape
     num_n = len(call.rhs_free(config, operands.rhs.ndim))
-    columns = columns[: len(shape) - num_n] + shape[len(shape) - num_n :]
-    bias = jnp.broadcast_to(bias.astype(jnp.float32), columns).reshape(n)
+    bias = canonical.bias_row(bias, shape, num_n)
   if residual is not None:
     if residual.dtype != dtype:
       residual = residual.astype(jnp.float32)
@@ -159,6 +144,14 @@ def _dot(
   return result.reshape(shape)
 
 
+def _arguments(operand: canonical.Dense) -> tuple[jax.Array, jax.Array, int]:
+  """Values, scale and block size, as the handler takes them."""
+  if operand.format is None:
+    return operand.values, _or_absent(None), _UNUSED_BLOCK_SIZE
+  assert operand.scale is not None
+  return operand.values, operand.scale, operand.format.block_size
+
+
 def _or_absent(x: jax.Array | None) -> jax.Array:
   # Traced: a NumPy array is a constant, which custom_partitioning refuses.
   return jnp.zeros((0,), jnp.float32) if x is None else x
@@ -181,105 +174,3 @@ def _register_once() -> None:
     jax.ffi.register_ffi_target(
       name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
     )
-
-
-# From any dimension numbers to [batch, rows, k].
-
-# values, scale, block size
-_Canonical = tuple[jax.Array, jax.Array, int]
-
-
-def _canonical_operands(
-  operands: call.Operands, config: call.DotConfig
-) -> tuple[_Canonical, _Canonical]:
-  """Both operands row-major, [batch, rows, k], with the blocks contiguous.
-
-  The blocked contracting dimension goes last, in both alike; k is padded with
-  zeros to a whole block where another dimension would follow it otherwise, and
-  to an even size for FP4. Where the two sides are blocked along different
-  dimensions, lhs is dequantized: it then is a plain f32 operand, whose
-  subnormals XLA:CPU flushes.
-  """
-  lhs, rhs = config.lhs, config.rhs
-  lhs_values, rhs_values = operands.lhs, operands.rhs
-  lhs_scale = _exact_scale(lhs, lhs_values, operands.lhs_scale)
-  rhs_scale = _exact_scale(rhs, rhs_values, operands.rhs_scale)
-  lhs_blocked = canonical.blocked_position(lhs, config.lhs_contracting)
-  rhs_blocked = canonical.blocked_position(rhs, config.rhs_contracting)
-  if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
-    assert lhs.format is not None and lhs.axis is not None
-    lhs_values = quantization.dequantize_raw(
-      lhs_values, lhs_scale, lhs.format, axis=lhs.axis
-    )
-    lhs, lhs_scale, lhs_blocked = call.OperandConfig(), None, None
-  blocked = rhs_blocked if lhs_blocked is None else lhs_blocked
-  assert blocked is not None
-
-  size = call.operand_shape(lhs, lhs_values)[config.lhs_contracting[blocked]]
-  padded = _padded_size(lhs, rhs, size, len(config.lhs_contracting))
-  sides = []
-  for operand, values, scale, contracting, batch in (
-    (lhs, lhs_values, lhs_scale, config.lhs_contracting, config.lhs_batch),
-    (rhs, rhs_values, rhs_scale, config.rhs_contracting, config.rhs_batch),
-  ):
-    axis = contracting[blocked]
-    values, scale = _pad(operand, values, scale, axis, size, padded)
-    merge = functools.partial(
-      canonical.merge,
-      batch=batch,
-      contracting=canonical.last(contracting, blocked),
-    )
-    if operand.format is None:
-      sides.append((merge(values), _or_absent(None), _UNUSED_BLOCK_SIZE))
-    else:
-      sides.append((merge(values), merge(scale), operand.format.block_size))
-  return sides[0], sides[1]
-
-
-def _exact_scale(
-  operand: call.OperandConfig, values: jax.Array, scale: jax.Array | None
-) -> jax.Array | None:
-  if scale is None:
-    return None
-  return reference.exact_scale(operand, values, scale)
-
-
-def _padded_size(
-  lhs: call.OperandConfig,
-  rhs: call.OperandConfig,
-  size: int,
-  num_contracting: int,
-) -> int:
-  """The size that the blocked dimension is padded to."""
-  granule = 1
-  for operand in (lhs, rhs):
-    if operand.format is None:
-      continue
-    if num_contracting > 1:
-      granule = math.lcm(granule, operand.format.block_size)
-    elif operand.format.is_fp4:
-      granule = math.lcm(granule, 2)
-  return -(-size // granule) * granule
-
-
-def _pad(
-  operand: call.OperandConfig,
-  values: jax.Array,
-  scale: jax.Array | None,
-  axis: int,
-  size: int,
-  padded: int,
-) -> tuple[jax.Array, jax.Array | None]:
-  """Pads values with zeros, and scales with zeros or 2^-127, along `axis`."""
-  if padded == size:
-    return values, scale
-  per_byte = 1
-  if operand.format is not None and values.dtype == formats.PACKED:
-    per_byte = 2
-  values = canonical.pad_axis(values, axis, padded // per_byte)
-  if scale is not None:
-    assert operand.format is not None
-    scale = canonical.pad_axis(
-      scale, axis, -(-padded // operand.format.block_size)
-    )
-  return values, scale

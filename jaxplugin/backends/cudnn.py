@@ -274,7 +274,7 @@ def _canonical(
   format = operand.format
   assert format is not None
   block = format.block_size
-  is_swizzled = _stays_swizzled(operand, values, contracting, batch)
+  is_swizzled = canonical.stays_swizzled(operand, values, contracting, batch)
   position = canonical.blocked_position(operand, contracting)
   assert position is not None
   contracting = canonical.last(contracting, position)
@@ -310,28 +310,6 @@ def _canonical(
     block_size=block if is_padded else None,
     is_swizzled=is_swizzled,
   )
-
-
-def _stays_swizzled(
-  operand: call.OperandConfig,
-  values: jax.Array,
-  contracting: call.Dims,
-  batch: call.Dims,
-) -> bool:
-  """Whether the scale is swizzled and the call takes it without a copy.
-
-  Its rows are those of the last but one dimension, in tiles of 128. Other rows
-  come before them without a gap where 128 divides their number.
-  """
-  if operand.scale_layout != scaled_array.SWIZZLED:
-    return False
-  ndim = values.ndim
-  free = call.free_dims(ndim, contracting, batch)
-  in_order = (*batch, *free, *contracting) == tuple(range(ndim))
-  if not (in_order and free and len(contracting) == 1):
-    return False
-  rows = values.shape[ndim - 2]
-  return len(free) == 1 or rows % scaled_array.SCALE_TILE_ROWS == 0
 
 
 def _mask_columns(

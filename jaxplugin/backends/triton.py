@@ -1,24 +1,483 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The triton implementation: which problems its kernels can serve."""
+"""The triton implementation: the kernels of kernels/, through jax-triton.
+
+They read the quantized bytes once, dequantize in registers or leave that to the
+matrix instruction, and fuse the global scale and the epilogue. An operand is
+read where it lies, with the strides that its layout gives, and copied only
+where dimensions that must merge are not adjacent.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
 from typing import Final
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import call
+from jaxplugin import canonical
+from jaxplugin import formats
 from jaxplugin import problem as problem_lib
+from jaxplugin import reference
+from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels import configs
+from jaxplugin.kernels import tuning
 
 NAME: Final = "triton"
+REASON: Final = "Triton kernels that read the quantized bytes once"
+
+_PLAIN_NAMES: Final = {
+  np.dtype(np.float32): "f32",
+  formats.BF16: "bf16",
+  np.dtype(np.float16): "f16",
+}
+_DTYPES: Final = {name: dtype for dtype, name in _PLAIN_NAMES.items()}
+_BYTES_PER_WORD: Final = 4
+# The oldest PTX that knows all of `_FAMILIES` (8.8, of CUDA 12.9). By default
+# Triton writes that of its own ptxas, which may be newer than the one that XLA
+# finds: "Unsupported .version 9.4; current version is '9.0'".
+_PTX_VERSION: Final = 88
+
+# The architecture whose kernels serve a compute capability.
+_FAMILIES: Final = (
+  ((8, 0), (8, 8), "sm_80"),
+  ((8, 9), (8, 9), "sm_89"),
+  ((9, 0), (9, 0), "sm_90"),
+  ((10, 0), (10, 2), "sm_100"),
+  ((10, 3), (10, 9), "sm_103"),
+  ((12, 0), (12, 0), "sm_120"),
+  ((12, 1), (12, 9), "sm_121"),
+)
 
 
 def supports(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> problem_lib.Unsupported | None:
-  """No problem yet: the kernels are not part of this version."""
-  del problem
+  """Serves static sizes and the package's formats, where a config fits."""
+  return _device_gate(target) or _problem_gate(problem, target)
+
+
+def _device_gate(
+  target: target_lib.Target,
+) -> problem_lib.Unsupported | None:
   if target.platform not in ("cuda", "rocm"):
     return problem_lib.Unsupported(
       f"needs an NVIDIA or AMD GPU, the target's platform is {target.platform}"
     )
-  return problem_lib.Unsupported("this version has no Triton kernels yet")
+  if target.triton_error:
+    return problem_lib.Unsupported(target.triton_error)
+  if architecture_of(target) is None:
+    known = ", ".join(architectures.ARCHITECTURES)
+    return problem_lib.Unsupported(
+      f"has kernels for {known}, the target is {target}"
+    )
+  return None
+
+
+def _problem_gate(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> problem_lib.Unsupported | None:
+  for side in (problem.lhs, problem.rhs):
+    if side.format is not None and not side.format.is_standard:
+      return problem_lib.Unsupported(
+        f"serves {', '.join(f.name for f in formats.FORMATS)} and plain floats,"
+        f" got {side.format}"
+      )
+  if not problem.sizes_are_static:
+    return problem_lib.Unsupported("needs static sizes, some are symbolic")
+  if problem.is_empty:
+    return problem_lib.Unsupported("needs sizes of at least 1")
+  try:
+    _default_config(_dense_shape(problem), target)
+  except ValueError as error:
+    return problem_lib.Unsupported(str(error))
+  return None
+
+
+def architecture_of(
+  target: target_lib.Target,
+) -> architectures.Architecture | None:
+  """The kernels' description of a target; None where they do not serve it."""
+  name = target.architecture
+  if target.compute_capability is not None:
+    name = next(
+      (
+        family
+        for first, last, family in _FAMILIES
+        if first <= target.compute_capability <= last
+      ),
+      None,
+    )
+  if name is None or name not in architectures.ARCHITECTURES:
+    return None
+  architecture = architectures.by_name(name)
+  if target.shared_memory_bytes is None:
+    return architecture
+  return dataclasses.replace(
+    architecture, shared_memory_bytes=target.shared_memory_bytes
+  )
+
+
+def plan(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> problem_lib.Plan:
+  """A global scale that is one number is fused; the kernels are named."""
+  applications: dict[problem_lib.GlobalScale, problem_lib.Application] = {
+    "none": "none",
+    "scalar": "fused",
+    "array": "separate",
+  }
+  names = ", ".join(
+    launch.name for launch in _launches(_dense_shape(problem), target)
+  )
+  return problem_lib.Plan(
+    global_scale=applications[problem.global_scale],
+    notes=(f"kernels: {names}",),
+  )
+
+
+def _dense_shape(problem: problem_lib.DotProblem) -> configs.MatmulShape:
+  """The kernels' description of a problem, of operands without gaps."""
+  assert problem.batch is not None and problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  k = _even_k(problem.k, problem.lhs.format, problem.rhs.format)
+  operands = [
+    configs.operand(
+      _kind(side.format, side.dtype),
+      rows,
+      k,
+      k_is_minor=side.contracting_is_minor,
+      swizzled=side.scale_layout == scaled_array.SWIZZLED,
+    )
+    for side, rows in ((problem.lhs, problem.m), (problem.rhs, problem.n))
+  ]
+  return configs.MatmulShape(
+    batch=problem.batch,
+    m=problem.m,
+    n=problem.n,
+    k=k,
+    lhs=operands[0],
+    rhs=operands[1],
+    out_dtype=_PLAIN_NAMES[problem.out_dtype],
+    has_global_scale=problem.global_scale == "scalar",
+    has_bias=problem.has_bias,
+    activation=problem.activation or "none",
+    has_residual=problem.has_residual,
+  )
+
+
+def _kind(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
+  return _PLAIN_NAMES[dtype] if format is None else format.name
+
+
+def _even_k(k: int, *sides: formats.BlockFormat | None) -> int:
+  """k, padded by one where FP4 could not be packed otherwise."""
+  is_packed = any(side is not None and side.is_fp4 for side in sides)
+  return k + k % 2 if is_packed else k
+
+
+def _default_config(
+  shape: configs.MatmulShape, target: target_lib.Target
+) -> configs.MatmulConfig:
+  architecture = architecture_of(target)
+  assert architecture is not None
+  return tuning.default_config(
+    shape, architecture, core_count=target.core_count or 1
+  )
+
+
+def _launches(
+  shape: configs.MatmulShape, target: target_lib.Target
+) -> tuple[configs.Launch, ...]:
+  architecture = architecture_of(target)
+  assert architecture is not None
+  return configs.plan(shape, _default_config(shape, target), architecture)
+
+
+def emit(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
+  target: target_lib.Target,
+) -> jax.Array:
+  """The kernels' launches, and whatever of the epilogue they cannot take."""
+  num_n = len(call.rhs_free(config, operands.rhs.ndim))
+  if canonical.fuses_epilogue(operands, problem, num_n):
+    return _dot(operands, config, problem, target)
+  bare = config.replace(
+    preferred_element_type=np.dtype(np.float32), activation=None
+  )
+  bare_problem = dataclasses.replace(
+    problem,
+    out_dtype=bare.preferred_element_type,
+    global_scale="none",
+    has_bias=False,
+    activation=None,
+    has_residual=False,
+  )
+  without = operands._replace(global_scale=None, bias=None, residual=None)
+  result = _dot(without, bare, bare_problem, target)
+  return reference.apply_epilogue(result, operands, config)
+
+
+def _dot(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
+  target: target_lib.Target,
+) -> jax.Array:
+  """Runs the launches on operands where they lie, as far as possible."""
+  shape = call.result_shape(config, operands)
+  lhs, rhs, k = _strided_operands(operands, config, problem)
+  matmul = dataclasses.replace(
+    _dense_shape(problem), lhs=lhs.kind, rhs=rhs.kind, k=k
+  )
+  arrays = {
+    "lhs": lhs.values,
+    "lhs_scale": lhs.scale,
+    "rhs": rhs.values,
+    "rhs_scale": rhs.scale,
+  }
+  if operands.global_scale is not None:
+    arrays["global_scale"] = operands.global_scale.reshape(1)
+  if operands.bias is not None:
+    num_n = len(call.rhs_free(config, operands.rhs.ndim))
+    arrays["bias"] = canonical.bias_row(operands.bias, shape, num_n)
+  if operands.residual is not None:
+    arrays["residual"] = jnp.broadcast_to(operands.residual, shape)
+  for launch in _launches(matmul, target):
+    views = dict(launch.views)
+    inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
+    arrays[launch.output] = _call(launch, inputs, target)
+  return arrays["out"].reshape(shape)
+
+
+def _view(x: jax.Array, view: str | None) -> jax.Array:
+  """The array as a kernel takes it; scales as bytes, which Triton knows."""
+  if view == "e4m3":
+    return lax.bitcast_convert_type(x, formats.E4M3)
+  if view == "u32":
+    words = x.reshape(*x.shape[:-1], -1, _BYTES_PER_WORD)
+    return lax.bitcast_convert_type(words, jnp.uint32)
+  if view == "u8" or x.dtype not in _PLAIN_NAMES:
+    return lax.bitcast_convert_type(x, jnp.uint8)
+  return x
+
+
+def _call(
+  launch: configs.Launch, inputs: Sequence[jax.Array], target: target_lib.Target
+) -> jax.Array:
+  """One `jax_triton.triton_call`, of either of its signatures."""
+  jax_triton = _jax_triton()
+  if target.platform == "rocm":
+    _require_amd_gpu(target)
+  kernels = importlib.import_module("jaxplugin.kernels.block_scaled_matmul")
+  out = jax.ShapeDtypeStruct(launch.output_shape, _DTYPES[launch.output_dtype])
+  parameters = inspect.signature(jax_triton.triton_call).parameters
+  options: dict[str, Any] = {}
+  options["out_type" if "out_type" in parameters else "out_shape"] = out
+  if target.compute_capability is not None:
+    major, minor = target.compute_capability
+    options["compute_capability"] = 10 * major + minor
+    if "backend_options" in parameters:
+      options["backend_options"] = {
+        "enable_fp_fusion": True,
+        "ptx_version": _PTX_VERSION,
+      }
+  return jax_triton.triton_call(
+    *inputs,
+    kernel=kernels.KERNELS[launch.kernel],
+    grid=(launch.grid,),
+    name=launch.name,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+    **options,
+    **dict(launch.constexprs),
+  )
+
+
+def _require_amd_gpu(target: target_lib.Target) -> None:
+  """Raises NotImplementedError where jax-triton cannot lower for AMD GPUs."""
+  if target_lib.detect_target("rocm").architecture is None:
+    raise NotImplementedError(
+      "block_scaled_dot: jax-triton lowers for AMD GPUs only where there is"
+      f' one, and the target is {target}; pass implementation="xla" to lower'
+      " for it here"
+    )
+
+
+@functools.cache
+def _jax_triton() -> Any:
+  """jax-triton, imported by the first lowering that needs it.
+
+  Raises:
+    NotImplementedError: it is not installed, or does not import here.
+  """
+  try:
+    return importlib.import_module("jax_triton")
+  except ImportError as error:
+    raise NotImplementedError(
+      "block_scaled_dot: lowering the triton implementation needs jax-triton,"
+      f" which does not import here ({error}); install jaxplugin[cuda13], or"
+      ' pass implementation="xla"'
+    ) from error
+
+
+# Operands where they lie.
+
+
+class _Strided(NamedTuple):
+  """An operand: its arrays of any rank, FP4 packed, and how to read them."""
+
+  values: jax.Array
+  scale: jax.Array | None
+  kind: configs.OperandKind
+
+
+def _strided_operands(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
+) -> tuple[_Strided, _Strided, int]:
+  """Both operands, and k with what it was padded by."""
+  lhs_format, rhs_format = config.lhs.format, config.rhs.format
+  assert problem.k is not None
+  is_even = _even_k(problem.k, lhs_format, rhs_format) == problem.k
+  if len(config.lhs_contracting) > 1 or not is_even:
+    # Blocks along one of several dimensions, or an odd number of FP4 values:
+    # these are copied.
+    dense = [_of_dense(x) for x in canonical.dense_operands(operands, config)]
+    k = dense[0].values.shape[-1]
+    return dense[0], dense[1], 2 * k if dense[0].kind.is_packed else k
+  sides = (
+    (
+      config.lhs,
+      operands.lhs,
+      operands.lhs_scale,
+      config.lhs_contracting,
+      config.lhs_batch,
+    ),
+    (
+      config.rhs,
+      operands.rhs,
+      operands.rhs_scale,
+      config.rhs_contracting,
+      config.rhs_batch,
+    ),
+  )
+  lhs, rhs = (_strided(*side) for side in sides)
+  return lhs, rhs, problem.k
+
+
+def _of_dense(operand: canonical.Dense) -> _Strided:
+  values = operand.values
+  format = operand.format
+  if format is not None and format.is_fp4:
+    values = _packed(values)
+  kind = configs.OperandKind(
+    format=_kind(format, np.dtype(values.dtype)),
+    strides=_dense_strides(values.shape),
+    scale_strides=(
+      None if operand.scale is None else _dense_strides(operand.scale.shape)
+    ),
+  )
+  return _Strided(values, operand.scale, kind)
+
+
+def _dense_strides(shape: Sequence[int]) -> tuple[int, int, int]:
+  _, rows, columns = shape
+  return rows * columns, columns, 1
+
+
+def _packed(values: jax.Array) -> jax.Array:
+  """FP4 as bytes along the last axis; on a GPU the same memory."""
+  if values.dtype == formats.PACKED:
+    return values
+  return scaled_array.pack_fp4(values, axis=-1)
+
+
+def _strided(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array | None,
+  contracting: call.Dims,
+  batch: call.Dims,
+) -> _Strided:
+  """An operand with one contracting dimension."""
+  format = operand.format
+  name = _kind(format, np.dtype(values.dtype))
+  scale_strides = None
+  if format is not None:
+    scale, scale_strides = _strided_scale(
+      operand, values, scale, contracting, batch
+    )
+    if format.is_fp4 and values.dtype != formats.PACKED:
+      if contracting != (values.ndim - 1,):
+        # Two values a byte along k, which here is another dimension.
+        values = canonical.merge(values, batch=batch, contracting=contracting)
+        contracting, batch = (2,), (0,)
+      values = _packed(values)
+  strides = _strides(values.shape, batch, contracting)
+  if strides is None:
+    values = canonical.merge(values, batch=batch, contracting=contracting)
+    strides = _dense_strides(values.shape)
+  kind = configs.OperandKind(
+    format=name, strides=strides, scale_strides=scale_strides
+  )
+  return _Strided(values, scale, kind)
+
+
+def _strided_scale(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array,
+  contracting: call.Dims,
+  batch: call.Dims,
+) -> tuple[jax.Array, tuple[int, ...]]:
+  """A scale and its strides: of three indices, or of tiles where swizzled."""
+  if canonical.stays_swizzled(operand, values, contracting, batch):
+    tile_rows = scaled_array.SCALE_TILE_ROWS * scale.shape[-1]
+    return scale, (math.prod(scale.shape[len(batch) :]), tile_rows)
+  if operand.scale_layout == scaled_array.SWIZZLED:
+    scale = reference.exact_scale(operand, values, scale)
+  strides = _strides(scale.shape, batch, contracting)
+  if strides is None or len(call.free_dims(scale.ndim, contracting, batch)) > 1:
+    # Rows of several dimensions merge only without padding between them.
+    scale = reference.exact_scale(operand, values, scale)
+    strides = _strides(scale.shape, batch, contracting)
+  if strides is None:
+    scale = canonical.merge(scale, batch=batch, contracting=contracting)
+    strides = _dense_strides(scale.shape)
+  return scale, strides
+
+
+def _strides(
+  shape: Sequence[int], batch: call.Dims, contracting: call.Dims
+) -> tuple[int, int, int] | None:
+  """Strides of (batch, row, k) of a row-major array, if each has one."""
+  free = call.free_dims(len(shape), contracting, batch)
+  of_dim = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+  def merged(dims: call.Dims, unit: int) -> int | None:
+    dims = tuple(d for d in dims if shape[d] != 1)
+    for outer, inner in itertools.pairwise(dims):
+      if of_dim[outer] != of_dim[inner] * shape[inner]:
+        return None
+    return of_dim[dims[-1]] if dims else unit
+
+  strides = (merged(batch, 0), merged(free, 0), merged(contracting, 1))
+  return None if None in strides else strides
