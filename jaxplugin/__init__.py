@@ -10,6 +10,7 @@ y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
 from jaxplugin import nn as nn
+from jaxplugin.acceleration import accelerate as accelerate
 from jaxplugin.diagnostics import Explanation as Explanation
 from jaxplugin.diagnostics import explain as explain
 from jaxplugin.diagnostics import info as info
@@ -23,6 +24,7 @@ from jaxplugin.gradients import dot_general as dot_general
 from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.quantization import dequantize as dequantize
 from jaxplugin.quantization import quantize as quantize
+from jaxplugin.rewriter import rewrite as rewrite
 from jaxplugin.scaled_array import ScaledArray as ScaledArray
 from jaxplugin.scaled_array import pack_fp4 as pack_fp4
 from jaxplugin.scaled_array import swizzle_scale as swizzle_scale

@@ -1,24 +1,54 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m jaxplugin info | explain`."""
+"""The command line: `python -m jaxplugin info | explain | rewrite`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin import call
+from jaxplugin import command_files
 from jaxplugin import diagnostics
 from jaxplugin import dot
 from jaxplugin import formats
+from jaxplugin import modules
 from jaxplugin import problem as problem_lib
+from jaxplugin import quantization
+from jaxplugin import rewriter
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
+
+_BAD_ARGUMENTS: Final = 2
+_DEFAULT_BATCH: Final = 1
+_DEFAULT_OUT: Final = "bfloat16"
+
+_EXPLAIN_EPILOG: Final = """\
+examples:
+  python -m jaxplugin explain --lhs mxfp8 --rhs mxfp4 -m 1 -n 4096 -k 4096
+  python -m jaxplugin explain model.mlir --target b200 --cudnn 9.12
+  python -m jaxplugin explain - --target h100 --json < model.mlir
+"""
+_REWRITE_EPILOG: Final = """\
+One line a call goes to stderr. Without anything to rewrite the module comes out
+as it is.
+
+examples:
+  python -m jaxplugin rewrite model.mlir --target b200 --cudnn 9.12 -o out.mlir
+  python -m jaxplugin rewrite model.mlirbc --target h100 --format text
+  python -m jaxplugin rewrite - --target cpu < model.mlir > cpu.mlir
+"""
+_FILE_HELP: Final = (
+  "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
+  " artifact; - reads standard input"
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,37 +60,108 @@ def _parser() -> argparse.ArgumentParser:
   commands.add_parser(
     "info", help="versions, devices, and what each implementation can do here"
   )
+  _add_explain(commands)
+  _add_rewrite(commands)
+  return parser
+
+
+def _add_explain(commands: argparse._SubParsersAction) -> None:
+  text = (
+    "which implementation each dot of a module, or one of given formats and"
+    " sizes, gets, and why"
+  )
   explain = commands.add_parser(
     "explain",
-    help="which implementation a dot of given formats and sizes gets, and why",
+    help=text,
+    description=f"Tells {text}.",
+    epilog=_EXPLAIN_EPILOG,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
+  explain.add_argument("file", nargs="?", metavar="FILE", help=_FILE_HELP)
+  one = explain.add_argument_group("one dot, instead of FILE")
   names = [format.name for format in formats.FORMATS]
   plain = [dtype.name for dtype in call.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
-    explain.add_argument(
+    one.add_argument(
       f"--{side}",
-      required=True,
       choices=names + plain,
       metavar="FORMAT",
       help=f"one of {', '.join(names + plain)}",
     )
   for name in ("m", "n", "k"):
-    explain.add_argument(f"-{name}", type=int, required=True)
-  explain.add_argument("--batch", type=int, default=1)
-  explain.add_argument(
-    "--out", choices=plain, default="bfloat16", help="dtype of the result"
+    one.add_argument(f"-{name}", type=int, metavar="SIZE")
+  one.add_argument(
+    "--batch", type=int, metavar="SIZE", help=f"default: {_DEFAULT_BATCH}"
   )
-  explain.add_argument(
-    "--target",
-    help=f"a device by name ({', '.join(target_lib.TARGET_NAMES)}); default:"
-    " the local one",
+  one.add_argument(
+    "--out",
+    choices=plain,
+    help=f"dtype of the result; default: {_DEFAULT_OUT}",
   )
-  explain.add_argument(
-    "--cudnn", help="the cuDNN version to assume with --target, e.g. 9.13"
-  )
-  explain.add_argument("--implementation", choices=problem_lib.IMPLEMENTATIONS)
+  _add_target(explain)
   explain.add_argument("--json", action="store_true", help="print JSON")
-  return parser
+
+
+def _add_rewrite(commands: argparse._SubParsersAction) -> None:
+  rewrite = commands.add_parser(
+    "rewrite",
+    help="lower the block-scaled calls of a StableHLO module for a target",
+    description="Lowers each __op$quantize, __op$dequantize,"
+    " __op$block_scaled_dot,\n__cudnn$blockScaledDot and xla.scaled_dot of a"
+    " module as the target deserves.",
+    epilog=_REWRITE_EPILOG,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  rewrite.add_argument("file", metavar="FILE", help=_FILE_HELP)
+  _add_target(rewrite)
+  rewrite.add_argument(
+    "--scale-rounding",
+    choices=quantization.SCALE_ROUNDINGS,
+    default="up",
+    help="of __op$quantize to MX formats, as in jp.quantize; default: up",
+  )
+  rewrite.add_argument(
+    "-o", "--output", metavar="OUT", help="where to write; default: stdout"
+  )
+  rewrite.add_argument(
+    "--format",
+    choices=modules.FORMS,
+    help="what to write: text, MLIR bytecode, or a StableHLO portable artifact;"
+    " default: what FILE is",
+  )
+  rewrite.add_argument(
+    "--force",
+    action="store_true",
+    help="overwrite OUT where it exists (never FILE)",
+  )
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+  command.add_argument(
+    "--target",
+    metavar="NAME",
+    help=f"a device by name ({', '.join(target_lib.TARGET_NAMES)}); cpu is one"
+    " without C++ kernels, which any process can run; default: the local"
+    " device",
+  )
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume with --target, e.g. 9.13",
+  )
+  command.add_argument(
+    "--implementation",
+    choices=problem_lib.IMPLEMENTATIONS,
+    help="the one that all dots are to use; default: chosen for each",
+  )
+
+
+def _target(args: argparse.Namespace) -> target_lib.Target | None:
+  if args.target is not None:
+    return target_lib.named_target(args.target, cudnn=args.cudnn)
+  if args.cudnn is not None:
+    raise ValueError("--cudnn needs --target")
+  return None
 
 
 def _operand(
@@ -85,39 +186,109 @@ def _operand(
   )
 
 
-def _explain(args: argparse.Namespace) -> str:
-  target = None
-  if args.target is not None:
-    target = target_lib.named_target(args.target, cudnn=args.cudnn)
-  elif args.cudnn is not None:
-    raise ValueError("--cudnn needs --target")
+def _explain(args: argparse.Namespace) -> None:
+  target = _target(args)
+  required = {"--lhs": args.lhs, "--rhs": args.rhs}
+  required |= {f"-{name}": getattr(args, name) for name in ("m", "n", "k")}
+  optional = {"--batch": args.batch, "--out": args.out}
+  given = [n for n, x in (required | optional).items() if x is not None]
+  missing = [name for name, x in required.items() if x is None]
+  if args.file is not None and given:
+    raise ValueError(
+      "explain takes FILE, or a dot by its formats and sizes, not both: got"
+      f" {args.file} and {', '.join(given)}"
+    )
+  if args.file is None and missing:
+    raise ValueError(
+      "explain needs FILE, or a dot by --lhs, --rhs, -m, -n and -k: missing"
+      f" {', '.join(missing)}"
+    )
+  if args.file is not None:
+    source = command_files.read(args.file)
+    explanation = diagnostics.explain_module(
+      source, target, args.implementation
+    )
+  else:
+    explanation = _explain_one(args, target)
+  print(explanation.to_json() if args.json else explanation)
+
+
+def _explain_one(
+  args: argparse.Namespace, target: target_lib.Target | None
+) -> diagnostics.Explanation:
+  batch = _DEFAULT_BATCH if args.batch is None else args.batch
 
   def call_dot(lhs, rhs):
     return dot.block_scaled_dot(
       lhs,
       rhs,
-      preferred_element_type=jnp.dtype(args.out),
+      preferred_element_type=jnp.dtype(args.out or _DEFAULT_OUT),
       implementation=args.implementation,
     )
 
-  explanation = diagnostics.explain(
+  return diagnostics.explain(
     call_dot,
-    _operand(args.lhs, args.batch, args.m, args.k),
-    _operand(args.rhs, args.batch, args.n, args.k),
+    _operand(args.lhs, batch, args.m, args.k),
+    _operand(args.rhs, batch, args.n, args.k),
     target=target,
   )
-  return explanation.to_json() if args.json else str(explanation)
+
+
+def _rewrite(args: argparse.Namespace) -> None:
+  target = _target(args) or target_lib.current_target()
+  # Before any work, and again when it is written.
+  command_files.check_output(args.file, args.output, args.force)
+  source = command_files.read(args.file)
+  done = rewriter.rewrite_source(
+    source,
+    target,
+    implementation=args.implementation,
+    scale_rounding=args.scale_rounding,
+  )
+  is_changed = any(item.function for item in done)
+  if is_changed or args.format not in (None, source.form):
+    result = source.serialize(args.format or source.form)
+  else:
+    result = source.given
+  command_files.write(result, args.file, args.output, args.force)
+  for item in done:
+    print(item, file=sys.stderr)
+  changed = sum(bool(item.function) for item in done)
+  print(
+    f"{source.name}: {changed} of {len(done)} calls rewritten for {target}"
+    if done
+    else f"{source.name}: no block-scaled call, unchanged",
+    file=sys.stderr,
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status (2 for bad arguments)."""
   args = _parser().parse_args(argv)
+  if args.command != "info":
+    # The others decide for devices that need not be there: without it JAX logs
+    # a traceback where its CUDA plugin, but not cuDNN, is installed.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   try:
-    print(diagnostics.info() if args.command == "info" else _explain(args))
-  except (ValueError, TypeError, NotImplementedError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+    if args.command == "info":
+      print(diagnostics.info())
+    elif args.command == "explain":
+      _explain(args)
+    else:
+      _rewrite(args)
+    sys.stdout.flush()
+  except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except (ValueError, TypeError, NotImplementedError, OSError) as error:
+    print(f"error: {_message(error)}", file=sys.stderr)
+    return _BAD_ARGUMENTS
   return 0
+
+
+def _message(error: Exception) -> str:
+  if isinstance(error, OSError) and error.filename is not None:
+    return f"{error.filename}: {error.strerror}"
+  return str(error)
 
 
 if __name__ == "__main__":

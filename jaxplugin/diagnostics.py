@@ -5,25 +5,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import json
-import pathlib
 import platform as platform_lib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 import jax
-from jax.extend import core as extend_core
 
 from jaxplugin import backends
-from jaxplugin import call
+from jaxplugin import decisions
 from jaxplugin import formats
-from jaxplugin import primitive
+from jaxplugin import jax_private
+from jaxplugin import modules
 from jaxplugin import problem as problem_lib
+from jaxplugin import rewriter
 from jaxplugin import target as target_lib
 
 _PACKAGES: Final = (
@@ -42,29 +42,40 @@ _PACKAGES: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explained:
-  """One block-scaled dot of a function.
+  """One block-scaled dot of a function, or one call of a module.
 
   Attributes:
-    source: file, line and function of the call; empty when not known.
-    problem: what it computes.
+    source: file, line and function (or column) of the call; empty when not
+      known.
+    problem: what the dot computes; None of a call without a dot.
     target: where it was decided for.
-    decision: what was chosen; None when the call's forced implementation
-      cannot serve there.
-    error: why, when decision is None.
-    count: how often the same dot occurs at that place.
+    decision: what was chosen; None where there is no dot, or its forced
+      implementation cannot serve, or the call cannot be lowered.
+    error: why, when it cannot serve or be lowered.
+    count: how often the same occurs at that place.
+    call: of a module: the call's name, such as "__op$quantize".
+    description: of a module: what the call computes, in words.
+    function: of a module: what `rewrite` replaces it by a call of; empty where
+      it stays as it is.
   """
 
   source: str
-  problem: problem_lib.DotProblem
+  problem: problem_lib.DotProblem | None
   target: target_lib.Target
   decision: problem_lib.Decision | None
   error: str = ""
   count: int = 1
+  call: str = ""
+  description: str = ""
+  function: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation(Sequence):
-  """The block-scaled dots of a function, in order; `str` is a report."""
+  """The block-scaled dots of a function, or calls of a module, in order.
+
+  `str` is a report.
+  """
 
   dots: tuple[Explained, ...]
 
@@ -84,40 +95,48 @@ class Explanation(Sequence):
     lines = [f"target: {', '.join(targets)}"]
     for i, dot in enumerate(self.dots):
       times = f" ({dot.count} times)" if dot.count > 1 else ""
-      lines.append(f"[{i}] {dot.problem}{times}")
+      what = f"{dot.call}: {dot.description}" if dot.call else dot.problem
+      lines.append(f"[{i}] {what}{times}")
       if dot.source:
         lines.append(f"    at {dot.source}")
       lines += [f"    {line}" for line in _decision_lines(dot)]
     return "\n".join(lines)
 
   def to_json(self) -> str:
-    """The same as JSON: a list of objects, one a dot."""
+    """The same as JSON: a list of objects, one a dot or a call."""
     return json.dumps(
       [dataclasses.asdict(dot) for dot in self.dots], default=str, indent=2
     )
 
 
 def _decision_lines(dot: Explained) -> Iterator[str]:
+  if dot.error:
+    yield f"error: {dot.error}"
+    return
+  if dot.call:
+    becomes = f"becomes a call of @{dot.function}"
+    yield becomes if dot.function else "stays as it is"
   decision = dot.decision
   if decision is None:
-    yield f"error: {dot.error}"
     return
   yield f"{decision.implementation}: {decision.reason}"
   if decision.global_scale != "none":
     yield f"global scale: {decision.global_scale}"
   if decision.padding:
     yield f"padding: {decision.padding}"
+  for note in decision.notes:
+    yield f"note: {note}"
   for refusal in decision.refusals:
     yield f"not {refusal.implementation}: {refusal.reason}"
 
 
 def explain(
-  fn: Callable[..., Any],
+  fn: Callable[..., Any] | Any,
   *args: Any,
   target: target_lib.Target | None = None,
   **kwargs: Any,
 ) -> Explanation:
-  """Traces `fn` and tells what happens to every block-scaled dot in it.
+  """Tells what happens to every block-scaled dot of a function or a module.
 
   For each: the implementation chosen, how the global scale is applied (fused
   into the kernel, by a separate multiply, or none), what is padded, and why
@@ -125,8 +144,10 @@ def explain(
   those of the whole arrays, before any sharding.
 
   Args:
-    fn: a function, jitted or not.
-    *args, **kwargs: its arguments; arrays, or `jax.ShapeDtypeStruct`s.
+    fn: a function, jitted or not, which is traced; or a module in any form that
+      `jp.rewrite` takes, of which every call that it rewrites is told.
+    *args, **kwargs: the function's arguments; arrays, or
+      `jax.ShapeDtypeStruct`s.
     target: the device to decide for. By default that of an enclosing
       `use_target`, or the local one.
 
@@ -134,88 +155,82 @@ def explain(
     A sequence of `Explained`; print it for a report, `.to_json()` for JSON.
 
   Raises:
-    TypeError: `target` is not a `Target`; and whatever `fn` raises.
+    TypeError: `target` is not a `Target`, or a module is given with arguments;
+      and whatever `fn` raises.
+    jaxplugin.modules.ModuleError: the module does not parse, or is not valid.
   """
   if target is not None and not isinstance(target, target_lib.Target):
     raise TypeError(
       f"explain: target must be a jp.Target or None, got {target!r}; see"
       " jp.named_target"
     )
+  if modules.is_module(fn):
+    if args or kwargs:
+      raise TypeError(
+        "explain: a module is explained without arguments, got"
+        f" {len(args) + len(kwargs)}; pass the function for those"
+      )
+    return explain_module(modules.read(fn), target)
   if target is None:
     jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
   else:
     with target_lib.use_target(target):
       # A forced implementation is judged for this target while tracing.
       jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
-  found: dict[tuple[Any, ...], Explained] = {}
-  for eqn in _dots(jaxpr.jaxpr):
-    dot = _explain_eqn(eqn, target)
-    key = (dot.source, dot.problem, dot.target, dot.decision, dot.error)
-    if key in found:
-      dot = dataclasses.replace(found[key], count=found[key].count + 1)
-    found[key] = dot
+  return _explanation(
+    _explain_eqn(eqn, target) for eqn in decisions.dots(jaxpr.jaxpr)
+  )
+
+
+def explain_module(
+  source: modules.Source,
+  target: target_lib.Target | None = None,
+  implementation: str | None = None,
+) -> Explanation:
+  """`explain` for a module that was read; consumes it.
+
+  Args:
+    source: the module.
+    target: the device to decide for; None is the current one.
+    implementation: the one that all dots are to use, or None to choose.
+  """
+  target = target or target_lib.current_target()
+  explained = []
+  for item in rewriter.examine(source, target, implementation):
+    decided = item.decided
+    explained.append(
+      Explained(
+        source=item.source,
+        problem=None if decided is None else decided.problem,
+        target=target,
+        decision=None if decided is None else decided.decision,
+        error=item.error,
+        call=item.call,
+        description=item.description,
+        function=item.function,
+      )
+    )
+  return _explanation(explained)
+
+
+def _explanation(explained: Iterable[Explained]) -> Explanation:
+  """Merges those that are the same."""
+  found: dict[Explained, Explained] = {}
+  for item in explained:
+    count = found[item].count + 1 if item in found else 1
+    found[item] = dataclasses.replace(item, count=count)
   return Explanation(tuple(found.values()))
 
 
-def _dots(jaxpr: Any) -> Iterator[Any]:
-  """Every equation of the primitive, in sub-jaxprs too."""
-  for eqn in jaxpr.eqns:
-    if eqn.primitive is primitive.block_scaled_dot_p:
-      yield eqn
-    for value in eqn.params.values():
-      for sub in _sub_jaxprs(value):
-        yield from _dots(sub)
-
-
-def _sub_jaxprs(value: Any) -> Iterator[Any]:
-  if isinstance(value, extend_core.ClosedJaxpr):
-    yield value.jaxpr
-  elif isinstance(value, extend_core.Jaxpr):
-    yield value
-  elif isinstance(value, (tuple, list)):
-    for item in value:
-      yield from _sub_jaxprs(item)
-
-
 def _explain_eqn(eqn: Any, target: target_lib.Target | None) -> Explained:
-  config = eqn.params["config"]
-  operands = call.Operands.unflatten(config, [v.aval for v in eqn.invars])
-  problem = call.problem_of(config, operands)
-  chosen_for = target or eqn.params["target"] or target_lib.detect_target()
-  decision, error = None, ""
-  try:
-    decision = backends.choose(problem, chosen_for, config.implementation)
-  except NotImplementedError as e:
-    error = str(e)
+  decided = decisions.decide(eqn, target)
   return Explained(
-    source=_source(eqn),
-    problem=problem,
-    target=chosen_for,
-    decision=decision,
-    error=error,
+    source=jax_private.user_frame(eqn.source_info),
+    problem=decided.problem,
+    target=decided.target,
+    decision=decided.decision,
+    error=decided.error,
   )
-
-
-@functools.cache
-def _own_files() -> frozenset[str]:
-  directory = pathlib.Path(__file__).parent
-  return frozenset(
-    str(path)
-    for path in directory.rglob("*.py")
-    if not path.name.endswith("_test.py")
-  )
-
-
-def _source(eqn: Any) -> str:
-  """Where the user's code made the call: the innermost frame outside of us."""
-  if eqn.source_info.traceback is None:
-    return ""
-  jax_directory = str(pathlib.Path(jax.__file__).parent)
-  for frame in eqn.source_info.traceback.frames:
-    name = frame.file_name
-    if name not in _own_files() and not name.startswith(jax_directory):
-      return f"{name}:{frame.line_num} ({frame.function_name})"
-  return ""
 
 
 def info() -> str:

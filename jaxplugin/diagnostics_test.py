@@ -1,10 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`, `info`, and the command line."""
+"""`explain` and `info`."""
 
-import contextlib
 import importlib.metadata
-import io
 import json
 import platform
 
@@ -15,7 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import __main__ as command_line
+from jaxplugin import module_testing
 
 
 def _operand(format, *shape):
@@ -155,92 +153,110 @@ class InfoTest(absltest.TestCase):
     self.assertIn("xla: mxfp8, mxfp8_e5m2, mxfp4, nvfp4: serves", text)
 
 
-class CommandLineTest(parameterized.TestCase):
-  def run_command(self, *arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      try:
-        status = command_line.main(arguments)
-      except SystemExit as stop:
-        status = stop.code
-    return status, out.getvalue(), err.getvalue()
+class ExplainModuleTest(parameterized.TestCase):
+  B200 = jp.named_target("b200", cudnn="9.12")
 
-  def test_info(self):
-    status, out, _ = self.run_command("info")
-    self.assertEqual((status, out), (0, jp.info() + "\n"))
-
-  def test_explain_for_a_device_that_is_not_here(self):
-    status, out, _ = self.run_command(
-      *[
-        "explain",
-        "--lhs",
-        "mxfp8",
-        "--rhs",
-        "bfloat16",
-        "-m",
-        "1",
-        "-n",
-        "64",
-        "-k",
-        "96",
-      ],
-      *["--target", "b200", "--cudnn", "9.12"],
+  def dot_module(self):
+    array = module_testing.array
+    operands = [
+      array((8, 64), jnp.float8_e4m3fn),
+      array((16, 64), jnp.float8_e4m3fn),
+      array((8, 2), jnp.float8_e8m0fnu),
+      array((16, 2), jnp.float8_e8m0fnu),
+    ]
+    result = array((8, 16), np.float32)
+    return module_testing.call_module(
+      "__op$block_scaled_dot", operands, [result]
     )
-    self.assertEqual(status, 0)
-    self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
-    self.assertIn("mxfp8 x bfloat16 -> bfloat16, batch=1 m=1 n=64 k=96", out)
-    self.assertIn("not cudnn: needs both operands quantized", out)
 
-  def test_explain_prints_json(self):
-    status, out, _ = self.run_command(
-      *[
-        "explain",
-        "--lhs",
-        "nvfp4",
-        "--rhs",
-        "nvfp4",
-        "-m",
-        "1",
-        "-n",
-        "64",
-        "-k",
-        "64",
-        "--json",
-      ]
+  def quantize_module(self, values="float8_e4m3fn", scale="float8_e8m0fnu"):
+    array = module_testing.array
+    return module_testing.call_module(
+      "__op$quantize",
+      [array((8, 64), np.float32)],
+      [array((8, 64), values), array((8, 2), scale)],
     )
-    self.assertEqual((status, json.loads(out)[0]["problem"]["k"]), (0, 64))
 
-  @parameterized.parameters(
-    ("explain --lhs int3 --rhs mxfp8 -m 1 -n 1 -k 32", "int3"),
-    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 33", "multiple of 32.*k=33"),
-    (
-      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target x100",
-      "unknown target 'x100'; known targets: a100, .*mi355x",
-    ),
-    (
-      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target b200"
-      " --cudnn nine",
-      "malformed version 'nine'",
-    ),
-    (
-      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --cudnn 9.9",
-      "--cudnn needs --target",
-    ),
-    (
-      "explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32 --target mi300x"
-      " --implementation cudnn",
-      "cannot serve.*platform is rocm",
-    ),
-    (
-      "explain --lhs float32 --rhs float32 -m 1 -n 1 -k 32",
-      "lhs or rhs must be quantized",
-    ),
-    ("", "required"),
-  )
-  def test_bad_arguments_exit_with_2_and_a_reason(self, line, pattern):
-    status, out, err = self.run_command(*line.split())
-    self.assertEqual((status, out), (2, ""))
-    self.assertRegex(err.replace("\n", " "), pattern)
+  def test_dot_has_its_place_problem_decision_and_refusals(self):
+    (dot,) = jp.explain(self.dot_module(), target=self.B200)
+    self.assertEqual(dot.call, "__op$block_scaled_dot")
+    self.assertEqual(dot.source, "<str>:3:10")
+    self.assertEqual(
+      str(dot.problem), "mxfp8 x mxfp8 -> float32, batch=1 m=8 n=16 k=64"
+    )
+    self.assertEqual(dot.decision.implementation, "cudnn")
+    refused = [refusal.implementation for refusal in dot.decision.refusals]
+    self.assertEqual(refused, ["triton", "xla", "cpu"])
+    self.assertEqual(dot.function, "")
+
+  def test_report_says_what_becomes_of_a_call(self):
+    report = str(jp.explain(self.dot_module(), target=self.B200))
+    self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", report)
+    self.assertIn("    at <str>:3:10\n    stays as it is\n    cudnn: ", report)
+    report = str(jp.explain(self.dot_module(), target=jp.named_target("cpu")))
+    self.assertIn(
+      "    becomes a call of @block_scaled_dot.mxfp8_xla\n    xla: ", report
+    )
+    self.assertIn(
+      "    not cudnn: needs an NVIDIA GPU, the target's platform is cpu", report
+    )
+
+  def test_quantize_has_no_dot_to_decide_about(self):
+    (call,) = jp.explain(self.quantize_module(), target=self.B200)
+    self.assertIsNone(call.problem)
+    self.assertIsNone(call.decision)
+    self.assertEqual(call.description, "quantize float32[8,64] to mxfp8")
+    self.assertEqual(call.function, "quantize.mxfp8")
+
+  def test_call_that_cannot_be_lowered_says_why_beside_the_others(self):
+    bad = self.quantize_module("int8").replace("@main", "@bad").split("\n", 1)
+    module = self.dot_module().rsplit("}", 1)[0] + bad[1]
+    dot, quantize = jp.explain(module, target=self.B200)
+    self.assertEqual(dot.error, "")
+    self.assertRegex(quantize.error, "values must be floating-point, got int8")
+    self.assertEqual(quantize.description, "(tensor<8x64xf32>)")
+    self.assertIn(
+      f"error: {quantize.error}",
+      str(jp.explain(module, target=self.B200)),
+    )
+
+  def test_json_of_a_module(self):
+    explanation = jp.explain(self.dot_module(), target=self.B200)
+    (parsed,) = json.loads(explanation.to_json())
+    self.assertEqual(parsed["call"], "__op$block_scaled_dot")
+    self.assertEqual(parsed["source"], "<str>:3:10")
+    self.assertEqual(parsed["problem"]["n"], 16)
+    self.assertEqual(parsed["decision"]["implementation"], "cudnn")
+
+  def test_every_form_of_a_module_is_explained(self):
+    def function(x, w, x_scale, w_scale):
+      return jax.lax.scaled_dot(x, w, lhs_scale=x_scale, rhs_scale=w_scale)
+
+    array = module_testing.array
+    lowered = jax.jit(function).lower(
+      array((8, 64), jnp.float8_e4m3fn),
+      array((64, 16), jnp.float8_e4m3fn),
+      array((8, 2), jnp.float8_e8m0fnu),
+      array((2, 16), jnp.float8_e8m0fnu),
+    )
+    module = lowered.compiler_ir("stablehlo")
+    text = lowered.as_text()
+    for form in (lowered, module, text, text.encode()):
+      (dot,) = jp.explain(form, target=self.B200)
+      self.assertEqual(dot.call, "xla.scaled_dot")
+      self.assertEqual((dot.problem.m, dot.problem.n), (8, 16))
+    (dot,) = jp.explain(lowered, target=self.B200)
+    self.assertRegex(dot.source, r"diagnostics_test\.py:\d+")
+    self.assertIn("composite", lowered.as_text())
+
+  def test_use_target_decides(self):
+    with jp.use_target(self.B200):
+      (dot,) = jp.explain(self.dot_module())
+    self.assertEqual(dot.decision.implementation, "cudnn")
+
+  def test_module_takes_no_arguments(self):
+    with self.assertRaisesRegex(TypeError, "without arguments, got 1"):
+      jp.explain(self.dot_module(), 1.0)
 
 
 if __name__ == "__main__":

@@ -341,7 +341,7 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
         " cast it"
       )
   result = jnp.asarray(global_scale, jnp.float32)
-  return result.reshape(()) if result.size == 1 else result
+  return result.reshape(()) if result.size == 1 and result.ndim else result
 
 
 def _operand_global_scale(

@@ -1,0 +1,75 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The block-scaled dots of a jaxpr, and what is decided about each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend import core as extend_core
+
+from jaxplugin import backends
+from jaxplugin import call
+from jaxplugin import primitive
+from jaxplugin import problem as problem_lib
+from jaxplugin import target as target_lib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decided:
+  """One dot and what was decided about it.
+
+  Attributes:
+    problem: what it computes.
+    target: where it was decided for.
+    decision: what was chosen; None when the implementation that the dot asks
+      for cannot serve there.
+    error: why, when decision is None.
+  """
+
+  problem: problem_lib.DotProblem
+  target: target_lib.Target
+  decision: problem_lib.Decision | None
+  error: str = ""
+
+
+def dots(jaxpr: Any) -> Iterator[Any]:
+  """Every equation of the primitive, in sub-jaxprs too."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive is primitive.block_scaled_dot_p:
+      yield eqn
+    for value in eqn.params.values():
+      for sub in _sub_jaxprs(value):
+        yield from dots(sub)
+
+
+def _sub_jaxprs(value: Any) -> Iterator[Any]:
+  if isinstance(value, extend_core.ClosedJaxpr):
+    yield value.jaxpr
+  elif isinstance(value, extend_core.Jaxpr):
+    yield value
+  elif isinstance(value, (tuple, list)):
+    for item in value:
+      yield from _sub_jaxprs(item)
+
+
+def decide(eqn: Any, target: target_lib.Target | None) -> Decided:
+  """What is decided about one of `dots`.
+
+  Args:
+    eqn: the equation.
+    target: where to decide for; None is the target that the equation was
+      traced for, or the local one.
+  """
+  config = eqn.params["config"]
+  operands = call.Operands.unflatten(config, [v.aval for v in eqn.invars])
+  problem = call.problem_of(config, operands)
+  target = target or eqn.params["target"] or target_lib.detect_target()
+  decision, error = None, ""
+  try:
+    decision = backends.choose(problem, target, config.implementation)
+  except NotImplementedError as e:
+    error = str(e)
+  return Decided(problem=problem, target=target, decision=decision, error=error)
