@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m jaxplugin info | explain | rewrite`."""
+"""The commands: `python -m jaxplugin info | explain | rewrite | compile`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxplugin import call
 from jaxplugin import command_files
+from jaxplugin import compilation
 from jaxplugin import diagnostics
 from jaxplugin import dot
 from jaxplugin import formats
@@ -45,6 +46,13 @@ examples:
   python -m jaxplugin rewrite model.mlirbc --target h100 --format text
   python -m jaxplugin rewrite - --target cpu < model.mlir > cpu.mlir
 """
+_COMPILE_EPILOG: Final = """\
+Neither a GPU nor a toolkit is needed.
+
+example:
+  python -m jaxplugin compile --target h200 --lhs bfloat16 --rhs nvfp4 \\
+    -m 16 -n 8192 -k 8192 --write kernels
+"""
 _FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
   " artifact; - reads standard input"
@@ -62,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   _add_explain(commands)
   _add_rewrite(commands)
+  _add_compile(commands)
   return parser
 
 
@@ -79,27 +88,66 @@ def _add_explain(commands: argparse._SubParsersAction) -> None:
   )
   explain.add_argument("file", nargs="?", metavar="FILE", help=_FILE_HELP)
   one = explain.add_argument_group("one dot, instead of FILE")
+  _add_dot(one)
+  _add_target(explain)
+  explain.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_dot(
+  command: argparse._ActionsContainer, required: bool = False
+) -> None:
+  """The arguments that describe one dot."""
   names = [format.name for format in formats.FORMATS]
   plain = [dtype.name for dtype in call.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
-    one.add_argument(
+    command.add_argument(
       f"--{side}",
       choices=names + plain,
       metavar="FORMAT",
+      required=required,
       help=f"one of {', '.join(names + plain)}",
     )
   for name in ("m", "n", "k"):
-    one.add_argument(f"-{name}", type=int, metavar="SIZE")
-  one.add_argument(
+    command.add_argument(
+      f"-{name}", type=int, metavar="SIZE", required=required
+    )
+  command.add_argument(
     "--batch", type=int, metavar="SIZE", help=f"default: {_DEFAULT_BATCH}"
   )
-  one.add_argument(
+  command.add_argument(
     "--out",
     choices=plain,
     help=f"dtype of the result; default: {_DEFAULT_OUT}",
   )
-  _add_target(explain)
-  explain.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_compile(commands: argparse._SubParsersAction) -> None:
+  compile_ = commands.add_parser(
+    "compile",
+    help="what the Triton kernels of a dot become on a GPU",
+    description="Compiles the Triton kernels of a dot for a GPU and tells"
+    " registers, spills,\nmemory, the matrix instructions and the main loop.",
+    epilog=_COMPILE_EPILOG,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  _add_dot(compile_, required=True)
+  gpus = [
+    name
+    for name in target_lib.TARGET_NAMES
+    if target_lib.named_target(name).platform != "cpu"
+  ]
+  compile_.add_argument(
+    "--target",
+    metavar="NAME",
+    required=True,
+    help=f"a GPU by name ({', '.join(gpus)})",
+  )
+  compile_.add_argument(
+    "--write",
+    metavar="DIRECTORY",
+    help="where to write PTX, SASS and cubin (AMDGCN and hsaco)",
+  )
+  compile_.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_rewrite(commands: argparse._SubParsersAction) -> None:
@@ -234,6 +282,17 @@ def _explain_one(
   )
 
 
+def _compile(args: argparse.Namespace) -> None:
+  target = target_lib.named_target(args.target)
+  args.implementation = "triton"
+  explanation = _explain_one(args, target)
+  compiled = compilation.compile_dot(explanation[0].problem, target)
+  print(compiled.to_json() if args.json else compiled)
+  if args.write is not None:
+    for path in compiled.write(args.write):
+      print(path, file=sys.stderr)
+
+
 def _rewrite(args: argparse.Namespace) -> None:
   target = _target(args) or target_lib.current_target()
   # Before any work, and again when it is written.
@@ -274,12 +333,14 @@ def main(argv: Sequence[str] | None = None) -> int:
       print(diagnostics.info())
     elif args.command == "explain":
       _explain(args)
-    else:
+    elif args.command == "rewrite":
       _rewrite(args)
+    else:
+      _compile(args)
     sys.stdout.flush()
   except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-  except (ValueError, TypeError, NotImplementedError, OSError) as error:
+  except (ValueError, TypeError, RuntimeError, OSError) as error:
     print(f"error: {_message(error)}", file=sys.stderr)
     return _BAD_ARGUMENTS
   return 0

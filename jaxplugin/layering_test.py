@@ -35,7 +35,7 @@ LAYERS = (
   ("decisions", "modules"),
   ("module_calls",),
   ("module_functions", "module_match"),
-  ("command_files", "rewriter"),
+  ("command_files", "compilation", "rewriter"),
   ("diagnostics",),
   ("__init__",),
   ("__main__",),

@@ -7,24 +7,19 @@ from __future__ import annotations
 import functools
 from typing import Any
 from typing import Final
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jaxplugin import codes
 from jaxplugin import formats
+from jaxplugin import quantization_ops
+from jaxplugin import quantization_primitive
 from jaxplugin import scaled_array
 
-ScaleRounding = Literal["up", "floor"]
+ScaleRounding = quantization_ops.ScaleRounding
 SCALE_ROUNDINGS: Final = ("up", "floor")
-
-# Tensors with a global scale below 2^-64 are quantized as if multiplied by
-# 2^64: quotients keep their bits, and no intermediate is an f32 subnormal.
-_TINY_GLOBAL_EXPONENT: Final = -64
-_MIN_GLOBAL_SCALE: Final = 2.0**-126
+dequantize_raw = quantization_ops.dequantize_raw
 
 _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
@@ -123,31 +118,12 @@ def _quantize(
   scale_rounding: ScaleRounding,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`."""
-  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
-  random_bits = None
   if key is not None:
-    random_bits = jax.random.bits(key, blocks.shape, jnp.uint32)
-  if format.scale_is_power_of_two:
-    values, scale = _quantize_mx(
-      blocks, axis + 1, format, scale_rounding, random_bits
+    return quantization_ops.quantize(
+      x, global_scale, key, format, axis, scale_rounding
     )
-  else:
-    if not format.has_global_scale:
-      global_scale = None
-    elif global_scale is None:
-      global_scale = _computed_global_scale(blocks, axis + 1, format)
-    one = jnp.float32(1)
-    values, scale = _quantize_two_level(
-      blocks,
-      axis + 1,
-      format,
-      one if global_scale is None else global_scale,
-      random_bits,
-    )
-  return (
-    codes.from_codes(values.reshape(x.shape), format.values_dtype),
-    codes.from_codes(jnp.squeeze(scale, axis + 1), format.scale_dtype),
-    global_scale,
+  return quantization_primitive.quantize(
+    x, global_scale, format, axis, scale_rounding
   )
 
 
@@ -174,12 +150,9 @@ def dequantize(
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
-  result = dequantize_raw(x.values, linear_scale(x), x.format, axis=x.axis)
-  if x.global_scale is not None:
-    # One number, or one for each index of the leading dimensions.
-    trailing = (1,) * (result.ndim - x.global_scale.ndim)
-    result = result * x.global_scale.reshape(*x.global_scale.shape, *trailing)
-  return result.astype(dtype)
+  return quantization_primitive.dequantize(
+    x.values, linear_scale(x), x.global_scale, x.format, x.axis, dtype
+  )
 
 
 def linear_scale(x: scaled_array.ScaledArray) -> jax.Array:
@@ -190,36 +163,6 @@ def linear_scale(x: scaled_array.ScaledArray) -> jax.Array:
   return scaled_array.unswizzle_scale(
     x.scale, (rows, -(-k // x.format.block_size))
   )
-
-
-def dequantize_raw(
-  values: jax.Array,
-  scale: jax.Array,
-  format: formats.BlockFormat,
-  *,
-  axis: int,
-) -> jax.Array:
-  """f32 `values * repeat(scale, block_size, axis)`; see `dequantize`.
-
-  The size of `axis` need not be a multiple of the block size: the last scale
-  then covers the remainder.
-  """
-  if values.dtype == formats.PACKED:
-    values = scaled_array.unpack_fp4(values, axis=axis)
-  size = values.shape[axis]
-  padding = scale.shape[axis] * format.block_size - size
-  widths = [(0, 0)] * values.ndim
-  widths[axis] = (0, padding)
-  result = values.astype(jnp.float32)
-  result = jnp.pad(result, widths)
-  blocks = _split(result, axis, format.block_size)
-  factors = (scale.astype(jnp.float32),)
-  if format.scale_is_power_of_two:
-    factors = codes.decode_e8m0(scale)
-  for factor in reversed(factors):
-    blocks = blocks * jnp.expand_dims(factor, axis + 1)
-  result = blocks.reshape(result.shape)
-  return lax.slice_in_dim(result, 0, size, axis=axis)
 
 
 def _float_array(who: str, x: Any) -> jax.Array:
@@ -234,64 +177,6 @@ def _float_array(who: str, x: Any) -> jax.Array:
   if x.ndim == 0:
     raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
   return x
-
-
-def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
-  """Splits `axis` in two: blocks, and the values in a block."""
-  blocks = x.shape[axis] // block_size
-  return x.reshape(*x.shape[:axis], blocks, block_size, *x.shape[axis + 1 :])
-
-
-def _block_amax(blocks: jax.Array, axis: int) -> jax.Array:
-  """Bits of the largest magnitude of each block, NaN above Inf; keeps dims."""
-  bits = codes.magnitude_bits(blocks)
-  return jnp.max(bits, axis=axis, keepdims=True)
-
-
-def _quantize_mx(
-  blocks: jax.Array,
-  axis: int,
-  format: formats.BlockFormat,
-  scale_rounding: ScaleRounding,
-  random_bits: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
-  """Codes of the values and of the scale, for E8M0 scales."""
-  encoding = format.values_encoding
-  amax = _block_amax(blocks, axis)
-  exponent_field = amax >> codes.F32_MANTISSA_BITS
-  if scale_rounding == "up":
-    max_bits = codes.static_bits(encoding.max)
-    mask = codes.MIN_NORMAL_BITS - 1
-    exceeds = (amax & mask) > (max_bits & mask)
-    max_exponent = (max_bits >> codes.F32_MANTISSA_BITS) - codes.F32_BIAS
-    scale = exponent_field - max_exponent + exceeds
-  else:
-    scale = exponent_field - encoding.max_exponent
-  scale = jnp.clip(scale, 0, formats.E8M0_NAN - 1)
-  is_nan = amax >= codes.INFINITY_BITS
-
-  bits = codes.magnitude_bits(blocks)
-  quotient = codes.times_power_of_two(
-    codes.extend(bits), formats.E8M0_BIAS - scale
-  )
-  quotient = jnp.where(bits == 0, 0, codes.flush(quotient))
-  values = codes.encode(quotient, encoding, random_bits)
-  values = codes.with_sign(values, blocks, encoding.sign_shift)
-  values = jnp.where(is_nan, jnp.uint8(0), values)
-  scale = jnp.where(is_nan, formats.E8M0_NAN, scale)
-  return values, scale.astype(jnp.uint8)
-
-
-def _computed_global_scale(
-  blocks: jax.Array, axis: int, format: formats.BlockFormat
-) -> jax.Array:
-  """f32[]: amax of the finite blocks / (scale max * values max)."""
-  amax = _block_amax(blocks, axis)
-  amax = jnp.max(jnp.where(amax < codes.INFINITY_BITS, amax, 0), initial=0)
-  range_max = format.scale_encoding.max * format.values_encoding.max
-  quotient = codes.divide(codes.from_bits(amax), range_max)
-  quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
-  return jnp.where(amax == 0, jnp.float32(1), quotient)
 
 
 def _given_global_scale(global_scale: jax.Array | float) -> jax.Array:
@@ -309,51 +194,3 @@ def _given_global_scale(global_scale: jax.Array | float) -> jax.Array:
         f"quantize: global_scale must be positive and finite, got {number}"
       )
   return global_scale
-
-
-def _quantize_two_level(
-  blocks: jax.Array,
-  axis: int,
-  format: formats.BlockFormat,
-  global_scale: jax.Array,
-  random_bits: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
-  """Codes of the values and of the scale, for floating-point scales."""
-  encoding = format.values_encoding
-  scale_encoding = format.scale_encoding
-  bits = codes.magnitude_bits(blocks)
-  amax = _block_amax(blocks, axis)
-  global_bits = codes.magnitude_bits(global_scale)
-  is_nan = (amax >= codes.INFINITY_BITS) | ~(
-    (codes.f32_bits(global_scale) > 0) & (global_bits < codes.INFINITY_BITS)
-  )
-
-  tiny = global_bits < codes.static_bits(2.0**_TINY_GLOBAL_EXPONENT)
-  numerators = _normal_range(bits, tiny)
-  divisor = _normal_range(global_bits, tiny)
-  ideal = codes.divide(
-    codes.divide(_normal_range(amax, tiny), encoding.max), divisor
-  )
-  scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
-  scale_value = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
-  step = jnp.where(scale == 0, jnp.float32(1), scale_value * divisor)
-  quotient = codes.divide(numerators, jnp.broadcast_to(step, blocks.shape))
-  quotient = codes.flush(codes.magnitude_bits(quotient))
-  quotient = jnp.where(scale == 0, 0, quotient)
-  values = codes.encode(quotient, encoding, random_bits)
-  values = codes.with_sign(values, blocks, encoding.sign_shift)
-  values = jnp.where(is_nan, jnp.uint8(0), values)
-  nan_code = scale_encoding.nan_code
-  scale = jnp.where(is_nan, jnp.uint8(nan_code), scale)
-  return values, scale
-
-
-def _normal_range(bits: jax.Array, tiny: jax.Array) -> jax.Array:
-  """The magnitudes `bits` as f32, times 2^64 where `tiny`, subnormals too."""
-  exponent = -_TINY_GLOBAL_EXPONENT
-  ceiling = codes.MAX_FINITE_BITS - (exponent << codes.F32_MANTISSA_BITS)
-  scaled = codes.times_power_of_two(
-    jnp.minimum(codes.extend(bits), ceiling), exponent
-  )
-  scaled = jnp.where(bits == 0, 0, scaled)
-  return codes.from_bits(jnp.where(tiny, scaled, bits))

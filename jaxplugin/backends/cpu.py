@@ -9,8 +9,6 @@ count exactly.
 
 from __future__ import annotations
 
-import functools
-import threading
 from typing import Final
 
 import jax
@@ -20,11 +18,11 @@ import numpy as np
 
 from jaxplugin import call
 from jaxplugin import canonical
+from jaxplugin import cpu_library
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
 from jaxplugin import reference
 from jaxplugin import target as target_lib
-from jaxplugin.kernels.cpu import library
 
 NAME: Final = "cpu"
 REASON: Final = "C++ kernels that read the quantized bytes once"
@@ -37,8 +35,6 @@ _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
 # Above so many rows the kernel walks rhs panel by panel; up to it, it streams
 # rhs through registers (dot_small.inl).
 _MAX_SMALL_ROWS: Final = 4
-
-_registration_lock = threading.Lock()
 
 
 def supports(
@@ -109,7 +105,7 @@ def _dot(
   shape: tuple[int, ...],
 ) -> jax.Array:
   """The custom call on operands brought to its shapes."""
-  register()
+  cpu_library.register()
   batch, m, n = problem.batch, problem.m, problem.n
   dtype = config.preferred_element_type
   lhs, rhs = map(_arguments, canonical.dense_operands(operands, config))
@@ -155,22 +151,3 @@ def _arguments(operand: canonical.Dense) -> tuple[jax.Array, jax.Array, int]:
 def _or_absent(x: jax.Array | None) -> jax.Array:
   # Traced: a NumPy array is a constant, which custom_partitioning refuses.
   return jnp.zeros((0,), jnp.float32) if x is None else x
-
-
-def register() -> None:
-  """Registers the handlers with XLA, once, whatever thread comes first.
-
-  Raises:
-    library.LibraryError: there is no library that this jaxlib can take.
-  """
-  with _registration_lock:
-    _register_once()
-
-
-@functools.cache
-def _register_once() -> None:
-  loaded = library.load(jax.ffi.include_dir())
-  for name in library.HANDLERS:
-    jax.ffi.register_ffi_target(
-      name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
-    )

@@ -141,13 +141,20 @@ def plan(
     "scalar": "fused",
     "array": "separate",
   }
-  names = ", ".join(
-    launch.name for launch in _launches(_dense_shape(problem), target)
-  )
+  _, dense = launches(problem, target)
+  names = ", ".join(launch.name for launch in dense)
   return problem_lib.Plan(
     global_scale=applications[problem.global_scale],
     notes=(f"kernels: {names}",),
   )
+
+
+def launches(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> tuple[configs.MatmulShape, tuple[configs.Launch, ...]]:
+  """What is launched for a problem that is served, of dense operands."""
+  shape = _dense_shape(problem)
+  return shape, _launches(shape, target)
 
 
 def _dense_shape(problem: problem_lib.DotProblem) -> configs.MatmulShape:

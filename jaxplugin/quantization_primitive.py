@@ -1,0 +1,319 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_p` and `dequantize_p`: where C++ kernels may quantize instead.
+
+Both mean what the functions of `quantization_ops` do, and are lowered to them,
+except in a module for one CPU where the kernels of kernels/cpu are: there they
+are calls of XLA's FFI (`lowering.cpu_kernels_serve` says when). Bits of
+`quantize` are the same either way; `dequantize` by the kernels is exact also
+below 2^-126.
+
+quantize_p: (x[, global_scale]) -> (values, scale[, global_scale]), the latter
+  where it is computed. Parameters: format, axis, scale_rounding, target.
+dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
+  axis, dtype, target.
+
+`target` is that of an enclosing `use_target`, or None. What no kernel serves,
+or serves slower, is never bound: it is traced as operations at once.
+
+Milliseconds by operations / by kernels, and their ratio, of f32, medians of
+interleaved calls (2 cores of an EPYC with AVX2, jax 0.10.2, 2026-11; other
+work was on the machine):
+
+MEASURED
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.ffi
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+
+from jaxplugin import cpu_library
+from jaxplugin import formats
+from jaxplugin import lowering
+from jaxplugin import quantization_ops
+from jaxplugin import target as target_lib
+
+_QUANTIZE: Final = "jaxplugin_quantize"
+_DEQUANTIZE: Final = "jaxplugin_dequantize"
+# Numbers of kernels/cpu/README.md.
+_FORMATS: Final = {
+  formats.MXFP8: 0,
+  formats.MXFP8_E5M2: 1,
+  formats.MXFP4: 2,
+  formats.NVFP4: 3,
+}
+_ROUNDINGS: Final = {"up": 0, "floor": 1}
+_BEST_ISA: Final = 0
+
+# The dtypes of floats that the kernels read and write.
+_FLOATS: Final = tuple(
+  np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
+)
+
+quantize_p = extend_core.Primitive("block_quantize")
+quantize_p.multiple_results = True
+dequantize_p = extend_core.Primitive("block_dequantize")
+
+
+def quantize(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  format: formats.BlockFormat,
+  axis: int,
+  scale_rounding: quantization_ops.ScaleRounding,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """`quantization_ops.quantize` to nearest, by kernels where they serve."""
+  params = {"format": format, "axis": axis, "scale_rounding": scale_rounding}
+  # Along another axis a kernel needs x transposed: it wins for FP4 all the
+  # same, as XLA:CPU takes long to write 4-bit values, and loses for FP8.
+  is_last = axis == x.ndim - 1
+  if not (_is_served(x, format) and (is_last or format.is_fp4)):
+    return quantization_ops.quantize(x, global_scale, None, **params)
+  if x.dtype not in _FLOATS:
+    x = x.astype(jnp.float32)
+  given = () if global_scale is None else (global_scale,)
+  target = target_lib.overriding_target()
+  values, scale, *computed = quantize_p.bind(x, *given, **params, target=target)
+  return values, scale, computed[0] if computed else global_scale
+
+
+def dequantize(
+  values: jax.Array,
+  scale: jax.Array,
+  global_scale: jax.Array | None,
+  format: formats.BlockFormat,
+  axis: int,
+  dtype: np.dtype,
+) -> jax.Array:
+  """`quantization_ops.dequantize`, by kernels where they serve."""
+  params = {"format": format, "axis": axis, "dtype": dtype}
+  # Along another axis a kernel's f32 result would have to be transposed.
+  is_last = axis == values.ndim - 1
+  if not (_is_served(values, format) and is_last and dtype in _FLOATS):
+    return quantization_ops.dequantize(values, scale, global_scale, **params)
+  given = () if global_scale is None else (global_scale,)
+  target = target_lib.overriding_target()
+  return dequantize_p.bind(values, scale, *given, **params, target=target)
+
+
+def _is_served(x: jax.Array, format: formats.BlockFormat) -> bool:
+  """Whether kernels know the format, and there is something to do."""
+  return format in _FORMATS and 0 not in x.shape
+
+
+def _quantize_by_operations(x, global_scale=None, *, target=None, **params):
+  """The results of `quantize_p`."""
+  del target
+  results = quantization_ops.quantize(x, global_scale, None, **params)
+  if global_scale is None and params["format"].has_global_scale:
+    return results
+  return results[:2]
+
+
+def _dequantize_by_operations(
+  values, scale, global_scale=None, *, target=None, **params
+):
+  del target
+  return quantization_ops.dequantize(values, scale, global_scale, **params)
+
+
+def _quantize_by_kernel(
+  x: jax.Array,
+  global_scale: jax.Array | None = None,
+  *,
+  format: formats.BlockFormat,
+  axis: int,
+  scale_rounding: quantization_ops.ScaleRounding,
+) -> Sequence[jax.Array]:
+  cpu_library.register()
+  x = jnp.moveaxis(x, axis, -1)
+  *lead, k = x.shape
+  rows = x.reshape(-1, k)
+  num_blocks = k // format.block_size
+  is_computed = global_scale is None and format.has_global_scale
+  values, scale, computed = jax.ffi.ffi_call(
+    _QUANTIZE,
+    (
+      jax.ShapeDtypeStruct(rows.shape, format.values_dtype),
+      jax.ShapeDtypeStruct((rows.shape[0], num_blocks), format.scale_dtype),
+      jax.ShapeDtypeStruct((), jnp.float32),
+    ),
+  )(
+    rows,
+    _or_absent(global_scale),
+    format=np.int64(_FORMATS[format]),
+    rounding=np.int64(_ROUNDINGS[scale_rounding]),
+    compute_global=np.int64(is_computed),
+    isa=np.int64(_BEST_ISA),
+  )
+  values = jnp.moveaxis(values.reshape(x.shape), -1, axis)
+  scale = jnp.moveaxis(scale.reshape(*lead, num_blocks), -1, axis)
+  return (values, scale, computed) if is_computed else (values, scale)
+
+
+def _dequantize_by_kernel(
+  values: jax.Array,
+  scale: jax.Array,
+  global_scale: jax.Array | None = None,
+  *,
+  format: formats.BlockFormat,
+  axis: int,
+  dtype: np.dtype,
+) -> jax.Array:
+  cpu_library.register()
+  assert axis == values.ndim - 1
+  *lead, stored = values.shape
+  k = 2 * stored if values.dtype == formats.PACKED else stored
+  factor = None
+  if global_scale is not None:
+    factor = quantization_ops.expand_global_scale(global_scale, values.ndim)
+  # The kernel takes one number; an array of them multiplies its f32 result.
+  is_fused = factor is None or factor.ndim == 0
+  rows = values.reshape(-1, stored)
+  result = jax.ffi.ffi_call(
+    _DEQUANTIZE,
+    jax.ShapeDtypeStruct(
+      (rows.shape[0], k), dtype if is_fused else np.dtype(np.float32)
+    ),
+  )(
+    rows,
+    scale.reshape(-1, scale.shape[-1]),
+    _or_absent(factor if is_fused else None),
+    block_size=np.int64(format.block_size),
+    isa=np.int64(_BEST_ISA),
+  ).reshape(*lead, k)
+  return result if is_fused else (result * factor).astype(dtype)
+
+
+def _or_absent(x: jax.Array | None) -> jax.Array:
+  return jnp.zeros((0,), jnp.float32) if x is None else x
+
+
+# Rules.
+
+
+def _impl(primitive: extend_core.Primitive, *args, **params):
+  """Reached under `jax.disable_jit` only: the callers are jitted."""
+  with jax.disable_jit(False):
+    return jax.jit(functools.partial(primitive.bind, **params))(*args)
+
+
+def _quantize_abstract_eval(x, global_scale=None, *, target, **params):
+  """The types that the operations' results have, shardings and all."""
+  del target
+  traced = quantization_ops.quantize.trace(x, global_scale, None, **params)
+  avals = traced.jaxpr.out_avals
+  # The operations return a given global scale as well.
+  return avals[:2] if global_scale is not None else avals
+
+
+def _dequantize_abstract_eval(
+  values, scale, global_scale=None, *, target, **params
+):
+  del target
+  traced = quantization_ops.dequantize.trace(
+    values, scale, global_scale, **params
+  )
+  return traced.jaxpr.out_avals[0]
+
+
+def _quantize_jvp(primals, tangents, **params):
+  """Codes are made of bits by integer operations: nothing has a derivative."""
+  del tangents
+  results = quantize_p.bind(*primals, **params)
+  return results, [ad.Zero.from_primal_value(x) for x in results]
+
+
+def _dequantize_jvp(primals, tangents, **params):
+  """The derivative of the operations."""
+  active = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+  def function(*args):
+    given = dict(zip(active, args, strict=True))
+    merged = [given.get(i, x) for i, x in enumerate(primals)]
+    return _dequantize_by_operations(*merged, **params)
+
+  _, tangent = jax.jvp(
+    function,
+    tuple(primals[i] for i in active),
+    tuple(tangents[i] for i in active),
+  )
+  return dequantize_p.bind(*primals, **params), tangent
+
+
+def _quantize_batch(args, dims, *, axis, **params):
+  format = params["format"]
+  x, *given = args
+  # One global scale an entry, computed or given, is more than a kernel takes.
+  if (format.has_global_scale and not given) or any(
+    d is not None for d in dims[1:]
+  ):
+    function = functools.partial(_quantize_by_operations, axis=axis, **params)
+    results = jax.vmap(function, in_axes=tuple(dims))(*args)
+  else:
+    x = jnp.moveaxis(x, dims[0], 0)
+    results = quantize_p.bind(x, *given, axis=axis + 1, **params)
+  return results, (0,) * len(results)
+
+
+def _dequantize_batch(args, dims, *, axis, **params):
+  if None in dims[:2]:
+    function = functools.partial(_dequantize_by_operations, axis=axis, **params)
+    return jax.vmap(function, in_axes=tuple(dims))(*args), 0
+  size = args[0].shape[dims[0]]
+  values, scale = (
+    jnp.moveaxis(x, d, 0) for x, d in zip(args[:2], dims[:2], strict=True)
+  )
+  given = args[2:]
+  # One number for all entries stays so; else they get their own leading index.
+  if given and not (dims[2] is None and given[0].ndim == 0):
+    given = (batching.bdim_at_front(given[0], dims[2], size),)
+  return dequantize_p.bind(values, scale, *given, axis=axis + 1, **params), 0
+
+
+def _lower(
+  by_kernel: Callable[..., Any],
+  by_operations: Callable[..., Any],
+  ctx: Any,
+  *args: Any,
+  target: target_lib.Target | None,
+  **params: Any,
+) -> Any:
+  serve = lowering.cpu_kernels_serve(ctx, target)
+  function = functools.partial(by_kernel if serve else by_operations, **params)
+  rule = mlir.lower_fun(
+    function, multiple_results=ctx.primitive.multiple_results
+  )
+  return rule(ctx, *args)
+
+
+quantize_p.def_impl(functools.partial(_impl, quantize_p))
+quantize_p.def_abstract_eval(_quantize_abstract_eval)
+ad.primitive_jvps[quantize_p] = _quantize_jvp
+batching.primitive_batchers[quantize_p] = _quantize_batch
+mlir.register_lowering(
+  quantize_p,
+  functools.partial(_lower, _quantize_by_kernel, _quantize_by_operations),
+)
+
+dequantize_p.def_impl(functools.partial(_impl, dequantize_p))
+dequantize_p.def_abstract_eval(_dequantize_abstract_eval)
+ad.primitive_jvps[dequantize_p] = _dequantize_jvp
+batching.primitive_batchers[dequantize_p] = _dequantize_batch
+mlir.register_lowering(
+  dequantize_p,
+  functools.partial(_lower, _dequantize_by_kernel, _dequantize_by_operations),
+)

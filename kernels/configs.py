@@ -1,0 +1,420 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the matmul kernels are launched, as plain values and pure functions.
+
+`plan` turns a `MatmulShape` and a `MatmulConfig` into launches: kernel names,
+the order of arrays, constexprs, grids. The interpreter's tests, the compiler's
+and the lowering launch what it says. `tuning` picks configs and holds their
+constraints. Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+from typing import Literal
+
+from jaxplugin.kernels import architectures
+
+Path = Literal["upcast", "native", "small_m"]
+PATHS: Final = ("upcast", "native", "small_m")
+
+# Values that share a scale, by format. `jaxplugin.formats` is the source of
+# these facts for the layers above, which kernels cannot import.
+VALUES_PER_SCALE: Final = {
+  "mxfp8": 32,
+  "mxfp8_e5m2": 32,
+  "mxfp4": 32,
+  "nvfp4": 16,
+}
+PACKED_FORMATS: Final = ("mxfp4", "nvfp4")
+PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
+FORMATS: Final = (*VALUES_PER_SCALE, *PLAIN_BYTES)
+# bf16 pieces that hold a value exactly: 8 significant bits each.
+_PIECES: Final = {"f16": 2, "f32": 3}
+ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
+
+# GPUs that convert E4M3 to wider floats by an instruction; the kernels have
+# others do it by integer operations.
+_CONVERTS_E4M3: Final = (
+  "sm_89",
+  "sm_90",
+  "sm_100",
+  "sm_103",
+  "sm_120",
+  "sm_121",
+  "gfx950",
+  "gfx1250",
+)
+
+SCALE_TILE_ROWS: Final = 128
+SCALE_TILE_COLUMNS: Final = 4
+
+# Pointers of the kernels, in order.
+_MATMUL_POINTERS: Final = (
+  "lhs",
+  "lhs_scale",
+  "rhs",
+  "rhs_scale",
+  "global_scale",
+  "bias",
+  "residual",
+  "out",
+)
+_REDUCE_POINTERS: Final = (
+  "workspace",
+  "global_scale",
+  "bias",
+  "residual",
+  "out",
+)
+_TRITON_DTYPES: Final = {"f16": "fp16", "f32": "fp32", "e4m3": "fp8e4nv"}
+
+_REDUCE_BLOCK: Final = 1024
+_REDUCE_WARPS: Final = 4
+
+
+def cdiv(a: int, b: int) -> int:
+  return -(-a // b)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandKind:
+  """One operand, as it lies in memory.
+
+  Attributes:
+    format: one of `FORMATS`.
+    strides: (batch, row, k) in stored elements; those of FP4 are bytes, each
+      of two values along k.
+    scale_strides: (batch, row, column) of a linear scale; (batch, row tile) of
+      a scale swizzled in tiles of 128 x 4; None of a plain operand.
+  """
+
+  format: str
+  strides: tuple[int, int, int]
+  scale_strides: tuple[int, ...] | None = None
+
+  @property
+  def is_quantized(self) -> bool:
+    return self.format in VALUES_PER_SCALE
+
+  @property
+  def is_packed(self) -> bool:
+    """Whether values are stored two a byte."""
+    return self.format in PACKED_FORMATS
+
+  @property
+  def values_per_scale(self) -> int:
+    return VALUES_PER_SCALE[self.format]
+
+  @property
+  def bits(self) -> int:
+    """Stored bits of one value, its share of the scale not counted."""
+    return 4 if self.is_packed else 8 * PLAIN_BYTES.get(self.format, 1)
+
+  @property
+  def pieces(self) -> int:
+    """bf16 numbers that hold one value exactly."""
+    return _PIECES.get(self.format, 1)
+
+  @property
+  def k_is_minor(self) -> bool:
+    return self.strides[2] == 1
+
+  @property
+  def is_swizzled(self) -> bool:
+    return self.scale_strides is not None and len(self.scale_strides) == 2
+
+
+def operand(
+  format: str,
+  rows: int,
+  k: int,
+  *,
+  k_is_minor: bool = True,
+  swizzled: bool = False,
+) -> OperandKind:
+  """A dense operand [batch, rows, k], or [batch, k, rows] if k is not minor."""
+  if format not in FORMATS:
+    raise ValueError(
+      f"operand: format must be one of {FORMATS}, got {format!r}"
+    )
+
+  def dense(columns):
+    if k_is_minor:
+      return rows * columns, columns, 1
+    return rows * columns, 1, rows
+
+  strides = dense(cdiv(k, 2) if format in PACKED_FORMATS else k)
+  if format not in VALUES_PER_SCALE:
+    return OperandKind(format=format, strides=strides)
+  columns = cdiv(k, VALUES_PER_SCALE[format])
+  scale_strides: tuple[int, ...] = dense(columns)
+  if swizzled:
+    tile = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS
+    row_tile = cdiv(columns, SCALE_TILE_COLUMNS) * tile
+    scale_strides = (cdiv(rows, SCALE_TILE_ROWS) * row_tile, row_tile)
+  return OperandKind(
+    format=format, strides=strides, scale_strides=scale_strides
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulShape:
+  """A block-scaled matrix product.
+
+  Attributes:
+    batch, m, n, k: sizes.
+    lhs, rhs: the operands, of rows m and n.
+    out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
+    has_global_scale, has_bias, activation, has_residual: the epilogue.
+  """
+
+  batch: int
+  m: int
+  n: int
+  k: int
+  lhs: OperandKind
+  rhs: OperandKind
+  out_dtype: str = "f32"
+  has_global_scale: bool = False
+  has_bias: bool = False
+  activation: str = "none"
+  has_residual: bool = False
+
+  def __str__(self) -> str:
+    return (
+      f"{self.lhs.format} x {self.rhs.format} -> {self.out_dtype},"
+      f" batch={self.batch} m={self.m} n={self.n} k={self.k}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulConfig:
+  """How a product is computed.
+
+  Attributes:
+    path: "upcast" to bf16; "small_m", the same for few rows of lhs; or
+      "native", the block-scaled matrix instruction.
+    block_m, block_n, block_k: a program's tile.
+    split_k: programs that share one tile's k.
+    group_m: rows of tiles in one group of the program order.
+    num_warps, num_stages: Triton's.
+    swap: whether rhs is the left operand of the matrix instruction; "small_m"
+      has it so always.
+  """
+
+  path: Path
+  block_m: int
+  block_n: int
+  block_k: int
+  split_k: int = 1
+  group_m: int = 8
+  num_warps: int = 4
+  num_stages: int = 3
+  swap: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+  """One kernel launch.
+
+  Attributes:
+    kernel: a key of `block_scaled_matmul.KERNELS`.
+    inputs: names of the arrays in the kernel's order, of "lhs", "lhs_scale",
+      "rhs", "rhs_scale", "global_scale", "bias", "residual", "workspace". One
+      that the call has not is another's name: its pointer is not read.
+    views: what the values are to be given as, by name: "u32", eight FP4 values
+      a word, "u8" or "e4m3". Scales are given as bytes, and all else as it is.
+    output: "out" or "workspace", the last pointer.
+    output_shape, output_dtype: of that array.
+    constexprs: the rest of the kernel's arguments, by name.
+    grid: number of programs.
+    num_warps, num_stages: Triton's.
+  """
+
+  kernel: str
+  inputs: tuple[str, ...]
+  views: tuple[tuple[str, str], ...]
+  output: str
+  output_shape: tuple[int, ...]
+  output_dtype: str
+  constexprs: tuple[tuple[str, Any], ...]
+  grid: int
+  num_warps: int
+  num_stages: int
+
+  @property
+  def name(self) -> str:
+    """The name under which profiles list it."""
+    return kernel_name(self.kernel, dict(self.constexprs))
+
+
+def plan(
+  shape: MatmulShape,
+  config: MatmulConfig,
+  architecture: architectures.Architecture,
+) -> tuple[Launch, ...]:
+  """The launches that compute `shape` with `config`, in order.
+
+  The config is one for which `tuning.config_error` is None.
+  """
+  is_split = config.split_k > 1
+  epilogue = (
+    shape.has_global_scale,
+    shape.has_bias,
+    shape.activation,
+    shape.has_residual,
+  )
+  result = (shape.batch, shape.m, shape.n)
+  constexprs = {
+    "BATCH": shape.batch,
+    "M": shape.m,
+    "N": shape.n,
+    "K": shape.k,
+    "LHS_FORMAT": shape.lhs.format,
+    "LHS_STRIDES": shape.lhs.strides,
+    "LHS_SCALE_STRIDES": shape.lhs.scale_strides,
+    "RHS_FORMAT": shape.rhs.format,
+    "RHS_STRIDES": shape.rhs.strides,
+    "RHS_SCALE_STRIDES": shape.rhs.scale_strides,
+    "EPILOGUE": None if is_split else epilogue,
+    "BLOCK_M": config.block_m,
+    "BLOCK_N": config.block_n,
+    "BLOCK_K": config.block_k,
+    "SPLIT_K": config.split_k,
+    "GROUP_M": config.group_m,
+  }
+  if config.path != "small_m":
+    constexprs["SWAP"] = config.swap
+  matmul = Launch(
+    kernel=config.path,
+    inputs=(
+      "lhs",
+      "lhs_scale" if shape.lhs.is_quantized else "lhs",
+      "rhs",
+      "rhs_scale" if shape.rhs.is_quantized else "rhs",
+      *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
+    ),
+    views=_views(shape, config, architecture),
+    output="workspace" if is_split else "out",
+    output_shape=(config.split_k, *result) if is_split else result,
+    output_dtype="f32" if is_split else shape.out_dtype,
+    constexprs=tuple(constexprs.items()),
+    grid=programs(shape, config),
+    num_warps=config.num_warps,
+    num_stages=config.num_stages,
+  )
+  if not is_split:
+    return (matmul,)
+  constexprs = {
+    "BATCH": shape.batch,
+    "M": shape.m,
+    "N": shape.n,
+    "EPILOGUE": epilogue,
+    "SPLIT_K": config.split_k,
+    "BLOCK": _REDUCE_BLOCK,
+  }
+  reduce = Launch(
+    kernel="reduce",
+    inputs=(
+      "workspace",
+      *_epilogue_inputs(shape, absent=False, filler="workspace"),
+    ),
+    views=(),
+    output="out",
+    output_shape=result,
+    output_dtype=shape.out_dtype,
+    constexprs=tuple(constexprs.items()),
+    grid=cdiv(math.prod(result), _REDUCE_BLOCK),
+    num_warps=_REDUCE_WARPS,
+    num_stages=1,
+  )
+  return matmul, reduce
+
+
+def _views(
+  shape: MatmulShape,
+  config: MatmulConfig,
+  architecture: architectures.Architecture,
+) -> tuple[tuple[str, str], ...]:
+  views = {}
+  for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
+    if not kind.is_quantized:
+      continue
+    views[name] = "u8"
+    if kind.format == "mxfp8" and architecture.name in _CONVERTS_E4M3:
+      views[name] = "e4m3"
+    if name == "rhs" and kind.is_packed and config.path == "small_m":
+      views[name] = "u32"
+  return tuple(views.items())
+
+
+def _epilogue_inputs(
+  shape: MatmulShape, *, absent: bool, filler: str
+) -> tuple[str, ...]:
+  present = {
+    "global_scale": shape.has_global_scale,
+    "bias": shape.has_bias,
+    "residual": shape.has_residual,
+  }
+  return tuple(
+    name if has and not absent else filler for name, has in present.items()
+  )
+
+
+def programs(shape: MatmulShape, config: MatmulConfig) -> int:
+  """Programs of the matmul launch."""
+  tiles = cdiv(shape.m, config.block_m) * cdiv(shape.n, config.block_n)
+  return config.split_k * shape.batch * tiles
+
+
+def signature(
+  launch: Launch,
+  shape: MatmulShape,
+  *,
+  bias_dtype: str = "f32",
+  residual_dtype: str = "f32",
+) -> dict[str, str]:
+  """Triton's types of the launch's pointers, by the kernel's argument names."""
+  arrays = {
+    "lhs": shape.lhs.format,
+    "rhs": shape.rhs.format,
+    "lhs_scale": "u8",
+    "rhs_scale": "u8",
+    "global_scale": "f32",
+    "bias": bias_dtype,
+    "residual": residual_dtype,
+    "workspace": "f32",
+    **dict(launch.views),
+  }
+  names = _MATMUL_POINTERS
+  if launch.kernel == "reduce":
+    names = _REDUCE_POINTERS
+  dtypes = [*(arrays[name] for name in launch.inputs), launch.output_dtype]
+  return {
+    name: f"*{_TRITON_DTYPES.get(dtype, dtype)}"
+    for name, dtype in zip(names, dtypes, strict=True)
+  }
+
+
+def kernel_name(kernel: str, constexprs: dict[str, Any]) -> str:
+  """`block_scaled_<path>_<formats>_<tile>[_split<n>]`, a C identifier."""
+  if kernel == "reduce":
+    return f"block_scaled_reduce_split{constexprs['SPLIT_K']}"
+  tile = "x".join(str(constexprs[f"BLOCK_{axis}"]) for axis in "MNK")
+  split = constexprs["SPLIT_K"]
+  return (
+    f"block_scaled_{kernel}_{constexprs['LHS_FORMAT']}"
+    f"_{constexprs['RHS_FORMAT']}_{tile}"
+    f"{f'_split{split}' if split > 1 else ''}"
+    f"{'_swap' if constexprs.get('SWAP') else ''}"
+  )
+
+
+def kernel_name_of(kernel: str) -> Callable[[Any], str]:
+  """`repr=` of `triton.jit` for one of the kernels."""
+  return lambda specialization: kernel_name(kernel, specialization.constants)

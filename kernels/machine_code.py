@@ -1,0 +1,278 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads SASS, AMDGCN and PTX texts: main loops, matrix instructions, loads.
+
+A loop is a natural loop of the control-flow graph: a branch to a block that
+dominates it, and all that reaches the branch without passing that block. (To
+take every backward branch for a loop would be wrong: ptxas moves the waits for
+barriers behind the end of the kernel, from where they jump back.)
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+
+# HMMA, IMMA, QMMA (FP8 .. FP4), OMMA (FP4): mma.sync; HGMMA, QGMMA: wgmma;
+# UTCHMMA, UTCQMMA, UTCOMMA: tcgen05.mma.
+_SASS_MATRIX: Final = re.compile(r"(UTC)?[A-Z]G?MMA(\.|$)")
+_AMDGCN_MATRIX: Final = re.compile(r"v_(s?mfma|s?wmma)")
+_PTX_MATRIX: Final = re.compile(
+  r"\b(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)(?:\.[\w:]+)+"
+)
+_SASS_LINE: Final = re.compile(
+  r"\s*/\*[0-9a-f]{4,}\*/\s+(?:(@\S+)\s+)?([A-Z][\w.]*)\s*(.*)"
+)
+_LABEL: Final = re.compile(r"\s*(\.?[A-Za-z_][\w.$]*):")
+_SASS_TARGET: Final = re.compile(r"`\(([^)]+)\)")
+_AMDGCN_LINE: Final = re.compile(r"\s+([a-z]\w+)\b\s*([^;]*)")
+
+# PTX: "ld.global.L1::evict_last.v4.b32", "cp.async.cg.shared.global [a], [b],
+# 0x10", "cp.async.bulk.tensor.2d...".
+_PTX_LOAD: Final = re.compile(r"\bld\.global((?:\.[\w:]+)*)")
+_PTX_COPY: Final = re.compile(
+  r"\bcp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.[\w:]+)*"
+  r"\s*\[[^]]*\],\s*\[[^]]*\],\s*(0x[0-9a-f]+|\d+)"
+)
+_PTX_TENSOR_COPY: Final = re.compile(
+  r"\bcp\.async\.bulk\.tensor\.\dd\.shared::cluster\.global"
+)
+_AMDGCN_LOAD: Final = re.compile(
+  r"\b(?:global|buffer)_load_(?:async_to_lds_|lds_)?"
+  r"(dwordx(\d)|dword|ushort|ubyte|sbyte|short|b(\d+)|u8|u16|i8|i16|d16\w*)"
+)
+TENSOR_COPY: Final = 0  # the width that stands for a copy of a whole tile
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+  """A loop that holds matrix instructions.
+
+  Attributes:
+    instructions: all of its machine instructions, matrix ones among them.
+    matrix_instructions: how many of each, e.g. {"HGMMA.64x128x16.F32.BF16": 8}.
+  """
+
+  instructions: int
+  matrix_instructions: Mapping[str, int]
+
+  @property
+  def matrix_count(self) -> int:
+    return sum(self.matrix_instructions.values())
+
+  @property
+  def instructions_per_matrix_instruction(self) -> float:
+    return self.instructions / self.matrix_count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Instruction:
+  opcode: str
+  target: str | None  # label that it may jump to
+  falls_through: bool
+  is_matrix: bool
+
+
+def main_loop_of_sass(text: str) -> Loop | None:
+  """The main loop of what `nvdisasm -c` prints."""
+  return _main_loop(list(_read_sass(text)))
+
+
+def spills_in_sass(text: str) -> int:
+  """How many instructions read or write local memory."""
+  return sum(
+    item.opcode.partition(".")[0] in ("LDL", "STL")
+    for item in _read_sass(text)
+    if isinstance(item, _Instruction)
+  )
+
+
+def main_loop_of_amdgcn(text: str) -> Loop | None:
+  return _main_loop(list(_read_amdgcn(text)))
+
+
+def matrix_instructions_of_ptx(text: str) -> dict[str, int]:
+  """How many of each matrix instruction a kernel has, its qualifiers kept."""
+  return dict(collections.Counter(_PTX_MATRIX.findall(text)))
+
+
+def matrix_instructions_of_amdgcn(text: str) -> dict[str, int]:
+  return dict(
+    collections.Counter(
+      item.opcode
+      for item in _read_amdgcn(text)
+      if isinstance(item, _Instruction) and item.is_matrix
+    )
+  )
+
+
+def global_load_bits_of_ptx(text: str) -> dict[int, int]:
+  """How many loads of global memory there are of each width, bits a thread.
+
+  Copies to shared memory are loads as well; those of a whole tile by the tensor
+  memory accelerator count as `TENSOR_COPY`.
+  """
+  bits: collections.Counter[int] = collections.Counter()
+  for match in _PTX_LOAD.finditer(text):
+    width, vector = 0, 1
+    for part in match[1].split("."):
+      if re.fullmatch(r"v\d", part):
+        vector = int(part[1:])
+      elif re.fullmatch(r"[bsuf]\d+", part):
+        width = int(part[1:])
+    bits[width * vector] += 1
+  for match in _PTX_COPY.finditer(text):
+    bits[8 * int(match[1], 0)] += 1
+  tensor_copies = len(_PTX_TENSOR_COPY.findall(text))
+  if tensor_copies:
+    bits[TENSOR_COPY] += tensor_copies
+  return dict(sorted(bits.items()))
+
+
+def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
+  """As `global_load_bits_of_ptx`."""
+  bits: collections.Counter[int] = collections.Counter()
+  for match in _AMDGCN_LOAD.finditer(text):
+    name, dwords, width = match[1], match[2], match[3]
+    if dwords or width:
+      bits[32 * int(dwords) if dwords else int(width)] += 1
+    elif name == "dword":
+      bits[32] += 1
+    else:
+      narrow = "byte" in name or name.endswith("8")
+      bits[8 if narrow else 16] += 1
+  return dict(sorted(bits.items()))
+
+
+def _read_sass(text: str) -> Iterator[_Instruction | str]:
+  """Instructions, and labels as plain strings."""
+  for line in text.splitlines():
+    if label := _LABEL.match(line):
+      yield label[1]
+    elif match := _SASS_LINE.match(line):
+      predicate, opcode, operands = match.groups()
+      base = opcode.partition(".")[0]
+      target = None
+      if base in ("BRA", "JMP", "BREAK"):
+        found = _SASS_TARGET.search(operands)
+        target = found[1] if found else None
+      # "BRA.U UP0, `(.L_x_2)" has its condition among the operands.
+      conditional = predicate is not None or operands.count(",") > 0
+      leaves = base in ("BRA", "JMP", "EXIT", "RET", "BRX", "KILL")
+      yield _Instruction(
+        opcode=opcode,
+        target=target,
+        falls_through=not leaves or conditional,
+        is_matrix=_SASS_MATRIX.match(opcode) is not None,
+      )
+
+
+def _read_amdgcn(text: str) -> Iterator[_Instruction | str]:
+  for line in text.splitlines():
+    if label := _LABEL.match(line):
+      yield label[1]
+    elif match := _AMDGCN_LINE.match(line):
+      opcode, operands = match.groups()
+      is_branch = opcode.startswith(("s_branch", "s_cbranch"))
+      leaves = opcode in ("s_branch", "s_endpgm", "s_setpc_b64")
+      yield _Instruction(
+        opcode=opcode,
+        target=operands.strip() if is_branch else None,
+        falls_through=not leaves,
+        is_matrix=_AMDGCN_MATRIX.match(opcode) is not None,
+      )
+
+
+def _main_loop(items: Sequence[_Instruction | str]) -> Loop | None:
+  """The innermost of the loops with the most matrix instructions, or None."""
+  blocks, successors = _blocks(items)
+  best: Loop | None = None
+  for members in _natural_loops(successors):
+    body = [item for block in members for item in blocks[block]]
+    counts = collections.Counter(item.opcode for item in body if item.is_matrix)
+    if not counts:
+      continue
+    loop = Loop(instructions=len(body), matrix_instructions=dict(counts))
+    if best is None or (loop.matrix_count, -loop.instructions) > (
+      best.matrix_count,
+      -best.instructions,
+    ):
+      best = loop
+  return best
+
+
+def _blocks(
+  items: Sequence[_Instruction | str],
+) -> tuple[list[list[_Instruction]], list[set[int]]]:
+  """Basic blocks, and the blocks that can follow each."""
+  blocks: list[list[_Instruction]] = [[]]
+  places: dict[str, int] = {}
+  for item in items:
+    ended = blocks[-1] and (
+      blocks[-1][-1].target is not None or not blocks[-1][-1].falls_through
+    )
+    if ended or (isinstance(item, str) and blocks[-1]):
+      blocks.append([])
+    if isinstance(item, str):
+      places[item] = len(blocks) - 1
+    else:
+      blocks[-1].append(item)
+  successors: list[set[int]] = []
+  for number, block in enumerate(blocks):
+    following = set()
+    if (not block or block[-1].falls_through) and number + 1 < len(blocks):
+      following.add(number + 1)
+    if block and block[-1].target in places:
+      following.add(places[block[-1].target])
+    successors.append(following)
+  return blocks, successors
+
+
+def _natural_loops(successors: Sequence[set[int]]) -> list[set[int]]:
+  """The blocks of each loop; loops of one header are one."""
+  predecessors: list[set[int]] = [set() for _ in successors]
+  for block, following in enumerate(successors):
+    for other in following:
+      predecessors[other].add(block)
+  dominators = _dominators(successors, predecessors)
+  loops: dict[int, set[int]] = {}
+  for block, following in enumerate(successors):
+    for header in following:
+      if header not in dominators.get(block, ()):
+        continue
+      members = loops.setdefault(header, {header})
+      pending = [block]
+      while pending:
+        member = pending.pop()
+        if member not in members and member in dominators:
+          members.add(member)
+          pending.extend(predecessors[member])
+  return list(loops.values())
+
+
+def _dominators(
+  successors: Sequence[set[int]], predecessors: Sequence[set[int]]
+) -> dict[int, set[int]]:
+  """For each block that can be reached, those on every path to it."""
+  reached, pending = {0}, [0]
+  while pending:
+    for other in successors[pending.pop()] - reached:
+      reached.add(other)
+      pending.append(other)
+  dominators = {block: set(reached) for block in reached}
+  dominators[0] = {0}
+  changed = True
+  while changed:
+    changed = False
+    for block in sorted(reached - {0}):
+      known = [dominators[p] for p in predecessors[block] if p in reached]
+      new = functools.reduce(set.intersection, known) | {block}
+      if new != dominators[block]:
+        dominators[block], changed = new, True
+  return dominators
