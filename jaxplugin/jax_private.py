@@ -63,6 +63,20 @@ def stablehlo_of_hlo(text: str) -> bytes:
   return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
 
 
+def optimized_hlo(compiled: jax.stages.Compiled) -> str:
+  """Optimized HLO with operand shapes, without what varies between runs."""
+  from jaxlib import _hlo
+
+  options = _hlo.HloPrintOptions()
+  options.print_metadata = False
+  options.print_backend_config = False
+  options.print_percent = False
+  options.print_operand_shape = True
+  options.include_layout_in_shapes = False
+  modules = compiled.runtime_executable().hlo_modules()
+  return "\n".join(module.to_string(options) for module in modules)
+
+
 def compile_module(module: str | bytes, platform: str) -> Any:
   """Compiles a StableHLO module for the first local device of a platform.
 

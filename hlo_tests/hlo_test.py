@@ -1,0 +1,239 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every golden file holds, and no check of one is idle."""
+
+import argparse
+import contextlib
+import functools
+import io
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import dots
+import files
+import golden
+import tool
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import deviceless
+
+PATHS = golden.paths()
+IMPOSSIBLE = "no such text in any module"
+
+
+@functools.cache
+def _output(run):
+  return golden.output(tool.main, run)
+
+
+def _named(path):
+  return {
+    "testcase_name": f"{path.parent.name}_{path.stem}",
+    "path": path,
+  }
+
+
+def _prefixes(run):
+  found = [a for a in run.filecheck if a.startswith("--check-prefix=")]
+  words = list(run.filecheck)
+  if "--check-prefix" in words:
+    found.append(words[words.index("--check-prefix") + 1])
+  return [word.removeprefix("--check-prefix=") for word in found] or ["CHECK"]
+
+
+class GoldenTest(parameterized.TestCase):
+  def skip_without_compiler(self, runs):
+    if any(run.needs_compiler for run in runs) and tool.missing_compiler():
+      self.skipTest(tool.missing_compiler())
+
+  @parameterized.named_parameters(*map(_named, PATHS))
+  def test_holds(self, path):
+    runs = golden.runs(path)
+    self.skip_without_compiler(runs)
+    for run in runs:
+      message = golden.match(path, run.filecheck, _output(run))
+      self.assertEqual(message, "", f"{run}\n{_output(run)}")
+
+  @parameterized.named_parameters(*map(_named, PATHS))
+  def test_every_check_can_fail(self, path):
+    # A check that is made impossible, or a CHECK-NOT that is made to fit any
+    # text, must fail in a copy of the file.
+    runs = golden.runs(path)
+    self.skip_without_compiler(runs)
+    checked = {prefix: run for run in runs for prefix in _prefixes(run)}
+    pattern = re.compile(rf"// ({'|'.join(checked)})(-[A-Z]+(?:-\d+)?)?: ")
+    lines = path.read_text().splitlines()
+    found = [
+      (number, match)
+      for number, line in enumerate(lines)
+      if (match := pattern.match(line))
+    ]
+    self.assertEqual({match[1] for _, match in found}, set(checked))
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    if golden.is_generated(path):
+      found = found[:: len(found) // 5]
+    for number, match in found:
+      wrong = "{{[a-z]}}" if match[2] == "-NOT" else IMPOSSIBLE
+      changed = [*lines]
+      changed[number] = match[0] + wrong
+      copy = pathlib.Path(folder, path.name)
+      copy.write_text("\n".join(changed) + "\n")
+      run = checked[match[1]]
+      arguments = [str(copy), *run.filecheck[1:]]
+      message = golden.match(copy, arguments, _output(run))
+      self.assertNotEmpty(
+        message, f"line {number + 1} is idle: {lines[number]}"
+      )
+
+  def test_regeneration_changes_nothing(self):
+    generated = [path for path in PATHS if golden.is_generated(path)]
+    self.assertNotEmpty(generated)
+    for path in generated:
+      fresh = golden.regenerated(tool.main, path)
+      self.assertEqual(fresh, path.read_text(), path)
+
+  def test_every_folder_has_files(self):
+    self.assertEqual({p.parent.name for p in PATHS}, set(golden.FOLDERS))
+
+
+class RunLineTest(parameterized.TestCase):
+  def write(self, text):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "golden.mlir")
+    path.write_text(text)
+    return path
+
+  def test_definitions_and_continuations_are_replaced(self):
+    path = self.write(
+      "// A claim.\n// DEFINE: %{dot} = --lhs a \\\n// DEFINE:   --rhs b\n"
+      "// RUN: %tool emit %{dot} \\\n// RUN:   | filecheck %s\n"
+    )
+    self.assertEqual(
+      golden.runs(path),
+      [golden.Run(("emit", "--lhs", "a", "--rhs", "b"), (str(path),))],
+    )
+
+  @parameterized.parameters(
+    "",
+    "// RUN: %tool emit\n",
+    "// RUN: echo a | filecheck %s\n",
+    "// RUN: %tool emit | filecheck other.mlir\n",
+    "// RUN: %tool emit | filecheck %s | cat\n",
+    "// DEFINE: dot = a\n// RUN: %tool emit | filecheck %s\n",
+  )
+  def test_anything_else_is_an_error(self, text):
+    with self.assertRaises(golden.GoldenError):
+      golden.runs(self.write(text))
+
+  def test_failing_command_is_an_error(self):
+    path = self.write("// RUN: %tool emit --target b100 | filecheck %s\n")
+    with self.assertRaisesRegex(golden.GoldenError, "exit status 2"):
+      golden.check(tool.main, path)
+
+  def test_a_dot_that_is_not_refused_is_an_error(self):
+    path = self.write(
+      "// RUN: %tool refuse --target cpu --lhs 8x32xmxfp8 --rhs 8x32xmxfp8"
+      " --implementation xla | filecheck %s\n"
+    )
+    with self.assertRaisesRegex(golden.GoldenError, "not refused"):
+      golden.check(tool.main, path)
+
+  def test_wrong_check_fails_and_says_where(self):
+    path = self.write(
+      "// RUN: %tool emit --target cpu --lhs 8x32xmxfp8 --rhs 8x32xmxfp8"
+      " --implementation xla | filecheck %s\n// CHECK: stablehlo.dot_general\n"
+      "// CHECK-SAME: bf16\n"
+    )
+    with self.assertRaisesRegex(golden.GoldenError, f'{path}:3.*match "bf16"'):
+      golden.check(tool.main, path)
+
+  def test_handwritten_file_is_not_regenerated(self):
+    path = next(p for p in PATHS if not golden.is_generated(p))
+    before = path.read_text()
+    with self.assertRaisesRegex(golden.GoldenError, "by hand"):
+      golden.regenerate(tool.main, [path])
+    self.assertEqual(path.read_text(), before)
+
+  def test_regenerating_restores_a_generated_file(self):
+    path = next(p for p in PATHS if golden.is_generated(p))
+    copy = self.write(path.read_text().replace("stablehlo", "mhlo"))
+    self.assertEqual(golden.regenerate(tool.main, [copy]), [copy])
+    self.assertEqual(copy.read_text(), path.read_text())
+    self.assertEqual(golden.regenerate(tool.main, [copy]), [])
+
+
+class ToolTest(parameterized.TestCase):
+  def run_tool(self, *argv):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      status = tool.main(list(argv))
+    return status, out.getvalue(), err.getvalue()
+
+  def test_missing_compiler_is_told(self):
+    error = deviceless.DevicelessError("install the wheels")
+    dot = ("--lhs", "8x32xmxfp8", "--rhs", "8x32xmxfp8")
+    with mock.patch.object(deviceless, "mesh", side_effect=error):
+      self.assertEqual(tool.missing_compiler.__wrapped__(), str(error))
+      status, _, text = self.run_tool("optimize", "--target", "b200", *dot)
+    self.assertEqual(status, 2)
+    self.assertIn("install the wheels", text)
+
+  @parameterized.parameters(
+    (("emit", "--target", "cpu"), "--lhs and --rhs are needed"),
+    (("emit", "--target", "cpu", "--cudnn", "9.13"), "has no cuDNN"),
+    (("emit", "--target", "b200", "--cudnn", "nine"), "malformed version"),
+    (("optimize", "--target", "b200", "--rewrite"), "--rewrite needs a FILE"),
+    (("optimize", "x.mlir", "--target", "b200", "--mesh", "4"), "as it is"),
+  )
+  def test_bad_argument_is_told(self, argv, message):
+    if "--cudnn" in argv or "--rewrite" in argv:
+      argv = (*argv, "--lhs", "8x32xmxfp8", "--rhs", "8x32xmxfp8")
+    status, _, text = self.run_tool(*argv)
+    self.assertEqual(status, 2)
+    self.assertIn(message, text)
+
+  @parameterized.parameters(
+    ("8x32xfp8", "is no operand"),
+    ("mxfp8", "is no operand"),
+    ("8x32xmxfp8:twisted", "'twisted' is no option"),
+    ("8x32xbfloat16:packed", "plain floats take no option"),
+  )
+  def test_bad_operand_is_told(self, text, message):
+    with self.assertRaisesRegex(argparse.ArgumentTypeError, message):
+      dots.operand(text)
+
+  def test_comments_of_a_file_are_blanked_and_lines_keep_their_numbers(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "a.mlir")
+    path.write_text("// CHECK: x\nmodule {\n// y\n}\n")
+    self.assertEqual(files.text_of(path), "\nmodule {\n\n}")
+
+  def test_module_without_main_is_told(self):
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "a.mlir")
+    path.write_text("module {\n}\n")
+    status, _, text = self.run_tool("optimize", str(path), "--target", "b200")
+    self.assertEqual(status, 2)
+    self.assertIn("no function main", text)
+
+
+class LitTest(absltest.TestCase):
+  def test_run_lines_are_shell_commands(self):
+    lit = shutil.which("lit", path=str(pathlib.Path(sys.executable).parent))
+    if lit is None:
+      self.skipTest("lit is not installed beside this Python")
+    name = "padded_scale_of_nvfp4_gives_block_size_16"  # with continuations
+    command = [lit, "-v", "--param", "shell=1", "--filter", name, golden.ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn("PASS: hlo_tests :: emitted/" + name, done.stdout)
+
+
+if __name__ == "__main__":
+  absltest.main()

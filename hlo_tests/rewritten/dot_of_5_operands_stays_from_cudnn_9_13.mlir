@@ -1,0 +1,23 @@
+// From cuDNN 9.13 on the global scale is fused, and the call stays.
+//
+// RUN: %tool rewrite %s --target b200 --cudnn 9.13 | filecheck %s
+// RUN: %tool rewrite %s --target b300 --cudnn 9.28 | filecheck %s
+// CHECK-NOT: {{ call @}}
+// CHECK: stablehlo.custom_call @__op$block_scaled_dot(%arg0, %arg1, %arg2, %arg3
+// CHECK-NOT: func.func private
+// CHECK: return
+
+module @model {
+  func.func public @main(
+      %arg0: tensor<128x512xf4E2M1FN>,
+      %arg1: tensor<256x512xf4E2M1FN>,
+      %arg2: tensor<128x32xf8E4M3FN>,
+      %arg3: tensor<256x32xf8E4M3FN>,
+      %arg4: tensor<bf16>
+  ) -> tensor<128x256xbf16> {
+    %0 = stablehlo.custom_call @__op$block_scaled_dot(%arg0, %arg1, %arg2, %arg3, %arg4)
+      : (tensor<128x512xf4E2M1FN>, tensor<256x512xf4E2M1FN>, tensor<128x32xf8E4M3FN>, tensor<256x32xf8E4M3FN>, tensor<bf16>)
+      -> tensor<128x256xbf16>
+    return %0 : tensor<128x256xbf16>
+  }
+}
