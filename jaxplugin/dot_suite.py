@@ -163,6 +163,8 @@ class DotSuite(parameterized.TestCase):
     cases_per_test: fuzzed shapes in each of `NUM_FUZZ_TESTS` tests.
     exact_beyond_f32: whether a dequantized value outside f32's normal range
       still counts exactly; else it may be flushed, or be Inf.
+    subnormal_spacing: what dequantized values below 2^-126 are rounded to
+      multiples of, where they are not flushed.
     keeps_global_scale_f32: whether the global scale stays f32 for a 16-bit
       result even without precision="highest".
   """
@@ -171,6 +173,7 @@ class DotSuite(parameterized.TestCase):
   kinds: Sequence[tuple[Any, Any]] = KINDS
   cases_per_test: int = 25
   exact_beyond_f32: bool = False
+  subnormal_spacing: float = 0.0
   keeps_global_scale_f32: bool = True
 
   def dot(self, *args: Any, **kwargs: Any) -> Any:
@@ -479,7 +482,8 @@ class DotSuite(parameterized.TestCase):
       in_range |= np.isnan(exact)
       np.testing.assert_array_equal(actual[in_range], exact[in_range])
       small = ~in_range & (magnitude < 1)
-      flushed = (actual == 0) | (actual == exact)
+      error = np.abs(actual - exact)
+      flushed = (actual == 0) | (error <= self.subnormal_spacing / 2)
       self.assertTrue(flushed[small].all(), "below 2^-126: exact or 0")
       large = ~in_range & (magnitude > 1) & np.isfinite(exact)
       self.assertTrue((~np.isfinite(actual[large])).all(), "above: Inf or NaN")

@@ -68,6 +68,7 @@ PRODUCTS = {
   "bf16_mxfp4": product("bf16", "mxfp4", m=4096),
   "mxfp8_decode": product("mxfp8", "mxfp8", m=16, k=LONG_K),
   "bf16_nvfp4_decode": product("bf16", "nvfp4", m=1, k=LONG_K),
+  "f32_mxfp4": product("f32", "mxfp4", m=48),
   "tails_k_major": product(
     "mxfp8", "mxfp8_e5m2", m=1000, n=2000, k=4080, k_is_minor=False
   ),

@@ -3,15 +3,11 @@
 """The matmul kernels, run by the interpreter, agree with the f64 oracle."""
 
 import dataclasses
-import functools
 import itertools
-from unittest import mock
 
 import numpy as np
-import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
-from triton.runtime import interpreter
 
 from jaxplugin import formats
 from jaxplugin import reference
@@ -71,22 +67,6 @@ def named(pairs):
   ]
 
 
-def dot_scaled_values(handle):
-  """f32 of `tl.dot_scaled`'s values; Triton 3.9 loses E5M2's subnormals."""
-  dtype = {
-    tl.float8e4nv: formats.E4M3,
-    tl.float8e5: formats.E5M2,
-  }[handle.dtype]
-  return handle.data.view(dtype).astype(np.float32)
-
-
-def dot_scaled_scale(handle, compute_type, *, original):
-  """f32 of the scales of `tl.dot_scaled`; Triton 3.9 reads E4M3 as E8M0."""
-  if handle.dtype.is_int():
-    return original(handle, compute_type)
-  return handle.data.view(formats.E4M3).astype(np.float32)
-
-
 def exact_dot(lhs, rhs):
   numbers = (((2,), (2,)), ((0,), (0,)))
   return reference.oracle_dot(lhs.exact, rhs.exact, numbers)
@@ -96,16 +76,6 @@ class MatmulTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.rng = np.random.default_rng(len(self.id()))
-    scale = functools.partial(
-      dot_scaled_scale, original=interpreter._dot_scaled_scale_to_f32
-    )
-    self.enter_context(
-      mock.patch.multiple(
-        interpreter,
-        _dot_scaled_scale_to_f32=scale,
-        _mxfp_value_handle_to_float32=dot_scaled_values,
-      )
-    )
 
   def make(self, lhs, rhs, *, batch, m, n, k, integers=False, **storage):
     lhs_storage = storage.pop("lhs_storage", storage)

@@ -328,6 +328,8 @@ def _patched(
         scope.set_attr(tl.tensor, name, _method(session.see(value)))
     for name, method in interpret_ops.methods(builder, memory).items():
       scope.set_attr(builder, name, method)
+    for name, function in interpret_ops.DOT_SCALED.items():
+      scope.set_attr(interpreter, name, function)
     yield
   finally:
     scope.restore()

@@ -183,3 +183,28 @@ def _dot(
   )
   product = np.matmul(_decode(lhs).astype(dtype), _decode(rhs).astype(dtype))
   return _encode(product + _decode(acc), acc.dtype.scalar)
+
+
+_triton_scale = interpreter._dot_scaled_scale_to_f32
+_triton_values = interpreter._mxfp_value_handle_to_float32
+
+
+def dot_scaled_scale(handle: Any, compute_type: Any) -> np.ndarray:
+  """f32 of a scale of `tl.dot_scaled`; Triton 3.9 reads E4M3 as E8M0."""
+  if handle.dtype.scalar not in _ENCODED:
+    return _triton_scale(handle, compute_type)
+  return _decode(handle).astype(np.float32)
+
+
+def dot_scaled_values(handle: Any) -> np.ndarray:
+  """f32 of values of `tl.dot_scaled`; Triton 3.9 loses E5M2's subnormals."""
+  if handle.dtype.scalar not in _ENCODED:
+    return _triton_values(handle)
+  return _decode(handle).astype(np.float32)
+
+
+# What of `tl.dot_scaled` is replaced, by Triton's names.
+DOT_SCALED: Final = {
+  "_dot_scaled_scale_to_f32": dot_scaled_scale,
+  "_mxfp_value_handle_to_float32": dot_scaled_values,
+}

@@ -258,7 +258,7 @@ def _native_tile(
   return MatmulConfig(
     path="native",
     block_m=_block(shape.m, 128),
-    block_n=128 if swap else _block(shape.n, 256 if wide else narrow),
+    block_n=narrow if swap else _block(shape.n, 256 if wide else narrow),
     block_k=256 if both_fp4 and k_is_minor and architecture.is_nvidia else 128,
     num_warps=8
     if architecture.is_nvidia and (wide or not has_tensor_memory)
@@ -274,11 +274,12 @@ def _small_m_tile(
   del architecture  # the three that get here are alike
   # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
   # FP4 for each of two blocks of an SM.
+  in_one_piece = shape.lhs.pieces == 1
   return MatmulConfig(
     path="small_m",
     block_m=_block(shape.m, SMALL_M),
-    block_n=128,
-    block_k=256 if shape.rhs.is_packed and shape.lhs.pieces == 1 else 128,
+    block_n=128 if in_one_piece else 64,
+    block_k=256 if shape.rhs.is_packed and in_one_piece else 128,
     num_warps=8,
     num_stages=4,
     swap=True,

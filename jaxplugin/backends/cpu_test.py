@@ -251,18 +251,6 @@ class ThreadsTest(absltest.TestCase):
       for same in pool.map(run, range(NUM_THREADS)):
         self.assertTrue(all(same))
 
-  def test_handlers_are_registered_once_whatever_thread_comes_first(self):
-    cpu._register_once.cache_clear()
-    self.addCleanup(cpu._register_once.cache_clear)
-    with (
-      mock.patch.object(jax.ffi, "register_ffi_target") as register,
-      concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool,
-    ):
-      list(pool.map(lambda _: cpu.register(), range(4 * NUM_THREADS)))
-    self.assertEqual(
-      [args[0][0] for args in register.call_args_list], list(library.HANDLERS)
-    )
-
 
 class GateTest(parameterized.TestCase):
   """`supports` decides by its arguments alone."""

@@ -459,11 +459,10 @@ def _strided_scale(
   if canonical.stays_swizzled(operand, values, contracting, batch):
     tile_rows = scaled_array.SCALE_TILE_ROWS * scale.shape[-1]
     return scale, (math.prod(scale.shape[len(batch) :]), tile_rows)
-  if operand.scale_layout == scaled_array.SWIZZLED:
-    scale = reference.exact_scale(operand, values, scale)
+  # Rows of several dimensions merge only without padding between them.
+  merges = len(call.free_dims(scale.ndim, contracting, batch)) > 1
   strides = _strides(scale.shape, batch, contracting)
-  if strides is None or len(call.free_dims(scale.ndim, contracting, batch)) > 1:
-    # Rows of several dimensions merge only without padding between them.
+  if merges or strides is None or operand.scale_layout != scaled_array.LINEAR:
     scale = reference.exact_scale(operand, values, scale)
     strides = _strides(scale.shape, batch, contracting)
   if strides is None:

@@ -76,6 +76,7 @@ class TritonDotSuite(dot_suite.DotSuite):
 
   implementation = "triton"
   cases_per_test = 2
+  subnormal_spacing = 2.0**-133  # of bf16
   target = target_lib.named_target("h200")
 
   def setUp(self):
