@@ -10,15 +10,21 @@ the compiler's work and the hardware's arithmetic.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib.util
+import math
+import re
+import sys
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
+from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin import deviceless
 from jaxplugin import dot_suite
 from jaxplugin import formats
 from jaxplugin import primitive
@@ -115,6 +121,148 @@ class BlackwellDotTest(TritonDotSuite):
 
 
 del TritonDotSuite
+
+
+@needs_triton
+@absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+class OptimizedTest(parameterized.TestCase):
+  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+
+  # No workspace of partial sums has the size of an operand.
+  M, N, K = 512, 704, 1536
+
+  def float_sizes(self, text):
+    """Numbers of elements of the float arrays in optimized HLO."""
+    shapes = re.findall(r"\b(?:f32|bf16|f16)\[([\d,]+)\]", text)
+    return {math.prod(map(int, shape.split(","))) for shape in shapes}
+
+  def operand(self, format, rows):
+    if format is None:
+      return jax.ShapeDtypeStruct((rows, self.K), jnp.bfloat16)
+    spec = jax.ShapeDtypeStruct((rows, self.K), jnp.bfloat16)
+    return jax.eval_shape(lambda x: jp.quantize(x, format), spec)
+
+  @parameterized.product(
+    name=("h200", "b200"),
+    formats_=(
+      (jp.MXFP8, jp.MXFP8),
+      (jp.NVFP4, jp.NVFP4),
+      (None, jp.NVFP4),
+      (jp.MXFP8, jp.MXFP4),
+    ),
+  )
+  def test_kernels_are_called_and_no_operand_is_dequantized(
+    self, name, formats_
+  ):
+    def f(x, w):
+      return jp.block_scaled_dot(
+        x, w, preferred_element_type=jnp.bfloat16, implementation="triton"
+      )
+
+    lhs, rhs = (
+      self.operand(formats_[0], self.M),
+      self.operand(formats_[1], self.N),
+    )
+    target = target_lib.named_target(name)
+    text = deviceless.compile(f, lhs, rhs, target=target).as_text()
+    self.assertIn("triton_kernel_call", text)
+    sizes = self.float_sizes(text)
+    self.assertNotIn(self.N * self.K, sizes)
+    if formats_[0] is not None:
+      self.assertNotIn(self.M * self.K, sizes)
+    self.assertNotIn(" dot(", text)
+
+  def test_it_would_be_seen_if_one_was(self):
+    def f(x, w):
+      return jp.block_scaled_dot(x, w, implementation="xla")
+
+    args = [self.operand(jp.MXFP8, rows) for rows in (self.M, self.N)]
+    target = target_lib.named_target("h200")
+    text = deviceless.compile(f, *args, target=target).as_text()
+    self.assertContainsSubset(
+      {self.N * self.K, self.M * self.K}, self.float_sizes(text)
+    )
+
+  def test_sharded_calls_run_on_each_gpus_share(self):
+    target = target_lib.named_target("h200")
+    mesh = deviceless.mesh(target, (4,), ("x",))
+
+    def place(leaf, *axes):
+      spec = jax.sharding.PartitionSpec(*axes)
+      sharding = jax.sharding.NamedSharding(mesh, spec)
+      return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    lhs, rhs = self.operand(jp.MXFP8, self.M), self.operand(jp.MXFP8, self.N)
+    rhs = jax.tree_util.tree_map(lambda leaf: place(leaf, "x"), rhs)
+    text = deviceless.compile(
+      lambda x, w: jp.block_scaled_dot(x, w, implementation="triton"),
+      lhs,
+      rhs,
+      target=target,
+      mesh=mesh,
+    ).as_text()
+    self.assertRegex(text, rf"f32\[1,{self.M},{self.N // 4}\].*triton_kernel")
+    self.assertNotIn("all-", text.split("ENTRY")[1])
+
+
+class ErrorTest(parameterized.TestCase):
+  def test_amd_gpu_that_is_not_there_is_told(self):
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    with jp.use_target(target_lib.named_target("mi300x")):
+      traced = jax.jit(jp.block_scaled_dot).trace(x, x)
+      with self.assertRaisesRegex(NotImplementedError, "AMD GPUs only where"):
+        traced.lower(lowering_platforms=("rocm",))
+
+  def test_missing_jax_triton_is_told(self):
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    triton._jax_triton.cache_clear()
+    self.addCleanup(triton._jax_triton.cache_clear)
+    with (
+      mock.patch.dict(sys.modules, {"jax_triton": None}),
+      jp.use_target(target_lib.named_target("h200")),
+    ):
+      traced = jax.jit(jp.block_scaled_dot).trace(x, x)
+      with self.assertRaisesRegex(NotImplementedError, "needs jax-triton"):
+        traced.lower(lowering_platforms=("cuda",))
+
+  @parameterized.parameters(
+    ((7, 5), None),
+    ((8, 0), "sm_80"),
+    ((8, 6), "sm_80"),
+    ((8, 9), "sm_89"),
+    ((9, 0), "sm_90"),
+    ((10, 0), "sm_100"),
+    ((10, 3), "sm_103"),
+    ((11, 0), None),
+    ((12, 0), "sm_120"),
+    ((12, 1), "sm_121"),
+  )
+  def test_architecture_of_a_compute_capability(self, capability, expected):
+    target = target_lib.Target(
+      name="x",
+      platform="cuda",
+      compute_capability=capability,
+      shared_memory_bytes=99 << 10,
+    )
+    architecture = triton.architecture_of(target)
+    if expected is None:
+      self.assertIsNone(architecture)
+    else:
+      self.assertEqual(architecture.name, expected)
+      self.assertEqual(architecture.shared_memory_bytes, 99 << 10)
+
+  def test_target_without_jax_triton_is_refused_with_the_reason(self):
+    target = dataclasses.replace(
+      target_lib.named_target("h200"), triton_error="it is away"
+    )
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
+    self.assertEqual(dot.decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    self.assertEqual(reasons["triton"], "it is away")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The contract's suite on a real GPU, where there is one.
+
+python -m pytest jaxplugin/backends/gpu_device_test.py
+"""
+
+from __future__ import annotations
+
+import jax
+from absl.testing import absltest
+
+import jaxplugin as jp
+from jaxplugin import dot_suite
+from jaxplugin import problem as problem_lib
+from jaxplugin import target as target_lib
+from jaxplugin.backends import cudnn
+from jaxplugin.backends import triton
+
+REFUSALS = (  # of problems; anything else that is refused is a failure
+  "serves mxfp8 pairs",
+  "E5M2 by E5M2",
+  "needs both operands quantized",
+  "needs k divisible by",
+  "needs sizes of at least 1",
+)
+
+
+def why_not(supports) -> str:
+  """Why an implementation cannot be tried here; empty where it can."""
+  if jax.default_backend() != "gpu":
+    return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
+  target = target_lib.detect_target()
+  format = jp.MXFP8
+  operand = problem_lib.OperandProblem(format=format, dtype=format.values_dtype)
+  refusal = supports(
+    problem_lib.DotProblem(
+      batch=1,
+      m=128,
+      n=128,
+      k=128,
+      lhs=operand,
+      rhs=operand,
+      out_dtype=dot_suite.testing.F32,
+    ),
+    target,
+  )
+  return "" if refusal is None else f"{refusal.reason} ({target})"
+
+
+class DeviceDotSuite(dot_suite.DotSuite):
+  """What the implementation refuses by its formats or sizes goes to xla."""
+
+  supports = None
+  cases_per_test = 5
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    reason = why_not(cls.supports)
+    if reason:
+      raise absltest.unittest.SkipTest(reason)
+
+  def dot(self, *args, **kwargs):
+    try:
+      return super().dot(*args, **kwargs)
+    except NotImplementedError as error:
+      if not any(text in str(error) for text in REFUSALS):
+        raise
+    return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
+
+
+class TritonDeviceTest(DeviceDotSuite):
+  implementation = "triton"
+  supports = staticmethod(triton.supports)
+  subnormal_spacing = 2.0**-133  # of bf16
+
+
+class CudnnDeviceTest(DeviceDotSuite):
+  implementation = "cudnn"
+  supports = staticmethod(cudnn.supports)
+  keeps_global_scale_f32 = False
+
+
+class XlaDeviceTest(DeviceDotSuite):
+  implementation = "xla"
+  supports = staticmethod(lambda problem, target: None)
+
+
+del DeviceDotSuite
+
+
+if __name__ == "__main__":
+  absltest.main()
