@@ -1,0 +1,74 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What README.md quotes of this example is what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+DIRECTORY = pathlib.Path(__file__).resolve().parent
+README = DIRECTORY.parent / "README.md"
+CHAPTER = "## On a laptop"
+
+
+def quoted(start: str) -> list[str]:
+  """Lines of the chapter's code block that starts with `start`."""
+  chapter = README.read_text().split(CHAPTER)[1].split("\n## ")[0]
+  for block in chapter.split("```"):
+    lines = block.strip("\n").splitlines()
+    if lines and lines[0].startswith(start):
+      return lines
+  raise AssertionError(f"README.md quotes nothing that starts with {start!r}")
+
+
+def of_either_jax(line: str) -> str:
+  """Some versions of XLA print a collective as its start."""
+  return line.replace("-start", "").rstrip()
+
+
+@absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None
+  or importlib.util.find_spec("jax_triton") is None,
+  "jax-cuda13-plugin or jax-triton is not installed",
+)
+class WithoutGpuTest(absltest.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    script = DIRECTORY / "without_gpu.py"
+    out = subprocess.run(
+      [sys.executable, str(script)], capture_output=True, text=True, check=True
+    ).stdout
+    out = out.replace(f"{DIRECTORY}/", "examples/")
+    cls.lines = [of_either_jax(line) for line in out.splitlines()]
+
+  def assert_printed(self, lines):
+    """`lines` follow each other in what was printed."""
+    lines = [of_either_jax(line) for line in lines]
+    at = [i for i, line in enumerate(self.lines) if line == lines[0]]
+    self.assertNotEmpty(at, f"not printed: {lines[0]}")
+    follow = [self.lines[i : i + len(lines)] for i in at]
+    self.assertIn(lines, follow)
+
+  def test_decisions_are_those_that_the_readme_quotes(self):
+    *lines, dots = quoted("target: b200")
+    self.assertEqual(dots, "[1] ...")
+    self.assert_printed(lines)
+
+  def test_optimized_hlo_is_what_the_readme_quotes(self):
+    self.assert_printed(quoted("optimized HLO"))
+
+  def test_older_cudnn_is_refused(self):
+    self.assertIn(
+      "    not cudnn: needs cuDNN 9.10.0 or newer, the target has 9.9.0",
+      self.lines,
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
