@@ -14,7 +14,7 @@ from jax import lax
 from jaxplugin import call
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
-from jaxplugin import quantization
+from jaxplugin import quantization_ops
 from jaxplugin import reference
 from jaxplugin import scaled_array
 
@@ -136,7 +136,7 @@ def dense_operands(
   rhs_blocked = blocked_position(rhs, config.rhs_contracting)
   if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
     assert lhs.format is not None and lhs.axis is not None
-    lhs_values = quantization.dequantize_raw(
+    lhs_values = quantization_ops.dequantize_raw(
       lhs_values, lhs_scale, lhs.format, axis=lhs.axis
     )
     lhs, lhs_scale, lhs_blocked = call.OperandConfig(), None, None

@@ -13,7 +13,9 @@ from absl.testing import parameterized
 
 from jaxplugin import formats
 from jaxplugin import quantization
+from jaxplugin import quantization_ops
 from jaxplugin import scaled_array
+from jaxplugin import target
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
@@ -207,7 +209,9 @@ class DequantizeTest(parameterized.TestCase):
     x = quantize(random_f32(21, (5, 96), 3), MXFP8)
     full = np.asarray(dequantize(x))
     values, scale = np.asarray(x.values), np.asarray(x.scale)
-    f = jax.jit(lambda v, s: quantization.dequantize_raw(v, s, MXFP8, axis=1))
+    f = jax.jit(
+      lambda v, s: quantization_ops.dequantize_raw(v, s, MXFP8, axis=1)
+    )
     for size in (95, 64, 33, 1):
       result = f(values[:, :size], scale[:, : -(-size // 32)])
       np.testing.assert_array_equal(np.asarray(result), full[:, :size])
@@ -235,6 +239,14 @@ class DequantizeTest(parameterized.TestCase):
     error = np.abs(np.asarray(dequantize(result)) - x)
     bound = np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * scale)
     self.assertTrue((error <= bound).all())
+
+
+class OperationsTest(DequantizeTest):
+  """The same where the kernels for CPUs are not: in JAX operations."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(target.use_target(target.named_target("cpu")))
 
 
 if __name__ == "__main__":

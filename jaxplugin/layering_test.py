@@ -16,8 +16,10 @@ LAYERS = (
   ("formats",),
   ("problem",),
   ("target",),
-  ("codes", "deviceless"),
+  ("codes", "cpu_library", "deviceless", "lowering"),
   ("scaled_array",),
+  ("quantization_ops",),
+  ("quantization_primitive",),
   ("quantization",),
   ("call",),
   ("reference",),
@@ -41,7 +43,7 @@ LAYERS = (
   ("__main__",),
   # Support of the tests: it may import everything, and nothing but tests it.
   ("testing",),
-  ("dot_suite", "module_testing", "nn_testing"),
+  ("dot_suite", "module_testing", "nn_testing", "quantization_testing"),
 )
 LAYER_OF = {name: i for i, names in enumerate(LAYERS) for name in names}
 

@@ -31,10 +31,11 @@ def is_partitioned(ctx: Any) -> bool:
 def cpu_kernels_serve(ctx: Any, override: target_lib.Target | None) -> bool:
   """Whether a rule may call the C++ kernels for CPUs.
 
-  They see the arrays of one device, of static sizes, and exist in processes of
-  this package only. So they serve a module for CPUs alone (where one for
-  several platforms would have to choose when it runs) that is not exported and
-  not partitioned; the inside of a `shard_map` over all axes is not.
+  They see the arrays of one device, and exist in processes of this package
+  only. So they serve a module for CPUs alone (where one for several platforms
+  would have to choose when it runs) that is not exported, which also is where
+  symbolic sizes are, and not partitioned; the inside of a `shard_map` over all
+  axes is not.
 
   Args:
     ctx: the rule's `LoweringRuleContext`.
@@ -44,7 +45,5 @@ def cpu_kernels_serve(ctx: Any, override: target_lib.Target | None) -> bool:
   if tuple(ctx.platforms or module.platforms) != ("cpu",):
     return False
   if module.lowering_parameters.for_export or is_partitioned(ctx):
-    return False
-  if not all(type(d) is int for aval in ctx.avals_in for d in aval.shape):
     return False
   return resolve_target(override, "cpu").cpu_kernels is not None

@@ -31,6 +31,7 @@ from jax.sharding import NamedSharding
 from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import jax_private
+from jaxplugin import lowering
 from jaxplugin import partitioning
 from jaxplugin import reference
 from jaxplugin import target as target_lib
@@ -56,7 +57,8 @@ def _eager(*flat, config, target):
 
 
 def _impl(*flat, config, target):
-  return _eager(*flat, config=config, target=target)
+  with jax.disable_jit(False):  # or `_eager` would come back here
+    return _eager(*flat, config=config, target=target)
 
 
 def _abstract_eval(*flat, config, target):
@@ -227,18 +229,9 @@ def _batch_epilogue(
 # Lowering.
 
 
-def resolve_target(
-  override: target_lib.Target | None, platform: str
-) -> target_lib.Target:
-  """The target a lowering for `platform` decides for."""
-  if override is not None and override.platform == platform:
-    return override
-  return target_lib.detect_target(platform)
-
-
 def _lower(ctx, *flat, config, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
-  target = resolve_target(target, platform)
+  target = lowering.resolve_target(target, platform)
   is_export = ctx.module_context.lowering_parameters.for_export
   if is_export and config.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
@@ -258,11 +251,12 @@ def _lower(ctx, *flat, config, target, platform=None):
     backend = backends.BACKENDS[decision.implementation]
     return backend.emit(operands, config, problem, target)
 
+  # A partitioner's callback cannot be exported.
+  is_split = not is_export and lowering.is_partitioned(ctx)
+
   def function(*flat):
     operands = call.Operands.unflatten(config, flat)
-    if not _is_partitioned(ctx) or not partitioning.can_partition(
-      config, operands
-    ):
+    if not is_split or not partitioning.can_partition(config, operands):
       return local(operands, config)
     # The partitioner traces `local_dot` again for each device's share.
     exact, operands = partitioning.with_exact_scales(config, operands)
@@ -274,18 +268,6 @@ def _lower(ctx, *flat, config, target, platform=None):
   return [
     jax_private.lower_with_sharding_in_types(ctx, out[0], ctx.avals_out[0])
   ]
-
-
-def _is_partitioned(ctx) -> bool:
-  """Whether the partitioner will split this module over several devices."""
-  if ctx.module_context.lowering_parameters.for_export:
-    return False  # a partitioner's callback cannot be serialized
-  axis_context = ctx.module_context.axis_context
-  manual = getattr(axis_context, "manual_axes", None)
-  if manual is not None:  # inside shard_map
-    return set(manual) != set(axis_context.mesh.axis_names)
-  devices = getattr(axis_context, "device_assignment", None)
-  return devices is not None and len(devices) > 1
 
 
 block_scaled_dot_p.def_impl(_impl)

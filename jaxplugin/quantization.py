@@ -1,6 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize` and `dequantize`: block-scaled arrays from floats, and back."""
+"""`quantize` and `dequantize`: block-scaled arrays from floats, and back.
+
+On CPUs the kernels of kernels/cpu do the work where they are faster, with the
+same bits (`quantization_primitive`); elsewhere JAX operations
+(`quantization_ops`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,6 @@ from jaxplugin import scaled_array
 
 ScaleRounding = quantization_ops.ScaleRounding
 SCALE_ROUNDINGS: Final = ("up", "floor")
-dequantize_raw = quantization_ops.dequantize_raw
 
 _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
@@ -134,7 +138,8 @@ def dequantize(
 
   Exact in f32 for MX formats; for NVFP4 the product with the global scale is
   rounded once. A NaN scale makes its whole block NaN. Results below 2^-126 are
-  flushed to zero where the platform does so (XLA:CPU).
+  flushed to zero where the platform does so (XLA:CPU), except by the kernels
+  for CPUs: they serve the last axis in modules for one CPU.
 
   Args:
     x: a `ScaledArray` of any layout, packed or not.

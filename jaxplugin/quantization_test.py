@@ -22,6 +22,7 @@ from absl.testing import parameterized
 
 from jaxplugin import formats
 from jaxplugin import quantization
+from jaxplugin import target
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
@@ -538,6 +539,22 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   def test_scale_rounding_makes_no_difference(self):
     x = random_f32(13, (8, 64), 0)
     assert_same(jitted(NVFP4, "floor")(x), jitted(NVFP4)(x))
+
+
+class OperationsMxTest(QuantizeMxTest):
+  """The same where the kernels for CPUs are not: in JAX operations."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(target.use_target(target.named_target("cpu")))
+
+
+class OperationsNvfp4Test(QuantizeNvfp4Test):
+  """The same where the kernels for CPUs are not: in JAX operations."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(target.use_target(target.named_target("cpu")))
 
 
 class QuantizeTest(parameterized.TestCase):

@@ -21,7 +21,7 @@ from jax import lax
 from jaxplugin import call
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
-from jaxplugin import quantization
+from jaxplugin import quantization_ops
 from jaxplugin import scaled_array
 
 # In units of sum(|a * b|), before the final cast: 16 roundings of f32.
@@ -166,7 +166,7 @@ def _dequantized(
     return values
   assert operand.axis is not None
   scale = exact_scale(operand, values, scale)
-  return quantization.dequantize_raw(
+  return quantization_ops.dequantize_raw(
     values, scale, operand.format, axis=operand.axis
   )
 

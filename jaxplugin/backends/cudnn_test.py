@@ -27,7 +27,7 @@ import jaxplugin as jp
 from jaxplugin import call
 from jaxplugin import dot_suite
 from jaxplugin import formats
-from jaxplugin import primitive
+from jaxplugin import lowering
 from jaxplugin import target as target_lib
 from jaxplugin import testing
 from jaxplugin.backends import cudnn
@@ -177,7 +177,7 @@ class CudnnDotTest(dot_suite.DotSuite):
     )
     self.enter_context(
       mock.patch.object(
-        primitive, "resolve_target", lambda override, _: override or CPU
+        lowering, "resolve_target", lambda override, _: override or CPU
       )
     )
 

@@ -27,7 +27,7 @@ import jaxplugin as jp
 from jaxplugin import deviceless
 from jaxplugin import dot_suite
 from jaxplugin import formats
-from jaxplugin import primitive
+from jaxplugin import lowering
 from jaxplugin import target as target_lib
 from jaxplugin.backends import triton
 
@@ -90,7 +90,7 @@ class TritonDotSuite(dot_suite.DotSuite):
     self.enter_context(mock.patch.object(triton, "_call", interpreted))
     self.enter_context(
       mock.patch.object(
-        primitive, "resolve_target", lambda override, _: override or CPU
+        lowering, "resolve_target", lambda override, _: override or CPU
       )
     )
 
