@@ -138,6 +138,21 @@ class DotConfig:
     return dataclasses.replace(self, **changes)
 
 
+def bare_config(config: DotConfig) -> DotConfig:
+  """The same dot in f32, without global scale and epilogue."""
+  return config.replace(
+    preferred_element_type=np.dtype(np.float32),
+    activation=None,
+    has_global_scale=False,
+    has_bias=False,
+    has_residual=False,
+  )
+
+
+def bare_operands(operands: Operands) -> Operands:
+  return operands._replace(global_scale=None, bias=None, residual=None)
+
+
 def free_dims(ndim: int, contracting: Dims, batch: Dims) -> Dims:
   """The dimensions that are neither contracting nor batch, in order."""
   return tuple(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -86,11 +87,34 @@ def stays_swizzled(
   return len(free) == 1 or rows % scaled_array.SCALE_TILE_ROWS == 0
 
 
-def fuses_epilogue(
-  operands: call.Operands, problem: problem_lib.DotProblem, num_n: int
+def with_epilogue(
+  dot: Callable[..., jax.Array],
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
+) -> jax.Array:
+  """A dot of kernels that fuse one global scale, and a bias over n.
+
+  Args:
+    dot: (operands, config, problem) -> the result. Where the global scale or
+      the bias varies otherwise, it is asked for the bare dot in f32, and the
+      epilogue follows.
+    operands, config, problem: the call.
+  """
+  if _fuses_epilogue(operands, config, problem):
+    return dot(operands, config, problem)
+  bare, without = call.bare_config(config), call.bare_operands(operands)
+  result = dot(without, bare, call.problem_of(bare, without))
+  return reference.apply_epilogue(result, operands, config)
+
+
+def _fuses_epilogue(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: problem_lib.DotProblem,
 ) -> bool:
-  """Whether the global scale is one number and the bias varies over n only."""
   bias = operands.bias
+  num_n = len(call.rhs_free(config, operands.rhs.ndim))
   is_over_n = bias is None or all(
     size == 1 for size in bias.shape[: bias.ndim - num_n]
   )

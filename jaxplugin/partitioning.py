@@ -562,29 +562,14 @@ def _local(
   operands = from_bytes(config, flat)
   if not assignment.reduce:
     return local_dot(operands, config)
-  bare = bare_config(config)
-  result = local_dot(bare_operands(operands), bare)
+  bare = call.bare_config(config)
+  result = local_dot(call.bare_operands(operands), bare)
   if assignment.scatter is None:
     result = lax.psum(result, assignment.reduce)
   else:
     dim, axes = assignment.scatter
     result = lax.psum_scatter(result, axes, scatter_dimension=dim, tiled=True)
   return reference.apply_epilogue(result, operands, config)
-
-
-def bare_config(config: call.DotConfig) -> call.DotConfig:
-  """The same dot in f32, without global scale and epilogue."""
-  return config.replace(
-    preferred_element_type=jnp.dtype(jnp.float32),
-    activation=None,
-    has_global_scale=False,
-    has_bias=False,
-    has_residual=False,
-  )
-
-
-def bare_operands(operands: call.Operands) -> call.Operands:
-  return operands._replace(global_scale=None, bias=None, residual=None)
 
 
 def with_exact_scales(

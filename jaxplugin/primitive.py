@@ -216,8 +216,8 @@ def _batch_epilogue(
 ) -> tuple[jax.Array, int]:
   """Neither side is mapped: one dot in f32, then the epilogue of each row."""
   result = bind(
-    partitioning.bare_operands(operands),
-    partitioning.bare_config(config),
+    call.bare_operands(operands),
+    call.bare_config(config),
     target,
   )
   changes = _batched_epilogue_operands(operands, mapped, 0, result.ndim)

@@ -83,29 +83,21 @@ def emit(
 ) -> jax.Array:
   """One custom call, and whatever of the epilogue it cannot take."""
   del target
-  shape = call.result_shape(config, operands)
-  if 0 in (problem.batch, problem.m, problem.n, problem.k):
+  if problem.is_empty:
+    shape = call.result_shape(config, operands)
     zeros = jnp.zeros(shape, jnp.float32)
     return reference.apply_epilogue(zeros, operands, config)
-  num_n = len(call.rhs_free(config, operands.rhs.ndim))
-  if canonical.fuses_epilogue(operands, problem, num_n):
-    return _dot(operands, config, problem, shape)
-  bare = config.replace(
-    preferred_element_type=np.dtype(np.float32), activation=None
-  )
-  without = operands._replace(global_scale=None, bias=None, residual=None)
-  result = _dot(without, bare, problem, shape)
-  return reference.apply_epilogue(result, operands, config)
+  return canonical.with_epilogue(_dot, operands, config, problem)
 
 
 def _dot(
   operands: call.Operands,
   config: call.DotConfig,
   problem: problem_lib.DotProblem,
-  shape: tuple[int, ...],
 ) -> jax.Array:
   """The custom call on operands brought to its shapes."""
   cpu_library.register()
+  shape = call.result_shape(config, operands)
   batch, m, n = problem.batch, problem.m, problem.n
   dtype = config.preferred_element_type
   lhs, rhs = map(_arguments, canonical.dense_operands(operands, config))

@@ -222,23 +222,11 @@ def emit(
   target: target_lib.Target,
 ) -> jax.Array:
   """The kernels' launches, and whatever of the epilogue they cannot take."""
-  num_n = len(call.rhs_free(config, operands.rhs.ndim))
-  if canonical.fuses_epilogue(operands, problem, num_n):
+
+  def run(operands, config, problem):
     return _dot(operands, config, problem, target)
-  bare = config.replace(
-    preferred_element_type=np.dtype(np.float32), activation=None
-  )
-  bare_problem = dataclasses.replace(
-    problem,
-    out_dtype=bare.preferred_element_type,
-    global_scale="none",
-    has_bias=False,
-    activation=None,
-    has_residual=False,
-  )
-  without = operands._replace(global_scale=None, bias=None, residual=None)
-  result = _dot(without, bare, bare_problem, target)
-  return reference.apply_epilogue(result, operands, config)
+
+  return canonical.with_epilogue(run, operands, config, problem)
 
 
 def _dot(
