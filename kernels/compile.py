@@ -222,11 +222,11 @@ def _check_arguments(
 
 @contextlib.contextmanager
 def _cache(directory: str | pathlib.Path | None) -> Iterator[None]:
-  if directory is None:
-    yield
-    return
-  with triton.knobs.cache.scope():
-    triton.knobs.cache.dir = str(directory)
+  cache = triton.knobs.cache
+  # jax-triton 0.3.1 empties TRITON_CACHE_DIR, with which Triton does not start.
+  default = cache.dir or cache.get_triton_dir("cache")
+  with cache.scope():
+    cache.dir = default if directory is None else str(directory)
     yield
 
 
