@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import tempfile
+from unittest import mock
 
 import triton
 import triton.language as tl
@@ -295,6 +296,10 @@ class FileTest(parameterized.TestCase):
       names = [path.name for path in pathlib.Path(directory).rglob("*")]
       self.assertIn("_vector_kernel.cubin", names)
     self.assertEqual(os.environ.get("TRITON_CACHE_DIR"), before)
+
+  def test_compiles_where_jax_triton_emptied_the_cache_directory(self):
+    with mock.patch.dict(os.environ, TRITON_CACHE_DIR=""):
+      self.assertIn("_vector_kernel", compile_vector("sm_80").assembly)
 
 
 class ArchitectureTest(parameterized.TestCase):
