@@ -28,8 +28,10 @@ from jaxplugin import deviceless
 from jaxplugin import dot_suite
 from jaxplugin import formats
 from jaxplugin import lowering
+from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
 from jaxplugin.backends import triton
+from jaxplugin.kernels import configs
 
 needs_triton = absltest.skipIf(
   importlib.util.find_spec("triton") is None, "triton is not installed"
@@ -206,6 +208,33 @@ class OptimizedTest(parameterized.TestCase):
     ).as_text()
     self.assertRegex(text, rf"f32\[1,{self.M},{self.N // 4}\].*triton_kernel")
     self.assertNotIn("all-", text.split("ENTRY")[1])
+
+
+class FactsTest(absltest.TestCase):
+  """What kernels, which cannot import the package, state a second time."""
+
+  def test_block_sizes_and_packing_are_those_of_the_formats(self):
+    self.assertEqual(
+      configs.VALUES_PER_SCALE, {f.name: f.block_size for f in formats.FORMATS}
+    )
+    packed = tuple(f.name for f in formats.FORMATS if f.is_fp4)
+    self.assertEqual(configs.PACKED_FORMATS, packed)
+
+  def test_tiles_of_swizzled_scales_are_the_packages(self):
+    self.assertEqual(configs.SCALE_TILE_ROWS, scaled_array.SCALE_TILE_ROWS)
+    columns = scaled_array.SCALE_TILE_COLUMNS
+    self.assertEqual(configs.SCALE_TILE_COLUMNS, columns)
+
+  def test_shared_memory_is_that_of_the_named_targets(self):
+    for name in target_lib.TARGET_NAMES:
+      target = target_lib.named_target(name)
+      if target.platform != "cpu":
+        own = dataclasses.replace(target, shared_memory_bytes=None)
+        self.assertEqual(
+          triton.architecture_of(own).shared_memory_bytes,
+          target.shared_memory_bytes,
+          name,
+        )
 
 
 class ErrorTest(parameterized.TestCase):
