@@ -1,0 +1,43 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The picture in README.md is what the package decides today."""
+
+import pathlib
+import sys
+
+from absl.testing import absltest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import decision_picture
+
+
+class DecisionPictureTest(absltest.TestCase):
+  def test_committed_picture_is_what_is_decided_today(self):
+    self.assertEqual(
+      decision_picture.PICTURE.read_text(),
+      decision_picture.draw(),
+      "run python examples/decision_picture.py",
+    )
+
+  def test_words_stay_inside_their_columns(self):
+    # 0.62 em a character is more than any of the usual fonts needs on average.
+    column = (
+      decision_picture.WIDTH
+      - 2 * decision_picture.MARGIN
+      - decision_picture.LABEL_WIDTH
+    ) / len(decision_picture.CALLS)
+    for call in decision_picture.CALLS:
+      self.assertLess(len(call.title) * 0.62 * 13, column)
+    for _, target in decision_picture.devices():
+      for call in decision_picture.CALLS:
+        lines = decision_picture.remark_lines(
+          decision_picture.decide(call, target),
+          decision_picture.backends.preference_order(target),
+        )
+        self.assertLessEqual(len(lines), 2, lines)
+        for line in lines:
+          self.assertLess(len(line) * 0.62 * 10, column)
+
+
+if __name__ == "__main__":
+  absltest.main()
