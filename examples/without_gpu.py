@@ -64,7 +64,9 @@ def print_calls(compiled):
     found = operation.search(line)
     if found and not found[2].endswith("-done"):
       called = re.search(r'custom_call_target="(.*?)"', line)
-      print(f"  {found[1]} {found[2]} {called[1] if called else ''}")
+      # jax-triton 0.4 names its call so.
+      name = called[1].removesuffix("_ffi") if called else ""
+      print(f"  {found[1]} {found[2]} {name}")
 
 
 def main():

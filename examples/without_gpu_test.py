@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md quotes of this example is what it prints."""
+"""What without_gpu.md quotes of this example is what it prints."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import sys
 from absl.testing import absltest
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
-README = DIRECTORY.parent / "README.md"
-CHAPTER = "## On a laptop"
+PAGE = DIRECTORY / "without_gpu.md"
 
 
 def quoted(start: str) -> list[str]:
-  """Lines of the chapter's code block that starts with `start`."""
-  chapter = README.read_text().split(CHAPTER)[1].split("\n## ")[0]
-  for block in chapter.split("```"):
+  """Lines of the page's code block that starts with `start`."""
+  for block in PAGE.read_text().split("```"):
     lines = block.strip("\n").splitlines()
     if lines and lines[0].startswith(start):
       return lines
-  raise AssertionError(f"README.md quotes nothing that starts with {start!r}")
+  raise AssertionError(f"{PAGE.name} quotes nothing that starts with {start!r}")
 
 
 def of_either_jax(line: str) -> str:
@@ -55,12 +53,12 @@ class WithoutGpuTest(absltest.TestCase):
     follow = [self.lines[i : i + len(lines)] for i in at]
     self.assertIn(lines, follow)
 
-  def test_decisions_are_those_that_the_readme_quotes(self):
+  def test_decisions_are_those_that_the_page_quotes(self):
     *lines, dots = quoted("target: b200")
     self.assertEqual(dots, "[1] ...")
     self.assert_printed(lines)
 
-  def test_optimized_hlo_is_what_the_readme_quotes(self):
+  def test_optimized_hlo_is_what_the_page_quotes(self):
     self.assert_printed(quoted("optimized HLO"))
 
   def test_older_cudnn_is_refused(self):

@@ -21,7 +21,11 @@ from jaxplugin.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.formats import NVFP4 as NVFP4
 from jaxplugin.formats import BlockFormat as BlockFormat
 from jaxplugin.gradients import dot_general as dot_general
+from jaxplugin.guards import NonFiniteError as NonFiniteError
+from jaxplugin.guards import debug_checks as debug_checks
 from jaxplugin.nn import scaled_dot as scaled_dot
+from jaxplugin.preparation import prepare_weights as prepare_weights
+from jaxplugin.preparation import unprepare_weights as unprepare_weights
 from jaxplugin.quantization import dequantize as dequantize
 from jaxplugin.quantization import quantize as quantize
 from jaxplugin.rewriter import rewrite as rewrite

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: `python -m jaxplugin info | explain | rewrite | compile`."""
+"""`python -m jaxplugin info | explain | rewrite | compile | bench`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from jaxplugin import quantization
 from jaxplugin import rewriter
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
+from jaxplugin.bench import command as bench_command
 
 _BAD_ARGUMENTS: Final = 2
 _DEFAULT_BATCH: Final = 1
@@ -71,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
   _add_explain(commands)
   _add_rewrite(commands)
   _add_compile(commands)
+  bench = commands.add_parser(
+    "bench",
+    help="how fast implementations are here, beside their peers",
+    description="Verifies, times and compares implementations and their peers.",
+    epilog=bench_command.EPILOG,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  bench_command.add_arguments(bench)
   return parser
 
 
@@ -266,7 +275,7 @@ def _explain_one(
 ) -> diagnostics.Explanation:
   batch = _DEFAULT_BATCH if args.batch is None else args.batch
 
-  def call_dot(lhs, rhs):
+  def call_dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return dot.block_scaled_dot(
       lhs,
       rhs,
@@ -305,6 +314,7 @@ def _rewrite(args: argparse.Namespace) -> None:
     scale_rounding=args.scale_rounding,
   )
   is_changed = any(item.function for item in done)
+  assert source.form is not None  # what is read from a file has one
   if is_changed or args.format not in (None, source.form):
     result = source.serialize(args.format or source.form)
   else:
@@ -324,10 +334,11 @@ def _rewrite(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status (2 for bad arguments)."""
   args = _parser().parse_args(argv)
-  if args.command != "info":
+  if args.command not in ("info", "bench"):
     # The others decide for devices that need not be there: without it JAX logs
     # a traceback where its CUDA plugin, but not cuDNN, is installed.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+  status = 0
   try:
     if args.command == "info":
       print(diagnostics.info())
@@ -335,15 +346,17 @@ def main(argv: Sequence[str] | None = None) -> int:
       _explain(args)
     elif args.command == "rewrite":
       _rewrite(args)
-    else:
+    elif args.command == "compile":
       _compile(args)
+    else:
+      status = bench_command.run(args)
     sys.stdout.flush()
   except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except (ValueError, TypeError, RuntimeError, OSError) as error:
     print(f"error: {_message(error)}", file=sys.stderr)
     return _BAD_ARGUMENTS
-  return 0
+  return status
 
 
 def _message(error: Exception) -> str:

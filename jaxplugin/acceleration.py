@@ -148,11 +148,15 @@ class _Accelerator:
     if reason is not None:
       _warn(primitive, reason)
       return None
+    lhs, rhs, lhs_scale, rhs_scale = args
+    operands = (lhs, rhs, lhs_scale, rhs_scale)
     if primitive in matmuls:
-      return [_with_jax_type(self._matmul(*args, dtype))]
-    return _with_jax_type(self._dot(*args, numbers, dtype))
+      return [_with_jax_type(self._matmul(*operands, dtype))]
+    return _with_jax_type(self._dot(*operands, numbers, dtype))
 
-  def _matmul(self, lhs, rhs, lhs_scale, rhs_scale, dtype):
+  def _matmul(
+    self, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, dtype: Any
+  ) -> jax.Array:
     if lhs_scale.shape[2] == rhs_scale.shape[2]:
       return nn.scaled_matmul(
         lhs,
@@ -165,7 +169,15 @@ class _Accelerator:
     # As `scaled_dot_general` has it for configs with different block sizes.
     return self._dot(lhs, rhs, lhs_scale, rhs_scale, _MATMUL_NUMBERS, dtype)
 
-  def _dot(self, lhs, rhs, lhs_scale, rhs_scale, numbers, dtype):
+  def _dot(
+    self,
+    lhs: Any,
+    rhs: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    numbers: Any,
+    dtype: Any,
+  ) -> jax.Array:
     return nn.scaled_dot(
       lhs,
       rhs,
@@ -233,7 +245,7 @@ _jax_type_p.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
 batching.defvectorized(_jax_type_p)
 
 
-def _lower_jax_type(ctx, x):
+def _lower_jax_type(ctx: Any, x: Any) -> Any:
   """Makes it true that the result is sharded over no explicit axis."""
   (aval,) = ctx.avals_in
   spec = jax.sharding.PartitionSpec(*[None] * aval.ndim)

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin import formats
+from jaxplugin import interleaving
 from jaxplugin import problem as problem_lib
 from jaxplugin import scaled_array
 
@@ -71,11 +72,14 @@ class OperandConfig:
     format: its block format; None for plain floats.
     axis: the contracting dimension that is blocked (and packed); None if plain.
     scale_layout: "linear" or "swizzled_128x4".
+    is_interleaved: whether bytes of FP4 are those of interleaved words. (Values
+      that come as words, uint32, are interleaved without it.)
   """
 
   format: formats.BlockFormat | None = None
   axis: int | None = None
   scale_layout: str = scaled_array.LINEAR
+  is_interleaved: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,6 +170,13 @@ def lhs_free(config: DotConfig, ndim: int) -> Dims:
 
 def rhs_free(config: DotConfig, ndim: int) -> Dims:
   return free_dims(ndim, config.rhs_contracting, config.rhs_batch)
+
+
+def is_interleaved(operand: OperandConfig, values: Any) -> bool:
+  """Whether an operand's values are FP4 that `prepare_weights` interleaved."""
+  return operand.is_interleaved or (
+    operand.format is not None and values.dtype == interleaving.WORDS
+  )
 
 
 def operand_shape(operand: OperandConfig, values: Any) -> tuple[int, ...]:
@@ -316,6 +327,10 @@ def validate_values(side: str, operand: OperandConfig, values: Any) -> None:
         f"{WHO}: {side} without a scale must be float32, bfloat16 or float16,"
         f" got {values.dtype}; pass {side}_scale for quantized values"
       )
+    return
+  if values.dtype == interleaving.WORDS and (
+    scaled_array.may_be_interleaved(format)
+  ):
     return
   if values.dtype not in format.storage_dtypes:
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
@@ -515,13 +530,15 @@ def _operand_problem(
     and tuple(scale.shape)
     != scale_shape(operand, operand_shape(operand, values))
   )
+  interleaved = is_interleaved(operand, values)
   return problem_lib.OperandProblem(
     format=operand.format,
-    dtype=np.dtype(values.dtype),
+    dtype=formats.PACKED if interleaved else np.dtype(values.dtype),
     contracting_is_minor=set(contracting)
     == set(range(ndim - len(contracting), ndim)),
     scale_layout=operand.scale_layout,
     scale_is_padded=padded,
+    is_interleaved=interleaved,
   )
 
 

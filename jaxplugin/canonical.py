@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,10 +15,41 @@ from jax import lax
 
 from jaxplugin import call
 from jaxplugin import formats
+from jaxplugin import interleaving
 from jaxplugin import problem as problem_lib
 from jaxplugin import quantization_ops
 from jaxplugin import reference
 from jaxplugin import scaled_array
+
+
+def with_bytes(
+  operands: call.Operands, config: call.DotConfig
+) -> tuple[call.Operands, call.DotConfig]:
+  """The same call with FP4 values that come as words given as their bytes."""
+  for side in ("lhs", "rhs"):
+    values, operand = getattr(operands, side), getattr(config, side)
+    if operand.format is not None and values.dtype == interleaving.WORDS:
+      values = interleaving.to_bytes(values)
+      operands = operands._replace(**{side: values})
+      operand = dataclasses.replace(operand, is_interleaved=True)
+      config = config.replace(**{side: operand})
+  return operands, config
+
+
+def in_usual_order(
+  operands: call.Operands, config: call.DotConfig
+) -> tuple[call.Operands, call.DotConfig]:
+  """The same call with FP4 values that were interleaved put back in order."""
+  operands, config = with_bytes(operands, config)
+  for side in ("lhs", "rhs"):
+    values, operand = getattr(operands, side), getattr(config, side)
+    if operand.is_interleaved:
+      words = interleaving.from_bytes(values)
+      values = interleaving.deinterleave(words)
+      operands = operands._replace(**{side: values})
+      operand = dataclasses.replace(operand, is_interleaved=False)
+      config = config.replace(**{side: operand})
+  return operands, config
 
 
 def blocked_position(
@@ -160,6 +192,7 @@ def dense_operands(
   rhs_blocked = blocked_position(rhs, config.rhs_contracting)
   if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
     assert lhs.format is not None and lhs.axis is not None
+    assert lhs_scale is not None
     lhs_values = quantization_ops.dequantize_raw(
       lhs_values, lhs_scale, lhs.format, axis=lhs.axis
     )

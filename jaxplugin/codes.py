@@ -66,7 +66,9 @@ def extend(bits: jax.Array) -> jax.Array:
   return jnp.where(bits < MIN_NORMAL_BITS, subnormal, bits)
 
 
-def times_power_of_two(extended: jax.Array, exponent: jax.Array) -> jax.Array:
+def times_power_of_two(
+  extended: jax.Array, exponent: jax.Array | int
+) -> jax.Array:
   """Extended bits of x * 2^exponent."""
   return extended + (exponent << F32_MANTISSA_BITS)
 

@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import tempfile
+from typing import Any
 from typing import Final
 
 from jaxplugin import modules
@@ -98,5 +99,5 @@ def _is_input(path: str, output: str) -> bool:
     return False
 
 
-def _binary(stream):
+def _binary(stream: Any) -> Any:
   return getattr(stream, "buffer", stream)

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
+from jaxplugin import triton_library
 from jaxplugin.backends import triton
 from jaxplugin.kernels import configs
 
@@ -146,7 +147,7 @@ def compile_dot(
       f"compile: needs triton, which does not import here ({error}); pip"
       " install triton"
     ) from error
-  architecture = triton.architecture_of(target)
+  architecture = triton_library.architecture_of(target)
   assert architecture is not None
   shape, launches = triton.launches(problem, target)
   kernels = []

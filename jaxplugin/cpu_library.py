@@ -1,9 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the handlers of kernels/cpu known to XLA."""
+"""Makes the handlers of kernels/cpu known to XLA, when it is imported.
+
+An executable that was compiled elsewhere and is only loaded here, by
+`jax.experimental.serialize_executable` for example, needs them although nothing
+is lowered. In a process that has not imported this package it cannot be loaded:
+"NOT_FOUND: No FFI handler registered for jaxplugin_block_scaled_dot".
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 
@@ -31,3 +38,8 @@ def _register_once() -> None:
     jax.ffi.register_ffi_target(
       name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
     )
+
+
+# No kernels here: `Target.cpu_kernels_error` says why, and nothing calls them.
+with contextlib.suppress(library.LibraryError):
+  register()

@@ -1,20 +1,36 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers reach XLA once, or not at all."""
+"""The handlers reach XLA once, or not at all; the library's age is known."""
 
 import concurrent.futures
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import textwrap
+import warnings
 from unittest import mock
 
 import jax
 import jax.ffi
+import jax.numpy as jnp
+import numpy as np
 from absl.testing import absltest
+from absl.testing import parameterized
+from jax.experimental import serialize_executable
 
+import jaxplugin as jp
 from jaxplugin import cpu_library
 from jaxplugin import target
 from jaxplugin.kernels.cpu import library
 
 NUM_THREADS = 8
 TARGET = target.detect_target("cpu")
+needs_library = absltest.skipIf(
+  TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
+)
+ROOT = pathlib.Path(jp.__file__).resolve().parents[1]
 
 
 class RegisterTest(absltest.TestCase):
@@ -26,7 +42,7 @@ class RegisterTest(absltest.TestCase):
       mock.patch.object(jax.ffi, "register_ffi_target")
     )
 
-  @absltest.skipIf(TARGET.cpu_kernels is None, TARGET.cpu_kernels_error)
+  @needs_library
   def test_handlers_are_registered_once_whatever_thread_comes_first(self):
     with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
       list(pool.map(lambda _: cpu_library.register(), range(4 * NUM_THREADS)))
@@ -42,6 +58,156 @@ class RegisterTest(absltest.TestCase):
     ):
       cpu_library.register()
     self.register.assert_not_called()
+
+
+def run(program, *args):
+  """Runs a program in a fresh process on CPUs."""
+  return subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def dot(values, scale):
+  return jp.block_scaled_dot(values, values, scale, scale, implementation="cpu")
+
+
+LOAD = """
+  import pickle, sys
+  import jax, jax.numpy as jnp
+  from jax.experimental import serialize_executable
+  if sys.argv[2] == "import":
+    import jaxplugin
+  with open(sys.argv[1], "rb") as file:
+    payload = pickle.load(file)
+  compiled = serialize_executable.deserialize_and_load(*payload)
+  values = jnp.arange(192.0).reshape(3, 64).astype(jnp.float8_e4m3fn)
+  scale = jnp.ones((3, 2), jnp.float8_e8m0fnu)
+  print(bytes(jax.device_get(compiled(values, scale)).data).hex())
+"""
+CACHE = """
+  import sys
+  import jax, jax.numpy as jnp
+  jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  import jaxplugin as jp
+  events = []
+  values = jnp.arange(192.0).reshape(3, 64).astype(jnp.float8_e4m3fn)
+  scale = jnp.ones((3, 2), jnp.float8_e8m0fnu)
+  jax.monitoring.register_event_listener(lambda e, **k: events.append(e))
+  result = jax.jit(
+    lambda v, s: jp.block_scaled_dot(v, v, s, s, implementation="cpu")
+  )(values, scale)
+  print(events.count("/jax/compilation_cache/cache_hits"))
+  print(bytes(jax.device_get(result).data).hex())
+"""
+
+
+@needs_library
+class OtherProcessTest(absltest.TestCase):
+  """Executables that call the handlers, in processes that did not lower."""
+
+  def setUp(self):
+    super().setUp()
+    directory = tempfile.TemporaryDirectory()
+    self.addCleanup(directory.cleanup)
+    self.directory = pathlib.Path(directory.name)
+    self.values = jnp.arange(192.0).reshape(3, 64).astype(jnp.float8_e4m3fn)
+    self.scale = jnp.ones((3, 2), jnp.float8_e8m0fnu)
+    exact = np.asarray(self.values).astype(np.float64)
+    # Integers of at most 4 bits times powers of two: exact in f32 as well.
+    self.expected = (exact @ exact.T).astype(np.float32).tobytes().hex()
+
+  def serialized(self):
+    compiled = jax.jit(dot).lower(self.values, self.scale).compile()
+    path = self.directory / "executable"
+    path.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+    return path
+
+  def test_serialized_executable_runs_where_the_package_is_imported(self):
+    result = run(LOAD, self.serialized(), "import")
+    self.assertEqual(result.stdout.strip(), self.expected, result.stderr)
+
+  def test_without_the_package_it_is_an_error_that_names_the_handler(self):
+    result = run(LOAD, self.serialized(), "nothing")
+    self.assertEqual(result.returncode, 1, result.stderr)
+    self.assertRegex(
+      result.stderr, f"NOT_FOUND.* handler registered for {library.HANDLERS[0]}"
+    )
+
+  def test_entry_of_the_compilation_cache_runs_in_another_process(self):
+    first, second = (run(CACHE, self.directory) for _ in range(2))
+    for result in (first, second):
+      self.assertEqual(result.returncode, 0, result.stderr)
+      self.assertEqual(result.stdout.split()[1], self.expected)
+    self.assertEqual(first.stdout.split()[0], "0")
+    self.assertGreater(int(second.stdout.split()[0]), 0)
+
+
+class SourcesTest(parameterized.TestCase):
+  """A library that is older than its sources does not go unnoticed."""
+
+  def setUp(self):
+    super().setUp()
+    directory = tempfile.TemporaryDirectory()
+    self.addCleanup(directory.cleanup)
+    self.directory = pathlib.Path(directory.name)
+    for name in ("CMakeLists.txt", "a.cc", "b.h", "c.inl", "race_test.cc"):
+      (self.directory / name).write_text(name)
+
+  def reason(self, digest):
+    return library.stale_reason(digest, "x.so", self.directory)
+
+  @needs_library
+  def test_the_library_here_is_built_from_the_sources_here(self):
+    path = library.find()
+    digest = library.built_from(library.load(jax.ffi.include_dir(), path))
+    self.assertEqual(library.stale_reason(digest, path), "")
+
+  @parameterized.parameters("CMakeLists.txt", "a.cc", "b.h", "c.inl")
+  def test_changed_source_makes_it_stale(self, name):
+    digest = library.sources_digest(self.directory)
+    self.assertEqual(self.reason(digest), "")
+    (self.directory / name).write_text("changed")
+    self.assertRegex(self.reason(digest), "^x.so was not built from.*pip insta")
+
+  def test_new_and_renamed_sources_make_it_stale(self):
+    digest = library.sources_digest(self.directory)
+    (self.directory / "b.h").rename(self.directory / "d.h")
+    self.assertNotEqual(self.reason(digest), "")
+    (self.directory / "d.h").rename(self.directory / "b.h")
+    (self.directory / "new.inl").touch()
+    self.assertNotEqual(self.reason(digest), "")
+
+  def test_its_test_is_no_source(self):
+    digest = library.sources_digest(self.directory)
+    (self.directory / "race_test.cc").write_text("changed")
+    self.assertEqual(self.reason(digest), "")
+
+  def test_library_from_before_digests_is_stale(self):
+    self.assertNotEqual(self.reason(None), "")
+
+  def test_nothing_is_said_where_nothing_can_be_compared(self):
+    self.assertEqual(self.reason(""), "")  # not built by CMake
+    (self.directory / "CMakeLists.txt").unlink()  # a wheel
+    self.assertEqual(self.reason("0" * 64), "")
+
+  @needs_library
+  def test_loading_a_stale_library_warns(self):
+    with (
+      mock.patch.object(library, "built_from", return_value="0" * 64),
+      mock.patch.object(library, "sources_digest", return_value="1" * 64),
+      self.assertWarnsRegex(library.StaleLibraryWarning, "what runs is older"),
+    ):
+      library.load(jax.ffi.include_dir())
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      with mock.patch.object(library, "stale_reason", return_value=""):
+        library.load(jax.ffi.include_dir())
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def mesh(
 
 def _topology(target: target_lib.Target, count: int) -> Any:
   config = gpu_target_config(target)
-  if not jax.config.jax_platforms:
+  if not jax.config.jax_platforms:  # type: ignore[attr-defined]
     # Read when the CUDA plugin starts, which without a GPU fails otherwise.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   try:

@@ -82,7 +82,7 @@ class Explanation(Sequence):
   def __len__(self) -> int:
     return len(self.dots)
 
-  def __getitem__(self, index):
+  def __getitem__(self, index: Any) -> Any:
     return self.dots[index]
 
   def __repr__(self) -> str:

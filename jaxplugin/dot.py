@@ -15,6 +15,7 @@ import numpy as np
 from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import formats
+from jaxplugin import guards
 from jaxplugin import jax_private
 from jaxplugin import primitive
 from jaxplugin import problem as problem_lib
@@ -168,7 +169,7 @@ def _bind_with_epilogue(
     positions |= {d: i + offset for i, d in enumerate(free)}
     scales.append(_operand_global_scale(side, scale, positions, len(shape)))
   scales.append(_explicit_global_scale(global_scale))
-  scales = [scale for scale in scales if scale is not None]
+  present = [scale for scale in scales if scale is not None]
   if bias is not None:
     bias = _float_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(rhs_free))
@@ -180,19 +181,22 @@ def _bind_with_epilogue(
         f" {tuple(residual.shape)}"
       )
   config = config.replace(
-    has_global_scale=bool(scales),
+    has_global_scale=bool(present),
     has_bias=bias is not None,
     has_residual=residual is not None,
   )
   operands = operands._replace(
-    global_scale=math.prod(scales[1:], start=scales[0]) if scales else None,
+    global_scale=math.prod(present[1:], start=present[0]) if present else None,
     bias=bias,
     residual=residual,
   )
   operands = call.Operands.unflatten(config, vary_alike(operands.flatten()))
   call.validate_epilogue(config, operands)
   _validate_implementation(config, operands)
-  return primitive.bind(operands, config, target_lib.overriding_target())
+  result = primitive.bind(operands, config, target_lib.overriding_target())
+  if guards.is_on():
+    guards.check(result, operands, config)
+  return result
 
 
 def _resolve_operand(
@@ -259,7 +263,7 @@ def _with_axis(
       f" {side}_scale {tuple(scale.shape)} for {side} {tuple(values.shape)}"
     )
 
-  def fits(config):
+  def fits(config: call.OperandConfig) -> bool:
     shape = call.operand_shape(config, values)
     pairs = zip(scale.shape, call.scale_shape(config, shape), strict=True)
     return all(h >= n if padded else h == n for h, n in pairs)
@@ -287,8 +291,9 @@ def _validate_block_size(
 ) -> None:
   if block_size is None:
     return
-  is_pair = isinstance(block_size, tuple) and len(block_size) == 2
-  sizes = block_size if is_pair else (block_size, block_size)
+  sizes: tuple[Any, Any] = (block_size, block_size)
+  if isinstance(block_size, tuple) and len(block_size) == 2:
+    sizes = block_size
   for side, operand, size in (("lhs", lhs, sizes[0]), ("rhs", rhs, sizes[1])):
     if operand.format is not None and operand.format.block_size != size:
       raise ValueError(

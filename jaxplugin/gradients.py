@@ -167,22 +167,45 @@ def _operand(name: str, x: Any) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _dot(recipe, numbers, precision, dtype, lhs, rhs):
+def _dot(
+  recipe: Recipe,
+  numbers: call.DimensionNumbers,
+  precision: Any,
+  dtype: Any,
+  lhs: jax.Array,
+  rhs: jax.Array,
+) -> jax.Array:
   del precision  # of products in high precision; this one is quantized
   return quantized_product(
     lhs, rhs, numbers, recipe.lhs_format, recipe.rhs_format, dtype, recipe
   )
 
 
-def _dot_fwd(recipe, numbers, precision, dtype, lhs, rhs):
+def _dot_fwd(
+  recipe: Recipe,
+  numbers: call.DimensionNumbers,
+  precision: Any,
+  dtype: Any,
+  lhs: jax.Array,
+  rhs: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   return _dot(recipe, numbers, precision, dtype, lhs, rhs), (lhs, rhs)
 
 
-def _dot_bwd(recipe, numbers, precision, dtype, residuals, g):
+def _dot_bwd(
+  recipe: Recipe,
+  numbers: call.DimensionNumbers,
+  precision: Any,
+  dtype: Any,
+  residuals: tuple[jax.Array, jax.Array],
+  g: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
   del dtype
   lhs, rhs = residuals
 
-  def product(other_format, is_quantized):
+  def product(
+    other_format: formats.BlockFormat | None, is_quantized: bool
+  ) -> Product:
     if is_quantized:
       return lambda g, other, numbers, dtype: quantized_product(
         g, other, numbers, recipe.grad_format, other_format, dtype, recipe
@@ -236,7 +259,14 @@ def gradients(
   m = tuple(len(batch) + i for i in range(len(lhs_free)))
   n = tuple(len(batch) + len(m) + i for i in range(len(rhs_free)))
 
-  def gradient(product, x, x_dims, y, y_dims, g_contracting):
+  def gradient(
+    product: Product,
+    x: jax.Array,
+    x_dims: tuple[call.Dims, call.Dims, call.Dims],
+    y: jax.Array,
+    y_dims: tuple[call.Dims, call.Dims, call.Dims],
+    g_contracting: call.Dims,
+  ) -> jax.Array:
     x_k, x_batch, x_free = x_dims
     y_k, y_batch, y_free = y_dims
     numbers = ((g_contracting, y_free), (batch, y_batch))
@@ -282,17 +312,17 @@ def quantized_product(
   if not lhs_k:  # an outer product contracts over a dimension of size 1
     lhs_k, rhs_k = (lhs.ndim,), (rhs.ndim,)
     lhs, rhs = jnp.expand_dims(lhs, -1), jnp.expand_dims(rhs, -1)
-  lhs, lhs_k, lhs_batch = _merge_contracting(lhs, lhs_k, lhs_batch)
-  rhs, rhs_k, rhs_batch = _merge_contracting(rhs, rhs_k, rhs_batch)
+  lhs, lhs_axis, lhs_batch = _merge_contracting(lhs, lhs_k, lhs_batch)
+  rhs, rhs_axis, rhs_batch = _merge_contracting(rhs, rhs_k, rhs_batch)
   block = math.lcm(
     *(f.block_size for f in (lhs_format, rhs_format) if f is not None)
   )
-  lhs = _quantized(lhs, lhs_k, lhs_format, block, recipe)
-  rhs = _quantized(rhs, rhs_k, rhs_format, block, recipe)
+  lhs = _quantized(lhs, lhs_axis, lhs_format, block, recipe)
+  rhs = _quantized(rhs, rhs_axis, rhs_format, block, recipe)
   return dot.block_scaled_dot(
     lhs,
     rhs,
-    dimension_numbers=(((lhs_k,), (rhs_k,)), (lhs_batch, rhs_batch)),
+    dimension_numbers=(((lhs_axis,), (rhs_axis,)), (lhs_batch, rhs_batch)),
     preferred_element_type=dtype,
     implementation=recipe.implementation,
   )

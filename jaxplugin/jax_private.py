@@ -73,7 +73,8 @@ def optimized_hlo(compiled: jax.stages.Compiled) -> str:
   options.print_percent = False
   options.print_operand_shape = True
   options.include_layout_in_shapes = False
-  modules = compiled.runtime_executable().hlo_modules()
+  executable: Any = compiled.runtime_executable()
+  modules = executable.hlo_modules()
   return "\n".join(module.to_string(options) for module in modules)
 
 
@@ -287,3 +288,21 @@ def _own_files() -> frozenset[str]:
     for path in directory.rglob("*.py")
     if not path.name.endswith("_test.py")
   )
+
+
+def name_scope() -> str:
+  """Names of the enclosing `jax.named_scope`s, "outer/inner", while tracing."""
+  return str(source_info_util.current().name_stack)
+
+
+def wait_for_effects() -> None:
+  """`jax.effects_barrier`; what failed is raised once, and not again later.
+
+  Raises:
+    jax.errors.JaxRuntimeError: a computation failed.
+    ExceptionGroup: several did, on several devices (newer JAX).
+  """
+  try:
+    jax.effects_barrier()
+  finally:
+    dispatch.runtime_tokens.clear()

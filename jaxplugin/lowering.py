@@ -28,22 +28,38 @@ def is_partitioned(ctx: Any) -> bool:
   return getattr(axis_context, "num_devices", 1) > 1
 
 
-def cpu_kernels_serve(ctx: Any, override: target_lib.Target | None) -> bool:
-  """Whether a rule may call the C++ kernels for CPUs.
+def device_of_kernels(
+  ctx: Any, override: target_lib.Target | None
+) -> target_lib.Target | None:
+  """The one device whose kernels a rule may call; None: operations only.
 
-  They see the arrays of one device, and exist in processes of this package
-  only. So they serve a module for CPUs alone (where one for several platforms
-  would have to choose when it runs) that is not exported, which also is where
-  symbolic sizes are, and not partitioned; the inside of a `shard_map` over all
-  axes is not.
+  Kernels see the arrays of one device, and belong to one platform and to
+  processes of this package. So they serve a module for one platform alone
+  (where one for several would have to choose when it runs) that is not
+  exported, which also is where symbolic sizes are, and not partitioned; the
+  inside of a `shard_map` over all axes is not.
 
   Args:
     ctx: the rule's `LoweringRuleContext`.
     override: the target of an enclosing `use_target`, or None.
   """
   module = ctx.module_context
-  if tuple(ctx.platforms or module.platforms) != ("cpu",):
-    return False
+  platforms = tuple(ctx.platforms or module.platforms)
+  if len(platforms) != 1:
+    return None
   if module.lowering_parameters.for_export or is_partitioned(ctx):
-    return False
-  return resolve_target(override, "cpu").cpu_kernels is not None
+    return None
+  return resolve_target(override, platforms[0])
+
+
+def cpu_kernels_serve(ctx: Any, override: target_lib.Target | None) -> bool:
+  """Whether a rule may call the C++ kernels for CPUs; see `device_of_kernels`.
+
+  Args:
+    ctx: the rule's `LoweringRuleContext`.
+    override: the target of an enclosing `use_target`, or None.
+  """
+  device = device_of_kernels(ctx, override)
+  return device is not None and (
+    device.platform == "cpu" and device.cpu_kernels is not None
+  )

@@ -254,7 +254,7 @@ def _given_block_size(operation: Any) -> int | None:
   )
   if inner is None:
     return None
-  given = None
+  given: Any = None
   if isinstance(inner, dict):
     given = inner.get("block_size", inner.get("blockSize"))
   is_number = isinstance(given, int) and not isinstance(given, bool)
@@ -392,13 +392,14 @@ def _with_composite_attributes(call: ModuleCall, operation: Any) -> ModuleCall:
       f" [0]], [[], []]], got {attributes}"
     ) from None
   operands = list(operation.operands)
+  has_lhs_scale, has_rhs_scale = (
+    not (_is_plain(values) and _is_one(scale.owner))
+    for values, scale in zip(call.operands[:2], operands[2:], strict=True)
+  )
   return dataclasses.replace(
     call,
     dimension_numbers=numbers,
-    has_scale=tuple(
-      not (_is_plain(values) and _is_one(scale.owner))
-      for values, scale in zip(call.operands[:2], operands[2:], strict=True)
-    ),
+    has_scale=(has_lhs_scale, has_rhs_scale),
   )
 
 

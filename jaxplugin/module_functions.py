@@ -196,7 +196,7 @@ def _dot(
       sides[0][1],
       sides[1][1],
       global_scale,
-      block_size=tuple(sizes) if any(padded) else None,
+      block_size=(sizes[0], sizes[1]) if any(padded) else None,
       preferred_element_type=_result_dtype(call),
       implementation=implementation,
     )

@@ -79,6 +79,7 @@ class Source:
     given = self.given
     if isinstance(given, jax.export.Exported):
       # Verbatim is how JAX writes it as well, which allows for Shardy's ops.
+      assert self.version is not None  # it holds a portable artifact
       data = _portable_artifact(self.module, self.version, self.name)
       return dataclasses.replace(given, mlir_module_serialized=data)
     if self.form is None:
@@ -165,7 +166,7 @@ def read(given: Any, name: str | None = None) -> Source:
     source = _read_bytecode(given.mlir_module_serialized, name)
     source = dataclasses.replace(source, given=given)
   elif isinstance(given, (ir.Module, jax.stages.Lowered)):
-    module = given
+    module: Any = given
     if isinstance(given, jax.stages.Lowered):
       module = given.compiler_ir("stablehlo")
     source = Source(
@@ -329,7 +330,7 @@ def _file_location(location: Any) -> Any:
   """The innermost `FileLineColLoc` of a location; None if it has none."""
   if isinstance(location, ir.FileLineColLoc):
     return location
-  inner = ()
+  inner: tuple[Any, ...] = ()
   if isinstance(location, ir.NameLoc):
     inner = (location.child_loc,)
   elif isinstance(location, ir.CallSiteLoc):

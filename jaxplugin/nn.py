@@ -187,13 +187,12 @@ def scaled_dot(
     ("lhs_scale", lhs_scale, lhs),
     ("rhs_scale", rhs_scale, rhs),
   ):
-    scales[name] = (
-      None if scale is None else nn_operands.array(who, name, scale)
-    )
-    if scale is not None and scales[name].ndim != operand.ndim:
+    given = None if scale is None else nn_operands.array(who, name, scale)
+    scales[name] = given
+    if given is not None and given.ndim != operand.ndim:
       raise TypeError(
         f"{who}: {name} must have the rank of its operand, got {name}"
-        f" {tuple(scales[name].shape)} for {tuple(operand.shape)}"
+        f" {tuple(given.shape)} for {tuple(operand.shape)}"
       )
   if lhs.ndim != rhs.ndim:
     raise TypeError(
@@ -240,7 +239,7 @@ def _check_scale(
 ) -> None:
   """The rule of `jax.lax.scaled_dot` about the shape of a scale."""
 
-  def fits(dim, size, scale_size):
+  def fits(dim: int, size: Any, scale_size: Any) -> bool:
     if dim not in contracting:
       return size == scale_size
     if not isinstance(size, int) or not isinstance(scale_size, int):
@@ -276,10 +275,10 @@ def _dot_of_scaled(
   is_empty = 0 in (lhs[0].shape[d] for d in lhs_k)
   is_plain = lhs[1] is None and rhs[1] is None
   if not lhs_k:  # blocks of one, in a contracting dimension of size 1
-    unit = lambda x: None if x is None else jnp.expand_dims(x, -1)
+    unit: Any = lambda x: None if x is None else jnp.expand_dims(x, -1)
     lhs_k, rhs_k = (lhs[0].ndim,), (rhs[0].ndim,)
-    lhs, rhs = tuple(map(unit, lhs)), tuple(map(unit, rhs))
-  operands = [
+    lhs, rhs = (unit(lhs[0]), unit(lhs[1])), (unit(rhs[0]), unit(rhs[1]))
+  operands: Any = [
     _block_scaled(who, side, values, None if is_empty else scale, contracting)
     for side, (values, scale), contracting in (
       ("lhs", lhs, lhs_k),
@@ -290,7 +289,8 @@ def _dot_of_scaled(
     nn_operands.require_xla(
       who, implementation, "a call without any block scale"
     )
-    return reference.plain_dot(*operands, ((lhs_k, rhs_k), batch), dtype)
+    numbers = ((lhs_k, rhs_k), batch)
+    return reference.plain_dot(operands[0], operands[1], numbers, dtype)
   return dot.block_scaled_dot(
     *operands,
     dimension_numbers=((lhs_k, rhs_k), batch),

@@ -305,7 +305,9 @@ def _parse_config(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _differentiable_dot(lhs, rhs, global_scales, recipe):
+def _differentiable_dot(
+  lhs: jax.Array, rhs: jax.Array, global_scales: Any, recipe: _Recipe
+) -> jax.Array:
   lhs_global, rhs_global = global_scales
   return _quantize_and_dot(
     (lhs, recipe.lhs, lhs_global),
@@ -316,25 +318,28 @@ def _differentiable_dot(lhs, rhs, global_scales, recipe):
   )
 
 
-def _forward(lhs, rhs, global_scales, recipe):
+def _forward(
+  lhs: jax.Array, rhs: jax.Array, global_scales: Any, recipe: _Recipe
+) -> tuple[jax.Array, Any]:
   result = _differentiable_dot(lhs, rhs, global_scales, recipe)
   return result, (lhs, rhs, global_scales)
 
 
-def _backward(recipe, residuals, g):
+def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
   lhs, rhs, (lhs_global, rhs_global) = residuals
-  if recipe.gradient is None:
+  gradient = recipe.gradient
+  if gradient is None:
     raise ValueError(
       "scaled_dot_general: differentiation needs configs for lhs, rhs and the"
       " gradient, got two configs; append one for the gradient"
     )
-  is_quantized = not recipe.gradient.has_global_scale
+  is_quantized = not gradient.has_global_scale
 
-  def product(format, global_scale):
+  def product(format: Any, global_scale: Any) -> gradients.Product:
     if not is_quantized:
       return reference.plain_dot
     return lambda g, other, numbers, dtype: _quantize_and_dot(
-      (g, recipe.gradient, None),
+      (g, gradient, None),
       (other, format, global_scale),
       numbers,
       dtype if dtype in call.RESULT_DTYPES else jnp.float32,
@@ -401,8 +406,8 @@ def _quantize_and_dot(
   ):
     x, axis, batch = _merge(x, tuple(contracting), batch)
     x = _pad_to_blocks(x, axis, block)
-    x = quantization.quantize(x, format, axis=axis, global_scale=global_scale)
-    sides.append((x, axis, batch))
+    x_q = quantization.quantize(x, format, axis=axis, global_scale=global_scale)
+    sides.append((x_q, axis, batch))
   (lhs_q, lhs_axis, lhs_batch), (rhs_q, rhs_axis, rhs_batch) = sides
   return dot.block_scaled_dot(
     lhs_q,

@@ -36,7 +36,7 @@ Axes = tuple[str, ...]
 Spec = tuple[Axes, ...]  # the mesh axes of each dimension, major to minor
 
 
-def normalize_spec(spec: Sequence[Any], ndim: int) -> Spec:
+def normalize_spec(spec: PartitionSpec | Sequence[Any], ndim: int) -> Spec:
   """The axes of each dimension of a `PartitionSpec`, as tuples."""
   entries = list(spec) + [None] * (ndim - len(spec))
 
@@ -333,9 +333,10 @@ def sharding_rule(
       kwargs[factor] = size
       inside.append(factor)
       value_factors[dim] = f"({blocks} {factor})"
-      if operand.axis == dim and operand.format.block_size != granule:
+      block = operand.format.block_size if operand.format else granule
+      if operand.axis == dim and block != granule:
         factor = f"{side[0]}s{dim}"
-        kwargs[factor] = granule // operand.format.block_size
+        kwargs[factor] = granule // block
         inside.append(factor)
         scale_factors[dim] = f"({blocks} {factor})"
     terms[side] = " ".join(value_factors)
@@ -490,8 +491,8 @@ def to_bytes(
       continue
     values = getattr(operands, side)
     if values.dtype == formats.E2M1:
-      pack = scaled_array.pack_fp4
-      if not jax.config.jax_use_shardy_partitioner:
+      pack: Any = scaled_array.pack_fp4
+      if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
         pack = _pack_fp4_elementwise
       values = pack(values, axis=operand.axis)
     changes[side] = _reinterpret(values, jnp.dtype(jnp.uint8))

@@ -30,6 +30,7 @@ from jax.sharding import NamedSharding
 
 from jaxplugin import backends
 from jaxplugin import call
+from jaxplugin import canonical
 from jaxplugin import jax_private
 from jaxplugin import lowering
 from jaxplugin import partitioning
@@ -248,8 +249,7 @@ def _lower(ctx, *flat, config, target, platform=None):
   def local(operands, config):
     problem = call.problem_of(config, operands)
     decision = backends.choose(problem, target, config.implementation)
-    backend = backends.BACKENDS[decision.implementation]
-    return backend.emit(operands, config, problem, target)
+    return backends.emit(decision.implementation, operands, config, target)
 
   # A partitioner's callback cannot be exported.
   is_split = not is_export and lowering.is_partitioned(ctx)
@@ -259,10 +259,11 @@ def _lower(ctx, *flat, config, target, platform=None):
     if not is_split or not partitioning.can_partition(config, operands):
       return local(operands, config)
     # The partitioner traces `local_dot` again for each device's share.
-    exact, operands = partitioning.with_exact_scales(config, operands)
-    flat = partitioning.to_bytes(exact, operands)
+    operands, bytewise = canonical.with_bytes(operands, config)
+    exact, operands = partitioning.with_exact_scales(bytewise, operands)
+    parts = partitioning.to_bytes(exact, operands)
     abstract = functools.partial(bind, target=target)
-    return partitioning.partitioned(abstract, local, exact)(*flat)
+    return partitioning.partitioned(abstract, local, exact)(*parts)
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [

@@ -35,6 +35,8 @@ class OperandProblem:
     contracting_is_minor: whether k is the fastest varying dimension in memory.
     scale_layout: "linear" or "swizzled_128x4".
     scale_is_padded: whether the scale is larger than rows x ceil(k / block).
+    is_interleaved: whether FP4 values are interleaved, as `prepare_weights`
+      does for some GPUs.
   """
 
   format: formats.BlockFormat | None
@@ -42,6 +44,7 @@ class OperandProblem:
   contracting_is_minor: bool = True
   scale_layout: str = "linear"
   scale_is_padded: bool = False
+  is_interleaved: bool = False
 
   def __str__(self) -> str:
     return self.dtype.name if self.format is None else self.format.name
@@ -92,6 +95,12 @@ class DotProblem:
       )
     )
     return f"{self.lhs} x {self.rhs} -> {self.out_dtype.name}, {sizes}"
+
+  @property
+  def interleaved_sides(self) -> tuple[str, ...]:
+    """Which of "lhs" and "rhs" have interleaved values."""
+    sides = (("lhs", self.lhs), ("rhs", self.rhs))
+    return tuple(name for name, side in sides if side.is_interleaved)
 
   @property
   def sizes_are_static(self) -> bool:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` and `dequantize`: block-scaled arrays from floats, and back.
 
-On CPUs the kernels of kernels/cpu do the work where they are faster, with the
-same bits (`quantization_primitive`); elsewhere JAX operations
-(`quantization_ops`).
+On CPUs the kernels of kernels/cpu do the work where they are faster, on GPUs
+the Triton kernels of kernels/quantize.py quantize, with the same bits
+(`quantization_primitive`); elsewhere JAX operations do (`quantization_ops`).
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ def dequantize(
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
+  if x.is_interleaved:
+    x = x.pack()
   return quantization_primitive.dequantize(
     x.values, linear_scale(x), x.global_scale, x.format, x.axis, dtype
   )

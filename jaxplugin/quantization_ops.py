@@ -122,7 +122,7 @@ def dequantize_raw(
   result = values.astype(jnp.float32)
   result = jnp.pad(result, widths)
   blocks = _split(result, axis, format.block_size)
-  factors = (scale.astype(jnp.float32),)
+  factors: tuple[jax.Array, ...] = (scale.astype(jnp.float32),)
   if format.scale_is_power_of_two:
     factors = codes.decode_e8m0(scale)
   for factor in reversed(factors):

@@ -1,22 +1,24 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_p` and `dequantize_p`: where C++ kernels may quantize instead.
+"""`quantize_p` and `dequantize_p`: where kernels may quantize instead.
 
 Both mean what the functions of `quantization_ops` do, and are lowered to them,
-except in a module for one CPU where the kernels of kernels/cpu are: there they
-are calls of XLA's FFI (`lowering.cpu_kernels_serve` says when). Bits of
-`quantize` are the same either way; `dequantize` by the kernels is exact also
-below 2^-126.
+except in a module for one device (`lowering.device_of_kernels`): for a CPU, to
+calls of the C++ kernels of kernels/cpu, where they are; and `quantize_p`, for a
+GPU, to the Triton kernels of kernels/quantize.py (`quantization_triton`). Bits
+of `quantize` are the same in all; `dequantize` by the C++ kernels is exact also
+below 2^-126. On GPUs XLA fuses the operations of `dequantize` into one pass.
 
 quantize_p: (x[, global_scale]) -> (values, scale[, global_scale]), the latter
   where it is computed. Parameters: format, axis, scale_rounding, target.
 dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
   axis, dtype, target.
 
-`target` is that of an enclosing `use_target`, or None. What no kernel serves,
-or serves slower, is never bound: it is traced as operations at once.
+`target` is that of an enclosing `use_target`, or None. What no kernel serves is
+never bound: it is traced as operations at once.
 
-Rule: along the last axis always kernels; along another, to quantize to FP4.
+Rule for CPUs: along the last axis always kernels; along another, to quantize to
+FP4.
 
 Milliseconds by operations / by kernels, f32, medians of interleaved calls (AVX2
 kernels built with -fno-trapping-math, 2 cores of an EPYC, load 1.4 to 2.8, jax
@@ -42,8 +44,8 @@ long after the kernel. (These last: under a load of 3 to 6.)
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -60,8 +62,11 @@ from jax.interpreters import mlir
 from jaxplugin import cpu_library
 from jaxplugin import formats
 from jaxplugin import lowering
+from jaxplugin import problem as problem_lib
 from jaxplugin import quantization_ops
+from jaxplugin import quantization_triton
 from jaxplugin import target as target_lib
+from jaxplugin import triton_library
 
 _QUANTIZE: Final = "jaxplugin_quantize"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
@@ -94,10 +99,7 @@ def quantize(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """`quantization_ops.quantize` to nearest, by kernels where they serve."""
   params = {"format": format, "axis": axis, "scale_rounding": scale_rounding}
-  # Along another axis a kernel needs x transposed: for FP8 that costs more than
-  # is won.
-  is_last = axis == x.ndim - 1
-  if not (_is_served(x, format) and (is_last or format.is_fp4)):
+  if not _is_served(x, format):
     return quantization_ops.quantize(x, global_scale, None, **params)
   if x.dtype not in _FLOATS:
     x = x.astype(jnp.float32)
@@ -129,6 +131,53 @@ def dequantize(
 def _is_served(x: jax.Array, format: formats.BlockFormat) -> bool:
   """Whether kernels know the format, and there is something to do."""
   return format in _FORMATS and 0 not in x.shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+  """What quantizes on a target.
+
+  Attributes:
+    implementation: "cpu", "triton", or "xla", the operations.
+    reason: of "xla", why no kernels.
+  """
+
+  implementation: str
+  reason: str = ""
+
+
+def choose(
+  problem: quantization_triton.QuantizeProblem, target: target_lib.Target
+) -> Choice:
+  """Chooses what quantizes on a target: kernels where they serve. Pure."""
+  if target.platform == "cpu":
+    refusal = _cpu_refusal(problem, target)
+    name = "cpu"
+  else:
+    refusal = quantization_triton.supports(problem, target)
+    name = "triton"
+  if refusal is None:
+    return Choice(implementation=name)
+  return Choice(implementation="xla", reason=f"{name} {refusal.reason}")
+
+
+def _cpu_refusal(
+  problem: quantization_triton.QuantizeProblem, target: target_lib.Target
+) -> problem_lib.Unsupported | None:
+  if target.cpu_kernels is None:
+    return problem_lib.Unsupported(
+      target.cpu_kernels_error or "kernels are not on the target"
+    )
+  if problem.format not in _FORMATS:
+    return problem_lib.Unsupported(f"kernels do not know {problem.format}")
+  # Along another axis a kernel needs x transposed: for FP8 that costs more than
+  # is won.
+  is_last = problem.axis == len(problem.shape) - 1
+  if not (is_last or problem.format.is_fp4):
+    return problem_lib.Unsupported(
+      "kernels are slower for FP8 along another axis than the last"
+    )
+  return None
 
 
 def _quantize_by_operations(x, global_scale=None, *, target=None, **params):
@@ -212,7 +261,9 @@ def _dequantize_by_kernel(
     block_size=np.int64(format.block_size),
     isa=np.int64(_BEST_ISA),
   ).reshape(*lead, k)
-  return result if is_fused else (result * factor).astype(dtype)
+  if factor is None or is_fused:
+    return result
+  return (result * factor).astype(dtype)
 
 
 def _or_absent(x: jax.Array | None) -> jax.Array:
@@ -308,36 +359,56 @@ def _dequantize_batch(args, dims, *, axis, **params):
   return dequantize_p.bind(values, scale, *given, axis=axis + 1, **params), 0
 
 
-def _lower(
-  by_kernel: Callable[..., Any],
-  by_operations: Callable[..., Any],
-  ctx: Any,
-  *args: Any,
-  target: target_lib.Target | None,
-  **params: Any,
+def _lower_quantize(
+  ctx: Any, x: Any, *given: Any, target: target_lib.Target | None, **params: Any
+) -> Any:
+  aval = ctx.avals_in[0]
+  problem = quantization_triton.QuantizeProblem(
+    shape=tuple(aval.shape),
+    dtype=np.dtype(aval.dtype),
+    has_global_scale=bool(given),
+    **params,
+  )
+  function = functools.partial(_quantize_by_operations, **params)
+  device = lowering.device_of_kernels(ctx, target)
+  if device is not None:
+    implementation = choose(problem, device).implementation
+    if implementation == "cpu":
+      function = functools.partial(_quantize_by_kernel, **params)
+    # Where jax-triton cannot lower (it does not import, or an AMD GPU is not
+    # here), operations are lowered: nobody could ask for them instead of an
+    # error, as `quantize` takes no implementation, and the bits are the same.
+    elif implementation == "triton" and not triton_library.lowering_refusal(
+      device
+    ):
+      function = functools.partial(
+        _quantize_by_triton, problem=problem, target=device
+      )
+  return mlir.lower_fun(function, multiple_results=True)(ctx, x, *given)
+
+
+def _quantize_by_triton(x, global_scale=None, *, problem, target):
+  results = quantization_triton.emit(x, global_scale, problem, target)
+  return results if problem.computes_global_scale else results[:2]
+
+
+def _lower_dequantize(
+  ctx: Any, *args: Any, target: target_lib.Target | None, **params: Any
 ) -> Any:
   serve = lowering.cpu_kernels_serve(ctx, target)
+  by_kernel, by_operations = _dequantize_by_kernel, _dequantize_by_operations
   function = functools.partial(by_kernel if serve else by_operations, **params)
-  rule = mlir.lower_fun(
-    function, multiple_results=ctx.primitive.multiple_results
-  )
-  return rule(ctx, *args)
+  return mlir.lower_fun(function, multiple_results=False)(ctx, *args)
 
 
 quantize_p.def_impl(functools.partial(_impl, quantize_p))
 quantize_p.def_abstract_eval(_quantize_abstract_eval)
 ad.primitive_jvps[quantize_p] = _quantize_jvp
 batching.primitive_batchers[quantize_p] = _quantize_batch
-mlir.register_lowering(
-  quantize_p,
-  functools.partial(_lower, _quantize_by_kernel, _quantize_by_operations),
-)
+mlir.register_lowering(quantize_p, _lower_quantize)
 
 dequantize_p.def_impl(functools.partial(_impl, dequantize_p))
 dequantize_p.def_abstract_eval(_dequantize_abstract_eval)
 ad.primitive_jvps[dequantize_p] = _dequantize_jvp
 batching.primitive_batchers[dequantize_p] = _dequantize_batch
-mlir.register_lowering(
-  dequantize_p,
-  functools.partial(_lower, _dequantize_by_kernel, _dequantize_by_operations),
-)
+mlir.register_lowering(dequantize_p, _lower_dequantize)

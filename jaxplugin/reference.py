@@ -71,7 +71,9 @@ def oracle_dot(
   """
   (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = dimension_numbers
 
-  def to_3d(x, contracting, batch):
+  def to_3d(
+    x: np.ndarray, contracting: call.Dims, batch: call.Dims
+  ) -> tuple[np.ndarray, list[int], list[int]]:
     free = call.free_dims(x.ndim, contracting, batch)
     kinds = [[x.shape[d] for d in dims] for dims in (batch, free, contracting)]
     flat = [int(np.prod(kind, dtype=np.int64)) for kind in kinds]
@@ -111,7 +113,9 @@ def plain_dot(
       bf16 on a TPU.
   """
 
-  def multiply(operand_dtype, precision, lhs, rhs):
+  def multiply(
+    operand_dtype: Any, precision: Any, lhs: jax.Array, rhs: jax.Array
+  ) -> jax.Array:
     return lax.dot_general(
       lhs.astype(operand_dtype),
       rhs.astype(operand_dtype),
@@ -164,7 +168,7 @@ def _dequantized(
 ) -> jax.Array:
   if operand.format is None:
     return values
-  assert operand.axis is not None
+  assert operand.axis is not None and scale is not None
   scale = exact_scale(operand, values, scale)
   return quantization_ops.dequantize_raw(
     values, scale, operand.format, axis=operand.axis

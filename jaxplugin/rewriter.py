@@ -85,7 +85,8 @@ def rewrite(
   attributes go to the call of the function; layouts that it names are dropped,
   as they say nothing about values. So is everything in its backend_config but
   the block size. In a module for several partitions XLA partitions plain
-  operations, but replicates the custom calls of cuDNN and the C++ kernels.
+  operations, but replicates the custom calls of cuDNN, of Triton and of the C++
+  kernels.
 
   Args:
     module: StableHLO text, HLO text, bytecode or a portable artifact (bytes),

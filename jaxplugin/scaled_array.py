@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin import formats
+from jaxplugin import interleaving
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
@@ -46,7 +47,8 @@ class ScaledArray:
 
   Attributes:
     values: format.values_dtype[..., k, ...], or for FP4 formats uint8 with the
-      blocked axis halved: two values a byte, the first in the low nibble.
+      blocked axis halved: two values a byte, the first in the low nibble. Or
+      FP4 as uint32[..., k / 8], interleaved: what `prepare_weights` makes.
     scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
       with the blocked axis divided by the block size. Multiplies to dequantize.
       For scale_layout "swizzled_128x4" the array `swizzle_scale` returns.
@@ -85,7 +87,7 @@ class ScaledArray:
     self.scale_layout = scale_layout
     _validate(self)
 
-  def tree_flatten_with_keys(self):
+  def tree_flatten_with_keys(self) -> tuple[Any, Any]:
     key = jax.tree_util.GetAttrKey
     children = (
       (key("values"), self.values),
@@ -94,12 +96,12 @@ class ScaledArray:
     )
     return children, (self.format, self.scale_layout)
 
-  def tree_flatten(self):
+  def tree_flatten(self) -> tuple[Any, Any]:
     children = (self.values, self.scale, self.global_scale)
     return children, (self.format, self.scale_layout)
 
   @classmethod
-  def tree_unflatten(cls, aux, children):
+  def tree_unflatten(cls, aux: Any, children: Any) -> ScaledArray:
     # Leaves may be anything here (shardings, specs, None), so no validation.
     self = object.__new__(cls)
     self.values, self.scale, self.global_scale = children
@@ -107,7 +109,7 @@ class ScaledArray:
     return self
 
   def __repr__(self) -> str:
-    def brief(x):
+    def brief(x: Any) -> str:
       if not hasattr(x, "shape"):
         return repr(x)
       return f"{x.dtype}{list(x.shape)}"
@@ -124,9 +126,14 @@ class ScaledArray:
     return self.values.dtype == formats.PACKED
 
   @property
+  def is_interleaved(self) -> bool:
+    """Whether values are FP4 in words; `pack` and `unpack` undo it."""
+    return self.values.dtype == interleaving.WORDS
+
+  @property
   def axis(self) -> int:
     """The blocked axis of `values`, found from the shapes; never negative."""
-    if self.scale_layout == SWIZZLED:
+    if self.scale_layout == SWIZZLED or self.is_interleaved:
       return self.values.ndim - 1
     return blocked_axis(self.values.shape, self.scale.shape)
 
@@ -148,6 +155,8 @@ class ScaledArray:
   def nbytes(self) -> int:
     """Bytes of all leaves, FP4 values counted as half a byte each."""
     bits = 8 if self.is_packed else self.format.value_bits
+    if self.is_interleaved:
+      bits = 8 * interleaving.WORDS.itemsize
     total = -(-self.values.size * bits // 8)
     total += self.scale.size * self.scale.dtype.itemsize
     if self.global_scale is not None:
@@ -158,10 +167,14 @@ class ScaledArray:
     """The same array with FP4 values stored as uint8, two a byte."""
     if not self.format.is_fp4 or self.is_packed:
       return self
+    if self.is_interleaved:
+      return self._replace_values(interleaving.deinterleave(self.values))
     return self._replace_values(pack_fp4(self.values, axis=self.axis))
 
   def unpack(self) -> ScaledArray:
     """The same array with FP4 values in `float4_e2m1fn`, logical shape."""
+    if self.is_interleaved:
+      return self.pack().unpack()
     if not self.is_packed:
       return self
     return self._replace_values(unpack_fp4(self.values, axis=self.axis))
@@ -209,11 +222,19 @@ def blocked_axis(
 
 
 def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
-  """Shape of `values` with `axis` doubled when they are packed FP4."""
+  """Shape of `values` with `axis` as long as FP4 values there are many."""
   shape = tuple(values.shape)
-  if values.dtype != formats.PACKED:
-    return shape
-  return (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
+  per_element = 1
+  if values.dtype == formats.PACKED:
+    per_element = 2
+  elif values.dtype == interleaving.WORDS:
+    per_element = interleaving.VALUES_PER_WORD
+  return (*shape[:axis], per_element * shape[axis], *shape[axis + 1 :])
+
+
+def may_be_interleaved(format: formats.BlockFormat) -> bool:
+  """Whether values of a format may be FP4 in words."""
+  return format.is_fp4 and format.block_size % interleaving.UNIT == 0
 
 
 def _validate(array: ScaledArray) -> None:
@@ -232,7 +253,10 @@ def _validate(array: ScaledArray) -> None:
   leaves = (values, scale, array.global_scale)
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
-  if values.dtype not in format.storage_dtypes:
+  is_interleaved = values.dtype == interleaving.WORDS
+  if values.dtype not in format.storage_dtypes and not (
+    is_interleaved and may_be_interleaved(format)
+  ):
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
       f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
@@ -266,7 +290,9 @@ def _validate(array: ScaledArray) -> None:
     columns = -(-shape[-1] // format.block_size)
     expected = swizzled_shape((*shape[:-1], columns))
   else:
-    axis = blocked_axis(values.shape, scale.shape)
+    axis = values.ndim - 1
+    if not is_interleaved:
+      axis = blocked_axis(values.shape, scale.shape)
     shape = logical_shape(values, axis)
     if scale.shape[axis] * format.block_size != shape[axis]:
       expected = None

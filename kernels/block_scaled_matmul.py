@@ -172,6 +172,11 @@ def native_kernel(
 
   Both operands have a block format, MX ones in any pair, or both NVFP4. Grid,
   accumulator, masks and SPLIT_K as `upcast_kernel`.
+
+  Threads load the tiles, not TMA. Triton 3.9 makes cp.async.bulk.tensor of host
+  descriptors for FP8 with FP8 and FP4 with FP4. But jax-triton has them from
+  0.4 on only, refuses FP4 beside FP8 ("fp4_padded", 0.4.1), and `interpret`,
+  which checks every access, takes arrays alone: nothing here could run them.
   """
   tl.static_assert((LHS_FORMAT == "nvfp4") == (RHS_FORMAT == "nvfp4"))
   tl.static_assert((SPLIT_K > 1) == (EPILOGUE is None))

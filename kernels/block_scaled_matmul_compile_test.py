@@ -42,14 +42,26 @@ CORE_COUNTS = {
 }
 
 
-def product(lhs, rhs, *, m, n=4096, k=4096, k_is_minor=True, **options):
+def product(
+  lhs,
+  rhs,
+  *,
+  m,
+  n=4096,
+  k=4096,
+  k_is_minor=True,
+  interleaved=False,
+  **options,
+):
   return configs.MatmulShape(
     batch=1,
     m=m,
     n=n,
     k=k,
     lhs=configs.operand(lhs, m, k),
-    rhs=configs.operand(rhs, n, k, k_is_minor=k_is_minor),
+    rhs=configs.operand(
+      rhs, n, k, k_is_minor=k_is_minor, interleaved=interleaved
+    ),
     **{"out_dtype": "bf16", **options},
   )
 
@@ -68,16 +80,34 @@ PRODUCTS = {
   "bf16_mxfp4": product("bf16", "mxfp4", m=4096),
   "mxfp8_decode": product("mxfp8", "mxfp8", m=16, k=LONG_K),
   "bf16_nvfp4_decode": product("bf16", "nvfp4", m=1, k=LONG_K),
+  "bf16_mxfp4_decode": product("bf16", "mxfp4", m=1, k=LONG_K),
   "f32_mxfp4": product("f32", "mxfp4", m=48),
   "tails_k_major": product(
     "mxfp8", "mxfp8_e5m2", m=1000, n=2000, k=4080, k_is_minor=False
   ),
 }
+# Weights that `prepare_weights` interleaved, for the GPUs that it does so for.
+INTERLEAVED = {
+  f"bf16_{format}_{name}_interleaved": product(
+    "bf16", format, interleaved=True, **sizes
+  )
+  for format in configs.PACKED_FORMATS
+  for name, sizes in (
+    ("decode", {"m": 1, "k": LONG_K}),
+    ("prefill", {"m": 4096}),
+  )
+}
+INTERLEAVING = ("sm_80", "sm_89", "sm_90")
+PRODUCTS |= INTERLEAVED
 CASES = [
   {"testcase_name": f"{name}_{key}", "name": name, "key": key}
   for name in architectures.ARCHITECTURES
   for key in PRODUCTS
+  if key not in INTERLEAVED or name in INTERLEAVING
 ]
+# Instructions of a main loop for each value of the weight: with interleaved
+# values at most this share of those with values in their usual order.
+INTERLEAVED_SHARE = {"sm_80": 0.75, "sm_89": 0.85, "sm_90": 0.85}
 
 # Of the machine code's or the assembly's matrix instructions.
 UPCAST_INSTRUCTION = {
@@ -129,9 +159,17 @@ def compile_launch(launch, shape, architecture):
   )
 
 
+def instructions_per_rhs_value(name, key):
+  """Of a thread, in the main loop, for each value of rhs that it decodes."""
+  launch, config, kernel = compiled(name, key)
+  threads = launch.num_warps * kernel.architecture.warp_size
+  instructions = kernel.main_loop.instructions * threads
+  return instructions / (config.block_n * config.block_k)
+
+
 def table_entry(name, key):
   launch, _, kernel = compiled(name, key)
-  return {
+  entry = {
     "kernel": launch.name,
     "registers": kernel.registers,
     "shared_memory_bytes": kernel.shared_memory_bytes,
@@ -141,13 +179,21 @@ def table_entry(name, key):
       kernel.main_loop.instructions_per_matrix_instruction, 1
     ),
   }
+  if "decode" in key:  # whose loops are not unrolled
+    per_value = instructions_per_rhs_value(name, key)
+    entry["instructions_per_rhs_value"] = round(per_value, 2)
+  return entry
 
 
 def regenerate():
   table = {
     "triton": triton.__version__,
     "loops": {
-      name: {key: table_entry(name, key) for key in PRODUCTS}
+      name: {
+        case["key"]: table_entry(name, case["key"])
+        for case in CASES
+        if case["name"] == name
+      }
       for name in architectures.ARCHITECTURES
     },
   }
@@ -199,6 +245,13 @@ class CompileTest(parameterized.TestCase):
     self.assertLessEqual(
       actual["loop_instructions"], TOLERANCE * entry["loop_instructions"]
     )
+
+  @parameterized.product(name=INTERLEAVING, format=configs.PACKED_FORMATS)
+  def test_interleaved_values_take_fewer_instructions(self, name, format):
+    key = f"bf16_{format}_decode"
+    usual = instructions_per_rhs_value(name, key)
+    interleaved = instructions_per_rhs_value(name, f"{key}_interleaved")
+    self.assertLessEqual(interleaved, INTERLEAVED_SHARE[name] * usual)
 
   @parameterized.parameters(*architectures.ARCHITECTURES)
   def test_reduction_compiles(self, name):

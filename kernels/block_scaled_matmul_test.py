@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import unittest
 
 import numpy as np
 from absl.testing import absltest
@@ -13,6 +14,7 @@ from jaxplugin import formats
 from jaxplugin import reference
 from jaxplugin import testing as contract
 from jaxplugin.kernels import configs
+from jaxplugin.kernels import interpret
 from jaxplugin.kernels import testing
 
 BLOCK_FORMATS = tuple(configs.VALUES_PER_SCALE)
@@ -70,6 +72,11 @@ def named(pairs):
 def exact_dot(lhs, rhs):
   numbers = (((2,), (2,)), ((0,), (0,)))
   return reference.oracle_dot(lhs.exact, rhs.exact, numbers)
+
+
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
 
 
 class MatmulTest(parameterized.TestCase):
@@ -132,6 +139,33 @@ class FormatPairTest(MatmulTest):
   def test_small_m_is_exact_on_integers(self, lhs, rhs):
     operands = self.make(lhs, rhs, batch=2, m=1, n=33, k=264, integers=True)
     self.check_exact(*operands, SMALL_M)
+
+  @parameterized.product(
+    config=(UPCAST, SWAPPED, SMALL_M),
+    pair=(("bf16", "mxfp4"), ("f32", "nvfp4"), ("mxfp8", "nvfp4")),
+  )
+  def test_interleaved_values_give_the_bits_of_others(self, config, pair):
+    lhs, rhs = pair
+    batch, m, n, k = 2, 3, 35, 208  # neither is a multiple of a tile
+    state = self.rng.bit_generator.state
+    lhs_operand, usual = self.make(lhs, rhs, batch=batch, m=m, n=n, k=k)
+    self.rng.bit_generator.state = state
+    storage = {"lhs_storage": {}, "rhs_storage": {"interleaved": True}}
+    _, interleaved = self.make(lhs, rhs, batch=batch, m=m, n=n, k=k, **storage)
+    expected = testing.run(lhs_operand, usual, config)
+    result = testing.run(lhs_operand, interleaved, config)
+    np.testing.assert_array_equal(usual.exact, interleaved.exact)
+    if config.path == "small_m":  # which has another order of k for each
+      self.check(lhs_operand, interleaved, config)
+    else:
+      np.testing.assert_array_equal(result, expected)
+
+  @parameterized.parameters(*configs.PACKED_FORMATS)
+  def test_lhs_may_be_interleaved_as_well(self, format):
+    storage = {"integers": True, "interleaved": True}
+    for config in (UPCAST, SMALL_M):
+      operands = self.make(format, format, batch=1, m=5, n=20, k=144, **storage)
+      self.check_exact(*operands, config)
 
   @parameterized.parameters(
     ("upcast", "mxfp8", "mxfp8"),

@@ -37,6 +37,12 @@ FORMATS: Final = (*VALUES_PER_SCALE, *PLAIN_BYTES)
 _PIECES: Final = {"f16": 2, "f32": 3}
 ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
 
+# Behind the name of an FP4 format: its values are interleaved, and so that it
+# can be interpreted, which inline assembly cannot.
+INTERLEAVED: Final = "_interleaved"
+PORTABLE: Final = "_portable"
+INTERLEAVED_UNIT: Final = 16  # values that share two words
+
 # GPUs that convert E4M3 to wider floats by an instruction; the kernels have
 # others do it by integer operations.
 _CONVERTS_E4M3: Final = (
@@ -88,14 +94,17 @@ class OperandKind:
   Attributes:
     format: one of `FORMATS`.
     strides: (batch, row, k) in stored elements; those of FP4 are bytes, each
-      of two values along k.
+      of two values along k, or where it is interleaved words, of eight.
     scale_strides: (batch, row, column) of a linear scale; (batch, row tile) of
       a scale swizzled in tiles of 128 x 4; None of a plain operand.
+    is_interleaved: whether the values are FP4 as `decode.interleaved_to_bf16`
+      reads them.
   """
 
   format: str
   strides: tuple[int, int, int]
   scale_strides: tuple[int, ...] | None = None
+  is_interleaved: bool = False
 
   @property
   def is_quantized(self) -> bool:
@@ -105,6 +114,11 @@ class OperandKind:
   def is_packed(self) -> bool:
     """Whether values are stored two a byte."""
     return self.format in PACKED_FORMATS
+
+  @property
+  def kernel_format(self) -> str:
+    """What kernels are told as FORMAT."""
+    return self.format + (INTERLEAVED if self.is_interleaved else "")
 
   @property
   def values_per_scale(self) -> int:
@@ -136,6 +150,7 @@ def operand(
   *,
   k_is_minor: bool = True,
   swizzled: bool = False,
+  interleaved: bool = False,
 ) -> OperandKind:
   """A dense operand [batch, rows, k], or [batch, k, rows] if k is not minor."""
   if format not in FORMATS:
@@ -143,12 +158,15 @@ def operand(
       f"operand: format must be one of {FORMATS}, got {format!r}"
     )
 
-  def dense(columns):
+  def dense(columns: int) -> tuple[int, int, int]:
     if k_is_minor:
       return rows * columns, columns, 1
     return rows * columns, 1, rows
 
-  strides = dense(cdiv(k, 2) if format in PACKED_FORMATS else k)
+  per_element = 1
+  if format in PACKED_FORMATS:
+    per_element = 8 if interleaved else 2
+  strides = dense(cdiv(k, per_element))
   if format not in VALUES_PER_SCALE:
     return OperandKind(format=format, strides=strides)
   columns = cdiv(k, VALUES_PER_SCALE[format])
@@ -158,7 +176,10 @@ def operand(
     row_tile = cdiv(columns, SCALE_TILE_COLUMNS) * tile
     scale_strides = (cdiv(rows, SCALE_TILE_ROWS) * row_tile, row_tile)
   return OperandKind(
-    format=format, strides=strides, scale_strides=scale_strides
+    format=format,
+    strides=strides,
+    scale_strides=scale_strides,
+    is_interleaved=interleaved,
   )
 
 
@@ -227,8 +248,9 @@ class Launch:
     inputs: names of the arrays in the kernel's order, of "lhs", "lhs_scale",
       "rhs", "rhs_scale", "global_scale", "bias", "residual", "workspace". One
       that the call has not is another's name: its pointer is not read.
-    views: what the values are to be given as, by name: "u32", eight FP4 values
-      a word, "u8" or "e4m3". Scales are given as bytes, and all else as it is.
+    views: what values and scales are to be given as, by name: "u32", eight FP4
+      values a word, "u8" or "e4m3". Other scales are given as bytes, and all
+      else as it is.
     output: "out" or "workspace", the last pointer.
     output_shape, output_dtype: of that array.
     constexprs: the rest of the kernel's arguments, by name.
@@ -275,10 +297,10 @@ def plan(
     "M": shape.m,
     "N": shape.n,
     "K": shape.k,
-    "LHS_FORMAT": shape.lhs.format,
+    "LHS_FORMAT": shape.lhs.kernel_format,
     "LHS_STRIDES": shape.lhs.strides,
     "LHS_SCALE_STRIDES": shape.lhs.scale_strides,
-    "RHS_FORMAT": shape.rhs.format,
+    "RHS_FORMAT": shape.rhs.kernel_format,
     "RHS_STRIDES": shape.rhs.strides,
     "RHS_SCALE_STRIDES": shape.rhs.scale_strides,
     "EPILOGUE": None if is_split else epilogue,
@@ -348,8 +370,12 @@ def _views(
     views[name] = "u8"
     if kind.format == "mxfp8" and architecture.name in _CONVERTS_E4M3:
       views[name] = "e4m3"
-    if name == "rhs" and kind.is_packed and config.path == "small_m":
+    if kind.is_interleaved or (
+      name == "rhs" and kind.is_packed and config.path == "small_m"
+    ):
       views[name] = "u32"
+    if kind.format == "nvfp4" and architecture.name in _CONVERTS_E4M3:
+      views[f"{name}_scale"] = "e4m3"
   return tuple(views.items())
 
 
@@ -391,13 +417,21 @@ def signature(
     "workspace": "f32",
     **dict(launch.views),
   }
-  names = _MATMUL_POINTERS
+  names: tuple[str, ...] = _MATMUL_POINTERS
   if launch.kernel == "reduce":
     names = _REDUCE_POINTERS
   dtypes = [*(arrays[name] for name in launch.inputs), launch.output_dtype]
   return {
     name: f"*{_TRITON_DTYPES.get(dtype, dtype)}"
     for name, dtype in zip(names, dtypes, strict=True)
+  }
+
+
+def portable(constexprs: dict[str, Any]) -> dict[str, Any]:
+  """The same for an interpreter, which knows no inline assembly."""
+  return {
+    name: f"{value}{PORTABLE}" if str(value).endswith(INTERLEAVED) else value
+    for name, value in constexprs.items()
   }
 
 

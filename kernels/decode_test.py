@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every code of every format decodes as ml_dtypes has it."""
 
+import unittest
+
 import ml_dtypes
 import numpy as np
 import triton
@@ -10,8 +12,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import formats
+from jaxplugin.kernels import configs
 from jaxplugin.kernels import decode
 from jaxplugin.kernels import interpret
+from jaxplugin.kernels import testing
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 CODES = np.arange(256, dtype=np.uint8)
@@ -74,6 +78,11 @@ def same(actual, expected):
   )
 
 
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
+
+
 class DecodeTest(parameterized.TestCase):
   @parameterized.parameters(
     ("mxfp8", formats.E4M3),
@@ -97,6 +106,21 @@ class DecodeTest(parameterized.TestCase):
     nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
     expected = nibbles.view(formats.E2M1).astype(BF16).reshape(16, 32)
     same(out, expected)
+
+  @parameterized.parameters("mxfp4", "nvfp4")
+  def test_interleaved_fp4_codes(self, format):
+    codes = np.random.default_rng(0).integers(0, 16, (16, 128), np.uint8)
+    out = np.zeros((16, 128), BF16)
+    interpret.launch(
+      values_kernel,
+      1,
+      testing.interleave(codes),
+      out,
+      FORMAT=format + configs.INTERLEAVED + configs.PORTABLE,
+      ROWS=16,
+      COLUMNS=16,
+    )
+    same(out, codes.view(formats.E2M1).astype(BF16))
 
   @parameterized.parameters(0, 1, 2, 3)
   def test_each_nibble_of_words(self, place):

@@ -40,8 +40,8 @@ class Memory:
     self._writeable = np.array(
       [False, *(array.flags.writeable for array in self._arrays.values())]
     )
-    self.program: tuple[int, int, int] = (0, 0, 0)
-    self._programs: dict[tuple[int, int, int], int] = {}
+    self.program: tuple[int, ...] = (0, 0, 0)
+    self._programs: dict[tuple[int, ...], int] = {}
     self._starts: dict[str, int] = {}
     size = _GAP_BYTES
     for name, array in self._arrays.items():
@@ -107,6 +107,7 @@ class Memory:
       self._check_race(verb, offsets, write)
 
   def _check_race(self, verb: str, offsets: np.ndarray, write: bool) -> None:
+    assert self._writer is not None
     me = self._programs.setdefault(self.program, len(self._programs) + 1)
     writer = self._writer[offsets]
     race = (writer != 0) & (writer != me)

@@ -185,8 +185,11 @@ def _dot(
   return _encode(product + _decode(acc), acc.dtype.scalar)
 
 
-_triton_scale = interpreter._dot_scaled_scale_to_f32
-_triton_values = interpreter._mxfp_value_handle_to_float32
+# Absent before Triton 3.9, where `interpret.unsupported` says so.
+_triton_scale: Any = getattr(interpreter, "_dot_scaled_scale_to_f32", None)
+_triton_values: Any = getattr(
+  interpreter, "_mxfp_value_handle_to_float32", None
+)
 
 
 def dot_scaled_scale(handle: Any, compute_type: Any) -> np.ndarray:

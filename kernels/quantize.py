@@ -9,7 +9,9 @@
 
 Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
 are as documented there. `quantize_config` has what a launch takes. Outputs come
-after inputs, as JAX-Triton passes them; sizes and strides may be constexprs.
+after inputs, as jax-triton passes them; sizes and strides are constexprs, since
+of a number given at run time jax-triton does not say what divides it, and loads
+would be narrow.
 """
 
 from __future__ import annotations
@@ -113,19 +115,19 @@ def quantize(
   global_scale,
   values,
   scale,
-  rows,
-  k,
-  grid_rows,
-  grid_k,
-  values_batch_stride,
-  values_row_stride,
-  values_k_stride,
-  scale_batch_stride,
-  scale_row_stride,
-  scale_k_stride,
-  x_batch_stride,
-  x_row_stride,
-  x_k_stride,
+  rows: tl.constexpr,
+  k: tl.constexpr,
+  grid_rows: tl.constexpr,
+  grid_k: tl.constexpr,
+  values_batch_stride: tl.constexpr,
+  values_row_stride: tl.constexpr,
+  values_k_stride: tl.constexpr,
+  scale_batch_stride: tl.constexpr,
+  scale_row_stride: tl.constexpr,
+  scale_k_stride: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  x_k_stride: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
@@ -204,16 +206,16 @@ def quantize_both(
   scale,
   values_t,
   scale_t,
-  rows,
-  columns,
-  grid_rows,
-  grid_columns,
-  values_bytes,
-  values_t_bytes,
-  scale_bytes,
-  scale_t_bytes,
-  x_batch_stride,
-  x_row_stride,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  grid_rows: tl.constexpr,
+  grid_columns: tl.constexpr,
+  values_bytes: tl.constexpr,
+  values_t_bytes: tl.constexpr,
+  scale_bytes: tl.constexpr,
+  scale_t_bytes: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
@@ -319,11 +321,11 @@ def quantize_both(
 def finite_amax(
   x,
   partial_amax,
-  rows,
-  k,
-  x_batch_stride,
-  x_row_stride,
-  x_k_stride,
+  rows: tl.constexpr,
+  k: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  x_k_stride: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
@@ -353,7 +355,9 @@ def finite_amax(
 
 
 @triton.jit
-def reduce_global_scale(partial_amax, global_scale, size, CHUNK: tl.constexpr):
+def reduce_global_scale(
+  partial_amax, global_scale, size: tl.constexpr, CHUNK: tl.constexpr
+):
   """NVFP4's global scale: max(partial_amax) / (448 * 6), at least 2^-126.
 
   1 where the maximum is 0. One program.

@@ -55,7 +55,8 @@ def small_m_kernel(
 
   rhs has a block format, and k is the minor dimension of both; FP4 values of
   rhs are given as uint32, 8 of them each, K % 8 == 0, and RHS_STRIDES still
-  count bytes. Grid, masks and SPLIT_K as `block_scaled_matmul.upcast_kernel`;
+  count bytes, but those of interleaved ones words; these take the order of k
+  that FP8 has. Grid, masks and SPLIT_K as `block_scaled_matmul.upcast_kernel`;
   the accumulator is f32[BLOCK_N, BLOCK_M].
   """
   tl.static_assert(BLOCK_K % _GROUP == 0, "a tile has whole groups of k")
@@ -150,7 +151,8 @@ def _load_weight(
   EVEN_K: tl.constexpr,
 ):
   """bf16[BLOCK_ROWS, BLOCK_K], dequantized, its k in this kernel's order."""
-  vec_size: tl.constexpr = 16 if FORMAT == "nvfp4" else 32
+  is_nvfp4: tl.constexpr = decode.block_format(FORMAT) == "nvfp4"
+  vec_size: tl.constexpr = 16 if is_nvfp4 else 32
   scale = tiles.load_scale(
     scale_base,
     row,

@@ -65,6 +65,7 @@ def make_operand(
   integers: bool = False,
   k_is_minor: bool = True,
   swizzled: bool = False,
+  interleaved: bool = False,
 ) -> Operand:
   """A random operand of `shape` (batch, rows, k).
 
@@ -76,6 +77,7 @@ def make_operand(
       otherwise all finite codes.
     k_is_minor: whether rows follow each other, or k.
     swizzled: the scale's layout.
+    interleaved: whether FP4 values are.
   """
   if format in DTYPES:
     values = rng.integers(-8, 9, shape) if integers else rng.normal(size=shape)
@@ -97,7 +99,12 @@ def make_operand(
     else:
       scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
   return store_operand(
-    format, values, scale, k_is_minor=k_is_minor, swizzled=swizzled
+    format,
+    values,
+    scale,
+    k_is_minor=k_is_minor,
+    swizzled=swizzled,
+    interleaved=interleaved,
   )
 
 
@@ -117,6 +124,7 @@ def store_operand(
   *,
   k_is_minor: bool = True,
   swizzled: bool = False,
+  interleaved: bool = False,
 ) -> Operand:
   """An operand of given codes (uint8[batch, rows, k], FP4 one a byte)."""
   if scale is None:
@@ -130,7 +138,9 @@ def store_operand(
     scale.view(block_format.scale_dtype),
     block_format,
   )
-  if block_format.is_fp4:
+  if interleaved:
+    values = interleave(values)
+  elif block_format.is_fp4:
     values = values[..., 0::2] | values[..., 1::2] << 4
   values = _lay_out(values, k_is_minor)
   if swizzled:
@@ -141,9 +151,46 @@ def store_operand(
     scale = _lay_out(scale, k_is_minor)
     scale_strides = _strides(scale)
   kind = configs.OperandKind(
-    format=format, strides=_strides(values), scale_strides=scale_strides
+    format=format,
+    strides=_strides(values),
+    scale_strides=scale_strides,
+    is_interleaved=interleaved,
   )
   return Operand(kind=kind, values=values, scale=scale, exact=exact)
+
+
+# Where bit `3 - i` of FP4 value v of 16 lies in two interleaved words, sign
+# first: (word, bit).
+_INTERLEAVED_BITS: Final = (
+  ((0, 15), (0, 8), (0, 7), (0, 6)),
+  ((0, 31), (0, 24), (0, 23), (0, 22)),
+  ((0, 11), (0, 4), (0, 3), (0, 2)),
+  ((0, 27), (0, 20), (0, 19), (0, 18)),
+  ((0, 21), (0, 14), (0, 13), (0, 12)),
+  ((0, 5), (0, 30), (0, 29), (0, 28)),
+  ((1, 15), (1, 8), (1, 7), (1, 6)),
+  ((1, 31), (1, 24), (1, 23), (1, 22)),
+  ((1, 12), (1, 5), (1, 4), (1, 3)),
+  ((1, 28), (1, 21), (1, 20), (1, 19)),
+  ((1, 9), (1, 2), (1, 1), (1, 0)),
+  ((1, 25), (1, 18), (1, 17), (1, 16)),
+  ((0, 16), (0, 9), (1, 11), (1, 10)),
+  ((0, 0), (0, 25), (1, 27), (1, 26)),
+  ((0, 17), (0, 10), (1, 14), (1, 13)),
+  ((0, 1), (0, 26), (1, 30), (1, 29)),
+)
+
+
+def interleave(codes: np.ndarray) -> np.ndarray:
+  """uint32[..., k / 8] of FP4 codes (uint8[..., k]), bit by bit."""
+  *lead, k = codes.shape
+  units = codes.reshape(*lead, k // 16, 16).astype(np.uint32)
+  words = np.zeros((*lead, k // 16, 2), np.uint32)
+  for value, bits in enumerate(_INTERLEAVED_BITS):
+    for i, (word, bit) in enumerate(bits):
+      code_bit = units[..., value] >> np.uint32(3 - i) & np.uint32(1)
+      words[..., word] |= code_bit << np.uint32(bit)
+  return words.reshape(*lead, k // 8)
 
 
 def _lay_out(array: np.ndarray, k_is_minor: bool) -> np.ndarray:
@@ -232,7 +279,7 @@ def run(
       launch.grid,
       *inputs,
       out,
-      **dict(launch.constexprs),
+      **configs.portable(dict(launch.constexprs)),
     )
     arrays[launch.output] = out
   return arrays["out"]

@@ -5,9 +5,10 @@
 Constexpr arguments have the same meaning in every kernel:
 
   BATCH, M, N, K: logical sizes.
-  FORMAT: "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "bf16", "f16" or "f32".
+  FORMAT: "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "bf16", "f16" or "f32"; FP4
+    whose values are interleaved has `configs.INTERLEAVED` behind it.
   STRIDES: (batch, row, k) of an operand in stored elements; those of FP4 are
-    bytes, each of two values along k.
+    bytes, each of two values along k, or interleaved words, each of eight.
   SCALE_STRIDES: (batch, row, column) of a linear scale; (batch, row tile) of a
     swizzled one, a row tile being 128 rows; None for a plain operand.
   EPILOGUE: (has_global_scale, has_bias, activation, has_residual).
@@ -134,20 +135,22 @@ def load_values(
 ):
   """Stored values of a tile: [BLOCK_ROWS, BLOCK_K], of FP4 [.., BLOCK_K / 2].
 
-  uint8, or the float dtype that the pointer has: plain ones, E4M3, E5M2.
+  uint8, or the float dtype that the pointer has: plain ones, E4M3, E5M2. Of FP4
+  that is interleaved uint32[BLOCK_ROWS, BLOCK_K / 8].
   """
   packed: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
-  per_byte: tl.constexpr = 2 if packed else 1
+  words: tl.constexpr = decode.is_interleaved(FORMAT)
+  per_element: tl.constexpr = 8 if words else 2 if packed else 1
   return load_tile(
     base,
     row,
-    k // per_byte,
+    k // per_element,
     STRIDES[1],
     STRIDES[2],
     ROWS,
-    K // per_byte,
+    K // per_element,
     BLOCK_ROWS,
-    BLOCK_K // per_byte,
+    BLOCK_K // per_element,
     EVEN_K,
   )
 
@@ -314,7 +317,8 @@ def load_bf16(
     else:
       return values.to(tl.float32)
   else:
-    vec_size: tl.constexpr = 16 if FORMAT == "nvfp4" else 32
+    is_nvfp4: tl.constexpr = decode.block_format(FORMAT) == "nvfp4"
+    vec_size: tl.constexpr = 16 if is_nvfp4 else 32
     scale = load_scale(
       scale_base,
       row,

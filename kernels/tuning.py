@@ -28,6 +28,7 @@ _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
 _SMALL_M_GROUP: Final = 128  # k that small_m's kernel reorders together
 _WORD_BYTES: Final = 4
+_WIDE_M: Final = 32  # rows up to which small_m's tile is wider in n than in k
 
 # Registers of a thread that a tile may fill, of 255; the rest addresses.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
@@ -49,6 +50,8 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   # Plain operands have no scale; Triton would upcast the other one.
   if not (shape.lhs.is_quantized and shape.rhs.is_quantized):
     return f"both operands must have a block format, got {formats}"
+  if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
+    return "it takes values in their usual order, these are interleaved"
   if not architecture.has_scaled_dot:
     return f"{architecture.name} has no block-scaled matrix instruction"
   # One instruction has one block size.
@@ -77,6 +80,8 @@ def small_m_error(shape: MatmulShape) -> str | None:
   # FP4 is loaded in words of eight values.
   if rhs.is_packed and shape.k % 8:
     return f"k must be a multiple of 8 for {rhs.format}, got {shape.k}"
+  if rhs.is_interleaved:
+    return None
   if rhs.is_packed and any(s % _WORD_BYTES for s in rhs.strides[:2]):
     return f"strides of rhs must be multiples of 4 bytes, got {rhs.strides}"
   return None
@@ -96,6 +101,10 @@ def config_error(
   # Two values a byte, and a byte has no mask of its own.
   if shape.k % 2 and (shape.lhs.is_packed or shape.rhs.is_packed):
     return f"k must be even for FP4, got {shape.k}"
+  if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
+    error = _interleaving_error(shape, architecture)
+    if error is not None:
+      return error
   # Triton's tensors have sizes that are powers of two.
   for size in (*blocks, config.num_warps):
     if size < 1 or size & (size - 1):
@@ -120,6 +129,21 @@ def config_error(
   else:
     error = None
   return error or _resource_error(config, shape, architecture)
+
+
+def _interleaving_error(
+  shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  # 16 values share two words.
+  if shape.k % configs.INTERLEAVED_UNIT:
+    return (
+      f"k must be a multiple of {configs.INTERLEAVED_UNIT} where values are"
+      f" interleaved, got {shape.k}"
+    )
+  # They are taken apart with the help of PTX.
+  if not architecture.is_nvidia:
+    return f"interleaved values need an NVIDIA GPU, not {architecture.name}"
+  return None
 
 
 def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
@@ -273,13 +297,17 @@ def _small_m_tile(
 ) -> MatmulConfig:
   del architecture  # the three that get here are alike
   # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
-  # FP4 for each of two blocks of an SM.
+  # FP4 for each of two blocks of an SM. A tile that is wide in n has fewer
+  # values of lhs to reorder for each of rhs, one of many rows too many
+  # accumulators.
   in_one_piece = shape.lhs.pieces == 1
+  has_short_values = in_one_piece and shape.rhs.is_packed
+  wide = has_short_values and shape.m <= _WIDE_M and shape.n > 128
   return MatmulConfig(
     path="small_m",
     block_m=_block(shape.m, SMALL_M),
-    block_n=128 if in_one_piece else 64,
-    block_k=256 if shape.rhs.is_packed and in_one_piece else 128,
+    block_n=256 if wide else 128 if in_one_piece else 64,
+    block_k=256 if has_short_values and not wide else 128,
     num_warps=8,
     num_stages=4,
     swap=True,

@@ -138,6 +138,26 @@ class ConfigErrorTest(parameterized.TestCase):
       self.assertRegex(error, message)
 
   @parameterized.parameters(
+    ("sm_90", 256, None),
+    ("sm_100", 256, None),
+    ("sm_90", 264, "multiple of 16 where values are interleaved, got 264"),
+    ("gfx942", 256, "need an NVIDIA GPU, not gfx942"),
+  )
+  def test_what_takes_interleaved_values(self, name, k, message):
+    rhs = configs.operand("mxfp4", 256, k, interleaved=True)
+    shape = replace(product("bf16", "mxfp4", k=k), rhs=rhs)
+    error = tuning.config_error(CONFIG, shape, architectures.by_name(name))
+    if message is None:
+      self.assertIsNone(error)
+    else:
+      self.assertRegex(error, message)
+    self.assertIsNone(tuning.small_m_error(shape))
+    native = tuning.native_error(
+      replace(shape, lhs=configs.operand("mxfp4", 256, k)), SM_100
+    )
+    self.assertRegex(native, "these are interleaved")
+
+  @parameterized.parameters(
     ({}, None),
     ({"rhs": configs.operand("bf16", 256, 256)}, "block format, got bf16"),
     (
@@ -216,7 +236,7 @@ class DefaultConfigTest(parameterized.TestCase):
       shape = product("bf16", "nvfp4", m=1, n=n, k=k)
       return tuning.default_config(shape, SM_90, core_count=CORES).split_k
 
-    self.assertEqual(split(8192, 8192), 4)  # 64 tiles: 256 of 264 programs
+    self.assertEqual(split(8192, 8192), 8)  # 32 tiles: 256 of 264 programs
     self.assertEqual(split(65536, 8192), 1)
     self.assertEqual(split(128, 1024), 1)  # too short to split
 
@@ -266,7 +286,13 @@ class PlanTest(parameterized.TestCase):
   @parameterized.parameters(
     ("sm_80", "upcast", "mxfp8", {"lhs": "u8", "rhs": "u8"}),
     ("sm_90", "upcast", "mxfp8", {"lhs": "e4m3", "rhs": "e4m3"}),
-    ("sm_90", "small_m", "nvfp4", {"lhs": "u8", "rhs": "u32"}),
+    ("sm_80", "small_m", "nvfp4", {"lhs": "u8", "rhs": "u32"}),
+    (
+      "sm_90",
+      "upcast",
+      "nvfp4",
+      {"lhs": "u8", "lhs_scale": "e4m3", "rhs": "u8", "rhs_scale": "e4m3"},
+    ),
     ("sm_90", "upcast", "mxfp8_e5m2", {"lhs": "u8", "rhs": "u8"}),
   )
   def test_views(self, name, path, format, views):
@@ -274,6 +300,20 @@ class PlanTest(parameterized.TestCase):
     shape = product(format, format)
     (launch,) = self.plan(shape, config, architectures.by_name(name))
     self.assertEqual(dict(launch.views), views)
+
+  def test_interleaved_values_are_words_and_in_the_name(self):
+    shape = replace(
+      product("bf16", "nvfp4"),
+      rhs=configs.operand("nvfp4", 256, 256, interleaved=True),
+    )
+    self.assertEqual(shape.rhs.strides, (256 * 32, 32, 1))
+    self.assertEqual(shape.rhs.bits, 4)
+    (launch,) = self.plan(shape, CONFIG, architectures.by_name("sm_80"))
+    self.assertEqual(dict(launch.views), {"rhs": "u32"})
+    self.assertIn("_bf16_nvfp4_interleaved_", launch.name)
+    portable = configs.portable(dict(launch.constexprs))
+    self.assertEqual(portable["RHS_FORMAT"], "nvfp4_interleaved_portable")
+    self.assertEqual(portable["LHS_FORMAT"], "bf16")
 
   def test_names_say_format_tile_and_split(self):
     shape = product("bf16", "nvfp4")

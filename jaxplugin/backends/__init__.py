@@ -10,13 +10,19 @@ and `emit(operands, config, problem, target)`, which does it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
+import jax
+
+from jaxplugin import call
+from jaxplugin import canonical
 from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
 from jaxplugin.backends import cpu
 from jaxplugin.backends import cudnn
+from jaxplugin.backends import size_rules as size_rules_lib
 from jaxplugin.backends import triton
 from jaxplugin.backends import xla
 
@@ -45,6 +51,8 @@ def choose(
   problem: problem_lib.DotProblem,
   target: target_lib.Target,
   requested: str | None = None,
+  *,
+  size_rules: Sequence[size_rules_lib.SizeRule] = size_rules_lib.MEASURED,
 ) -> problem_lib.Decision:
   """Chooses the implementation of `problem` on `target`.
 
@@ -52,7 +60,8 @@ def choose(
     problem: what to compute.
     target: where.
     requested: the one implementation to use, or None for the first in
-      `preference_order` that serves.
+      `preference_order` that serves, or the one that a size rule puts first.
+    size_rules: where a measurement overrides the order.
 
   Returns:
     The decision, with a reason for every implementation not chosen.
@@ -66,13 +75,18 @@ def choose(
   order += tuple(name for name in BACKENDS if name not in order)
   answers = {name: BACKENDS[name].supports(problem, target) for name in order}
   chosen = requested
-  if requested is None:
+  rule = size_rules_lib.applicable(problem, target, size_rules)
+  if requested is not None:
+    why = "asked for"
+    instead = f"{chosen} was asked for"
+  elif rule is not None and answers[rule.implementation] is None:
+    chosen = rule.implementation
+    why = "measured"
+    instead = str(rule)
+  else:
     chosen = next(name for name in order if answers[name] is None)
     why = f"first of {', '.join(preference_order(target))} that serves"
     instead = f"{chosen} comes before it"
-  else:
-    why = "asked for"
-    instead = f"{chosen} was asked for"
   assert chosen is not None
   if answers[chosen] is not None:
     lines = "".join(
@@ -98,9 +112,53 @@ def choose(
     reason=f"{BACKENDS[chosen].REASON} ({why})",
     global_scale=plan.global_scale,
     padding=plan.padding,
-    notes=plan.notes,
+    notes=(*plan.notes, *_notes_on_order(chosen, problem, target)),
     refusals=refusals,
   )
+
+
+def _reads_interleaved(
+  implementation: str,
+  problem: problem_lib.DotProblem,
+  target: target_lib.Target,
+) -> bool:
+  """Whether an implementation reads interleaved values as they are."""
+  if implementation != triton.NAME:
+    return False
+  return triton.reads_interleaved(problem, target)
+
+
+def _notes_on_order(
+  implementation: str,
+  problem: problem_lib.DotProblem,
+  target: target_lib.Target,
+) -> tuple[str, ...]:
+  sides = " and ".join(problem.interleaved_sides)
+  if not sides:
+    return ()
+  if _reads_interleaved(implementation, problem, target):
+    return (f"{sides}: prepared for {implementation}, which reads it so",)
+  return (
+    f"{sides}: prepared for other kernels; every call puts the values back in"
+    " order",
+  )
+
+
+def emit(
+  implementation: str,
+  operands: call.Operands,
+  config: call.DotConfig,
+  target: target_lib.Target,
+) -> jax.Array:
+  """A call as the implementation that was chosen for it lowers it."""
+  operands, config = canonical.with_bytes(operands, config)
+  problem = call.problem_of(config, operands)
+  if problem.interleaved_sides and (
+    not _reads_interleaved(implementation, problem, target)
+  ):
+    operands, config = canonical.in_usual_order(operands, config)
+    problem = call.problem_of(config, operands)
+  return BACKENDS[implementation].emit(operands, config, problem, target)
 
 
 def validate_name(requested: str | None) -> None:

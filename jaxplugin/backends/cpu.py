@@ -99,6 +99,7 @@ def _dot(
   cpu_library.register()
   shape = call.result_shape(config, operands)
   batch, m, n = problem.batch, problem.m, problem.n
+  assert m is not None and n is not None  # `supports` wants static sizes
   dtype = config.preferred_element_type
   lhs, rhs = map(_arguments, canonical.dense_operands(operands, config))
   bias, residual = operands.bias, operands.residual

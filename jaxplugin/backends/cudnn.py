@@ -233,7 +233,7 @@ def emit(
     config.rhs_contracting,
     config.rhs_batch,
   )
-  extra = ()
+  extra: tuple[jax.Array, ...] = ()
   if is_fused:
     assert operands.global_scale is not None
     extra = (operands.global_scale.astype(dtype),)

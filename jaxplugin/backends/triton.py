@@ -11,9 +11,7 @@ where dimensions that must merge are not adjacent.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-import inspect
 import itertools
 import math
 from collections.abc import Sequence
@@ -29,11 +27,12 @@ from jax import lax
 from jaxplugin import call
 from jaxplugin import canonical
 from jaxplugin import formats
+from jaxplugin import interleaving
 from jaxplugin import problem as problem_lib
 from jaxplugin import reference
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
-from jaxplugin.kernels import architectures
+from jaxplugin import triton_library
 from jaxplugin.kernels import configs
 from jaxplugin.kernels import tuning
 
@@ -46,46 +45,16 @@ _PLAIN_NAMES: Final = {
   np.dtype(np.float16): "f16",
 }
 _DTYPES: Final = {name: dtype for dtype, name in _PLAIN_NAMES.items()}
-_BYTES_PER_WORD: Final = 4
-# The oldest PTX that knows all of `_FAMILIES` (8.8, of CUDA 12.9). By default
-# Triton writes that of its own ptxas, which may be newer than the one that XLA
-# finds: "Unsupported .version 9.4; current version is '9.0'".
-_PTX_VERSION: Final = 88
-
-# The architecture whose kernels serve a compute capability.
-_FAMILIES: Final = (
-  ((8, 0), (8, 8), "sm_80"),
-  ((8, 9), (8, 9), "sm_89"),
-  ((9, 0), (9, 0), "sm_90"),
-  ((10, 0), (10, 2), "sm_100"),
-  ((10, 3), (10, 9), "sm_103"),
-  ((12, 0), (12, 0), "sm_120"),
-  ((12, 1), (12, 9), "sm_121"),
-)
+# Whose kernels decode FP4 themselves, with the help of PTX; newer ones leave it
+# to the matrix instruction, which wants the usual order.
+_READ_INTERLEAVED: Final = ("sm_80", "sm_89", "sm_90")
 
 
 def supports(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> problem_lib.Unsupported | None:
   """Serves static sizes and the package's formats, where a config fits."""
-  return _device_gate(target) or _problem_gate(problem, target)
-
-
-def _device_gate(
-  target: target_lib.Target,
-) -> problem_lib.Unsupported | None:
-  if target.platform not in ("cuda", "rocm"):
-    return problem_lib.Unsupported(
-      f"needs an NVIDIA or AMD GPU, the target's platform is {target.platform}"
-    )
-  if target.triton_error:
-    return problem_lib.Unsupported(target.triton_error)
-  if architecture_of(target) is None:
-    known = ", ".join(architectures.ARCHITECTURES)
-    return problem_lib.Unsupported(
-      f"has kernels for {known}, the target is {target}"
-    )
-  return None
+  return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
 def _problem_gate(
@@ -102,33 +71,23 @@ def _problem_gate(
   if problem.is_empty:
     return problem_lib.Unsupported("needs sizes of at least 1")
   try:
-    _default_config(_dense_shape(problem), target)
+    _default_config(_dense_shape(problem, target), target)
   except ValueError as error:
     return problem_lib.Unsupported(str(error))
   return None
 
 
-def architecture_of(
-  target: target_lib.Target,
-) -> architectures.Architecture | None:
-  """The kernels' description of a target; None where they do not serve it."""
-  name = target.architecture
-  if target.compute_capability is not None:
-    name = next(
-      (
-        family
-        for first, last, family in _FAMILIES
-        if first <= target.compute_capability <= last
-      ),
-      None,
-    )
-  if name is None or name not in architectures.ARCHITECTURES:
-    return None
-  architecture = architectures.by_name(name)
-  if target.shared_memory_bytes is None:
-    return architecture
-  return dataclasses.replace(
-    architecture, shared_memory_bytes=target.shared_memory_bytes
+def reads_interleaved(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> bool:
+  """Whether the kernels read FP4 that is interleaved as it is."""
+  architecture = triton_library.architecture_of(target)
+  return (
+    architecture is not None
+    and architecture.name in _READ_INTERLEAVED
+    and problem.num_contracting == 1
+    and problem.k is not None
+    and problem.k % interleaving.UNIT == 0
   )
 
 
@@ -153,11 +112,13 @@ def launches(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> tuple[configs.MatmulShape, tuple[configs.Launch, ...]]:
   """What is launched for a problem that is served, of dense operands."""
-  shape = _dense_shape(problem)
+  shape = _dense_shape(problem, target)
   return shape, _launches(shape, target)
 
 
-def _dense_shape(problem: problem_lib.DotProblem) -> configs.MatmulShape:
+def _dense_shape(
+  problem: problem_lib.DotProblem, target: target_lib.Target
+) -> configs.MatmulShape:
   """The kernels' description of a problem, of operands without gaps."""
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
@@ -169,6 +130,7 @@ def _dense_shape(problem: problem_lib.DotProblem) -> configs.MatmulShape:
       k,
       k_is_minor=side.contracting_is_minor,
       swizzled=side.scale_layout == scaled_array.SWIZZLED,
+      interleaved=side.is_interleaved and reads_interleaved(problem, target),
     )
     for side, rows in ((problem.lhs, problem.m), (problem.rhs, problem.n))
   ]
@@ -200,7 +162,7 @@ def _even_k(k: int, *sides: formats.BlockFormat | None) -> int:
 def _default_config(
   shape: configs.MatmulShape, target: target_lib.Target
 ) -> configs.MatmulConfig:
-  architecture = architecture_of(target)
+  architecture = triton_library.architecture_of(target)
   assert architecture is not None
   return tuning.default_config(
     shape, architecture, core_count=target.core_count or 1
@@ -210,7 +172,7 @@ def _default_config(
 def _launches(
   shape: configs.MatmulShape, target: target_lib.Target
 ) -> tuple[configs.Launch, ...]:
-  architecture = architecture_of(target)
+  architecture = triton_library.architecture_of(target)
   assert architecture is not None
   return configs.plan(shape, _default_config(shape, target), architecture)
 
@@ -223,7 +185,11 @@ def emit(
 ) -> jax.Array:
   """The kernels' launches, and whatever of the epilogue they cannot take."""
 
-  def run(operands, config, problem):
+  def run(
+    operands: call.Operands,
+    config: call.DotConfig,
+    problem: problem_lib.DotProblem,
+  ) -> jax.Array:
     return _dot(operands, config, problem, target)
 
   return canonical.with_epilogue(run, operands, config, problem)
@@ -239,9 +205,9 @@ def _dot(
   shape = call.result_shape(config, operands)
   lhs, rhs, k = _strided_operands(operands, config, problem)
   matmul = dataclasses.replace(
-    _dense_shape(problem), lhs=lhs.kind, rhs=rhs.kind, k=k
+    _dense_shape(problem, target), lhs=lhs.kind, rhs=rhs.kind, k=k
   )
-  arrays = {
+  arrays: dict[str, Any] = {
     "lhs": lhs.values,
     "lhs_scale": lhs.scale,
     "rhs": rhs.values,
@@ -266,8 +232,7 @@ def _view(x: jax.Array, view: str | None) -> jax.Array:
   if view == "e4m3":
     return lax.bitcast_convert_type(x, formats.E4M3)
   if view == "u32":
-    words = x.reshape(*x.shape[:-1], -1, _BYTES_PER_WORD)
-    return lax.bitcast_convert_type(words, jnp.uint32)
+    return x if x.dtype == interleaving.WORDS else interleaving.from_bytes(x)
   if view == "u8" or x.dtype not in _PLAIN_NAMES:
     return lax.bitcast_convert_type(x, jnp.uint8)
   return x
@@ -276,60 +241,32 @@ def _view(x: jax.Array, view: str | None) -> jax.Array:
 def _call(
   launch: configs.Launch, inputs: Sequence[jax.Array], target: target_lib.Target
 ) -> jax.Array:
-  """One `jax_triton.triton_call`, of either of its signatures."""
-  jax_triton = _jax_triton()
-  if target.platform == "rocm":
-    _require_amd_gpu(target)
-  kernels = importlib.import_module("jaxplugin.kernels.block_scaled_matmul")
-  out = jax.ShapeDtypeStruct(launch.output_shape, _DTYPES[launch.output_dtype])
-  parameters = inspect.signature(jax_triton.triton_call).parameters
-  options: dict[str, Any] = {}
-  options["out_type" if "out_type" in parameters else "out_shape"] = out
-  if target.compute_capability is not None:
-    major, minor = target.compute_capability
-    options["compute_capability"] = 10 * major + minor
-    if "backend_options" in parameters:
-      options["backend_options"] = {
-        "enable_fp_fusion": True,
-        "ptx_version": _PTX_VERSION,
-      }
-  return jax_triton.triton_call(
-    *inputs,
-    kernel=kernels.KERNELS[launch.kernel],
-    grid=(launch.grid,),
-    name=launch.name,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
-    **options,
-    **dict(launch.constexprs),
-  )
-
-
-def _require_amd_gpu(target: target_lib.Target) -> None:
-  """Raises NotImplementedError where jax-triton cannot lower for AMD GPUs."""
-  if target_lib.detect_target("rocm").architecture is None:
-    raise NotImplementedError(
-      "block_scaled_dot: jax-triton lowers for AMD GPUs only where there is"
-      f' one, and the target is {target}; pass implementation="xla" to lower'
-      " for it here"
-    )
-
-
-@functools.cache
-def _jax_triton() -> Any:
-  """jax-triton, imported by the first lowering that needs it.
+  """Runs a launch.
 
   Raises:
-    NotImplementedError: it is not installed, or does not import here.
+    NotImplementedError: this process cannot lower it; says why.
   """
-  try:
-    return importlib.import_module("jax_triton")
-  except ImportError as error:
+  refusal = triton_library.lowering_refusal(target)
+  if refusal is not None:
     raise NotImplementedError(
-      "block_scaled_dot: lowering the triton implementation needs jax-triton,"
-      f" which does not import here ({error}); install jaxplugin[cuda13], or"
-      ' pass implementation="xla"'
-    ) from error
+      f"block_scaled_dot: implementation triton: {refusal.reason}; or pass"
+      ' implementation="xla"'
+    )
+  kernels = importlib.import_module("jaxplugin.kernels.block_scaled_matmul")
+  out = jax.ShapeDtypeStruct(launch.output_shape, _DTYPES[launch.output_dtype])
+  (result,) = triton_library.call(
+    kernels.KERNELS[launch.kernel],
+    inputs,
+    [out],
+    dict(launch.constexprs),
+    name=launch.name,
+    grid=launch.grid,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+    fp_fusion=True,
+    target=target,
+  )
+  return result
 
 
 # Operands where they lie.
@@ -417,6 +354,7 @@ def _strided(
   name = _kind(format, np.dtype(values.dtype))
   scale_strides = None
   if format is not None:
+    assert scale is not None
     scale, scale_strides = _strided_scale(
       operand, values, scale, contracting, batch
     )
@@ -426,12 +364,17 @@ def _strided(
         values = canonical.merge(values, batch=batch, contracting=contracting)
         contracting, batch = (2,), (0,)
       values = _packed(values)
+    if operand.is_interleaved:
+      values = interleaving.from_bytes(values)
   strides = _strides(values.shape, batch, contracting)
   if strides is None:
     values = canonical.merge(values, batch=batch, contracting=contracting)
     strides = _dense_strides(values.shape)
   kind = configs.OperandKind(
-    format=name, strides=strides, scale_strides=scale_strides
+    format=name,
+    strides=strides,
+    scale_strides=scale_strides,
+    is_interleaved=operand.is_interleaved,
   )
   return _Strided(values, scale, kind)
 
@@ -473,5 +416,11 @@ def _strides(
         return None
     return of_dim[dims[-1]] if dims else unit
 
-  strides = (merged(batch, 0), merged(free, 0), merged(contracting, 1))
-  return None if None in strides else strides
+  of_batch, of_row, of_k = (
+    merged(batch, 0),
+    merged(free, 0),
+    merged(contracting, 1),
+  )
+  if of_batch is None or of_row is None or of_k is None:
+    return None
+  return of_batch, of_row, of_k

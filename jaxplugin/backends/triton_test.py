@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import importlib.metadata
 import importlib.util
 import math
 import re
 import sys
+import warnings
 from unittest import mock
 
 import jax
@@ -28,13 +30,30 @@ from jaxplugin import deviceless
 from jaxplugin import dot_suite
 from jaxplugin import formats
 from jaxplugin import lowering
+from jaxplugin import reference
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
+from jaxplugin import testing as contract
+from jaxplugin import triton_library
 from jaxplugin.backends import triton
 from jaxplugin.kernels import configs
 
 needs_triton = absltest.skipIf(
   importlib.util.find_spec("triton") is None, "triton is not installed"
+)
+
+
+def cannot_interpret():
+  """Why Triton's interpreter cannot run kernels here; "" where it can."""
+  if importlib.util.find_spec("triton") is None:
+    return "triton is not installed"
+  from jaxplugin.kernels import interpret
+
+  return interpret.unsupported() or ""
+
+
+needs_interpreter = absltest.skipIf(
+  bool(cannot_interpret()), cannot_interpret()
 )
 CPU = target_lib.named_target("cpu")
 # XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
@@ -68,7 +87,7 @@ def interpreted(launch, inputs, target):
         for x, e4m3 in zip(inputs, is_e4m3, strict=True)
       ),
       out,
-      **dict(launch.constexprs),
+      **configs.portable(dict(launch.constexprs)),
     )
     return out
 
@@ -106,12 +125,12 @@ class TritonDotSuite(dot_suite.DotSuite):
     return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
 
 
-@needs_triton
+@needs_interpreter
 class HopperDotTest(TritonDotSuite):
   """Dequantizes in registers."""
 
 
-@needs_triton
+@needs_interpreter
 class BlackwellDotTest(TritonDotSuite):
   """Leaves it to the matrix instruction where that takes the formats."""
 
@@ -123,6 +142,115 @@ class BlackwellDotTest(TritonDotSuite):
 
 
 del TritonDotSuite
+
+
+@needs_triton
+class PreparedTest(parameterized.TestCase):
+  """Weights that `prepare_weights` rearranged, through the whole lowering."""
+
+  def setUp(self):
+    super().setUp()
+    self.launched = []
+
+    def recorded(launch, inputs, target):
+      self.launched.append(launch)
+      return interpreted(launch, inputs, target)
+
+    self.enter_context(mock.patch.object(triton, "_call", recorded))
+    self.enter_context(
+      mock.patch.object(
+        lowering, "resolve_target", lambda override, _: override or CPU
+      )
+    )
+
+  def weight(self, format, shape, seed=0):
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    return jp.quantize(x, format)
+
+  def dot(self, x, w, name, **options):
+    with jp.use_target(target_lib.named_target(name)):
+      return jp.block_scaled_dot(x, w, implementation="triton", **options)
+
+  def names(self):
+    return " ".join(launch.name for launch in self.launched)
+
+  @parameterized.product(
+    # Order of k is the same on sm_80; small_m's own on sm_90, of a weight that
+    # is prepared another one.
+    name=("a100", "h200"),
+    format=(jp.MXFP4, jp.NVFP4),
+    shapes=(((3, 160), (35, 160)), ((2, 19, 96), (2, 33, 96))),
+  )
+  def test_prepared_weight_is_read_as_it_is(self, name, format, shapes):
+    x_shape, w_shape = shapes
+    rng = np.random.default_rng(1)
+    x = rng.integers(-4, 5, x_shape).astype(jnp.bfloat16)
+    w = self.weight(format, w_shape)
+    prepared = jp.prepare_weights(w, target_lib.named_target(name))
+    result = self.dot(x, prepared, name)
+    self.assertIn(f"_bf16_{format.name}_interleaved_", self.names())
+    expected = self.dot(x, w, name)
+    if name == "a100":
+      np.testing.assert_array_equal(result, expected)
+    exact = reference.oracle_dequantize(
+      np.asarray(w.values), np.asarray(w.scale), format
+    )
+    x = np.asarray(x, np.float64)
+    last = x.ndim - 1
+    batch = tuple(range(last - 1))
+    numbers = (((last,), (last,)), (batch, batch))
+    exact, magnitude = reference.oracle_dot(x, exact, numbers)
+    if w.global_scale is not None:
+      exact = exact * np.float64(w.global_scale)
+      magnitude = magnitude * np.float64(w.global_scale)
+    contract.assert_within(
+      result, exact, contract.DOT_BOUND * magnitude, result.dtype
+    )
+
+  def test_epilogue_vmap_and_jit(self):
+    w = self.weight(jp.MXFP4, (2, 33, 96))
+    prepared = jp.prepare_weights(w, target_lib.named_target("a100"))
+    x = np.random.default_rng(1).normal(size=(2, 3, 96)).astype(np.float32)
+    bias = np.linspace(-1, 1, 33, dtype=np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def f(x, w):
+      return self.dot(x, w, "a100", bias=bias, activation="silu")
+
+    np.testing.assert_array_equal(f(x, prepared), f(x, w))
+    self.assertIn("_f32_mxfp4_interleaved_", self.names())
+
+  def test_lhs_may_be_the_prepared_one(self):
+    w = self.weight(jp.MXFP4, (35, 96))
+    x = self.weight(jp.MXFP8, (3, 96), 1)
+    prepared = jp.prepare_weights(w, target_lib.named_target("a100"))
+    np.testing.assert_array_equal(
+      self.dot(prepared, x, "a100"), self.dot(w, x, "a100")
+    )
+    self.assertIn("_mxfp4_interleaved_mxfp8_", self.names())
+
+  @parameterized.parameters("b200", "mi300x")
+  def test_where_kernels_want_the_usual_order_it_is_put_back(self, name):
+    w = self.weight(jp.NVFP4, (35, 96))
+    x = self.weight(jp.NVFP4, (3, 96), 1)
+    prepared = jp.prepare_weights(w, target_lib.named_target("h200"))
+    np.testing.assert_array_equal(
+      self.dot(x, prepared, name), self.dot(x, w, name)
+    )
+    self.assertNotIn("interleaved", self.names())
+    self.assertLen(set(self.launched), len(self.launched) // 2)
+
+  def test_several_contracting_dimensions_are_put_back(self):
+    numbers = (((0, 2), (0, 2)), ((), ()))
+    w = self.weight(jp.MXFP4, (2, 33, 96))
+    x = self.weight(jp.MXFP4, (2, 3, 96), 1)
+    prepared = jp.prepare_weights(w, target_lib.named_target("a100"))
+    np.testing.assert_array_equal(
+      self.dot(x, prepared, "a100", dimension_numbers=numbers),
+      self.dot(x, w, "a100", dimension_numbers=numbers),
+    )
+    self.assertNotIn("interleaved", self.names())
 
 
 @needs_triton
@@ -231,7 +359,7 @@ class FactsTest(absltest.TestCase):
       if target.platform != "cpu":
         own = dataclasses.replace(target, shared_memory_bytes=None)
         self.assertEqual(
-          triton.architecture_of(own).shared_memory_bytes,
+          triton_library.architecture_of(own).shared_memory_bytes,
           target.shared_memory_bytes,
           name,
         )
@@ -247,8 +375,8 @@ class ErrorTest(parameterized.TestCase):
 
   def test_missing_jax_triton_is_told(self):
     x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
-    triton._jax_triton.cache_clear()
-    self.addCleanup(triton._jax_triton.cache_clear)
+    triton_library._import_error.cache_clear()
+    self.addCleanup(triton_library._import_error.cache_clear)
     with (
       mock.patch.dict(sys.modules, {"jax_triton": None}),
       jp.use_target(target_lib.named_target("h200")),
@@ -256,6 +384,30 @@ class ErrorTest(parameterized.TestCase):
       traced = jax.jit(jp.block_scaled_dot).trace(x, x)
       with self.assertRaisesRegex(NotImplementedError, "needs jax-triton"):
         traced.lower(lowering_platforms=("cuda",))
+
+  @parameterized.parameters(
+    ("13.2.78", True), ("13.3.33", False), (None, False)
+  )
+  def test_ptxas_that_breaks_hopper_is_warned_of(self, version, is_warned):
+    triton_library._warn_of_old_ptxas.cache_clear()
+    self.addCleanup(triton_library._warn_of_old_ptxas.cache_clear)
+
+    def installed(package):
+      self.assertEqual(package, "nvidia-cuda-nvcc")
+      if version is None:
+        raise importlib.metadata.PackageNotFoundError(package)
+      return version
+
+    self.enter_context(
+      mock.patch.object(importlib.metadata, "version", installed)
+    )
+    with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+      triton_library._warn_of_old_ptxas()
+    self.assertLen(caught, int(is_warned))
+    for warning in caught:
+      self.assertIn("nvidia-cuda-nvcc 13.2.78", str(warning.message))
+      self.assertIn("nvidia-cuda-nvcc>=13.3", str(warning.message))
 
   @parameterized.parameters(
     ((7, 5), None),
@@ -276,7 +428,7 @@ class ErrorTest(parameterized.TestCase):
       compute_capability=capability,
       shared_memory_bytes=99 << 10,
     )
-    architecture = triton.architecture_of(target)
+    architecture = triton_library.architecture_of(target)
     if expected is None:
       self.assertIsNone(architecture)
     else:

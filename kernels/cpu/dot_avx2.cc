@@ -5,7 +5,10 @@
 
 #if defined(__x86_64__)
 
+#include <immintrin.h>
+
 #define JAXPLUGIN_F32_LANES 8
+#define JAXPLUGIN_OWN_DECODE  // unpack_avx2.inl
 
 namespace jaxplugin {
 namespace {
@@ -13,11 +16,38 @@ namespace {
 #include "dot_exact.inl"
 #include "epilogue.inl"
 #include "dot_blocked.inl"
+#include "unpack_avx2.inl"
 #include "dot_f32.inl"
+#include "dot_small_avx2.inl"
+#include "dot_integer_avx2.inl"
+
+// Rows up to which the weights are streamed through registers, four rows at a
+// time. With 8 rows of (n, k) = (2048, 4096) that takes 1.6 ms in integers
+// where the blocked dot takes 2.1, and 3.7 in floats where it takes 3.4.
+constexpr int64_t kStreamedRowsMax = 4;
+constexpr int64_t kStreamedIntegerRowsMax = 8;
+
+bool Dot(const DotArgs& args, const Parallel& parallel) {
+  const Sides sides = ChooseSides(args);
+  const bool is_integer = args.lhs.format == Format::kE2M1 &&
+                          args.rhs.format == Format::kE2M1;
+  if (!IsPlain(sides.strip->format) &&
+      sides.panel_rows <=
+          (is_integer ? kStreamedIntegerRowsMax : kStreamedRowsMax)) {
+    bool is_done = false;
+    const bool ok = SmallDot(args, sides, parallel, &is_done);
+    if (is_done || !ok) return ok;
+  }
+  if (!is_integer) return BlockedDot<EngineF32>(args, parallel);
+  return args.lhs.block == 32 && args.rhs.block == 32
+             ? BlockedDot<EngineInteger<32>>(args, parallel)
+             : BlockedDot<EngineInteger<16>>(args, parallel);
+}
+
 }  // namespace
 
 bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
-  return BlockedDot<EngineF32>(args, parallel);
+  return Dot(args, parallel);
 }
 
 }  // namespace jaxplugin

@@ -46,7 +46,7 @@ struct EngineF32 {
   // Values [k0, k0 + count) of a row times scale, zero-padded.
   static void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
                      float* out) {
-    DecodeValues(x, RowValues(x, row), k0, count, out);
+    DecodeRun(x, RowValues(x, row), k0, count, out);
     ApplyScale(x, row, k0, count, out);
     for (int64_t i = count; i < PaddedK(count); ++i) out[i] = 0;
   }
@@ -66,13 +66,12 @@ struct EngineF32 {
       Vector sum[kRows][kColumns] = {};
       const float* strip = b + j0 * kChunk;
       for (int64_t i = 0; i < count; i += kLanes) {
-        Vector y[kColumns];
+        // kRows vectors stay, one at a time passes: 16 registers are enough.
+        Vector x[kRows];
+        for (int r = 0; r < kRows; ++r) x[r] = LoadVector(a + r * lda + i);
         for (int j = 0; j < kColumns; ++j) {
-          y[j] = LoadVector(strip + j * kChunk + i);
-        }
-        for (int r = 0; r < kRows; ++r) {
-          const Vector x = LoadVector(a + r * lda + i);
-          for (int j = 0; j < kColumns; ++j) sum[r][j] += x * y[j];
+          const Vector y = LoadVector(strip + j * kChunk + i);
+          for (int r = 0; r < kRows; ++r) sum[r][j] += x[r] * y;
         }
       }
       for (int r = 0; r < kRows; ++r) {

@@ -12,6 +12,11 @@
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
+// Of the files that the library is made of; empty: not known (CMakeLists.txt).
+#ifndef JAXPLUGIN_SOURCES_DIGEST
+#define JAXPLUGIN_SOURCES_DIGEST ""
+#endif
+
 namespace ffi = xla::ffi;
 
 namespace jaxplugin {
@@ -411,6 +416,9 @@ extern "C" {
 int jaxplugin_cpu_ffi_api_version() {
   return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR;
 }
+
+// The digest of the sources, to compare with those of a checkout.
+const char* jaxplugin_cpu_sources() { return JAXPLUGIN_SOURCES_DIGEST; }
 
 // The instruction set that isa=0 uses here, e.g. "avx512_bf16".
 const char* jaxplugin_cpu_isa() {

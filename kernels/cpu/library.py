@@ -8,19 +8,23 @@ install. One built by hand in a checkout goes before the latter:
 
   cmake -S kernels/cpu -B build/cpu && cmake --build build/cpu -j2
 
-Where the build failed it has left `FAILURE_NAME`, which says why.
+Where the build failed it has left `FAILURE_NAME`, which says why. A library
+that is older than the sources of its checkout is loaded with a
+`StaleLibraryWarning`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
 import pathlib
 import re
 import sys
+import warnings
 from typing import Final
 
 LIBRARY_NAME: Final = (
@@ -40,6 +44,10 @@ _HERE: Final = pathlib.Path(__file__).resolve().parent
 _EDITABLE_DIRECTORY: Final = "jaxplugin-libs"
 
 Version = tuple[int, int]
+
+
+class StaleLibraryWarning(RuntimeWarning):
+  """The library was built from other sources than those beside this file."""
 
 
 class LibraryError(Exception):
@@ -131,7 +139,66 @@ def load(
       None
     )
   check_version(divmod(number, 1000), installed_version(include_dir), path)
+  reason = stale_reason(built_from(library), path)
+  if reason:
+    warnings.warn(reason, StaleLibraryWarning, stacklevel=2)
   return library
+
+
+def stale_reason(
+  digest: str | None,
+  path: pathlib.Path | str,
+  directory: pathlib.Path = _HERE,
+) -> str:
+  """Why a library built from `digest` is not of the sources in `directory`.
+
+  Args:
+    digest: `built_from` of the library.
+    path: the library, for the message.
+    directory: the sources.
+
+  Returns:
+    The reason and the remedy; empty where the library is of these sources,
+    where it does not know its own ("", another build than CMake's), and where
+    there are no sources, as in an installed wheel.
+  """
+  current = sources_digest(directory)
+  if current is None or digest in ("", current):
+    return ""
+  return (
+    f"{path} was not built from the sources in {directory}, as they are now:"
+    " what runs is older. Build it again, by pip install --no-build-isolation"
+    " --no-deps --editable . for an editable install, or by cmake --build for"
+    " one built by hand"
+  )
+
+
+def sources_digest(directory: pathlib.Path = _HERE) -> str | None:
+  """SHA-256 of the library's sources, or None where there are none.
+
+  Of the lines "NAME SHA-256" of its files, sorted, as CMakeLists.txt makes it.
+  """
+  if not (directory / "CMakeLists.txt").is_file():
+    return None
+  names = {"CMakeLists.txt"}
+  for pattern in ("*.cc", "*.h", "*.inl"):
+    names |= {path.name for path in directory.glob(pattern)}
+  names.discard("race_test.cc")
+  lines = ""
+  for name in sorted(names):
+    content = (directory / name).read_bytes()
+    lines += f"{name} {hashlib.sha256(content).hexdigest()}\n"
+  return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def built_from(library: ctypes.CDLL) -> str | None:
+  """The library's `sources_digest`, "" if not known, None of an old library."""
+  try:
+    function = library.jaxplugin_cpu_sources
+  except AttributeError:
+    return None
+  function.restype = ctypes.c_char_p
+  return function().decode()
 
 
 @functools.cache
@@ -168,15 +235,15 @@ def installed_version(include_dir: str | os.PathLike[str]) -> Version:
     raise LibraryError(
       f"the FFI version of jaxlib is not known: {error}"
     ) from None
-  found = [
+  major, minor = (
     re.search(rf"^#define\s+XLA_FFI_API_{part}\s+(\d+)\s*$", text, re.M)
     for part in ("MAJOR", "MINOR")
-  ]
-  if None in found:
+  )
+  if major is None or minor is None:
     raise LibraryError(
       f"the FFI version of jaxlib is not known: {header} defines none"
     )
-  return tuple(int(match[1]) for match in found)
+  return int(major[1]), int(minor[1])
 
 
 def instruction_set(library: ctypes.CDLL) -> str:

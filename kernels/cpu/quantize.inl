@@ -29,6 +29,10 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   return bits >= kMinNormal ? normal : subnormal;
 }
 
+#if defined(JAXPLUGIN_AVX2_QUANTIZE)
+#include "quantize_avx2.inl"
+#else
+
 // Bits of the largest magnitude; NaN is above Inf is above the rest.
 template <int kCount>
 JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
@@ -64,6 +68,27 @@ JAXPLUGIN_ALWAYS_INLINE void StoreCodes(const uint8_t* codes, uint8_t* out) {
   }
 }
 
+// Stores the codes of kCount values x * factor, or x / factor: those of the
+// magnitudes as far as code_mask goes, with their signs, as far as keep goes.
+template <typename T, int kCount, bool kDivide>
+JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
+                                       uint32_t code_mask, uint32_t keep,
+                                       uint8_t* out) {
+  uint8_t codes[kCount];
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t bits = AsBits(x[i]);
+    const float magnitude = AsFloat(bits & kMagnitude);
+    const uint32_t quotient =
+        AsBits(kDivide ? magnitude / factor : magnitude * factor);
+    const uint32_t code = (Encode<T>(quotient) & code_mask) |
+                          (bits >> 31) << T::kSignShift;
+    codes[i] = static_cast<uint8_t>(code & keep);
+  }
+  StoreCodes<T, kCount>(codes, out);
+}
+
+#endif  // JAXPLUGIN_AVX2_QUANTIZE
+
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE void QuantizeMxBlock(const float* x, bool round_up,
                                              uint8_t* values, uint8_t* scale) {
@@ -80,15 +105,7 @@ JAXPLUGIN_ALWAYS_INLINE void QuantizeMxBlock(const float* x, bool round_up,
   // 1 / scale. A NaN block has code 0 everywhere: the mask sees to it.
   const float inverse = AsFloat(static_cast<uint32_t>(254 - byte) << 23);
   const uint32_t keep = is_nan ? 0 : ~0u;
-  uint8_t codes[32];
-  for (int i = 0; i < 32; ++i) {
-    const uint32_t bits = AsBits(x[i]);
-    const uint32_t quotient = AsBits(AsFloat(bits & kMagnitude) * inverse);
-    const uint32_t code =
-        Encode<T>(quotient) | (bits >> 31) << T::kSignShift;
-    codes[i] = static_cast<uint8_t>(code & keep);
-  }
-  StoreCodes<T, 32>(codes, values);
+  EncodeRun<T, 32, false>(x, inverse, ~0u, keep, values);
   *scale = is_nan ? 255 : static_cast<uint8_t>(byte);
 }
 
@@ -135,19 +152,18 @@ JAXPLUGIN_ALWAYS_INLINE void QuantizeNvfp4Blocks(const float* x, int count,
     code[b] = keep[b] == 0 ? 0x7f : e4m3;
   }
   for (int b = 0; b < count; ++b) {
-    uint8_t codes[16];
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t bits = AsBits(x[16 * b + i]);
-      float magnitude = AsFloat(bits & kMagnitude);
-      if (kTiny) {
-        magnitude = (magnitude < ceiling ? magnitude : ceiling) * 0x1p64f;
+    const float* from = x + 16 * b;
+    float scaled[16];
+    if (kTiny) {
+      for (int i = 0; i < 16; ++i) {
+        const uint32_t bits = AsBits(from[i]);
+        const float magnitude = AsFloat(bits & kMagnitude);
+        const float capped = magnitude < ceiling ? magnitude : ceiling;
+        scaled[i] = AsFloat(AsBits(capped * 0x1p64f) | (bits & ~kMagnitude));
       }
-      const uint32_t quotient = AsBits(magnitude / step[b]);
-      const uint32_t value = (Encode<E2M1>(quotient) & zero[b]) |
-                             (bits >> 31) << E2M1::kSignShift;
-      codes[i] = static_cast<uint8_t>(value & keep[b]);
+      from = scaled;
     }
-    Pack<16>(codes, values + 8 * b);
+    EncodeRun<E2M1, 16, true>(from, step[b], zero[b], keep[b], values + 8 * b);
     scale[b] = static_cast<uint8_t>(code[b]);
   }
 }

@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 
+#include <immintrin.h>
+
+#define JAXPLUGIN_AVX2_QUANTIZE  // quantize_avx2.inl
+
 namespace jaxplugin {
 namespace {
 #include "codec.inl"

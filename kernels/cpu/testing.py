@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds, loads and calls the handlers, for their test and benchmark only."""
+"""Builds, loads and calls the handlers, for their test only."""
 
 from __future__ import annotations
 

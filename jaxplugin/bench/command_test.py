@@ -1,0 +1,318 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command, as it is called."""
+
+import contextlib
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import jax
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin import __main__ as command_line
+from jaxplugin.bench import command
+from jaxplugin.bench import results
+from jaxplugin.bench import startup
+from jaxplugin.bench import table
+from jaxplugin.bench import testing
+from jaxplugin.bench import variants
+
+SMALL = ["--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"]
+OPTIONAL = ("matplotlib", "torch", "torchao", "tqdm")
+
+
+class BenchTestCase(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    self.directory = pathlib.Path(directory)
+    # Warm and cold matter to times, on which nothing here depends.
+    self.enter_context(
+      absltest.mock.patch.object(
+        command.device_lib, "cpu_cache_bytes", lambda: (1 << 12, "a test")
+      )
+    )
+    self.enter_context(
+      absltest.mock.patch.object(
+        command.measurement.execution, "WARM_UP_SECONDS", 0.0
+      )
+    )
+    tiny = command.ceilings_lib.Sizes(side=256, product=64, rounds=2)
+    self.enter_context(
+      absltest.mock.patch.object(command.ceilings_lib, "QUICK_SIZES", tiny)
+    )
+
+  def run_bench(self, *arguments, stderr=None):
+    """Returns the exit status, stdout and stderr."""
+    out, err = io.StringIO(), stderr or io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      try:
+        status = command_line.main(["bench", *map(str, arguments)])
+      except SystemExit as stop:
+        status = stop.code
+    return status, out.getvalue(), err.getvalue()
+
+  def check_error(self, arguments, pattern):
+    status, out, err = self.run_bench(*arguments)
+    self.assertEqual((status, out), (2, ""))
+    self.assertRegex(" ".join(err.split()), pattern)
+    self.assertNotIn("Traceback", err)
+
+
+class RunTest(BenchTestCase):
+  def test_small_run_is_verified_timed_printed_kept_and_drawn(self):
+    path = self.directory / "r.json"
+    plot = self.directory / "r.png"
+    # JAX has it on CPUs since 0.12.
+    refuse = absltest.mock.Mock(side_effect=NotImplementedError("not on a CPU"))
+    self.enter_context(
+      absltest.mock.patch.object(variants.jax.nn, "scaled_matmul", refuse)
+    )
+    status, out, err = self.run_bench(
+      *SMALL, "--shapes", "2x64x96,quantize:32x64", "--formats", "mxfp8",
+      "--json", path, "--plot", plot,
+    )  # fmt: skip
+    self.assertEqual((status, err), (0, ""))
+    run = results.read(path)
+    dot, codec = run.rows
+    self.check_dot(dot)
+    self.assertEqual(
+      [(v.name, v.status) for v in codec.variants],
+      [("jp.quantize", "ok"), ("quantize by xla", "ok"), ("copy", "ok")],
+    )
+    self.assertStartsWith(plot.read_bytes(), b"\x89PNG")
+    self.assertLessEqual(max(map(len, out.splitlines())), table.WIDTH)
+    self.assertIn("2x64x96  mxfp8 -> float32", out)
+    self.assertRegex(out, r"not run:\n  nn.scaled_matmul.*not on a CPU")
+    self.assertEqual(run.environment["versions"]["jaxplugin"], jp.__version__)
+    status, shown, _ = self.run_bench("--show", path)
+    self.assertEqual(status, 0)
+    # Ceilings may have risen while rows were measured.
+    self.assertEqual(shown.splitlines()[4:], out.splitlines()[4:])
+    self.assertGreater(run.ceilings.read, 1e8)
+
+  def check_dot(self, row):
+    by_name = {v.name: v for v in row.variants}
+    chosen = [v.name for v in row.variants if v.is_chosen]
+    target = jp.detect_target("cpu")
+    self.assertEqual(chosen, ["cpu" if target.cpu_kernels else "xla"])
+    for name in ("xla", "f32", "bf16", "lax.scaled_dot", "numpy", "read"):
+      self.assertEqual(by_name[name].status, "ok", name)
+      self.assertLen(by_name[name].time.samples, 3)
+    for name in ("xla", "f32", "bf16"):
+      self.assertIsNotNone(by_name[name].other_time)
+    self.assertLess(by_name["xla"].error, 16)
+    # Values and scales of both sides, and 2 x 64 floats.
+    quantized = (2 + 64) * (96 + 3) + 2 * 64 * 4
+    self.assertEqual(by_name["xla"].num_bytes, quantized)
+    self.assertEqual(by_name["bf16"].num_bytes, (2 + 64) * 96 * 2 + 512)
+    self.assertEqual(by_name["xla"].flops, 2 * 2 * 64 * 96)
+    peer = by_name["nn.scaled_matmul"]
+    self.assertEqual((peer.status, peer.time), ("unavailable", None))
+    ratios = {(r.ours, r.other): r.ratio for r in row.ratios}
+    pairs = zip(
+      by_name["f32"].time.samples, by_name["xla"].time.samples, strict=True
+    )
+    self.assertAlmostEqual(
+      ratios["xla", "f32"].median,
+      sorted(f32 / xla for f32, xla in pairs)[1],
+      places=3,
+    )
+
+  def test_wrong_result_is_told_not_timed_and_fails_the_run(self):
+    right = variants.dot.block_scaled_dot
+
+    def wrong(*args, implementation, **kwargs):
+      result = right(*args, implementation=implementation, **kwargs)
+      return result.at[0, 0].add(0.5) if implementation == "xla" else result
+
+    path = self.directory / "r.json"
+    with absltest.mock.patch.object(variants.dot, "block_scaled_dot", wrong):
+      status, out, err = self.run_bench(
+        *SMALL, "--shapes", "2x32x64", "--formats", "nvfp4", "--peers", "none",
+        "--implementations", "xla", "--json", path,
+      )  # fmt: skip
+    self.assertEqual(status, 1)
+    self.assertIn("xla WRONG: at (0, 0): got", out)
+    self.assertIn("2x32x64 nvfp4: xla is wrong", err)
+    (variant, _) = results.read(path).rows[0].variants
+    self.assertEqual((variant.status, variant.time), ("wrong", None))
+
+  def test_failure_of_ours_fails_the_run_and_of_a_peer_is_told(self):
+    def fail(*args, **kwargs):
+      raise RuntimeError("no such luck")
+
+    with (
+      absltest.mock.patch.object(
+        variants.CodecVariants, "_quantize_portably", fail
+      ),
+      absltest.mock.patch.object(variants.lax, "scaled_dot", fail),
+    ):
+      status, out, err = self.run_bench(
+        *SMALL, "--shapes", "2x32x64,quantize:32x64", "--formats", "mxfp8",
+        "--peers", "lax.scaled_dot", "--implementations", "xla",
+      )  # fmt: skip
+    self.assertEqual(status, 1)
+    self.assertIn("quantize by xla FAILED: RuntimeError: no such luck", out)
+    self.assertIn("quantize by xla is failed", err)
+    self.assertRegex(out, r"not run:\n  lax.scaled_dot.*no such luck")
+    self.assertNotIn("lax.scaled_dot", err)
+
+  def test_implementation_that_does_not_serve_is_told(self):
+    _, out, _ = self.run_bench(
+      *SMALL, "--shapes", "2x32x64", "--formats", "mxfp8", "--peers", "none",
+      "--implementations", "triton,chosen",
+    )  # fmt: skip
+    self.assertRegex(out, r"not run:\n  triton.*platform is cpu")
+
+  def test_rows_without_time_are_left_out_and_told(self):
+    path = self.directory / "r.json"
+    status, out, _ = self.run_bench(
+      *SMALL, "--shapes", "2x32x64,4x32x64", "--formats", "mxfp8",
+      "--budget", "0.001", "--json", path,
+    )  # fmt: skip
+    self.assertEqual(status, 0)
+    self.assertIn("left out, no time: 2x32x64 mxfp8, 4x32x64 mxfp8", out)
+    self.assertEqual(
+      results.read(path).left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8")
+    )
+
+  def test_startup_is_measured(self):
+    path = self.directory / "r.json"
+    with (
+      absltest.mock.patch.object(startup, "_ROUNDS", 2),
+      absltest.mock.patch.object(startup, "_IMPORT_ROUNDS", 1),
+    ):
+      status, out, _ = self.run_bench(
+        "--platform", "cpu", "--shapes", "startup", "--json", path
+      )
+    self.assertEqual(status, 0)
+    found = json.loads(path.read_text())["startup"]
+    for name in ("jnp.dot", "block_scaled_dot"):
+      for phase in ("trace", "lower", "compile"):
+        self.assertLen(found[name][phase]["samples"], 2)
+        self.assertGreater(found[name][phase]["min"], 0.01)
+    # A module that imports jax takes longer than a tenth of a second.
+    self.assertGreater(found["import"]["jaxplugin"]["min"], 100)
+    self.assertRegex(out, r"block_scaled_dot +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d")
+
+  def test_progress_goes_to_a_terminal_and_needs_no_tqdm(self):
+    class Terminal(io.StringIO):
+      def isatty(self):
+        return True
+
+    shown = []
+    for hidden in ({}, {"tqdm": None}):
+      with absltest.mock.patch.dict(sys.modules, hidden):
+        status, out, err = self.run_bench(
+          *SMALL, "--shapes", "quantize:32x64", "--formats", "mxfp8",
+          stderr=Terminal(),
+        )  # fmt: skip
+      self.assertEqual(status, 0)
+      self.assertIn("quantize:32x64  mxfp8", out)
+      shown.append("row" in err)
+    self.assertEqual(shown, [True, False])
+
+
+class CompareTest(BenchTestCase):
+  def write(self, name, milliseconds):
+    path = self.directory / name
+    run = testing.run(
+      testing.row(
+        testing.variant("cpu", milliseconds), testing.variant("f32", 4)
+      )
+    )
+    results.write(run, path)
+    return path
+
+  @parameterized.parameters((1.0, 0), (1.04, 0), (1.1, 1), (0.5, 0))
+  def test_status_tells_of_a_regression(self, milliseconds, expected):
+    paths = self.write("a", 1.0), self.write("b", milliseconds)
+    status, out, err = self.run_bench("--compare", *paths)
+    self.assertEqual((status, err), (expected, ""))
+    self.assertIn("1x4096x4096 mxfp8->float32: f32 / cpu", out)
+    self.assertEqual("REGRESSED" in out, bool(expected))
+    self.assertIn(f"{expected} of 1 ratios regressed by more than 5 %", out)
+
+  def test_threshold_is_used(self):
+    paths = self.write("a", 1.0), self.write("b", 1.1)
+    for threshold, expected in (("0.2", 0), ("0.01", 1)):
+      status, _, _ = self.run_bench(
+        "--compare", *paths, "--threshold", threshold
+      )
+      self.assertEqual(status, expected)
+
+  def test_bad_files_and_thresholds_are_told(self):
+    path = self.write("a", 1.0)
+    other = self.directory / "b"
+    other.write_text("{}")
+    self.check_error(["--compare", path, other], "b is no file of results")
+    missing = self.directory / "c"
+    self.check_error(["--compare", path, missing], "c: No such file")
+    self.check_error(
+      ["--compare", path, path, "--threshold", "5"],
+      "--threshold must be between 0 and 1, got 5",
+    )
+
+
+class BadArgumentsTest(BenchTestCase):
+  @parameterized.parameters(
+    ("--shapes llama9", "unknown shape 'llama9'; known: llama3-8b"),
+    ("--formats int3", "unknown formats 'int3'; known: mxfp8"),
+    ("--shapes 1x32x48 --formats mxfp4", "multiple of 32 for mxfp4, got k=48"),
+    ("--peers cublas", "unknown --peers 'cublas'; known: f32, bf16"),
+    (
+      "--implementations cuda",
+      "unknown --implementations 'cuda'; known: cudnn, triton, cpu, xla",
+    ),
+    ("--m 0", "--m must be positive integers"),
+    ("--rounds 0", "--rounds must be above 0, got 0"),
+    ("--seconds nan", "--seconds must be above 0, got nan"),
+    ("--budget -1", "--budget must be above 0"),
+    ("--json no/such/r.json", "cannot write no/such/r.json"),
+    ("--plot r.gif", "--plot must end in .png, .svg, .pdf, got r.gif"),
+    ("--platform tpu", "invalid choice: 'tpu'"),
+  )
+  def test_are_told_with_what_is_known(self, line, pattern):
+    self.check_error(["--platform", "cpu", *line.split()], pattern)
+
+  def test_missing_gpu_is_told(self):
+    try:
+      jax.devices("gpu")
+    except RuntimeError:
+      self.check_error(["--platform", "gpu"], "JAX has no gpu here, only cpu")
+    else:
+      self.skipTest("there is a GPU")
+
+  def test_missing_matplotlib_is_told_with_the_remedy(self):
+    with absltest.mock.patch.dict(sys.modules, {"matplotlib": None}):
+      self.check_error(
+        ["--platform", "cpu", "--plot", "r.png"],
+        r"pip install 'jaxplugin\[bench\]'",
+      )
+
+
+class ImportTest(absltest.TestCase):
+  def test_neither_the_package_nor_the_command_loads_what_is_optional(self):
+    program = (
+      "import sys, jaxplugin, jaxplugin.__main__;"
+      f"print([m for m in {OPTIONAL} if m in sys.modules])"
+    )
+    done = subprocess.run(
+      [sys.executable, "-c", program],
+      cwd=pathlib.Path(jp.__file__).parents[1],
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    self.assertEqual(done.stdout.strip(), "[]")
+
+
+if __name__ == "__main__":
+  absltest.main()

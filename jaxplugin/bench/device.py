@@ -1,0 +1,192 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The device, its caches, and the versions of what runs on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import pathlib
+import platform as platform_lib
+import subprocess
+from typing import Any
+from typing import Final
+
+import jax
+
+from jaxplugin import target as target_lib
+
+PLATFORMS: Final = ("cpu", "gpu")
+
+_PACKAGES: Final = (
+  "jaxplugin",
+  "jax",
+  "jaxlib",
+  "ml_dtypes",
+  "numpy",
+  "triton",
+  "jax-triton",
+  "jax-cuda13-plugin",
+  "jax-cuda12-plugin",
+  "jax-rocm7-plugin",
+  "nvidia-cudnn-cu13",
+  "nvidia-cudnn-cu12",
+  "torch",
+  "torchao",
+)
+_MIB: Final = 1 << 20
+# Where the size is not known: as large as any that is sold in numbers.
+_DEFAULT_CACHE_BYTES: Final = {"cpu": 64 * _MIB, "gpu": 256 * _MIB}
+_CPU_CACHES: Final = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
+_NVIDIA_DRIVER: Final = pathlib.Path("/proc/driver/nvidia/version")
+_GIT_SECONDS: Final = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+  """Where things are measured.
+
+  Attributes:
+    device: JAX's.
+    target: what the package knows of it.
+    cache_bytes: of the last-level cache.
+    cache_source: where that is known from.
+  """
+
+  device: jax.Device
+  target: target_lib.Target
+  cache_bytes: int
+  cache_source: str
+
+  @property
+  def is_gpu(self) -> bool:
+    return self.target.platform != "cpu"
+
+
+def find(platform: str | None) -> Device:
+  """The first local device of a platform, by default of JAX's own choice.
+
+  Raises:
+    ValueError: JAX has none; or it is neither a CPU nor a GPU.
+  """
+  try:
+    device = jax.local_devices(backend=platform)[0]
+  except RuntimeError as error:
+    here = ", ".join(sorted({d.platform for d in jax.local_devices()}))
+    raise ValueError(
+      f"bench: JAX has no {platform} here, only {here} ({error}); for a GPU"
+      " install jaxplugin[cuda13]"
+    ) from error
+  if device.platform not in PLATFORMS:
+    raise ValueError(
+      f"bench: cannot measure on {device.platform}; pass --platform cpu"
+    )
+  if device.platform == "cpu":
+    target = target_lib.detect_target("cpu")
+    size, source = cpu_cache_bytes()
+  else:
+    version = device.client.platform_version.lower()
+    name = "rocm" if "rocm" in version else "cuda"
+    target = target_lib.detect_target(name)
+    size, source = gpu_cache_bytes(target)
+  return Device(
+    device=device, target=target, cache_bytes=size, cache_source=source
+  )
+
+
+def cpu_cache_bytes(caches: pathlib.Path = _CPU_CACHES) -> tuple[int, str]:
+  """Size of the last-level cache, and where it is known from."""
+  sizes = []
+  for path in caches.glob("index*/size"):
+    text = path.read_text().strip()
+    units = {"K": 1 << 10, "M": _MIB}
+    if text[-1:] in units and text[:-1].isdecimal():
+      sizes.append(int(text[:-1]) * units[text[-1]])
+  if not sizes:
+    return _DEFAULT_CACHE_BYTES["cpu"], "assumed"
+  return max(sizes), str(caches)
+
+
+def gpu_cache_bytes(target: target_lib.Target) -> tuple[int, str]:
+  """Size of the L2 cache, and where it is known from."""
+  if target.l2_bytes is not None:
+    return target.l2_bytes, "the target"
+  words = target.name.lower().replace("-", " ").split()
+  for name in target_lib.TARGET_NAMES:
+    known = target_lib.named_target(name)
+    if name in words and known.l2_bytes is not None:
+      return known.l2_bytes, f"the data sheet of {name}"
+  return _DEFAULT_CACHE_BYTES["gpu"], "assumed"
+
+
+def environment(device: Device) -> dict[str, Any]:
+  """What a result file says of where and with what it was measured."""
+  target = device.target
+  return {
+    "device": device.device.device_kind if device.is_gpu else cpu_name(),
+    "target": str(target),
+    "platform": "gpu" if device.is_gpu else "cpu",
+    "instruction_set": target.cpu_kernels,
+    "cores": target.core_count,
+    "cache_bytes": device.cache_bytes,
+    "cache_source": device.cache_source,
+    "cudnn": (
+      target_lib.format_version(target.cudnn_version)
+      if target.cudnn_version
+      else None
+    ),
+    "driver": _driver() if device.is_gpu else None,
+    "runtime": str(device.device.client.platform_version).strip(),
+    "python": platform_lib.python_version(),
+    "system": platform_lib.platform(),
+    "versions": {p: v for p in _PACKAGES if (v := _version(p)) is not None},
+    "commit": _commit(),
+    "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+  }
+
+
+def cpu_name() -> str:
+  """The CPU's model, as the system calls it."""
+  info = pathlib.Path("/proc/cpuinfo")
+  if info.exists():
+    for line in info.read_text(errors="replace").splitlines():
+      name, _, value = line.partition(":")
+      if name.strip() == "model name":
+        return value.strip()
+  return platform_lib.processor() or platform_lib.machine()
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _driver() -> str | None:
+  if not _NVIDIA_DRIVER.exists():
+    return None
+  return _NVIDIA_DRIVER.read_text(errors="replace").splitlines()[0]
+
+
+def _commit() -> str | None:
+  """The commit that a checkout is at; "+" after it where files differ."""
+  here = pathlib.Path(__file__).resolve().parents[2]
+  if not (here / ".git").exists():
+    return None
+
+  def git(*arguments: str) -> Any:
+    return subprocess.run(
+      ["git", "-C", str(here), *arguments],
+      capture_output=True,
+      text=True,
+      timeout=_GIT_SECONDS,
+      check=True,
+    ).stdout.strip()
+
+  try:
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD") + ("+" if changed else "")
+  except (OSError, subprocess.SubprocessError):
+    return None  # no git here, or not the owner: nothing depends on it

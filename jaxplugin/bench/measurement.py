@@ -1,0 +1,308 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures one row: checks every variant, then times them in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.bench import ceilings as ceilings_lib
+from jaxplugin.bench import device as device_lib
+from jaxplugin.bench import execution
+from jaxplugin.bench import results
+from jaxplugin.bench import rows as rows_lib
+from jaxplugin.bench import timing
+from jaxplugin.bench import variant as variant_lib
+from jaxplugin.bench import variants as variants_lib
+from jaxplugin.bench import verification
+
+# Sets of one variant may take this much memory together.
+_MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
+# Products with as few rows read weights and do little else: reading is timed
+# beside them, and how a call is made counts.
+_MAX_MEMORY_BOUND_ROWS: Final = 16
+_OTHER_MODE_PART: Final = 0.25  # of a row's seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """How rows are measured.
+
+  Attributes:
+    mode: of the times that ratios are made of.
+    rounds, seconds: at most, a row.
+    implementations: names, or None for all that serve.
+    peers: names.
+    out_dtype: of products.
+    read_side: size of what is read beside memory-bound products.
+  """
+
+  mode: execution.Mode
+  rounds: int
+  seconds: float
+  implementations: tuple[str, ...] | None
+  peers: tuple[str, ...]
+  out_dtype: np.dtype
+  read_side: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Entry:
+  """A variant on its way to a result."""
+
+  result: results.VariantResult
+  variant: variant_lib.Variant | None = None
+  timed: execution.Timed | None = None
+  launches: list[float] = dataclasses.field(default_factory=list)
+
+
+class RowMeasurement:
+  """Measures rows on one device; raises its ceilings where rows exceed them."""
+
+  def __init__(
+    self,
+    device: device_lib.Device,
+    ceilings: ceilings_lib.Ceilings,
+    options: Options,
+    progress: Callable[[str], None] = lambda text: None,
+  ):
+    self.device = device
+    self.ceilings = ceilings
+    self.options = options
+    self._progress = progress
+
+  def measure(
+    self, row: rows_lib.Row, pair: rows_lib.Pair
+  ) -> results.RowResult:
+    """All variants of one row in one pair of formats."""
+    start = time.perf_counter()
+    entries = [
+      self._prepare(row, variant) for variant in self._variants(row, pair)
+    ]
+    running = {e.result.name: e for e in entries if e.timed is not None}
+    samples = self._time(running)
+    self._raise_ceilings(running, samples)
+    self._time_other_mode(row, running)
+    for name, entry in running.items():
+      if entry.result.status == "ok":
+        taken = [s for s in samples[name] if s is not None]
+        entry.result = self._finished(entry, timing.stats(taken))
+    found = [entry.result for entry in entries]
+    return results.RowResult(
+      row=str(row),
+      kind=row.kind,
+      m=row.m,
+      n=row.n,
+      k=row.k,
+      layer=row.layer,
+      formats=pair.name,
+      out=self.options.out_dtype.name if row.kind == "dot" else "float32",
+      variants=tuple(found),
+      ratios=tuple(_ratios(found, samples)),
+      seconds=time.perf_counter() - start,
+    )
+
+  def _variants(
+    self, row: rows_lib.Row, pair: rows_lib.Pair
+  ) -> Sequence[variant_lib.Variant | variant_lib.Unavailable]:
+    self._progress(f"{row} {pair}: data")
+    options = self.options
+    if row.kind != "dot":
+      assert pair.rhs is not None
+      return variants_lib.CodecVariants(row, pair.rhs).all()
+    made = variants_lib.DotVariants(
+      row, pair, options.out_dtype, self.device.target
+    )
+    found = [*made.ours(options.implementations), *made.peers(options.peers)]
+    if row.m <= _MAX_MEMORY_BOUND_ROWS:
+      found += ceilings_lib.read_variants(
+        options.read_side, self.device.is_gpu
+      )[:1]
+    return found
+
+  def _prepare(
+    self,
+    row: rows_lib.Row,
+    variant: variant_lib.Variant | variant_lib.Unavailable,
+  ) -> _Entry:
+    """Makes a variant ready to be timed, or says why it is not."""
+    if isinstance(variant, variant_lib.Unavailable):
+      return _Entry(
+        result=results.VariantResult(
+          name=variant.name,
+          role=variant.role,
+          status="unavailable",
+          reason=variant.reason,
+        )
+      )
+    entry = _Entry(
+      result=results.VariantResult(
+        name=variant.name,
+        role=variant.role,
+        is_chosen=variant.is_chosen,
+        num_bytes=variant.num_bytes,
+        flops=variant.flops,
+      ),
+      variant=variant,
+    )
+    entry.timed, error = self._ready(row, entry, self.options.mode)
+    if entry.timed is not None:
+      entry.result = dataclasses.replace(
+        entry.result, error=error, mode=entry.timed.plan.mode
+      )
+    return entry
+
+  def _ready(
+    self, row: rows_lib.Row, entry: _Entry, mode: execution.Mode
+  ) -> tuple[execution.Timed | None, float | None]:
+    """Compiles, checks and warms up a variant in one mode.
+
+    Returns:
+      What to time, None where `entry.result` now says why not; and the largest
+      error.
+    """
+    variant = entry.variant
+    assert variant is not None
+    self._progress(f"{row}: {variant.name} ({mode})")
+    try:
+      timed = execution.Timed(variant, self._plan(row, variant, mode))
+      errors = [variant.check(i, y) for i, y in timed.results()]
+      timed.warm_up()
+    except verification.WrongResultError as error:
+      status: results.Status = "wrong"
+      reason = str(error)
+    # A peer may fail in whatever way; it is told, and ours make the run fail.
+    except Exception as error:
+      status = "failed" if variant.role == "ours" else "unavailable"
+      reason = f"{type(error).__name__}: {error}"
+    else:
+      return timed, max((e for e in errors if e is not None), default=None)
+    entry.result = dataclasses.replace(
+      entry.result, status=status, reason=reason
+    )
+    return None, None
+
+  def _plan(
+    self,
+    row: rows_lib.Row,
+    variant: variant_lib.Variant,
+    mode: execution.Mode,
+  ) -> execution.Plan:
+    is_chained = not (self.device.is_gpu or variant.on_host)
+    if is_chained and row.kind != "dot":
+      mode = "call"  # a stack of floats would be copied
+    least = self.ceilings.seconds(
+      variant.num_bytes, variant.flops, is_f32=False
+    )
+    return execution.plan(
+      variant.num_bytes,
+      self.device.cache_bytes,
+      mode="call" if variant.on_host and variant.wait is None else mode,
+      is_chained=is_chained,
+      step_seconds=least,
+      max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
+    )
+
+  def _time(self, running: dict[str, _Entry]) -> dict[str, list[float | None]]:
+    self._progress(f"timing {', '.join(running)}")
+
+    def sample(entry: _Entry) -> Callable[[int], float]:
+      def call(i: int) -> float:
+        assert entry.timed is not None
+        milliseconds = entry.timed.sample(i)
+        entry.launches.append(entry.timed.launch_seconds / entry.timed.seconds)
+        return milliseconds
+
+      return call
+
+    return timing.in_turns(
+      {name: sample(entry) for name, entry in running.items()},
+      rounds=self.options.rounds,
+      seconds=self.options.seconds,
+    )
+
+  def _time_other_mode(
+    self, row: rows_lib.Row, running: dict[str, _Entry]
+  ) -> None:
+    """Times the same in the other mode, where calling may matter."""
+    if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
+      return
+    other: execution.Mode = "step" if self.options.mode == "call" else "call"
+    timed = {}
+    for name, entry in running.items():
+      assert entry.variant is not None
+      if not entry.variant.on_host and entry.variant.role != "ceiling":
+        one, _ = self._ready(row, entry, other)
+        if one is not None:
+          timed[name] = one
+    samples = timing.in_turns(
+      {name: one.sample for name, one in timed.items()},
+      rounds=self.options.rounds,
+      seconds=self.options.seconds * _OTHER_MODE_PART,
+    )
+    for name in timed:
+      taken = [s for s in samples[name] if s is not None]
+      entry = running[name]
+      entry.result = dataclasses.replace(
+        entry.result, other_time=timing.stats(taken)
+      )
+
+  def _raise_ceilings(
+    self,
+    running: dict[str, _Entry],
+    samples: dict[str, list[float | None]],
+  ) -> None:
+    for name, entry in running.items():
+      result = entry.result
+      if result.role == "ceiling":
+        best = min(s for s in samples[name] if s is not None)
+        self.ceilings = self.ceilings.raised(
+          name, result.num_bytes / best * 1e3
+        )
+
+  def _finished(
+    self, entry: _Entry, stats: timing.Stats
+  ) -> results.VariantResult:
+    result = entry.result
+    seconds = stats.median / 1e3
+    least = self.ceilings.seconds(
+      result.num_bytes, result.flops, is_f32=result.name == "f32"
+    )
+    if result.flops == 0:
+      bandwidth = self.ceilings.copy
+      if result.name == "read":
+        bandwidth = self.ceilings.read
+      least = result.num_bytes / bandwidth
+    return dataclasses.replace(
+      result,
+      time=stats,
+      gb_per_s=result.num_bytes / seconds / 1e9,
+      gflop_per_s=result.flops / seconds / 1e9,
+      roof_fraction=least / seconds,
+      launch_fraction=float(np.median(entry.launches)),
+    )
+
+
+def _ratios(
+  found: Sequence[results.VariantResult],
+  samples: dict[str, list[float | None]],
+) -> list[results.Ratio]:
+  timed = [v for v in found if v.time is not None]
+  ratios = []
+  for ours in timed:
+    for other in timed:
+      if ours.role != "ours" or other.name == ours.name:
+        continue
+      ratio = timing.ratio(samples[other.name], samples[ours.name])
+      if ratio is not None:
+        brief = dataclasses.replace(ratio, samples=())
+        ratios.append(
+          results.Ratio(ours=ours.name, other=other.name, ratio=brief)
+        )
+  return ratios

@@ -1,0 +1,91 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Timing in turns, and what is said of the times."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+# A variant that used up its share of the time goes on to this many rounds.
+MIN_ROUNDS: Final = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stats:
+  """Of samples, in milliseconds (or of ratios): quartiles, extremes, all."""
+
+  median: float
+  q1: float
+  q3: float
+  min: float
+  max: float
+  samples: tuple[float, ...]
+
+
+def stats(samples: Sequence[float]) -> Stats:
+  """Quartiles by linear interpolation; at least one sample."""
+  q0, q1, q2, q3, q4 = np.percentile(samples, [0, 25, 50, 75, 100])
+  return Stats(
+    median=float(q2),
+    q1=float(q1),
+    q3=float(q3),
+    min=float(q0),
+    max=float(q4),
+    samples=tuple(float(f"{x:.6g}") for x in samples),
+  )
+
+
+def in_turns(
+  calls: Mapping[str, Callable[[int], float]],
+  *,
+  rounds: int,
+  seconds: float,
+  min_rounds: int = MIN_ROUNDS,
+  clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float | None]]:
+  """Runs every call once a round, and returns its results by round.
+
+  The first of a round is another each time, so that none always follows the
+  same one. A call whose runs took more than its share of `seconds` sits out
+  (None) once it has `min_rounds`; the rest go on in turns.
+
+  Args:
+    calls: functions of the round's number.
+    rounds: how many at most.
+    seconds: for all calls together; `min_rounds` are run in any case.
+    min_rounds: of each call.
+    clock: in seconds.
+  """
+  names = list(calls)
+  share = seconds / max(1, len(names))
+  spent = dict.fromkeys(names, 0.0)
+  samples: dict[str, list[float | None]] = {name: [] for name in names}
+  for i in range(rounds):
+    active = [n for n in names if i < min_rounds or spent[n] < share]
+    if not active:
+      break
+    first = i % len(names)
+    for name in names[first:] + names[:first]:
+      if name not in active:
+        samples[name].append(None)
+        continue
+      start = clock()
+      samples[name].append(calls[name](i))
+      spent[name] += clock() - start
+  return samples
+
+
+def ratio(
+  slow: Sequence[float | None], fast: Sequence[float | None]
+) -> Stats | None:
+  """Statistics of slow / fast, round by round; None without a common round."""
+  pairs = zip(slow, fast, strict=True)
+  ratios = [s / f for s, f in pairs if s is not None and f is not None]
+  return stats(ratios) if ratios else None

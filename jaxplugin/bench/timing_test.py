@@ -1,0 +1,91 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Turns and statistics."""
+
+import statistics
+
+import numpy as np
+from absl.testing import absltest
+
+from jaxplugin.bench import timing
+
+
+class Clock:
+  """A clock that calls advance; each call returns its own milliseconds."""
+
+  def __init__(self):
+    self.now = 0.0
+    self.calls = []
+
+  def __call__(self):
+    return self.now
+
+  def call(self, name, seconds):
+    def run(i):
+      self.calls.append((i, name))
+      self.now += seconds
+      return seconds * 1e3
+
+    return run
+
+
+class InTurnsTest(absltest.TestCase):
+  def test_every_round_runs_each_once_and_begins_with_another(self):
+    clock = Clock()
+    calls = {name: clock.call(name, 1) for name in "abc"}
+    timing.in_turns(calls, rounds=4, seconds=1e9, clock=clock)
+    self.assertEqual(
+      ["".join(n for j, n in clock.calls if j == i) for i in range(4)],
+      ["abc", "bca", "cab", "abc"],
+    )
+
+  def test_slow_one_sits_out_once_its_share_is_spent(self):
+    clock = Clock()
+    calls = {"slow": clock.call("slow", 2), "fast": clock.call("fast", 0.5)}
+    samples = timing.in_turns(
+      calls, rounds=20, seconds=8, min_rounds=3, clock=clock
+    )
+    # A share is 4 s: the slow one goes on to the minimum, the fast one to 8.
+    self.assertEqual(samples["slow"], [2000.0] * 3 + [None] * 5)
+    self.assertEqual(samples["fast"], [500.0] * 8)
+
+  def test_minimum_of_rounds_is_run_whatever_it_takes(self):
+    clock = Clock()
+    samples = timing.in_turns(
+      {"a": clock.call("a", 100)}, rounds=50, seconds=1, clock=clock
+    )
+    self.assertLen(samples["a"], timing.MIN_ROUNDS)
+
+  def test_rounds_are_the_limit(self):
+    clock = Clock()
+    samples = timing.in_turns(
+      {"a": clock.call("a", 0.1)}, rounds=3, seconds=1e9, clock=clock
+    )
+    self.assertLen(samples["a"], 3)
+
+
+class StatsTest(absltest.TestCase):
+  def test_quartiles_are_those_of_the_statistics_module(self):
+    samples = list(np.random.default_rng(0).exponential(size=37))
+    found = timing.stats(samples)
+    q1, q2, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+    self.assertAlmostEqual(found.q1, q1)
+    self.assertAlmostEqual(found.median, q2)
+    self.assertAlmostEqual(found.q3, q3)
+    self.assertEqual((found.min, found.max), (min(samples), max(samples)))
+    np.testing.assert_allclose(found.samples, samples, rtol=1e-5)
+
+  def test_ratio_is_taken_round_by_round(self):
+    # Each round is slower than the last; the ratio is 3 in every one.
+    fast = [1.0, 10.0, None, 100.0]
+    slow = [3.0, 30.0, 300.0, 300.0]
+    found = timing.ratio(slow, fast)
+    self.assertEqual((found.min, found.median, found.max), (3, 3, 3))
+    self.assertLen(found.samples, 3)
+
+  def test_ratio_without_a_common_round_is_none(self):
+    self.assertIsNone(timing.ratio([1.0, None], [None, 1.0]))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,124 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What streaming weights past a few rows, and integer products, must not break.
+
+The rest of the contract is in handlers_test.py, for every path alike.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import handlers_test
+
+FORMATS = handlers_test.FORMATS
+ISAS = handlers_test.ISAS
+QUANTIZED = handlers_test.QUANTIZED
+FP4 = ("mxfp4", "nvfp4")
+# Either side of where the AVX2 kernels begin to work in blocks: 4 rows, and 8
+# of two E2M1 sides.
+ROWS = (1, 2, 3, 4, 5, 8, 9)
+
+
+class FewRowsTest(parameterized.TestCase):
+  def check(self, lhs, rhs, isa):
+    got = handlers_test.call(lhs, rhs, isa=handlers_test.isa_number(self, isa))
+    np.testing.assert_array_equal(
+      got, handlers_test.oracle(lhs, rhs).astype(np.float32)
+    )
+
+  @parameterized.product(lhs=QUANTIZED, rhs=QUANTIZED, isa=ISAS)
+  def test_every_count_of_rows_and_any_tail_is_exact(self, lhs, rhs, isa):
+    """Weights in rows of no whole register, and scales past a whole chunk."""
+    rng = np.random.default_rng([QUANTIZED.index(lhs), QUANTIZED.index(rhs)])
+    for m in rng.choice(ROWS, 3, replace=False):
+      k = int(rng.choice([2, 30, 34, 66, 190, 2048, 2080, 4130]))
+      self.check(
+        handlers_test.integers(lhs, (1, m, k), rng),
+        handlers_test.integers(rhs, (1, 9, k), rng),
+        isa,
+      )
+
+  @parameterized.product(name=QUANTIZED, isa=ISAS, m=(1, 4, 8, 20))
+  def test_zeros_count_nothing_under_any_scale(self, name, isa, m):
+    """Every finite scale byte, each over a block of zeros on both sides."""
+    block = FORMATS[name][2]
+    count = 255 if name != "nvfp4" else 0x7F
+    k = (count + 1) * block
+    sides = []
+    for rows in (m, 20):
+      values = np.zeros((1, rows, k))
+      values[..., -block:] = 1
+      code = np.arange(count + 1)
+      code[-1] = 0x38 if name == "nvfp4" else 127
+      code = np.broadcast_to(code, (1, rows, count + 1))
+      sides.append(handlers_test.Side(name, values, code))
+    self.check(*sides, isa)
+
+  @parameterized.product(
+    weights=QUANTIZED, isa=ISAS, exponent=(-120, -88, -70, 31, 33, 90)
+  )
+  def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
+    """The rows of floats that the fast way cannot take go another one."""
+    rng = np.random.default_rng(0)
+    rhs = handlers_test.integers(weights, (1, 5, 96), rng)
+    for rows in (1, 3):
+      values = rng.integers(-4, 5, (1, rows, 96)).astype(np.float64)
+      lhs = handlers_test.Side("f32", np.ldexp(values, exponent), None)
+      self.check(lhs, rhs, isa)
+
+  @parameterized.product(lhs=FP4, rhs=FP4, isa=ISAS, m=(1, 8, 40))
+  def test_largest_fp4_products_do_not_overflow(self, lhs, rhs, isa, m):
+    """Sums of bytes' products are held in 16 bits."""
+    for sign in (-1, 1):
+      sides = [
+        handlers_test.Side(
+          name,
+          np.full((1, rows, 640), 6.0 * s),
+          np.full(
+            (1, rows, 640 // FORMATS[name][2]),
+            0x38 if name == "nvfp4" else 127,
+          ),
+        )
+        for name, rows, s in ((lhs, m, sign), (rhs, 21, 1))
+      ]
+      self.check(*sides, isa)
+
+  @parameterized.product(isa=ISAS, name=("mxfp8", "nvfp4"), m=(1, 4, 8, 40))
+  def test_poisoned_rows_leave_others_alone(self, isa, name, m):
+    rng = np.random.default_rng(m)
+    lhs = handlers_test.integers(name, (1, m, 160), rng)
+    rhs = handlers_test.integers(name, (1, 19, 160), rng)
+    expected = handlers_test.oracle(lhs, rhs).astype(np.float32)
+    scale = rhs.scale.view(np.uint8).copy()
+    scale[0, 7, -1] = 0x7F if name == "nvfp4" else 255
+    rhs.scale = scale.view(rhs.scale.dtype)
+    expected[..., 7] = np.nan
+    got = handlers_test.call(lhs, rhs, isa=handlers_test.isa_number(self, isa))
+    np.testing.assert_array_equal(got, expected)
+
+  def test_result_does_not_depend_on_the_other_rows(self):
+    """An element's bits are the same whatever is computed beside it."""
+    rng = np.random.default_rng(3)
+    for name in QUANTIZED:
+      lhs = handlers_test.gaussians(name, (1, 4, 512), rng, 4)
+      rhs = handlers_test.gaussians(name, (1, 50, 512), rng, 4)
+      whole = handlers_test.call(lhs, rhs)
+      one = jax.tree.map(lambda x: x[:, 2:3], (lhs.values, lhs.scale))
+      part = handlers_test.Side.__new__(handlers_test.Side)
+      part.values, part.scale = one
+      part.block, part.exact = lhs.block, lhs.exact[:, 2:3]
+      np.testing.assert_array_equal(
+        handlers_test.call(part, rhs), whole[:, 2:3]
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

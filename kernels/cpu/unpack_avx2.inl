@@ -1,0 +1,210 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codes in AVX2 registers: 32 bytes of them to float32 in whatever order is
+// cheapest, and rows to float32 in the natural order.
+
+constexpr int kGroupBytes = 32;  // of codes: one load
+
+// An 8-bit code moved into the fields of a bf16 or float32 reads as its value
+// times 2^-ValueShift: subnormal codes too, which become bf16 subnormals. NaN
+// and Inf read as numbers, so whoever does this looks for them (NotFinite).
+constexpr int ValueShift(Format f) {
+  return f == Format::kE4M3 ? 120 : f == Format::kE5M2 ? 112 : 0;
+}
+
+// Values in kGroupBytes of codes.
+constexpr int64_t GroupValues(Format f) {
+  return f == Format::kE2M1 ? 2 * kGroupBytes : kGroupBytes;
+}
+
+// Pairs (two bf16 a dword) that a group becomes, 16 values in each.
+constexpr int GroupPairs(Format f) { return f == Format::kE2M1 ? 4 : 2; }
+
+// The value of a group in lane `lane` of the float32s that SplitPairs makes of
+// pair `p` of Expand: the low (half 0) or the high halves.
+constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
+  const int byte = lane / 4 * 16 + lane % 4 * 2 + half;
+  return f == Format::kE2M1 ? 2 * (byte + p / 2 * 8) + p % 2 : byte + p * 8;
+}
+
+// The largest code seen, as if without sign, a byte.
+struct Largest {
+  __m256i bytes = _mm256_setzero_si256();
+
+  JAXPLUGIN_ALWAYS_INLINE void See(__m256i codes) {
+    const __m256i sign = _mm256_set1_epi8(static_cast<char>(0x80));
+    bytes = _mm256_max_epu8(bytes, _mm256_or_si256(codes, sign));
+  }
+  // Whether a code of `f` was NaN or Inf.
+  JAXPLUGIN_ALWAYS_INLINE bool NotFinite(Format f) const {
+    if (f == Format::kE2M1) return false;
+    const __m256i first =
+        _mm256_set1_epi8(static_cast<char>(f == Format::kE4M3 ? 0xff : 0xfc));
+    const __m256i found =
+        _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, first), bytes);
+    return _mm256_movemask_epi8(found) != 0;
+  }
+};
+
+// The codes of E2M1 as one byte and as the two of a bf16.
+struct NibbleTables {
+  __m256i twice_plus_12;  // 0..24
+  __m256i twice;          // -12..12
+  __m256i high, low;
+
+  JAXPLUGIN_ALWAYS_INLINE NibbleTables() {
+    const __m128i magnitude =
+        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    const __m128i high_byte = _mm_setr_epi8(
+        0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64,
+        -64, -64, -64);
+    const __m128i low_byte = _mm_setr_epi8(0, 0, -128, -64, 0, 0x40, -128, -64,
+                                           0, 0, -128, -64, 0, 0x40, -128, -64);
+    twice = _mm256_broadcastsi128_si256(magnitude);
+    twice_plus_12 = _mm256_add_epi8(twice, _mm256_set1_epi8(12));
+    high = _mm256_broadcastsi128_si256(high_byte);
+    low = _mm256_broadcastsi128_si256(low_byte);
+  }
+};
+
+JAXPLUGIN_ALWAYS_INLINE __m256i LowNibbles(__m256i codes) {
+  return _mm256_and_si256(codes, _mm256_set1_epi8(15));
+}
+JAXPLUGIN_ALWAYS_INLINE __m256i HighNibbles(__m256i codes) {
+  return LowNibbles(_mm256_srli_epi16(codes, 4));
+}
+
+// Two bf16 a dword to the float32s of the low and of the high halves.
+JAXPLUGIN_ALWAYS_INLINE void SplitPairs(__m256i pairs, __m256* out) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  out[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, high));
+}
+
+// A group's values times 2^-ValueShift as bf16, in the order of ExpandedIndex.
+template <Format kFormat>
+JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
+                                    __m256i* pairs) {
+  if constexpr (kFormat == Format::kE2M1) {
+    const __m256i nibbles[2] = {LowNibbles(codes), HighNibbles(codes)};
+#pragma GCC unroll 2
+    for (int s = 0; s < 2; ++s) {
+      const __m256i high = _mm256_shuffle_epi8(tables.high, nibbles[s]);
+      const __m256i low = _mm256_shuffle_epi8(tables.low, nibbles[s]);
+      pairs[s] = _mm256_unpacklo_epi8(low, high);
+      pairs[2 + s] = _mm256_unpackhi_epi8(low, high);
+    }
+  } else {
+    // Sign and fields: a code in the high byte of 16 bits, its sign smeared
+    // over the exponent bits that it lacks, which are then cleared.
+    constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
+    constexpr int kShift = kIsE4M3 ? 4 : 3;
+    const __m256i fields =
+        _mm256_set1_epi16(static_cast<short>(kIsE4M3 ? 0x87f0 : 0x8fe0));
+    const __m256i zero = _mm256_setzero_si256();
+    pairs[0] = _mm256_unpacklo_epi8(zero, codes);
+    pairs[1] = _mm256_unpackhi_epi8(zero, codes);
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+      pairs[p] = _mm256_and_si256(_mm256_srai_epi16(pairs[p], kShift), fields);
+    }
+  }
+}
+
+// Scales [c0, c0 + count) of a row to float32, times 2^shift (0 <= shift <= 60)
+// for rows that are safe. A zero block may have any scale: above 2^62 it reads
+// as that, so that the product of two is finite, and zero times it is zero.
+inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
+                         int64_t count, int shift, float* __restrict out) {
+  const uint8_t* bytes = x.scale + row * x.scale_cols + c0;
+  if (x.scale_kind == ScaleKind::kE4M3) {
+    const float factor = AsFloat(static_cast<uint32_t>(127 + shift) << 23);
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = Decode<E4M3>(bytes[i]) * factor;
+    }
+    return;
+  }
+  constexpr uint32_t kMost = 127 + 62;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t byte = bytes[i];
+    const uint32_t exponent = byte < kMost ? byte : kMost;
+    const uint32_t bits = (exponent + static_cast<uint32_t>(shift)) << 23;
+    out[i] = AsFloat(byte == 255 ? kQuietNan : bits);
+  }
+}
+
+// Values [k0, k0 + count) of a row to float32, without scale, in their order;
+// count is a multiple of 32. False, with nothing done that counts, where a code
+// is NaN or Inf.
+template <Format kFormat>
+inline bool DecodeFast(const uint8_t* row, int64_t k0, int64_t count,
+                       float* out) {
+  if constexpr (kFormat == Format::kE2M1) {
+    const NibbleTables tables;
+    const uint8_t* bytes = row + k0 / 2;
+    for (int64_t i = 0; i < count; i += 32) {
+      const __m128i codes =
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i / 2));
+      const __m128i low = _mm_and_si128(codes, _mm_set1_epi8(15));
+      const __m128i high =
+          _mm_and_si128(_mm_srli_epi16(codes, 4), _mm_set1_epi8(15));
+      const __m128i table = _mm256_castsi256_si128(tables.twice);
+      const __m128i halves[2] = {
+          _mm_shuffle_epi8(table, _mm_unpacklo_epi8(low, high)),
+          _mm_shuffle_epi8(table, _mm_unpackhi_epi8(low, high))};
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) {
+        const __m128i at = q & 1 ? _mm_srli_si128(halves[q / 2], 8)
+                                 : halves[q / 2];
+        const __m256 twice = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(at));
+        _mm256_storeu_ps(out + i + 8 * q,
+                         _mm256_mul_ps(twice, _mm256_set1_ps(0.5f)));
+      }
+    }
+    return true;
+  } else {
+    constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
+    const __m256i fields = _mm256_set1_epi32(
+        static_cast<int>(kIsE4M3 ? 0x87f00000 : 0x8fe00000));
+    const __m256 factor =
+        _mm256_set1_ps(AsFloat((127u + ValueShift(kFormat)) << 23));
+    Largest largest;
+    for (int64_t i = 0; i < count; i += 32) {
+      const uint8_t* bytes = row + k0 + i;
+      largest.See(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) {
+        const __m256i wide = _mm256_cvtepu8_epi32(
+            _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + 8 * q)));
+        const __m256i bits = _mm256_and_si256(
+            _mm256_srai_epi32(_mm256_slli_epi32(wide, 24), kIsE4M3 ? 4 : 3),
+            fields);
+        _mm256_storeu_ps(out + i + 8 * q,
+                         _mm256_mul_ps(_mm256_castsi256_ps(bits), factor));
+      }
+    }
+    return !largest.NotFinite(kFormat);
+  }
+}
+
+// DecodeValues, for the engine of dot_f32.inl.
+inline void DecodeRun(const Operand& x, const uint8_t* row, int64_t k0,
+                      int64_t count, float* out) {
+  const int64_t whole = count / 32 * 32;
+  bool is_done = false;
+  switch (x.format) {
+    case Format::kE4M3:
+      is_done = DecodeFast<Format::kE4M3>(row, k0, whole, out);
+      break;
+    case Format::kE5M2:
+      is_done = DecodeFast<Format::kE5M2>(row, k0, whole, out);
+      break;
+    case Format::kE2M1:
+      is_done = DecodeFast<Format::kE2M1>(row, k0, whole, out);
+      break;
+    default: break;
+  }
+  const int64_t done = is_done ? whole : 0;
+  DecodeValues(x, row, k0 + done, count - done, out + done);
+}

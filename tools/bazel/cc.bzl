@@ -1,0 +1,68 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiler options of the CPU kernels: those of kernels/cpu/CMakeLists.txt.
+
+There they are explained, and tools/bazel_options_test.py compares the two.
+"""
+
+COPTS = [
+    "-std=c++17",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+]
+
+DOT_COPTS = [
+    "-ffp-contract=fast",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fno-rtti",
+]
+
+QUANTIZE_COPTS = [
+    "-ffp-contract=off",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fno-rtti",
+]
+
+_AVX2 = [
+    "-mavx2",
+    "-mfma",
+]
+
+_AVX512 = _AVX2 + [
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mprefer-vector-width=512",
+]
+
+_ISA_COPTS = {
+    "baseline": [],
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512bf16": _AVX512 + [
+        "-mavx512vbmi",
+        "-mavx512bf16",
+    ],
+}
+
+def isa_library(name, copts, deps):
+    """cc_library of NAME.cc, whose name ends in an instruction set's."""
+    isa_copts = _ISA_COPTS[name.split("_")[-1]]
+    native.cc_library(
+        name = name,
+        srcs = [name + ".cc"],
+        copts = COPTS + copts + select({
+            "@platforms//cpu:x86_64": isa_copts,
+            "//conditions:default": [],
+        }),
+        linkstatic = True,
+        deps = deps,
+    )

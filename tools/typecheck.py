@@ -1,0 +1,58 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs mypy over the package as a wheel lays it out: `typecheck.py [OPTIONS]`.
+
+In a checkout jaxplugin.kernels lies in kernels/ (jaxplugin/kernels/__init__.py
+finds it), where no type checker looks: so it gets a folder of links. OPTIONS
+are mypy's; its configuration is pyproject.toml's.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Final
+
+ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
+STAGE: Final = ROOT / "build" / "types"
+KERNELS: Final = "jaxplugin/kernels/"
+SUPPORT: Final = ("_test.py", "testing.py", "dot_suite.py")
+
+
+def link(folder: pathlib.Path, destination: pathlib.Path) -> None:
+  """Links what a wheel has of `folder`, recursively, in `destination`."""
+  destination.mkdir(parents=True, exist_ok=True)
+  for path in sorted(folder.iterdir()):
+    place = destination / path.name
+    if path.is_dir():
+      if not path.name.startswith(("__pycache__", ".")):
+        link(path, place)
+    elif path.suffix == ".py" and not path.name.endswith(SUPPORT):
+      place.symlink_to(path)
+
+
+def in_checkout(line: str, root: pathlib.Path = ROOT) -> str:
+  """A line of mypy's, with the name that its file has in the checkout."""
+  is_there = (root / line.partition(":")[0]).exists()
+  return line if is_there else line.replace(KERNELS, "kernels/", 1)
+
+
+def main() -> int:
+  shutil.rmtree(STAGE, ignore_errors=True)
+  link(ROOT / "jaxplugin", STAGE / "jaxplugin")
+  link(ROOT / "kernels", STAGE / KERNELS)
+  command = [sys.executable, "-m", "mypy", "--package", "jaxplugin"]
+  command += ["--config-file", str(ROOT / "pyproject.toml")]
+  command += ["--cache-dir", str(ROOT / ".mypy_cache"), *sys.argv[1:]]
+  done = subprocess.run(
+    command, cwd=STAGE, stdout=subprocess.PIPE, text=True, check=False
+  )
+  for line in done.stdout.splitlines():
+    print(in_checkout(line))
+  return done.returncode
+
+
+if __name__ == "__main__":
+  sys.exit(main())

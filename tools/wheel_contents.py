@@ -1,0 +1,128 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks what a built wheel and sdist hold: `wheel_contents.py DIRECTORY`.
+
+Exit status 1, with a sentence for each thing wrong, unless the directory has
+one wheel and one sdist of the same version, which CHANGELOG.md knows.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from typing import Final
+
+ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
+LIBRARY: Final = re.compile(
+  r"jaxplugin/kernels/cpu/libjaxplugin_cpu\.(so|dylib)"
+)
+BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
+# Files of the checkout that no wheel has: tests and what supports them.
+SUPPORT: Final = re.compile(r"(^|/)([^/]*_test|[^/]*testing|dot_suite)\.py$")
+SDIST_ONLY: Final = (
+  *("CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+  *("README.md", "conftest.py", "pyproject.toml", "kernels/cpu/CMakeLists.txt"),
+  *("kernels/cpu/ffi.cc", "kernels/cpu/codec.inl", "kernels/cpu/kernels.h"),
+  *("examples/quickstart.py", "examples/sentences.txt", "hlo_tests/tool.py"),
+  *("jaxplugin/dot_test.py", "jaxplugin/testing.py", "tools/release.sh"),
+)
+
+
+def modules(root: pathlib.Path) -> dict[str, str]:
+  """Python files that a wheel is to have: its name of each, the checkout's."""
+  names = {}
+  for folder, prefix in (("jaxplugin", ""), ("kernels", "jaxplugin/")):
+    for path in (root / folder).rglob("*.py"):
+      name = path.relative_to(root).as_posix()
+      if not SUPPORT.search(name):
+        names[prefix + name] = name
+  return names
+
+
+def wheel_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
+  """Sentences about a wheel of the files `names`, `expected` among them."""
+  found = {name for name in names if not name.endswith("/")}
+  info = {
+    name for name in found if ".dist-info/" in name.partition("/")[0] + "/"
+  }
+  libraries = {name for name in found if LIBRARY.fullmatch(name)}
+  wanted = {*expected, "jaxplugin/py.typed"}
+  faults = [f"the wheel lacks {name}" for name in sorted(wanted - found)]
+  if BUILD_FAILED in found:
+    faults.append("the wheel's CPU kernels did not compile")
+  elif not libraries:
+    faults.append("the wheel lacks the library of CPU kernels")
+  if not any(name.endswith("/licenses/LICENSE") for name in info):
+    faults.append("the wheel lacks the licence")
+  others = found - wanted - info - libraries - {BUILD_FAILED}
+  faults += [f"the wheel has {name}" for name in sorted(others)]
+  return faults
+
+
+def sdist_faults(names: Iterable[str], expected: Iterable[str]) -> list[str]:
+  """Sentences about an sdist; names have its top folder's before them."""
+  found = {name.partition("/")[2] for name in names}
+  wanted = {*SDIST_ONLY, *expected, "jaxplugin/py.typed"}
+  faults = [f"the sdist lacks {name}" for name in sorted(wanted - found)]
+  unwanted = re.compile(r"(^|/)(\.git|\.ci|\.venv[^/]*|__pycache__|build)/")
+  extra = sorted(name for name in found if unwanted.search(name))
+  return faults + [f"the sdist has {name}" for name in extra]
+
+
+def version_faults(
+  wheel: str, sdist: str, changelog: str, package: str
+) -> list[str]:
+  """Sentences about versions: in file names, CHANGELOG.md and __init__.py."""
+  versions = {
+    "the wheel": wheel.split("-")[1],
+    "the sdist": sdist.removesuffix(".tar.gz").rpartition("-")[2],
+  }
+  faults = [
+    f"{what} is of version {version}, __init__.py says {package}"
+    for what, version in versions.items()
+    if version != package
+  ]
+  if not re.search(rf"^## \[{re.escape(package)}\]", changelog, re.M):
+    faults.append(f"CHANGELOG.md has no chapter of {package}")
+  return faults
+
+
+def faults(directory: pathlib.Path, root: pathlib.Path = ROOT) -> list[str]:
+  """Sentences about the wheel and the sdist in `directory`."""
+  wheels = sorted(directory.glob("*.whl"))
+  sdists = sorted(directory.glob("*.tar.gz"))
+  if len(wheels) != 1 or len(sdists) != 1:
+    return [
+      f"{directory} must have one wheel and one sdist, got {len(wheels)} and"
+      f" {len(sdists)}; empty it first"
+    ]
+  (wheel,), (sdist,) = wheels, sdists
+  expected = modules(root)
+  init = (root / "jaxplugin" / "__init__.py").read_text()
+  version = re.search(r'^__version__ = "(.+)"$', init, re.M)
+  if version is None:
+    return ["jaxplugin/__init__.py has no __version__"]
+  with zipfile.ZipFile(wheel) as archive:
+    found = wheel_faults(archive.namelist(), expected)
+  with tarfile.open(sdist) as archive:
+    found += sdist_faults(archive.getnames(), expected.values())
+  changelog = (root / "CHANGELOG.md").read_text()
+  return found + version_faults(wheel.name, sdist.name, changelog, version[1])
+
+
+def main() -> int:
+  if len(sys.argv) != 2:
+    print(__doc__, file=sys.stderr)
+    return 2
+  found = faults(pathlib.Path(sys.argv[1]))
+  for fault in found:
+    print(f"wheel_contents: {fault}", file=sys.stderr)
+  return int(bool(found))
+
+
+if __name__ == "__main__":
+  sys.exit(main())

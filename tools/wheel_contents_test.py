@@ -1,0 +1,194 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every fault of a wheel or an sdist is found.
+
+`make release` builds real ones and checks them.
+"""
+
+import pathlib
+import tarfile
+import tempfile
+import zipfile
+
+import wheel_contents
+from absl.testing import absltest
+from absl.testing import parameterized
+
+# Name in a wheel -> in a checkout.
+MODULES = {
+  "jaxplugin/__init__.py": "jaxplugin/__init__.py",
+  "jaxplugin/backends/cpu.py": "jaxplugin/backends/cpu.py",
+  "jaxplugin/kernels/__init__.py": "jaxplugin/kernels/__init__.py",
+  "jaxplugin/kernels/configs.py": "kernels/configs.py",
+}
+LIBRARY = "jaxplugin/kernels/cpu/libjaxplugin_cpu.so"
+WHEEL = {
+  *MODULES,
+  LIBRARY,
+  "jaxplugin/py.typed",
+  "jaxplugin-1.2.dist-info/METADATA",
+  "jaxplugin-1.2.dist-info/licenses/LICENSE",
+}
+SDIST = {
+  *wheel_contents.SDIST_ONLY,
+  *MODULES.values(),
+  "jaxplugin/py.typed",
+}
+FAILED = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
+
+
+class WheelTest(parameterized.TestCase):
+  def faults(self, *, without=(), and_=()):
+    names = (WHEEL - set(without)) | set(and_)
+    return wheel_contents.wheel_faults(names, MODULES)
+
+  def test_complete_wheel_has_no_fault(self):
+    self.assertEqual(self.faults(), [])
+
+  @parameterized.parameters(*MODULES, "jaxplugin/py.typed")
+  def test_missing_file_is_told(self, name):
+    self.assertEqual(self.faults(without=[name]), [f"the wheel lacks {name}"])
+
+  def test_missing_licence_is_told(self):
+    self.assertEqual(
+      self.faults(without=["jaxplugin-1.2.dist-info/licenses/LICENSE"]),
+      ["the wheel lacks the licence"],
+    )
+
+  def test_missing_library_is_told(self):
+    self.assertEqual(
+      self.faults(without=[LIBRARY]),
+      ["the wheel lacks the library of CPU kernels"],
+    )
+    self.assertEqual(
+      self.faults(without=[LIBRARY], and_=[FAILED]),
+      ["the wheel's CPU kernels did not compile"],
+    )
+
+  @parameterized.parameters(
+    "kernels/configs.py",
+    "jaxplugin/dot_test.py",
+    "jaxplugin/BUILD.bazel",
+    "jaxplugin/kernels/testing.py",
+    "jaxplugin/kernels/cpu/ffi.cc",
+    "hlo_tests/tool.py",
+  )
+  def test_what_does_not_belong_there_is_told(self, name):
+    self.assertEqual(self.faults(and_=[name]), [f"the wheel has {name}"])
+
+
+class SdistTest(parameterized.TestCase):
+  def faults(self, names):
+    names = {f"jaxplugin-1.2/{name}" for name in names}
+    return wheel_contents.sdist_faults(names, MODULES.values())
+
+  def test_complete_sdist_has_no_fault(self):
+    self.assertEqual(self.faults(SDIST), [])
+
+  @parameterized.parameters(
+    "kernels/configs.py",
+    "jaxplugin/kernels/__init__.py",
+    "jaxplugin/backends/cpu.py",
+    "kernels/cpu/codec.inl",
+    "jaxplugin/dot_test.py",
+  )
+  def test_missing_file_is_told(self, name):
+    self.assertEqual(self.faults(SDIST - {name}), [f"the sdist lacks {name}"])
+
+  @parameterized.parameters(
+    ".ci/run",
+    ".venv-3.12/bin/python",
+    "build/bazel/bazelrc",
+    "jaxplugin/__pycache__/dot.pyc",
+  )
+  def test_what_does_not_belong_there_is_told(self, name):
+    self.assertEqual(self.faults(SDIST | {name}), [f"the sdist has {name}"])
+
+
+class VersionTest(absltest.TestCase):
+  def faults(self, wheel="1.2", sdist="1.2", chapter="## [1.2] - 2026"):
+    return wheel_contents.version_faults(
+      f"jaxplugin-{wheel}-py3-none-linux_x86_64.whl",
+      f"jaxplugin-{sdist}.tar.gz",
+      f"# Changelog\n\n{chapter}\n",
+      "1.2",
+    )
+
+  def test_one_version_everywhere_has_no_fault(self):
+    self.assertEqual(self.faults(), [])
+
+  def test_other_version_is_told(self):
+    for what in ("wheel", "sdist"):
+      self.assertEqual(
+        self.faults(**{what: "1.1"}),
+        [f"the {what} is of version 1.1, __init__.py says 1.2"],
+      )
+
+  def test_version_without_changes_is_told(self):
+    for chapter in ("## [1.20]", "## [1x2]", "see ## [1.2]"):
+      self.assertEqual(
+        self.faults(chapter=chapter), ["CHANGELOG.md has no chapter of 1.2"]
+      )
+
+
+class DirectoryTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    self.write("CHANGELOG.md", "## [1.2]\n")
+    self.write("jaxplugin/__init__.py", '__version__ = "1.2"\n')
+    self.write("jaxplugin/dot_test.py")
+    self.write("kernels/configs.py")
+    self.write("kernels/cpu/testing.py")
+
+  def write(self, name, text=""):
+    path = self.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+  def pack(self, wheel, sdist):
+    folder = self.root / "dist"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / "jaxplugin-1.2-py3-none-any.whl", "w") as out:
+      for name in wheel:
+        out.writestr(name, "")
+    with tarfile.open(folder / "jaxplugin-1.2.tar.gz", "w:gz") as out:
+      for name in sdist:
+        out.addfile(tarfile.TarInfo(f"jaxplugin-1.2/{name}"))
+    return folder
+
+  def test_modules_are_those_of_the_checkout_without_tests(self):
+    self.assertEqual(
+      wheel_contents.modules(self.root),
+      {
+        "jaxplugin/__init__.py": "jaxplugin/__init__.py",
+        "jaxplugin/kernels/configs.py": "kernels/configs.py",
+      },
+    )
+
+  def test_archives_are_read(self):
+    wheel = WHEEL - {
+      "jaxplugin/backends/cpu.py",
+      "jaxplugin/kernels/__init__.py",
+    }
+    sdist = SDIST - {"kernels/configs.py"}
+    folder = self.pack(wheel, SDIST)
+    self.assertEqual(wheel_contents.faults(folder, self.root), [])
+    folder = self.pack(wheel | {"jaxplugin/dot_test.py"}, sdist)
+    self.assertEqual(
+      wheel_contents.faults(folder, self.root),
+      [
+        "the wheel has jaxplugin/dot_test.py",
+        "the sdist lacks kernels/configs.py",
+      ],
+    )
+
+  def test_directory_with_older_builds_is_refused(self):
+    folder = self.pack(WHEEL, SDIST)
+    (folder / "jaxplugin-1.1.tar.gz").write_text("")
+    (found,) = wheel_contents.faults(folder, self.root)
+    self.assertIn("one wheel and one sdist, got 1 and 2", found)
+
+
+if __name__ == "__main__":
+  absltest.main()
