@@ -7,7 +7,7 @@ the same rotation as the rows:
 
   read   bytes/s of reading memory. CPU: an f32 product of m = 1 by XLA, and
          NumPy's maximum in one thread a core. GPU: XLA's sum.
-  copy   bytes/s read and written by x + 1 into a fresh result.
+  copy   bytes/s read and written by x + 1 into a fresh result, as XLA's are.
   bf16   flop/s of a large bf16 product by XLA.
   f32    flop/s of a large f32 product by XLA.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 from typing import Final
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxplugin import target as target_lib
 from jaxplugin.bench import device as device_lib
 from jaxplugin.bench import execution
 from jaxplugin.bench import timing
@@ -112,7 +112,7 @@ def read_variants(side: int, is_gpu: bool) -> list[variant_lib.Variant]:
   if is_gpu:
     return [_variant("read", jnp.sum, lambda i: (x,), num_bytes=num_bytes)]
   row = jnp.ones((1, side), jnp.float32)
-  parts = np.array_split(np.asarray(x), len(os.sched_getaffinity(0)))
+  parts = np.array_split(np.asarray(x), _cores())
   pool = concurrent.futures.ThreadPoolExecutor(len(parts))
 
   def read_by_numpy(*arrays: Any) -> list[Any]:
@@ -133,6 +133,34 @@ def read_variants(side: int, is_gpu: bool) -> list[variant_lib.Variant]:
       on_host=True,
     ),
   ]
+
+
+def warm_copy_variant(rows: int, columns: int) -> variant_lib.Variant:
+  """x + 1 into memory that is there, by NumPy in one thread a core.
+
+  A result of XLA:CPU is fresh memory, which the system fills with zeros page by
+  page: a copy that pays for it too is no hard ceiling.
+  """
+  x = np.ones((rows, columns), np.float32)
+  out = np.zeros_like(x)
+  parts = np.array_split(x, _cores()), np.array_split(out, _cores())
+  pool = concurrent.futures.ThreadPoolExecutor(_cores())
+
+  def copy(x: np.ndarray, out: np.ndarray) -> None:
+    del x, out
+    list(pool.map(lambda x, out: np.add(x, 1, out=out), *parts))
+
+  return _variant(
+    "warm copy",
+    copy,
+    lambda i: (x, out),
+    num_bytes=2 * x.nbytes,
+    on_host=True,
+  )
+
+
+def _cores() -> int:
+  return target_lib.detect_target("cpu").core_count or 1
 
 
 def _products(size: int, is_gpu: bool) -> list[variant_lib.Variant]:

@@ -115,7 +115,10 @@ class RowMeasurement:
     options = self.options
     if row.kind != "dot":
       assert pair.rhs is not None
-      return variants_lib.CodecVariants(row, pair.rhs).all()
+      codec = variants_lib.CodecVariants(row, pair.rhs).all()
+      if not self.device.is_gpu:
+        codec.append(ceilings_lib.warm_copy_variant(row.m, row.k))
+      return codec
     made = variants_lib.DotVariants(
       row, pair, options.out_dtype, self.device.target
     )
@@ -260,7 +263,7 @@ class RowMeasurement:
   ) -> None:
     for name, entry in running.items():
       result = entry.result
-      if result.role == "ceiling":
+      if result.role == "ceiling" and name in ceilings_lib.NAMES:
         best = min(s for s in samples[name] if s is not None)
         self.ceilings = self.ceilings.raised(
           name, result.num_bytes / best * 1e3

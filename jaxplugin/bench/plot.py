@@ -29,6 +29,10 @@ _PEERS: Final = ("x", "+", "1", "2", "3", "4", "*", "|")
 _GREY: Final = "#767676"
 _SIZE_INCHES: Final = (10.5, 6.5)
 _DPI: Final = 150
+# Columns whose intensities differ by less share a label, of so many names.
+_NEAR: Final = 1.3
+_MAX_NAMES: Final = 3
+_LABEL_PART: Final = 0.6  # of the decades that points take, for labels
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -71,9 +75,9 @@ def figure(run: results.Run) -> Any:
   axes = drawn.add_subplot()
   _draw_ceilings(axes, run, columns)
   _draw_points(axes, columns)
-  _label_columns(axes, columns)
   axes.set_xscale("log")
   axes.set_yscale("log")
+  _label_columns(axes, columns)
   axes.set_xlabel("operations for each byte of quantized operands and result")
   axes.set_ylabel("GFLOP/s (of one product, median)")
   axes.set_title(title(columns), loc="left", fontsize=12, fontweight="bold")
@@ -92,7 +96,7 @@ def figure(run: results.Run) -> Any:
     fontsize=8,
     color=_GREY,
   )
-  axes.legend(fontsize=9, frameon=False, loc="lower right")
+  drawn.legend(fontsize=9, frameon=False, loc="outside right upper")
   return drawn
 
 
@@ -150,16 +154,16 @@ def _draw_ceilings(
   peak = max(ceilings.bf16, ceilings.f32) / 1e9
   bandwidth = ceilings.memory / 1e9
   x = np.geomspace(
-    min(intensities) / 2.5, max(*intensities, peak / bandwidth) * 4
+    min(intensities) / 6, max(*intensities, peak / bandwidth) * 4
   )
   axes.plot(
     x, np.minimum(bandwidth * x, peak), color="black", linewidth=1.6, zorder=1
   )
   kind = "copying" if ceilings.is_gpu else "reading"
   axes.annotate(
-    f"{kind} memory: {bandwidth:.0f} GB/s",
+    f"{kind} memory:\n{bandwidth:.0f} GB/s",
     (x[0], bandwidth * x[0]),
-    xytext=(6, 12),
+    xytext=(0, 34),
     textcoords="offset points",
     fontsize=9,
   )
@@ -175,11 +179,11 @@ def _draw_ceilings(
         zorder=1,
       )
     axes.annotate(
-      f"{name} product: {rate:.0f} GFLOP/s",
+      f"{name} product:\n{rate:.0f} GFLOP/s",
       (x[-1], rate),
-      xytext=(0, 4),
+      xytext=(4, 0),
       textcoords="offset points",
-      ha="right",
+      va="bottom" if rate == peak else "top",
       fontsize=9,
     )
 
@@ -206,17 +210,31 @@ def _draw_points(axes: Any, columns: Sequence[_Column]) -> None:
 
 
 def _label_columns(axes: Any, columns: Sequence[_Column]) -> None:
-  """Sizes and formats, once each, above the best point of a column."""
-  for column in columns:
-    top = max(v.gflop_per_s for v in column.timed)
+  """Sizes and formats below the points; columns side by side share a label."""
+  clusters: list[list[_Column]] = []
+  for column in sorted(columns, key=lambda c: c.intensity):
+    near = clusters and column.intensity < clusters[-1][0].intensity * _NEAR
+    if near:
+      clusters[-1].append(column)
+    else:
+      clusters.append([column])
+  for cluster in clusters:
+    names = list(dict.fromkeys(f"{c.row.row} {c.row.formats}" for c in cluster))
+    lines = names[:_MAX_NAMES]
+    if len(names) > len(lines):
+      lines[-1] += f" and {len(names) - len(lines)} more"
     axes.annotate(
-      f"{column.row.row} {column.row.formats}",
-      (column.intensity, top),
-      xytext=(0, 7),
-      textcoords="offset points",
+      "\n".join(lines),
+      (cluster[len(cluster) // 2].intensity, 0.015),
+      xycoords=("data", "axes fraction"),
       rotation=90,
       ha="center",
       va="bottom",
-      fontsize=6.5,
+      multialignment="left",
+      fontsize=7,
       color="#404040",
     )
+  # Room for them, below the lowest point.
+  rates = [v.gflop_per_s for c in columns for v in c.timed]
+  low = min(rates) / (max(rates) / min(rates)) ** _LABEL_PART
+  axes.set_ylim(bottom=low / 1.5)

@@ -312,7 +312,7 @@ class CodecVariants:
     name = self.row.kind
     return [
       self._variant(f"jp.{name}", default, is_chosen=True),
-      self._variant(f"{name} by xla", portable),
+      self._variant("by xla", portable),
       copy,
     ]
 
