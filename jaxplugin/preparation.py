@@ -76,7 +76,8 @@ def prepare_weights(
       f"{_WHO}: target must be a jp.Target or None, got {target!r}; see"
       " jp.named_target"
     )
-  return _prepared(array, preparation(array, target))
+  how = preparation(array, target)
+  return array if how == "none" else _prepared(array, how)
 
 
 def unprepare_weights(
@@ -121,8 +122,6 @@ def _check(who: str, array: scaled_array.ScaledArray) -> None:
 def _prepared(
   array: scaled_array.ScaledArray, how: Preparation
 ) -> scaled_array.ScaledArray:
-  if how == "none":
-    return array
   if how == "interleaved":
     if array.is_interleaved:
       return array

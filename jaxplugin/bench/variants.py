@@ -18,6 +18,7 @@ from jaxplugin import backends
 from jaxplugin import decisions
 from jaxplugin import dot
 from jaxplugin import formats
+from jaxplugin import preparation
 from jaxplugin import problem as problem_lib
 from jaxplugin import quantization
 from jaxplugin import quantization_ops
@@ -44,6 +45,8 @@ PEERS: Final = (
   "numpy",
   *torch_peers.NAMES,
 )
+# Implementations that take what `prepare_weights` returns as it is.
+_READ_PREPARED: Final = ("cudnn", "triton")
 # Values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
 
@@ -87,6 +90,8 @@ class DotVariants:
       refusal = backends.BACKENDS[name].supports(decided.problem, self.target)
       if refusal is None:
         result.append(self._implementation(name, name == chosen))
+        if name in _READ_PREPARED and not self._is_prepared():
+          result.append(self._implementation(name, False, is_prepared=True))
       elif names is not None:
         result.append(
           variant_lib.Unavailable(name=name, role="ours", reason=refusal.reason)
@@ -101,18 +106,32 @@ class DotVariants:
       implementation=implementation,
     )
 
-  def _implementation(self, name: str, is_chosen: bool) -> variant_lib.Variant:
+  def _is_prepared(self) -> bool:
+    """Whether `prepare_weights` has nothing to do on this target."""
+    _, rhs = self.data.quantized(0)
+    if not isinstance(rhs, scaled_array.ScaledArray):
+      return True
+    return preparation.preparation(rhs, self.target) == "none"
+
+  def _implementation(
+    self, name: str, is_chosen: bool, *, is_prepared: bool = False
+  ) -> variant_lib.Variant:
     has_global = any(
       f is not None and f.has_global_scale
       for f in (self.pair.lhs, self.pair.rhs)
     )
     rounds = name == "cudnn" and has_global and self.out_dtype.itemsize == 2
+
+    def prepared(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+      return lhs, preparation.prepare_weights(rhs, self.target)
+
     return self._variant(
-      name,
+      f"{name} prepared" if is_prepared else name,
       "ours",
       functools.partial(self._ours, name),
       bound=verification.OURS_BOUND,
       relative=_CUDNN_GLOBAL_SCALE_ROUNDING if rounds else 0,
+      arrange=prepared if is_prepared else None,
       is_chosen=is_chosen,
     )
 
