@@ -432,23 +432,6 @@ class ChoiceTest(parameterized.TestCase):
   def test_problem_is_printed_by_what_it_asks_for(self):
     self.assertEqual(str(problem()), "bfloat16[512, 768] to mxfp8, axis 1")
 
-  @parameterized.parameters(
-    ((7, 5), None),
-    ((8, 0), "sm_80"),
-    ((8, 6), "sm_80"),
-    ((8, 9), "sm_89"),
-    ((9, 0), "sm_90"),
-    ((10, 0), "sm_100"),
-    ((10, 3), "sm_103"),
-    ((11, 0), None),
-    ((12, 0), "sm_120"),
-    ((12, 1), "sm_121"),
-  )
-  def test_architecture_of_a_compute_capability(self, capability, expected):
-    target = dataclasses.replace(H200, compute_capability=capability)
-    architecture = triton_library.architecture_of(target)
-    self.assertEqual(architecture and architecture.name, expected)
-
 
 if __name__ == "__main__":
   absltest.main()
