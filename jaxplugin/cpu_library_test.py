@@ -3,6 +3,7 @@
 """The handlers reach XLA once, or not at all; the library's age is known."""
 
 import concurrent.futures
+import os
 import pathlib
 import pickle
 import subprocess
@@ -30,7 +31,6 @@ TARGET = target.detect_target("cpu")
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
 )
-ROOT = pathlib.Path(jp.__file__).resolve().parents[1]
 
 
 class RegisterTest(absltest.TestCase):
@@ -61,10 +61,10 @@ class RegisterTest(absltest.TestCase):
 
 
 def run(program, *args):
-  """Runs a program in a fresh process on CPUs."""
+  """Runs a program in a fresh process, which imports what this one does."""
   return subprocess.run(
     [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
-    cwd=ROOT,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     capture_output=True,
     text=True,
     check=False,
