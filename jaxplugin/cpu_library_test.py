@@ -3,13 +3,9 @@
 """The handlers reach XLA once, or not at all; the library's age is known."""
 
 import concurrent.futures
-import os
 import pathlib
 import pickle
-import subprocess
-import sys
 import tempfile
-import textwrap
 import warnings
 from unittest import mock
 
@@ -24,6 +20,7 @@ from jax.experimental import serialize_executable
 import jaxplugin as jp
 from jaxplugin import cpu_library
 from jaxplugin import target
+from jaxplugin import testing
 from jaxplugin.kernels.cpu import library
 
 NUM_THREADS = 8
@@ -58,17 +55,6 @@ class RegisterTest(absltest.TestCase):
     ):
       cpu_library.register()
     self.register.assert_not_called()
-
-
-def run(program, *args):
-  """Runs a program in a fresh process, which imports what this one does."""
-  return subprocess.run(
-    [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
 
 
 def dot(values, scale):
@@ -129,18 +115,20 @@ class OtherProcessTest(absltest.TestCase):
     return path
 
   def test_serialized_executable_runs_where_the_package_is_imported(self):
-    result = run(LOAD, self.serialized(), "import")
+    result = testing.run_program(LOAD, self.serialized(), "import")
     self.assertEqual(result.stdout.strip(), self.expected, result.stderr)
 
   def test_without_the_package_it_is_an_error_that_names_the_handler(self):
-    result = run(LOAD, self.serialized(), "nothing")
+    result = testing.run_program(LOAD, self.serialized(), "nothing")
     self.assertEqual(result.returncode, 1, result.stderr)
     self.assertRegex(
       result.stderr, f"NOT_FOUND.* handler registered for {library.HANDLERS[0]}"
     )
 
   def test_entry_of_the_compilation_cache_runs_in_another_process(self):
-    first, second = (run(CACHE, self.directory) for _ in range(2))
+    first, second = (
+      testing.run_program(CACHE, self.directory) for _ in range(2)
+    )
     for result in (first, second):
       self.assertEqual(result.returncode, 0, result.stderr)
       self.assertEqual(result.stdout.split()[1], self.expected)

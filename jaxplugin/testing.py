@@ -11,7 +11,11 @@ written a second time, in NumPy.
 from __future__ import annotations
 
 import dataclasses
+import os
 import string
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -307,3 +311,17 @@ def assert_within(
       f" {error[where]:.3e} above the bound {limit[where]:.3e};"
       f" {np.count_nonzero(~(error <= limit))} of {error.size} are"
     )
+
+
+def run_program(
+  program: str, *args: object
+) -> subprocess.CompletedProcess[str]:
+  """Runs a program in a fresh process, which imports what this one does."""
+  path = os.pathsep.join(filter(None, sys.path))
+  return subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
+    env={**os.environ, "PYTHONPATH": path},
+    capture_output=True,
+    text=True,
+    check=False,
+  )

@@ -8,10 +8,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import pathlib
-import subprocess
-import sys
 import tempfile
-import textwrap
 from unittest import mock
 
 import jax
@@ -444,14 +441,7 @@ class LibraryTest(parameterized.TestCase):
       except NotImplementedError as error:
         print(error)
     """
-    root = pathlib.Path(jp.__file__).resolve().parents[1]
-    result = subprocess.run(
-      [sys.executable, "-c", textwrap.dedent(program)],
-      cwd=root,
-      capture_output=True,
-      text=True,
-      check=False,
-    )
+    result = testing.run_program(program)
     self.assertEqual(result.returncode, 0, result.stderr)
     reason = r"built for XLA's FFI 0\.\d+, the installed jaxlib has 0\.2"
     self.assertRegex(result.stdout, reason)
