@@ -4,6 +4,7 @@
 
 import functools
 import inspect
+import pathlib
 import threading
 import warnings
 
@@ -88,7 +89,7 @@ class CompositionTest(parameterized.TestCase):
     self.assertLen(explanation, 2)
     for offset, explained in zip((2, 3), explanation, strict=True):
       self.assertIn(
-        f"{__name__.split('.')[-1]}.py:{line + offset} ", explained.source
+        f"{pathlib.Path(__file__).name}:{line + offset} ", explained.source
       )
       self.assertIn("model", explained.source)
       self.assertEqual(
