@@ -142,7 +142,7 @@ class BlackwellDotTest(TritonDotSuite):
 del TritonDotSuite
 
 
-@needs_triton
+@needs_interpreter
 class PreparedTest(parameterized.TestCase):
   """Weights that `prepare_weights` rearranged, through the whole lowering."""
 
