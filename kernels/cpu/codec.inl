@@ -186,9 +186,12 @@ JAXPLUGIN_ALWAYS_INLINE const uint8_t* RowValues(const Operand& x,
   return x.values + row * x.row_bytes;
 }
 
-JAXPLUGIN_ALWAYS_INLINE bool UnsafeScaleByte(uint8_t byte) {
+// 1 or 0, in a byte: loops over bytes then stay vectors of bytes.
+JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
   constexpr int kLow = 127 - kSafeExponent;
-  return static_cast<uint8_t>(byte - kLow) > 2 * kSafeExponent && byte != 255;
+  const uint8_t above = static_cast<uint8_t>(byte - kLow);
+  return static_cast<uint8_t>(above > 2 * kSafeExponent) &
+         static_cast<uint8_t>(byte != 255);
 }
 
 // The slow half of RowIsSafe: is there a nonzero value under an extreme scale?
@@ -214,7 +217,7 @@ __attribute__((noinline)) bool ExtremeBlocksAreZero(const Operand& x,
 inline bool RowIsSafe(const Operand& x, int64_t row) {
   if (x.scale_kind != ScaleKind::kE8M0) return true;
   const uint8_t* scale = x.scale + row * x.scale_cols;
-  int unsafe = 0;
+  uint8_t unsafe = 0;
   for (int64_t c = 0; c < x.scale_cols; ++c) {
     unsafe |= UnsafeScaleByte(scale[c]);
   }

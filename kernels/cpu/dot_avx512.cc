@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
 
 #define JAXPLUGIN_F32_LANES 16
 
@@ -22,4 +22,4 @@ bool DotAvx512(const DotArgs& args, const Parallel& parallel) {
 
 }  // namespace jaxplugin
 
-#endif  // defined(__x86_64__)
+#endif

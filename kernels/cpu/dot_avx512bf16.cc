@@ -5,14 +5,21 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
 
+#if defined(JAXPLUGIN_EMULATE_AVX512)
+#include "emulation/avx512.h"
+#else
 #include <immintrin.h>
+#endif
 
 #define JAXPLUGIN_F32_LANES 16
 
 namespace jaxplugin {
 namespace {
+#if defined(JAXPLUGIN_EMULATE_AVX512)
+using namespace emulated;
+#endif
 #include "codec.inl"
 #include "dot_exact.inl"
 #include "epilogue.inl"
@@ -29,4 +36,4 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
 
 }  // namespace jaxplugin
 
-#endif  // defined(__x86_64__)
+#endif

@@ -273,10 +273,23 @@ class DotTest(parameterized.TestCase):
     got = call(lhs, lhs, isa=isa_number(self, isa))
     self.assert_exact(got, oracle(lhs, lhs))
 
-  def test_plain_bf16_subnormals_are_honoured(self):
-    lhs = Side("bf16", np.full((1, 20, 32), 2.0**-130), None)
-    rhs = Side("mxfp8", np.ones((1, 40, 32)), np.full((1, 40, 1), 127 + 20))
-    self.assert_exact(call(lhs, rhs), oracle(lhs, rhs))
+  @parameterized.product(isa=ISAS, m=(1, 20), exponent=(-130, -73, 62, 127))
+  def test_plain_bf16_of_any_size_is_exact(self, isa, m, exponent):
+    """Subnormals too; against scales that bring the products back."""
+    values = np.full((1, m, 32), 2.0**exponent)
+    values[0, 0, 5] = 2.0 ** (exponent - 3)
+    lhs = Side("bf16", values, None)
+    scale = 127 + int(np.clip(-exponent, -46, 46))
+    rhs = Side("mxfp8", np.ones((1, 40, 32)), np.full((1, 40, 1), scale))
+    got = call(lhs, rhs, isa=isa_number(self, isa))
+    self.assert_exact(got, oracle(lhs, rhs))
+
+  @parameterized.product(isa=ISAS, m=(1, 20), exponent=(-55, -64, -70))
+  def test_subnormal_products_of_bf16_count(self, isa, m, exponent):
+    lhs = Side("bf16", np.full((1, m, 32), 1.9921875 * 2.0**exponent), None)
+    rhs = Side("bf16", np.full((1, 40, 32), 2.0**exponent), None)
+    got = call(lhs, rhs, isa=isa_number(self, isa))
+    self.assert_exact(got, oracle(lhs, rhs))
 
   @parameterized.product(
     isa=ISAS,
@@ -334,33 +347,39 @@ class DotTest(parameterized.TestCase):
         expected = (oracle(lhs, rhs) * factor).astype(np.float32).astype(dtype)
       np.testing.assert_array_equal(got.view("u2"), expected.view("u2"))
 
-  def test_f16_results_overflow_to_infinity(self):
+  @parameterized.product(isa=ISAS)
+  def test_f16_results_overflow_to_infinity(self, isa):
     lhs = Side("mxfp8", np.full((1, 2, 64), 448.0), np.full((1, 2, 2), 127))
-    got = call(lhs, lhs, dtype=np.float16)
+    got = call(lhs, lhs, dtype=np.float16, isa=isa_number(self, isa))
     np.testing.assert_array_equal(got, np.full((1, 2, 2), np.inf, np.float16))
 
-  @parameterized.parameters((0, 3, 64), (2, 0, 64), (2, 3, 0), (20, 40, 0))
-  def test_zero_sizes_give_empty_or_zero_results(self, m, n, k):
+  @parameterized.product(
+    shape=((0, 3, 64), (2, 0, 64), (2, 3, 0), (20, 40, 0)), isa=ISAS
+  )
+  def test_zero_sizes_give_empty_or_zero_results(self, shape, isa):
+    m, n, k = shape
     rng = np.random.default_rng(7)
     for name in ("mxfp8", "nvfp4", "f32"):
       lhs = integers(name, (2, m, k), rng, packed=True)
       rhs = integers(name, (2, n, k), rng)
       bias = np.arange(n, dtype=np.float32)
-      got = call(lhs, rhs, None, bias)
+      got = call(lhs, rhs, None, bias, isa=isa_number(self, isa))
       expected = np.zeros((2, m, n)) + (oracle(lhs, rhs) + bias)
       np.testing.assert_array_equal(got, expected)
 
-  def test_calls_from_many_threads_give_the_same_bits(self):
+  @parameterized.product(isa=ISAS)
+  def test_calls_from_many_threads_give_the_same_bits(self, isa):
     rng = np.random.default_rng(8)
+    number = isa_number(self, isa)
     cases = []
     for m, n, k in ((1, 2048, 1024), (40, 512, 1024), (3, 100, 4096)):
       lhs = gaussians("mxfp8", (1, m, k), rng, 4)
       rhs = gaussians("nvfp4", (1, n, k), rng)
-      cases.append((lhs, rhs, call(lhs, rhs)))
+      cases.append((lhs, rhs, call(lhs, rhs, isa=number)))
 
     def once(i):
       lhs, rhs, expected = cases[i % len(cases)]
-      return np.array_equal(call(lhs, rhs), expected)
+      return np.array_equal(call(lhs, rhs, isa=number), expected)
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
       self.assertTrue(all(pool.map(once, range(60))))

@@ -20,15 +20,38 @@ constexpr Kernels kBaselineKernels = {
 
 constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, QuantizeAvx2,
                                   DequantizeAvx2};
-constexpr Kernels kAvx512Kernels = {"avx512", DotAvx512, QuantizeAvx512,
-                                    DequantizeAvx512};
-constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
-                                        QuantizeAvx512, DequantizeAvx512};
 
 // __builtin_cpu_supports asks the operating system's support too.
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
+
+#endif
+
+#if defined(JAXPLUGIN_EMULATE_AVX512)
+
+// Compiled for AVX2 on x86-64, else for any machine: see CMakeLists.txt.
+constexpr Kernels kAvx512Kernels = {"avx512_emulated", DotAvx512,
+                                    QuantizeAvx512, DequantizeAvx512};
+constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
+                                        QuantizeAvx512, DequantizeAvx512};
+
+bool HasAvx512() {
+#if defined(__x86_64__)
+  return HasAvx2();
+#else
+  return true;
+#endif
+}
+
+bool HasAvx512Bf16() { return HasAvx512(); }
+
+#elif defined(__x86_64__)
+
+constexpr Kernels kAvx512Kernels = {"avx512", DotAvx512, QuantizeAvx512,
+                                    DequantizeAvx512};
+constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
+                                        QuantizeAvx512, DequantizeAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&
@@ -44,28 +67,45 @@ bool HasAvx512Bf16() {
 
 #endif
 
+// The best that the machine has; never an emulated one.
+const Kernels* BestKernels() {
+#if defined(__x86_64__)
+#if !defined(JAXPLUGIN_EMULATE_AVX512)
+  if (HasAvx512Bf16()) return &kAvx512Bf16Kernels;
+  if (HasAvx512()) return &kAvx512Kernels;
+#endif
+  if (HasAvx2()) return &kAvx2Kernels;
+#endif
+  return &kBaselineKernels;
+}
+
 }  // namespace
 
 const Kernels* GetKernels(Isa isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
+#endif
   switch (isa) {
-    case Isa::kAuto:
-      if (HasAvx512Bf16()) return &kAvx512Bf16Kernels;
-      if (HasAvx512()) return &kAvx512Kernels;
-      if (HasAvx2()) return &kAvx2Kernels;
-      return &kBaselineKernels;
+    case Isa::kAuto: return BestKernels();
     case Isa::kBaseline: return &kBaselineKernels;
+#if defined(__x86_64__)
     case Isa::kAvx2: return HasAvx2() ? &kAvx2Kernels : nullptr;
+#endif
+#if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
     case Isa::kAvx512: return HasAvx512() ? &kAvx512Kernels : nullptr;
     case Isa::kAvx512Bf16:
       return HasAvx512Bf16() ? &kAvx512Bf16Kernels : nullptr;
-  }
-  return nullptr;
-#else
-  const bool known = isa == Isa::kAuto || isa == Isa::kBaseline;
-  return known ? &kBaselineKernels : nullptr;
 #endif
+    default: return nullptr;
+  }
 }
 
 }  // namespace jaxplugin
+
+#if defined(JAXPLUGIN_EMULATE_AVX512)
+// There in such a library alone, for its tests to tell.
+extern "C" __attribute__((visibility("default"))) int
+jaxplugin_cpu_emulates_avx512() {
+  return jaxplugin::GetKernels(jaxplugin::Isa::kAvx512Bf16) != nullptr;
+}
+#endif

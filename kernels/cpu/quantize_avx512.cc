@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
 
 namespace jaxplugin {
 namespace {
@@ -21,4 +21,4 @@ bool DequantizeAvx512(const DequantizeArgs& args, const Parallel& parallel) {
 
 }  // namespace jaxplugin
 
-#endif  // defined(__x86_64__)
+#endif

@@ -9,6 +9,8 @@
 #   kernels/cpu/sanitize.sh thread [python]
 #       race_test, a program of its own: XLA's thread pool is not instrumented,
 #       so its locks would be unseen and every hand-over look like a race.
+# EMULATE_AVX512=ON before either: with the AVX-512 kernels, emulated (see
+# emulate.sh).
 set -eu
 cd "$(dirname "$0")"
 sanitize=${1:-address,undefined}
@@ -18,6 +20,7 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 include=$("$python" -c "import jax; print(jax.ffi.include_dir())")
 cmake -S . -B "$build" -DJAXPLUGIN_SANITIZE="$sanitize" \
+  -DJAXPLUGIN_EMULATE_AVX512="${EMULATE_AVX512:-OFF}" \
   -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
 cmake --build "$build" --parallel 2
 if [ "$sanitize" = thread ]; then
@@ -34,7 +37,8 @@ for runtime in asan ubsan; do
 done
 # libstdc++ too: the sanitizers look for its __cxa_throw when they start.
 preload="$preload $("$compiler" -print-file-name=libstdc++.so.6)"
-export JAXPLUGIN_CPU_LIBRARY="$build/libjaxplugin_cpu.so"
+JAXPLUGIN_CPU_LIBRARY=$(echo "$build"/libjaxplugin_cpu*.so)
+export JAXPLUGIN_CPU_LIBRARY
 export ASAN_OPTIONS="detect_leaks=0:halt_on_error=1"
 export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
 LD_PRELOAD="$preload" "$python" handlers_test.py "$@"

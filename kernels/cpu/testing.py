@@ -84,12 +84,18 @@ def build(directory: str) -> str:
 
 
 def isa_levels() -> list[str]:
-  """Names of the levels that this machine has, the best one last."""
+  """Names of the levels that this machine has, the best one last.
+
+  With those that the library emulates, for a test of their sources.
+  """
   best = library().jaxplugin_cpu_isa().decode()
   names = list(ISA_LEVELS)
-  if best not in names:
-    return ["baseline"]
-  return names[: names.index(best) + 1]
+  found = ["baseline"]
+  if best in names:
+    found = names[: names.index(best) + 1]
+  if hasattr(library(), "jaxplugin_cpu_emulates_avx512"):
+    found += ["avx512", "avx512_bf16"]
+  return found
 
 
 def _or_none(x):

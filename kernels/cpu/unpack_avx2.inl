@@ -24,8 +24,9 @@ constexpr int GroupPairs(Format f) { return f == Format::kE2M1 ? 4 : 2; }
 // The value of a group in lane `lane` of the float32s that SplitPairs makes of
 // pair `p` of Expand: the low (half 0) or the high halves.
 constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
+  if (f != Format::kE2M1) return 4 * lane + 2 * half + 1 - p;
   const int byte = lane / 4 * 16 + lane % 4 * 2 + half;
-  return f == Format::kE2M1 ? 2 * (byte + p / 2 * 8) + p % 2 : byte + p * 8;
+  return 2 * (byte + p / 2 * 8) + p % 2;
 }
 
 // The largest code seen, as if without sign, a byte.
@@ -96,20 +97,67 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
       pairs[2 + s] = _mm256_unpackhi_epi8(low, high);
     }
   } else {
-    // Sign and fields: a code in the high byte of 16 bits, its sign smeared
-    // over the exponent bits that it lacks, which are then cleared.
+    // Sign and fields: a code in the high byte of 16 bits (the odd ones are
+    // there already), its sign smeared over the exponent bits that it lacks,
+    // which are then cleared.
     constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
     constexpr int kShift = kIsE4M3 ? 4 : 3;
     const __m256i fields =
         _mm256_set1_epi16(static_cast<short>(kIsE4M3 ? 0x87f0 : 0x8fe0));
-    const __m256i zero = _mm256_setzero_si256();
-    pairs[0] = _mm256_unpacklo_epi8(zero, codes);
-    pairs[1] = _mm256_unpackhi_epi8(zero, codes);
+    pairs[0] = codes;
+    pairs[1] = _mm256_slli_epi16(codes, 8);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
       pairs[p] = _mm256_and_si256(_mm256_srai_epi16(pairs[p], kShift), fields);
     }
   }
+}
+
+// Eight codes in the low bytes of dwords.
+JAXPLUGIN_ALWAYS_INLINE __m256i LoadEight(const uint8_t* bytes) {
+  return _mm256_cvtepu8_epi32(
+      _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Eight FP8 codes, in the low bytes of dwords, to float32 times 2^-ValueShift.
+template <Format kFormat>
+JAXPLUGIN_ALWAYS_INLINE __m256 MoveFields(__m256i codes) {
+  constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
+  const __m256i fields = _mm256_set1_epi32(
+      static_cast<int>(kIsE4M3 ? 0x87f00000 : 0x8fe00000));
+  return _mm256_castsi256_ps(_mm256_and_si256(
+      _mm256_srai_epi32(_mm256_slli_epi32(codes, 24), kIsE4M3 ? 4 : 3),
+      fields));
+}
+
+constexpr uint32_t kMostScale = 127 + 62;
+
+// One scale, as DecodeScales says.
+JAXPLUGIN_ALWAYS_INLINE float ScaleTimes(ScaleKind kind, uint32_t byte,
+                                         int shift) {
+  if (kind == ScaleKind::kE4M3) {
+    return Decode<E4M3>(byte) *
+           AsFloat(static_cast<uint32_t>(127 + shift) << 23);
+  }
+  const uint32_t exponent = byte < kMostScale ? byte : kMostScale;
+  const uint32_t bits = (exponent + static_cast<uint32_t>(shift)) << 23;
+  return AsFloat(byte == 255 ? kQuietNan : bits);
+}
+
+// Whether every scale is one that DecodeScales takes the short way with.
+inline bool ScalesArePlain(ScaleKind kind, const uint8_t* bytes,
+                           int64_t count) {
+  uint8_t special = 0;
+  if (kind == ScaleKind::kE4M3) {
+    for (int64_t i = 0; i < count; ++i) {
+      special |= static_cast<uint8_t>((bytes[i] | 0x80) == 0xff);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      special |= static_cast<uint8_t>(bytes[i] >= kMostScale);
+    }
+  }
+  return special == 0;
 }
 
 // Scales [c0, c0 + count) of a row to float32, times 2^shift (0 <= shift <= 60)
@@ -118,20 +166,27 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
 inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
                          int64_t count, int shift, float* __restrict out) {
   const uint8_t* bytes = x.scale + row * x.scale_cols + c0;
-  if (x.scale_kind == ScaleKind::kE4M3) {
-    const float factor = AsFloat(static_cast<uint32_t>(127 + shift) << 23);
-    for (int64_t i = 0; i < count; ++i) {
-      out[i] = Decode<E4M3>(bytes[i]) * factor;
+  int64_t i = 0;
+  if (ScalesArePlain(x.scale_kind, bytes, count)) {
+    if (x.scale_kind == ScaleKind::kE4M3) {
+      // In two steps: 2^(120 + shift) may be too large.
+      const __m256 whole = _mm256_set1_ps(AsFloat((127u + 120u) << 23));
+      const __m256 rest =
+          _mm256_set1_ps(AsFloat(static_cast<uint32_t>(127 + shift) << 23));
+      for (; i + 8 <= count; i += 8) {
+        const __m256 s = MoveFields<Format::kE4M3>(LoadEight(bytes + i));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(s, whole), rest));
+      }
+    } else {
+      const __m256i bias = _mm256_set1_epi32(shift << 23);
+      for (; i + 8 <= count; i += 8) {
+        const __m256i s = _mm256_slli_epi32(LoadEight(bytes + i), 23);
+        _mm256_storeu_ps(out + i,
+                         _mm256_castsi256_ps(_mm256_add_epi32(s, bias)));
+      }
     }
-    return;
   }
-  constexpr uint32_t kMost = 127 + 62;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t byte = bytes[i];
-    const uint32_t exponent = byte < kMost ? byte : kMost;
-    const uint32_t bits = (exponent + static_cast<uint32_t>(shift)) << 23;
-    out[i] = AsFloat(byte == 255 ? kQuietNan : bits);
-  }
+  for (; i < count; ++i) out[i] = ScaleTimes(x.scale_kind, bytes[i], shift);
 }
 
 // Values [k0, k0 + count) of a row to float32, without scale, in their order;
@@ -164,9 +219,6 @@ inline bool DecodeFast(const uint8_t* row, int64_t k0, int64_t count,
     }
     return true;
   } else {
-    constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
-    const __m256i fields = _mm256_set1_epi32(
-        static_cast<int>(kIsE4M3 ? 0x87f00000 : 0x8fe00000));
     const __m256 factor =
         _mm256_set1_ps(AsFloat((127u + ValueShift(kFormat)) << 23));
     Largest largest;
@@ -175,13 +227,8 @@ inline bool DecodeFast(const uint8_t* row, int64_t k0, int64_t count,
       largest.See(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
 #pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) {
-        const __m256i wide = _mm256_cvtepu8_epi32(
-            _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + 8 * q)));
-        const __m256i bits = _mm256_and_si256(
-            _mm256_srai_epi32(_mm256_slli_epi32(wide, 24), kIsE4M3 ? 4 : 3),
-            fields);
-        _mm256_storeu_ps(out + i + 8 * q,
-                         _mm256_mul_ps(_mm256_castsi256_ps(bits), factor));
+        const __m256 value = MoveFields<kFormat>(LoadEight(bytes + 8 * q));
+        _mm256_storeu_ps(out + i + 8 * q, _mm256_mul_ps(value, factor));
       }
     }
     return !largest.NotFinite(kFormat);
