@@ -28,6 +28,7 @@ from jaxplugin.preparation import prepare_weights as prepare_weights
 from jaxplugin.preparation import unprepare_weights as unprepare_weights
 from jaxplugin.quantization import dequantize as dequantize
 from jaxplugin.quantization import quantize as quantize
+from jaxplugin.quantization import quantize_both as quantize_both
 from jaxplugin.rewriter import rewrite as rewrite
 from jaxplugin.scaled_array import ScaledArray as ScaledArray
 from jaxplugin.scaled_array import pack_fp4 as pack_fp4

@@ -1,6 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A differentiable `dot_general` that quantizes both operands on the fly."""
+"""A differentiable `dot_general` that quantizes both operands on the fly.
+
+Forward it contracts an operand along one dimension, backward along another, and
+is quantized along that which is contracted. Where a gradient will be taken, the
+forward pass quantizes an operand along both at once and keeps the second for
+the backward pass; that quantizes the incoming gradient along both at once.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin import backends
+from jaxplugin import blocking as blocking_lib
 from jaxplugin import call
 from jaxplugin import dot
 from jaxplugin import formats
@@ -63,6 +70,17 @@ def dot_general(
   and the operand along the dimension which that product contracts, from the
   high-precision values that the forward pass was given (quantizing twice would
   add up errors). Quantization itself counts as the identity (straight-through).
+
+  Under differentiation the forward pass quantizes each operand along both
+  dimensions, and what is kept for the backward pass is the second quantization
+  and not the operand: 1 byte a value for FP8, half a byte for FP4, and scales.
+  An operand is kept as it is, and quantized forward only, where its format is
+  None or its product backward is not quantized. g is quantized along both
+  dimensions where both products are. On GPUs both take one read where
+  `quantize_both` does: dimensions that are contracted together lie side by
+  side in order, those of the other product beside them, batch dimensions first.
+  Without differentiation, and under `jit` for a gradient that is not used,
+  nothing is quantized twice.
 
   Use it as `flax.linen.Dense(dot_general=...)`, in
   `jnp.einsum(..., _dot_general=...)` (which may swap its operands, so give both
@@ -176,9 +194,31 @@ def _dot(
   rhs: jax.Array,
 ) -> jax.Array:
   del precision  # of products in high precision; this one is quantized
-  return quantized_product(
-    lhs, rhs, numbers, recipe.lhs_format, recipe.rhs_format, dtype, recipe
-  )
+  product = _Product.forward(recipe, numbers, lhs.ndim, rhs.ndim)
+  (lhs_q,) = _quantized(lhs, recipe.lhs_format, [product.lhs], recipe)
+  (rhs_q,) = _quantized(rhs, recipe.rhs_format, [product.rhs], recipe)
+  return product.multiply(lhs_q, rhs_q, dtype, recipe)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["array"],
+  meta_fields=["is_blocked", "ndim", "dtype"],
+)
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+  """What the backward pass needs of an operand.
+
+  Attributes:
+    array: the operand, or where is_blocked a `ScaledArray` of it, quantized
+      along what the backward product contracts.
+    ndim, dtype: of the operand.
+  """
+
+  array: Any
+  is_blocked: bool
+  ndim: int
+  dtype: np.dtype
 
 
 def _dot_fwd(
@@ -188,8 +228,31 @@ def _dot_fwd(
   dtype: Any,
   lhs: jax.Array,
   rhs: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return _dot(recipe, numbers, precision, dtype, lhs, rhs), (lhs, rhs)
+) -> tuple[jax.Array, tuple[_Kept, _Kept]]:
+  dgrad, wgrad = _backward_products(recipe, numbers, lhs.ndim, rhs.ndim)
+  if dgrad is None and wgrad is None:
+    # A custom derivative again, so that there is a second one.
+    result = _dot(recipe, numbers, precision, dtype, lhs, rhs)
+    lhs_kept, rhs_kept = (_Kept(x, False, x.ndim, x.dtype) for x in (lhs, rhs))
+    return result, (lhs_kept, rhs_kept)
+  forward = _Product.forward(recipe, numbers, lhs.ndim, rhs.ndim)
+
+  def quantize(
+    x: jax.Array,
+    format: formats.BlockFormat | None,
+    blocking: blocking_lib.Blocking,
+    backward: _Product | None,
+  ) -> tuple[Any, _Kept]:
+    if format is None or backward is None:
+      (now,) = _quantized(x, format, [blocking], recipe)
+      return now, _Kept(x, False, x.ndim, x.dtype)
+    now, later = _quantized(x, format, [blocking, backward.rhs], recipe)
+    return now, _Kept(later, True, x.ndim, x.dtype)
+
+  lhs_q, lhs_kept = quantize(lhs, recipe.lhs_format, forward.lhs, wgrad)
+  rhs_q, rhs_kept = quantize(rhs, recipe.rhs_format, forward.rhs, dgrad)
+  result = forward.multiply(lhs_q, rhs_q, dtype, recipe)
+  return result, (lhs_kept, rhs_kept)
 
 
 def _dot_bwd(
@@ -197,44 +260,208 @@ def _dot_bwd(
   numbers: call.DimensionNumbers,
   precision: Any,
   dtype: Any,
-  residuals: tuple[jax.Array, jax.Array],
+  residuals: tuple[_Kept, _Kept],
   g: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   del dtype
   lhs, rhs = residuals
+  dgrad, wgrad = _backward_products(recipe, numbers, lhs.ndim, rhs.ndim)
+  quantized = [p for p in (dgrad, wgrad) if p is not None]
+  g_blocked = _quantized(
+    g, recipe.grad_format, [p.lhs for p in quantized], recipe
+  )
+  g_for = dict(zip(quantized, g_blocked, strict=True))
 
-  def product(
-    other_format: formats.BlockFormat | None, is_quantized: bool
-  ) -> Product:
-    if is_quantized:
-      return lambda g, other, numbers, dtype: quantized_product(
-        g, other, numbers, recipe.grad_format, other_format, dtype, recipe
+  def product(planned: _Product | None) -> Product:
+    if planned is None:
+      return lambda g, other, numbers, dtype: reference.plain_dot(
+        g, other.array, numbers, dtype, precision
       )
-    return lambda g, other, numbers, dtype: reference.plain_dot(
-      g, other, numbers, dtype, precision
-    )
+
+    def multiply(
+      _: jax.Array, other: _Kept, numbers: call.DimensionNumbers, dtype: Any
+    ) -> jax.Array:
+      del numbers  # the product was planned for them
+      kept = other.array
+      if not other.is_blocked:
+        kept = planned.rhs.apply(kept)
+      return planned.multiply(g_for[planned], kept, dtype, recipe)
+
+    return multiply
 
   return gradients(
-    g,
-    lhs,
-    rhs,
-    numbers,
-    dgrad=product(recipe.rhs_format, recipe.quantize_dgrad),
-    wgrad=product(recipe.lhs_format, recipe.quantize_wgrad),
+    g, lhs, rhs, numbers, dgrad=product(dgrad), wgrad=product(wgrad)
   )
 
 
 _dot.defvjp(_dot_fwd, _dot_bwd)
 
-Product = Callable[
-  [jax.Array, jax.Array, call.DimensionNumbers, Any], jax.Array
-]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Product:
+  """A quantized product: how its operands are blocked, and multiplied.
+
+  Attributes:
+    lhs, rhs: blockings, along what is contracted. Sizes are padded to whole
+      blocks of both formats.
+    numbers: `block_scaled_dot`'s, of the blocked operands.
+  """
+
+  lhs: blocking_lib.Blocking
+  rhs: blocking_lib.Blocking
+  numbers: call.DimensionNumbers
+
+  @classmethod
+  def of(
+    cls,
+    numbers: call.DimensionNumbers,
+    ndims: tuple[int, int],
+    operand_formats: tuple[
+      formats.BlockFormat | None, formats.BlockFormat | None
+    ],
+  ) -> _Product:
+    multiple = math.lcm(*(f.block_size for f in operand_formats if f))
+    contracting, batch = numbers
+    lhs, rhs = (
+      blocking_lib.Blocking(
+        dims=k, lead=(*b, *call.free_dims(ndim, k, b)), multiple=multiple
+      )
+      for k, b, ndim in zip(contracting, batch, ndims, strict=True)
+    )
+    # Merging brings the batch dimensions to the front.
+    lhs_batch, rhs_batch = (
+      tuple(range(len(b))) if len(k) > 1 else b
+      for k, b in zip(contracting, batch, strict=True)
+    )
+    return cls(
+      lhs=lhs,
+      rhs=rhs,
+      numbers=(((lhs.axis(),), (rhs.axis(),)), (lhs_batch, rhs_batch)),
+    )
+
+  @classmethod
+  def forward(
+    cls,
+    recipe: Recipe,
+    numbers: call.DimensionNumbers,
+    lhs_ndim: int,
+    rhs_ndim: int,
+  ) -> _Product:
+    return cls.of(
+      numbers, (lhs_ndim, rhs_ndim), (recipe.lhs_format, recipe.rhs_format)
+    )
+
+  def multiply(
+    self, lhs: Any, rhs: Any, dtype: Any, recipe: Recipe
+  ) -> jax.Array:
+    """The product of blocked operands, quantized or not."""
+    return dot.block_scaled_dot(
+      lhs,
+      rhs,
+      dimension_numbers=self.numbers,
+      preferred_element_type=dtype,
+      implementation=recipe.implementation,
+    )
+
+
+def _quantized(
+  x: jax.Array,
+  format: formats.BlockFormat | None,
+  blockings: list[blocking_lib.Blocking],
+  recipe: Recipe,
+) -> list[Any]:
+  """`x`, blocked each way and quantized; only blocked where format is None."""
+  if format is None:
+    return [b.apply(x) for b in blockings]
+  if len(blockings) > 1:
+    return quantization.quantize_blocked(
+      x, format, blockings, scale_rounding=recipe.scale_rounding
+    )
+  return [
+    quantization.quantize(
+      b.apply(x),
+      format,
+      axis=b.axis(),
+      scale_rounding=recipe.scale_rounding,
+    )
+    for b in blockings
+  ]
+
+
+def _backward_products(
+  recipe: Recipe, numbers: call.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+) -> tuple[_Product | None, _Product | None]:
+  """g x rhs, for lhs's gradient, and g x lhs; None where not quantized."""
+  dims = _GradientDims.of(numbers, lhs_ndim, rhs_ndim)
+  dgrad = wgrad = None
+  if recipe.quantize_dgrad:
+    dgrad = _Product.of(
+      dims.dgrad,
+      (dims.g_ndim, rhs_ndim),
+      (recipe.grad_format, recipe.rhs_format),
+    )
+  if recipe.quantize_wgrad:
+    wgrad = _Product.of(
+      dims.wgrad,
+      (dims.g_ndim, lhs_ndim),
+      (recipe.grad_format, recipe.lhs_format),
+    )
+  return dgrad, wgrad
+
+
+Product = Callable[[jax.Array, Any, call.DimensionNumbers, Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _GradientDims:
+  """How the gradients of `dot_general` are products of its result's, g.
+
+  Attributes:
+    dgrad, wgrad: dimension numbers of g and rhs, and of g and lhs.
+    lhs_order, rhs_order: permutations that bring those products' dimensions
+      into the order of lhs and of rhs.
+    g_ndim: of g.
+  """
+
+  dgrad: call.DimensionNumbers
+  wgrad: call.DimensionNumbers
+  lhs_order: tuple[int, ...]
+  rhs_order: tuple[int, ...]
+  g_ndim: int
+
+  @classmethod
+  def of(
+    cls, numbers: call.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+  ) -> _GradientDims:
+    (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
+    lhs_free = call.free_dims(lhs_ndim, lhs_k, lhs_batch)
+    rhs_free = call.free_dims(rhs_ndim, rhs_k, rhs_batch)
+    # g is [batch..., m..., n...].
+    batch = tuple(range(len(lhs_batch)))
+    m = tuple(len(batch) + i for i in range(len(lhs_free)))
+    n = tuple(len(batch) + len(m) + i for i in range(len(rhs_free)))
+
+    def order(
+      x_k: call.Dims, x_batch: call.Dims, x_free: call.Dims, y_k: call.Dims
+    ) -> tuple[int, ...]:
+      # The product is [batch..., x_free..., y_k... in ascending order].
+      k_order = sorted(range(len(y_k)), key=lambda i: y_k[i])
+      source = (*x_batch, *x_free, *(x_k[i] for i in k_order))
+      return tuple(int(i) for i in np.argsort(source))
+
+    return cls(
+      dgrad=((n, rhs_free), (batch, rhs_batch)),
+      wgrad=((m, lhs_free), (batch, lhs_batch)),
+      lhs_order=order(lhs_k, lhs_batch, lhs_free, rhs_k),
+      rhs_order=order(rhs_k, rhs_batch, rhs_free, lhs_k),
+      g_ndim=len(batch) + len(m) + len(n),
+    )
 
 
 def gradients(
   g: jax.Array,
-  lhs: jax.Array,
-  rhs: jax.Array,
+  lhs: Any,
+  rhs: Any,
   numbers: call.DimensionNumbers,
   *,
   dgrad: Product,
@@ -244,7 +471,8 @@ def gradients(
 
   Args:
     g: [batch..., m..., n...].
-    lhs, rhs: the operands.
+    lhs, rhs: the operands, or what the products take for them that has their
+      ndim and dtype.
     numbers: their dimension numbers.
     dgrad: (g, rhs, dimension_numbers, dtype) -> product, used for lhs.
     wgrad: (g, lhs, dimension_numbers, dtype) -> product, used for rhs.
@@ -252,110 +480,10 @@ def gradients(
   Returns:
     Gradients with the shapes and dtypes of lhs and rhs.
   """
-  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
-  lhs_free = call.free_dims(lhs.ndim, lhs_k, lhs_batch)
-  rhs_free = call.free_dims(rhs.ndim, rhs_k, rhs_batch)
-  batch = tuple(range(len(lhs_batch)))
-  m = tuple(len(batch) + i for i in range(len(lhs_free)))
-  n = tuple(len(batch) + len(m) + i for i in range(len(rhs_free)))
-
-  def gradient(
-    product: Product,
-    x: jax.Array,
-    x_dims: tuple[call.Dims, call.Dims, call.Dims],
-    y: jax.Array,
-    y_dims: tuple[call.Dims, call.Dims, call.Dims],
-    g_contracting: call.Dims,
-  ) -> jax.Array:
-    x_k, x_batch, x_free = x_dims
-    y_k, y_batch, y_free = y_dims
-    numbers = ((g_contracting, y_free), (batch, y_batch))
-    result = product(g, y, numbers, x.dtype)
-    # It has dimensions [batch..., x_free..., y_k... in ascending order].
-    k_order = sorted(range(len(y_k)), key=lambda i: y_k[i])
-    source = (*x_batch, *x_free, *(x_k[i] for i in k_order))
-    return result.transpose(np.argsort(source)).astype(x.dtype)
-
-  lhs_dims = (lhs_k, lhs_batch, lhs_free)
-  rhs_dims = (rhs_k, rhs_batch, rhs_free)
+  dims = _GradientDims.of(numbers, lhs.ndim, rhs.ndim)
+  lhs_gradient = dgrad(g, rhs, dims.dgrad, lhs.dtype)
+  rhs_gradient = wgrad(g, lhs, dims.wgrad, rhs.dtype)
   return (
-    gradient(dgrad, lhs, lhs_dims, rhs, rhs_dims, n),
-    gradient(wgrad, rhs, rhs_dims, lhs, lhs_dims, m),
-  )
-
-
-def quantized_product(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  numbers: call.DimensionNumbers,
-  lhs_format: formats.BlockFormat | None,
-  rhs_format: formats.BlockFormat | None,
-  dtype: Any,
-  recipe: Recipe,
-) -> jax.Array:
-  """Quantizes along the contracting dimension and multiplies.
-
-  Several contracting dimensions are merged into one, and it is padded with
-  zeros to whole blocks. An operand whose format is None stays as it is; with
-  both None the product is a plain one.
-
-  Args:
-    lhs, rhs: f32, bf16 or f16 of any rank.
-    numbers: `lax.dot_general`'s dimension numbers.
-    lhs_format, rhs_format: formats, or None.
-    dtype: the result's.
-    recipe: says how scales are rounded and which implementation multiplies.
-  """
-  if lhs_format is None and rhs_format is None:
-    return reference.plain_dot(lhs, rhs, numbers, dtype)
-  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
-  if not lhs_k:  # an outer product contracts over a dimension of size 1
-    lhs_k, rhs_k = (lhs.ndim,), (rhs.ndim,)
-    lhs, rhs = jnp.expand_dims(lhs, -1), jnp.expand_dims(rhs, -1)
-  lhs, lhs_axis, lhs_batch = _merge_contracting(lhs, lhs_k, lhs_batch)
-  rhs, rhs_axis, rhs_batch = _merge_contracting(rhs, rhs_k, rhs_batch)
-  block = math.lcm(
-    *(f.block_size for f in (lhs_format, rhs_format) if f is not None)
-  )
-  lhs = _quantized(lhs, lhs_axis, lhs_format, block, recipe)
-  rhs = _quantized(rhs, rhs_axis, rhs_format, block, recipe)
-  return dot.block_scaled_dot(
-    lhs,
-    rhs,
-    dimension_numbers=(((lhs_axis,), (rhs_axis,)), (lhs_batch, rhs_batch)),
-    preferred_element_type=dtype,
-    implementation=recipe.implementation,
-  )
-
-
-def _merge_contracting(
-  x: jax.Array, contracting: call.Dims, batch: call.Dims
-) -> tuple[jax.Array, int, call.Dims]:
-  """Leaves one contracting dimension; with several, it becomes the last."""
-  if len(contracting) == 1:
-    return x, contracting[0], batch
-  free = call.free_dims(x.ndim, contracting, batch)
-  lead = [x.shape[d] for d in (*batch, *free)]
-  x = x.transpose(*batch, *free, *contracting)
-  size = math.prod(x.shape[len(lead) :])
-  return x.reshape(*lead, size), len(lead), tuple(range(len(batch)))
-
-
-def _quantized(
-  x: jax.Array,
-  axis: int,
-  format: formats.BlockFormat | None,
-  block: int,
-  recipe: Recipe,
-) -> Any:
-  # Written so that a symbolic size pads to a provable multiple of the block.
-  padding = (x.shape[axis] + block - 1) // block * block - x.shape[axis]
-  if not (isinstance(padding, int) and padding == 0):
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, padding)
-    x = jnp.pad(x, widths)
-  if format is None:
-    return x
-  return quantization.quantize(
-    x, format, axis=axis, scale_rounding=recipe.scale_rounding
+    lhs_gradient.transpose(dims.lhs_order).astype(lhs.dtype),
+    rhs_gradient.transpose(dims.rhs_order).astype(rhs.dtype),
   )

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` and `dequantize`: block-scaled arrays from floats, and back.
 
-On CPUs the kernels of kernels/cpu do the work where they are faster, on GPUs
-the Triton kernels of kernels/quantize.py quantize, with the same bits
-(`quantization_primitive`); elsewhere JAX operations do (`quantization_ops`).
+And `quantize_both`, along two axes. On CPUs the kernels of kernels/cpu do the
+work where they are faster, on GPUs the Triton kernels of kernels/quantize.py
+quantize, with the same bits (`quantization_primitive`, `quantization_both`);
+elsewhere JAX operations do (`quantization_ops`).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -17,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin import blocking as blocking_lib
 from jaxplugin import formats
+from jaxplugin import quantization_both
 from jaxplugin import quantization_ops
 from jaxplugin import quantization_primitive
 from jaxplugin import scaled_array
@@ -83,30 +87,105 @@ def quantize(
   """
   x = _float_array("quantize", x)
   axis = scaled_array.canonical_axis("quantize", axis, x.ndim)
-  if not isinstance(format, formats.BlockFormat):
-    raise TypeError(f"quantize: format must be a BlockFormat, got {format!r}")
-  if scale_rounding not in SCALE_ROUNDINGS:
-    raise ValueError(
-      f"quantize: scale_rounding must be one of {SCALE_ROUNDINGS},"
-      f" got {scale_rounding!r}"
-    )
-  if x.shape[axis] % format.block_size != 0:
-    raise TypeError(
-      f"quantize: the size of axis {axis} must be a multiple of"
-      f" {format.block_size} for {format.name.upper()}, got k={x.shape[axis]}"
-      f" in shape {x.shape}; pad x"
-    )
-  if global_scale is not None and not format.has_global_scale:
-    raise ValueError(
-      f"quantize: {format} has no global scale, got {global_scale!r}; leave"
-      " global_scale out"
-    )
-  if format.has_global_scale and global_scale is not None:
-    global_scale = _given_global_scale(global_scale)
+  _validate("quantize", x, format, (axis,), scale_rounding)
+  global_scale = _given_global_scale("quantize", global_scale, format)
   values, scale, global_scale = _quantize(
     x, global_scale, key, format, axis, scale_rounding
   )
   return scaled_array.ScaledArray(values, scale, global_scale, format)
+
+
+def quantize_both(
+  x: jax.Array,
+  format: formats.BlockFormat,
+  *,
+  axes: tuple[int, int] = (-1, -2),
+  scale_rounding: ScaleRounding = "up",
+  global_scale: jax.Array | float | None = None,
+) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
+  """Quantizes `x` along one axis and along another.
+
+  The same bits as, and on GPUs up to half the reads of,
+
+    quantize(x, format, axis=axes[0]), quantize(x, format, axis=axes[1])
+
+  with the other arguments as given. Training needs both: blocks lie along the
+  dimension that a product contracts, and a product and its gradients contract
+  different ones. (`dot_general` does it by itself.)
+
+  One kernel reads once where `axes` are the last two, in either order, in a
+  module for one GPU (inside of `shard_map`, for each); elsewhere each axis is
+  quantized by itself. A result that is not used is not computed. NVFP4's global
+  scales are computed one for each axis: they are equal unless x holds a NaN or
+  an Inf, which spoils a block along either axis, of other numbers. Each result
+  has the shape of x; no axis is transposed.
+
+  Args:
+    x: as of `quantize`, of rank 2 or more; the sizes of both axes are multiples
+      of the block size.
+    format: as of `quantize`.
+    axes: two different axes.
+    scale_rounding: as of `quantize`.
+    global_scale: as of `quantize`, used for both.
+
+  Returns:
+    One `ScaledArray` for each of `axes`.
+
+  Raises:
+    TypeError: x is no float array, or a size is no multiple of the block size.
+    ValueError: axes, scale_rounding or global_scale is not acceptable.
+  """
+  x = _float_array("quantize_both", x)
+  axes = _two_axes(axes, x.ndim)
+  _validate("quantize_both", x, format, axes, scale_rounding)
+  first, second = quantize_blocked(
+    x,
+    format,
+    [
+      blocking_lib.Blocking(
+        dims=(axis,),
+        lead=tuple(d for d in range(x.ndim) if d != axis),
+        multiple=format.block_size,
+      )
+      for axis in axes
+    ],
+    scale_rounding=scale_rounding,
+    global_scale=_given_global_scale("quantize_both", global_scale, format),
+  )
+  return first, second
+
+
+def quantize_blocked(
+  x: jax.Array,
+  format: formats.BlockFormat,
+  blockings: Sequence[blocking_lib.Blocking],
+  *,
+  scale_rounding: ScaleRounding,
+  global_scale: jax.Array | None = None,
+) -> list[scaled_array.ScaledArray]:
+  """`quantize` of each blocking of `x`, from one read where kernels can."""
+  results = _quantize_blocked(
+    x, global_scale, format, tuple(blockings), scale_rounding
+  )
+  return [
+    scaled_array.ScaledArray(values, scale, computed, format)
+    for values, scale, computed in results
+  ]
+
+
+@functools.partial(
+  jax.jit, static_argnames=("format", "blockings", "scale_rounding")
+)
+def _quantize_blocked(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  format: formats.BlockFormat,
+  blockings: tuple[blocking_lib.Blocking, ...],
+  scale_rounding: ScaleRounding,
+) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
+  return quantization_both.quantize_both(
+    x, global_scale, format, blockings, scale_rounding
+  )
 
 
 # Jitted as one, so that an eager call compiles one program and not forty.
@@ -186,11 +265,60 @@ def _float_array(who: str, x: Any) -> jax.Array:
   return x
 
 
-def _given_global_scale(global_scale: jax.Array | float) -> jax.Array:
+def _two_axes(axes: Any, ndim: int) -> tuple[int, int]:
+  if ndim < 2:
+    raise TypeError("quantize_both: x must have rank 2 or more, got rank 1")
+  given = axes if isinstance(axes, (tuple, list)) else ()
+  canonical = [
+    scaled_array.canonical_axis("quantize_both", axis, ndim) for axis in given
+  ]
+  if len(canonical) != 2 or canonical[0] == canonical[1]:
+    raise ValueError(
+      f"quantize_both: axes must be two different axes, got {axes!r} for rank"
+      f" {ndim}; along one axis use quantize"
+    )
+  return canonical[0], canonical[1]
+
+
+def _validate(
+  who: str,
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axes: Sequence[int],
+  scale_rounding: ScaleRounding,
+) -> None:
+  if not isinstance(format, formats.BlockFormat):
+    raise TypeError(f"{who}: format must be a BlockFormat, got {format!r}")
+  if scale_rounding not in SCALE_ROUNDINGS:
+    raise ValueError(
+      f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
+      f" got {scale_rounding!r}"
+    )
+  for axis in axes:
+    if x.shape[axis] % format.block_size != 0:
+      raise TypeError(
+        f"{who}: the size of axis {axis} must be a multiple of"
+        f" {format.block_size} for {format.name.upper()}, got"
+        f" k={x.shape[axis]} in shape {x.shape}; pad x"
+      )
+
+
+def _given_global_scale(
+  who: str,
+  global_scale: jax.Array | float | None,
+  format: formats.BlockFormat,
+) -> jax.Array | None:
+  if global_scale is None:
+    return None
+  if not format.has_global_scale:
+    raise ValueError(
+      f"{who}: {format} has no global scale, got {global_scale!r}; leave"
+      " global_scale out"
+    )
   global_scale = jnp.asarray(global_scale)
   if global_scale.size != 1 or global_scale.dtype.kind not in "fiV":
     raise ValueError(
-      "quantize: global_scale must be one float32, got"
+      f"{who}: global_scale must be one float32, got"
       f" {global_scale.dtype}{list(global_scale.shape)}"
     )
   global_scale = global_scale.reshape(()).astype(jnp.float32)
@@ -198,6 +326,6 @@ def _given_global_scale(global_scale: jax.Array | float) -> jax.Array:
     number = float(global_scale)
     if not (0 < number < np.inf):
       raise ValueError(
-        f"quantize: global_scale must be positive and finite, got {number}"
+        f"{who}: global_scale must be positive and finite, got {number}"
       )
   return global_scale

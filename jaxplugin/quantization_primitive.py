@@ -82,7 +82,7 @@ _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
 
 # The dtypes of floats that the kernels read and write.
-_FLOATS: Final = tuple(
+FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
 
@@ -100,9 +100,9 @@ def quantize(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """`quantization_ops.quantize` to nearest, by kernels where they serve."""
   params = {"format": format, "axis": axis, "scale_rounding": scale_rounding}
-  if not _is_served(x, format):
+  if not is_served(x, format):
     return quantization_ops.quantize(x, global_scale, None, **params)
-  if x.dtype not in _FLOATS:
+  if x.dtype not in FLOATS:
     x = x.astype(jnp.float32)
   given = () if global_scale is None else (global_scale,)
   target = target_lib.overriding_target()
@@ -122,14 +122,14 @@ def dequantize(
   params = {"format": format, "axis": axis, "dtype": dtype}
   # Along another axis a kernel's f32 result would have to be transposed.
   is_last = axis == values.ndim - 1
-  if not (_is_served(values, format) and is_last and dtype in _FLOATS):
+  if not (is_served(values, format) and is_last and dtype in FLOATS):
     return quantization_ops.dequantize(values, scale, global_scale, **params)
   given = () if global_scale is None else (global_scale,)
   target = target_lib.overriding_target()
   return dequantize_p.bind(values, scale, *given, **params, target=target)
 
 
-def _is_served(x: jax.Array, format: formats.BlockFormat) -> bool:
+def is_served(x: jax.Array, format: formats.BlockFormat) -> bool:
   """Whether kernels know the format, and there is something to do."""
   return format in _FORMATS and 0 not in x.shape
 
@@ -279,7 +279,7 @@ def _bind_jitted(*args, primitive, params):
   return primitive.bind(*args, **dict(params))
 
 
-def _impl(primitive: extend_core.Primitive, *args, **params):
+def impl(primitive: extend_core.Primitive, *args, **params):
   """Reached under `jax.disable_jit` only: the callers are jitted."""
   with jax.disable_jit(False):
     return _bind_jitted(
@@ -402,13 +402,13 @@ def _lower_dequantize(
   return mlir.lower_fun(function, multiple_results=False)(ctx, *args)
 
 
-quantize_p.def_impl(functools.partial(_impl, quantize_p))
+quantize_p.def_impl(functools.partial(impl, quantize_p))
 quantize_p.def_abstract_eval(_quantize_abstract_eval)
 ad.primitive_jvps[quantize_p] = _quantize_jvp
 batching.primitive_batchers[quantize_p] = _quantize_batch
 mlir.register_lowering(quantize_p, _lower_quantize)
 
-dequantize_p.def_impl(functools.partial(_impl, dequantize_p))
+dequantize_p.def_impl(functools.partial(impl, dequantize_p))
 dequantize_p.def_abstract_eval(_dequantize_abstract_eval)
 ad.primitive_jvps[dequantize_p] = _dequantize_jvp
 batching.primitive_batchers[dequantize_p] = _dequantize_batch

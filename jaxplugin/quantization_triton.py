@@ -4,7 +4,8 @@
 
 They read x where it lies, along any axis, and write values and scale from that
 one read; the global scale of NVFP4, where it is computed, takes a read before.
-The bits are those of `quantization_ops`.
+The bits are those of `quantization_ops`. (Along two axes from one read:
+`quantization_both_triton`.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
 _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
-_REDUCE_WARPS: Final = 4
+REDUCE_WARPS: Final = 4
 _NUM_STAGES: Final = 1  # no kernel has a loop to pipeline
 
 
@@ -77,7 +78,7 @@ class Launch:
       "global_scale", "partial_amax". One that it has not is "x" again: that
       pointer is not read.
     outputs: (name, shape, dtype) of those that it writes: "values", "scale",
-      "global_scale", "partial_amax".
+      "global_scale", "partial_amax". Names ending in "_t" are of columns.
     constexprs: the rest of the kernel's arguments, by name.
     grid: number of programs.
     num_warps: Triton's.
@@ -96,23 +97,42 @@ def supports(
   problem: QuantizeProblem, target: target_lib.Target
 ) -> problem_lib.Unsupported | None:
   """Serves the package's formats, f32, bf16 and f16, and static sizes. Pure."""
+  refusal = input_refusal(problem.shape, problem.dtype, problem.format, target)
+  if refusal is not None:
+    return refusal
+  return grid_refusal(launches(problem, target))
+
+
+def input_refusal(
+  shape: Sequence[Any],
+  dtype: np.dtype,
+  format: formats.BlockFormat,
+  target: target_lib.Target,
+) -> problem_lib.Unsupported | None:
+  """Why no kernel quantizes x of a shape and dtype; None where one may."""
   refusal = triton_library.refusal(target)
   if refusal is not None:
     return refusal
-  if not problem.format.is_standard:
+  if not format.is_standard:
     return problem_lib.Unsupported(
-      f"serves {', '.join(f.name for f in formats.FORMATS)}, got"
-      f" {problem.format}"
+      f"serves {', '.join(f.name for f in formats.FORMATS)}, got {format}"
     )
-  if problem.dtype not in FLOATS:
+  if dtype not in FLOATS:
     return problem_lib.Unsupported(
-      f"reads {', '.join(d.name for d in FLOATS)}, got {problem.dtype}"
+      f"reads {', '.join(d.name for d in FLOATS)}, got {dtype}"
     )
-  if not all(isinstance(size, (int, np.integer)) for size in problem.shape):
+  if not all(isinstance(size, (int, np.integer)) for size in shape):
     return problem_lib.Unsupported("needs static sizes, some are symbolic")
-  if 0 in problem.shape:
+  if 0 in shape:
     return problem_lib.Unsupported("needs sizes of at least 1")
-  programs = max(launch.grid for launch in launches(problem, target))
+  return None
+
+
+def grid_refusal(
+  launches: Sequence[Launch],
+) -> problem_lib.Unsupported | None:
+  """Why a launch has too many programs; None where all can be made."""
+  programs = max(launch.grid for launch in launches)
   if programs > _MAX_PROGRAMS:
     return problem_lib.Unsupported(
       f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
@@ -210,7 +230,7 @@ def _quantize_launch(
   }
   return Launch(
     kernel="quantize",
-    name=f"quantize_{format.name}_{_tile(config)}",
+    name=f"quantize_{format.name}_{tile_name(config)}",
     inputs=("x", "global_scale" if format.has_global_scale else "x"),
     outputs=(
       ("values", values, "uint8"),
@@ -241,7 +261,7 @@ def _global_scale_launches(
   return [
     Launch(
       kernel="finite_amax",
-      name=f"finite_amax_{_tile(config)}",
+      name=f"finite_amax_{tile_name(config)}",
       inputs=("x",),
       outputs=(("partial_amax", (programs,), "int32"),),
       constexprs=tuple(amax.items()),
@@ -255,7 +275,7 @@ def _global_scale_launches(
       outputs=(("global_scale", (1,), "float32"),),
       constexprs=tuple(reduce.items()),
       grid=1,
-      num_warps=_REDUCE_WARPS,
+      num_warps=REDUCE_WARPS,
     ),
   ]
 
@@ -267,7 +287,7 @@ def _programs(config: quantize_config.QuantizeConfig, view: _View) -> int:
   return programs
 
 
-def _tile(config: quantize_config.QuantizeConfig) -> str:
+def tile_name(config: quantize_config.QuantizeConfig) -> str:
   return f"{config.block_m}x{config.block_k}"
 
 
@@ -288,18 +308,28 @@ def emit(
   arrays = {"x": x}
   if global_scale is not None:
     arrays["global_scale"] = global_scale.reshape(1)
-  for launch in launches(problem, target):
+  run(launches(problem, target), arrays, target)
+  if problem.format.has_global_scale:
+    global_scale = arrays["global_scale"].reshape(())
+  format, shape, axis = problem.format, problem.shape, problem.axis
+  return (
+    values_of_bytes(arrays["values"], format, shape, axis),
+    scale_of_bytes(arrays["scale"], format, shape, axis),
+    global_scale,
+  )
+
+
+def run(
+  launches: Sequence[Launch],
+  arrays: dict[str, jax.Array],
+  target: target_lib.Target,
+) -> None:
+  """Makes the launches on `arrays`, by name, and adds what they write."""
+  for launch in launches:
     inputs = [arrays[name] for name in launch.inputs]
     results = _call(launch, inputs, target)
     names = [name for name, _, _ in launch.outputs]
     arrays |= dict(zip(names, results, strict=True))
-  if problem.format.has_global_scale:
-    global_scale = arrays["global_scale"].reshape(())
-  return (
-    _values(arrays["values"], problem),
-    _scale(arrays["scale"], problem),
-    global_scale,
-  )
 
 
 def _call(
@@ -321,19 +351,35 @@ def _call(
   )
 
 
-def _values(values: jax.Array, problem: QuantizeProblem) -> jax.Array:
-  """Bytes as they were written, as the format's values in the shape of x."""
-  format, shape, axis = problem.format, problem.shape, problem.axis
+def values_of_bytes(
+  values: jax.Array,
+  format: formats.BlockFormat,
+  shape: Sequence[int],
+  axis: int,
+) -> jax.Array:
+  """Bytes as they were written, as the format's values of a shape.
+
+  Args:
+    values: uint8, FP8 in the order of `shape`; FP4 packed along `axis`, which
+      is minor.
+    format: of the values.
+    shape: the logical one.
+    axis: which is blocked.
+  """
   if not format.is_fp4:
     return lax.bitcast_convert_type(values.reshape(shape), format.values_dtype)
-  rest = shape[:axis] + shape[axis + 1 :]
+  rest = (*shape[:axis], *shape[axis + 1 :])
   packed = values.reshape(*rest, shape[axis] // 2)
   return jnp.moveaxis(scaled_array.unpack_fp4(packed), -1, axis)
 
 
-def _scale(scale: jax.Array, problem: QuantizeProblem) -> jax.Array:
-  shape = list(problem.shape)
-  shape[problem.axis] //= problem.format.block_size
-  return lax.bitcast_convert_type(
-    scale.reshape(shape), problem.format.scale_dtype
-  )
+def scale_of_bytes(
+  scale: jax.Array,
+  format: formats.BlockFormat,
+  shape: Sequence[int],
+  axis: int,
+) -> jax.Array:
+  """Bytes as they were written, in the order of `shape`, as its scale."""
+  blocks = list(shape)
+  blocks[axis] //= format.block_size
+  return lax.bitcast_convert_type(scale.reshape(blocks), format.scale_dtype)

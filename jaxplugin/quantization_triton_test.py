@@ -3,14 +3,10 @@
 """`quantize` by Triton kernels: its bits in the interpreter, and its modules.
 
 What is right is found in quantization_test.py; here the bits are compared with
-those of the operations. `jax_triton.triton_call` is replaced by a callback that
-runs the very kernels on the very arrays, on the CPU.
+those of the operations (`quantization_testing.InterpretedTestCase`).
 """
 
-import concurrent.futures
 import dataclasses
-import functools
-import importlib.util
 import re
 import sys
 from unittest import mock
@@ -24,7 +20,6 @@ from absl.testing import parameterized
 
 from jaxplugin import deviceless
 from jaxplugin import formats
-from jaxplugin import lowering
 from jaxplugin import quantization
 from jaxplugin import quantization_primitive
 from jaxplugin import quantization_testing
@@ -35,116 +30,15 @@ from jaxplugin import triton_library
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
-CPU = target_lib.named_target("cpu")
+CPU = quantization_testing.OPERATIONS
 H200 = target_lib.named_target("h200")
 # One for each architecture of an NVIDIA GPU.
 NVIDIA_TARGETS = ("a100", "l40s", "h200", "b200", "b300", "rtx5090", "gb10")
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
-needs_jax_triton = absltest.skipIf(
-  importlib.util.find_spec("jax_triton") is None, "jax-triton is not installed"
-)
-needs_compiler = absltest.skipIf(
-  importlib.util.find_spec("jax_triton") is None
-  or importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "jax-triton or jax-cuda13-plugin is not installed",
-)
 
-# XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
-# Python starts before does not.
-THREAD = concurrent.futures.ThreadPoolExecutor(1)
-THREAD.submit(int).result()
-
-
-def interpreted(names, launch, inputs, target):
-  """`quantization_triton._call` in Triton's interpreter; notes the launch."""
-  del target
-  from jaxplugin.kernels import interpret
-  from jaxplugin.kernels import quantize
-
-  names.append(launch.name)
-
-  def on_host(*inputs):
-    # What a kernel leaves out is seen: no test expects 0xA5 everywhere.
-    outputs = [
-      np.frombuffer(
-        bytearray([0xA5]) * (np.prod(shape) * np.dtype(dtype).itemsize), dtype
-      ).reshape(shape)
-      for _, shape, dtype in launch.outputs
-    ]
-    interpret.launch(
-      getattr(quantize, launch.kernel),
-      launch.grid,
-      *map(np.array, inputs),
-      *outputs,
-      **dict(launch.constexprs),
-    )
-    return outputs
-
-  def in_thread(*inputs):
-    return THREAD.submit(on_host, *inputs).result()
-
-  types = [jax.ShapeDtypeStruct(s, d) for _, s, d in launch.outputs]
-  return jax.pure_callback(in_thread, types, *inputs)
-
-
-def numbers(shape, dtype, seed=0):
-  """Normal numbers, with a NaN, Infs, large and tiny blocks, and zeros."""
-  rng = np.random.default_rng(seed)
-  x = rng.normal(size=shape)
-  flat = x.reshape(-1)
-  flat[5], flat[70] = np.nan, -np.inf
-  flat[200:232] *= 1e4
-  flat[300:330] = 0.0
-  flat[301] = -0.0
-  flat[400:432] *= 1e-6
-  with np.errstate(over="ignore"):
-    return jnp.asarray(x.astype(dtype))
-
-
-class InterpretedTestCase(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    from jaxplugin.kernels import interpret
-
-    if (reason := interpret.unsupported()) is not None:
-      self.skipTest(reason)
-    self.names = []
-    self.enter_context(
-      mock.patch.object(
-        quantization_triton,
-        "_call",
-        functools.partial(interpreted, self.names),
-      )
-    )
-    self.enter_context(
-      mock.patch.object(
-        lowering, "resolve_target", lambda override, _: override or CPU
-      )
-    )
-    self.enter_context(
-      mock.patch.object(triton_library, "lowering_refusal", lambda _: None)
-    )
-
-  def assert_same_bits(self, quantize, x, target=H200):
-    expected = quantization_testing.by_operations(quantize)(x)
-    self.assertEmpty(self.names)
-    # Functions of their own: what is traced here must not be reused elsewhere.
-    with target_lib.use_target(
-      dataclasses.replace(target, name=f"interpreted {self.id()}")
-    ):
-      actual = quantize(x)
-    self.assertNotEmpty(self.names)
-    self.assertEqual(
-      quantization_testing.leaves_as_bytes(actual),
-      quantization_testing.leaves_as_bytes(expected),
-    )
-
-
-@absltest.skipIf(
-  importlib.util.find_spec("triton") is None, "triton is not installed"
-)
-class BitwiseTest(InterpretedTestCase):
+@quantization_testing.needs_triton
+class BitwiseTest(quantization_testing.InterpretedTestCase):
   @parameterized.product(
     format=formats.FORMATS,
     case=(
@@ -158,7 +52,7 @@ class BitwiseTest(InterpretedTestCase):
     shape, axis, dtype = case
     self.assert_same_bits(
       lambda x: quantization.quantize(x, format, axis=axis),
-      numbers(shape, dtype),
+      quantization_testing.numbers(shape, dtype),
     )
 
   @parameterized.product(
@@ -167,7 +61,7 @@ class BitwiseTest(InterpretedTestCase):
   def test_scales_rounded_down_with_either_cast(self, format, target):
     self.assert_same_bits(
       lambda x: quantization.quantize(x, format, scale_rounding="floor"),
-      numbers((9, 96), np.float32),
+      quantization_testing.numbers((9, 96), np.float32),
       target_lib.named_target(target),
     )
 
@@ -179,7 +73,9 @@ class BitwiseTest(InterpretedTestCase):
         lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
       )(x, global_scale)
 
-    self.assert_same_bits(quantize, numbers((7, 96), np.float32))
+    self.assert_same_bits(
+      quantize, quantization_testing.numbers((7, 96), np.float32)
+    )
     self.assertEqual(self.names, ["quantize_nvfp4_8x128"])
 
   @parameterized.parameters(0.0, 1e-38, 1e-44, 1e36)
@@ -204,12 +100,14 @@ class BitwiseTest(InterpretedTestCase):
         in_axes=1,
       )(x)
 
-    self.assert_same_bits(quantize, numbers((4, 6, 64), np.float32))
+    self.assert_same_bits(
+      quantize, quantization_testing.numbers((4, 6, 64), np.float32)
+    )
     self.assertLen(self.names, 1)
 
   def test_f64_is_rounded_to_f32_before(self):
     with jax.enable_x64(True):
-      x = numbers((9, 64), np.float64) * (1 + 2.0**-40)
+      x = quantization_testing.numbers((9, 64), np.float64) * (1 + 2.0**-40)
       self.assertEqual(x.dtype, np.float64)
       self.assert_same_bits(lambda x: quantization.quantize(x, MXFP8), x)
 
@@ -221,12 +119,12 @@ class BitwiseTest(InterpretedTestCase):
       in_specs=P("x"),
       out_specs=P("x"),
     )
-    x = numbers((16, 64), np.float32)
+    x = quantization_testing.numbers((16, 64), np.float32)
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     self.assert_same_bits(jax.jit(quantize), jax.device_put(x, sharding))
 
 
-@needs_jax_triton
+@quantization_testing.needs_jax_triton
 class LoweringTest(parameterized.TestCase):
   """Which modules call the kernels."""
 
@@ -307,7 +205,7 @@ class LoweringTest(parameterized.TestCase):
     )
 
 
-@needs_compiler
+@quantization_testing.needs_compiler
 class OptimizedTest(parameterized.TestCase):
   """What XLA's GPU compiler, without a GPU, makes of the lowering."""
 

@@ -6,6 +6,8 @@
   quantize_both          along both axes of a matrix, from one read
   finite_amax, then      NVFP4's global scale of a tensor, without atomics, so
   reduce_global_scale    that it has the same bits each time
+  finite_amax_both, then both global scales that `quantize_both` takes, from one
+  reduce_global_scales   read
 
 Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
 are as documented there. `quantize_config` has what a launch takes. Outputs come
@@ -96,6 +98,75 @@ def _store_scale(
 
 
 @triton.jit
+def _quantize_and_store(
+  tile,
+  global_scale,
+  values,
+  scale,
+  row,
+  k_start,
+  rows,
+  k,
+  values_row_stride,
+  values_k_stride,
+  scale_row_stride,
+  scale_k_stride,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  MANTISSA_BITS: tl.constexpr,
+  BIAS: tl.constexpr,
+  MAX_BITS: tl.constexpr,
+  ROUNDS_UP: tl.constexpr,
+  HARDWARE_CAST: tl.constexpr,
+  SWIZZLED: tl.constexpr,
+):
+  """Quantizes a tile along its second axis and stores what is inside.
+
+  `values` and `scale` are those of the tile's batch; the rest as `quantize` has
+  it, `row` the tile's rows and `k_start` its first k.
+  """
+  codes, scales = _quantize_tile(
+    tile,
+    global_scale,
+    BLOCK_M,
+    BLOCK_K,
+    VEC_SIZE,
+    MANTISSA_BITS,
+    BIAS,
+    MAX_BITS,
+    ROUNDS_UP,
+    HARDWARE_CAST,
+  )
+  packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
+  place = k_start // packing + tl.arange(0, BLOCK_K // packing)
+  pointers = values + row[:, None] * values_row_stride
+  pointers += place[None, :] * values_k_stride
+  inside = (row < rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
+  tl.store(pointers, codes, mask=inside)
+  _store_scale(
+    scale,
+    scales,
+    row,
+    k_start // VEC_SIZE + tl.arange(0, BLOCK_K // VEC_SIZE),
+    rows,
+    tl.cdiv(k, VEC_SIZE),
+    scale_row_stride,
+    scale_k_stride,
+    SWIZZLED,
+  )
+
+
+@triton.jit
+def _scale_bytes(rows, columns, SWIZZLED: tl.constexpr):
+  """Bytes of a scale, the padding of a swizzled one included."""
+  if SWIZZLED:
+    rows = tl.cdiv(rows, _TILE_ROWS) * _TILE_ROWS
+    columns = tl.cdiv(columns, _TILE_COLUMNS) * _TILE_COLUMNS
+  return rows * columns
+
+
+@triton.jit
 def _tile_of_program(
   rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
 ):
@@ -165,9 +236,19 @@ def quantize(
   inside = (row < rows)[:, None] & (column < k)[None, :]
   tile = tl.load(pointers, mask=inside, other=0.0)
 
-  codes, scales = _quantize_tile(
+  _quantize_and_store(
     tile,
     global_scale,
+    values + batch * values_batch_stride,
+    scale + batch * scale_batch_stride,
+    row,
+    k_start,
+    rows,
+    k,
+    values_row_stride,
+    values_k_stride,
+    scale_row_stride,
+    scale_k_stride,
     BLOCK_M,
     BLOCK_K,
     VEC_SIZE,
@@ -176,24 +257,6 @@ def quantize(
     MAX_BITS,
     ROUNDS_UP,
     HARDWARE_CAST,
-  )
-
-  packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
-  place = k_start // packing + tl.arange(0, BLOCK_K // packing)
-  pointers = values + batch * values_batch_stride
-  pointers += row[:, None] * values_row_stride
-  pointers += place[None, :] * values_k_stride
-  inside = (row < rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
-  tl.store(pointers, codes, mask=inside)
-  _store_scale(
-    scale + batch * scale_batch_stride,
-    scales,
-    row,
-    k_start // VEC_SIZE + tl.arange(0, BLOCK_K // VEC_SIZE),
-    rows,
-    tl.cdiv(k, VEC_SIZE),
-    scale_row_stride,
-    scale_k_stride,
     SWIZZLED,
   )
 
@@ -202,18 +265,17 @@ def quantize(
 def quantize_both(
   x,
   global_scale,
+  global_scale_t,
   values,
   scale,
   values_t,
   scale_t,
   rows: tl.constexpr,
   columns: tl.constexpr,
+  k: tl.constexpr,
+  k_t: tl.constexpr,
   grid_rows: tl.constexpr,
   grid_columns: tl.constexpr,
-  values_bytes: tl.constexpr,
-  values_t_bytes: tl.constexpr,
-  scale_bytes: tl.constexpr,
-  scale_t_bytes: tl.constexpr,
   x_batch_stride: tl.constexpr,
   x_row_stride: tl.constexpr,
   BLOCK_M: tl.constexpr,
@@ -225,23 +287,33 @@ def quantize_both(
   ROUNDS_UP: tl.constexpr,
   HARDWARE_CAST: tl.constexpr,
   SWIZZLED: tl.constexpr,
+  TRANSPOSED: tl.constexpr,
 ):
-  """Quantizes the rows of `x` and its columns, the latter stored transposed.
+  """Quantizes the rows of `x`, and its columns, from one read.
 
   Grid, tiles and masks as those of `quantize`. The outputs are dense.
 
   Args:
     x: f32, bf16 or f16[batch, rows, columns], columns contiguous.
-    global_scale: as for `quantize`.
-    values: uint8[batch, rows, columns], blocked along columns; FP4 is packed
-      along its last axis, uint8[batch, rows, ceil(columns / 2)].
-    scale: uint8[batch, rows, ceil(columns / VEC_SIZE)], or swizzled.
-    values_t: uint8[batch, columns, rows], blocked along rows; packed likewise.
-    scale_t: uint8[batch, columns, ceil(rows / VEC_SIZE)], or swizzled.
-    values_bytes, values_t_bytes, scale_bytes, scale_t_bytes: of one of a batch.
+    global_scale, global_scale_t: as for `quantize`; of the rows and of the
+      columns. They differ where a NaN or an Inf takes other numbers with it in
+      a block of the one than in that of the other.
+    values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
+      its last axis, uint8[batch, rows, ceil(k / 2)].
+    scale: uint8[batch, rows, ceil(k / VEC_SIZE)], or swizzled.
+    values_t: blocked along rows: TRANSPOSED uint8[batch, columns, k_t], else
+      uint8[batch, k_t, columns]; FP4 uint8[batch, columns, ceil(k_t / 2)].
+    scale_t: TRANSPOSED uint8[batch, columns, ceil(k_t / VEC_SIZE)], or
+      swizzled; else uint8[batch, ceil(k_t / VEC_SIZE), columns].
+    rows, columns: of `x`.
+    k, k_t: columns and rows, and zeros that are quantized after them.
+    grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
+      k_t and k).
     x_batch_stride, x_row_stride: in elements.
   """
   tl.static_assert(BLOCK_K % VEC_SIZE == 0 and BLOCK_M % VEC_SIZE == 0)
+  tl.static_assert(k >= columns and k_t >= rows)
+  tl.static_assert(TRANSPOSED or not SWIZZLED)
   batch, row_start, column_start = _tile_of_program(
     grid_rows, grid_columns, BLOCK_M, BLOCK_K
   )
@@ -254,9 +326,21 @@ def quantize_both(
   tile = tl.load(pointers, mask=inside, other=0.0)
 
   packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
-  codes, scales = _quantize_tile(
+  stored = tl.cdiv(k, packing)
+  blocks = tl.cdiv(k, VEC_SIZE)
+  _quantize_and_store(
     tile,
     global_scale,
+    values + batch * (rows * stored),
+    scale + batch * _scale_bytes(rows, blocks, SWIZZLED),
+    row,
+    column_start,
+    rows,
+    k,
+    stored,
+    1,
+    blocks,
+    1,
     BLOCK_M,
     BLOCK_K,
     VEC_SIZE,
@@ -265,29 +349,25 @@ def quantize_both(
     MAX_BITS,
     ROUNDS_UP,
     HARDWARE_CAST,
-  )
-  stride = tl.cdiv(columns, packing)
-  place = column_start // packing + tl.arange(0, BLOCK_K // packing)
-  pointers = values + batch * values_bytes
-  pointers += row[:, None] * stride + place[None, :]
-  inside = (row < rows)[:, None] & (place < stride)[None, :]
-  tl.store(pointers, codes, mask=inside)
-  scale_columns = tl.cdiv(columns, VEC_SIZE)
-  _store_scale(
-    scale + batch * scale_bytes,
-    scales,
-    row,
-    column_start // VEC_SIZE + tl.arange(0, BLOCK_K // VEC_SIZE),
-    rows,
-    scale_columns,
-    scale_columns,
-    1,
     SWIZZLED,
   )
 
-  codes, scales = _quantize_tile(
+  stored = tl.cdiv(k_t, packing)
+  blocks = tl.cdiv(k_t, VEC_SIZE)
+  is_transposed: tl.constexpr = TRANSPOSED or packing == 2
+  _quantize_and_store(
     tl.trans(tile),
-    global_scale,
+    global_scale_t,
+    values_t + batch * (columns * stored),
+    scale_t + batch * _scale_bytes(columns, blocks, SWIZZLED),
+    column,
+    row_start,
+    columns,
+    k_t,
+    stored if is_transposed else 1,
+    1 if is_transposed else columns,
+    blocks if TRANSPOSED else 1,
+    1 if TRANSPOSED else columns,
     BLOCK_K,
     BLOCK_M,
     VEC_SIZE,
@@ -296,25 +376,21 @@ def quantize_both(
     MAX_BITS,
     ROUNDS_UP,
     HARDWARE_CAST,
-  )
-  stride = tl.cdiv(rows, packing)
-  place = row_start // packing + tl.arange(0, BLOCK_M // packing)
-  pointers = values_t + batch * values_t_bytes
-  pointers += column[:, None] * stride + place[None, :]
-  inside = (column < columns)[:, None] & (place < stride)[None, :]
-  tl.store(pointers, codes, mask=inside)
-  scale_columns = tl.cdiv(rows, VEC_SIZE)
-  _store_scale(
-    scale_t + batch * scale_t_bytes,
-    scales,
-    column,
-    row_start // VEC_SIZE + tl.arange(0, BLOCK_M // VEC_SIZE),
-    columns,
-    scale_columns,
-    scale_columns,
-    1,
     SWIZZLED,
   )
+
+
+@triton.jit
+def _finite_amax(
+  magnitude,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """The largest of `magnitude`'s blocks without NaN or Inf, bits."""
+  amax = codec.block_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  amax = tl.where(amax < codec.INFINITY_BITS, amax, 0)
+  return tl.max(tl.max(amax, 1), 0)
 
 
 @triton.jit
@@ -349,9 +425,64 @@ def finite_amax(
   tile = tl.load(pointers, mask=inside, other=0.0)
 
   magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
-  amax = codec.block_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
-  amax = tl.where(amax < codec.INFINITY_BITS, amax, 0)
-  tl.store(partial_amax + tl.program_id(0), tl.max(tl.max(amax, 1), 0))
+  amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  tl.store(partial_amax + tl.program_id(0), amax)
+
+
+@triton.jit
+def finite_amax_both(
+  x,
+  partial_amax,
+  partial_amax_t,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """As `finite_amax`, for blocks along the rows of `x` and along its columns.
+
+  Grid of `rows` and `columns`.
+
+  Args:
+    x: f32, bf16 or f16[batch, rows, columns], columns contiguous.
+    partial_amax: int32[number of programs], f32 bits, of blocks along a row.
+    partial_amax_t: likewise, of blocks along a column.
+  """
+  tl.static_assert(BLOCK_K % VEC_SIZE == 0 and BLOCK_M % VEC_SIZE == 0)
+  batch, row_start, column_start = _tile_of_program(
+    rows, columns, BLOCK_M, BLOCK_K
+  )
+  row = row_start + tl.arange(0, BLOCK_M)
+  column = column_start + tl.arange(0, BLOCK_K)
+
+  pointers = x + batch * x_batch_stride
+  pointers += row[:, None] * x_row_stride + column[None, :]
+  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  tile = tl.load(pointers, mask=inside, other=0.0)
+
+  magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
+  amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  tl.store(partial_amax + tl.program_id(0), amax)
+  amax = _finite_amax(tl.trans(magnitude), BLOCK_K, BLOCK_M, VEC_SIZE)
+  tl.store(partial_amax_t + tl.program_id(0), amax)
+
+
+@triton.jit
+def _store_global_scale(
+  partial_amax, global_scale, size: tl.constexpr, CHUNK: tl.constexpr
+):
+  amax = tl.zeros((CHUNK,), tl.int32)
+  for start in range(0, size, CHUNK):
+    place = start + tl.arange(0, CHUNK)
+    part = tl.load(partial_amax + place, mask=place < size, other=0)
+    amax = tl.maximum(amax, part)
+  largest = tl.max(amax, 0)
+  quotient = tl.div_rn(codec.from_bits(largest), _GLOBAL_RANGE)
+  quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
+  tl.store(global_scale, tl.where(largest == 0, 1.0, quotient))
 
 
 @triton.jit
@@ -366,12 +497,18 @@ def reduce_global_scale(
     partial_amax: int32[size], f32 bits.
     global_scale: f32[1].
   """
-  amax = tl.zeros((CHUNK,), tl.int32)
-  for start in range(0, size, CHUNK):
-    place = start + tl.arange(0, CHUNK)
-    part = tl.load(partial_amax + place, mask=place < size, other=0)
-    amax = tl.maximum(amax, part)
-  largest = tl.max(amax, 0)
-  quotient = tl.div_rn(codec.from_bits(largest), _GLOBAL_RANGE)
-  quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
-  tl.store(global_scale, tl.where(largest == 0, 1.0, quotient))
+  _store_global_scale(partial_amax, global_scale, size, CHUNK)
+
+
+@triton.jit
+def reduce_global_scales(
+  partial_amax,
+  partial_amax_t,
+  global_scale,
+  global_scale_t,
+  size: tl.constexpr,
+  CHUNK: tl.constexpr,
+):
+  """`reduce_global_scale` of either array. One program."""
+  _store_global_scale(partial_amax, global_scale, size, CHUNK)
+  _store_global_scale(partial_amax_t, global_scale_t, size, CHUNK)

@@ -108,7 +108,7 @@ def default_config(
     format_name: one of `ENCODINGS`.
     architecture: to launch on.
     grid_rows, grid_k: what the grid covers, see `covered`.
-    both: for `quantize_both`.
+    both: for `quantize_both` and `finite_amax_both`.
     k_is_contiguous: whether consecutive values of a block are in memory.
   """
   block_m, block_k = (16, 256) if k_is_contiguous else (128, 32)
@@ -160,7 +160,7 @@ def covered_by_both(
 def launch_grid(
   config: QuantizeConfig, batch: int, grid_rows: int, grid_k: int
 ) -> tuple[int]:
-  """Programs of `quantize`, `quantize_both` and `finite_amax`."""
+  """Programs of the kernels that read `x`."""
   return (
     batch * -(-grid_rows // config.block_m) * -(-grid_k // config.block_k),
   )
@@ -173,7 +173,7 @@ def constexprs(
   scale_rounding: str = "up",
   swizzled: bool = False,
 ) -> dict[str, Any]:
-  """The constexprs of `quantize` and `quantize_both`.
+  """The constexprs of `quantize`, and but TRANSPOSED of `quantize_both`.
 
   Raises:
     ValueError: unknown format or scale rounding.

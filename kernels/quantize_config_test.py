@@ -73,16 +73,20 @@ class ConfigTest(parameterized.TestCase):
 
 
 @functools.cache
-def compiled(kernel, format_name, target, dtype, k_is_contiguous=True):
+def compiled(
+  kernel, format_name, target, dtype, k_is_contiguous=True, transposed=True
+):
   """`kernel` for large, dense arrays, sizes constexprs as a lowering has it."""
   architecture = architectures.by_name(target)
-  both = kernel is quantize.quantize_both
+  both = kernel in (quantize.quantize_both, quantize.finite_amax_both)
   config = quantize_config.default_config(
     format_name, architecture, SIZE, SIZE, both=both,
     k_is_contiguous=k_is_contiguous,
   )  # fmt: skip
   encoding = quantize_config.encoding(format_name)
   constexprs = quantize_config.constexprs(config, format_name)
+  constexprs["TRANSPOSED"] = transposed
+  constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
   unit = "k" if k_is_contiguous else "row"
   values_stride = SIZE // encoding.values_per_byte
   scale_stride = SIZE // encoding.vec_size
@@ -94,11 +98,11 @@ def compiled(kernel, format_name, target, dtype, k_is_contiguous=True):
       constexprs[name] = 1
     if name.endswith("_batch_stride"):
       constexprs[name] = SIZE * SIZE
-    if name.endswith("_bytes"):
-      constexprs[name] = SIZE * SIZE // 2
-    if name in ("rows", "k", "columns") or name.startswith("grid_"):
+    if name in ("rows", "k", "k_t", "columns") or name.startswith("grid_"):
       constexprs[name] = SIZE
-  types = {"x": f"*{dtype}", "global_scale": "*fp32"}
+  types = {"x": f"*{dtype}"}
+  types |= dict.fromkeys(("global_scale", "global_scale_t"), "*fp32")
+  types |= dict.fromkeys(("partial_amax", "partial_amax_t"), "*i32")
   return kernel_compile.compile_kernel(
     kernel,
     {
@@ -137,6 +141,18 @@ class CompiledTest(parameterized.TestCase):
   )
   def test_both_ways_nothing_spills(self, target, format_name):
     self.check(compiled(quantize.quantize_both, format_name, target, "bf16"))
+
+  @parameterized.parameters("sm_90", "gfx950")
+  def test_both_ways_in_place_nothing_spills(self, target):
+    self.check(
+      compiled(
+        quantize.quantize_both, "mxfp8", target, "bf16", transposed=False
+      )
+    )
+
+  @parameterized.parameters("sm_100", "gfx950")
+  def test_largest_magnitudes_both_ways_spill_nothing(self, target):
+    self.check(compiled(quantize.finite_amax_both, "nvfp4", target, "bf16"))
 
   @parameterized.parameters("sm_90", "gfx942")
   def test_f32_input_loads_are_wide(self, target):

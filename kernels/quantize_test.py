@@ -389,6 +389,58 @@ class ShapeTest(parameterized.TestCase):
     np.testing.assert_array_equal(got[1], wanted[1])
 
 
+def run_both(
+  x,
+  format_name,
+  *,
+  global_scales=(None, None),
+  padded=(None, None),
+  transposed=True,
+  swizzled=False,
+  config=None,
+):
+  """(values, scale, values_t, scale_t), uint8, of x[batch, rows, columns].
+
+  `padded` are rows and columns with the zeros that are quantized after them.
+  """
+  batch, rows, columns = x.shape
+  k_t, k = (p or size for p, size in zip(padded, (rows, columns), strict=True))
+  encoding = quantize_config.encoding(format_name)
+  outputs = []
+  for n, size, in_place in ((rows, k, False), (columns, k_t, not transposed)):
+    packing, blocks = encoding.values_per_byte, size // encoding.vec_size
+    shape = (batch, n, size // packing)
+    if in_place and packing == 1:
+      shape = (batch, size, n)
+    scale_shape = (batch, blocks, n) if in_place else (batch, n, blocks)
+    if swizzled:
+      scale_shape = (batch, *scaled_array.swizzled_shape(scale_shape[1:]))
+    outputs += [np.full(s, UNWRITTEN, np.uint8) for s in (shape, scale_shape)]
+  grid_sizes = quantize_config.covered_by_both(
+    k_t, k, format_name, swizzled=swizzled
+  )
+  if config is None:
+    config = quantize_config.default_config(
+      format_name, SM_80, *grid_sizes, both=True
+    )
+  interpret.launch(
+    quantize.quantize_both,
+    quantize_config.launch_grid(config, batch, *grid_sizes),
+    x,
+    *global_scales,
+    *outputs,
+    rows,
+    columns,
+    k,
+    k_t,
+    *grid_sizes,
+    *element_strides(x)[:2],
+    **quantize_config.constexprs(config, format_name, swizzled=swizzled),
+    TRANSPOSED=transposed,
+  )
+  return outputs
+
+
 class BothTest(parameterized.TestCase):
   @parameterized.product(
     format_name=FORMAT_NAMES,
@@ -407,39 +459,53 @@ class BothTest(parameterized.TestCase):
     x = base[:, :, : shape[2]]
     x[0, 3, 7] = np.nan
     x[0, 40, 60] = 1000
-    batch, rows, columns = shape
-    one = np.array([0.4], np.float32) if format_name == "nvfp4" else None
-    wanted = expected(x, format_name, global_scale=one)
-    wanted += expected(np.swapaxes(x, 1, 2), format_name, global_scale=one)
+    ones = [None, None]
+    if format_name == "nvfp4":  # each of its own
+      ones = [np.array([g], np.float32) for g in (0.4, 0.07)]
+    wanted = expected(x, format_name, global_scale=ones[0])
+    x_t = np.swapaxes(x, 1, 2)
+    wanted += expected(x_t, format_name, global_scale=ones[1])
     if swizzled:
       wanted = tuple(
         np.asarray(scaled_array.swizzle_scale(jnp.asarray(part))) if i % 2
         else part
         for i, part in enumerate(wanted)
       )  # fmt: skip
-    outputs = [np.full_like(part, UNWRITTEN) for part in wanted]
-    grid_rows, grid_columns = quantize_config.covered_by_both(
-      rows, columns, format_name, swizzled=swizzled
+    actual = run_both(x, format_name, global_scales=ones, swizzled=swizzled)
+    for got, part in zip(actual, wanted, strict=True):
+      np.testing.assert_array_equal(got, part)
+
+  @parameterized.product(
+    format_name=FORMAT_NAMES, shape=((1, 1, 1), (2, 33, 77), (1, 70, 128)),
+    transposed=(False, True),
+  )  # fmt: skip
+  def test_tails_are_padded_with_zeros_that_no_other_axis_sees(
+    self, format_name, shape, transposed
+  ):
+    x = np.random.default_rng(13).standard_normal(shape).astype(np.float32)
+    one = np.array([0.3], np.float32) if format_name == "nvfp4" else None
+    _, rows, columns = shape
+    # Also more than a block of zeros.
+    k_t, k = rows + -rows % 32 + 32, columns + -columns % 32
+    along_k = np.pad(x, ((0, 0), (0, 0), (0, k - columns)))
+    along_rows = np.pad(x, ((0, 0), (0, k_t - rows), (0, 0)))
+    wanted = expected(along_k, format_name, global_scale=one)
+    values_t, scale_t = expected(
+      along_rows, format_name, axis=1, global_scale=one
     )
-    config = quantize_config.default_config(
-      format_name, SM_80, grid_rows, grid_columns, both=True
-    )
-    self.assertFalse(config.hardware_cast)
-    interpret.launch(
-      quantize.quantize_both,
-      quantize_config.launch_grid(config, batch, grid_rows, grid_columns),
+    is_packed = quantize_config.encoding(format_name).values_per_byte == 2
+    if transposed or is_packed:
+      values_t = np.swapaxes(values_t, 1, 2)
+    if transposed:
+      scale_t = np.swapaxes(scale_t, 1, 2)
+    actual = run_both(
       x,
-      one,
-      *outputs,
-      rows,
-      columns,
-      grid_rows,
-      grid_columns,
-      *(outputs[i][0].size for i in (0, 2, 1, 3)),
-      *element_strides(x)[:2],
-      **quantize_config.constexprs(config, format_name, swizzled=swizzled),
+      format_name,
+      global_scales=(one, one),
+      padded=(k_t, k),
+      transposed=transposed,
     )
-    for got, part in zip(outputs, wanted, strict=True):
+    for got, part in zip(actual, (*wanted, values_t, scale_t), strict=True):
       np.testing.assert_array_equal(got, part)
 
 
@@ -473,6 +539,36 @@ def computed_global_scale(x):
   return result
 
 
+def computed_global_scales(x):
+  """Those of blocks along rows and along columns, from one read."""
+  config = quantize_config.default_config(
+    "nvfp4", SM_90, *x.shape[1:], both=True
+  )
+  grid = quantize_config.launch_grid(config, *x.shape)
+  partial = [np.full(grid, -1, np.int32) for _ in range(2)]
+  interpret.launch(
+    quantize.finite_amax_both,
+    grid,
+    x,
+    *partial,
+    *x.shape[1:],
+    *element_strides(x)[:2],
+    BLOCK_M=config.block_m,
+    BLOCK_K=config.block_k,
+    VEC_SIZE=16,
+  )
+  results = [np.full(1, np.nan, np.float32) for _ in range(2)]
+  interpret.launch(
+    quantize.reduce_global_scales,
+    1,
+    *partial,
+    *results,
+    partial[0].size,
+    CHUNK=4,
+  )
+  return results
+
+
 class GlobalScaleTest(parameterized.TestCase):
   @parameterized.parameters(
     (1.0, np.float32), (1e-37, np.float32), (1e-42, np.float32),
@@ -490,7 +586,22 @@ class GlobalScaleTest(parameterized.TestCase):
     x[0, 3, 63] = -2688
     self.assertEqual(computed_global_scale(x), 1)
 
+  @parameterized.parameters(np.nan, np.inf, -np.inf)
+  def test_each_axis_leaves_out_its_own_blocks(self, bad):
+    x = np.random.default_rng(14).standard_normal((2, 75, 96))
+    x = x.astype(np.float32)
+    x[1, 40, 50] = bad
+    x[1, 40, 52] = 200  # in the row's block, in no bad one of a column
+    x[1, 44, 50] = -100  # the other way round
+    wanted = [
+      jp.quantize(jnp.asarray(a), jp.NVFP4).global_scale
+      for a in (x, np.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 5))))
+    ]
+    self.assertEqual(wanted, [np.float32(g) / 2688 for g in (100, 200)])
+    self.assertEqual(computed_global_scales(x), wanted)
+
   def test_tensor_of_zeros_has_global_scale_one(self):
+    self.assertEqual(computed_global_scales(np.zeros((1, 2, 32), BF16)), [1, 1])
     self.assertEqual(computed_global_scale(np.zeros((1, 2, 32), BF16)), 1)
 
 

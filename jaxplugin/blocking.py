@@ -1,0 +1,73 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`Blocking`: which dimensions of an array a dot contracts, as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Blocking:
+  """How an array gets the one dimension along which it is quantized.
+
+  One dimension stays where it is. Several are merged, in the order given, into
+  the last one. Of none there is a new last one, of size 1. It is padded with
+  zeros.
+
+  Attributes:
+    dims: dimensions of the array, not negative.
+    lead: all the others, in the order in which they precede merged ones.
+    multiple: the size is padded to a multiple of it.
+  """
+
+  dims: tuple[int, ...]
+  lead: tuple[int, ...]
+  multiple: int
+
+  def axis(self) -> int:
+    """The dimension of the result of `apply` to quantize along."""
+    return self.dims[0] if len(self.dims) == 1 else len(self.lead)
+
+  def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The shape of the result of `apply`."""
+    k = math.prod(shape[d] for d in self.dims)
+    k = k + self._padding(k)
+    if len(self.dims) == 1:
+      (axis,) = self.dims
+      return (*shape[:axis], k, *shape[axis + 1 :])
+    lead = self.lead if self.dims else range(len(shape))
+    return (*(shape[d] for d in lead), k)
+
+  def apply(self, x: jax.Array) -> jax.Array:
+    """`x` with the one dimension, padded."""
+    if not self.dims:
+      x = jnp.expand_dims(x, -1)
+    elif len(self.dims) > 1:
+      lead = [x.shape[d] for d in self.lead]
+      k = math.prod(x.shape[d] for d in self.dims)
+      x = x.transpose(*self.lead, *self.dims).reshape(*lead, k)
+    padding = self._padding(x.shape[self.axis()])
+    if not (isinstance(padding, int) and padding == 0):
+      widths = [(0, 0)] * x.ndim
+      widths[self.axis()] = (0, padding)
+      x = jnp.pad(x, widths)
+    return x
+
+  def under_leading_dimension(self) -> Blocking:
+    """That of arrays stacked along a new first dimension."""
+    return Blocking(
+      dims=tuple(d + 1 for d in self.dims),
+      lead=(0, *(d + 1 for d in self.lead)),
+      multiple=self.multiple,
+    )
+
+  def _padding(self, size: Any) -> Any:
+    # Written so that a symbolic size pads to a provable multiple.
+    return (size + self.multiple - 1) // self.multiple * self.multiple - size

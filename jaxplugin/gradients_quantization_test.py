@@ -1,0 +1,310 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `dot_general` quantizes, along what, and keeps; bit by bit.
+
+The expected gradients are written out in `quantize` and `block_scaled_dot`.
+"""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+
+MATMUL = (((1,), (0,)), ((), ()))
+X = np.random.default_rng(0).normal(size=(40, 96)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(96, 72)).astype(np.float32)
+G = np.random.default_rng(2).normal(size=(40, 72)).astype(np.float32)
+
+
+def quantized(x, axis, format, multiple=32, **kwargs):
+  """Padded along `axis` and quantized, each by itself."""
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, -x.shape[axis] % multiple)
+  x = jnp.pad(x, widths)
+  return x if format is None else jp.quantize(x, format, axis=axis, **kwargs)
+
+
+def dot(lhs, lhs_axis, rhs, rhs_axis, dtype, batch=((), ()), **kwargs):
+  return jp.block_scaled_dot(
+    lhs,
+    rhs,
+    dimension_numbers=(((lhs_axis,), (rhs_axis,)), batch),
+    preferred_element_type=dtype,
+    **kwargs,
+  )
+
+
+def step(function, numbers):
+  """The result and both gradients."""
+
+  @jax.jit
+  def both(lhs, rhs, g):
+    result, vjp = jax.vjp(lambda l, r: function(l, r, numbers), lhs, rhs)
+    return result, *vjp(g)
+
+  return both
+
+
+def primitives(function, *args):
+  """How often each primitive is in the jaxpr, and in those inside of it.
+
+  What is not used is dropped first, as by `jax.jit`.
+  """
+  jaxpr = jax.jit(function).trace(*args).jaxpr.jaxpr
+  jaxpr, _ = jax.interpreters.partial_eval.dce_jaxpr(
+    jaxpr, [True] * len(jaxpr.outvars)
+  )
+  found = collections.Counter()
+
+  def walk(jaxpr):
+    for eqn in jaxpr.eqns:
+      name = eqn.primitive.name
+      if name == "block_quantize_both":
+        name += f" {len(eqn.params['blockings'])}"
+      found[name] += 1
+      for inner in jax.tree.leaves(
+        list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+      ):
+        inner = getattr(inner, "jaxpr", inner)
+        if hasattr(inner, "eqns"):
+          walk(inner)
+
+  walk(jaxpr)
+  return found
+
+
+class BitwiseTest(parameterized.TestCase):
+  def assert_same(self, actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+      self.assertEqual(a.dtype, e.dtype)
+      # NumPy knows no NaN of bf16.
+      np.testing.assert_array_equal(*(x.astype(np.float32) for x in (a, e)))
+
+  @parameterized.parameters(
+    (jp.MXFP8, jp.MXFP8, None, np.float32, None),
+    (jp.NVFP4, jp.NVFP4, jp.NVFP4, np.float32, "xla"),
+    (jp.MXFP8, jp.NVFP4, jp.MXFP8_E5M2, jnp.bfloat16, "xla"),
+    (None, jp.MXFP4, None, jnp.bfloat16, None),
+  )
+  def test_matmul_is_that_of_operands_quantized_one_by_one(
+    self, lhs_format, rhs_format, grad_format, dtype, implementation
+  ):
+    x, w, g = (jnp.asarray(a, dtype) for a in (X, W, G))
+    # Bad numbers in one row and column: NVFP4's global scales differ by axis.
+    x = x.at[3, 5].set(np.nan).at[3, 6].set(60.0)
+    g = g.at[7, 9].set(np.inf).at[8, 9].set(-50.0)
+    function = jp.dot_general(
+      lhs_format,
+      rhs_format,
+      grad_format=grad_format,
+      implementation=implementation,
+    )
+    kwargs = {"implementation": implementation}
+    grad_format = grad_format or lhs_format or rhs_format
+
+    @jax.jit
+    def expected(x, w, g):
+      q = quantized
+      return (
+        dot(q(x, 1, lhs_format), 1, q(w, 0, rhs_format), 0, dtype, **kwargs),
+        dot(q(g, 1, grad_format), 1, q(w, 1, rhs_format), 1, dtype, **kwargs),
+        dot(q(g, 0, grad_format), 0, q(x, 0, lhs_format), 0, dtype, **kwargs).T,
+      )
+
+    self.assert_same(step(function, MATMUL)(x, w, g), expected(x, w, g))
+
+  def test_rows_of_a_batch_merge_backward(self):
+    format = jp.MXFP8
+    x = X.reshape(4, 10, 96)
+    g = G.reshape(4, 10, 72)
+    function = jp.dot_general(format, format, implementation="xla")
+    numbers = (((2,), (0,)), ((), ()))
+    kwargs = {"implementation": "xla"}
+
+    @jax.jit
+    def expected(x, w, g):
+      q = lambda x, axis: quantized(x, axis, format, format.block_size)
+      merged = lambda x: q(x.transpose(2, 0, 1).reshape(-1, 40), 1)
+      return (
+        dot(q(x, 2), 2, q(w, 0), 0, np.float32, **kwargs),
+        dot(q(g, 2), 2, q(w, 1), 1, np.float32, **kwargs),
+        dot(merged(g), 1, merged(x), 1, np.float32, **kwargs).T,
+      )
+
+    self.assert_same(step(function, numbers)(x, W, g), expected(x, W, g))
+
+  def test_batch_dimension_stays_with_either(self):
+    format = jp.MXFP4
+    rng = np.random.default_rng(4)
+    x, w, g = (
+      rng.normal(size=s).astype(np.float32)
+      for s in ((2, 33, 64), (2, 31, 64), (2, 33, 31))
+    )
+    function = jp.dot_general(format, format, implementation="xla")
+    numbers = (((2,), (2,)), ((0,), (0,)))
+    kwargs = {"implementation": "xla", "batch": ((0,), (0,))}
+
+    @jax.jit
+    def expected(x, w, g):
+      q = lambda x, axis: quantized(x, axis, format)
+      return (
+        dot(q(x, 2), 2, q(w, 2), 2, np.float32, **kwargs),
+        dot(q(g, 2), 2, q(w, 1), 1, np.float32, **kwargs),
+        dot(q(g, 1), 1, q(x, 1), 1, np.float32, **kwargs),
+      )
+
+    self.assert_same(step(function, numbers)(x, w, g), expected(x, w, g))
+
+  def test_scales_rounded_down_are_so_in_every_product(self):
+    function = jp.dot_general(
+      jp.MXFP4, jp.MXFP4, scale_rounding="floor", implementation="xla"
+    )
+
+    @jax.jit
+    def expected(x, w, g):
+      q = lambda x, axis: quantized(x, axis, jp.MXFP4, scale_rounding="floor")
+      return (
+        dot(q(x, 1), 1, q(w, 0), 0, np.float32, implementation="xla"),
+        dot(q(g, 1), 1, q(w, 1), 1, np.float32, implementation="xla"),
+        dot(q(g, 0), 0, q(x, 0), 0, np.float32, implementation="xla").T,
+      )
+
+    self.assert_same(step(function, MATMUL)(X, W, G), expected(X, W, G))
+
+  def test_unused_gradient_changes_no_bit_of_the_other(self):
+    function = jp.dot_general(jp.NVFP4, jp.NVFP4)
+    loss = lambda x, w: jnp.sin(function(x, w, MATMUL)).sum()
+    both = jax.jit(jax.grad(loss, argnums=(0, 1)))(X, W)
+    for i in range(2):
+      one = jax.jit(jax.grad(loss, argnums=i))(X, W)
+      np.testing.assert_array_equal(one, both[i])
+
+  def test_scan_over_layers_is_the_loop(self):
+    function = jp.dot_general(jp.NVFP4, jp.NVFP4)
+    layers = np.random.default_rng(5).normal(size=(2, 64, 64)) / 8
+    layers = layers.astype(np.float32)
+    x = X[:, :64]
+    layer = lambda x, w: jnp.tanh(function(x, w, MATMUL))
+
+    def scanned(x, layers):
+      return jax.lax.scan(lambda x, w: (layer(x, w), None), x, layers)[0].sum()
+
+    def loop(x, layers):
+      for i in range(2):
+        x = layer(x, layers[i])
+      return x.sum()
+
+    actual = jax.jit(jax.grad(scanned, argnums=(0, 1)))(x, layers)
+    expected = jax.jit(jax.grad(loop, argnums=(0, 1)))(x, layers)
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * np.abs(e).max())
+
+
+class CountTest(parameterized.TestCase):
+  """How often what is quantized, once what is not used is dropped."""
+
+  def count(self, function, *args):
+    found = primitives(function, *args)
+    return tuple(
+      found[name]
+      for name in (
+        "block_quantize",
+        "block_quantize_both 1",
+        "block_quantize_both 2",
+      )
+    )
+
+  def loss(self, *formats, **kwargs):
+    function = jp.dot_general(*formats, **kwargs)
+    return lambda x, w: jnp.sin(function(x, w, MATMUL)).sum()
+
+  @parameterized.parameters(
+    # Operands and incoming gradient, each along both.
+    ((jp.MXFP8, jp.NVFP4), {}, (0, 0, 3)),
+    # A plain operand is not quantized.
+    ((None, jp.MXFP8), {}, (0, 0, 2)),
+    ((jp.MXFP8, None), {}, (0, 0, 2)),
+    # w forward only, and g for the other product only.
+    ((jp.MXFP8, jp.MXFP8), {"quantize_dgrad": False}, (2, 0, 1)),
+    ((jp.MXFP8, jp.MXFP8), {"quantize_wgrad": False}, (2, 0, 1)),
+    (
+      (jp.MXFP8, jp.MXFP8),
+      {"quantize_dgrad": False, "quantize_wgrad": False},
+      (2, 0, 0),
+    ),
+  )
+  def test_each_is_quantized_once_along_all_it_is_needed(
+    self, formats, kwargs, expected
+  ):
+    grad = jax.grad(self.loss(*formats, **kwargs), argnums=(0, 1))
+    self.assertEqual(self.count(grad, X, W), expected)
+
+  def test_forward_quantizes_along_one_dimension(self):
+    self.assertEqual(self.count(self.loss(jp.MXFP8, jp.MXFP8), X, W), (2, 0, 0))
+
+  def test_gradient_of_one_operand_quantizes_only_for_it(self):
+    loss = self.loss(jp.MXFP8, jp.MXFP8)
+    # x (forward), g (backward), and w along both; the other way round.
+    for argnums in (0, 1):
+      grad = jax.grad(loss, argnums=argnums)
+      self.assertEqual(self.count(grad, X, W), (0, 2, 1))
+
+  def test_remat_quantizes_forward_once_and_again_backward(self):
+    loss = self.loss(jp.MXFP8, jp.MXFP8)
+    grad = jax.value_and_grad(jax.checkpoint(loss), argnums=(0, 1))
+    # Forward x and w along one each. Backward that is done again, for the
+    # argument of sin, along both, and g.
+    self.assertEqual(self.count(grad, X, W), (0, 2, 3))
+
+
+class KeptTest(parameterized.TestCase):
+  """What lives from the forward to the backward pass."""
+
+  def kept(self, *formats, **kwargs):
+    function = jp.dot_general(*formats, **kwargs)
+    _, vjp = jax.vjp(lambda x, w: function(x, w, MATMUL), X, W)
+    return sorted(
+      (x.dtype.name, x.shape) for x in jax.tree.leaves(vjp) if x.ndim
+    )
+
+  def test_quantized_operands_and_not_those_given(self):
+    self.assertEqual(
+      self.kept(jp.MXFP8, jp.MXFP4),
+      [
+        ("float4_e2m1fn", (96, 96)),
+        ("float8_e4m3fn", (64, 96)),
+        ("float8_e8m0fnu", (2, 96)),
+        ("float8_e8m0fnu", (96, 3)),
+      ],
+    )
+
+  def test_operands_of_products_in_high_precision_as_they_are(self):
+    self.assertEqual(
+      self.kept(jp.MXFP8, jp.MXFP8, quantize_wgrad=False),
+      [
+        ("float32", (40, 96)),
+        ("float8_e4m3fn", (96, 96)),
+        ("float8_e8m0fnu", (96, 3)),
+      ],
+    )
+    self.assertEqual(self.kept(None, jp.MXFP8)[0], ("float32", (40, 96)))
+
+  def test_second_derivative_of_products_in_high_precision(self):
+    function = jp.dot_general(
+      jp.MXFP8, jp.MXFP8, quantize_dgrad=False, quantize_wgrad=False
+    )
+    loss = lambda x, w: (function(x, w, MATMUL) ** 2).sum() / 2
+    x, w = np.eye(32, dtype=np.float32), W[:32]
+    # The gradient by x is y w', whose own, by x, of g is (g w) w'.
+    along = jax.grad(lambda x: (jax.grad(loss)(x, w) * X[:32, :32]).sum())(x)
+    expected = X[:32, :32].astype(np.float64) @ w @ w.T
+    np.testing.assert_allclose(along, expected, rtol=0, atol=1e-3)
+
+
+if __name__ == "__main__":
+  absltest.main()
