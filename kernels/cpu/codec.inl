@@ -154,14 +154,6 @@ inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
   }
 }
 
-#if !defined(JAXPLUGIN_OWN_DECODE)
-// What the engine of dot_f32.inl decodes with.
-JAXPLUGIN_ALWAYS_INLINE void DecodeRun(const Operand& x, const uint8_t* row,
-                                       int64_t k0, int64_t count, float* out) {
-  DecodeValues(x, row, k0, count, out);
-}
-#endif
-
 // Multiplies by the block scales; k0 is a multiple of the block size.
 inline void ApplyScale(const Operand& x, int64_t row, int64_t k0,
                        int64_t count, float* __restrict out) {

@@ -7,9 +7,6 @@
 
 #include <immintrin.h>
 
-#define JAXPLUGIN_F32_LANES 8
-#define JAXPLUGIN_OWN_DECODE  // unpack_avx2.inl
-
 namespace jaxplugin {
 namespace {
 #include "codec.inl"
@@ -17,7 +14,7 @@ namespace {
 #include "epilogue.inl"
 #include "dot_blocked.inl"
 #include "unpack_avx2.inl"
-#include "dot_f32.inl"
+#include "dot_float_avx2.inl"
 #include "dot_small_avx2.inl"
 #include "dot_integer_avx2.inl"
 
@@ -38,7 +35,7 @@ bool Dot(const DotArgs& args, const Parallel& parallel) {
     const bool ok = SmallDot(args, sides, parallel, &is_done);
     if (is_done || !ok) return ok;
   }
-  if (!is_integer) return BlockedDot<EngineF32>(args, parallel);
+  if (!is_integer) return BlockedDot<EngineFloat>(args, parallel);
   return args.lhs.block == 32 && args.rhs.block == 32
              ? BlockedDot<EngineInteger<32>>(args, parallel)
              : BlockedDot<EngineInteger<16>>(args, parallel);

@@ -38,6 +38,7 @@ JAXPLUGIN_ALWAYS_INLINE __m512 Dot32(__m512 sum, __m512i a, __m512i b) {
 
 struct EngineBF16 {
   static constexpr int kTileRowsMax = 12;  // x 2 columns: 24 accumulators
+  static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kPartRows = 32;     // of a strip: two vectors
   // Two parts: each tile that comes in from an outer cache is used twice.
   static constexpr int kStripRows = 64;

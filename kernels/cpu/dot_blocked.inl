@@ -12,6 +12,7 @@
 // An Engine does the arithmetic:
 //   kStripRows              rows of a strip
 //   kTileRowsMax            rows of a tile, the unit of a panel
+//   kPanelRowsMax           rows of a panel
 //   PanelRowBytes(k), StripBytes(k)
 //   Engine(sides)                           once per call
 //   PackRow(row, tile, tile_rows, i)        row i of a tile
@@ -81,7 +82,7 @@ struct Blocked {
       : sides(ChooseSides(args)), engine(sides), k(args.k) {
     const int64_t row_bytes = Engine::PanelRowBytes(k);
     int64_t rows = Max(Engine::kTileRowsMax, kPanelBytesMax / row_bytes);
-    rows = Min(rows, Max(sides.panel_rows, 1));
+    rows = Min(Min(rows, Engine::kPanelRowsMax), Max(sides.panel_rows, 1));
     // Equal panels rather than a small last one.
     const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
     panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);

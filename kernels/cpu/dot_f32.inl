@@ -27,6 +27,7 @@ JAXPLUGIN_ALWAYS_INLINE float SumLanes(Vector v) {
 struct EngineF32 {
   // 12 or 24 accumulators: what fits in 16 or 32 vector registers.
   static constexpr int kTileRowsMax = kLanes == 16 ? 6 : 3;
+  static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 8;
   static constexpr int kColumns = 4;  // strip rows multiplied at a time
   static constexpr int64_t kChunk = 512;
@@ -46,7 +47,7 @@ struct EngineF32 {
   // Values [k0, k0 + count) of a row times scale, zero-padded.
   static void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
                      float* out) {
-    DecodeRun(x, RowValues(x, row), k0, count, out);
+    DecodeValues(x, RowValues(x, row), k0, count, out);
     ApplyScale(x, row, k0, count, out);
     for (int64_t i = count; i < PaddedK(count); ++i) out[i] = 0;
   }

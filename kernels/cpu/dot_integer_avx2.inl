@@ -42,6 +42,7 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
 template <int kBlock>
 struct EngineInteger {
   static constexpr int kTileRowsMax = 4;
+  static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 16;  // two vectors
   static constexpr int64_t kGroup = 64;        // values
   static constexpr int64_t kChunkGroups = 16;  // 16 KiB of a strip

@@ -9,8 +9,9 @@
 // Two E2M1 sides are multiplied as integers instead: twice an E2M1 value is one
 // of -12..12, and vpmaddubsw adds products of bytes two by two, exactly.
 
-constexpr int kSmallRowsMax = 4;           // at a time, in registers
-constexpr int64_t kSmallChunk = 4096;      // values whose scales are decoded
+constexpr int kSmallRowsMax = 4;      // at a time, in registers
+constexpr int64_t kSmallChunk = kUnpackMax;  // whose scales are decoded at once
+constexpr int64_t kSumValues = 1024;  // added up before they join a total
 constexpr int64_t kScalesPerChunk = kSmallChunk / 16;
 // Values ahead of those in use that are asked for: enough to cover memory's
 // latency.
@@ -73,8 +74,7 @@ struct SmallRows {
       float natural[kSmallChunk];
       const int64_t count = Max(Min(kSmallChunk, x.k - k0), 0);
       const int64_t padded = Min(kSmallChunk, groups * group - k0);
-      DecodeRun(x, RowValues(x, row), k0, count, natural);
-      ApplyScale(x, row, k0, count, natural);
+      UnpackRun(x, row, k0, count, Order::kNatural, 0, natural);
       for (int64_t i = count; i < padded; ++i) natural[i] = 0;
       for (int64_t i = 0; i < padded; ++i) {
         // 0, Inf and NaN are as good as what is in range: 2^-87 to 2^32.
@@ -127,12 +127,6 @@ struct SmallRows {
     }
   }
 };
-
-// The factors of four lanes and four lanes.
-JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
-  return _mm256_blend_ps(_mm256_broadcast_ss(low), _mm256_broadcast_ss(high),
-                         0xf0);
-}
 
 JAXPLUGIN_ALWAYS_INLINE float SumEight(__m256 v) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v),
@@ -259,6 +253,7 @@ struct SmallSums {
   static constexpr int kScales = FloatStep::kScales;  // of a group
   static constexpr int kScaleRows = kIntegers ? kRows : 1;
   static constexpr int64_t kChunkGroups = kSmallChunk / kBlock / kScales;
+  static constexpr int64_t kSumGroups = kSumValues / kBlock / kScales;
   static constexpr int64_t kXBytes =
       kIntegers ? 96 : GroupValues(kFormat) * 4;  // of a group
   static constexpr int64_t kPrefetchBytes =
@@ -269,12 +264,13 @@ struct SmallSums {
   static constexpr _mm_hint kPrefetchInto =
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
-  __m256 sum[kRows];
+  __m256 total[kRows];
   Largest largest;
   const NibbleTables tables;
 
   JAXPLUGIN_ALWAYS_INLINE void Add(const uint8_t* codes_at, const uint8_t* x,
-                                   int64_t x_row_bytes, const float* scale) {
+                                   int64_t x_row_bytes, const float* scale,
+                                   __m256* sum) {
     constexpr int64_t kStride = kScalesPerChunk + 8;
     const __m256i codes =
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes_at));
@@ -286,6 +282,27 @@ struct SmallSums {
     }
   }
 
+  // `count` groups, with sums of their own.
+  JAXPLUGIN_ALWAYS_INLINE void AddGroups(const uint8_t* codes, const uint8_t* x,
+                                         int64_t x_row_bytes,
+                                         const float* scale, int64_t count) {
+    __m256 sum[kRows];
+    for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
+    int64_t g = 0;
+    for (; g + 2 <= count; g += 2) {  // a cache line
+      _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetchBytes),
+                   kPrefetchInto);
+      Add(codes, x, x_row_bytes, scale, sum);
+      Add(codes + kGroupBytes, x + kXBytes, x_row_bytes, scale + kScales,
+          sum);
+      codes += 2 * kGroupBytes;
+      x += 2 * kXBytes;
+      scale += 2 * kScales;
+    }
+    if (g < count) Add(codes, x, x_row_bytes, scale, sum);
+    for (int r = 0; r < kRows; ++r) total[r] = _mm256_add_ps(total[r], sum[r]);
+  }
+
   // out[r * ldc] = weight row w . row r. False where a weight is NaN or Inf:
   // the sums are garbage then.
   static bool Run(const SmallRows& rows, int64_t w, const uint8_t* x,
@@ -294,39 +311,27 @@ struct SmallSums {
     const uint8_t* codes = RowValues(rows.weights, w);
     const int64_t whole = rows.weights.row_bytes / kGroupBytes;
     SmallSums sums;
-    for (int r = 0; r < kRows; ++r) sums.sum[r] = _mm256_setzero_ps();
+    for (int r = 0; r < kRows; ++r) sums.total[r] = _mm256_setzero_ps();
     for (int64_t g0 = 0; g0 < rows.groups; g0 += kChunkGroups) {
       ChunkScales<kScaleRows> scale;
       const int64_t count = Min(kChunkGroups, rows.groups - g0);
       ReadScales<kScaleRows, kIntegers>(rows, w, x, g0 * kScales,
                                         count * kScales, scale);
       const int64_t here = Min(count, whole - g0);
-      const uint8_t* x_at = x + g0 * kXBytes;
-      const float* scale_at = scale[0];
-      int64_t g = 0;
-      for (; g + 2 <= here; g += 2) {  // a cache line
-        _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetchBytes),
-                     kPrefetchInto);
-        sums.Add(codes, x_at, x_row_bytes, scale_at);
-        sums.Add(codes + kGroupBytes, x_at + kXBytes, x_row_bytes,
-                 scale_at + kScales);
-        codes += 2 * kGroupBytes;
-        x_at += 2 * kXBytes;
-        scale_at += 2 * kScales;
-      }
-      if (g < here) {
-        sums.Add(codes, x_at, x_row_bytes, scale_at);
-        codes += kGroupBytes;
+      for (int64_t g = 0; g < here; g += kSumGroups) {
+        sums.AddGroups(codes + (g0 + g) * kGroupBytes, x + (g0 + g) * kXBytes,
+                       x_row_bytes, scale[0] + g * kScales,
+                       Min(kSumGroups, here - g));
       }
       if (here < count) {  // the last group, zero-padded; x is too
         alignas(32) uint8_t last[kGroupBytes] = {};
-        __builtin_memcpy(last, codes,
+        __builtin_memcpy(last, codes + whole * kGroupBytes,
                          rows.weights.row_bytes - whole * kGroupBytes);
-        sums.Add(last, x + whole * kXBytes, x_row_bytes,
-                 scale[0] + here * kScales);
+        sums.AddGroups(last, x + whole * kXBytes, x_row_bytes,
+                       scale[0] + here * kScales, 1);
       }
     }
-    for (int r = 0; r < kRows; ++r) out[r * ldc] = SumEight(sums.sum[r]);
+    for (int r = 0; r < kRows; ++r) out[r * ldc] = SumEight(sums.total[r]);
     return !sums.largest.NotFinite(kFormat);
   }
 };

@@ -83,6 +83,12 @@ JAXPLUGIN_ALWAYS_INLINE void SplitPairs(__m256i pairs, __m256* out) {
   out[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, high));
 }
 
+// The factors of four lanes and four lanes.
+JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
+  return _mm256_blend_ps(_mm256_broadcast_ss(low), _mm256_broadcast_ss(high),
+                         0xf0);
+}
+
 // A group's values times 2^-ValueShift as bf16, in the order of ExpandedIndex.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
@@ -189,69 +195,147 @@ inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
   for (; i < count; ++i) out[i] = ScaleTimes(x.scale_kind, bytes[i], shift);
 }
 
-// Values [k0, k0 + count) of a row to float32, without scale, in their order;
-// count is a multiple of 32. False, with nothing done that counts, where a code
-// is NaN or Inf.
-template <Format kFormat>
-inline bool DecodeFast(const uint8_t* row, int64_t k0, int64_t count,
-                       float* out) {
+// What UnpackRun has in scales of 8-bit codes, as their power of two.
+constexpr int kUnpackScaleShift = 60;
+
+// The order in which UnpackRun gives values. By groups, 8-bit codes only, is
+// that of ExpandedIndex in each 32 values that are whole.
+enum class Order { kNatural, kGroups };
+
+// 32 values without scale; 8-bit codes times 2^-kUnpackScaleShift. `codes` are
+// kGroupBytes, or half of them for E2M1.
+template <Format kFormat, Order kOrder>
+JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
+                                          const NibbleTables& tables,
+                                          __m256* values) {
   if constexpr (kFormat == Format::kE2M1) {
-    const NibbleTables tables;
-    const uint8_t* bytes = row + k0 / 2;
-    for (int64_t i = 0; i < count; i += 32) {
-      const __m128i codes =
-          _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i / 2));
-      const __m128i low = _mm_and_si128(codes, _mm_set1_epi8(15));
-      const __m128i high =
-          _mm_and_si128(_mm_srli_epi16(codes, 4), _mm_set1_epi8(15));
-      const __m128i table = _mm256_castsi256_si128(tables.twice);
-      const __m128i halves[2] = {
-          _mm_shuffle_epi8(table, _mm_unpacklo_epi8(low, high)),
-          _mm_shuffle_epi8(table, _mm_unpackhi_epi8(low, high))};
+    const __m128i bytes =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m128i high =
+        _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+    const __m128i table = _mm256_castsi256_si128(tables.twice);
+    const __m128i halves[2] = {
+        _mm_shuffle_epi8(table, _mm_unpacklo_epi8(low, high)),
+        _mm_shuffle_epi8(table, _mm_unpackhi_epi8(low, high))};
 #pragma GCC unroll 4
-      for (int q = 0; q < 4; ++q) {
-        const __m128i at = q & 1 ? _mm_srli_si128(halves[q / 2], 8)
-                                 : halves[q / 2];
-        const __m256 twice = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(at));
-        _mm256_storeu_ps(out + i + 8 * q,
-                         _mm256_mul_ps(twice, _mm256_set1_ps(0.5f)));
-      }
+    for (int q = 0; q < 4; ++q) {
+      const __m128i at =
+          q & 1 ? _mm_srli_si128(halves[q / 2], 8) : halves[q / 2];
+      values[q] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(at)),
+                                _mm256_set1_ps(0.5f));
     }
-    return true;
   } else {
-    const __m256 factor =
-        _mm256_set1_ps(AsFloat((127u + ValueShift(kFormat)) << 23));
-    Largest largest;
-    for (int64_t i = 0; i < count; i += 32) {
-      const uint8_t* bytes = row + k0 + i;
-      largest.See(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+    if constexpr (kOrder == Order::kGroups) {
+      __m256i pairs[2];
+      Expand<kFormat>(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), tables,
+          pairs);
+      SplitPairs(pairs[0], values);
+      SplitPairs(pairs[1], values + 2);
+    } else {
 #pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) {
-        const __m256 value = MoveFields<kFormat>(LoadEight(bytes + 8 * q));
-        _mm256_storeu_ps(out + i + 8 * q, _mm256_mul_ps(value, factor));
+        values[q] = MoveFields<kFormat>(LoadEight(codes + 8 * q));
       }
     }
-    return !largest.NotFinite(kFormat);
+    constexpr int kShift = ValueShift(kFormat) - kUnpackScaleShift;
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      values[q] = _mm256_mul_ps(
+          values[q], _mm256_set1_ps(AsFloat((127u + kShift) << 23)));
+    }
   }
 }
 
-// DecodeValues, for the engine of dot_f32.inl.
-inline void DecodeRun(const Operand& x, const uint8_t* row, int64_t k0,
-                      int64_t count, float* out) {
-  const int64_t whole = count / 32 * 32;
-  bool is_done = false;
-  switch (x.format) {
-    case Format::kE4M3:
-      is_done = DecodeFast<Format::kE4M3>(row, k0, whole, out);
-      break;
-    case Format::kE5M2:
-      is_done = DecodeFast<Format::kE5M2>(row, k0, whole, out);
-      break;
-    case Format::kE2M1:
-      is_done = DecodeFast<Format::kE2M1>(row, k0, whole, out);
-      break;
-    default: break;
+// `groups` times 32 values times scale; `scale` is of their blocks, for 8-bit
+// codes times 2^kUnpackScaleShift. Asks for what lies `ahead` bytes further.
+// False, with nothing done that counts, where a code is NaN or Inf.
+template <Format kFormat, int kBlock, Order kOrder>
+inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
+                         const float* scale, int64_t ahead, float* out) {
+  constexpr int kBytes = kFormat == Format::kE2M1 ? 16 : 32;
+  const NibbleTables tables;
+  Largest largest;
+  for (int64_t g = 0; g < groups; ++g, codes += kBytes, out += 32) {
+    __m256 values[4];
+    _mm_prefetch(reinterpret_cast<const char*>(codes + ahead),
+                 _MM_HINT_T0);
+    if (kFormat != Format::kE2M1) {
+      largest.See(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    }
+    UnpackValues<kFormat, kOrder>(codes, tables, values);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const __m256 s = kBlock == 32 ? _mm256_broadcast_ss(scale)
+                       : kOrder == Order::kGroups
+                           ? SpreadTwo(scale, scale + 1)
+                           : _mm256_broadcast_ss(scale + q / 2);
+      _mm256_storeu_ps(out + 8 * q, _mm256_mul_ps(values[q], s));
+    }
+    scale += 32 / kBlock;
   }
-  const int64_t done = is_done ? whole : 0;
-  DecodeValues(x, row, k0 + done, count - done, out + done);
+  return !largest.NotFinite(kFormat);
+}
+
+template <Format kFormat>
+inline bool UnpackOfFormat(const uint8_t* codes, int64_t groups, int64_t block,
+                           Order order, const float* scale, int64_t ahead,
+                           float* out) {
+  if (kFormat != Format::kE2M1 && order == Order::kGroups) {
+    return block == 16
+               ? UnpackGroups<kFormat, 16, Order::kGroups>(codes, groups, scale,
+                                                           ahead, out)
+               : UnpackGroups<kFormat, 32, Order::kGroups>(codes, groups, scale,
+                                                           ahead, out);
+  }
+  return block == 16 ? UnpackGroups<kFormat, 16, Order::kNatural>(
+                           codes, groups, scale, ahead, out)
+                     : UnpackGroups<kFormat, 32, Order::kNatural>(
+                           codes, groups, scale, ahead, out);
+}
+
+constexpr int64_t kUnpackMax = 4096;
+
+// Values [k0, k0 + count) of a row times scale, of rows that are safe (others
+// give garbage); k0 is a multiple of 32, count of kUnpackMax at most. Asks for
+// codes `ahead` bytes further: nothing is read there.
+inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
+                      Order order, int64_t ahead, float* out) {
+  const uint8_t* codes = RowValues(x, row);
+  const int64_t groups = IsPlain(x.format) ? 0 : count / 32;
+  bool is_done = false;
+  if (groups != 0) {
+    float scale[kUnpackMax / 16];
+    DecodeScales(x, row, k0 / x.block, groups * 32 / x.block,
+                 x.format == Format::kE2M1 ? 0 : kUnpackScaleShift, scale);
+    switch (x.format) {
+      case Format::kE4M3:
+        is_done = UnpackOfFormat<Format::kE4M3>(codes + k0, groups, x.block,
+                                                order, scale, ahead,
+                                                out);
+        break;
+      case Format::kE5M2:
+        is_done = UnpackOfFormat<Format::kE5M2>(codes + k0, groups, x.block,
+                                                order, scale, ahead,
+                                                out);
+        break;
+      default:
+        is_done = UnpackOfFormat<Format::kE2M1>(codes + k0 / 2, groups, x.block,
+                                                order, scale, ahead,
+                                                out);
+    }
+  }
+  const int64_t done = is_done ? groups * 32 : 0;
+  DecodeValues(x, codes, k0 + done, count - done, out + done);
+  ApplyScale(x, row, k0 + done, count - done, out + done);
+  if (is_done || order == Order::kNatural) return;
+  for (int64_t g = 0; g < groups; ++g) {
+    float natural[32];
+    __builtin_memcpy(natural, out + 32 * g, sizeof(natural));
+    for (int i = 0; i < 32; ++i) {
+      out[32 * g + i] =
+          natural[ExpandedIndex(x.format, i / 16, i / 8 % 2, i % 8)];
+    }
+  }
 }
