@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -52,9 +53,10 @@ def in_turns(
 ) -> dict[str, list[float | None]]:
   """Runs every call once a round, and returns its results by round.
 
-  The first of a round is another each time, so that none always follows the
-  same one. A call whose runs took more than its share of `seconds` sits out
-  (None) once it has `min_rounds`; the rest go on in turns.
+  In an order that is another each round, and the same in every run: what one
+  leaves behind (caches, clocks, sleeping threads) meets all others. A call
+  whose runs took more than its share of `seconds` sits out (None) once it has
+  `min_rounds`; the rest go on in turns.
 
   Args:
     calls: functions of the round's number.
@@ -71,8 +73,7 @@ def in_turns(
     active = [n for n in names if i < min_rounds or spent[n] < share]
     if not active:
       break
-    first = i % len(names)
-    for name in names[first:] + names[:first]:
+    for name in random.Random(i).sample(names, len(names)):
       if name not in active:
         samples[name].append(None)
         continue

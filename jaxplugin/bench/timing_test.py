@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns and statistics."""
 
+import itertools
 import statistics
 
 import numpy as np
@@ -30,14 +31,25 @@ class Clock:
 
 
 class InTurnsTest(absltest.TestCase):
-  def test_every_round_runs_each_once_and_begins_with_another(self):
+  def _orders(self, rounds):
     clock = Clock()
     calls = {name: clock.call(name, 1) for name in "abc"}
-    timing.in_turns(calls, rounds=4, seconds=1e9, clock=clock)
-    self.assertEqual(
-      ["".join(n for j, n in clock.calls if j == i) for i in range(4)],
-      ["abc", "bca", "cab", "abc"],
-    )
+    timing.in_turns(calls, rounds=rounds, seconds=1e9, clock=clock)
+    return ["".join(n for j, n in clock.calls if j == i) for i in range(rounds)]
+
+  def test_every_round_runs_each_once(self):
+    for order in self._orders(rounds=20):
+      self.assertCountEqual(order, "abc")
+
+  def test_each_follows_each_other_one_about_as_often(self):
+    order = "".join(self._orders(rounds=300))
+    for before, after in itertools.permutations("abc", 2):
+      # 1 in 3 rounds, and 1 in 9 steps from round to round: 133. Binomial,
+      # five standard deviations are 49.
+      self.assertAlmostEqual(order.count(before + after), 133, delta=49)
+
+  def test_order_is_the_same_in_every_run(self):
+    self.assertEqual(self._orders(rounds=9), self._orders(rounds=9))
 
   def test_slow_one_sits_out_once_its_share_is_spent(self):
     clock = Clock()

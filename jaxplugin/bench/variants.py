@@ -24,6 +24,7 @@ from jaxplugin import quantization
 from jaxplugin import quantization_ops
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
+from jaxplugin import triton_library
 from jaxplugin.bench import operands as operands_lib
 from jaxplugin.bench import rows as rows_lib
 from jaxplugin.bench import torch_peers
@@ -92,6 +93,15 @@ class DotVariants:
         result.append(self._implementation(name, name == chosen))
         if name in _READ_PREPARED and not self._is_prepared():
           result.append(self._implementation(name, False, is_prepared=True))
+        if name == "triton" and self._can_be_described(decided.problem):
+          result.append(
+            self._variant(
+              "triton tma",
+              "ours",
+              self._described,
+              bound=verification.OURS_BOUND,
+            )
+          )
       elif names is not None:
         result.append(
           variant_lib.Unavailable(name=name, role="ours", reason=refusal.reason)
@@ -105,6 +115,19 @@ class DotVariants:
       preferred_element_type=self.out_dtype,
       implementation=implementation,
     )
+
+  def _can_be_described(self, problem: problem_lib.DotProblem) -> bool:
+    """Whether Triton's kernels can copy values by TMA descriptors here."""
+    described = triton_library.with_descriptors(self.target)
+    return (
+      triton_library.lowering_refusal(described) is None
+      and triton_library.descriptors_refusal() is None
+      and backends.BACKENDS["triton"].supports(problem, described) is None
+    )
+
+  def _described(self, lhs: Any, rhs: Any) -> jax.Array:
+    with target_lib.use_target(triton_library.with_descriptors(self.target)):
+      return self._ours("triton", lhs, rhs)
 
   def _is_prepared(self) -> bool:
     """Whether `prepare_weights` has nothing to do on this target."""

@@ -2,14 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which variants there are of a product on a device, and what they take."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import jaxplugin as jp
+from jaxplugin import decisions
 from jaxplugin import dot
+from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
+from jaxplugin import triton_library
 from jaxplugin.bench import rows
 from jaxplugin.bench import variants
 from jaxplugin.bench import verification
@@ -23,6 +29,61 @@ def ours(pair, target, names=None):
 
 
 class OursTest(parameterized.TestCase):
+  def can_lower(self, calls=None, descriptors=None):
+    """What this process can lower; each is a reason why it cannot."""
+    for name, reason in (
+      ("lowering_refusal", calls),
+      ("descriptors_refusal", descriptors),
+    ):
+      refusal = reason and problem_lib.Unsupported(reason)
+      self.enter_context(
+        mock.patch.object(
+          triton_library, name, lambda *_, refusal=refusal: refusal
+        )
+      )
+
+  @parameterized.parameters(
+    ("h200", "bf16xmxfp4", True),
+    ("b200", "nvfp4", True),
+    ("rtx5090", "mxfp8", True),
+    ("a100", "mxfp8", False),  # has no TMA
+    ("b200", "mxfp8xmxfp4", False),  # FP4 is padded beside FP8
+    ("mi300x", "mxfp8", False),
+    ("cpu", "mxfp8", False),
+  )
+  def test_descriptors_are_timed_where_kernels_can_use_them(
+    self, device, pair, expected
+  ):
+    self.can_lower()
+    found = ours(pair, target_lib.named_target(device))
+    self.assertEqual("triton tma" in found, expected)
+    self.assertEqual("triton" in found, device != "cpu")
+    self.assertFalse(expected and found["triton tma"].is_chosen)
+
+  @parameterized.parameters({"calls": "no"}, {"descriptors": "no"})
+  def test_descriptors_are_not_timed_where_they_cannot_be_lowered(self, **why):
+    self.can_lower(**why)
+    found = ours("mxfp8", target_lib.named_target("h200"))
+    self.assertIn("triton", found)
+    self.assertNotIn("triton tma", found)
+
+  def test_implementation_without_triton_has_no_descriptors(self):
+    self.can_lower()
+    found = ours("mxfp8", target_lib.named_target("h200"), ["xla"])
+    self.assertEqual(list(found), ["xla"])
+
+  def test_descriptors_are_what_the_kernels_of_the_variant_use(self):
+    self.can_lower()
+    found = ours("bf16xmxfp4", target_lib.named_target("h200"), ["triton"])
+    for name, used in (("triton", False), ("triton tma", True)):
+      variant = found[name]
+      with jp.use_target(target_lib.named_target("h200")):
+        jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
+      (eqn,) = decisions.dots(jaxpr.jaxpr)
+      decision = decisions.decide(eqn, None).decision
+      self.assertEqual(decision.implementation, "triton")
+      self.assertEqual("_tma" in decision.notes[0], used)
+
   @parameterized.parameters(
     ("h200", None, "bf16xnvfp4", ["triton", "triton prepared", "xla"]),
     ("h200", None, "bf16xmxfp8", ["triton", "xla"]),
@@ -37,6 +98,7 @@ class OursTest(parameterized.TestCase):
   def test_prepared_weights_are_timed_where_they_differ(
     self, device, cudnn, pair, expected
   ):
+    self.can_lower(descriptors="not here")
     target = target_lib.named_target(device, cudnn=cudnn)
     self.assertEqual(sorted(ours(pair, target)), expected)
 
