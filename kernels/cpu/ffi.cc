@@ -259,6 +259,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
     args.batch = 1;
     args.rhs_batched = true;
   }
+  AdviseHugePages(args.out, out->size_bytes());
   if (!kernels->dot(args, MakeParallel(pool))) return NoMemory(kWho);
   return ffi::Error::Success();
 }
@@ -358,6 +359,7 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
     return check.error();
   }
   args.out = out->untyped_data();
+  AdviseHugePages(args.out, out->size_bytes());
   if (!kernels->dequantize(args, MakeParallel(pool))) return NoMemory(kWho);
   return ffi::Error::Success();
 }

@@ -694,6 +694,19 @@ class DequantizeTest(parameterized.TestCase):
       self.assertEqual(got.dtype, dtype)
       np.testing.assert_array_equal(np.asarray(got, np.float32), expected)
 
+  def test_result_of_megabytes_is_that_of_its_rows(self):
+    # Huge pages are asked for from 8 MiB on.
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 127, (2500, 1056), np.uint8).view(E4M3)
+    scale = rng.integers(100, 150, (2500, 33), np.uint8).view(E8M0)
+    got = testing.dequantize(values, scale, k=1056, block_size=32)
+    self.assertGreater(got.nbytes, 10 << 20)
+    parts = [
+      testing.dequantize(values[i], scale[i], k=1056, block_size=32)
+      for i in (slice(0, 1250), slice(1250, 2500))
+    ]
+    np.testing.assert_array_equal(got, np.concatenate(parts))
+
   def test_partial_last_block(self):
     values = np.ones((3, 40), E4M3)
     scale = np.array([[127, 130]] * 3, np.uint8).view(E8M0)

@@ -13,6 +13,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace jaxplugin {
 namespace {
@@ -194,6 +197,22 @@ void ReleaseScratch(void* block) {
     }
   }
   std::free(header);
+}
+
+void AdviseHugePages(void* memory, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr size_t kLeastBytes = size_t{8} << 20;
+  constexpr uintptr_t kPage = uintptr_t{2} << 20;  // x86-64, aarch64 of 4 KiB
+  if (bytes < kLeastBytes) return;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+  const uintptr_t last = (begin + bytes) / kPage * kPage;
+  // A hint: whether it was taken does not matter.
+  (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)memory;
+  (void)bytes;
+#endif
 }
 
 }  // namespace jaxplugin

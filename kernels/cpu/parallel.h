@@ -58,6 +58,12 @@ JAXPLUGIN_ALWAYS_INLINE bool ParallelFor(const Parallel& parallel,
 void* AcquireScratch(size_t bytes);
 void ReleaseScratch(void* block);
 
+// Asks the system for huge pages under `bytes` that are about to be written for
+// the first time, when they are many; nothing else changes, and a system that
+// has none ignores it. Where memory is fresh, most of the time goes into page
+// faults: 64 MiB of dequantized values took 30 ms and take 10 to 14.
+void AdviseHugePages(void* memory, size_t bytes);
+
 class Scratch {
  public:
   JAXPLUGIN_ALWAYS_INLINE explicit Scratch(size_t bytes)
