@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +27,7 @@ from jaxplugin import quantization
 from jaxplugin import rewriter
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
+from jaxplugin import triton_library
 from jaxplugin.bench import command as bench_command
 
 _BAD_ARGUMENTS: Final = 2
@@ -97,15 +99,32 @@ def _add_explain(commands: argparse._SubParsersAction) -> None:
   )
   explain.add_argument("file", nargs="?", metavar="FILE", help=_FILE_HELP)
   one = explain.add_argument_group("one dot, instead of FILE")
-  _add_dot(one)
+  _add_dot(one, required=False, least=0)
   _add_target(explain)
   explain.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _size(least: int) -> Callable[[str], int]:
+  """Reads a size of at least `least`."""
+
+  def parse(text: str) -> int:
+    try:
+      size = int(text)
+    except ValueError:
+      raise argparse.ArgumentTypeError(
+        f"must be a whole number, got {text!r}"
+      ) from None
+    if size < least:
+      raise argparse.ArgumentTypeError(f"must be at least {least}, got {size}")
+    return size
+
+  return parse
+
+
 def _add_dot(
-  command: argparse._ActionsContainer, required: bool = False
+  command: argparse._ActionsContainer, *, required: bool, least: int
 ) -> None:
-  """The arguments that describe one dot."""
+  """The arguments that describe one dot, of sizes from `least` on."""
   names = [format.name for format in formats.FORMATS]
   plain = [dtype.name for dtype in call.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
@@ -118,10 +137,13 @@ def _add_dot(
     )
   for name in ("m", "n", "k"):
     command.add_argument(
-      f"-{name}", type=int, metavar="SIZE", required=required
+      f"-{name}", type=_size(least), metavar="SIZE", required=required
     )
   command.add_argument(
-    "--batch", type=int, metavar="SIZE", help=f"default: {_DEFAULT_BATCH}"
+    "--batch",
+    type=_size(least),
+    metavar="SIZE",
+    help=f"default: {_DEFAULT_BATCH}",
   )
   command.add_argument(
     "--out",
@@ -139,7 +161,7 @@ def _add_compile(commands: argparse._SubParsersAction) -> None:
     epilog=_COMPILE_EPILOG,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  _add_dot(compile_, required=True)
+  _add_dot(compile_, required=True, least=1)
   gpus = [
     name
     for name in target_lib.TARGET_NAMES
@@ -155,6 +177,12 @@ def _add_compile(commands: argparse._SubParsersAction) -> None:
     "--write",
     metavar="DIRECTORY",
     help="where to write PTX, SASS and cubin (AMDGCN and hsaco)",
+  )
+  compile_.add_argument(
+    "--descriptors",
+    action="store_true",
+    help="copy values by TMA descriptors (NVIDIA, from sm_90 on), which no"
+    " default does",
   )
   compile_.add_argument("--json", action="store_true", help="print JSON")
 
@@ -293,6 +321,8 @@ def _explain_one(
 
 def _compile(args: argparse.Namespace) -> None:
   target = target_lib.named_target(args.target)
+  if args.descriptors:
+    target = triton_library.with_descriptors(target)
   args.implementation = "triton"
   explanation = _explain_one(args, target)
   compiled = compilation.compile_dot(explanation[0].problem, target)

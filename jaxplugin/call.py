@@ -24,6 +24,7 @@ from jaxplugin import formats
 from jaxplugin import interleaving
 from jaxplugin import problem as problem_lib
 from jaxplugin import scaled_array
+from jaxplugin import striding
 
 WHO: Final = "block_scaled_dot"
 PLAIN_DTYPES: Final = (
@@ -465,16 +466,32 @@ def problem_of(config: DotConfig, operands: Operands) -> problem_lib.DotProblem:
   global_scale: problem_lib.GlobalScale = "none"
   if config.has_global_scale:
     global_scale = "array" if operands.global_scale.ndim else "scalar"
+  k = _product(lhs[d] for d in config.lhs_contracting)
+  are_copied = striding.are_copied(
+    k,
+    (config.lhs.format, config.rhs.format),
+    num_contracting=len(config.lhs_contracting),
+  )
   return problem_lib.DotProblem(
     batch=_product(lhs[d] for d in config.lhs_batch),
     m=_product(lhs[d] for d in lhs_free(config, len(lhs))),
     n=_product(rhs[d] for d in rhs_free(config, len(rhs))),
-    k=_product(lhs[d] for d in config.lhs_contracting),
+    k=k,
     lhs=_operand_problem(
-      config.lhs, operands.lhs, operands.lhs_scale, config.lhs_contracting
+      config.lhs,
+      operands.lhs,
+      operands.lhs_scale,
+      contracting=config.lhs_contracting,
+      batch=config.lhs_batch,
+      is_copied=are_copied,
     ),
     rhs=_operand_problem(
-      config.rhs, operands.rhs, operands.rhs_scale, config.rhs_contracting
+      config.rhs,
+      operands.rhs,
+      operands.rhs_scale,
+      contracting=config.rhs_contracting,
+      batch=config.rhs_batch,
+      is_copied=are_copied,
     ),
     out_dtype=config.preferred_element_type,
     global_scale=global_scale,
@@ -503,12 +520,15 @@ def _blocked_positions(config: DotConfig) -> list[int]:
 def _blocked_k(
   config: DotConfig, lhs: tuple[int, ...], rhs: tuple[int, ...]
 ) -> int | None:
-  """Size of the blocked one of several contracting dimensions."""
+  """Size of the blocked one of several contracting dimensions.
+
+  That of rhs where the sides differ: kernels then see a dequantized lhs.
+  """
   if len(config.lhs_contracting) == 1:
     return None
-  operand, shape = config.lhs, lhs
+  operand, shape = config.rhs, rhs
   if operand.format is None:
-    operand, shape = config.rhs, rhs
+    operand, shape = config.lhs, lhs
   assert operand.axis is not None
   return _product([shape[operand.axis]])
 
@@ -521,9 +541,14 @@ def _product(sizes: Any) -> int | None:
 
 
 def _operand_problem(
-  operand: OperandConfig, values: Any, scale: Any, contracting: Dims
+  operand: OperandConfig,
+  values: Any,
+  scale: Any,
+  *,
+  contracting: Dims,
+  batch: Dims,
+  is_copied: bool,
 ) -> problem_lib.OperandProblem:
-  ndim = len(values.shape)
   padded = (
     operand.format is not None
     and operand.scale_layout == scaled_array.LINEAR
@@ -531,14 +556,29 @@ def _operand_problem(
     != scale_shape(operand, operand_shape(operand, values))
   )
   interleaved = is_interleaved(operand, values)
+  strides = None
+  if not is_copied:
+    strides = values_strides(operand, values, contracting, batch)
   return problem_lib.OperandProblem(
     format=operand.format,
     dtype=formats.PACKED if interleaved else np.dtype(values.dtype),
-    contracting_is_minor=set(contracting)
-    == set(range(ndim - len(contracting), ndim)),
+    contracting_is_minor=strides is None or strides[2] == 1,
     scale_layout=operand.scale_layout,
     scale_is_padded=padded,
     is_interleaved=interleaved,
+  )
+
+
+def values_strides(
+  operand: OperandConfig, values: Any, contracting: Dims, batch: Dims
+) -> striding.Strides | None:
+  """`striding.values_strides` of one operand."""
+  return striding.values_strides(
+    values,
+    operand.format,
+    batch=batch,
+    free=free_dims(len(values.shape), contracting, batch),
+    contracting=contracting,
   )
 
 

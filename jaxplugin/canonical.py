@@ -20,6 +20,7 @@ from jaxplugin import problem as problem_lib
 from jaxplugin import quantization_ops
 from jaxplugin import reference
 from jaxplugin import scaled_array
+from jaxplugin import striding
 
 
 def with_bytes(
@@ -201,7 +202,11 @@ def dense_operands(
   assert blocked is not None
 
   size = call.operand_shape(lhs, lhs_values)[config.lhs_contracting[blocked]]
-  padded = _padded_size(lhs, rhs, size, len(config.lhs_contracting))
+  padded = striding.padded_size(
+    size,
+    (lhs.format, rhs.format),
+    num_contracting=len(config.lhs_contracting),
+  )
   sides = []
   for operand, values, scale, contracting, batch in (
     (lhs, lhs_values, lhs_scale, config.lhs_contracting, config.lhs_batch),
@@ -223,24 +228,6 @@ def _exact_scale(
   if scale is None:
     return None
   return reference.exact_scale(operand, values, scale)
-
-
-def _padded_size(
-  lhs: call.OperandConfig,
-  rhs: call.OperandConfig,
-  size: int,
-  num_contracting: int,
-) -> int:
-  """The size that the blocked dimension is padded to."""
-  granule = 1
-  for operand in (lhs, rhs):
-    if operand.format is None:
-      continue
-    if num_contracting > 1:
-      granule = math.lcm(granule, operand.format.block_size)
-    elif operand.format.is_fp4:
-      granule = math.lcm(granule, 2)
-  return -(-size // granule) * granule
 
 
 def _pad(

@@ -16,6 +16,7 @@ from jaxplugin import target as target_lib
 from jaxplugin import triton_library
 from jaxplugin.backends import triton
 from jaxplugin.kernels import configs
+from jaxplugin.kernels import machine_code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,9 @@ def _figures(launch: configs.Launch, kernel: Any) -> dict[str, Any]:
       dict(loop.matrix_instructions) if loop else {}
     ),
     "global_loads_by_bits": {
-      str(bits): count for bits, count in kernel.global_load_bits.items()
+      str(bits): count for bits, count in _loads(kernel).items()
     },
+    "tensor_copies": _tensor_copies(kernel),
   }
 
 
@@ -112,10 +114,24 @@ def _lines(launch: configs.Launch, kernel: Any) -> Iterator[str]:
       f"main loop: {loop.instructions} instructions, {loop.matrix_count} of"
       f" them {', '.join(loop.matrix_instructions)}"
     )
-  loads = ", ".join(
-    f"{count} of {bits} bits" for bits, count in kernel.global_load_bits.items()
-  )
-  yield f"global loads: {loads}"
+  loads = [f"{count} of {bits} bits" for bits, count in _loads(kernel).items()]
+  if _tensor_copies(kernel):
+    loads.append(f"{_tensor_copies(kernel)} of tiles by TMA")
+  yield f"global loads: {', '.join(loads)}"
+
+
+def _loads(kernel: Any) -> dict[int, int]:
+  """How many global loads of each width threads have."""
+  return {
+    bits: count
+    for bits, count in kernel.global_load_bits.items()
+    if bits != machine_code.TENSOR_COPY
+  }
+
+
+def _tensor_copies(kernel: Any) -> int:
+  """Instructions that have the tensor memory accelerator copy a tile."""
+  return kernel.global_load_bits.get(machine_code.TENSOR_COPY, 0)
 
 
 def compile_dot(
@@ -127,7 +143,8 @@ def compile_dot(
 
   Args:
     problem: what to compute.
-    target: an NVIDIA or AMD GPU.
+    target: an NVIDIA or AMD GPU; `triton_library.with_descriptors` of it for
+      kernels that use TMA descriptors.
 
   Raises:
     NotImplementedError: the triton implementation does not serve the problem

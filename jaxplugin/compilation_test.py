@@ -12,8 +12,10 @@ import pathlib
 import re
 import sys
 import tempfile
+import zlib
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
@@ -22,8 +24,11 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin import __main__ as main_lib
 from jaxplugin import compilation
+from jaxplugin import dot_suite
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
+from jaxplugin import testing as contract
+from jaxplugin.backends import triton
 
 needs_triton = absltest.skipIf(
   importlib.util.find_spec("triton") is None, "triton is not installed"
@@ -84,20 +89,121 @@ class CompileDotTest(parameterized.TestCase):
       report = text.split(f"\n{name}\n")[1]
       self.assertIn(f"registers: {kernel['registers']} a thread", report)
       self.assertIn(f"grid: {kernel['grid']} blocks", report)
+      self.assertEqual(kernel["tensor_copies"], 0)
+      self.assertNotIn("TMA", report)
       self.assertIn(name.encode(), contents[f"{name}.sm_90.ptx"])
       self.assertEqual(contents[f"{name}.sm_90.cubin"][:4], b"\x7fELF")
       self.assertIn(b"EXIT", contents[f"{name}.sm_90.sass"])
 
-  def test_kernels_are_those_that_explain_names(self):
-    def f(x, w):
-      return jp.block_scaled_dot(x, w, preferred_element_type=jnp.bfloat16)
 
-    target = jp.named_target("h200")
-    x = jp.quantize(np.ones((16, 512), np.float32), jp.MXFP8)
-    (dot,) = jp.explain(f, x, x, target=target)
-    compiled = compilation.compile_dot(dot.problem, target)
-    names = [launch.name for launch in compiled.launches]
-    self.assertEqual(dot.decision.notes, (f"kernels: {', '.join(names)}",))
+class NamesTest(parameterized.TestCase):
+  """`explain` and `compile_dot` speak of the kernels that are launched."""
+
+  def setUp(self):
+    super().setUp()
+    self.launched = []
+
+    def recorded(launch, inputs, target):
+      del inputs, target
+      self.launched.append(launch.name)
+      return jnp.zeros(launch.output_shape, triton._DTYPES[launch.output_dtype])
+
+    self.enter_context(mock.patch.object(triton, "_call", recorded))
+
+  def check(self, name, *operands, **options):
+    target = jp.named_target(name)
+    arguments = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands
+    )
+
+    def f(*operands):
+      return jp.block_scaled_dot(*operands, implementation="triton", **options)
+
+    (dot,) = jp.explain(f, *arguments, target=target)
+    told = re.findall(r"block_scaled_\w+", " ".join(dot.decision.notes))
+    _, launches = triton.launches(dot.problem, target)
+    self.assertEqual([launch.name for launch in launches], told)
+    self.launched.clear()
+    with jp.use_target(target):
+      traced = jax.jit(f).trace(*arguments)
+      platform = "cuda" if target.platform == "cuda" else "rocm"
+      traced.lower(lowering_platforms=(platform,))
+    self.assertNotEmpty(told)
+    self.assertEqual(self.launched, told)
+
+  @parameterized.parameters("a100", "l40s", "h100", "b200", "rtx5090", "mi355x")
+  def test_of_fuzzed_products(self, name):
+    # Others for each GPU; all pairs of formats come in turn.
+    first = zlib.crc32(name.encode()) % 1000
+    for index in range(first, first + 24):
+      case = dot_suite.random_case(index)
+      rng = np.random.default_rng(index)
+      lhs = contract.make_operand(rng, case.lhs, integers=True)
+      rhs = contract.make_operand(rng, case.rhs, integers=True)
+      with self.subTest(f"random_case({index})", case=case):
+        self.check(
+          name,
+          lhs.operand,
+          rhs.operand,
+          lhs.scale,
+          rhs.scale,
+          dimension_numbers=case.dimension_numbers,
+          block_size=case.block_size,
+          preferred_element_type=case.dtype,
+        )
+
+  def quantized(self, format, shape, axis=-1):
+    return jp.quantize(np.ones(shape, np.float32), format, axis=axis)
+
+  @parameterized.product(
+    name=("h100", "b200"), lhs=(jp.MXFP8, jp.MXFP4), rhs=(jp.MXFP8, jp.NVFP4)
+  )
+  def test_of_sides_that_are_blocked_along_different_dimensions(
+    self, name, lhs, rhs
+  ):
+    x = self.quantized(lhs, (5, 32, 96), axis=1)
+    w = self.quantized(rhs, (7, 32, 96), axis=2)
+    self.check(name, x, w, dimension_numbers=(((1, 2), (1, 2)), ((), ())))
+
+  @parameterized.product(
+    name=("h100", "b200"), shape=((64, 3, 1), (64, 1, 1), (3, 64, 2), (64, 7))
+  )
+  def test_of_weights_whose_k_is_not_last(self, name, shape):
+    for format in (jp.MXFP8, jp.MXFP4):
+      axis = shape.index(64)
+      x = self.quantized(format, (5, 64))
+      w = self.quantized(format, shape, axis=axis)
+      numbers = (((1,), (axis,)), ((), ()))
+      self.check(name, x, w, dimension_numbers=numbers)
+      if format.is_fp4:
+        self.check(name, x, w.pack(), dimension_numbers=numbers)
+
+  @parameterized.parameters("h100", "b200")
+  def test_of_k_that_is_padded(self, name):
+    rng = np.random.default_rng(0)
+    # Of several contracting dimensions, to whole blocks: 3 * 32, not 3 * 17.
+    for sizes, axis in (((17, 3), 1), ((47,), 1)):
+      case = contract.OperandCase(
+        format=jp.MXFP4,
+        dtype=formats.E2M1,
+        shape=(5, *sizes),
+        axis=axis,
+        storage="raw",
+      )
+      operands = [
+        contract.make_operand(rng, case, integers=True) for _ in range(2)
+      ]
+      lhs, rhs = operands
+      dims = tuple(range(1, 1 + len(sizes)))
+      self.check(
+        name,
+        lhs.operand,
+        rhs.operand,
+        lhs.scale,
+        rhs.scale,
+        dimension_numbers=((dims, dims), ((), ())),
+        block_size=32,
+      )
 
 
 class ErrorTest(parameterized.TestCase):
@@ -150,6 +256,40 @@ class CommandTest(parameterized.TestCase):
     self.assertEqual(status, 0)
     names = [kernel["name"] for kernel in json.loads(out)["kernels"]]
     self.assertTrue(all(re.match("block_scaled_", name) for name in names))
+
+  def test_compile_shows_kernels_with_tma_descriptors(self):
+    status, out, _ = run("compile", *ONE_DOT, "--descriptors")
+    self.assertEqual(status, 0)
+    self.assertRegex(out, r"(?m)^block_scaled_upcast_\S+_tma$")
+    self.assertRegex(out, r"global loads: .*[1-9]\d* of tiles by TMA")
+
+  def test_gpu_without_tma_is_told(self):
+    options = ("--descriptors", "--target", "a100")
+    status, out, err = run("compile", *ONE_DOT, *options)
+    self.assertEqual((status, out), (2, ""))
+    self.assertIn("TMA descriptors need an NVIDIA GPU from sm_90 on", err)
+
+  @parameterized.product(
+    given=(
+      ("explain", "-4", "must be at least 0, got -4"),
+      ("explain", "1e3", "must be a whole number, got '1e3'"),
+      ("compile", "-4", "must be at least 1, got -4"),
+      ("compile", "0", "must be at least 1, got 0"),
+    ),
+    option=("-m", "-n", "-k", "--batch"),
+  )
+  def test_bad_size_is_refused_with_its_option(self, given, option):
+    command, size, said = given
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), self.assertRaises(SystemExit) as quit:
+      main_lib.main([command, *ONE_DOT, option, size])
+    self.assertEqual(quit.exception.code, 2)
+    self.assertIn(f"argument {option}: {said}", err.getvalue())
+
+  def test_empty_dot_is_explained(self):
+    status, out, _ = run("explain", *ONE_DOT, "-m", "0")
+    self.assertEqual(status, 0)
+    self.assertIn("batch=1 m=0 n=256 k=4096", out)
 
   @parameterized.parameters(
     ("h300", "unknown target 'h300'; known targets: a100"),

@@ -279,6 +279,54 @@ class DotSuite(parameterized.TestCase):
     bound = testing.DOT_BOUND * magnitude
     testing.assert_within(self.call(lhs, rhs), exact, bound, testing.F32)
 
+  @parameterized.parameters(
+    (jp.MXFP8, jp.MXFP8), (jp.MXFP4, jp.MXFP8), (jp.MXFP8, jp.MXFP4)
+  )
+  def test_short_block_is_not_continued_by_another_contracting_dimension(
+    self, *pair
+  ):
+    rng = np.random.default_rng(0)
+    sides = []
+    for format, rows in zip(pair, (3, 5), strict=True):
+      case = testing.OperandCase(
+        format=format,
+        dtype=format.values_dtype,
+        shape=(rows, 6, 20),
+        axis=2,
+      )
+      sides.append(testing.make_operand(rng, case, integers=True))
+    numbers = (((1, 2), (1, 2)), ((), ()))
+    actual = self.call(*sides, dimension_numbers=numbers, block_size=32)
+    exact, _ = testing.dot(sides[0].exact, sides[1].exact, numbers)
+    testing.assert_exact(actual, exact, testing.F32)
+
+  @parameterized.product(
+    kind=(
+      (jp.MXFP8, "raw"),
+      (jp.MXFP4, "raw"),
+      (jp.MXFP4, "packed_raw"),
+      (jp.NVFP4, "packed_scaled_array"),
+    ),
+    shape=((64, 1), (3, 64, 1)),
+  )
+  def test_dimensions_of_size_1_may_follow_k(self, kind, shape):
+    format, storage = kind
+    axis = max(range(len(shape)), key=lambda d: shape[d])
+    rng = np.random.default_rng(0)
+    case = testing.OperandCase(
+      format=format,
+      dtype=format.values_dtype,
+      shape=shape,
+      axis=axis,
+      storage=storage,
+    )
+    rhs = testing.make_operand(rng, case, integers=True)
+    lhs = self.operand(rng, testing.BF16, (4, shape[axis]))
+    numbers = (((1,), (axis,)), ((), ()))
+    actual = self.call(lhs, rhs, dimension_numbers=numbers)
+    exact, _ = testing.dot(lhs.exact, rhs.exact, numbers)
+    testing.assert_exact(actual, exact, testing.F32)
+
   @parameterized.product(format=FORMATS, k=(1, 17, 47, 95))
   def test_last_block_may_be_short_where_block_size_is_given(self, format, k):
     rng = np.random.default_rng(k)

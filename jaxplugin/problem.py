@@ -32,7 +32,9 @@ class OperandProblem:
   Attributes:
     format: its block format; None for a plain float operand.
     dtype: dtype of the stored values; uint8 is packed FP4.
-    contracting_is_minor: whether k is the fastest varying dimension in memory.
+    contracting_is_minor: whether values that follow each other along k do so in
+      memory, in the order in which a kernel that takes strides gets them
+      (`striding`): what is copied for it has k minor.
     scale_layout: "linear" or "swizzled_128x4".
     scale_is_padded: whether the scale is larger than rows x ceil(k / block).
     is_interleaved: whether FP4 values are interleaved, as `prepare_weights`
@@ -63,8 +65,9 @@ class DotProblem:
     highest_precision: whether precision="highest" was asked for.
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.
-    blocked_k: size of the contracting dimension that is blocked, where there
-      are several; None where k is the only one (or the size is symbolic).
+    blocked_k: size of the contracting dimension that is blocked, of rhs if the
+      sides differ, where there are several; None where k is the only one (or
+      the size is symbolic).
     blocks_pair_up: whether both sides are blocked along the same one.
   """
 

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from typing import Any
 from typing import Final
 
 import jax
+import jaxlib
 
 from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import descriptors
 
 # The oldest PTX that knows all of `_FAMILIES` (8.8, of CUDA 12.9). By default
 # Triton writes that of its own ptxas, which may be newer than the one that XLA
@@ -34,6 +37,11 @@ _FIXED_PTXAS: Final = (13, 3)
 _PTXAS_PACKAGE: Final = "nvidia-cuda-nvcc"  # where XLA looks for ptxas
 _HOPPER: Final = (9, 0)
 
+# The first jax-triton with TMA descriptors, and the last jaxlib that encodes
+# none for it.
+_DESCRIPTORS_JAX_TRITON: Final = (0, 4, 0)
+_NO_DESCRIPTORS_JAXLIB: Final = (0, 11, 0)
+
 # The architecture whose kernels serve a compute capability.
 _FAMILIES: Final = (
   ((8, 0), (8, 8), "sm_80"),
@@ -44,6 +52,36 @@ _FAMILIES: Final = (
   ((12, 0), (12, 0), "sm_120"),
   ((12, 1), (12, 9), "sm_121"),
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DescriptorTarget(target_lib.Target):
+  """A GPU whose matmul kernels are to use TMA descriptors.
+
+  A problem that they cannot serve so is refused, and one that they can is
+  lowered so or not at all. No target that is named or detected is one: no GPU
+  has measured yet what descriptors gain.
+  """
+
+  def __str__(self) -> str:
+    return f"{super().__str__()}, with TMA descriptors"
+
+
+def with_descriptors(target: target_lib.Target) -> DescriptorTarget:
+  """`target`, with TMA descriptors for values in the matmul kernels.
+
+  For `use_target`, `explain`, `compile_dot`: `MatmulConfig.use_descriptors`.
+  """
+  return DescriptorTarget(
+    **{
+      field.name: getattr(target, field.name)
+      for field in dataclasses.fields(target)
+    }
+  )
+
+
+def uses_descriptors(target: target_lib.Target) -> bool:
+  return isinstance(target, DescriptorTarget)
 
 
 def architecture_of(
@@ -108,6 +146,34 @@ def lowering_refusal(
   return None
 
 
+def descriptors_refusal() -> problem_lib.Unsupported | None:
+  """Why this process cannot lower TMA descriptors; None where it can.
+
+  jax-triton 0.3 takes arrays alone. Kernels that make descriptors themselves
+  are no way out: they write them to global memory of the launch, which neither
+  it nor jaxlib up to 0.11.0 allocates.
+  """
+  jax_triton = importlib.import_module("jax_triton").__version__
+  if _release(jax_triton) >= _DESCRIPTORS_JAX_TRITON and (
+    _release(jaxlib.__version__) > _NO_DESCRIPTORS_JAXLIB
+  ):
+    return None
+  return problem_lib.Unsupported(
+    "TMA descriptors need jax-triton 0.4.0 or newer (Python 3.12) with jaxlib"
+    f" above 0.11.0, got jax-triton {jax_triton} with jaxlib"
+    f" {jaxlib.__version__}; install those, or leave descriptors out of the"
+    " target"
+  )
+
+
+def _release(version: str) -> tuple[int, ...]:
+  """(0, 4, 1) of "0.4.1.dev3"; three numbers."""
+  numbers = re.match(r"\d+(?:\.\d+)*", version)
+  assert numbers is not None
+  release = tuple(map(int, numbers[0].split(".")))[:3]
+  return release + (0,) * (3 - len(release))
+
+
 @functools.cache
 def _import_error() -> str:
   """What importing jax-triton says here; empty where it succeeds."""
@@ -142,7 +208,7 @@ def _warn_of_old_ptxas() -> None:
 
 def call(
   kernel: Any,
-  inputs: Sequence[jax.Array],
+  inputs: Sequence[jax.Array | descriptors.Described],
   outputs: Sequence[jax.ShapeDtypeStruct],
   constexprs: Mapping[str, Any],
   *,
@@ -157,7 +223,9 @@ def call(
 
   Args:
     kernel: a `@triton.jit` function of inputs, outputs and constexprs.
-    inputs: of dtypes that Triton knows: FP4 and E8M0 as bytes.
+    inputs: of dtypes that Triton knows: FP4 and E8M0 as bytes. Of a `Described`
+      one the kernel gets the TMA descriptor; not where `descriptors_refusal`
+      has a reason.
     outputs: their types.
     constexprs: the kernel's, by name.
     name: the call's, in profiles.
@@ -183,8 +251,14 @@ def call(
     options["backend_options"] = backend_options
   else:
     options["enable_fp_fusion"] = fp_fusion
+  arguments = [
+    _tensor_descriptor(jax_triton, x)
+    if isinstance(x, descriptors.Described)
+    else x
+    for x in inputs
+  ]
   return jax_triton.triton_call(
-    *inputs,
+    *arguments,
     kernel=kernel,
     grid=(grid,),
     name=name,
@@ -192,4 +266,17 @@ def call(
     num_stages=num_stages,
     **options,
     **constexprs,
+  )
+
+
+def _tensor_descriptor(
+  jax_triton: Any, described: descriptors.Described
+) -> Any:
+  """jax-triton's own descriptor."""
+  array, descriptor = described
+  return jax_triton.TensorDescriptor(
+    array,
+    shape=descriptor.shape,
+    strides=descriptor.strides,
+    block_shape=descriptor.block_shape,
   )

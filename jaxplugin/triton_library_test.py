@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels serve a device, and which assembler may break them."""
 
+import dataclasses
 import importlib.metadata
+import importlib.util
 import warnings
 from unittest import mock
 
@@ -11,6 +13,10 @@ from absl.testing import parameterized
 
 from jaxplugin import target as target_lib
 from jaxplugin import triton_library
+
+needs_jax_triton = absltest.skipIf(
+  bool(triton_library._import_error()), "jax-triton does not import here"
+)
 
 
 class TritonLibraryTest(parameterized.TestCase):
@@ -37,6 +43,40 @@ class TritonLibraryTest(parameterized.TestCase):
     for warning in caught:
       self.assertIn("nvidia-cuda-nvcc 13.2.78", str(warning.message))
       self.assertIn("nvidia-cuda-nvcc>=13.3", str(warning.message))
+
+  @parameterized.parameters(
+    ("0.4.0", "0.11.1", True),
+    ("0.4.1.dev20261101", "0.12", True),
+    ("1.0", "1.0", True),
+    ("0.3.1", "0.11.2", False),
+    ("0.4.1", "0.11.0", False),
+  )
+  @needs_jax_triton
+  def test_descriptors_need_versions_that_have_them(
+    self, jax_triton, jaxlib, serve
+  ):
+    for package, version in (("jax_triton", jax_triton), ("jaxlib", jaxlib)):
+      module = importlib.import_module(package)
+      self.enter_context(mock.patch.object(module, "__version__", version))
+    refusal = triton_library.descriptors_refusal()
+    if serve:
+      self.assertIsNone(refusal)
+    else:
+      self.assertIn("need jax-triton 0.4.0 or newer", refusal.reason)
+      self.assertIn(
+        f"got jax-triton {jax_triton} with jaxlib {jaxlib};", refusal.reason
+      )
+
+  def test_target_that_is_to_have_descriptors_is_another_one(self):
+    target = target_lib.named_target("b200", cudnn="9.13")
+    described = triton_library.with_descriptors(target)
+    self.assertTrue(triton_library.uses_descriptors(described))
+    self.assertFalse(triton_library.uses_descriptors(target))
+    # Or the caches of `jit` would mix them up.
+    self.assertNotEqual(described, target)
+    self.assertEqual(described, triton_library.with_descriptors(described))
+    self.assertEqual(dataclasses.asdict(described), dataclasses.asdict(target))
+    self.assertEqual(str(described), f"{target}, with TMA descriptors")
 
   @parameterized.parameters(
     ((7, 5), None),

@@ -27,6 +27,7 @@ class Architecture:
     has_scaled_dot: whether its matrix instructions take block scales, so that
       `tl.dot_scaled` is native and not a register upcast.
     has_fp8_pointers: whether Triton accepts E4M3 pointers for it.
+    has_tma: whether it has the tensor memory accelerator of `descriptors`.
   """
 
   name: str
@@ -39,6 +40,7 @@ class Architecture:
   tensor_memory_columns: int = 0
   has_scaled_dot: bool = False
   has_fp8_pointers: bool = True
+  has_tma: bool = False
 
   @property
   def is_nvidia(self) -> bool:
@@ -63,6 +65,7 @@ def _nvidia(
     tensor_memory_columns=tensor_memory_columns,
     has_scaled_dot=has_scaled_dot,
     has_fp8_pointers=number >= 89,
+    has_tma=number >= 90,
   )
 
 

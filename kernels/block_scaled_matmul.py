@@ -15,6 +15,12 @@ not depend on scheduling. `configs.plan` says how each is launched.
 Pointers come first and `out` is the last of them: jax-triton passes outputs
 behind inputs. Those that a call has not are any pointer. `tiles` states what
 the constexpr arguments mean.
+
+`lhs` and `rhs` of `upcast` and `native` may be TMA descriptors: then the tensor
+memory accelerator copies the tiles. The host makes these. A kernel could do so
+itself (`tl.make_tensor_descriptor`), but every program would write its own to
+global memory, which jax-triton 0.3.1 does not allocate; from 0.4 on, with a
+jaxlib above 0.11.0, it serves both ways.
 """
 
 from __future__ import annotations
@@ -74,13 +80,16 @@ def upcast_kernel(
   steps: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
   even_k: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
   plane, tile_m, tile_n = tiles.program_tile(tiles_m, tiles_n, GROUP_M)
-  batch = (plane % BATCH).to(tl.int64)
+  index = plane % BATCH
+  batch = index.to(tl.int64)
   k = plane // BATCH * steps * BLOCK_K
   row = tile_m * BLOCK_M
   column = tile_n * BLOCK_N
 
-  lhs += batch * LHS_STRIDES[0]
-  rhs += batch * RHS_STRIDES[0]
+  if LHS_STRIDES is not None:
+    lhs += batch * LHS_STRIDES[0]
+  if RHS_STRIDES is not None:
+    rhs += batch * RHS_STRIDES[0]
   if LHS_SCALE_STRIDES is not None:
     lhs_scale += batch * LHS_SCALE_STRIDES[0]
   if RHS_SCALE_STRIDES is not None:
@@ -94,6 +103,7 @@ def upcast_kernel(
     lhs_tile = tiles.load_bf16(
       lhs,
       lhs_scale,
+      index,
       row,
       k + step * BLOCK_K,
       LHS_FORMAT,
@@ -108,6 +118,7 @@ def upcast_kernel(
     rhs_tile = tiles.load_bf16(
       rhs,
       rhs_scale,
+      index,
       column,
       k + step * BLOCK_K,
       RHS_FORMAT,
@@ -173,10 +184,6 @@ def native_kernel(
   Both operands have a block format, MX ones in any pair, or both NVFP4. Grid,
   accumulator, masks and SPLIT_K as `upcast_kernel`.
 
-  Threads load the tiles, not TMA. Triton 3.9 makes cp.async.bulk.tensor of host
-  descriptors for FP8 with FP8 and FP4 with FP4. But jax-triton has them from
-  0.4 on only, refuses FP4 beside FP8 ("fp4_padded", 0.4.1), and `interpret`,
-  which checks every access, takes arrays alone: nothing here could run them.
   """
   tl.static_assert((LHS_FORMAT == "nvfp4") == (RHS_FORMAT == "nvfp4"))
   tl.static_assert((SPLIT_K > 1) == (EPILOGUE is None))
@@ -188,13 +195,16 @@ def native_kernel(
   lhs_element: tl.constexpr = _dot_scaled_element(LHS_FORMAT)
   rhs_element: tl.constexpr = _dot_scaled_element(RHS_FORMAT)
   plane, tile_m, tile_n = tiles.program_tile(tiles_m, tiles_n, GROUP_M)
-  batch = (plane % BATCH).to(tl.int64)
+  index = plane % BATCH
+  batch = index.to(tl.int64)
   k = plane // BATCH * steps * BLOCK_K
   row = tile_m * BLOCK_M
   column = tile_n * BLOCK_N
 
-  lhs += batch * LHS_STRIDES[0]
-  rhs += batch * RHS_STRIDES[0]
+  if LHS_STRIDES is not None:
+    lhs += batch * LHS_STRIDES[0]
+  if RHS_STRIDES is not None:
+    rhs += batch * RHS_STRIDES[0]
   lhs_scale += batch * LHS_SCALE_STRIDES[0]
   rhs_scale += batch * RHS_SCALE_STRIDES[0]
   if LHS_FORMAT == "nvfp4":
@@ -208,10 +218,21 @@ def native_kernel(
   for step in range(steps):
     k_step = k + step * BLOCK_K
     a = tiles.load_values(
-      lhs, row, k_step, LHS_FORMAT, LHS_STRIDES, M, K, BLOCK_M, BLOCK_K, even_k
+      lhs,
+      index,
+      row,
+      k_step,
+      LHS_FORMAT,
+      LHS_STRIDES,
+      M,
+      K,
+      BLOCK_M,
+      BLOCK_K,
+      even_k,
     )
     b = tiles.load_values(
       rhs,
+      index,
       column,
       k_step,
       RHS_FORMAT,

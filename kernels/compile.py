@@ -141,7 +141,8 @@ def compile_kernel(
   Args:
     kernel: a `@triton.jit` function.
     signature: type of each argument that is no constexpr, by name: "*bf16",
-      "*u8", "*fp8e4nv", "i32", "i64", "fp32", ...
+      "*u8", "*fp8e4nv", "i32", "i64", "fp32", ...; of a TMA descriptor that the
+      host makes "tensordesc<u8[1,128,64]>", with the shape of its loads.
     constexprs: value of each constexpr, by name; None stands for an absent
       pointer as well.
     target: an architecture or its name, e.g. "sm_90", "gfx950".

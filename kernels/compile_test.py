@@ -393,10 +393,11 @@ class MachineCodeTest(parameterized.TestCase):
       cp.async.cg.shared.global [ %r9 + 0 ], [ %rd2 + 0 ], 0x10, %r10;
       cp.async.ca.shared.global.L2::128B [ %r9 ], [ %rd2 ], 4;
       cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+      @%p2 cp.async.bulk.tensor.3d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r5}], [%r4];
     """  # noqa: E501
     self.assertEqual(
       machine_code.global_load_bits_of_ptx(text),
-      {machine_code.TENSOR_COPY: 1, 8: 1, 32: 1, 128: 3},
+      {machine_code.TENSOR_COPY: 2, 8: 1, 32: 1, 128: 3},
     )
 
   def test_load_widths_of_amdgcn(self):

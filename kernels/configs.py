@@ -13,11 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import descriptors
 
 Path = Literal["upcast", "native", "small_m"]
 PATHS: Final = ("upcast", "native", "small_m")
@@ -130,6 +132,17 @@ class OperandKind:
     return 4 if self.is_packed else 8 * PLAIN_BYTES.get(self.format, 1)
 
   @property
+  def values_per_element(self) -> int:
+    """Values along k that one stored element holds."""
+    if self.is_interleaved:
+      return 8
+    return 2 if self.is_packed else 1
+
+  @property
+  def element_bytes(self) -> int:
+    return self.bits * self.values_per_element // 8
+
+  @property
   def pieces(self) -> int:
     """bf16 numbers that hold one value exactly."""
     return _PIECES.get(self.format, 1)
@@ -152,7 +165,11 @@ def operand(
   swizzled: bool = False,
   interleaved: bool = False,
 ) -> OperandKind:
-  """A dense operand [batch, rows, k], or [batch, k, rows] if k is not minor."""
+  """A dense operand [batch, rows, k], or [batch, k, rows] if k is not minor.
+
+  With one row that is not minor the stride of k is two: another dimension, as
+  batch, is.
+  """
   if format not in FORMATS:
     raise ValueError(
       f"operand: format must be one of {FORMATS}, got {format!r}"
@@ -161,7 +178,7 @@ def operand(
   def dense(columns: int) -> tuple[int, int, int]:
     if k_is_minor:
       return rows * columns, columns, 1
-    return rows * columns, 1, rows
+    return rows * columns, 1, max(rows, 2)
 
   per_element = 1
   if format in PACKED_FORMATS:
@@ -226,6 +243,10 @@ class MatmulConfig:
     num_warps, num_stages: Triton's.
     swap: whether rhs is the left operand of the matrix instruction; "small_m"
       has it so always.
+    use_descriptors: whether values are copied by the tensor memory accelerator
+      (`descriptors`), not loaded by threads; scales are loaded by threads. No
+      default has it: no GPU has measured it yet. It needs an NVIDIA GPU from
+      sm_90 on, and to be lowered, jax-triton 0.4 with jaxlib above 0.11.0.
   """
 
   path: Path
@@ -237,6 +258,7 @@ class MatmulConfig:
   num_warps: int = 4
   num_stages: int = 3
   swap: bool = False
+  use_descriptors: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,6 +270,8 @@ class Launch:
     inputs: names of the arrays in the kernel's order, of "lhs", "lhs_scale",
       "rhs", "rhs_scale", "global_scale", "bias", "residual", "workspace". One
       that the call has not is another's name: its pointer is not read.
+    descriptors: for each of the inputs, what the kernel is given the descriptor
+      of in the pointer's place, or None.
     views: what values and scales are to be given as, by name: "u32", eight FP4
       values a word, "u8" or "e4m3". Other scales are given as bytes, and all
       else as it is.
@@ -260,6 +284,7 @@ class Launch:
 
   kernel: str
   inputs: tuple[str, ...]
+  descriptors: tuple[descriptors.Descriptor | None, ...]
   views: tuple[tuple[str, str], ...]
   output: str
   output_shape: tuple[int, ...]
@@ -273,6 +298,13 @@ class Launch:
   def name(self) -> str:
     """The name under which profiles list it."""
     return kernel_name(self.kernel, dict(self.constexprs))
+
+  def described(self, arrays: Sequence[Any]) -> list[Any]:
+    """`arrays`, in the order of the inputs, with their descriptors if any."""
+    return [
+      array if spec is None else descriptors.Described(array, spec)
+      for array, spec in zip(arrays, self.descriptors, strict=True)
+    ]
 
 
 def plan(
@@ -312,15 +344,22 @@ def plan(
   }
   if config.path != "small_m":
     constexprs["SWAP"] = config.swap
+  lhs, rhs = None, None
+  if config.use_descriptors:
+    lhs, rhs = operand_descriptors(shape, config)
+    # They know the strides.
+    constexprs["LHS_STRIDES"] = constexprs["RHS_STRIDES"] = None
+  inputs = (
+    "lhs",
+    "lhs_scale" if shape.lhs.is_quantized else "lhs",
+    "rhs",
+    "rhs_scale" if shape.rhs.is_quantized else "rhs",
+    *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
+  )
   matmul = Launch(
     kernel=config.path,
-    inputs=(
-      "lhs",
-      "lhs_scale" if shape.lhs.is_quantized else "lhs",
-      "rhs",
-      "rhs_scale" if shape.rhs.is_quantized else "rhs",
-      *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
-    ),
+    inputs=inputs,
+    descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
     views=_views(shape, config, architecture),
     output="workspace" if is_split else "out",
     output_shape=(config.split_k, *result) if is_split else result,
@@ -340,12 +379,14 @@ def plan(
     "SPLIT_K": config.split_k,
     "BLOCK": _REDUCE_BLOCK,
   }
+  inputs = (
+    "workspace",
+    *_epilogue_inputs(shape, absent=False, filler="workspace"),
+  )
   reduce = Launch(
     kernel="reduce",
-    inputs=(
-      "workspace",
-      *_epilogue_inputs(shape, absent=False, filler="workspace"),
-    ),
+    inputs=inputs,
+    descriptors=tuple(None for _ in inputs),
     views=(),
     output="out",
     output_shape=result,
@@ -356,6 +397,27 @@ def plan(
     num_stages=1,
   )
   return matmul, reduce
+
+
+def operand_descriptors(
+  shape: MatmulShape, config: MatmulConfig
+) -> tuple[descriptors.Descriptor, descriptors.Descriptor]:
+  """Of the values of lhs and rhs, as tiles of `config` are loaded."""
+
+  def describe(
+    kind: OperandKind, rows: int, block_rows: int
+  ) -> descriptors.Descriptor:
+    return descriptors.describe(
+      (shape.batch, rows, cdiv(shape.k, kind.values_per_element)),
+      kind.strides,
+      (block_rows, config.block_k // kind.values_per_element),
+      kind.element_bytes,
+    )
+
+  return (
+    describe(shape.lhs, shape.m, config.block_m),
+    describe(shape.rhs, shape.n, config.block_n),
+  )
 
 
 def _views(
@@ -405,7 +467,7 @@ def signature(
   bias_dtype: str = "f32",
   residual_dtype: str = "f32",
 ) -> dict[str, str]:
-  """Triton's types of the launch's pointers, by the kernel's argument names."""
+  """Triton's types of the launch's arrays, by the kernel's argument names."""
   arrays = {
     "lhs": shape.lhs.format,
     "rhs": shape.rhs.format,
@@ -422,9 +484,18 @@ def signature(
     names = _REDUCE_POINTERS
   dtypes = [*(arrays[name] for name in launch.inputs), launch.output_dtype]
   return {
-    name: f"*{_TRITON_DTYPES.get(dtype, dtype)}"
-    for name, dtype in zip(names, dtypes, strict=True)
+    name: _triton_type(_TRITON_DTYPES.get(dtype, dtype), descriptor)
+    for name, dtype, descriptor in zip(
+      names, dtypes, (*launch.descriptors, None), strict=True
+    )
   }
+
+
+def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
+  if descriptor is None:
+    return f"*{dtype}"
+  block = ",".join(map(str, descriptor.block_shape))
+  return f"tensordesc<{dtype}[{block}]>"
 
 
 def portable(constexprs: dict[str, Any]) -> dict[str, Any]:
@@ -436,7 +507,10 @@ def portable(constexprs: dict[str, Any]) -> dict[str, Any]:
 
 
 def kernel_name(kernel: str, constexprs: dict[str, Any]) -> str:
-  """`block_scaled_<path>_<formats>_<tile>[_split<n>]`, a C identifier."""
+  """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma]`.
+
+  A C identifier.
+  """
   if kernel == "reduce":
     return f"block_scaled_reduce_split{constexprs['SPLIT_K']}"
   tile = "x".join(str(constexprs[f"BLOCK_{axis}"]) for axis in "MNK")
@@ -446,6 +520,7 @@ def kernel_name(kernel: str, constexprs: dict[str, Any]) -> str:
     f"_{constexprs['RHS_FORMAT']}_{tile}"
     f"{f'_split{split}' if split > 1 else ''}"
     f"{'_swap' if constexprs.get('SWAP') else ''}"
+    f"{'_tma' if constexprs['LHS_STRIDES'] is None else ''}"
   )
 
 

@@ -45,6 +45,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime import jit
 
+from . import descriptors
 from . import interpret_memory
 from . import interpret_ops
 
@@ -102,6 +103,7 @@ def launch(
   grid: int | Sequence[int],
   *args: Any,
   check_races: bool = True,
+  programs: Sequence[tuple[int, int, int]] | None = None,
   **kwargs: Any,
 ) -> None:
   """Runs `kernel` once for each program of `grid`, one after another.
@@ -113,9 +115,11 @@ def launch(
       element, whatever their strides: f64, f32, f16, bf16, E4M3, E5M2 (the
       latter three of ml_dtypes), bool, or integers. Those of them that can be
       written are modified in place. A type without a Triton counterpart (E8M0,
-      FP4) is given as its uint8 view. Numbers become int32, int64 or f32.
+      FP4) is given as its uint8 view. Numbers become int32, int64 or f32. A
+      `descriptors.Described` array is given as its TMA descriptor.
     check_races: whether a program may not touch what another one of the launch
       wrote. Turn it off for kernels that synchronize by atomics.
+    programs: which of the grid's run, in order; by default all of them.
     **kwargs: arguments by name, constexprs among them.
 
   Raises:
@@ -132,9 +136,10 @@ def launch(
   constexprs = _constexpr_names(kernel.fn)
   memory = interpret_memory.Memory(
     {
-      name: value
+      name: array
       for name, value in bound.items()
-      if isinstance(value, np.ndarray) and name not in constexprs
+      if isinstance(array := _array(value), np.ndarray)
+      and name not in constexprs
     },
     check_races=check_races,
   )
@@ -146,7 +151,7 @@ def launch(
     function = session.see(kernel).fn
     builder = interpreter.interpreter_builder
     builder.set_grid_dim(*grid)
-    for index in itertools.product(*map(range, grid)):
+    for index in _programs(grid) if programs is None else programs:
       builder.set_grid_idx(*index)
       memory.program = index
       try:
@@ -159,6 +164,12 @@ def launch(
         error.add_note(f"in program {index} of {grid} of {kernel.__name__}")
         raise
   memory.copy_back()
+
+
+def _programs(grid: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+  """All of a grid, the last index fastest."""
+  x, y, z = map(range, grid)
+  return itertools.product(x, y, z)
 
 
 def _canonical_grid(grid: int | Sequence[int]) -> tuple[int, int, int]:
@@ -199,6 +210,8 @@ def _tensor(name: str, value: Any, memory: interpret_memory.Memory) -> Any:
   """What a kernel's body sees of an argument that is no constexpr."""
   if value is None:
     return None
+  if isinstance(value, descriptors.Described):
+    return _descriptor(name, value, memory)
   if isinstance(value, np.ndarray):
     dtype = _TL_DTYPES.get(value.dtype)
     if dtype is None:
@@ -218,6 +231,30 @@ def _tensor(name: str, value: Any, memory: interpret_memory.Memory) -> Any:
     return _scalar(np.array([value], np.float32), tl.float32)
   raise TypeError(
     f"launch: {name} must be a NumPy array, a number or None, got {value!r}"
+  )
+
+
+def _array(value: Any) -> Any:
+  return value.array if isinstance(value, descriptors.Described) else value
+
+
+def _descriptor(
+  name: str, value: descriptors.Described, memory: interpret_memory.Memory
+) -> Any:
+  """Triton's own, whose loads go through `memory` as any other."""
+  array, descriptor = value
+  if not isinstance(array, np.ndarray):
+    raise TypeError(
+      f"launch: {name} must describe a NumPy array, got {array!r}"
+    )
+  error = descriptors.descriptor_error(descriptor, array.itemsize)
+  if error is not None:
+    raise TypeError(f"launch: TMA descriptor of {name}: {error}")
+  return interpreter.interpreter_semantic.make_tensor_descriptor(
+    base=_tensor(name, array, memory),
+    shape=list(descriptor.shape),
+    strides=[tl.constexpr(stride) for stride in descriptor.strides],
+    block_shape=[tl.constexpr(size) for size in descriptor.block_shape],
   )
 
 

@@ -41,6 +41,12 @@ def _scale_kernel(out, x, size, factor, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _number_kernel(out):
+  number = tl.program_id(0)
+  tl.store(out + number, number)
+
+
+@triton.jit
 def _standard_library_kernel(out, x, SIZE: tl.constexpr):
   value = tl.load(x + tl.arange(0, SIZE))
   tl.store(out, tl.sum(value, axis=0))
@@ -352,6 +358,11 @@ class AccessTest(parameterized.TestCase):
       r"reads byte 0 of out, which program \(0, 0, 0\)",
     ):
       interpret.launch(_reads_neighbor_kernel, 2, np.zeros(2, np.float32))
+
+  def test_programs_may_be_chosen(self):
+    out = np.zeros(5, np.int32)
+    interpret.launch(_number_kernel, 5, out, programs=[(3, 0, 0), (1, 0, 0)])
+    np.testing.assert_array_equal(out, [0, 1, 0, 3, 0])
 
   def test_atomics_of_several_programs_need_race_checks_off(self):
     out = np.zeros(1, np.int32)

@@ -41,7 +41,7 @@ _PTX_COPY: Final = re.compile(
   r"\s*\[[^]]*\],\s*\[[^]]*\],\s*(0x[0-9a-f]+|\d+)"
 )
 _PTX_TENSOR_COPY: Final = re.compile(
-  r"\bcp\.async\.bulk\.tensor\.\dd\.shared::cluster\.global"
+  r"\bcp\.async\.bulk\.tensor\.\dd\.shared::(?:cluster|cta)\.global"
 )
 _AMDGCN_LOAD: Final = re.compile(
   r"\b(?:global|buffer)_load_(?:async_to_lds_|lds_)?"

@@ -67,7 +67,8 @@ def small_m_kernel(
   even_k: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
   is_fp4: tl.constexpr = RHS_FORMAT == "mxfp4" or RHS_FORMAT == "nvfp4"
   plane, tile_m, tile_n = tiles.program_tile(tiles_m, tiles_n, GROUP_M)
-  batch = (plane % BATCH).to(tl.int64)
+  index = plane % BATCH
+  batch = index.to(tl.int64)
   k = plane // BATCH * steps * BLOCK_K
   row = tile_m * BLOCK_M
   column = tile_n * BLOCK_N
@@ -87,6 +88,7 @@ def small_m_kernel(
     weight = _load_weight(
       rhs,
       rhs_scale,
+      index,
       column,
       k_step,
       RHS_FORMAT,
@@ -101,6 +103,7 @@ def small_m_kernel(
     x = tiles.load_bf16(
       lhs,
       lhs_scale,
+      index,
       row,
       k_step,
       LHS_FORMAT,
@@ -139,6 +142,7 @@ def small_m_kernel(
 def _load_weight(
   base,
   scale_base,
+  batch,
   row,
   k,
   FORMAT: tl.constexpr,
@@ -181,7 +185,7 @@ def _load_weight(
     return _dequantize_words(words, scale, FORMAT, vec_size)
   else:
     values = tiles.load_values(
-      base, row, k, FORMAT, STRIDES, ROWS, K, BLOCK_ROWS, BLOCK_K, EVEN_K
+      base, batch, row, k, FORMAT, STRIDES, ROWS, K, BLOCK_ROWS, BLOCK_K, EVEN_K
     )
     return _order_as_fp8(decode.dequantize(values, scale, FORMAT, vec_size))
 

@@ -277,7 +277,7 @@ def run(
     interpret.launch(
       block_scaled_matmul.KERNELS[launch.kernel],
       launch.grid,
-      *inputs,
+      *launch.described(inputs),
       out,
       **configs.portable(dict(launch.constexprs)),
     )

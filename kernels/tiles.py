@@ -8,7 +8,8 @@ Constexpr arguments have the same meaning in every kernel:
   FORMAT: "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "bf16", "f16" or "f32"; FP4
     whose values are interleaved has `configs.INTERLEAVED` behind it.
   STRIDES: (batch, row, k) of an operand in stored elements; those of FP4 are
-    bytes, each of two values along k, or interleaved words, each of eight.
+    bytes, each of two values along k, or interleaved words, each of eight. None
+    where a TMA descriptor stands in the pointer's place: it knows them.
   SCALE_STRIDES: (batch, row, column) of a linear scale; (batch, row tile) of a
     swizzled one, a row tile being 128 rows; None for a plain operand.
   EPILOGUE: (has_global_scale, has_bias, activation, has_residual).
@@ -82,8 +83,10 @@ def load_tile(
   that no tile reaches beyond COLUMNS.
   """
   dtype: tl.constexpr = base.dtype.element_ty
-  if dtype.is_fp8():
-    # Not every GPU can make the FP8 zero of masked elements from a number.
+  if dtype.is_fp8() and not (ROWS % BLOCK_ROWS == 0 and EVEN_COLUMNS):
+    # Not every GPU can make the FP8 zero of masked elements from a number. A
+    # tile that is cast back does not stay in shared memory, where tensor memory
+    # takes it from.
     base = base.to(tl.pointer_type(tl.uint8), bitcast=True)
   base += row.to(tl.int64) * ROW_STRIDE + column.to(tl.int64) * COLUMN_STRIDE
   tile = _masked_load(
@@ -123,6 +126,7 @@ def _masked_load(
 @triton.jit
 def load_values(
   base,
+  batch,
   row,
   k,
   FORMAT: tl.constexpr,
@@ -137,22 +141,29 @@ def load_values(
 
   uint8, or the float dtype that the pointer has: plain ones, E4M3, E5M2. Of FP4
   that is interleaved uint32[BLOCK_ROWS, BLOCK_K / 8].
+
+  `base` points to the batch's matrix, or is a descriptor of all batches, whose
+  loads are zero outside of [BATCH, ROWS, K].
   """
   packed: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
   words: tl.constexpr = decode.is_interleaved(FORMAT)
   per_element: tl.constexpr = 8 if words else 2 if packed else 1
-  return load_tile(
-    base,
-    row,
-    k // per_element,
-    STRIDES[1],
-    STRIDES[2],
-    ROWS,
-    K // per_element,
-    BLOCK_ROWS,
-    BLOCK_K // per_element,
-    EVEN_K,
-  )
+  if STRIDES is None:
+    box = base.load([batch, row, k // per_element])
+    return box.reshape(BLOCK_ROWS, BLOCK_K // per_element)
+  else:
+    return load_tile(
+      base,
+      row,
+      k // per_element,
+      STRIDES[1],
+      STRIDES[2],
+      ROWS,
+      K // per_element,
+      BLOCK_ROWS,
+      BLOCK_K // per_element,
+      EVEN_K,
+    )
 
 
 @triton.jit
@@ -233,8 +244,10 @@ def _load_swizzled_tiles(
 ):
   """As `_load_swizzled`, in whole tiles of 512 consecutive bytes.
 
-  Tensor memory takes them as they are. Rows beyond ROWS may be any padding:
-  they scale nothing that is stored.
+  From shared memory tensor memory copies them as they are (`tcgen05.cp`), where
+  BLOCK_ROWS is 128 and nothing is masked. Several tiles of rows Triton 3.9
+  brings there through registers (`tcgen05.st`), however they are loaded. Rows
+  beyond ROWS may be any padding: they scale nothing that is stored.
   """
   tile_bytes: tl.constexpr = _TILE_ROWS * _TILE_COLUMNS
   tiles_m: tl.constexpr = BLOCK_ROWS // _TILE_ROWS
@@ -242,7 +255,7 @@ def _load_swizzled_tiles(
   codes = load_tile(
     base,
     row // _TILE_ROWS,
-    column // _TILE_COLUMNS * tile_bytes,
+    (column // _TILE_COLUMNS).to(tl.int64) * tile_bytes,
     TILE_STRIDE,
     1,
     (ROWS + _TILE_ROWS - 1) // _TILE_ROWS,
@@ -296,6 +309,7 @@ def _load_swizzled(
 def load_bf16(
   base,
   scale_base,
+  batch,
   row,
   k,
   FORMAT: tl.constexpr,
@@ -309,7 +323,7 @@ def load_bf16(
 ):
   """A tile for `dot_exact`: bf16, or f32 where it is plain f16 or f32."""
   values = load_values(
-    base, row, k, FORMAT, STRIDES, ROWS, K, BLOCK_ROWS, BLOCK_K, EVEN_K
+    base, batch, row, k, FORMAT, STRIDES, ROWS, K, BLOCK_ROWS, BLOCK_K, EVEN_K
   )
   if SCALE_STRIDES is None:
     if FORMAT == "bf16":

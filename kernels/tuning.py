@@ -13,6 +13,7 @@ from typing import Final
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import configs
+from jaxplugin.kernels import descriptors
 
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
@@ -38,6 +39,14 @@ _WARP_MATRIX: Final = ("sm_120", "sm_121")  # block scales by mma.sync
 # Where small_m's order of k saves instructions. Triton orders k for mma.sync so
 # that a lane reads neighbours of its own accord; AMD's layouts are others.
 _SMALL_M_ARCHITECTURES: Final = ("sm_90", "sm_100", "sm_103")
+
+# Of shared memory where descriptors are used: a tile starts where TMA's pattern
+# of swizzled rows does; each stage has a barrier.
+_TMA_TILE_ALIGNMENT: Final = 1024
+_TMA_BARRIER_BYTES: Final = 16
+
+# The barriers of shared memory by which tcgen05.mma says that it is done.
+_MMA_BARRIERS_BYTES: Final = 16
 
 _MAX_SPLIT: Final = 16
 _MIN_STEPS_OF_SPLIT: Final = 4
@@ -128,7 +137,39 @@ def config_error(
     error = small_m_error(shape)
   else:
     error = None
+  if error is None and config.use_descriptors:
+    error = _use_of_descriptors_error(config, shape, architecture)
   return error or _resource_error(config, shape, architecture)
+
+
+def _use_of_descriptors_error(
+  config: MatmulConfig, shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  """Why values cannot be copied by TMA, or None."""
+  if not architecture.has_tma:
+    return (
+      "TMA descriptors need an NVIDIA GPU from sm_90 on, not"
+      f" {architecture.name}"
+    )
+  # Its loads bring each lane its own order of k.
+  if config.path == "small_m":
+    return "the small_m kernel loads values by threads, not TMA descriptors"
+  # FP4 beside FP8 would be padded to bytes while it is copied, and jax-triton
+  # 0.4.1 does not encode that ("fp4_padded TMA descriptors are not supported").
+  if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
+    formats = (shape.lhs.format, shape.rhs.format)
+    return (
+      "jax-triton has no TMA descriptors of FP4 beside FP8 for the block-scaled"
+      f" matrix instruction, got {formats}"
+    )
+  operands = (("lhs", shape.lhs), ("rhs", shape.rhs))
+  for (name, kind), descriptor in zip(
+    operands, configs.operand_descriptors(shape, config), strict=True
+  ):
+    error = descriptors.descriptor_error(descriptor, kind.element_bytes)
+    if error is not None:
+      return f"TMA descriptor of {name}: {error}"
+  return None
 
 
 def _interleaving_error(
@@ -203,6 +244,8 @@ def shared_memory_bound(
     if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
       bits = 8  # FP4 beside FP8 is padded to bytes
     loaded += values * bits // 8
+    if config.use_descriptors:
+      loaded += -loaded % _TMA_TILE_ALIGNMENT + _TMA_BARRIER_BYTES
     if kind.is_quantized:
       loaded += values // kind.values_per_scale
     if config.path != "native":
@@ -213,12 +256,17 @@ def shared_memory_bound(
       loaded += loaded // 16  # rows are padded against bank conflicts
     else:
       buffers = max(buffers - 1, 1)  # the first stage waits in registers
+  barriers = _MMA_BARRIERS_BYTES if architecture.tensor_memory_columns else 0
   accumulators = config.block_m * config.block_n * _F32_BYTES
-  return max(buffers * loaded + decoded, accumulators)
+  return max(buffers * loaded + decoded + barriers, accumulators)
 
 
 def default_config(
-  shape: MatmulShape, architecture: Architecture, *, core_count: int
+  shape: MatmulShape,
+  architecture: Architecture,
+  *,
+  core_count: int,
+  use_descriptors: bool = False,
 ) -> MatmulConfig:
   """The config for `shape` by rule.
 
@@ -226,31 +274,35 @@ def default_config(
     shape: what is computed.
     architecture: for which GPU.
     core_count: SMs or CUs of it; they say how far k is split.
+    use_descriptors: as in `MatmulConfig`; the config has it so.
 
   Raises:
-    ValueError: no config fits; the text has the numbers.
+    ValueError: no config fits; the text has the numbers of the smallest.
   """
-  path = _path(shape, architecture)
+  path = _path(shape, architecture, use_descriptors)
   tile = {
     "native": _native_tile,
     "small_m": _small_m_tile,
     "upcast": _upcast_tile,
   }[path](shape, architecture)
-  first_error = None
+  tile = dataclasses.replace(tile, use_descriptors=use_descriptors)
+  error = None
   for config in _smaller(tile):
     config = _with_split(config, shape, core_count)
     error = config_error(config, shape, architecture)
     if error is None:
       return config
-    first_error = first_error or error
-  raise ValueError(f"no config computes {shape}: {first_error}")
+  raise ValueError(f"no config computes {shape}: {error}")
 
 
-def _path(shape: MatmulShape, architecture: Architecture) -> configs.Path:
+def _path(
+  shape: MatmulShape, architecture: Architecture, use_descriptors: bool
+) -> configs.Path:
   if native_error(shape, architecture) is None:
     return "native"
   if (
     shape.m <= SMALL_M
+    and not use_descriptors
     and architecture.name in _SMALL_M_ARCHITECTURES
     and small_m_error(shape) is None
   ):
@@ -369,8 +421,10 @@ def candidate_configs(
   default = default_config(shape, architecture, core_count=core_count)
   found = {default: None}
   for config in _variations(default, shape):
-    if config_error(config, shape, architecture) is None:
-      found.setdefault(config)
+    for use_descriptors in (False, True):
+      config = dataclasses.replace(config, use_descriptors=use_descriptors)
+      if config_error(config, shape, architecture) is None:
+        found.setdefault(config)
   return list(found)
 
 

@@ -241,9 +241,35 @@ class DefaultConfigTest(parameterized.TestCase):
     self.assertEqual(split(128, 1024), 1)  # too short to split
 
   def test_text_of_a_refusal_has_the_numbers(self):
-    tiny = replace(SM_90, shared_memory_bytes=1024)
-    with self.assertRaisesRegex(ValueError, "m=256 .* 1024"):
+    # Of the smallest tile: two of 16 x 32 values and a scale for each row, then
+    # both as bf16.
+    needed = 2 * (16 * 32 + 16) + 2 * (16 * 32) * 2
+    message = (
+      f"m=256 .* {needed} bytes of shared memory, sm_90 has {needed - 1}$"
+    )
+    tiny = replace(SM_90, shared_memory_bytes=needed - 1)
+    with self.assertRaisesRegex(ValueError, message):
       tuning.default_config(product(), tiny, core_count=CORES)
+    enough = replace(SM_90, shared_memory_bytes=needed)
+    tuning.default_config(product(), enough, core_count=CORES)
+
+  @parameterized.parameters("mxfp8", "mxfp4", "nvfp4")
+  def test_bound_of_shared_memory_holds_the_barriers_of_tensor_memory(
+    self, format
+  ):
+    # What Triton 3.9 allocates: three loads and two barriers of 8 bytes.
+    shape = product(format, format, m=128, n=128, k=4096)
+    config = replace(
+      CONFIG, path="native", block_m=128, block_n=128, block_k=128, num_stages=3
+    )
+    kind = shape.lhs
+    values = 128 * 128
+    loaded = 2 * (values * kind.bits // 8 + values // kind.values_per_scale)
+    accumulators = 128 * 128 * 4
+    self.assertEqual(
+      tuning.shared_memory_bound(config, shape, SM_100),
+      max(3 * loaded + 16, accumulators),
+    )
 
 
 class PlanTest(parameterized.TestCase):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from jaxplugin import interleaving
 from jaxplugin import problem as problem_lib
 from jaxplugin import reference
 from jaxplugin import scaled_array
+from jaxplugin import striding
 from jaxplugin import target as target_lib
 from jaxplugin import triton_library
 from jaxplugin.kernels import configs
@@ -119,10 +119,21 @@ def launches(
 def _dense_shape(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> configs.MatmulShape:
-  """The kernels' description of a problem, of operands without gaps."""
+  """The kernels' description of a problem, of operands without gaps.
+
+  The config depends on nothing of an operand that differs from the one that is
+  launched (`_strided_operands`).
+  """
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
-  k = _even_k(problem.k, problem.lhs.format, problem.rhs.format)
+  lhs, rhs = problem.lhs, problem.rhs
+  if not problem.blocks_pair_up:  # `canonical.dense_operands` dequantizes it
+    lhs = problem_lib.OperandProblem(format=None, dtype=np.dtype(np.float32))
+  size = problem.k if problem.blocked_k is None else problem.blocked_k
+  padded = striding.padded_size(
+    size, (lhs.format, rhs.format), num_contracting=problem.num_contracting
+  )
+  k = problem.k // size * padded
   operands = [
     configs.operand(
       _kind(side.format, side.dtype),
@@ -132,7 +143,7 @@ def _dense_shape(
       swizzled=side.scale_layout == scaled_array.SWIZZLED,
       interleaved=side.is_interleaved and reads_interleaved(problem, target),
     )
-    for side, rows in ((problem.lhs, problem.m), (problem.rhs, problem.n))
+    for side, rows in ((lhs, problem.m), (rhs, problem.n))
   ]
   return configs.MatmulShape(
     batch=problem.batch,
@@ -153,19 +164,16 @@ def _kind(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
   return _PLAIN_NAMES[dtype] if format is None else format.name
 
 
-def _even_k(k: int, *sides: formats.BlockFormat | None) -> int:
-  """k, padded by one where FP4 could not be packed otherwise."""
-  is_packed = any(side is not None and side.is_fp4 for side in sides)
-  return k + k % 2 if is_packed else k
-
-
 def _default_config(
   shape: configs.MatmulShape, target: target_lib.Target
 ) -> configs.MatmulConfig:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   return tuning.default_config(
-    shape, architecture, core_count=target.core_count or 1
+    shape,
+    architecture,
+    core_count=target.core_count or 1,
+    use_descriptors=triton_library.uses_descriptors(target),
   )
 
 
@@ -203,9 +211,9 @@ def _dot(
 ) -> jax.Array:
   """Runs the launches on operands where they lie, as far as possible."""
   shape = call.result_shape(config, operands)
-  lhs, rhs, k = _strided_operands(operands, config, problem)
+  lhs, rhs = _strided_operands(operands, config, problem)
   matmul = dataclasses.replace(
-    _dense_shape(problem, target), lhs=lhs.kind, rhs=rhs.kind, k=k
+    _dense_shape(problem, target), lhs=lhs.kind, rhs=rhs.kind
   )
   arrays: dict[str, Any] = {
     "lhs": lhs.values,
@@ -232,7 +240,10 @@ def _view(x: jax.Array, view: str | None) -> jax.Array:
   if view == "e4m3":
     return lax.bitcast_convert_type(x, formats.E4M3)
   if view == "u32":
-    return x if x.dtype == interleaving.WORDS else interleaving.from_bytes(x)
+    if x.dtype == interleaving.WORDS:
+      return x
+    # k varies fastest, but dimensions of size 1 may follow it.
+    return interleaving.from_bytes(x.reshape(-1))
   if view == "u8" or x.dtype not in _PLAIN_NAMES:
     return lax.bitcast_convert_type(x, jnp.uint8)
   return x
@@ -247,6 +258,8 @@ def _call(
     NotImplementedError: this process cannot lower it; says why.
   """
   refusal = triton_library.lowering_refusal(target)
+  if refusal is None and any(launch.descriptors):
+    refusal = triton_library.descriptors_refusal()
   if refusal is not None:
     raise NotImplementedError(
       f"block_scaled_dot: implementation triton: {refusal.reason}; or pass"
@@ -256,7 +269,7 @@ def _call(
   out = jax.ShapeDtypeStruct(launch.output_shape, _DTYPES[launch.output_dtype])
   (result,) = triton_library.call(
     kernels.KERNELS[launch.kernel],
-    inputs,
+    launch.described(inputs),
     [out],
     dict(launch.constexprs),
     name=launch.name,
@@ -284,17 +297,15 @@ def _strided_operands(
   operands: call.Operands,
   config: call.DotConfig,
   problem: problem_lib.DotProblem,
-) -> tuple[_Strided, _Strided, int]:
-  """Both operands, and k with what it was padded by."""
-  lhs_format, rhs_format = config.lhs.format, config.rhs.format
-  assert problem.k is not None
-  is_even = _even_k(problem.k, lhs_format, rhs_format) == problem.k
-  if len(config.lhs_contracting) > 1 or not is_even:
-    # Blocks along one of several dimensions, or an odd number of FP4 values:
-    # these are copied.
-    dense = [_of_dense(x) for x in canonical.dense_operands(operands, config)]
-    k = dense[0].values.shape[-1]
-    return dense[0], dense[1], 2 * k if dense[0].kind.is_packed else k
+) -> tuple[_Strided, _Strided]:
+  if striding.are_copied(
+    problem.k,
+    (config.lhs.format, config.rhs.format),
+    num_contracting=problem.num_contracting,
+  ):
+    # Blocks along one of several dimensions, or an odd number of FP4 values.
+    dense = canonical.dense_operands(operands, config)
+    return _of_dense(dense[0]), _of_dense(dense[1])
   sides = (
     (
       config.lhs,
@@ -312,16 +323,13 @@ def _strided_operands(
     ),
   )
   lhs, rhs = (_strided(*side) for side in sides)
-  return lhs, rhs, problem.k
+  return lhs, rhs
 
 
 def _of_dense(operand: canonical.Dense) -> _Strided:
-  values = operand.values
-  format = operand.format
-  if format is not None and format.is_fp4:
-    values = _packed(values)
+  values = _packed(operand.values)
   kind = configs.OperandKind(
-    format=_kind(format, np.dtype(values.dtype)),
+    format=_kind(operand.format, np.dtype(values.dtype)),
     strides=_dense_strides(values.shape),
     scale_strides=(
       None if operand.scale is None else _dense_strides(operand.scale.shape)
@@ -336,8 +344,8 @@ def _dense_strides(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _packed(values: jax.Array) -> jax.Array:
-  """FP4 as bytes along the last axis; on a GPU the same memory."""
-  if values.dtype == formats.PACKED:
+  """FP4 as bytes along the last axis, on a GPU the same memory."""
+  if values.dtype != formats.E2M1:
     return values
   return scaled_array.pack_fp4(values, axis=-1)
 
@@ -358,21 +366,15 @@ def _strided(
     scale, scale_strides = _strided_scale(
       operand, values, scale, contracting, batch
     )
-    if format.is_fp4 and values.dtype != formats.PACKED:
-      if contracting != (values.ndim - 1,):
-        # Two values a byte along k, which here is another dimension.
-        values = canonical.merge(values, batch=batch, contracting=contracting)
-        contracting, batch = (2,), (0,)
-      values = _packed(values)
-    if operand.is_interleaved:
-      values = interleaving.from_bytes(values)
-  strides = _strides(values.shape, batch, contracting)
+  if operand.is_interleaved:
+    values = interleaving.from_bytes(values)
+  strides = call.values_strides(operand, values, contracting, batch)
   if strides is None:
     values = canonical.merge(values, batch=batch, contracting=contracting)
-    strides = _dense_strides(values.shape)
+  values = _packed(values)
   kind = configs.OperandKind(
     format=name,
-    strides=strides,
+    strides=_dense_strides(values.shape) if strides is None else strides,
     scale_strides=scale_strides,
     is_interleaved=operand.is_interleaved,
   )
@@ -391,36 +393,14 @@ def _strided_scale(
     tile_rows = scaled_array.SCALE_TILE_ROWS * scale.shape[-1]
     return scale, (math.prod(scale.shape[len(batch) :]), tile_rows)
   # Rows of several dimensions merge only without padding between them.
-  merges = len(call.free_dims(scale.ndim, contracting, batch)) > 1
-  strides = _strides(scale.shape, batch, contracting)
-  if merges or strides is None or operand.scale_layout != scaled_array.LINEAR:
+  free = call.free_dims(scale.ndim, contracting, batch)
+  dims = {"batch": batch, "free": free, "contracting": contracting}
+  strides = striding.strides(scale.shape, **dims)
+  is_linear = operand.scale_layout == scaled_array.LINEAR
+  if len(free) > 1 or strides is None or not is_linear:
     scale = reference.exact_scale(operand, values, scale)
-    strides = _strides(scale.shape, batch, contracting)
+    strides = striding.strides(scale.shape, **dims)
   if strides is None:
     scale = canonical.merge(scale, batch=batch, contracting=contracting)
     strides = _dense_strides(scale.shape)
   return scale, strides
-
-
-def _strides(
-  shape: Sequence[int], batch: call.Dims, contracting: call.Dims
-) -> tuple[int, int, int] | None:
-  """Strides of (batch, row, k) of a row-major array, if each has one."""
-  free = call.free_dims(len(shape), contracting, batch)
-  of_dim = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-
-  def merged(dims: call.Dims, unit: int) -> int | None:
-    dims = tuple(d for d in dims if shape[d] != 1)
-    for outer, inner in itertools.pairwise(dims):
-      if of_dim[outer] != of_dim[inner] * shape[inner]:
-        return None
-    return of_dim[dims[-1]] if dims else unit
-
-  of_batch, of_row, of_k = (
-    merged(batch, 0),
-    merged(free, 0),
-    merged(contracting, 1),
-  )
-  if of_batch is None or of_row is None or of_k is None:
-    return None
-  return of_batch, of_row, of_k

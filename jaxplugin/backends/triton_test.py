@@ -80,9 +80,11 @@ def interpreted(launch, inputs, target):
     interpret.launch(
       block_scaled_matmul.KERNELS[launch.kernel],
       launch.grid,
-      *(
-        x.view(formats.E4M3) if e4m3 else x
-        for x, e4m3 in zip(inputs, is_e4m3, strict=True)
+      *launch.described(
+        [
+          x.view(formats.E4M3) if e4m3 else x
+          for x, e4m3 in zip(inputs, is_e4m3, strict=True)
+        ]
       ),
       out,
       **configs.portable(dict(launch.constexprs)),
@@ -142,9 +144,8 @@ class BlackwellDotTest(TritonDotSuite):
 del TritonDotSuite
 
 
-@needs_interpreter
-class PreparedTest(parameterized.TestCase):
-  """Weights that `prepare_weights` rearranged, through the whole lowering."""
+class RecordedTest(parameterized.TestCase):
+  """Keeps what is launched, in the interpreter, of the whole lowering."""
 
   def setUp(self):
     super().setUp()
@@ -161,6 +162,87 @@ class PreparedTest(parameterized.TestCase):
       )
     )
 
+  def names(self):
+    return " ".join(launch.name for launch in self.launched)
+
+
+@needs_interpreter
+class DescribedTest(RecordedTest):
+  """TMA descriptors, of operands that lie in any way with k minor."""
+
+  @parameterized.parameters(
+    ("h200", jp.MXFP8, jp.MXFP4),
+    ("h200", None, jp.NVFP4),
+    ("b200", jp.NVFP4, jp.NVFP4),
+  )
+  def test_bits_are_those_of_kernels_whose_threads_load(self, name, lhs, rhs):
+    rng = np.random.default_rng(0)
+    # (m, batch, k) and (batch, n, k); no size is a multiple of a tile.
+    x, w = (
+      rng.normal(size=shape).astype(np.float32)
+      for shape in ((65, 3, 96), (3, 35, 96))
+    )
+    x = jnp.asarray(x, jnp.bfloat16) if lhs is None else jp.quantize(x, lhs)
+    w = jp.quantize(w, rhs)
+
+    def dot(target):
+      with jp.use_target(target):
+        return jp.block_scaled_dot(
+          x,
+          w,
+          dimension_numbers=(((2,), (2,)), ((1,), (0,))),
+          implementation="triton",
+        )
+
+    target = target_lib.named_target(name)
+    usual = dot(target)
+    self.assertNotIn("_tma", self.names())
+    self.launched.clear()
+    result = dot(triton_library.with_descriptors(target))
+    self.assertIn("_tma", self.names())
+    np.testing.assert_array_equal(result, usual)
+
+
+@needs_interpreter
+class BlocksTest(RecordedTest):
+  """Sides that are blocked along different contracting dimensions."""
+
+  @parameterized.product(name=("h200", "b200"), axes=((1, 2), (2, 1)))
+  def test_short_blocks_are_padded_where_rhs_has_them(self, name, axes):
+    rng = np.random.default_rng(0)
+    sides = []
+    for format, rows, axis in zip(
+      (jp.MXFP4, jp.MXFP8), (3, 5), axes, strict=True
+    ):
+      case = contract.OperandCase(
+        format=format, dtype=format.values_dtype, shape=(rows, 6, 20), axis=axis
+      )
+      sides.append(contract.make_operand(rng, case, integers=True))
+    lhs, rhs = sides
+    numbers = (((1, 2), (1, 2)), ((), ()))
+    with jp.use_target(target_lib.named_target(name)):
+      result = jp.block_scaled_dot(
+        lhs.operand,
+        rhs.operand,
+        lhs.scale,
+        rhs.scale,
+        dimension_numbers=numbers,
+        block_size=32,
+        implementation="triton",
+      )
+    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
+    contract.assert_exact(result, exact, result.dtype)
+    # The blocked dimension is padded to 32, and lhs dequantized.
+    (launch,) = self.launched
+    other = {1: 20, 2: 6}[axes[1]]
+    self.assertEqual(dict(launch.constexprs)["K"], 32 * other)
+    self.assertIn("_f32_mxfp8_", launch.name)
+
+
+@needs_interpreter
+class PreparedTest(RecordedTest):
+  """Weights that `prepare_weights` rearranged, through the whole lowering."""
+
   def weight(self, format, shape, seed=0):
     x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     return jp.quantize(x, format)
@@ -168,9 +250,6 @@ class PreparedTest(parameterized.TestCase):
   def dot(self, x, w, name, **options):
     with jp.use_target(target_lib.named_target(name)):
       return jp.block_scaled_dot(x, w, implementation="triton", **options)
-
-  def names(self):
-    return " ".join(launch.name for launch in self.launched)
 
   @parameterized.product(
     # Order of k is the same on sm_80; small_m's own on sm_90, of a weight that
@@ -204,6 +283,22 @@ class PreparedTest(parameterized.TestCase):
     contract.assert_within(
       result, exact, contract.DOT_BOUND * magnitude, result.dtype
     )
+
+  @parameterized.parameters((jp.MXFP8, 130), (jp.NVFP4, 5))
+  def test_swizzled_scale_of_a_prepared_weight_changes_no_bit(
+    self, format, rows
+  ):
+    w = self.weight(format, (140, 160))
+    x = self.weight(format, (rows, 160), 1)
+    prepared = jp.prepare_weights(w, target_lib.named_target("b200"))
+    self.assertEqual(prepared.scale_layout, "swizzled_128x4")
+    np.testing.assert_array_equal(
+      self.dot(x, prepared, "b200"), self.dot(x, w, "b200")
+    )
+    first, second = (
+      dict(launch.constexprs)["RHS_SCALE_STRIDES"] for launch in self.launched
+    )
+    self.assertEqual((len(first), len(second)), (2, 3))
 
   def test_epilogue_vmap_and_jit(self):
     w = self.weight(jp.MXFP4, (2, 33, 96))
@@ -303,6 +398,57 @@ class OptimizedTest(parameterized.TestCase):
       self.assertNotIn(self.M * self.K, sizes)
     self.assertNotIn(" dot(", text)
 
+  @parameterized.product(name=("h200", "b200"), rhs=(jp.MXFP8, jp.NVFP4))
+  def test_weight_whose_n_is_minor_is_neither_transposed_nor_copied(
+    self, name, rhs
+  ):
+    # FP4 comes packed along k: otherwise two nibbles of a byte are two columns.
+    def f(x, w):
+      return jp.block_scaled_dot(
+        x,
+        w,
+        dimension_numbers=(((1,), (0,)), ((), ())),
+        preferred_element_type=jnp.bfloat16,
+        implementation="triton",
+      )
+
+    lhs = self.operand(None if rhs == jp.NVFP4 else rhs, self.M)
+    weight = jax.ShapeDtypeStruct((self.K, self.N), jnp.bfloat16)
+    weight = jax.eval_shape(
+      lambda x: jp.quantize(x, rhs, axis=0).pack()
+      if rhs.is_fp4
+      else jp.quantize(x, rhs, axis=0),
+      weight,
+    )
+    target = target_lib.named_target(name)
+    text = deviceless.compile(f, lhs, weight, target=target).as_text()
+    self.assertIn("triton_kernel_call", text)
+    self.assertEmpty(self.moved(text, self.K * self.N // 2))
+
+  def moved(self, text, least):
+    """Results of `transpose` and `copy` with at least so many elements."""
+    found = re.findall(
+      r"= \w+\[([\d,]+)\]\S* (?:transpose|copy|copy-start)\(", text
+    )
+    return [s for s in found if math.prod(map(int, s.split(","))) >= least]
+
+  def test_it_would_be_seen_if_a_weight_was_transposed(self):
+    # Two dimensions of n with k between them cannot merge.
+    def f(x, w):
+      return jp.block_scaled_dot(
+        x,
+        w,
+        dimension_numbers=(((1,), (1,)), ((), ())),
+        implementation="triton",
+      )
+
+    lhs = self.operand(jp.MXFP8, self.M)
+    weight = jax.ShapeDtypeStruct((2, self.K, self.N // 2), jnp.bfloat16)
+    weight = jax.eval_shape(lambda x: jp.quantize(x, jp.MXFP8, axis=1), weight)
+    target = target_lib.named_target("h200")
+    text = deviceless.compile(f, lhs, weight, target=target).as_text()
+    self.assertNotEmpty(self.moved(text, self.K * self.N // 2))
+
   def test_it_would_be_seen_if_one_was(self):
     def f(x, w):
       return jp.block_scaled_dot(x, w, implementation="xla")
@@ -382,6 +528,21 @@ class ErrorTest(parameterized.TestCase):
       traced = jax.jit(jp.block_scaled_dot).trace(x, x)
       with self.assertRaisesRegex(NotImplementedError, "needs jax-triton"):
         traced.lower(lowering_platforms=("cuda",))
+
+  def test_target_with_too_little_memory_is_refused_with_the_numbers(self):
+    target = dataclasses.replace(
+      target_lib.named_target("h200"), shared_memory_bytes=1024
+    )
+    x = jp.quantize(np.ones((256, 256), np.float32), jp.MXFP8)
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
+    self.assertEqual(dot.decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    # The least tile, twice 16 x 32: a byte a value, a scale a row, and bf16.
+    needed = 2 * (16 * 32 + 16 + 2 * 16 * 32)
+    self.assertEndsWith(
+      reasons["triton"],
+      f"may need {needed} bytes of shared memory, sm_90 has 1024",
+    )
 
   def test_target_without_jax_triton_is_refused_with_the_reason(self):
     target = dataclasses.replace(
