@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import pathlib
 import subprocess
@@ -27,6 +28,30 @@ def quoted(start: str) -> list[str]:
 def of_either_jax(line: str) -> str:
   """Some versions of XLA print a collective as its start."""
   return line.replace("-start", "").rstrip()
+
+
+class CommandsTest(absltest.TestCase):
+  @absltest.skipIf(
+    importlib.util.find_spec("triton") is None, "triton is not installed"
+  )
+  def test_kernel_is_the_one_that_the_page_quotes(self):
+    page = [line.strip() for line in PAGE.read_text().splitlines()]
+    (at,) = (
+      i
+      for i, line in enumerate(page)
+      if line.startswith("$ python -m jaxplugin compile")
+    )
+    expected = page[at + 1 : page.index("...", at)]
+    self.assertLen(expected, 8)
+    arguments = page[at].removeprefix("$ python ").split()
+    out = subprocess.run(
+      [sys.executable, *arguments], capture_output=True, text=True, check=True
+    ).stdout
+    printed = [line.strip() for line in out.splitlines()[: len(expected)]]
+    if not importlib.metadata.version("triton").startswith("3.9."):
+      # Another Triton makes other instructions of the same kernel.
+      expected, printed = expected[:3], printed[:3]
+    self.assertEqual(printed, expected)
 
 
 @absltest.skipIf(

@@ -17,12 +17,15 @@ from jaxplugin.bench import results
 
 SUFFIXES: Final = (".png", ".svg", ".pdf")
 
-# One marker an implementation; peers are grey. Colours that the colour-blind
-# tell apart (Okabe and Ito, 2008).
+# One marker a variant of ours, one colour an implementation; peers are grey.
+# Colours that the colour-blind tell apart (Okabe and Ito, 2008).
 _OURS: Final = {
   "cpu": ("o", "#0072B2"),
   "triton": ("^", "#D55E00"),
+  "triton prepared": ("<", "#D55E00"),
+  "triton tma": ("v", "#D55E00"),
   "cudnn": ("D", "#009E73"),
+  "cudnn prepared": ("d", "#009E73"),
   "xla": ("s", "#CC79A7"),
 }
 _PEERS: Final = ("x", "+", "1", "2", "3", "4", "*", "|")

@@ -62,6 +62,16 @@ class PlotTest(parameterized.TestCase):
     ]
     self.assertLen({path for path, _ in paths}, 4)
 
+  def test_prepared_weights_have_the_colour_of_their_implementation(self):
+    names = ("triton", "triton prepared", "triton tma", "f32")
+    run = testing.run(testing.row(*(testing.variant(n, 2) for n in names)))
+    points = plot.figure(run).axes[0].collections
+    colors = [tuple(s.get_facecolor()[0]) for s in points]
+    self.assertLen(set(colors[:3]), 1)
+    self.assertLen(set(colors), 2)
+    markers = {str(s.get_paths()[0].vertices.tolist()) for s in points}
+    self.assertLen(markers, 4)
+
   def test_line_is_the_roof_of_memory_and_arithmetic(self):
     x, y = self.axes.lines[0].get_data()
     self.assertAlmostEqual(y[0], 50 * x[0])
