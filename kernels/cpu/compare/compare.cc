@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "../kernels.h"
 
 namespace jaxplugin {
 namespace {

@@ -46,6 +46,6 @@ for side in old new; do
     "$build/export.cc" -pthread \
     $(find "$build/$side/CMakeFiles/jaxplugin_cpu_kernels.dir" -name '*.o')
 done
-"$compiler" -std=c++17 -O2 -Wall -Wextra -o "$build/compare" -I. \
+"$compiler" -std=c++17 -O2 -Wall -Wextra -o "$build/compare" \
   compare/compare.cc -ldl -pthread
 "$build/compare" "$@" "$build/old.so" "$build/new.so" | sed "s#$build/##"
