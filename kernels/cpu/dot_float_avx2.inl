@@ -21,6 +21,8 @@ struct EngineFloat {
   static constexpr int kPartRows = 8;  // of a strip, unpacked at a time
   static constexpr int kColumns = 4;   // of a part, multiplied at a time
   static constexpr int64_t kChunk = 512;
+  // Added up before they join a total: 32 roundings in a row, at most.
+  static constexpr int64_t kTileValues = 256;
   // The 16 extra values keep rows out of each other's cache sets.
   static constexpr int64_t kExtra = 16;
   static constexpr int64_t kPartStride = kChunk + kExtra;
@@ -111,10 +113,14 @@ struct EngineFloat {
 
   static void TileOf(int64_t rows, const float* a, int64_t lda, const float* b,
                      int64_t count, bool accumulate, float* c) {
-    switch (rows) {
-      case 1: return Tile<1>(a, lda, b, count, accumulate, c);
-      case 2: return Tile<2>(a, lda, b, count, accumulate, c);
-      case 3: return Tile<3>(a, lda, b, count, accumulate, c);
+    for (int64_t i = 0; i < count; i += kTileValues) {
+      const int64_t some = Min(kTileValues, count - i);
+      const bool add = accumulate || i > 0;
+      switch (rows) {
+        case 1: Tile<1>(a + i, lda, b + i, some, add, c); break;
+        case 2: Tile<2>(a + i, lda, b + i, some, add, c); break;
+        case 3: Tile<3>(a + i, lda, b + i, some, add, c); break;
+      }
     }
   }
 
