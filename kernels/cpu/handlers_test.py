@@ -651,6 +651,44 @@ class QuantizeTest(parameterized.TestCase):
       jax.block_until_ready(testing.quantize(**arguments, results=results))
 
 
+class EightBitPairTest(parameterized.TestCase):
+  """Sides of 8-bit codes with E4M3 scales for each 16, which no format has."""
+
+  @parameterized.product(
+    dtype=(E4M3, E5M2), k=(48, 528, 1040), is_finite=(True, False), isa=ISAS
+  )
+  def test_dot_is_within_the_bound(self, dtype, k, is_finite, isa):
+    rng = np.random.default_rng(0)
+    sides, exact = [], []
+    for rows in (17, 70):
+      values = rng.standard_normal((1, rows, k)).astype(dtype)
+      scale = rng.uniform(0.5, 2, (1, rows, k // 16)).astype(E4M3)
+      if not is_finite:
+        values[0, 3, 5] = np.inf if dtype == E5M2 else np.nan
+        values[0, 9, 40] = np.nan
+      sides += [values, scale]
+      exact.append(
+        values.astype(np.float64) * np.repeat(scale.astype(np.float64), 16, -1)
+      )
+    got = np.asarray(
+      testing.dot(
+        *sides,
+        lhs_block_size=16,
+        rhs_block_size=16,
+        isa=isa_number(self, isa),
+      )
+    )
+    lhs, rhs = exact[0], np.swapaxes(exact[1], -1, -2)
+    with np.errstate(invalid="ignore"):
+      expected = lhs @ rhs
+      bound = 16 * 2.0**-24 * (np.abs(lhs) @ np.abs(rhs))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(got[~finite], expected[~finite])
+    np.testing.assert_array_less(
+      np.abs(got[finite] - expected[finite]), bound[finite]
+    )
+
+
 class DequantizeTest(parameterized.TestCase):
   @parameterized.product(
     name=QUANTIZED,

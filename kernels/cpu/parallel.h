@@ -61,7 +61,7 @@ void ReleaseScratch(void* block);
 // Asks the system for huge pages under `bytes` that are about to be written for
 // the first time, when they are many; nothing else changes, and a system that
 // has none ignores it. Where memory is fresh, most of the time goes into page
-// faults: 64 MiB of dequantized values took 30 ms and take 10 to 14.
+// faults: 64 MiB of dequantized values took 30 ms and take 10 to 18.
 void AdviseHugePages(void* memory, size_t bytes);
 
 class Scratch {
