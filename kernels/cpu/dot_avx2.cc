@@ -22,7 +22,7 @@ namespace {
 // time. With 8 rows of (n, k) = (2048, 4096) that takes 1.6 ms in integers
 // where the blocked dot takes 2.1, and 3.7 in floats where it takes 3.4.
 constexpr int64_t kStreamedRowsMax = 4;
-constexpr int64_t kStreamedIntegerRowsMax = 8;
+constexpr int64_t kStreamedIntegerRowsMax = 3;
 
 bool Dot(const DotArgs& args, const Parallel& parallel) {
   const Sides sides = ChooseSides(args);

@@ -47,6 +47,7 @@ struct EngineInteger {
   static constexpr int64_t kGroup = 64;        // values
   static constexpr int64_t kChunkGroups = 16;  // 16 KiB of a strip
   static constexpr int kBlocks = kGroup / kBlock;
+  static constexpr int64_t kMaxBlocks = kChunkGroups * kBlocks;
   // [even values][odd values][corrections, a dword a block][scales].
   static constexpr int64_t kPanelGroupBytes = 64 + 8 * kBlocks;
   static constexpr int64_t kGroupCodes = kGroup * kStripRows;
@@ -68,18 +69,24 @@ struct EngineInteger {
     return kCodes + kChunkGroups * kGroupScales * 4;
   }
 
-  // out[i * stride] = the scale of block b0 + i, 0 past the end.
+  // out[i] = the scale of block b0 + i, 0 past the end; `count` of kMaxBlocks
+  // at most.
   static void Scales(const Operand& x, int64_t row, int64_t b0, int64_t count,
-                     float* out, int64_t stride) {
-    constexpr int64_t kMax = kChunkGroups * kBlocks;
-    const int64_t per_scale = x.block / kBlock;
-    float scale[kMax];
-    const int64_t c0 = b0 / per_scale;
-    const int64_t wanted = CeilDiv(count, per_scale);
-    const int64_t present = Max(Min(wanted, x.scale_cols - c0), 0);
+                     float* out) {
+    if (x.block == kBlock) {
+      const int64_t present = Max(Min(count, x.scale_cols - b0), 0);
+      DecodeScales(x, row, b0, present, 0, out);
+      for (int64_t i = present; i < count; ++i) out[i] = 0;
+      return;
+    }
+    // A scale of 32 is that of two blocks.
+    float scale[kMaxBlocks / 2];
+    const int64_t c0 = b0 / 2;
+    const int64_t present = Max(Min(count / 2, x.scale_cols - c0), 0);
     DecodeScales(x, row, c0, present, 0, scale);
-    for (int64_t c = present; c < wanted; ++c) scale[c] = 0;
-    for (int64_t i = 0; i < count; ++i) out[i * stride] = scale[i / per_scale];
+    for (int64_t i = 0; i < count / 2; ++i) {
+      out[2 * i] = out[2 * i + 1] = i < present ? scale[i] : 0;
+    }
   }
 
   void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
@@ -101,7 +108,7 @@ struct EngineInteger {
       int16_t sums[16];
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), words);
       float scale[kBlocks];
-      Scales(x, row, g * kBlocks, kBlocks, scale, 1);
+      Scales(x, row, g * kBlocks, kBlocks, scale);
       for (int b = 0; b < kBlocks; ++b) {
         int sum = 0;
         for (int j = 0; j < 16 / kBlocks; ++j) {
@@ -116,47 +123,80 @@ struct EngineInteger {
     }
   }
 
+  // From the codes of group g0 of a row to those that are packed after the
+  // strip's chunk: its next one, or the first of the next strip.
+  int64_t Ahead(int64_t g0) const {
+    return g0 + kChunkGroups < Groups(strip_operand.k)
+               ? kChunkGroups * kGroupBytes
+               : kStripRows * strip_operand.row_bytes - g0 * kGroupBytes;
+  }
+
   // Groups [g0, g0 + groups) of `count` rows: codes as [group][even or odd
   // dword][16 rows], scales as [group][block][16 rows].
   void PackStrip(int64_t row, int64_t count, int64_t g0, int64_t groups,
                  uint8_t* strip) const {
+    PackScales(row, count, g0, groups, reinterpret_cast<float*>(strip + kCodes));
     const Operand& x = strip_operand;
-    float* scale = reinterpret_cast<float*>(strip + kCodes);
-    for (int64_t r = 0; r < kStripRows; ++r) {
-      if (r < count) {
-        Scales(x, row + r, g0 * kBlocks, groups * kBlocks, scale + r,
-               kStripRows);
-      } else {
-        for (int64_t b = 0; b < groups * kBlocks; ++b) {
-          scale[b * kStripRows + r] = 0;
-        }
-      }
-    }
+    const int64_t ahead = Ahead(g0);
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t left = x.row_bytes - (g0 + g) * kGroupBytes;
       for (int v = 0; v < 2; ++v) {
-        __m256i bytes[2][8];
+        __m256i codes[8];
         for (int r = 0; r < 8; ++r) {
           const int64_t past = 8 * v + r;
           const uint8_t* at = RowValues(x, row + past) + (g0 + g) * kGroupBytes;
-          const __m256i codes = past < count ? LoadGroup(at, left)
-                                             : _mm256_setzero_si256();
-          bytes[0][r] =
-              _mm256_shuffle_epi8(tables.twice_plus_12, LowNibbles(codes));
-          bytes[1][r] =
-              _mm256_shuffle_epi8(tables.twice_plus_12, HighNibbles(codes));
-        }
-        for (int s = 0; s < 2; ++s) {
-          Transpose8(bytes[s]);
-          for (int d = 0; d < 8; ++d) {
-            _mm256_store_si256(
-                reinterpret_cast<__m256i*>(strip + g * kGroupCodes +
-                                           (8 * s + d) * 64 + 32 * v),
-                bytes[s][d]);
+          if (g % 2 == 0) {  // a cache line
+            _mm_prefetch(reinterpret_cast<const char*>(at + ahead),
+                         _MM_HINT_T1);
           }
+          codes[r] =
+              past < count ? LoadGroup(at, left) : _mm256_setzero_si256();
+        }
+        Transpose8(codes);
+        uint8_t* even = strip + g * kGroupCodes + 32 * v;
+        for (int d = 0; d < 8; ++d) {
+          _mm256_store_si256(
+              reinterpret_cast<__m256i*>(even + d * 64),
+              _mm256_shuffle_epi8(tables.twice_plus_12, LowNibbles(codes[d])));
+          _mm256_store_si256(
+              reinterpret_cast<__m256i*>(even + (8 + d) * 64),
+              _mm256_shuffle_epi8(tables.twice_plus_12, HighNibbles(codes[d])));
         }
       }
     }
+  }
+
+  void PackScales(int64_t row, int64_t count, int64_t g0, int64_t groups,
+                  float* out) const {
+    alignas(32) float scale[kStripRows][kMaxBlocks];
+    const int64_t blocks = groups * kBlocks;
+    for (int64_t r = 0; r < kStripRows; ++r) {
+      const int64_t done = r < count ? blocks : 0;
+      Scales(strip_operand, row + Min(r, count - 1), g0 * kBlocks, done,
+             scale[r]);
+      for (int64_t b = done; b < RoundUp(blocks, 8); ++b) scale[r][b] = 0;
+    }
+    for (int64_t b = 0; b < blocks; b += 8) {
+      for (int v = 0; v < 2; ++v) {
+        __m256i rows[8];
+        for (int r = 0; r < 8; ++r) {
+          rows[r] = _mm256_load_si256(
+              reinterpret_cast<const __m256i*>(scale[8 * v + r] + b));
+        }
+        Transpose8(rows);
+        for (int i = 0; i < 8; ++i) {
+          _mm256_store_si256(
+              reinterpret_cast<__m256i*>(out + (b + i) * kStripRows + 8 * v),
+              rows[i]);
+        }
+      }
+    }
+  }
+
+  // Left to itself, GCC 12 adds up in another order, and the sums that it then
+  // keeps in memory take three times as long.
+  JAXPLUGIN_ALWAYS_INLINE static void KeepInRegisters(__m256i* two) {
+    asm("" : "+x"(two[0]), "+x"(two[1]));
   }
 
   // c[r][16] (+)= kRows rows of a tile times a strip, `groups` of k.
@@ -177,8 +217,7 @@ struct EngineInteger {
           words[r][0] = words[r][1] = _mm256_set1_epi32(
               ReadDword(a + r * kPanelGroupBytes + 64 + 4 * block));
         }
-        // Unrolled, GCC 12 adds up in another order, and spills registers.
-#pragma GCC unroll 1
+#pragma GCC unroll 8
         for (int i = 0; i < 2 * kDwords; ++i) {
           const int d = i / kDwords * 8 + block * kDwords + i % kDwords;
           const __m256i* at = reinterpret_cast<const __m256i*>(b + d * 64);
@@ -192,6 +231,7 @@ struct EngineInteger {
                 _mm256_add_epi16(words[r][0], _mm256_maddubs_epi16(y0, x));
             words[r][1] =
                 _mm256_add_epi16(words[r][1], _mm256_maddubs_epi16(y1, x));
+            KeepInRegisters(words[r]);
           }
         }
         const __m256 y_scale[2] = {_mm256_load_ps(strip_scale),
