@@ -24,7 +24,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin import __main__ as main_lib
 from jaxplugin import compilation
-from jaxplugin import dot_suite
+from jaxplugin import dot_testing
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
 from jaxplugin import testing as contract
@@ -136,7 +136,7 @@ class NamesTest(parameterized.TestCase):
     # Others for each GPU; all pairs of formats come in turn.
     first = zlib.crc32(name.encode()) % 1000
     for index in range(first, first + 24):
-      case = dot_suite.random_case(index)
+      case = dot_testing.random_case(index)
       rng = np.random.default_rng(index)
       lhs = contract.make_operand(rng, case.lhs, integers=True)
       rhs = contract.make_operand(rng, case.rhs, integers=True)

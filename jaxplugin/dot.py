@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxplugin import backends
 from jaxplugin import call
+from jaxplugin import call_rules
 from jaxplugin import formats
 from jaxplugin import guards
 from jaxplugin import jax_private
@@ -133,7 +134,7 @@ def block_scaled_dot(
     padded_scales=padded,
   )
   operands = call.Operands(lhs, rhs, lhs_scale, rhs_scale)
-  call.validate_operands(config, operands)
+  call_rules.validate_operands(config, operands)
   _reject_negative_scale("lhs", lhs_operand, lhs, lhs_scale)
   _reject_negative_scale("rhs", rhs_operand, rhs, rhs_scale)
   return _bind_with_epilogue(
@@ -191,7 +192,7 @@ def _bind_with_epilogue(
     residual=residual,
   )
   operands = call.Operands.unflatten(config, vary_alike(operands.flatten()))
-  call.validate_epilogue(config, operands)
+  call_rules.validate_epilogue(config, operands)
   _validate_implementation(config, operands)
   result = primitive.bind(operands, config, target_lib.overriding_target())
   if guards.is_on():
@@ -256,7 +257,7 @@ def _with_axis(
   """Fills in a blocked dimension that is not known: a contracting one."""
   if operand.format is None or operand.axis is not None:
     return operand
-  call.validate_values(side, operand, values)
+  call_rules.validate_values(side, operand, values)
   if scale.ndim != values.ndim:
     raise TypeError(
       f"{call.WHO}: {side}_scale must have the rank of {side}, got"

@@ -11,6 +11,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import dot_suite
+from jaxplugin import dot_testing
 from jaxplugin import formats
 from jaxplugin import reference
 from jaxplugin import testing
@@ -34,7 +35,7 @@ class SuiteTest(parameterized.TestCase):
   """What the suite itself relies on."""
 
   def test_sweep_covers_every_kind_and_storage(self):
-    cases = [dot_suite.random_case(i) for i in range(500)]
+    cases = [dot_testing.random_case(i) for i in range(500)]
     sides = [side for case in cases for side in (case.lhs, case.rhs)]
     self.assertLen(
       {(c.lhs.dtype, c.lhs.format, c.rhs.dtype, c.rhs.format) for c in cases},
@@ -74,7 +75,7 @@ class SuiteTest(parameterized.TestCase):
 
   @parameterized.parameters(range(40))
   def test_oracle_agrees_with_einsum(self, index):
-    case = dot_suite.random_case(index)
+    case = dot_testing.random_case(index)
     rng = np.random.default_rng(index)
     numbers = case.dimension_numbers or (
       ((len(case.lhs.shape) - 1,),) * 2,

@@ -24,6 +24,7 @@ from jax import lax
 from jaxplugin import backends
 from jaxplugin import blocking as blocking_lib
 from jaxplugin import call
+from jaxplugin import call_rules
 from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import quantization
@@ -154,7 +155,7 @@ def dot_general(
     numbers = call.canonical_dimension_numbers(
       dimension_numbers, lhs.ndim, rhs.ndim
     )
-    call.validate_dimension_numbers(
+    call_rules.validate_dimension_numbers(
       "dot_general", numbers, lhs.shape, rhs.shape
     )
     if preferred_element_type is None:

@@ -32,7 +32,7 @@ LAYERS = (
   ("quantization_both",),
   ("quantization",),
   ("call",),
-  ("reference",),
+  ("call_rules", "reference"),
   ("canonical",),
   (
     "backends.cpu",
@@ -68,12 +68,25 @@ LAYERS = (
   # Support of the tests: it may import everything, and nothing but tests it.
   ("testing",),
   (
+    "backends.triton_testing",
     "bench.testing",
-    "dot_suite",
+    "dot_testing",
+    "malformed_testing",
     "module_testing",
     "nn_testing",
+    "primitive_testing",
+    "quantization_reference_testing",
     "quantization_testing",
   ),
+  (
+    "dot_bits_testing",
+    "dot_epilogue_testing",
+    "dot_shapes_testing",
+    "dot_values_testing",
+    "malformed_calls_testing",
+    "nn_general_testing",
+  ),
+  ("dot_suite",),
 )
 LAYER_OF = {name: i for i, names in enumerate(LAYERS) for name in names}
 
@@ -169,7 +182,7 @@ def violations(root):
 
 def is_support(name):
   """Whether a file of `kernels` supports tests: it may use JAX."""
-  return name == "testing"
+  return name.endswith("testing")
 
 
 def kernel_violations(root):
@@ -283,6 +296,7 @@ class PlantedViolationTest(absltest.TestCase):
       tiles="from jaxplugin.kernels import configs, testing\n",
       matmul_test="import jax\n",
       testing="import jax\n",
+      quantize_testing="import jax\n",
     )
     self.assertEqual(
       kernel_violations(root),

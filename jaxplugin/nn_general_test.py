@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scaled_dot_general` and its gradients, against JAX's and NumPy in f64.
 
-JAX's own runs on a CPU since 0.12. Quantization, and products in the layout of
-any einsum, are written a second time here, in NumPy.
+JAX's own runs on a CPU since 0.12.
 """
 
 import dataclasses
 import functools
 import itertools
-import math
 
 import jax
 import jax.export
@@ -22,105 +20,30 @@ from jax import lax
 import jaxplugin as jp
 from jaxplugin import formats
 from jaxplugin import nn
+from jaxplugin import nn_general_testing
 from jaxplugin import nn_testing
 from jaxplugin import testing
 
 BF16, F16, F32 = testing.BF16, testing.F16, testing.F32
-E4M3, E5M2, E2M1 = formats.E4M3, formats.E5M2, formats.E2M1
-NT_2D, NT_3D = nn_testing.NT_2D, nn_testing.NT_3D
+E5M2 = formats.E5M2
+NT_2D = nn_testing.NT_2D
 rng_of = nn_testing.rng_of
+E4M3_MAX, E2M1_MAX = nn_general_testing.E4M3_MAX, nn_general_testing.E2M1_MAX
+F32_ROUNDING = nn_general_testing.F32_ROUNDING
+GLOBAL_SCALE = nn_general_testing.GLOBAL_SCALE
+MODES, SIZES = nn_general_testing.MODES, nn_general_testing.SIZES
+config = nn_general_testing.config
+expected_results = nn_general_testing.expected_results
+floats = nn_general_testing.floats
+numbers_of = nn_general_testing.numbers_of
+product = nn_general_testing.product
+quantize = nn_general_testing.quantize
+quantizer = nn_general_testing.quantizer
+split = nn_general_testing.split
 
 # Two results, each within DOT_BOUND of the same exact number.
 TWO_RESULTS_BOUND = 2 * testing.DOT_BOUND
-# An f32 product of unquantized numbers: n terms, each product and each sum
-# rounded once, in any order, are within n * 2^-24 * sum|a * b|.
-F32_ROUNDING = 2.0**-24
 
-FORMAT_OF_MODE = {
-  "mxfp8": (E4M3, 32),
-  "mxfp4": (E2M1, 32),
-  "nvfp4": (E2M1, 16),
-}
-E4M3_MAX, E2M1_MAX = 448.0, 6.0
-MAX_OF = {E4M3: E4M3_MAX, E5M2: 57344.0, E2M1: E2M1_MAX}
-
-
-# Quantization and products of `scaled_dot_general`, in NumPy.
-
-
-def quantize(x, mode, global_scale=None, dtype=None):
-  """f64 values of `x`, blocked along its last axis and padded."""
-  default_dtype, block = FORMAT_OF_MODE[mode]
-  dtype = default_dtype if dtype is None else dtype
-  size = x.shape[-1]
-  widths = [(0, 0)] * (x.ndim - 1) + [(0, -size % block)]
-  x = np.pad(np.asarray(x, np.float32), widths)
-  blocks = x.reshape(*x.shape[:-1], -1, block)
-  amax = np.abs(blocks).max(-1, keepdims=True)
-  largest = np.float32(MAX_OF[dtype])
-  if mode == "nvfp4":
-    global_scale = np.float32(global_scale)
-    scale = np.minimum(amax / largest / global_scale, np.float32(E4M3_MAX))
-    scale = scale.astype(E4M3).astype(np.float32)
-    step = np.where(scale == 0, np.float32(1), scale * global_scale)
-    exact_step = scale.astype(np.float64) * float(global_scale)
-  else:
-    # The least power of two with largest * step >= amax.
-    exponent = np.frexp(amax)[1] - np.frexp(largest)[1]
-    step = np.ldexp(np.float32(1), exponent)
-    step = np.where(amax > largest * step, 2 * step, step)
-    step = np.where(amax == 0, np.float32(1), step)
-    exact_step = step.astype(np.float64)
-  values = np.clip(blocks / step, -largest, largest).astype(dtype)
-  result = values.astype(np.float64) * exact_step
-  return result.reshape(x.shape)[..., :size]
-
-
-def product(lhs, rhs, names, quantize_lhs, quantize_rhs):
-  """f64 einsum of quantized operands, and of their magnitudes.
-
-  Quantization is along the contracted letters, in the order of lhs, as one.
-  `names` is an einsum like "bmk,bnk->bmn".
-  """
-  (lhs_names, rhs_names), out = split(names)
-  batch = [c for c in lhs_names if c in rhs_names and c in out]
-  contracted = [c for c in lhs_names if c in rhs_names and c not in out]
-
-  def flat(x, own, quantize):
-    free = [c for c in own if c not in batch and c not in contracted]
-    order = "".join(batch + free + contracted)
-    x = np.einsum(f"{''.join(own)}->{order}", np.asarray(x, np.float64))
-    lead = x.shape[: len(batch) + len(free)]
-    x = quantize(x.reshape(*lead, math.prod(x.shape[len(lead) :])))
-    return x, "".join(batch + free)
-
-  lhs, lhs_lead = flat(lhs, lhs_names, quantize_lhs)
-  rhs, rhs_lead = flat(rhs, rhs_names, quantize_rhs)
-  equation = f"{lhs_lead}Z,{rhs_lead}Z->{out}"
-  return (
-    np.einsum(equation, lhs, rhs),
-    np.einsum(equation, np.abs(lhs), np.abs(rhs)),
-  )
-
-
-def split(names):
-  operands, out = names.split("->")
-  return operands.split(","), out
-
-
-def numbers_of(names):
-  """`lax.dot_general`'s dimension numbers of an einsum."""
-  (lhs, rhs), out = split(names)
-  batch = [c for c in out if c in lhs and c in rhs]
-  contracted = [c for c in lhs if c in rhs and c not in out]
-  dims = lambda own, letters: tuple(own.index(c) for c in letters)
-  return (
-    (dims(lhs, contracted), dims(rhs, contracted)),
-    (dims(lhs, batch), dims(rhs, batch)),
-  )
-
-
-SIZES = {"a": 2, "b": 3, "k": 40, "l": 3, "m": 5, "n": 7, "p": 2, "q": 3}
 EINSUMS = (
   "bmk,bnk->bmn",
   "mk,kn->mn",
@@ -132,8 +55,6 @@ EINSUMS = (
   "k,k->",
   "bm,bn->bmn",  # nothing is contracted
 )
-MODES = ("mxfp8", "mxfp4", "nvfp4")
-GLOBAL_SCALE = 2.0**-9
 # name, einsum, mode, dtypes of lhs, of rhs and of the result.
 DOT_GENERAL_CASES = tuple(
   (f"{names}_{mode}", names, mode, dtypes)
@@ -147,123 +68,6 @@ DOT_GENERAL_CASES = tuple(
     ),
   )
 )
-
-
-def floats(seed, names, dtype=np.float32):
-  shape = tuple(SIZES[c] for c in names)
-  return rng_of(seed).normal(size=shape).astype(dtype)
-
-
-def config(mode, global_scale=GLOBAL_SCALE):
-  if mode != "nvfp4":
-    return nn.get_scaled_dot_general_config(mode)
-  return nn.get_scaled_dot_general_config(mode, jnp.float32(global_scale))
-
-
-def quantizer(mode, global_scale=GLOBAL_SCALE, dtype=None):
-  return lambda x: quantize(x, mode, global_scale, dtype)
-
-
-def expected_results(names, mode, arrays, global_scales):
-  """f64 (exact, bound) of `scaled_dot_general` and of both gradients.
-
-  Args:
-    names: the einsum.
-    mode: that of all three configs.
-    arrays: lhs, rhs and the gradient of the result.
-    global_scales: of lhs and of rhs.
-  """
-  lhs, rhs, g = arrays
-  (lhs_names, rhs_names), out = split(names)
-  q_lhs, q_rhs = (quantizer(mode, scale) for scale in global_scales)
-  exact, magnitude = product(lhs, rhs, names, q_lhs, q_rhs)
-  results = [(exact, testing.DOT_BOUND * magnitude)]
-  for x, scale, other, q_other, equation in (
-    (lhs, global_scales[0], rhs, q_rhs, f"{out},{rhs_names}->{lhs_names}"),
-    (rhs, global_scales[1], lhs, q_lhs, f"{out},{lhs_names}->{rhs_names}"),
-  ):
-    if mode != "nvfp4":
-      exact, magnitude = product(g, other, equation, quantizer(mode), q_other)
-      results.append((exact, testing.DOT_BOUND * magnitude))
-      continue
-    # In high precision, and zero where x was clipped.
-    same = lambda x: x
-    exact, magnitude = product(g, other, equation, same, same)
-    passes = np.abs(x.astype(np.float64)) <= scale * E2M1_MAX * E4M3_MAX
-    num_terms = min(g.size, other.size)
-    results.append(
-      (exact * passes, num_terms * F32_ROUNDING * magnitude * passes)
-    )
-  return results
-
-
-class ConfigTest(parameterized.TestCase):
-  @parameterized.parameters(*MODES)
-  def test_fields_are_those_of_jax(self, mode):
-    if mode == "mxfp4" and nn_testing.JAX_VERSION < (0, 11):
-      self.skipTest(f"jax {jax.__version__} has no mode mxfp4")
-    for args in ((mode,), (mode, jnp.array([0.5], jnp.float32))):
-      if mode == "mxfp4" and len(args) == 2:
-        continue
-      ours = nn.get_scaled_dot_general_config(*args)
-      jaxs = jax.nn.get_scaled_dot_general_config(*args)
-      self.assertEqual(
-        [f.name for f in dataclasses.fields(ours)],
-        [f.name for f in dataclasses.fields(jaxs)],
-      )
-      for name in ("mode", "block_size", "infer_only"):
-        self.assertEqual(getattr(ours, name), getattr(jaxs, name))
-      for name in ("data_type", "scale_type"):
-        self.assertEqual(
-          jnp.dtype(getattr(ours, name)), jnp.dtype(getattr(jaxs, name))
-        )
-      if jaxs.global_scale is None:
-        self.assertIsNone(ours.global_scale)
-      else:
-        np.testing.assert_array_equal(
-          ours.global_scale, jaxs.global_scale, strict=True
-        )
-
-  def test_an_unknown_mode_lists_the_known_ones(self):
-    with self.assertRaisesRegex(ValueError, "mxfp8, mxfp4, nvfp4, got 'fp8'"):
-      nn.get_scaled_dot_general_config("fp8")
-
-  def test_mxfp4_refuses_a_global_scale(self):
-    with self.assertRaisesRegex(ValueError, "mxfp4 has no global scale"):
-      nn.get_scaled_dot_general_config("mxfp4", jnp.float32(0.5))
-
-  @parameterized.parameters("mxfp8", "nvfp4")
-  def test_configs_of_jax_give_the_same_bits(self, mode):
-    names = "bmk,bnk->bmn"
-    lhs, rhs = floats(40, "bmk"), floats(41, "bnk")
-    scale = jnp.array([0.5], jnp.float32)
-    results = []
-    for module in (nn, jax.nn):
-      configs = [module.get_scaled_dot_general_config(mode, scale)] * 3
-
-      def f(lhs, rhs, configs=configs):
-        return nn.scaled_dot_general(
-          lhs, rhs, numbers_of(names), configs=configs
-        )
-
-      out, vjp = jax.vjp(f, lhs, rhs)
-      results.append((out, *vjp(out)))
-    jax.tree.map(np.testing.assert_array_equal, *results)
-
-  def test_a_config_is_an_argument_of_a_jitted_function(self):
-    lhs, rhs = floats(42, "mk"), floats(43, "nk")
-    configs = [config("nvfp4", 0.25)] * 3
-
-    @jax.jit
-    def f(lhs, rhs, configs):
-      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
-
-    exact, magnitude = product(
-      lhs, rhs, "mk,nk->mn", quantizer("nvfp4", 0.25), quantizer("nvfp4", 0.25)
-    )
-    testing.assert_within(
-      f(lhs, rhs, configs), exact, testing.DOT_BOUND * magnitude, F32
-    )
 
 
 class ScaledDotGeneralTest(parameterized.TestCase):
@@ -637,142 +441,6 @@ class ImplementationTest(parameterized.TestCase):
 
     found = nn_testing.bound_configs(jax.grad(loss, (0, 1)), x, x)
     self.assertEqual([c.implementation for c in found], ["xla"] * 3)
-
-
-def changed(base="mxfp8", **changes):
-  """A config of JAX with other fields; its class checks nothing."""
-  made = jax.nn.get_scaled_dot_general_config(base)
-  for name, value in changes.items():
-    setattr(made, name, value)
-  return made
-
-
-MXFP8_CONFIG = changed()
-# name, keyword arguments, error, message.
-MALFORMED_DOT_GENERALS = (
-  ("no_list", {"configs": MXFP8_CONFIG}, ValueError, "list of three"),
-  ("one_config", {"configs": [MXFP8_CONFIG]}, ValueError, "list of three"),
-  (
-    "a_string",
-    {"configs": ["mxfp8"] * 3},
-    TypeError,
-    r"configs\[0\] must be a config, got 'mxfp8', .* no mode, block_size",
-  ),
-  (
-    "mode",
-    {"configs": [MXFP8_CONFIG, changed(mode="fp8")]},
-    ValueError,
-    r"mode of configs\[1\] must be one of mxfp8, mxfp4, nvfp4, got 'fp8'",
-  ),
-  (
-    "block_size",
-    {"configs": [changed(block_size=0)] * 3},
-    ValueError,
-    r"block_size of configs\[0\] must be an integer of at least 2, got 0",
-  ),
-  (
-    "block_size_type",
-    {"configs": [changed(block_size=32.0)] * 3},
-    ValueError,
-    r"block_size of configs\[0\].* got 32.0",
-  ),
-  (
-    "data_type",
-    {"configs": [changed(data_type=jnp.int8)] * 3},
-    ValueError,
-    r"configs\[0\] of mode mxfp8 must have data_type float8_e4m3fn.*int8",
-  ),
-  (
-    "data_type_name",
-    {"configs": [changed(data_type="fp8")] * 3},
-    ValueError,
-    r"configs\[0\] of mode mxfp8 must have data_type .* got 'fp8'",
-  ),
-  (
-    "scale_type",
-    {"configs": [changed(scale_type=jnp.float8_e4m3fn)] * 3},
-    ValueError,
-    "scale_type float8_e8m0fnu, got .*float8_e4m3fn",
-  ),
-  (
-    "global_scale_of_mx",
-    {"configs": [MXFP8_CONFIG] * 2 + [changed(global_scale=jnp.ones(1))]},
-    ValueError,
-    r"configs\[2\] of mode mxfp8 must not have a global_scale",
-  ),
-  (
-    "no_global_scale",
-    {"configs": [changed("nvfp4", global_scale=None)] * 3},
-    ValueError,
-    r"configs\[0\] of mode nvfp4 must have a global_scale, got None",
-  ),
-  (
-    "global_scale_shape",
-    {"configs": [changed("nvfp4", global_scale=jnp.ones(2))] * 3},
-    TypeError,
-    r"one float32, f32\[\] or f32\[1\], got float32\[2\]",
-  ),
-  (
-    "global_scale_dtype",
-    {"configs": [changed("nvfp4", global_scale=jnp.ones(1, jnp.bfloat16))] * 3},
-    TypeError,
-    r"one float32, .* got bfloat16\[1\]",
-  ),
-  (
-    "global_scale_zero",
-    {"configs": [changed("nvfp4", global_scale=jnp.zeros(1))] * 3},
-    ValueError,
-    r"global_scale of configs\[0\] must be positive and finite, got 0.0",
-  ),
-  (
-    "result_dtype",
-    {"preferred_element_type": np.int32},
-    TypeError,
-    "preferred_element_type must be float32, bfloat16 or float16, got .*int32",
-  ),
-  ("no_result_dtype", {"preferred_element_type": None}, TypeError, "None"),
-  ("no_numbers", {"dimension_numbers": None}, TypeError, "must not be None"),
-  (
-    "k",
-    {"rhs": jnp.ones((2, 3, 40))},
-    TypeError,
-    "contracting sizes must agree, got 64 .* and 40",
-  ),
-  ("rank", {"rhs": jnp.ones(64)}, TypeError, "rhs, which has rank 1"),
-  (
-    "complex",
-    {"lhs": jnp.ones((2, 3, 64), np.complex64)},
-    TypeError,
-    "lhs must have a real dtype, got complex64",
-  ),
-  ("list", {"lhs": [1.0]}, TypeError, "lhs must be an array"),
-  (
-    "implementation",
-    {"implementation": "cuda"},
-    ValueError,
-    "implementation must be None or one of .*, got 'cuda'",
-  ),
-)
-
-
-class MalformedCallTest(parameterized.TestCase):
-  @parameterized.named_parameters(*MALFORMED_DOT_GENERALS)
-  def test_scaled_dot_general_refuses(self, changes, error, message):
-    x = jnp.ones((2, 3, 64))
-    args = {
-      "lhs": x,
-      "rhs": x,
-      "dimension_numbers": NT_3D,
-      "configs": [MXFP8_CONFIG] * 3,
-    }
-    args |= changes
-    self.check(
-      nn.scaled_dot_general, "scaled_dot_general", args, error, message
-    )
-
-  def check(self, function, who, args, error, message):
-    with self.assertRaisesRegex(error, f"(?s)^{who}: .*{message}"):
-      function(**args)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxplugin import call
+from jaxplugin import call_rules
 from jaxplugin import formats
 from jaxplugin import scaled_array
 
@@ -82,7 +83,7 @@ def canonical_numbers(
   numbers = call.canonical_dimension_numbers(
     dimension_numbers, len(lhs_shape), len(rhs_shape)
   )
-  call.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
+  call_rules.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
   return numbers
 
 

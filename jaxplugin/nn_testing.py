@@ -24,6 +24,9 @@ NEEDS_JAX_NN = (
 NT_2D = (((1,), (1,)), ((), ()))
 NT_3D = (((2,), (2,)), ((0,), (0,)))
 
+# Dequantizing with an f32 scale, and a plain f32 operand, round once a side.
+SCALE_ROUNDING_BOUND = 2 * 2.0**-24
+
 # The device that each implementation is best at.
 BEST_TARGETS = {
   "cudnn": jp.named_target("b200", cudnn="9.13"),

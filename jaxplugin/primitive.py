@@ -30,6 +30,7 @@ from jax.sharding import NamedSharding
 
 from jaxplugin import backends
 from jaxplugin import call
+from jaxplugin import call_rules
 from jaxplugin import canonical
 from jaxplugin import jax_private
 from jaxplugin import lowering
@@ -65,7 +66,7 @@ def _impl(*flat, config, target):
 def _abstract_eval(*flat, config, target):
   del target
   operands = call.Operands.unflatten(config, flat)
-  call.validate(config, operands)
+  call_rules.validate(config, operands)
   shape = call.result_shape(config, operands)
   return operands.lhs.update(
     shape=shape,

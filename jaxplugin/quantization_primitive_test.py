@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels and operations agree, and each is where it belongs.
 
-What is right is found in quantization_test.py and dequantization_test.py. Here
-one lowering is compared with the other: `OPERATIONS` is a CPU without kernels.
+What is right is found in quantization_mx_test.py, quantization_nvfp4_test.py
+and dequantization_test.py. Here one lowering is compared with the other:
+`OPERATIONS` is a CPU without kernels.
 """
 
 import concurrent.futures

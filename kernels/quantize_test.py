@@ -1,34 +1,26 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The quantize kernels give the bits of `jp.quantize`, in the interpreter.
-
-`jp.quantize` itself is tested against NumPy. Every byte outside the arrays is
-poison, and touching one is an error (`interpret`); outputs are filled with a
-value that no test expects everywhere, so that bytes left out are seen.
-"""
+"""The quantize kernel gives the bits of `jp.quantize`, in the interpreter."""
 
 import dataclasses
-import unittest
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-import jaxplugin as jp
 from jaxplugin import formats
 from jaxplugin import scaled_array
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import interpret
-from jaxplugin.kernels import quantize
 from jaxplugin.kernels import quantize_config
+from jaxplugin.kernels import quantize_testing
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
-UNWRITTEN = 0xA5
-SM_90 = architectures.by_name("sm_90")
-SM_80 = architectures.by_name("sm_80")
+BF16 = quantize_testing.BF16
+FORMAT_NAMES = quantize_testing.FORMAT_NAMES
+expected = quantize_testing.expected
+run_quantize = quantize_testing.run_quantize
+setUpModule = quantize_testing.skip_unless_interpreted
+
 # One program for a whole sweep.
 SWEEP = quantize_config.QuantizeConfig(
   block_m=256, block_k=1024, num_warps=4, hardware_cast=False
@@ -42,87 +34,11 @@ CASES = (
   ("mxfp4", "floor"),
   ("nvfp4", "up"),
 )
-FORMAT_NAMES = tuple(quantize_config.ENCODINGS)
-
-
-def element_strides(x):
-  return tuple(stride // x.itemsize for stride in x.strides)
 
 
 def casts_of(format_name):
   """Both ways to cast, where there are two."""
   return (False, True) if format_name.startswith("mxfp8") else (False,)
-
-
-def run_quantize(
-  x,
-  format_name,
-  *,
-  global_scale=None,
-  scale_rounding="up",
-  swizzled=False,
-  config=None,
-  k_axis=2,
-  check_races=True,
-):
-  """Values and scale, uint8, of x[batch, rows, k], the axis of k given.
-
-  Both have the axes of `x`; a swizzled scale is [batch, rows, k].
-  """
-  order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
-  batch, rows, k = (x.shape[axis] for axis in order)
-  encoding = quantize_config.encoding(format_name)
-  grid_rows, grid_k = quantize_config.covered(
-    rows, k, format_name, swizzled=swizzled
-  )
-  if config is None:
-    config = quantize_config.default_config(
-      format_name, SM_90, grid_rows, grid_k, k_is_contiguous=k_axis == 2
-    )
-  shape = (batch, rows, -(-k // encoding.values_per_byte))
-  values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
-  shape = (batch, rows, -(-k // encoding.vec_size))
-  if swizzled:
-    shape = (batch, *scaled_array.swizzled_shape(shape[1:]))
-    scale = np.full(shape, UNWRITTEN, np.uint8)
-    scale_strides = (shape[1] * shape[2], 0, 0)
-  else:
-    scale = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
-    scale_strides = [element_strides(scale)[i] for i in order]
-  interpret.launch(
-    quantize.quantize,
-    quantize_config.launch_grid(config, batch, grid_rows, grid_k),
-    x,
-    global_scale,
-    values,
-    scale,
-    rows,
-    k,
-    grid_rows,
-    grid_k,
-    *(element_strides(values)[i] for i in order),
-    *scale_strides,
-    *(element_strides(x)[i] for i in order),
-    check_races=check_races,
-    **quantize_config.constexprs(
-      config, format_name, scale_rounding=scale_rounding, swizzled=swizzled
-    ),
-  )
-  return values, scale
-
-
-def expected(x, format_name, *, axis=-1, global_scale=None, **kwargs):
-  """(values, scale) of `jp.quantize`, as bytes, FP4 packed along `axis`."""
-  if global_scale is not None:
-    kwargs["global_scale"] = jnp.asarray(global_scale).reshape(())
-  quantized = jp.quantize(
-    jnp.asarray(x), formats.by_name(format_name), axis=axis, **kwargs
-  )
-  values = quantized.values
-  if quantized.format.is_fp4:
-    values = scaled_array.pack_fp4(values, axis=axis)
-  values = jax.lax.bitcast_convert_type(values, jnp.uint8)
-  return np.asarray(values), np.asarray(quantized.scale).view(np.uint8)
 
 
 def bf16_codes():
@@ -178,11 +94,6 @@ INPUTS = {
   "f32_of_similar_size": f32_of_similar_size,
   "f16_patterns": f16_patterns,
 }
-
-
-def setUpModule():
-  if (reason := interpret.unsupported()) is not None:
-    raise unittest.SkipTest(reason)
 
 
 class SweepTest(parameterized.TestCase):
@@ -387,222 +298,6 @@ class ShapeTest(parameterized.TestCase):
     wanted = expected(x.copy(), "mxfp8")
     np.testing.assert_array_equal(got[0], wanted[0])
     np.testing.assert_array_equal(got[1], wanted[1])
-
-
-def run_both(
-  x,
-  format_name,
-  *,
-  global_scales=(None, None),
-  padded=(None, None),
-  transposed=True,
-  swizzled=False,
-  config=None,
-):
-  """(values, scale, values_t, scale_t), uint8, of x[batch, rows, columns].
-
-  `padded` are rows and columns with the zeros that are quantized after them.
-  """
-  batch, rows, columns = x.shape
-  k_t, k = (p or size for p, size in zip(padded, (rows, columns), strict=True))
-  encoding = quantize_config.encoding(format_name)
-  outputs = []
-  for n, size, in_place in ((rows, k, False), (columns, k_t, not transposed)):
-    packing, blocks = encoding.values_per_byte, size // encoding.vec_size
-    shape = (batch, n, size // packing)
-    if in_place and packing == 1:
-      shape = (batch, size, n)
-    scale_shape = (batch, blocks, n) if in_place else (batch, n, blocks)
-    if swizzled:
-      scale_shape = (batch, *scaled_array.swizzled_shape(scale_shape[1:]))
-    outputs += [np.full(s, UNWRITTEN, np.uint8) for s in (shape, scale_shape)]
-  grid_sizes = quantize_config.covered_by_both(
-    k_t, k, format_name, swizzled=swizzled
-  )
-  if config is None:
-    config = quantize_config.default_config(
-      format_name, SM_80, *grid_sizes, both=True
-    )
-  interpret.launch(
-    quantize.quantize_both,
-    quantize_config.launch_grid(config, batch, *grid_sizes),
-    x,
-    *global_scales,
-    *outputs,
-    rows,
-    columns,
-    k,
-    k_t,
-    *grid_sizes,
-    *element_strides(x)[:2],
-    **quantize_config.constexprs(config, format_name, swizzled=swizzled),
-    TRANSPOSED=transposed,
-  )
-  return outputs
-
-
-class BothTest(parameterized.TestCase):
-  @parameterized.product(
-    format_name=FORMAT_NAMES,
-    case=(
-      ((1, 64, 64), False, np.float32),
-      ((2, 96, 160), False, BF16),
-      ((2, 96, 160), True, np.float32),
-    ),
-  )
-  def test_rows_and_columns_are_quantized_from_one_read(
-    self, format_name, case
-  ):
-    shape, swizzled, dtype = case
-    rng = np.random.default_rng(11)
-    base = rng.standard_normal((shape[0], shape[1], shape[2] + 5)).astype(dtype)
-    x = base[:, :, : shape[2]]
-    x[0, 3, 7] = np.nan
-    x[0, 40, 60] = 1000
-    ones = [None, None]
-    if format_name == "nvfp4":  # each of its own
-      ones = [np.array([g], np.float32) for g in (0.4, 0.07)]
-    wanted = expected(x, format_name, global_scale=ones[0])
-    x_t = np.swapaxes(x, 1, 2)
-    wanted += expected(x_t, format_name, global_scale=ones[1])
-    if swizzled:
-      wanted = tuple(
-        np.asarray(scaled_array.swizzle_scale(jnp.asarray(part))) if i % 2
-        else part
-        for i, part in enumerate(wanted)
-      )  # fmt: skip
-    actual = run_both(x, format_name, global_scales=ones, swizzled=swizzled)
-    for got, part in zip(actual, wanted, strict=True):
-      np.testing.assert_array_equal(got, part)
-
-  @parameterized.product(
-    format_name=FORMAT_NAMES, shape=((1, 1, 1), (2, 33, 77), (1, 70, 128)),
-    transposed=(False, True),
-  )  # fmt: skip
-  def test_tails_are_padded_with_zeros_that_no_other_axis_sees(
-    self, format_name, shape, transposed
-  ):
-    x = np.random.default_rng(13).standard_normal(shape).astype(np.float32)
-    one = np.array([0.3], np.float32) if format_name == "nvfp4" else None
-    _, rows, columns = shape
-    # Also more than a block of zeros.
-    k_t, k = rows + -rows % 32 + 32, columns + -columns % 32
-    along_k = np.pad(x, ((0, 0), (0, 0), (0, k - columns)))
-    along_rows = np.pad(x, ((0, 0), (0, k_t - rows), (0, 0)))
-    wanted = expected(along_k, format_name, global_scale=one)
-    values_t, scale_t = expected(
-      along_rows, format_name, axis=1, global_scale=one
-    )
-    is_packed = quantize_config.encoding(format_name).values_per_byte == 2
-    if transposed or is_packed:
-      values_t = np.swapaxes(values_t, 1, 2)
-    if transposed:
-      scale_t = np.swapaxes(scale_t, 1, 2)
-    actual = run_both(
-      x,
-      format_name,
-      global_scales=(one, one),
-      padded=(k_t, k),
-      transposed=transposed,
-    )
-    for got, part in zip(actual, (*wanted, values_t, scale_t), strict=True):
-      np.testing.assert_array_equal(got, part)
-
-
-def computed_global_scale(x):
-  config = quantize_config.default_config(
-    "nvfp4", SM_90, x.shape[1], x.shape[2]
-  )
-  grid = quantize_config.launch_grid(config, *x.shape)
-  partial = np.full(grid, -1, np.int32)
-  interpret.launch(
-    quantize.finite_amax,
-    grid,
-    x,
-    partial,
-    *x.shape[1:],
-    *element_strides(x),
-    BLOCK_M=config.block_m,
-    BLOCK_K=config.block_k,
-    VEC_SIZE=16,
-  )
-  partial.flags.writeable = False
-  result = np.full(1, np.nan, np.float32)
-  interpret.launch(
-    quantize.reduce_global_scale,
-    1,
-    partial,
-    result,
-    partial.size,
-    CHUNK=4,
-  )
-  return result
-
-
-def computed_global_scales(x):
-  """Those of blocks along rows and along columns, from one read."""
-  config = quantize_config.default_config(
-    "nvfp4", SM_90, *x.shape[1:], both=True
-  )
-  grid = quantize_config.launch_grid(config, *x.shape)
-  partial = [np.full(grid, -1, np.int32) for _ in range(2)]
-  interpret.launch(
-    quantize.finite_amax_both,
-    grid,
-    x,
-    *partial,
-    *x.shape[1:],
-    *element_strides(x)[:2],
-    BLOCK_M=config.block_m,
-    BLOCK_K=config.block_k,
-    VEC_SIZE=16,
-  )
-  results = [np.full(1, np.nan, np.float32) for _ in range(2)]
-  interpret.launch(
-    quantize.reduce_global_scales,
-    1,
-    *partial,
-    *results,
-    partial[0].size,
-    CHUNK=4,
-  )
-  return results
-
-
-class GlobalScaleTest(parameterized.TestCase):
-  @parameterized.parameters(
-    (1.0, np.float32), (1e-37, np.float32), (1e-42, np.float32),
-    (3e37, np.float32), (100.0, np.float16), (1e30, BF16), (0.0, np.float32),
-  )  # fmt: skip
-  def test_it_is_that_of_jp_quantize(self, size, dtype):
-    rng = np.random.default_rng(12)
-    x = (rng.standard_normal((3, 37, 560)) * size).astype(dtype)
-    wanted = jp.quantize(jnp.asarray(x), jp.NVFP4).global_scale
-    np.testing.assert_array_equal(computed_global_scale(x), [wanted])
-
-  def test_blocks_with_nan_or_inf_take_no_part(self):
-    x = np.ones((1, 4, 64), np.float32)
-    x[0, 0, :4] = [np.nan, 1e30, -np.inf, 5]
-    x[0, 3, 63] = -2688
-    self.assertEqual(computed_global_scale(x), 1)
-
-  @parameterized.parameters(np.nan, np.inf, -np.inf)
-  def test_each_axis_leaves_out_its_own_blocks(self, bad):
-    x = np.random.default_rng(14).standard_normal((2, 75, 96))
-    x = x.astype(np.float32)
-    x[1, 40, 50] = bad
-    x[1, 40, 52] = 200  # in the row's block, in no bad one of a column
-    x[1, 44, 50] = -100  # the other way round
-    wanted = [
-      jp.quantize(jnp.asarray(a), jp.NVFP4).global_scale
-      for a in (x, np.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 5))))
-    ]
-    self.assertEqual(wanted, [np.float32(g) / 2688 for g in (100, 200)])
-    self.assertEqual(computed_global_scales(x), wanted)
-
-  def test_tensor_of_zeros_has_global_scale_one(self):
-    self.assertEqual(computed_global_scales(np.zeros((1, 2, 32), BF16)), [1, 1])
-    self.assertEqual(computed_global_scale(np.zeros((1, 2, 32), BF16)), 1)
 
 
 if __name__ == "__main__":

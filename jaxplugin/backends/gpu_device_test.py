@@ -14,6 +14,7 @@ import jaxplugin as jp
 from jaxplugin import dot_suite
 from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
+from jaxplugin import testing
 from jaxplugin.backends import cudnn
 from jaxplugin.backends import triton
 
@@ -41,7 +42,7 @@ def why_not(supports) -> str:
       k=128,
       lhs=operand,
       rhs=operand,
-      out_dtype=dot_suite.testing.F32,
+      out_dtype=testing.F32,
     ),
     target,
   )

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The AVX-512 sources on a machine of any kind, their intrinsics emulated.
 
-This is the part that takes seconds; `emulate.sh` runs handlers_test.py too.
+This is the part that takes seconds; `emulate.sh` runs the handlers' tests too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What streaming weights past a few rows, and integer products, must not break.
 
-The rest of the contract is in handlers_test.py, for every path alike.
+The rest of the contract is in dot_handler_test.py, for every path alike.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import handlers_test
+import testing
 
-FORMATS = handlers_test.FORMATS
-ISAS = handlers_test.ISAS
-QUANTIZED = handlers_test.QUANTIZED
+FORMATS = testing.FORMATS
+ISAS = testing.ISAS
+QUANTIZED = testing.QUANTIZED
 FP4 = ("mxfp4", "nvfp4")
 # Either side of where the AVX2 kernels begin to work in blocks: 4 rows, and 8
 # of two E2M1 sides.
@@ -29,9 +29,9 @@ ROWS = (1, 2, 3, 4, 5, 8, 9)
 
 class FewRowsTest(parameterized.TestCase):
   def check(self, lhs, rhs, isa):
-    got = handlers_test.call(lhs, rhs, isa=handlers_test.isa_number(self, isa))
+    got = testing.call(lhs, rhs, isa=testing.isa_number(self, isa))
     np.testing.assert_array_equal(
-      got, handlers_test.oracle(lhs, rhs).astype(np.float32)
+      got, testing.oracle(lhs, rhs).astype(np.float32)
     )
 
   @parameterized.product(lhs=QUANTIZED, rhs=QUANTIZED, isa=ISAS)
@@ -41,8 +41,8 @@ class FewRowsTest(parameterized.TestCase):
     for m in rng.choice(ROWS, 3, replace=False):
       k = int(rng.choice([2, 30, 34, 66, 190, 2048, 2080, 4130]))
       self.check(
-        handlers_test.integers(lhs, (1, m, k), rng),
-        handlers_test.integers(rhs, (1, 9, k), rng),
+        testing.integers(lhs, (1, m, k), rng),
+        testing.integers(rhs, (1, 9, k), rng),
         isa,
       )
 
@@ -59,7 +59,7 @@ class FewRowsTest(parameterized.TestCase):
       code = np.arange(count + 1)
       code[-1] = 0x38 if name == "nvfp4" else 127
       code = np.broadcast_to(code, (1, rows, count + 1))
-      sides.append(handlers_test.Side(name, values, code))
+      sides.append(testing.Side(name, values, code))
     self.check(*sides, isa)
 
   @parameterized.product(
@@ -68,10 +68,10 @@ class FewRowsTest(parameterized.TestCase):
   def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
     """The rows of floats that the fast way cannot take go another one."""
     rng = np.random.default_rng(0)
-    rhs = handlers_test.integers(weights, (1, 5, 96), rng)
+    rhs = testing.integers(weights, (1, 5, 96), rng)
     for rows in (1, 3):
       values = rng.integers(-4, 5, (1, rows, 96)).astype(np.float64)
-      lhs = handlers_test.Side("f32", np.ldexp(values, exponent), None)
+      lhs = testing.Side("f32", np.ldexp(values, exponent), None)
       self.check(lhs, rhs, isa)
 
   @parameterized.product(lhs=FP4, rhs=FP4, isa=ISAS, m=(1, 8, 40))
@@ -79,7 +79,7 @@ class FewRowsTest(parameterized.TestCase):
     """Sums of bytes' products are held in 16 bits."""
     for sign in (-1, 1):
       sides = [
-        handlers_test.Side(
+        testing.Side(
           name,
           np.full((1, rows, 640), 6.0 * s),
           np.full(
@@ -94,30 +94,28 @@ class FewRowsTest(parameterized.TestCase):
   @parameterized.product(isa=ISAS, name=("mxfp8", "nvfp4"), m=(1, 4, 8, 40))
   def test_poisoned_rows_leave_others_alone(self, isa, name, m):
     rng = np.random.default_rng(m)
-    lhs = handlers_test.integers(name, (1, m, 160), rng)
-    rhs = handlers_test.integers(name, (1, 19, 160), rng)
-    expected = handlers_test.oracle(lhs, rhs).astype(np.float32)
+    lhs = testing.integers(name, (1, m, 160), rng)
+    rhs = testing.integers(name, (1, 19, 160), rng)
+    expected = testing.oracle(lhs, rhs).astype(np.float32)
     scale = rhs.scale.view(np.uint8).copy()
     scale[0, 7, -1] = 0x7F if name == "nvfp4" else 255
     rhs.scale = scale.view(rhs.scale.dtype)
     expected[..., 7] = np.nan
-    got = handlers_test.call(lhs, rhs, isa=handlers_test.isa_number(self, isa))
+    got = testing.call(lhs, rhs, isa=testing.isa_number(self, isa))
     np.testing.assert_array_equal(got, expected)
 
   def test_result_does_not_depend_on_the_other_rows(self):
     """An element's bits are the same whatever is computed beside it."""
     rng = np.random.default_rng(3)
     for name in QUANTIZED:
-      lhs = handlers_test.gaussians(name, (1, 4, 512), rng, 4)
-      rhs = handlers_test.gaussians(name, (1, 50, 512), rng, 4)
-      whole = handlers_test.call(lhs, rhs)
+      lhs = testing.gaussians(name, (1, 4, 512), rng, 4)
+      rhs = testing.gaussians(name, (1, 50, 512), rng, 4)
+      whole = testing.call(lhs, rhs)
       one = jax.tree.map(lambda x: x[:, 2:3], (lhs.values, lhs.scale))
-      part = handlers_test.Side.__new__(handlers_test.Side)
+      part = testing.Side.__new__(testing.Side)
       part.values, part.scale = one
       part.block, part.exact = lhs.block, lhs.exact[:, 2:3]
-      np.testing.assert_array_equal(
-        handlers_test.call(part, rhs), whole[:, 2:3]
-      )
+      np.testing.assert_array_equal(testing.call(part, rhs), whole[:, 2:3])
 
 
 if __name__ == "__main__":

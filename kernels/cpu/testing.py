@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds, loads and calls the handlers, for their test only."""
+"""Builds, loads and calls the handlers, and makes operands, for their tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import tempfile
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+from absl.testing import absltest
 from jaxplugin.kernels.cpu import library as installed
 
 LIBRARY_VARIABLE = "JAXPLUGIN_CPU_LIBRARY"
@@ -34,6 +36,25 @@ _HANDLERS = (
   "jaxplugin_dequantize",
 )
 _NONE = np.zeros((0,), np.float32)
+
+E4M3 = ml_dtypes.float8_e4m3fn
+E5M2 = ml_dtypes.float8_e5m2
+E2M1 = ml_dtypes.float4_e2m1fn
+E8M0 = ml_dtypes.float8_e8m0fnu
+BF16 = ml_dtypes.bfloat16
+
+# name -> (values dtype, scale dtype, block size)
+FORMATS = {
+  "mxfp8": (E4M3, E8M0, 32),
+  "mxfp8_e5m2": (E5M2, E8M0, 32),
+  "mxfp4": (E2M1, E8M0, 32),
+  "nvfp4": (E2M1, E4M3, 16),
+  "f32": (np.float32, None, 32),
+  "bf16": (BF16, None, 32),
+  "f16": (np.float16, None, 32),
+}
+QUANTIZED = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
+ISAS = tuple(ISA_LEVELS)
 
 
 @functools.cache
@@ -184,3 +205,89 @@ def dequantize(
     block_size=np.int64(block_size),
     isa=np.int64(isa),
   )
+
+
+# Operands, and what they mean in float64.
+
+
+def isa_number(test: absltest.TestCase, name: str) -> int:
+  if name not in isa_levels():
+    test.skipTest(f"this machine has no {name}")
+  return ISA_LEVELS[name]
+
+
+def e8m0_value(code: np.ndarray) -> np.ndarray:
+  value = np.ldexp(1.0, code.astype(np.int64) - 127)
+  return np.where(code == 255, np.nan, value)
+
+
+class Side:
+  """An operand: what a handler gets, and its exact value in float64."""
+
+  def __init__(self, name, values, scale, packed=False):
+    dtype, scale_dtype, self.block = FORMATS[name]
+    self.values = values.astype(dtype)
+    exact = self.values.astype(np.float64)
+    self.scale = None
+    if scale_dtype is not None:
+      self.scale = scale.astype(np.uint8).view(scale_dtype)
+      factor = (
+        e8m0_value(scale)
+        if scale_dtype == E8M0
+        else self.scale.astype(np.float64)
+      )
+      factor = np.repeat(factor, self.block, axis=-1)[..., : values.shape[-1]]
+      with np.errstate(invalid="ignore"):
+        exact = exact * factor
+    self.exact = exact
+    if packed and dtype == E2M1:
+      codes = self.values.view(np.uint8) & 15
+      self.values = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
+
+
+def integers(name, shape, rng, packed=False) -> Side:
+  """Small integers and power-of-two scales: every sum is exact in f32."""
+  values = rng.integers(-4, 5, shape).astype(np.float64)
+  values = np.where(np.abs(values) == 5, 4, values)
+  block = FORMATS[name][2]
+  scale_shape = (*shape[:-1], -(-shape[-1] // block))
+  if FORMATS[name][1] == E4M3:
+    scale = rng.choice(np.array([0x30, 0x38, 0x40]), scale_shape)
+  else:
+    scale = rng.integers(126, 129, scale_shape)
+  return Side(name, values, scale, packed)
+
+
+def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
+  """Normal values, rounded to the format, with scales over 2^+-spread."""
+  values = rng.standard_normal(shape) * (1 if FORMATS[name][1] is None else 2)
+  if FORMATS[name][0] == E2M1:
+    values = np.clip(values, -6, 6)
+  block = FORMATS[name][2]
+  scale_shape = (*shape[:-1], -(-shape[-1] // block))
+  if FORMATS[name][1] == E4M3:
+    scale = rng.integers(1, 0x7F, scale_shape)
+  else:
+    scale = rng.integers(127 - spread, 128 + spread, scale_shape)
+  return Side(name, values, scale, packed)
+
+
+def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
+  return np.asarray(
+    dot(
+      lhs.values,
+      lhs.scale,
+      rhs.values,
+      rhs.scale,
+      *args,
+      lhs_block_size=lhs.block,
+      rhs_block_size=rhs.block,
+      shape=(*lhs.exact.shape[:2], rhs.exact.shape[1]),
+      **kwargs,
+    )
+  )
+
+
+def oracle(lhs: Side, rhs: Side) -> np.ndarray:
+  with np.errstate(invalid="ignore", over="ignore"):
+    return lhs.exact @ np.swapaxes(rhs.exact, -1, -2)

@@ -3,8 +3,9 @@
 //
 // The kernels of every instruction set that GetKernels offers, against plain
 // loops in float64: for machines (and simulators) without Python and JAX, where
-// handlers_test.py, which asks for more, cannot run. Operands end where a page
-// ends that must not be touched, so that a load past a row's end is a crash.
+// dot_handler_test.py, which asks for more, cannot run. Operands end where a
+// page ends that must not be touched, so that a load past a row's end is a
+// crash.
 //
 //   kernels_test [number of random dots, 400 by default]
 
