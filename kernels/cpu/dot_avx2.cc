@@ -12,6 +12,7 @@ namespace {
 #include "codec.inl"
 #include "dot_exact.inl"
 #include "epilogue.inl"
+#include "sums.inl"
 #include "dot_blocked.inl"
 #include "unpack_avx2.inl"
 #include "dot_float_avx2.inl"

@@ -12,6 +12,7 @@ namespace {
 #include "codec.inl"
 #include "dot_exact.inl"
 #include "epilogue.inl"
+#include "sums.inl"
 #include "dot_blocked.inl"
 #include "dot_f32.inl"
 }  // namespace

@@ -23,6 +23,7 @@ using namespace emulated;
 #include "codec.inl"
 #include "dot_exact.inl"
 #include "epilogue.inl"
+#include "sums.inl"
 #include "dot_blocked.inl"
 #include "dot_f32.inl"
 #include "unpack_avx512.inl"

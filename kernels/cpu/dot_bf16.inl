@@ -42,6 +42,7 @@ struct EngineBF16 {
   static constexpr int kPartRows = 32;     // of a strip: two vectors
   // Two parts: each tile that comes in from an outer cache is used twice.
   static constexpr int kStripRows = 64;
+  static constexpr int kSumFloats = kStripRows;
   static constexpr int64_t kChunkUnits = 4;  // 512 values: 64 KiB of strip
 
   static constexpr int64_t kPartBytes = kPartRows * kChunkUnits * kUnitBytes;

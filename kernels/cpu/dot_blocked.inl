@@ -11,13 +11,14 @@
 //
 // An Engine does the arithmetic:
 //   kStripRows              rows of a strip
+//   kSumFloats              floats of scratch memory for the sums of a panel row
 //   kTileRowsMax            rows of a tile, the unit of a panel
 //   kPanelRowsMax           rows of a panel
 //   PanelRowBytes(k), StripBytes(k)
 //   Engine(sides)                           once per call
 //   PackRow(row, tile, tile_rows, i)        row i of a tile
 //   Strip(row, count, panel, rows, tile_rows, strip, c)
-//       c[r * kStripRows + j] = dot of panel row r and strip row j
+//       c[r * kSumFloats + j] = dot of panel row r and strip row j
 // where rows and strips are folded with their scales: exact, by RowIsSafe.
 
 constexpr int64_t kPanelBytesMax = int64_t{4} << 20;
@@ -70,6 +71,16 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
   }
 }
 
+// The sums of a strip whose engine keeps [totals][rests] for a panel row.
+template <int kStripRows>
+inline void FinishTotals(int64_t rows, float* c) {
+  for (int64_t r = 0; r < rows; ++r, c += 2 * kStripRows) {
+    for (int j = 0; j < kStripRows; ++j) {
+      c[j] = TotalOf(c[j], c[kStripRows + j]);
+    }
+  }
+}
+
 template <typename Engine>
 struct Blocked {
   Sides sides;
@@ -90,7 +101,7 @@ struct Blocked {
     panel_bytes = RoundUp(padded * row_bytes, 64);
     unsafe_bytes = RoundUp(panel_block, 64);
     strip_bytes = RoundUp(Engine::StripBytes(k), 64);
-    c_bytes = RoundUp(padded * Engine::kStripRows * 4, 64);
+    c_bytes = RoundUp(padded * Engine::kSumFloats * 4, 64);
     line_bytes = RoundUp(panel_block * 4, 64);
   }
   int64_t SharedBytes() const { return panel_bytes + unsafe_bytes; }
@@ -142,7 +153,7 @@ struct Blocked {
                 Min(Engine::kStripRows, sides.strip_rows - s0);
             engine.Strip(batch * sides.strip_rows + s0, count, shared, rows,
                          tile_rows, strip, c);
-            StoreTile(sides, batch, p0, rows, s0, count, c, Engine::kStripRows,
+            StoreTile(sides, batch, p0, rows, s0, count, c, Engine::kSumFloats,
                       unsafe, line);
           }
         });

@@ -3,8 +3,7 @@
 //
 // The dot in float32 fused multiply-adds, written with the vector extensions
 // of GCC and Clang: every instruction set, and operands that bf16 cannot hold.
-// Vectors run along k, so nothing is transposed; a sum of kLanes partial sums
-// ends each chunk of k.
+// Vectors run along k, so nothing is transposed.
 
 constexpr int kLanes = JAXPLUGIN_F32_LANES;
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
@@ -29,8 +28,14 @@ struct EngineF32 {
   static constexpr int kTileRowsMax = kLanes == 16 ? 6 : 3;
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 8;
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int kColumns = 4;  // strip rows multiplied at a time
   static constexpr int64_t kChunk = 512;
+  // Roundings: 7 of parts of 8, 3 of sums of 4 parts, 4 of lanes, 1 of products
+  // (where there is no fused multiply-add, or a float is a factor), 1 of the
+  // total. See sums.inl.
+  static constexpr int64_t kPartValues = 8 * kLanes;
+  static constexpr int64_t kSumValues = 4 * kPartValues;
 
   const Operand& panel_operand;
   const Operand& strip_operand;
@@ -60,41 +65,53 @@ struct EngineF32 {
     }
   }
 
+  // Up to kSumValues of k.
   template <int kRows>
   static void Tile(const float* a, int64_t lda, const float* b, int64_t count,
-                   bool accumulate, float* c) {
+                   bool is_first, float* c) {
     for (int j0 = 0; j0 < kStripRows; j0 += kColumns) {
       Vector sum[kRows][kColumns] = {};
       const float* strip = b + j0 * kChunk;
-      for (int64_t i = 0; i < count; i += kLanes) {
-        // kRows vectors stay, one at a time passes: 16 registers are enough.
-        Vector x[kRows];
-        for (int r = 0; r < kRows; ++r) x[r] = LoadVector(a + r * lda + i);
-        for (int j = 0; j < kColumns; ++j) {
-          const Vector y = LoadVector(strip + j * kChunk + i);
-          for (int r = 0; r < kRows; ++r) sum[r][j] += x[r] * y;
+      for (int64_t i0 = 0; i0 < count; i0 += kPartValues) {
+        Vector part[kRows][kColumns] = {};
+        const int64_t end = Min(i0 + kPartValues, count);
+        for (int64_t i = i0; i < end; i += kLanes) {
+          // kRows vectors stay, one at a time passes: 16 registers are enough.
+          Vector x[kRows];
+          for (int r = 0; r < kRows; ++r) x[r] = LoadVector(a + r * lda + i);
+          for (int j = 0; j < kColumns; ++j) {
+            const Vector y = LoadVector(strip + j * kChunk + i);
+            for (int r = 0; r < kRows; ++r) part[r][j] += x[r] * y;
+          }
+        }
+        for (int r = 0; r < kRows; ++r) {
+          for (int j = 0; j < kColumns; ++j) sum[r][j] += part[r][j];
         }
       }
       for (int r = 0; r < kRows; ++r) {
         for (int j = 0; j < kColumns; ++j) {
-          float* out = c + r * kStripRows + j0 + j;
-          *out = (accumulate ? *out : 0.0f) + SumLanes(sum[r][j]);
+          float* out = c + r * kSumFloats + j0 + j;
+          AddExactly(SumLanes(sum[r][j]), is_first, out, out + kStripRows);
         }
       }
     }
   }
 
   static void TileOf(int64_t rows, const float* a, int64_t lda, const float* b,
-                     int64_t count, bool accumulate, float* c) {
-    switch (rows) {
-      case 1: return Tile<1>(a, lda, b, count, accumulate, c);
-      case 2: return Tile<2>(a, lda, b, count, accumulate, c);
-      case 3: return Tile<3>(a, lda, b, count, accumulate, c);
+                     int64_t count, bool is_first, float* c) {
+    for (int64_t i = 0; i < count; i += kSumValues) {
+      const int64_t some = Min(kSumValues, count - i);
+      const bool first = is_first && i == 0;
+      switch (rows) {
+        case 1: Tile<1>(a + i, lda, b + i, some, first, c); break;
+        case 2: Tile<2>(a + i, lda, b + i, some, first, c); break;
+        case 3: Tile<3>(a + i, lda, b + i, some, first, c); break;
 #if JAXPLUGIN_F32_LANES == 16
-      case 4: return Tile<4>(a, lda, b, count, accumulate, c);
-      case 5: return Tile<5>(a, lda, b, count, accumulate, c);
-      case 6: return Tile<6>(a, lda, b, count, accumulate, c);
+        case 4: Tile<4>(a + i, lda, b + i, some, first, c); break;
+        case 5: Tile<5>(a + i, lda, b + i, some, first, c); break;
+        case 6: Tile<6>(a + i, lda, b + i, some, first, c); break;
 #endif
+      }
     }
   }
 
@@ -105,7 +122,7 @@ struct EngineF32 {
     float* strip = reinterpret_cast<float*>(scratch);
     const int64_t lda = PanelRowFloats(k);
     if (k == 0) {
-      for (int64_t i = 0; i < rows * kStripRows; ++i) c[i] = 0;
+      for (int64_t i = 0; i < rows * kSumFloats; ++i) c[i] = 0;
     }
     for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
       const int64_t chunk = Min(kChunk, k - k0);
@@ -118,8 +135,9 @@ struct EngineF32 {
       }
       for (int64_t r = 0; r < rows; r += tile_rows) {
         TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, strip,
-               PaddedK(chunk), k0 > 0, c + r * kStripRows);
+               PaddedK(chunk), k0 == 0, c + r * kSumFloats);
       }
     }
+    FinishTotals<kStripRows>(rows, c);
   }
 };

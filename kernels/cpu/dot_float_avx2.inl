@@ -18,11 +18,14 @@ JAXPLUGIN_ALWAYS_INLINE __m128 SumFour(const __m256* v) {
 struct EngineFloat {
   static constexpr int kTileRowsMax = 3;
   static constexpr int kStripRows = 32;
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int kPartRows = 8;  // of a strip, unpacked at a time
   static constexpr int kColumns = 4;   // of a part, multiplied at a time
   static constexpr int64_t kChunk = 512;
-  // Added up before they join a total: 32 roundings in a row, at most.
-  static constexpr int64_t kTileValues = 256;
+  // Roundings: 8 of a part's sums, 3 of four parts, 3 of lanes, 1 of the total.
+  // See sums.inl.
+  static constexpr int64_t kPartValues = 64;
+  static constexpr int64_t kSumValues = 4 * kPartValues;
   // The 16 extra values keep rows out of each other's cache sets.
   static constexpr int64_t kExtra = 16;
   static constexpr int64_t kPartStride = kChunk + kExtra;
@@ -77,49 +80,78 @@ struct EngineFloat {
     return x.format == Format::kE2M1 ? k / 2 : k;
   }
 
+  // part = kRows rows times kColumns rows of a strip, `count` of k.
+  template <int kRows>
+  JAXPLUGIN_ALWAYS_INLINE static void Multiply(const float* a, int64_t lda,
+                                               const float* strip,
+                                               int64_t count,
+                                               __m256 (*part)[kColumns]) {
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r) {
+      for (int j = 0; j < kColumns; ++j) part[r][j] = _mm256_setzero_ps();
+    }
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < count; i += 8) {
+      // kRows vectors stay, one at a time passes: 16 registers are enough.
+      __m256 x[kRows];
+#pragma GCC unroll 3
+      for (int r = 0; r < kRows; ++r) x[r] = _mm256_loadu_ps(a + r * lda + i);
+#pragma GCC unroll 4
+      for (int j = 0; j < kColumns; ++j) {
+        const __m256 y = _mm256_loadu_ps(strip + j * kPartStride + i);
+#pragma GCC unroll 3
+        for (int r = 0; r < kRows; ++r) {
+          part[r][j] = _mm256_fmadd_ps(x[r], y, part[r][j]);
+        }
+      }
+    }
+  }
+
+  // Up to kSumValues of k.
   template <int kRows>
   static void Tile(const float* a, int64_t lda, const float* b, int64_t count,
-                   bool accumulate, float* c) {
+                   bool is_first, float* c) {
+    const int64_t last = (count - 1) / kPartValues * kPartValues;
     for (int j0 = 0; j0 < kPartRows; j0 += kColumns) {
-      __m256 sum[kRows][kColumns];
-#pragma GCC unroll 3
-      for (int r = 0; r < kRows; ++r) {
-        for (int j = 0; j < kColumns; ++j) sum[r][j] = _mm256_setzero_ps();
-      }
       const float* strip = b + j0 * kPartStride;
-      for (int64_t i = 0; i < count; i += 8) {
-        // kRows vectors stay, one at a time passes: 16 registers are enough.
-        __m256 x[kRows];
+      __m256 sum[kRows][kColumns], part[kRows][kColumns];
+      for (int64_t i = 0; i < last; i += kPartValues) {
+        Multiply<kRows>(a + i, lda, strip + i, kPartValues, part);
 #pragma GCC unroll 3
-        for (int r = 0; r < kRows; ++r) x[r] = _mm256_loadu_ps(a + r * lda + i);
+        for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kColumns; ++j) {
-          const __m256 y = _mm256_loadu_ps(strip + j * kPartStride + i);
-#pragma GCC unroll 3
-          for (int r = 0; r < kRows; ++r) {
-            sum[r][j] = _mm256_fmadd_ps(x[r], y, sum[r][j]);
+          for (int j = 0; j < kColumns; ++j) {
+            sum[r][j] =
+                i == 0 ? part[r][j] : _mm256_add_ps(part[r][j], sum[r][j]);
           }
         }
       }
+      if (count - last == kPartValues) {
+        Multiply<kRows>(a + last, lda, strip + last, kPartValues, part);
+      } else {
+        Multiply<kRows>(a + last, lda, strip + last, count - last, part);
+      }
 #pragma GCC unroll 3
       for (int r = 0; r < kRows; ++r) {
-        float* out = c + r * kStripRows + j0;
-        __m128 four = SumFour(sum[r]);
-        if (accumulate) four = _mm_add_ps(four, _mm_loadu_ps(out));
-        _mm_storeu_ps(out, four);
+#pragma GCC unroll 4
+        for (int j = 0; j < kColumns; ++j) {
+          if (last > 0) part[r][j] = _mm256_add_ps(part[r][j], sum[r][j]);
+        }
+        float* out = c + r * kSumFloats + j0;
+        AddExactly(SumFour(part[r]), is_first, out, out + kStripRows);
       }
     }
   }
 
   static void TileOf(int64_t rows, const float* a, int64_t lda, const float* b,
-                     int64_t count, bool accumulate, float* c) {
-    for (int64_t i = 0; i < count; i += kTileValues) {
-      const int64_t some = Min(kTileValues, count - i);
-      const bool add = accumulate || i > 0;
+                     int64_t count, bool is_first, float* c) {
+    for (int64_t i = 0; i < count; i += kSumValues) {
+      const int64_t some = Min(kSumValues, count - i);
+      const bool first = is_first && i == 0;
       switch (rows) {
-        case 1: Tile<1>(a + i, lda, b + i, some, add, c); break;
-        case 2: Tile<2>(a + i, lda, b + i, some, add, c); break;
-        case 3: Tile<3>(a + i, lda, b + i, some, add, c); break;
+        case 1: Tile<1>(a + i, lda, b + i, some, first, c); break;
+        case 2: Tile<2>(a + i, lda, b + i, some, first, c); break;
+        case 3: Tile<3>(a + i, lda, b + i, some, first, c); break;
       }
     }
   }
@@ -141,7 +173,7 @@ struct EngineFloat {
     }
     for (int64_t r = 0; r < rows; r += tile_rows) {
       TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, part,
-             PaddedK(chunk), k0 > 0, c + r * kStripRows);
+             PaddedK(chunk), k0 == 0, c + r * kSumFloats);
     }
   }
 
@@ -149,7 +181,7 @@ struct EngineFloat {
              int64_t tile_rows, uint8_t* scratch, float* c) const {
     const int64_t k = strip_operand.k;
     if (k == 0) {
-      for (int64_t i = 0; i < rows * kStripRows; ++i) c[i] = 0;
+      for (int64_t i = 0; i < rows * kSumFloats; ++i) c[i] = 0;
     }
     for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
       for (int64_t j = 0; j < count; j += kPartRows) {
@@ -158,5 +190,6 @@ struct EngineFloat {
              reinterpret_cast<float*>(scratch), c + j);
       }
     }
+    FinishTotals<kStripRows>(rows, c);
   }
 };

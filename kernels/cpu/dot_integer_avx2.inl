@@ -44,10 +44,13 @@ struct EngineInteger {
   static constexpr int kTileRowsMax = 4;
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 16;  // two vectors
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int64_t kGroup = 64;        // values
   static constexpr int64_t kChunkGroups = 16;  // 16 KiB of a strip
   static constexpr int kBlocks = kGroup / kBlock;
   static constexpr int64_t kMaxBlocks = kChunkGroups * kBlocks;
+  // 16 blocks: 15 roundings, and 1 of the total. See sums.inl.
+  static constexpr int64_t kSumGroups = 16 / kBlocks;
   // [even values][odd values][corrections, a dword a block][scales].
   static constexpr int64_t kPanelGroupBytes = 64 + 8 * kBlocks;
   static constexpr int64_t kGroupCodes = kGroup * kStripRows;
@@ -199,13 +202,13 @@ struct EngineInteger {
     asm("" : "+x"(two[0]), "+x"(two[1]));
   }
 
-  // c[r][16] (+)= kRows rows of a tile times a strip, `groups` of k.
+  // kRows rows of a tile times a strip, `groups` of k, added to c.
   template <int kRows>
   static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
-                   int64_t groups, bool accumulate, float* c) {
+                   const float* strip_scale, int64_t groups, bool is_first,
+                   float* c) {
     constexpr int kDwords = 8 / kBlocks;  // of a block's even values
     const __m256i ones = _mm256_set1_epi16(1);
-    const float* strip_scale = reinterpret_cast<const float*>(b + kCodes);
     __m256 sum[kRows][2];
     for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
@@ -255,12 +258,21 @@ struct EngineInteger {
     }
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < 2; ++v) {
-        float* out = c + r * kStripRows + 8 * v;
-        if (accumulate) {
-          sum[r][v] = _mm256_add_ps(sum[r][v], _mm256_loadu_ps(out));
-        }
-        _mm256_storeu_ps(out, sum[r][v]);
+        float* out = c + r * kSumFloats + 8 * v;
+        AddExactly(sum[r][v], is_first, out, out + kStripRows);
       }
+    }
+  }
+
+  // The same for any number of groups.
+  template <int kRows>
+  static void TileOf(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
+                     int64_t groups, bool is_first, float* c) {
+    const float* strip_scale = reinterpret_cast<const float*>(b + kCodes);
+    for (int64_t g = 0; g < groups; g += kSumGroups) {
+      Tile<kRows>(a + g * tile_rows * kPanelGroupBytes, tile_rows,
+                  b + g * kGroupCodes, strip_scale + g * kGroupScales,
+                  Min(kSumGroups, groups - g), is_first && g == 0, c);
     }
   }
 
@@ -280,14 +292,15 @@ struct EngineInteger {
       for (int64_t r = 0, tile = 0; r < rows; r += tile_rows, ++tile) {
         const uint8_t* a = panel + tile * tile_bytes +
                            g0 * tile_rows * kPanelGroupBytes;
-        float* out = c + r * kStripRows;
+        float* out = c + r * kSumFloats;
         switch (Min(tile_rows, rows - r)) {
-          case 1: Tile<1>(a, tile_rows, strip, some, g0 > 0, out); break;
-          case 2: Tile<2>(a, tile_rows, strip, some, g0 > 0, out); break;
-          case 3: Tile<3>(a, tile_rows, strip, some, g0 > 0, out); break;
-          case 4: Tile<4>(a, tile_rows, strip, some, g0 > 0, out); break;
+          case 1: TileOf<1>(a, tile_rows, strip, some, g0 == 0, out); break;
+          case 2: TileOf<2>(a, tile_rows, strip, some, g0 == 0, out); break;
+          case 3: TileOf<3>(a, tile_rows, strip, some, g0 == 0, out); break;
+          case 4: TileOf<4>(a, tile_rows, strip, some, g0 == 0, out); break;
         }
       }
     }
+    FinishTotals<kStripRows>(rows, c);
   }
 };

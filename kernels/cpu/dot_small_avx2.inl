@@ -11,7 +11,6 @@
 
 constexpr int kSmallRowsMax = 4;      // at a time, in registers
 constexpr int64_t kSmallChunk = kUnpackMax;  // whose scales are decoded at once
-constexpr int64_t kSumValues = 1024;  // added up before they join a total
 constexpr int64_t kScalesPerChunk = kSmallChunk / 16;
 // Values ahead of those in use that are asked for: enough to cover memory's
 // latency.
@@ -253,7 +252,16 @@ struct SmallSums {
   static constexpr int kScales = FloatStep::kScales;  // of a group
   static constexpr int kScaleRows = kIntegers ? kRows : 1;
   static constexpr int64_t kChunkGroups = kSmallChunk / kBlock / kScales;
-  static constexpr int64_t kSumGroups = kSumValues / kBlock / kScales;
+  // Groups take turns between sums, and the sums join a total after kSumGroups
+  // groups each. Roundings: of a block's products (4 of 8 bits, 4 or 8 of E2M1,
+  // none of integers), of a sum (E2M1 under 16 adds two blocks a group), 1 or 2
+  // of two or four sums, 3 of lanes, 1 of the total: 16 at most (sums.inl).
+  static constexpr bool kIsE2M1 = kFormat == Format::kE2M1;
+  static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
+  static constexpr int64_t kSumGroups =
+      kSums == 4 ? (kIntegers ? 8 : kIsE2M1 ? 3 : 7)
+                 : (kIntegers ? 12 : kIsE2M1 ? 4 : 8);
+  static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
   static constexpr int64_t kXBytes =
       kIntegers ? 96 : GroupValues(kFormat) * 4;  // of a group
   static constexpr int64_t kPrefetchBytes =
@@ -264,7 +272,7 @@ struct SmallSums {
   static constexpr _mm_hint kPrefetchInto =
       !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
 
-  __m256 total[kRows];
+  __m256 total[kRows], rest[kRows];
   Largest largest;
   const NibbleTables tables;
 
@@ -282,25 +290,48 @@ struct SmallSums {
     }
   }
 
-  // `count` groups, with sums of their own.
+  // Adds `count` groups to the totals.
   JAXPLUGIN_ALWAYS_INLINE void AddGroups(const uint8_t* codes, const uint8_t* x,
                                          int64_t x_row_bytes,
                                          const float* scale, int64_t count) {
-    __m256 sum[kRows];
-    for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
-    int64_t g = 0;
-    for (; g + 2 <= count; g += 2) {  // a cache line
-      _mm_prefetch(reinterpret_cast<const char*>(codes + kPrefetchBytes),
-                   kPrefetchInto);
-      Add(codes, x, x_row_bytes, scale, sum);
-      Add(codes + kGroupBytes, x + kXBytes, x_row_bytes, scale + kScales,
-          sum);
-      codes += 2 * kGroupBytes;
-      x += 2 * kXBytes;
-      scale += 2 * kScales;
+    constexpr int64_t kMost = kSums * kSumGroups;
+    for (int64_t g0 = 0; g0 < count; g0 += kMost) {
+      const int64_t some = Min(kMost, count - g0);
+      __m256 sum[kSums][kRows];
+      for (int i = 0; i < kSums; ++i) {
+        for (int r = 0; r < kRows; ++r) sum[i][r] = _mm256_setzero_ps();
+      }
+      int64_t g = 0;
+      for (; g + kTurn <= some; g += kTurn) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kTurn; ++i) {
+          if (i % 2 == 0) {  // a cache line
+            _mm_prefetch(reinterpret_cast<const char*>(
+                             codes + i * kGroupBytes + kPrefetchBytes),
+                         kPrefetchInto);
+          }
+          Add(codes + i * kGroupBytes, x + i * kXBytes, x_row_bytes,
+              scale + i * kScales, sum[i % kSums]);
+        }
+        codes += kTurn * kGroupBytes;
+        x += kTurn * kXBytes;
+        scale += kTurn * kScales;
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kTurn - 1; ++i) {
+        if (g + i >= some) break;
+        Add(codes + i * kGroupBytes, x + i * kXBytes, x_row_bytes,
+            scale + i * kScales, sum[i % kSums]);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        __m256 all = sum[0][r];
+        if constexpr (kSums > 1) all = _mm256_add_ps(all, sum[1][r]);
+        if constexpr (kSums > 2) {
+          all = _mm256_add_ps(all, _mm256_add_ps(sum[2][r], sum[3][r]));
+        }
+        AddExactly(all, &total[r], &rest[r]);
+      }
     }
-    if (g < count) Add(codes, x, x_row_bytes, scale, sum);
-    for (int r = 0; r < kRows; ++r) total[r] = _mm256_add_ps(total[r], sum[r]);
   }
 
   // out[r * ldc] = weight row w . row r. False where a weight is NaN or Inf:
@@ -311,18 +342,17 @@ struct SmallSums {
     const uint8_t* codes = RowValues(rows.weights, w);
     const int64_t whole = rows.weights.row_bytes / kGroupBytes;
     SmallSums sums;
-    for (int r = 0; r < kRows; ++r) sums.total[r] = _mm256_setzero_ps();
+    for (int r = 0; r < kRows; ++r) {
+      sums.total[r] = sums.rest[r] = _mm256_setzero_ps();
+    }
     for (int64_t g0 = 0; g0 < rows.groups; g0 += kChunkGroups) {
       ChunkScales<kScaleRows> scale;
       const int64_t count = Min(kChunkGroups, rows.groups - g0);
       ReadScales<kScaleRows, kIntegers>(rows, w, x, g0 * kScales,
                                         count * kScales, scale);
       const int64_t here = Min(count, whole - g0);
-      for (int64_t g = 0; g < here; g += kSumGroups) {
-        sums.AddGroups(codes + (g0 + g) * kGroupBytes, x + (g0 + g) * kXBytes,
-                       x_row_bytes, scale[0] + g * kScales,
-                       Min(kSumGroups, here - g));
-      }
+      sums.AddGroups(codes + g0 * kGroupBytes, x + g0 * kXBytes, x_row_bytes,
+                     scale[0], here);
       if (here < count) {  // the last group, zero-padded; x is too
         alignas(32) uint8_t last[kGroupBytes] = {};
         __builtin_memcpy(last, codes + whole * kGroupBytes,
@@ -331,7 +361,9 @@ struct SmallSums {
                        scale[0] + here * kScales, 1);
       }
     }
-    for (int r = 0; r < kRows; ++r) out[r * ldc] = SumEight(sums.total[r]);
+    for (int r = 0; r < kRows; ++r) {
+      out[r * ldc] = SumEight(TotalOf(sums.total[r], sums.rest[r]));
+    }
     return !sums.largest.NotFinite(kFormat);
   }
 };

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs the kernels of machines that this one is not:
-#   kernels/cpu/emulate.sh avx512 [python] [test arguments...]
-#       dot_handler_test.py, few_rows_test.py and quantize_handlers_test.py on a
-#       library whose AVX-512 intrinsics are emulated; two minutes.
+#   kernels/cpu/emulate.sh avx512 [python] [Class[.test]]...
+#       the handlers' tests (handler_tests.sh) on a library whose AVX-512
+#       intrinsics are emulated; three minutes.
 #   kernels/cpu/emulate.sh aarch64 [python]
 #       kernels_test and race_test, compiled for aarch64, in QEMU; two minutes.
 #       Needs Debian's g++-aarch64-linux-gnu and qemu-user.
@@ -51,6 +51,4 @@ fi
 "$build/kernels_test" 4000
 "$build/race_test"
 export JAXPLUGIN_CPU_LIBRARY="$build/libjaxplugin_cpu_emulated.so"
-for test in dot_handler_test.py few_rows_test.py quantize_handlers_test.py; do
-  "$python" "$test" "$@"
-done
+./handler_tests.sh "$python" "$@"

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs the tests under sanitizers:
-#   kernels/cpu/sanitize.sh address,undefined [python] [test arguments...]
-#       dot_handler_test.py and quantize_handlers_test.py with an instrumented
-#       library; the runtimes are preloaded, since python itself has none.
+#   kernels/cpu/sanitize.sh address,undefined [python] [Class[.test]]...
+#       the handlers' tests (handler_tests.sh) with an instrumented library; the
+#       runtimes are preloaded, since python itself has none.
 #   kernels/cpu/sanitize.sh thread [python]
 #       race_test, a program of its own: XLA's thread pool is not instrumented,
 #       so its locks would be unseen and every hand-over look like a race.
@@ -41,6 +41,4 @@ JAXPLUGIN_CPU_LIBRARY=$(echo "$build"/libjaxplugin_cpu*.so)
 export JAXPLUGIN_CPU_LIBRARY
 export ASAN_OPTIONS="detect_leaks=0:halt_on_error=1"
 export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
-for test in dot_handler_test.py quantize_handlers_test.py; do
-  LD_PRELOAD="$preload" "$python" "$test" "$@"
-done
+HANDLER_TESTS_PRELOAD="$preload" ./handler_tests.sh "$python" "$@"
