@@ -54,6 +54,15 @@ def block_scaled_dot(
   exact, and within 16 * 2^-24 * sum|a * b| of it otherwise, before the cast.
   A NaN scale makes its whole block NaN, also where the values are zero.
 
+  Derivatives, in either mode and of any order, are those of these formulas with
+  respect to a plain lhs or rhs, global_scale, bias and residual. A tangent is
+  such a dot itself. A plain side's gradient is that of the result times the
+  other side, dequantized in the backward pass and in high precision, and has
+  the side's dtype; what is kept for it is quantized (with an activation also
+  f32 of the result's shape: its slope, for which the dot is computed once more
+  in f32; as it is for the gradient of global_scale, backward). Quantized values
+  and block scales have no derivative, see `dot_general`.
+
   Args:
     lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
       a plain f32, bf16 or f16 array without one. Raw FP4 values are
@@ -93,7 +102,8 @@ def block_scaled_dot(
     TypeError: rank, dtype or shape of an argument is wrong.
     ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
     NotImplementedError: the implementation asked for cannot serve (all reasons
-      are listed), or the call is differentiated.
+      are listed), or a derivative with respect to quantized values or block
+      scales is asked for.
   """
   lhs, lhs_scale, lhs_operand, lhs_global = _resolve_operand(
     "lhs", lhs, lhs_scale

@@ -25,6 +25,7 @@ from jaxplugin import backends
 from jaxplugin import blocking as blocking_lib
 from jaxplugin import call
 from jaxplugin import call_rules
+from jaxplugin import derivatives
 from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import quantization
@@ -160,6 +161,13 @@ def dot_general(
     )
     if preferred_element_type is None:
       preferred_element_type = jnp.result_type(lhs, rhs)
+    try:
+      result_dtype = np.dtype(preferred_element_type)
+    except TypeError as error:
+      raise TypeError(
+        "dot_general: preferred_element_type must be a dtype, got"
+        f" {preferred_element_type!r}"
+      ) from error
     # Here and not inside, so that an operand that is the same on all devices of
     # a `shard_map` gets the sum of their gradients.
     lhs, rhs = dot.vary_alike([lhs, rhs])
@@ -167,7 +175,7 @@ def dot_general(
       recipe,
       numbers,
       lax.Precision(precision) if isinstance(precision, str) else precision,
-      np.dtype(preferred_element_type),
+      result_dtype,
       lhs,
       rhs,
     )
@@ -393,7 +401,7 @@ def _backward_products(
   recipe: Recipe, numbers: call.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
 ) -> tuple[_Product | None, _Product | None]:
   """g x rhs, for lhs's gradient, and g x lhs; None where not quantized."""
-  dims = _GradientDims.of(numbers, lhs_ndim, rhs_ndim)
+  dims = derivatives.GradientDims.of(numbers, lhs_ndim, rhs_ndim)
   dgrad = wgrad = None
   if recipe.quantize_dgrad:
     dgrad = _Product.of(
@@ -411,52 +419,6 @@ def _backward_products(
 
 
 Product = Callable[[jax.Array, Any, call.DimensionNumbers, Any], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _GradientDims:
-  """How the gradients of `dot_general` are products of its result's, g.
-
-  Attributes:
-    dgrad, wgrad: dimension numbers of g and rhs, and of g and lhs.
-    lhs_order, rhs_order: permutations that bring those products' dimensions
-      into the order of lhs and of rhs.
-    g_ndim: of g.
-  """
-
-  dgrad: call.DimensionNumbers
-  wgrad: call.DimensionNumbers
-  lhs_order: tuple[int, ...]
-  rhs_order: tuple[int, ...]
-  g_ndim: int
-
-  @classmethod
-  def of(
-    cls, numbers: call.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
-  ) -> _GradientDims:
-    (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
-    lhs_free = call.free_dims(lhs_ndim, lhs_k, lhs_batch)
-    rhs_free = call.free_dims(rhs_ndim, rhs_k, rhs_batch)
-    # g is [batch..., m..., n...].
-    batch = tuple(range(len(lhs_batch)))
-    m = tuple(len(batch) + i for i in range(len(lhs_free)))
-    n = tuple(len(batch) + len(m) + i for i in range(len(rhs_free)))
-
-    def order(
-      x_k: call.Dims, x_batch: call.Dims, x_free: call.Dims, y_k: call.Dims
-    ) -> tuple[int, ...]:
-      # The product is [batch..., x_free..., y_k... in ascending order].
-      k_order = sorted(range(len(y_k)), key=lambda i: y_k[i])
-      source = (*x_batch, *x_free, *(x_k[i] for i in k_order))
-      return tuple(int(i) for i in np.argsort(source))
-
-    return cls(
-      dgrad=((n, rhs_free), (batch, rhs_batch)),
-      wgrad=((m, lhs_free), (batch, lhs_batch)),
-      lhs_order=order(lhs_k, lhs_batch, lhs_free, rhs_k),
-      rhs_order=order(rhs_k, rhs_batch, rhs_free, lhs_k),
-      g_ndim=len(batch) + len(m) + len(n),
-    )
 
 
 def gradients(
@@ -481,7 +443,7 @@ def gradients(
   Returns:
     Gradients with the shapes and dtypes of lhs and rhs.
   """
-  dims = _GradientDims.of(numbers, lhs.ndim, rhs.ndim)
+  dims = derivatives.GradientDims.of(numbers, lhs.ndim, rhs.ndim)
   lhs_gradient = dgrad(g, rhs, dims.dgrad, lhs.dtype)
   rhs_gradient = wgrad(g, lhs, dims.wgrad, rhs.dtype)
   return (

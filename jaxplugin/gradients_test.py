@@ -226,6 +226,8 @@ class DotGeneralTest(parameterized.TestCase):
       preferred_element_type=jnp.float32,
     )
     self.assertEqual(result.dtype, jnp.float32)
+    with self.assertRaisesRegex(TypeError, "preferred_element_type .*'foo'"):
+      function(bf16, bf16, _numbers("mk", "nk"), preferred_element_type="foo")
 
   def test_vmap_equals_a_loop(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
@@ -373,10 +375,10 @@ class DotGeneralTest(parameterized.TestCase):
       with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
         call()
 
-  def test_direct_differentiation_names_dot_general(self):
+  def test_direct_differentiation_of_what_is_quantized_names_dot_general(self):
     rhs = jp.quantize(_normal(0, "nk")[:, :32], jp.MXFP8)
     with self.assertRaisesRegex(NotImplementedError, "dot_general"):
-      jax.grad(lambda x: jp.block_scaled_dot(x, rhs).sum())(jnp.ones((2, 32)))
+      jax.grad(lambda w: jp.block_scaled_dot(jnp.ones((2, 32)), w).sum())(rhs)
 
 
 class RecipeTest(absltest.TestCase):

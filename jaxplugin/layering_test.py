@@ -42,7 +42,7 @@ LAYERS = (
     "backends.xla",
   ),
   ("backends",),
-  ("partitioning",),
+  ("derivatives", "partitioning"),
   ("guards", "primitive"),
   ("dot",),
   ("gradients",),

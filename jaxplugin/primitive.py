@@ -32,6 +32,7 @@ from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import call_rules
 from jaxplugin import canonical
+from jaxplugin import derivatives
 from jaxplugin import jax_private
 from jaxplugin import lowering
 from jaxplugin import partitioning
@@ -100,13 +101,18 @@ def _result_sharding(
   return NamedSharding(mesh, partitioning.partition_spec(spec))
 
 
-def _jvp(primals, tangents, **params):
-  del primals, tangents, params
-  raise NotImplementedError(
-    "block_scaled_dot: quantized operands have no derivative. For training use"
-    " jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
-    " operands itself and defines the gradient; for inference apply"
-    " jax.lax.stop_gradient to the inputs of block_scaled_dot."
+# Derivatives.
+
+
+def _jvp(primals, tangents, *, config, target):
+  return derivatives.jvp(
+    functools.partial(bind, target=target), primals, tangents, config
+  )
+
+
+def _transpose(g, *flat, config, target):
+  return derivatives.transpose(
+    functools.partial(bind, target=target), g, flat, config
   )
 
 
@@ -275,6 +281,7 @@ def _lower(ctx, *flat, config, target, platform=None):
 block_scaled_dot_p.def_impl(_impl)
 block_scaled_dot_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[block_scaled_dot_p] = _jvp
+ad.primitive_transposes[block_scaled_dot_p] = _transpose
 batching.primitive_batchers[block_scaled_dot_p] = _batch
 jax_private.require_devices_during_lowering(block_scaled_dot_p)
 mlir.register_lowering(block_scaled_dot_p, _lower)
