@@ -277,6 +277,14 @@ class PackTest(parameterized.TestCase):
     again = jp.pack_fp4(jnp.asarray(nibbles.view(FP4)))
     np.testing.assert_array_equal(np.asarray(again), packed)
 
+  def test_constants_of_a_program_are_unpacked_alike(self):
+    """XLA folds what it can of a constant."""
+    codes = random_bytes((64, 128), 16)
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4
+    zeros = jnp.zeros((64, 128))
+    got = jax.jit(lambda x: x + jp.unpack_fp4(packed).astype(x.dtype))(zeros)
+    np.testing.assert_array_equal(got, codes.view(FP4).astype(np.float32))
+
   @parameterized.product(axis=(0, 1, 2, -1, -2, -3), jit=(False, True))
   def test_any_axis_against_numpy(self, axis, jit):
     codes = random_bytes((4, 6, 10), 16)
