@@ -14,7 +14,7 @@ RESULTS = DIRECTORY / "benchmarks" / "results" / "cpu_epyc_avx2_2_cores.json"
 PEERS = ("lax.scaled_dot", "f32", "bf16", "by xla", "warm copy")
 HEADER = (
   "| | ms | `lax.scaled_dot` | f32 on ready weights | bf16 on ready weights"
-  " | XLA operations | copy |",
+  " | XLA operations | warm copy |",
   "|---|---|---|---|---|---|---|",
 )
 

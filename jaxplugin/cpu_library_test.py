@@ -136,6 +136,61 @@ class OtherProcessTest(absltest.TestCase):
     self.assertGreater(int(second.stdout.split()[0]), 0)
 
 
+CUT = """
+  import pathlib, sys
+  import jax.ffi
+  from jaxplugin.kernels.cpu import library
+  for path in map(pathlib.Path, sys.argv[1:]):
+    try:
+      library.load(jax.ffi.include_dir(), path)
+    except library.LibraryError as error:
+      print(error)
+    else:
+      print("loaded")
+"""
+
+
+class TruncatedTest(parameterized.TestCase):
+  """A copy that was not finished is an error: loading it could be a SIGBUS."""
+
+  @needs_library
+  def test_library_that_was_cut_is_an_error_and_a_whole_one_is_not(self):
+    whole = library.find().read_bytes()
+    if whole[:6] != b"\x7fELF\x02\x01":
+      self.skipTest("the library is no 64-bit little-endian ELF file")
+    folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    lengths = [6, 63, 64, 1000, 4096, 100_000, len(whole) // 2, len(whole) - 1]
+    paths = [folder / f"{length}.so" for length in (*lengths, len(whole))]
+    for path in paths:
+      path.write_bytes(whole[: int(path.stem)])
+    result = testing.run_program(CUT, *paths)
+    # Not in this process, which a signal would end.
+    self.assertEqual(result.returncode, 0, result.stderr)
+    *lines, last = result.stdout.splitlines()
+    self.assertEqual(last, "loaded")
+    for path, length, line in zip(paths[:-1], lengths, lines, strict=True):
+      least = 64 if length < 64 else len(whole)
+      self.assertStartsWith(
+        line,
+        f"{path} is truncated: it has {length} bytes, and {least} by its"
+        " header; delete it and build it again, by pip install",
+      )
+
+  @parameterized.parameters(
+    b"",
+    b"\x7fEL",
+    b"not ELF" * 10,
+    b"\x7fELF\x01\x01" + bytes(range(58)),  # 32 bits
+    b"\x7fELF\x02\x02" + bytes(range(58)),  # big-endian
+  )
+  def test_what_is_another_file_is_left_to_the_loader(self, content):
+    self.assertEqual(library.least_bytes(content[:64]), 0)
+    path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "x"
+    path.write_bytes(content)
+    with self.assertRaisesRegex(library.LibraryError, "x cannot be loaded: "):
+      library.load(jax.ffi.include_dir(), path)
+
+
 class SourcesTest(parameterized.TestCase):
   """A library that is older than its sources does not go unnoticed."""
 
@@ -185,13 +240,28 @@ class SourcesTest(parameterized.TestCase):
     self.assertEqual(self.reason("0" * 64), "")
 
   @needs_library
-  def test_loading_a_stale_library_warns(self):
+  def test_loading_a_stale_library_warns_once_however_many_load_it(self):
+    library._warn_once.cache_clear()
+    cpu_library._register_once.cache_clear()
+    target._local_cpu_kernels.cache_clear()
+    self.addCleanup(library._warn_once.cache_clear)
     with (
       mock.patch.object(library, "built_from", return_value="0" * 64),
       mock.patch.object(library, "sources_digest", return_value="1" * 64),
-      self.assertWarnsRegex(library.StaleLibraryWarning, "what runs is older"),
+      mock.patch.object(jax.ffi, "register_ffi_target"),
+      warnings.catch_warnings(record=True) as caught,
     ):
+      warnings.simplefilter("always")
+      cpu_library.register()
+      self.assertIsNotNone(target.detect_target("cpu").cpu_kernels)
       library.load(jax.ffi.include_dir())
+    self.assertEqual(
+      [w.category for w in caught], [library.StaleLibraryWarning]
+    )
+    self.assertRegex(str(caught[0].message), "what runs is older")
+
+  @needs_library
+  def test_loading_a_library_of_the_sources_does_not_warn(self):
     with warnings.catch_warnings():
       warnings.simplefilter("error")
       with mock.patch.object(library, "stale_reason", return_value=""):

@@ -222,14 +222,33 @@ def dequantize(
 
   Args:
     x: a `ScaledArray` of any layout, packed or not.
-    dtype: the result's dtype, rounded to once at the end.
+    dtype: the result's, f32, bf16, f16 or f64 (f32 unless x64 is enabled, as
+      in JAX), rounded to once at the end.
 
   Returns:
     dtype[x.shape].
+
+  Raises:
+    TypeError: x is no `ScaledArray`, or dtype is another one.
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
-  return _dequantize(x, np.dtype(dtype))
+  return _dequantize(x, _float_dtype(dtype))
+
+
+def _float_dtype(dtype: Any) -> np.dtype:
+  try:
+    # NumPy takes None for float64.
+    result = None if dtype is None else np.dtype(dtype)
+  except TypeError:
+    result = None
+  if result is None or result not in map(np.dtype, _FLOATS):
+    given = repr(dtype) if result is None else str(result)
+    raise TypeError(
+      "dequantize: dtype must be float32, bfloat16, float16 or float64, got"
+      f" {given}"
+    )
+  return result
 
 
 @functools.partial(jax.jit, static_argnames="dtype")

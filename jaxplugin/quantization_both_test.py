@@ -18,7 +18,7 @@ from jaxplugin import formats
 from jaxplugin import quantization
 from jaxplugin import quantization_testing
 
-MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
+MXFP8 = formats.MXFP8
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
 leaves_as_bytes = quantization_testing.leaves_as_bytes

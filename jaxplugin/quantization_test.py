@@ -218,6 +218,36 @@ class QuantizeErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, "must be a ScaledArray.*ndarray"):
       quantization.dequantize(np.ones((2, 32)))
 
+  @parameterized.parameters(
+    ("int32", "int32"),
+    (bool, "bool"),
+    (jnp.complex64, "complex64"),
+    (jnp.float8_e4m3fn, "float8_e4m3fn"),
+    (">f4", ">f4"),
+    ("foo", "'foo'"),
+    (None, "None"),
+    (3, "3"),
+  )
+  def test_dequantize_gives_no_other_dtype_than_floats(self, dtype, given):
+    x = quantization.quantize(jnp.ones((2, 32)), MXFP8)
+    message = (
+      "^dequantize: dtype must be float32, bfloat16, float16 or float64, got"
+      f" {given}$"
+    )
+    with self.assertRaisesRegex(TypeError, message):
+      quantization.dequantize(x, dtype)
+    with self.assertRaisesRegex(TypeError, message):
+      jax.jit(lambda x: quantization.dequantize(x, dtype=dtype)).trace(x)
+
+  @parameterized.parameters("float32", "bfloat16", "float16", "float64")
+  def test_dequantize_gives_each_float_dtype(self, dtype):
+    x = quantization.quantize(jnp.ones((2, 32)), MXFP8)
+    with jax.enable_x64(True):
+      for given in (dtype, jnp.dtype(dtype), jnp.dtype(dtype).type):
+        result = quantization.dequantize(x, given)
+        self.assertEqual(result.dtype.name, dtype)
+        np.testing.assert_array_equal(result.astype(np.float32), 1.0)
+
   def test_errors_come_at_trace_time(self):
     f = jax.jit(lambda x: quantization.quantize(x, MXFP8))
     with self.assertRaisesRegex(TypeError, "k=40"):

@@ -4,7 +4,8 @@
 
 They read the quantized bytes once, decode them in registers, and fuse the
 global scale and the epilogue. Dequantized values outside f32's normal range
-count exactly.
+count exactly, but where the sides are blocked along different dimensions, see
+`plan`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ from jaxplugin import target as target_lib
 
 NAME: Final = "cpu"
 REASON: Final = "C++ kernels that read the quantized bytes once"
+
+_LHS_IS_DEQUANTIZED: Final = (
+  "the sides are blocked along different dimensions, so lhs is dequantized"
+  " first: a whole f32 copy, and only values in f32's normal range are exact"
+)
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Numbers of kernels/cpu/README.md.
@@ -65,14 +71,21 @@ def supports(
 def plan(
   problem: problem_lib.DotProblem, target: target_lib.Target
 ) -> problem_lib.Plan:
-  """A global scale that is one number is fused."""
+  """A global scale that is one number is fused.
+
+  Where the sides are blocked along different dimensions, the operations that
+  dequantize lhs (`canonical.dense_operands`) flush subnormals and overflow.
+  """
   del target
   applications: dict[problem_lib.GlobalScale, problem_lib.Application] = {
     "none": "none",
     "scalar": "fused",
     "array": "separate",
   }
-  return problem_lib.Plan(global_scale=applications[problem.global_scale])
+  notes = () if problem.blocks_pair_up else (_LHS_IS_DEQUANTIZED,)
+  return problem_lib.Plan(
+    global_scale=applications[problem.global_scale], notes=notes
+  )
 
 
 def emit(

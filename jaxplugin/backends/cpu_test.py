@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import dataclasses
+import functools
 import pathlib
 import tempfile
 from unittest import mock
@@ -286,6 +287,31 @@ class GateTest(parameterized.TestCase):
     self.assertEqual(reason, "not built: no compiler")
     reason = self.reason(make_problem(), jp.named_target("cpu"))
     self.assertIn("detect_target", reason)
+
+  @parameterized.product(lhs=(1, 2), rhs=(1, 2))
+  def test_note_tells_that_lhs_is_dequantized_where_blocks_do_not_pair_up(
+    self, lhs, rhs
+  ):
+    x = jnp.ones((3, 32, 32))
+    sides = (jp.quantize(x, jp.MXFP8, axis=axis) for axis in (lhs, rhs))
+    numbers = (((1, 2), (1, 2)), ((), ()))
+    f = functools.partial(jp.block_scaled_dot, dimension_numbers=numbers)
+    (dot,) = explained = jp.explain(f, *sides, target=self.TARGET)
+    self.assertEqual(dot.decision.implementation, "cpu")
+    note = (
+      "the sides are blocked along different dimensions, so lhs is dequantized"
+      " first: a whole f32 copy, and only values in f32's normal range are"
+      " exact"
+    )
+    notes = () if lhs == rhs else (note,)
+    self.assertEqual(dot.decision.notes, notes)
+    self.assertEqual(f"note: {note}" in str(explained), lhs != rhs)
+
+  def test_one_side_without_blocks_needs_no_note(self):
+    plain = problem_lib.OperandProblem(format=None, dtype=testing.F32)
+    for sides in ({"lhs": plain}, {"rhs": plain}):
+      problem = make_problem(num_contracting=2, **sides)
+      self.assertEqual(backends.choose(problem, self.TARGET).notes, ())
 
   def test_text_of_a_target_names_its_kernels(self):
     self.assertEqual(str(self.TARGET), "cpu (cpu, avx2 kernels)")

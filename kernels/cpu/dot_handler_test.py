@@ -118,6 +118,22 @@ class DotTest(parameterized.TestCase):
         got, np.full((1, m, 2), 255 * 16, np.float32)
       )
 
+  @parameterized.product(
+    isa=ISAS, shape=((1, 40), (20, 40), (40, 3)), large=("lhs", "rhs")
+  )
+  def test_value_beyond_f32_counts_where_only_one_side_is_extreme(
+    self, isa, shape, large
+  ):
+    """448 * 2^127 times 2^-46, of which only the former is out of range."""
+    sides = []
+    for name, rows in zip(("lhs", "rhs"), shape, strict=True):
+      value, byte = (448, 254) if name == large else (1, 127 - 46)
+      values = np.full((1, rows, 32), value)
+      sides.append(Side("mxfp8", values, np.full((1, rows, 1), byte)))
+    got = call(*sides, isa=isa_number(self, isa))
+    expected = np.full((1, *shape), 448 * 32 * 2.0**81, np.float32)
+    np.testing.assert_array_equal(got, expected)
+
   @parameterized.product(isa=ISAS, m=(1, 20))
   def test_e8m0_byte_zero_is_a_subnormal_and_counts(self, isa, m):
     lhs = Side("mxfp8", np.ones((1, m, 32)), np.zeros((1, m, 1), int))
@@ -252,6 +268,22 @@ class DotTest(parameterized.TestCase):
       with np.errstate(over="ignore"):
         expected = (oracle(lhs, rhs) * factor).astype(np.float32).astype(dtype)
       np.testing.assert_array_equal(got.view("u2"), expected.view("u2"))
+
+  @parameterized.product(
+    isa=ISAS, m=(1, 20), dtype=("float32", "bfloat16", "float16")
+  )
+  def test_nan_of_any_payload_stays_nan(self, isa, m, dtype):
+    """Rounding adds to its bits: 0x7fffffff would become -0 in bf16."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    lhs = Side("mxfp8", np.ones((1, m, 64)), np.full((1, m, 2), 127))
+    rhs = Side("mxfp8", np.ones((1, 40, 64)), np.full((1, 40, 2), 127))
+    for bits in testing.NAN_BITS:
+      residual = np.zeros((1, m, 40), np.float32)
+      residual[..., 1::3] = np.uint32(bits).view(np.float32)
+      number = isa_number(self, isa)
+      got = call(lhs, rhs, None, None, residual, dtype=dtype, isa=number)
+      expected = np.where(np.isnan(residual), np.nan, 64)
+      np.testing.assert_array_equal(got.astype(np.float64), expected)
 
   @parameterized.product(isa=ISAS)
   def test_f16_results_overflow_to_infinity(self, isa):

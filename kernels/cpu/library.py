@@ -10,7 +10,7 @@ install. One built by hand in a checkout goes before the latter:
 
 Where the build failed it has left `FAILURE_NAME`, which says why. A library
 that is older than the sources of its checkout is loaded with a
-`StaleLibraryWarning`.
+`StaleLibraryWarning`, once a process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import json
 import os
 import pathlib
 import re
+import struct
 import sys
 import warnings
 from typing import Final
@@ -42,6 +43,12 @@ HANDLERS: Final = (
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent
 _EDITABLE_DIRECTORY: Final = "jaxplugin-libs"
+# Of an ELF file (System V ABI, "ELF Header"): magic, 64 bits, little-endian;
+# and where in its header of 64 bytes the section table is described.
+_ELF64: Final = b"\x7fELF\x02\x01"
+_ELF64_HEADER_BYTES: Final = 64
+_E_SHOFF: Final = 0x28
+_E_SHENTSIZE_SHNUM: Final = 0x3A
 
 Version = tuple[int, int]
 
@@ -124,7 +131,8 @@ def load(
     path: the library; None finds it.
 
   Raises:
-    LibraryError: no library, not loadable here, or of another ABI.
+    LibraryError: no library, not loadable here, not all of one, or of another
+      ABI.
   """
   if path is None:
     path = find()
@@ -141,8 +149,14 @@ def load(
   check_version(divmod(number, 1000), installed_version(include_dir), path)
   reason = stale_reason(built_from(library), path)
   if reason:
-    warnings.warn(reason, StaleLibraryWarning, stacklevel=2)
+    _warn_once(reason)
   return library
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+  """A `StaleLibraryWarning`: several modules load the same library."""
+  warnings.warn(reason, StaleLibraryWarning, stacklevel=3)
 
 
 def stale_reason(
@@ -204,9 +218,36 @@ def built_from(library: ctypes.CDLL) -> str | None:
 @functools.cache
 def _open(path: pathlib.Path) -> ctypes.CDLL:
   try:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+      least = least_bytes(file.read(_ELF64_HEADER_BYTES))
+    # The loader maps a file without a look at its size: using pages past the
+    # end is a SIGBUS, not an error.
+    if size < least:
+      raise LibraryError(
+        f"{path} is truncated: it has {size} bytes, and {least} by its header;"
+        " delete it and build it again, by pip install --no-build-isolation"
+        " --no-deps --editable . for an editable install, or by cmake --build"
+        " for one built by hand, or install the wheel again"
+      )
     return ctypes.CDLL(str(path))
   except OSError as error:
     raise LibraryError(f"{path} cannot be loaded: {error}") from None
+
+
+def least_bytes(header: bytes) -> int:
+  """How large a library is at least, to judge by its first 64 bytes.
+
+  Linkers put the table of sections last. 0, nothing is known, where the file is
+  no ELF file of 64 bits and little-endian.
+  """
+  if not header.startswith(_ELF64):
+    return 0
+  if len(header) < _ELF64_HEADER_BYTES:
+    return _ELF64_HEADER_BYTES
+  (offset,) = struct.unpack_from("<Q", header, _E_SHOFF)
+  entry_bytes, count = struct.unpack_from("<HH", header, _E_SHENTSIZE_SHNUM)
+  return max(_ELF64_HEADER_BYTES, offset + entry_bytes * count)
 
 
 def check_version(

@@ -135,6 +135,24 @@ class QuantizeTest(parameterized.TestCase):
     np.testing.assert_array_equal(values, expected[0])
     np.testing.assert_array_equal(np.asarray(scale), expected[1])
 
+  @parameterized.product(isa=ISAS, position=((0, 0), (200, 3), (255, 1023)))
+  def test_nvfp4_global_scale_is_of_the_largest_value_wherever_it_is(
+    self, isa, position
+  ):
+    """The maximum is taken by several tasks, of some rows each."""
+    x = np.ones((256, 1024), np.float32)
+    x[position] = -100
+    _, scale, global_scale = testing.quantize(
+      x, format=3, compute_global=1, isa=isa_number(self, isa)
+    )
+    expected = np.float32(100) / np.float32(448 * 6)
+    self.assertEqual(np.asarray(global_scale), expected)
+    code = np.float32(1 / 6 / expected).astype(E4M3).view(np.uint8)
+    expected_scale = np.full((256, 64), code)
+    row, column = position
+    expected_scale[row, column // 16] = np.float32(448).astype(E4M3).view("u1")
+    np.testing.assert_array_equal(scale, expected_scale)
+
   @parameterized.parameters(0.0, -1.0, np.inf, np.nan)
   def test_nvfp4_under_a_bad_global_scale_is_nan(self, given):
     x = np.ones((2, 32), np.float32)
@@ -251,6 +269,23 @@ class DequantizeTest(parameterized.TestCase):
         expected = expected.astype(dtype).astype(np.float32)
       self.assertEqual(got.dtype, dtype)
       np.testing.assert_array_equal(np.asarray(got, np.float32), expected)
+
+  @parameterized.product(isa=ISAS, dtype=("float32", "bfloat16", "float16"))
+  def test_nan_of_any_payload_stays_nan(self, isa, dtype):
+    """Rounding adds to its bits: 0x7fffffff would become -0."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    values = np.ones((3, 64), E4M3)
+    for bits in testing.NAN_BITS:
+      got = testing.dequantize(
+        values,
+        np.full((3, 2), 127, np.uint8).view(E8M0),
+        np.uint32(bits).view(np.float32),
+        k=64,
+        block_size=32,
+        isa=isa_number(self, isa),
+        dtype=dtype,
+      )
+      np.testing.assert_array_equal(np.asarray(got, np.float32), np.nan)
 
   def test_result_of_megabytes_is_that_of_its_rows(self):
     # Huge pages are asked for from 8 MiB on.

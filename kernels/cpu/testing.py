@@ -55,6 +55,8 @@ FORMATS = {
 }
 QUANTIZED = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
 ISAS = tuple(ISA_LEVELS)
+# NaN of f32 with all bits set, the least of them, and both signs.
+NAN_BITS = (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF800001)
 
 
 @functools.cache

@@ -1,0 +1,96 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A build without the CPU kernels says why, whatever words the tools use.
+
+CMakeLists.txt at the top level leaves the reason in the first line of a file in
+the library's place; `python -m jaxplugin info` quotes it.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+# Resolved: under Bazel this file is a link, and the whole project is meant.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GENERATORS = {"Ninja": "ninja", "Unix Makefiles": "make"}
+COMPILER = shutil.which("c++")
+
+
+@absltest.skipIf(shutil.which("cmake") is None, "needs cmake")
+class FailedBuildTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(
+      self.enter_context(tempfile.TemporaryDirectory())
+    )
+
+  def script(self, name, text):
+    path = self.folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+  def reason(self, generator, *options):
+    if shutil.which(GENERATORS[generator]) is None:
+      self.skipTest(f"needs {GENERATORS[generator]}")
+    build = self.folder / "build"
+    done = subprocess.run(
+      ["cmake", "-G", generator, "-S", ROOT, "-B", build, *options],
+      capture_output=True,
+      text=True,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("The CPU kernels are left out", done.stderr)
+    report = (build / "stage" / "BUILD_FAILED.txt").read_text()
+    return report.partition("\n")[0]
+
+  @parameterized.named_parameters(
+    ("error", "a\nb: error: c\nfailed", "b: error: c"),
+    ("error_of_python", "a\nImportError: b\nfailed", "ImportError: b"),
+    ("error_in_capitals", "failed\nERROR: a", "ERROR: a"),
+    ("failed", "a\nsome job failed\nb", "some job failed"),
+    ("failed_in_capitals", "a\nFAILED: b.o\nc", "FAILED: b.o"),
+    ("killed", "a\nKilled\nb", "Killed"),
+    ("other_words", "a\nno licence left\n\n \n", "no licence left"),
+    ("word_that_is_false_to_cmake", "a-NOTFOUND", "a-NOTFOUND"),
+    ("no_word", "", "exit status 3"),
+  )
+  def test_reason_is_the_line_that_tells_most(self, text, expected):
+    (self.folder / "text").write_text(text)
+    python = self.script("python", f'cat "{self.folder}/text" >&2; exit 3')
+    generator = "Ninja" if shutil.which("ninja") else "Unix Makefiles"
+    self.assertEqual(
+      self.reason(generator, f"-DPython_EXECUTABLE={python}"),
+      f"failed to find the headers of jaxlib: {expected}",
+    )
+
+  @absltest.skipIf(COMPILER is None, "needs a C++ compiler")
+  @parameterized.parameters(*GENERATORS)
+  def test_compiler_that_names_no_error_gives_a_reason(self, generator):
+    """It compiles CMake's own test programs, and none of the kernels."""
+    compiler = self.script(
+      "compiler",
+      'for word; do case "$word" in */kernels/cpu/*.cc)\n'
+      "echo no licence left >&2; exit 1;; esac; done\n"
+      f'exec "{COMPILER}" "$@"',
+    )
+    reason = self.reason(
+      generator,
+      f"-DPython_EXECUTABLE={sys.executable}",
+      "-DCMAKE_TOOLCHAIN_FILE=" + str(self.toolchain(compiler)),
+    )
+    self.assertRegex(reason, r"^failed to compile: .*\w\.cc\.o")
+
+  def toolchain(self, compiler):
+    path = self.folder / "toolchain.cmake"
+    path.write_text(f'set(CMAKE_CXX_COMPILER "{compiler}")\n')
+    return path
+
+
+if __name__ == "__main__":
+  absltest.main()
