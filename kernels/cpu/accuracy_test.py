@@ -33,9 +33,10 @@ DOMINATED = {
   ),
   "nvfp4": ((4, 256, 0.5, 0.125), (4, 256, 0.5, 0.25), (6, 208, 1, 0.140625)),
 }
+FP4 = ("mxfp4", "nvfp4")
 # Rows of every path: of few rows, in blocks, and a last tile of one row.
 ROWS = (1, 2, 3, 4, 5, 17)
-BOUND = 16 * 2.0**-24
+UNIT = 2.0**-24
 
 
 def dominated(name, rows, k, at, large, large_scale, other, other_scale):
@@ -51,6 +52,13 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
   # Nothing was rounded.
   np.testing.assert_array_equal(side.exact, values * scale.repeat(block, -1))
   return side
+
+
+def bound(lhs, rhs, rows, isa):
+  """Of the error over sum|a * b|: the contract's, with one exception."""
+  is_fp4 = lhs in FP4 and rhs in FP4
+  # The large dot in floats with AVX2 (README.md, Accumulation).
+  return (36 if isa == "avx2" and rows > 4 and not is_fp4 else 16) * UNIT
 
 
 def worst(lhs, rhs, isa):
@@ -70,18 +78,19 @@ class AccuracyTest(parameterized.TestCase):
     isa=ISAS,
   )
   def test_one_product_may_outweigh_all_others(self, name, data, isa):
-    isa = testing.isa_number(self, isa)
+    number = testing.isa_number(self, isa)
     for k in (512, 4096, 16384):
       for rows in ROWS if k < 16384 else (1, 4, 17):
         for at in (0, 13):
           lhs = dominated(name, rows, k, at, *data)
           rhs = dominated(name, 9, k, at, *data)
-          self.assertLessEqual(worst(lhs, rhs, isa), BOUND, (k, rows, at))
+          most = bound(name, name, rows, isa)
+          self.assertLessEqual(worst(lhs, rhs, number), most, (k, rows, at))
 
   @parameterized.product(isa=ISAS, name=testing.QUANTIZED)
   def test_floats_against_weights(self, isa, name):
     """The products themselves round in the sums, too."""
-    isa = testing.isa_number(self, isa)
+    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(1)
     for k in (544, 4096):
       for rows in ROWS:
@@ -90,7 +99,8 @@ class AccuracyTest(parameterized.TestCase):
         values = rng.uniform(0.5, 1, (1, rows, k)) * np.sign(rhs.exact[:, :1])
         values[..., :1] *= large
         lhs = testing.Side("f32", values, None)
-        self.assertLessEqual(worst(lhs, rhs, isa), BOUND, (k, rows))
+        most = bound("f32", name, rows, isa)
+        self.assertLessEqual(worst(lhs, rhs, number), most, (k, rows))
 
 
 if __name__ == "__main__":

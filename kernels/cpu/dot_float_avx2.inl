@@ -22,10 +22,10 @@ struct EngineFloat {
   static constexpr int kPartRows = 8;  // of a strip, unpacked at a time
   static constexpr int kColumns = 4;   // of a part, multiplied at a time
   static constexpr int64_t kChunk = 512;
-  // Roundings: 8 of a part's sums, 3 of four parts, 3 of lanes, 1 of the total.
-  // See sums.inl.
-  static constexpr int64_t kPartValues = 64;
-  static constexpr int64_t kSumValues = 4 * kPartValues;
+  // Roundings: 32 of a sum, 3 of lanes, 1 of the total: more than sums.inl
+  // asks for. Parts of 64 values, and four of them, would keep to 16, and take
+  // 1.1 to 1.35 times as long: their sums do not fit in the registers.
+  static constexpr int64_t kSumValues = 256;
   // The 16 extra values keep rows out of each other's cache sets.
   static constexpr int64_t kExtra = 16;
   static constexpr int64_t kPartStride = kChunk + kExtra;
@@ -80,65 +80,35 @@ struct EngineFloat {
     return x.format == Format::kE2M1 ? k / 2 : k;
   }
 
-  // part = kRows rows times kColumns rows of a strip, `count` of k.
-  template <int kRows>
-  JAXPLUGIN_ALWAYS_INLINE static void Multiply(const float* a, int64_t lda,
-                                               const float* strip,
-                                               int64_t count,
-                                               __m256 (*part)[kColumns]) {
-#pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r) {
-      for (int j = 0; j < kColumns; ++j) part[r][j] = _mm256_setzero_ps();
-    }
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < count; i += 8) {
-      // kRows vectors stay, one at a time passes: 16 registers are enough.
-      __m256 x[kRows];
-#pragma GCC unroll 3
-      for (int r = 0; r < kRows; ++r) x[r] = _mm256_loadu_ps(a + r * lda + i);
-#pragma GCC unroll 4
-      for (int j = 0; j < kColumns; ++j) {
-        const __m256 y = _mm256_loadu_ps(strip + j * kPartStride + i);
-#pragma GCC unroll 3
-        for (int r = 0; r < kRows; ++r) {
-          part[r][j] = _mm256_fmadd_ps(x[r], y, part[r][j]);
-        }
-      }
-    }
-  }
-
   // Up to kSumValues of k.
   template <int kRows>
   static void Tile(const float* a, int64_t lda, const float* b, int64_t count,
                    bool is_first, float* c) {
-    const int64_t last = (count - 1) / kPartValues * kPartValues;
     for (int j0 = 0; j0 < kPartRows; j0 += kColumns) {
-      const float* strip = b + j0 * kPartStride;
-      __m256 sum[kRows][kColumns], part[kRows][kColumns];
-      for (int64_t i = 0; i < last; i += kPartValues) {
-        Multiply<kRows>(a + i, lda, strip + i, kPartValues, part);
+      __m256 sum[kRows][kColumns];
 #pragma GCC unroll 3
-        for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int j = 0; j < kColumns; ++j) sum[r][j] = _mm256_setzero_ps();
+      }
+      const float* strip = b + j0 * kPartStride;
+      for (int64_t i = 0; i < count; i += 8) {
+        // kRows vectors stay, one at a time passes: 16 registers are enough.
+        __m256 x[kRows];
+#pragma GCC unroll 3
+        for (int r = 0; r < kRows; ++r) x[r] = _mm256_loadu_ps(a + r * lda + i);
 #pragma GCC unroll 4
-          for (int j = 0; j < kColumns; ++j) {
-            sum[r][j] =
-                i == 0 ? part[r][j] : _mm256_add_ps(part[r][j], sum[r][j]);
+        for (int j = 0; j < kColumns; ++j) {
+          const __m256 y = _mm256_loadu_ps(strip + j * kPartStride + i);
+#pragma GCC unroll 3
+          for (int r = 0; r < kRows; ++r) {
+            sum[r][j] = _mm256_fmadd_ps(x[r], y, sum[r][j]);
           }
         }
       }
-      if (count - last == kPartValues) {
-        Multiply<kRows>(a + last, lda, strip + last, kPartValues, part);
-      } else {
-        Multiply<kRows>(a + last, lda, strip + last, count - last, part);
-      }
 #pragma GCC unroll 3
       for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kColumns; ++j) {
-          if (last > 0) part[r][j] = _mm256_add_ps(part[r][j], sum[r][j]);
-        }
         float* out = c + r * kSumFloats + j0;
-        AddExactly(SumFour(part[r]), is_first, out, out + kStripRows);
+        AddExactly(SumFour(sum[r]), is_first, out, out + kStripRows);
       }
     }
   }
