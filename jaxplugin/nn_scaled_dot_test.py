@@ -439,14 +439,27 @@ class ScaledDotTest(parameterized.TestCase):
     exact, _ = testing.dot(dequantized(x, scale), dequantized(x, scale), NT_2D)
     testing.assert_exact(result, exact, F32)
 
-  def test_differentiating_a_quantized_operand_names_the_way_to_train(self):
+  def test_gradient_of_the_plain_side_is_exact(self):
     rhs, rhs_scale = mx((32, 5), 0).make(rng_of(13))
 
     def loss(x):
       return nn.scaled_dot(x, rhs, rhs_scale=rhs_scale).sum()
 
+    gradient = jax.grad(loss)(jnp.ones((3, 32), jnp.float32))
+    exact = dequantized(rhs, rhs_scale).sum(1)
+    testing.assert_exact(gradient, np.broadcast_to(exact, (3, 32)), F32)
+
+  def test_differentiating_a_quantized_operand_names_the_way_to_train(self):
+    lhs, lhs_scale = mx((3, 32), 1).make(rng_of(13))
+    rhs, rhs_scale = mx((32, 5), 0).make(rng_of(13))
+
+    def loss(lhs):
+      return nn.scaled_dot(
+        lhs, rhs, lhs_scale=lhs_scale, rhs_scale=rhs_scale
+      ).sum()
+
     with self.assertRaisesRegex(NotImplementedError, "dot_general"):
-      jax.grad(loss)(jnp.ones((3, 32), jnp.bfloat16))
+      jax.grad(loss)(lhs)
 
 
 if __name__ == "__main__":
