@@ -29,6 +29,34 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   return bits >= kMinNormal ? normal : subnormal;
 }
 
+// What all blocks of an NVFP4 tensor share. A tensor with a global scale below
+// 2^-64 is quantized as if multiplied by 2^64: its quotients keep their bits.
+struct Nvfp4Global {
+  bool invalid;    // not positive and finite: every block is NaN
+  bool tiny;
+  float divisor;   // the global scale, times 2^64 when tiny
+
+  explicit Nvfp4Global(float global) {
+    const uint32_t bits = AsBits(global);
+    invalid = bits == 0 || bits >= kInfinity;  // also negative ones
+    tiny = bits < (63u << 23);
+    divisor = tiny ? global * 0x1p64f : global;
+  }
+};
+
+constexpr int kNvfp4Blocks = 16;  // quantized together
+
+// What the values of up to 16 blocks are encoded with: their scales come of one
+// vectorized loop (a block at a time is bound by the latency of its divisions).
+struct Nvfp4Steps {
+  float step[kNvfp4Blocks];     // what a value is divided by
+  uint32_t zero[kNvfp4Blocks];  // masks of codes
+  uint32_t keep[kNvfp4Blocks];
+};
+
+// Magnitudes past this saturate either way, in a tensor with a tiny scale.
+inline float Nvfp4Ceiling() { return AsFloat(kInfinity - 1 - (64u << 23)); }
+
 #if defined(JAXPLUGIN_AVX2_QUANTIZE)
 #include "quantize_avx2.inl"
 #else
@@ -87,6 +115,32 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
   StoreCodes<T, kCount>(codes, out);
 }
 
+template <bool kTiny>
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
+                                         const Nvfp4Global& global,
+                                         uint8_t* scale, Nvfp4Steps* out) {
+  const float ceiling = Nvfp4Ceiling();
+  uint32_t amax_bits[kNvfp4Blocks] = {};
+  uint32_t code[kNvfp4Blocks];
+  for (int b = 0; b < count; ++b) amax_bits[b] = BlockMax<16>(x + 16 * b);
+  const uint32_t valid = global.invalid ? 0 : ~0u;
+  for (int b = 0; b < kNvfp4Blocks; ++b) {
+    // A selection here GCC 12 turns into a branch, and vectorizes nothing.
+    const uint32_t not_finite = (kInfinity - 1 - amax_bits[b]) >> 31;
+    const uint32_t keep = (not_finite - 1) & valid;
+    float amax = AsFloat(amax_bits[b] & keep);
+    if (kTiny) amax = (amax < ceiling ? amax : ceiling) * 0x1p64f;
+    const float ideal = amax / 6.0f / global.divisor;
+    const uint32_t e4m3 = Encode<E4M3>(AsBits(ideal) & keep);
+    const float product = Decode<E4M3>(e4m3) * global.divisor;
+    out->step[b] = e4m3 == 0 ? 1.0f : product;
+    out->zero[b] = e4m3 == 0 ? 0 : keep;
+    out->keep[b] = keep;
+    code[b] = (e4m3 & keep) | (0x7fu & ~keep);
+  }
+  for (int b = 0; b < count; ++b) scale[b] = static_cast<uint8_t>(code[b]);
+}
+
 #endif  // JAXPLUGIN_AVX2_QUANTIZE
 
 template <typename T>
@@ -109,48 +163,11 @@ JAXPLUGIN_ALWAYS_INLINE void QuantizeMxBlock(const float* x, bool round_up,
   *scale = is_nan ? 255 : static_cast<uint8_t>(byte);
 }
 
-// What all blocks of an NVFP4 tensor share. A tensor with a global scale below
-// 2^-64 is quantized as if multiplied by 2^64: its quotients keep their bits.
-struct Nvfp4Global {
-  bool invalid;    // not positive and finite: every block is NaN
-  bool tiny;
-  float divisor;   // the global scale, times 2^64 when tiny
-
-  explicit Nvfp4Global(float global) {
-    const uint32_t bits = AsBits(global);
-    invalid = bits == 0 || bits >= kInfinity;  // also negative ones
-    tiny = bits < (63u << 23);
-    divisor = tiny ? global * 0x1p64f : global;
-  }
-};
-
-constexpr int kNvfp4Blocks = 16;  // quantized together
-
-// Up to 16 blocks: their scales in one vectorized loop (a block at a time is
-// bound by the latency of its divisions), then their values.
 template <bool kTiny>
-JAXPLUGIN_ALWAYS_INLINE void QuantizeNvfp4Blocks(const float* x, int count,
-                                                 const Nvfp4Global& global,
-                                                 uint8_t* values,
-                                                 uint8_t* scale) {
-  // Magnitudes past this saturate either way.
-  const float ceiling = AsFloat(kInfinity - 1 - (64u << 23));
-  uint32_t amax_bits[kNvfp4Blocks] = {};
-  float step[kNvfp4Blocks];
-  uint32_t zero[kNvfp4Blocks], keep[kNvfp4Blocks], code[kNvfp4Blocks];
-  for (int b = 0; b < count; ++b) amax_bits[b] = BlockMax<16>(x + 16 * b);
-  const uint32_t valid = global.invalid ? 0 : ~0u;
-  for (int b = 0; b < kNvfp4Blocks; ++b) {
-    keep[b] = amax_bits[b] >= kInfinity ? 0 : valid;
-    float amax = AsFloat(amax_bits[b] & keep[b]);
-    if (kTiny) amax = (amax < ceiling ? amax : ceiling) * 0x1p64f;
-    const float ideal = amax / 6.0f / global.divisor;
-    const uint32_t e4m3 = Encode<E4M3>(AsBits(ideal) & keep[b]);
-    const float product = Decode<E4M3>(e4m3) * global.divisor;
-    step[b] = e4m3 == 0 ? 1.0f : product;
-    zero[b] = e4m3 == 0 ? 0 : keep[b];
-    code[b] = keep[b] == 0 ? 0x7f : e4m3;
-  }
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
+                                         const Nvfp4Steps& steps,
+                                         uint8_t* values) {
+  const float ceiling = Nvfp4Ceiling();
   for (int b = 0; b < count; ++b) {
     const float* from = x + 16 * b;
     float scaled[16];
@@ -163,8 +180,8 @@ JAXPLUGIN_ALWAYS_INLINE void QuantizeNvfp4Blocks(const float* x, int count,
       }
       from = scaled;
     }
-    EncodeRun<E2M1, 16, true>(from, step[b], zero[b], keep[b], values + 8 * b);
-    scale[b] = static_cast<uint8_t>(code[b]);
+    EncodeRun<E2M1, 16, true>(from, steps.step[b], steps.zero[b], steps.keep[b],
+                              values + 8 * b);
   }
 }
 
@@ -217,10 +234,11 @@ void QuantizeNvfp4(const QuantizeArgs& args, const Nvfp4Global& global,
   static_assert(kValues == kQuantizeChunk, "ReadFloats fills one buffer");
   for (int64_t i = begin; i < end; i += kValues) {
     float buffer[kValues];
-    const int64_t count = Min(kValues, end - i);
+    Nvfp4Steps steps;
+    const int count = static_cast<int>(Min(kValues, end - i));
     const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
-    QuantizeNvfp4Blocks<kTiny>(x, static_cast<int>(count / 16), global,
-                               values + i / 2, scale + i / 16);
+    Nvfp4Scales<kTiny>(x, count / 16, global, scale + i / 16, &steps);
+    Nvfp4Values<kTiny>(x, count / 16, steps, values + i / 2);
   }
 }
 

@@ -96,3 +96,72 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
                      _mm256_castsi256_si128(bytes));
   }
 }
+
+// The largest lanes of 8 vectors of bits, none negative.
+JAXPLUGIN_ALWAYS_INLINE __m256i MaxOfEight(const __m256i* x) {
+  __m256i pairs[4], fours[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                                _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    fours[i] =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                         _mm256_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  }
+  return _mm256_max_epi32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
+                          _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+}
+
+template <bool kTiny>
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
+                                         const Nvfp4Global& global,
+                                         uint8_t* scale, Nvfp4Steps* out) {
+  const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
+  const __m256i valid = _mm256_set1_epi32(global.invalid ? 0 : -1);
+  const __m256 divisor = _mm256_set1_ps(global.divisor);
+  uint8_t codes[kNvfp4Blocks];
+  for (int b = 0; b < count; b += 8) {
+    __m256i tops[8];
+    for (int i = 0; i < 8; ++i) {
+      tops[i] = _mm256_setzero_si256();
+      if (b + i >= count) continue;
+      const __m256i* from =
+          reinterpret_cast<const __m256i*>(x + 16 * (b + i));
+      tops[i] = _mm256_max_epi32(
+          _mm256_and_si256(_mm256_loadu_si256(from), magnitude),
+          _mm256_and_si256(_mm256_loadu_si256(from + 1), magnitude));
+    }
+    const __m256i bits = MaxOfEight(tops);
+    const __m256i keep = _mm256_and_si256(
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(kInfinity), bits), valid);
+    __m256 amax = _mm256_castsi256_ps(_mm256_and_si256(bits, keep));
+    if (kTiny) {
+      amax = _mm256_mul_ps(_mm256_min_ps(amax, _mm256_set1_ps(Nvfp4Ceiling())),
+                           _mm256_set1_ps(0x1p64f));
+    }
+    const __m256 ideal =
+        _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6)), divisor);
+    const __m256i e4m3 = EncodeEight<E4M3>(
+        _mm256_and_ps(ideal, _mm256_castsi256_ps(keep)));
+    const __m256 decoded =
+        _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(e4m3, 20)),
+                      _mm256_set1_ps(0x1p120f));
+    const __m256i is_zero = _mm256_cmpeq_epi32(e4m3, _mm256_setzero_si256());
+    _mm256_storeu_ps(
+        out->step + b,
+        _mm256_blendv_ps(_mm256_mul_ps(decoded, divisor), _mm256_set1_ps(1),
+                         _mm256_castsi256_ps(is_zero)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->zero + b),
+                        _mm256_andnot_si256(is_zero, keep));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep + b), keep);
+    const __m256i code = _mm256_blendv_epi8(_mm256_set1_epi32(0x7f), e4m3, keep);
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code),
+                                           _mm256_extracti128_si256(code, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + b),
+                     _mm_packus_epi16(words, words));
+  }
+  __builtin_memcpy(scale, codes, count);
+}

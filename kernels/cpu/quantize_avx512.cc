@@ -5,6 +5,12 @@
 
 #if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define JAXPLUGIN_AVX2_QUANTIZE  // quantize_avx2.inl
+#endif
+
 namespace jaxplugin {
 namespace {
 #include "codec.inl"
