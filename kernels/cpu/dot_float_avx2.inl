@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The large dot in float32 with AVX2. Vectors run along k, so nothing is
-// transposed: a tile of 3 panel rows by 4 strip rows has 12 sums of 8 lanes,
+// transposed: a tile of 4 panel rows by 3 strip rows has 12 sums of 8 lanes,
 // which fill the registers with what they multiply, and 7 loads for 12
-// multiply-adds. A chunk of k of the panel stays in the second cache while a
-// strip passes, eight rows at a time in the first.
+// multiply-adds. A chunk of k of the panel stays in the second cache while
+// strips pass, one at a time in the first.
 
 // The sums of four vectors.
 JAXPLUGIN_ALWAYS_INLINE __m128 SumFour(const __m256* v) {
@@ -16,11 +16,11 @@ JAXPLUGIN_ALWAYS_INLINE __m128 SumFour(const __m256* v) {
 }
 
 struct EngineFloat {
-  static constexpr int kTileRowsMax = 3;
-  static constexpr int kStripRows = 32;
+  static constexpr int kTileRowsMax = 4;
+  static constexpr int kStripRows = 12;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
-  static constexpr int kPartRows = 8;  // of a strip, unpacked at a time
-  static constexpr int kColumns = 4;   // of a part, multiplied at a time
+  // Floats of a tile's sums: [totals, rests][strip row][kTileRowsMax].
+  static constexpr int64_t kTileFloats = kTileRowsMax * kSumFloats;
   static constexpr int64_t kChunk = 512;
   // Roundings: 32 of a sum, 3 of lanes, 1 of the total: more than sums.inl
   // asks for. Parts of 64 values, and four of them, would keep to 16, and take
@@ -28,7 +28,7 @@ struct EngineFloat {
   static constexpr int64_t kSumValues = 256;
   // The 16 extra values keep rows out of each other's cache sets.
   static constexpr int64_t kExtra = 16;
-  static constexpr int64_t kPartStride = kChunk + kExtra;
+  static constexpr int64_t kStripStride = kChunk + kExtra;
   // 512 KiB of a chunk of k.
   static constexpr int64_t kPanelRowsMax = 256;
 
@@ -50,7 +50,7 @@ struct EngineFloat {
   static int64_t PaddedK(int64_t k) { return RoundUp(k, 8); }
   static int64_t PanelRowFloats(int64_t k) { return RoundUp(k, 16) + kExtra; }
   static int64_t PanelRowBytes(int64_t k) { return PanelRowFloats(k) * 4; }
-  static int64_t StripBytes(int64_t) { return kPartRows * kPartStride * 4; }
+  static int64_t StripBytes(int64_t) { return kStripRows * kStripStride * 4; }
 
   // Values [k0, k0 + count) of a row times scale, zero-padded.
   void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
@@ -80,70 +80,117 @@ struct EngineFloat {
     return x.format == Format::kE2M1 ? k / 2 : k;
   }
 
-  // Up to kSumValues of k.
+  // Up to kSumValues of k, for kRows panel rows and `strip_rows`.
   template <int kRows>
-  static void Tile(const float* a, int64_t lda, const float* b, int64_t count,
-                   bool is_first, float* c) {
-    for (int j0 = 0; j0 < kPartRows; j0 += kColumns) {
-      __m256 sum[kRows][kColumns];
-#pragma GCC unroll 3
-      for (int r = 0; r < kRows; ++r) {
-        for (int j = 0; j < kColumns; ++j) sum[r][j] = _mm256_setzero_ps();
-      }
-      const float* strip = b + j0 * kPartStride;
-      for (int64_t i = 0; i < count; i += 8) {
-        // kRows vectors stay, one at a time passes: 16 registers are enough.
-        __m256 x[kRows];
-#pragma GCC unroll 3
-        for (int r = 0; r < kRows; ++r) x[r] = _mm256_loadu_ps(a + r * lda + i);
+  static void Tile(const float* a, int64_t lda, const float* b,
+                   int64_t strip_rows, int64_t count, bool is_first, float* c) {
+    // As many sums as the latency of multiply-adds asks for.
+    constexpr int kColumns = kRows <= 2 ? 6 : 12 / kRows;
+    static_assert(kStripRows % kColumns == 0);
+    for (int64_t j0 = 0; j0 < strip_rows; j0 += kColumns) {
+      __m256 sum[kColumns][kTileRowsMax];
+#pragma GCC unroll 6
+      for (int j = 0; j < kColumns; ++j) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kColumns; ++j) {
-          const __m256 y = _mm256_loadu_ps(strip + j * kPartStride + i);
+        for (int r = 0; r < kTileRowsMax; ++r) sum[j][r] = _mm256_setzero_ps();
+      }
+      const float* strip = b + j0 * kStripStride;
+      for (int64_t i = 0; i < count; i += 8) {
+        // Vectors of the side with fewer rows stay, one at a time passes: 16
+        // registers are enough.
+        __m256 stay[kRows < kColumns ? kRows : kColumns];
+        if constexpr (kRows < kColumns) {
 #pragma GCC unroll 3
           for (int r = 0; r < kRows; ++r) {
-            sum[r][j] = _mm256_fmadd_ps(x[r], y, sum[r][j]);
+            stay[r] = _mm256_loadu_ps(a + r * lda + i);
+          }
+#pragma GCC unroll 6
+          for (int j = 0; j < kColumns; ++j) {
+            const __m256 y = _mm256_loadu_ps(strip + j * kStripStride + i);
+#pragma GCC unroll 3
+            for (int r = 0; r < kRows; ++r) {
+              sum[j][r] = _mm256_fmadd_ps(stay[r], y, sum[j][r]);
+            }
+          }
+        } else {
+#pragma GCC unroll 3
+          for (int j = 0; j < kColumns; ++j) {
+            stay[j] = _mm256_loadu_ps(strip + j * kStripStride + i);
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m256 x = _mm256_loadu_ps(a + r * lda + i);
+#pragma GCC unroll 3
+            for (int j = 0; j < kColumns; ++j) {
+              sum[j][r] = _mm256_fmadd_ps(x, stay[j], sum[j][r]);
+            }
           }
         }
       }
-#pragma GCC unroll 3
-      for (int r = 0; r < kRows; ++r) {
-        float* out = c + r * kSumFloats + j0;
-        AddExactly(SumFour(sum[r]), is_first, out, out + kStripRows);
+#pragma GCC unroll 6
+      for (int j = 0; j < kColumns; ++j) {
+        float* out = c + (j0 + j) * kTileRowsMax;
+        AddExactly(SumFour(sum[j]), is_first, out,
+                   out + kStripRows * kTileRowsMax);
       }
     }
   }
 
   static void TileOf(int64_t rows, const float* a, int64_t lda, const float* b,
-                     int64_t count, bool is_first, float* c) {
+                     int64_t strip_rows, int64_t count, bool is_first,
+                     float* c) {
     for (int64_t i = 0; i < count; i += kSumValues) {
       const int64_t some = Min(kSumValues, count - i);
       const bool first = is_first && i == 0;
+      const float* x = a + i;
+      const float* y = b + i;
       switch (rows) {
-        case 1: Tile<1>(a + i, lda, b + i, some, first, c); break;
-        case 2: Tile<2>(a + i, lda, b + i, some, first, c); break;
-        case 3: Tile<3>(a + i, lda, b + i, some, first, c); break;
+        case 1: Tile<1>(x, lda, y, strip_rows, some, first, c); break;
+        case 2: Tile<2>(x, lda, y, strip_rows, some, first, c); break;
+        case 3: Tile<3>(x, lda, y, strip_rows, some, first, c); break;
+        case 4: Tile<4>(x, lda, y, strip_rows, some, first, c); break;
       }
     }
   }
 
-  // A part of a strip times the panel, a chunk of k.
-  void Part(int64_t row, int64_t count, int64_t k0, const float* a,
-            int64_t rows, int64_t tile_rows, float* part, float* c) const {
+  // A chunk of k of a strip, unpacked to `strip`, times the panel.
+  void Chunk(int64_t row, int64_t count, int64_t k0, const float* a,
+             int64_t rows, int64_t tile_rows, float* strip, float* c) const {
     const int64_t k = strip_operand.k;
     const int64_t lda = PanelRowFloats(k);
     const int64_t chunk = Min(kChunk, k - k0);
     const int64_t ahead = Ahead(strip_operand, k0);
-    for (int64_t j = 0; j < kPartRows; ++j) {
+    for (int64_t j = 0; j < kStripRows; ++j) {
+      float* out = strip + j * kStripStride;
       if (j < count) {
-        Unpack(strip_operand, row + j, k0, chunk, ahead,
-               part + j * kPartStride);
+        Unpack(strip_operand, row + j, k0, chunk, ahead, out);
       } else {
-        __builtin_memset(part + j * kPartStride, 0, PaddedK(chunk) * 4);
+        __builtin_memset(out, 0, PaddedK(chunk) * 4);
       }
     }
-    for (int64_t r = 0; r < rows; r += tile_rows) {
-      TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, part,
-             PaddedK(chunk), k0 == 0, c + r * kSumFloats);
+    for (int64_t r = 0; r < rows; r += tile_rows, c += kTileFloats) {
+      TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, strip, count,
+             PaddedK(chunk), k0 == 0, c);
+    }
+  }
+
+  // Tiles' sums to those of rows, in place: no row's lie beyond its tile's.
+  static void FinishTiles(int64_t rows, int64_t tile_rows, int64_t strip_rows,
+                          float* c) {
+    const float* tile = c;
+    for (int64_t r0 = 0; r0 < rows; r0 += tile_rows, tile += kTileFloats) {
+      float sums[kTileRowsMax][kStripRows];
+      const float* rest = tile + kStripRows * kTileRowsMax;
+      for (int64_t j = 0; j < strip_rows; ++j) {
+        for (int r = 0; r < kTileRowsMax; ++r) {
+          const int64_t at = j * kTileRowsMax + r;
+          sums[r][j] = TotalOf(tile[at], rest[at]);
+        }
+      }
+      const int64_t some = Min(tile_rows, rows - r0);
+      for (int64_t r = 0; r < some; ++r) {
+        __builtin_memcpy(c + (r0 + r) * kSumFloats, sums[r], strip_rows * 4);
+      }
     }
   }
 
@@ -151,15 +198,13 @@ struct EngineFloat {
              int64_t tile_rows, uint8_t* scratch, float* c) const {
     const int64_t k = strip_operand.k;
     if (k == 0) {
-      for (int64_t i = 0; i < rows * kSumFloats; ++i) c[i] = 0;
+      __builtin_memset(c, 0, rows * kSumFloats * 4);
+      return;
     }
     for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
-      for (int64_t j = 0; j < count; j += kPartRows) {
-        Part(row + j, Min(kPartRows, count - j), k0,
-             reinterpret_cast<const float*>(panel), rows, tile_rows,
-             reinterpret_cast<float*>(scratch), c + j);
-      }
+      Chunk(row, count, k0, reinterpret_cast<const float*>(panel), rows,
+            tile_rows, reinterpret_cast<float*>(scratch), c);
     }
-    FinishTotals<kStripRows>(rows, c);
+    FinishTiles(rows, tile_rows, count, c);
   }
 };

@@ -334,6 +334,7 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   args.round_up = rounding == 0;
   args.compute_global = compute_global == 1;
   args.values = static_cast<uint8_t*>(values->untyped_data());
+  AdviseHugePages(args.values, values->size_bytes());
   args.scale = static_cast<uint8_t*>(scale->untyped_data());
   args.global_scale = static_cast<float*>(global_scale->untyped_data());
   if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);
