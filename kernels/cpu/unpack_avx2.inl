@@ -103,19 +103,16 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
       pairs[2 + s] = _mm256_unpackhi_epi8(low, high);
     }
   } else {
-    // Sign and fields: a code in the high byte of 16 bits (the odd ones are
-    // there already), its sign smeared over the exponent bits that it lacks,
-    // which are then cleared.
+    // Sign and fields: a code in the high byte of 16 bits moved down, its sign
+    // smeared over the exponent bits that it lacks, which are then cleared. The
+    // odd codes are in high bytes; the even ones times 2^(8 - kShift) are there.
     constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
     constexpr int kShift = kIsE4M3 ? 4 : 3;
     const __m256i fields =
         _mm256_set1_epi16(static_cast<short>(kIsE4M3 ? 0x87f0 : 0x8fe0));
-    pairs[0] = codes;
-    pairs[1] = _mm256_slli_epi16(codes, 8);
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; ++p) {
-      pairs[p] = _mm256_and_si256(_mm256_srai_epi16(pairs[p], kShift), fields);
-    }
+    const __m256i factor = _mm256_set1_epi16(1 << (8 - kShift));
+    pairs[0] = _mm256_and_si256(_mm256_srai_epi16(codes, kShift), fields);
+    pairs[1] = _mm256_and_si256(_mm256_maddubs_epi16(factor, codes), fields);
   }
 }
 
