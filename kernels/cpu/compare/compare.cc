@@ -1,13 +1,14 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times the dots of several builds of the kernels in one process, in turns, on
-// two threads, with weights that rotate past the last-level cache: two programs
-// one after the other differ by more than most changes do. See compare.sh.
+// Times several builds of the kernels in one process, in turns, on two threads,
+// with inputs that rotate past the last-level cache: two programs one after the
+// other differ by more than most changes do. See compare.sh.
 //
-//   compare FORMAT M N K LIBRARY...
+//   compare FORMAT M N K LIBRARY...    a dot, both sides of FORMAT
+//   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
 //
-// FORMAT: mxfp8, mxfp8_e5m2, mxfp4 or nvfp4, of both sides.
+// FORMAT: mxfp8, mxfp8_e5m2, mxfp4 or nvfp4.
 
 #include <dlfcn.h>
 
@@ -18,8 +19,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "../kernels.h"
@@ -65,6 +66,7 @@ struct Matrix {
   std::vector<uint8_t> values, scale;
 };
 
+// In the order of QuantizedFormat.
 struct Kind {
   const char* name;
   Format format;
@@ -126,6 +128,139 @@ bool IsNear(const std::vector<float>& x, const std::vector<float>& y) {
   return error <= 0x1p-14f * largest;
 }
 
+// What is timed. Several inputs, of which each run takes one.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual size_t inputs() const = 0;
+  virtual bool Run(const Kernels& kernels, size_t input,
+                   const Parallel& parallel) = 0;
+  // Keeps the result of the last run, and compares later ones with it.
+  virtual void Keep() = 0;
+  virtual bool IsAsKept() const = 0;
+};
+
+class Dot : public Work {
+ public:
+  Dot(const Kind& kind, int64_t m, int64_t n, int64_t k)
+      : kind_(kind), m_(m), n_(n), k_(k), x_(Random(kind, m, k, 1)),
+        out_(m * n) {
+    size_t bytes = 0;
+    while (weights_.size() < 2 || bytes < kRotatedBytes) {
+      weights_.push_back(Random(kind, n, k, 2 + weights_.size()));
+      bytes += weights_.back().values.size();
+    }
+  }
+  size_t inputs() const override { return weights_.size(); }
+  bool Run(const Kernels& kernels, size_t input,
+           const Parallel& parallel) override {
+    DotArgs args{};
+    args.lhs = Describe(kind_, x_, m_, k_);
+    args.rhs = Describe(kind_, weights_[input], n_, k_);
+    args.batch = 1;
+    args.m = m_;
+    args.n = n_;
+    args.k = k_;
+    args.rhs_batched = true;
+    args.out = out_.data();
+    args.out_format = Format::kF32;
+    return kernels.dot(args, parallel);
+  }
+  void Keep() override { kept_ = out_; }
+  bool IsAsKept() const override { return IsNear(out_, kept_); }
+
+ private:
+  const Kind& kind_;
+  int64_t m_, n_, k_;
+  Matrix x_;
+  std::vector<Matrix> weights_;
+  std::vector<float> out_, kept_;
+};
+
+// Of sums of four uniform numbers; NVFP4 with the global scale that it finds.
+class Quantize : public Work {
+ public:
+  Quantize(const Kind& kind, int64_t m, int64_t k) : kind_(kind), m_(m), k_(k) {
+    uint32_t seed = 1;
+    while (x_.size() < 2 || x_.size() * m * k * 4 < kRotatedBytes) {
+      x_.emplace_back(m * k);
+      for (float& value : x_.back()) {
+        for (int i = 0; i < 4; ++i) {
+          seed = seed * 1664525u + 1013904223u;
+          value += static_cast<float>(seed >> 8) * 0x1p-24f - 0.5f;
+        }
+      }
+    }
+    out_.values.resize(m * RowBytes(kind, k));
+    out_.scale.resize(m * (k / kind.block));
+  }
+  size_t inputs() const override { return x_.size(); }
+  bool Run(const Kernels& kernels, size_t input,
+           const Parallel& parallel) override {
+    QuantizeArgs args{};
+    args.x = x_[input].data();
+    args.x_format = Format::kF32;
+    args.rows = m_;
+    args.k = k_;
+    args.format = static_cast<QuantizedFormat>(&kind_ - kKinds);
+    args.round_up = true;
+    args.compute_global = args.format == QuantizedFormat::kNvfp4;
+    args.values = out_.values.data();
+    args.scale = out_.scale.data();
+    args.global_scale = &global_scale_;
+    return kernels.quantize(args, parallel);
+  }
+  void Keep() override {
+    kept_ = out_;
+    kept_global_scale_ = global_scale_;
+  }
+  bool IsAsKept() const override {
+    return out_.values == kept_.values && out_.scale == kept_.scale &&
+           global_scale_ == kept_global_scale_;
+  }
+
+ private:
+  const Kind& kind_;
+  int64_t m_, k_;
+  std::vector<std::vector<float>> x_;
+  Matrix out_, kept_;
+  float global_scale_ = 0, kept_global_scale_ = 0;
+};
+
+// Milliseconds of each build; nothing where one failed or differs.
+std::vector<std::vector<double>> TimeInTurns(
+    Work& work, const std::vector<const Kernels*>& builds, char** names) {
+  Helper helper;
+  const Parallel parallel{
+      2,
+      [](void* pool, void (*task)(void*), void* data) {
+        static_cast<Helper*>(pool)->Schedule(task, data);
+      },
+      &helper};
+  std::vector<std::vector<double>> ms(builds.size());
+  double spent = 0;
+  size_t turn = 0;
+  for (int round = 0; round < kRoundsMin || spent < kSeconds; ++round) {
+    for (size_t i = 0; i < builds.size(); ++i, ++turn) {
+      const size_t which = (i + round) % builds.size();
+      // All builds have the same input in the first round, for comparison.
+      const size_t input = round == 0 ? 0 : turn % work.inputs();
+      const auto start = std::chrono::steady_clock::now();
+      const bool ok = work.Run(*builds[which], input, parallel);
+      const std::chrono::duration<double, std::milli> taken =
+          std::chrono::steady_clock::now() - start;
+      if (round == 0 && i == 0) work.Keep();
+      if (!ok || (round == 0 && !work.IsAsKept())) {
+        std::fprintf(stderr, "compare: %s fails or differs\n", names[which]);
+        return {};
+      }
+      if (round > 0) ms[which].push_back(taken.count());
+      spent += taken.count() / 1e3;
+    }
+  }
+  return ms;
+}
+
 int Main(int argc, char** argv) {
   const Kind* kind = nullptr;
   for (const Kind& one : kKinds) {
@@ -137,14 +272,15 @@ int Main(int argc, char** argv) {
   }
   const int64_t m = std::atoll(argv[2]), n = std::atoll(argv[3]);
   const int64_t k = std::atoll(argv[4]);
-  if (m < 1 || n < 1 || k < kind->block || k % kind->block) {
-    std::fprintf(stderr, "compare: m and n must be positive, k a multiple of"
-                         " the block size\n");
+  if (m < 1 || n < 0 || k < kind->block || k % kind->block) {
+    std::fprintf(stderr, "compare: m must be positive, n positive or 0, k a"
+                         " multiple of the block size\n");
     return 2;
   }
+  char** names = argv + 5;
   std::vector<const Kernels*> builds;
-  for (int i = 5; i < argc; ++i) {
-    void* library = dlopen(argv[i], RTLD_NOW | RTLD_LOCAL);
+  for (int i = 0; i < argc - 5; ++i) {
+    void* library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     void* get = library ? dlsym(library, "jaxplugin_compared_kernels") : nullptr;
     if (get == nullptr) {
       std::fprintf(stderr, "compare: %s\n", dlerror());
@@ -152,53 +288,14 @@ int Main(int argc, char** argv) {
     }
     builds.push_back(reinterpret_cast<const Kernels* (*)()>(get)());
   }
-  const Matrix x = Random(*kind, m, k, 1);
-  std::vector<Matrix> weights;
-  size_t bytes = 0;
-  while (weights.size() < 2 || bytes < kRotatedBytes) {
-    weights.push_back(Random(*kind, n, k, 2 + weights.size()));
-    bytes += weights.back().values.size();
+  std::unique_ptr<Work> work;
+  if (n == 0) {
+    work = std::make_unique<Quantize>(*kind, m, k);
+  } else {
+    work = std::make_unique<Dot>(*kind, m, n, k);
   }
-  Helper helper;
-  const Parallel parallel{
-      2,
-      [](void* pool, void (*task)(void*), void* data) {
-        static_cast<Helper*>(pool)->Schedule(task, data);
-      },
-      &helper};
-  std::vector<std::vector<double>> ms(builds.size());
-  std::vector<float> out(m * n), first(m * n);
-  double spent = 0;
-  size_t turn = 0;
-  for (int round = 0; round < kRoundsMin || spent < kSeconds; ++round) {
-    // All builds have the same weights in the first round, for comparison.
-    for (size_t i = 0; i < builds.size(); ++i, ++turn) {
-      const size_t which = (i + round) % builds.size();
-      const Matrix& w = weights[round == 0 ? 0 : turn % weights.size()];
-      DotArgs args{};
-      args.lhs = Describe(*kind, x, m, k);
-      args.rhs = Describe(*kind, w, n, k);
-      args.batch = 1;
-      args.m = m;
-      args.n = n;
-      args.k = k;
-      args.rhs_batched = true;
-      args.out = out.data();
-      args.out_format = Format::kF32;
-      const auto start = std::chrono::steady_clock::now();
-      const bool ok = builds[which]->dot(args, parallel);
-      const std::chrono::duration<double, std::milli> taken =
-          std::chrono::steady_clock::now() - start;
-      if (!ok) return 1;
-      if (round == 0 && i == 0) first = out;
-      if (round == 0 && !IsNear(out, first)) {
-        std::fprintf(stderr, "compare: %s differs\n", argv[5 + which]);
-        return 1;
-      }
-      if (round > 0) ms[which].push_back(taken.count());
-      spent += taken.count() / 1e3;
-    }
-  }
+  const std::vector<std::vector<double>> ms = TimeInTurns(*work, builds, names);
+  if (ms.empty()) return 1;
   for (size_t i = 0; i < builds.size(); ++i) {
     std::vector<double> ratio;
     for (size_t j = 0; j < ms[i].size(); ++j) {
@@ -207,7 +304,7 @@ int Main(int argc, char** argv) {
     std::printf("%s %ldx%ldx%ld %s: median %.3f ms (%.3f to %.3f), %.3f (%.3f"
                 " to %.3f) of the first's\n",
                 kind->name, static_cast<long>(m), static_cast<long>(n),
-                static_cast<long>(k), argv[5 + i], Quantile(ms[i], 0.5),
+                static_cast<long>(k), names[i], Quantile(ms[i], 0.5),
                 Quantile(ms[i], 0.25), Quantile(ms[i], 0.75),
                 Quantile(ratio, 0.5), Quantile(ratio, 0.25),
                 Quantile(ratio, 0.75));

@@ -2,10 +2,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Is a dot faster than it was? The kernels of another git revision and those of
-# the working tree, in one process, in turns (compare.cc):
+# Is a kernel faster than it was? Those of another git revision and those of the
+# working tree, in one process, in turns (compare.cc): a dot, or, where N is 0,
+# quantize of f32[M, K].
 #   kernels/cpu/compare/compare.sh REVISION FORMAT M N K
 #   kernels/cpu/compare/compare.sh HEAD~3 mxfp8 1 4096 4096
+#   kernels/cpu/compare/compare.sh HEAD~3 nvfp4 4096 0 4096
 # Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4. Prints medians, quartiles and ratios
 # to the old ones. A few minutes, most of them for the compiler. PYTHON is one
 # that has jax.
