@@ -157,7 +157,8 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->zero + b),
                         _mm256_andnot_si256(is_zero, keep));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep + b), keep);
-    const __m256i code = _mm256_blendv_epi8(_mm256_set1_epi32(0x7f), e4m3, keep);
+    const __m256i code =
+        _mm256_blendv_epi8(_mm256_set1_epi32(0x7f), e4m3, keep);
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code),
                                            _mm256_extracti128_si256(code, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + b),

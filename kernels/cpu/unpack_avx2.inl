@@ -104,8 +104,8 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
     }
   } else {
     // Sign and fields: a code in the high byte of 16 bits moved down, its sign
-    // smeared over the exponent bits that it lacks, which are then cleared. The
-    // odd codes are in high bytes; the even ones times 2^(8 - kShift) are there.
+    // smeared over the exponent bits that it lacks, which are then cleared. Odd
+    // codes are in high bytes; an even one times 2^(8 - kShift) is moved down.
     constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
     constexpr int kShift = kIsE4M3 ? 4 : 3;
     const __m256i fields =
