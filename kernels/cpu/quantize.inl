@@ -6,8 +6,8 @@
 //
 // k is a multiple of the block size, so a tensor is one run of blocks.
 
-// |x| as float bits, finite and normal or zero, to the code of the nearest
-// value, ties to even, saturating.
+// |x| as float bits, not NaN, to the code of the nearest value, ties to even,
+// saturating.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   constexpr int kShift = 23 - T::kMantissaBits;
@@ -50,12 +50,9 @@ constexpr int kNvfp4Blocks = 16;  // quantized together
 // vectorized loop (a block at a time is bound by the latency of its divisions).
 struct Nvfp4Steps {
   float step[kNvfp4Blocks];     // what a value is divided by
-  uint32_t zero[kNvfp4Blocks];  // masks of codes
+  uint32_t zero[kNvfp4Blocks];  // masks of codes, 0 where the step is
   uint32_t keep[kNvfp4Blocks];
 };
-
-// Magnitudes past this saturate either way, in a tensor with a tiny scale.
-inline float Nvfp4Ceiling() { return AsFloat(kInfinity - 1 - (64u << 23)); }
 
 #if defined(JAXPLUGIN_AVX2_QUANTIZE)
 #include "quantize_avx2.inl"
@@ -119,7 +116,6 @@ template <bool kTiny>
 JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
                                          const Nvfp4Global& global,
                                          uint8_t* scale, Nvfp4Steps* out) {
-  const float ceiling = Nvfp4Ceiling();
   uint32_t amax_bits[kNvfp4Blocks] = {};
   uint32_t code[kNvfp4Blocks];
   for (int b = 0; b < count; ++b) amax_bits[b] = BlockMax<16>(x + 16 * b);
@@ -129,11 +125,10 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
     const uint32_t not_finite = (kInfinity - 1 - amax_bits[b]) >> 31;
     const uint32_t keep = (not_finite - 1) & valid;
     float amax = AsFloat(amax_bits[b] & keep);
-    if (kTiny) amax = (amax < ceiling ? amax : ceiling) * 0x1p64f;
+    if (kTiny) amax *= 0x1p64f;  // Inf saturates
     const float ideal = amax / 6.0f / global.divisor;
     const uint32_t e4m3 = Encode<E4M3>(AsBits(ideal) & keep);
-    const float product = Decode<E4M3>(e4m3) * global.divisor;
-    out->step[b] = e4m3 == 0 ? 1.0f : product;
+    out->step[b] = Decode<E4M3>(e4m3) * global.divisor;
     out->zero[b] = e4m3 == 0 ? 0 : keep;
     out->keep[b] = keep;
     code[b] = (e4m3 & keep) | (0x7fu & ~keep);
@@ -167,17 +162,11 @@ template <bool kTiny>
 JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
                                          const Nvfp4Steps& steps,
                                          uint8_t* values) {
-  const float ceiling = Nvfp4Ceiling();
   for (int b = 0; b < count; ++b) {
     const float* from = x + 16 * b;
     float scaled[16];
     if (kTiny) {
-      for (int i = 0; i < 16; ++i) {
-        const uint32_t bits = AsBits(from[i]);
-        const float magnitude = AsFloat(bits & kMagnitude);
-        const float capped = magnitude < ceiling ? magnitude : ceiling;
-        scaled[i] = AsFloat(AsBits(capped * 0x1p64f) | (bits & ~kMagnitude));
-      }
+      for (int i = 0; i < 16; ++i) scaled[i] = from[i] * 0x1p64f;
       from = scaled;
     }
     EncodeRun<E2M1, 16, true>(from, steps.step[b], steps.zero[b], steps.keep[b],

@@ -20,7 +20,7 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
   return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
 }
 
-// Encode on 8 quotients, all finite and not negative.
+// Encode on 8 quotients, none NaN or negative.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
   constexpr int kShift = 23 - T::kMantissaBits;
@@ -138,10 +138,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
     const __m256i keep = _mm256_and_si256(
         _mm256_cmpgt_epi32(_mm256_set1_epi32(kInfinity), bits), valid);
     __m256 amax = _mm256_castsi256_ps(_mm256_and_si256(bits, keep));
-    if (kTiny) {
-      amax = _mm256_mul_ps(_mm256_min_ps(amax, _mm256_set1_ps(Nvfp4Ceiling())),
-                           _mm256_set1_ps(0x1p64f));
-    }
+    if (kTiny) amax = _mm256_mul_ps(amax, _mm256_set1_ps(0x1p64f));
     const __m256 ideal =
         _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6)), divisor);
     const __m256i e4m3 = EncodeEight<E4M3>(
@@ -150,10 +147,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
         _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(e4m3, 20)),
                       _mm256_set1_ps(0x1p120f));
     const __m256i is_zero = _mm256_cmpeq_epi32(e4m3, _mm256_setzero_si256());
-    _mm256_storeu_ps(
-        out->step + b,
-        _mm256_blendv_ps(_mm256_mul_ps(decoded, divisor), _mm256_set1_ps(1),
-                         _mm256_castsi256_ps(is_zero)));
+    _mm256_storeu_ps(out->step + b, _mm256_mul_ps(decoded, divisor));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->zero + b),
                         _mm256_andnot_si256(is_zero, keep));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep + b), keep);

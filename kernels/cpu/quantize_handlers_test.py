@@ -135,6 +135,24 @@ class QuantizeTest(parameterized.TestCase):
     np.testing.assert_array_equal(values, expected[0])
     np.testing.assert_array_equal(np.asarray(scale), expected[1])
 
+  @parameterized.product(isa=ISAS, given=(1.0, 0.7, 3e-25, 1e20))
+  def test_nvfp4_scales_near_ties_are_of_two_divisions(self, isa, given):
+    """amax / 6 / global, each rounded: a reciprocal would move some of them."""
+    codes = np.arange(0x7F, dtype=np.uint8).view(E4M3).astype(np.float32)
+    ties = (codes[:-1] + codes[1:]) / 2 * np.float32(6) * np.float32(given)
+    bits = ties.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
+    x = np.zeros((bits.size, 16), np.float32)
+    x[:, 5] = bits.ravel().view(np.float32)
+    given = np.float32(given)
+    values, scale, _ = testing.quantize(
+      x, given, format=3, isa=isa_number(self, isa)
+    )
+    expected = quantized_reference(x, "nvfp4", 0, given)
+    np.testing.assert_array_equal(np.asarray(scale), expected[1])
+    values = np.asarray(values)
+    values = np.stack([values & 15, values >> 4], -1).reshape(x.shape)
+    np.testing.assert_array_equal(values, expected[0])
+
   @parameterized.product(isa=ISAS, position=((0, 0), (200, 3), (255, 1023)))
   def test_nvfp4_global_scale_is_of_the_largest_value_wherever_it_is(
     self, isa, position
