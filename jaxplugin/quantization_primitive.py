@@ -40,7 +40,8 @@ dequantize:1536x384` measures those along the last axis):
 Quantizing to FP8 along axis 0 of 2048 x 2048 took 5.8 / 17, dequantizing 5 / 48
 (FP4: 15 to 29 / 60). Results of 64 MB are bound by the page faults of their
 memory; a consumer that XLA fuses with the operations took 0.5 to 1.2 times as
-long after the kernel. (These last: under a load of 3 to 6.)
+long after the kernel. (These last: under a load of 3 to 6.) NVFP4's kernel has
+become faster since: 0.7 of its times along the last axis.
 """
 
 from __future__ import annotations
