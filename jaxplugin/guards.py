@@ -34,11 +34,9 @@ from jaxplugin import quantization_ops
 from jaxplugin import reference
 from jaxplugin import target as target_lib
 
-# How far an implementation may be off in relation to the result, besides
-# `reference.ERROR_BOUND`: a global scale rounded to a 16-bit result's dtype
-# (2^-9), and the activation's own error. It decides only what counts as an
-# overflow.
-_RELATIVE_ERROR: Final = 2.0**-8
+# How far an activation may be off in relation to its result: 16 roundings of
+# f32.
+_ACTIVATION_ERROR: Final = 16 * 2.0**-24
 # Largest slope of an activation (gelu, silu: below 1.13).
 _MAX_SLOPE: Final = 2.0
 
@@ -208,7 +206,8 @@ def _unexplained(
   if operands.global_scale is not None:
     magnitude = magnitude * jnp.maximum(jnp.abs(operands.global_scale), 1)
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
-  bound = jnp.abs(expected) * (1 + _RELATIVE_ERROR) + error
+  relative = _relative_error(config.preferred_element_type)
+  bound = jnp.abs(expected) * (1 + relative) + error
   is_explained = ~(bound < _overflow(config.preferred_element_type))
   is_bad = ~jnp.isfinite(result) & ~is_explained
   index = _first(is_bad)
@@ -231,6 +230,15 @@ def _floats(
   return quantization_ops.dequantize_raw(
     values, scale, operand.format, axis=operand.axis
   )
+
+
+def _relative_error(dtype: np.typing.DTypeLike) -> float:
+  """How far a result may be off, besides `reference.ERROR_BOUND`.
+
+  A global scale may have been rounded to the result's dtype, before the one
+  cast that decides what overflows. An activation errs by itself.
+  """
+  return reference.rounding_error(dtype) + _ACTIVATION_ERROR
 
 
 def _overflow(dtype: np.typing.DTypeLike) -> float:

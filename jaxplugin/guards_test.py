@@ -334,11 +334,32 @@ class ExplainedTest(GuardsTestCase):
     with self.assertRaisesRegex(jp.NonFiniteError, "the reference has 60000.0"):
       run(lambda *args: dot(*args, **kwargs), *args)
 
-  def test_overflow_within_the_bound_of_an_implementation_passes(self):
+  @parameterized.parameters(
     # Its own sum may be as large as the next number, which rounds to Inf.
-    args, kwargs = cast_overflow(jnp.float16, 65500.0)()
+    (jnp.float16, 65500.0),
+    # A global scale rounded to bf16 may be larger by almost 2^-8.
+    (jnp.bfloat16, 3.3895314e38 * (1 - 0.99 * 2.0**-8)),
+  )
+  def test_overflow_within_the_bound_of_an_implementation_passes(
+    self, dtype, number
+  ):
+    args, kwargs = cast_overflow(dtype, number)()
     self.plant((2, 0), value=np.inf)
     run(lambda *args: dot(*args, **kwargs), *args)
+
+  @parameterized.parameters(
+    # Twice the contract's bound counts as well: 2^-19.
+    (jnp.float32, 3.4028235e38, 2.0**-18),
+    (jnp.float16, 65504.0, 2.0**-11),
+    (jnp.bfloat16, 3.3895314e38, 2.0**-8),
+  )
+  def test_overflow_beyond_the_rounding_of_its_dtype_is_caught(
+    self, dtype, largest, rounding
+  ):
+    args, kwargs = cast_overflow(dtype, largest * (1 - 1.5 * rounding))()
+    self.plant((2, 0), value=np.inf)
+    with self.assertRaisesRegex(jp.NonFiniteError, "the reference has"):
+      run(lambda *args: dot(*args, **kwargs), *args)
 
   def test_sum_whose_terms_overflow_in_some_order_passes(self):
     x = np.zeros((M, K), np.float32)

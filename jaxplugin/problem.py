@@ -142,11 +142,14 @@ class Plan:
       "none" where the call has none.
     padding: what is padded, in words; empty when nothing is.
     notes: what else one should know, one sentence each.
+    relative_error: how much of the result it may err by, beyond the contract's
+      bound and the cast to the result's dtype.
   """
 
   global_scale: Application = "none"
   padding: str = ""
   notes: tuple[str, ...] = ()
+  relative_error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

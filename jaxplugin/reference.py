@@ -28,6 +28,15 @@ from jaxplugin import scaled_array
 ERROR_BOUND: Final = 16 * 2.0**-24
 
 
+def rounding_error(dtype: np.typing.DTypeLike) -> float:
+  """Largest relative error of one rounding to normal numbers of `dtype`.
+
+  With p significant bits neighbours are at most 2^(1 - p) of their value apart
+  (`eps`), and a number is at most half of that from the nearest: 2^-p.
+  """
+  return float(jnp.finfo(dtype).eps) / 2
+
+
 def oracle_dequantize(
   values: np.ndarray,
   scale: np.ndarray,

@@ -22,6 +22,7 @@ documentation, "Block scaling".
 from __future__ import annotations
 
 import json
+import math
 from typing import Final
 from typing import NamedTuple
 
@@ -148,17 +149,24 @@ def plan(
 ) -> problem_lib.Plan:
   """How the global scale is applied, and what XLA pads."""
   notes = []
+  relative_error = 0.0
   application: problem_lib.Application = "none"
   if problem.global_scale != "none":
     is_fused = _fuses_global_scale(problem, target)
     application = "fused" if is_fused else "separate"
-    if is_fused and _call_dtype(problem, target) != np.float32:
+    dtype = _call_dtype(problem, target)
+    if is_fused and dtype != np.float32:
+      relative_error = reference.rounding_error(dtype)
       notes.append(
-        f"the global scale is rounded to {problem.out_dtype.name} (relative"
-        ' error at most 2^-8); precision="highest" applies it in float32'
+        f"the global scale is rounded to {dtype.name} (relative error at most"
+        f' 2^{math.log2(relative_error):.0f}); precision="highest" applies it'
+        " in float32"
       )
   return problem_lib.Plan(
-    global_scale=application, padding=_padding(problem), notes=tuple(notes)
+    global_scale=application,
+    padding=_padding(problem),
+    notes=tuple(notes),
+    relative_error=relative_error,
   )
 
 

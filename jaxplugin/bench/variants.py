@@ -33,8 +33,6 @@ from jaxplugin.bench import verification
 
 CHOSEN: Final = "chosen"
 
-# Of XLA's cuDNN call, which takes the global scale in the result's dtype.
-_CUDNN_GLOBAL_SCALE_ROUNDING: Final = 2.0**-9
 _LAST: Final = (((1,), (1,)), ((), ()))
 
 
@@ -90,9 +88,13 @@ class DotVariants:
     for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
       refusal = backends.BACKENDS[name].supports(decided.problem, self.target)
       if refusal is None:
-        result.append(self._implementation(name, name == chosen))
+        plan = backends.BACKENDS[name].plan(decided.problem, self.target)
+        make = functools.partial(
+          self._implementation, name, relative=plan.relative_error
+        )
+        result.append(make(is_chosen=name == chosen))
         if name in _READ_PREPARED and not self._is_prepared():
-          result.append(self._implementation(name, False, is_prepared=True))
+          result.append(make(is_prepared=True))
         if name == "triton" and self._can_be_described(decided.problem):
           result.append(
             self._variant(
@@ -137,14 +139,13 @@ class DotVariants:
     return preparation.preparation(rhs, self.target) == "none"
 
   def _implementation(
-    self, name: str, is_chosen: bool, *, is_prepared: bool = False
+    self,
+    name: str,
+    *,
+    relative: float,
+    is_chosen: bool = False,
+    is_prepared: bool = False,
   ) -> variant_lib.Variant:
-    has_global = any(
-      f is not None and f.has_global_scale
-      for f in (self.pair.lhs, self.pair.rhs)
-    )
-    rounds = name == "cudnn" and has_global and self.out_dtype.itemsize == 2
-
     def prepared(lhs: Any, rhs: Any) -> tuple[Any, Any]:
       return lhs, preparation.prepare_weights(rhs, self.target)
 
@@ -153,7 +154,7 @@ class DotVariants:
       "ours",
       functools.partial(self._ours, name),
       bound=verification.OURS_BOUND,
-      relative=_CUDNN_GLOBAL_SCALE_ROUNDING if rounds else 0,
+      relative=relative,
       arrange=prepared if is_prepared else None,
       is_chosen=is_chosen,
     )

@@ -102,6 +102,40 @@ class OursTest(parameterized.TestCase):
     target = target_lib.named_target(device, cudnn=cudnn)
     self.assertEqual(sorted(ours(pair, target)), expected)
 
+  @parameterized.parameters(
+    (jnp.bfloat16, "9.13", True),
+    (jnp.bfloat16, "9.12", False),  # by a multiply of its own, in f32
+    (jnp.float16, "9.13", False),
+    (jnp.float32, "9.13", False),
+  )
+  def test_global_scale_that_cudnn_rounds_is_right_and_only_there(
+    self, dtype, cudnn, is_rounded
+  ):
+    dtype = np.dtype(dtype)
+    (row,), (pair,) = rows.parse_rows("5x96x256"), rows.parse_pairs("nvfp4")
+    target = target_lib.named_target("b200", cudnn=cudnn)
+    made = variants.DotVariants(row, pair, dtype, target)
+    # Just above the middle between 1 and 1 + 2^-7, its neighbours in bf16.
+    scale = np.float32(1 + 2.0**-8 + 2.0**-20)
+    lhs, rhs = (
+      jp.ScaledArray(x.values, x.scale, jnp.float32(number), jp.NVFP4)
+      for x, number in zip(
+        made.data.quantized(0), (scale, 2.0**-12), strict=True
+      )
+    )
+    made.data = mock.Mock(quantized=lambda i: (lhs, rhs))
+    cudnn_variant = made.ours(["cudnn"])[0]
+    exact = verification.expected_dot(lhs, rhs).exact / np.float64(scale)
+    # What a kernel gives that multiplies by bf16(scale) before its one cast.
+    rounded = (exact * float(scale.astype(jnp.bfloat16))).astype(dtype)
+    error = np.abs(rounded.astype(np.float64) / (exact * scale) - 1).max()
+    self.assertGreater(error, (1.8 if dtype == jnp.bfloat16 else 0.9) * 2.0**-8)
+    if is_rounded:
+      self.assertLess(cudnn_variant.check(0, rounded), 2**16)
+    else:
+      with self.assertRaises(verification.WrongResultError):
+        cudnn_variant.check(0, rounded)
+
   @parameterized.parameters("h200", "b200")
   def test_prepared_weights_are_the_same_weights(self, device):
     found = ours("nvfp4", target_lib.named_target(device), ["triton"])

@@ -12,7 +12,6 @@ import dataclasses
 from typing import Any
 from typing import Final
 
-import ml_dtypes
 import numpy as np
 
 from jaxplugin import formats
@@ -26,12 +25,6 @@ OURS_BOUND: Final = reference.ERROR_BOUND
 PEER_BOUND: Final = 256 * 2.0**-24
 UNIT: Final = 2.0**-24
 
-# One rounding to a result of p significant bits: 2^-p.
-_ROUNDING: Final = {
-  np.dtype(np.float32): 2.0**-24,
-  np.dtype(ml_dtypes.bfloat16): 2.0**-8,
-  np.dtype(np.float16): 2.0**-11,
-}
 _MAX_ROWS: Final = 32
 _MAX_WEIGHTS: Final = 1 << 24  # values of rhs that are checked
 
@@ -120,7 +113,8 @@ def check_dot(
   exact = expected.exact
   error = np.abs(result[np.ix_(expected.rows, expected.columns)] - exact)
   before_cast = bound * expected.magnitude
-  rounding = _ROUNDING[dtype] + relative
+  cast_error = reference.rounding_error(dtype)
+  rounding = cast_error + relative
   limit = before_cast + (np.abs(exact) + before_cast) * rounding
   if not (error <= limit).all():
     r, c = np.unravel_index(np.argmax(error - limit), error.shape)
@@ -130,7 +124,7 @@ def check_dot(
       f" {error[r, c]:.3g} above the bound {limit[r, c]:.3g}"
     )
   # What the cast to the result's dtype adds at worst does not count.
-  own = np.maximum(error - np.abs(exact) * _ROUNDING[dtype], 0)
+  own = np.maximum(error - np.abs(exact) * cast_error, 0)
   magnitude = np.maximum(expected.magnitude, np.finfo(np.float64).tiny)
   return float(np.max(own / magnitude) / UNIT)
 

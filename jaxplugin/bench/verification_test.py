@@ -75,6 +75,25 @@ class DotTest(parameterized.TestCase):
     with self.assertRaises(verification.WrongResultError):
       self.check(rounded.astype(np.float32))
 
+  @parameterized.parameters(
+    (np.float32, 2.0**-23),
+    (ml_dtypes.bfloat16, 2.0**-7),
+    (np.float16, 2.0**-10),
+  )
+  def test_result_halfway_between_two_numbers_may_be_either(self, dtype, step):
+    # Next to 1 a rounding errs most, by almost 2^-p.
+    dtype = np.dtype(dtype)
+    exact = np.full((1, 1), 1 + step / 2)
+    expected = verification.Expected(
+      rows=np.arange(1), columns=np.arange(1), exact=exact, magnitude=0 * exact
+    )
+    for right in (1, 1 + step):
+      result = np.full((1, 1), right, dtype)
+      verification.check_dot(result, expected, bound=0)
+    for wrong in (1 - step, 1 + 2 * step):
+      with self.assertRaises(verification.WrongResultError):
+        verification.check_dot(np.full((1, 1), wrong, dtype), expected, bound=0)
+
   def test_relative_error_allowed_is_of_the_result(self):
     off = (self.expected.exact * (1 + 2.0**-9)).astype(np.float32)
     self.check(off, relative=2.0**-8)
