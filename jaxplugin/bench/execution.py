@@ -152,11 +152,17 @@ class Timed:
       calls += 1
 
   def sample(self, round: int = 0) -> float:
-    """Milliseconds of one step."""
+    """Milliseconds of one step.
+
+    Timed after an untimed call with other operands: what ran before, above all
+    a program that frees a large temporary, makes the next call slower, whatever
+    it is (0.93 ms became 2.0 on a CPU).
+    """
     del round  # the rotation goes on from sample to sample
     groups, count = self._groups, self.plan.repeats
-    first = self._position
-    self._position += count
+    self.run(self._position % len(groups))
+    first = self._position + 1
+    self._position += 1 + count
     start = time.perf_counter()
     for i in range(first, first + count):
       results = self._function(*groups[i % len(groups)])

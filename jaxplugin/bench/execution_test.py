@@ -102,8 +102,26 @@ class TimedTest(parameterized.TestCase):
     )
     timed.sample()
     timed.sample()
-    # Two calls a sample of two steps each, by the four of three groups.
-    self.assertEqual(seen, [0, 1, 2, 3, 4, 5, 0, 1])
+    # An untimed call and two timed ones a sample, each of two steps, and each
+    # with the next of three groups.
+    self.assertEqual(seen, [0, 1, 2, 3, 4, 5] * 2)
+
+  def test_untimed_call_comes_before_the_clock_starts(self):
+    events = []
+    variant = made(
+      function=lambda x: events.append("call"),
+      operands=lambda i: (np.array([i]),),
+      on_host=True,
+    )
+    timed = execution.Timed(variant, execution.Plan(groups=2))
+
+    def clock():
+      events.append("clock")
+      return 0.0
+
+    with absltest.mock.patch.object(execution.time, "perf_counter", clock):
+      timed.sample()
+    self.assertEqual(events, ["call", "clock", "call", "clock", "clock"])
 
   def test_time_is_of_one_step(self):
     clock = itertools.count()  # start, launched, end
@@ -119,7 +137,7 @@ class TimedTest(parameterized.TestCase):
     waits = []
     variant = made(on_host=True, wait=lambda: waits.append(1))
     execution.Timed(variant, execution.Plan(groups=1, repeats=3)).sample()
-    self.assertLen(waits, 1)
+    self.assertLen(waits, 2)  # after the untimed call, and after all others
 
 
 class CompiledStepsTest(parameterized.TestCase):

@@ -28,6 +28,11 @@ _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
 # beside them, and how a call is made counts.
 _MAX_MEMORY_BOUND_ROWS: Final = 16
 _OTHER_MODE_PART: Final = 0.25  # of a row's seconds
+# Of the trial that finds a peer's fastest form.
+_FORM_ROUNDS: Final = 7
+_FORM_SECONDS: Final = 1.0
+
+_AnyVariant = variant_lib.Variant | variant_lib.Forms | variant_lib.Unavailable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +115,7 @@ class RowMeasurement:
 
   def _variants(
     self, row: rows_lib.Row, pair: rows_lib.Pair
-  ) -> Sequence[variant_lib.Variant | variant_lib.Unavailable]:
+  ) -> Sequence[_AnyVariant]:
     self._progress(f"{row} {pair}: data")
     options = self.options
     if row.kind != "dot":
@@ -129,12 +134,10 @@ class RowMeasurement:
       )[:1]
     return found
 
-  def _prepare(
-    self,
-    row: rows_lib.Row,
-    variant: variant_lib.Variant | variant_lib.Unavailable,
-  ) -> _Entry:
+  def _prepare(self, row: rows_lib.Row, variant: _AnyVariant) -> _Entry:
     """Makes a variant ready to be timed, or says why it is not."""
+    if isinstance(variant, variant_lib.Forms):
+      return self._fastest([self._prepare(row, form) for form in variant.forms])
     if isinstance(variant, variant_lib.Unavailable):
       return _Entry(
         result=results.VariantResult(
@@ -151,6 +154,7 @@ class RowMeasurement:
         is_chosen=variant.is_chosen,
         num_bytes=variant.num_bytes,
         flops=variant.flops,
+        form=variant.form,
       ),
       variant=variant,
     )
@@ -160,6 +164,29 @@ class RowMeasurement:
         entry.result, error=error, mode=entry.timed.plan.mode
       )
     return entry
+
+  def _fastest(self, forms: Sequence[_Entry]) -> _Entry:
+    """Of the forms of a peer, one that is wrong, else the fastest.
+
+    Where none runs, the first, with its reason.
+    """
+    for entry in forms:
+      if entry.result.status == "wrong":
+        return entry
+    timed = {
+      entry.result.form: entry.timed.sample
+      for entry in forms
+      if entry.timed is not None
+    }
+    samples = timing.in_turns(
+      timed, rounds=_FORM_ROUNDS, seconds=_FORM_SECONDS, min_rounds=2
+    )
+
+    def milliseconds(entry: _Entry) -> float:
+      taken = [s for s in samples.get(entry.result.form, ()) if s is not None]
+      return float(np.median(taken)) if taken else np.inf
+
+    return min(forms, key=milliseconds)
 
   def _ready(
     self, row: rows_lib.Row, entry: _Entry, mode: execution.Mode

@@ -34,6 +34,7 @@ class VariantResult:
     status: "ok"; "wrong", then it was not timed; "failed", of ours, or
       "unavailable", of peers: it cannot run.
     reason: why not ok.
+    form: which of the ways to write it was the fastest; "" where it has one.
     error: largest error found, in units of 2^-24 * sum(|a * b|).
     mode: how `time` was measured, "call" or "step" (see `execution`).
     time: milliseconds of one product.
@@ -49,6 +50,7 @@ class VariantResult:
   status: Status = "ok"
   is_chosen: bool = False
   reason: str = ""
+  form: str = ""
   error: float | None = None
   mode: str = ""
   time: timing.Stats | None = None

@@ -82,6 +82,7 @@ def block(row: results.RowResult) -> str:
   for variant in row.variants:
     if variant.time is not None:
       lines.append(_line(row, variant, shown, has_other, has_flops))
+  lines += _forms(row)
   lines += _problems(row)
   return "\n".join(line.rstrip() for line in lines)
 
@@ -119,6 +120,13 @@ def _line(
     cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
   mark = " launch-bound?" if variant.is_launch_bound else ""
   return f"  {name:{_NAME}}{''.join(cells)}{mark}"
+
+
+def _forms(row: results.RowResult) -> Iterator[str]:
+  """How peers that could be written in several ways were written."""
+  forms = [f"{v.name}: {v.form}" for v in row.variants if v.form and v.time]
+  if forms:
+    yield from _wrapped(f"fastest forms: {', '.join(forms)}")
 
 
 def _problems(row: results.RowResult) -> Iterator[str]:

@@ -31,6 +31,7 @@ class Variant:
     on_host: whether `function` takes no part in JAX.
     wait: waits for what functions on the host have started; None where they are
       done when they return.
+    form: how the product is written, where it could be written in several ways.
   """
 
   name: str
@@ -43,6 +44,21 @@ class Variant:
   is_chosen: bool = False
   on_host: bool = False
   wait: Callable[[], None] | None = None
+  form: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forms:
+  """A peer that its user could write in several ways: the fastest counts.
+
+  Attributes:
+    name, role: of each of `forms`.
+    forms: what is tried, each with another `form`.
+  """
+
+  name: str
+  role: Role
+  forms: tuple[Variant, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

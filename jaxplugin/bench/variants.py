@@ -9,8 +9,10 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -34,7 +36,7 @@ from jaxplugin.bench import verification
 CHOSEN: Final = "chosen"
 
 _LAST: Final = (((1,), (1,)), ((), ()))
-
+_MATMUL: Final = (((1,), (0,)), ((), ()))
 
 PEERS: Final = (
   "f32",
@@ -48,6 +50,20 @@ PEERS: Final = (
 _READ_PREPARED: Final = ("cudnn", "triton")
 # Values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
+
+
+class _Form(NamedTuple):
+  """A way to write a product.
+
+  Attributes:
+    name: what is special about it.
+    function: of lhs (m, k), and of rhs (n, k).
+    is_transposed: whether the weights are stored as (k, n) instead.
+  """
+
+  name: str
+  function: Callable[[Any, Any], jax.Array]
+  is_transposed: bool = False
 
 
 class DotVariants:
@@ -205,9 +221,9 @@ class DotVariants:
 
   def peers(
     self, names: Sequence[str]
-  ) -> list[variant_lib.Variant | variant_lib.Unavailable]:
-    """Each of `names` of `PEERS`."""
-    makers = {
+  ) -> list[variant_lib.Variant | variant_lib.Forms | variant_lib.Unavailable]:
+    """Each of `names` of `PEERS`, in every form that could be the fastest."""
+    makers: dict[str, Callable[[str], Any]] = {
       "f32": self._f32,
       "bf16": self._bf16,
       "lax.scaled_dot": self._scaled_dot,
@@ -217,41 +233,84 @@ class DotVariants:
     }
     return [makers[name](name) for name in names]
 
-  def _f32(self, name: str) -> variant_lib.Variant:
+  def _forms(
+    self, name: str, forms: Sequence[_Form], *, ready: str = ""
+  ) -> variant_lib.Forms:
+    made = [
+      self._variant(
+        name,
+        "peer",
+        form.function,
+        ready=ready,
+        arrange=_with_rows_along_k if form.is_transposed else None,
+        form=form.name,
+      )
+      for form in forms
+    ]
+    return variant_lib.Forms(name=name, role="peer", forms=tuple(made))
+
+  def _plain_forms(
+    self, product: Callable[[Any, Any, Any], jax.Array]
+  ) -> list[_Form]:
+    """Ways to multiply floats, given `product(lhs, rhs, numbers)`."""
+    forms = [
+      _Form("w (n, k)", lambda x, w: product(x, w, _LAST)),
+      _Form("w (k, n)", lambda x, w: product(x, w, _MATMUL), True),
+    ]
+    if self.row.m == 1:
+      # One fused loop, where a product of one row is not made for speed.
+      forms.append(
+        _Form(
+          "sum of products",
+          lambda x, w: (
+            (x.astype(np.float32) * w.astype(np.float32))
+            .sum(axis=1)[None]
+            .astype(self.out_dtype)
+          ),
+        )
+      )
+    return forms
+
+  def _f32(self, name: str) -> variant_lib.Forms:
     # Without HIGHEST a GPU multiplies in TF32.
-    return self._variant(
-      name,
-      "peer",
-      lambda lhs, rhs: lax.dot_general(
-        lhs, rhs, _LAST, precision=lax.Precision.HIGHEST
-      ).astype(self.out_dtype),
-      ready="float32",
-    )
+    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
+      return lax.dot_general(
+        lhs, rhs, numbers, precision=lax.Precision.HIGHEST
+      ).astype(self.out_dtype)
 
-  def _bf16(self, name: str) -> variant_lib.Variant:
-    return self._variant(
-      name,
-      "peer",
-      lambda lhs, rhs: lax.dot_general(
-        lhs, rhs, _LAST, preferred_element_type=self.out_dtype
-      ),
-      ready="bfloat16",
-    )
+    return self._forms(name, self._plain_forms(product), ready="float32")
 
-  def _scaled_dot(self, name: str) -> variant_lib.Variant:
-    def function(lhs: Any, rhs: Any) -> Any:
+  def _bf16(self, name: str) -> variant_lib.Forms:
+    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
+      return lax.dot_general(
+        lhs, rhs, numbers, preferred_element_type=self.out_dtype
+      )
+
+    return self._forms(name, self._plain_forms(product), ready="bfloat16")
+
+  def _scaled_dot(self, name: str) -> variant_lib.Forms:
+    def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
       lhs_values, lhs_scale, lhs_global = _parts(lhs)
       rhs_values, rhs_scale, rhs_global = _parts(rhs)
+      if turned:
+        rhs_values = rhs_values.T
+        rhs_scale = None if rhs_scale is None else rhs_scale.T
       result = lax.scaled_dot(
         lhs_values,
-        rhs_values.T,
+        rhs_values,
         lhs_scale=lhs_scale,
-        rhs_scale=None if rhs_scale is None else rhs_scale.T,
+        rhs_scale=rhs_scale,
+        dimension_numbers=numbers,
         preferred_element_type=self._peer_result(lhs_global, rhs_global),
       )
       return self._with_globals(result, lhs_global, rhs_global)
 
-    return self._variant(name, "peer", function)
+    forms = [
+      _Form("w (n, k)", lambda x, w: product(x, w, _LAST, False)),
+      _Form("w.T of (n, k)", lambda x, w: product(x, w, _MATMUL, True)),
+      _Form("w (k, n)", lambda x, w: product(x, w, _MATMUL, False), True),
+    ]
+    return self._forms(name, forms)
 
   def _scaled_matmul(
     self, name: str
@@ -306,6 +365,16 @@ class DotVariants:
   def _torch(self, name: str) -> variant_lib.Variant | variant_lib.Unavailable:
     is_gpu = self.target.platform != "cpu"
     return torch_peers.variant(name, self.row, self.pair, self.data, is_gpu)
+
+
+def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+  """lhs, and weights that were stored as (k, n) before anything is timed."""
+  if not isinstance(rhs, scaled_array.ScaledArray):
+    return lhs, jnp.copy(rhs.T)
+  return lhs, rhs.tree_unflatten(
+    (rhs.format, rhs.scale_layout),
+    (jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T), rhs.global_scale),
+  )
 
 
 def _parts(operand: Any) -> tuple[Any, Any, Any]:

@@ -155,5 +155,40 @@ class OursTest(parameterized.TestCase):
       prepared.check(0, result * 1.05)
 
 
+class PeerFormsTest(parameterized.TestCase):
+  def forms(self, name, shape="1x96x256", pair="nvfp4"):
+    (row,) = rows.parse_rows(shape)
+    (pair,) = rows.parse_pairs(pair)
+    made = variants.DotVariants(
+      row, pair, np.dtype(jnp.float32), target_lib.named_target("cpu")
+    )
+    (peer,) = made.peers([name])
+    return {variant.form: variant for variant in peer.forms}
+
+  @parameterized.product(
+    name=("f32", "bf16", "lax.scaled_dot"), pair=("nvfp4", "bf16xmxfp8")
+  )
+  def test_every_form_is_the_product(self, name, pair):
+    forms = self.forms(name, pair=pair)
+    self.assertLen(forms, 3)
+    for form, variant in forms.items():
+      with self.subTest(form):
+        result = jax.jit(variant.function)(*variant.operands(1))
+        variant.check(1, result)
+        with self.assertRaises(verification.WrongResultError):
+          variant.check(0, result)  # rows of set 0 are others
+
+  @parameterized.parameters("f32", "bf16", "lax.scaled_dot")
+  def test_weights_stored_the_other_way_are_so_before_the_call(self, name):
+    variant = self.forms(name)["w (k, n)"]
+    _, rhs = variant.operands(0)
+    self.assertEqual(rhs.shape, (256, 96))
+    jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
+    self.assertNotIn("transpose[", str(jaxpr))
+
+  def test_sum_of_products_is_for_one_row(self):
+    self.assertNotIn("sum of products", self.forms("f32", "2x96x256"))
+
+
 if __name__ == "__main__":
   absltest.main()

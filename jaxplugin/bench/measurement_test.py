@@ -1,0 +1,98 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which form of a peer is measured."""
+
+import time
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+
+from jaxplugin.bench import device
+from jaxplugin.bench import measurement
+from jaxplugin.bench import rows
+from jaxplugin.bench import testing
+from jaxplugin.bench import variant as variant_lib
+from jaxplugin.bench import verification
+
+
+def form(name, *, seconds=0.0, error=None):
+  """A form that takes `seconds`, or whose call or check raises `error`."""
+
+  def function(x):
+    if isinstance(error, RuntimeError):
+      raise error
+    time.sleep(seconds)
+    return x
+
+  def check(i, result):
+    if isinstance(error, verification.WrongResultError):
+      raise error
+
+  return variant_lib.Variant(
+    name="peer",
+    role="peer",
+    function=function,
+    operands=lambda i: (np.full(8, i),),
+    check=check,
+    num_bytes=64,
+    flops=8,
+    on_host=True,
+    form=name,
+  )
+
+
+class FormsTest(absltest.TestCase):
+  def measured(self, *forms):
+    """The result of a peer that has these forms."""
+    options = measurement.Options(
+      mode="call",
+      rounds=3,
+      seconds=0.1,
+      implementations=(),
+      peers=("f32",),
+      out_dtype=np.dtype(jnp.float32),
+      read_side=64,
+    )
+    found = device.find("cpu")
+    measuring = measurement.RowMeasurement(found, testing.CEILINGS, options)
+    (row,) = rows.parse_rows("32x32x32")
+    (pair,) = rows.parse_pairs("mxfp8")
+    peer = variant_lib.Forms(name="peer", role="peer", forms=forms)
+    with absltest.mock.patch.object(measuring, "_variants", lambda *_: [peer]):
+      (result,) = measuring.measure(row, pair).variants
+    return result
+
+  def test_fastest_form_is_measured_and_named(self):
+    result = self.measured(
+      form("slow", seconds=0.02), form("fast"), form("other", seconds=0.01)
+    )
+    self.assertEqual((result.form, result.status), ("fast", "ok"))
+    self.assertLess(result.time.median, 5)
+
+  def test_form_that_fails_leaves_the_others(self):
+    result = self.measured(
+      form("broken", error=RuntimeError("no such luck")), form("slow")
+    )
+    self.assertEqual((result.form, result.status), ("slow", "ok"))
+
+  def test_peer_without_a_form_that_runs_says_why(self):
+    result = self.measured(
+      form("broken", error=RuntimeError("no such luck")),
+      form("too", error=RuntimeError("nor here")),
+    )
+    self.assertEqual(result.status, "unavailable")
+    self.assertIn("no such luck", result.reason)
+    self.assertIsNone(result.time)
+
+  def test_wrong_form_is_told_though_another_is_right(self):
+    result = self.measured(
+      form("fast"),
+      form("bad", error=verification.WrongResultError("0 is not 1")),
+    )
+    self.assertEqual((result.status, result.form), ("wrong", "bad"))
+    self.assertEqual(result.reason, "0 is not 1")
+
+
+if __name__ == "__main__":
+  absltest.main()
