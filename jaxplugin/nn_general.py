@@ -377,7 +377,9 @@ def _unless_clipped(
   if global_scale is None:
     return gradient
   limit = global_scale * format.values_encoding.max * format.scale_encoding.max
-  return jnp.where(jnp.abs(x) <= limit, gradient, 0)
+  dtype = np.promote_types(x.dtype, np.float32)
+  is_kept = jnp.abs(x).astype(dtype) <= limit.astype(dtype)
+  return jnp.where(is_kept, gradient, 0)
 
 
 # An array, the format to quantize it to, and its f32[] global scale or None.

@@ -159,7 +159,7 @@ def _quantize_mx(
     mask = codes.MIN_NORMAL_BITS - 1
     exceeds = (amax & mask) > (max_bits & mask)
     max_exponent = (max_bits >> codes.F32_MANTISSA_BITS) - codes.F32_BIAS
-    scale = exponent_field - max_exponent + exceeds
+    scale = exponent_field - max_exponent + exceeds.astype(jnp.int32)
   else:
     scale = exponent_field - encoding.max_exponent
   scale = jnp.clip(scale, 0, formats.E8M0_NAN - 1)
