@@ -76,7 +76,7 @@ def devices():
     ("b200, cuDNN 9.9", named("b200", cudnn="9.9")),
     ("h200", named("h200")),
     ("a100", named("a100")),
-    ("mi355x", named("mi355x")),
+    ("mi355x", target_lib.with_triton(named("mi355x"))),
     (
       "CPU, kernels built",
       dataclasses.replace(cpu, cpu_kernels="avx2"),

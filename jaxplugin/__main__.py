@@ -320,7 +320,8 @@ def _explain_one(
 
 
 def _compile(args: argparse.Namespace) -> None:
-  target = target_lib.named_target(args.target)
+  # Whether jax-triton could lower for it does not matter here.
+  target = target_lib.with_triton(target_lib.named_target(args.target))
   if args.descriptors:
     target = triton_library.with_descriptors(target)
   args.implementation = "triton"

@@ -151,6 +151,8 @@ def compile_dot(
       there, or Triton is not installed.
     RuntimeError: a kernel does not compile, or goes beyond a limit of the GPU.
   """
+  # Whether jax-triton can lower does not matter: Triton itself compiles.
+  target = target_lib.with_triton(target)
   refusal = triton.supports(problem, target)
   if refusal is not None:
     raise NotImplementedError(

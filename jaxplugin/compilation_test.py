@@ -27,6 +27,7 @@ from jaxplugin import compilation
 from jaxplugin import dot_testing
 from jaxplugin import formats
 from jaxplugin import problem as problem_lib
+from jaxplugin import target as target_lib
 from jaxplugin import testing as contract
 from jaxplugin.backends import triton
 
@@ -111,7 +112,7 @@ class NamesTest(parameterized.TestCase):
     self.enter_context(mock.patch.object(triton, "_call", recorded))
 
   def check(self, name, *operands, **options):
-    target = jp.named_target(name)
+    target = target_lib.with_triton(jp.named_target(name))
     arguments = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands
     )

@@ -8,6 +8,7 @@ operations (`quantization_testing.InterpretedTestCase`).
 """
 
 import dataclasses
+import functools
 import re
 import sys
 from unittest import mock
@@ -306,14 +307,17 @@ class ChoiceTest(parameterized.TestCase):
     refusal = quantization_triton.supports(problem(), target)
     self.assertRegex(refusal.reason, "has kernels for sm_80.*sm_75")
 
-  def test_each_named_gpu_is_served_by_triton(self):
+  def test_each_named_gpu_is_served_by_triton_where_that_can_lower(self):
     for name in target_lib.TARGET_NAMES:
-      choice = quantization_primitive.choose(
-        problem(), target_lib.named_target(name)
-      )
+      target = target_lib.named_target(name)
+      choose = functools.partial(quantization_primitive.choose, problem())
+      expected = "xla" if name == "cpu" else "triton"
       self.assertEqual(
-        choice.implementation, "xla" if name == "cpu" else "triton", name
+        choose(target_lib.with_triton(target)).implementation, expected, name
       )
+      if target.platform == "rocm":
+        self.assertEqual(choose(target).implementation, "xla")
+        self.assertRegex(choose(target).reason, "triton.*not for one by name")
 
   @parameterized.parameters(
     ({}, "avx2", "cpu", ""),

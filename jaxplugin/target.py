@@ -49,8 +49,9 @@ class Target:
       "avx512", "avx2", "baseline" or "baseline_neon"; None where they cannot
       be used, as on every named target: only `detect_target` finds them.
     cpu_kernels_error: why not, for messages.
-    triton_error: why the Triton kernels cannot be used; empty where they can,
-      as on every named GPU.
+    triton_error: why the Triton kernels cannot be called; empty where they can,
+      as on every named NVIDIA GPU. For named AMD GPUs jax-triton cannot lower;
+      `with_triton` asks what they would get where it can.
   """
 
   name: str
@@ -98,6 +99,13 @@ def _nvidia(
   )
 
 
+# jax-triton (0.3 and 0.4) asks the device for its architecture, and puts into
+# the module the path of a file with the code, not the code.
+_NAMED_AMD_TRITON_ERROR: Final = (
+  "jax-triton lowers for AMD GPUs only where there is one, not for one by name"
+)
+
+
 def _amd(
   name: str,
   architecture: str,
@@ -114,6 +122,7 @@ def _amd(
     shared_memory_bytes=lds_kib * _KIB,
     l2_bytes=l2_mib * _MIB,
     memory_bandwidth=bandwidth_gb_s * 1e9,
+    triton_error=_NAMED_AMD_TRITON_ERROR,
   )
 
 
@@ -168,6 +177,11 @@ def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
       f" cudnn={cudnn!r}"
     )
   return dataclasses.replace(target, cudnn_version=parse_version(cudnn))
+
+
+def with_triton(target: Target) -> Target:
+  """`target` as it is where jax-triton can lower for it."""
+  return dataclasses.replace(target, triton_error="")
 
 
 def parse_version(version: str | tuple[int, ...]) -> Version:

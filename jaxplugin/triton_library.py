@@ -137,12 +137,13 @@ def lowering_refusal(
       f"lowering needs jax-triton, which does not import here ({error});"
       " install jaxplugin[cuda13]"
     )
-  is_amd = target.platform == "rocm"
-  if is_amd and target_lib.detect_target("rocm").architecture is None:
-    return problem_lib.Unsupported(
-      "jax-triton lowers for AMD GPUs only where there is one, and the target"
-      f" is {target}"
-    )
+  if target.platform == "rocm":
+    local = target_lib.detect_target("rocm").architecture
+    if local is None or local != target.architecture:
+      return problem_lib.Unsupported(
+        f"jax-triton lowers for the AMD GPU that is here ({local or 'none'}),"
+        f" and the target is {target}"
+      )
   return None
 
 

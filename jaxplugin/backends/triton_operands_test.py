@@ -106,7 +106,8 @@ class PreparedTest(triton_testing.RecordedTestCase):
     return jp.quantize(x, format)
 
   def dot(self, x, w, name, **options):
-    with jp.use_target(target_lib.named_target(name)):
+    target = target_lib.with_triton(target_lib.named_target(name))
+    with jp.use_target(target):
       return jp.block_scaled_dot(x, w, implementation="triton", **options)
 
   @parameterized.product(

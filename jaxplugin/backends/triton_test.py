@@ -8,6 +8,7 @@ The numbers are those of Triton's interpreter (`triton_testing`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from unittest import mock
 
@@ -106,11 +107,40 @@ class FactsTest(absltest.TestCase):
 
 
 class ErrorTest(parameterized.TestCase):
-  def test_amd_gpu_that_is_not_there_is_told(self):
+  def test_amd_gpu_by_name_is_told(self):
     x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
-    with jp.use_target(target_lib.named_target("mi300x")):
+    target = target_lib.named_target("mi300x")
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
+    self.assertEqual(dot.decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    self.assertRegex(reasons["triton"], "AMD GPUs only where there is one")
+    forced = functools.partial(jp.block_scaled_dot, implementation="triton")
+    with (
+      jp.use_target(target),
+      self.assertRaisesRegex(NotImplementedError, "only where there is one"),
+    ):
+      jax.jit(forced).trace(x, x)
+
+  @parameterized.parameters(("gfx942", "gfx950"), (None, "none"))
+  def test_amd_gpu_of_another_architecture_is_told_by_lowering(
+    self, architecture, told
+  ):
+    # jax-triton compiles for the device that it finds, whatever is asked for.
+    local = target_lib.Target(
+      name="local", platform="rocm", architecture="gfx950"
+    )
+    if architecture is None:
+      local = dataclasses.replace(local, architecture=None)
+    target = target_lib.with_triton(target_lib.named_target("mi300x"))
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    with (
+      mock.patch.object(target_lib, "detect_target", lambda *_: local),
+      jp.use_target(target),
+    ):
       traced = jax.jit(jp.block_scaled_dot).trace(x, x)
-      with self.assertRaisesRegex(NotImplementedError, "AMD GPUs only where"):
+      with self.assertRaisesRegex(
+        NotImplementedError, rf"the AMD GPU that is here \({told}\).* mi300x"
+      ):
         traced.lower(lowering_platforms=("rocm",))
 
   def test_missing_jax_triton_is_told(self):

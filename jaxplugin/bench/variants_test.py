@@ -57,7 +57,7 @@ class OursTest(parameterized.TestCase):
     self.can_lower()
     found = ours(pair, target_lib.named_target(device))
     self.assertEqual("triton tma" in found, expected)
-    self.assertEqual("triton" in found, device != "cpu")
+    self.assertEqual("triton" in found, device not in ("cpu", "mi300x"))
     self.assertFalse(expected and found["triton tma"].is_chosen)
 
   @parameterized.parameters({"calls": "no"}, {"descriptors": "no"})
