@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
 
 from jaxplugin import backends
 from jaxplugin import blocking as blocking_lib
@@ -100,18 +102,25 @@ def dot_general(
     implementation: None chooses; a name forces one, see `block_scaled_dot`.
 
   Returns:
-    f(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None)
-    with the meaning of `lax.dot_general`: lhs and rhs are f32, bf16 or f16 of
-    any rank; the result has preferred_element_type, by default the operands'
-    common dtype. Contracting sizes need not be multiples of the block: they are
-    padded with zeros inside. `precision` is that of products in high precision,
-    by default the highest.
-    Gradients have the operands' dtypes.
+    f(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None,
+    *, out_sharding=None) with the meaning of `lax.dot_general`: lhs and rhs are
+    f32, bf16 or f16 of any rank; the result has preferred_element_type, by
+    default the operands' common dtype. Contracting sizes need not be multiples
+    of the block: they are padded with zeros inside. `precision` is that of
+    products in high precision, by default the highest. Under explicit mesh axes
+    the result has the sharding that `lax.dot_general` gives it: `out_sharding`,
+    or else that of the operands' remaining dimensions; between, the compiler
+    decides, and what has to be gathered travels quantized. Gradients have the
+    operands' dtypes and shardings.
 
   Raises:
     TypeError: a format is no BlockFormat, or both are None; and from the
       function returned: operands are no floats or their shapes do not fit.
     ValueError: scale_rounding or implementation is unknown.
+    NotImplementedError: out_sharding has unreduced axes.
+    JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
+      names an axis that is not explicit, or is needed, as a contracting
+      dimension is sharded, and is not given.
 
   Source: NVIDIA, "Recipes for Pre-training LLMs with MXFP8" (2025), section 3.
   """
@@ -151,6 +160,8 @@ def dot_general(
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
   ) -> jax.Array:
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
     numbers = call.canonical_dimension_numbers(
@@ -171,16 +182,61 @@ def dot_general(
     # Here and not inside, so that an operand that is the same on all devices of
     # a `shard_map` gets the sum of their gradients.
     lhs, rhs = dot.vary_alike([lhs, rhs])
-    return _dot(
+    product = functools.partial(
+      _dot,
       recipe,
       numbers,
       lax.Precision(precision) if isinstance(precision, str) else precision,
       result_dtype,
-      lhs,
-      rhs,
     )
+    sharding = _explicit_sharding(lhs, rhs, numbers, out_sharding)
+    if sharding is not None:
+      axes = _explicit_axes(sharding.mesh)
+      product = jax.sharding.auto_axes(
+        product, axes=axes, out_sharding=sharding
+      )
+    return product(lhs, rhs)
 
   return quantized_dot_general
+
+
+def _explicit_axes(mesh: Any) -> tuple[str, ...]:
+  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return tuple(name for name, kind in types if kind == AxisType.Explicit)
+
+
+def _explicit_sharding(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  numbers: call.DimensionNumbers,
+  out_sharding: Any,
+) -> NamedSharding | None:
+  """The sharding in the type of the result; None without explicit mesh axes.
+
+  JAX is asked what `lax.dot_general` would give, or raise.
+  """
+  meshes = [jax.typeof(x).sharding.mesh for x in (lhs, rhs)]
+  if out_sharding is None and not any(map(_explicit_axes, meshes)):
+    return None
+  spec = getattr(out_sharding, "spec", out_sharding)
+  if getattr(spec, "unreduced", None):
+    raise NotImplementedError(
+      "dot_general: out_sharding must have no unreduced axes, got"
+      f" {out_sharding}; leave them out, and the sum is made here"
+    )
+
+  def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    return lax.dot_general(
+      # Of one dtype: which pairs of them go together is our own rule.
+      lhs.astype(np.float32),
+      rhs.astype(np.float32),
+      numbers,
+      out_sharding=out_sharding,
+    )
+
+  sharding = jax.eval_shape(product, lhs, rhs).sharding
+  assert sharding is None or isinstance(sharding, NamedSharding)
+  return sharding
 
 
 def _operand(name: str, x: Any) -> jax.Array:

@@ -12,11 +12,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import gradients
-
-# The contract: 16 roundings of f32 in units of sum|a * b|.
-BOUND = 16 * 2.0**-24
-# bf16 has 8 significant bits, so rounding to it is off by 2^-8 at most.
-BF16_ROUNDING = 2.0**-8
+from jaxplugin import gradients_testing as testing
 
 FORMATS = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
 
@@ -35,65 +31,6 @@ CASES = (
   ("k", "kn"),
   ("mk", "k"),
 )
-SIZES = {"b": 2, "B": 3, "m": 5, "M": 3, "n": 7, "N": 2, "k": 40, "K": 3}
-
-
-def _numbers(lhs, rhs):
-  """Dimension numbers of an einsum whose result is batch, lhs, rhs."""
-  batch = [c for c in lhs if c in rhs and c in "bB"]
-  contracting = [c for c in lhs if c in rhs and c in "kK"]
-  where = lambda side, names: tuple(side.index(c) for c in names)
-  return (
-    (where(lhs, contracting), where(rhs, contracting)),
-    (where(lhs, batch), where(rhs, batch)),
-  )
-
-
-def _result(lhs, rhs):
-  batch = [c for c in lhs if c in rhs and c in "bB"]
-  free = [c for c in lhs if c not in rhs] + [c for c in rhs if c not in lhs]
-  return "".join(batch + free)
-
-
-def _normal(seed, names, dtype=np.float32):
-  shape = [SIZES[c] for c in names]
-  return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def _fake_quantize(x, names, contracting, format):
-  """f64 dequantized quantization of `x` along merged `contracting` letters.
-
-  The padding is written out here: a separate reading of what `dot_general`
-  says it does (merge in the order of the contracting letters, pad, quantize).
-  """
-  if format is None:
-    return np.asarray(x, np.float64)
-  free = [c for c in names if c not in contracting]
-  order = [names.index(c) for c in (*free, *contracting)]
-  moved = np.asarray(x, np.float32).transpose(order)
-  flat = moved.reshape(*moved.shape[: len(free)], -1)
-  size = flat.shape[-1]
-  widths = [(0, 0)] * (flat.ndim - 1) + [(0, -size % format.block_size)]
-  quantized = jp.quantize(jnp.asarray(np.pad(flat, widths)), format)
-  values = np.asarray(quantized.values).astype(np.float64)
-  scale = np.asarray(quantized.scale).astype(np.float64)
-  result = values * np.repeat(scale, format.block_size, axis=-1)
-  if quantized.global_scale is not None:
-    result = result * float(quantized.global_scale)
-  result = result[..., :size].reshape(moved.shape)
-  return result.transpose(np.argsort(order))
-
-
-def _expected_product(x, x_names, y, y_names, out, x_format, y_format):
-  """f64 product of quantized operands, and sum|a * b|."""
-  contracting = [c for c in x_names if c in y_names and c not in out]
-  x = _fake_quantize(x, x_names, contracting, x_format)
-  y = _fake_quantize(y, y_names, contracting, y_format)
-  expression = f"{x_names},{y_names}->{out}"
-  return (
-    np.einsum(expression, x, y),
-    np.einsum(expression, np.abs(x), np.abs(y)),
-  )
 
 
 class DotGeneralTest(parameterized.TestCase):
@@ -101,7 +38,7 @@ class DotGeneralTest(parameterized.TestCase):
     value, magnitude = expected
     error = np.abs(np.asarray(actual, np.float64) - value)
     np.testing.assert_array_less(
-      error, BOUND * magnitude + rounding * np.abs(value) + 1e-300
+      error, testing.BOUND * magnitude + rounding * np.abs(value) + 1e-300
     )
 
   @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
@@ -109,11 +46,11 @@ class DotGeneralTest(parameterized.TestCase):
     self, case, format
   ):
     lhs_names, rhs_names = case
-    out = _result(lhs_names, rhs_names)
-    lhs, rhs = _normal(0, lhs_names), _normal(1, rhs_names)
-    g = _normal(2, out)
+    out = testing.result_of(lhs_names, rhs_names)
+    lhs, rhs = testing.normal(0, lhs_names), testing.normal(1, rhs_names)
+    g = testing.normal(2, out)
     function = jp.dot_general(format, format)
-    numbers = _numbers(lhs_names, rhs_names)
+    numbers = testing.numbers(lhs_names, rhs_names)
 
     @jax.jit
     def both(lhs, rhs, g):
@@ -123,15 +60,21 @@ class DotGeneralTest(parameterized.TestCase):
     result, lhs_grad, rhs_grad = both(lhs, rhs, g)
     self.assert_within(
       result,
-      _expected_product(lhs, lhs_names, rhs, rhs_names, out, format, format),
+      testing.expected_product(
+        lhs, lhs_names, rhs, rhs_names, out, format, format
+      ),
     )
     self.assert_within(
       lhs_grad,
-      _expected_product(g, out, rhs, rhs_names, lhs_names, format, format),
+      testing.expected_product(
+        g, out, rhs, rhs_names, lhs_names, format, format
+      ),
     )
     self.assert_within(
       rhs_grad,
-      _expected_product(g, out, lhs, lhs_names, rhs_names, format, format),
+      testing.expected_product(
+        g, out, lhs, lhs_names, rhs_names, format, format
+      ),
     )
 
   @parameterized.product(
@@ -148,7 +91,11 @@ class DotGeneralTest(parameterized.TestCase):
     self, formats, quantize_dgrad, quantize_wgrad
   ):
     lhs_format, rhs_format, grad_format = formats
-    lhs, rhs, g = _normal(0, "mk"), _normal(1, "kn"), _normal(2, "mn")
+    lhs, rhs, g = (
+      testing.normal(0, "mk"),
+      testing.normal(1, "kn"),
+      testing.normal(2, "mn"),
+    )
     function = jp.dot_general(
       lhs_format,
       rhs_format,
@@ -157,7 +104,9 @@ class DotGeneralTest(parameterized.TestCase):
       quantize_wgrad=quantize_wgrad,
     )
     result, vjp = jax.vjp(
-      lambda l, r: function(l, r, _numbers("mk", "kn"), precision="highest"),
+      lambda l, r: function(
+        l, r, testing.numbers("mk", "kn"), precision="highest"
+      ),
       lhs,
       rhs,
     )
@@ -167,13 +116,15 @@ class DotGeneralTest(parameterized.TestCase):
     wgrad = (grad_format, lhs_format) if quantize_wgrad else (None, None)
     self.assert_within(
       result,
-      _expected_product(lhs, "mk", rhs, "kn", "mn", lhs_format, rhs_format),
+      testing.expected_product(
+        lhs, "mk", rhs, "kn", "mn", lhs_format, rhs_format
+      ),
     )
     self.assert_within(
-      lhs_grad, _expected_product(g, "mn", rhs, "kn", "mk", *dgrad)
+      lhs_grad, testing.expected_product(g, "mn", rhs, "kn", "mk", *dgrad)
     )
     self.assert_within(
-      rhs_grad, _expected_product(g, "mn", lhs, "mk", "kn", *wgrad)
+      rhs_grad, testing.expected_product(g, "mn", lhs, "mk", "kn", *wgrad)
     )
 
   def test_backward_quantizes_the_original_operand_not_the_quantized_one(self):
@@ -191,49 +142,51 @@ class DotGeneralTest(parameterized.TestCase):
   @parameterized.parameters(*FORMATS)
   def test_bf16_operands_give_bf16_result_and_gradients(self, format):
     bf16 = ml_dtypes.bfloat16
-    lhs, rhs = _normal(0, "mk", bf16), _normal(1, "kn", bf16)
-    g = _normal(2, "mn", bf16)
+    lhs, rhs = testing.normal(0, "mk", bf16), testing.normal(1, "kn", bf16)
+    g = testing.normal(2, "mn", bf16)
     function = jp.dot_general(format, format)
     result, vjp = jax.vjp(
-      lambda l, r: function(l, r, _numbers("mk", "kn")), lhs, rhs
+      lambda l, r: function(l, r, testing.numbers("mk", "kn")), lhs, rhs
     )
     lhs_grad, rhs_grad = vjp(jnp.asarray(g))
     for actual in (result, lhs_grad, rhs_grad):
       self.assertEqual(actual.dtype, jnp.bfloat16)
     self.assert_within(
       result,
-      _expected_product(lhs, "mk", rhs, "kn", "mn", format, format),
-      BF16_ROUNDING,
+      testing.expected_product(lhs, "mk", rhs, "kn", "mn", format, format),
+      testing.BF16_ROUNDING,
     )
     self.assert_within(
       lhs_grad,
-      _expected_product(g, "mn", rhs, "kn", "mk", format, format),
-      BF16_ROUNDING,
+      testing.expected_product(g, "mn", rhs, "kn", "mk", format, format),
+      testing.BF16_ROUNDING,
     )
     self.assert_within(
       rhs_grad,
-      _expected_product(g, "mn", lhs, "mk", "kn", format, format),
-      BF16_ROUNDING,
+      testing.expected_product(g, "mn", lhs, "mk", "kn", format, format),
+      testing.BF16_ROUNDING,
     )
 
   def test_preferred_element_type_is_the_results_dtype(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    bf16 = _normal(0, "mk", ml_dtypes.bfloat16)
+    bf16 = testing.normal(0, "mk", ml_dtypes.bfloat16)
     result = function(
       bf16,
-      _normal(1, "kn", ml_dtypes.bfloat16),
-      _numbers("mk", "kn"),
+      testing.normal(1, "kn", ml_dtypes.bfloat16),
+      testing.numbers("mk", "kn"),
       preferred_element_type=jnp.float32,
     )
     self.assertEqual(result.dtype, jnp.float32)
     with self.assertRaisesRegex(TypeError, "preferred_element_type .*'foo'"):
-      function(bf16, bf16, _numbers("mk", "nk"), preferred_element_type="foo")
+      function(
+        bf16, bf16, testing.numbers("mk", "nk"), preferred_element_type="foo"
+      )
 
   def test_vmap_equals_a_loop(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    lhs, rhs = _normal(0, "bmk"), _normal(1, "kn")
+    lhs, rhs = testing.normal(0, "bmk"), testing.normal(1, "kn")
     grad = jax.grad(
-      lambda l, r: (function(l, r, _numbers("mk", "kn")) ** 2).sum(),
+      lambda l, r: (function(l, r, testing.numbers("mk", "kn")) ** 2).sum(),
       argnums=(0, 1),
     )
     mapped = jax.vmap(grad, in_axes=(0, None))(lhs, rhs)
@@ -242,17 +195,17 @@ class DotGeneralTest(parameterized.TestCase):
         # Another dot shape may sum in another order.
         scale = float(np.abs(want).max())
         np.testing.assert_allclose(
-          have[i], want, rtol=0, atol=SIZES["k"] * BOUND * scale
+          have[i], want, rtol=0, atol=testing.SIZES["k"] * testing.BOUND * scale
         )
 
   def test_remat_changes_no_bit(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    numbers = _numbers("mk", "kn")
+    numbers = testing.numbers("mk", "kn")
 
     def loss(l, r):
       return jnp.sin(function(l, r, numbers)).sum()
 
-    lhs, rhs = _normal(0, "mk"), _normal(1, "kn")
+    lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")
     plain = jax.jit(jax.grad(loss, argnums=(0, 1)))(lhs, rhs)
     remat = jax.jit(jax.grad(jax.checkpoint(loss), argnums=(0, 1)))(lhs, rhs)
     for want, have in zip(plain, remat, strict=True):
@@ -260,9 +213,9 @@ class DotGeneralTest(parameterized.TestCase):
 
   def test_flax_dense_trains(self):
     model = flax.linen.Dense(7, dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8))
-    x = jnp.asarray(_normal(0, "bmk"))
+    x = jnp.asarray(testing.normal(0, "bmk"))
     params = model.init(jax.random.key(0), x)
-    target = jnp.asarray(_normal(1, "bmn"))
+    target = jnp.asarray(testing.normal(1, "bmn"))
 
     @jax.jit
     def step(params):
@@ -280,7 +233,7 @@ class DotGeneralTest(parameterized.TestCase):
   def test_einsum_takes_it(self, expression):
     operands, out = expression.split("->")
     lhs_names, rhs_names = operands.split(",")
-    lhs, rhs = _normal(0, lhs_names), _normal(1, rhs_names)
+    lhs, rhs = testing.normal(0, lhs_names), testing.normal(1, rhs_names)
     result = jnp.einsum(
       expression,
       lhs,
@@ -289,7 +242,7 @@ class DotGeneralTest(parameterized.TestCase):
     )
     self.assert_within(
       result,
-      _expected_product(
+      testing.expected_product(
         lhs, lhs_names, rhs, rhs_names, out, jp.MXFP8, jp.MXFP8
       ),
     )
@@ -300,7 +253,7 @@ class DotGeneralTest(parameterized.TestCase):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     spec = jax.sharding.PartitionSpec
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    numbers = _numbers("mk", "kn")
+    numbers = testing.numbers("mk", "kn")
     # Integers whose quantization, products and sums are all exact.
     x = np.random.default_rng(0).integers(-4, 5, (64, 32)).astype(np.float32)
     w = np.random.default_rng(1).integers(-4, 5, (32, 8)).astype(np.float32)
@@ -318,7 +271,7 @@ class DotGeneralTest(parameterized.TestCase):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     (k,) = jax.export.symbolic_shape("k")
     exported = jax.export.export(
-      jax.jit(lambda x, w: function(x, w, _numbers("mk", "kn")))
+      jax.jit(lambda x, w: function(x, w, testing.numbers("mk", "kn")))
     )(
       jax.ShapeDtypeStruct((4, k), jnp.float32),
       jax.ShapeDtypeStruct((k, 3), jnp.float32),
@@ -329,14 +282,14 @@ class DotGeneralTest(parameterized.TestCase):
 
   def test_zero_sizes_give_zero_or_empty(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
-    numbers = _numbers("mk", "kn")
+    numbers = testing.numbers("mk", "kn")
     result = function(jnp.zeros((3, 0)), jnp.zeros((0, 2)), numbers)
     np.testing.assert_array_equal(result, np.zeros((3, 2)))
     result = function(jnp.zeros((0, 8)), jnp.zeros((8, 2)), numbers)
     self.assertEqual(result.shape, (0, 2))
 
   def test_bad_arguments_are_refused_with_names_and_values(self):
-    numbers = _numbers("mk", "kn")
+    numbers = testing.numbers("mk", "kn")
     good = jp.dot_general(jp.MXFP8, jp.MXFP8)
     f32 = jnp.zeros((4, 8))
     cases = (
@@ -376,7 +329,7 @@ class DotGeneralTest(parameterized.TestCase):
         call()
 
   def test_direct_differentiation_of_what_is_quantized_names_dot_general(self):
-    rhs = jp.quantize(_normal(0, "nk")[:, :32], jp.MXFP8)
+    rhs = jp.quantize(testing.normal(0, "nk")[:, :32], jp.MXFP8)
     with self.assertRaisesRegex(NotImplementedError, "dot_general"):
       jax.grad(lambda w: jp.block_scaled_dot(jnp.ones((2, 32)), w).sum())(rhs)
 

@@ -71,6 +71,7 @@ LAYERS = (
     "backends.triton_testing",
     "bench.testing",
     "dot_testing",
+    "gradients_testing",
     "malformed_testing",
     "module_testing",
     "nn_testing",

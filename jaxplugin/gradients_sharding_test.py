@@ -1,0 +1,165 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`dot_general`'s arguments, and its shardings, are those of JAX's own."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+
+NUM_DEVICES = 8
+MATMUL = (((1,), (0,)), ((), ()))
+DOT_GENERAL = jp.dot_general(jp.MXFP8, jp.MXFP8)
+# Integers whose quantization, products and sums are all exact.
+X = np.random.default_rng(0).integers(-4, 5, (64, 128)).astype(np.float32)
+W = np.random.default_rng(1).integers(-4, 5, (128, 32)).astype(np.float32)
+C = np.random.default_rng(2).integers(-4, 5, (64, 32)).astype(np.float32)
+
+
+class SignatureTest(absltest.TestCase):
+  def test_arguments_are_those_of_lax_dot_general(self):
+    # Of the JAX that is here: what a newer one adds is seen here first.
+    simplify = lambda function: [
+      (p.name, p.kind, p.default)
+      for p in inspect.signature(function).parameters.values()
+    ]
+    self.assertEqual(simplify(DOT_GENERAL), simplify(jax.lax.dot_general))
+
+  def test_einsum_passes_them_all(self):
+    result = jnp.einsum(
+      "mk,kn->mn",
+      X,
+      W,
+      precision="highest",
+      preferred_element_type=jnp.float32,
+      out_sharding=None,
+      _dot_general=DOT_GENERAL,
+    )
+    np.testing.assert_array_equal(result, X @ W)
+
+
+class ExplicitTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    self.mesh = jax.make_mesh(
+      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
+    )
+
+  def put(self, x, spec):
+    return jax.device_put(x, NamedSharding(self.mesh, spec))
+
+  def outcome(self, dot_general, x, w, out_sharding):
+    """What it gives: arrays, and the shardings in their types."""
+
+    def loss(x, w):
+      result = dot_general(x, w, MATMUL, out_sharding=out_sharding)
+      return (result * C).sum(), result
+
+    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    (x_grad, w_grad), result = jax.jit(grad)(x, w)
+    arrays = (result, x_grad, w_grad)
+    return [np.asarray(a) for a in arrays], [
+      jax.typeof(a).sharding.spec for a in arrays
+    ]
+
+  @parameterized.parameters(
+    (P("a"), P(None, "b"), None),
+    (P(), P(), None),
+    # k is sharded, and the result says how.
+    (P("a", "b"), P("b"), P("a", None)),
+    # The sum is scattered.
+    (P("a", "b"), P("b"), P("a", "b")),
+    (P(None, "b"), P("b"), P(("a", "b"))),
+    # Operands are gathered.
+    (P("a"), P(None, "b"), P()),
+    (P("a"), P(None, "a"), P(None, "a")),
+  )
+  def test_shardings_are_those_of_lax_dot_general(self, x_spec, w_spec, out):
+    with jax.set_mesh(self.mesh):
+      x, w = self.put(X, x_spec), self.put(W, w_spec)
+      arrays, specs = self.outcome(DOT_GENERAL, x, w, out)
+      _, expected_specs = self.outcome(jax.lax.dot_general, x, w, out)
+    self.assertEqual(specs, expected_specs)
+    # C is quantized too, exactly.
+    for actual, expected in zip(arrays, (X @ W, C @ W.T, X.T @ C), strict=True):
+      np.testing.assert_array_equal(actual, expected)
+
+  @parameterized.parameters(
+    # It is ambiguous where the sum should be.
+    (P(None, "b"), P("b"), None),
+    (P("a"), P(None, "a"), None),
+    (P("a"), P("b"), P("c")),
+    (P("a"), P("b"), "a"),
+  )
+  def test_errors_are_those_of_lax_dot_general(self, x_spec, w_spec, out):
+    with jax.set_mesh(self.mesh):
+      x, w = self.put(X, x_spec), self.put(W, w_spec)
+      with self.assertRaises(Exception) as expected:
+        jax.lax.dot_general(x, w, MATMUL, out_sharding=out)
+      message = str(expected.exception).splitlines()[0]
+      with self.assertRaisesRegex(type(expected.exception), re.escape(message)):
+        DOT_GENERAL(x, w, MATMUL, out_sharding=out)
+
+  def test_axes_that_are_not_explicit_cannot_be_named(self):
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh), self.assertRaisesRegex(ValueError, "type Auto"):
+      DOT_GENERAL(X, W, MATMUL, out_sharding=P("a"))
+
+  def test_unreduced_result_is_refused(self):
+    with jax.set_mesh(self.mesh):
+      x, w = self.put(X, P(None, "b")), self.put(W, P("b"))
+      with self.assertRaisesRegex(NotImplementedError, r"unreduced={'b'}"):
+        DOT_GENERAL(x, w, MATMUL, out_sharding=P(unreduced={"b"}))
+
+  def test_einsum_and_vmap_pass_it_on(self):
+    with jax.set_mesh(self.mesh):
+      x, w = self.put(np.stack([X, -X]), P(None, "a")), self.put(W, P())
+      result = jnp.einsum(
+        "bmk,kn->bmn",
+        x,
+        w,
+        out_sharding=P(None, None, "b"),
+        _dot_general=DOT_GENERAL,
+      )
+      self.assertEqual(jax.typeof(result).sharding.spec, P(None, None, "b"))
+      np.testing.assert_array_equal(result, np.stack([X @ W, -X @ W]))
+      mapped = jax.jit(
+        jax.vmap(lambda x: DOT_GENERAL(x, w, MATMUL, out_sharding=P(None, "b")))
+      )(x)
+      self.assertEqual(jax.typeof(mapped).sharding.spec, P(None, None, "b"))
+      np.testing.assert_array_equal(mapped, np.stack([X @ W, -X @ W]))
+
+  def test_operands_that_need_reshaping_keep_their_shardings(self):
+    # Backward rows of all batches are contracted, padded to whole blocks.
+    x = X.reshape(4, 16, 128)
+    numbers = (((2,), (0,)), ((), ()))
+
+    def loss(dot_general, x, w):
+      result = dot_general(x, w, numbers)
+      return (result * C.reshape(4, 16, 32)).sum()
+
+    with jax.set_mesh(self.mesh):
+      args = self.put(x, P("a", "b")), self.put(W, P())
+      grads = jax.jit(jax.grad(loss, argnums=(1, 2)), static_argnums=0)
+      actual, expected = (
+        grads(f, *args) for f in (DOT_GENERAL, jax.lax.dot_general)
+      )
+    for a, e in zip(actual, expected, strict=True):
+      self.assertEqual(jax.typeof(a), jax.typeof(e))
+      np.testing.assert_array_equal(a, e)
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  absltest.main()
