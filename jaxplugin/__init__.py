@@ -41,3 +41,41 @@ from jaxplugin.target import named_target as named_target
 from jaxplugin.target import use_target as use_target
 
 __version__ = "0.1.0"
+
+__all__ = [
+  "MXFP4",
+  "MXFP8",
+  "MXFP8_E5M2",
+  "NVFP4",
+  "BlockFormat",
+  "Explanation",
+  "NonFiniteError",
+  "ScaledArray",
+  "Target",
+  "accelerate",
+  "block_scaled_dot",
+  "debug_checks",
+  "dequantize",
+  "detect_target",
+  "dot_general",
+  "explain",
+  "info",
+  "named_target",
+  "nn",
+  "pack_fp4",
+  "prepare_weights",
+  "quantize",
+  "quantize_both",
+  "rewrite",
+  "scaled_dot",
+  "swizzle_scale",
+  "unpack_fp4",
+  "unprepare_weights",
+  "unswizzle_scale",
+  "use_target",
+]
+
+
+def __dir__() -> list[str]:
+  """The public names, without the modules that importing them leaves here."""
+  return [*__all__, "__version__"]

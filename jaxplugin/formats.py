@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 from typing import Final
 
 import ml_dtypes
@@ -26,6 +27,10 @@ E5M2: Final = np.dtype(ml_dtypes.float8_e5m2)
 E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
 PACKED: Final = np.dtype(np.uint8)
+
+# What `quantize` makes; others have codes that it does not know.
+VALUES_DTYPES: Final = (E4M3, E5M2, E2M1)
+SCALE_DTYPES: Final = (E8M0, E4M3, E5M2)
 
 E8M0_BIAS: Final = 127
 E8M0_NAN: Final = 255
@@ -82,10 +87,17 @@ class BlockFormat:
 
   Attributes:
     name: how messages, configs and the command line call it.
-    values_dtype: dtype of the quantized values (never the packed one).
-    scale_dtype: dtype of the per-block scale.
+    values_dtype: dtype of the quantized values (never the packed one):
+      float8_e4m3fn, float8_e5m2 or float4_e2m1fn.
+    scale_dtype: dtype of the per-block scale: float8_e8m0fnu, float8_e4m3fn or
+      float8_e5m2.
     block_size: number of consecutive values that share one scale.
     has_global_scale: whether quantization also makes one f32 scale a tensor.
+
+  Raises:
+    TypeError: a dtype is another one, which no function here quantizes to.
+    ValueError: block_size is no positive integer, or E8M0 scales are to have a
+      global scale.
   """
 
   name: str
@@ -93,6 +105,31 @@ class BlockFormat:
   scale_dtype: np.dtype
   block_size: int
   has_global_scale: bool = False
+
+  def __post_init__(self) -> None:
+    for field, allowed in (
+      ("values_dtype", VALUES_DTYPES),
+      ("scale_dtype", SCALE_DTYPES),
+    ):
+      dtype = _dtype_or_none(getattr(self, field))
+      if dtype not in allowed:
+        raise TypeError(
+          f"BlockFormat: {field} must be"
+          f" {' or '.join(d.name for d in allowed)}, got"
+          f" {getattr(self, field) if dtype is None else dtype}; jp.scaled_dot"
+          " multiplies values and scales of other dtypes"
+        )
+      object.__setattr__(self, field, dtype)
+    if not isinstance(self.block_size, int) or self.block_size < 1:
+      raise ValueError(
+        "BlockFormat: block_size must be a positive integer, got"
+        f" {self.block_size!r}"
+      )
+    if self.has_global_scale and self.scale_is_power_of_two:
+      raise ValueError(
+        f"BlockFormat: {self.name} of {E8M0.name} scales, which reach as far as"
+        " f32, must not have a global scale; leave has_global_scale out"
+      )
 
   def __repr__(self) -> str:
     return self.name
@@ -137,6 +174,23 @@ class BlockFormat:
   def is_standard(self) -> bool:
     """Whether it is one of `FORMATS`, which hardware kernels may serve."""
     return self in FORMATS
+
+
+class UnquantizedFormat(BlockFormat):
+  """Values and scales of any float dtypes, which only multiply.
+
+  `quantize` makes none; the xla implementation multiplies them (`nn`).
+  """
+
+  def __post_init__(self) -> None:
+    pass
+
+
+def _dtype_or_none(dtype: Any) -> np.dtype | None:
+  try:
+    return None if dtype is None else np.dtype(dtype)
+  except TypeError:
+    return None
 
 
 def _significand_bits(dtype: np.dtype) -> int:
@@ -185,8 +239,41 @@ def by_name(name: str) -> BlockFormat:
   for candidate in FORMATS:
     if candidate.name == name.lower():
       return candidate
-  known = ", ".join(candidate.name for candidate in FORMATS)
-  raise ValueError(f"unknown block format {name!r}; known formats: {known}")
+  raise ValueError(
+    f"unknown block format {name!r}; known formats: {known_names()}"
+  )
+
+
+def known_names() -> str:
+  """The names of all formats, for error messages."""
+  return ", ".join(candidate.name for candidate in FORMATS)
+
+
+def resolve(
+  who: str, format: BlockFormat | str, argument: str = "format"
+) -> BlockFormat:
+  """Returns a format that a caller gave, itself or by its name.
+
+  Args:
+    who: the function that was called, for the message.
+    format: a `BlockFormat`, or a name that `by_name` knows.
+    argument: what the function calls it.
+
+  Raises:
+    TypeError: it is neither; lists the known names.
+    ValueError: the name is unknown; lists the known ones.
+  """
+  if isinstance(format, BlockFormat):
+    return format
+  if isinstance(format, str):
+    try:
+      return by_name(format)
+    except ValueError as error:
+      raise ValueError(f"{who}: {argument}: {error}") from None
+  raise TypeError(
+    f"{who}: {argument} must be a BlockFormat (jp.MXFP8, ...) or its name"
+    f" ({known_names()}), got {format!r}"
+  )
 
 
 def pairs_table() -> str:

@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 from jaxplugin import formats
 
+FIELDS = dataclasses.fields(formats.BlockFormat)
 GFLOAT = {
   formats.E4M3: gfloat.formats.format_info_ocp_e4m3,
   formats.E5M2: gfloat.formats.format_info_ocp_e5m2,
@@ -76,7 +77,7 @@ class FormatsTest(parameterized.TestCase):
       scale_dtype=formats.E4M3,
       block_size=16,
     ),
-    formats.BlockFormat(  # 2 + 8 bits
+    formats.UnquantizedFormat(  # 2 + 8 bits
       name="does_not_fit",
       values_dtype=formats.E2M1,
       scale_dtype=formats.BF16,
@@ -128,6 +129,66 @@ class FormatsTest(parameterized.TestCase):
       ValueError, "'mxfp6'.*mxfp8, mxfp8_e5m2, mxfp4, nvfp4"
     ):
       formats.by_name("mxfp6")
+
+  @parameterized.parameters(
+    ({"values_dtype": np.dtype(np.int8)}, TypeError, "values_dtype.*got int8"),
+    (
+      {"values_dtype": formats.E8M0},
+      TypeError,
+      "e4m3fn or.*e8m0fnu; jp.scaled",
+    ),
+    ({"values_dtype": None}, TypeError, "values_dtype must be.*got None"),
+    ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got fp8"),
+    ({"scale_dtype": np.float32}, TypeError, "scale_dtype.*got float32"),
+    ({"scale_dtype": formats.BF16}, TypeError, "scale_dtype.*got bfloat16"),
+    ({"block_size": 0}, ValueError, "positive integer, got 0"),
+    ({"block_size": 32.0}, ValueError, r"positive integer, got 32\.0"),
+    ({"has_global_scale": True}, ValueError, "odd of.*e8m0fnu scales"),
+  )
+  def test_format_that_nothing_serves_is_refused_when_made(
+    self, changes, error, message
+  ):
+    fields = {
+      "name": "odd",
+      "values_dtype": formats.E4M3,
+      "scale_dtype": formats.E8M0,
+      "block_size": 32,
+    }
+    formats.BlockFormat(**fields)
+    with self.assertRaisesRegex(error, f"^BlockFormat: .*{message}"):
+      formats.BlockFormat(**(fields | changes))
+
+  def test_dtypes_may_be_given_as_types(self):
+    made = formats.BlockFormat(
+      name="mxfp8",
+      values_dtype=ml_dtypes.float8_e4m3fn,
+      scale_dtype=ml_dtypes.float8_e8m0fnu,
+      block_size=32,
+    )
+    self.assertEqual(made, formats.MXFP8)
+    self.assertEqual(hash(made), hash(formats.MXFP8))
+
+  def test_pair_that_is_only_multiplied_is_no_known_format(self):
+    pair = formats.UnquantizedFormat(
+      **{f.name: getattr(formats.MXFP8, f.name) for f in FIELDS}
+    )
+    self.assertNotEqual(pair, formats.MXFP8)
+    self.assertFalse(pair.is_standard)
+
+  def test_resolve_takes_a_format_and_its_name(self):
+    self.assertIs(formats.resolve("f", formats.NVFP4), formats.NVFP4)
+    self.assertIs(formats.resolve("f", "NVFP4"), formats.NVFP4)
+
+  @parameterized.parameters(
+    ("int8", ValueError, "f: rhs: unknown block format 'int8'"),
+    (8, TypeError, "f: rhs must be a BlockFormat .*got 8"),
+    (None, TypeError, "f: rhs must be a BlockFormat .*got None"),
+  )
+  def test_resolve_refuses_with_the_known_names(self, given, error, message):
+    with self.assertRaisesRegex(error, message) as raised:
+      formats.resolve("f", given, "rhs")
+    for format in formats.FORMATS:
+      self.assertIn(format.name, str(raised.exception))
 
   def test_pairs_table_names_every_format_with_its_dtypes(self):
     table = formats.pairs_table()

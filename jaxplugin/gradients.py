@@ -57,10 +57,10 @@ class Recipe:
 
 
 def dot_general(
-  lhs_format: formats.BlockFormat | None,
-  rhs_format: formats.BlockFormat | None,
+  lhs_format: formats.BlockFormat | str | None,
+  rhs_format: formats.BlockFormat | str | None,
   *,
-  grad_format: formats.BlockFormat | None = None,
+  grad_format: formats.BlockFormat | str | None = None,
   quantize_dgrad: bool = True,
   quantize_wgrad: bool = True,
   scale_rounding: quantization.ScaleRounding = "up",
@@ -91,8 +91,8 @@ def dot_general(
   the same format there), or directly.
 
   Args:
-    lhs_format: e.g. `jp.MXFP8`; None leaves lhs in its own dtype (a plain f32,
-      bf16 or f16 operand of a one-sided product).
+    lhs_format: e.g. `jp.MXFP8`, or its name, "mxfp8"; None leaves lhs in its
+      own dtype (a plain f32, bf16 or f16 operand of a one-sided product).
     rhs_format: likewise for rhs. One of the two must be given.
     grad_format: format of the gradient in the backward products; lhs_format by
       default (rhs_format where that is None).
@@ -116,7 +116,7 @@ def dot_general(
   Raises:
     TypeError: a format is no BlockFormat, or both are None; and from the
       function returned: operands are no floats or their shapes do not fit.
-    ValueError: scale_rounding or implementation is unknown.
+    ValueError: scale_rounding, implementation or a format's name is unknown.
     NotImplementedError: out_sharding has unreduced axes.
     JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
       names an axis that is not explicit, or is needed, as a contracting
@@ -124,15 +124,14 @@ def dot_general(
 
   Source: NVIDIA, "Recipes for Pre-training LLMs with MXFP8" (2025), section 3.
   """
-  for name, format in (
-    ("lhs_format", lhs_format),
-    ("rhs_format", rhs_format),
-    ("grad_format", grad_format),
-  ):
-    if format is not None and not isinstance(format, formats.BlockFormat):
-      raise TypeError(
-        f"dot_general: {name} must be a BlockFormat or None, got {format!r}"
-      )
+  lhs_format, rhs_format, grad_format = (
+    None if format is None else formats.resolve("dot_general", format, name)
+    for name, format in (
+      ("lhs_format", lhs_format),
+      ("rhs_format", rhs_format),
+      ("grad_format", grad_format),
+    )
+  )
   if lhs_format is None and rhs_format is None:
     raise TypeError(
       "dot_general: lhs_format or rhs_format must be given, got None for both;"

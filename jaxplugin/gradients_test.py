@@ -295,8 +295,13 @@ class DotGeneralTest(parameterized.TestCase):
     cases = (
       (
         TypeError,
-        "lhs_format.*'mxfp8'",
-        lambda: jp.dot_general("mxfp8", jp.MXFP8),
+        "lhs_format must be a BlockFormat.*nvfp4.*got 8",
+        lambda: jp.dot_general(8, jp.MXFP8),
+      ),
+      (
+        ValueError,
+        "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, grad_format="mxfp7"),
       ),
       (
         TypeError,
@@ -327,6 +332,18 @@ class DotGeneralTest(parameterized.TestCase):
     for error, pattern, call in cases:
       with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
         call()
+
+  def test_formats_may_be_given_by_their_names(self):
+    lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")
+    numbers = testing.numbers("mk", "kn")
+    by_name = jp.dot_general("mxfp8", "nvfp4", grad_format="mxfp4")
+    by_format = jp.dot_general(jp.MXFP8, jp.NVFP4, grad_format=jp.MXFP4)
+    loss = lambda f: lambda lhs, rhs: (f(lhs, rhs, numbers) ** 2).sum()
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      jax.grad(loss(by_name), (0, 1))(lhs, rhs),
+      jax.grad(loss(by_format), (0, 1))(lhs, rhs),
+    )
 
   def test_direct_differentiation_of_what_is_quantized_names_dot_general(self):
     rhs = jp.quantize(testing.normal(0, "nk")[:, :32], jp.MXFP8)

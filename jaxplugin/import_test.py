@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `import jaxplugin` does not do, seen from a fresh interpreter."""
 
+import ast
 import importlib
 import importlib.metadata
+import inspect
 import json
 import os
 import pathlib
@@ -126,6 +128,37 @@ class ImportTest(absltest.TestCase):
         break  # a minimum only gets smaller
       best = min(best, probe("jaxplugin")["seconds"])
     self.assertLess(best, MAX_IMPORT_SECONDS)
+
+
+class NamesTest(absltest.TestCase):
+  def test_dir_has_the_public_names_and_nothing_else(self):
+    source = pathlib.Path(jaxplugin.__file__).read_text()
+    imported = {
+      alias.asname or alias.name
+      for node in ast.parse(source).body
+      if isinstance(node, ast.ImportFrom)
+      for alias in node.names
+    }
+    self.assertEqual(set(dir(jaxplugin)), imported | {"__version__"})
+    self.assertCountEqual(jaxplugin.__all__, imported)
+    self.assertContainsSubset(
+      {"NVFP4", "ScaledArray", "block_scaled_dot", "nn", "quantize"}, imported
+    )
+    for name in dir(jaxplugin):
+      self.assertTrue(hasattr(jaxplugin, name), name)
+
+  def test_the_only_modules_among_them_are_those_of_the_contract(self):
+    modules = {
+      name
+      for name in dir(jaxplugin)
+      if inspect.ismodule(getattr(jaxplugin, name))
+    }
+    self.assertEqual(modules, {"nn"})
+
+  def test_submodules_are_importable_still(self):
+    for name in ("formats", "quantization", "kernels", "backends.xla"):
+      module = importlib.import_module(f"jaxplugin.{name}")
+      self.assertEqual(module.__name__, f"jaxplugin.{name}")
 
 
 class GuardTest(absltest.TestCase):

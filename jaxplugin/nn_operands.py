@@ -64,7 +64,12 @@ def block_format(
   known = formats.infer(values_dtype, scale_dtype)
   if known is not None and known.block_size == block_size:
     return known
-  return formats.BlockFormat(
+  is_quantizable = (
+    values_dtype in formats.VALUES_DTYPES
+    and scale_dtype in formats.SCALE_DTYPES
+  )
+  make = formats.BlockFormat if is_quantizable else formats.UnquantizedFormat
+  return make(
     name=f"{values_dtype.name} + {scale_dtype.name} per {block_size}",
     values_dtype=values_dtype,
     scale_dtype=scale_dtype,

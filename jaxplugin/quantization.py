@@ -34,7 +34,7 @@ _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
 def quantize(
   x: jax.Array,
-  format: formats.BlockFormat,
+  format: formats.BlockFormat | str,
   *,
   axis: int = -1,
   scale_rounding: ScaleRounding = "up",
@@ -64,7 +64,7 @@ def quantize(
   Args:
     x: f32, bf16 or f16[..., k, ...] (f64 is rounded to f32 first), with k a
       multiple of the block size.
-    format: e.g. `jp.MXFP8`.
+    format: e.g. `jp.MXFP8`, or its name, "mxfp8".
     axis: the axis to block; for an operand, the one that a dot contracts.
     scale_rounding: "up" never saturates (NVIDIA's recipe, also JAX's and
       Transformer Engine's); "floor" is OCP MX v1.0 section 6.3, where values
@@ -86,6 +86,7 @@ def quantize(
   MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
   """
   x = _float_array("quantize", x)
+  format = formats.resolve("quantize", format)
   axis = scaled_array.canonical_axis("quantize", axis, x.ndim)
   _validate("quantize", x, format, (axis,), scale_rounding)
   global_scale = _given_global_scale("quantize", global_scale, format)
@@ -97,7 +98,7 @@ def quantize(
 
 def quantize_both(
   x: jax.Array,
-  format: formats.BlockFormat,
+  format: formats.BlockFormat | str,
   *,
   axes: tuple[int, int] = (-1, -2),
   scale_rounding: ScaleRounding = "up",
@@ -136,6 +137,7 @@ def quantize_both(
     ValueError: axes, scale_rounding or global_scale is not acceptable.
   """
   x = _float_array("quantize_both", x)
+  format = formats.resolve("quantize_both", format)
   axes = _two_axes(axes, x.ndim)
   _validate("quantize_both", x, format, axes, scale_rounding)
   first, second = quantize_blocked(
@@ -306,8 +308,10 @@ def _validate(
   axes: Sequence[int],
   scale_rounding: ScaleRounding,
 ) -> None:
-  if not isinstance(format, formats.BlockFormat):
-    raise TypeError(f"{who}: format must be a BlockFormat, got {format!r}")
+  if isinstance(format, formats.UnquantizedFormat):
+    raise TypeError(
+      f"{who}: format must be one that values are quantized to, got {format}"
+    )
   if scale_rounding not in SCALE_ROUNDINGS:
     raise ValueError(
       f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"

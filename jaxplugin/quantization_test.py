@@ -197,11 +197,38 @@ class QuantizeErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, "ScaledArray already.*mxfp4"):
       quantization.quantize(x, MXFP8)
 
-  def test_format_that_is_no_format_is_refused(self):
-    with self.assertRaisesRegex(
-      TypeError, "must be a BlockFormat, got 'mxfp8'"
-    ):
-      quantization.quantize(jnp.ones((2, 32)), "mxfp8")
+  @parameterized.parameters(
+    ("int8", ValueError, "unknown block format 'int8'.*mxfp8, .*nvfp4"),
+    (np.int8, TypeError, "must be a BlockFormat.*mxfp8, .*nvfp4.*got.*int8"),
+    (
+      formats.UnquantizedFormat(
+        name="bf16 + f32 per 32",
+        values_dtype=formats.BF16,
+        scale_dtype=np.dtype(np.float32),
+        block_size=32,
+      ),
+      TypeError,
+      "quantized to, got bf16 . f32 per 32",
+    ),
+  )
+  def test_format_that_is_no_format_is_refused(self, format, error, message):
+    for quantize in (quantization.quantize, quantization.quantize_both):
+      with self.assertRaisesRegex(error, f"{quantize.__name__}: .*{message}"):
+        quantize(jnp.ones((32, 32)), format)
+
+  def test_format_may_be_given_by_its_name(self):
+    x = np.random.default_rng(3).normal(size=(32, 32)).astype(np.float32)
+    for name, format in (("nvfp4", NVFP4), ("MXFP8", MXFP8)):
+      for quantize in (quantization.quantize, quantization.quantize_both):
+        by_name, by_format = quantize(x, name), quantize(x, format)
+        self.assertEqual(
+          jax.tree.structure(by_name), jax.tree.structure(by_format)
+        )
+        jax.tree.map(
+          np.testing.assert_array_equal,
+          jax.tree.leaves(by_name),
+          jax.tree.leaves(by_format),
+        )
 
   @parameterized.parameters(0.0, -1.5, np.inf, np.nan)
   def test_concrete_global_scale_must_be_positive_and_finite(self, value):

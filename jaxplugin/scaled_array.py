@@ -54,13 +54,13 @@ class ScaledArray:
       For scale_layout "swizzled_128x4" the array `swizzle_scale` returns.
     global_scale: f32[] that multiplies everything, or None. After `vmap` of
       `quantize` it has the leading dimensions that were mapped.
-    format: the `BlockFormat`.
+    format: the `BlockFormat`; may be given by its name, "nvfp4".
     scale_layout: "linear" or "swizzled_128x4".
 
   Raises:
     TypeError: dtypes are not the format's, or the scale's shape is not that of
       the values with one axis divided by the block size.
-    ValueError: `scale_layout` is unknown.
+    ValueError: `scale_layout` or the format's name is unknown.
   """
 
   values: Any
@@ -74,7 +74,7 @@ class ScaledArray:
     values: Any,
     scale: Any,
     global_scale: Any,
-    format: formats.BlockFormat,
+    format: formats.BlockFormat | str,
     *,
     scale_layout: ScaleLayout = LINEAR,
   ) -> None:
@@ -83,7 +83,7 @@ class ScaledArray:
     self.values = values
     self.scale = scale
     self.global_scale = global_scale
-    self.format = format
+    self.format = formats.resolve("ScaledArray", format)
     self.scale_layout = scale_layout
     _validate(self)
 
@@ -239,11 +239,6 @@ def may_be_interleaved(format: formats.BlockFormat) -> bool:
 
 def _validate(array: ScaledArray) -> None:
   format = array.format
-  if not isinstance(format, formats.BlockFormat):
-    raise TypeError(
-      f"ScaledArray: format must be a BlockFormat, got {format!r}; use one of"
-      " jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4"
-    )
   if array.scale_layout not in SCALE_LAYOUTS:
     raise ValueError(
       f"ScaledArray: scale_layout must be one of {SCALE_LAYOUTS},"

@@ -490,13 +490,21 @@ class ValidationTest(parameterized.TestCase):
     ),
     (
       "format",
-      (struct((4, 64), E4M3), struct((4, 2), E8M0), None, "mxfp8"),
-      "format must be a BlockFormat, got 'mxfp8'",
+      (struct((4, 64), E4M3), struct((4, 2), E8M0), None, E4M3),
+      r"format must be a BlockFormat.*nvfp4\), got .*float8_e4m3fn",
     ),
   )
   def test_what_is_no_array_of_the_format_is_a_type_error(self, args, message):
     with self.assertRaisesRegex(TypeError, f"ScaledArray: .*{message}"):
       jp.ScaledArray(*args)
+
+  def test_format_may_be_given_by_its_name(self):
+    leaves = (struct((4, 64), E4M3), struct((4, 2), E8M0), None)
+    self.assertEqual(jp.ScaledArray(*leaves, "mxfp8").format, jp.MXFP8)
+    with self.assertRaisesRegex(
+      ValueError, "ScaledArray: .*'mxfp7'.*mxfp8, .*nvfp4"
+    ):
+      jp.ScaledArray(*leaves, "mxfp7")
 
   def test_unknown_layout_is_refused(self):
     x = example(jp.MXFP8)
