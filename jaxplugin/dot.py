@@ -365,21 +365,26 @@ def _operand_global_scale(
 ) -> jax.Array | None:
   """A ScaledArray's global scale, brought to the result's dimensions.
 
-  It is one number, or has the operand's leading dimensions (as from `vmap` of
-  `quantize`).
+  Args:
+    side: "lhs" or "rhs".
+    scale: as of `ScaledArray`, or None.
+    positions: the result's dimension of each operand's that is not contracted.
+    ndim: the result's rank.
   """
   if scale is None or scale.size == 1:
     return None if scale is None else scale.reshape(())
-  if any(d not in positions for d in range(scale.ndim)):
+  varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
+  if any(d not in positions for d in varying):
     raise TypeError(
       f"{call.WHO}: the global scale of {side}, of shape {tuple(scale.shape)},"
       " must not vary along a contracting dimension"
     )
-  order = sorted(range(scale.ndim), key=lambda d: positions[d])
+  order = sorted(varying, key=lambda d: positions[d])
   shape = [1] * ndim
   for d in order:
     shape[positions[d]] = scale.shape[d]
-  return scale.transpose(order).reshape(shape)
+  ones = tuple(d for d in range(scale.ndim) if d not in varying)
+  return jnp.transpose(scale, (*order, *ones)).reshape(shape)
 
 
 def _float_operand(name: str, x: Any) -> jax.Array:

@@ -99,21 +99,23 @@ class DotEpilogueTestCase(dot_testing.DotTestCase):
         np.asarray(actual, np.float64), [[expected]]
       )
 
-  @parameterized.parameters("lhs", "rhs", "both")
-  def test_one_global_scale_per_batch_entry(self, side):
+  @parameterized.product(side=("lhs", "rhs", "both"), shape=((4, 1, 1), (4,)))
+  def test_one_global_scale_per_batch_entry(self, side, shape):
     rng = np.random.default_rng(0)
     quantize = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))
     exact, operands = [], []
     for name, rows in (("lhs", 3), ("rhs", 5)):
       x = quantize(jnp.asarray(rng.normal(size=(4, rows, 32)), jnp.float32))
-      self.assertEqual(x.global_scale.shape, (4,))
+      self.assertEqual(x.global_scale.shape, (4, 1, 1))
       values = testing.dequantize(
         np.asarray(x.values), np.asarray(x.scale), jp.NVFP4, 2
       )
       if side in (name, "both"):
-        values = values * np.float64(x.global_scale)[:, None, None]
+        values = values * np.float64(x.global_scale)
+        scale = x.global_scale.reshape(shape)
       else:
-        x = jp.ScaledArray(x.values, x.scale, None, jp.NVFP4)
+        scale = None
+      x = jp.ScaledArray(x.values, x.scale, scale, jp.NVFP4)
       operands.append(x)
       exact.append(values)
     actual = self.dot(*operands)
@@ -121,7 +123,8 @@ class DotEpilogueTestCase(dot_testing.DotTestCase):
     bound = testing.DOT_BOUND * magnitude
     testing.assert_within(actual, expected, bound, testing.F32)
 
-  def test_global_scales_follow_their_dimensions(self):
+  @parameterized.parameters(((2, 3), (5,)), ((2, 3, 1), (5, 1, 1)))
+  def test_global_scales_follow_their_dimensions(self, lhs_shape, rhs_shape):
     # lhs (i, b, k) with a global scale for every (i, b), b the batch dimension;
     # rhs (n, b, k) with one for every n.
     rng = np.random.default_rng(0)
@@ -134,7 +137,10 @@ class DotEpilogueTestCase(dot_testing.DotTestCase):
       jp.ScaledArray(
         x.operand.values, x.operand.scale, jnp.asarray(g), jp.NVFP4
       )
-      for x, g in ((lhs, lhs_global), (rhs, rhs_global))
+      for x, g in (
+        (lhs, lhs_global.reshape(lhs_shape)),
+        (rhs, rhs_global.reshape(rhs_shape)),
+      )
     ]
     actual = self.dot(*operands, dimension_numbers=numbers)
     expected, magnitude = testing.dot(

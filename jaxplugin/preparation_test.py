@@ -259,7 +259,7 @@ class DotTest(parameterized.TestCase):
     exact = reference.oracle_dequantize(
       np.asarray(w.values), np.asarray(w.scale), jp.NVFP4
     )
-    expected = x.astype(np.float64) @ exact.T * float(w.global_scale)
+    expected = x.astype(np.float64) @ exact.T * w.global_scale.item()
     result = jp.block_scaled_dot(x, jp.prepare_weights(w, H100))
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 

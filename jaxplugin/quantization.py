@@ -40,6 +40,7 @@ def quantize(
   scale_rounding: ScaleRounding = "up",
   global_scale: jax.Array | float | None = None,
   key: jax.Array | None = None,
+  batch_dims: int = 0,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -70,17 +71,23 @@ def quantize(
       Transformer Engine's); "floor" is OCP MX v1.0 section 6.3, where values
       above max saturate. NVFP4 scales are rounded to nearest always.
     global_scale: f32[], positive and finite, to use instead of the computed
-      one. Only for formats with a global scale.
+      one. Only for formats with a global scale. Under batch_dims also f32 of
+      the leading dimensions.
     key: a `jax.random` key for stochastic rounding of the values: up with a
       probability equal to the discarded fraction, so unbiased inside the range.
+    batch_dims: how many leading dimensions index tensors that get a global
+      scale each, as by `vmap`: 1 for a stack of layers to scan over or to take
+      experts from. It changes nothing where there are no global scales.
 
   Returns:
-    `ScaledArray` with values of the logical shape, a linear scale, and f32[]
-    global scale (None for MX formats).
+    `ScaledArray` with values of the logical shape, a linear scale, and an f32
+    global scale of x's rank: x's sizes in the first batch_dims dimensions, and
+    1 in the others. (None for MX formats.)
 
   Raises:
     TypeError: x is no float array, or k is no multiple of the block size.
-    ValueError: axis, scale_rounding or global_scale is not acceptable.
+    ValueError: axis, scale_rounding, global_scale or batch_dims is not
+      acceptable.
 
   Sources: OCP MX v1.0 section 6.3; NVIDIA "Recipes for Pre-training LLMs with
   MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
@@ -89,9 +96,12 @@ def quantize(
   format = formats.resolve("quantize", format)
   axis = scaled_array.canonical_axis("quantize", axis, x.ndim)
   _validate("quantize", x, format, (axis,), scale_rounding)
-  global_scale = _given_global_scale("quantize", global_scale, format)
+  _validate_batch_dims(batch_dims, x.ndim, axis)
+  global_scale = _given_global_scale(
+    "quantize", global_scale, format, x.shape[:batch_dims]
+  )
   values, scale, global_scale = _quantize(
-    x, global_scale, key, format, axis, scale_rounding
+    x, global_scale, key, format, axis, scale_rounding, batch_dims
   )
   return scaled_array.ScaledArray(values, scale, global_scale, format)
 
@@ -185,14 +195,18 @@ def _quantize_blocked(
   blockings: tuple[blocking_lib.Blocking, ...],
   scale_rounding: ScaleRounding,
 ) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
-  return quantization_both.quantize_both(
+  results = quantization_both.quantize_both(
     x, global_scale, format, blockings, scale_rounding
   )
+  return [
+    (values, scale, _of_rank(computed, values.ndim))
+    for values, scale, computed in results
+  ]
 
 
 # Jitted as one, so that an eager call compiles one program and not forty.
 @functools.partial(
-  jax.jit, static_argnames=("format", "axis", "scale_rounding")
+  jax.jit, static_argnames=("format", "axis", "scale_rounding", "batch_dims")
 )
 def _quantize(
   x: jax.Array,
@@ -201,8 +215,37 @@ def _quantize(
   format: formats.BlockFormat,
   axis: int,
   scale_rounding: ScaleRounding,
+  batch_dims: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`."""
+  if not format.has_global_scale:
+    batch_dims = 0
+  if key is not None and batch_dims:
+    key = jax.random.split(key, x.shape[:batch_dims])
+  function = functools.partial(
+    _quantize_tensor,
+    format=format,
+    axis=axis - batch_dims,
+    scale_rounding=scale_rounding,
+  )
+  is_one = global_scale is None or not global_scale.ndim
+  in_axes = (0, None if is_one else 0, None if key is None else 0)
+  for _ in range(batch_dims):
+    function = jax.vmap(function, in_axes)
+  values, scale, global_scale = function(x, global_scale, key)
+  return values, scale, _of_rank(global_scale, x.ndim)
+
+
+def _quantize_tensor(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  key: jax.Array | None,
+  *,
+  format: formats.BlockFormat,
+  axis: int,
+  scale_rounding: ScaleRounding,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """`_quantize` with a global scale f32[]."""
   if key is not None:
     return quantization_ops.quantize(
       x, global_scale, key, format, axis, scale_rounding
@@ -210,6 +253,13 @@ def _quantize(
   return quantization_primitive.quantize(
     x, global_scale, format, axis, scale_rounding
   )
+
+
+def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:
+  """A global scale of leading dimensions with all of an array's."""
+  if global_scale is None:
+    return None
+  return jnp.expand_dims(global_scale, tuple(range(global_scale.ndim, ndim)))
 
 
 def dequantize(
@@ -326,11 +376,26 @@ def _validate(
       )
 
 
+def _validate_batch_dims(batch_dims: int, ndim: int, axis: int) -> None:
+  if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
+    raise ValueError(
+      "quantize: batch_dims must be a number of leading dimensions, less than"
+      f" x's rank {ndim}, got {batch_dims!r}"
+    )
+  if axis < batch_dims:
+    raise ValueError(
+      "quantize: axis must not be among the leading batch_dims, got axis"
+      f" {axis} and batch_dims {batch_dims}"
+    )
+
+
 def _given_global_scale(
   who: str,
   global_scale: jax.Array | float | None,
   format: formats.BlockFormat,
+  batch: Sequence[int] = (),
 ) -> jax.Array | None:
+  """A global scale as f32[], or where it is not one number f32[batch]."""
   if global_scale is None:
     return None
   if not format.has_global_scale:
@@ -339,16 +404,26 @@ def _given_global_scale(
       " global_scale out"
     )
   global_scale = jnp.asarray(global_scale)
-  if global_scale.size != 1 or global_scale.dtype.kind not in "fiV":
+  shape = tuple(global_scale.shape)
+  is_one = global_scale.size == 1
+  follows = shape[: len(batch)] == tuple(batch) and set(
+    shape[len(batch) :]
+  ) <= {1}
+  if not (is_one or follows) or global_scale.dtype.kind not in "fiV":
+    wanted = "one float32"
+    if batch:
+      wanted += f", or have the leading dimensions {tuple(batch)} of x"
     raise ValueError(
-      f"{who}: global_scale must be one float32, got"
-      f" {global_scale.dtype}{list(global_scale.shape)}"
+      f"{who}: global_scale must be {wanted}, got"
+      f" {global_scale.dtype}{list(shape)}"
     )
-  global_scale = global_scale.reshape(()).astype(jnp.float32)
+  global_scale = global_scale.reshape(() if is_one else tuple(batch))
+  global_scale = global_scale.astype(jnp.float32)
   if not isinstance(global_scale, jax.core.Tracer):
-    number = float(global_scale)
-    if not (0 < number < np.inf):
+    numbers = np.asarray(global_scale)
+    wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
+    if wrong.size:
       raise ValueError(
-        f"{who}: global_scale must be positive and finite, got {number}"
+        f"{who}: global_scale must be positive and finite, got {wrong[0]}"
       )
   return global_scale

@@ -150,7 +150,7 @@ class QuantizeNvfp4Test(parameterized.TestCase):
     expected_scale = as_codes(clean.scale).copy()
     expected_scale[1, 1] = E4M3_NAN
     np.testing.assert_array_equal(as_codes(result.scale), expected_scale)
-    self.assertEqual(float(result.global_scale), float(clean.global_scale))
+    self.assertEqual(result.global_scale.item(), clean.global_scale.item())
     is_spoiled = np.zeros(x.shape, bool)
     is_spoiled[1, 16:32] = True
     restored = np.asarray(dequantize(result))
@@ -177,18 +177,18 @@ class QuantizeNvfp4Test(parameterized.TestCase):
 
   def test_global_scale_of_a_zero_tensor_is_one(self):
     result = jitted(NVFP4)(jnp.zeros((2, 32)))
-    self.assertEqual(float(result.global_scale), 1.0)
+    self.assertEqual(result.global_scale.item(), 1.0)
     self.assertFalse(np.asarray(dequantize(result)).any())
 
   def test_global_scale_of_a_tensor_of_nans_is_one(self):
     result = jitted(NVFP4)(jnp.full((2, 32), jnp.nan))
-    self.assertEqual(float(result.global_scale), 1.0)
+    self.assertEqual(result.global_scale.item(), 1.0)
     self.assertTrue(np.isnan(np.asarray(dequantize(result))).all())
 
   @parameterized.parameters(2.0**-116, 2.0**-130, 2.0**-149)
   def test_global_scale_of_a_tiny_tensor_is_a_normal_number(self, amax):
     result = jitted(NVFP4)(jnp.full((2, 32), amax, jnp.float32))
-    self.assertEqual(float(result.global_scale), F32_MIN_NORMAL)
+    self.assertEqual(result.global_scale.item(), F32_MIN_NORMAL)
 
   def test_given_global_scale_is_used_and_returned(self):
     x = random_f32(11, (4, 32), 0)
@@ -196,7 +196,7 @@ class QuantizeNvfp4Test(parameterized.TestCase):
     for given in (0.375, np.float32(0.375), jnp.array([0.375], jnp.float32)):
       result = quantization.quantize(x, NVFP4, global_scale=given)
       assert_codes(result, *expected)
-      self.assertEqual(result.global_scale.shape, ())
+      self.assertEqual(result.global_scale.shape, (1, 1))
       self.assertEqual(result.global_scale.dtype, np.float32)
 
   @parameterized.parameters(0.0, -1.0, np.nan, np.inf)

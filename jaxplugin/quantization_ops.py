@@ -83,8 +83,7 @@ def dequantize(
   """`values * scale * global_scale`, of linear scales.
 
   Args:
-    global_scale: None, one number, or one for each index of the leading
-      dimensions.
+    global_scale: None, or as of `ScaledArray`.
   """
   result = dequantize_raw(values, scale, format, axis=axis)
   if global_scale is not None:
@@ -93,7 +92,7 @@ def dequantize(
 
 
 def expand_global_scale(global_scale: jax.Array, ndim: int) -> jax.Array:
-  """A global scale in a shape that broadcasts against rank `ndim`."""
+  """A `ScaledArray`'s global scale as f32[] or with rank `ndim`."""
   if all(size == 1 for size in global_scale.shape):
     return global_scale.reshape(())
   trailing = (1,) * (ndim - global_scale.ndim)

@@ -125,7 +125,10 @@ def dequantize(
   is_last = axis == values.ndim - 1
   if not (is_served(values, format) and is_last and dtype in FLOATS):
     return quantization_ops.dequantize(values, scale, global_scale, **params)
-  given = () if global_scale is None else (global_scale,)
+  given: tuple[jax.Array, ...] = ()
+  if global_scale is not None:
+    # One number stays one for kernels, and under `vmap` where it is not mapped.
+    given = (quantization_ops.expand_global_scale(global_scale, values.ndim),)
   target = target_lib.overriding_target()
   return dequantize_p.bind(values, scale, *given, **params, target=target)
 

@@ -144,7 +144,82 @@ class QuantizeTest(parameterized.TestCase):
       self.assertEqual(result.scale.dtype, format.scale_dtype)
       self.assertEqual(result.scale.shape, (2, 3, 64 // format.block_size))
       self.assertEqual(result.scale_layout, "linear")
-      self.assertEqual(result.global_scale is None, format is not NVFP4)
+      if format is NVFP4:
+        self.assertEqual(result.global_scale.shape, (1, 1, 1))
+      else:
+        self.assertIsNone(result.global_scale)
+
+
+class BatchDimsTest(parameterized.TestCase):
+  """Leading dimensions that get a global scale each."""
+
+  def stack(self, *lead):
+    x = np.random.default_rng(24).normal(size=(*lead, 3, 64))
+    scales = np.exp2(np.arange(np.prod(lead))).reshape(*lead, 1, 1)
+    return (x * scales).astype(np.float32)
+
+  @parameterized.product(lead=((4,), (2, 3), (1,)), axis=(-1, -2))
+  def test_each_tensor_has_the_bits_that_it_has_alone(self, lead, axis):
+    x = np.pad(self.stack(*lead), [(0, 0)] * len(lead) + [(0, 13), (0, 0)])
+    stacked = quantization.quantize(x, NVFP4, axis=axis, batch_dims=len(lead))
+    self.assertEqual(stacked.global_scale.shape, (*lead, 1, 1))
+    for i in np.ndindex(lead):
+      alone = quantization.quantize(x[i], NVFP4, axis=axis)
+      actual = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+      self.assertEqual(actual.global_scale.shape, (1, 1))
+      assert_same(actual, alone)
+
+  @parameterized.parameters(MXFP8, MXFP4)
+  def test_it_changes_nothing_without_global_scales(self, format):
+    x = self.stack(4)
+    expected = quantization.quantize(x, format)
+    assert_same(quantization.quantize(x, format, batch_dims=1), expected)
+
+  def test_each_tensor_draws_random_bits_of_its_own(self):
+    x = np.full((2, 4, 512), 1.25, np.float32)  # between 1 and 1.5
+    x[..., 0] = 6
+    codes = as_codes(
+      quantization.quantize(
+        x, NVFP4, global_scale=1.0, key=jax.random.key(0), batch_dims=1
+      ).values
+    )
+    self.assertTrue((codes[0] != codes[1]).any())
+
+  @parameterized.parameters((3,), (3, 1, 1))
+  def test_global_scales_may_be_given_one_each(self, *shape):
+    x, given = self.stack(3), np.float32([0.5, 2, 3])
+    stacked = quantization.quantize(
+      x, NVFP4, global_scale=given.reshape(shape), batch_dims=1
+    )
+    for i in range(3):
+      actual = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+      assert_same(
+        actual, quantization.quantize(x[i], NVFP4, global_scale=given[i])
+      )
+
+  @parameterized.named_parameters(
+    ("too_many", {"batch_dims": 3}, "less than x's rank 3, got 3"),
+    ("negative", {"batch_dims": -1}, "less than x's rank 3, got -1"),
+    ("no_number", {"batch_dims": "1"}, "less than x's rank 3, got '1'"),
+    (
+      "axis_among_them",
+      {"batch_dims": 1, "axis": 0},
+      "axis must not be among.*got axis 0 and batch_dims 1",
+    ),
+    (
+      "global_scales_of_other_sizes",
+      {"batch_dims": 1, "global_scale": np.ones(3, np.float32)},
+      r"leading dimensions \(64,\) of x, got float32\[3\]",
+    ),
+    (
+      "global_scale_that_is_none",
+      {"batch_dims": 1, "global_scale": np.arange(64.0)},
+      "positive and finite, got 0.0",
+    ),
+  )
+  def test_what_fits_no_stack_is_refused(self, kwargs, message):
+    with self.assertRaisesRegex(ValueError, f"quantize: .*{message}"):
+      quantization.quantize(jnp.ones((64, 2, 32)), NVFP4, **kwargs)
 
 
 class QuantizeErrorsTest(parameterized.TestCase):

@@ -52,14 +52,18 @@ class ScaledArray:
     scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
       with the blocked axis divided by the block size. Multiplies to dequantize.
       For scale_layout "swizzled_128x4" the array `swizzle_scale` returns.
-    global_scale: f32[] that multiplies everything, or None. After `vmap` of
-      `quantize` it has the leading dimensions that were mapped.
+    global_scale: f32 that multiplies everything, or None. It follows the array:
+      it has the rank of `values`, and in each dimension size 1 or the logical
+      size, 1 along the blocked axis. So it is stacked, mapped over and indexed
+      as the other leaves are. Also taken: f32[], and f32 of the leading
+      dimensions alone, as earlier versions wrote them.
     format: the `BlockFormat`; may be given by its name, "nvfp4".
     scale_layout: "linear" or "swizzled_128x4".
 
   Raises:
-    TypeError: dtypes are not the format's, or the scale's shape is not that of
-      the values with one axis divided by the block size.
+    TypeError: dtypes are not the format's, the scale's shape is not that of the
+      values with one axis divided by the block size, or the global scale's
+      shape does not follow that of the values.
     ValueError: `scale_layout` or the format's name is unknown.
   """
 
@@ -79,7 +83,8 @@ class ScaledArray:
     scale_layout: ScaleLayout = LINEAR,
   ) -> None:
     if isinstance(global_scale, (int, float)):
-      global_scale = np.float32(global_scale)
+      rank = len(getattr(values, "shape", ()))
+      global_scale = np.full((1,) * rank, global_scale, np.float32)
     self.values = values
     self.scale = scale
     self.global_scale = global_scale
@@ -268,17 +273,6 @@ def _validate(array: ScaledArray) -> None:
       f" (at least {min_rank}), got values {tuple(values.shape)} and scale"
       f" {tuple(scale.shape)}"
     )
-  global_scale = array.global_scale
-  if global_scale is not None:
-    shape = tuple(global_scale.shape)
-    if global_scale.dtype != np.float32 or (
-      global_scale.size != 1 and shape != tuple(values.shape[: len(shape)])
-    ):
-      raise TypeError(
-        "ScaledArray: global_scale must be float32[] or have the leading"
-        f" dimensions of values {tuple(values.shape)}, got"
-        f" {global_scale.dtype}{list(shape)}"
-      )
   if array.scale_layout == SWIZZLED:
     axis = values.ndim - 1
     shape = logical_shape(values, axis)
@@ -299,6 +293,30 @@ def _validate(array: ScaledArray) -> None:
       f" shape of values with one axis divided by {format.block_size}"
       f"{' (padded to 128 x 4)' if array.scale_layout == SWIZZLED else ''},"
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
+    )
+  _validate_global_scale(array.global_scale, shape, axis)
+
+
+def _validate_global_scale(
+  global_scale: Any, shape: Sequence[int], axis: int
+) -> None:
+  """Checks a global scale for values of logical `shape`; raises TypeError."""
+  if global_scale is None:
+    return
+  given = tuple(global_scale.shape)
+  if len(given) == len(shape):
+    allowed = [{1, size} for size in shape]
+    allowed[axis] = {1}
+    fits = all(size in a for size, a in zip(given, allowed, strict=True))
+  else:
+    fits = global_scale.size == 1 or given == tuple(shape[: len(given)])
+  if global_scale.dtype != np.float32 or not fits:
+    raise TypeError(
+      "ScaledArray: global_scale must be float32 of the rank of values, with"
+      " size 1 or theirs in each dimension and 1 along the blocked one, or one"
+      f" number, or have their leading dimensions; values {tuple(shape)} are"
+      f" blocked along dimension {axis}, got"
+      f" {global_scale.dtype}{list(given)}"
     )
 
 

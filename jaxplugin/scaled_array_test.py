@@ -86,10 +86,25 @@ class PytreeTest(parameterized.TestCase):
     x *= 2.0 ** np.arange(5)[:, None, None]
     stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
     np.testing.assert_array_equal(
-      np.asarray(stacked.global_scale), 2.0 ** np.arange(5)
+      np.asarray(stacked.global_scale)[:, 0, 0], 2.0 ** np.arange(5)
     )
     for f in (jp.dequantize, jax.vmap(jp.dequantize)):
       np.testing.assert_array_equal(np.asarray(f(stacked)), x)
+
+  def test_global_scales_of_leading_dimensions_are_taken(self):
+    # As `vmap` of `quantize` made them once: checkpoints hold them.
+    x = np.ones((5, 2, 32), np.float32) * 2688
+    x *= 2.0 ** np.arange(5)[:, None, None]
+    stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
+    for shape in ((5,), (5, 1, 1)):
+      array = jp.ScaledArray(
+        stacked.values,
+        stacked.scale,
+        stacked.global_scale.reshape(shape),
+        jp.NVFP4,
+      )
+      for f in (jp.dequantize, jax.vmap(jp.dequantize)):
+        np.testing.assert_array_equal(np.asarray(f(array)), x)
 
   def test_stacked_global_scale_as_long_as_k_is_not_taken_for_a_row(self):
     x = np.ones((32, 32), np.float32) * 2688 * 2.0 ** np.arange(32)[:, None]
@@ -487,6 +502,26 @@ class ValidationTest(parameterized.TestCase):
         jp.NVFP4,
       ),
       r"global_scale.*\(4, 64\).*float32\[7\]",
+    ),
+    (
+      "global_scale_along_the_blocks",
+      (
+        struct((4, 64), FP4),
+        struct((4, 4), E4M3),
+        struct((4, 64), jnp.float32),
+        jp.NVFP4,
+      ),
+      r"1 along the blocked.*dimension 1, got float32\[4, 64\]",
+    ),
+    (
+      "global_scale_of_another_stack",
+      (
+        struct((4, 3, 64), FP4),
+        struct((4, 3, 4), E4M3),
+        struct((2, 1, 1), jnp.float32),
+        jp.NVFP4,
+      ),
+      r"\(4, 3, 64\).*float32\[2, 1, 1\]",
     ),
     (
       "format",

@@ -143,10 +143,9 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   if format.has_global_scale:
     largest = format.scale_encoding.max * format.values_encoding.max
     global_scale = np.float32(np.abs(x).max() / np.float32(largest))
-    if np.float32(result.global_scale) != global_scale:
-      raise WrongResultError(
-        f"global scale {result.global_scale}, expected {global_scale}"
-      )
+    given = np.asarray(result.global_scale).item()
+    if given != global_scale:
+      raise WrongResultError(f"global scale {given}, expected {global_scale}")
   values, scale = quantize_rows(x[rows], format, global_scale)
   for name, got, expected in (
     ("scale", result.scale, scale),

@@ -110,7 +110,7 @@ class DotTest(parameterized.TestCase):
     scale = np.asarray(x.scale).astype(np.float64)[..., None]
     exact = (values * scale).reshape(4, 64)
     if x.global_scale is not None:
-      exact = exact * float(x.global_scale)
+      exact = exact * x.global_scale.item()
     np.testing.assert_array_equal(expected.exact, exact)
 
   def test_large_results_are_sampled_with_both_ends(self):
