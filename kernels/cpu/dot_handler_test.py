@@ -285,6 +285,22 @@ class DotTest(parameterized.TestCase):
       expected = np.where(np.isnan(residual), np.nan, 64)
       np.testing.assert_array_equal(got.astype(np.float64), expected)
 
+  @parameterized.product(isa=ISAS, m=(2, 9), sign=(-1, 1))
+  def test_two_global_factors_whose_product_f32_does_not_hold(
+    self, isa, m, sign
+  ):
+    factors = np.float32([1 + 2.0**-20, 1]) * np.exp2([sign * 100, sign * 40])
+    factors = factors.astype(np.float32)
+    # Sums of 64 * 2^-+60, so that the results are normal numbers.
+    scale = np.full((1, 1, 2), 127 - sign * 30)
+    lhs, rhs = (
+      Side("mxfp8", np.ones((1, r, 64)), np.repeat(scale, r, 1))
+      for r in (m, 70)
+    )
+    got = call(lhs, rhs, factors, isa=isa_number(self, isa))
+    expected = oracle(lhs, rhs) * np.prod(factors.astype(np.float64))
+    self.assert_exact(got, expected)
+
   @parameterized.product(isa=ISAS)
   def test_f16_results_overflow_to_infinity(self, isa):
     lhs = Side("mxfp8", np.full((1, 2, 64), 448.0), np.full((1, 2, 2), 127))
@@ -382,7 +398,7 @@ class DotErrorTest(parameterized.TestCase):
     ("block_zero", {"rhs_block_size": 0}, "must be 16 or 32"),
     ("block_huge", {"rhs_block_size": -(2**63)}, "must be 16 or 32"),
     ("block_16", {"lhs_block_size": 16}, "4 columns for block size 16"),
-    ("global_shape", {"global_scale": np.ones(2, "f4")}, "global_scale must"),
+    ("global_shape", {"global_scale": np.ones(3, "f4")}, "global_scale must"),
     ("global_dtype", {"global_scale": np.ones((), BF16)}, "global_scale must"),
     ("bias_shape", {"bias": np.ones(4, "f4")}, "bias must be"),
     ("bias_rank", {"bias": np.ones((1, 3), "f4")}, "bias must be"),

@@ -1,8 +1,9 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// cast(activation(dot * global_scale + bias) + residual), a run of one output
-// row at a time, in float32 until the cast.
+// cast(activation(dot * global_scale * global_power + bias) + residual), a run
+// of one output row at a time, in float32 until the cast. The two factors are
+// of a product that float32 need not hold.
 
 // e^x to about 2 ulp; 0 below and Inf above float32's range, NaN for NaN.
 JAXPLUGIN_ALWAYS_INLINE float Exp(float x) {
@@ -42,10 +43,10 @@ JAXPLUGIN_ALWAYS_INLINE float Silu(float x) { return x / (1.0f + Exp(-x)); }
 // Stores n sums, n known to the compiler where it matters, at flat index `at`.
 JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
                                       int64_t j, int n, float global,
-                                      const float* dot) {
+                                      float power, const float* dot) {
   constexpr int kRun = 64;
   float v[kRun];
-  for (int i = 0; i < n; ++i) v[i] = dot[i] * global;
+  for (int i = 0; i < n; ++i) v[i] = dot[i] * global * power;
   if (args.bias) {
     for (int i = 0; i < n; ++i) v[i] += args.bias[j + i];
   }
@@ -92,12 +93,13 @@ inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
                      int64_t count, const float* dot) {
   constexpr int kRun = 64;
   const float global = args.global_scale ? *args.global_scale : 1.0f;
+  const float power = args.global_power ? *args.global_power : 1.0f;
   int64_t c = 0;
   for (; c + kRun <= count; c += kRun) {
-    StoreRun(args, row * args.n + j0 + c, j0 + c, kRun, global, dot + c);
+    StoreRun(args, row * args.n + j0 + c, j0 + c, kRun, global, power, dot + c);
   }
   if (c < count) {
     StoreRun(args, row * args.n + j0 + c, j0 + c, static_cast<int>(count - c),
-             global, dot + c);
+             global, power, dot + c);
   }
 }

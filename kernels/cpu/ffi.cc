@@ -180,6 +180,19 @@ bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
   return true;
 }
 
+// The same of a dot, which also takes a product that f32 may not hold, as
+// f32[2]: two factors that multiply one after the other.
+bool ReadGlobalScales(Checker& check, const ffi::AnyBuffer& x, DotArgs* out) {
+  if (!check.Require(x.element_type() == ffi::F32 && x.element_count() <= 2,
+                     "global_scale must be f32[], f32[2] or f32[0]", Text(x))) {
+    return false;
+  }
+  const float* numbers = static_cast<const float*>(x.untyped_data());
+  out->global_scale = x.element_count() > 0 ? numbers : nullptr;
+  out->global_power = x.element_count() > 1 ? numbers + 1 : nullptr;
+  return true;
+}
+
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {
   *kernels = isa >= 0 && isa <= 4 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
   return check.Require(
@@ -217,7 +230,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                    &args.lhs) ||
       !ReadOperand(check, "rhs", rhs, rhs_scale, rhs_block_size, 3,
                    &args.rhs) ||
-      !ReadGlobalScale(check, global_scale, &args.global_scale)) {
+      !ReadGlobalScales(check, global_scale, &args)) {
     return check.error();
   }
   args.batch = lhs.dimensions()[0];

@@ -41,13 +41,14 @@ struct Operand {
 };
 
 // out[b, i, j] = cast(activation(sum_k lhs[b, i, k] * rhs[b, j, k] * global
-//                                + bias[j]) + residual[b, i, j])
+//                                * power + bias[j]) + residual[b, i, j])
 struct DotArgs {
   Operand lhs;  // batch * m rows
   Operand rhs;  // batch * n rows, or n rows when !rhs_batched
   int64_t batch, m, n, k;
   bool rhs_batched;
   const float* global_scale;  // null: 1
+  const float* global_power;  // a power of two, multiplied after it; null: 1
   const float* bias;          // [n]; null: none
   const void* residual;       // [batch, m, n]; null: none
   Format residual_format;
