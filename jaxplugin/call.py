@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The static description of a block-scaled dot, and what follows from it.
 
-A call has up to seven array operands (`Operands`) and one `DotConfig`. The
+A call has up to eight array operands (`Operands`) and one `DotConfig`. The
 functions here need only shapes and dtypes, so arrays, tracers, abstract values
 and `ShapeDtypeStruct`s all do. `call_rules` has the rules that they must keep.
 """
@@ -42,9 +42,10 @@ class Operands(NamedTuple):
   """Array operands of a call; absent ones are None.
 
   lhs, rhs: values, or plain floats. lhs_scale, rhs_scale: their block scales.
-  global_scale: f32. bias and residual: floats. The last three have the rank of
-  the result, each dimension either the result's or 1, except that a
-  global_scale that is one number has rank 0.
+  global_scale: f32. bias and residual: floats. These have the rank of the
+  result, each dimension either the result's or 1, except that a global_scale
+  that is one number has rank 0. global_power: f32 of global_scale's shape, what
+  multiplies after it (`global_scales`): a power of two without a derivative.
   """
 
   lhs: Any
@@ -54,6 +55,7 @@ class Operands(NamedTuple):
   global_scale: Any = None
   bias: Any = None
   residual: Any = None
+  global_power: Any = None
 
   @classmethod
   def unflatten(cls, config: DotConfig, flat: Sequence[Any]) -> Operands:
@@ -95,7 +97,8 @@ class DotConfig:
     activation: None, "relu", "gelu" or "silu".
     implementation: the one asked for, or None to choose.
     padded_scales: whether scales may be larger than needed.
-    has_global_scale, has_bias, has_residual: which optional operands are there.
+    has_global_scale, has_bias, has_residual, has_global_power: which optional
+      operands are there.
   """
 
   dimension_numbers: DimensionNumbers
@@ -109,6 +112,7 @@ class DotConfig:
   has_global_scale: bool = False
   has_bias: bool = False
   has_residual: bool = False
+  has_global_power: bool = False
 
   @property
   def present(self) -> tuple[bool, ...]:
@@ -121,6 +125,7 @@ class DotConfig:
       self.has_global_scale,
       self.has_bias,
       self.has_residual,
+      self.has_global_power,
     )
 
   @property
@@ -151,11 +156,14 @@ def bare_config(config: DotConfig) -> DotConfig:
     has_global_scale=False,
     has_bias=False,
     has_residual=False,
+    has_global_power=False,
   )
 
 
 def bare_operands(operands: Operands) -> Operands:
-  return operands._replace(global_scale=None, bias=None, residual=None)
+  return operands._replace(
+    global_scale=None, bias=None, residual=None, global_power=None
+  )
 
 
 def free_dims(ndim: int, contracting: Dims, batch: Dims) -> Dims:
@@ -279,6 +287,7 @@ def problem_of(config: DotConfig, operands: Operands) -> problem_lib.DotProblem:
     ),
     out_dtype=config.preferred_element_type,
     global_scale=global_scale,
+    has_global_power=config.has_global_power,
     highest_precision=config.highest_precision,
     has_bias=config.has_bias,
     activation=config.activation,

@@ -68,12 +68,15 @@ def validate_epilogue(config: call.DotConfig, operands: call.Operands) -> None:
       f" got {config.preferred_element_type.name}"
     )
   shape = call.result_shape(config, operands)
-  if config.has_global_scale:
-    dtype = operands.global_scale.dtype
-    if dtype != np.float32:
-      raise TypeError(f"{WHO}: global_scale must be float32, got {dtype}")
-    if operands.global_scale.ndim:
-      _validate_broadcast("global_scale", operands.global_scale, shape)
+  for name, factor in (
+    ("global_scale", operands.global_scale),
+    ("global_power", operands.global_power),
+  ):
+    if factor is not None:
+      if factor.dtype != np.float32:
+        raise TypeError(f"{WHO}: {name} must be float32, got {factor.dtype}")
+      if factor.ndim:
+        _validate_broadcast(name, factor, shape)
   for name, operand in (
     ("bias", operands.bias),
     ("residual", operands.residual),

@@ -35,6 +35,7 @@ from jax.sharding import PartitionSpec
 from jaxplugin import call
 from jaxplugin import canonical
 from jaxplugin import formats
+from jaxplugin import global_scales
 from jaxplugin import quantization_primitive
 from jaxplugin import reference
 
@@ -115,6 +116,8 @@ def jvp(
     config, [x is not None and type(x) is not ad.Zero for x in given]
   )
   active = call.Operands(*(None if type(x) is ad.Zero else x for x in given))
+  # A zero that was written out: powers of two come from bits.
+  active = active._replace(global_power=None)
   result = bind(operands, config)
   if config.activation is None:
     return result, _linear_tangent(bind, operands, active, config, result)
@@ -269,6 +272,8 @@ def _cotangent(
   elif name == "global_scale":
     dot = bind(call.bare_operands(operands), call.bare_config(config))
     cotangent = _sum_to(dot * g.astype(_F32), aval)
+    if operands.global_power is not None:
+      cotangent = cotangent * operands.global_power
   else:
     cotangent = _sum_to(g.astype(_F32), aval)
   return cotangent.astype(aval.dtype)
@@ -286,14 +291,14 @@ def _side_cotangent(
     if side == "lhs"
     else ("lhs", dims.wgrad, dims.rhs_order)
   )
-  factor = operands.global_scale
+  factor, power = operands.global_scale, operands.global_power
   if factor is not None and factor.ndim:  # it may vary along the contracted
-    g = g.astype(_F32) * factor
+    g = global_scales.multiply(g.astype(_F32), factor, power)
   product = reference.plain_dot(
     g, _dequantized(other, operands, config, g.dtype), numbers, _F32
   )
   if factor is not None and not factor.ndim:
-    product = product * factor
+    product = global_scales.multiply(product, factor, power)
   return product.transpose(order)
 
 

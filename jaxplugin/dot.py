@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import call_rules
 from jaxplugin import formats
+from jaxplugin import global_scales
 from jaxplugin import guards
 from jaxplugin import jax_private
 from jaxplugin import primitive
@@ -178,9 +178,9 @@ def _bind_with_epilogue(
   ):
     positions = {d: i for i, d in enumerate(batch)}
     positions |= {d: i + offset for i, d in enumerate(free)}
-    scales.append(_operand_global_scale(side, scale, positions, len(shape)))
+    scales.append(global_scales.of_operand(side, scale, positions, len(shape)))
   scales.append(_explicit_global_scale(global_scale))
-  present = [scale for scale in scales if scale is not None]
+  factor, power = global_scales.product([s for s in scales if s is not None])
   if bias is not None:
     bias = _float_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(rhs_free))
@@ -192,12 +192,14 @@ def _bind_with_epilogue(
         f" {tuple(residual.shape)}"
       )
   config = config.replace(
-    has_global_scale=bool(present),
+    has_global_scale=factor is not None,
+    has_global_power=power is not None,
     has_bias=bias is not None,
     has_residual=residual is not None,
   )
   operands = operands._replace(
-    global_scale=math.prod(present[1:], start=present[0]) if present else None,
+    global_scale=factor,
+    global_power=power,
     bias=bias,
     residual=residual,
   )
@@ -358,33 +360,6 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
       )
   result = jnp.asarray(global_scale, jnp.float32)
   return result.reshape(()) if result.size == 1 and result.ndim else result
-
-
-def _operand_global_scale(
-  side: str, scale: Any, positions: dict[int, int], ndim: int
-) -> jax.Array | None:
-  """A ScaledArray's global scale, brought to the result's dimensions.
-
-  Args:
-    side: "lhs" or "rhs".
-    scale: as of `ScaledArray`, or None.
-    positions: the result's dimension of each operand's that is not contracted.
-    ndim: the result's rank.
-  """
-  if scale is None or scale.size == 1:
-    return None if scale is None else scale.reshape(())
-  varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
-  if any(d not in positions for d in varying):
-    raise TypeError(
-      f"{call.WHO}: the global scale of {side}, of shape {tuple(scale.shape)},"
-      " must not vary along a contracting dimension"
-    )
-  order = sorted(varying, key=lambda d: positions[d])
-  shape = [1] * ndim
-  for d in order:
-    shape[positions[d]] = scale.shape[d]
-  ones = tuple(d for d in range(scale.ndim) if d not in varying)
-  return jnp.transpose(scale, (*order, *ones)).reshape(shape)
 
 
 def _float_operand(name: str, x: Any) -> jax.Array:

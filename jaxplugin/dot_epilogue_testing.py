@@ -71,6 +71,45 @@ class DotEpilogueTestCase(dot_testing.DotTestCase):
       bound = testing.DOT_BOUND * magnitude * factor
       testing.assert_within(actual, exact * factor, bound, dtype)
 
+  @parameterized.product(
+    amax=((1e-17, 1e-17), (1.0, 1e-33), (1e-35, 1e10), (1e25, 1e-30)),
+    known=("none", "global scales", "all"),
+  )
+  def test_global_scales_whose_product_is_no_normal_number(self, amax, known):
+    # The results are normal numbers all the same. What XLA knows of the scales
+    # must not let it multiply them with each other.
+    rng = np.random.default_rng(0)
+    operands, exact = [], []
+    for rows, largest in zip((3, 5), amax, strict=True):
+      x = rng.normal(size=(rows, 64))
+      x = jp.quantize((x * (largest / np.abs(x).max())).astype("f"), jp.NVFP4)
+      values = testing.dequantize(
+        np.asarray(x.values), np.asarray(x.scale), jp.NVFP4, 1
+      )
+      operands.append(x)
+      exact.append(values * np.float64(x.global_scale))
+    lhs, rhs = operands
+    scales = [np.asarray(x.global_scale) for x in operands]
+
+    def dot(*leaves):
+      arrays = [
+        jp.ScaledArray(*leaves[i : i + 3], jp.NVFP4) for i in range(0, 6, 3)
+      ]
+      return self.dot(*arrays, precision="highest")
+
+    if known == "none":
+      actual = jax.jit(dot)(*jax.tree.leaves(operands))
+    elif known == "all":
+      actual = jax.jit(lambda: dot(*jax.tree.leaves(operands)))()
+    else:
+      actual = jax.jit(
+        lambda a, b, c, d: dot(a, b, scales[0], c, d, scales[1])
+      )(lhs.values, lhs.scale, rhs.values, rhs.scale)
+    expected, magnitude = testing.dot(*exact)
+    self.assertGreater(np.abs(expected).max(), 2.0**-126)
+    bound = testing.DOT_BOUND * magnitude
+    testing.assert_within(actual, expected, bound, testing.F32)
+
   @parameterized.parameters(
     # (result dtype, integer dot, global scale that the dtype would round to 1)
     # 257 * (1 + 2^-9) = 257.50 rounds to 258; 257 alone is a tie, to 256.

@@ -204,7 +204,10 @@ def _unexplained(
   # overflowed on the way.
   magnitude = multiply(jnp.abs(lhs), jnp.abs(rhs))
   if operands.global_scale is not None:
-    magnitude = magnitude * jnp.maximum(jnp.abs(operands.global_scale), 1)
+    factor = jnp.abs(operands.global_scale)
+    if operands.global_power is not None:
+      factor = factor * operands.global_power
+    magnitude = magnitude * jnp.maximum(factor, 1)
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
   relative = _relative_error(config.preferred_element_type)
   bound = jnp.abs(expected) * (1 + relative) + error

@@ -32,6 +32,7 @@ LAYERS = (
   ("quantization_both",),
   ("quantization",),
   ("call",),
+  ("global_scales",),
   ("call_rules", "reference"),
   ("canonical",),
   (

@@ -281,6 +281,7 @@ def operand_specs(
     global_scale=of_result(operands.global_scale),
     bias=of_result(operands.bias),
     residual=of_result(operands.residual),
+    global_power=of_result(operands.global_power),
   )
 
 
@@ -342,7 +343,7 @@ def sharding_rule(
     terms[side] = " ".join(value_factors)
     if scale is not None:
       terms[f"{side}_scale"] = " ".join(scale_factors)
-  for name in ("global_scale", "bias", "residual"):
+  for name in ("global_scale", "bias", "residual", "global_power"):
     operand = getattr(operands, name)
     if operand is not None:
       sizes = zip(operand.shape, names["out"], strict=True)

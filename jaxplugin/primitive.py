@@ -196,12 +196,13 @@ def _batched_epilogue_operands(
 ) -> dict[str, jax.Array]:
   """Gives the epilogue's operands the result's new dimension at `position`."""
   changes = {}
-  for name in ("global_scale", "bias", "residual"):
+  for name in ("global_scale", "global_power", "bias", "residual"):
     operand, dim = getattr(operands, name), getattr(mapped, name)
     if operand is None:
       continue
     # A global scale may be one number, whatever the rank of the result.
-    is_number = name == "global_scale" and operand.ndim == (dim is not None)
+    is_scale = name in ("global_scale", "global_power")
+    is_number = is_scale and operand.ndim == (dim is not None)
     if dim is None:
       changes[name] = (
         operand if is_number else jnp.expand_dims(operand, position)

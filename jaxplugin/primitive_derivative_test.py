@@ -132,6 +132,38 @@ class SideTest(parameterized.TestCase):
     expected = np.einsum("bmn,bnk,b->bmk", g, w.exact, scales)
     testing.assert_exact(pullback(g)[0], expected, testing.F32)
 
+  @parameterized.product(shape=((), (2, 1, 1)), jit=(False, True))
+  def test_global_scales_whose_product_is_no_number_multiply_gradients(
+    self, shape, jit
+  ):
+    rng = np.random.default_rng(0)
+    w = primitive_testing.operand(rng, jp.NVFP4, (2, 5, 64))
+    own = np.full(shape, 2.0**-70, np.float32)
+    given = np.float32(2.0**-66)
+    x, g = (integers(rng, size) * 2.0**30 for size in ((2, 3, 64), (2, 3, 5)))
+
+    def pull(x, own, given, g):
+      def function(x, own, given):
+        array = jp.ScaledArray(w.operand.values, w.operand.scale, own, jp.NVFP4)
+        return jp.block_scaled_dot(x, array, global_scale=given)
+
+      result, pullback = jax.vjp(function, x, own, given)
+      return result, pullback(g)
+
+    result, (x_bar, own_bar, given_bar) = (jax.jit(pull) if jit else pull)(
+      x, own, given, g
+    )
+    x, g = (np.asarray(a, np.float64) for a in (x, g))
+    bare = np.einsum("bmk,bnk->bmn", x, w.exact)
+    testing.assert_exact(result, bare * 2.0**-136, testing.F32)
+    testing.assert_exact(
+      x_bar, np.einsum("bmn,bnk->bmk", g, w.exact) * 2.0**-136, testing.F32
+    )
+    axes = (1, 2) if shape else None
+    sums = (bare * g).sum(axes, keepdims=bool(shape))
+    testing.assert_exact(own_bar, sums * 2.0**-66, testing.F32)
+    testing.assert_exact(given_bar, (bare * g).sum() * 2.0**-70, testing.F32)
+
   def test_a_nan_scale_makes_its_block_of_the_gradient_nan(self):
     w = primitive_testing.array(np.random.default_rng(0), jp.MXFP8, (5, 64))
     scale = w.scale.view(jnp.uint8).at[2, 1].set(255).view(w.scale.dtype)

@@ -62,6 +62,7 @@ class DotProblem:
     lhs, rhs: the operands.
     out_dtype: dtype of the result.
     global_scale: "none", "scalar", or "array" (it varies over the result).
+    has_global_power: whether it comes as two factors (`global_scales`).
     highest_precision: whether precision="highest" was asked for.
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.
@@ -79,6 +80,7 @@ class DotProblem:
   rhs: OperandProblem
   out_dtype: np.dtype
   global_scale: GlobalScale = "none"
+  has_global_power: bool = False
   highest_precision: bool = False
   has_bias: bool = False
   activation: Activation | None = None

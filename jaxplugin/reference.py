@@ -20,6 +20,7 @@ from jax import lax
 
 from jaxplugin import call
 from jaxplugin import formats
+from jaxplugin import global_scales
 from jaxplugin import problem as problem_lib
 from jaxplugin import quantization_ops
 from jaxplugin import scaled_array
@@ -201,7 +202,9 @@ def apply_epilogue(
 ) -> jax.Array:
   """activation(result * global_scale + bias) + residual in f32, then cast."""
   if operands.global_scale is not None:
-    result = result * operands.global_scale
+    result = global_scales.multiply(
+      result, operands.global_scale, operands.global_power
+    )
   if operands.bias is not None:
     result = result + operands.bias.astype(jnp.float32)
   result = _activate(result, config.activation)

@@ -346,7 +346,7 @@ class EpilogueTest(MatmulTest):
 
   @parameterized.product(
     path=("native", "small_m"),
-    given=("global_scale", "bias", "residual"),
+    given=("global_scale", "global_scale_in_two", "bias", "residual"),
   )
   def test_each_part_alone(self, path, given):
     lhs, rhs = self.make("mxfp8", "mxfp8", **TAILS, integers=True)
@@ -358,6 +358,9 @@ class EpilogueTest(MatmulTest):
       ),
     }
     exact = exact_dot(lhs, rhs)[0]
+    if given == "global_scale_in_two":
+      given = "global_scale"
+      parts[given] = np.array([-(2.0**-101), 2.0**100], np.float32)
     if given == "global_scale":
       exact = exact * -0.5
     else:

@@ -209,6 +209,7 @@ class MatmulShape:
     lhs, rhs: the operands, of rows m and n.
     out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
     has_global_scale, has_bias, activation, has_residual: the epilogue.
+    has_global_power: whether the global scale is two factors, f32[2].
   """
 
   batch: int
@@ -222,6 +223,7 @@ class MatmulShape:
   has_bias: bool = False
   activation: str = "none"
   has_residual: bool = False
+  has_global_power: bool = False
 
   def __str__(self) -> str:
     return (
@@ -318,7 +320,7 @@ def plan(
   """
   is_split = config.split_k > 1
   epilogue = (
-    shape.has_global_scale,
+    int(shape.has_global_scale) + int(shape.has_global_power),
     shape.has_bias,
     shape.activation,
     shape.has_residual,

@@ -227,7 +227,10 @@ def swizzle(scale: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Epilogue:
-  """Arrays of an epilogue; None where there is none."""
+  """Arrays of an epilogue; None where there is none.
+
+  global_scale: f32[] or f32[2].
+  """
 
   global_scale: np.ndarray | None = None
   bias: np.ndarray | None = None
@@ -255,6 +258,8 @@ def run(
     rhs=rhs.kind,
     out_dtype=out_dtype,
     has_global_scale=epilogue.global_scale is not None,
+    has_global_power=epilogue.global_scale is not None
+    and epilogue.global_scale.size == 2,
     has_bias=epilogue.bias is not None,
     activation=epilogue.activation,
     has_residual=epilogue.residual is not None,

@@ -12,7 +12,7 @@ Constexpr arguments have the same meaning in every kernel:
     where a TMA descriptor stands in the pointer's place: it knows them.
   SCALE_STRIDES: (batch, row, column) of a linear scale; (batch, row tile) of a
     swizzled one, a row tile being 128 rows; None for a plain operand.
-  EPILOGUE: (has_global_scale, has_bias, activation, has_residual).
+  EPILOGUE: (num_global_scales, has_bias, activation, has_residual).
 """
 
 from __future__ import annotations
@@ -409,13 +409,16 @@ def apply_epilogue(
 
   Args:
     x: f32.
-    global_scale, bias, residual: pointers to f32[], [N] and [BATCH, M, N]; only
-      those that EPILOGUE names are read.
+    global_scale, bias, residual: pointers to f32[1] or f32[2] (factors that
+      multiply one after the other), [N] and [BATCH, M, N]; only those that
+      EPILOGUE names are read.
     columns, column_mask: of the bias, shapes that broadcast to that of x.
     offsets, mask: of the residual, of the shape of x.
   """
   if EPILOGUE[0]:
     x = x * tl.load(global_scale)
+  if EPILOGUE[0] == 2:
+    x = x * tl.load(global_scale + 1)
   if EPILOGUE[1]:
     x = x + tl.load(bias + columns, mask=column_mask, other=0).to(tl.float32)
   if EPILOGUE[2] == "relu":

@@ -21,6 +21,7 @@ from jaxplugin import call
 from jaxplugin import canonical
 from jaxplugin import cpu_library
 from jaxplugin import formats
+from jaxplugin import global_scales
 from jaxplugin import problem as problem_lib
 from jaxplugin import reference
 from jaxplugin import target as target_lib
@@ -129,13 +130,16 @@ def _dot(
     lhs, rhs = rhs, lhs
     m, n = n, m
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
+  global_scale = operands.global_scale
+  if operands.global_power is not None:
+    global_scale = global_scales.pair(global_scale, operands.global_power)
   result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
   if residual is not None:
     residual = residual.reshape(batch, m, n)
   result = jax.ffi.ffi_call(_DOT, result_type)(
     *lhs[:2],
     *rhs[:2],
-    _or_absent(operands.global_scale),
+    _or_absent(global_scale),
     _or_absent(bias),
     _or_absent(residual),
     lhs_block_size=np.int64(lhs[2]),

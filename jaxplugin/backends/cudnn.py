@@ -52,6 +52,13 @@ MIN_VERSION_GLOBAL_SCALE: Final = (9, 13, 0)
 MIN_COMPUTE_CAPABILITY: Final = (10, 0)
 
 
+_PRODUCT_FIRST: Final = (
+  "global scales are multiplied with each other first, as the call takes one"
+  " number: a product below 2^-126 is zero, and one beyond float32's range is"
+  ' Inf; precision="highest" applies them one after the other'
+)
+
+
 class DeniedVersions(NamedTuple):
   """cuDNN releases that are not to be used, and why."""
 
@@ -162,6 +169,8 @@ def plan(
         f' 2^{math.log2(relative_error):.0f}); precision="highest" applies it'
         " in float32"
       )
+    if is_fused and problem.has_global_power:
+      notes.append(_PRODUCT_FIRST)
   return problem_lib.Plan(
     global_scale=application,
     padding=_padding(problem),
@@ -178,6 +187,8 @@ def _fuses_global_scale(
   if (target.cudnn_version or MIN_VERSION) < MIN_VERSION_GLOBAL_SCALE:
     return False
   if problem.global_scale != "scalar":
+    return False
+  if problem.has_global_power and problem.highest_precision:
     return False
   # The operand has the dtype of the call's result, which is f32 where an
   # epilogue follows. An f16 would lose more than precision: the product of two
@@ -244,14 +255,17 @@ def emit(
   extra: tuple[jax.Array, ...] = ()
   if is_fused:
     assert operands.global_scale is not None
-    extra = (operands.global_scale.astype(dtype),)
+    number = operands.global_scale
+    if operands.global_power is not None:
+      number = number * operands.global_power
+    extra = (number.astype(dtype),)
   if lhs.is_swizzled or rhs.is_swizzled:
     result = _swizzled_dot(lhs, rhs, extra, dtype)
   else:
     result = _linear_dot(lhs, rhs, extra, dtype)
   result = result.reshape(shape)
   if is_fused:
-    operands = operands._replace(global_scale=None)
+    operands = operands._replace(global_scale=None, global_power=None)
   return reference.apply_epilogue(result, operands, config)
 
 

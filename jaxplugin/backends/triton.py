@@ -26,6 +26,7 @@ from jax import lax
 from jaxplugin import call
 from jaxplugin import canonical
 from jaxplugin import formats
+from jaxplugin import global_scales
 from jaxplugin import interleaving
 from jaxplugin import problem as problem_lib
 from jaxplugin import reference
@@ -154,6 +155,8 @@ def _dense_shape(
     rhs=operands[1],
     out_dtype=_PLAIN_NAMES[problem.out_dtype],
     has_global_scale=problem.global_scale == "scalar",
+    has_global_power=problem.global_scale == "scalar"
+    and problem.has_global_power,
     has_bias=problem.has_bias,
     activation=problem.activation or "none",
     has_residual=problem.has_residual,
@@ -221,7 +224,11 @@ def _dot(
     "rhs": rhs.values,
     "rhs_scale": rhs.scale,
   }
-  if operands.global_scale is not None:
+  if operands.global_power is not None:
+    arrays["global_scale"] = global_scales.pair(
+      operands.global_scale, operands.global_power
+    )
+  elif operands.global_scale is not None:
     arrays["global_scale"] = operands.global_scale.reshape(1)
   if operands.bias is not None:
     num_n = len(call.rhs_free(config, operands.rhs.ndim))
