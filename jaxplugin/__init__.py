@@ -23,6 +23,7 @@ from jaxplugin.formats import BlockFormat as BlockFormat
 from jaxplugin.gradients import dot_general as dot_general
 from jaxplugin.guards import NonFiniteError as NonFiniteError
 from jaxplugin.guards import debug_checks as debug_checks
+from jaxplugin.linear import linear as linear
 from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.preparation import prepare_weights as prepare_weights
 from jaxplugin.preparation import unprepare_weights as unprepare_weights
@@ -60,6 +61,7 @@ __all__ = [
   "dot_general",
   "explain",
   "info",
+  "linear",
   "named_target",
   "nn",
   "pack_fp4",

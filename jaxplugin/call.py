@@ -221,20 +221,24 @@ def result_shape(config: DotConfig, operands: Operands) -> tuple[int, ...]:
 def canonical_dimension_numbers(
   dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int
 ) -> DimensionNumbers:
-  """Tuples of ints; None is contraction of the last, leading ones batch.
+  """Tuples of ints; None is contraction of the last dimensions.
+
+  For None the leading dimensions are batch where the ranks are equal, and rows
+  of lhs where rhs has rank 2.
 
   Raises:
-    TypeError: not of `lax.dot_general`'s form, or None for unequal ranks.
+    TypeError: not of `lax.dot_general`'s form, or None for other ranks.
   """
   if dimension_numbers is None:
-    if lhs_ndim != rhs_ndim or lhs_ndim < 2:
+    if rhs_ndim < 2 or (lhs_ndim != rhs_ndim and not lhs_ndim > rhs_ndim == 2):
       raise TypeError(
         f"{WHO}: without dimension_numbers lhs and rhs must have the same rank"
-        " of at least 2, (..., m, k) and (..., n, k), got ranks"
+        " of at least 2, (..., m, k) and (..., n, k), or rhs must have rank 2"
+        " and lhs a higher one, (..., k) and (n, k), got ranks"
         f" {lhs_ndim} and {rhs_ndim}; pass dimension_numbers"
       )
-    last, batch = (lhs_ndim - 1,), tuple(range(lhs_ndim - 2))
-    return (last, last), (batch, batch)
+    batch = tuple(range(rhs_ndim - 2))
+    return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, batch)
   try:
     (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = (
       dimension_numbers

@@ -67,8 +67,8 @@ def block_scaled_dot(
     lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
       a plain f32, bf16 or f16 array without one. Raw FP4 values are
       float4_e2m1fn[..., k] or uint8[..., k / 2], first value in the low nibble.
-    rhs: (..., n, k), likewise. At least one side must be quantized; the two
-      may have different formats.
+    rhs: (..., n, k), likewise, or (n, k) for an lhs of any higher rank. At
+      least one side must be quantized; the two may have different formats.
     lhs_scale: of the shape of lhs with the contracting dimension divided by
       the block size. float8_e8m0fnu for MX formats, float8_e4m3fn for NVFP4,
       whose sign must be positive (Blackwell ignores the sign bit); negative
@@ -78,8 +78,9 @@ def block_scaled_dot(
       its rank. Multiplies the global scales that `ScaledArray`s carry.
     dimension_numbers: as `lax.dot_general`'s, ((lhs_contracting,
       rhs_contracting), (lhs_batch, rhs_batch)), any rank and order. Default:
-      contraction of the last dimensions, leading dimensions batch. With several
-      contracting dimensions, one of them is blocked.
+      contraction of the last dimensions, leading dimensions batch; where rhs
+      has rank 2 and lhs more, those of lhs are rows: (..., k) x (n, k) gives
+      (..., n). With several contracting dimensions, one of them is blocked.
     preferred_element_type: f32, bf16 or f16: dtype of the result.
     precision: None, a `lax.Precision` or its name, or a pair. "highest" keeps
       the global scale in f32 where an implementation would round it to a 16-bit
@@ -256,6 +257,11 @@ def _array(name: str, x: Any) -> jax.Array:
       f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
     )
   return jnp.asarray(x)
+
+
+def as_operand(name: str, x: Any) -> Any:
+  """A `ScaledArray` as it is, anything else as an array; raises TypeError."""
+  return x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
 
 
 def _with_axis(

@@ -48,7 +48,7 @@ LAYERS = (
   ("dot",),
   ("gradients",),
   ("nn_operands",),
-  ("nn_general",),
+  ("linear", "nn_general"),
   ("nn",),
   ("acceleration",),
   ("decisions", "modules"),

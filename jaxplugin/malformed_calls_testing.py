@@ -335,8 +335,8 @@ def bad_dimension_numbers() -> dict[str, Malformed]:
       "dimension_numbers",
       "2",
       "3",
-      lhs=mx(2, 4, 64),
-      lhs_scale=e8m0(2, 4, 2),
+      rhs=mx(2, 6, 64),
+      rhs_scale=e8m0(2, 6, 2),
     ),
     "contraction_over_rows": Malformed(
       TypeError,
