@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
 
 
@@ -28,38 +30,47 @@ def is_partitioned(ctx: Any) -> bool:
   return getattr(axis_context, "num_devices", 1) > 1
 
 
-def device_of_kernels(
-  ctx: Any, override: target_lib.Target | None
-) -> target_lib.Target | None:
-  """The one device whose kernels a rule may call; None: operations only.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Module:
+  """What of a module decides whether a rule may call kernels in it.
 
-  Kernels see the arrays of one device, and belong to one platform and to
-  processes of this package. So they serve a module for one platform alone
-  (where one for several would have to choose when it runs) that is not
-  exported, which also is where symbolic sizes are, and not partitioned; the
-  inside of a `shard_map` over all axes is not.
-
-  Args:
-    ctx: the rule's `LoweringRuleContext`.
-    override: the target of an enclosing `use_target`, or None.
+  Attributes:
+    platforms: that it is for.
+    is_exported: whether other processes are to load it.
+    is_partitioned: whether the rule's arrays lie on several devices.
   """
+
+  platforms: tuple[str, ...]
+  is_exported: bool = False
+  is_partitioned: bool = False
+
+  def kernels_refusal(self) -> problem_lib.Unsupported | None:
+    """Why a rule can lower to operations only; None where kernels may serve.
+
+    Kernels see the arrays of one device, and belong to one platform and to
+    processes of this package. So they serve a module for one platform alone
+    (where one for several would have to choose when it runs) that is not
+    exported, which also is where symbolic sizes are, and not partitioned; the
+    inside of a `shard_map` over all axes is not.
+    """
+    if len(self.platforms) != 1:
+      names = ", ".join(self.platforms)
+      return problem_lib.Unsupported(f"the module is for {names} at once")
+    if self.is_exported:
+      return problem_lib.Unsupported("jax.export needs a portable module")
+    if self.is_partitioned:
+      return problem_lib.Unsupported(
+        "XLA partitions the module, and kernels see the arrays of one device;"
+        " inside of a shard_map over all axes they serve"
+      )
+    return None
+
+
+def module_of(ctx: Any) -> Module:
+  """The module that a rule's `LoweringRuleContext` lowers into."""
   module = ctx.module_context
-  platforms = tuple(ctx.platforms or module.platforms)
-  if len(platforms) != 1:
-    return None
-  if module.lowering_parameters.for_export or is_partitioned(ctx):
-    return None
-  return resolve_target(override, platforms[0])
-
-
-def cpu_kernels_serve(ctx: Any, override: target_lib.Target | None) -> bool:
-  """Whether a rule may call the C++ kernels for CPUs; see `device_of_kernels`.
-
-  Args:
-    ctx: the rule's `LoweringRuleContext`.
-    override: the target of an enclosing `use_target`, or None.
-  """
-  device = device_of_kernels(ctx, override)
-  return device is not None and (
-    device.platform == "cpu" and device.cpu_kernels is not None
+  return Module(
+    platforms=tuple(ctx.platforms or module.platforms),
+    is_exported=module.lowering_parameters.for_export,
+    is_partitioned=is_partitioned(ctx),
   )

@@ -13,6 +13,7 @@ from jax.extend import core as extend_core
 from jax.interpreters import mlir
 
 from jaxplugin import lowering
+from jaxplugin import quantization_primitive
 from jaxplugin import target as target_lib
 
 P = jax.sharding.PartitionSpec
@@ -27,7 +28,11 @@ probe_p.def_abstract_eval(lambda x, *, target: x)
 
 
 def _lower_probe(ctx, x, *, target):
-  serve = lowering.cpu_kernels_serve(ctx, target)
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
+  choice = quantization_primitive.decide_dequantize(module, device)
+  serve = choice.implementation == "cpu"
+  assert serve or choice.reason
   noted.append((serve, lowering.is_partitioned(ctx)))
   return [x]
 

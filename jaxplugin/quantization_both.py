@@ -20,6 +20,7 @@ blocking is dropped, and with one left the kernel is that of `quantize_p`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,9 +36,11 @@ from jax.interpreters import partial_eval
 from jaxplugin import blocking as blocking_lib
 from jaxplugin import formats
 from jaxplugin import lowering
+from jaxplugin import problem as problem_lib
 from jaxplugin import quantization_both_triton
 from jaxplugin import quantization_ops
 from jaxplugin import quantization_primitive
+from jaxplugin import quantization_triton
 from jaxplugin import target as target_lib
 from jaxplugin import triton_library
 
@@ -194,25 +197,62 @@ def _without_unused(
   return [True] * len(eqn.invars), eqn
 
 
-def _lower(
-  ctx: Any, x: Any, *given: Any, target: target_lib.Target | None, **params: Any
-) -> Any:
-  aval = ctx.avals_in[0]
-  problem = quantization_both_triton.QuantizeBothProblem(
-    shape=tuple(aval.shape),
-    dtype=np.dtype(aval.dtype),
-    has_global_scale=bool(given),
-    **params,
+def problem_of(
+  avals: Sequence[Any], params: Mapping[str, Any]
+) -> quantization_both_triton.QuantizeBothProblem:
+  """What an equation of `quantize_both_p` asks for."""
+  x = avals[0]
+  return quantization_both_triton.QuantizeBothProblem(
+    shape=tuple(x.shape),
+    dtype=np.dtype(x.dtype),
+    has_global_scale=len(avals) > 1,
+    **{name: value for name, value in params.items() if name != "target"},
   )
+
+
+def one_kernel_refusal(
+  problem: quantization_both_triton.QuantizeBothProblem,
+  module: lowering.Module,
+  target: target_lib.Target,
+) -> problem_lib.Unsupported | None:
+  """Why one kernel does not serve all blockings; None where one does.
+
+  Each is then lowered as `quantize_p` is: see `each`.
+  """
+  return (
+    module.kernels_refusal()
+    or quantization_both_triton.supports(problem, target)
+    or triton_library.lowering_refusal(target)
+  )
+
+
+def each(
+  problem: quantization_both_triton.QuantizeBothProblem,
+) -> list[quantization_triton.QuantizeProblem]:
+  """The blockings, as problems of `quantize_p`."""
+  return [
+    quantization_triton.QuantizeProblem(
+      shape=tuple(b.shape(problem.shape)),
+      dtype=problem.dtype,
+      format=problem.format,
+      axis=b.axis(),
+      scale_rounding=problem.scale_rounding,
+      has_global_scale=problem.has_global_scale,
+    )
+    for b in problem.blockings
+  ]
+
+
+def _lower(
+  ctx: Any, *args: Any, target: target_lib.Target | None, **params: Any
+) -> Any:
+  problem = problem_of(ctx.avals_in, params)
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
   function = functools.partial(_by_primitive, target=target, **params)
-  device = lowering.device_of_kernels(ctx, target)
-  if (
-    device is not None
-    and quantization_both_triton.supports(problem, device) is None
-    and triton_library.lowering_refusal(device) is None
-  ):
+  if one_kernel_refusal(problem, module, device) is None:
     function = functools.partial(_by_triton, problem=problem, target=device)
-  return mlir.lower_fun(function, multiple_results=True)(ctx, x, *given)
+  return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 
 quantize_both_p.def_impl(

@@ -3,10 +3,10 @@
 """`quantize_p` and `dequantize_p`: where kernels may quantize instead.
 
 Both mean what the functions of `quantization_ops` do, and are lowered to them,
-except in a module for one device (`lowering.device_of_kernels`): for a CPU, to
-calls of the C++ kernels of kernels/cpu, where they are; and `quantize_p`, for a
-GPU, to the Triton kernels of kernels/quantize.py (`quantization_triton`). Bits
-of `quantize` are the same in all; `dequantize` by the C++ kernels is exact also
+except in a module for one device (`lowering.Module`): for a CPU, to calls of
+the C++ kernels of kernels/cpu, where they are; and `quantize_p`, for a GPU, to
+the Triton kernels of kernels/quantize.py (`quantization_triton`). Bits of
+`quantize` are the same in all; `dequantize` by the C++ kernels is exact also
 below 2^-126. On GPUs XLA fuses the operations of `dequantize` into one pass.
 
 quantize_p: (x[, global_scale]) -> (values, scale[, global_scale]), the latter
@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -140,7 +141,7 @@ def is_served(x: jax.Array, format: formats.BlockFormat) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-  """What quantizes on a target.
+  """What quantizes or dequantizes on a target.
 
   Attributes:
     implementation: "cpu", "triton", or "xla", the operations.
@@ -166,13 +167,58 @@ def choose(
   return Choice(implementation="xla", reason=f"{name} {refusal.reason}")
 
 
+def decide(
+  problem: quantization_triton.QuantizeProblem,
+  module: lowering.Module,
+  target: target_lib.Target,
+) -> Choice:
+  """What `quantize_p` is lowered to in a module for a target.
+
+  Where jax-triton cannot lower (it does not import, or an AMD GPU is not here),
+  that is operations: nobody could ask for them instead of an error, as
+  `quantize` takes no implementation, and the bits are the same.
+  """
+  choice = choose(problem, target)
+  refusal = module.kernels_refusal()
+  if refusal is None and choice.implementation == "triton":
+    refusal = triton_library.lowering_refusal(target)
+  if refusal is None:
+    return choice
+  return Choice(implementation="xla", reason=refusal.reason)
+
+
+def decide_dequantize(
+  module: lowering.Module, target: target_lib.Target
+) -> Choice:
+  """What `dequantize_p` is lowered to in a module for a target. Pure."""
+  refusal = module.kernels_refusal()
+  if refusal is None and target.platform != "cpu":
+    refusal = problem_lib.Unsupported(
+      "XLA fuses the operations with what uses the result"
+    )
+  if refusal is None:
+    refusal = _no_cpu_kernels(target)
+  if refusal is None:
+    return Choice(implementation="cpu")
+  return Choice(implementation="xla", reason=refusal.reason)
+
+
+def _no_cpu_kernels(
+  target: target_lib.Target,
+) -> problem_lib.Unsupported | None:
+  if target.cpu_kernels is not None:
+    return None
+  return problem_lib.Unsupported(
+    target.cpu_kernels_error or "kernels are not on the target"
+  )
+
+
 def _cpu_refusal(
   problem: quantization_triton.QuantizeProblem, target: target_lib.Target
 ) -> problem_lib.Unsupported | None:
-  if target.cpu_kernels is None:
-    return problem_lib.Unsupported(
-      target.cpu_kernels_error or "kernels are not on the target"
-    )
+  missing = _no_cpu_kernels(target)
+  if missing is not None:
+    return missing
   if problem.format not in _FORMATS:
     return problem_lib.Unsupported(f"kernels do not know {problem.format}")
   # Along another axis a kernel needs x transposed: for FP8 that costs more than
@@ -364,32 +410,34 @@ def _dequantize_batch(args, dims, *, axis, **params):
   return dequantize_p.bind(values, scale, *given, axis=axis + 1, **params), 0
 
 
-def _lower_quantize(
-  ctx: Any, x: Any, *given: Any, target: target_lib.Target | None, **params: Any
-) -> Any:
-  aval = ctx.avals_in[0]
-  problem = quantization_triton.QuantizeProblem(
-    shape=tuple(aval.shape),
-    dtype=np.dtype(aval.dtype),
-    has_global_scale=bool(given),
-    **params,
+def problem_of(
+  avals: Sequence[Any], params: Mapping[str, Any]
+) -> quantization_triton.QuantizeProblem:
+  """What an equation of `quantize_p` asks for."""
+  x = avals[0]
+  return quantization_triton.QuantizeProblem(
+    shape=tuple(x.shape),
+    dtype=np.dtype(x.dtype),
+    has_global_scale=len(avals) > 1,
+    **{name: value for name, value in params.items() if name != "target"},
   )
-  function = functools.partial(_quantize_by_operations, **params)
-  device = lowering.device_of_kernels(ctx, target)
-  if device is not None:
-    implementation = choose(problem, device).implementation
-    if implementation == "cpu":
-      function = functools.partial(_quantize_by_kernel, **params)
-    # Where jax-triton cannot lower (it does not import, or an AMD GPU is not
-    # here), operations are lowered: nobody could ask for them instead of an
-    # error, as `quantize` takes no implementation, and the bits are the same.
-    elif implementation == "triton" and not triton_library.lowering_refusal(
-      device
-    ):
-      function = functools.partial(
-        _quantize_by_triton, problem=problem, target=device
-      )
-  return mlir.lower_fun(function, multiple_results=True)(ctx, x, *given)
+
+
+def _lower_quantize(
+  ctx: Any, *args: Any, target: target_lib.Target | None, **params: Any
+) -> Any:
+  problem = problem_of(ctx.avals_in, params)
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
+  functions = {
+    "cpu": functools.partial(_quantize_by_kernel, **params),
+    "triton": functools.partial(
+      _quantize_by_triton, problem=problem, target=device
+    ),
+    "xla": functools.partial(_quantize_by_operations, **params),
+  }
+  function = functions[decide(problem, module, device).implementation]
+  return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 
 def _quantize_by_triton(x, global_scale=None, *, problem, target):
@@ -400,9 +448,11 @@ def _quantize_by_triton(x, global_scale=None, *, problem, target):
 def _lower_dequantize(
   ctx: Any, *args: Any, target: target_lib.Target | None, **params: Any
 ) -> Any:
-  serve = lowering.cpu_kernels_serve(ctx, target)
-  by_kernel, by_operations = _dequantize_by_kernel, _dequantize_by_operations
-  function = functools.partial(by_kernel if serve else by_operations, **params)
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
+  functions = {"cpu": _dequantize_by_kernel, "xla": _dequantize_by_operations}
+  chosen = decide_dequantize(module, device).implementation
+  function = functools.partial(functions[chosen], **params)
   return mlir.lower_fun(function, multiple_results=False)(ctx, *args)
 
 
