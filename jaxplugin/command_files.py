@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -15,19 +16,45 @@ from typing import Final
 from jaxplugin import modules
 
 STANDARD: Final = "-"  # standard input or output
+MAX_BYTES: Final = 1 << 30  # of a module
 
 
 def read(path: str) -> modules.Source:
-  """Reads a module from a file, or from standard input for "-".
+  """Reads a module from a regular file, or from standard input for "-".
 
   Raises:
     OSError: the file cannot be read.
+    ValueError: it is no regular file, or has more than `MAX_BYTES`.
     ModuleError: it holds no module; names the path, the line and the column.
   """
   if path == STANDARD:
-    return modules.read(_binary(sys.stdin).read(), "<stdin>")
-  with open(path, "rb") as file:
-    return modules.read(file.read(), path)
+    return modules.read(_bytes(_binary(sys.stdin), "<stdin>"), "<stdin>")
+  # Without O_NONBLOCK a pipe that nobody writes to would never be open.
+  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+  try:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+      raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+      raise ValueError(
+        f"{path} is no regular file; redirect what it gives to standard input,"
+        " and read that as -"
+      )
+    with open(descriptor, "rb", closefd=False) as file:
+      data = _bytes(file, path)
+  finally:
+    os.close(descriptor)
+  return modules.read(data, path)
+
+
+def _bytes(file: Any, name: str) -> bytes:
+  data = file.read(MAX_BYTES + 1)
+  if len(data) > MAX_BYTES:
+    raise ValueError(
+      f"{name}: a module must have at most {MAX_BYTES} bytes; jp.rewrite takes"
+      " a larger one"
+    )
+  return data
 
 
 def check_output(path: str, output: str | None, force: bool) -> None:

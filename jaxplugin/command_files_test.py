@@ -4,6 +4,7 @@
 
 import os
 import pathlib
+import sys
 import tempfile
 
 from absl.testing import absltest
@@ -74,6 +75,31 @@ class CommandFilesTest(parameterized.TestCase):
     path = self.directory / "text.mlir"
     path.write_bytes(data)
     self.assertEqual(command_files.read(str(path)).form, "bytecode")
+
+  def test_what_is_no_regular_file_is_refused_at_once(self):
+    pipe = self.directory / "pipe"
+    os.mkfifo(pipe)  # nobody writes to it
+    for path in (pipe, "/dev/zero", "/dev/null"):
+      with self.assertRaisesRegex(ValueError, "no regular file; .* as -"):
+        command_files.read(str(path))
+    with self.assertRaises(IsADirectoryError) as caught:
+      command_files.read(str(self.directory))
+    self.assertEqual(caught.exception.filename, str(self.directory))
+
+  def test_size_is_limited_where_the_end_is_not_known(self):
+    text = b"module {}"
+    with absltest.mock.patch.object(command_files, "MAX_BYTES", len(text)):
+      self.input.write_bytes(text)
+      command_files.read(str(self.input))
+      self.input.write_bytes(text + b" ")
+      with self.assertRaisesRegex(ValueError, "in.mlir: .*at most 9 bytes"):
+        command_files.read(str(self.input))
+      with (
+        open("/dev/zero", "rb") as zeros,
+        absltest.mock.patch.object(sys, "stdin", zeros),
+        self.assertRaisesRegex(ValueError, "<stdin>: .*at most 9 bytes"),
+      ):
+        command_files.read("-")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the package uses of JAX's private modules, in one place."""
+"""Everything that the package uses of JAX's private modules, in one place.
+
+But `jaxlib_private`, for a process without JAX.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +50,6 @@ def cudnn_version_number() -> int | None:
 def make_ir_context() -> Any:
   """An `ir.Context` with the dialects that JAX lowers to."""
   return mlir.make_ir_context()
-
-
-def stablehlo_of_hlo(text: str) -> bytes:
-  """HLO text as StableHLO, in MLIR bytecode.
-
-  Raises:
-    jax.errors.JaxRuntimeError: the text does not parse, or some instruction
-      has no StableHLO form.
-  """
-  from jaxlib import _hlo
-  from jaxlib import _jax
-
-  module = _hlo.hlo_module_from_text(text)
-  return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
 
 
 def optimized_hlo(compiled: jax.stages.Compiled) -> str:

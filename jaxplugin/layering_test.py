@@ -12,7 +12,7 @@ from absl.testing import absltest
 # Each module may import those of earlier lines. Modules of one line do not know
 # each other. `kernels` may be imported by every one and imports none.
 LAYERS = (
-  ("jax_private", "kernels"),
+  ("jax_private", "jaxlib_private", "kernels"),
   ("formats",),
   ("problem",),
   ("target",),
@@ -51,7 +51,10 @@ LAYERS = (
   ("linear", "nn_general"),
   ("nn",),
   ("acceleration",),
-  ("decisions", "modules"),
+  ("decisions", "module_parsing"),
+  ("module_child",),
+  ("module_process",),
+  ("modules",),
   ("module_calls",),
   ("module_functions", "module_match"),
   ("command_files", "compilation", "rewriter"),

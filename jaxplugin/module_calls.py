@@ -41,6 +41,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from jaxplugin import formats
+from jaxplugin import module_parsing
 from jaxplugin import modules
 from jaxplugin.backends import cudnn
 
@@ -125,7 +126,7 @@ def call_name(operation: Any) -> str | None:
   }.get(operation.name)
   if attribute is None:
     return None
-  name = operation.attributes[attribute].value
+  name = module_parsing.string(operation.attributes[attribute])
   is_composite = operation.name == "stablehlo.composite"
   return (
     name if name in _ARITY and is_composite == (name == SCALED_DOT) else (None)
@@ -241,9 +242,10 @@ def _given_block_size(operation: Any) -> int | None:
   if isinstance(config, str) and config:
     try:
       config = json.loads(config)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+      shown = config if len(config) < 200 else f"{config[:200]}..."
       raise ValueError(
-        f"its backend_config must be JSON, got {config!r}: {error}"
+        f"its backend_config must be JSON, got {shown!r}: {error}"
       ) from None
   config = config or {}
   if not isinstance(config, dict):
@@ -272,7 +274,9 @@ def _as_python(attribute: Any) -> Any:
   """An attribute of integers, strings and dictionaries of them."""
   if isinstance(attribute, ir.DictAttr):
     return {item.name: _as_python(item.attr) for item in attribute}
-  if isinstance(attribute, (ir.StringAttr, ir.IntegerAttr)):
+  if isinstance(attribute, ir.StringAttr):
+    return module_parsing.string(attribute)
+  if isinstance(attribute, ir.IntegerAttr):
     return attribute.value
   return str(attribute)
 
@@ -409,11 +413,15 @@ def _is_plain(values: jax.ShapeDtypeStruct) -> bool:
 
 def _is_one(producer: Any) -> bool:
   """Whether an operation makes an array of ones, as JAX makes them."""
+  broadcasting = ("stablehlo.convert", "stablehlo.broadcast_in_dim")
+  while (
+    not isinstance(producer, ir.Block)
+    and producer.operation.name in broadcasting
+  ):
+    producer = producer.operation.operands[0].owner
   if isinstance(producer, ir.Block):
     return False
   operation = producer.operation
-  if operation.name in ("stablehlo.convert", "stablehlo.broadcast_in_dim"):
-    return _is_one(operation.operands[0].owner)
   if operation.name != "stablehlo.constant":
     return False
   value = operation.attributes["value"]

@@ -23,6 +23,10 @@ _REPEATABLE: Final = (
   "stablehlo.reshape",
   "stablehlo.select",
 )
+_RESHAPING: Final = ("stablehlo.reshape", "stablehlo.slice")
+# What may lead from an array back to the same array.
+_KEEPING: Final = ("stablehlo.convert", *_RESHAPING)
+_LONGEST_CHAIN: Final = 100
 
 
 def is_emitted(
@@ -118,14 +122,24 @@ def _depends_on(value: Any, argument: Any) -> bool:
 
 
 def _origin(value: Any) -> Any:
-  """The earliest value that is the same array, of the same type."""
-  earlier = _same_array(value)
-  while earlier is not None:
-    value, earlier = earlier, _same_array(earlier)
-  return value
+  """The earliest value that is the same array, of the same type.
+
+  Of a longer chain of operations than anyone emits, only its end is looked at.
+  """
+  chain = [value]
+  while len(chain) < _LONGEST_CHAIN:
+    producer = _producer(chain[-1])
+    if producer is None or producer.name not in _KEEPING:
+      break
+    chain.append(producer.operands[0])
+  origins: dict[Any, Any] = {}  # of each value in the chain
+  for link in reversed(chain):
+    earlier = _same_array(link, origins)
+    origins[link] = link if earlier is None else origins.get(earlier, earlier)
+  return origins[value]
 
 
-def _same_array(value: Any) -> Any:
+def _same_array(value: Any, origins: dict[Any, Any]) -> Any:
   """What `value` was, before going there and back; None if it did not.
 
   That is by reshapes, by slices of everything, or by a cast of bf16 or f16 (a
@@ -133,7 +147,8 @@ def _same_array(value: Any) -> Any:
   """
   producer = _producer(value)
   if producer is not None and producer.name == "stablehlo.convert":
-    wide = _origin(producer.operands[0])
+    wide = producer.operands[0]
+    wide = origins.get(wide, wide)
     widening = _producer(wide)
     if widening is None or widening.name != "stablehlo.convert":
       return None
@@ -142,10 +157,9 @@ def _same_array(value: Any) -> Any:
     is_exact = names in (["bf16", "f32"], ["f16", "f32"])
     return narrow if is_exact and narrow.type == value.type else None
   earlier = value
-  while producer is not None and producer.name in (
-    "stablehlo.reshape",
-    "stablehlo.slice",
-  ):
+  for _ in range(_LONGEST_CHAIN):
+    if producer is None or producer.name not in _RESHAPING:
+      break
     before = producer.operands[0]
     if producer.name == "stablehlo.slice" and before.type != earlier.type:
       return None

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import re
-from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
@@ -30,24 +28,17 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin import jax_private
-
-BYTECODE_MAGIC: Final = b"ML\xefR"
-# The producer's name follows the magic and one byte of format version. MLIR
-# itself says "MLIR", StableHLO's serializer its name and version.
-_PORTABLE_PRODUCER: Final = re.compile(
-  rb"ML\xefR[\x00-\xff]StableHLO_v(\d+\.\d+\.\d+)\x00"
-)
-_PARSE_BUFFER: Final = "-"  # how MLIR calls a string that it parses
-_HLO_ERROR: Final = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
+from jaxplugin import module_parsing
+from jaxplugin import module_process
 
 TEXT: Final = "text"
 BYTECODE: Final = "bytecode"
 PORTABLE: Final = "portable"
 FORMS: Final = (TEXT, BYTECODE, PORTABLE)
 
-
-class ModuleError(ValueError):
-  """A module that cannot be read or written; says where and why."""
+ModuleError = module_parsing.ModuleError
+verify = module_parsing.verify
+walk = module_parsing.walk
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -122,11 +113,12 @@ class Source:
     without locations, it is the place in that text. Where no file is named it
     is the operation's name, which in HLO every instruction has.
     """
-    place = _file_location(operation.location)
+    place = module_parsing.file_location(operation.location)
     if place is None:
       location = operation.location
       return location.name_str if isinstance(location, ir.NameLoc) else ""
-    file = self.name if place.filename == _PARSE_BUFFER else place.filename
+    file = place.filename
+    file = self.name if file == module_parsing.PARSE_BUFFER else file
     column = f":{place.start_col}" if place.start_col else ""
     return f"{file}:{place.start_line}{column}"
 
@@ -145,16 +137,24 @@ def is_module(x: Any) -> bool:
   return isinstance(x, kinds)
 
 
-def read(given: Any, name: str | None = None) -> Source:
+def read(
+  given: Any, name: str | None = None, *, trusted: bool = False
+) -> Source:
   """Reads a module in any of the forms above, and verifies it.
+
+  jaxlib's parsers end the process on some malformed modules. So what came as
+  text or bytes is parsed by a child process first, and from there comes as text
+  that can be parsed here.
 
   Args:
     given: the module.
     name: how messages call it, such as its path.
+    trusted: parse it here at once; for modules that jaxlib has written.
 
   Raises:
     TypeError: it is no form of a module.
-    ModuleError: it does not parse, is truncated, or is not valid.
+    ModuleError: it does not parse, is truncated, is not valid, or takes more
+      time or memory than a module of its size should.
   """
   if not is_module(given):
     raise TypeError(
@@ -162,38 +162,23 @@ def read(given: Any, name: str | None = None) -> Source:
       f" jax.stages.Lowered or a jax.export.Exported, got {type(given)}"
     )
   name = name or f"<{type(given).__name__}>"
-  if isinstance(given, jax.export.Exported):
-    source = _read_bytecode(given.mlir_module_serialized, name)
-    source = dataclasses.replace(source, given=given)
-  elif isinstance(given, (ir.Module, jax.stages.Lowered)):
+  if isinstance(given, (ir.Module, jax.stages.Lowered)):
     module: Any = given
     if isinstance(given, jax.stages.Lowered):
       module = given.compiler_ir("stablehlo")
-    source = Source(
-      module=_parse(_bytecode(module), name, module.context),
-      given=given,
-      name=name,
-      form=None,
-    )
+    parsed = module_parsing.parse(_bytecode(module), name, module.context)
+    return Source(module=parsed.module, given=given, name=name, form=None)
+  data: str | bytes
+  if isinstance(given, jax.export.Exported):
+    data = given.mlir_module_serialized
   elif isinstance(given, str):
-    source = _read_text(given, name)
+    data = given
   else:
     data = bytes(given)
-    if data and BYTECODE_MAGIC.startswith(data[: len(BYTECODE_MAGIC)]):
-      source = _read_bytecode(data, name)
-    else:
-      source = _read_text(_decode(data, name), name)
-    source = dataclasses.replace(source, given=given)
-  verify(source.module, name)
-  return source
-
-
-def verify(module: ir.Module, name: str) -> None:
-  """Raises ModuleError where MLIR's verifier finds fault with the module."""
-  try:
-    module.operation.verify()
-  except ir.MLIRError as error:
-    raise ModuleError(_first_diagnostic(error, name)) from None
+    if not module_parsing.is_bytecode(data):
+      data = module_parsing.decode(data, name)
+  source = _parsed(data, name, trusted)
+  return dataclasses.replace(source, given=given)
 
 
 def copy(module: ir.Module) -> ir.Module:
@@ -204,15 +189,6 @@ def copy(module: ir.Module) -> ir.Module:
 def imported(module: ir.Module, context: ir.Context) -> ir.Module:
   """A copy in another context."""
   return ir.Module.parse(_bytecode(module), context)
-
-
-def walk(operation: Any) -> Iterator[Any]:
-  """Every operation below this one, whatever region it is in, in order."""
-  for region in operation.regions:
-    for block in region:
-      for child in block:
-        yield child.operation
-        yield from walk(child.operation)
 
 
 def inline_calls(module: ir.Module) -> None:
@@ -254,91 +230,26 @@ def _inline(call: Any, function: Any) -> None:
   call.erase()
 
 
-def _read_text(text: str, name: str) -> Source:
-  if not text.strip():
-    raise ModuleError(f"{name}: the module is empty")
+def _parsed(given: str | bytes, name: str, trusted: bool) -> Source:
+  """Parses and verifies, where it can do no harm."""
+  data, version, form = given, None, TEXT
+  if isinstance(given, bytes):
+    version = module_parsing.portable_version(given)
+    form = BYTECODE if version is None else PORTABLE
+  if not trusted and module_process.is_available():
+    checked = module_process.checked(given, name)
+    data = given if checked.text is None else checked.text
+  parsed = module_parsing.parse(data, name, jax_private.make_ir_context())
   source = Source(
-    module=None,
-    given=text,
-    name=name,
-    form=TEXT,
+    module=parsed.module, given=given, name=name, form=form, version=version
   )
-  if _is_hlo(text):
-    source.module = _parse(_convert_hlo(text, name), name)
-    return source
-  source.module = _parse(text, name)
-  source.has_locations = any(
-    not isinstance(operation.location, ir.FileLineColLoc)
-    or operation.location.filename != _PARSE_BUFFER
-    for operation in walk(source.module.operation)
-  )
+  if data is given and parsed.is_text:
+    source.has_locations = any(
+      not isinstance(operation.location, ir.FileLineColLoc)
+      or operation.location.filename != module_parsing.PARSE_BUFFER
+      for operation in walk(source.module.operation)
+    )
   return source
-
-
-def _read_bytecode(data: bytes, name: str) -> Source:
-  if len(data) <= len(BYTECODE_MAGIC):
-    raise ModuleError(f"{name}: the bytecode is truncated after {len(data)} B")
-  # A portable artifact is bytecode of the VHLO dialect, which parses as well.
-  # So whatever is wrong with its bytes is told by the parser, as exceptions.
-  module = _parse(data, name)
-  source = Source(module=module, given=data, name=name, form=BYTECODE)
-  match = _PORTABLE_PRODUCER.match(data)
-  if match is not None:
-    source.form, source.version = PORTABLE, match[1].decode()
-    source.module = _of_portable_artifact(data, name, module.context)
-  return source
-
-
-def _decode(data: bytes, name: str) -> str:
-  try:
-    return data.decode()
-  except UnicodeDecodeError:
-    raise ModuleError(
-      f"{name}: neither MLIR bytecode, which starts with {BYTECODE_MAGIC!r},"
-      f" nor UTF-8 text; it starts with {data[:8]!r}"
-    ) from None
-
-
-def _parse(
-  data: str | bytes, name: str, context: ir.Context | None = None
-) -> ir.Module:
-  try:
-    return ir.Module.parse(data, context or jax_private.make_ir_context())
-  except ir.MLIRError as error:
-    raise ModuleError(_first_diagnostic(error, name)) from None
-
-
-def _first_diagnostic(error: ir.MLIRError, name: str) -> str:
-  """What MLIR says first, with the file, line and column that it means."""
-  diagnostics = error.error_diagnostics
-  if not diagnostics:
-    return f"{name}: {error.message}"
-  where = diagnostics[0].location
-  # A diagnostic's location has lost its class.
-  place = _file_location(ir.Location.from_attr(where.attr, where.context))
-  message = diagnostics[0].message
-  if place is None:
-    return f"{name}: {message}"
-  if place.filename != _PARSE_BUFFER:
-    return f"{name}: {message} (at {place.filename}:{place.start_line})"
-  if place.start_line == 0:  # bytecode has no lines
-    return f"{name}: malformed or truncated bytecode: {message}"
-  return f"{name}:{place.start_line}:{place.start_col}: {message}"
-
-
-def _file_location(location: Any) -> Any:
-  """The innermost `FileLineColLoc` of a location; None if it has none."""
-  if isinstance(location, ir.FileLineColLoc):
-    return location
-  inner: tuple[Any, ...] = ()
-  if isinstance(location, ir.NameLoc):
-    inner = (location.child_loc,)
-  elif isinstance(location, ir.CallSiteLoc):
-    inner = (location.callee, location.caller)
-  elif isinstance(location, ir.FusedLoc):
-    inner = tuple(location.locations)
-  found = (_file_location(place) for place in inner)
-  return next((place for place in found if place is not None), None)
 
 
 def _bytecode(module: ir.Module) -> bytes:
@@ -347,21 +258,8 @@ def _bytecode(module: ir.Module) -> bytes:
   return buffer.getvalue()
 
 
-def _of_portable_artifact(
-  data: bytes, name: str, context: ir.Context
-) -> ir.Module:
-  with _collected_diagnostics(context) as messages:
-    try:
-      return stablehlo.deserialize_portable_artifact(context, data)
-    except ValueError as error:
-      why = "; ".join(dict.fromkeys(messages)) or str(error)
-      raise ModuleError(f"{name}: unreadable portable artifact: {why}") from (
-        None
-      )
-
-
 def _portable_artifact(module: ir.Module, version: str, name: str) -> bytes:
-  with _collected_diagnostics(module.context) as messages:
+  with module_parsing.collected_diagnostics(module.context) as messages:
     try:
       # Other dialects: Shardy's are written as they are, as by jax.export.
       return stablehlo.serialize_portable_artifact(module, version, True)
@@ -370,45 +268,3 @@ def _portable_artifact(module: ir.Module, version: str, name: str) -> bytes:
       raise ModuleError(
         f"{name}: cannot be written as StableHLO {version}: {why}"
       ) from None
-
-
-class _collected_diagnostics:
-  """Collects what MLIR would print to the process's stderr."""
-
-  def __init__(self, context: ir.Context) -> None:
-    self._context = context
-    self._messages: list[str] = []
-
-  def __enter__(self) -> list[str]:
-    self._handler = self._context.attach_diagnostic_handler(self._collect)
-    return self._messages
-
-  def __exit__(self, *unused: Any) -> None:
-    self._handler.detach()
-
-  def _collect(self, diagnostic: Any) -> bool:
-    self._messages.append(diagnostic.message)
-    return True
-
-
-def _is_hlo(text: str) -> bool:
-  """Whether the first line that is no comment begins an HLO module."""
-  for line in text.splitlines():
-    line = line.strip()
-    if line and not line.startswith("//"):
-      return line.split(maxsplit=1)[0].rstrip(",") == "HloModule"
-  return False
-
-
-def _convert_hlo(text: str, name: str) -> bytes:
-  try:
-    return jax_private.stablehlo_of_hlo(text)
-  except jax.errors.JaxRuntimeError as error:
-    match = _HLO_ERROR.search(str(error))
-    if match is not None:
-      line, column, message = match.groups()
-      raise ModuleError(f"{name}:{line}:{column}: {message}") from None
-    message = " ".join(str(error).split())
-    raise ModuleError(f"{name}: HLO that cannot be converted: {message}") from (
-      None
-    )

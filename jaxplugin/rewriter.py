@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
+from collections.abc import Iterator
 from typing import Any
+from typing import Final
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
@@ -17,9 +21,13 @@ from jaxplugin import decisions
 from jaxplugin import module_calls
 from jaxplugin import module_functions
 from jaxplugin import module_match
+from jaxplugin import module_parsing
 from jaxplugin import modules
 from jaxplugin import quantization
 from jaxplugin import target as target_lib
+
+# What nanobind raises where it makes a Python string.
+_BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,7 @@ def rewrite(
   *,
   implementation: str | None = None,
   scale_rounding: quantization.ScaleRounding = "up",
+  trusted: bool = False,
 ) -> Any:
   """Lowers the block-scaled calls of a StableHLO module for a target.
 
@@ -98,6 +107,9 @@ def rewrite(
     implementation: "xla", "cudnn", "triton" or "cpu" forces one for all dots;
       None chooses for each.
     scale_rounding: "up" or "floor", as in `jp.quantize`.
+    trusted: whether jaxlib may parse the module in this process at once. By
+      default what comes as text or bytes is parsed by a child process first,
+      as jaxlib's parsers end the process on some malformed modules.
 
   Returns:
     The same kind of thing as given: text for text (StableHLO for HLO), bytes
@@ -106,11 +118,12 @@ def rewrite(
     `lower` returns).
 
   Raises:
-    jaxplugin.modules.ModuleError: the module does not parse, or is not valid.
+    jaxplugin.modules.ModuleError: the module does not parse, is not valid, or
+      ends the parser.
     TypeError, ValueError, NotImplementedError: an argument is not acceptable,
       or a call cannot be lowered: names it, its place, and its operands.
   """
-  source = modules.read(module)
+  source = modules.read(module, trusted=trusted)
   done = rewrite_source(
     source,
     target,
@@ -132,8 +145,9 @@ def rewrite_source(
   """Rewrites `source.module` in place; returns what became of each call."""
   rewriter = _Rewriter(source, target, implementation, scale_rounding)
   source.require_platform(target.platform)
-  done = [rewriter.rewrite(op) for op in module_calls.find(source)]
-  rewriter.erase_unused_decompositions()
+  with _readable(source):
+    done = [rewriter.rewrite(op) for op in module_calls.find(source)]
+    rewriter.erase_unused_decompositions()
   modules.verify(source.module, source.name)
   return done
 
@@ -149,7 +163,9 @@ def examine(
   """
   rewriter = _Rewriter(source, target, implementation, "up")
   done = []
-  for operation in module_calls.find(source):
+  with _readable(source):
+    operations = module_calls.find(source)
+  for operation in operations:
     types = [str(operand.type) for operand in operation.operands]
     unknown = Rewritten(
       call=str(module_calls.call_name(operation)),
@@ -157,10 +173,29 @@ def examine(
       description=f"({', '.join(types)})",
     )
     try:
-      done.append(rewriter.rewrite(operation))
+      with _readable(source):
+        done.append(rewriter.rewrite(operation))
     except (TypeError, ValueError, NotImplementedError) as error:
       done.append(dataclasses.replace(unknown, error=str(error)))
   return done
+
+
+@contextlib.contextmanager
+def _readable(source: modules.Source) -> Iterator[None]:
+  """Has what Python cannot read of a module raise `ModuleError`."""
+  try:
+    yield
+  except RecursionError as error:
+    raise modules.ModuleError(
+      f"{source.name}: attributes, types or operations are nested too deeply to"
+      " be read"
+    ) from error
+  except RuntimeError as error:
+    if not _BINDINGS_ERROR.search(str(error)):
+      raise
+    raise modules.ModuleError(
+      f"{source.name}: a name or a string in it is not UTF-8"
+    ) from error
 
 
 def _validate(
@@ -316,7 +351,7 @@ def _add_functions(module: ir.Module, table: Any, name: str) -> str:
 
 def _symbols(table: Any) -> list[str]:
   return [
-    operation.attributes["sym_name"].value
+    module_parsing.string(operation.attributes["sym_name"])
     for operation in table.regions[0].blocks[0]
     if "sym_name" in operation.attributes
   ]
@@ -392,7 +427,7 @@ def _shardings(operation: Any) -> list[Any]:
       sdy.TensorShardingPerValueAttr(attributes["sdy.sharding"]).shardings
     )
   elif "mhlo.sharding" in attributes:
-    text = attributes["mhlo.sharding"].value
+    text = module_parsing.string(attributes["mhlo.sharding"])
     # One that is no tuple stands for all results.
     shardings = _split_sharding(text) or [text] * num_results
     shardings = [text] if num_results == 1 else shardings

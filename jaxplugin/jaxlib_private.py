@@ -1,0 +1,57 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the package uses of jaxlib's private modules, without JAX.
+
+A process that only reads modules (`module_child`) imports jaxlib alone, which
+takes a fifth of the time that JAX takes. `jax_private` has everything else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Final
+
+from jaxlib import _hlo
+from jaxlib import _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo
+from jaxlib.mlir.dialects import mhlo
+from jaxlib.mlir.dialects import mpmd
+from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import stablehlo
+
+HloError: Final = _jax.JaxRuntimeError  # `jax.errors.JaxRuntimeError`
+
+
+class _Context(ir.Context):
+  def __init__(self) -> None:
+    # The class's own loads every dialect that jaxlib links.
+    super(ir.Context, self).__init__()
+
+
+def make_ir_context() -> Any:
+  """An `ir.Context` with JAX's dialects, which starts no threads."""
+  registry = ir.DialectRegistry()
+  _jax_mlir_ext.register_dialects(registry)
+  context: Any = _Context()
+  context.enable_multithreading(False)
+  context.append_dialect_registry(registry)
+  context.load_all_available_dialects()
+  sdy.register_dialect(context)
+  mpmd.register_dialect(context)
+  mhlo.register_mhlo_dialect(context)
+  chlo.register_dialect(context)
+  stablehlo.register_dialect(context)
+  return context
+
+
+def stablehlo_of_hlo(text: str) -> bytes:
+  """HLO text as StableHLO, in MLIR bytecode.
+
+  Raises:
+    HloError: the text does not parse, or some instruction has no StableHLO
+      form.
+  """
+  module = _hlo.hlo_module_from_text(text)
+  return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
