@@ -21,6 +21,7 @@ from jaxplugin import jax_private
 from jaxplugin import primitive
 from jaxplugin import problem as problem_lib
 from jaxplugin import reference
+from jaxplugin import scale_signs
 from jaxplugin import scaled_array
 from jaxplugin import target as target_lib
 
@@ -340,12 +341,10 @@ def _reject_negative_scale(
     return
   if not getattr(scale, "is_fully_addressable", True):
     return
-  codes = np.asarray(scale).view(np.uint8)
-  if not ((codes > 0x80) & (codes < 0xFF)).any():
+  if not scale_signs.has_negative_code(scale):
     return
   exact = np.asarray(reference.exact_scale(operand, values, scale))
-  codes = exact.view(np.uint8)
-  negative = np.argwhere((codes > 0x80) & (codes < 0xFF))
+  negative = np.argwhere(scale_signs.negative_codes(exact))
   if len(negative):
     where = tuple(int(i) for i in negative[0])
     raise ValueError(

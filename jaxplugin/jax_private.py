@@ -15,11 +15,13 @@ from typing import Any
 from typing import Protocol
 
 import jax
+import jax.export
 from jax._src import core
 from jax._src import dispatch
 from jax._src import linear_util
 from jax._src import source_info_util
 from jax._src import util
+from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
 from jax.extend import core as extend_core
@@ -38,6 +40,28 @@ def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
 def varying_axes(x: Any) -> frozenset[str]:
   """The mesh axes of an enclosing `shard_map` over which `x` varies."""
   return frozenset(jax.typeof(x).mat.varying)
+
+
+def register_pytree_serialization(
+  nodetype: type,
+  *,
+  serialized_name: str,
+  serialize_auxdata: Callable[[Any], bytes],
+  deserialize_auxdata: Callable[[bytes], Any],
+) -> None:
+  """`jax.export.register_pytree_node_serialization`, also a second time.
+
+  JAX refuses a name that it knows. A module that is imported again after it was
+  deleted from `sys.modules` has a new class, which then is what the name means;
+  objects of the old one are still written.
+  """
+  _export.deserialization_registry.pop(serialized_name, None)
+  jax.export.register_pytree_node_serialization(
+    nodetype,
+    serialized_name=serialized_name,
+    serialize_auxdata=serialize_auxdata,
+    deserialize_auxdata=deserialize_auxdata,
+  )
 
 
 def cudnn_version_number() -> int | None:

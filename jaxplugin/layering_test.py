@@ -23,6 +23,7 @@ LAYERS = (
     "deviceless",
     "interleaving",
     "lowering",
+    "scale_signs",
     "striding",
     "triton_library",
   ),

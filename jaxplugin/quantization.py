@@ -24,6 +24,7 @@ from jaxplugin import formats
 from jaxplugin import quantization_both
 from jaxplugin import quantization_ops
 from jaxplugin import quantization_primitive
+from jaxplugin import scale_signs
 from jaxplugin import scaled_array
 
 ScaleRounding = quantization_ops.ScaleRounding
@@ -103,6 +104,7 @@ def quantize(
   values, scale, global_scale = _quantize(
     x, global_scale, key, format, axis, scale_rounding, batch_dims
   )
+  scale_signs.remember_positive(scale)
   return scaled_array.ScaledArray(values, scale, global_scale, format)
 
 
@@ -179,6 +181,8 @@ def quantize_blocked(
   results = _quantize_blocked(
     x, global_scale, format, tuple(blockings), scale_rounding
   )
+  for _, scale, _ in results:
+    scale_signs.remember_positive(scale)
   return [
     scaled_array.ScaledArray(values, scale, computed, format)
     for values, scale, computed in results

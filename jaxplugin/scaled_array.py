@@ -12,13 +12,13 @@ from typing import Final
 from typing import Literal
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxplugin import formats
 from jaxplugin import interleaving
+from jaxplugin import jax_private
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
@@ -203,7 +203,7 @@ def _deserialize_aux(data: bytes) -> tuple[formats.BlockFormat, ScaleLayout]:
   return formats.by_name(name), scale_layout
 
 
-jax.export.register_pytree_node_serialization(
+jax_private.register_pytree_serialization(
   ScaledArray,
   serialized_name="jaxplugin.ScaledArray",
   serialize_auxdata=_serialize_aux,
