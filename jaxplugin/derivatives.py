@@ -286,17 +286,37 @@ def _side_cotangent(
   dims = GradientDims.of(
     config.dimension_numbers, operands.lhs.ndim, operands.rhs.ndim
   )
-  other, numbers, order = (
-    ("rhs", dims.dgrad, dims.lhs_order)
-    if side == "lhs"
-    else ("lhs", dims.wgrad, dims.rhs_order)
-  )
-  factor, power = operands.global_scale, operands.global_power
+  factor = operands.global_scale
+  dtype = _F32 if factor is not None and factor.ndim else g.dtype
+  other = "rhs" if side == "lhs" else "lhs"
+  plain = _dequantized(other, operands, config, dtype)
+  return side_cotangent(side, g, plain, factor, operands.global_power, dims)
+
+
+def side_cotangent(
+  side: str,
+  g: jax.Array,
+  other: jax.Array,
+  factor: jax.Array | None,
+  power: jax.Array | None,
+  dims: GradientDims,
+) -> jax.Array:
+  """The cotangent of a side of `dot(lhs, rhs) * factor * power`, in f32.
+
+  Args:
+    side: "lhs" or "rhs".
+    g: the result's cotangent.
+    other: the other side, dequantized.
+    factor: f32[], or f32 that broadcasts to g and has its rank, or None.
+    power: likewise, a power of two.
+    dims: of the dot.
+  """
+  numbers, order = dims.dgrad, dims.lhs_order
+  if side == "rhs":
+    numbers, order = dims.wgrad, dims.rhs_order
   if factor is not None and factor.ndim:  # it may vary along the contracted
     g = global_scales.multiply(g.astype(_F32), factor, power)
-  product = reference.plain_dot(
-    g, _dequantized(other, operands, config, g.dtype), numbers, _F32
-  )
+  product = reference.plain_dot(g, other, numbers, _F32)
   if factor is not None and not factor.ndim:
     product = global_scales.multiply(product, factor, power)
   return product.transpose(order)
@@ -330,6 +350,20 @@ def _sum_to(x: jax.Array, aval: Any) -> jax.Array:
     return x.sum()
   axes = tuple(d for d in range(x.ndim) if aval.shape[d] != x.shape[d])
   return x.sum(axes, keepdims=True)
+
+
+def partitioned(
+  function: Callable[..., jax.Array], like: jax.Array
+) -> Callable[..., jax.Array]:
+  """`function`; under explicit axes, what devices send is the partitioner's.
+
+  Args:
+    like: of the result's shape and sharding.
+  """
+  if not _is_explicit(like):
+    return function
+  sharding = jax.typeof(like).sharding
+  return jax.sharding.auto_axes(function, out_sharding=sharding)
 
 
 def _is_explicit(x: jax.Array) -> bool:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jaxplugin import problem as problem_lib
 from jaxplugin import reference
 from jaxplugin import scale_signs
 from jaxplugin import scaled_array
+from jaxplugin import straight_through
 from jaxplugin import target as target_lib
 
 Operand = jax.Array | scaled_array.ScaledArray
@@ -62,7 +64,8 @@ def block_scaled_dot(
   the side's dtype; what is kept for it is quantized (with an activation also
   f32 of the result's shape: its slope, for which the dot is computed once more
   in f32; as it is for the gradient of global_scale, backward). Quantized values
-  and block scales have no derivative, see `dot_general`.
+  and block scales have no derivative, see `dot_general`; a `ScaledArray` that
+  `quantize(x, ..., derivative="straight_through")` made has one by x.
 
   Args:
     lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
@@ -107,6 +110,22 @@ def block_scaled_dot(
       are listed), or a derivative with respect to quantized values or block
       scales is asked for.
   """
+  if straight_through.has_surrogate(lhs) or straight_through.has_surrogate(rhs):
+    return _straight_through(
+      lhs,
+      rhs,
+      lhs_scale,
+      rhs_scale,
+      global_scale,
+      bias,
+      residual,
+      dimension_numbers=dimension_numbers,
+      preferred_element_type=preferred_element_type,
+      precision=precision,
+      block_size=block_size,
+      activation=activation,
+      implementation=implementation,
+    )
   lhs, lhs_scale, lhs_operand, lhs_global = _resolve_operand(
     "lhs", lhs, lhs_scale
   )
@@ -151,6 +170,43 @@ def block_scaled_dot(
   _reject_negative_scale("rhs", rhs_operand, rhs, rhs_scale)
   return _bind_with_epilogue(
     config, operands, (lhs_global, rhs_global), global_scale, bias, residual
+  )
+
+
+def _straight_through(
+  lhs: Operand,
+  rhs: Operand,
+  *others: Any,
+  dimension_numbers: Any,
+  preferred_element_type: Any,
+  activation: problem_lib.Activation | None,
+  **options: Any,
+) -> jax.Array:
+  """`block_scaled_dot` where lhs or rhs has a surrogate."""
+  arrays: list[Any] = [
+    x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
+    for name, x in (("lhs", lhs), ("rhs", rhs))
+  ]
+  names = straight_through.Arrays._fields[2:]
+  for name, x in zip(names, others, strict=True):
+    if name == "global_scale":
+      x = _explicit_global_scale(x)
+    arrays.append(x if x is None else _array(name, x))
+  numbers = call.canonical_dimension_numbers(
+    dimension_numbers, arrays[0].ndim, arrays[1].ndim
+  )
+  leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
+  return straight_through.dot(
+    straight_through.Call(
+      function=functools.partial(
+        block_scaled_dot, dimension_numbers=numbers, **options
+      ),
+      dimension_numbers=numbers,
+      dtype=_result_dtype(preferred_element_type),
+      activation=activation,
+    ),
+    # Here and not inside, so that a tangent varies as its result does.
+    jax.tree.unflatten(tree, vary_alike(leaves)),
   )
 
 

@@ -32,6 +32,7 @@ from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import quantization
 from jaxplugin import reference
+from jaxplugin import tangents
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ def dot_general(
   `quantize_both` does: dimensions that are contracted together lie side by
   side in order, those of the other product beside them, batch dimensions first.
   Without differentiation, and under `jit` for a gradient that is not used,
-  nothing is quantized twice.
+  nothing is quantized twice. Second derivatives are there, in reverse mode,
+  where neither product is quantized backward; else they are an error.
 
   Use it as `flax.linen.Dense(dot_general=...)`, in
   `jnp.einsum(..., _dot_general=...)` (which may swap its operands, so give both
@@ -117,7 +119,8 @@ def dot_general(
     TypeError: a format is no BlockFormat, or both are None; and from the
       function returned: operands are no floats or their shapes do not fit.
     ValueError: scale_rounding, implementation or a format's name is unknown.
-    NotImplementedError: out_sharding has unreduced axes.
+    NotImplementedError: out_sharding has unreduced axes, or from the function
+      returned, a derivative of a gradient whose products are quantized.
     JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
       names an axis that is not explicit, or is needed, as a contracting
       dimension is sharded, and is not given.
@@ -435,8 +438,14 @@ def _quantized(
   recipe: Recipe,
 ) -> list[Any]:
   """`x`, blocked each way and quantized; only blocked where format is None."""
-  if format is None:
+  if format is None or not blockings:
     return [b.apply(x) for b in blockings]
+  x = tangents.without_derivative(
+    x,
+    "dot_general: a gradient that is a product of quantized arrays has no"
+    " derivative; for a second one pass quantize_dgrad=False and"
+    " quantize_wgrad=False, and take it in reverse mode",
+  )
   if len(blockings) > 1:
     return quantization.quantize_blocked(
       x, format, blockings, scale_rounding=recipe.scale_rounding

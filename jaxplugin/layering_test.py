@@ -12,7 +12,7 @@ from absl.testing import absltest
 # Each module may import those of earlier lines. Modules of one line do not know
 # each other. `kernels` may be imported by every one and imports none.
 LAYERS = (
-  ("jax_private", "jaxlib_private", "kernels"),
+  ("jax_private", "jaxlib_private", "kernels", "linear_calls", "tangents"),
   ("formats",),
   ("problem",),
   ("target",),
@@ -46,6 +46,7 @@ LAYERS = (
   ("backends",),
   ("derivatives", "partitioning"),
   ("guards", "primitive"),
+  ("straight_through",),
   ("dot",),
   ("gradients",),
   ("nn_operands",),

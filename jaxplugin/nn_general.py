@@ -32,10 +32,16 @@ from jaxplugin import nn_operands
 from jaxplugin import quantization
 from jaxplugin import reference
 from jaxplugin import scaled_array
+from jaxplugin import tangents
 
 Mode = Literal["mxfp8", "mxfp4", "nvfp4"]
 MODES: Final = ("mxfp8", "mxfp4", "nvfp4")
 
+_NO_SECOND_DERIVATIVE: Final = (
+  "scaled_dot_general: a gradient that is a product of quantized arrays has no"
+  " derivative; for a second one make configs[2] of mode nvfp4, whose gradient"
+  " is not quantized, and take it in reverse mode"
+)
 _QUANTIZABLE: Final = (formats.E4M3, formats.E5M2, formats.E2M1)
 
 
@@ -134,7 +140,8 @@ def scaled_dot_general(
       zero where the operand was clipped, |x| > global_scale * 6 * 448.
 
   Both in f32, cast once to the operand's dtype. The global scales get zero
-  gradients. Without a third config there is no gradient.
+  gradients. Without a third config there is no gradient. Second derivatives are
+  there where configs[2] is "nvfp4", in reverse mode; else they are an error.
 
   Args:
     lhs: a real array. Integers are converted to f32.
@@ -156,7 +163,8 @@ def scaled_dot_general(
       config.
     ValueError: a config's fields do not go together, or the implementation is
       unknown.
-    NotImplementedError: the implementation asked for cannot serve.
+    NotImplementedError: the implementation asked for cannot serve, or a
+      derivative of a quantized gradient is asked for.
 
   Source: `jax.nn.scaled_dot_general`.
   """
@@ -338,13 +346,22 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
   def product(format: Any, global_scale: Any) -> gradients.Product:
     if not is_quantized:
       return reference.plain_dot
-    return lambda g, other, numbers, dtype: _quantize_and_dot(
-      (g, gradient, None),
-      (other, format, global_scale),
-      numbers,
-      dtype if dtype in call.RESULT_DTYPES else jnp.float32,
-      recipe.implementation,
-    )
+
+    def multiply(
+      g: jax.Array, other: Any, numbers: call.DimensionNumbers, dtype: Any
+    ) -> jax.Array:
+      g, other, factor = tangents.without_derivative(
+        (g, other, global_scale), _NO_SECOND_DERIVATIVE
+      )
+      return _quantize_and_dot(
+        (g, gradient, None),
+        (other, format, factor),
+        numbers,
+        dtype if dtype in call.RESULT_DTYPES else jnp.float32,
+        recipe.implementation,
+      )
+
+    return multiply
 
   lhs_gradient, rhs_gradient = gradients.gradients(
     g,

@@ -138,6 +138,7 @@ def _prepared(
       array.scale,
       array.global_scale,
       array.format,
+      surrogate=array.surrogate,
     )
   # One that was prepared for another device is put in order first.
   if array.is_interleaved:
@@ -150,6 +151,7 @@ def _prepared(
     array.global_scale,
     array.format,
     scale_layout=scaled_array.SWIZZLED,
+    surrogate=array.surrogate,
   )
 
 
@@ -166,4 +168,5 @@ def _unprepared(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
     scaled_array.unswizzle_scale(array.scale, (rows, columns)),
     array.global_scale,
     array.format,
+    surrogate=array.surrogate,
   )

@@ -14,10 +14,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxplugin import blocking as blocking_lib
 from jaxplugin import formats
@@ -26,9 +28,12 @@ from jaxplugin import quantization_ops
 from jaxplugin import quantization_primitive
 from jaxplugin import scale_signs
 from jaxplugin import scaled_array
+from jaxplugin import tangents
 
 ScaleRounding = quantization_ops.ScaleRounding
 SCALE_ROUNDINGS: Final = ("up", "floor")
+Derivative = Literal["straight_through"]
+STRAIGHT_THROUGH: Final = "straight_through"
 
 _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
@@ -42,6 +47,7 @@ def quantize(
   global_scale: jax.Array | float | None = None,
   key: jax.Array | None = None,
   batch_dims: int = 0,
+  derivative: Derivative | None = None,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -63,6 +69,16 @@ def quantize(
   global scale. An all-zero block gets scale code 0 and dequantizes to 0. So
   does an NVFP4 block whose scale underflows. Zeros keep their sign.
 
+  It has no derivative: one that is asked for is an error, of this function. To
+  train, use `dot_general`, or derivative="straight_through". Then quantization
+  counts as the identity in derivatives of any order of what `block_scaled_dot`
+  and `dequantize` make of the result: they are those of the dot at the
+  quantized numbers, with x in their place. That is so of values that were
+  clipped too (scale_rounding="floor", or a global_scale that is too small for
+  x; nothing else clips) and of those rounded to zero. A given global_scale is a
+  constant then. The result has x as one more leaf, `surrogate`: what is not
+  jitted keeps x alive, a jitted function that takes no derivative drops it.
+
   Args:
     x: f32, bf16 or f16[..., k, ...] (f64 is rounded to f32 first), with k a
       multiple of the block size.
@@ -79,6 +95,7 @@ def quantize(
     batch_dims: how many leading dimensions index tensors that get a global
       scale each, as by `vmap`: 1 for a stack of layers to scan over or to take
       experts from. It changes nothing where there are no global scales.
+    derivative: None or "straight_through".
 
   Returns:
     `ScaledArray` with values of the logical shape, a linear scale, and an f32
@@ -87,8 +104,10 @@ def quantize(
 
   Raises:
     TypeError: x is no float array, or k is no multiple of the block size.
-    ValueError: axis, scale_rounding, global_scale or batch_dims is not
-      acceptable.
+    ValueError: axis, scale_rounding, global_scale, batch_dims or derivative is
+      not acceptable.
+    NotImplementedError: without derivative="straight_through", a derivative by
+      x or global_scale is asked for.
 
   Sources: OCP MX v1.0 section 6.3; NVIDIA "Recipes for Pre-training LLMs with
   MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
@@ -101,11 +120,16 @@ def quantize(
   global_scale = _given_global_scale(
     "quantize", global_scale, format, x.shape[:batch_dims]
   )
+  surrogate, x, global_scale = _split_derivative(
+    "quantize", derivative, x, global_scale
+  )
   values, scale, global_scale = _quantize(
     x, global_scale, key, format, axis, scale_rounding, batch_dims
   )
   scale_signs.remember_positive(scale)
-  return scaled_array.ScaledArray(values, scale, global_scale, format)
+  return scaled_array.ScaledArray(
+    values, scale, global_scale, format, surrogate=surrogate
+  )
 
 
 def quantize_both(
@@ -115,6 +139,7 @@ def quantize_both(
   axes: tuple[int, int] = (-1, -2),
   scale_rounding: ScaleRounding = "up",
   global_scale: jax.Array | float | None = None,
+  derivative: Derivative | None = None,
 ) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
   """Quantizes `x` along one axis and along another.
 
@@ -140,18 +165,27 @@ def quantize_both(
     axes: two different axes.
     scale_rounding: as of `quantize`.
     global_scale: as of `quantize`, used for both.
+    derivative: as of `quantize`.
 
   Returns:
     One `ScaledArray` for each of `axes`.
 
   Raises:
     TypeError: x is no float array, or a size is no multiple of the block size.
-    ValueError: axes, scale_rounding or global_scale is not acceptable.
+    ValueError: axes, scale_rounding, global_scale or derivative is not
+      acceptable.
+    NotImplementedError: as of `quantize`.
   """
   x = _float_array("quantize_both", x)
   format = formats.resolve("quantize_both", format)
   axes = _two_axes(axes, x.ndim)
   _validate("quantize_both", x, format, axes, scale_rounding)
+  surrogate, x, global_scale = _split_derivative(
+    "quantize_both",
+    derivative,
+    x,
+    _given_global_scale("quantize_both", global_scale, format),
+  )
   first, second = quantize_blocked(
     x,
     format,
@@ -164,8 +198,9 @@ def quantize_both(
       for axis in axes
     ],
     scale_rounding=scale_rounding,
-    global_scale=_given_global_scale("quantize_both", global_scale, format),
+    global_scale=global_scale,
   )
+  first.surrogate = second.surrogate = surrogate
   return first, second
 
 
@@ -199,6 +234,7 @@ def _quantize_blocked(
   blockings: tuple[blocking_lib.Blocking, ...],
   scale_rounding: ScaleRounding,
 ) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
+  x, global_scale = _without_derivative("quantize_both", x, global_scale)
   results = quantization_both.quantize_both(
     x, global_scale, format, blockings, scale_rounding
   )
@@ -222,6 +258,7 @@ def _quantize(
   batch_dims: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`."""
+  x, global_scale = _without_derivative("quantize", x, global_scale)
   if not format.has_global_scale:
     batch_dims = 0
   if key is not None and batch_dims:
@@ -266,6 +303,36 @@ def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:
   return jnp.expand_dims(global_scale, tuple(range(global_scale.ndim, ndim)))
 
 
+def _split_derivative(
+  who: str,
+  derivative: Derivative | None,
+  x: jax.Array,
+  global_scale: jax.Array | None,
+) -> tuple[jax.Array | None, jax.Array, jax.Array | None]:
+  """The surrogate, and what is quantized."""
+  if derivative is None:
+    return None, x, global_scale
+  if derivative != STRAIGHT_THROUGH:
+    raise ValueError(
+      f"{who}: derivative must be None or {STRAIGHT_THROUGH!r}, got"
+      f" {derivative!r}"
+    )
+  return x, *lax.stop_gradient((x, global_scale))
+
+
+def _without_derivative(
+  who: str, x: jax.Array, global_scale: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+  return tangents.without_derivative(
+    (x, global_scale),
+    f"{who}: quantization has no derivative, and one is asked for with respect"
+    " to x or global_scale; to train use jaxplugin.dot_general(lhs_format,"
+    " rhs_format), which quantizes both operands itself and defines the"
+    f' gradient, or {who}(..., derivative="straight_through"), which counts as'
+    " the identity; to hold an array fixed pass jax.lax.stop_gradient of it",
+  )
+
+
 def dequantize(
   x: scaled_array.ScaledArray, dtype: Any = jnp.float32
 ) -> jax.Array:
@@ -275,6 +342,9 @@ def dequantize(
   rounded once. A NaN scale makes its whole block NaN. Results below 2^-126 are
   flushed to zero where the platform does so (XLA:CPU), except by the kernels
   for CPUs: they serve the last axis in modules for one CPU.
+
+  Its derivatives are those by the global scale and, where
+  `quantize(..., derivative="straight_through")` made x, by what was quantized.
 
   Args:
     x: a `ScaledArray` of any layout, packed or not.
@@ -286,10 +356,38 @@ def dequantize(
 
   Raises:
     TypeError: x is no `ScaledArray`, or dtype is another one.
+    NotImplementedError: a derivative with respect to quantized values or block
+      scales is asked for.
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
-  return _dequantize(x, _float_dtype(dtype))
+  if x.surrogate is None:
+    return _dequantize(x, _float_dtype(dtype))
+  return _dequantize_straight_through(_float_dtype(dtype), x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dequantize_straight_through(
+  dtype: np.dtype, x: scaled_array.ScaledArray
+) -> jax.Array:
+  return _dequantize(x.without_surrogate(), dtype)
+
+
+@functools.partial(_dequantize_straight_through.defjvp, symbolic_zeros=True)
+def _dequantize_straight_through_jvp(
+  dtype: np.dtype,
+  primals: tuple[scaled_array.ScaledArray],
+  given: tuple[scaled_array.ScaledArray],
+) -> tuple[jax.Array, jax.Array]:
+  (x,), (tangent,) = primals, given
+  function = functools.partial(_dequantize, dtype=dtype)
+  bare, bare_tangent = x.without_surrogate(), tangent.without_surrogate()
+  result = _dequantize_straight_through(dtype, x)
+  terms = [tangents.tangent_of(function, bare, bare_tangent)]
+  if not tangents.is_constant(tangent.surrogate):
+    terms.append(tangent.surrogate.astype(result.dtype))
+  present = [term for term in terms if term is not None]
+  return result, sum(present, start=jnp.zeros_like(result))
 
 
 def _float_dtype(dtype: Any) -> np.dtype:
@@ -309,6 +407,16 @@ def _float_dtype(dtype: Any) -> np.dtype:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
+  values, scale = tangents.without_derivative(
+    (x.values, x.scale),
+    "dequantize: quantized values and block scales have no derivative, one is"
+    " asked for with respect to them; differentiate with respect to what was"
+    ' quantized, by quantize(..., derivative="straight_through"), or to the'
+    " global scale, with jax.lax.stop_gradient around the others",
+  )
+  x = x.tree_unflatten(
+    (x.format, x.scale_layout), (values, scale, x.global_scale)
+  )
   if x.is_interleaved:
     x = x.pack()
   return quantization_primitive.dequantize(

@@ -207,15 +207,16 @@ def apply_epilogue(
     )
   if operands.bias is not None:
     result = result + operands.bias.astype(jnp.float32)
-  result = _activate(result, config.activation)
+  result = activate(result, config.activation)
   if operands.residual is not None:
     result = result + operands.residual.astype(jnp.float32)
   return result.astype(config.preferred_element_type)
 
 
-def _activate(
+def activate(
   x: jax.Array, activation: problem_lib.Activation | None
 ) -> jax.Array:
+  """An activation by its name; None is the identity."""
   if activation is None:
     return x
   functions = {

@@ -59,11 +59,16 @@ class ScaledArray:
       dimensions alone, as earlier versions wrote them.
     format: the `BlockFormat`; may be given by its name, "nvfp4".
     scale_layout: "linear" or "swizzled_128x4".
+    surrogate: a float array of the logical shape, to which the derivatives of
+      `dequantize` and `block_scaled_dot` go, or None. Its numbers are not used:
+      see `quantize`, which makes it for derivative="straight_through". Where it
+      is None it is no leaf.
 
   Raises:
     TypeError: dtypes are not the format's, the scale's shape is not that of the
-      values with one axis divided by the block size, or the global scale's
-      shape does not follow that of the values.
+      values with one axis divided by the block size, the global scale's shape
+      does not follow that of the values, or the surrogate is no float array of
+      the logical shape.
     ValueError: `scale_layout` or the format's name is unknown.
   """
 
@@ -72,6 +77,7 @@ class ScaledArray:
   global_scale: Any
   format: formats.BlockFormat
   scale_layout: ScaleLayout
+  surrogate: Any
 
   def __init__(
     self,
@@ -81,6 +87,7 @@ class ScaledArray:
     format: formats.BlockFormat | str,
     *,
     scale_layout: ScaleLayout = LINEAR,
+    surrogate: Any = None,
   ) -> None:
     if isinstance(global_scale, (int, float)):
       rank = len(getattr(values, "shape", ()))
@@ -90,26 +97,28 @@ class ScaledArray:
     self.global_scale = global_scale
     self.format = formats.resolve("ScaledArray", format)
     self.scale_layout = scale_layout
+    self.surrogate = surrogate
     _validate(self)
 
   def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+    children, aux = self.tree_flatten()
     key = jax.tree_util.GetAttrKey
-    children = (
-      (key("values"), self.values),
-      (key("scale"), self.scale),
-      (key("global_scale"), self.global_scale),
-    )
-    return children, (self.format, self.scale_layout)
+    names = ("values", "scale", "global_scale", "surrogate")
+    named = zip(map(key, names), children, strict=False)
+    return tuple(named), aux
 
   def tree_flatten(self) -> tuple[Any, Any]:
-    children = (self.values, self.scale, self.global_scale)
+    children: tuple[Any, ...] = (self.values, self.scale, self.global_scale)
+    if self.surrogate is not None:
+      children = (*children, self.surrogate)
     return children, (self.format, self.scale_layout)
 
   @classmethod
   def tree_unflatten(cls, aux: Any, children: Any) -> ScaledArray:
     # Leaves may be anything here (shardings, specs, None), so no validation.
     self = object.__new__(cls)
-    self.values, self.scale, self.global_scale = children
+    self.values, self.scale, self.global_scale, *rest = children
+    self.surrogate = rest[0] if rest else None
     self.format, self.scale_layout = aux
     return self
 
@@ -120,6 +129,8 @@ class ScaledArray:
       return f"{x.dtype}{list(x.shape)}"
 
     layout = "" if self.scale_layout == LINEAR else f", {self.scale_layout}"
+    if self.surrogate is not None:
+      layout += f", surrogate={brief(self.surrogate)}"
     return (
       f"ScaledArray({self.format}: values={brief(self.values)},"
       f" scale={brief(self.scale)},"
@@ -164,8 +175,9 @@ class ScaledArray:
       bits = 8 * interleaving.WORDS.itemsize
     total = -(-self.values.size * bits // 8)
     total += self.scale.size * self.scale.dtype.itemsize
-    if self.global_scale is not None:
-      total += self.global_scale.size * self.global_scale.dtype.itemsize
+    for leaf in (self.global_scale, self.surrogate):
+      if leaf is not None:
+        total += leaf.size * leaf.dtype.itemsize
     return total
 
   def pack(self) -> ScaledArray:
@@ -184,9 +196,14 @@ class ScaledArray:
       return self
     return self._replace_values(unpack_fp4(self.values, axis=self.axis))
 
+  def without_surrogate(self) -> ScaledArray:
+    """The same array, a constant of every derivative by what it was made of."""
+    (values, scale, global_scale, *_), aux = self.tree_flatten()
+    return self.tree_unflatten(aux, (values, scale, global_scale))
+
   def _replace_values(self, values: jax.Array) -> ScaledArray:
-    children = (values, self.scale, self.global_scale)
-    return self.tree_unflatten((self.format, self.scale_layout), children)
+    (_, *children), aux = self.tree_flatten()
+    return self.tree_unflatten(aux, (values, *children))
 
 
 def _serialize_aux(aux: tuple[formats.BlockFormat, ScaleLayout]) -> bytes:
@@ -250,7 +267,7 @@ def _validate(array: ScaledArray) -> None:
       f" got {array.scale_layout!r}"
     )
   values, scale = array.values, array.scale
-  leaves = (values, scale, array.global_scale)
+  leaves = (values, scale, array.global_scale, array.surrogate)
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
   is_interleaved = values.dtype == interleaving.WORDS
@@ -295,6 +312,15 @@ def _validate(array: ScaledArray) -> None:
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
     )
   _validate_global_scale(array.global_scale, shape, axis)
+  surrogate = array.surrogate
+  if surrogate is not None and not (
+    tuple(surrogate.shape) == shape
+    and jnp.issubdtype(surrogate.dtype, jnp.floating)
+  ):
+    raise TypeError(
+      "ScaledArray: surrogate must be a float array of the logical shape"
+      f" {shape}, got {surrogate.dtype}{list(surrogate.shape)}"
+    )
 
 
 def _validate_global_scale(
