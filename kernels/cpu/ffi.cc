@@ -347,7 +347,8 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   args.round_up = rounding == 0;
   args.compute_global = compute_global == 1;
   args.values = static_cast<uint8_t*>(values->untyped_data());
-  AdviseHugePages(args.values, values->size_bytes());
+  // size_bytes() counts a byte for each FP4 value.
+  AdviseHugePages(args.values, args.rows * args.k / (is_fp4 ? 2 : 1));
   args.scale = static_cast<uint8_t*>(scale->untyped_data());
   args.global_scale = static_cast<float*>(global_scale->untyped_data());
   if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);
