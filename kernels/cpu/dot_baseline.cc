@@ -5,8 +5,6 @@
 
 #include "kernels.h"
 
-#define JAXPLUGIN_F32_LANES 4
-
 namespace jaxplugin {
 namespace {
 #include "codec.inl"

@@ -1,11 +1,10 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dot in float32 fused multiply-adds, written with the vector extensions
-// of GCC and Clang: every instruction set, and operands that bf16 cannot hold.
-// Vectors run along k, so nothing is transposed.
+// The dot in float32 multiply-adds, written with the vector extensions of GCC
+// and Clang: for any machine. Vectors run along k, so nothing is transposed.
 
-constexpr int kLanes = JAXPLUGIN_F32_LANES;
+constexpr int kLanes = 4;  // SSE2, NEON
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
 
 JAXPLUGIN_ALWAYS_INLINE Vector LoadVector(const float* p) {
@@ -24,14 +23,13 @@ JAXPLUGIN_ALWAYS_INLINE float SumLanes(Vector v) {
 }
 
 struct EngineF32 {
-  // 12 or 24 accumulators: what fits in 16 or 32 vector registers.
-  static constexpr int kTileRowsMax = kLanes == 16 ? 6 : 3;
+  static constexpr int kTileRowsMax = 3;  // x 4 columns, in 16 registers
   static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
   static constexpr int kStripRows = 8;
   static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
   static constexpr int kColumns = 4;  // strip rows multiplied at a time
   static constexpr int64_t kChunk = 512;
-  // Roundings: 7 of parts of 8, 3 of sums of 4 parts, 4 of lanes, 1 of products
+  // Roundings: 7 of parts of 8, 3 of sums of 4 parts, 2 of lanes, 1 of products
   // (where there is no fused multiply-add, or a float is a factor), 1 of the
   // total. See sums.inl.
   static constexpr int64_t kPartValues = 8 * kLanes;
@@ -106,11 +104,6 @@ struct EngineF32 {
         case 1: Tile<1>(a + i, lda, b + i, some, first, c); break;
         case 2: Tile<2>(a + i, lda, b + i, some, first, c); break;
         case 3: Tile<3>(a + i, lda, b + i, some, first, c); break;
-#if JAXPLUGIN_F32_LANES == 16
-        case 4: Tile<4>(a + i, lda, b + i, some, first, c); break;
-        case 5: Tile<5>(a + i, lda, b + i, some, first, c); break;
-        case 6: Tile<6>(a + i, lda, b + i, some, first, c); break;
-#endif
       }
     }
   }

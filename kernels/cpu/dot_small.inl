@@ -7,127 +7,99 @@
 // the sums of a block: one multiply-add for 64 values.
 
 constexpr int kSmallRowsMax = 4;
-constexpr int kWeightRows = 4;  // read side by side: four streams a thread
+// From the codes in use to those that are asked for: enough to cover memory's
+// latency. Into the second cache; the first has room for the few rows.
+constexpr int64_t kSmallAhead = 4096;
 
-// One weight row's place in memory.
-struct WeightRow {
-  const uint8_t* values;
-  const uint8_t* scale;
-};
-
-// sum[w][r] += the part of the dots under 16 scales: kVectors vectors of codes
-// a weight row. All of it is there: no masks.
-template <int kBits, int kVectors, int kRows, int kWeights>
-JAXPLUGIN_ALWAYS_INLINE void SmallStep(const WeightRow* weights,
-                                       ScaleKind scale_kind,
+// sum[r] = the part of the dots under 16 scales: kVectors vectors of codes of a
+// weight row, all of them there: no masks. Asks for as many from `ahead` on.
+// Roundings: 3 of a block's products (7 in E2M1; the first product is exact),
+// and one a vector, of which there are 8 (4 in E2M1) at most.
+template <int kBits, int kVectors, int kRows>
+JAXPLUGIN_ALWAYS_INLINE void SmallStep(const uint8_t* values,
+                                       const uint8_t* ahead, __m512 scales,
                                        const ScaleIndex& index,
                                        const Tables& tables, const uint8_t* x,
-                                       int64_t x_row_bytes,
-                                       __m512 (*sum)[kRows]) {
-  // Far enough ahead to cover memory's latency; never faults.
-  constexpr int64_t kAhead = 1024;
+                                       int64_t x_row_bytes, __m512* sum) {
   constexpr int kParts = 16 / kBits;  // bf16 vectors of a vector of codes
-  __m512 scales[kWeights];
-#pragma GCC unroll 4
-  for (int w = 0; w < kWeights; ++w) {
-    scales[w] = LoadScales(scale_kind, weights[w].scale, 16);
-  }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
-    const __m512i lanes = _mm512_load_si512(index.lanes[v]);
+    _mm_prefetch(reinterpret_cast<const char*>(ahead + v * 64), _MM_HINT_T1);
+    const __m512i codes = _mm512_loadu_si512(values + v * 64);
+    Unit unit;
+    if constexpr (kBits == 8) {
+      Unpack8(codes, tables, &unit.q[0], &unit.q[1]);
+    } else {
+      unit = Unpack4(codes, tables.high0);
+    }
+    const __m512 spread = index.Spread(scales, v);
 #pragma GCC unroll 4
-    for (int w = 0; w < kWeights; ++w) {
-      const uint8_t* at = weights[w].values + v * 64;
-      _mm_prefetch(reinterpret_cast<const char*>(at + kAhead), _MM_HINT_T0);
-      const __m512i codes = _mm512_loadu_si512(at);
-      Unit unit;
-      if constexpr (kBits == 8) {
-        Unpack8(codes, tables, &unit.q[0], &unit.q[1]);
-      } else {
-        unit = Unpack4(codes, tables.high0);
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* xr = x + r * x_row_bytes + v * kParts * 64;
+      __m512 block = _mm512_setzero_ps();
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        block = Dot32(block, unit.q[p], _mm512_load_si512(xr + p * 64));
       }
-      const __m512 spread = _mm512_permutexvar_ps(lanes, scales[w]);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const uint8_t* xr = x + r * x_row_bytes + v * kParts * 64;
-        __m512 block = _mm512_setzero_ps();
-#pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) {
-          block = Dot32(block, unit.q[p], _mm512_load_si512(xr + p * 64));
-        }
-        sum[w][r] = _mm512_fmadd_ps(block, spread, sum[w][r]);
-      }
+      sum[r] = v == 0 ? _mm512_mul_ps(block, spread)
+                      : _mm512_fmadd_ps(block, spread, sum[r]);
     }
   }
 }
 
-// c[w * kRows + r] = weight row (w0 + w) . x row r, for `kWeights` rows.
-template <int kBits, int kBlock, int kRows, int kWeights>
-void SmallTile(const Unpacker& unpacker, int64_t w0, const uint8_t* x,
-               int64_t x_row_bytes, float* c) {
-  const Operand& operand = unpacker.x;
-  const Tables tables = unpacker.table_bytes.Load();
+// out[r * ldc] = weight row `w` . x row r. With those of a step, 4 roundings of
+// lanes and 1 of the total: 16 at most (sums.inl).
+template <int kBits, int kBlock, int kRows>
+void SmallSums(const Unpacker& unpacker, int64_t w, const uint8_t* x,
+               int64_t x_row_bytes, float* out, int64_t ldc) {
   constexpr int64_t kStep = 16 * kBlock;  // values under 16 scales
   constexpr int64_t kStepBytes = kStep * kBits / 8;
   constexpr int kVectors = kStepBytes / 64;
-  __m512 sum[kWeights][kRows];
-  WeightRow weights[kWeights];
-  for (int w = 0; w < kWeights; ++w) {
-    weights[w].values = RowValues(operand, w0 + w);
-    weights[w].scale = operand.scale + (w0 + w) * operand.scale_cols;
-    for (int r = 0; r < kRows; ++r) sum[w][r] = _mm512_setzero_ps();
-  }
+  const Operand& operand = unpacker.x;
+  const Tables tables = unpacker.table_bytes.Load();
+  const uint8_t* values = RowValues(operand, w);
+  const uint8_t* scale = operand.scale + w * operand.scale_cols;
+  __m512 total[kRows], rest[kRows], sum[kRows];
+  for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
   int64_t k0 = 0;
   for (; k0 + kStep <= operand.k; k0 += kStep) {
-    SmallStep<kBits, kVectors, kRows, kWeights>(
-        weights, operand.scale_kind, unpacker.index, tables, x, x_row_bytes,
-        sum);
-    for (int w = 0; w < kWeights; ++w) {
-      weights[w].values += kStepBytes;
-      weights[w].scale += 16;
-    }
+    SmallStep<kBits, kVectors, kRows>(
+        values, values + kSmallAhead,
+        LoadScales(operand.scale_kind, scale, 16), unpacker.index, tables, x,
+        x_row_bytes, sum);
+    for (int r = 0; r < kRows; ++r) AddExactly(sum[r], &total[r], &rest[r]);
+    values += kStepBytes;
+    scale += 16;
     x += kStep * 2;
   }
   if (k0 < operand.k) {
     // The rest, zero-padded; x is too.
-    alignas(64) uint8_t values[kWeights][kStepBytes];
-    alignas(64) uint8_t scale[kWeights][16];
-    const int64_t bytes = operand.row_bytes - k0 * kBits / 8;
-    const int64_t columns = operand.scale_cols - k0 / kBlock;
-    for (int w = 0; w < kWeights; ++w) {
-      __builtin_memset(values[w], 0, kStepBytes);
-      __builtin_memset(scale[w], 0, 16);
-      __builtin_memcpy(values[w], weights[w].values, bytes);
-      __builtin_memcpy(scale[w], weights[w].scale, columns);
-      weights[w] = WeightRow{values[w], scale[w]};
-    }
-    SmallStep<kBits, kVectors, kRows, kWeights>(
-        weights, operand.scale_kind, unpacker.index, tables, x, x_row_bytes,
-        sum);
+    alignas(64) uint8_t last[kStepBytes] = {};
+    __builtin_memcpy(last, values, operand.row_bytes - k0 * kBits / 8);
+    SmallStep<kBits, kVectors, kRows>(
+        last, values + kSmallAhead,
+        LoadScales(operand.scale_kind, scale, operand.scale_cols - k0 / kBlock),
+        unpacker.index, tables, x, x_row_bytes, sum);
+    for (int r = 0; r < kRows; ++r) AddExactly(sum[r], &total[r], &rest[r]);
   }
-  for (int w = 0; w < kWeights; ++w) {
-    for (int r = 0; r < kRows; ++r) {
-      c[w * kRows + r] = _mm512_reduce_add_ps(sum[w][r]);
-    }
+  for (int r = 0; r < kRows; ++r) {
+    out[r * ldc] = _mm512_reduce_add_ps(TotalOf(total[r], rest[r]));
   }
 }
 
+// Rows [w0, w0 + count) of the weights. One stream a thread: four rows side by
+// side take 1.9 times as long.
 template <int kBits, int kBlock, int kRows>
 void SmallRows(const Unpacker& unpacker, int64_t w0, int64_t count,
-               const uint8_t* x, int64_t x_row_bytes, float* c) {
-  int64_t w = 0;
-  for (; w + kWeightRows <= count; w += kWeightRows) {
-    SmallTile<kBits, kBlock, kRows, kWeightRows>(unpacker, w0 + w, x,
-                                                 x_row_bytes, c + w * kRows);
-  }
-  for (; w < count; ++w) {
-    SmallTile<kBits, kBlock, kRows, 1>(unpacker, w0 + w, x, x_row_bytes,
-                                       c + w * kRows);
+               const uint8_t* x, int64_t x_row_bytes, float* c, int64_t ldc) {
+  for (int64_t w = 0; w < count; ++w) {
+    SmallSums<kBits, kBlock, kRows>(unpacker, w0 + w, x, x_row_bytes, c + w,
+                                    ldc);
   }
 }
 
 using SmallFunction = void (*)(const Unpacker&, int64_t, int64_t,
-                               const uint8_t*, int64_t, float*);
+                               const uint8_t*, int64_t, float*, int64_t);
 
 template <int kBits, int kBlock>
 SmallFunction SmallRowsOf(int64_t rows) {
@@ -155,14 +127,18 @@ bool SmallDot(const DotArgs& args, const Sides& sides,
   const int64_t x_rows = args.batch * rows;
   // Padded to what 16 scales of block 32 cover.
   const int64_t x_row_bytes = Max(RoundUp(args.k, 512), 512) * 2;
-  // About 64 KiB of weights a task: a few microseconds.
-  int64_t chunk = Max(1, (int64_t{64} << 10) / Max(weights.row_bytes, 1));
-  chunk = Min(Max(RoundUp(chunk, kWeightRows), 8), 1024);
+  // Up to 256 KiB of weights a task, as each begins with nothing asked for
+  // ahead; but eight tasks a thread, so that all end together.
+  const int64_t weight_bytes = sides.strip_rows * weights.row_bytes;
+  int64_t chunk_bytes = weight_bytes * args.batch / (8 * parallel.threads);
+  chunk_bytes = Max(int64_t{16} << 10, Min(chunk_bytes, int64_t{256} << 10));
+  int64_t chunk = Max(1, chunk_bytes / Max(weights.row_bytes, 1));
+  chunk = Min(RoundUp(chunk, 4), 1024);
   const int64_t chunks = CeilDiv(sides.strip_rows, chunk);
 
   const int64_t x_bytes = RoundUp(x_rows * x_row_bytes, 64);
   const int64_t flag_bytes = RoundUp(x_rows, 64);
-  const int64_t slot_bytes = RoundUp(chunk * rows * 8 + rows * 4, 64);
+  const int64_t slot_bytes = RoundUp(chunk * rows * 4 + rows * 4, 64);
   Scratch scratch(x_bytes + flag_bytes + slot_bytes * parallel.threads);
   uint8_t* x_bf16 = scratch.get();
   if (x_bf16 == nullptr) return false;
@@ -193,17 +169,11 @@ bool SmallDot(const DotArgs& args, const Sides& sides,
         const int64_t count = Min(chunk, sides.strip_rows - j0);
         const int64_t w0 = batch * sides.strip_rows + j0;
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
-        float* turned = c + chunk * rows;  // [row][weight]
-        const uint8_t* xs = x_bf16 + batch * rows * x_row_bytes;
-        function(engine.strip_unpacker, w0, count, xs, x_row_bytes, c);
-        for (int64_t j = 0; j < count; ++j) {
-          for (int64_t r = 0; r < rows; ++r) {
-            turned[r * chunk + j] = c[j * rows + r];
-          }
-        }
+        function(engine.strip_unpacker, w0, count,
+                 x_bf16 + batch * rows * x_row_bytes, x_row_bytes, c, chunk);
         // Stored as a panel of `rows` and a strip of `count`.
-        StoreTile(sides, batch, 0, rows, j0, count, turned, chunk,
-                  unsafe + batch * rows, turned + chunk * rows);
+        StoreTile(sides, batch, 0, rows, j0, count, c, chunk,
+                  unsafe + batch * rows, c + chunk * rows);
       });
 }
 
@@ -236,15 +206,4 @@ bool AllSafeBF16(const Operand& x, const Parallel& parallel) {
 bool BF16CanHold(const Operand& x, const Parallel& parallel) {
   if (!IsPlain(x.format)) return true;
   return x.format == Format::kBF16 && AllSafeBF16(x, parallel);
-}
-
-bool DotBF16(const DotArgs& args, const Parallel& parallel) {
-  if (!BF16CanHold(args.lhs, parallel) || !BF16CanHold(args.rhs, parallel)) {
-    return BlockedDot<EngineF32>(args, parallel);
-  }
-  const Sides sides = ChooseSides(args);
-  if (sides.panel_rows <= kSmallRowsMax && !IsPlain(sides.strip->format)) {
-    return SmallDot(args, sides, parallel);
-  }
-  return BlockedDot<EngineBF16>(args, parallel);
 }

@@ -106,7 +106,6 @@ class EmulationTest(absltest.TestCase):
       "emulation/kernels_test": ("-O1",),
       "dot_baseline": ("-O1", *DOT),
       "dot_avx2": ("-O1", *DOT, *avx2),
-      "dot_avx512": ("-O1", *DOT, *avx2),
       "dot_avx512bf16": ("-O0", *DOT, *avx2),
       "quantize_baseline": ("-O1", *QUANTIZE),
       "quantize_avx2": ("-O1", *QUANTIZE, *avx2),

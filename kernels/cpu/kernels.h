@@ -80,7 +80,6 @@ struct DequantizeArgs {
 // All kernels return false when scratch memory could not be had.
 bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
-bool DotAvx512(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
 bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);

@@ -73,17 +73,9 @@ JAXPLUGIN_EMULATED __m512i _mm512_load_si512(const void* p) {
   return _mm512_loadu_si512(p);
 }
 
-JAXPLUGIN_EMULATED __m512 _mm512_load_ps(const void* p) {
-  return (__m512)_mm512_load_si512(p);
-}
-
 JAXPLUGIN_EMULATED void _mm512_store_si512(void* p, __m512i a) {
   CheckAligned(p);
   __builtin_memcpy(p, &a, 64);
-}
-
-JAXPLUGIN_EMULATED void _mm512_store_ps(void* p, __m512 a) {
-  _mm512_store_si512(p, (__m512i)a);
 }
 
 // Bytes whose bit of the mask is clear are not read.
@@ -106,7 +98,7 @@ JAXPLUGIN_EMULATED __m128i _mm_maskz_loadu_epi8(__mmask16 mask,
 }
 
 // A hint: it changes nothing, and any address will do.
-enum { _MM_HINT_T0 = 3 };
+enum { _MM_HINT_T1 = 2 };
 JAXPLUGIN_EMULATED void _mm_prefetch(const char*, int) {}
 
 // Constants and casts.

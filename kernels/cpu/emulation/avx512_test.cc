@@ -36,7 +36,7 @@ struct Register {
 // name(expression of a, b and c); the same text is compiled with emulated
 // intrinsics and with those of <immintrin.h>.
 #define JAXPLUGIN_I(p) _mm512_load_si512((p)->bytes)
-#define JAXPLUGIN_F(p) _mm512_load_ps((p)->bytes)
+#define JAXPLUGIN_F(p) _mm512_castsi512_ps(JAXPLUGIN_I(p))
 #define JAXPLUGIN_INTEGERS(X)                                                 \
   X(and_si512, _mm512_and_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
   X(or_si512, _mm512_or_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
@@ -139,7 +139,7 @@ struct Intrinsic {
   JAXPLUGIN_NATIVE void name(const Register* a, const Register* b,      \
                              const Register* c, Register* out) {        \
     static_cast<void>(a), static_cast<void>(b), static_cast<void>(c);   \
-    _mm512_store_ps(out->bytes, expression);                            \
+    _mm512_store_si512(out->bytes, _mm512_castps_si512(expression));    \
   }
 
 namespace emulated {
