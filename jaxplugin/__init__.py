@@ -9,6 +9,9 @@ w_q = jp.quantize(w, jp.NVFP4)
 y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
+from jaxplugin import jax_version as _jax_version  # noqa: F401
+
+# isort: split
 from jaxplugin import nn as nn
 from jaxplugin.acceleration import accelerate as accelerate
 from jaxplugin.diagnostics import Explanation as Explanation

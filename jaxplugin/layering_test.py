@@ -12,7 +12,14 @@ from absl.testing import absltest
 # Each module may import those of earlier lines. Modules of one line do not know
 # each other. `kernels` may be imported by every one and imports none.
 LAYERS = (
-  ("jax_private", "jaxlib_private", "kernels", "linear_calls", "tangents"),
+  (
+    "jax_private",
+    "jax_version",
+    "jaxlib_private",
+    "kernels",
+    "linear_calls",
+    "tangents",
+  ),
   ("formats",),
   ("problem",),
   ("target",),

@@ -1,0 +1,34 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses a JAX that is older than the oldest one served, when imported.
+
+An older one fails in the middle of some other import, with an AttributeError
+about a name that it does not have yet.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+
+OLDEST: Final = (0, 10, 2)
+
+
+def check(version: tuple[int, ...], name: str, path: str | None) -> None:
+  """Raises ImportError unless `version` is served.
+
+  Args:
+    version: JAX's, as numbers.
+    name: the same as JAX writes it.
+    path: the file that JAX was imported from.
+  """
+  if version < OLDEST:
+    oldest = ".".join(map(str, OLDEST))
+    raise ImportError(
+      f"jaxplugin: needs jax {oldest} or newer, found {name} in {path}; run"
+      f" pip install --upgrade 'jax>={oldest}'"
+    )
+
+
+check(jax.__version_info__, jax.__version__, jax.__file__)
