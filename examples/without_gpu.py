@@ -47,7 +47,7 @@ def sharded(x, mesh, *spec):
   """The same abstract array, or ScaledArray, laid over a mesh."""
 
   def place(leaf):
-    axes = PartitionSpec(*spec) if leaf.ndim else PartitionSpec()
+    axes = PartitionSpec(*spec) if leaf.size > 1 else PartitionSpec()
     return jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, axes)
     )

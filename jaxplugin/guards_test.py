@@ -199,7 +199,7 @@ class FiresTest(GuardsTestCase):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
 
     def put(leaf):
-      leaf_spec = spec if leaf.ndim else P()
+      leaf_spec = spec if leaf.size > 1 else P()
       return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, leaf_spec))
 
     x = jax.tree.map(put, quantized(M, format))

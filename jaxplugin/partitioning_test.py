@@ -46,7 +46,9 @@ def _collectives(compiled):
 
 def _put(array, mesh, spec):
   def put(leaf):
-    return jax.device_put(leaf, NamedSharding(mesh, spec if leaf.ndim else P()))
+    return jax.device_put(
+      leaf, NamedSharding(mesh, spec if leaf.size > 1 else P())
+    )
 
   return jax.tree.map(put, array)
 
