@@ -28,6 +28,8 @@ from jaxplugin.guards import NonFiniteError as NonFiniteError
 from jaxplugin.guards import debug_checks as debug_checks
 from jaxplugin.linear import linear as linear
 from jaxplugin.nn import scaled_dot as scaled_dot
+from jaxplugin.placement import shard as shard
+from jaxplugin.placement import shardings as shardings
 from jaxplugin.preparation import prepare_weights as prepare_weights
 from jaxplugin.preparation import unprepare_weights as unprepare_weights
 from jaxplugin.quantization import dequantize as dequantize
@@ -39,6 +41,8 @@ from jaxplugin.scaled_array import pack_fp4 as pack_fp4
 from jaxplugin.scaled_array import swizzle_scale as swizzle_scale
 from jaxplugin.scaled_array import unpack_fp4 as unpack_fp4
 from jaxplugin.scaled_array import unswizzle_scale as unswizzle_scale
+from jaxplugin.stacking import concatenate as concatenate
+from jaxplugin.stacking import stack as stack
 from jaxplugin.target import Target as Target
 from jaxplugin.target import detect_target as detect_target
 from jaxplugin.target import named_target as named_target
@@ -58,6 +62,7 @@ __all__ = [
   "Target",
   "accelerate",
   "block_scaled_dot",
+  "concatenate",
   "debug_checks",
   "dequantize",
   "detect_target",
@@ -73,6 +78,9 @@ __all__ = [
   "quantize_both",
   "rewrite",
   "scaled_dot",
+  "shard",
+  "shardings",
+  "stack",
   "swizzle_scale",
   "unpack_fp4",
   "unprepare_weights",

@@ -361,6 +361,7 @@ def dequantize(
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
+  scaled_array.require_global_scale("dequantize", x)
   if x.surrogate is None:
     return _dequantize(x, _float_dtype(dtype))
   return _dequantize_straight_through(_float_dtype(dtype), x)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -17,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin import formats
+from jaxplugin import indexing
 from jaxplugin import interleaving
 from jaxplugin import jax_private
 
@@ -32,6 +34,13 @@ SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
 SCALE_TILE_ROWS: Final = 128
 SCALE_TILE_COLUMNS: Final = 4
 _ROW_GROUP: Final = 32
+
+_BLOCKED: Final = (
+  "it is blocked; dequantize, take the part and quantize it again"
+)
+_SWIZZLED_ROWS: Final = (
+  "its rows are swizzled; take the part of unprepare_weights(array)"
+)
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -201,6 +210,43 @@ class ScaledArray:
     (values, scale, global_scale, *_), aux = self.tree_flatten()
     return self.tree_unflatten(aux, (values, scale, global_scale))
 
+  def __getitem__(self, index: Any) -> ScaledArray:
+    """Takes what `index` says, of all dimensions but the blocked one.
+
+    As of a JAX array: ints, slices, an ellipsis, integer and boolean arrays.
+    The blocked dimension is taken whole, and of a swizzled scale the rows too.
+
+    Raises:
+      TypeError: one of these is not taken whole.
+      IndexError: an int is out of bounds, or there are too many indices.
+    """
+    require_global_scale("ScaledArray", self)
+    wholes = {self.axis: _BLOCKED}
+    if self.scale_layout == SWIZZLED:
+      wholes[self.ndim - 2] = _SWIZZLED_ROWS
+    (values, scale, _, *rest), aux = self.tree_flatten()
+    global_scale = full_global_scale(self)
+    own, of_global = indexing.leaf_indices(
+      index,
+      self.shape,
+      wholes,
+      (1,) * self.ndim if global_scale is None else global_scale.shape,
+    )
+    is_dynamic = any(isinstance(item, jax.Array) for item in own)
+
+    def take(leaf: Any, index: Any) -> Any:
+      # NumPy cannot take what is traced.
+      return (jnp.asarray(leaf) if is_dynamic else leaf)[index]
+
+    if global_scale is not None:
+      global_scale = take(global_scale, of_global)
+    others = [take(leaf, own) for leaf in (values, scale, *rest)]
+    return self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
+
+  def __iter__(self) -> Iterator[ScaledArray]:
+    """One array for each index of the first dimension."""
+    return (self[i] for i in range(self.shape[0]))
+
   def _replace_values(self, values: jax.Array) -> ScaledArray:
     (_, *children), aux = self.tree_flatten()
     return self.tree_unflatten(aux, (values, *children))
@@ -252,6 +298,23 @@ def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
   elif values.dtype == interleaving.WORDS:
     per_element = interleaving.VALUES_PER_WORD
   return (*shape[:axis], per_element * shape[axis], *shape[axis + 1 :])
+
+
+def full_global_scale(array: ScaledArray) -> Any:
+  """The global scale with the array's rank, whatever it came as; or None."""
+  scale = array.global_scale
+  if scale is None or scale.ndim == array.ndim:
+    return scale
+  return scale.reshape(full_global_scale_shape(array))
+
+
+def full_global_scale_shape(array: ScaledArray) -> tuple[int, ...]:
+  """Shape of `full_global_scale`, of one that is there."""
+  scale = array.global_scale
+  if scale.ndim == array.ndim:
+    return tuple(scale.shape)
+  shape = () if scale.size == 1 else tuple(scale.shape)
+  return (*shape, *(1,) * (array.ndim - len(shape)))
 
 
 def may_be_interleaved(format: formats.BlockFormat) -> bool:
@@ -311,7 +374,7 @@ def _validate(array: ScaledArray) -> None:
       f"{' (padded to 128 x 4)' if array.scale_layout == SWIZZLED else ''},"
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
     )
-  _validate_global_scale(array.global_scale, shape, axis)
+  _validate_global_scale("ScaledArray", array.global_scale, shape, axis)
   surrogate = array.surrogate
   if surrogate is not None and not (
     tuple(surrogate.shape) == shape
@@ -323,8 +386,16 @@ def _validate(array: ScaledArray) -> None:
     )
 
 
+def require_global_scale(who: str, array: ScaledArray) -> None:
+  """Raises TypeError unless the global scale's shape follows the array's.
+
+  It need not where leaves were joined or indexed one by one.
+  """
+  _validate_global_scale(who, array.global_scale, array.shape, array.axis)
+
+
 def _validate_global_scale(
-  global_scale: Any, shape: Sequence[int], axis: int
+  who: str, global_scale: Any, shape: Sequence[int], axis: int
 ) -> None:
   """Checks a global scale for values of logical `shape`; raises TypeError."""
   if global_scale is None:
@@ -338,11 +409,11 @@ def _validate_global_scale(
     fits = global_scale.size == 1 or given == tuple(shape[: len(given)])
   if global_scale.dtype != np.float32 or not fits:
     raise TypeError(
-      "ScaledArray: global_scale must be float32 of the rank of values, with"
-      " size 1 or theirs in each dimension and 1 along the blocked one, or one"
-      f" number, or have their leading dimensions; values {tuple(shape)} are"
-      f" blocked along dimension {axis}, got"
-      f" {global_scale.dtype}{list(given)}"
+      f"{who}: global_scale must be float32 of the rank of values, with size 1"
+      " or theirs in each dimension and 1 along the blocked one, or one number,"
+      f" or have their leading dimensions; values {tuple(shape)} are blocked"
+      f" along dimension {axis}, got {global_scale.dtype}{list(given)}"
+      " (jaxplugin.concatenate and stack join global scales too)"
     )
 
 

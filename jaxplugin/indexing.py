@@ -1,0 +1,104 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Indices of a block-scaled array, and those of its leaves."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_WHO = "ScaledArray"
+
+
+def leaf_indices(
+  index: Any,
+  shape: Sequence[int],
+  wholes: Mapping[int, str],
+  global_shape: Sequence[int],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+  """What indexes values and scale, and what indexes the global scale.
+
+  Args:
+    index: as of a NumPy array: ints, slices, one ellipsis, integer arrays, and
+      boolean arrays of rank 1.
+    shape: the logical shape.
+    wholes: the dimensions that are taken whole, and why they are.
+    global_shape: of the global scale, of the same rank.
+
+  Raises:
+    TypeError: one of `wholes` is not, or an index is of another kind.
+    IndexError: there are too many indices, or an int is out of bounds.
+  """
+  items = list(index) if isinstance(index, tuple) else [index]
+  whole = slice(None)
+  ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+  if len(ellipses) > 1 or len(items) - len(ellipses) > len(shape):
+    raise IndexError(
+      f"{_WHO}: an index has at most one ellipsis and {len(shape)} others for"
+      f" shape {tuple(shape)}, got {index!r}"
+    )
+  at = ellipses[0] if ellipses else len(items)
+  missing = len(shape) - (len(items) - len(ellipses))
+  items[at : at + 1] = [whole] * missing
+  for dim, item in enumerate(items):
+    if dim in wholes:
+      _require_whole(item, dim, shape, wholes[dim])
+    else:
+      _check(item, dim, shape)
+  of_global = [
+    item if size != 1 or shape[dim] == 1 else _of_size_1(item)
+    for dim, (item, size) in enumerate(zip(items, global_shape, strict=True))
+  ]
+  return tuple(items), tuple(of_global)
+
+
+def _require_whole(item: Any, dim: int, shape: Sequence[int], why: str) -> None:
+  is_whole = isinstance(item, slice) and (
+    item.indices(shape[dim]) == (0, shape[dim], 1)
+  )
+  if not is_whole:
+    raise TypeError(
+      f"{_WHO}: dimension {dim} of shape {tuple(shape)} must be taken whole,"
+      f" got index {item!r}: {why}"
+    )
+
+
+def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
+  if isinstance(item, slice):
+    return
+  if hasattr(item, "dtype") and hasattr(item, "ndim"):
+    kind = np.dtype(item.dtype).kind
+    if kind in "iu" or (kind == "b" and item.ndim == 1):
+      return
+  elif not isinstance(item, bool):
+    try:
+      number = operator.index(item)
+    except TypeError:
+      pass
+    else:
+      # Without it a loop over the array would never end.
+      if not -shape[dim] <= number < shape[dim]:
+        raise IndexError(
+          f"{_WHO}: index {number} is out of bounds for dimension {dim} of"
+          f" shape {tuple(shape)}"
+        )
+      return
+  raise TypeError(
+    f"{_WHO}: an index must be an int, a slice, an ellipsis, an array of"
+    " integers, or an array of booleans of rank 1, got for dimension"
+    f" {dim} {item!r}"
+  )
+
+
+def _of_size_1(item: Any) -> Any:
+  """What takes from a dimension of size 1 what `item` takes of a longer one."""
+  if isinstance(item, slice):
+    return slice(None)
+  if np.ndim(item) == 0:
+    return 0
+  rank = 1 if np.dtype(item.dtype).kind == "b" else np.ndim(item)
+  return np.zeros((1,) * rank, np.int32)
