@@ -137,7 +137,7 @@ def _of_array(
   if mesh is not None:
     _require_even(who, array, entries, mesh.shape)
 
-  of_global = None
+  of_global: Any = None
   if global_scale is not None:
     sizes = scaled_array.full_global_scale_shape(array)
     of_sizes = [

@@ -364,6 +364,27 @@ class StackTest(parameterized.TestCase):
       jp.stack(arrays)
 
 
+class DerivativeTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    ("concatenate", lambda a, b: jp.concatenate([a, b]), lambda a, b: [a, b]),
+    (
+      "stack_and_index",
+      lambda a, b: jp.stack([a, b], 1)[..., 1, :],
+      lambda a, b: [b],
+    ),
+  )
+  def test_straight_through_derivatives_pass(self, join, expected):
+    rng = np.random.default_rng(0)
+    x, y, g = (rng.normal(size=(6, 32)).astype(np.float32) for _ in range(3))
+
+    def loss(x):
+      x_q = jp.quantize(x, jp.NVFP4, derivative="straight_through")
+      joined = jp.dequantize(join(jp.quantize(y, jp.NVFP4), x_q))
+      return (joined * np.concatenate(expected(g, 2 * g))).sum()
+
+    np.testing.assert_array_equal(jax.grad(loss)(x), 2 * g)
+
+
 class FullGlobalScaleTest(parameterized.TestCase):
   @parameterized.parameters(
     ((), (1, 1, 1)),
