@@ -7,6 +7,7 @@ But `jaxlib_private`, for a process without JAX.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Protocol
 
 import jax
 import jax.export
+import numpy as np
 from jax._src import core
 from jax._src import dispatch
 from jax._src import linear_util
@@ -24,6 +26,7 @@ from jax._src import util
 from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
+from jax._src.lib import xla_client
 from jax.extend import core as extend_core
 
 
@@ -35,6 +38,48 @@ def require_devices_during_lowering(primitive: Any) -> None:
 def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
   """Constrains a lowered value to the explicit sharding in its type."""
   return mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiling:
+  """How the partitioner deals an array to devices.
+
+  Attributes:
+    counts: tiles along each dimension.
+    device_numbers: i64[n], positions in `devices`: those of the first tile (one
+      or more copies of it), then those of the next, in major to minor order.
+    devices: all of the program's.
+  """
+
+  counts: tuple[int, ...]
+  device_numbers: np.ndarray
+  devices: tuple[jax.Device, ...]
+
+
+def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
+  """Reads a sharding that `custom_partitioning` did not decode.
+
+  Returns:
+    None where nothing is known, or tiles are not dealt to all devices: parts of
+    an enclosing `shard_map`, sums that are not complete.
+  """
+  if sharding is None:
+    return None
+  hlo = sharding._hlo_sharding
+  devices = tuple(sharding._device_assignment)
+  if hlo.is_replicated():
+    counts, numbers = (1,) * ndim, np.arange(len(devices))
+  elif hlo.is_tiled() and all(
+    kind == xla_client.OpSharding.Type.REPLICATED
+    for kind in hlo.subgroup_types()
+  ):
+    counts = tuple(hlo.tile_assignment_dimensions())[:ndim]
+    numbers = np.asarray(hlo.tile_assignment_devices(), np.int64)
+  else:
+    return None
+  if len(numbers) != len(devices):
+    return None
+  return Tiling(counts=counts, device_numbers=numbers, devices=devices)
 
 
 def varying_axes(x: Any) -> frozenset[str]:

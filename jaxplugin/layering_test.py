@@ -31,6 +31,7 @@ LAYERS = (
     "indexing",
     "interleaving",
     "lowering",
+    "mesh_axes",
     "scale_signs",
     "striding",
     "triton_library",

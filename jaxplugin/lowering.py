@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
+
 from jaxplugin import problem as problem_lib
 from jaxplugin import target as target_lib
 
@@ -28,6 +30,16 @@ def is_partitioned(ctx: Any) -> bool:
     return set(manual) != set(axis_context.mesh.axis_names)
   # Known also where the devices are not, as under an abstract mesh.
   return getattr(axis_context, "num_devices", 1) > 1
+
+
+def is_partly_manual_under_gspmd(ctx: Any) -> bool:
+  """Whether this is inside a `shard_map` over some of the axes, under GSPMD.
+
+  It aborts the process there on custom calls that are not its own.
+  """
+  manual = getattr(ctx.module_context.axis_context, "manual_axes", None)
+  is_shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
+  return bool(manual) and is_partitioned(ctx) and not is_shardy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,31 +25,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import custom_partitioning as custom_partitioning_lib
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 
 from jaxplugin import call
 from jaxplugin import formats
+from jaxplugin import jax_private
+from jaxplugin import mesh_axes
 from jaxplugin import reference
 from jaxplugin import scaled_array
 
-Axes = tuple[str, ...]
-Spec = tuple[Axes, ...]  # the mesh axes of each dimension, major to minor
-
-
-def normalize_spec(spec: PartitionSpec | Sequence[Any], ndim: int) -> Spec:
-  """The axes of each dimension of a `PartitionSpec`, as tuples."""
-  entries = list(spec) + [None] * (ndim - len(spec))
-
-  def axes(entry):
-    if isinstance(entry, str):
-      return (entry,)
-    return tuple(entry) if isinstance(entry, (tuple, list)) else ()
-
-  return tuple(axes(entry) for entry in entries)
-
-
-def partition_spec(spec: Spec) -> PartitionSpec:
-  return PartitionSpec(*(axes or None for axes in spec))
+Axes = mesh_axes.Axes
+Spec = mesh_axes.Spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -296,7 +281,8 @@ def sharding_rule(
   where the two differ) and of what is inside one. The scale shares the factor
   of whole blocks, so a sharding of k spreads from values to scales and back.
   Where a mesh axis cannot divide the number of blocks, Shardy would split that
-  axis in two, which JAX cannot decode; there k is left out of the rule.
+  axis in two and spread the parts, to results that leave `jit` as well; there k
+  is left out of the rule.
 
   Args:
     config: the call.
@@ -418,41 +404,38 @@ def partitioned(
   def whole(*flat):
     return abstract_dot(from_bytes(config, flat), config)
 
-  def specs_of(mesh, operands):
-    def spec(x):
-      sharding = x.sharding
-      ndim = len(x.shape)
-      if mesh is None or not isinstance(sharding, NamedSharding):
-        return ((),) * ndim
-      return normalize_spec(sharding.spec, ndim)
-
-    return spec(operands.lhs), spec(operands.rhs)
+  def decode(mesh, arg_shapes, *more):
+    arrays = [*arg_shapes, *more]
+    ndims = [len(x.shape) for x in arrays]
+    tilings = [
+      jax_private.partitioner_tiling(x.sharding, ndim)
+      for x, ndim in zip(arrays, ndims, strict=True)
+    ]
+    mesh, specs = mesh_axes.decode(mesh, tilings, ndims)
+    return mesh, call.Operands.unflatten(config, specs), specs[-1]
 
   def infer(mesh, arg_shapes, result_shape):
+    del result_shape
     operands = call.Operands.unflatten(config, arg_shapes)
-    lhs_spec, rhs_spec = specs_of(mesh, operands)
-    spec = result_spec(config, operands, lhs_spec, rhs_spec, mesh.shape)
-    return NamedSharding(mesh, partition_spec(spec))
+    mesh, specs, _ = decode(mesh, arg_shapes)
+    spec = result_spec(config, operands, specs.lhs, specs.rhs, mesh.shape)
+    return NamedSharding(mesh, mesh_axes.partition_spec(spec))
 
   def partition(mesh, arg_shapes, result_shape):
     operands = call.Operands.unflatten(config, arg_shapes)
-    lhs_spec, rhs_spec = specs_of(mesh, operands)
-    out_sharding = result_shape.sharding
-    out_spec = None
-    if isinstance(out_sharding, NamedSharding):
-      out_spec = normalize_spec(out_sharding.spec, len(result_shape.shape))
+    mesh, specs, out_spec = decode(mesh, arg_shapes, result_shape)
     assignment = assign_axes(
       config,
       call.operand_shape(config.lhs, operands.lhs),
       call.operand_shape(config.rhs, operands.rhs),
-      lhs_spec,
-      rhs_spec,
+      specs.lhs,
+      specs.rhs,
       out_spec,
       mesh.shape,
     )
-    named = lambda spec: NamedSharding(mesh, partition_spec(spec))
-    specs = operand_specs(config, operands, assignment)
-    arg_shardings = tuple(named(spec) for spec in specs if spec is not None)
+    named = lambda spec: NamedSharding(mesh, mesh_axes.partition_spec(spec))
+    wanted = operand_specs(config, operands, assignment)
+    arg_shardings = tuple(named(spec) for spec in wanted if spec is not None)
 
     def per_shard(*flat):
       # Traced while XLA compiles, perhaps inside a caller's `set_mesh`, whose
@@ -473,6 +456,7 @@ def partitioned(
   function.def_partition(
     infer_sharding_from_operands=infer,
     partition=partition,
+    decode_shardings=False,
     sharding_rule=rule,
   )
   return function

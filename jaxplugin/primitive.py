@@ -35,6 +35,7 @@ from jaxplugin import canonical
 from jaxplugin import derivatives
 from jaxplugin import jax_private
 from jaxplugin import lowering
+from jaxplugin import mesh_axes
 from jaxplugin import partitioning
 from jaxplugin import reference
 from jaxplugin import target as target_lib
@@ -88,9 +89,9 @@ def _result_sharding(
     (a.sharding.mesh for a in flat if not a.sharding.mesh.empty),
     operands.lhs.sharding.mesh,
   )
-  spec: partitioning.Spec = ((),) * ndim
+  spec: mesh_axes.Spec = ((),) * ndim
   if not mesh.empty:
-    normalize = lambda x: partitioning.normalize_spec(x.sharding.spec, x.ndim)
+    normalize = lambda x: mesh_axes.normalize_spec(x.sharding.spec, x.ndim)
     spec = partitioning.result_spec(
       config,
       operands,
@@ -98,7 +99,7 @@ def _result_sharding(
       normalize(operands.rhs),
       mesh.shape,
     )
-  return NamedSharding(mesh, partitioning.partition_spec(spec))
+  return NamedSharding(mesh, mesh_axes.partition_spec(spec))
 
 
 # Derivatives.
@@ -242,10 +243,17 @@ def _lower(ctx, *flat, config, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
   target = lowering.resolve_target(target, platform)
   is_export = ctx.module_context.lowering_parameters.for_export
+  # A partitioner's callback cannot be exported.
+  is_split = not is_export and lowering.is_partitioned(ctx)
+  why = None
   if is_export and config.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
     # does not take calls whose stability nobody guarantees.
     why = "jax.export needs a portable module"
+  elif is_split and lowering.is_partly_manual_under_gspmd(ctx):
+    # The process would abort, in JAX's callback as on a kernel's call.
+    why, is_split = "inside a shard_map over some axes needs Shardy", False
+  if why is not None:
     target = dataclasses.replace(
       target,
       cudnn_version=None,
@@ -258,9 +266,6 @@ def _lower(ctx, *flat, config, target, platform=None):
     problem = call.problem_of(config, operands)
     decision = backends.choose(problem, target, config.implementation)
     return backends.emit(decision.implementation, operands, config, target)
-
-  # A partitioner's callback cannot be exported.
-  is_split = not is_export and lowering.is_partitioned(ctx)
 
   def function(*flat):
     operands = call.Operands.unflatten(config, flat)

@@ -1,0 +1,188 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Shardings by parts of a mesh axis, which no `PartitionSpec` can say."""
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+
+NUM_DEVICES = 8
+PARTITIONERS = ("shardy", "gspmd")
+
+
+def exact(seed, *shape):
+  """Values of E2M1 with a 6 in each block: no format rounds them, and their
+  products and sums are exact in f32."""
+  values = np.array([0, 1, 2, 3, 4, 6, -1, -2, -3, -4, -6], np.float32)
+  result = np.random.default_rng(seed).choice(values, shape)
+  result[..., ::16] = 6
+  return result
+
+
+class SplitAxisTest(parameterized.TestCase):
+  """Shardings by parts of a mesh axis: a caller's reshape makes them, as does
+  quantizing a k that is sharded."""
+
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    shardy = jax.config.jax_use_shardy_partitioner
+    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
+
+  def run_sharded(self, partitioner, sizes, function, arrays, specs):
+    """The function's result, of arguments that it gets sharded."""
+    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+    mesh = jax.sharding.Mesh(
+      np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes),
+      tuple("xyz"[: len(sizes)]),
+    )
+
+    def sharded(*arrays):
+      # Unlike arguments, they may be sharded unevenly.
+      return function(
+        *(
+          jax.lax.with_sharding_constraint(a, NamedSharding(mesh, spec))
+          for a, spec in zip(arrays, specs, strict=True)
+        )
+      )
+
+    # JAX itself names no such sharding of a result under GSPMD.
+    replicated = NamedSharding(mesh, P())
+    return np.asarray(jax.jit(sharded, out_shardings=replicated)(*arrays))
+
+  @parameterized.product(
+    partitioner=PARTITIONERS,
+    case=(
+      (jp.MXFP8, 128, (8,), "xla"),
+      (jp.MXFP8, 192, (4,), None),
+      (jp.NVFP4, 96, (4,), None),
+      (jp.NVFP4, 480, (8,), None),
+      (jp.MXFP4, 2880, (2, 4), None),
+      (jp.MXFP8, 96, (6,), "xla"),
+    ),
+  )
+  def test_blocks_of_a_sharded_k(self, partitioner, case):
+    format, k, sizes, implementation = case
+    axes = P(None, tuple("xyz"[: len(sizes)]))
+    arrays = exact(0, 24, k), exact(1, 16, k)
+    global_scale = 1.0 if format.has_global_scale else None
+
+    def function(lhs, rhs):
+      return jp.block_scaled_dot(
+        jp.quantize(lhs, format, global_scale=global_scale),
+        jp.quantize(rhs, format, global_scale=global_scale),
+        implementation=implementation,
+      )
+
+    result = self.run_sharded(
+      partitioner, sizes, function, arrays, (axes, axes)
+    )
+    np.testing.assert_array_equal(result, arrays[0] @ arrays[1].T)
+
+  @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
+  def test_rows_that_a_reshape_splits_or_merges(self, partitioner, size):
+    numbers = (((2,), (1,)), ((), ()))
+    lhs, rhs = exact(0, 24, 128), exact(1, 16, 128)
+    expected = lhs @ rhs.T
+
+    def split(lhs, rhs):
+      return jp.dot_general(jp.MXFP8, jp.MXFP8)(
+        lhs.reshape(6, 4, 128), rhs, numbers
+      )
+
+    def split_quantized(values, scale, rhs):
+      lhs = jp.ScaledArray(
+        values.reshape(6, 4, 128), scale.reshape(6, 4, 4), None, jp.MXFP8
+      )
+      rhs = jp.quantize(rhs, jp.MXFP8)
+      return jp.block_scaled_dot(lhs, rhs, dimension_numbers=numbers)
+
+    def merge(lhs, rhs):
+      lhs = jp.quantize(lhs.reshape(24, 128), jp.MXFP8)
+      return jp.block_scaled_dot(lhs, jp.quantize(rhs, jp.MXFP8))
+
+    rows = P("x")
+    result = self.run_sharded(
+      partitioner, (size,), split, (lhs, rhs), (rows, P())
+    )
+    np.testing.assert_array_equal(result.reshape(24, 16), expected)
+    quantized = jp.quantize(lhs, jp.MXFP8)
+    result = self.run_sharded(
+      partitioner,
+      (size,),
+      split_quantized,
+      (quantized.values, quantized.scale, rhs),
+      (rows, rows, P()),
+    )
+    np.testing.assert_array_equal(result.reshape(24, 16), expected)
+    result = self.run_sharded(
+      partitioner,
+      (size,),
+      merge,
+      (lhs.reshape(6, 4, 128), rhs),
+      (P(None, "x"), rows),
+    )
+    np.testing.assert_array_equal(result, expected)
+
+  @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
+  def test_a_batch_that_does_not_divide_or_was_merged(self, partitioner, size):
+    lhs, rhs = exact(0, 6, 8, 64), exact(1, 6, 4, 64)
+
+    def function(lhs, rhs):
+      rhs = rhs.reshape(6, 4, 64)
+      return jp.block_scaled_dot(
+        jp.quantize(lhs, jp.MXFP4), jp.quantize(rhs, jp.MXFP8)
+      )
+
+    result = self.run_sharded(
+      partitioner,
+      (size,),
+      function,
+      (lhs, rhs.reshape(24, 64)),
+      (P("x"), P("x")),
+    )
+    np.testing.assert_array_equal(result, np.einsum("bmk,bnk->bmn", lhs, rhs))
+
+  @parameterized.parameters(*PARTITIONERS)
+  def test_shard_map_over_some_axes_leaves_the_others_to_the_partitioner(
+    self, partitioner
+  ):
+    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+    lhs, rhs = exact(0, 16, 128), exact(1, 8, 128)
+    mesh = jax.sharding.Mesh(
+      np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
+    )
+
+    def call(implementation):
+      def local(lhs, rhs):
+        return jp.block_scaled_dot(
+          jp.quantize(lhs, jp.MXFP8),
+          jp.quantize(rhs, jp.MXFP8),
+          implementation=implementation,
+        )
+
+      mapped = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P("a"), P()),
+        out_specs=P("a"),
+        axis_names={"a"},
+      )
+      sharded = jax.device_put(rhs, NamedSharding(mesh, P("b")))
+      return jax.jit(mapped)(lhs, sharded)
+
+    np.testing.assert_array_equal(np.asarray(call(None)), lhs @ rhs.T)
+    if partitioner == "gspmd":
+      with self.assertRaisesRegex(NotImplementedError, "needs Shardy"):
+        call("cpu")
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  absltest.main()
