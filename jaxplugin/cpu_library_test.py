@@ -3,8 +3,10 @@
 """The handlers reach XLA once, or not at all; the library's age is known."""
 
 import concurrent.futures
+import json
 import pathlib
 import pickle
+import sys
 import tempfile
 import warnings
 from unittest import mock
@@ -24,6 +26,7 @@ from jaxplugin import testing
 from jaxplugin.kernels.cpu import library
 
 NUM_THREADS = 8
+REAL_PATH = list(sys.path)
 TARGET = target.detect_target("cpu")
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
@@ -188,6 +191,101 @@ class TruncatedTest(parameterized.TestCase):
     path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "x"
     path.write_bytes(content)
     with self.assertRaisesRegex(library.LibraryError, "x cannot be loaded: "):
+      library.load(jax.ffi.include_dir(), path)
+
+
+class SearchPathTest(parameterized.TestCase):
+  """A checkout hides an installed package, and takes its library."""
+
+  def setUp(self):
+    super().setUp()
+    directory = tempfile.TemporaryDirectory()
+    self.addCleanup(directory.cleanup)
+    root = pathlib.Path(directory.name).resolve()
+    self.checkout, self.site = root / "checkout", root / "site"
+    self.here = self.checkout / "kernels" / "cpu"
+    self.built = self.checkout / "build" / "cpu"
+    self.here.mkdir(parents=True)
+    (self.checkout / "pyproject.toml").touch()
+    self.wheel = self.site / "jaxplugin" / "kernels" / "cpu"
+    self.enter_context(
+      mock.patch.object(sys, "path", [str(self.checkout), str(self.site)])
+    )
+
+  def install(self, origin, site=None):
+    info = (site or self.site) / "jaxplugin-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: jaxplugin\nVersion: 0.1.0\n")
+    if origin is not None:
+      (info / "direct_url.json").write_text(json.dumps(origin))
+
+  def search_path(self):
+    return library.search_path(self.here)
+
+  def test_nothing_installed(self):
+    self.assertEqual(self.search_path(), (self.here, self.built))
+
+  @parameterized.named_parameters(
+    ("from_an_index", lambda checkout: None),
+    (
+      "from_a_wheel",
+      lambda checkout: {"url": "file:///dist/x.whl", "archive_info": {}},
+    ),
+    (
+      "by_pip_install_dot",
+      lambda checkout: {"url": checkout.as_uri(), "dir_info": {}},
+    ),
+  )
+  def test_installed_wheel_is_found_from_the_checkout(self, origin):
+    self.install(origin(self.checkout))
+    self.assertEqual(self.search_path(), (self.here, self.built, self.wheel))
+
+  def test_editable_install_of_this_checkout_is_found(self):
+    self.install(
+      {"url": self.checkout.as_uri(), "dir_info": {"editable": True}}
+    )
+    self.assertEqual(
+      self.search_path(), (self.here, self.built, self.site / "jaxplugin-libs")
+    )
+
+  def test_editable_install_of_another_checkout_is_not(self):
+    self.install({"url": "file:///elsewhere", "dir_info": {"editable": True}})
+    self.assertEqual(self.search_path(), (self.here, self.built))
+
+  def test_of_several_the_first_on_the_path_comes_first(self):
+    base = self.site.parent / "base"
+    sys.path.append(str(base))
+    self.install(None)
+    self.install(None, base)
+    self.assertEqual(
+      self.search_path()[2:],
+      (self.wheel, base / self.wheel.relative_to(self.site)),
+    )
+
+  def test_wheel_looks_only_beside_itself(self):
+    self.install(None)
+    self.assertEqual(library.search_path(self.wheel), (self.wheel,))
+
+  def test_build_that_failed_when_the_wheel_was_made_is_reported(self):
+    self.install(None)
+    self.wheel.mkdir(parents=True)
+    (self.wheel / library.FAILURE_NAME).write_text("g++: not found\nmore")
+    with self.assertRaisesRegex(
+      library.LibraryError, r"did not compile at install: g\+\+: not found"
+    ):
+      library.find(self.search_path())
+
+  @needs_library
+  def test_library_of_a_wheel_of_these_sources_is_loaded_without_a_word(self):
+    with mock.patch.object(sys, "path", REAL_PATH):
+      content = library.find().read_bytes()
+    self.install(None)
+    self.wheel.mkdir(parents=True)
+    path = self.wheel / library.LIBRARY_NAME
+    path.write_bytes(content)
+    self.assertEqual(library.find(self.search_path()), path)
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
       library.load(jax.ffi.include_dir(), path)
 
 

@@ -4,12 +4,13 @@
 
 The package's build (CMakeLists.txt at the top level) puts the library beside
 this file in a wheel, and into `jaxplugin-libs` of site-packages for an editable
-install. One built by hand in a checkout goes before the latter:
+install. A checkout, which hides an installed wheel from programs that run in
+it, takes the library of either; one built by hand in it goes before them:
 
   cmake -S kernels/cpu -B build/cpu && cmake --build build/cpu -j2
 
 Where the build failed it has left `FAILURE_NAME`, which says why. A library
-that is older than the sources of its checkout is loaded with a
+that is of other sources than those of the checkout is loaded with a
 `StaleLibraryWarning`, once a process.
 """
 
@@ -43,6 +44,7 @@ HANDLERS: Final = (
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent
 _EDITABLE_DIRECTORY: Final = "jaxplugin-libs"
+_WHEEL_DIRECTORY: Final = "jaxplugin/kernels/cpu"
 # Of an ELF file (System V ABI, "ELF Header"): magic, 64 bits, little-endian;
 # and where in its header of 64 bytes the section table is described.
 _ELF64: Final = b"\x7fELF\x02\x01"
@@ -91,29 +93,32 @@ def find(directories: tuple[pathlib.Path, ...] | None = None) -> pathlib.Path:
   )
 
 
-def search_path() -> tuple[pathlib.Path, ...]:
-  """Directories that may hold the library, in order."""
-  directories = [_HERE]
-  checkout = _HERE.parents[1]
+def search_path(here: pathlib.Path = _HERE) -> tuple[pathlib.Path, ...]:
+  """Directories that may hold the library, in order.
+
+  Args:
+    here: the directory of this file.
+  """
+  directories = [here]
+  checkout = here.parents[1]
   if (checkout / "pyproject.toml").is_file():
     directories.append(checkout / "build" / "cpu")
-    installed = _editable_install(checkout)
-    if installed is not None:
-      directories.append(installed)
+    directories += _installed(checkout)
   return tuple(directories)
 
 
-def _editable_install(checkout: pathlib.Path) -> pathlib.Path | None:
-  """Where an editable install of this checkout put the library."""
-  try:
-    distribution = importlib.metadata.distribution(DISTRIBUTION)
-  except importlib.metadata.PackageNotFoundError:
-    return None
-  origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-  # Of another checkout, or of a wheel: its library may not fit these sources.
-  if origin.get("url") != checkout.as_uri():
-    return None
-  return pathlib.Path(str(distribution.locate_file(_EDITABLE_DIRECTORY)))
+def _installed(checkout: pathlib.Path) -> list[pathlib.Path]:
+  """Where installs of the package, found from a checkout, put the library."""
+  directories = []
+  for distribution in importlib.metadata.distributions(name=DISTRIBUTION):
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    directory = _WHEEL_DIRECTORY
+    if origin.get("dir_info", {}).get("editable"):
+      if origin.get("url") != checkout.as_uri():
+        continue  # of another checkout: these sources are not its
+      directory = _EDITABLE_DIRECTORY
+    directories.append(pathlib.Path(str(distribution.locate_file(directory))))
+  return directories
 
 
 def load(
@@ -182,8 +187,8 @@ def stale_reason(
   return (
     f"{path} was not built from the sources in {directory}, as they are now:"
     " what runs is older. Build it again, by pip install --no-build-isolation"
-    " --no-deps --editable . for an editable install, or by cmake --build for"
-    " one built by hand"
+    " --no-deps --editable . for an editable install, by pip install . for"
+    " another, or by cmake --build for one built by hand"
   )
 
 
