@@ -14,12 +14,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 
@@ -32,7 +34,9 @@ from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import quantization
 from jaxplugin import reference
+from jaxplugin import scaled_array
 from jaxplugin import tangents
+from jaxplugin import transposition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +89,13 @@ def dot_general(
   `quantize_both` does: dimensions that are contracted together lie side by
   side in order, those of the other product beside them, batch dimensions first.
   Without differentiation, and under `jit` for a gradient that is not used,
-  nothing is quantized twice. Second derivatives are there, in reverse mode,
-  where neither product is quantized backward; else they are an error.
+  nothing is quantized twice.
+
+  Forward mode (`jax.jvp`, `jax.jacfwd`) multiplies tangents, in high precision
+  and as they are, with what the backward pass multiplies g with: both modes are
+  the same matrix, but for the quantization of g. Second derivatives, in any
+  order of modes, are there where neither product is quantized backward; else
+  they are an error.
 
   Use it as `flax.linen.Dense(dot_general=...)`, in
   `jnp.einsum(..., _dot_general=...)` (which may swap its operands, so give both
@@ -120,7 +129,7 @@ def dot_general(
       function returned: operands are no floats or their shapes do not fit.
     ValueError: scale_rounding, implementation or a format's name is unknown.
     NotImplementedError: out_sharding has unreduced axes, or from the function
-      returned, a derivative of a gradient whose products are quantized.
+      returned, a second derivative where products backward are quantized.
     JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
       names an axis that is not explicit, or is needed, as a contracting
       dimension is sharded, and is not given.
@@ -251,7 +260,7 @@ def _operand(name: str, x: Any) -> jax.Array:
   return x
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _dot(
   recipe: Recipe,
   numbers: call.DimensionNumbers,
@@ -267,101 +276,192 @@ def _dot(
   return product.multiply(lhs_q, rhs_q, dtype, recipe)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["array"],
-  meta_fields=["is_blocked", "ndim", "dtype"],
-)
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-  """What the backward pass needs of an operand.
-
-  Attributes:
-    array: the operand, or where is_blocked a `ScaledArray` of it, quantized
-      along what the backward product contracts.
-    ndim, dtype: of the operand.
-  """
-
-  array: Any
-  is_blocked: bool
-  ndim: int
-  dtype: np.dtype
-
-
-def _dot_fwd(
+def _dot_jvp(
   recipe: Recipe,
   numbers: call.DimensionNumbers,
   precision: Any,
   dtype: Any,
-  lhs: jax.Array,
-  rhs: jax.Array,
-) -> tuple[jax.Array, tuple[_Kept, _Kept]]:
-  dgrad, wgrad = _backward_products(recipe, numbers, lhs.ndim, rhs.ndim)
+  primals: tuple[jax.Array, jax.Array],
+  tangents: tuple[Any, Any],
+) -> tuple[jax.Array, Any]:
+  lhs, rhs = primals
+  active = [not isinstance(t, SymbolicZero) for t in tangents]
+  dims = derivatives.GradientDims.of(numbers, lhs.ndim, rhs.ndim)
+  dgrad, wgrad = (
+    product if is_active else None
+    for product, is_active in zip(
+      _backward_products(recipe, dims, lhs.ndim, rhs.ndim), active, strict=True
+    )
+  )
+  lhs_kept, rhs_kept = lhs, rhs
   if dgrad is None and wgrad is None:
     # A custom derivative again, so that there is a second one.
     result = _dot(recipe, numbers, precision, dtype, lhs, rhs)
-    lhs_kept, rhs_kept = (_Kept(x, False, x.ndim, x.dtype) for x in (lhs, rhs))
-    return result, (lhs_kept, rhs_kept)
-  forward = _Product.forward(recipe, numbers, lhs.ndim, rhs.ndim)
+  else:
+    forward = _Product.forward(recipe, numbers, lhs.ndim, rhs.ndim)
 
-  def quantize(
-    x: jax.Array,
-    format: formats.BlockFormat | None,
-    blocking: blocking_lib.Blocking,
-    backward: _Product | None,
-  ) -> tuple[Any, _Kept]:
-    if format is None or backward is None:
-      (now,) = _quantized(x, format, [blocking], recipe)
-      return now, _Kept(x, False, x.ndim, x.dtype)
-    now, later = _quantized(x, format, [blocking, backward.rhs], recipe)
-    return now, _Kept(later, True, x.ndim, x.dtype)
+    def quantize(
+      x: jax.Array,
+      format: formats.BlockFormat | None,
+      blocking: blocking_lib.Blocking,
+      backward: _Product | None,
+    ) -> tuple[Any, Any]:
+      if format is None or backward is None:
+        (now,) = _quantized(x, format, [blocking], recipe)
+        return now, x
+      now, later = _quantized(x, format, [blocking, backward.rhs], recipe)
+      return now, later
 
-  lhs_q, lhs_kept = quantize(lhs, recipe.lhs_format, forward.lhs, wgrad)
-  rhs_q, rhs_kept = quantize(rhs, recipe.rhs_format, forward.rhs, dgrad)
-  result = forward.multiply(lhs_q, rhs_q, dtype, recipe)
-  return result, (lhs_kept, rhs_kept)
+    lhs_q, lhs_kept = quantize(lhs, recipe.lhs_format, forward.lhs, wgrad)
+    rhs_q, rhs_kept = quantize(rhs, recipe.rhs_format, forward.rhs, dgrad)
+    result = forward.multiply(lhs_q, rhs_q, dtype, recipe)
 
-
-def _dot_bwd(
-  recipe: Recipe,
-  numbers: call.DimensionNumbers,
-  precision: Any,
-  dtype: Any,
-  residuals: tuple[_Kept, _Kept],
-  g: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  del dtype
-  lhs, rhs = residuals
-  dgrad, wgrad = _backward_products(recipe, numbers, lhs.ndim, rhs.ndim)
-  quantized = [p for p in (dgrad, wgrad) if p is not None]
-  g_blocked = _quantized(
-    g, recipe.grad_format, [p.lhs for p in quantized], recipe
-  )
-  g_for = dict(zip(quantized, g_blocked, strict=True))
-
-  def product(planned: _Product | None) -> Product:
-    if planned is None:
-      return lambda g, other, numbers, dtype: reference.plain_dot(
-        g, other.array, numbers, dtype, precision
+  sides = []
+  linear, constants = [], []
+  for x, tangent, other, side_numbers, order, product in (
+    (lhs, tangents[0], rhs_kept, dims.dgrad, dims.lhs_order, dgrad),
+    (rhs, tangents[1], lhs_kept, dims.wgrad, dims.rhs_order, wgrad),
+  ):
+    if isinstance(tangent, SymbolicZero):
+      continue
+    leaves, tree = jax.tree.flatten(other)
+    sides.append(
+      _Side(
+        shape=tuple(x.shape),
+        dtype=x.dtype,
+        numbers=side_numbers,
+        order=order,
+        product=product,
+        other=tree,
       )
-
-    def multiply(
-      _: jax.Array, other: _Kept, numbers: call.DimensionNumbers, dtype: Any
-    ) -> jax.Array:
-      del numbers  # the product was planned for them
-      kept = other.array
-      if not other.is_blocked:
-        kept = planned.rhs.apply(kept)
-      return planned.multiply(g_for[planned], kept, dtype, recipe)
-
-    return multiply
-
-  return gradients(
-    g, lhs, rhs, numbers, dgrad=product(dgrad), wgrad=product(wgrad)
+    )
+    linear.append(tangent)
+    constants += leaves
+  function = _Tangent(
+    recipe=recipe,
+    precision=precision,
+    sides=tuple(sides),
+    shape=tuple(result.shape),
+    dtype=result.dtype,
   )
+  return result, transposition.linear_call(function, linear, constants, result)
 
 
-_dot.defvjp(_dot_fwd, _dot_bwd)
+_dot.defjvp(_dot_jvp, symbolic_zeros=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Side:
+  """What the tangent of an operand is multiplied with, and its gradient of.
+
+  Attributes:
+    shape, dtype: of the operand.
+    numbers: dimension numbers of g and the other operand.
+    order: brings the dimensions of their product into the operand's order.
+    product: that product, quantized; None in high precision.
+    other: structure of what is kept of the other operand: an array, or a
+      `ScaledArray` of it, quantized along what `product` contracts.
+  """
+
+  shape: tuple[Any, ...]
+  dtype: np.dtype
+  numbers: call.DimensionNumbers
+  order: tuple[int, ...]
+  product: _Product | None
+  other: Any
+
+  def blocked(self, other: Any) -> Any:
+    """The other operand as `product` takes it."""
+    if isinstance(other, scaled_array.ScaledArray):
+      return other
+    return other if self.product is None else self.product.rhs.apply(other)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Tangent:
+  """The result's tangent, of one operand's or of the sum of both.
+
+  Forward it multiplies in high precision with what the backward pass multiplies
+  with, so that both are one matrix, but for how the backward pass rounds g.
+
+  Attributes:
+    recipe, precision: the call's.
+    sides: the operands that have a tangent.
+    shape, dtype: of the result.
+  """
+
+  recipe: Recipe
+  precision: Any
+  sides: tuple[_Side, ...]
+  shape: tuple[Any, ...]
+  dtype: np.dtype
+
+  def _others(self, constants: Sequence[jax.Array]) -> list[Any]:
+    rest = list(constants)
+    others = []
+    for side in self.sides:
+      count = side.other.num_leaves
+      others.append(side.other.unflatten(rest[:count]))
+      rest = rest[count:]
+    return others
+
+  def apply(
+    self, linear: Sequence[jax.Array], constants: Sequence[jax.Array]
+  ) -> jax.Array:
+    g = jax.ShapeDtypeStruct(self.shape, np.float32)
+    terms = []
+    for side, tangent, other in zip(
+      self.sides, linear, self._others(constants), strict=True
+    ):
+      gradient = functools.partial(self._plain_gradient, side, other)
+      (term,) = jax.linear_transpose(gradient, g)(tangent.astype(np.float32))
+      terms.append(term)
+    return sum(terms[1:], start=terms[0]).astype(self.dtype)
+
+  def _plain_gradient(self, side: _Side, other: Any, g: jax.Array) -> jax.Array:
+    """The operand's gradient of a g that is not quantized, in f32."""
+    other, numbers = side.blocked(other), side.numbers
+    if isinstance(other, scaled_array.ScaledArray):
+      other = quantization.dequantize(other, np.float32)
+    if side.product is not None:
+      g, numbers = side.product.lhs.apply(g), side.product.numbers
+    product = reference.plain_dot(g, other, numbers, np.float32, self.precision)
+    return product.transpose(side.order)
+
+  def transpose(
+    self,
+    wanted: Sequence[bool],
+    g: jax.Array,
+    constants: Sequence[jax.Array],
+  ) -> list[jax.Array | None]:
+    sides = [s for s, used in zip(self.sides, wanted, strict=True) if used]
+    products = [s.product for s in sides if s.product is not None]
+    g_blocked = dict(
+      zip(
+        products,
+        _quantized(
+          g, self.recipe.grad_format, [p.lhs for p in products], self.recipe
+        ),
+        strict=True,
+      )
+    )
+    result: list[jax.Array | None] = []
+    for side, other, is_wanted in zip(
+      self.sides, self._others(constants), wanted, strict=True
+    ):
+      if not is_wanted:
+        result.append(None)
+        continue
+      if side.product is None:
+        gradient = reference.plain_dot(
+          g, other, side.numbers, side.dtype, self.precision
+        )
+      else:
+        gradient = side.product.multiply(
+          g_blocked[side.product], side.blocked(other), side.dtype, self.recipe
+        )
+      result.append(gradient.transpose(side.order))
+    return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -444,7 +544,7 @@ def _quantized(
     x,
     "dot_general: a gradient that is a product of quantized arrays has no"
     " derivative; for a second one pass quantize_dgrad=False and"
-    " quantize_wgrad=False, and take it in reverse mode",
+    " quantize_wgrad=False",
   )
   if len(blockings) > 1:
     return quantization.quantize_blocked(
@@ -462,10 +562,12 @@ def _quantized(
 
 
 def _backward_products(
-  recipe: Recipe, numbers: call.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+  recipe: Recipe,
+  dims: derivatives.GradientDims,
+  lhs_ndim: int,
+  rhs_ndim: int,
 ) -> tuple[_Product | None, _Product | None]:
   """g x rhs, for lhs's gradient, and g x lhs; None where not quantized."""
-  dims = derivatives.GradientDims.of(numbers, lhs_ndim, rhs_ndim)
   dgrad = wgrad = None
   if recipe.quantize_dgrad:
     dgrad = _Product.of(
