@@ -12,6 +12,7 @@ y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 from jaxplugin import jax_version as _jax_version  # noqa: F401
 
 # isort: split
+from jaxplugin import checkpoint_policies as checkpoint_policies
 from jaxplugin import nn as nn
 from jaxplugin.acceleration import accelerate as accelerate
 from jaxplugin.diagnostics import Explanation as Explanation
@@ -62,6 +63,7 @@ __all__ = [
   "Target",
   "accelerate",
   "block_scaled_dot",
+  "checkpoint_policies",
   "concatenate",
   "debug_checks",
   "dequantize",
