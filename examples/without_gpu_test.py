@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -30,28 +32,50 @@ def of_either_jax(line: str) -> str:
   return line.replace("-start", "").rstrip()
 
 
+def run_quoted(start: str) -> tuple[list[str], list[str]]:
+  """Runs the command of the page that starts so.
+
+  Returns:
+    (lines that the page quotes after it, lines printed), without indentation.
+  """
+  page = [line.strip() for line in PAGE.read_text().splitlines()]
+  (at,) = (i for i, line in enumerate(page) if line.startswith(f"$ {start}"))
+  quoted = list(itertools.takewhile(lambda x: x not in ("", "..."), page[at:]))
+  arguments = shlex.split(quoted[0].removeprefix("$ python "))
+  out = subprocess.run(
+    [sys.executable, *arguments],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=DIRECTORY,
+  ).stdout
+  return quoted[1:], [line.strip() for line in out.splitlines()]
+
+
 class CommandsTest(absltest.TestCase):
   @absltest.skipIf(
     importlib.util.find_spec("triton") is None, "triton is not installed"
   )
   def test_kernel_is_the_one_that_the_page_quotes(self):
-    page = [line.strip() for line in PAGE.read_text().splitlines()]
-    (at,) = (
-      i
-      for i, line in enumerate(page)
-      if line.startswith("$ python -m jaxplugin compile")
-    )
-    expected = page[at + 1 : page.index("...", at)]
+    expected, printed = run_quoted("python -m jaxplugin kernels")
     self.assertLen(expected, 8)
-    arguments = page[at].removeprefix("$ python ").split()
-    out = subprocess.run(
-      [sys.executable, *arguments], capture_output=True, text=True, check=True
-    ).stdout
-    printed = [line.strip() for line in out.splitlines()[: len(expected)]]
     if not importlib.metadata.version("triton").startswith("3.9."):
       # Another Triton makes other instructions of the same kernel.
-      expected, printed = expected[:3], printed[:3]
-    self.assertEqual(printed, expected)
+      expected = expected[:3]
+    self.assertEqual(printed[: len(expected)], expected)
+
+  @absltest.skipIf(
+    importlib.util.find_spec("jax_cuda13_plugin") is None
+    or importlib.util.find_spec("jax_triton") is None,
+    "jax-cuda13-plugin or jax-triton is not installed",
+  )
+  def test_compiled_function_is_the_one_that_the_page_quotes(self):
+    expected, printed = run_quoted("python -m jaxplugin compile")
+    self.assertLen(expected, 5)
+    self.assertEqual(printed[0], expected[0])
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+      # Another XLA fuses otherwise.
+      self.assertEqual(printed, expected)
 
 
 @absltest.skipIf(

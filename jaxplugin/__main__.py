@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m jaxplugin info | explain | rewrite | compile | bench`."""
+"""The command line, `python -m jaxplugin`."""
 
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import sys
 from collections.abc import Callable
@@ -17,11 +18,14 @@ import numpy as np
 
 from jaxplugin import call
 from jaxplugin import command_files
+from jaxplugin import command_functions
 from jaxplugin import compilation
+from jaxplugin import deviceless
 from jaxplugin import diagnostics
 from jaxplugin import dot
 from jaxplugin import formats
 from jaxplugin import modules
+from jaxplugin import optimized
 from jaxplugin import problem as problem_lib
 from jaxplugin import quantization
 from jaxplugin import rewriter
@@ -50,10 +54,21 @@ examples:
   python -m jaxplugin rewrite - --target cpu < model.mlir > cpu.mlir
 """
 _COMPILE_EPILOG: Final = """\
+No GPU and no cuDNN are needed, but the wheels of jaxplugin[deviceless]. A
+function is found as Python finds modules, in the current directory first; it is
+given abstract arrays, and its block-scaled dots are decided for the target. A
+module keeps its own calls for XLA to lower, but with --rewrite.
+
+examples:
+  python -m jaxplugin compile model.mlir --target b200 --cudnn 9.13
+  python -m jaxplugin compile my.model:mlp --target b200 --cudnn 9.13 \\
+    --arg 'bfloat16[16,4096]' --arg 'nvfp4[14336,4096]' -o mlp.hlo
+"""
+_KERNELS_EPILOG: Final = """\
 Neither a GPU nor a toolkit is needed.
 
 example:
-  python -m jaxplugin compile --target h200 --lhs bfloat16 --rhs nvfp4 \\
+  python -m jaxplugin kernels --target h200 --lhs bfloat16 --rhs nvfp4 \\
     -m 16 -n 8192 -k 8192 --write kernels
 """
 _FILE_HELP: Final = (
@@ -74,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
   _add_explain(commands)
   _add_rewrite(commands)
   _add_compile(commands)
+  _add_kernels(commands)
   bench = commands.add_parser(
     "bench",
     help="how fast implementations are here, beside their peers",
@@ -155,36 +171,99 @@ def _add_dot(
 def _add_compile(commands: argparse._SubParsersAction) -> None:
   compile_ = commands.add_parser(
     "compile",
-    help="what the Triton kernels of a dot become on a GPU",
-    description="Compiles the Triton kernels of a dot for a GPU and tells"
-    " registers, spills,\nmemory, the matrix instructions and the main loop.",
+    help="what XLA's GPU compiler makes of a module or a function",
+    description="Compiles a module or a function by XLA's GPU compiler, for an"
+    " NVIDIA GPU that\nneed not be here, and tells its custom calls, fusions,"
+    " kernels and memory.",
     epilog=_COMPILE_EPILOG,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  _add_dot(compile_, required=True, least=1)
-  gpus = [
+  compile_.add_argument(
+    "source",
+    metavar="MODULE_OR_FUNCTION",
+    help="package.module:function, or " + _FILE_HELP,
+  )
+  gpus = _gpu_names("cuda")
+  compile_.add_argument(
+    "--target",
+    metavar="NAME",
+    required=True,
+    help=f"an NVIDIA GPU by name ({', '.join(gpus)})",
+  )
+  compile_.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume, e.g. 9.13; default: there is none",
+  )
+  compile_.add_argument(
+    "--arg",
+    action="append",
+    default=[],
+    type=command_functions.argument,
+    metavar="ARRAY",
+    help="an argument of the function, one option each: bfloat16[16,4096], or a"
+    " ScaledArray by its format and logical shape, nvfp4[14336,4096]",
+  )
+  compile_.add_argument(
+    "--rewrite",
+    action="store_true",
+    help="lower the calls of a module for the target first, as rewrite does",
+  )
+  compile_.add_argument(
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="where to write the optimized HLO; - is standard output, the figures"
+    " then go to standard error; default: nowhere",
+  )
+  compile_.add_argument(
+    "--elide", action="store_true", help="write no backend_config"
+  )
+  compile_.add_argument(
+    "--force", action="store_true", help="overwrite OUT where it exists"
+  )
+  compile_.add_argument(
+    "--json", action="store_true", help="print the figures as JSON"
+  )
+
+
+def _gpu_names(*platforms: str) -> list[str]:
+  return [
     name
     for name in target_lib.TARGET_NAMES
-    if target_lib.named_target(name).platform != "cpu"
+    if target_lib.named_target(name).platform in platforms
   ]
-  compile_.add_argument(
+
+
+def _add_kernels(commands: argparse._SubParsersAction) -> None:
+  kernels = commands.add_parser(
+    "kernels",
+    help="what the Triton kernels of a dot become on a GPU",
+    description="Compiles the Triton kernels of a dot for a GPU and tells"
+    " registers, spills,\nmemory, the matrix instructions and the main loop.",
+    epilog=_KERNELS_EPILOG,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  _add_dot(kernels, required=True, least=1)
+  gpus = _gpu_names("cuda", "rocm")
+  kernels.add_argument(
     "--target",
     metavar="NAME",
     required=True,
     help=f"a GPU by name ({', '.join(gpus)})",
   )
-  compile_.add_argument(
+  kernels.add_argument(
     "--write",
     metavar="DIRECTORY",
     help="where to write PTX, SASS and cubin (AMDGCN and hsaco)",
   )
-  compile_.add_argument(
+  kernels.add_argument(
     "--descriptors",
     action="store_true",
     help="copy values by TMA descriptors (NVIDIA, from sm_90 on), which no"
     " default does",
   )
-  compile_.add_argument("--json", action="store_true", help="print JSON")
+  kernels.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_rewrite(commands: argparse._SubParsersAction) -> None:
@@ -218,6 +297,12 @@ def _add_rewrite(commands: argparse._SubParsersAction) -> None:
     "--force",
     action="store_true",
     help="overwrite OUT where it exists (never FILE)",
+  )
+  rewrite.add_argument(
+    "--elide",
+    action="store_true",
+    help="for reading only: text with each long backend_config, such as a"
+    " compiled Triton kernel, replaced by its length",
   )
 
 
@@ -320,6 +405,34 @@ def _explain_one(
 
 
 def _compile(args: argparse.Namespace) -> None:
+  target = target_lib.named_target(args.target, cudnn=args.cudnn)
+  is_function = command_functions.is_function(args.source)
+  if is_function and args.rewrite:
+    raise ValueError("--rewrite is for modules, got a function")
+  if not is_function and args.arg:
+    raise ValueError("--arg is for functions, got a module")
+  path = "" if is_function else args.source
+  command_files.check_output(path, args.output, args.force)
+  if is_function:
+    function = command_functions.function(args.source)
+    compiled = deviceless.compile(function, *args.arg, target=target)
+    found = optimized.of_executable(
+      args.source, target, compiled.runtime_executable()
+    )
+  else:
+    source = command_files.read(args.source)
+    if args.rewrite:
+      rewriter.rewrite_source(source, target)
+    found = optimized.of_module(source, target)
+  if args.output is not None:
+    hlo = found.hlo(elide=args.elide)
+    command_files.write(hlo, path, args.output, args.force)
+  report = found.to_json() if args.json else str(found)
+  is_stdout = args.output == command_files.STANDARD
+  print(report, file=sys.stderr if is_stdout else sys.stdout)
+
+
+def _kernels(args: argparse.Namespace) -> None:
   # Whether jax-triton could lower for it does not matter here.
   target = target_lib.with_triton(target_lib.named_target(args.target))
   if args.descriptors:
@@ -346,8 +459,14 @@ def _rewrite(args: argparse.Namespace) -> None:
   )
   is_changed = any(item.function for item in done)
   assert source.form is not None  # what is read from a file has one
-  if is_changed or args.format not in (None, source.form):
-    result = source.serialize(args.format or source.form)
+  form = args.format or (modules.TEXT if args.elide else source.form)
+  if args.elide:
+    if form != modules.TEXT:
+      raise ValueError(f"--elide is for text, got --format {form}")
+    source.elide()
+    is_changed = True
+  if is_changed or form != source.form:
+    result = source.serialize(form)
   else:
     result = source.given
   command_files.write(result, args.file, args.output, args.force)
@@ -365,9 +484,9 @@ def _rewrite(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit status (2 for bad arguments)."""
   args = _parser().parse_args(argv)
-  if args.command not in ("info", "bench"):
-    # The others decide for devices that need not be there: without it JAX logs
-    # a traceback where its CUDA plugin, but not cuDNN, is installed.
+  if args.command not in ("info", "bench") or not _has_nvidia_gpu():
+    # Without it JAX logs a traceback where its CUDA plugin, but not cuDNN, is
+    # installed. Commands but these decide for devices that need not be there.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
   status = 0
   try:
@@ -379,6 +498,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       _rewrite(args)
     elif args.command == "compile":
       _compile(args)
+    elif args.command == "kernels":
+      _kernels(args)
     else:
       status = bench_command.run(args)
     sys.stdout.flush()
@@ -388,6 +509,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"error: {_message(error)}", file=sys.stderr)
     return _BAD_ARGUMENTS
   return status
+
+
+def _has_nvidia_gpu() -> bool:
+  """Whether the system has one, as far as Linux (and WSL) tells."""
+  return any(glob.glob(path) for path in ("/dev/nvidia[0-9]*", "/dev/dxg"))
 
 
 def _message(error: Exception) -> str:

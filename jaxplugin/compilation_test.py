@@ -243,30 +243,30 @@ class ErrorTest(parameterized.TestCase):
 
 @needs_triton
 class CommandTest(parameterized.TestCase):
-  def test_compile_prints_a_report_and_writes_files(self):
+  def test_report_is_printed_and_files_are_written(self):
     directory = self.enter_context(tempfile.TemporaryDirectory())
-    status, out, err = run("compile", *ONE_DOT, "--write", directory)
+    status, out, err = run("kernels", *ONE_DOT, "--write", directory)
     self.assertEqual(status, 0)
     self.assertIn("mxfp8 x mxfp8 -> bfloat16, batch=1 m=128 n=256 k=4096", out)
     self.assertIn("wgmma", out)
     written = {str(path) for path in pathlib.Path(directory).iterdir()}
     self.assertEqual(set(err.split()), written)
 
-  def test_compile_prints_json(self):
-    status, out, _ = run("compile", *ONE_DOT, "--json")
+  def test_json_is_printed(self):
+    status, out, _ = run("kernels", *ONE_DOT, "--json")
     self.assertEqual(status, 0)
     names = [kernel["name"] for kernel in json.loads(out)["kernels"]]
     self.assertTrue(all(re.match("block_scaled_", name) for name in names))
 
   def test_compile_shows_kernels_with_tma_descriptors(self):
-    status, out, _ = run("compile", *ONE_DOT, "--descriptors")
+    status, out, _ = run("kernels", *ONE_DOT, "--descriptors")
     self.assertEqual(status, 0)
     self.assertRegex(out, r"(?m)^block_scaled_upcast_\S+_tma$")
     self.assertRegex(out, r"global loads: .*[1-9]\d* of tiles by TMA")
 
   def test_gpu_without_tma_is_told(self):
     options = ("--descriptors", "--target", "a100")
-    status, out, err = run("compile", *ONE_DOT, *options)
+    status, out, err = run("kernels", *ONE_DOT, *options)
     self.assertEqual((status, out), (2, ""))
     self.assertIn("TMA descriptors need an NVIDIA GPU from sm_90 on", err)
 
@@ -274,8 +274,8 @@ class CommandTest(parameterized.TestCase):
     given=(
       ("explain", "-4", "must be at least 0, got -4"),
       ("explain", "1e3", "must be a whole number, got '1e3'"),
-      ("compile", "-4", "must be at least 1, got -4"),
-      ("compile", "0", "must be at least 1, got 0"),
+      ("kernels", "-4", "must be at least 1, got -4"),
+      ("kernels", "0", "must be at least 1, got 0"),
     ),
     option=("-m", "-n", "-k", "--batch"),
   )
@@ -297,7 +297,7 @@ class CommandTest(parameterized.TestCase):
     ("cpu", "needs an NVIDIA or AMD GPU"),
   )
   def test_bad_target_is_one_message(self, target, message):
-    status, out, err = run("compile", *ONE_DOT, "--target", target)
+    status, out, err = run("kernels", *ONE_DOT, "--target", target)
     self.assertEqual((status, out), (2, ""))
     self.assertTrue(err.startswith("error: "), err)
     self.assertIn(message, err)

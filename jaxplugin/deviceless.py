@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from jaxplugin import jax_private
 from jaxplugin import target as target_lib
 
 _ACCELERATED_FEATURES_SINCE: Final = (9, 0)  # sm_90a, sm_100a, ...
@@ -202,3 +203,24 @@ def compile(
 
 def _default_mesh(target: target_lib.Target) -> Mesh:
   return mesh(target)
+
+
+def compile_module(
+  module: Any, *, target: target_lib.Target, num_partitions: int = 1
+) -> Any:
+  """Compiles a StableHLO module for GPUs that are not there.
+
+  Args:
+    module: an `ir.Module`. Its calls are XLA's to lower: see `jp.rewrite`.
+    target: the GPU.
+    num_partitions: as in the module's attribute mhlo.num_partitions.
+
+  Returns:
+    jaxlib's executable; `hlo_modules()` has the optimized HLO.
+
+  Raises:
+    ValueError, DevicelessError: as `mesh`.
+    jax.errors.JaxRuntimeError: XLA refuses the module.
+  """
+  devices = mesh(target, (num_partitions,)).devices
+  return jax_private.compile_for(module, list(devices.flat))

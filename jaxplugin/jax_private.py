@@ -123,17 +123,54 @@ def make_ir_context() -> Any:
 
 def optimized_hlo(compiled: jax.stages.Compiled) -> str:
   """Optimized HLO with operand shapes, without what varies between runs."""
+  executable: Any = compiled.runtime_executable()
+  return executable_hlo(
+    executable,
+    print_backend_config=False,
+    print_operand_shape=True,
+    include_layout_in_shapes=False,
+  )
+
+
+def executable_hlo(executable: Any, **options: bool) -> str:
+  """Optimized HLO of an executable, without metadata.
+
+  Args:
+    executable: of a `Compiled`, or of `compile_for`.
+    **options: of jaxlib's `HloPrintOptions`.
+  """
   from jaxlib import _hlo
 
-  options = _hlo.HloPrintOptions()
-  options.print_metadata = False
-  options.print_backend_config = False
-  options.print_percent = False
-  options.print_operand_shape = True
-  options.include_layout_in_shapes = False
-  executable: Any = compiled.runtime_executable()
+  print_options = _hlo.HloPrintOptions()
+  print_options.print_metadata = False
+  print_options.print_percent = False
+  for name, value in options.items():
+    setattr(print_options, name, value)
   modules = executable.hlo_modules()
-  return "\n".join(module.to_string(options) for module in modules)
+  return "\n".join(module.to_string(print_options) for module in modules)
+
+
+def compile_for(module: Any, devices: Sequence[Any]) -> Any:
+  """Compiles a StableHLO module for devices that need not be there.
+
+  Args:
+    module: an `ir.Module`.
+    devices: of a mesh over a topology, one for each partition.
+
+  Returns:
+    jaxlib's executable, which cannot be run.
+  """
+  from jax.extend import backend
+  from jaxlib import _jax
+
+  options = backend.get_compile_options(
+    num_replicas=1, num_partitions=len(devices)
+  )
+  options.executable_build_options.use_spmd_partitioning = len(devices) > 1
+  uses_shardy = any(op.operation.name == "sdy.mesh" for op in module.body)
+  options.executable_build_options.use_shardy_partitioner = uses_shardy
+  client: Any = devices[0].client
+  return client.compile(module, _jax.DeviceList(tuple(devices)), options)
 
 
 def compile_module(module: str | bytes, platform: str) -> Any:

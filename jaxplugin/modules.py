@@ -34,6 +34,7 @@ from jaxplugin import module_process
 TEXT: Final = "text"
 BYTECODE: Final = "bytecode"
 PORTABLE: Final = "portable"
+_LONGEST_SHOWN: Final = 200  # bytes of a string, by `Source.elide`
 FORMS: Final = (TEXT, BYTECODE, PORTABLE)
 
 ModuleError = module_parsing.ModuleError
@@ -105,6 +106,17 @@ class Source:
       return _bytecode(self.module)
     version = self.version or stablehlo.get_current_version()
     return _portable_artifact(self.module, version, self.name)
+
+  def elide(self) -> None:
+    """Replaces each long string in a backend_config by its length.
+
+    What is left can be read by people, and compiled by nobody.
+    """
+    for operation in walk(self.module.operation):
+      attributes = operation.attributes
+      for name in ("backend_config", "mhlo.backend_config"):
+        if name in attributes:
+          attributes[name] = _elided(attributes[name])
 
   def location(self, operation: Any) -> str:
     """Where an operation comes from, "file:line:column", or "".
@@ -228,6 +240,18 @@ def _inline(call: Any, function: Any) -> None:
   for result, value in zip(call.results, terminator.operands, strict=True):
     result.replace_all_uses_with(values[value])
   call.erase()
+
+
+def _elided(attribute: Any) -> Any:
+  context = attribute.context
+  if isinstance(attribute, ir.DictAttr):
+    items = {item.name: _elided(item.attr) for item in attribute}
+    return ir.DictAttr.get(items, context)
+  if isinstance(attribute, ir.StringAttr):
+    length = len(attribute.value_bytes)
+    if length > _LONGEST_SHOWN:
+      return ir.StringAttr.get(f"<{length} bytes>", context)
+  return attribute
 
 
 def _parsed(given: str | bytes, name: str, trusted: bool) -> Source:
