@@ -19,6 +19,7 @@ LAYERS = (
     "kernels",
     "linear_calls",
     "tangents",
+    "transposition",
   ),
   ("formats",),
   ("problem",),
