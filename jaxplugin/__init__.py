@@ -37,6 +37,7 @@ from jaxplugin.quantization import dequantize as dequantize
 from jaxplugin.quantization import quantize as quantize
 from jaxplugin.quantization import quantize_both as quantize_both
 from jaxplugin.rewriter import rewrite as rewrite
+from jaxplugin.scaled_array import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.scaled_array import ScaledArray as ScaledArray
 from jaxplugin.scaled_array import pack_fp4 as pack_fp4
 from jaxplugin.scaled_array import swizzle_scale as swizzle_scale
@@ -58,6 +59,7 @@ __all__ = [
   "NVFP4",
   "BlockFormat",
   "Explanation",
+  "GlobalScaleWarning",
   "NonFiniteError",
   "ScaledArray",
   "Target",

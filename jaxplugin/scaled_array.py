@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,17 @@ _SWIZZLED_ROWS: Final = (
 )
 
 
+# Block scales from here on, E4M3's top binade (its largest is 448). A tensor
+# with a global scale of its own reaches 448 exactly, and one that shares that
+# of another, as in fused layers, comes near. Without a global scale they would
+# stand for values beyond 1000.
+_FIRST_TOP_SCALE: Final = 256.0
+
+
+class GlobalScaleWarning(UserWarning):
+  """A format's global scale seems to have been forgotten."""
+
+
 def round_up(size: int, multiple: int) -> int:
   return -(-size // multiple) * multiple
 
@@ -65,7 +77,9 @@ class ScaledArray:
       it has the rank of `values`, and in each dimension size 1 or the logical
       size, 1 along the blocked axis. So it is stacked, mapped over and indexed
       as the other leaves are. Also taken: f32[], and f32 of the leading
-      dimensions alone, as earlier versions wrote them.
+      dimensions alone, as earlier versions wrote them. None for NVFP4 means
+      that there is none, as 1.0 does; `GlobalScaleWarning` where the block
+      scales, if they are known on a CPU, say that there must be one.
     format: the `BlockFormat`; may be given by its name, "nvfp4".
     scale_layout: "linear" or "swizzled_128x4".
     surrogate: a float array of the logical shape, to which the derivatives of
@@ -375,6 +389,8 @@ def _validate(array: ScaledArray) -> None:
       f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
     )
   _validate_global_scale("ScaledArray", array.global_scale, shape, axis)
+  if array.global_scale is None and format.has_global_scale:
+    _warn_of_forgotten_global_scale(format, scale)
   surrogate = array.surrogate
   if surrogate is not None and not (
     tuple(surrogate.shape) == shape
@@ -384,6 +400,41 @@ def _validate(array: ScaledArray) -> None:
       "ScaledArray: surrogate must be a float array of the logical shape"
       f" {shape}, got {surrogate.dtype}{list(surrogate.shape)}"
     )
+
+
+def _warn_of_forgotten_global_scale(
+  format: formats.BlockFormat, scale: Any
+) -> None:
+  """Warns where scales are known, on this host, and fill their range."""
+  if scale.dtype != formats.E4M3 or not _is_on_host(scale):
+    return
+  codes = np.asarray(scale).view(np.uint8)
+  limits = np.array([_FIRST_TOP_SCALE, np.inf]).astype(formats.E4M3)
+  first, nan = limits.view(np.uint8)
+  top = codes[(codes >= first) & (codes < nan)]
+  if top.size:
+    largest = float(top.max().reshape(1).view(formats.E4M3)[0])
+    warnings.warn(
+      f"ScaledArray: {format} without global_scale, but block scales reach"
+      f" {largest:g}, which without one means values beyond 1000. A checkpoint"
+      " keeps the global scale beside the block scales (weight_scale_2, or the"
+      " inverse of weight_global_scale): pass it, or global_scale=1.0 to say"
+      " that there is none",
+      GlobalScaleWarning,
+      stacklevel=4,
+    )
+
+
+def _is_on_host(x: Any) -> bool:
+  """Whether reading `x` copies nothing from a device."""
+  if isinstance(x, np.ndarray):
+    return True
+  return (
+    isinstance(x, jax.Array)
+    and not isinstance(x, jax.core.Tracer)
+    and x.is_fully_addressable
+    and all(device.platform == "cpu" for device in x.devices())
+  )
 
 
 def require_global_scale(who: str, array: ScaledArray) -> None:

@@ -6,6 +6,7 @@ import copy
 import pathlib
 import pickle
 import tempfile
+import warnings
 
 import jax
 import jax.export
@@ -585,6 +586,41 @@ class ValidationTest(parameterized.TestCase):
       struct((rows, columns), E4M3), struct(scale_shape, E8M0), None, jp.MXFP8
     )
     self.assertEqual(x.shape, (rows, columns))
+
+  @parameterized.parameters(
+    # As calibrated alone, to 448; under a scale that another layer, up to 1.7
+    # times as large, decided; and a tensor of ones, without a global scale.
+    (448.0, True), (256.0, True), (240.0, False), (1 / 6, False), (0.0, False),
+  )  # fmt: skip
+  def test_forgotten_global_scale_is_warned_of(self, largest, is_forgotten):
+    scale = np.full((4, 4), largest / 4, E4M3)
+    scale[2, 1] = largest
+    scale[3, 3] = np.nan
+    values = np.zeros((4, 64), FP4)
+    for own in (scale, jnp.asarray(scale)):
+      with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jp.ScaledArray(values, own, None, jp.NVFP4)
+        self.assertLen(caught, int(is_forgotten))
+        jp.ScaledArray(values, own, 1.0, jp.NVFP4)
+        jp.ScaledArray(values, own, jnp.float32(0.5), jp.NVFP4)
+        self.assertLen(caught, int(is_forgotten))
+    if is_forgotten:
+      (warning,) = caught
+      self.assertIs(warning.category, jp.GlobalScaleWarning)
+      self.assertEqual(warning.filename, __file__)
+      self.assertRegex(
+        str(warning.message), f"nvfp4.*reach {largest:g}.*global_scale=1.0"
+      )
+
+  def test_what_is_quantized_by_the_package_warns_of_nothing(self):
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      x = jp.quantize(np.full((4, 64), 1e6, np.float32), jp.NVFP4)
+      self.assertEqual(np.asarray(x.scale, np.float32).max(), 448)
+      jp.block_scaled_dot(jax.tree.map(lambda leaf: leaf[:2], x), x)
+      x = jp.ScaledArray(x.values, x.scale, x.global_scale, jp.NVFP4)
+      jax.jit(lambda x: jp.ScaledArray(x.values, x.scale, None, jp.NVFP4))(x)
 
   def test_numpy_arrays_are_accepted(self):
     x = example(jp.NVFP4)
