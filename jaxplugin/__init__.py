@@ -44,6 +44,7 @@ from jaxplugin.scaled_array import swizzle_scale as swizzle_scale
 from jaxplugin.scaled_array import unpack_fp4 as unpack_fp4
 from jaxplugin.scaled_array import unswizzle_scale as unswizzle_scale
 from jaxplugin.stacking import concatenate as concatenate
+from jaxplugin.stacking import legacy_global_scales as legacy_global_scales
 from jaxplugin.stacking import stack as stack
 from jaxplugin.target import Target as Target
 from jaxplugin.target import detect_target as detect_target
@@ -73,6 +74,7 @@ __all__ = [
   "dot_general",
   "explain",
   "info",
+  "legacy_global_scales",
   "linear",
   "named_target",
   "nn",

@@ -71,6 +71,8 @@ def block_scaled_dot(
     lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
       a plain f32, bf16 or f16 array without one. Raw FP4 values are
       float4_e2m1fn[..., k] or uint8[..., k / 2], first value in the low nibble.
+      Raw NVFP4 has no global scale but `global_scale`: a checkpoint's goes
+      there.
     rhs: (..., n, k), likewise, or (n, k) for an lhs of any higher rank. At
       least one side must be quantized; the two may have different formats.
     lhs_scale: of the shape of lhs with the contracting dimension divided by
@@ -79,7 +81,8 @@ def block_scaled_dot(
       scales are refused where their values are known. Multiplies to dequantize.
     rhs_scale: likewise for rhs.
     global_scale: f32[], or an f32 array that broadcasts to the result and has
-      its rank. Multiplies the global scales that `ScaledArray`s carry.
+      its rank. Multiplies the global scales that `ScaledArray`s carry. They
+      multiply the sum one after the other, as f32 need not hold their product.
     dimension_numbers: as `lax.dot_general`'s, ((lhs_contracting,
       rhs_contracting), (lhs_batch, rhs_batch)), any rank and order. Default:
       contraction of the last dimensions, leading dimensions batch; where rhs
@@ -88,7 +91,9 @@ def block_scaled_dot(
     preferred_element_type: f32, bf16 or f16: dtype of the result.
     precision: None, a `lax.Precision` or its name, or a pair. "highest" keeps
       the global scale in f32 where an implementation would round it to a 16-bit
-      result's dtype (cudnn); all else is exact at any precision.
+      result's dtype, and several apart where it would multiply them first
+      (cudnn: a product below 2^-126 is zero); all else is exact at any
+      precision.
     block_size: asserts the block size, and accepts padded scales: at least the
       needed size (ceil(k / block_size) along k) in each dimension that is not
       batch. What is in the padding never matters. A pair (lhs, rhs) where the

@@ -1,6 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`concatenate` and `stack` of block-scaled arrays, with no other bits."""
+"""`concatenate` and `stack` of block-scaled arrays, with no other bits.
+
+And the shapes that global scales had before they followed the arrays.
+"""
 
 from __future__ import annotations
 
@@ -108,6 +111,38 @@ def stack(
   if global_scales[0] is not None:
     global_scale = join(_alike(global_scales, arrays, None))
   return _made_of(arrays, join, global_scale)
+
+
+def legacy_global_scales(tree: Any) -> Any:
+  """The same tree with global scales of the shapes that version 0.1 made.
+
+  These are f32[], and of stacks the leading dimensions alone. All that takes a
+  `ScaledArray` takes them. Two things insist on what they were written with:
+  `restore(path, legacy_global_scales(target))` reads a checkpoint of then, with
+  `target` from `jax.eval_shape` of today, and a function of then by
+  `jax.export` is called with `legacy_global_scales(arguments)`.
+
+  Args:
+    tree: of arrays, or of shapes and dtypes, `ScaledArray`s among them.
+  """
+
+  def convert(x: Any) -> Any:
+    if not isinstance(x, scaled_array.ScaledArray) or x.global_scale is None:
+      return x
+    (values, scale, global_scale, *rest), aux = x.tree_flatten()
+    shape = list(global_scale.shape)
+    while shape and shape[-1] == 1:
+      shape.pop()
+    if shape != list(x.shape[: len(shape)]):
+      return x  # nothing made it then
+    if isinstance(global_scale, jax.ShapeDtypeStruct):
+      global_scale = jax.ShapeDtypeStruct(tuple(shape), global_scale.dtype)
+    else:
+      global_scale = global_scale.reshape(shape)
+    return x.tree_unflatten(aux, (values, scale, global_scale, *rest))
+
+  is_leaf = lambda x: isinstance(x, scaled_array.ScaledArray)
+  return jax.tree.map(convert, tree, is_leaf=is_leaf)
 
 
 def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:

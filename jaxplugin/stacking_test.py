@@ -5,9 +5,14 @@
 Nothing is quantized twice, so that all is equal to the last bit.
 """
 
+import pathlib
+import tempfile
+
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -362,6 +367,72 @@ class StackTest(parameterized.TestCase):
       TypeError, r"^stack: .*same shape, got \(3, 64\) and \(4, 64\)"
     ):
       jp.stack(arrays)
+
+
+class LegacyTest(parameterized.TestCase):
+  """Files that were written when a global scale was f32[]."""
+
+  def tree(self):
+    """What there is today, and the same as it was written then."""
+    x = quantized(jp.NVFP4, 3, 64)
+    today = {
+      "w": x.pack(),
+      "layers": jp.stack([x, x]),
+      "mx": quantized(jp.MXFP8, 3, 64),
+    }
+    then = {
+      name: {
+        "values": w.values,
+        "scale": w.scale,
+        "global_scale": w.global_scale,
+      }
+      for name, w in today.items()
+    }
+    then["w"]["global_scale"] = x.global_scale[0, 0]
+    then["layers"]["global_scale"] = jnp.stack([x.global_scale[0, 0]] * 2)
+    return today, then
+
+  def test_checkpoints_are_restored(self):
+    today, then = self.tree()
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    path = pathlib.Path(directory) / "checkpoint"
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(path, then)
+      checkpointer.wait_until_finished()
+      target = jp.legacy_global_scales(jax.eval_shape(lambda: today))
+      restored = checkpointer.restore(path, target)
+    self.assertEqual(restored["w"].global_scale.shape, ())
+    self.assertEqual(restored["layers"].global_scale.shape, (2,))
+    for name, expected in today.items():
+      actual = restored[name]
+      self.assertEqual(actual.format, expected.format)
+      np.testing.assert_array_equal(floats(actual), floats(expected))
+      np.testing.assert_array_equal(
+        jp.block_scaled_dot(actual, actual),
+        jp.block_scaled_dot(expected, expected),
+      )
+    # And as numbers, without a target, one array at a time.
+    w = jp.ScaledArray(**then["w"], format="nvfp4")
+    np.testing.assert_array_equal(floats(w), floats(today["w"]))
+
+  def test_exported_functions_are_called(self):
+    today, then = self.tree()
+    old = jp.ScaledArray(**then["w"], format="nvfp4")
+    dot = jax.jit(lambda x, w: jp.block_scaled_dot(x, w))
+    data = jax.export.export(dot)(old, old).serialize()
+    exported = jax.export.deserialize(data)
+    args = jp.legacy_global_scales((today["w"], today["w"]))
+    np.testing.assert_array_equal(
+      exported.call(*args), dot(today["w"], today["w"])
+    )
+
+  def test_shapes_that_were_not_made_then_stay_right(self):
+    x = quantized(jp.NVFP4, 4, 5, 64)
+    for shape in ((1, 5, 1), (4, 5, 1), (1, 1, 1), (1,)):
+      scales = np.exp2(np.arange(np.prod(shape))).reshape(shape).astype("f")
+      own = jp.ScaledArray(x.values, x.scale, scales, jp.NVFP4)
+      legacy = jp.legacy_global_scales(own)
+      np.testing.assert_array_equal(floats(legacy), floats(own))
 
 
 class DerivativeTest(parameterized.TestCase):

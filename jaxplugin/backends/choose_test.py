@@ -423,6 +423,32 @@ class CudnnPlanTest(parameterized.TestCase):
       self.assertIn("rounded to bfloat16", decision.notes[0])
       self.assertIn('precision="highest"', decision.notes[0])
 
+  @parameterized.product(
+    dtype=(np.float32, jnp.bfloat16, np.float16),
+    global_scale=("scalar", "array"),
+    highest=(False, True),
+    has_bias=(False, True),
+  )
+  def test_product_of_global_scales(
+    self, dtype, global_scale, highest, has_bias
+  ):
+    target = target_lib.named_target("b200", cudnn="9.13")
+    problem = make_problem(
+      out_dtype=np.dtype(dtype),
+      global_scale=global_scale,
+      has_global_power=True,
+      highest_precision=highest,
+      has_bias=has_bias,
+    )
+    decision = backends.choose(problem, target)
+    is_fused = decision.global_scale == "fused"
+    may_be_fused = global_scale == "scalar" and not highest
+    self.assertEqual(
+      is_fused, may_be_fused and (has_bias or dtype != np.float16)
+    )
+    said = [note for note in decision.notes if "below 2^-126 is zero" in note]
+    self.assertLen(said, int(is_fused))
+
   @parameterized.parameters(
     ({}, ""),
     ({"m": 1}, "lhs rows 1 to 128"),
