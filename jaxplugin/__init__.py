@@ -15,10 +15,10 @@ from jaxplugin import jax_version as _jax_version  # noqa: F401
 from jaxplugin import checkpoint_policies as checkpoint_policies
 from jaxplugin import nn as nn
 from jaxplugin.acceleration import accelerate as accelerate
-from jaxplugin.diagnostics import Explanation as Explanation
 from jaxplugin.diagnostics import explain as explain
 from jaxplugin.diagnostics import info as info
 from jaxplugin.dot import block_scaled_dot as block_scaled_dot
+from jaxplugin.explanation import Explanation as Explanation
 from jaxplugin.formats import MXFP4 as MXFP4
 from jaxplugin.formats import MXFP8 as MXFP8
 from jaxplugin.formats import MXFP8_E5M2 as MXFP8_E5M2

@@ -23,6 +23,7 @@ from jaxplugin import compilation
 from jaxplugin import deviceless
 from jaxplugin import diagnostics
 from jaxplugin import dot
+from jaxplugin import explanation as explanation_lib
 from jaxplugin import formats
 from jaxplugin import modules
 from jaxplugin import optimized
@@ -385,7 +386,7 @@ def _explain(args: argparse.Namespace) -> None:
 
 def _explain_one(
   args: argparse.Namespace, target: target_lib.Target | None
-) -> diagnostics.Explanation:
+) -> explanation_lib.Explanation:
   batch = _DEFAULT_BATCH if args.batch is None else args.batch
 
   def call_dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:

@@ -8,12 +8,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend import core as extend_core
-
 from jaxplugin import backends
 from jaxplugin import call
 from jaxplugin import primitive
 from jaxplugin import problem as problem_lib
+from jaxplugin import program
 from jaxplugin import target as target_lib
 
 
@@ -37,22 +36,9 @@ class Decided:
 
 def dots(jaxpr: Any) -> Iterator[Any]:
   """Every equation of the primitive, in sub-jaxprs too."""
-  for eqn in jaxpr.eqns:
-    if eqn.primitive is primitive.block_scaled_dot_p:
-      yield eqn
-    for value in eqn.params.values():
-      for sub in _sub_jaxprs(value):
-        yield from dots(sub)
-
-
-def _sub_jaxprs(value: Any) -> Iterator[Any]:
-  if isinstance(value, extend_core.ClosedJaxpr):
-    yield value.jaxpr
-  elif isinstance(value, extend_core.Jaxpr):
-    yield value
-  elif isinstance(value, (tuple, list)):
-    for item in value:
-      yield from _sub_jaxprs(item)
+  for operation in program.operations(jaxpr):
+    if operation.eqn.primitive is primitive.block_scaled_dot_p:
+      yield operation.eqn
 
 
 def decide(eqn: Any, target: target_lib.Target | None) -> Decided:

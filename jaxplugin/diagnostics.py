@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
 import platform as platform_lib
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -19,12 +15,19 @@ import jax
 
 from jaxplugin import backends
 from jaxplugin import decisions
+from jaxplugin import explanation
 from jaxplugin import formats
-from jaxplugin import jax_private
+from jaxplugin import lowering
 from jaxplugin import modules
+from jaxplugin import primitive
 from jaxplugin import problem as problem_lib
+from jaxplugin import products
+from jaxplugin import program
+from jaxplugin import quantization_both
+from jaxplugin import quantization_primitive
 from jaxplugin import rewriter
 from jaxplugin import target as target_lib
+from jaxplugin import triton_library
 
 _PACKAGES: Final = (
   "jax",
@@ -40,108 +43,28 @@ _PACKAGES: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Explained:
-  """One block-scaled dot of a function, or one call of a module.
-
-  Attributes:
-    source: file, line and function (or column) of the call; empty when not
-      known.
-    problem: what the dot computes; None of a call without a dot.
-    target: where it was decided for.
-    decision: what was chosen; None where there is no dot, or its forced
-      implementation cannot serve, or the call cannot be lowered.
-    error: why, when it cannot serve or be lowered.
-    count: how often the same occurs at that place.
-    call: of a module: the call's name, such as "__op$quantize".
-    description: of a module: what the call computes, in words.
-    function: of a module: what `rewrite` replaces it by a call of; empty where
-      it stays as it is.
-  """
-
-  source: str
-  problem: problem_lib.DotProblem | None
-  target: target_lib.Target
-  decision: problem_lib.Decision | None
-  error: str = ""
-  count: int = 1
-  call: str = ""
-  description: str = ""
-  function: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation(Sequence):
-  """The block-scaled dots of a function, or calls of a module, in order.
-
-  `str` is a report.
-  """
-
-  dots: tuple[Explained, ...]
-
-  def __len__(self) -> int:
-    return len(self.dots)
-
-  def __getitem__(self, index: Any) -> Any:
-    return self.dots[index]
-
-  def __repr__(self) -> str:
-    return str(self)
-
-  def __str__(self) -> str:
-    if not self.dots:
-      return "no block-scaled dot"
-    targets = list(dict.fromkeys(str(dot.target) for dot in self.dots))
-    lines = [f"target: {', '.join(targets)}"]
-    for i, dot in enumerate(self.dots):
-      times = f" ({dot.count} times)" if dot.count > 1 else ""
-      what = f"{dot.call}: {dot.description}" if dot.call else dot.problem
-      lines.append(f"[{i}] {what}{times}")
-      if dot.source:
-        lines.append(f"    at {dot.source}")
-      lines += [f"    {line}" for line in _decision_lines(dot)]
-    return "\n".join(lines)
-
-  def to_json(self) -> str:
-    """The same as JSON: a list of objects, one a dot or a call."""
-    return json.dumps(
-      [dataclasses.asdict(dot) for dot in self.dots], default=str, indent=2
-    )
-
-
-def _decision_lines(dot: Explained) -> Iterator[str]:
-  if dot.error:
-    yield f"error: {dot.error}"
-    return
-  if dot.call:
-    becomes = f"becomes a call of @{dot.function}"
-    yield becomes if dot.function else "stays as it is"
-  decision = dot.decision
-  if decision is None:
-    return
-  yield f"{decision.implementation}: {decision.reason}"
-  if decision.global_scale != "none":
-    yield f"global scale: {decision.global_scale}"
-  if decision.padding:
-    yield f"padding: {decision.padding}"
-  for note in decision.notes:
-    yield f"note: {note}"
-  for refusal in decision.refusals:
-    yield f"not {refusal.implementation}: {refusal.reason}"
-
-
 def explain(
   fn: Callable[..., Any] | Any,
   *args: Any,
   target: target_lib.Target | None = None,
   **kwargs: Any,
-) -> Explanation:
+) -> explanation.Explanation:
   """Tells what happens to every block-scaled dot of a function or a module.
 
-  For each: the implementation chosen, how the global scale is applied (fused
-  into the kernel, by a separate multiply, or none), what is padded, and why
-  each other implementation was refused. Nothing is compiled or run. Sizes are
-  those of the whole arrays, before any sharding.
+  For each dot: the implementation chosen, how the global scale is applied
+  (fused into the kernel, by a separate multiply, or none), what is padded, and
+  why each other implementation was refused; the layer, by the scopes around it,
+  and whether it is of the forward or the backward pass; how often it runs, as
+  far as trips of loops are known. Beside them what quantizes and dequantizes,
+  by which kernels or why by none; the products that are not block-scaled, and
+  why; and for GPUs whose figures are published an estimate of the least time.
+
+  Nothing is compiled or run. Sizes are those of the whole arrays, before any
+  sharding, but inside of a `shard_map` those of a device. It assumes a module
+  for the target's platform alone that is not exported: such a one has portable
+  operations everywhere. Not listed: what quantizes with a key, to a format of
+  one's own, and what dequantizes along another axis than the last, which are
+  operations everywhere.
 
   Args:
     fn: a function, jitted or not, which is traced; or a module in any form that
@@ -152,7 +75,8 @@ def explain(
       `use_target`, or the local one.
 
   Returns:
-    A sequence of `Explained`; print it for a report, `.to_json()` for JSON.
+    An `Explanation`: a sequence of the dots. Print it for a report, which a
+    notebook shows by itself; `.to_json()` is for programs.
 
   Raises:
     TypeError: `target` is not a `Target`, or a module is given with arguments;
@@ -177,8 +101,23 @@ def explain(
     with target_lib.use_target(target):
       # A forced implementation is judged for this target while tracing.
       jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
-  return _explanation(
-    _explain_eqn(eqn, target) for eqn in decisions.dots(jaxpr.jaxpr)
+  leaves = jax.tree.leaves((args, kwargs))
+  shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+  num_devices = max([1, *(getattr(s, "num_devices", 1) for s in shardings)])
+  operations = program.operations(jaxpr.jaxpr, num_devices)
+  dots, quantizations, others = [], [], []
+  for operation in operations:
+    if operation.eqn.primitive is primitive.block_scaled_dot_p:
+      dots.append(_explain_dot(operation, target))
+    elif operation.eqn.primitive in _QUANTIZATIONS:
+      quantizations.append(_explain_quantization(operation, target))
+    elif (other := products.explain(operation, target)) is not None:
+      others.append(other)
+  return explanation.Explanation(
+    dots=explanation.merged(dots),
+    quantizations=explanation.merged(quantizations),
+    others=explanation.merged(others),
+    assumptions=_assumptions(operations),
   )
 
 
@@ -186,7 +125,7 @@ def explain_module(
   source: modules.Source,
   target: target_lib.Target | None = None,
   implementation: str | None = None,
-) -> Explanation:
+) -> explanation.Explanation:
   """`explain` for a module that was read; consumes it.
 
   Args:
@@ -199,7 +138,7 @@ def explain_module(
   for item in rewriter.examine(source, target, implementation):
     decided = item.decided
     explained.append(
-      Explained(
+      explanation.Explained(
         source=item.source,
         problem=None if decided is None else decided.problem,
         target=target,
@@ -210,26 +149,83 @@ def explain_module(
         function=item.function,
       )
     )
-  return _explanation(explained)
+  return explanation.Explanation(explanation.merged(explained))
 
 
-def _explanation(explained: Iterable[Explained]) -> Explanation:
-  """Merges those that are the same."""
-  found: dict[Explained, Explained] = {}
-  for item in explained:
-    count = found[item].count + 1 if item in found else 1
-    found[item] = dataclasses.replace(item, count=count)
-  return Explanation(tuple(found.values()))
+def _assumptions(
+  operations: Sequence[program.Operation],
+) -> tuple[str, ...]:
+  most = max((operation.num_devices for operation in operations), default=1)
+  if most == 1:
+    return ()
+  return (
+    f"the module is partitioned over {most} devices; each dot is decided again"
+    " there, for a device's share of it",
+  )
 
 
-def _explain_eqn(eqn: Any, target: target_lib.Target | None) -> Explained:
-  decided = decisions.decide(eqn, target)
-  return Explained(
-    source=jax_private.user_frame(eqn.source_info),
+def _explain_dot(
+  operation: program.Operation, target: target_lib.Target | None
+) -> explanation.Explained:
+  decided = decisions.decide(operation.eqn, target)
+  estimate, lowering_error = None, ""
+  if decided.decision is not None:
+    estimate = products.estimate_dot(operation.eqn, decided)
+    if decided.decision.implementation == "triton":
+      refusal = triton_library.lowering_refusal(decided.target)
+      lowering_error = "" if refusal is None else refusal.reason
+  return explanation.Explained(
+    **products.place(operation),
     problem=decided.problem,
     target=decided.target,
     decision=decided.decision,
     error=decided.error,
+    lowering_error=lowering_error,
+    estimate=estimate,
+  )
+
+
+_QUANTIZATIONS: Final = (
+  quantization_primitive.quantize_p,
+  quantization_primitive.dequantize_p,
+  quantization_both.quantize_both_p,
+)
+
+
+def _explain_quantization(
+  operation: program.Operation, target: target_lib.Target | None
+) -> explanation.ExplainedQuantization:
+  eqn = operation.eqn
+  target = target or eqn.params["target"] or target_lib.detect_target()
+  module = lowering.Module(
+    platforms=(target.platform,), is_partitioned=operation.num_devices > 1
+  )
+  avals = [v.aval for v in eqn.invars]
+  if eqn.primitive is quantization_primitive.quantize_p:
+    name = "quantize"
+    problem = quantization_primitive.problem_of(avals, eqn.params)
+    choice = quantization_primitive.decide(problem, module, target)
+    description = str(problem)
+  elif eqn.primitive is quantization_primitive.dequantize_p:
+    name = "dequantize"
+    choice = quantization_primitive.decide_dequantize(module, target)
+    result = eqn.outvars[0].aval
+    description = (
+      f"{eqn.params['format']} to {products.describe(result)}, axis"
+      f" {eqn.params['axis']}"
+    )
+  else:
+    name = "quantize_both"
+    both = quantization_both.problem_of(avals, eqn.params)
+    choice = quantization_both.decide(both, module, target)
+    description = str(both)
+  return explanation.ExplainedQuantization(
+    **products.place(operation),
+    operation=name,
+    description=description,
+    target=target,
+    implementation=choice.implementation,
+    reason=choice.reason,
   )
 
 

@@ -124,7 +124,7 @@ class ExplainTest(parameterized.TestCase):
     explanation = jp.explain(
       jp.block_scaled_dot, _operand(jp.NVFP4, 2, 32), _operand(jp.NVFP4, 3, 32)
     )
-    (parsed,) = json.loads(explanation.to_json())
+    (parsed,) = json.loads(explanation.to_json())["dots"]
     self.assertEqual(parsed["problem"]["n"], 3)
     self.assertEqual(
       parsed["decision"]["implementation"],
@@ -222,7 +222,7 @@ class ExplainModuleTest(parameterized.TestCase):
 
   def test_json_of_a_module(self):
     explanation = jp.explain(self.dot_module(), target=self.B200)
-    (parsed,) = json.loads(explanation.to_json())
+    (parsed,) = json.loads(explanation.to_json())["dots"]
     self.assertEqual(parsed["call"], "__op$block_scaled_dot")
     self.assertEqual(parsed["source"], "<str>:3:10")
     self.assertEqual(parsed["problem"]["n"], 16)

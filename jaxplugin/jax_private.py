@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Final
+from typing import NamedTuple
 from typing import Protocol
 
 import jax
@@ -28,6 +32,9 @@ from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
 from jax.extend import core as extend_core
+
+# Their layers multiply on behalf of a model; whose line it is the model knows.
+_LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
 
 def require_devices_during_lowering(primitive: Any) -> None:
@@ -358,21 +365,60 @@ def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:
   return util.weakref_lru_cache(function)
 
 
+class Name(NamedTuple):
+  """One entry of JAX's name stack.
+
+  Attributes:
+    text: the name of a `jax.named_scope`, or of a transformation, "transpose".
+    is_transform: which of both.
+  """
+
+  text: str
+  is_transform: bool
+
+
+def scopes(source_info: Any) -> tuple[Name, ...]:
+  """The name stack of an equation, outermost first, inside of its jaxpr."""
+  return tuple(
+    Name(entry.name, isinstance(entry, source_info_util.Transform))
+    for entry in source_info.name_stack.stack
+  )
+
+
 def user_frame(source_info: Any = None) -> str:
   """File, line and function that made an operation; empty if not known.
 
-  It is the innermost frame outside of JAX and of this package.
+  It is the innermost frame outside of JAX, of this package and of packages
+  that models are written with; where there is none, outside of the former.
 
   Args:
     source_info: that of an equation; None for an operation being made now.
   """
   traceback = (source_info or source_info_util.current()).traceback
   jax_directory = str(pathlib.Path(jax.__file__).parent)
-  for frame in traceback.frames if traceback is not None else ():
-    name = frame.file_name
-    if name not in _own_files() and not name.startswith(jax_directory):
-      return f"{name}:{frame.line_num} ({frame.function_name})"
-  return ""
+  frames = [
+    frame
+    for frame in (traceback.frames if traceback is not None else ())
+    if frame.file_name not in _own_files()
+    and not frame.file_name.startswith(jax_directory)
+  ]
+  libraries = _library_directories()
+  for frame in frames:
+    if not frame.file_name.startswith(libraries):
+      return _describe(frame)
+  return _describe(frames[0]) if frames else ""
+
+
+def _describe(frame: Any) -> str:
+  return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+
+def _library_directories() -> tuple[str, ...]:
+  """Directories of those libraries that are imported."""
+  found = (
+    getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES
+  )
+  return tuple(f"{pathlib.Path(file).parent}{os.sep}" for file in found if file)
 
 
 @functools.cache
@@ -383,6 +429,12 @@ def _own_files() -> frozenset[str]:
     for path in directory.rglob("*.py")
     if not path.name.endswith("_test.py")
   )
+
+
+def is_own(jaxpr: Any) -> bool:
+  """Whether a closed jaxpr is of a function of this package."""
+  filename = jaxpr.jaxpr.debug_info.func_filename
+  return filename is not None and filename in _own_files()
 
 
 def name_scope() -> str:

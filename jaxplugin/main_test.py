@@ -95,7 +95,8 @@ class ExplainTest(CommandLineTestCase):
   def test_explain_prints_json(self):
     line = "explain --lhs nvfp4 --rhs nvfp4 -m 1 -n 64 -k 64 --json"
     status, out, _ = self.run_command(*line.split())
-    self.assertEqual((status, json.loads(out)[0]["problem"]["k"]), (0, 64))
+    (dot,) = json.loads(out)["dots"]
+    self.assertEqual((status, dot["problem"]["k"]), (0, 64))
 
   def test_explain_of_a_file(self):
     path = self.write("m.mlir", dot_module())
@@ -109,7 +110,7 @@ class ExplainTest(CommandLineTestCase):
     status, out, _ = self.run_command(
       "explain", path, *B200, "--json", "--implementation", "xla"
     )
-    (parsed,) = json.loads(out)
+    (parsed,) = json.loads(out)["dots"]
     self.assertEqual(status, 0)
     self.assertEqual(parsed["decision"]["implementation"], "xla")
     self.assertEqual(parsed["source"], f"{path}:3:10")

@@ -210,15 +210,40 @@ def problem_of(
   )
 
 
-def one_kernel_refusal(
+def decide(
+  problem: quantization_both_triton.QuantizeBothProblem,
+  module: lowering.Module,
+  target: target_lib.Target,
+) -> quantization_primitive.Choice:
+  """What `quantize_both_p` is lowered to in a module for a target.
+
+  Where one kernel does not serve all blockings, each is lowered as `quantize_p`
+  is: `implementation` then names those, and `reason` why.
+  """
+  refusal = _one_kernel_refusal(problem, module, target)
+  if refusal is None:
+    return quantization_primitive.Choice(implementation="triton")
+  if len(problem.blockings) == 1:
+    (single,) = _each(problem)
+    return quantization_primitive.decide(single, module, target)
+  choices = [
+    quantization_primitive.decide(single, module, target)
+    for single in _each(problem)
+  ]
+  names = [choice.implementation for choice in choices]
+  reasons = [f"not one kernel for all: triton {refusal.reason}"]
+  reasons += [choice.reason for choice in choices if choice.reason]
+  return quantization_primitive.Choice(
+    implementation=" and ".join(dict.fromkeys(names)),
+    reason="; ".join(dict.fromkeys(reasons)),
+  )
+
+
+def _one_kernel_refusal(
   problem: quantization_both_triton.QuantizeBothProblem,
   module: lowering.Module,
   target: target_lib.Target,
 ) -> problem_lib.Unsupported | None:
-  """Why one kernel does not serve all blockings; None where one does.
-
-  Each is then lowered as `quantize_p` is: see `each`.
-  """
   return (
     module.kernels_refusal()
     or quantization_both_triton.supports(problem, target)
@@ -226,7 +251,7 @@ def one_kernel_refusal(
   )
 
 
-def each(
+def _each(
   problem: quantization_both_triton.QuantizeBothProblem,
 ) -> list[quantization_triton.QuantizeProblem]:
   """The blockings, as problems of `quantize_p`."""
@@ -250,7 +275,7 @@ def _lower(
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
   function = functools.partial(_by_primitive, target=target, **params)
-  if one_kernel_refusal(problem, module, device) is None:
+  if _one_kernel_refusal(problem, module, device) is None:
     function = functools.partial(_by_triton, problem=problem, target=device)
   return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 

@@ -47,6 +47,11 @@ class QuantizeBothProblem:
   scale_rounding: str = "up"
   has_global_scale: bool = False
 
+  def __str__(self) -> str:
+    sizes = ", ".join(map(str, self.shape))
+    dims = " and ".join(str(list(b.dims)) for b in self.blockings)
+    return f"{self.dtype.name}[{sizes}] to {self.format}, dimensions {dims}"
+
   @property
   def computes_global_scale(self) -> bool:
     return self.format.has_global_scale and not self.has_global_scale
