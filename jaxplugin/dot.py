@@ -286,6 +286,7 @@ def _resolve_operand(
         f" {side}_scale must be None"
       )
     scaled_array.require_global_scale(f"{call.WHO}: {side}", operand)
+    operand = operand.to_floats()
     # Shapes do not tell the blocked axis of an operand that is empty in k.
     is_known = operand.scale_layout != scaled_array.LINEAR or (
       tuple(operand.values.shape) != tuple(operand.scale.shape)

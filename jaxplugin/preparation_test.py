@@ -4,6 +4,7 @@
 
 import functools
 import importlib.util
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,12 @@ from jax.sharding import PartitionSpec
 import jaxplugin as jp
 from jaxplugin import formats
 from jaxplugin import interleaving
+from jaxplugin import jax_private
 from jaxplugin import reference
 from jaxplugin import target as target_lib
 
 FP4 = (jp.MXFP4, jp.NVFP4)
+TARGETS = ("cpu", "a100", "h100", "b200", "mi300x")
 CPU = target_lib.named_target("cpu")
 H100 = target_lib.named_target("h100")
 B200 = target_lib.named_target("b200", cudnn="9.13")
@@ -49,6 +52,11 @@ BITS = (
 def weight(format, shape=(33, 96), seed=0):
   x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
   return jp.quantize(x, format)
+
+
+def stack_of(format):
+  x = np.random.default_rng(0).normal(size=(3, 96, 96)).astype(np.float32)
+  return jp.quantize(x, format, batch_dims=1)
 
 
 def codes(array):
@@ -139,7 +147,7 @@ class ArrayTest(parameterized.TestCase):
   @parameterized.parameters(*FP4)
   def test_may_be_prepared_again_and_for_another_target(self, format):
     w = weight(format)
-    for targets in ((H100, H100), (H100, B200), (B200, H100), (B200, B200)):
+    for targets in itertools.product((H100, B200, CPU), repeat=2):
       prepared = functools.reduce(jp.prepare_weights, targets, w)
       once = jp.prepare_weights(w, targets[-1])
       self.assertEqual(prepared.scale_layout, once.scale_layout)
@@ -181,10 +189,33 @@ class ArrayTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, "logical"):
       jp.ScaledArray(words[:, :-1], weight(jp.MXFP4).scale, None, jp.MXFP4)
 
-  @parameterized.parameters(("weights",), (None,), ({"w": 1.0},))
-  def test_what_is_no_scaled_array_is_refused(self, array):
-    with self.assertRaisesRegex(TypeError, "must be a jp.ScaledArray"):
-      jp.prepare_weights(array, H100)
+  @parameterized.parameters(*TARGETS)
+  def test_trees_of_parameters(self, name):
+    target = target_lib.named_target(name)
+    w, stack = weight(jp.NVFP4), weight(jp.MXFP8, (2, 33, 96))
+    params = {
+      "layers": [{"kernel": w, "bias": np.ones(33, np.float32)}, (stack, None)],
+      "norm": jnp.ones(96),
+      "name": "model",
+      "step": 3,
+    }
+    prepared = jp.prepare_weights(params, target)
+    for i, array in ((0, w), (1, stack)):
+      actual = prepared["layers"][i]
+      actual = actual["kernel"] if i == 0 else actual[0]
+      alone = jp.prepare_weights(array, target)
+      self.assertEqual(jax.tree.structure(actual), jax.tree.structure(alone))
+      for a, b in zip(*map(jax.tree.leaves, (actual, alone)), strict=True):
+        self.assertEqual((a.shape, a.dtype), (b.shape, b.dtype))
+      np.testing.assert_array_equal(jp.dequantize(actual), jp.dequantize(array))
+    self.assertIs(prepared["layers"][0]["bias"], params["layers"][0]["bias"])
+    self.assertIs(prepared["norm"], params["norm"])
+    self.assertEqual((prepared["name"], prepared["step"]), ("model", 3))
+    self.assertIsNone(prepared["layers"][1][1])
+    back = jp.unprepare_weights(prepared)
+    self.assertEqual(back["layers"][1][0].dtype, formats.E4M3)
+    self.assertEqual(back["layers"][0]["kernel"].unpack().dtype, formats.E2M1)
+    self.assertIs(back["norm"], params["norm"])
 
   def test_target_must_be_one(self):
     with self.assertRaisesRegex(TypeError, "must be a jp.Target or None"):
@@ -197,19 +228,97 @@ def codes_or_bytes(array):
   return np.asarray(array.values).view(np.uint8)
 
 
+class CpuTest(parameterized.TestCase):
+  """What is prepared for CPUs: bits of stacks, packed matrices."""
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_stacks_are_bytes_and_matrices_what_the_kernels_read(self, format):
+    w, stack = weight(format), weight(format, (3, 33, 96))
+    prepared = jp.prepare_weights(w, CPU)
+    self.assertFalse(prepared.is_bytes)
+    self.assertEqual(prepared.is_packed, format.is_fp4)
+    if not format.is_fp4:
+      self.assertIs(prepared, w)
+    prepared = jp.prepare_weights(stack, CPU)
+    self.assertTrue(prepared.is_bytes)
+    self.assertEqual(
+      (prepared.values.dtype, prepared.scale.dtype), (np.uint8,) * 2
+    )
+    self.assertEqual((prepared.shape, prepared.axis), ((3, 33, 96), 2))
+    self.assertEqual(prepared.nbytes, stack.nbytes)
+    self.assertEqual(prepared.is_packed, format.is_fp4)
+    self.assertIs(jp.prepare_weights(prepared, CPU), prepared)
+    usual = prepared.to_floats()
+    self.assertIs(usual.to_floats(), usual)
+    for a, b in zip(*map(jax.tree.leaves, (usual, stack.pack())), strict=True):
+      self.assertEqual(a.dtype, b.dtype)
+      self.assertEqual(np.asarray(a).tobytes(), np.asarray(b).tobytes())
+    self.assertEqual(prepared.unpack().to_floats().dtype, stack.dtype)
+    np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(stack))
+    # Of arrays and of NumPy's, as a checkpoint has them, checks are the same.
+    again = jp.ScaledArray(
+      np.asarray(prepared.values), prepared.scale, prepared.global_scale, format
+    )
+    self.assertTrue(again.is_bytes)
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_products_have_the_bits_of_the_usual_order(self, format):
+    stack = stack_of(format)
+    prepared = jp.prepare_weights(stack, CPU)
+    x = np.random.default_rng(3).normal(size=(2, 96)).astype(np.float32)
+
+    def scanned(x, w):
+      step = lambda x, w: (jp.block_scaled_dot(x, w), None)
+      return jax.lax.scan(step, x, w)[0]
+
+    def expert(x, w):
+      return jp.block_scaled_dot(x, jax.tree.map(lambda a: a[1], w))
+
+    def batch(x, w):
+      return jp.block_scaled_dot(jp.quantize(x[None].repeat(3, 0), format), w)
+
+    def mapped(x, w):
+      return jax.vmap(jp.block_scaled_dot, (None, 0))(x, w)
+
+    for function in (scanned, expert, batch, mapped):
+      np.testing.assert_array_equal(
+        jax.jit(function)(x, prepared), jax.jit(function)(x, stack)
+      )
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_a_scan_slices_bytes_and_nothing_wider(self, format):
+    def scanned(x, w):
+      step = lambda x, w: (jp.block_scaled_dot(x, w), None)
+      return jax.lax.scan(step, x, w)[0]
+
+    def program(w):
+      lowered = jax.jit(scanned).lower(np.ones((1, 96), np.float32), w)
+      return jax_private.optimized_hlo(lowered.compile())
+
+    stack = stack_of(format)
+    wide = r"(f16|f4e2m1fn)\[3,96,\d+\]"
+    self.assertNotRegex(program(jp.prepare_weights(stack, CPU)), wide)
+    # What it is for, in this XLA.
+    self.assertRegex(program(stack), wide)
+
+  def test_bits_of_a_scale_alone_are_refused(self):
+    w = weight(jp.MXFP8)
+    bits = np.asarray(w.scale).view(np.uint8)
+    with self.assertRaisesRegex(TypeError, "scale must be float8_e8m0fnu"):
+      jp.ScaledArray(w.values, bits, None, jp.MXFP8)
+    with self.assertRaisesRegex(TypeError, "values must be float8_e4m3fn"):
+      jp.ScaledArray(
+        np.asarray(w.values).view(np.uint8), w.scale, None, "mxfp8"
+      )
+
+
 class DotTest(parameterized.TestCase):
   """On the CPU, where every call puts the values back in order."""
 
   def check_bits(self, function, *args, targets=(H100, B200)):
     expected = function(*args)
     for target in targets:
-      prepared = jax.tree.map(
-        lambda x, target=target: (
-          jp.prepare_weights(x, target) if isinstance(x, jp.ScaledArray) else x
-        ),
-        args,
-        is_leaf=lambda x: isinstance(x, jp.ScaledArray),
-      )
+      prepared = jp.prepare_weights(args, target)
       np.testing.assert_array_equal(function(*prepared), expected)
 
   @parameterized.product(format=FP4, implementation=("xla", "cpu"))

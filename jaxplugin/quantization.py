@@ -418,6 +418,7 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   x = x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
+  x = x.to_floats()
   if x.is_interleaved:
     x = x.pack()
   return quantization_primitive.dequantize(

@@ -72,7 +72,9 @@ class ScaledArray:
       FP4 as uint32[..., k / 8], interleaved: what `prepare_weights` makes.
     scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
       with the blocked axis divided by the block size. Multiplies to dequantize.
-      For scale_layout "swizzled_128x4" the array `swizzle_scale` returns.
+      For scale_layout "swizzled_128x4" the array `swizzle_scale` returns. If
+      values are uint8 it may be uint8 too: the bits of both, FP4 packed, as
+      `to_bytes` returns them.
     global_scale: f32 that multiplies everything, or None. It follows the array:
       it has the rank of `values`, and in each dimension size 1 or the logical
       size, 1 along the blocked axis. So it is stacked, mapped over and indexed
@@ -162,7 +164,12 @@ class ScaledArray:
 
   @property
   def is_packed(self) -> bool:
-    return self.values.dtype == formats.PACKED
+    return self.format.is_fp4 and self.values.dtype == formats.PACKED
+
+  @property
+  def is_bytes(self) -> bool:
+    """Whether values and scale are their bits; `to_floats` undoes it."""
+    return self.scale.dtype == formats.PACKED
 
   @property
   def is_interleaved(self) -> bool:
@@ -179,7 +186,7 @@ class ScaledArray:
   @property
   def shape(self) -> tuple[int, ...]:
     """The logical shape, that of `dequantize(self)`."""
-    return logical_shape(self.values, self.axis)
+    return _logical_shape(self.format, self.values, self.axis)
 
   @property
   def ndim(self) -> int:
@@ -213,11 +220,39 @@ class ScaledArray:
 
   def unpack(self) -> ScaledArray:
     """The same array with FP4 values in `float4_e2m1fn`, logical shape."""
+    if self.is_packed and self.is_bytes:
+      return self.to_floats().unpack()
     if self.is_interleaved:
       return self.pack().unpack()
     if not self.is_packed:
       return self
     return self._replace_values(unpack_fp4(self.values, axis=self.axis))
+
+  def to_bytes(self) -> ScaledArray:
+    """The same array as uint8: the bits of values and scale, FP4 packed.
+
+    XLA:CPU slices these as they are, and 8-bit floats through 16 bits.
+    """
+    if self.is_bytes:
+      return self
+    return self.pack()._replace_types(formats.PACKED, formats.PACKED)
+
+  def to_floats(self) -> ScaledArray:
+    """Undoes `to_bytes`; FP4 values stay packed."""
+    if not self.is_bytes:
+      return self
+    format = self.format
+    values_dtype = formats.PACKED if format.is_fp4 else format.values_dtype
+    return self._replace_types(values_dtype, format.scale_dtype)
+
+  def _replace_types(
+    self, values_dtype: np.dtype, scale_dtype: np.dtype
+  ) -> ScaledArray:
+    """The same bits with other dtypes."""
+    (values, scale, *rest), aux = self.tree_flatten()
+    values = lax.bitcast_convert_type(values, values_dtype)
+    scale = lax.bitcast_convert_type(scale, scale_dtype)
+    return self.tree_unflatten(aux, (values, scale, *rest))
 
   def without_surrogate(self) -> ScaledArray:
     """The same array, a constant of every derivative by what it was made of."""
@@ -331,6 +366,13 @@ def full_global_scale_shape(array: ScaledArray) -> tuple[int, ...]:
   return (*shape, *(1,) * (array.ndim - len(shape)))
 
 
+def _logical_shape(
+  format: formats.BlockFormat, values: Any, axis: int
+) -> tuple[int, ...]:
+  # Of FP8 a byte is one value.
+  return logical_shape(values, axis) if format.is_fp4 else tuple(values.shape)
+
+
 def may_be_interleaved(format: formats.BlockFormat) -> bool:
   """Whether values of a format may be FP4 in words."""
   return format.is_fp4 and format.block_size % interleaving.UNIT == 0
@@ -348,14 +390,17 @@ def _validate(array: ScaledArray) -> None:
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
   is_interleaved = values.dtype == interleaving.WORDS
-  if values.dtype not in format.storage_dtypes and not (
-    is_interleaved and may_be_interleaved(format)
+  is_bytes = values.dtype == scale.dtype == formats.PACKED
+  if (
+    not is_bytes
+    and values.dtype not in format.storage_dtypes
+    and not (is_interleaved and may_be_interleaved(format))
   ):
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
       f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
     )
-  if scale.dtype != format.scale_dtype:
+  if not is_bytes and scale.dtype != format.scale_dtype:
     raise TypeError(
       f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
       f" got {scale.dtype}"
@@ -369,14 +414,14 @@ def _validate(array: ScaledArray) -> None:
     )
   if array.scale_layout == SWIZZLED:
     axis = values.ndim - 1
-    shape = logical_shape(values, axis)
+    shape = _logical_shape(format, values, axis)
     columns = -(-shape[-1] // format.block_size)
     expected = swizzled_shape((*shape[:-1], columns))
   else:
     axis = values.ndim - 1
     if not is_interleaved:
       axis = blocked_axis(values.shape, scale.shape)
-    shape = logical_shape(values, axis)
+    shape = _logical_shape(format, values, axis)
     if scale.shape[axis] * format.block_size != shape[axis]:
       expected = None
     else:

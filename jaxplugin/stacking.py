@@ -173,8 +173,8 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
           f"{who}: arrays must have the same {name}, got {read(first)} and"
           f" {read(array)}"
         )
-  if len({array.values.dtype for array in arrays}) > 1:
-    arrays = [array.pack() for array in arrays]
+  if len({(array.values.dtype, array.scale.dtype) for array in arrays}) > 1:
+    arrays = [array.to_floats().pack() for array in arrays]
   return arrays
 
 
