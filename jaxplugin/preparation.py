@@ -38,7 +38,7 @@ def prepare_weights(tree: Any, target: target_lib.Target | None = None) -> Any:
     uint8, FP4 packed. XLA:CPU slices 8-bit floats through f16, and FP4 element
     by element. In a scan over 8 layers of 512 x 1536, for one row, bytes took
     0.5 of the time of MXFP8, and packed NVFP4 0.06 of the unpacked
-    (examples/benchmarks/scan.py). The dot of a whole FP8 stack, as a batch,
+    (examples/scan_layers.py). The dot of a whole FP8 stack, as a batch,
     copies it once a call: leave that one as it is.
   * other FP4 weights are packed, two values a byte. FP8 matrices stay as they
     are, which is what the kernels read.

@@ -334,10 +334,14 @@ class StackTest(parameterized.TestCase):
 
   def test_layouts_that_are_not_alike_are_packed(self):
     x = quantized(jp.NVFP4, 3, 64)
-    arrays = [x, x.pack(), jp.prepare_weights(x, A100)]
+    arrays = [x, x.pack(), jp.prepare_weights(x, A100), x.to_bytes()]
     stacked = jp.stack(arrays)
     self.assertTrue(stacked.is_packed)
-    np.testing.assert_array_equal(floats(stacked), np.stack([floats(x)] * 3))
+    np.testing.assert_array_equal(floats(stacked), np.stack([floats(x)] * 4))
+    y = quantized(jp.MXFP8, 3, 64)
+    self.assertTrue(jp.stack([y.to_bytes()] * 2).is_bytes)
+    stacked = jp.concatenate([y, y.to_bytes()])
+    np.testing.assert_array_equal(floats(stacked), np.tile(floats(y), (2, 1)))
 
   def test_global_scales_of_earlier_versions(self):
     x = quantized(jp.NVFP4, 3, 64)
