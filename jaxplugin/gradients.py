@@ -318,15 +318,16 @@ def _dot_jvp(
 
   sides = []
   linear, constants = [], []
-  for x, tangent, other, side_numbers, order, product in (
-    (lhs, tangents[0], rhs_kept, dims.dgrad, dims.lhs_order, dgrad),
-    (rhs, tangents[1], lhs_kept, dims.wgrad, dims.rhs_order, wgrad),
+  for name, x, tangent, other, side_numbers, order, product in (
+    ("dgrad", lhs, tangents[0], rhs_kept, dims.dgrad, dims.lhs_order, dgrad),
+    ("wgrad", rhs, tangents[1], lhs_kept, dims.wgrad, dims.rhs_order, wgrad),
   ):
     if isinstance(tangent, SymbolicZero):
       continue
     leaves, tree = jax.tree.flatten(other)
     sides.append(
       _Side(
+        name=name,
         shape=tuple(x.shape),
         dtype=x.dtype,
         numbers=side_numbers,
@@ -355,6 +356,7 @@ class _Side:
   """What the tangent of an operand is multiplied with, and its gradient of.
 
   Attributes:
+    name: "dgrad" or "wgrad": what profiles and `explain` call the product.
     shape, dtype: of the operand.
     numbers: dimension numbers of g and the other operand.
     order: brings the dimensions of their product into the operand's order.
@@ -363,6 +365,7 @@ class _Side:
       `ScaledArray` of it, quantized along what `product` contracts.
   """
 
+  name: str
   shape: tuple[Any, ...]
   dtype: np.dtype
   numbers: call.DimensionNumbers
@@ -452,16 +455,21 @@ class _Tangent:
       if not is_wanted:
         result.append(None)
         continue
-      if side.product is None:
-        gradient = reference.plain_dot(
-          g, other, side.numbers, side.dtype, self.precision
-        )
-      else:
-        gradient = side.product.multiply(
-          g_blocked[side.product], side.blocked(other), side.dtype, self.recipe
-        )
+      with jax.named_scope(side.name):
+        gradient = self._gradient(side, other, g, g_blocked)
       result.append(gradient.transpose(side.order))
     return result
+
+  def _gradient(
+    self, side: _Side, other: Any, g: jax.Array, g_blocked: dict[_Product, Any]
+  ) -> jax.Array:
+    if side.product is None:
+      return reference.plain_dot(
+        g, other, side.numbers, side.dtype, self.precision
+      )
+    return side.product.multiply(
+      g_blocked[side.product], side.blocked(other), side.dtype, self.recipe
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
