@@ -11,6 +11,7 @@ elsewhere JAX operations do (`quantization_ops`).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -94,7 +95,9 @@ def quantize(
       probability equal to the discarded fraction, so unbiased inside the range.
     batch_dims: how many leading dimensions index tensors that get a global
       scale each, as by `vmap`: 1 for a stack of layers to scan over or to take
-      experts from. It changes nothing where there are no global scales.
+      experts from. It changes nothing where there are no global scales. Known
+      arrays on one device are quantized one after the other by kernels; what is
+      traced, all at once by operations, which take longer on CPUs.
     derivative: None or "straight_through".
 
   Returns:
@@ -124,7 +127,14 @@ def quantize(
     "quantize", derivative, x, global_scale
   )
   values, scale, global_scale = _quantize(
-    x, global_scale, key, format, axis, scale_rounding, batch_dims
+    x,
+    global_scale,
+    key,
+    format,
+    axis,
+    scale_rounding,
+    batch_dims,
+    in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
   scale_signs.remember_positive(scale)
   return scaled_array.ScaledArray(
@@ -246,7 +256,14 @@ def _quantize_blocked(
 
 # Jitted as one, so that an eager call compiles one program and not forty.
 @functools.partial(
-  jax.jit, static_argnames=("format", "axis", "scale_rounding", "batch_dims")
+  jax.jit,
+  static_argnames=(
+    "format",
+    "axis",
+    "scale_rounding",
+    "batch_dims",
+    "in_turn",
+  ),
 )
 def _quantize(
   x: jax.Array,
@@ -256,8 +273,14 @@ def _quantize(
   axis: int,
   scale_rounding: ScaleRounding,
   batch_dims: int,
+  in_turn: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Values, scale and global scale of `quantize`."""
+  """Values, scale and global scale of `quantize`.
+
+  Args:
+    in_turn: whether tensors that get a global scale each are quantized one
+      after the other, by kernels, and not all at once, by operations.
+  """
   x, global_scale = _without_derivative("quantize", x, global_scale)
   if not format.has_global_scale:
     batch_dims = 0
@@ -270,11 +293,52 @@ def _quantize(
     scale_rounding=scale_rounding,
   )
   is_one = global_scale is None or not global_scale.ndim
-  in_axes = (0, None if is_one else 0, None if key is None else 0)
-  for _ in range(batch_dims):
-    function = jax.vmap(function, in_axes)
-  values, scale, global_scale = function(x, global_scale, key)
+  if batch_dims and in_turn and x.size:
+    batch = x.shape[:batch_dims]
+    results = _quantize_in_turn(
+      functools.partial(function, key=None),
+      x.reshape(-1, *x.shape[batch_dims:]),
+      None if global_scale is None else global_scale.reshape(-1),
+      axis - batch_dims,
+    )
+    values, scale, global_scale = (
+      leaf.reshape(*batch, *leaf.shape[1:]) for leaf in results
+    )
+  else:
+    in_axes = (0, None if is_one else 0, None if key is None else 0)
+    for _ in range(batch_dims):
+      function = jax.vmap(function, in_axes)
+    values, scale, global_scale = function(x, global_scale, key)
   return values, scale, _of_rank(global_scale, x.ndim)
+
+
+def _quantize_in_turn(
+  function: Callable[..., Any],
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  axis: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """`function` of each tensor, with values that are packed in between.
+
+  XLA:CPU writes FP4 into a longer array value by value, and bytes at once.
+  """
+  if global_scale is not None:
+    global_scale = jnp.broadcast_to(global_scale, x.shape[:1])
+
+  def step(args: tuple[jax.Array, jax.Array | None]) -> Any:
+    values, scale, computed = function(*args)
+    if values.dtype == formats.E2M1:
+      values = scaled_array.pack_fp4(values, axis=axis)
+    return values, scale, computed
+
+  values, scale, computed = lax.map(step, (x, global_scale))
+  if values.dtype == formats.PACKED:
+    values = scaled_array.unpack_fp4(values, axis=axis + 1)
+  return values, scale, computed
+
+
+def _is_on_one_device(x: jax.Array) -> bool:
+  return not isinstance(x, jax.core.Tracer) and len(x.devices()) == 1
 
 
 def _quantize_tensor(

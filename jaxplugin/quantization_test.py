@@ -6,6 +6,8 @@ That its values are right is in quantization_mx_test.py and
 quantization_nvfp4_test.py.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -158,10 +160,16 @@ class BatchDimsTest(parameterized.TestCase):
     scales = np.exp2(np.arange(np.prod(lead))).reshape(*lead, 1, 1)
     return (x * scales).astype(np.float32)
 
-  @parameterized.product(lead=((4,), (2, 3), (1,)), axis=(-1, -2))
-  def test_each_tensor_has_the_bits_that_it_has_alone(self, lead, axis):
+  @parameterized.product(
+    lead=((4,), (2, 3), (1,)), axis=(-1, -2), jit=(False, True)
+  )
+  def test_each_tensor_has_the_bits_that_it_has_alone(self, lead, axis, jit):
+    # In a jitted function all at once, else one after the other.
     x = np.pad(self.stack(*lead), [(0, 0)] * len(lead) + [(0, 13), (0, 0)])
-    stacked = quantization.quantize(x, NVFP4, axis=axis, batch_dims=len(lead))
+    quantize = functools.partial(
+      quantization.quantize, format=NVFP4, axis=axis, batch_dims=len(lead)
+    )
+    stacked = (jax.jit(quantize) if jit else quantize)(x)
     self.assertEqual(stacked.global_scale.shape, (*lead, 1, 1))
     for i in np.ndindex(lead):
       alone = quantization.quantize(x[i], NVFP4, axis=axis)
