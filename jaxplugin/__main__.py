@@ -84,9 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     description="Block-scaled dot for JAX: what is chosen, where, and why.",
   )
   commands = parser.add_subparsers(dest="command", required=True)
-  commands.add_parser(
-    "info", help="versions, devices, and what each implementation can do here"
-  )
+  text = "versions, devices, and what each implementation can do here"
+  commands.add_parser("info", help=text, description=f"Tells {text}.")
   _add_explain(commands)
   _add_rewrite(commands)
   _add_compile(commands)
@@ -152,9 +151,17 @@ def _add_dot(
       required=required,
       help=f"one of {', '.join(names + plain)}",
     )
-  for name in ("m", "n", "k"):
+  for name, meaning in (
+    ("m", "rows of lhs"),
+    ("n", "rows of rhs, which are columns of the result"),
+    ("k", "size of the contracting dimension"),
+  ):
     command.add_argument(
-      f"-{name}", type=_size(least), metavar="SIZE", required=required
+      f"-{name}",
+      type=_size(least),
+      metavar="SIZE",
+      required=required,
+      help=meaning,
     )
   command.add_argument(
     "--batch",

@@ -38,6 +38,7 @@ import secrets
 import sys
 import time
 import traceback
+import warnings
 import zlib
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -388,6 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   areas = args.only or list(AREAS)
   if args.case is not None and len(areas) != 1:
     parser.error("--case needs one --only")
+  # Of random codes nobody kept a global scale.
+  warnings.filterwarnings("ignore", message="ScaledArray: .*without global")
   print(f"seed {seed}", flush=True)
   end = time.monotonic() + args.seconds
   counts = dict.fromkeys(areas, 0)
