@@ -104,6 +104,9 @@ def quantize(
     `ScaledArray` with values of the logical shape, a linear scale, and an f32
     global scale of x's rank: x's sizes in the first batch_dims dimensions, and
     1 in the others. (None for MX formats.)
+    FP4 values are not packed. XLA:CPU slices them one by one, so that a scan or
+    a gather of them takes up to 40 times as long as of f32: on CPUs take
+    `prepare_weights` of a stack, or `.pack()`.
 
   Raises:
     TypeError: x is no float array, or k is no multiple of the block size.
