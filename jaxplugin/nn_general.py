@@ -129,7 +129,10 @@ def scaled_dot_general(
   with the config's global scale, along the contracting dimension; several
   contracting dimensions are one, in the order in which lhs has them. They are
   padded inside to whole blocks. Blocks with NaN or Inf become NaN, blocks of
-  zeros stay zero.
+  zeros stay zero. 16-bit operands and gradients are quantized in f32, where JAX
+  does it in their own dtype: of bf16 both have the same codes, and of f16 for
+  "nvfp4"; of f16 for "mxfp8" JAX's differ where amax / 448 rounds to a power of
+  two or is below f16's normal range, and ours are then at least as close.
 
   The gradient of an operand, g being the gradient of the result:
 
