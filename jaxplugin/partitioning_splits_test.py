@@ -24,6 +24,11 @@ def exact(seed, *shape):
   return result
 
 
+def bits(x):
+  """Bytes of an array: signs of zeros and codes of NaN count."""
+  return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
 class SplitAxisTest(parameterized.TestCase):
   """Shardings by parts of a mesh axis: a caller's reshape makes them, as does
   quantizing a k that is sharded."""
@@ -36,7 +41,7 @@ class SplitAxisTest(parameterized.TestCase):
     self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
 
   def run_sharded(self, partitioner, sizes, function, arrays, specs):
-    """The function's result, of arguments that it gets sharded."""
+    """The function's result or results, of arguments that it gets sharded."""
     jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     mesh = jax.sharding.Mesh(
       np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes),
@@ -54,7 +59,8 @@ class SplitAxisTest(parameterized.TestCase):
 
     # JAX itself names no such sharding of a result under GSPMD.
     replicated = NamedSharding(mesh, P())
-    return np.asarray(jax.jit(sharded, out_shardings=replicated)(*arrays))
+    result = jax.jit(sharded, out_shardings=replicated)(*arrays)
+    return jax.tree.map(np.asarray, result)
 
   @parameterized.product(
     partitioner=PARTITIONERS,
@@ -150,6 +156,21 @@ class SplitAxisTest(parameterized.TestCase):
     np.testing.assert_array_equal(result, np.einsum("bmk,bnk->bmn", lhs, rhs))
 
   @parameterized.parameters(*PARTITIONERS)
+  def test_zero_blocks_of_rows_fewer_than_devices_stay_zero(self, partitioner):
+    lhs, rhs = exact(0, 3, 64), exact(1, 5, 64)
+    lhs[1] = rhs[2] = 0
+
+    def function(lhs, rhs):
+      return jp.block_scaled_dot(
+        jp.quantize(lhs, jp.MXFP8), jp.quantize(rhs, jp.MXFP8)
+      )
+
+    result = self.run_sharded(
+      partitioner, (8,), function, (lhs, rhs), (P("x"), P("x"))
+    )
+    np.testing.assert_array_equal(result, lhs @ rhs.T)
+
+  @parameterized.parameters(*PARTITIONERS)
   def test_shard_map_over_some_axes_leaves_the_others_to_the_partitioner(
     self, partitioner
   ):
@@ -181,6 +202,27 @@ class SplitAxisTest(parameterized.TestCase):
     if partitioner == "gspmd":
       with self.assertRaisesRegex(NotImplementedError, "needs Shardy"):
         call("cpu")
+
+  @parameterized.product(
+    partitioner=PARTITIONERS,
+    case=(
+      # 30 and 4 blocks over 8 devices; rows over parts of an axis.
+      (jp.NVFP4, (24, 480), P(None, "x"), None),
+      (jp.MXFP8, (24, 128), P(None, "x"), None),
+      (jp.MXFP4, (24, 64), P("x"), (3, 8, 64)),
+    ),
+  )
+  def test_quantize_gives_the_bits_of_one_device(self, partitioner, case):
+    format, shape, spec, reshaped = case
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+    def function(x):
+      return jax.tree.leaves(jp.quantize(x.reshape(reshaped or shape), format))
+
+    expected = function(x)
+    result = self.run_sharded(partitioner, (8,), function, (x,), (spec,))
+    for have, want in zip(result, expected, strict=True):
+      np.testing.assert_array_equal(bits(have), bits(want))
 
 
 if __name__ == "__main__":

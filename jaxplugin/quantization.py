@@ -70,6 +70,12 @@ def quantize(
   global scale. An all-zero block gets scale code 0 and dequantizes to 0. So
   does an NVFP4 block whose scale underflows. Zeros keep their sign.
 
+  A sharding of x changes no bit where its dimensions are divisible. Where
+  `with_sharding_constraint` leaves some devices of an uneven dimension nothing,
+  XLA gathers what leaves `jit` as a sum of floats: -0 becomes 0 (of plain
+  arrays too), and E8M0 code 0, of an all-zero block, becomes NaN. Keep such a
+  dimension whole, or pad it; what is used inside of the same `jit` is right.
+
   It has no derivative: one that is asked for is an error, of this function. To
   train, use `dot_general`, or derivative="straight_through". Then quantization
   counts as the identity in derivatives of any order of what `block_scaled_dot`
