@@ -13,6 +13,7 @@ from jaxplugin import jax_version as _jax_version  # noqa: F401
 
 # isort: split
 from jaxplugin import checkpoint_policies as checkpoint_policies
+from jaxplugin import matmul as _matmul  # noqa: F401
 from jaxplugin import nn as nn
 from jaxplugin.acceleration import accelerate as accelerate
 from jaxplugin.diagnostics import explain as explain

@@ -285,6 +285,7 @@ def _resolve_operand(
         f"{call.WHO}: {side} is a ScaledArray, which has its own scale;"
         f" {side}_scale must be None"
       )
+    scaled_array.require_numbers(call.WHO, side, operand)
     scaled_array.require_global_scale(f"{call.WHO}: {side}", operand)
     operand = operand.to_floats()
     # Shapes do not tell the blocked axis of an operand that is empty in k.
@@ -306,8 +307,19 @@ def _resolve_operand(
     raise TypeError(
       f"{call.WHO}: {side} {values.dtype} with {side}_scale {scale.dtype} is no"
       f" block format; known ones: {formats.pairs_table()}"
+      f"{_view_remedy(side, scale.dtype)}"
     )
   return values, scale, call.OperandConfig(format=format), None
+
+
+def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
+  """What helps where the scale comes as raw bytes, as checkpoints have it."""
+  if scale_dtype not in (np.uint8, np.int8):
+    return ""
+  return (
+    f"; view it as {formats.E8M0.name} for MX formats or as"
+    f" {formats.E4M3.name} for NVFP4: {side}_scale.view(jnp.float8_...)"
+  )
 
 
 def _array(name: str, x: Any) -> jax.Array:
@@ -320,7 +332,7 @@ def _array(name: str, x: Any) -> jax.Array:
     raise TypeError(
       f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
     )
-  return jnp.asarray(x)
+  return scaled_array.as_array(call.WHO, name, x)
 
 
 def as_operand(name: str, x: Any) -> Any:

@@ -251,7 +251,7 @@ def _explicit_sharding(
 
 
 def _operand(name: str, x: Any) -> jax.Array:
-  x = jnp.asarray(x)
+  x = scaled_array.as_array("dot_general", name, x)
   if x.dtype not in call.PLAIN_DTYPES:
     raise TypeError(
       f"dot_general: {name} must be float32, bfloat16 or float16, got"

@@ -67,7 +67,7 @@ LAYERS = (
   ("dot",),
   ("gradients",),
   ("nn_operands",),
-  ("linear", "nn_general"),
+  ("linear", "matmul", "nn_general"),
   ("nn",),
   ("acceleration", "explanation"),
   ("decisions", "module_parsing"),

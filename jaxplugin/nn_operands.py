@@ -37,7 +37,7 @@ def array(who: str, name: str, x: Any) -> jax.Array:
       f"{who}: {name} must be an array, got {x!r}; a ScaledArray goes to"
       " block_scaled_dot"
     )
-  return jnp.asarray(x)
+  return scaled_array.as_array(who, name, x)
 
 
 def as_float(who: str, name: str, x: jax.Array) -> jax.Array:

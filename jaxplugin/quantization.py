@@ -49,6 +49,7 @@ def quantize(
   key: jax.Array | None = None,
   batch_dims: int = 0,
   derivative: Derivative | None = None,
+  pad: bool = False,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -105,6 +106,9 @@ def quantize(
       arrays on one device are quantized one after the other by kernels; what is
       traced, all at once by operations, which take longer on CPUs.
     derivative: None or "straight_through".
+    pad: pads x with zeros along `axis` to a multiple of the block size, as
+      `dot_general` does. The result has the padded shape. Zeros add nothing to
+      a product with another side that is padded alike.
 
   Returns:
     `ScaledArray` with values of the logical shape, a linear scale, and an f32
@@ -115,7 +119,8 @@ def quantize(
     `prepare_weights` of a stack, or `.pack()`.
 
   Raises:
-    TypeError: x is no float array, or k is no multiple of the block size.
+    TypeError: x is no float array, k is no multiple of the block size, or key
+      is no `jax.random` key.
     ValueError: axis, scale_rounding, global_scale, batch_dims or derivative is
       not acceptable.
     NotImplementedError: without derivative="straight_through", a derivative by
@@ -127,7 +132,10 @@ def quantize(
   x = _float_array("quantize", x)
   format = formats.resolve("quantize", format)
   axis = scaled_array.canonical_axis("quantize", axis, x.ndim)
+  if pad:
+    x = _padded(x, axis, format.block_size)
   _validate("quantize", x, format, (axis,), scale_rounding)
+  _validate_key("quantize", key)
   _validate_batch_dims(batch_dims, x.ndim, axis)
   global_scale = _given_global_scale(
     "quantize", global_scale, format, x.shape[:batch_dims]
@@ -434,10 +442,14 @@ def dequantize(
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
+  scaled_array.require_numbers("dequantize", "x", x)
   scaled_array.require_global_scale("dequantize", x)
   if x.surrogate is None:
     return _dequantize(x, _float_dtype(dtype))
   return _dequantize_straight_through(_float_dtype(dtype), x)
+
+
+scaled_array.provide(dequantize=dequantize)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -512,7 +524,7 @@ def linear_scale(x: scaled_array.ScaledArray) -> jax.Array:
 def _float_array(who: str, x: Any) -> jax.Array:
   if isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"{who}: x is a ScaledArray already, got {x!r}")
-  x = jnp.asarray(x)
+  x = scaled_array.as_array(who, "x", x)
   if x.dtype.name not in _FLOATS:
     raise TypeError(
       f"{who}: x must be float32, bfloat16, float16 or float64, got"
@@ -521,6 +533,27 @@ def _float_array(who: str, x: Any) -> jax.Array:
   if x.ndim == 0:
     raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
   return x
+
+
+def _padded(x: jax.Array, axis: int, block_size: int) -> jax.Array:
+  """Pads `axis` with zeros to whole blocks."""
+  missing = scaled_array.round_up(x.shape[axis], block_size) - x.shape[axis]
+  widths = [(0, missing if d == axis else 0) for d in range(x.ndim)]
+  return jnp.pad(x, widths)
+
+
+def _validate_key(who: str, key: Any) -> None:
+  """Takes keys of both kinds, typed ones and raw uint32 arrays."""
+  dtype = getattr(key, "dtype", None)
+  is_key = dtype is not None and (
+    jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    or (dtype == np.uint32 and key.ndim == 1)
+  )
+  if key is not None and not is_key:
+    raise TypeError(
+      f"{who}: key must be a jax.random key, got {key!r}; jax.random.key(0)"
+      " makes one"
+    )
 
 
 def _two_axes(axes: Any, ndim: int) -> tuple[int, int]:
@@ -560,6 +593,7 @@ def _validate(
         f"{who}: the size of axis {axis} must be a multiple of"
         f" {format.block_size} for {format.name.upper()}, got"
         f" k={x.shape[axis]} in shape {x.shape}; pad x"
+        f"{' (pad=True does)' if who == 'quantize' else ''}"
       )
 
 

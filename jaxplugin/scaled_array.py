@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -210,6 +212,97 @@ class ScaledArray:
         total += leaf.size * leaf.dtype.itemsize
     return total
 
+  @property
+  def size(self) -> int:
+    """The number of logical values."""
+    return math.prod(self.shape)
+
+  @property
+  def sharding(self) -> jax.sharding.Sharding:
+    """That of `values`; the other leaves have their own."""
+    return self.values.sharding
+
+  def block_until_ready(self) -> ScaledArray:
+    """Waits for the computation of all leaves, and returns itself."""
+    jax.block_until_ready(self.tree_flatten()[0])
+    return self
+
+  @property
+  def T(self) -> ScaledArray:
+    """`transpose()`."""
+    return self.transpose()
+
+  def transpose(self, *axes: Any) -> ScaledArray:
+    """The same array with its dimensions in another order, exactly.
+
+    The blocked dimension goes with the others: w (n, k) in blocks along k
+    becomes (k, n) in blocks along k, as a product contracts it.
+
+    Args:
+      *axes: as of an array of NumPy: none, which reverses the dimensions, the
+        dimensions, or one tuple of them.
+
+    Raises:
+      ValueError: axes are no permutation of the dimensions.
+      NotImplementedError: values or scales lie as `prepare_weights` or
+        `swizzle_scale` put them, which have the blocked dimension last.
+    """
+    require_global_scale("ScaledArray", self)
+    given = axes[0] if len(axes) == 1 and not _is_int(axes[0]) else axes
+    order = tuple(given or reversed(range(self.ndim)))
+    if sorted(d % self.ndim for d in order) != list(range(self.ndim)):
+      raise ValueError(
+        f"ScaledArray: transpose takes each of {self.ndim} dimensions once, got"
+        f" {order}"
+      )
+    if self.scale_layout != LINEAR or self.is_interleaved:
+      raise NotImplementedError(
+        "ScaledArray: values and scales that were rearranged for a kernel have"
+        f" the blocked dimension last, got {self!r}; transpose"
+        " unprepare_weights(array), or call linear, which takes it as it is"
+      )
+    (values, scale, _, *rest), aux = self.tree_flatten()
+    global_scale = full_global_scale(self)
+    if global_scale is not None:
+      global_scale = global_scale.transpose(order)
+    others = [leaf.transpose(order) for leaf in (values, scale, *rest)]
+    return self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
+
+  def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
+    """`jaxplugin.dequantize` of it: `values * scale * global_scale`."""
+    return _provided["dequantize"](self, dtype)
+
+  def __matmul__(self, other: Any) -> jax.Array:
+    """NumPy's matmul of the dequantized arrays, by `block_scaled_dot`.
+
+    The last dimension of the left side with the last but one of the right:
+    `x @ w_q.T` for w_q (n, k). Both are blocked along it, where quantized. The
+    result is f32, as that of the dequantized arrays. Leading dimensions are
+    batch where both sides have the same; either side may have none.
+
+    Raises:
+      TypeError: sizes disagree, or a side is blocked along another dimension.
+      NotImplementedError: leading dimensions would have to be broadcast.
+    """
+    if not isinstance(other, (ScaledArray, jax.Array, np.ndarray)):
+      return NotImplemented
+    return _provided["matmul"](self, other)
+
+  def __rmatmul__(self, other: Any) -> jax.Array:
+    if not isinstance(other, (jax.Array, np.ndarray)):
+      return NotImplemented
+    return _provided["matmul"](other, self)
+
+  # NumPy's operators leave the work to the methods above.
+  __array_ufunc__ = None
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    del dtype, copy
+    raise TypeError(
+      f"ScaledArray: it is no plain array, got {self!r}; array.dequantize() is"
+      " one of its numbers, array.values of its codes"
+    )
+
   def pack(self) -> ScaledArray:
     """The same array with FP4 values stored as uint8, two a byte."""
     if not self.format.is_fp4 or self.is_packed:
@@ -299,6 +392,58 @@ class ScaledArray:
   def _replace_values(self, values: jax.Array) -> ScaledArray:
     (_, *children), aux = self.tree_flatten()
     return self.tree_unflatten(aux, (values, *children))
+
+
+# What methods do that need more than this module: "dequantize" and "matmul".
+_provided: Final[dict[str, Callable[..., Any]]] = {}
+
+
+def provide(**functions: Callable[..., Any]) -> None:
+  """Called by the modules that have what methods of `ScaledArray` do."""
+  _provided.update(functions)
+
+
+def _is_int(x: Any) -> bool:
+  return isinstance(x, (int, np.integer))
+
+
+def as_array(who: str, name: str, x: Any) -> jax.Array:
+  """An argument as a plain array.
+
+  Raises:
+    TypeError: it is none, e.g. a format (arguments in another order), a shape
+      without numbers, or a `ScaledArray`.
+  """
+  remedy = ""
+  if isinstance(x, ScaledArray):
+    remedy = "; dequantize it"
+  elif isinstance(x, (str, formats.BlockFormat)):
+    remedy = "; arrays come first, then the format"
+  elif isinstance(x, jax.ShapeDtypeStruct):
+    remedy = "; for types alone trace the call, by jax.eval_shape or jit"
+  else:
+    try:
+      return jnp.asarray(x)
+    except (TypeError, ValueError):
+      pass
+  raise TypeError(f"{who}: {name} must be an array, got {x!r}{remedy}")
+
+
+def require_numbers(who: str, name: str, x: ScaledArray) -> None:
+  """Raises TypeError for a `ScaledArray` of shapes or of other placeholders."""
+  for leaf in x.tree_flatten()[0][:2]:
+    if not isinstance(leaf, (jax.Array, np.ndarray)):
+      raise TypeError(
+        f"{who}: {name} must be a ScaledArray of arrays, got {x!r}; for types"
+        " alone trace the call, by jax.eval_shape or jit"
+      )
+
+
+def view_remedy(given: Any, dtype: np.dtype) -> str:
+  """What helps where raw bytes are given for values or scales of `dtype`."""
+  if np.dtype(given) not in (np.dtype(np.uint8), np.dtype(np.int8)):
+    return ""
+  return f"; view it as {dtype.name}: array.view(jnp.{dtype.name})"
 
 
 def _serialize_aux(aux: tuple[formats.BlockFormat, ScaleLayout]) -> bytes:
@@ -399,11 +544,12 @@ def _validate(array: ScaledArray) -> None:
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
       f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
+      f"{view_remedy(values.dtype, format.values_dtype)}"
     )
   if not is_bytes and scale.dtype != format.scale_dtype:
     raise TypeError(
       f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
-      f" got {scale.dtype}"
+      f" got {scale.dtype}{view_remedy(scale.dtype, format.scale_dtype)}"
     )
   min_rank = 2 if array.scale_layout == SWIZZLED else 1
   if scale.ndim != values.ndim or values.ndim < min_rank:
