@@ -70,7 +70,18 @@ def _check_dot(
   rng: np.random.Generator, run: Callable[..., Any], **options: Any
 ) -> None:
   """Makes a random call, and compares what `run` makes of it."""
-  case = dot_testing.random_case(int(rng.integers(2**40)))
+  _check_case(
+    dot_testing.random_case(int(rng.integers(2**40))), rng, run, **options
+  )
+
+
+def _check_case(
+  case: dot_testing.DotCase,
+  rng: np.random.Generator,
+  run: Callable[..., Any],
+  **options: Any,
+) -> None:
+  """The same of a given call."""
   integers = bool(rng.random() < 0.5)
   lhs = testing.make_operand(rng, case.lhs, integers=integers)
   rhs = testing.make_operand(rng, case.rhs, integers=integers)
@@ -263,7 +274,28 @@ def sharding(rng: np.random.Generator) -> None:
     return [jax.jit(call)(*jax.tree.map(place, (lhs, rhs)))]
 
   implementation = rng.choice([None, "xla"])
-  _check_dot(rng, run, implementation=implementation)
+  if rng.random() < 0.5:
+    return _check_dot(rng, run, implementation=implementation)
+  # Of sizes that every axis divides, scales' too, so that k is split often.
+  format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
+  m, n, blocks = (int(x) for x in 4 * rng.integers(1, 4, 3))
+  operands = [
+    testing.OperandCase(
+      format=format,
+      dtype=format.values_dtype,
+      shape=(rows, blocks * format.block_size),
+      axis=1,
+    )
+    for rows in (m, n)
+  ]
+  case = dot_testing.DotCase(
+    lhs=operands[0],
+    rhs=operands[1],
+    dimension_numbers=None,
+    block_size=None,
+    dtype=testing.F32,
+  )
+  _check_case(case, rng, run, implementation=implementation)
 
 
 def target(rng: np.random.Generator) -> None:
