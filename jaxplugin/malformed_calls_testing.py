@@ -380,8 +380,8 @@ def bad_scaled_arrays() -> dict[str, Malformed]:
     ),
     "global_scale_of_scaled_array_of_another_size": type_error(
       "global_scale",
-      "(3, 1)",
-      "(4, 6)",
+      "float32[3]",
+      "(4, 64)",
       lhs=unchecked(fp4(4, 64), e4m3(4, 4), f32(3), jp.NVFP4),
       lhs_scale=None,
     ),

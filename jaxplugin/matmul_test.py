@@ -142,6 +142,13 @@ class TransposeTest(parameterized.TestCase):
     gradient = jax.grad(lambda x: (weights * make(x).T.dequantize()).sum())(x)
     np.testing.assert_array_equal(gradient, weights.T)
 
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_array_of_bytes_is_transposed_and_multiplied_alike(self, format):
+    w, exact = make(format, (5, K))
+    w, x = w.to_bytes(), integers((3, K))
+    testing.assert_exact(w.T.dequantize(), exact.T, testing.F32)
+    testing.assert_exact(x @ w.T, x @ exact.T, testing.F32)
+
   def test_what_lies_for_a_kernel_is_refused_with_the_remedy(self):
     w, exact = make(jp.MXFP8, (5, K))
     swizzled = jp.ScaledArray(
@@ -270,7 +277,10 @@ class WrongArgumentsTest(parameterized.TestCase):
     (
       "nvfp4_scale_of_bytes",
       lambda: jp.ScaledArray(
-        jnp.ones((2, 16), jnp.uint8), jnp.ones((2, 2), jnp.uint8), None, "nvfp4"
+        jnp.ones((2, 32), jnp.float4_e2m1fn),
+        jnp.ones((2, 2), jnp.uint8),
+        1.0,
+        "nvfp4",
       ),
       "ScaledArray: .*got uint8; view it as float8_e4m3fn",
     ),
