@@ -186,20 +186,25 @@ JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
          static_cast<uint8_t>(byte != 255);
 }
 
-// The slow half of RowIsSafe: is there a nonzero value under an extreme scale?
-__attribute__((noinline)) bool ExtremeBlocksAreZero(const Operand& x,
-                                                    int64_t row) {
-  const uint8_t* scale = x.scale + row * x.scale_cols;
+// Whether block c of a quantized row holds nothing but zeros.
+inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
   const uint8_t* values = RowValues(x, row);
   const int64_t per_byte = x.format == Format::kE2M1 ? 2 : 1;
   const int sign_bits = x.format == Format::kE2M1 ? 0x88 : 0x80;
+  const int64_t begin = c * x.block / per_byte;
+  const int64_t end = Min((c + 1) * x.block, x.k) / per_byte;
+  for (int64_t i = begin; i < end; ++i) {
+    if ((values[i] & ~sign_bits & 0xff) != 0) return false;
+  }
+  return true;
+}
+
+// The slow half of RowIsSafe: is there a nonzero value under an extreme scale?
+__attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
+                                                            int64_t row) {
+  const uint8_t* scale = x.scale + row * x.scale_cols;
   for (int64_t c = 0; c < x.scale_cols; ++c) {
-    if (!UnsafeScaleByte(scale[c])) continue;
-    const int64_t begin = c * x.block / per_byte;
-    const int64_t end = Min((c + 1) * x.block, x.k) / per_byte;
-    for (int64_t i = begin; i < end; ++i) {
-      if ((values[i] & ~sign_bits & 0xff) != 0) return false;
-    }
+    if (UnsafeScaleByte(scale[c]) && !BlockIsZero(x, row, c)) return false;
   }
   return true;
 }

@@ -30,7 +30,23 @@ struct Sides {
   const Operand* strip;
   int64_t panel_rows, strip_rows;  // of a batch entry
   bool panel_is_lhs;
+
+  JAXPLUGIN_ALWAYS_INLINE int PanelShift(int64_t row) const {
+    return Shift(panel_is_lhs ? args->lhs_shift : args->rhs_shift, row);
+  }
+  JAXPLUGIN_ALWAYS_INLINE int StripShift(int64_t row) const {
+    return Shift(panel_is_lhs ? args->rhs_shift : args->lhs_shift, row);
+  }
+  JAXPLUGIN_ALWAYS_INLINE static int Shift(const int16_t* shift, int64_t row) {
+    return shift == nullptr ? 0 : shift[row];
+  }
 };
+
+// See DotArgs::gave_up.
+JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
+  return args.gave_up != nullptr &&
+         __atomic_load_n(args.gave_up, __ATOMIC_RELAXED) != 0;
+}
 
 inline Sides ChooseSides(const DotArgs& args) {
   // The strip side is unpacked once per panel, and its tail wastes less when
@@ -42,8 +58,9 @@ inline Sides ChooseSides(const DotArgs& args) {
   return Sides{&args, &args.rhs, &args.lhs, args.n, args.m, false};
 }
 
-// Finishes a tile of sums c[panel row r][strip row j], `ldc` apart; rows that
-// are flagged unsafe are computed again, exactly. `line` holds `panel_count`.
+// Finishes a tile of sums c[panel row r][strip row j], `ldc` apart: those of rows
+// that were rebased get their power of two, and those of rows that are flagged
+// unsafe are computed again, exactly. `line` holds `panel_count`.
 inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
                       int64_t panel_count, int64_t strip0, int64_t strip_count,
                       float* c, int64_t ldc, const uint8_t* panel_unsafe,
@@ -51,12 +68,23 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
   const DotArgs& args = *sides.args;
   const int64_t panel_row0 = batch * sides.panel_rows + panel0;
   const int64_t strip_row0 = batch * sides.strip_rows + strip0;
+  const bool has_shifts =
+      args.lhs_shift != nullptr || args.rhs_shift != nullptr;
   for (int64_t j = 0; j < strip_count; ++j) {
     const bool strip_safe = RowIsSafe(*sides.strip, strip_row0 + j);
     for (int64_t r = 0; r < panel_count; ++r) {
-      if (strip_safe && !panel_unsafe[r]) continue;
-      c[r * ldc + j] = ExactDot(*sides.panel, panel_row0 + r, *sides.strip,
-                                strip_row0 + j);
+      const bool is_safe = strip_safe && !panel_unsafe[r];
+      if (is_safe && !has_shifts) continue;
+      if (!is_safe && args.gave_up != nullptr) {
+        __atomic_store_n(args.gave_up, 1, __ATOMIC_RELAXED);
+        return;
+      }
+      float* out = c + r * ldc + j;
+      const int shift = sides.PanelShift(panel_row0 + r) +
+                        sides.StripShift(strip_row0 + j);
+      *out = is_safe ? static_cast<float>(*out * PowerOfTwo(shift))
+                     : ExactDot(*sides.panel, panel_row0 + r, *sides.strip,
+                                strip_row0 + j, shift);
     }
   }
   if (sides.panel_is_lhs) {
@@ -148,6 +176,7 @@ struct Blocked {
           float* line = reinterpret_cast<float*>(strip + strip_bytes + c_bytes);
           const int64_t last = Min(strips, (index + 1) * group);
           for (int64_t s = index * group; s < last; ++s) {
+            if (GaveUp(*sides.args)) return;
             const int64_t s0 = s * Engine::kStripRows;
             const int64_t count =
                 Min(Engine::kStripRows, sides.strip_rows - s0);

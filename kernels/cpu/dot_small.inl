@@ -168,6 +168,7 @@ bool SmallDot(const DotArgs& args, const Sides& sides,
         const int64_t j0 = index % chunks * chunk;
         const int64_t count = Min(chunk, sides.strip_rows - j0);
         const int64_t w0 = batch * sides.strip_rows + j0;
+        if (GaveUp(args)) return;
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
         function(engine.strip_unpacker, w0, count,
                  x_bf16 + batch * rows * x_row_bytes, x_row_bytes, c, chunk);

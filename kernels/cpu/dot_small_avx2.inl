@@ -376,7 +376,8 @@ void SmallStrip(const SmallRows& rows, int64_t w0, int64_t count,
   for (int64_t w = 0; w < count; ++w) {
     if (Sums::Run(rows, w0 + w, x, out + w, ldc)) continue;
     for (int r = 0; r < kRows; ++r) {
-      out[r * ldc + w] = ExactDot(rows.x, x_row + r, rows.weights, w0 + w);
+      // NaN or Inf: under any power of two.
+      out[r * ldc + w] = ExactDot(rows.x, x_row + r, rows.weights, w0 + w, 0);
     }
   }
 }
@@ -453,6 +454,7 @@ bool SmallDot(const DotArgs& args, const Sides& sides, const Parallel& parallel,
         const int64_t batch = index / chunks;
         const int64_t j0 = index % chunks * chunk;
         const int64_t strip = Min(chunk, sides.strip_rows - j0);
+        if (GaveUp(args)) return;
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
         for (int64_t r0 = 0; r0 < count; r0 += kSmallRowsMax) {
           const int64_t r = batch * count + r0;

@@ -103,6 +103,7 @@ class EmulationTest(absltest.TestCase):
     files = {
       "isa": ("-O1",),
       "parallel": ("-O1",),
+      "rebase": ("-O1",),
       "emulation/kernels_test": ("-O1",),
       "dot_baseline": ("-O1", *DOT),
       "dot_avx2": ("-O1", *DOT, *avx2),

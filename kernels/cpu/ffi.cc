@@ -273,7 +273,7 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
     args.rhs_batched = true;
   }
   AdviseHugePages(args.out, out->size_bytes());
-  if (!kernels->dot(args, MakeParallel(pool))) return NoMemory(kWho);
+  if (!Dot(*kernels, args, MakeParallel(pool))) return NoMemory(kWho);
   return ffi::Error::Success();
 }
 

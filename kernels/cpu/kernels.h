@@ -55,6 +55,12 @@ struct DotArgs {
   void* out;  // [batch, m, n]
   Format out_format;
   Activation activation;
+  // What was taken off the exponents of each row's scales; null: nothing.
+  const int16_t* lhs_shift;  // [lhs.rows]
+  const int16_t* rhs_shift;  // [rhs.rows]
+  // Null, or what is set to 1 where a row was met that the fast paths may not
+  // touch (kSafeExponent): the kernel gives up then, and out is garbage.
+  uint32_t* gave_up;
 };
 
 struct QuantizeArgs {
@@ -102,6 +108,10 @@ enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
 
 // The kernels of a level, or null when this build or machine lacks it.
 const Kernels* GetKernels(Isa isa);
+
+// kernels.dot, at the speed of other dots where rows have scales far from 1 (see
+// rebase.cc).
+bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
 
 // Rows that the fast dot paths may not touch are those with a block scale
 // outside 2^+-kSafeExponent and a nonzero value under it. Inside that range

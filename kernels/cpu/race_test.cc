@@ -85,7 +85,7 @@ std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
   args.rhs_batched = true;
   args.out = out.data();
   args.out_format = Format::kF32;
-  kernels.dot(args, parallel);
+  Dot(kernels, args, parallel);
   return out;
 }
 

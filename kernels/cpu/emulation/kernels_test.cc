@@ -240,7 +240,7 @@ int DotFailures(const Kernels& kernels, bool any, Random* random) {
   args.rhs_batched = true;
   args.out = out.data();
   args.out_format = Format::kF32;
-  if (!kernels.dot(args, kSerial)) std::abort();
+  if (!Dot(kernels, args, kSerial)) std::abort();
   int failures = 0;
   for (int64_t i = 0; i < entries * rows; ++i) {
     for (int64_t j = 0; j < n; ++j) {
