@@ -38,16 +38,14 @@ bool DotBelow(const DotArgs& args, const Parallel& parallel) {
 
 // Whether two E2M1 sides are faster in AVX2's integers (two Zen 4 cores; all
 // engines compared by isa_testing.py). 2048 x 4096 against 16 rows takes 0.66
-// of the time; one row of NVFP4 0.9; 128 rows 0.8 in MXFP4, 0.95 in NVFP4.
+// of the time; one row 0.85 to 0.9; 128 rows 0.8 in MXFP4, 0.95 in NVFP4.
 bool IsForIntegers(const Sides& sides) {
   if (sides.panel->format != Format::kE2M1 ||
       sides.strip->format != Format::kE2M1) {
     return false;
   }
+  if (sides.panel_rows <= kSmallRowsMax) return sides.panel_rows == 1;
   const bool is_block_16 = Min(sides.panel->block, sides.strip->block) == 16;
-  if (sides.panel_rows <= kSmallRowsMax) {
-    return sides.panel_rows == 1 && is_block_16;
-  }
   return !is_block_16 || sides.panel_rows <= 256;
 }
 }  // namespace

@@ -126,7 +126,9 @@ struct Blocked {
     const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
     panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);
     const int64_t padded = panel_block + Engine::kTileRowsMax;
-    panel_bytes = RoundUp(padded * row_bytes, 64);
+    // Of equal tiles, the last one perhaps not full.
+    const int64_t tiles = CeilDiv(panel_block, Engine::kTileRowsMax);
+    panel_bytes = RoundUp((panel_block + tiles - 1) * row_bytes, 64);
     unsafe_bytes = RoundUp(panel_block, 64);
     strip_bytes = RoundUp(Engine::StripBytes(k), 64);
     c_bytes = RoundUp(padded * Engine::kSumFloats * 4, 64);

@@ -7,9 +7,13 @@ The rest of the contract is in dot_handler_test.py, for every path alike.
 
 from __future__ import annotations
 
+import functools
 import pathlib
+import resource
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -127,6 +131,26 @@ class FewRowsTest(parameterized.TestCase):
     got, beside = testing.call(lhs, rhs), testing.call(other, rhs)
     np.testing.assert_array_equal(beside[:, 1], got[:, 1])
     self.assertFalse(np.array_equal(beside[:, 0], got[:, 0]))
+
+  @parameterized.product(isa=ISAS)
+  def test_a_long_row_takes_little_scratch_memory(self, isa):
+    """A row of bytes in float32 at most, and not one for each of a tile."""
+    number = testing.isa_number(self, isa)
+    k = 1 << 24
+    values = jnp.ones((1, 1, k), testing.E4M3)
+    scale = jnp.ones((1, 1, k // 32), testing.E8M0)
+    call = functools.partial(testing.dot, isa=number)
+    compiled = jax.jit(call).lower(values, scale, values, scale).compile()
+    text = pathlib.Path("/proc/self/statm").read_text()
+    size = int(text.split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    # 64 MiB of a row, 64 of what others ask for meanwhile.
+    resource.setrlimit(resource.RLIMIT_AS, (size + (128 << 20), limits[1]))
+    try:
+      result = np.asarray(compiled(values, scale, values, scale))
+    finally:
+      resource.setrlimit(resource.RLIMIT_AS, limits)
+    self.assertEqual(result, k)
 
 
 if __name__ == "__main__":
