@@ -44,8 +44,19 @@ struct EngineF32 {
   static int64_t PaddedK(int64_t k) { return RoundUp(k, kLanes); }
   // The 16 extra values keep the rows of a tile out of each other's cache sets.
   static int64_t PanelRowFloats(int64_t k) { return RoundUp(k, 16) + 16; }
-  static int64_t PanelRowBytes(int64_t k) { return PanelRowFloats(k) * 4; }
-  static int64_t StripBytes(int64_t) { return kStripRows * kChunk * 4; }
+  // So that scratch memory stays bounded whatever k is, a panel of rows longer
+  // than this holds their numbers alone, and each strip unpacks them again, a
+  // chunk at a time.
+  static bool HoldsNumbers(int64_t k) {
+    return PanelRowFloats(k) * 4 > kPanelBytesMax;
+  }
+  static int64_t PanelRowBytes(int64_t k) {
+    return HoldsNumbers(k) ? sizeof(int64_t) : PanelRowFloats(k) * 4;
+  }
+  static int64_t StripBytes(int64_t k) {
+    const int panel_rows = HoldsNumbers(k) ? kTileRowsMax : 0;
+    return (kStripRows + panel_rows) * kChunk * 4;
+  }
 
   // Values [k0, k0 + count) of a row times scale, zero-padded.
   static void Unpack(const Operand& x, int64_t row, int64_t k0, int64_t count,
@@ -57,9 +68,23 @@ struct EngineF32 {
 
   void PackRow(int64_t row, uint8_t* tile, int64_t, int64_t i) const {
     const int64_t k = panel_operand.k;
+    if (HoldsNumbers(k)) {
+      __builtin_memcpy(tile + i * PanelRowBytes(k), &row, sizeof(row));
+      return;
+    }
     float* out = reinterpret_cast<float*>(tile) + i * PanelRowFloats(k);
     for (int64_t k0 = 0; k0 < k; k0 += kChunk) {
       Unpack(panel_operand, row, k0, Min(kChunk, k - k0), out + k0);
+    }
+  }
+
+  // Chunks of the rows whose numbers a panel holds, kChunk apart.
+  void UnpackTile(const uint8_t* numbers, int64_t rows, int64_t k0,
+                  int64_t count, float* out) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t row;
+      __builtin_memcpy(&row, numbers + r * sizeof(row), sizeof(row));
+      Unpack(panel_operand, row, k0, count, out + r * kChunk);
     }
   }
 
@@ -111,9 +136,11 @@ struct EngineF32 {
   void Strip(int64_t row, int64_t count, const uint8_t* panel, int64_t rows,
              int64_t tile_rows, uint8_t* scratch, float* c) const {
     const int64_t k = strip_operand.k;
+    const bool holds_numbers = HoldsNumbers(k);
     const float* a = reinterpret_cast<const float*>(panel);
     float* strip = reinterpret_cast<float*>(scratch);
-    const int64_t lda = PanelRowFloats(k);
+    float* tile = strip + kStripRows * kChunk;
+    const int64_t lda = holds_numbers ? kChunk : PanelRowFloats(k);
     if (k == 0) {
       for (int64_t i = 0; i < rows * kSumFloats; ++i) c[i] = 0;
     }
@@ -127,8 +154,14 @@ struct EngineF32 {
         }
       }
       for (int64_t r = 0; r < rows; r += tile_rows) {
-        TileOf(Min(tile_rows, rows - r), a + r * lda + k0, lda, strip,
-               PaddedK(chunk), k0 == 0, c + r * kSumFloats);
+        const int64_t some = Min(tile_rows, rows - r);
+        const float* from = a + r * lda + k0;
+        if (holds_numbers) {
+          UnpackTile(panel + r * PanelRowBytes(k), some, k0, chunk, tile);
+          from = tile;
+        }
+        TileOf(some, from, lda, strip, PaddedK(chunk), k0 == 0,
+               c + r * kSumFloats);
       }
     }
     FinishTotals<kStripRows>(rows, c);
