@@ -23,7 +23,7 @@ class ProductsTest(parameterized.TestCase):
   def test_exact_is_what_the_codes_mean(self, format):
     x = products.quantize(measure.student_t((4, 64), 1), format)
     expected = reference.oracle_dequantize(
-      np.asarray(x.values), np.asarray(x.scale), format
+      np.asarray(x.unpack().values), np.asarray(x.scale), format
     )
     if format.has_global_scale:
       expected = expected * np.float64(x.global_scale)

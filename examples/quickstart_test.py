@@ -157,7 +157,8 @@ def assert_quantized_to_the_last_bit(
 ) -> None:
   """Asserts that `actual` is f32[..., k] `x`, quantized along k."""
   values, scale, global_scale = expected_quantized(x, actual.format)
-  for own, expected in ((actual.values, values), (actual.scale, scale)):
+  codes = actual.unpack().values
+  for own, expected in ((codes, values), (actual.scale, scale)):
     np.testing.assert_array_equal(
       np.asarray(own).view(np.uint8), expected.view(np.uint8)
     )
@@ -166,7 +167,7 @@ def assert_quantized_to_the_last_bit(
 
 def dequantized(x: jp.ScaledArray) -> np.ndarray:
   """Returns f64[..., k], exactly, for an array blocked along its last axis."""
-  values = np.asarray(x.values).astype(np.float64)
+  values = np.asarray(x.unpack().values).astype(np.float64)
   scale = np.asarray(x.scale).astype(np.float64)
   global_scale = 1 if x.global_scale is None else np.float64(x.global_scale)
   return values * np.repeat(scale, x.format.block_size, -1) * global_scale

@@ -75,7 +75,7 @@ def variants(weights):
       ):
         name = f"{format.name} {sides}, {stored}"
         made[name] = (functools.partial(scanned, product), w)
-    separate = [w_q.pack()[i] for i in range(len(weights))]
+    separate = list(w_q)
     function = functools.partial(unrolled, jp.block_scaled_dot)
     made[f"{format.name} f32 x, no scan"] = (function, separate)
   return made

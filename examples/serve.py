@@ -53,12 +53,7 @@ def quantize_params(params: Params, format: jp.BlockFormat) -> Params:
   """Quantizes the weights of dots, once; the rest stays as it is."""
 
   def quantize(w: jax.Array) -> jp.ScaledArray:
-    w_q = jp.quantize(w, format)
-    if w_q.values.dtype == jnp.float4_e2m1fn:
-      # Two a byte: on CPUs XLA slices FP4, as a scan does, value by value.
-      values = jp.pack_fp4(w_q.values)
-      w_q = jp.ScaledArray(values, w_q.scale, w_q.global_scale, format)
-    return jp.prepare_weights(w_q)
+    return jp.prepare_weights(jp.quantize(w, format))
 
   return params | {
     # Mapped over layers: each gets a global scale of its own.

@@ -177,7 +177,7 @@ class NamesTest(parameterized.TestCase):
       numbers = (((1,), (axis,)), ((), ()))
       self.check(name, x, w, dimension_numbers=numbers)
       if format.is_fp4:
-        self.check(name, x, w.pack(), dimension_numbers=numbers)
+        self.check(name, x, w.unpack(), dimension_numbers=numbers)
 
   @parameterized.parameters("h100", "b200")
   def test_of_k_that_is_padded(self, name):

@@ -84,7 +84,7 @@ class DotEpilogueTestCase(dot_testing.DotTestCase):
       x = rng.normal(size=(rows, 64))
       x = jp.quantize((x * (largest / np.abs(x).max())).astype("f"), jp.NVFP4)
       values = testing.dequantize(
-        np.asarray(x.values), np.asarray(x.scale), jp.NVFP4, 1
+        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4, 1
       )
       operands.append(x)
       exact.append(values * np.float64(x.global_scale))
@@ -147,7 +147,7 @@ class DotEpilogueTestCase(dot_testing.DotTestCase):
       x = quantize(jnp.asarray(rng.normal(size=(4, rows, 32)), jnp.float32))
       self.assertEqual(x.global_scale.shape, (4, 1, 1))
       values = testing.dequantize(
-        np.asarray(x.values), np.asarray(x.scale), jp.NVFP4, 2
+        np.asarray(x.unpack().values), np.asarray(x.scale), jp.NVFP4, 2
       )
       if side in (name, "both"):
         values = values * np.float64(x.global_scale)

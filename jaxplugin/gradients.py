@@ -564,6 +564,7 @@ def _quantized(
       format,
       axis=b.axis(),
       scale_rounding=recipe.scale_rounding,
+      packed=False,
     )
     for b in blockings
   ]

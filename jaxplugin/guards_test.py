@@ -95,7 +95,7 @@ class FiresTest(GuardsTestCase):
     self.assertIn(
       "nvfp4 x nvfp4 -> bfloat16, batch=1 m=8 n=16 k=128, result (8, 16)", text
     )
-    self.assertIn("lhs float4_e2m1fn[8, 128]", text)
+    self.assertIn("lhs uint8[8, 64]", text)
     self.assertIn("rhs_scale float8_e4m3fn[16, 8]", text)
     self.assertIn("implementation: xla, as decided for", text)
 

@@ -119,7 +119,11 @@ def _quantize(
     # The call returns no global scale; 1 leaves it to the block scales.
     global_scale = 1.0 if format.has_global_scale else None
     result = quantization.quantize(
-      x, format, scale_rounding=scale_rounding, global_scale=global_scale
+      x,
+      format,
+      scale_rounding=scale_rounding,
+      global_scale=global_scale,
+      packed=False,
     )
     return result.values, result.scale
 

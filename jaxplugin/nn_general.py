@@ -428,7 +428,9 @@ def _quantize_and_dot(
   ):
     x, axis, batch = _merge(x, tuple(contracting), batch)
     x = _pad_to_blocks(x, axis, block)
-    x_q = quantization.quantize(x, format, axis=axis, global_scale=global_scale)
+    x_q = quantization.quantize(
+      x, format, axis=axis, global_scale=global_scale, packed=False
+    )
     sides.append((x_q, axis, batch))
   (lhs_q, lhs_axis, lhs_batch), (rhs_q, rhs_axis, rhs_batch) = sides
   return dot.block_scaled_dot(

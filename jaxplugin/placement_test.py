@@ -61,7 +61,7 @@ class PlacementTest(parameterized.TestCase):
     self, format, spec, is_packed
   ):
     x = quantized(format, N, K)
-    x = x.pack() if is_packed else x
+    x = x.pack() if is_packed else x.unpack()
     placed = jp.shard(x, self.named(*spec))
     self.assertEqual(placed.values.sharding, self.named(*spec))
     self.assert_each_device_dequantizes_its_part(x, placed, spec)

@@ -35,13 +35,13 @@ def prepare_weights(tree: Any, target: target_lib.Target | None = None) -> Any:
   For CPUs:
 
   * stacks, of rank 3 and more: values and scales are stored as their bits,
-    uint8, FP4 packed. XLA:CPU slices 8-bit floats through f16, and FP4 element
-    by element. A scan over 8 layers of 512 x 1536 with one row of f32 took 4.0
-    ms in MXFP8 and 170 in NVFP4, prepared 0.9 and 0.8, and of f32 weights 2.7
-    (least of 21 in turns, 2 busy cores with AVX-512, jax 0.10.2;
-    examples/scan_layers.py). The dot of a whole FP8 stack, as a batch, copies
-    it once a call: leave that one as it is.
-  * other FP4 weights are packed, two values a byte. FP8 matrices stay as they
+    uint8, FP4 packed. XLA:CPU slices 8-bit floats through f16, and FP4 that is
+    not packed element by element. A scan over 8 layers of 512 x 1536 with one
+    row of f32 took 4.0 ms in MXFP8 and 170 in NVFP4 as float4_e2m1fn, prepared
+    0.9 and 0.8, and of f32 weights 2.7 (least of 21 in turns, 2 busy cores with
+    AVX-512, jax 0.10.2; examples/scan_layers.py). The dot of a whole FP8 stack,
+    as a batch, copies it once a call: leave that one as it is.
+  * other FP4 weights are packed, if they are not. FP8 matrices stay as they
     are, which is what the kernels read.
 
   For NVIDIA GPUs and an array whose last axis is the blocked one:
@@ -115,7 +115,8 @@ def preparation(
   if target.platform == "cpu" and 0 not in array.shape:
     if array.ndim >= _STACK_RANK:
       return "none" if array.is_bytes else "bytes"
-    is_usual = array.is_packed or not array.format.is_fp4
+    is_packed = array.is_packed or not array.format.is_fp4
+    is_usual = is_packed and array.scale_layout == scaled_array.LINEAR
     return "none" if is_usual else "packed"
   capability = target.compute_capability
   if capability is None or array.axis != array.ndim - 1 or 0 in array.shape:

@@ -237,8 +237,9 @@ class CpuTest(parameterized.TestCase):
     prepared = jp.prepare_weights(w, CPU)
     self.assertFalse(prepared.is_bytes)
     self.assertEqual(prepared.is_packed, format.is_fp4)
-    if not format.is_fp4:
-      self.assertIs(prepared, w)
+    self.assertIs(prepared, w)
+    prepared = jp.prepare_weights(w.unpack(), CPU)
+    self.assertEqual(prepared.is_packed, format.is_fp4)
     prepared = jp.prepare_weights(stack, CPU)
     self.assertTrue(prepared.is_bytes)
     self.assertEqual(
@@ -253,7 +254,7 @@ class CpuTest(parameterized.TestCase):
     for a, b in zip(*map(jax.tree.leaves, (usual, stack.pack())), strict=True):
       self.assertEqual(a.dtype, b.dtype)
       self.assertEqual(np.asarray(a).tobytes(), np.asarray(b).tobytes())
-    self.assertEqual(prepared.unpack().to_floats().dtype, stack.dtype)
+    self.assertEqual(prepared.unpack().to_floats().dtype, format.values_dtype)
     np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(stack))
     # Of arrays and of NumPy's, as a checkpoint has them, checks are the same.
     again = jp.ScaledArray(
@@ -299,7 +300,7 @@ class CpuTest(parameterized.TestCase):
     wide = r"(f16|f4e2m1fn)\[3,96,\d+\]"
     self.assertNotRegex(program(jp.prepare_weights(stack, CPU)), wide)
     # What it is for, in this XLA.
-    self.assertRegex(program(stack), wide)
+    self.assertRegex(program(stack.unpack()), wide)
 
   def test_bits_of_a_scale_alone_are_refused(self):
     w = weight(jp.MXFP8)
@@ -366,7 +367,7 @@ class DotTest(parameterized.TestCase):
     w = weight(jp.NVFP4)
     x = np.random.default_rng(5).integers(-4, 5, (3, 96)).astype(np.float32)
     exact = reference.oracle_dequantize(
-      np.asarray(w.values), np.asarray(w.scale), jp.NVFP4
+      np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4
     )
     expected = x.astype(np.float64) @ exact.T * w.global_scale.item()
     result = jp.block_scaled_dot(x, jp.prepare_weights(w, H100))

@@ -184,7 +184,7 @@ class Composition:
     w = jp.quantize(normal(7, 128), jp.NVFP4)
     self.w = jp.ScaledArray(w.values, w.scale, None, jp.NVFP4)
     dequantized = testing.dequantize(
-      np.asarray(w.values), np.asarray(w.scale), jp.NVFP4, 1
+      np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4, 1
     )
     dequantized = jnp.asarray(dequantized, jnp.float32)
     self.args = {

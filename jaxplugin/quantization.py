@@ -50,6 +50,7 @@ def quantize(
   batch_dims: int = 0,
   derivative: Derivative | None = None,
   pad: bool = False,
+  packed: bool | None = None,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -109,20 +110,25 @@ def quantize(
     pad: pads x with zeros along `axis` to a multiple of the block size, as
       `dot_general` does. The result has the padded shape. Zeros add nothing to
       a product with another side that is padded alike.
+    packed: how FP4 values are stored. None or True: as uint8, two a byte along
+      the blocked axis, the first in the low nibble. False: as float4_e2m1fn.
+      (None is False for FP4 of an own format whose blocks are of 2 values or of
+      an odd number.) Of other formats each value is its own element.
 
   Returns:
-    `ScaledArray` with values of the logical shape, a linear scale, and an f32
-    global scale of x's rank: x's sizes in the first batch_dims dimensions, and
-    1 in the others. (None for MX formats.)
-    FP4 values are not packed. XLA:CPU slices them one by one, so that a scan or
-    a gather of them takes up to 40 times as long as of f32: on CPUs take
-    `prepare_weights` of a stack, or `.pack()`.
+    `ScaledArray` of x's shape, with a linear scale, and an f32 global scale of
+    x's rank: x's sizes in the first batch_dims dimensions, and 1 in the others.
+    (None for MX formats.) Its values are format.values_dtype[x.shape]; packed
+    ones uint8 of that shape with the blocked axis halved, the same bits. XLA
+    moves bytes as they are. FP4 it slices value by value on CPUs, so that a
+    scan over float4_e2m1fn or a gather of it takes 10 times as long or more,
+    and what leaves `jit` in an uneven sharding is wrong there.
 
   Raises:
     TypeError: x is no float array, k is no multiple of the block size, or key
       is no `jax.random` key.
-    ValueError: axis, scale_rounding, global_scale, batch_dims or derivative is
-      not acceptable.
+    ValueError: axis, scale_rounding, global_scale, batch_dims, derivative or
+      packed is not acceptable.
     NotImplementedError: without derivative="straight_through", a derivative by
       x or global_scale is asked for.
 
@@ -136,6 +142,7 @@ def quantize(
     x = _padded(x, axis, format.block_size)
   _validate("quantize", x, format, (axis,), scale_rounding)
   _validate_key("quantize", key)
+  packed = _whether_packed("quantize", packed, format)
   _validate_batch_dims(batch_dims, x.ndim, axis)
   global_scale = _given_global_scale(
     "quantize", global_scale, format, x.shape[:batch_dims]
@@ -151,6 +158,7 @@ def quantize(
     axis,
     scale_rounding,
     batch_dims,
+    packed,
     in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
   scale_signs.remember_positive(scale)
@@ -167,6 +175,7 @@ def quantize_both(
   scale_rounding: ScaleRounding = "up",
   global_scale: jax.Array | float | None = None,
   derivative: Derivative | None = None,
+  packed: bool | None = None,
 ) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
   """Quantizes `x` along one axis and along another.
 
@@ -193,13 +202,15 @@ def quantize_both(
     scale_rounding: as of `quantize`.
     global_scale: as of `quantize`, used for both.
     derivative: as of `quantize`.
+    packed: as of `quantize`: FP4 values of each result are packed along its own
+      blocked axis.
 
   Returns:
     One `ScaledArray` for each of `axes`.
 
   Raises:
     TypeError: x is no float array, or a size is no multiple of the block size.
-    ValueError: axes, scale_rounding, global_scale or derivative is not
+    ValueError: axes, scale_rounding, global_scale, derivative or packed is not
       acceptable.
     NotImplementedError: as of `quantize`.
   """
@@ -207,6 +218,7 @@ def quantize_both(
   format = formats.resolve("quantize_both", format)
   axes = _two_axes(axes, x.ndim)
   _validate("quantize_both", x, format, axes, scale_rounding)
+  packed = _whether_packed("quantize_both", packed, format)
   surrogate, x, global_scale = _split_derivative(
     "quantize_both",
     derivative,
@@ -226,6 +238,7 @@ def quantize_both(
     ],
     scale_rounding=scale_rounding,
     global_scale=global_scale,
+    packed=packed,
   )
   first.surrogate = second.surrogate = surrogate
   return first, second
@@ -238,10 +251,11 @@ def quantize_blocked(
   *,
   scale_rounding: ScaleRounding,
   global_scale: jax.Array | None = None,
+  packed: bool = False,
 ) -> list[scaled_array.ScaledArray]:
   """`quantize` of each blocking of `x`, from one read where kernels can."""
   results = _quantize_blocked(
-    x, global_scale, format, tuple(blockings), scale_rounding
+    x, global_scale, format, tuple(blockings), scale_rounding, packed
   )
   for _, scale, _ in results:
     scale_signs.remember_positive(scale)
@@ -252,7 +266,7 @@ def quantize_blocked(
 
 
 @functools.partial(
-  jax.jit, static_argnames=("format", "blockings", "scale_rounding")
+  jax.jit, static_argnames=("format", "blockings", "scale_rounding", "packed")
 )
 def _quantize_blocked(
   x: jax.Array,
@@ -260,10 +274,11 @@ def _quantize_blocked(
   format: formats.BlockFormat,
   blockings: tuple[blocking_lib.Blocking, ...],
   scale_rounding: ScaleRounding,
+  packed: bool,
 ) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
   results = quantization_both.quantize_both(
-    x, global_scale, format, blockings, scale_rounding
+    x, global_scale, format, blockings, scale_rounding, packed
   )
   return [
     (values, scale, _of_rank(computed, values.ndim))
@@ -279,6 +294,7 @@ def _quantize_blocked(
     "axis",
     "scale_rounding",
     "batch_dims",
+    "packed",
     "in_turn",
   ),
 )
@@ -290,6 +306,7 @@ def _quantize(
   axis: int,
   scale_rounding: ScaleRounding,
   batch_dims: int,
+  packed: bool,
   in_turn: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`.
@@ -303,7 +320,7 @@ def _quantize(
     batch_dims = 0
   if key is not None and batch_dims:
     key = jax.random.split(key, x.shape[:batch_dims])
-  function = functools.partial(
+  function: Callable[..., Any] = functools.partial(
     _quantize_tensor,
     format=format,
     axis=axis - batch_dims,
@@ -312,16 +329,20 @@ def _quantize(
   is_one = global_scale is None or not global_scale.ndim
   if batch_dims and in_turn and x.size:
     batch = x.shape[:batch_dims]
+    # XLA:CPU writes FP4 into a longer array value by value, and bytes at once.
+    are_bytes = packed or _can_be_packed(format)
     results = _quantize_in_turn(
-      functools.partial(function, key=None),
+      functools.partial(function, key=None, packed=are_bytes),
       x.reshape(-1, *x.shape[batch_dims:]),
       None if global_scale is None else global_scale.reshape(-1),
-      axis - batch_dims,
     )
     values, scale, global_scale = (
       leaf.reshape(*batch, *leaf.shape[1:]) for leaf in results
     )
+    if are_bytes and not packed:
+      values = scaled_array.unpack_fp4(values, axis=axis)
   else:
+    function = functools.partial(function, packed=packed)
     in_axes = (0, None if is_one else 0, None if key is None else 0)
     for _ in range(batch_dims):
       function = jax.vmap(function, in_axes)
@@ -333,25 +354,11 @@ def _quantize_in_turn(
   function: Callable[..., Any],
   x: jax.Array,
   global_scale: jax.Array | None,
-  axis: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """`function` of each tensor, with values that are packed in between.
-
-  XLA:CPU writes FP4 into a longer array value by value, and bytes at once.
-  """
+  """`function` of each tensor."""
   if global_scale is not None:
     global_scale = jnp.broadcast_to(global_scale, x.shape[:1])
-
-  def step(args: tuple[jax.Array, jax.Array | None]) -> Any:
-    values, scale, computed = function(*args)
-    if values.dtype == formats.E2M1:
-      values = scaled_array.pack_fp4(values, axis=axis)
-    return values, scale, computed
-
-  values, scale, computed = lax.map(step, (x, global_scale))
-  if values.dtype == formats.PACKED:
-    values = scaled_array.unpack_fp4(values, axis=axis + 1)
-  return values, scale, computed
+  return lax.map(lambda args: function(*args), (x, global_scale))
 
 
 def _is_on_one_device(x: jax.Array) -> bool:
@@ -366,14 +373,15 @@ def _quantize_tensor(
   format: formats.BlockFormat,
   axis: int,
   scale_rounding: ScaleRounding,
+  packed: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """`_quantize` with a global scale f32[]."""
   if key is not None:
     return quantization_ops.quantize(
-      x, global_scale, key, format, axis, scale_rounding
+      x, global_scale, key, format, axis, scale_rounding, packed
     )
   return quantization_primitive.quantize(
-    x, global_scale, format, axis, scale_rounding
+    x, global_scale, format, axis, scale_rounding, packed
   )
 
 
@@ -595,6 +603,31 @@ def _validate(
         f" k={x.shape[axis]} in shape {x.shape}; pad x"
         f"{' (pad=True does)' if who == 'quantize' else ''}"
       )
+
+
+def _whether_packed(
+  who: str, packed: bool | None, format: formats.BlockFormat
+) -> bool:
+  """Whether FP4 values are to be two a byte."""
+  if packed not in (None, True, False):
+    raise ValueError(
+      f"{who}: packed must be True, False or None, got {packed!r}"
+    )
+  can_be = _can_be_packed(format)
+  if packed and not can_be:
+    raise ValueError(
+      f"{who}: packed=True is for FP4 in blocks of an even number of values"
+      f" above 2, got {format} ({format.values_dtype.name} in blocks of"
+      f" {format.block_size}); leave packed out"
+    )
+  return can_be and packed is not False
+
+
+def _can_be_packed(format: formats.BlockFormat) -> bool:
+  # No byte lies in two blocks, and there are more bytes than blocks: the
+  # blocked axis is found from the shapes.
+  size = format.block_size
+  return format.is_fp4 and size > 2 and size % 2 == 0
 
 
 def _validate_batch_dims(batch_dims: int, ndim: int, axis: int) -> None:

@@ -9,7 +9,7 @@ one read.
 quantize_both_p: (x[, global_scale]) -> for each blocking (values, scale
   [, global_scale]), the latter where it is computed: each its own, since a NaN
   or an Inf spoils other blocks along another axis. Parameters: format,
-  blockings, scale_rounding, target, the latter as of `quantize_p`.
+  blockings, scale_rounding, packed, target, the latter as of `quantize_p`.
 
 In a module for one GPU two blockings of matrices are lowered to the Triton
 kernel that reads once (`quantization_both_triton`). Everywhere else each is
@@ -56,12 +56,13 @@ def quantize_both(
   format: formats.BlockFormat,
   blockings: Blockings,
   scale_rounding: quantization_ops.ScaleRounding,
+  packed: bool = False,
 ) -> list[quantization_both_triton.Quantized]:
   """`quantization_primitive.quantize` of each blocking of `x`."""
   if not quantization_primitive.is_served(x, format):
     return [
       quantization_primitive.quantize(
-        b.apply(x), global_scale, format, b.axis(), scale_rounding
+        b.apply(x), global_scale, format, b.axis(), scale_rounding, packed
       )
       for b in blockings
     ]
@@ -73,6 +74,7 @@ def quantize_both(
     format=format,
     blockings=blockings,
     scale_rounding=scale_rounding,
+    packed=packed,
     target=target_lib.overriding_target(),
   )
   size = len(results) // len(blockings)
@@ -100,7 +102,7 @@ def _by_primitive(
 
 @functools.partial(
   jax.jit,
-  static_argnames=("format", "blockings", "scale_rounding"),
+  static_argnames=("format", "blockings", "scale_rounding", "packed"),
   inline=True,
 )
 def _by_operations(
@@ -110,13 +112,14 @@ def _by_operations(
   format: formats.BlockFormat,
   blockings: Blockings,
   scale_rounding: quantization_ops.ScaleRounding,
+  packed: bool,
 ) -> list[jax.Array]:
   """The results of `quantize_both_p`."""
   is_computed = global_scale is None and format.has_global_scale
   results: list[jax.Array] = []
   for b in blockings:
     quantized = quantization_ops.quantize(
-      b.apply(x), global_scale, None, format, b.axis(), scale_rounding
+      b.apply(x), global_scale, None, format, b.axis(), scale_rounding, packed
     )
     results += quantized if is_computed else quantized[:2]
   return results
@@ -128,9 +131,12 @@ def _by_triton(
   *,
   problem: quantization_both_triton.QuantizeBothProblem,
   target: target_lib.Target,
+  packed: bool,
 ) -> list[Any]:
   size = 3 if problem.computes_global_scale else 2
-  results = quantization_both_triton.emit(x, global_scale, problem, target)
+  results = quantization_both_triton.emit(
+    x, global_scale, problem, target, packed=packed
+  )
   return [leaf for quantized in results for leaf in quantized[:size]]
 
 
@@ -206,7 +212,9 @@ def problem_of(
     shape=tuple(x.shape),
     dtype=np.dtype(x.dtype),
     has_global_scale=len(avals) > 1,
-    **{name: value for name, value in params.items() if name != "target"},
+    format=params["format"],
+    blockings=params["blockings"],
+    scale_rounding=params["scale_rounding"],
   )
 
 
@@ -276,7 +284,9 @@ def _lower(
   device = lowering.resolve_target(target, module.platforms[0])
   function = functools.partial(_by_primitive, target=target, **params)
   if _one_kernel_refusal(problem, module, device) is None:
-    function = functools.partial(_by_triton, problem=problem, target=device)
+    function = functools.partial(
+      _by_triton, problem=problem, target=device, packed=params["packed"]
+    )
   return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 

@@ -248,6 +248,8 @@ def emit(
   global_scale: jax.Array | None,
   problem: QuantizeBothProblem,
   target: target_lib.Target,
+  *,
+  packed: bool = False,
 ) -> list[Quantized]:
   """Values, scale and global scale (None where the format has none) of each.
 
@@ -256,6 +258,7 @@ def emit(
     global_scale: f32[] where the problem has one.
     problem: one that `supports` takes.
     target: where.
+    packed: whether FP4 values are uint8, two a byte.
   """
   matrices = _Matrices.of(problem)
   assert matrices is not None
@@ -271,7 +274,7 @@ def emit(
       global_scale = arrays[f"global_scale{suffix}"].reshape(())
     results[i] = (
       quantization_triton.values_of_bytes(
-        arrays[f"values{suffix}"], format, shape, axis
+        arrays[f"values{suffix}"], format, shape, axis, packed=packed
       ),
       quantization_triton.scale_of_bytes(
         arrays[f"scale{suffix}"], format, shape, axis

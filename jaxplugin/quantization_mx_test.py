@@ -73,7 +73,9 @@ class QuantizeMxTest(parameterized.TestCase):
       jitted(format, scale_rounding)(x),
       *reference_mx(x, format, scale_rounding),
     )
-    self.assertTrue(as_codes(jitted(format, scale_rounding)(x).values).any())
+    self.assertTrue(
+      as_codes(jitted(format, scale_rounding)(x).unpack().values).any()
+    )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
   def test_amax_at_every_power_of_two_boundary_bitwise(
@@ -140,7 +142,7 @@ class QuantizeMxTest(parameterized.TestCase):
     x = jnp.zeros((2, 32)).at[0, 4].set(amax).at[1, 9].set(-amax)
     result = jitted(format, "floor")(x)
     np.testing.assert_array_equal(as_codes(result.scale), [[127], [127]])
-    values = np.asarray(result.values).astype(np.float64)
+    values = np.asarray(result.unpack().values).astype(np.float64)
     self.assertEqual(values[0, 4], largest)
     self.assertEqual(values[1, 9], -largest)
 
@@ -165,7 +167,8 @@ class QuantizeMxTest(parameterized.TestCase):
     restored = np.asarray(dequantize(result))
     np.testing.assert_array_equal(np.isnan(restored), is_spoiled)
     np.testing.assert_array_equal(
-      as_codes(result.values)[~is_spoiled], as_codes(clean.values)[~is_spoiled]
+      as_codes(result.unpack().values)[~is_spoiled],
+      as_codes(clean.unpack().values)[~is_spoiled],
     )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
@@ -176,7 +179,7 @@ class QuantizeMxTest(parameterized.TestCase):
     x[1, 32:] = 0
     result = jitted(format, scale_rounding)(x)
     self.assertEqual(as_codes(result.scale)[1, 1], 0)
-    np.testing.assert_array_equal(as_codes(result.values)[1, 32:], 0)
+    np.testing.assert_array_equal(as_codes(result.unpack().values)[1, 32:], 0)
     np.testing.assert_array_equal(np.asarray(dequantize(result)), x)
 
 

@@ -30,7 +30,9 @@ _MIN_GLOBAL_SCALE: Final = 2.0**-126
 
 # Traced once for each signature, and yet no function of its own in a module.
 @functools.partial(
-  jax.jit, static_argnames=("format", "axis", "scale_rounding"), inline=True
+  jax.jit,
+  static_argnames=("format", "axis", "scale_rounding", "packed"),
+  inline=True,
 )
 def quantize(
   x: jax.Array,
@@ -39,8 +41,14 @@ def quantize(
   format: formats.BlockFormat,
   axis: int,
   scale_rounding: ScaleRounding,
+  packed: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Values, scale and global scale of `quantize`."""
+  """Values, scale and global scale of `quantize`.
+
+  Args:
+    packed: whether values, of an FP4 format with an even block size, are uint8
+      with two of them a byte along `axis`.
+  """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
   if key is not None:
@@ -62,8 +70,14 @@ def quantize(
       one if global_scale is None else global_scale,
       random_bits,
     )
+  if packed:
+    values = _two_a_byte(values, axis + 1)
+    shape = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
+    values = values.reshape(shape)
+  else:
+    values = codes.from_codes(values.reshape(x.shape), format.values_dtype)
   return (
-    codes.from_codes(values.reshape(x.shape), format.values_dtype),
+    values,
     codes.from_codes(jnp.squeeze(scale, axis + 1), format.scale_dtype),
     global_scale,
   )
@@ -134,6 +148,15 @@ def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:
   """Splits `axis` in two: blocks, and the values in a block."""
   blocks = x.shape[axis] // block_size
   return x.reshape(*x.shape[:axis], blocks, block_size, *x.shape[axis + 1 :])
+
+
+def _two_a_byte(fp4_codes: jax.Array, axis: int) -> jax.Array:
+  """Packs codes uint8[...] of FP4 along `axis`, the first in the low nibble."""
+  size = fp4_codes.shape[axis]
+  low, high = (
+    lax.slice_in_dim(fp4_codes, first, size, 2, axis) for first in (0, 1)
+  )
+  return low | (high << 4)
 
 
 def _block_amax(blocks: jax.Array, axis: int) -> jax.Array:

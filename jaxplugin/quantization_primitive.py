@@ -10,7 +10,8 @@ the Triton kernels of kernels/quantize.py (`quantization_triton`). Bits of
 below 2^-126. On GPUs XLA fuses the operations of `dequantize` into one pass.
 
 quantize_p: (x[, global_scale]) -> (values, scale[, global_scale]), the latter
-  where it is computed. Parameters: format, axis, scale_rounding, target.
+  where it is computed. Parameters: format, axis, scale_rounding, packed,
+  target.
 dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
   axis, dtype, target.
 
@@ -99,9 +100,15 @@ def quantize(
   format: formats.BlockFormat,
   axis: int,
   scale_rounding: quantization_ops.ScaleRounding,
+  packed: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """`quantization_ops.quantize` to nearest, by kernels where they serve."""
-  params = {"format": format, "axis": axis, "scale_rounding": scale_rounding}
+  params: dict[str, Any] = {
+    "format": format,
+    "axis": axis,
+    "scale_rounding": scale_rounding,
+    "packed": packed,
+  }
   if not is_served(x, format):
     return quantization_ops.quantize(x, global_scale, None, **params)
   if x.dtype not in FLOATS:
@@ -254,6 +261,7 @@ def _quantize_by_kernel(
   format: formats.BlockFormat,
   axis: int,
   scale_rounding: quantization_ops.ScaleRounding,
+  packed: bool,
 ) -> Sequence[jax.Array]:
   cpu_library.register()
   x = jnp.moveaxis(x, axis, -1)
@@ -261,10 +269,14 @@ def _quantize_by_kernel(
   rows = x.reshape(-1, k)
   num_blocks = k // format.block_size
   is_computed = global_scale is None and format.has_global_scale
+  stored, dtype = k, format.values_dtype
+  if packed:
+    # The kernel writes the same bytes, and XLA:CPU need not copy them.
+    stored, dtype = k // 2, formats.PACKED
   values, scale, computed = jax.ffi.ffi_call(
     _QUANTIZE,
     (
-      jax.ShapeDtypeStruct(rows.shape, format.values_dtype),
+      jax.ShapeDtypeStruct((rows.shape[0], stored), dtype),
       jax.ShapeDtypeStruct((rows.shape[0], num_blocks), format.scale_dtype),
       jax.ShapeDtypeStruct((), jnp.float32),
     ),
@@ -276,7 +288,7 @@ def _quantize_by_kernel(
     compute_global=np.int64(is_computed),
     isa=np.int64(_BEST_ISA),
   )
-  values = jnp.moveaxis(values.reshape(x.shape), -1, axis)
+  values = jnp.moveaxis(values.reshape(*lead, stored), -1, axis)
   scale = jnp.moveaxis(scale.reshape(*lead, num_blocks), -1, axis)
   return (values, scale, computed) if is_computed else (values, scale)
 
@@ -419,7 +431,9 @@ def problem_of(
     shape=tuple(x.shape),
     dtype=np.dtype(x.dtype),
     has_global_scale=len(avals) > 1,
-    **{name: value for name, value in params.items() if name != "target"},
+    format=params["format"],
+    axis=params["axis"],
+    scale_rounding=params["scale_rounding"],
   )
 
 
@@ -432,7 +446,10 @@ def _lower_quantize(
   functions = {
     "cpu": functools.partial(_quantize_by_kernel, **params),
     "triton": functools.partial(
-      _quantize_by_triton, problem=problem, target=device
+      _quantize_by_triton,
+      problem=problem,
+      target=device,
+      packed=params["packed"],
     ),
     "xla": functools.partial(_quantize_by_operations, **params),
   }
@@ -440,8 +457,10 @@ def _lower_quantize(
   return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
 
 
-def _quantize_by_triton(x, global_scale=None, *, problem, target):
-  results = quantization_triton.emit(x, global_scale, problem, target)
+def _quantize_by_triton(x, global_scale=None, *, problem, target, packed):
+  results = quantization_triton.emit(
+    x, global_scale, problem, target, packed=packed
+  )
   return results if problem.computes_global_scale else results[:2]
 
 

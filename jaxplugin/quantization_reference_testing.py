@@ -119,7 +119,7 @@ def as_codes(array):
 
 def assert_codes(actual, codes, scale, global_scale=None):
   np.testing.assert_array_equal(as_codes(actual.scale), scale)
-  np.testing.assert_array_equal(as_codes(actual.values), codes)
+  np.testing.assert_array_equal(as_codes(actual.unpack().values), codes)
   if global_scale is not None:
     np.testing.assert_array_equal(
       np.asarray(actual.global_scale), np.float32(global_scale)
@@ -127,8 +127,9 @@ def assert_codes(actual, codes, scale, global_scale=None):
 
 
 def assert_same(actual, expected):
-  """Two `ScaledArray`s, bitwise."""
-  assert_codes(actual, as_codes(expected.values), as_codes(expected.scale))
+  """Two `ScaledArray`s, bitwise, FP4 packed or not."""
+  expected_codes = as_codes(expected.unpack().values)
+  assert_codes(actual, expected_codes, as_codes(expected.scale))
   if expected.global_scale is None:
     assert actual.global_scale is None
   else:

@@ -62,7 +62,7 @@ class QuantizeTest(parameterized.TestCase):
     x[1, 1::2] = -0.0
     x[1, 0] = 3  # zeros beside something larger
     result = jitted(format)(x)
-    values = np.asarray(result.values).astype(np.float32)
+    values = np.asarray(result.unpack().values).astype(np.float32)
     np.testing.assert_array_equal(np.signbit(values), np.signbit(x))
     restored = np.asarray(dequantize(result))
     np.testing.assert_array_equal(np.signbit(restored), np.signbit(x))
@@ -141,6 +141,13 @@ class QuantizeTest(parameterized.TestCase):
   def test_result_has_the_dtypes_and_shapes_of_the_format(self):
     for format in formats.FORMATS:
       result = jitted(format)(jnp.ones((2, 3, 64)))
+      self.assertEqual(result.shape, (2, 3, 64))
+      if format.is_fp4:
+        self.assertEqual(result.values.dtype, np.uint8)
+        self.assertEqual(result.values.shape, (2, 3, 32))
+        result = quantization.quantize(
+          jnp.ones((2, 3, 64)), format, packed=False
+        )
       self.assertEqual(result.values.dtype, format.values_dtype)
       self.assertEqual(result.values.shape, (2, 3, 64))
       self.assertEqual(result.scale.dtype, format.scale_dtype)
@@ -381,7 +388,7 @@ class StochasticRoundingTest(parameterized.TestCase):
     )
     scale = np.asarray(result.scale).astype(np.float64)
     np.testing.assert_array_equal(scale, 1)
-    return np.asarray(result.values).astype(np.float64)[:, 1:]
+    return np.asarray(result.unpack().values).astype(np.float64)[:, 1:]
 
   def samples(self, format):
     """Values over the whole range, subnormal ones included, both signs."""
@@ -436,7 +443,7 @@ class StochasticRoundingTest(parameterized.TestCase):
     x = jnp.zeros(32).at[0].set(511.0).at[1].set(-450.0)
     for seed in range(8):
       result = jitted(MXFP8, "floor")(x, key=jax.random.key(seed))
-      values = np.asarray(result.values).astype(np.float64)
+      values = np.asarray(result.unpack().values).astype(np.float64)
       np.testing.assert_array_equal(values[:2], [448, -448])
 
 
@@ -471,7 +478,9 @@ class IdempotenceTest(parameterized.TestCase):
     f = jitted(format)
     once = f(self.blocks(format))
     twice = f(dequantize(once))
-    largest = np.abs(np.asarray(once.values).astype(np.float64)).max(-1)
+    largest = np.abs(np.asarray(once.unpack().values).astype(np.float64)).max(
+      -1
+    )
     halved = largest == VALUES[format][0].max / 2
     self.assertTrue(halved.any())
     self.assertTrue((~halved).any())
@@ -479,7 +488,8 @@ class IdempotenceTest(parameterized.TestCase):
       as_codes(twice.scale)[:, 0], as_codes(once.scale)[:, 0] - halved
     )
     np.testing.assert_array_equal(
-      as_codes(twice.values)[~halved], as_codes(once.values)[~halved]
+      as_codes(twice.unpack().values)[~halved],
+      as_codes(once.unpack().values)[~halved],
     )
     assert_same(f(dequantize(twice)), twice)
 
@@ -497,7 +507,8 @@ class IdempotenceTest(parameterized.TestCase):
         as_codes(twice.scale)[normal], as_codes(once.scale)[normal]
       )
       np.testing.assert_array_equal(
-        as_codes(twice.values)[normal], as_codes(once.values)[normal]
+        as_codes(twice.unpack().values)[normal],
+        as_codes(once.unpack().values)[normal],
       )
 
   def test_nvfp4_block_with_a_subnormal_scale_need_not_be_stable(self):

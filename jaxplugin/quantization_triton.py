@@ -296,6 +296,8 @@ def emit(
   global_scale: jax.Array | None,
   problem: QuantizeProblem,
   target: target_lib.Target,
+  *,
+  packed: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale (None where the format has none).
 
@@ -304,6 +306,7 @@ def emit(
     global_scale: f32[] where the problem has one.
     problem: one that `supports` takes.
     target: where.
+    packed: whether FP4 values are uint8, two a byte.
   """
   arrays = {"x": x}
   if global_scale is not None:
@@ -313,7 +316,7 @@ def emit(
     global_scale = arrays["global_scale"].reshape(())
   format, shape, axis = problem.format, problem.shape, problem.axis
   return (
-    values_of_bytes(arrays["values"], format, shape, axis),
+    values_of_bytes(arrays["values"], format, shape, axis, packed=packed),
     scale_of_bytes(arrays["scale"], format, shape, axis),
     global_scale,
   )
@@ -356,6 +359,8 @@ def values_of_bytes(
   format: formats.BlockFormat,
   shape: Sequence[int],
   axis: int,
+  *,
+  packed: bool,
 ) -> jax.Array:
   """Bytes as they were written, as the format's values of a shape.
 
@@ -365,12 +370,15 @@ def values_of_bytes(
     format: of the values.
     shape: the logical one.
     axis: which is blocked.
+    packed: whether FP4 values stay uint8, two a byte.
   """
   if not format.is_fp4:
     return lax.bitcast_convert_type(values.reshape(shape), format.values_dtype)
   rest = (*shape[:axis], *shape[axis + 1 :])
-  packed = values.reshape(*rest, shape[axis] // 2)
-  return jnp.moveaxis(scaled_array.unpack_fp4(packed), -1, axis)
+  values = values.reshape(*rest, shape[axis] // 2)
+  if not packed:
+    values = scaled_array.unpack_fp4(values)
+  return jnp.moveaxis(values, -1, axis)
 
 
 def scale_of_bytes(

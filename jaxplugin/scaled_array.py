@@ -16,6 +16,7 @@ from typing import Final
 from typing import Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -701,7 +702,12 @@ def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
   packed = jnp.moveaxis(packed, axis, -1)
   # XLA of jaxlib 0.10.2 folds this cast of a constant to other numbers.
   packed = lax.optimization_barrier(packed)
-  values = lax.bitcast_convert_type(packed, formats.E2M1)
+  if jax.export.is_symbolic_dim(math.prod(packed.shape)):
+    # XLA cannot refine the sizes of a bitcast that changes the rank.
+    nibbles = jnp.stack([packed & 15, packed >> 4], axis=-1).astype(jnp.uint4)
+    values = lax.bitcast_convert_type(nibbles, formats.E2M1)
+  else:
+    values = lax.bitcast_convert_type(packed, formats.E2M1)
   values = values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
   return jnp.moveaxis(values, -1, axis)
 

@@ -321,7 +321,10 @@ class PackTest(parameterized.TestCase):
   @parameterized.parameters(jp.MXFP4, jp.NVFP4)
   def test_scaled_array_packs_along_its_own_axis(self, format):
     x = jp.quantize(
-      np.random.default_rng(2).normal(size=(64, 6)), format, axis=0
+      np.random.default_rng(2).normal(size=(64, 6)),
+      format,
+      axis=0,
+      packed=False,
     )
     codes = np.asarray(x.values).view(np.uint8)
     packed = x.pack()

@@ -39,7 +39,7 @@ class IndexTest(parameterized.TestCase):
   )
   def test_it_takes_what_it_takes_of_the_floats(self, format, is_packed):
     x = quantized(format, 4, 5, 64, batch_dims=1)
-    x = x.pack() if is_packed else x
+    x = x.pack() if is_packed else x.unpack()
     expected = floats(x)
     for index in (
       2,
@@ -194,7 +194,7 @@ class ConcatenateTest(parameterized.TestCase):
     kwargs = {"global_scale": 0.01} if format.has_global_scale else {}
     arrays = [quantized(format, 3, k, seed=k, **kwargs) for k in (64, 32)]
     expected = np.concatenate([floats(x) for x in arrays], 1)
-    for stored in (arrays, [arrays[0].pack(), arrays[1]]):
+    for stored in (arrays, [arrays[0], arrays[1].unpack()]):
       joined = jp.concatenate(stored, -1)
       np.testing.assert_array_equal(floats(joined), expected)
 
@@ -341,7 +341,7 @@ class StackTest(parameterized.TestCase):
 
   def test_layouts_that_are_not_alike_are_packed(self):
     x = quantized(jp.NVFP4, 3, 64)
-    arrays = [x, x.pack(), jp.prepare_weights(x, A100), x.to_bytes()]
+    arrays = [x, x.unpack(), jp.prepare_weights(x, A100), x.to_bytes()]
     stacked = jp.stack(arrays)
     self.assertTrue(stacked.is_packed)
     np.testing.assert_array_equal(floats(stacked), np.stack([floats(x)] * 4))
@@ -387,8 +387,8 @@ class LegacyTest(parameterized.TestCase):
     """What there is today, and the same as it was written then."""
     x = quantized(jp.NVFP4, 3, 64)
     today = {
-      "w": x.pack(),
-      "layers": jp.stack([x, x]),
+      "w": x,
+      "layers": jp.stack([x, x]).unpack(),
       "mx": quantized(jp.MXFP8, 3, 64),
     }
     then = {

@@ -129,7 +129,7 @@ class PreparedTest(triton_testing.RecordedTestCase):
     if name == "a100":
       np.testing.assert_array_equal(result, expected)
     exact = reference.oracle_dequantize(
-      np.asarray(w.values), np.asarray(w.scale), format
+      np.asarray(w.unpack().values), np.asarray(w.scale), format
     )
     x = np.asarray(x, np.float64)
     last = x.ndim - 1

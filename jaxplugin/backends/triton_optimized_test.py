@@ -93,12 +93,7 @@ class OptimizedTest(parameterized.TestCase):
 
     lhs = self.operand(None if rhs == jp.NVFP4 else rhs, self.M)
     weight = jax.ShapeDtypeStruct((self.K, self.N), jnp.bfloat16)
-    weight = jax.eval_shape(
-      lambda x: jp.quantize(x, rhs, axis=0).pack()
-      if rhs.is_fp4
-      else jp.quantize(x, rhs, axis=0),
-      weight,
-    )
+    weight = jax.eval_shape(lambda x: jp.quantize(x, rhs, axis=0), weight)
     target = target_lib.named_target(name)
     text = deviceless.compile(f, lhs, weight, target=target).as_text()
     self.assertIn("triton_kernel_call", text)

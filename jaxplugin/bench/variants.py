@@ -242,7 +242,7 @@ class DotVariants:
         "peer",
         form.function,
         ready=ready,
-        arrange=_with_rows_along_k if form.is_transposed else None,
+        arrange=_with_rows_along_k if form.is_transposed else _unpacked,
         form=form.name,
       )
       for form in forms
@@ -332,7 +332,7 @@ class DotVariants:
       )[0]
       return self._with_globals(result, lhs_global, rhs_global)
 
-    return self._variant(name, "peer", function)
+    return self._variant(name, "peer", function, arrange=_unpacked)
 
   def _peer_result(self, *global_scales: Any) -> Any:
     """What a peer without global scales is asked for: rounding comes last."""
@@ -358,7 +358,7 @@ class DotVariants:
       return product.astype(self.out_dtype)
 
     def arrange(*operands: Any) -> Any:
-      return tuple(jax.tree.map(np.asarray, x) for x in operands)
+      return tuple(jax.tree.map(np.asarray, x) for x in _unpacked(*operands))
 
     return self._variant(name, "peer", function, arrange=arrange, on_host=True)
 
@@ -371,9 +371,18 @@ def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
   """lhs, and weights that were stored as (k, n) before anything is timed."""
   if not isinstance(rhs, scaled_array.ScaledArray):
     return lhs, jnp.copy(rhs.T)
+  lhs, rhs = _unpacked(lhs, rhs)
   return lhs, rhs.tree_unflatten(
     (rhs.format, rhs.scale_layout),
     (jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T), rhs.global_scale),
+  )
+
+
+def _unpacked(*operands: Any) -> tuple[Any, ...]:
+  """FP4 values as elements, which peers take, before anything is timed."""
+  return tuple(
+    x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
+    for x in operands
   )
 
 
@@ -453,7 +462,7 @@ class CodecVariants:
 
   def _quantize_portably(self, x: jax.Array) -> scaled_array.ScaledArray:
     values, scale, global_scale = quantization_ops.quantize(
-      x, None, None, self.format, 1, "up"
+      x, None, None, self.format, 1, "up", packed=self.format.is_fp4
     )
     return scaled_array.ScaledArray(values, scale, global_scale, self.format)
 

@@ -80,7 +80,7 @@ def _f64(operand: Any, rows: np.ndarray) -> np.ndarray:
   if not isinstance(operand, scaled_array.ScaledArray):
     return np.asarray(operand)[rows].astype(np.float64)
   values = reference.oracle_dequantize(
-    np.asarray(operand.values)[rows],
+    np.asarray(operand.unpack().values)[rows],
     np.asarray(operand.scale)[rows],
     operand.format,
   )
@@ -139,6 +139,7 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   x = np.asarray(x)
   rows = some(len(x), _MAX_ROWS)
   format = result.format
+  result = result.unpack()
   global_scale = None
   if format.has_global_scale:
     largest = format.scale_encoding.max * format.values_encoding.max
@@ -202,7 +203,7 @@ def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
   result = np.asarray(result)
   rows = some(len(result), _MAX_ROWS)
   exact = reference.oracle_dequantize(
-    np.asarray(x.values)[rows], np.asarray(x.scale)[rows], x.format
+    np.asarray(x.unpack().values)[rows], np.asarray(x.scale)[rows], x.format
   ).astype(np.float32)
   if x.global_scale is not None:
     exact = exact * np.asarray(x.global_scale)

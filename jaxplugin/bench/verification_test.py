@@ -104,9 +104,8 @@ class DotTest(parameterized.TestCase):
   def test_quantized_operands_mean_what_their_codes_say(self, format):
     x = quantization.quantize(normal(4, 64), format)
     expected = verification.expected_dot(x, np.eye(64, dtype=np.float32))
-    values = (
-      np.asarray(x.values).astype(np.float64).reshape(4, -1, format.block_size)
-    )
+    values = np.asarray(x.unpack().values).astype(np.float64)
+    values = values.reshape(4, -1, format.block_size)
     scale = np.asarray(x.scale).astype(np.float64)[..., None]
     exact = (values * scale).reshape(4, 64)
     if x.global_scale is not None:
@@ -129,7 +128,7 @@ class CodecTest(parameterized.TestCase):
   @parameterized.named_parameters(*FORMATS)
   def test_one_wrong_code_is_told(self, format):
     x = normal(6, 96)
-    right = quantization.quantize(x, format)
+    right = quantization.quantize(x, format).unpack()
     for name in ("values", "scale"):
       codes = np.array(getattr(right, name))
       codes.view(np.uint8)[5, 1] ^= 1
