@@ -49,18 +49,18 @@ def make_params(layers: int = LAYERS, width: int = WIDTH) -> Params:
   }
 
 
-def quantize_params(params: Params, format: jp.BlockFormat) -> Params:
+def quantize_params(params: Params, format: str) -> Params:
   """Quantizes the weights of dots, once; the rest stays as it is."""
-
-  def quantize(w: jax.Array) -> jp.ScaledArray:
-    return jp.prepare_weights(jp.quantize(w, format))
-
-  return params | {
-    # Mapped over layers: each gets a global scale of its own.
-    "up": jax.vmap(quantize)(params["up"]),
-    "down": jax.vmap(quantize)(params["down"]),
-    "head": quantize(params["head"]),
-  }
+  # A global scale for each layer, where the format has one.
+  quantize = functools.partial(jp.quantize, format=format)
+  return jp.prepare_weights(
+    params
+    | {
+      "up": quantize(params["up"], batch_dims=1),
+      "down": quantize(params["down"], batch_dims=1),
+      "head": quantize(params["head"]),
+    }
+  )
 
 
 def linear(x: jax.Array, w: Any, activation: Any = None) -> jax.Array:
@@ -108,10 +108,9 @@ def main() -> None:
   parser.add_argument("--layers", type=int, default=LAYERS)
   parser.add_argument("--width", type=int, default=WIDTH)
   args = parser.parse_args()
-  format = {f.name: f for f in (jp.MXFP8, jp.MXFP4, jp.NVFP4)}[args.format]
 
   params = make_params(args.layers, args.width)
-  params_q = quantize_params(params, format)
+  params_q = quantize_params(params, args.format)
   token = jnp.zeros(1, jnp.int32)
   print(jp.explain(next_logits, params_q, token))
   print()
