@@ -80,7 +80,9 @@ def fake_quantize(
   flat = moved.reshape(*moved.shape[: len(free)], -1)
   size = flat.shape[-1]
   widths = [(0, 0)] * (flat.ndim - 1) + [(0, -size % format.block_size)]
-  quantized = quantization.quantize(jnp.asarray(np.pad(flat, widths)), format)
+  quantized = quantization.quantize(
+    jnp.asarray(np.pad(flat, widths)), format, packed=False
+  )
   values = np.asarray(quantized.values).astype(np.float64)
   scale = np.asarray(quantized.scale).astype(np.float64)
   result = values * np.repeat(scale, format.block_size, axis=-1)
