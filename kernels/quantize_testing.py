@@ -96,10 +96,7 @@ def expected(x, format_name, *, axis=-1, global_scale=None, **kwargs):
   quantized = jp.quantize(
     jnp.asarray(x), formats.by_name(format_name), axis=axis, **kwargs
   )
-  values = quantized.values
-  if quantized.format.is_fp4:
-    values = scaled_array.pack_fp4(values, axis=axis)
-  values = jax.lax.bitcast_convert_type(values, jnp.uint8)
+  values = jax.lax.bitcast_convert_type(quantized.values, jnp.uint8)
   return np.asarray(values), np.asarray(quantized.scale).view(np.uint8)
 
 

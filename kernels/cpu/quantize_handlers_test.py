@@ -204,7 +204,7 @@ class QuantizeTest(parameterized.TestCase):
         values = np.asarray(values)
         if number >= 2:
           values = np.stack([values & 15, values >> 4], -1).reshape(y.shape)
-        their_values = np.asarray(expected.values).view(np.uint8)
+        their_values = np.asarray(expected.unpack().values).view(np.uint8)
         np.testing.assert_array_equal(values, their_values & (
           15 if number >= 2 else 255
         ))  # fmt: skip
