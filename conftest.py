@@ -5,7 +5,7 @@
 import os
 
 # Without it the CUDA plugin, installed for its compiler, does not start where
-# there is no GPU (jaxplugin/deviceless.py).
+# there is no GPU (jaxplugin/explanation/deviceless.py).
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 import jax

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxplugin as jp
-from jaxplugin import backends
-from jaxplugin import target as target_lib
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
 
 PICTURE = pathlib.Path(__file__).with_suffix(".svg")
 
@@ -69,14 +69,14 @@ CALLS = (
 def devices():
   """(label, target) of each row."""
   named = jp.named_target
-  cpu = target_lib.Target(name="cpu", platform="cpu")
+  cpu = targets.Target(name="cpu", platform="cpu")
   return (
     ("b200, cuDNN 9.13", named("b200", cudnn="9.13")),
     ("b200, cuDNN 9.12", named("b200", cudnn="9.12")),
     ("b200, cuDNN 9.9", named("b200", cudnn="9.9")),
     ("h200", named("h200")),
     ("a100", named("a100")),
-    ("mi355x", target_lib.with_triton(named("mi355x"))),
+    ("mi355x", targets.with_triton(named("mi355x"))),
     (
       "CPU, kernels built",
       dataclasses.replace(cpu, cpu_kernels="avx2"),
@@ -85,7 +85,7 @@ def devices():
       "CPU, none built",
       dataclasses.replace(cpu, cpu_kernels_error="no C++ compiler was found"),
     ),
-    ("TPU", target_lib.Target(name="tpu", platform="tpu")),
+    ("TPU", targets.Target(name="tpu", platform="tpu")),
   )
 
 

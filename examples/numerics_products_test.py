@@ -13,7 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import reference
+from jaxplugin.dot import reference
 
 FORMATS = tuple((format.name, format) for format in measure.FORMATS)
 

@@ -7,7 +7,7 @@ python examples/readme_table.py
 
 import pathlib
 
-from jaxplugin.bench import results
+from jaxplugin.bench.report import results
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
 RESULTS = DIRECTORY / "benchmarks" / "results" / "cpu_epyc_avx2_2_cores.json"

@@ -10,7 +10,7 @@ from absl.testing import absltest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import readme_table
 
-from jaxplugin.bench import results
+from jaxplugin.bench.report import results
 
 README = readme_table.DIRECTORY.parent / "README.md"
 

@@ -34,11 +34,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import backends
-from jaxplugin import deviceless
-from jaxplugin import jax_private
-from jaxplugin import problem as problem_lib
-from jaxplugin.backends import cudnn
+from jaxplugin.core import decisions
+from jaxplugin.dot import backends
+from jaxplugin.dot.backends import cudnn
+from jaxplugin.explanation import deviceless
+from jaxplugin.jaxext import jax_private
 
 BLACKWELL = ("b200", "b300", "rtx5090", "gb10")
 BEFORE = ("a100", "l40s", "h100", "h200")
@@ -230,7 +230,7 @@ POINTS = tuple(dict.fromkeys(p for grid in GRIDS.values() for p in grid))
 
 
 @functools.cache
-def _problem(point: Point) -> problem_lib.DotProblem | None:
+def _problem(point: Point) -> decisions.DotProblem | None:
   """What `choose` is asked about; None for a call refused while tracing."""
   args = dots.parse(shlex.split(point.words))
   function, specs = dots.Dot(args).function()

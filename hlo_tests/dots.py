@@ -39,12 +39,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin import call
-from jaxplugin import deviceless
-from jaxplugin import formats
-from jaxplugin import problem as problem_lib
-from jaxplugin import scaled_array
-from jaxplugin import target as target_lib
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import call
+from jaxplugin.explanation import deviceless
 
 FLOATS: Final = tuple(dtype.name for dtype in call.PLAIN_DTYPES)
 FORMATS: Final = tuple(format.name for format in formats.FORMATS)
@@ -142,7 +142,7 @@ def shards(text: str) -> dict[str, str]:
 
 def add_target(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    "--target", required=True, choices=target_lib.TARGET_NAMES, metavar="NAME"
+    "--target", required=True, choices=targets.TARGET_NAMES, metavar="NAME"
   )
   parser.add_argument("--cudnn", metavar="VERSION")
 
@@ -155,10 +155,10 @@ def add_dot(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--out", choices=FLOATS, default="bfloat16")
   parser.add_argument("--global-scale", choices=("scalar", "array"))
   parser.add_argument("--bias", action="store_true")
-  parser.add_argument("--activation", choices=problem_lib.ACTIVATIONS)
+  parser.add_argument("--activation", choices=decisions.ACTIVATIONS)
   parser.add_argument("--residual", action="store_true")
   parser.add_argument("--precision", choices=("highest",))
-  parser.add_argument("--implementation", choices=problem_lib.IMPLEMENTATIONS)
+  parser.add_argument("--implementation", choices=decisions.IMPLEMENTATIONS)
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
@@ -171,8 +171,8 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--shard-map", action="store_true")
 
 
-def target(args: argparse.Namespace) -> target_lib.Target:
-  return target_lib.named_target(args.target, cudnn=args.cudnn)
+def target(args: argparse.Namespace) -> targets.Target:
+  return targets.named_target(args.target, cudnn=args.cudnn)
 
 
 class Dot:
@@ -373,7 +373,7 @@ def emit(args: argparse.Namespace) -> str:
   """The StableHLO that the primitive lowers to, as text."""
   where = target(args)
   function, specs = Dot(args).function()
-  with target_lib.use_target(where):
+  with targets.use_target(where):
     traced = jax.jit(function).trace(*specs.values())
     lowered = traced.lower(lowering_platforms=(where.platform,))
   return lowered.as_text(debug_info=False)

@@ -14,10 +14,10 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from jaxplugin import deviceless
-from jaxplugin import module_calls
-from jaxplugin import modules
-from jaxplugin import target as target_lib
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.stablehlo import module_calls
+from jaxplugin.stablehlo import modules
 
 _MAIN: Final = "main"
 _PLACED: Final = "file_main"  # what it is called inside another module
@@ -32,7 +32,7 @@ def text_of(file: pathlib.Path) -> str:
   return "\n".join("" if line.startswith("//") else line for line in lines)
 
 
-def compile(text: str, target: target_lib.Target) -> jax.stages.Compiled:
+def compile(text: str, target: targets.Target) -> jax.stages.Compiled:
   """What XLA's GPU compiler makes of a StableHLO module, with no GPU.
 
   Raises:

@@ -21,7 +21,7 @@ import tool
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin import deviceless
+from jaxplugin.explanation import deviceless
 
 PATHS = golden.paths()
 IMPOSSIBLE = "no such text in any module"

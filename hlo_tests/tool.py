@@ -38,11 +38,11 @@ import dots
 import files
 import golden
 
-from jaxplugin import deviceless
-from jaxplugin import jax_private
-from jaxplugin import problem as problem_lib
-from jaxplugin import rewriter
-from jaxplugin import target as target_lib
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.jaxext import jax_private
+from jaxplugin.stablehlo import rewriter
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
   command = commands.add_parser("rewrite")
   command.add_argument("file", type=pathlib.Path)
   dots.add_target(command)
-  command.add_argument("--implementation", choices=problem_lib.IMPLEMENTATIONS)
+  command.add_argument("--implementation", choices=decisions.IMPLEMENTATIONS)
   command.add_argument("--refused", action="store_true")
   command = commands.add_parser("regenerate")
   command.add_argument("files", type=pathlib.Path, nargs="*")
@@ -88,7 +88,7 @@ def _optimize(args: argparse.Namespace) -> str:
 def missing_compiler() -> str:
   """Why `optimize` cannot work here; empty where it can."""
   try:
-    deviceless.mesh(target_lib.named_target("b200"))
+    deviceless.mesh(targets.named_target("b200"))
   except deviceless.DevicelessError as error:
     return str(error)
   return ""

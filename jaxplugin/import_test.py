@@ -197,7 +197,7 @@ class NamesTest(absltest.TestCase):
     self.assertEqual(modules, {"checkpoint_policies", "nn"})
 
   def test_submodules_are_importable_still(self):
-    for name in ("formats", "quantization", "kernels", "backends.xla"):
+    for name in ("core.formats", "quantization", "kernels", "dot.backends.xla"):
       module = importlib.import_module(f"jaxplugin.{name}")
       self.assertEqual(module.__name__, f"jaxplugin.{name}")
 

@@ -3,116 +3,50 @@
 """Imports inside the package point only upward in one table."""
 
 import ast
+import collections
 import pathlib
 import re
 import tempfile
 
 from absl.testing import absltest
 
-# Each module may import those of earlier lines. Modules of one line do not know
-# each other. `kernels` may be imported by every one and imports none.
-LAYERS = (
-  (
-    "jax_private",
-    "jax_version",
-    "jaxlib_private",
-    "kernels",
-    "linear_calls",
-    "tangents",
-    "transposition",
-  ),
-  ("formats",),
-  ("problem",),
-  ("target",),
-  (
-    "blocking",
-    "codes",
-    "cpu_library",
-    "deviceless",
-    "indexing",
-    "interleaving",
-    "lowering",
-    "mesh_axes",
-    "program",
-    "scale_signs",
-    "striding",
-    "triton_library",
-  ),
-  ("estimates", "scaled_array"),
-  (
-    "placement",
-    "preparation",
-    "quantization_ops",
-    "quantization_triton",
-    "stacking",
-  ),
-  ("quantization_both_triton", "quantization_primitive"),
-  ("quantization_both",),
-  ("quantization",),
-  ("call", "command_functions"),
-  ("global_scales",),
-  ("call_rules", "reference"),
-  ("canonical",),
-  (
-    "backends.cpu",
-    "backends.cudnn",
-    "backends.size_rules",
-    "backends.triton",
-    "backends.xla",
-  ),
-  ("backends",),
-  ("derivatives", "partitioning"),
-  ("guards", "primitive"),
-  ("checkpoint_policies", "straight_through"),
-  ("dot",),
-  ("gradients",),
-  ("nn_operands",),
-  ("linear", "matmul", "nn_general"),
-  ("nn",),
-  ("acceleration", "explanation"),
-  ("decisions", "module_parsing"),
-  ("module_child",),
-  ("module_process",),
-  ("modules",),
-  ("module_calls", "products"),
-  ("module_functions", "module_match"),
-  ("command_files", "compilation", "optimized", "rewriter"),
-  ("diagnostics",),
-  ("bench.device", "bench.rows", "bench.timing", "bench.variant"),
-  ("bench.operands", "bench.startup", "bench.verification"),
-  ("bench.execution", "bench.torch_peers"),
-  ("bench.ceilings", "bench.variants"),
-  ("bench.results",),
-  ("bench.measurement", "bench.plot", "bench.table"),
-  ("bench.command",),
-  ("bench",),
-  ("__init__",),
-  ("__main__",),
-  # Support of the tests: it may import everything, and nothing but tests it.
-  ("testing",),
-  (
-    "backends.triton_testing",
-    "bench.testing",
-    "dot_testing",
-    "gradients_testing",
-    "malformed_testing",
-    "module_testing",
-    "nn_testing",
-    "primitive_testing",
-    "quantization_reference_testing",
-    "quantization_testing",
-  ),
-  (
-    "dot_bits_testing",
-    "dot_epilogue_testing",
-    "dot_shapes_testing",
-    "dot_values_testing",
-    "malformed_calls_testing",
-    "nn_general_testing",
-  ),
-  ("dot_suite",),
+# A room may import those before it. `testing` supports tests: nothing imports
+# it but them.
+ROOMS = (
+  *("kernels", "jaxext", "core", "arrays", "runtime", "quantization", "dot"),
+  *("training", "dropin", "nn", "stablehlo", "explanation", "bench", "cli"),
+  *("__init__", "__main__", "testing"),
 )
-LAYER_OF = {name: i for i, names in enumerate(LAYERS) for name in names}
+# Inside these rooms a module may import those of earlier lines; modules of one
+# line do not know each other. In other rooms imports only make no circle.
+STAGES = {
+  "quantization": (
+    ("codes", "quantization_triton"),
+    ("quantization_ops",),
+    ("quantization_both_triton", "quantization_primitive"),
+    ("quantization_both",),
+    ("api",),
+    ("__init__",),
+  ),
+  "dot": (
+    ("call",),
+    ("call_rules", "global_scales"),
+    ("reference",),
+    ("canonical",),
+    tuple(
+      f"backends.{x}" for x in ("cpu", "cudnn", "size_rules", "triton", "xla")
+    ),
+    ("backends",),
+    ("autodiff.derivatives", "partitioning"),
+    ("guards", "primitive"),
+    ("autodiff.straight_through", "traced"),
+    ("api",),
+    ("__init__",),
+  ),
+}
+
+# The most modules that a folder has.
+MODULES = 10
 
 # What kernels may not import. jax_triton imports jax.
 FORBIDDEN_IN_KERNELS = ("jax", "jaxlib", "jaxplugin", "jax_triton")
@@ -152,61 +86,103 @@ def imported_names(path, package=""):
   return names
 
 
+def package_of(path, root):
+  """Dotted package that a file's relative imports start from."""
+  return ".".join(["jaxplugin", *path.relative_to(root).parts[:-1]])
+
+
 def module_name(path, root):
-  """Name in the table: "formats", "backends" for its __init__, ..."""
+  """Name without the package's: "core.formats", "dot" for dot/__init__.py."""
   parts = path.relative_to(root).with_suffix("").parts
   if len(parts) > 1 and parts[-1] == "__init__":
     parts = parts[:-1]
   return ".".join(parts)
 
 
-def package_of(path, root):
-  """Dotted package that a file's relative imports start from."""
-  return ".".join(["jaxplugin", *path.relative_to(root).parts[:-1]])
-
-
-def entry_of(name):
-  """The table's name of the module a dotted name lies in; None if not ours."""
+def module_of(name, modules):
+  """The module that a dotted name lies in; None if it is not of the package."""
   parts = name.split(".")
   if parts[0] != "jaxplugin":
     return None
-  if len(parts) == 1:
-    return "__init__"
-  if parts[1] == "kernels":
+  if parts[1:2] == ["kernels"]:
     return "kernels"
-  for length in (3, 2):
-    candidate = ".".join(parts[1:length])
-    if candidate in LAYER_OF:
-      return candidate
+  for length in range(len(parts), 1, -1):
+    if ".".join(parts[1:length]) in modules:
+      return ".".join(parts[1:length])
   return "__init__"  # a name that the package itself defines
 
 
-def violations(root):
-  """Sentences, one for each module or import that the table does not allow."""
-  found = []
-  for path in source_files(root):
-    module = module_name(path, root)
+def imports_of(root):
+  """For each module of the package the modules that it imports."""
+  files = {module_name(path, root): path for path in source_files(root)}
+  found = {}
+  for module, path in files.items():
     if module.startswith("kernels"):
       continue  # has a rule of its own
-    if module not in LAYER_OF:
-      found.append(f"{module} is missing from the table")
-      continue
     names = imported_names(path, package_of(path, root))
-    entries = set()
-    for name in names:
-      # `from jaxplugin import formats` imports the package only to get there.
-      if any(other.startswith(f"{name}.") for other in names):
-        continue
-      entries.add(entry_of(name))
-    for entry in sorted(entries - {None, module}):
-      if LAYER_OF[entry] >= LAYER_OF[module]:
-        found.append(f"{module} imports {entry}")
+    # `from jaxplugin.core import formats` imports its parents to get there.
+    leaves = {n for n in names if not any(m.startswith(f"{n}.") for m in names)}
+    found[module] = {module_of(name, files) for name in leaves} - {None, module}
   return found
 
 
+def stage_of(room, module):
+  """The line of STAGES that names a module; None where none does."""
+  name = module.partition(".")[2] or "__init__"
+  for i, names in enumerate(STAGES[room]):
+    if name in names:
+      return i
+  return None
+
+
+def is_allowed(module, other):
+  """Whether one module may import another."""
+  room, target = module.partition(".")[0], other.partition(".")[0]
+  if room != target:
+    return ROOMS.index(target) < ROOMS.index(room)
+  if room not in STAGES:
+    return other != room  # a room's own __init__ comes after its modules
+  stage, other_stage = stage_of(room, module), stage_of(room, other)
+  return stage is None or other_stage is None or other_stage < stage
+
+
+def circles(imports):
+  """Modules that come back to themselves by imports, in order."""
+  found = []
+  for module in sorted(imports):
+    seen, left = set(), list(imports[module])
+    while left:
+      other = left.pop()
+      if other not in seen:
+        seen.add(other)
+        left += imports.get(other, ())
+    if module in seen:
+      found.append(module)
+  return found
+
+
+def violations(root):
+  """Sentences, one for each module or import that the rules do not allow."""
+  imports = imports_of(root)
+  found = []
+  for module, others in sorted(imports.items()):
+    room = module.partition(".")[0]
+    if room not in ROOMS:
+      found.append(f"{module} is in no room of the table")
+      continue
+    if others and room in STAGES and stage_of(room, module) is None:
+      found.append(f"{module} is on no line of its room")
+    found += [
+      f"{module} imports {other}"
+      for other in sorted(others)
+      if other.partition(".")[0] in ROOMS and not is_allowed(module, other)
+    ]
+  return found + [f"{module} imports itself" for module in circles(imports)]
+
+
 def is_support(name):
-  """Whether a file of `kernels` supports tests: it may use JAX."""
-  return name.endswith("testing")
+  """Whether a file or folder of `kernels` supports tests."""
+  return name.endswith("testing") or name == "interpreter"
 
 
 def kernel_violations(root):
@@ -214,12 +190,14 @@ def kernel_violations(root):
   found = []
   for path in source_files(root):
     if is_support(path.stem):
-      continue
-    for name in sorted(imported_names(path, "kernels")):
+      continue  # may use JAX
+    folder = path.relative_to(root).parts[:-1]
+    for name in sorted(imported_names(path, ".".join(["kernels", *folder]))):
       # The one name that the kernels themselves go by.
       name = re.sub(r"^jaxplugin\.kernels\b", "kernels", name)
       first, *rest = name.split(".")
       forbidden = first in FORBIDDEN_IN_KERNELS
+      rest = rest if "interpreter" not in folder else ()
       if forbidden or (first == "kernels" and any(map(is_support, rest))):
         found.append(f"{path.relative_to(root)} imports {name}")
   return found
@@ -230,13 +208,19 @@ class LayeringTest(absltest.TestCase):
     self.assertEqual(violations(PACKAGE), [])
 
   def test_walker_saw_the_package(self):
-    modules = {module_name(path, PACKAGE) for path in source_files(PACKAGE)}
-    self.assertContainsSubset(
-      {"__init__", "formats", "quantization", "backends", "backends.xla"},
-      modules,
+    imports = imports_of(PACKAGE)
+    rooms = {module.partition(".")[0] for module in imports}
+    self.assertEqual({*ROOMS} - rooms, {"kernels"})
+    self.assertIn("core.formats", imports["quantization.api"])
+    self.assertIn("dot.backends.xla", imports["dot.backends"])
+
+  def test_no_room_has_more_than_ten_modules(self):
+    folders = collections.Counter(
+      path.parent.relative_to(PACKAGE)
+      for path in source_files(PACKAGE)
+      if not path.name.startswith("__")
     )
-    names = imported_names(PACKAGE / "quantization.py", "jaxplugin")
-    self.assertIn("jaxplugin.formats", names)
+    self.assertEqual({f: n for f, n in folders.items() if n > MODULES}, {})
 
   def test_kernels_import_neither_jax_nor_jaxplugin(self):
     files = [path for root in KERNELS for path in source_files(root)]
@@ -253,34 +237,36 @@ class PlantedViolationTest(absltest.TestCase):
     root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
     for name, text in files.items():
       path = root / f"{name.replace('___', '/')}.py"
-      path.parent.mkdir(exist_ok=True)
+      path.parent.mkdir(parents=True, exist_ok=True)
       path.write_text(text)
     return root
 
   def test_allowed_imports_pass(self):
     root = self.plant(
-      quantization="import jax\nfrom jaxplugin import codes, formats\n",
-      backends___xla="from jaxplugin import reference\n",
-      backends___triton="from jaxplugin.kernels import configs\n",
-      backends_____init__="from jaxplugin.backends import xla\n",
+      core___formats="import math\n",
+      quantization___codes="import jax\nfrom jaxplugin.core import formats\n",
+      dot___reference="from jaxplugin.quantization import codes\n",
+      dot___backends___xla="from jaxplugin.dot import reference\n",
+      dot___backends___triton="from jaxplugin.kernels.gpu import configs\n",
+      dot___backends_____init__="from jaxplugin.dot.backends import xla\n",
+      dot___autodiff_____init__="",
       __main__="import jaxplugin as jp\n",
-      formats_test="from jaxplugin import dot\n",
+      core___formats_test="from jaxplugin.dot import api\n",
     )
     self.assertEqual(violations(root), [])
 
-  def test_each_form_of_import_downward_is_caught(self):
+  def test_each_form_of_import_of_a_later_room_is_caught(self):
     for text in (
-      "from jaxplugin import dot",
-      "from jaxplugin import jax_private, dot as d",
-      "from jaxplugin.dot import block_scaled_dot",
-      "import jaxplugin.dot",
-      "from . import dot",
-      "from .dot import block_scaled_dot",
-      "def f():\n  from jaxplugin import dot",
-      "if 1:\n  try:\n    import jaxplugin.dot as d\n  except E:\n    pass",
+      "from jaxplugin.dot import api",
+      "from jaxplugin.dot.api import block_scaled_dot",
+      "import jaxplugin.dot.api",
+      "from ..dot import api",
+      "from ..dot.api import block_scaled_dot",
+      "def f():\n  from jaxplugin.dot import api",
+      "if 1:\n  try:\n    import jaxplugin.dot.api as d\n  except E:\n    pass",
     ):
-      root = self.plant(formats=text)
-      self.assertEqual(violations(root), ["formats imports dot"], text)
+      root = self.plant(core___formats=text, dot___api="")
+      self.assertEqual(violations(root), ["core.formats imports dot.api"], text)
 
   def test_import_of_the_package_itself_is_caught(self):
     for text in (
@@ -292,23 +278,45 @@ class PlantedViolationTest(absltest.TestCase):
 
   def test_backends_do_not_know_each_other(self):
     for text in (
-      "from jaxplugin.backends import xla",
+      "from jaxplugin.dot.backends import xla",
       "from . import xla",
       "from .xla import emit",
     ):
-      root = self.plant(backends___cpu=text)
+      root = self.plant(dot___backends___cpu=text, dot___backends___xla="")
       self.assertEqual(
-        violations(root), ["backends.cpu imports backends.xla"], text
+        violations(root), ["dot.backends.cpu imports dot.backends.xla"], text
       )
 
-  def test_module_missing_from_the_table_is_caught(self):
-    root = self.plant(helpers="import math", backends___metal="import math")
+  def test_product_that_imports_support_of_tests_is_caught(self):
+    root = self.plant(
+      cli___main="from jaxplugin.testing import contract",
+      testing___contract="",
+    )
+    self.assertEqual(violations(root), ["cli.main imports testing.contract"])
+
+  def test_module_without_a_place_is_caught(self):
+    root = self.plant(
+      helpers="import math",
+      core___helpers="import math",
+      dot___helpers="from jaxplugin.core import helpers",
+    )
     self.assertEqual(
       violations(root),
       [
-        "backends.metal is missing from the table",
-        "helpers is missing from the table",
+        "dot.helpers is on no line of its room",
+        "helpers is in no room of the table",
       ],
+    )
+
+  def test_circle_in_a_room_without_lines_is_caught(self):
+    root = self.plant(
+      core___a="from jaxplugin.core import b",
+      core___b="from . import a",
+      core___c="from . import a",
+    )
+    self.assertEqual(
+      violations(root),
+      ["core.a imports itself", "core.b imports itself"],
     )
 
   def test_jax_in_a_kernel_is_caught_but_not_in_its_test(self):
@@ -318,6 +326,8 @@ class PlantedViolationTest(absltest.TestCase):
       quantize="from . import configs\nimport jaxtyping\n",
       compile="from . import testing\n",
       tiles="from jaxplugin.kernels import configs, testing\n",
+      gpu___decode="from jaxplugin.kernels.interpreter import interpret\n",
+      interpreter___ops="from jaxplugin.kernels.interpreter import interpret\n",
       matmul_test="import jax\n",
       testing="import jax\n",
       quantize_testing="import jax\n",
@@ -328,6 +338,8 @@ class PlantedViolationTest(absltest.TestCase):
         "compile.py imports kernels.testing",
         "configs.py imports jaxplugin",
         "configs.py imports jaxplugin.formats",
+        "gpu/decode.py imports kernels.interpreter",
+        "gpu/decode.py imports kernels.interpreter.interpret",
         "matmul.py imports jax.numpy",
         "tiles.py imports kernels.testing",
       ],

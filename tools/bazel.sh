@@ -5,7 +5,7 @@
 # Bazel with the Python packages of an environment, and without a network:
 #
 #   tools/bazel.sh test //...
-#   tools/bazel.sh test //jaxplugin:dot_test --test_filter=DotTest
+#   tools/bazel.sh test //jaxplugin:dot/api_test --test_filter=DotTest
 #
 # VENV (.venv) is the environment, which `make test` sets up. Without Bazel on
 # PATH, Debian's is installed, where that is possible; else the exit status is

@@ -9,10 +9,10 @@ import sys
 
 from absl.testing import absltest
 from jaxplugin.kernels.cpu import library
+from jaxplugin.kernels.gpu import configs
 
 import jaxplugin as jp
-from jaxplugin import cpu_library
-from jaxplugin.kernels import configs
+from jaxplugin.runtime import cpu_library
 
 RUNFILES = os.environ.get("TEST_SRCDIR")
 

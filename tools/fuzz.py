@@ -51,14 +51,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxplugin as jp
-from jaxplugin import dot_testing
-from jaxplugin import formats
-from jaxplugin import module_testing
-from jaxplugin import modules
-from jaxplugin import quantization_reference_testing as quantization_reference
-from jaxplugin import target as target_lib
-from jaxplugin import testing
-from jaxplugin.backends import cpu
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import cpu
+from jaxplugin.stablehlo import modules
+from jaxplugin.testing import contract
+from jaxplugin.testing import written_modules
+from jaxplugin.testing.dot_suite import dot_cases
+from jaxplugin.testing.oracles import (
+  quantization_oracle as quantization_reference,
+)
 
 # Numbers of instruction sets, as kernels/cpu/kernels.h has them; 0 chooses.
 _ISAS: Final = range(5)
@@ -71,24 +73,24 @@ def _check_dot(
 ) -> None:
   """Makes a random call, and compares what `run` makes of it."""
   _check_case(
-    dot_testing.random_case(int(rng.integers(2**40))), rng, run, **options
+    dot_cases.random_case(int(rng.integers(2**40))), rng, run, **options
   )
 
 
 def _check_case(
-  case: dot_testing.DotCase,
+  case: dot_cases.DotCase,
   rng: np.random.Generator,
   run: Callable[..., Any],
   **options: Any,
 ) -> None:
   """The same of a given call."""
   integers = bool(rng.random() < 0.5)
-  lhs = testing.make_operand(rng, case.lhs, integers=integers)
-  rhs = testing.make_operand(rng, case.rhs, integers=integers)
-  exact, magnitude = testing.dot(lhs.exact, rhs.exact, case.dimension_numbers)
+  lhs = contract.make_operand(rng, case.lhs, integers=integers)
+  rhs = contract.make_operand(rng, case.rhs, integers=integers)
+  exact, magnitude = contract.dot(lhs.exact, rhs.exact, case.dimension_numbers)
   dtype = case.dtype
-  if not integers and dtype == testing.F16:
-    dtype = testing.BF16  # f16 does not have the range
+  if not integers and dtype == contract.F16:
+    dtype = contract.BF16  # f16 does not have the range
 
   def call(lhs_arrays: Any, rhs_arrays: Any) -> Any:
     return jp.block_scaled_dot(
@@ -106,10 +108,10 @@ def _check_case(
   for actual in results:
     try:
       if integers:
-        testing.assert_exact(actual, exact, dtype)
+        contract.assert_exact(actual, exact, dtype)
       else:
-        bound = testing.DOT_BOUND * magnitude
-        testing.assert_within(actual, exact, bound, dtype)
+        bound = contract.DOT_BOUND * magnitude
+        contract.assert_within(actual, exact, bound, dtype)
     except AssertionError as error:
       raise AssertionError(f"{case} {options}: {error}") from None
 
@@ -195,10 +197,10 @@ def gradient(rng: np.random.Generator) -> None:
   k = blocks * format.block_size
   plain = rng.integers(-8, 9, (m, k)).astype(np.float32)
   cotangent = rng.integers(-8, 9, (m, n)).astype(np.float32)
-  case = testing.OperandCase(
+  case = contract.OperandCase(
     format=format, dtype=format.values_dtype, shape=(n, k), axis=1
   )
-  quantized = testing.make_operand(rng, case, integers=True)
+  quantized = contract.make_operand(rng, case, integers=True)
   is_lhs = bool(rng.random() < 0.5)
 
   def loss(plain: Any, values: Any, scale: Any, cotangent: Any) -> Any:
@@ -212,7 +214,7 @@ def gradient(rng: np.random.Generator) -> None:
     plain, quantized.operand, quantized.scale, cotangent
   )
   exact = cotangent.astype(np.float64) @ quantized.exact
-  testing.assert_exact(actual, exact, testing.F32)
+  contract.assert_exact(actual, exact, contract.F32)
 
 
 def quantize(rng: np.random.Generator) -> None:
@@ -246,8 +248,8 @@ def quantize(rng: np.random.Generator) -> None:
     exact = exact * np.float64(expected[2])
   # Dequantizing rounds once, with a global scale twice.
   rounding_error = 2.0**-23 * np.abs(exact)
-  testing.assert_within(
-    actual if axis else actual.T, exact, rounding_error, testing.F32
+  contract.assert_within(
+    actual if axis else actual.T, exact, rounding_error, contract.F32
   )
 
 
@@ -280,7 +282,7 @@ def sharding(rng: np.random.Generator) -> None:
   format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
   m, n, blocks = (int(x) for x in 4 * rng.integers(1, 4, 3))
   operands = [
-    testing.OperandCase(
+    contract.OperandCase(
       format=format,
       dtype=format.values_dtype,
       shape=(rows, blocks * format.block_size),
@@ -288,25 +290,25 @@ def sharding(rng: np.random.Generator) -> None:
     )
     for rows in (m, n)
   ]
-  case = dot_testing.DotCase(
+  case = dot_cases.DotCase(
     lhs=operands[0],
     rhs=operands[1],
     dimension_numbers=None,
     block_size=None,
-    dtype=testing.F32,
+    dtype=contract.F32,
   )
   _check_case(case, rng, run, implementation=implementation)
 
 
 def target(rng: np.random.Generator) -> None:
   """What is chosen for a device is lowered for it, or refused with reasons."""
-  name = str(rng.choice(target_lib.TARGET_NAMES))
+  name = str(rng.choice(targets.TARGET_NAMES))
   is_cuda = jp.named_target(name).platform == "cuda"
   cudnn = str(rng.choice(["9.9", "9.10", "9.12", "9.13"])) if is_cuda else None
   device = jp.named_target(name, cudnn=cudnn)
-  case = dot_testing.random_case(int(rng.integers(2**40)))
-  lhs = testing.make_operand(rng, case.lhs, integers=True)
-  rhs = testing.make_operand(rng, case.rhs, integers=True)
+  case = dot_cases.random_case(int(rng.integers(2**40)))
+  lhs = contract.make_operand(rng, case.lhs, integers=True)
+  rhs = contract.make_operand(rng, case.rhs, integers=True)
 
   def call(lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any) -> Any:
     return jp.block_scaled_dot(
@@ -343,9 +345,9 @@ def module(rng: np.random.Generator) -> None:
   m, n, blocks = (int(x) for x in rng.integers(1, 10, 3))
   k = blocks * format.block_size
   made = [
-    testing.make_operand(
+    contract.make_operand(
       rng,
-      testing.OperandCase(
+      contract.OperandCase(
         format=format, dtype=format.values_dtype, shape=(rows, k), axis=1
       ),
       integers=True,
@@ -353,14 +355,14 @@ def module(rng: np.random.Generator) -> None:
     for rows in (m, n)
   ]
   arrays = [made[0].operand, made[1].operand, made[0].scale, made[1].scale]
-  result = module_testing.array((m, n), np.float32)
-  text = module_testing.call_module("__op$block_scaled_dot", arrays, [result])
+  result = written_modules.array((m, n), np.float32)
+  text = written_modules.call_module("__op$block_scaled_dot", arrays, [result])
   here = jp.named_target("cpu")
   rewritten = jp.rewrite(text, here)
-  (actual,) = module_testing.run(rewritten, *arrays)
-  exact, _ = testing.dot(made[0].exact, made[1].exact)
-  testing.assert_exact(actual, exact, testing.F32)
-  names = [n for n in target_lib.TARGET_NAMES if n not in ("mi300x", "mi355x")]
+  (actual,) = written_modules.run(rewritten, *arrays)
+  exact, _ = contract.dot(made[0].exact, made[1].exact)
+  contract.assert_exact(actual, exact, contract.F32)
+  names = [n for n in targets.TARGET_NAMES if n not in ("mi300x", "mi355x")]
   device = jp.named_target(str(rng.choice(names)))
   once = jp.rewrite(text, device)
   if jp.rewrite(once, device) != once:

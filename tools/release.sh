@@ -59,7 +59,7 @@ step "run the quickstart"
 import sys
 
 import jaxplugin as jp
-from jaxplugin.kernels import configs
+from jaxplugin.kernels.gpu import configs
 
 for module in (jp, configs):
   if not module.__file__.startswith(sys.argv[1]):
@@ -79,7 +79,7 @@ jp.quantize("text", jp.NVFP4)
 PROGRAM
 "$work/tools/bin/python" -m mypy --python-executable "$clean" typed.py \
   >types.txt && { echo "a wrong call passes the type checker" >&2; exit 1; }
-grep -q 'Revealed type is "jaxplugin.formats.BlockFormat"' types.txt &&
+grep -q 'Revealed type is "jaxplugin.core.formats.BlockFormat"' types.txt &&
   grep -q 'Argument 1 to "quantize" has incompatible type "str"' types.txt ||
   { cat types.txt >&2; exit 1; }
 

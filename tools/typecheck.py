@@ -18,7 +18,7 @@ from typing import Final
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 STAGE: Final = ROOT / "build" / "types"
 KERNELS: Final = "jaxplugin/kernels/"
-SUPPORT: Final = ("_test.py", "testing.py", "dot_suite.py")
+SUPPORT: Final = ("_test.py", "testing.py")
 
 
 def link(folder: pathlib.Path, destination: pathlib.Path) -> None:
@@ -27,7 +27,7 @@ def link(folder: pathlib.Path, destination: pathlib.Path) -> None:
   for path in sorted(folder.iterdir()):
     place = destination / path.name
     if path.is_dir():
-      if not path.name.startswith(("__pycache__", ".")):
+      if not path.name.startswith(("__pycache__", ".", "testing")):
         link(path, place)
     elif path.suffix == ".py" and not path.name.endswith(SUPPORT):
       place.symlink_to(path)

@@ -27,7 +27,7 @@ class TypecheckTest(absltest.TestCase):
     self.write(
       "jaxplugin/dot.py",
       "jaxplugin/dot_test.py",
-      "jaxplugin/nn_testing.py",
+      "jaxplugin/testing/contract.py",
       "jaxplugin/bench/plot.py",
       "jaxplugin/kernels/__init__.py",
       "jaxplugin/__pycache__/dot.py",

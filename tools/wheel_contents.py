@@ -22,13 +22,16 @@ LIBRARY: Final = re.compile(
 )
 BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that no wheel has: tests and what supports them.
-SUPPORT: Final = re.compile(r"(^|/)([^/]*_test|[^/]*testing|dot_suite)\.py$")
+SUPPORT: Final = re.compile(
+  r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/interpreter/"
+)
 SDIST_ONLY: Final = (
   *("CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
   *("README.md", "conftest.py", "pyproject.toml", "kernels/cpu/CMakeLists.txt"),
   *("kernels/cpu/ffi.cc", "kernels/cpu/codec.inl", "kernels/cpu/kernels.h"),
   *("examples/quickstart.py", "examples/sentences.txt", "hlo_tests/tool.py"),
-  *("jaxplugin/dot_test.py", "jaxplugin/testing.py", "tools/release.sh"),
+  *("jaxplugin/dot/api_test.py", "jaxplugin/testing/contract.py"),
+  "tools/release.sh",
 )
 
 

@@ -17,9 +17,9 @@ from absl.testing import parameterized
 # Name in a wheel -> in a checkout.
 MODULES = {
   "jaxplugin/__init__.py": "jaxplugin/__init__.py",
-  "jaxplugin/backends/cpu.py": "jaxplugin/backends/cpu.py",
+  "jaxplugin/dot/backends/cpu.py": "jaxplugin/dot/backends/cpu.py",
   "jaxplugin/kernels/__init__.py": "jaxplugin/kernels/__init__.py",
-  "jaxplugin/kernels/configs.py": "kernels/configs.py",
+  "jaxplugin/kernels/gpu/configs.py": "kernels/gpu/configs.py",
 }
 LIBRARY = "jaxplugin/kernels/cpu/libjaxplugin_cpu.so"
 WHEEL = {
@@ -66,10 +66,10 @@ class WheelTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    "kernels/configs.py",
-    "jaxplugin/dot_test.py",
+    "kernels/gpu/configs.py",
+    "jaxplugin/dot/api_test.py",
     "jaxplugin/BUILD.bazel",
-    "jaxplugin/kernels/testing.py",
+    "jaxplugin/testing/contract.py",
     "jaxplugin/kernels/cpu/ffi.cc",
     "hlo_tests/tool.py",
   )
@@ -86,11 +86,11 @@ class SdistTest(parameterized.TestCase):
     self.assertEqual(self.faults(SDIST), [])
 
   @parameterized.parameters(
-    "kernels/configs.py",
+    "kernels/gpu/configs.py",
     "jaxplugin/kernels/__init__.py",
-    "jaxplugin/backends/cpu.py",
+    "jaxplugin/dot/backends/cpu.py",
     "kernels/cpu/codec.inl",
-    "jaxplugin/dot_test.py",
+    "jaxplugin/dot/api_test.py",
   )
   def test_missing_file_is_told(self, name):
     self.assertEqual(self.faults(SDIST - {name}), [f"the sdist lacks {name}"])
@@ -137,8 +137,8 @@ class DirectoryTest(absltest.TestCase):
     self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
     self.write("CHANGELOG.md", "## [1.2]\n")
     self.write("jaxplugin/__init__.py", '__version__ = "1.2"\n')
-    self.write("jaxplugin/dot_test.py")
-    self.write("kernels/configs.py")
+    self.write("jaxplugin/dot/api_test.py")
+    self.write("kernels/gpu/configs.py")
     self.write("kernels/cpu/testing.py")
 
   def write(self, name, text=""):
@@ -162,24 +162,24 @@ class DirectoryTest(absltest.TestCase):
       wheel_contents.modules(self.root),
       {
         "jaxplugin/__init__.py": "jaxplugin/__init__.py",
-        "jaxplugin/kernels/configs.py": "kernels/configs.py",
+        "jaxplugin/kernels/gpu/configs.py": "kernels/gpu/configs.py",
       },
     )
 
   def test_archives_are_read(self):
     wheel = WHEEL - {
-      "jaxplugin/backends/cpu.py",
+      "jaxplugin/dot/backends/cpu.py",
       "jaxplugin/kernels/__init__.py",
     }
-    sdist = SDIST - {"kernels/configs.py"}
+    sdist = SDIST - {"kernels/gpu/configs.py"}
     folder = self.pack(wheel, SDIST)
     self.assertEqual(wheel_contents.faults(folder, self.root), [])
-    folder = self.pack(wheel | {"jaxplugin/dot_test.py"}, sdist)
+    folder = self.pack(wheel | {"jaxplugin/dot/api_test.py"}, sdist)
     self.assertEqual(
       wheel_contents.faults(folder, self.root),
       [
-        "the wheel has jaxplugin/dot_test.py",
-        "the sdist lacks kernels/configs.py",
+        "the wheel has jaxplugin/dot/api_test.py",
+        "the sdist lacks kernels/gpu/configs.py",
       ],
     )
 

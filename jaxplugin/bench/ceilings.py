@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin import target as target_lib
 from jaxplugin.bench import device as device_lib
 from jaxplugin.bench import execution
 from jaxplugin.bench import timing
-from jaxplugin.bench import variant as variant_lib
+from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.core import targets
 
 NAMES: Final = ("read", "copy", "bf16", "f32")
 _LAST: Final = (((1,), (1,)), ((), ()))
@@ -160,7 +160,7 @@ def warm_copy_variant(rows: int, columns: int) -> variant_lib.Variant:
 
 
 def _cores() -> int:
-  return target_lib.detect_target("cpu").core_count or 1
+  return targets.detect_target("cpu").core_count or 1
 
 
 def _products(size: int, is_gpu: bool) -> list[variant_lib.Variant]:

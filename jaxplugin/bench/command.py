@@ -19,15 +19,15 @@ from typing import Final
 import jax
 import numpy as np
 
-from jaxplugin import problem as problem_lib
 from jaxplugin.bench import ceilings as ceilings_lib
 from jaxplugin.bench import device as device_lib
 from jaxplugin.bench import measurement
-from jaxplugin.bench import results
 from jaxplugin.bench import rows as rows_lib
 from jaxplugin.bench import startup
-from jaxplugin.bench import table
-from jaxplugin.bench import variants
+from jaxplugin.bench.peers import variants
+from jaxplugin.bench.report import results
+from jaxplugin.bench.report import table
+from jaxplugin.core import decisions
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_FORMATS: Final = "mxfp8,mxfp4,nvfp4"
@@ -88,7 +88,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--implementations",
     metavar="LIST",
-    help=f"of {', '.join(problem_lib.IMPLEMENTATIONS)}, {variants.CHOSEN};"
+    help=f"of {', '.join(decisions.IMPLEMENTATIONS)}, {variants.CHOSEN};"
     " default: all that serve here",
   )
   what.add_argument(
@@ -245,7 +245,7 @@ def _check_writable(path: str | None) -> None:
 def _plotter(path: str | None) -> Callable[..., None] | None:
   if path is None:
     return None
-  from jaxplugin.bench import plot  # matplotlib is optional, and slow
+  from jaxplugin.bench.report import plot  # matplotlib is optional, and slow
 
   plot.check(path)
   return plot.draw
@@ -261,7 +261,7 @@ def _request(args: argparse.Namespace) -> _Request:
   implementations = _names(
     "--implementations",
     args.implementations,
-    (*problem_lib.IMPLEMENTATIONS, variants.CHOSEN),
+    (*decisions.IMPLEMENTATIONS, variants.CHOSEN),
   )
   peers = _names("--peers", args.peers, variants.PEERS) or ()
   if args.shapes is not None:

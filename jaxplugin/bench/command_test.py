@@ -16,13 +16,13 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import __main__ as command_line
 from jaxplugin.bench import command
-from jaxplugin.bench import results
 from jaxplugin.bench import startup
-from jaxplugin.bench import table
-from jaxplugin.bench import testing
-from jaxplugin.bench import variants
+from jaxplugin.bench.peers import variants
+from jaxplugin.bench.report import results
+from jaxplugin.bench.report import table
+from jaxplugin.cli import main as command_line
+from jaxplugin.testing import bench_results
 
 SMALL = ["--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"]
 OPTIONAL = ("matplotlib", "torch", "torchao", "tqdm")
@@ -226,9 +226,10 @@ class RunTest(BenchTestCase):
 class CompareTest(BenchTestCase):
   def write(self, name, milliseconds):
     path = self.directory / name
-    run = testing.run(
-      testing.row(
-        testing.variant("cpu", milliseconds), testing.variant("f32", 4)
+    run = bench_results.run(
+      bench_results.row(
+        bench_results.variant("cpu", milliseconds),
+        bench_results.variant("f32", 4),
       )
     )
     results.write(run, path)

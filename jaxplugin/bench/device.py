@@ -15,7 +15,7 @@ from typing import Final
 
 import jax
 
-from jaxplugin import target as target_lib
+from jaxplugin.core import targets
 
 PLATFORMS: Final = ("cpu", "gpu")
 
@@ -55,7 +55,7 @@ class Device:
   """
 
   device: jax.Device
-  target: target_lib.Target
+  target: targets.Target
   cache_bytes: int
   cache_source: str
 
@@ -83,12 +83,12 @@ def find(platform: str | None) -> Device:
       f"bench: cannot measure on {device.platform}; pass --platform cpu"
     )
   if device.platform == "cpu":
-    target = target_lib.detect_target("cpu")
+    target = targets.detect_target("cpu")
     size, source = cpu_cache_bytes()
   else:
     version = device.client.platform_version.lower()
     name = "rocm" if "rocm" in version else "cuda"
-    target = target_lib.detect_target(name)
+    target = targets.detect_target(name)
     size, source = gpu_cache_bytes(target)
   return Device(
     device=device, target=target, cache_bytes=size, cache_source=source
@@ -108,13 +108,13 @@ def cpu_cache_bytes(caches: pathlib.Path = _CPU_CACHES) -> tuple[int, str]:
   return max(sizes), str(caches)
 
 
-def gpu_cache_bytes(target: target_lib.Target) -> tuple[int, str]:
+def gpu_cache_bytes(target: targets.Target) -> tuple[int, str]:
   """Size of the L2 cache, and where it is known from."""
   if target.l2_bytes is not None:
     return target.l2_bytes, "the target"
   words = target.name.lower().replace("-", " ").split()
-  for name in target_lib.TARGET_NAMES:
-    known = target_lib.named_target(name)
+  for name in targets.TARGET_NAMES:
+    known = targets.named_target(name)
     if name in words and known.l2_bytes is not None:
       return known.l2_bytes, f"the data sheet of {name}"
   return _DEFAULT_CACHE_BYTES["gpu"], "assumed"
@@ -132,7 +132,7 @@ def environment(device: Device) -> dict[str, Any]:
     "cache_bytes": device.cache_bytes,
     "cache_source": device.cache_source,
     "cudnn": (
-      target_lib.format_version(target.cudnn_version)
+      targets.format_version(target.cudnn_version)
       if target.cudnn_version
       else None
     ),

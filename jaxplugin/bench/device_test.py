@@ -10,8 +10,8 @@ import jax
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin import target as target_lib
 from jaxplugin.bench import device
+from jaxplugin.core import targets
 
 
 class CacheTest(parameterized.TestCase):
@@ -37,11 +37,11 @@ class CacheTest(parameterized.TestCase):
     ("NVIDIA X1", 256 << 20, "assumed"),
   )
   def test_gpus_are_known_by_name(self, name, size, source):
-    target = target_lib.Target(name=name, platform="cuda")
+    target = targets.Target(name=name, platform="cuda")
     self.assertEqual(device.gpu_cache_bytes(target), (size, source))
 
   def test_size_in_the_target_goes_first(self):
-    target = target_lib.named_target("b200")
+    target = targets.named_target("b200")
     self.assertEqual(device.gpu_cache_bytes(target), (126 << 20, "the target"))
 
 

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxplugin.bench import operands as operands_lib
-from jaxplugin.bench import variant as variant_lib
+from jaxplugin.bench.peers import operands as operands_lib
+from jaxplugin.bench.peers import variant as variant_lib
 
 Mode = Literal["call", "step"]
 

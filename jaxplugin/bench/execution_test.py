@@ -9,12 +9,12 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin import deviceless
-from jaxplugin import target as target_lib
 from jaxplugin.bench import execution
 from jaxplugin.bench import rows
-from jaxplugin.bench import variant as variant_lib
-from jaxplugin.bench import variants
+from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench.peers import variants
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
 
 STEPS = 3
 
@@ -159,7 +159,7 @@ class CompiledStepsTest(parameterized.TestCase):
     )
 
   def test_cpu_program_calls_the_kernel_once_a_step(self):
-    target = target_lib.detect_target("cpu")
+    target = targets.detect_target("cpu")
     if target.cpu_kernels is None:
       self.skipTest(target.cpu_kernels_error)
     text = self.timed(target, "nvfp4", "cpu").lower().compile().as_text()
@@ -168,7 +168,7 @@ class CompiledStepsTest(parameterized.TestCase):
     )
 
   def test_gpu_program_calls_the_kernel_in_every_step(self):
-    target = target_lib.named_target("h200")
+    target = targets.named_target("h200")
     try:
       deviceless.mesh(target)
     except deviceless.DevicelessError as error:

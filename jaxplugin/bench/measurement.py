@@ -15,12 +15,12 @@ import numpy as np
 from jaxplugin.bench import ceilings as ceilings_lib
 from jaxplugin.bench import device as device_lib
 from jaxplugin.bench import execution
-from jaxplugin.bench import results
-from jaxplugin.bench import rows as rows_lib
+from jaxplugin.bench import rows
 from jaxplugin.bench import timing
-from jaxplugin.bench import variant as variant_lib
-from jaxplugin.bench import variants as variants_lib
-from jaxplugin.bench import verification
+from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench.peers import variants
+from jaxplugin.bench.peers import verification
+from jaxplugin.bench.report import results
 
 # Sets of one variant may take this much memory together.
 _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
@@ -82,9 +82,7 @@ class RowMeasurement:
     self.options = options
     self._progress = progress
 
-  def measure(
-    self, row: rows_lib.Row, pair: rows_lib.Pair
-  ) -> results.RowResult:
+  def measure(self, row: rows.Row, pair: rows.Pair) -> results.RowResult:
     """All variants of one row in one pair of formats."""
     start = time.perf_counter()
     entries = [
@@ -113,18 +111,16 @@ class RowMeasurement:
       seconds=time.perf_counter() - start,
     )
 
-  def _variants(
-    self, row: rows_lib.Row, pair: rows_lib.Pair
-  ) -> Sequence[_AnyVariant]:
+  def _variants(self, row: rows.Row, pair: rows.Pair) -> Sequence[_AnyVariant]:
     self._progress(f"{row} {pair}: data")
     options = self.options
     if row.kind != "dot":
       assert pair.rhs is not None
-      codec = variants_lib.CodecVariants(row, pair.rhs).all()
+      codec = variants.CodecVariants(row, pair.rhs).all()
       if not self.device.is_gpu:
         codec.append(ceilings_lib.warm_copy_variant(row.m, row.k))
       return codec
-    made = variants_lib.DotVariants(
+    made = variants.DotVariants(
       row, pair, options.out_dtype, self.device.target
     )
     found = [*made.ours(options.implementations), *made.peers(options.peers)]
@@ -134,7 +130,7 @@ class RowMeasurement:
       )[:1]
     return found
 
-  def _prepare(self, row: rows_lib.Row, variant: _AnyVariant) -> _Entry:
+  def _prepare(self, row: rows.Row, variant: _AnyVariant) -> _Entry:
     """Makes a variant ready to be timed, or says why it is not."""
     if isinstance(variant, variant_lib.Forms):
       return self._fastest([self._prepare(row, form) for form in variant.forms])
@@ -189,7 +185,7 @@ class RowMeasurement:
     return min(forms, key=milliseconds)
 
   def _ready(
-    self, row: rows_lib.Row, entry: _Entry, mode: execution.Mode
+    self, row: rows.Row, entry: _Entry, mode: execution.Mode
   ) -> tuple[execution.Timed | None, float | None]:
     """Compiles, checks and warms up a variant in one mode.
 
@@ -220,7 +216,7 @@ class RowMeasurement:
 
   def _plan(
     self,
-    row: rows_lib.Row,
+    row: rows.Row,
     variant: variant_lib.Variant,
     mode: execution.Mode,
   ) -> execution.Plan:
@@ -257,9 +253,7 @@ class RowMeasurement:
       seconds=self.options.seconds,
     )
 
-  def _time_other_mode(
-    self, row: rows_lib.Row, running: dict[str, _Entry]
-  ) -> None:
+  def _time_other_mode(self, row: rows.Row, running: dict[str, _Entry]) -> None:
     """Times the same in the other mode, where calling may matter."""
     if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
       return

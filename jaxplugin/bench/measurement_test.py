@@ -11,9 +11,9 @@ from absl.testing import absltest
 from jaxplugin.bench import device
 from jaxplugin.bench import measurement
 from jaxplugin.bench import rows
-from jaxplugin.bench import testing
-from jaxplugin.bench import variant as variant_lib
-from jaxplugin.bench import verification
+from jaxplugin.bench.peers import variant
+from jaxplugin.bench.peers import verification
+from jaxplugin.testing import bench_results
 
 
 def form(name, *, seconds=0.0, error=None):
@@ -29,7 +29,7 @@ def form(name, *, seconds=0.0, error=None):
     if isinstance(error, verification.WrongResultError):
       raise error
 
-  return variant_lib.Variant(
+  return variant.Variant(
     name="peer",
     role="peer",
     function=function,
@@ -55,10 +55,12 @@ class FormsTest(absltest.TestCase):
       read_side=64,
     )
     found = device.find("cpu")
-    measuring = measurement.RowMeasurement(found, testing.CEILINGS, options)
+    measuring = measurement.RowMeasurement(
+      found, bench_results.CEILINGS, options
+    )
     (row,) = rows.parse_rows("32x32x32")
     (pair,) = rows.parse_pairs("mxfp8")
-    peer = variant_lib.Forms(name="peer", role="peer", forms=forms)
+    peer = variant.Forms(name="peer", role="peer", forms=forms)
     with absltest.mock.patch.object(measuring, "_variants", lambda *_: [peer]):
       (result,) = measuring.measure(row, pair).variants
     return result

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxplugin import formats
+from jaxplugin.core import formats
 
 Kind = Literal["dot", "quantize", "dequantize", "startup"]
 

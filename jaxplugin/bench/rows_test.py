@@ -5,8 +5,8 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin import formats
 from jaxplugin.bench import rows
+from jaxplugin.core import formats
 
 
 def texts(found):

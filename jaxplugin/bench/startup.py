@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin import dot
-from jaxplugin import formats
 from jaxplugin import quantization
 from jaxplugin.bench import timing
+from jaxplugin.core import formats
 
 PHASES: Final = ("trace", "lower", "compile")
 _ROUNDS: Final = 7

@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantize and dequantize. Bitwise equal to jaxplugin/quantize.py, whose rules
+// Quantize and dequantize. Bitwise equal to jaxplugin/quantization/, whose rules
 // these loops restate: compile without contraction of a * b + c.
 //
 // k is a multiple of the block size, so a tensor is one run of blocks.

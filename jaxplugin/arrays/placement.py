@@ -1,0 +1,196 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Shardings of block-scaled arrays: of the logical array, for its leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from jax.sharding import Sharding
+
+from jaxplugin.arrays import scaled_array
+
+_SHARD = "shard"
+_SHARDINGS = "shardings"
+
+
+def shardings(tree: Any, sharding: Any) -> Any:
+  """Shardings of the leaves of block-scaled arrays, from those of the arrays.
+
+  For `in_shardings` and `out_shardings` of `jax.jit`, `jax.device_put`, and
+  checkpoints. A dimension is split over the same mesh axes in values, packed
+  or not, and in block scales, so each device has whole blocks with their
+  scales; where the global scale has size 1 it is on all.
+
+  Args:
+    tree: a `ScaledArray`, or a tree of such and of arrays, which get the
+      sharding as it is. Shapes and dtypes do: `jax.eval_shape` makes them.
+    sharding: a `jax.sharding.Sharding` or, inside `jax.set_mesh`, a
+      `PartitionSpec`, of the logical dimensions; or a tree of them of which
+      each is for a part of `tree`.
+
+  Returns:
+    `tree` with a sharding for each leaf (a `PartitionSpec` where that was
+    given).
+
+  Raises:
+    TypeError: a dimension is not divisible, or its blocks are not, or a
+      swizzled scale would have to be split; or `sharding` is no sharding.
+    NotImplementedError: it is neither a `NamedSharding` nor replicated.
+  """
+  return _shardings(_SHARDINGS, tree, sharding)
+
+
+def shard(tree: Any, sharding: Any) -> Any:
+  """Places block-scaled arrays as `sharding`, of the logical dimensions, says.
+
+  Outside of `jit` it is `jax.device_put` with `shardings(tree, sharding)`; for
+  what is traced, `jax.lax.with_sharding_constraint`, or `jax.sharding.reshard`
+  where the mesh has explicit axes.
+
+  Args:
+    tree: as of `shardings`, of arrays.
+    sharding: as of `shardings`.
+
+  Returns:
+    `tree`, with its leaves placed.
+
+  Raises:
+    TypeError, NotImplementedError: as of `shardings`.
+  """
+  targets = _shardings(_SHARD, tree, sharding)
+  leaves, structure = jax.tree.flatten(tree)
+  placed = [
+    _place(leaf, target)
+    for leaf, target in zip(
+      leaves, jax.tree.leaves(targets, is_leaf=_is_sharding), strict=True
+    )
+  ]
+  return jax.tree.unflatten(structure, placed)
+
+
+def _place(leaf: Any, target: Any) -> Any:
+  if not isinstance(leaf, jax.core.Tracer):
+    if isinstance(target, PartitionSpec):
+      target = NamedSharding(jax.sharding.get_mesh(), target)
+    return jax.device_put(leaf, target)
+  mesh = _mesh_of(target)
+  if mesh is not None and AxisType.Explicit in mesh.axis_types:
+    return jax.sharding.reshard(leaf, target)
+  return jax.lax.with_sharding_constraint(leaf, target)
+
+
+def _is_sharding(x: Any) -> bool:
+  return isinstance(x, (Sharding, PartitionSpec))
+
+
+def _is_array(x: Any) -> bool:
+  return isinstance(x, scaled_array.ScaledArray)
+
+
+def _shardings(who: str, tree: Any, sharding: Any) -> Any:
+  def of_part(sharding: Any, part: Any) -> Any:
+    if not _is_sharding(sharding):
+      raise TypeError(
+        f"{who}: sharding must be a jax.sharding.Sharding, a PartitionSpec or a"
+        f" tree of them, got {sharding!r}"
+      )
+    return jax.tree.map(
+      lambda x: _of_array(who, x, sharding) if _is_array(x) else sharding,
+      part,
+      is_leaf=_is_array,
+    )
+
+  return jax.tree.map(
+    of_part, sharding, tree, is_leaf=lambda x: _is_sharding(x) or x is None
+  )
+
+
+def _of_array(
+  who: str, array: scaled_array.ScaledArray, sharding: Any
+) -> scaled_array.ScaledArray:
+  """A `ScaledArray` of the shardings of its leaves."""
+  (_, _, global_scale, *rest), aux = array.tree_flatten()
+  if not isinstance(sharding, (NamedSharding, PartitionSpec)):
+    if not sharding.is_fully_replicated:
+      raise NotImplementedError(
+        f"{who}: sharding of a ScaledArray must be a NamedSharding, a"
+        f" PartitionSpec or replicated, got {sharding!r}"
+      )
+    return jax.tree.map(lambda _: sharding, array)
+  spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
+  entries = list(spec)
+  if len(entries) > array.ndim:
+    raise TypeError(
+      f"{who}: sharding must have at most {array.ndim} dimensions for an array"
+      f" of shape {array.shape}, got {spec}"
+    )
+  entries += [None] * (array.ndim - len(entries))
+  mesh = _mesh_of(sharding)
+  if mesh is not None:
+    _require_even(who, array, entries, mesh.shape)
+
+  of_global: Any = None
+  if global_scale is not None:
+    sizes = scaled_array.full_global_scale_shape(array)
+    of_sizes = [
+      None if size == 1 else entry
+      for size, entry in zip(sizes, entries, strict=True)
+    ]
+    of_global = PartitionSpec(*of_sizes[: global_scale.ndim])
+    if not isinstance(sharding, PartitionSpec):
+      of_global = NamedSharding(
+        sharding.mesh, of_global, memory_kind=sharding.memory_kind
+      )
+  return array.tree_unflatten(
+    aux, (sharding, sharding, of_global, *(sharding for _ in rest))
+  )
+
+
+def _mesh_of(sharding: Any) -> Any:
+  """The mesh of a sharding, or of the context for a spec; None without one."""
+  if isinstance(sharding, NamedSharding):
+    return sharding.mesh
+  if not isinstance(sharding, PartitionSpec):
+    return None
+  mesh = jax.sharding.get_abstract_mesh()
+  return None if mesh.empty else mesh
+
+
+def _require_even(
+  who: str,
+  array: scaled_array.ScaledArray,
+  entries: Sequence[Any],
+  axis_sizes: Mapping[str, int],
+) -> None:
+  """Raises TypeError unless every device gets as many whole blocks."""
+  shape, axis = array.shape, array.axis
+  is_swizzled = array.scale_layout == scaled_array.SWIZZLED
+  for dim, entry in enumerate(entries):
+    if entry is PartitionSpec.UNCONSTRAINED:
+      continue
+    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+    parts = math.prod(axis_sizes[name] for name in names)
+    if parts == 1:
+      continue
+    unit = array.format.block_size if dim == axis else 1
+    if shape[dim] % (parts * unit):
+      whole = f" of whole blocks of {unit}" if dim == axis else ""
+      raise TypeError(
+        f"{who}: dimension {dim} of an array of shape {shape} must be divisible"
+        f" into {parts} parts{whole}, got size {shape[dim]} over mesh axes"
+        f" {names}; pad it, or leave the dimension whole"
+      )
+    if is_swizzled and dim >= array.ndim - 2:
+      raise TypeError(
+        f"{who}: dimension {dim} of an array of shape {shape} with swizzled"
+        f" scales must be whole on each device, got mesh axes {names}; shard"
+        " unprepare_weights(array)"
+      )

@@ -1,0 +1,489 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared weights mean what they meant, wherever a `ScaledArray` goes."""
+
+import functools
+import importlib.util
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+import jaxplugin as jp
+from jaxplugin.arrays import interleaving
+from jaxplugin.core import formats
+from jaxplugin.core import targets as target_lib
+from jaxplugin.dot import reference
+from jaxplugin.jaxext import jax_private
+
+FP4 = (jp.MXFP4, jp.NVFP4)
+TARGETS = ("cpu", "a100", "h100", "b200", "mi300x")
+CPU = target_lib.named_target("cpu")
+H100 = target_lib.named_target("h100")
+B200 = target_lib.named_target("b200", cudnn="9.13")
+
+# Bit numbers, in a unit's 64 bits, of the four bits of FP4 value v of 16, sign
+# first: as the picture in `interleaving` says, written out.
+BITS = (
+  (15, 8, 7, 6),
+  (31, 24, 23, 22),
+  (11, 4, 3, 2),
+  (27, 20, 19, 18),
+  (21, 14, 13, 12),
+  (5, 30, 29, 28),
+  (47, 40, 39, 38),
+  (63, 56, 55, 54),
+  (44, 37, 36, 35),
+  (60, 53, 52, 51),
+  (41, 34, 33, 32),
+  (57, 50, 49, 48),
+  (16, 9, 43, 42),
+  (0, 25, 59, 58),
+  (17, 10, 46, 45),
+  (1, 26, 62, 61),
+)
+
+
+def weight(format, shape=(33, 96), seed=0):
+  x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+  return jp.quantize(x, format)
+
+
+def stack_of(format):
+  x = np.random.default_rng(0).normal(size=(3, 96, 96)).astype(np.float32)
+  return jp.quantize(x, format, batch_dims=1)
+
+
+def codes(array):
+  """uint8[..., k], one FP4 code an element, by ml_dtypes."""
+  return np.asarray(array.unpack().values).view(np.uint8)
+
+
+class InterleavingTest(parameterized.TestCase):
+  def test_each_bit_goes_to_its_own_place(self):
+    self.assertLen({bit for bits in BITS for bit in bits}, 64)
+    for value, bits in enumerate(BITS):
+      for i, bit in enumerate(bits):
+        packed = np.zeros(8, np.uint8)
+        packed[value // 2] = 1 << (3 - i) << 4 * (value % 2)
+        words = np.asarray(interleaving.interleave(packed))
+        self.assertEqual(words.astype("<u4").view("<u8")[0], 1 << bit)
+
+  def test_round_trip_of_random_bytes(self):
+    packed = np.random.default_rng(0).integers(0, 256, (2, 3, 40), np.uint8)
+    words = interleaving.interleave(packed)
+    self.assertEqual((words.shape, words.dtype), ((2, 3, 10), np.uint32))
+    np.testing.assert_array_equal(interleaving.deinterleave(words), packed)
+
+  def test_bytes_are_those_of_the_words(self):
+    words = np.array([[0x04030201, 0xDDCCBBAA]], np.uint32)
+    data = interleaving.to_bytes(words)
+    np.testing.assert_array_equal(data, words.astype("<u4").view(np.uint8))
+    np.testing.assert_array_equal(interleaving.from_bytes(data), words)
+
+  @parameterized.parameters(
+    (interleaving.interleave, np.zeros((2, 12), np.uint8), "multiple of 16"),
+    (interleaving.interleave, np.zeros((2, 8), np.int8), "must be uint8"),
+    (interleaving.deinterleave, np.zeros((2, 3), np.uint32), "must be even"),
+    (interleaving.deinterleave, np.zeros((2, 4), np.uint8), "must be uint32"),
+  )
+  def test_wrong_arrays_are_refused(self, function, array, message):
+    with self.assertRaisesRegex(TypeError, message):
+      function(array)
+
+
+class ArrayTest(parameterized.TestCase):
+  @parameterized.product(format=formats.FORMATS, name=("h100", "b200"))
+  def test_shape_format_and_numbers_stay(self, format, name):
+    w = weight(format, (2, 33, 96))
+    prepared = jp.prepare_weights(w, target_lib.named_target(name))
+    self.assertEqual(prepared.shape, w.shape)
+    self.assertEqual(prepared.format, format)
+    self.assertEqual(prepared.ndim, 3)
+    self.assertEqual(prepared.axis, 2)
+    np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(w))
+    back = jp.unprepare_weights(prepared)
+    self.assertEqual(back.scale_layout, "linear")
+    np.testing.assert_array_equal(codes_or_bytes(back), codes_or_bytes(w))
+    np.testing.assert_array_equal(
+      np.asarray(back.scale).view(np.uint8), np.asarray(w.scale).view(np.uint8)
+    )
+
+  @parameterized.parameters(
+    ("a100", True, "linear"),
+    ("l40s", True, "linear"),
+    ("h200", True, "linear"),
+    ("b200", False, "swizzled_128x4"),
+    ("rtx5090", False, "swizzled_128x4"),
+    ("mi300x", False, "linear"),
+    ("mi355x", False, "linear"),
+    ("cpu", False, "linear"),
+  )
+  def test_layout_is_the_targets(self, name, interleaved, scale_layout):
+    prepared = jp.prepare_weights(
+      weight(jp.NVFP4), target_lib.named_target(name)
+    )
+    self.assertEqual(prepared.is_interleaved, interleaved)
+    self.assertEqual(prepared.scale_layout, scale_layout)
+
+  def test_fp8_for_hopper_stays_as_it_is(self):
+    w = weight(jp.MXFP8)
+    self.assertEqual(jp.prepare_weights(w, H100).dtype, w.dtype)
+
+  @parameterized.parameters(*FP4)
+  def test_blocks_along_another_axis_stay_as_they_are(self, format):
+    x = np.ones((64, 32), np.float32)
+    w = jp.quantize(x, format, axis=0)
+    for target in (H100, B200):
+      prepared = jp.prepare_weights(w, target)
+      self.assertEqual(prepared.dtype, w.dtype)
+      self.assertEqual(prepared.scale_layout, "linear")
+
+  @parameterized.parameters(*FP4)
+  def test_may_be_prepared_again_and_for_another_target(self, format):
+    w = weight(format)
+    for targets in itertools.product((H100, B200, CPU), repeat=2):
+      prepared = functools.reduce(jp.prepare_weights, targets, w)
+      once = jp.prepare_weights(w, targets[-1])
+      self.assertEqual(prepared.scale_layout, once.scale_layout)
+      self.assertEqual(prepared.is_interleaved, once.is_interleaved)
+      np.testing.assert_array_equal(
+        codes_or_bytes(prepared), codes_or_bytes(once)
+      )
+
+  def test_default_target_is_that_of_use_target(self):
+    with jp.use_target(H100):
+      self.assertTrue(jp.prepare_weights(weight(jp.MXFP4)).is_interleaved)
+    self.assertFalse(jp.prepare_weights(weight(jp.MXFP4)).is_interleaved)
+
+  def test_bytes_and_text_tell_of_it(self):
+    w = weight(jp.MXFP4).pack()
+    prepared = jp.prepare_weights(w, H100)
+    self.assertEqual(prepared.nbytes, w.nbytes)
+    self.assertIn("uint32[33, 12]", repr(prepared))
+    self.assertEqual(prepared.pack().dtype, np.uint8)
+    self.assertEqual(prepared.unpack().dtype, formats.E2M1)
+
+  def test_tree_map_flatten_and_jit_keep_it(self):
+    prepared = jp.prepare_weights(weight(jp.NVFP4), H100)
+    leaves, tree = jax.tree.flatten(prepared)
+    stored = [np.array(leaf) for leaf in leaves]  # as a checkpoint would
+    restored = jax.tree.unflatten(tree, stored)
+    mapped = jax.tree.map(lambda x: x, restored)
+    jitted = jax.jit(lambda x: x, donate_argnums=0)(mapped)
+    self.assertTrue(jitted.is_interleaved)
+    np.testing.assert_array_equal(
+      jp.dequantize(jitted), jp.dequantize(prepared)
+    )
+
+  def test_words_of_fp8_or_swizzled_rank_1_are_refused(self):
+    w = weight(jp.MXFP8)
+    words = np.zeros((33, 12), np.uint32)
+    with self.assertRaisesRegex(TypeError, "values must be float8_e4m3fn"):
+      jp.ScaledArray(words, w.scale, None, jp.MXFP8)
+    with self.assertRaisesRegex(TypeError, "logical"):
+      jp.ScaledArray(words[:, :-1], weight(jp.MXFP4).scale, None, jp.MXFP4)
+
+  @parameterized.parameters(*TARGETS)
+  def test_trees_of_parameters(self, name):
+    target = target_lib.named_target(name)
+    w, stack = weight(jp.NVFP4), weight(jp.MXFP8, (2, 33, 96))
+    params = {
+      "layers": [{"kernel": w, "bias": np.ones(33, np.float32)}, (stack, None)],
+      "norm": jnp.ones(96),
+      "name": "model",
+      "step": 3,
+    }
+    prepared = jp.prepare_weights(params, target)
+    for i, array in ((0, w), (1, stack)):
+      actual = prepared["layers"][i]
+      actual = actual["kernel"] if i == 0 else actual[0]
+      alone = jp.prepare_weights(array, target)
+      self.assertEqual(jax.tree.structure(actual), jax.tree.structure(alone))
+      for a, b in zip(*map(jax.tree.leaves, (actual, alone)), strict=True):
+        self.assertEqual((a.shape, a.dtype), (b.shape, b.dtype))
+      np.testing.assert_array_equal(jp.dequantize(actual), jp.dequantize(array))
+    self.assertIs(prepared["layers"][0]["bias"], params["layers"][0]["bias"])
+    self.assertIs(prepared["norm"], params["norm"])
+    self.assertEqual((prepared["name"], prepared["step"]), ("model", 3))
+    self.assertIsNone(prepared["layers"][1][1])
+    back = jp.unprepare_weights(prepared)
+    self.assertEqual(back["layers"][1][0].dtype, formats.E4M3)
+    self.assertEqual(back["layers"][0]["kernel"].unpack().dtype, formats.E2M1)
+    self.assertIs(back["norm"], params["norm"])
+
+  def test_target_must_be_one(self):
+    with self.assertRaisesRegex(TypeError, "must be a jp.Target or None"):
+      jp.prepare_weights(weight(jp.MXFP4), "h100")
+
+
+def codes_or_bytes(array):
+  if array.format.is_fp4:
+    return codes(array)
+  return np.asarray(array.values).view(np.uint8)
+
+
+class CpuTest(parameterized.TestCase):
+  """What is prepared for CPUs: bits of stacks, packed matrices."""
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_stacks_are_bytes_and_matrices_what_the_kernels_read(self, format):
+    w, stack = weight(format), weight(format, (3, 33, 96))
+    prepared = jp.prepare_weights(w, CPU)
+    self.assertFalse(prepared.is_bytes)
+    self.assertEqual(prepared.is_packed, format.is_fp4)
+    self.assertIs(prepared, w)
+    prepared = jp.prepare_weights(w.unpack(), CPU)
+    self.assertEqual(prepared.is_packed, format.is_fp4)
+    prepared = jp.prepare_weights(stack, CPU)
+    self.assertTrue(prepared.is_bytes)
+    self.assertEqual(
+      (prepared.values.dtype, prepared.scale.dtype), (np.uint8,) * 2
+    )
+    self.assertEqual((prepared.shape, prepared.axis), ((3, 33, 96), 2))
+    self.assertEqual(prepared.nbytes, stack.nbytes)
+    self.assertEqual(prepared.is_packed, format.is_fp4)
+    self.assertIs(jp.prepare_weights(prepared, CPU), prepared)
+    usual = prepared.to_floats()
+    self.assertIs(usual.to_floats(), usual)
+    for a, b in zip(*map(jax.tree.leaves, (usual, stack.pack())), strict=True):
+      self.assertEqual(a.dtype, b.dtype)
+      self.assertEqual(np.asarray(a).tobytes(), np.asarray(b).tobytes())
+    self.assertEqual(prepared.unpack().to_floats().dtype, format.values_dtype)
+    np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(stack))
+    # Of arrays and of NumPy's, as a checkpoint has them, checks are the same.
+    again = jp.ScaledArray(
+      np.asarray(prepared.values), prepared.scale, prepared.global_scale, format
+    )
+    self.assertTrue(again.is_bytes)
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_products_have_the_bits_of_the_usual_order(self, format):
+    stack = stack_of(format)
+    prepared = jp.prepare_weights(stack, CPU)
+    x = np.random.default_rng(3).normal(size=(2, 96)).astype(np.float32)
+
+    def scanned(x, w):
+      step = lambda x, w: (jp.block_scaled_dot(x, w), None)
+      return jax.lax.scan(step, x, w)[0]
+
+    def expert(x, w):
+      return jp.block_scaled_dot(x, jax.tree.map(lambda a: a[1], w))
+
+    def batch(x, w):
+      return jp.block_scaled_dot(jp.quantize(x[None].repeat(3, 0), format), w)
+
+    def mapped(x, w):
+      return jax.vmap(jp.block_scaled_dot, (None, 0))(x, w)
+
+    for function in (scanned, expert, batch, mapped):
+      np.testing.assert_array_equal(
+        jax.jit(function)(x, prepared), jax.jit(function)(x, stack)
+      )
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_a_scan_slices_bytes_and_nothing_wider(self, format):
+    def scanned(x, w):
+      step = lambda x, w: (jp.block_scaled_dot(x, w), None)
+      return jax.lax.scan(step, x, w)[0]
+
+    def program(w):
+      lowered = jax.jit(scanned).lower(np.ones((1, 96), np.float32), w)
+      return jax_private.optimized_hlo(lowered.compile())
+
+    stack = stack_of(format)
+    wide = r"(f16|f4e2m1fn)\[3,96,\d+\]"
+    self.assertNotRegex(program(jp.prepare_weights(stack, CPU)), wide)
+    # What it is for, in this XLA.
+    self.assertRegex(program(stack.unpack()), wide)
+
+  def test_bits_of_a_scale_alone_are_refused(self):
+    w = weight(jp.MXFP8)
+    bits = np.asarray(w.scale).view(np.uint8)
+    with self.assertRaisesRegex(TypeError, "scale must be float8_e8m0fnu"):
+      jp.ScaledArray(w.values, bits, None, jp.MXFP8)
+    with self.assertRaisesRegex(TypeError, "values must be float8_e4m3fn"):
+      jp.ScaledArray(
+        np.asarray(w.values).view(np.uint8), w.scale, None, "mxfp8"
+      )
+
+
+class DotTest(parameterized.TestCase):
+  """On the CPU, where every call puts the values back in order."""
+
+  def check_bits(self, function, *args, targets=(H100, B200)):
+    expected = function(*args)
+    for target in targets:
+      prepared = jp.prepare_weights(args, target)
+      np.testing.assert_array_equal(function(*prepared), expected)
+
+  @parameterized.product(format=FP4, implementation=("xla", "cpu"))
+  def test_bits_are_those_of_the_usual_order(self, format, implementation):
+    if implementation == "cpu" and target_lib.current_target().cpu_kernels is (
+      None
+    ):
+      self.skipTest("the kernels for CPUs are not built")
+    dot = functools.partial(jp.block_scaled_dot, implementation=implementation)
+    x = weight(jp.MXFP8, (3, 96), 1)
+    self.check_bits(dot, x, weight(format), targets=(H100,))
+    self.check_bits(dot, weight(format), x, targets=(H100,))
+    y = np.ones((3, 96), np.float32)
+    self.check_bits(dot, y, weight(format))
+
+  def test_both_sides_batched_and_several_contracting_dimensions(self):
+    x, w = weight(jp.NVFP4, (2, 5, 96), 1), weight(jp.NVFP4, (2, 33, 96))
+    self.check_bits(jp.block_scaled_dot, x, w, targets=(H100,))
+    numbers = (((0, 2), (0, 2)), ((), ()))
+    dot = functools.partial(jp.block_scaled_dot, dimension_numbers=numbers)
+    self.check_bits(dot, x, w, targets=(H100,))
+
+  @parameterized.parameters((None, 0), (0, None), (0, 0))
+  def test_vmap(self, *in_axes):
+    x = weight(jp.MXFP4, (3, 5, 96)[in_axes[0] is None :], 1)
+    w = weight(jp.MXFP4, (3, 33, 96)[in_axes[1] is None :])
+    dot = jax.jit(jax.vmap(jp.block_scaled_dot, in_axes=in_axes))
+    self.check_bits(dot, x, w, targets=(H100,))
+
+  def test_scan_over_stacked_layers(self):
+    layers = [weight(jp.NVFP4, (96, 96), seed) for seed in range(3)]
+
+    def apply(x, layers):
+      stacked = jax.tree.map(lambda *w: jnp.stack(w), *layers)
+
+      def step(x, w):
+        return jp.block_scaled_dot(x, w), None
+
+      return jax.lax.scan(step, x, stacked)[0]
+
+    x = np.random.default_rng(3).normal(size=(4, 96)).astype(np.float32)
+    self.check_bits(apply, x, layers, targets=(H100,))
+
+  def test_oracle_agrees(self):
+    w = weight(jp.NVFP4)
+    x = np.random.default_rng(5).integers(-4, 5, (3, 96)).astype(np.float32)
+    exact = reference.oracle_dequantize(
+      np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4
+    )
+    expected = x.astype(np.float64) @ exact.T * w.global_scale.item()
+    result = jp.block_scaled_dot(x, jp.prepare_weights(w, H100))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+  def test_contracting_another_dimension_is_refused(self):
+    w = jp.prepare_weights(weight(jp.MXFP4, (32, 96)), H100)
+    with self.assertRaisesRegex(TypeError, "blocked along a contracting dim"):
+      jp.block_scaled_dot(
+        np.ones((4, 32), np.float32),
+        w,
+        dimension_numbers=(((1,), (0,)), ((), ())),
+      )
+
+  def test_raw_words_are_no_operand(self):
+    w = jp.prepare_weights(weight(jp.MXFP4), H100)
+    with self.assertRaisesRegex(TypeError, "is no block format"):
+      jp.block_scaled_dot(np.ones((4, 96), np.float32), w.values, None, w.scale)
+
+  def test_export_puts_values_back_in_order(self):
+    w = jp.prepare_weights(weight(jp.NVFP4), H100)
+    x = np.ones((3, 96), np.float32)
+    exported = jax.export.export(jax.jit(jp.block_scaled_dot))(x, w)
+    called = jax.export.deserialize(exported.serialize()).call(x, w)
+    expected = jp.block_scaled_dot(x, w, implementation="xla")
+    np.testing.assert_array_equal(called, expected)
+
+
+class ShardingTest(parameterized.TestCase):
+  @parameterized.parameters(("x", None), (None, "x"))
+  def test_rows_or_k_may_be_sharded(self, *axes):
+    if len(jax.devices()) < 2:
+      self.skipTest("needs two devices")
+    mesh = jax.make_mesh((2,), ("x",))
+    w = weight(jp.NVFP4, (64, 128))
+    x = np.random.default_rng(1).integers(-4, 5, (3, 128)).astype(np.float32)
+    expected = jp.block_scaled_dot(x, w, implementation="xla")
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    prepared = jp.prepare_weights(w, H100)
+    prepared = jp.ScaledArray(
+      jax.device_put(prepared.values, sharding),
+      jax.device_put(prepared.scale, sharding),
+      prepared.global_scale,
+      jp.NVFP4,
+    )
+    dot = jax.jit(lambda x, w: jp.block_scaled_dot(x, w, implementation="xla"))
+    result = dot(x, prepared)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+    text = dot.lower(x, prepared).compile().as_text()
+    self.assertNotIn("all-gather", text)
+
+  def test_preparing_keeps_a_sharding_of_rows(self):
+    if len(jax.devices()) < 2:
+      self.skipTest("needs two devices")
+    mesh = jax.make_mesh((2,), ("x",))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    w = weight(jp.MXFP4, (64, 128))
+    w = jp.ScaledArray(
+      jax.device_put(w.values, rows),
+      jax.device_put(w.scale, rows),
+      None,
+      w.format,
+    )
+    values = jp.prepare_weights(w, H100).values
+    self.assertTrue(values.sharding.is_equivalent_to(rows, 2))
+
+
+class ExplainTest(absltest.TestCase):
+  def notes(self, w, target, m=4, dtype=jnp.bfloat16):
+    x = jax.ShapeDtypeStruct((m, w.shape[-1]), dtype)
+    (dot,) = jp.explain(jp.block_scaled_dot, x, w, target=target)
+    return dot.decision.implementation, " ".join(dot.decision.notes)
+
+  def test_it_tells_who_reads_prepared_values_and_who_does_not(self):
+    w = jp.prepare_weights(weight(jp.NVFP4, (64, 256)), H100)
+    implementation, notes = self.notes(w, H100)
+    self.assertEqual(implementation, "triton")
+    self.assertIn("rhs: prepared for triton, which reads it so", notes)
+    self.assertIn("nvfp4_interleaved", notes)
+    for target in (B200, CPU, target_lib.named_target("mi300x")):
+      _, notes = self.notes(w, target)
+      self.assertIn("every call puts the values back in order", notes)
+      self.assertNotIn("_interleaved", notes)
+
+  def test_nothing_is_told_of_others(self):
+    _, notes = self.notes(weight(jp.NVFP4, (64, 256)), H100)
+    self.assertNotIn("prepared", notes)
+
+
+@absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+class OptimizedTest(parameterized.TestCase):
+  def compiled(self, prepared_for, target):
+    from jaxplugin.explanation import deviceless
+
+    w = jax.eval_shape(
+      lambda x: jp.prepare_weights(jp.quantize(x, jp.NVFP4), prepared_for),
+      jax.ShapeDtypeStruct((512, 2048), jnp.float32),
+    )
+    x = jax.ShapeDtypeStruct((4, 2048), jnp.bfloat16)
+    dot = functools.partial(
+      jp.block_scaled_dot, preferred_element_type=jnp.bfloat16
+    )
+    return deviceless.compile(dot, x, w, target=target).as_text()
+
+  def test_prepared_weight_goes_into_the_kernel_as_it_is(self):
+    text = self.compiled(H100, H100)
+    self.assertIn("triton_kernel_call", text)
+    self.assertRegex(text, r"custom-call\(.*u32\[512,256\]")
+    self.assertNotIn("shift-right", text)
+
+  def test_it_would_be_seen_if_it_did_not(self):
+    self.assertIn("shift-right", self.compiled(H100, B200))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,648 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`ScaledArray` as a pytree, its layouts, and what it refuses."""
+
+import copy
+import pathlib
+import pickle
+import tempfile
+import warnings
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+import jaxplugin as jp
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+
+FORMATS = formats.FORMATS
+FP4 = ml_dtypes.float4_e2m1fn
+E4M3 = ml_dtypes.float8_e4m3fn
+E8M0 = ml_dtypes.float8_e8m0fnu
+
+
+def random_bytes(shape, high=256, seed=0):
+  return np.random.default_rng(seed).integers(0, high, shape).astype(np.uint8)
+
+
+def example(format, shape=(3, 64), seed=0):
+  """`ScaledArray` of random bits: NaN codes, -0 and byte 0 included."""
+  *lead, k = shape
+  codes = random_bytes(shape, 2**format.value_bits, seed)
+  scale = random_bytes((*lead, k // format.block_size), seed=seed + 1)
+  return jp.ScaledArray(
+    jnp.asarray(codes.view(format.values_dtype)),
+    jnp.asarray(scale.view(format.scale_dtype)),
+    jnp.float32(0.37) if format.has_global_scale else None,
+    format,
+  )
+
+
+def assert_same_bits(actual, expected):
+  """Same structure (format and layout are part of it), dtypes and bits."""
+  structures = [jax.tree.structure(tree) for tree in (actual, expected)]
+  np.testing.assert_equal(structures[0], structures[1])
+  leaves = [jax.tree.leaves(tree) for tree in (actual, expected)]
+  for a, b in zip(*leaves, strict=True):
+    np.testing.assert_equal(np.dtype(a.dtype), np.dtype(b.dtype))
+    np.testing.assert_array_equal(
+      np.atleast_1d(a).view(np.uint8), np.atleast_1d(b).view(np.uint8)
+    )
+
+
+class PytreeTest(parameterized.TestCase):
+  @parameterized.parameters(*FORMATS)
+  def test_jit_returns_the_same_bits(self, format):
+    x = example(format)
+    assert_same_bits(jax.jit(lambda x: x)(x), x)
+
+  def test_format_and_layout_are_static_under_jit(self):
+    traced = []
+    f = jax.jit(lambda x: traced.append(x.format) or x.scale)
+    for format in (jp.MXFP8, jp.MXFP4, jp.MXFP8):
+      f(example(format))
+    self.assertEqual(traced, [jp.MXFP8, jp.MXFP4])
+
+  @parameterized.parameters(*FORMATS)
+  def test_vmap_gives_each_its_own(self, format):
+    x = example(format, (4, 3, 64))
+    if format.has_global_scale:
+      x = jp.ScaledArray(x.values, x.scale, jnp.arange(4.0) + 0.5, format)
+    shapes = []
+    mapped = jax.vmap(lambda x: shapes.append((x.shape, x.axis)) or x)(x)
+    self.assertEqual(shapes, [((3, 64), 1)])
+    assert_same_bits(mapped, x)
+
+  def test_vmap_of_quantize_stacks_the_global_scales(self):
+    # Amax 2688 * 2^i, so that global scale i is 2^i.
+    x = np.ones((5, 2, 32), np.float32) * 2688
+    x *= 2.0 ** np.arange(5)[:, None, None]
+    stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
+    np.testing.assert_array_equal(
+      np.asarray(stacked.global_scale)[:, 0, 0], 2.0 ** np.arange(5)
+    )
+    for f in (jp.dequantize, jax.vmap(jp.dequantize)):
+      np.testing.assert_array_equal(np.asarray(f(stacked)), x)
+
+  def test_global_scales_of_leading_dimensions_are_taken(self):
+    # As `vmap` of `quantize` made them once: checkpoints hold them.
+    x = np.ones((5, 2, 32), np.float32) * 2688
+    x *= 2.0 ** np.arange(5)[:, None, None]
+    stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
+    for shape in ((5,), (5, 1, 1)):
+      array = jp.ScaledArray(
+        stacked.values,
+        stacked.scale,
+        stacked.global_scale.reshape(shape),
+        jp.NVFP4,
+      )
+      for f in (jp.dequantize, jax.vmap(jp.dequantize)):
+        np.testing.assert_array_equal(np.asarray(f(array)), x)
+
+  def test_stacked_global_scale_as_long_as_k_is_not_taken_for_a_row(self):
+    x = np.ones((32, 32), np.float32) * 2688 * 2.0 ** np.arange(32)[:, None]
+    stacked = jax.vmap(lambda x: jp.quantize(x, jp.NVFP4))(x)
+    np.testing.assert_array_equal(np.asarray(jp.dequantize(stacked)), x)
+
+  @parameterized.parameters(*FORMATS)
+  def test_scan_over_stacked_weights_sees_one_at_a_time(self, format):
+    x = np.random.default_rng(1).normal(size=(4, 3, 64)).astype(np.float32)
+    stacked = jax.vmap(lambda x: jp.quantize(x, format))(x)
+
+    def body(count, layer):
+      return count + 1, jp.dequantize(layer)
+
+    count, outputs = jax.lax.scan(body, 0, stacked)
+    expected = [jp.dequantize(jp.quantize(layer, format)) for layer in x]
+    self.assertEqual(count, 4)
+    np.testing.assert_array_equal(np.asarray(outputs), np.stack(expected))
+
+  def test_missing_global_scale_is_no_leaf(self):
+    self.assertLen(jax.tree.leaves(example(jp.MXFP8)), 2)
+    self.assertLen(jax.tree.leaves(example(jp.NVFP4)), 3)
+
+  @parameterized.parameters(*FORMATS)
+  def test_flatten_and_unflatten_are_inverse(self, format):
+    x = example(format)
+    leaves, structure = jax.tree.flatten(x)
+    assert_same_bits(jax.tree.unflatten(structure, leaves), x)
+
+  def test_leaves_may_be_anything(self):
+    x = example(jp.NVFP4)
+    spec = PartitionSpec("x", None)
+    for leaf in (None, spec, 3, "text", object(), (1, 2)):
+      mapped = jax.tree.map(lambda _, leaf=leaf: leaf, x)
+      self.assertIs(mapped.values, leaf)
+      self.assertIs(mapped.global_scale, leaf)
+      self.assertEqual(mapped.format, jp.NVFP4)
+      repr(mapped)
+
+  def test_array_of_specs_can_be_built_by_hand(self):
+    spec = PartitionSpec("x", None)
+    specs = jp.ScaledArray(spec, spec, None, jp.MXFP8)
+    self.assertEqual(
+      jax.tree.structure(specs), jax.tree.structure(example(jp.MXFP8))
+    )
+
+  def test_eval_shape_and_structs_keep_the_format(self):
+    x = jax.ShapeDtypeStruct((2, 64), jnp.bfloat16)
+    shapes = jax.eval_shape(lambda x: jp.quantize(x, jp.NVFP4), x)
+    self.assertEqual(shapes.shape, (2, 64))
+    self.assertEqual(shapes.scale.shape, (2, 4))
+    self.assertEqual(shapes.scale.dtype, E4M3)
+
+  def test_tree_paths_name_the_fields(self):
+    paths = jax.tree_util.tree_flatten_with_path({"w": example(jp.NVFP4)})[0]
+    self.assertEqual(
+      [jax.tree_util.keystr(path) for path, _ in paths],
+      ["['w'].values", "['w'].scale", "['w'].global_scale"],
+    )
+
+  def test_different_formats_do_not_mix_in_tree_map(self):
+    with self.assertRaises(ValueError):
+      jax.tree.map(lambda a, b: a, example(jp.MXFP8), example(jp.NVFP4))
+
+  @parameterized.parameters(*FORMATS)
+  def test_device_put_with_shardings_keeps_the_bits(self, format):
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+    x = example(format)
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda leaf: rows if leaf.ndim else whole, x)
+    placed = jax.device_put(x, shardings)
+    assert_same_bits(placed, x)
+    self.assertEqual(placed.values.sharding, rows)
+    self.assertEqual(placed.scale.sharding, rows)
+
+  @parameterized.parameters(*FORMATS)
+  def test_survives_pickle_and_copy(self, format):
+    x = example(format)
+    assert_same_bits(pickle.loads(pickle.dumps(x)), x)
+    assert_same_bits(copy.copy(x), x)
+    assert_same_bits(copy.deepcopy(x), x)
+
+  def test_orbax_checkpoint_restores_the_bits(self):
+    tree = {format.name: example(format) for format in FORMATS}
+    tree["packed"] = example(jp.NVFP4).pack()
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    path = pathlib.Path(directory) / "checkpoint"
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(path, tree)
+      checkpointer.wait_until_finished()
+      target = jax.eval_shape(lambda: tree)
+      restored = checkpointer.restore(path, target)
+    assert_same_bits(restored, tree)
+
+  @parameterized.parameters(*FORMATS)
+  def test_exported_function_takes_and_returns_it(self, format):
+    x = example(format)
+
+    def f(x):
+      return x, jp.dequantize(x)
+
+    exported = jax.export.export(jax.jit(f))(x)
+    loaded = jax.export.deserialize(exported.serialize())
+    echoed, restored = loaded.call(x)
+    assert_same_bits(echoed, x)
+    # Exported modules are portable: they flush subnormals, as XLA:CPU does.
+    with jp.use_target(jp.named_target("cpu")):
+      _, expected = jax.jit(f)(x)
+    np.testing.assert_array_equal(np.asarray(restored), np.asarray(expected))
+
+  def test_format_that_is_not_standard_cannot_be_exported(self):
+    format = formats.BlockFormat(
+      name="wide", values_dtype=formats.E4M3, scale_dtype=formats.E8M0,
+      block_size=64,
+    )  # fmt: skip
+    exported = jax.export.export(jax.jit(lambda x: x.scale))(example(format))
+    with self.assertRaisesRegex(ValueError, "non-standard format wide"):
+      exported.serialize()
+
+
+class PropertiesTest(parameterized.TestCase):
+  @parameterized.product(format=FORMATS, axis=(0, 1, 2))
+  def test_axis_is_found_from_the_shapes(self, format, axis):
+    shape = [32, 64, 96]
+    scale_shape = list(shape)
+    scale_shape[axis] //= format.block_size
+    x = jp.ScaledArray(
+      jax.ShapeDtypeStruct(shape, format.values_dtype),
+      jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
+      None,
+      format,
+    )
+    self.assertEqual(x.axis, axis)
+    self.assertEqual(x.shape, tuple(shape))
+    self.assertEqual(x.ndim, 3)
+    self.assertEqual(x.dtype, format.values_dtype)
+
+  @parameterized.product(format=(jp.MXFP4, jp.NVFP4), axis=(0, 1, 2))
+  def test_packed_array_has_the_logical_shape(self, format, axis):
+    shape = [32, 64, 96]
+    scale_shape, packed_shape = list(shape), list(shape)
+    scale_shape[axis] //= format.block_size
+    packed_shape[axis] //= 2
+    x = jp.ScaledArray(
+      jax.ShapeDtypeStruct(packed_shape, np.uint8),
+      jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
+      None,
+      format,
+    )
+    self.assertTrue(x.is_packed)
+    self.assertEqual(x.axis, axis)
+    self.assertEqual(x.shape, tuple(shape))
+
+  @parameterized.parameters(
+    # 3 * 64 values: bytes of the values, of the scales, of the global scale.
+    (jp.MXFP8, 192 + 6 + 0),
+    (jp.MXFP8_E5M2, 192 + 6 + 0),
+    (jp.MXFP4, 96 + 6 + 0),
+    (jp.NVFP4, 96 + 12 + 4),
+  )
+  def test_nbytes_counts_fp4_as_half_a_byte(self, format, nbytes):
+    x = example(format)
+    self.assertEqual(x.nbytes, nbytes)
+    self.assertEqual(x.pack().nbytes, nbytes)
+
+  def test_repr_names_format_dtypes_and_shapes(self):
+    text = repr(example(jp.NVFP4).pack())
+    for part in ("nvfp4", "uint8[3, 32]", "float8_e4m3fn[3, 4]", "float32[]"):
+      self.assertIn(part, text)
+
+  @parameterized.parameters(jp.MXFP8, jp.MXFP8_E5M2)
+  def test_fp8_is_never_packed(self, format):
+    x = example(format)
+    self.assertIs(x.pack(), x)
+    self.assertIs(x.unpack(), x)
+
+
+class PackTest(parameterized.TestCase):
+  def test_every_byte_holds_the_first_value_in_its_low_nibble(self):
+    packed = np.arange(256, dtype=np.uint8)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(512)
+    unpacked = jp.unpack_fp4(jnp.asarray(packed))
+    np.testing.assert_array_equal(np.asarray(unpacked).view(np.uint8), nibbles)
+    again = jp.pack_fp4(jnp.asarray(nibbles.view(FP4)))
+    np.testing.assert_array_equal(np.asarray(again), packed)
+
+  def test_constants_of_a_program_are_unpacked_alike(self):
+    """XLA folds what it can of a constant."""
+    codes = random_bytes((64, 128), 16)
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4
+    zeros = jnp.zeros((64, 128))
+    got = jax.jit(lambda x: x + jp.unpack_fp4(packed).astype(x.dtype))(zeros)
+    np.testing.assert_array_equal(got, codes.view(FP4).astype(np.float32))
+
+  @parameterized.product(axis=(0, 1, 2, -1, -2, -3), jit=(False, True))
+  def test_any_axis_against_numpy(self, axis, jit):
+    codes = random_bytes((4, 6, 10), 16)
+    low, high = (np.take(codes, np.arange(s, codes.shape[axis], 2), axis)
+                 for s in (0, 1))  # fmt: skip
+    expected = low | (high << 4)
+    pack = lambda v: jp.pack_fp4(v, axis=axis)
+    unpack = lambda p: jp.unpack_fp4(p, axis=axis)
+    if jit:
+      pack, unpack = jax.jit(pack), jax.jit(unpack)
+    packed = pack(jnp.asarray(codes.view(FP4)))
+    self.assertEqual(packed.dtype, np.uint8)
+    np.testing.assert_array_equal(np.asarray(packed), expected)
+    unpacked = np.asarray(unpack(packed))
+    self.assertEqual(unpacked.dtype, FP4)
+    np.testing.assert_array_equal(unpacked.view(np.uint8), codes)
+
+  @parameterized.parameters(jp.MXFP4, jp.NVFP4)
+  def test_scaled_array_packs_along_its_own_axis(self, format):
+    x = jp.quantize(
+      np.random.default_rng(2).normal(size=(64, 6)),
+      format,
+      axis=0,
+      packed=False,
+    )
+    codes = np.asarray(x.values).view(np.uint8)
+    packed = x.pack()
+    np.testing.assert_array_equal(
+      np.asarray(packed.values), codes[::2] | (codes[1::2] << 4)
+    )
+    assert_same_bits(packed.unpack(), x)
+    self.assertIs(packed.pack(), packed)
+    self.assertIs(x.unpack(), x)
+
+  def test_odd_size_is_refused_with_the_shape(self):
+    with self.assertRaisesRegex(TypeError, r"axis 1 must be even.*\(4, 7\)"):
+      jp.pack_fp4(jnp.zeros((4, 7), FP4))
+    with self.assertRaisesRegex(TypeError, r"axis 0 must be even.*\(5, 8\)"):
+      jp.pack_fp4(jnp.zeros((5, 8), FP4), axis=-2)
+
+  def test_wrong_dtypes_are_refused_by_name(self):
+    with self.assertRaisesRegex(TypeError, "must be float4_e2m1fn, got uint8"):
+      jp.pack_fp4(jnp.zeros((4, 8), jnp.uint8))
+    with self.assertRaisesRegex(TypeError, "must be uint8, got int8"):
+      jp.unpack_fp4(jnp.zeros((4, 8), jnp.int8))
+
+  def test_axis_out_of_range_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "pack_fp4: axis 2.*rank 2"):
+      jp.pack_fp4(jnp.zeros((4, 8), FP4), axis=2)
+    with self.assertRaisesRegex(ValueError, "unpack_fp4: axis -3.*rank 2"):
+      jp.unpack_fp4(jnp.zeros((4, 8), jnp.uint8), axis=-3)
+
+
+def swizzled_by_formula(scale):
+  """PTX ISA, tcgen05 scale factors "1X": tiles of 128 x 4, 512 bytes each.
+
+  Byte (r, c) of a tile lies at (r % 32) * 16 + (r // 32) * 4 + c; the tiles of
+  128 rows follow each other along the columns, then down the rows.
+  """
+  *batch, rows, columns = scale.shape
+  tile_rows, tile_columns = -(-rows // 128), -(-columns // 4)
+  flat = np.zeros((*batch, tile_rows * tile_columns * 512), np.uint8)
+  for row in range(rows):
+    for column in range(columns):
+      tile = (row // 128) * tile_columns + column // 4
+      r, c = row % 128, column % 4
+      offset = (r % 32) * 16 + (r // 32) * 4 + c % 4
+      flat[..., tile * 512 + offset] = scale[..., row, column]
+  return flat.reshape(*batch, tile_rows * 128, tile_columns * 4)
+
+
+class SwizzleTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (1, 1), (128, 4), (129, 5), (127, 3), (131, 17), (300, 8), (32, 4), (33, 9)
+  )
+  def test_swizzle_follows_the_formula_of_the_ptx_isa(self, rows, columns):
+    scale = random_bytes((rows, columns))
+    swizzled = jp.swizzle_scale(jnp.asarray(scale))
+    np.testing.assert_array_equal(
+      np.asarray(swizzled), swizzled_by_formula(scale)
+    )
+
+  @parameterized.product(
+    dtype=(np.uint8, E4M3, E8M0), batch=((), (3,), (2, 1, 3))
+  )
+  def test_batches_and_dtypes_are_kept_and_unswizzle_is_the_inverse(
+    self, dtype, batch
+  ):
+    scale = random_bytes((*batch, 131, 7))
+    swizzled = jp.swizzle_scale(jnp.asarray(scale.view(dtype)))
+    self.assertEqual(swizzled.dtype, dtype)
+    np.testing.assert_array_equal(
+      np.asarray(swizzled).view(np.uint8), swizzled_by_formula(scale)
+    )
+    linear = jp.unswizzle_scale(swizzled, (131, 7))
+    self.assertEqual(linear.dtype, dtype)
+    np.testing.assert_array_equal(np.asarray(linear).view(np.uint8), scale)
+
+  def test_unswizzle_ignores_garbage_in_the_padding(self):
+    scale = random_bytes((70, 5))
+    swizzled = swizzled_by_formula(scale)
+    is_padding = swizzled_by_formula(np.ones_like(scale)) == 0
+    swizzled[is_padding] = 255
+    linear = jp.unswizzle_scale(jnp.asarray(swizzled), (70, 5))
+    np.testing.assert_array_equal(np.asarray(linear), scale)
+
+  def test_rank_below_two_is_refused(self):
+    with self.assertRaisesRegex(TypeError, r"swizzle_scale: .*rank 2.*\(4,\)"):
+      jp.swizzle_scale(jnp.zeros(4, jnp.uint8))
+    with self.assertRaisesRegex(TypeError, r"unswizzle_scale: .*\(512,\)"):
+      jp.unswizzle_scale(jnp.zeros(512, jnp.uint8), (1, 4))
+
+  def test_unswizzle_to_a_shape_that_pads_otherwise_is_refused(self):
+    with self.assertRaisesRegex(
+      TypeError, r"\(200, 5\) swizzles to \(256, 8\), got \(128, 4\)"
+    ):
+      jp.unswizzle_scale(jnp.zeros((128, 4), jnp.uint8), (200, 5))
+
+  @parameterized.parameters(jnp.float32, jnp.bfloat16, FP4)
+  def test_dtype_that_is_not_one_byte_is_refused_by_name(self, dtype):
+    name = jnp.dtype(dtype).name
+    with self.assertRaisesRegex(TypeError, f"swizzle_scale: .*{name}"):
+      jp.swizzle_scale(jnp.zeros((8, 4), dtype))
+
+
+def struct(shape, dtype):
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+class ValidationTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    (
+      "values_dtype",
+      (struct((4, 64), jnp.int8), struct((4, 2), E8M0), None, jp.MXFP8),
+      "mxfp8 values must be float8_e4m3fn, got int8",
+    ),
+    (
+      "fp8_is_not_packed",
+      (struct((4, 64), jnp.uint8), struct((4, 2), E8M0), None, jp.MXFP8),
+      "mxfp8 values must be float8_e4m3fn, got uint8",
+    ),
+    (
+      "fp4_values_dtype",
+      (struct((4, 64), E4M3), struct((4, 4), E4M3), None, jp.NVFP4),
+      "nvfp4 values must be float4_e2m1fn or uint8, got float8_e4m3fn",
+    ),
+    (
+      "scale_dtype",
+      (struct((4, 64), FP4), struct((4, 4), E8M0), None, jp.NVFP4),
+      "nvfp4 scale must be float8_e4m3fn, got float8_e8m0fnu",
+    ),
+    (
+      "scale_rank",
+      (struct((4, 64), E4M3), struct((2,), E8M0), None, jp.MXFP8),
+      r"rank of values.*\(4, 64\).*\(2,\)",
+    ),
+    (
+      "scalars",
+      (struct((), E4M3), struct((), E8M0), None, jp.MXFP8),
+      r"rank of values \(at least 1\), got values \(\) and scale \(\)",
+    ),
+    (
+      "scale_too_small",
+      (struct((4, 64), E4M3), struct((4, 1), E8M0), None, jp.MXFP8),
+      r"divided by 32.*\(4, 64\) and scale \(4, 1\)",
+    ),
+    (
+      "scale_of_another_block_size",
+      (struct((4, 64), FP4), struct((4, 2), E4M3), None, jp.NVFP4),
+      r"divided by 16.*\(4, 64\) and scale \(4, 2\)",
+    ),
+    (
+      "scale_differs_in_two_axes",
+      (struct((64, 64), E4M3), struct((2, 2), E8M0), None, jp.MXFP8),
+      r"one axis divided by 32.*\(64, 64\) and scale \(2, 2\)",
+    ),
+    (
+      "scale_like_values",
+      (struct((4, 64), E4M3), struct((4, 64), E8M0), None, jp.MXFP8),
+      r"divided by 32.*\(4, 64\) and scale \(4, 64\)",
+    ),
+    (
+      "scale_of_packed_values",
+      (struct((4, 32), jnp.uint8), struct((4, 2), E4M3), None, jp.NVFP4),
+      r"logical shape \(4, 64\) and scale \(4, 2\)",
+    ),
+    (
+      "global_scale_dtype",
+      (
+        struct((4, 64), FP4),
+        struct((4, 4), E4M3),
+        struct((), jnp.bfloat16),
+        jp.NVFP4,
+      ),
+      r"global_scale must be float32.*got bfloat16",
+    ),
+    (
+      "global_scale_shape",
+      (
+        struct((4, 64), FP4),
+        struct((4, 4), E4M3),
+        struct((7,), jnp.float32),
+        jp.NVFP4,
+      ),
+      r"global_scale.*\(4, 64\).*float32\[7\]",
+    ),
+    (
+      "global_scale_along_the_blocks",
+      (
+        struct((4, 64), FP4),
+        struct((4, 4), E4M3),
+        struct((4, 64), jnp.float32),
+        jp.NVFP4,
+      ),
+      r"1 along the blocked.*dimension 1, got float32\[4, 64\]",
+    ),
+    (
+      "global_scale_of_another_stack",
+      (
+        struct((4, 3, 64), FP4),
+        struct((4, 3, 4), E4M3),
+        struct((2, 1, 1), jnp.float32),
+        jp.NVFP4,
+      ),
+      r"\(4, 3, 64\).*float32\[2, 1, 1\]",
+    ),
+    (
+      "format",
+      (struct((4, 64), E4M3), struct((4, 2), E8M0), None, E4M3),
+      r"format must be a BlockFormat.*nvfp4\), got .*float8_e4m3fn",
+    ),
+  )
+  def test_what_is_no_array_of_the_format_is_a_type_error(self, args, message):
+    with self.assertRaisesRegex(TypeError, f"ScaledArray: .*{message}"):
+      jp.ScaledArray(*args)
+
+  def test_format_may_be_given_by_its_name(self):
+    leaves = (struct((4, 64), E4M3), struct((4, 2), E8M0), None)
+    self.assertEqual(jp.ScaledArray(*leaves, "mxfp8").format, jp.MXFP8)
+    with self.assertRaisesRegex(
+      ValueError, "ScaledArray: .*'mxfp7'.*mxfp8, .*nvfp4"
+    ):
+      jp.ScaledArray(*leaves, "mxfp7")
+
+  def test_unknown_layout_is_refused(self):
+    x = example(jp.MXFP8)
+    with self.assertRaisesRegex(
+      ValueError, "scale_layout.*linear.*swizzled_128x4.*'blocked'"
+    ):
+      jp.ScaledArray(x.values, x.scale, None, jp.MXFP8, scale_layout="blocked")
+
+  def test_swizzled_scale_must_be_padded(self):
+    x = example(jp.MXFP8)
+    with self.assertRaisesRegex(
+      TypeError, r"padded to 128 x 4.*\(3, 64\) and scale \(3, 2\)"
+    ):
+      jp.ScaledArray(
+        x.values, x.scale, None, jp.MXFP8, scale_layout="swizzled_128x4"
+      )
+
+  def test_swizzled_scale_of_a_vector_is_refused(self):
+    with self.assertRaisesRegex(TypeError, r"ScaledArray: .*\(64,\).*\(2,\)"):
+      jp.ScaledArray(
+        struct((64,), E4M3),
+        struct((2,), E8M0),
+        None,
+        jp.MXFP8,
+        scale_layout="swizzled_128x4",
+      )
+
+  @parameterized.parameters(0.5, 2)
+  def test_python_number_as_global_scale_does_not_switch_checks_off(
+    self, number
+  ):
+    # A number has no dtype; it must not make the tree pass for placeholders.
+    with self.assertRaisesRegex(TypeError, "ScaledArray: "):
+      jp.ScaledArray(
+        struct((4, 64), FP4), struct((4, 4), E8M0), number, jp.NVFP4
+      )
+
+  @parameterized.parameters((0, 64, 1), (64, 0, 0), (64, 0, 1), (0, 64, 0))
+  def test_size_zero_is_a_size(self, rows, columns, axis):
+    scale_shape = [rows, columns]
+    scale_shape[axis] //= 32
+    x = jp.ScaledArray(
+      struct((rows, columns), E4M3), struct(scale_shape, E8M0), None, jp.MXFP8
+    )
+    self.assertEqual(x.shape, (rows, columns))
+
+  @parameterized.parameters(
+    # As calibrated alone, to 448; under a scale that another layer, up to 1.7
+    # times as large, decided; and a tensor of ones, without a global scale.
+    (448.0, True), (256.0, True), (240.0, False), (1 / 6, False), (0.0, False),
+  )  # fmt: skip
+  def test_forgotten_global_scale_is_warned_of(self, largest, is_forgotten):
+    scale = np.full((4, 4), largest / 4, E4M3)
+    scale[2, 1] = largest
+    scale[3, 3] = np.nan
+    values = np.zeros((4, 64), FP4)
+    for own in (scale, jnp.asarray(scale)):
+      with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jp.ScaledArray(values, own, None, jp.NVFP4)
+        self.assertLen(caught, int(is_forgotten))
+        jp.ScaledArray(values, own, 1.0, jp.NVFP4)
+        jp.ScaledArray(values, own, jnp.float32(0.5), jp.NVFP4)
+        self.assertLen(caught, int(is_forgotten))
+    if is_forgotten:
+      (warning,) = caught
+      self.assertIs(warning.category, jp.GlobalScaleWarning)
+      self.assertEqual(warning.filename, __file__)
+      self.assertRegex(
+        str(warning.message), f"nvfp4.*reach {largest:g}.*global_scale=1.0"
+      )
+
+  def test_what_is_quantized_by_the_package_warns_of_nothing(self):
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      x = jp.quantize(np.full((4, 64), 1e6, np.float32), jp.NVFP4)
+      self.assertEqual(np.asarray(x.scale, np.float32).max(), 448)
+      jp.block_scaled_dot(jax.tree.map(lambda leaf: leaf[:2], x), x)
+      x = jp.ScaledArray(x.values, x.scale, x.global_scale, jp.NVFP4)
+      jax.jit(lambda x: jp.ScaledArray(x.values, x.scale, None, jp.NVFP4))(x)
+
+  def test_numpy_arrays_are_accepted(self):
+    x = example(jp.NVFP4)
+    y = jp.ScaledArray(
+      np.asarray(x.values), np.asarray(x.scale), np.float32(0.37), jp.NVFP4
+    )
+    np.testing.assert_array_equal(
+      np.asarray(jp.dequantize(y)), np.asarray(jp.dequantize(x))
+    )
+
+
+class HelpersTest(parameterized.TestCase):
+  @parameterized.parameters((0, 4, 0), (1, 4, 4), (4, 4, 4), (129, 128, 256))
+  def test_round_up(self, size, multiple, expected):
+    self.assertEqual(scaled_array.round_up(size, multiple), expected)
+
+  def test_swizzled_shape_pads_the_last_two_dimensions(self):
+    self.assertEqual(scaled_array.swizzled_shape((5, 131, 17)), (5, 256, 20))
+
+
+if __name__ == "__main__":
+  absltest.main()

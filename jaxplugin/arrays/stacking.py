@@ -1,0 +1,279 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`concatenate` and `stack` of block-scaled arrays, with no other bits.
+
+And the shapes that global scales had before they followed the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+
+_CONCATENATE: Final = "concatenate"
+_STACK: Final = "stack"
+
+
+def concatenate(
+  arrays: Sequence[scaled_array.ScaledArray], axis: int = 0
+) -> scaled_array.ScaledArray:
+  """Joins block-scaled arrays along an existing axis.
+
+  Values and block scales keep their bits: what each array dequantizes to is
+  that part of the result. With it several weights make one product, such as the
+  three projections before attention.
+
+  Global scales that differ, or are not known while tracing, become one for
+  each index of `axis`, and multiply after the dot and not in a kernel. Those
+  that are equal stay one. To have one, quantize the weights joined, or all with
+  the same `global_scale`.
+
+  Args:
+    arrays: of one format, the same shape but in `axis`, and blocked along the
+      same axis. FP4 values that are not stored alike are packed.
+    axis: along which they are joined. It may be the blocked one where the
+      global scales are equal.
+
+  Raises:
+    TypeError: they are no arrays of one format and of shapes that fit, or are
+      to be joined along the blocked axis and have different global scales.
+    ValueError: axis is out of range, or there are no arrays.
+    NotImplementedError: swizzled scales would have to be split.
+  """
+  arrays = _checked(_CONCATENATE, arrays)
+  first = arrays[0]
+  axis = scaled_array.canonical_axis(_CONCATENATE, axis, first.ndim)
+  _require_shapes(_CONCATENATE, arrays, but=axis)
+  _require_whole_tiles(arrays, axis)
+
+  def join(leaves: Sequence[Any]) -> Any:
+    return jnp.concatenate(leaves, axis)
+
+  global_scales = _full_global_scales(arrays)
+  global_scale = global_scales[0]
+  if not _are_equal(global_scales):
+    if axis == first.axis:
+      raise TypeError(
+        f"{_CONCATENATE}: arrays must have the same global scale to be joined"
+        f" along the blocked axis {axis}, got {len(arrays)} that differ or are"
+        " not known while tracing; quantize them with the same global_scale"
+      )
+    global_scale = join(_alike(global_scales, arrays, axis))
+  return _made_of(arrays, join, global_scale)
+
+
+def stack(
+  arrays: Sequence[scaled_array.ScaledArray], axis: int = 0
+) -> scaled_array.ScaledArray:
+  """Joins block-scaled arrays along a new axis, with a global scale each.
+
+  `stack(arrays)[i]` has the bits of `arrays[i]`; `lax.scan` and `vmap` take the
+  result apart again.
+
+  Args:
+    arrays: of one format and one shape, blocked along the same axis. FP4 values
+      that are not stored alike are packed.
+    axis: of the result.
+
+  Raises:
+    TypeError: they are no arrays of one format and one shape.
+    ValueError: axis is out of range, or there are no arrays.
+    NotImplementedError: rows of swizzled scales, or interleaved values, would
+      have to be split.
+  """
+  arrays = _checked(_STACK, arrays)
+  first = arrays[0]
+  axis = scaled_array.canonical_axis(_STACK, axis, first.ndim + 1)
+  _require_shapes(_STACK, arrays)
+  last = first.ndim
+  if first.scale_layout == scaled_array.SWIZZLED:
+    last = first.ndim - 2
+  elif first.is_interleaved:
+    last = first.ndim - 1
+  if axis > last:
+    raise NotImplementedError(
+      f"{_STACK}: axis must be at most {last} for arrays prepared for a GPU of"
+      f" shape {first.shape}, got {axis}; stack unprepare_weights(array)"
+    )
+
+  def join(leaves: Sequence[Any]) -> Any:
+    return jnp.stack(leaves, axis)
+
+  global_scales = _full_global_scales(arrays)
+  global_scale = None
+  if global_scales[0] is not None:
+    global_scale = join(_alike(global_scales, arrays, None))
+  return _made_of(arrays, join, global_scale)
+
+
+def legacy_global_scales(tree: Any) -> Any:
+  """The same tree with global scales of the shapes that version 0.1 made.
+
+  These are f32[], and of stacks the leading dimensions alone. All that takes a
+  `ScaledArray` takes them. Two things insist on what they were written with:
+  `restore(path, legacy_global_scales(target))` reads a checkpoint of then, with
+  `target` from `jax.eval_shape` of today, and a function of then by
+  `jax.export` is called with `legacy_global_scales(arguments)`.
+
+  Args:
+    tree: of arrays, or of shapes and dtypes, `ScaledArray`s among them.
+  """
+
+  def convert(x: Any) -> Any:
+    if not isinstance(x, scaled_array.ScaledArray) or x.global_scale is None:
+      return x
+    (values, scale, global_scale, *rest), aux = x.tree_flatten()
+    shape = list(global_scale.shape)
+    while shape and shape[-1] == 1:
+      shape.pop()
+    if shape != list(x.shape[: len(shape)]):
+      return x  # nothing made it then
+    if isinstance(global_scale, jax.ShapeDtypeStruct):
+      global_scale = jax.ShapeDtypeStruct(tuple(shape), global_scale.dtype)
+    else:
+      global_scale = global_scale.reshape(shape)
+    return x.tree_unflatten(aux, (values, scale, global_scale, *rest))
+
+  is_leaf = lambda x: isinstance(x, scaled_array.ScaledArray)
+  return jax.tree.map(convert, tree, is_leaf=is_leaf)
+
+
+def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
+  """The arrays, stored alike; raises where they have not one format."""
+  if isinstance(arrays, scaled_array.ScaledArray):
+    raise TypeError(
+      f"{who}: arrays must be a sequence of ScaledArrays, got one {arrays!r}"
+    )
+  arrays = list(arrays)
+  if not arrays:
+    raise ValueError(f"{who}: arrays must be one or more, got none")
+  for array in arrays:
+    if not isinstance(array, scaled_array.ScaledArray):
+      raise TypeError(
+        f"{who}: arrays must be ScaledArrays, got {type(array).__name__};"
+        " quantize it"
+      )
+  for array in arrays:
+    scaled_array.require_global_scale(who, array)
+  first = arrays[0]
+  for name, read in (
+    ("format", lambda x: x.format),
+    ("scale layout", lambda x: x.scale_layout),
+  ):
+    for array in arrays:
+      if read(array) != read(first):
+        raise TypeError(
+          f"{who}: arrays must have the same {name}, got {read(first)} and"
+          f" {read(array)}"
+        )
+  if len({(array.values.dtype, array.scale.dtype) for array in arrays}) > 1:
+    arrays = [array.to_floats().pack() for array in arrays]
+  return arrays
+
+
+def _require_shapes(
+  who: str,
+  arrays: Sequence[scaled_array.ScaledArray],
+  but: int | None = None,
+) -> None:
+  first = arrays[0]
+  for array in arrays:
+    sizes = [
+      tuple(size for d, size in enumerate(x.shape) if d != but)
+      for x in (first, array)
+    ]
+    if first.ndim != array.ndim or sizes[0] != sizes[1]:
+      rule = "shape" if but is None else f"shape, but in axis {but}"
+      raise TypeError(
+        f"{who}: arrays must have the same {rule}, got {first.shape} and"
+        f" {array.shape}"
+      )
+    if first.axis != array.axis:
+      raise TypeError(
+        f"{who}: arrays must be blocked along the same axis, got {first.axis}"
+        f" and {array.axis} of shapes {first.shape} and {array.shape}"
+      )
+
+
+def _require_whole_tiles(
+  arrays: Sequence[scaled_array.ScaledArray], axis: int
+) -> None:
+  """Refuses to join swizzled scales anywhere but between whole tiles."""
+  first = arrays[0]
+  if first.scale_layout != scaled_array.SWIZZLED or axis < first.ndim - 2:
+    return
+  tile = scaled_array.SCALE_TILE_ROWS
+  is_whole = all(x.shape[axis] % tile == 0 for x in arrays[:-1])
+  if axis == first.axis or not is_whole:
+    raise NotImplementedError(
+      f"{_CONCATENATE}: swizzled scales must be joined along rows, at multiples"
+      f" of {tile}, got shapes {[x.shape for x in arrays]} along axis {axis};"
+      " join unprepare_weights(array)"
+    )
+
+
+def _full_global_scales(
+  arrays: Sequence[scaled_array.ScaledArray],
+) -> list[Any]:
+  """Global scales of the arrays' rank; all None, or none of them."""
+  scales = [scaled_array.full_global_scale(x) for x in arrays]
+  if all(scale is None for scale in scales):
+    return scales
+  one = np.ones((1,) * arrays[0].ndim, np.float32)
+  return [one if scale is None else scale for scale in scales]
+
+
+def _are_equal(scales: Sequence[Any]) -> bool:
+  """Whether global scales are known to be one and the same number, or None."""
+  first = scales[0]
+  if all(scale is first for scale in scales):
+    return first is None or first.size == 1
+  if any(isinstance(scale, jax.core.Tracer) for scale in scales):
+    return False
+  if not all(getattr(x, "is_fully_addressable", True) for x in scales):
+    return False
+  return all(x.size == 1 for x in scales) and (
+    len({np.asarray(x).item() for x in scales}) == 1
+  )
+
+
+def _alike(
+  scales: Sequence[Any],
+  arrays: Sequence[scaled_array.ScaledArray],
+  axis: int | None,
+) -> list[jax.Array]:
+  """Global scales of sizes that join: all of those of `axis`, else the most."""
+  ndim = arrays[0].ndim
+  most = [max(scale.shape[d] for scale in scales) for d in range(ndim)]
+  shapes = [list(most) for _ in arrays]
+  if axis is not None:
+    for shape, array in zip(shapes, arrays, strict=True):
+      shape[axis] = array.shape[axis]
+  return [
+    jnp.broadcast_to(scale, shape)
+    for scale, shape in zip(scales, shapes, strict=True)
+  ]
+
+
+def _made_of(
+  arrays: Sequence[scaled_array.ScaledArray], join: Any, global_scale: Any
+) -> scaled_array.ScaledArray:
+  flat = [array.tree_flatten() for array in arrays]
+  (_, _, _, *rest), aux = max(flat, key=lambda f: len(f[0]))
+  parts = []
+  for array, (children, _) in zip(arrays, flat, strict=True):
+    values, scale, _, *own = children
+    # What others have, and this has not, is a constant: it has no derivative.
+    own = own or [jnp.zeros(array.shape, x.dtype) for x in rest]
+    parts.append((values, scale, *own))
+  values, scale, *rest = map(join, zip(*parts, strict=True))
+  return scaled_array.ScaledArray.tree_unflatten(
+    aux, (values, scale, global_scale, *rest)
+  )

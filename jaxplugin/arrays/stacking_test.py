@@ -1,0 +1,486 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled arrays joined and taken apart, against the same of their floats.
+
+Nothing is quantized twice, so that all is equal to the last bit.
+"""
+
+import pathlib
+import tempfile
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+
+FORMATS = formats.FORMATS
+B200, A100 = jp.named_target("b200"), jp.named_target("a100")
+
+
+def quantized(format, *shape, seed=0, axis=-1, largest=1.0, **kwargs):
+  x = np.random.default_rng(seed).normal(size=shape) * largest
+  return jp.quantize(x.astype(np.float32), format, axis=axis, **kwargs)
+
+
+def floats(x):
+  return np.asarray(jp.dequantize(x))
+
+
+class IndexTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (jp.MXFP8, False), (jp.NVFP4, False), (jp.NVFP4, True)
+  )
+  def test_it_takes_what_it_takes_of_the_floats(self, format, is_packed):
+    x = quantized(format, 4, 5, 64, batch_dims=1)
+    x = x.pack() if is_packed else x.unpack()
+    expected = floats(x)
+    for index in (
+      2,
+      -1,
+      np.int32(1),
+      slice(1, 3),
+      slice(None, None, -2),
+      (slice(None), 3),
+      (slice(None), slice(1, 4), slice(None)),
+      (..., slice(0, 2), slice(None)),
+      (3, 0),
+      ...,
+      np.array([3, 0, 3]),
+      np.array([[1, 2], [3, 0]]),
+      (slice(None), np.array([4, 1])),
+      (np.array([0, 3]), np.array([4, 1])),
+      np.array([True, False, True, True]),
+      (slice(None), np.array([True] * 4 + [False])),
+      slice(2, 2),
+    ):
+      with self.subTest(str(index)):
+        actual = x[index]
+        self.assertEqual(actual.is_packed, x.is_packed)
+        np.testing.assert_array_equal(floats(actual), expected[index])
+
+  @parameterized.parameters(*FORMATS)
+  def test_of_one_global_scale_for_all_it_is_that(self, format):
+    x = quantized(format, 4, 5, 64)
+    for index in (2, slice(1, 3), np.array([3, 0]), (np.array([1]), 2)):
+      np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+    if format.has_global_scale:
+      self.assertEqual(x[np.array([3, 0])].global_scale.shape, (1, 1, 1))
+      self.assertEqual(x[1].global_scale.shape, (1, 1))
+
+  @parameterized.parameters(((),), ((4,),), ((4, 5, 1),))
+  def test_global_scales_of_every_shape(self, shape):
+    x = quantized(jp.NVFP4, 4, 5, 64)
+    scales = np.exp2(np.arange(np.prod(shape))).reshape(shape)
+    x = jp.ScaledArray(x.values, x.scale, scales.astype("f"), jp.NVFP4)
+    for index in (2, slice(1, 3), (slice(None), 3)):
+      np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+
+  def test_blocks_along_another_axis(self):
+    x = quantized(jp.NVFP4, 64, 4, 6, axis=0)
+    for index in ((slice(None), 2), (..., slice(0, 3)), (slice(0, 64), 1, 2)):
+      np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
+
+  def test_index_that_is_traced(self):
+    x = quantized(jp.NVFP4, 4, 5, 64, batch_dims=1)
+    expected = floats(x)
+    for array in (x, jax.tree.map(np.asarray, x)):
+      take = jax.jit(lambda i, array=array: jp.dequantize(array[i]))
+      for index in (np.int32(3), np.array([1, 1, 0])):
+        np.testing.assert_array_equal(take(index), expected[index])
+
+  def test_a_loop_ends(self):
+    x = quantized(jp.NVFP4, 3, 5, 64, batch_dims=1)
+    rows = [floats(row) for row in x]
+    np.testing.assert_array_equal(np.stack(rows), floats(x))
+
+  def test_weights_prepared_for_a_gpu(self):
+    for target in (B200, A100):
+      x = quantized(jp.NVFP4, 4, 5, 64, batch_dims=1)
+      prepared = jp.prepare_weights(x, target)
+      for index in (2, slice(1, 3), np.array([3, 0])):
+        np.testing.assert_array_equal(floats(prepared[index]), floats(x)[index])
+
+  @parameterized.named_parameters(
+    (
+      "blocks",
+      (slice(None), slice(None), slice(0, 32)),
+      TypeError,
+      r"dimension 2 of shape \(4, 5, 64\).*got index slice\(0, 32.*quantize it",
+    ),
+    ("blocked_int", (0, 0, 0), TypeError, "dimension 2.*got index 0"),
+    ("bounds", 4, IndexError, r"4 is out of bounds for dimension 0.*\(4, 5"),
+    ("low_bounds", (0, -6), IndexError, "-6 is out of bounds for dimension 1"),
+    ("many", (0, 0, slice(None), 0), IndexError, "3 others for shape"),
+    ("new_axis", None, TypeError, "for dimension 0 None"),
+    ("name", "x", TypeError, "for dimension 0 'x'"),
+    ("floats", np.ones(2), TypeError, "for dimension 0"),
+    ("bool", True, TypeError, "for dimension 0 True"),
+    ("mask", np.ones((4, 5), bool), TypeError, "for dimension 0"),
+  )
+  def test_what_cannot_be_taken_is_refused(self, index, error, message):
+    with self.assertRaisesRegex(error, f"ScaledArray: .*{message}"):
+      quantized(jp.NVFP4, 4, 5, 64)[index]
+
+  def test_rows_of_swizzled_scales_are_refused(self):
+    x = jp.prepare_weights(quantized(jp.NVFP4, 4, 5, 64), B200)
+    with self.assertRaisesRegex(TypeError, "dimension 1.*unprepare_weights"):
+      x[:, 2]
+
+
+class ConcatenateTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (jp.MXFP8, 0, False),
+    (jp.NVFP4, 0, False),
+    (jp.NVFP4, 1, True),
+    (jp.MXFP4, -2, True),
+  )
+  def test_it_is_that_of_the_floats(self, format, axis, jit):
+    shapes = [[2, 3, 64], [2, 3, 64], [2, 3, 64]]
+    for i, shape in enumerate(shapes):
+      shape[axis] += i
+    arrays = [
+      quantized(format, *shape, seed=i, largest=10.0**i)
+      for i, shape in enumerate(shapes)
+    ]
+    join = lambda *arrays: jp.concatenate(arrays, axis)
+    joined = (jax.jit(join) if jit else join)(*arrays)
+    expected = np.concatenate([floats(x) for x in arrays], axis)
+    np.testing.assert_array_equal(floats(joined), expected)
+
+  def test_product_of_three_projections_is_that_of_each(self):
+    x = quantized(jp.NVFP4, 3, 64, seed=9)
+    weights = [
+      quantized(jp.NVFP4, n, 64, seed=n, largest=10.0**-n) for n in (5, 7, 4)
+    ]
+    joined = jp.concatenate(weights)
+    self.assertEqual(joined.global_scale.shape, (16, 1))
+    for implementation in (None, "xla"):
+      dot = lambda w, i=implementation: np.asarray(
+        jp.block_scaled_dot(x, w, implementation=i)
+      )
+      exact = floats(x).astype(float) @ floats(joined).astype(float).T
+      magnitude = np.abs(floats(x)).astype(float) @ np.abs(floats(joined)).T
+      self.assertTrue((np.abs(dot(joined) - exact) <= 2**-20 * magnitude).all())
+
+  def test_equal_global_scales_stay_one_number(self):
+    arrays = [
+      quantized(jp.NVFP4, n, 64, seed=n, global_scale=0.01) for n in (3, 5)
+    ]
+    self.assertEqual(jp.concatenate(arrays).global_scale.shape, (1, 1))
+    shared = arrays[0].global_scale
+    a, b = (x.values for x in arrays)
+
+    @jax.jit
+    def join(shared):
+      return jp.concatenate(
+        [
+          jp.ScaledArray(values, x.scale, shared, jp.NVFP4)
+          for values, x in zip((a, b), arrays, strict=True)
+        ],
+        axis=0,
+      ).global_scale
+
+    self.assertEqual(join(shared).shape, (1, 1))
+
+  @parameterized.parameters(*FORMATS)
+  def test_along_the_blocks(self, format):
+    kwargs = {"global_scale": 0.01} if format.has_global_scale else {}
+    arrays = [quantized(format, 3, k, seed=k, **kwargs) for k in (64, 32)]
+    expected = np.concatenate([floats(x) for x in arrays], 1)
+    for stored in (arrays, [arrays[0], arrays[1].unpack()]):
+      joined = jp.concatenate(stored, -1)
+      np.testing.assert_array_equal(floats(joined), expected)
+
+  def test_one_without_a_global_scale_has_that_of_1(self):
+    x, y = (quantized(jp.NVFP4, 3, 64, seed=i) for i in range(2))
+    y = jp.ScaledArray(y.values, y.scale, None, jp.NVFP4)
+    np.testing.assert_array_equal(
+      floats(jp.concatenate([x, y])), np.concatenate([floats(x), floats(y)])
+    )
+    self.assertIsNone(jp.concatenate([y, y]).global_scale)
+
+  def test_global_scales_of_other_dimensions_stay(self):
+    x, y = (quantized(jp.NVFP4, 2, n, 64, batch_dims=1) for n in (3, 4))
+    joined = jp.concatenate([x, y], axis=1)
+    self.assertEqual(joined.global_scale.shape, (2, 7, 1))
+    np.testing.assert_array_equal(
+      floats(joined), np.concatenate([floats(x), floats(y)], 1)
+    )
+
+  def test_weights_prepared_for_a_gpu(self):
+    arrays = [quantized(jp.NVFP4, 128, 64, seed=i) for i in range(2)]
+    expected = np.concatenate([floats(x) for x in arrays])
+    for target in (B200, A100):
+      prepared = [jp.prepare_weights(x, target) for x in arrays]
+      joined = jp.concatenate(prepared)
+      self.assertEqual(joined.scale_layout, prepared[0].scale_layout)
+      np.testing.assert_array_equal(floats(joined), expected)
+    small = [jp.prepare_weights(x[:5], B200) for x in arrays]
+    with self.assertRaisesRegex(
+      NotImplementedError, r"multiples of 128, got shapes.*\(5, 64\)"
+    ):
+      jp.concatenate(small)
+
+  @parameterized.named_parameters(
+    (
+      "different_global_scales_along_the_blocks",
+      lambda: [quantized(jp.NVFP4, 3, 64, seed=i) for i in range(2)],
+      1,
+      TypeError,
+      "same global scale.*blocked axis 1.*same global_scale",
+    ),
+    (
+      "formats",
+      lambda: [quantized(f, 3, 64) for f in (jp.NVFP4, jp.MXFP4)],
+      0,
+      TypeError,
+      "same format, got nvfp4 and mxfp4",
+    ),
+    (
+      "shapes",
+      lambda: [quantized(jp.NVFP4, 3, k) for k in (64, 32)],
+      0,
+      TypeError,
+      r"but in axis 0, got \(3, 64\) and \(3, 32\)",
+    ),
+    (
+      "blocks",
+      lambda: [quantized(jp.NVFP4, 64, 64, axis=a) for a in (0, 1)],
+      0,
+      TypeError,
+      "blocked along the same axis, got 0 and 1",
+    ),
+    (
+      "floats",
+      lambda: [quantized(jp.NVFP4, 3, 64), np.ones((3, 64))],
+      0,
+      TypeError,
+      "must be ScaledArrays, got ndarray",
+    ),
+    (
+      "one_array",
+      lambda: quantized(jp.NVFP4, 3, 64),
+      0,
+      TypeError,
+      "sequence of ScaledArrays",
+    ),
+    ("nothing", list, 0, ValueError, "one or more, got none"),
+    (
+      "axis",
+      lambda: [quantized(jp.NVFP4, 3, 64)],
+      2,
+      ValueError,
+      "axis 2 is out of range for rank 2",
+    ),
+  )
+  def test_what_does_not_fit_is_refused(self, arrays, axis, error, message):
+    with self.assertRaisesRegex(error, f"^concatenate: .*{message}"):
+      jp.concatenate(arrays(), axis)
+
+  def test_leaves_joined_by_themselves_are_refused_where_they_do_not_fit(self):
+    # jnp.concatenate of each leaf makes two global scales of two weights.
+    x, y = (quantized(jp.NVFP4, 3, 64, seed=i) for i in range(2))
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), x, y)
+    for use in (
+      jp.dequantize,
+      lambda w: jp.block_scaled_dot(x, w),
+      lambda w: w[0],
+    ):
+      with self.assertRaisesRegex(
+        TypeError, r"global_scale.*\(6, 64\).*float32\[2, 1\].*concatenate"
+      ):
+        use(joined)
+
+
+class StackTest(parameterized.TestCase):
+  @parameterized.product(format=(jp.MXFP8, jp.NVFP4), axis=(0, 1, -1))
+  def test_it_is_that_of_the_floats(self, format, axis):
+    arrays = [
+      quantized(format, 3, 64, seed=i, largest=10.0**i) for i in range(4)
+    ]
+    expected = np.stack([floats(x) for x in arrays], axis)
+    np.testing.assert_array_equal(floats(jp.stack(arrays, axis)), expected)
+
+  @parameterized.parameters(*FORMATS)
+  def test_tree_map_stacks_and_takes_apart(self, format):
+    arrays = [
+      quantized(format, 3, 64, seed=i, largest=10.0**i) for i in range(4)
+    ]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays)
+    self.assertEqual(
+      [x.shape for x in jax.tree.leaves(stacked)],
+      [x.shape for x in jax.tree.leaves(jp.stack(arrays))],
+    )
+    expected = np.stack([floats(x) for x in arrays])
+    np.testing.assert_array_equal(floats(stacked), expected)
+    for i in range(4):
+      one = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+      np.testing.assert_array_equal(floats(one), expected[i])
+
+  @parameterized.parameters(*FORMATS)
+  def test_scan_and_vmap_over_layers(self, format):
+    layers = [quantized(format, 64, 64, seed=i, largest=0.1) for i in range(4)]
+    x = jnp.ones((2, 64))
+    step = lambda x, w: jnp.tanh(jp.block_scaled_dot(x, w))
+    expected = x
+    for w in layers:
+      expected = step(expected, w)
+    stacked = jp.stack(layers)
+    actual, _ = jax.lax.scan(lambda x, w: (step(x, w), None), x, stacked)
+    np.testing.assert_array_equal(actual, expected)
+    each = jax.vmap(step, in_axes=(None, 0))(x, stacked)
+    for one, w in zip(each, layers, strict=True):
+      np.testing.assert_allclose(one, step(x, w), rtol=1e-5)
+
+  def test_layouts_that_are_not_alike_are_packed(self):
+    x = quantized(jp.NVFP4, 3, 64)
+    arrays = [x, x.unpack(), jp.prepare_weights(x, A100), x.to_bytes()]
+    stacked = jp.stack(arrays)
+    self.assertTrue(stacked.is_packed)
+    np.testing.assert_array_equal(floats(stacked), np.stack([floats(x)] * 4))
+    y = quantized(jp.MXFP8, 3, 64)
+    self.assertTrue(jp.stack([y.to_bytes()] * 2).is_bytes)
+    stacked = jp.concatenate([y, y.to_bytes()])
+    np.testing.assert_array_equal(floats(stacked), np.tile(floats(y), (2, 1)))
+
+  def test_global_scales_of_earlier_versions(self):
+    x = quantized(jp.NVFP4, 3, 64)
+    old = jp.ScaledArray(x.values, x.scale, x.global_scale[0, 0], jp.NVFP4)
+    for arrays in ((old, x), (old, old)):
+      stacked = jp.stack(arrays)
+      self.assertEqual(stacked.global_scale.shape, (2, 1, 1))
+      np.testing.assert_array_equal(floats(stacked), np.stack([floats(x)] * 2))
+
+  def test_weights_prepared_for_a_gpu(self):
+    arrays = [quantized(jp.NVFP4, 5, 64, seed=i) for i in range(2)]
+    for target, most in ((B200, 0), (A100, 1)):
+      prepared = [jp.prepare_weights(x, target) for x in arrays]
+      for axis in range(most + 1):
+        np.testing.assert_array_equal(
+          floats(jp.stack(prepared, axis)),
+          np.stack([floats(x) for x in arrays], axis),
+        )
+      with self.assertRaisesRegex(
+        NotImplementedError, f"at most {most} for.*got {most + 1}"
+      ):
+        jp.stack(prepared, most + 1)
+
+  def test_other_shapes_are_refused(self):
+    arrays = [quantized(jp.NVFP4, n, 64) for n in (3, 4)]
+    with self.assertRaisesRegex(
+      TypeError, r"^stack: .*same shape, got \(3, 64\) and \(4, 64\)"
+    ):
+      jp.stack(arrays)
+
+
+class LegacyTest(parameterized.TestCase):
+  """Files that were written when a global scale was f32[]."""
+
+  def tree(self):
+    """What there is today, and the same as it was written then."""
+    x = quantized(jp.NVFP4, 3, 64)
+    today = {
+      "w": x,
+      "layers": jp.stack([x, x]).unpack(),
+      "mx": quantized(jp.MXFP8, 3, 64),
+    }
+    then = {
+      name: {
+        "values": w.values,
+        "scale": w.scale,
+        "global_scale": w.global_scale,
+      }
+      for name, w in today.items()
+    }
+    then["w"]["global_scale"] = x.global_scale[0, 0]
+    then["layers"]["global_scale"] = jnp.stack([x.global_scale[0, 0]] * 2)
+    return today, then
+
+  def test_checkpoints_are_restored(self):
+    today, then = self.tree()
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    path = pathlib.Path(directory) / "checkpoint"
+    with ocp.StandardCheckpointer() as checkpointer:
+      checkpointer.save(path, then)
+      checkpointer.wait_until_finished()
+      target = jp.legacy_global_scales(jax.eval_shape(lambda: today))
+      restored = checkpointer.restore(path, target)
+    self.assertEqual(restored["w"].global_scale.shape, ())
+    self.assertEqual(restored["layers"].global_scale.shape, (2,))
+    for name, expected in today.items():
+      actual = restored[name]
+      self.assertEqual(actual.format, expected.format)
+      np.testing.assert_array_equal(floats(actual), floats(expected))
+      np.testing.assert_array_equal(
+        jp.block_scaled_dot(actual, actual),
+        jp.block_scaled_dot(expected, expected),
+      )
+    # And as numbers, without a target, one array at a time.
+    w = jp.ScaledArray(**then["w"], format="nvfp4")
+    np.testing.assert_array_equal(floats(w), floats(today["w"]))
+
+  def test_exported_functions_are_called(self):
+    today, then = self.tree()
+    old = jp.ScaledArray(**then["w"], format="nvfp4")
+    dot = jax.jit(lambda x, w: jp.block_scaled_dot(x, w))
+    data = jax.export.export(dot)(old, old).serialize()
+    exported = jax.export.deserialize(data)
+    args = jp.legacy_global_scales((today["w"], today["w"]))
+    np.testing.assert_array_equal(
+      exported.call(*args), dot(today["w"], today["w"])
+    )
+
+  def test_shapes_that_were_not_made_then_stay_right(self):
+    x = quantized(jp.NVFP4, 4, 5, 64)
+    for shape in ((1, 5, 1), (4, 5, 1), (1, 1, 1), (1,)):
+      scales = np.exp2(np.arange(np.prod(shape))).reshape(shape).astype("f")
+      own = jp.ScaledArray(x.values, x.scale, scales, jp.NVFP4)
+      legacy = jp.legacy_global_scales(own)
+      np.testing.assert_array_equal(floats(legacy), floats(own))
+
+
+class DerivativeTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    ("concatenate", lambda a, b: jp.concatenate([a, b]), lambda a, b: [a, b]),
+    (
+      "stack_and_index",
+      lambda a, b: jp.stack([a, b], 1)[..., 1, :],
+      lambda a, b: [b],
+    ),
+  )
+  def test_straight_through_derivatives_pass(self, join, expected):
+    rng = np.random.default_rng(0)
+    x, y, g = (rng.normal(size=(6, 32)).astype(np.float32) for _ in range(3))
+
+    def loss(x):
+      x_q = jp.quantize(x, jp.NVFP4, derivative="straight_through")
+      joined = jp.dequantize(join(jp.quantize(y, jp.NVFP4), x_q))
+      return (joined * np.concatenate(expected(g, 2 * g))).sum()
+
+    np.testing.assert_array_equal(jax.grad(loss)(x), 2 * g)
+
+
+class FullGlobalScaleTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ((), (1, 1, 1)),
+    ((1,), (1, 1, 1)),
+    ((1, 1, 1, 1), (1, 1, 1)),
+    ((4,), (4, 1, 1)),
+    ((4, 5), (4, 5, 1)),
+    ((1, 5, 1), (1, 5, 1)),
+  )
+  def test_it_has_the_rank_of_the_array(self, shape, expected):
+    x = quantized(jp.NVFP4, 4, 5, 64)
+    x = jp.ScaledArray(x.values, x.scale, np.ones(shape, "f"), jp.NVFP4)
+    self.assertEqual(scaled_array.full_global_scale(x).shape, expected)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,194 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which variants there are of a product on a device, and what they take."""
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin import dot
+from jaxplugin.bench import rows
+from jaxplugin.bench.peers import variants
+from jaxplugin.bench.peers import verification
+from jaxplugin.core import decisions as problem_lib
+from jaxplugin.core import targets
+from jaxplugin.dot import traced
+from jaxplugin.runtime import triton_library
+
+
+def ours(pair, target, names=None):
+  (row,) = rows.parse_rows("5x96x256")
+  (pair,) = rows.parse_pairs(pair)
+  made = variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
+  return {variant.name: variant for variant in made.ours(names)}
+
+
+class OursTest(parameterized.TestCase):
+  def can_lower(self, calls=None, descriptors=None):
+    """What this process can lower; each is a reason why it cannot."""
+    for name, reason in (
+      ("lowering_refusal", calls),
+      ("descriptors_refusal", descriptors),
+    ):
+      refusal = reason and problem_lib.Unsupported(reason)
+      self.enter_context(
+        mock.patch.object(
+          triton_library, name, lambda *_, refusal=refusal: refusal
+        )
+      )
+
+  @parameterized.parameters(
+    ("h200", "bf16xmxfp4", True),
+    ("b200", "nvfp4", True),
+    ("rtx5090", "mxfp8", True),
+    ("a100", "mxfp8", False),  # has no TMA
+    ("b200", "mxfp8xmxfp4", False),  # FP4 is padded beside FP8
+    ("mi300x", "mxfp8", False),
+    ("cpu", "mxfp8", False),
+  )
+  def test_descriptors_are_timed_where_kernels_can_use_them(
+    self, device, pair, expected
+  ):
+    self.can_lower()
+    found = ours(pair, targets.named_target(device))
+    self.assertEqual("triton tma" in found, expected)
+    self.assertEqual("triton" in found, device not in ("cpu", "mi300x"))
+    self.assertFalse(expected and found["triton tma"].is_chosen)
+
+  @parameterized.parameters({"calls": "no"}, {"descriptors": "no"})
+  def test_descriptors_are_not_timed_where_they_cannot_be_lowered(self, **why):
+    self.can_lower(**why)
+    found = ours("mxfp8", targets.named_target("h200"))
+    self.assertIn("triton", found)
+    self.assertNotIn("triton tma", found)
+
+  def test_implementation_without_triton_has_no_descriptors(self):
+    self.can_lower()
+    found = ours("mxfp8", targets.named_target("h200"), ["xla"])
+    self.assertEqual(list(found), ["xla"])
+
+  def test_descriptors_are_what_the_kernels_of_the_variant_use(self):
+    self.can_lower()
+    found = ours("bf16xmxfp4", targets.named_target("h200"), ["triton"])
+    for name, used in (("triton", False), ("triton tma", True)):
+      variant = found[name]
+      with jp.use_target(targets.named_target("h200")):
+        jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
+      (eqn,) = traced.dots(jaxpr.jaxpr)
+      decision = traced.decide(eqn, None).decision
+      self.assertEqual(decision.implementation, "triton")
+      self.assertEqual("_tma" in decision.notes[0], used)
+
+  @parameterized.parameters(
+    ("h200", None, "bf16xnvfp4", ["triton", "triton prepared", "xla"]),
+    ("h200", None, "bf16xmxfp8", ["triton", "xla"]),
+    (
+      "b200",
+      "9.13",
+      "nvfp4",
+      ["cudnn", "cudnn prepared", "triton", "triton prepared", "xla"],
+    ),
+    ("cpu", None, "nvfp4", ["xla"]),
+  )
+  def test_prepared_weights_are_timed_where_they_differ(
+    self, device, cudnn, pair, expected
+  ):
+    self.can_lower(descriptors="not here")
+    target = targets.named_target(device, cudnn=cudnn)
+    self.assertEqual(sorted(ours(pair, target)), expected)
+
+  @parameterized.parameters(
+    (jnp.bfloat16, "9.13", True),
+    (jnp.bfloat16, "9.12", False),  # by a multiply of its own, in f32
+    (jnp.float16, "9.13", False),
+    (jnp.float32, "9.13", False),
+  )
+  def test_global_scale_that_cudnn_rounds_is_right_and_only_there(
+    self, dtype, cudnn, is_rounded
+  ):
+    dtype = np.dtype(dtype)
+    (row,), (pair,) = rows.parse_rows("5x96x256"), rows.parse_pairs("nvfp4")
+    target = targets.named_target("b200", cudnn=cudnn)
+    made = variants.DotVariants(row, pair, dtype, target)
+    # Just above the middle between 1 and 1 + 2^-7, its neighbours in bf16.
+    scale = np.float32(1 + 2.0**-8 + 2.0**-20)
+    lhs, rhs = (
+      jp.ScaledArray(x.values, x.scale, jnp.float32(number), jp.NVFP4)
+      for x, number in zip(
+        made.data.quantized(0), (scale, 2.0**-12), strict=True
+      )
+    )
+    made.data = mock.Mock(quantized=lambda i: (lhs, rhs))
+    cudnn_variant = made.ours(["cudnn"])[0]
+    exact = verification.expected_dot(lhs, rhs).exact / np.float64(scale)
+    # What a kernel gives that multiplies by bf16(scale) before its one cast.
+    rounded = (exact * float(scale.astype(jnp.bfloat16))).astype(dtype)
+    error = np.abs(rounded.astype(np.float64) / (exact * scale) - 1).max()
+    self.assertGreater(error, (1.8 if dtype == jnp.bfloat16 else 0.9) * 2.0**-8)
+    if is_rounded:
+      self.assertLess(cudnn_variant.check(0, rounded), 2**16)
+    else:
+      with self.assertRaises(verification.WrongResultError):
+        cudnn_variant.check(0, rounded)
+
+  @parameterized.parameters("h200", "b200")
+  def test_prepared_weights_are_the_same_weights(self, device):
+    found = ours("nvfp4", targets.named_target(device), ["triton"])
+    plain, prepared = found["triton"], found["triton prepared"]
+    lhs, rhs = prepared.operands(0)
+    _, plain_rhs = plain.operands(0)
+    differs = [
+      a.shape != b.shape or a.dtype != b.dtype
+      for a, b in zip(
+        jax.tree.leaves(rhs), jax.tree.leaves(plain_rhs), strict=True
+      )
+    ]
+    self.assertTrue(any(differs))
+    result = dot.block_scaled_dot(lhs, rhs, preferred_element_type=jnp.bfloat16)
+    prepared.check(0, result)
+    with self.assertRaises(verification.WrongResultError):
+      prepared.check(0, result * 1.05)
+
+
+class PeerFormsTest(parameterized.TestCase):
+  def forms(self, name, shape="1x96x256", pair="nvfp4"):
+    (row,) = rows.parse_rows(shape)
+    (pair,) = rows.parse_pairs(pair)
+    made = variants.DotVariants(
+      row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
+    )
+    (peer,) = made.peers([name])
+    return {variant.form: variant for variant in peer.forms}
+
+  @parameterized.product(
+    name=("f32", "bf16", "lax.scaled_dot"), pair=("nvfp4", "bf16xmxfp8")
+  )
+  def test_every_form_is_the_product(self, name, pair):
+    forms = self.forms(name, pair=pair)
+    self.assertLen(forms, 3)
+    for form, variant in forms.items():
+      with self.subTest(form):
+        result = jax.jit(variant.function)(*variant.operands(1))
+        variant.check(1, result)
+        with self.assertRaises(verification.WrongResultError):
+          variant.check(0, result)  # rows of set 0 are others
+
+  @parameterized.parameters("f32", "bf16", "lax.scaled_dot")
+  def test_weights_stored_the_other_way_are_so_before_the_call(self, name):
+    variant = self.forms(name)["w (k, n)"]
+    _, rhs = variant.operands(0)
+    self.assertEqual(rhs.shape, (256, 96))
+    jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
+    self.assertNotIn("transpose[", str(jaxpr))
+
+  def test_sum_of_products_is_for_one_row(self):
+    self.assertNotIn("sum of products", self.forms("f32", "2x96x256"))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,216 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of results before they are timed, in NumPy and f64.
+
+Nothing here computes with what is measured: operands mean what their codes by
+`ml_dtypes` say, and quantization is written a second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.dot import reference
+
+# In units of sum(|a * b|). Ours: the contract. Peers promise nothing, so theirs
+# only tells a wrong product from a right one: 256 roundings of f32 (XLA's bf16
+# dot on CPU reaches 51).
+OURS_BOUND: Final = reference.ERROR_BOUND
+PEER_BOUND: Final = 256 * 2.0**-24
+UNIT: Final = 2.0**-24
+
+_MAX_ROWS: Final = 32
+_MAX_WEIGHTS: Final = 1 << 24  # values of rhs that are checked
+
+
+class WrongResultError(Exception):
+  """A result is not what it should be; the text says where and by how much."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expected:
+  """A product at some rows and columns.
+
+  Attributes:
+    rows, columns: which.
+    exact: f64[rows, columns].
+    magnitude: of the same shape, sum(|a * b|).
+  """
+
+  rows: np.ndarray
+  columns: np.ndarray
+  exact: np.ndarray
+  magnitude: np.ndarray
+
+
+def some(size: int, count: int) -> np.ndarray:
+  """Up to `count` indices below `size`, the first and the last among them."""
+  if size <= count:
+    return np.arange(size)
+  inner = np.random.default_rng(size).choice(
+    np.arange(1, size - 1), count - 2, replace=False
+  )
+  return np.sort(np.concatenate([[0], inner, [size - 1]]))
+
+
+def expected_dot(lhs: Any, rhs: Any) -> Expected:
+  """The product of lhs (m, k) and rhs (n, k): exact, at a sample of both.
+
+  Columns are all of rhs where it has up to 2^24 values.
+  """
+  (m, k), n = lhs.shape, rhs.shape[0]
+  rows = some(m, _MAX_ROWS)
+  columns = some(n, max(2, _MAX_WEIGHTS // k))
+  a, b = _f64(lhs, rows), _f64(rhs, columns).T
+  return Expected(
+    rows=rows,
+    columns=columns,
+    exact=a @ b,
+    magnitude=np.abs(a) @ np.abs(b),
+  )
+
+
+def _f64(operand: Any, rows: np.ndarray) -> np.ndarray:
+  if not isinstance(operand, scaled_array.ScaledArray):
+    return np.asarray(operand)[rows].astype(np.float64)
+  values = reference.oracle_dequantize(
+    np.asarray(operand.unpack().values)[rows],
+    np.asarray(operand.scale)[rows],
+    operand.format,
+  )
+  if operand.global_scale is not None:
+    values = values * np.float64(operand.global_scale)
+  return values
+
+
+def check_dot(
+  result: Any, expected: Expected, *, bound: float, relative: float = 0
+) -> float:
+  """Returns the largest error in units of 2^-24 * sum(|a * b|).
+
+  Args:
+    result: f32, bf16 or f16[m, n].
+    expected: what it should be.
+    bound: the error allowed before the cast to the result's dtype, in units of
+      sum(|a * b|).
+    relative: further error allowed, of the result.
+
+  Raises:
+    WrongResultError: an element is not finite, or errs by more.
+  """
+  result = np.asarray(result)
+  dtype = result.dtype
+  result = result.astype(np.float32)
+  if not np.isfinite(result).all():
+    count = np.count_nonzero(~np.isfinite(result))
+    raise WrongResultError(f"{count} of {result.size} elements are not finite")
+  exact = expected.exact
+  error = np.abs(result[np.ix_(expected.rows, expected.columns)] - exact)
+  before_cast = bound * expected.magnitude
+  cast_error = reference.rounding_error(dtype)
+  rounding = cast_error + relative
+  limit = before_cast + (np.abs(exact) + before_cast) * rounding
+  if not (error <= limit).all():
+    r, c = np.unravel_index(np.argmax(error - limit), error.shape)
+    at = int(expected.rows[r]), int(expected.columns[c])
+    raise WrongResultError(
+      f"at {at}: got {result[at]:.8g}, exact {exact[r, c]:.8g}, error"
+      f" {error[r, c]:.3g} above the bound {limit[r, c]:.3g}"
+    )
+  # What the cast to the result's dtype adds at worst does not count.
+  own = np.maximum(error - np.abs(exact) * cast_error, 0)
+  magnitude = np.maximum(expected.magnitude, np.finfo(np.float64).tiny)
+  return float(np.max(own / magnitude) / UNIT)
+
+
+def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
+  """Raises WrongResultError unless rows of `result` have the bits of `jp`.
+
+  Args:
+    result: `x` quantized along its last axis, rounding scales up.
+    x: f32[m, k] of normal, finite numbers.
+  """
+  x = np.asarray(x)
+  rows = some(len(x), _MAX_ROWS)
+  format = result.format
+  result = result.unpack()
+  global_scale = None
+  if format.has_global_scale:
+    largest = format.scale_encoding.max * format.values_encoding.max
+    global_scale = np.float32(np.abs(x).max() / np.float32(largest))
+    given = np.asarray(result.global_scale).item()
+    if given != global_scale:
+      raise WrongResultError(f"global scale {given}, expected {global_scale}")
+  values, scale = quantize_rows(x[rows], format, global_scale)
+  for name, got, expected in (
+    ("scale", result.scale, scale),
+    ("values", result.values, values),
+  ):
+    codes = np.asarray(got)[rows].view(np.uint8)
+    # What is above a nibble in the byte that holds one does not count.
+    mask = 15 if got.dtype == formats.E2M1 else 255
+    differ = (codes ^ expected.view(np.uint8)) & mask != 0
+    if differ.any():
+      r, c = (int(i) for i in np.argwhere(differ)[0])
+      raise WrongResultError(
+        f"{name} at {(int(rows[r]), c)}: got {np.asarray(got)[rows[r], c]},"
+        f" expected {expected[r, c]}; {np.count_nonzero(differ)} of"
+        f" {differ.size} differ"
+      )
+
+
+def quantize_rows(
+  x: np.ndarray, format: formats.BlockFormat, global_scale: np.float32 | None
+) -> tuple[np.ndarray, np.ndarray]:
+  """f32[rows, k] of finite numbers, quantized as `quantization.quantize` says.
+
+  Returns:
+    Values and scale in the format's dtypes.
+  """
+  blocks = x.reshape(len(x), -1, format.block_size)
+  amax = np.abs(blocks).max(axis=-1, keepdims=True)
+  largest = format.values_encoding.max
+  if format.scale_is_power_of_two:
+    exponent = np.frexp(amax)[1] - 1 - format.values_encoding.max_exponent
+    exceeds = amax.astype(np.float64) > np.ldexp(largest, exponent)
+    exponent = np.where(amax == 0, -formats.E8M0_BIAS, exponent + exceeds)
+    exponent = np.clip(exponent, -formats.E8M0_BIAS, formats.E8M0_BIAS)
+    scale = (exponent + formats.E8M0_BIAS).astype(np.uint8).view(formats.E8M0)
+    quotient = np.ldexp(blocks.astype(np.float64), -exponent)
+  else:
+    number = np.float32(1) if global_scale is None else global_scale
+    scale = (amax / np.float32(largest) / number).astype(format.scale_dtype)
+    step = scale.astype(np.float32) * number
+    quotient = blocks / np.where(step == 0, np.float32(np.inf), step)
+  values = np.clip(quotient, -largest, largest).astype(np.float32)
+  values = values.astype(format.values_dtype).reshape(x.shape)
+  return values, scale[..., 0]
+
+
+def check_dequantized(result: Any, x: scaled_array.ScaledArray) -> None:
+  """Raises WrongResultError unless rows of `result` are those of `x`.
+
+  Args:
+    result: f32[m, k].
+    x: whose values are normal f32 numbers, or zero.
+  """
+  result = np.asarray(result)
+  rows = some(len(result), _MAX_ROWS)
+  exact = reference.oracle_dequantize(
+    np.asarray(x.unpack().values)[rows], np.asarray(x.scale)[rows], x.format
+  ).astype(np.float32)
+  if x.global_scale is not None:
+    exact = exact * np.asarray(x.global_scale)
+  differ = result[rows] != exact
+  if differ.any():
+    r, c = (int(i) for i in np.argwhere(differ)[0])
+    raise WrongResultError(
+      f"at {(int(rows[r]), c)}: got {result[rows[r], c]}, expected"
+      f" {exact[r, c]}; {np.count_nonzero(differ)} of {differ.size} differ"
+    )

@@ -1,0 +1,203 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Results as text, at most 120 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+from jaxplugin.bench import ceilings as ceilings_lib
+from jaxplugin.bench import timing
+from jaxplugin.bench.report import results
+
+WIDTH: Final = 120
+_NAME: Final = 18
+_CELL: Final = 19
+
+LEGEND: Final = """\
+Times are medians and quartiles, of one product. "x cpu": how many times as long
+as cpu, round by round. GB/s: what must be read and written at least, operands
+as they are stored. "of roof": the least time by the ceilings / the median; more
+than 100 % where kernels beat XLA's products, or write less fresh memory than a
+copy. The package chooses what has a *."""
+
+
+def header(
+  environment: dict[str, Any], ceilings: ceilings_lib.Ceilings | None
+) -> str:
+  """Where, with what, and what the device can do."""
+  versions = environment["versions"]
+  named = [
+    f"{name} {versions[name]}"
+    for name in ("jaxplugin", "jax", "jaxlib", "triton", "jax-triton")
+    if name in versions
+  ]
+  details = [
+    environment["device"],
+    f"{environment['cores']} cores" if environment["cores"] else "",
+    environment["instruction_set"] or "",
+    f"cuDNN {environment['cudnn']}" if environment["cudnn"] else "",
+  ]
+  lines = [
+    ", ".join(filter(None, details)),
+    ", ".join([*named, f"Python {environment['python']}"]),
+    f"inputs rotated past a last-level cache of"
+    f" {environment['cache_bytes'] / (1 << 20):.0f} MiB"
+    f" ({environment['cache_source']})",
+  ]
+  if ceilings is not None:
+    lines.append(
+      f"ceilings: read {ceilings.read / 1e9:.1f} GB/s, copy"
+      f" {ceilings.copy / 1e9:.1f} GB/s, bf16 {ceilings.bf16 / 1e9:.0f} and"
+      f" f32 {ceilings.f32 / 1e9:.0f} GFLOP/s"
+    )
+  return "\n".join(lines)
+
+
+def block(row: results.RowResult) -> str:
+  """One row: a line a variant."""
+  ours = [
+    v.name for v in row.variants if v.role == "ours" and v.time is not None
+  ]
+  title = f"{row.row}  {row.formats} -> {row.out}"
+  if row.layer:
+    title += f"  ({row.layer})"
+  cells = [_right("median ms", 10), _right("quartiles", 16)]
+  has_other = any(v.other_time for v in row.variants)
+  if has_other:
+    mode = next(v.mode for v in row.variants if v.mode)
+    cells.append(_right("step ms" if mode == "call" else "call ms", 9))
+  cells += [_right("GB/s", 7)]
+  has_flops = any(v.flops for v in row.variants)
+  if has_flops:
+    cells.append(_right("GFLOP/s", 9))
+  cells.append(_right("of roof", 9))
+  shown = ours[: _columns(cells)]
+  cells += [_right(f"x {name}"[: _CELL - 1], _CELL) for name in shown]
+  lines = [title, f"  {'':{_NAME}}{''.join(cells)}"]
+  for variant in row.variants:
+    if variant.time is not None:
+      lines.append(_line(row, variant, shown, has_other, has_flops))
+  lines += _forms(row)
+  lines += _problems(row)
+  return "\n".join(line.rstrip() for line in lines)
+
+
+def _columns(cells: Sequence[str]) -> int:
+  """How many columns of ratios there is room for."""
+  return (WIDTH - 2 - _NAME - sum(map(len, cells))) // _CELL
+
+
+def _line(
+  row: results.RowResult,
+  variant: results.VariantResult,
+  ours: Sequence[str],
+  has_other: bool,
+  has_flops: bool,
+) -> str:
+  assert variant.time is not None
+  time = variant.time
+  name = variant.name + ("*" if variant.is_chosen else "")
+  cells = [
+    _right(number(time.median), 10),
+    _right(f"{number(time.q1)}-{number(time.q3)}", 16),
+  ]
+  if has_other:
+    other = variant.other_time
+    cells.append(_right(number(other.median) if other else "", 9))
+  cells.append(_right(f"{variant.gb_per_s:.1f}", 7))
+  if has_flops:
+    rate = f"{variant.gflop_per_s:.0f}" if variant.flops else ""
+    cells.append(_right(rate, 9))
+  cells.append(_right(f"{100 * variant.roof_fraction:.0f} %", 9))
+  ratios = {(r.ours, r.other): r.ratio for r in row.ratios}
+  for one in ours:
+    ratio = ratios.get((one, variant.name))
+    cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
+  mark = " launch-bound?" if variant.is_launch_bound else ""
+  return f"  {name:{_NAME}}{''.join(cells)}{mark}"
+
+
+def _forms(row: results.RowResult) -> Iterator[str]:
+  """How peers that could be written in several ways were written."""
+  forms = [f"{v.name}: {v.form}" for v in row.variants if v.form and v.time]
+  if forms:
+    yield from _wrapped(f"fastest forms: {', '.join(forms)}")
+
+
+def _problems(row: results.RowResult) -> Iterator[str]:
+  for variant in row.variants:
+    if variant.status in ("wrong", "failed"):
+      text = f"{variant.name} {variant.status.upper()}: {variant.reason}"
+      yield from _wrapped(text)
+
+
+def _ratio(ratio: timing.Stats) -> str:
+  parts = ratio.median, ratio.q1, ratio.q3
+  median, q1, q3 = (
+    f"{x:.{2 if x < 9.995 else 1 if x < 100 else 0}f}" for x in parts
+  )
+  return f"{median} ({q1}-{q3})"
+
+
+def number(x: float, digits: int = 4) -> str:
+  """Significant digits, no exponent; all digits before the point stay."""
+  if x == 0:
+    return "0"
+  text = f"{x:.{digits}g}"
+  if "e" in text:
+    return f"{x:.0f}" if x > 1 else f"{x:.6f}"
+  return text
+
+
+def unavailable(rows: Sequence[results.RowResult]) -> str:
+  """What did not run, why, and in which rows; empty where all ran."""
+  where: dict[tuple[str, str], list[str]] = {}
+  for row in rows:
+    for variant in row.variants:
+      if variant.status == "unavailable":
+        reason = " ".join(variant.reason.split())
+        name = f"{row.row} {row.formats}"
+        where.setdefault((variant.name, reason), []).append(name)
+  lines = []
+  for (name, reason), places in where.items():
+    scope = "" if len(places) == len(rows) else f" ({_few(places)})"
+    lines += _wrapped(f"{name}{scope}: {textwrap.shorten(reason, 300)}")
+  return "\n".join(["not run:", *lines]) if lines else ""
+
+
+def _few(places: Sequence[str]) -> str:
+  more = f" and {len(places) - 2} more" if len(places) > 3 else ""
+  return ", ".join(places[: 2 if more else 3]) + more
+
+
+def comparison(compared: results.Comparison) -> str:
+  """A line a ratio, the largest losses first."""
+  lines = [f"  {'':58}{'before':>9}{'after':>9}{'change':>9}"]
+  for c in sorted(compared.changes, key=lambda c: c.factor):
+    name = f"{c.row} {c.formats}: {c.other} / {c.ours}"
+    mark = "  REGRESSED" if c in compared.regressions else ""
+    lines.append(
+      f"  {name:58}{number(c.before, 3):>9}{number(c.after, 3):>9}"
+      f"{100 * (c.factor - 1):>+8.1f}%{mark}"
+    )
+  lines += [f"  only in the first: {name}" for name in compared.missing]
+  lines.append(
+    f"{len(compared.regressions)} of {len(compared.changes)} ratios regressed"
+    f" by more than {100 * compared.threshold:g} %"
+  )
+  return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+  return textwrap.wrap(
+    text, WIDTH, initial_indent="  ", subsequent_indent="    "
+  )
+
+
+def _right(text: str, width: int) -> str:
+  return f"{text:>{width}}"

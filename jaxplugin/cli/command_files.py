@@ -1,0 +1,130 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files of the command line: modules read, results written, inputs kept."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import sys
+import tempfile
+from typing import Any
+from typing import Final
+
+from jaxplugin.stablehlo import modules
+
+STANDARD: Final = "-"  # standard input or output
+MAX_BYTES: Final = 1 << 30  # of a module
+
+
+def read(path: str) -> modules.Source:
+  """Reads a module from a regular file, or from standard input for "-".
+
+  Raises:
+    OSError: the file cannot be read.
+    ValueError: it is no regular file, or has more than `MAX_BYTES`.
+    ModuleError: it holds no module; names the path, the line and the column.
+  """
+  if path == STANDARD:
+    return modules.read(_bytes(_binary(sys.stdin), "<stdin>"), "<stdin>")
+  # Without O_NONBLOCK a pipe that nobody writes to would never be open.
+  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+  try:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+      raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+      raise ValueError(
+        f"{path} is no regular file; redirect what it gives to standard input,"
+        " and read that as -"
+      )
+    with open(descriptor, "rb", closefd=False) as file:
+      data = _bytes(file, path)
+  finally:
+    os.close(descriptor)
+  return modules.read(data, path)
+
+
+def _bytes(file: Any, name: str) -> bytes:
+  data = file.read(MAX_BYTES + 1)
+  if len(data) > MAX_BYTES:
+    raise ValueError(
+      f"{name}: a module must have at most {MAX_BYTES} bytes; jp.rewrite takes"
+      " a larger one"
+    )
+  return data
+
+
+def check_output(path: str, output: str | None, force: bool) -> None:
+  """Raises ValueError unless `output` may be written, reading from `path`."""
+  if output in (None, STANDARD):
+    return
+  if os.path.exists(output) and not os.path.isfile(output):
+    raise ValueError(f"{output} is no regular file; give the name of a file")
+  if _is_input(path, output):
+    raise ValueError(
+      f"{output} is the input file, which is never written over; choose another"
+      " name"
+    )
+  if os.path.lexists(output) and not force:
+    raise ValueError(f"{output} exists; choose another name, or pass --force")
+
+
+def write(
+  data: str | bytes, path: str, output: str | None, force: bool
+) -> None:
+  """Writes a result to a file, or to standard output.
+
+  A file appears whole or not at all. One that exists is replaced, not written
+  over: where it is a link, what that points to stays as it is.
+
+  Raises:
+    OSError: it cannot be written.
+    ValueError: as `check_output`.
+  """
+  data = data.encode() if isinstance(data, str) else data
+  if output in (None, STANDARD):
+    stream = _binary(sys.stdout)
+    stream.write(data)
+    stream.flush()
+    return
+  check_output(path, output, force)
+  reserved = not os.path.lexists(output)
+  if reserved:
+    # Fails where another process was faster.
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    os.close(os.open(output, flags, 0o666))
+  directory, name = os.path.split(output)
+  descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
+  try:
+    with open(descriptor, "wb") as file:
+      file.write(data)
+    # `mkstemp` makes it private.
+    mode = stat.S_IMODE(os.lstat(output).st_mode)
+    os.chmod(temporary, mode & 0o666)
+    os.replace(temporary, output)
+  except BaseException:
+    os.unlink(temporary)
+    if reserved:
+      os.unlink(output)
+    raise
+
+
+def _is_input(path: str, output: str) -> bool:
+  """Whether both are one file, by whatever names or links."""
+  try:
+    there = os.stat(output)
+  except OSError:
+    return False
+  try:
+    if path == STANDARD:
+      return os.path.samestat(os.fstat(sys.stdin.fileno()), there)
+    return os.path.samestat(os.stat(path), there)
+  except (OSError, io.UnsupportedOperation):  # no such file; or no real file
+    return False
+
+
+def _binary(stream: Any) -> Any:
+  return getattr(stream, "buffer", stream)

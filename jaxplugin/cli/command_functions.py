@@ -1,0 +1,95 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions and their arguments, as the command line names them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+
+from jaxplugin import quantization
+from jaxplugin.core import formats
+
+_FUNCTION: Final = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+_ARGUMENT: Final = re.compile(r"([a-z]\w*)\[(\d+(?:,\d+)*)?\]")
+# As HLO writes them.
+_SHORT: Final = {
+  "pred": "bool",
+  "bf16": "bfloat16",
+  **{f"f{bits}": f"float{bits}" for bits in (16, 32)},
+  **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32)},
+  **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32)},
+  "f8e4m3fn": "float8_e4m3fn",
+  "f8e5m2": "float8_e5m2",
+  "f8e8m0fnu": "float8_e8m0fnu",
+  "f4e2m1fn": "float4_e2m1fn",
+}
+
+
+def is_function(text: str) -> bool:
+  """Whether this is written as package.module:function."""
+  return _FUNCTION.fullmatch(text) is not None
+
+
+def function(text: str) -> Callable[..., Any]:
+  """Imports the function that "package.module:function" names.
+
+  Modules are found as Python finds them, in the current directory first.
+
+  Raises:
+    ValueError: there is none.
+  """
+  match = _FUNCTION.fullmatch(text)
+  assert match is not None
+  if "" not in sys.path:
+    sys.path.insert(0, "")
+  try:
+    found: Any = importlib.import_module(match[1])
+  except ModuleNotFoundError as error:
+    if error.name is None or not f"{match[1]}.".startswith(f"{error.name}."):
+      raise  # of what the module itself imports
+    raise ValueError(f"{text}: there is no module {error.name}") from None
+  for name in match[2].split("."):
+    if not hasattr(found, name):
+      raise ValueError(f"{text}: {found!r} has no {name}")
+    found = getattr(found, name)
+  if not callable(found):
+    raise ValueError(f"{text} is no function, got {type(found).__name__}")
+  return found
+
+
+def argument(text: str) -> Any:
+  """An abstract array, "bfloat16[16,4096]", or `ScaledArray`, "nvfp4[8,64]".
+
+  A format's shape is the logical one; it is quantized along its last axis.
+  """
+  match = _ARGUMENT.fullmatch(text)
+  name = match[1] if match is not None else ""
+  names = [format.name for format in formats.FORMATS]
+  try:
+    if match is None:
+      raise TypeError
+    sizes = map(int, match[2].split(",")) if match[2] else ()
+    shape = tuple(sizes)
+    if name not in names:
+      return jax.ShapeDtypeStruct(shape, jnp.dtype(_SHORT.get(name, name)))
+  except TypeError:
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is no array; write it as bfloat16[16,4096], or with a format"
+      f" ({', '.join(names)}) as nvfp4[14336,4096]"
+    ) from None
+  try:
+    return jax.eval_shape(
+      lambda x: quantization.quantize(x, formats.by_name(name)),
+      jax.ShapeDtypeStruct(shape, jnp.float32),
+    )
+  except (TypeError, ValueError) as error:
+    raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None

@@ -1,0 +1,221 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The format descriptors, against gfloat and the tables of OCP MX v1.0."""
+
+import dataclasses
+import pickle
+
+import gfloat
+import gfloat.formats
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import formats
+
+FIELDS = dataclasses.fields(formats.BlockFormat)
+GFLOAT = {
+  formats.E4M3: gfloat.formats.format_info_ocp_e4m3,
+  formats.E5M2: gfloat.formats.format_info_ocp_e5m2,
+  formats.E2M1: gfloat.formats.format_info_ocp_e2m1,
+}
+
+# OCP MX v1.0, table 1 and section 5.3; NVFP4 from the cuDNN documentation.
+# (values bits, emax of the values, largest value, block size, scale bits)
+PUBLISHED = {
+  "mxfp8": (8, 8, 448.0, 32),
+  "mxfp8_e5m2": (8, 15, 57344.0, 32),
+  "mxfp4": (4, 2, 6.0, 32),
+  "nvfp4": (4, 2, 6.0, 16),
+}
+
+
+class FormatsTest(parameterized.TestCase):
+  @parameterized.parameters(*GFLOAT)
+  def test_encoding_is_that_of_gfloat(self, dtype):
+    encoding, info = formats.encoding(dtype), GFLOAT[dtype]
+    self.assertEqual(encoding.exponent_bits, info.expBits)
+    self.assertEqual(encoding.mantissa_bits, info.precision - 1)
+    self.assertEqual(encoding.significand_bits, info.precision)
+    self.assertEqual(encoding.sign_shift, info.bits - 1)
+    self.assertEqual(encoding.bias, info.bias)
+    self.assertEqual(encoding.max, info.max)
+    self.assertEqual(2.0**encoding.min_exponent, info.smallest_normal)
+
+  @parameterized.parameters(*GFLOAT)
+  def test_nan_code_is_a_nan_and_missing_only_where_there_is_none(self, dtype):
+    info, nan_code = GFLOAT[dtype], formats.encoding(dtype).nan_code
+    if info.num_nans == 0:
+      self.assertIsNone(nan_code)
+    else:
+      self.assertTrue(np.isnan(gfloat.decode_float(info, nan_code).fval))
+      self.assertEqual(nan_code >> (info.bits - 1), 0)
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_format_has_the_published_sizes(self, format):
+    bits, max_exponent, largest, block_size = PUBLISHED[format.name]
+    self.assertEqual(format.value_bits, bits)
+    self.assertEqual(format.values_encoding.max_exponent, max_exponent)
+    self.assertEqual(format.values_encoding.max, largest)
+    self.assertEqual(format.block_size, block_size)
+    self.assertEqual(format.is_fp4, bits == 4)
+
+  def test_only_nvfp4_has_floating_point_and_global_scales(self):
+    for format in formats.FORMATS:
+      is_nvfp4 = format.name == "nvfp4"
+      self.assertEqual(format.has_global_scale, is_nvfp4)
+      self.assertEqual(format.scale_is_power_of_two, not is_nvfp4)
+    self.assertEqual(formats.NVFP4.scale_dtype, ml_dtypes.float8_e4m3fn)
+    self.assertEqual(formats.NVFP4.scale_encoding.max, 448.0)
+
+  @parameterized.parameters(
+    *formats.FORMATS,
+    formats.BlockFormat(  # 4 + 4 bits of significand: just fits
+      name="fits",
+      values_dtype=formats.E4M3,
+      scale_dtype=formats.E4M3,
+      block_size=16,
+    ),
+    formats.UnquantizedFormat(  # 2 + 8 bits
+      name="does_not_fit",
+      values_dtype=formats.E2M1,
+      scale_dtype=formats.BF16,
+      block_size=16,
+    ),
+  )
+  def test_exact_in_bf16_says_whether_every_product_fits_bf16(self, format):
+    def positive(dtype):
+      """Every finite positive value of `dtype` in [2^-40, 2^40]."""
+      word = np.uint16 if dtype == formats.BF16 else np.uint8
+      bits = ml_dtypes.finfo(dtype).bits if dtype != formats.E8M0 else 8
+      x = np.arange(2**bits, dtype=word).view(dtype)
+      with np.errstate(invalid="ignore"):  # signalling NaNs
+        x = x.astype(np.float64)
+      return x[(x >= 2.0**-40) & (x <= 2.0**40)]
+
+    products = np.multiply.outer(
+      positive(format.values_dtype), positive(format.scale_dtype)
+    )
+    fits = products.astype(ml_dtypes.bfloat16).astype(np.float64) == products
+    self.assertEqual(format.exact_in_bf16, bool(fits.all()))
+
+  def test_infer_reads_every_format_from_its_dtypes(self):
+    for format in formats.FORMATS:
+      found = formats.infer(format.values_dtype, format.scale_dtype)
+      self.assertIs(found, format)
+
+  def test_infer_takes_uint8_for_packed_fp4(self):
+    u8 = np.dtype(np.uint8)
+    self.assertIs(formats.infer(u8, formats.E8M0), formats.MXFP4)
+    self.assertIs(formats.infer(u8, formats.E4M3), formats.NVFP4)
+
+  def test_infer_knows_no_other_pair(self):
+    dtypes = (formats.E4M3, formats.E5M2, formats.E2M1, formats.E8M0)
+    dtypes += (formats.BF16, np.dtype(np.float32), np.dtype(np.int8))
+    known = {(f.values_dtype, f.scale_dtype) for f in formats.FORMATS}
+    for values in dtypes:
+      for scale in dtypes:
+        if (values, scale) not in known:
+          self.assertIsNone(formats.infer(values, scale), (values, scale))
+
+  def test_by_name_ignores_case(self):
+    for format in formats.FORMATS:
+      self.assertIs(formats.by_name(format.name), format)
+      self.assertIs(formats.by_name(format.name.upper()), format)
+
+  def test_unknown_name_error_lists_the_known_ones(self):
+    with self.assertRaisesRegex(
+      ValueError, "'mxfp6'.*mxfp8, mxfp8_e5m2, mxfp4, nvfp4"
+    ):
+      formats.by_name("mxfp6")
+
+  @parameterized.parameters(
+    ({"values_dtype": np.dtype(np.int8)}, TypeError, "values_dtype.*got int8"),
+    (
+      {"values_dtype": formats.E8M0},
+      TypeError,
+      "e4m3fn or.*e8m0fnu; jp.scaled",
+    ),
+    ({"values_dtype": None}, TypeError, "values_dtype must be.*got None"),
+    ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got fp8"),
+    ({"scale_dtype": np.float32}, TypeError, "scale_dtype.*got float32"),
+    ({"scale_dtype": formats.BF16}, TypeError, "scale_dtype.*got bfloat16"),
+    ({"block_size": 0}, ValueError, "positive integer, got 0"),
+    ({"block_size": 32.0}, ValueError, r"positive integer, got 32\.0"),
+    ({"has_global_scale": True}, ValueError, "odd of.*e8m0fnu scales"),
+  )
+  def test_format_that_nothing_serves_is_refused_when_made(
+    self, changes, error, message
+  ):
+    fields = {
+      "name": "odd",
+      "values_dtype": formats.E4M3,
+      "scale_dtype": formats.E8M0,
+      "block_size": 32,
+    }
+    formats.BlockFormat(**fields)
+    with self.assertRaisesRegex(error, f"^BlockFormat: .*{message}"):
+      formats.BlockFormat(**(fields | changes))
+
+  def test_dtypes_may_be_given_as_types(self):
+    made = formats.BlockFormat(
+      name="mxfp8",
+      values_dtype=ml_dtypes.float8_e4m3fn,
+      scale_dtype=ml_dtypes.float8_e8m0fnu,
+      block_size=32,
+    )
+    self.assertEqual(made, formats.MXFP8)
+    self.assertEqual(hash(made), hash(formats.MXFP8))
+
+  def test_pair_that_is_only_multiplied_is_no_known_format(self):
+    pair = formats.UnquantizedFormat(
+      **{f.name: getattr(formats.MXFP8, f.name) for f in FIELDS}
+    )
+    self.assertNotEqual(pair, formats.MXFP8)
+    self.assertFalse(pair.is_standard)
+
+  def test_resolve_takes_a_format_and_its_name(self):
+    self.assertIs(formats.resolve("f", formats.NVFP4), formats.NVFP4)
+    self.assertIs(formats.resolve("f", "NVFP4"), formats.NVFP4)
+
+  @parameterized.parameters(
+    ("int8", ValueError, "f: rhs: unknown block format 'int8'"),
+    (8, TypeError, "f: rhs must be a BlockFormat .*got 8"),
+    (None, TypeError, "f: rhs must be a BlockFormat .*got None"),
+  )
+  def test_resolve_refuses_with_the_known_names(self, given, error, message):
+    with self.assertRaisesRegex(error, message) as raised:
+      formats.resolve("f", given, "rhs")
+    for format in formats.FORMATS:
+      self.assertIn(format.name, str(raised.exception))
+
+  def test_pairs_table_names_every_format_with_its_dtypes(self):
+    table = formats.pairs_table()
+    for text in (
+      "mxfp8 = float8_e4m3fn + float8_e8m0fnu per 32",
+      "mxfp8_e5m2 = float8_e5m2 + float8_e8m0fnu per 32",
+      "mxfp4 = float4_e2m1fn + float8_e8m0fnu per 32",
+      "nvfp4 = float4_e2m1fn + float8_e4m3fn per 16",
+    ):
+      self.assertIn(text, table)
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_standard_is_by_value_not_by_name(self, format):
+    self.assertTrue(format.is_standard)
+    self.assertTrue(dataclasses.replace(format).is_standard)
+    halved = dataclasses.replace(format, block_size=format.block_size // 2)
+    self.assertFalse(halved.is_standard)
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_format_is_frozen_hashable_and_survives_pickling(self, format):
+    with self.assertRaises(dataclasses.FrozenInstanceError):
+      format.block_size = 64
+    loaded = pickle.loads(pickle.dumps(format))
+    self.assertEqual(loaded, format)
+    self.assertEqual(hash(loaded), hash(format))
+    self.assertEqual(repr(loaded), format.name)
+
+
+if __name__ == "__main__":
+  absltest.main()

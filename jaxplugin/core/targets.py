@@ -1,0 +1,336 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Targets: what a device and its libraries are, as far as decisions need it.
+
+`detect_target` is the only place that asks hardware or libraries. Everything
+else takes a `Target`, so that decisions, lowerings and tests can be made for a
+device that is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import jax
+import jax.ffi
+
+from jaxplugin.jaxext import jax_private
+from jaxplugin.kernels.cpu import library
+
+Version = tuple[int, int, int]
+
+_KIB: Final = 1 << 10
+_MIB: Final = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+  """A device and the libraries that matter to it.
+
+  Attributes:
+    name: for messages.
+    platform: a JAX lowering platform: "cpu", "cuda", "rocm", "tpu", ...
+    compute_capability: (major, minor) of an NVIDIA GPU, else None.
+    architecture: the LLVM name of an AMD GPU, e.g. "gfx950", else None.
+    cudnn_version: (major, minor, patch), None when there is no cuDNN or its
+      version is not known.
+    core_count: SMs, CUs or CPU cores; None when not known.
+    shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
+    l2_bytes: size of the last-level cache.
+    memory_bandwidth: bytes per second, as published.
+    cpu_kernels: instruction set of the C++ kernels for CPUs, "avx512_bf16",
+      "avx512", "avx2", "baseline" or "baseline_neon"; None where they cannot
+      be used, as on every named target: only `detect_target` finds them.
+    cpu_kernels_error: why not, for messages.
+    triton_error: why the Triton kernels cannot be called; empty where they can,
+      as on every named NVIDIA GPU. For named AMD GPUs jax-triton cannot lower;
+      `with_triton` asks what they would get where it can.
+  """
+
+  name: str
+  platform: str
+  compute_capability: tuple[int, int] | None = None
+  architecture: str | None = None
+  cudnn_version: Version | None = None
+  core_count: int | None = None
+  shared_memory_bytes: int | None = None
+  l2_bytes: int | None = None
+  memory_bandwidth: float | None = None
+  cpu_kernels: str | None = None
+  cpu_kernels_error: str = ""
+  triton_error: str = ""
+
+  def __str__(self) -> str:
+    details = [self.platform]
+    if self.compute_capability is not None:
+      details.append("sm_{}{}".format(*self.compute_capability))
+    if self.architecture is not None:
+      details.append(self.architecture)
+    if self.cudnn_version is not None:
+      details.append(f"cuDNN {format_version(self.cudnn_version)}")
+    if self.cpu_kernels is not None:
+      details.append(f"{self.cpu_kernels} kernels")
+    return f"{self.name} ({', '.join(details)})"
+
+
+def _nvidia(
+  name: str,
+  compute_capability: tuple[int, int],
+  core_count: int,
+  shared_memory_kib: int,
+  l2_mib: int,
+  bandwidth_gb_s: float,
+) -> Target:
+  return Target(
+    name=name,
+    platform="cuda",
+    compute_capability=compute_capability,
+    core_count=core_count,
+    shared_memory_bytes=shared_memory_kib * _KIB,
+    l2_bytes=l2_mib * _MIB,
+    memory_bandwidth=bandwidth_gb_s * 1e9,
+  )
+
+
+# jax-triton (0.3 and 0.4) asks the device for its architecture, and puts into
+# the module the path of a file with the code, not the code.
+_NAMED_AMD_TRITON_ERROR: Final = (
+  "jax-triton lowers for AMD GPUs only where there is one, not for one by name"
+)
+
+
+def _amd(
+  name: str,
+  architecture: str,
+  core_count: int,
+  lds_kib: int,
+  l2_mib: int,
+  bandwidth_gb_s: float,
+) -> Target:
+  return Target(
+    name=name,
+    platform="rocm",
+    architecture=architecture,
+    core_count=core_count,
+    shared_memory_bytes=lds_kib * _KIB,
+    l2_bytes=l2_mib * _MIB,
+    memory_bandwidth=bandwidth_gb_s * 1e9,
+    triton_error=_NAMED_AMD_TRITON_ERROR,
+  )
+
+
+# From the vendors' data sheets and architecture papers; shared memory is the
+# opt-in maximum a block of the CUDA programming guide's compute capability
+# table. A100 and H100 are the 80 GB SXM models. The last-level cache of the
+# AMD parts is the Infinity Cache.
+_NAMED: Final = {
+  target.name: target
+  for target in (
+    _nvidia("a100", (8, 0), 108, 163, 40, 2039),
+    _nvidia("l40s", (8, 9), 142, 99, 96, 864),
+    _nvidia("h100", (9, 0), 132, 227, 50, 3350),
+    _nvidia("h200", (9, 0), 132, 227, 50, 4800),
+    _nvidia("b200", (10, 0), 148, 227, 126, 8000),
+    _nvidia("b300", (10, 3), 160, 227, 126, 8000),
+    _nvidia("rtx5090", (12, 0), 170, 99, 96, 1792),
+    _nvidia("gb10", (12, 1), 48, 99, 24, 273),
+    _amd("mi300x", "gfx942", 304, 64, 256, 5300),
+    _amd("mi355x", "gfx950", 256, 160, 256, 8000),
+    Target(name="cpu", platform="cpu"),
+  )
+}
+TARGET_NAMES: Final = tuple(_NAMED)
+
+
+def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
+  """Returns a device by name, to lower and inspect for it without having it.
+
+  Args:
+    name: one of `TARGET_NAMES`, any case.
+    cudnn: the cuDNN version to assume, "9.13" or "9.13.0" or (9, 13, 0). None
+      assumes that there is none, so the cudnn implementation is refused.
+
+  "cpu" is a CPU without the C++ kernels (`Target.cpu_kernels` is None), so
+  that what is lowered for it runs on any; `detect_target("cpu")` has them.
+
+  Raises:
+    ValueError: unknown name (lists the known ones), malformed version, or
+      cuDNN on a device that is not NVIDIA's.
+  """
+  target = _NAMED.get(name.lower())
+  if target is None:
+    raise ValueError(
+      f"unknown target {name!r}; known targets: {', '.join(TARGET_NAMES)}"
+    )
+  if cudnn is None:
+    return target
+  if target.platform != "cuda":
+    raise ValueError(
+      f"target {target.name} is not an NVIDIA GPU and has no cuDNN, got"
+      f" cudnn={cudnn!r}"
+    )
+  return dataclasses.replace(target, cudnn_version=parse_version(cudnn))
+
+
+def with_triton(target: Target) -> Target:
+  """`target` as it is where jax-triton can lower for it."""
+  return dataclasses.replace(target, triton_error="")
+
+
+def parse_version(version: str | tuple[int, ...]) -> Version:
+  """Parses "9.13", "9.13.0" or a tuple; missing parts are 0.
+
+  Raises:
+    ValueError: anything else.
+  """
+  text = version
+  if isinstance(version, tuple) and all(type(p) is int for p in version):
+    text = ".".join(map(str, version))
+  if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+){0,2}", text):
+    raise ValueError(
+      f"malformed version {version!r}; write it as '9.13' or '9.13.0'"
+    )
+  parts = [int(part) for part in text.split(".")]
+  parts += [0] * (3 - len(parts))
+  return parts[0], parts[1], parts[2]
+
+
+def format_version(version: tuple[int, ...]) -> str:
+  return ".".join(map(str, version))
+
+
+_override = jax.make_user_context(default_value=None)
+
+
+@contextlib.contextmanager
+def use_target(target: Target) -> Iterator[Target]:
+  """Makes block-scaled dots traced inside decide for `target`.
+
+  The override is recorded in each call as it is traced and is part of `jit`'s
+  cache key. It governs lowering for the target's own platform; to lower for a
+  GPU on a machine without one, pass that platform as well:
+
+    with jp.use_target(jp.named_target("b200", cudnn="9.13")):
+      lowered = jax.jit(f).trace(x, w).lower(lowering_platforms=("cuda",))
+
+  Raises:
+    TypeError: `target` is not a `Target`.
+  """
+  if not isinstance(target, Target):
+    raise TypeError(
+      f"use_target: target must be a jp.Target, got {target!r}; see"
+      " jp.named_target"
+    )
+  with _override(target):
+    yield target
+
+
+def overriding_target() -> Target | None:
+  """The target of the innermost `use_target`, if any."""
+  return _override.value
+
+
+def current_target() -> Target:
+  """The overriding target, or the detected one."""
+  return overriding_target() or detect_target()
+
+
+def local_targets() -> list[Target]:
+  """The targets that code traced here can run on: the default, and the CPU."""
+  default = detect_target()
+  if default.platform == "cpu":
+    return [default]
+  return [default, detect_target("cpu")]
+
+
+@functools.cache
+def detect_target(platform: str | None = None) -> Target:
+  """Describes the local device of `platform` (default: JAX's default backend).
+
+  Where no such device is present, all that is known is the platform, and
+  implementations that need more are refused with that reason.
+  """
+  if platform is None:
+    platform = _default_platform()
+  if platform == "cpu":
+    kernels, error = _local_cpu_kernels()
+    return Target(
+      name="local cpu",
+      platform="cpu",
+      core_count=_available_cores(),
+      cpu_kernels=kernels,
+      cpu_kernels_error=error,
+    )
+  try:
+    device = jax.local_devices(backend=platform)[0]
+  except RuntimeError:  # JAX's answer to a platform without devices
+    return Target(name=f"unknown {platform} device", platform=platform)
+  return target_of_device(device, platform)
+
+
+def target_of_device(device: jax.Device, platform: str) -> Target:
+  """Describes a device, real or of a deviceless topology."""
+  capability = str(getattr(device, "compute_capability", ""))
+  is_cuda = platform == "cuda" and re.fullmatch(r"\d+\.\d+", capability)
+  major, minor = capability.split(".") if is_cuda else ("0", "0")
+  return Target(
+    name=device.device_kind,
+    platform=platform,
+    compute_capability=(int(major), int(minor)) if is_cuda else None,
+    architecture=capability if platform == "rocm" else None,
+    cudnn_version=_local_cudnn_version() if platform == "cuda" else None,
+    core_count=getattr(device, "core_count", None),
+    shared_memory_bytes=getattr(device, "shared_memory_per_block_optin", None),
+    triton_error=_local_triton_error(),
+  )
+
+
+def _default_platform() -> str:
+  platform = jax.local_devices()[0].platform
+  if platform != "gpu":
+    return platform
+  version = jax.local_devices()[0].client.platform_version
+  return "rocm" if "rocm" in version.lower() else "cuda"
+
+
+def _available_cores() -> int:
+  return (
+    len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity")
+    else (os.cpu_count() or 1)
+  )
+
+
+@functools.cache
+def _local_cpu_kernels() -> tuple[str | None, str]:
+  """Instruction set of the CPU kernels, or None and why there are none."""
+  try:
+    loaded = library.load(jax.ffi.include_dir())
+  except library.LibraryError as error:
+    return None, str(error)
+  return library.instruction_set(loaded), ""
+
+
+@functools.cache
+def _local_triton_error() -> str:
+  """Which package the Triton kernels lack here; nothing is imported."""
+  for package in ("triton", "jax_triton"):
+    if importlib.util.find_spec(package) is None:
+      name = package.replace("_", "-")
+      return f"needs {name}, which is not installed; pip install jax-triton"
+  return ""
+
+
+@functools.cache
+def _local_cudnn_version() -> Version | None:
+  number = jax_private.cudnn_version_number()
+  if number is None:
+    return None
+  return number // 10000, number // 100 % 100, number % 100

@@ -1,0 +1,210 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Targets: the named ones, detection, and the override that jit sees."""
+
+import os
+import threading
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import targets
+
+# From NVIDIA's list of CUDA GPUs and AMD's list of LLVM targets.
+COMPUTE_CAPABILITIES = {
+  "a100": (8, 0),
+  "l40s": (8, 9),
+  "h100": (9, 0),
+  "h200": (9, 0),
+  "b200": (10, 0),
+  "b300": (10, 3),
+  "rtx5090": (12, 0),
+  "gb10": (12, 1),
+}
+ARCHITECTURES = {"mi300x": "gfx942", "mi355x": "gfx950"}
+# CUDA programming guide, "Technical specifications per compute capability":
+# maximum shared memory per thread block, KiB.
+SHARED_MEMORY_KIB = {
+  (8, 0): 163,
+  (8, 9): 99,
+  (9, 0): 227,
+  (10, 0): 227,
+  (10, 3): 227,
+  (12, 0): 99,
+  (12, 1): 99,
+}
+
+
+class NamedTargetTest(parameterized.TestCase):
+  @parameterized.parameters(*COMPUTE_CAPABILITIES.items())
+  def test_nvidia_gpu_has_its_compute_capability(self, name, capability):
+    found = targets.named_target(name)
+    self.assertEqual(found.name, name)
+    self.assertEqual(found.platform, "cuda")
+    self.assertEqual(found.compute_capability, capability)
+    self.assertIsNone(found.architecture)
+    self.assertEqual(
+      found.shared_memory_bytes, SHARED_MEMORY_KIB[capability] * 1024
+    )
+
+  @parameterized.parameters(*ARCHITECTURES.items())
+  def test_amd_gpu_has_its_architecture(self, name, architecture):
+    found = targets.named_target(name)
+    self.assertEqual(found.platform, "rocm")
+    self.assertEqual(found.architecture, architecture)
+    self.assertIsNone(found.compute_capability)
+
+  def test_every_gpu_has_sane_figures(self):
+    for name in targets.TARGET_NAMES:
+      found = targets.named_target(name)
+      if found.platform == "cpu":
+        continue
+      self.assertBetween(found.core_count, 40, 400, name)
+      self.assertBetween(found.shared_memory_bytes, 64 << 10, 256 << 10, name)
+      self.assertBetween(found.l2_bytes, 16 << 20, 512 << 20, name)
+      self.assertBetween(found.memory_bandwidth, 2e11, 1e13, name)
+
+  def test_promised_names_are_there(self):
+    promised = {*COMPUTE_CAPABILITIES, *ARCHITECTURES}
+    self.assertContainsSubset(promised, targets.TARGET_NAMES)
+
+  def test_name_ignores_case(self):
+    self.assertEqual(targets.named_target("B200"), targets.named_target("b200"))
+
+  def test_unknown_name_error_lists_the_known_ones(self):
+    with self.assertRaisesRegex(ValueError, "'v100'.*a100.*b200.*mi355x"):
+      targets.named_target("v100")
+
+  def test_no_cudnn_is_assumed_unless_named(self):
+    self.assertIsNone(targets.named_target("b200").cudnn_version)
+    found = targets.named_target("b200", cudnn="9.13")
+    self.assertEqual(found.cudnn_version, (9, 13, 0))
+
+  @parameterized.parameters("mi300x", "cpu")
+  def test_cudnn_on_another_platform_is_refused(self, name):
+    with self.assertRaisesRegex(ValueError, f"{name}.*no cuDNN.*'9.13'"):
+      targets.named_target(name, cudnn="9.13")
+
+  def test_text_names_platform_capability_and_cudnn(self):
+    text = str(targets.named_target("b300", cudnn=(9, 12, 1)))
+    self.assertEqual(text, "b300 (cuda, sm_103, cuDNN 9.12.1)")
+    self.assertEqual(
+      str(targets.named_target("mi355x")), "mi355x (rocm, gfx950)"
+    )
+
+
+class VersionTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("9", (9, 0, 0)),
+    ("9.13", (9, 13, 0)),
+    ("9.13.2", (9, 13, 2)),
+    ((9,), (9, 0, 0)),
+    ((9, 13), (9, 13, 0)),
+    ((9, 13, 2), (9, 13, 2)),
+  )
+  def test_parse_fills_missing_parts_with_zero(self, version, expected):
+    self.assertEqual(targets.parse_version(version), expected)
+
+  @parameterized.parameters(
+    "", "9.", ".9", "9.13.0.1", "v9.13", "9.13rc1", "9,13", " 9.13", "9.13\n",
+    "-9", ((),), ((9, -1),), ((9, 13, 0, 1),), 9, 9.13, None,
+  )  # fmt: skip
+  def test_malformed_version_is_refused_with_its_text(self, version):
+    with self.assertRaisesRegex(ValueError, "malformed version") as caught:
+      targets.parse_version(version)
+    self.assertIn(repr(version), str(caught.exception))
+
+  def test_format_is_the_inverse_of_parse(self):
+    self.assertEqual(targets.format_version((9, 13, 2)), "9.13.2")
+    self.assertEqual(targets.parse_version("9.13.2"), (9, 13, 2))
+
+
+class UseTargetTest(absltest.TestCase):
+  def test_override_nests_and_is_restored(self):
+    b200, h100 = targets.named_target("b200"), targets.named_target("h100")
+    self.assertIsNone(targets.overriding_target())
+    with targets.use_target(b200) as given:
+      self.assertIs(given, b200)
+      with targets.use_target(h100):
+        self.assertEqual(targets.current_target(), h100)
+      self.assertEqual(targets.current_target(), b200)
+    self.assertIsNone(targets.overriding_target())
+    self.assertEqual(targets.current_target(), targets.detect_target())
+
+  def test_override_is_restored_after_an_exception(self):
+    b200 = targets.named_target("b200")
+    with self.assertRaisesRegex(RuntimeError, "in"), targets.use_target(b200):
+      raise RuntimeError("in")
+    self.assertIsNone(targets.overriding_target())
+
+  def test_override_does_not_leak_into_other_threads(self):
+    seen = []
+    with targets.use_target(targets.named_target("b200")):
+      thread = threading.Thread(
+        targets=lambda: seen.append(targets.overriding_target())
+      )
+      thread.start()
+      thread.join()
+    self.assertEqual(seen, [None])
+
+  def test_override_is_part_of_the_cache_key_of_jit(self):
+    traced = []
+
+    @jax.jit
+    def f(x):
+      traced.append(targets.overriding_target())
+      return x + 1
+
+    b200, h100 = targets.named_target("b200"), targets.named_target("h100")
+    x = jnp.ones(3)
+    f(x)
+    for override in (b200, h100, b200, h100):
+      with targets.use_target(override):
+        f(x)
+        f(x)
+    f(x)
+    self.assertEqual(traced, [None, b200, h100])
+
+  def test_equal_targets_share_a_trace(self):
+    traced = []
+    f = jax.jit(lambda x: traced.append(None) or x + 2)
+    for _ in range(2):
+      with targets.use_target(targets.named_target("b200", cudnn="9.13")):
+        f(jnp.ones(3))
+    self.assertLen(traced, 1)
+
+  def test_what_is_no_target_is_refused(self):
+    with self.assertRaisesRegex(TypeError, "must be a jp.Target, got 'b200'"):
+      targets.use_target("b200").__enter__()
+
+
+class DetectTargetTest(absltest.TestCase):
+  def test_cpu_is_detected_with_the_cores_we_may_use(self):
+    found = targets.detect_target("cpu")
+    self.assertEqual(found.platform, "cpu")
+    self.assertLen(os.sched_getaffinity(0), found.core_count)
+    self.assertIsNone(found.compute_capability)
+    self.assertIsNone(found.cudnn_version)
+
+  def test_default_is_the_platform_of_the_default_device(self):
+    platform = jax.local_devices()[0].platform
+    expected = {"gpu": ("cuda", "rocm")}.get(platform, (platform,))
+    self.assertIn(targets.detect_target().platform, expected)
+
+  def test_platform_without_devices_is_all_that_is_known(self):
+    found = targets.detect_target("no_such_platform")
+    self.assertEqual(
+      found,
+      targets.Target(
+        name="unknown no_such_platform device", platform="no_such_platform"
+      ),
+    )
+
+  def test_local_targets_end_with_the_cpu(self):
+    self.assertEqual(targets.local_targets()[-1].platform, "cpu")
+
+
+if __name__ == "__main__":
+  absltest.main()

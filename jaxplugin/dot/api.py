@@ -1,0 +1,494 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`block_scaled_dot`: arguments in, primitive out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import scale_signs
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets as target_lib
+from jaxplugin.dot import backends
+from jaxplugin.dot import call
+from jaxplugin.dot import call_rules
+from jaxplugin.dot import global_scales
+from jaxplugin.dot import guards
+from jaxplugin.dot import primitive
+from jaxplugin.dot import reference
+from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.jaxext import jax_private
+
+Operand = jax.Array | scaled_array.ScaledArray
+
+
+def block_scaled_dot(
+  lhs: Operand,
+  rhs: Operand,
+  lhs_scale: jax.Array | None = None,
+  rhs_scale: jax.Array | None = None,
+  global_scale: jax.Array | float | None = None,
+  *,
+  dimension_numbers: Any = None,
+  preferred_element_type: Any = jnp.float32,
+  precision: Any = None,
+  block_size: int | tuple[int, int] | None = None,
+  bias: jax.Array | None = None,
+  activation: decisions.Activation | None = None,
+  residual: jax.Array | None = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """Multiplies block-scaled operands.
+
+  Computes, accumulating in f32 and casting once at the end:
+
+    dot   = dot_general(lhs * lhs_scale, rhs * rhs_scale) * global_scale
+    result = cast(activation(dot + bias) + residual)
+
+  Every implementation is bit-equal to this when all products and sums are
+  exact, and within 16 * 2^-24 * sum|a * b| of it otherwise, before the cast.
+  A NaN scale makes its whole block NaN, also where the values are zero.
+
+  Derivatives, in either mode and of any order, are those of these formulas with
+  respect to a plain lhs or rhs, global_scale, bias and residual. A tangent is
+  such a dot itself. A plain side's gradient is that of the result times the
+  other side, dequantized in the backward pass and in high precision, and has
+  the side's dtype; what is kept for it is quantized (with an activation also
+  f32 of the result's shape: its slope, for which the dot is computed once more
+  in f32; as it is for the gradient of global_scale, backward). Quantized values
+  and block scales have no derivative, see `dot_general`; a `ScaledArray` that
+  `quantize(x, ..., derivative="straight_through")` made has one by x.
+
+  Args:
+    lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
+      a plain f32, bf16 or f16 array without one. Raw FP4 values are
+      float4_e2m1fn[..., k] or uint8[..., k / 2], first value in the low nibble.
+      Raw NVFP4 has no global scale but `global_scale`: a checkpoint's goes
+      there.
+    rhs: (..., n, k), likewise, or (n, k) for an lhs of any higher rank. At
+      least one side must be quantized; the two may have different formats.
+    lhs_scale: of the shape of lhs with the contracting dimension divided by
+      the block size. float8_e8m0fnu for MX formats, float8_e4m3fn for NVFP4,
+      whose sign must be positive (Blackwell ignores the sign bit); negative
+      scales are refused where their values are known. Multiplies to dequantize.
+    rhs_scale: likewise for rhs.
+    global_scale: f32[], or an f32 array that broadcasts to the result and has
+      its rank. Multiplies the global scales that `ScaledArray`s carry. They
+      multiply the sum one after the other, as f32 need not hold their product.
+    dimension_numbers: as `lax.dot_general`'s, ((lhs_contracting,
+      rhs_contracting), (lhs_batch, rhs_batch)), any rank and order. Default:
+      contraction of the last dimensions, leading dimensions batch; where rhs
+      has rank 2 and lhs more, those of lhs are rows: (..., k) x (n, k) gives
+      (..., n). With several contracting dimensions, one of them is blocked.
+    preferred_element_type: f32, bf16 or f16: dtype of the result.
+    precision: None, a `lax.Precision` or its name, or a pair. "highest" keeps
+      the global scale in f32 where an implementation would round it to a 16-bit
+      result's dtype, and several apart where it would multiply them first
+      (cudnn: a product below 2^-126 is zero); all else is exact at any
+      precision.
+    block_size: asserts the block size, and accepts padded scales: at least the
+      needed size (ceil(k / block_size) along k) in each dimension that is not
+      batch. What is in the padding never matters. A pair (lhs, rhs) where the
+      two sides differ.
+    bias: f32, bf16 or f16[n], over the last dimension of the result (or of the
+      shape of all dimensions that come from rhs).
+    activation: None, "relu", "gelu" (tanh approximation) or "silu".
+    residual: f32, bf16 or f16 of the result's shape.
+    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+
+  Returns:
+    preferred_element_type[batch..., m..., n...], dimensions ordered as by
+    `lax.dot_general`.
+
+  Raises:
+    TypeError: rank, dtype or shape of an argument is wrong.
+    ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
+    NotImplementedError: the implementation asked for cannot serve (all reasons
+      are listed), or a derivative with respect to quantized values or block
+      scales is asked for.
+  """
+  if straight_through.has_surrogate(lhs) or straight_through.has_surrogate(rhs):
+    return _straight_through(
+      lhs,
+      rhs,
+      lhs_scale,
+      rhs_scale,
+      global_scale,
+      bias,
+      residual,
+      dimension_numbers=dimension_numbers,
+      preferred_element_type=preferred_element_type,
+      precision=precision,
+      block_size=block_size,
+      activation=activation,
+      implementation=implementation,
+    )
+  lhs, lhs_scale, lhs_operand, lhs_global = _resolve_operand(
+    "lhs", lhs, lhs_scale
+  )
+  rhs, rhs_scale, rhs_operand, rhs_global = _resolve_operand(
+    "rhs", rhs, rhs_scale
+  )
+  numbers = call.canonical_dimension_numbers(
+    dimension_numbers, lhs.ndim, rhs.ndim
+  )
+  _validate_block_size(block_size, lhs_operand, rhs_operand)
+  padded = block_size is not None
+  lhs_operand = _with_axis(
+    "lhs", lhs_operand, lhs, lhs_scale, numbers[0][0], padded
+  )
+  rhs_operand = _with_axis(
+    "rhs", rhs_operand, rhs, rhs_scale, numbers[0][1], padded
+  )
+  if lhs_operand.format is None and rhs_operand.format is None:
+    raise TypeError(
+      f"{call.WHO}: lhs or rhs must be quantized, got plain {lhs.dtype} and"
+      f" {rhs.dtype}; quantize one, or call jax.lax.dot_general"
+    )
+  backends.validate_name(implementation)
+  if activation is not None and activation not in decisions.ACTIVATIONS:
+    raise ValueError(
+      f"{call.WHO}: activation must be None or one of"
+      f" {decisions.ACTIVATIONS}, got {activation!r}"
+    )
+  config = call.DotConfig(
+    dimension_numbers=numbers,
+    lhs=lhs_operand,
+    rhs=rhs_operand,
+    preferred_element_type=_result_dtype(preferred_element_type),
+    highest_precision=call.canonical_precision(precision),
+    activation=activation,
+    implementation=implementation,
+    padded_scales=padded,
+  )
+  operands = call.Operands(lhs, rhs, lhs_scale, rhs_scale)
+  call_rules.validate_operands(config, operands)
+  _reject_negative_scale("lhs", lhs_operand, lhs, lhs_scale)
+  _reject_negative_scale("rhs", rhs_operand, rhs, rhs_scale)
+  return _bind_with_epilogue(
+    config, operands, (lhs_global, rhs_global), global_scale, bias, residual
+  )
+
+
+def _straight_through(
+  lhs: Operand,
+  rhs: Operand,
+  *others: Any,
+  dimension_numbers: Any,
+  preferred_element_type: Any,
+  activation: decisions.Activation | None,
+  **options: Any,
+) -> jax.Array:
+  """`block_scaled_dot` where lhs or rhs has a surrogate."""
+  arrays: list[Any] = [
+    x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
+    for name, x in (("lhs", lhs), ("rhs", rhs))
+  ]
+  names = straight_through.Arrays._fields[2:]
+  for name, x in zip(names, others, strict=True):
+    if name == "global_scale":
+      x = _explicit_global_scale(x)
+    arrays.append(x if x is None else _array(name, x))
+  numbers = call.canonical_dimension_numbers(
+    dimension_numbers, arrays[0].ndim, arrays[1].ndim
+  )
+  leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
+  return straight_through.dot(
+    straight_through.Call(
+      function=functools.partial(
+        block_scaled_dot, dimension_numbers=numbers, **options
+      ),
+      dimension_numbers=numbers,
+      dtype=_result_dtype(preferred_element_type),
+      activation=activation,
+    ),
+    # Here and not inside, so that a tangent varies as its result does.
+    jax.tree.unflatten(tree, vary_alike(leaves)),
+  )
+
+
+def _bind_with_epilogue(
+  config: call.DotConfig,
+  operands: call.Operands,
+  operand_globals: tuple[Any, Any],
+  global_scale: Any,
+  bias: Any,
+  residual: Any,
+) -> jax.Array:
+  """Brings global scales, bias and residual to the result's rank, and binds."""
+  shape = call.result_shape(config, operands)
+  lhs_free = call.lhs_free(config, operands.lhs.ndim)
+  rhs_free = call.rhs_free(config, operands.rhs.ndim)
+  num_batch = len(config.lhs_batch)
+  scales = []
+  for side, scale, batch, free, offset in (
+    ("lhs", operand_globals[0], config.lhs_batch, lhs_free, num_batch),
+    (
+      "rhs",
+      operand_globals[1],
+      config.rhs_batch,
+      rhs_free,
+      num_batch + len(lhs_free),
+    ),
+  ):
+    positions = {d: i for i, d in enumerate(batch)}
+    positions |= {d: i + offset for i, d in enumerate(free)}
+    scales.append(global_scales.of_operand(side, scale, positions, len(shape)))
+  scales.append(_explicit_global_scale(global_scale))
+  factor, power = global_scales.product([s for s in scales if s is not None])
+  if bias is not None:
+    bias = _float_operand("bias", bias)
+    bias = _expand_bias(bias, shape, len(rhs_free))
+  if residual is not None:
+    residual = _float_operand("residual", residual)
+    if tuple(residual.shape) != shape:
+      raise TypeError(
+        f"{call.WHO}: residual must have the result's shape {shape}, got"
+        f" {tuple(residual.shape)}"
+      )
+  config = config.replace(
+    has_global_scale=factor is not None,
+    has_global_power=power is not None,
+    has_bias=bias is not None,
+    has_residual=residual is not None,
+  )
+  operands = operands._replace(
+    global_scale=factor,
+    global_power=power,
+    bias=bias,
+    residual=residual,
+  )
+  operands = call.Operands.unflatten(config, vary_alike(operands.flatten()))
+  call_rules.validate_epilogue(config, operands)
+  _validate_implementation(config, operands)
+  result = primitive.bind(operands, config, target_lib.overriding_target())
+  if guards.is_on():
+    guards.check(result, operands, config)
+  return result
+
+
+def _resolve_operand(
+  side: str, operand: Any, scale: Any
+) -> tuple[Any, Any, call.OperandConfig, Any]:
+  """Returns values, scale, a config without axis, and the global scale."""
+  if isinstance(operand, scaled_array.ScaledArray):
+    if scale is not None:
+      raise TypeError(
+        f"{call.WHO}: {side} is a ScaledArray, which has its own scale;"
+        f" {side}_scale must be None"
+      )
+    scaled_array.require_numbers(call.WHO, side, operand)
+    scaled_array.require_global_scale(f"{call.WHO}: {side}", operand)
+    operand = operand.to_floats()
+    # Shapes do not tell the blocked axis of an operand that is empty in k.
+    is_known = operand.scale_layout != scaled_array.LINEAR or (
+      tuple(operand.values.shape) != tuple(operand.scale.shape)
+    )
+    config = call.OperandConfig(
+      format=operand.format,
+      axis=operand.axis if is_known else None,
+      scale_layout=operand.scale_layout,
+    )
+    return operand.values, operand.scale, config, operand.global_scale
+  values = _array(side, operand)
+  if scale is None:
+    return values, None, call.OperandConfig(), None
+  scale = _array(f"{side}_scale", scale)
+  format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
+  if format is None:
+    raise TypeError(
+      f"{call.WHO}: {side} {values.dtype} with {side}_scale {scale.dtype} is no"
+      f" block format; known ones: {formats.pairs_table()}"
+      f"{_view_remedy(side, scale.dtype)}"
+    )
+  return values, scale, call.OperandConfig(format=format), None
+
+
+def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
+  """What helps where the scale comes as raw bytes, as checkpoints have it."""
+  if scale_dtype not in (np.uint8, np.int8):
+    return ""
+  return (
+    f"; view it as {formats.E8M0.name} for MX formats or as"
+    f" {formats.E4M3.name} for NVFP4: {side}_scale.view(jnp.float8_...)"
+  )
+
+
+def _array(name: str, x: Any) -> jax.Array:
+  is_array = hasattr(x, "shape") and hasattr(x, "dtype")
+  if isinstance(x, scaled_array.ScaledArray):
+    raise TypeError(
+      f"{call.WHO}: {name} must be a plain array, got {x!r}; dequantize it"
+    )
+  if not is_array and not isinstance(x, (int, float, list)):
+    raise TypeError(
+      f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
+    )
+  return scaled_array.as_array(call.WHO, name, x)
+
+
+def as_operand(name: str, x: Any) -> Any:
+  """A `ScaledArray` as it is, anything else as an array; raises TypeError."""
+  return x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
+
+
+def _with_axis(
+  side: str,
+  operand: call.OperandConfig,
+  values: Any,
+  scale: Any,
+  contracting: call.Dims,
+  padded: bool,
+) -> call.OperandConfig:
+  """Fills in a blocked dimension that is not known: a contracting one."""
+  if operand.format is None or operand.axis is not None:
+    return operand
+  call_rules.validate_values(side, operand, values)
+  if scale.ndim != values.ndim:
+    raise TypeError(
+      f"{call.WHO}: {side}_scale must have the rank of {side}, got"
+      f" {side}_scale {tuple(scale.shape)} for {side} {tuple(values.shape)}"
+    )
+
+  def fits(config: call.OperandConfig) -> bool:
+    shape = call.operand_shape(config, values)
+    pairs = zip(scale.shape, call.scale_shape(config, shape), strict=True)
+    return all(h >= n if padded else h == n for h, n in pairs)
+
+  in_range = [d for d in dict.fromkeys(contracting) if 0 <= d < values.ndim]
+  candidates = [
+    dataclasses.replace(operand, axis=d) for d in in_range or [values.ndim - 1]
+  ]
+  fitting = candidates
+  if len(candidates) > 1:
+    fitting = [config for config in candidates if fits(config)]
+  if len(fitting) > 1 and 0 not in values.shape:
+    raise TypeError(
+      f"{call.WHO}: {side}_scale {tuple(scale.shape)} fits blocks along several"
+      f" contracting dimensions {contracting} of {side} {tuple(values.shape)};"
+      " reshape them into one"
+    )
+  return (fitting or candidates)[-1]
+
+
+def _validate_block_size(
+  block_size: int | tuple[int, int] | None,
+  lhs: call.OperandConfig,
+  rhs: call.OperandConfig,
+) -> None:
+  if block_size is None:
+    return
+  sizes: tuple[Any, Any] = (block_size, block_size)
+  if isinstance(block_size, tuple) and len(block_size) == 2:
+    sizes = block_size
+  for side, operand, size in (("lhs", lhs, sizes[0]), ("rhs", rhs, sizes[1])):
+    if operand.format is not None and operand.format.block_size != size:
+      raise ValueError(
+        f"{call.WHO}: block_size must be {operand.format.block_size} for"
+        f" {side} of {operand.format}, got {block_size!r}"
+      )
+
+
+def _result_dtype(dtype: Any) -> np.dtype:
+  try:
+    result = np.dtype(jnp.float32 if dtype is None else dtype)
+  except TypeError:
+    raise TypeError(
+      f"{call.WHO}: preferred_element_type must be float32, bfloat16 or"
+      f" float16, got {dtype!r}"
+    ) from None
+  return result
+
+
+def _reject_negative_scale(
+  side: str, operand: call.OperandConfig, values: Any, scale: Any
+) -> None:
+  """Refuses negative NVFP4 scales, where they are known; padding may be any."""
+  if operand.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
+    return
+  if not getattr(scale, "is_fully_addressable", True):
+    return
+  if not scale_signs.has_negative_code(scale):
+    return
+  exact = np.asarray(reference.exact_scale(operand, values, scale))
+  negative = np.argwhere(scale_signs.negative_codes(exact))
+  if len(negative):
+    where = tuple(int(i) for i in negative[0])
+    raise ValueError(
+      f"{call.WHO}: {side}_scale of {operand.format} must not be negative"
+      f" (Blackwell ignores the sign bit), got {exact[where]} at {where}"
+    )
+
+
+def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
+  if global_scale is None:
+    return None
+  if not isinstance(global_scale, (int, float)):
+    global_scale = _array("global_scale", global_scale)
+    if global_scale.dtype != np.float32:
+      raise TypeError(
+        f"{call.WHO}: global_scale must be float32, got {global_scale.dtype};"
+        " cast it"
+      )
+  result = jnp.asarray(global_scale, jnp.float32)
+  return result.reshape(()) if result.size == 1 and result.ndim else result
+
+
+def _float_operand(name: str, x: Any) -> jax.Array:
+  x = _array(name, x)
+  if x.dtype not in call.PLAIN_DTYPES:
+    raise TypeError(
+      f"{call.WHO}: {name} must be float32, bfloat16 or float16, got {x.dtype}"
+    )
+  return x
+
+
+def _expand_bias(
+  bias: jax.Array, shape: tuple[int, ...], num_n: int
+) -> jax.Array:
+  columns = shape[len(shape) - num_n :]
+  if tuple(bias.shape) not in (columns, columns[-1:]):
+    raise TypeError(
+      f"{call.WHO}: bias must have the shape {columns} of the result's"
+      f" dimensions that come from rhs, got {tuple(bias.shape)}"
+    )
+  return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))
+
+
+def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
+  """Inside `shard_map`, makes all operands vary over the same mesh axes."""
+  varying = [jax_private.varying_axes(x) for x in flat]
+  union = frozenset().union(*varying)
+  return [
+    x if own == union else jax.lax.pcast(x, tuple(union - own), to="varying")
+    for x, own in zip(flat, varying, strict=True)
+  ]
+
+
+def _validate_implementation(
+  config: call.DotConfig, operands: call.Operands
+) -> None:
+  """Refuses, while tracing, an implementation that no device here can run."""
+  if config.implementation is None:
+    return
+  problem = call.problem_of(config, operands)
+  override = target_lib.overriding_target()
+  targets = [override] if override else target_lib.local_targets()
+  refused = None
+  for target in targets:
+    try:
+      backends.choose(problem, target, config.implementation)
+    except NotImplementedError as error:
+      refused = refused or error
+    else:
+      return
+  assert refused is not None
+  raise refused

@@ -1,0 +1,148 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that `block_scaled_dot` gives, and the oracle of them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.dot import reference
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import dot_cases
+from jaxplugin.testing.dot_suite import suite
+
+
+class ChosenDotTest(suite.DotSuite):
+  """Whatever is chosen here, over 40 shapes: every kind once."""
+
+  implementation = None
+  cases_per_test = 2
+
+
+class XlaDotTest(suite.DotSuite):
+  """The xla implementation, over 500 shapes."""
+
+  implementation = "xla"
+  cases_per_test = 25
+
+
+class SuiteTest(parameterized.TestCase):
+  """What the suite itself relies on."""
+
+  def test_sweep_covers_every_kind_and_storage(self):
+    cases = [dot_cases.random_case(i) for i in range(500)]
+    sides = [side for case in cases for side in (case.lhs, case.rhs)]
+    self.assertLen(
+      {(c.lhs.dtype, c.lhs.format, c.rhs.dtype, c.rhs.format) for c in cases},
+      40,
+    )
+    self.assertEqual(
+      {side.storage for side in sides},
+      {*contract.STORAGES, *("packed_" + s for s in contract.STORAGES)},
+    )
+    self.assertEqual(
+      {
+        0 if n is None else len(n[1][0])
+        for n in (c.dimension_numbers for c in cases)
+      },
+      {0, 1, 2, 3},
+    )
+    ragged = [
+      s
+      for s in sides
+      if s.format is not None and s.shape[s.axis] % s.format.block_size
+    ]
+    self.assertGreater(len(ragged), 50)
+    self.assertGreater(
+      sum(
+        c.dimension_numbers is not None and len(c.dimension_numbers[0][0]) > 1
+        for c in cases
+      ),
+      50,
+    )
+    self.assertGreater(len({(c.lhs.shape, c.rhs.shape) for c in cases}), 450)
+    largest = max(
+      np.prod([c.lhs.shape[d] for d in c.dimension_numbers[0][0]])
+      for c in cases
+      if c.dimension_numbers is not None
+    )
+    self.assertLessEqual(largest, contract.MAX_EXACT_K)
+
+  @parameterized.parameters(range(40))
+  def test_oracle_agrees_with_einsum(self, index):
+    case = dot_cases.random_case(index)
+    rng = np.random.default_rng(index)
+    numbers = case.dimension_numbers or (
+      ((len(case.lhs.shape) - 1,),) * 2,
+      (tuple(range(len(case.lhs.shape) - 2)),) * 2,
+    )
+    lhs, rhs = rng.normal(size=case.lhs.shape), rng.normal(size=case.rhs.shape)
+    for actual, expected in zip(
+      reference.oracle_dot(lhs, rhs, numbers),
+      contract.dot(lhs, rhs, numbers),
+      strict=True,
+    ):
+      np.testing.assert_allclose(actual, expected, rtol=1e-13, atol=1e-13)
+
+  @parameterized.product(
+    format=formats.FORMATS, axis=(0, 1), size=(96, 80), packed=(False, True)
+  )
+  def test_oracle_dequantizes_as_ml_dtypes(self, format, axis, size, packed):
+    rng = np.random.default_rng(size)
+    shape = (size, 6) if axis == 0 else (6, size)
+    values = contract.finite_codes(rng, shape, format.values_dtype)
+    scale_shape = list(shape)
+    scale_shape[axis] = -(-size // format.block_size)
+    scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
+    scale = scale.view(format.scale_dtype)
+    expected = np.empty(shape)
+    for where in np.ndindex(shape):
+      block = list(where)
+      block[axis] //= format.block_size
+      expected[where] = float(values[where]) * float(scale[tuple(block)])
+    np.testing.assert_array_equal(
+      contract.dequantize(values, scale, format, axis), expected
+    )
+    if packed and format.is_fp4:
+      values = contract.pack(values, axis)
+    actual = reference.oracle_dequantize(values, scale, format, axis=axis)
+    np.testing.assert_array_equal(actual, expected)
+
+  def test_numpy_storage_is_the_packages_own(self):
+    rng = np.random.default_rng(0)
+    values = contract.finite_codes(rng, (3, 8, 5), formats.E2M1)
+    np.testing.assert_array_equal(
+      contract.pack(values, 1),
+      np.asarray(jp.pack_fp4(jnp.asarray(values), axis=1)),
+    )
+    scale = rng.integers(1, 255, (2, 130, 5), np.uint8).view(formats.E8M0)
+    ours = contract.swizzle(scale).view(np.uint8)
+    theirs = np.asarray(jp.swizzle_scale(jnp.asarray(scale))).view(np.uint8)
+    np.testing.assert_array_equal(np.where(ours == 0xFF, 0, ours), theirs)
+
+  def test_bounds_can_fail(self):
+    exact = np.full((2, 2), 100.0)
+    bound = np.full((2, 2), 1e-5)
+    for dtype, ulp in ((contract.F32, 2**-17), (contract.BF16, 0.5)):
+      contract.assert_within(exact.astype(dtype), exact, bound, dtype)
+      off = exact.copy()
+      off[1, 0] += 4 * ulp
+      with self.assertRaisesRegex(AssertionError, r"at \(1, 0\).*1 of 4"):
+        contract.assert_within(off.astype(dtype), exact, bound, dtype)
+    nan = exact.astype(np.float32)
+    nan[0, 1] = np.nan
+    with self.assertRaisesRegex(AssertionError, r"at \(0, 1\): got nan"):
+      contract.assert_within(nan, exact, bound, contract.F32)
+    with self.assertRaises(AssertionError):
+      contract.assert_exact(exact.astype(np.float32) + 1, exact, contract.F32)
+    with self.assertRaisesRegex(AssertionError, "dtype"):
+      contract.assert_exact(exact.astype(np.float16), exact, contract.F32)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,505 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of what was quantized straight-through, and where there are none.
+
+Those expected are of the formula in f64, by JAX or NumPy, with dequantized
+operands.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import PartitionSpec
+
+import jaxplugin as jp
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.dot import guards
+from jaxplugin.dot import reference
+from jaxplugin.jaxext import jax_private
+
+RNG = np.random.default_rng(77)
+M, N, K = 6, 10, 64
+X = RNG.normal(size=(M, K)).astype(np.float32)
+W = RNG.normal(size=(N, K)).astype(np.float32)
+G = RNG.normal(size=(M, N)).astype(np.float32)
+BIAS = RNG.normal(size=(N,)).astype(np.float32)
+RESIDUAL = RNG.normal(size=(M, N)).astype(np.float32)
+FACTOR = np.float32(0.75)
+
+# A sum of K or fewer products in f32 (16 * 2^-24 * sum|a * b|), of numbers
+# below 4 in magnitude; a global scale and an activation add some roundings.
+TOLERANCE = 4 * 4 * K * 16 * 2.0**-24
+
+quantize = functools.partial(
+  quantization.quantize, derivative="straight_through"
+)
+
+
+def dequantized(x, format, **kwargs):
+  """NumPy f64, of codes."""
+  q = quantization.quantize(x, format, **kwargs)
+  axis = kwargs.get("axis", -1)
+  numbers = reference.oracle_dequantize(
+    np.asarray(q.values), np.asarray(q.scale), format, axis=axis
+  )
+  if q.global_scale is not None:
+    numbers = numbers * np.asarray(q.global_scale, np.float64)
+  return numbers
+
+
+def in_f64(function, *args):
+  with jax.enable_x64(True):
+    return jax.tree.map(
+      np.asarray, function(*(jnp.asarray(a, jnp.float64) for a in args))
+    )
+
+
+class GradientTest(parameterized.TestCase):
+  @parameterized.parameters(*formats.FORMATS)
+  def test_both_sides_have_the_gradient_at_the_dequantized(self, format):
+    def loss(x, w):
+      y = jp.block_scaled_dot(quantize(x, format), quantize(w, format))
+      return (y * G).sum()
+
+    expected = (
+      G.astype(float) @ dequantized(W, format),
+      G.T.astype(float) @ dequantized(X, format),
+    )
+    gradient = jax.grad(loss, (0, 1))
+    for function in (gradient, jax.jit(gradient)):
+      for actual, wanted in zip(function(X, W), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=0, atol=TOLERANCE)
+
+  def test_adam_on_both_sides_quantized_lowers_the_loss(self):
+    target = X @ RNG.normal(size=(K, N)).astype(np.float32) / 8
+    x_q = jp.quantize(X, jp.NVFP4)
+
+    def loss(w):
+      y = jp.block_scaled_dot(x_q, quantize(w, jp.NVFP4))
+      return jnp.mean((y - target) ** 2)
+
+    @jax.jit
+    def step(w, first, second, i):
+      g = jax.grad(loss)(w)
+      first, second = 0.9 * first + 0.1 * g, 0.99 * second + 0.01 * g**2
+      update = first / (1 - 0.9**i) / (jnp.sqrt(second / (1 - 0.99**i)) + 1e-8)
+      return w - 0.02 * update, first, second
+
+    w = W / 8
+    start = loss(w)
+    first = second = np.zeros_like(w)
+    for i in range(1, 101):
+      w, first, second = step(w, first, second, float(i))
+    self.assertLess(loss(w), start / 20)
+
+  @parameterized.parameters(
+    (None, jnp.float32, "both"),
+    (None, jnp.bfloat16, "both"),
+    (None, jnp.float32, "lhs"),
+    ("relu", jnp.bfloat16, "rhs"),
+    ("gelu", jnp.float32, "both"),
+    ("silu", jnp.float32, "lhs"),
+  )
+  def test_epilogue(self, activation, dtype, sides):
+    format = jp.NVFP4
+    is_lhs, is_rhs = sides != "rhs", sides != "lhs"
+
+    def function(x, w, factor, bias, residual):
+      return jp.block_scaled_dot(
+        quantize(x, format) if is_lhs else x,
+        quantize(w, format) if is_rhs else w,
+        global_scale=factor,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        preferred_element_type=dtype,
+      )
+
+    def formula(x, w, factor, bias, residual):
+      activate = getattr(jax.nn, activation) if activation else lambda y: y
+      return activate(x @ w.T * factor + bias) + residual
+
+    args = (X, W, FACTOR, BIAS, RESIDUAL)
+    at = (
+      dequantized(X, format) if is_lhs else X,
+      dequantized(W, format) if is_rhs else W,
+      *args[2:],
+    )
+    g = jnp.asarray(G, dtype)
+    result, pullback = jax.vjp(jax.jit(function), *args)
+    self.assertEqual(result.dtype, dtype)
+    wanted = in_f64(
+      lambda *a: jax.vjp(formula, *a)[1](a[0][:, :1] * 0 + G), *at
+    )
+    # bf16: the result, and so its cotangent, rounded.
+    relative = 2.0**-8 if dtype == jnp.bfloat16 else 0
+    for actual, expected in zip(pullback(g), wanted, strict=True):
+      scale = np.abs(expected).max()
+      np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=TOLERANCE + 2 * relative * scale
+      )
+    directions = (X[::-1], W[::-1], FACTOR, BIAS[::-1], RESIDUAL[::-1])
+    _, tangent = jax.jvp(function, args, directions)
+    wanted = in_f64(
+      lambda *a: jax.jvp(formula, a[:5], a[5:])[1], *at, *directions
+    )
+    np.testing.assert_allclose(
+      np.asarray(tangent, float),
+      wanted,
+      rtol=0,
+      atol=2 * TOLERANCE + relative * np.abs(wanted).max(),
+    )
+
+  def test_second_derivatives_in_all_modes(self):
+    format = jp.NVFP4
+    x, w = X[:2, :32], W[:3, :32]
+
+    def loss(x, w):
+      y = jp.block_scaled_dot(
+        quantize(x, format), quantize(w, format), activation="silu"
+      )
+      return (y**2).sum()
+
+    formula = lambda x, w: (jax.nn.silu(x @ w.T) ** 2).sum()
+    expected = in_f64(
+      jax.hessian(formula, (0, 1)),
+      dequantized(x, format),
+      dequantized(w, format),
+    )
+    modes = (
+      jax.hessian(loss, (0, 1)),
+      jax.jacrev(jax.grad(loss, (0, 1)), (0, 1)),
+      jax.jacfwd(jax.jacfwd(loss, (0, 1)), (0, 1)),
+    )
+    for mode in modes:
+      actual = jax.jit(mode)(x, w)
+      for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        np.testing.assert_allclose(a, e, rtol=0, atol=4 * TOLERANCE)
+
+  def test_any_dimension_numbers_and_several_batches(self):
+    x = RNG.normal(size=(K, 3, M)).astype(np.float32)
+    w = RNG.normal(size=(3, N, K)).astype(np.float32)
+    numbers = (((0,), (2,)), ((1,), (0,)))
+    g = RNG.normal(size=(3, M, N)).astype(np.float32)
+
+    def loss(x, w):
+      lhs, rhs = quantize(x, jp.MXFP4, axis=0), quantize(w, jp.MXFP8)
+      return (
+        jp.block_scaled_dot(lhs, rhs, dimension_numbers=numbers) * g
+      ).sum()
+
+    actual = jax.grad(loss, (0, 1))(x, w)
+    expected = (
+      np.einsum("bmn,bnk->kbm", g, dequantized(w, jp.MXFP8)),
+      np.einsum("bmn,kbm->bnk", g, dequantized(x, jp.MXFP4, axis=0)),
+    )
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE)
+
+  def test_linear_of_a_sequence(self):
+    x = np.stack([X, X[::-1]])
+    g = np.stack([G, 2 * G])
+
+    def loss(x, w):
+      return (jp.linear(quantize(x, jp.MXFP8), quantize(w, jp.MXFP8)) * g).sum()
+
+    actual = jax.grad(loss, (0, 1))(x, W)
+    expected = (
+      g.astype(float) @ dequantized(W, jp.MXFP8),
+      np.einsum("bmn,bmk->nk", g, dequantized(x, jp.MXFP8)),
+    )
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(a, e, rtol=0, atol=2 * TOLERANCE)
+
+  def test_clipped_values_have_the_gradient_of_the_others(self):
+    x = np.full((1, 32), 1.0, np.float32)
+    x[0, 0] = 500  # saturates at 448 when the scale is rounded down
+
+    def function(x):
+      q = quantize(x, jp.MXFP8, scale_rounding="floor")
+      return jp.dequantize(q)
+
+    self.assertEqual(function(x)[0, 0], 448)
+    np.testing.assert_array_equal(
+      jax.grad(lambda x: function(x).sum())(x), np.ones_like(x)
+    )
+
+  @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  def test_dequantize_is_the_identity(self, dtype):
+    def function(x):
+      lhs, rhs = quantization.quantize_both(
+        x, jp.MXFP8, derivative="straight_through"
+      )
+      key = jax.random.key(3)
+      stochastic = quantize(x, jp.MXFP4, key=key)
+      return sum(
+        jp.dequantize(q, dtype) * f
+        for q, f in ((lhs, 1), (rhs, 2), (stochastic, 4))
+      )
+
+    x = X[:, :32].repeat(6, 0)[:32]
+    _, tangent = jax.jvp(function, (x,), (np.ones_like(x),))
+    self.assertEqual(tangent.dtype, dtype)
+    np.testing.assert_array_equal(tangent, np.full_like(x, 7))
+    second = jax.grad(
+      lambda x: (jp.dequantize(quantize(x, jp.NVFP4)) ** 2).sum()
+    )
+    np.testing.assert_allclose(
+      second(X), 2 * dequantized(X, jp.NVFP4), rtol=2.0**-20
+    )
+    along = jax.grad(lambda x: (second(x) * X).sum())(X)
+    np.testing.assert_allclose(along, 2 * X, rtol=2.0**-20)
+
+  def test_under_scan_vmap_remat_and_debug_checks(self):
+    layers = RNG.normal(size=(3, K, K)).astype(np.float32) / 8
+
+    def layer(x, w):
+      y = jp.block_scaled_dot(quantize(x, jp.MXFP8), quantize(w, jp.MXFP4))
+      return y, None
+
+    def loss(x, layers):
+      y, _ = jax.lax.scan(jax.checkpoint(layer), x, layers)
+      return y.sum()
+
+    def unrolled(x, layers):
+      for w in layers:
+        x, _ = layer(x, w)
+      return x.sum()
+
+    expected = jax.grad(unrolled, (0, 1))(X, layers)
+    per_row = lambda x, w: jax.vmap(lambda x: loss(x[None], w))(x).sum()
+    for function in (loss, per_row):
+      with guards.debug_checks(function is loss):
+        actual = jax.jit(jax.grad(function, (0, 1)))(X, layers)
+      for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE)
+
+  @parameterized.parameters("shard_map", "explicit")
+  def test_on_a_mesh(self, kind):
+    if len(jax.devices()) < 4:
+      self.skipTest("needs 4 devices")
+    explicit = kind == "explicit"
+    axis_type = jax.sharding.AxisType
+    mesh = jax.make_mesh(
+      (4,),
+      ("d",),
+      axis_types=(axis_type.Explicit if explicit else axis_type.Auto,),
+    )
+    x, g = np.tile(X, (2, 1))[:8], np.tile(G, (2, 1))[:8]
+    rows = PartitionSpec("d")
+
+    def loss(x, w, g):
+      y = jp.block_scaled_dot(quantize(x, jp.MXFP8), quantize(w, jp.MXFP8))
+      return (y * g).sum()
+
+    def local(x, w, g):
+      return jax.lax.psum(loss(x, w, g), "d")
+
+    function = loss
+    if not explicit:
+      function = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(rows, PartitionSpec(), rows),
+        out_specs=PartitionSpec(),
+      )
+    with jax.set_mesh(mesh):
+      args = [
+        jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
+        for a, spec in ((x, rows), (W, PartitionSpec()), (g, rows))
+      ]
+      actual = jax.jit(jax.grad(function, (0, 1)))(*args)
+    expected = (
+      g.astype(float) @ dequantized(W, jp.MXFP8),
+      g.T.astype(float) @ dequantized(x, jp.MXFP8),
+    )
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE)
+
+
+class CostTest(absltest.TestCase):
+  def test_without_differentiation_the_program_is_the_same(self):
+    def program(derivative):
+      def function(x, w):
+        q = functools.partial(
+          jp.quantize, format=jp.MXFP8, derivative=derivative
+        )
+        return jp.block_scaled_dot(q(x), q(w)), jp.dequantize(q(x))
+
+      return jax_private.optimized_hlo(jax.jit(function).lower(X, W).compile())
+
+    self.assertEqual(program("straight_through"), program(None))
+
+  def test_what_is_kept_of_a_quantized_side_is_quantized(self):
+    def product(x, w):
+      q = functools.partial(quantize, format=jp.MXFP8)
+      return jp.block_scaled_dot(q(x), q(w))
+
+    _, pullback = jax.vjp(product, jnp.asarray(X), jnp.asarray(W))
+    kept = [(x.dtype, x.shape) for x in jax.tree.leaves(pullback)]
+    self.assertIn((formats.E4M3, X.shape), kept)
+    # Besides, for derivatives of it, the surrogates, which are arguments.
+    self.assertLessEqual(kept.count((np.float32, X.shape)), 1)
+    self.assertLessEqual(kept.count((np.float32, W.shape)), 1)
+
+
+class RefusalTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("both sides", "quantize"),
+    ("one side", "quantize"),
+    ("round trip", "quantize"),
+    ("another axis", "quantize"),
+    ("key", "quantize"),
+    ("no elements", "quantize"),
+    ("both axes", "quantize_both"),
+    ("by the global scale", "quantize"),
+  )
+  def test_a_derivative_of_quantize_is_an_error(self, case, who):
+    format = jp.NVFP4
+    x = np.tile(X, (6, 1))[:32]
+    both = lambda x: quantization.quantize_both(x, format)[1]
+    function = {
+      "both sides": lambda x: jp.block_scaled_dot(
+        jp.quantize(W, format), jp.quantize(x, format)
+      ),
+      "one side": lambda x: jp.block_scaled_dot(W, jp.quantize(x, format)),
+      "round trip": lambda x: jp.dequantize(jp.quantize(x, format)),
+      "another axis": lambda x: jp.dequantize(jp.quantize(x, format, axis=0)),
+      "key": lambda x: jp.dequantize(
+        jp.quantize(x, format, key=jax.random.key(0))
+      ),
+      "no elements": lambda x: jp.dequantize(jp.quantize(x[:0], format)),
+      "both axes": lambda x: jp.dequantize(both(x)),
+      "by the global scale": lambda x: jp.dequantize(
+        jp.quantize(W, format, global_scale=x[0, 0] ** 2)
+      ),
+    }[case]
+    loss = lambda x: function(x).sum()
+    functions = (
+      jax.grad(loss),
+      jax.jit(jax.grad(loss)),
+      jax.grad(jax.jit(loss)),
+      jax.grad(jax.checkpoint(loss)),
+      lambda x: jax.jvp(loss, (x,), (x,)),
+      jax.vmap(jax.grad(lambda x: loss(x[None].repeat(32, 0)))),
+      jax.grad(
+        lambda x: jax.lax.scan(
+          lambda c, _: (c + loss(x), None), 0.0, None, length=2
+        )[0]
+      ),
+    )
+    message = rf"{who}: .*dot_general.*{who}\(.*straight_through.*stop_gradient"
+    for f in functions:
+      refused = self.assertRaisesRegex(NotImplementedError, message)
+      with guards.debug_checks(), refused:
+        f(x)
+    loss(x)  # and without one it is none
+    jax.grad(lambda x: loss(jax.lax.stop_gradient(x)) * x[0, 0])(x)
+
+  def test_what_is_frozen_beside_what_is_trained(self):
+    def loss(trained, frozen):
+      y = jp.block_scaled_dot(trained, jp.quantize(frozen, jp.MXFP8))
+      return (y * G).sum()
+
+    expected = G.astype(float) @ dequantized(W, jp.MXFP8)
+    _, actual = jax.value_and_grad(loss)(X, W)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+
+  @parameterized.parameters("values", "scale")
+  def test_dequantize_by_values_or_scales_is_an_error(self, leaf):
+    q = jp.quantize(X, jp.MXFP8)
+
+    def loss(x):
+      leaves = {"values": q.values, "scale": q.scale, leaf: x}
+      array = jp.ScaledArray(**leaves, global_scale=None, format=jp.MXFP8)
+      return jp.dequantize(array).sum()
+
+    with self.assertRaisesRegex(NotImplementedError, "dequantize: quantized"):
+      jax.grad(loss)(getattr(q, leaf))
+    with self.assertRaisesRegex(NotImplementedError, "block_scaled_dot: quant"):
+      array = quantize(X, jp.MXFP8)
+      jax.grad(lambda a: jp.block_scaled_dot(a, W).sum())(array)
+
+  def test_second_derivative_of_quantized_products_is_an_error(self):
+    numbers = (((1,), (1,)), ((), ()))
+    dot = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    config = jp.nn.get_scaled_dot_general_config("mxfp8")
+    for who, function, of_jacfwd in (
+      ("dot_general", lambda x: dot(x, W, numbers), NotImplementedError),
+      (
+        "scaled_dot_general",
+        lambda x: jp.nn.scaled_dot_general(x, W, numbers, configs=[config] * 3),
+        TypeError,  # JAX's own, of forward mode over custom gradients
+      ),
+    ):
+      gradient = jax.grad(lambda x, f=function: (f(x) ** 2).sum())
+      message = f"{who}: a gradient that is a product"
+      with self.assertRaisesRegex(NotImplementedError, message):
+        jax.jacrev(gradient)(X)
+      with self.assertRaises(of_jacfwd):
+        jax.jacfwd(gradient)(X)
+
+  def test_unknown_derivative(self):
+    for function in (jp.quantize, quantization.quantize_both):
+      with self.assertRaisesRegex(
+        ValueError, "derivative must be .*, got 'ste'"
+      ):
+        function(W[:, :32].repeat(4, 0)[:32], jp.MXFP8, derivative="ste")
+
+
+class LeafTest(absltest.TestCase):
+  def test_it_is_a_leaf_only_where_it_is(self):
+    plain, array = jp.quantize(X, jp.NVFP4), quantize(X, jp.NVFP4)
+    self.assertLen(jax.tree.leaves(plain), 3)
+    leaves, tree = jax.tree.flatten(array)
+    self.assertLen(leaves, 4)
+    np.testing.assert_array_equal(leaves[3], X)
+    paths = [p[0].name for p, _ in jax.tree.leaves_with_path(array)]
+    self.assertEqual(paths, ["values", "scale", "global_scale", "surrogate"])
+    self.assertEqual(array.nbytes, plain.nbytes + X.nbytes)
+    self.assertIn("surrogate=float32[6, 64]", repr(array))
+    self.assertNotIn("surrogate", repr(plain))
+    again = jax.tree.unflatten(tree, leaves)
+    self.assertIs(again.surrogate, leaves[3])
+    self.assertLen(jax.tree.leaves(array.without_surrogate()), 3)
+
+  def test_every_form_of_the_array_carries_it(self):
+    array = quantize(X, jp.NVFP4)
+    gpus = [jp.named_target(name, cudnn="9.13") for name in ("h100", "b200")]
+    for other in (
+      array.unpack(),
+      array.unpack().pack(),
+      *(jp.prepare_weights(array, gpu) for gpu in gpus),
+      *(jp.unprepare_weights(jp.prepare_weights(array, gpu)) for gpu in gpus),
+    ):
+      np.testing.assert_array_equal(other.surrogate, X)
+      gradient = jax.grad(
+        lambda x, other=other: jp.block_scaled_dot(
+          _with_surrogate(other, x), W
+        ).sum()
+      )(X)
+      expected = np.broadcast_to(W.astype(float).sum(0), X.shape)
+      np.testing.assert_allclose(gradient, expected, rtol=0, atol=TOLERANCE)
+
+  def test_wrong_surrogates(self):
+    q = jp.quantize(X, jp.MXFP8)
+    for wrong in (X[:1], X.astype(np.int32)):
+      with self.assertRaisesRegex(TypeError, r"surrogate must be .*\(6, 64\)"):
+        scaled_array.ScaledArray(
+          q.values, q.scale, None, jp.MXFP8, surrogate=wrong
+        )
+
+
+def _with_surrogate(array, x):
+  (*leaves, _), tree = jax.tree.flatten(array)
+  return jax.tree.unflatten(tree, [*leaves, x])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,163 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
+
+They read the quantized bytes once, decode them in registers, and fuse the
+global scale and the epilogue. Dequantized values outside f32's normal range
+count exactly, but where the sides are blocked along different dimensions, see
+`plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.ffi
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import call
+from jaxplugin.dot import canonical
+from jaxplugin.dot import global_scales
+from jaxplugin.dot import reference
+from jaxplugin.runtime import cpu_library
+
+NAME: Final = "cpu"
+REASON: Final = "C++ kernels that read the quantized bytes once"
+
+_LHS_IS_DEQUANTIZED: Final = (
+  "the sides are blocked along different dimensions, so lhs is dequantized"
+  " first: a whole f32 copy, and only values in f32's normal range are exact"
+)
+
+_DOT: Final = "jaxplugin_block_scaled_dot"
+# Numbers of kernels/cpu/README.md.
+_ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
+_BEST_ISA: Final = 0
+_UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
+# Above so many rows the kernel walks rhs panel by panel; up to it, it streams
+# rhs through registers (dot_small.inl).
+_MAX_SMALL_ROWS: Final = 4
+
+
+def supports(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  """Serves static sizes and the package's formats, where there are kernels."""
+  if target.platform != "cpu":
+    return decisions.Unsupported(
+      f"needs a CPU, the target's platform is {target.platform}"
+    )
+  if target.cpu_kernels is None:
+    return decisions.Unsupported(
+      target.cpu_kernels_error
+      or "the target has no CPU kernels (a named one assumes none; see"
+      " jp.detect_target)"
+    )
+  for side in (problem.lhs, problem.rhs):
+    if side.format is not None and not side.format.is_standard:
+      return decisions.Unsupported(
+        f"serves {', '.join(f.name for f in formats.FORMATS)} and plain floats,"
+        f" got {side.format}"
+      )
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  return None
+
+
+def plan(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Plan:
+  """A global scale that is one number is fused.
+
+  Where the sides are blocked along different dimensions, the operations that
+  dequantize lhs (`canonical.dense_operands`) flush subnormals and overflow.
+  """
+  del target
+  applications: dict[decisions.GlobalScale, decisions.Application] = {
+    "none": "none",
+    "scalar": "fused",
+    "array": "separate",
+  }
+  notes = () if problem.blocks_pair_up else (_LHS_IS_DEQUANTIZED,)
+  return decisions.Plan(
+    global_scale=applications[problem.global_scale], notes=notes
+  )
+
+
+def emit(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: decisions.DotProblem,
+  target: targets.Target,
+) -> jax.Array:
+  """One custom call, and whatever of the epilogue it cannot take."""
+  del target
+  if problem.is_empty:
+    shape = call.result_shape(config, operands)
+    zeros = jnp.zeros(shape, jnp.float32)
+    return reference.apply_epilogue(zeros, operands, config)
+  return canonical.with_epilogue(_dot, operands, config, problem)
+
+
+def _dot(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: decisions.DotProblem,
+) -> jax.Array:
+  """The custom call on operands brought to its shapes."""
+  cpu_library.register()
+  shape = call.result_shape(config, operands)
+  batch, m, n = problem.batch, problem.m, problem.n
+  assert m is not None and n is not None  # `supports` wants static sizes
+  dtype = config.preferred_element_type
+  lhs, rhs = map(_arguments, canonical.dense_operands(operands, config))
+  bias, residual = operands.bias, operands.residual
+  if bias is not None:
+    num_n = len(call.rhs_free(config, operands.rhs.ndim))
+    bias = canonical.bias_row(bias, shape, num_n)
+  if residual is not None:
+    if residual.dtype != dtype:
+      residual = residual.astype(jnp.float32)
+    residual = jnp.broadcast_to(residual, shape)
+  if n == 1 and m > _MAX_SMALL_ROWS:
+    # A matrix times a vector: as a vector times a matrix it is streamed, and
+    # the transposed result is the same array.
+    lhs, rhs = rhs, lhs
+    m, n = n, m
+    bias = None if bias is None else jnp.broadcast_to(bias, (n,))
+  global_scale = operands.global_scale
+  if operands.global_power is not None:
+    global_scale = global_scales.pair(global_scale, operands.global_power)
+  result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
+  if residual is not None:
+    residual = residual.reshape(batch, m, n)
+  result = jax.ffi.ffi_call(_DOT, result_type)(
+    *lhs[:2],
+    *rhs[:2],
+    _or_absent(global_scale),
+    _or_absent(bias),
+    _or_absent(residual),
+    lhs_block_size=np.int64(lhs[2]),
+    rhs_block_size=np.int64(rhs[2]),
+    activation=np.int64(_ACTIVATIONS[config.activation]),
+    isa=np.int64(_BEST_ISA),
+  )
+  return result.reshape(shape)
+
+
+def _arguments(operand: canonical.Dense) -> tuple[jax.Array, jax.Array, int]:
+  """Values, scale and block size, as the handler takes them."""
+  if operand.format is None:
+    return operand.values, _or_absent(None), _UNUSED_BLOCK_SIZE
+  assert operand.scale is not None
+  return operand.values, operand.scale, operand.format.block_size
+
+
+def _or_absent(x: jax.Array | None) -> jax.Array:
+  # Traced: a NumPy array is a constant, which custom_partitioning refuses.
+  return jnp.zeros((0,), jnp.float32) if x is None else x

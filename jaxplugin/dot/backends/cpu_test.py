@@ -1,0 +1,478 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The cpu implementation: its numbers, its gates, and what it loads."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from unittest import mock
+
+import jax
+import jax.ffi
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.dot import backends
+from jaxplugin.dot.backends import cpu
+from jaxplugin.kernels.cpu import library
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import suite
+
+TARGET = jp.detect_target("cpu")
+needs_library = absltest.skipIf(
+  TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
+)
+NUM_THREADS = 8
+CALLS_PER_THREAD = 20
+
+
+def make_problem(format=jp.MXFP8, **changes):
+  operand = decisions.OperandProblem(format=format, dtype=format.values_dtype)
+  fields = {"batch": 1, "m": 3, "n": 5, "k": 64, "lhs": operand, "rhs": operand}
+  fields |= {"out_dtype": contract.F32, **changes}
+  return decisions.DotProblem(**fields)
+
+
+def chosen(function, *args):
+  """The implementations of the custom calls in what jit lowers."""
+  text = jax.jit(function).lower(*args).as_text()
+  return "cpu" if cpu._DOT in text else "xla"
+
+
+@needs_library
+class CpuDotTest(suite.DotSuite):
+  implementation = "cpu"
+  cases_per_test = 25
+  exact_beyond_f32 = True
+
+
+@needs_library
+class ExtremesTest(parameterized.TestCase):
+  @parameterized.product(lhs=formats.FORMATS[:3], rhs=formats.FORMATS[:3])
+  def test_every_scale_byte_against_its_reciprocal_is_exactly_32(
+    self, lhs, rhs
+  ):
+    codes = np.arange(255, dtype=np.uint8)
+    ones = np.ones((255, 1, 32))
+    args = [
+      jnp.asarray(x)
+      for x in (
+        ones.astype(lhs.values_dtype),
+        ones.astype(rhs.values_dtype),
+        codes[:, None, None].view(formats.E8M0),
+        (254 - codes)[:, None, None].view(formats.E8M0),
+      )
+    ]
+    actual = jp.block_scaled_dot(*args, implementation="cpu")
+    np.testing.assert_array_equal(actual[:, 0, 0], np.full(255, 32.0))
+
+  def test_global_scale_reaches_f32_subnormals(self):
+    x = jnp.ones((1, 32), formats.E4M3)
+    scale = jnp.asarray(np.zeros((1, 1), np.uint8).view(formats.E8M0))
+    one = jnp.ones((1, 1), formats.E8M0)
+    actual = jp.block_scaled_dot(x, x, scale, one, 0.25, implementation="cpu")
+    self.assertEqual(np.asarray(actual)[0, 0], np.float32(2.0**-124))
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_zeros_under_a_nan_scale_are_nan(self, format):
+    values = jnp.zeros((2, 64), format.values_dtype)
+    code = np.zeros((2, 64 // format.block_size), np.uint8)
+    code[1, -1] = 0xFF
+    scale = jnp.asarray(code.view(format.scale_dtype))
+    other = jnp.ones((3, 64))
+    actual = jp.block_scaled_dot(values, other, scale, implementation="cpu")
+    np.testing.assert_array_equal(
+      np.isnan(actual), np.array([[False] * 3, [True] * 3])
+    )
+
+
+@needs_library
+class LayoutTest(parameterized.TestCase):
+  """What is brought to the handler's shapes before the call."""
+
+  def check(self, lhs, rhs, numbers, **kwargs):
+    actual = jp.block_scaled_dot(
+      lhs.operand,
+      rhs.operand,
+      lhs.scale,
+      rhs.scale,
+      dimension_numbers=numbers,
+      implementation="cpu",
+      **kwargs,
+    )
+    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
+    contract.assert_exact(actual, exact, contract.F32)
+
+  def operand(self, rng, format, shape, axis, storage="raw", unpadded=()):
+    case = contract.OperandCase(
+      format=format,
+      dtype=format.values_dtype,
+      shape=shape,
+      axis=axis,
+      storage=storage,
+      unpadded=unpadded,
+    )
+    return contract.make_operand(rng, case, integers=True)
+
+  @parameterized.product(
+    lhs=formats.FORMATS,
+    rhs=formats.FORMATS,
+    axes=((0, 1), (1, 0), (0, 0), (1, 1)),
+  )
+  def test_sides_blocked_along_different_dimensions_are_exact(
+    self, lhs, rhs, axes
+  ):
+    rng = np.random.default_rng(0)
+    made = [
+      self.operand(rng, lhs, (3, 32, 64), 1 + axes[0]),
+      self.operand(rng, rhs, (32, 64, 5), axes[1]),
+    ]
+    self.check(*made, (((1, 2), (0, 1)), ((), ())))
+
+  @parameterized.product(format=formats.FORMATS, axis=(0, 1), size=(33, 50))
+  def test_short_last_block_before_another_contracting_dimension(
+    self, format, axis, size
+  ):
+    rng = np.random.default_rng(size)
+    shape = [3, 3]
+    shape[axis] = size
+    other = (0, *(d for d in (1, 2) if d != 1 + axis))
+    made = [
+      self.operand(rng, format, (rows, *shape), 1 + axis, "padded", other)
+      for rows in (2, 4)
+    ]
+    numbers = (((1, 2), (1, 2)), ((), ()))
+    self.check(*made, numbers, block_size=format.block_size)
+
+  @parameterized.product(
+    format=formats.FORMATS,
+    m=(1, 2, 5, 40),
+    epilogue=(False, True),
+    residual_dtype=("float32", "bfloat16"),
+  )
+  def test_matrix_times_vector_is_exact(
+    self, format, m, epilogue, residual_dtype
+  ):
+    rng = np.random.default_rng(m)
+    lhs = self.operand(rng, format, (2, m, 64), 2)
+    rhs = self.operand(rng, format, (2, 1, 64), 2)
+    kwargs, exact = {}, contract.dot(lhs.exact, rhs.exact)[0]
+    if epilogue:
+      residual = rng.integers(-8, 9, exact.shape)
+      kwargs = {
+        "bias": jnp.full((1,), 3.0),
+        "activation": "relu",
+        "residual": jnp.asarray(residual, residual_dtype),
+        "global_scale": 2.0,
+      }
+      exact = np.maximum(exact * 2 + 3, 0) + residual
+    actual = jp.block_scaled_dot(
+      lhs.operand,
+      rhs.operand,
+      lhs.scale,
+      rhs.scale,
+      implementation="cpu",
+      **kwargs,
+    )
+    contract.assert_exact(actual, exact, contract.F32)
+
+  def test_vmapped_weight_free_calls_are_one_custom_call(self):
+    w = jp.quantize(jnp.ones((5, 64)), jp.NVFP4)
+    x = jp.quantize(jnp.ones((7, 3, 64)), jp.MXFP8)
+    function = jax.vmap(jp.block_scaled_dot, in_axes=(0, None))
+    text = jax.jit(function).lower(x, w).as_text()
+    self.assertIn("-> tensor<1x21x5xf32>", text)
+    np.testing.assert_array_equal(function(x, w), np.full((7, 3, 5), 64.0))
+
+  def test_row_major_operands_reach_the_call_untouched(self):
+    x = jp.quantize(jnp.ones((2, 3, 64)), jp.MXFP8)
+    text = jax.jit(jp.block_scaled_dot).lower(x, x).as_text()
+    for operation in ("transpose", "convert", "pad", "slice"):
+      self.assertNotIn(f"stablehlo.{operation} ", text)
+    self.assertIn(cpu._DOT, text)
+
+  @parameterized.parameters("global_scale", "bias", "residual")
+  def test_epilogue_that_varies_under_vmap_is_exact(self, name):
+    rng = np.random.default_rng(0)
+    lhs = self.operand(rng, jp.MXFP8, (3, 64), 1)
+    rhs = self.operand(rng, jp.MXFP4, (5, 64), 1)
+    shape = {"global_scale": (4,), "bias": (4, 5), "residual": (4, 3, 5)}[name]
+    given = rng.integers(-4, 5, shape).astype(np.float32)
+    actual = jax.vmap(
+      lambda e: jp.block_scaled_dot(
+        lhs.operand,
+        rhs.operand,
+        lhs.scale,
+        rhs.scale,
+        implementation="cpu",
+        **{name: e},
+      )
+    )(jnp.asarray(given))
+    exact = contract.dot(lhs.exact, rhs.exact)[0]
+    expand = given[:, None, None] if name == "global_scale" else given
+    if name == "bias":
+      expand = given[:, None, :]
+    exact = exact * expand if name == "global_scale" else exact + expand
+    contract.assert_exact(actual, exact, contract.F32)
+
+
+@needs_library
+class ThreadsTest(absltest.TestCase):
+  def test_calls_from_several_threads_give_the_same_bits(self):
+    rng = np.random.default_rng(0)
+    functions = []
+    for format in formats.FORMATS:
+      for m in (1, 17):
+        x = jp.quantize(jnp.asarray(rng.normal(size=(m, 512))), format)
+        w = jp.quantize(jnp.asarray(rng.normal(size=(65, 512))), format)
+        compiled = jax.jit(jp.block_scaled_dot).lower(x, w).compile()
+        functions.append(lambda f=compiled, x=x, w=w: np.asarray(f(x, w)))
+    expected = [f().tobytes() for f in functions]
+
+    def run(seed):
+      order = np.random.default_rng(seed).integers(
+        0, len(functions), CALLS_PER_THREAD
+      )
+      return [functions[i]().tobytes() == expected[i] for i in order]
+
+    with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
+      for same in pool.map(run, range(NUM_THREADS)):
+        self.assertTrue(all(same))
+
+
+class GateTest(parameterized.TestCase):
+  """`supports` decides by its arguments alone."""
+
+  TARGET = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
+
+  def reason(self, problem, target=TARGET):
+    refusal = cpu.supports(problem, target)
+    return None if refusal is None else refusal.reason
+
+  @parameterized.product(lhs=formats.FORMATS, rhs=formats.FORMATS)
+  def test_every_pair_of_formats_is_served_and_chosen(self, lhs, rhs):
+    problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
+    self.assertIsNone(self.reason(problem))
+    decision = backends.choose(problem, self.TARGET)
+    self.assertEqual(decision.implementation, "cpu")
+
+  @parameterized.parameters("batch", "m", "n", "k")
+  def test_symbolic_size_is_refused(self, name):
+    self.assertIn("static", self.reason(make_problem(**{name: None})))
+
+  def test_format_of_another_block_size_is_refused_by_name(self):
+    other = formats.BlockFormat(
+      name="odd",
+      values_dtype=formats.E4M3,
+      scale_dtype=formats.E8M0,
+      block_size=64,
+    )
+    self.assertRegex(self.reason(make_problem(other)), "mxfp8, .* got odd")
+
+  def test_target_without_kernels_is_refused_with_its_own_reason(self):
+    target = dataclasses.replace(
+      jp.named_target("cpu"), cpu_kernels_error="not built: no compiler"
+    )
+    reason = self.reason(make_problem(), target)
+    self.assertEqual(reason, "not built: no compiler")
+    reason = self.reason(make_problem(), jp.named_target("cpu"))
+    self.assertIn("detect_target", reason)
+
+  @parameterized.product(lhs=(1, 2), rhs=(1, 2))
+  def test_note_tells_that_lhs_is_dequantized_where_blocks_do_not_pair_up(
+    self, lhs, rhs
+  ):
+    x = jnp.ones((3, 32, 32))
+    sides = (jp.quantize(x, jp.MXFP8, axis=axis) for axis in (lhs, rhs))
+    numbers = (((1, 2), (1, 2)), ((), ()))
+    f = functools.partial(jp.block_scaled_dot, dimension_numbers=numbers)
+    (dot,) = explained = jp.explain(f, *sides, target=self.TARGET)
+    self.assertEqual(dot.decision.implementation, "cpu")
+    note = (
+      "the sides are blocked along different dimensions, so lhs is dequantized"
+      " first: a whole f32 copy, and only values in f32's normal range are"
+      " exact"
+    )
+    notes = () if lhs == rhs else (note,)
+    self.assertEqual(dot.decision.notes, notes)
+    self.assertEqual(f"note: {note}" in str(explained), lhs != rhs)
+
+  def test_one_side_without_blocks_needs_no_note(self):
+    plain = decisions.OperandProblem(format=None, dtype=contract.F32)
+    for sides in ({"lhs": plain}, {"rhs": plain}):
+      problem = make_problem(num_contracting=2, **sides)
+      self.assertEqual(backends.choose(problem, self.TARGET).notes, ())
+
+  def test_text_of_a_target_names_its_kernels(self):
+    self.assertEqual(str(self.TARGET), "cpu (cpu, avx2 kernels)")
+
+
+class LoweringTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.x = jp.quantize(jnp.asarray(rng.normal(size=(3, 64))), jp.MXFP8)
+    self.w = jp.quantize(jnp.asarray(rng.normal(size=(5, 64))), jp.MXFP8)
+
+  @needs_library
+  def test_cpu_is_chosen_here(self):
+    self.assertEqual(chosen(jp.block_scaled_dot, self.x, self.w), "cpu")
+    (dot,) = jp.explain(jp.block_scaled_dot, self.x, self.w)
+    self.assertEqual(dot.decision.implementation, "cpu")
+
+  def test_named_target_lowers_to_xla(self):
+    with jp.use_target(jp.named_target("cpu")):
+      self.assertEqual(chosen(jp.block_scaled_dot, self.x, self.w), "xla")
+
+  @parameterized.parameters(("cpu",), ("cpu", "cuda"))
+  def test_export_falls_back_to_xla(self, *platforms):
+    exported = jax.export.export(
+      jax.jit(jp.block_scaled_dot), platforms=platforms
+    )(self.x, self.w)
+    self.assertNotIn(cpu._DOT, exported.mlir_module())
+    again = jax.export.deserialize(exported.serialize())
+    expected = jp.block_scaled_dot(self.x, self.w, implementation="xla")
+    np.testing.assert_array_equal(again.call(self.x, self.w), expected)
+
+  @needs_library
+  def test_forced_implementation_is_kept_in_an_export(self):
+    function = jax.jit(
+      lambda x, w: jp.block_scaled_dot(x, w, implementation="cpu")
+    )
+    with self.assertRaisesRegex(ValueError, cpu._DOT):
+      jax.export.export(function)(self.x, self.w)
+    allow = jax.export.DisabledSafetyCheck.custom_call(cpu._DOT)
+    exported = jax.export.export(function, disabled_checks=[allow])(
+      self.x, self.w
+    )
+    self.assertIn(cpu._DOT, exported.mlir_module())
+
+
+class LibraryTest(parameterized.TestCase):
+  """Finding the library, and the check before anything is registered."""
+
+  def setUp(self):
+    super().setUp()
+    directory = tempfile.TemporaryDirectory()
+    self.addCleanup(directory.cleanup)
+    self.directory = pathlib.Path(directory.name)
+
+  def write_header(self, major, minor):
+    header = self.directory / library.API_HEADER
+    header.parent.mkdir(parents=True, exist_ok=True)
+    header.write_text(
+      f"#define XLA_FFI_API_MAJOR {major}\n#define XLA_FFI_API_MINOR {minor}\n"
+    )
+
+  def test_missing_library_is_an_error_that_names_the_places(self):
+    with self.assertRaisesRegex(
+      library.LibraryError, f"^not built: no .* in {self.directory};"
+    ):
+      library.find((self.directory,))
+
+  def test_failed_build_is_an_error_that_quotes_its_first_line(self):
+    report = self.directory / library.FAILURE_NAME
+    report.write_text("could not compile: error: x\n\nall the rest\n")
+    with self.assertRaises(library.LibraryError) as caught:
+      library.find((self.directory,))
+    self.assertEqual(
+      str(caught.exception),
+      "not built: the CPU kernels did not compile at install: could not"
+      f" compile: error: x (all of it in {report})",
+    )
+
+  def test_first_directory_that_has_the_library_wins(self):
+    second = self.directory / "second"
+    second.mkdir()
+    for directory in (self.directory, second):
+      (directory / library.LIBRARY_NAME).touch()
+    (second / library.FAILURE_NAME).touch()
+    self.assertEqual(
+      library.find((second, self.directory)), second / library.LIBRARY_NAME
+    )
+
+  def test_file_that_is_no_library_is_an_error(self):
+    path = self.directory / library.LIBRARY_NAME
+    path.write_text("not ELF")
+    with self.assertRaisesRegex(library.LibraryError, "cannot be loaded"):
+      library.load(jax.ffi.include_dir(), path)
+
+  def test_library_of_something_else_is_an_error(self):
+    with (
+      mock.patch.object(library, "_open", return_value=ctypes.CDLL(None)),
+      self.assertRaisesRegex(library.LibraryError, "x.so is no library of"),
+    ):
+      library.load(jax.ffi.include_dir(), pathlib.Path("x.so"))
+
+  @parameterized.parameters(
+    ((0, 3), (0, 3), True),
+    ((0, 3), (0, 5), True),
+    ((0, 5), (0, 3), False),
+    ((0, 3), (1, 3), False),
+    ((1, 0), (0, 9), False),
+  )
+  def test_jaxlib_takes_its_own_minor_version_and_older(
+    self, built_for, installed, is_taken
+  ):
+    if is_taken:
+      library.check_version(built_for, installed, "x.so")
+      return
+    with self.assertRaisesRegex(
+      library.LibraryError,
+      "x.so was built for XLA's FFI {}.{}, the installed jaxlib has"
+      " {}.{}".format(*built_for, *installed),
+    ):
+      library.check_version(built_for, installed, "x.so")
+
+  def test_version_of_the_installed_jaxlib_is_known(self):
+    major, minor = library.installed_version(jax.ffi.include_dir())
+    self.assertEqual(major, 0)
+    self.assertGreaterEqual(minor, 3)
+
+  def test_headers_without_version_are_an_error(self):
+    with self.assertRaisesRegex(library.LibraryError, "not known.*c_api.h"):
+      library.installed_version(self.directory)
+    header = self.directory / library.API_HEADER
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 0\n")
+    with self.assertRaisesRegex(library.LibraryError, "defines none"):
+      library.installed_version(self.directory)
+
+  @needs_library
+  def test_refused_library_leaves_jax_with_xla_and_a_reason(self):
+    self.write_header(0, 2)  # older than any header that it was built with
+    program = f"""
+      import jax.ffi
+      jax.ffi.include_dir = lambda: {str(self.directory)!r}
+      registered = []
+      jax.ffi.register_ffi_target = lambda *a, **k: registered.append(a)
+      import jax.numpy as jnp
+      import jaxplugin as jp
+      x = jp.quantize(jnp.ones((3, 64)), jp.MXFP8)
+      assert (jp.block_scaled_dot(x, x) == 64).all()
+      assert not registered
+      print(jp.detect_target("cpu").cpu_kernels_error)
+      try:
+        jp.block_scaled_dot(x, x, implementation="cpu")
+      except NotImplementedError as error:
+        print(error)
+    """
+    result = contract.run_program(program)
+    self.assertEqual(result.returncode, 0, result.stderr)
+    reason = r"built for XLA's FFI 0\.\d+, the installed jaxlib has 0\.2"
+    self.assertRegex(result.stdout, reason)
+    self.assertRegex(result.stdout, r"\n  cpu: .*" + reason)
+
+
+if __name__ == "__main__":
+  absltest.main()

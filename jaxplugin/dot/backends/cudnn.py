@@ -1,0 +1,410 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The cudnn implementation: XLA's call of cuDNN's block-scaled matmul.
+
+It emits one of two custom calls, which XLA knows without registration:
+
+  __op$block_scaled_dot(lhs, rhs, lhs_scale, rhs_scale[, global_scale])
+    linear scales; XLA pads rows to 128 and scale columns to 4 and transposes
+    the scales to the 128x4 layout before each call of the kernel.
+  __cudnn$blockScaledDot(same)
+    what XLA makes of it: everything is padded and the scales are in the 128x4
+    layout already. Emitted where a scale comes swizzled, so that the scale of
+    a static weight is never transposed again.
+
+Both take [m, k] x [n, k] or [batch, m, k] x [batch, n, k], row-major, and a
+global scale that is a scalar of the result's dtype.
+
+Sources: XLA, block_scaling_rewriter.{h,cc}; openxla/xla#41201; cuDNN
+documentation, "Block scaling".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.ffi
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import call
+from jaxplugin.dot import canonical
+from jaxplugin.dot import reference
+
+NAME: Final = "cudnn"
+REASON: Final = "cuDNN's block-scaled matmul, called by XLA"
+
+DOT_TARGET: Final = "__op$block_scaled_dot"
+SWIZZLED_DOT_TARGET: Final = "__cudnn$blockScaledDot"
+
+# Gates of XLA's own rewriter.
+MIN_VERSION: Final = (9, 10, 0)
+MIN_VERSION_GLOBAL_SCALE: Final = (9, 13, 0)
+MIN_COMPUTE_CAPABILITY: Final = (10, 0)
+
+
+_PRODUCT_FIRST: Final = (
+  "global scales are multiplied with each other first, as the call takes one"
+  " number: a product below 2^-126 is zero, and one beyond float32's range is"
+  ' Inf; precision="highest" applies them one after the other'
+)
+
+
+class DeniedVersions(NamedTuple):
+  """cuDNN releases that are not to be used, and why."""
+
+  first: targets.Version
+  last: targets.Version
+  reason: str
+
+
+# Releases whose block-scaled matmul is known to be wrong. None as of cuDNN
+# 9.28: the bugs published for 9.18 to 9.24 are of grouped matmuls and attention
+# (flashinfer-ai/flashinfer#3792, NVIDIA/cudnn-frontend#414).
+DENIED_VERSIONS: tuple[DeniedVersions, ...] = ()
+
+
+def supports(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  """The gates of XLA's own rewriter, most basic first."""
+  return _device_gate(target) or _version_gate(target) or _problem_gate(problem)
+
+
+def _device_gate(
+  target: targets.Target,
+) -> decisions.Unsupported | None:
+  if target.platform != "cuda":
+    return decisions.Unsupported(
+      f"needs an NVIDIA GPU, the target's platform is {target.platform}"
+    )
+  dotted = targets.format_version
+  capability = (
+    f"needs compute capability {dotted(MIN_COMPUTE_CAPABILITY)} or higher, the"
+    " target"
+  )
+  if target.compute_capability is None:
+    return decisions.Unsupported(f"{capability}'s is not known")
+  if target.compute_capability < MIN_COMPUTE_CAPABILITY:
+    return decisions.Unsupported(
+      f"{capability} has {dotted(target.compute_capability)}"
+    )
+  return None
+
+
+def _version_gate(
+  target: targets.Target,
+) -> decisions.Unsupported | None:
+  dotted = targets.format_version
+  have = target.cudnn_version
+  needs = f"needs cuDNN {dotted(MIN_VERSION)} or newer, the target has"
+  if have is None:
+    return decisions.Unsupported(f"{needs} none")
+  if have < MIN_VERSION:
+    return decisions.Unsupported(f"{needs} {dotted(have)}")
+  for denied in DENIED_VERSIONS:
+    if denied.first <= have <= denied.last:
+      return decisions.Unsupported(
+        f"cuDNN {dotted(denied.first)} to {dotted(denied.last)} is denied, the"
+        f" target has {dotted(have)}: {denied.reason}"
+      )
+  return None
+
+
+def _problem_gate(
+  problem: decisions.DotProblem,
+) -> decisions.Unsupported | None:
+  lhs, rhs = problem.lhs.format, problem.rhs.format
+  if lhs is None or rhs is None:
+    return decisions.Unsupported("needs both operands quantized")
+  if not (lhs.is_standard and rhs.is_standard):
+    return decisions.Unsupported(f"does not know {lhs} x {rhs}")
+  mx_pair = {lhs, rhs} <= {formats.MXFP8, formats.MXFP8_E5M2}
+  if lhs == rhs == formats.MXFP8_E5M2:
+    return decisions.Unsupported("does not multiply E5M2 by E5M2")
+  if not mx_pair and not lhs == rhs == formats.NVFP4:
+    return decisions.Unsupported(
+      f"serves mxfp8 pairs and nvfp4 x nvfp4, got {lhs} x {rhs}"
+    )
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes")
+  if problem.is_empty:
+    return decisions.Unsupported("needs sizes of at least 1")
+  if not problem.blocks_pair_up:
+    return decisions.Unsupported(
+      "needs both sides blocked along the same contracting dimension"
+    )
+  size = problem.k if problem.blocked_k is None else problem.blocked_k
+  if size is not None and size % lhs.block_size:
+    return decisions.Unsupported(
+      f"needs k divisible by {lhs.block_size}, got k={size}"
+    )
+  return None
+
+
+def plan(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Plan:
+  """How the global scale is applied, and what XLA pads."""
+  notes = []
+  relative_error = 0.0
+  application: decisions.Application = "none"
+  if problem.global_scale != "none":
+    is_fused = _fuses_global_scale(problem, target)
+    application = "fused" if is_fused else "separate"
+    dtype = _call_dtype(problem, target)
+    if is_fused and dtype != np.float32:
+      relative_error = reference.rounding_error(dtype)
+      notes.append(
+        f"the global scale is rounded to {dtype.name} (relative error at most"
+        f' 2^{math.log2(relative_error):.0f}); precision="highest" applies it'
+        " in float32"
+      )
+    if is_fused and problem.has_global_power:
+      notes.append(_PRODUCT_FIRST)
+  return decisions.Plan(
+    global_scale=application,
+    padding=_padding(problem),
+    notes=tuple(notes),
+    relative_error=relative_error,
+  )
+
+
+def _fuses_global_scale(
+  problem: decisions.DotProblem, target: targets.Target
+) -> bool:
+  """Whether the global scale is the call's fifth operand."""
+  # Older versions take a fifth operand and silently ignore it.
+  if (target.cudnn_version or MIN_VERSION) < MIN_VERSION_GLOBAL_SCALE:
+    return False
+  if problem.global_scale != "scalar":
+    return False
+  if problem.has_global_power and problem.highest_precision:
+    return False
+  # The operand has the dtype of the call's result, which is f32 where an
+  # epilogue follows. An f16 would lose more than precision: the product of two
+  # NVFP4 global scales is often below its smallest number, 2^-24.
+  if problem.has_epilogue or problem.out_dtype == np.float32:
+    return True
+  return problem.out_dtype == formats.BF16 and not problem.highest_precision
+
+
+def _call_dtype(
+  problem: decisions.DotProblem, target: targets.Target
+) -> np.dtype:
+  """Dtype of the call's result: f32 where anything is to follow in f32."""
+  is_last = not problem.has_epilogue and (
+    problem.global_scale == "none" or _fuses_global_scale(problem, target)
+  )
+  return problem.out_dtype if is_last else np.dtype(np.float32)
+
+
+def _padding(problem: decisions.DotProblem) -> str:
+  """What is padded for the kernel, in words."""
+  assert problem.lhs.format is not None and problem.k is not None
+  parts = []
+  for side, size in (("lhs", problem.m), ("rhs", problem.n)):
+    assert size is not None
+    padded = _round_up(size, scaled_array.SCALE_TILE_ROWS)
+    if padded != size:
+      parts.append(f"{side} rows {size} to {padded}")
+  columns = problem.k // problem.lhs.format.block_size
+  padded = _round_up(columns, scaled_array.SCALE_TILE_COLUMNS)
+  if padded != columns:
+    parts.append(f"scale columns {columns} to {padded}")
+  return ", ".join(parts)
+
+
+def _round_up(size: int, multiple: int) -> int:
+  return -(-size // multiple) * multiple
+
+
+def emit(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: decisions.DotProblem,
+  target: targets.Target,
+) -> jax.Array:
+  """The custom call, and in f32 whatever it cannot take of what follows."""
+  shape = call.result_shape(config, operands)
+  is_fused = _fuses_global_scale(problem, target)
+  dtype = _call_dtype(problem, target)
+  lhs = _canonical(
+    config.lhs,
+    operands.lhs,
+    operands.lhs_scale,
+    config.lhs_contracting,
+    config.lhs_batch,
+  )
+  rhs = _canonical(
+    config.rhs,
+    operands.rhs,
+    operands.rhs_scale,
+    config.rhs_contracting,
+    config.rhs_batch,
+  )
+  extra: tuple[jax.Array, ...] = ()
+  if is_fused:
+    assert operands.global_scale is not None
+    number = operands.global_scale
+    if operands.global_power is not None:
+      number = number * operands.global_power
+    extra = (number.astype(dtype),)
+  if lhs.is_swizzled or rhs.is_swizzled:
+    result = _swizzled_dot(lhs, rhs, extra, dtype)
+  else:
+    result = _linear_dot(lhs, rhs, extra, dtype)
+  result = result.reshape(shape)
+  if is_fused:
+    operands = operands._replace(global_scale=None, global_power=None)
+  return reference.apply_epilogue(result, operands, config)
+
+
+class _Canonical(NamedTuple):
+  """An operand in the call's form.
+
+  values: [batch, rows, k], or [rows, k] where the call has no batch.
+  scale: of the same rank, [..., rows, k / block], or more where padded.
+  columns: k / block.
+  block_size: given where the scale is padded, else None.
+  """
+
+  values: jax.Array
+  scale: jax.Array
+  columns: int
+  block_size: int | None
+  is_swizzled: bool
+
+
+def _canonical(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array,
+  contracting: call.Dims,
+  batch: call.Dims,
+) -> _Canonical:
+  """Brings an operand to the call's form, a swizzled scale as it is."""
+  format = operand.format
+  assert format is not None
+  block = format.block_size
+  is_swizzled = canonical.stays_swizzled(operand, values, contracting, batch)
+  position = canonical.blocked_position(operand, contracting)
+  assert position is not None
+  contracting = canonical.last(contracting, position)
+  free = call.free_dims(values.ndim, contracting, batch)
+  # Dimensions that merge cannot have padding between them.
+  merges = len(contracting) + len(free) > 2
+  if not is_swizzled and (
+    merges or operand.scale_layout == scaled_array.SWIZZLED
+  ):
+    scale = reference.exact_scale(operand, values, scale)
+  values = canonical.merge(values, batch=batch, contracting=contracting)
+  if values.dtype == formats.PACKED and format.is_fp4:
+    values = scaled_array.unpack_fp4(values, axis=-1)
+  _, rows, k = values.shape
+  scale = canonical.merge(scale, batch=batch, contracting=contracting)
+  padded = (
+    _round_up(rows, scaled_array.SCALE_TILE_ROWS),
+    _round_up(k // block, scaled_array.SCALE_TILE_COLUMNS),
+  )
+  is_padded = scale.shape[1:] != (rows, k // block)
+  if is_padded and not is_swizzled:
+    limits = [
+      min(*sizes) for sizes in zip(scale.shape[1:], padded, strict=True)
+    ]
+    scale = scale[:, : limits[0], : limits[1]]
+  scale = _mask_columns(scale, k // block, is_swizzled)
+  if not batch:
+    values, scale = values[0], scale[0]
+  return _Canonical(
+    values=values,
+    scale=scale,
+    columns=k // block,
+    block_size=block if is_padded else None,
+    is_swizzled=is_swizzled,
+  )
+
+
+def _mask_columns(
+  scale: jax.Array, columns: int, is_swizzled: bool
+) -> jax.Array:
+  """Scale [batch, rows, >= columns] with zero codes in the columns beyond.
+
+  The kernel multiplies the padding by zeros, and a NaN there would show. Rows
+  beyond do no harm: what they give is cut off.
+  """
+  have = scale.shape[-1]
+  if have == columns:
+    return scale
+  code = lax.bitcast_convert_type(scale, jnp.uint8)
+  if is_swizzled:
+    per_tile = scaled_array.SCALE_TILE_COLUMNS
+    tiles = have // per_tile
+    tile_shape = (-1, tiles, scaled_array.SCALE_TILE_ROWS, per_tile)
+    column = np.arange(tiles)[:, None, None] * per_tile + np.arange(per_tile)
+    code = jnp.where(column < columns, code.reshape(tile_shape), jnp.uint8(0))
+    code = code.reshape(scale.shape)
+  else:
+    code = jnp.where(np.arange(have) < columns, code, jnp.uint8(0))
+  return lax.bitcast_convert_type(code, scale.dtype)
+
+
+def _linear_dot(
+  lhs: _Canonical,
+  rhs: _Canonical,
+  extra: tuple[jax.Array, ...],
+  dtype: np.dtype,
+) -> jax.Array:
+  """`__op$block_scaled_dot`: XLA pads and swizzles."""
+  block_size = lhs.block_size or rhs.block_size
+  backend_config = None
+  if block_size is not None:
+    # It cannot be told from shapes where a scale is padded.
+    backend_config = json.dumps(
+      {"block_scaled_dot_backend_config": {"block_size": block_size}}
+    )
+  shape = (*lhs.values.shape[:-1], rhs.values.shape[-2])
+  return jax.ffi.ffi_call(
+    DOT_TARGET,
+    jax.ShapeDtypeStruct(shape, dtype),
+    custom_call_api_version=1,
+    legacy_backend_config=backend_config,
+  )(lhs.values, rhs.values, lhs.scale, rhs.scale, *extra)
+
+
+def _swizzled_dot(
+  lhs: _Canonical,
+  rhs: _Canonical,
+  extra: tuple[jax.Array, ...],
+  dtype: np.dtype,
+) -> jax.Array:
+  """`__cudnn$blockScaledDot`, with the padding and swizzling done here."""
+  tile = scaled_array.SCALE_TILE_ROWS
+  values, scales = [], []
+  for side in (lhs, rhs):
+    rows = side.values.shape[-2]
+    values.append(canonical.pad_axis(side.values, -2, _round_up(rows, tile)))
+    scale = side.scale
+    if not side.is_swizzled:
+      exact = scale[..., :rows, : side.columns]
+      scale = scaled_array.swizzle_scale(exact)
+    scales.append(scale)
+  shape = (*values[0].shape[:-1], values[1].shape[-2])
+  result, _ = jax.ffi.ffi_call(
+    SWIZZLED_DOT_TARGET,
+    (
+      jax.ShapeDtypeStruct(shape, dtype),
+      jax.ShapeDtypeStruct((0,), jnp.uint8),  # workspace, sized by XLA
+    ),
+    custom_call_api_version=1,
+  )(*values, *scales, *extra)
+  return result[..., : lhs.values.shape[-2], : rhs.values.shape[-2]]

@@ -1,0 +1,323 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The cudnn implementation's numbers, with the two custom calls emulated.
+
+There need be no GPU: what is tested is everything around the calls (layouts,
+merged dimensions, padding, swizzling, where the global scale goes), against
+NumPy code that takes the calls' operands as XLA and cuDNN document them and
+refuses what they refuse. That XLA takes the calls is tested in hlo_tests/.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import re
+from typing import ClassVar
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import cudnn
+from jaxplugin.runtime import lowering
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import suite
+
+KINDS = (
+  (jp.MXFP8, jp.MXFP8),
+  (jp.MXFP8, jp.MXFP8_E5M2),
+  (jp.MXFP8_E5M2, jp.MXFP8),
+  (jp.NVFP4, jp.NVFP4),
+)
+TYPES = {(formats.E4M3, formats.E8M0): 32, (formats.E5M2, formats.E8M0): 32}
+TYPES |= {(formats.E2M1, formats.E4M3): 16}
+ROWS, COLUMNS = 128, 4  # of a tile of scales
+CPU = targets.named_target("cpu")
+
+
+def round_up(size, multiple):
+  return -(-size // multiple) * multiple
+
+
+def decode_scale(scale):
+  """f64, exact: XLA's threads, which callbacks run on, flush f32 subnormals."""
+  if scale.dtype != formats.E8M0:
+    return scale.astype(np.float64)
+  code = scale.view(np.uint8).astype(np.int32)
+  return np.where(code == 255, np.nan, np.ldexp(1.0, code - 127))
+
+
+def emulated_ffi_call(
+  target, result, *, custom_call_api_version, legacy_backend_config=None
+):
+  """`jax.ffi.ffi_call` of the two custom calls, on the CPU."""
+  assert custom_call_api_version == 1
+  if target == "__op$block_scaled_dot":
+    block_size = None
+    if legacy_backend_config:
+      config = json.loads(legacy_backend_config)
+      block_size = config["block_scaled_dot_backend_config"]["block_size"]
+    compute = functools.partial(xla_dot, block_size)
+  else:
+    assert target == "__cudnn$blockScaledDot", target
+    result, workspace = result
+    assert workspace.shape == (0,), workspace
+    compute = cudnn_dot
+
+  def function(*args):
+    dtypes = [np.dtype(x.dtype) for x in args]
+    assert dtypes[4:] in ([], [np.dtype(result.dtype)]), dtypes
+    # FP4 has no NumPy layout that a callback may rely on: bytes.
+    args = [
+      x
+      if x.dtype in (np.float32, jnp.bfloat16, jnp.float16)
+      else x.astype(jnp.float32)
+      if x.dtype == formats.E2M1
+      else jax.lax.bitcast_convert_type(x, jnp.uint8)
+      for x in args
+    ]
+
+    def on_host(*args):
+      args = [np.asarray(x) for x in args]
+      arrays = [
+        x.astype(d) if d == formats.E2M1 else x.view(d)
+        for x, d in zip(args, dtypes, strict=True)
+      ]
+      out = compute(*arrays)
+      assert out.shape == result.shape, (out.shape, result.shape)
+      with np.errstate(over="ignore"):
+        return out.astype(np.float32).astype(result.dtype)
+
+    out = jax.pure_callback(
+      on_host, jax.ShapeDtypeStruct(result.shape, result.dtype), *args
+    )
+    return out if compute is not cudnn_dot else (out, jnp.zeros(0, jnp.uint8))
+
+  return function
+
+
+def xla_dot(block_size, lhs, rhs, lhs_scale, rhs_scale, *global_scale):
+  """What XLA's rewriter makes of `__op$block_scaled_dot`: pad, swizzle, call.
+
+  Rows of values and scales are padded to 128 and columns of scales to 4, each
+  only as far as they are not there already.
+  """
+  padded = []
+  for values, scale in ((lhs, lhs_scale), (rhs, rhs_scale)):
+    assert values.ndim == scale.ndim and values.ndim in (2, 3)
+    rows, k = values.shape[-2:]
+    if block_size is None:
+      assert k % scale.shape[-1] == 0, (values.shape, scale.shape)
+    block = k // scale.shape[-1] if block_size is None else block_size
+    assert TYPES[values.dtype, scale.dtype] == block, block
+    assert k <= scale.shape[-1] * block and rows <= scale.shape[-2]
+    more = [(0, 0)] * values.ndim
+    more[-2] = (0, round_up(rows, ROWS) - rows)
+    values = np.pad(values.astype(np.float64), more).astype(values.dtype)
+    more[-2] = (0, round_up(rows, ROWS) - scale.shape[-2])
+    more[-1] = (0, round_up(scale.shape[-1], COLUMNS) - scale.shape[-1])
+    scale = np.pad(scale.view(np.uint8), more).view(scale.dtype)
+    padded += [values, contract.swizzle(scale)]
+  lhs_values, lhs_scale, rhs_values, rhs_scale = padded
+  out = cudnn_dot(lhs_values, rhs_values, lhs_scale, rhs_scale, *global_scale)
+  return out[..., : lhs.shape[-2], : rhs.shape[-2]]
+
+
+def cudnn_dot(lhs, rhs, lhs_scale, rhs_scale, *global_scale):
+  """`__cudnn$blockScaledDot`: tiles of swizzled scales, k read to a tile's end.
+
+  The last tile's scales multiply zeros where k ends before it, so a NaN among
+  them shows.
+  """
+  sides = []
+  for values, scale in ((lhs, lhs_scale), (rhs, rhs_scale)):
+    block = TYPES[values.dtype, scale.dtype]
+    rows, k = values.shape[-2:]
+    assert rows % ROWS == 0 and k % block == 0, values.shape
+    columns = round_up(k // block, COLUMNS)
+    assert scale.shape == (*values.shape[:-2], rows, columns), scale.shape
+    row, column = np.indices((rows, columns))
+    tile = row // ROWS * (columns // COLUMNS) + column // COLUMNS
+    offset = row % 32 * 16 + row % ROWS // 32 * 4 + column % COLUMNS
+    flat = scale.reshape(*scale.shape[:-2], rows * columns)
+    linear = decode_scale(flat[..., tile * 512 + offset])
+    more = [(0, 0)] * (values.ndim - 1) + [(0, columns * block - k)]
+    values = np.pad(values.astype(np.float64), more)
+    with np.errstate(invalid="ignore"):
+      sides.append(values * np.repeat(linear, block, -1))
+  with np.errstate(invalid="ignore"):
+    out = sides[0] @ np.swapaxes(sides[1], -1, -2)
+    out = out.astype(np.float32).astype(np.float64)
+    return out * global_scale[0].astype(np.float64) if global_scale else out
+
+
+class CudnnDotTest(suite.DotSuite):
+  """The contract's suite, on cuDNN 9.13; what it refuses goes to xla."""
+
+  implementation = "cudnn"
+  kinds = KINDS
+  cases_per_test = 8
+  keeps_global_scale_f32 = False
+  target = targets.named_target("b200", cudnn="9.13")
+  calls: ClassVar = collections.Counter()
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(
+      mock.patch.object(jax.ffi, "ffi_call", self.counting_ffi_call)
+    )
+    self.enter_context(
+      mock.patch.object(
+        lowering, "resolve_target", lambda override, _: override or CPU
+      )
+    )
+
+  def counting_ffi_call(self, name, *args, **kwargs):
+    self.calls[name] += 1
+    return emulated_ffi_call(name, *args, **kwargs)
+
+  def dot(self, *args, **kwargs):
+    with jp.use_target(self.target):
+      try:
+        return jp.block_scaled_dot(*args, implementation="cudnn", **kwargs)
+      except NotImplementedError as error:
+        for allowed in (
+          "serves mxfp8 pairs",
+          "E5M2 by E5M2",
+          "needs both operands quantized",
+          "needs k divisible by",
+          "needs sizes of at least 1",
+        ):
+          if allowed in str(error):
+            break
+        else:
+          raise
+    return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
+
+  def _check_case(self, case, rng):
+    before = sum(self.calls.values())
+    super()._check_case(case, rng)
+    if case.dimension_numbers is None and case.block_size is None:
+      self.assertGreater(sum(self.calls.values()), before, "went to xla")
+
+
+class Cudnn912DotTest(CudnnDotTest):
+  """The tests of global scales where it is a multiply after the call."""
+
+  target = targets.named_target("b200", cudnn="9.12")
+  keeps_global_scale_f32 = True
+
+
+for _name in dir(Cudnn912DotTest):
+  if _name.startswith("test") and not re.search("global|rounded", _name):
+    setattr(Cudnn912DotTest, _name, None)
+
+
+class EmittedTest(parameterized.TestCase):
+  """Which call, and with which operands."""
+
+  def lowered(self, *args, target=CudnnDotTest.target, **kwargs):
+    specs = jax.tree_util.tree_map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args
+    )
+    dot = functools.partial(jp.block_scaled_dot, **kwargs)
+    with jp.use_target(target):
+      traced = jax.jit(dot).trace(*specs)
+      return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+  def operand(self, format, shape, storage="raw"):
+    case = contract.OperandCase(
+      format=format,
+      dtype=format.values_dtype,
+      shape=shape,
+      axis=len(shape) - 1,
+      storage=storage,
+    )
+    return contract.make_operand(np.random.default_rng(0), case, integers=True)
+
+  def both(self, format, m, n, k, *storages):
+    return (
+      self.operand(format, (m, k), storages[0]),
+      self.operand(format, (n, k), storages[-1]),
+    )
+
+  def test_swizzled_scale_is_passed_on_untouched(self):
+    lhs, rhs = self.both(jp.MXFP8, 128, 256, 128, "swizzled")
+    text = self.lowered(lhs.operand, rhs.operand)
+    self.assertIn("@__cudnn$blockScaledDot(", text)
+    self.assertNotIn("__op$block_scaled_dot", text)
+    for operation in ("transpose", "pad", "select", "slice"):
+      self.assertNotIn(f"stablehlo.{operation}", text)
+
+  def test_scale_of_rows_that_merge_in_whole_tiles_stays_swizzled(self):
+    numbers = (((2,), (1,)), ((), ()))
+    for rows, name in (
+      (128, "@__cudnn$blockScaledDot("),
+      (64, "@__op$block_scaled_dot("),
+    ):
+      lhs = self.operand(jp.MXFP8, (3, rows, 128), "swizzled")
+      rhs = self.operand(jp.MXFP8, (256, 128), "scaled_array")
+      text = self.lowered(lhs.operand, rhs.operand, dimension_numbers=numbers)
+      self.assertIn(name, text)
+
+  def test_padded_scale_gives_the_block_size(self):
+    lhs, rhs = self.both(jp.NVFP4, 100, 50, 96, "padded", "raw")
+    padded = jnp.zeros((128, 8), formats.E4M3)
+    text = self.lowered(
+      lhs.operand, rhs.operand, padded, rhs.scale, block_size=16
+    )
+    self.assertIn("block_size", text)
+    self.assertIn("16", text.split("block_size")[1][:12])
+    raw = self.operand(jp.NVFP4, (100, 96))
+    text = self.lowered(
+      raw.operand, rhs.operand, raw.scale, rhs.scale, block_size=16
+    )
+    self.assertNotIn("block_size", text)
+
+  def test_export_chooses_what_can_be_loaded_elsewhere(self):
+    lhs, rhs = self.both(jp.MXFP8, 128, 256, 128, "scaled_array")
+    with jp.use_target(CudnnDotTest.target):
+      exported = jax.export.export(
+        jax.jit(lambda x, w: jp.block_scaled_dot(x, w)), platforms=("cuda",)
+      )(lhs.operand, rhs.operand)
+    self.assertNotIn("block_scaled_dot(", exported.mlir_module())
+    self.assertIn("dot_general", exported.mlir_module())
+
+
+class CallTest(absltest.TestCase):
+  """The emulation refuses what the calls do."""
+
+  def test_emulation_refuses_wrong_operands(self):
+    values = np.zeros((128, 64), formats.E4M3)
+    scale = np.zeros((128, 4), np.uint8).view(formats.E8M0)
+    cudnn_dot(values, values, scale, scale)
+    for bad in (scale[:, :2], scale[:64]):
+      with self.assertRaises(AssertionError):
+        cudnn_dot(values, values, bad, scale)
+    with self.assertRaises(AssertionError):
+      cudnn_dot(values[:100], values, scale, scale)
+
+  def test_emulated_padding_that_is_nan_shows(self):
+    values = np.zeros((128, 64), formats.E4M3)
+    scale = np.zeros((128, 4), np.uint8)
+    linear = scale.copy()
+    linear[:, 2:] = 0xFF
+    poisoned = contract.swizzle(linear.view(formats.E8M0))
+    clean = scale.view(formats.E8M0)
+    self.assertTrue(np.isnan(cudnn_dot(values, values, poisoned, clean)).all())
+
+  def test_targets_are_spelled_as_xla_does(self):
+    self.assertEqual(cudnn.DOT_TARGET, "__op$block_scaled_dot")
+    self.assertEqual(cudnn.SWIZZLED_DOT_TARGET, "__cudnn$blockScaledDot")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,95 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The contract's suite on a real GPU, where there is one.
+
+python -m pytest jaxplugin/dot/backends/gpu_device_test.py
+"""
+
+from __future__ import annotations
+
+import jax
+from absl.testing import absltest
+
+import jaxplugin as jp
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import cudnn
+from jaxplugin.dot.backends import triton
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import suite
+
+REFUSALS = (  # of problems; anything else that is refused is a failure
+  "serves mxfp8 pairs",
+  "E5M2 by E5M2",
+  "needs both operands quantized",
+  "needs k divisible by",
+  "needs sizes of at least 1",
+)
+
+
+def why_not(supports) -> str:
+  """Why an implementation cannot be tried here; empty where it can."""
+  if jax.default_backend() != "gpu":
+    return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
+  target = targets.detect_target()
+  format = jp.MXFP8
+  operand = decisions.OperandProblem(format=format, dtype=format.values_dtype)
+  refusal = supports(
+    decisions.DotProblem(
+      batch=1,
+      m=128,
+      n=128,
+      k=128,
+      lhs=operand,
+      rhs=operand,
+      out_dtype=contract.F32,
+    ),
+    target,
+  )
+  return "" if refusal is None else f"{refusal.reason} ({target})"
+
+
+class DeviceDotSuite(suite.DotSuite):
+  """What the implementation refuses by its formats or sizes goes to xla."""
+
+  supports = None
+  cases_per_test = 5
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    reason = why_not(cls.supports)
+    if reason:
+      raise absltest.unittest.SkipTest(reason)
+
+  def dot(self, *args, **kwargs):
+    try:
+      return super().dot(*args, **kwargs)
+    except NotImplementedError as error:
+      if not any(text in str(error) for text in REFUSALS):
+        raise
+    return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
+
+
+class TritonDeviceTest(DeviceDotSuite):
+  implementation = "triton"
+  supports = staticmethod(triton.supports)
+  subnormal_spacing = 2.0**-133  # of bf16
+
+
+class CudnnDeviceTest(DeviceDotSuite):
+  implementation = "cudnn"
+  supports = staticmethod(cudnn.supports)
+  keeps_global_scale_f32 = False
+
+
+class XlaDeviceTest(DeviceDotSuite):
+  implementation = "xla"
+  supports = staticmethod(lambda problem, target: None)
+
+
+del DeviceDotSuite
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,126 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""On every named target `supports`, `explain` and lowering say the same."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import re
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot.backends import cpu
+from jaxplugin.dot.backends import cudnn
+from jaxplugin.runtime import triton_library
+
+# Beside each device by its name, each gate of cuDNN from both sides.
+TARGETS = tuple(
+  dict(testcase_name=f"{name}_{cudnn}", name=name, cudnn=cudnn)
+  for name, cudnn in (
+    *((name, None) for name in targets.TARGET_NAMES),
+    ("b200", "9.9"),
+    ("b200", "9.12"),
+    ("b200", "9.13"),
+    ("h200", "9.13"),
+    ("rtx5090", "9.13"),
+  )
+)
+PAIRS = tuple(itertools.product((*formats.FORMATS, None), repeat=2))[:-1]
+# Shape of lhs, rows of rhs; an odd size, tails, one row, two batch dimensions.
+SHAPES = (((16, 64), 32), ((3, 96), 5), ((1, 512), 256), ((2, 3, 17, 160), 35))
+OUT_DTYPES = (jnp.bfloat16, jnp.float32, jnp.float16)
+OPTIONS = (
+  {},
+  {"activation": "gelu"},
+  {"precision": "highest"},
+)
+KERNEL = "some_triton_kernel"
+
+
+def kernel_call(kernel, inputs, outputs, *args, **kwargs):
+  """`triton_library.call` without the seconds that a compilation takes."""
+  del kernel, args, kwargs
+  return list(jax.ffi.ffi_call(KERNEL, tuple(outputs))(*inputs))
+
+
+def operand(format, shape):
+  if format is None:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+  return jax.eval_shape(
+    lambda: jp.quantize(jnp.zeros(shape, jnp.float32), format)
+  )
+
+
+def problems():
+  """Every pair of formats; shapes, dtypes and options come in turn."""
+  for i, (lhs, rhs) in enumerate(PAIRS):
+    shape, n = SHAPES[i % len(SHAPES)]
+    options = OPTIONS[i // 2 % len(OPTIONS)]
+    arguments = operand(lhs, shape), operand(rhs, (*shape[:-2], n, shape[-1]))
+    dtype = OUT_DTYPES[i % len(OUT_DTYPES)]
+    yield arguments, {"preferred_element_type": dtype, **options}
+
+
+def lowered_as(text):
+  """Which implementation a module's text shows."""
+  calls = {
+    KERNEL: "triton",
+    cudnn.DOT_TARGET: "cudnn",
+    cudnn.SWIZZLED_DOT_TARGET: "cudnn",
+    cpu._DOT: "cpu",
+  }
+  found = {calls[name] for name in re.findall(r"custom_call @(\S+?)\(", text)}
+  return ", ".join(found) or "xla"
+
+
+@absltest.skipIf(
+  importlib.util.find_spec("jax_triton") is None, "jax-triton is not installed"
+)
+class NamedTargetsTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.object(triton_library, "call", kernel_call))
+
+  @parameterized.named_parameters(*TARGETS)
+  def test_what_is_decided_is_what_is_lowered(self, name, cudnn):
+    target = targets.named_target(name, cudnn=cudnn)
+    names = decisions.IMPLEMENTATIONS
+    for i, (arguments, options) in enumerate(problems()):
+      # And one that is asked for, another one each time.
+      for requested in (None, names[i % len(names)]):
+        f = functools.partial(
+          jp.block_scaled_dot, implementation=requested, **options
+        )
+        with self.subTest(f"{arguments} {options}", requested=requested):
+          self.check(f, arguments, requested, target)
+
+  def check(self, f, arguments, requested, target):
+    chosen = functools.partial(f, implementation=None)
+    (dot,) = jp.explain(chosen, *arguments, target=target)
+    implementation = requested or dot.decision.implementation
+    refusal = backends.BACKENDS[implementation].supports(dot.problem, target)
+    with jp.use_target(target):
+      if refusal is not None:
+        self.assertIsNotNone(requested)
+        with self.assertRaises(NotImplementedError) as caught:
+          jax.jit(f).trace(*arguments)
+        self.assertIn(refusal.reason, str(caught.exception))
+        return
+      traced = jax.jit(f).trace(*arguments)
+      lowered = traced.lower(lowering_platforms=(target.platform,))
+    self.assertEqual(lowered_as(lowered.as_text()), implementation)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,413 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The triton implementation: the kernels of kernels/, through jax-triton.
+
+They read the quantized bytes once, dequantize in registers or leave that to the
+matrix instruction, and fuse the global scale and the epilogue. An operand is
+read where it lies, with the strides that its layout gives, and copied only
+where dimensions that must merge are not adjacent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import striding
+from jaxplugin.core import targets
+from jaxplugin.dot import call
+from jaxplugin.dot import canonical
+from jaxplugin.dot import global_scales
+from jaxplugin.dot import reference
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import tuning
+from jaxplugin.runtime import triton_library
+
+NAME: Final = "triton"
+REASON: Final = "Triton kernels that read the quantized bytes once"
+
+_PLAIN_NAMES: Final = {
+  np.dtype(np.float32): "f32",
+  formats.BF16: "bf16",
+  np.dtype(np.float16): "f16",
+}
+_DTYPES: Final = {name: dtype for dtype, name in _PLAIN_NAMES.items()}
+# Whose kernels decode FP4 themselves, with the help of PTX; newer ones leave it
+# to the matrix instruction, which wants the usual order.
+_READ_INTERLEAVED: Final = ("sm_80", "sm_89", "sm_90")
+
+
+def supports(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  """Serves static sizes and the package's formats, where a config fits."""
+  return triton_library.refusal(target) or _problem_gate(problem, target)
+
+
+def _problem_gate(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  for side in (problem.lhs, problem.rhs):
+    if side.format is not None and not side.format.is_standard:
+      return decisions.Unsupported(
+        f"serves {', '.join(f.name for f in formats.FORMATS)} and plain floats,"
+        f" got {side.format}"
+      )
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  if problem.is_empty:
+    return decisions.Unsupported("needs sizes of at least 1")
+  try:
+    _default_config(_dense_shape(problem, target), target)
+  except ValueError as error:
+    return decisions.Unsupported(str(error))
+  return None
+
+
+def reads_interleaved(
+  problem: decisions.DotProblem, target: targets.Target
+) -> bool:
+  """Whether the kernels read FP4 that is interleaved as it is."""
+  architecture = triton_library.architecture_of(target)
+  return (
+    architecture is not None
+    and architecture.name in _READ_INTERLEAVED
+    and problem.num_contracting == 1
+    and problem.k is not None
+    and problem.k % interleaving.UNIT == 0
+  )
+
+
+def plan(
+  problem: decisions.DotProblem, target: targets.Target
+) -> decisions.Plan:
+  """A global scale that is one number is fused; the kernels are named."""
+  applications: dict[decisions.GlobalScale, decisions.Application] = {
+    "none": "none",
+    "scalar": "fused",
+    "array": "separate",
+  }
+  _, dense = launches(problem, target)
+  names = ", ".join(launch.name for launch in dense)
+  return decisions.Plan(
+    global_scale=applications[problem.global_scale],
+    notes=(f"kernels: {names}",),
+  )
+
+
+def launches(
+  problem: decisions.DotProblem, target: targets.Target
+) -> tuple[configs.MatmulShape, tuple[configs.Launch, ...]]:
+  """What is launched for a problem that is served, of dense operands."""
+  shape = _dense_shape(problem, target)
+  return shape, _launches(shape, target)
+
+
+def _dense_shape(
+  problem: decisions.DotProblem, target: targets.Target
+) -> configs.MatmulShape:
+  """The kernels' description of a problem, of operands without gaps.
+
+  The config depends on nothing of an operand that differs from the one that is
+  launched (`_strided_operands`).
+  """
+  assert problem.batch is not None and problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  lhs, rhs = problem.lhs, problem.rhs
+  if not problem.blocks_pair_up:  # `canonical.dense_operands` dequantizes it
+    lhs = decisions.OperandProblem(format=None, dtype=np.dtype(np.float32))
+  size = problem.k if problem.blocked_k is None else problem.blocked_k
+  padded = striding.padded_size(
+    size, (lhs.format, rhs.format), num_contracting=problem.num_contracting
+  )
+  k = problem.k // size * padded
+  operands = [
+    configs.operand(
+      _kind(side.format, side.dtype),
+      rows,
+      k,
+      k_is_minor=side.contracting_is_minor,
+      swizzled=side.scale_layout == scaled_array.SWIZZLED,
+      interleaved=side.is_interleaved and reads_interleaved(problem, target),
+    )
+    for side, rows in ((lhs, problem.m), (rhs, problem.n))
+  ]
+  return configs.MatmulShape(
+    batch=problem.batch,
+    m=problem.m,
+    n=problem.n,
+    k=k,
+    lhs=operands[0],
+    rhs=operands[1],
+    out_dtype=_PLAIN_NAMES[problem.out_dtype],
+    has_global_scale=problem.global_scale == "scalar",
+    has_global_power=problem.global_scale == "scalar"
+    and problem.has_global_power,
+    has_bias=problem.has_bias,
+    activation=problem.activation or "none",
+    has_residual=problem.has_residual,
+  )
+
+
+def _kind(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
+  return _PLAIN_NAMES[dtype] if format is None else format.name
+
+
+def _default_config(
+  shape: configs.MatmulShape, target: targets.Target
+) -> configs.MatmulConfig:
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  return tuning.default_config(
+    shape,
+    architecture,
+    core_count=target.core_count or 1,
+    use_descriptors=triton_library.uses_descriptors(target),
+  )
+
+
+def _launches(
+  shape: configs.MatmulShape, target: targets.Target
+) -> tuple[configs.Launch, ...]:
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  return configs.plan(shape, _default_config(shape, target), architecture)
+
+
+def emit(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: decisions.DotProblem,
+  target: targets.Target,
+) -> jax.Array:
+  """The kernels' launches, and whatever of the epilogue they cannot take."""
+
+  def run(
+    operands: call.Operands,
+    config: call.DotConfig,
+    problem: decisions.DotProblem,
+  ) -> jax.Array:
+    return _dot(operands, config, problem, target)
+
+  return canonical.with_epilogue(run, operands, config, problem)
+
+
+def _dot(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: decisions.DotProblem,
+  target: targets.Target,
+) -> jax.Array:
+  """Runs the launches on operands where they lie, as far as possible."""
+  shape = call.result_shape(config, operands)
+  lhs, rhs = _strided_operands(operands, config, problem)
+  matmul = dataclasses.replace(
+    _dense_shape(problem, target), lhs=lhs.kind, rhs=rhs.kind
+  )
+  arrays: dict[str, Any] = {
+    "lhs": lhs.values,
+    "lhs_scale": lhs.scale,
+    "rhs": rhs.values,
+    "rhs_scale": rhs.scale,
+  }
+  if operands.global_power is not None:
+    arrays["global_scale"] = global_scales.pair(
+      operands.global_scale, operands.global_power
+    )
+  elif operands.global_scale is not None:
+    arrays["global_scale"] = operands.global_scale.reshape(1)
+  if operands.bias is not None:
+    num_n = len(call.rhs_free(config, operands.rhs.ndim))
+    arrays["bias"] = canonical.bias_row(operands.bias, shape, num_n)
+  if operands.residual is not None:
+    arrays["residual"] = jnp.broadcast_to(operands.residual, shape)
+  for launch in _launches(matmul, target):
+    views = dict(launch.views)
+    inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
+    arrays[launch.output] = _call(launch, inputs, target)
+  return arrays["out"].reshape(shape)
+
+
+def _view(x: jax.Array, view: str | None) -> jax.Array:
+  """The array as a kernel takes it; scales as bytes, which Triton knows."""
+  if view == "e4m3":
+    return lax.bitcast_convert_type(x, formats.E4M3)
+  if view == "u32":
+    if x.dtype == interleaving.WORDS:
+      return x
+    # k varies fastest, but dimensions of size 1 may follow it.
+    return interleaving.from_bytes(x.reshape(-1))
+  if view == "u8" or x.dtype not in _PLAIN_NAMES:
+    return lax.bitcast_convert_type(x, jnp.uint8)
+  return x
+
+
+def _call(
+  launch: configs.Launch, inputs: Sequence[jax.Array], target: targets.Target
+) -> jax.Array:
+  """Runs a launch.
+
+  Raises:
+    NotImplementedError: this process cannot lower it; says why.
+  """
+  refusal = triton_library.lowering_refusal(target)
+  if refusal is None and any(launch.descriptors):
+    refusal = triton_library.descriptors_refusal()
+  if refusal is not None:
+    raise NotImplementedError(
+      f"block_scaled_dot: implementation triton: {refusal.reason}; or pass"
+      ' implementation="xla"'
+    )
+  kernels = importlib.import_module("jaxplugin.kernels.gpu.block_scaled_matmul")
+  out = jax.ShapeDtypeStruct(launch.output_shape, _DTYPES[launch.output_dtype])
+  (result,) = triton_library.call(
+    kernels.KERNELS[launch.kernel],
+    launch.described(inputs),
+    [out],
+    dict(launch.constexprs),
+    name=launch.name,
+    grid=launch.grid,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+    fp_fusion=True,
+    target=target,
+  )
+  return result
+
+
+# Operands where they lie.
+
+
+class _Strided(NamedTuple):
+  """An operand: its arrays of any rank, FP4 packed, and how to read them."""
+
+  values: jax.Array
+  scale: jax.Array | None
+  kind: configs.OperandKind
+
+
+def _strided_operands(
+  operands: call.Operands,
+  config: call.DotConfig,
+  problem: decisions.DotProblem,
+) -> tuple[_Strided, _Strided]:
+  if striding.are_copied(
+    problem.k,
+    (config.lhs.format, config.rhs.format),
+    num_contracting=problem.num_contracting,
+  ):
+    # Blocks along one of several dimensions, or an odd number of FP4 values.
+    dense = canonical.dense_operands(operands, config)
+    return _of_dense(dense[0]), _of_dense(dense[1])
+  sides = (
+    (
+      config.lhs,
+      operands.lhs,
+      operands.lhs_scale,
+      config.lhs_contracting,
+      config.lhs_batch,
+    ),
+    (
+      config.rhs,
+      operands.rhs,
+      operands.rhs_scale,
+      config.rhs_contracting,
+      config.rhs_batch,
+    ),
+  )
+  lhs, rhs = (_strided(*side) for side in sides)
+  return lhs, rhs
+
+
+def _of_dense(operand: canonical.Dense) -> _Strided:
+  values = _packed(operand.values)
+  kind = configs.OperandKind(
+    format=_kind(operand.format, np.dtype(values.dtype)),
+    strides=_dense_strides(values.shape),
+    scale_strides=(
+      None if operand.scale is None else _dense_strides(operand.scale.shape)
+    ),
+  )
+  return _Strided(values, operand.scale, kind)
+
+
+def _dense_strides(shape: Sequence[int]) -> tuple[int, int, int]:
+  _, rows, columns = shape
+  return rows * columns, columns, 1
+
+
+def _packed(values: jax.Array) -> jax.Array:
+  """FP4 as bytes along the last axis, on a GPU the same memory."""
+  if values.dtype != formats.E2M1:
+    return values
+  return scaled_array.pack_fp4(values, axis=-1)
+
+
+def _strided(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array | None,
+  contracting: call.Dims,
+  batch: call.Dims,
+) -> _Strided:
+  """An operand with one contracting dimension."""
+  format = operand.format
+  name = _kind(format, np.dtype(values.dtype))
+  scale_strides = None
+  if format is not None:
+    assert scale is not None
+    scale, scale_strides = _strided_scale(
+      operand, values, scale, contracting, batch
+    )
+  if operand.is_interleaved:
+    values = interleaving.from_bytes(values)
+  strides = call.values_strides(operand, values, contracting, batch)
+  if strides is None:
+    values = canonical.merge(values, batch=batch, contracting=contracting)
+  values = _packed(values)
+  kind = configs.OperandKind(
+    format=name,
+    strides=_dense_strides(values.shape) if strides is None else strides,
+    scale_strides=scale_strides,
+    is_interleaved=operand.is_interleaved,
+  )
+  return _Strided(values, scale, kind)
+
+
+def _strided_scale(
+  operand: call.OperandConfig,
+  values: jax.Array,
+  scale: jax.Array,
+  contracting: call.Dims,
+  batch: call.Dims,
+) -> tuple[jax.Array, tuple[int, ...]]:
+  """A scale and its strides: of three indices, or of tiles where swizzled."""
+  if canonical.stays_swizzled(operand, values, contracting, batch):
+    tile_rows = scaled_array.SCALE_TILE_ROWS * scale.shape[-1]
+    return scale, (math.prod(scale.shape[len(batch) :]), tile_rows)
+  # Rows of several dimensions merge only without padding between them.
+  free = call.free_dims(scale.ndim, contracting, batch)
+  dims = {"batch": batch, "free": free, "contracting": contracting}
+  strides = striding.strides(scale.shape, **dims)
+  is_linear = operand.scale_layout == scaled_array.LINEAR
+  if len(free) > 1 or strides is None or not is_linear:
+    scale = reference.exact_scale(operand, values, scale)
+    strides = striding.strides(scale.shape, **dims)
+  if strides is None:
+    scale = canonical.merge(scale, batch=batch, contracting=contracting)
+    strides = _dense_strides(scale.shape)
+  return scale, strides

@@ -1,0 +1,183 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The triton implementation: its numbers, facts that it relies on, its errors.
+
+The numbers are those of Triton's interpreter (`interpreted`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import triton
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.runtime import lowering
+from jaxplugin.runtime import triton_library
+from jaxplugin.testing import interpreted as triton_testing
+from jaxplugin.testing.dot_suite import suite
+
+CPU = triton_testing.CPU
+interpreted = triton_testing.interpreted
+needs_interpreter = triton_testing.needs_interpreter
+
+
+class TritonDotSuite(suite.DotSuite):
+  """The contract's suite; what triton refuses goes to xla."""
+
+  implementation = "triton"
+  cases_per_test = 2
+  subnormal_spacing = 2.0**-133  # of bf16
+  target = targets.named_target("h200")
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.object(triton, "_call", interpreted))
+    self.enter_context(
+      mock.patch.object(
+        lowering, "resolve_target", lambda override, _: override or CPU
+      )
+    )
+
+  def dot(self, *args, **kwargs):
+    with jp.use_target(self.target):
+      try:
+        return jp.block_scaled_dot(*args, implementation="triton", **kwargs)
+      except NotImplementedError as error:
+        if "needs sizes of at least 1" not in str(error):
+          raise
+    return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
+
+
+@needs_interpreter
+class HopperDotTest(TritonDotSuite):
+  """Dequantizes in registers."""
+
+
+@needs_interpreter
+class BlackwellDotTest(TritonDotSuite):
+  """Leaves it to the matrix instruction where that takes the formats."""
+
+  target = targets.named_target("b200")
+  kinds = (
+    *((a, b) for a in formats.FORMATS[:3] for b in formats.FORMATS[:3]),
+    (jp.NVFP4, jp.NVFP4),
+  )
+
+
+del TritonDotSuite
+
+
+class FactsTest(absltest.TestCase):
+  """What kernels, which cannot import the package, state a second time."""
+
+  def test_block_sizes_and_packing_are_those_of_the_formats(self):
+    self.assertEqual(
+      configs.VALUES_PER_SCALE, {f.name: f.block_size for f in formats.FORMATS}
+    )
+    packed = tuple(f.name for f in formats.FORMATS if f.is_fp4)
+    self.assertEqual(configs.PACKED_FORMATS, packed)
+
+  def test_tiles_of_swizzled_scales_are_the_packages(self):
+    self.assertEqual(configs.SCALE_TILE_ROWS, scaled_array.SCALE_TILE_ROWS)
+    columns = scaled_array.SCALE_TILE_COLUMNS
+    self.assertEqual(configs.SCALE_TILE_COLUMNS, columns)
+
+  def test_shared_memory_is_that_of_the_named_targets(self):
+    for name in targets.TARGET_NAMES:
+      target = targets.named_target(name)
+      if target.platform != "cpu":
+        own = dataclasses.replace(target, shared_memory_bytes=None)
+        self.assertEqual(
+          triton_library.architecture_of(own).shared_memory_bytes,
+          target.shared_memory_bytes,
+          name,
+        )
+
+
+class ErrorTest(parameterized.TestCase):
+  def test_amd_gpu_by_name_is_told(self):
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    target = targets.named_target("mi300x")
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
+    self.assertEqual(dot.decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    self.assertRegex(reasons["triton"], "AMD GPUs only where there is one")
+    forced = functools.partial(jp.block_scaled_dot, implementation="triton")
+    with (
+      jp.use_target(target),
+      self.assertRaisesRegex(NotImplementedError, "only where there is one"),
+    ):
+      jax.jit(forced).trace(x, x)
+
+  @parameterized.parameters(("gfx942", "gfx950"), (None, "none"))
+  def test_amd_gpu_of_another_architecture_is_told_by_lowering(
+    self, architecture, told
+  ):
+    # jax-triton compiles for the device that it finds, whatever is asked for.
+    local = targets.Target(name="local", platform="rocm", architecture="gfx950")
+    if architecture is None:
+      local = dataclasses.replace(local, architecture=None)
+    target = targets.with_triton(targets.named_target("mi300x"))
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    with (
+      mock.patch.object(targets, "detect_target", lambda *_: local),
+      jp.use_target(target),
+    ):
+      traced = jax.jit(jp.block_scaled_dot).trace(x, x)
+      with self.assertRaisesRegex(
+        NotImplementedError, rf"the AMD GPU that is here \({told}\).* mi300x"
+      ):
+        traced.lower(lowering_platforms=("rocm",))
+
+  def test_missing_jax_triton_is_told(self):
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    triton_library._import_error.cache_clear()
+    self.addCleanup(triton_library._import_error.cache_clear)
+    with (
+      mock.patch.dict(sys.modules, {"jax_triton": None}),
+      jp.use_target(targets.named_target("h200")),
+    ):
+      traced = jax.jit(jp.block_scaled_dot).trace(x, x)
+      with self.assertRaisesRegex(NotImplementedError, "needs jax-triton"):
+        traced.lower(lowering_platforms=("cuda",))
+
+  def test_target_with_too_little_memory_is_refused_with_the_numbers(self):
+    target = dataclasses.replace(
+      targets.named_target("h200"), shared_memory_bytes=1024
+    )
+    x = jp.quantize(np.ones((256, 256), np.float32), jp.MXFP8)
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
+    self.assertEqual(dot.decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    # The least tile, twice 16 x 32: a byte a value, a scale a row, and bf16.
+    needed = 2 * (16 * 32 + 16 + 2 * 16 * 32)
+    self.assertEndsWith(
+      reasons["triton"],
+      f"may need {needed} bytes of shared memory, sm_90 has 1024",
+    )
+
+  def test_target_without_jax_triton_is_refused_with_the_reason(self):
+    target = dataclasses.replace(
+      targets.named_target("h200"), triton_error="it is away"
+    )
+    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
+    self.assertEqual(dot.decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    self.assertEqual(reasons["triton"], "it is away")
+
+
+if __name__ == "__main__":
+  absltest.main()

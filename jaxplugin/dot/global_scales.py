@@ -1,0 +1,141 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Global scales of a dot's operands, brought to the result and multiplied.
+
+The product of two f32 global scales need not be an f32: two tensors of 1e-17
+have scales of 2^-68. So a product is handed on as two factors, of which the
+second is a power of two, and everywhere the result of a dot is
+
+    dot * factor * power
+
+in this order, rounded as `dot * product` is wherever that can be computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.dot import call
+
+_MANTISSA_BITS: Final = 23
+_BIAS: Final = 127
+_SPECIAL: Final = 255  # exponent field of Inf and NaN
+_MIN_EXPONENT: Final = -126  # of normal numbers
+_MAX_EXPONENT: Final = 127
+
+
+def of_operand(
+  side: str, scale: Any, positions: Mapping[int, int], ndim: int
+) -> jax.Array | None:
+  """A ScaledArray's global scale, brought to the result's dimensions.
+
+  Args:
+    side: "lhs" or "rhs".
+    scale: as of `ScaledArray`, or None.
+    positions: the result's dimension of each operand's that is not contracted.
+    ndim: the result's rank.
+
+  Raises:
+    TypeError: it varies along a contracting dimension.
+  """
+  if scale is None or scale.size == 1:
+    return None if scale is None else scale.reshape(())
+  varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
+  if any(d not in positions for d in varying):
+    raise TypeError(
+      f"{call.WHO}: the global scale of {side}, of shape {tuple(scale.shape)},"
+      " must not vary along a contracting dimension"
+    )
+  order = sorted(varying, key=lambda d: positions[d])
+  shape = [1] * ndim
+  for d in order:
+    shape[positions[d]] = scale.shape[d]
+  ones = tuple(d for d in range(scale.ndim) if d not in varying)
+  return jnp.transpose(scale, (*order, *ones)).reshape(shape)
+
+
+def product(
+  scales: Sequence[jax.Array],
+) -> tuple[jax.Array | None, jax.Array | None]:
+  """The product of global scales, as two factors.
+
+  Args:
+    scales: f32 arrays that broadcast against each other.
+
+  Returns:
+    (factor, power): f32, of the shape of all broadcast, multiplied one after
+    the other. Of one scale itself and None; of none, None and None. `factor`
+    has the derivative of the product divided by `power`, and `power`, found
+    from the bits of the scales, has none.
+  """
+  if not scales:
+    return None, None
+  if len(scales) == 1:
+    return scales[0], None
+  return _factors(tuple(scales))
+
+
+# Jitted, so that an eager call runs one program.
+@jax.jit
+def _factors(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+  significands, exponents = [], []
+  for scale in scales:
+    exponent = _exponent(scale)
+    # In two steps, as 2^-127 would be flushed to zero.
+    half = exponent >> 1
+    significands.append(
+      scale * _power_of_two(-half) * _power_of_two(half - exponent)
+    )
+    exponents.append(exponent)
+  # Significands are in [1, 2), so that their product is one of [1, 2^n). It is
+  # brought below 1: what is multiplied by it first does not overflow.
+  exponent = sum(exponents[1:], start=exponents[0])
+  power = jnp.clip(exponent + len(scales), _MIN_EXPONENT, _MAX_EXPONENT)
+  # Beyond the range of the power, the rest. Of two scales it is in range.
+  rest = jnp.clip(exponent - power, _MIN_EXPONENT, _MAX_EXPONENT)
+  factor = math.prod(significands[1:], start=significands[0])
+  factor = factor * _power_of_two(rest)
+  return factor, jnp.broadcast_to(_power_of_two(power), factor.shape)
+
+
+def _exponent(x: jax.Array) -> jax.Array:
+  """i32 e of 2^e <= |x| < 2^(e+1); 0 of zeros, subnormals, Inf and NaN."""
+  bits = lax.bitcast_convert_type(x, jnp.int32)
+  field = (bits >> _MANTISSA_BITS) & _SPECIAL
+  is_normal = (field > 0) & (field < _SPECIAL)
+  return jnp.where(is_normal, field - _BIAS, 0)
+
+
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+  """f32 2^exponent of a normal number's exponent."""
+  bits = (exponent + _BIAS) << _MANTISSA_BITS
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def pair(global_scale: jax.Array, power: jax.Array) -> jax.Array:
+  """f32[2] for kernels, of two factors f32[]."""
+  return jnp.stack([global_scale, power])
+
+
+def multiply(
+  x: jax.Array, global_scale: jax.Array, power: jax.Array | None
+) -> jax.Array:
+  """f32 `x * global_scale * power`, in this order whatever XLA knows of them.
+
+  Of two constants it would multiply the product, which f32 need not hold.
+  """
+  x = x * global_scale
+  if power is None:
+    return x
+  # It does not look through a select. NaN stays NaN.
+  x = jnp.where(jnp.isnan(x), np.float32(np.nan), x)
+  return x * power

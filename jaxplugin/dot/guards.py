@@ -1,0 +1,320 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`debug_checks`: block-scaled dots that look for NaN and Inf in their results.
+
+Each dot traced inside it is followed by operations of its own, whatever
+implementation computes it and wherever it runs: a test whether all of the
+result is finite; and behind a `lax.cond`, where it is not, the dot once more in
+f32 by portable operations, to tell which of the NaN and Inf the operands
+explain. What is left goes to the host, which raises `NonFiniteError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from jaxplugin.core import targets as target_lib
+from jaxplugin.dot import backends
+from jaxplugin.dot import call
+from jaxplugin.dot import canonical
+from jaxplugin.dot import reference
+from jaxplugin.jaxext import jax_private
+from jaxplugin.quantization import quantization_ops
+
+# How far an activation may be off in relation to its result: 16 roundings of
+# f32.
+_ACTIVATION_ERROR: Final = 16 * 2.0**-24
+# Largest slope of an activation (gelu, silu: below 1.13).
+_MAX_SLOPE: Final = 2.0
+
+_is_on = jax.make_user_context(default_value=False)
+
+_records_lock = threading.Lock()
+_records: list[list[NonFiniteError]] = []  # of the `debug_checks` in progress
+
+
+class NonFiniteError(FloatingPointError):
+  """A dot's result has NaN or Inf that its operands do not explain.
+
+  The message says which call, with the shapes and formats of its operands, the
+  implementation, how many elements, and the first of them.
+  """
+
+
+@contextlib.contextmanager
+def debug_checks(enabled: bool = True) -> Iterator[None]:
+  """Makes block-scaled dots traced inside check their results, or not.
+
+  An element that is NaN or Inf is explained where the dot in f32 is so too (a
+  NaN in values, scales, bias or residual of its row or column; an overflow of a
+  dequantized value or of a sum); or where its magnitude, up to what an
+  implementation may be off by, exceeds what f32 or the result's dtype holds.
+  What is not explained is an error of the implementation.
+
+    with jp.debug_checks():
+      y = model(x)
+
+  Like `use_target` it works while functions are traced, and is part of `jit`'s
+  cache key: inside of it a jitted function is traced again, with checks, and
+  outside of it the one without them is used. What is compiled ahead of time
+  inside keeps its checks for good. It works under all transformations; of
+  `vmap` each entry is a call of its own, and costs the second computation each
+  time. In sharded computations the check is of the whole result, inside of
+  `shard_map` of each device's share. JAX does not export functions traced
+  inside, as none that call back to Python, nor lower them for a platform
+  without a device here.
+
+  Leaving the block waits for checks in progress. Off, which is the default, it
+  costs nothing: what is traced is the same as without it.
+
+  Args:
+    enabled: False turns off the checks of an enclosing `debug_checks`.
+
+  Raises:
+    NonFiniteError: at the end of the block at the latest, if a check failed
+      while it lasted. Where a function that was traced inside runs outside, it
+      is a `jax.errors.JaxRuntimeError` with the same text, raised where JAX
+      reports errors of computations: by the call, or when its result is used.
+    TypeError: `enabled` is not a bool.
+  """
+  if not isinstance(enabled, bool):
+    raise TypeError(
+      f"debug_checks: enabled must be True or False, got {enabled!r}"
+    )
+  if not enabled:
+    with _is_on(False):
+      yield
+    return
+  record: list[NonFiniteError] = []
+  with _records_lock:
+    _records.append(record)
+  failure = None
+  try:
+    with _is_on(True):
+      yield
+  except jax.errors.JaxRuntimeError as error:
+    failure = error
+  except BaseException as error:
+    _wait()
+    if record:
+      error.add_note(f"Before it a check failed: {record[0]}")
+    raise
+  else:
+    failure = _wait()
+  finally:
+    if failure is not None:
+      _wait()  # so that no later wait raises the same once more
+    with _records_lock:
+      # Lists are equal where their items are: this one, by identity.
+      _records[:] = [other for other in _records if other is not record]
+  if record:
+    raise record[0] from failure
+  if failure is not None:
+    raise failure
+
+
+def _wait() -> Exception | None:
+  """Waits for the checks in progress; what JAX raised of them."""
+  try:
+    jax_private.wait_for_effects()
+  except (jax.errors.JaxRuntimeError, ExceptionGroup) as error:
+    return error
+  return None
+
+
+def is_on() -> bool:
+  """Whether dots that are traced now check their results."""
+  return _is_on.value
+
+
+def check(
+  result: jax.Array, operands: call.Operands, config: call.DotConfig
+) -> None:
+  """Adds the check of a dot's result to what is being traced.
+
+  Args:
+    result: of the dot.
+    operands, config: of the dot.
+  """
+  if 0 in result.shape:
+    return
+  report = functools.partial(_report, _describe(result, operands, config))
+
+  def explain(result: jax.Array, flat: list[jax.Array]) -> None:
+    function = functools.partial(_unexplained, config)
+    mesh = jax.typeof(result).sharding.mesh
+    if AxisType.Explicit in mesh.axis_types:
+      # Sums and slices across devices: the partitioner's, as anywhere else.
+      replicated = NamedSharding(mesh, PartitionSpec())
+      function = jax.sharding.auto_axes(function, out_sharding=replicated)
+    jax.debug.callback(report, *function(result, flat))
+
+  lax.cond(
+    jnp.all(jnp.isfinite(result)),
+    lambda result, flat: None,
+    explain,
+    result,
+    operands.flatten(),
+  )
+
+
+class _Found(NamedTuple):
+  """What is reported of a result.
+
+  count: uint32[], elements that are not explained. index: int32[rank] of the
+  first; actual, expected: f32[], the result and the reference there.
+  """
+
+  count: jax.Array  # type: ignore[assignment]
+  index: jax.Array  # type: ignore[assignment]
+  actual: jax.Array
+  expected: jax.Array
+
+
+def _unexplained(
+  config: call.DotConfig, result: jax.Array, flat: list[jax.Array]
+) -> _Found:
+  """The elements of a result that are not finite for no reason."""
+  operands, config = canonical.in_usual_order(
+    call.Operands.unflatten(config, flat), config
+  )
+  f32_config = config.replace(preferred_element_type=np.dtype(np.float32))
+  lhs = _floats(config.lhs, operands.lhs, operands.lhs_scale)
+  rhs = _floats(config.rhs, operands.rhs, operands.rhs_scale)
+  multiply = functools.partial(
+    reference.plain_dot,
+    dimension_numbers=config.dimension_numbers,
+    dtype=jnp.float32,
+  )
+  expected = reference.apply_epilogue(multiply(lhs, rhs), operands, f32_config)
+  # Of one that overflows the error is infinite: sums in another order may have
+  # overflowed on the way.
+  magnitude = multiply(jnp.abs(lhs), jnp.abs(rhs))
+  if operands.global_scale is not None:
+    factor = jnp.abs(operands.global_scale)
+    if operands.global_power is not None:
+      factor = factor * operands.global_power
+    magnitude = magnitude * jnp.maximum(factor, 1)
+  error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
+  relative = _relative_error(config.preferred_element_type)
+  bound = jnp.abs(expected) * (1 + relative) + error
+  is_explained = ~(bound < _overflow(config.preferred_element_type))
+  is_bad = ~jnp.isfinite(result) & ~is_explained
+  index = _first(is_bad)
+  at_index = lambda x: lax.dynamic_slice(x, index, (1,) * x.ndim).reshape(())
+  return _Found(
+    count=jnp.sum(is_bad, dtype=jnp.uint32),
+    index=jnp.stack(index) if index else jnp.zeros((0,), jnp.int32),
+    actual=at_index(result).astype(jnp.float32),
+    expected=at_index(expected),
+  )
+
+
+def _floats(
+  operand: call.OperandConfig, values: jax.Array, scale: jax.Array | None
+) -> jax.Array:
+  if operand.format is None:
+    return values.astype(jnp.float32)
+  assert operand.axis is not None and scale is not None
+  scale = reference.exact_scale(operand, values, scale)
+  return quantization_ops.dequantize_raw(
+    values, scale, operand.format, axis=operand.axis
+  )
+
+
+def _relative_error(dtype: np.typing.DTypeLike) -> float:
+  """How far a result may be off, besides `reference.ERROR_BOUND`.
+
+  A global scale may have been rounded to the result's dtype, before the one
+  cast that decides what overflows. An activation errs by itself.
+  """
+  return reference.rounding_error(dtype) + _ACTIVATION_ERROR
+
+
+def _overflow(dtype: np.typing.DTypeLike) -> float:
+  return float(jnp.finfo(dtype).max)
+
+
+def _first(is_true: jax.Array) -> list[jax.Array]:
+  """Index of the first True; by dimensions, so that it fits in 32 bits."""
+  index = []
+  for _ in range(is_true.ndim):
+    rest = tuple(range(1, is_true.ndim))
+    i = jnp.argmax(jnp.any(is_true, axis=rest)).astype(jnp.int32)
+    is_true = lax.dynamic_index_in_dim(is_true, i, keepdims=False)
+    index.append(i)
+  return index
+
+
+def _report(
+  description: str,
+  count: np.ndarray,
+  index: np.ndarray,
+  actual: np.ndarray,
+  expected: np.ndarray,
+) -> None:
+  """On the host; also called, by `vmap`, for what has nothing to report."""
+  if count == 0:
+    return
+  where = tuple(int(i) for i in np.asarray(index))
+  error = NonFiniteError(
+    f"{call.WHO}: {int(count)} of the result's elements are NaN or Inf without"
+    f" a cause in the operands; the first is {float(actual)} at {where}, where"
+    f" the reference has {float(expected)}\n{description}"
+  )
+  with _records_lock:
+    for record in _records:
+      record.append(error)
+  raise error
+
+
+def _describe(
+  result: jax.Array, operands: call.Operands, config: call.DotConfig
+) -> str:
+  """The call: where it is in the program, its arrays, and what computes it."""
+  problem = call.problem_of(config, operands)
+  arrays = ", ".join(
+    f"{name} {x.dtype.name}[{', '.join(map(str, x.shape))}]"
+    for name, x in operands._asdict().items()
+    if x is not None
+  )
+  lines = [
+    f"  call: {jax_private.user_frame() or 'not known'}",
+    f"  name scope: {jax_private.name_scope() or 'none'}",
+    f"  problem: {problem}, result {tuple(result.shape)}",
+    f"  operands: {arrays}",
+    f"  implementation: {_implementation(config, operands)}",
+    '  Compute it with implementation="xla" to go on, and please report it.',
+  ]
+  return "\n".join(lines)
+
+
+def _implementation(config: call.DotConfig, operands: call.Operands) -> str:
+  """What is chosen where this is traced for; only lowering knows for certain.
+
+  One that is forced may serve on another of the local targets only.
+  """
+  problem = call.problem_of(config, operands)
+  override = target_lib.overriding_target()
+  targets = [override] if override else target_lib.local_targets()
+  for target in targets:
+    if config.implementation is not None and (
+      backends.BACKENDS[config.implementation].supports(problem, target)
+    ):
+      continue
+    decision = backends.choose(problem, target, config.implementation)
+    return f"{decision.implementation}, as decided for {target}"
+  return str(config.implementation)

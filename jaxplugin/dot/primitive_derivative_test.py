@@ -1,0 +1,415 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of `block_scaled_dot`: those of the product of dequantized sides.
+
+Expected values are JAX's own derivatives of `lax.dot_general` and `jax.nn`, on
+operands that NumPy dequantized. Integers under scales that are powers of two
+make most of them exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+from jax import test_util
+
+import jaxplugin as jp
+from jaxplugin.dot import call
+from jaxplugin.testing import contract
+from jaxplugin.testing import transformations
+from jaxplugin.testing.dot_suite import dot_cases
+
+PLAIN = contract.RESULT_DTYPES
+# Each format beside each plain dtype, on either side.
+KINDS = tuple(
+  kind
+  for pair in itertools.product(dot_cases.FORMATS, PLAIN)
+  for kind in (pair, pair[::-1])
+)
+ACTIVATIONS = {
+  None: lambda x: x,
+  "relu": jax.nn.relu,
+  "gelu": jax.nn.gelu,
+  "silu": jax.nn.silu,
+}
+# Sums of 128 products in f32, in another order, behind f32 activations: 2^-24
+# times a small multiple of the number of roundings, in units of the largest.
+F32_ERROR = 2.0**-17
+# Then a rounding to bf16, and the cotangent's own.
+BF16_ERROR = 2.0**-7
+
+HAS_CPU_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
+
+
+def integers(rng, shape, dtype=np.float32):
+  return jnp.asarray(rng.integers(-4, 5, shape), dtype)
+
+
+class SideTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *((i, (None, "xla")[i // 2 % 2]) for i in range(len(KINDS)))
+  )
+  def test_derivatives_in_a_plain_side_are_exact(self, index, implementation):
+    """Any dimension numbers, storage, padding and dtypes: `dot_cases`'s."""
+    case = dot_cases.random_case(index, KINDS)
+    rng = np.random.default_rng(index)
+    sides = [
+      contract.make_operand(rng, side, integers=True)
+      for side in (case.lhs, case.rhs)
+    ]
+    position = 0 if case.lhs.format is None else 1
+    plain = sides[position].operand
+
+    def function(x, operands, scales):
+      return jp.block_scaled_dot(
+        *(x if i == position else operands[i] for i in (0, 1)),
+        *scales,
+        dimension_numbers=case.dimension_numbers,
+        block_size=case.block_size,
+        preferred_element_type=case.dtype,
+        implementation=implementation,
+      )
+
+    def reference(x, operands, scales):
+      del scales
+      f32 = [jnp.asarray(x, jnp.float32) for x in operands]
+      f32[position] = x.astype(jnp.float32)
+      ranks = [x.ndim for x in f32]
+      numbers = call.canonical_dimension_numbers(case.dimension_numbers, *ranks)
+      return lax.dot_general(*f32, numbers, precision="highest")
+
+    # The quantized are arguments, as weights are.
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(function, x, tangent, g, *quantized):
+      only = lambda x: function(x, *quantized)
+      value, pullback = jax.vjp(only, x)
+      pushed = jax.jvp(only, (x,), (tangent,))[1]
+      return value, pullback(g.astype(value.dtype))[0], pushed
+
+    tangent = integers(rng, plain.shape, plain.dtype)
+    exact = [side.exact for side in sides]
+    shape = jax.eval_shape(reference, plain, exact, None).shape
+    g = integers(rng, shape, case.dtype)
+    operands, scales = [s.operand for s in sides], [s.scale for s in sides]
+    actual = run(function, plain, tangent, g, operands, scales)
+    expected = run(reference, plain, tangent, g, exact, None)
+    for a, e, dtype in zip(
+      actual, expected, (case.dtype, plain.dtype, case.dtype), strict=True
+    ):
+      contract.assert_exact(a, np.asarray(e, np.float64), dtype)
+    np.testing.assert_array_equal(
+      actual[0], jax.jit(function)(plain, operands, scales)
+    )
+
+  def test_gradient_by_prepared_weights_is_that_of_the_weights(self):
+    rng = np.random.default_rng(0)
+    w = transformations.array(rng, jp.NVFP4, (6, 128))
+    x = integers(rng, (3, 128))
+    for name in ("a100", "b200"):
+      prepared = jp.prepare_weights(w, jp.named_target(name))
+      self.assertNotEqual(
+        (prepared.dtype, prepared.scale_layout), (w.dtype, w.scale_layout)
+      )
+      grad = lambda w: jax.grad(lambda x: jp.block_scaled_dot(x, w).sum())(x)
+      np.testing.assert_array_equal(grad(prepared), grad(w))
+
+  def test_global_scales_of_a_stack_multiply_their_gradients(self):
+    rng = np.random.default_rng(0)
+    w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))
+    scales = np.float32([2, 8])
+    array = jp.ScaledArray(w.operand.values, w.operand.scale, scales, jp.NVFP4)
+    g = integers(rng, (2, 3, 5))
+    _, pullback = jax.vjp(
+      lambda x: jp.block_scaled_dot(x, array), integers(rng, (2, 3, 64))
+    )
+    expected = np.einsum("bmn,bnk,b->bmk", g, w.exact, scales)
+    contract.assert_exact(pullback(g)[0], expected, contract.F32)
+
+  @parameterized.product(shape=((), (2, 1, 1)), jit=(False, True))
+  def test_global_scales_whose_product_is_no_number_multiply_gradients(
+    self, shape, jit
+  ):
+    rng = np.random.default_rng(0)
+    w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))
+    own = np.full(shape, 2.0**-70, np.float32)
+    given = np.float32(2.0**-66)
+    x, g = (integers(rng, size) * 2.0**30 for size in ((2, 3, 64), (2, 3, 5)))
+
+    def pull(x, own, given, g):
+      def function(x, own, given):
+        array = jp.ScaledArray(w.operand.values, w.operand.scale, own, jp.NVFP4)
+        return jp.block_scaled_dot(x, array, global_scale=given)
+
+      result, pullback = jax.vjp(function, x, own, given)
+      return result, pullback(g)
+
+    result, (x_bar, own_bar, given_bar) = (jax.jit(pull) if jit else pull)(
+      x, own, given, g
+    )
+    x, g = (np.asarray(a, np.float64) for a in (x, g))
+    bare = np.einsum("bmk,bnk->bmn", x, w.exact)
+    contract.assert_exact(result, bare * 2.0**-136, contract.F32)
+    contract.assert_exact(
+      x_bar, np.einsum("bmn,bnk->bmk", g, w.exact) * 2.0**-136, contract.F32
+    )
+    axes = (1, 2) if shape else None
+    sums = (bare * g).sum(axes, keepdims=bool(shape))
+    contract.assert_exact(own_bar, sums * 2.0**-66, contract.F32)
+    contract.assert_exact(given_bar, (bare * g).sum() * 2.0**-70, contract.F32)
+
+  def test_a_nan_scale_makes_its_block_of_the_gradient_nan(self):
+    w = transformations.array(np.random.default_rng(0), jp.MXFP8, (5, 64))
+    scale = w.scale.view(jnp.uint8).at[2, 1].set(255).view(w.scale.dtype)
+    w = jp.ScaledArray(w.values, scale, None, jp.MXFP8)
+    x = jnp.ones((3, 64))
+    actual = jax.grad(lambda x: jp.block_scaled_dot(x, w)[:, :2].sum())(x)
+    np.testing.assert_array_equal(
+      np.isnan(actual), np.tile(np.arange(64) >= 32, (3, 1))
+    )
+
+
+class Composition:
+  """A call with all that has a derivative, and the same without the package."""
+
+  def __init__(self, activation, dtype=jnp.float32, implementation=None):
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    w = jp.quantize(normal(7, 128), jp.NVFP4)
+    self.w = jp.ScaledArray(w.values, w.scale, None, jp.NVFP4)
+    dequantized = contract.dequantize(
+      np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4, 1
+    )
+    dequantized = jnp.asarray(dequantized, jnp.float32)
+    self.args = {
+      "lhs": normal(2, 3, 128).astype(dtype),
+      "global_scale": jnp.float32(2.0**-12),
+      "bias": normal(7).astype(dtype),
+      "residual": normal(2, 3, 7).astype(dtype),
+    }
+    self.tangents = {
+      k: normal(*x.shape).astype(x.dtype) for k, x in self.args.items()
+    }
+    self.tangents["global_scale"] *= 2.0**-12
+    self.g = normal(2, 3, 7).astype(dtype)
+
+    def function(w, lhs, **kwargs):
+      return jp.block_scaled_dot(
+        lhs,
+        w,
+        dimension_numbers=(((2,), (1,)), ((), ())),
+        preferred_element_type=dtype,
+        activation=activation,
+        implementation=implementation,
+        **kwargs,
+      )
+
+    def expected(lhs, global_scale=1.0, bias=0.0, residual=0.0):
+      f32 = lambda x: jnp.asarray(x, jnp.float32)
+      y = jnp.einsum("abk,nk->abn", f32(lhs), dequantized, precision="highest")
+      y = ACTIVATIONS[activation](y * global_scale + f32(bias))
+      return (y + f32(residual)).astype(dtype)
+
+    self.of_w = function
+    self.function = functools.partial(function, self.w)
+    self.expected = expected
+
+
+class EpilogueTest(parameterized.TestCase):
+  def assert_close(self, actual, expected, dtype=jnp.float32):
+    error = F32_ERROR if dtype == jnp.float32 else BF16_ERROR
+    for a, e in zip(
+      jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+    ):
+      self.assertEqual((a.shape, a.dtype), (e.shape, e.dtype))
+      a, e = np.asarray(a, np.float64), np.asarray(e, np.float64)
+      np.testing.assert_allclose(a, e, rtol=0, atol=error * np.abs(e).max())
+
+  @parameterized.parameters(
+    (None, "bfloat16", "xla"),
+    (None, "float32", "cpu"),
+    ("relu", "float32", "xla"),
+    ("relu", "bfloat16", "cpu"),
+    ("gelu", "bfloat16", "xla"),
+    ("gelu", "float32", "cpu"),
+    ("silu", "float32", "xla"),
+    ("silu", "bfloat16", "cpu"),
+  )
+  def test_derivatives_are_those_of_the_composition(
+    self, activation, dtype, implementation
+  ):
+    if implementation == "cpu" and not HAS_CPU_KERNELS:
+      self.skipTest("no CPU kernels here")
+    dtype = jnp.dtype(dtype)
+    case = Composition(activation, dtype, implementation)
+
+    def derivatives(function):
+      function = lambda args, f=function: f(**args)
+
+      @jax.jit
+      def run(args, tangents, g):
+        value, pullback = jax.vjp(function, args)
+        return value, pullback(g), jax.jvp(function, (args,), (tangents,))
+
+      return run(case.args, case.tangents, case.g)
+
+    actual = derivatives(case.function)
+    self.assert_close(actual, derivatives(case.expected), dtype)
+    plain = jax.jit(case.function)(**case.args)
+    np.testing.assert_array_equal(actual[0], plain)
+    np.testing.assert_array_equal(actual[2][0], plain)
+
+  @parameterized.product(
+    name=("lhs", "global_scale", "bias", "residual"),
+    activation=(None, "silu"),
+  )
+  def test_each_operand_alone_has_its_derivative(self, name, activation):
+    case = Composition(activation)
+    x, tangent = case.args[name], case.tangents[name]
+    only = lambda f: lambda x: f(**{**case.args, name: x})
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(f):
+      pulled = jax.vjp(only(f), x)[1](case.g)
+      return pulled, jax.jvp(only(f), (x,), (tangent,))
+
+    actual, expected = run(case.function), run(case.expected)
+    self.assert_close(actual, expected)
+
+  @parameterized.parameters(None, "gelu")
+  def test_second_derivatives_agree_with_finite_differences(self, activation):
+    case = Composition(activation)
+    # f32 finite differences of second derivatives: three digits lost twice.
+    test_util.check_grads(
+      lambda *args: case.function(*args[:1], global_scale=args[1] * 2.0**-12),
+      (case.args["lhs"], jnp.float32(1.5)),
+      order=2,
+      modes=("fwd", "rev"),
+      rtol=2e-2,
+      atol=2e-2,
+    )
+
+  def test_relu_lets_no_infinite_cotangent_pass_where_it_is_zero(self):
+    w = transformations.array(np.random.default_rng(0), jp.MXFP8, (5, 64))
+    bias = jnp.float32([-1, 1, -1, 1, 1])
+    function = lambda bias: jp.block_scaled_dot(
+      jnp.zeros((1, 64)), w, bias=bias, activation="relu"
+    )
+    g = jnp.float32([[np.inf, 2, np.nan, np.inf, 3]])
+    (actual,) = jax.vjp(function, bias)[1](g)
+    np.testing.assert_array_equal(actual, [0, 2, 0, np.inf, 3])
+
+  def test_two_quantized_sides_differentiate_in_the_global_scale(self):
+    rng = np.random.default_rng(0)
+    x = transformations.operand(rng, jp.NVFP4, (2, 3, 64))
+    w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))
+    dot = np.einsum("bmk,bnk->bmn", x.exact, w.exact)
+    g = integers(rng, dot.shape)
+
+    def loss(x_global, w_global, explicit):
+      arrays = [
+        jp.ScaledArray(a.operand.values, a.operand.scale, s, jp.NVFP4)
+        for a, s in ((x, x_global), (w, w_global))
+      ]
+      return (g * jp.block_scaled_dot(*arrays, global_scale=explicit)).sum()
+
+    scales = (jnp.float32([2.0, 4.0]), jnp.float32(0.5), jnp.float32([[[2.0]]]))
+    actual = jax.grad(loss, (0, 1, 2))(*scales)
+    by_batch = (dot * np.asarray(g, np.float64)).sum((1, 2))
+    total = (by_batch * [2.0, 4.0]).sum()
+    contract.assert_exact(actual[0], by_batch, contract.F32)
+    contract.assert_exact(actual[1], np.float64(2 * total), contract.F32)
+    contract.assert_exact(
+      actual[2], np.full((1, 1, 1), total / 2), contract.F32
+    )
+
+
+class CostTest(transformations.PrimitiveTestCase):
+  @parameterized.parameters((None, 0), ("relu", 5), ("gelu", 4), ("silu", 4))
+  def test_kept_for_the_backward_pass_is_only_what_is_quantized(
+    self, activation, bytes_per_result
+  ):
+    case = Composition(activation)
+    args = {k: case.args[k] for k in ("lhs", "bias", "residual")}
+    _, pullback = jax.vjp(lambda args: case.function(**args), args)
+    kept = sum(x.nbytes for x in jax.tree.leaves(pullback))
+    quantized = case.w.values.nbytes + case.w.scale.nbytes
+    self.assertLessEqual(kept, quantized + bytes_per_result * case.g.size)
+    self.assertGreater(kept, 0)
+
+  def test_the_kernel_still_computes_the_value_and_the_tangent(self):
+    if not HAS_CPU_KERNELS:
+      self.skipTest("no CPU kernels here")
+    case = Composition(None)
+    function = lambda x: case.function(x)
+    x = case.args["lhs"]
+    lowered = lambda f, *args: jax.jit(f).lower(*args).as_text()
+    dots = lambda text: text.count("custom_call @jaxplugin_block_scaled_dot")
+    plain = lowered(function, x)
+    self.assertEqual(dots(plain), 1)
+    self.assertEqual(
+      dots(lowered(jax.value_and_grad(lambda x: function(x).sum()), x)), 1
+    )
+    pushed = lowered(lambda x, t: jax.jvp(function, (x,), (t,)), x, x)
+    self.assertEqual(dots(pushed), 2)
+
+
+class RefusalTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.x = transformations.array(rng, jp.MXFP8, (3, 32))
+    self.w = transformations.array(rng, jp.MXFP4, (5, 32))
+    self.plain = integers(rng, (3, 32))
+
+  @parameterized.parameters("grad", "jvp", "linearize", "vjp", "transpose")
+  def test_quantized_values_have_no_derivative(self, transform):
+    def function(values):
+      x = jp.ScaledArray(values, self.x.scale, None, jp.MXFP8)
+      return jp.block_scaled_dot(x, self.w).sum()
+
+    values = self.x.values
+    runs = {
+      "grad": lambda: jax.grad(function)(values),
+      "jvp": lambda: jax.jvp(function, (values,), (values,)),
+      "linearize": lambda: jax.linearize(function, values),
+      "vjp": lambda: jax.jit(lambda v: jax.vjp(function, v)[0])(values),
+      "transpose": lambda: jax.linear_transpose(function, values)(
+        jnp.float32(1)
+      ),
+    }
+    with self.assertRaisesRegex(
+      NotImplementedError,
+      r"block_scaled_dot: quantized values and block scales have no derivative,"
+      r" .*respect to lhs \(mxfp8\);.*jaxplugin\.dot_general",
+    ):
+      runs[transform]()
+
+  def test_every_operand_without_a_derivative_is_named(self):
+    with self.assertRaisesRegex(
+      NotImplementedError, r"rhs \(mxfp4\) and rhs_scale \(mxfp4\);"
+    ):
+      jax.grad(lambda w: jp.block_scaled_dot(self.plain, w).sum())(self.w)
+
+  def test_linear_transpose_of_what_is_not_linear_is_refused(self):
+    activated = lambda x: jp.block_scaled_dot(x, self.w, activation="silu")
+    both = lambda x, s: jp.block_scaled_dot(x, self.w, global_scale=s)
+    g = jnp.ones((3, 5))
+    with self.assertRaisesRegex(
+      NotImplementedError, "not linear in lhs through silu; use jax.vjp"
+    ):
+      jax.linear_transpose(activated, self.plain)(g)
+    with self.assertRaisesRegex(
+      NotImplementedError, "not linear in lhs and global_scale at once"
+    ):
+      jax.linear_transpose(both, self.plain, jnp.float32(1))(g)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,61 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The block-scaled dots of a jaxpr, and what is decided about each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import call
+from jaxplugin.dot import primitive
+from jaxplugin.jaxext import program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decided:
+  """One dot and what was decided about it.
+
+  Attributes:
+    problem: what it computes.
+    target: where it was decided for.
+    decision: what was chosen; None when the implementation that the dot asks
+      for cannot serve there.
+    error: why, when decision is None.
+  """
+
+  problem: decisions.DotProblem
+  target: targets.Target
+  decision: decisions.Decision | None
+  error: str = ""
+
+
+def dots(jaxpr: Any) -> Iterator[Any]:
+  """Every equation of the primitive, in sub-jaxprs too."""
+  for operation in program.operations(jaxpr):
+    if operation.eqn.primitive is primitive.block_scaled_dot_p:
+      yield operation.eqn
+
+
+def decide(eqn: Any, target: targets.Target | None) -> Decided:
+  """What is decided about one of `dots`.
+
+  Args:
+    eqn: the equation.
+    target: where to decide for; None is the target that the equation was
+      traced for, or the local one.
+  """
+  config = eqn.params["config"]
+  operands = call.Operands.unflatten(config, [v.aval for v in eqn.invars])
+  problem = call.problem_of(config, operands)
+  target = target or eqn.params["target"] or targets.detect_target()
+  decision, error = None, ""
+  try:
+    decision = backends.choose(problem, target, config.implementation)
+  except NotImplementedError as e:
+    error = str(e)
+  return Decided(problem=problem, target=target, decision=decision, error=error)

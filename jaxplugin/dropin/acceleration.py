@@ -1,0 +1,357 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`accelerate`: this package's dot in code that calls JAX's scaled dots."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import ParamSpec
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.extend import core as extend_core
+from jax.interpreters import batching
+from jax.interpreters import mlir
+
+from jaxplugin.core import formats
+from jaxplugin.dot import backends
+from jaxplugin.dot import call
+from jaxplugin.dropin import nn_operands
+from jaxplugin.dropin import nn_scaled
+from jaxplugin.jaxext import jax_private
+
+WHO: Final = "accelerate"
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+_MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
+
+# `jax.nn.scaled_matmul` is a jitted function of this name around one equation.
+_MATMUL_JIT_NAME: Final = "_scaled_matmul"
+
+# What these compute is written for a kernel language, not for XLA.
+_KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
+
+# Their rules are functions, in which there may be anything.
+_CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+# Results of these are one everywhere if their first operand is.
+_KEEP_ONES: Final = frozenset(
+  {"broadcast_in_dim", "convert_element_type", "reshape", "copy"}
+)
+
+
+def accelerate(
+  fn: Callable[_Parameters, _Result], *, implementation: str | None = None
+) -> Callable[_Parameters, _Result]:
+  """Makes JAX's scaled dots inside `fn` this package's, without touching it.
+
+  While the function returned runs, each `jax.nn.scaled_matmul`,
+  `jax.nn.scaled_dot_general` and `jax.lax.scaled_dot` that `fn` comes to,
+  however deep inside `jit`, `scan`, `while_loop`, `cond`, `checkpoint`,
+  `shard_map`, `vmap`, `grad`, `custom_jvp` and `custom_vjp` functions and their
+  rules, is what `jaxplugin.nn.scaled_matmul` and `jaxplugin.scaled_dot` make of
+  it. So it works on every platform, multiplies and accumulates in f32, and the
+  implementation fits the device. All else is as it was: names, shardings,
+  donation and static arguments of inner functions, effects, lines of source. A
+  `fn` without such calls behaves as ever.
+
+  `scaled_dot_general` quantizes as JAX does, forward and backward: only its
+  dots change. (`jaxplugin.nn.scaled_dot_general` quantizes by itself.)
+
+  It composes with JAX's transformations on both sides. Called outside of `jit`,
+  `fn` runs one operation at a time and its jitted parts are dispatched from
+  Python, which is slow: wrap the result, `jax.jit(jp.accelerate(fn), ...)`.
+
+  Not entered: Pallas kernels, callbacks, other threads, compiled and exported
+  functions, rules of `custom_vmap` and `custom_partitioning`, and what `fn`
+  returns to be called later (the function from `jax.vjp`, say). What JAX
+  refuses before a dot is reached it refuses still: JAX 0.10 cannot `vmap`
+  `jax.nn.scaled_matmul` over some of its operands, so accelerate inside:
+  `jax.vmap(jp.accelerate(fn), in_axes=...)`.
+
+  Left as it is, with a warning that says why and where: a dot with a result
+  other than f32, bf16 and f16, one of complex operands, and one of a symbolic
+  contracting size whose operands are no known format.
+
+  Results have the types that JAX gives them. On a mesh with explicit axes that
+  means replicated, whatever the sharding of the operands.
+
+  Args:
+    fn: any callable; it gets its arguments as they are given.
+    implementation: None chooses for each dot; "xla", "cudnn", "triton" or "cpu"
+      forces one.
+
+  Returns:
+    A function with the signature of `fn`.
+
+  Raises:
+    TypeError: `fn` cannot be called.
+    ValueError: `implementation` is unknown.
+    From the function returned, besides what `fn` raises, what the drop-ins do:
+    NotImplementedError if the forced implementation cannot serve a dot,
+    ValueError for a negative NVFP4 scale.
+  """
+  if not callable(fn):
+    raise TypeError(
+      f"{WHO}: fn must be a function, got {fn!r}; pass the function itself, not"
+      " what it returns"
+    )
+  with nn_operands.speaking_for(WHO):
+    backends.validate_name(implementation)
+  return jax_private.intercept(fn, _maker(implementation))
+
+
+@functools.cache
+def _maker(implementation: str | None) -> Callable[[], _Accelerator]:
+  return functools.partial(_Accelerator, implementation)
+
+
+class _Accelerator:
+  """Replaces JAX's scaled dots; the `Interceptor` of one call."""
+
+  def __init__(self, implementation: str | None):
+    self._implementation = implementation
+    # Traced values that are known to be one everywhere, by identity.
+    self._ones: dict[int, weakref.ref] = {}
+
+  def replace(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> Any:
+    matmuls, dots = jax_private.scaled_primitives()
+    if primitive.name == "jit" and params["name"] == _MATMUL_JIT_NAME:
+      # Its one equation names the line of the first call with such shapes; the
+      # call itself knows better.
+      inner = _only_equation(params["jaxpr"])
+      if inner is None or inner.primitive not in matmuls:
+        return None
+      primitive, params = inner.primitive, inner.params
+    if primitive in matmuls:
+      numbers, args = _MATMUL_NUMBERS, list(args)
+    elif primitive in dots:
+      numbers, args = params["dimension_numbers"], list(args)
+      for i, contracting in zip((2, 3), numbers[0], strict=True):
+        if self._is_placeholder(args[i], contracting):
+          args[i] = None
+    else:
+      return None
+    dtype = params["preferred_element_type"]
+    reason = _unsupported(args, numbers, dtype)
+    if reason is not None:
+      _warn(primitive, reason)
+      return None
+    lhs, rhs, lhs_scale, rhs_scale = args
+    operands = (lhs, rhs, lhs_scale, rhs_scale)
+    if primitive in matmuls:
+      return [_with_jax_type(self._matmul(*operands, dtype))]
+    return _with_jax_type(self._dot(*operands, numbers, dtype))
+
+  def _matmul(
+    self, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, dtype: Any
+  ) -> jax.Array:
+    if lhs_scale.shape[2] == rhs_scale.shape[2]:
+      return nn_scaled.scaled_matmul(
+        lhs,
+        rhs,
+        lhs_scale,
+        rhs_scale,
+        dtype,
+        implementation=self._implementation,
+      )
+    # As `scaled_dot_general` has it for configs with different block sizes.
+    return self._dot(lhs, rhs, lhs_scale, rhs_scale, _MATMUL_NUMBERS, dtype)
+
+  def _dot(
+    self,
+    lhs: Any,
+    rhs: Any,
+    lhs_scale: Any,
+    rhs_scale: Any,
+    numbers: Any,
+    dtype: Any,
+  ) -> jax.Array:
+    return nn_scaled.scaled_dot(
+      lhs,
+      rhs,
+      lhs_scale=lhs_scale,
+      rhs_scale=rhs_scale,
+      dimension_numbers=numbers,
+      preferred_element_type=dtype,
+      implementation=self._implementation,
+    )
+
+  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
+    if primitive.name in _KERNELS:
+      return params
+    return {
+      name: _map_jaxprs(
+        lambda jaxpr: _accelerated_jaxpr(jaxpr, self._implementation), value
+      )
+      for name, value in params.items()
+    }
+
+  def note(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+    if (
+      primitive.name in _KEEP_ONES
+      and isinstance(out, jax.core.Tracer)
+      and self._is_one(args[0])
+    ):
+      self._ones[id(out)] = weakref.ref(out)
+
+  def _is_one(self, x: Any) -> bool:
+    """Whether a traced value, or a number, is known to be one everywhere."""
+    if isinstance(x, jax.core.Tracer):
+      known = self._ones.get(id(x))
+      return known is not None and known() is x
+    is_array = isinstance(x, jax.Array)
+    if is_array and not jax.numpy.issubdtype(x.dtype, np.floating):
+      return False  # a key of random numbers, perhaps
+    return np.ndim(x) == 0 and _is_concrete_one(x)
+
+  def _is_placeholder(self, scale: Any, contracting: Sequence[int]) -> bool:
+    """Whether `jax.lax.scaled_dot` made the scale, as none was given.
+
+    It is one, and has one block along k. (Such a scale changes nothing.)
+    """
+    if scale.dtype != formats.E8M0 or any(
+      scale.shape[d] != 1 for d in contracting
+    ):
+      return False
+    if isinstance(scale, jax.core.Tracer):
+      return self._is_one(scale)
+    return _is_concrete_one(scale)
+
+
+def _is_concrete_one(x: Any) -> bool:
+  if not getattr(x, "is_fully_addressable", True):
+    return False
+  return bool((np.asarray(x) == 1).all())
+
+
+# The type that JAX's scaled dots give a result is sharded over no explicit mesh
+# axis and varies over no manual one. Code around them was traced with it (the
+# type of a carry, say, must be the same before and after), so it is kept.
+_jax_type_p = extend_core.Primitive("with_jax_type")
+_jax_type_p.def_impl(lambda x: x)
+_jax_type_p.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
+batching.defvectorized(_jax_type_p)
+
+
+def _lower_jax_type(ctx: Any, x: Any) -> Any:
+  """Makes it true that the result is sharded over no explicit axis."""
+  (aval,) = ctx.avals_in
+  spec = jax.sharding.PartitionSpec(*[None] * aval.ndim)
+  aval = aval.update(sharding=aval.sharding.update(spec=spec))
+  return [jax_private.lower_with_sharding_in_types(ctx, x, aval)]
+
+
+mlir.register_lowering(_jax_type_p, _lower_jax_type)
+
+
+def _with_jax_type(x: jax.Array) -> jax.Array:
+  is_traced = isinstance(x, jax.core.Tracer)
+  if not is_traced or jax.typeof(x) == jax.core.ShapedArray(x.shape, x.dtype):
+    return x
+  return _jax_type_p.bind(x)
+
+
+def _only_equation(jaxpr: Any) -> Any:
+  """The equation of a jaxpr that is nothing else; or None."""
+  jaxpr = jaxpr.jaxpr
+  if len(jaxpr.eqns) != 1:
+    return None
+  (eqn,) = jaxpr.eqns
+  is_all = eqn.invars == jaxpr.invars and eqn.outvars == jaxpr.outvars
+  return eqn if is_all else None
+
+
+def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
+  """Why the drop-ins cannot serve what JAX accepts; None if they can."""
+  if dtype not in call.RESULT_DTYPES:
+    return (
+      f"its result is {np.dtype(dtype).name}, not float32, bfloat16 or float16"
+    )
+  for x in args:
+    if x is not None and jax.numpy.issubdtype(x.dtype, np.complexfloating):
+      return f"it has a {x.dtype} operand"
+  for values, scale, contracting in zip(
+    args[:2], args[2:], numbers[0], strict=True
+  ):
+    if scale is None or not contracting:
+      continue
+    size, scale_size = (x.shape[contracting[-1]] for x in (values, scale))
+    if isinstance(size, int) and isinstance(scale_size, int):
+      continue
+    format = formats.infer(values.dtype, scale.dtype)
+    if format is None or scale_size * format.block_size != size:
+      return (
+        f"its contracting size is symbolic and {values.dtype}"
+        f"{list(values.shape)} with {scale.dtype}{list(scale.shape)} is no"
+        " known format"
+      )
+  return None
+
+
+def _warn(primitive: Any, reason: str) -> None:
+  frame = jax_private.user_frame()
+  place = f" at {frame}" if frame else ""
+  warnings.warn(
+    f"{WHO}: left JAX's {primitive.name}{place} as it is: {reason}",
+    stacklevel=2,
+  )
+
+
+@jax_private.cache_by_jaxpr
+def _accelerated_jaxpr(jaxpr: Any, implementation: str | None) -> Any:
+  """The jaxpr with its dots replaced; None if there is nothing to replace."""
+  if not _may_contain_dots(jaxpr):
+    return None
+  return jax_private.intercept_jaxpr(jaxpr, _maker(implementation))
+
+
+@jax_private.cache_by_jaxpr
+def _may_contain_dots(jaxpr: Any) -> bool:
+  matmuls, dots = jax_private.scaled_primitives()
+  return any(
+    eqn.primitive in matmuls
+    or eqn.primitive in dots
+    or eqn.primitive.name in _CUSTOM_RULES
+    or (
+      eqn.primitive.name not in _KERNELS
+      and any(map(_may_contain_dots, _jaxprs_of(tuple(eqn.params.values()))))
+    )
+    for eqn in jaxpr.eqns
+  )
+
+
+def _is_jaxpr(value: Any) -> bool:
+  return isinstance(value, (extend_core.ClosedJaxpr, extend_core.Jaxpr))
+
+
+def _jaxprs_of(value: Any) -> list[Any]:
+  found = []
+  _map_jaxprs(lambda jaxpr: found.append(jaxpr), value)
+  return found
+
+
+def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:
+  """Replaces jaxprs in nested tuples and lists where `function` gives one."""
+  if _is_jaxpr(value):
+    new = function(value)
+    return value if new is None else new
+  if not isinstance(value, (tuple, list)):
+    return value
+  items = [_map_jaxprs(function, item) for item in value]
+  if all(a is b for a, b in zip(items, value, strict=True)):
+    return value
+  if hasattr(value, "_fields"):
+    return type(value)(*items)
+  return type(value)(items)

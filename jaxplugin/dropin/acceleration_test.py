@@ -1,0 +1,516 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`accelerate`: the dots are replaced, in every construct, and right."""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+from jax.extend import core as extend_core
+
+import jaxplugin as jp
+from jaxplugin.testing import contract
+from jaxplugin.testing import nn_cases
+
+NT_3D = nn_cases.NT_3D
+E4M3, E8M0 = nn_cases.E4M3, nn_cases.E8M0
+JAX_PRIMITIVES = ("scaled_matmul_wrapper", "scaled_matmul", "scaled_dot")
+OURS = "block_scaled_dot"
+
+
+def count(function, *args):
+  """How often each primitive occurs in what a function is traced to."""
+
+  def visit(value):
+    if isinstance(value, extend_core.ClosedJaxpr):
+      value = value.jaxpr
+    if isinstance(value, extend_core.Jaxpr):
+      for eqn in value.eqns:
+        found[eqn.primitive.name] += 1
+        visit(list(eqn.params.values()))
+    elif isinstance(value, (tuple, list)):
+      for item in value:
+        visit(item)
+
+  found = collections.Counter()
+  visit(jax.make_jaxpr(function)(*args))
+  return found
+
+
+def matmul(lhs, lhs_scale, rhs, rhs_scale):
+  return jax.nn.scaled_matmul(lhs, rhs, lhs_scale, rhs_scale)
+
+
+def dot(lhs, lhs_scale, rhs, rhs_scale):
+  return lax.scaled_dot(
+    lhs,
+    rhs,
+    lhs_scale=lhs_scale,
+    rhs_scale=rhs_scale,
+    dimension_numbers=NT_3D,
+    preferred_element_type=jnp.float32,
+  )
+
+
+def operands(*seed, batch=2, m=5, n=3, k=64, **make):
+  """Four arrays, with their dot and its magnitudes in f64."""
+  rng = nn_cases.rng_of(*seed)
+  make = make or {
+    "values": nn_cases.random_values,
+    "scale": nn_cases.random_scale,
+  }
+  lhs = nn_cases.mx((batch, m, k), 2).make(rng, **make)
+  rhs = nn_cases.mx((batch, n, k), 2).make(rng, **make)
+  exact, magnitude = contract.dot(
+    nn_cases.dequantized(*lhs), nn_cases.dequantized(*rhs), NT_3D
+  )
+  return jax.device_put((*lhs, *rhs)), exact, magnitude
+
+
+# Constructs. Each takes a dot and returns a function of the same four arrays
+# that makes the dot in it count: its result is the dot times a small integer.
+
+
+def in_jit(f):
+  return jax.jit(f)
+
+
+def in_nested_jits(f):
+  return jax.jit(lambda *args: jax.jit(lambda args: {"y": f(*args)})(args)["y"])
+
+
+def in_nested_functions(f):
+  def outer(*args):
+    def inner():
+      return f(*args)
+
+    return inner()
+
+  return outer
+
+
+def in_scan(f):
+  def scan(*args):
+    body = lambda carry, _: (carry + f(*args), None)
+    return lax.scan(body, jnp.zeros_like(f(*args)), None, length=3)[0]
+
+  return scan
+
+
+def in_scanned_operands(f):
+  def scan(*args):
+    body = lambda carry, x: (carry, f(*(a[None] for a in x))[0])
+    return lax.scan(body, 0, args)[1]
+
+  return scan
+
+
+def in_map(f):
+  each = lambda x: f(*(a[None] for a in x))[0]
+  return lambda *args: lax.map(each, args)
+
+
+def in_while_body(f):
+  def loop(*args):
+    zero = jnp.zeros_like(f(*args))
+    bound = args[0].shape[0] * jnp.ones((), jnp.int32)
+    body = lambda state: (state[0] + 1, state[1] + f(*args))
+    return lax.while_loop(lambda s: s[0] < bound, body, (0, zero))[1]
+
+  return loop
+
+
+def in_while_condition(f):
+  def loop(*args):
+    y = f(*args)
+    go_on = lambda i: (i < 2) & (jnp.abs(f(*args)).max() >= 0)
+    return y * lax.while_loop(go_on, lambda i: i + 1, 0)
+
+  return loop
+
+
+def in_cond(f):
+  return lambda *args: lax.cond(
+    args[0].shape[0] * jnp.ones(()) > 1,
+    lambda args: f(*args),
+    lambda args: f(*args) * 5,
+    args,
+  )
+
+
+def in_switch(f):
+  branches = [lambda *args, i=i: f(*args) * i for i in range(3)]
+  return lambda *args: lax.switch(jnp.array(2), branches, *args)
+
+
+def in_checkpoint(f):
+  return jax.checkpoint(f)
+
+
+def in_custom_jvp(f):
+  g = jax.custom_jvp(f)
+  g.defjvp(lambda primals, tangents: (f(*primals), f(*primals)))
+  return g
+
+
+def in_custom_vjp(f):
+  g = jax.custom_vjp(f)
+  g.defvjp(lambda *args: (f(*args), args), lambda args, ct: args)
+  return g
+
+
+def in_custom_vmap(f):
+  g = jax.custom_batching.custom_vmap(f)
+  g.def_vmap(lambda size, mapped, *args: (f(*args), True))
+  return g
+
+
+def in_custom_linear_solve(f):
+  def solve(*args):
+    # matrix: x -> x + 0 * dot. The solver solves it by hand.
+    matvec = lambda x: x + 0 * f(*args)
+    solver = lambda matvec, b: b + 0 * matvec(b)
+    return lax.custom_linear_solve(matvec, f(*args), solver)
+
+  return solve
+
+
+def in_composite(f):
+  return lax.composite(f, name="test.composite")
+
+
+def in_vmap(f):
+  each = lambda *args: f(*(a[None] for a in args))[0]
+  return jax.vmap(each)
+
+
+def in_nested_vmaps(f):
+  each = lambda *args: f(*(a[None] for a in args))[0]
+  return lambda *args: jax.vmap(jax.vmap(each))(*(a[None] for a in args))[0]
+
+
+def in_shard_map(f, check_vma=True):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+  spec = jax.sharding.PartitionSpec("x")
+  return jax.shard_map(
+    f, mesh=mesh, in_specs=(spec,) * 4, out_specs=spec, check_vma=check_vma
+  )
+
+
+def in_scan_in_shard_map(f, check_vma=True):
+  def scan(*args):
+    body = lambda carry, _: (carry + f(*args), None)
+    zeros = jnp.zeros((1, args[0].shape[1], args[2].shape[1]))
+    return lax.scan(body, zeros, None, length=2)[0]
+
+  return in_shard_map(scan, check_vma)
+
+
+def in_pmap(f):
+  each = jax.pmap(lambda *args: f(*(a[None] for a in args))[0])
+  return lambda *args: each(*args)
+
+
+def in_named_scope(f):
+  return jax.named_call(f, name="attention")
+
+
+def with_closed_over_constants(f):
+  def close(*args):
+    constant = np.float32(2) * np.ones((2, 1, 1), np.float32)
+    return jax.jit(lambda lhs, rest: f(lhs, *rest) * constant)(
+      args[0], args[1:]
+    )
+
+  return close
+
+
+# Name, the dot's factor, and how many dots are traced.
+CONSTRUCTS = (
+  (in_jit, 1, 1),
+  (in_nested_jits, 1, 1),
+  (in_nested_functions, 1, 1),
+  (in_scan, 3, 2),
+  (in_scanned_operands, 1, 1),
+  (in_map, 1, 1),
+  (in_while_body, 2, 2),
+  (in_while_condition, 2, 2),
+  (in_cond, 1, 2),
+  (in_switch, 2, 3),
+  (in_checkpoint, 1, 1),
+  (in_custom_jvp, 1, 1),
+  (in_custom_vjp, 1, 1),
+  (in_custom_vmap, 1, 1),
+  (in_custom_linear_solve, 1, None),
+  (in_composite, 1, 1),
+  (in_vmap, 1, 1),
+  (in_nested_vmaps, 1, 1),
+  (in_shard_map, 1, 1),
+  (functools.partial(in_shard_map, check_vma=False), 1, 1),
+  (in_scan_in_shard_map, 2, 1),
+  (functools.partial(in_scan_in_shard_map, check_vma=False), 2, 1),
+  (in_pmap, 1, 1),
+  (in_named_scope, 1, 1),
+  (with_closed_over_constants, 2, 1),
+)
+
+
+def name_of(construct):
+  if isinstance(construct, functools.partial):
+    keywords = [f"_{k}_{v}" for k, v in construct.keywords.items()]
+    return "".join([construct.func.__name__, *keywords])
+  return construct.__name__
+
+
+class ConstructsTest(parameterized.TestCase):
+  def _check(self, function, args, exact, magnitude, factor):
+    contract.assert_within(
+      function(*args),
+      factor * exact,
+      factor**2 * contract.DOT_BOUND * magnitude,
+      contract.F32,
+    )
+
+  @parameterized.named_parameters(
+    (f"{name_of(construct)}_{f.__name__}", construct, factor, number, f)
+    for construct, factor, number in CONSTRUCTS
+    for f in (matmul, dot)
+  )
+  def test_dots_are_replaced_and_right(self, construct, factor, number, f):
+    args, exact, magnitude = operands(1)
+    original = construct(f)
+    before = count(original, *args)
+    function = jp.accelerate(original)
+    found = count(function, *args)
+    jaxs = sum(before[name] for name in JAX_PRIMITIVES)
+    self.assertEqual(jaxs, number or jaxs)
+    self.assertGreater(jaxs, 0)
+    self.assertEqual(found[OURS], jaxs)
+    self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
+    for run in (function, jax.jit(function), jp.accelerate(jax.jit(original))):
+      self._check(run, args, exact, magnitude, factor)
+
+  @parameterized.named_parameters(
+    (f"{name_of(construct)}_{f.__name__}", construct, factor, f)
+    for construct, factor, _ in CONSTRUCTS
+    for f in (matmul, dot)
+    # JAX has no rule to batch a composite.
+    if "map" not in name_of(construct) and construct is not in_composite
+  )
+  def test_vmap_on_either_side_is_right(self, construct, factor, f):
+    cases = [operands(2, i) for i in range(3)]
+    args = [jnp.stack(x) for x in zip(*(c[0] for c in cases), strict=True)]
+    exact, magnitude = (
+      np.stack(x) for x in zip(*(c[1:] for c in cases), strict=True)
+    )
+    original = construct(f)
+    for function in (
+      jax.vmap(jp.accelerate(original)),
+      jp.accelerate(jax.vmap(original)),
+    ):
+      found = count(function, *args)
+      self.assertGreater(found[OURS], 0)
+      self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
+      self._check(function, args, exact, magnitude, factor)
+
+  def test_vmap_of_the_accelerated_function_takes_every_pattern(self):
+    args, _, _ = operands(3, batch=3)
+    each = lambda *args: matmul(*(a[None] for a in args))[0]
+    for mapped in range(1, 16):
+      axes = [0 if mapped & (1 << i) else None for i in range(4)]
+      pairs = list(zip(args, axes, strict=True))
+      passed = [a if axis == 0 else a[1] for a, axis in pairs]
+      picked = [a if axis == 0 else a[1:2] for a, axis in pairs]
+      picked = [np.broadcast_to(a, (3, *a.shape[1:])) for a in picked]
+      exact, magnitude = contract.dot(
+        nn_cases.dequantized(*picked[:2]),
+        nn_cases.dequantized(*picked[2:]),
+        NT_3D,
+      )
+      function = jax.vmap(jp.accelerate(each), in_axes=axes)
+      self._check(function, passed, exact, magnitude, 1)
+
+
+class SemanticsTest(parameterized.TestCase):
+  @parameterized.product(
+    dtype=contract.RESULT_DTYPES, implementation=(None, "xla", "cpu")
+  )
+  def test_result_has_the_dtype_asked_for(self, dtype, implementation):
+    args, exact, _ = operands(
+      4,
+      values=nn_cases.small_integers,
+      scale=nn_cases.small_scale,
+    )
+    for f in (
+      lambda a, s, b, t: jax.nn.scaled_matmul(
+        a, b, s, t, preferred_element_type=dtype
+      ),
+      lambda a, s, b, t: lax.scaled_dot(
+        a,
+        b,
+        lhs_scale=s,
+        rhs_scale=t,
+        dimension_numbers=NT_3D,
+        preferred_element_type=dtype,
+      ),
+    ):
+      function = jp.accelerate(jax.jit(f), implementation=implementation)
+      self.assertEqual(
+        jax.eval_shape(function, *args), jax.eval_shape(f, *args)
+      )
+      (config,) = nn_cases.bound_configs(function, *args)
+      self.assertEqual(config.implementation, implementation)
+      contract.assert_exact(function(*args), exact, dtype)
+
+  @parameterized.parameters(False, True)
+  def test_operand_without_scale_is_not_rounded(self, jitted):
+    # JAX gives it a scale of ones and rounds it to bf16; one dot, one-sided.
+    args, _, _ = operands(5)
+    plain = nn_cases.rng_of(6).normal(size=(2, 3, 64)).astype(np.float32)
+    f = lambda a, s, b: lax.scaled_dot(
+      a,
+      b,
+      lhs_scale=s,
+      dimension_numbers=NT_3D,
+      preferred_element_type=jnp.float32,
+    )
+    f = jax.jit(f) if jitted else f
+    exact, magnitude = contract.dot(
+      nn_cases.dequantized(*map(np.asarray, args[:2])), plain, NT_3D
+    )
+    for function in (jp.accelerate(f), jax.jit(jp.accelerate(f))):
+      contract.assert_within(
+        function(*args[:2], plain),
+        exact,
+        contract.DOT_BOUND * magnitude,
+        contract.F32,
+      )
+    (config,) = nn_cases.bound_configs(jp.accelerate(f), *args[:2], plain)
+    self.assertEqual(config.lhs.format, jp.MXFP8)
+    self.assertIsNone(config.rhs.format)
+
+  def test_two_operands_without_scale_are_a_plain_product(self):
+    rng = nn_cases.rng_of(11)
+    lhs, rhs = (rng.normal(size=(2, n, 64)).astype(np.float32) for n in (5, 3))
+    f = lambda a, b: lax.scaled_dot(
+      a, b, dimension_numbers=NT_3D, preferred_element_type=jnp.float32
+    )
+    exact, magnitude = contract.dot(lhs, rhs, NT_3D)
+    for function in (jp.accelerate(f), jax.jit(jp.accelerate(jax.jit(f)))):
+      contract.assert_within(
+        function(lhs, rhs), exact, contract.DOT_BOUND * magnitude, contract.F32
+      )
+      self.assertEqual(count(function, lhs, rhs)["scaled_dot"], 0)
+
+  def test_scale_of_one_block_that_is_given_is_used(self):
+    values = np.ones((1, 2, 32), E4M3)
+    scale = np.full((1, 2, 1), 4, np.float32).astype(E8M0)
+    for function in (jp.accelerate(dot), jax.jit(jp.accelerate(dot))):
+      result = function(values, scale, values, scale)
+      np.testing.assert_array_equal(result, np.full((1, 2, 2), 512, np.float32))
+
+  def test_scale_of_ones_that_is_given_is_no_absent_one(self):
+    args, _, _ = operands(12)
+    ones = np.ones((2, 5, 2), np.float32).astype(E8M0)
+    function = lambda a, b: jp.accelerate(dot)(a, ones, b, ones[:, :3])
+    (config,) = nn_cases.bound_configs(function, args[0], args[2])
+    self.assertEqual((config.lhs.format, config.rhs.format), (jp.MXFP8,) * 2)
+
+  def test_configs_may_have_different_block_sizes(self):
+    configs = [jax.nn.get_scaled_dot_general_config("mxfp8") for _ in range(2)]
+    configs[1].block_size = 16
+    rng = nn_cases.rng_of(13)
+    lhs, rhs = (
+      rng.integers(-8, 9, (2, n, 64)).astype(np.float32) for n in (5, 3)
+    )
+    function = jp.accelerate(
+      lambda a, b: jax.nn.scaled_dot_general(a, b, NT_3D, configs=configs)
+    )
+    # E4M3 holds the integers up to 16, whatever the power of two above.
+    exact, _ = contract.dot(
+      lhs.astype(np.float64), rhs.astype(np.float64), NT_3D
+    )
+    contract.assert_exact(function(lhs, rhs), exact, contract.F32)
+    self.assertEqual(count(function, lhs, rhs)[OURS], 1)
+
+  def test_block_sizes_may_differ_between_the_sides(self):
+    rng = nn_cases.rng_of(7)
+    lhs = nn_cases.mx((2, 5, 64), 2).make(rng)
+    rhs = nn_cases.mx((2, 3, 64), 2, block=16).make(rng)
+    exact, _ = contract.dot(
+      nn_cases.dequantized(*lhs), nn_cases.dequantized(*rhs), NT_3D
+    )
+    contract.assert_exact(jp.accelerate(dot)(*lhs, *rhs), exact, contract.F32)
+
+  def test_what_is_no_format_is_served_by_xla(self):
+    rng = nn_cases.rng_of(8)
+    bf16 = contract.BF16
+    lhs = nn_cases.mx((2, 5, 64), 2, block=8, scale_dtype=bf16).make(rng)
+    rhs = nn_cases.mx((2, 3, 64), 2, block=8, scale_dtype=bf16).make(rng)
+    exact, _ = contract.dot(
+      nn_cases.dequantized(*lhs), nn_cases.dequantized(*rhs), NT_3D
+    )
+    function = jp.accelerate(matmul)
+    contract.assert_exact(function(*lhs, *rhs), exact, contract.F32)
+    (explained,) = jp.explain(function, *lhs, *rhs)
+    self.assertEqual(explained.decision.implementation, "xla")
+
+  def test_jitted_function_called_before_is_accelerated_all_the_same(self):
+    # JAX rounds f32 without a scale to bf16, we do not: the result tells.
+    f = jax.jit(
+      lambda a, s, b: lax.scaled_dot(
+        a,
+        b,
+        lhs_scale=s,
+        dimension_numbers=NT_3D,
+        preferred_element_type=jnp.float32,
+      )
+    )
+    args = (
+      jnp.ones((1, 1, 32), E4M3),
+      jnp.ones((1, 1, 1)).astype(E8M0),
+      jnp.full((1, 1, 32), 1 + 2**-12, jnp.float32),
+    )
+    jaxs, ours = 32.0, 32 + 2**-7
+    for expected, function in (
+      (jaxs, f),
+      (jaxs, f),
+      (ours, jp.accelerate(f)),
+      (ours, jp.accelerate(f)),
+      (jaxs, f),
+      (ours, jp.accelerate(f)),
+    ):
+      self.assertEqual(function(*args).item(), expected)
+
+  def test_second_call_traces_and_compiles_nothing(self):
+    args, _, _ = operands(9)
+    f = jax.jit(lambda *args: jax.nn.relu(dot(*args)))
+    for function in (
+      jp.accelerate(f),
+      jp.accelerate(jax.jit(in_scan(f))),
+      jp.accelerate(lambda *args: f(*args) + matmul(*args)),
+    ):
+      function(*args)
+      with jax.log_compiles(), self.assertNoLogs("jax", "WARNING"):
+        function(*args)
+
+  @parameterized.parameters(matmul, dot)
+  def test_target_in_use_is_recorded_in_replaced_dots(self, f):
+    args, _, _ = operands(10)
+    function = jp.accelerate(jax.jit(f))
+    for name in ("b200", "h100", "b200"):
+      target = jp.named_target(name, cudnn="9.13")
+      (explained,) = jp.explain(function, *args, target=target)
+      self.assertEqual(explained.target, target)
+      with jp.use_target(target):
+        (explained,) = jp.explain(function, *args)
+      self.assertEqual(explained.target, target)
+
+
+if __name__ == "__main__":
+  absltest.main()

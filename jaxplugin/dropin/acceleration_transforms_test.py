@@ -1,0 +1,394 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`accelerate`: composition, and what it must leave as it is."""
+
+import functools
+import inspect
+import pathlib
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+import jaxplugin as jp
+from jaxplugin import acceleration_test as constructs
+from jaxplugin.testing import contract
+from jaxplugin.testing import nn_cases
+
+NT_3D = nn_cases.NT_3D
+JAX_PRIMITIVES = constructs.JAX_PRIMITIVES
+OURS = constructs.OURS
+count, dot, matmul = constructs.count, constructs.dot, constructs.matmul
+
+
+class CompositionTest(parameterized.TestCase):
+  def test_exported_function_gives_the_result_where_it_is_loaded(self):
+    args, exact, magnitude = constructs.operands(8)
+    function = jax.jit(jp.accelerate(jax.jit(matmul)))
+    exported = jax.export.export(function, platforms=("cpu", "cuda", "tpu"))
+    data = exported(*args).serialize()
+    contract.assert_within(
+      jax.export.deserialize(data).call(*args),
+      exact,
+      contract.DOT_BOUND * magnitude,
+      contract.F32,
+    )
+
+  @parameterized.parameters(matmul, dot)
+  def test_lowers_for_every_platform(self, f):
+    args, _, _ = constructs.operands(9)
+    traced = jax.jit(jp.accelerate(jax.jit(f))).trace(*args)
+    for platform in ("cpu", "cuda", "rocm", "tpu"):
+      text = traced.lower(lowering_platforms=(platform,)).as_text()
+      self.assertIn("func.func public @main", text)
+      self.assertNotIn("xla.scaled_dot", text)
+
+  def test_symbolic_sizes_of_known_formats_are_replaced(self):
+    args, exact, magnitude = constructs.operands(10)
+    b, k = jax.export.symbolic_shape("b, k")
+    shapes = [(b, 5, 32 * k), (b, 5, k), (b, 3, 32 * k), (b, 3, k)]
+    specs = [
+      jax.ShapeDtypeStruct(shape, a.dtype)
+      for shape, a in zip(shapes, args, strict=True)
+    ]
+    exported = jax.export.export(jax.jit(jp.accelerate(matmul)))(*specs)
+    contract.assert_within(
+      exported.call(*args), exact, contract.DOT_BOUND * magnitude, contract.F32
+    )
+
+  def test_inner_accelerate_decides(self):
+    args, _, _ = constructs.operands(11)
+    inner = jp.accelerate(jax.jit(dot), implementation="xla")
+    function = jp.accelerate(
+      lambda *args: (inner(*args), jax.jit(matmul)(*args)),
+      implementation="cpu",
+    )
+    configs = nn_cases.bound_configs(function, *args)
+    self.assertEqual([c.implementation for c in configs], ["xla", "cpu"])
+
+  def test_explain_lists_the_dots_with_the_users_lines(self):
+    args, _, _ = constructs.operands(12)
+
+    @jax.jit
+    def model(*args):
+      first = jax.nn.scaled_matmul(args[0], args[2], args[1], args[3])
+      second = jax.nn.scaled_matmul(args[0], args[2], args[1], args[3])
+      return first + second
+
+    line = inspect.getsourcelines(model)[1]
+    explanation = jp.explain(jp.accelerate(model), *args)
+    self.assertLen(explanation, 2)
+    for offset, explained in zip((2, 3), explanation, strict=True):
+      self.assertIn(
+        f"{pathlib.Path(__file__).name}:{line + offset} ", explained.source
+      )
+      self.assertIn("model", explained.source)
+      self.assertEqual(
+        str(explained.problem), "mxfp8 x mxfp8 -> float32, batch=2 m=5 n=3 k=64"
+      )
+    self.assertEmpty(jp.explain(model, *args))
+
+  def test_sharded_by_the_partitioner_is_right(self):
+    args, exact, magnitude = constructs.operands(13, batch=4)
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    inner = jax.jit(dot, in_shardings=(sharding,) * 4, out_shardings=sharding)
+    for function in (
+      jp.accelerate(inner),
+      jax.jit(jp.accelerate(inner)),
+      jax.jit(jp.accelerate(dot), in_shardings=(sharding,) * 4),
+    ):
+      result = function(*args)
+      self.assertTrue(result.sharding.is_equivalent_to(sharding, 3))
+      contract.assert_within(
+        result, exact, contract.DOT_BOUND * magnitude, contract.F32
+      )
+
+  @parameterized.product(
+    f=(matmul, dot), wrap=(constructs.in_scan, constructs.in_cond)
+  )
+  def test_types_on_an_explicit_mesh_are_jaxs(self, f, wrap):
+    args, exact, magnitude = constructs.operands(14, batch=4)
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    factor = 3 if wrap is constructs.in_scan else 1
+    with jax.set_mesh(mesh):
+      args = jax.device_put(args, sharding)
+      function = jax.jit(jp.accelerate(wrap(f)))
+      self.assertEqual(
+        jax.make_jaxpr(function)(*args).out_avals,
+        jax.make_jaxpr(wrap(f))(*args).out_avals,
+      )
+      contract.assert_within(
+        function(*args),
+        factor * exact,
+        factor**2 * contract.DOT_BOUND * magnitude,
+        contract.F32,
+      )
+
+
+class UntouchedTest(parameterized.TestCase):
+  def test_arguments_and_results_pass_as_they_are(self):
+    args, exact, _ = constructs.operands(
+      15, values=nn_cases.small_integers, scale=nn_cases.small_scale
+    )
+    seen = []
+
+    def f(tree, mode, *, count=1, flag=None):
+      """The docstring."""
+      seen.append((type(tree["x"]), mode, count, flag))
+      if float(tree["x"].sum()) > 0 and mode == "dot":  # needs the number
+        return {"y": [dot(*args)] * count}, None, "text"
+      return None
+
+    function = jp.accelerate(f)
+    self.assertEqual(function.__name__, "f")
+    self.assertEqual(function.__doc__, "The docstring.")
+    self.assertEqual(inspect.signature(function), inspect.signature(f))
+    x = np.ones(3)
+    results, none, text = function({"x": x}, "dot", count=2, flag=seen)
+    self.assertEqual(seen, [(np.ndarray, "dot", 2, seen)])
+    self.assertEqual((none, text), (None, "text"))
+    for y in results["y"]:
+      contract.assert_exact(y, exact, contract.F32)
+    self.assertIsNone(function({"x": x}, "other"))
+
+  def test_static_arguments_and_donation_of_inner_jits_are_kept(self):
+    args, exact, _ = constructs.operands(
+      16, values=nn_cases.small_integers, scale=nn_cases.small_scale
+    )
+
+    @functools.partial(
+      jax.jit, static_argnames="times", static_argnums=2, donate_argnums=0
+    )
+    def step(state, args, which, times=1):
+      return state + times * (dot if which == "dot" else matmul)(*args)
+
+    for which in ("dot", "matmul"):
+      state = jnp.zeros(exact.shape)
+      result = jp.accelerate(step)(state, args, which, times=2)
+      contract.assert_exact(result, 2 * exact, contract.F32)
+      self.assertTrue(state.is_deleted())
+    outer = jax.jit(
+      jp.accelerate(step), static_argnums=2, static_argnames="times"
+    )
+    state = jnp.zeros(exact.shape)
+    contract.assert_exact(
+      outer(state, args, "dot", times=3), 3 * exact, contract.F32
+    )
+    traced = jax.jit(jp.accelerate(lambda s, a: step(s, a, "dot"))).trace(
+      state, args
+    )
+    (eqn,) = traced.jaxpr.eqns
+    self.assertEqual(eqn.params["name"], "step")
+    self.assertEqual(eqn.params["donated_invars"][0], True)
+
+  def test_effects_happen_in_order_and_once(self):
+    args, exact, _ = constructs.operands(
+      17, values=nn_cases.small_integers, scale=nn_cases.small_scale
+    )
+    seen = []
+
+    @jax.jit
+    def f(*args):
+      jax.debug.callback(lambda: seen.append("before"), ordered=True)
+      y = constructs.in_scan(matmul)(*args)
+      jax.debug.callback(
+        lambda y: seen.append(float(y)), y[0, 0, 0], ordered=True
+      )
+      return y
+
+    for function in (jp.accelerate(f), jax.jit(jp.accelerate(f))):
+      seen.clear()
+      jax.block_until_ready(function(*args))
+      jax.effects_barrier()
+      self.assertEqual(seen, ["before", 3 * exact[0, 0, 0]])
+
+  def test_state_of_references_is_kept(self):
+    args, exact, _ = constructs.operands(
+      18, values=nn_cases.small_integers, scale=nn_cases.small_scale
+    )
+
+    @jax.jit
+    def f(*args):
+      ref = jax.new_ref(jnp.zeros(exact.shape))
+
+      def body(i, _):
+        ref[...] += matmul(*args)
+
+      lax.fori_loop(0, 3, body, None)
+      return ref[...]
+
+    contract.assert_exact(jp.accelerate(f)(*args), 3 * exact, contract.F32)
+    self.assertEqual(count(jp.accelerate(f), *args)[OURS], 1)
+
+  def test_names_and_scopes_are_kept(self):
+    args, _, _ = constructs.operands(19)
+
+    @jax.jit
+    def attention(*args):
+      with jax.named_scope("scores"):
+        return matmul(*args)
+
+    lowered = jax.jit(jp.accelerate(attention)).lower(*args)
+    text = lowered.as_text(debug_info=True)
+    self.assertIn("@attention", text)
+    self.assertIn("scores/block_scaled_dot", text)
+
+  def test_function_without_dots_is_traced_to_the_same(self):
+    @jax.jit
+    def f(x, key):
+      keys = jnp.broadcast_to(jax.random.key(1), (2,)).reshape(2)
+      x = jax.nn.gelu(jnp.sort(x)) + jax.random.normal(key, x.shape)
+      x += jax.vmap(jax.random.normal)(keys)[:, None]
+      x = lax.fori_loop(0, 3, lambda i, x: jax.nn.relu(x) * i + 1, x)
+      return jnp.linalg.norm(jax.scipy.special.logsumexp(x, axis=0)), 1.0
+
+    x, key = jnp.arange(6.0).reshape(2, 3), jax.random.key(0)
+    self.assertEqual(count(jp.accelerate(f), x, key), count(f, x, key))
+    for a, e in zip(jp.accelerate(f)(x, key), f(x, key), strict=True):
+      self.assertEqual(a, e)
+      self.assertEqual(jax.typeof(a), jax.typeof(e))
+
+  def test_concrete_keys_of_random_numbers_pass(self):
+    key = jax.random.key(2)
+    f = lambda: jax.random.normal(jnp.broadcast_to(key, (2,))[1], (3,))
+    np.testing.assert_array_equal(jax.jit(jp.accelerate(f))(), jax.jit(f)())
+
+  def test_pallas_kernels_are_not_entered(self):
+    args, _, _ = constructs.operands(26)
+
+    def kernel(*refs):
+      *operands, out = refs
+      out[...] = jax.nn.relu(dot(*(ref[...] for ref in operands)))
+
+    call = pl.pallas_call(
+      kernel,
+      out_shape=jax.ShapeDtypeStruct((2, 5, 3), jnp.float32),
+      interpret=True,
+    )
+    for function in (jp.accelerate(call), jp.accelerate(jax.jit(call))):
+      found = count(function, *args)
+      self.assertEqual((found["scaled_dot"], found[OURS]), (1, 0))
+      np.testing.assert_array_equal(
+        function(*args), np.maximum(jax.jit(dot)(*args), 0)
+      )
+
+  def test_other_threads_are_not_accelerated(self):
+    args, _, _ = constructs.operands(20)
+    counts = []
+
+    def f():
+      other = lambda: counts.append(count(dot, *args)[OURS])
+      thread = threading.Thread(target=other)
+      thread.start()
+      thread.join()
+      other()
+
+    jp.accelerate(f)()
+    self.assertEqual(counts[0], 0)
+
+  def test_exception_leaves_no_trace(self):
+    args, _, _ = constructs.operands(21)
+
+    def f(*args):
+      dot(*args)
+      raise KeyError("mine")
+
+    with self.assertRaisesRegex(KeyError, "mine"):
+      jp.accelerate(f)(*args)
+    self.assertEqual(count(dot, *args)[OURS], 0)
+
+  def test_internal_checks_of_jax_pass(self):
+    args, exact, _ = constructs.operands(
+      22, values=nn_cases.small_integers, scale=nn_cases.small_scale
+    )
+    with jax.enable_checks(True):
+      for construct, factor, _ in constructs.CONSTRUCTS:
+        f = jp.accelerate(jax.jit(construct(matmul)))
+        contract.assert_exact(f(*args), factor * exact, contract.F32)
+
+
+class LeftAloneTest(parameterized.TestCase):
+  @parameterized.product(jitted=(False, True), outer=(False, True))
+  def test_integer_result_is_left_to_jax_with_a_warning(self, jitted, outer):
+    args, exact, _ = constructs.operands(
+      23, values=nn_cases.small_integers, scale=nn_cases.small_scale
+    )
+
+    def f(lhs, lhs_scale, rhs, rhs_scale):
+      return lax.scaled_dot(
+        lhs,
+        rhs,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        dimension_numbers=NT_3D,
+        preferred_element_type=jnp.int32,
+      )
+
+    function = jp.accelerate(jax.jit(f) if jitted else f)
+    function = jax.jit(function) if outer else function
+    with self.assertWarnsRegex(
+      UserWarning,
+      "accelerate: left JAX's scaled_dot at .*acceleration_transforms_test.py:"
+      r"\d+ .*f\) as it is: its result is int32, not float32, bfloat16 or",
+    ):
+      result = function(*args)
+    contract.assert_exact(result, exact, np.dtype(np.int32))
+
+  def test_supported_dots_warn_of_nothing(self):
+    args, _, _ = constructs.operands(24)
+    with warnings.catch_warnings():
+      warnings.simplefilter("error")
+      jp.accelerate(jax.jit(matmul))(*args)
+
+  def test_symbolic_size_of_no_format_is_left_with_a_warning(self):
+    (k,) = jax.export.symbolic_shape("k")
+    specs = [
+      jax.ShapeDtypeStruct((2, 5, 8 * k), jnp.bfloat16),
+      jax.ShapeDtypeStruct((2, 5, k), jnp.bfloat16),
+    ] * 2
+    with self.assertWarnsRegex(
+      UserWarning, r"symbolic and bfloat16\[2, 5, 8\*k\] with bfloat16\[2, 5, k"
+    ):
+      found = jax.jit(jp.accelerate(matmul)).trace(*specs).jaxpr
+    self.assertIn("scaled_matmul", str(found))
+
+
+class ErrorsTest(parameterized.TestCase):
+  @parameterized.parameters(None, 3, "scaled_matmul")
+  def test_fn_must_be_callable(self, fn):
+    with self.assertRaisesRegex(
+      TypeError, f"accelerate: fn must be a function, got {fn!r}; pass"
+    ):
+      jp.accelerate(fn)
+
+  def test_unknown_implementation_is_refused_at_once(self):
+    with self.assertRaisesRegex(
+      ValueError, "accelerate: implementation must be None or one of .*'gpu'"
+    ):
+      jp.accelerate(dot, implementation="gpu")
+
+  @parameterized.parameters(False, True)
+  def test_forced_implementation_that_cannot_serve_is_refused(self, jitted):
+    args, _, _ = constructs.operands(25)
+    function = jp.accelerate(
+      jax.jit(dot) if jitted else dot, implementation="cudnn"
+    )
+    with self.assertRaisesRegex(
+      NotImplementedError, "scaled_dot: implementation='cudnn' cannot serve"
+    ):
+      jax.eval_shape(function, *args)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,171 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""(..., k) x (n, k): `linear`, and `block_scaled_dot` without numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.testing import contract
+
+NUM_DEVICES = 4
+K, N = 64, 12
+
+
+def make(rng, format, shape, storage="scaled_array"):
+  """An operand of small integers: every sum of products is exact."""
+  case = contract.OperandCase(
+    format=format if isinstance(format, jp.BlockFormat) else None,
+    dtype=getattr(format, "values_dtype", format),
+    shape=shape,
+    axis=len(shape) - 1,
+    storage=storage if isinstance(format, jp.BlockFormat) else "raw",
+  )
+  return contract.make_operand(rng, case, integers=True)
+
+
+class LeadingDimensionsTest(parameterized.TestCase):
+  @parameterized.product(
+    kind=(
+      (jp.MXFP8, jp.MXFP8, "raw"),
+      (jp.MXFP4, jp.MXFP8, "swizzled"),
+      (jp.NVFP4, jp.NVFP4, "packed_scaled_array"),
+      (contract.BF16, jp.MXFP4, "packed_raw"),
+      (jp.MXFP8_E5M2, contract.F32, "raw"),
+    ),
+    lead=((5,), (2, 3), (2, 1, 3)),
+  )
+  def test_those_of_lhs_are_rows_where_rhs_has_rank_2(self, kind, lead):
+    rng = np.random.default_rng(0)
+    lhs = make(rng, kind[0], (*lead, K), kind[2])
+    rhs = make(rng, kind[1], (N, K), kind[2])
+    bias = rng.integers(-9, 9, N).astype(np.float32)
+    residual = rng.integers(-9, 9, (*lead, N)).astype(np.float32)
+    actual = jp.block_scaled_dot(
+      lhs.operand,
+      rhs.operand,
+      lhs.scale,
+      rhs.scale,
+      global_scale=2.0,
+      bias=bias,
+      activation="relu",
+      residual=residual,
+    )
+    exact = 2 * np.einsum("...k,nk->...n", lhs.exact, rhs.exact) + bias
+    contract.assert_exact(actual, np.maximum(exact, 0) + residual, contract.F32)
+
+  @parameterized.parameters(
+    ((3,), (N, K), "ranks 1 and 2"),
+    ((2, 3, K), (2, 3, N, K), "ranks 3 and 4"),
+    ((5, 2, 3, K), (3, N, K), "ranks 4 and 3"),
+    ((2, 3, K), (K,), "ranks 3 and 1"),
+  )
+  def test_other_ranks_need_dimension_numbers(self, lhs, rhs, message):
+    rng = np.random.default_rng(0)
+    with self.assertRaisesRegex(TypeError, f"{message}; pass dimension"):
+      jp.block_scaled_dot(jnp.zeros(lhs), make(rng, jp.MXFP8, rhs).operand)
+
+  def test_vmap_and_jit_of_it_are_exact(self):
+    rng = np.random.default_rng(1)
+    lhs = make(rng, jp.MXFP8, (2, 4, 3, K))
+    rhs = make(rng, jp.MXFP8, (N, K))
+    each = make(rng, jp.MXFP8, (4, N, K))
+    # Rows under `vmap` are batches of a weight that is mapped as well.
+    actual = jax.jit(jax.vmap(jp.block_scaled_dot, (1, None)))(
+      lhs.operand, rhs.operand
+    )
+    exact = np.einsum("abmk,nk->bamn", lhs.exact, rhs.exact)
+    contract.assert_exact(actual, exact, contract.F32)
+    actual = jax.vmap(jp.block_scaled_dot, (1, 0))(lhs.operand, each.operand)
+    exact = np.einsum("abmk,bnk->bamn", lhs.exact, each.exact)
+    contract.assert_exact(actual, exact, contract.F32)
+
+  def test_gradients_are_exact(self):
+    rng = np.random.default_rng(2)
+    x = make(rng, contract.F32, (2, 3, K))
+    w = make(rng, jp.NVFP4, (N, K))
+    g = rng.integers(-3, 4, (2, 3, N)).astype(np.float32)
+    loss = lambda x, b: (g * jp.block_scaled_dot(x, w.operand, bias=b)).sum()
+    gradients = jax.grad(loss, (0, 1))(x.operand, jnp.zeros(N))
+    exact = (np.einsum("abn,nk->abk", g, w.exact), g.sum((0, 1)))
+    for actual, expected in zip(gradients, exact, strict=True):
+      contract.assert_exact(actual, expected, contract.F32)
+
+  def test_explain_counts_the_rows(self):
+    rng = np.random.default_rng(3)
+    w = make(rng, jp.MXFP8, (N, K)).operand
+    explained = str(jp.explain(jp.linear, jnp.zeros((2, 3, K)), w))
+    self.assertRegex(explained, rf"batch=1 m=6 n={N} k={K}")
+
+  def test_sharded_rows_and_columns_stay_where_they_are(self):
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    rng = np.random.default_rng(4)
+    mesh = jax.make_mesh((2, 2), ("a", "b"))
+    put = lambda x, *spec: jax.device_put(
+      x, jax.NamedSharding(mesh, jax.P(*spec))
+    )
+    lhs, rhs = make(rng, jp.MXFP8, (4, 6, K)), make(rng, jp.MXFP8, (N, K))
+    dot = jax.jit(jp.block_scaled_dot)
+    args = put(lhs.operand, "a"), put(rhs.operand, "b")
+    actual = dot(*args)
+    exact = np.einsum("abk,nk->abn", lhs.exact, rhs.exact)
+    contract.assert_exact(actual, exact, contract.F32)
+    self.assertEqual(actual.sharding.spec, jax.P("a", None, "b"))
+    text = dot.lower(*args).compile().as_text()
+    self.assertNotRegex(text, "all-gather|all-reduce|all-to-all|permute")
+
+
+class LinearTest(parameterized.TestCase):
+  @parameterized.product(
+    format=formats.FORMATS, lead=((), (3,), (2, 3)), activation=(None, "relu")
+  )
+  def test_result_is_exact_and_has_the_dtype_of_x(
+    self, format, lead, activation
+  ):
+    rng = np.random.default_rng(5)
+    x, w = make(rng, contract.BF16, (*lead, K)), make(rng, format, (N, K))
+    bias = rng.integers(-9, 9, N).astype(np.float32)
+    actual = jp.linear(x.operand, w.operand, bias, activation)
+    exact = x.exact @ w.exact.T + bias
+    if activation:
+      exact = np.maximum(exact, 0)
+    contract.assert_exact(actual, exact, contract.BF16)
+
+  def test_dtype_is_f32_of_a_quantized_x_and_otherwise_as_asked_for(self):
+    rng = np.random.default_rng(6)
+    w = make(rng, jp.MXFP8, (N, K)).operand
+    x = jnp.zeros((2, K), jnp.float16)
+    self.assertEqual(jp.linear(x, w).dtype, jnp.float16)
+    self.assertEqual(jp.linear(w, w).dtype, jnp.float32)
+    self.assertEqual(jp.linear(w, x).dtype, jnp.float32)
+    result = jp.linear(x, w, preferred_element_type=jnp.bfloat16)
+    self.assertEqual(result.dtype, jnp.bfloat16)
+
+  @parameterized.parameters(
+    ((), (N, K), 1, r"linear: x must be \(\.\.\., k\).*x \(\)"),
+    ((2, K), (3, N, K), 2, r"w_q \(n, k\), got .* w_q \(3, 12, 64\)"),
+    ((2, 64), (64, 96), 0, r"w_q must be blocked along k.*dimension 0"),
+    ((2, 32), (N, K), 1, "linear: contracting sizes must agree, got 32 .* 64"),
+    ((2, K), None, None, "linear: lhs or rhs must be quantized"),
+  )
+  def test_wrong_shapes_are_refused(self, x, w, axis, message):
+    w = jnp.ones((N, K)) if w is None else jp.quantize(
+      jnp.ones(w), jp.MXFP8, axis=axis
+    )  # fmt: skip
+    with self.assertRaisesRegex(TypeError, message):
+      jp.linear(jnp.ones(x), w)
+
+  def test_implementation_is_passed_on(self):
+    w = jp.quantize(jnp.ones((N, K)), jp.MXFP8)
+    with self.assertRaisesRegex(ValueError, "linear: implementation.*'mlx'"):
+      jp.linear(jnp.ones((2, K)), w, implementation="mlx")
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  absltest.main()

@@ -1,0 +1,467 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A drop-in for `jax.nn.scaled_dot_general`, with its configs and gradients.
+
+It quantizes both operands and multiplies them. What differs from JAX's is
+listed in `jaxplugin.nn`, which has the same names.
+
+Source: the documentation of `jax.nn`, JAX 0.10 to 0.12.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import dot
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.dot import backends
+from jaxplugin.dot import call
+from jaxplugin.dot import reference
+from jaxplugin.dropin import nn_operands
+from jaxplugin.jaxext import tangents
+from jaxplugin.training import gradients
+
+Mode = Literal["mxfp8", "mxfp4", "nvfp4"]
+MODES: Final = ("mxfp8", "mxfp4", "nvfp4")
+
+_NO_SECOND_DERIVATIVE: Final = (
+  "scaled_dot_general: a gradient that is a product of quantized arrays has no"
+  " derivative; for a second one make configs[2] of mode nvfp4, whose gradient"
+  " is not quantized, and take it in reverse mode"
+)
+_QUANTIZABLE: Final = (formats.E4M3, formats.E5M2, formats.E2M1)
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["global_scale"],
+  meta_fields=["mode", "block_size", "data_type", "scale_type", "infer_only"],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class BlockScaleConfig:
+  """How `scaled_dot_general` quantizes one of its arrays.
+
+  The fields are those of JAX's own config. It is a pytree whose one leaf is the
+  global scale, so it can be an argument of a jitted function.
+
+  Attributes:
+    mode: "mxfp8", "mxfp4" or "nvfp4".
+    block_size: number of consecutive values that share one scale.
+    data_type: dtype of the quantized values.
+    scale_type: dtype of the block scales.
+    global_scale: f32[] or f32[1] for "nvfp4", else None.
+    infer_only: without meaning, here as in JAX.
+  """
+
+  mode: str
+  block_size: int
+  data_type: Any
+  scale_type: Any
+  global_scale: Any = None
+  infer_only: bool = False
+
+
+def get_scaled_dot_general_config(
+  mode: Mode, global_scale: jax.Array | None = None
+) -> BlockScaleConfig:
+  """`jax.nn.get_scaled_dot_general_config`: a config of `scaled_dot_general`.
+
+  Args:
+    mode: "mxfp8" (E4M3 values, an E8M0 scale per 32), "mxfp4" (E2M1 values,
+      an E8M0 scale per 32) or "nvfp4" (E2M1 values, an E4M3 scale per 16).
+    global_scale: f32[] or f32[1], for "nvfp4" only; default 1. Values larger
+      than global_scale * 6 * 448 saturate. Ignored for "mxfp8", as in JAX.
+
+  Raises:
+    ValueError: the mode is unknown, or "mxfp4" is given a global scale.
+
+  Source: `jax.nn.get_scaled_dot_general_config`.
+  """
+  who = "get_scaled_dot_general_config"
+  if mode not in MODES:
+    raise ValueError(
+      f"{who}: mode must be one of {', '.join(MODES)}, got {mode!r}"
+    )
+  if mode == "mxfp4" and global_scale is not None:
+    raise ValueError(
+      f"{who}: mxfp4 has no global scale, got {global_scale!r}; leave it out"
+    )
+  format = formats.by_name(mode)
+  if not format.has_global_scale:
+    global_scale = None
+  elif global_scale is None:
+    global_scale = jnp.ones((1,), jnp.float32)
+  return BlockScaleConfig(
+    mode=mode,
+    block_size=format.block_size,
+    data_type=format.values_dtype,
+    scale_type=format.scale_dtype,
+    global_scale=global_scale,
+  )
+
+
+def scaled_dot_general(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  dimension_numbers: Any,
+  preferred_element_type: Any = np.float32,
+  configs: Sequence[Any] | None = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """`jax.nn.scaled_dot_general`: `dot_general` that quantizes both operands.
+
+    result = dot_general(quantize(lhs, configs[0]), quantize(rhs, configs[1]))
+
+  accumulated in f32 and cast once. Quantization is that of `jaxplugin.quantize`
+  with the config's global scale, along the contracting dimension; several
+  contracting dimensions are one, in the order in which lhs has them. They are
+  padded inside to whole blocks. Blocks with NaN or Inf become NaN, blocks of
+  zeros stay zero. 16-bit operands and gradients are quantized in f32, where JAX
+  does it in their own dtype: of bf16 both have the same codes, and of f16 for
+  "nvfp4"; of f16 for "mxfp8" JAX's differ where amax / 448 rounds to a power of
+  two or is below f16's normal range, and ours are then at least as close.
+
+  The gradient of an operand, g being the gradient of the result:
+
+    configs[2] "mxfp8", "mxfp4": the dot of quantize(g, configs[2]) with the
+      other operand, quantized afresh by its own config, both along the
+      dimensions that this dot contracts.
+    configs[2] "nvfp4": the dot of g with the other operand, neither quantized;
+      zero where the operand was clipped, |x| > global_scale * 6 * 448.
+
+  Both in f32, cast once to the operand's dtype. The global scales get zero
+  gradients. Without a third config there is no gradient. Second derivatives are
+  there where configs[2] is "nvfp4", in reverse mode; else they are an error.
+
+  Args:
+    lhs: a real array. Integers are converted to f32.
+    rhs: likewise.
+    dimension_numbers: as `lax.dot_general`'s; any order, any number.
+    preferred_element_type: f32, bf16 or f16: dtype of the result.
+    configs: for lhs, for rhs, and for the gradient: configs that
+      `get_scaled_dot_general_config` makes, here or in `jax.nn`. Their global
+      scale may be traced. None is `lax.dot_general`, nothing is quantized.
+    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one,
+      for the gradient's quantized dots as well. (JAX ignores it.)
+
+  Returns:
+    preferred_element_type[batch..., m..., n...], batch dimensions in the order
+    of `dimension_numbers`, as `lax.dot_general` has them. (JAX sorts them.)
+
+  Raises:
+    TypeError: rank, dtype or shape of an argument is wrong, or a config is no
+      config.
+    ValueError: a config's fields do not go together, or the implementation is
+      unknown.
+    NotImplementedError: the implementation asked for cannot serve, or a
+      derivative of a quantized gradient is asked for.
+
+  Source: `jax.nn.scaled_dot_general`.
+  """
+  who = "scaled_dot_general"
+  with nn_operands.speaking_for(who):
+    backends.validate_name(implementation)
+  if configs is None:
+    nn_operands.require_xla(who, implementation, "configs=None")
+    return lax.dot_general(
+      lhs,
+      rhs,
+      dimension_numbers,
+      preferred_element_type=preferred_element_type,
+    )
+  if dimension_numbers is None or preferred_element_type is None:
+    raise TypeError(
+      f"{who}: dimension_numbers and preferred_element_type must not be None,"
+      f" got {dimension_numbers!r} and {preferred_element_type!r}"
+    )
+  if not isinstance(configs, (list, tuple)) or len(configs) not in (2, 3):
+    raise ValueError(
+      f"{who}: configs must be a list of three, for lhs, rhs and the gradient,"
+      f" got {configs!r}"
+    )
+  parsed = [_parse_config(who, i, c) for i, c in enumerate(configs)]
+  lhs = _quantizable(who, "lhs", lhs)
+  rhs = _quantizable(who, "rhs", rhs)
+  with nn_operands.speaking_for(who):
+    numbers = nn_operands.canonical_numbers(
+      who, dimension_numbers, lhs.shape, rhs.shape
+    )
+    recipe = _Recipe(
+      dimension_numbers=numbers,
+      preferred_element_type=nn_operands.result_dtype(
+        who, preferred_element_type
+      ),
+      lhs=parsed[0][0],
+      rhs=parsed[1][0],
+      gradient=parsed[2][0] if len(parsed) == 3 else None,
+      implementation=implementation,
+    )
+    global_scales = (parsed[0][1], parsed[1][1])
+    # In `shard_map` a gradient varies as the result does; the transpose of this
+    # step sums it over the axes over which its operand did not vary.
+    flat, tree = jax.tree.flatten((lhs, rhs, global_scales))
+    arrays = jax.tree.unflatten(tree, dot.vary_alike(flat))
+    return _differentiable_dot(*arrays, recipe)
+
+
+def _quantizable(who: str, name: str, x: Any) -> jax.Array:
+  """A floating-point array that `quantize` takes; its gradient passes."""
+  x = nn_operands.array(who, name, x)
+  if x.dtype in (*call.PLAIN_DTYPES, np.float64):
+    return x
+  return nn_operands.as_float(who, name, x).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Recipe:
+  """Everything about a `scaled_dot_general` that is not an array.
+
+  Attributes:
+    dimension_numbers: in tuples.
+    preferred_element_type: dtype of the result.
+    lhs, rhs: formats that the operands are quantized to.
+    gradient: format of the result's gradient; None without gradients. One with
+      a global scale asks for a high-precision backward pass.
+    implementation: the one asked for, or None.
+  """
+
+  dimension_numbers: call.DimensionNumbers
+  preferred_element_type: np.dtype
+  lhs: formats.BlockFormat
+  rhs: formats.BlockFormat
+  gradient: formats.BlockFormat | None
+  implementation: str | None
+
+
+def _parse_config(
+  who: str, position: int, config: Any
+) -> tuple[formats.BlockFormat, jax.Array | None]:
+  """The format and the f32[] global scale of a config, ours or JAX's."""
+  name = f"configs[{position}]"
+  names = [field.name for field in dataclasses.fields(BlockScaleConfig)]
+  missing = [field for field in names if not hasattr(config, field)]
+  if missing:
+    raise TypeError(
+      f"{who}: {name} must be a config, got {config!r}, which has no"
+      f" {', '.join(missing)}; make it with get_scaled_dot_general_config"
+    )
+  mode, global_scale = config.mode, config.global_scale
+  if mode not in MODES:
+    raise ValueError(
+      f"{who}: the mode of {name} must be one of {', '.join(MODES)}, got"
+      f" {mode!r}"
+    )
+  has_global_scale = formats.by_name(mode).has_global_scale
+  scale_dtype = formats.by_name(mode).scale_dtype
+  try:
+    data_type, scale_type = (
+      jnp.dtype(config.data_type),
+      jnp.dtype(config.scale_type),
+    )
+  except TypeError:
+    data_type = scale_type = None
+  if data_type not in _QUANTIZABLE or scale_type != scale_dtype:
+    raise ValueError(
+      f"{who}: {name} of mode {mode} must have data_type"
+      f" {', '.join(d.name for d in _QUANTIZABLE)} and scale_type"
+      f" {scale_dtype.name}, got {config.data_type!r} and"
+      f" {config.scale_type!r}"
+    )
+  block_size = config.block_size
+  if not isinstance(block_size, int) or block_size < nn_operands.MIN_BLOCK_SIZE:
+    raise ValueError(
+      f"{who}: block_size of {name} must be an integer of at least"
+      f" {nn_operands.MIN_BLOCK_SIZE}, got {block_size!r}"
+    )
+  if has_global_scale != (global_scale is not None):
+    rule = "have a" if has_global_scale else "not have a"
+    raise ValueError(
+      f"{who}: {name} of mode {mode} must {rule} global_scale, got"
+      f" {global_scale!r}"
+    )
+  if has_global_scale:
+    global_scale = nn_operands.array(
+      who, f"global_scale of {name}", global_scale
+    )
+    if global_scale.size != 1 or global_scale.dtype != np.float32:
+      raise TypeError(
+        f"{who}: global_scale of {name} must be one float32, f32[] or f32[1],"
+        f" got {global_scale.dtype}{list(global_scale.shape)}"
+      )
+    if not isinstance(global_scale, jax.core.Tracer):
+      number = np.asarray(global_scale).item()
+      if not 0 < number < np.inf:
+        raise ValueError(
+          f"{who}: global_scale of {name} must be positive and finite, got"
+          f" {number}"
+        )
+    global_scale = global_scale.reshape(())
+  format = nn_operands.block_format(
+    data_type, scale_type, block_size, has_global_scale
+  )
+  return format, global_scale
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _differentiable_dot(
+  lhs: jax.Array, rhs: jax.Array, global_scales: Any, recipe: _Recipe
+) -> jax.Array:
+  lhs_global, rhs_global = global_scales
+  return _quantize_and_dot(
+    (lhs, recipe.lhs, lhs_global),
+    (rhs, recipe.rhs, rhs_global),
+    recipe.dimension_numbers,
+    recipe.preferred_element_type,
+    recipe.implementation,
+  )
+
+
+def _forward(
+  lhs: jax.Array, rhs: jax.Array, global_scales: Any, recipe: _Recipe
+) -> tuple[jax.Array, Any]:
+  result = _differentiable_dot(lhs, rhs, global_scales, recipe)
+  return result, (lhs, rhs, global_scales)
+
+
+def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
+  lhs, rhs, (lhs_global, rhs_global) = residuals
+  gradient = recipe.gradient
+  if gradient is None:
+    raise ValueError(
+      "scaled_dot_general: differentiation needs configs for lhs, rhs and the"
+      " gradient, got two configs; append one for the gradient"
+    )
+  is_quantized = not gradient.has_global_scale
+
+  def product(format: Any, global_scale: Any) -> gradients.Product:
+    if not is_quantized:
+      return reference.plain_dot
+
+    def multiply(
+      g: jax.Array, other: Any, numbers: call.DimensionNumbers, dtype: Any
+    ) -> jax.Array:
+      g, other, factor = tangents.without_derivative(
+        (g, other, global_scale), _NO_SECOND_DERIVATIVE
+      )
+      return _quantize_and_dot(
+        (g, gradient, None),
+        (other, format, factor),
+        numbers,
+        dtype if dtype in call.RESULT_DTYPES else jnp.float32,
+        recipe.implementation,
+      )
+
+    return multiply
+
+  lhs_gradient, rhs_gradient = gradients.gradients(
+    g,
+    lhs,
+    rhs,
+    recipe.dimension_numbers,
+    dgrad=product(recipe.rhs, rhs_global),
+    wgrad=product(recipe.lhs, lhs_global),
+  )
+  if not is_quantized:
+    lhs_gradient = _unless_clipped(lhs_gradient, lhs, recipe.lhs, lhs_global)
+    rhs_gradient = _unless_clipped(rhs_gradient, rhs, recipe.rhs, rhs_global)
+  zeros = jax.tree.map(jnp.zeros_like, (lhs_global, rhs_global))
+  return lhs_gradient, rhs_gradient, zeros
+
+
+_differentiable_dot.defvjp(_forward, _backward)
+
+
+def _unless_clipped(
+  gradient: jax.Array,
+  x: jax.Array,
+  format: formats.BlockFormat,
+  global_scale: jax.Array | None,
+) -> jax.Array:
+  """Zeros the gradient where quantizing `x` clipped it (or it is NaN).
+
+  Without a global scale nothing is ever clipped: MX scales are rounded up.
+  """
+  if global_scale is None:
+    return gradient
+  limit = global_scale * format.values_encoding.max * format.scale_encoding.max
+  dtype = np.promote_types(x.dtype, np.float32)
+  is_kept = jnp.abs(x).astype(dtype) <= limit.astype(dtype)
+  return jnp.where(is_kept, gradient, 0)
+
+
+# An array, the format to quantize it to, and its f32[] global scale or None.
+_Side = tuple[jax.Array, formats.BlockFormat, jax.Array | None]
+
+
+def _quantize_and_dot(
+  lhs: _Side,
+  rhs: _Side,
+  numbers: call.DimensionNumbers,
+  dtype: Any,
+  implementation: str | None,
+) -> jax.Array:
+  """Quantizes along what `numbers` contract, merged and padded, and multiplies.
+
+  Contracting dimensions are merged in the order of lhs, so that the order in
+  which they are named decides nothing.
+  """
+  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
+  order = np.argsort(lhs_k)
+  block = math.lcm(lhs[1].block_size, rhs[1].block_size)
+  sides = []
+  for (x, format, global_scale), contracting, batch in (
+    (lhs, [lhs_k[i] for i in order], lhs_batch),
+    (rhs, [rhs_k[i] for i in order], rhs_batch),
+  ):
+    x, axis, batch = _merge(x, tuple(contracting), batch)
+    x = _pad_to_blocks(x, axis, block)
+    x_q = quantization.quantize(
+      x, format, axis=axis, global_scale=global_scale, packed=False
+    )
+    sides.append((x_q, axis, batch))
+  (lhs_q, lhs_axis, lhs_batch), (rhs_q, rhs_axis, rhs_batch) = sides
+  return dot.block_scaled_dot(
+    lhs_q,
+    rhs_q,
+    dimension_numbers=(((lhs_axis,), (rhs_axis,)), (lhs_batch, rhs_batch)),
+    preferred_element_type=dtype,
+    implementation=implementation,
+  )
+
+
+def _merge(
+  x: jax.Array, contracting: call.Dims, batch: call.Dims
+) -> tuple[jax.Array, int, call.Dims]:
+  """Leaves one contracting dimension: merged, or for none of size 1."""
+  if len(contracting) == 1:
+    return x, contracting[0], batch
+  free = call.free_dims(x.ndim, contracting, batch)
+  lead = (*batch, *free)
+  sizes = [x.shape[d] for d in lead]
+  k = math.prod(x.shape[d] for d in contracting)
+  x = x.transpose(*lead, *contracting).reshape(*sizes, k)
+  return x, len(lead), tuple(range(len(batch)))
+
+
+def _pad_to_blocks(x: jax.Array, axis: int, block: int) -> jax.Array:
+  """Pads with zeros to whole blocks."""
+  size = x.shape[axis]
+  padded = scaled_array.round_up(size, block)  # may be symbolic
+  if padded == size:
+    return x
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, padded - size)
+  return jnp.pad(x, widths)

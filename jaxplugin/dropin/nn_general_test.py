@@ -1,0 +1,447 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`scaled_dot_general` and its gradients, against JAX's and NumPy in f64.
+
+JAX's own runs on a CPU since 0.12.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+from jaxplugin import nn
+from jaxplugin.core import formats
+from jaxplugin.testing import contract
+from jaxplugin.testing import nn_cases
+from jaxplugin.testing.oracles import nn_general_oracle
+
+BF16, F16, F32 = contract.BF16, contract.F16, contract.F32
+E5M2 = formats.E5M2
+NT_2D = nn_cases.NT_2D
+rng_of = nn_cases.rng_of
+E4M3_MAX, E2M1_MAX = nn_general_oracle.E4M3_MAX, nn_general_oracle.E2M1_MAX
+F32_ROUNDING = nn_general_oracle.F32_ROUNDING
+GLOBAL_SCALE = nn_general_oracle.GLOBAL_SCALE
+MODES, SIZES = nn_general_oracle.MODES, nn_general_oracle.SIZES
+config = nn_general_oracle.config
+expected_results = nn_general_oracle.expected_results
+floats = nn_general_oracle.floats
+numbers_of = nn_general_oracle.numbers_of
+product = nn_general_oracle.product
+quantize = nn_general_oracle.quantize
+quantizer = nn_general_oracle.quantizer
+split = nn_general_oracle.split
+
+# Two results, each within DOT_BOUND of the same exact number.
+TWO_RESULTS_BOUND = 2 * contract.DOT_BOUND
+
+EINSUMS = (
+  "bmk,bnk->bmn",
+  "mk,kn->mn",
+  "kmb,bkn->bmn",
+  "abmk,bank->bamn",  # batch dimensions not in the order of lhs
+  "mkl,lnk->mn",  # two contracting dimensions, in another order in rhs
+  "mpk,qkn->mpqn",
+  "mk,k->m",  # an operand's gradient is an outer product
+  "k,k->",
+  "bm,bn->bmn",  # nothing is contracted
+)
+# name, einsum, mode, dtypes of lhs, of rhs and of the result.
+DOT_GENERAL_CASES = tuple(
+  (f"{names}_{mode}", names, mode, dtypes)
+  for (names, mode), dtypes in zip(
+    (
+      *itertools.product(EINSUMS, ("mxfp8", "nvfp4")),
+      *itertools.product((EINSUMS[2], EINSUMS[4]), ("mxfp4",)),
+    ),
+    itertools.cycle(
+      ((F32, F32, F32), (BF16, BF16, BF16), (F16, BF16, F32), (BF16, F32, F16))
+    ),
+  )
+)
+
+
+class ScaledDotGeneralTest(parameterized.TestCase):
+  @parameterized.named_parameters(*DOT_GENERAL_CASES)
+  def test_result_and_gradients_are_those_of_f64(self, names, mode, dtypes):
+    (lhs_names, rhs_names), out = split(names)
+    lhs = floats(50, lhs_names, dtypes[0])
+    rhs = floats(51, rhs_names, dtypes[1])
+    g = floats(52, out, dtypes[2])
+    lhs_scale, rhs_scale = 2.0**-12, 2.0**-11  # clip above 0.65625 and 1.3125
+    configs = [config(mode, lhs_scale), config(mode, rhs_scale), config(mode)]
+
+    @jax.jit
+    def f(lhs, rhs, g):
+      dot = functools.partial(
+        nn.scaled_dot_general,
+        dimension_numbers=numbers_of(names),
+        preferred_element_type=dtypes[2],
+        configs=configs,
+      )
+      result, vjp = jax.vjp(dot, lhs, rhs)
+      return result, *vjp(g)
+
+    results = f(lhs, rhs, g)
+    expected = expected_results(
+      names, mode, (lhs, rhs, g), (lhs_scale, rhs_scale)
+    )
+    if mode == "nvfp4":  # some are clipped and some are not
+      for gradient, _ in expected[1:]:
+        self.assertBetween((gradient == 0).mean(), 0.05, 0.95)
+    for actual, (exact, bound), dtype in zip(
+      results, expected, (dtypes[2], *dtypes[:2]), strict=True
+    ):
+      contract.assert_within(actual, exact, bound, dtype)
+
+  def test_the_mask_passes_the_limit_and_stops_the_next_number(self):
+    scale = np.float32(0.3)
+    limit = scale * np.float32(E2M1_MAX) * np.float32(E4M3_MAX)
+    above = np.nextafter(limit, np.float32(np.inf))
+    row = np.array([limit, above, -limit, -above, np.nan, 1], np.float32)
+    x = jnp.asarray(np.tile(row, (1, 3)))
+    configs = [config("nvfp4", scale)] * 3
+
+    def loss(x):
+      ones = jnp.ones_like(x)
+      out = nn.scaled_dot_general(x, ones, NT_2D, configs=configs)
+      return jnp.where(jnp.isnan(out), 0, out).sum() + out.sum()
+
+    gradient = jax.grad(loss)(x)
+    np.testing.assert_array_equal(
+      gradient != 0, np.tile([True, False, True, False, False, True], (1, 3))
+    )
+
+  def test_mixed_formats_share_a_product(self):
+    lhs, rhs, g = floats(58, "mk"), floats(59, "nk"), floats(60, "mn")
+    gradient_config = dataclasses.replace(
+      nn.get_scaled_dot_general_config("mxfp8"), data_type=jnp.float8_e5m2
+    )
+    configs = [config("nvfp4"), config("mxfp8"), gradient_config]
+
+    def f(lhs, rhs):
+      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
+
+    out, vjp = jax.vjp(f, lhs, rhs)
+    as_gradient = quantizer("mxfp8", dtype=E5M2)
+    for actual, expected in zip(
+      (out, *vjp(jnp.asarray(g))),
+      (
+        product(lhs, rhs, "mk,nk->mn", quantizer("nvfp4"), quantizer("mxfp8")),
+        product(g, rhs, "mn,nk->mk", as_gradient, quantizer("mxfp8")),
+        product(g, lhs, "mn,mk->nk", as_gradient, quantizer("nvfp4")),
+      ),
+      strict=True,
+    ):
+      exact, magnitude = expected
+      bound = contract.DOT_BOUND * magnitude
+      contract.assert_within(actual, exact, bound, F32)
+
+  def test_other_block_sizes_are_served(self):
+    lhs, rhs = floats(61, "mk"), floats(62, "nk")
+    half = dataclasses.replace(config("mxfp8"), block_size=16)
+    result = nn.scaled_dot_general(lhs, rhs, NT_2D, configs=[half] * 3)
+
+    def in_halves(x):
+      x = np.pad(x, [(0, 0), (0, -x.shape[1] % 16)])
+      return np.concatenate(
+        [quantize(part, "mxfp8") for part in np.split(x, x.shape[1] // 16, 1)],
+        1,
+      )
+
+    exact, magnitude = product(lhs, rhs, "mk,nk->mn", in_halves, in_halves)
+    contract.assert_within(result, exact, contract.DOT_BOUND * magnitude, F32)
+
+  @parameterized.parameters("mxfp8", "nvfp4")
+  def test_the_order_of_contracting_pairs_changes_no_bit(self, mode):
+    lhs, rhs = floats(65, "mkl"), floats(66, "lnk")
+    configs = [config(mode)] * 3
+
+    def f(numbers):
+      def g(lhs, rhs):
+        return nn.scaled_dot_general(lhs, rhs, numbers, configs=configs)
+
+      out, vjp = jax.vjp(g, lhs, rhs)
+      return out, *vjp(out)
+
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      f((((1, 2), (2, 0)), ((), ()))),
+      f((((2, 1), (0, 2)), ((), ()))),
+    )
+
+  def test_without_configs_it_is_dot_general(self):
+    lhs, rhs = floats(67, "bmk"), floats(68, "bnk")
+    numbers = numbers_of("bmk,bnk->bmn")
+    for dtype in (np.float32, jnp.bfloat16, None):
+      np.testing.assert_array_equal(
+        nn.scaled_dot_general(lhs, rhs, numbers, preferred_element_type=dtype),
+        lax.dot_general(lhs, rhs, numbers, preferred_element_type=dtype),
+        strict=True,
+      )
+    jaxs = jax.nn.scaled_dot_general(lhs, rhs, numbers)
+    np.testing.assert_array_equal(
+      nn.scaled_dot_general(lhs, rhs, numbers), jaxs, strict=True
+    )
+
+  def test_the_nvfp4_example_of_jax(self):
+    global_scale = jnp.array([0.5], jnp.float32)
+    configs = [nn.get_scaled_dot_general_config("nvfp4", global_scale)] * 3
+    scaled_dot_general_fn = functools.partial(
+      nn.scaled_dot_general, configs=configs
+    )
+    lhs = jax.random.normal(jax.random.PRNGKey(1), (3, 128, 64))
+    rhs = jax.random.normal(jax.random.PRNGKey(2), (3, 128, 64))
+    out = scaled_dot_general_fn(lhs, rhs, (((2,), (2,)), ((0,), (0,))))
+    exact, magnitude = product(
+      lhs, rhs, "bmk,bnk->bmn", quantizer("nvfp4", 0.5), quantizer("nvfp4", 0.5)
+    )
+    contract.assert_within(out, exact, contract.DOT_BOUND * magnitude, F32)
+
+  @parameterized.product(names=("kmb,bkn->bmn", "mpk,qkn->mpqn"), mode=MODES)
+  def test_result_and_gradients_are_those_of_jax(self, names, mode):
+    if not nn_cases.JAX_NN_RUNS_ON_CPU:
+      self.skipTest(nn_cases.NEEDS_JAX_NN)
+    # JAX needs whole blocks along every dimension that some product contracts.
+    sizes = {"b": 2, "k": 64, "m": 32, "n": 32, "p": 2, "q": 1}
+    (lhs_names, rhs_names), out_names = split(names)
+    rng = rng_of(70)
+    lhs, rhs, g = (
+      rng.normal(size=[sizes[c] for c in letters]).astype(np.float32)
+      for letters in (lhs_names, rhs_names, out_names)
+    )
+    scale = jnp.array([0.5], jnp.float32) if mode == "nvfp4" else None
+    configs = [jax.nn.get_scaled_dot_general_config(mode, scale)] * 3
+    results = []
+    for module in (nn, jax.nn):
+
+      @jax.jit
+      def f(lhs, rhs, g, module=module):
+        dot = functools.partial(
+          module.scaled_dot_general,
+          dimension_numbers=numbers_of(names),
+          configs=configs,
+        )
+        out, vjp = jax.vjp(dot, lhs, rhs)
+        return out, *vjp(g)
+
+      results.append(f(lhs, rhs, g))
+    expected = expected_results(names, mode, (lhs, rhs, g), (0.5, 0.5))
+    for ours, jaxs, (exact, bound) in zip(*results, expected, strict=True):
+      contract.assert_within(ours, exact, bound, F32)
+      contract.assert_within(jaxs, exact, bound, F32)
+
+  @parameterized.parameters((), (1,))
+  def test_a_traced_global_scale_has_a_zero_gradient(self, *shape):
+    lhs, rhs = floats(71, "mk"), floats(72, "nk")
+    names = "mk,nk->mn"
+
+    @jax.jit
+    def f(lhs, rhs, scale):
+      configs = [nn.get_scaled_dot_general_config("nvfp4", scale)] * 3
+      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
+
+    scale = jnp.full(shape, GLOBAL_SCALE, jnp.float32)
+    out, vjp = jax.vjp(f, lhs, rhs, scale)
+    exact, magnitude = product(
+      lhs, rhs, names, quantizer("nvfp4"), quantizer("nvfp4")
+    )
+    contract.assert_within(out, exact, contract.DOT_BOUND * magnitude, F32)
+    np.testing.assert_array_equal(
+      vjp(out)[2], np.zeros(shape, np.float32), strict=True
+    )
+
+  def test_the_global_scale_may_be_state_that_training_updates(self):
+    rhs = floats(73, "nk")
+
+    def step(scale, lhs):
+      configs = [nn.get_scaled_dot_general_config("nvfp4", scale)] * 3
+      loss = lambda x: nn.scaled_dot_general(
+        x, rhs, NT_2D, configs=configs
+      ).sum()
+      gradient = jax.grad(loss)(lhs)
+      return jnp.max(jnp.abs(lhs)).reshape(1) / (E2M1_MAX * E4M3_MAX), gradient
+
+    steps = jnp.stack([floats(74, "mk"), floats(75, "mk"), floats(76, "mk")])
+    first = jnp.array([1.0], jnp.float32)
+    final, gradients = jax.lax.scan(step, first, steps)
+    scale = first
+    for lhs, gradient in zip(steps, gradients, strict=True):
+      limit = np.float32(scale[0]) * np.float32(6) * np.float32(448)
+      passes = np.abs(np.asarray(lhs)) <= limit
+      expected = np.where(passes, rhs.astype(np.float64).sum(0), 0)
+      bound = SIZES["n"] * F32_ROUNDING * np.abs(rhs).sum(0) * passes
+      contract.assert_within(gradient, expected, bound, F32)
+      scale = jnp.max(jnp.abs(lhs)).reshape(1) / (E2M1_MAX * E4M3_MAX)
+    np.testing.assert_array_equal(final, scale)
+
+  @parameterized.parameters(*MODES)
+  def test_integers_are_multiplied_as_floats(self, mode):
+    values = rng_of(77).integers(-9, 10, (2, 5, 40))
+    lhs, rhs = values.astype(np.int32)
+    exact, magnitude = product(
+      lhs, rhs, "mk,nk->mn", quantizer(mode), quantizer(mode)
+    )
+    result = nn.scaled_dot_general(lhs, rhs, NT_2D, configs=[config(mode)] * 3)
+    contract.assert_within(result, exact, contract.DOT_BOUND * magnitude, F32)
+
+  @parameterized.parameters(*MODES)
+  def test_empty_sizes_give_zero_or_nothing(self, mode):
+    configs = [config(mode)] * 3
+    numbers = numbers_of("km,kn->mn")
+
+    @jax.jit
+    def f(lhs, rhs):
+      dot = lambda lhs, rhs: nn.scaled_dot_general(
+        lhs, rhs, numbers, configs=configs
+      )
+      out, vjp = jax.vjp(dot, lhs, rhs)
+      return out, *vjp(out)
+
+    for m, n, k in ((3, 4, 0), (0, 4, 0), (0, 4, 5), (3, 0, 5)):
+      results = f(jnp.ones((k, m)), jnp.ones((k, n)))
+      for result, shape in zip(results, ((m, n), (k, m), (k, n)), strict=True):
+        np.testing.assert_array_equal(
+          result, np.zeros(shape, np.float32), strict=True
+        )
+
+  @parameterized.parameters(
+    ("mxfp8", (0, 0, 0)),
+    ("mxfp8", (0, None, None)),
+    ("nvfp4", (0, 0, 0)),
+    ("nvfp4", (None, 1, None)),
+    ("nvfp4", (None, None, 0)),
+  )
+  def test_vmap_of_result_and_gradients_is_a_loop(self, mode, in_axes):
+    lhs, rhs = floats(78, "bmk"), floats(79, "nbk")
+    scales = np.array([0.5, 0.25, 2.0**-9], np.float32)
+    arrays = [
+      x if axis is not None else np.take(x, 0, own)
+      for x, axis, own in zip(
+        (lhs, rhs, scales), in_axes, (0, 1, 0), strict=True
+      )
+    ]
+    in_axes = tuple(
+      own if axis is not None else None
+      for axis, own in zip(in_axes, (0, 1, 0), strict=True)
+    )
+
+    def f(lhs, rhs, scale):
+      scale = scale if mode == "nvfp4" else None
+      configs = [nn.get_scaled_dot_general_config(mode, scale)] * 3
+
+      def dot(lhs, rhs):
+        return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs)
+
+      out, vjp = jax.vjp(dot, lhs, rhs)
+      return out, *vjp(jnp.ones_like(out))
+
+    mapped = jax.jit(jax.vmap(f, in_axes))(*arrays)
+    f = jax.jit(f)
+    for i in range(3):
+      one = f(
+        *(
+          jnp.asarray(x if axis is None else np.take(x, i, axis))
+          for x, axis in zip(arrays, in_axes, strict=True)
+        )
+      )
+      for a, b in zip(mapped, one, strict=True):
+        # The order of adding may differ, the operands are the same: at most
+        # 40 terms, each at most 10 * 10 (|x| < 5, quantized at most doubled).
+        np.testing.assert_allclose(
+          a[i], b, rtol=0, atol=TWO_RESULTS_BOUND * 40 * 100
+        )
+
+  @parameterized.parameters("mxfp8", "nvfp4")
+  def test_gradients_inside_shard_map_are_summed_over_the_devices(self, mode):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    # One row a device: what is summed is the same with and without devices,
+    # but for mxfp8, whose blocks of rows then are a device's own.
+    lhs = jnp.asarray(rng_of(82).normal(size=(4, 40)), jnp.float32)
+    rhs = jnp.asarray(floats(83, "nk"))
+    configs = [config(mode, 2.0)] * 3
+
+    def loss(lhs, rhs):
+      return nn.scaled_dot_general(lhs, rhs, NT_2D, configs=configs).sum()
+
+    def mapped(lhs, rhs):
+      return jax.shard_map(
+        lambda lhs, rhs: lax.psum(loss(lhs, rhs), "x"),
+        mesh=mesh,
+        in_specs=(jax.P("x"), jax.P()),
+        out_specs=jax.P(),
+      )(lhs, rhs)
+
+    gradients = jax.jit(jax.grad(mapped, (0, 1)))(lhs, rhs)
+    rows = [jax.grad(loss, (0, 1))(lhs[i : i + 1], rhs) for i in range(4)]
+    np.testing.assert_array_equal(
+      gradients[0], jnp.concatenate([row[0] for row in rows])
+    )
+    # A sum of 4, in an order of the devices' choosing.
+    parts = np.stack([np.asarray(row[1], np.float64) for row in rows])
+    bound = 4 * F32_ROUNDING * np.abs(parts).sum(0)
+    contract.assert_within(gradients[1], parts.sum(0), bound, F32)
+
+  @parameterized.parameters("mxfp8", "nvfp4")
+  def test_every_size_may_be_symbolic(self, mode):
+    m, k = jax.export.symbolic_shape("m, k")
+    configs = [config(mode)] * 2
+    f = lambda x, y: nn.scaled_dot_general(x, y, NT_2D, configs=configs)
+    exported = jax.export.export(jax.jit(f))(
+      jax.ShapeDtypeStruct((m, k), jnp.float32),
+      jax.ShapeDtypeStruct((7, k), jnp.float32),
+    )
+    lhs, rhs = floats(84, "mk"), floats(85, "nk")
+    exact, magnitude = product(
+      lhs, rhs, "mk,nk->mn", quantizer(mode), quantizer(mode)
+    )
+    contract.assert_within(
+      exported.call(lhs, rhs), exact, contract.DOT_BOUND * magnitude, F32
+    )
+
+  def test_two_configs_serve_inference_and_refuse_training(self):
+    configs = [config("mxfp8")] * 2
+    lhs, rhs = floats(80, "mk"), floats(81, "nk")
+    f = lambda x: nn.scaled_dot_general(x, rhs, NT_2D, configs=configs).sum()
+    with self.assertRaisesRegex(ValueError, "gradient, got two configs"):
+      jax.grad(f)(lhs)
+
+
+class ImplementationTest(parameterized.TestCase):
+  """Forced implementations, on the device that each is best at."""
+
+  @parameterized.parameters("cudnn", "triton", "cpu")
+  def test_a_call_without_configs_is_refused(self, name):
+    x = jnp.ones((3, 32), jnp.bfloat16)
+    with (
+      jp.use_target(nn_cases.BEST_TARGETS[name]),
+      self.assertRaisesRegex(
+        NotImplementedError, f"scaled_dot_general: .*'{name}'.*configs=None"
+      ),
+    ):
+      nn.scaled_dot_general(x, x, NT_2D, implementation=name)
+
+  def test_the_implementation_reaches_the_gradient(self):
+    configs = [nn.get_scaled_dot_general_config("mxfp8")] * 3
+    x = jnp.ones((3, 32))
+
+    def loss(x, w):
+      return nn.scaled_dot_general(
+        x, w, NT_2D, configs=configs, implementation="xla"
+      ).sum()
+
+    found = nn_cases.bound_configs(jax.grad(loss, (0, 1)), x, x)
+    self.assertEqual([c.implementation for c in found], ["xla"] * 3)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,129 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands and arguments of the `nn` drop-ins: checks, conversions, formats.
+
+What `scaled_matmul`, `scaled_dot` and `scaled_dot_general` have in common: raw
+arrays of any real dtype, block sizes that are no format's, and error messages
+that name the function that was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.dot import call
+from jaxplugin.dot import call_rules
+
+MIN_BLOCK_SIZE: Final = 2  # of `scaled_dot` and of a config, as in JAX
+
+
+def array(who: str, name: str, x: Any) -> jax.Array:
+  is_array = hasattr(x, "shape") and hasattr(x, "dtype")
+  if isinstance(x, scaled_array.ScaledArray) or not (
+    is_array or isinstance(x, (int, float))
+  ):
+    raise TypeError(
+      f"{who}: {name} must be an array, got {x!r}; a ScaledArray goes to"
+      " block_scaled_dot"
+    )
+  return scaled_array.as_array(who, name, x)
+
+
+def as_float(who: str, name: str, x: jax.Array) -> jax.Array:
+  """Integers of up to 8 bits become bf16, exactly; wider types become f32."""
+  dtype = x.dtype
+  if jnp.issubdtype(dtype, jnp.floating):
+    return x.astype(jnp.float32) if dtype == np.float64 else x
+  if dtype == np.bool_:
+    return x.astype(jnp.bfloat16)
+  if jnp.issubdtype(dtype, jnp.integer):
+    is_narrow = ml_dtypes.iinfo(dtype).bits <= formats.BF16_SIGNIFICAND_BITS
+    return x.astype(jnp.bfloat16 if is_narrow else jnp.float32)
+  raise TypeError(f"{who}: {name} must have a real dtype, got {dtype}")
+
+
+def block_format(
+  values_dtype: np.dtype,
+  scale_dtype: np.dtype,
+  block_size: int,
+  has_global_scale: bool,
+) -> formats.BlockFormat:
+  """The known format, or one made up for what only xla serves."""
+  values_dtype, scale_dtype = np.dtype(values_dtype), np.dtype(scale_dtype)
+  known = formats.infer(values_dtype, scale_dtype)
+  if known is not None and known.block_size == block_size:
+    return known
+  is_quantizable = (
+    values_dtype in formats.VALUES_DTYPES
+    and scale_dtype in formats.SCALE_DTYPES
+  )
+  make = formats.BlockFormat if is_quantizable else formats.UnquantizedFormat
+  return make(
+    name=f"{values_dtype.name} + {scale_dtype.name} per {block_size}",
+    values_dtype=values_dtype,
+    scale_dtype=scale_dtype,
+    block_size=block_size,
+    has_global_scale=has_global_scale,
+  )
+
+
+def canonical_numbers(
+  who: str,
+  dimension_numbers: Any,
+  lhs_shape: Sequence[Any],
+  rhs_shape: Sequence[Any],
+) -> call.DimensionNumbers:
+  """Dimension numbers in tuples, checked against the shapes."""
+  numbers = call.canonical_dimension_numbers(
+    dimension_numbers, len(lhs_shape), len(rhs_shape)
+  )
+  call_rules.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
+  return numbers
+
+
+def result_dtype(who: str, dtype: Any) -> np.dtype:
+  """f32, bf16 or f16; f64 means f32 unless x64 is enabled, as in JAX."""
+  try:
+    result = jax.dtypes.canonicalize_dtype(dtype)
+  except TypeError:
+    result = None
+  if result not in call.RESULT_DTYPES:
+    raise TypeError(
+      f"{who}: preferred_element_type must be float32, bfloat16 or float16, got"
+      f" {dtype!r}"
+    )
+  return np.dtype(result)
+
+
+def require_xla(who: str, implementation: str | None, what: str) -> None:
+  """Refuses a forced kernel for a dot that has nothing quantized."""
+  if implementation in (None, "xla"):
+    return
+  raise NotImplementedError(
+    f"{who}: implementation={implementation!r} cannot serve {what}: that is"
+    " lax.dot_general, and cudnn, triton and cpu multiply quantized operands"
+    " only; leave implementation out"
+  )
+
+
+@contextlib.contextmanager
+def speaking_for(who: str) -> Iterator[None]:
+  """Errors about a call that `who` makes are errors about `who`'s call."""
+  try:
+    yield
+  except (TypeError, ValueError, NotImplementedError) as error:
+    speaker, colon, message = str(error).partition(": ")
+    if not colon or speaker not in (call.WHO, "quantize"):
+      raise
+    raise type(error)(f"{who}: {message}") from error

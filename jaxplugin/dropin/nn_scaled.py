@@ -1,0 +1,348 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-ins for `jax.nn.scaled_*` and `jax.lax.scaled_dot`, on every platform.
+
+Same names, defaults and meaning as JAX's, plus `implementation=`, so code
+written for JAX works by changing the import. What differs, for all of them:
+
+* Everything is multiplied and accumulated in f32 and cast once at the end.
+  JAX multiplies in `preferred_element_type` or in bf16 on some platforms.
+* Results are f32, bf16 or f16 (JAX's `scaled_dot` and `scaled_matmul` also
+  give integers).
+* k = 0 gives zeros, and several contracting dimensions pair up in the order
+  in which they are named, as in `lax.dot_general`.
+
+A pair that is one of the package's formats is served by whichever
+implementation fits. Any other pair that JAX takes (other block sizes, bf16, f32
+or integer scales and values, one scale a row) is described by a `BlockFormat`
+of its own, which only the xla implementation serves.
+
+Source: the documentation of `jax.nn` and `jax.lax`, JAX 0.10 to 0.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jaxplugin import dot
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.dot import backends
+from jaxplugin.dot import call
+from jaxplugin.dot import reference
+from jaxplugin.dropin import nn_operands
+
+_MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
+
+
+def scaled_matmul(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  lhs_scales: jax.Array,
+  rhs_scales: jax.Array,
+  preferred_element_type: Any = np.float32,
+  *,
+  implementation: str | None = None,
+) -> jax.Array:
+  """`jax.nn.scaled_matmul`: batched matmul of block-scaled operands.
+
+  With block = k / k_blocks, the number of values that one scale covers:
+
+    a = lhs * repeat(lhs_scales, block, axis=-1)
+    b = rhs * repeat(rhs_scales, block, axis=-1)
+    result = einsum("bmk,bnk->bmn", a, b)
+
+  accumulated in f32 and cast once. A NaN scale makes its whole block NaN.
+
+  Args:
+    lhs: any real dtype[batch, m, k]. uint8 are integers here, as in JAX: packed
+      FP4 goes to `block_scaled_dot`.
+    rhs: any real dtype[batch, n, k].
+    lhs_scales: any real dtype[batch, m, k_blocks], k_blocks a divisor of k.
+    rhs_scales: any real dtype[batch, n, k_blocks].
+    preferred_element_type: f32, bf16 or f16: dtype of the result.
+    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+
+  Returns:
+    preferred_element_type[batch, m, n].
+
+  Raises:
+    ValueError: a rank other than 3, sizes that disagree, an unknown
+      implementation, or a negative NVFP4 scale.
+    TypeError: k is no multiple of k_blocks, or a dtype is not acceptable.
+    NotImplementedError: the implementation asked for cannot serve.
+
+  Source: `jax.nn.scaled_matmul`.
+  """
+  who = "scaled_matmul"
+  arrays = {
+    "lhs": nn_operands.array(who, "lhs", lhs),
+    "rhs": nn_operands.array(who, "rhs", rhs),
+    "lhs_scales": nn_operands.array(who, "lhs_scales", lhs_scales),
+    "rhs_scales": nn_operands.array(who, "rhs_scales", rhs_scales),
+  }
+  shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in arrays.items())
+  lhs, rhs, lhs_scales, rhs_scales = arrays.values()
+  if any(x.ndim != 3 for x in arrays.values()):
+    raise ValueError(
+      f"{who}: all operands must have rank 3, (batch, rows, k) and (batch,"
+      f" rows, k_blocks), got {shapes}; reshape them, or call scaled_dot"
+    )
+  if (lhs.shape[0], lhs.shape[2]) != (rhs.shape[0], rhs.shape[2]):
+    raise ValueError(
+      f"{who}: lhs and rhs must agree in batch and k, got {shapes}"
+    )
+  if lhs_scales.shape[2] != rhs_scales.shape[2]:
+    raise ValueError(
+      f"{who}: lhs_scales and rhs_scales must have as many blocks, got"
+      f" {shapes}; scaled_dot takes a block size for each side"
+    )
+  if (
+    lhs_scales.shape[:2] != lhs.shape[:2]
+    or rhs_scales.shape[:2] != rhs.shape[:2]
+  ):
+    raise ValueError(
+      f"{who}: scales must have the batch and the rows of their operand, got"
+      f" {shapes}"
+    )
+  if preferred_element_type is None:
+    raise ValueError(
+      f"{who}: preferred_element_type must be float32, bfloat16 or float16,"
+      " got None"
+    )
+  with nn_operands.speaking_for(who):
+    return _dot_of_scaled(
+      who,
+      (lhs, lhs_scales),
+      (rhs, rhs_scales),
+      _MATMUL_NUMBERS,
+      preferred_element_type,
+      implementation,
+    )
+
+
+def scaled_dot(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  *,
+  lhs_scale: jax.Array | None = None,
+  rhs_scale: jax.Array | None = None,
+  dimension_numbers: Any = None,
+  preferred_element_type: Any = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """`jax.lax.scaled_dot`: `dot_general` of block-scaled operands.
+
+    result = dot_general(lhs * repeat(lhs_scale), rhs * repeat(rhs_scale))
+
+  accumulated in f32 and cast once. Each scale is repeated along the contracting
+  dimensions to the size of its operand. A NaN scale makes its whole block NaN.
+  An operand without a scale is used as it is (JAX rounds it to bf16).
+
+  Args:
+    lhs: any real dtype of any rank. uint8 are integers here, as in JAX: packed
+      FP4 goes to `block_scaled_dot`.
+    rhs: any real dtype, of the rank of lhs.
+    lhs_scale: any real dtype, of the shape of lhs except that the size of every
+      contracting dimension is divided by 2 or more. None leaves lhs unscaled.
+    rhs_scale: likewise for rhs. Its block sizes may differ from those of lhs.
+    dimension_numbers: as `lax.dot_general`'s. Default: (..., m, k) times
+      (..., k, n), leading dimensions batch.
+    preferred_element_type: f32, bf16 or f16: dtype of the result. Default bf16.
+    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+
+  Returns:
+    preferred_element_type[batch..., m..., n...], dimensions ordered as by
+    `lax.dot_general`.
+
+  Raises:
+    TypeError: rank, dtype or shape of an argument is wrong.
+    ValueError: unknown implementation, or a negative NVFP4 scale.
+    NotImplementedError: the implementation asked for cannot serve, or a
+      quantized operand is differentiated.
+
+  Source: `jax.lax.scaled_dot`.
+  """
+  who = "scaled_dot"
+  lhs, rhs = (
+    nn_operands.array(who, "lhs", lhs),
+    nn_operands.array(who, "rhs", rhs),
+  )
+  scales = {}
+  for name, scale, operand in (
+    ("lhs_scale", lhs_scale, lhs),
+    ("rhs_scale", rhs_scale, rhs),
+  ):
+    given = None if scale is None else nn_operands.array(who, name, scale)
+    scales[name] = given
+    if given is not None and given.ndim != operand.ndim:
+      raise TypeError(
+        f"{who}: {name} must have the rank of its operand, got {name}"
+        f" {tuple(given.shape)} for {tuple(operand.shape)}"
+      )
+  if lhs.ndim != rhs.ndim:
+    raise TypeError(
+      f"{who}: lhs and rhs must have the same rank, got {tuple(lhs.shape)} and"
+      f" {tuple(rhs.shape)}; reshape one, or call block_scaled_dot"
+    )
+  if dimension_numbers is None:
+    if lhs.ndim < 2:
+      raise TypeError(
+        f"{who}: without dimension_numbers operands must have rank 2 or more,"
+        f" (..., m, k) and (..., k, n), got {tuple(lhs.shape)} and"
+        f" {tuple(rhs.shape)}; pass dimension_numbers"
+      )
+    batch = tuple(range(lhs.ndim - 2))
+    dimension_numbers = (((lhs.ndim - 1,), (lhs.ndim - 2,)), (batch, batch))
+  if preferred_element_type is None:
+    preferred_element_type = jnp.bfloat16
+  with nn_operands.speaking_for(who):
+    numbers = nn_operands.canonical_numbers(
+      who, dimension_numbers, lhs.shape, rhs.shape
+    )
+    for side, operand, contracting in zip(
+      ("lhs", "rhs"), (lhs, rhs), numbers[0], strict=True
+    ):
+      scale = scales[f"{side}_scale"]
+      if scale is not None:
+        _check_scale(who, side, operand.shape, scale.shape, contracting)
+    return _dot_of_scaled(
+      who,
+      (lhs, scales["lhs_scale"]),
+      (rhs, scales["rhs_scale"]),
+      numbers,
+      preferred_element_type,
+      implementation,
+    )
+
+
+def _check_scale(
+  who: str,
+  side: str,
+  shape: Sequence[Any],
+  scale_shape: Sequence[Any],
+  contracting: call.Dims,
+) -> None:
+  """The rule of `jax.lax.scaled_dot` about the shape of a scale."""
+
+  def fits(dim: int, size: Any, scale_size: Any) -> bool:
+    if dim not in contracting:
+      return size == scale_size
+    if not isinstance(size, int) or not isinstance(scale_size, int):
+      return True  # symbolic: `_block_size` asks for more
+    if 0 in (size, scale_size):
+      return size == scale_size
+    return (
+      size % scale_size == 0 and size >= nn_operands.MIN_BLOCK_SIZE * scale_size
+    )
+
+  pairs = enumerate(zip(shape, scale_shape, strict=True))
+  if not all(fits(dim, *sizes) for dim, sizes in pairs):
+    raise TypeError(
+      f"{who}: {side}_scale must have the shape of {side}, every contracting"
+      f" dimension divided by {nn_operands.MIN_BLOCK_SIZE} or more, got"
+      f" {side}_scale {tuple(scale_shape)} for {side} {tuple(shape)} with"
+      f" contracting dimensions {contracting}"
+    )
+
+
+def _dot_of_scaled(
+  who: str,
+  lhs: tuple[jax.Array, jax.Array | None],
+  rhs: tuple[jax.Array, jax.Array | None],
+  numbers: call.DimensionNumbers,
+  dtype: Any,
+  implementation: str | None,
+) -> jax.Array:
+  """Multiplies two (values, scale or None) pairs."""
+  backends.validate_name(implementation)
+  dtype = nn_operands.result_dtype(who, dtype)
+  (lhs_k, rhs_k), batch = numbers
+  is_empty = 0 in (lhs[0].shape[d] for d in lhs_k)
+  is_plain = lhs[1] is None and rhs[1] is None
+  if not lhs_k:  # blocks of one, in a contracting dimension of size 1
+    unit: Any = lambda x: None if x is None else jnp.expand_dims(x, -1)
+    lhs_k, rhs_k = (lhs[0].ndim,), (rhs[0].ndim,)
+    lhs, rhs = (unit(lhs[0]), unit(lhs[1])), (unit(rhs[0]), unit(rhs[1]))
+  operands: Any = [
+    _block_scaled(who, side, values, None if is_empty else scale, contracting)
+    for side, (values, scale), contracting in (
+      ("lhs", lhs, lhs_k),
+      ("rhs", rhs, rhs_k),
+    )
+  ]
+  if is_empty or is_plain:
+    nn_operands.require_xla(
+      who, implementation, "a call without any block scale"
+    )
+    numbers = ((lhs_k, rhs_k), batch)
+    return reference.plain_dot(operands[0], operands[1], numbers, dtype)
+  return dot.block_scaled_dot(
+    *operands,
+    dimension_numbers=((lhs_k, rhs_k), batch),
+    preferred_element_type=dtype,
+    implementation=implementation,
+  )
+
+
+def _block_scaled(
+  who: str,
+  side: str,
+  values: jax.Array,
+  scale: jax.Array | None,
+  contracting: call.Dims,
+) -> jax.Array | scaled_array.ScaledArray:
+  """What `block_scaled_dot` takes for values and a scale of any real dtype.
+
+  A scale with blocks along several contracting dimensions is repeated along all
+  but the last of them: one dimension is blocked in a `ScaledArray`.
+  """
+  values = nn_operands.as_float(who, side, values)
+  if scale is None:
+    if ml_dtypes.finfo(values.dtype).bits <= 8:
+      return values.astype(jnp.bfloat16)  # exact
+    return values
+  scale = nn_operands.as_float(who, f"{side}_scale", scale)
+  *others, axis = contracting
+  for dim in others:
+    scale = _repeat(scale, values.shape[dim] // scale.shape[dim], dim)
+  block_size = _block_size(who, side, values, scale, axis)
+  format = nn_operands.block_format(
+    values.dtype, scale.dtype, block_size, False
+  )
+  return scaled_array.ScaledArray(values, scale, None, format)
+
+
+def _block_size(
+  who: str, side: str, values: jax.Array, scale: jax.Array, axis: int
+) -> int:
+  size, scale_size = values.shape[axis], scale.shape[axis]
+  format = formats.infer(values.dtype, scale.dtype)
+  if format is not None and scale_size * format.block_size == size:
+    return format.block_size  # sizes may be symbolic
+  if not isinstance(size, int) or not isinstance(scale_size, int):
+    raise TypeError(
+      f"{who}: with a symbolic contracting size {side} must be of a known"
+      f" format, got {values.dtype}{list(values.shape)} and"
+      f" {scale.dtype}{list(scale.shape)}; known: {formats.pairs_table()}"
+    )
+  if scale_size == 0 or size % scale_size:
+    raise TypeError(
+      f"{who}: k must be a multiple of the number of blocks, got {side}"
+      f" {tuple(values.shape)} with a scale {tuple(scale.shape)}"
+    )
+  return size // scale_size
+
+
+def _repeat(x: jax.Array, count: int, axis: int) -> jax.Array:
+  shape = (*x.shape[:axis], x.shape[axis] * count, *x.shape[axis + 1 :])
+  x = jnp.expand_dims(x, axis + 1)
+  repeated = (*x.shape[: axis + 1], count, *x.shape[axis + 2 :])
+  return jnp.broadcast_to(x, repeated).reshape(shape)

@@ -1,0 +1,125 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""XLA's GPU compiler without a GPU: that it can be had, and its target."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+import jaxplugin as jp
+from jaxplugin.explanation import deviceless
+
+B200 = jp.named_target("b200", cudnn="9.13")
+needs_compiler = absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+
+
+def spec(shape, dtype=jnp.bfloat16, sharding=None):
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+@needs_compiler
+class CompileTest(parameterized.TestCase):
+  @parameterized.parameters("a100", "l40s", "h200", "b200", "rtx5090", "gb10")
+  def test_devices_are_those_of_the_target(self, name):
+    target = jp.named_target(name)
+    (device,) = deviceless.mesh(target).devices
+    major, minor = target.compute_capability
+    self.assertEqual(device.compute_capability, f"{major}.{minor}")
+    self.assertEqual(device.core_count, target.core_count)
+    self.assertEqual(
+      device.shared_memory_per_block_optin, target.shared_memory_bytes
+    )
+
+  def test_dots_inside_are_decided_for_the_target(self):
+    def f(x, w):
+      return jp.block_scaled_dot(
+        jp.quantize(x, jp.MXFP8), jp.quantize(w, jp.MXFP8)
+      )
+
+    args = [spec((128, 256)), spec((384, 256))]
+    text = deviceless.compile(f, *args, target=B200).as_text()
+    self.assertIn("__cudnn$blockScaledDot", text)
+    target = dataclasses.replace(B200, cudnn_version=(9, 9, 0))
+    text = deviceless.compile(f, *args, target=target).as_text()
+    self.assertNotIn("__cudnn$blockScaledDot", text)
+
+  def test_shardings_of_the_mesh_are_kept_and_others_replicated(self):
+    mesh = deviceless.mesh(B200, (2, 2), ("x", "y"))
+    columns = NamedSharding(mesh, PartitionSpec(None, "y"))
+    local = jnp.ones((256, 64))
+
+    def f(x, w):
+      return x @ w
+
+    compiled = deviceless.compile(
+      f, spec((64, 256), sharding=columns), local, target=B200, mesh=mesh
+    )
+    text = compiled.as_text()
+    self.assertIn("num_partitions=4", text)
+    self.assertIn("[64,128]", text)  # the share of x
+    self.assertRegex(text, "all-(gather|reduce)|reduce-scatter")
+
+  def test_pytrees_are_taken(self):
+    def f(tree):
+      return tree["a"] + tree["b"][0]
+
+    tree = {"a": spec((8,)), "b": [1.0]}
+    text = deviceless.compile(f, tree, target=B200).as_text()
+    self.assertIn("bf16[8]", text)
+
+
+class ErrorTest(parameterized.TestCase):
+  @parameterized.parameters("cpu", "mi300x")
+  def test_other_platforms_are_refused(self, name):
+    with self.assertRaisesRegex(ValueError, f"NVIDIA GPU, got {name}"):
+      deviceless.mesh(jp.named_target(name))
+
+  @parameterized.parameters(
+    "compute_capability",
+    "core_count",
+    "shared_memory_bytes",
+    "l2_bytes",
+    "memory_bandwidth",
+  )
+  def test_missing_figure_is_named(self, field):
+    with self.assertRaisesRegex(ValueError, f"must have {field}"):
+      deviceless.gpu_target_config(dataclasses.replace(B200, **{field: None}))
+
+  def test_shape_and_names_must_match(self):
+    with self.assertRaisesRegex(ValueError, r"\(2, 2\).*\('x',\)"):
+      deviceless.mesh(B200, (2, 2), ("x",))
+
+  def test_missing_compiler_says_what_to_install(self):
+    # A process in which JAX finds no CUDA plugin.
+    code = """
+import sys
+sys.modules["jax_plugins.xla_cuda13"] = None
+import jaxplugin as jp
+from jaxplugin import deviceless
+try:
+  deviceless.mesh(jp.named_target("b200"))
+except deviceless.DevicelessError as error:
+  print(error)
+"""
+    out = subprocess.run(
+      [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    self.assertIn("jaxplugin[deviceless]", out)
+    self.assertIn("JAX_PLATFORMS=cpu", out)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,272 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`explain` and `info`: what is chosen, where, and why."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform as platform_lib
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+
+from jaxplugin.core import decisions as problem_lib
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import primitive
+from jaxplugin.dot import traced
+from jaxplugin.explanation import products
+from jaxplugin.explanation import report
+from jaxplugin.jaxext import program
+from jaxplugin.quantization import quantization_both
+from jaxplugin.quantization import quantization_primitive
+from jaxplugin.runtime import lowering
+from jaxplugin.runtime import triton_library
+from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import rewriter
+
+_PACKAGES: Final = (
+  "jax",
+  "jaxlib",
+  "ml_dtypes",
+  "numpy",
+  "jax-triton",
+  "triton",
+  "jax-cuda13-plugin",
+  "jax-cuda12-plugin",
+  "nvidia-cudnn-cu13",
+  "nvidia-cudnn-cu12",
+)
+
+
+def explain(
+  fn: Callable[..., Any] | Any,
+  *args: Any,
+  target: targets.Target | None = None,
+  **kwargs: Any,
+) -> report.Explanation:
+  """Tells what happens to every block-scaled dot of a function or a module.
+
+  For each dot: the implementation chosen, how the global scale is applied
+  (fused into the kernel, by a separate multiply, or none), what is padded, and
+  why each other implementation was refused; the layer, by the scopes around it,
+  and whether it is of the forward or the backward pass; how often it runs, as
+  far as trips of loops are known. Beside them what quantizes and dequantizes,
+  by which kernels or why by none; the products that are not block-scaled, and
+  why; and for GPUs whose figures are published an estimate of the least time.
+
+  Nothing is compiled or run. Sizes are those of the whole arrays, before any
+  sharding, but inside of a `shard_map` those of a device. It assumes a module
+  for the target's platform alone that is not exported: such a one has portable
+  operations everywhere. Not listed: what quantizes with a key, to a format of
+  one's own, and what dequantizes along another axis than the last, which are
+  operations everywhere.
+
+  Args:
+    fn: a function, jitted or not, which is traced; or a module in any form that
+      `jp.rewrite` takes, of which every call that it rewrites is told.
+    *args, **kwargs: the function's arguments; arrays, or
+      `jax.ShapeDtypeStruct`s.
+    target: the device to decide for. By default that of an enclosing
+      `use_target`, or the local one.
+
+  Returns:
+    An `Explanation`: a sequence of the dots. Print it for a report, which a
+    notebook shows by itself; `.to_json()` is for programs.
+
+  Raises:
+    TypeError: `target` is not a `Target`, or a module is given with arguments;
+      and whatever `fn` raises.
+    jaxplugin.modules.ModuleError: the module does not parse, or is not valid.
+  """
+  if target is not None and not isinstance(target, targets.Target):
+    raise TypeError(
+      f"explain: target must be a jp.Target or None, got {target!r}; see"
+      " jp.named_target"
+    )
+  if modules.is_module(fn):
+    if args or kwargs:
+      raise TypeError(
+        "explain: a module is explained without arguments, got"
+        f" {len(args) + len(kwargs)}; pass the function for those"
+      )
+    return explain_module(modules.read(fn), target)
+  if target is None:
+    jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
+  else:
+    with targets.use_target(target):
+      # A forced implementation is judged for this target while tracing.
+      jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
+  leaves = jax.tree.leaves((args, kwargs))
+  shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+  num_devices = max([1, *(getattr(s, "num_devices", 1) for s in shardings)])
+  operations = program.operations(jaxpr.jaxpr, num_devices)
+  dots, quantizations, others = [], [], []
+  for operation in operations:
+    if operation.eqn.primitive is primitive.block_scaled_dot_p:
+      dots.append(_explain_dot(operation, target))
+    elif operation.eqn.primitive in _QUANTIZATIONS:
+      quantizations.append(_explain_quantization(operation, target))
+    elif (other := products.explain(operation, target)) is not None:
+      others.append(other)
+  return report.Explanation(
+    dots=report.merged(dots),
+    quantizations=report.merged(quantizations),
+    others=report.merged(others),
+    assumptions=_assumptions(operations),
+  )
+
+
+def explain_module(
+  source: modules.Source,
+  target: targets.Target | None = None,
+  implementation: str | None = None,
+) -> report.Explanation:
+  """`explain` for a module that was read; consumes it.
+
+  Args:
+    source: the module.
+    target: the device to decide for; None is the current one.
+    implementation: the one that all dots are to use, or None to choose.
+  """
+  target = target or targets.current_target()
+  explained = []
+  for item in rewriter.examine(source, target, implementation):
+    decided = item.decided
+    explained.append(
+      report.Explained(
+        source=item.source,
+        problem=None if decided is None else decided.problem,
+        target=target,
+        decision=None if decided is None else decided.decision,
+        error=item.error,
+        call=item.call,
+        description=item.description,
+        function=item.function,
+      )
+    )
+  return report.Explanation(report.merged(explained))
+
+
+def _assumptions(
+  operations: Sequence[program.Operation],
+) -> tuple[str, ...]:
+  most = max((operation.num_devices for operation in operations), default=1)
+  if most == 1:
+    return ()
+  return (
+    f"the module is partitioned over {most} devices; each dot is decided again"
+    " there, for a device's share of it",
+  )
+
+
+def _explain_dot(
+  operation: program.Operation, target: targets.Target | None
+) -> report.Explained:
+  decided = traced.decide(operation.eqn, target)
+  estimate, lowering_error = None, ""
+  if decided.decision is not None:
+    estimate = products.estimate_dot(operation.eqn, decided)
+    if decided.decision.implementation == "triton":
+      refusal = triton_library.lowering_refusal(decided.target)
+      lowering_error = "" if refusal is None else refusal.reason
+  return report.Explained(
+    **products.place(operation),
+    problem=decided.problem,
+    target=decided.target,
+    decision=decided.decision,
+    error=decided.error,
+    lowering_error=lowering_error,
+    estimate=estimate,
+  )
+
+
+_QUANTIZATIONS: Final = (
+  quantization_primitive.quantize_p,
+  quantization_primitive.dequantize_p,
+  quantization_both.quantize_both_p,
+)
+
+
+def _explain_quantization(
+  operation: program.Operation, target: targets.Target | None
+) -> report.ExplainedQuantization:
+  eqn = operation.eqn
+  target = target or eqn.params["target"] or targets.detect_target()
+  module = lowering.Module(
+    platforms=(target.platform,), is_partitioned=operation.num_devices > 1
+  )
+  avals = [v.aval for v in eqn.invars]
+  if eqn.primitive is quantization_primitive.quantize_p:
+    name = "quantize"
+    problem = quantization_primitive.problem_of(avals, eqn.params)
+    choice = quantization_primitive.decide(problem, module, target)
+    description = str(problem)
+  elif eqn.primitive is quantization_primitive.dequantize_p:
+    name = "dequantize"
+    choice = quantization_primitive.decide_dequantize(module, target)
+    result = eqn.outvars[0].aval
+    description = (
+      f"{eqn.params['format']} to {products.describe(result)}, axis"
+      f" {eqn.params['axis']}"
+    )
+  else:
+    name = "quantize_both"
+    both = quantization_both.problem_of(avals, eqn.params)
+    choice = quantization_both.decide(both, module, target)
+    description = str(both)
+  return report.ExplainedQuantization(
+    **products.place(operation),
+    operation=name,
+    description=description,
+    target=target,
+    implementation=choice.implementation,
+    reason=choice.reason,
+  )
+
+
+def info() -> str:
+  """Versions, devices, the target, and what each implementation can do here."""
+  lines = [f"python: {platform_lib.python_version()}"]
+  for package in ("jaxplugin", *_PACKAGES):
+    lines.append(f"{package}: {_version(package)}")
+  devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
+  lines.append(f"devices: {', '.join(devices)}")
+  target = targets.current_target()
+  lines.append(f"target: {target}")
+  lines.append("implementations, for m=128 n=4096 k=4096:")
+  for name, backend in backends.BACKENDS.items():
+    # Formats that get the same answer share a line.
+    answers: dict[str, list[str]] = {}
+    for format in formats.FORMATS:
+      refusal = backend.supports(_sample_problem(format), target)
+      answer = "serves" if refusal is None else f"no: {refusal.reason}"
+      answers.setdefault(answer, []).append(format.name)
+    for answer, names in answers.items():
+      lines.append(f"  {name}: {', '.join(names)}: {answer}")
+  return "\n".join(lines)
+
+
+def _version(package: str) -> str:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return "not installed"
+
+
+def _sample_problem(format: formats.BlockFormat) -> problem_lib.DotProblem:
+  operand = problem_lib.OperandProblem(format=format, dtype=format.values_dtype)
+  return problem_lib.DotProblem(
+    batch=1,
+    m=128,
+    n=4096,
+    k=4096,
+    lhs=operand,
+    rhs=operand,
+    out_dtype=formats.BF16,
+    global_scale="scalar" if format.has_global_scale else "none",
+  )

@@ -1,0 +1,263 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`explain` and `info`."""
+
+import importlib.metadata
+import json
+import platform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing import written_modules
+
+
+def _operand(format, *shape):
+  return jp.quantize(np.ones(shape, np.float32), format)
+
+
+class ExplainTest(parameterized.TestCase):
+  def test_every_dot_is_listed_with_its_problem_and_its_line(self):
+    def model(x, w, v):
+      y = jp.block_scaled_dot(x, w)
+      return jp.block_scaled_dot(y, v, preferred_element_type=jnp.bfloat16)
+
+    explanation = jp.explain(
+      model,
+      _operand(jp.MXFP8, 3, 64),
+      _operand(jp.MXFP4, 32, 64),
+      _operand(jp.NVFP4, 5, 32),
+    )
+    self.assertLen(explanation, 2)
+    first, second = explanation
+    self.assertEqual(
+      str(first.problem), "mxfp8 x mxfp4 -> float32, batch=1 m=3 n=32 k=64"
+    )
+    self.assertEqual(
+      str(second.problem),
+      "float32 x nvfp4 -> bfloat16, batch=1 m=3 n=5 k=32",
+    )
+    self.assertIn("diagnostics_test.py", first.source)
+    self.assertIn("model", first.source)
+    self.assertNotEqual(first.source, second.source)
+
+  def test_global_scale_says_separate_or_none(self):
+    explain = lambda format: (
+      jp.explain(
+        jp.block_scaled_dot, _operand(format, 2, 32), _operand(format, 2, 32)
+      )[0].decision.global_scale
+    )
+    self.assertEqual(explain(jp.MXFP8), "none")
+    self.assertIn(explain(jp.NVFP4), ("separate", "fused"))
+
+  def test_every_other_implementation_is_refused_with_a_reason(self):
+    (dot,) = jp.explain(
+      jp.block_scaled_dot, _operand(jp.MXFP8, 2, 32), _operand(jp.MXFP8, 2, 32)
+    )
+    names = {refusal.implementation for refusal in dot.decision.refusals}
+    self.assertEqual(
+      names | {dot.decision.implementation}, {"xla", "cpu", "cudnn", "triton"}
+    )
+    for refusal in dot.decision.refusals:
+      self.assertNotEmpty(refusal.reason)
+
+  @parameterized.parameters(
+    ("b200", "9.9", "needs cuDNN 9.10.0 or newer, the target has 9.9.0"),
+    ("h200", "9.13", "needs compute capability 10.0 or higher.* has 9.0"),
+    ("mi300x", None, "needs an NVIDIA GPU, the target's platform is rocm"),
+  )
+  def test_target_decides(self, name, cudnn, reason):
+    target = jp.named_target(name, cudnn=cudnn)
+    arguments = [_operand(jp.NVFP4, 128, 64)] * 2
+    explained = [jp.explain(jp.block_scaled_dot, *arguments, target=target)]
+    with jp.use_target(target):
+      explained.append(jp.explain(jp.block_scaled_dot, *arguments))
+    for explanation in explained:
+      self.assertEqual(explanation[0].target, target)
+      self.assertRegex(str(explanation), f"not cudnn: {reason}")
+      self.assertIn(str(target), str(explanation))
+
+  def test_dots_inside_control_flow_and_transforms_are_found(self):
+    w = _operand(jp.MXFP8, 32, 32)
+
+    @jax.jit
+    def model(x):
+      body = lambda c, _: (jp.block_scaled_dot(jp.quantize(c, jp.MXFP8), w), 0)
+      x, _ = jax.lax.scan(body, x, None, length=3)
+      x = jax.lax.cond(
+        x[0, 0] > 0, lambda x: jp.block_scaled_dot(x, w), lambda x: x, x
+      )
+      return jax.checkpoint(lambda x: jp.block_scaled_dot(x, w))(x)
+
+    self.assertLen(jp.explain(model, jnp.ones((4, 32))), 3)
+
+  def test_same_dot_at_the_same_place_is_counted(self):
+    w = _operand(jp.MXFP8, 32, 32)
+
+    def model(x):
+      for _ in range(4):
+        x = jp.block_scaled_dot(x, w)
+      return x
+
+    (dot,) = jp.explain(model, jnp.ones((4, 32)))
+    self.assertEqual(dot.count, 4)
+
+  def test_gradient_products_are_explained(self):
+    dot_general = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    loss = lambda x, w: dot_general(x, w, (((1,), (0,)), ((), ()))).sum()
+    explanation = jp.explain(
+      jax.grad(loss, argnums=(0, 1)), jnp.ones((4, 64)), jnp.ones((64, 8))
+    )
+    self.assertEqual(sum(dot.count for dot in explanation), 3)
+
+  def test_abstract_arguments_will_do(self):
+    x = jax.ShapeDtypeStruct((4, 32), jnp.bfloat16)
+    w = jax.eval_shape(lambda: jp.quantize(jnp.ones((8, 32)), jp.MXFP8))
+    (dot,) = jp.explain(jp.block_scaled_dot, x, w)
+    self.assertEqual((dot.problem.m, dot.problem.n, dot.problem.k), (4, 8, 32))
+
+  def test_json_holds_the_same(self):
+    explanation = jp.explain(
+      jp.block_scaled_dot, _operand(jp.NVFP4, 2, 32), _operand(jp.NVFP4, 3, 32)
+    )
+    (parsed,) = json.loads(explanation.to_json())["dots"]
+    self.assertEqual(parsed["problem"]["n"], 3)
+    self.assertEqual(
+      parsed["decision"]["implementation"],
+      explanation[0].decision.implementation,
+    )
+
+  def test_function_without_a_dot_says_so(self):
+    self.assertEqual(str(jp.explain(jnp.sin, 1.0)), "no block-scaled dot")
+
+  def test_target_of_another_type_is_refused(self):
+    with self.assertRaisesRegex(
+      TypeError, "target must be a jp.Target.*'b200'"
+    ):
+      jp.explain(jnp.sin, 1.0, target="b200")
+
+
+class InfoTest(absltest.TestCase):
+  def test_versions_devices_target_and_implementations_are_told(self):
+    text = jp.info()
+    self.assertIn(f"python: {platform.python_version()}", text)
+    for package in ("jax", "jaxlib", "numpy"):
+      self.assertIn(f"{package}: {importlib.metadata.version(package)}", text)
+    self.assertIn(f"target: {jp.detect_target()}", text)
+    for name in ("xla", "cpu", "cudnn", "triton"):
+      self.assertRegex(text, rf"\n  {name}: .*mxfp8.*: (serves|no: .+)")
+    self.assertIn("xla: mxfp8, mxfp8_e5m2, mxfp4, nvfp4: serves", text)
+
+
+class ExplainModuleTest(parameterized.TestCase):
+  B200 = jp.named_target("b200", cudnn="9.12")
+
+  def dot_module(self):
+    array = written_modules.array
+    operands = [
+      array((8, 64), jnp.float8_e4m3fn),
+      array((16, 64), jnp.float8_e4m3fn),
+      array((8, 2), jnp.float8_e8m0fnu),
+      array((16, 2), jnp.float8_e8m0fnu),
+    ]
+    result = array((8, 16), np.float32)
+    return written_modules.call_module(
+      "__op$block_scaled_dot", operands, [result]
+    )
+
+  def quantize_module(self, values="float8_e4m3fn", scale="float8_e8m0fnu"):
+    array = written_modules.array
+    return written_modules.call_module(
+      "__op$quantize",
+      [array((8, 64), np.float32)],
+      [array((8, 64), values), array((8, 2), scale)],
+    )
+
+  def test_dot_has_its_place_problem_decision_and_refusals(self):
+    (dot,) = jp.explain(self.dot_module(), target=self.B200)
+    self.assertEqual(dot.call, "__op$block_scaled_dot")
+    self.assertEqual(dot.source, "<str>:3:10")
+    self.assertEqual(
+      str(dot.problem), "mxfp8 x mxfp8 -> float32, batch=1 m=8 n=16 k=64"
+    )
+    self.assertEqual(dot.decision.implementation, "cudnn")
+    refused = [refusal.implementation for refusal in dot.decision.refusals]
+    self.assertEqual(refused, ["triton", "xla", "cpu"])
+    self.assertEqual(dot.function, "")
+
+  def test_report_says_what_becomes_of_a_call(self):
+    report = str(jp.explain(self.dot_module(), target=self.B200))
+    self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", report)
+    self.assertIn("    at <str>:3:10\n    stays as it is\n    cudnn: ", report)
+    report = str(jp.explain(self.dot_module(), target=jp.named_target("cpu")))
+    self.assertIn(
+      "    becomes a call of @block_scaled_dot.mxfp8_xla\n    xla: ", report
+    )
+    self.assertIn(
+      "    not cudnn: needs an NVIDIA GPU, the target's platform is cpu", report
+    )
+
+  def test_quantize_has_no_dot_to_decide_about(self):
+    (call,) = jp.explain(self.quantize_module(), target=self.B200)
+    self.assertIsNone(call.problem)
+    self.assertIsNone(call.decision)
+    self.assertEqual(call.description, "quantize float32[8,64] to mxfp8")
+    self.assertEqual(call.function, "quantize.mxfp8")
+
+  def test_call_that_cannot_be_lowered_says_why_beside_the_others(self):
+    bad = self.quantize_module("int8").replace("@main", "@bad").split("\n", 1)
+    module = self.dot_module().rsplit("}", 1)[0] + bad[1]
+    dot, quantize = jp.explain(module, target=self.B200)
+    self.assertEqual(dot.error, "")
+    self.assertRegex(quantize.error, "values must be floating-point, got int8")
+    self.assertEqual(quantize.description, "(tensor<8x64xf32>)")
+    self.assertIn(
+      f"error: {quantize.error}",
+      str(jp.explain(module, target=self.B200)),
+    )
+
+  def test_json_of_a_module(self):
+    explanation = jp.explain(self.dot_module(), target=self.B200)
+    (parsed,) = json.loads(explanation.to_json())["dots"]
+    self.assertEqual(parsed["call"], "__op$block_scaled_dot")
+    self.assertEqual(parsed["source"], "<str>:3:10")
+    self.assertEqual(parsed["problem"]["n"], 16)
+    self.assertEqual(parsed["decision"]["implementation"], "cudnn")
+
+  def test_every_form_of_a_module_is_explained(self):
+    def function(x, w, x_scale, w_scale):
+      return jax.lax.scaled_dot(x, w, lhs_scale=x_scale, rhs_scale=w_scale)
+
+    array = written_modules.array
+    lowered = jax.jit(function).lower(
+      array((8, 64), jnp.float8_e4m3fn),
+      array((64, 16), jnp.float8_e4m3fn),
+      array((8, 2), jnp.float8_e8m0fnu),
+      array((2, 16), jnp.float8_e8m0fnu),
+    )
+    module = lowered.compiler_ir("stablehlo")
+    text = lowered.as_text()
+    for form in (lowered, module, text, text.encode()):
+      (dot,) = jp.explain(form, target=self.B200)
+      self.assertEqual(dot.call, "xla.scaled_dot")
+      self.assertEqual((dot.problem.m, dot.problem.n), (8, 16))
+    (dot,) = jp.explain(lowered, target=self.B200)
+    self.assertRegex(dot.source, r"diagnostics_test\.py:\d+")
+    self.assertIn("composite", lowered.as_text())
+
+  def test_use_target_decides(self):
+    with jp.use_target(self.B200):
+      (dot,) = jp.explain(self.dot_module())
+    self.assertEqual(dot.decision.implementation, "cudnn")
+
+  def test_module_takes_no_arguments(self):
+    with self.assertRaisesRegex(TypeError, "without arguments, got 1"):
+      jp.explain(self.dot_module(), 1.0)
+
+
+if __name__ == "__main__":
+  absltest.main()

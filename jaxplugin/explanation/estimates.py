@@ -1,0 +1,167 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a product moves and computes, and the least time that can take.
+
+Estimates by a roofline: operands are read once, the result is written once, at
+the bandwidth and the rate of multiplication that the vendor publishes. No
+kernel reaches both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+from typing import Final
+from typing import Literal
+
+import numpy as np
+
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.runtime import triton_library
+
+Precision = Literal["bf16", "fp8", "fp4"]
+
+_GIGA: Final = 1e9
+_TERA: Final = 1e12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+  """Of one product.
+
+  Attributes:
+    num_bytes: of operands and result, each once.
+    flops: two a multiplication.
+    seconds: the least time by the target's published figures; None where it has
+      none.
+    bound: what takes that long: "memory", "compute", or "" where not known.
+  """
+
+  num_bytes: float
+  flops: float
+  seconds: float | None = None
+  bound: Literal["memory", "compute", ""] = ""
+
+
+# Dense FLOP/s with accumulation in f32, in units of 10^12, for bf16, for 8-bit
+# and for 4-bit values; None where it is not published, or no kernel here
+# multiplies so there. NVIDIA: "A100 Tensor Core GPU" and "L40S" and "H100" and
+# "H200" data sheets; "Blackwell Architecture Technical Brief" (HGX B200) and
+# HGX B300 data sheet, an eighth of eight GPUs; "RTX Blackwell GPU Architecture"
+# white paper, table of the RTX 5090. Data sheets give figures with sparsity,
+# which are twice these. AMD: data sheets of MI300X and MI355X.
+_PEAKS: Final[dict[str, tuple[float | None, float | None, float | None]]] = {
+  "a100": (312, None, None),
+  "l40s": (362, None, None),
+  "h100": (989, None, None),
+  "h200": (989, None, None),
+  "b200": (2250, 4500, 9000),
+  "b300": (2250, 4500, 13125),
+  "rtx5090": (209.5, 419, 1676),
+  "gb10": (None, None, 500),
+  "mi300x": (1307, None, None),
+  "mi355x": (2517, 5033, 10066),
+}
+_COLUMNS: Final[tuple[Precision, ...]] = ("bf16", "fp8", "fp4")
+
+
+def sheet_of(target: targets.Target) -> str | None:
+  """Which named target's published figures are a target's; None if none.
+
+  Of a local GPU it is the one whose name is in the device's: "NVIDIA H200".
+  """
+  words = target.name.lower().replace(" ", "")
+  if target.platform not in ("cuda", "rocm"):
+    return None
+  return next((name for name in _PEAKS if name in words), None)
+
+
+def precision_of(
+  problem: decisions.DotProblem,
+  implementation: str,
+  target: targets.Target,
+) -> Precision:
+  """What matrix instructions multiply, of an implementation on a target."""
+  both = [side.format for side in (problem.lhs, problem.rhs)]
+  architecture = triton_library.architecture_of(target)
+  is_native = implementation == "cudnn" or (
+    implementation == "triton"
+    and architecture is not None
+    and architecture.has_scaled_dot
+  )
+  if not is_native or None in both:
+    return "bf16"
+  return "fp4" if all(f is not None and f.is_fp4 for f in both) else "fp8"
+
+
+def estimate(
+  num_bytes: float,
+  flops: float,
+  precision: Precision | None,
+  target: targets.Target,
+) -> Estimate:
+  """The roofline of one product.
+
+  Args:
+    num_bytes: read and written.
+    flops: two a multiplication.
+    precision: of the operands of matrix instructions; None is another.
+    target: where.
+  """
+  sheet = sheet_of(target)
+  if sheet is None:
+    return Estimate(num_bytes=num_bytes, flops=flops)
+  bandwidth = targets.named_target(sheet).memory_bandwidth
+  assert bandwidth is not None
+  memory = num_bytes / bandwidth
+  peaks = dict(zip(_COLUMNS, _PEAKS[sheet], strict=True))
+  peak = None if precision is None else peaks[precision]
+  if peak is None:
+    return Estimate(
+      num_bytes=num_bytes, flops=flops, seconds=memory, bound="memory"
+    )
+  compute = flops / (peak * _TERA)
+  return Estimate(
+    num_bytes=num_bytes,
+    flops=flops,
+    seconds=max(memory, compute),
+    bound="compute" if compute > memory else "memory",
+  )
+
+
+def bytes_of(avals: Iterable[Any]) -> float | None:
+  """Bytes of arrays, FP4 at half a byte; None where a size is symbolic."""
+  total = 0.0
+  for aval in avals:
+    if not all(isinstance(size, (int, np.integer)) for size in aval.shape):
+      return None
+    dtype = np.dtype(aval.dtype)
+    size = 0.5 if dtype == formats.E2M1 else dtype.itemsize
+    total += math.prod(aval.shape) * size
+  return total
+
+
+def in_words(num_bytes: float, flops: float, seconds: float | None) -> str:
+  """ "1.2 GB, 3.4 TFLOP, at least 5.6 us"."""
+  parts = [_with_prefix(num_bytes, "B"), _with_prefix(flops, "FLOP")]
+  if seconds is not None:
+    parts.append(f"at least {_time(seconds)}")
+  return ", ".join(parts)
+
+
+def _with_prefix(number: float, unit: str) -> str:
+  for factor, prefix in ((_TERA, "T"), (_GIGA, "G"), (1e6, "M"), (1e3, "k")):
+    if number >= factor:
+      return f"{number / factor:.3g} {prefix}{unit}"
+  return f"{number:.3g} {unit}"
+
+
+def _time(seconds: float) -> str:
+  for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+    if seconds >= factor:
+      return f"{seconds / factor:.3g} {unit}"
+  return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,116 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The products of a program: what each moves, and those not block-scaled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import traced
+from jaxplugin.explanation import estimates
+from jaxplugin.explanation import report
+from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import program
+
+# Products by their names in JAX, and why they are not block-scaled.
+_REASONS: Final = {
+  "dot_general": "a plain product; jp.dot_general would quantize its sides",
+  "ragged_dot_general": "a ragged product, which has no block-scaled kernel",
+  "conv_general_dilated": "a convolution, which has no block-scaled kernel",
+}
+_OWN_BACKWARD: Final = (
+  "jp.dot_general leaves this product of the backward pass in high precision"
+)
+_SCALED: Final = (
+  "JAX's own scaled dot, which JAX lowers; wrap the function in jp.accelerate"
+)
+_HALF: Final = (formats.BF16, np.dtype(np.float16))
+
+
+def place(operation: program.Operation) -> dict[str, Any]:
+  """The fields of a `report.Place`."""
+  return {
+    "source": operation.source,
+    "layer": operation.layer,
+    "phase": operation.phase,
+    "trips": operation.trips,
+    "is_conditional": operation.is_conditional,
+  }
+
+
+def describe(aval: Any) -> str:
+  return f"{aval.dtype.name}[{', '.join(map(str, aval.shape))}]"
+
+
+def estimate_dot(
+  eqn: Any, decided: traced.Decided
+) -> estimates.Estimate | None:
+  """Of a block-scaled dot; None where a size is symbolic."""
+  problem, decision = decided.problem, decided.decision
+  num_bytes = estimates.bytes_of(v.aval for v in (*eqn.invars, *eqn.outvars))
+  if num_bytes is None or decision is None:
+    return None
+  assert problem.batch is not None and problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  flops = 2 * problem.batch * problem.m * problem.n * problem.k
+  precision = estimates.precision_of(
+    problem, decision.implementation, decided.target
+  )
+  return estimates.estimate(num_bytes, flops, precision, decided.target)
+
+
+def explain(
+  operation: program.Operation, target: targets.Target | None
+) -> report.NotBlockScaled | None:
+  """A product that is not block-scaled; None of any other operation."""
+  eqn = operation.eqn
+  matmuls, dots = jax_private.scaled_primitives()
+  if eqn.primitive in matmuls or eqn.primitive in dots:
+    reason = _SCALED
+  elif eqn.primitive.name in _REASONS:
+    reason = _REASONS[eqn.primitive.name]
+    if operation.phase in ("dgrad", "wgrad"):
+      reason = _OWN_BACKWARD
+  else:
+    return None
+  avals = [v.aval for v in eqn.invars]
+  return report.NotBlockScaled(
+    **place(operation),
+    operation=_name(eqn.primitive),
+    description=(
+      f"{describe(avals[0])} x {describe(avals[1])} ->"
+      f" {describe(eqn.outvars[0].aval)}"
+    ),
+    reason=reason,
+    estimate=_estimate(eqn, target or targets.current_target()),
+  )
+
+
+def _name(primitive: Any) -> str:
+  matmuls, dots = jax_private.scaled_primitives()
+  if primitive in matmuls:
+    return "jax.nn.scaled_matmul"
+  return "jax.lax.scaled_dot" if primitive in dots else f"lax.{primitive.name}"
+
+
+def _estimate(eqn: Any, target: targets.Target) -> estimates.Estimate | None:
+  """Of a `dot_general`; None of another, and where a size is symbolic."""
+  if eqn.primitive.name != "dot_general":
+    return None
+  lhs, rhs = (v.aval for v in eqn.invars)
+  num_bytes = estimates.bytes_of(v.aval for v in (*eqn.invars, *eqn.outvars))
+  if num_bytes is None:
+    return None
+  (contracting, _), _ = eqn.params["dimension_numbers"]
+  k = math.prod(lhs.shape[d] for d in contracting)
+  flops = 2 * math.prod(eqn.outvars[0].aval.shape) * k
+  is_half = lhs.dtype in _HALF and rhs.dtype in _HALF
+  return estimates.estimate(
+    num_bytes, flops, "bf16" if is_half else None, target
+  )

@@ -1,0 +1,358 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `explain` tells: plain values, a report of them, and JSON."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets as target_lib
+from jaxplugin.explanation import estimates
+
+_FORWARD: Final = "forward"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+  """Where something is in a program, and how often.
+
+  Attributes:
+    source: file, line and function (or column) of the call; empty when not
+      known.
+    layer: names of the scopes around it, "Block_0/Dense_1"; empty where there
+      are none.
+    phase: "forward", "dgrad", "wgrad", "backward" (one of both) or "recomputed"
+      (by `jax.checkpoint`, for the backward pass).
+    count: how often the same occurs at that place.
+    trips: how often each runs: `scan`s around it multiply. None inside of a
+      `while_loop`, whose trips are not known.
+    is_conditional: whether it is in a branch of a `cond`, which may not run.
+  """
+
+  source: str = ""
+  layer: str = ""
+  phase: str = _FORWARD
+  count: int = 1
+  trips: int | None = 1
+  is_conditional: bool = False
+
+  @property
+  def runs(self) -> int:
+    """How often it runs; what is not known counts once."""
+    return self.count * (self.trips or 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Explained(Place):
+  """One block-scaled dot of a function, or one call of a module.
+
+  Attributes:
+    problem: what the dot computes; None of a call without a dot.
+    target: where it was decided for.
+    decision: what was chosen; None where there is no dot, or its forced
+      implementation cannot serve, or the call cannot be lowered.
+    error: why, when it cannot serve or be lowered.
+    lowering_error: why this process, though it could decide, cannot lower it.
+    call: of a module: the call's name, such as "__op$quantize".
+    description: of a module: what the call computes, in words.
+    function: of a module: what `rewrite` replaces it by a call of; empty where
+      it stays as it is.
+    estimate: what one of them moves and computes; None where not known.
+  """
+
+  problem: decisions.DotProblem | None
+  target: target_lib.Target
+  decision: decisions.Decision | None
+  error: str = ""
+  lowering_error: str = ""
+  call: str = ""
+  description: str = ""
+  function: str = ""
+  estimate: estimates.Estimate | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExplainedQuantization(Place):
+  """One quantization or dequantization of a function.
+
+  Attributes:
+    operation: "quantize", "dequantize" or "quantize_both".
+    description: of what, to what.
+    target: where it was decided for.
+    implementation: "cpu", "triton" or "xla", which stands for operations; of
+      "quantize_both" those of each axis, where no kernel serves all.
+    reason: why no kernel; empty where one serves.
+  """
+
+  operation: str
+  description: str
+  target: target_lib.Target
+  implementation: str
+  reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NotBlockScaled(Place):
+  """A product of a function that is not block-scaled.
+
+  Attributes:
+    operation: JAX's name of it, such as "dot_general".
+    description: dtypes and shapes.
+    reason: why it is not, and what would make it so.
+    estimate: what one of them moves and computes; None where not known.
+  """
+
+  operation: str
+  description: str
+  reason: str
+  estimate: estimates.Estimate | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation(Sequence):
+  """The block-scaled dots of a function, or calls of a module, in order.
+
+  As a sequence it is these. `str` is a report, which a notebook shows.
+
+  Attributes:
+    dots: the same.
+    quantizations: what quantizes and dequantizes beside them.
+    others: products that are not block-scaled.
+    assumptions: what lowering may know better, one sentence each.
+  """
+
+  dots: tuple[Explained, ...]
+  quantizations: tuple[ExplainedQuantization, ...] = ()
+  others: tuple[NotBlockScaled, ...] = ()
+  assumptions: tuple[str, ...] = ()
+
+  def __len__(self) -> int:
+    return len(self.dots)
+
+  def __getitem__(self, index: Any) -> Any:
+    return self.dots[index]
+
+  def __repr__(self) -> str:
+    return str(self)
+
+  def __str__(self) -> str:
+    if not (self.dots or self.quantizations or self.others):
+      return "no block-scaled dot"
+    lines = [*self._head(), *self._summary()]
+    told: dict[tuple[str, ...], int] = {}
+    for i, dot in enumerate(self.dots):
+      what = f"{dot.call}: {dot.description}" if dot.call else str(dot.problem)
+      lines.append(f"[{i}] {_title(dot, what)}")
+      if dot.source:
+        lines.append(f"    at {dot.source}")
+      details = tuple(_decision_lines(dot))
+      first = told.setdefault(details, i)
+      details = details if first == i else (f"as [{first}]",)
+      lines += [f"    {line}" for line in details]
+    if self.quantizations:
+      lines.append("quantizing and dequantizing:")
+      for item in self.quantizations:
+        lines.append(
+          f"  {_title(item, f'{item.operation} {item.description}')}"
+        )
+        if item.source:
+          lines.append(f"    at {item.source}")
+        reason = f": {item.reason}" if item.reason else ""
+        lines.append(f"    {item.implementation}{reason}")
+    if self.others:
+      lines.append("not block-scaled:")
+      for other in self.others:
+        what = f"{other.operation} {other.description}"
+        lines.append(f"  {_title(other, what)}")
+        if other.source:
+          lines.append(f"    at {other.source}")
+        lines.append(f"    {other.reason}")
+    return "\n".join(lines)
+
+  def to_json(self) -> str:
+    """The same as JSON: an object of "dots", "quantizations" and so on."""
+    return json.dumps(
+      {
+        "summary": self.summary(),
+        "dots": [dataclasses.asdict(dot) for dot in self.dots],
+        "quantizations": [dataclasses.asdict(x) for x in self.quantizations],
+        "not_block_scaled": [dataclasses.asdict(x) for x in self.others],
+        "assumptions": self.assumptions,
+      },
+      default=str,
+      indent=2,
+    )
+
+  def summary(self) -> dict[str, Any]:
+    """Counts and totals.
+
+    Returns:
+      "block_scaled" and "products": how many there are in the program;
+      "block_scaled_runs" and "product_runs": how often they run, where a
+      `while_loop` counts once ("while_loop_products": how many are in one);
+      "implementations" and "quantizations": how many by each implementation;
+      "num_bytes", "flops", "seconds": of all runs, estimates; None where not
+      known.
+    """
+    products: list[Explained | NotBlockScaled] = [
+      *self._products(),
+      *self.others,
+    ]
+    known = [p.estimate for p in products if p.estimate is not None]
+    complete = bool(products) and len(known) == len(products)
+    seconds = [e.seconds for e in known if e.seconds is not None]
+    weights = [p.runs for p in products]
+    total = lambda values: sum(
+      w * v for w, v in zip(weights, values, strict=True)
+    )
+    return {
+      "block_scaled": sum(dot.count for dot in self._products()),
+      "products": sum(p.count for p in products),
+      "block_scaled_runs": sum(dot.runs for dot in self._products()),
+      "product_runs": sum(weights),
+      "while_loop_products": sum(p.count for p in products if p.trips is None),
+      "implementations": _counted(
+        (dot.decision.implementation if dot.decision else "none", dot.count)
+        for dot in self._products()
+      ),
+      "quantizations": _counted(
+        (item.implementation, item.count) for item in self.quantizations
+      ),
+      "num_bytes": total(e.num_bytes for e in known) if complete else None,
+      "flops": total(e.flops for e in known) if complete else None,
+      "seconds": (
+        total(seconds) if complete and len(seconds) == len(known) else None
+      ),
+    }
+
+  def _products(self) -> list[Explained]:
+    return [dot for dot in self.dots if dot.problem is not None or not dot.call]
+
+  def _targets(self) -> list[target_lib.Target]:
+    targets = [dot.target for dot in self.dots]
+    targets += [item.target for item in self.quantizations]
+    return list(dict.fromkeys(targets))
+
+  def _head(self) -> Iterator[str]:
+    targets = self._targets()
+    if targets:
+      yield f"target: {', '.join(map(str, targets))}"
+    for target in targets:
+      if (
+        target.platform == "cuda"
+        and target.cudnn_version is None
+        and target.name in target_lib.TARGET_NAMES
+      ):
+        yield (
+          f"no cuDNN is assumed: {target.name} was named without cudnn=, as in"
+          f' jp.named_target("{target.name}", cudnn="9.13")'
+        )
+    for assumption in self.assumptions:
+      yield f"assumed: {assumption}"
+
+  def _summary(self) -> Iterator[str]:
+    figures = self.summary()
+    if figures["products"] > 1:
+      counted = (
+        f"{figures['block_scaled']} of {figures['products']} products are"
+        " block-scaled"
+      )
+      if figures["product_runs"] != figures["products"]:
+        counted += (
+          f", in a run {figures['block_scaled_runs']} of"
+          f" {figures['product_runs']}"
+        )
+      if figures["while_loop_products"]:
+        counted += (
+          f" ({figures['while_loop_products']} in while loops, whose trips are"
+          " not known, count once)"
+        )
+      chosen = figures["implementations"]
+      yield counted + (f": {_listed(chosen)}" if chosen else "")
+    if self.quantizations:
+      number = sum(item.count for item in self.quantizations)
+      yield (
+        f"{number} quantize or dequantize: {_listed(figures['quantizations'])}"
+      )
+    if figures["seconds"] is not None:
+      sheets = dict.fromkeys(map(estimates.sheet_of, self._targets()))
+      yield (
+        "estimate, of products alone, by published figures of"
+        f" {', '.join(map(str, sheets))}: "
+        + estimates.in_words(
+          figures["num_bytes"], figures["flops"], figures["seconds"]
+        )
+      )
+
+
+def merged(items: Sequence[Any]) -> tuple[Any, ...]:
+  """Those that are the same become one that counts."""
+  counts: dict[Any, int] = {}
+  for item in items:
+    counts[item] = counts.get(item, 0) + 1
+  return tuple(
+    dataclasses.replace(item, count=count) for item, count in counts.items()
+  )
+
+
+def _title(place: Place, what: str) -> str:
+  where = [place.layer] if place.layer else []
+  if place.phase != _FORWARD:
+    where.append(place.phase)
+  text = f"{', '.join(where)}: {what}" if where else what
+  times = []
+  if place.count > 1:
+    times.append(f"{place.count} times")
+  if place.trips is None:
+    times.append("in a while loop, trips not known")
+  elif place.trips != 1:
+    times.append(f"{place.trips} trips")
+  if place.is_conditional:
+    times.append("in a branch")
+  return f"{text} ({', '.join(times)})" if times else text
+
+
+def _decision_lines(dot: Explained) -> Iterator[str]:
+  if dot.error:
+    yield f"error: {dot.error}"
+    return
+  if dot.call:
+    becomes = f"becomes a call of @{dot.function}"
+    yield becomes if dot.function else "stays as it is"
+  decision = dot.decision
+  if decision is None:
+    return
+  yield f"{decision.implementation}: {decision.reason}"
+  if dot.lowering_error:
+    yield f"this process cannot lower it: {dot.lowering_error}"
+  if decision.global_scale != "none":
+    yield f"global scale: {decision.global_scale}"
+  if decision.padding:
+    yield f"padding: {decision.padding}"
+  for note in decision.notes:
+    yield f"note: {note}"
+  if dot.estimate is not None and dot.estimate.seconds is not None:
+    words = estimates.in_words(
+      dot.estimate.num_bytes, dot.estimate.flops, dot.estimate.seconds
+    )
+    yield f"estimate: {words} ({dot.estimate.bound})"
+  for refusal in decision.refusals:
+    yield f"not {refusal.implementation}: {refusal.reason}"
+
+
+def _counted(items: Any) -> dict[str, int]:
+  counter: collections.Counter[str] = collections.Counter()
+  for name, count in items:
+    counter[name] += count
+  return dict(counter.most_common())
+
+
+def _listed(counts: dict[str, int]) -> str:
+  return ", ".join(f"{count} by {name}" for name, count in counts.items())

@@ -1,0 +1,392 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `explain` tells of whole models."""
+
+import dataclasses
+import functools
+import json
+import sys
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import linen
+from flax import nnx
+
+import jaxplugin as jp
+from jaxplugin.core import targets
+from jaxplugin.explanation import estimates
+from jaxplugin.runtime import cpu_library
+from jaxplugin.runtime import triton_library
+
+P = jax.sharding.PartitionSpec
+B200 = jp.named_target("b200", cudnn="9.13")
+H200 = jp.named_target("h200")
+CPU = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
+X = jnp.ones((32, 64), jnp.float32)
+mxfp8 = jp.dot_general(jp.MXFP8, jp.MXFP8)
+
+
+class Block(linen.Module):
+  @linen.compact
+  def __call__(self, x):
+    y = linen.Dense(128, dot_general=mxfp8)(x)
+    return x + linen.Dense(64)(linen.relu(y))
+
+
+class Model(linen.Module):
+  @linen.compact
+  def __call__(self, x):
+    return Block()(Block()(x)).sum()
+
+
+class Layer(nnx.Module):
+  def __init__(self, rngs):
+    self.kernel = nnx.Param(rngs.params.normal((64, 64)))
+    self.head = nnx.Linear(64, 64, rngs=rngs)
+
+  def __call__(self, x):
+    y = mxfp8(x, self.kernel[...], (((1,), (0,)), ((), ())))
+    return self.head(y)
+
+
+def linen_gradient(target):
+  model = Model()
+  params = jax.eval_shape(model.init, jax.random.key(0), X)
+  loss = lambda params, x: model.apply(params, x)
+  return jp.explain(jax.grad(loss, argnums=(0, 1)), params, X, target=target)
+
+
+def quantizations(function, *args, target):
+  return jp.explain(function, *args, target=target).quantizations
+
+
+class ModelTest(parameterized.TestCase):
+  def test_layers_and_passes_of_a_linen_model(self):
+    explanation = linen_gradient(B200)
+    self.assertCountEqual(
+      [(dot.layer, dot.phase) for dot in explanation],
+      [
+        (f"Model/Block_{i}/Dense_0", phase)
+        for i in (0, 1)
+        for phase in ("forward", "dgrad", "wgrad")
+      ],
+    )
+    for dot in explanation:
+      self.assertRegex(dot.source, r"explanation_test\.py:\d+ \(.*__call__\)")
+    dgrad = next(dot for dot in explanation if dot.phase == "dgrad")
+    wgrad = next(dot for dot in explanation if dot.phase == "wgrad")
+    # g (32, 128) x w (64, 128); g (128, 32) x lhs (64, 32), or the other way.
+    sizes = lambda p: (p.k, {p.m, p.n})
+    self.assertEqual(sizes(dgrad.problem), (128, {32, 64}))
+    self.assertEqual(sizes(wgrad.problem), (32, {64, 128}))
+
+  def test_products_that_are_not_block_scaled_are_named(self):
+    explanation = linen_gradient(B200)
+    self.assertCountEqual(
+      [(other.layer, other.phase) for other in explanation.others],
+      [
+        (f"Model/Block_{i}/Dense_1", phase)
+        for i in (0, 1)
+        for phase in ("forward", "backward", "backward")
+      ],
+    )
+    other = next(x for x in explanation.others if x.phase == "forward")
+    self.assertEqual(
+      f"{other.operation} {other.description}",
+      "lax.dot_general float32[32, 128] x float32[128, 64] -> float32[32, 64]",
+    )
+    self.assertIn("plain product", other.reason)
+
+  def test_summary_counts_by_implementation(self):
+    explanation = linen_gradient(B200)
+    figures = explanation.summary()
+    self.assertEqual((figures["block_scaled"], figures["products"]), (6, 12))
+    self.assertEqual(figures["implementations"], {"cudnn": 6})
+    self.assertIn(
+      "6 of 12 products are block-scaled: 6 by cudnn", str(explanation)
+    )
+
+  def test_layers_of_an_nnx_model_under_a_scan_count_their_trips(self):
+    @nnx.split_rngs(splits=8)
+    @nnx.vmap(in_axes=0)
+    def make(rngs):
+      return Layer(rngs)
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def forward(layer, x):
+      return layer(x)
+
+    definition, state = nnx.split(make(nnx.Rngs(0)))
+
+    def loss(state, x):
+      return forward(nnx.merge(definition, state), x).sum()
+
+    explanation = jp.explain(jax.grad(loss), state, X, target=H200)
+    self.assertEqual([dot.trips for dot in explanation], [8, 8, 8])
+    self.assertEqual([x.trips for x in explanation.others], [8, 8, 8])
+    self.assertIn(
+      "3 of 6 products are block-scaled, in a run 24 of 48: 3 by triton",
+      str(explanation),
+    )
+    for item in (*explanation, *explanation.others):
+      # nnx has no scopes: the line is all that tells them apart.
+      self.assertRegex(item.source, r"explanation_test\.py:\d+ \(Layer")
+
+  def test_products_in_while_loops_count_once_and_that_is_said(self):
+    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
+    function = lambda x: jax.lax.while_loop(
+      lambda x: x[0, 0] < 1, lambda x: jp.block_scaled_dot(x @ x.T @ x, w), x
+    )
+    text = str(jp.explain(function, X, target=H200))
+    self.assertIn("(3 in while loops, whose trips are not known, count", text)
+    self.assertIn("(in a while loop, trips not known)", text)
+
+  def test_product_that_a_recipe_leaves_alone_says_so(self):
+    dot_general = jp.dot_general(jp.MXFP8, jp.MXFP8, quantize_wgrad=False)
+    loss = lambda x, w: dot_general(x, w, (((1,), (0,)), ((), ()))).sum()
+    explanation = jp.explain(jax.grad(loss, argnums=(0, 1)), X, X.T)
+    (other,) = explanation.others
+    self.assertEqual(other.phase, "wgrad")
+    self.assertRegex(other.reason, "jp.dot_general leaves.*high precision")
+
+  def test_scaled_dots_of_jax_say_how_they_are_served(self):
+    values = X.astype(jnp.float8_e4m3fn)
+    scale = jnp.ones((32, 2), jnp.float8_e8m0fnu)
+
+    def function(x, scale):
+      y = jax.nn.scaled_matmul(x[None], x[None], scale[None], scale[None])
+      return y, jax.lax.scaled_dot(x, x.T, lhs_scale=scale, rhs_scale=scale.T)
+
+    explanation = jp.explain(function, values, scale)
+    self.assertEqual(
+      [other.operation for other in explanation.others],
+      ["jax.nn.scaled_matmul", "jax.lax.scaled_dot"],
+    )
+    for other in explanation.others:
+      self.assertIn("wrap the function in jp.accelerate", other.reason)
+    accelerated = jp.explain(jp.accelerate(function), values, scale)
+    self.assertLen(accelerated, 2)
+    self.assertEmpty(accelerated.others)
+
+  @parameterized.parameters(("b200", True), ("h100", True), ("mi355x", False))
+  def test_named_gpu_without_cudnn_says_so_in_a_line(self, name, is_said):
+    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
+    text = str(
+      jp.explain(jp.block_scaled_dot, w, w, target=jp.named_target(name))
+    )
+    line = f'{name} was named without cudnn=, as in jp.named_target("{name}", '
+    self.assertEqual(line in text, is_said)
+    told = str(jp.explain(jp.block_scaled_dot, w, w, target=B200))
+    self.assertNotIn("without cudnn=", told)
+
+  def test_json_holds_everything(self):
+    parsed = json.loads(linen_gradient(B200).to_json())
+    self.assertLen(parsed["dots"], 6)
+    self.assertRegex(parsed["dots"][0]["layer"], r"^Model/Block_\d/Dense_0$")
+    self.assertLen(parsed["not_block_scaled"], 6)
+    self.assertEqual(parsed["summary"]["products"], 12)
+    self.assertNotEmpty(parsed["quantizations"])
+    self.assertEqual(parsed["quantizations"][0]["implementation"], "triton")
+
+  def test_decision_that_was_told_is_referred_to(self):
+    def function(x, w):
+      y = jp.block_scaled_dot(x, w)
+      return y, jp.block_scaled_dot(x, w)
+
+    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
+    text = str(jp.explain(function, X, w, target=B200))
+    self.assertEqual(text.count("not cpu:"), 1)
+    self.assertIn("\n    as [0]", text)
+
+
+class QuantizationTest(parameterized.TestCase):
+  """Each is told with what serves it, as lowering decides it."""
+
+  def lowered(self, function, *args, target):
+    """Which kernels the lowered module calls."""
+    with (
+      jp.use_target(target),
+      mock.patch.object(triton_library, "call", call),
+      mock.patch.object(cpu_library, "register"),
+    ):
+      traced = jax.jit(function).trace(*args)
+      text = traced.lower(lowering_platforms=(target.platform,)).as_text()
+    names = {
+      "cpu": ("jaxplugin_quantize", "jaxplugin_dequantize"),
+      "triton": (KERNEL,),
+    }
+    return {
+      name for name, all_ in names.items() if any(n in text for n in all_)
+    }
+
+  @parameterized.product(
+    target=(CPU, jp.named_target("cpu"), H200, jp.named_target("mi355x")),
+    format=(jp.MXFP8, jp.MXFP4, jp.NVFP4),
+    axis=(0, 1),
+  )
+  def test_what_is_told_is_what_is_lowered(self, target, format, axis):
+    quantize = functools.partial(jp.quantize, format=format, axis=axis)
+    (told,) = quantizations(quantize, X, target=target)
+    self.assertEqual(told.operation, "quantize")
+    self.assertIn(f"float32[32, 64] to {format}", told.description)
+    lowered = self.lowered(quantize, X, target=target)
+    self.assertEqual(lowered, {told.implementation} - {"xla"})
+    self.assertEqual(told.reason != "", told.implementation == "xla")
+
+  @parameterized.parameters((CPU, "cpu"), (H200, "xla"))
+  def test_dequantize_is_told(self, target, expected):
+    x = jp.quantize(X, jp.NVFP4)
+    (told,) = quantizations(jp.dequantize, x, target=target)
+    self.assertEqual(
+      (told.operation, told.implementation), ("dequantize", expected)
+    )
+    self.assertEqual(
+      self.lowered(jp.dequantize, x, target=target), {expected} - {"xla"}
+    )
+    if expected == "xla":
+      self.assertIn("XLA fuses", told.reason)
+
+  @parameterized.parameters((H200, "triton"), (CPU, "cpu and xla"))
+  def test_both_axes_are_told(self, target, expected):
+    function = lambda x: jp.quantize_both(x, jp.MXFP8)
+    (told,) = quantizations(function, X, target=target)
+    self.assertEqual(told.operation, "quantize_both")
+    self.assertCountEqual(
+      told.implementation.split(" and "), expected.split(" and ")
+    )
+    self.assertEqual(
+      self.lowered(function, X, target=target),
+      set(expected.split(" and ")) - {"xla"},
+    )
+    if target is CPU:
+      self.assertRegex(
+        told.reason, "not one kernel for all.*slower for FP8 along another axis"
+      )
+
+  def test_gpu_that_jax_triton_does_not_lower_for_is_told(self):
+    quantize = functools.partial(jp.quantize, format=jp.MXFP8)
+    triton_library._import_error.cache_clear()
+    self.addCleanup(triton_library._import_error.cache_clear)
+    w = jp.quantize(X, jp.MXFP8)
+    with mock.patch.dict(sys.modules, {"jax_triton": None}):
+      (told,) = quantizations(quantize, X, target=H200)
+      (dot,) = jp.explain(jp.block_scaled_dot, w, w, target=H200)
+      self.assertEqual(self.lowered(quantize, X, target=H200), set())
+    self.assertEqual(told.implementation, "xla")
+    self.assertRegex(told.reason, "needs jax-triton, which does not import")
+    self.assertEqual(dot.decision.implementation, "triton")
+    self.assertRegex(dot.lowering_error, "needs jax-triton, which does not")
+
+  def test_partitioned_module_gets_operations_and_shard_map_kernels(self):
+    types = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=types)
+    sharding = jax.sharding.NamedSharding(mesh, P("x"))
+    quantize = functools.partial(jp.quantize, format=jp.MXFP8)
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding)
+    local = jax.shard_map(
+      quantize, mesh=mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    for function, expected in ((quantize, "xla"), (local, "cpu")):
+      explanation = jp.explain(function, x, target=CPU)
+      (told,) = explanation.quantizations
+      self.assertEqual(told.implementation, expected)
+      self.assertEqual(
+        self.lowered(function, x, target=CPU), {expected} - {"xla"}
+      )
+      self.assertIn(
+        "float32[64, 64]" if expected == "xla" else "[8, 64]", told.description
+      )
+    (told,) = quantizations(quantize, x, target=CPU)
+    self.assertIn("XLA partitions the module", told.reason)
+    self.assertIn(
+      "assumed: the module is partitioned over 8 devices",
+      str(jp.explain(quantize, x, target=CPU)),
+    )
+
+
+class EstimateTest(parameterized.TestCase):
+  def test_bytes_and_time_of_a_decode(self):
+    n = k = 8192
+    x = jax.ShapeDtypeStruct((1, k), jnp.bfloat16)
+    w = jax.eval_shape(
+      lambda: jp.quantize(jnp.zeros((n, k), jnp.float32), jp.NVFP4)
+    )
+    dot = functools.partial(
+      jp.block_scaled_dot, preferred_element_type=jnp.bfloat16
+    )
+    explanation = jp.explain(dot, x, w, target=H200)
+    # FP4 at half a byte, a scale of a byte for 16, a global scale of 4 bytes.
+    num_bytes = n * k // 2 + n * k // 16 + 4 + 2 * k + 2 * n
+    found = explanation[0].estimate
+    self.assertEqual((found.num_bytes, found.flops), (num_bytes, 2 * n * k))
+    self.assertAlmostEqual(found.seconds, num_bytes / 4.8e12, delta=1e-12)
+    self.assertEqual(found.bound, "memory")
+    self.assertRegex(
+      str(explanation), r"estimate: 37\.8 MB, 134 MFLOP, at least 7\.87 us"
+    )
+
+  @parameterized.parameters(
+    # Dense TFLOP/s of the data sheets: B200's FP4 and FP8; bf16 elsewhere.
+    (B200, jp.NVFP4, 9000),
+    (B200, jp.MXFP8, 4500),
+    (H200, jp.NVFP4, 989),
+    (jp.named_target("mi355x"), jp.MXFP4, 2517),
+    (targets.with_triton(jp.named_target("mi355x")), jp.MXFP4, 10066),
+  )
+  def test_time_of_a_large_product(self, target, format, tera_flops):
+    x = jax.eval_shape(
+      lambda: jp.quantize(jnp.zeros((8192, 8192), jnp.float32), format)
+    )
+    dot = functools.partial(
+      jp.block_scaled_dot, preferred_element_type=jnp.bfloat16
+    )
+    (found,) = jp.explain(dot, x, x, target=target)
+    self.assertEqual(found.estimate.bound, "compute")
+    self.assertAlmostEqual(
+      found.estimate.seconds, 2 * 8192**3 / (tera_flops * 1e12), delta=1e-9
+    )
+
+  def test_trips_multiply_the_total(self):
+    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
+
+    def function(x):
+      body = lambda x, _: (jp.block_scaled_dot(x, w), None)
+      return jax.lax.scan(body, x, length=8)[0]
+
+    explanation = jp.explain(function, X, target=H200)
+    figures = explanation.summary()
+    one = explanation[0].estimate
+    self.assertEqual(figures["num_bytes"], 8 * one.num_bytes)
+    self.assertEqual(figures["flops"], 8 * 2 * 32 * 64 * 64)
+    self.assertAlmostEqual(figures["seconds"], 8 * one.seconds)
+
+  def test_device_without_published_figures_has_no_time(self):
+    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
+    explanation = jp.explain(jp.block_scaled_dot, X, w, target=CPU)
+    self.assertIsNone(explanation.summary()["seconds"])
+    self.assertNotIn("estimate", str(explanation))
+
+  def test_local_gpu_is_known_by_the_name_of_its_kind(self):
+    target = targets.Target(name="NVIDIA GeForce RTX 5090", platform="cuda")
+    self.assertEqual(estimates.sheet_of(target), "rtx5090")
+    for name in targets.TARGET_NAMES:
+      expected = None if name == "cpu" else name
+      found = estimates.sheet_of(jp.named_target(name))
+      self.assertEqual(found, expected)
+
+
+KERNEL = "some_triton_kernel"
+
+
+def call(kernel, inputs, outputs, *args, **kwargs):
+  """`triton_library.call` without the seconds that a compilation takes."""
+  del kernel, args, kwargs
+  return list(jax.ffi.ffi_call(KERNEL, tuple(outputs))(*inputs))
+
+
+if __name__ == "__main__":
+  absltest.main()

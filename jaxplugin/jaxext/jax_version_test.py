@@ -1,0 +1,69 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A JAX that is too old is named at import, with the one that is needed."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import jax
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin
+from jaxplugin.jaxext import jax_version
+
+ROOT = pathlib.Path(jaxplugin.__file__).resolve().parent.parent
+OLD = ".".join(map(str, jax_version.OLDEST))
+
+
+class JaxVersionTest(parameterized.TestCase):
+  def test_import_says_what_is_found_and_what_is_needed(self):
+    with tempfile.TemporaryDirectory() as directory:
+      package = pathlib.Path(directory) / "jax"
+      package.mkdir()
+      (package / "__init__.py").write_text(
+        '__version__ = "0.4.38"\n__version_info__ = (0, 4, 38)\n'
+      )
+      # Without `site`: nothing of an installed JAX may be found.
+      result = subprocess.run(
+        [sys.executable, "-S", "-c", "import jaxplugin"],
+        env={
+          **os.environ,
+          "PYTHONPATH": os.pathsep.join([directory, str(ROOT)]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+      )
+    self.assertEqual(result.returncode, 1)
+    self.assertRegex(
+      result.stderr.splitlines()[-1],
+      rf"^ImportError: jaxplugin: needs jax {re.escape(OLD)} or newer, found"
+      rf" 0\.4\.38 in {re.escape(str(package))}.*; run pip install .*>={OLD}'$",
+    )
+
+  @parameterized.parameters(((0, 10, 1),), ((0, 9, 99),), ((0, 10),))
+  def test_older_ones_are_refused(self, version):
+    name = ".".join(map(str, version))
+    with self.assertRaisesRegex(ImportError, f"found {name} in /there;"):
+      jax_version.check(version, name, "/there")
+
+  @parameterized.parameters((jax_version.OLDEST,), ((0, 10, 10),), ((1, 0, 0),))
+  def test_oldest_and_newer_ones_are_served(self, version):
+    jax_version.check(version, "", None)
+    jax_version.check(jax.__version_info__, jax.__version__, jax.__file__)
+
+  def test_it_is_the_one_that_the_package_asks_pip_for(self):
+    project = ROOT / "pyproject.toml"
+    if not project.is_file():
+      self.skipTest("an installed package has no pyproject.toml")
+    self.assertIn(f'dependencies = ["jax>={OLD}"', project.read_text())
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,76 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A linear function with a transpose and derivatives of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.jaxext import linear_calls
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(3, 4)).astype(np.float32)
+A = RNG.normal(size=(5, 4)).astype(np.float32)
+G = RNG.normal(size=(3, 5)).astype(np.float32)
+
+# Each of the three is another multiple of a @ x, which tells them apart.
+DOUBLE = linear_calls.Linear(
+  call=lambda x, a: 2 * (a @ x),
+  transpose=lambda g, a: 3 * (g @ a),
+  by_constants=lambda x, a: 5 * (a @ x),
+)
+
+
+def double(x, a):
+  return linear_calls.linear_call(DOUBLE, x, a)
+
+
+class LinearCallTest(parameterized.TestCase):
+  def test_each_derivative_is_of_its_own_function(self):
+    for wrap in (lambda f: f, jax.jit):
+      result, pullback = jax.vjp(wrap(lambda x: double(x, A)), X[0])
+      np.testing.assert_allclose(result, 2 * A @ X[0], rtol=1e-5)
+      np.testing.assert_allclose(pullback(G[0])[0], 3 * G[0] @ A, rtol=1e-5)
+      _, tangent = jax.jvp(wrap(double), (X[0], A), (X[1], A[::-1]))
+      expected = 2 * A @ X[1] + 5 * A[::-1] @ X[0]
+      np.testing.assert_allclose(tangent, expected, rtol=1e-5, atol=1e-5)
+
+  def test_the_transpose_is_differentiated_by_the_constants(self):
+    def gradient(a):
+      _, pullback = jax.vjp(lambda x: double(x, a), X[0])
+      return (pullback(G[0])[0] * X[1]).sum()
+
+    expected = 3 * np.outer(G[0], X[1])
+    np.testing.assert_allclose(jax.grad(gradient)(A), expected, rtol=1e-5)
+
+  @parameterized.parameters(((0, None),), ((None, 0),), ((0, 1),), ((1, 2),))
+  def test_vmap(self, in_axes):
+    args = [
+      np.stack([values * f for f in (1, 2, -1)], axis=axis or 0)
+      if axis is not None
+      else values
+      for values, axis in zip((X[0], A), in_axes, strict=True)
+    ]
+    vmapped = jax.vmap(double, in_axes)
+    plain = jax.vmap(lambda x, a: a @ x, in_axes)
+    g = G[:, ::-1]
+    result, pullback = jax.vjp(lambda x: vmapped(x, args[1]), args[0])
+    expected, plain_pullback = jax.vjp(lambda x: plain(x, args[1]), args[0])
+    np.testing.assert_allclose(result, 2 * expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+      pullback(g)[0], 3 * plain_pullback(g)[0], rtol=1e-5, atol=1e-5
+    )
+
+  def test_operations_inside_are_seen_in_a_program(self):
+    (eqn,) = jax.make_jaxpr(double)(X[0], A).jaxpr.eqns
+    names = [e.primitive.name for e in eqn.params["jaxpr"].jaxpr.eqns]
+    self.assertIn("dot_general", names)
+    np.testing.assert_allclose(
+      jax.jit(double)(X[0], A), double(X[0], jnp.asarray(A)), rtol=1e-6
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

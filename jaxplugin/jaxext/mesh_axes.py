@@ -1,0 +1,184 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Shardings as the mesh axes of each dimension, whatever the partitioner chose.
+
+The partitioner is free to shard a dimension by a part of a mesh axis: a split
+or merged dimension, k in whole blocks, 24 rows over 4 devices seen as (6, 4)
+rows. A `PartitionSpec` over the caller's mesh cannot say that, and JAX's own
+decoding of such a sharding raises. `decode` cuts the axes of the mesh finer
+instead, so that every part has an axis of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxplugin.jaxext import jax_private
+
+Axes = tuple[str, ...]
+Spec = tuple[Axes, ...]  # the mesh axes of each dimension, major to minor
+
+
+def normalize_spec(spec: PartitionSpec | Sequence[Any], ndim: int) -> Spec:
+  """The axes of each dimension of a `PartitionSpec`, as tuples."""
+  entries = list(spec) + [None] * (ndim - len(spec))
+
+  def axes(entry: Any) -> Axes:
+    if isinstance(entry, str):
+      return (entry,)
+    return tuple(entry) if isinstance(entry, (tuple, list)) else ()
+
+  return tuple(axes(entry) for entry in entries)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+  return PartitionSpec(*(axes or None for axes in spec))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Digit:
+  """A digit of a device's number: number // stride % size.
+
+  The devices of a mesh are numbered in its order, so each of its axes is one.
+  """
+
+  size: int
+  stride: int
+
+
+Digits = tuple[_Digit, ...]  # of one dimension, major to minor
+
+
+def decode(
+  mesh: jax.sharding.Mesh,
+  tilings: Sequence[jax_private.Tiling | None],
+  ndims: Sequence[int],
+) -> tuple[jax.sharding.Mesh, list[Spec]]:
+  """The axes of arrays that the partitioner hands to a callback.
+
+  Args:
+    mesh: the mesh of the program; empty where JAX does not know it.
+    tilings: how each array is dealt to devices; None where that is not known.
+    ndims: the ranks of the arrays.
+
+  Returns:
+    A mesh of the same devices in the same order, with axes as fine as the
+    tilings need, and each array's axes in it. A dimension whose tiles follow no
+    mesh that suits the others as well counts as not sharded.
+  """
+  devices = next((t.devices for t in tilings if t is not None), None)
+  if devices is None:
+    return mesh, [((),) * ndim for ndim in ndims]
+  is_mesh_order = tuple(mesh.devices.flat) == devices
+  parts = [
+    () if t is None else digits_of_tiles(t.counts, t.device_numbers)
+    for t in tilings
+  ]
+  bounds = refine(
+    mesh.devices.shape if is_mesh_order else (len(devices),),
+    [digits for dims in parts for digits in dims],
+  )
+  sizes = [major // minor for major, minor in itertools.pairwise(bounds)]
+  fine = jax.sharding.Mesh(
+    np.array(devices, dtype=object).reshape(sizes),
+    tuple(map(_axis_name, bounds[1:])),
+  )
+  specs = []
+  for dims, ndim in zip(parts, ndims, strict=True):
+    spec = [_axes(digits, bounds) for digits in dims]
+    specs.append((*spec, *[()] * (ndim - len(spec))))
+  return fine, specs
+
+
+def digits_of_tiles(
+  counts: Sequence[int], device_numbers: np.ndarray
+) -> tuple[Digits, ...]:
+  """The digits of a device's number that choose its tile in each dimension.
+
+  Args:
+    counts: tiles along each dimension.
+    device_numbers: i64[n], the devices of the first tile (one or more copies of
+      it), then those of the next, in major to minor order.
+
+  Returns:
+    One entry for each of `counts`; none at all where no digits do this.
+  """
+  digits = _digits_of_order(device_numbers)
+  copies = len(device_numbers) // math.prod(counts)
+  result: list[Digits] = []
+  for count in reversed((*counts, copies)):
+    taken: list[_Digit] = []
+    while count > 1:
+      if not digits:
+        return ()
+      digit = digits.pop(0)
+      if count < digit.size:
+        if digit.size % count:
+          return ()
+        rest = _Digit(size=digit.size // count, stride=digit.stride * count)
+        digits.insert(0, rest)
+        digit = _Digit(size=count, stride=digit.stride)
+      if count % digit.size:
+        return ()
+      taken.insert(0, digit)
+      count //= digit.size
+    result.insert(0, tuple(taken))
+  return tuple(result[:-1])
+
+
+def _digits_of_order(numbers: np.ndarray) -> list[_Digit]:
+  """Digits, minor first, in whose order `numbers` counts; none if it does not.
+
+  Each is as large as can be: digits of neighbouring axes may be one.
+  """
+  digits = []
+  counted = np.zeros(1, np.int64)
+  while counted.size < numbers.size:
+    rest = numbers[:: counted.size]
+    stride = int(rest[1])
+    breaks = np.flatnonzero(rest != np.arange(rest.size) * stride)
+    size = int(breaks[0]) if breaks.size else rest.size
+    if size < 2:
+      return []
+    digits.append(_Digit(size=size, stride=stride))
+    counted = (np.arange(size)[:, None] * stride + counted).reshape(-1)
+  return digits if np.array_equal(counted, numbers) else []
+
+
+def refine(sizes: Sequence[int], parts: Sequence[Digits]) -> tuple[int, ...]:
+  """The boundaries of axes that make up the digits, major to minor.
+
+  Between one and the next lies an axis: the larger one is the next axis' stride
+  times the axis' size. They are those of a mesh of `sizes`, and those of as
+  many of `parts` as go together, the first ones first.
+  """
+  bounds = {math.prod(sizes[i:]) for i in range(len(sizes) + 1)}
+  for digits in parts:
+    ends = ((d.stride, d.stride * d.size) for d in digits)
+    finer = sorted(bounds.union(*ends))
+    if not any(b % a for a, b in itertools.pairwise(finer)):
+      bounds = set(finer)
+  return tuple(sorted(bounds, reverse=True))
+
+
+def _axes(digits: Digits, bounds: Sequence[int]) -> Axes:
+  """The axes between `bounds` that make up the digits; () where none do."""
+  axes: list[str] = []
+  for digit in digits:
+    end = digit.stride * digit.size
+    if digit.stride not in bounds or end not in bounds:
+      return ()
+    axes += [_axis_name(b) for b in bounds if digit.stride <= b < end]
+  return tuple(axes)
+
+
+def _axis_name(stride: int) -> str:
+  return f"stride{stride}"

@@ -1,0 +1,15 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operation 1: floats to block-scaled arrays, and back.
+
+`api` checks arguments and binds a primitive; the primitive's lowering decides
+between XLA operations, the C++ kernels and the Triton kernels. All of them give
+the same bits.
+"""
+
+from jaxplugin.quantization.api import SCALE_ROUNDINGS as SCALE_ROUNDINGS
+from jaxplugin.quantization.api import ScaleRounding as ScaleRounding
+from jaxplugin.quantization.api import dequantize as dequantize
+from jaxplugin.quantization.api import quantize as quantize
+from jaxplugin.quantization.api import quantize_blocked as quantize_blocked
+from jaxplugin.quantization.api import quantize_both as quantize_both

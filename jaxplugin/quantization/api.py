@@ -1,0 +1,683 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize` and `dequantize`: block-scaled arrays from floats, and back.
+
+And `quantize_both`, along two axes. On CPUs the kernels of kernels/cpu do the
+work where they are faster, on GPUs the Triton kernels of
+kernels/gpu/quantize.py quantize, with the same bits (`quantization_primitive`, `quantization_both`);
+elsewhere JAX operations do (`quantization_ops`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import scale_signs
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+from jaxplugin.jaxext import tangents
+from jaxplugin.quantization import quantization_both
+from jaxplugin.quantization import quantization_ops
+from jaxplugin.quantization import quantization_primitive
+
+ScaleRounding = quantization_ops.ScaleRounding
+SCALE_ROUNDINGS: Final = ("up", "floor")
+Derivative = Literal["straight_through"]
+STRAIGHT_THROUGH: Final = "straight_through"
+
+_FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
+
+
+def quantize(
+  x: jax.Array,
+  format: formats.BlockFormat | str,
+  *,
+  axis: int = -1,
+  scale_rounding: ScaleRounding = "up",
+  global_scale: jax.Array | float | None = None,
+  key: jax.Array | None = None,
+  batch_dims: int = 0,
+  derivative: Derivative | None = None,
+  pad: bool = False,
+  packed: bool | None = None,
+) -> scaled_array.ScaledArray:
+  """Quantizes `x` to a block-scaled format along `axis`.
+
+  MX formats, per block of 32, with amax the largest magnitude of the block:
+    scale  = 2^ceil(log2(amax / max))                 scale_rounding="up"
+    scale  = 2^(floor(log2(amax)) - emax)             scale_rounding="floor"
+    values = cast(clip(x / scale, -max, max))
+  NVFP4, per block of 16:
+    global_scale = max(|x|) / (448 * 6), at least 2^-126; 1 when x is all zero
+    scale  = e4m3(amax / 6 / global_scale)
+    values = e2m1(clip(x / (scale * global_scale), -6, 6))
+
+  Everything is computed in f32 whatever the input dtype, divisions correctly
+  rounded, exponents by integer operations, f32 subnormals honoured: the bits
+  are the same on every platform. Casts round to nearest even, and saturate.
+
+  A block that holds a NaN or an Inf gets a NaN scale (E8M0 255, E4M3 0x7F) and
+  zero values, so all of it dequantizes to NaN; it takes no part in NVFP4's
+  global scale. An all-zero block gets scale code 0 and dequantizes to 0. So
+  does an NVFP4 block whose scale underflows. Zeros keep their sign.
+
+  A sharding of x changes no bit where its dimensions are divisible. Where
+  `with_sharding_constraint` leaves some devices of an uneven dimension nothing,
+  XLA gathers what leaves `jit` as a sum of floats: -0 becomes 0 (of plain
+  arrays too), and E8M0 code 0, of an all-zero block, becomes NaN. Keep such a
+  dimension whole, or pad it; what is used inside of the same `jit` is right.
+
+  It has no derivative: one that is asked for is an error, of this function. To
+  train, use `dot_general`, or derivative="straight_through". Then quantization
+  counts as the identity in derivatives of any order of what `block_scaled_dot`
+  and `dequantize` make of the result: they are those of the dot at the
+  quantized numbers, with x in their place. That is so of values that were
+  clipped too (scale_rounding="floor", or a global_scale that is too small for
+  x; nothing else clips) and of those rounded to zero. A given global_scale is a
+  constant then. The result has x as one more leaf, `surrogate`: what is not
+  jitted keeps x alive, a jitted function that takes no derivative drops it.
+
+  Args:
+    x: f32, bf16 or f16[..., k, ...] (f64 is rounded to f32 first), with k a
+      multiple of the block size.
+    format: e.g. `jp.MXFP8`, or its name, "mxfp8".
+    axis: the axis to block; for an operand, the one that a dot contracts.
+    scale_rounding: "up" never saturates (NVIDIA's recipe, also JAX's and
+      Transformer Engine's); "floor" is OCP MX v1.0 section 6.3, where values
+      above max saturate. NVFP4 scales are rounded to nearest always.
+    global_scale: f32[], positive and finite, to use instead of the computed
+      one. Only for formats with a global scale. Under batch_dims also f32 of
+      the leading dimensions.
+    key: a `jax.random` key for stochastic rounding of the values: up with a
+      probability equal to the discarded fraction, so unbiased inside the range.
+    batch_dims: how many leading dimensions index tensors that get a global
+      scale each, as by `vmap`: 1 for a stack of layers to scan over or to take
+      experts from. It changes nothing where there are no global scales. Known
+      arrays on one device are quantized one after the other by kernels; what is
+      traced, all at once by operations, which take longer on CPUs.
+    derivative: None or "straight_through".
+    pad: pads x with zeros along `axis` to a multiple of the block size, as
+      `dot_general` does. The result has the padded shape. Zeros add nothing to
+      a product with another side that is padded alike.
+    packed: how FP4 values are stored. None or True: as uint8, two a byte along
+      the blocked axis, the first in the low nibble. False: as float4_e2m1fn.
+      (None is False for FP4 of an own format whose blocks are of 2 values or of
+      an odd number.) Of other formats each value is its own element.
+
+  Returns:
+    `ScaledArray` of x's shape, with a linear scale, and an f32 global scale of
+    x's rank: x's sizes in the first batch_dims dimensions, and 1 in the others.
+    (None for MX formats.) Its values are format.values_dtype[x.shape]; packed
+    ones uint8 of that shape with the blocked axis halved, the same bits. XLA
+    moves bytes as they are. FP4 it slices value by value on CPUs, so that a
+    scan over float4_e2m1fn or a gather of it takes 10 times as long or more,
+    and what leaves `jit` in an uneven sharding is wrong there.
+
+  Raises:
+    TypeError: x is no float array, k is no multiple of the block size, or key
+      is no `jax.random` key.
+    ValueError: axis, scale_rounding, global_scale, batch_dims, derivative or
+      packed is not acceptable.
+    NotImplementedError: without derivative="straight_through", a derivative by
+      x or global_scale is asked for.
+
+  Sources: OCP MX v1.0 section 6.3; NVIDIA "Recipes for Pre-training LLMs with
+  MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
+  """
+  x = _float_array("quantize", x)
+  format = formats.resolve("quantize", format)
+  axis = scaled_array.canonical_axis("quantize", axis, x.ndim)
+  if pad:
+    x = _padded(x, axis, format.block_size)
+  _validate("quantize", x, format, (axis,), scale_rounding)
+  _validate_key("quantize", key)
+  packed = _whether_packed("quantize", packed, format)
+  _validate_batch_dims(batch_dims, x.ndim, axis)
+  global_scale = _given_global_scale(
+    "quantize", global_scale, format, x.shape[:batch_dims]
+  )
+  surrogate, x, global_scale = _split_derivative(
+    "quantize", derivative, x, global_scale
+  )
+  values, scale, global_scale = _quantize(
+    x,
+    global_scale,
+    key,
+    format,
+    axis,
+    scale_rounding,
+    batch_dims,
+    packed,
+    in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
+  )
+  scale_signs.remember_positive(scale)
+  return scaled_array.ScaledArray(
+    values, scale, global_scale, format, surrogate=surrogate
+  )
+
+
+def quantize_both(
+  x: jax.Array,
+  format: formats.BlockFormat | str,
+  *,
+  axes: tuple[int, int] = (-1, -2),
+  scale_rounding: ScaleRounding = "up",
+  global_scale: jax.Array | float | None = None,
+  derivative: Derivative | None = None,
+  packed: bool | None = None,
+) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
+  """Quantizes `x` along one axis and along another.
+
+  The same bits as, and on GPUs up to half the reads of,
+
+    quantize(x, format, axis=axes[0]), quantize(x, format, axis=axes[1])
+
+  with the other arguments as given. Training needs both: blocks lie along the
+  dimension that a product contracts, and a product and its gradients contract
+  different ones. (`dot_general` does it by itself.)
+
+  One kernel reads once where `axes` are the last two, in either order, in a
+  module for one GPU (inside of `shard_map`, for each); elsewhere each axis is
+  quantized by itself. A result that is not used is not computed. NVFP4's global
+  scales are computed one for each axis: they are equal unless x holds a NaN or
+  an Inf, which spoils a block along either axis, of other numbers. Each result
+  has the shape of x; no axis is transposed.
+
+  Args:
+    x: as of `quantize`, of rank 2 or more; the sizes of both axes are multiples
+      of the block size.
+    format: as of `quantize`.
+    axes: two different axes.
+    scale_rounding: as of `quantize`.
+    global_scale: as of `quantize`, used for both.
+    derivative: as of `quantize`.
+    packed: as of `quantize`: FP4 values of each result are packed along its own
+      blocked axis.
+
+  Returns:
+    One `ScaledArray` for each of `axes`.
+
+  Raises:
+    TypeError: x is no float array, or a size is no multiple of the block size.
+    ValueError: axes, scale_rounding, global_scale, derivative or packed is not
+      acceptable.
+    NotImplementedError: as of `quantize`.
+  """
+  x = _float_array("quantize_both", x)
+  format = formats.resolve("quantize_both", format)
+  axes = _two_axes(axes, x.ndim)
+  _validate("quantize_both", x, format, axes, scale_rounding)
+  packed = _whether_packed("quantize_both", packed, format)
+  surrogate, x, global_scale = _split_derivative(
+    "quantize_both",
+    derivative,
+    x,
+    _given_global_scale("quantize_both", global_scale, format),
+  )
+  first, second = quantize_blocked(
+    x,
+    format,
+    [
+      blocking.Blocking(
+        dims=(axis,),
+        lead=tuple(d for d in range(x.ndim) if d != axis),
+        multiple=format.block_size,
+      )
+      for axis in axes
+    ],
+    scale_rounding=scale_rounding,
+    global_scale=global_scale,
+    packed=packed,
+  )
+  first.surrogate = second.surrogate = surrogate
+  return first, second
+
+
+def quantize_blocked(
+  x: jax.Array,
+  format: formats.BlockFormat,
+  blockings: Sequence[blocking.Blocking],
+  *,
+  scale_rounding: ScaleRounding,
+  global_scale: jax.Array | None = None,
+  packed: bool = False,
+) -> list[scaled_array.ScaledArray]:
+  """`quantize` of each blocking of `x`, from one read where kernels can."""
+  results = _quantize_blocked(
+    x, global_scale, format, tuple(blockings), scale_rounding, packed
+  )
+  for _, scale, _ in results:
+    scale_signs.remember_positive(scale)
+  return [
+    scaled_array.ScaledArray(values, scale, computed, format)
+    for values, scale, computed in results
+  ]
+
+
+@functools.partial(
+  jax.jit, static_argnames=("format", "blockings", "scale_rounding", "packed")
+)
+def _quantize_blocked(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  format: formats.BlockFormat,
+  blockings: tuple[blocking.Blocking, ...],
+  scale_rounding: ScaleRounding,
+  packed: bool,
+) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
+  x, global_scale = _without_derivative("quantize_both", x, global_scale)
+  results = quantization_both.quantize_both(
+    x, global_scale, format, blockings, scale_rounding, packed
+  )
+  return [
+    (values, scale, _of_rank(computed, values.ndim))
+    for values, scale, computed in results
+  ]
+
+
+# Jitted as one, so that an eager call compiles one program and not forty.
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    "format",
+    "axis",
+    "scale_rounding",
+    "batch_dims",
+    "packed",
+    "in_turn",
+  ),
+)
+def _quantize(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  key: jax.Array | None,
+  format: formats.BlockFormat,
+  axis: int,
+  scale_rounding: ScaleRounding,
+  batch_dims: int,
+  packed: bool,
+  in_turn: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """Values, scale and global scale of `quantize`.
+
+  Args:
+    in_turn: whether tensors that get a global scale each are quantized one
+      after the other, by kernels, and not all at once, by operations.
+  """
+  x, global_scale = _without_derivative("quantize", x, global_scale)
+  if not format.has_global_scale:
+    batch_dims = 0
+  if key is not None and batch_dims:
+    key = jax.random.split(key, x.shape[:batch_dims])
+  function: Callable[..., Any] = functools.partial(
+    _quantize_tensor,
+    format=format,
+    axis=axis - batch_dims,
+    scale_rounding=scale_rounding,
+  )
+  is_one = global_scale is None or not global_scale.ndim
+  if batch_dims and in_turn and x.size:
+    batch = x.shape[:batch_dims]
+    # XLA:CPU writes FP4 into a longer array value by value, and bytes at once.
+    are_bytes = packed or _can_be_packed(format)
+    results = _quantize_in_turn(
+      functools.partial(function, key=None, packed=are_bytes),
+      x.reshape(-1, *x.shape[batch_dims:]),
+      None if global_scale is None else global_scale.reshape(-1),
+    )
+    values, scale, global_scale = (
+      leaf.reshape(*batch, *leaf.shape[1:]) for leaf in results
+    )
+    if are_bytes and not packed:
+      values = scaled_array.unpack_fp4(values, axis=axis)
+  else:
+    function = functools.partial(function, packed=packed)
+    in_axes = (0, None if is_one else 0, None if key is None else 0)
+    for _ in range(batch_dims):
+      function = jax.vmap(function, in_axes)
+    values, scale, global_scale = function(x, global_scale, key)
+  return values, scale, _of_rank(global_scale, x.ndim)
+
+
+def _quantize_in_turn(
+  function: Callable[..., Any],
+  x: jax.Array,
+  global_scale: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """`function` of each tensor."""
+  if global_scale is not None:
+    global_scale = jnp.broadcast_to(global_scale, x.shape[:1])
+  return lax.map(lambda args: function(*args), (x, global_scale))
+
+
+def _is_on_one_device(x: jax.Array) -> bool:
+  return not isinstance(x, jax.core.Tracer) and len(x.devices()) == 1
+
+
+def _quantize_tensor(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  key: jax.Array | None,
+  *,
+  format: formats.BlockFormat,
+  axis: int,
+  scale_rounding: ScaleRounding,
+  packed: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+  """`_quantize` with a global scale f32[]."""
+  if key is not None:
+    return quantization_ops.quantize(
+      x, global_scale, key, format, axis, scale_rounding, packed
+    )
+  return quantization_primitive.quantize(
+    x, global_scale, format, axis, scale_rounding, packed
+  )
+
+
+def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:
+  """A global scale of leading dimensions with all of an array's."""
+  if global_scale is None:
+    return None
+  return jnp.expand_dims(global_scale, tuple(range(global_scale.ndim, ndim)))
+
+
+def _split_derivative(
+  who: str,
+  derivative: Derivative | None,
+  x: jax.Array,
+  global_scale: jax.Array | None,
+) -> tuple[jax.Array | None, jax.Array, jax.Array | None]:
+  """The surrogate, and what is quantized."""
+  if derivative is None:
+    return None, x, global_scale
+  if derivative != STRAIGHT_THROUGH:
+    raise ValueError(
+      f"{who}: derivative must be None or {STRAIGHT_THROUGH!r}, got"
+      f" {derivative!r}"
+    )
+  return x, *lax.stop_gradient((x, global_scale))
+
+
+def _without_derivative(
+  who: str, x: jax.Array, global_scale: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+  return tangents.without_derivative(
+    (x, global_scale),
+    f"{who}: quantization has no derivative, and one is asked for with respect"
+    " to x or global_scale; to train use jaxplugin.dot_general(lhs_format,"
+    " rhs_format), which quantizes both operands itself and defines the"
+    f' gradient, or {who}(..., derivative="straight_through"), which counts as'
+    " the identity; to hold an array fixed pass jax.lax.stop_gradient of it",
+  )
+
+
+def dequantize(
+  x: scaled_array.ScaledArray, dtype: Any = jnp.float32
+) -> jax.Array:
+  """Returns `values * scale * global_scale`, computed in f32, then cast.
+
+  Exact in f32 for MX formats; for NVFP4 the product with the global scale is
+  rounded once. A NaN scale makes its whole block NaN. Results below 2^-126 are
+  flushed to zero where the platform does so (XLA:CPU), except by the kernels
+  for CPUs: they serve the last axis in modules for one CPU.
+
+  Its derivatives are those by the global scale and, where
+  `quantize(..., derivative="straight_through")` made x, by what was quantized.
+
+  Args:
+    x: a `ScaledArray` of any layout, packed or not.
+    dtype: the result's, f32, bf16, f16 or f64 (f32 unless x64 is enabled, as
+      in JAX), rounded to once at the end.
+
+  Returns:
+    dtype[x.shape].
+
+  Raises:
+    TypeError: x is no `ScaledArray`, or dtype is another one.
+    NotImplementedError: a derivative with respect to quantized values or block
+      scales is asked for.
+  """
+  if not isinstance(x, scaled_array.ScaledArray):
+    raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
+  scaled_array.require_numbers("dequantize", "x", x)
+  scaled_array.require_global_scale("dequantize", x)
+  if x.surrogate is None:
+    return _dequantize(x, _float_dtype(dtype))
+  return _dequantize_straight_through(_float_dtype(dtype), x)
+
+
+scaled_array.provide(dequantize=dequantize)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dequantize_straight_through(
+  dtype: np.dtype, x: scaled_array.ScaledArray
+) -> jax.Array:
+  return _dequantize(x.without_surrogate(), dtype)
+
+
+@functools.partial(_dequantize_straight_through.defjvp, symbolic_zeros=True)
+def _dequantize_straight_through_jvp(
+  dtype: np.dtype,
+  primals: tuple[scaled_array.ScaledArray],
+  given: tuple[scaled_array.ScaledArray],
+) -> tuple[jax.Array, jax.Array]:
+  (x,), (tangent,) = primals, given
+  function = functools.partial(_dequantize, dtype=dtype)
+  bare, bare_tangent = x.without_surrogate(), tangent.without_surrogate()
+  result = _dequantize_straight_through(dtype, x)
+  terms = [tangents.tangent_of(function, bare, bare_tangent)]
+  if not tangents.is_constant(tangent.surrogate):
+    terms.append(tangent.surrogate.astype(result.dtype))
+  present = [term for term in terms if term is not None]
+  return result, sum(present, start=jnp.zeros_like(result))
+
+
+def _float_dtype(dtype: Any) -> np.dtype:
+  try:
+    # NumPy takes None for float64.
+    result = None if dtype is None else np.dtype(dtype)
+  except TypeError:
+    result = None
+  if result is None or result not in map(np.dtype, _FLOATS):
+    given = repr(dtype) if result is None else str(result)
+    raise TypeError(
+      "dequantize: dtype must be float32, bfloat16, float16 or float64, got"
+      f" {given}"
+    )
+  return result
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
+  values, scale = tangents.without_derivative(
+    (x.values, x.scale),
+    "dequantize: quantized values and block scales have no derivative, one is"
+    " asked for with respect to them; differentiate with respect to what was"
+    ' quantized, by quantize(..., derivative="straight_through"), or to the'
+    " global scale, with jax.lax.stop_gradient around the others",
+  )
+  x = x.tree_unflatten(
+    (x.format, x.scale_layout), (values, scale, x.global_scale)
+  )
+  x = x.to_floats()
+  if x.is_interleaved:
+    x = x.pack()
+  return quantization_primitive.dequantize(
+    x.values, linear_scale(x), x.global_scale, x.format, x.axis, dtype
+  )
+
+
+def linear_scale(x: scaled_array.ScaledArray) -> jax.Array:
+  """The scale of `x` in the linear layout, without padding."""
+  if x.scale_layout == scaled_array.LINEAR:
+    return x.scale
+  rows, k = x.shape[-2:]
+  return scaled_array.unswizzle_scale(
+    x.scale, (rows, -(-k // x.format.block_size))
+  )
+
+
+def _float_array(who: str, x: Any) -> jax.Array:
+  if isinstance(x, scaled_array.ScaledArray):
+    raise TypeError(f"{who}: x is a ScaledArray already, got {x!r}")
+  x = scaled_array.as_array(who, "x", x)
+  if x.dtype.name not in _FLOATS:
+    raise TypeError(
+      f"{who}: x must be float32, bfloat16, float16 or float64, got"
+      f" {x.dtype}[{','.join(map(str, x.shape))}]; cast it first"
+    )
+  if x.ndim == 0:
+    raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
+  return x
+
+
+def _padded(x: jax.Array, axis: int, block_size: int) -> jax.Array:
+  """Pads `axis` with zeros to whole blocks."""
+  missing = scaled_array.round_up(x.shape[axis], block_size) - x.shape[axis]
+  widths = [(0, missing if d == axis else 0) for d in range(x.ndim)]
+  return jnp.pad(x, widths)
+
+
+def _validate_key(who: str, key: Any) -> None:
+  """Takes keys of both kinds, typed ones and raw uint32 arrays."""
+  dtype = getattr(key, "dtype", None)
+  is_key = dtype is not None and (
+    jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    or (dtype == np.uint32 and key.ndim == 1)
+  )
+  if key is not None and not is_key:
+    raise TypeError(
+      f"{who}: key must be a jax.random key, got {key!r}; jax.random.key(0)"
+      " makes one"
+    )
+
+
+def _two_axes(axes: Any, ndim: int) -> tuple[int, int]:
+  if ndim < 2:
+    raise TypeError("quantize_both: x must have rank 2 or more, got rank 1")
+  given = axes if isinstance(axes, (tuple, list)) else ()
+  canonical = [
+    scaled_array.canonical_axis("quantize_both", axis, ndim) for axis in given
+  ]
+  if len(canonical) != 2 or canonical[0] == canonical[1]:
+    raise ValueError(
+      f"quantize_both: axes must be two different axes, got {axes!r} for rank"
+      f" {ndim}; along one axis use quantize"
+    )
+  return canonical[0], canonical[1]
+
+
+def _validate(
+  who: str,
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axes: Sequence[int],
+  scale_rounding: ScaleRounding,
+) -> None:
+  if isinstance(format, formats.UnquantizedFormat):
+    raise TypeError(
+      f"{who}: format must be one that values are quantized to, got {format}"
+    )
+  if scale_rounding not in SCALE_ROUNDINGS:
+    raise ValueError(
+      f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
+      f" got {scale_rounding!r}"
+    )
+  for axis in axes:
+    if x.shape[axis] % format.block_size != 0:
+      raise TypeError(
+        f"{who}: the size of axis {axis} must be a multiple of"
+        f" {format.block_size} for {format.name.upper()}, got"
+        f" k={x.shape[axis]} in shape {x.shape}; pad x"
+        f"{' (pad=True does)' if who == 'quantize' else ''}"
+      )
+
+
+def _whether_packed(
+  who: str, packed: bool | None, format: formats.BlockFormat
+) -> bool:
+  """Whether FP4 values are to be two a byte."""
+  if packed not in (None, True, False):
+    raise ValueError(
+      f"{who}: packed must be True, False or None, got {packed!r}"
+    )
+  can_be = _can_be_packed(format)
+  if packed and not can_be:
+    raise ValueError(
+      f"{who}: packed=True is for FP4 in blocks of an even number of values"
+      f" above 2, got {format} ({format.values_dtype.name} in blocks of"
+      f" {format.block_size}); leave packed out"
+    )
+  return can_be and packed is not False
+
+
+def _can_be_packed(format: formats.BlockFormat) -> bool:
+  # No byte lies in two blocks, and there are more bytes than blocks: the
+  # blocked axis is found from the shapes.
+  size = format.block_size
+  return format.is_fp4 and size > 2 and size % 2 == 0
+
+
+def _validate_batch_dims(batch_dims: int, ndim: int, axis: int) -> None:
+  if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
+    raise ValueError(
+      "quantize: batch_dims must be a number of leading dimensions, less than"
+      f" x's rank {ndim}, got {batch_dims!r}"
+    )
+  if axis < batch_dims:
+    raise ValueError(
+      "quantize: axis must not be among the leading batch_dims, got axis"
+      f" {axis} and batch_dims {batch_dims}"
+    )
+
+
+def _given_global_scale(
+  who: str,
+  global_scale: jax.Array | float | None,
+  format: formats.BlockFormat,
+  batch: Sequence[int] = (),
+) -> jax.Array | None:
+  """A global scale as f32[], or where it is not one number f32[batch]."""
+  if global_scale is None:
+    return None
+  if not format.has_global_scale:
+    raise ValueError(
+      f"{who}: {format} has no global scale, got {global_scale!r}; leave"
+      " global_scale out"
+    )
+  global_scale = jnp.asarray(global_scale)
+  shape = tuple(global_scale.shape)
+  is_one = global_scale.size == 1
+  follows = shape[: len(batch)] == tuple(batch) and set(
+    shape[len(batch) :]
+  ) <= {1}
+  if not (is_one or follows) or global_scale.dtype.kind not in "fiV":
+    wanted = "one float32"
+    if batch:
+      wanted += f", or have the leading dimensions {tuple(batch)} of x"
+    raise ValueError(
+      f"{who}: global_scale must be {wanted}, got"
+      f" {global_scale.dtype}{list(shape)}"
+    )
+  global_scale = global_scale.reshape(() if is_one else tuple(batch))
+  global_scale = global_scale.astype(jnp.float32)
+  if not isinstance(global_scale, jax.core.Tracer):
+    numbers = np.asarray(global_scale)
+    wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
+    if wrong.size:
+      raise ValueError(
+        f"{who}: global_scale must be positive and finite, got {wrong[0]}"
+      )
+  return global_scale

@@ -1,0 +1,254 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`dequantize`: exact where f32 is, one rounding where a global scale is."""
+
+import gfloat
+import gfloat.formats
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.quantization import quantization_ops
+
+MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
+MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+MX_FORMATS = (MXFP8, MXFP8_E5M2, MXFP4)
+
+VALUES = {
+  MXFP8: gfloat.formats.format_info_ocp_e4m3,
+  MXFP8_E5M2: gfloat.formats.format_info_ocp_e5m2,
+  MXFP4: gfloat.formats.format_info_ocp_e2m1,
+  NVFP4: gfloat.formats.format_info_ocp_e2m1,
+}
+E4M3_INFO = gfloat.formats.format_info_ocp_e4m3
+E4M3_NAN = 0x7F
+F32_MIN_NORMAL = 2.0**-126
+
+# Eager calls compile anew for each shape; these fewer programs are enough.
+quantize = jax.jit(quantization.quantize, static_argnames=("format", "axis"))
+dequantize = jax.jit(quantization.dequantize, static_argnames="dtype")
+
+
+def random_f32(seed, shape, top_exponent):
+  """f32 of random sign and mantissa over 24 binades below `top_exponent`."""
+  random = np.random.default_rng(seed)
+  exponent = np.asarray(top_exponent) - random.integers(0, 24, shape)
+  mantissa = random.uniform(1, 2, shape) * random.choice([-1.0, 1.0], shape)
+  return np.ldexp(mantissa, exponent).astype(np.float32)
+
+
+def scaled(codes, scale_codes, format, global_scale=None):
+  """`ScaledArray` of raw bytes."""
+  return scaled_array.ScaledArray(
+    jnp.asarray(codes.astype(np.uint8).view(format.values_dtype)),
+    jnp.asarray(scale_codes.astype(np.uint8).view(format.scale_dtype)),
+    global_scale,
+    format,
+  )
+
+
+def every_product(format, global_scale=None):
+  """Every value code under every scale code, and the products in f64.
+
+  Returns:
+    (ScaledArray of shape (256, k), f64[256, k]); k holds every code of the
+    values, repeated where they are fewer than a block.
+  """
+  info = VALUES[format]
+  codes = np.arange(max(2**info.bits, format.block_size)) % 2**info.bits
+  codes = np.tile(codes, (256, 1))
+  scale_codes = np.arange(256)
+  k_blocks = codes.shape[1] // format.block_size
+  x = scaled(
+    codes, np.tile(scale_codes[:, None], (1, k_blocks)), format, global_scale
+  )
+  scale_info = (
+    E4M3_INFO if format is NVFP4 else gfloat.formats.format_info_ocp_e8m0
+  )
+  scale = gfloat.decode_ndarray(scale_info, scale_codes)[:, None]
+  with np.errstate(invalid="ignore"):  # 0 * NaN and, for E5M2, Inf * 2^e
+    return x, gfloat.decode_ndarray(info, codes) * scale
+
+
+class DequantizeTest(parameterized.TestCase):
+  def assert_f32_of(self, actual, exact):
+    """Bitwise f32(exact), where that is a normal number or not finite.
+
+    Below 2^-126 it is f32(exact) or zero: platforms differ, see DESIGN.md.
+    """
+    with np.errstate(over="ignore"):
+      expected = exact.astype(np.float32)
+    flushed = (np.abs(exact) < F32_MIN_NORMAL) & (np.asarray(actual) == 0)
+    expected = np.where(flushed, np.copysign(0, exact), expected)
+    np.testing.assert_array_equal(np.asarray(actual), expected)
+    is_number = ~np.isnan(expected)
+    np.testing.assert_array_equal(
+      np.signbit(np.asarray(actual))[is_number], np.signbit(expected)[is_number]
+    )
+
+  @parameterized.parameters(*MX_FORMATS)
+  def test_every_value_times_every_scale_is_exact(self, format):
+    x, exact = every_product(format)
+    for f in (dequantize, quantization.dequantize):
+      self.assertEqual(f(x).dtype, np.float32)
+      self.assert_f32_of(f(x), exact)
+
+  @parameterized.parameters(1.0, 2.0**-3, 0.1, 3.1415927e-5, 1.7e30, 1e-34)
+  def test_nvfp4_is_rounded_once(self, global_scale):
+    global_scale = np.float32(global_scale)
+    x, exact = every_product(NVFP4, jnp.float32(global_scale))
+    # 2 + 4 + 24 significant bits: exact in f64, so f32() rounds once.
+    for f in (dequantize, quantization.dequantize):
+      self.assert_f32_of(f(x), exact * np.float64(global_scale))
+
+  def test_global_scale_multiplies_mx_formats_too(self):
+    x, exact = every_product(MXFP4, jnp.float32(0.3))
+    finite = slice(60, 180)
+    exact = exact[finite] * np.float64(np.float32(0.3))
+    self.assert_f32_of(dequantize(x)[finite], exact)
+
+  def test_e8m0_byte_0_is_not_zero(self):
+    # 2^-127 * 448, a normal f32 number although the scale is not.
+    x = scaled(np.full((1, 32), 0x7E), np.zeros((1, 1)), MXFP8)
+    expected = np.full((1, 32), 448 * 2.0**-127, np.float32)
+    for f in (quantization.dequantize, dequantize):
+      np.testing.assert_array_equal(np.asarray(f(x)), expected)
+
+  @parameterized.product(format=formats.FORMATS, dtype=("float32", "bfloat16"))
+  def test_nan_scale_over_zeros_is_nan(self, format, dtype):
+    size = format.block_size
+    nan_code = E4M3_NAN if format is NVFP4 else 255
+    one_code = 0x38 if format is NVFP4 else 127
+    x = scaled(
+      np.zeros((2, 2 * size)),
+      np.array([[one_code, nan_code], [one_code, one_code]]),
+      format,
+    )
+    expected = np.zeros((2, 2 * size), np.float32)
+    expected[0, size:] = np.nan
+    for f in (dequantize, quantization.dequantize):
+      result = np.asarray(f(x, dtype=dtype)).astype(np.float32)
+      np.testing.assert_array_equal(result, expected)
+
+  @parameterized.product(
+    format=formats.FORMATS, dtype=(jnp.float32, jnp.bfloat16, jnp.float16)
+  )
+  def test_dtype_is_rounded_to_once_from_f32(self, format, dtype):
+    # 37 and 0.37 give results that f16 cannot hold exactly; scales 2^-8..2^6.
+    random = np.random.default_rng(17)
+    info = VALUES[format]
+    codes = random.integers(0, 2**info.bits, (16, 64))
+    values = gfloat.decode_ndarray(info, codes)
+    codes[~np.isfinite(values)] = 0
+    values[~np.isfinite(values)] = 0
+    low, high = (8, 0x58) if format is NVFP4 else (119, 134)
+    scale_codes = random.integers(low, high, (16, 64 // format.block_size))
+    scale = scale_codes.astype(np.uint8).view(format.scale_dtype)
+    scale = np.repeat(scale.astype(np.float64), format.block_size, axis=1)
+    global_scale = np.float32(0.37)
+    x = scaled(codes, scale_codes, format, jnp.float32(global_scale))
+    in_f32 = (values * scale * np.float64(global_scale)).astype(np.float32)
+    with np.errstate(over="ignore"):
+      expected = in_f32.astype(dtype)
+    result = np.asarray(dequantize(x, dtype=dtype))
+    self.assertEqual(result.dtype, dtype)
+    normal = np.abs(in_f32) >= float(ml_dtypes.finfo(dtype).smallest_normal)
+    self.assertGreater(normal.sum(), 100)
+    np.testing.assert_array_equal(result[normal], expected[normal])
+
+  @parameterized.product(format=(MXFP4, NVFP4), axis=(0, 1, 2))
+  def test_packed_values_dequantize_to_the_same_bits(self, format, axis):
+    x = quantize(random_f32(18, (64, 32, 96), 3), format, axis=axis)
+    x = x.unpack()
+    packed = jax.jit(lambda x: x.pack())(x)
+    self.assertEqual(packed.values.dtype, np.uint8)
+    self.assertEqual(packed.shape, x.shape)
+    np.testing.assert_array_equal(
+      np.asarray(dequantize(packed)), np.asarray(dequantize(x))
+    )
+
+  @parameterized.product(format=formats.FORMATS, packed=(False, True))
+  def test_swizzled_scale_dequantizes_to_the_same_bits(self, format, packed):
+    x = quantize(random_f32(19, (2, 131, 160), 3), format)
+    stored = x.pack() if packed else x.unpack()
+    swizzled = scaled_array.ScaledArray(
+      stored.values,
+      jax.jit(scaled_array.swizzle_scale)(x.scale),
+      x.global_scale,
+      format,
+      scale_layout="swizzled_128x4",
+    )
+    self.assertNotEqual(swizzled.scale.shape, x.scale.shape)
+    np.testing.assert_array_equal(
+      np.asarray(dequantize(swizzled)),
+      np.asarray(dequantize(x)),
+    )
+
+  @parameterized.product(format=formats.FORMATS, axis=(0, 1, 2))
+  def test_each_axis_uses_its_own_scales(self, format, axis):
+    info = VALUES[format]
+    random = np.random.default_rng(20)
+    shape = (64, 32, 96)
+    scale_shape = list(shape)
+    scale_shape[axis] //= format.block_size
+    codes = random.integers(0, 2 ** (info.bits - 1) - 4, shape)
+    scale_codes = random.integers(40, 90, scale_shape)
+    exact = gfloat.decode_ndarray(info, codes)
+    scale = scale_codes.astype(np.uint8).view(format.scale_dtype)
+    scale = np.repeat(scale.astype(np.float64), format.block_size, axis=axis)
+    result = dequantize(scaled(codes, scale_codes, format))
+    np.testing.assert_array_equal(np.asarray(result), exact * scale)
+
+  def test_raw_dequantize_takes_a_last_block_that_is_not_full(self):
+    x = quantize(random_f32(21, (5, 96), 3), MXFP8)
+    full = np.asarray(dequantize(x))
+    values, scale = np.asarray(x.values), np.asarray(x.scale)
+    f = jax.jit(
+      lambda v, s: quantization_ops.dequantize_raw(v, s, MXFP8, axis=1)
+    )
+    for size in (95, 64, 33, 1):
+      result = f(values[:, :size], scale[:, : -(-size // 32)])
+      np.testing.assert_array_equal(np.asarray(result), full[:, :size])
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_stacked_arrays_dequantize_as_each_alone(self, format):
+    # k = E = 32, so that a global scale that broadcasts along k goes unnoticed
+    # by shapes.
+    x = random_f32(22, (32, 3, 32), np.arange(32)[:, None, None] - 16)
+    stacked = jax.vmap(lambda a: quantize(a, format))(x)
+    alone = [dequantize(quantize(a, format)) for a in x]
+    for result in (
+      jax.vmap(dequantize)(stacked),
+      dequantize(stacked),
+    ):
+      np.testing.assert_array_equal(np.asarray(result), np.stack(alone))
+
+  def test_round_trip_error_is_within_half_a_step(self):
+    # "up": a value is at most max * scale, so the error is at most half of the
+    # step of its binade: 2^-4 relative for E4M3 (3 mantissa bits), or half of
+    # the subnormal step 2^-9 * scale.
+    x = random_f32(23, (64, 32), 5)
+    result = quantize(x, MXFP8)
+    scale = np.asarray(result.scale).astype(np.float64)
+    error = np.abs(np.asarray(dequantize(result)) - x)
+    bound = np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * scale)
+    self.assertTrue((error <= bound).all())
+
+
+class OperationsTest(DequantizeTest):
+  """The same where the kernels for CPUs are not: in JAX operations."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(targets.use_target(targets.named_target("cpu")))
+
+
+if __name__ == "__main__":
+  absltest.main()

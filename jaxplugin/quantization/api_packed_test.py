@@ -1,0 +1,242 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""FP4 is packed by default: the same array as unpacked, in bytes.
+
+What the codes should be is in quantization_mx_test.py and
+quantization_nvfp4_test.py, for both.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+from jaxplugin import dot
+from jaxplugin import quantization
+from jaxplugin.core import formats
+from jaxplugin.core.formats import MXFP4
+from jaxplugin.core.formats import MXFP8
+from jaxplugin.core.formats import NVFP4
+from jaxplugin.testing import quantization_lowerings
+
+FP4 = (MXFP4, NVFP4)
+NUM_DEVICES = 8
+P = jax.sharding.PartitionSpec
+leaves_as_bytes = quantization_lowerings.leaves_as_bytes
+numbers = quantization_lowerings.numbers
+
+
+def fp4_per(block_size):
+  return formats.BlockFormat(
+    name=f"fp4_per_{block_size}",
+    values_dtype=formats.E2M1,
+    scale_dtype=formats.E8M0,
+    block_size=block_size,
+  )
+
+
+class PackedTest(parameterized.TestCase):
+  def assert_packed_of(self, actual, unpacked):
+    """Two values a byte along the blocked axis, the first in the low nibble."""
+    self.assertEqual(unpacked.values.dtype, formats.E2M1)
+    self.assertEqual(unpacked.values.shape, unpacked.shape)
+    codes = np.asarray(unpacked.values).view(np.uint8)
+    codes = np.moveaxis(codes, unpacked.axis, 0)
+    expected = np.moveaxis(codes[::2] | (codes[1::2] << 4), 0, unpacked.axis)
+    self.assertEqual(actual.values.dtype, np.uint8)
+    np.testing.assert_array_equal(np.asarray(actual.values), expected)
+    self.assertEqual(actual.shape, unpacked.shape)
+    self.assertEqual(actual.axis, unpacked.axis)
+    self.assertEqual(
+      leaves_as_bytes([actual.scale, actual.global_scale]),
+      leaves_as_bytes([unpacked.scale, unpacked.global_scale]),
+    )
+    np.testing.assert_array_equal(
+      np.asarray(quantization.dequantize(actual)).view(np.uint32),
+      np.asarray(quantization.dequantize(unpacked)).view(np.uint32),
+    )
+
+  def compare(self, function, x):
+    """`function(x, packed)`, by default and not packed."""
+    jax.tree.map(
+      self.assert_packed_of,
+      function(x, packed=None),
+      function(x, packed=False),
+      is_leaf=lambda leaf: hasattr(leaf, "scale_layout"),
+    )
+
+  @parameterized.product(
+    format=FP4, axis=(-1, 0), jit=(False, True), dtype=(jnp.float32,)
+  )
+  def test_default_has_the_bits_of_unpacked(self, format, axis, jit, dtype):
+    def quantize(x, packed):
+      return quantization.quantize(x, format, axis=axis, packed=packed)
+
+    if jit:
+      quantize = jax.jit(quantize, static_argnames="packed")
+    self.compare(quantize, numbers((64, 96), dtype))
+
+  @parameterized.product(format=FP4, jit=(False, True))
+  def test_both_are_packed_along_their_own_axes(self, format, jit):
+    def both(x, packed):
+      return quantization.quantize_both(x, format, packed=packed)
+
+    if jit:
+      both = jax.jit(both, static_argnames="packed")
+    x = numbers((64, 96), np.float32)
+    self.compare(both, x)
+    first, second = both(x, packed=None)
+    self.assertEqual(first.values.shape, (64, 48))
+    self.assertEqual(second.values.shape, (32, 96))
+
+  @parameterized.product(
+    format=FP4,
+    options=({"scale_rounding": "floor"}, {"key": True}, {"batch_dims": 1}),
+  )
+  def test_with_other_options(self, format, options):
+    if "key" in options:
+      options = options | {"key": jax.random.key(0)}
+
+    def quantize(x, packed):
+      return quantization.quantize(x, format, axis=1, packed=packed, **options)
+
+    self.compare(quantize, numbers((3, 32, 7), np.float32))
+
+  @parameterized.product(format=FP4, axis=(0, 1))
+  def test_under_vmap(self, format, axis):
+    def quantize(x, packed):
+      function = lambda x: quantization.quantize(
+        x, format, axis=axis, packed=packed
+      )
+      return jax.vmap(function)(x)
+
+    self.compare(quantize, numbers((3, 32, 64), np.float32))
+
+  @parameterized.parameters(*FP4)
+  def test_along_a_dimension_of_one_block(self, format):
+    k = format.block_size
+    for shape, axis in (((k,), 0), ((k, 1), 0), ((1, k), 1), ((k, k), 0)):
+      x = jnp.linspace(-1, 1, np.prod(shape)).reshape(shape)
+      self.compare(
+        lambda x, packed, axis=axis: quantization.quantize(
+          x, format, axis=axis, packed=packed
+        ),
+        x,
+      )
+
+  def test_fp8_is_never_packed(self):
+    x = jnp.ones((32, 64))
+    self.assertEqual(quantization.quantize(x, MXFP8).values.dtype, formats.E4M3)
+    for quantize in (quantization.quantize, quantization.quantize_both):
+      with self.assertRaisesRegex(
+        ValueError,
+        f"^{quantize.__name__}: packed=True .*mxfp8 .float8_e4m3fn",
+      ):
+        quantize(x, MXFP8, packed=True)
+      with self.assertRaisesRegex(ValueError, "True, False or None, got 'yes'"):
+        quantize(x, NVFP4, packed="yes")
+
+  @parameterized.parameters(1, 2, 5)
+  def test_blocks_that_bytes_would_hide_stay_unpacked(self, block_size):
+    # As many bytes as blocks would leave the blocked axis unknown.
+    format, x = fp4_per(block_size), jnp.ones((20, 40))
+    result = quantization.quantize(x, format, axis=0)
+    self.assertEqual(result.values.dtype, formats.E2M1)
+    np.testing.assert_array_equal(quantization.dequantize(result), x)
+    with self.assertRaisesRegex(ValueError, f"blocks of {block_size}"):
+      quantization.quantize(x, format, packed=True)
+
+  def test_formats_that_no_kernel_knows_are_packed(self):
+    def quantize(x, packed):
+      return quantization.quantize(x, fp4_per(4), axis=0, packed=packed)
+
+    self.compare(quantize, numbers((64, 12), np.float32))
+
+  @quantization_lowerings.needs_library
+  @parameterized.product(format=FP4, axis=(0, 1))
+  def test_kernels_write_bytes(self, format, axis):
+    text = quantization_lowerings.lowered_text(
+      lambda x: quantization.quantize(x, format, axis=axis).values,
+      np.zeros((64, 64), np.float32),
+    )
+    self.assertEqual(quantization_lowerings.kernel_calls(text), (1, 0))
+    self.assertNotIn("f4E2M1", text)
+
+
+class ScanTest(parameterized.TestCase):
+  @parameterized.parameters(*FP4)
+  def test_scan_slices_bytes_of_weights_that_are_not_prepared(self, format):
+    rng = np.random.default_rng(3)
+    weights = jnp.asarray(rng.normal(size=(4, 32, 64)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(2, 64)), jnp.float32)
+
+    def layers(x, w_q):
+      step = lambda x, w: (x, dot.block_scaled_dot(x, w))
+      return lax.scan(step, x, w_q)[1]
+
+    w_q = quantization.quantize(weights, format, batch_dims=1)
+    compiled = jax.jit(layers).lower(x, w_q).compile()
+    text = compiled.as_text()
+    self.assertIn("u8[4,32,32]", text)
+    self.assertEmpty(re.findall(r"f4e2m1fn\[4,.*", text))
+    exact = np.asarray(quantization.dequantize(w_q), np.float64)
+    expected = np.einsum("mk,lnk->lmn", np.asarray(x, np.float64), exact)
+    magnitude = np.einsum("mk,lnk->lmn", np.abs(x), np.abs(exact))
+    error = np.abs(np.asarray(compiled(x, w_q)) - expected)
+    # The contract's bound; dequantized weights are exact to 2^-24 each.
+    self.assertTrue((error <= 17 * 2.0**-24 * magnitude).all())
+
+
+class ShardingTest(parameterized.TestCase):
+  @parameterized.product(format=FP4, spec=(P("x"), P(None, "x")))
+  def test_uneven_sharding_leaves_jit_with_the_right_numbers(
+    self, format, spec
+  ):
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    mesh = jax.make_mesh(
+      (NUM_DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    x = np.random.default_rng(4).normal(size=(3, 480)).astype(np.float32)
+
+    @jax.jit
+    def quantize(x):
+      x = lax.with_sharding_constraint(x, sharding)
+      result = quantization.quantize(x, format)
+      return jax.tree.map(
+        lambda leaf: (
+          lax.with_sharding_constraint(leaf, sharding)
+          if leaf.ndim == 2 and leaf.size > 1
+          else leaf
+        ),
+        result,
+      )
+
+    expected = quantization.quantize(x, format)
+    actual = jax.device_get(quantize(x))
+    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
+
+
+class TritonTest(quantization_lowerings.InterpretedTestCase):
+  @parameterized.product(format=FP4, axis=(0, 1), packed=(True, False))
+  def test_kernel_has_the_bits_of_operations(self, format, axis, packed):
+    self.assert_same_bits(
+      lambda x: quantization.quantize(x, format, axis=axis, packed=packed),
+      numbers((64, 96), np.float32),
+    )
+
+  @parameterized.parameters(True, False)
+  def test_one_kernel_for_both_has_the_bits_of_operations(self, packed):
+    self.assert_same_bits(
+      lambda x: quantization.quantize_both(x, NVFP4, packed=packed),
+      numbers((64, 96), np.float32),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

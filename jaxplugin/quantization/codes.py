@@ -1,0 +1,167 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of small floating-point types, made and read by integer operations.
+
+XLA backends differ in how they treat f32 subnormals (XLA:CPU flushes them) and
+are free to fold `f32 -> e2m1 -> f32` away or to turn a division into a multiply
+by a reciprocal. Integer operations on the bits have one meaning everywhere, so
+a tensor quantizes to the same bits on every platform.
+
+Magnitudes travel here as `int32` *extended bits*: the bits of a non-negative
+f32, except that the exponent field may be zero or negative, with a normalized
+mantissa. Multiplying by a power of two is then an integer addition, and f32
+subnormals are ordinary numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.core import formats
+
+F32_MANTISSA_BITS: Final = 23
+F32_BIAS: Final = 127
+F32_ONE_ULP_EXPONENT: Final = 149  # the smallest f32 subnormal is 2^-149
+INFINITY_BITS: Final = 0x7F800000
+MIN_NORMAL_BITS: Final = 1 << F32_MANTISSA_BITS
+MAX_FINITE_BITS: Final = INFINITY_BITS - 1
+_MAGNITUDE_MASK: Final = 0x7FFFFFFF
+_QUIET_NAN_BITS: Final = 0x7FC00000
+_SUBNORMAL_FRACTION_BITS: Final = 22  # resolution of stochastic rounding
+
+
+def f32_bits(x: jax.Array) -> jax.Array:
+  """Bits of `x` (any float type no wider than f32) as f32, int32[...]."""
+  return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+
+
+def magnitude_bits(x: jax.Array) -> jax.Array:
+  """Bits of |x| in f32: ordered as |x| is, NaN above infinity."""
+  return f32_bits(x) & _MAGNITUDE_MASK
+
+
+def from_bits(bits: jax.Array) -> jax.Array:
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def static_bits(value: float) -> int:
+  """Bits of a Python number in f32."""
+  return int(np.float32(value).view(np.int32))
+
+
+def extend(bits: jax.Array) -> jax.Array:
+  """Extended bits of the finite magnitudes `bits`.
+
+  Zero has none; it comes out as the smallest subnormal, so that no later
+  exponent arithmetic overflows int32. The caller masks it.
+  """
+  subnormal = lax.bitcast_convert_type(
+    jnp.maximum(bits, 1).astype(jnp.float32), jnp.int32
+  ) - (F32_ONE_ULP_EXPONENT << F32_MANTISSA_BITS)
+  return jnp.where(bits < MIN_NORMAL_BITS, subnormal, bits)
+
+
+def times_power_of_two(
+  extended: jax.Array, exponent: jax.Array | int
+) -> jax.Array:
+  """Extended bits of x * 2^exponent."""
+  return extended + (exponent << F32_MANTISSA_BITS)
+
+
+def flush(extended: jax.Array) -> jax.Array:
+  """f32 bits of `extended`, magnitudes below 2^-126 becoming zero."""
+  return jnp.where(extended < MIN_NORMAL_BITS, 0, extended)
+
+
+def divide(numerator: jax.Array, denominator: jax.Array | float) -> jax.Array:
+  """f32 quotient, correctly rounded; 0 / anything is 0.
+
+  XLA rewrites `a / constant` and `a / broadcast(b)` to a multiply by a rounded
+  reciprocal, off by an ulp in a third of all cases, and `(a / b) / c` to
+  `a / (b * c)`, which rounds otherwise and may overflow. A select around the
+  denominator prevents the former, one around the quotient the latter; both
+  answer 0 / 0 as well.
+  """
+  is_zero = numerator == 0
+  quotient = numerator / jnp.where(is_zero, jnp.float32(1), denominator)
+  return jnp.where(is_zero, jnp.float32(0), quotient)
+
+
+def encode(
+  bits: jax.Array,
+  encoding: formats.FloatEncoding,
+  random_bits: jax.Array | None = None,
+) -> jax.Array:
+  """Rounds magnitudes to codes, to nearest even or stochastically, saturating.
+
+  Args:
+    bits: int32[...], f32 bits of finite normal magnitudes or of zero.
+    encoding: the target type.
+    random_bits: uint32[...], for stochastic rounding: rounds up with a
+      probability equal to the discarded fraction (to 22 bits).
+
+  Returns:
+    uint8[...]: codes without sign.
+  """
+  mantissa_bits = encoding.mantissa_bits
+  shift = F32_MANTISSA_BITS - mantissa_bits
+  bits = jnp.minimum(bits, static_bits(encoding.max))
+  rebias = (F32_BIAS - encoding.bias) << mantissa_bits
+  value = from_bits(bits)
+  if random_bits is None:
+    to_even = ((bits >> shift) & 1) + ((1 << (shift - 1)) - 1)
+    normal = ((bits + to_even) >> shift) - rebias
+    # Adding 2^23 quanta leaves the number of quanta, rounded to nearest even by
+    # the adder, in the low mantissa bits.
+    quantum = encoding.min_exponent - mantissa_bits
+    magic = 2.0 ** (quantum + F32_MANTISSA_BITS)
+    subnormal = lax.bitcast_convert_type(
+      value + jnp.float32(magic), jnp.int32
+    ) - static_bits(magic)
+  else:
+    noise = lax.bitcast_convert_type(random_bits, jnp.int32)
+    normal = ((bits + (noise & ((1 << shift) - 1))) >> shift) - rebias
+    fraction = _SUBNORMAL_FRACTION_BITS
+    fixed_point = value * jnp.float32(
+      2.0 ** (fraction + mantissa_bits - encoding.min_exponent)
+    )
+    subnormal = (
+      jnp.where(
+        bits < static_bits(2.0**encoding.min_exponent), fixed_point, 0
+      ).astype(jnp.int32)
+      + (noise & ((1 << fraction) - 1))
+    ) >> fraction
+  is_normal = bits >= static_bits(2.0**encoding.min_exponent)
+  return jnp.where(is_normal, normal, subnormal).astype(jnp.uint8)
+
+
+def with_sign(codes: jax.Array, x: jax.Array, sign_shift: int) -> jax.Array:
+  """Adds the sign bit of `x` to the codes of |x|; -0 keeps its sign."""
+  negative = (f32_bits(x) < 0).astype(jnp.uint8)
+  return codes | (negative << sign_shift)
+
+
+def from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Reinterprets uint8 codes, one a byte, as values of `dtype`."""
+  if dtype == formats.E2M1:
+    return lax.bitcast_convert_type(codes.astype(jnp.uint4), dtype)
+  return lax.bitcast_convert_type(codes, dtype)
+
+
+def decode_e8m0(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Splits E8M0 scales into two f32 factors, neither of them subnormal.
+
+  `scale == first * second` for every code; code 0 is 2^-126 * 2^-1, since its
+  value 2^-127 is an f32 subnormal, which some backends flush. Code 255 is NaN.
+  """
+  code = lax.bitcast_convert_type(scale, jnp.uint8).astype(jnp.int32)
+  bits = jnp.maximum(code, 1) << F32_MANTISSA_BITS
+  bits = jnp.where(code == formats.E8M0_NAN, _QUIET_NAN_BITS, bits)
+  half = jnp.where(code == 0, jnp.float32(0.5), jnp.float32(1.0))
+  # Without the barrier XLA multiplies the factors of a constant scale.
+  return from_bits(bits), lax.optimization_barrier(half)

@@ -1,0 +1,331 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_both` is `quantize` along each axis, bit by bit.
+
+What `quantize` itself should give is in quantization_mx_test.py and
+quantization_nvfp4_test.py.
+"""
+
+import functools
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import quantization
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+from jaxplugin.testing import quantization_lowerings
+
+MXFP8 = formats.MXFP8
+MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+P = jax.sharding.PartitionSpec
+leaves_as_bytes = quantization_lowerings.leaves_as_bytes
+
+
+def each(x, format, *, axes=(-1, -2), **kwargs):
+  return tuple(
+    quantization.quantize(x, format, axis=axis, **kwargs) for axis in axes
+  )
+
+
+def numbers(shape, dtype=np.float32):
+  """With NaN and Inf, and next to them the largest of the array.
+
+  So blocks of one axis leave out of NVFP4's global scale what those of another
+  do not.
+  """
+  x = np.random.default_rng(21).normal(size=shape)
+  x[..., 3, 5], x[..., 3, 6] = np.nan, 60.0
+  x[..., 40, 9], x[..., 45, 9] = -np.inf, -40.0
+  x[..., 50, :] = 0.0
+  x[..., 51, 2] = -0.0
+  return jnp.asarray(x.astype(dtype))
+
+
+class BitwiseTest(parameterized.TestCase):
+  def assert_same(self, actual, expected):
+    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
+
+  @parameterized.product(
+    format=formats.FORMATS,
+    case=(
+      ((64, 96), (-1, -2), np.float32),
+      ((64, 32), (0, 1), jnp.bfloat16),
+      ((32, 64, 64), (0, 2), np.float16),
+    ),
+  )
+  def test_it_is_quantize_along_each_axis(self, format, case):
+    shape, axes, dtype = case
+    x = numbers(shape, dtype)
+    result = quantization.quantize_both(x, format, axes=axes)
+    self.assertIsInstance(result, tuple)
+    self.assert_same(result, each(x, format, axes=axes))
+    for q, axis in zip(result, axes, strict=True):
+      self.assertEqual((q.shape, q.axis), (x.shape, axis % x.ndim))
+
+  def test_numbers_spoil_global_scales_of_each_axis_differently(self):
+    row, column = quantization.quantize_both(numbers((64, 96)), NVFP4)
+    # 60 is in the row's bad block, -40 in the column's.
+    self.assertEqual(row.global_scale, np.float32(40) / np.float32(2688))
+    self.assertEqual(column.global_scale, np.float32(60) / np.float32(2688))
+
+  @parameterized.parameters(MXFP8, MXFP4)
+  def test_scales_rounded_down(self, format):
+    x = numbers((64, 64))
+    floor = {"scale_rounding": "floor"}
+    actual = quantization.quantize_both(x, format, **floor)
+    self.assert_same(actual, each(x, format, **floor))
+    self.assertNotEqual(
+      leaves_as_bytes(actual), leaves_as_bytes(each(x, format))
+    )
+
+  def test_given_global_scale_serves_both(self):
+    x = numbers((64, 64))
+    given = {"global_scale": 0.37}
+    actual = quantization.quantize_both(x, NVFP4, **given)
+    self.assert_same(actual, each(x, NVFP4, **given))
+    self.assertEqual([q.global_scale for q in actual], [np.float32(0.37)] * 2)
+
+  @parameterized.parameters(
+    (MXFP8, (0, 64)), (NVFP4, (64, 0)), (NVFP4, (0, 32, 64))
+  )
+  def test_empty_arrays_stay_empty(self, format, shape):
+    x = jnp.zeros(shape)
+    self.assert_same(quantization.quantize_both(x, format), each(x, format))
+
+  def test_f64_is_rounded_to_f32_before(self):
+    with jax.enable_x64(True):
+      x = np.asarray(numbers((64, 64)), np.float64) * (1 + 2.0**-40)
+      self.assert_same(quantization.quantize_both(x, MXFP8), each(x, MXFP8))
+
+  def test_format_that_no_kernel_knows(self):
+    format = formats.BlockFormat(
+      name="mxfp8_per_16",
+      values_dtype=formats.E4M3,
+      scale_dtype=formats.E8M0,
+      block_size=16,
+    )
+    x = numbers((80, 48))
+    self.assert_same(quantization.quantize_both(x, format), each(x, format))
+
+  @parameterized.parameters(MXFP8, NVFP4)
+  def test_blockings_merge_and_pad_first(self, format):
+    x = np.random.default_rng(22).normal(size=(3, 5, 40)).astype(np.float32)
+    blockings = [
+      blocking.Blocking(dims=(2,), lead=(0, 1), multiple=64),
+      blocking.Blocking(dims=(0, 1), lead=(2,), multiple=32),
+    ]
+    first, second = quantization.quantize_blocked(
+      x, format, blockings, scale_rounding="up"
+    )
+    padded = np.pad(x, ((0, 0), (0, 0), (0, 24)))
+    quantize = functools.partial(
+      quantization.quantize, format=format, packed=False
+    )
+    self.assert_same(first, quantize(padded))
+    merged = np.pad(x.transpose(2, 0, 1).reshape(40, 15), ((0, 0), (0, 17)))
+    self.assert_same(second, quantize(merged))
+
+
+class TransformTest(parameterized.TestCase):
+  def assert_same(self, actual, expected):
+    self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
+
+  @parameterized.product(format=(MXFP8, NVFP4), in_axis=(0, -1))
+  def test_vmap_is_each_entry_alone(self, format, in_axis):
+    x = jnp.moveaxis(numbers((3, 64, 64)), 0, in_axis)
+    both = lambda x: quantization.quantize_both(x, format)
+    actual = jax.vmap(both, in_axes=in_axis)(x)
+    entries = [each(a, format) for a in jnp.moveaxis(x, in_axis, 0)]
+    self.assert_same(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
+
+  @parameterized.parameters((0, None), (None, 0), (0, 0))
+  def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):
+    x, g = numbers((3, 64, 64)), np.float32([1, 0.1, 3])
+    args = (x if x_axis == 0 else x[0], g if scale_axis == 0 else g[1])
+    both = lambda x, g: quantization.quantize_both(x, NVFP4, global_scale=g)
+    actual = jax.vmap(both, in_axes=(x_axis, scale_axis))(*args)
+    of = lambda a, d, i: a if d is None else a[i]
+    entries = [
+      each(
+        of(args[0], x_axis, i), NVFP4, global_scale=of(args[1], scale_axis, i)
+      )
+      for i in range(3)
+    ]
+    self.assert_same(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
+
+  @parameterized.parameters(MXFP8, NVFP4)
+  def test_jit_and_disable_jit_give_the_same_bits(self, format):
+    x = numbers((64, 64))
+    both = lambda x: quantization.quantize_both(x, format)
+    expected = each(x, format)
+    self.assert_same(jax.jit(both)(x), expected)
+    with jax.disable_jit():
+      self.assert_same(both(x), expected)
+    shapes = jax.eval_shape(both, x)
+    self.assertEqual(
+      [(a.shape, a.dtype) for a in jax.tree.leaves(shapes)],
+      [(a.shape, a.dtype) for a in jax.tree.leaves(expected)],
+    )
+
+  def test_second_eager_call_traces_and_compiles_nothing(self):
+    x = numbers((64, 64))
+    first = quantization.quantize_both(x, NVFP4)
+    with jax.no_tracing():
+      second = quantization.quantize_both(x, NVFP4)
+    self.assert_same(first, second)
+
+  @parameterized.parameters((MXFP8, "b, a, 64"), (NVFP4, "a*32, 64"))
+  def test_exported_module_serves_symbolic_sizes(self, format, shape):
+    (*lead, rows, columns) = jax.export.symbolic_shape(shape)
+    if lead:
+      rows = 32 * rows
+    x = jax.ShapeDtypeStruct((*lead, rows, columns), jnp.float32)
+    exported = jax.export.export(
+      jax.jit(lambda x: quantization.quantize_both(x, format)),
+      platforms=("cpu", "cuda"),
+    )(x)
+    x = numbers((*(3 for _ in lead), 64, 64))
+    self.assert_same(exported.call(x), each(x, format))
+
+
+class UnusedTest(parameterized.TestCase):
+  """Results that nobody uses are not computed."""
+
+  def kernel_calls(self, function):
+    text = quantization_lowerings.lowered_text(
+      function, jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    )
+    return quantization_lowerings.kernel_calls(text)[0]
+
+  @quantization_lowerings.needs_library
+  def test_fp4_calls_a_kernel_for_each_axis_that_is_used(self):
+    both = lambda x: quantization.quantize_both(x, MXFP4)
+    self.assertEqual(self.kernel_calls(both), 2)
+    for i in range(2):
+      for leaf in ("values", "scale"):
+        one = lambda x, i=i, leaf=leaf: getattr(both(x)[i], leaf)
+        self.assertEqual(self.kernel_calls(one), 1)
+    self.assertEqual(self.kernel_calls(lambda x: (both(x), x)[1]), 0)
+
+  @quantization_lowerings.needs_library
+  def test_the_one_that_is_used_is_right(self):
+    x = numbers((64, 96))
+    for i, expected in enumerate(each(x, NVFP4)):
+      one = jax.jit(lambda x, i=i: quantization.quantize_both(x, NVFP4)[i])
+      self.assertEqual(leaves_as_bytes(one(x)), leaves_as_bytes(expected))
+
+  @quantization_lowerings.needs_library
+  def test_fp8_along_the_first_axis_takes_no_kernel(self):
+    # As `quantize` has it there.
+    both = lambda x: quantization.quantize_both(x, MXFP8)
+    self.assertEqual(self.kernel_calls(both), 1)
+    self.assertEqual(self.kernel_calls(lambda x: both(x)[1]), 0)
+
+
+class ShardingTest(parameterized.TestCase):
+  def mesh(self, kind):
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
+
+  @parameterized.parameters((MXFP8, P("x", "y")), (NVFP4, P(None, None, "y")))
+  def test_partitioned_module_keeps_shardings_and_bits(self, format, spec):
+    mesh = self.mesh(jax.sharding.AxisType.Auto)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    x = numbers((8, 64, 64))
+    both = jax.jit(lambda x: quantization.quantize_both(x, format))
+    sharded = jax.device_put(x, sharding)
+    text = both.lower(sharded).as_text()
+    self.assertEqual(quantization_lowerings.kernel_calls(text), (0, 0))
+    result = both(sharded)
+    self.assertEqual(leaves_as_bytes(result), leaves_as_bytes(each(x, format)))
+    for q in result:
+      for leaf in (q.values, q.scale):
+        self.assertTrue(
+          leaf.sharding.is_equivalent_to(sharding, 3), leaf.sharding
+        )
+
+  def test_inside_of_shard_map_each_share_is_quantized(self):
+    format = NVFP4
+    x = numbers((8, 64, 64))
+    both = jax.jit(
+      jax.shard_map(
+        lambda x: [
+          quantization.dequantize(q)
+          for q in quantization.quantize_both(x, format)
+        ],
+        mesh=self.mesh(jax.sharding.AxisType.Auto),
+        in_specs=P("x"),
+        out_specs=P("x"),
+      )
+    )
+    shares = [
+      [quantization.dequantize(q) for q in each(share, format)]
+      for share in np.split(np.asarray(x), 4)
+    ]
+    for actual, *expected in zip(both(x), *shares, strict=True):
+      np.testing.assert_array_equal(actual, np.concatenate(expected))
+
+  def test_explicit_sharding_is_in_the_types_of_the_results(self):
+    mesh = self.mesh(jax.sharding.AxisType.Explicit)
+    spec = P("x", "y", None)
+    x = numbers((8, 64, 64))
+    with jax.set_mesh(mesh):
+      seen = []
+
+      @jax.jit
+      def both(x):
+        result = quantization.quantize_both(x, NVFP4)
+        seen.extend(
+          jax.typeof(a).sharding.spec
+          for q in result
+          for a in (q.values, q.scale)
+        )
+        return result
+
+      result = both(jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)))
+    self.assertEqual(seen, [spec] * 4)
+    self.assertEqual(leaves_as_bytes(result), leaves_as_bytes(each(x, NVFP4)))
+
+
+class ErrorTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({}, (64,), TypeError, "rank 2 or more, got rank 1"),
+    ({}, (), TypeError, "rank 1 or more, got a scalar"),
+    ({}, (40, 64), TypeError, "size of axis 0 .* 32 for MXFP8, got k=40 in"),
+    ({}, (64, 40), TypeError, "size of axis 1 .* 32 for MXFP8, got k=40 in"),
+    ({"axes": (1, -1)}, (64, 64), ValueError, r"different axes, got \(1, -1\)"),
+    ({"axes": (0,)}, (64, 64), ValueError, r"two different axes, got \(0,\)"),
+    ({"axes": 1}, (64, 64), ValueError, "two different axes, got 1"),
+    ({"axes": (0, 2)}, (64, 64), ValueError, "axis 2 is out of range.* rank 2"),
+    ({"scale_rounding": "down"}, (64, 64), ValueError, "up.*floor.*'down'"),
+    ({"global_scale": 2.0}, (64, 64), ValueError, "no global scale, got 2.0"),
+    (
+      {"format": NVFP4, "global_scale": -1.0},
+      (64, 64),
+      ValueError,
+      "positive and finite, got -1.0",
+    ),
+    ({"format": "mx8"}, (64, 64), ValueError, "'mx8'; known formats: mxfp8,"),
+  )
+  def test_bad_arguments_are_refused_with_names_and_values(
+    self, kwargs, shape, error, pattern
+  ):
+    kwargs = {"format": MXFP8} | kwargs
+    with self.assertRaisesRegex(error, f"^quantize_both: .*{pattern}"):
+      quantization.quantize_both(jnp.zeros(shape), **kwargs)
+
+  def test_quantize_names_itself(self):
+    with self.assertRaisesRegex(
+      ValueError, "^quantize: .* has no global scale"
+    ):
+      quantization.quantize(jnp.zeros((32,)), MXFP8, global_scale=2.0)
+    with self.assertRaisesRegex(TypeError, "^quantize_both: x .*int32"):
+      quantization.quantize_both(jnp.zeros((32, 32), jnp.int32), MXFP8)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,301 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_both` by the Triton kernel that reads once: bits and modules.
+
+Bits are compared with those of the operations, in Triton's interpreter
+(`quantization_lowerings.InterpretedTestCase`).
+"""
+
+import collections
+import dataclasses
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import quantization
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.quantization import quantization_both_triton
+from jaxplugin.testing import quantization_lowerings
+from jaxplugin.training import gradients
+
+MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
+MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+P = jax.sharding.PartitionSpec
+H200 = quantization_lowerings.H200
+
+
+def numbers(shape, dtype=np.float32):
+  return quantization_lowerings.numbers(shape, dtype)
+
+
+@quantization_lowerings.needs_triton
+class BitwiseTest(quantization_lowerings.InterpretedTestCase):
+  @parameterized.product(
+    format=formats.FORMATS,
+    case=(
+      ((64, 96), (-1, -2), np.float32),
+      ((3, 32, 160), (1, 2), jnp.bfloat16),
+    ),
+  )
+  def test_along_the_last_two_axes(self, format, case):
+    shape, axes, dtype = case
+    self.assert_same_bits(
+      lambda x: quantization.quantize_both(x, format, axes=axes),
+      numbers(shape, dtype),
+    )
+    expected = [f"quantize_both_{format.name}_64x64"]
+    if format is NVFP4:
+      expected[:0] = ["finite_amax_both_64x64", "reduce_global_scales"]
+    self.assertEqual(self.names, expected)
+
+  @parameterized.parameters(np.nan, np.inf)
+  def test_global_scales_of_each_axis_leave_out_their_own_blocks(self, bad):
+    x = np.random.default_rng(3).normal(size=(2, 64, 64)).astype(np.float32)
+    x[1, 3, 5], x[1, 3, 6], x[1, 9, 5] = bad, 600.0, -50.0
+    self.assert_same_bits(
+      lambda x: quantization.quantize_both(x, NVFP4), jnp.asarray(x)
+    )
+
+  @parameterized.parameters((MXFP8, "a100"), (MXFP8, "h200"), (MXFP4, "h200"))
+  def test_scales_rounded_down_with_either_cast(self, format, target):
+    self.assert_same_bits(
+      lambda x: quantization.quantize_both(x, format, scale_rounding="floor"),
+      numbers((32, 96), np.float16),
+      targets.named_target(target),
+    )
+
+  @parameterized.parameters(2.0**-65, 0.0)
+  def test_given_global_scale_serves_both(self, global_scale):
+    def quantize(x):
+      # Traced: what is no scale is refused only where it is concrete.
+      return jax.jit(
+        lambda x, g: quantization.quantize_both(x, NVFP4, global_scale=g)
+      )(x, global_scale)
+
+    self.assert_same_bits(quantize, numbers((32, 64)))
+    self.assertEqual(self.names, ["quantize_both_nvfp4_64x64"])
+
+  @parameterized.parameters(
+    # Of a dense layer: rows of a batch merge, and are written transposed.
+    (MXFP8, (3, 5, 40), ((2,), (0, 1)), ((0, 1), (2,))),
+    (NVFP4, (3, 5, 40), ((2,), (0, 1)), ((0, 1), (2,))),
+    (NVFP4, (40, 3, 5), ((0,), (1, 2)), ((1, 2), (0,))),
+    (MXFP4, (2, 3, 33, 77), ((3,), (2,)), ((0, 1, 2), (0, 1, 3))),
+    (MXFP8, (2, 3, 5, 2, 9), ((1, 2), (3, 4)), ((0, 3, 4), (0, 1, 2))),
+  )
+  def test_merged_and_padded_dimensions(self, format, shape, dims, leads):
+    blockings = [
+      blocking.Blocking(dims=d, lead=l, multiple=32)
+      for d, l in zip(dims, leads, strict=True)
+    ]
+    self.assert_same_bits(
+      lambda x: quantization.quantize_blocked(
+        x, format, blockings, scale_rounding="up"
+      ),
+      jnp.asarray(np.random.default_rng(4).normal(size=shape), np.float32),
+    )
+    self.assertEqual(self.names[-1], f"quantize_both_{format.name}_64x64")
+
+  def test_axes_with_others_between_are_quantized_one_by_one(self):
+    self.assert_same_bits(
+      lambda x: quantization.quantize_both(x, MXFP8, axes=(0, 2)),
+      numbers((32, 9, 64)),
+    )
+    self.assertCountEqual(
+      self.names, ["quantize_mxfp8_16x64", "quantize_mxfp8_128x32"]
+    )
+
+  @parameterized.parameters(MXFP8, NVFP4)
+  def test_under_vmap(self, format):
+    # One global scale an entry: operations compute and use those.
+    given = jnp.float32(0.01) if format.has_global_scale else None
+    self.assert_same_bits(
+      jax.vmap(
+        lambda x: quantization.quantize_both(x, format, global_scale=given),
+        in_axes=1,
+      ),
+      numbers((32, 3, 64)),
+    )
+    self.assertEqual(self.names, [f"quantize_both_{format.name}_64x64"])
+
+  @parameterized.parameters(0, 1)
+  def test_one_that_is_used_alone_is_quantized_alone(self, i):
+    self.assert_same_bits(
+      jax.jit(lambda x: quantization.quantize_both(x, NVFP4)[i]),
+      numbers((32, 64)),
+    )
+    self.assertLen(self.names, 3)
+    self.assertNotIn("both", " ".join(self.names))
+
+
+X = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
+W = jax.ShapeDtypeStruct((256, 384), jnp.bfloat16)
+
+
+@quantization_lowerings.needs_jax_triton
+class LoweringTest(parameterized.TestCase):
+  """Which modules call the kernel."""
+
+  def calls(self, function, *args, target=H200, platforms=("cuda",)):
+    with targets.use_target(target):
+      text = quantization_lowerings.lowered_text(
+        function, *(args or (X,)), platforms=platforms
+      )
+    return text.count("@triton_kernel_call")
+
+  @parameterized.parameters("a100", "b200")
+  def test_one_kernel_for_mx_and_three_for_nvfp4(self, name):
+    target = targets.named_target(name)
+    for format, expected in ((MXFP8, 1), (MXFP4, 1), (NVFP4, 3)):
+      both = lambda x, f=format: quantization.quantize_both(x, f)
+      self.assertEqual(self.calls(both, target=target), expected)
+
+  def test_other_modules_get_operations(self):
+    both = lambda x: quantization.quantize_both(x, MXFP8)
+    self.assertEqual(self.calls(both, platforms=("cuda", "cpu")), 0)
+    away = dataclasses.replace(H200, triton_error="it is away")
+    self.assertEqual(self.calls(both, target=away), 0)
+    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, P("x"))
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding)
+    self.assertEqual(self.calls(both, x), 0)
+    with targets.use_target(H200):
+      exported = jax.export.export(jax.jit(both), platforms=("cuda",))(X)
+    self.assertNotIn("triton_kernel_call", exported.mlir_module())
+
+
+@quantization_lowerings.needs_compiler
+class GradientStepTest(parameterized.TestCase):
+  """Kernels that XLA's GPU compiler, without a GPU, has in a training step."""
+
+  def kernels(self, function, *args, target):
+    text = deviceless.compile(function, *args, target=target).as_text()
+    entry = text[text.index("\nENTRY") :]
+    opcodes = re.findall(r"^  (?:ROOT )?%\S+ = .*? ([a-z-]+)\(", entry, re.M)
+    # A quantize kernel writes bytes, and so does `finite_amax` int32 and
+    # `reduce_global_scale` one f32; a product does not.
+    outputs = re.findall(
+      r"= \(?(.*?)\)? custom-call\(.*triton_kernel_call", entry
+    )
+    dtypes = [tuple(re.findall(r"([a-z]+\d+)\[", o)) for o in outputs]
+    return collections.Counter(dtypes), opcodes
+
+  def step(self, format, batched=False, argnums=(0, 1)):
+    function = gradients.dot_general(format, format, implementation="triton")
+    numbers = (((2 if batched else 1,), (0,)), ((), ()))
+
+    def loss(x, w):
+      return (function(x, w, numbers).astype(jnp.float32) ** 2).sum()
+
+    return jax.grad(loss, argnums=argnums)
+
+  @parameterized.parameters(("h200", True), ("b200", False))
+  def test_mxfp8_quantizes_with_3_kernels_instead_of_6(self, name, batched):
+    x = X
+    if batched:
+      x = jax.ShapeDtypeStruct((2, 256, 256), X.dtype)
+    kernels, opcodes = self.kernels(
+      self.step(MXFP8, batched), x, W, target=targets.named_target(name)
+    )
+    # x, w and the incoming gradient, each once.
+    self.assertEqual(kernels.pop(("u8",) * 4), 3)
+    self.assertNotIn(("u8",) * 2, kernels)
+    self.assertEmpty([k for k in kernels if k[0] not in ("bf16", "f32")])
+    # Nothing that was quantized is moved: beside the kernels there are the
+    # loss and its cast.
+    self.assertNotIn("copy", opcodes)
+    self.assertNotIn("transpose", opcodes)
+    self.assertLessEqual(opcodes.count("fusion"), 2)
+
+  def test_nvfp4_quantizes_with_9_kernels_instead_of_18(self):
+    kernels, _ = self.kernels(self.step(NVFP4), X, W, target=H200)
+    self.assertEqual(kernels.pop(("u8",) * 4), 3)
+    self.assertEqual(kernels.pop(("s32",) * 2), 3)
+    self.assertEqual(kernels.pop(("f32",) * 2), 3)
+    self.assertNotIn(("u8",) * 2, kernels)
+    self.assertNotIn(("s32",), kernels)
+
+  def test_forward_alone_and_unused_gradients_quantize_once(self):
+    forward = lambda x, w: gradients.dot_general(MXFP8, MXFP8)(
+      x, w, (((1,), (0,)), ((), ()))
+    )
+    kernels, _ = self.kernels(forward, X, W, target=H200)
+    self.assertEqual(kernels[("u8",) * 2], 2)
+    self.assertNotIn(("u8",) * 4, kernels)
+    # The gradient of x takes no second quantization of x, and one of g.
+    kernels, _ = self.kernels(self.step(MXFP8, argnums=0), X, W, target=H200)
+    self.assertEqual(kernels[("u8",) * 2], 2)
+    self.assertEqual(kernels[("u8",) * 4], 1)
+
+
+class ChoiceTest(parameterized.TestCase):
+  def problem(self, *dims, shape=(4, 64, 96), **kwargs):
+    every = range(len(shape))
+    return quantization_both_triton.QuantizeBothProblem(
+      shape=shape,
+      dtype=np.dtype(kwargs.pop("dtype", jnp.bfloat16)),
+      format=MXFP8,
+      blockings=tuple(
+        blocking.Blocking(
+          dims=d, lead=tuple(i for i in every if i not in d), multiple=32
+        )
+        for d in dims
+      ),
+      **kwargs,
+    )
+
+  @parameterized.parameters(
+    (((2,), (1,)),), (((1,), (2,)),), (((0, 1), (2,)),), (((0,), (1, 2)),)
+  )
+  def test_last_dimensions_and_those_before_them_are_served(self, dims):
+    self.assertIsNone(
+      quantization_both_triton.supports(self.problem(*dims), H200)
+    )
+
+  @parameterized.parameters(
+    (((2,), (0,)),), (((1, 0), (2,)),), (((2,),),), (((2,), ()),),
+    (((2,), (1,), (0,)),), (((2,), (2,)),),
+  )  # fmt: skip
+  def test_others_are_refused(self, dims):
+    refusal = quantization_both_triton.supports(self.problem(*dims), H200)
+    self.assertIn("got", refusal.reason)
+    self.assertIn(str(list(dims)), refusal.reason)
+
+  def test_order_that_would_move_the_rest_is_refused(self):
+    problem = self.problem((0, 1), (2,), shape=(2, 3, 4))
+    moved = blocking.Blocking(dims=(1, 2), lead=(3, 0), multiple=32)
+    of_columns = blocking.Blocking(dims=(3,), lead=(0, 1, 2), multiple=32)
+    problem = dataclasses.replace(
+      problem, shape=(2, 3, 4, 5), blockings=(moved, of_columns)
+    )
+    refusal = quantization_both_triton.supports(problem, H200)
+    self.assertRegex(refusal.reason, "needs the last dimensions")
+
+  @parameterized.parameters(
+    ({"dtype": np.float64}, "float16, got float64"),
+    ({"shape": (4, 0, 96)}, "sizes of at least 1"),
+    ({"shape": (4, None, 96)}, "needs static sizes"),
+    ({"shape": (2**31, 64, 96)}, "needs 4294967296 programs"),
+  )
+  def test_refusals_say_why(self, changes, reason):
+    problem = self.problem((2,), (1,), **changes)
+    refusal = quantization_both_triton.supports(problem, H200)
+    self.assertRegex(refusal.reason, reason)
+
+  def test_platform_without_kernels_is_refused(self):
+    refusal = quantization_both_triton.supports(
+      self.problem((2,), (1,)), quantization_lowerings.OPERATIONS
+    )
+    self.assertRegex(refusal.reason, "needs an NVIDIA or AMD GPU")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,457 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels and operations agree, and each is where it belongs.
+
+What is right is found in quantization_mx_test.py, quantization_nvfp4_test.py
+and dequantization_test.py. Here one lowering is compared with the other:
+`OPERATIONS` is a CPU without kernels.
+"""
+
+import concurrent.futures
+import functools
+import threading
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.testing import quantization_lowerings
+
+MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
+MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+P = jax.sharding.PartitionSpec
+NUM_THREADS = 8
+CALLS_PER_THREAD = 10
+F32_MIN_NORMAL = 2.0**-126
+
+# Positive f32 numbers: ordinary ones, both sides of 2^-64 (below which tensors
+# are quantized as if multiplied by 2^64), subnormals, and the largest.
+GLOBAL_SCALES = (1.0, 0.37, 2.0**-63, 2.0**-65, 1e-40, 2.0**-149, 3.4e38)
+
+
+def random_floats(rng, shape, kind):
+  """f32: bit patterns of every kind, or numbers in a few binades, or zeros."""
+  if kind == "bits":  # NaN and Inf of either sign, subnormals
+    bits = rng.integers(0, 2**32, shape, np.uint32)
+    x = bits.view(np.float32)
+    # So many are not finite that most blocks would be spoiled.
+    keep = np.isfinite(x) | (rng.random(shape) < 0.1)
+    return np.where(keep, x, np.float32(1.5))
+  if kind == "subnormals":
+    bits = rng.integers(0, 2**24, shape, np.uint32)
+    sign = rng.integers(0, 2, shape, np.uint32) << 31
+    return (bits | sign).view(np.float32)
+  if kind == "zeros":
+    x = np.where(rng.random(shape) < 0.5, 0.0, -0.0)
+    return np.where(rng.random(shape) < 0.02, 1e-3, x).astype(np.float32)
+  exponent = rng.integers(-120, 120) - rng.integers(0, 12, shape)
+  return np.ldexp(rng.normal(size=shape), exponent).astype(np.float32)
+
+
+def random_shape(rng, format):
+  shape = list(rng.integers(1, 6, rng.integers(1, 4)))
+  axis = int(rng.integers(len(shape)))
+  shape[axis] = format.block_size * int(rng.integers(1, 20))
+  return tuple(map(int, shape)), axis
+
+
+@quantization_lowerings.needs_library
+class BitwiseTest(parameterized.TestCase):
+  @parameterized.product(
+    format=formats.FORMATS,
+    kind=("bits", "subnormals", "zeros", "binades"),
+    scale_rounding=("up", "floor"),
+  )
+  def test_quantize_gives_the_same_bits_for_random_arrays(
+    self, format, kind, scale_rounding
+  ):
+    rng = np.random.default_rng([8, formats.FORMATS.index(format), len(kind)])
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+      shape, axis = random_shape(rng, format)
+      with np.errstate(over="ignore", invalid="ignore"):
+        x = jnp.asarray(random_floats(rng, shape, kind).astype(dtype))
+      # The kernels' own axis, and the one drawn.
+      for a, arg in ((axis, x), (-1, jnp.moveaxis(x, axis, -1))):
+        quantize = functools.partial(
+          quantization.quantize,
+          format=format,
+          axis=a,
+          scale_rounding=scale_rounding,
+        )
+        self.assertEqual(
+          quantization_lowerings.leaves_as_bytes(quantize(arg)),
+          quantization_lowerings.leaves_as_bytes(
+            quantization_lowerings.by_operations(quantize)(arg)
+          ),
+        )
+
+  @parameterized.product(
+    global_scale=GLOBAL_SCALES, kind=("bits", "subnormals", "binades")
+  )
+  def test_quantize_gives_the_same_bits_under_a_given_global_scale(
+    self, global_scale, kind
+  ):
+    rng = np.random.default_rng([9, len(kind)])
+    ones = random_floats(rng, (3, 160), kind)
+    for x in (ones, ones * np.float32(min(global_scale, 1.0))):
+      quantize = lambda x: quantization.quantize(
+        x, NVFP4, global_scale=global_scale
+      )
+      self.assertEqual(
+        quantization_lowerings.leaves_as_bytes(quantize(x)),
+        quantization_lowerings.leaves_as_bytes(
+          quantization_lowerings.by_operations(quantize)(x)
+        ),
+      )
+
+  @parameterized.parameters(0.0, -0.0, -1.0, np.nan, np.inf)
+  def test_traced_global_scale_that_is_no_scale_gives_the_same_bits(self, g):
+    x = random_floats(np.random.default_rng(10), (2, 64), "binades")
+    quantize = jax.jit(
+      lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
+    )
+    self.assertEqual(
+      quantization_lowerings.leaves_as_bytes(quantize(x, g)),
+      quantization_lowerings.leaves_as_bytes(
+        quantization_lowerings.by_operations(quantize)(x, g)
+      ),
+    )
+
+  @parameterized.product(
+    format=formats.FORMATS,
+    dtype=("float32", "bfloat16", "float16"),
+    global_scale=(None, 0.37, 1e-3, "leading"),
+  )
+  def test_dequantize_gives_the_same_bits_where_they_are_normal(
+    self, format, dtype, global_scale
+  ):
+    rng = np.random.default_rng(11)
+    values = rng.integers(0, 2**format.value_bits, (3, 5, 96)).astype(np.uint8)
+    scale = rng.integers(0, 256, (3, 5, 96 // format.block_size))
+    if global_scale == "leading":
+      global_scale = jnp.asarray([0.5, 3.0, 1e-3], jnp.float32)
+    x = scaled_array.ScaledArray(
+      jnp.asarray(values.view(format.values_dtype)),
+      jnp.asarray(scale.astype(np.uint8).view(format.scale_dtype)),
+      global_scale,
+      format,
+    )
+    dequantize = lambda x: quantization.dequantize(x, dtype)
+    for stored in (x, x.pack()):
+      self.assertEqual(
+        quantization_lowerings.kernel_calls(
+          quantization_lowerings.lowered_text(dequantize, stored)
+        ),
+        (0, 1),
+      )
+      self.assertEqual(dequantize(stored).dtype, dtype)
+      actual, expected = (
+        np.asarray(f(stored)).astype(np.float32)
+        for f in (dequantize, quantization_lowerings.by_operations(dequantize))
+      )
+      # Below it XLA:CPU flushes, the kernels do not.
+      smallest = max(
+        F32_MIN_NORMAL, float(jnp.finfo(jnp.dtype(dtype)).smallest_normal)
+      )
+      compared = ~(np.abs(actual) < smallest)
+      self.assertGreater(compared.mean(), 0.2)
+      np.testing.assert_array_equal(actual[compared], expected[compared])
+      tiny = np.abs(expected[~compared])
+      self.assertTrue((tiny <= smallest).all())
+
+  @parameterized.parameters(MXFP8, MXFP8_E5M2, MXFP4)
+  def test_dequantize_is_exact_below_the_normal_range(self, format):
+    # Scale byte 0 is 2^-127: 1 is an f32 subnormal, which XLA:CPU flushes.
+    one = np.ones((1, 32), format.values_dtype)
+    scale = np.zeros((1, 1), np.uint8).view(format.scale_dtype)
+    x = scaled_array.ScaledArray(
+      jnp.asarray(one), jnp.asarray(scale), None, format
+    )
+    result = np.asarray(quantization.dequantize(x))
+    np.testing.assert_array_equal(result, np.full((1, 32), 2.0**-127, "f4"))
+
+  def test_calls_from_many_threads_give_the_same_bits(self):
+    rng = np.random.default_rng(12)
+    calls = []
+    for format in formats.FORMATS:
+      x = random_floats(rng, (40, 4096), "binades")
+      function = jax.jit(
+        lambda x, f=format: (
+          q := quantization.quantize(x, f),
+          quantization.dequantize(q),
+        )
+      )
+      calls.append(functools.partial(function, x))
+    expected = [
+      quantization_lowerings.leaves_as_bytes(
+        quantization_lowerings.by_operations(f)()
+      )
+      for f in calls
+    ]
+    barrier = threading.Barrier(NUM_THREADS)  # they also compile at once
+
+    def run(seed):
+      barrier.wait()
+      order = np.random.default_rng(seed).permutation(
+        np.arange(CALLS_PER_THREAD) % len(calls)
+      )
+      return [
+        quantization_lowerings.leaves_as_bytes(calls[i]()) == expected[i]
+        for i in order
+      ]
+
+    with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
+      for same in pool.map(run, range(NUM_THREADS)):
+        self.assertTrue(all(same))
+
+
+class LoweringTest(parameterized.TestCase):
+  """Which modules call the kernels."""
+
+  def assert_calls(self, function, expected, *args, **kwargs):
+    text = quantization_lowerings.lowered_text(
+      function, *(args or (quantization_lowerings.X,)), **kwargs
+    )
+    self.assertEqual(quantization_lowerings.kernel_calls(text), expected)
+    self.assertEqual("custom_call @jaxplugin" in text, any(expected))
+
+  @quantization_lowerings.needs_library
+  @parameterized.parameters(*formats.FORMATS)
+  def test_module_for_a_cpu_calls_both(self, format):
+    self.assert_calls(quantization_lowerings.round_trip(format), (1, 1))
+    self.assert_calls(
+      quantization_lowerings.round_trip(format),
+      (1, 1),
+      quantization_lowerings.X.astype(jnp.bfloat16),
+    )
+    self.assert_calls(
+      quantization_lowerings.round_trip(format),
+      (1, 1),
+      quantization_lowerings.X[0, 0],
+    )
+
+  @quantization_lowerings.needs_library
+  def test_target_of_a_gpu_does_not_matter_on_the_cpu(self):
+    with targets.use_target(targets.named_target("b200")):
+      self.assert_calls(quantization_lowerings.round_trip(MXFP8), (1, 1))
+
+  @quantization_lowerings.needs_library
+  @parameterized.parameters(
+    (MXFP8, (0, 0)), (MXFP8_E5M2, (0, 0)), (MXFP4, (1, 0)), (NVFP4, (1, 0))
+  )
+  def test_along_another_axis_only_fp4_is_quantized_by_kernels(
+    self, format, expected
+  ):
+    self.assert_calls(
+      quantization_lowerings.round_trip(format, axis=1),
+      expected,
+      quantization_lowerings.X.swapaxes(1, 2),
+    )
+
+  @parameterized.parameters("cuda", "rocm", "tpu")
+  def test_other_platforms_get_operations(self, platform):
+    self.assert_calls(
+      quantization_lowerings.round_trip(NVFP4), (0, 0), platforms=(platform,)
+    )
+
+  def test_module_for_two_platforms_gets_operations(self):
+    self.assert_calls(
+      quantization_lowerings.round_trip(NVFP4),
+      (0, 0),
+      platforms=("cpu", "cuda"),
+    )
+
+  def test_target_without_kernels_gets_operations(self):
+    with targets.use_target(quantization_lowerings.OPERATIONS):
+      self.assert_calls(quantization_lowerings.round_trip(NVFP4), (0, 0))
+
+  @parameterized.product(
+    format=formats.FORMATS, shape=("8, 64", "a, 64", "a, 64*b")
+  )
+  def test_exported_module_gets_operations(self, format, shape):
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+    function = jax.jit(quantization_lowerings.round_trip(format))
+    exported = jax.export.export(function, platforms=("cpu",))(x)
+    self.assertEqual(
+      quantization_lowerings.kernel_calls(exported.mlir_module()), (0, 0)
+    )
+    np.testing.assert_array_equal(
+      exported.call(quantization_lowerings.X[:, 0]),
+      function(quantization_lowerings.X[:, 0]),
+    )
+
+  def test_stochastic_rounding_gets_operations(self):
+    key = jax.random.key(0)
+    self.assert_calls(
+      lambda x: quantization.quantize(x, MXFP8, key=key), (0, 0)
+    )
+
+  @parameterized.parameters(((0, 64),), ((4, 0),))
+  def test_empty_array_gets_operations(self, shape):
+    x = np.zeros(shape, np.float32)
+    self.assert_calls(quantization_lowerings.round_trip(NVFP4), (0, 0), x)
+    self.assertEqual(quantization_lowerings.round_trip(NVFP4)(x).shape, shape)
+
+  def test_format_that_kernels_do_not_know_gets_operations(self):
+    format = formats.BlockFormat(
+      name="mxfp8_per_16",
+      values_dtype=formats.E4M3,
+      scale_dtype=formats.E8M0,
+      block_size=16,
+    )
+    self.assert_calls(quantization_lowerings.round_trip(format), (0, 0))
+
+  @quantization_lowerings.needs_library
+  def test_result_dtype_that_kernels_do_not_write_gets_operations(self):
+    def function(x):
+      return quantization.dequantize(
+        quantization.quantize(x, MXFP8), jnp.float64
+      )
+
+    with jax.enable_x64(True):
+      self.assert_calls(function, (1, 0))
+
+  @quantization_lowerings.needs_library
+  def test_f64_is_rounded_to_f32_before_a_kernel(self):
+    with jax.enable_x64(True):
+      x = quantization_lowerings.X.astype(np.float64) * (1 + 2.0**-40)
+      self.assert_calls(quantization_lowerings.round_trip(MXFP8), (1, 1), x)
+      actual = quantization_lowerings.leaves_as_bytes(
+        quantization.quantize(x, MXFP8)
+      )
+    expected = quantization.quantize(x.astype(np.float32), MXFP8)
+    self.assertEqual(actual, quantization_lowerings.leaves_as_bytes(expected))
+
+
+class ShardingTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.mesh = jax.make_mesh(
+      (4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+
+  def put(self, mesh, spec):
+    return jax.device_put(
+      quantization_lowerings.X, jax.sharding.NamedSharding(mesh, spec)
+    )
+
+  @parameterized.product(
+    format=formats.FORMATS, spec=(P("x"), P("x", None, "y"))
+  )
+  def test_partitioned_module_gets_operations_and_keeps_shardings(
+    self, format, spec
+  ):
+    x = self.put(self.mesh, spec)
+    function = jax.jit(lambda x: quantization.quantize(x, format))
+    text = function.lower(x).as_text()
+    self.assertEqual(quantization_lowerings.kernel_calls(text), (0, 0))
+    result = function(x)
+    self.assertEqual(
+      quantization_lowerings.leaves_as_bytes(result),
+      quantization_lowerings.leaves_as_bytes(
+        function(quantization_lowerings.X)
+      ),
+    )
+    for leaf in (result.values, result.scale):
+      self.assertTrue(
+        leaf.sharding.is_equivalent_to(
+          jax.sharding.NamedSharding(self.mesh, spec), 3
+        ),
+        leaf.sharding,
+      )
+
+  @quantization_lowerings.needs_library
+  @parameterized.parameters(*formats.FORMATS)
+  def test_inside_of_shard_map_kernels_see_each_share(self, format):
+    spec = P("x", "y")
+    function = jax.jit(
+      jax.shard_map(
+        quantization_lowerings.round_trip(format),
+        mesh=self.mesh,
+        in_specs=spec,
+        out_specs=spec,
+      )
+    )
+    x = self.put(self.mesh, spec)
+    self.assertEqual(
+      quantization_lowerings.kernel_calls(function.lower(x).as_text()), (1, 1)
+    )
+    shares = [
+      np.concatenate(
+        [
+          quantization_lowerings.round_trip(format)(b)
+          for b in np.split(a, 2, axis=1)
+        ],
+        axis=1,
+      )
+      for a in np.split(quantization_lowerings.X, 4)
+    ]
+    np.testing.assert_array_equal(function(x), np.concatenate(shares))
+
+  def test_inside_of_shard_map_over_some_axes_operations_are_partitioned(self):
+    function = jax.jit(
+      jax.shard_map(
+        quantization_lowerings.round_trip(MXFP8),
+        mesh=self.mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
+        axis_names={"x"},
+      )
+    )
+    x = self.put(self.mesh, P("x", "y"))
+    self.assertEqual(
+      quantization_lowerings.kernel_calls(function.lower(x).as_text()), (0, 0)
+    )
+    np.testing.assert_array_equal(
+      function(x),
+      quantization_lowerings.round_trip(MXFP8)(quantization_lowerings.X),
+    )
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_explicit_sharding_is_in_the_types_of_the_results(self, format):
+    mesh = jax.make_mesh(
+      (4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
+    )
+    spec = P("x", "y", None)
+    with jax.set_mesh(mesh):
+      x = self.put(mesh, spec)
+      seen = []
+
+      @jax.jit
+      def function(x):
+        q = quantization.quantize(x, format)
+        floats = quantization.dequantize(q)
+        seen.extend(
+          jax.typeof(a).sharding.spec for a in (q.values, q.scale, floats)
+        )
+        return floats
+
+      result = function(x)
+    self.assertEqual(seen, [spec] * 3)
+    np.testing.assert_array_equal(
+      result,
+      quantization_lowerings.round_trip(format)(quantization_lowerings.X),
+    )
+
+  def test_mesh_of_one_device_agrees(self):
+    for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):
+      mesh = jax.make_mesh((1,), ("x",), axis_types=(kind,))
+      with jax.set_mesh(mesh):
+        result = jax.jit(quantization_lowerings.round_trip(NVFP4))(
+          self.put(mesh, P("x"))
+        )
+      np.testing.assert_array_equal(
+        result,
+        quantization_lowerings.round_trip(NVFP4)(quantization_lowerings.X),
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,340 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize` by Triton kernels: its bits in the interpreter, and its modules.
+
+What is right is found in quantization_mx_test.py and
+quantization_nvfp4_test.py; here the bits are compared with those of the
+operations (`quantization_lowerings.InterpretedTestCase`).
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+from unittest import mock
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import quantization
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.quantization import quantization_primitive
+from jaxplugin.quantization import quantization_triton
+from jaxplugin.runtime import triton_library
+from jaxplugin.testing import quantization_lowerings
+
+MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
+MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+P = jax.sharding.PartitionSpec
+CPU = quantization_lowerings.OPERATIONS
+H200 = targets.named_target("h200")
+# One for each architecture of an NVIDIA GPU.
+NVIDIA_TARGETS = ("a100", "l40s", "h200", "b200", "b300", "rtx5090", "gb10")
+X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
+
+
+@quantization_lowerings.needs_triton
+class BitwiseTest(quantization_lowerings.InterpretedTestCase):
+  @parameterized.product(
+    format=formats.FORMATS,
+    case=(
+      ((3, 7, 64), -1, np.float32),
+      ((2, 160, 5), 1, jnp.bfloat16),
+      ((16, 32, 1), 1, np.float16),
+      ((544,), 0, jnp.bfloat16),
+    ),
+  )
+  def test_along_any_axis_of_any_shape(self, format, case):
+    shape, axis, dtype = case
+    self.assert_same_bits(
+      lambda x: quantization.quantize(x, format, axis=axis),
+      quantization_lowerings.numbers(shape, dtype),
+    )
+
+  @parameterized.product(
+    format=(MXFP8, MXFP8_E5M2, MXFP4), target=("a100", "h200")
+  )
+  def test_scales_rounded_down_with_either_cast(self, format, target):
+    self.assert_same_bits(
+      lambda x: quantization.quantize(x, format, scale_rounding="floor"),
+      quantization_lowerings.numbers((9, 96), np.float32),
+      targets.named_target(target),
+    )
+
+  @parameterized.parameters(1.0, 0.37, 2.0**-65, 1e-40, 3e38, 0.0, np.nan)
+  def test_given_global_scale(self, global_scale):
+    def quantize(x):
+      # Traced: what is no scale is refused only where it is concrete.
+      return jax.jit(
+        lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
+      )(x, global_scale)
+
+    self.assert_same_bits(
+      quantize, quantization_lowerings.numbers((7, 96), np.float32)
+    )
+    self.assertEqual(self.names, ["quantize_nvfp4_8x128"])
+
+  @parameterized.parameters(0.0, 1e-38, 1e-44, 1e36)
+  def test_computed_global_scale_of_tensors_at_the_ends_of_the_range(self, f):
+    x = jnp.asarray(
+      np.random.default_rng(1).normal(size=(40, 128)).astype(np.float32) * f
+    )
+    self.assert_same_bits(lambda x: quantization.quantize(x, NVFP4), x)
+    self.assertEqual(
+      self.names,
+      ["finite_amax_16x128", "reduce_global_scale", "quantize_nvfp4_16x128"],
+    )
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_under_vmap(self, format):
+    # One global scale an entry: operations compute and use those.
+    given = jnp.float32(0.01) if format.has_global_scale else None
+
+    def quantize(x):
+      return jax.vmap(
+        lambda x: quantization.quantize(x, format, global_scale=given),
+        in_axes=1,
+      )(x)
+
+    self.assert_same_bits(
+      quantize, quantization_lowerings.numbers((4, 6, 64), np.float32)
+    )
+    self.assertLen(self.names, 1)
+
+  def test_f64_is_rounded_to_f32_before(self):
+    with jax.enable_x64(True):
+      x = quantization_lowerings.numbers((9, 64), np.float64) * (1 + 2.0**-40)
+      self.assertEqual(x.dtype, np.float64)
+      self.assert_same_bits(lambda x: quantization.quantize(x, MXFP8), x)
+
+  def test_inside_of_shard_map_each_share_is_quantized_in_place(self):
+    mesh = jax.make_mesh((8,), ("x",))
+    quantize = jax.shard_map(
+      lambda x: quantization.quantize(x, MXFP8),
+      mesh=mesh,
+      in_specs=P("x"),
+      out_specs=P("x"),
+    )
+    x = quantization_lowerings.numbers((16, 64), np.float32)
+    sharding = jax.sharding.NamedSharding(mesh, P("x"))
+    self.assert_same_bits(jax.jit(quantize), jax.device_put(x, sharding))
+
+
+@quantization_lowerings.needs_jax_triton
+class LoweringTest(parameterized.TestCase):
+  """Which modules call the kernels."""
+
+  def calls(self, function, *args, target="h200", platforms=("cuda",)):
+    if isinstance(target, str):
+      target = targets.named_target(target)
+    with targets.use_target(target):
+      text = quantization_lowerings.lowered_text(
+        function, *(args or (X,)), platforms=platforms
+      )
+    return text.count("@triton_kernel_call")
+
+  @parameterized.parameters(*NVIDIA_TARGETS)
+  def test_every_architecture_is_compiled_for(self, target):
+    def quantize(x):
+      return (
+        quantization.quantize(x, MXFP8),
+        quantization.quantize(x, MXFP4, axis=0),
+        quantization.quantize(x, NVFP4),
+      )
+
+    self.assertEqual(self.calls(quantize, target=target), 1 + 1 + 3)
+
+  def test_round_trip_dequantizes_by_operations(self):
+    self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 1)
+
+  @parameterized.parameters(
+    (("cpu",),), (("tpu",),), (("cuda", "cpu"),), (("rocm",),)
+  )
+  def test_other_platforms_and_choices_of_them_get_operations(self, platforms):
+    count = self.calls(
+      quantization_lowerings.round_trip(NVFP4), platforms=platforms
+    )
+    self.assertEqual(count, 0)
+
+  def test_amd_gpu_that_is_not_there_gets_operations(self):
+    count = self.calls(
+      quantization_lowerings.round_trip(MXFP8),
+      target="mi355x",
+      platforms=("rocm",),
+    )
+    self.assertEqual(count, 0)
+
+  def test_target_without_triton_gets_operations(self):
+    target = dataclasses.replace(H200, triton_error="it is away")
+    quantize = quantization_lowerings.round_trip(MXFP8)
+    self.assertEqual(self.calls(quantize, target=target), 0)
+
+  def test_where_jax_triton_does_not_import_operations_are_lowered(self):
+    triton_library._import_error.cache_clear()
+    self.addCleanup(triton_library._import_error.cache_clear)
+    with mock.patch.dict(sys.modules, {"jax_triton": None}):
+      self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 0)
+      refusal = triton_library.lowering_refusal(H200)
+      self.assertRegex(refusal.reason, "needs jax-triton.*does not import")
+
+  def test_exported_module_gets_operations(self):
+    with targets.use_target(H200):
+      exported = jax.export.export(
+        jax.jit(quantization_lowerings.round_trip(NVFP4)), platforms=("cuda",)
+      )(X)
+    self.assertNotIn("triton_kernel_call", exported.mlir_module())
+
+  def test_partitioned_module_gets_operations(self):
+    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    x = jax.ShapeDtypeStruct(
+      X.shape, X.dtype, sharding=jax.sharding.NamedSharding(mesh, P("x"))
+    )
+    self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8), x), 0)
+
+  def test_stochastic_rounding_and_empty_arrays_get_operations(self):
+    key = jax.random.key(0)
+    quantize = lambda x: quantization.quantize(x, MXFP8, key=key)
+    self.assertEqual(self.calls(quantize), 0)
+    empty = jax.ShapeDtypeStruct((0, 64), jnp.float32)
+    self.assertEqual(
+      self.calls(quantization_lowerings.round_trip(NVFP4), empty), 0
+    )
+
+
+@quantization_lowerings.needs_compiler
+class OptimizedTest(parameterized.TestCase):
+  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+
+  def opcodes(self, text):
+    """Opcodes of the entry computation's instructions."""
+    entry = text[text.index("\nENTRY") :]
+    return set(re.findall(r"^  (?:ROOT )?%\S+ = .*? ([a-z-]+)\(", entry, re.M))
+
+  @parameterized.product(name=("h200", "b200"), dtype=("bfloat16", "float32"))
+  def test_only_kernels_run(self, name, dtype):
+    compiled = deviceless.compile(
+      lambda x: [quantization.quantize(x, f) for f in formats.FORMATS],
+      jax.ShapeDtypeStruct(X.shape, dtype),
+      target=targets.named_target(name),
+    )
+    text = compiled.as_text()
+    self.assertEqual(text.count(" custom-call("), 1 + 1 + 1 + 3)
+    self.assertContainsSubset({"triton_kernel_call"}, re.findall(r"\w+", text))
+    self.assertContainsSubset(
+      self.opcodes(text),
+      {"parameter", "custom-call", "get-tuple-element", "bitcast", "tuple"},
+    )
+
+  def test_operations_would_be_seen(self):
+    target = dataclasses.replace(H200, triton_error="it is away")
+    text = deviceless.compile(
+      lambda x: quantization.quantize(x, MXFP8), X, target=target
+    ).as_text()
+    self.assertIn("fusion", self.opcodes(text))
+    self.assertNotIn("triton_kernel_call", text)
+
+  def test_fp8_along_the_first_axis_is_written_in_place(self):
+    text = deviceless.compile(
+      lambda x: quantization.quantize(x, MXFP8, axis=0), X, target=H200
+    ).as_text()
+    self.assertNotIn("transpose", text)
+    self.assertNotIn("fusion", self.opcodes(text))
+
+  @parameterized.parameters(MXFP8, NVFP4)
+  def test_inside_of_shard_map_each_gpu_runs_the_kernels(self, format):
+    mesh = deviceless.mesh(H200, (4,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, P("x"))
+    quantize = jax.shard_map(
+      lambda x: quantization.dequantize(quantization.quantize(x, format)),
+      mesh=mesh,
+      in_specs=P("x"),
+      out_specs=P("x"),
+    )
+    text = deviceless.compile(
+      quantize,
+      jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding),
+      target=H200,
+      mesh=mesh,
+    ).as_text()
+    width = 768 // (2 if format.is_fp4 else 1)
+    self.assertRegex(text, rf"u8\[1,128,{width}\].*triton_kernel_call")
+
+
+def problem(**changes):
+  fields = {
+    "shape": (512, 768),
+    "dtype": np.dtype(jnp.bfloat16),
+    "format": MXFP8,
+    "axis": 1,
+  }
+  return quantization_triton.QuantizeProblem(**(fields | changes))
+
+
+OTHER_FORMAT = formats.BlockFormat(
+  name="mxfp8_per_16",
+  values_dtype=formats.E4M3,
+  scale_dtype=formats.E8M0,
+  block_size=16,
+)
+
+
+class ChoiceTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({}, "cpu", "needs an NVIDIA or AMD GPU, the target's platform is cpu"),
+    ({"format": OTHER_FORMAT}, "h200", "serves mxfp8.*got mxfp8_per_16"),
+    ({"dtype": np.dtype(np.float64)}, "h200", "float16, got float64"),
+    ({"shape": (None, 768)}, "h200", "needs static sizes"),
+    ({"shape": (0, 768)}, "h200", "needs sizes of at least 1"),
+    (
+      {"shape": (2**31 * 32, 64)},
+      "h200",
+      r"needs 4294967296 programs, a launch has at most 2147483647",
+    ),
+  )
+  def test_refusals_say_why(self, changes, name, reason):
+    target = targets.named_target(name)
+    refusal = quantization_triton.supports(problem(**changes), target)
+    self.assertRegex(refusal.reason, reason)
+
+  def test_architecture_without_kernels_is_refused(self):
+    target = dataclasses.replace(H200, compute_capability=(7, 5))
+    refusal = quantization_triton.supports(problem(), target)
+    self.assertRegex(refusal.reason, "has kernels for sm_80.*sm_75")
+
+  def test_each_named_gpu_is_served_by_triton_where_that_can_lower(self):
+    for name in targets.TARGET_NAMES:
+      target = targets.named_target(name)
+      choose = functools.partial(quantization_primitive.choose, problem())
+      expected = "xla" if name == "cpu" else "triton"
+      self.assertEqual(
+        choose(targets.with_triton(target)).implementation, expected, name
+      )
+      if target.platform == "rocm":
+        self.assertEqual(choose(target).implementation, "xla")
+        self.assertRegex(choose(target).reason, "triton.*not for one by name")
+
+  @parameterized.parameters(
+    ({}, "avx2", "cpu", ""),
+    ({}, None, "xla", "cpu kernels are not on the target"),
+    ({"axis": 0}, "avx2", "xla", "cpu kernels are slower for FP8"),
+    ({"axis": 0, "format": NVFP4}, "avx2", "cpu", ""),
+    ({"format": OTHER_FORMAT}, "avx2", "xla", "cpu kernels do not know"),
+  )
+  def test_choice_on_cpus(self, changes, kernels, implementation, reason):
+    target = dataclasses.replace(CPU, cpu_kernels=kernels)
+    choice = quantization_primitive.choose(problem(**changes), target)
+    self.assertEqual(choice.implementation, implementation)
+    self.assertStartsWith(choice.reason, reason)
+
+  def test_problem_is_printed_by_what_it_asks_for(self):
+    self.assertEqual(str(problem()), "bfloat16[512, 768] to mxfp8, axis 1")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,140 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule is told about the module, asked from inside of a rule."""
+
+import dataclasses
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.extend import core as extend_core
+from jax.interpreters import mlir
+
+from jaxplugin.core import targets
+from jaxplugin.quantization import quantization_primitive
+from jaxplugin.runtime import lowering
+
+P = jax.sharding.PartitionSpec
+WITHOUT = targets.named_target("cpu")
+WITH = dataclasses.replace(WITHOUT, cpu_kernels="avx2")
+X = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+
+# An identity that notes what its lowering rule is told.
+noted = []
+probe_p = extend_core.Primitive("lowering_test_probe")
+probe_p.def_abstract_eval(lambda x, *, target: x)
+
+
+def _lower_probe(ctx, x, *, target):
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
+  choice = quantization_primitive.decide_dequantize(module, device)
+  serve = choice.implementation == "cpu"
+  assert serve or choice.reason
+  noted.append((serve, lowering.is_partitioned(ctx)))
+  return [x]
+
+
+mlir.register_lowering(probe_p, _lower_probe)
+
+
+def probe(x):
+  return probe_p.bind(x, target=targets.overriding_target())
+
+
+def mesh(shape=(8,), names=("x",)):
+  return jax.make_mesh(
+    shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)
+  )
+
+
+def sharded(mesh, spec=P("x")):
+  sharding = jax.sharding.NamedSharding(mesh, spec)
+  return jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding)
+
+
+class LoweringTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    noted.clear()
+    self.enter_context(targets.use_target(WITH))
+
+  def lower(self, function, x, platforms=("cpu",)):
+    traced = jax.jit(lambda x: function(x)).trace(x)
+    traced.lower(lowering_platforms=platforms)
+    (told,) = noted
+    return told
+
+  def test_kernels_serve_a_module_for_one_cpu(self):
+    self.assertEqual(self.lower(probe, X), (True, False))
+
+  @parameterized.parameters(
+    (("cuda",),), (("rocm",),), (("tpu",),), (("cpu", "cuda"),)
+  )
+  def test_kernels_serve_no_other_platform_and_no_choice_of_them(self, names):
+    self.assertEqual(self.lower(probe, X, names), (False, False))
+
+  def test_kernels_do_not_serve_a_target_without_them(self):
+    with targets.use_target(WITHOUT):
+      self.assertEqual(self.lower(probe, X), (False, False))
+
+  def test_target_of_another_platform_leaves_the_detected_cpu(self):
+    with targets.use_target(targets.named_target("b200")):
+      serve, _ = self.lower(probe, X)
+    detected = targets.detect_target("cpu").cpu_kernels is not None
+    self.assertEqual(serve, detected)
+
+  @parameterized.parameters(
+    (X,),
+    (jax.ShapeDtypeStruct(jax.export.symbolic_shape("a, 64"), jnp.float32),),
+  )
+  def test_kernels_do_not_serve_an_exported_module(self, x):
+    jax.export.export(jax.jit(probe), platforms=("cpu",))(x)
+    self.assertEqual([serve for serve, _ in noted], [False])
+
+  def test_kernels_do_not_serve_a_partitioned_module(self):
+    self.assertEqual(self.lower(probe, sharded(mesh())), (False, True))
+
+  def test_module_for_an_abstract_mesh_is_partitioned(self):
+    x = sharded(jax.sharding.AbstractMesh((8,), ("x",)))
+    self.assertEqual(self.lower(probe, x), (False, True))
+
+  def test_mesh_of_one_device_is_not_partitioned(self):
+    x = sharded(mesh((1,)))
+    self.assertEqual(self.lower(probe, x), (True, False))
+
+  def test_inside_of_shard_map_over_all_axes_is_not_partitioned(self):
+    devices = mesh((4, 2), ("x", "y"))
+    function = jax.shard_map(
+      probe, mesh=devices, in_specs=P("x", "y"), out_specs=P("x", "y")
+    )
+    self.assertEqual(self.lower(function, sharded(devices)), (True, False))
+
+  def test_inside_of_shard_map_over_some_axes_is_partitioned(self):
+    devices = mesh((4, 2), ("x", "y"))
+    function = jax.shard_map(
+      probe,
+      mesh=devices,
+      in_specs=P("x"),
+      out_specs=P("x"),
+      axis_names={"x"},
+    )
+    self.assertEqual(self.lower(function, sharded(devices)), (False, True))
+
+
+class ResolveTargetTest(absltest.TestCase):
+  def test_override_holds_for_its_own_platform_only(self):
+    b200 = targets.named_target("b200")
+    self.assertIs(lowering.resolve_target(b200, "cuda"), b200)
+    self.assertIs(lowering.resolve_target(WITH, "cpu"), WITH)
+    for override in (None, b200):
+      self.assertEqual(
+        lowering.resolve_target(override, "cpu"),
+        targets.detect_target("cpu"),
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

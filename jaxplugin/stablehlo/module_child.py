@@ -1,0 +1,195 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The process that parses modules which may end it; `module_process` asks it.
+
+jaxlib's parsers abort on some malformed modules, and corrupt memory before they
+do. So each request is served in a fork of its own, with limits, and whatever
+that does is a reply.
+
+A message, either way, is the length of a JSON object (4 bytes, little-endian),
+the object, and as many bytes as its "size" says. A request's bytes are the
+module; its object has
+
+  name, is_text         as of `module_parsing.parse`
+  cpu_s, memory_bytes, stack_bytes, out_bytes, wall_s
+                        limits of the fork
+
+A reply's bytes are the module as text, with places, unless it came as text of
+StableHLO. Its object has one of
+
+  error                 a `ModuleError`
+  died                  how the fork ended instead of answering
+  version, is_text      of a module that is well: as of `module_parsing.Parsed`
+
+The text of a reply has been parsed in the fork, as the asking process is going
+to do, with a smaller stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import struct
+import sys
+import tempfile
+from typing import IO
+from typing import Any
+from typing import Final
+
+from jaxplugin.jaxext import jaxlib_private
+from jaxplugin.stablehlo import module_parsing
+
+if sys.platform != "win32":  # where there is no `os.fork` either
+  import resource
+
+  _C_LIBRARY: Final = ctypes.CDLL(None)
+IDLE_S: Final = 60.0  # without a request the process ends; it starts anew
+LENGTH: Final = struct.Struct("<I")
+
+
+def write_message(file: IO[bytes], header: dict[str, Any], data: bytes) -> None:
+  """Writes one message."""
+  text = json.dumps({**header, "size": len(data)}).encode()
+  file.write(LENGTH.pack(len(text)))
+  file.write(text)
+  file.write(data)
+  file.flush()
+
+
+def read_message(file: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+  """Reads one message; None at the end of the file."""
+  start = file.read(LENGTH.size)
+  if len(start) < LENGTH.size:
+    return None
+  header = json.loads(file.read(LENGTH.unpack(start)[0]))
+  data = file.read(header["size"])
+  return None if len(data) < header["size"] else (header, data)
+
+
+def serve() -> None:
+  """Answers requests on standard input until it ends."""
+  requests = os.fdopen(os.dup(0), "rb")
+  replies = os.fdopen(os.dup(1), "wb")
+  null = os.open(os.devnull, os.O_RDWR)
+  for descriptor in (0, 1, 2):  # what parsers say of themselves
+    os.dup2(null, descriptor)
+  context = jaxlib_private.make_ir_context()
+  gc.disable()  # forks share more of what nobody writes to
+  while select.select([requests], [], [], IDLE_S)[0]:
+    request = read_message(requests)
+    if request is None:
+      return
+    write_message(replies, *_serve(context, requests, *request))
+
+
+def _serve(
+  context: Any, requests: IO[bytes], request: dict[str, Any], data: bytes
+) -> tuple[dict[str, Any], bytes]:
+  """The reply to one request."""
+  with tempfile.TemporaryFile() as file:
+    end, start = os.pipe()  # closed when the fork ends, however it does
+    pid = os.fork()
+    if pid == 0:
+      os.close(end)
+      _answer(context, request, data, file)
+    os.close(start)
+    died = ""
+    try:
+      waited = [end, requests.fileno()]
+      ready, _, _ = select.select(waited, [], [], request["wall_s"])
+      if end not in ready:
+        os.kill(pid, signal.SIGKILL)
+        died = f"was stopped after {request['wall_s']:.0f} s"
+    finally:
+      os.close(end)
+      _, status = os.waitpid(pid, 0)
+    if requests.fileno() in ready:  # nobody waits for the reply
+      sys.exit()
+    file.seek(0)
+    with contextlib.suppress(ValueError, TypeError, KeyError, struct.error):
+      reply = None if status else read_message(file)
+      if reply is not None:
+        return reply
+    return {"died": died or _ending(status)}, b""
+
+
+def _ending(status: int) -> str:
+  if os.WIFSIGNALED(status):
+    number = os.WTERMSIG(status)
+    if number == signal.SIGXCPU:
+      return "used up its CPU time"
+    if number == signal.SIGXFSZ:
+      return "made too long a text"
+    return f"ended by {signal.Signals(number).name}"
+  return f"ended with status {os.waitstatus_to_exitcode(status)}"
+
+
+def _answer(
+  context: Any, request: dict[str, Any], data: bytes, file: IO[bytes]
+) -> None:
+  """Writes a reply to `file`, and ends the process."""
+  status = 1
+  try:
+    _limit(request)
+    try:
+      reply, text = _parse(context, request, data)
+    except module_parsing.ModuleError as error:
+      reply, text = {"error": str(error)}, b""
+    except Exception as error:  # what the bindings make of a broken module
+      why = f"{request['name']}: malformed: {error!r}"
+      reply, text = {"error": why}, b""
+    write_message(file, reply, text)
+    status = 0
+  finally:
+    os._exit(status)  # without destructors, of what may be broken
+
+
+def _parse(
+  context: Any, request: dict[str, Any], data: bytes
+) -> tuple[dict[str, Any], bytes]:
+  name = request["name"]
+  given = data.decode() if request["is_text"] else data
+  parsed = module_parsing.parse(given, name, context)
+  module_parsing.read_places(parsed.module)
+  reply = {"version": parsed.version, "is_text": parsed.is_text}
+  text = parsed.module.operation.get_asm(
+    binary=True, enable_debug_info=True, print_generic_op_form=True
+  )
+  if parsed.is_text:
+    return reply, b""  # whoever asks parses what he has
+  module_parsing.parse(text.decode(), name, context)
+  return reply, text
+
+
+def _limit(request: dict[str, Any]) -> None:
+  """Sets the limits of this process, where the system knows them."""
+  used = 0
+  with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+  for kind, value in (
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_CPU, request["cpu_s"]),
+    (resource.RLIMIT_FSIZE, request["out_bytes"]),
+    (resource.RLIMIT_STACK, request["stack_bytes"]),
+    (resource.RLIMIT_AS, used + request["memory_bytes"]),
+  ):
+    _, most = resource.getrlimit(kind)
+    if most != resource.RLIM_INFINITY:
+      value = min(value, most)
+    with contextlib.suppress(OSError, ValueError):  # macOS has no RLIMIT_AS
+      resource.setrlimit(kind, (value, most))
+  if sys.platform == "linux":
+    _die_with_parent()
+
+
+def _die_with_parent() -> None:
+  set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+  parent = os.getppid()
+  _C_LIBRARY.prctl(set_parent_death_signal, signal.SIGKILL)
+  if os.getppid() != parent:
+    os._exit(1)

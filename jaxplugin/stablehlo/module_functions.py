@@ -1,0 +1,329 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of a module computes, as a JAX function, and as StableHLO."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import dot
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import decisions as problem_lib
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import call as call_lib
+from jaxplugin.dot import traced as decisions
+from jaxplugin.dropin import nn_operands
+from jaxplugin.dropin import nn_scaled
+from jaxplugin.stablehlo import module_calls
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lowering:
+  """How a call is computed on a target.
+
+  Attributes:
+    name: what a function that computes it is called.
+    description: what is computed, in words.
+    decided: what was decided about its dot; None where it has none.
+    traced: the function that computes it, traced.
+    platform: what it is to be lowered for.
+  """
+
+  name: str
+  description: str
+  decided: decisions.Decided | None
+  traced: Any
+  platform: str
+
+  def stablehlo(self) -> Any:
+    """The function as @main of an `ir.Module`."""
+    lowered = self.traced.lower(lowering_platforms=(self.platform,))
+    return lowered.compiler_ir("stablehlo")
+
+
+def lower(
+  call: module_calls.ModuleCall,
+  target: targets.Target,
+  implementation: str | None,
+  scale_rounding: quantization.ScaleRounding,
+) -> Lowering:
+  """Traces what `call` computes, for a target.
+
+  Args:
+    call: the call.
+    target: where.
+    implementation: of the dots; None chooses.
+    scale_rounding: of the quantization.
+
+  Raises:
+    TypeError, ValueError, NotImplementedError: it cannot be computed there.
+  """
+  make = {
+    module_calls.QUANTIZE: _quantize,
+    module_calls.DEQUANTIZE: _dequantize,
+    module_calls.DOT: _dot,
+    module_calls.SWIZZLED_DOT: _swizzled_dot,
+    module_calls.SCALED_DOT: _scaled_dot,
+  }[call.name]
+  for array in (*call.operands, *call.results):
+    if array.dtype.itemsize > 4:
+      raise TypeError(f"64-bit arrays are not supported, got {array}")
+  kind, function = make(call, implementation, scale_rounding)
+  function.__name__ = kind  # names the operations in profiles
+  with targets.use_target(target):
+    # Arguments that go unused (a scale of ones) are the call's all the same.
+    traced = jax.jit(function, keep_unused=True).trace(*call.operands)
+  outputs = jax.tree.leaves(traced.out_info)
+  if [(x.shape, x.dtype) for x in outputs] != [
+    (x.shape, x.dtype) for x in call.results
+  ]:
+    raise TypeError(
+      f"its results must be {module_calls.shape_list(outputs)}, got"
+      f" {module_calls.shape_list(call.results)}"
+    )
+  eqns = list(decisions.dots(traced.jaxpr.jaxpr))
+  decided = decisions.decide(eqns[0], target) if eqns else None
+  description = _description(call, decided)
+  return Lowering(
+    name=_function_name(kind, call, decided),
+    description=description,
+    decided=decided,
+    traced=traced,
+    platform=target.platform,
+  )
+
+
+# A function's kind, and the function.
+_Made = tuple[str, Callable[..., Any]]
+
+
+def _quantize(
+  call: module_calls.ModuleCall,
+  implementation: str | None,
+  scale_rounding: quantization.ScaleRounding,
+) -> _Made:
+  del implementation
+  format = _format_of(call)
+
+  def function(x):
+    # The call returns no global scale; 1 leaves it to the block scales.
+    global_scale = 1.0 if format.has_global_scale else None
+    result = quantization.quantize(
+      x,
+      format,
+      scale_rounding=scale_rounding,
+      global_scale=global_scale,
+      packed=False,
+    )
+    return result.values, result.scale
+
+  return "quantize", function
+
+
+def _dequantize(
+  call: module_calls.ModuleCall,
+  implementation: str | None,
+  scale_rounding: quantization.ScaleRounding,
+) -> _Made:
+  del implementation, scale_rounding
+  format, dtype = _format_of(call), call.results[0].dtype
+
+  def function(values, scale):
+    array = scaled_array.ScaledArray(values, scale, None, format)
+    return quantization.dequantize(array, dtype)
+
+  return "dequantize", function
+
+
+def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
+  """The format that a quantize or dequantize call goes to or from."""
+  is_quantize = call.name == module_calls.QUANTIZE
+  values, scale = call.results if is_quantize else call.operands
+  floats = call.operands[0] if is_quantize else call.results[0]
+  if floats.dtype not in call_lib.PLAIN_DTYPES:
+    raise TypeError(
+      f"the floats must be float32, bfloat16 or float16, got {floats.dtype}"
+    )
+  for what, array in (("values", values), ("scale", scale)):
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+      raise TypeError(f"{what} must be floating-point, got {array.dtype}")
+  format = nn_operands.block_format(
+    values.dtype, scale.dtype, call.block_sizes[0], False
+  )
+  if is_quantize and not _can_quantize_to(format):
+    raise NotImplementedError(
+      f"cannot quantize to {format}; known formats: {formats.pairs_table()},"
+      " and others of 4- and 8-bit values and scales"
+    )
+  return format
+
+
+def _can_quantize_to(format: formats.BlockFormat) -> bool:
+  """Whether values have a known encoding, and scales too."""
+  known = (formats.E4M3, formats.E5M2, formats.E2M1)
+  scales = (formats.E8M0, formats.E4M3, formats.E5M2)
+  return format.values_dtype in known and format.scale_dtype in scales
+
+
+def _dot(
+  call: module_calls.ModuleCall,
+  implementation: str | None,
+  scale_rounding: quantization.ScaleRounding,
+) -> _Made:
+  del scale_rounding
+
+  def function(lhs, rhs, lhs_scale, rhs_scale=None, global_scale=None):
+    sides, sizes, padded = [], [], []
+    for side, values, scale, size in (
+      ("lhs", lhs, lhs_scale, call.block_sizes[0]),
+      ("rhs", rhs, rhs_scale, call.block_sizes[-1]),
+    ):
+      operand, scale, is_padded = _operand(side, values, scale, size)
+      sides.append((operand, scale))
+      sizes.append(size)
+      padded.append(is_padded)
+    if global_scale is not None:
+      global_scale = global_scale.astype(jnp.float32)
+    return dot.block_scaled_dot(
+      sides[0][0],
+      sides[1][0],
+      sides[0][1],
+      sides[1][1],
+      global_scale,
+      block_size=(sizes[0], sizes[1]) if any(padded) else None,
+      preferred_element_type=_result_dtype(call),
+      implementation=implementation,
+    )
+
+  return "block_scaled_dot", function
+
+
+def _operand(
+  side: str, values: jax.Array, scale: jax.Array | None, block_size: int
+) -> tuple[Any, jax.Array | None, bool]:
+  """What `block_scaled_dot` takes for values and a scale of any real dtype.
+
+  Returns:
+    (operand, scale or None, whether that scale is padded)
+  """
+  if scale is None:
+    plain = nn_operands.as_float(call_lib.WHO, side, values)
+    if plain.dtype not in call_lib.PLAIN_DTYPES:
+      plain = plain.astype(jnp.bfloat16)  # exact for 8 bits and fewer
+    return plain, None, False
+  exact = (*values.shape[:-1], -(-values.shape[-1] // block_size))
+  known = formats.infer(values.dtype, scale.dtype)
+  is_integer = values.dtype == np.uint8  # here they are no packed FP4
+  if known is not None and known.block_size == block_size and not is_integer:
+    return values, scale, scale.shape != exact
+  values = nn_operands.as_float(call_lib.WHO, side, values)
+  scale = nn_operands.as_float(call_lib.WHO, f"{side}_scale", scale)
+  scale = lax.slice(scale, (0,) * scale.ndim, exact)
+  format = nn_operands.block_format(
+    values.dtype, scale.dtype, block_size, False
+  )
+  return scaled_array.ScaledArray(values, scale, None, format), None, False
+
+
+def _swizzled_dot(
+  call: module_calls.ModuleCall,
+  implementation: str | None,
+  scale_rounding: quantization.ScaleRounding,
+) -> _Made:
+  del scale_rounding
+
+  def swizzled(side, values, scale):
+    format = formats.infer(values.dtype, scale.dtype)
+    if format is None or values.dtype == formats.PACKED:
+      raise TypeError(
+        f"{side} {values.dtype} with {side}_scale {scale.dtype} is no block"
+        f" format; known ones: {formats.pairs_table()}"
+      )
+    return scaled_array.ScaledArray(
+      values, scale, None, format, scale_layout=scaled_array.SWIZZLED
+    )
+
+  def function(lhs, rhs, lhs_scale, rhs_scale, global_scale=None):
+    if global_scale is not None:
+      global_scale = global_scale.astype(jnp.float32)
+    result = dot.block_scaled_dot(
+      swizzled("lhs", lhs, lhs_scale),
+      swizzled("rhs", rhs, rhs_scale),
+      global_scale=global_scale,
+      preferred_element_type=_result_dtype(call),
+      implementation=implementation,
+    )
+    workspace = call.results[1]
+    return result, jnp.zeros(workspace.shape, workspace.dtype)
+
+  return "block_scaled_dot", function
+
+
+def _scaled_dot(
+  call: module_calls.ModuleCall,
+  implementation: str | None,
+  scale_rounding: quantization.ScaleRounding,
+) -> _Made:
+  del scale_rounding
+
+  def function(lhs, rhs, lhs_scale, rhs_scale):
+    lhs_has_scale, rhs_has_scale = call.has_scale
+    return nn_scaled.scaled_dot(
+      lhs,
+      rhs,
+      lhs_scale=lhs_scale if lhs_has_scale else None,
+      rhs_scale=rhs_scale if rhs_has_scale else None,
+      dimension_numbers=call.dimension_numbers,
+      preferred_element_type=_result_dtype(call),
+      implementation=implementation,
+    )
+
+  return "scaled_dot", function
+
+
+def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:
+  dtype = call.results[0].dtype
+  if dtype not in call_lib.RESULT_DTYPES:
+    raise TypeError(
+      f"its result must be float32, bfloat16 or float16, got {dtype}"
+    )
+  return dtype
+
+
+def _description(
+  call: module_calls.ModuleCall, decided: decisions.Decided | None
+) -> str:
+  if call.name == module_calls.QUANTIZE:
+    (x,) = call.operands
+    return f"quantize {module_calls.shape_list([x])} to {_format_of(call)}"
+  if call.name == module_calls.DEQUANTIZE:
+    (x,) = call.results
+    return f"dequantize {_format_of(call)} to {module_calls.shape_list([x])}"
+  if decided is None:
+    return f"plain dot of {module_calls.shape_list(call.operands[:2])}"
+  return str(decided.problem)
+
+
+def _function_name(
+  kind: str, call: module_calls.ModuleCall, decided: decisions.Decided | None
+) -> str:
+  """E.g. block_scaled_dot.mxfp8_xla, quantize.nvfp4."""
+  if call.name in (module_calls.QUANTIZE, module_calls.DEQUANTIZE):
+    parts = [str(_format_of(call))]
+  elif decided is None or decided.decision is None:
+    parts = ["plain"]
+  else:
+    problem: problem_lib.DotProblem = decided.problem
+    sides = dict.fromkeys((str(problem.lhs), str(problem.rhs)))
+    parts = [*sides, decided.decision.implementation]
+  return f"{kind}.{re.sub(r'[^A-Za-z0-9]+', '_', '_'.join(parts))}"

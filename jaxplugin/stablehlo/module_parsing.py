@@ -1,0 +1,256 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules parsed, in whatever form, with errors that say where and why.
+
+It imports jaxlib, and not JAX: a process of its own does the same for modules
+that may end it (`module_child`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from jaxplugin.jaxext import jaxlib_private
+
+BYTECODE_MAGIC: Final = b"ML\xefR"
+# The producer's name follows the magic and one byte of format version. MLIR
+# itself says "MLIR", StableHLO's serializer its name and version.
+_PORTABLE_PRODUCER: Final = re.compile(
+  rb"ML\xefR[\x00-\xff]StableHLO_v(\d+\.\d+\.\d+)\x00"
+)
+PARSE_BUFFER: Final = "-"  # how MLIR calls a string that it parses
+# Places can be shared: without a limit there is no end of looking at them.
+_MOST_PLACES: Final = 10_000
+_HLO_ERROR: Final = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
+
+
+class ModuleError(ValueError):
+  """A module that cannot be read or written; says where and why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parsed:
+  """A module, verified.
+
+  Attributes:
+    module: it.
+    version: of StableHLO, where it was a portable artifact.
+    is_text: whether its places, where it names none, are those in that text.
+  """
+
+  module: ir.Module
+  version: str | None = None
+  is_text: bool = False
+
+
+def is_bytecode(data: bytes) -> bool:
+  """Whether these are the first bytes, or all, of MLIR bytecode."""
+  return bool(data) and BYTECODE_MAGIC.startswith(data[: len(BYTECODE_MAGIC)])
+
+
+def decode(data: bytes, name: str) -> str:
+  """Text in UTF-8; raises ModuleError where it is none."""
+  try:
+    return data.decode()
+  except UnicodeDecodeError:
+    raise ModuleError(
+      f"{name}: neither MLIR bytecode, which starts with {BYTECODE_MAGIC!r},"
+      f" nor UTF-8 text; it starts with {data[:8]!r}"
+    ) from None
+
+
+def portable_version(data: bytes) -> str | None:
+  """StableHLO's version, of a portable artifact."""
+  match = _PORTABLE_PRODUCER.match(data)
+  return None if match is None else match[1].decode()
+
+
+def is_hlo(text: str) -> bool:
+  """Whether the first line that is no comment begins an HLO module."""
+  for line in text.splitlines():
+    line = line.strip()
+    if line and not line.startswith("//"):
+      return line.split(maxsplit=1)[0].rstrip(",") == "HloModule"
+  return False
+
+
+def parse(data: str | bytes, name: str, context: ir.Context) -> Parsed:
+  """Parses and verifies text, HLO text, bytecode or a portable artifact.
+
+  Args:
+    data: the module.
+    name: how messages call it.
+    context: where it is to live.
+
+  Raises:
+    ModuleError: it does not parse, is truncated, or is not valid.
+  """
+  try:
+    if isinstance(data, bytes):
+      parsed = _parse_bytecode(data, name, context)
+    else:
+      parsed = _parse_text(data, name, context)
+    verify(parsed.module, name)
+  except RuntimeError as error:  # what the bindings raise of strings not UTF-8
+    message = " ".join(str(error).split())
+    raise ModuleError(f"{name}: malformed: {message}") from None
+  return parsed
+
+
+def verify(module: ir.Module, name: str) -> None:
+  """Raises ModuleError where MLIR's verifier finds fault with the module."""
+  try:
+    module.operation.verify()
+  except ir.MLIRError as error:
+    raise ModuleError(_first_diagnostic(error, name)) from None
+
+
+def walk(operation: Any) -> Iterator[Any]:
+  """Every operation below this one, whatever region it is in, in order."""
+  levels = [_children(operation)]
+  while levels:
+    child = next(levels[-1], None)
+    if child is None:
+      levels.pop()
+    else:
+      yield child
+      levels.append(_children(child))
+
+
+def _children(operation: Any) -> Iterator[Any]:
+  for region in operation.regions:
+    for block in region:
+      for child in block:
+        yield child.operation
+
+
+def file_location(location: Any) -> Any:
+  """The innermost `FileLineColLoc` of a location; None if it has none."""
+  waiting = [location]
+  for _ in range(_MOST_PLACES):
+    if not waiting:
+      break
+    place = waiting.pop()
+    if isinstance(place, ir.FileLineColLoc):
+      return place
+    if isinstance(place, ir.NameLoc):
+      waiting.append(place.child_loc)
+    elif isinstance(place, ir.CallSiteLoc):
+      waiting += (place.caller, place.callee)
+    elif isinstance(place, ir.FusedLoc):
+      waiting += reversed(list(place.locations))
+  return None
+
+
+def string(attribute: Any) -> str:
+  """An `ir.StringAttr`, whose bytes need not be UTF-8."""
+  return attribute.value_bytes.decode(errors="backslashreplace")
+
+
+def read_places(module: ir.Module) -> None:
+  """Reads every place that a module names.
+
+  The bindings end the process where a file's name is not UTF-8.
+  """
+  for operation in walk(module.operation):
+    place = file_location(operation.location)
+    if place is not None:
+      _ = place.filename
+
+
+def _parse_text(text: str, name: str, context: ir.Context) -> Parsed:
+  if not text.strip():
+    raise ModuleError(f"{name}: the module is empty")
+  if is_hlo(text):
+    return Parsed(module=_parse(_convert_hlo(text, name), name, context))
+  return Parsed(module=_parse(text, name, context), is_text=True)
+
+
+def _parse_bytecode(data: bytes, name: str, context: ir.Context) -> Parsed:
+  if len(data) <= len(BYTECODE_MAGIC):
+    raise ModuleError(f"{name}: the bytecode is truncated after {len(data)} B")
+  # A portable artifact is bytecode of the VHLO dialect, which parses as well.
+  # So whatever is wrong with its bytes is told by the parser, as exceptions.
+  module = _parse(data, name, context)
+  version = portable_version(data)
+  if version is not None:
+    module = _of_portable_artifact(data, name, context)
+  return Parsed(module=module, version=version)
+
+
+def _parse(data: str | bytes, name: str, context: ir.Context) -> ir.Module:
+  try:
+    return ir.Module.parse(data, context)
+  except ir.MLIRError as error:
+    raise ModuleError(_first_diagnostic(error, name)) from None
+
+
+def _first_diagnostic(error: ir.MLIRError, name: str) -> str:
+  """What MLIR says first, with the file, line and column that it means."""
+  diagnostics = error.error_diagnostics
+  if not diagnostics:
+    return f"{name}: {error.message}"
+  where = diagnostics[0].location
+  # A diagnostic's location has lost its class.
+  place = file_location(ir.Location.from_attr(where.attr, where.context))
+  message = diagnostics[0].message
+  if place is None:
+    return f"{name}: {message}"
+  if place.filename != PARSE_BUFFER:
+    return f"{name}: {message} (at {place.filename}:{place.start_line})"
+  if place.start_line == 0:  # bytecode has no lines
+    return f"{name}: malformed or truncated bytecode: {message}"
+  return f"{name}:{place.start_line}:{place.start_col}: {message}"
+
+
+def _of_portable_artifact(
+  data: bytes, name: str, context: ir.Context
+) -> ir.Module:
+  with collected_diagnostics(context) as messages:
+    try:
+      return stablehlo.deserialize_portable_artifact(context, data)
+    except ValueError as error:
+      why = "; ".join(dict.fromkeys(messages)) or str(error)
+      raise ModuleError(f"{name}: unreadable portable artifact: {why}") from (
+        None
+      )
+
+
+class collected_diagnostics:
+  """Collects what MLIR would print to the process's stderr."""
+
+  def __init__(self, context: ir.Context) -> None:
+    self._context = context
+    self._messages: list[str] = []
+
+  def __enter__(self) -> list[str]:
+    self._handler = self._context.attach_diagnostic_handler(self._collect)
+    return self._messages
+
+  def __exit__(self, *unused: Any) -> None:
+    self._handler.detach()
+
+  def _collect(self, diagnostic: Any) -> bool:
+    self._messages.append(diagnostic.message)
+    return True
+
+
+def _convert_hlo(text: str, name: str) -> bytes:
+  try:
+    return jaxlib_private.stablehlo_of_hlo(text)
+  except jaxlib_private.HloError as error:
+    match = _HLO_ERROR.search(str(error))
+    if match is not None:
+      line, column, message = match.groups()
+      raise ModuleError(f"{name}:{line}:{column}: {message}") from None
+    message = " ".join(str(error).split())
+    raise ModuleError(f"{name}: HLO that cannot be converted: {message}") from (
+      None
+    )

@@ -1,0 +1,294 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules read and written: StableHLO in every form that it comes in.
+
+What can be read, and what `Source.write` makes of it:
+
+  str, StableHLO text                       -> str, StableHLO text
+  str, HLO text                             -> str, StableHLO text
+  bytes, MLIR bytecode                      -> bytes, MLIR bytecode
+  bytes, a StableHLO portable artifact      -> bytes, the same, same version
+  bytes, any of the texts in UTF-8          -> bytes, StableHLO text in UTF-8
+  `ir.Module`, `jax.stages.Lowered`         -> `ir.Module`
+  `jax.export.Exported`                     -> `jax.export.Exported`
+
+What was given is never changed. Text keeps its locations where it has some.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+from typing import Final
+
+import jax
+import jax.export
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from jaxplugin.jaxext import jax_private
+from jaxplugin.stablehlo import module_parsing
+from jaxplugin.stablehlo import module_process
+
+TEXT: Final = "text"
+BYTECODE: Final = "bytecode"
+PORTABLE: Final = "portable"
+_LONGEST_SHOWN: Final = 200  # bytes of a string, by `Source.elide`
+FORMS: Final = (TEXT, BYTECODE, PORTABLE)
+
+ModuleError = module_parsing.ModuleError
+verify = module_parsing.verify
+walk = module_parsing.walk
+
+
+@dataclasses.dataclass(kw_only=True)
+class Source:
+  """A module that was read.
+
+  Attributes:
+    module: a copy, free to be changed.
+    given: what was read.
+    name: its file, or another name, for messages.
+    form: `TEXT`, `BYTECODE`, `PORTABLE`, or None for an object.
+    version: of StableHLO, where the form is `PORTABLE`.
+    has_locations: whether the module came with source locations.
+  """
+
+  module: ir.Module
+  given: Any
+  name: str
+  form: str | None
+  version: str | None = None
+  has_locations: bool = True
+
+  def write(self) -> Any:
+    """`module` as the kind of thing that was given.
+
+    Raises:
+      ModuleError: a portable artifact's version lacks what the module uses.
+    """
+    given = self.given
+    if isinstance(given, jax.export.Exported):
+      # Verbatim is how JAX writes it as well, which allows for Shardy's ops.
+      assert self.version is not None  # it holds a portable artifact
+      data = _portable_artifact(self.module, self.version, self.name)
+      return dataclasses.replace(given, mlir_module_serialized=data)
+    if self.form is None:
+      return self.module
+    result = self.serialize(self.form)
+    if isinstance(given, str):
+      return result
+    return result.encode() if isinstance(result, str) else result
+
+  def unchanged(self) -> Any:
+    """What was given; of `jax.stages.Lowered` its module."""
+    is_lowered = isinstance(self.given, jax.stages.Lowered)
+    return self.module if is_lowered else self.given
+
+  def require_platform(self, platform: str) -> None:
+    """Raises ValueError where an `Exported` is not for this platform alone."""
+    if isinstance(self.given, jax.export.Exported):
+      platforms = tuple(self.given.platforms)
+      if platforms != (platform,):
+        raise ValueError(
+          f"{self.name}: an Exported must be for the target's platform"
+          f" {platform!r} alone, got {platforms}; export it with"
+          f" platforms=[{platform!r}]"
+        )
+
+  def serialize(self, form: str) -> str | bytes:
+    """`module` in one of `FORMS`; raises ModuleError as `write` does."""
+    if form == TEXT:
+      operation = self.module.operation
+      return operation.get_asm(enable_debug_info=self.has_locations)
+    if form == BYTECODE:
+      return _bytecode(self.module)
+    version = self.version or stablehlo.get_current_version()
+    return _portable_artifact(self.module, version, self.name)
+
+  def elide(self) -> None:
+    """Replaces each long string in a backend_config by its length.
+
+    What is left can be read by people, and compiled by nobody.
+    """
+    for operation in walk(self.module.operation):
+      attributes = operation.attributes
+      for name in ("backend_config", "mhlo.backend_config"):
+        if name in attributes:
+          attributes[name] = _elided(attributes[name])
+
+  def location(self, operation: Any) -> str:
+    """Where an operation comes from, "file:line:column", or "".
+
+    That is the innermost place in a file that its location names. Of text
+    without locations, it is the place in that text. Where no file is named it
+    is the operation's name, which in HLO every instruction has.
+    """
+    place = module_parsing.file_location(operation.location)
+    if place is None:
+      location = operation.location
+      return location.name_str if isinstance(location, ir.NameLoc) else ""
+    file = place.filename
+    file = self.name if file == module_parsing.PARSE_BUFFER else file
+    column = f":{place.start_col}" if place.start_col else ""
+    return f"{file}:{place.start_line}{column}"
+
+
+def is_module(x: Any) -> bool:
+  """Whether `x` is something that `read` reads, by its type."""
+  kinds = (
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    ir.Module,
+    jax.stages.Lowered,
+    jax.export.Exported,
+  )
+  return isinstance(x, kinds)
+
+
+def read(
+  given: Any, name: str | None = None, *, trusted: bool = False
+) -> Source:
+  """Reads a module in any of the forms above, and verifies it.
+
+  jaxlib's parsers end the process on some malformed modules. So what came as
+  text or bytes is parsed by a child process first, and from there comes as text
+  that can be parsed here.
+
+  Args:
+    given: the module.
+    name: how messages call it, such as its path.
+    trusted: parse it here at once; for modules that jaxlib has written.
+
+  Raises:
+    TypeError: it is no form of a module.
+    ModuleError: it does not parse, is truncated, is not valid, or takes more
+      time or memory than a module of its size should.
+  """
+  if not is_module(given):
+    raise TypeError(
+      "module must be StableHLO or HLO text, MLIR bytecode, an ir.Module, a"
+      f" jax.stages.Lowered or a jax.export.Exported, got {type(given)}"
+    )
+  name = name or f"<{type(given).__name__}>"
+  if isinstance(given, (ir.Module, jax.stages.Lowered)):
+    module: Any = given
+    if isinstance(given, jax.stages.Lowered):
+      module = given.compiler_ir("stablehlo")
+    parsed = module_parsing.parse(_bytecode(module), name, module.context)
+    return Source(module=parsed.module, given=given, name=name, form=None)
+  data: str | bytes
+  if isinstance(given, jax.export.Exported):
+    data = given.mlir_module_serialized
+  elif isinstance(given, str):
+    data = given
+  else:
+    data = bytes(given)
+    if not module_parsing.is_bytecode(data):
+      data = module_parsing.decode(data, name)
+  source = _parsed(data, name, trusted)
+  return dataclasses.replace(source, given=given)
+
+
+def copy(module: ir.Module) -> ir.Module:
+  """A copy in the same context."""
+  return ir.Module.parse(_bytecode(module), module.context)
+
+
+def imported(module: ir.Module, context: ir.Context) -> ir.Module:
+  """A copy in another context."""
+  return ir.Module.parse(_bytecode(module), context)
+
+
+def inline_calls(module: ir.Module) -> None:
+  """Inlines the functions that @main calls, directly or not, into it.
+
+  JAX lowers helpers of jax.numpy to functions of their own; MLIR's inliner
+  does not know those dialects in jaxlib.
+  """
+  symbols = ir.SymbolTable(module.operation)
+  main = symbols["main"].operation
+  is_call = lambda operation: operation.name == "func.call"
+  called = set()
+  while calls := list(filter(is_call, walk(main))):
+    for call in calls:
+      name = call.attributes["callee"].value
+      called.add(name)
+      _inline(call, symbols[name])
+  remaining = [op for op in module.body if op.operation != main]
+  for function in remaining:
+    name = function.attributes["sym_name"].value
+    if name in called:
+      symbols.erase(function)
+
+
+def _inline(call: Any, function: Any) -> None:
+  """Replaces a call by copies of the function's operations."""
+  (block,) = function.regions[0].blocks
+  values = dict(zip(block.arguments, call.operands, strict=True))
+  *body, terminator = [child.operation for child in block]
+  for operation in body:
+    copied = operation.clone(ir.InsertionPoint(call)).operation
+    for inner in (copied, *walk(copied)):
+      for i, operand in enumerate(inner.operands):
+        if operand in values:
+          inner.operands[i] = values[operand]
+    values.update(zip(operation.results, copied.results, strict=True))
+  for result, value in zip(call.results, terminator.operands, strict=True):
+    result.replace_all_uses_with(values[value])
+  call.erase()
+
+
+def _elided(attribute: Any) -> Any:
+  context = attribute.context
+  if isinstance(attribute, ir.DictAttr):
+    items = {item.name: _elided(item.attr) for item in attribute}
+    return ir.DictAttr.get(items, context)
+  if isinstance(attribute, ir.StringAttr):
+    length = len(attribute.value_bytes)
+    if length > _LONGEST_SHOWN:
+      return ir.StringAttr.get(f"<{length} bytes>", context)
+  return attribute
+
+
+def _parsed(given: str | bytes, name: str, trusted: bool) -> Source:
+  """Parses and verifies, where it can do no harm."""
+  data, version, form = given, None, TEXT
+  if isinstance(given, bytes):
+    version = module_parsing.portable_version(given)
+    form = BYTECODE if version is None else PORTABLE
+  if not trusted and module_process.is_available():
+    checked = module_process.checked(given, name)
+    data = given if checked.text is None else checked.text
+  parsed = module_parsing.parse(data, name, jax_private.make_ir_context())
+  source = Source(
+    module=parsed.module, given=given, name=name, form=form, version=version
+  )
+  if data is given and parsed.is_text:
+    source.has_locations = any(
+      not isinstance(operation.location, ir.FileLineColLoc)
+      or operation.location.filename != module_parsing.PARSE_BUFFER
+      for operation in walk(source.module.operation)
+    )
+  return source
+
+
+def _bytecode(module: ir.Module) -> bytes:
+  buffer = io.BytesIO()
+  module.operation.write_bytecode(buffer)
+  return buffer.getvalue()
+
+
+def _portable_artifact(module: ir.Module, version: str, name: str) -> bytes:
+  with module_parsing.collected_diagnostics(module.context) as messages:
+    try:
+      # Other dialects: Shardy's are written as they are, as by jax.export.
+      return stablehlo.serialize_portable_artifact(module, version, True)
+    except ValueError as error:
+      why = "; ".join(dict.fromkeys(messages)) or str(error)
+      raise ModuleError(
+        f"{name}: cannot be written as StableHLO {version}: {why}"
+      ) from None

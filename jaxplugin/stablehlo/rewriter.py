@@ -1,0 +1,470 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`rewrite`: the block-scaled calls of a StableHLO module, lowered."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import stablehlo
+
+from jaxplugin import quantization
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import traced
+from jaxplugin.stablehlo import module_calls
+from jaxplugin.stablehlo import module_functions
+from jaxplugin.stablehlo import module_match
+from jaxplugin.stablehlo import module_parsing
+from jaxplugin.stablehlo import modules
+
+# What nanobind raises where it makes a Python string.
+_BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rewritten:
+  """What became of one call.
+
+  Attributes:
+    call: its name.
+    source: file, line and column; empty when not known.
+    description: what it computes.
+    decided: what was decided about its dot; None where it has none.
+    function: the function that computes it now; empty where it stays.
+    error: why it cannot be lowered, for `examine` only.
+  """
+
+  call: str
+  source: str
+  description: str
+  decided: traced.Decided | None = None
+  function: str = ""
+  error: str = ""
+
+  def __str__(self) -> str:
+    place = f"{self.source}: " if self.source else ""
+    line = f"{place}{self.call}: {self.description}: "
+    if self.error:
+      return line + self.error
+    if self.decided is not None:
+      assert self.decided.decision is not None
+      line += f"{self.decided.decision.implementation}, "
+    if not self.function:
+      return line + "stays as it is"
+    return line + f"now a call of @{self.function}"
+
+
+def rewrite(
+  module: Any,
+  target: targets.Target,
+  *,
+  implementation: str | None = None,
+  scale_rounding: quantization.ScaleRounding = "up",
+  trusted: bool = False,
+) -> Any:
+  """Lowers the block-scaled calls of a StableHLO module for a target.
+
+  The calls are `__op$quantize`, `__op$dequantize`, `__op$block_scaled_dot`
+  (with 3, 4 or 5 operands) and `__cudnn$blockScaledDot` custom calls, and
+  `xla.scaled_dot` composites, in whatever function or region. Each becomes a
+  call of a private function, one for all calls that are alike, that computes
+  it as the plugin does on `target`: a dot by the implementation that is chosen
+  as for `block_scaled_dot`, with its meaning (for the composite that of
+  `jp.scaled_dot`). A dot that is already what would be emitted stays. So the
+  second rewriting for a target changes nothing.
+
+  `__op$quantize` and `__op$dequantize` compute what `jp.quantize` (with a
+  global scale of 1 for NVFP4) and `jp.dequantize` do, not what XLA's expansion
+  does. XLA divides amax by a power of two, 2^emax, and rounds the quotient to
+  the scale's dtype to nearest (`scale_rounding="floor"` comes closest: XLA's
+  scale is at times one step larger); it divides 0 by 0 in blocks of zeros for
+  NVFP4, does not saturate, and multiplies in the result's dtype.
+
+  Everything else stays as it is: locations, module attributes, shardings. A
+  call's own sharding becomes a constraint on its results; its frontend
+  attributes go to the call of the function; layouts that it names are dropped,
+  as they say nothing about values. So is everything in its backend_config but
+  the block size. In a module for several partitions XLA partitions plain
+  operations, but replicates the custom calls of cuDNN, of Triton and of the C++
+  kernels.
+
+  Args:
+    module: StableHLO text, HLO text, bytecode or a portable artifact (bytes),
+      an `ir.Module`, what `jax.jit(f).lower(...)` returns, or a
+      `jax.export.Exported` for the target's platform. It is not changed.
+    target: where the module is to run. On `jp.named_target("cpu")` dots become
+      plain operations, on `jp.detect_target("cpu")` calls of the C++ kernels,
+      which are there in a process where such a call was lowered.
+    implementation: "xla", "cudnn", "triton" or "cpu" forces one for all dots;
+      None chooses for each.
+    scale_rounding: "up" or "floor", as in `jp.quantize`.
+    trusted: whether jaxlib may parse the module in this process at once. By
+      default what comes as text or bytes is parsed by a child process first,
+      as jaxlib's parsers end the process on some malformed modules.
+
+  Returns:
+    The same kind of thing as given: text for text (StableHLO for HLO), bytes
+    for bytes, an `ir.Module` for objects, an `Exported` for an `Exported`.
+    Without anything to change it is `module` itself (its `ir.Module` for what
+    `lower` returns).
+
+  Raises:
+    jaxplugin.modules.ModuleError: the module does not parse, is not valid, or
+      ends the parser.
+    TypeError, ValueError, NotImplementedError: an argument is not acceptable,
+      or a call cannot be lowered: names it, its place, and its operands.
+  """
+  source = modules.read(module, trusted=trusted)
+  done = rewrite_source(
+    source,
+    target,
+    implementation=implementation,
+    scale_rounding=scale_rounding,
+  )
+  if any(item.function for item in done):
+    return source.write()
+  return source.unchanged()
+
+
+def rewrite_source(
+  source: modules.Source,
+  target: targets.Target,
+  *,
+  implementation: str | None = None,
+  scale_rounding: quantization.ScaleRounding = "up",
+) -> list[Rewritten]:
+  """Rewrites `source.module` in place; returns what became of each call."""
+  rewriter = _Rewriter(source, target, implementation, scale_rounding)
+  source.require_platform(target.platform)
+  with _readable(source):
+    done = [rewriter.rewrite(op) for op in module_calls.find(source)]
+    rewriter.erase_unused_decompositions()
+  modules.verify(source.module, source.name)
+  return done
+
+
+def examine(
+  source: modules.Source,
+  target: targets.Target,
+  implementation: str | None = None,
+) -> list[Rewritten]:
+  """What would become of each call; those that cannot be lowered say why.
+
+  `source` is of no use afterwards.
+  """
+  rewriter = _Rewriter(source, target, implementation, "up")
+  done = []
+  with _readable(source):
+    operations = module_calls.find(source)
+  for operation in operations:
+    types = [str(operand.type) for operand in operation.operands]
+    unknown = Rewritten(
+      call=str(module_calls.call_name(operation)),
+      source=source.location(operation),
+      description=f"({', '.join(types)})",
+    )
+    try:
+      with _readable(source):
+        done.append(rewriter.rewrite(operation))
+    except (TypeError, ValueError, NotImplementedError) as error:
+      done.append(dataclasses.replace(unknown, error=str(error)))
+  return done
+
+
+@contextlib.contextmanager
+def _readable(source: modules.Source) -> Iterator[None]:
+  """Has what Python cannot read of a module raise `ModuleError`."""
+  try:
+    yield
+  except RecursionError as error:
+    raise modules.ModuleError(
+      f"{source.name}: attributes, types or operations are nested too deeply to"
+      " be read"
+    ) from error
+  except RuntimeError as error:
+    if not _BINDINGS_ERROR.search(str(error)):
+      raise
+    raise modules.ModuleError(
+      f"{source.name}: a name or a string in it is not UTF-8"
+    ) from error
+
+
+def _validate(
+  target: targets.Target, implementation: str | None, scale_rounding: str
+) -> None:
+  if not isinstance(target, targets.Target):
+    raise TypeError(
+      f"rewrite: target must be a jp.Target, got {target!r}; see"
+      " jp.named_target"
+    )
+  backends.validate_name(implementation)
+  if scale_rounding not in quantization.SCALE_ROUNDINGS:
+    raise ValueError(
+      f"rewrite: scale_rounding must be one of {quantization.SCALE_ROUNDINGS},"
+      f" got {scale_rounding!r}"
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Emitted:
+  """How all calls that are alike are computed.
+
+  Attributes:
+    lowering: how.
+    module: the emitted module in the context of the one that is rewritten.
+    functions: names of the functions added, by the symbol table they are in.
+  """
+
+  lowering: module_functions.Lowering
+  module: ir.Module
+  functions: dict[Any, str] = dataclasses.field(default_factory=dict)
+
+
+class _Rewriter:
+  """The rewriting of one module."""
+
+  def __init__(
+    self,
+    source: modules.Source,
+    target: targets.Target,
+    implementation: str | None,
+    scale_rounding: quantization.ScaleRounding,
+  ) -> None:
+    _validate(target, implementation, scale_rounding)
+    self._source = source
+    self._options = (target, implementation, scale_rounding)
+    self._emitted: dict[module_calls.ModuleCall, _Emitted] = {}
+    self._decompositions: list[tuple[Any, str]] = []
+
+  def rewrite(self, operation: Any) -> Rewritten:
+    """Replaces one call, or finds that it can stay."""
+    try:
+      call = module_calls.read(operation)
+      shardings = _shardings(operation)
+      emitted = self._emit(call)
+    except (TypeError, ValueError, NotImplementedError) as error:
+      title = module_calls.title(operation, self._source)
+      raise type(error)(f"rewrite: {title}: {error}") from error
+    result = Rewritten(
+      call=call.name,
+      source=self._source.location(operation),
+      description=emitted.lowering.description,
+      decided=emitted.lowering.decided,
+      function="",
+    )
+    if module_match.is_emitted(operation, call, emitted.module):
+      return result
+    with operation.context, operation.location, ir.InsertionPoint(operation):
+      name = self._function(emitted, operation)
+      if call.name == module_calls.SCALED_DOT:
+        decomposition = operation.attributes["decomposition"].value
+        self._decompositions.append((_symbol_table(operation), decomposition))
+      _replace(operation, name, shardings)
+    return dataclasses.replace(result, function=name)
+
+  def _emit(self, call: module_calls.ModuleCall) -> _Emitted:
+    if call not in self._emitted:
+      lowering = module_functions.lower(call, *self._options)
+      module = _imported(
+        lowering.stablehlo(), self._source.module.context, lowering.name
+      )
+      self._emitted[call] = _Emitted(lowering=lowering, module=module)
+    return self._emitted[call]
+
+  def _function(self, emitted: _Emitted, operation: Any) -> str:
+    """The name of the function that computes a call, added if need be."""
+    table = _symbol_table(operation)
+    if table not in emitted.functions:
+      name = emitted.lowering.name
+      emitted.functions[table] = _add_functions(emitted.module, table, name)
+    return emitted.functions[table]
+
+  def erase_unused_decompositions(self) -> None:
+    """Erases decompositions of the composites that were replaced."""
+    for table, name in dict.fromkeys(self._decompositions):
+      symbols = ir.SymbolTable(table)
+      if name not in symbols or _is_used(table, name):
+        continue
+      if symbols[name].attributes["sym_visibility"].value == "private":
+        symbols.erase(symbols[name])
+
+
+def _imported(module: ir.Module, context: Any, name: str) -> ir.Module:
+  """An emitted module in another context: one function, its helpers inlined.
+
+  The locations of its operations keep the names that JAX gave, without the
+  lines of this package, which are no business of the module's.
+  """
+  module = modules.imported(module, context)
+  with context:
+    modules.inline_calls(module)
+    for operation in modules.walk(module.operation):
+      place = operation.location
+      while isinstance(place, ir.CallSiteLoc):
+        place = place.callee
+      label = place.name_str if isinstance(place, ir.NameLoc) else name
+      operation.location = ir.Location.name(label)
+  return module
+
+
+def _symbol_table(operation: Any) -> Any:
+  """The module around an operation, which its symbols are looked up in."""
+  while operation.name != "builtin.module":
+    operation = operation.parent.operation
+  return operation
+
+
+def _add_functions(module: ir.Module, table: Any, name: str) -> str:
+  """Adds copies of a module's functions to `table`; returns @main's new name.
+
+  They become private, and get names that are free, starting with `name`.
+  """
+  module = modules.copy(module)
+  taken = set(_symbols(table)) | set(_symbols(module.operation))
+  names = {}
+  functions = list(module.body)
+  for function in functions:
+    old = function.attributes["sym_name"].value
+    wanted = name if old == "main" else f"{name}.{old}"
+    names[old] = _free_name(wanted, taken)
+    taken.add(names[old])
+    ir.SymbolTable.replace_all_symbol_uses(old, names[old], module.operation)
+    ir.SymbolTable.set_symbol_name(function, names[old])
+    ir.SymbolTable.set_visibility(function, "private")
+  for function in functions:
+    for attribute in ("arg_attrs", "res_attrs"):  # names, for @main only
+      if attribute in function.attributes:
+        del function.attributes[attribute]
+    function.operation.detach_from_parent()
+    table.regions[0].blocks[0].append(function)
+  return names["main"]
+
+
+def _symbols(table: Any) -> list[str]:
+  return [
+    module_parsing.string(operation.attributes["sym_name"])
+    for operation in table.regions[0].blocks[0]
+    if "sym_name" in operation.attributes
+  ]
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+  name, count = wanted, 0
+  while name in taken:
+    name, count = f"{wanted}_{count}", count + 1
+  return name
+
+
+def _is_used(table: Any, name: str) -> bool:
+  """Whether an operation in `table` names the symbol @name."""
+  needle = ir.FlatSymbolRefAttr.get(name, table.context)
+  return any(
+    _mentions(attribute, needle)
+    for operation in modules.walk(table)
+    for _, attribute in operation.attributes.items()
+  )
+
+
+def _mentions(attribute: Any, needle: Any) -> bool:
+  if isinstance(attribute, ir.ArrayAttr):
+    return any(_mentions(item, needle) for item in attribute)
+  if isinstance(attribute, ir.DictAttr):
+    return any(_mentions(item.attr, needle) for item in attribute)
+  return attribute == needle
+
+
+def _replace(operation: Any, name: str, shardings: list[Any]) -> None:
+  """Replaces a call by a call of @name, at the current insertion point."""
+  types = module_calls.result_types(operation)
+  replacement = func.CallOp(types, name, list(operation.operands))
+  frontend = "mhlo.frontend_attributes"
+  if frontend in operation.attributes:
+    replacement.attributes[frontend] = operation.attributes[frontend]
+  results = list(replacement.results)
+  if shardings:
+    results = [
+      _constrained(result, sharding)
+      for result, sharding in zip(results, shardings, strict=True)
+    ]
+  if module_calls.has_tuple(operation):
+    for use in list(operation.results[0].uses):
+      user = use.owner.operation
+      if user.name == "stablehlo.get_tuple_element":
+        index = user.attributes["index"].value
+        user.results[0].replace_all_uses_with(results[index])
+        user.erase()
+    if list(operation.results[0].uses):
+      results = [stablehlo.tuple(results)]
+    else:
+      results = []
+  for old, new in zip(operation.results, results, strict=False):
+    old.replace_all_uses_with(new)
+  operation.erase()
+
+
+# Shardings: those of a call's results.
+
+
+def _shardings(operation: Any) -> list[Any]:
+  """A sharding for each result of a call; empty where it names none.
+
+  Raises:
+    ValueError: they cannot be told apart.
+  """
+  num_results = len(module_calls.result_types(operation))
+  attributes = operation.attributes
+  if "sdy.sharding" in attributes:
+    shardings = list(
+      sdy.TensorShardingPerValueAttr(attributes["sdy.sharding"]).shardings
+    )
+  elif "mhlo.sharding" in attributes:
+    text = module_parsing.string(attributes["mhlo.sharding"])
+    # One that is no tuple stands for all results.
+    shardings = _split_sharding(text) or [text] * num_results
+    shardings = [text] if num_results == 1 else shardings
+  else:
+    return []
+  if len(shardings) != num_results:
+    raise ValueError(
+      f"its sharding must have a part for each of {num_results} results, so"
+      f" that they can keep it, got {attributes}"
+    )
+  return shardings
+
+
+def _split_sharding(text: str) -> list[str]:
+  """The parts of an HLO tuple sharding, "{{replicated}, {devices=[2]0,1}}"."""
+  parts, depth, start = [], 0, 0
+  for i, character in enumerate(text):
+    if character == "{":
+      depth += 1
+      start = i if depth == 2 else start
+    elif character == "}":
+      depth -= 1
+      if depth == 1:
+        parts.append(text[start : i + 1])
+  return parts
+
+
+def _constrained(value: Any, sharding: Any) -> Any:
+  """A value with a sharding, as JAX's `with_sharding_constraint` lowers it."""
+  if not isinstance(sharding, str):
+    return sdy.ShardingConstraintOp(value, sharding).result
+  call = stablehlo.CustomCallOp(
+    [value.type],
+    [value],
+    call_target_name=ir.StringAttr.get("Sharding"),
+    backend_config=ir.StringAttr.get(""),
+    api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
+  )
+  call.operation.attributes["mhlo.sharding"] = ir.StringAttr.get(sharding)
+  return call.operation.results[0]

@@ -1,0 +1,585 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (modules in the text)
+"""What rewriting changes in a module, and what it leaves alone."""
+
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+from jaxlib.mlir import ir
+
+import jaxplugin as jp
+from jaxplugin.jaxext import jax_private
+from jaxplugin.testing import contract
+from jaxplugin.testing import written_modules
+
+DOT = "__op$block_scaled_dot"
+SWIZZLED_DOT = "__cudnn$blockScaledDot"
+CPU = jp.named_target("cpu")
+# Where neither cudnn nor triton serves.
+TPU = jp.Target(name="tpu", platform="tpu")
+B200_9_12 = jp.named_target("b200", cudnn="9.12")
+B200_9_13 = jp.named_target("b200", cudnn="9.13")
+TARGETS = (CPU, TPU, B200_9_12, B200_9_13)
+
+PADDED = (
+  'backend_config = "{\\22block_scaled_dot_backend_config\\22:'
+  '{\\22block_size\\22:32}}"'
+)
+
+
+def mx_operands(m=8, n=16, k=64, *, rows=None, columns=None):
+  """lhs, rhs and their scales, MXFP8, perhaps with padded scales."""
+  array = written_modules.array
+  scale = [(rows or size, columns or k // 32) for size in (m, n)]
+  return [
+    array((m, k), jnp.float8_e4m3fn),
+    array((n, k), jnp.float8_e4m3fn),
+    array(scale[0], jnp.float8_e8m0fnu),
+    array(scale[1], jnp.float8_e8m0fnu),
+  ]
+
+
+def nv_operands(m=8, n=16, k=64, *, dtype=None):
+  array = written_modules.array
+  operands = [
+    array((m, k), jnp.float4_e2m1fn),
+    array((n, k), jnp.float4_e2m1fn),
+    array((m, k // 16), jnp.float8_e4m3fn),
+    array((n, k // 16), jnp.float8_e4m3fn),
+  ]
+  return operands + ([array((), dtype)] if dtype else [])
+
+
+def dot_module(operands, dtype="float32", attributes="", **options):
+  shape = (operands[0].shape[0], operands[1].shape[0])
+  return written_modules.call_module(
+    DOT, operands, [written_modules.array(shape, dtype)], attributes, **options
+  )
+
+
+def swizzled_module(operands, dtype="float32", **options):
+  results = [
+    written_modules.array((operands[0].shape[0], operands[1].shape[0]), dtype),
+    written_modules.array((0,), "uint8"),
+  ]
+  return written_modules.call_module(SWIZZLED_DOT, operands, results, **options)
+
+
+def calls(text):
+  """Names of the custom calls of a module, in order."""
+  return re.findall(r"custom_call @([\w$]+)\(", text)
+
+
+class IdempotenceTest(parameterized.TestCase):
+  def modules(self):
+    quantize = written_modules.call_module(
+      "__op$quantize",
+      [written_modules.array((8, 64), "float32")],
+      [
+        written_modules.array((8, 64), "float8_e4m3fn"),
+        written_modules.array((8, 2), "float8_e8m0fnu"),
+      ],
+    )
+    composite = jax.jit(
+      lambda l, r, ls, rs: lax.scaled_dot(l, r.T, lhs_scale=ls, rhs_scale=rs.T)
+    )
+    swizzled = mx_operands(128, 128, 96, rows=128, columns=4)
+    return {
+      "four": dot_module(mx_operands()),
+      "four, batch": written_modules.call_module(
+        DOT,
+        [written_modules.array((3, *x.shape), x.dtype) for x in mx_operands()],
+        [written_modules.array((3, 8, 16), "float32")],
+      ),
+      "five, f32": dot_module(nv_operands(dtype="float32")),
+      "five, bf16": dot_module(nv_operands(dtype="bfloat16"), "bfloat16"),
+      "five, f16": dot_module(nv_operands(dtype="float16"), "float16"),
+      "padded": dot_module(mx_operands(rows=128, columns=4), attributes=PADDED),
+      "padded beyond the tile": dot_module(
+        mx_operands(rows=200, columns=9), attributes=PADDED
+      ),
+      "swizzled": swizzled_module(swizzled),
+      "swizzled, few rows": swizzled_module(
+        [
+          *mx_operands(5, 7, 96)[:2],
+          *mx_operands(k=96, rows=128, columns=4)[2:],
+        ]
+      ),
+      "quantize": quantize,
+      "composite": composite.trace(*mx_operands())
+      .lower(lowering_platforms=("cuda",))
+      .as_text(),
+    }
+
+  @parameterized.parameters(*TARGETS, jp.detect_target("cpu"))
+  def test_second_rewriting_changes_nothing(self, target):
+    for name, module in self.modules().items():
+      with self.subTest(name):
+        once = jp.rewrite(module, target)
+        self.assertEqual(jp.rewrite(once, target), once)
+
+  @parameterized.parameters(B200_9_12, B200_9_13)
+  def test_what_the_plugin_lowers_is_wrapped_once_at_most(self, target):
+    # It masks the columns beyond k / 32 through a function of its own.
+    lhs, rhs, lhs_scale, rhs_scale = mx_operands(
+      128, 128, 96, rows=128, columns=4
+    )
+    swizzled = lambda values, scale: jp.ScaledArray(
+      values, scale, None, jp.MXFP8, scale_layout="swizzled_128x4"
+    )
+    with jp.use_target(target):
+      module = (
+        jax.jit(jp.block_scaled_dot)
+        .trace(swizzled(lhs, lhs_scale), swizzled(rhs, rhs_scale))
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+      )
+    self.assertEqual(calls(module), [SWIZZLED_DOT])
+    once = jp.rewrite(module, target)
+    self.assertEqual(calls(once), [SWIZZLED_DOT])
+    self.assertEqual(jp.rewrite(once, target), once)
+
+
+class CudnnTest(parameterized.TestCase):
+  @parameterized.parameters(B200_9_12, B200_9_13)
+  def test_four_operands_stay(self, target):
+    module = dot_module(mx_operands())
+    self.assertEqual(jp.rewrite(module, target), module)
+
+  @parameterized.parameters("float32", "bfloat16")
+  def test_fused_global_scale_stays(self, dtype):
+    module = dot_module(nv_operands(dtype=dtype), dtype)
+    self.assertEqual(jp.rewrite(module, B200_9_13), module)
+
+  def test_global_scale_is_taken_out_of_what_ignores_it(self):
+    module = dot_module(nv_operands(dtype="bfloat16"), "bfloat16")
+    rewritten = jp.rewrite(module, B200_9_12)
+    self.assertEqual(calls(rewritten), [DOT])
+    (line,) = (x for x in rewritten.splitlines() if DOT in x)
+    self.assertEqual(line.split(" : ")[0].count("%"), 5)  # result, 4 operands
+    self.assertIn("-> tensor<8x16xf32>", line)
+    self.assertIn("stablehlo.multiply", rewritten)
+
+  def test_float16_global_scale_is_taken_out(self):
+    module = dot_module(nv_operands(dtype="float16"), "float16")
+    rewritten = jp.rewrite(module, B200_9_13)
+    self.assertEqual(calls(rewritten), [DOT])
+    self.assertIn("stablehlo.multiply", rewritten)
+
+  @parameterized.parameters(TPU, CPU)
+  def test_call_goes_where_cudnn_does_not_serve(self, target):
+    for module in (
+      dot_module(mx_operands()),
+      swizzled_module(mx_operands(128, 128, 128, rows=128, columns=4)),
+    ):
+      self.assertEqual(calls(jp.rewrite(module, target)), [])
+
+  def test_swizzled_call_stays_swizzled(self):
+    module = swizzled_module(mx_operands(128, 256, 128, columns=4))
+    self.assertEqual(jp.rewrite(module, B200_9_12), module)
+
+  def test_fifth_operand_of_a_swizzled_call_is_never_ignored(self):
+    operands = mx_operands(128, 128, 128, rows=128, columns=4)
+    operands.append(written_modules.array((), "float32"))
+    module = swizzled_module(operands)
+    self.assertEqual(jp.rewrite(module, B200_9_13), module)
+    rewritten = jp.rewrite(module, B200_9_12)
+    self.assertEqual(calls(rewritten), [SWIZZLED_DOT])
+    self.assertIn("stablehlo.multiply", rewritten)
+
+  def test_garbage_columns_are_masked_once(self):
+    module = swizzled_module(mx_operands(128, 128, 96, rows=128, columns=4))
+    once = jp.rewrite(module, B200_9_12)
+    self.assertEqual(calls(once), [SWIZZLED_DOT])
+    self.assertEqual(once.count("stablehlo.select"), 2)
+
+  def test_other_layouts_are_dropped(self):
+    layouts = (
+      "operand_layouts = [dense<[0, 1]> : tensor<2xindex>, dense<[1, 0]> :"
+      " tensor<2xindex>, dense<[0, 1]> : tensor<2xindex>, dense<[1, 0]> :"
+      " tensor<2xindex>], result_layouts = [dense<[0, 1]> : tensor<2xindex>]"
+    )
+    module = dot_module(mx_operands(), attributes=layouts)
+    rewritten = jp.rewrite(module, B200_9_12)
+    self.assertEqual(calls(rewritten), [DOT])
+    self.assertNotIn("[0, 1]", rewritten)
+
+  def test_row_major_layouts_stay(self):
+    layout = "dense<[1, 0]> : tensor<2xindex>"
+    operand_layouts = f"operand_layouts = [{', '.join([layout] * 4)}]"
+    layouts = f"{operand_layouts}, result_layouts = [{layout}]"
+    module = dot_module(mx_operands(), attributes=layouts)
+    self.assertEqual(jp.rewrite(module, B200_9_12), module)
+
+  def test_forced_implementation_is_used(self):
+    module = dot_module(mx_operands())
+    rewritten = jp.rewrite(module, B200_9_12, implementation="xla")
+    self.assertEqual(calls(rewritten), [])
+    self.assertIn("@block_scaled_dot.mxfp8_xla", rewritten)
+
+
+class PlaceTest(parameterized.TestCase):
+  """Calls in functions and regions."""
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    sides = [
+      contract.make_operand(
+        rng,
+        contract.OperandCase(
+          format=jp.MXFP8, dtype=jp.MXFP8.values_dtype, shape=(8, 32), axis=1
+        ),
+        integers=True,
+      )
+      for _ in range(2)
+    ]
+    self.arrays = [sides[0].operand, sides[1].operand]
+    self.arrays += [sides[0].scale, sides[1].scale]
+    self.exact, _ = contract.dot(sides[0].exact, sides[1].exact)
+
+  def dot(self, *arguments):
+    result = written_modules.array((8, 8), "float32")
+    return written_modules.custom_call(DOT, arguments, self.arrays, [result])
+
+  def module(self, body, *, functions=""):
+    types = [written_modules.tensor_type(x) for x in self.arrays]
+    parameters = ", ".join(
+      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
+    )
+    return f"""module {{
+  func.func public @main({parameters}) -> tensor<8x8xf32> {{
+    {body}
+  }}
+  {functions}
+}}"""
+
+  def check(self, module, factor=1):
+    rewritten = jp.rewrite(module, CPU)
+    self.assertNotIn(DOT, rewritten)
+    (result,) = written_modules.run(rewritten, *self.arrays)
+    contract.assert_exact(result, factor * self.exact, np.dtype(np.float32))
+    return rewritten
+
+  def test_called_function(self):
+    types = [written_modules.tensor_type(x) for x in self.arrays]
+    parameters = ", ".join(
+      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
+    )
+    helper = f"""func.func private @helper({parameters}) -> tensor<8x8xf32> {{
+    %0 = {self.dot("%a", "%b", "%c", "%d")}
+    return %0 : tensor<8x8xf32>
+  }}"""
+    body = f"""%0 = call @helper(%a, %b, %c, %d) : ({", ".join(types)}) -> tensor<8x8xf32>
+    %1 = call @helper(%a, %b, %c, %d) : ({", ".join(types)}) -> tensor<8x8xf32>
+    %2 = stablehlo.add %0, %1 : tensor<8x8xf32>
+    return %2 : tensor<8x8xf32>"""
+    rewritten = self.check(self.module(body, functions=helper), factor=2)
+    self.assertEqual(rewritten.count("call @helper"), 2)
+
+  def test_while_body(self):
+    body = f"""%zero = stablehlo.constant dense<0.0> : tensor<8x8xf32>
+    %i0 = stablehlo.constant dense<0> : tensor<i32>
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %three = stablehlo.constant dense<3> : tensor<i32>
+    %r:2 = stablehlo.while(%i = %i0, %sum = %zero) : tensor<i32>, tensor<8x8xf32>
+     cond {{
+      %go = stablehlo.compare LT, %i, %three, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %go : tensor<i1>
+    }} do {{
+      %0 = {self.dot("%a", "%b", "%c", "%d")}
+      %next = stablehlo.add %i, %one : tensor<i32>
+      %more = stablehlo.add %sum, %0 : tensor<8x8xf32>
+      stablehlo.return %next, %more : tensor<i32>, tensor<8x8xf32>
+    }}
+    return %r#1 : tensor<8x8xf32>"""
+    self.check(self.module(body), factor=3)
+
+  @parameterized.parameters((0, 2), (1, 1))
+  def test_branches(self, index, factor):
+    body = f"""%i = stablehlo.constant dense<{index}> : tensor<i32>
+    %r = "stablehlo.case"(%i) ({{
+      %0 = {self.dot("%a", "%b", "%c", "%d")}
+      %1 = stablehlo.add %0, %0 : tensor<8x8xf32>
+      stablehlo.return %1 : tensor<8x8xf32>
+    }}, {{
+      %true = stablehlo.constant dense<true> : tensor<i1>
+      %2 = "stablehlo.if"(%true) ({{
+        %0 = {self.dot("%a", "%b", "%c", "%d")}
+        stablehlo.return %0 : tensor<8x8xf32>
+      }}, {{
+        %z = stablehlo.constant dense<0.0> : tensor<8x8xf32>
+        stablehlo.return %z : tensor<8x8xf32>
+      }}) : (tensor<i1>) -> tensor<8x8xf32>
+      stablehlo.return %2 : tensor<8x8xf32>
+    }}) : (tensor<i32>) -> tensor<8x8xf32>
+    return %r : tensor<8x8xf32>"""
+    rewritten = self.check(self.module(body), factor=factor)
+    self.assertLen(re.findall(r"func\.func private", rewritten), 1)
+
+  def test_decomposition_of_another_composite(self):
+    types = [written_modules.tensor_type(x) for x in self.arrays]
+    parameters = ", ".join(
+      f"%{n}: {t}" for n, t in zip("abcd", types, strict=True)
+    )
+    inner = f"""func.func private @inner({parameters}) -> tensor<8x8xf32> {{
+    %0 = {self.dot("%a", "%b", "%c", "%d")}
+    return %0 : tensor<8x8xf32>
+  }}"""
+    body = f"""%0 = stablehlo.composite "my.op" %a, %b, %c, %d {{decomposition = @inner}} : ({", ".join(types)}) -> tensor<8x8xf32>
+    return %0 : tensor<8x8xf32>"""
+    rewritten = self.check(self.module(body, functions=inner))
+    self.assertIn('stablehlo.composite "my.op"', rewritten)
+
+  def test_name_that_is_taken_is_not_taken_again(self):
+    body = f"""%0 = {self.dot("%a", "%b", "%c", "%d")}
+    %1 = call @block_scaled_dot.mxfp8_xla(%0) : (tensor<8x8xf32>) -> tensor<8x8xf32>
+    return %1 : tensor<8x8xf32>"""
+    theirs = """func.func private @block_scaled_dot.mxfp8_xla(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+    %0 = stablehlo.add %x, %x : tensor<8x8xf32>
+    return %0 : tensor<8x8xf32>
+  }"""
+    rewritten = self.check(self.module(body, functions=theirs), factor=2)
+    self.assertIn("@block_scaled_dot.mxfp8_xla_0(", rewritten)
+
+  def test_calls_that_are_alike_share_a_function(self):
+    body = f"""%0 = {self.dot("%a", "%b", "%c", "%d")}
+    %1 = {self.dot("%b", "%a", "%d", "%c")}
+    %2 = stablehlo.transpose %1, dims = [1, 0] : (tensor<8x8xf32>) -> tensor<8x8xf32>
+    %3 = stablehlo.add %0, %2 : tensor<8x8xf32>
+    return %3 : tensor<8x8xf32>"""
+    rewritten = self.check(self.module(body), factor=2)
+    self.assertLen(re.findall(r"func\.func private", rewritten), 1)
+
+  def test_calls_of_other_shapes_have_functions_of_their_own(self):
+    module = dot_module(mx_operands()).replace("@main", "@one", 1)
+    other = dot_module(mx_operands(m=9)).replace("@main", "@two", 1)
+    other = other.split("\n", 1)[1].rsplit("}", 1)[0]
+    module = module.rsplit("}", 1)[0] + other + "}"
+    rewritten = jp.rewrite(module, CPU)
+    self.assertIn("func private @block_scaled_dot.mxfp8_xla(", rewritten)
+    self.assertIn("func private @block_scaled_dot.mxfp8_xla_0(", rewritten)
+
+  def test_nested_module_gets_its_own_function(self):
+    inner = dot_module(mx_operands()).replace("@made", "@inner", 1)
+    rewritten = jp.rewrite(f"module @outer {{\n{inner}}}", CPU)
+    context = jax_private.make_ir_context()
+    outer = ir.Module.parse(rewritten, context)
+    (nested,) = outer.body
+    names = [
+      str(op.attributes["sym_name"]) for op in nested.regions[0].blocks[0]
+    ]
+    self.assertEqual(names, ['"main"', '"block_scaled_dot.mxfp8_xla"'])
+
+
+class CompositeTest(parameterized.TestCase):
+  def lowered(self, function, *specs):
+    traced = jax.jit(function).trace(*specs)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+  def test_decomposition_that_is_no_longer_used_goes(self):
+    lhs, rhs, lhs_scale, rhs_scale = mx_operands()
+    module = self.lowered(
+      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T),
+      *(lhs, rhs, lhs_scale, rhs_scale),
+    )
+    self.assertIn("func private @xla.scaled_dot", module)
+    rewritten = jp.rewrite(module, TPU)
+    self.assertNotIn("xla.scaled_dot", rewritten)
+    self.assertIn("@scaled_dot.mxfp8_xla", rewritten)
+
+  def test_decomposition_that_others_use_stays(self):
+    lhs, rhs, lhs_scale, rhs_scale = mx_operands()
+    module = self.lowered(
+      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T),
+      *(lhs, rhs, lhs_scale, rhs_scale),
+    )
+    (composite,) = (x for x in module.splitlines() if "composite" in x)
+    _, call = composite.split(" = ", 1)
+    twin = f"%twin = {call.replace('xla.scaled_dot', 'my.op', 1)}"
+    module = module.replace(composite, f"{twin}\n{composite}")
+    rewritten = jp.rewrite(module, TPU)
+    self.assertIn("func.func private @xla.scaled_dot(", rewritten)
+    self.assertIn('composite "my.op"', rewritten)
+
+  def test_ones_that_jax_passes_for_a_missing_scale_are_no_scale(self):
+    lhs, _, lhs_scale, _ = mx_operands()
+    module = self.lowered(
+      lambda l, r, s: lax.scaled_dot(l, r, lhs_scale=s),
+      *(lhs, written_modules.array((64, 16), "bfloat16"), lhs_scale),
+    )
+    rewritten = jp.rewrite(module, TPU)
+    self.assertIn("@scaled_dot.mxfp8_bfloat16_xla", rewritten)
+
+  def test_cudnn_serves_it(self):
+    module = self.lowered(
+      lambda *x: lax.scaled_dot(x[0], x[1].T, lhs_scale=x[2], rhs_scale=x[3].T),
+      *mx_operands(),
+    )
+    self.assertEqual(calls(jp.rewrite(module, B200_9_12)), [DOT])
+
+
+class KeptTest(parameterized.TestCase):
+  def test_module_without_calls_is_returned_as_it_is(self):
+    module = "module { // a comment\n}\n"
+    self.assertIs(jp.rewrite(module, CPU), module)
+    hlo = jax.jit(jnp.sin).lower(1.0).compiler_ir("hlo").as_hlo_text()
+    self.assertIs(jp.rewrite(hlo, CPU), hlo)
+
+  def test_module_attributes_stay(self):
+    attributes = (
+      "mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32,"
+      ' mhlo.spmd_output_sharding = "{replicated}"'
+    )
+    module = dot_module(mx_operands(), module_attributes=attributes)
+    rewritten = jp.rewrite(module, CPU)
+    for attribute in attributes.split(", "):
+      self.assertIn(attribute.strip(), rewritten.splitlines()[0])
+
+  def test_frontend_attributes_go_to_the_call(self):
+    attributes = 'mhlo.frontend_attributes = {_xla_kind = "mine"}'
+    module = dot_module(mx_operands(), attributes=attributes)
+    rewritten = jp.rewrite(module, CPU)
+    (line,) = (x for x in rewritten.splitlines() if " call @" in x)
+    self.assertIn(attributes, line)
+
+  def test_source_locations_stay(self):
+    module = dot_module(mx_operands()).replace(
+      "-> tensor<8x16xf32>\n",
+      '-> tensor<8x16xf32> loc("dot"("m.py":12:3))\n',
+      1,
+    )
+    rewritten = jp.rewrite(module, CPU)
+    (line,) = (x for x in rewritten.splitlines() if " call @" in x)
+    name = re.search(r"loc\((#\w+)\)$", line)[1]
+    self.assertRegex(rewritten, rf'{name} = loc\("dot"\(#\w+\)\)')
+    self.assertIn('loc("m.py":12:3)', rewritten)
+    self.assertNotIn("jaxplugin/", rewritten)
+
+  def test_text_without_locations_gets_none(self):
+    self.assertNotIn("loc(", jp.rewrite(dot_module(mx_operands()), CPU))
+
+  def test_sharding_of_a_result_becomes_a_constraint(self):
+    sharding = 'mhlo.sharding = "{devices=[2,1]<=[2]}"'
+    module = dot_module(mx_operands(), attributes=sharding)
+    rewritten = jp.rewrite(module, CPU)
+    self.assertEqual(calls(rewritten), ["Sharding"])
+    lines = rewritten.splitlines()
+    (line,) = (x for x in lines if "@Sharding" in x)
+    value = re.search(r"(%\w+) = stablehlo.custom_call @Sharding", line)[1]
+    self.assertIn(sharding, line)
+    self.assertIn(f"    return {value} : tensor<8x16xf32>", lines)
+
+  @parameterized.parameters(
+    (
+      "{{devices=[2,1]<=[2]}, {replicated}}",
+      ["{devices=[2,1]<=[2]}", "{replicated}"],
+    ),
+    ("{replicated}", ["{replicated}", "{replicated}"]),
+    ("{maximal device=1}", ["{maximal device=1}", "{maximal device=1}"]),
+  )
+  def test_each_result_keeps_its_part_of_a_sharding(self, sharding, parts):
+    module = written_modules.call_module(
+      "__op$quantize",
+      [written_modules.array((8, 64), "float32")],
+      [
+        written_modules.array((8, 64), "float8_e4m3fn"),
+        written_modules.array((8, 2), "float8_e8m0fnu"),
+      ],
+      f'mhlo.sharding = "{sharding}"',
+    )
+    rewritten = jp.rewrite(module, CPU)
+    found = re.findall(r'@Sharding.*mhlo.sharding = "(.*?)"}', rewritten)
+    self.assertEqual(found, parts)
+
+  def test_sharding_that_fits_no_result_is_refused(self):
+    module = dot_module(mx_operands()).replace(DOT, "__op$quantize")
+    module = written_modules.call_module(
+      "__op$quantize",
+      [written_modules.array((8, 64), "float32")],
+      [
+        written_modules.array((8, 64), "float8_e4m3fn"),
+        written_modules.array((8, 2), "float8_e8m0fnu"),
+      ],
+      'mhlo.sharding = "{{replicated}, {replicated}, {replicated}}"',
+    )
+    with self.assertRaisesRegex(
+      ValueError, "quantize.*sharding must have a part for each of 2 results"
+    ):
+      jp.rewrite(module, CPU)
+
+  def test_shardy_sharding_of_a_result_becomes_a_constraint(self):
+    sharding = '<@mesh, [{"x"}, {}]>'
+    module = dot_module(
+      mx_operands(),
+      attributes=f"sdy.sharding = #sdy.sharding_per_value<[{sharding}]>",
+    )
+    mesh = 'sdy.mesh @mesh = <["x"=2]>'
+    module = module.replace("{\n", f"{{\n  {mesh}\n", 1)
+    rewritten = jp.rewrite(module, CPU)
+    self.assertIn(mesh, rewritten)
+    self.assertRegex(
+      rewritten, r"sdy.sharding_constraint %\w+ " + re.escape(sharding)
+    )
+
+  def test_result_in_one_tuple_stays_one_where_it_is_used_whole(self):
+    module = """module {
+  func.func @main(%x: tensor<8x64xf32>) -> (tuple<tensor<8x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>>, tensor<8x2xf8E8M0FNU>) {
+    %0 = stablehlo.custom_call @__op$quantize(%x) : (tensor<8x64xf32>) -> tuple<tensor<8x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>>
+    %1 = stablehlo.get_tuple_element %0[1] : (tuple<tensor<8x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>>) -> tensor<8x2xf8E8M0FNU>
+    return %0, %1 : tuple<tensor<8x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>>, tensor<8x2xf8E8M0FNU>
+  }
+}"""
+    lines = jp.rewrite(module, CPU).splitlines()
+    body = "\n".join(lines[2:5])
+    self.assertRegex(body, r"%0:2 = call @quantize.mxfp8\(%arg0\)")
+    self.assertRegex(body, r"%1 = stablehlo.tuple %0#0, %0#1")
+    self.assertRegex(body, r"return %1, %0#1")
+
+
+class ErrorTest(parameterized.TestCase):
+  def check(self, module, error, *patterns, target=CPU, **options):
+    with self.assertRaises(error) as caught:
+      jp.rewrite(module, target, **options)
+    for pattern in patterns:
+      self.assertRegex(str(caught.exception), pattern)
+
+  def test_call_place_and_shapes_are_named(self):
+    module = dot_module(mx_operands()).replace(
+      "-> tensor<8x16xf32>\n", '-> tensor<8x16xf32> loc("m.py":12:3)\n', 1
+    )
+    for text, place in (
+      (module, r"at m\.py:12:3"),
+      (dot_module(mx_operands()), r"at <str>:3:10"),
+    ):
+      self.check(
+        text,
+        NotImplementedError,
+        r"rewrite: __op\$block_scaled_dot\(tensor<8x64xf8E4M3FN>,"
+        r" tensor<16x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>,"
+        r" tensor<16x2xf8E8M0FNU>\)",
+        place,
+        "implementation='cudnn' cannot serve.*tpu",
+        target=TPU,
+        implementation="cudnn",
+      )
+
+  def test_module_is_left_as_it_was_by_an_error(self):
+    context = jax_private.make_ir_context()
+    text = dot_module(mx_operands())
+    module = ir.Module.parse(text, context)
+    before = str(module)
+    with self.assertRaises(NotImplementedError):
+      jp.rewrite(module, TPU, implementation="cudnn")
+    self.assertEqual(str(module), before)
+
+
+if __name__ == "__main__":
+  absltest.main()

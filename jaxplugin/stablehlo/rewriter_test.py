@@ -1,0 +1,426 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (modules in the text)
+"""Rewritten modules compute, on this CPU, what the calls in them mean."""
+
+import io
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+import jaxplugin as jp
+from jaxplugin.jaxext import jax_private
+from jaxplugin.testing import contract
+from jaxplugin.testing import written_modules
+
+DOT = "__op$block_scaled_dot"
+SWIZZLED_DOT = "__cudnn$blockScaledDot"
+CPU = jp.named_target("cpu")
+PAIRS = (
+  (jp.MXFP8, jp.MXFP8),
+  (jp.MXFP8, jp.MXFP8_E5M2),
+  (jp.NVFP4, jp.NVFP4),
+  (jp.MXFP4, jp.MXFP8),
+)
+
+
+def cpu_targets():
+  """A CPU without C++ kernels, and this one, which may have them."""
+  return {"named": CPU, "local": jp.detect_target("cpu")}
+
+
+def operand(rng, format, shape, *, storage="raw", integers=False, dtype=None):
+  case = contract.OperandCase(
+    format=format,
+    dtype=np.dtype(dtype or format.values_dtype),
+    shape=shape,
+    axis=len(shape) - 1,
+    storage=storage,
+    unpadded=tuple(range(len(shape) - 2)),
+  )
+  return contract.make_operand(rng, case, integers=integers)
+
+
+def leaves(side):
+  """Values and scale of an operand, in whatever storage."""
+  if isinstance(side.operand, jp.ScaledArray):
+    return side.operand.values, side.operand.scale
+  return side.operand, side.scale
+
+
+def dot_module(lhs, rhs, dtype, *, global_scale=None, attributes="", name=DOT):
+  """The module of one dot, its arrays, and the shape of its result."""
+  (lhs_values, lhs_scale), (rhs_values, rhs_scale) = leaves(lhs), leaves(rhs)
+  arrays = [lhs_values, rhs_values, lhs_scale]
+  arrays += [x for x in (rhs_scale, global_scale) if x is not None]
+  shape = (*lhs_values.shape[:-1], rhs_values.shape[-2])
+  results = [written_modules.array(shape, dtype)]
+  if name == SWIZZLED_DOT:
+    results.append(written_modules.array((0,), np.uint8))
+  text = written_modules.call_module(name, arrays, results, attributes)
+  return text, arrays
+
+
+def block_size_attribute(size):
+  return (
+    'backend_config = "{\\22block_scaled_dot_backend_config\\22:'
+    f'{{\\22block_size\\22:\\22{size}\\22}}}}"'
+  )
+
+
+class DotNumericsTest(parameterized.TestCase):
+  def check(self, module, arrays, exact, magnitude, dtype, *, is_exact=False):
+    """Runs a module rewritten for each CPU target."""
+    for name, target in cpu_targets().items():
+      rewritten = jp.rewrite(module, target)
+      for call in (DOT, SWIZZLED_DOT, "xla.scaled_dot"):
+        self.assertNotIn(call, rewritten)
+      with self.subTest(name):
+        result, *_ = written_modules.run(rewritten, *arrays)
+        if is_exact:
+          contract.assert_exact(result, exact, np.dtype(dtype))
+        else:
+          bound = contract.DOT_BOUND * magnitude
+          contract.assert_within(result, exact, bound, np.dtype(dtype))
+
+  @parameterized.product(pair=PAIRS, batch=((), (2,)))
+  def test_four_operands(self, pair, batch):
+    rng = np.random.default_rng(0)
+    lhs = operand(rng, pair[0], (*batch, 5, 96))
+    rhs = operand(rng, pair[1], (*batch, 7, 96))
+    module, arrays = dot_module(lhs, rhs, np.float32)
+    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+
+  @parameterized.parameters("float32", "bfloat16", "float16")
+  def test_integers_are_exact_in_every_result_dtype(self, dtype):
+    rng = np.random.default_rng(1)
+    lhs = operand(rng, jp.MXFP8, (5, 96), integers=True)
+    rhs = operand(rng, jp.MXFP8_E5M2, (7, 96), integers=True)
+    module, arrays = dot_module(lhs, rhs, np.dtype(dtype))
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    self.check(module, arrays, exact, magnitude, dtype, is_exact=True)
+
+  @parameterized.parameters("float32", "bfloat16")
+  def test_three_operands_take_a_plain_rhs(self, dtype):
+    rng = np.random.default_rng(2)
+    lhs = operand(rng, jp.NVFP4, (5, 96))
+    rhs = operand(rng, None, (7, 96), dtype=dtype)
+    module, arrays = dot_module(lhs, rhs, np.float32)
+    self.assertLen(arrays, 3)
+    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+
+  @parameterized.parameters("float32", "bfloat16", "float16")
+  def test_fifth_operand_multiplies(self, dtype):
+    rng = np.random.default_rng(3)
+    lhs = operand(rng, jp.NVFP4, (5, 48), integers=True)
+    rhs = operand(rng, jp.NVFP4, (7, 48), integers=True)
+    module, arrays = dot_module(
+      lhs, rhs, np.dtype(dtype), global_scale=np.asarray(0.375, dtype)
+    )
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    self.check(module, arrays, 0.375 * exact, magnitude, dtype, is_exact=True)
+
+  @parameterized.product(pair=PAIRS[:3], batch=((), (2,)))
+  def test_garbage_in_padded_scales_never_matters(self, pair, batch):
+    rng = np.random.default_rng(4)
+    lhs = operand(rng, pair[0], (*batch, 5, 96), storage="padded")
+    rhs = operand(rng, pair[1], (*batch, 7, 96), storage="padded")
+    attribute = block_size_attribute(pair[0].block_size)
+    module, arrays = dot_module(lhs, rhs, np.float32, attributes=attribute)
+    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+
+  def test_more_rows_of_scale_need_no_block_size(self):
+    rng = np.random.default_rng(5)
+    lhs, rhs = (operand(rng, jp.MXFP8, (n, 64)) for n in (5, 7))
+    module, arrays = dot_module(lhs, rhs, np.float32)
+    arrays[2] = np.pad(np.asarray(arrays[2]).view(np.uint8), ((0, 3), (0, 0)))
+    arrays[2] = arrays[2].view(ml_dtypes.float8_e8m0fnu)
+    module = module.replace("tensor<5x2xf8E8M0FNU>", "tensor<8x2xf8E8M0FNU>")
+    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+
+  @parameterized.product(
+    format=(jp.MXFP8, jp.NVFP4), batch=((), (2,)), rows=(5, 128)
+  )
+  def test_swizzled_scales(self, format, batch, rows):
+    rng = np.random.default_rng(6)
+    lhs = operand(rng, format, (*batch, rows, 96), storage="swizzled")
+    rhs = operand(rng, format, (*batch, 7, 96), storage="swizzled")
+    module, arrays = dot_module(lhs, rhs, np.float32, name=SWIZZLED_DOT)
+    self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
+
+  def test_blocks_of_no_format_are_served(self):
+    # E4M3 values under E4M3 scales, one for 24 values, as XLA also takes.
+    rng = np.random.default_rng(7)
+    values = [
+      contract.finite_codes(rng, (n, 48), np.dtype(jnp.float8_e4m3fn))
+      for n in (5, 7)
+    ]
+    scale = [
+      contract.finite_codes(rng, (n, 2), np.dtype(jnp.float8_e4m3fn))
+      for n in (5, 7)
+    ]
+    exact = [
+      v.astype(np.float64) * np.repeat(s.astype(np.float64), 24, -1)
+      for v, s in zip(values, scale, strict=True)
+    ]
+    arrays = [*values, *scale]
+    result = written_modules.array((5, 7), np.float32)
+    module = written_modules.call_module(DOT, arrays, [result])
+    self.check(module, arrays, *contract.dot(*exact), np.float32)
+
+  @parameterized.parameters(
+    ("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "bfloat16")
+  )
+  def test_composite_of_jax(self, lhs_dtype, rhs_dtype):
+    rng = np.random.default_rng(8)
+    formats = {"float8_e4m3fn": jp.MXFP8, "float8_e5m2": jp.MXFP8_E5M2}
+    lhs = operand(rng, formats[lhs_dtype], (2, 5, 64))
+    rhs = operand(
+      rng, formats.get(rhs_dtype), (2, 7, 64), dtype=np.dtype(rhs_dtype)
+    )
+    (lhs_values, lhs_scale), (rhs_values, rhs_scale) = leaves(lhs), leaves(rhs)
+
+    def function(lhs, rhs, lhs_scale, rhs_scale):
+      return lax.scaled_dot(
+        lhs,
+        rhs,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        dimension_numbers=(((2,), (2,)), ((0,), (0,))),
+        preferred_element_type=jnp.float32,
+      )
+
+    arrays = (lhs_values, rhs_values, lhs_scale, rhs_scale)
+    lowered = jax.jit(function).lower(*arrays)
+    self.assertIn("xla.scaled_dot", lowered.as_text())
+    self.check(
+      lowered.as_text(),
+      [x for x in arrays if x is not None],
+      *contract.dot(lhs.exact, rhs.exact, (((2,), (2,)), ((0,), (0,)))),
+      np.float32,
+    )
+
+
+class QuantizeNumericsTest(parameterized.TestCase):
+  def quantize(self, x, values_dtype, scale_dtype, block, **options):
+    scale_shape = (*x.shape[:-1], x.shape[-1] // block)
+    results = [
+      written_modules.array(x.shape, values_dtype),
+      written_modules.array(scale_shape, scale_dtype),
+    ]
+    module = written_modules.call_module("__op$quantize", [x], results)
+    return written_modules.run(jp.rewrite(module, CPU, **options), x)
+
+  def sample(self, dtype=np.float32):
+    x = np.random.default_rng(0).normal(size=(5, 96)) * 100
+    x[2] = 0
+    return x.astype(dtype)
+
+  @parameterized.product(
+    values_dtype=("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"),
+    scale_rounding=("up", "floor"),
+    dtype=("float32", "bfloat16", "float16"),
+  )
+  def test_mx_scale_is_a_power_of_two(
+    self, values_dtype, scale_rounding, dtype
+  ):
+    x = self.sample(np.dtype(dtype))
+    largest = {"float8_e4m3fn": 448, "float8_e5m2": 57344, "float4_e2m1fn": 6}
+    largest = largest[values_dtype]
+    blocks = x.astype(np.float64).reshape(5, 3, 32)
+    amax = np.abs(blocks).max(-1)
+    with np.errstate(divide="ignore"):
+      exponent = (
+        np.ceil(np.log2(amax / largest))
+        if scale_rounding == "up"
+        else np.floor(np.log2(amax)) - np.floor(np.log2(largest))
+      )
+    exponent = np.where(amax == 0, -127, exponent)
+    values, scale = self.quantize(
+      x, values_dtype, "float8_e8m0fnu", 32, scale_rounding=scale_rounding
+    )
+    np.testing.assert_array_equal(scale.view(np.uint8), exponent + 127)
+    expected = np.clip(blocks / np.exp2(exponent)[..., None], -largest, largest)
+    expected = expected.astype(np.float32).astype(np.dtype(values_dtype))
+    np.testing.assert_array_equal(
+      values.astype(np.float32), expected.reshape(x.shape).astype(np.float32)
+    )
+
+  def test_nvfp4_leaves_all_to_the_block_scale(self):
+    x = self.sample()
+    values, scale = self.quantize(x, "float4_e2m1fn", "float8_e4m3fn", 16)
+    blocks = x.astype(np.float64).reshape(5, 6, 16)
+    expected_scale = written_modules.e4m3_scale(np.abs(blocks).max(-1) / 6)
+    np.testing.assert_array_equal(
+      scale.view(np.uint8), expected_scale.view(np.uint8)
+    )
+    divisor = expected_scale.astype(np.float64)[..., None]
+    expected = blocks / np.where(divisor == 0, 1, divisor)
+    expected = np.clip(expected, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    np.testing.assert_array_equal(
+      values.astype(np.float32), expected.reshape(x.shape).astype(np.float32)
+    )
+
+  @parameterized.product(
+    format=(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4),
+    dtype=("float32", "bfloat16"),
+  )
+  def test_dequantize_multiplies_and_rounds_once(self, format, dtype):
+    side = operand(np.random.default_rng(1), format, (2, 5, 96))
+    values, scale = leaves(side)
+    result = written_modules.array((2, 5, 96), dtype)
+    module = written_modules.call_module(
+      "__op$dequantize", [values, scale], [result]
+    )
+    rewritten = jp.rewrite(module, CPU)
+    (actual,) = written_modules.run(rewritten, values, scale)
+    contract.assert_exact(actual, side.exact, np.dtype(dtype))
+
+  def test_quantize_dot_and_dequantize_of_hlo_run_together(self):
+    hlo = """HloModule chain
+
+ENTRY main {
+  x = f32[5,96]{0,1} parameter(0)
+  w = f32[7,96]{1,0} parameter(1)
+  xq = (f8e4m3fn[5,96]{1,0}, f8e8m0fnu[5,3]{1,0}) custom-call(x), custom_call_target="__op$quantize"
+  xv = f8e4m3fn[5,96]{1,0} get-tuple-element(xq), index=0
+  xs = f8e8m0fnu[5,3]{1,0} get-tuple-element(xq), index=1
+  wq = (f8e4m3fn[7,96]{1,0}, f8e8m0fnu[7,3]{1,0}) custom-call(w), custom_call_target="__op$quantize"
+  wv = f8e4m3fn[7,96]{1,0} get-tuple-element(wq), index=0
+  ws = f8e8m0fnu[7,3]{1,0} get-tuple-element(wq), index=1
+  d = f32[5,7]{1,0} custom-call(xv, wv, xs, ws), custom_call_target="__op$block_scaled_dot"
+  f = f32[5,96]{1,0} custom-call(xv, xs), custom_call_target="__op$dequantize"
+  ROOT out = (f32[5,7]{1,0}, f32[5,96]{1,0}) tuple(d, f)
+}
+"""
+    rng = np.random.default_rng(2)
+    x, w = (rng.integers(-6, 7, (n, 96)).astype(np.float32) for n in (5, 7))
+    rewritten = jp.rewrite(hlo, CPU)
+    self.assertNotIn("custom_call", rewritten)
+    # Integers up to 6 lose nothing in MXFP8.
+    product, values = written_modules.run(rewritten, x, w)
+    np.testing.assert_array_equal(product, x @ w.T)
+    np.testing.assert_array_equal(values, x)
+
+
+class FormsTest(parameterized.TestCase):
+  """Every form that a module comes in."""
+
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.lhs = operand(rng, jp.MXFP8, (5, 64), integers=True)
+    self.rhs = operand(rng, jp.MXFP8, (7, 64), integers=True)
+    (lhs, lhs_scale), (rhs, rhs_scale) = leaves(self.lhs), leaves(self.rhs)
+    self.arrays = (lhs, rhs, lhs_scale, rhs_scale)
+    self.exact, _ = contract.dot(self.lhs.exact, self.rhs.exact)
+
+    def function(lhs, rhs, lhs_scale, rhs_scale):
+      return lax.scaled_dot(
+        lhs,
+        rhs.T,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale.T,
+        preferred_element_type=jnp.float32,
+      )
+
+    self.function = jax.jit(function)
+    self.lowered = self.function.lower(*self.arrays)
+    self.text = self.lowered.as_text()
+
+  def check(self, module):
+    (result,) = written_modules.run(module, *self.arrays)
+    contract.assert_exact(result, self.exact, np.dtype(np.float32))
+
+  def test_text(self):
+    rewritten = jp.rewrite(self.text, CPU)
+    self.assertIsInstance(rewritten, str)
+    self.assertNotIn("composite", rewritten)
+    self.check(rewritten)
+
+  def test_text_in_bytes(self):
+    rewritten = jp.rewrite(self.text.encode(), CPU)
+    self.assertEqual(rewritten, jp.rewrite(self.text, CPU).encode())
+
+  def test_hlo_text_gives_stablehlo_text(self):
+    hlo = self.lowered.compiler_ir("hlo").as_hlo_text()
+    self.assertStartsWith(hlo, "HloModule")
+    rewritten = jp.rewrite(hlo, CPU)
+    self.assertIn("func.func", rewritten)
+    self.assertNotIn("composite", rewritten)
+    self.check(rewritten)
+
+  def test_bytecode(self):
+    bytecode = io.BytesIO()
+    given = self.lowered.compiler_ir("stablehlo").operation
+    given.write_bytecode(bytecode)
+    rewritten = jp.rewrite(bytecode.getvalue(), CPU)
+    self.assertIsInstance(rewritten, bytes)
+    self.assertStartsWith(rewritten, b"ML\xefR\rMLIR")
+    self.check(rewritten)
+
+  def test_portable_artifact_keeps_its_version(self):
+    exported = jax.export.export(self.function)(*self.arrays)
+    given = exported.mlir_module_serialized
+    rewritten = jp.rewrite(given, CPU)
+    header = given[: given.index(b"\0")]
+    self.assertStartsWith(header, b"ML\xefR\rStableHLO_v")
+    self.assertStartsWith(rewritten, header)
+    self.assertNotEqual(rewritten, given)
+    context = jax_private.make_ir_context()
+    self.check(str(stablehlo.deserialize_portable_artifact(context, rewritten)))
+
+  def test_what_lower_returns_gives_a_module_and_is_kept(self):
+    rewritten = jp.rewrite(self.lowered, CPU)
+    self.assertIsInstance(rewritten, ir.Module)
+    self.check(str(rewritten))
+    self.assertEqual(self.lowered.as_text(), self.text)
+
+  def test_module_object_is_kept(self):
+    given = self.lowered.compiler_ir("stablehlo")
+    before = str(given)
+    rewritten = jp.rewrite(given, CPU)
+    self.assertIsInstance(rewritten, ir.Module)
+    self.check(str(rewritten))
+    self.assertEqual(str(given), before)
+    self.assertIn("composite", before)
+
+  def test_exported_stays_one_that_can_be_called_and_serialized(self):
+    exported = jax.export.export(self.function)(*self.arrays)
+    rewritten = jp.rewrite(exported, CPU)
+    self.assertIsInstance(rewritten, jax.export.Exported)
+    self.assertNotIn("stablehlo.composite", rewritten.mlir_module())
+    self.assertIn("stablehlo.composite", exported.mlir_module())
+    header = exported.mlir_module_serialized.split(b"\0")[0]
+    self.assertStartsWith(rewritten.mlir_module_serialized, header)
+    again = jax.export.deserialize(rewritten.serialize())
+    result = jax.jit(again.call)(*self.arrays)
+    contract.assert_exact(result, self.exact, np.dtype(np.float32))
+
+  @parameterized.parameters(("cuda",), ("cpu", "cuda"))
+  def test_exported_for_other_platforms_is_refused(self, *platforms):
+    exported = jax.export.export(jax.jit(jnp.sin), platforms=platforms)(1.0)
+    with self.assertRaisesRegex(ValueError, "target's platform 'cpu' alone"):
+      jp.rewrite(exported, CPU)
+
+  def test_anything_else_is_refused(self):
+    with self.assertRaisesRegex(TypeError, "module must be .*got.*int"):
+      jp.rewrite(3, CPU)
+    with self.assertRaisesRegex(TypeError, "target must be a jp.Target.*'cpu'"):
+      jp.rewrite(self.text, "cpu")
+    with self.assertRaisesRegex(ValueError, "implementation.*'cutlass'"):
+      jp.rewrite(self.text, CPU, implementation="cutlass")
+    with self.assertRaisesRegex(ValueError, "scale_rounding.*'nearest'"):
+      jp.rewrite(self.text, CPU, scale_rounding="nearest")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,327 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands with known exact values, and the tolerances of the contract.
+
+For the numerical tests of every implementation (`suite`). Nothing here
+computes with the code under test: what an operand means is found in NumPy f64
+from its codes by `ml_dtypes`, and its storage (packing, swizzling, padding) is
+written a second time, in NumPy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import string
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+
+F32: Final = np.dtype(np.float32)
+F16: Final = np.dtype(np.float16)
+BF16: Final = np.dtype(ml_dtypes.bfloat16)
+RESULT_DTYPES: Final = (F32, BF16, F16)
+
+# The contract (DESIGN.md, section 2), in units of sum(|a * b|), before the
+# final cast: 16 roundings of f32, each of at most 2^-24 of the largest sum.
+DOT_BOUND: Final = 16 * 2.0**-24
+# One rounding to a dtype of p significant bits is off by at most half a unit
+# in the last place: 2^-p of the value, or half the smallest subnormal.
+ROUNDING: Final = {F32: 2.0**-24, BF16: 2.0**-8, F16: 2.0**-11}
+HALF_SUBNORMAL: Final = {F32: 2.0**-150, BF16: 2.0**-134, F16: 2.0**-25}
+
+# Integer data: |value| <= 8 and scales 2^-2 to 2^2, so every product is a
+# multiple of 2^-4 and at most 2^10. A sum of MAX_EXACT_K of them is below 2^20
+# and a multiple of 2^-4, which f32 holds, so any order of adding is exact.
+MAX_EXACT_K: Final = 1024
+_INTEGERS: Final = {
+  formats.E4M3: tuple(range(-8, 9)),
+  formats.E5M2: tuple(range(-8, 9)),
+  formats.E2M1: (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6),
+}
+_EXACT_SCALE_EXPONENTS: Final = (-2, -1, 0, 1, 2)
+RANDOM_SCALE_EXPONENT: Final = 30  # E8M0 scales of random data: 2^-30 to 2^30
+
+# Ways to pass an operand; FP4 ones may have "packed_" before them.
+STORAGES: Final = ("raw", "padded", "scaled_array", "swizzled")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandCase:
+  """One operand to be made.
+
+  Attributes:
+    format: its block format; None for plain floats.
+    dtype: dtype of the values; of a format, `format.values_dtype`.
+    shape: logical shape.
+    axis: the blocked dimension; the (last) contracting one of plain floats.
+    storage: how it is passed: one of `STORAGES`, perhaps with "packed_" before
+      it; "raw" if plain.
+    unpadded: dimensions in which a padded scale has no padding.
+  """
+
+  format: formats.BlockFormat | None
+  dtype: np.dtype
+  shape: tuple[int, ...]
+  axis: int
+  storage: str = "raw"
+  unpadded: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operand:
+  """An operand as it is passed, and what it means.
+
+  Attributes:
+    operand: an array or a `ScaledArray`.
+    scale: the array to pass as its scale; None for a `ScaledArray`.
+    exact: f64, the logical array, without any global scale.
+  """
+
+  operand: Any
+  scale: Any
+  exact: np.ndarray
+
+
+def make_operand(
+  rng: np.random.Generator, case: OperandCase, *, integers: bool
+) -> Operand:
+  """Makes an operand of random values.
+
+  Args:
+    rng: where they come from.
+    case: what to make.
+    integers: small integers under scales that are powers of two, exact in any
+      order of summation; otherwise all finite codes, under E8M0 scales between
+      2^-30 and 2^30 or under any E4M3 scale that is not negative.
+  """
+  if case.format is None:
+    if integers:
+      values = rng.integers(-8, 9, case.shape).astype(case.dtype)
+    else:
+      values = rng.normal(size=case.shape).astype(case.dtype)
+    return Operand(
+      operand=jax.device_put(values),
+      scale=None,
+      exact=values.astype(np.float64),
+    )
+  format, axis = case.format, case.axis
+  scale_shape = list(case.shape)
+  scale_shape[axis] = -(-case.shape[axis] // format.block_size)
+  if integers:
+    choices = np.array(_INTEGERS[format.values_dtype], np.float64)
+    values = rng.choice(choices, case.shape).astype(format.values_dtype)
+    exponents = rng.choice(_EXACT_SCALE_EXPONENTS, scale_shape)
+    scale = np.exp2(exponents.astype(np.float64)).astype(format.scale_dtype)
+  else:
+    values = finite_codes(rng, case.shape, format.values_dtype)
+    if format.scale_is_power_of_two:
+      low, high = 127 - RANDOM_SCALE_EXPONENT, 128 + RANDOM_SCALE_EXPONENT
+      scale = rng.integers(low, high, scale_shape, np.uint8)
+      scale = scale.view(format.scale_dtype)
+    else:
+      scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
+      scale = scale.view(format.scale_dtype)
+  return store(rng, case, values, scale)
+
+
+def finite_codes(
+  rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype
+) -> np.ndarray:
+  """Codes of `dtype`, uniform over all that are finite."""
+  bits = ml_dtypes.finfo(dtype).bits
+  codes = np.arange(2**bits, dtype=np.uint8).view(dtype)
+  codes = codes[np.isfinite(codes.astype(np.float64))]
+  return codes[rng.integers(0, len(codes), tuple(shape))]
+
+
+def store(
+  rng: np.random.Generator,
+  case: OperandCase,
+  values: np.ndarray,
+  scale: np.ndarray,
+) -> Operand:
+  """Brings values and an exact, linear scale into the case's storage."""
+  assert case.format is not None
+  exact = dequantize(values, scale, case.format, case.axis)
+  storage = case.storage.removeprefix("packed_")
+  assert storage in STORAGES, storage
+  stored = values if storage == case.storage else pack(values, case.axis)
+  if storage == "padded":
+    grows = [d not in case.unpadded for d in range(scale.ndim)]
+    scale = poison(rng, scale, grows)
+  if storage == "swizzled":
+    scale = swizzle(scale)
+  # Unlike jnp.asarray, device_put compiles nothing for a new shape.
+  stored, passed = jax.device_put((stored, scale))
+  if storage in ("raw", "padded"):
+    return Operand(operand=stored, scale=passed, exact=exact)
+  layout = scaled_array.LINEAR
+  if storage == "swizzled":
+    layout = scaled_array.SWIZZLED
+  array = scaled_array.ScaledArray(
+    stored, passed, None, case.format, scale_layout=layout
+  )
+  return Operand(operand=array, scale=None, exact=exact)
+
+
+def dequantize(
+  values: np.ndarray, scale: np.ndarray, format: formats.BlockFormat, axis: int
+) -> np.ndarray:
+  """f64 values times their block's scale, exactly; an E8M0 NaN makes NaN."""
+  scale = np.repeat(scale.astype(np.float64), format.block_size, axis)
+  scale = scale[
+    tuple(slice(0, size) for size in values.shape)  # a last block may be short
+  ]
+  with np.errstate(invalid="ignore"):
+    return values.astype(np.float64) * scale
+
+
+def pack(values: np.ndarray, axis: int) -> np.ndarray:
+  """uint8, two FP4 codes a byte along `axis`, the first in the low nibble."""
+  codes = np.moveaxis(values.view(np.uint8), axis, -1) & 15
+  packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
+  return np.ascontiguousarray(np.moveaxis(packed, -1, axis))
+
+
+def poison(
+  rng: np.random.Generator, scale: np.ndarray, may_grow: Sequence[bool]
+) -> np.ndarray:
+  """Pads a scale in some dimensions, with garbage: NaNs and large codes."""
+  garbage = np.array([0x7F, 0xFF, 0x7E, 0x00], np.uint8)
+  shape = [
+    size + int(rng.integers(0, 4)) * grow
+    for size, grow in zip(scale.shape, may_grow, strict=True)
+  ]
+  padded = garbage[rng.integers(0, len(garbage), shape)]
+  padded[tuple(slice(0, size) for size in scale.shape)] = scale.view(np.uint8)
+  return padded.view(scale.dtype)
+
+
+def swizzle(scale: np.ndarray) -> np.ndarray:
+  """The 128x4 layout: byte (r, c) of a tile at (r % 32) * 16 + r // 32 * 4 + c.
+
+  Padding is NaN here, which must change nothing.
+  """
+  *batch, rows, columns = scale.shape
+  row_tiles, column_tiles = -(-rows // 128), -(-columns // 4)
+  out = np.full((*batch, row_tiles * column_tiles * 512), 0xFF, np.uint8)
+  r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+  tile = r // 128 * column_tiles + c // 4
+  offset = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+  out[..., offset.reshape(-1)] = scale.view(np.uint8).reshape(
+    *batch, rows * columns
+  )
+  out = out.reshape(*batch, row_tiles * 128, column_tiles * 4)
+  return out.view(scale.dtype)
+
+
+def dot(
+  lhs: np.ndarray, rhs: np.ndarray, dimension_numbers: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """f64 `lax.dot_general` by einsum, and the same of the magnitudes.
+
+  Returns:
+    (dot, magnitude): `magnitude` is sum(|a * b|), the unit of `DOT_BOUND`.
+  """
+  if dimension_numbers is None:
+    batch, last = tuple(range(lhs.ndim - 2)), (lhs.ndim - 1,)
+    dimension_numbers = ((last, last), (batch, batch))
+  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = dimension_numbers
+  letters = iter(string.ascii_letters)
+  names = [[""] * lhs.ndim, [""] * rhs.ndim]
+  batch_names = []
+  for pairs, is_batch in (
+    (zip(lhs_batch, rhs_batch, strict=True), True),
+    (zip(lhs_k, rhs_k, strict=True), False),
+  ):
+    for l, r in pairs:
+      names[0][l] = names[1][r] = next(letters)
+      batch_names += [names[0][l]] * is_batch
+  free_names = []
+  for side in names:
+    for d, name in enumerate(side):
+      if not name:
+        side[d] = next(letters)
+        free_names.append(side[d])
+  out = "".join(batch_names + free_names)
+  equation = f"{''.join(names[0])},{''.join(names[1])}->{out}"
+  with np.errstate(invalid="ignore"):
+    return (
+      np.einsum(equation, lhs, rhs),
+      np.einsum(equation, np.abs(lhs), np.abs(rhs)),
+    )
+
+
+def cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+  """Rounds f64 numbers that f32 holds exactly (or Inf, NaN) to `dtype`."""
+  single = x.astype(np.float32)
+  np.testing.assert_array_equal(single.astype(np.float64), x)
+  with np.errstate(over="ignore"):
+    return single.astype(dtype)
+
+
+def assert_exact(actual: Any, exact: np.ndarray, dtype: np.dtype) -> None:
+  """Asserts equality with `exact` rounded once; NaN equals NaN, -0 equals 0.
+
+  The sign of a zero sum depends on the order of adding.
+  """
+  actual = np.asarray(actual)
+  if actual.dtype != dtype:
+    raise AssertionError(f"result has dtype {actual.dtype}, expected {dtype}")
+  expected = cast(exact, dtype)
+  np.testing.assert_array_equal(
+    actual.astype(np.float64), expected.astype(np.float64), strict=True
+  )
+
+
+def assert_within(
+  actual: Any, exact: np.ndarray, bound: np.ndarray, dtype: np.dtype
+) -> None:
+  """Asserts |actual - exact| <= bound + one rounding to `dtype`.
+
+  Args:
+    actual: the result, of `dtype`.
+    exact: f64.
+    bound: the largest error before the cast, absolute, of `exact`'s shape.
+    dtype: the result's dtype; its range must not be exceeded.
+  """
+  actual = np.asarray(actual)
+  if actual.dtype != dtype:
+    raise AssertionError(f"result has dtype {actual.dtype}, expected {dtype}")
+  if actual.shape != exact.shape:
+    raise AssertionError(f"shape {actual.shape}, expected {exact.shape}")
+  limit = bound + (np.abs(exact) + bound) * ROUNDING[dtype]
+  limit = limit + HALF_SUBNORMAL[dtype]
+  error = np.abs(actual.astype(np.float64) - exact)
+  if not (error <= limit).all():  # also when a NaN is among them
+    where = tuple(int(i) for i in np.argwhere(~(error <= limit))[0])
+    raise AssertionError(
+      f"at {where}: got {actual[where]}, exact {exact[where]}, error"
+      f" {error[where]:.3e} above the bound {limit[where]:.3e};"
+      f" {np.count_nonzero(~(error <= limit))} of {error.size} are"
+    )
+
+
+def run_program(
+  program: str, *args: object
+) -> subprocess.CompletedProcess[str]:
+  """Runs a program in a fresh process, which imports what this one does."""
+  path = os.pathsep.join(filter(None, sys.path))
+  return subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
+    env={**os.environ, "PYTHONPATH": path},
+    capture_output=True,
+    text=True,
+    check=False,
+  )

@@ -1,0 +1,105 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The triton implementation run by Triton's interpreter, for its tests.
+
+There need be no GPU: `jax_triton.triton_call` is replaced by a callback that
+runs the very kernels on the very arrays, on the CPU. What differs on a GPU is
+the compiler's work and the hardware's arithmetic.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import triton
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.runtime import lowering
+
+
+def cannot_interpret():
+  """Why Triton's interpreter cannot run kernels here; "" where it can."""
+  if importlib.util.find_spec("triton") is None:
+    return "triton is not installed"
+  from jaxplugin.kernels.interpreter import interpret
+
+  return interpret.unsupported() or ""
+
+
+needs_interpreter = absltest.skipIf(
+  bool(cannot_interpret()), cannot_interpret()
+)
+CPU = targets.named_target("cpu")
+# XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
+# Python starts before does not.
+THREAD = concurrent.futures.ThreadPoolExecutor(1)
+THREAD.submit(int).result()
+
+
+def interpreted(launch, inputs, target):
+  """`triton._call` in Triton's interpreter."""
+  del target
+  from jaxplugin.kernels.gpu import block_scaled_matmul
+  from jaxplugin.kernels.interpreter import interpret
+
+  dtype = triton._DTYPES[launch.output_dtype]
+  # E4M3 has no NumPy layout that a callback may rely on: bytes.
+  is_e4m3 = [x.dtype == formats.E4M3 for x in inputs]
+  inputs = [
+    jax.lax.bitcast_convert_type(x, jnp.uint8) if e4m3 else x
+    for x, e4m3 in zip(inputs, is_e4m3, strict=True)
+  ]
+
+  def on_host(*inputs):
+    inputs = [np.array(x) for x in inputs]
+    out = np.full(launch.output_shape, np.nan, dtype)
+    interpret.launch(
+      block_scaled_matmul.KERNELS[launch.kernel],
+      launch.grid,
+      *launch.described(
+        [
+          x.view(formats.E4M3) if e4m3 else x
+          for x, e4m3 in zip(inputs, is_e4m3, strict=True)
+        ]
+      ),
+      out,
+      **configs.portable(dict(launch.constexprs)),
+    )
+    return out
+
+  def in_thread(*inputs):
+    return THREAD.submit(on_host, *inputs).result()
+
+  result = jax.ShapeDtypeStruct(launch.output_shape, dtype)
+  return jax.pure_callback(in_thread, result, *inputs)
+
+
+class RecordedTestCase(parameterized.TestCase):
+  """Keeps what is launched, in the interpreter, of the whole lowering."""
+
+  def setUp(self):
+    super().setUp()
+    self.launched = []
+
+    def recorded(launch, inputs, target):
+      self.launched.append(launch)
+      return interpreted(launch, inputs, target)
+
+    self.enter_context(mock.patch.object(triton, "_call", recorded))
+    self.enter_context(
+      mock.patch.object(
+        lowering, "resolve_target", lambda override, _: override or CPU
+      )
+    )
+
+  def names(self):
+    return " ".join(launch.name for launch in self.launched)

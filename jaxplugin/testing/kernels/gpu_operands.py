@@ -1,0 +1,294 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled products for the kernels' tests: made, interpreted, expected.
+
+What an operand means comes from `dot.reference.oracle_dequantize`, in f64
+from its codes by ml_dtypes. Its storage (packing, layout, swizzling) is written
+here in NumPy, and every byte of it that is no element is 0xFF: NaN as a value
+of FP8, as a plain number and as a scale, -6 as FP4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.core import formats
+from jaxplugin.dot import reference
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.interpreter import interpret
+
+DTYPES: Final = {
+  "f32": np.dtype(np.float32),
+  "bf16": np.dtype(ml_dtypes.bfloat16),
+  "f16": np.dtype(np.float16),
+}
+_VIEWS: Final = {
+  "u8": np.dtype(np.uint8),
+  "u32": np.dtype(np.uint32),
+  "e4m3": formats.E4M3,
+}
+POISON: Final = 0xFF
+_PADDING: Final = (1, 3, 16)  # elements beyond batch, rows and columns
+# E8M0 codes of random data: 2^-30 to 2^30, so that f32 holds every product.
+_SCALE_CODES: Final = (97, 158)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operand:
+  """An operand: its description, its arrays and its meaning.
+
+  Attributes:
+    kind: as `configs` describes it.
+    values: what the kernel gets, before `Launch.views`.
+    scale: uint8, or None of a plain operand.
+    exact: f64[batch, rows, k].
+  """
+
+  kind: configs.OperandKind
+  values: np.ndarray
+  scale: np.ndarray | None
+  exact: np.ndarray
+
+
+def make_operand(
+  rng: np.random.Generator,
+  format: str,
+  shape: tuple[int, int, int],
+  *,
+  integers: bool = False,
+  k_is_minor: bool = True,
+  swizzled: bool = False,
+  interleaved: bool = False,
+) -> Operand:
+  """A random operand of `shape` (batch, rows, k).
+
+  Args:
+    rng: where it comes from.
+    format: one of `configs.FORMATS`.
+    shape: logical.
+    integers: small integers under scales 2^-2 to 2^2, whose sums f32 holds;
+      otherwise all finite codes.
+    k_is_minor: whether rows follow each other, or k.
+    swizzled: the scale's layout.
+    interleaved: whether FP4 values are.
+  """
+  if format in DTYPES:
+    values = rng.integers(-8, 9, shape) if integers else rng.normal(size=shape)
+    values = values.astype(DTYPES[format])
+    return store_operand(format, values, None, k_is_minor=k_is_minor)
+  block_format = formats.by_name(format)
+  columns = -(-shape[2] // block_format.block_size)
+  scale_shape = (*shape[:2], columns)
+  if integers:
+    choices = np.arange(-6, 7)
+    choices = choices[np.abs(choices) != 5].astype(block_format.values_dtype)
+    values = rng.choice(choices.view(np.uint8), shape)
+    scale = np.exp2(rng.integers(-2, 3, scale_shape).astype(np.float32))
+    scale = scale.astype(block_format.scale_dtype).view(np.uint8)
+  else:
+    values = _finite_codes(rng, shape, block_format.values_dtype)
+    if block_format.scale_is_power_of_two:
+      scale = rng.integers(*_SCALE_CODES, scale_shape, np.uint8)
+    else:
+      scale = rng.integers(0, 0x7F, scale_shape, np.uint8)
+  return store_operand(
+    format,
+    values,
+    scale,
+    k_is_minor=k_is_minor,
+    swizzled=swizzled,
+    interleaved=interleaved,
+  )
+
+
+def _finite_codes(
+  rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+  count = 2 ** ml_dtypes.finfo(dtype).bits
+  codes = np.arange(count, dtype=np.uint8)
+  codes = codes[np.isfinite(codes.view(dtype).astype(np.float64))]
+  return codes[rng.integers(0, len(codes), shape)]
+
+
+def store_operand(
+  format: str,
+  values: np.ndarray,
+  scale: np.ndarray | None,
+  *,
+  k_is_minor: bool = True,
+  swizzled: bool = False,
+  interleaved: bool = False,
+) -> Operand:
+  """An operand of given codes (uint8[batch, rows, k], FP4 one a byte)."""
+  if scale is None:
+    exact = values.astype(np.float64)
+    values = _lay_out(values, k_is_minor)
+    kind = configs.OperandKind(format=format, strides=_strides(values))
+    return Operand(kind=kind, values=values, scale=None, exact=exact)
+  block_format = formats.by_name(format)
+  exact = reference.oracle_dequantize(
+    values.view(block_format.values_dtype),
+    scale.view(block_format.scale_dtype),
+    block_format,
+  )
+  if interleaved:
+    values = interleave(values)
+  elif block_format.is_fp4:
+    values = values[..., 0::2] | values[..., 1::2] << 4
+  values = _lay_out(values, k_is_minor)
+  if swizzled:
+    scale = swizzle(scale)
+    row_tile = scale.shape[2] * configs.SCALE_TILE_ROWS
+    scale_strides: tuple[int, ...] = (scale[0].size, row_tile)
+  else:
+    scale = _lay_out(scale, k_is_minor)
+    scale_strides = _strides(scale)
+  kind = configs.OperandKind(
+    format=format,
+    strides=_strides(values),
+    scale_strides=scale_strides,
+    is_interleaved=interleaved,
+  )
+  return Operand(kind=kind, values=values, scale=scale, exact=exact)
+
+
+# Where bit `3 - i` of FP4 value v of 16 lies in two interleaved words, sign
+# first: (word, bit).
+_INTERLEAVED_BITS: Final = (
+  ((0, 15), (0, 8), (0, 7), (0, 6)),
+  ((0, 31), (0, 24), (0, 23), (0, 22)),
+  ((0, 11), (0, 4), (0, 3), (0, 2)),
+  ((0, 27), (0, 20), (0, 19), (0, 18)),
+  ((0, 21), (0, 14), (0, 13), (0, 12)),
+  ((0, 5), (0, 30), (0, 29), (0, 28)),
+  ((1, 15), (1, 8), (1, 7), (1, 6)),
+  ((1, 31), (1, 24), (1, 23), (1, 22)),
+  ((1, 12), (1, 5), (1, 4), (1, 3)),
+  ((1, 28), (1, 21), (1, 20), (1, 19)),
+  ((1, 9), (1, 2), (1, 1), (1, 0)),
+  ((1, 25), (1, 18), (1, 17), (1, 16)),
+  ((0, 16), (0, 9), (1, 11), (1, 10)),
+  ((0, 0), (0, 25), (1, 27), (1, 26)),
+  ((0, 17), (0, 10), (1, 14), (1, 13)),
+  ((0, 1), (0, 26), (1, 30), (1, 29)),
+)
+
+
+def interleave(codes: np.ndarray) -> np.ndarray:
+  """uint32[..., k / 8] of FP4 codes (uint8[..., k]), bit by bit."""
+  *lead, k = codes.shape
+  units = codes.reshape(*lead, k // 16, 16).astype(np.uint32)
+  words = np.zeros((*lead, k // 16, 2), np.uint32)
+  for value, bits in enumerate(_INTERLEAVED_BITS):
+    for i, (word, bit) in enumerate(bits):
+      code_bit = units[..., value] >> np.uint32(3 - i) & np.uint32(1)
+      words[..., word] |= code_bit << np.uint32(bit)
+  return words.reshape(*lead, k // 8)
+
+
+def _lay_out(array: np.ndarray, k_is_minor: bool) -> np.ndarray:
+  """`array` as a window of a larger one, k minor or rows minor."""
+  order = (0, 1, 2) if k_is_minor else (0, 2, 1)
+  array = array.transpose(order)
+  padded = [s + p for s, p in zip(array.shape, _PADDING, strict=True)]
+  outer = np.full(
+    (*padded[:2], padded[2] * array.itemsize), POISON, np.uint8
+  ).view(array.dtype)
+  window = outer[tuple(slice(size) for size in array.shape)]
+  window[...] = array
+  return window.transpose(order)
+
+
+def _strides(array: np.ndarray) -> tuple[int, ...]:
+  return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def swizzle(scale: np.ndarray) -> np.ndarray:
+  """uint8[batch, rows, columns] in tiles of 128 x 4, padded with 0xFF.
+
+  Written element by element from the layout's definition: byte (r, c) of a
+  tile is at (r % 32) * 16 + (r // 32) * 4 + c, tiles follow row by row.
+  """
+  batch, rows, columns = scale.shape
+  padded = (-(-rows // 128) * 128, -(-columns // 4) * 4)
+  flat = np.full((batch, padded[0] * padded[1]), POISON, np.uint8)
+  r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+  tile = r // 128 * (padded[1] // 4) + c // 4
+  flat[:, tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4] = scale
+  return flat.reshape(batch, *padded)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Epilogue:
+  """Arrays of an epilogue; None where there is none.
+
+  global_scale: f32[] or f32[2].
+  """
+
+  global_scale: np.ndarray | None = None
+  bias: np.ndarray | None = None
+  activation: str = "none"
+  residual: np.ndarray | None = None
+
+
+def run(
+  lhs: Operand,
+  rhs: Operand,
+  config: configs.MatmulConfig,
+  *,
+  epilogue: Epilogue = Epilogue(),
+  out_dtype: str = "f32",
+  architecture: str = "sm_80",
+) -> np.ndarray:
+  """The product that the kernels compute in the interpreter."""
+  batch, m, k = lhs.exact.shape
+  shape = configs.MatmulShape(
+    batch=batch,
+    m=m,
+    n=rhs.exact.shape[1],
+    k=k,
+    lhs=lhs.kind,
+    rhs=rhs.kind,
+    out_dtype=out_dtype,
+    has_global_scale=epilogue.global_scale is not None,
+    has_global_power=epilogue.global_scale is not None
+    and epilogue.global_scale.size == 2,
+    has_bias=epilogue.bias is not None,
+    activation=epilogue.activation,
+    has_residual=epilogue.residual is not None,
+  )
+  arrays: dict[str, Any] = {
+    "lhs": lhs.values,
+    "lhs_scale": lhs.scale,
+    "rhs": rhs.values,
+    "rhs_scale": rhs.scale,
+    "global_scale": epilogue.global_scale,
+    "bias": epilogue.bias,
+    "residual": epilogue.residual,
+  }
+  launches = configs.plan(shape, config, architectures.by_name(architecture))
+  for launch in launches:
+    views = dict(launch.views)
+    inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
+    out = np.empty(launch.output_shape, DTYPES[launch.output_dtype])
+    out.view(np.uint8)[...] = POISON
+    interpret.launch(
+      block_scaled_matmul.KERNELS[launch.kernel],
+      launch.grid,
+      *launch.described(inputs),
+      out,
+      **configs.portable(dict(launch.constexprs)),
+    )
+    arrays[launch.output] = out
+  return arrays["out"]
+
+
+def _view(array: np.ndarray, view: str | None) -> np.ndarray:
+  return array if view is None else array.view(_VIEWS[view])

@@ -1,0 +1,106 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the quantize kernels share: a launch, and what is expected.
+
+`jp.quantize` itself is tested against NumPy. Every byte outside the arrays is
+poison, and touching one is an error (`interpret`); outputs are filled with a
+value that no test expects everywhere, so that bytes left out are seen.
+"""
+
+import unittest
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+import jaxplugin as jp
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels.gpu import quantize
+from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.interpreter import interpret
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+UNWRITTEN = 0xA5
+SM_90 = architectures.by_name("sm_90")
+FORMAT_NAMES = tuple(quantize_config.ENCODINGS)
+
+
+def element_strides(x):
+  return tuple(stride // x.itemsize for stride in x.strides)
+
+
+def run_quantize(
+  x,
+  format_name,
+  *,
+  global_scale=None,
+  scale_rounding="up",
+  swizzled=False,
+  config=None,
+  k_axis=2,
+  check_races=True,
+):
+  """Values and scale, uint8, of x[batch, rows, k], the axis of k given.
+
+  Both have the axes of `x`; a swizzled scale is [batch, rows, k].
+  """
+  order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
+  batch, rows, k = (x.shape[axis] for axis in order)
+  encoding = quantize_config.encoding(format_name)
+  grid_rows, grid_k = quantize_config.covered(
+    rows, k, format_name, swizzled=swizzled
+  )
+  if config is None:
+    config = quantize_config.default_config(
+      format_name, SM_90, grid_rows, grid_k, k_is_contiguous=k_axis == 2
+    )
+  shape = (batch, rows, -(-k // encoding.values_per_byte))
+  values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
+  shape = (batch, rows, -(-k // encoding.vec_size))
+  if swizzled:
+    shape = (batch, *scaled_array.swizzled_shape(shape[1:]))
+    scale = np.full(shape, UNWRITTEN, np.uint8)
+    scale_strides = (shape[1] * shape[2], 0, 0)
+  else:
+    scale = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
+    scale_strides = [element_strides(scale)[i] for i in order]
+  interpret.launch(
+    quantize.quantize,
+    quantize_config.launch_grid(config, batch, grid_rows, grid_k),
+    x,
+    global_scale,
+    values,
+    scale,
+    rows,
+    k,
+    grid_rows,
+    grid_k,
+    *(element_strides(values)[i] for i in order),
+    *scale_strides,
+    *(element_strides(x)[i] for i in order),
+    check_races=check_races,
+    **quantize_config.constexprs(
+      config, format_name, scale_rounding=scale_rounding, swizzled=swizzled
+    ),
+  )
+  return values, scale
+
+
+def expected(x, format_name, *, axis=-1, global_scale=None, **kwargs):
+  """(values, scale) of `jp.quantize`, as bytes, FP4 packed along `axis`."""
+  if global_scale is not None:
+    kwargs["global_scale"] = jnp.asarray(global_scale).reshape(())
+  quantized = jp.quantize(
+    jnp.asarray(x), formats.by_name(format_name), axis=axis, **kwargs
+  )
+  values = jax.lax.bitcast_convert_type(quantized.values, jnp.uint8)
+  return np.asarray(values), np.asarray(quantized.scale).view(np.uint8)
+
+
+def skip_unless_interpreted():
+  """Skips a module's tests where Triton's interpreter cannot run them."""
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)

@@ -1,0 +1,171 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the lowerings of quantize and dequantize share."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import importlib.util
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin import quantization
+from jaxplugin.core import targets
+from jaxplugin.quantization import quantization_triton
+from jaxplugin.runtime import lowering
+from jaxplugin.runtime import triton_library
+
+# A CPU without kernels: operations serve.
+OPERATIONS = targets.named_target("cpu")
+TARGET = targets.detect_target("cpu")
+needs_library = absltest.skipIf(
+  TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
+)
+needs_triton = absltest.skipIf(
+  importlib.util.find_spec("triton") is None, "triton is not installed"
+)
+needs_jax_triton = absltest.skipIf(
+  importlib.util.find_spec("jax_triton") is None, "jax-triton is not installed"
+)
+needs_compiler = absltest.skipIf(
+  importlib.util.find_spec("jax_triton") is None
+  or importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-triton or jax-cuda13-plugin is not installed",
+)
+H200 = targets.named_target("h200")
+
+X = np.random.default_rng(13).normal(size=(8, 4, 64)).astype(np.float32)
+
+
+def lowered_text(function, *args, platforms=("cpu",)):
+  traced = jax.jit(lambda *args: function(*args)).trace(*args)
+  return traced.lower(lowering_platforms=platforms).as_text()
+
+
+def kernel_calls(text):
+  """How often a module calls the kernels: (quantize, dequantize)."""
+  return tuple(
+    text.count(f"@jaxplugin_{name}(") for name in ("quantize", "dequantize")
+  )
+
+
+def leaves_as_bytes(tree):
+  return [
+    (x.dtype, x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)
+  ]
+
+
+def by_operations(function):
+  def wrapped(*args):
+    with targets.use_target(OPERATIONS):
+      return function(*args)
+
+  return wrapped
+
+
+def round_trip(format, **kwargs):
+  return lambda x: quantization.dequantize(
+    quantization.quantize(x, format, **kwargs)
+  )
+
+
+# XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
+# Python starts before does not.
+THREAD = concurrent.futures.ThreadPoolExecutor(1)
+THREAD.submit(int).result()
+
+
+def interpreted(names, launch, inputs, target):
+  """`quantization_triton._call` in Triton's interpreter; notes the launch."""
+  del target
+  from jaxplugin.kernels.gpu import quantize
+  from jaxplugin.kernels.interpreter import interpret
+
+  names.append(launch.name)
+
+  def on_host(*inputs):
+    # What a kernel leaves out is seen: no test expects 0xA5 everywhere.
+    outputs = [
+      np.frombuffer(
+        bytearray([0xA5]) * (np.prod(shape) * np.dtype(dtype).itemsize), dtype
+      ).reshape(shape)
+      for _, shape, dtype in launch.outputs
+    ]
+    interpret.launch(
+      getattr(quantize, launch.kernel),
+      launch.grid,
+      *map(np.array, inputs),
+      *outputs,
+      **dict(launch.constexprs),
+    )
+    return outputs
+
+  def in_thread(*inputs):
+    return THREAD.submit(on_host, *inputs).result()
+
+  types = [jax.ShapeDtypeStruct(s, d) for _, s, d in launch.outputs]
+  return jax.pure_callback(in_thread, types, *inputs)
+
+
+def numbers(shape, dtype, seed=0):
+  """Normal numbers, with a NaN, Infs, large and tiny blocks, and zeros."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=shape)
+  flat = x.reshape(-1)
+  flat[5], flat[70] = np.nan, -np.inf
+  flat[200:232] *= 1e4
+  flat[300:330] = 0.0
+  flat[301] = -0.0
+  flat[400:432] *= 1e-6
+  with np.errstate(over="ignore"):
+    return jnp.asarray(x.astype(dtype))
+
+
+class InterpretedTestCase(parameterized.TestCase):
+  """Runs the very kernels on the very arrays, on the CPU.
+
+  `jax_triton.triton_call` is replaced by a callback into Triton's interpreter;
+  `names` has what was launched.
+  """
+
+  def setUp(self):
+    super().setUp()
+    from jaxplugin.kernels.interpreter import interpret
+
+    if (reason := interpret.unsupported()) is not None:
+      self.skipTest(reason)
+    self.names = []
+    self.enter_context(
+      mock.patch.object(
+        quantization_triton,
+        "_call",
+        functools.partial(interpreted, self.names),
+      )
+    )
+    self.enter_context(
+      mock.patch.object(
+        lowering, "resolve_target", lambda override, _: override or OPERATIONS
+      )
+    )
+    self.enter_context(
+      mock.patch.object(triton_library, "lowering_refusal", lambda _: None)
+    )
+
+  def assert_same_bits(self, quantize, x, target=H200):
+    expected = by_operations(quantize)(x)
+    self.assertEmpty(self.names)
+    # Functions of their own: what is traced here must not be reused elsewhere.
+    with targets.use_target(
+      dataclasses.replace(target, name=f"interpreted {self.id()}")
+    ):
+      actual = quantize(x)
+    self.assertNotEmpty(self.names)
+    self.assertEqual(
+      leaves_as_bytes(actual),
+      leaves_as_bytes(expected),
+    )

@@ -1,0 +1,70 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of `block_scaled_dot` under JAX's transformations share.
+
+Operands of integers under scales that are powers of two, so that every result
+is exact and equality is equality of bits; and the dots within a jaxpr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing import contract
+
+PRIMITIVE: Final = "block_scaled_dot"
+
+
+def operand(
+  rng: np.random.Generator,
+  format: jp.BlockFormat,
+  shape: tuple[int, ...],
+  *,
+  axis: int | None = None,
+  storage: str = "scaled_array",
+) -> contract.Operand:
+  """An integer operand, blocked along its last dimension by default."""
+  case = contract.OperandCase(
+    format=format,
+    dtype=format.values_dtype,
+    shape=shape,
+    axis=len(shape) - 1 if axis is None else axis,
+    storage=storage,
+  )
+  return contract.make_operand(rng, case, integers=True)
+
+
+def array(rng, format, shape, **kwargs) -> jp.ScaledArray:
+  return operand(rng, format, shape, **kwargs).operand
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+  """All equations of a jaxpr and of those inside it."""
+  for eqn in jaxpr.eqns:
+    yield eqn
+    for value in jax.tree.leaves(
+      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+    ):
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        yield from equations(inner)
+
+
+def dots_of(jaxpr: Any) -> list[Any]:
+  return [e for e in equations(jaxpr) if e.primitive.name == PRIMITIVE]
+
+
+class PrimitiveTestCase(parameterized.TestCase):
+  def assert_same(self, actual: Any, expected: Any) -> None:
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    self.assertEqual(actual.dtype, expected.dtype)
+    np.testing.assert_array_equal(
+      actual.astype(np.float64), expected.astype(np.float64), strict=True
+    )

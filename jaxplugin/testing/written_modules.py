@@ -1,0 +1,102 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules written by hand for the tests of the rewriter, and how to run them.
+
+Their texts are put together from strings here, and run by XLA:CPU, without the
+code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.jaxext import jax_private
+
+# Also written in module_calls, which is under test.
+_ELEMENT_TYPES: Final = {
+  "float32": "f32",
+  "bfloat16": "bf16",
+  "float16": "f16",
+  "float8_e4m3fn": "f8E4M3FN",
+  "float8_e5m2": "f8E5M2",
+  "float8_e8m0fnu": "f8E8M0FNU",
+  "float4_e2m1fn": "f4E2M1FN",
+  "uint8": "ui8",
+  "int8": "i8",
+}
+
+
+def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+
+
+def tensor_type(x: Any) -> str:
+  """E.g. tensor<8x64xf8E4M3FN>."""
+  element = _ELEMENT_TYPES[np.dtype(x.dtype).name]
+  return f"tensor<{'x'.join([*map(str, x.shape), element])}>"
+
+
+def custom_call(
+  name: str,
+  arguments: Sequence[str],
+  operands: Sequence[Any],
+  results: Sequence[Any],
+  attributes: str = "",
+) -> str:
+  """The text of a custom call, without what it is assigned to."""
+  types = ", ".join(map(tensor_type, operands))
+  out = ", ".join(map(tensor_type, results))
+  out = out if len(results) == 1 else f"({out})"
+  braces = f" {{{attributes}}}" if attributes else ""
+  return (
+    f"stablehlo.custom_call @{name}({', '.join(arguments)}){braces} :"
+    f" ({types}) -> {out}"
+  )
+
+
+def call_module(
+  name: str,
+  operands: Sequence[Any],
+  results: Sequence[Any],
+  attributes: str = "",
+  module_attributes: str = "",
+) -> str:
+  """A module whose @main does nothing but one custom call."""
+  names = [f"%arg{i}" for i in range(len(operands))]
+  call = custom_call(name, names, operands, results, attributes)
+  parameters = ", ".join(
+    f"{argument}: {tensor_type(x)}"
+    for argument, x in zip(names, operands, strict=True)
+  )
+  out = ", ".join(map(tensor_type, results))
+  values = ", ".join(
+    f"%0#{i}" if len(results) > 1 else "%0" for i in range(len(results))
+  )
+  count = f":{len(results)}" if len(results) > 1 else ""
+  with_attributes = ""
+  if module_attributes:
+    with_attributes = f" attributes {{{module_attributes}}}"
+  return f"""module @made{with_attributes} {{
+  func.func public @main({parameters}) -> ({out}) {{
+    %0{count} = {call}
+    return {values} : {out}
+  }}
+}}
+"""
+
+
+def run(module: str | bytes, *arrays: Any) -> list[np.ndarray]:
+  """Compiles a module's text (or bytecode) for this CPU, and runs it."""
+  compiled = jax_private.compile_module(module, "cpu")
+  return [np.asarray(x) for x in compiled(*arrays)]
+
+
+def e4m3_scale(x: np.ndarray) -> np.ndarray:
+  """Rounds f64 to E4M3 by ml_dtypes, saturating."""
+  return np.minimum(x, 448.0).astype(ml_dtypes.float8_e4m3fn)

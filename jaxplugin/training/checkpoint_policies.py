@@ -1,0 +1,86 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Policies for `jax.checkpoint` that know this package's dots.
+
+`jax.checkpoint_policies` matches JAX's own primitives, so under its
+`dots_saveable` a block-scaled dot is computed again in the backward pass. Those
+here are JAX's, for JAX's dots and ours alike:
+
+    jax.checkpoint(f, policy=jaxplugin.checkpoint_policies.dots_saveable)
+
+A dot is our primitive, whatever called it: `block_scaled_dot`, `dot_general`
+forward and backward, `jaxplugin.nn`. What `dot_general` keeps quantized for the
+backward pass is not the result of a dot; it is quantized again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxplugin.dot import call
+from jaxplugin.dot import primitive
+
+Policy = Callable[..., Any]
+
+
+def for_block_scaled_dots(policy: Policy) -> Policy:
+  """A policy that answers for a block-scaled dot as for `lax.dot_general`.
+
+  Args:
+    policy: one of `jax.checkpoint_policies`, or any other.
+
+  Returns:
+    A policy: of a block-scaled dot, `policy` is asked about a `lax.dot_general`
+    of lhs and rhs with the same dimension numbers, whose result has the same
+    dtype; else it is asked as it would have been.
+  """
+  return _AsDotGeneral(policy)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AsDotGeneral:
+  """Equal ones are one key of JAX's caches."""
+
+  policy: Policy
+
+  def __call__(self, prim: Any, *args: Any, **params: Any) -> Any:
+    if prim is not primitive.block_scaled_dot_p:
+      return self.policy(prim, *args, **params)
+    config: call.DotConfig = params["config"]
+    operands = call.Operands.unflatten(config, args)
+    return self.policy(
+      lax.dot_general_p,
+      operands.lhs,
+      operands.rhs,
+      dimension_numbers=config.dimension_numbers,
+      precision=None,
+      preferred_element_type=config.preferred_element_type,
+      out_sharding=None,
+    )
+
+
+dots_saveable = for_block_scaled_dots(jax.checkpoint_policies.dots_saveable)
+dots_with_no_batch_dims_saveable = for_block_scaled_dots(
+  jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+)
+
+
+def offload_dot_with_no_batch_dims(
+  offload_src: str, offload_dst: str
+) -> Policy:
+  """`jax.checkpoint_policies.offload_dot_with_no_batch_dims`, of our dots too.
+
+  Args:
+    offload_src: a kind of memory, "device".
+    offload_dst: another, "pinned_host".
+  """
+  return for_block_scaled_dots(
+    jax.checkpoint_policies.offload_dot_with_no_batch_dims(
+      offload_src, offload_dst
+    )
+  )

@@ -1,0 +1,208 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`dot_general` in the layers of flax (nnx and linen) and in `jnp.einsum`.
+
+The same layers with `dot_general` in NumPy give the expected values, and their
+gradients: both run operation by operation, so that what is quantized has the
+same bits in both.
+"""
+
+import functools
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+
+import jaxplugin as jp
+from jaxplugin.testing.oracles import gradients_oracle as testing
+
+TOKENS, FEATURES, HEADS = 6, 40, 4
+X = np.random.default_rng(0).normal(size=(2, TOKENS, FEATURES))
+X = X.astype(np.float32)
+
+# What a layer adds to the error of its dot, relative to the largest number of
+# an array: results are sums of up to 12 * 40 products, whose bound is that of
+# 16 roundings of the sum of magnitudes, below 32 times the largest number here.
+# Softmax and a second dot pass the first one's error on, at most doubled twice.
+TOLERANCE = 4 * 32 * testing.BOUND
+
+
+def dots(format):
+  return (
+    jp.dot_general(format, format),
+    testing.reference_dot_general(format, format),
+  )
+
+
+def nnx_layers():
+  """Names, and functions of a `dot_general` that make a layer."""
+  rngs = lambda: nnx.Rngs(0)
+  attention = functools.partial(
+    nnx.MultiHeadAttention,
+    num_heads=HEADS,
+    in_features=FEATURES,
+    decode=False,
+    use_bias=False,  # softmax leaves none of the gradient of a key's bias
+  )
+  return {
+    "linear": lambda dot: nnx.Linear(
+      FEATURES, 24, dot_general=dot, rngs=rngs()
+    ),
+    "linear_general": lambda dot: nnx.LinearGeneral(
+      FEATURES, (HEADS, 6), dot_general=dot, rngs=rngs()
+    ),
+    "linear_general_of_two_axes": lambda dot: nnx.LinearGeneral(
+      (TOKENS, FEATURES), 5, axis=(-2, -1), dot_general=dot, rngs=rngs()
+    ),
+    # What the second dot quantizes comes out of the first one's softmax, whose
+    # roundings differ: so each has a layer of its own.
+    "attention_in": lambda dot: attention(qkv_dot_general=dot, rngs=rngs()),
+    "attention_out": lambda dot: attention(out_dot_general=dot, rngs=rngs()),
+  }
+
+
+def linen_layers():
+  attention = functools.partial(
+    flax.linen.MultiHeadDotProductAttention,
+    num_heads=HEADS,
+    use_bias=False,
+  )
+  return {
+    "dense": lambda dot: flax.linen.Dense(24, dot_general=dot),
+    "dense_general": lambda dot: flax.linen.DenseGeneral(
+      (HEADS, 6), dot_general=dot
+    ),
+    "dense_general_of_two_axes": lambda dot: flax.linen.DenseGeneral(
+      5, axis=(-2, -1), dot_general=dot
+    ),
+    "attention_in": lambda dot: attention(qkv_dot_general=dot),
+    "attention_out": lambda dot: attention(out_dot_general=dot),
+  }
+
+
+def assert_close_and_not_zero(actual, expected):
+  """Arrays of trees; each is there, and within the tolerance."""
+  actual, tree = jax.tree.flatten(actual)
+  expected, expected_tree = jax.tree.flatten(expected)
+  assert tree == expected_tree, (tree, expected_tree)
+  for a, e in zip(actual, expected, strict=True):
+    e = np.asarray(e, np.float64)
+    largest = np.abs(e).max()
+    assert largest > 0
+    np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE * largest)
+
+
+class NnxTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *((name, jp.MXFP8) for name in nnx_layers()), ("linear", jp.NVFP4)
+  )
+  def test_values_and_gradients_are_those_of_quantized_products(
+    self, name, format
+  ):
+    results = []
+    for dot_general in dots(format):
+      layer = nnx_layers()[name](dot_general)
+      graph, params = nnx.split(layer, nnx.Param)
+      # Of no symmetry: a sum over tokens would leave gradients that cancel.
+      loss = lambda p, x, graph=graph: (
+        jnp.sin(3 * nnx.merge(graph, p)(x)).sum()
+      )
+      grads = jax.grad(loss, argnums=(0, 1))(params, jnp.asarray(X))
+      results.append((layer(X), grads))
+    assert_close_and_not_zero(*jax.tree.map(np.asarray, results))
+
+  def test_einsum_takes_it(self):
+    einsum = functools.partial(
+      jnp.einsum, _dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8)
+    )
+    layer = nnx.Einsum(
+      "bmk,kn->bmn",
+      (FEATURES, 24),
+      einsum_op=einsum,
+      rngs=nnx.Rngs(0),
+    )
+    value, magnitude = testing.expected_product(
+      X, "bmk", layer.kernel[...], "kn", "bmn", jp.MXFP8, jp.MXFP8
+    )
+    error = np.abs(np.asarray(layer(X), np.float64) - value)
+    np.testing.assert_array_less(error, testing.BOUND * magnitude)
+    grads = nnx.grad(lambda layer: layer(X).sum())(layer)
+    # Ones are exact in MXFP8.
+    value, magnitude = testing.expected_product(
+      np.ones((2, TOKENS, 24)), "bmn", X, "bmk", "kn", jp.MXFP8, jp.MXFP8
+    )
+    error = np.abs(np.asarray(grads.kernel[...], np.float64) - value)
+    np.testing.assert_array_less(error, testing.BOUND * magnitude)
+
+  def test_train_step_in_jit_descends(self):
+    layer = nnx_layers()["attention_in"](jp.dot_general(jp.MXFP8, jp.MXFP8))
+    target = jnp.asarray(np.random.default_rng(1).normal(size=X.shape))
+
+    @nnx.jit
+    def step(layer, x):
+      loss = lambda layer: ((layer(x) - target) ** 2).mean()
+      value, grads = nnx.value_and_grad(loss)(layer)
+      params = nnx.state(layer, nnx.Param)
+      nnx.update(layer, jax.tree.map(lambda p, g: p - g, params, grads))
+      return value, grads
+
+    leaves = lambda tree: [np.asarray(x) for x in jax.tree.leaves(tree)]
+    before = leaves(nnx.state(layer, nnx.Param))
+    first, grads = step(layer, X)
+    after = leaves(nnx.state(layer, nnx.Param))
+    self.assertLen(before, 4)
+    for b, g, a in zip(before, leaves(grads), after, strict=True):
+      self.assertGreater(np.abs(g).max(), 0)
+      np.testing.assert_allclose(a, b - g, rtol=0, atol=2e-7)  # of at most 1
+    second, _ = step(layer, X)
+    self.assertLess(second, first)
+
+
+class LinenTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *((name, jp.MXFP8) for name in linen_layers()), ("dense", jp.NVFP4)
+  )
+  def test_values_and_gradients_are_those_of_quantized_products(
+    self, name, format
+  ):
+    params = linen_layers()[name](jax.lax.dot_general).init(
+      jax.random.key(0), X
+    )
+    results = []
+    for dot_general in dots(format):
+      layer = linen_layers()[name](dot_general)
+      loss = lambda p, x, layer=layer: jnp.sin(3 * layer.apply(p, x)).sum()
+      grads = jax.grad(loss, argnums=(0, 1))(params, jnp.asarray(X))
+      results.append((layer.apply(params, X), grads))
+    assert_close_and_not_zero(*results)
+
+  def test_attention_multiplies_scores_and_values_by_it(self):
+    rng = np.random.default_rng(2)
+    shape = (2, TOKENS, HEADS, 16)
+    query, key, value = rng.normal(size=(3, *shape)).astype(np.float32)
+    attention = functools.partial(
+      flax.linen.dot_product_attention, query, key, value
+    )
+    dot_general = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    actual = attention(einsum_dot_general=dot_general)
+    q = testing.fake_quantize(query / np.float32(4), "bqhd", "d", jp.MXFP8)
+    k = testing.fake_quantize(key, "bkhd", "d", jp.MXFP8)
+    scores = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k))
+    weights = scores / scores.sum(-1, keepdims=True)
+    v = testing.fake_quantize(value, "bkhd", "k", jp.MXFP8)
+    # E4M3 has 4 significant bits, so that rounding is off by 1/16 at most
+    # (and below the normal range of a block by 2^-10 of its scale, far less):
+    # weights are quantized, after a softmax whose roundings are not ours.
+    magnitude = np.einsum("bhqk,bkhd->bqhd", weights, np.abs(v))
+    expected = np.einsum("bhqk,bkhd->bqhd", weights, v)
+    np.testing.assert_array_less(np.abs(actual - expected), magnitude / 16)
+    plain = attention()
+    self.assertGreater(np.abs(actual - plain).max(), 1e-3)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,364 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`dot_general`: forward and backward against f64, and in its users' hands."""
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing.oracles import gradients_oracle as testing
+from jaxplugin.training import gradients
+
+FORMATS = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
+
+# Dimension numbers with every kind of difficulty, for operands whose sizes are
+# named by letters: b batch, m and n free, k contracting.
+CASES = (
+  ("mk", "kn"),
+  ("mk", "nk"),
+  ("km", "nk"),
+  ("bmk", "bnk"),
+  ("mbk", "knb"),
+  ("bmMk", "kNbn"),
+  ("mkK", "KkNn"),
+  ("kbKm", "nKbk"),
+  ("Bbmk", "bBkn"),
+  ("k", "kn"),
+  ("mk", "k"),
+)
+
+
+class DotGeneralTest(parameterized.TestCase):
+  def assert_within(self, actual, expected, rounding=0.0):
+    value, magnitude = expected
+    error = np.abs(np.asarray(actual, np.float64) - value)
+    np.testing.assert_array_less(
+      error, testing.BOUND * magnitude + rounding * np.abs(value) + 1e-300
+    )
+
+  @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
+  def test_forward_and_gradients_are_those_of_quantized_products(
+    self, case, format
+  ):
+    lhs_names, rhs_names = case
+    out = testing.result_of(lhs_names, rhs_names)
+    lhs, rhs = testing.normal(0, lhs_names), testing.normal(1, rhs_names)
+    g = testing.normal(2, out)
+    function = jp.dot_general(format, format)
+    numbers = testing.numbers(lhs_names, rhs_names)
+
+    @jax.jit
+    def both(lhs, rhs, g):
+      result, vjp = jax.vjp(lambda l, r: function(l, r, numbers), lhs, rhs)
+      return result, *vjp(g)
+
+    result, lhs_grad, rhs_grad = both(lhs, rhs, g)
+    self.assert_within(
+      result,
+      testing.expected_product(
+        lhs, lhs_names, rhs, rhs_names, out, format, format
+      ),
+    )
+    self.assert_within(
+      lhs_grad,
+      testing.expected_product(
+        g, out, rhs, rhs_names, lhs_names, format, format
+      ),
+    )
+    self.assert_within(
+      rhs_grad,
+      testing.expected_product(
+        g, out, lhs, lhs_names, rhs_names, format, format
+      ),
+    )
+
+  @parameterized.product(
+    formats=(
+      (jp.MXFP8, jp.MXFP4, jp.MXFP8_E5M2),
+      (None, jp.NVFP4, jp.MXFP8),
+      (jp.MXFP8, None, None),
+      (jp.NVFP4, jp.MXFP8, jp.MXFP4),
+    ),
+    quantize_dgrad=(True, False),
+    quantize_wgrad=(True, False),
+  )
+  def test_each_format_and_option_reaches_its_product(
+    self, formats, quantize_dgrad, quantize_wgrad
+  ):
+    lhs_format, rhs_format, grad_format = formats
+    lhs, rhs, g = (
+      testing.normal(0, "mk"),
+      testing.normal(1, "kn"),
+      testing.normal(2, "mn"),
+    )
+    function = jp.dot_general(
+      lhs_format,
+      rhs_format,
+      grad_format=grad_format,
+      quantize_dgrad=quantize_dgrad,
+      quantize_wgrad=quantize_wgrad,
+    )
+    result, vjp = jax.vjp(
+      lambda l, r: function(
+        l, r, testing.numbers("mk", "kn"), precision="highest"
+      ),
+      lhs,
+      rhs,
+    )
+    lhs_grad, rhs_grad = vjp(g)
+    grad_format = grad_format or lhs_format or rhs_format
+    dgrad = (grad_format, rhs_format) if quantize_dgrad else (None, None)
+    wgrad = (grad_format, lhs_format) if quantize_wgrad else (None, None)
+    self.assert_within(
+      result,
+      testing.expected_product(
+        lhs, "mk", rhs, "kn", "mn", lhs_format, rhs_format
+      ),
+    )
+    self.assert_within(
+      lhs_grad, testing.expected_product(g, "mn", rhs, "kn", "mk", *dgrad)
+    )
+    self.assert_within(
+      rhs_grad, testing.expected_product(g, "mn", lhs, "mk", "kn", *wgrad)
+    )
+
+  def test_backward_quantizes_the_original_operand_not_the_quantized_one(self):
+    # In a column, 12 shares its block with 96 = 6 * 16, and steps of 8 at that
+    # size round it to 8 or 16. In a row it is alone, and 12 = 6 * 2 is exact.
+    rhs = np.full((32, 32), 12.0, np.float32)
+    rhs[0] = 6.0 * 16
+    along_k = jp.dequantize(jp.quantize(rhs, jp.MXFP4, axis=0))
+    self.assertNotEqual(float(along_k[1, 0]), 12.0)
+    function = jp.dot_general(jp.MXFP4, jp.MXFP4)
+    lhs, g = np.ones((1, 32), np.float32), np.ones((1, 32), np.float32)
+    _, vjp = jax.vjp(lambda l: function(l, rhs, (((1,), (0,)), ((), ()))), lhs)
+    np.testing.assert_array_equal(vjp(g)[0], rhs.sum(axis=1)[None])
+
+  @parameterized.parameters(*FORMATS)
+  def test_bf16_operands_give_bf16_result_and_gradients(self, format):
+    bf16 = ml_dtypes.bfloat16
+    lhs, rhs = testing.normal(0, "mk", bf16), testing.normal(1, "kn", bf16)
+    g = testing.normal(2, "mn", bf16)
+    function = jp.dot_general(format, format)
+    result, vjp = jax.vjp(
+      lambda l, r: function(l, r, testing.numbers("mk", "kn")), lhs, rhs
+    )
+    lhs_grad, rhs_grad = vjp(jnp.asarray(g))
+    for actual in (result, lhs_grad, rhs_grad):
+      self.assertEqual(actual.dtype, jnp.bfloat16)
+    self.assert_within(
+      result,
+      testing.expected_product(lhs, "mk", rhs, "kn", "mn", format, format),
+      testing.BF16_ROUNDING,
+    )
+    self.assert_within(
+      lhs_grad,
+      testing.expected_product(g, "mn", rhs, "kn", "mk", format, format),
+      testing.BF16_ROUNDING,
+    )
+    self.assert_within(
+      rhs_grad,
+      testing.expected_product(g, "mn", lhs, "mk", "kn", format, format),
+      testing.BF16_ROUNDING,
+    )
+
+  def test_preferred_element_type_is_the_results_dtype(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    bf16 = testing.normal(0, "mk", ml_dtypes.bfloat16)
+    result = function(
+      bf16,
+      testing.normal(1, "kn", ml_dtypes.bfloat16),
+      testing.numbers("mk", "kn"),
+      preferred_element_type=jnp.float32,
+    )
+    self.assertEqual(result.dtype, jnp.float32)
+    with self.assertRaisesRegex(TypeError, "preferred_element_type .*'foo'"):
+      function(
+        bf16, bf16, testing.numbers("mk", "nk"), preferred_element_type="foo"
+      )
+
+  def test_vmap_equals_a_loop(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    lhs, rhs = testing.normal(0, "bmk"), testing.normal(1, "kn")
+    grad = jax.grad(
+      lambda l, r: (function(l, r, testing.numbers("mk", "kn")) ** 2).sum(),
+      argnums=(0, 1),
+    )
+    mapped = jax.vmap(grad, in_axes=(0, None))(lhs, rhs)
+    for i, x in enumerate(lhs):
+      for have, want in zip(mapped, grad(x, rhs), strict=True):
+        # Another dot shape may sum in another order.
+        scale = float(np.abs(want).max())
+        np.testing.assert_allclose(
+          have[i], want, rtol=0, atol=testing.SIZES["k"] * testing.BOUND * scale
+        )
+
+  def test_remat_changes_no_bit(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    numbers = testing.numbers("mk", "kn")
+
+    def loss(l, r):
+      return jnp.sin(function(l, r, numbers)).sum()
+
+    lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")
+    plain = jax.jit(jax.grad(loss, argnums=(0, 1)))(lhs, rhs)
+    remat = jax.jit(jax.grad(jax.checkpoint(loss), argnums=(0, 1)))(lhs, rhs)
+    for want, have in zip(plain, remat, strict=True):
+      np.testing.assert_array_equal(have, want)
+
+  def test_flax_dense_trains(self):
+    model = flax.linen.Dense(7, dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8))
+    x = jnp.asarray(testing.normal(0, "bmk"))
+    params = model.init(jax.random.key(0), x)
+    target = jnp.asarray(testing.normal(1, "bmn"))
+
+    @jax.jit
+    def step(params):
+      loss = lambda p: ((model.apply(p, x) - target) ** 2).mean()
+      value, grads = jax.value_and_grad(loss)(params)
+      return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    losses = []
+    for _ in range(20):
+      value, params = step(params)
+      losses.append(float(value))
+    self.assertLess(losses[-1], 0.5 * losses[0])
+
+  @parameterized.parameters("bmk,kn->bmn", "bmk,bkn->bmn", "mk,nk->nm")
+  def test_einsum_takes_it(self, expression):
+    operands, out = expression.split("->")
+    lhs_names, rhs_names = operands.split(",")
+    lhs, rhs = testing.normal(0, lhs_names), testing.normal(1, rhs_names)
+    result = jnp.einsum(
+      expression,
+      lhs,
+      rhs,
+      _dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8),
+    )
+    self.assert_within(
+      result,
+      testing.expected_product(
+        lhs, lhs_names, rhs, rhs_names, out, jp.MXFP8, jp.MXFP8
+      ),
+    )
+
+  def test_shard_map_sums_the_gradient_of_a_replicated_weight(self):
+    if jax.device_count() < 2:
+      self.skipTest(f"needs 2 devices, has {jax.device_count()}")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    spec = jax.sharding.PartitionSpec
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    numbers = testing.numbers("mk", "kn")
+    # Integers whose quantization, products and sums are all exact.
+    x = np.random.default_rng(0).integers(-4, 5, (64, 32)).astype(np.float32)
+    w = np.random.default_rng(1).integers(-4, 5, (32, 8)).astype(np.float32)
+
+    @jax.shard_map(mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec())
+    def loss(x, w):
+      return jax.lax.psum(function(x, w, numbers).sum(), "d")
+
+    grads = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
+    ones = np.ones((64, 8))
+    np.testing.assert_array_equal(grads[0], ones @ w.T)
+    np.testing.assert_array_equal(grads[1], x.T @ ones)
+
+  def test_symbolic_contracting_size_is_padded(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    (k,) = jax.export.symbolic_shape("k")
+    exported = jax.export.export(
+      jax.jit(lambda x, w: function(x, w, testing.numbers("mk", "kn")))
+    )(
+      jax.ShapeDtypeStruct((4, k), jnp.float32),
+      jax.ShapeDtypeStruct((k, 3), jnp.float32),
+    )
+    for size in (5, 32, 40):
+      x, w = jnp.ones((4, size)), jnp.ones((size, 3))
+      np.testing.assert_array_equal(exported.call(x, w), np.full((4, 3), size))
+
+  def test_zero_sizes_give_zero_or_empty(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    numbers = testing.numbers("mk", "kn")
+    result = function(jnp.zeros((3, 0)), jnp.zeros((0, 2)), numbers)
+    np.testing.assert_array_equal(result, np.zeros((3, 2)))
+    result = function(jnp.zeros((0, 8)), jnp.zeros((8, 2)), numbers)
+    self.assertEqual(result.shape, (0, 2))
+
+  def test_bad_arguments_are_refused_with_names_and_values(self):
+    numbers = testing.numbers("mk", "kn")
+    good = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    f32 = jnp.zeros((4, 8))
+    cases = (
+      (
+        TypeError,
+        "lhs_format must be a BlockFormat.*nvfp4.*got 8",
+        lambda: jp.dot_general(8, jp.MXFP8),
+      ),
+      (
+        ValueError,
+        "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, grad_format="mxfp7"),
+      ),
+      (
+        TypeError,
+        "lhs_format or rhs_format.*None",
+        lambda: jp.dot_general(None, None),
+      ),
+      (
+        ValueError,
+        "scale_rounding.*'down'",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, scale_rounding="down"),
+      ),
+      (
+        ValueError,
+        "implementation.*'cuda'",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="cuda"),
+      ),
+      (
+        TypeError,
+        r"rhs must be float32.*int32\[8, 2\]",
+        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers),
+      ),
+      (
+        TypeError,
+        "contracting sizes must agree.* 8 .* 9 ",
+        lambda: good(f32, jnp.zeros((9, 2)), numbers),
+      ),
+    )
+    for error, pattern, call in cases:
+      with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
+        call()
+
+  def test_formats_may_be_given_by_their_names(self):
+    lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")
+    numbers = testing.numbers("mk", "kn")
+    by_name = jp.dot_general("mxfp8", "nvfp4", grad_format="mxfp4")
+    by_format = jp.dot_general(jp.MXFP8, jp.NVFP4, grad_format=jp.MXFP4)
+    loss = lambda f: lambda lhs, rhs: (f(lhs, rhs, numbers) ** 2).sum()
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      jax.grad(loss(by_name), (0, 1))(lhs, rhs),
+      jax.grad(loss(by_format), (0, 1))(lhs, rhs),
+    )
+
+  def test_direct_differentiation_of_what_is_quantized_names_dot_general(self):
+    rhs = jp.quantize(testing.normal(0, "nk")[:, :32], jp.MXFP8)
+    with self.assertRaisesRegex(NotImplementedError, "dot_general"):
+      jax.grad(lambda w: jp.block_scaled_dot(jnp.ones((2, 32)), w).sum())(rhs)
+
+
+class RecipeTest(absltest.TestCase):
+  def test_recipes_are_hashable_values(self):
+    make = lambda: gradients.Recipe(
+      lhs_format=jp.MXFP8, rhs_format=jp.MXFP8, grad_format=jp.MXFP8
+    )
+    self.assertEqual(make(), make())
+    self.assertEqual(hash(make()), hash(make()))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,428 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the matmul kernels compile to, with the configs that rules give.
+
+The table beside this file holds the instructions of each main loop. Write it
+anew, after a change that is meant, with
+
+  python kernels/gpu/block_scaled_matmul_compile_test.py --regenerate
+"""
+
+import collections
+import functools
+import json
+import pathlib
+import re
+import sys
+
+import triton
+import triton.language as tl
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import tuning
+from jaxplugin.kernels.inspection import compile
+from jaxplugin.kernels.inspection import machine_code
+
+from jaxplugin.kernels import architectures
+
+TABLE = pathlib.Path(__file__).with_suffix(".json")
+# How far a figure may grow before it is a regression.
+TOLERANCE = 1.05
+GROWING = (
+  "registers",
+  "shared_memory_bytes",
+  "loop_instructions",
+  "instructions_per_matrix_instruction",
+)
+VECTOR_LOAD_BITS = 128
+# Instructions that change memory and read it: PTX ISA, "atom" and "red"; AMD's.
+ATOMIC = r"\b(atom|red)\.|\b(global|buffer|flat)_atomic"
+
+CORE_COUNTS = {
+  "sm_80": 108,
+  "sm_89": 142,
+  "sm_90": 132,
+  "sm_100": 148,
+  "sm_103": 160,
+  "sm_120": 170,
+  "sm_121": 48,
+  "gfx942": 304,
+  "gfx950": 256,
+  "gfx1250": 256,
+}
+
+
+def product(
+  lhs,
+  rhs,
+  *,
+  m,
+  n=4096,
+  k=4096,
+  k_is_minor=True,
+  interleaved=False,
+  swizzled=False,
+  **options,
+):
+  return configs.MatmulShape(
+    batch=1,
+    m=m,
+    n=n,
+    k=k,
+    lhs=configs.operand(lhs, m, k, swizzled=swizzled),
+    rhs=configs.operand(
+      rhs,
+      n,
+      k,
+      k_is_minor=k_is_minor,
+      interleaved=interleaved,
+      swizzled=swizzled,
+    ),
+    **{"out_dtype": "bf16", **options},
+  )
+
+
+# Also split it is too long for ptxas to unroll the loop away.
+LONG_K = 65536
+EVERYTHING = {
+  "has_global_scale": True,
+  "has_bias": True,
+  "activation": "gelu",
+  "has_residual": True,
+}
+PRODUCTS = {
+  "mxfp8": product("mxfp8", "mxfp8", m=4096),
+  "nvfp4": product("nvfp4", "nvfp4", m=4096, **EVERYTHING),
+  "bf16_mxfp4": product("bf16", "mxfp4", m=4096),
+  "mxfp8_decode": product("mxfp8", "mxfp8", m=16, k=LONG_K),
+  "bf16_nvfp4_decode": product("bf16", "nvfp4", m=1, k=LONG_K),
+  "bf16_mxfp4_decode": product("bf16", "mxfp4", m=1, k=LONG_K),
+  "f32_mxfp4": product("f32", "mxfp4", m=48),
+  "tails_k_major": product(
+    "mxfp8", "mxfp8_e5m2", m=1000, n=2000, k=4080, k_is_minor=False
+  ),
+}
+# Weights that `prepare_weights` interleaved, for the GPUs that it does so for.
+INTERLEAVED = {
+  f"bf16_{format}_{name}_interleaved": product(
+    "bf16", format, interleaved=True, **sizes
+  )
+  for format in configs.PACKED_FORMATS
+  for name, sizes in (
+    ("decode", {"m": 1, "k": LONG_K}),
+    ("prefill", {"m": 4096}),
+  )
+}
+INTERLEAVING = ("sm_80", "sm_89", "sm_90")
+PRODUCTS |= INTERLEAVED
+# Values by TMA descriptors, which no default has.
+DESCRIBED = {
+  "mxfp8_tma": PRODUCTS["mxfp8"],
+  "nvfp4_tma": PRODUCTS["nvfp4"],
+  "bf16_mxfp4_tma": PRODUCTS["bf16_mxfp4"],
+}
+DESCRIBING = ("sm_90", "sm_100", "sm_103", "sm_120")
+PRODUCTS |= DESCRIBED
+# Scales as tensor memory takes them: with tiles of 128 rows of both operands,
+# and as the default for large m has them, 256 of rhs.
+SWIZZLED = {
+  f"{format}_swizzled{suffix}": product(format, format, m=m, swizzled=True)
+  for format in ("mxfp8", "mxfp4", "nvfp4")
+  for suffix, m in (("_128", 128), ("", 4096))
+}
+SWIZZLING = {
+  key: ("sm_100",) if key.endswith("_128") else ("sm_100", "sm_103")
+  for key in SWIZZLED
+}
+PRODUCTS |= SWIZZLED
+# Other pairs for the block-scaled instruction; FP4 alone is above for sm_100.
+FP4_PAIRS = {
+  "mxfp4": product("mxfp4", "mxfp4", m=4096),
+  "mxfp8_mxfp4": product("mxfp8", "mxfp4", m=4096),
+}
+MULTIPLYING_FP4 = {
+  "mxfp4": ("sm_120", "gfx950"),
+  "mxfp8_mxfp4": ("sm_100", "sm_120", "gfx950"),
+}
+PRODUCTS |= FP4_PAIRS
+CASES = [
+  {"testcase_name": f"{name}_{key}", "name": name, "key": key}
+  for name in architectures.ARCHITECTURES
+  for key in PRODUCTS
+  if (key not in INTERLEAVED or name in INTERLEAVING)
+  and (key not in DESCRIBED or name in DESCRIBING)
+  and (key not in SWIZZLED or name in SWIZZLING[key])
+  and (key not in FP4_PAIRS or name in MULTIPLYING_FP4[key])
+]
+# Instructions of a main loop for each value of the weight: with interleaved
+# values at most this share of those with values in their usual order.
+INTERLEAVED_SHARE = {"sm_80": 0.75, "sm_89": 0.85, "sm_90": 0.85}
+
+# Of the machine code's or the assembly's matrix instructions.
+UPCAST_INSTRUCTION = {
+  "sm_80": "mma.sync",
+  "sm_89": "mma.sync",
+  "sm_90": "wgmma.mma_async",
+  "sm_100": "kind::f16",
+  "sm_103": "kind::f16",
+  "sm_120": "mma.sync",
+  "sm_121": "mma.sync",
+  "gfx942": "v_mfma_f32",
+  "gfx950": "v_mfma_f32",
+  "gfx1250": "v_wmma_f32",
+}
+NATIVE_INSTRUCTION = {
+  ("sm_100", "mxfp8"): "kind::mxf8f6f4.block_scale.block32",
+  ("sm_100", "nvfp4"): "kind::mxf4nvf4.block_scale.block16",
+  ("sm_103", "mxfp8"): "kind::mxf8f6f4.block_scale.block32",
+  ("sm_103", "nvfp4"): "kind::mxf4nvf4.block_scale.block16",
+  ("sm_120", "mxfp8"): "kind::mxf8f6f4.block_scale",
+  ("sm_120", "nvfp4"): "kind::mxf4nvf4.block_scale",
+  ("sm_121", "mxfp8"): "kind::mxf8f6f4.block_scale",
+  ("sm_121", "nvfp4"): "kind::mxf4nvf4.block_scale",
+  ("gfx950", "mxfp8"): "v_mfma_scale_f32",
+  ("gfx1250", "mxfp8"): "v_wmma_scale_f32",
+  # The PTX ISA's two kinds of FP4 alone, of which mma.sync's takes both scales.
+  ("sm_100", "mxfp4"): "kind::mxf4.block_scale.block32",
+  ("sm_103", "mxfp4"): "kind::mxf4.block_scale.block32",
+  ("sm_120", "mxfp4"): "kind::mxf4nvf4.block_scale.scale_vec::2X",
+  ("gfx950", "mxfp4"): "v_mfma_scale_f32",
+  ("sm_100", "mixed"): "kind::mxf8f6f4.block_scale.block32",
+  ("gfx950", "mixed"): "v_mfma_scale_f32",
+}
+
+
+@triton.jit
+def _count_kernel(out):
+  tl.atomic_add(out + tl.program_id(0) % 2, 1)
+
+
+@functools.cache
+def compiled(name, key):
+  """(matmul launch, config, what the kernel compiles to)."""
+  shape = PRODUCTS[key]
+  architecture = architectures.by_name(name)
+  config = tuning.default_config(
+    shape,
+    architecture,
+    core_count=CORE_COUNTS[name],
+    use_descriptors=key in DESCRIBED,
+  )
+  launch = configs.plan(shape, config, architecture)[0]
+  return launch, config, compile_launch(launch, shape, architecture)
+
+
+def compile_launch(launch, shape, architecture):
+  return compile.compile_kernel(
+    block_scaled_matmul.KERNELS[launch.kernel],
+    configs.signature(launch, shape),
+    dict(launch.constexprs),
+    architecture,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+  )
+
+
+def instructions_per_rhs_value(name, key):
+  """Of a thread, in the main loop, for each value of rhs that it decodes."""
+  launch, config, kernel = compiled(name, key)
+  threads = launch.num_warps * kernel.architecture.warp_size
+  instructions = kernel.main_loop.instructions * threads
+  return instructions / (config.block_n * config.block_k)
+
+
+def table_entry(name, key):
+  launch, _, kernel = compiled(name, key)
+  entry = {
+    "kernel": launch.name,
+    "registers": kernel.registers,
+    "shared_memory_bytes": kernel.shared_memory_bytes,
+    "loop_instructions": kernel.main_loop.instructions,
+    "matrix_instructions": dict(kernel.main_loop.matrix_instructions),
+    "instructions_per_matrix_instruction": round(
+      kernel.main_loop.instructions_per_matrix_instruction, 1
+    ),
+  }
+  if "decode" in key:  # whose loops are not unrolled
+    per_value = instructions_per_rhs_value(name, key)
+    entry["instructions_per_rhs_value"] = round(per_value, 2)
+  return entry
+
+
+def value_loads(name, key):
+  """{bits: number} of loads that the values need, and a residual's.
+
+  Of each copy of the main loop's, which the pipeline repeats for each stage.
+  Tiles of fewer than 16 bytes a thread are left out.
+  """
+  launch, config, kernel = compiled(name, key)
+  shape = PRODUCTS[key]
+  threads = launch.num_warps * kernel.architecture.warp_size
+  needed = collections.Counter()
+  left = shape.rhs if config.swap else shape.lhs
+  sides = ((shape.lhs, config.block_m), (shape.rhs, config.block_n))
+  for kind, rows in sides:
+    tile_bits = rows * config.block_k * kind.bits // threads
+    bits = VECTOR_LOAD_BITS
+    if tile_bits < bits:
+      continue
+    if name == "sm_90" and config.path == "upcast" and kind is left:
+      # Decoded in registers, where wgmma has it: eight values of k together.
+      bits = 128 if kind.is_interleaved else 8 * kind.bits
+    elif launch.kernel == "native" and kind.bits < max(
+      shape.lhs.bits, shape.rhs.bits
+    ):
+      # Tensor memory's form of FP4 beside FP8 has 8 bytes of every 16.
+      bits = 64 if kernel.architecture.tensor_memory_columns else bits
+    needed[bits] += config.num_stages * tile_bits // bits
+  if shape.has_residual:  # of f32
+    elements = config.block_m * config.block_n // threads
+    needed[VECTOR_LOAD_BITS] += 32 * elements // VECTOR_LOAD_BITS
+  return needed
+
+
+def regenerate():
+  table = {
+    "triton": triton.__version__,
+    "loops": {
+      name: {
+        case["key"]: table_entry(name, case["key"])
+        for case in CASES
+        if case["name"] == name
+      }
+      for name in architectures.ARCHITECTURES
+    },
+  }
+  TABLE.write_text(json.dumps(table, indent=1) + "\n")
+
+
+class CompileTest(parameterized.TestCase):
+  @parameterized.named_parameters(CASES)
+  def test_default_config_fits_and_spills_nothing(self, name, key):
+    launch, config, kernel = compiled(name, key)
+    self.assertIsNone(kernel.limit_error)
+    self.assertEqual(kernel.spill_bytes, 0)
+    self.assertLessEqual(
+      kernel.shared_memory_bytes,
+      tuning.shared_memory_bound(config, PRODUCTS[key], kernel.architecture),
+    )
+    self.assertIn(launch.name, kernel.assembly)
+
+  @parameterized.named_parameters(CASES)
+  def test_matrix_instruction_is_the_best_there_is(self, name, key):
+    launch, _, kernel = compiled(name, key)
+    formats = {PRODUCTS[key].lhs.format, PRODUCTS[key].rhs.format}
+    kind = "mixed" if formats == {"mxfp8", "mxfp4"} else max(formats)
+    if formats <= {"mxfp8", "mxfp8_e5m2"}:
+      kind = "mxfp8"
+    is_plain = not formats.isdisjoint(configs.PLAIN_BYTES)
+    expected = UPCAST_INSTRUCTION[name]
+    if not is_plain:
+      expected = NATIVE_INSTRUCTION.get((name, kind), expected)
+    self.assertNotEmpty(kernel.matrix_instructions)
+    for instruction in kernel.matrix_instructions:
+      self.assertIn(expected, instruction, launch.name)
+      if expected == UPCAST_INSTRUCTION[name]:
+        self.assertIn("bf16", instruction.replace("kind::f16", "bf16"))
+
+  @parameterized.named_parameters(
+    case for case in CASES if case["key"] not in DESCRIBED
+  )
+  def test_tiles_of_16_bytes_a_thread_are_loaded_by_128_bits(self, name, key):
+    # But for those that `value_loads` says otherwise of.
+    _, _, kernel = compiled(name, key)
+    needed = value_loads(name, key)
+    self.assertNotEmpty(needed)
+    for bits, count in needed.items():
+      self.assertGreaterEqual(kernel.global_load_bits.get(bits, 0), count, bits)
+    self.assertNotIn(machine_code.TENSOR_COPY, kernel.global_load_bits)
+
+  @parameterized.named_parameters(CASES)
+  def test_nothing_is_atomic(self, name, key):
+    # Results would depend on the order in which programs come.
+    self.assertNotRegex(compiled(name, key)[2].assembly, ATOMIC)
+
+  @parameterized.named_parameters(
+    case for case in CASES if case["key"] in SWIZZLED
+  )
+  def test_swizzled_scales_are_copied_to_tensor_memory(self, name, key):
+    _, config, kernel = compiled(name, key)
+    self.assertIn("tcgen05.cp.", kernel.assembly)
+    # Out of registers come the accumulator's zeros; where a tile has 256 rows
+    # one scale too, though swizzled.
+    by_threads = 1 if config.block_n == 128 else 2
+    self.assertEqual(config.block_n == 128, key.endswith("_128"))
+    self.assertLessEqual(kernel.assembly.count("tcgen05.st."), by_threads)
+
+  @parameterized.named_parameters(
+    case for case in CASES if case["key"] in DESCRIBED
+  )
+  def test_values_are_copied_by_tma(self, name, key):
+    launch, _, kernel = compiled(name, key)
+    self.assertEndsWith(launch.name, "_tma")
+    entry = re.search(r"\.entry [^)]*\)", kernel.assembly)[0]
+    # PTX ISA, "Tensor-map": 128 bytes, aligned to 64. One of lhs, one of rhs.
+    parameters = re.findall(r"\.param \.align 64 \.b8 (\w+)\[128\]", entry)
+    self.assertLen(parameters, 2)
+    copies = kernel.global_load_bits[machine_code.TENSOR_COPY]
+    self.assertGreaterEqual(copies, 2)
+    copy = "cp.async.bulk.tensor.3d.shared"
+    self.assertEqual(kernel.assembly.count(copy), copies)
+    # What is left are scales and the epilogue's.
+    loads = sum(kernel.global_load_bits.values()) - copies
+    _, _, by_threads = compiled(name, key.removesuffix("_tma"))
+    self.assertLess(loads, sum(by_threads.global_load_bits.values()))
+
+  @parameterized.named_parameters(CASES)
+  def test_figures_of_the_table_have_not_grown(self, name, key):
+    table = json.loads(TABLE.read_text())
+    if table["triton"] != triton.__version__:
+      self.skipTest(
+        f"the table is of triton {table['triton']}, installed is"
+        f" {triton.__version__}"
+      )
+    entry = table["loops"][name][key]
+    actual = table_entry(name, key)
+    for same in ("kernel", "matrix_instructions"):
+      self.assertEqual(actual[same], entry[same])
+    for figure in GROWING:
+      limit = TOLERANCE * entry[figure]
+      self.assertLessEqual(actual[figure], limit, figure)
+
+  @parameterized.product(name=INTERLEAVING, format=configs.PACKED_FORMATS)
+  def test_interleaved_values_take_fewer_instructions(self, name, format):
+    key = f"bf16_{format}_decode"
+    usual = instructions_per_rhs_value(name, key)
+    interleaved = instructions_per_rhs_value(name, f"{key}_interleaved")
+    self.assertLessEqual(interleaved, INTERLEAVED_SHARE[name] * usual)
+
+  @parameterized.parameters(*architectures.ARCHITECTURES)
+  def test_reduction_compiles(self, name):
+    architecture = architectures.by_name(name)
+    shape = product("bf16", "nvfp4", m=3, **EVERYTHING)
+    config = tuning.default_config(
+      shape, architecture, core_count=CORE_COUNTS[name]
+    )
+    launches = configs.plan(shape, config, architecture)
+    self.assertLen(launches, 2)
+    kernel = compile_launch(launches[1], shape, architecture)
+    self.assertIsNone(kernel.limit_error)
+    self.assertEqual(kernel.spill_bytes, 0)
+    self.assertIn("block_scaled_reduce_split", kernel.assembly)
+    self.assertNotRegex(kernel.assembly, ATOMIC)
+
+  @parameterized.parameters("sm_80", "sm_100", "gfx942", "gfx1250")
+  def test_atomic_instructions_would_be_seen(self, name):
+    kernel = compile.compile_kernel(
+      _count_kernel, {"out": "*i32"}, {}, architectures.by_name(name)
+    )
+    self.assertRegex(kernel.assembly, ATOMIC)
+
+
+if __name__ == "__main__":
+  if "--regenerate" in sys.argv:
+    regenerate()
+  else:
+    absltest.main()

@@ -1,0 +1,472 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The matmul kernels, run by the interpreter, agree with the f64 oracle."""
+
+import dataclasses
+import itertools
+import unittest
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.interpreter import interpret
+
+from jaxplugin.core import formats
+from jaxplugin.dot import reference
+from jaxplugin.testing import contract
+from jaxplugin.testing.kernels import gpu_operands
+
+BLOCK_FORMATS = tuple(configs.VALUES_PER_SCALE)
+PLAIN = tuple(configs.PLAIN_BYTES)
+FORMATS = BLOCK_FORMATS + PLAIN
+PAIRS = tuple(
+  (lhs, rhs)
+  for lhs, rhs in itertools.product(FORMATS, FORMATS)
+  if lhs in BLOCK_FORMATS or rhs in BLOCK_FORMATS
+)
+NATIVE_PAIRS = tuple(
+  (lhs, rhs)
+  for lhs, rhs in itertools.product(BLOCK_FORMATS, BLOCK_FORMATS)
+  if (lhs == "nvfp4") == (rhs == "nvfp4")
+)
+SMALL_M_PAIRS = tuple(itertools.product(FORMATS, BLOCK_FORMATS))
+
+# Neither m, n nor k is a multiple of a tile, nor k of a scale block.
+TAILS = {"batch": 1, "m": 19, "n": 35, "k": 104}
+
+UPCAST = configs.MatmulConfig(
+  path="upcast", block_m=16, block_n=32, block_k=64, num_stages=1
+)
+SWAPPED = configs.MatmulConfig(
+  path="upcast", block_m=16, block_n=32, block_k=32, num_stages=1, swap=True
+)
+NATIVE = configs.MatmulConfig(
+  path="native", block_m=16, block_n=32, block_k=128, num_stages=1
+)
+NATIVE_SWAPPED = configs.MatmulConfig(
+  path="native", block_m=32, block_n=16, block_k=64, num_stages=1, swap=True
+)
+SMALL_M = configs.MatmulConfig(
+  path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
+)
+PATHS = {"upcast": UPCAST, "native": NATIVE, "small_m": SMALL_M}
+
+# Slope of gelu and silu, at most.
+MAX_SLOPE = 1.13
+# Roundings of f32 in the epilogue, of sums and exponentials.
+EPILOGUE_BOUND = 16 * 2.0**-24
+
+
+def replace(config, **changes):
+  return dataclasses.replace(config, **changes)
+
+
+def named(pairs):
+  return [
+    {"testcase_name": f"{lhs}_{rhs}", "lhs": lhs, "rhs": rhs}
+    for lhs, rhs in pairs
+  ]
+
+
+def exact_dot(lhs, rhs):
+  numbers = (((2,), (2,)), ((0,), (0,)))
+  return reference.oracle_dot(lhs.exact, rhs.exact, numbers)
+
+
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
+
+
+class MatmulTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.rng = np.random.default_rng(len(self.id()))
+
+  def make(self, lhs, rhs, *, batch, m, n, k, integers=False, **storage):
+    lhs_storage = storage.pop("lhs_storage", storage)
+    rhs_storage = storage.pop("rhs_storage", storage)
+    return (
+      gpu_operands.make_operand(
+        self.rng, lhs, (batch, m, k), integers=integers, **lhs_storage
+      ),
+      gpu_operands.make_operand(
+        self.rng, rhs, (batch, n, k), integers=integers, **rhs_storage
+      ),
+    )
+
+  def check(self, lhs, rhs, config, **options):
+    """The result is within the contract's bound of the exact one."""
+    result = gpu_operands.run(lhs, rhs, config, **options)
+    exact, magnitude = exact_dot(lhs, rhs)
+    contract.assert_within(
+      result, exact, contract.DOT_BOUND * magnitude, result.dtype
+    )
+
+  def check_exact(self, lhs, rhs, config, **options):
+    result = gpu_operands.run(lhs, rhs, config, **options)
+    contract.assert_exact(result, exact_dot(lhs, rhs)[0], result.dtype)
+
+
+class FormatPairTest(MatmulTest):
+  """Each pair of formats, on each path, with tails and poisoned padding."""
+
+  @parameterized.named_parameters(named(PAIRS))
+  def test_upcast_is_within_the_bound(self, lhs, rhs):
+    self.check(*self.make(lhs, rhs, **TAILS), UPCAST)
+
+  @parameterized.named_parameters(named(PAIRS))
+  def test_upcast_swapped_is_exact_on_integers(self, lhs, rhs):
+    self.check_exact(*self.make(lhs, rhs, **TAILS, integers=True), SWAPPED)
+
+  @parameterized.named_parameters(named(NATIVE_PAIRS))
+  def test_native_is_within_the_bound(self, lhs, rhs):
+    self.check(*self.make(lhs, rhs, **TAILS), NATIVE_SWAPPED)
+
+  @parameterized.named_parameters(named(NATIVE_PAIRS))
+  def test_native_is_exact_on_integers(self, lhs, rhs):
+    self.check_exact(*self.make(lhs, rhs, **TAILS, integers=True), NATIVE)
+
+  @parameterized.named_parameters(named(SMALL_M_PAIRS))
+  def test_small_m_is_within_the_bound(self, lhs, rhs):
+    operands = self.make(lhs, rhs, batch=1, m=5, n=35, k=200)
+    self.check(*operands, SMALL_M)
+
+  @parameterized.named_parameters(
+    named(itertools.product(("bf16",), BLOCK_FORMATS))
+  )
+  def test_small_m_is_exact_on_integers(self, lhs, rhs):
+    operands = self.make(lhs, rhs, batch=2, m=1, n=33, k=264, integers=True)
+    self.check_exact(*operands, SMALL_M)
+
+  @parameterized.product(
+    config=(UPCAST, SWAPPED, SMALL_M),
+    pair=(("bf16", "mxfp4"), ("f32", "nvfp4"), ("mxfp8", "nvfp4")),
+  )
+  def test_interleaved_values_give_the_bits_of_others(self, config, pair):
+    lhs, rhs = pair
+    batch, m, n, k = 2, 3, 35, 208  # neither is a multiple of a tile
+    state = self.rng.bit_generator.state
+    lhs_operand, usual = self.make(lhs, rhs, batch=batch, m=m, n=n, k=k)
+    self.rng.bit_generator.state = state
+    storage = {"lhs_storage": {}, "rhs_storage": {"interleaved": True}}
+    _, interleaved = self.make(lhs, rhs, batch=batch, m=m, n=n, k=k, **storage)
+    expected = gpu_operands.run(lhs_operand, usual, config)
+    result = gpu_operands.run(lhs_operand, interleaved, config)
+    np.testing.assert_array_equal(usual.exact, interleaved.exact)
+    if config.path == "small_m":  # which has another order of k for each
+      self.check(lhs_operand, interleaved, config)
+    else:
+      np.testing.assert_array_equal(result, expected)
+
+  @parameterized.parameters(*configs.PACKED_FORMATS)
+  def test_lhs_may_be_interleaved_as_well(self, format):
+    storage = {"integers": True, "interleaved": True}
+    for config in (UPCAST, SMALL_M):
+      operands = self.make(format, format, batch=1, m=5, n=20, k=144, **storage)
+      self.check_exact(*operands, config)
+
+  @parameterized.parameters(
+    ("upcast", "mxfp8", "mxfp8"),
+    ("upcast", "f32", "mxfp8"),
+    ("native", "mxfp8", "mxfp4"),
+    ("small_m", "mxfp8", "mxfp8"),
+  )
+  def test_e4m3_pointers_give_what_bytes_give(self, path, lhs, rhs):
+    operands = self.make(lhs, rhs, **TAILS)
+    config = PATHS[path]
+    of_bytes = gpu_operands.run(*operands, config, architecture="sm_80")
+    of_e4m3 = gpu_operands.run(*operands, config, architecture="sm_90")
+    np.testing.assert_array_equal(of_bytes, of_e4m3)
+
+
+class ShapeTest(MatmulTest):
+  @parameterized.product(
+    path=tuple(PATHS),
+    size=((1, 1, 32), (1, 33, 128), (17, 1, 160), (16, 32, 256), (3, 5, 8)),
+  )
+  def test_any_size(self, path, size):
+    m, n, k = size
+    operands = self.make("mxfp8", "mxfp4", batch=1, m=m, n=n, k=k)
+    self.check(*operands, PATHS[path])
+
+  @parameterized.product(path=tuple(PATHS), split_k=(1, 2))
+  def test_batch(self, path, split_k):
+    config = replace(PATHS[path], split_k=split_k)
+    self.check(*self.make("mxfp8", "mxfp8", **{**TAILS, "batch": 3}), config)
+
+  @parameterized.product(path=tuple(PATHS), split_k=(2, 3, 5))
+  def test_split_k(self, path, split_k):
+    # With 5, some split has no k at all.
+    config = replace(PATHS[path], split_k=split_k)
+    self.check(*self.make("mxfp4", "mxfp4", **{**TAILS, "k": 280}), config)
+
+  @parameterized.parameters(*PATHS)
+  def test_split_of_whole_tiles_with_one_to_spare(self, path):
+    config = replace(PATHS[path], split_k=2)
+    sizes = {**TAILS, "k": 3 * config.block_k}
+    self.check(*self.make("mxfp8", "mxfp4", **sizes), config)
+
+  @parameterized.parameters(1, 2, 3, 8)
+  def test_program_order_covers_every_tile_once(self, group_m):
+    # The interpreter refuses two programs that write one element.
+    config = replace(UPCAST, group_m=group_m, block_n=16)
+    operands = self.make("bf16", "mxfp8", batch=1, m=70, n=40, k=32)
+    self.check(*operands, config)
+
+  @parameterized.parameters(*PATHS)
+  def test_empty_k_gives_zeros(self, path):
+    operands = self.make("mxfp8", "mxfp8", batch=1, m=3, n=5, k=0)
+    self.check_exact(*operands, PATHS[path])
+
+
+class LayoutTest(MatmulTest):
+  @parameterized.product(
+    pair=(("mxfp8", "mxfp8_e5m2"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp8")),
+    lhs_k_is_minor=(True, False),
+    path=("upcast", "native"),
+  )
+  def test_k_need_not_be_minor(self, pair, lhs_k_is_minor, path):
+    operands = self.make(
+      *pair,
+      **TAILS,
+      lhs_storage={"k_is_minor": lhs_k_is_minor},
+      rhs_storage={"k_is_minor": False},
+    )
+    self.check(*operands, PATHS[path])
+
+  @parameterized.parameters("bf16", "f16", "f32")
+  def test_k_of_plain_lhs_need_not_be_minor(self, lhs):
+    operands = self.make(
+      lhs,
+      "nvfp4",
+      **TAILS,
+      lhs_storage={"k_is_minor": False},
+      rhs_storage={},
+    )
+    self.check(*operands, UPCAST)
+    self.check(*operands, SWAPPED)
+
+  @parameterized.product(format=BLOCK_FORMATS, path=tuple(PATHS))
+  def test_swizzled_scale(self, format, path):
+    # More than one tile of 128 rows and of 4 columns, in both operands.
+    config = replace(PATHS[path], block_m=64, block_n=64)
+    operands = self.make(
+      format, format, batch=2, m=130, n=140, k=168, swizzled=True
+    )
+    self.check(*operands, config)
+
+  @parameterized.parameters(
+    {"rows": 3, "stride": 2**30 + 64},  # within a tile
+    {"rows": 18, "stride": 2**27 + 64},  # of a tile's first row
+  )
+  def test_offsets_beyond_32_bits(self, rows, stride):
+    k = 64
+    base = np.zeros((rows - 1) * stride + k, np.uint8)
+    codes = self.rng.integers(0, 0x70, (1, rows, k), np.uint8)
+    far = np.lib.stride_tricks.as_strided(base, codes.shape, (0, stride, 1))
+    far[...] = codes
+    scale = np.full((1, rows, 2), 127, np.uint8)
+    near = gpu_operands.store_operand("mxfp8", codes, scale)
+    rhs = dataclasses.replace(
+      near,
+      values=far,
+      kind=dataclasses.replace(near.kind, strides=(0, stride, 1)),
+    )
+    lhs = gpu_operands.make_operand(self.rng, "bf16", (1, 2, k))
+    self.check(lhs, rhs, replace(UPCAST, block_n=16))
+
+
+class EpilogueTest(MatmulTest):
+  def epilogue(self, *, m, n, batch, activation, with_all, dtype):
+    if not with_all:
+      return gpu_operands.Epilogue(activation=activation)
+    dtype = gpu_operands.DTYPES[dtype]
+    return gpu_operands.Epilogue(
+      global_scale=np.array(0.37, np.float32),
+      bias=self.rng.normal(size=n).astype(dtype),
+      activation=activation,
+      residual=self.rng.normal(size=(batch, m, n)).astype(dtype),
+    )
+
+  def expected(self, lhs, rhs, epilogue):
+    """(exact, bound) of the epilogue of the exact dot, in f64."""
+    x, magnitude = exact_dot(lhs, rhs)
+    scale = 1.0
+    if epilogue.global_scale is not None:
+      scale = float(epilogue.global_scale)
+    bound = contract.DOT_BOUND * magnitude * scale
+    x = x * scale
+    if epilogue.bias is not None:
+      x = x + epilogue.bias.astype(np.float64)
+    bound = bound + EPILOGUE_BOUND * np.abs(x)
+    functions = {
+      "none": lambda x: x,
+      "relu": lambda x: np.maximum(x, 0),
+      "silu": lambda x: x / (1 + np.exp(-x)),
+      "gelu": lambda x: (
+        x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+      ),
+    }
+    x = functions[epilogue.activation](x)
+    if epilogue.residual is not None:
+      x = x + epilogue.residual.astype(np.float64)
+    return x, MAX_SLOPE * bound + EPILOGUE_BOUND * np.abs(x)
+
+  @parameterized.product(
+    activation=configs.ACTIVATIONS,
+    with_all=(False, True),
+    split_k=(1, 2),
+    out_dtype=("f32", "bf16", "f16"),
+  )
+  def test_epilogue(self, activation, with_all, split_k, out_dtype):
+    sizes = {**TAILS, "batch": 2, "m": 5}
+    lhs, rhs = self.make("f16", "nvfp4", **sizes)
+    # So that activations see both of their sides, and f16 holds the result.
+    lhs.values[...] *= np.float16(2**-8)
+    lhs.exact[...] = lhs.values
+    epilogue = self.epilogue(
+      m=5,
+      n=sizes["n"],
+      batch=2,
+      activation=activation,
+      with_all=with_all,
+      dtype=out_dtype,
+    )
+    result = gpu_operands.run(
+      lhs,
+      rhs,
+      replace(UPCAST, split_k=split_k),
+      epilogue=epilogue,
+      out_dtype=out_dtype,
+    )
+    exact, bound = self.expected(lhs, rhs, epilogue)
+    contract.assert_within(result, exact, bound, gpu_operands.DTYPES[out_dtype])
+
+  @parameterized.product(
+    path=("native", "small_m"),
+    given=("global_scale", "global_scale_in_two", "bias", "residual"),
+  )
+  def test_each_part_alone(self, path, given):
+    lhs, rhs = self.make("mxfp8", "mxfp8", **TAILS, integers=True)
+    parts = {
+      "global_scale": np.array(-0.5, np.float32),
+      "bias": self.rng.integers(-9, 9, TAILS["n"]).astype(np.float32),
+      "residual": self.rng.integers(-9, 9, (1, TAILS["m"], TAILS["n"])).astype(
+        np.float32
+      ),
+    }
+    exact = exact_dot(lhs, rhs)[0]
+    if given == "global_scale_in_two":
+      given = "global_scale"
+      parts[given] = np.array([-(2.0**-101), 2.0**100], np.float32)
+    if given == "global_scale":
+      exact = exact * -0.5
+    else:
+      exact = exact + parts[given]
+    result = gpu_operands.run(
+      lhs,
+      rhs,
+      PATHS[path],
+      epilogue=gpu_operands.Epilogue(**{given: parts[given]}),
+    )
+    contract.assert_exact(result, exact, result.dtype)
+
+  def test_relu_keeps_nan(self):
+    lhs, rhs = self.make("bf16", "mxfp8", batch=1, m=2, n=3, k=32)
+    rhs.scale[0, 1, 0] = formats.E8M0_NAN
+    result = gpu_operands.run(
+      lhs, rhs, UPCAST, epilogue=gpu_operands.Epilogue(activation="relu")
+    )
+    np.testing.assert_array_equal(
+      np.isnan(result), np.broadcast_to([False, True, False], (1, 2, 3))
+    )
+
+
+class ExtremeTest(MatmulTest):
+  """The corners of the numerical contract."""
+
+  def operand(self, format, value, scale, *, rows=2, k=64):
+    """Rows of one code under one scale code."""
+    vec_size = configs.VALUES_PER_SCALE[format]
+    values = np.full((1, rows, k), value, np.uint8)
+    return gpu_operands.store_operand(
+      format, values, np.full((1, rows, k // vec_size), scale, np.uint8)
+    )
+
+  @parameterized.product(
+    path=("upcast", "small_m"), format=("mxfp8", "mxfp8_e5m2", "mxfp4")
+  )
+  def test_scale_byte_0_is_2_to_the_minus_127(self, path, format):
+    code = {"mxfp8": 0x7E, "mxfp8_e5m2": 0x7B, "mxfp4": 0x7}[format]
+    rhs = self.operand(format, code, 0, k=128)
+    ones = np.full((1, 1, 128), 2.0**100, np.float32)
+    lhs = gpu_operands.store_operand("f32", ones, None)
+    self.check_exact(lhs, rhs, PATHS[path])
+    self.assertGreater(gpu_operands.run(lhs, rhs, PATHS[path]).min(), 0)
+
+  @parameterized.product(path=tuple(PATHS), format=BLOCK_FORMATS, code=(0, 1))
+  def test_nan_scale_makes_its_block_nan(self, path, format, code):
+    # Whether the values are 0, or all positive: infinity would not turn NaN.
+    lhs_format = format if path == "native" else "mxfp8"
+    lhs = self.operand(lhs_format, 1, 0x38, rows=3, k=128)
+    rhs = self.operand(format, code, 0x38, rows=4, k=128)
+    nan = formats.E8M0_NAN
+    if format == "nvfp4":
+      nan = formats.NVFP4.scale_encoding.nan_code
+    rhs.scale[0, 2, 1] = nan
+    result = np.isnan(gpu_operands.run(lhs, rhs, PATHS[path]))
+    expected = np.broadcast_to([False, False, True, False], result.shape)
+    np.testing.assert_array_equal(result, expected)
+
+  @parameterized.parameters("upcast", "small_m")
+  def test_largest_scale(self, path):
+    # E2M1's 0.5 under the largest E8M0, 2^127, in sums that f32 holds.
+    rhs = self.operand("mxfp4", 1, 254, k=128)
+    lhs = gpu_operands.store_operand(
+      "f32", np.full((1, 1, 128), 2.0**-100, np.float32), None
+    )
+    self.check_exact(lhs, rhs, PATHS[path])
+
+  @parameterized.product(
+    architecture=("sm_80", "sm_90"), path=("upcast", "small_m")
+  )
+  def test_nan_code_of_e4m3_is_nan(self, architecture, path):
+    lhs, rhs = self.make("bf16", "mxfp8", batch=1, m=2, n=4, k=128)
+    rhs.values[0, 1, 7] = 0x7F
+    rhs.values[0, 3, 9] = 0xFF
+    result = gpu_operands.run(lhs, rhs, PATHS[path], architecture=architecture)
+    expected = np.broadcast_to([False, True, False, True], result.shape)
+    np.testing.assert_array_equal(np.isnan(result), expected)
+
+  @parameterized.parameters("bf16", "f16", "f32")
+  def test_infinity_of_e5m2_times_a_number_is_infinite(self, plain):
+    # 1.0 leaves no lower pieces, and infinity times those would be NaN.
+    one = np.ones((1, 2, 32), gpu_operands.DTYPES[plain])
+    lhs = gpu_operands.store_operand(plain, one, None)
+    rhs = self.operand("mxfp8_e5m2", 0x3C, 127, k=32)
+    rhs.values[0, 0, 3] = 0x7C
+    rhs.values[0, 1, 3] = 0xFC
+    result = gpu_operands.run(lhs, rhs, UPCAST)
+    expected = np.broadcast_to([np.inf, -np.inf], result.shape)
+    np.testing.assert_array_equal(result, expected)
+
+  def test_infinite_and_large_numbers_of_f32(self):
+    values = np.ones((1, 3, 32), np.float32)
+    values[0, 0, 5] = np.inf
+    values[0, 1, 5] = np.finfo(np.float32).max  # rounds to infinity in bf16
+    lhs = gpu_operands.store_operand("f32", values, None)
+    rhs = self.operand("mxfp8", 0x30, 127, rows=1, k=32)  # 0.5
+    result = gpu_operands.run(lhs, rhs, UPCAST)[0, :, 0]
+    exact = np.float32(values.astype(np.float64).sum(-1)[0] / 2)
+    np.testing.assert_array_equal(result, exact)
+
+  def test_negative_nvfp4_scale_is_honoured_by_upcast(self):
+    rhs = self.operand("nvfp4", 2, 0xB8)  # 1.0 under -1.0
+    lhs, _ = self.make("bf16", "nvfp4", batch=1, m=2, n=2, k=64, integers=True)
+    self.check_exact(lhs, rhs, UPCAST)
+
+
+if __name__ == "__main__":
+  absltest.main()

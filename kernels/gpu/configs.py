@@ -1,0 +1,532 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the matmul kernels are launched, as plain values and pure functions.
+
+`plan` turns a `MatmulShape` and a `MatmulConfig` into launches: kernel names,
+the order of arrays, constexprs, grids. The interpreter's tests, the compiler's
+and the lowering launch what it says. `tuning` picks configs and holds their
+constraints. Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Literal
+
+from jaxplugin.kernels.gpu import descriptors
+
+from jaxplugin.kernels import architectures
+
+Path = Literal["upcast", "native", "small_m"]
+PATHS: Final = ("upcast", "native", "small_m")
+
+# Values that share a scale, by format. `jaxplugin.core.formats` is the source
+# of these facts for the layers above, which kernels cannot import.
+VALUES_PER_SCALE: Final = {
+  "mxfp8": 32,
+  "mxfp8_e5m2": 32,
+  "mxfp4": 32,
+  "nvfp4": 16,
+}
+PACKED_FORMATS: Final = ("mxfp4", "nvfp4")
+PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
+FORMATS: Final = (*VALUES_PER_SCALE, *PLAIN_BYTES)
+# bf16 pieces that hold a value exactly: 8 significant bits each.
+_PIECES: Final = {"f16": 2, "f32": 3}
+ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
+
+# Behind the name of an FP4 format: its values are interleaved, and so that it
+# can be interpreted, which inline assembly cannot.
+INTERLEAVED: Final = "_interleaved"
+PORTABLE: Final = "_portable"
+INTERLEAVED_UNIT: Final = 16  # values that share two words
+
+# GPUs that convert E4M3 to wider floats by an instruction; the kernels have
+# others do it by integer operations.
+_CONVERTS_E4M3: Final = (
+  "sm_89",
+  "sm_90",
+  "sm_100",
+  "sm_103",
+  "sm_120",
+  "sm_121",
+  "gfx950",
+  "gfx1250",
+)
+
+SCALE_TILE_ROWS: Final = 128
+SCALE_TILE_COLUMNS: Final = 4
+
+# Pointers of the kernels, in order.
+_MATMUL_POINTERS: Final = (
+  "lhs",
+  "lhs_scale",
+  "rhs",
+  "rhs_scale",
+  "global_scale",
+  "bias",
+  "residual",
+  "out",
+)
+_REDUCE_POINTERS: Final = (
+  "workspace",
+  "global_scale",
+  "bias",
+  "residual",
+  "out",
+)
+_TRITON_DTYPES: Final = {"f16": "fp16", "f32": "fp32", "e4m3": "fp8e4nv"}
+
+_REDUCE_BLOCK: Final = 1024
+_REDUCE_WARPS: Final = 4
+
+
+def cdiv(a: int, b: int) -> int:
+  return -(-a // b)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandKind:
+  """One operand, as it lies in memory.
+
+  Attributes:
+    format: one of `FORMATS`.
+    strides: (batch, row, k) in stored elements; those of FP4 are bytes, each
+      of two values along k, or where it is interleaved words, of eight.
+    scale_strides: (batch, row, column) of a linear scale; (batch, row tile) of
+      a scale swizzled in tiles of 128 x 4; None of a plain operand.
+    is_interleaved: whether the values are FP4 as `decode.interleaved_to_bf16`
+      reads them.
+  """
+
+  format: str
+  strides: tuple[int, int, int]
+  scale_strides: tuple[int, ...] | None = None
+  is_interleaved: bool = False
+
+  @property
+  def is_quantized(self) -> bool:
+    return self.format in VALUES_PER_SCALE
+
+  @property
+  def is_packed(self) -> bool:
+    """Whether values are stored two a byte."""
+    return self.format in PACKED_FORMATS
+
+  @property
+  def kernel_format(self) -> str:
+    """What kernels are told as FORMAT."""
+    return self.format + (INTERLEAVED if self.is_interleaved else "")
+
+  @property
+  def values_per_scale(self) -> int:
+    return VALUES_PER_SCALE[self.format]
+
+  @property
+  def bits(self) -> int:
+    """Stored bits of one value, its share of the scale not counted."""
+    return 4 if self.is_packed else 8 * PLAIN_BYTES.get(self.format, 1)
+
+  @property
+  def values_per_element(self) -> int:
+    """Values along k that one stored element holds."""
+    if self.is_interleaved:
+      return 8
+    return 2 if self.is_packed else 1
+
+  @property
+  def element_bytes(self) -> int:
+    return self.bits * self.values_per_element // 8
+
+  @property
+  def pieces(self) -> int:
+    """bf16 numbers that hold one value exactly."""
+    return _PIECES.get(self.format, 1)
+
+  @property
+  def k_is_minor(self) -> bool:
+    return self.strides[2] == 1
+
+  @property
+  def is_swizzled(self) -> bool:
+    return self.scale_strides is not None and len(self.scale_strides) == 2
+
+
+def operand(
+  format: str,
+  rows: int,
+  k: int,
+  *,
+  k_is_minor: bool = True,
+  swizzled: bool = False,
+  interleaved: bool = False,
+) -> OperandKind:
+  """A dense operand [batch, rows, k], or [batch, k, rows] if k is not minor.
+
+  With one row that is not minor the stride of k is two: another dimension, as
+  batch, is.
+  """
+  if format not in FORMATS:
+    raise ValueError(
+      f"operand: format must be one of {FORMATS}, got {format!r}"
+    )
+
+  def dense(columns: int) -> tuple[int, int, int]:
+    if k_is_minor:
+      return rows * columns, columns, 1
+    return rows * columns, 1, max(rows, 2)
+
+  per_element = 1
+  if format in PACKED_FORMATS:
+    per_element = 8 if interleaved else 2
+  strides = dense(cdiv(k, per_element))
+  if format not in VALUES_PER_SCALE:
+    return OperandKind(format=format, strides=strides)
+  columns = cdiv(k, VALUES_PER_SCALE[format])
+  scale_strides: tuple[int, ...] = dense(columns)
+  if swizzled:
+    tile = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS
+    row_tile = cdiv(columns, SCALE_TILE_COLUMNS) * tile
+    scale_strides = (cdiv(rows, SCALE_TILE_ROWS) * row_tile, row_tile)
+  return OperandKind(
+    format=format,
+    strides=strides,
+    scale_strides=scale_strides,
+    is_interleaved=interleaved,
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulShape:
+  """A block-scaled matrix product.
+
+  Attributes:
+    batch, m, n, k: sizes.
+    lhs, rhs: the operands, of rows m and n.
+    out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
+    has_global_scale, has_bias, activation, has_residual: the epilogue.
+    has_global_power: whether the global scale is two factors, f32[2].
+  """
+
+  batch: int
+  m: int
+  n: int
+  k: int
+  lhs: OperandKind
+  rhs: OperandKind
+  out_dtype: str = "f32"
+  has_global_scale: bool = False
+  has_bias: bool = False
+  activation: str = "none"
+  has_residual: bool = False
+  has_global_power: bool = False
+
+  def __str__(self) -> str:
+    return (
+      f"{self.lhs.format} x {self.rhs.format} -> {self.out_dtype},"
+      f" batch={self.batch} m={self.m} n={self.n} k={self.k}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatmulConfig:
+  """How a product is computed.
+
+  Attributes:
+    path: "upcast" to bf16; "small_m", the same for few rows of lhs; or
+      "native", the block-scaled matrix instruction.
+    block_m, block_n, block_k: a program's tile.
+    split_k: programs that share one tile's k.
+    group_m: rows of tiles in one group of the program order.
+    num_warps, num_stages: Triton's.
+    swap: whether rhs is the left operand of the matrix instruction; "small_m"
+      has it so always.
+    use_descriptors: whether values are copied by the tensor memory accelerator
+      (`descriptors`), not loaded by threads; scales are loaded by threads. No
+      default has it: no GPU has measured it yet. It needs an NVIDIA GPU from
+      sm_90 on, and to be lowered, jax-triton 0.4 with jaxlib above 0.11.0.
+  """
+
+  path: Path
+  block_m: int
+  block_n: int
+  block_k: int
+  split_k: int = 1
+  group_m: int = 8
+  num_warps: int = 4
+  num_stages: int = 3
+  swap: bool = False
+  use_descriptors: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+  """One kernel launch.
+
+  Attributes:
+    kernel: a key of `block_scaled_matmul.KERNELS`.
+    inputs: names of the arrays in the kernel's order, of "lhs", "lhs_scale",
+      "rhs", "rhs_scale", "global_scale", "bias", "residual", "workspace". One
+      that the call has not is another's name: its pointer is not read.
+    descriptors: for each of the inputs, what the kernel is given the descriptor
+      of in the pointer's place, or None.
+    views: what values and scales are to be given as, by name: "u32", eight FP4
+      values a word, "u8" or "e4m3". Other scales are given as bytes, and all
+      else as it is.
+    output: "out" or "workspace", the last pointer.
+    output_shape, output_dtype: of that array.
+    constexprs: the rest of the kernel's arguments, by name.
+    grid: number of programs.
+    num_warps, num_stages: Triton's.
+  """
+
+  kernel: str
+  inputs: tuple[str, ...]
+  descriptors: tuple[descriptors.Descriptor | None, ...]
+  views: tuple[tuple[str, str], ...]
+  output: str
+  output_shape: tuple[int, ...]
+  output_dtype: str
+  constexprs: tuple[tuple[str, Any], ...]
+  grid: int
+  num_warps: int
+  num_stages: int
+
+  @property
+  def name(self) -> str:
+    """The name under which profiles list it."""
+    return kernel_name(self.kernel, dict(self.constexprs))
+
+  def described(self, arrays: Sequence[Any]) -> list[Any]:
+    """`arrays`, in the order of the inputs, with their descriptors if any."""
+    return [
+      array if spec is None else descriptors.Described(array, spec)
+      for array, spec in zip(arrays, self.descriptors, strict=True)
+    ]
+
+
+def plan(
+  shape: MatmulShape,
+  config: MatmulConfig,
+  architecture: architectures.Architecture,
+) -> tuple[Launch, ...]:
+  """The launches that compute `shape` with `config`, in order.
+
+  The config is one for which `tuning.config_error` is None.
+  """
+  is_split = config.split_k > 1
+  epilogue = (
+    int(shape.has_global_scale) + int(shape.has_global_power),
+    shape.has_bias,
+    shape.activation,
+    shape.has_residual,
+  )
+  result = (shape.batch, shape.m, shape.n)
+  constexprs = {
+    "BATCH": shape.batch,
+    "M": shape.m,
+    "N": shape.n,
+    "K": shape.k,
+    "LHS_FORMAT": shape.lhs.kernel_format,
+    "LHS_STRIDES": shape.lhs.strides,
+    "LHS_SCALE_STRIDES": shape.lhs.scale_strides,
+    "RHS_FORMAT": shape.rhs.kernel_format,
+    "RHS_STRIDES": shape.rhs.strides,
+    "RHS_SCALE_STRIDES": shape.rhs.scale_strides,
+    "EPILOGUE": None if is_split else epilogue,
+    "BLOCK_M": config.block_m,
+    "BLOCK_N": config.block_n,
+    "BLOCK_K": config.block_k,
+    "SPLIT_K": config.split_k,
+    "GROUP_M": config.group_m,
+  }
+  if config.path != "small_m":
+    constexprs["SWAP"] = config.swap
+  lhs, rhs = None, None
+  if config.use_descriptors:
+    lhs, rhs = operand_descriptors(shape, config)
+    # They know the strides.
+    constexprs["LHS_STRIDES"] = constexprs["RHS_STRIDES"] = None
+  inputs = (
+    "lhs",
+    "lhs_scale" if shape.lhs.is_quantized else "lhs",
+    "rhs",
+    "rhs_scale" if shape.rhs.is_quantized else "rhs",
+    *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
+  )
+  matmul = Launch(
+    kernel=config.path,
+    inputs=inputs,
+    descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
+    views=_views(shape, config, architecture),
+    output="workspace" if is_split else "out",
+    output_shape=(config.split_k, *result) if is_split else result,
+    output_dtype="f32" if is_split else shape.out_dtype,
+    constexprs=tuple(constexprs.items()),
+    grid=programs(shape, config),
+    num_warps=config.num_warps,
+    num_stages=config.num_stages,
+  )
+  if not is_split:
+    return (matmul,)
+  constexprs = {
+    "BATCH": shape.batch,
+    "M": shape.m,
+    "N": shape.n,
+    "EPILOGUE": epilogue,
+    "SPLIT_K": config.split_k,
+    "BLOCK": _REDUCE_BLOCK,
+  }
+  inputs = (
+    "workspace",
+    *_epilogue_inputs(shape, absent=False, filler="workspace"),
+  )
+  reduce = Launch(
+    kernel="reduce",
+    inputs=inputs,
+    descriptors=tuple(None for _ in inputs),
+    views=(),
+    output="out",
+    output_shape=result,
+    output_dtype=shape.out_dtype,
+    constexprs=tuple(constexprs.items()),
+    grid=cdiv(math.prod(result), _REDUCE_BLOCK),
+    num_warps=_REDUCE_WARPS,
+    num_stages=1,
+  )
+  return matmul, reduce
+
+
+def operand_descriptors(
+  shape: MatmulShape, config: MatmulConfig
+) -> tuple[descriptors.Descriptor, descriptors.Descriptor]:
+  """Of the values of lhs and rhs, as tiles of `config` are loaded."""
+
+  def describe(
+    kind: OperandKind, rows: int, block_rows: int
+  ) -> descriptors.Descriptor:
+    return descriptors.describe(
+      (shape.batch, rows, cdiv(shape.k, kind.values_per_element)),
+      kind.strides,
+      (block_rows, config.block_k // kind.values_per_element),
+      kind.element_bytes,
+    )
+
+  return (
+    describe(shape.lhs, shape.m, config.block_m),
+    describe(shape.rhs, shape.n, config.block_n),
+  )
+
+
+def _views(
+  shape: MatmulShape,
+  config: MatmulConfig,
+  architecture: architectures.Architecture,
+) -> tuple[tuple[str, str], ...]:
+  views = {}
+  for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
+    if not kind.is_quantized:
+      continue
+    views[name] = "u8"
+    if kind.format == "mxfp8" and architecture.name in _CONVERTS_E4M3:
+      views[name] = "e4m3"
+    if kind.is_interleaved or (
+      name == "rhs" and kind.is_packed and config.path == "small_m"
+    ):
+      views[name] = "u32"
+    if kind.format == "nvfp4" and architecture.name in _CONVERTS_E4M3:
+      views[f"{name}_scale"] = "e4m3"
+  return tuple(views.items())
+
+
+def _epilogue_inputs(
+  shape: MatmulShape, *, absent: bool, filler: str
+) -> tuple[str, ...]:
+  present = {
+    "global_scale": shape.has_global_scale,
+    "bias": shape.has_bias,
+    "residual": shape.has_residual,
+  }
+  return tuple(
+    name if has and not absent else filler for name, has in present.items()
+  )
+
+
+def programs(shape: MatmulShape, config: MatmulConfig) -> int:
+  """Programs of the matmul launch."""
+  tiles = cdiv(shape.m, config.block_m) * cdiv(shape.n, config.block_n)
+  return config.split_k * shape.batch * tiles
+
+
+def signature(
+  launch: Launch,
+  shape: MatmulShape,
+  *,
+  bias_dtype: str = "f32",
+  residual_dtype: str = "f32",
+) -> dict[str, str]:
+  """Triton's types of the launch's arrays, by the kernel's argument names."""
+  arrays = {
+    "lhs": shape.lhs.format,
+    "rhs": shape.rhs.format,
+    "lhs_scale": "u8",
+    "rhs_scale": "u8",
+    "global_scale": "f32",
+    "bias": bias_dtype,
+    "residual": residual_dtype,
+    "workspace": "f32",
+    **dict(launch.views),
+  }
+  names: tuple[str, ...] = _MATMUL_POINTERS
+  if launch.kernel == "reduce":
+    names = _REDUCE_POINTERS
+  dtypes = [*(arrays[name] for name in launch.inputs), launch.output_dtype]
+  return {
+    name: _triton_type(_TRITON_DTYPES.get(dtype, dtype), descriptor)
+    for name, dtype, descriptor in zip(
+      names, dtypes, (*launch.descriptors, None), strict=True
+    )
+  }
+
+
+def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
+  if descriptor is None:
+    return f"*{dtype}"
+  block = ",".join(map(str, descriptor.block_shape))
+  return f"tensordesc<{dtype}[{block}]>"
+
+
+def portable(constexprs: dict[str, Any]) -> dict[str, Any]:
+  """The same for an interpreter, which knows no inline assembly."""
+  return {
+    name: f"{value}{PORTABLE}" if str(value).endswith(INTERLEAVED) else value
+    for name, value in constexprs.items()
+  }
+
+
+def kernel_name(kernel: str, constexprs: dict[str, Any]) -> str:
+  """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma]`.
+
+  A C identifier.
+  """
+  if kernel == "reduce":
+    return f"block_scaled_reduce_split{constexprs['SPLIT_K']}"
+  tile = "x".join(str(constexprs[f"BLOCK_{axis}"]) for axis in "MNK")
+  split = constexprs["SPLIT_K"]
+  return (
+    f"block_scaled_{kernel}_{constexprs['LHS_FORMAT']}"
+    f"_{constexprs['RHS_FORMAT']}_{tile}"
+    f"{f'_split{split}' if split > 1 else ''}"
+    f"{'_swap' if constexprs.get('SWAP') else ''}"
+    f"{'_tma' if constexprs['LHS_STRIDES'] is None else ''}"
+  )
+
+
+def kernel_name_of(kernel: str) -> Callable[[Any], str]:
+  """`repr=` of `triton.jit` for one of the kernels."""
+  return lambda specialization: kernel_name(kernel, specialization.constants)

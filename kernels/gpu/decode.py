@@ -1,0 +1,239 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled values and scales to bf16, in registers, by integer operations.
+
+A code's sign, exponent and mantissa are shifted into the places that bf16 has
+for them. What is read there is the value times a power of two, the difference
+of the two exponent biases; subnormal codes become subnormal bf16 numbers and so
+come out right as well. One multiplication in bf16, which is exact and keeps
+subnormals on every GPU, repairs the bias.
+
+Products of a value and its scale are exact in bf16: E4M3 and E5M2 times 2^e
+have 4 and 3 significant bits, E2M1 times E4M3 has 6, and bf16 has 8. They leave
+bf16's range only where they leave f32's, which has the same exponents.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from jaxplugin.kernels.gpu import configs
+
+_E4M3_BIAS_REPAIR = tl.constexpr(2.0**120)
+_E4M3_MAX = tl.constexpr(448.0)
+_E4M3_IN_F32 = tl.constexpr(0x87F00000 - 2**32)  # sign, and bits 20 to 26
+_E2M1_BIAS_REPAIR = tl.constexpr(2.0**126)
+
+
+@triton.jit
+def e4m3_to_bf16(code):
+  """bf16 of E4M3 codes, exactly; NaN (S.1111.111) included.
+
+  code: uint8[...], read by integer operations, or float8e4nv[...], which the
+  GPU is asked to convert: two values an instruction from sm_89 on.
+  """
+  if code.dtype.is_fp8():
+    # Through f32: a conversion of f16 to bf16 is one slow instruction a value.
+    return code.to(tl.float32).to(tl.bfloat16)
+  else:
+    code = code.to(tl.int8, bitcast=True).to(tl.int32)
+    # The sign is extended to bit 31, the rest belongs at bit 20. In f32, where
+    # one comparison finds the NaN: it reads as 480.
+    bits = (code << 20) & _E4M3_IN_F32
+    x = bits.to(tl.float32, bitcast=True) * _E4M3_BIAS_REPAIR
+    return tl.where(tl.abs(x) > _E4M3_MAX, float("nan"), x).to(tl.bfloat16)
+
+
+@triton.jit
+def e5m2_to_bf16(code):
+  """bf16 of E5M2 codes, exactly; infinities and NaN included.
+
+  code: uint8[...] or float8e5[...]. They are the high bytes of f16 numbers.
+  """
+  code = code.to(tl.uint8, bitcast=True).to(tl.uint16) << 8
+  return code.to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def e2m1_pairs_to_bf16(packed):
+  """bf16[rows, 2 * columns] of FP4 pairs (uint8[rows, columns]), exactly.
+
+  The first of a pair is in the low nibble.
+  """
+  # Both values of a byte in one 32-bit word, four operations on both at once.
+  word = packed.to(tl.uint32)
+  word = word | (word << 12)
+  bits = ((word & 0x00080008) << 12) | ((word & 0x00070007) << 6)
+  return halves_to_bf16(bits).reshape(packed.shape[0], 2 * packed.shape[1])
+
+
+@triton.jit
+def e2m1_words_to_bf16(words, I: tl.constexpr):
+  """bf16[..., 2]: nibbles I and I + 4 of words of eight (uint32[...])."""
+  if I == 0:
+    bits = ((words << 12) & 0x80008000) | ((words << 6) & 0x01C001C0)
+  elif I == 1:
+    bits = ((words << 8) & 0x80008000) | ((words << 2) & 0x01C001C0)
+  elif I == 2:
+    bits = ((words << 4) & 0x80008000) | ((words >> 2) & 0x01C001C0)
+  else:
+    bits = (words & 0x80008000) | ((words >> 6) & 0x01C001C0)
+  return halves_to_bf16(bits)
+
+
+@triton.constexpr_function
+def is_interleaved(FORMAT):
+  """Whether values of a format are read by `interleaved_to_bf16`."""
+  return configs.INTERLEAVED in FORMAT
+
+
+@triton.constexpr_function
+def is_portable(FORMAT):
+  """Whether `FORMAT` is to be read without inline assembly."""
+  return FORMAT.endswith(configs.PORTABLE)
+
+
+@triton.constexpr_function
+def block_format(FORMAT):
+  """The name of a format, without how its values are stored."""
+  return FORMAT.partition(configs.INTERLEAVED)[0]
+
+
+@triton.jit
+def interleaved_to_bf16(words, FORMAT: tl.constexpr):
+  """bf16[rows, 8 * words] of interleaved FP4 (uint32[rows, words]), exactly.
+
+  16 values share two words, a and b. Bits of a value lie in the order that bf16
+  has for them, sign, 6 others, exponent and mantissa, so that one mask finds
+  them once a shift has brought them to their place: 18 operations for 16 values
+  that in their usual order take 30. Pairs 0 to 5 are three in each word; of 6
+  and 7, a has the sign and the upper bit of the exponent, b the rest. Where a
+  value's bits pass the end of a half word, they go on in the other half.
+  """
+  rows: tl.constexpr = words.shape[0]
+  units: tl.constexpr = words.shape[1] // 2
+  a, b = tl.split(words.reshape(rows, units, 2))
+  pair_0 = _pair(a & 0x81C081C0, FORMAT)
+  pair_1 = _pair((a << 4) & 0x81C081C0, FORMAT)
+  pair_2 = _pair(_rotated(a, 6) & 0x81C081C0, FORMAT)
+  pair_3 = _pair(b & 0x81C081C0, FORMAT)
+  pair_4 = _pair((b << 3) & 0x81C081C0, FORMAT)
+  pair_5 = _pair((b << 6) & 0x81C081C0, FORMAT)
+  bits = (_rotated(a, 1) & 0x81008100) | ((b >> 4) & 0x00C000C0)
+  pair_6 = _pair(bits, FORMAT)
+  bits = (_rotated(a, 2) & 0x81008100) | ((b >> 7) & 0x00C000C0)
+  pair_7 = _pair(bits, FORMAT)
+  even = tl.join(tl.join(pair_0, pair_4), tl.join(pair_2, pair_6))
+  odd = tl.join(tl.join(pair_1, pair_5), tl.join(pair_3, pair_7))
+  # [rows, units, value, i_2, i_1, i_0]: of the pair 4 i_2 + 2 i_1 + i_0.
+  values = tl.join(even, odd).permute(0, 1, 3, 4, 5, 2)
+  return values.reshape(rows, 16 * units) * _E2M1_BIAS_REPAIR
+
+
+@triton.jit
+def _rotated(x, BITS: tl.constexpr):
+  """uint32 x, rotated to the right."""
+  return (x >> BITS) | (x << (32 - BITS))
+
+
+@triton.jit
+def _pair(bits, FORMAT: tl.constexpr):
+  """bf16[..., 2]: the halves of words (uint32[...]), the lower one first."""
+  if is_portable(FORMAT):
+    low = (bits & 0xFFFF).to(tl.uint16)
+    high = (bits >> 16).to(tl.uint16)
+  else:
+    # What LLVM does not see it cannot take apart: it would shift and mask each
+    # half for itself, at three times the operations (Triton 3.9).
+    low, high = tl.inline_asm_elementwise(
+      "mov.b32 {$0, $1}, $2;",
+      "=h,=h,r",
+      [bits],
+      dtype=(tl.uint16, tl.uint16),
+      is_pure=True,
+      pack=1,
+    )
+  return tl.join(low, high).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def halves_to_bf16(bits):
+  """bf16[..., 2] of two E2M1 codes in the places that bf16 has for them.
+
+  The repair of the bias is not folded into the scale: their product would leave
+  bf16's range, and one more multiplication of two values costs less than what
+  the compiler makes of the halves without it.
+  """
+  low = (bits & 0xFFFF).to(tl.uint16)
+  high = (bits >> 16).to(tl.uint16)
+  values = tl.join(low, high).to(tl.bfloat16, bitcast=True)
+  return values * _E2M1_BIAS_REPAIR
+
+
+@triton.jit
+def e8m0_to_bf16(code):
+  """bf16 of E8M0 codes (uint8[...]): 2^(code - 127), NaN for 255.
+
+  Code 0 is 2^-127, which bf16 and f32 have as a subnormal.
+  """
+  code = code.to(tl.uint16)
+  bits = tl.where(code == 0, 0x0040, code << 7)
+  bits = tl.where(code == 0xFF, 0x7FC0, bits)
+  return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def scale_to_bf16(code, FORMAT: tl.constexpr):
+  """bf16 of a block format's scale codes (uint8[...], or of NVFP4 FP8)."""
+  if block_format(FORMAT) == "nvfp4":
+    return e4m3_to_bf16(code)
+  else:
+    return e8m0_to_bf16(code)
+
+
+@triton.jit
+def values_to_bf16(code, FORMAT: tl.constexpr):
+  """bf16[rows, k] of a block format's values.
+
+  code: uint8 or FP8[rows, k], for FP4 formats uint8[rows, k / 2], for those
+    that are interleaved uint32[rows, k / 8].
+  """
+  if is_interleaved(FORMAT):
+    return interleaved_to_bf16(code, FORMAT)
+  elif FORMAT == "mxfp8":
+    return e4m3_to_bf16(code)
+  elif FORMAT == "mxfp8_e5m2":
+    return e5m2_to_bf16(code)
+  else:
+    tl.static_assert(FORMAT == "mxfp4" or FORMAT == "nvfp4")
+    return e2m1_pairs_to_bf16(code)
+
+
+@triton.jit
+def dequantize(code, scale, FORMAT: tl.constexpr, VEC_SIZE: tl.constexpr):
+  """bf16[rows, k]: values times scale.
+
+  Args:
+    code: as of `values_to_bf16`.
+    scale: as of `scale_to_bf16`, [rows, k / VEC_SIZE].
+  """
+  values = values_to_bf16(code, FORMAT)
+  rows: tl.constexpr = values.shape[0]
+  columns: tl.constexpr = values.shape[1]
+  blocks = values.reshape(rows, columns // VEC_SIZE, VEC_SIZE)
+  blocks = blocks * scale_to_bf16(scale, FORMAT)[:, :, None]
+  return blocks.reshape(rows, columns)
+
+
+@triton.jit
+def leading_bf16(x):
+  """bf16 with the leading 8 significant bits of f32 `x`, the rest cut off."""
+  bits = x.to(tl.uint32, bitcast=True) & 0xFFFF0000
+  return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def without_leading_bf16(x):
+  """f32 `x - leading_bf16(x)`, exactly; 0 where x is infinite."""
+  leading = leading_bf16(x).to(tl.float32)
+  return tl.where(x == leading, 0.0, x - leading)

@@ -1,0 +1,184 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every code of every format decodes as ml_dtypes has it."""
+
+import unittest
+
+import ml_dtypes
+import numpy as np
+import triton
+import triton.language as tl
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import decode
+from jaxplugin.kernels.interpreter import interpret
+
+from jaxplugin.core import formats
+from jaxplugin.testing.kernels import gpu_operands
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+CODES = np.arange(256, dtype=np.uint8)
+
+
+@triton.jit
+def values_kernel(
+  codes, out, FORMAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+  """out[ROWS, ...] = bf16 of codes[ROWS, COLUMNS]."""
+  rows = tl.arange(0, ROWS)[:, None]
+  tile = tl.load(codes + rows * COLUMNS + tl.arange(0, COLUMNS)[None, :])
+  values = decode.values_to_bf16(tile, FORMAT)
+  width: tl.constexpr = values.shape[1]
+  tl.store(out + rows * width + tl.arange(0, width)[None, :], values)
+
+
+@triton.jit
+def scale_kernel(codes, out, FORMAT: tl.constexpr, SIZE: tl.constexpr):
+  offsets = tl.arange(0, SIZE)
+  scale = decode.scale_to_bf16(tl.load(codes + offsets), FORMAT)
+  tl.store(out + offsets, scale)
+
+
+@triton.jit
+def words_kernel(words, out, I: tl.constexpr, SIZE: tl.constexpr):
+  """out[SIZE, 2] = nibbles I and I + 4 of words[SIZE]."""
+  offsets = tl.arange(0, SIZE)
+  pairs = decode.e2m1_words_to_bf16(tl.load(words + offsets), I)
+  tl.store(out + offsets[:, None] * 2 + tl.arange(0, 2)[None, :], pairs)
+
+
+@triton.jit
+def dequantize_kernel(codes, scale, out, FORMAT: tl.constexpr):
+  """One row: out[64] = bf16 of codes under scale codes, 32 or 16 a scale."""
+  vec_size: tl.constexpr = 16 if FORMAT == "nvfp4" else 32
+  packed: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
+  size: tl.constexpr = 32 if packed else 64
+  row = tl.arange(0, 1)[:, None]
+  code = tl.load(codes + row + tl.arange(0, size)[None, :])
+  factor = tl.load(scale + row + tl.arange(0, 64 // vec_size)[None, :])
+  values = decode.dequantize(code, factor, FORMAT, vec_size)
+  tl.store(out + row + tl.arange(0, 64)[None, :], values)
+
+
+@triton.jit
+def pieces_kernel(x, out, SIZE: tl.constexpr, PIECES: tl.constexpr):
+  """out[PIECES, SIZE]: bf16 pieces of f32 x, the leading one first."""
+  offsets = tl.arange(0, SIZE)
+  rest = tl.load(x + offsets)
+  for piece in tl.static_range(PIECES):
+    tl.store(out + piece * SIZE + offsets, decode.leading_bf16(rest))
+    rest = decode.without_leading_bf16(rest)
+
+
+def same(actual, expected):
+  """Equality of bits, but for NaN's and the sign of zero."""
+  np.testing.assert_array_equal(
+    actual.astype(np.float64), expected.astype(np.float64), strict=True
+  )
+
+
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
+
+
+class DecodeTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("mxfp8", formats.E4M3),
+    ("mxfp8_e5m2", formats.E5M2),
+  )
+  def test_every_fp8_code(self, format, dtype):
+    expected = CODES.view(dtype).astype(BF16).reshape(16, 16)
+    for codes in (CODES, CODES.view(dtype)):
+      out = np.zeros((16, 16), BF16)
+      interpret.launch(
+        values_kernel, 1, codes, out, FORMAT=format, ROWS=16, COLUMNS=16
+      )
+      same(out, expected)
+
+  @parameterized.parameters("mxfp4", "nvfp4")
+  def test_every_pair_of_fp4_codes(self, format):
+    out = np.zeros((16, 32), BF16)
+    interpret.launch(
+      values_kernel, 1, CODES, out, FORMAT=format, ROWS=16, COLUMNS=16
+    )
+    nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
+    expected = nibbles.view(formats.E2M1).astype(BF16).reshape(16, 32)
+    same(out, expected)
+
+  @parameterized.parameters("mxfp4", "nvfp4")
+  def test_interleaved_fp4_codes(self, format):
+    codes = np.random.default_rng(0).integers(0, 16, (16, 128), np.uint8)
+    out = np.zeros((16, 128), BF16)
+    interpret.launch(
+      values_kernel,
+      1,
+      gpu_operands.interleave(codes),
+      out,
+      FORMAT=format + configs.INTERLEAVED + configs.PORTABLE,
+      ROWS=16,
+      COLUMNS=16,
+    )
+    same(out, codes.view(formats.E2M1).astype(BF16))
+
+  @parameterized.parameters(0, 1, 2, 3)
+  def test_each_nibble_of_words(self, place):
+    rng = np.random.default_rng(place)
+    words = rng.integers(0, 2**32, 256, np.uint32)
+    out = np.zeros((256, 2), BF16)
+    interpret.launch(words_kernel, 1, words, out, I=place, SIZE=256)
+    nibbles = np.stack(
+      [words >> 4 * place & 15, words >> 4 * (place + 4) & 15], axis=-1
+    ).astype(np.uint8)
+    same(out, nibbles.view(formats.E2M1).astype(BF16))
+
+  @parameterized.parameters(
+    ("mxfp8", formats.E8M0),
+    ("mxfp4", formats.E8M0),
+    ("nvfp4", formats.E4M3),
+  )
+  def test_every_scale_code(self, format, dtype):
+    out = np.zeros(256, BF16)
+    interpret.launch(scale_kernel, 1, CODES, out, FORMAT=format, SIZE=256)
+    same(out, CODES.view(dtype).astype(BF16))
+
+  def test_scale_byte_0_is_the_subnormal_2_to_the_minus_127(self):
+    out = np.ones(256, BF16)
+    interpret.launch(scale_kernel, 1, CODES, out, FORMAT="mxfp8", SIZE=256)
+    self.assertEqual(float(out[0]), 2.0**-127)
+
+  @parameterized.parameters(*(f.name for f in formats.FORMATS))
+  def test_each_scale_multiplies_its_own_block(self, name):
+    format = formats.by_name(name)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 8 if format.is_fp4 else 0x60, 64, np.uint8)
+    scale = rng.integers(0x20, 0x70, 64 // format.block_size, np.uint8)
+    exact = values.view(format.values_dtype).astype(np.float64)
+    exact = exact * np.repeat(
+      scale.view(format.scale_dtype).astype(np.float64), format.block_size
+    )
+    if format.is_fp4:
+      values = values[0::2] | values[1::2] << 4
+    out = np.zeros(64, BF16)
+    interpret.launch(dequantize_kernel, 1, values, scale, out, FORMAT=name)
+    same(out, exact.astype(BF16))
+    np.testing.assert_array_equal(out.astype(np.float64), exact)
+
+  @parameterized.parameters((np.float32, 3), (np.float16, 2))
+  def test_pieces_sum_up_to_the_number(self, dtype, pieces):
+    rng = np.random.default_rng(0)
+    bits = 8 * np.dtype(dtype).itemsize
+    x = rng.integers(0, 2**bits, 512, np.uint64).astype(f"u{bits // 8}")
+    x = x.view(dtype).astype(np.float32)
+    # Pieces of numbers near the smallest normal would be below it.
+    x = np.where(np.abs(x) > 2.0**-90, x, np.float32(1))
+    x = np.where(np.isfinite(x), x, np.float32(1))
+    x[:2] = np.inf, np.finfo(dtype).max
+    out = np.zeros((pieces, 512), BF16)
+    interpret.launch(pieces_kernel, 1, x, out, SIZE=512, PIECES=pieces)
+    same(out.astype(np.float64).sum(axis=0), x.astype(np.float64))
+
+
+if __name__ == "__main__":
+  absltest.main()

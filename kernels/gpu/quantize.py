@@ -1,0 +1,513 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels that quantize to block-scaled formats, reading the input once.
+
+  quantize               along one axis; MXFP8, MXFP4, NVFP4
+  quantize_both          along both axes of a matrix, from one read
+  finite_amax, then      NVFP4's global scale of a tensor, without atomics, so
+  reduce_global_scale    that it has the same bits each time
+  finite_amax_both, then both global scales that `quantize_both` takes, from one
+  reduce_global_scales   read
+
+Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
+are as documented there. `quantize_config` has what a launch takes. Outputs come
+after inputs, as jax-triton passes them; sizes and strides are constexprs, since
+of a number given at run time jax-triton does not say what divides it, and loads
+would be narrow.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from jaxplugin.kernels.gpu import quantize_codec as codec
+from jaxplugin.kernels.gpu import quantize_config
+
+_TILE_ROWS = tl.constexpr(quantize_config.SCALE_TILE_ROWS)
+_TILE_COLUMNS = tl.constexpr(quantize_config.SCALE_TILE_COLUMNS)
+_GLOBAL_RANGE = tl.constexpr(448.0 * 6.0)
+_MIN_GLOBAL_SCALE = tl.constexpr(2.0**-126)
+
+
+@triton.jit
+def _quantize_tile(
+  x,
+  global_scale,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  MANTISSA_BITS: tl.constexpr,
+  BIAS: tl.constexpr,
+  MAX_BITS: tl.constexpr,
+  ROUNDS_UP: tl.constexpr,
+  HARDWARE_CAST: tl.constexpr,
+):
+  """Stored values, uint8, and scales, uint8, of a tile; FP4 is packed."""
+  if VEC_SIZE == 16:
+    codes, scale = codec.quantize_nvfp4(
+      x, tl.load(global_scale), BLOCK_M, BLOCK_K, VEC_SIZE
+    )
+  else:
+    codes, scale = codec.quantize_mx(
+      x,
+      BLOCK_M,
+      BLOCK_K,
+      VEC_SIZE,
+      MANTISSA_BITS,
+      BIAS,
+      MAX_BITS,
+      ROUNDS_UP,
+      HARDWARE_CAST,
+    )
+  if MANTISSA_BITS == 1:
+    codes = codec.pack(codes, BLOCK_M, BLOCK_K)
+  return codes.to(tl.uint8), scale.to(tl.uint8)
+
+
+@triton.jit
+def _store_scale(
+  pointer,
+  scale,
+  row,
+  column,
+  rows,
+  columns,
+  row_stride,
+  column_stride,
+  SWIZZLED: tl.constexpr,
+):
+  """Stores scales at (row, column), linear or as "swizzled_128x4".
+
+  Byte (r, c) of a tile of 128 rows and 4 columns goes to (r % 32) * 16 +
+  (r // 32) * 4 + c. The padding to whole tiles is stored as well: what lies
+  there was quantized from zeros, and is 0.
+  """
+  r = row[:, None]
+  c = column[None, :]
+  if SWIZZLED:
+    column_tiles = (columns + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    rows = (rows + _TILE_ROWS - 1) // _TILE_ROWS * _TILE_ROWS
+    columns = column_tiles * _TILE_COLUMNS
+    tile = (r // _TILE_ROWS) * column_tiles + c // _TILE_COLUMNS
+    place = (r % 32) * 16 + (r % _TILE_ROWS) // 32 * 4 + c % _TILE_COLUMNS
+    offsets = tile * (_TILE_ROWS * _TILE_COLUMNS) + place
+  else:
+    offsets = r * row_stride + c * column_stride
+  tl.store(pointer + offsets, scale, mask=(r < rows) & (c < columns))
+
+
+@triton.jit
+def _quantize_and_store(
+  tile,
+  global_scale,
+  values,
+  scale,
+  row,
+  k_start,
+  rows,
+  k,
+  values_row_stride,
+  values_k_stride,
+  scale_row_stride,
+  scale_k_stride,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  MANTISSA_BITS: tl.constexpr,
+  BIAS: tl.constexpr,
+  MAX_BITS: tl.constexpr,
+  ROUNDS_UP: tl.constexpr,
+  HARDWARE_CAST: tl.constexpr,
+  SWIZZLED: tl.constexpr,
+):
+  """Quantizes a tile along its second axis and stores what is inside.
+
+  `values` and `scale` are those of the tile's batch; the rest as `quantize` has
+  it, `row` the tile's rows and `k_start` its first k.
+  """
+  codes, scales = _quantize_tile(
+    tile,
+    global_scale,
+    BLOCK_M,
+    BLOCK_K,
+    VEC_SIZE,
+    MANTISSA_BITS,
+    BIAS,
+    MAX_BITS,
+    ROUNDS_UP,
+    HARDWARE_CAST,
+  )
+  packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
+  place = k_start // packing + tl.arange(0, BLOCK_K // packing)
+  pointers = values + row[:, None] * values_row_stride
+  pointers += place[None, :] * values_k_stride
+  inside = (row < rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
+  tl.store(pointers, codes, mask=inside)
+  _store_scale(
+    scale,
+    scales,
+    row,
+    k_start // VEC_SIZE + tl.arange(0, BLOCK_K // VEC_SIZE),
+    rows,
+    tl.cdiv(k, VEC_SIZE),
+    scale_row_stride,
+    scale_k_stride,
+    SWIZZLED,
+  )
+
+
+@triton.jit
+def _scale_bytes(rows, columns, SWIZZLED: tl.constexpr):
+  """Bytes of a scale, the padding of a swizzled one included."""
+  if SWIZZLED:
+    rows = tl.cdiv(rows, _TILE_ROWS) * _TILE_ROWS
+    columns = tl.cdiv(columns, _TILE_COLUMNS) * _TILE_COLUMNS
+  return rows * columns
+
+
+@triton.jit
+def _tile_of_program(
+  rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+):
+  """(batch, first row, first column) of a program, int64; columns fastest."""
+  program = tl.program_id(0).to(tl.int64)
+  column_tiles = tl.cdiv(columns, BLOCK_K)
+  row_tiles = tl.cdiv(rows, BLOCK_M)
+  column_tile = program % column_tiles
+  row_tile = program // column_tiles % row_tiles
+  batch = program // column_tiles // row_tiles
+  return batch, row_tile * BLOCK_M, column_tile * BLOCK_K
+
+
+@triton.jit
+def quantize(
+  x,
+  global_scale,
+  values,
+  scale,
+  rows: tl.constexpr,
+  k: tl.constexpr,
+  grid_rows: tl.constexpr,
+  grid_k: tl.constexpr,
+  values_batch_stride: tl.constexpr,
+  values_row_stride: tl.constexpr,
+  values_k_stride: tl.constexpr,
+  scale_batch_stride: tl.constexpr,
+  scale_row_stride: tl.constexpr,
+  scale_k_stride: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  x_k_stride: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  MANTISSA_BITS: tl.constexpr,
+  BIAS: tl.constexpr,
+  MAX_BITS: tl.constexpr,
+  ROUNDS_UP: tl.constexpr,
+  HARDWARE_CAST: tl.constexpr,
+  SWIZZLED: tl.constexpr,
+):
+  """Quantizes `x` along k: one tile a program, `launch_grid` programs.
+
+  Masked: rows past `rows`; k past `k`, which count as zeros in the last block.
+
+  Args:
+    x: f32, bf16 or f16[batch, rows, k].
+    global_scale: f32[1] for NVFP4; else any pointer or None, not read.
+    values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)].
+    scale: uint8[batch, rows, ceil(k / VEC_SIZE)] where linear; swizzled, batch
+      times `swizzle_scale`'s bytes, its padding included, without gaps.
+    rows, k: sizes.
+    grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
+      to whole scale tiles where the scale is swizzled.
+    *_stride: in elements; of `scale`, row and k are unused where swizzled.
+  """
+  tl.static_assert(BLOCK_K % VEC_SIZE == 0)
+  batch, row_start, k_start = _tile_of_program(
+    grid_rows, grid_k, BLOCK_M, BLOCK_K
+  )
+  row = row_start + tl.arange(0, BLOCK_M)
+  column = k_start + tl.arange(0, BLOCK_K)
+
+  pointers = x + batch * x_batch_stride
+  pointers += row[:, None] * x_row_stride + column[None, :] * x_k_stride
+  inside = (row < rows)[:, None] & (column < k)[None, :]
+  tile = tl.load(pointers, mask=inside, other=0.0)
+
+  _quantize_and_store(
+    tile,
+    global_scale,
+    values + batch * values_batch_stride,
+    scale + batch * scale_batch_stride,
+    row,
+    k_start,
+    rows,
+    k,
+    values_row_stride,
+    values_k_stride,
+    scale_row_stride,
+    scale_k_stride,
+    BLOCK_M,
+    BLOCK_K,
+    VEC_SIZE,
+    MANTISSA_BITS,
+    BIAS,
+    MAX_BITS,
+    ROUNDS_UP,
+    HARDWARE_CAST,
+    SWIZZLED,
+  )
+
+
+@triton.jit
+def quantize_both(
+  x,
+  global_scale,
+  global_scale_t,
+  values,
+  scale,
+  values_t,
+  scale_t,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  k: tl.constexpr,
+  k_t: tl.constexpr,
+  grid_rows: tl.constexpr,
+  grid_columns: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  MANTISSA_BITS: tl.constexpr,
+  BIAS: tl.constexpr,
+  MAX_BITS: tl.constexpr,
+  ROUNDS_UP: tl.constexpr,
+  HARDWARE_CAST: tl.constexpr,
+  SWIZZLED: tl.constexpr,
+  TRANSPOSED: tl.constexpr,
+):
+  """Quantizes the rows of `x`, and its columns, from one read.
+
+  Grid, tiles and masks as those of `quantize`. The outputs are dense.
+
+  Args:
+    x: f32, bf16 or f16[batch, rows, columns], columns contiguous.
+    global_scale, global_scale_t: as for `quantize`; of the rows and of the
+      columns. They differ where a NaN or an Inf takes other numbers with it in
+      a block of the one than in that of the other.
+    values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
+      its last axis, uint8[batch, rows, ceil(k / 2)].
+    scale: uint8[batch, rows, ceil(k / VEC_SIZE)], or swizzled.
+    values_t: blocked along rows: TRANSPOSED uint8[batch, columns, k_t], else
+      uint8[batch, k_t, columns]; FP4 uint8[batch, columns, ceil(k_t / 2)].
+    scale_t: TRANSPOSED uint8[batch, columns, ceil(k_t / VEC_SIZE)], or
+      swizzled; else uint8[batch, ceil(k_t / VEC_SIZE), columns].
+    rows, columns: of `x`.
+    k, k_t: columns and rows, and zeros that are quantized after them.
+    grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
+      k_t and k).
+    x_batch_stride, x_row_stride: in elements.
+  """
+  tl.static_assert(BLOCK_K % VEC_SIZE == 0 and BLOCK_M % VEC_SIZE == 0)
+  tl.static_assert(k >= columns and k_t >= rows)
+  tl.static_assert(TRANSPOSED or not SWIZZLED)
+  batch, row_start, column_start = _tile_of_program(
+    grid_rows, grid_columns, BLOCK_M, BLOCK_K
+  )
+  row = row_start + tl.arange(0, BLOCK_M)
+  column = column_start + tl.arange(0, BLOCK_K)
+
+  pointers = x + batch * x_batch_stride
+  pointers += row[:, None] * x_row_stride + column[None, :]
+  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  tile = tl.load(pointers, mask=inside, other=0.0)
+
+  packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
+  stored = tl.cdiv(k, packing)
+  blocks = tl.cdiv(k, VEC_SIZE)
+  _quantize_and_store(
+    tile,
+    global_scale,
+    values + batch * (rows * stored),
+    scale + batch * _scale_bytes(rows, blocks, SWIZZLED),
+    row,
+    column_start,
+    rows,
+    k,
+    stored,
+    1,
+    blocks,
+    1,
+    BLOCK_M,
+    BLOCK_K,
+    VEC_SIZE,
+    MANTISSA_BITS,
+    BIAS,
+    MAX_BITS,
+    ROUNDS_UP,
+    HARDWARE_CAST,
+    SWIZZLED,
+  )
+
+  stored = tl.cdiv(k_t, packing)
+  blocks = tl.cdiv(k_t, VEC_SIZE)
+  is_transposed: tl.constexpr = TRANSPOSED or packing == 2
+  _quantize_and_store(
+    tl.trans(tile),
+    global_scale_t,
+    values_t + batch * (columns * stored),
+    scale_t + batch * _scale_bytes(columns, blocks, SWIZZLED),
+    column,
+    row_start,
+    columns,
+    k_t,
+    stored if is_transposed else 1,
+    1 if is_transposed else columns,
+    blocks if TRANSPOSED else 1,
+    1 if TRANSPOSED else columns,
+    BLOCK_K,
+    BLOCK_M,
+    VEC_SIZE,
+    MANTISSA_BITS,
+    BIAS,
+    MAX_BITS,
+    ROUNDS_UP,
+    HARDWARE_CAST,
+    SWIZZLED,
+  )
+
+
+@triton.jit
+def _finite_amax(
+  magnitude,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """The largest of `magnitude`'s blocks without NaN or Inf, bits."""
+  amax = codec.block_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  amax = tl.where(amax < codec.INFINITY_BITS, amax, 0)
+  return tl.max(tl.max(amax, 1), 0)
+
+
+@triton.jit
+def finite_amax(
+  x,
+  partial_amax,
+  rows: tl.constexpr,
+  k: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  x_k_stride: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """Largest magnitude in the blocks of `x` without NaN or Inf, by tiles.
+
+  Grid and masks as those of `quantize` with a linear scale.
+
+  Args:
+    x: f32, bf16 or f16[batch, rows, k].
+    partial_amax: int32[number of programs], f32 bits.
+  """
+  tl.static_assert(BLOCK_K % VEC_SIZE == 0)
+  batch, row_start, k_start = _tile_of_program(rows, k, BLOCK_M, BLOCK_K)
+  row = row_start + tl.arange(0, BLOCK_M)
+  column = k_start + tl.arange(0, BLOCK_K)
+
+  pointers = x + batch * x_batch_stride
+  pointers += row[:, None] * x_row_stride + column[None, :] * x_k_stride
+  inside = (row < rows)[:, None] & (column < k)[None, :]
+  tile = tl.load(pointers, mask=inside, other=0.0)
+
+  magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
+  amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  tl.store(partial_amax + tl.program_id(0), amax)
+
+
+@triton.jit
+def finite_amax_both(
+  x,
+  partial_amax,
+  partial_amax_t,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  x_batch_stride: tl.constexpr,
+  x_row_stride: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """As `finite_amax`, for blocks along the rows of `x` and along its columns.
+
+  Grid of `rows` and `columns`.
+
+  Args:
+    x: f32, bf16 or f16[batch, rows, columns], columns contiguous.
+    partial_amax: int32[number of programs], f32 bits, of blocks along a row.
+    partial_amax_t: likewise, of blocks along a column.
+  """
+  tl.static_assert(BLOCK_K % VEC_SIZE == 0 and BLOCK_M % VEC_SIZE == 0)
+  batch, row_start, column_start = _tile_of_program(
+    rows, columns, BLOCK_M, BLOCK_K
+  )
+  row = row_start + tl.arange(0, BLOCK_M)
+  column = column_start + tl.arange(0, BLOCK_K)
+
+  pointers = x + batch * x_batch_stride
+  pointers += row[:, None] * x_row_stride + column[None, :]
+  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  tile = tl.load(pointers, mask=inside, other=0.0)
+
+  magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
+  amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  tl.store(partial_amax + tl.program_id(0), amax)
+  amax = _finite_amax(tl.trans(magnitude), BLOCK_K, BLOCK_M, VEC_SIZE)
+  tl.store(partial_amax_t + tl.program_id(0), amax)
+
+
+@triton.jit
+def _store_global_scale(
+  partial_amax, global_scale, size: tl.constexpr, CHUNK: tl.constexpr
+):
+  amax = tl.zeros((CHUNK,), tl.int32)
+  for start in range(0, size, CHUNK):
+    place = start + tl.arange(0, CHUNK)
+    part = tl.load(partial_amax + place, mask=place < size, other=0)
+    amax = tl.maximum(amax, part)
+  largest = tl.max(amax, 0)
+  quotient = tl.div_rn(codec.from_bits(largest), _GLOBAL_RANGE)
+  quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
+  tl.store(global_scale, tl.where(largest == 0, 1.0, quotient))
+
+
+@triton.jit
+def reduce_global_scale(
+  partial_amax, global_scale, size: tl.constexpr, CHUNK: tl.constexpr
+):
+  """NVFP4's global scale: max(partial_amax) / (448 * 6), at least 2^-126.
+
+  1 where the maximum is 0. One program.
+
+  Args:
+    partial_amax: int32[size], f32 bits.
+    global_scale: f32[1].
+  """
+  _store_global_scale(partial_amax, global_scale, size, CHUNK)
+
+
+@triton.jit
+def reduce_global_scales(
+  partial_amax,
+  partial_amax_t,
+  global_scale,
+  global_scale_t,
+  size: tl.constexpr,
+  CHUNK: tl.constexpr,
+):
+  """`reduce_global_scale` of either array. One program."""
+  _store_global_scale(partial_amax, global_scale, size, CHUNK)
+  _store_global_scale(partial_amax_t, global_scale_t, size, CHUNK)

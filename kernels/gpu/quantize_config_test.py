@@ -1,0 +1,183 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of the quantize kernels, and what they compile to."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import quantize
+from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.inspection import compile as kernel_compile
+
+from jaxplugin.core import formats
+from jaxplugin.kernels import architectures
+
+SM_90 = architectures.by_name("sm_90")
+CONFIG = quantize_config.QuantizeConfig(
+  block_m=16, block_k=64, num_warps=1, hardware_cast=False
+)
+FORMAT_NAMES = tuple(quantize_config.ENCODINGS)
+SIZE = 4096
+
+
+class ConfigTest(parameterized.TestCase):
+  @parameterized.parameters(*FORMAT_NAMES)
+  def test_encodings_are_those_of_the_formats(self, format_name):
+    format = formats.by_name(format_name)
+    encoding = quantize_config.encoding(format_name)
+    self.assertEqual(encoding.vec_size, format.block_size)
+    self.assertEqual(
+      encoding.mantissa_bits, format.values_encoding.mantissa_bits
+    )
+    self.assertEqual(encoding.bias, format.values_encoding.bias)
+    self.assertEqual(encoding.max, format.values_encoding.max)
+    self.assertEqual(encoding.vec_size == 16, format.has_global_scale)
+
+  def test_every_format_of_the_package_is_known(self):
+    self.assertEqual(FORMAT_NAMES, tuple(f.name for f in formats.FORMATS))
+
+  def test_unknown_names_list_the_known(self):
+    with self.assertRaisesRegex(ValueError, "'fp6'.*mxfp8, mxfp8_e5m2"):
+      quantize_config.encoding("fp6")
+    with self.assertRaisesRegex(ValueError, "up.*floor.*'down'"):
+      quantize_config.constexprs(CONFIG, "mxfp8", scale_rounding="down")
+
+  def test_grid_covers_the_array_and_the_padding_of_scales(self):
+    self.assertEqual(
+      quantize_config.launch_grid(CONFIG, 3, 17, 65), (3 * 2 * 2,)
+    )
+    self.assertEqual(
+      quantize_config.covered(17, 65, "nvfp4", swizzled=False), (17, 65)
+    )
+    self.assertEqual(
+      quantize_config.covered(17, 65, "nvfp4", swizzled=True), (128, 128)
+    )
+    self.assertEqual(
+      quantize_config.covered_by_both(17, 300, "mxfp8", swizzled=True),
+      (128, 384),
+    )
+    self.assertEqual(
+      quantize_config.covered_by_both(17, 300, "nvfp4", swizzled=True),
+      (128, 384),
+    )
+
+  def test_small_arrays_have_small_tiles(self):
+    small = quantize_config.default_config("mxfp8", SM_90, 1, 32)
+    self.assertEqual(
+      (small.block_m, small.block_k, small.num_warps), (1, 32, 1)
+    )
+    large = quantize_config.default_config("mxfp8", SM_90, 4096, 4096)
+    self.assertEqual((large.block_m, large.block_k), (16, 256))
+    self.assertTrue(large.hardware_cast)
+
+
+@functools.cache
+def compiled(
+  kernel, format_name, target, dtype, k_is_contiguous=True, transposed=True
+):
+  """`kernel` for large, dense arrays, sizes constexprs as a lowering has it."""
+  architecture = architectures.by_name(target)
+  both = kernel in (quantize.quantize_both, quantize.finite_amax_both)
+  config = quantize_config.default_config(
+    format_name, architecture, SIZE, SIZE, both=both,
+    k_is_contiguous=k_is_contiguous,
+  )  # fmt: skip
+  encoding = quantize_config.encoding(format_name)
+  constexprs = quantize_config.constexprs(config, format_name)
+  constexprs["TRANSPOSED"] = transposed
+  constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
+  unit = "k" if k_is_contiguous else "row"
+  values_stride = SIZE // encoding.values_per_byte
+  scale_stride = SIZE // encoding.vec_size
+  for name in kernel.arg_names:
+    if name.endswith("_stride"):
+      by_array = {"values": values_stride, "scale": scale_stride, "x": SIZE}
+      constexprs[name] = by_array[name.partition("_")[0]]
+    if name.endswith(f"_{unit}_stride") and not both:
+      constexprs[name] = 1
+    if name.endswith("_batch_stride"):
+      constexprs[name] = SIZE * SIZE
+    if name in ("rows", "k", "k_t", "columns") or name.startswith("grid_"):
+      constexprs[name] = SIZE
+  types = {"x": f"*{dtype}"}
+  types |= dict.fromkeys(("global_scale", "global_scale_t"), "*fp32")
+  types |= dict.fromkeys(("partial_amax", "partial_amax_t"), "*i32")
+  return kernel_compile.compile_kernel(
+    kernel,
+    {
+      name: types.get(name, "*u8")
+      for name in kernel.arg_names
+      if name not in constexprs
+    },
+    constexprs,
+    architecture,
+    num_warps=config.num_warps,
+  )
+
+
+class CompiledTest(parameterized.TestCase):
+  def check(self, kernel):
+    self.assertEqual(kernel.spill_bytes, 0)
+    self.assertIsNone(kernel.limit_error)
+    # All loads of x; 32 bits are the global scale.
+    self.assertContainsSubset({128}, kernel.global_load_bits)
+    self.assertContainsSubset(kernel.global_load_bits, {32, 128})
+    # Subnormals are honoured.
+    if kernel.architecture.is_nvidia:
+      self.assertNotIn(".ftz", kernel.assembly)
+    else:
+      self.assertIn(".amdhsa_float_denorm_mode_32 3", kernel.assembly)
+
+  @parameterized.product(
+    target=("sm_80", "sm_90", "sm_100", "gfx942", "gfx950"),
+    format_name=("mxfp8", "mxfp4", "nvfp4"),
+  )
+  def test_nothing_spills_and_loads_are_wide(self, target, format_name):
+    self.check(compiled(quantize.quantize, format_name, target, "bf16"))
+
+  @parameterized.product(
+    target=("sm_90", "sm_100", "gfx950"), format_name=("mxfp8", "nvfp4")
+  )
+  def test_both_ways_nothing_spills(self, target, format_name):
+    self.check(compiled(quantize.quantize_both, format_name, target, "bf16"))
+
+  @parameterized.parameters("sm_90", "gfx950")
+  def test_both_ways_in_place_nothing_spills(self, target):
+    self.check(
+      compiled(
+        quantize.quantize_both, "mxfp8", target, "bf16", transposed=False
+      )
+    )
+
+  @parameterized.parameters("sm_100", "gfx950")
+  def test_largest_magnitudes_both_ways_spill_nothing(self, target):
+    self.check(compiled(quantize.finite_amax_both, "nvfp4", target, "bf16"))
+
+  @parameterized.parameters("sm_90", "gfx942")
+  def test_f32_input_loads_are_wide(self, target):
+    self.check(compiled(quantize.quantize, "mxfp4", target, "fp32"))
+
+  @parameterized.parameters("sm_90", "gfx942")
+  def test_axis_that_is_not_contiguous_is_read_along_the_other(self, target):
+    self.check(
+      compiled(
+        quantize.quantize, "mxfp8", target, "bf16", k_is_contiguous=False
+      )
+    )
+
+  @parameterized.parameters(
+    ("mxfp8", "cvt.rn.satfinite.e4m3x2.f32"),
+    ("mxfp8_e5m2", "cvt.rn.satfinite.e5m2x2.f32"),
+  )
+  def test_fp8_is_cast_by_hardware_from_sm_89_on(
+    self, format_name, instruction
+  ):
+    text = compiled(quantize.quantize, format_name, "sm_90", "bf16").assembly
+    self.assertIn(instruction, text)
+    text = compiled(quantize.quantize, format_name, "sm_80", "bf16").assembly
+    self.assertNotIn(instruction, text)
+
+
+if __name__ == "__main__":
+  absltest.main()

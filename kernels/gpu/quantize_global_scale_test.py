@@ -1,0 +1,119 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that compute NVFP4's global scales agree with `jp.quantize`."""
+
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import quantize
+from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.interpreter import interpret
+
+import jaxplugin as jp
+from jaxplugin.testing.kernels import quantize_cases
+
+BF16 = quantize_cases.BF16
+SM_90 = quantize_cases.SM_90
+element_strides = quantize_cases.element_strides
+setUpModule = quantize_cases.skip_unless_interpreted
+
+
+def computed_global_scale(x):
+  config = quantize_config.default_config(
+    "nvfp4", SM_90, x.shape[1], x.shape[2]
+  )
+  grid = quantize_config.launch_grid(config, *x.shape)
+  partial = np.full(grid, -1, np.int32)
+  interpret.launch(
+    quantize.finite_amax,
+    grid,
+    x,
+    partial,
+    *x.shape[1:],
+    *element_strides(x),
+    BLOCK_M=config.block_m,
+    BLOCK_K=config.block_k,
+    VEC_SIZE=16,
+  )
+  partial.flags.writeable = False
+  result = np.full(1, np.nan, np.float32)
+  interpret.launch(
+    quantize.reduce_global_scale,
+    1,
+    partial,
+    result,
+    partial.size,
+    CHUNK=4,
+  )
+  return result
+
+
+def computed_global_scales(x):
+  """Those of blocks along rows and along columns, from one read."""
+  config = quantize_config.default_config(
+    "nvfp4", SM_90, *x.shape[1:], both=True
+  )
+  grid = quantize_config.launch_grid(config, *x.shape)
+  partial = [np.full(grid, -1, np.int32) for _ in range(2)]
+  interpret.launch(
+    quantize.finite_amax_both,
+    grid,
+    x,
+    *partial,
+    *x.shape[1:],
+    *element_strides(x)[:2],
+    BLOCK_M=config.block_m,
+    BLOCK_K=config.block_k,
+    VEC_SIZE=16,
+  )
+  results = [np.full(1, np.nan, np.float32) for _ in range(2)]
+  interpret.launch(
+    quantize.reduce_global_scales,
+    1,
+    *partial,
+    *results,
+    partial[0].size,
+    CHUNK=4,
+  )
+  return results
+
+
+class GlobalScaleTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (1.0, np.float32), (1e-37, np.float32), (1e-42, np.float32),
+    (3e37, np.float32), (100.0, np.float16), (1e30, BF16), (0.0, np.float32),
+  )  # fmt: skip
+  def test_it_is_that_of_jp_quantize(self, size, dtype):
+    rng = np.random.default_rng(12)
+    x = (rng.standard_normal((3, 37, 560)) * size).astype(dtype)
+    wanted = jp.quantize(jnp.asarray(x), jp.NVFP4).global_scale
+    np.testing.assert_array_equal(computed_global_scale(x), wanted.ravel())
+
+  def test_blocks_with_nan_or_inf_take_no_part(self):
+    x = np.ones((1, 4, 64), np.float32)
+    x[0, 0, :4] = [np.nan, 1e30, -np.inf, 5]
+    x[0, 3, 63] = -2688
+    self.assertEqual(computed_global_scale(x), 1)
+
+  @parameterized.parameters(np.nan, np.inf, -np.inf)
+  def test_each_axis_leaves_out_its_own_blocks(self, bad):
+    x = np.random.default_rng(14).standard_normal((2, 75, 96))
+    x = x.astype(np.float32)
+    x[1, 40, 50] = bad
+    x[1, 40, 52] = 200  # in the row's block, in no bad one of a column
+    x[1, 44, 50] = -100  # the other way round
+    wanted = [
+      jp.quantize(jnp.asarray(a), jp.NVFP4).global_scale
+      for a in (x, np.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 5))))
+    ]
+    self.assertEqual(wanted, [np.float32(g) / 2688 for g in (100, 200)])
+    self.assertEqual(computed_global_scales(x), wanted)
+
+  def test_tensor_of_zeros_has_global_scale_one(self):
+    self.assertEqual(computed_global_scales(np.zeros((1, 2, 32), BF16)), [1, 1])
+    self.assertEqual(computed_global_scale(np.zeros((1, 2, 32), BF16)), 1)
+
+
+if __name__ == "__main__":
+  absltest.main()

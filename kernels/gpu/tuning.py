@@ -1,0 +1,459 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which config computes a product: by rule, the candidates, and what is valid.
+
+Pure functions of plain values; Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import descriptors
+
+from jaxplugin.kernels import architectures
+
+Architecture = architectures.Architecture
+MatmulConfig = configs.MatmulConfig
+MatmulShape = configs.MatmulShape
+
+SMALL_M: Final = 64  # up to here a product is bound by reading the weight
+
+_MIN_DOT_SIZE: Final = 16  # rows and columns of Triton's smallest dot
+_MAX_WARPS: Final = 16
+_MAX_INDEX: Final = 2**31 - 1
+_BF16_BYTES: Final = 2
+_F32_BYTES: Final = 4
+_TENSOR_MEMORY_LANES: Final = 128
+_SMALL_M_GROUP: Final = 128  # k that small_m's kernel reorders together
+_WORD_BYTES: Final = 4
+_WIDE_M: Final = 32  # rows up to which small_m's tile is wider in n than in k
+
+# Registers of a thread that a tile may fill, of 255; the rest addresses.
+_MAX_ACCUMULATOR_REGISTERS: Final = 128
+
+_NVFP4_NATIVE: Final = ("sm_100", "sm_103", "sm_120", "sm_121")
+_WARP_MATRIX: Final = ("sm_120", "sm_121")  # block scales by mma.sync
+# Where small_m's order of k saves instructions. Triton orders k for mma.sync so
+# that a lane reads neighbours of its own accord; AMD's layouts are others.
+_SMALL_M_ARCHITECTURES: Final = ("sm_90", "sm_100", "sm_103")
+
+# Of shared memory where descriptors are used: a tile starts where TMA's pattern
+# of swizzled rows does; each stage has a barrier.
+_TMA_TILE_ALIGNMENT: Final = 1024
+_TMA_BARRIER_BYTES: Final = 16
+
+# The barriers of shared memory by which tcgen05.mma says that it is done.
+_MMA_BARRIERS_BYTES: Final = 16
+
+_MAX_SPLIT: Final = 16
+_MIN_STEPS_OF_SPLIT: Final = 4
+_PROGRAMS_PER_CORE: Final = 2
+
+
+def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
+  """Why the block-scaled matrix instruction cannot take `shape`, or None."""
+  formats = (shape.lhs.format, shape.rhs.format)
+  # Plain operands have no scale; Triton would upcast the other one.
+  if not (shape.lhs.is_quantized and shape.rhs.is_quantized):
+    return f"both operands must have a block format, got {formats}"
+  if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
+    return "it takes values in their usual order, these are interleaved"
+  if not architecture.has_scaled_dot:
+    return f"{architecture.name} has no block-scaled matrix instruction"
+  # One instruction has one block size.
+  if (formats[0] == "nvfp4") != (formats[1] == "nvfp4"):
+    return f"nvfp4 multiplies only nvfp4, got {formats}"
+  # Triton has mma.sync's mixed forms of FP4 and FP8 upcast.
+  if architecture.name in _WARP_MATRIX and shape.lhs.bits != shape.rhs.bits:
+    return f"{architecture.name} multiplies FP4 only with FP4, got {formats}"
+  # AMD's scales are E8M0 alone.
+  if "nvfp4" in formats and architecture.name not in _NVFP4_NATIVE:
+    return f"{architecture.name} has no matrix instruction with E4M3 scales"
+  return None
+
+
+def small_m_error(shape: MatmulShape) -> str | None:
+  """Why the small_m kernel cannot compute `shape`, or None."""
+  rhs = shape.rhs
+  # It decodes rhs in its own order of k.
+  if not rhs.is_quantized:
+    return f"rhs must have a block format, got {rhs.format}"
+  # Where the k of lhs is not minor, Triton 3.9 finds no layout of shared memory
+  # for its new order ("Illegal shared layout").
+  for name, strides in (("lhs", shape.lhs.strides), ("rhs", rhs.strides)):
+    if strides[2] != 1:
+      return f"k must be the minor dimension of {name}, got strides {strides}"
+  # FP4 is loaded in words of eight values.
+  if rhs.is_packed and shape.k % 8:
+    return f"k must be a multiple of 8 for {rhs.format}, got {shape.k}"
+  if rhs.is_interleaved:
+    return None
+  if rhs.is_packed and any(s % _WORD_BYTES for s in rhs.strides[:2]):
+    return f"strides of rhs must be multiples of 4 bytes, got {rhs.strides}"
+  return None
+
+
+def config_error(
+  config: MatmulConfig, shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  """Why `shape` cannot be computed with `config`, or None: all constraints."""
+  blocks = (config.block_m, config.block_n, config.block_k)
+  # There is nothing to launch for an empty result.
+  if min(shape.batch, shape.m, shape.n) < 1 or shape.k < 0:
+    return f"sizes must be positive, got {shape}"
+  # Indices within a matrix are 32-bit, with one tile to spare; offsets are not.
+  if max(shape.m, shape.n, shape.k) + max(blocks) > _MAX_INDEX:
+    return f"m, n and k must be below 2^31, got {shape}"
+  # Two values a byte, and a byte has no mask of its own.
+  if shape.k % 2 and (shape.lhs.is_packed or shape.rhs.is_packed):
+    return f"k must be even for FP4, got {shape.k}"
+  if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
+    error = _interleaving_error(shape, architecture)
+    if error is not None:
+      return error
+  # Triton's tensors have sizes that are powers of two.
+  for size in (*blocks, config.num_warps):
+    if size < 1 or size & (size - 1):
+      return f"blocks and num_warps must be powers of two, got {config}"
+  if not 1 <= config.num_warps <= _MAX_WARPS:
+    return f"num_warps must be 1 to {_MAX_WARPS}, got {config.num_warps}"
+  if min(config.split_k, config.group_m, config.num_stages) < 1:
+    return f"split_k, group_m and num_stages must be positive, got {config}"
+  if min(config.block_m, config.block_n) < _MIN_DOT_SIZE:
+    return f"block_m and block_n must be at least {_MIN_DOT_SIZE}, got {config}"
+  # A tile has whole scale blocks, and the instruction its full depth of k.
+  least = _least_block_k(config, shape)
+  if config.block_k < least:
+    return f"block_k must be at least {least}, got {config.block_k}"
+  # The grid has one dimension.
+  if configs.programs(shape, config) > _MAX_INDEX:
+    return f"more than 2^31 programs: {shape}, {config}"
+  if config.path == "native":
+    error = native_error(shape, architecture)
+  elif config.path == "small_m":
+    error = small_m_error(shape)
+  else:
+    error = None
+  if error is None and config.use_descriptors:
+    error = _use_of_descriptors_error(config, shape, architecture)
+  return error or _resource_error(config, shape, architecture)
+
+
+def _use_of_descriptors_error(
+  config: MatmulConfig, shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  """Why values cannot be copied by TMA, or None."""
+  if not architecture.has_tma:
+    return (
+      "TMA descriptors need an NVIDIA GPU from sm_90 on, not"
+      f" {architecture.name}"
+    )
+  # Its loads bring each lane its own order of k.
+  if config.path == "small_m":
+    return "the small_m kernel loads values by threads, not TMA descriptors"
+  # FP4 beside FP8 would be padded to bytes while it is copied, and jax-triton
+  # 0.4.1 does not encode that ("fp4_padded TMA descriptors are not supported").
+  if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
+    formats = (shape.lhs.format, shape.rhs.format)
+    return (
+      "jax-triton has no TMA descriptors of FP4 beside FP8 for the block-scaled"
+      f" matrix instruction, got {formats}"
+    )
+  operands = (("lhs", shape.lhs), ("rhs", shape.rhs))
+  for (name, kind), descriptor in zip(
+    operands, configs.operand_descriptors(shape, config), strict=True
+  ):
+    error = descriptors.descriptor_error(descriptor, kind.element_bytes)
+    if error is not None:
+      return f"TMA descriptor of {name}: {error}"
+  return None
+
+
+def _interleaving_error(
+  shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  # 16 values share two words.
+  if shape.k % configs.INTERLEAVED_UNIT:
+    return (
+      f"k must be a multiple of {configs.INTERLEAVED_UNIT} where values are"
+      f" interleaved, got {shape.k}"
+    )
+  # They are taken apart with the help of PTX.
+  if not architecture.is_nvidia:
+    return f"interleaved values need an NVIDIA GPU, not {architecture.name}"
+  return None
+
+
+def _least_block_k(config: MatmulConfig, shape: MatmulShape) -> int:
+  if config.path == "small_m":
+    return _SMALL_M_GROUP
+  if config.path == "native":
+    # kind::mxf4nvf4 and v_mfma_scale take 64 k at once; with 128 the scales of
+    # a row are whole 32-bit words, as tensor memory wants them.
+    return 128
+  return 32
+
+
+def _resource_error(
+  config: MatmulConfig, shape: MatmulShape, architecture: Architecture
+) -> str | None:
+  """What does not fit: shared memory, tensor memory or registers."""
+  name = architecture.name
+  tile = config.block_m * config.block_n
+  if architecture.tensor_memory_columns:
+    # Accumulators take a column of 32 bits for 128 lanes. Scales and decoded
+    # operands may take as much again. Beyond the limit Triton emits a trap.
+    columns = 2 * max(tile // _TENSOR_MEMORY_LANES, config.block_m)
+    if columns > architecture.tensor_memory_columns:
+      return (
+        f"{config} may need {columns} columns of tensor memory, {name} has"
+        f" {architecture.tensor_memory_columns}"
+      )
+  shared = shared_memory_bound(config, shape, architecture)
+  if shared > architecture.shared_memory_bytes:
+    return (
+      f"{config} may need {shared} bytes of shared memory, {name} has"
+      f" {architecture.shared_memory_bytes}"
+    )
+  threads = config.num_warps * architecture.warp_size
+  # Accumulators in registers; those of tensor memory pass through them.
+  if tile > threads * _MAX_ACCUMULATOR_REGISTERS:
+    return (
+      f"{config} has {tile // threads} accumulators a thread, at most"
+      f" {_MAX_ACCUMULATOR_REGISTERS} leave registers for the rest"
+    )
+  return None
+
+
+def shared_memory_bound(
+  config: MatmulConfig, shape: MatmulShape, architecture: Architecture
+) -> int:
+  """Bytes of shared memory that the matmul kernel needs at most.
+
+  The stages of the loads, and the operands that are written back once decoded;
+  afterwards, in the same place, the accumulators on their way to `out`.
+  """
+  loaded = 0
+  decoded = 0
+  for kind, rows in ((shape.lhs, config.block_m), (shape.rhs, config.block_n)):
+    values = rows * config.block_k
+    bits = kind.bits
+    if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
+      bits = 8  # FP4 beside FP8 is padded to bytes
+    loaded += values * bits // 8
+    if config.use_descriptors:
+      loaded += -loaded % _TMA_TILE_ALIGNMENT + _TMA_BARRIER_BYTES
+    if kind.is_quantized:
+      loaded += values // kind.values_per_scale
+    if config.path != "native":
+      decoded += values * _BF16_BYTES * kind.pieces
+  buffers = config.num_stages
+  if not architecture.is_nvidia:
+    if config.path == "native":
+      loaded += loaded // 16  # rows are padded against bank conflicts
+    else:
+      buffers = max(buffers - 1, 1)  # the first stage waits in registers
+  barriers = _MMA_BARRIERS_BYTES if architecture.tensor_memory_columns else 0
+  accumulators = config.block_m * config.block_n * _F32_BYTES
+  return max(buffers * loaded + decoded + barriers, accumulators)
+
+
+def default_config(
+  shape: MatmulShape,
+  architecture: Architecture,
+  *,
+  core_count: int,
+  use_descriptors: bool = False,
+) -> MatmulConfig:
+  """The config for `shape` by rule.
+
+  Args:
+    shape: what is computed.
+    architecture: for which GPU.
+    core_count: SMs or CUs of it; they say how far k is split.
+    use_descriptors: as in `MatmulConfig`; the config has it so.
+
+  Raises:
+    ValueError: no config fits; the text has the numbers of the smallest.
+  """
+  path = _path(shape, architecture, use_descriptors)
+  tile = {
+    "native": _native_tile,
+    "small_m": _small_m_tile,
+    "upcast": _upcast_tile,
+  }[path](shape, architecture)
+  tile = dataclasses.replace(tile, use_descriptors=use_descriptors)
+  error = None
+  for config in _smaller(tile):
+    config = _with_split(config, shape, core_count)
+    error = config_error(config, shape, architecture)
+    if error is None:
+      return config
+  raise ValueError(f"no config computes {shape}: {error}")
+
+
+def _path(
+  shape: MatmulShape, architecture: Architecture, use_descriptors: bool
+) -> configs.Path:
+  if native_error(shape, architecture) is None:
+    return "native"
+  if (
+    shape.m <= SMALL_M
+    and not use_descriptors
+    and architecture.name in _SMALL_M_ARCHITECTURES
+    and small_m_error(shape) is None
+  ):
+    return "small_m"
+  return "upcast"
+
+
+def _block(size: int, most: int) -> int:
+  """The power of two that covers `size`, within what a dot can take."""
+  block = _MIN_DOT_SIZE
+  while block < min(size, most):
+    block *= 2
+  return block
+
+
+def _native_tile(
+  shape: MatmulShape, architecture: Architecture
+) -> MatmulConfig:
+  # The instruction takes 128 rows of its left operand: the weight's, if lhs has
+  # few. FP4 steps are as many bytes as FP8 ones.
+  name = architecture.name
+  both_fp4 = shape.lhs.is_packed and shape.rhs.is_packed
+  k_is_minor = shape.lhs.k_is_minor and shape.rhs.k_is_minor
+  swap = shape.m <= SMALL_M
+  # Operands whose k is not minor are transposed in registers there.
+  narrow = 128 if k_is_minor or name not in _WARP_MATRIX else 64
+  has_tensor_memory = architecture.tensor_memory_columns > 0
+  wide = has_tensor_memory and shape.m > 128 and shape.n > 128
+  return MatmulConfig(
+    path="native",
+    block_m=_block(shape.m, 128),
+    block_n=narrow if swap else _block(shape.n, 256 if wide else narrow),
+    block_k=256 if both_fp4 and k_is_minor and architecture.is_nvidia else 128,
+    num_warps=8
+    if architecture.is_nvidia and (wide or not has_tensor_memory)
+    else 4,
+    num_stages=4 if architecture.is_nvidia else 2,
+    swap=swap,
+  )
+
+
+def _small_m_tile(
+  shape: MatmulShape, architecture: Architecture
+) -> MatmulConfig:
+  del architecture  # the three that get here are alike
+  # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
+  # FP4 for each of two blocks of an SM. A tile that is wide in n has fewer
+  # values of lhs to reorder for each of rhs, one of many rows too many
+  # accumulators.
+  in_one_piece = shape.lhs.pieces == 1
+  has_short_values = in_one_piece and shape.rhs.is_packed
+  wide = has_short_values and shape.m <= _WIDE_M and shape.n > 128
+  return MatmulConfig(
+    path="small_m",
+    block_m=_block(shape.m, SMALL_M),
+    block_n=256 if wide else 128 if in_one_piece else 64,
+    block_k=256 if has_short_values and not wide else 128,
+    num_warps=8,
+    num_stages=4,
+    swap=True,
+  )
+
+
+def _upcast_tile(
+  shape: MatmulShape, architecture: Architecture
+) -> MatmulConfig:
+  # The left operand of the matrix instruction may stay in registers once it is
+  # decoded: the quantized one, and rhs if lhs has few rows.
+  swap = not shape.lhs.is_quantized or shape.m <= SMALL_M
+  pieces = max(shape.lhs.pieces, shape.rhs.pieces)
+  return MatmulConfig(
+    path="upcast",
+    block_m=_block(shape.m, 128 if pieces == 1 else 64),
+    block_n=_block(shape.n, 128 if pieces == 1 else 64),
+    block_k=32 if pieces > 1 else 128 if shape.m <= SMALL_M else 64,
+    num_warps=8 if architecture.is_nvidia else 4,
+    num_stages=3 if architecture.is_nvidia else 2,
+    swap=swap,
+  )
+
+
+def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
+  """`config`, then ever smaller ones: stages, then k, then rows and columns."""
+  while True:
+    for num_stages in range(config.num_stages, 0, -1):
+      yield dataclasses.replace(config, num_stages=num_stages)
+    least = {"upcast": 32}.get(config.path, 128)
+    if config.block_k > least:
+      config = dataclasses.replace(config, block_k=config.block_k // 2)
+    elif max(config.block_m, config.block_n) > _MIN_DOT_SIZE:
+      axis = "block_n" if config.block_n >= config.block_m else "block_m"
+      config = dataclasses.replace(config, **{axis: getattr(config, axis) // 2})
+    else:
+      return
+
+
+def _with_split(
+  config: MatmulConfig, shape: MatmulShape, core_count: int
+) -> MatmulConfig:
+  """`config`, with k split while programs are too few to fill the GPU."""
+  steps = configs.cdiv(shape.k, config.block_k)
+  wanted = _PROGRAMS_PER_CORE * core_count
+  split = 1
+  while (
+    2 * split <= min(_MAX_SPLIT, steps // _MIN_STEPS_OF_SPLIT)
+    and 2 * split * configs.programs(shape, config) <= wanted
+  ):
+    split *= 2
+  return dataclasses.replace(config, split_k=split)
+
+
+def candidate_configs(
+  shape: MatmulShape, architecture: Architecture, *, core_count: int
+) -> list[MatmulConfig]:
+  """Configs worth measuring, the default first; each of them is valid."""
+  default = default_config(shape, architecture, core_count=core_count)
+  found = {default: None}
+  for config in _variations(default, shape):
+    for use_descriptors in (False, True):
+      config = dataclasses.replace(config, use_descriptors=use_descriptors)
+      if config_error(config, shape, architecture) is None:
+        found.setdefault(config)
+  return list(found)
+
+
+def _variations(
+  default: MatmulConfig, shape: MatmulShape
+) -> Iterator[MatmulConfig]:
+  """Other tiles, splits, warps, stages and paths around the default."""
+  paths: dict[configs.Path, None] = {default.path: None, "upcast": None}
+  if shape.m <= SMALL_M:
+    paths.setdefault("small_m")
+  for path in paths:
+    for block_n in (64, 128, 256):
+      for block_k in (64, 128, 256):
+        for split_k in (1, 2, 4, 8):
+          yield from _warps_and_stages(
+            dataclasses.replace(
+              default,
+              path=path,
+              block_n=block_n,
+              block_k=block_k,
+              split_k=split_k,
+            )
+          )
+
+
+def _warps_and_stages(config: MatmulConfig) -> Iterator[MatmulConfig]:
+  for num_warps in (4, 8):
+    for num_stages in (2, 3, 4, 6):
+      yield dataclasses.replace(
+        config, num_warps=num_warps, num_stages=num_stages
+      )

@@ -1,0 +1,474 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The interpreter computes what the kernels say, and sees wrong accesses."""
+
+import math
+import os
+import subprocess
+import sys
+import unittest
+import unittest.mock
+
+import ml_dtypes
+import numpy as np
+import triton
+import triton.language as tl
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.inspection import compile as kernel_compile
+from jaxplugin.kernels.interpreter import interpret
+from triton import knobs
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+FACTOR = tl.constexpr(3)
+NOTHING = tl.constexpr(None)
+
+
+@triton.jit
+def _twice(x):
+  return x + x
+
+
+@triton.jit
+def _scale_kernel(out, x, size, factor, BLOCK: tl.constexpr):
+  place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+  inside = place < size
+  value = tl.load(x + place, mask=inside, other=0.0)
+  tl.store(out + place, _twice(value) * factor * FACTOR, mask=inside)
+
+
+@triton.jit
+def _number_kernel(out):
+  number = tl.program_id(0)
+  tl.store(out + number, number)
+
+
+@triton.jit
+def _standard_library_kernel(out, x, SIZE: tl.constexpr):
+  value = tl.load(x + tl.arange(0, SIZE))
+  tl.store(out, tl.sum(value, axis=0))
+  tl.store(out + 1, value.max(axis=0))
+  tl.store(out + 2, tl.cdiv(SIZE, 5))
+  tl.store(out + 3, tl.sum(tl.sigmoid(value), axis=0))
+  tl.store(out + 4 + tl.arange(0, SIZE), tl.cumsum(value, axis=0))
+
+
+@triton.jit
+def _cast_kernel(out, x, SIZE: tl.constexpr):
+  place = tl.arange(0, SIZE)
+  value = tl.load(x + place).to(out.dtype.element_ty)
+  tl.store(out + place, value)
+
+
+@triton.jit
+def _arithmetic_kernel(out, x, y, SIZE: tl.constexpr):
+  place = tl.arange(0, SIZE)
+  a = tl.load(x + place)
+  b = tl.load(y + place)
+  tl.store(out + place, -(a + b) * b)
+
+
+@triton.jit
+def _dot_kernel(out, x, y, SIZE: tl.constexpr):
+  i = tl.arange(0, SIZE)
+  place = i[:, None] * SIZE + i[None, :]
+  tl.store(out + place, tl.dot(tl.load(x + place), tl.load(y + place)))
+
+
+@triton.jit
+def _scaled_dot_kernel(out, x, x_scale, y, y_scale, SIZE: tl.constexpr):
+  i = tl.arange(0, SIZE)
+  block = tl.arange(0, SIZE // 32)
+  a = tl.load(x + i[:, None] * SIZE + i[None, :])
+  b = tl.load(y + i[None, :] * SIZE + i[:, None])
+  scale_place = i[:, None] * (SIZE // 32) + block[None, :]
+  acc = tl.dot_scaled(
+    a,
+    tl.load(x_scale + scale_place),
+    "e4m3",
+    b,
+    tl.load(y_scale + scale_place),
+    "e4m3",
+  )
+  tl.store(out + i[:, None] * SIZE + i[None, :], acc)
+
+
+@triton.jit
+def _copy_kernel(
+  out, x, rows, columns, out_stride, x_stride, OFFSET: tl.constexpr
+):
+  row = tl.program_id(0).to(tl.int64)
+  place = tl.arange(0, 16)
+  value = tl.load(x + OFFSET + row * x_stride + place, mask=place < columns)
+  tl.store(out + row * out_stride + place, value, mask=place < columns)
+
+
+@triton.jit
+def _everyone_stores_kernel(out):
+  tl.store(out, 1.0)
+
+
+@triton.jit
+def _reads_neighbor_kernel(out):
+  program = tl.program_id(0)
+  tl.store(out + program, 1.0)
+  tl.load(out + (program + 1) % tl.num_programs(0) * 0)
+
+
+@triton.jit
+def _atomic_kernel(out):
+  tl.atomic_add(out, 1)
+
+
+@triton.jit
+def _grid_kernel(out):
+  x = tl.program_id(0)
+  y = tl.program_id(1)
+  z = tl.program_id(2)
+  tl.store(out + (x * 3 + y) * 4 + z, x * 100 + y * 10 + z)
+
+
+@triton.jit
+def _optional_kernel(out, bias, n):
+  value = n * 2
+  if bias is not None:
+    value += tl.load(bias)
+  tl.store(out, value)
+
+
+@triton.jit
+def _constants_kernel(out):
+  if NOTHING is None:
+    tl.store(out, FACTOR)
+
+
+@triton.jit
+def _misaligned_kernel(out, x):
+  pointer = x.to(tl.pointer_type(tl.uint8), bitcast=True) + 1
+  tl.store(out, tl.load(pointer.to(tl.pointer_type(tl.float32), bitcast=True)))
+
+
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
+
+
+class ResultTest(parameterized.TestCase):
+  @parameterized.parameters(np.float32, np.float16, BF16)
+  def test_kernel_and_its_helpers_compute_on_arrays_in_place(self, dtype):
+    x = np.arange(100).astype(dtype)
+    out = np.full(100, 7, dtype)
+    interpret.launch(_scale_kernel, 4, out, x, 100, 0.5, BLOCK=32)
+    np.testing.assert_array_equal(
+      out.astype(np.float64), (3.0 * x.astype(np.float64)).astype(dtype)
+    )
+
+  def test_functions_of_the_standard_library_run(self):
+    x = np.linspace(-2, 2, 16, dtype=np.float32)
+    out = np.zeros(20, np.float32)
+    interpret.launch(_standard_library_kernel, 1, out, x, SIZE=16)
+    sigmoid = sum(1 / (1 + math.exp(-value)) for value in x)
+    np.testing.assert_allclose(out[:4], [x.sum(), 2, 4, sigmoid], atol=1e-5)
+    np.testing.assert_allclose(out[4:], np.cumsum(x), atol=1e-5)
+
+  @parameterized.parameters(BF16, E4M3, E5M2)
+  def test_casts_round_to_nearest_even_and_saturate_fp8(self, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(4096).astype(np.float32) * 500
+    x[:6] = [np.inf, -np.inf, np.nan, 1e9, 0.0, -0.0]
+    largest = float(ml_dtypes.finfo(dtype).max)
+    wanted = x
+    if dtype != BF16:
+      wanted = np.where(np.isnan(x), x, np.clip(x, -largest, largest))
+    out = np.zeros(x.size, dtype)
+    interpret.launch(_cast_kernel, 1, out, x, SIZE=x.size)
+    np.testing.assert_array_equal(
+      out.view(f"u{dtype.itemsize}"),
+      wanted.astype(dtype).view(f"u{dtype.itemsize}"),
+    )
+
+  @parameterized.parameters(BF16, E4M3, E5M2)
+  def test_every_code_of_a_small_type_widens_exactly(self, dtype):
+    bits = 8 * dtype.itemsize
+    x = np.arange(2**bits, dtype=f"uint{bits}").view(dtype)
+    out = np.zeros(x.size, np.float32)
+    interpret.launch(_cast_kernel, 1, out, x, SIZE=x.size)
+    np.testing.assert_array_equal(out, x.astype(np.float32))
+
+  def test_bf16_arithmetic_works_on_values_and_rounds_each_result(self):
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((2, 256)).astype(BF16)
+    out = np.zeros(256, BF16)
+    interpret.launch(_arithmetic_kernel, 1, out, x, y, SIZE=256)
+    total = (x.astype(np.float32) + y.astype(np.float32)).astype(BF16)
+    wanted = (-total.astype(np.float32) * y.astype(np.float32)).astype(BF16)
+    np.testing.assert_array_equal(out.view(np.uint16), wanted.view(np.uint16))
+
+  @parameterized.parameters(np.float32, np.float16, BF16, E4M3, E5M2)
+  def test_dot_is_exact_on_small_integers(self, dtype):
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(-4, 5, (2, 32, 32)).astype(dtype)
+    out = np.zeros((32, 32), np.float32)
+    interpret.launch(_dot_kernel, 1, out, x, y, SIZE=32)
+    np.testing.assert_array_equal(
+      out, x.astype(np.float64) @ y.astype(np.float64)
+    )
+
+  def test_dot_of_int8_accumulates_in_int32(self):
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(-128, 128, (2, 32, 32)).astype(np.int8)
+    out = np.zeros((32, 32), np.int32)
+    interpret.launch(_dot_kernel, 1, out, x, y, SIZE=32)
+    np.testing.assert_array_equal(out, x.astype(np.int64) @ y.astype(np.int64))
+
+  def test_scaled_dot_applies_the_scales_of_blocks(self):
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(-4, 5, (2, 64, 64)).astype(E4M3)
+    x_scale, y_scale = rng.integers(125, 130, (2, 64, 2), dtype=np.uint8)
+    out = np.zeros((64, 64), np.float32)
+    interpret.launch(
+      _scaled_dot_kernel, 1, out, x, x_scale, y, y_scale, SIZE=64
+    )
+
+    def widened(values, scale):
+      factor = np.exp2(scale.astype(np.float64) - 127)
+      return values.astype(np.float64) * np.repeat(factor, 32, axis=1)
+
+    np.testing.assert_array_equal(
+      out, widened(x, x_scale) @ widened(y, y_scale).T
+    )
+
+  def test_grid_has_three_axes(self):
+    out = np.zeros((2, 3, 4), np.int32)
+    interpret.launch(_grid_kernel, (2, 3, 4), out)
+    x, y, z = np.indices(out.shape)
+    np.testing.assert_array_equal(out, x * 100 + y * 10 + z)
+
+  def test_absent_pointer_is_none_and_large_integer_is_64_bit(self):
+    out = np.zeros(1, np.int64)
+    interpret.launch(_optional_kernel, 1, out, None, 2**40)
+    self.assertEqual(out[0], 2**41)
+    interpret.launch(_optional_kernel, 1, out, np.array([5], np.int64), 2**40)
+    self.assertEqual(out[0], 2**41 + 5)
+
+  def test_kernel_of_a_closure_sees_its_variables(self):
+    added = tl.constexpr(4)
+
+    @triton.jit
+    def kernel(out):
+      tl.store(out, added)
+
+    out = np.zeros(1, np.float32)
+    interpret.launch(kernel, 1, out)
+    self.assertEqual(out[0], 4)
+
+  def test_constants_of_the_module_are_plain_values(self):
+    out = np.zeros(1, np.float32)
+    interpret.launch(_constants_kernel, 1, out)
+    self.assertEqual(out[0], 3)
+
+  def test_launch_options_are_ignored(self):
+    out = np.zeros(1, np.float32)
+    interpret.launch(_everyone_stores_kernel, 1, out, num_warps=4, num_stages=2)
+    self.assertEqual(out[0], 1)
+
+
+class StridesTest(parameterized.TestCase):
+  def test_strided_arrays_keep_what_lies_between_their_elements(self):
+    base = np.full((6, 20), -1, np.float32)
+    out = base[::2, :9]
+    x = np.arange(60, dtype=np.float32).reshape(3, 20)[:, :9]
+    interpret.launch(_copy_kernel, 3, out, x, 3, 9, 40, 20, OFFSET=0)
+    np.testing.assert_array_equal(out, x)
+    np.testing.assert_array_equal(base[1::2], -1)
+    np.testing.assert_array_equal(base[:, 9:], -1)
+
+  def test_rows_more_than_2_to_the_31_bytes_apart_are_reached(self):
+    stride = 2**31 + 64
+    wide = np.zeros(stride + 16, np.uint8)  # mapped, and hardly touched
+    x = np.lib.stride_tricks.as_strided(wide, (2, 16), (stride, 1))
+    x[1] = np.arange(16)
+    out = np.full((2, 16), 9, np.uint8)
+    interpret.launch(
+      _copy_kernel, 2, out, x, 2, 16, 16, stride, OFFSET=0, check_races=False
+    )
+    np.testing.assert_array_equal(out, [[0] * 16, range(16)])
+
+
+class AccessTest(parameterized.TestCase):
+  def launch_copy(self, out, x, columns, offset=0):
+    interpret.launch(
+      _copy_kernel, out.shape[0], out, x, out.shape[0], columns,
+      out.strides[0] // out.itemsize, x.strides[0] // x.itemsize, OFFSET=offset,
+    )  # fmt: skip
+
+  def test_read_past_the_end_says_program_place_and_array(self):
+    x = np.zeros((3, 8), np.float32)
+    with self.assertRaisesRegex(
+      interpret.InterpretError,
+      r"_copy_kernel, program \(2, 0, 0\) of \(3, 1, 1\): reads at byte 96"
+      r" counted from the first element of x \(float32\[3, 8\]",
+    ):
+      self.launch_copy(np.zeros((3, 16), np.float32), x, 9)
+
+  @parameterized.parameters(-1, -(10**6), 10**6, 2**40)
+  def test_read_elsewhere_is_seen(self, offset):
+    x = np.zeros((1, 8), np.float32)
+    with self.assertRaisesRegex(
+      interpret.InterpretError, r"reads at byte -?\d+ .*no element lies"
+    ):
+      self.launch_copy(np.zeros((1, 16), np.float32), x, 8, offset=offset)
+
+  def test_write_past_the_end_is_seen_and_leaves_the_array_alone(self):
+    out = np.full((1, 8), 5, np.float32)
+    with self.assertRaisesRegex(
+      interpret.InterpretError, r"writes at byte 32 .* of out"
+    ):
+      interpret.launch(
+        _copy_kernel, 1, out, np.zeros((1, 9), np.float32), 1, 9, 8, 9, OFFSET=0
+      )
+    np.testing.assert_array_equal(out, 5)
+
+  def test_access_between_the_elements_of_a_strided_array_is_seen(self):
+    x = np.zeros((3, 20), np.float32)[:, :9]
+    out = np.zeros((3, 16), np.float32)
+    self.launch_copy(out, x, 9)
+    with self.assertRaisesRegex(interpret.InterpretError, "reads at byte 36"):
+      self.launch_copy(out, x, 10)
+
+  def test_write_to_a_read_only_array_is_seen(self):
+    out = np.zeros((3, 16), np.float32)
+    out.flags.writeable = False
+    with self.assertRaisesRegex(interpret.InterpretError, "out, which is read"):
+      self.launch_copy(out, np.zeros((3, 16), np.float32), 16)
+
+  def test_two_programs_that_write_one_element_are_seen(self):
+    with self.assertRaisesRegex(
+      interpret.InterpretError,
+      r"program \(1, 0, 0\) .* byte 0 of out, which program \(0, 0, 0\) wrote",
+    ):
+      interpret.launch(_everyone_stores_kernel, 2, np.zeros(1, np.float32))
+
+  def test_read_of_what_another_program_wrote_is_seen(self):
+    with self.assertRaisesRegex(
+      interpret.InterpretError,
+      r"reads byte 0 of out, which program \(0, 0, 0\)",
+    ):
+      interpret.launch(_reads_neighbor_kernel, 2, np.zeros(2, np.float32))
+
+  def test_programs_may_be_chosen(self):
+    out = np.zeros(5, np.int32)
+    interpret.launch(_number_kernel, 5, out, programs=[(3, 0, 0), (1, 0, 0)])
+    np.testing.assert_array_equal(out, [0, 1, 0, 3, 0])
+
+  def test_atomics_of_several_programs_need_race_checks_off(self):
+    out = np.zeros(1, np.int32)
+    with self.assertRaises(interpret.InterpretError):
+      interpret.launch(_atomic_kernel, 5, out)
+    interpret.launch(_atomic_kernel, 5, out, check_races=False)
+    self.assertEqual(out[0], 5)
+
+  def test_misaligned_access_is_seen(self):
+    with self.assertRaisesRegex(
+      interpret.InterpretError, "byte 1 of x, which is not aligned to 4 bytes"
+    ):
+      interpret.launch(
+        _misaligned_kernel, 1, np.zeros(1, np.float32), np.zeros(2, np.float32)
+      )
+
+  def test_empty_array_allows_no_access(self):
+    with self.assertRaisesRegex(interpret.InterpretError, r"float32\[0\]"):
+      interpret.launch(_everyone_stores_kernel, 1, np.zeros(0, np.float32))
+
+
+class ArgumentTest(parameterized.TestCase):
+  def test_dtypes_without_a_pointer_are_refused_with_the_remedy(self):
+    for dtype in (ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn):
+      with self.assertRaisesRegex(
+        TypeError, f"out has dtype {np.dtype(dtype).name}.*uint8 view"
+      ):
+        interpret.launch(_everyone_stores_kernel, 1, np.zeros(1, dtype))
+
+  def test_what_is_no_argument_is_refused(self):
+    with self.assertRaisesRegex(TypeError, "out must be a NumPy array.*'x'"):
+      interpret.launch(_everyone_stores_kernel, 1, "x")
+    with self.assertRaisesRegex(TypeError, "missing a required argument: 'x'"):
+      interpret.launch(_misaligned_kernel, 1, np.zeros(1))
+    with self.assertRaisesRegex(TypeError, "BLOK"):
+      interpret.launch(_everyone_stores_kernel, 1, np.zeros(1), BLOK=3)
+    with self.assertRaisesRegex(TypeError, "@triton.jit"):
+      interpret.launch(_everyone_stores_kernel.fn, 1, np.zeros(1))
+
+  @parameterized.parameters(0, ((1, 2, 3, 4),), ((1, 0),), 1.0)
+  def test_grid_that_is_none_is_refused(self, grid):
+    with self.assertRaisesRegex(TypeError, "grid must be"):
+      interpret.launch(_everyone_stores_kernel, grid, np.zeros(1))
+
+  @parameterized.parameters("3.6.0", "3.8.1+git12ab")
+  def test_triton_that_is_too_old_is_refused(self, version):
+    with (
+      unittest.mock.patch.object(triton, "__version__", version),
+      self.assertRaisesRegex(
+        interpret.InterpretError, f"3.9 or newer, got {version[:5]}"
+      ),
+    ):
+      interpret.launch(_everyone_stores_kernel, 1, np.zeros(1))
+
+  def test_negative_strides_are_refused(self):
+    with self.assertRaisesRegex(TypeError, r"out has byte strides \(-4,\)"):
+      interpret.launch(
+        _everyone_stores_kernel, 1, np.zeros(4, np.float32)[::-1]
+      )
+
+
+class ProcessTest(parameterized.TestCase):
+  def test_kernel_still_compiles_after_it_was_interpreted(self):
+    out = np.zeros(4, np.float32)
+    interpret.launch(_scale_kernel, 1, out, out.copy(), 4, 2.0, BLOCK=4)
+    with self.assertRaises(interpret.InterpretError):
+      interpret.launch(_scale_kernel, 1, out, out.copy(), 9, 2.0, BLOCK=16)
+    signature = {"out": "*fp32", "x": "*fp32", "size": "i32", "factor": "fp32"}
+    compiled = kernel_compile.compile_kernel(
+      _scale_kernel, signature, {"BLOCK": 128}, "sm_90"
+    )
+    self.assertIn(".visible .entry _scale_kernel", compiled.assembly)
+
+  def test_environment_and_knob_are_left_alone(self):
+    self.assertNotIn("TRITON_INTERPRET", os.environ)
+    interpret.launch(_everyone_stores_kernel, 1, np.zeros(1, np.float32))
+    self.assertNotIn("TRITON_INTERPRET", os.environ)
+    self.assertFalse(knobs.runtime.interpret)
+
+  def test_error_of_a_kernel_passes_through_with_the_program(self):
+    @triton.jit
+    def kernel(out):
+      tl.static_assert(tl.program_id(0) < 1, "too far")
+
+    with self.assertRaisesRegex(AssertionError, "too far") as caught:
+      interpret.launch(kernel, 2, np.zeros(1))
+    self.assertEqual(
+      caught.exception.__notes__,
+      ["in program (1, 0, 0) of (2, 1, 1) of kernel"],
+    )
+
+  def test_launch_works_where_the_environment_asks_for_interpretation(self):
+    code = (
+      "import numpy as np\n"
+      "from jaxplugin.kernels import interpret, quantize\n"
+      "out = np.zeros(1, np.float32)\n"
+      "part = np.array([0x45280000, 3], np.int32)\n"  # 2688 = 448 * 6
+      "interpret.launch(quantize.reduce_global_scale, 1, part, out, 2,"
+      " CHUNK=16)\n"
+      "assert out[0] == 1, out\n"
+    )
+    subprocess.run(
+      [sys.executable, "-c", code],
+      check=True,
+      env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
