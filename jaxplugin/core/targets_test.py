@@ -143,7 +143,7 @@ class UseTargetTest(absltest.TestCase):
     seen = []
     with targets.use_target(targets.named_target("b200")):
       thread = threading.Thread(
-        targets=lambda: seen.append(targets.overriding_target())
+        target=lambda: seen.append(targets.overriding_target())
       )
       thread.start()
       thread.join()
