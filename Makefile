@@ -24,7 +24,7 @@ EXAMPLES := $(VENV)/.examples
 .PHONY: quickstart test lint golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/python examples/quickstart/quickstart.py
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile

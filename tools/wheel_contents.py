@@ -29,7 +29,11 @@ SDIST_ONLY: Final = (
   *("CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
   *("README.md", "conftest.py", "pyproject.toml", "kernels/cpu/CMakeLists.txt"),
   *("kernels/cpu/ffi.cc", "kernels/cpu/codec.inl", "kernels/cpu/kernels.h"),
-  *("examples/quickstart.py", "examples/sentences.txt", "hlo_tests/tool.py"),
+  *(
+    "examples/quickstart/quickstart.py",
+    "examples/quickstart/sentences.txt",
+    "hlo_tests/tool.py",
+  ),
   *("jaxplugin/dot/api_test.py", "jaxplugin/testing/contract.py"),
   "tools/release.sh",
 )

@@ -39,8 +39,8 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
     not packed element by element. A scan over 8 layers of 512 x 1536 with one
     row of f32 took 4.0 ms in MXFP8 and 170 in NVFP4 as float4_e2m1fn, prepared
     0.9 and 0.8, and of f32 weights 2.7 (least of 21 in turns, 2 busy cores with
-    AVX-512, jax 0.10.2; examples/scan_layers.py). The dot of a whole FP8 stack,
-    as a batch, copies it once a call: leave that one as it is.
+    AVX-512, jax 0.10.2; examples/serving/scan_layers.py). The dot of a whole
+    FP8 stack, as a batch, copies it once a call: leave that one as it is.
   * other FP4 weights are packed, if they are not. FP8 matrices stay as they
     are, which is what the kernels read.
 

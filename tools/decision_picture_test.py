@@ -2,13 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture in README.md is what the package decides today."""
 
-import pathlib
-import sys
-
-from absl.testing import absltest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import decision_picture
+from absl.testing import absltest
 
 
 class DecisionPictureTest(absltest.TestCase):
@@ -16,7 +11,7 @@ class DecisionPictureTest(absltest.TestCase):
     self.assertEqual(
       decision_picture.PICTURE.read_text(),
       decision_picture.draw(),
-      "run python examples/decision_picture.py",
+      "run python tools/decision_picture.py",
     )
 
   def test_words_stay_inside_their_columns(self):

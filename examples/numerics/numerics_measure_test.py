@@ -8,7 +8,6 @@ import fractions
 import importlib.util
 import math
 
-import minilm
 import ml_dtypes
 import numerics_measure as measure
 import numpy as np
@@ -23,6 +22,7 @@ DTYPES = (
   ml_dtypes.float8_e5m2,
   ml_dtypes.float4_e2m1fn,
 )
+minilm = measure.minilm
 FORMATS = tuple((format.name, format) for format in measure.FORMATS)
 has_model = absltest.skipUnless(
   importlib.util.find_spec(minilm.MODEL_PACKAGE),

@@ -14,14 +14,15 @@ import tempfile
 from unittest import mock
 
 import jupyter_client.kernelspec
-import minilm
 import nbclient.exceptions
 import nbformat
 import numerics_baseline
+import numerics_measure
 import numerics_notebooks as notebooks
 from absl.testing import absltest
 from absl.testing import parameterized
 
+minilm = numerics_measure.minilm
 NAMES = notebooks.NOTEBOOKS
 SECTIONS = {name: name.removeprefix("numerics_") for name in NAMES}
 NEEDS_MODEL = ("numerics_formats", "numerics_scales")
@@ -65,7 +66,7 @@ class CommittedTest(Base):
       notebooks.text_path(name), notebooks.notebook_path(name)
     )
     self.assertEqual(
-      found, [], f"run: python examples/numerics_notebooks.py {name}"
+      found, [], f"run: python examples/numerics/numerics_notebooks.py {name}"
     )
 
   @parameterized.parameters(*NAMES)

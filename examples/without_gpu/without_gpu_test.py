@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What without_gpu.md quotes of this example is what it prints."""
+"""What README.md quotes of this example is what it prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sys
 from absl.testing import absltest
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
-PAGE = DIRECTORY / "without_gpu.md"
+PAGE = DIRECTORY / "README.md"
 
 
 def quoted(start: str) -> list[str]:
@@ -91,7 +91,7 @@ class WithoutGpuTest(absltest.TestCase):
     out = subprocess.run(
       [sys.executable, str(script)], capture_output=True, text=True, check=True
     ).stdout
-    out = out.replace(f"{DIRECTORY}/", "examples/")
+    out = out.replace(f"{DIRECTORY}/", "examples/without_gpu/")
     cls.lines = [of_either_jax(line) for line in out.splitlines()]
 
   def assert_printed(self, lines):

@@ -6,7 +6,7 @@ A notebook records what it measures in a `Tracker`; `finish`, its last cell,
 compares with numerics_baseline.json and raises `GrownError` with the names of
 all that grew beyond what another machine may change. To accept new figures:
 
-  python examples/numerics_notebooks.py --write-baseline
+  python examples/numerics/numerics_notebooks.py --write-baseline
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Final
 BASELINE: Final = pathlib.Path(__file__).parent / "numerics_baseline.json"
 # Set by `numerics_notebooks.py --write-baseline`: record, do not compare.
 WRITE_VARIABLE: Final = "NUMERICS_WRITE_BASELINE"
-COMMAND: Final = "python examples/numerics_notebooks.py --write-baseline"
+COMMAND: Final = (
+  "python examples/numerics/numerics_notebooks.py --write-baseline"
+)
 
 # Relative differences, in the Euclidean norm, of the data on another machine.
 # Seeded data are rounded to f32 from f64 that may differ in its last bit.

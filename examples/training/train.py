@@ -7,8 +7,8 @@ Its layers are flax's, and get their products from `jaxplugin.dot_general`:
 operands and gradients are quantized on the fly, weights and the optimizer stay
 in f32. It needs flax (`pip install flax`).
 
-  python examples/train.py
-  python examples/train.py --steps 300
+  python examples/training/train.py
+  python examples/training/train.py --steps 300
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from flax import nnx
 
 import jaxplugin as jp
 
-TEXT: Final = pathlib.Path(__file__).parent / "sentences.txt"
+EXAMPLES: Final = pathlib.Path(__file__).parents[1]
+TEXT: Final = EXAMPLES / "quickstart" / "sentences.txt"
 CONTEXT: Final = 16
 NUM_CHARACTERS: Final = 128  # ASCII
 BATCH: Final = 128

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws how a call is decided: decision_picture.svg, beside this file.
 
-  python examples/decision_picture.py
+  python tools/decision_picture.py
 
 Each cell is what the package itself answers for that call on that device, so
 the picture is drawn again when a gate moves; a test compares the two.

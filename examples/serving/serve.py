@@ -7,8 +7,8 @@ weights stay quantized (NVFP4), activations are f32 or bf16, and `jax.lax.scan`
 goes over the layers, so that all of them are one compiled dot. Beside it runs
 the same model in f32.
 
-  python examples/serve.py
-  python examples/serve.py --format mxfp8 --tokens 64
+  python examples/serving/serve.py
+  python examples/serving/serve.py --format mxfp8 --tokens 64
 """
 
 from __future__ import annotations

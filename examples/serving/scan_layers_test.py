@@ -2,14 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of scans runs, and refuses a variant that is wrong."""
 
-import pathlib
-import sys
 from unittest import mock
 
-from absl.testing import absltest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import scan_layers
+from absl.testing import absltest
 
 SHAPE = (2, 32, 64)
 

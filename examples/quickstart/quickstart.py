@@ -7,9 +7,10 @@ of all its linear layers in MXFP8, MXFP4 and NVFP4, and prints what that saves,
 what it costs in accuracy, how long a batch takes, and which implementation
 `jaxplugin.block_scaled_dot` chose on this machine and why.
 
-  python examples/quickstart.py
-  python examples/quickstart.py --formats nvfp4 --query "Is it going to rain?"
-  python examples/quickstart.py --sentences my_sentences.txt --explain
+  cd examples/quickstart
+  python quickstart.py
+  python quickstart.py --formats nvfp4 --query "Is it going to rain?"
+  python quickstart.py --sentences my_sentences.txt --explain
 """
 
 from __future__ import annotations

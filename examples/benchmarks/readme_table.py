@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints README.md's table of measured figures from a file of results.
 
-python examples/readme_table.py
+python examples/benchmarks/readme_table.py
 """
 
 import pathlib
@@ -10,7 +10,7 @@ import pathlib
 from jaxplugin.bench.report import results
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
-RESULTS = DIRECTORY / "benchmarks" / "results" / "cpu_epyc_avx2_2_cores.json"
+RESULTS = DIRECTORY / "results" / "cpu_epyc_avx2_2_cores.json"
 PEERS = ("lax.scaled_dot", "f32", "bf16", "by xla", "warm copy")
 HEADER = (
   "| | ms | `lax.scaled_dot` | f32 on ready weights | bf16 on ready weights"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times a `lax.scan` over stacked layers, one row of activations, on a CPU.
 
-  python examples/scan_layers.py                # the table
-  python examples/scan_layers.py --shape 4x4096x4096 --rounds 15
+  python examples/serving/scan_layers.py                # the table
+  python examples/serving/scan_layers.py --shape 4x4096x4096 --rounds 15
 
 Each step multiplies by one layer's weight. Its peers: XLA's f32 product by f32
 weights, with the contraction that it is fastest at, and the same by a function

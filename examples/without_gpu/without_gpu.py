@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model will do on GPUs that are not here.
 
-  python examples/without_gpu.py
+  python examples/without_gpu/without_gpu.py
 
 One transformer MLP with NVFP4 weights: what is chosen for it on an H200 and on
 a B200 with three versions of cuDNN, and what XLA's GPU compiler then makes of

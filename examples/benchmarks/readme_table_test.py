@@ -2,17 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """README.md's figures are those of the committed results."""
 
-import pathlib
-import sys
-
-from absl.testing import absltest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import readme_table
+from absl.testing import absltest
 
 from jaxplugin.bench.report import results
 
-README = readme_table.DIRECTORY.parent / "README.md"
+README = readme_table.DIRECTORY.parents[1] / "README.md"
 
 
 class ReadmeTableTest(absltest.TestCase):

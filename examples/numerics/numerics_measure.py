@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 from typing import Final
@@ -21,14 +22,16 @@ from typing import Literal
 from unittest import mock
 
 import jax
-import minilm
 import ml_dtypes
 import numpy as np
 
 import jaxplugin as jp
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "quickstart"))
+import minilm
+
 FORMATS: Final = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
-SENTENCES: Final = pathlib.Path(__file__).parent / "sentences.txt"
+SENTENCES: Final = pathlib.Path(minilm.__file__).parent / "sentences.txt"
 # Inputs of linear layers, in the order in which `minilm.encode` makes them.
 ACTIVATIONS: Final = ("attention in", "attention out", "ffn in", "ffn out")
 

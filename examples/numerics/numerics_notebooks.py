@@ -5,10 +5,11 @@
 A notebook NAME.ipynb is its text NAME.py (jupytext's py:percent form) together
 with the outputs of running it. The text is what one edits.
 
-  python examples/numerics_notebooks.py                   execute, write .ipynb
-  python examples/numerics_notebooks.py numerics_scales   only this one
-  python examples/numerics_notebooks.py --check           execute, write nothing
-  python examples/numerics_notebooks.py --write-baseline  accept new figures
+  cd examples/numerics
+  python numerics_notebooks.py                   execute, write .ipynb
+  python numerics_notebooks.py numerics_scales   only this one
+  python numerics_notebooks.py --check           execute, write nothing
+  python numerics_notebooks.py --write-baseline  accept new figures
 
 To take over edits made in Jupyter: jupytext --to py:percent NAME.ipynb
 """
