@@ -14,71 +14,48 @@ documentation, "Block scaling"; NVIDIA, "Pretraining LLMs with NVFP4" (2025).
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 from typing import Final
+from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
 
+from jaxplugin.kernels import formats
+
+Element: TypeAlias = formats.Element
+
 E8M0: Final = np.dtype(ml_dtypes.float8_e8m0fnu)
 E4M3: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 E5M2: Final = np.dtype(ml_dtypes.float8_e5m2)
+E2M3: Final = np.dtype(ml_dtypes.float6_e2m3fn)
+E3M2: Final = np.dtype(ml_dtypes.float6_e3m2fn)
 E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
 PACKED: Final = np.dtype(np.uint8)
 
 # What `quantize` makes; others have codes that it does not know.
-VALUES_DTYPES: Final = (E4M3, E5M2, E2M1)
+VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1)
 SCALE_DTYPES: Final = (E8M0, E4M3, E5M2)
 
-E8M0_BIAS: Final = 127
-E8M0_NAN: Final = 255
+E8M0_BIAS: Final = formats.E8M0.bias
+E8M0_NAN: Final = formats.E8M0_NAN
 BF16_SIGNIFICAND_BITS: Final = 8
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FloatEncoding:
-  """Bit layout of a small floating-point type: sign, exponent, mantissa."""
-
-  exponent_bits: int
-  mantissa_bits: int
-  bias: int
-  max: float  # the largest finite value
-  nan_code: int | None  # a positive quiet NaN; None where there is no NaN
-
-  @property
-  def sign_shift(self) -> int:
-    return self.exponent_bits + self.mantissa_bits
-
-  @property
-  def min_exponent(self) -> int:
-    """The exponent of the smallest normal number."""
-    return 1 - self.bias
-
-  @property
-  def max_exponent(self) -> int:
-    """The exponent of the largest number (`emax` in OCP MX v1.0)."""
-    return int(np.frexp(self.max)[1]) - 1
-
-  @property
-  def significand_bits(self) -> int:
-    return self.mantissa_bits + 1
+_DTYPES: Final = {
+  formats.E8M0: E8M0,
+  formats.E4M3: E4M3,
+  formats.E5M2: E5M2,
+  formats.E2M3: E2M3,
+  formats.E3M2: E3M2,
+  formats.E2M1: E2M1,
+}
+_ELEMENTS: Final = {dtype: element for element, dtype in _DTYPES.items()}
 
 
-@functools.cache
-def encoding(dtype: np.dtype) -> FloatEncoding:
-  """Returns the bit layout of `dtype`, a signed 4- to 8-bit float type."""
-  info = ml_dtypes.finfo(dtype)
-  has_nan = bool(np.isnan(np.array(np.nan, np.float32).astype(dtype)))
-  nan = np.array(np.nan, np.float32).astype(dtype).view(np.uint8)
-  return FloatEncoding(
-    exponent_bits=info.nexp,
-    mantissa_bits=info.nmant,
-    bias=1 - int(info.minexp),
-    max=float(info.max),
-    nan_code=int(nan) & (2 ** (info.bits - 1) - 1) if has_nan else None,
-  )
+def encoding(dtype: np.dtype) -> Element:
+  """Returns the bit layout of a dtype of values or scales."""
+  return _ELEMENTS[dtype]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +65,8 @@ class BlockFormat:
   Attributes:
     name: how messages, configs and the command line call it.
     values_dtype: dtype of the quantized values (never the packed one):
-      float8_e4m3fn, float8_e5m2 or float4_e2m1fn.
+      float8_e4m3fn, float8_e5m2, float6_e2m3fn, float6_e3m2fn or
+      float4_e2m1fn. XLA knows none of six bits: these are bytes in JAX.
     scale_dtype: dtype of the per-block scale: float8_e8m0fnu, float8_e4m3fn or
       float8_e5m2.
     block_size: number of consecutive values that share one scale.
@@ -135,12 +113,22 @@ class BlockFormat:
     return self.name
 
   @property
-  def values_encoding(self) -> FloatEncoding:
+  def facts(self) -> formats.Format:
+    """What kernels are told of it."""
+    return formats.Format(
+      name=self.name,
+      element=self.values_encoding,
+      scale=self.scale_encoding,
+      block_size=self.block_size,
+      is_two_level=self.has_global_scale,
+    )
+
+  @property
+  def values_encoding(self) -> Element:
     return encoding(self.values_dtype)
 
   @property
-  def scale_encoding(self) -> FloatEncoding:
-    """Bit layout of a floating-point scale; E8M0 has none (no sign)."""
+  def scale_encoding(self) -> Element:
     return encoding(self.scale_dtype)
 
   @property
@@ -153,14 +141,23 @@ class BlockFormat:
     return self.values_dtype == E2M1
 
   @property
+  def is_fp6(self) -> bool:
+    """Whether values are stored as bytes only, a code in the low six bits."""
+    return self.values_dtype in (E2M3, E3M2)
+
+  @property
   def storage_dtypes(self) -> tuple[np.dtype, ...]:
     """The dtypes that values may be stored in."""
+    if self.is_fp6:
+      return (PACKED,)
     packed = (PACKED,) if self.is_fp4 else ()
     return (self.values_dtype, *packed)
 
   @property
   def value_bits(self) -> int:
-    return 4 if self.is_fp4 else 8 * self.values_dtype.itemsize
+    """Bits of one code."""
+    element = _ELEMENTS.get(self.values_dtype)
+    return 8 * self.values_dtype.itemsize if element is None else element.bits
 
   @property
   def exact_in_bf16(self) -> bool:
@@ -199,22 +196,23 @@ def _significand_bits(dtype: np.dtype) -> int:
   return int(ml_dtypes.finfo(dtype).nmant) + 1
 
 
-MXFP8: Final = BlockFormat(
-  name="mxfp8", values_dtype=E4M3, scale_dtype=E8M0, block_size=32
-)
-MXFP8_E5M2: Final = BlockFormat(
-  name="mxfp8_e5m2", values_dtype=E5M2, scale_dtype=E8M0, block_size=32
-)
-MXFP4: Final = BlockFormat(
-  name="mxfp4", values_dtype=E2M1, scale_dtype=E8M0, block_size=32
-)
-NVFP4: Final = BlockFormat(
-  name="nvfp4",
-  values_dtype=E2M1,
-  scale_dtype=E4M3,
-  block_size=16,
-  has_global_scale=True,
-)
+def _of(facts: formats.Format) -> BlockFormat:
+  return BlockFormat(
+    name=facts.name,
+    values_dtype=_DTYPES[facts.element],
+    scale_dtype=_DTYPES[facts.scale],
+    block_size=facts.block_size,
+    has_global_scale=facts.is_two_level,
+  )
+
+
+MXFP8: Final = _of(formats.MXFP8)
+MXFP8_E5M2: Final = _of(formats.MXFP8_E5M2)
+MXFP6_E2M3: Final = _of(formats.MXFP6_E2M3)
+MXFP6_E3M2: Final = _of(formats.MXFP6_E3M2)
+MXFP4: Final = _of(formats.MXFP4)
+NVFP4: Final = _of(formats.NVFP4)
+# Those that everything here serves; of six bits there are no arrays yet.
 FORMATS: Final = (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)
 
 

@@ -12,12 +12,15 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import jaxplugin.kernels.formats
 from jaxplugin.core import formats
 
 FIELDS = dataclasses.fields(formats.BlockFormat)
 GFLOAT = {
   formats.E4M3: gfloat.formats.format_info_ocp_e4m3,
   formats.E5M2: gfloat.formats.format_info_ocp_e5m2,
+  formats.E2M3: gfloat.formats.format_info_ocp_e2m3,
+  formats.E3M2: gfloat.formats.format_info_ocp_e3m2,
   formats.E2M1: gfloat.formats.format_info_ocp_e2m1,
 }
 
@@ -26,9 +29,13 @@ GFLOAT = {
 PUBLISHED = {
   "mxfp8": (8, 8, 448.0, 32),
   "mxfp8_e5m2": (8, 15, 57344.0, 32),
+  "mxfp6_e2m3": (6, 2, 7.5, 32),
+  "mxfp6_e3m2": (6, 4, 28.0, 32),
   "mxfp4": (4, 2, 6.0, 32),
   "nvfp4": (4, 2, 6.0, 16),
 }
+
+ALL = (*formats.FORMATS, formats.MXFP6_E2M3, formats.MXFP6_E3M2)
 
 
 class FormatsTest(parameterized.TestCase):
@@ -52,7 +59,7 @@ class FormatsTest(parameterized.TestCase):
       self.assertTrue(np.isnan(gfloat.decode_float(info, nan_code).fval))
       self.assertEqual(nan_code >> (info.bits - 1), 0)
 
-  @parameterized.parameters(*formats.FORMATS)
+  @parameterized.parameters(*ALL)
   def test_format_has_the_published_sizes(self, format):
     bits, max_exponent, largest, block_size = PUBLISHED[format.name]
     self.assertEqual(format.value_bits, bits)
@@ -60,6 +67,17 @@ class FormatsTest(parameterized.TestCase):
     self.assertEqual(format.values_encoding.max, largest)
     self.assertEqual(format.block_size, block_size)
     self.assertEqual(format.is_fp4, bits == 4)
+    self.assertEqual(format.is_fp6, bits == 6)
+
+  @parameterized.parameters(*ALL)
+  def test_kernels_are_told_the_same(self, format):
+    self.assertEqual(
+      jaxplugin.kernels.formats.by_name(format.name), format.facts
+    )
+
+  @parameterized.parameters(formats.MXFP6_E2M3, formats.MXFP6_E3M2)
+  def test_six_bits_are_stored_as_bytes(self, format):
+    self.assertEqual(format.storage_dtypes, (np.dtype(np.uint8),))
 
   def test_only_nvfp4_has_floating_point_and_global_scales(self):
     for format in formats.FORMATS:
@@ -70,7 +88,7 @@ class FormatsTest(parameterized.TestCase):
     self.assertEqual(formats.NVFP4.scale_encoding.max, 448.0)
 
   @parameterized.parameters(
-    *formats.FORMATS,
+    *ALL,
     formats.BlockFormat(  # 4 + 4 bits of significand: just fits
       name="fits",
       values_dtype=formats.E4M3,

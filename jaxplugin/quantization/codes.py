@@ -94,7 +94,7 @@ def divide(numerator: jax.Array, denominator: jax.Array | float) -> jax.Array:
 
 def encode(
   bits: jax.Array,
-  encoding: formats.FloatEncoding,
+  encoding: formats.Element,
   random_bits: jax.Array | None = None,
 ) -> jax.Array:
   """Rounds magnitudes to codes, to nearest even or stochastically, saturating.

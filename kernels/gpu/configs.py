@@ -21,21 +21,15 @@ from typing import Literal
 from jaxplugin.kernels.gpu import descriptors
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import formats
 
 Path = Literal["upcast", "native", "small_m"]
 PATHS: Final = ("upcast", "native", "small_m")
 
-# Values that share a scale, by format. `jaxplugin.core.formats` is the source
-# of these facts for the layers above, which kernels cannot import.
-VALUES_PER_SCALE: Final = {
-  "mxfp8": 32,
-  "mxfp8_e5m2": 32,
-  "mxfp4": 32,
-  "nvfp4": 16,
-}
-PACKED_FORMATS: Final = ("mxfp4", "nvfp4")
+# Those that the kernels read.
+BLOCK_FORMATS: Final = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
 PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
-FORMATS: Final = (*VALUES_PER_SCALE, *PLAIN_BYTES)
+FORMATS: Final = (*BLOCK_FORMATS, *PLAIN_BYTES)
 # bf16 pieces that hold a value exactly: 8 significant bits each.
 _PIECES: Final = {"f16": 2, "f32": 3}
 ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
@@ -58,9 +52,6 @@ _CONVERTS_E4M3: Final = (
   "gfx950",
   "gfx1250",
 )
-
-SCALE_TILE_ROWS: Final = 128
-SCALE_TILE_COLUMNS: Final = 4
 
 # Pointers of the kernels, in order.
 _MATMUL_POINTERS: Final = (
@@ -110,13 +101,18 @@ class OperandKind:
   is_interleaved: bool = False
 
   @property
+  def block_format(self) -> formats.Format | None:
+    """The facts of its format; None of a plain operand."""
+    return formats.FORMATS.get(self.format)
+
+  @property
   def is_quantized(self) -> bool:
-    return self.format in VALUES_PER_SCALE
+    return self.block_format is not None
 
   @property
   def is_packed(self) -> bool:
     """Whether values are stored two a byte."""
-    return self.format in PACKED_FORMATS
+    return self.block_format is not None and self.block_format.is_packed
 
   @property
   def kernel_format(self) -> str:
@@ -125,12 +121,14 @@ class OperandKind:
 
   @property
   def values_per_scale(self) -> int:
-    return VALUES_PER_SCALE[self.format]
+    return formats.by_name(self.format).block_size
 
   @property
   def bits(self) -> int:
     """Stored bits of one value, its share of the scale not counted."""
-    return 4 if self.is_packed else 8 * PLAIN_BYTES.get(self.format, 1)
+    if self.block_format is None:
+      return 8 * PLAIN_BYTES[self.format]
+    return self.block_format.element.stored_bits
 
   @property
   def values_per_element(self) -> int:
@@ -181,18 +179,17 @@ def operand(
       return rows * columns, columns, 1
     return rows * columns, 1, max(rows, 2)
 
-  per_element = 1
-  if format in PACKED_FORMATS:
-    per_element = 8 if interleaved else 2
+  facts = formats.FORMATS.get(format)
+  if facts is None:
+    return OperandKind(format=format, strides=dense(k))
+  per_element = 8 if interleaved else facts.values_per_byte
   strides = dense(cdiv(k, per_element))
-  if format not in VALUES_PER_SCALE:
-    return OperandKind(format=format, strides=strides)
-  columns = cdiv(k, VALUES_PER_SCALE[format])
+  columns = cdiv(k, facts.block_size)
   scale_strides: tuple[int, ...] = dense(columns)
   if swizzled:
-    tile = SCALE_TILE_ROWS * SCALE_TILE_COLUMNS
-    row_tile = cdiv(columns, SCALE_TILE_COLUMNS) * tile
-    scale_strides = (cdiv(rows, SCALE_TILE_ROWS) * row_tile, row_tile)
+    tile = formats.SCALE_TILE_ROWS * formats.SCALE_TILE_COLUMNS
+    row_tile = cdiv(columns, formats.SCALE_TILE_COLUMNS) * tile
+    scale_strides = (cdiv(rows, formats.SCALE_TILE_ROWS) * row_tile, row_tile)
   return OperandKind(
     format=format,
     strides=strides,

@@ -21,10 +21,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import quantize_codec as codec
-from jaxplugin.kernels.gpu import quantize_config
 
-_TILE_ROWS = tl.constexpr(quantize_config.SCALE_TILE_ROWS)
-_TILE_COLUMNS = tl.constexpr(quantize_config.SCALE_TILE_COLUMNS)
+from jaxplugin.kernels import formats
+
+_TILE_ROWS = tl.constexpr(formats.SCALE_TILE_ROWS)
+_TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
 _GLOBAL_RANGE = tl.constexpr(448.0 * 6.0)
 _MIN_GLOBAL_SCALE = tl.constexpr(2.0**-126)
 

@@ -11,6 +11,7 @@ from jaxplugin.kernels.gpu import quantize_config
 from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import quantize_cases
 
@@ -40,10 +41,10 @@ def run_both(
   """
   batch, rows, columns = x.shape
   k_t, k = (p or size for p, size in zip(padded, (rows, columns), strict=True))
-  encoding = quantize_config.encoding(format_name)
+  facts = formats.by_name(format_name).facts
   outputs = []
   for n, size, in_place in ((rows, k, False), (columns, k_t, not transposed)):
-    packing, blocks = encoding.values_per_byte, size // encoding.vec_size
+    packing, blocks = facts.values_per_byte, size // facts.block_size
     shape = (batch, n, size // packing)
     if in_place and packing == 1:
       shape = (batch, size, n)
@@ -128,7 +129,7 @@ class BothTest(parameterized.TestCase):
     values_t, scale_t = expected(
       along_rows, format_name, axis=1, global_scale=one
     )
-    is_packed = quantize_config.encoding(format_name).values_per_byte == 2
+    is_packed = formats.by_name(format_name).is_fp4
     if transposed or is_packed:
       values_t = np.swapaxes(values_t, 1, 2)
     if transposed:

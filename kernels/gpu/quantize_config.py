@@ -16,59 +16,13 @@ import dataclasses
 from typing import Any
 from typing import Final
 
-import numpy as np
-
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import formats
 
-SCALE_TILE_ROWS: Final = 128
-SCALE_TILE_COLUMNS: Final = 4
 REDUCE_CHUNK: Final = 1024  # CHUNK of `reduce_global_scale`
 SCALE_ROUNDINGS: Final = ("up", "floor")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoding:
-  """What the kernels need to know of a format: constexprs of theirs.
-
-  Attributes:
-    vec_size: values of a scale block; 16 means NVFP4's two-level scale.
-    mantissa_bits: of the values' type; 1 means E2M1, two values a byte.
-    bias: of its exponent.
-    max: its largest value.
-  """
-
-  vec_size: int
-  mantissa_bits: int
-  bias: int
-  max: float
-
-  @property
-  def max_bits(self) -> int:
-    return int(np.float32(self.max).view(np.int32))
-
-  @property
-  def values_per_byte(self) -> int:
-    return 2 if self.mantissa_bits == 1 else 1
-
-
-# By the names of `jp.BlockFormat`, whose facts the test compares.
-ENCODINGS: Final = {
-  "mxfp8": Encoding(vec_size=32, mantissa_bits=3, bias=7, max=448.0),
-  "mxfp8_e5m2": Encoding(vec_size=32, mantissa_bits=2, bias=15, max=57344.0),
-  "mxfp4": Encoding(vec_size=32, mantissa_bits=1, bias=1, max=6.0),
-  "nvfp4": Encoding(vec_size=16, mantissa_bits=1, bias=1, max=6.0),
-}
-
-
-def encoding(format_name: str) -> Encoding:
-  """Returns what `ENCODINGS` has; `ValueError` lists the known names."""
-  found = ENCODINGS.get(format_name)
-  if found is None:
-    raise ValueError(
-      f"unknown block format {format_name!r}; known formats:"
-      f" {', '.join(ENCODINGS)}"
-    )
-  return found
+# Those that the kernels make.
+FORMAT_NAMES: Final = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +59,7 @@ def default_config(
   contiguous, so that a warp reads whole lines.
 
   Args:
-    format_name: one of `ENCODINGS`.
+    format_name: one of `FORMAT_NAMES`.
     architecture: to launch on.
     grid_rows, grid_k: what the grid covers, see `covered`.
     both: for `quantize_both` and `finite_amax_both`.
@@ -115,7 +69,7 @@ def default_config(
   if both:
     block_m, block_k = 64, 64
   else:
-    vec_size = encoding(format_name).vec_size
+    vec_size = formats.by_name(format_name).block_size
     block_m = min(block_m, _next_power_of_2(grid_rows))
     block_k = min(block_k, max(vec_size, _next_power_of_2(grid_k)))
   threads = block_m * block_k // (16 if both else 32)
@@ -134,7 +88,7 @@ def casts_in_hardware(
 
   `cvt.rn.satfinite.e4m3x2.f32` and its E5M2 twin, from sm_89 on (PTX ISA).
   """
-  is_fp8 = encoding(format_name).values_per_byte == 1
+  is_fp8 = formats.by_name(format_name).element.bits == 8
   return is_fp8 and architecture.is_nvidia and architecture.has_fp8_pointers
 
 
@@ -144,8 +98,8 @@ def covered(
   """Rows and k that a grid covers: padding of a swizzled scale included."""
   if not swizzled:
     return rows, k
-  tile_k = SCALE_TILE_COLUMNS * encoding(format_name).vec_size
-  return _round_up(rows, SCALE_TILE_ROWS), _round_up(k, tile_k)
+  tile_k = formats.SCALE_TILE_COLUMNS * formats.by_name(format_name).block_size
+  return _round_up(rows, formats.SCALE_TILE_ROWS), _round_up(k, tile_k)
 
 
 def covered_by_both(
@@ -182,14 +136,14 @@ def constexprs(
     raise ValueError(
       f"scale_rounding must be one of {SCALE_ROUNDINGS}, got {scale_rounding!r}"
     )
-  facts = encoding(format_name)
+  facts = formats.by_name(format_name)
   return {
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
-    "VEC_SIZE": facts.vec_size,
-    "MANTISSA_BITS": facts.mantissa_bits,
-    "BIAS": facts.bias,
-    "MAX_BITS": facts.max_bits,
+    "VEC_SIZE": facts.block_size,
+    "MANTISSA_BITS": facts.element.mantissa_bits,
+    "BIAS": facts.element.bias,
+    "MAX_BITS": facts.element.max_f32_bits,
     "ROUNDS_UP": scale_rounding == "up",
     "HARDWARE_CAST": config.hardware_cast,
     "SWIZZLED": swizzled,

@@ -17,29 +17,17 @@ SM_90 = architectures.by_name("sm_90")
 CONFIG = quantize_config.QuantizeConfig(
   block_m=16, block_k=64, num_warps=1, hardware_cast=False
 )
-FORMAT_NAMES = tuple(quantize_config.ENCODINGS)
+FORMAT_NAMES = quantize_config.FORMAT_NAMES
 SIZE = 4096
 
 
 class ConfigTest(parameterized.TestCase):
-  @parameterized.parameters(*FORMAT_NAMES)
-  def test_encodings_are_those_of_the_formats(self, format_name):
-    format = formats.by_name(format_name)
-    encoding = quantize_config.encoding(format_name)
-    self.assertEqual(encoding.vec_size, format.block_size)
-    self.assertEqual(
-      encoding.mantissa_bits, format.values_encoding.mantissa_bits
-    )
-    self.assertEqual(encoding.bias, format.values_encoding.bias)
-    self.assertEqual(encoding.max, format.values_encoding.max)
-    self.assertEqual(encoding.vec_size == 16, format.has_global_scale)
-
   def test_every_format_of_the_package_is_known(self):
     self.assertEqual(FORMAT_NAMES, tuple(f.name for f in formats.FORMATS))
 
   def test_unknown_names_list_the_known(self):
     with self.assertRaisesRegex(ValueError, "'fp6'.*mxfp8, mxfp8_e5m2"):
-      quantize_config.encoding("fp6")
+      quantize_config.constexprs(CONFIG, "fp6")
     with self.assertRaisesRegex(ValueError, "up.*floor.*'down'"):
       quantize_config.constexprs(CONFIG, "mxfp8", scale_rounding="down")
 
@@ -83,13 +71,13 @@ def compiled(
     format_name, architecture, SIZE, SIZE, both=both,
     k_is_contiguous=k_is_contiguous,
   )  # fmt: skip
-  encoding = quantize_config.encoding(format_name)
+  facts = formats.by_name(format_name).facts
   constexprs = quantize_config.constexprs(config, format_name)
   constexprs["TRANSPOSED"] = transposed
   constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
   unit = "k" if k_is_contiguous else "row"
-  values_stride = SIZE // encoding.values_per_byte
-  scale_stride = SIZE // encoding.vec_size
+  values_stride = SIZE // facts.values_per_byte
+  scale_stride = SIZE // facts.block_size
   for name in kernel.arg_names:
     if name.endswith("_stride"):
       by_array = {"values": values_stride, "scale": scale_stride, "x": SIZE}

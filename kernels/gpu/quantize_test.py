@@ -191,9 +191,7 @@ class SpecialValueTest(parameterized.TestCase):
     values, scale = run_quantize(x, format_name, global_scale=one)
     np.testing.assert_array_equal(scale, 0)
     np.testing.assert_array_equal(values[0, 0], 0)
-    minus_zero = (
-      0x88 if quantize_config.encoding(format_name).mantissa_bits == 1 else 0x80
-    )
+    minus_zero = 0x88 if formats.by_name(format_name).is_fp4 else 0x80
     np.testing.assert_array_equal(values[0, 1], minus_zero)
 
   @parameterized.product(
@@ -206,11 +204,11 @@ class SpecialValueTest(parameterized.TestCase):
     x[0, 0, 5] = bad
     one = np.ones(1, np.float32) if format_name == "nvfp4" else None
     values, scale = run_quantize(x, format_name, global_scale=one)
-    encoding = quantize_config.encoding(format_name)
+    facts = formats.by_name(format_name).facts
     nan_code = 0x7F if format_name == "nvfp4" else 0xFF
     self.assertEqual(scale[0, 0, 0], nan_code)
     self.assertNotEqual(scale[0, 0, 1], nan_code)
-    bytes_of_block = encoding.vec_size // encoding.values_per_byte
+    bytes_of_block = facts.block_size // facts.values_per_byte
     np.testing.assert_array_equal(values[0, 0, :bytes_of_block], 0)
     self.assertTrue((values[0, 0, bytes_of_block:] != 0).all())
 

@@ -21,10 +21,12 @@ import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import decode
 
+from jaxplugin.kernels import formats
+
 # One tile of a swizzled scale: 128 rows, as 4 groups of 32, and 4 columns. See
 # the PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN's F8_128x4.
-_TILE_ROWS = tl.constexpr(128)
-_TILE_COLUMNS = tl.constexpr(4)
+_TILE_ROWS = tl.constexpr(formats.SCALE_TILE_ROWS)
+_TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
 _GROUP_ROWS = tl.constexpr(32)
 
 

@@ -20,6 +20,7 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import formats
 from jaxplugin.testing.kernels import gpu_operands
 
 ARRAY_BYTES = 1 << 16
@@ -143,12 +144,12 @@ class OffsetTest(parameterized.TestCase):
     config = dataclasses.replace(
       CONFIGS["native"], block_m=block_rows, block_n=block_rows
     )
-    rows = (tile + 1) * configs.SCALE_TILE_ROWS
+    rows = (tile + 1) * formats.SCALE_TILE_ROWS
     sizes = {"m": block_rows, "n": block_rows}
     sizes["m" if side == "lhs" else "n"] = rows
     swizzled = kind(scale_strides=(0, tile_stride))
     shape = make_shape(**sizes, **{side: swizzled})
-    program = tile * configs.SCALE_TILE_ROWS // block_rows
+    program = tile * formats.SCALE_TILE_ROWS // block_rows
     access = self.far_access(shape, config, program)
     self.check(access, "reads", tile * tile_stride)
 
@@ -156,7 +157,7 @@ class OffsetTest(parameterized.TestCase):
     block_rows=(32, 128), format=("mxfp8", "nvfp4"), side=("lhs", "rhs")
   )
   def test_column_tile_of_a_swizzled_scale(self, block_rows, format, side):
-    vec_size = configs.VALUES_PER_SCALE[format]
+    vec_size = formats.by_name(format).block_size
     config = dataclasses.replace(
       CONFIGS["native"], block_m=block_rows, block_n=block_rows, split_k=2
     )

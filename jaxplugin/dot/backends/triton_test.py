@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
 from unittest import mock
 
@@ -82,17 +83,12 @@ del TritonDotSuite
 class FactsTest(absltest.TestCase):
   """What kernels, which cannot import the package, state a second time."""
 
-  def test_block_sizes_and_packing_are_those_of_the_formats(self):
-    self.assertEqual(
-      configs.VALUES_PER_SCALE, {f.name: f.block_size for f in formats.FORMATS}
-    )
-    packed = tuple(f.name for f in formats.FORMATS if f.is_fp4)
-    self.assertEqual(configs.PACKED_FORMATS, packed)
-
   def test_tiles_of_swizzled_scales_are_the_packages(self):
-    self.assertEqual(configs.SCALE_TILE_ROWS, scaled_array.SCALE_TILE_ROWS)
-    columns = scaled_array.SCALE_TILE_COLUMNS
-    self.assertEqual(configs.SCALE_TILE_COLUMNS, columns)
+    # 130 x 5 scales are two tiles of rows, each of two tiles.
+    kind = configs.operand("nvfp4", 130, 80, swizzled=True)
+    padded = scaled_array.swizzled_shape((130, 5))
+    self.assertEqual(kind.scale_strides[0], math.prod(padded))
+    self.assertEqual(kind.scale_strides[1], 128 * padded[1])
 
   def test_shared_memory_is_that_of_the_named_targets(self):
     for name in targets.TARGET_NAMES:

@@ -145,7 +145,7 @@ def store_operand(
   values = _lay_out(values, k_is_minor)
   if swizzled:
     scale = swizzle(scale)
-    row_tile = scale.shape[2] * configs.SCALE_TILE_ROWS
+    row_tile = 128 * scale.shape[2]
     scale_strides: tuple[int, ...] = (scale[0].size, row_tile)
   else:
     scale = _lay_out(scale, k_is_minor)

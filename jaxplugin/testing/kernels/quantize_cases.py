@@ -25,7 +25,7 @@ from jaxplugin.kernels.interpreter import interpret
 BF16 = np.dtype(ml_dtypes.bfloat16)
 UNWRITTEN = 0xA5
 SM_90 = architectures.by_name("sm_90")
-FORMAT_NAMES = tuple(quantize_config.ENCODINGS)
+FORMAT_NAMES = quantize_config.FORMAT_NAMES
 
 
 def element_strides(x):
@@ -49,7 +49,7 @@ def run_quantize(
   """
   order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
   batch, rows, k = (x.shape[axis] for axis in order)
-  encoding = quantize_config.encoding(format_name)
+  facts = formats.by_name(format_name).facts
   grid_rows, grid_k = quantize_config.covered(
     rows, k, format_name, swizzled=swizzled
   )
@@ -57,9 +57,9 @@ def run_quantize(
     config = quantize_config.default_config(
       format_name, SM_90, grid_rows, grid_k, k_is_contiguous=k_axis == 2
     )
-  shape = (batch, rows, -(-k // encoding.values_per_byte))
+  shape = (batch, rows, -(-k // facts.values_per_byte))
   values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
-  shape = (batch, rows, -(-k // encoding.vec_size))
+  shape = (batch, rows, -(-k // facts.block_size))
   if swizzled:
     shape = (batch, *scaled_array.swizzled_shape(shape[1:]))
     scale = np.full(shape, UNWRITTEN, np.uint8)

@@ -1,0 +1,187 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Number formats as kernels see them: every fact, once, as plain data.
+
+A block-scaled array stores small floats, its elements, and one scale for every
+`block_size` of them. Records are frozen and hashable, so that a kernel takes
+them as compile-time constants. `jaxplugin.core.formats` gives them dtypes.
+
+Sources: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating
+Point Specification (OFP8); NVIDIA cuDNN documentation, "Block scaling".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from typing import Final
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Element:
+  """A small float: a sign if it has one, exponent and mantissa.
+
+  Attributes:
+    name: "e4m3": bits of exponent and mantissa.
+    exponent_bits, mantissa_bits: sizes of these fields.
+    bias: of the exponent.
+    max: the largest finite value.
+    nan_code: a positive quiet NaN; None where there is no NaN.
+    has_infinity: whether a code is infinite.
+    values_per_byte: codes that are stored in one byte, the first in the lowest
+      bits; bits of the byte that no code has are 0.
+    is_signed: whether it has a sign bit, above the exponent.
+  """
+
+  name: str
+  exponent_bits: int
+  mantissa_bits: int
+  bias: int
+  max: float
+  nan_code: int | None = None
+  has_infinity: bool = False
+  values_per_byte: int = 1
+  is_signed: bool = True
+
+  @property
+  def bits(self) -> int:
+    """Bits of one code."""
+    return int(self.is_signed) + self.sign_shift
+
+  @property
+  def stored_bits(self) -> int:
+    """Bits of memory that one code takes."""
+    return 8 // self.values_per_byte
+
+  @property
+  def sign_shift(self) -> int:
+    return self.exponent_bits + self.mantissa_bits
+
+  @property
+  def min_exponent(self) -> int:
+    """The exponent of the smallest normal number."""
+    return 1 - self.bias
+
+  @property
+  def max_exponent(self) -> int:
+    """The exponent of the largest number (`emax` in OCP MX v1.0)."""
+    return math.frexp(self.max)[1] - 1
+
+  @property
+  def significand_bits(self) -> int:
+    return self.mantissa_bits + 1
+
+  @property
+  def max_f32_bits(self) -> int:
+    """`max` as f32, read as an integer."""
+    return struct.unpack("<i", struct.pack("<f", self.max))[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+  """A block-scaled format.
+
+  Attributes:
+    name: how messages, configs and the command line call it.
+    element: its values.
+    scale: its scales: `E8M0`, or a float whose sign is not used.
+    block_size: consecutive values that share one scale.
+    is_two_level: whether one f32 scale a tensor multiplies the blocks' scales.
+  """
+
+  name: str
+  element: Element
+  scale: Element
+  block_size: int
+  is_two_level: bool = False
+
+  @property
+  def values_per_byte(self) -> int:
+    return self.element.values_per_byte
+
+  @property
+  def is_packed(self) -> bool:
+    """Whether values are stored several a byte."""
+    return self.element.values_per_byte > 1
+
+
+E4M3: Final = Element(
+  name="e4m3",
+  exponent_bits=4,
+  mantissa_bits=3,
+  bias=7,
+  max=448.0,
+  nan_code=0x7F,
+)
+E5M2: Final = Element(
+  name="e5m2",
+  exponent_bits=5,
+  mantissa_bits=2,
+  bias=15,
+  max=57344.0,
+  nan_code=0x7E,
+  has_infinity=True,
+)
+# MX stores elements of 6 bits as they are (section 5.3.2); here one takes the
+# low bits of a byte, as dtypes and matrix instructions of GPUs have it.
+E2M3: Final = Element(
+  name="e2m3", exponent_bits=2, mantissa_bits=3, bias=1, max=7.5
+)
+E3M2: Final = Element(
+  name="e3m2", exponent_bits=3, mantissa_bits=2, bias=3, max=28.0
+)
+E2M1: Final = Element(
+  name="e2m1",
+  exponent_bits=2,
+  mantissa_bits=1,
+  bias=1,
+  max=6.0,
+  values_per_byte=2,
+)
+E8M0_NAN: Final = 255
+# Powers of two; code 0 is 2^-127, not 0.
+E8M0: Final = Element(
+  name="e8m0",
+  exponent_bits=8,
+  mantissa_bits=0,
+  bias=127,
+  max=2.0**127,
+  nan_code=E8M0_NAN,
+  is_signed=False,
+)
+ELEMENTS: Final = {e.name: e for e in (E4M3, E5M2, E2M3, E3M2, E2M1, E8M0)}
+
+MXFP8: Final = Format(name="mxfp8", element=E4M3, scale=E8M0, block_size=32)
+MXFP8_E5M2: Final = Format(
+  name="mxfp8_e5m2", element=E5M2, scale=E8M0, block_size=32
+)
+MXFP6_E2M3: Final = Format(
+  name="mxfp6_e2m3", element=E2M3, scale=E8M0, block_size=32
+)
+MXFP6_E3M2: Final = Format(
+  name="mxfp6_e3m2", element=E3M2, scale=E8M0, block_size=32
+)
+MXFP4: Final = Format(name="mxfp4", element=E2M1, scale=E8M0, block_size=32)
+NVFP4: Final = Format(
+  name="nvfp4", element=E2M1, scale=E4M3, block_size=16, is_two_level=True
+)
+FORMATS: Final = {
+  format.name: format
+  for format in (MXFP8, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4, NVFP4)
+}
+
+# The tile of a scale that is swizzled for tensor memory: PTX ISA, tcgen05 scale
+# factor layout "1X"; cuDNN's F8_128x4.
+SCALE_TILE_ROWS: Final = 128
+SCALE_TILE_COLUMNS: Final = 4
+
+
+def by_name(name: str) -> Format:
+  """Returns the format called `name`; `ValueError` lists the known names."""
+  format = FORMATS.get(name)
+  if format is None:
+    raise ValueError(
+      f"unknown block format {name!r}; known formats: {', '.join(FORMATS)}"
+    )
+  return format
