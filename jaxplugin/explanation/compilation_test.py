@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import json
-import pathlib
 import re
 import sys
 import tempfile
@@ -22,7 +19,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.cli import main as main_lib
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -36,10 +32,6 @@ needs_triton = absltest.skipIf(
 )
 
 
-SIZES = ("-m", "128", "-n", "256", "-k", "4096")
-ONE_DOT = ("--target", "h200", "--lhs", "mxfp8", "--rhs", "mxfp8", *SIZES)
-
-
 def make_problem(lhs, rhs, **changes):
   operands = [
     decisions.OperandProblem(
@@ -51,14 +43,6 @@ def make_problem(lhs, rhs, **changes):
   fields = dict(batch=1, m=256, n=512, k=4096, out_dtype=formats.BF16)
   fields |= dict(lhs=operands[0], rhs=operands[1], **changes)
   return decisions.DotProblem(**fields)
-
-
-def run(*argv):
-  """(exit status, stdout, stderr) of the command line."""
-  out, err = io.StringIO(), io.StringIO()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    status = main_lib.main(argv)
-  return status, out.getvalue(), err.getvalue()
 
 
 @needs_triton
@@ -239,68 +223,6 @@ class ErrorTest(parameterized.TestCase):
       compilation.compile_dot(
         make_problem(jp.MXFP8, jp.MXFP8), jp.named_target("h200")
       )
-
-
-@needs_triton
-class CommandTest(parameterized.TestCase):
-  def test_report_is_printed_and_files_are_written(self):
-    directory = self.enter_context(tempfile.TemporaryDirectory())
-    status, out, err = run("kernels", *ONE_DOT, "--write", directory)
-    self.assertEqual(status, 0)
-    self.assertIn("mxfp8 x mxfp8 -> bfloat16, batch=1 m=128 n=256 k=4096", out)
-    self.assertIn("wgmma", out)
-    written = {str(path) for path in pathlib.Path(directory).iterdir()}
-    self.assertEqual(set(err.split()), written)
-
-  def test_json_is_printed(self):
-    status, out, _ = run("kernels", *ONE_DOT, "--json")
-    self.assertEqual(status, 0)
-    names = [kernel["name"] for kernel in json.loads(out)["kernels"]]
-    self.assertTrue(all(re.match("block_scaled_", name) for name in names))
-
-  def test_compile_shows_kernels_with_tma_descriptors(self):
-    status, out, _ = run("kernels", *ONE_DOT, "--descriptors")
-    self.assertEqual(status, 0)
-    self.assertRegex(out, r"(?m)^block_scaled_upcast_\S+_tma$")
-    self.assertRegex(out, r"global loads: .*[1-9]\d* of tiles by TMA")
-
-  def test_gpu_without_tma_is_told(self):
-    options = ("--descriptors", "--target", "a100")
-    status, out, err = run("kernels", *ONE_DOT, *options)
-    self.assertEqual((status, out), (2, ""))
-    self.assertIn("TMA descriptors need an NVIDIA GPU from sm_90 on", err)
-
-  @parameterized.product(
-    given=(
-      ("explain", "-4", "must be at least 0, got -4"),
-      ("explain", "1e3", "must be a whole number, got '1e3'"),
-      ("kernels", "-4", "must be at least 1, got -4"),
-      ("kernels", "0", "must be at least 1, got 0"),
-    ),
-    option=("-m", "-n", "-k", "--batch"),
-  )
-  def test_bad_size_is_refused_with_its_option(self, given, option):
-    command, size, said = given
-    err = io.StringIO()
-    with contextlib.redirect_stderr(err), self.assertRaises(SystemExit) as quit:
-      main_lib.main([command, *ONE_DOT, option, size])
-    self.assertEqual(quit.exception.code, 2)
-    self.assertIn(f"argument {option}: {said}", err.getvalue())
-
-  def test_empty_dot_is_explained(self):
-    status, out, _ = run("explain", *ONE_DOT, "-m", "0")
-    self.assertEqual(status, 0)
-    self.assertIn("batch=1 m=0 n=256 k=4096", out)
-
-  @parameterized.parameters(
-    ("h300", "unknown target 'h300'; known targets: a100"),
-    ("cpu", "needs an NVIDIA or AMD GPU"),
-  )
-  def test_bad_target_is_one_message(self, target, message):
-    status, out, err = run("kernels", *ONE_DOT, "--target", target)
-    self.assertEqual((status, out), (2, ""))
-    self.assertTrue(err.startswith("error: "), err)
-    self.assertIn(message, err)
 
 
 if __name__ == "__main__":

@@ -100,3 +100,15 @@ def run(module: str | bytes, *arrays: Any) -> list[np.ndarray]:
 def e4m3_scale(x: np.ndarray) -> np.ndarray:
   """Rounds f64 to E4M3 by ml_dtypes, saturating."""
   return np.minimum(x, 448.0).astype(ml_dtypes.float8_e4m3fn)
+
+
+def dot_module(m: int = 8, n: int = 16, k: int = 64) -> str:
+  """A module with one MXFP8 `__op$block_scaled_dot` to f32."""
+  operands = [
+    array((m, k), ml_dtypes.float8_e4m3fn),
+    array((n, k), ml_dtypes.float8_e4m3fn),
+    array((m, k // 32), ml_dtypes.float8_e8m0fnu),
+    array((n, k // 32), ml_dtypes.float8_e8m0fnu),
+  ]
+  result = array((m, n), np.float32)
+  return call_module("__op$block_scaled_dot", operands, [result])

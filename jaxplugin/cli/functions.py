@@ -27,11 +27,9 @@ _SHORT: Final = {
   **{f"f{bits}": f"float{bits}" for bits in (16, 32)},
   **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32)},
   **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32)},
-  "f8e4m3fn": "float8_e4m3fn",
-  "f8e5m2": "float8_e5m2",
-  "f8e8m0fnu": "float8_e8m0fnu",
-  "f4e2m1fn": "float4_e2m1fn",
 }
+# HLO's "f8e4m3fn" is "float8_e4m3fn".
+_SHORT_FLOAT: Final = re.compile(r"^f(\d)(e\dm\d\w*)$")
 
 
 def is_function(text: str) -> bool:
@@ -66,6 +64,11 @@ def function(text: str) -> Callable[..., Any]:
   return found
 
 
+def _long_name(name: str) -> str:
+  """The dtype's name as JAX writes it."""
+  return _SHORT_FLOAT.sub(r"float\1_\2", _SHORT.get(name, name))
+
+
 def argument(text: str) -> Any:
   """An abstract array, "bfloat16[16,4096]", or `ScaledArray`, "nvfp4[8,64]".
 
@@ -80,7 +83,7 @@ def argument(text: str) -> Any:
     sizes = map(int, match[2].split(",")) if match[2] else ()
     shape = tuple(sizes)
     if name not in names:
-      return jax.ShapeDtypeStruct(shape, jnp.dtype(_SHORT.get(name, name)))
+      return jax.ShapeDtypeStruct(shape, jnp.dtype(_long_name(name)))
   except TypeError:
     raise argparse.ArgumentTypeError(
       f"{text!r} is no array; write it as bfloat16[16,4096], or with a format"

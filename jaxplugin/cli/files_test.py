@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files that the command line writes; `main_test` has the rest."""
+"""Files that the command line writes; `rewrite_test` has the rest."""
 
 import os
 import pathlib
@@ -10,11 +10,11 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.cli import command_files
+from jaxplugin.cli import files
 from jaxplugin.stablehlo import modules
 
 
-class CommandFilesTest(parameterized.TestCase):
+class FilesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     directory = self.enter_context(tempfile.TemporaryDirectory())
@@ -23,7 +23,7 @@ class CommandFilesTest(parameterized.TestCase):
     self.input.write_text("module {}")
 
   def test_name_of_the_file_is_the_name_of_the_module(self):
-    source = command_files.read(str(self.input))
+    source = files.read(str(self.input))
     self.assertEqual(source.name, str(self.input))
     self.assertEqual(source.given, b"module {}")
 
@@ -38,7 +38,7 @@ class CommandFilesTest(parameterized.TestCase):
         ),
         self.assertRaisesRegex(OSError, "disk full"),
       ):
-        command_files.write("text", str(self.input), str(output), True)
+        files.write("text", str(self.input), str(output), True)
       if content is None:
         self.assertFalse(output.exists())
       else:
@@ -50,7 +50,7 @@ class CommandFilesTest(parameterized.TestCase):
     output = self.directory / "out"
     output.write_text("before")
     output.chmod(0o640)
-    command_files.write(b"after", str(self.input), str(output), True)
+    files.write(b"after", str(self.input), str(output), True)
     self.assertEqual(output.read_text(), "after")
     self.assertEqual(output.stat().st_mode & 0o777, 0o640)
 
@@ -58,14 +58,14 @@ class CommandFilesTest(parameterized.TestCase):
     output = self.directory / "link"
     output.symlink_to(self.directory / "nothing")
     with self.assertRaisesRegex(ValueError, "link exists"):
-      command_files.write("text", str(self.input), str(output), False)
+      files.write("text", str(self.input), str(output), False)
     self.assertFalse((self.directory / "nothing").exists())
 
   def test_name_without_a_directory_is_in_the_current_one(self):
     before = os.getcwd()
     os.chdir(self.directory)
     try:
-      command_files.write("text", "in.mlir", "out", False)
+      files.write("text", "in.mlir", "out", False)
     finally:
       os.chdir(before)
     self.assertEqual((self.directory / "out").read_text(), "text")
@@ -74,32 +74,32 @@ class CommandFilesTest(parameterized.TestCase):
     data = modules.read("module {}").serialize("bytecode")
     path = self.directory / "text.mlir"
     path.write_bytes(data)
-    self.assertEqual(command_files.read(str(path)).form, "bytecode")
+    self.assertEqual(files.read(str(path)).form, "bytecode")
 
   def test_what_is_no_regular_file_is_refused_at_once(self):
     pipe = self.directory / "pipe"
     os.mkfifo(pipe)  # nobody writes to it
     for path in (pipe, "/dev/zero", "/dev/null"):
       with self.assertRaisesRegex(ValueError, "no regular file; .* as -"):
-        command_files.read(str(path))
+        files.read(str(path))
     with self.assertRaises(IsADirectoryError) as caught:
-      command_files.read(str(self.directory))
+      files.read(str(self.directory))
     self.assertEqual(caught.exception.filename, str(self.directory))
 
   def test_size_is_limited_where_the_end_is_not_known(self):
     text = b"module {}"
-    with absltest.mock.patch.object(command_files, "MAX_BYTES", len(text)):
+    with absltest.mock.patch.object(files, "MAX_BYTES", len(text)):
       self.input.write_bytes(text)
-      command_files.read(str(self.input))
+      files.read(str(self.input))
       self.input.write_bytes(text + b" ")
       with self.assertRaisesRegex(ValueError, "in.mlir: .*at most 9 bytes"):
-        command_files.read(str(self.input))
+        files.read(str(self.input))
       with (
         open("/dev/zero", "rb") as zeros,
         absltest.mock.patch.object(sys, "stdin", zeros),
         self.assertRaisesRegex(ValueError, "<stdin>: .*at most 9 bytes"),
       ):
-        command_files.read("-")
+        files.read("-")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What several commands take: a device by name, sizes, files of modules."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+
+FILE_HELP: Final = (
+  "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
+  " artifact; - reads standard input"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+  """One command.
+
+  Attributes:
+    name, help, description, epilog: as `argparse` takes them.
+    add_arguments: adds what the command takes to its parser.
+    run: does it, and returns the exit status. Raises ValueError, TypeError,
+      RuntimeError or OSError with the reason where it cannot.
+    uses_devices: whether it looks at the GPUs of this machine.
+  """
+
+  name: str
+  help: str
+  description: str
+  epilog: str = ""
+  add_arguments: Callable[[argparse.ArgumentParser], None]
+  run: Callable[[argparse.Namespace], int]
+  uses_devices: bool = False
+
+  def add_to(self, commands: argparse._SubParsersAction) -> None:
+    """Adds the command's parser to those of the command line."""
+    self.add_arguments(
+      commands.add_parser(
+        self.name,
+        help=self.help,
+        description=self.description,
+        epilog=self.epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+      )
+    )
+
+
+def size(least: int) -> Callable[[str], int]:
+  """Reads a size of at least `least`."""
+
+  def parse(text: str) -> int:
+    try:
+      value = int(text)
+    except ValueError:
+      raise argparse.ArgumentTypeError(
+        f"must be a whole number, got {text!r}"
+      ) from None
+    if value < least:
+      raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+    return value
+
+  return parse
+
+
+def gpu_names(*platforms: str) -> list[str]:
+  """Names of the GPUs of these platforms."""
+  return [
+    name
+    for name in targets.TARGET_NAMES
+    if targets.named_target(name).platform in platforms
+  ]
+
+
+def add_target(command: argparse.ArgumentParser) -> None:
+  """The arguments that name a device, and force an implementation."""
+  command.add_argument(
+    "--target",
+    metavar="NAME",
+    help=f"a device by name ({', '.join(targets.TARGET_NAMES)}); cpu is one"
+    " without C++ kernels, which any process can run; default: the local"
+    " device",
+  )
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume with --target, e.g. 9.13",
+  )
+  command.add_argument(
+    "--implementation",
+    choices=decisions.IMPLEMENTATIONS,
+    help="the one that all dots are to use; default: chosen for each",
+  )
+
+
+def target(args: argparse.Namespace) -> targets.Target | None:
+  """The device of `add_target`'s arguments; None for the local one.
+
+  Raises:
+    ValueError: there is no such device or version, or a version alone.
+  """
+  if args.target is not None:
+    return targets.named_target(args.target, cudnn=args.cudnn)
+  if args.cudnn is not None:
+    raise ValueError("--cudnn needs --target")
+  return None

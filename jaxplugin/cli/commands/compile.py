@@ -1,0 +1,120 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`compile`: what XLA's GPU compiler makes of a module or a function."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import files
+from jaxplugin.cli import functions
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.explanation import optimized
+from jaxplugin.stablehlo import rewriter
+
+_EPILOG: Final = """\
+No GPU and no cuDNN are needed, but the wheels of jaxplugin[deviceless]. A
+function is found as Python finds modules, in the current directory first; it is
+given abstract arrays, and its block-scaled dots are decided for the target. A
+module keeps its own calls for XLA to lower, but with --rewrite.
+
+examples:
+  python -m jaxplugin compile model.mlir --target b200 --cudnn 9.13
+  python -m jaxplugin compile my.model:mlp --target b200 --cudnn 9.13 \\
+    --arg 'bfloat16[16,4096]' --arg 'nvfp4[14336,4096]' -o mlp.hlo
+"""
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  command.add_argument(
+    "source",
+    metavar="MODULE_OR_FUNCTION",
+    help="package.module:function, or " + arguments.FILE_HELP,
+  )
+  gpus = arguments.gpu_names("cuda")
+  command.add_argument(
+    "--target",
+    metavar="NAME",
+    required=True,
+    help=f"an NVIDIA GPU by name ({', '.join(gpus)})",
+  )
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume, e.g. 9.13; default: there is none",
+  )
+  command.add_argument(
+    "--arg",
+    action="append",
+    default=[],
+    type=functions.argument,
+    metavar="ARRAY",
+    help="an argument of the function, one option each: bfloat16[16,4096], or a"
+    " ScaledArray by its format and logical shape, nvfp4[14336,4096]",
+  )
+  command.add_argument(
+    "--rewrite",
+    action="store_true",
+    help="lower the calls of a module for the target first, as rewrite does",
+  )
+  command.add_argument(
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="where to write the optimized HLO; - is standard output, the figures"
+    " then go to standard error; default: nowhere",
+  )
+  command.add_argument(
+    "--elide", action="store_true", help="write no backend_config"
+  )
+  command.add_argument(
+    "--force", action="store_true", help="overwrite OUT where it exists"
+  )
+  command.add_argument(
+    "--json", action="store_true", help="print the figures as JSON"
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  target = targets.named_target(args.target, cudnn=args.cudnn)
+  is_function = functions.is_function(args.source)
+  if is_function and args.rewrite:
+    raise ValueError("--rewrite is for modules, got a function")
+  if not is_function and args.arg:
+    raise ValueError("--arg is for functions, got a module")
+  path = "" if is_function else args.source
+  files.check_output(path, args.output, args.force)
+  if is_function:
+    function = functions.function(args.source)
+    compiled = deviceless.compile(function, *args.arg, target=target)
+    found = optimized.of_executable(
+      args.source, target, compiled.runtime_executable()
+    )
+  else:
+    source = files.read(args.source)
+    if args.rewrite:
+      rewriter.rewrite_source(source, target)
+    found = optimized.of_module(source, target)
+  if args.output is not None:
+    hlo = found.hlo(elide=args.elide)
+    files.write(hlo, path, args.output, args.force)
+  report = found.to_json() if args.json else str(found)
+  is_stdout = args.output == files.STANDARD
+  print(report, file=sys.stderr if is_stdout else sys.stdout)
+  return 0
+
+
+COMMAND: Final = arguments.Command(
+  name="compile",
+  help="what XLA's GPU compiler makes of a module or a function",
+  description="Compiles a module or a function by XLA's GPU compiler, for an"
+  " NVIDIA GPU that\nneed not be here, and tells its custom calls, fusions,"
+  " kernels and memory.",
+  epilog=_EPILOG,
+  add_arguments=_add_arguments,
+  run=_run,
+)

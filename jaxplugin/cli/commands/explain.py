@@ -1,0 +1,72 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: what is decided of a module's dots, or of one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import dots
+from jaxplugin.cli import files
+from jaxplugin.explanation import diagnostics
+
+_TEXT: Final = (
+  "which implementation each dot of a module, or one of given formats and"
+  " sizes, gets, and why"
+)
+_EPILOG: Final = """\
+examples:
+  python -m jaxplugin explain --lhs mxfp8 --rhs mxfp4 -m 1 -n 4096 -k 4096
+  python -m jaxplugin explain model.mlir --target b200 --cudnn 9.12
+  python -m jaxplugin explain - --target h100 --json < model.mlir
+"""
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  command.add_argument(
+    "file", nargs="?", metavar="FILE", help=arguments.FILE_HELP
+  )
+  one = command.add_argument_group("one dot, instead of FILE")
+  dots.add_arguments(one, required=False, least=0)
+  arguments.add_target(command)
+  command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run(args: argparse.Namespace) -> int:
+  target = arguments.target(args)
+  required = {"--lhs": args.lhs, "--rhs": args.rhs}
+  required |= {f"-{name}": getattr(args, name) for name in ("m", "n", "k")}
+  optional = {"--batch": args.batch, "--out": args.out}
+  given = [n for n, x in (required | optional).items() if x is not None]
+  missing = [name for name, x in required.items() if x is None]
+  if args.file is not None and given:
+    raise ValueError(
+      "explain takes FILE, or a dot by its formats and sizes, not both: got"
+      f" {args.file} and {', '.join(given)}"
+    )
+  if args.file is None and missing:
+    raise ValueError(
+      "explain needs FILE, or a dot by --lhs, --rhs, -m, -n and -k: missing"
+      f" {', '.join(missing)}"
+    )
+  if args.file is not None:
+    source = files.read(args.file)
+    explanation = diagnostics.explain_module(
+      source, target, args.implementation
+    )
+  else:
+    explanation = dots.explain(args, target, args.implementation)
+  print(explanation.to_json() if args.json else explanation)
+  return 0
+
+
+COMMAND: Final = arguments.Command(
+  name="explain",
+  help=_TEXT,
+  description=f"Tells {_TEXT}.",
+  epilog=_EPILOG,
+  add_arguments=_add_arguments,
+  run=_run,
+)

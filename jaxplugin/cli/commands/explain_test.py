@@ -1,0 +1,102 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command `explain`."""
+
+import json
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.testing import command_lines
+from jaxplugin.testing import written_modules
+
+B200 = ("--target", "b200", "--cudnn", "9.12")
+DOT_ARGUMENTS = "--lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 32"
+
+
+class ExplainTest(command_lines.CommandLineTestCase):
+  def test_explain_for_a_device_that_is_not_here(self):
+    line = "explain --lhs mxfp8 --rhs bfloat16 -m 1 -n 64 -k 96"
+    status, out, _ = self.run_command(*line.split(), *B200)
+    self.assertEqual(status, 0)
+    self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
+    self.assertIn("mxfp8 x bfloat16 -> bfloat16, batch=1 m=1 n=64 k=96", out)
+    self.assertIn("not cudnn: needs both operands quantized", out)
+
+  def test_explain_prints_json(self):
+    line = "explain --lhs nvfp4 --rhs nvfp4 -m 1 -n 64 -k 64 --json"
+    status, out, _ = self.run_command(*line.split())
+    (dot,) = json.loads(out)["dots"]
+    self.assertEqual((status, dot["problem"]["k"]), (0, 64))
+
+  def test_explain_of_a_file(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    status, out, _ = self.run_command("explain", path, *B200)
+    self.assertEqual(status, 0)
+    self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
+    self.assertIn(f"    at {path}:3:10\n    stays as it is\n    cudnn: ", out)
+
+  def test_explain_of_a_file_in_json_with_a_forced_implementation(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    status, out, _ = self.run_command(
+      "explain", path, *B200, "--json", "--implementation", "xla"
+    )
+    (parsed,) = json.loads(out)["dots"]
+    self.assertEqual(status, 0)
+    self.assertEqual(parsed["decision"]["implementation"], "xla")
+    self.assertEqual(parsed["source"], f"{path}:3:10")
+
+  def test_explain_of_standard_input(self):
+    status, out, _ = self.run_command(
+      "explain", "-", *B200, stdin=written_modules.dot_module().encode()
+    )
+    self.assertEqual(status, 0)
+    self.assertIn("at <stdin>:3:10", out)
+
+  def test_explain_of_a_module_without_calls_says_so(self):
+    path = self.write("m.mlir", "module {}")
+    status, out, _ = self.run_command("explain", path)
+    self.assertEqual((status, out), (0, "no block-scaled dot\n"))
+
+  @parameterized.parameters(
+    ("explain --lhs int3 --rhs mxfp8 -m 1 -n 1 -k 32", "int3"),
+    ("explain --lhs mxfp8 --rhs mxfp8 -m 1 -n 1 -k 33", "multiple of 32.*k=33"),
+    (
+      f"explain {DOT_ARGUMENTS} --target x100",
+      "unknown target 'x100'; known targets: a100, .*mi355x",
+    ),
+    (
+      f"explain {DOT_ARGUMENTS} --target b200 --cudnn nine",
+      "malformed version 'nine'",
+    ),
+    (f"explain {DOT_ARGUMENTS} --cudnn 9.9", "--cudnn needs --target"),
+    (
+      f"explain {DOT_ARGUMENTS} --target mi300x --implementation cudnn",
+      "cannot serve.*platform is rocm",
+    ),
+    (
+      "explain --lhs float32 --rhs float32 -m 1 -n 1 -k 32",
+      "lhs or rhs must be quantized",
+    ),
+    ("explain", "needs FILE, or .*missing --lhs, --rhs, -m, -n, -k"),
+    ("explain --lhs mxfp8 -m 1 -k 32", "missing --rhs, -n"),
+    ("explain --batch 3", "missing --lhs, --rhs, -m, -n, -k"),
+    (
+      f"explain m.mlir {DOT_ARGUMENTS} --out float32",
+      "not both: got m.mlir and --lhs, --rhs, -m, -n, -k, --out",
+    ),
+    ("explain no/such/file", "error: no/such/file: No such file or directory"),
+  )
+  def test_bad_arguments_exit_with_2_and_a_reason(self, line, pattern):
+    self.check_error(line.split(), pattern)
+
+  def test_empty_dot_is_explained(self):
+    status, out, _ = self.run_command(
+      "explain", *DOT_ARGUMENTS.split(), "-m", "0"
+    )
+    self.assertEqual(status, 0)
+    self.assertIn("batch=1 m=0 n=1 k=32", out)
+
+
+if __name__ == "__main__":
+  absltest.main()

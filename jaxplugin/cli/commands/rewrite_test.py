@@ -1,0 +1,345 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (modules in the text)
+"""The command `rewrite`."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.stablehlo import modules
+from jaxplugin.testing import command_lines
+from jaxplugin.testing import written_modules
+
+B200 = ("--target", "b200", "--cudnn", "9.12")
+
+
+class RewriteTest(command_lines.CommandLineTestCase):
+  def test_result_goes_to_stdout_and_one_line_a_call_to_stderr(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    status, out, err = self.run_command("rewrite", path, "--target", "cpu")
+    self.assertEqual(status, 0)
+    self.assertEqual(
+      out, jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
+    )
+    self.assertEqual(
+      err.splitlines(),
+      [
+        f"{path}:3:10: __op$block_scaled_dot: mxfp8 x mxfp8 -> float32, batch=1"
+        " m=8 n=16 k=64: xla, now a call of @block_scaled_dot.mxfp8_xla",
+        f"{path}: 1 of 1 calls rewritten for cpu (cpu)",
+      ],
+    )
+
+  def test_call_that_stays_is_told(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    status, out, err = self.run_command("rewrite", path, *B200)
+    self.assertEqual((status, out), (0, written_modules.dot_module()))
+    self.assertIn("cudnn, stays as it is", err)
+    self.assertIn("0 of 1 calls rewritten", err)
+
+  def test_module_without_calls_comes_out_as_it_is(self):
+    text = "module { // a comment\n}\n"
+    path = self.write("m.mlir", text)
+    status, out, err = self.run_command("rewrite", path, *B200)
+    self.assertEqual((status, out), (0, text))
+    self.assertEqual(err, f"{path}: no block-scaled call, unchanged\n")
+
+  def test_standard_input(self):
+    status, out, err = self.run_command(
+      "rewrite",
+      "-",
+      "--target",
+      "cpu",
+      stdin=written_modules.dot_module().encode(),
+    )
+    self.assertEqual(status, 0)
+    self.assertEqual(
+      out, jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
+    )
+    self.assertStartsWith(err, "<stdin>:3:10: ")
+
+  def test_cpu_target_is_one_that_any_process_can_run(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    _, out, _ = self.run_command("rewrite", path, "--target", "cpu")
+    self.assertNotIn("custom_call", out)
+
+  def test_local_device_is_the_default(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    _, out, _ = self.run_command("rewrite", path)
+    self.assertEqual(
+      out, jp.rewrite(written_modules.dot_module(), jp.detect_target())
+    )
+
+  def test_implementation_and_scale_rounding_are_used(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    _, out, _ = self.run_command(
+      "rewrite", path, *B200, "--implementation", "xla"
+    )
+    self.assertIn("@block_scaled_dot.mxfp8_xla", out)
+    array = written_modules.array
+    module = written_modules.call_module(
+      "__op$quantize",
+      [array((8, 64), np.float32)],
+      [array((8, 64), "float8_e4m3fn"), array((8, 2), "float8_e8m0fnu")],
+    )
+    path = self.write("q.mlir", module)
+    for rounding in ("up", "floor"):
+      _, out, _ = self.run_command(
+        "rewrite", path, "--target", "cpu", "--scale-rounding", rounding
+      )
+      cpu = jp.named_target("cpu")
+      self.assertEqual(out, jp.rewrite(module, cpu, scale_rounding=rounding))
+
+  @parameterized.parameters("text", "bytecode", "portable")
+  def test_formats(self, format):
+    path = self.write("m.mlir", written_modules.dot_module())
+    status, out, _ = self.run_binary(
+      "rewrite", path, "--target", "cpu", "--format", format
+    )
+    self.assertEqual(status, 0)
+    start = {
+      "text": b"module",
+      "bytecode": b"ML\xefR\rMLIR",
+      "portable": b"ML\xefR\rStableHLO_v",
+    }
+    self.assertStartsWith(out, start[format])
+    # Bytecode keeps the places of the text that was read, which text has not.
+    expected = jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
+    self.assertEqual(str(modules.read(out).module), expected)
+
+  def test_format_of_the_input_is_the_default(self):
+    source = modules.read(written_modules.dot_module())
+    older = dataclasses.replace(source, version="1.10.0")
+    for data in (source.serialize("bytecode"), older.serialize("portable")):
+      path = self.write("m.mlirbc", data)
+      _, out, _ = self.run_binary("rewrite", path, "--target", "cpu")
+      self.assertStartsWith(out, data[: data.index(b"\0")])
+      _, text, _ = self.run_command(
+        "rewrite", path, "--target", "cpu", "--format", "text"
+      )
+      self.assertIn("@block_scaled_dot.mxfp8_xla", text)
+
+  def test_format_is_converted_where_nothing_is_rewritten(self):
+    path = self.write("m.mlir", "module {}")
+    _, out, _ = self.run_binary("rewrite", path, "--format", "bytecode")
+    self.assertStartsWith(out, b"ML\xefR")
+
+  def test_hlo_text(self):
+    hlo = """HloModule h
+
+ENTRY main {
+  x = f32[8,64]{1,0} parameter(0)
+  ROOT q = (f8e4m3fn[8,64]{1,0}, f8e8m0fnu[8,2]{1,0}) custom-call(x), custom_call_target="__op$quantize"
+}
+"""
+    status, out, err = self.run_command(
+      "rewrite", self.write("h.hlo", hlo), "--target", "cpu"
+    )
+    self.assertEqual(status, 0)
+    self.assertIn("call @quantize.mxfp8", out)
+    self.assertIn("quantize float32[8,64] to mxfp8: now a call of", err)
+
+  @parameterized.parameters(
+    ("m.mlir --target x100", "unknown target 'x100'; known targets: a100,"),
+    ("m.mlir --target b200 --cudnn 9.x", "malformed version '9.x'"),
+    ("m.mlir --target mi300x --cudnn 9.9", "mi300x is not an NVIDIA GPU"),
+    ("m.mlir --cudnn 9.9", "--cudnn needs --target"),
+    ("m.mlir --target b200 --implementation magic", "invalid choice: 'magic'"),
+    (
+      "m.mlir --target h100 --implementation cudnn",
+      r"__op\$block_scaled_dot\(.*\) at .*m\.mlir:3:10: .*cannot serve",
+    ),
+    ("none.mlir --target cpu", r"error: \S*none\.mlir: No such file"),
+    ("bad.mlir", r"error: \S*bad\.mlir:2:15: expected"),
+    ("bad.hlo", r"error: \S*bad\.hlo:3:6: .*Unknown opcode"),
+    ("invalid.mlir", r"error: \S*invalid\.mlir:3:5: type of return operand 0"),
+    ("cut.mlirbc", r"error: \S*cut\.mlirbc: malformed or truncated bytecode: "),
+    ("start.mlirbc", r"error: \S*start\.mlirbc: .*truncated after 3 B"),
+    ("garbage", r"error: \S*garbage: neither MLIR bytecode.*nor UTF-8 text"),
+    ("empty", r"error: \S*empty: the module is empty"),
+    (".", r"error: \S*: Is a directory"),
+    ("", "the following arguments are required: FILE"),
+  )
+  def test_bad_input_is_one_line_and_status_2(self, line, pattern):
+    self.write("m.mlir", written_modules.dot_module())
+    self.write("bad.mlir", "module {\n func.func @x( }\n")
+    self.write(
+      "bad.hlo", "HloModule x\nENTRY main {\n x = f3[2] parameter(0)\n}"
+    )
+    self.write(
+      "invalid.mlir",
+      "module {\n  func.func @f(%x: tensor<2xf32>) -> tensor<3xf32> {\n"
+      "    return %x : tensor<2xf32>\n  }\n}",
+    )
+    bytecode = modules.read(written_modules.dot_module()).serialize("bytecode")
+    self.write("cut.mlirbc", bytecode[: len(bytecode) // 2])
+    self.write("start.mlirbc", bytecode[:3])
+    self.write("garbage", b"\xff\xfe\x00")
+    self.write("empty", " \n")
+    arguments = line.split()
+    if arguments:
+      arguments[0] = str(self.directory / arguments[0])
+    err = self.check_error(["rewrite", *arguments], pattern)
+    if err.startswith("error") and "cannot serve" not in err:
+      self.assertLen(err.splitlines(), 1)
+
+  def test_process_ends_with_one_line_for_a_future_artifact(self):
+    # MLIR itself would write to the process's stderr here, not to Python's.
+    data = modules.read(written_modules.dot_module()).serialize("portable")
+    version = data[len(b"ML\xefR\rStableHLO_v") :].split(b".")[0]
+    future = data.replace(b"StableHLO_v" + version, b"StableHLO_v9", 1)
+    future = future.replace(b"block_scaled_dot", b"block_scaled_do", 1)
+    path = self.write("future.mlirbc", future)
+    result = subprocess.run(
+      [sys.executable, "-m", "jaxplugin", "rewrite", path, "--target", "cpu"],
+      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      capture_output=True,
+      text=True,
+      timeout=120,
+      check=False,
+    )
+    self.assertEqual((result.returncode, result.stdout), (2, ""))
+    self.assertLen(result.stderr.splitlines(), 1)
+    self.assertStartsWith(result.stderr, f"error: {path}: ")
+
+  def test_elided_text_tells_the_length_of_a_kernel(self):
+    config = "x" * 300
+    text = written_modules.call_module(
+      "mine",
+      [written_modules.array((3,), np.float32)],
+      [written_modules.array((3,), np.float32)],
+      f'backend_config = "{config}"',
+    )
+    path = self.write("long.mlir", text)
+    arguments = ("rewrite", path, "--target", "cpu")
+    _, out, _ = self.run_command(*arguments)
+    self.assertIn(config, out)
+    _, out, _ = self.run_command(*arguments, "--elide")
+    self.assertNotIn("xxx", out)
+    self.assertIn('backend_config = "<300 bytes>"', out)
+    status, _, err = self.run_command(
+      *arguments, "--elide", "--format", "bytecode"
+    )
+    self.assertEqual(status, 2)
+    self.assertIn("--elide is for text", err)
+
+
+class OutputTest(command_lines.CommandLineTestCase):
+  def setUp(self):
+    super().setUp()
+    self.input = self.write("m.mlir", written_modules.dot_module())
+    self.output = str(self.directory / "out.mlir")
+
+  def rewrite(self, output, *options, path=None):
+    return self.run_command(
+      "rewrite", path or self.input, "--target", "cpu", "-o", output, *options
+    )
+
+  def expected(self):
+    return jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
+
+  def check_refused(self, pattern, output, *options, path=None):
+    status, out, err = self.rewrite(output, *options, path=path)
+    self.assertEqual((status, out), (2, ""))
+    self.assertRegex(err, pattern)
+    self.assertEqual(
+      pathlib.Path(self.input).read_text(), written_modules.dot_module()
+    )
+    leftovers = [p.name for p in self.directory.iterdir() if p.name[0] == "."]
+    self.assertEqual(leftovers, [])
+
+  def test_file_is_written_and_nothing_else(self):
+    status, out, err = self.rewrite(self.output)
+    self.assertEqual((status, out), (0, ""))
+    self.assertIn("1 of 1 calls rewritten", err)
+    self.assertEqual(pathlib.Path(self.output).read_text(), self.expected())
+    names = sorted(path.name for path in self.directory.iterdir())
+    self.assertEqual(names, ["m.mlir", "out.mlir"])
+    mask = os.umask(0)
+    os.umask(mask)
+    self.assertEqual(os.stat(self.output).st_mode & 0o777, 0o666 & ~mask)
+
+  def test_dash_is_stdout(self):
+    status, out, _ = self.rewrite("-")
+    self.assertEqual((status, out), (0, self.expected()))
+
+  def test_input_is_never_written_over(self):
+    link = str(self.directory / "symlink")
+    os.symlink(self.input, link)
+    hard = str(self.directory / "hard")
+    os.link(self.input, hard)
+    other = str(self.directory / "." / "m.mlir")
+    for output in (self.input, link, hard, other):
+      for options in ((), ("--force",)):
+        self.check_refused("is the input file", output, *options)
+    self.check_refused("is the input file", self.input, "--force", path=link)
+
+  def test_redirected_input_is_never_written_over(self):
+    with open(self.input, "rb") as file:
+      result = subprocess.run(
+        [
+          sys.executable,
+          "-m",
+          "jaxplugin",
+          "rewrite",
+          "-",
+          "--target",
+          "cpu",
+          "-o",
+          self.input,
+          "--force",
+        ],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdin=file,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+      )
+    self.assertEqual(result.returncode, 2)
+    self.assertIn("is the input file", result.stderr)
+    self.assertEqual(
+      pathlib.Path(self.input).read_text(), written_modules.dot_module()
+    )
+
+  def test_what_exists_is_written_over_only_when_forced(self):
+    self.write("out.mlir", "precious")
+    self.check_refused("out.mlir exists; .*--force", self.output)
+    self.assertEqual(pathlib.Path(self.output).read_text(), "precious")
+    status, _, _ = self.rewrite(self.output, "--force")
+    self.assertEqual(status, 0)
+    self.assertEqual(pathlib.Path(self.output).read_text(), self.expected())
+
+  def test_what_a_link_points_to_stays(self):
+    precious = self.write("precious", "precious")
+    os.symlink(precious, self.output)
+    self.check_refused("exists", self.output)
+    self.assertEqual(self.rewrite(self.output, "--force")[0], 0)
+    self.assertEqual(pathlib.Path(precious).read_text(), "precious")
+    self.assertEqual(pathlib.Path(self.output).read_text(), self.expected())
+
+  def test_directory_and_device_are_refused(self):
+    for output in (str(self.directory), "/dev/null"):
+      for options in ((), ("--force",)):
+        self.check_refused("is no regular file", output, *options)
+
+  def test_missing_directory_is_named(self):
+    output = str(self.directory / "no" / "out.mlir")
+    self.check_refused(f"error: {output}: No such file or directory", output)
+
+  def test_error_leaves_no_output(self):
+    status, _, _ = self.rewrite(self.output, "--implementation", "cudnn")
+    self.assertEqual(status, 2)
+    self.assertFalse(os.path.lexists(self.output))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,114 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One dot, described on the command line by its formats and sizes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin import dot
+from jaxplugin.arrays import scaled_array
+from jaxplugin.cli import arguments
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import call
+from jaxplugin.explanation import diagnostics
+from jaxplugin.explanation import report
+
+_DEFAULT_BATCH: Final = 1
+_DEFAULT_OUT: Final = "bfloat16"
+
+
+def add_arguments(
+  command: argparse._ActionsContainer, *, required: bool, least: int
+) -> None:
+  """The arguments that describe one dot, of sizes from `least` on."""
+  names = [format.name for format in formats.FORMATS]
+  plain = [dtype.name for dtype in call.PLAIN_DTYPES]
+  for side in ("lhs", "rhs"):
+    command.add_argument(
+      f"--{side}",
+      choices=names + plain,
+      metavar="FORMAT",
+      required=required,
+      help=f"one of {', '.join(names + plain)}",
+    )
+  for name, meaning in (
+    ("m", "rows of lhs"),
+    ("n", "rows of rhs, which are columns of the result"),
+    ("k", "size of the contracting dimension"),
+  ):
+    command.add_argument(
+      f"-{name}",
+      type=arguments.size(least),
+      metavar="SIZE",
+      required=required,
+      help=meaning,
+    )
+  command.add_argument(
+    "--batch",
+    type=arguments.size(least),
+    metavar="SIZE",
+    help=f"default: {_DEFAULT_BATCH}",
+  )
+  command.add_argument(
+    "--out",
+    choices=plain,
+    help=f"dtype of the result; default: {_DEFAULT_OUT}",
+  )
+
+
+def explain(
+  args: argparse.Namespace,
+  target: targets.Target | None,
+  implementation: str | None,
+) -> report.Explanation:
+  """What is decided of the dot of `add_arguments`' arguments.
+
+  Raises:
+    ValueError: k is no multiple of a block, or `implementation` cannot serve.
+    TypeError: neither side is quantized.
+  """
+  batch = _DEFAULT_BATCH if args.batch is None else args.batch
+
+  def call_dot(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    return dot.block_scaled_dot(
+      lhs,
+      rhs,
+      preferred_element_type=jnp.dtype(args.out or _DEFAULT_OUT),
+      implementation=implementation,
+    )
+
+  return diagnostics.explain(
+    call_dot,
+    _operand(args.lhs, batch, args.m, args.k),
+    _operand(args.rhs, batch, args.n, args.k),
+    target=target,
+  )
+
+
+def _operand(
+  name: str, batch: int, rows: int, k: int
+) -> scaled_array.ScaledArray | jax.ShapeDtypeStruct:
+  """An abstract operand of shape (batch, rows, k)."""
+  shape = (batch, rows, k)
+  if name in [dtype.name for dtype in call.PLAIN_DTYPES]:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(name))
+  format = formats.by_name(name)
+  if k % format.block_size:
+    raise ValueError(
+      f"k must be a multiple of {format.block_size} for {format}, got k={k}"
+    )
+  scale_shape = (batch, rows, k // format.block_size)
+  global_scale = jax.ShapeDtypeStruct((), np.float32)
+  return scaled_array.ScaledArray(
+    jax.ShapeDtypeStruct(shape, format.values_dtype),
+    jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
+    global_scale if format.has_global_scale else None,
+    format,
+  )

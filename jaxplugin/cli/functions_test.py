@@ -1,0 +1,48 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as the command line names them; `compile_test` has functions."""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.cli import functions
+
+
+class ArgumentTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("bfloat16[16,4096]", (16, 4096), jnp.bfloat16),
+    ("f32[]", (), jnp.float32),
+    ("s32[7]", (7,), jnp.int32),
+    ("f8e4m3fn[2,3]", (2, 3), jnp.float8_e4m3fn),
+  )
+  def test_arrays(self, text, shape, dtype):
+    spec = functions.argument(text)
+    self.assertEqual((spec.shape, spec.dtype), (shape, dtype))
+
+  def test_format_is_what_quantize_makes(self):
+    made = functions.argument("nvfp4[8,64]")
+    self.assertIsInstance(made, jp.ScaledArray)
+    x_q = jp.quantize(jnp.ones((8, 64)), jp.NVFP4)
+    expected = [(x.shape, x.dtype) for x in jax.tree.leaves(x_q)]
+    found = [(x.shape, x.dtype) for x in jax.tree.leaves(made)]
+    self.assertEqual(found, expected)
+
+  @parameterized.parameters(
+    ("bfloat17[3]", "'bfloat17.3.' is no array; write it as"),
+    ("float32", "write it as bfloat16.16,4096., or with a format"),
+    ("float32[3,]", "write it as"),
+    ("float32[-3]", "write it as"),
+    ("nvfp4[8,60]", "multiple of 16.*60"),
+  )
+  def test_what_is_none_is_refused(self, text, pattern):
+    with self.assertRaisesRegex(argparse.ArgumentTypeError, pattern):
+      functions.argument(text)
+
+
+if __name__ == "__main__":
+  absltest.main()
