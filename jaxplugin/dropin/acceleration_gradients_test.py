@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin import acceleration_test as constructs
+from jaxplugin.dropin import acceleration_test as constructs
 from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 

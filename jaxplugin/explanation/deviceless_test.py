@@ -108,7 +108,7 @@ class ErrorTest(parameterized.TestCase):
 import sys
 sys.modules["jax_plugins.xla_cuda13"] = None
 import jaxplugin as jp
-from jaxplugin import deviceless
+from jaxplugin.explanation import deviceless
 try:
   deviceless.mesh(jp.named_target("b200"))
 except deviceless.DevicelessError as error:

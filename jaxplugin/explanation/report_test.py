@@ -76,7 +76,7 @@ class ModelTest(parameterized.TestCase):
       ],
     )
     for dot in explanation:
-      self.assertRegex(dot.source, r"explanation_test\.py:\d+ \(.*__call__\)")
+      self.assertRegex(dot.source, r"report_test\.py:\d+ \(.*__call__\)")
     dgrad = next(dot for dot in explanation if dot.phase == "dgrad")
     wgrad = next(dot for dot in explanation if dot.phase == "wgrad")
     # g (32, 128) x w (64, 128); g (128, 32) x lhs (64, 32), or the other way.
@@ -134,7 +134,7 @@ class ModelTest(parameterized.TestCase):
     )
     for item in (*explanation, *explanation.others):
       # nnx has no scopes: the line is all that tells them apart.
-      self.assertRegex(item.source, r"explanation_test\.py:\d+ \(Layer")
+      self.assertRegex(item.source, r"report_test\.py:\d+ \(Layer")
 
   def test_products_in_while_loops_count_once_and_that_is_said(self):
     w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)

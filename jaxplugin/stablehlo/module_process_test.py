@@ -224,7 +224,7 @@ class ChildTest(parameterized.TestCase):
   def test_child_ends_with_its_process(self):
     result = contract.run_program(
       """
-      from jaxplugin import module_process, modules
+      from jaxplugin.stablehlo import module_process, modules
       modules.read("module {}")
       print(module_process._child.process.pid)
       """
@@ -237,7 +237,7 @@ class ChildTest(parameterized.TestCase):
     result = contract.run_program(
       """
       import os, signal
-      from jaxplugin import module_process, modules
+      from jaxplugin.stablehlo import module_process, modules
       modules.read("module {}")
       print(module_process._child.process.pid, flush=True)
       os.kill(os.getpid(), signal.SIGKILL)
