@@ -55,9 +55,9 @@ def constants(path: pathlib.Path) -> dict[str, Any]:
 
 def bazel_options(name: str, given: dict[str, Any]) -> set[str]:
   """Of the file NAME.cc."""
-  kind, _, isa = name.partition("_")
+  kind, _, isa = name.partition("/")
   options = set(given["COPTS"])
-  if kind in ("dot", "quantize"):
+  if isa in given["_ISA_COPTS"]:
     options |= set(given[f"{kind.upper()}_COPTS"])
     options |= set(given["_ISA_COPTS"][isa])
   return {option for option in options if option.startswith(DECISIVE)}
@@ -77,7 +77,7 @@ def cmake_options() -> dict[str, set[str]]:
     )
     text = pathlib.Path(folder, "compile_commands.json").read_text()
   return {
-    pathlib.Path(entry["file"]).stem: {
+    pathlib.Path(entry["file"]).relative_to(CMAKE).with_suffix("").as_posix(): {
       word
       for word in shlex.split(entry["command"])
       if word.startswith(DECISIVE) and word not in ADDED
@@ -91,7 +91,7 @@ class BazelOptionsTest(absltest.TestCase):
   def test_each_file_has_the_same_options(self):
     given = constants(BAZEL)
     expected = cmake_options()
-    self.assertContainsSubset({"ffi", "isa", "dot_baseline"}, set(expected))
+    self.assertContainsSubset({"ffi", "isa", "dot/baseline"}, set(expected))
     for name, options in expected.items():
       self.assertEqual(bazel_options(name, given), options, name)
 

@@ -34,7 +34,7 @@ class TypecheckTest(absltest.TestCase):
       "kernels/tiles.py",
       "kernels/tiles_test.json",
       "kernels/cpu/library.py",
-      "kernels/cpu/testing.py",
+      "kernels/cpu/tests/testing.py",
     )
     stage = self.root / "stage"
     typecheck.link(self.root / "jaxplugin", stage / "jaxplugin")

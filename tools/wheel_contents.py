@@ -28,14 +28,14 @@ SUPPORT: Final = re.compile(
 SDIST_ONLY: Final = (
   *("CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
   *("README.md", "conftest.py", "pyproject.toml", "kernels/cpu/CMakeLists.txt"),
-  *("kernels/cpu/ffi.cc", "kernels/cpu/codec.inl", "kernels/cpu/kernels.h"),
   *(
-    "examples/quickstart/quickstart.py",
-    "examples/quickstart/sentences.txt",
-    "hlo_tests/tool.py",
+    "kernels/cpu/ffi.cc",
+    "kernels/cpu/kernels.h",
+    "kernels/cpu/simd/codec.inl",
   ),
+  *("examples/quickstart/quickstart.py", "examples/quickstart/sentences.txt"),
+  *("hlo_tests/tool.py", "tools/release.sh"),
   *("jaxplugin/dot/api_test.py", "jaxplugin/testing/contract.py"),
-  "tools/release.sh",
 )
 
 

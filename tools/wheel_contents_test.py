@@ -89,7 +89,7 @@ class SdistTest(parameterized.TestCase):
     "kernels/gpu/configs.py",
     "jaxplugin/kernels/__init__.py",
     "jaxplugin/dot/backends/cpu.py",
-    "kernels/cpu/codec.inl",
+    "kernels/cpu/simd/codec.inl",
     "jaxplugin/dot/api_test.py",
   )
   def test_missing_file_is_told(self, name):
@@ -139,7 +139,7 @@ class DirectoryTest(absltest.TestCase):
     self.write("jaxplugin/__init__.py", '__version__ = "1.2"\n')
     self.write("jaxplugin/dot/api_test.py")
     self.write("kernels/gpu/configs.py")
-    self.write("kernels/cpu/testing.py")
+    self.write("kernels/cpu/tests/testing.py")
 
   def write(self, name, text=""):
     path = self.root / name

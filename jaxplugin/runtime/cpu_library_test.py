@@ -297,7 +297,9 @@ class SourcesTest(parameterized.TestCase):
     directory = tempfile.TemporaryDirectory()
     self.addCleanup(directory.cleanup)
     self.directory = pathlib.Path(directory.name)
-    for name in ("CMakeLists.txt", "a.cc", "b.h", "c.inl", "race_test.cc"):
+    for folder in ("dot", "tests"):
+      (self.directory / folder).mkdir()
+    for name in ("CMakeLists.txt", "a.cc", "b.h", "dot/c.inl", "tests/d.cc"):
       (self.directory / name).write_text(name)
 
   def reason(self, digest):
@@ -309,7 +311,7 @@ class SourcesTest(parameterized.TestCase):
     digest = library.built_from(library.load(jax.ffi.include_dir(), path))
     self.assertEqual(library.stale_reason(digest, path), "")
 
-  @parameterized.parameters("CMakeLists.txt", "a.cc", "b.h", "c.inl")
+  @parameterized.parameters("CMakeLists.txt", "a.cc", "b.h", "dot/c.inl")
   def test_changed_source_makes_it_stale(self, name):
     digest = library.sources_digest(self.directory)
     self.assertEqual(self.reason(digest), "")
@@ -318,15 +320,15 @@ class SourcesTest(parameterized.TestCase):
 
   def test_new_and_renamed_sources_make_it_stale(self):
     digest = library.sources_digest(self.directory)
-    (self.directory / "b.h").rename(self.directory / "d.h")
+    (self.directory / "b.h").rename(self.directory / "dot" / "b.h")
     self.assertNotEqual(self.reason(digest), "")
-    (self.directory / "d.h").rename(self.directory / "b.h")
+    (self.directory / "dot" / "b.h").rename(self.directory / "b.h")
     (self.directory / "new.inl").touch()
     self.assertNotEqual(self.reason(digest), "")
 
-  def test_its_test_is_no_source(self):
+  def test_its_tests_are_no_sources(self):
     digest = library.sources_digest(self.directory)
-    (self.directory / "race_test.cc").write_text("changed")
+    (self.directory / "tests" / "d.cc").write_text("changed")
     self.assertEqual(self.reason(digest), "")
 
   def test_library_from_before_digests_is_stale(self):

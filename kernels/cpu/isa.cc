@@ -30,7 +30,7 @@ bool HasAvx2() {
 
 // The dot without BF16 is AVX2's: the same sources compiled for AVX-512 take
 // 0.97 to 1.06 of the time, vectors of 16 floats 1.4 to 7 times as long. Which
-// engine DotAvx512Bf16 takes for a problem is in dot_avx512bf16.cc.
+// engine DotAvx512Bf16 takes for a problem is in dot/avx512bf16.cc.
 #if defined(JAXPLUGIN_EMULATE_AVX512)
 
 #if defined(__x86_64__)

@@ -109,15 +109,15 @@ enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
 // The kernels of a level, or null when this build or machine lacks it.
 const Kernels* GetKernels(Isa isa);
 
-// kernels.dot, at the speed of other dots where rows have scales far from 1 (see
-// rebase.cc).
+// kernels.dot; where rows have scales far from 1 they are rebased, so that it
+// stays fast (dot/rebase.cc).
 bool Dot(const Kernels& kernels, const DotArgs&, const Parallel&);
 
 // Rows that the fast dot paths may not touch are those with a block scale
 // outside 2^+-kSafeExponent and a nonzero value under it. Inside that range
 // every product is a multiple of 2^-124 (E5M2: 2^(-16-46) each) and below
 // 2^124, so that neither float32 nor vdpbf16ps (which flushes subnormals)
-// loses anything; outside it the dot runs in float64 (dot_exact.inl).
+// loses anything; outside it the dot runs in float64 (dot/exact.inl).
 inline constexpr int kSafeExponent = 46;
 
 }  // namespace jaxplugin

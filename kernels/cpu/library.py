@@ -199,10 +199,12 @@ def sources_digest(directory: pathlib.Path = _HERE) -> str | None:
   """
   if not (directory / "CMakeLists.txt").is_file():
     return None
-  names = {"CMakeLists.txt"}
+  names = ["CMakeLists.txt"]
   for pattern in ("*.cc", "*.h", "*.inl"):
-    names |= {path.name for path in directory.glob(pattern)}
-  names.discard("race_test.cc")
+    for path in directory.rglob(pattern):
+      name = path.relative_to(directory).as_posix()
+      if not name.startswith("tests/"):
+        names.append(name)
   lines = ""
   for name in sorted(names):
     content = (directory / name).read_bytes()

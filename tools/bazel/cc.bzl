@@ -54,8 +54,8 @@ _ISA_COPTS = {
 }
 
 def isa_library(name, copts, deps):
-    """cc_library of NAME.cc, whose name ends in an instruction set's."""
-    isa_copts = _ISA_COPTS[name.split("_")[-1]]
+    """cc_library of NAME.cc, which is an instruction set's in some folder."""
+    isa_copts = _ISA_COPTS[name.split("/")[-1]]
     native.cc_library(
         name = name,
         srcs = [name + ".cc"],

@@ -40,7 +40,7 @@ _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 _BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
 # Above so many rows the kernel walks rhs panel by panel; up to it, it streams
-# rhs through registers (dot_small.inl).
+# rhs through registers (dot/few_rows_avx512.inl).
 _MAX_SMALL_ROWS: Final = 4
 
 

@@ -1,0 +1,23 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any machine: SSE2 on x86-64, NEON on aarch64.
+
+#include "kernels.h"
+
+namespace jaxplugin {
+namespace {
+#include "simd/codec.inl"
+#include "dot/exact.inl"
+#include "dot/epilogue.inl"
+#include "simd/sums.inl"
+#include "dot/blocked.inl"
+#include "dot/engine_f32.inl"
+}  // namespace
+
+bool DotBaseline(const DotArgs& args, const Parallel& parallel) {
+  return BlockedDot<EngineF32>(args, parallel);
+}
+
+}  // namespace jaxplugin
+

@@ -1,0 +1,225 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loop nest of a large dot. One operand, the "panel", is unpacked a block
+// of rows at a time (kPanelBytesMax at most: it stays in the outer cache) by
+// all threads together. Then each thread takes strips, a few rows of the other
+// operand, unpacks a strip a chunk of k at a time into its inner cache, and
+// multiplies it with every row of the panel. So each byte of the strip operand
+// is read and unpacked once per panel, and no operand is ever copied whole
+// unless it fits in the panel.
+//
+// An Engine does the arithmetic:
+//   kStripRows              rows of a strip
+//   kSumFloats              floats of scratch memory for sums of a panel row
+//   kTileRowsMax            rows of a tile, the unit of a panel
+//   kPanelRowsMax           rows of a panel
+//   PanelRowBytes(k), StripBytes(k)
+//   Engine(sides)                           once per call
+//   PackRow(row, tile, tile_rows, i)        row i of a tile
+//   Strip(row, count, panel, rows, tile_rows, strip, c)
+//       c[r * kSumFloats + j] = dot of panel row r and strip row j
+// where rows and strips are folded with their scales: exact, by RowIsSafe.
+
+constexpr int64_t kPanelBytesMax = int64_t{4} << 20;
+
+// Which operand is the panel, seen from one batch entry.
+struct Sides {
+  const DotArgs* args;
+  const Operand* panel;
+  const Operand* strip;
+  int64_t panel_rows, strip_rows;  // of a batch entry
+  bool panel_is_lhs;
+
+  JAXPLUGIN_ALWAYS_INLINE int PanelShift(int64_t row) const {
+    return Shift(panel_is_lhs ? args->lhs_shift : args->rhs_shift, row);
+  }
+  JAXPLUGIN_ALWAYS_INLINE int StripShift(int64_t row) const {
+    return Shift(panel_is_lhs ? args->rhs_shift : args->lhs_shift, row);
+  }
+  JAXPLUGIN_ALWAYS_INLINE static int Shift(const int16_t* shift, int64_t row) {
+    return shift == nullptr ? 0 : shift[row];
+  }
+};
+
+// See DotArgs::gave_up.
+JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
+  return args.gave_up != nullptr &&
+         __atomic_load_n(args.gave_up, __ATOMIC_RELAXED) != 0;
+}
+
+inline Sides ChooseSides(const DotArgs& args) {
+  // The strip side is unpacked once per panel, and its tail wastes less when
+  // it is long: it is the larger one, by preference the weights.
+  const bool panel_is_lhs = args.m <= args.n || args.n > 256;
+  if (panel_is_lhs) {
+    return Sides{&args, &args.lhs, &args.rhs, args.m, args.n, true};
+  }
+  return Sides{&args, &args.rhs, &args.lhs, args.n, args.m, false};
+}
+
+// Finishes a tile of sums c[panel row r][strip row j], `ldc` apart. Rows that
+// were rebased get their power of two back. Rows that are flagged unsafe are
+// computed again, exactly. `line` holds `panel_count`.
+inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
+                      int64_t panel_count, int64_t strip0, int64_t strip_count,
+                      float* c, int64_t ldc, const uint8_t* panel_unsafe,
+                      float* line) {
+  const DotArgs& args = *sides.args;
+  const int64_t panel_row0 = batch * sides.panel_rows + panel0;
+  const int64_t strip_row0 = batch * sides.strip_rows + strip0;
+  const bool has_shifts =
+      args.lhs_shift != nullptr || args.rhs_shift != nullptr;
+  for (int64_t j = 0; j < strip_count; ++j) {
+    const bool strip_safe = RowIsSafe(*sides.strip, strip_row0 + j);
+    for (int64_t r = 0; r < panel_count; ++r) {
+      const bool is_safe = strip_safe && !panel_unsafe[r];
+      if (is_safe && !has_shifts) continue;
+      if (!is_safe && args.gave_up != nullptr) {
+        __atomic_store_n(args.gave_up, 1, __ATOMIC_RELAXED);
+        return;
+      }
+      float* out = c + r * ldc + j;
+      const int shift = sides.PanelShift(panel_row0 + r) +
+                        sides.StripShift(strip_row0 + j);
+      *out = is_safe ? static_cast<float>(*out * PowerOfTwo(shift))
+                     : ExactDot(*sides.panel, panel_row0 + r, *sides.strip,
+                                strip_row0 + j, shift);
+    }
+  }
+  if (sides.panel_is_lhs) {
+    for (int64_t r = 0; r < panel_count; ++r) {
+      StoreRow(args, panel_row0 + r, strip0, strip_count, c + r * ldc);
+    }
+    return;
+  }
+  for (int64_t j = 0; j < strip_count; ++j) {
+    for (int64_t r = 0; r < panel_count; ++r) line[r] = c[r * ldc + j];
+    StoreRow(args, strip_row0 + j, panel0, panel_count, line);
+  }
+}
+
+// The sums of a strip whose engine keeps [totals][rests] for a panel row.
+template <int kStripRows>
+inline void FinishTotals(int64_t rows, float* c) {
+  for (int64_t r = 0; r < rows; ++r, c += 2 * kStripRows) {
+    for (int j = 0; j < kStripRows; ++j) {
+      c[j] = TotalOf(c[j], c[kStripRows + j]);
+    }
+  }
+}
+
+template <typename Engine>
+struct Blocked {
+  Sides sides;
+  Engine engine;
+  int64_t k;
+  int64_t panel_block;  // rows of the largest panel
+  int64_t panel_bytes, unsafe_bytes, strip_bytes, c_bytes, line_bytes;
+
+  explicit Blocked(const DotArgs& args)
+      : sides(ChooseSides(args)), engine(sides), k(args.k) {
+    const int64_t row_bytes = Engine::PanelRowBytes(k);
+    int64_t rows = Max(Engine::kTileRowsMax, kPanelBytesMax / row_bytes);
+    rows = Min(Min(rows, Engine::kPanelRowsMax), Max(sides.panel_rows, 1));
+    // Equal panels rather than a small last one.
+    const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
+    panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);
+    const int64_t padded = panel_block + Engine::kTileRowsMax;
+    // Of equal tiles, the last one perhaps not full.
+    const int64_t tiles = CeilDiv(panel_block, Engine::kTileRowsMax);
+    panel_bytes = RoundUp((panel_block + tiles - 1) * row_bytes, 64);
+    unsafe_bytes = RoundUp(panel_block, 64);
+    strip_bytes = RoundUp(Engine::StripBytes(k), 64);
+    c_bytes = RoundUp(padded * Engine::kSumFloats * 4, 64);
+    line_bytes = RoundUp(panel_block * 4, 64);
+  }
+  int64_t SharedBytes() const { return panel_bytes + unsafe_bytes; }
+  int64_t SlotBytes() const { return strip_bytes + c_bytes + line_bytes; }
+
+  // One batch entry; `shared` is SharedBytes(), `slots` SlotBytes() a thread.
+  bool Entry(int64_t batch, const Parallel& parallel, uint8_t* shared,
+             uint8_t* slots) const {
+    for (int64_t p0 = 0; p0 < sides.panel_rows; p0 += panel_block) {
+      const int64_t rows = Min(panel_block, sides.panel_rows - p0);
+      if (!PanelTimesStrips(batch, p0, rows, parallel, shared, slots)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  bool PanelTimesStrips(int64_t batch, int64_t p0, int64_t rows,
+                        const Parallel& parallel, uint8_t* shared,
+                        uint8_t* slots) const {
+    uint8_t* unsafe = shared + panel_bytes;
+    const int64_t tile_count = CeilDiv(rows, Engine::kTileRowsMax);
+    const int64_t tile_rows = CeilDiv(rows, tile_count);
+    const int64_t tile_bytes = tile_rows * Engine::PanelRowBytes(k);
+    const bool small = rows * k < 16384;  // not worth waking a thread for
+    const Parallel serial{1, nullptr, nullptr};
+    bool ok = ParallelFor(
+        small ? serial : parallel, CeilDiv(rows, tile_rows),
+        [&](int64_t tile, int) {
+          const int64_t r0 = tile * tile_rows;
+          const int64_t end = Min(r0 + tile_rows, rows);
+          for (int64_t r = r0; r < end; ++r) {
+            const int64_t row = batch * sides.panel_rows + p0 + r;
+            engine.PackRow(row, shared + tile * tile_bytes, tile_rows, r - r0);
+            unsafe[r] = !RowIsSafe(*sides.panel, row);
+          }
+        });
+    const int64_t strips = CeilDiv(sides.strip_rows, Engine::kStripRows);
+    const int64_t group = Max(1, strips / (parallel.threads * 16));
+    ok = ok && ParallelFor(
+        parallel, CeilDiv(strips, group), [&](int64_t index, int slot) {
+          uint8_t* strip = slots + slot * SlotBytes();
+          float* c = reinterpret_cast<float*>(strip + strip_bytes);
+          float* line = reinterpret_cast<float*>(strip + strip_bytes + c_bytes);
+          const int64_t last = Min(strips, (index + 1) * group);
+          for (int64_t s = index * group; s < last; ++s) {
+            if (GaveUp(*sides.args)) return;
+            const int64_t s0 = s * Engine::kStripRows;
+            const int64_t count =
+                Min(Engine::kStripRows, sides.strip_rows - s0);
+            engine.Strip(batch * sides.strip_rows + s0, count, shared, rows,
+                         tile_rows, strip, c);
+            StoreTile(sides, batch, p0, rows, s0, count, c, Engine::kSumFloats,
+                      unsafe, line);
+          }
+        });
+    return ok;
+  }
+};
+
+template <typename Engine>
+bool BlockedDot(const DotArgs& args, const Parallel& parallel) {
+  const Blocked<Engine> blocked(args);
+  const int64_t shared_bytes = blocked.SharedBytes();
+  const int64_t slot_bytes = blocked.SlotBytes();
+  const int threads = parallel.threads;
+  // Many small batch entries: one entry a task, each serial inside.
+  const bool over_batch =
+      args.batch >= 2 * threads &&
+      args.m * args.n <= (int64_t{1} << 24) / Max(args.k, 1);
+  if (over_batch) {
+    const int64_t each = shared_bytes + slot_bytes;
+    Scratch scratch(each * threads);
+    uint8_t* base = scratch.get();
+    if (base == nullptr) return false;
+    const Parallel serial{1, nullptr, nullptr};
+    return ParallelFor(parallel, args.batch, [&](int64_t batch, int slot) {
+      uint8_t* shared = base + slot * each;
+      blocked.Entry(batch, serial, shared, shared + shared_bytes);
+    });
+  }
+  Scratch scratch(shared_bytes + slot_bytes * threads);
+  uint8_t* base = scratch.get();
+  if (base == nullptr) return false;
+  for (int64_t batch = 0; batch < args.batch; ++batch) {
+    if (!blocked.Entry(batch, parallel, base, base + shared_bytes)) {
+      return false;
+    }
+  }
+  return true;
+}

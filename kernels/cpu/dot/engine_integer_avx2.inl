@@ -1,0 +1,307 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The large dot of two E2M1 sides in integers. Twice an E2M1 value is one of
+// -12..12, so products of bytes, added up over a block by vpmaddubsw in 16
+// bits, are exact; float32 enters once a block, with both scales. A block of 32
+// costs 8 multiplications for 256 products, where float32 takes 32.
+//
+// vpmaddubsw multiplies unsigned by signed bytes: the strip's are 12 too large,
+// and the panel holds what to take off for that.
+
+// Transposes 8 rows of 8 dwords.
+JAXPLUGIN_ALWAYS_INLINE void Transpose8(__m256i* rows) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
+    rows[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+  }
+}
+
+// 32 bytes of E2M1 from `bytes`, of which `count` are there.
+JAXPLUGIN_ALWAYS_INLINE __m256i LoadGroup(const uint8_t* bytes, int64_t count) {
+  if (count >= kGroupBytes) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+  }
+  alignas(32) uint8_t padded[kGroupBytes] = {};
+  if (count > 0) __builtin_memcpy(padded, bytes, count);
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(padded));
+}
+
+// kBlock: the smaller of the two sides' blocks.
+template <int kBlock>
+struct EngineInteger {
+  static constexpr int kTileRowsMax = 4;
+  static constexpr int64_t kPanelRowsMax = int64_t{1} << 62;
+  static constexpr int kStripRows = 16;  // two vectors
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
+  static constexpr int64_t kGroup = 64;        // values
+  static constexpr int64_t kChunkGroups = 16;  // 16 KiB of a strip
+  static constexpr int kBlocks = kGroup / kBlock;
+  static constexpr int64_t kMaxBlocks = kChunkGroups * kBlocks;
+  // 16 blocks: 15 roundings, and 1 of the total. See sums.inl.
+  static constexpr int64_t kSumGroups = 16 / kBlocks;
+  // [even values][odd values][corrections, a dword a block][scales].
+  static constexpr int64_t kPanelGroupBytes = 64 + 8 * kBlocks;
+  static constexpr int64_t kGroupCodes = kGroup * kStripRows;
+  static constexpr int64_t kGroupScales = kBlocks * kStripRows;
+  static constexpr int64_t kCodes = kChunkGroups * kGroupCodes;
+
+  const Operand& panel_operand;
+  const Operand& strip_operand;
+  const NibbleTables tables;
+
+  explicit EngineInteger(const Sides& sides)
+      : panel_operand(*sides.panel), strip_operand(*sides.strip) {}
+
+  static int64_t Groups(int64_t k) { return Max(CeilDiv(k, kGroup), 1); }
+  static int64_t PanelRowBytes(int64_t k) {
+    return Groups(k) * kPanelGroupBytes;
+  }
+  static int64_t StripBytes(int64_t) {
+    return kCodes + kChunkGroups * kGroupScales * 4;
+  }
+
+  // out[i] = the scale of block b0 + i, 0 past the end; `count` of kMaxBlocks
+  // at most.
+  static void Scales(const Operand& x, int64_t row, int64_t b0, int64_t count,
+                     float* out) {
+    if (x.block == kBlock) {
+      const int64_t present = Max(Min(count, x.scale_cols - b0), 0);
+      DecodeScales(x, row, b0, present, 0, out);
+      for (int64_t i = present; i < count; ++i) out[i] = 0;
+      return;
+    }
+    // A scale of 32 is that of two blocks.
+    float scale[kMaxBlocks / 2];
+    const int64_t c0 = b0 / 2;
+    const int64_t present = Max(Min(count / 2, x.scale_cols - c0), 0);
+    DecodeScales(x, row, c0, present, 0, scale);
+    for (int64_t i = 0; i < count / 2; ++i) {
+      out[2 * i] = out[2 * i + 1] = i < present ? scale[i] : 0;
+    }
+  }
+
+  void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
+               int64_t i) const {
+    const Operand& x = panel_operand;
+    const uint8_t* codes = RowValues(x, row);
+    for (int64_t g = 0; g < Groups(x.k); ++g) {
+      uint8_t* out = tile + (g * tile_rows + i) * kPanelGroupBytes;
+      const __m256i group = LoadGroup(codes + g * kGroupBytes,
+                                      x.row_bytes - g * kGroupBytes);
+      const __m256i nibbles[2] = {LowNibbles(group), HighNibbles(group)};
+      __m256i words = _mm256_setzero_si256();
+      for (int s = 0; s < 2; ++s) {
+        const __m256i bytes = _mm256_shuffle_epi8(tables.twice, nibbles[s]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * s), bytes);
+        words = _mm256_add_epi16(
+            words, _mm256_maddubs_epi16(_mm256_set1_epi8(12), bytes));
+      }
+      int16_t sums[16];
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), words);
+      float scale[kBlocks];
+      Scales(x, row, g * kBlocks, kBlocks, scale);
+      for (int b = 0; b < kBlocks; ++b) {
+        int sum = 0;
+        for (int j = 0; j < 16 / kBlocks; ++j) {
+          sum += sums[b * (16 / kBlocks) + j];
+        }
+        // In the low half of a dword: the halves are added in the end.
+        const uint32_t correction = static_cast<uint16_t>(-sum);
+        scale[b] *= 0.25f;  // both sides are twice their values
+        __builtin_memcpy(out + 64 + 4 * b, &correction, 4);
+        __builtin_memcpy(out + 64 + 4 * (kBlocks + b), &scale[b], 4);
+      }
+    }
+  }
+
+  // From the codes of group g0 of a row to those that are packed after the
+  // strip's chunk: its next one, or the first of the next strip.
+  int64_t Ahead(int64_t g0) const {
+    return g0 + kChunkGroups < Groups(strip_operand.k)
+               ? kChunkGroups * kGroupBytes
+               : kStripRows * strip_operand.row_bytes - g0 * kGroupBytes;
+  }
+
+  // Groups [g0, g0 + groups) of `count` rows: codes as [group][even or odd
+  // dword][16 rows], scales as [group][block][16 rows].
+  void PackStrip(int64_t row, int64_t count, int64_t g0, int64_t groups,
+                 uint8_t* strip) const {
+    PackScales(row, count, g0, groups,
+               reinterpret_cast<float*>(strip + kCodes));
+    const Operand& x = strip_operand;
+    const int64_t ahead = Ahead(g0);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t left = x.row_bytes - (g0 + g) * kGroupBytes;
+      for (int v = 0; v < 2; ++v) {
+        __m256i codes[8];
+        for (int r = 0; r < 8; ++r) {
+          const int64_t past = 8 * v + r;
+          const uint8_t* at = RowValues(x, row + past) + (g0 + g) * kGroupBytes;
+          if (g % 2 == 0) {  // a cache line
+            _mm_prefetch(reinterpret_cast<const char*>(at + ahead),
+                         _MM_HINT_T1);
+          }
+          codes[r] =
+              past < count ? LoadGroup(at, left) : _mm256_setzero_si256();
+        }
+        Transpose8(codes);
+        uint8_t* even = strip + g * kGroupCodes + 32 * v;
+        for (int d = 0; d < 8; ++d) {
+          _mm256_store_si256(
+              reinterpret_cast<__m256i*>(even + d * 64),
+              _mm256_shuffle_epi8(tables.twice_plus_12, LowNibbles(codes[d])));
+          _mm256_store_si256(
+              reinterpret_cast<__m256i*>(even + (8 + d) * 64),
+              _mm256_shuffle_epi8(tables.twice_plus_12, HighNibbles(codes[d])));
+        }
+      }
+    }
+  }
+
+  void PackScales(int64_t row, int64_t count, int64_t g0, int64_t groups,
+                  float* out) const {
+    alignas(32) float scale[kStripRows][kMaxBlocks];
+    const int64_t blocks = groups * kBlocks;
+    for (int64_t r = 0; r < kStripRows; ++r) {
+      const int64_t done = r < count ? blocks : 0;
+      Scales(strip_operand, row + Min(r, count - 1), g0 * kBlocks, done,
+             scale[r]);
+      for (int64_t b = done; b < RoundUp(blocks, 8); ++b) scale[r][b] = 0;
+    }
+    for (int64_t b = 0; b < blocks; b += 8) {
+      for (int v = 0; v < 2; ++v) {
+        __m256i rows[8];
+        for (int r = 0; r < 8; ++r) {
+          rows[r] = _mm256_load_si256(
+              reinterpret_cast<const __m256i*>(scale[8 * v + r] + b));
+        }
+        Transpose8(rows);
+        for (int i = 0; i < 8; ++i) {
+          _mm256_store_si256(
+              reinterpret_cast<__m256i*>(out + (b + i) * kStripRows + 8 * v),
+              rows[i]);
+        }
+      }
+    }
+  }
+
+  // Left to itself, GCC 12 adds up in another order, and the sums that it then
+  // keeps in memory take three times as long.
+  JAXPLUGIN_ALWAYS_INLINE static void KeepInRegisters(__m256i* two) {
+    asm("" : "+x"(two[0]), "+x"(two[1]));
+  }
+
+  // kRows rows of a tile times a strip, `groups` of k, added to c.
+  template <int kRows>
+  static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
+                   const float* strip_scale, int64_t groups, bool is_first,
+                   float* c) {
+    constexpr int kDwords = 8 / kBlocks;  // of a block's even values
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256 sum[kRows][2];
+    for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+    for (int64_t g = 0; g < groups; ++g) {
+#pragma GCC unroll 4
+      for (int block = 0; block < kBlocks; ++block) {
+        __m256i words[kRows][2];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          words[r][0] = words[r][1] = _mm256_set1_epi32(
+              ReadDword(a + r * kPanelGroupBytes + 64 + 4 * block));
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * kDwords; ++i) {
+          const int d = i / kDwords * 8 + block * kDwords + i % kDwords;
+          const __m256i* at = reinterpret_cast<const __m256i*>(b + d * 64);
+          const __m256i y0 = _mm256_load_si256(at);
+          const __m256i y1 = _mm256_load_si256(at + 1);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m256i x =
+                _mm256_set1_epi32(ReadDword(a + r * kPanelGroupBytes + 4 * d));
+            words[r][0] =
+                _mm256_add_epi16(words[r][0], _mm256_maddubs_epi16(y0, x));
+            words[r][1] =
+                _mm256_add_epi16(words[r][1], _mm256_maddubs_epi16(y1, x));
+            KeepInRegisters(words[r]);
+          }
+        }
+        const __m256 y_scale[2] = {_mm256_load_ps(strip_scale),
+                                   _mm256_load_ps(strip_scale + 8)};
+        strip_scale += kStripRows;
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const __m256 x_scale = _mm256_broadcast_ss(
+              reinterpret_cast<const float*>(a + r * kPanelGroupBytes + 64) +
+              kBlocks + block);
+          for (int v = 0; v < 2; ++v) {
+            const __m256 dot =
+                _mm256_cvtepi32_ps(_mm256_madd_epi16(words[r][v], ones));
+            sum[r][v] = _mm256_fmadd_ps(
+                dot, _mm256_mul_ps(x_scale, y_scale[v]), sum[r][v]);
+          }
+        }
+      }
+      a += tile_rows * kPanelGroupBytes;
+      b += kGroupCodes;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < 2; ++v) {
+        float* out = c + r * kSumFloats + 8 * v;
+        AddExactly(sum[r][v], is_first, out, out + kStripRows);
+      }
+    }
+  }
+
+  // The same for any number of groups.
+  template <int kRows>
+  static void TileOf(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
+                     int64_t groups, bool is_first, float* c) {
+    const float* strip_scale = reinterpret_cast<const float*>(b + kCodes);
+    for (int64_t g = 0; g < groups; g += kSumGroups) {
+      Tile<kRows>(a + g * tile_rows * kPanelGroupBytes, tile_rows,
+                  b + g * kGroupCodes, strip_scale + g * kGroupScales,
+                  Min(kSumGroups, groups - g), is_first && g == 0, c);
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE static int ReadDword(const uint8_t* bytes) {
+    int dword;
+    __builtin_memcpy(&dword, bytes, 4);
+    return dword;
+  }
+
+  void Strip(int64_t row, int64_t count, const uint8_t* panel, int64_t rows,
+             int64_t tile_rows, uint8_t* strip, float* c) const {
+    const int64_t groups = Groups(strip_operand.k);
+    const int64_t tile_bytes = tile_rows * PanelRowBytes(strip_operand.k);
+    for (int64_t g0 = 0; g0 < groups; g0 += kChunkGroups) {
+      const int64_t some = Min(kChunkGroups, groups - g0);
+      PackStrip(row, count, g0, some, strip);
+      for (int64_t r = 0, tile = 0; r < rows; r += tile_rows, ++tile) {
+        const uint8_t* a = panel + tile * tile_bytes +
+                           g0 * tile_rows * kPanelGroupBytes;
+        float* out = c + r * kSumFloats;
+        switch (Min(tile_rows, rows - r)) {
+          case 1: TileOf<1>(a, tile_rows, strip, some, g0 == 0, out); break;
+          case 2: TileOf<2>(a, tile_rows, strip, some, g0 == 0, out); break;
+          case 3: TileOf<3>(a, tile_rows, strip, some, g0 == 0, out); break;
+          case 4: TileOf<4>(a, tile_rows, strip, some, g0 == 0, out); break;
+        }
+      }
+    }
+    FinishTotals<kStripRows>(rows, c);
+  }
+};

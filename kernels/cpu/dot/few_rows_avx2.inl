@@ -1,0 +1,475 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The dot of a few rows (decoding a token) with AVX2: bound by reading the
+// other operand, the "weights", once. Their codes become float32 in registers
+// and are multiplied with the few rows, which lie ready in the order in which
+// codes are cheapest to expand; the scale multiplies the sums of a block.
+//
+// Two E2M1 sides are multiplied as integers instead: twice an E2M1 value is one
+// of -12..12, and vpmaddubsw adds products of bytes two by two, exactly.
+
+constexpr int kFewRowsMax = 4;               // at a time, in registers
+constexpr int64_t kFewRowsChunk = kUnpackMax;  // scales decoded at once
+constexpr int64_t kScalesPerChunk = kFewRowsChunk / 16;
+// Values ahead of those in use that are asked for: enough to cover memory's
+// latency.
+constexpr int64_t kPrefetchValues = 4096;
+
+// How the few rows lie in scratch memory: as groups, zero-padded.
+struct FewRowsProblem {
+  const Operand& x;
+  const Operand& weights;
+  bool is_integer;  // E2M1 times E2M1
+  // Codes of 8 bits expand to their value times 2^-ValueShift. Half of that
+  // (more for floats, whose range is checked) is made up for in the rows and
+  // the rest in the weights' scales: so nothing overflows, and no product is a
+  // subnormal that loses bits.
+  int row_shift;
+  int64_t groups;  // of a row
+
+  FewRowsProblem(const Operand& rows, const Operand& other)
+      : x(rows), weights(other) {
+    is_integer = x.format == Format::kE2M1 &&
+                 weights.format == Format::kE2M1 && x.block >= weights.block;
+    row_shift = weights.format == Format::kE2M1 ? 0
+                : IsPlain(x.format)             ? 90
+                                                : 60;
+    groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
+  }
+  int ScaleShift() const { return ValueShift(weights.format) - row_shift; }
+  // Integers: [group][64 bytes, 16 words], [scale of a weight's block].
+  int64_t ScalesOffset() const { return groups * 96; }
+  int64_t RowBytes() const {
+    if (!is_integer) return groups * GroupValues(weights.format) * 4;
+    return ScalesOffset() + RoundUp(groups * (64 / weights.block) * 4, 32);
+  }
+
+  // Prepares a row; false where a float is outside the range that row_shift
+  // allows.
+  bool Prepare(int64_t row, uint8_t* out) const {
+    if (is_integer) {
+      PrepareIntegers(row, out);
+      return true;
+    }
+    return PrepareFloats(row, reinterpret_cast<float*>(out));
+  }
+
+  bool PrepareFloats(int64_t row, float* out) const {
+    const int64_t group = GroupValues(weights.format);
+    const int pairs = GroupPairs(weights.format);
+    const float factor = AsFloat(static_cast<uint32_t>(127 + row_shift) << 23);
+    uint8_t index[64];
+    for (int p = 0, at = 0; p < pairs; ++p) {
+      for (int half = 0; half < 2; ++half) {
+        for (int lane = 0; lane < 8; ++lane, ++at) {
+          index[at] = static_cast<uint8_t>(
+              ExpandedIndex(weights.format, p, half, lane));
+        }
+      }
+    }
+    uint32_t outside = 0;
+    for (int64_t k0 = 0; k0 < groups * group; k0 += kFewRowsChunk) {
+      float natural[kFewRowsChunk];
+      const int64_t count = Max(Min(kFewRowsChunk, x.k - k0), 0);
+      const int64_t padded = Min(kFewRowsChunk, groups * group - k0);
+      UnpackRun(x, row, k0, count, Order::kNatural, 0, natural);
+      for (int64_t i = count; i < padded; ++i) natural[i] = 0;
+      for (int64_t i = 0; i < padded; ++i) {
+        // 0, Inf and NaN are as good as what is in range: 2^-87 to 2^32.
+        const uint32_t magnitude = AsBits(natural[i]) & kMagnitude;
+        outside |= (magnitude - 1 < (40u << 23) - 1) |
+                   ((magnitude > (159u << 23)) & (magnitude < kInfinity));
+        natural[i] *= factor;
+      }
+      for (int64_t g = 0; g < padded; g += group) {
+        for (int i = 0; i < group; ++i) out[k0 + g + i] = natural[g + index[i]];
+      }
+    }
+    return !IsPlain(x.format) || row_shift == 0 || outside == 0;
+  }
+
+  void PrepareIntegers(int64_t row, uint8_t* out) const {
+    const NibbleTables tables;
+    const __m256i ones = _mm256_set1_epi8(1);
+    const __m256i offset = _mm256_set1_epi16(-12);
+    const uint8_t* codes = RowValues(x, row);
+    for (int64_t g = 0; g < groups; ++g) {
+      alignas(32) uint8_t bytes[kGroupBytes] = {};
+      const int64_t count = Min(kGroupBytes, x.row_bytes - g * kGroupBytes);
+      if (count > 0) __builtin_memcpy(bytes, codes + g * kGroupBytes, count);
+      const __m256i group =
+          _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
+      const __m256i even =
+          _mm256_shuffle_epi8(tables.twice, LowNibbles(group));
+      const __m256i odd =
+          _mm256_shuffle_epi8(tables.twice, HighNibbles(group));
+      // The weights' bytes are 12 too large, to be unsigned.
+      const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(ones, even),
+                                            _mm256_maddubs_epi16(ones, odd));
+      __m256i* at = reinterpret_cast<__m256i*>(out + 96 * g);
+      _mm256_store_si256(at, even);
+      _mm256_store_si256(at + 1, odd);
+      _mm256_store_si256(at + 2, _mm256_mullo_epi16(sums, offset));
+    }
+    float* scale = reinterpret_cast<float*>(out + ScalesOffset());
+    const int64_t columns = groups * (64 / weights.block);
+    const int64_t per_scale = x.block / weights.block;
+    for (int64_t i = 0; i < columns; i += per_scale) {
+      const int64_t column = i / per_scale;
+      float s = 0;
+      if (column < x.scale_cols) DecodeScales(x, row, column, 1, 0, &s);
+      // Both sides are twice their values.
+      for (int64_t j = i; j < Min(i + per_scale, columns); ++j) {
+        scale[j] = s * 0.25f;
+      }
+    }
+  }
+};
+
+JAXPLUGIN_ALWAYS_INLINE float SumEight(__m256 v) {
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v),
+                          _mm256_extractf128_ps(v, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+// One group of one weight row against kRows rows; `scale` is of its blocks.
+template <Format kFormat, int kBlock, int kRows>
+struct FloatGroup {
+  static constexpr int kScales = GroupValues(kFormat) / kBlock;
+
+  JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
+                                          const NibbleTables& tables,
+                                          const uint8_t* x, int64_t x_row_bytes,
+                                          const float* scale, int64_t,
+                                          __m256* sum) {
+    constexpr int kPairs = GroupPairs(kFormat);
+    // E2M1 under 16 has two blocks in a vector's lower half, in turns.
+    constexpr int kSections = kScales == 4 ? 2 : 1;
+    constexpr int kHigh = kScales / 2;  // blocks from lower half to upper half
+    __m256i pairs[kPairs];
+    Expand<kFormat>(codes, tables, pairs);
+#pragma GCC unroll 2
+    for (int s = 0; s < kSections; ++s) {
+      __m256 block[kRows];
+#pragma GCC unroll 4
+      for (int q = 0; q < kPairs / kSections; ++q) {
+        const int p = s * (kPairs / kSections) + q;
+        __m256 values[2];
+        SplitPairs(pairs[p], values);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m256 row = _mm256_load_ps(
+                reinterpret_cast<const float*>(x + r * x_row_bytes) + 16 * p +
+                8 * half);
+            block[r] = q == 0 && half == 0
+                           ? _mm256_mul_ps(values[half], row)
+                           : _mm256_fmadd_ps(values[half], row, block[r]);
+          }
+        }
+      }
+      const __m256 spread = kScales == 1
+                                ? _mm256_broadcast_ss(scale)
+                                : SpreadTwo(scale + s, scale + s + kHigh);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sum[r] = _mm256_fmadd_ps(block[r], spread, sum[r]);
+      }
+    }
+  }
+};
+
+// The same for E2M1 times E2M1; `scale` is of both sides, `scale_row` apart.
+template <int kBlock, int kRows>
+struct IntegerGroup {
+  static constexpr int kScales = 64 / kBlock;
+
+  JAXPLUGIN_ALWAYS_INLINE static void Add(__m256i codes,
+                                          const NibbleTables& tables,
+                                          const uint8_t* x, int64_t x_row_bytes,
+                                          const float* scale,
+                                          int64_t scale_row, __m256* sum) {
+    // Which scale a lane, the sum of 8 values, belongs to.
+    const __m256i lanes = kBlock == 32
+                              ? _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)
+                              : _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    const __m256i even =
+        _mm256_shuffle_epi8(tables.twice_plus_12, LowNibbles(codes));
+    const __m256i odd =
+        _mm256_shuffle_epi8(tables.twice_plus_12, HighNibbles(codes));
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m256i* row =
+          reinterpret_cast<const __m256i*>(x + r * x_row_bytes);
+      const __m256i words = _mm256_add_epi16(
+          _mm256_add_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(row)),
+                           _mm256_load_si256(row + 2)),
+          _mm256_maddubs_epi16(odd, _mm256_load_si256(row + 1)));
+      const __m256 block = _mm256_cvtepi32_ps(
+          _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+      const __m256 spread = _mm256_permutevar8x32_ps(
+          _mm256_castps128_ps256(_mm_loadu_ps(scale + r * scale_row)), lanes);
+      sum[r] = _mm256_fmadd_ps(block, spread, sum[r]);
+    }
+  }
+};
+
+// Scales of a weight row, [row of x when integers][block], the last loads of
+// four reaching past a chunk's.
+template <int kScaleRows>
+using ChunkScales = float[kScaleRows][kScalesPerChunk + 8];
+
+// Decodes scales [c0, c0 + count) of weight row `row`, 0 where there are none,
+// and multiplies them with those of the rows x.
+template <int kScaleRows, bool kIntegers>
+__attribute__((noinline)) void ReadScales(
+    const FewRowsProblem& rows, int64_t row, const uint8_t* x, int64_t c0,
+    int64_t count, ChunkScales<kScaleRows>& scale) {
+  float* own = scale[0];
+  const int64_t present = Max(Min(count, rows.weights.scale_cols - c0), 0);
+  DecodeScales(rows.weights, row, c0, present, rows.ScaleShift(), own);
+  for (int64_t i = present; i < count; ++i) own[i] = 0;
+  // The first row's product last: it takes the place of what it is made of.
+  for (int r = kScaleRows - 1; kIntegers && r >= 0; --r) {
+    const float* theirs =
+        reinterpret_cast<const float*>(x + r * rows.RowBytes() +
+                                       rows.ScalesOffset()) +
+        c0;
+    for (int64_t i = 0; i < count; ++i) scale[r][i] = own[i] * theirs[i];
+  }
+}
+
+// One weight row against kRows rows. Weight rows are not read side by side:
+// one stream a thread is fastest here (2 and 4 take 1.3 times as long).
+template <Format kFormat, int kBlock, int kRows, bool kIntegers>
+struct FewRowsSums {
+  using FloatStep = FloatGroup<kFormat, kBlock, kRows>;
+  using IntegerStep = IntegerGroup<kBlock, kRows>;
+  static constexpr int kScales = FloatStep::kScales;  // of a group
+  static constexpr int kScaleRows = kIntegers ? kRows : 1;
+  static constexpr int64_t kChunkGroups = kFewRowsChunk / kBlock / kScales;
+  // Groups take turns between sums, and the sums join a total after kSumGroups
+  // groups each. Roundings: of a block's products (4 of 8 bits, 4 or 8 of E2M1,
+  // none of integers), of a sum (E2M1 under 16 adds two blocks a group), 1 or 2
+  // of two or four sums, 3 of lanes, 1 of the total: 16 at most (sums.inl).
+  static constexpr bool kIsE2M1 = kFormat == Format::kE2M1;
+  static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
+  static constexpr int64_t kSumGroups =
+      kSums == 4 ? (kIntegers ? 8 : kIsE2M1 ? 3 : 7)
+                 : (kIntegers ? 12 : kIsE2M1 ? 4 : 8);
+  static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
+  static constexpr int64_t kXBytes =
+      kIntegers ? 96 : GroupValues(kFormat) * 4;  // of a group
+  static constexpr int64_t kPrefetchBytes =
+      kPrefetchValues * kGroupBytes / GroupValues(kFormat);
+  // One or two rows of floats leave the first cache too little room for what
+  // comes: (1, 8192, 8192) MXFP8 took 3.9 ms and takes 3.0. More rows come from
+  // the second cache themselves: 4 x 4096 would take 1.1 times as long.
+  static constexpr _mm_hint kPrefetchInto =
+      !kIntegers && kRows <= 2 ? _MM_HINT_T1 : _MM_HINT_T0;
+
+  __m256 total[kRows], rest[kRows];
+  Largest largest;
+  const NibbleTables tables;
+
+  JAXPLUGIN_ALWAYS_INLINE void Add(const uint8_t* codes_at, const uint8_t* x,
+                                   int64_t x_row_bytes, const float* scale,
+                                   __m256* sum) {
+    constexpr int64_t kStride = kScalesPerChunk + 8;
+    const __m256i codes =
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes_at));
+    if constexpr (kIntegers) {
+      IntegerStep::Add(codes, tables, x, x_row_bytes, scale, kStride, sum);
+    } else {
+      if (kFormat != Format::kE2M1) largest.See(codes);
+      FloatStep::Add(codes, tables, x, x_row_bytes, scale, kStride, sum);
+    }
+  }
+
+  // Adds `count` groups to the totals.
+  JAXPLUGIN_ALWAYS_INLINE void AddGroups(const uint8_t* codes, const uint8_t* x,
+                                         int64_t x_row_bytes,
+                                         const float* scale, int64_t count) {
+    constexpr int64_t kMost = kSums * kSumGroups;
+    for (int64_t g0 = 0; g0 < count; g0 += kMost) {
+      const int64_t some = Min(kMost, count - g0);
+      __m256 sum[kSums][kRows];
+      for (int i = 0; i < kSums; ++i) {
+        for (int r = 0; r < kRows; ++r) sum[i][r] = _mm256_setzero_ps();
+      }
+      int64_t g = 0;
+      for (; g + kTurn <= some; g += kTurn) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kTurn; ++i) {
+          if (i % 2 == 0) {  // a cache line
+            _mm_prefetch(reinterpret_cast<const char*>(
+                             codes + i * kGroupBytes + kPrefetchBytes),
+                         kPrefetchInto);
+          }
+          Add(codes + i * kGroupBytes, x + i * kXBytes, x_row_bytes,
+              scale + i * kScales, sum[i % kSums]);
+        }
+        codes += kTurn * kGroupBytes;
+        x += kTurn * kXBytes;
+        scale += kTurn * kScales;
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kTurn - 1; ++i) {
+        if (g + i >= some) break;
+        Add(codes + i * kGroupBytes, x + i * kXBytes, x_row_bytes,
+            scale + i * kScales, sum[i % kSums]);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        __m256 all = sum[0][r];
+        if constexpr (kSums > 1) all = _mm256_add_ps(all, sum[1][r]);
+        if constexpr (kSums > 2) {
+          all = _mm256_add_ps(all, _mm256_add_ps(sum[2][r], sum[3][r]));
+        }
+        AddExactly(all, &total[r], &rest[r]);
+      }
+    }
+  }
+
+  // out[r * ldc] = weight row w . row r. False where a weight is NaN or Inf:
+  // the sums are garbage then.
+  static bool Run(const FewRowsProblem& rows, int64_t w, const uint8_t* x,
+                  float* out, int64_t ldc) {
+    const int64_t x_row_bytes = rows.RowBytes();
+    const uint8_t* codes = RowValues(rows.weights, w);
+    const int64_t whole = rows.weights.row_bytes / kGroupBytes;
+    FewRowsSums sums;
+    for (int r = 0; r < kRows; ++r) {
+      sums.total[r] = sums.rest[r] = _mm256_setzero_ps();
+    }
+    for (int64_t g0 = 0; g0 < rows.groups; g0 += kChunkGroups) {
+      ChunkScales<kScaleRows> scale;
+      const int64_t count = Min(kChunkGroups, rows.groups - g0);
+      ReadScales<kScaleRows, kIntegers>(rows, w, x, g0 * kScales,
+                                        count * kScales, scale);
+      const int64_t here = Min(count, whole - g0);
+      sums.AddGroups(codes + g0 * kGroupBytes, x + g0 * kXBytes, x_row_bytes,
+                     scale[0], here);
+      if (here < count) {  // the last group, zero-padded; x is too
+        alignas(32) uint8_t last[kGroupBytes] = {};
+        __builtin_memcpy(last, codes + whole * kGroupBytes,
+                         rows.weights.row_bytes - whole * kGroupBytes);
+        sums.AddGroups(last, x + whole * kXBytes, x_row_bytes,
+                       scale[0] + here * kScales, 1);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      out[r * ldc] = SumEight(TotalOf(sums.total[r], sums.rest[r]));
+    }
+    return !sums.largest.NotFinite(kFormat);
+  }
+};
+
+// Rows [w0, w0 + count) of the weights; x_row is the first of kRows in x.
+template <Format kFormat, int kBlock, int kRows, bool kIntegers>
+void FewRowsStrip(const FewRowsProblem& rows, int64_t w0, int64_t count,
+                  const uint8_t* x, int64_t x_row, float* out, int64_t ldc) {
+  using Sums = FewRowsSums<kFormat, kBlock, kRows, kIntegers>;
+  for (int64_t w = 0; w < count; ++w) {
+    if (Sums::Run(rows, w0 + w, x, out + w, ldc)) continue;
+    for (int r = 0; r < kRows; ++r) {
+      // NaN or Inf: under any power of two.
+      out[r * ldc + w] = ExactDot(rows.x, x_row + r, rows.weights, w0 + w, 0);
+    }
+  }
+}
+
+using FewRowsFunction = void (*)(const FewRowsProblem&, int64_t, int64_t,
+                                 const uint8_t*, int64_t, float*, int64_t);
+
+template <Format kFormat, int kBlock, bool kIntegers>
+FewRowsFunction FewRowsOfCount(int64_t count) {
+  constexpr FewRowsFunction kFunctions[kFewRowsMax] = {
+      FewRowsStrip<kFormat, kBlock, 1, kIntegers>,
+      FewRowsStrip<kFormat, kBlock, 2, kIntegers>,
+      FewRowsStrip<kFormat, kBlock, 3, kIntegers>,
+      FewRowsStrip<kFormat, kBlock, 4, kIntegers>};
+  return kFunctions[count - 1];
+}
+
+template <int kBlock>
+FewRowsFunction FewRowsOfBlock(const FewRowsProblem& rows, int64_t count) {
+  if (rows.is_integer) {
+    return FewRowsOfCount<Format::kE2M1, kBlock, true>(count);
+  }
+  switch (rows.weights.format) {
+    case Format::kE4M3:
+      return FewRowsOfCount<Format::kE4M3, kBlock, false>(count);
+    case Format::kE5M2:
+      return FewRowsOfCount<Format::kE5M2, kBlock, false>(count);
+    default:
+      return FewRowsOfCount<Format::kE2M1, kBlock, false>(count);
+  }
+}
+
+// The dot of few rows, sides.panel, with quantized weights, sides.strip.
+// *is_done is left false, with nothing written, when a float of the rows is
+// too large or too small for this way.
+bool FewRowsDot(const DotArgs& args, const Sides& sides,
+                const Parallel& parallel, bool* is_done) {
+  const FewRowsProblem rows(*sides.panel, *sides.strip);
+  const int64_t count = sides.panel_rows;
+  const int64_t x_rows = args.batch * count;
+  const int64_t x_row_bytes = rows.RowBytes();
+  // Up to 256 KiB of weights a task, as each begins with nothing asked for
+  // ahead; but eight tasks a thread, so that all end together.
+  const int64_t weight_bytes = sides.strip_rows * rows.weights.row_bytes;
+  int64_t chunk_bytes = weight_bytes * args.batch / (8 * parallel.threads);
+  chunk_bytes = Max(int64_t{16} << 10, Min(chunk_bytes, int64_t{256} << 10));
+  int64_t chunk = Max(1, chunk_bytes / Max(rows.weights.row_bytes, 1));
+  chunk = Min(RoundUp(chunk, 4), 1024);
+  const int64_t chunks = CeilDiv(sides.strip_rows, chunk);
+
+  const int64_t x_bytes = RoundUp(x_rows * x_row_bytes, 64);
+  const int64_t flag_bytes = RoundUp(x_rows, 64);
+  const int64_t slot_bytes = RoundUp(chunk * count * 4 + count * 4, 64);
+  Scratch scratch(x_bytes + flag_bytes + slot_bytes * parallel.threads);
+  uint8_t* prepared = scratch.get();
+  if (prepared == nullptr) return false;
+  uint8_t* unsafe = prepared + x_bytes;
+  uint8_t* slots = unsafe + flag_bytes;
+
+  const Parallel serial{1, nullptr, nullptr};
+  const int64_t x_group = Max(1, (int64_t{1} << 16) / Max(args.k, 1));
+  const bool x_is_small = x_rows * args.k <= (1 << 17);
+  uint32_t outside = 0;
+  bool ok = ParallelFor(
+      x_is_small ? serial : parallel, CeilDiv(x_rows, x_group),
+      [&](int64_t index, int) {
+        const int64_t end = Min(x_rows, (index + 1) * x_group);
+        for (int64_t r = index * x_group; r < end; ++r) {
+          if (!rows.Prepare(r, prepared + r * x_row_bytes)) {
+            __atomic_store_n(&outside, 1, __ATOMIC_RELAXED);
+          }
+          unsafe[r] = !RowIsSafe(*sides.panel, r);
+        }
+      });
+  if (!ok || outside != 0) return ok;
+  *is_done = true;
+  return ParallelFor(
+      parallel, args.batch * chunks, [&](int64_t index, int slot) {
+        const int64_t batch = index / chunks;
+        const int64_t j0 = index % chunks * chunk;
+        const int64_t strip = Min(chunk, sides.strip_rows - j0);
+        if (GaveUp(args)) return;
+        float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
+        for (int64_t r0 = 0; r0 < count; r0 += kFewRowsMax) {
+          const int64_t r = batch * count + r0;
+          const int64_t some = Min(kFewRowsMax, count - r0);
+          const FewRowsFunction function =
+              rows.weights.block == 16 ? FewRowsOfBlock<16>(rows, some)
+                                       : FewRowsOfBlock<32>(rows, some);
+          function(rows, batch * sides.strip_rows + j0, strip,
+                   prepared + r * x_row_bytes, r, c + r0 * chunk, chunk);
+        }
+        StoreTile(sides, batch, 0, count, j0, strip, c, chunk,
+                  unsafe + batch * count, c + chunk * count);
+      });
+}

@@ -1,0 +1,20 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels.h"
+
+namespace jaxplugin {
+namespace {
+#include "simd/codec.inl"
+#include "quantize/blocks.inl"
+}  // namespace
+
+bool QuantizeBaseline(const QuantizeArgs& args, const Parallel& parallel) {
+  return Quantize(args, parallel);
+}
+
+bool DequantizeBaseline(const DequantizeArgs& args, const Parallel& parallel) {
+  return Dequantize(args, parallel);
+}
+
+}  // namespace jaxplugin

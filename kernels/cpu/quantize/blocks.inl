@@ -1,0 +1,328 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantize and dequantize. The loops follow the rules of jaxplugin/quantization
+// and give the same bits: compile without contraction of a * b + c.
+//
+// k is a multiple of the block size, so a tensor is one run of blocks.
+
+// |x| as float bits, not NaN, to the code of the nearest value, ties to even,
+// saturating.
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
+  constexpr int kShift = 23 - T::kMantissaBits;
+  // The largest finite value: E4M3FN gives its last code to NaN, E5M2 its last
+  // exponent to Inf and NaN.
+  constexpr uint32_t kMax = T::kExponentBits == 4   ? 0x43e00000u   // 448
+                            : T::kExponentBits == 5 ? 0x47600000u   // 57344
+                                                    : 0x40c00000u;  // 6
+  constexpr uint32_t kMinNormal = (127u + T::kMinExponent) << 23;
+  // Adding 2^23 quanta of the subnormals leaves their number, rounded by the
+  // adder, in the low bits.
+  constexpr uint32_t kMagic =
+      (127u + T::kMinExponent - T::kMantissaBits + 23) << 23;
+  bits = bits < kMax ? bits : kMax;
+  const uint32_t half = (1u << (kShift - 1)) - 1 + ((bits >> kShift) & 1);
+  const uint32_t normal =
+      ((bits + half) >> kShift) - ((127u - T::kBias) << T::kMantissaBits);
+  const uint32_t subnormal = AsBits(AsFloat(bits) + AsFloat(kMagic)) - kMagic;
+  return bits >= kMinNormal ? normal : subnormal;
+}
+
+// What all blocks of an NVFP4 tensor share. A tensor with a global scale below
+// 2^-64 is quantized as if multiplied by 2^64: its quotients keep their bits.
+struct Nvfp4Global {
+  bool invalid;    // not positive and finite: every block is NaN
+  bool tiny;
+  float divisor;   // the global scale, times 2^64 when tiny
+
+  explicit Nvfp4Global(float global) {
+    const uint32_t bits = AsBits(global);
+    invalid = bits == 0 || bits >= kInfinity;  // also negative ones
+    tiny = bits < (63u << 23);
+    divisor = tiny ? global * 0x1p64f : global;
+  }
+};
+
+constexpr int kNvfp4Blocks = 16;  // quantized together
+
+// What the values of up to 16 blocks are encoded with: their scales come of one
+// vectorized loop (a block at a time is bound by the latency of its divisions).
+struct Nvfp4Steps {
+  float step[kNvfp4Blocks];     // what a value is divided by
+  uint32_t zero[kNvfp4Blocks];  // masks of codes, 0 where the step is
+  uint32_t keep[kNvfp4Blocks];
+};
+
+#if defined(JAXPLUGIN_AVX2_QUANTIZE)
+#include "quantize/blocks_avx2.inl"
+#else
+
+// Bits of the largest magnitude; NaN is above Inf is above the rest.
+template <int kCount>
+JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
+  int32_t amax = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const int32_t bits = static_cast<int32_t>(AsBits(x[i]) & kMagnitude);
+    amax = bits > amax ? bits : amax;
+  }
+  return static_cast<uint32_t>(amax);
+}
+
+// Codes, one a byte, to E2M1 packed two a byte, the first one low.
+template <int kCount>
+JAXPLUGIN_ALWAYS_INLINE void Pack(const uint8_t* codes, uint8_t* out) {
+  // Eight nibbles at a time in a (little-endian) register: compilers make a
+  // byte loop of the obvious form, which took half of quantize's time.
+  for (int i = 0; i < kCount; i += 8) {
+    uint64_t x;
+    __builtin_memcpy(&x, codes + i, 8);
+    x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+    x = (x | x >> 8) & 0x0000ffff0000ffffu;
+    const uint32_t packed = static_cast<uint32_t>(x | x >> 16);
+    __builtin_memcpy(out + i / 2, &packed, 4);
+  }
+}
+
+template <typename T, int kCount>
+JAXPLUGIN_ALWAYS_INLINE void StoreCodes(const uint8_t* codes, uint8_t* out) {
+  if (T::kExponentBits == 2) {
+    Pack<kCount>(codes, out);
+  } else {
+    __builtin_memcpy(out, codes, kCount);
+  }
+}
+
+// Stores the codes of kCount values x * factor, or x / factor: those of the
+// magnitudes as far as code_mask goes, with their signs, as far as keep goes.
+template <typename T, int kCount, bool kDivide>
+JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
+                                       uint32_t code_mask, uint32_t keep,
+                                       uint8_t* out) {
+  uint8_t codes[kCount];
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t bits = AsBits(x[i]);
+    const float magnitude = AsFloat(bits & kMagnitude);
+    const uint32_t quotient =
+        AsBits(kDivide ? magnitude / factor : magnitude * factor);
+    const uint32_t code = (Encode<T>(quotient) & code_mask) |
+                          (bits >> 31) << T::kSignShift;
+    codes[i] = static_cast<uint8_t>(code & keep);
+  }
+  StoreCodes<T, kCount>(codes, out);
+}
+
+template <bool kTiny>
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
+                                         const Nvfp4Global& global,
+                                         uint8_t* scale, Nvfp4Steps* out) {
+  uint32_t amax_bits[kNvfp4Blocks] = {};
+  uint32_t code[kNvfp4Blocks];
+  for (int b = 0; b < count; ++b) amax_bits[b] = BlockMax<16>(x + 16 * b);
+  const uint32_t valid = global.invalid ? 0 : ~0u;
+  for (int b = 0; b < kNvfp4Blocks; ++b) {
+    // A selection here GCC 12 turns into a branch, and vectorizes nothing.
+    const uint32_t not_finite = (kInfinity - 1 - amax_bits[b]) >> 31;
+    const uint32_t keep = (not_finite - 1) & valid;
+    float amax = AsFloat(amax_bits[b] & keep);
+    if (kTiny) amax *= 0x1p64f;  // Inf saturates
+    const float ideal = amax / 6.0f / global.divisor;
+    const uint32_t e4m3 = Encode<E4M3>(AsBits(ideal) & keep);
+    out->step[b] = Decode<E4M3>(e4m3) * global.divisor;
+    out->zero[b] = e4m3 == 0 ? 0 : keep;
+    out->keep[b] = keep;
+    code[b] = (e4m3 & keep) | (0x7fu & ~keep);
+  }
+  for (int b = 0; b < count; ++b) scale[b] = static_cast<uint8_t>(code[b]);
+}
+
+#endif  // JAXPLUGIN_AVX2_QUANTIZE
+
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE void QuantizeMxBlock(const float* x, bool round_up,
+                                             uint8_t* values, uint8_t* scale) {
+  constexpr int kMaxExponent = T::kExponentBits == 4   ? 8
+                               : T::kExponentBits == 5 ? 15
+                                                       : 2;
+  constexpr uint32_t kMaxMantissa =
+      T::kExponentBits == 2 ? 0x400000u : 0x600000u;  // of 6; of 448, 57344
+  const uint32_t amax = BlockMax<32>(x);
+  const bool is_nan = amax >= kInfinity;
+  int byte = static_cast<int>(amax >> 23) - kMaxExponent;
+  if (round_up) byte += (amax & 0x7fffff) > kMaxMantissa;
+  byte = byte < 0 ? 0 : byte;
+  // 1 / scale. A NaN block has code 0 everywhere: the mask sees to it.
+  const float inverse = AsFloat(static_cast<uint32_t>(254 - byte) << 23);
+  const uint32_t keep = is_nan ? 0 : ~0u;
+  EncodeRun<T, 32, false>(x, inverse, ~0u, keep, values);
+  *scale = is_nan ? 255 : static_cast<uint8_t>(byte);
+}
+
+template <bool kTiny>
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
+                                         const Nvfp4Steps& steps,
+                                         uint8_t* values) {
+  for (int b = 0; b < count; ++b) {
+    const float* from = x + 16 * b;
+    float scaled[16];
+    if (kTiny) {
+      for (int i = 0; i < 16; ++i) scaled[i] = from[i] * 0x1p64f;
+      from = scaled;
+    }
+    EncodeRun<E2M1, 16, true>(from, steps.step[b], steps.zero[b], steps.keep[b],
+                              values + 8 * b);
+  }
+}
+
+constexpr int64_t kQuantizeChunk = 256;      // values converted at a time
+constexpr int64_t kQuantizeTask = 64 * 1024;  // values a task
+
+// `count` values from `begin` as float32: in place, or converted to `buffer`.
+JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
+                                                int64_t begin, int64_t count,
+                                                float* buffer) {
+  if (format == Format::kF32) return static_cast<const float*>(x) + begin;
+  const uint16_t* halves = static_cast<const uint16_t*>(x) + begin;
+  if (format == Format::kBF16) {
+    for (int64_t i = 0; i < count; ++i) buffer[i] = FromBF16(halves[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) buffer[i] = FromF16(halves[i]);
+  }
+  return buffer;
+}
+
+// Calls block(x, number of the block) for the blocks of values [begin, end).
+template <int kBlock, typename F>
+JAXPLUGIN_ALWAYS_INLINE void ForBlocks(const QuantizeArgs& args, int64_t begin,
+                                       int64_t end, const F& block) {
+  for (int64_t i = begin; i < end; i += kQuantizeChunk) {
+    float buffer[kQuantizeChunk];
+    const int64_t count = Min(kQuantizeChunk, end - i);
+    const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
+    for (int64_t j = 0; j < count; j += kBlock) block(x + j, (i + j) / kBlock);
+  }
+}
+
+template <typename T>
+void QuantizeMx(const QuantizeArgs& args, int64_t begin, int64_t end) {
+  constexpr int kBytes = T::kExponentBits == 2 ? 16 : 32;
+  const bool round_up = args.round_up;
+  uint8_t* values = args.values;
+  uint8_t* scale = args.scale;
+  ForBlocks<32>(args, begin, end, [=](const float* x, int64_t b) {
+    QuantizeMxBlock<T>(x, round_up, values + b * kBytes, scale + b);
+  });
+}
+
+template <bool kTiny>
+void QuantizeNvfp4(const QuantizeArgs& args, const Nvfp4Global& global,
+                   int64_t begin, int64_t end) {
+  uint8_t* values = args.values;
+  uint8_t* scale = args.scale;
+  constexpr int64_t kValues = 16 * kNvfp4Blocks;
+  static_assert(kValues == kQuantizeChunk, "ReadFloats fills one buffer");
+  for (int64_t i = begin; i < end; i += kValues) {
+    float buffer[kValues];
+    Nvfp4Steps steps;
+    const int count = static_cast<int>(Min(kValues, end - i));
+    const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
+    Nvfp4Scales<kTiny>(x, count / 16, global, scale + i / 16, &steps);
+    Nvfp4Values<kTiny>(x, count / 16, steps, values + i / 2);
+  }
+}
+
+// amax over the blocks without NaN or Inf, / (448 * 6); 1 when that amax is 0.
+bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
+                        float* result) {
+  const int64_t total = args.rows * args.k;
+  const int64_t tasks = CeilDiv(total, kQuantizeTask);
+  Scratch scratch(static_cast<size_t>(Max(tasks, 1)) * 4);
+  uint32_t* maxima = reinterpret_cast<uint32_t*>(scratch.get());
+  if (maxima == nullptr) return false;
+  const bool ok = ParallelFor(parallel, tasks, [=, &args](int64_t t, int) {
+    uint32_t amax = 0;
+    const int64_t begin = t * kQuantizeTask;
+    ForBlocks<16>(args, begin, Min(total, begin + kQuantizeTask),
+                  [&](const float* x, int64_t) {
+                    uint32_t block = BlockMax<16>(x);
+                    block = block < kInfinity ? block : 0;
+                    amax = block > amax ? block : amax;
+                  });
+    maxima[t] = amax;
+  });
+  uint32_t amax = 0;
+  for (int64_t t = 0; t < tasks; ++t) {
+    amax = maxima[t] > amax ? maxima[t] : amax;
+  }
+  // Below 2^-126 it is 2^-126, compared before the division, which the
+  // caller's floating-point mode might flush.
+  const float quotient = AsFloat(amax) / 2688.0f;
+  *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+  return ok;
+}
+
+bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
+  float global = args.given_global ? *args.given_global : 1.0f;
+  if (args.format == QuantizedFormat::kNvfp4 && args.compute_global &&
+      !ComputeGlobalScale(args, parallel, &global)) {
+    return false;
+  }
+  *args.global_scale = global;
+  const int64_t total = args.rows * args.k;
+  return ParallelFor(
+      parallel, CeilDiv(total, kQuantizeTask), [=, &args](int64_t t, int) {
+        // Here, not above: tasks run in the default floating-point mode.
+        const Nvfp4Global shared(global);
+        const int64_t begin = t * kQuantizeTask;
+        const int64_t end = Min(total, begin + kQuantizeTask);
+        switch (args.format) {
+          case QuantizedFormat::kMxfp8:
+            return QuantizeMx<E4M3>(args, begin, end);
+          case QuantizedFormat::kMxfp8E5m2:
+            return QuantizeMx<E5M2>(args, begin, end);
+          case QuantizedFormat::kMxfp4:
+            return QuantizeMx<E2M1>(args, begin, end);
+          case QuantizedFormat::kNvfp4:
+            return shared.tiny
+                       ? QuantizeNvfp4<true>(args, shared, begin, end)
+                       : QuantizeNvfp4<false>(args, shared, begin, end);
+        }
+      });
+}
+
+void DequantizeRow(const DequantizeArgs& args, int64_t row, int64_t k0,
+                   int64_t count) {
+  float buffer[kQuantizeChunk];
+  DecodeValues(args.x, RowValues(args.x, row), k0, count, buffer);
+  ApplyScale(args.x, row, k0, count, buffer);
+  if (args.global_scale != nullptr) {
+    const float global = *args.global_scale;
+    for (int64_t i = 0; i < count; ++i) buffer[i] *= global;
+  }
+  const int64_t at = row * args.x.k + k0;
+  if (args.out_format == Format::kF32) {
+    __builtin_memcpy(static_cast<float*>(args.out) + at, buffer, count * 4);
+    return;
+  }
+  uint16_t* out = static_cast<uint16_t*>(args.out) + at;
+  if (args.out_format == Format::kBF16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = ToBF16(buffer[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = ToF16(buffer[i]);
+  }
+}
+
+bool Dequantize(const DequantizeArgs& args, const Parallel& parallel) {
+  const int64_t k = args.x.k;
+  const int64_t chunks = CeilDiv(k, kQuantizeChunk);
+  const int64_t total = args.x.rows * chunks;
+  constexpr int64_t kGroup = kQuantizeTask / kQuantizeChunk;
+  return ParallelFor(
+      parallel, CeilDiv(total, kGroup), [=, &args](int64_t t, int) {
+        const int64_t end = Min(total, (t + 1) * kGroup);
+        for (int64_t c = t * kGroup; c < end; ++c) {
+          const int64_t k0 = c % chunks * kQuantizeChunk;
+          DequantizeRow(args, c / chunks, k0, Min(kQuantizeChunk, k - k0));
+        }
+      });
+}

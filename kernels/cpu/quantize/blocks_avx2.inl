@@ -1,0 +1,162 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A block's largest magnitude and its codes with AVX2: what blocks.inl has in
+// loops for any compiler, which GCC 12 turns into more than twice the work.
+
+template <int kCount>
+JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
+  const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
+  __m256i top = _mm256_setzero_si256();
+  for (int i = 0; i < kCount; i += 8) {
+    const __m256i bits =
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+    top = _mm256_max_epi32(top, _mm256_and_si256(bits, magnitude));
+  }
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(top),
+                               _mm256_extracti128_si256(top, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+}
+
+// Encode on 8 quotients, none NaN or negative.
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
+  constexpr int kShift = 23 - T::kMantissaBits;
+  constexpr uint32_t kMax = T::kExponentBits == 4   ? 0x43e00000u   // 448
+                            : T::kExponentBits == 5 ? 0x47600000u   // 57344
+                                                    : 0x40c00000u;  // 6
+  const __m256i first = _mm256_set1_epi32((127 + T::kMinExponent) << 23);
+  const __m256i bits = _mm256_min_epi32(_mm256_castps_si256(quotient),
+                                        _mm256_set1_epi32(kMax));
+  // Adding 2^23 quanta of the exponent leaves their number, rounded by the
+  // adder, in the low bits: the mantissa with its leading one, or without it
+  // where the value is subnormal.
+  const __m256i exponent = _mm256_max_epi32(
+      _mm256_and_si256(bits, _mm256_set1_epi32(kInfinity)), first);
+  const __m256i magic =
+      _mm256_add_epi32(exponent, _mm256_set1_epi32(kShift << 23));
+  const __m256 sum =
+      _mm256_add_ps(_mm256_castsi256_ps(bits), _mm256_castsi256_ps(magic));
+  const __m256i quanta = _mm256_sub_epi32(_mm256_castps_si256(sum), magic);
+  return _mm256_add_epi32(
+      quanta, _mm256_srli_epi32(_mm256_sub_epi32(exponent, first), kShift));
+}
+
+// Stores the codes of kCount values x * factor, or x / factor: those of the
+// magnitudes as far as code_mask goes, with their signs, as far as keep goes.
+template <typename T, int kCount, bool kDivide>
+JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
+                                       uint32_t code_mask, uint32_t keep,
+                                       uint8_t* out) {
+  static_assert(kCount == 16 || kCount == 32, "one or two vectors of words");
+  const __m256 factors = _mm256_set1_ps(factor);
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(code_mask & keep));
+  const __m256i sign =
+      _mm256_set1_epi32(static_cast<int>(keep & (1u << T::kSignShift)));
+  __m256i words[2];
+  for (int h = 0; h < kCount / 16; ++h) {
+    __m256i codes[2];
+    for (int i = 0; i < 2; ++i) {
+      const __m256 value = _mm256_loadu_ps(x + 16 * h + 8 * i);
+      const __m256 magnitude = _mm256_and_ps(
+          value, _mm256_castsi256_ps(_mm256_set1_epi32(kMagnitude)));
+      const __m256 quotient = kDivide ? _mm256_div_ps(magnitude, factors)
+                                      : _mm256_mul_ps(magnitude, factors);
+      const __m256i signs = _mm256_and_si256(
+          _mm256_srli_epi32(_mm256_castps_si256(value), 31 - T::kSignShift),
+          sign);
+      codes[i] = _mm256_or_si256(
+          _mm256_and_si256(EncodeEight<T>(quotient), mask), signs);
+    }
+    words[h] = _mm256_packus_epi32(codes[0], codes[1]);
+  }
+  // Packing works within halves of a register: the dwords of the result are
+  // those of the values 0, 8, 16, 24, then 4, 12, 20, 28, four bytes each.
+  const __m256i bytes = _mm256_permutevar8x32_epi32(
+      _mm256_packus_epi16(words[0], words[kCount / 16 - 1]),
+      _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  if constexpr (T::kExponentBits == 2) {
+    // Low nibble + 16 * high nibble.
+    const __m256i pairs =
+        _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+    const __m256i packed = _mm256_permute4x64_epi64(
+        _mm256_packus_epi16(pairs, pairs), 0x08);
+    const __m128i result = _mm256_castsi256_si128(packed);
+    if (kCount == 32) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), result);
+    } else {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out), result);
+    }
+  } else if (kCount == 32) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
+  } else {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm256_castsi256_si128(bytes));
+  }
+}
+
+// The largest lanes of 8 vectors of bits, none negative.
+JAXPLUGIN_ALWAYS_INLINE __m256i MaxOfEight(const __m256i* x) {
+  __m256i pairs[4], fours[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(x[2 * i], x[2 * i + 1]),
+                                _mm256_unpackhi_epi32(x[2 * i], x[2 * i + 1]));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    fours[i] =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                         _mm256_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  }
+  return _mm256_max_epi32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
+                          _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+}
+
+template <bool kTiny>
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
+                                         const Nvfp4Global& global,
+                                         uint8_t* scale, Nvfp4Steps* out) {
+  const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
+  const __m256i valid = _mm256_set1_epi32(global.invalid ? 0 : -1);
+  const __m256 divisor = _mm256_set1_ps(global.divisor);
+  uint8_t codes[kNvfp4Blocks];
+  for (int b = 0; b < count; b += 8) {
+    __m256i tops[8];
+    for (int i = 0; i < 8; ++i) {
+      tops[i] = _mm256_setzero_si256();
+      if (b + i >= count) continue;
+      const __m256i* from =
+          reinterpret_cast<const __m256i*>(x + 16 * (b + i));
+      tops[i] = _mm256_max_epi32(
+          _mm256_and_si256(_mm256_loadu_si256(from), magnitude),
+          _mm256_and_si256(_mm256_loadu_si256(from + 1), magnitude));
+    }
+    const __m256i bits = MaxOfEight(tops);
+    const __m256i keep = _mm256_and_si256(
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(kInfinity), bits), valid);
+    __m256 amax = _mm256_castsi256_ps(_mm256_and_si256(bits, keep));
+    if (kTiny) amax = _mm256_mul_ps(amax, _mm256_set1_ps(0x1p64f));
+    const __m256 ideal =
+        _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6)), divisor);
+    const __m256i e4m3 = EncodeEight<E4M3>(
+        _mm256_and_ps(ideal, _mm256_castsi256_ps(keep)));
+    const __m256 decoded =
+        _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(e4m3, 20)),
+                      _mm256_set1_ps(0x1p120f));
+    const __m256i is_zero = _mm256_cmpeq_epi32(e4m3, _mm256_setzero_si256());
+    _mm256_storeu_ps(out->step + b, _mm256_mul_ps(decoded, divisor));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->zero + b),
+                        _mm256_andnot_si256(is_zero, keep));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep + b), keep);
+    const __m256i code =
+        _mm256_blendv_epi8(_mm256_set1_epi32(0x7f), e4m3, keep);
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code),
+                                           _mm256_extracti128_si256(code, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + b),
+                     _mm_packus_epi16(words, words));
+  }
+  __builtin_memcpy(scale, codes, count);
+}

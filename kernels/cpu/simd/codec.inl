@@ -1,0 +1,222 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Codes to float32 and back, in loops that any compiler vectorizes, and the
+// classification of rows. Included inside an anonymous namespace, once per
+// instruction set.
+
+JAXPLUGIN_ALWAYS_INLINE float AsFloat(uint32_t bits) {
+  float f;
+  __builtin_memcpy(&f, &bits, 4);
+  return f;
+}
+
+JAXPLUGIN_ALWAYS_INLINE uint32_t AsBits(float f) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, 4);
+  return bits;
+}
+
+JAXPLUGIN_ALWAYS_INLINE int64_t Min(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+JAXPLUGIN_ALWAYS_INLINE int64_t Max(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+JAXPLUGIN_ALWAYS_INLINE int64_t CeilDiv(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+JAXPLUGIN_ALWAYS_INLINE int64_t RoundUp(int64_t a, int64_t b) {
+  return CeilDiv(a, b) * b;
+}
+
+constexpr uint32_t kMagnitude = 0x7fffffff;
+constexpr uint32_t kInfinity = 0x7f800000;
+constexpr uint32_t kQuietNan = 0x7fc00000;
+
+// A small float type of `kExponentBits` and `kMantissaBits`.
+template <int kExponentBits_, int kMantissaBits_>
+struct SmallFloat {
+  static constexpr int kExponentBits = kExponentBits_;
+  static constexpr int kMantissaBits = kMantissaBits_;
+  static constexpr int kBias = (1 << (kExponentBits_ - 1)) - 1;
+  static constexpr int kMinExponent = 1 - kBias;
+  static constexpr uint32_t kMagnitudeMask =
+      (1u << (kExponentBits_ + kMantissaBits_)) - 1;
+  static constexpr int kSignShift = kExponentBits_ + kMantissaBits_;
+};
+using E4M3 = SmallFloat<4, 3>;
+using E5M2 = SmallFloat<5, 2>;
+using E2M1 = SmallFloat<2, 1>;
+
+// The value of a code. Branch-free, and without float32 subnormals as
+// intermediates (each costs a microcode assist on many machines).
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE float Decode(uint32_t code) {
+  const uint32_t magnitude = (code & T::kMagnitudeMask)
+                             << (23 - T::kMantissaBits);
+  uint32_t normal = magnitude + ((127u - T::kBias) << 23);
+  // With the exponent field of the smallest normal the mantissa reads
+  // 1 + mantissa; the subtraction is exact.
+  const uint32_t subnormal =
+      AsBits(AsFloat(magnitude + ((128u - T::kBias) << 23)) -
+             AsFloat((127u + T::kMinExponent) << 23));
+  if (T::kExponentBits == 5) {  // IEEE-like: Inf and NaN
+    normal = magnitude >= (31u << 23) ? normal | kInfinity : normal;
+  } else if (T::kExponentBits == 4) {  // FN: one NaN
+    normal = magnitude == (0x7fu << 20) ? kQuietNan : normal;
+  }
+  const uint32_t bits = magnitude < (1u << 23) ? subnormal : normal;
+  return AsFloat(bits | ((code >> T::kSignShift) & 1u) << 31);
+}
+
+JAXPLUGIN_ALWAYS_INLINE float DecodeE8M0(uint32_t byte) {
+  const uint32_t bits = byte == 0 ? 0x00400000u : byte << 23;
+  return AsFloat(byte == 255 ? kQuietNan : bits);
+}
+
+JAXPLUGIN_ALWAYS_INLINE float DecodeScale(ScaleKind kind, uint8_t byte) {
+  return kind == ScaleKind::kE8M0 ? DecodeE8M0(byte) : Decode<E4M3>(byte);
+}
+
+JAXPLUGIN_ALWAYS_INLINE float FromBF16(uint16_t bits) {
+  return AsFloat(static_cast<uint32_t>(bits) << 16);
+}
+
+JAXPLUGIN_ALWAYS_INLINE float FromF16(uint16_t half) {
+  const uint32_t magnitude = (half & 0x7fffu) << 13;
+  uint32_t normal = magnitude + (112u << 23);
+  normal = magnitude >= (31u << 23) ? normal | kInfinity : normal;
+  const uint32_t subnormal =
+      AsBits(AsFloat(magnitude + (113u << 23)) - AsFloat(113u << 23));
+  const uint32_t bits = magnitude < (1u << 23) ? subnormal : normal;
+  return AsFloat(bits | (half & 0x8000u) << 16);
+}
+
+// Round to nearest even; NaN stays NaN (quiet, with its sign).
+JAXPLUGIN_ALWAYS_INLINE uint16_t ToBF16(float f) {
+  const uint32_t bits = AsBits(f);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t nan = (bits >> 16) | 0x40;
+  return static_cast<uint16_t>((bits & kMagnitude) > kInfinity ? nan : rounded);
+}
+
+// Round to nearest even, overflow to Inf, subnormals honoured.
+JAXPLUGIN_ALWAYS_INLINE uint16_t ToF16(float f) {
+  const uint32_t bits = AsBits(f);
+  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t capped = magnitude < 0x47800000u ? magnitude : 0x47800000u;
+  const uint32_t normal =
+      (capped + 0xfff + ((capped >> 13) & 1) - (112u << 23)) >> 13;
+  // The quantum of float32 at 0.5 is float16's smallest subnormal.
+  const uint32_t subnormal = AsBits(AsFloat(capped) + 0.5f) - 0x3f000000u;
+  uint32_t code = magnitude < 0x38800000u ? subnormal : normal;
+  code = magnitude > kInfinity ? 0x7e00u : code;
+  return static_cast<uint16_t>(code | (bits >> 16 & 0x8000u));
+}
+
+// Decodes `count` codes of values, without scale, to float32. The first is
+// value `k0` of the row, even for E2M1.
+inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
+                         int64_t count, float* __restrict out) {
+  switch (x.format) {
+    case Format::kE4M3:
+      for (int64_t i = 0; i < count; ++i) out[i] = Decode<E4M3>(row[k0 + i]);
+      break;
+    case Format::kE5M2:
+      for (int64_t i = 0; i < count; ++i) out[i] = Decode<E5M2>(row[k0 + i]);
+      break;
+    case Format::kE2M1: {
+      const uint8_t* bytes = row + k0 / 2;
+      for (int64_t i = 0; i < count / 2; ++i) {
+        out[2 * i] = Decode<E2M1>(bytes[i] & 15u);
+        out[2 * i + 1] = Decode<E2M1>(bytes[i] >> 4);
+      }
+      break;
+    }
+    case Format::kF32:
+      __builtin_memcpy(out, row + k0 * 4, count * 4);
+      break;
+    case Format::kBF16:
+      for (int64_t i = 0; i < count; ++i) {
+        uint16_t bits;
+        __builtin_memcpy(&bits, row + (k0 + i) * 2, 2);
+        out[i] = FromBF16(bits);
+      }
+      break;
+    case Format::kF16:
+      for (int64_t i = 0; i < count; ++i) {
+        uint16_t bits;
+        __builtin_memcpy(&bits, row + (k0 + i) * 2, 2);
+        out[i] = FromF16(bits);
+      }
+      break;
+  }
+}
+
+// Multiplies by the block scales; k0 is a multiple of the block size.
+inline void ApplyScale(const Operand& x, int64_t row, int64_t k0,
+                       int64_t count, float* __restrict out) {
+  if (x.scale_kind == ScaleKind::kNone) return;
+  const uint8_t* scale = x.scale + row * x.scale_cols + k0 / x.block;
+  if (x.block == 32 && count % 32 == 0) {
+    for (int64_t i = 0; i < count; i += 32, ++scale) {
+      const float s = DecodeScale(x.scale_kind, *scale);
+      for (int j = 0; j < 32; ++j) out[i + j] *= s;
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; i += x.block, ++scale) {
+    const float s = DecodeScale(x.scale_kind, *scale);
+    const int64_t end = Min(i + x.block, count);
+    for (int64_t j = i; j < end; ++j) out[j] *= s;
+  }
+}
+
+JAXPLUGIN_ALWAYS_INLINE const uint8_t* RowValues(const Operand& x,
+                                                 int64_t row) {
+  return x.values + row * x.row_bytes;
+}
+
+// 1 or 0, in a byte: loops over bytes then stay vectors of bytes.
+JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
+  constexpr int kLow = 127 - kSafeExponent;
+  const uint8_t above = static_cast<uint8_t>(byte - kLow);
+  return static_cast<uint8_t>(above > 2 * kSafeExponent) &
+         static_cast<uint8_t>(byte != 255);
+}
+
+// Whether block c of a quantized row holds nothing but zeros.
+inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
+  const uint8_t* values = RowValues(x, row);
+  const int64_t per_byte = x.format == Format::kE2M1 ? 2 : 1;
+  const int sign_bits = x.format == Format::kE2M1 ? 0x88 : 0x80;
+  const int64_t begin = c * x.block / per_byte;
+  const int64_t end = Min((c + 1) * x.block, x.k) / per_byte;
+  for (int64_t i = begin; i < end; ++i) {
+    if ((values[i] & ~sign_bits & 0xff) != 0) return false;
+  }
+  return true;
+}
+
+// The slow half of RowIsSafe: is there a nonzero value under an extreme scale?
+__attribute__((noinline, unused)) bool ExtremeBlocksAreZero(const Operand& x,
+                                                            int64_t row) {
+  const uint8_t* scale = x.scale + row * x.scale_cols;
+  for (int64_t c = 0; c < x.scale_cols; ++c) {
+    if (UnsafeScaleByte(scale[c]) && !BlockIsZero(x, row, c)) return false;
+  }
+  return true;
+}
+
+// Whether the fast paths may serve this row (see kSafeExponent). All-zero
+// blocks, whose MX scale byte is 0, are safe under any scale.
+inline bool RowIsSafe(const Operand& x, int64_t row) {
+  if (x.scale_kind != ScaleKind::kE8M0) return true;
+  const uint8_t* scale = x.scale + row * x.scale_cols;
+  uint8_t unsafe = 0;
+  for (int64_t c = 0; c < x.scale_cols; ++c) {
+    unsafe |= UnsafeScaleByte(scale[c]);
+  }
+  return unsafe == 0 || ExtremeBlocksAreZero(x, row);
+}

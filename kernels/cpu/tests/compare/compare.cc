@@ -1,0 +1,319 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times several builds of the kernels in one process, in turns, on two threads,
+// with inputs that rotate past the last-level cache: two programs one after the
+// other differ by more than most changes do. See compare.sh.
+//
+//   compare FORMAT M N K LIBRARY...    a dot, both sides of FORMAT
+//   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
+//
+// FORMAT: mxfp8, mxfp8_e5m2, mxfp4 or nvfp4.
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kernels.h"
+
+namespace jaxplugin {
+namespace {
+
+constexpr size_t kRotatedBytes = size_t{128} << 20;
+constexpr double kSeconds = 6;
+constexpr int kRoundsMin = 10;
+
+// One thread that waits awake, as a pool's do for a while.
+class Helper {
+ public:
+  Helper() : thread_([this] { Run(); }) {}
+  ~Helper() {
+    stop_ = true;
+    thread_.join();
+  }
+  void Schedule(void (*task)(void*), void* data) {
+    while (task_.load() != nullptr) std::this_thread::yield();
+    data_ = data;
+    task_ = task;
+  }
+
+ private:
+  void Run() {
+    while (!stop_) {
+      if (auto task = task_.load()) {
+        void* data = data_;
+        task_ = nullptr;
+        task(data);
+      }
+    }
+  }
+  std::atomic<bool> stop_{false};
+  std::atomic<void (*)(void*)> task_{nullptr};
+  void* data_ = nullptr;
+  std::thread thread_;
+};
+
+struct Matrix {
+  std::vector<uint8_t> values, scale;
+};
+
+// In the order of QuantizedFormat.
+struct Kind {
+  const char* name;
+  Format format;
+  ScaleKind scale_kind;
+  int block;
+};
+constexpr Kind kKinds[] = {
+    {"mxfp8", Format::kE4M3, ScaleKind::kE8M0, 32},
+    {"mxfp8_e5m2", Format::kE5M2, ScaleKind::kE8M0, 32},
+    {"mxfp4", Format::kE2M1, ScaleKind::kE8M0, 32},
+    {"nvfp4", Format::kE2M1, ScaleKind::kE4M3, 16},
+};
+
+int64_t RowBytes(const Kind& kind, int64_t k) {
+  return kind.format == Format::kE2M1 ? k / 2 : k;
+}
+
+// Normal numbers under scales near 1.
+Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
+  Matrix x;
+  x.values.resize(rows * RowBytes(kind, k));
+  x.scale.resize(rows * (k / kind.block));
+  auto next = [&seed] {
+    seed = seed * 1664525u + 1013904223u;
+    return seed >> 8;
+  };
+  for (uint8_t& byte : x.values) {
+    const uint32_t bits = next();
+    byte = kind.format == Format::kE2M1
+               ? bits
+               : (bits & 0x80) | (8 + (bits >> 8) % 100);
+  }
+  for (uint8_t& byte : x.scale) {
+    byte = kind.scale_kind == ScaleKind::kE8M0 ? 123 + next() % 8
+                                               : 0x38 + next() % 8;
+  }
+  return x;
+}
+
+Operand Describe(const Kind& kind, const Matrix& x, int64_t rows, int64_t k) {
+  return {kind.format, kind.scale_kind,   x.values.data(), x.scale.data(), rows,
+          k,           RowBytes(kind, k), kind.block,      k / kind.block};
+}
+
+double Quantile(std::vector<double> x, double part) {
+  std::sort(x.begin(), x.end());
+  return x[static_cast<size_t>(part * (x.size() - 1))];
+}
+
+// Sums in another order differ by 16 * 2^-24 of sum|a*b| at most, which is some
+// 20 times the largest of many such dots.
+bool IsNear(const std::vector<float>& x, const std::vector<float>& y) {
+  float largest = 0, error = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    largest = std::max(largest, std::fabs(y[i]));
+    // Not max: NaN must not pass.
+    if (!(std::fabs(x[i] - y[i]) <= error)) error = std::fabs(x[i] - y[i]);
+  }
+  return error <= 0x1p-14f * largest;
+}
+
+// What is timed. Several inputs, of which each run takes one.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual size_t inputs() const = 0;
+  virtual bool Run(const Kernels& kernels, size_t input,
+                   const Parallel& parallel) = 0;
+  // Keeps the result of the last run, and compares later ones with it.
+  virtual void Keep() = 0;
+  virtual bool IsAsKept() const = 0;
+};
+
+class Dot : public Work {
+ public:
+  Dot(const Kind& kind, int64_t m, int64_t n, int64_t k)
+      : kind_(kind), m_(m), n_(n), k_(k), x_(Random(kind, m, k, 1)),
+        out_(m * n) {
+    size_t bytes = 0;
+    while (weights_.size() < 2 || bytes < kRotatedBytes) {
+      weights_.push_back(Random(kind, n, k, 2 + weights_.size()));
+      bytes += weights_.back().values.size();
+    }
+  }
+  size_t inputs() const override { return weights_.size(); }
+  bool Run(const Kernels& kernels, size_t input,
+           const Parallel& parallel) override {
+    DotArgs args{};
+    args.lhs = Describe(kind_, x_, m_, k_);
+    args.rhs = Describe(kind_, weights_[input], n_, k_);
+    args.batch = 1;
+    args.m = m_;
+    args.n = n_;
+    args.k = k_;
+    args.rhs_batched = true;
+    args.out = out_.data();
+    args.out_format = Format::kF32;
+    return kernels.dot(args, parallel);
+  }
+  void Keep() override { kept_ = out_; }
+  bool IsAsKept() const override { return IsNear(out_, kept_); }
+
+ private:
+  const Kind& kind_;
+  int64_t m_, n_, k_;
+  Matrix x_;
+  std::vector<Matrix> weights_;
+  std::vector<float> out_, kept_;
+};
+
+// Of sums of four uniform numbers; NVFP4 with the global scale that it finds.
+class Quantize : public Work {
+ public:
+  Quantize(const Kind& kind, int64_t m, int64_t k) : kind_(kind), m_(m), k_(k) {
+    uint32_t seed = 1;
+    while (x_.size() < 2 || x_.size() * m * k * 4 < kRotatedBytes) {
+      x_.emplace_back(m * k);
+      for (float& value : x_.back()) {
+        for (int i = 0; i < 4; ++i) {
+          seed = seed * 1664525u + 1013904223u;
+          value += static_cast<float>(seed >> 8) * 0x1p-24f - 0.5f;
+        }
+      }
+    }
+    out_.values.resize(m * RowBytes(kind, k));
+    out_.scale.resize(m * (k / kind.block));
+  }
+  size_t inputs() const override { return x_.size(); }
+  bool Run(const Kernels& kernels, size_t input,
+           const Parallel& parallel) override {
+    QuantizeArgs args{};
+    args.x = x_[input].data();
+    args.x_format = Format::kF32;
+    args.rows = m_;
+    args.k = k_;
+    args.format = static_cast<QuantizedFormat>(&kind_ - kKinds);
+    args.round_up = true;
+    args.compute_global = args.format == QuantizedFormat::kNvfp4;
+    args.values = out_.values.data();
+    args.scale = out_.scale.data();
+    args.global_scale = &global_scale_;
+    return kernels.quantize(args, parallel);
+  }
+  void Keep() override {
+    kept_ = out_;
+    kept_global_scale_ = global_scale_;
+  }
+  bool IsAsKept() const override {
+    return out_.values == kept_.values && out_.scale == kept_.scale &&
+           global_scale_ == kept_global_scale_;
+  }
+
+ private:
+  const Kind& kind_;
+  int64_t m_, k_;
+  std::vector<std::vector<float>> x_;
+  Matrix out_, kept_;
+  float global_scale_ = 0, kept_global_scale_ = 0;
+};
+
+// Milliseconds of each build; nothing where one failed or differs.
+std::vector<std::vector<double>> TimeInTurns(
+    Work& work, const std::vector<const Kernels*>& builds, char** names) {
+  Helper helper;
+  const Parallel parallel{
+      2,
+      [](void* pool, void (*task)(void*), void* data) {
+        static_cast<Helper*>(pool)->Schedule(task, data);
+      },
+      &helper};
+  std::vector<std::vector<double>> ms(builds.size());
+  double spent = 0;
+  size_t turn = 0;
+  for (int round = 0; round < kRoundsMin || spent < kSeconds; ++round) {
+    for (size_t i = 0; i < builds.size(); ++i, ++turn) {
+      const size_t which = (i + round) % builds.size();
+      // All builds have the same input in the first round, for comparison.
+      const size_t input = round == 0 ? 0 : turn % work.inputs();
+      const auto start = std::chrono::steady_clock::now();
+      const bool ok = work.Run(*builds[which], input, parallel);
+      const std::chrono::duration<double, std::milli> taken =
+          std::chrono::steady_clock::now() - start;
+      if (round == 0 && i == 0) work.Keep();
+      if (!ok || (round == 0 && !work.IsAsKept())) {
+        std::fprintf(stderr, "compare: %s fails or differs\n", names[which]);
+        return {};
+      }
+      if (round > 0) ms[which].push_back(taken.count());
+      spent += taken.count() / 1e3;
+    }
+  }
+  return ms;
+}
+
+int Main(int argc, char** argv) {
+  const Kind* kind = nullptr;
+  for (const Kind& one : kKinds) {
+    if (argc > 5 && std::strcmp(argv[1], one.name) == 0) kind = &one;
+  }
+  if (kind == nullptr) {
+    std::fprintf(stderr, "usage: compare FORMAT M N K LIBRARY...\n");
+    return 2;
+  }
+  const int64_t m = std::atoll(argv[2]), n = std::atoll(argv[3]);
+  const int64_t k = std::atoll(argv[4]);
+  if (m < 1 || n < 0 || k < kind->block || k % kind->block) {
+    std::fprintf(stderr, "compare: m must be positive, n positive or 0, k a"
+                         " multiple of the block size\n");
+    return 2;
+  }
+  char** names = argv + 5;
+  std::vector<const Kernels*> builds;
+  for (int i = 0; i < argc - 5; ++i) {
+    void* library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    void* get =
+        library ? dlsym(library, "jaxplugin_compared_kernels") : nullptr;
+    if (get == nullptr) {
+      std::fprintf(stderr, "compare: %s\n", dlerror());
+      return 2;
+    }
+    builds.push_back(reinterpret_cast<const Kernels* (*)()>(get)());
+  }
+  std::unique_ptr<Work> work;
+  if (n == 0) {
+    work = std::make_unique<Quantize>(*kind, m, k);
+  } else {
+    work = std::make_unique<Dot>(*kind, m, n, k);
+  }
+  const std::vector<std::vector<double>> ms = TimeInTurns(*work, builds, names);
+  if (ms.empty()) return 1;
+  for (size_t i = 0; i < builds.size(); ++i) {
+    std::vector<double> ratio;
+    for (size_t j = 0; j < ms[i].size(); ++j) {
+      ratio.push_back(ms[i][j] / ms[0][j]);
+    }
+    std::printf("%s %ldx%ldx%ld %s: median %.3f ms (%.3f to %.3f), %.3f (%.3f"
+                " to %.3f) of the first's\n",
+                kind->name, static_cast<long>(m), static_cast<long>(n),
+                static_cast<long>(k), names[i], Quantile(ms[i], 0.5),
+                Quantile(ms[i], 0.25), Quantile(ms[i], 0.75),
+                Quantile(ratio, 0.5), Quantile(ratio, 0.25),
+                Quantile(ratio, 0.75));
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace jaxplugin
+
+int main(int argc, char** argv) { return jaxplugin::Main(argc, argv); }

@@ -1,0 +1,53 @@
+#!/bin/bash
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Is a kernel faster than it was? Those of another git revision and those of the
+# working tree, in one process, in turns (compare.cc): a dot, or, where N is 0,
+# quantize of f32[M, K].
+#   kernels/cpu/tests/compare/compare.sh REVISION FORMAT M N K
+#   kernels/cpu/tests/compare/compare.sh HEAD~3 mxfp8 1 4096 4096
+#   kernels/cpu/tests/compare/compare.sh HEAD~3 nvfp4 4096 0 4096
+# Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4. Prints medians, quartiles and ratios
+# to the old ones. A few minutes, most of them for the compiler. PYTHON is one
+# that has jax.
+set -eu
+if [ $# != 5 ]; then
+  sed -n 's/^# \{0,1\}//; 4,13p' "$0" >&2
+  exit 2
+fi
+cd "$(dirname "$0")/../.."
+revision=$1
+shift
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+mkdir "$build/old" "$build/new"
+git -C ../.. archive "$revision" kernels/cpu | tar -x -C "$build/old"
+# Both builds are called with the same structs.
+cmp -s kernels.h "$build/old/kernels/cpu/kernels.h" || {
+  echo "compare.sh: kernels.h is another in $revision: no comparison" >&2
+  exit 1
+}
+cat > "$build/export.cc" <<'CC'
+#include "kernels.h"
+extern "C" __attribute__((visibility("default"))) const jaxplugin::Kernels*
+jaxplugin_compared_kernels() {
+  return jaxplugin::GetKernels(jaxplugin::Isa::kAuto);
+}
+CC
+compiler=${CXX:-g++}
+include=$("${PYTHON:-python3}" -c "import jax; print(jax.ffi.include_dir())")
+for side in old new; do
+  sources=.
+  if [ "$side" = old ]; then sources=$build/old/kernels/cpu; fi
+  cmake -S "$sources" -B "$build/$side" -DCMAKE_CXX_COMPILER="$compiler" \
+    -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
+  cmake --build "$build/$side" --parallel 2 --target jaxplugin_cpu_kernels \
+    > /dev/null
+  "$compiler" -std=c++17 -shared -fPIC -I. -o "$build/$side.so" \
+    "$build/export.cc" -pthread \
+    $(find "$build/$side/CMakeFiles/jaxplugin_cpu_kernels.dir" -name '*.o')
+done
+"$compiler" -std=c++17 -O2 -Wall -Wextra -I. -o "$build/compare" \
+  tests/compare/compare.cc -ldl -pthread
+"$build/compare" "$@" "$build/old.so" "$build/new.so" | sed "s#$build/##"

@@ -1,0 +1,54 @@
+#!/bin/bash
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the kernels of machines that this one is not:
+#   kernels/cpu/tests/emulate.sh avx512 [python] [Class[.test]]...
+#       the handlers' tests (handler_tests.sh) on a library whose AVX-512
+#       intrinsics are emulated; three minutes.
+#   kernels/cpu/tests/emulate.sh aarch64 [python]
+#       kernels_test and race_test, compiled for aarch64, in QEMU; two minutes.
+#       Needs Debian's g++-aarch64-linux-gnu and qemu-user.
+# With sanitizers: EMULATE_AVX512=ON kernels/cpu/tests/sanitize.sh address,undefined
+#
+# Exit status 69 where the compiler or the simulator is not here.
+set -eu
+cd "$(dirname "$0")"
+machine=${1:-avx512}
+python=${2:-python3}
+shift $(($# < 2 ? $# : 2))
+
+need() {
+  command -v "$1" > /dev/null && return
+  echo "emulate.sh: $1 is not here; install $2" >&2
+  exit 69
+}
+
+case "$machine" in
+  avx512) options=() ;;
+  aarch64)
+    need aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
+    need qemu-aarch64 qemu-user
+    options=(-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
+      -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++) ;;
+  *)
+    echo "emulate.sh: avx512 or aarch64, not '$machine'" >&2
+    exit 2 ;;
+esac
+need cmake cmake
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+include=$("$python" -c "import jax; print(jax.ffi.include_dir())")
+cmake -S .. -B "$build" -DJAXPLUGIN_EMULATE_AVX512=ON "${options[@]}" \
+  -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
+cmake --build "$build" --parallel 2 --target all kernels_test
+if [ "$machine" = aarch64 ]; then
+  for test in kernels_test race_test; do
+    qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/$test"
+  done
+  exit
+fi
+"$build/kernels_test" 4000
+"$build/race_test"
+export JAXPLUGIN_CPU_LIBRARY="$build/libjaxplugin_cpu_emulated.so"
+./handler_tests.sh "$python" "$@"

@@ -1,0 +1,350 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The AVX-512 intrinsics that our kernels use, and no others, in vector
+// extensions of GCC and Clang: dot/avx512bf16.cc includes this header in place
+// of <immintrin.h> where CMake is told -DJAXPLUGIN_EMULATE_AVX512=ON, so that
+// its tests run on a machine of any kind. Slow: for tests alone.
+//
+// After the pages of Intel's Software Developer's Manual, volume 2, on each
+// instruction. Differences:
+//   - the payload of a NaN, and which of two NaNs goes on, are not modelled;
+//   - an unaligned address, where the instruction would fault, ends the
+//     program with a message.
+// avx512_test.cc holds all of them against AVX2's instructions, models, and the
+// instructions themselves where the machine has them.
+
+#ifndef JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_
+#define JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "lanes are numbered as on a little-endian machine"
+#endif
+
+// Not inlined: hundreds of instructions each, at hundreds of places, would take
+// the compiler more than eight minutes. Optimized by themselves: what calls
+// them may be compiled with -O0, which takes 2 seconds where -O2 takes 25, and
+// the kernels run as fast (GCC 12).
+#if defined(__clang__)
+#define JAXPLUGIN_EMULATED __attribute__((noinline, unused)) static
+#else
+#define JAXPLUGIN_EMULATED \
+  __attribute__((noinline, unused, optimize("O2"))) static
+#endif
+
+namespace jaxplugin {
+namespace emulated {
+
+typedef float __m512 __attribute__((vector_size(64)));
+typedef long long __m512i __attribute__((vector_size(64)));
+typedef short __m512bh __attribute__((vector_size(64)));
+typedef long long __m128i __attribute__((vector_size(16)));
+typedef uint16_t __mmask16;
+typedef uint32_t __mmask32;
+typedef uint64_t __mmask64;
+
+// The same registers, by their lanes.
+typedef uint8_t Bytes __attribute__((vector_size(64)));
+typedef uint16_t Words __attribute__((vector_size(64)));
+typedef uint32_t Dwords __attribute__((vector_size(64)));
+typedef uint64_t Qwords __attribute__((vector_size(64)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+
+// Loads and stores. The aligned ones fault otherwise.
+
+JAXPLUGIN_EMULATED void CheckAligned(const void* p) {
+  if (reinterpret_cast<uintptr_t>(p) % 64 == 0) return;
+  fprintf(stderr, "AVX-512: aligned access to %p\n", p);
+  abort();
+}
+
+JAXPLUGIN_EMULATED __m512i _mm512_loadu_si512(const void* p) {
+  __m512i out;
+  __builtin_memcpy(&out, p, 64);
+  return out;
+}
+
+JAXPLUGIN_EMULATED __m512i _mm512_load_si512(const void* p) {
+  CheckAligned(p);
+  return _mm512_loadu_si512(p);
+}
+
+JAXPLUGIN_EMULATED void _mm512_store_si512(void* p, __m512i a) {
+  CheckAligned(p);
+  __builtin_memcpy(p, &a, 64);
+}
+
+// Bytes whose bit of the mask is clear are not read.
+JAXPLUGIN_EMULATED __m512i _mm512_maskz_loadu_epi8(__mmask64 mask,
+                                                   const void* p) {
+  Bytes out = {};
+  for (int i = 0; i < 64; ++i) {
+    if (mask >> i & 1) out[i] = static_cast<const uint8_t*>(p)[i];
+  }
+  return (__m512i)out;
+}
+
+JAXPLUGIN_EMULATED __m128i _mm_maskz_loadu_epi8(__mmask16 mask,
+                                                const void* p) {
+  Bytes16 out = {};
+  for (int i = 0; i < 16; ++i) {
+    if (mask >> i & 1) out[i] = static_cast<const uint8_t*>(p)[i];
+  }
+  return (__m128i)out;
+}
+
+// A hint: it changes nothing, and any address will do.
+enum { _MM_HINT_T1 = 2 };
+JAXPLUGIN_EMULATED void _mm_prefetch(const char*, int) {}
+
+// Constants and casts.
+
+JAXPLUGIN_EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
+JAXPLUGIN_EMULATED __m512 _mm512_setzero_ps() { return __m512{}; }
+
+JAXPLUGIN_EMULATED __m512i _mm512_set1_epi8(char x) {
+  return (__m512i)(Bytes{} + static_cast<uint8_t>(x));
+}
+JAXPLUGIN_EMULATED __m512i _mm512_set1_epi16(short x) {
+  return (__m512i)(Words{} + static_cast<uint16_t>(x));
+}
+JAXPLUGIN_EMULATED __m512i _mm512_set1_epi32(int x) {
+  return (__m512i)(Dwords{} + static_cast<uint32_t>(x));
+}
+JAXPLUGIN_EMULATED __m512 _mm512_set1_ps(float x) {
+  __m512 out;
+  for (int i = 0; i < 16; ++i) out[i] = x;  // + would turn -0 into 0
+  return out;
+}
+
+JAXPLUGIN_EMULATED __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
+JAXPLUGIN_EMULATED __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
+
+JAXPLUGIN_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
+  const Bytes16 bytes = (Bytes16)a;
+  Dwords out;
+  for (int i = 0; i < 16; ++i) out[i] = bytes[i];
+  return (__m512i)out;
+}
+
+// Bits and integers.
+
+JAXPLUGIN_EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) {
+  return a & b;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) {
+  return a | b;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
+  return (__m512i)((Dwords)a + (Dwords)b);
+}
+// Counts as large as a lane, or larger, leave zeros.
+JAXPLUGIN_EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
+  return count > 15 ? __m512i{} : (__m512i)((Words)a << count);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned count) {
+  return count > 15 ? __m512i{} : (__m512i)((Words)a >> count);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
+  return count > 31 ? __m512i{} : (__m512i)((Dwords)a << count);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_srli_epi32(__m512i a, unsigned count) {
+  return count > 31 ? __m512i{} : (__m512i)((Dwords)a >> count);
+}
+
+// Bit i of `table` is the result where the bits of a, b and c spell i, a's
+// being the most significant.
+JAXPLUGIN_EMULATED __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b,
+                                                     __m512i c, int table) {
+  __m512i out = {};
+  for (int i = 0; i < 8; ++i) {
+    if (table >> i & 1) {
+      out |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+    }
+  }
+  return out;
+}
+
+// Masks: bit i is about lane i.
+
+JAXPLUGIN_EMULATED __mmask16 _mm512_cmpeq_epi32_mask(__m512i a, __m512i b) {
+  const Dwords x = (Dwords)a, y = (Dwords)b;
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= unsigned{x[i] == y[i]} << i;
+  return static_cast<__mmask16>(mask);
+}
+JAXPLUGIN_EMULATED __mmask16 _mm512_cmplt_epu32_mask(__m512i a, __m512i b) {
+  const Dwords x = (Dwords)a, y = (Dwords)b;
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= unsigned{x[i] < y[i]} << i;
+  return static_cast<__mmask16>(mask);
+}
+// Where they have no bit in common.
+JAXPLUGIN_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {
+  return _mm512_cmpeq_epi32_mask(a & b, __m512i{});
+}
+
+// a where the mask is set, else `other`.
+JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi16(__m512i other, __mmask32 mask,
+                                                 __m512i a) {
+  Words out = (Words)other;
+  const Words x = (Words)a;
+  for (int i = 0; i < 32; ++i) out[i] = mask >> i & 1 ? x[i] : out[i];
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi32(__m512i other, __mmask16 mask,
+                                                 __m512i a) {
+  Dwords out = (Dwords)other;
+  const Dwords x = (Dwords)a;
+  for (int i = 0; i < 16; ++i) out[i] = mask >> i & 1 ? x[i] : out[i];
+  return (__m512i)out;
+}
+
+// Permutations. An index counts modulo the number of lanes it chooses from.
+
+JAXPLUGIN_EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
+  const Words at = (Words)index, x = (Words)a;
+  Words out;
+  for (int i = 0; i < 32; ++i) out[i] = x[at[i] & 31];
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
+  const Dwords at = (Dwords)index, x = (Dwords)a;
+  Dwords out;
+  for (int i = 0; i < 16; ++i) out[i] = x[at[i] & 15];
+  return (__m512)out;
+}
+// Of the lanes of a, then those of b.
+JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi8(__m512i a, __m512i index,
+                                                    __m512i b) {
+  const Bytes at = (Bytes)index, x = (Bytes)a, y = (Bytes)b;
+  Bytes out;
+  for (int i = 0; i < 64; ++i) {
+    out[i] = at[i] & 64 ? y[at[i] & 63] : x[at[i] & 63];
+  }
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index,
+                                                     __m512i b) {
+  const Words at = (Words)index, x = (Words)a, y = (Words)b;
+  Words out;
+  for (int i = 0; i < 32; ++i) {
+    out[i] = at[i] & 32 ? y[at[i] & 31] : x[at[i] & 31];
+  }
+  return (__m512i)out;
+}
+
+// Within each quarter: lanes of a and b in turn, from its lower or upper half.
+JAXPLUGIN_EMULATED __m512i Unpack32(__m512i a, __m512i b, int first) {
+  const Dwords x = (Dwords)a, y = (Dwords)b;
+  Dwords out;
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      out[i + 2 * j] = x[i + first + j];
+      out[i + 2 * j + 1] = y[i + first + j];
+    }
+  }
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i Unpack64(__m512i a, __m512i b, int first) {
+  const Qwords x = (Qwords)a, y = (Qwords)b;
+  Qwords out;
+  for (int i = 0; i < 8; i += 2) {
+    out[i] = x[i + first];
+    out[i + 1] = y[i + first];
+  }
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi32(__m512i a, __m512i b) {
+  return Unpack32(a, b, 0);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi32(__m512i a, __m512i b) {
+  return Unpack32(a, b, 2);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) {
+  return Unpack64(a, b, 0);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) {
+  return Unpack64(a, b, 1);
+}
+
+// Two quarters of a, then two of b, each chosen by two bits of `quarters`.
+JAXPLUGIN_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b,
+                                                int quarters) {
+  const Qwords x = (Qwords)a, y = (Qwords)b;
+  Qwords out;
+  for (int i = 0; i < 8; ++i) {
+    const int from = (quarters >> (i / 2 * 2) & 3) * 2 + i % 2;
+    out[i] = i < 4 ? x[from] : y[from];
+  }
+  return (__m512i)out;
+}
+
+// Floats.
+
+JAXPLUGIN_EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+JAXPLUGIN_EMULATED __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
+JAXPLUGIN_EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+JAXPLUGIN_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+  __m512 out;
+  for (int i = 0; i < 16; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return out;
+}
+
+// No instruction: compilers halve the vector four times.
+JAXPLUGIN_EMULATED float _mm512_reduce_add_ps(__m512 a) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) a[i] += a[i + width];
+  }
+  return a[0];
+}
+
+// The float32 of these bits, a subnormal one as zero.
+JAXPLUGIN_EMULATED double FlushedInput(uint32_t bits) {
+  if ((bits & 0x7f800000) == 0) bits &= 0x80000000;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return static_cast<double>(value);
+}
+
+// a * b + sum rounded once to float32, to nearest even, subnormal sums and
+// results as zeros, whatever the mode of the processor. In float64, which
+// rounds nothing that float32 would see: the product has 16 bits and the sum
+// 24, so where the two together span more than 53, the smaller is less than a
+// quarter of the larger one's last place in float32.
+JAXPLUGIN_EMULATED float FlushingFma(double a, double b, float sum) {
+  uint32_t sum_bits;
+  __builtin_memcpy(&sum_bits, &sum, 4);
+  const double exact = a * b + FlushedInput(sum_bits);
+  // Below 2^-126 after rounding to 24 bits (a tie goes to 2^-126).
+  const bool is_tiny = __builtin_fabs(exact) < 0x1p-126 - 0x1p-151;
+  const float result = static_cast<float>(exact);
+  return is_tiny ? __builtin_copysignf(0.0f, result) : result;
+}
+
+// VDPBF16PS: sum + odd * odd, then + even * even, each step a fused
+// multiply-add with rounding to nearest even, subnormal inputs and outputs
+// taken as zero; MXCSR is not looked at.
+JAXPLUGIN_EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a,
+                                           __m512bh b) {
+  const Dwords x = (Dwords)a, y = (Dwords)b;
+  __m512 out;
+  for (int i = 0; i < 16; ++i) {
+    const float odd = FlushingFma(FlushedInput(x[i] & 0xffff0000),
+                                  FlushedInput(y[i] & 0xffff0000), sum[i]);
+    out[i] = FlushingFma(FlushedInput(x[i] << 16), FlushedInput(y[i] << 16),
+                         odd);
+  }
+  return out;
+}
+
+}  // namespace emulated
+}  // namespace jaxplugin
+
+#undef JAXPLUGIN_EMULATED
+
+#endif  // JAXPLUGIN_KERNELS_CPU_EMULATION_AVX512_H_

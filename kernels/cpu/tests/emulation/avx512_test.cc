@@ -1,0 +1,540 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The emulated intrinsics of avx512.h are those of Intel's manual. Each is
+// called on random registers and its result compared with
+//   - the AVX-512 instruction itself, where the machine has it;
+//   - AVX2's instruction of that name on each half, where there is one;
+//   - a model written another way, for the rest.
+// On a machine without AVX-512 the first are left out, and it says so.
+//
+//   g++ -std=c++17 -O2 -mavx2 -mfma tests/emulation/avx512_test.cc
+//
+// Exit status: 1 where a result differs.
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#if !defined(__OPTIMIZE__)
+#error "without -O some intrinsics are macros: compile with -O1 or more"
+#endif
+
+#include "avx512.h"
+
+namespace jaxplugin {
+
+// Three registers in, one out.
+struct Register {
+  alignas(64) uint8_t bytes[64];
+};
+
+// name(expression of a, b and c); the same text is compiled with emulated
+// intrinsics and with those of <immintrin.h>.
+#define JAXPLUGIN_I(p) _mm512_load_si512((p)->bytes)
+#define JAXPLUGIN_F(p) _mm512_castsi512_ps(JAXPLUGIN_I(p))
+#define JAXPLUGIN_INTEGERS(X)                                                 \
+  X(and_si512, _mm512_and_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
+  X(or_si512, _mm512_or_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
+  X(add_epi32, _mm512_add_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
+  X(slli_epi16, _mm512_slli_epi16(JAXPLUGIN_I(a), 8))                         \
+  X(slli_epi16_all, _mm512_slli_epi16(JAXPLUGIN_I(a), 16))                    \
+  X(srli_epi16, _mm512_srli_epi16(JAXPLUGIN_I(a), 12))                        \
+  X(srli_epi16_all, _mm512_srli_epi16(JAXPLUGIN_I(a), 16))                    \
+  X(slli_epi32, _mm512_slli_epi32(JAXPLUGIN_I(a), 23))                        \
+  X(slli_epi32_all, _mm512_slli_epi32(JAXPLUGIN_I(a), 32))                    \
+  X(srli_epi32, _mm512_srli_epi32(JAXPLUGIN_I(a), 16))                        \
+  X(srli_epi32_all, _mm512_srli_epi32(JAXPLUGIN_I(a), 32))                    \
+  X(unpacklo_epi32, _mm512_unpacklo_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
+  X(unpackhi_epi32, _mm512_unpackhi_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
+  X(unpacklo_epi64, _mm512_unpacklo_epi64(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
+  X(unpackhi_epi64, _mm512_unpackhi_epi64(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))    \
+  X(setzero_si512, _mm512_setzero_si512())                                    \
+  X(castps_si512, _mm512_castps_si512(JAXPLUGIN_F(a)))                        \
+  X(set1_epi8, _mm512_set1_epi8(static_cast<char>(a->bytes[0])))              \
+  X(set1_epi16, _mm512_set1_epi16(Half(a)))                                   \
+  X(set1_epi32, _mm512_set1_epi32(Whole(a)))                                  \
+  X(loadu_si512, _mm512_loadu_si512(a->bytes))                                \
+  X(maskz_loadu_epi8, _mm512_maskz_loadu_epi8(Mask(c), a->bytes))             \
+  X(cvtepu8_epi32, _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(                 \
+                       static_cast<uint16_t>(Mask(c)), a->bytes)))            \
+  X(mask_mov_epi16, _mm512_mask_mov_epi16(JAXPLUGIN_I(a),                     \
+                                          static_cast<uint32_t>(Mask(c)),     \
+                                          JAXPLUGIN_I(b)))                    \
+  X(mask_mov_epi32, _mm512_mask_mov_epi32(JAXPLUGIN_I(a),                     \
+                                          static_cast<uint16_t>(Mask(c)),     \
+                                          JAXPLUGIN_I(b)))                    \
+  X(ternarylogic_f8, JAXPLUGIN_TERNARY(0xf8))                                 \
+  X(ternarylogic_e4, JAXPLUGIN_TERNARY(0xe4))                                 \
+  X(ternarylogic_d8, JAXPLUGIN_TERNARY(0xd8))                                 \
+  X(ternarylogic_ea, JAXPLUGIN_TERNARY(0xea))                                 \
+  X(ternarylogic_35, JAXPLUGIN_TERNARY(0x35))                                 \
+  X(shuffle_88, _mm512_shuffle_i32x4(JAXPLUGIN_I(a), JAXPLUGIN_I(b), 0x88))   \
+  X(shuffle_dd, _mm512_shuffle_i32x4(JAXPLUGIN_I(a), JAXPLUGIN_I(b), 0xdd))   \
+  X(shuffle_1b, _mm512_shuffle_i32x4(JAXPLUGIN_I(a), JAXPLUGIN_I(b), 0x1b))   \
+  X(permutexvar_epi16,                                                        \
+    _mm512_permutexvar_epi16(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                 \
+  X(permutex2var_epi8, _mm512_permutex2var_epi8(                              \
+                           JAXPLUGIN_I(a), JAXPLUGIN_I(b), JAXPLUGIN_I(c)))   \
+  X(permutex2var_epi16, _mm512_permutex2var_epi16(                            \
+                            JAXPLUGIN_I(a), JAXPLUGIN_I(b), JAXPLUGIN_I(c)))  \
+  X(cmpeq_epi32_mask, _mm512_set1_epi32(_mm512_cmpeq_epi32_mask(              \
+                          Nibbles(JAXPLUGIN_I(a)), Nibbles(JAXPLUGIN_I(b))))) \
+  X(cmplt_epu32_mask, _mm512_set1_epi32(_mm512_cmplt_epu32_mask(              \
+                          JAXPLUGIN_I(a), JAXPLUGIN_I(b))))                   \
+  X(testn_epi32_mask, _mm512_set1_epi32(_mm512_testn_epi32_mask(              \
+                          Nibbles(JAXPLUGIN_I(a)), JAXPLUGIN_I(b))))
+#define JAXPLUGIN_TERNARY(table)                                          \
+  _mm512_ternarylogic_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b), JAXPLUGIN_I(c), \
+                            table)
+#define JAXPLUGIN_FLOATS(X)                                                  \
+  X(add_ps, _mm512_add_ps(JAXPLUGIN_F(a), JAXPLUGIN_F(b)))                   \
+  X(sub_ps, _mm512_sub_ps(JAXPLUGIN_F(a), JAXPLUGIN_F(b)))                   \
+  X(mul_ps, _mm512_mul_ps(JAXPLUGIN_F(a), JAXPLUGIN_F(b)))                   \
+  X(fmadd_ps,                                                                \
+    _mm512_fmadd_ps(JAXPLUGIN_F(a), JAXPLUGIN_F(b), JAXPLUGIN_F(c)))         \
+  X(permutexvar_ps, _mm512_permutexvar_ps(JAXPLUGIN_I(a), JAXPLUGIN_F(b)))   \
+  X(setzero_ps, _mm512_setzero_ps())                                         \
+  X(castsi512_ps, _mm512_castsi512_ps(JAXPLUGIN_I(a)))                       \
+  X(set1_ps, _mm512_set1_ps(First(a)))                                       \
+  X(reduce_add_ps, _mm512_set1_ps(_mm512_reduce_add_ps(JAXPLUGIN_F(a))))     \
+  X(dpbf16_ps, _mm512_dpbf16_ps(JAXPLUGIN_F(c), (__m512bh)JAXPLUGIN_I(a),    \
+                                (__m512bh)JAXPLUGIN_I(b)))
+
+template <typename T>
+T Lane(const Register* r, int i) {
+  T x;
+  std::memcpy(&x, r->bytes + i * sizeof(T), sizeof(T));
+  return x;
+}
+template <typename T>
+void SetLane(Register* r, int i, T x) {
+  std::memcpy(r->bytes + i * sizeof(T), &x, sizeof(T));
+}
+short Half(const Register* r) { return Lane<short>(r, 0); }
+int Whole(const Register* r) { return Lane<int>(r, 0); }
+float First(const Register* r) { return Lane<float>(r, 0); }
+uint64_t Mask(const Register* r) { return Lane<uint64_t>(r, 0); }
+
+using Function = void (*)(const Register* a, const Register* b,
+                          const Register* c, Register* out);
+struct Intrinsic {
+  const char* name;
+  bool is_float;
+  Function emulated;
+  Function native;
+};
+
+#define JAXPLUGIN_DEFINE_I(name, expression)                            \
+  JAXPLUGIN_NATIVE void name(const Register* a, const Register* b,      \
+                             const Register* c, Register* out) {        \
+    static_cast<void>(a), static_cast<void>(b), static_cast<void>(c);   \
+    _mm512_store_si512(out->bytes, expression);                         \
+  }
+#define JAXPLUGIN_DEFINE_F(name, expression)                            \
+  JAXPLUGIN_NATIVE void name(const Register* a, const Register* b,      \
+                             const Register* c, Register* out) {        \
+    static_cast<void>(a), static_cast<void>(b), static_cast<void>(c);   \
+    _mm512_store_si512(out->bytes, _mm512_castps_si512(expression));    \
+  }
+
+namespace emulated {
+namespace cases {
+// Few values, so that lanes are often equal or zero.
+__m512i Nibbles(__m512i x) {
+  return _mm512_and_si512(x, _mm512_set1_epi32(3));
+}
+#define JAXPLUGIN_NATIVE
+JAXPLUGIN_INTEGERS(JAXPLUGIN_DEFINE_I)
+JAXPLUGIN_FLOATS(JAXPLUGIN_DEFINE_F)
+#undef JAXPLUGIN_NATIVE
+}  // namespace cases
+}  // namespace emulated
+
+namespace native {
+#define JAXPLUGIN_NATIVE                                                     \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,"     \
+                        "avx512bf16")))
+JAXPLUGIN_NATIVE inline __m512i Nibbles(__m512i x) {
+  return _mm512_and_si512(x, _mm512_set1_epi32(3));
+}
+JAXPLUGIN_INTEGERS(JAXPLUGIN_DEFINE_I)
+JAXPLUGIN_FLOATS(JAXPLUGIN_DEFINE_F)
+#undef JAXPLUGIN_NATIVE
+}  // namespace native
+
+#define JAXPLUGIN_ENTRY_I(name, _) \
+  {#name, false, emulated::cases::name, native::name},
+#define JAXPLUGIN_ENTRY_F(name, _) \
+  {#name, true, emulated::cases::name, native::name},
+const Intrinsic kIntrinsics[] = {JAXPLUGIN_INTEGERS(JAXPLUGIN_ENTRY_I)
+                                     JAXPLUGIN_FLOATS(JAXPLUGIN_ENTRY_F)};
+
+bool MachineHasThem() {
+  return __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512bf16");
+}
+
+// AVX2's instructions, on halves.
+
+using HalfFunction = __m256i (*)(__m256i a, __m256i b);
+struct HalfIntrinsic {
+  const char* name;
+  HalfFunction function;
+};
+
+const HalfIntrinsic kHalves[] = {
+    {"and_si512", [](__m256i a, __m256i b) { return _mm256_and_si256(a, b); }},
+    {"or_si512", [](__m256i a, __m256i b) { return _mm256_or_si256(a, b); }},
+    {"add_epi32", [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }},
+    {"slli_epi16", [](__m256i a, __m256i) { return _mm256_slli_epi16(a, 8); }},
+    {"slli_epi16_all",
+     [](__m256i a, __m256i) { return _mm256_slli_epi16(a, 16); }},
+    {"srli_epi16", [](__m256i a, __m256i) { return _mm256_srli_epi16(a, 12); }},
+    {"srli_epi16_all",
+     [](__m256i a, __m256i) { return _mm256_srli_epi16(a, 16); }},
+    {"slli_epi32", [](__m256i a, __m256i) { return _mm256_slli_epi32(a, 23); }},
+    {"slli_epi32_all",
+     [](__m256i a, __m256i) { return _mm256_slli_epi32(a, 32); }},
+    {"srli_epi32", [](__m256i a, __m256i) { return _mm256_srli_epi32(a, 16); }},
+    {"srli_epi32_all",
+     [](__m256i a, __m256i) { return _mm256_srli_epi32(a, 32); }},
+    {"unpacklo_epi32",
+     [](__m256i a, __m256i b) { return _mm256_unpacklo_epi32(a, b); }},
+    {"unpackhi_epi32",
+     [](__m256i a, __m256i b) { return _mm256_unpackhi_epi32(a, b); }},
+    {"unpacklo_epi64",
+     [](__m256i a, __m256i b) { return _mm256_unpacklo_epi64(a, b); }},
+    {"unpackhi_epi64",
+     [](__m256i a, __m256i b) { return _mm256_unpackhi_epi64(a, b); }},
+    {"add_ps",
+     [](__m256i a, __m256i b) {
+       return _mm256_castps_si256(
+           _mm256_add_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
+     }},
+    {"sub_ps",
+     [](__m256i a, __m256i b) {
+       return _mm256_castps_si256(
+           _mm256_sub_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
+     }},
+    {"mul_ps",
+     [](__m256i a, __m256i b) {
+       return _mm256_castps_si256(
+           _mm256_mul_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)));
+     }},
+};
+
+// Models of the rest: what the manual's pseudocode gives for lane i.
+
+bool Bit(uint64_t mask, int i) { return (mask >> i & 1) != 0; }
+
+// A register whose lanes of type T are lane(i).
+template <typename T>
+Register Fill(const std::function<T(int)>& lane) {
+  Register out;
+  for (int i = 0; i < static_cast<int>(64 / sizeof(T)); ++i) {
+    SetLane<T>(&out, i, lane(i));
+  }
+  return out;
+}
+
+Register Ternary(const Register* a, const Register* b, const Register* c,
+                 bool (*bit)(bool, bool, bool)) {
+  Register out = {};
+  for (int i = 0; i < 512; ++i) {
+    const auto at = [i](const Register* r) {
+      return Bit(r->bytes[i / 8], i % 8);
+    };
+    out.bytes[i / 8] |= bit(at(a), at(b), at(c)) << (i % 8);
+  }
+  return out;
+}
+
+Register Quarters(const Register* a, const Register* b,
+                  const int (&quarters)[4]) {
+  Register out;
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(out.bytes + 16 * i, (i < 2 ? a : b)->bytes + 16 * quarters[i],
+                16);
+  }
+  return out;
+}
+
+// As a mask spread over all lanes.
+Register Compare(const std::function<bool(int)>& holds) {
+  uint32_t mask = 0;
+  for (int i = 0; i < 16; ++i) mask += holds(i) ? 1u << i : 0;
+  return Fill<uint32_t>([=](int) { return mask; });
+}
+
+float Flushed(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+
+float BF16(const Register* r, int i) {
+  const uint32_t bits = uint32_t{Lane<uint16_t>(r, i)} << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return Flushed(value);
+}
+
+float PairDot(const Register* a, const Register* b, const Register* c, int i) {
+  float sum = Flushed(Lane<float>(c, i));
+  for (int j : {2 * i + 1, 2 * i}) {
+    sum = Flushed(std::fma(BF16(a, j), BF16(b, j), sum));
+  }
+  return sum;
+}
+
+using Model = Register (*)(const Register* a, const Register* b,
+                           const Register* c);
+struct NamedModel {
+  const char* name;
+  Model model;
+};
+#define JAXPLUGIN_MODEL(name, ...)                          \
+  {#name, [](const Register* a, const Register* b,          \
+             const Register* c) -> Register {               \
+     static_cast<void>(a), static_cast<void>(b);            \
+     static_cast<void>(c);                                  \
+     __VA_ARGS__                                            \
+   }}
+const NamedModel kModels[] = {
+    JAXPLUGIN_MODEL(set1_epi8, return Fill<uint8_t>([=](int) {
+      return a->bytes[0];
+    });),
+    JAXPLUGIN_MODEL(set1_epi16,
+                    return Fill<short>([=](int) { return Half(a); });),
+    JAXPLUGIN_MODEL(set1_epi32,
+                    return Fill<int>([=](int) { return Whole(a); });),
+    JAXPLUGIN_MODEL(set1_ps, return Fill<int>([=](int) { return Whole(a); });),
+    JAXPLUGIN_MODEL(loadu_si512, return *a;),
+    JAXPLUGIN_MODEL(castps_si512, return *a;),
+    JAXPLUGIN_MODEL(castsi512_ps, return *a;),
+    JAXPLUGIN_MODEL(setzero_si512, return Register{};),
+    JAXPLUGIN_MODEL(setzero_ps, return Register{};),
+    JAXPLUGIN_MODEL(maskz_loadu_epi8, return Fill<uint8_t>([=](int i) {
+      return static_cast<uint8_t>(Bit(Mask(c), i) ? a->bytes[i] : 0);
+    });),
+    JAXPLUGIN_MODEL(cvtepu8_epi32, return Fill<uint32_t>([=](int i) {
+      return uint32_t{Bit(Mask(c), i) ? a->bytes[i] : uint8_t{0}};
+    });),
+    JAXPLUGIN_MODEL(mask_mov_epi16, return Fill<uint16_t>([=](int i) {
+      return Lane<uint16_t>(Bit(Mask(c), i) ? b : a, i);
+    });),
+    JAXPLUGIN_MODEL(mask_mov_epi32, return Fill<uint32_t>([=](int i) {
+      return Lane<uint32_t>(Bit(Mask(c), i) ? b : a, i);
+    });),
+    JAXPLUGIN_MODEL(ternarylogic_f8, return Ternary(
+        a, b, c, [](bool x, bool y, bool z) { return x || (y && z); });),
+    JAXPLUGIN_MODEL(ternarylogic_e4, return Ternary(
+        a, b, c, [](bool x, bool y, bool z) { return z ? x : y; });),
+    JAXPLUGIN_MODEL(ternarylogic_d8, return Ternary(
+        a, b, c, [](bool x, bool y, bool z) { return z ? y : x; });),
+    JAXPLUGIN_MODEL(ternarylogic_ea, return Ternary(
+        a, b, c, [](bool x, bool y, bool z) { return (x && y) || z; });),
+    JAXPLUGIN_MODEL(ternarylogic_35, return Ternary(
+        a, b, c, [](bool x, bool y, bool z) { return x ? !y : !z; });),
+    JAXPLUGIN_MODEL(shuffle_88, return Quarters(a, b, {0, 2, 0, 2});),
+    JAXPLUGIN_MODEL(shuffle_dd, return Quarters(a, b, {1, 3, 1, 3});),
+    JAXPLUGIN_MODEL(shuffle_1b, return Quarters(a, b, {3, 2, 1, 0});),
+    JAXPLUGIN_MODEL(permutexvar_epi16, return Fill<uint16_t>([=](int i) {
+      return Lane<uint16_t>(b, Lane<uint16_t>(a, i) % 32);
+    });),
+    JAXPLUGIN_MODEL(permutexvar_ps, return Fill<uint32_t>([=](int i) {
+      return Lane<uint32_t>(b, Lane<uint32_t>(a, i) % 16);
+    });),
+    JAXPLUGIN_MODEL(permutex2var_epi8, return Fill<uint8_t>([=](int i) {
+      const int from = b->bytes[i] % 128;
+      return from < 64 ? a->bytes[from] : c->bytes[from - 64];
+    });),
+    JAXPLUGIN_MODEL(permutex2var_epi16, return Fill<uint16_t>([=](int i) {
+      const int from = Lane<uint16_t>(b, i) % 64;
+      return Lane<uint16_t>(from < 32 ? a : c, from % 32);
+    });),
+    JAXPLUGIN_MODEL(cmpeq_epi32_mask, return Compare([=](int i) {
+      return Lane<uint32_t>(a, i) % 4 == Lane<uint32_t>(b, i) % 4;
+    });),
+    JAXPLUGIN_MODEL(cmplt_epu32_mask, return Compare([=](int i) {
+      return Lane<uint32_t>(a, i) < Lane<uint32_t>(b, i);
+    });),
+    JAXPLUGIN_MODEL(testn_epi32_mask, return Compare([=](int i) {
+      return (Lane<uint32_t>(a, i) & Lane<uint32_t>(b, i) & 3) == 0;
+    });),
+    JAXPLUGIN_MODEL(fmadd_ps, return Fill<float>([=](int i) {
+      return std::fma(Lane<float>(a, i), Lane<float>(b, i), Lane<float>(c, i));
+    });),
+    JAXPLUGIN_MODEL(reduce_add_ps, std::vector<float> lanes;
+                    for (int i = 0; i < 16; ++i) {
+                      lanes.push_back(Lane<float>(a, i));
+                    } while (lanes.size() > 1) {
+                      const size_t half = lanes.size() / 2;
+                      for (size_t i = 0; i < half; ++i) {
+                        lanes[i] += lanes[i + half];
+                      }
+                      lanes.resize(half);
+                    } return Fill<float>([&](int) { return lanes[0]; });),
+    JAXPLUGIN_MODEL(dpbf16_ps, return Fill<float>([=](int i) {
+      return PairDot(a, b, c, i);
+    });),
+};
+
+// Registers: any bits, or words that are bf16 near 1 (dwords then are floats
+// near 1), so that sums round; every tenth lane extreme.
+class Random {
+ public:
+  Register Next(bool is_near_one) {
+    Register out;
+    for (int i = 0; i < 32; ++i) {
+      uint16_t word = static_cast<uint16_t>(Draw());
+      if (is_near_one) word = (word & 0x87ff) | (0x3c00 + (Draw() & 0x700));
+      constexpr uint16_t kExtremes[] = {0,      0x8000, 0x0001, 0x007f, 0x0080,
+                                        0x7f7f, 0xff7f, 0x7f80, 0x7fc0, 0x3f80};
+      if (is_near_one && Draw() % 10 == 0) word = kExtremes[Draw() % 10];
+      SetLane<uint16_t>(&out, i, word);
+    }
+    return out;
+  }
+
+ private:
+  uint32_t Draw() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 40);
+  }
+  uint64_t state_ = 1;
+};
+
+// The same bits, or two NaNs in a lane of floats.
+bool Same(const Register& x, const Register& y, bool is_float) {
+  for (int i = 0; i < 16; ++i) {
+    const bool nans = is_float && std::isnan(Lane<float>(&x, i)) &&
+                      std::isnan(Lane<float>(&y, i));
+    if (!nans && Lane<uint32_t>(&x, i) != Lane<uint32_t>(&y, i)) return false;
+  }
+  return true;
+}
+
+// One pair of VDPBF16PS, worked out by hand.
+struct WorkedPair {
+  const char* claim;
+  float sum, odd_a, odd_b, even_a, even_b, expected;
+};
+const WorkedPair kWorkedPairs[] = {
+    {"the odd product comes first", 0x1p24f, 1, 1, -0x1p24f, 1, 0},
+    {"a product may leave float32's range", -0x1p127f, 0x1p127f, 2, 0, 0,
+     0x1p127f},
+    {"a small product is not flushed by itself", 0x1p-126f, 0x1.8p-70f,
+     0x1p-79f, 0, 0, 0x1.000004p-126f},
+    {"a subnormal factor is zero", 1, 0x1p-130f, 0x1p127f, 0, 0, 1},
+    {"a subnormal sum is zero", 0x1p-130f, 0, 0, 0x1p-60f, 0x1p-60f,
+     0x1p-120f},
+    {"a subnormal result is zero", 0x1.8p-126f, -0x1p-63f, 0x1p-63f, 0, 0, 0},
+    {"and zero when the other product is added", 0x1.8p-126f, -0x1p-63f,
+     0x1p-63f, 0x1p-63f, 0x1p-63f, 0x1p-126f},
+    {"a result that rounds up to 2^-126 stays", 0x1p-126f, -0x1p-100f,
+     0x1p-52f, 0, 0, 0x1p-126f},
+    {"ties go to even, upwards too", 0x1.000002p0f, 0x1p-12f, 0x1p-12f, 0, 0,
+     0x1.000004p0f},
+};
+
+int WorkedFailures(Function dpbf16, const char* whose) {
+  int failures = 0;
+  for (const WorkedPair& pair : kWorkedPairs) {
+    const auto both = [](float odd, float even) {
+      uint32_t high, low;
+      std::memcpy(&high, &odd, 4);
+      std::memcpy(&low, &even, 4);
+      return high | low >> 16;
+    };
+    const Register a = Fill<uint32_t>(
+        [&](int) { return both(pair.odd_a, pair.even_a); });
+    const Register b = Fill<uint32_t>(
+        [&](int) { return both(pair.odd_b, pair.even_b); });
+    const Register c = Fill<float>([&](int) { return pair.sum; });
+    const Register expected = Fill<float>([&](int) { return pair.expected; });
+    Register out;
+    dpbf16(&a, &b, &c, &out);
+    if (Same(out, expected, true)) continue;
+    ++failures;
+    std::printf("%s dpbf16_ps: %s: got %a\n", whose, pair.claim, First(&out));
+  }
+  return failures;
+}
+
+// Whether `intrinsic` agrees with its model or AVX2's, and with the machine's.
+bool Agrees(const Intrinsic& intrinsic, bool machine_has_them) {
+  Random random;
+  for (int round = 0; round < 20000; ++round) {
+    const bool near = round % 4 != 0;
+    const Register a = random.Next(near);
+    const Register b = random.Next(near);
+    const Register c = random.Next(near);
+    Register got, expected;
+    intrinsic.emulated(&a, &b, &c, &got);
+    int found = 0;
+    for (const HalfIntrinsic& half : kHalves) {
+      if (std::strcmp(half.name, intrinsic.name) != 0) continue;
+      for (int i = 0; i < 64; i += 32) {
+        const auto load = [i](const Register& r) {
+          return _mm256_load_si256(
+              reinterpret_cast<const __m256i*>(r.bytes + i));
+        };
+        _mm256_store_si256(reinterpret_cast<__m256i*>(expected.bytes + i),
+                           half.function(load(a), load(b)));
+      }
+      ++found;
+    }
+    for (const NamedModel& model : kModels) {
+      if (std::strcmp(model.name, intrinsic.name) != 0) continue;
+      expected = model.model(&a, &b, &c);
+      ++found;
+    }
+    if (found != 1 || !Same(got, expected, intrinsic.is_float)) {
+      std::printf("%s: %d models, another result in round %d\n",
+                  intrinsic.name, found, round);
+      return false;
+    }
+    if (!machine_has_them) continue;
+    intrinsic.native(&a, &b, &c, &expected);
+    if (!Same(got, expected, intrinsic.is_float)) {
+      std::printf("%s: the machine has another result in round %d\n",
+                  intrinsic.name, round);
+      return false;
+    }
+  }
+  return true;
+}
+
+int Main() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    std::printf("left out: this machine has no AVX2\n");
+    return 0;
+  }
+  const bool machine_has_them = MachineHasThem();
+  int failures = 0, count = 0;
+  for (const Intrinsic& intrinsic : kIntrinsics) {
+    failures += !Agrees(intrinsic, machine_has_them);
+    ++count;
+  }
+  failures += WorkedFailures(emulated::cases::dpbf16_ps, "emulated");
+  if (machine_has_them) {
+    failures += WorkedFailures(native::dpbf16_ps, "the machine's");
+  }
+  std::printf("%d intrinsics, %d failures; %s\n", count, failures,
+              machine_has_them ? "compared with this machine's"
+                               : "this machine has none to compare with");
+  return failures != 0;
+}
+
+}  // namespace jaxplugin
+
+int main() { return jaxplugin::Main(); }

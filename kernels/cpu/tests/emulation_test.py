@@ -1,0 +1,130 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The AVX-512 sources on a machine of any kind, their intrinsics emulated.
+
+This is the part that takes seconds; `emulate.sh` runs the handlers' tests too.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from typing import Final
+
+from absl.testing import absltest
+
+# Resolved: under Bazel this file is a link.
+HERE: Final = pathlib.Path(__file__).resolve().parent
+SOURCES: Final = HERE.parent
+COMPILER: Final = shutil.which(os.environ.get("CXX", "g++"))
+IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
+# Those of CMakeLists.txt that change results; -O1, where it is compiled soon.
+DOT: Final = ("-ffp-contract=fast", "-fno-trapping-math")
+QUANTIZE: Final = ("-ffp-contract=off", "-fno-trapping-math")
+# -Wno-psabi, -O0: CMakeLists.txt tells why.
+AVX2: Final = ("-mavx2", "-mfma", "-Wno-psabi")
+DOTS: Final = 400  # random ones, half of them of any codes under any scales
+
+
+def x86_flags() -> str:
+  """The features that Linux names of this machine's first processor."""
+  try:
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+  except OSError:
+    return ""
+  found = re.search(r"^flags\s*:(.*)$", text, re.M)
+  return found[1] if found else ""
+
+
+def why_not() -> str:
+  """Why this cannot run here, or an empty string."""
+  if COMPILER is None:
+    return "there is no C++ compiler"
+  if IS_X86 and not {"avx2", "fma"} <= set(x86_flags().split()):
+    return "the emulation is compiled for AVX2, which this machine lacks"
+  return ""
+
+
+def intrinsics(path: pathlib.Path) -> set[str]:
+  """Names of intrinsics in a file, without its comments."""
+  text = re.sub(r"//.*", "", path.read_text())
+  return set(re.findall(r"\b_mm\w*_\w+", text))
+
+
+class EmulationTest(absltest.TestCase):
+  folder: pathlib.Path
+
+  def setUp(self):
+    super().setUp()
+    reason = why_not()
+    if reason:
+      self.skipTest(reason)
+    self.folder = pathlib.Path(
+      self.enter_context(tempfile.TemporaryDirectory())
+    )
+
+  def compile(self, output: str, *words: str) -> None:
+    command = [COMPILER, "-std=c++17", "-w", "-I.", *words]
+    command += ["-o", self.folder / output]
+    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True)
+    self.assertEqual(done.returncode, 0, f"{command}\n{done.stderr}")
+
+  def output(self, *words: str) -> str:
+    done = subprocess.run(
+      [self.folder / words[0], *words[1:]], capture_output=True, text=True
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    return done.stdout
+
+  def test_intrinsics_do_what_the_manual_says(self):
+    if not IS_X86:
+      self.skipTest("the test compares with AVX2, for x86-64")
+    self.compile("intrinsics", "-O1", *AVX2, "tests/emulation/avx512_test.cc")
+    self.assertRegex(self.output("intrinsics"), "^[0-9]+ intrinsics, 0 fail")
+
+  def test_every_emulated_intrinsic_is_tested_and_used(self):
+    """One that is used and not emulated does not compile."""
+    emulated = intrinsics(HERE / "emulation" / "avx512.h")
+    tested = intrinsics(HERE / "emulation" / "avx512_test.cc")
+    used = set()
+    for path in SOURCES.rglob("*.inl"):
+      used |= intrinsics(path)
+    hints = {"_mm_prefetch"}
+    self.assertNotEmpty(emulated)
+    self.assertEqual(emulated - hints - tested, set())
+    self.assertEqual(emulated - used, set())
+
+  def test_kernels_are_right_where_avx512_is_emulated(self):
+    emulate = "-DJAXPLUGIN_EMULATE_AVX512"
+    avx2 = AVX2 if IS_X86 else ()
+    files = {
+      "isa": ("-O1",),
+      "parallel": ("-O1",),
+      "tests/emulation/kernels_test": ("-O1",),
+      "dot/rebase": ("-O1",),
+      "dot/baseline": ("-O1", *DOT),
+      "dot/avx2": ("-O1", *DOT, *avx2),
+      "dot/avx512bf16": ("-O0", *DOT, *avx2),
+      "quantize/baseline": ("-O1", *QUANTIZE),
+      "quantize/avx2": ("-O1", *QUANTIZE, *avx2),
+      "quantize/avx512": ("-O1", *QUANTIZE, *avx2),
+    }
+    objects = []
+    for name, words in files.items():
+      objects.append(f"{name.replace('/', '_')}.o")
+      self.compile(objects[-1], "-c", emulate, *words, f"{name}.cc")
+    self.compile(
+      "kernels_test", *(str(self.folder / name) for name in objects), "-pthread"
+    )
+    found = self.output("kernels_test", str(DOTS))
+    self.assertIn("avx512_emulated: 0 failures", found)
+    self.assertIn("avx512_bf16_emulated: 0 failures", found)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,41 @@
+#!/bin/bash
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the handlers' tests as programs, on the library JAXPLUGIN_CPU_LIBRARY;
+# for sanitize.sh and emulate.sh.
+#   kernels/cpu/tests/handler_tests.sh python [Class | Class.test | --flag]...
+# Given names of tests it runs the files that hold their classes, else all.
+# HANDLER_TESTS_PRELOAD: libraries to load before python's own.
+set -eu
+cd "$(dirname "$0")"
+python=$1
+shift
+flags=()
+names=()
+for word; do
+  case "$word" in
+    -*) flags+=("$word") ;;
+    *) names+=("$word") ;;
+  esac
+done
+ran=0
+for test in accuracy_test.py dot_handler_test.py few_rows_test.py \
+  float_mode_test.py quantize_handlers_test.py scales_test.py; do
+  here=()
+  for name in "${names[@]}"; do
+    if grep -q "^class ${name%%.*}(" "$test"; then
+      here+=("$name")
+    fi
+  done
+  if [ ${#names[@]} -gt 0 ] && [ ${#here[@]} = 0 ]; then
+    continue
+  fi
+  env ${HANDLER_TESTS_PRELOAD:+LD_PRELOAD="$HANDLER_TESTS_PRELOAD"} \
+    "$python" "$test" "${flags[@]}" "${here[@]}"
+  ran=$((ran + 1))
+done
+if [ "$ran" = 0 ]; then
+  echo "handler_tests.sh: no file has a class of ${names[*]}" >&2
+  exit 2
+fi

@@ -1,0 +1,339 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Times each instruction set: is one slower than another below it?
+
+  python kernels/cpu/tests/isa_testing.py                 # all, some 10 minutes
+  python kernels/cpu/tests/isa_testing.py --only 'f32 x ' # rows with that text
+  python kernels/cpu/tests/isa_testing.py --json FILE     # writes results too
+
+Every row is a call of a handler. All instruction sets of the machine take
+turns in one process, each timed call after an untimed one of its own with other
+inputs, which rotate past the last-level cache. It runs on one core, and what is
+compared is the processor's time for the fastest of a set's calls, which others
+that use the machine disturb least. Exit status 1 where a set takes more than
+`MARGIN` times as long as the fastest of those below it, also after `ATTEMPTS`
+rounds of measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+# The fastest calls of the same code differ by less than this, also where others
+# use the machine's caches.
+MARGIN: Final = 1.1
+ATTEMPTS: Final = 8
+TURNS: Final = 12
+# Of one attempt at a row, in which at least three turns are taken.
+SECONDS: Final = 2.0
+ROTATED_BYTES: Final = 64 << 20
+INPUTS_MAX: Final = 6
+
+SHAPES: Final = (
+  (1, 4096, 4096),
+  (4, 4096, 4096),
+  (16, 2048, 4096),
+  (128, 2048, 2048),
+  (512, 1024, 1024),
+)
+PAIRS: Final = (
+  *((name, name) for name in testing.QUANTIZED),
+  ("mxfp8", "mxfp4"),
+  ("nvfp4", "mxfp8"),
+  *(
+    (plain, name)
+    for plain in ("f32", "bf16", "f16")
+    for name in testing.QUANTIZED
+  ),
+)
+QUANTIZED_SHAPE: Final = (2048, 4096)
+
+Call = Callable[[int, int], Any]  # (isa, which input) -> a result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """What is timed.
+
+  Attributes:
+    name: of the row.
+    make: prepares inputs, and returns the call and how many inputs there are.
+  """
+
+  name: str
+  make: Callable[[], tuple[Call, int]]
+
+
+def rows() -> list[Row]:
+  """Every row, in the order in which they are printed."""
+  found = []
+  for m, n, k in SHAPES:
+    for lhs, rhs in PAIRS:
+
+      def make_dot(lhs=lhs, rhs=rhs, shape=(m, n, k)):
+        return _dot(lhs, rhs, *shape)
+
+      found.append(Row(name=f"{lhs} x {rhs} {m}x{n}x{k}", make=make_dot))
+  for number, name in enumerate(testing.QUANTIZED):
+
+    def make_quantize(number=number):
+      return _quantize(number)
+
+    def make_dequantize(name=name):
+      return _dequantize(name)
+
+    shape = "x".join(map(str, QUANTIZED_SHAPE))
+    found.append(Row(name=f"quantize {name} {shape}", make=make_quantize))
+    found.append(Row(name=f"dequantize {name} {shape}", make=make_dequantize))
+  return found
+
+
+def _side(name: str, rows: int, k: int, seed: int) -> testing.Side:
+  rng = np.random.default_rng(seed)
+  # One row's worth of numbers, turned: quick to make, and none is special.
+  side = testing.gaussians(name, (1, min(rows, 16), k), rng, 3)
+  if testing.FORMATS[name][1] == testing.E4M3:
+    # Normal positive scales: quantize makes no others.
+    scale = rng.integers(0x30, 0x48, side.scale.shape).astype(np.uint8)
+    side.scale = scale.view(side.scale.dtype)
+  return side
+
+
+def _tiled(x: np.ndarray | None, rows: int) -> np.ndarray | None:
+  if x is None:
+    return None
+  return np.tile(x, (1, -(-rows // x.shape[1]), 1))[:, :rows].copy()
+
+
+def _packed(values: np.ndarray) -> np.ndarray:
+  """FP4 as bytes, two values each; others as they are."""
+  if values.dtype != testing.E2M1:
+    return values
+  codes = values.view(np.uint8) & 15
+  return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def _count(bytes_each: int) -> int:
+  return max(2, min(INPUTS_MAX, -(-ROTATED_BYTES // bytes_each)))
+
+
+def _dot(lhs: str, rhs: str, m: int, n: int, k: int) -> tuple[Call, int]:
+  blocks = [testing.FORMATS[name][2] for name in (lhs, rhs)]
+  x = _side(lhs, m, k, 0)
+  w = _side(rhs, n, k, 1)
+  x_values, x_scale = (
+    jnp.asarray(_tiled(_packed(x.values), m)),
+    _tiled(x.scale, m),
+  )
+  weights = _tiled(_packed(w.values), n)
+  w_scale = _tiled(w.scale, n)
+  many = [jnp.asarray(weights) for _ in range(_count(weights.nbytes))]
+  arrays = [None if s is None else jnp.asarray(s) for s in (x_scale, w_scale)]
+
+  def function(isa):
+    @jax.jit
+    def call(values, lhs_scale, others, rhs_scale):
+      return testing.dot(
+        values,
+        lhs_scale,
+        others,
+        rhs_scale,
+        lhs_block_size=blocks[0],
+        rhs_block_size=blocks[1],
+        isa=isa,
+        shape=(1, m, n),
+      )
+
+    return call
+
+  functions = {isa: function(isa) for isa in testing.ISA_LEVELS.values()}
+
+  def call(isa, at):
+    return functions[isa](x_values, arrays[0], many[at], arrays[1])
+
+  return call, len(many)
+
+
+def _quantize(number: int) -> tuple[Call, int]:
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal(QUANTIZED_SHAPE).astype(np.float32)
+  many = [jnp.asarray(x) for _ in range(_count(x.nbytes))]
+  functions = {
+    isa: jax.jit(
+      lambda x, isa=isa: testing.quantize(
+        x, format=number, compute_global=int(number == 3), isa=isa
+      )
+    )
+    for isa in testing.ISA_LEVELS.values()
+  }
+  return lambda isa, at: functions[isa](many[at]), len(many)
+
+
+def _dequantize(name: str) -> tuple[Call, int]:
+  rows, k = QUANTIZED_SHAPE
+  block = testing.FORMATS[name][2]
+  side = _side(name, rows, k, 0)
+  values = _tiled(_packed(side.values), rows)[0]
+  scale = jnp.asarray(_tiled(side.scale, rows)[0])
+  many = [jnp.asarray(values) for _ in range(_count(values.nbytes))]
+  functions = {
+    isa: jax.jit(
+      lambda x, scale, isa=isa: testing.dequantize(
+        x, scale, k=k, block_size=block, isa=isa
+      )
+    )
+    for isa in testing.ISA_LEVELS.values()
+  }
+  return lambda isa, at: functions[isa](many[at], scale), len(many)
+
+
+def measure(call: Call, inputs: int, isas: dict[str, int]) -> dict[str, float]:
+  """The fastest call of each instruction set, in ms."""
+  for isa in isas.values():
+    jax.block_until_ready(call(isa, 0))
+  best = dict.fromkeys(isas, float("inf"))
+  at = 0
+  begin = time.process_time()
+  for turn in range(TURNS):
+    if turn >= 3 and time.process_time() - begin > SECONDS:
+      break
+    for name, isa in isas.items():
+      jax.block_until_ready(call(isa, at % inputs))
+      start = time.process_time()
+      jax.block_until_ready(call(isa, (at + 1) % inputs))
+      best[name] = min(best[name], 1e3 * (time.process_time() - start))
+      at += 1
+  return best
+
+
+def slower_ones(best_ms: dict[str, float]) -> dict[str, float]:
+  """Instruction sets that are slower than one below them, and how much.
+
+  Args:
+    best_ms: ms of each, the lowest instruction set first.
+
+  Returns:
+    The time over the least of those below it, where that is above `MARGIN`.
+  """
+  found = {}
+  least = float("inf")
+  for name, ms in best_ms.items():
+    if ms > MARGIN * least:
+      found[name] = ms / least
+    least = min(least, ms)
+  return found
+
+
+def settled(
+  attempt: Callable[[], dict[str, float]],
+) -> tuple[dict[str, float], dict[str, float]]:
+  """The fastest calls of up to `ATTEMPTS` attempts, and `slower_ones` of them.
+
+  Another attempt is made while one is slower.
+  """
+  best = attempt()
+  for _ in range(ATTEMPTS - 1):
+    if not slower_ones(best):
+      break
+    again = attempt()
+    best = {name: min(ms, again[name]) for name, ms in best.items()}
+  return best, slower_ones(best)
+
+
+def processor() -> str:
+  """The name that Linux gives to the first one."""
+  try:
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+  except OSError:
+    return platform.processor()
+  names = {
+    key: found[1]
+    for key in ("model name", "cpu family", "model")
+    if (found := re.search(rf"^{key}\s*:\s*(.*)$", text, re.M))
+  }
+  return (
+    f"{names.get('model name', platform.processor())}, family"
+    f" {names.get('cpu family', '?')}, model {names.get('model', '?')}"
+  )
+
+
+def revision() -> str:
+  done = subprocess.run(
+    ["git", "describe", "--always", "--dirty"],
+    cwd=pathlib.Path(__file__).parent,
+    capture_output=True,
+    text=True,
+  )
+  return done.stdout.strip()
+
+
+def environment(isas: dict[str, int], cores: int) -> dict[str, Any]:
+  return {
+    "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    "machine": f"one core of {cores}, {processor()}",
+    "instruction_sets": list(isas),
+    "versions": {
+      name: importlib.metadata.version(name) for name in ("jax", "jaxlib")
+    },
+    "git_revision": revision(),
+    "margin": MARGIN,
+  }
+
+
+def main(arguments: list[str]) -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument("--only", default="", help="rows that contain this text")
+  parser.add_argument("--json", type=pathlib.Path, help="where results go")
+  given = parser.parse_args(arguments)
+  # XLA makes as many threads as there are cores for this process, when it is
+  # first used: one is to do all the work.
+  cores = sorted(os.sched_getaffinity(0))
+  os.sched_setaffinity(0, cores[-1:])
+  if hasattr(testing.library(), "jaxplugin_cpu_emulates_avx512"):
+    parser.error("the library emulates AVX-512: its times say nothing")
+  isas = {name: testing.ISA_LEVELS[name] for name in testing.isa_levels()}
+  results = {}
+  failures = 0
+  print("ms".ljust(36), *(name.rjust(11) for name in isas))
+  for row in rows():
+    if given.only not in row.name:
+      continue
+    call, inputs = row.make()
+    best, slower = settled(lambda c=call, i=inputs: measure(c, i, isas))
+    results[row.name] = {name: round(ms, 3) for name, ms in best.items()}
+    failures += bool(slower)
+    notes = (f"{name} {ratio:.2f} times" for name, ratio in slower.items())
+    columns = (f"{ms:11.3f}" for ms in best.values())
+    print(row.name.ljust(36), *columns, *notes, flush=True)
+  if given.json:
+    report = environment(isas, len(cores)) | {"ms": results}
+    given.json.write_text(json.dumps(report, indent=1) + "\n")
+  print(f"{failures} of {len(results)} rows slower than a lower set")
+  return int(failures != 0)
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))

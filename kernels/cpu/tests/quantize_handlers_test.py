@@ -1,0 +1,347 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The FFI handlers of quantize and dequantize against NumPy and ml_dtypes.
+
+The library is that of dot_handler_test.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+BF16, E4M3, E5M2 = testing.BF16, testing.E4M3, testing.E5M2
+E2M1, E8M0 = testing.E2M1, testing.E8M0
+FORMATS = testing.FORMATS
+QUANTIZED, ISAS = testing.QUANTIZED, testing.ISAS
+isa_number = testing.isa_number
+e8m0_value = testing.e8m0_value
+
+
+def quantized_reference(x, name, rounding, global_scale):
+  """(codes u8, scale u8, global) by NumPy in float64 and float32."""
+  dtype, _, block = FORMATS[name]
+  limit = {E4M3: 448.0, E5M2: 57344.0, E2M1: 6.0}[dtype]
+  blocks = x.astype(np.float32)
+  blocks = blocks.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+  with np.errstate(all="ignore"):
+    bad = ~np.isfinite(blocks).all(-1, keepdims=True)
+    clean = np.where(bad, np.float32(0), blocks)
+    amax = np.abs(clean).max(-1, keepdims=True)
+    if name == "nvfp4":
+      if global_scale is None:
+        top = np.float32(amax.max(initial=0))
+        global_scale = np.float32(top / np.float32(2688))
+        global_scale = max(global_scale, np.float32(2.0**-126))
+        if top == 0:
+          global_scale = np.float32(1)
+      ideal = amax / np.float32(6) / global_scale
+      code = np.minimum(ideal, np.float32(448)).astype(E4M3).view(np.uint8)
+      step = code.view(E4M3).astype(np.float32) * global_scale
+      quotient = np.where(code == 0, np.float32(0), clean / step)
+      nan_code = 0x7F
+    else:
+      exponent = np.frexp(amax.astype(np.float64))[1] - 1  # floor(log2)
+      exponent = np.where(amax == 0, -1000, exponent)
+      scale_exponent = exponent - int(np.log2(limit))
+      if rounding == 0:
+        over = amax.astype(np.float64) > np.ldexp(limit, scale_exponent)
+        scale_exponent = scale_exponent + over
+      code = np.clip(scale_exponent + 127, 0, 254).astype(np.uint8)
+      quotient = np.ldexp(clean.astype(np.float64), 127 - code.astype(int))
+      quotient = quotient.astype(np.float32)
+      nan_code = 255
+    # The sign of a zero or of what underflows is kept.
+    magnitude = np.minimum(np.abs(quotient), np.float32(limit))
+    codes = np.copysign(magnitude, blocks).astype(dtype).view(np.uint8)
+    codes = np.where(bad, 0, codes & (15 if dtype == E2M1 else 255))
+    scale = np.where(bad, nan_code, code)[..., 0]
+  return codes.reshape(x.shape).astype(np.uint8), scale, global_scale
+
+
+class QuantizeTest(parameterized.TestCase):
+  def inputs(self, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((7, 544)).astype(np.float32)
+    x[1] *= np.exp2(rng.integers(-60, 60, 544)).astype(np.float32)
+    x[2] = 0
+    x[2, 40] = -0.0
+    x[3, 5] = np.nan
+    x[3, 50] = np.inf
+    x[3, 70:80] = -1e30
+    x[4] = rng.integers(-12, 13, 544) / 4  # ties
+    x[5, :32] = np.float32(2.0**-149) * rng.integers(0, 1000, 32)
+    x[5, 32:64] = 448.0 * 2.0 ** rng.integers(-3, 3, 32)
+    x[6] *= 1e-38
+    return x.astype(dtype)
+
+  @parameterized.product(
+    name=QUANTIZED,
+    dtype=("float32", "bfloat16", "float16"),
+    rounding=(0, 1),
+    isa=ISAS,
+  )
+  def test_bits_equal_the_reference(self, name, dtype, rounding, isa):
+    dtype = getattr(ml_dtypes, dtype, None) or dtype
+    x = self.inputs(dtype)
+    number = QUANTIZED.index(name)
+    globals_ = [None, 0.01, 3.7] if name == "nvfp4" else [None]
+    for rows, given in itertools.product((x, x[4:5], x[:0]), globals_):
+      given = None if given is None else np.float32(given)
+      values, scale, global_scale = testing.quantize(
+        rows,
+        given,
+        format=number,
+        rounding=rounding,
+        compute_global=int(name == "nvfp4" and given is None),
+        isa=isa_number(self, isa),
+      )
+      expected = quantized_reference(rows, name, rounding, given)
+      values = np.asarray(values)
+      if number >= 2:
+        values = np.stack([values & 15, values >> 4], -1).reshape(rows.shape)
+      np.testing.assert_array_equal(values, expected[0])
+      np.testing.assert_array_equal(np.asarray(scale), expected[1])
+      if name == "nvfp4":
+        self.assertEqual(np.asarray(global_scale), np.float32(expected[2]))
+
+  @parameterized.product(name=QUANTIZED, rounding=(0, 1), isa=ISAS)
+  def test_every_bf16_value_beside_one(self, name, rounding, isa):
+    """65536 inputs, each the first of a block whose second value is 1."""
+    block = FORMATS[name][2]
+    x = np.zeros((65536, block), np.float32)
+    x[:, 0] = np.arange(65536, dtype=np.uint16).view(BF16).astype(np.float32)
+    x[:, 1] = 1
+    given = np.float32(0.125) if name == "nvfp4" else None
+    number = QUANTIZED.index(name)
+    values, scale, _ = testing.quantize(
+      x, given, format=number, rounding=rounding, isa=isa_number(self, isa)
+    )
+    expected = quantized_reference(x, name, rounding, given)
+    values = np.asarray(values)
+    if number >= 2:
+      values = np.stack([values & 15, values >> 4], -1).reshape(x.shape)
+    np.testing.assert_array_equal(values, expected[0])
+    np.testing.assert_array_equal(np.asarray(scale), expected[1])
+
+  @parameterized.product(isa=ISAS, given=(1.0, 0.7, 3e-25, 1e20))
+  def test_nvfp4_scales_near_ties_are_of_two_divisions(self, isa, given):
+    """amax / 6 / global, each rounded: a reciprocal would move some of them."""
+    codes = np.arange(0x7F, dtype=np.uint8).view(E4M3).astype(np.float32)
+    ties = (codes[:-1] + codes[1:]) / 2 * np.float32(6) * np.float32(given)
+    bits = ties.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
+    x = np.zeros((bits.size, 16), np.float32)
+    x[:, 5] = bits.ravel().view(np.float32)
+    given = np.float32(given)
+    values, scale, _ = testing.quantize(
+      x, given, format=3, isa=isa_number(self, isa)
+    )
+    expected = quantized_reference(x, "nvfp4", 0, given)
+    np.testing.assert_array_equal(np.asarray(scale), expected[1])
+    values = np.asarray(values)
+    values = np.stack([values & 15, values >> 4], -1).reshape(x.shape)
+    np.testing.assert_array_equal(values, expected[0])
+
+  @parameterized.product(isa=ISAS, position=((0, 0), (200, 3), (255, 1023)))
+  def test_nvfp4_global_scale_is_of_the_largest_value_wherever_it_is(
+    self, isa, position
+  ):
+    """The maximum is taken by several tasks, of some rows each."""
+    x = np.ones((256, 1024), np.float32)
+    x[position] = -100
+    _, scale, global_scale = testing.quantize(
+      x, format=3, compute_global=1, isa=isa_number(self, isa)
+    )
+    expected = np.float32(100) / np.float32(448 * 6)
+    self.assertEqual(np.asarray(global_scale), expected)
+    code = np.float32(1 / 6 / expected).astype(E4M3).view(np.uint8)
+    expected_scale = np.full((256, 64), code)
+    row, column = position
+    expected_scale[row, column // 16] = np.float32(448).astype(E4M3).view("u1")
+    np.testing.assert_array_equal(scale, expected_scale)
+
+  @parameterized.parameters(0.0, -1.0, np.inf, np.nan)
+  def test_nvfp4_under_a_bad_global_scale_is_nan(self, given):
+    x = np.ones((2, 32), np.float32)
+    values, scale, _ = testing.quantize(x, np.float32(given), format=3)
+    self.assertTrue(np.all(np.asarray(values) == 0))
+    self.assertTrue(np.all(np.asarray(scale) == 0x7F))
+
+  @parameterized.product(name=QUANTIZED, isa=ISAS)
+  def test_bits_equal_the_python_quantize(self, name, isa):
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
+    try:
+      import jaxplugin as jp
+    except ImportError as error:
+      self.skipTest(f"jaxplugin does not import: {error}")
+    x = self.inputs(np.float32)
+    for factor in (1, 1e-30, 1e-38, 1e30):
+      with np.errstate(over="ignore"):
+        y = x * np.float32(factor)
+      for rounding, word in enumerate(("up", "floor")):
+        expected = jp.quantize(
+          jnp.asarray(y), getattr(jp, name.upper()), scale_rounding=word
+        )
+        number = QUANTIZED.index(name)
+        values, scale, global_scale = testing.quantize(
+          y,
+          format=number,
+          rounding=rounding,
+          compute_global=int(name == "nvfp4"),
+          isa=isa_number(self, isa),
+        )
+        values = np.asarray(values)
+        if number >= 2:
+          values = np.stack([values & 15, values >> 4], -1).reshape(y.shape)
+        their_values = np.asarray(expected.unpack().values).view(np.uint8)
+        np.testing.assert_array_equal(values, their_values & (
+          15 if number >= 2 else 255
+        ))  # fmt: skip
+        np.testing.assert_array_equal(
+          np.asarray(scale), np.asarray(expected.scale).view(np.uint8)
+        )
+        if name == "nvfp4":
+          self.assertEqual(
+            np.asarray(global_scale), np.asarray(expected.global_scale)
+          )
+
+  @parameterized.named_parameters(
+    ("rank", {"x": np.ones((2, 2, 32), "f4")}, "x must be"),
+    ("dtype", {"x": np.ones((2, 32), np.int32)}, "x must be"),
+    ("k", {"x": np.ones((2, 40), "f4")}, "multiple of the block size 32"),
+    ("format", {"format": 4}, "format must be"),
+    ("rounding", {"rounding": 2}, "rounding must be"),
+    ("compute", {"compute_global": 1}, "compute_global must be"),
+    ("global", {"global_scale": np.ones(3, "f4")}, "global_scale must be"),
+    ("values", {"values": ((2, 33), "u1")}, "values must be"),
+    ("values_dtype", {"values": ((2, 32), E5M2)}, "values must be"),
+    ("scale", {"scale": ((2, 2), "u1")}, "scale must be"),
+    ("scale_dtype", {"scale": ((2, 1), E4M3)}, "scale must be"),
+    ("global_result", {"global_result": ((2,), "f4")}, "global scale result"),
+    ("isa", {"isa": 9}, "isa must be"),
+  )
+  def test_malformed_call_is_an_error(self, change, message):
+    results = tuple(
+      jax.ShapeDtypeStruct(*change.pop(name, default))
+      for name, default in (
+        ("values", ((2, 32), "u1")),
+        ("scale", ((2, 1), "u1")),
+        ("global_result", ((), "f4")),
+      )
+    )
+    arguments = {"x": np.ones((2, 32), "f4"), "format": 0} | change
+    with self.assertRaisesRegex(Exception, message):
+      jax.block_until_ready(testing.quantize(**arguments, results=results))
+
+
+class DequantizeTest(parameterized.TestCase):
+  @parameterized.product(
+    name=QUANTIZED,
+    dtype=("float32", "bfloat16", "float16"),
+    isa=ISAS,
+    packed=(False, True),
+  )
+  def test_every_code_under_every_scale(self, name, dtype, isa, packed):
+    values_dtype, scale_dtype, block = FORMATS[name]
+    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    codes = np.arange(16 if values_dtype == E2M1 else 256, dtype=np.uint8)
+    k = 288  # every code, and a tail
+    values = np.resize(codes, (256, k))
+    scale = np.arange(256, dtype=np.uint8)[:, None].repeat(k // block, 1)
+    factor = (
+      e8m0_value(scale)
+      if scale_dtype == E8M0
+      else scale.view(E4M3).astype(np.float64)
+    )
+    given = values.view(values_dtype)
+    if packed and values_dtype == E2M1:
+      given = values[:, 0::2] | values[:, 1::2] << 4
+    for global_scale in (None, np.float32(0.37)):
+      got = testing.dequantize(
+        given,
+        scale.view(scale_dtype),
+        global_scale,
+        k=k,
+        block_size=block,
+        isa=isa_number(self, isa),
+        dtype=dtype,
+      )
+      with np.errstate(all="ignore"):
+        expected = values.view(values_dtype).astype(np.float64) * np.repeat(
+          factor, block, 1
+        )
+        expected = expected.astype(np.float32)
+        if global_scale is not None:
+          expected = expected * global_scale
+        expected = expected.astype(dtype).astype(np.float32)
+      self.assertEqual(got.dtype, dtype)
+      np.testing.assert_array_equal(np.asarray(got, np.float32), expected)
+
+  @parameterized.product(isa=ISAS, dtype=("float32", "bfloat16", "float16"))
+  def test_nan_of_any_payload_stays_nan(self, isa, dtype):
+    """Rounding adds to its bits: 0x7fffffff would become -0."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    values = np.ones((3, 64), E4M3)
+    for bits in testing.NAN_BITS:
+      got = testing.dequantize(
+        values,
+        np.full((3, 2), 127, np.uint8).view(E8M0),
+        np.uint32(bits).view(np.float32),
+        k=64,
+        block_size=32,
+        isa=isa_number(self, isa),
+        dtype=dtype,
+      )
+      np.testing.assert_array_equal(np.asarray(got, np.float32), np.nan)
+
+  def test_result_of_megabytes_is_that_of_its_rows(self):
+    # Huge pages are asked for from 8 MiB on.
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 127, (2500, 1056), np.uint8).view(E4M3)
+    scale = rng.integers(100, 150, (2500, 33), np.uint8).view(E8M0)
+    got = testing.dequantize(values, scale, k=1056, block_size=32)
+    self.assertGreater(got.nbytes, 10 << 20)
+    parts = [
+      testing.dequantize(values[i], scale[i], k=1056, block_size=32)
+      for i in (slice(0, 1250), slice(1250, 2500))
+    ]
+    np.testing.assert_array_equal(got, np.concatenate(parts))
+
+  def test_partial_last_block(self):
+    values = np.ones((3, 40), E4M3)
+    scale = np.array([[127, 130]] * 3, np.uint8).view(E8M0)
+    got = testing.dequantize(values, scale, k=40, block_size=32)
+    expected = np.repeat([[1, 8]], 32, axis=1)[:, :40].repeat(3, 0)
+    np.testing.assert_array_equal(np.asarray(got), expected)
+
+  @parameterized.named_parameters(
+    ("k", {"k": 63}, "the result must be"),
+    ("block", {"block_size": 8}, "must be 16 or 32"),
+    ("scale", {"scale": np.ones((3, 3), E8M0)}, "values_scale must have"),
+    ("dtype", {"dtype": np.uint8}, "the result must be"),
+    ("isa", {"isa": 7}, "isa must be"),
+  )
+  def test_malformed_call_is_an_error(self, change, message):
+    arguments = {
+      "values": np.ones((3, 64), E4M3),
+      "scale": np.ones((3, 2), E8M0),
+      "k": 64,
+      "block_size": 32,
+    } | change
+    with self.assertRaisesRegex(Exception, message):
+      jax.block_until_ready(testing.dequantize(**arguments))
+
+
+if __name__ == "__main__":
+  absltest.main()

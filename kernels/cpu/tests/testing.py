@@ -1,0 +1,295 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds, loads and calls the handlers, and makes operands, for their tests."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+from jaxplugin.kernels.cpu import library as installed
+
+LIBRARY_VARIABLE = "JAXPLUGIN_CPU_LIBRARY"
+ISA_LEVELS = {
+  "baseline": 1,
+  "avx2": 2,
+  "avx512": 3,
+  "avx512_bf16": 4,
+}
+# Not the names that the package registers: both may live in one process.
+_TARGET = "{}_under_test".format
+_HANDLERS = (
+  "jaxplugin_block_scaled_dot",
+  "jaxplugin_quantize",
+  "jaxplugin_dequantize",
+)
+_NONE = np.zeros((0,), np.float32)
+
+E4M3 = ml_dtypes.float8_e4m3fn
+E5M2 = ml_dtypes.float8_e5m2
+E2M1 = ml_dtypes.float4_e2m1fn
+E8M0 = ml_dtypes.float8_e8m0fnu
+BF16 = ml_dtypes.bfloat16
+
+# name -> (values dtype, scale dtype, block size)
+FORMATS = {
+  "mxfp8": (E4M3, E8M0, 32),
+  "mxfp8_e5m2": (E5M2, E8M0, 32),
+  "mxfp4": (E2M1, E8M0, 32),
+  "nvfp4": (E2M1, E4M3, 16),
+  "f32": (np.float32, None, 32),
+  "bf16": (BF16, None, 32),
+  "f16": (np.float16, None, 32),
+}
+QUANTIZED = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
+ISAS = tuple(ISA_LEVELS)
+# NaN of f32 with all bits set, the least of them, and both signs.
+NAN_BITS = (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF800001)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+  """The loaded library, its handlers registered.
+
+  It is the one that `LIBRARY_VARIABLE` names, or the installed one, or a build
+  of the sources made here.
+  """
+  path = os.environ.get(LIBRARY_VARIABLE)
+  if not path:
+    with contextlib.suppress(installed.LibraryError):
+      path = str(installed.find())
+  if not path:
+    directory = tempfile.mkdtemp(prefix="jaxplugin_cpu_")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = build(directory)
+  loaded = ctypes.CDLL(path)
+  loaded.jaxplugin_cpu_isa.restype = ctypes.c_char_p
+  for name in _HANDLERS:
+    jax.ffi.register_ffi_target(
+      _TARGET(name), jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
+    )
+  return loaded
+
+
+def build(directory: str) -> str:
+  """Builds with CMake into `directory` and returns the library's path."""
+  source = pathlib.Path(__file__).resolve().parents[1]
+  subprocess.run(
+    [
+      "cmake",
+      "-S",
+      str(source),
+      "-B",
+      directory,
+      f"-DJAXPLUGIN_XLA_FFI_INCLUDE_DIR={jax.ffi.include_dir()}",
+    ],
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
+  subprocess.run(
+    ["cmake", "--build", directory, "--parallel", "2"],
+    check=True,
+    stdout=subprocess.DEVNULL,
+  )
+  return str(pathlib.Path(directory) / "libjaxplugin_cpu.so")
+
+
+def isa_levels() -> list[str]:
+  """Names of the levels that this machine has, the best one last.
+
+  With those that the library emulates, for a test of their sources.
+  """
+  best = library().jaxplugin_cpu_isa().decode()
+  names = list(ISA_LEVELS)
+  found = ["baseline"]
+  if best in names:
+    found = names[: names.index(best) + 1]
+  if hasattr(library(), "jaxplugin_cpu_emulates_avx512"):
+    found += ["avx512", "avx512_bf16"]
+  return found
+
+
+def _or_none(x):
+  return _NONE if x is None else x
+
+
+def dot(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  global_scale=None,
+  bias=None,
+  residual=None,
+  *,
+  lhs_block_size=32,
+  rhs_block_size=32,
+  activation=0,
+  isa=0,
+  dtype=jnp.float32,
+  shape=None,
+):
+  """Calls jaxplugin_block_scaled_dot; see README.md for its operands."""
+  library()
+  if shape is None:
+    shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
+  return jax.ffi.ffi_call(
+    _TARGET("jaxplugin_block_scaled_dot"), jax.ShapeDtypeStruct(shape, dtype)
+  )(
+    lhs,
+    _or_none(lhs_scale),
+    rhs,
+    _or_none(rhs_scale),
+    _or_none(global_scale),
+    _or_none(bias),
+    _or_none(residual),
+    lhs_block_size=np.int64(lhs_block_size),
+    rhs_block_size=np.int64(rhs_block_size),
+    activation=np.int64(activation),
+    isa=np.int64(isa),
+  )
+
+
+def quantize(
+  x,
+  global_scale=None,
+  *,
+  format,
+  rounding=0,
+  compute_global=0,
+  isa=0,
+  results=None,
+):
+  """Calls jaxplugin_quantize; returns (u8 values, u8 scale, f32[])."""
+  library()
+  if results is None:
+    rows, k = x.shape
+    block = 16 if format == 3 else 32
+    results = (
+      jax.ShapeDtypeStruct((rows, k // 2 if format >= 2 else k), jnp.uint8),
+      jax.ShapeDtypeStruct((rows, k // block), jnp.uint8),
+      jax.ShapeDtypeStruct((), jnp.float32),
+    )
+  return jax.ffi.ffi_call(_TARGET("jaxplugin_quantize"), results)(
+    x,
+    _or_none(global_scale),
+    format=np.int64(format),
+    rounding=np.int64(rounding),
+    compute_global=np.int64(compute_global),
+    isa=np.int64(isa),
+  )
+
+
+def dequantize(
+  values, scale, global_scale=None, *, k, block_size, isa=0, dtype=jnp.float32
+):
+  """Calls jaxplugin_dequantize; returns dtype[rows, k]."""
+  library()
+  return jax.ffi.ffi_call(
+    _TARGET("jaxplugin_dequantize"),
+    jax.ShapeDtypeStruct((values.shape[0], k), dtype),
+  )(
+    values,
+    scale,
+    _or_none(global_scale),
+    block_size=np.int64(block_size),
+    isa=np.int64(isa),
+  )
+
+
+# Operands, and what they mean in float64.
+
+
+def isa_number(test: absltest.TestCase, name: str) -> int:
+  if name not in isa_levels():
+    test.skipTest(f"this machine has no {name}")
+  return ISA_LEVELS[name]
+
+
+def e8m0_value(code: np.ndarray) -> np.ndarray:
+  value = np.ldexp(1.0, code.astype(np.int64) - 127)
+  return np.where(code == 255, np.nan, value)
+
+
+class Side:
+  """An operand: what a handler gets, and its exact value in float64."""
+
+  def __init__(self, name, values, scale, packed=False):
+    dtype, scale_dtype, self.block = FORMATS[name]
+    self.values = values.astype(dtype)
+    exact = self.values.astype(np.float64)
+    self.scale = None
+    if scale_dtype is not None:
+      self.scale = scale.astype(np.uint8).view(scale_dtype)
+      factor = (
+        e8m0_value(scale)
+        if scale_dtype == E8M0
+        else self.scale.astype(np.float64)
+      )
+      factor = np.repeat(factor, self.block, axis=-1)[..., : values.shape[-1]]
+      with np.errstate(invalid="ignore"):
+        exact = exact * factor
+    self.exact = exact
+    if packed and dtype == E2M1:
+      codes = self.values.view(np.uint8) & 15
+      self.values = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
+
+
+def integers(name, shape, rng, packed=False) -> Side:
+  """Small integers and power-of-two scales: every sum is exact in f32."""
+  values = rng.integers(-4, 5, shape).astype(np.float64)
+  values = np.where(np.abs(values) == 5, 4, values)
+  block = FORMATS[name][2]
+  scale_shape = (*shape[:-1], -(-shape[-1] // block))
+  if FORMATS[name][1] == E4M3:
+    scale = rng.choice(np.array([0x30, 0x38, 0x40]), scale_shape)
+  else:
+    scale = rng.integers(126, 129, scale_shape)
+  return Side(name, values, scale, packed)
+
+
+def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
+  """Normal values, rounded to the format, with scales over 2^+-spread."""
+  values = rng.standard_normal(shape) * (1 if FORMATS[name][1] is None else 2)
+  if FORMATS[name][0] == E2M1:
+    values = np.clip(values, -6, 6)
+  block = FORMATS[name][2]
+  scale_shape = (*shape[:-1], -(-shape[-1] // block))
+  if FORMATS[name][1] == E4M3:
+    scale = rng.integers(1, 0x7F, scale_shape)
+  else:
+    scale = rng.integers(127 - spread, 128 + spread, scale_shape)
+  return Side(name, values, scale, packed)
+
+
+def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
+  return np.asarray(
+    dot(
+      lhs.values,
+      lhs.scale,
+      rhs.values,
+      rhs.scale,
+      *args,
+      lhs_block_size=lhs.block,
+      rhs_block_size=rhs.block,
+      shape=(*lhs.exact.shape[:2], rhs.exact.shape[1]),
+      **kwargs,
+    )
+  )
+
+
+def oracle(lhs: Side, rhs: Side) -> np.ndarray:
+  with np.errstate(invalid="ignore", over="ignore"):
+    return lhs.exact @ np.swapaxes(rhs.exact, -1, -2)
