@@ -244,9 +244,7 @@ class SearchPathTest(parameterized.TestCase):
     self.install(
       {"url": self.checkout.as_uri(), "dir_info": {"editable": True}}
     )
-    self.assertEqual(
-      self.search_path(), (self.here, self.built, self.site / "jaxplugin-libs")
-    )
+    self.assertEqual(self.search_path(), (self.here, self.built, self.wheel))
 
   def test_editable_install_of_another_checkout_is_not(self):
     self.install({"url": "file:///elsewhere", "dir_info": {"editable": True}})

@@ -3,7 +3,7 @@
 """Finds and loads the library of CPU kernels, after a check of its ABI.
 
 The package's build (CMakeLists.txt at the top level) puts the library beside
-this file in a wheel, and into `jaxplugin-libs` of site-packages for an editable
+this file in a wheel, and at the same place in site-packages for an editable
 install. A checkout, which hides an installed wheel from programs that run in
 it, takes the library of either; one built by hand in it goes before them:
 
@@ -43,8 +43,7 @@ HANDLERS: Final = (
 )
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent
-_EDITABLE_DIRECTORY: Final = "jaxplugin-libs"
-_WHEEL_DIRECTORY: Final = "jaxplugin/kernels/cpu"
+_INSTALLED_DIRECTORY: Final = "jaxplugin/kernels/cpu"  # of site-packages
 # Of an ELF file (System V ABI, "ELF Header"): magic, 64 bits, little-endian;
 # and where in its header of 64 bytes the section table is described.
 _ELF64: Final = b"\x7fELF\x02\x01"
@@ -112,12 +111,11 @@ def _installed(checkout: pathlib.Path) -> list[pathlib.Path]:
   directories = []
   for distribution in importlib.metadata.distributions(name=DISTRIBUTION):
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-    directory = _WHEEL_DIRECTORY
-    if origin.get("dir_info", {}).get("editable"):
-      if origin.get("url") != checkout.as_uri():
-        continue  # of another checkout: these sources are not its
-      directory = _EDITABLE_DIRECTORY
-    directories.append(pathlib.Path(str(distribution.locate_file(directory))))
+    is_editable = origin.get("dir_info", {}).get("editable")
+    if is_editable and origin.get("url") != checkout.as_uri():
+      continue  # of another checkout: these sources are not its
+    place = distribution.locate_file(_INSTALLED_DIRECTORY)
+    directories.append(pathlib.Path(str(place)))
   return directories
 
 
