@@ -34,8 +34,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
 from jaxplugin.dot import backends
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.explanation import deviceless
 from jaxplugin.jaxext import jax_private
@@ -230,7 +230,7 @@ POINTS = tuple(dict.fromkeys(p for grid in GRIDS.values() for p in grid))
 
 
 @functools.cache
-def _problem(point: Point) -> decisions.DotProblem | None:
+def _problem(point: Point) -> problems.DotProblem | None:
   """What `choose` is asked about; None for a call refused while tracing."""
   args = dots.parse(shlex.split(point.words))
   function, specs = dots.Dot(args).function()

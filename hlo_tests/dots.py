@@ -40,10 +40,11 @@ from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 from jaxplugin.dot import call
+from jaxplugin.dot import problems
 from jaxplugin.explanation import deviceless
 
 FLOATS: Final = tuple(dtype.name for dtype in call.PLAIN_DTYPES)
@@ -155,10 +156,10 @@ def add_dot(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--out", choices=FLOATS, default="bfloat16")
   parser.add_argument("--global-scale", choices=("scalar", "array"))
   parser.add_argument("--bias", action="store_true")
-  parser.add_argument("--activation", choices=decisions.ACTIVATIONS)
+  parser.add_argument("--activation", choices=problems.ACTIVATIONS)
   parser.add_argument("--residual", action="store_true")
   parser.add_argument("--precision", choices=("highest",))
-  parser.add_argument("--implementation", choices=decisions.IMPLEMENTATIONS)
+  parser.add_argument("--implementation", choices=backends.NAMES)
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:

@@ -38,8 +38,8 @@ import dots
 import files
 import golden
 
-from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 from jaxplugin.explanation import deviceless
 from jaxplugin.jaxext import jax_private
 from jaxplugin.stablehlo import rewriter
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
   command = commands.add_parser("rewrite")
   command.add_argument("file", type=pathlib.Path)
   dots.add_target(command)
-  command.add_argument("--implementation", choices=decisions.IMPLEMENTATIONS)
+  command.add_argument("--implementation", choices=backends.NAMES)
   command.add_argument("--refused", action="store_true")
   command = commands.add_parser("regenerate")
   command.add_argument("files", type=pathlib.Path, nargs="*")

@@ -29,6 +29,7 @@ STAGES = {
     ("__init__",),
   ),
   "dot": (
+    ("problems",),
     ("call",),
     ("call_rules", "global_scales"),
     ("reference",),
@@ -37,7 +38,8 @@ STAGES = {
       f"backends.{x}" for x in ("cpu", "cudnn", "size_rules", "triton", "xla")
     ),
     ("backends",),
-    ("autodiff.derivatives", "partitioning"),
+    ("autodiff.derivatives", "sharding.assigning"),
+    ("sharding.partitioning",),
     ("guards", "primitive"),
     ("autodiff.straight_through", "traced"),
     ("api",),

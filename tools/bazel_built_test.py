@@ -40,7 +40,7 @@ class BuiltTest(absltest.TestCase):
     self.assertEqual(path.parent, module.resolve().parent)
     self.assertIn("bazel-out", path.parts)
     cpu_library.register()
-    self.assertEqual(jp.detect_target("cpu").cpu_kernels_error, "")
+    self.assertEqual(jp.detect_target("cpu").missing_libraries, ())
 
 
 if __name__ == "__main__":

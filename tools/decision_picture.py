@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxplugin as jp
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 
@@ -76,14 +77,14 @@ def devices():
     ("b200, cuDNN 9.9", named("b200", cudnn="9.9")),
     ("h200", named("h200")),
     ("a100", named("a100")),
-    ("mi355x", targets.with_triton(named("mi355x"))),
+    ("mi355x", named("mi355x").with_library(targets.JAX_TRITON)),
     (
       "CPU, kernels built",
       dataclasses.replace(cpu, cpu_kernels="avx2"),
     ),
     (
       "CPU, none built",
-      dataclasses.replace(cpu, cpu_kernels_error="no C++ compiler was found"),
+      cpu.without_library(targets.CPU_KERNELS, "no C++ compiler was found"),
     ),
     ("TPU", targets.Target(name="tpu", platform="tpu")),
   )
@@ -173,7 +174,7 @@ def table():
     parts.append(text(x, HEADER_TOP, call.title, weight="bold"))
   for row, (label, target) in enumerate(devices()):
     y = ROWS_TOP + row * ROW_HEIGHT
-    order = backends.preference_order(target)
+    order = decisions.order(backends.BACKENDS, target)
     parts.append(
       f"<path d='M {MARGIN} {y - 12} H {WIDTH - MARGIN}' stroke='{LINE}'/>"
     )

@@ -27,7 +27,9 @@ class DecisionPictureTest(absltest.TestCase):
       for call in decision_picture.CALLS:
         lines = decision_picture.remark_lines(
           decision_picture.decide(call, target),
-          decision_picture.backends.preference_order(target),
+          decision_picture.decisions.order(
+            decision_picture.backends.BACKENDS, target
+          ),
         )
         self.assertLessEqual(len(lines), 2, lines)
         for line in lines:

@@ -23,6 +23,7 @@ from jax import lax
 
 from jaxplugin.core import formats
 
+INTERLEAVED: Final = "interleaved"  # name of the layout
 WORDS: Final = np.dtype(np.uint32)
 VALUES_PER_WORD: Final = 8
 UNIT: Final = 16  # values that are interleaved with each other

@@ -27,7 +27,7 @@ from jaxplugin.bench import startup
 from jaxplugin.bench.peers import variants
 from jaxplugin.bench.report import results
 from jaxplugin.bench.report import table
-from jaxplugin.core import decisions
+from jaxplugin.dot import backends
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_FORMATS: Final = "mxfp8,mxfp4,nvfp4"
@@ -88,7 +88,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--implementations",
     metavar="LIST",
-    help=f"of {', '.join(decisions.IMPLEMENTATIONS)}, {variants.CHOSEN};"
+    help=f"of {', '.join(backends.NAMES)}, {variants.CHOSEN};"
     " default: all that serve here",
   )
   what.add_argument(
@@ -261,7 +261,7 @@ def _request(args: argparse.Namespace) -> _Request:
   implementations = _names(
     "--implementations",
     args.implementations,
-    (*decisions.IMPLEMENTATIONS, variants.CHOSEN),
+    (*backends.NAMES, variants.CHOSEN),
   )
   peers = _names("--peers", args.peers, variants.PEERS) or ()
   if args.shapes is not None:

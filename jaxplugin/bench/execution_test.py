@@ -161,7 +161,7 @@ class CompiledStepsTest(parameterized.TestCase):
   def test_cpu_program_calls_the_kernel_once_a_step(self):
     target = targets.detect_target("cpu")
     if target.cpu_kernels is None:
-      self.skipTest(target.cpu_kernels_error)
+      self.skipTest(target.missing(targets.CPU_KERNELS))
     text = self.timed(target, "nvfp4", "cpu").lower().compile().as_text()
     self.assertEqual(
       text.count('custom_call_target="jaxplugin_block_scaled_dot"'), STEPS

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
-from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 
 FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
@@ -93,7 +93,7 @@ def add_target(command: argparse.ArgumentParser) -> None:
   )
   command.add_argument(
     "--implementation",
-    choices=decisions.IMPLEMENTATIONS,
+    choices=backends.NAMES,
     help="the one that all dots are to use; default: chosen for each",
   )
 

@@ -16,7 +16,9 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Final
+from typing import Self
 
 import jax
 import jax.ffi
@@ -28,6 +30,10 @@ Version = tuple[int, int, int]
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
+
+# Libraries that `Target.missing_libraries` may name.
+CPU_KERNELS: Final = "cpu-kernels"  # of kernels/cpu
+JAX_TRITON: Final = "jax-triton"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,10 +54,9 @@ class Target:
     cpu_kernels: instruction set of the C++ kernels for CPUs, "avx512_bf16",
       "avx512", "avx2", "baseline" or "baseline_neon"; None where they cannot
       be used, as on every named target: only `detect_target` finds them.
-    cpu_kernels_error: why not, for messages.
-    triton_error: why the Triton kernels cannot be called; empty where they can,
-      as on every named NVIDIA GPU. For named AMD GPUs jax-triton cannot lower;
-      `with_triton` asks what they would get where it can.
+    missing_libraries: (name, reason) of each library that cannot be used, and
+      why, for messages. For named AMD GPUs jax-triton cannot lower;
+      `with_library` asks what they would get where it can.
   """
 
   name: str
@@ -64,8 +69,21 @@ class Target:
   l2_bytes: int | None = None
   memory_bandwidth: float | None = None
   cpu_kernels: str | None = None
-  cpu_kernels_error: str = ""
-  triton_error: str = ""
+  missing_libraries: tuple[tuple[str, str], ...] = ()
+
+  def missing(self, library: str) -> str:
+    """Why a library cannot be used; empty where nothing speaks against it."""
+    return dict(self.missing_libraries).get(library, "")
+
+  def with_library(self, library: str) -> Self:
+    """The same device where nothing speaks against a library."""
+    others = {k: v for k, v in self.missing_libraries if k != library}
+    return dataclasses.replace(self, missing_libraries=tuple(others.items()))
+
+  def without_library(self, library: str, reason: str) -> Self:
+    """The same device where a library cannot be used, and why."""
+    missing = {**dict(self.missing_libraries), library: reason}
+    return dataclasses.replace(self, missing_libraries=tuple(missing.items()))
 
   def __str__(self) -> str:
     details = [self.platform]
@@ -122,7 +140,7 @@ def _amd(
     shared_memory_bytes=lds_kib * _KIB,
     l2_bytes=l2_mib * _MIB,
     memory_bandwidth=bandwidth_gb_s * 1e9,
-    triton_error=_NAMED_AMD_TRITON_ERROR,
+    missing_libraries=((JAX_TRITON, _NAMED_AMD_TRITON_ERROR),),
   )
 
 
@@ -177,11 +195,6 @@ def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
       f" cudnn={cudnn!r}"
     )
   return dataclasses.replace(target, cudnn_version=parse_version(cudnn))
-
-
-def with_triton(target: Target) -> Target:
-  """`target` as it is where jax-triton can lower for it."""
-  return dataclasses.replace(target, triton_error="")
 
 
 def parse_version(version: str | tuple[int, ...]) -> Version:
@@ -260,13 +273,13 @@ def detect_target(platform: str | None = None) -> Target:
   if platform is None:
     platform = _default_platform()
   if platform == "cpu":
-    kernels, error = _local_cpu_kernels()
+    kernels, reason = _local_cpu_kernels()
     return Target(
       name="local cpu",
       platform="cpu",
       core_count=_available_cores(),
       cpu_kernels=kernels,
-      cpu_kernels_error=error,
+      missing_libraries=_missing({CPU_KERNELS: reason}),
     )
   try:
     device = jax.local_devices(backend=platform)[0]
@@ -288,8 +301,12 @@ def target_of_device(device: jax.Device, platform: str) -> Target:
     cudnn_version=_local_cudnn_version() if platform == "cuda" else None,
     core_count=getattr(device, "core_count", None),
     shared_memory_bytes=getattr(device, "shared_memory_per_block_optin", None),
-    triton_error=_local_triton_error(),
+    missing_libraries=_missing({JAX_TRITON: _local_triton_error()}),
   )
+
+
+def _missing(reasons: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+  return tuple((name, reason) for name, reason in reasons.items() if reason)
 
 
 def _default_platform() -> str:

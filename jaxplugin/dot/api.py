@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets as target_lib
 from jaxplugin.dot import backends
@@ -23,6 +22,7 @@ from jaxplugin.dot import call_rules
 from jaxplugin.dot import global_scales
 from jaxplugin.dot import guards
 from jaxplugin.dot import primitive
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot.autodiff import straight_through
 from jaxplugin.jaxext import jax_private
@@ -42,7 +42,7 @@ def block_scaled_dot(
   precision: Any = None,
   block_size: int | tuple[int, int] | None = None,
   bias: jax.Array | None = None,
-  activation: decisions.Activation | None = None,
+  activation: problems.Activation | None = None,
   residual: jax.Array | None = None,
   implementation: str | None = None,
 ) -> jax.Array:
@@ -154,10 +154,10 @@ def block_scaled_dot(
       f" {rhs.dtype}; quantize one, or call jax.lax.dot_general"
     )
   backends.validate_name(implementation)
-  if activation is not None and activation not in decisions.ACTIVATIONS:
+  if activation is not None and activation not in problems.ACTIVATIONS:
     raise ValueError(
       f"{call.WHO}: activation must be None or one of"
-      f" {decisions.ACTIVATIONS}, got {activation!r}"
+      f" {problems.ACTIVATIONS}, got {activation!r}"
     )
   config = call.DotConfig(
     dimension_numbers=numbers,
@@ -184,7 +184,7 @@ def _straight_through(
   *others: Any,
   dimension_numbers: Any,
   preferred_element_type: Any,
-  activation: decisions.Activation | None,
+  activation: problems.Activation | None,
   **options: Any,
 ) -> jax.Array:
   """`block_scaled_dot` where lhs or rhs has a surrogate."""

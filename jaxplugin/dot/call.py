@@ -22,9 +22,9 @@ from jax import lax
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import striding
+from jaxplugin.dot import problems
 
 WHO: Final = "block_scaled_dot"
 PLAIN_DTYPES: Final = (
@@ -106,7 +106,7 @@ class DotConfig:
   rhs: OperandConfig
   preferred_element_type: np.dtype
   highest_precision: bool = False
-  activation: decisions.Activation | None = None
+  activation: problems.Activation | None = None
   implementation: str | None = None
   padded_scales: bool = False
   has_global_scale: bool = False
@@ -255,11 +255,11 @@ def canonical_dimension_numbers(
     ) from None
 
 
-def problem_of(config: DotConfig, operands: Operands) -> decisions.DotProblem:
+def problem_of(config: DotConfig, operands: Operands) -> problems.DotProblem:
   """Reduces a call to the problem that implementations are chosen by."""
   lhs = operand_shape(config.lhs, operands.lhs)
   rhs = operand_shape(config.rhs, operands.rhs)
-  global_scale: decisions.GlobalScale = "none"
+  global_scale: problems.GlobalScale = "none"
   if config.has_global_scale:
     global_scale = "array" if operands.global_scale.ndim else "scalar"
   k = _product(lhs[d] for d in config.lhs_contracting)
@@ -268,7 +268,7 @@ def problem_of(config: DotConfig, operands: Operands) -> decisions.DotProblem:
     (config.lhs.format, config.rhs.format),
     num_contracting=len(config.lhs_contracting),
   )
-  return decisions.DotProblem(
+  return problems.DotProblem(
     batch=_product(lhs[d] for d in config.lhs_batch),
     m=_product(lhs[d] for d in lhs_free(config, len(lhs))),
     n=_product(rhs[d] for d in rhs_free(config, len(rhs))),
@@ -345,7 +345,7 @@ def _operand_problem(
   contracting: Dims,
   batch: Dims,
   is_copied: bool,
-) -> decisions.OperandProblem:
+) -> problems.OperandProblem:
   padded = (
     operand.format is not None
     and operand.scale_layout == scaled_array.LINEAR
@@ -356,7 +356,7 @@ def _operand_problem(
   strides = None
   if not is_copied:
     strides = values_strides(operand, values, contracting, batch)
-  return decisions.OperandProblem(
+  return problems.OperandProblem(
     format=operand.format,
     dtype=formats.PACKED if interleaved else np.dtype(values.dtype),
     contracting_is_minor=strides is None or strides[2] == 1,

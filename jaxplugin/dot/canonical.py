@@ -15,10 +15,10 @@ from jax import lax
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import striding
 from jaxplugin.dot import call
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.quantization import quantization_ops
 
@@ -124,7 +124,7 @@ def with_epilogue(
   dot: Callable[..., jax.Array],
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
 ) -> jax.Array:
   """A dot of kernels that fuse one global scale, and a bias over n.
 
@@ -144,7 +144,7 @@ def with_epilogue(
 def _fuses_epilogue(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
 ) -> bool:
   bias = operands.bias
   num_n = len(call.rhs_free(config, operands.rhs.ndim))

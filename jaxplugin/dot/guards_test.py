@@ -20,7 +20,6 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot.backends import xla
 from jaxplugin.jaxext import jax_private
 from jaxplugin.runtime import lowering
 
@@ -28,7 +27,7 @@ P = jax.sharding.PartitionSpec
 AxisType = jax.sharding.AxisType
 M, N, K = 8, 16, 128
 NUMBERS = (((1,), (0,)), ((), ()))
-EMIT = xla.emit
+XLA = backends.BACKENDS["xla"]
 CPU = targets.named_target("cpu")
 
 
@@ -36,7 +35,7 @@ def planted(*indices, value=np.nan):
   """An `emit` that is wrong at some indices of the last two dimensions."""
 
   def emit(*args):
-    result = EMIT(*args)
+    result = XLA.emit(*args)
     for index in indices:
       result = result.at[..., *index].set(value)
     return result
@@ -60,9 +59,13 @@ def run(function, *args):
 
 
 class GuardsTestCase(parameterized.TestCase):
-  def plant(self, *indices, value=np.nan, backend=xla):
+  def plant(self, *indices, value=np.nan, backend=XLA):
+    self.replace_emit(planted(*indices, value=value), backend)
+
+  def replace_emit(self, emit, backend=XLA):
+    changed = dataclasses.replace(backend, emit=emit)
     self.enter_context(
-      mock.patch.object(backend, "emit", planted(*indices, value=value))
+      mock.patch.dict(backends.BACKENDS, {backend.name: changed})
     )
 
 
@@ -166,12 +169,12 @@ class FiresTest(GuardsTestCase):
     b = rng.normal(size=(K, N)).astype(np.float32)
 
     def wrong_in_one(operands, config, problem, target):
-      result = EMIT(operands, config, problem, target)
+      result = XLA.emit(operands, config, problem, target)
       # The product that makes the gradient of `a` alone has this shape.
       is_dgrad = result.shape == (M, K)
       return result.at[1, 2].set(np.nan) if is_dgrad else result
 
-    self.enter_context(mock.patch.object(xla, "emit", wrong_in_one))
+    self.replace_emit(wrong_in_one)
     with self.assertRaisesRegex(jp.NonFiniteError, r"result \(8, 128\)"):
       run(jax.grad(loss), a, b)
 

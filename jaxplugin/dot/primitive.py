@@ -14,7 +14,6 @@ values or only scales are mapped, the other is.)
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Final
@@ -28,14 +27,16 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import call
 from jaxplugin.dot import call_rules
 from jaxplugin.dot import canonical
-from jaxplugin.dot import partitioning
 from jaxplugin.dot import reference
 from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.dot.sharding import assigning
+from jaxplugin.dot.sharding import partitioning
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.runtime import lowering
@@ -92,7 +93,7 @@ def _result_sharding(
   spec: mesh_axes.Spec = ((),) * ndim
   if not mesh.empty:
     normalize = lambda x: mesh_axes.normalize_spec(x.sharding.spec, x.ndim)
-    spec = partitioning.result_spec(
+    spec = assigning.result_spec(
       config,
       operands,
       normalize(operands.lhs),
@@ -245,26 +246,23 @@ def _lower(ctx, *flat, config, target, platform=None):
   is_export = ctx.module_context.lowering_parameters.for_export
   # A partitioner's callback cannot be exported.
   is_split = not is_export and lowering.is_partitioned(ctx)
-  why = None
+  unportable = None
   if is_export and config.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
     # does not take calls whose stability nobody guarantees.
-    why = "jax.export needs a portable module"
+    unportable = decisions.Unsupported("jax.export needs a portable module")
   elif is_split and lowering.is_partly_manual_under_gspmd(ctx):
     # The process would abort, in JAX's callback as on a kernel's call.
-    why, is_split = "inside a shard_map over some axes needs Shardy", False
-  if why is not None:
-    target = dataclasses.replace(
-      target,
-      cudnn_version=None,
-      cpu_kernels=None,
-      cpu_kernels_error=why,
-      triton_error=why,
+    is_split = False
+    unportable = decisions.Unsupported(
+      "inside a shard_map over some axes needs Shardy"
     )
 
   def local(operands, config):
     problem = call.problem_of(config, operands)
-    decision = backends.choose(problem, target, config.implementation)
+    decision = backends.choose(
+      problem, target, config.implementation, unportable=unportable
+    )
     return backends.emit(decision.implementation, operands, config, target)
 
   def function(*flat):

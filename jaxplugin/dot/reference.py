@@ -19,10 +19,10 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.dot import call
 from jaxplugin.dot import global_scales
+from jaxplugin.dot import problems
 from jaxplugin.quantization import quantization_ops
 
 # In units of sum(|a * b|), before the final cast: 16 roundings of f32.
@@ -213,9 +213,7 @@ def apply_epilogue(
   return result.astype(config.preferred_element_type)
 
 
-def activate(
-  x: jax.Array, activation: decisions.Activation | None
-) -> jax.Array:
+def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
   """An activation by its name; None is the identity."""
   if activation is None:
     return x

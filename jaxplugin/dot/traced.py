@@ -13,6 +13,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import call
 from jaxplugin.dot import primitive
+from jaxplugin.dot import problems
 from jaxplugin.jaxext import program
 
 
@@ -28,7 +29,7 @@ class Decided:
     error: why, when decision is None.
   """
 
-  problem: decisions.DotProblem
+  problem: problems.DotProblem
   target: targets.Target
   decision: decisions.Decision | None
   error: str = ""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
+from jaxplugin.dot import problems
 from jaxplugin.dropin import nn_operands
 
 WHO: Final = "linear"
@@ -22,7 +22,7 @@ def linear(
   x: dot.Operand,
   w_q: dot.Operand,
   bias: jax.Array | None = None,
-  activation: decisions.Activation | None = None,
+  activation: problems.Activation | None = None,
   *,
   preferred_element_type: Any = None,
   implementation: str | None = None,

@@ -11,8 +11,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.inspection import machine_code
@@ -30,7 +30,7 @@ class CompiledDot:
     kernels: `jaxplugin.kernels.compile.CompiledKernel` of each launch.
   """
 
-  problem: decisions.DotProblem
+  problem: problems.DotProblem
   target: targets.Target
   launches: tuple[configs.Launch, ...]
   kernels: tuple[Any, ...]
@@ -135,7 +135,7 @@ def _tensor_copies(kernel: Any) -> int:
 
 
 def compile_dot(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> CompiledDot:
   """Compiles the kernels that the triton implementation launches for a dot.
 
@@ -152,7 +152,7 @@ def compile_dot(
     RuntimeError: a kernel does not compile, or goes beyond a limit of the GPU.
   """
   # Whether jax-triton can lower does not matter: Triton itself compiles.
-  target = targets.with_triton(target)
+  target = target.with_library(targets.JAX_TRITON)
   refusal = triton.supports(problem, target)
   if refusal is not None:
     raise NotImplementedError(

@@ -19,9 +19,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.explanation import compilation
 from jaxplugin.testing import contract
@@ -34,7 +34,7 @@ needs_triton = absltest.skipIf(
 
 def make_problem(lhs, rhs, **changes):
   operands = [
-    decisions.OperandProblem(
+    problems.OperandProblem(
       format=format,
       dtype=formats.BF16 if format is None else format.values_dtype,
     )
@@ -42,7 +42,7 @@ def make_problem(lhs, rhs, **changes):
   ]
   fields = dict(batch=1, m=256, n=512, k=4096, out_dtype=formats.BF16)
   fields |= dict(lhs=operands[0], rhs=operands[1], **changes)
-  return decisions.DotProblem(**fields)
+  return problems.DotProblem(**fields)
 
 
 @needs_triton
@@ -96,7 +96,7 @@ class NamesTest(parameterized.TestCase):
     self.enter_context(mock.patch.object(triton, "_call", recorded))
 
   def check(self, name, *operands, **options):
-    target = targets.with_triton(jp.named_target(name))
+    target = jp.named_target(name).with_library(targets.JAX_TRITON)
     arguments = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands
     )

@@ -13,11 +13,11 @@ from typing import Final
 
 import jax
 
-from jaxplugin.core import decisions as problem_lib
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
+from jaxplugin.dot import problems
 from jaxplugin.dot import traced
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
@@ -25,7 +25,6 @@ from jaxplugin.jaxext import program
 from jaxplugin.quantization import quantization_both
 from jaxplugin.quantization import quantization_primitive
 from jaxplugin.runtime import lowering
-from jaxplugin.runtime import triton_library
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
 
@@ -171,9 +170,9 @@ def _explain_dot(
   estimate, lowering_error = None, ""
   if decided.decision is not None:
     estimate = products.estimate_dot(operation.eqn, decided)
-    if decided.decision.implementation == "triton":
-      refusal = triton_library.lowering_refusal(decided.target)
-      lowering_error = "" if refusal is None else refusal.reason
+    backend = backends.BACKENDS[decided.decision.implementation]
+    refusal = backend.lowering_refusal(decided.target)
+    lowering_error = "" if refusal is None else refusal.reason
   return report.Explained(
     **products.place(operation),
     problem=decided.problem,
@@ -258,9 +257,9 @@ def _version(package: str) -> str:
     return "not installed"
 
 
-def _sample_problem(format: formats.BlockFormat) -> problem_lib.DotProblem:
-  operand = problem_lib.OperandProblem(format=format, dtype=format.values_dtype)
-  return problem_lib.DotProblem(
+def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:
+  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
+  return problems.DotProblem(
     batch=1,
     m=128,
     n=4096,

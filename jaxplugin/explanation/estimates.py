@@ -18,10 +18,10 @@ from typing import Literal
 
 import numpy as np
 
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.runtime import triton_library
+from jaxplugin.dot import backends
+from jaxplugin.dot import problems
 
 Precision = Literal["bf16", "fp8", "fp4"]
 
@@ -81,19 +81,14 @@ def sheet_of(target: targets.Target) -> str | None:
 
 
 def precision_of(
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   implementation: str,
   target: targets.Target,
 ) -> Precision:
   """What matrix instructions multiply, of an implementation on a target."""
   both = [side.format for side in (problem.lhs, problem.rhs)]
-  architecture = triton_library.architecture_of(target)
-  is_native = implementation == "cudnn" or (
-    implementation == "triton"
-    and architecture is not None
-    and architecture.has_scaled_dot
-  )
-  if not is_native or None in both:
+  plan = backends.BACKENDS[implementation].plan(problem, target)
+  if not plan.is_native or None in both:
     return "bf16"
   return "fp4" if all(f is not None and f.is_fp4 for f in both) else "fp8"
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets as target_lib
+from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
 
 _FORWARD: Final = "forward"
@@ -67,7 +68,7 @@ class Explained(Place):
     estimate: what one of them moves and computes; None where not known.
   """
 
-  problem: decisions.DotProblem | None
+  problem: problems.DotProblem | None
   target: target_lib.Target
   decision: decisions.Decision | None
   error: str = ""

@@ -24,6 +24,7 @@ from jaxplugin.runtime import triton_library
 
 P = jax.sharding.PartitionSpec
 B200 = jp.named_target("b200", cudnn="9.13")
+LOWERED_MI355X = jp.named_target("mi355x").with_library(targets.JAX_TRITON)
 H200 = jp.named_target("h200")
 CPU = dataclasses.replace(jp.named_target("cpu"), cpu_kernels="avx2")
 X = jnp.ones((32, 64), jnp.float32)
@@ -335,7 +336,11 @@ class EstimateTest(parameterized.TestCase):
     (B200, jp.MXFP8, 4500),
     (H200, jp.NVFP4, 989),
     (jp.named_target("mi355x"), jp.MXFP4, 2517),
-    (targets.with_triton(jp.named_target("mi355x")), jp.MXFP4, 10066),
+    (
+      jp.named_target("mi355x").with_library(targets.JAX_TRITON),
+      jp.MXFP4,
+      10066,
+    ),
   )
   def test_time_of_a_large_product(self, target, format, tera_flops):
     x = jax.eval_shape(

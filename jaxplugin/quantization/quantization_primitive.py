@@ -216,7 +216,7 @@ def _no_cpu_kernels(
   if target.cpu_kernels is not None:
     return None
   return decisions.Unsupported(
-    target.cpu_kernels_error or "kernels are not on the target"
+    target.missing(targets.CPU_KERNELS) or "kernels are not on the target"
   )
 
 

@@ -171,7 +171,7 @@ class LoweringTest(parameterized.TestCase):
     self.assertEqual(count, 0)
 
   def test_target_without_triton_gets_operations(self):
-    target = dataclasses.replace(H200, triton_error="it is away")
+    target = H200.without_library(targets.JAX_TRITON, "it is away")
     quantize = quantization_lowerings.round_trip(MXFP8)
     self.assertEqual(self.calls(quantize, target=target), 0)
 
@@ -232,7 +232,7 @@ class OptimizedTest(parameterized.TestCase):
     )
 
   def test_operations_would_be_seen(self):
-    target = dataclasses.replace(H200, triton_error="it is away")
+    target = H200.without_library(targets.JAX_TRITON, "it is away")
     text = deviceless.compile(
       lambda x: quantization.quantize(x, MXFP8), X, target=target
     ).as_text()
@@ -313,7 +313,9 @@ class ChoiceTest(parameterized.TestCase):
       choose = functools.partial(quantization_primitive.choose, problem())
       expected = "xla" if name == "cpu" else "triton"
       self.assertEqual(
-        choose(targets.with_triton(target)).implementation, expected, name
+        choose(target.with_library(targets.JAX_TRITON)).implementation,
+        expected,
+        name,
       )
       if target.platform == "rocm":
         self.assertEqual(choose(target).implementation, "xla")

@@ -40,6 +40,6 @@ def _register_once() -> None:
     )
 
 
-# No kernels here: `Target.cpu_kernels_error` says why, and nothing calls them.
+# No kernels here: `Target.missing_libraries` says why, and nothing calls them.
 with contextlib.suppress(library.LibraryError):
   register()

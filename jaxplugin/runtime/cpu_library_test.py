@@ -29,7 +29,7 @@ NUM_THREADS = 8
 REAL_PATH = list(sys.path)
 TARGET = targets.detect_target("cpu")
 needs_library = absltest.skipIf(
-  TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
+  TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
 
 

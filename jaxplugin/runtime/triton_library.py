@@ -114,8 +114,9 @@ def refusal(target: targets.Target) -> decisions.Unsupported | None:
     return decisions.Unsupported(
       f"needs an NVIDIA or AMD GPU, the target's platform is {target.platform}"
     )
-  if target.triton_error:
-    return decisions.Unsupported(target.triton_error)
+  missing = target.missing(targets.JAX_TRITON)
+  if missing:
+    return decisions.Unsupported(missing)
   if architecture_of(target) is None:
     known = ", ".join(architectures.ARCHITECTURES)
     return decisions.Unsupported(

@@ -17,10 +17,10 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions as problem_lib
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import call as call_lib
+from jaxplugin.dot import problems
 from jaxplugin.dot import traced as decisions
 from jaxplugin.dropin import nn_operands
 from jaxplugin.dropin import nn_scaled
@@ -323,7 +323,7 @@ def _function_name(
   elif decided is None or decided.decision is None:
     parts = ["plain"]
   else:
-    problem: problem_lib.DotProblem = decided.problem
+    problem: problems.DotProblem = decided.problem
     sides = dict.fromkeys((str(problem.lhs), str(problem.rhs)))
     parts = [*sides, decided.decision.implementation]
   return f"{kind}.{re.sub(r'[^A-Za-z0-9]+', '_', '_'.join(parts))}"

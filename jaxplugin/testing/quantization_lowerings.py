@@ -24,7 +24,7 @@ from jaxplugin.runtime import triton_library
 OPERATIONS = targets.named_target("cpu")
 TARGET = targets.detect_target("cpu")
 needs_library = absltest.skipIf(
-  TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
+  TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
 needs_triton = absltest.skipIf(
   importlib.util.find_spec("triton") is None, "triton is not installed"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -18,6 +19,7 @@ from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
+from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import preparation
 from jaxplugin.arrays import scaled_array
 from jaxplugin.bench import rows
@@ -25,13 +27,12 @@ from jaxplugin.bench.peers import operands as operands_lib
 from jaxplugin.bench.peers import torch_peers
 from jaxplugin.bench.peers import variant
 from jaxplugin.bench.peers import verification
-from jaxplugin.core import decisions as problem_lib
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import problems
 from jaxplugin.dot import traced
 from jaxplugin.quantization import quantization_ops
-from jaxplugin.runtime import triton_library
 
 CHOSEN: Final = "chosen"
 
@@ -46,8 +47,12 @@ PEERS: Final = (
   "numpy",
   *torch_peers.NAMES,
 )
-# Implementations that take what `prepare_weights` returns as it is.
-_READ_PREPARED: Final = ("cudnn", "triton")
+# What `prepare_weights` makes that a backend may read as it is, by the names
+# that `Backend.reads` has for it.
+_LAYOUTS: Final = {
+  "interleaved": interleaving.INTERLEAVED,
+  "swizzled": scaled_array.SWIZZLED,
+}
 # Values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
 
@@ -98,28 +103,22 @@ class DotVariants:
     decided = traced.decide(eqn, self.target)
     assert decided.decision is not None
     chosen = decided.decision.implementation
-    wanted = problem_lib.IMPLEMENTATIONS if names is None else names
+    wanted = backends.NAMES if names is None else names
     wanted = [chosen if name == CHOSEN else name for name in wanted]
     result: list[variant.Variant | variant.Unavailable] = []
     for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
-      refusal = backends.BACKENDS[name].supports(decided.problem, self.target)
+      backend = backends.BACKENDS[name]
+      refusal = backend.supports(decided.problem, self.target)
       if refusal is None:
-        plan = backends.BACKENDS[name].plan(decided.problem, self.target)
+        plan = backend.plan(decided.problem, self.target)
         make = functools.partial(
           self._implementation, name, relative=plan.relative_error
         )
         result.append(make(is_chosen=name == chosen))
-        if name in _READ_PREPARED and not self._is_prepared():
+        layout = self._prepared_layout()
+        if layout and backend.reads(layout, decided.problem, self.target):
           result.append(make(is_prepared=True))
-        if name == "triton" and self._can_be_described(decided.problem):
-          result.append(
-            self._variant(
-              "triton tma",
-              "ours",
-              self._described,
-              bound=verification.OURS_BOUND,
-            )
-          )
+        result += self._experiments(backend, decided.problem)
       elif names is not None:
         result.append(
           variant.Unavailable(name=name, role="ours", reason=refusal.reason)
@@ -134,25 +133,33 @@ class DotVariants:
       implementation=implementation,
     )
 
-  def _can_be_described(self, problem: problem_lib.DotProblem) -> bool:
-    """Whether Triton's kernels can copy values by TMA descriptors here."""
-    described = triton_library.with_descriptors(self.target)
-    return (
-      triton_library.lowering_refusal(described) is None
-      and triton_library.descriptors_refusal() is None
-      and backends.BACKENDS["triton"].supports(problem, described) is None
-    )
+  def _experiments(
+    self, backend: backends.Backend, problem: problems.DotProblem
+  ) -> Iterator[variant.Variant]:
+    """The ways in which a backend serves only targets that ask for them."""
+    for word, asking in backend.experiments:
+      target = asking(self.target)
+      refusal = backend.lowering_refusal(target)
+      if (refusal or backend.supports(problem, target)) is None:
+        yield self._variant(
+          f"{backend.name} {word}",
+          "ours",
+          functools.partial(self._ours_for, target, backend.name),
+          bound=verification.OURS_BOUND,
+        )
 
-  def _described(self, lhs: Any, rhs: Any) -> jax.Array:
-    with targets.use_target(triton_library.with_descriptors(self.target)):
-      return self._ours("triton", lhs, rhs)
+  def _ours_for(
+    self, target: targets.Target, implementation: str, lhs: Any, rhs: Any
+  ) -> jax.Array:
+    with targets.use_target(target):
+      return self._ours(implementation, lhs, rhs)
 
-  def _is_prepared(self) -> bool:
-    """Whether `prepare_weights` has nothing to do on this target."""
+  def _prepared_layout(self) -> str:
+    """What `prepare_weights` makes of rhs on this target, "" if nothing."""
     _, rhs = self.data.quantized(0)
     if not isinstance(rhs, scaled_array.ScaledArray):
-      return True
-    return preparation.preparation(rhs, self.target) == "none"
+      return ""
+    return _LAYOUTS.get(preparation.preparation(rhs, self.target), "")
 
   def _implementation(
     self,

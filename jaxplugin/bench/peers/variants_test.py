@@ -15,7 +15,7 @@ from jaxplugin import dot
 from jaxplugin.bench import rows
 from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
-from jaxplugin.core import decisions as problem_lib
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import traced
 from jaxplugin.runtime import triton_library
@@ -35,7 +35,7 @@ class OursTest(parameterized.TestCase):
       ("lowering_refusal", calls),
       ("descriptors_refusal", descriptors),
     ):
-      refusal = reason and problem_lib.Unsupported(reason)
+      refusal = reason and decisions.Unsupported(reason)
       self.enter_context(
         mock.patch.object(
           triton_library, name, lambda *_, refusal=refusal: refusal

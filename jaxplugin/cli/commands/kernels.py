@@ -48,7 +48,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
   # Whether jax-triton could lower for it does not matter here.
-  target = targets.with_triton(targets.named_target(args.target))
+  target = targets.named_target(args.target).with_library(targets.JAX_TRITON)
   if args.descriptors:
     target = triton_library.with_descriptors(target)
   explanation = dots.explain(args, target, "triton")

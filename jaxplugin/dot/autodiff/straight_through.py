@@ -28,10 +28,10 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.dot import call
 from jaxplugin.dot import guards
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import linear_calls
@@ -67,7 +67,7 @@ class Call:
   function: Callable[..., jax.Array]
   dimension_numbers: call.DimensionNumbers
   dtype: np.dtype
-  activation: decisions.Activation | None
+  activation: problems.Activation | None
 
   def __call__(self, arrays: Arrays) -> jax.Array:
     return self.function(

@@ -1,67 +1,56 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Implementations of the dot, and the choice between them.
+"""The dot's backends, and the choice between them.
 
-Each module of this package offers `NAME` and `supports(problem, target)`, and,
-where it can serve anything, `REASON`, `plan(problem, target)` (how it serves)
-and `emit(operands, config, problem, target)`, which does it.
-`supports`, `plan` and `choose` are pure: they read nothing but arguments.
+Each module beside this one ends in its `BACKEND`, and this is the one list of
+them. `emit` of a backend takes (operands, config, problem, target).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Final
 
 import jax
 
+from jaxplugin.arrays import interleaving
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import call
 from jaxplugin.dot import canonical
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.dot.backends import size_rules as size_rules_lib
+from jaxplugin.dot.backends import size_rules
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
 
-BACKENDS: Final[dict[str, ModuleType]] = {
-  backend.NAME: backend for backend in (cudnn, triton, cpu, xla)
-}
+Backend = decisions.Backend[problems.DotProblem]
 
-_BLACKWELL: Final = (10, 0)
-
-
-def preference_order(target: targets.Target) -> tuple[str, ...]:
-  """Implementations in the order in which they are tried on a target."""
-  if target.platform == "cuda":
-    capability = target.compute_capability
-    if capability is not None and capability >= _BLACKWELL:
-      return (cudnn.NAME, triton.NAME, xla.NAME)
-    return (triton.NAME, xla.NAME)
-  if target.platform == "rocm":
-    return (triton.NAME, xla.NAME)
-  if target.platform == "cpu":
-    return (cpu.NAME, xla.NAME)
-  return (xla.NAME,)
+BACKENDS: Final[dict[str, Backend]] = decisions.table(
+  cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND
+)
+NAMES: Final = tuple(BACKENDS)
 
 
 def choose(
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
   requested: str | None = None,
   *,
-  size_rules: Sequence[size_rules_lib.SizeRule] = size_rules_lib.MEASURED,
+  unportable: decisions.Unsupported | None = None,
+  rules: Sequence[size_rules.SizeRule] = size_rules.MEASURED,
 ) -> decisions.Decision:
   """Chooses the implementation of `problem` on `target`.
 
   Args:
     problem: what to compute.
     target: where.
-    requested: the one implementation to use, or None for the first in
-      `preference_order` that serves, or the one that a size rule puts first.
-    size_rules: where a measurement overrides the order.
+    requested: the one implementation to use, or None for the first of those
+      tried on the target that serves, or the one that a rule puts first.
+    unportable: why only portable implementations serve, if so.
+    rules: where a measurement overrides the order.
 
   Returns:
     The decision, with a reason for every implementation not chosen.
@@ -70,67 +59,32 @@ def choose(
     ValueError: `requested` is no implementation's name.
     NotImplementedError: `requested` cannot serve; lists every implementation.
   """
-  validate_name(requested)
-  order = preference_order(target)
-  order += tuple(name for name in BACKENDS if name not in order)
-  answers = {name: BACKENDS[name].supports(problem, target) for name in order}
-  chosen = requested
-  rule = size_rules_lib.applicable(problem, target, size_rules)
-  if requested is not None:
-    why = "asked for"
-    instead = f"{chosen} was asked for"
-  elif rule is not None and answers[rule.implementation] is None:
-    chosen = rule.implementation
-    why = "measured"
-    instead = str(rule)
-  else:
-    chosen = next(name for name in order if answers[name] is None)
-    why = f"first of {', '.join(preference_order(target))} that serves"
-    instead = f"{chosen} comes before it"
-  assert chosen is not None
-  if answers[chosen] is not None:
-    lines = "".join(
-      f"\n  {name}: {'serves' if a is None else a.reason}"
-      for name, a in answers.items()
-    )
-    raise NotImplementedError(
-      f"block_scaled_dot: implementation={requested!r} cannot serve {problem}"
-      f" on {target}:{lines}\nLeave implementation out to have one chosen, or"
-      " use jp.use_target to lower for another device."
-    )
-  refusals = tuple(
-    decisions.Refusal(
-      implementation=name,
-      reason=f"serves, but {instead}" if a is None else a.reason,
-    )
-    for name, a in answers.items()
-    if name != chosen
+  rule = size_rules.applicable(problem, target, rules)
+  decision = decisions.choose(
+    BACKENDS,
+    problem,
+    target,
+    requested,
+    who=call.WHO,
+    unportable=unportable,
+    measured=None if rule is None else (rule.implementation, str(rule)),
   )
-  plan = BACKENDS[chosen].plan(problem, target)
-  return decisions.Decision(
-    implementation=chosen,
-    reason=f"{BACKENDS[chosen].REASON} ({why})",
-    global_scale=plan.global_scale,
-    padding=plan.padding,
-    notes=(*plan.notes, *_notes_on_order(chosen, problem, target)),
-    refusals=refusals,
-  )
+  notes = _notes_on_order(decision.implementation, problem, target)
+  return dataclasses.replace(decision, notes=(*decision.notes, *notes))
 
 
 def _reads_interleaved(
   implementation: str,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> bool:
-  """Whether an implementation reads interleaved values as they are."""
-  if implementation != triton.NAME:
-    return False
-  return triton.reads_interleaved(problem, target)
+  backend = BACKENDS[implementation]
+  return backend.reads(interleaving.INTERLEAVED, problem, target)
 
 
 def _notes_on_order(
   implementation: str,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> tuple[str, ...]:
   sides = " and ".join(problem.interleaved_sides)
@@ -163,8 +117,4 @@ def emit(
 
 def validate_name(requested: str | None) -> None:
   """Raises ValueError unless `requested` is an implementation or None."""
-  if requested is not None and requested not in BACKENDS:
-    raise ValueError(
-      f"block_scaled_dot: implementation must be None or one of"
-      f" {decisions.IMPLEMENTATIONS}, got {requested!r}"
-    )
+  decisions.validate_name(BACKENDS, requested, who=call.WHO)

@@ -24,6 +24,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
 
 UNKNOWN_PLATFORM: Final = targets.Target(name="abacus", platform="abacus")
@@ -38,16 +39,16 @@ TARGETS: Final = (
 
 def operand_problem(
   format: jp.BlockFormat | None, **changes: Any
-) -> decisions.OperandProblem:
+) -> problems.OperandProblem:
   dtype = np.dtype(jnp.bfloat16) if format is None else format.values_dtype
-  return decisions.OperandProblem(format=format, dtype=dtype, **changes)
+  return problems.OperandProblem(format=format, dtype=dtype, **changes)
 
 
 def make_problem(
   lhs: jp.BlockFormat | None = jp.NVFP4,
   rhs: jp.BlockFormat | None = jp.NVFP4,
   **changes: Any,
-) -> decisions.DotProblem:
+) -> problems.DotProblem:
   fields = dict(
     batch=1,
     m=128,
@@ -57,7 +58,7 @@ def make_problem(
     rhs=operand_problem(rhs),
     out_dtype=np.dtype(np.float32),
   )
-  return decisions.DotProblem(**{**fields, **changes})
+  return problems.DotProblem(**{**fields, **changes})
 
 
 def cudnn_reason(problem: Any, target: Any) -> str:
@@ -68,6 +69,10 @@ def cudnn_reason(problem: Any, target: Any) -> str:
 
 def custom_format() -> jp.BlockFormat:
   return dataclasses.replace(formats.NVFP4, name="nvfp4_32", block_size=32)
+
+
+def order(target: targets.Target) -> tuple[str, ...]:
+  return decisions.order(backends.BACKENDS, target)
 
 
 class OrderTest(parameterized.TestCase):
@@ -86,22 +91,22 @@ class OrderTest(parameterized.TestCase):
   )
   def test_order_of_a_named_target(self, name, expected):
     target = targets.named_target(name)
-    self.assertEqual(backends.preference_order(target), expected)
+    self.assertEqual(order(target), expected)
 
   def test_order_just_below_and_at_compute_capability_10(self):
     target = targets.named_target("h100")
     for capability, first in (((9, 9), "triton"), ((10, 0), "cudnn")):
       target = dataclasses.replace(target, compute_capability=capability)
-      self.assertEqual(backends.preference_order(target)[0], first)
+      self.assertEqual(order(target)[0], first)
 
   @parameterized.parameters("tpu", "abacus", "METAL")
   def test_anything_else_has_xla_alone(self, platform):
     target = targets.Target(name="x", platform=platform)
-    self.assertEqual(backends.preference_order(target), ("xla",))
+    self.assertEqual(order(target), ("xla",))
 
   def test_unknown_cuda_device_is_not_taken_for_blackwell(self):
     target = targets.Target(name="unknown cuda device", platform="cuda")
-    self.assertEqual(backends.preference_order(target), ("triton", "xla"))
+    self.assertEqual(order(target), ("triton", "xla"))
 
   @parameterized.product(
     first=("cudnn", "triton", "cpu", "xla"),
@@ -110,10 +115,10 @@ class OrderTest(parameterized.TestCase):
   def test_first_that_serves_is_chosen(self, first, target):
     # Each implementation is made to serve, or not, in turn.
     target = targets.named_target(target, cudnn=None)
-    order = backends.preference_order(target)
+    tried = order(target)
     with patched_backends(serving=(first, "xla")):
       decision = backends.choose(make_problem(), target)
-    expected = first if first in order else "xla"
+    expected = first if first in tried else "xla"
     self.assertEqual(decision.implementation, expected)
     refused = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual(set(refused), set(backends.BACKENDS) - {expected})
@@ -128,13 +133,12 @@ def patched_backends(serving: tuple[str, ...]) -> Any:
   """Makes these backends serve everything, and the others nothing."""
   refusal = decisions.Unsupported("not today")
   fakes = {
-    name: mock.Mock(
-      NAME=name,
-      REASON=f"{name} it is",
+    name: dataclasses.replace(
+      backend,
       supports=mock.Mock(return_value=None if name in serving else refusal),
       plan=mock.Mock(return_value=decisions.Plan()),
     )
-    for name in backends.BACKENDS
+    for name, backend in backends.BACKENDS.items()
   }
   return mock.patch.dict(backends.BACKENDS, fakes)
 
@@ -151,15 +155,15 @@ class ChooseTest(parameterized.TestCase):
         self.assertLen(others, 3)
         self.assertEqual(
           {decision.implementation, *others},
-          set(decisions.IMPLEMENTATIONS),
+          set(backends.NAMES),
         )
         for refusal in decision.refusals:
           self.assertNotEmpty(refusal.reason)
 
   def test_implementations_are_named_once(self):
-    self.assertEqual(tuple(backends.BACKENDS), decisions.IMPLEMENTATIONS)
-    for name, module in backends.BACKENDS.items():
-      self.assertEqual(module.NAME, name)
+    self.assertEqual(backends.NAMES, ("cudnn", "triton", "cpu", "xla"))
+    for name, backend in backends.BACKENDS.items():
+      self.assertEqual(backend.name, name)
 
   @parameterized.parameters(*TARGETS)
   def test_choosing_is_pure(self, target):

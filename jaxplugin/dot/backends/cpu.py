@@ -23,11 +23,9 @@ from jaxplugin.core import targets
 from jaxplugin.dot import call
 from jaxplugin.dot import canonical
 from jaxplugin.dot import global_scales
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.runtime import cpu_library
-
-NAME: Final = "cpu"
-REASON: Final = "C++ kernels that read the quantized bytes once"
 
 _LHS_IS_DEQUANTIZED: Final = (
   "the sides are blocked along different dimensions, so lhs is dequantized"
@@ -44,8 +42,12 @@ _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
 _MAX_SMALL_ROWS: Final = 4
 
 
+def _rank(target: targets.Target) -> int | None:
+  return 10 if target.platform == "cpu" else None
+
+
 def supports(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Serves static sizes and the package's formats, where there are kernels."""
   if target.platform != "cpu":
@@ -54,7 +56,7 @@ def supports(
     )
   if target.cpu_kernels is None:
     return decisions.Unsupported(
-      target.cpu_kernels_error
+      target.missing(targets.CPU_KERNELS)
       or "the target has no CPU kernels (a named one assumes none; see"
       " jp.detect_target)"
     )
@@ -70,7 +72,7 @@ def supports(
 
 
 def plan(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
   """A global scale that is one number is fused.
 
@@ -78,7 +80,7 @@ def plan(
   dequantize lhs (`canonical.dense_operands`) flush subnormals and overflow.
   """
   del target
-  applications: dict[decisions.GlobalScale, decisions.Application] = {
+  applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
     "array": "separate",
@@ -92,7 +94,7 @@ def plan(
 def emit(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """One custom call, and whatever of the epilogue it cannot take."""
@@ -107,7 +109,7 @@ def emit(
 def _dot(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
 ) -> jax.Array:
   """The custom call on operands brought to its shapes."""
   cpu_library.register()
@@ -161,3 +163,13 @@ def _arguments(operand: canonical.Dense) -> tuple[jax.Array, jax.Array, int]:
 def _or_absent(x: jax.Array | None) -> jax.Array:
   # Traced: a NumPy array is a constant, which custom_partitioning refuses.
   return jnp.zeros((0,), jnp.float32) if x is None else x
+
+
+BACKEND: Final = decisions.Backend(
+  name="cpu",
+  summary="C++ kernels that read the quantized bytes once",
+  rank=_rank,
+  supports=supports,
+  plan=plan,
+  emit=emit,
+)

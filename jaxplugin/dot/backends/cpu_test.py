@@ -20,9 +20,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
+from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
 from jaxplugin.testing import contract
@@ -30,17 +31,17 @@ from jaxplugin.testing.dot_suite import suite
 
 TARGET = jp.detect_target("cpu")
 needs_library = absltest.skipIf(
-  TARGET.cpu_kernels is None, TARGET.cpu_kernels_error
+  TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
 NUM_THREADS = 8
 CALLS_PER_THREAD = 20
 
 
 def make_problem(format=jp.MXFP8, **changes):
-  operand = decisions.OperandProblem(format=format, dtype=format.values_dtype)
+  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
   fields = {"batch": 1, "m": 3, "n": 5, "k": 64, "lhs": operand, "rhs": operand}
   fields |= {"out_dtype": contract.F32, **changes}
-  return decisions.DotProblem(**fields)
+  return problems.DotProblem(**fields)
 
 
 def chosen(function, *args):
@@ -280,8 +281,8 @@ class GateTest(parameterized.TestCase):
     self.assertRegex(self.reason(make_problem(other)), "mxfp8, .* got odd")
 
   def test_target_without_kernels_is_refused_with_its_own_reason(self):
-    target = dataclasses.replace(
-      jp.named_target("cpu"), cpu_kernels_error="not built: no compiler"
+    target = jp.named_target("cpu").without_library(
+      targets.CPU_KERNELS, "not built: no compiler"
     )
     reason = self.reason(make_problem(), target)
     self.assertEqual(reason, "not built: no compiler")
@@ -308,7 +309,7 @@ class GateTest(parameterized.TestCase):
     self.assertEqual(f"note: {note}" in str(explained), lhs != rhs)
 
   def test_one_side_without_blocks_needs_no_note(self):
-    plain = decisions.OperandProblem(format=None, dtype=contract.F32)
+    plain = problems.OperandProblem(format=None, dtype=contract.F32)
     for sides in ({"lhs": plain}, {"rhs": plain}):
       problem = make_problem(num_contracting=2, **sides)
       self.assertEqual(backends.choose(problem, self.TARGET).notes, ())
@@ -461,7 +462,7 @@ class LibraryTest(parameterized.TestCase):
       x = jp.quantize(jnp.ones((3, 64)), jp.MXFP8)
       assert (jp.block_scaled_dot(x, x) == 64).all()
       assert not registered
-      print(jp.detect_target("cpu").cpu_kernels_error)
+      print(jp.detect_target("cpu").missing("cpu-kernels"))
       try:
         jp.block_scaled_dot(x, x, implementation="cpu")
       except NotImplementedError as error:

@@ -38,10 +38,8 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import call
 from jaxplugin.dot import canonical
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
-
-NAME: Final = "cudnn"
-REASON: Final = "cuDNN's block-scaled matmul, called by XLA"
 
 DOT_TARGET: Final = "__op$block_scaled_dot"
 SWIZZLED_DOT_TARGET: Final = "__cudnn$blockScaledDot"
@@ -73,8 +71,12 @@ class DeniedVersions(NamedTuple):
 DENIED_VERSIONS: tuple[DeniedVersions, ...] = ()
 
 
+def _rank(target: targets.Target) -> int | None:
+  return 10 if _device_gate(target) is None else None
+
+
 def supports(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """The gates of XLA's own rewriter, most basic first."""
   return _device_gate(target) or _version_gate(target) or _problem_gate(problem)
@@ -121,7 +123,7 @@ def _version_gate(
 
 
 def _problem_gate(
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
 ) -> decisions.Unsupported | None:
   lhs, rhs = problem.lhs.format, problem.rhs.format
   if lhs is None or rhs is None:
@@ -152,7 +154,7 @@ def _problem_gate(
 
 
 def plan(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
   """How the global scale is applied, and what XLA pads."""
   notes = []
@@ -176,11 +178,12 @@ def plan(
     padding=_padding(problem),
     notes=tuple(notes),
     relative_error=relative_error,
+    is_native=True,
   )
 
 
 def _fuses_global_scale(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> bool:
   """Whether the global scale is the call's fifth operand."""
   # Older versions take a fifth operand and silently ignore it.
@@ -199,7 +202,7 @@ def _fuses_global_scale(
 
 
 def _call_dtype(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> np.dtype:
   """Dtype of the call's result: f32 where anything is to follow in f32."""
   is_last = not problem.has_epilogue and (
@@ -208,7 +211,7 @@ def _call_dtype(
   return problem.out_dtype if is_last else np.dtype(np.float32)
 
 
-def _padding(problem: decisions.DotProblem) -> str:
+def _padding(problem: problems.DotProblem) -> str:
   """What is padded for the kernel, in words."""
   assert problem.lhs.format is not None and problem.k is not None
   parts = []
@@ -231,7 +234,7 @@ def _round_up(size: int, multiple: int) -> int:
 def emit(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """The custom call, and in f32 whatever it cannot take of what follows."""
@@ -408,3 +411,21 @@ def _swizzled_dot(
     custom_call_api_version=1,
   )(*values, *scales, *extra)
   return result[..., : lhs.values.shape[-2], : rhs.values.shape[-2]]
+
+
+def _reads(
+  layout: str, problem: problems.DotProblem, target: targets.Target
+) -> bool:
+  del problem, target
+  return layout == scaled_array.SWIZZLED
+
+
+BACKEND: Final = decisions.Backend(
+  name="cudnn",
+  summary="cuDNN's block-scaled matmul, called by XLA",
+  rank=_rank,
+  supports=supports,
+  plan=plan,
+  emit=emit,
+  reads=_reads,
+)

@@ -11,8 +11,8 @@ import jax
 from absl.testing import absltest
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import triton
 from jaxplugin.testing import contract
@@ -33,9 +33,9 @@ def why_not(supports) -> str:
     return f"needs a GPU, JAX's default backend is {jax.default_backend()}"
   target = targets.detect_target()
   format = jp.MXFP8
-  operand = decisions.OperandProblem(format=format, dtype=format.values_dtype)
+  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
   refusal = supports(
-    decisions.DotProblem(
+    problems.DotProblem(
       batch=1,
       m=128,
       n=128,

@@ -16,7 +16,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
@@ -95,7 +94,7 @@ class NamedTargetsTest(parameterized.TestCase):
   @parameterized.named_parameters(*TARGETS)
   def test_what_is_decided_is_what_is_lowered(self, name, cudnn):
     target = targets.named_target(name, cudnn=cudnn)
-    names = decisions.IMPLEMENTATIONS
+    names = backends.NAMES
     for i, (arguments, options) in enumerate(problems()):
       # And one that is asked for, another one each time.
       for requested in (None, names[i % len(names)]):

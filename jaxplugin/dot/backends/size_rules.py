@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
-from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import problems
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class SizeRule:
   formats: tuple[tuple[str, str], ...] | None = None
 
   def applies(
-    self, problem: decisions.DotProblem, target: targets.Target
+    self, problem: problems.DotProblem, target: targets.Target
   ) -> bool:
     """Whether the measurement is about such a problem on such a device."""
     if target.platform != self.platform:
@@ -78,7 +78,7 @@ MEASURED: Final[tuple[SizeRule, ...]] = ()
 
 
 def applicable(
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
   rules: Sequence[SizeRule],
 ) -> SizeRule | None:

@@ -9,9 +9,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.core import decisions
 from jaxplugin.core import formats
+from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot import problems
 from jaxplugin.dot.backends import size_rules
 
 H200 = jp.named_target("h200")
@@ -26,8 +27,8 @@ RULE = size_rules.SizeRule(
 
 
 def problem(m=4096, k=4096, format=jp.MXFP8, **changes):
-  operand = decisions.OperandProblem(format=format, dtype=format.values_dtype)
-  return decisions.DotProblem(
+  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
+  return problems.DotProblem(
     **{
       "batch": 1,
       "m": m,
@@ -54,13 +55,13 @@ class SizeRuleTest(parameterized.TestCase):
     self, changes, name, expected
   ):
     target = dataclasses.replace(
-      jp.named_target(name), triton_error="", cudnn_version=None
+      jp.named_target(name).with_library(targets.JAX_TRITON), cudnn_version=None
     )
-    decision = backends.choose(problem(**changes), target, size_rules=(RULE,))
+    decision = backends.choose(problem(**changes), target, rules=(RULE,))
     self.assertEqual(decision.implementation, expected)
 
   def test_reason_and_refusal_tell_the_measurement(self):
-    decision = backends.choose(problem(), H200, size_rules=(RULE,))
+    decision = backends.choose(problem(), H200, rules=(RULE,))
     self.assertIn("(measured)", decision.reason)
     reasons = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual(
@@ -69,27 +70,25 @@ class SizeRuleTest(parameterized.TestCase):
     )
 
   def test_what_is_asked_for_comes_before_it(self):
-    decision = backends.choose(problem(), H200, "triton", size_rules=(RULE,))
+    decision = backends.choose(problem(), H200, "triton", rules=(RULE,))
     self.assertEqual(decision.implementation, "triton")
     self.assertIn("asked for", decision.reason)
 
   def test_implementation_that_does_not_serve_is_passed_over(self):
     rule = dataclasses.replace(RULE, implementation="cudnn")
-    decision = backends.choose(problem(), H200, size_rules=(rule,))
+    decision = backends.choose(problem(), H200, rules=(rule,))
     self.assertEqual(decision.implementation, "triton")
 
   def test_it_is_for_its_formats_alone(self):
     rule = dataclasses.replace(RULE, formats=(("nvfp4", "nvfp4"),))
     for format, expected in ((jp.NVFP4, "xla"), (jp.MXFP8, "triton")):
-      decision = backends.choose(
-        problem(format=format), H200, size_rules=(rule,)
-      )
+      decision = backends.choose(problem(format=format), H200, rules=(rule,))
       self.assertEqual(decision.implementation, expected)
 
   def test_first_rule_that_applies_counts(self):
     other = dataclasses.replace(RULE, implementation="triton", min_m=8192)
     for m, expected in ((8192, "triton"), (4096, "xla")):
-      decision = backends.choose(problem(m=m), H200, size_rules=(other, RULE))
+      decision = backends.choose(problem(m=m), H200, rules=(other, RULE))
       self.assertEqual(decision.implementation, expected)
 
   def test_symbolic_sizes_are_not_known_to_be_large(self):

@@ -32,13 +32,11 @@ from jaxplugin.core import targets
 from jaxplugin.dot import call
 from jaxplugin.dot import canonical
 from jaxplugin.dot import global_scales
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import tuning
 from jaxplugin.runtime import triton_library
-
-NAME: Final = "triton"
-REASON: Final = "Triton kernels that read the quantized bytes once"
 
 _PLAIN_NAMES: Final = {
   np.dtype(np.float32): "f32",
@@ -51,15 +49,19 @@ _DTYPES: Final = {name: dtype for dtype, name in _PLAIN_NAMES.items()}
 _READ_INTERLEAVED: Final = ("sm_80", "sm_89", "sm_90")
 
 
+def _rank(target: targets.Target) -> int | None:
+  return 20 if target.platform in ("cuda", "rocm") else None
+
+
 def supports(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Serves static sizes and the package's formats, where a config fits."""
   return triton_library.refusal(target) or _problem_gate(problem, target)
 
 
 def _problem_gate(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   for side in (problem.lhs, problem.rhs):
     if side.format is not None and not side.format.is_standard:
@@ -78,10 +80,22 @@ def _problem_gate(
   return None
 
 
-def reads_interleaved(
-  problem: decisions.DotProblem, target: targets.Target
+def _lowering_refusal(
+  target: targets.Target,
+) -> decisions.Unsupported | None:
+  """Of what the process lacks: jax-triton, the GPU, or TMA descriptors."""
+  refusal = triton_library.lowering_refusal(target)
+  if refusal is None and triton_library.uses_descriptors(target):
+    return triton_library.descriptors_refusal()
+  return refusal
+
+
+def _reads(
+  layout: str, problem: problems.DotProblem, target: targets.Target
 ) -> bool:
-  """Whether the kernels read FP4 that is interleaved as it is."""
+  """Swizzled scales always, and FP4 that is interleaved where it gains."""
+  if layout != interleaving.INTERLEAVED:
+    return layout == scaled_array.SWIZZLED
   architecture = triton_library.architecture_of(target)
   return (
     architecture is not None
@@ -93,24 +107,26 @@ def reads_interleaved(
 
 
 def plan(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
   """A global scale that is one number is fused; the kernels are named."""
-  applications: dict[decisions.GlobalScale, decisions.Application] = {
+  applications: dict[problems.GlobalScale, decisions.Application] = {
     "none": "none",
     "scalar": "fused",
     "array": "separate",
   }
   _, dense = launches(problem, target)
   names = ", ".join(launch.name for launch in dense)
+  architecture = triton_library.architecture_of(target)
   return decisions.Plan(
     global_scale=applications[problem.global_scale],
     notes=(f"kernels: {names}",),
+    is_native=architecture is not None and architecture.has_scaled_dot,
   )
 
 
 def launches(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> tuple[configs.MatmulShape, tuple[configs.Launch, ...]]:
   """What is launched for a problem that is served, of dense operands."""
   shape = _dense_shape(problem, target)
@@ -118,7 +134,7 @@ def launches(
 
 
 def _dense_shape(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> configs.MatmulShape:
   """The kernels' description of a problem, of operands without gaps.
 
@@ -129,7 +145,7 @@ def _dense_shape(
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
   if not problem.blocks_pair_up:  # `canonical.dense_operands` dequantizes it
-    lhs = decisions.OperandProblem(format=None, dtype=np.dtype(np.float32))
+    lhs = problems.OperandProblem(format=None, dtype=np.dtype(np.float32))
   size = problem.k if problem.blocked_k is None else problem.blocked_k
   padded = striding.padded_size(
     size, (lhs.format, rhs.format), num_contracting=problem.num_contracting
@@ -142,7 +158,8 @@ def _dense_shape(
       k,
       k_is_minor=side.contracting_is_minor,
       swizzled=side.scale_layout == scaled_array.SWIZZLED,
-      interleaved=side.is_interleaved and reads_interleaved(problem, target),
+      interleaved=side.is_interleaved
+      and _reads(interleaving.INTERLEAVED, problem, target),
     )
     for side, rows in ((lhs, problem.m), (rhs, problem.n))
   ]
@@ -191,7 +208,7 @@ def _launches(
 def emit(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """The kernels' launches, and whatever of the epilogue they cannot take."""
@@ -199,7 +216,7 @@ def emit(
   def run(
     operands: call.Operands,
     config: call.DotConfig,
-    problem: decisions.DotProblem,
+    problem: problems.DotProblem,
   ) -> jax.Array:
     return _dot(operands, config, problem, target)
 
@@ -209,7 +226,7 @@ def emit(
 def _dot(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """Runs the launches on operands where they lie, as far as possible."""
@@ -303,7 +320,7 @@ class _Strided(NamedTuple):
 def _strided_operands(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
 ) -> tuple[_Strided, _Strided]:
   if striding.are_copied(
     problem.k,
@@ -411,3 +428,16 @@ def _strided_scale(
     scale = canonical.merge(scale, batch=batch, contracting=contracting)
     strides = _dense_strides(scale.shape)
   return scale, strides
+
+
+BACKEND: Final = decisions.Backend(
+  name="triton",
+  summary="Triton kernels that read the quantized bytes once",
+  rank=_rank,
+  supports=supports,
+  plan=plan,
+  emit=emit,
+  reads=_reads,
+  lowering_refusal=_lowering_refusal,
+  experiments=(("tma", triton_library.with_descriptors),),
+)

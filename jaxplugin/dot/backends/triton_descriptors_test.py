@@ -180,7 +180,7 @@ class ChoiceTest(parameterized.TestCase):
       lambda x, w: jp.block_scaled_dot(x, w),
       quantized(lhs, M, k),
       quantized(rhs, N, k),
-      target=targets.with_triton(described(name)),
+      target=described(name).with_library(targets.JAX_TRITON),
     )
     decision = decided.decision
     reasons = {r.implementation: r.reason for r in decision.refusals}

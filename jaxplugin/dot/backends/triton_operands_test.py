@@ -106,7 +106,7 @@ class PreparedTest(interpreted.RecordedTestCase):
     return jp.quantize(x, format)
 
   def dot(self, x, w, name, **options):
-    target = targets.with_triton(targets.named_target(name))
+    target = targets.named_target(name).with_library(targets.JAX_TRITON)
     with jp.use_target(target):
       return jp.block_scaled_dot(x, w, implementation="triton", **options)
 

@@ -125,7 +125,7 @@ class ErrorTest(parameterized.TestCase):
     local = targets.Target(name="local", platform="rocm", architecture="gfx950")
     if architecture is None:
       local = dataclasses.replace(local, architecture=None)
-    target = targets.with_triton(targets.named_target("mi300x"))
+    target = targets.named_target("mi300x").with_library(targets.JAX_TRITON)
     x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
     with (
       mock.patch.object(targets, "detect_target", lambda *_: local),
@@ -165,8 +165,8 @@ class ErrorTest(parameterized.TestCase):
     )
 
   def test_target_without_jax_triton_is_refused_with_the_reason(self):
-    target = dataclasses.replace(
-      targets.named_target("h200"), triton_error="it is away"
+    target = targets.named_target("h200").without_library(
+      targets.JAX_TRITON, "it is away"
     )
     x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
     (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)

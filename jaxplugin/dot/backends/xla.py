@@ -14,14 +14,18 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import call
+from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 
-NAME: Final = "xla"
-REASON: Final = "dequantize and dot_general in XLA operations"
+
+def _rank(target: targets.Target) -> int:
+  """After everything that reads the quantized bytes."""
+  del target
+  return 100
 
 
 def supports(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Serves every problem on every target."""
   del problem, target
@@ -29,7 +33,7 @@ def supports(
 
 
 def plan(
-  problem: decisions.DotProblem, target: targets.Target
+  problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Plan:
   """The global scale is a multiply of its own."""
   del target
@@ -59,10 +63,21 @@ def operand_dtype(
 def emit(
   operands: call.Operands,
   config: call.DotConfig,
-  problem: decisions.DotProblem,
+  problem: problems.DotProblem,
   target: targets.Target,
 ) -> jax.Array:
   """The call in plain JAX operations, to be traced by the lowering."""
   del problem
   dtype = operand_dtype(config, operands, target)
   return reference.unfused(operands, config, dtype)
+
+
+BACKEND: Final = decisions.Backend(
+  name="xla",
+  summary="dequantize and dot_general in XLA operations",
+  rank=_rank,
+  supports=supports,
+  plan=plan,
+  emit=emit,
+  is_portable=True,
+)

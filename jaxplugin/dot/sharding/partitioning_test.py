@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import call
-from jaxplugin.dot import partitioning
+from jaxplugin.dot.sharding import assigning
 
 NUM_DEVICES = 8
 BATCH, M, N, K = 8, 64, 96, 512
@@ -320,7 +320,7 @@ class AssignAxesTest(parameterized.TestCase):
       rhs=blocked,
       preferred_element_type=np.dtype(np.float32),
     )
-    return partitioning.assign_axes(
+    return assigning.assign_axes(
       config, lhs_shape, rhs_shape, lhs_spec, rhs_spec, out_spec, self.SIZES
     )
 

@@ -1,0 +1,112 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a block-scaled dot asks for: all that choosing a backend needs of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+from typing import Literal
+
+import numpy as np
+
+from jaxplugin.core import formats
+
+Activation = Literal["relu", "gelu", "silu"]
+ACTIVATIONS: Final = ("relu", "gelu", "silu")
+GlobalScale = Literal["none", "scalar", "array"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandProblem:
+  """One operand of a `DotProblem`.
+
+  Attributes:
+    format: its block format; None for a plain float operand.
+    dtype: dtype of the stored values; uint8 is packed FP4.
+    contracting_is_minor: whether values that follow each other along k do so in
+      memory, in the order in which a kernel that takes strides gets them
+      (`striding`): what is copied for it has k minor.
+    scale_layout: "linear" or "swizzled_128x4".
+    scale_is_padded: whether the scale is larger than rows x ceil(k / block).
+    is_interleaved: whether FP4 values are interleaved, as `prepare_weights`
+      does for some GPUs.
+  """
+
+  format: formats.BlockFormat | None
+  dtype: np.dtype
+  contracting_is_minor: bool = True
+  scale_layout: str = "linear"
+  scale_is_padded: bool = False
+  is_interleaved: bool = False
+
+  def __str__(self) -> str:
+    return self.dtype.name if self.format is None else self.format.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DotProblem:
+  """A block-scaled dot, reduced to what choosing an implementation needs.
+
+  Attributes:
+    batch, m, n, k: sizes; products where the call has several dimensions of a
+      kind; None where a size is symbolic.
+    lhs, rhs: the operands.
+    out_dtype: dtype of the result.
+    global_scale: "none", "scalar", or "array" (it varies over the result).
+    has_global_power: whether it comes as two factors (`global_scales`).
+    highest_precision: whether precision="highest" was asked for.
+    has_bias, activation, has_residual: the epilogue.
+    num_contracting: number of contracting dimensions.
+    blocked_k: size of the contracting dimension that is blocked, of rhs if the
+      sides differ, where there are several; None where k is the only one (or
+      the size is symbolic).
+    blocks_pair_up: whether both sides are blocked along the same one.
+  """
+
+  batch: int | None
+  m: int | None
+  n: int | None
+  k: int | None
+  lhs: OperandProblem
+  rhs: OperandProblem
+  out_dtype: np.dtype
+  global_scale: GlobalScale = "none"
+  has_global_power: bool = False
+  highest_precision: bool = False
+  has_bias: bool = False
+  activation: Activation | None = None
+  has_residual: bool = False
+  num_contracting: int = 1
+  blocked_k: int | None = None
+  blocks_pair_up: bool = True
+
+  def __str__(self) -> str:
+    sizes = " ".join(
+      f"{name}={'?' if size is None else size}"
+      for name, size in (
+        ("batch", self.batch),
+        ("m", self.m),
+        ("n", self.n),
+        ("k", self.k),
+      )
+    )
+    return f"{self.lhs} x {self.rhs} -> {self.out_dtype.name}, {sizes}"
+
+  @property
+  def interleaved_sides(self) -> tuple[str, ...]:
+    """Which of "lhs" and "rhs" have interleaved values."""
+    sides = (("lhs", self.lhs), ("rhs", self.rhs))
+    return tuple(name for name, side in sides if side.is_interleaved)
+
+  @property
+  def sizes_are_static(self) -> bool:
+    return None not in (self.batch, self.m, self.n, self.k)
+
+  @property
+  def is_empty(self) -> bool:
+    return 0 in (self.batch, self.m, self.n, self.k)
+
+  @property
+  def has_epilogue(self) -> bool:
+    return self.has_bias or self.activation is not None or self.has_residual
