@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from typing import Final
 
 _KIB: Final = 1 << 10
@@ -18,54 +19,84 @@ class Architecture:
     name: "sm_90", "gfx950", ...: NVIDIA's and LLVM's names.
     backend: Triton's backend, "cuda" or "hip".
     triton_arch: how that backend calls it: 90, "gfx950".
+    compute_capabilities: the first and the last that its kernels serve; None of
+      an AMD GPU.
     warp_size: threads of a warp (a wavefront).
     shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
     registers_per_thread: 32-bit registers that one thread can address.
     registers_per_core: 32-bit registers of an SM or CU.
     tensor_memory_columns: of 128 lanes x 32 bits, per SM; 0 where there is no
-      tensor memory.
+      tensor memory, which tcgen05's matrix instructions write to.
+    has_wgmma: whether four warps multiply together, one operand in registers.
     has_scaled_dot: whether its matrix instructions take block scales, so that
       `tl.dot_scaled` is native and not a register upcast.
+    scales_by_e4m3: whether these scales may be E4M3, those of NVFP4.
+    mixes_fp4_and_fp8: whether Triton has that instruction take FP4 beside FP8.
     has_fp8_pointers: whether Triton accepts E4M3 pointers for it.
+    converts_e4m3: whether an instruction converts E4M3 to wider floats.
+    casts_to_fp8: whether one converts f32 to E4M3 and E5M2, to nearest even and
+      saturating.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
   """
 
   name: str
   backend: str
   triton_arch: int | str
+  compute_capabilities: tuple[tuple[int, int], tuple[int, int]] | None = None
   warp_size: int
   shared_memory_bytes: int
   registers_per_thread: int
   registers_per_core: int
   tensor_memory_columns: int = 0
+  has_wgmma: bool = False
   has_scaled_dot: bool = False
+  scales_by_e4m3: bool = False
+  mixes_fp4_and_fp8: bool = False
   has_fp8_pointers: bool = True
+  converts_e4m3: bool = True
+  casts_to_fp8: bool = False
   has_tma: bool = False
 
   @property
   def is_nvidia(self) -> bool:
     return self.backend == "cuda"
 
+  @property
+  def has_tensor_memory(self) -> bool:
+    return self.tensor_memory_columns > 0
+
+  @property
+  def multiplies_by_warp(self) -> bool:
+    """Whether one warp at a time multiplies (`mma.sync`)."""
+    return self.is_nvidia and not (self.has_wgmma or self.has_tensor_memory)
+
+  @property
+  def reads_interleaved(self) -> bool:
+    """Whether FP4 that is interleaved helps.
+
+    Its kernels decode FP4 themselves, with the help of PTX; newer ones leave it
+    to the matrix instruction, which wants the usual order.
+    """
+    return self.is_nvidia and not self.has_scaled_dot
+
 
 def _nvidia(
   number: int,
+  first: tuple[int, int],
+  last: tuple[int, int],
   shared_memory_kib: int,
-  *,
-  tensor_memory_columns: int = 0,
-  has_scaled_dot: bool = False,
+  **capabilities: Any,
 ) -> Architecture:
   return Architecture(
     name=f"sm_{number}",
     backend="cuda",
     triton_arch=number,
+    compute_capabilities=(first, last),
     warp_size=32,
     shared_memory_bytes=shared_memory_kib * _KIB,
     registers_per_thread=255,
     registers_per_core=64 * _KIB,
-    tensor_memory_columns=tensor_memory_columns,
-    has_scaled_dot=has_scaled_dot,
-    has_fp8_pointers=number >= 89,
-    has_tma=number >= 90,
+    **capabilities,
   )
 
 
@@ -74,8 +105,7 @@ def _amd(
   warp_size: int,
   lds_kib: int,
   registers_per_thread: int,
-  *,
-  has_scaled_dot: bool = False,
+  **capabilities: Any,
 ) -> Architecture:
   return Architecture(
     name=name,
@@ -86,26 +116,45 @@ def _amd(
     registers_per_thread=registers_per_thread,
     # 512 vector registers a lane of four SIMDs; AGPRs are among them.
     registers_per_core=4 * 512 * 64,
-    has_scaled_dot=has_scaled_dot,
+    **capabilities,
   )
 
 
+# By generation; the later ones have what the earlier have, wgmma excepted.
+_ADA: Final = {"casts_to_fp8": True}
+_HOPPER: Final = {**_ADA, "has_tma": True, "has_wgmma": True}
+_BLACKWELL: Final = {
+  **_ADA,
+  "has_tma": True,
+  "has_scaled_dot": True,
+  "scales_by_e4m3": True,
+}
+_DATACENTER_BLACKWELL: Final = {
+  **_BLACKWELL,
+  "tensor_memory_columns": 512,
+  "mixes_fp4_and_fp8": True,
+}
+_CDNA_4: Final = {"has_scaled_dot": True, "mixes_fp4_and_fp8": True}
+
 # NVIDIA: CUDA programming guide, "Compute capabilities"; PTX ISA, "Tensor
-# memory" (512 columns). AMD: CDNA 3 and CDNA 4 ISA guides and white papers;
-# gfx1250 as LLVM's AMDGPU usage guide has it (320 KiB of LDS, wave32).
+# memory" (512 columns), `cvt`, `mma`. AMD: CDNA 3 and CDNA 4 ISA guides and
+# white papers; gfx1250 as LLVM's AMDGPU usage guide has it (320 KiB of LDS,
+# wave32). CDNA 3 has another E4M3, with another bias.
 ARCHITECTURES: Final = {
   architecture.name: architecture
   for architecture in (
-    _nvidia(80, 163),
-    _nvidia(89, 99),
-    _nvidia(90, 227),
-    _nvidia(100, 227, tensor_memory_columns=512, has_scaled_dot=True),
-    _nvidia(103, 227, tensor_memory_columns=512, has_scaled_dot=True),
-    _nvidia(120, 99, has_scaled_dot=True),
-    _nvidia(121, 99, has_scaled_dot=True),
-    _amd("gfx942", 64, 64, 512),
-    _amd("gfx950", 64, 160, 512, has_scaled_dot=True),
-    _amd("gfx1250", 32, 320, 1024, has_scaled_dot=True),
+    _nvidia(
+      *(80, (8, 0), (8, 8), 163), has_fp8_pointers=False, converts_e4m3=False
+    ),
+    _nvidia(89, (8, 9), (8, 9), 99, **_ADA),
+    _nvidia(90, (9, 0), (9, 0), 227, **_HOPPER),
+    _nvidia(100, (10, 0), (10, 2), 227, **_DATACENTER_BLACKWELL),
+    _nvidia(103, (10, 3), (10, 9), 227, **_DATACENTER_BLACKWELL),
+    _nvidia(120, (12, 0), (12, 0), 99, **_BLACKWELL),
+    _nvidia(121, (12, 1), (12, 9), 99, **_BLACKWELL),
+    _amd("gfx942", 64, 64, 512, converts_e4m3=False),
+    _amd("gfx950", 64, 160, 512, **_CDNA_4),
+    _amd("gfx1250", 32, 320, 1024, **_CDNA_4),
   )
 }
 
@@ -118,3 +167,12 @@ def by_name(name: str) -> Architecture:
       f"unknown architecture {name!r}; known ones: {', '.join(ARCHITECTURES)}"
     )
   return architecture
+
+
+def of_compute_capability(capability: tuple[int, int]) -> Architecture | None:
+  """Returns the architecture whose kernels serve an NVIDIA GPU, if any does."""
+  for architecture in ARCHITECTURES.values():
+    served = architecture.compute_capabilities
+    if served is not None and served[0] <= capability <= served[1]:
+      return architecture
+  return None

@@ -24,11 +24,11 @@ import jax
 import jax.ffi
 
 from jaxplugin.jaxext import jax_private
+from jaxplugin.kernels import architectures
 from jaxplugin.kernels.cpu import library
 
 Version = tuple[int, int, int]
 
-_KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 # Libraries that `Target.missing_libraries` may name.
@@ -102,16 +102,17 @@ def _nvidia(
   name: str,
   compute_capability: tuple[int, int],
   core_count: int,
-  shared_memory_kib: int,
   l2_mib: int,
   bandwidth_gb_s: float,
 ) -> Target:
+  known = architectures.of_compute_capability(compute_capability)
+  assert known is not None
   return Target(
     name=name,
     platform="cuda",
     compute_capability=compute_capability,
     core_count=core_count,
-    shared_memory_bytes=shared_memory_kib * _KIB,
+    shared_memory_bytes=known.shared_memory_bytes,
     l2_bytes=l2_mib * _MIB,
     memory_bandwidth=bandwidth_gb_s * 1e9,
   )
@@ -128,7 +129,6 @@ def _amd(
   name: str,
   architecture: str,
   core_count: int,
-  lds_kib: int,
   l2_mib: int,
   bandwidth_gb_s: float,
 ) -> Target:
@@ -137,30 +137,28 @@ def _amd(
     platform="rocm",
     architecture=architecture,
     core_count=core_count,
-    shared_memory_bytes=lds_kib * _KIB,
+    shared_memory_bytes=architectures.by_name(architecture).shared_memory_bytes,
     l2_bytes=l2_mib * _MIB,
     memory_bandwidth=bandwidth_gb_s * 1e9,
     missing_libraries=((JAX_TRITON, _NAMED_AMD_TRITON_ERROR),),
   )
 
 
-# From the vendors' data sheets and architecture papers; shared memory is the
-# opt-in maximum a block of the CUDA programming guide's compute capability
-# table. A100 and H100 are the 80 GB SXM models. The last-level cache of the
-# AMD parts is the Infinity Cache.
+# From the vendors' data sheets and architecture papers. A100 and H100 are the
+# 80 GB SXM models. The last-level cache of the AMD parts is the Infinity Cache.
 _NAMED: Final = {
   target.name: target
   for target in (
-    _nvidia("a100", (8, 0), 108, 163, 40, 2039),
-    _nvidia("l40s", (8, 9), 142, 99, 96, 864),
-    _nvidia("h100", (9, 0), 132, 227, 50, 3350),
-    _nvidia("h200", (9, 0), 132, 227, 50, 4800),
-    _nvidia("b200", (10, 0), 148, 227, 126, 8000),
-    _nvidia("b300", (10, 3), 160, 227, 126, 8000),
-    _nvidia("rtx5090", (12, 0), 170, 99, 96, 1792),
-    _nvidia("gb10", (12, 1), 48, 99, 24, 273),
-    _amd("mi300x", "gfx942", 304, 64, 256, 5300),
-    _amd("mi355x", "gfx950", 256, 160, 256, 8000),
+    _nvidia("a100", (8, 0), 108, 40, 2039),
+    _nvidia("l40s", (8, 9), 142, 96, 864),
+    _nvidia("h100", (9, 0), 132, 50, 3350),
+    _nvidia("h200", (9, 0), 132, 50, 4800),
+    _nvidia("b200", (10, 0), 148, 126, 8000),
+    _nvidia("b300", (10, 3), 160, 126, 8000),
+    _nvidia("rtx5090", (12, 0), 170, 96, 1792),
+    _nvidia("gb10", (12, 1), 48, 24, 273),
+    _amd("mi300x", "gfx942", 304, 256, 5300),
+    _amd("mi355x", "gfx950", 256, 256, 8000),
     Target(name="cpu", platform="cpu"),
   )
 }

@@ -27,7 +27,7 @@ from jaxplugin.core import targets
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import descriptors
 
-# The oldest PTX that knows all of `_FAMILIES` (8.8, of CUDA 12.9). By default
+# The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
 # Triton writes that of its own ptxas, which may be newer than the one that XLA
 # finds: "Unsupported .version 9.4; current version is '9.0'".
 _PTX_VERSION: Final = 88
@@ -35,23 +35,11 @@ _PTX_VERSION: Final = 88
 # Before it ptxas may compile Hopper's kernels wrongly.
 _FIXED_PTXAS: Final = (13, 3)
 _PTXAS_PACKAGE: Final = "nvidia-cuda-nvcc"  # where XLA looks for ptxas
-_HOPPER: Final = (9, 0)
 
 # The first jax-triton with TMA descriptors, and the last jaxlib that encodes
 # none for it.
 _DESCRIPTORS_JAX_TRITON: Final = (0, 4, 0)
 _NO_DESCRIPTORS_JAXLIB: Final = (0, 11, 0)
-
-# The architecture whose kernels serve a compute capability.
-_FAMILIES: Final = (
-  ((8, 0), (8, 8), "sm_80"),
-  ((8, 9), (8, 9), "sm_89"),
-  ((9, 0), (9, 0), "sm_90"),
-  ((10, 0), (10, 2), "sm_100"),
-  ((10, 3), (10, 9), "sm_103"),
-  ((12, 0), (12, 0), "sm_120"),
-  ((12, 1), (12, 9), "sm_121"),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,19 +76,14 @@ def architecture_of(
   target: targets.Target,
 ) -> architectures.Architecture | None:
   """The kernels' description of a target; None where they do not serve it."""
-  name = target.architecture
   if target.compute_capability is not None:
-    name = next(
-      (
-        family
-        for first, last, family in _FAMILIES
-        if first <= target.compute_capability <= last
-      ),
-      None,
+    architecture = architectures.of_compute_capability(
+      target.compute_capability
     )
-  if name is None or name not in architectures.ARCHITECTURES:
+  else:
+    architecture = architectures.ARCHITECTURES.get(target.architecture or "")
+  if architecture is None:
     return None
-  architecture = architectures.by_name(name)
   if target.shared_memory_bytes is None:
     return architecture
   return dataclasses.replace(
@@ -245,7 +228,8 @@ def call(
   backend_options: dict[str, Any] = {"enable_fp_fusion": fp_fusion}
   if target.compute_capability is not None:
     major, minor = target.compute_capability
-    if target.compute_capability == _HOPPER:
+    architecture = architecture_of(target)
+    if architecture is not None and architecture.has_wgmma:
       _warn_of_old_ptxas()
     options["compute_capability"] = 10 * major + minor
     backend_options["ptx_version"] = _PTX_VERSION

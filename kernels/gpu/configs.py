@@ -40,19 +40,6 @@ INTERLEAVED: Final = "_interleaved"
 PORTABLE: Final = "_portable"
 INTERLEAVED_UNIT: Final = 16  # values that share two words
 
-# GPUs that convert E4M3 to wider floats by an instruction; the kernels have
-# others do it by integer operations.
-_CONVERTS_E4M3: Final = (
-  "sm_89",
-  "sm_90",
-  "sm_100",
-  "sm_103",
-  "sm_120",
-  "sm_121",
-  "gfx950",
-  "gfx1250",
-)
-
 # Pointers of the kernels, in order.
 _MATMUL_POINTERS: Final = (
   "lhs",
@@ -430,13 +417,13 @@ def _views(
     if not kind.is_quantized:
       continue
     views[name] = "u8"
-    if kind.format == "mxfp8" and architecture.name in _CONVERTS_E4M3:
+    if kind.format == "mxfp8" and architecture.converts_e4m3:
       views[name] = "e4m3"
     if kind.is_interleaved or (
       name == "rhs" and kind.is_packed and config.path == "small_m"
     ):
       views[name] = "u32"
-    if kind.format == "nvfp4" and architecture.name in _CONVERTS_E4M3:
+    if kind.format == "nvfp4" and architecture.converts_e4m3:
       views[f"{name}_scale"] = "e4m3"
   return tuple(views.items())
 

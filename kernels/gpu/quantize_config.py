@@ -89,7 +89,7 @@ def casts_in_hardware(
   `cvt.rn.satfinite.e4m3x2.f32` and its E5M2 twin, from sm_89 on (PTX ISA).
   """
   is_fp8 = formats.by_name(format_name).element.bits == 8
-  return is_fp8 and architecture.is_nvidia and architecture.has_fp8_pointers
+  return is_fp8 and architecture.casts_to_fp8
 
 
 def covered(

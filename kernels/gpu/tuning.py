@@ -35,12 +35,6 @@ _WIDE_M: Final = 32  # rows up to which small_m's tile is wider in n than in k
 # Registers of a thread that a tile may fill, of 255; the rest addresses.
 _MAX_ACCUMULATOR_REGISTERS: Final = 128
 
-_NVFP4_NATIVE: Final = ("sm_100", "sm_103", "sm_120", "sm_121")
-_WARP_MATRIX: Final = ("sm_120", "sm_121")  # block scales by mma.sync
-# Where small_m's order of k saves instructions. Triton orders k for mma.sync so
-# that a lane reads neighbours of its own accord; AMD's layouts are others.
-_SMALL_M_ARCHITECTURES: Final = ("sm_90", "sm_100", "sm_103")
-
 # Of shared memory where descriptors are used: a tile starts where TMA's pattern
 # of swizzled rows does; each stage has a barrier.
 _TMA_TILE_ALIGNMENT: Final = 1024
@@ -68,10 +62,10 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   if (formats[0] == "nvfp4") != (formats[1] == "nvfp4"):
     return f"nvfp4 multiplies only nvfp4, got {formats}"
   # Triton has mma.sync's mixed forms of FP4 and FP8 upcast.
-  if architecture.name in _WARP_MATRIX and shape.lhs.bits != shape.rhs.bits:
+  if shape.lhs.bits != shape.rhs.bits and not architecture.mixes_fp4_and_fp8:
     return f"{architecture.name} multiplies FP4 only with FP4, got {formats}"
   # AMD's scales are E8M0 alone.
-  if "nvfp4" in formats and architecture.name not in _NVFP4_NATIVE:
+  if "nvfp4" in formats and not architecture.scales_by_e4m3:
     return f"{architecture.name} has no matrix instruction with E4M3 scales"
   return None
 
@@ -204,7 +198,7 @@ def _resource_error(
   """What does not fit: shared memory, tensor memory or registers."""
   name = architecture.name
   tile = config.block_m * config.block_n
-  if architecture.tensor_memory_columns:
+  if architecture.has_tensor_memory:
     # Accumulators take a column of 32 bits for 128 lanes. Scales and decoded
     # operands may take as much again. Beyond the limit Triton emits a trap.
     columns = 2 * max(tile // _TENSOR_MEMORY_LANES, config.block_m)
@@ -257,7 +251,7 @@ def shared_memory_bound(
       loaded += loaded // 16  # rows are padded against bank conflicts
     else:
       buffers = max(buffers - 1, 1)  # the first stage waits in registers
-  barriers = _MMA_BARRIERS_BYTES if architecture.tensor_memory_columns else 0
+  barriers = _MMA_BARRIERS_BYTES if architecture.has_tensor_memory else 0
   accumulators = config.block_m * config.block_n * _F32_BYTES
   return max(buffers * loaded + decoded + barriers, accumulators)
 
@@ -304,7 +298,9 @@ def _path(
   if (
     shape.m <= SMALL_M
     and not use_descriptors
-    and architecture.name in _SMALL_M_ARCHITECTURES
+    # Triton orders k for mma.sync so that a lane reads neighbours of its own
+    # accord; AMD's layouts are others.
+    and (architecture.has_wgmma or architecture.has_tensor_memory)
     and small_m_error(shape) is None
   ):
     return "small_m"
@@ -324,21 +320,19 @@ def _native_tile(
 ) -> MatmulConfig:
   # The instruction takes 128 rows of its left operand: the weight's, if lhs has
   # few. FP4 steps are as many bytes as FP8 ones.
-  name = architecture.name
   both_fp4 = shape.lhs.is_packed and shape.rhs.is_packed
   k_is_minor = shape.lhs.k_is_minor and shape.rhs.k_is_minor
   swap = shape.m <= SMALL_M
   # Operands whose k is not minor are transposed in registers there.
-  narrow = 128 if k_is_minor or name not in _WARP_MATRIX else 64
-  has_tensor_memory = architecture.tensor_memory_columns > 0
-  wide = has_tensor_memory and shape.m > 128 and shape.n > 128
+  narrow = 128 if k_is_minor or not architecture.multiplies_by_warp else 64
+  wide = architecture.has_tensor_memory and shape.m > 128 and shape.n > 128
   return MatmulConfig(
     path="native",
     block_m=_block(shape.m, 128),
     block_n=narrow if swap else _block(shape.n, 256 if wide else narrow),
     block_k=256 if both_fp4 and k_is_minor and architecture.is_nvidia else 128,
     num_warps=8
-    if architecture.is_nvidia and (wide or not has_tensor_memory)
+    if architecture.is_nvidia and (wide or not architecture.has_tensor_memory)
     else 4,
     num_stages=4 if architecture.is_nvidia else 2,
     swap=swap,

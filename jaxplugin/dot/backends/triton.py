@@ -44,9 +44,6 @@ _PLAIN_NAMES: Final = {
   np.dtype(np.float16): "f16",
 }
 _DTYPES: Final = {name: dtype for dtype, name in _PLAIN_NAMES.items()}
-# Whose kernels decode FP4 themselves, with the help of PTX; newer ones leave it
-# to the matrix instruction, which wants the usual order.
-_READ_INTERLEAVED: Final = ("sm_80", "sm_89", "sm_90")
 
 
 def _rank(target: targets.Target) -> int | None:
@@ -99,7 +96,7 @@ def _reads(
   architecture = triton_library.architecture_of(target)
   return (
     architecture is not None
-    and architecture.name in _READ_INTERLEAVED
+    and architecture.reads_interleaved
     and problem.num_contracting == 1
     and problem.k is not None
     and problem.k % interleaving.UNIT == 0

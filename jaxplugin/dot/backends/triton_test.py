@@ -81,7 +81,7 @@ del TritonDotSuite
 
 
 class FactsTest(absltest.TestCase):
-  """What kernels, which cannot import the package, state a second time."""
+  """What the package states a second time."""
 
   def test_tiles_of_swizzled_scales_are_the_packages(self):
     # 130 x 5 scales are two tiles of rows, each of two tiles.
@@ -89,17 +89,6 @@ class FactsTest(absltest.TestCase):
     padded = scaled_array.swizzled_shape((130, 5))
     self.assertEqual(kind.scale_strides[0], math.prod(padded))
     self.assertEqual(kind.scale_strides[1], 128 * padded[1])
-
-  def test_shared_memory_is_that_of_the_named_targets(self):
-    for name in targets.TARGET_NAMES:
-      target = targets.named_target(name)
-      if target.platform != "cpu":
-        own = dataclasses.replace(target, shared_memory_bytes=None)
-        self.assertEqual(
-          triton_library.architecture_of(own).shared_memory_bytes,
-          target.shared_memory_bytes,
-          name,
-        )
 
 
 class ErrorTest(parameterized.TestCase):
