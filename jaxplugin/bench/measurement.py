@@ -306,10 +306,10 @@ class RowMeasurement:
     return dataclasses.replace(
       result,
       time=stats,
-      gb_per_s=result.num_bytes / seconds / 1e9,
-      gflop_per_s=result.flops / seconds / 1e9,
-      roof_fraction=least / seconds,
-      launch_fraction=float(np.median(entry.launches)),
+      gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
+      gflop_per_s=timing.significant(result.flops / seconds / 1e9),
+      roof_fraction=timing.significant(least / seconds),
+      launch_fraction=timing.significant(float(np.median(entry.launches))),
     )
 
 
@@ -325,8 +325,7 @@ def _ratios(
         continue
       ratio = timing.ratio(samples[other.name], samples[ours.name])
       if ratio is not None:
-        brief = dataclasses.replace(ratio, samples=())
         ratios.append(
-          results.Ratio(ours=ours.name, other=other.name, ratio=brief)
+          results.Ratio(ours=ours.name, other=other.name, ratio=ratio)
         )
   return ratios

@@ -20,27 +20,26 @@ MIN_ROUNDS: Final = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats:
-  """Of samples, in milliseconds (or of ratios): quartiles, extremes, all."""
+  """Quartiles and extremes of `count` samples: milliseconds, or ratios."""
 
   median: float
   q1: float
   q3: float
   min: float
   max: float
-  samples: tuple[float, ...]
+  count: int
 
 
 def stats(samples: Sequence[float]) -> Stats:
   """Quartiles by linear interpolation; at least one sample."""
-  q0, q1, q2, q3, q4 = np.percentile(samples, [0, 25, 50, 75, 100])
-  return Stats(
-    median=float(q2),
-    q1=float(q1),
-    q3=float(q3),
-    min=float(q0),
-    max=float(q4),
-    samples=tuple(float(f"{x:.6g}") for x in samples),
-  )
+  quartiles = np.percentile(samples, [0, 25, 50, 75, 100])
+  q0, q1, q2, q3, q4 = (significant(float(x)) for x in quartiles)
+  return Stats(median=q2, q1=q1, q3=q3, min=q0, max=q4, count=len(samples))
+
+
+def significant(x: float) -> float:
+  """`x` to six digits, of which a clock and a system leave three."""
+  return float(f"{x:.6g}")
 
 
 def in_turns(

@@ -18,7 +18,7 @@ from jaxplugin.bench import ceilings as ceilings_lib
 from jaxplugin.bench import timing
 
 # Of the files; readers refuse others.
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 # Where launching took more of the time than this, it may have bound it.
 LAUNCH_BOUND: Final = 0.9
 
@@ -108,13 +108,13 @@ class Run:
   """All of a run.
 
   Attributes:
-    schema: `SCHEMA`.
     command: the arguments.
     environment: of `device.environment`.
     ceilings: None where no row needs them.
     rows: done so far.
     startup: of `startup.measure`; None where it was not asked for.
     left_out: rows for which there was no time.
+    schema: `SCHEMA`.
   """
 
   command: tuple[str, ...]
@@ -139,9 +139,12 @@ class ResultError(ValueError):
 
 
 def write(run: Run, path: str | os.PathLike[str]) -> None:
-  """Writes a run as JSON; a file appears whole or stays as it was."""
+  """Writes a run as JSON; a file appears whole or stays as it was.
+
+  Each field of the run is a line, and so is each row.
+  """
   path = pathlib.Path(path)
-  text = json.dumps(dataclasses.asdict(run), indent=1) + "\n"
+  text = _text(run)
   descriptor, temporary = tempfile.mkstemp(
     prefix=f".{path.name}.", dir=path.parent
   )
@@ -153,6 +156,14 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
   except BaseException:
     os.unlink(temporary)
     raise
+
+
+def _text(run: Run) -> str:
+  fields = dataclasses.asdict(run)
+  rows = [f"  {json.dumps(row)}" for row in fields.pop("rows")]
+  lines = [f' "{name}": {json.dumps(value)}' for name, value in fields.items()]
+  lines.append("\n".join([' "rows": [', ",\n".join(rows), " ]"]))
+  return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -217,7 +228,7 @@ def _row(data: dict[str, Any]) -> RowResult:
 def _stats(data: dict[str, Any] | None) -> timing.Stats | None:
   if data is None:
     return None
-  return timing.Stats(**{**data, "samples": tuple(data["samples"])})
+  return timing.Stats(**data)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,22 +39,35 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(results.read(self.path), run)
     self.assertEqual(os.listdir(self.path.parent), ["r.json"])
 
-  def test_file_says_its_schema_and_every_sample(self):
+  def test_file_says_its_schema_and_quartiles(self):
     results.write(
       bench_results.run(bench_results.row(bench_results.variant("cpu", 2))),
       self.path,
     )
     data = json.loads(self.path.read_text())
-    self.assertEqual(data["schema"], 1)
-    time = data["rows"][0]["variants"][0]["time"]
-    self.assertEqual(time["samples"], [1.8, 2.0, 2.4])
+    self.assertEqual(data["schema"], 2)
+    self.assertEqual(
+      data["rows"][0]["variants"][0]["time"],
+      dict(median=2.0, q1=1.9, q3=2.2, min=1.8, max=2.4, count=3),
+    )
+
+  def test_row_is_a_line(self):
+    row = bench_results.row(bench_results.variant("cpu", 2))
+    lines = []
+    for rows in ((), (row,), (row, row, row)):
+      results.write(bench_results.run(*rows), self.path)
+      self.assertEqual(results.read(self.path).rows, rows)
+      text = self.path.read_text()
+      lines.append(sum(row.row in line for line in text.splitlines()))
+    self.assertEqual(lines, [0, 1, 3])
 
   @parameterized.parameters(
     ("{", "is no file of results"),
     ("[]", "is no file of results"),
     ('{"rows": []}', r"is no file of results \(KeyError: 'schema'\)"),
-    ('{"schema": 1, "rows": []}', "is no file of results"),
-    ('{"schema": 7}', "has schema 7, this version reads 1"),
+    ('{"schema": 2, "rows": []}', "is no file of results"),
+    ('{"schema": 1}', "has schema 1, this version reads 2; measure again"),
+    ('{"schema": 7}', "has schema 7, this version reads 2"),
   )
   def test_other_files_are_refused(self, text, pattern):
     self.path.write_text(text)
