@@ -256,11 +256,29 @@ class CpuTest(parameterized.TestCase):
       self.assertEqual(np.asarray(a).tobytes(), np.asarray(b).tobytes())
     self.assertEqual(prepared.unpack().to_floats().dtype, format.values_dtype)
     np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(stack))
-    # Of arrays and of NumPy's, as a checkpoint has them, checks are the same.
-    again = jp.ScaledArray(
-      np.asarray(prepared.values), prepared.scale, prepared.global_scale, format
-    )
-    self.assertTrue(again.is_bytes)
+
+  @parameterized.parameters(*formats.FORMATS)
+  def test_bytes_are_taken_from_a_tree_and_not_from_the_constructor(
+    self, format
+  ):
+    """Raw bytes of a checkpoint are not taken for what `to_bytes` makes."""
+    stack = stack_of(format)
+    prepared = jp.prepare_weights(stack, CPU)
+    for given in (prepared, jax.tree.map(np.asarray, prepared)):
+      self.assertTrue(given.is_bytes)
+      with self.assertRaisesRegex(TypeError, "got uint8; view it as float8_"):
+        jp.ScaledArray(given.values, given.scale, given.global_scale, format)
+    leaves, structure = jax.tree.flatten(prepared)
+    for again in (
+      jax.tree.unflatten(structure, map(np.asarray, leaves)),
+      jax.device_put(prepared),
+      jax.jit(lambda x: x)(prepared),
+      jax.lax.map(lambda x: x, prepared),
+      jax.vmap(lambda x: x)(prepared),
+    ):
+      self.assertTrue(again.is_bytes)
+      self.assertEqual(again.shape, stack.shape)
+      np.testing.assert_array_equal(jp.dequantize(again), jp.dequantize(stack))
 
   @parameterized.parameters(*formats.FORMATS)
   def test_products_have_the_bits_of_the_usual_order(self, format):

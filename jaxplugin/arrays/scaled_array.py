@@ -75,9 +75,9 @@ class ScaledArray:
       FP4 as uint32[..., k / 8], interleaved: what `prepare_weights` makes.
     scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
       with the blocked axis divided by the block size. Multiplies to dequantize.
-      For scale_layout "swizzled_128x4" the array `swizzle_scale` returns. If
-      values are uint8 it may be uint8 too: the bits of both, FP4 packed, as
-      `to_bytes` returns them.
+      For scale_layout "swizzled_128x4" the array `swizzle_scale` returns. Of
+      what `to_bytes` returns both are uint8, their bits; here that is an error,
+      as uint8 does not say which format's bits they are.
     global_scale: f32 that multiplies everything, or None. It follows the array:
       it has the rank of `values`, and in each dimension size 1 or the logical
       size, 1 along the blocked axis. So it is stacked, mapped over and indexed
@@ -536,10 +536,8 @@ def _validate(array: ScaledArray) -> None:
   if not all(x is None or hasattr(x, "dtype") for x in leaves):
     return  # placeholders: a tree of specs or of shardings
   is_interleaved = values.dtype == interleaving.WORDS
-  is_bytes = values.dtype == scale.dtype == formats.PACKED
   if (
-    not is_bytes
-    and values.dtype not in format.storage_dtypes
+    values.dtype not in format.storage_dtypes
     and not (is_interleaved and may_be_interleaved(format))
   ):
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
@@ -547,7 +545,7 @@ def _validate(array: ScaledArray) -> None:
       f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
       f"{view_remedy(values.dtype, format.values_dtype)}"
     )
-  if not is_bytes and scale.dtype != format.scale_dtype:
+  if scale.dtype != format.scale_dtype:
     raise TypeError(
       f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
       f" got {scale.dtype}{view_remedy(scale.dtype, format.scale_dtype)}"

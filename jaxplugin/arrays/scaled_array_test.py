@@ -453,6 +453,17 @@ class ValidationTest(parameterized.TestCase):
       "nvfp4 scale must be float8_e4m3fn, got float8_e8m0fnu",
     ),
     (
+      "raw_bytes_of_a_scale",
+      (struct((4, 32), jnp.uint8), struct((4, 4), jnp.uint8), None, jp.NVFP4),
+      r"nvfp4 scale must be float8_e4m3fn, got uint8; view it as"
+      r" float8_e4m3fn: array.view\(jnp.float8_e4m3fn\)",
+    ),
+    (
+      "raw_bytes_of_an_e8m0_scale",
+      (struct((4, 32), jnp.uint8), struct((4, 2), jnp.uint8), None, jp.MXFP4),
+      r"mxfp4 scale must be float8_e8m0fnu, got uint8; view it as",
+    ),
+    (
       "scale_rank",
       (struct((4, 64), E4M3), struct((2,), E8M0), None, jp.MXFP8),
       r"rank of values.*\(4, 64\).*\(2,\)",
