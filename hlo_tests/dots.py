@@ -39,6 +39,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -345,7 +346,7 @@ def _specs(operand: Operand, axis: int) -> tuple[Any, Any, Any]:
   shape[axis] = -(-shape[axis] // format.block_size)
   scale = operand.scale or tuple(shape)
   if operand.swizzled:
-    scale = scaled_array.swizzled_shape(scale)
+    scale = layouts.swizzled_shape(scale)
   values, dtype = list(operand.shape), operand.dtype
   if operand.packed:
     values[axis] //= 2
@@ -363,7 +364,7 @@ def _passed(
   """What `block_scaled_dot` is given as the operand and as its scale."""
   if not (operand.swizzled or operand.has_global):
     return values, scale
-  layout = scaled_array.SWIZZLED if operand.swizzled else scaled_array.LINEAR
+  layout = layouts.SWIZZLED if operand.swizzled else layouts.LINEAR
   array = scaled_array.ScaledArray(
     values, scale, global_scale, operand.format, scale_layout=layout
   )

@@ -13,23 +13,21 @@ from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 
 # isort: split
 from jaxplugin import nn as nn
+from jaxplugin.arrays.layouts import pack_fp4 as pack_fp4
+from jaxplugin.arrays.layouts import swizzle_scale as swizzle_scale
+from jaxplugin.arrays.layouts import unpack_fp4 as unpack_fp4
+from jaxplugin.arrays.layouts import unswizzle_scale as unswizzle_scale
 from jaxplugin.arrays.placement import shard as shard
 from jaxplugin.arrays.placement import shardings as shardings
 from jaxplugin.arrays.preparation import prepare_weights as prepare_weights
 from jaxplugin.arrays.preparation import unprepare_weights as unprepare_weights
-from jaxplugin.arrays.scaled_array import (
-  GlobalScaleWarning as GlobalScaleWarning,
-)
 from jaxplugin.arrays.scaled_array import ScaledArray as ScaledArray
-from jaxplugin.arrays.scaled_array import pack_fp4 as pack_fp4
-from jaxplugin.arrays.scaled_array import swizzle_scale as swizzle_scale
-from jaxplugin.arrays.scaled_array import unpack_fp4 as unpack_fp4
-from jaxplugin.arrays.scaled_array import unswizzle_scale as unswizzle_scale
 from jaxplugin.arrays.stacking import concatenate as concatenate
 from jaxplugin.arrays.stacking import (
   legacy_global_scales as legacy_global_scales,
 )
 from jaxplugin.arrays.stacking import stack as stack
+from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.core.formats import MXFP4 as MXFP4
 from jaxplugin.core.formats import MXFP8 as MXFP8
 from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2

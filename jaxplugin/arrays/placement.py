@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import Sharding
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 
 _SHARD = "shard"
@@ -172,7 +173,7 @@ def _require_even(
 ) -> None:
   """Raises TypeError unless every device gets as many whole blocks."""
   shape, axis = array.shape, array.axis
-  is_swizzled = array.scale_layout == scaled_array.SWIZZLED
+  is_swizzled = array.scale_layout == layouts.SWIZZLED
   for dim, entry in enumerate(entries):
     if entry is PartitionSpec.UNCONSTRAINED:
       continue

@@ -17,7 +17,9 @@ from typing import Literal
 import jax
 
 from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import extents
 from jaxplugin.core import targets
 
 Preparation = Literal["none", "packed", "bytes", "interleaved", "swizzled"]
@@ -116,7 +118,7 @@ def preparation(
     if array.ndim >= _STACK_RANK:
       return "none" if array.is_bytes else "bytes"
     is_packed = array.is_packed or not array.format.is_fp4
-    is_usual = is_packed and array.scale_layout == scaled_array.LINEAR
+    is_usual = is_packed and array.scale_layout == layouts.LINEAR
     return "none" if is_usual else "packed"
   capability = target.compute_capability
   if capability is None or array.axis != array.ndim - 1 or 0 in array.shape:
@@ -125,7 +127,7 @@ def preparation(
     return "swizzled" if array.ndim > 1 else "none"
   if capability < _FIRST_UPCAST:
     return "none"
-  can = scaled_array.may_be_interleaved(array.format)
+  can = layouts.may_be_interleaved(array.format)
   has_whole_blocks = array.shape[-1] % array.format.block_size == 0
   return "interleaved" if can and has_whole_blocks else "none"
 
@@ -163,14 +165,14 @@ def _prepared(
   # One that was prepared for another device is put in order first.
   if array.is_interleaved:
     array = array.pack()
-  if array.scale_layout == scaled_array.SWIZZLED:
+  if array.scale_layout == layouts.SWIZZLED:
     return array
   return scaled_array.ScaledArray(
     array.values,
-    scaled_array.swizzle_scale(array.scale),
+    layouts.swizzle_scale(array.scale),
     array.global_scale,
     array.format,
-    scale_layout=scaled_array.SWIZZLED,
+    scale_layout=layouts.SWIZZLED,
     surrogate=array.surrogate,
   )
 
@@ -180,13 +182,13 @@ def _unprepared(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
   array = array.to_floats()
   if array.is_interleaved:
     array = array.pack()
-  if array.scale_layout == scaled_array.LINEAR:
+  if array.scale_layout == layouts.LINEAR:
     return array
   rows, k = array.shape[-2:]
-  columns = -(-k // array.format.block_size)
+  columns = extents.divide_up(k, array.format.block_size)
   return scaled_array.ScaledArray(
     array.values,
-    scaled_array.unswizzle_scale(array.scale, (rows, columns)),
+    layouts.unswizzle_scale(array.scale, (rows, columns)),
     array.global_scale,
     array.format,
     surrogate=array.surrogate,

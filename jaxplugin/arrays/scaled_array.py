@@ -1,19 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`ScaledArray`, a block-scaled array as one pytree, and its layouts."""
+"""`ScaledArray`, a block-scaled array as one pytree."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 from typing import Final
-from typing import Literal
 
 import jax
 import jax.export
@@ -23,21 +19,11 @@ from jax import lax
 
 from jaxplugin.arrays import indexing
 from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import validation
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.jaxext import jax_private
-
-ScaleLayout = Literal["linear", "swizzled_128x4"]
-LINEAR: Final = "linear"
-SWIZZLED: Final = "swizzled_128x4"
-SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
-
-# One 512-byte tile of the swizzled layout covers 128 rows and 4 scale columns:
-# 4 groups of 32 rows, interleaved so that 16 consecutive bytes hold the same
-# row of each group (PTX ISA, "tcgen05.mma: scale factor 1X layout"; cuDNN
-# calls it F8_128x4).
-SCALE_TILE_ROWS: Final = 128
-SCALE_TILE_COLUMNS: Final = 4
-_ROW_GROUP: Final = 32
 
 _BLOCKED: Final = (
   "it is blocked; dequantize, take the part and quantize it again"
@@ -45,21 +31,6 @@ _BLOCKED: Final = (
 _SWIZZLED_ROWS: Final = (
   "its rows are swizzled; take the part of unprepare_weights(array)"
 )
-
-
-# Block scales from here on, E4M3's top binade (its largest is 448). A tensor
-# with a global scale of its own reaches 448 exactly, and one that shares that
-# of another, as in fused layers, comes near. Without a global scale they would
-# stand for values beyond 1000.
-_FIRST_TOP_SCALE: Final = 256.0
-
-
-class GlobalScaleWarning(UserWarning):
-  """A format's global scale seems to have been forgotten."""
-
-
-def round_up(size: int, multiple: int) -> int:
-  return -(-size // multiple) * multiple
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -104,7 +75,7 @@ class ScaledArray:
   scale: Any
   global_scale: Any
   format: formats.BlockFormat
-  scale_layout: ScaleLayout
+  scale_layout: layouts.ScaleLayout
   surrogate: Any
 
   def __init__(
@@ -114,7 +85,7 @@ class ScaledArray:
     global_scale: Any,
     format: formats.BlockFormat | str,
     *,
-    scale_layout: ScaleLayout = LINEAR,
+    scale_layout: layouts.ScaleLayout = layouts.LINEAR,
     surrogate: Any = None,
   ) -> None:
     if isinstance(global_scale, (int, float)):
@@ -126,7 +97,7 @@ class ScaledArray:
     self.format = formats.resolve("ScaledArray", format)
     self.scale_layout = scale_layout
     self.surrogate = surrogate
-    _validate(self)
+    validation.validate(self)
 
   def tree_flatten_with_keys(self) -> tuple[Any, Any]:
     children, aux = self.tree_flatten()
@@ -156,7 +127,9 @@ class ScaledArray:
         return repr(x)
       return f"{x.dtype}{list(x.shape)}"
 
-    layout = "" if self.scale_layout == LINEAR else f", {self.scale_layout}"
+    layout = (
+      "" if self.scale_layout == layouts.LINEAR else f", {self.scale_layout}"
+    )
     if self.surrogate is not None:
       layout += f", surrogate={brief(self.surrogate)}"
     return (
@@ -182,14 +155,14 @@ class ScaledArray:
   @property
   def axis(self) -> int:
     """The blocked axis of `values`, found from the shapes; never negative."""
-    if self.scale_layout == SWIZZLED or self.is_interleaved:
+    if self.scale_layout == layouts.SWIZZLED or self.is_interleaved:
       return self.values.ndim - 1
-    return blocked_axis(self.values.shape, self.scale.shape)
+    return layouts.blocked_axis(self.values.shape, self.scale.shape)
 
   @property
   def shape(self) -> tuple[int, ...]:
     """The logical shape, that of `dequantize(self)`."""
-    return _logical_shape(self.format, self.values, self.axis)
+    return layouts.array_shape(self.format, self.values, self.axis)
 
   @property
   def ndim(self) -> int:
@@ -206,7 +179,7 @@ class ScaledArray:
     bits = 8 if self.is_packed else self.format.value_bits
     if self.is_interleaved:
       bits = 8 * interleaving.WORDS.itemsize
-    total = -(-self.values.size * bits // 8)
+    total = extents.divide_up(self.values.size * bits, 8)
     total += self.scale.size * self.scale.dtype.itemsize
     for leaf in (self.global_scale, self.surrogate):
       if leaf is not None:
@@ -256,7 +229,7 @@ class ScaledArray:
         f"ScaledArray: transpose takes each of {self.ndim} dimensions once, got"
         f" {order}"
       )
-    if self.scale_layout != LINEAR or self.is_interleaved:
+    if self.scale_layout != layouts.LINEAR or self.is_interleaved:
       raise NotImplementedError(
         "ScaledArray: values and scales that were rearranged for a kernel have"
         f" the blocked dimension last, got {self!r}; transpose"
@@ -310,7 +283,7 @@ class ScaledArray:
       return self
     if self.is_interleaved:
       return self._replace_values(interleaving.deinterleave(self.values))
-    return self._replace_values(pack_fp4(self.values, axis=self.axis))
+    return self._replace_values(layouts.pack_fp4(self.values, axis=self.axis))
 
   def unpack(self) -> ScaledArray:
     """The same array with FP4 values in `float4_e2m1fn`, logical shape."""
@@ -320,7 +293,7 @@ class ScaledArray:
       return self.pack().unpack()
     if not self.is_packed:
       return self
-    return self._replace_values(unpack_fp4(self.values, axis=self.axis))
+    return self._replace_values(layouts.unpack_fp4(self.values, axis=self.axis))
 
   def to_bytes(self) -> ScaledArray:
     """The same array as uint8: the bits of values and scale, FP4 packed.
@@ -365,7 +338,7 @@ class ScaledArray:
     """
     require_global_scale("ScaledArray", self)
     wholes = {self.axis: _BLOCKED}
-    if self.scale_layout == SWIZZLED:
+    if self.scale_layout == layouts.SWIZZLED:
       wholes[self.ndim - 2] = _SWIZZLED_ROWS
     (values, scale, _, *rest), aux = self.tree_flatten()
     global_scale = full_global_scale(self)
@@ -440,14 +413,9 @@ def require_numbers(who: str, name: str, x: ScaledArray) -> None:
       )
 
 
-def view_remedy(given: Any, dtype: np.dtype) -> str:
-  """What helps where raw bytes are given for values or scales of `dtype`."""
-  if np.dtype(given) not in (np.dtype(np.uint8), np.dtype(np.int8)):
-    return ""
-  return f"; view it as {dtype.name}: array.view(jnp.{dtype.name})"
-
-
-def _serialize_aux(aux: tuple[formats.BlockFormat, ScaleLayout]) -> bytes:
+def _serialize_aux(
+  aux: tuple[formats.BlockFormat, layouts.ScaleLayout],
+) -> bytes:
   format, scale_layout = aux
   if not format.is_standard:
     raise ValueError(
@@ -456,7 +424,9 @@ def _serialize_aux(aux: tuple[formats.BlockFormat, ScaleLayout]) -> bytes:
   return json.dumps([format.name, scale_layout]).encode()
 
 
-def _deserialize_aux(data: bytes) -> tuple[formats.BlockFormat, ScaleLayout]:
+def _deserialize_aux(
+  data: bytes,
+) -> tuple[formats.BlockFormat, layouts.ScaleLayout]:
   name, scale_layout = json.loads(data)
   return formats.by_name(name), scale_layout
 
@@ -469,30 +439,14 @@ jax_private.register_pytree_serialization(
 )
 
 
-def blocked_axis(
-  values_shape: Sequence[int], scale_shape: Sequence[int]
-) -> int:
-  """The axis in which the shapes differ.
+def require_global_scale(who: str, array: ScaledArray) -> None:
+  """Raises TypeError unless the global scale's shape follows the array's.
 
-  None does when the blocked axis is empty: then the last empty axis, or the
-  last axis of all.
+  It need not where leaves were joined or indexed one by one.
   """
-  axes = range(len(values_shape))
-  pairs = list(zip(values_shape, scale_shape, strict=True))
-  different = [axis for axis in axes if pairs[axis][0] != pairs[axis][1]]
-  empty = [axis for axis in axes if pairs[axis][0] == 0]
-  return (different or empty[-1:] or [len(values_shape) - 1])[0]
-
-
-def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
-  """Shape of `values` with `axis` as long as FP4 values there are many."""
-  shape = tuple(values.shape)
-  per_element = 1
-  if values.dtype == formats.PACKED:
-    per_element = 2
-  elif values.dtype == interleaving.WORDS:
-    per_element = interleaving.VALUES_PER_WORD
-  return (*shape[:axis], per_element * shape[axis], *shape[axis + 1 :])
+  validation.validate_global_scale(
+    who, array.global_scale, array.shape, array.axis
+  )
 
 
 def full_global_scale(array: ScaledArray) -> Any:
@@ -510,307 +464,3 @@ def full_global_scale_shape(array: ScaledArray) -> tuple[int, ...]:
     return tuple(scale.shape)
   shape = () if scale.size == 1 else tuple(scale.shape)
   return (*shape, *(1,) * (array.ndim - len(shape)))
-
-
-def _logical_shape(
-  format: formats.BlockFormat, values: Any, axis: int
-) -> tuple[int, ...]:
-  # Of FP8 a byte is one value.
-  return logical_shape(values, axis) if format.is_fp4 else tuple(values.shape)
-
-
-def may_be_interleaved(format: formats.BlockFormat) -> bool:
-  """Whether values of a format may be FP4 in words."""
-  return format.is_fp4 and format.block_size % interleaving.UNIT == 0
-
-
-def _validate(array: ScaledArray) -> None:
-  format = array.format
-  if array.scale_layout not in SCALE_LAYOUTS:
-    raise ValueError(
-      f"ScaledArray: scale_layout must be one of {SCALE_LAYOUTS},"
-      f" got {array.scale_layout!r}"
-    )
-  values, scale = array.values, array.scale
-  leaves = (values, scale, array.global_scale, array.surrogate)
-  if not all(x is None or hasattr(x, "dtype") for x in leaves):
-    return  # placeholders: a tree of specs or of shardings
-  is_interleaved = values.dtype == interleaving.WORDS
-  if (
-    values.dtype not in format.storage_dtypes
-    and not (is_interleaved and may_be_interleaved(format))
-  ):
-    allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
-    raise TypeError(
-      f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
-      f"{view_remedy(values.dtype, format.values_dtype)}"
-    )
-  if scale.dtype != format.scale_dtype:
-    raise TypeError(
-      f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
-      f" got {scale.dtype}{view_remedy(scale.dtype, format.scale_dtype)}"
-    )
-  min_rank = 2 if array.scale_layout == SWIZZLED else 1
-  if scale.ndim != values.ndim or values.ndim < min_rank:
-    raise TypeError(
-      f"ScaledArray: {array.scale_layout} scale must have the rank of values"
-      f" (at least {min_rank}), got values {tuple(values.shape)} and scale"
-      f" {tuple(scale.shape)}"
-    )
-  if array.scale_layout == SWIZZLED:
-    axis = values.ndim - 1
-    shape = _logical_shape(format, values, axis)
-    columns = -(-shape[-1] // format.block_size)
-    expected = swizzled_shape((*shape[:-1], columns))
-  else:
-    axis = values.ndim - 1
-    if not is_interleaved:
-      axis = blocked_axis(values.shape, scale.shape)
-    shape = _logical_shape(format, values, axis)
-    if scale.shape[axis] * format.block_size != shape[axis]:
-      expected = None
-    else:
-      expected = (*shape[:axis], scale.shape[axis], *shape[axis + 1 :])
-  if tuple(scale.shape) != expected:
-    raise TypeError(
-      f"ScaledArray: {format} {array.scale_layout} scale must have the logical"
-      f" shape of values with one axis divided by {format.block_size}"
-      f"{' (padded to 128 x 4)' if array.scale_layout == SWIZZLED else ''},"
-      f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
-    )
-  _validate_global_scale("ScaledArray", array.global_scale, shape, axis)
-  if array.global_scale is None and format.has_global_scale:
-    _warn_of_forgotten_global_scale(format, scale)
-  surrogate = array.surrogate
-  if surrogate is not None and not (
-    tuple(surrogate.shape) == shape
-    and jnp.issubdtype(surrogate.dtype, jnp.floating)
-  ):
-    raise TypeError(
-      "ScaledArray: surrogate must be a float array of the logical shape"
-      f" {shape}, got {surrogate.dtype}{list(surrogate.shape)}"
-    )
-
-
-def _warn_of_forgotten_global_scale(
-  format: formats.BlockFormat, scale: Any
-) -> None:
-  """Warns where scales are known, on this host, and fill their range."""
-  if scale.dtype != formats.E4M3 or not _is_on_host(scale):
-    return
-  codes = np.asarray(scale).view(np.uint8)
-  limits = np.array([_FIRST_TOP_SCALE, np.inf]).astype(formats.E4M3)
-  first, nan = limits.view(np.uint8)
-  top = codes[(codes >= first) & (codes < nan)]
-  if top.size:
-    largest = float(top.max().reshape(1).view(formats.E4M3)[0])
-    warnings.warn(
-      f"ScaledArray: {format} without global_scale, but block scales reach"
-      f" {largest:g}, which without one means values beyond 1000. A checkpoint"
-      " keeps the global scale beside the block scales (weight_scale_2, or the"
-      " inverse of weight_global_scale): pass it, or global_scale=1.0 to say"
-      " that there is none",
-      GlobalScaleWarning,
-      stacklevel=4,
-    )
-
-
-def _is_on_host(x: Any) -> bool:
-  """Whether reading `x` copies nothing from a device."""
-  if isinstance(x, np.ndarray):
-    return True
-  return (
-    isinstance(x, jax.Array)
-    and not isinstance(x, jax.core.Tracer)
-    and x.is_fully_addressable
-    and all(device.platform == "cpu" for device in x.devices())
-  )
-
-
-def require_global_scale(who: str, array: ScaledArray) -> None:
-  """Raises TypeError unless the global scale's shape follows the array's.
-
-  It need not where leaves were joined or indexed one by one.
-  """
-  _validate_global_scale(who, array.global_scale, array.shape, array.axis)
-
-
-def _validate_global_scale(
-  who: str, global_scale: Any, shape: Sequence[int], axis: int
-) -> None:
-  """Checks a global scale for values of logical `shape`; raises TypeError."""
-  if global_scale is None:
-    return
-  given = tuple(global_scale.shape)
-  if len(given) == len(shape):
-    allowed = [{1, size} for size in shape]
-    allowed[axis] = {1}
-    fits = all(size in a for size, a in zip(given, allowed, strict=True))
-  else:
-    fits = global_scale.size == 1 or given == tuple(shape[: len(given)])
-  if global_scale.dtype != np.float32 or not fits:
-    raise TypeError(
-      f"{who}: global_scale must be float32 of the rank of values, with size 1"
-      " or theirs in each dimension and 1 along the blocked one, or one number,"
-      f" or have their leading dimensions; values {tuple(shape)} are blocked"
-      f" along dimension {axis}, got {global_scale.dtype}{list(given)}"
-      " (jaxplugin.concatenate and stack join global scales too)"
-    )
-
-
-def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Packs FP4 values two a byte along `axis`, the first in the low nibble.
-
-  Args:
-    values: float4_e2m1fn[..., k, ...], k even.
-    axis: the axis to halve.
-
-  Returns:
-    uint8[..., k / 2, ...].
-
-  Raises:
-    TypeError: wrong dtype, or an odd size.
-  """
-  if values.dtype != formats.E2M1:
-    raise TypeError(
-      f"pack_fp4: values must be float4_e2m1fn, got {values.dtype}"
-    )
-  axis = canonical_axis("pack_fp4", axis, values.ndim)
-  size = values.shape[axis]
-  if size % 2:
-    raise TypeError(
-      f"pack_fp4: the size of axis {axis} must be even, got shape"
-      f" {values.shape}; pad it"
-    )
-  values = jnp.moveaxis(values, axis, -1)
-  pairs = values.reshape(*values.shape[:-1], size // 2, 2)
-  packed = lax.bitcast_convert_type(pairs, jnp.uint8)
-  return jnp.moveaxis(packed, -1, axis)
-
-
-def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to FP4 [..., k, ...].
-
-  Raises:
-    TypeError: `packed` is not uint8.
-  """
-  if packed.dtype != formats.PACKED:
-    raise TypeError(f"unpack_fp4: packed must be uint8, got {packed.dtype}")
-  axis = canonical_axis("unpack_fp4", axis, packed.ndim)
-  packed = jnp.moveaxis(packed, axis, -1)
-  # XLA of jaxlib 0.10.2 folds this cast of a constant to other numbers.
-  packed = lax.optimization_barrier(packed)
-  if jax.export.is_symbolic_dim(math.prod(packed.shape)):
-    # XLA cannot refine the sizes of a bitcast that changes the rank.
-    nibbles = jnp.stack([packed & 15, packed >> 4], axis=-1).astype(jnp.uint4)
-    values = lax.bitcast_convert_type(nibbles, formats.E2M1)
-  else:
-    values = lax.bitcast_convert_type(packed, formats.E2M1)
-  values = values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
-  return jnp.moveaxis(values, -1, axis)
-
-
-def canonical_axis(who: str, axis: int, ndim: int) -> int:
-  if not -ndim <= axis < ndim:
-    raise ValueError(f"{who}: axis {axis} is out of range for rank {ndim}")
-  return axis % ndim
-
-
-def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
-  """Shape of a swizzled scale: rows padded to 128, columns to 4."""
-  *batch, rows, columns = scale_shape
-  return (
-    *batch,
-    round_up(rows, SCALE_TILE_ROWS),
-    round_up(columns, SCALE_TILE_COLUMNS),
-  )
-
-
-def _validate_scale_array(who: str, scale: jax.Array) -> None:
-  if scale.dtype.itemsize != 1 or scale.dtype == formats.E2M1:
-    raise TypeError(
-      f"{who}: scale must have a dtype of one byte, got {scale.dtype.name}"
-    )
-  if scale.ndim < 2:
-    raise TypeError(
-      f"{who}: scale must have rank 2 or more (..., rows, columns), got shape"
-      f" {scale.shape}"
-    )
-
-
-@jax.jit
-def swizzle_scale(scale: jax.Array) -> jax.Array:
-  """Brings a linear scale into the layout that tcgen05 and cuDNN read.
-
-  Done once, at load time, for a static weight. Byte (r, c) of a tile of 128
-  rows and 4 columns goes to offset (r % 32) * 16 + (r // 32) * 4 + c; tiles
-  follow each other row by row. Padding is zero.
-
-  Args:
-    scale: any 1-byte dtype[..., rows, columns], linear; columns = k / block.
-
-  Returns:
-    The same dtype[..., rows padded to 128, columns padded to 4].
-
-  Raises:
-    TypeError: the rank is below 2.
-
-  Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
-  """
-  _validate_scale_array("swizzle_scale", scale)
-  batch = scale.shape[:-2]
-  padded = swizzled_shape(scale.shape)
-  code = lax.bitcast_convert_type(scale, jnp.uint8)
-  widths = [(0, p - s) for p, s in zip(padded, scale.shape, strict=True)]
-  code = jnp.pad(code, widths)
-  groups = SCALE_TILE_ROWS // _ROW_GROUP
-  code = code.reshape(
-    *batch,
-    padded[-2] // SCALE_TILE_ROWS,
-    groups,
-    _ROW_GROUP,
-    padded[-1] // SCALE_TILE_COLUMNS,
-    SCALE_TILE_COLUMNS,
-  )
-  lead = len(batch)
-  order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
-  code = code.transpose(order).reshape(padded)
-  return lax.bitcast_convert_type(code, scale.dtype)
-
-
-@functools.partial(jax.jit, static_argnames="shape")
-def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
-  """Inverse of `swizzle_scale`.
-
-  Args:
-    swizzled: dtype[..., rows padded to 128, columns padded to 4].
-    shape: (rows, columns) of the linear scale.
-
-  Returns:
-    dtype[..., rows, columns].
-
-  Raises:
-    TypeError: the shape of `swizzled` is not what (rows, columns) pad to.
-  """
-  _validate_scale_array("unswizzle_scale", swizzled)
-  rows, columns = shape
-  *batch, padded_rows, padded_columns = swizzled.shape
-  if (padded_rows, padded_columns) != swizzled_shape(shape):
-    raise TypeError(
-      f"unswizzle_scale: a scale of shape {tuple(shape)} swizzles to"
-      f" {swizzled_shape(shape)}, got {swizzled.shape[-2:]}"
-    )
-  code = lax.bitcast_convert_type(swizzled, jnp.uint8)
-  code = code.reshape(
-    *batch,
-    padded_rows // SCALE_TILE_ROWS,
-    padded_columns // SCALE_TILE_COLUMNS,
-    _ROW_GROUP,
-    SCALE_TILE_ROWS // _ROW_GROUP,
-    SCALE_TILE_COLUMNS,
-  )
-  lead = len(batch)
-  order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
-  code = code.transpose(order).reshape(*batch, padded_rows, padded_columns)
-  code = code[..., :rows, :columns]
-  return lax.bitcast_convert_type(code, swizzled.dtype)

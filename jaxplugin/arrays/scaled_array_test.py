@@ -20,7 +20,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 
 FORMATS = formats.FORMATS
@@ -649,10 +650,10 @@ class ValidationTest(parameterized.TestCase):
 class HelpersTest(parameterized.TestCase):
   @parameterized.parameters((0, 4, 0), (1, 4, 4), (4, 4, 4), (129, 128, 256))
   def test_round_up(self, size, multiple, expected):
-    self.assertEqual(scaled_array.round_up(size, multiple), expected)
+    self.assertEqual(extents.round_up(size, multiple), expected)
 
   def test_swizzled_shape_pads_the_last_two_dimensions(self):
-    self.assertEqual(scaled_array.swizzled_shape((5, 131, 17)), (5, 256, 20))
+    self.assertEqual(layouts.swizzled_shape((5, 131, 17)), (5, 256, 20))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 
 _CONCATENATE: Final = "concatenate"
@@ -49,7 +50,7 @@ def concatenate(
   """
   arrays = _checked(_CONCATENATE, arrays)
   first = arrays[0]
-  axis = scaled_array.canonical_axis(_CONCATENATE, axis, first.ndim)
+  axis = layouts.canonical_axis(_CONCATENATE, axis, first.ndim)
   _require_shapes(_CONCATENATE, arrays, but=axis)
   _require_whole_tiles(arrays, axis)
 
@@ -90,10 +91,10 @@ def stack(
   """
   arrays = _checked(_STACK, arrays)
   first = arrays[0]
-  axis = scaled_array.canonical_axis(_STACK, axis, first.ndim + 1)
+  axis = layouts.canonical_axis(_STACK, axis, first.ndim + 1)
   _require_shapes(_STACK, arrays)
   last = first.ndim
-  if first.scale_layout == scaled_array.SWIZZLED:
+  if first.scale_layout == layouts.SWIZZLED:
     last = first.ndim - 2
   elif first.is_interleaved:
     last = first.ndim - 1
@@ -207,9 +208,9 @@ def _require_whole_tiles(
 ) -> None:
   """Refuses to join swizzled scales anywhere but between whole tiles."""
   first = arrays[0]
-  if first.scale_layout != scaled_array.SWIZZLED or axis < first.ndim - 2:
+  if first.scale_layout != layouts.SWIZZLED or axis < first.ndim - 2:
     return
-  tile = scaled_array.SCALE_TILE_ROWS
+  tile = layouts.SCALE_TILE_ROWS
   is_whole = all(x.shape[axis] % tile == 0 for x in arrays[:-1])
   if axis == first.axis or not is_whole:
     raise NotImplementedError(

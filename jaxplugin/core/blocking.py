@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxplugin.core import extents
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocking:
@@ -37,8 +39,7 @@ class Blocking:
 
   def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
     """The shape of the result of `apply`."""
-    k = math.prod(shape[d] for d in self.dims)
-    k = k + self._padding(k)
+    k = extents.round_up(math.prod(shape[d] for d in self.dims), self.multiple)
     if len(self.dims) == 1:
       (axis,) = self.dims
       return (*shape[:axis], k, *shape[axis + 1 :])
@@ -53,12 +54,8 @@ class Blocking:
       lead = [x.shape[d] for d in self.lead]
       k = math.prod(x.shape[d] for d in self.dims)
       x = x.transpose(*self.lead, *self.dims).reshape(*lead, k)
-    padding = self._padding(x.shape[self.axis()])
-    if not (isinstance(padding, int) and padding == 0):
-      widths = [(0, 0)] * x.ndim
-      widths[self.axis()] = (0, padding)
-      x = jnp.pad(x, widths)
-    return x
+    k = x.shape[self.axis()]
+    return extents.pad_axis(x, self.axis(), extents.round_up(k, self.multiple))
 
   def under_leading_dimension(self) -> Blocking:
     """That of arrays stacked along a new first dimension."""
@@ -67,7 +64,3 @@ class Blocking:
       lead=(0, *(d + 1 for d in self.lead)),
       multiple=self.multiple,
     )
-
-  def _padding(self, size: Any) -> Any:
-    # Written so that a symbolic size pads to a provable multiple.
-    return (size + self.multiple - 1) // self.multiple * self.multiple - size

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxplugin.core import extents
 from jaxplugin.core import formats as formats_lib
 
 Dims = tuple[int, ...]
@@ -41,7 +42,7 @@ def padded_size(
       granule = math.lcm(granule, format.block_size)
     elif format.is_fp4:
       granule = math.lcm(granule, 2)
-  return -(-size // granule) * granule
+  return extents.round_up(size, granule)
 
 
 def are_copied(

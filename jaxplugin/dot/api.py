@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
@@ -289,7 +290,7 @@ def _resolve_operand(
     scaled_array.require_global_scale(f"{call.WHO}: {side}", operand)
     operand = operand.to_floats()
     # Shapes do not tell the blocked axis of an operand that is empty in k.
-    is_known = operand.scale_layout != scaled_array.LINEAR or (
+    is_known = operand.scale_layout != layouts.LINEAR or (
       tuple(operand.values.shape) != tuple(operand.scale.shape)
     )
     config = call.OperandConfig(

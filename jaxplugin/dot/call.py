@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
@@ -81,7 +81,7 @@ class OperandConfig:
 
   format: formats.BlockFormat | None = None
   axis: int | None = None
-  scale_layout: str = scaled_array.LINEAR
+  scale_layout: str = layouts.LINEAR
   is_interleaved: bool = False
 
 
@@ -193,7 +193,7 @@ def operand_shape(operand: OperandConfig, values: Any) -> tuple[int, ...]:
   if operand.format is None or not operand.format.is_fp4:
     return tuple(values.shape)
   assert operand.axis is not None
-  return scaled_array.logical_shape(values, operand.axis)
+  return layouts.logical_shape(values, operand.axis)
 
 
 def scale_shape(
@@ -348,7 +348,7 @@ def _operand_problem(
 ) -> problems.OperandProblem:
   padded = (
     operand.format is not None
-    and operand.scale_layout == scaled_array.LINEAR
+    and operand.scale_layout == layouts.LINEAR
     and tuple(scale.shape)
     != scale_shape(operand, operand_shape(operand, values))
   )

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.dot import call
 
 WHO: Final = call.WHO
@@ -147,7 +147,7 @@ def validate_values(
       )
     return
   if values.dtype == interleaving.WORDS and (
-    scaled_array.may_be_interleaved(format)
+    layouts.may_be_interleaved(format)
   ):
     return
   if values.dtype not in format.storage_dtypes:
@@ -188,18 +188,18 @@ def _validate_scale(
     )
   block = format.block_size
   expected = call.scale_shape(operand, shape)
-  if operand.scale_layout == scaled_array.SWIZZLED:
+  if operand.scale_layout == layouts.SWIZZLED:
     if axis != len(shape) - 1 or len(shape) < 2:
       raise TypeError(
         f"{WHO}: a swizzled {name} needs the contracting dimension last, got"
         f" dimension {axis} of {side} {shape}; use a linear scale"
       )
-    expected = scaled_array.swizzled_shape(expected)
-  if padded and operand.scale_layout == scaled_array.LINEAR:
+    expected = layouts.swizzled_shape(expected)
+  if padded and operand.scale_layout == layouts.LINEAR:
     _validate_padded_scale(name, side, scale, shape, expected, batch)
     return
   if expected[axis] * block != shape[axis] and (
-    operand.scale_layout == scaled_array.LINEAR
+    operand.scale_layout == layouts.LINEAR
   ):
     raise TypeError(
       f"{WHO}: {side} contracting size must be a multiple of {block} for"

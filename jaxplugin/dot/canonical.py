@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import striding
 from jaxplugin.dot import call
@@ -85,19 +85,6 @@ def merge(
   return x.reshape(*sizes, math.prod(x.shape[len(batch) + len(free) :]))
 
 
-def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-  """Appends zeros, or for E8M0, which has none, 2^-127, up to `size`."""
-  axis %= x.ndim
-  if x.shape[axis] == size:
-    return x
-  zero_code = jnp.zeros((), x.dtype)
-  if x.dtype == formats.E8M0:  # it has no zero; byte 0 is its smallest
-    zero_code = lax.bitcast_convert_type(jnp.zeros((), jnp.uint8), x.dtype)
-  widths = [(0, 0, 0)] * x.ndim
-  widths[axis] = (0, size - x.shape[axis], 0)
-  return lax.pad(x, zero_code, widths)
-
-
 def stays_swizzled(
   operand: call.OperandConfig,
   values: jax.Array,
@@ -109,7 +96,7 @@ def stays_swizzled(
   Its rows are those of the last but one dimension, in tiles of 128. Other rows
   come before them without a gap where 128 divides their number.
   """
-  if operand.scale_layout != scaled_array.SWIZZLED:
+  if operand.scale_layout != layouts.SWIZZLED:
     return False
   ndim = values.ndim
   free = call.free_dims(ndim, contracting, batch)
@@ -117,7 +104,7 @@ def stays_swizzled(
   if not (in_order and free and len(contracting) == 1):
     return False
   rows = values.shape[ndim - 2]
-  return len(free) == 1 or rows % scaled_array.SCALE_TILE_ROWS == 0
+  return len(free) == 1 or rows % layouts.SCALE_TILE_ROWS == 0
 
 
 def with_epilogue(
@@ -244,8 +231,10 @@ def _pad(
   per_byte = 1
   if operand.format is not None and values.dtype == formats.PACKED:
     per_byte = 2
-  values = pad_axis(values, axis, padded // per_byte)
+  values = extents.pad_axis(values, axis, padded // per_byte)
   if scale is not None:
     assert operand.format is not None
-    scale = pad_axis(scale, axis, -(-padded // operand.format.block_size))
+    scale = extents.pad_axis(
+      scale, axis, extents.divide_up(padded, operand.format.block_size)
+    )
   return values, scale

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import call
 from jaxplugin.dot import global_scales
@@ -60,7 +61,7 @@ def oracle_dequantize(
     nibbles = np.stack([values & 15, values >> 4], axis=-1)
     nibbles = nibbles.reshape(*values.shape[:-1], 2 * values.shape[-1])
     values = np.moveaxis(nibbles, -1, axis).view(formats.E2M1)
-  blocks = -(-values.shape[axis] // format.block_size)
+  blocks = extents.divide_up(values.shape[axis], format.block_size)
   scale = np.take(scale, np.arange(blocks), axis=axis).astype(np.float64)
   scale = np.repeat(scale, format.block_size, axis=axis)
   scale = np.take(scale, np.arange(values.shape[axis]), axis=axis)
@@ -190,8 +191,8 @@ def exact_scale(
 ) -> jax.Array:
   """The linear scale without padding, whatever layout it came in."""
   shape = call.scale_shape(operand, call.operand_shape(operand, values))
-  if operand.scale_layout == scaled_array.SWIZZLED:
-    return scaled_array.unswizzle_scale(scale, shape[-2:])
+  if operand.scale_layout == layouts.SWIZZLED:
+    return layouts.unswizzle_scale(scale, shape[-2:])
   if tuple(scale.shape) == shape:
     return scale
   return lax.slice(scale, (0,) * scale.ndim, shape)

@@ -25,7 +25,7 @@ from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
-from jaxplugin.arrays import scaled_array
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
 from jaxplugin.dot import call
@@ -458,10 +458,4 @@ def _merge(
 
 def _pad_to_blocks(x: jax.Array, axis: int, block: int) -> jax.Array:
   """Pads with zeros to whole blocks."""
-  size = x.shape[axis]
-  padded = scaled_array.round_up(size, block)  # may be symbolic
-  if padded == size:
-    return x
-  widths = [(0, 0)] * x.ndim
-  widths[axis] = (0, padded - size)
-  return jnp.pad(x, widths)
+  return extents.pad_axis(x, axis, extents.round_up(x.shape[axis], block))

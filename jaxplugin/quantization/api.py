@@ -4,8 +4,8 @@
 
 And `quantize_both`, along two axes. On CPUs the kernels of kernels/cpu do the
 work where they are faster, on GPUs the Triton kernels of
-kernels/gpu/quantize.py quantize, with the same bits (`quantization_primitive`, `quantization_both`);
-elsewhere JAX operations do (`quantization_ops`).
+kernels/gpu/quantize.py quantize, with the same bits (`quantization_primitive`,
+`quantization_both`); elsewhere JAX operations do (`quantization_ops`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import quantization_both
@@ -137,9 +139,11 @@ def quantize(
   """
   x = _float_array("quantize", x)
   format = formats.resolve("quantize", format)
-  axis = scaled_array.canonical_axis("quantize", axis, x.ndim)
+  axis = layouts.canonical_axis("quantize", axis, x.ndim)
   if pad:
-    x = _padded(x, axis, format.block_size)
+    x = extents.pad_axis(
+      x, axis, extents.round_up(x.shape[axis], format.block_size)
+    )
   _validate("quantize", x, format, (axis,), scale_rounding)
   _validate_key("quantize", key)
   packed = _whether_packed("quantize", packed, format)
@@ -340,7 +344,7 @@ def _quantize(
       leaf.reshape(*batch, *leaf.shape[1:]) for leaf in results
     )
     if are_bytes and not packed:
-      values = scaled_array.unpack_fp4(values, axis=axis)
+      values = layouts.unpack_fp4(values, axis=axis)
   else:
     function = functools.partial(function, packed=packed)
     in_axes = (0, None if is_one else 0, None if key is None else 0)
@@ -521,11 +525,11 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
 
 def linear_scale(x: scaled_array.ScaledArray) -> jax.Array:
   """The scale of `x` in the linear layout, without padding."""
-  if x.scale_layout == scaled_array.LINEAR:
+  if x.scale_layout == layouts.LINEAR:
     return x.scale
   rows, k = x.shape[-2:]
-  return scaled_array.unswizzle_scale(
-    x.scale, (rows, -(-k // x.format.block_size))
+  return layouts.unswizzle_scale(
+    x.scale, (rows, extents.divide_up(k, x.format.block_size))
   )
 
 
@@ -541,13 +545,6 @@ def _float_array(who: str, x: Any) -> jax.Array:
   if x.ndim == 0:
     raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
   return x
-
-
-def _padded(x: jax.Array, axis: int, block_size: int) -> jax.Array:
-  """Pads `axis` with zeros to whole blocks."""
-  missing = scaled_array.round_up(x.shape[axis], block_size) - x.shape[axis]
-  widths = [(0, missing if d == axis else 0) for d in range(x.ndim)]
-  return jnp.pad(x, widths)
 
 
 def _validate_key(who: str, key: Any) -> None:
@@ -569,7 +566,7 @@ def _two_axes(axes: Any, ndim: int) -> tuple[int, int]:
     raise TypeError("quantize_both: x must have rank 2 or more, got rank 1")
   given = axes if isinstance(axes, (tuple, list)) else ()
   canonical = [
-    scaled_array.canonical_axis("quantize_both", axis, ndim) for axis in given
+    layouts.canonical_axis("quantize_both", axis, ndim) for axis in given
   ]
   if len(canonical) != 2 or canonical[0] == canonical[1]:
     raise ValueError(

@@ -12,6 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import quantization
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -180,7 +181,7 @@ class DequantizeTest(parameterized.TestCase):
     stored = x.pack() if packed else x.unpack()
     swizzled = scaled_array.ScaledArray(
       stored.values,
-      jax.jit(scaled_array.swizzle_scale)(x.scale),
+      jax.jit(layouts.swizzle_scale)(x.scale),
       x.global_scale,
       format,
       scale_layout="swizzled_128x4",

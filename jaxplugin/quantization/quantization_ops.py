@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.quantization import codes
 
@@ -127,13 +128,10 @@ def dequantize_raw(
   then covers the remainder.
   """
   if values.dtype == formats.PACKED:
-    values = scaled_array.unpack_fp4(values, axis=axis)
+    values = layouts.unpack_fp4(values, axis=axis)
   size = values.shape[axis]
-  padding = scale.shape[axis] * format.block_size - size
-  widths = [(0, 0)] * values.ndim
-  widths[axis] = (0, padding)
-  result = values.astype(jnp.float32)
-  result = jnp.pad(result, widths)
+  whole = scale.shape[axis] * format.block_size
+  result = extents.pad_axis(values.astype(jnp.float32), axis, whole)
   blocks = _split(result, axis, format.block_size)
   factors: tuple[jax.Array, ...] = (scale.astype(jnp.float32),)
   if format.scale_is_power_of_two:

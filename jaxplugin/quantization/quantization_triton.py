@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -377,7 +377,7 @@ def values_of_bytes(
   rest = (*shape[:axis], *shape[axis + 1 :])
   values = values.reshape(*rest, shape[axis] // 2)
   if not packed:
-    values = scaled_array.unpack_fp4(values)
+    values = layouts.unpack_fp4(values)
   return jnp.moveaxis(values, -1, axis)
 
 

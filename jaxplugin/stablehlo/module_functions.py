@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -250,7 +251,7 @@ def _swizzled_dot(
         f" format; known ones: {formats.pairs_table()}"
       )
     return scaled_array.ScaledArray(
-      values, scale, None, format, scale_layout=scaled_array.SWIZZLED
+      values, scale, None, format, scale_layout=layouts.SWIZZLED
     )
 
   def function(lhs, rhs, lhs_scale, rhs_scale, global_scale=None):

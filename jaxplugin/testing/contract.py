@@ -24,6 +24,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 
@@ -166,9 +167,9 @@ def store(
   stored, passed = jax.device_put((stored, scale))
   if storage in ("raw", "padded"):
     return Operand(operand=stored, scale=passed, exact=exact)
-  layout = scaled_array.LINEAR
+  layout = layouts.LINEAR
   if storage == "swizzled":
-    layout = scaled_array.SWIZZLED
+    layout = layouts.SWIZZLED
   array = scaled_array.ScaledArray(
     stored, passed, None, case.format, scale_layout=layout
   )

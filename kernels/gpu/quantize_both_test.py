@@ -10,7 +10,7 @@ from jaxplugin.kernels.gpu import quantize
 from jaxplugin.kernels.gpu import quantize_config
 from jaxplugin.kernels.interpreter import interpret
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import quantize_cases
@@ -50,7 +50,7 @@ def run_both(
       shape = (batch, size, n)
     scale_shape = (batch, blocks, n) if in_place else (batch, n, blocks)
     if swizzled:
-      scale_shape = (batch, *scaled_array.swizzled_shape(scale_shape[1:]))
+      scale_shape = (batch, *layouts.swizzled_shape(scale_shape[1:]))
     outputs += [np.full(s, UNWRITTEN, np.uint8) for s in (shape, scale_shape)]
   grid_sizes = quantize_config.covered_by_both(
     k_t, k, format_name, swizzled=swizzled
@@ -103,7 +103,7 @@ class BothTest(parameterized.TestCase):
     wanted += expected(x_t, format_name, global_scale=ones[1])
     if swizzled:
       wanted = tuple(
-        np.asarray(scaled_array.swizzle_scale(jnp.asarray(part))) if i % 2
+        np.asarray(layouts.swizzle_scale(jnp.asarray(part))) if i % 2
         else part
         for i, part in enumerate(wanted)
       )  # fmt: skip

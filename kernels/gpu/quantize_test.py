@@ -11,7 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import quantize_config
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.testing.kernels import quantize_cases
 
@@ -281,7 +281,7 @@ class ShapeTest(parameterized.TestCase):
     one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
     got = run_quantize(x, format_name, global_scale=one, swizzled=True)
     wanted = expected(x, format_name, global_scale=one)
-    swizzled = scaled_array.swizzle_scale(jnp.asarray(wanted[1]))
+    swizzled = layouts.swizzle_scale(jnp.asarray(wanted[1]))
     np.testing.assert_array_equal(got[0], wanted[0])
     np.testing.assert_array_equal(got[1], np.asarray(swizzled))
 

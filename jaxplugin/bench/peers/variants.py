@@ -20,6 +20,7 @@ from jax import lax
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import preparation
 from jaxplugin.arrays import scaled_array
 from jaxplugin.bench import rows
@@ -51,7 +52,7 @@ PEERS: Final = (
 # that `Backend.reads` has for it.
 _LAYOUTS: Final = {
   "interleaved": interleaving.INTERLEAVED,
-  "swizzled": scaled_array.SWIZZLED,
+  "swizzled": layouts.SWIZZLED,
 }
 # Values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22

@@ -32,8 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import call
@@ -217,18 +218,14 @@ def _padding(problem: problems.DotProblem) -> str:
   parts = []
   for side, size in (("lhs", problem.m), ("rhs", problem.n)):
     assert size is not None
-    padded = _round_up(size, scaled_array.SCALE_TILE_ROWS)
+    padded = extents.round_up(size, layouts.SCALE_TILE_ROWS)
     if padded != size:
       parts.append(f"{side} rows {size} to {padded}")
   columns = problem.k // problem.lhs.format.block_size
-  padded = _round_up(columns, scaled_array.SCALE_TILE_COLUMNS)
+  padded = extents.round_up(columns, layouts.SCALE_TILE_COLUMNS)
   if padded != columns:
     parts.append(f"scale columns {columns} to {padded}")
   return ", ".join(parts)
-
-
-def _round_up(size: int, multiple: int) -> int:
-  return -(-size // multiple) * multiple
 
 
 def emit(
@@ -306,18 +303,16 @@ def _canonical(
   free = call.free_dims(values.ndim, contracting, batch)
   # Dimensions that merge cannot have padding between them.
   merges = len(contracting) + len(free) > 2
-  if not is_swizzled and (
-    merges or operand.scale_layout == scaled_array.SWIZZLED
-  ):
+  if not is_swizzled and (merges or operand.scale_layout == layouts.SWIZZLED):
     scale = reference.exact_scale(operand, values, scale)
   values = canonical.merge(values, batch=batch, contracting=contracting)
   if values.dtype == formats.PACKED and format.is_fp4:
-    values = scaled_array.unpack_fp4(values, axis=-1)
+    values = layouts.unpack_fp4(values, axis=-1)
   _, rows, k = values.shape
   scale = canonical.merge(scale, batch=batch, contracting=contracting)
   padded = (
-    _round_up(rows, scaled_array.SCALE_TILE_ROWS),
-    _round_up(k // block, scaled_array.SCALE_TILE_COLUMNS),
+    extents.round_up(rows, layouts.SCALE_TILE_ROWS),
+    extents.round_up(k // block, layouts.SCALE_TILE_COLUMNS),
   )
   is_padded = scale.shape[1:] != (rows, k // block)
   if is_padded and not is_swizzled:
@@ -350,9 +345,9 @@ def _mask_columns(
     return scale
   code = lax.bitcast_convert_type(scale, jnp.uint8)
   if is_swizzled:
-    per_tile = scaled_array.SCALE_TILE_COLUMNS
+    per_tile = layouts.SCALE_TILE_COLUMNS
     tiles = have // per_tile
-    tile_shape = (-1, tiles, scaled_array.SCALE_TILE_ROWS, per_tile)
+    tile_shape = (-1, tiles, layouts.SCALE_TILE_ROWS, per_tile)
     column = np.arange(tiles)[:, None, None] * per_tile + np.arange(per_tile)
     code = jnp.where(column < columns, code.reshape(tile_shape), jnp.uint8(0))
     code = code.reshape(scale.shape)
@@ -391,15 +386,17 @@ def _swizzled_dot(
   dtype: np.dtype,
 ) -> jax.Array:
   """`__cudnn$blockScaledDot`, with the padding and swizzling done here."""
-  tile = scaled_array.SCALE_TILE_ROWS
+  tile = layouts.SCALE_TILE_ROWS
   values, scales = [], []
   for side in (lhs, rhs):
     rows = side.values.shape[-2]
-    values.append(canonical.pad_axis(side.values, -2, _round_up(rows, tile)))
+    values.append(
+      extents.pad_axis(side.values, -2, extents.round_up(rows, tile))
+    )
     scale = side.scale
     if not side.is_swizzled:
       exact = scale[..., :rows, : side.columns]
-      scale = scaled_array.swizzle_scale(exact)
+      scale = layouts.swizzle_scale(exact)
     scales.append(scale)
   shape = (*values[0].shape[:-1], values[1].shape[-2])
   result, _ = jax.ffi.ffi_call(
@@ -417,7 +414,7 @@ def _reads(
   layout: str, problem: problems.DotProblem, target: targets.Target
 ) -> bool:
   del problem, target
-  return layout == scaled_array.SWIZZLED
+  return layout == layouts.SWIZZLED
 
 
 BACKEND: Final = decisions.Backend(

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import striding
@@ -92,7 +92,7 @@ def _reads(
 ) -> bool:
   """Swizzled scales always, and FP4 that is interleaved where it gains."""
   if layout != interleaving.INTERLEAVED:
-    return layout == scaled_array.SWIZZLED
+    return layout == layouts.SWIZZLED
   architecture = triton_library.architecture_of(target)
   return (
     architecture is not None
@@ -154,7 +154,7 @@ def _dense_shape(
       rows,
       k,
       k_is_minor=side.contracting_is_minor,
-      swizzled=side.scale_layout == scaled_array.SWIZZLED,
+      swizzled=side.scale_layout == layouts.SWIZZLED,
       interleaved=side.is_interleaved
       and _reads(interleaving.INTERLEAVED, problem, target),
     )
@@ -368,7 +368,7 @@ def _packed(values: jax.Array) -> jax.Array:
   """FP4 as bytes along the last axis, on a GPU the same memory."""
   if values.dtype != formats.E2M1:
     return values
-  return scaled_array.pack_fp4(values, axis=-1)
+  return layouts.pack_fp4(values, axis=-1)
 
 
 def _strided(
@@ -411,13 +411,13 @@ def _strided_scale(
 ) -> tuple[jax.Array, tuple[int, ...]]:
   """A scale and its strides: of three indices, or of tiles where swizzled."""
   if canonical.stays_swizzled(operand, values, contracting, batch):
-    tile_rows = scaled_array.SCALE_TILE_ROWS * scale.shape[-1]
+    tile_rows = layouts.SCALE_TILE_ROWS * scale.shape[-1]
     return scale, (math.prod(scale.shape[len(batch) :]), tile_rows)
   # Rows of several dimensions merge only without padding between them.
   free = call.free_dims(scale.ndim, contracting, batch)
   dims = {"batch": batch, "free": free, "contracting": contracting}
   strides = striding.strides(scale.shape, **dims)
-  is_linear = operand.scale_layout == scaled_array.LINEAR
+  is_linear = operand.scale_layout == layouts.LINEAR
   if len(free) > 1 or strides is None or not is_linear:
     scale = reference.exact_scale(operand, values, scale)
     strides = striding.strides(scale.shape, **dims)

@@ -19,7 +19,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot.backends import triton
@@ -86,7 +86,7 @@ class FactsTest(absltest.TestCase):
   def test_tiles_of_swizzled_scales_are_the_packages(self):
     # 130 x 5 scales are two tiles of rows, each of two tiles.
     kind = configs.operand("nvfp4", 130, 80, swizzled=True)
-    padded = scaled_array.swizzled_shape((130, 5))
+    padded = layouts.swizzled_shape((130, 5))
     self.assertEqual(kind.scale_strides[0], math.prod(padded))
     self.assertEqual(kind.scale_strides[1], 128 * padded[1])
 

@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import custom_partitioning as custom_partitioning_lib
 from jax.sharding import NamedSharding
 
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.dot import call
 from jaxplugin.dot import reference
@@ -270,7 +270,7 @@ def to_bytes(
       continue
     values = getattr(operands, side)
     if values.dtype == formats.E2M1:
-      pack: Any = scaled_array.pack_fp4
+      pack: Any = layouts.pack_fp4
       if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
         pack = _pack_fp4_elementwise
       values = pack(values, axis=operand.axis)
@@ -367,6 +367,6 @@ def with_exact_scales(
     changes[f"{side}_scale"] = reference.exact_scale(
       operand, getattr(operands, side), getattr(operands, f"{side}_scale")
     )
-    linear = dataclasses.replace(operand, scale_layout=scaled_array.LINEAR)
+    linear = dataclasses.replace(operand, scale_layout=layouts.LINEAR)
     config = config.replace(**{side: linear})
   return config.replace(padded_scales=False), operands._replace(**changes)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import jaxplugin as jp
-from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import quantize
@@ -61,7 +61,7 @@ def run_quantize(
   values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
   shape = (batch, rows, -(-k // facts.block_size))
   if swizzled:
-    shape = (batch, *scaled_array.swizzled_shape(shape[1:]))
+    shape = (batch, *layouts.swizzled_shape(shape[1:]))
     scale = np.full(shape, UNWRITTEN, np.uint8)
     scale_strides = (shape[1] * shape[2], 0, 0)
   else:

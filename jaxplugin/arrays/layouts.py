@@ -1,0 +1,230 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How values and scales lie: packed, in words, linear or swizzled."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax import lax
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+
+ScaleLayout = Literal["linear", "swizzled_128x4"]
+LINEAR: Final = "linear"
+SWIZZLED: Final = "swizzled_128x4"
+SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
+
+# One 512-byte tile of the swizzled layout covers 128 rows and 4 scale columns:
+# 4 groups of 32 rows, interleaved so that 16 consecutive bytes hold the same
+# row of each group (PTX ISA, "tcgen05.mma: scale factor 1X layout"; cuDNN
+# calls it F8_128x4).
+SCALE_TILE_ROWS: Final = 128
+SCALE_TILE_COLUMNS: Final = 4
+_ROW_GROUP: Final = 32
+
+
+def blocked_axis(
+  values_shape: Sequence[int], scale_shape: Sequence[int]
+) -> int:
+  """The axis in which the shapes differ.
+
+  None does when the blocked axis is empty: then the last empty axis, or the
+  last axis of all.
+  """
+  axes = range(len(values_shape))
+  pairs = list(zip(values_shape, scale_shape, strict=True))
+  different = [axis for axis in axes if pairs[axis][0] != pairs[axis][1]]
+  empty = [axis for axis in axes if pairs[axis][0] == 0]
+  return (different or empty[-1:] or [len(values_shape) - 1])[0]
+
+
+def logical_shape(values: Any, axis: int) -> tuple[int, ...]:
+  """Shape of `values` with `axis` as long as FP4 values there are many."""
+  shape = tuple(values.shape)
+  per_element = 1
+  if values.dtype == formats.PACKED:
+    per_element = 2
+  elif values.dtype == interleaving.WORDS:
+    per_element = interleaving.VALUES_PER_WORD
+  return (*shape[:axis], per_element * shape[axis], *shape[axis + 1 :])
+
+
+def array_shape(
+  format: formats.BlockFormat, values: Any, axis: int
+) -> tuple[int, ...]:
+  # Of FP8 a byte is one value.
+  return logical_shape(values, axis) if format.is_fp4 else tuple(values.shape)
+
+
+def may_be_interleaved(format: formats.BlockFormat) -> bool:
+  """Whether values of a format may be FP4 in words."""
+  return format.is_fp4 and format.block_size % interleaving.UNIT == 0
+
+
+def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
+  """Packs FP4 values two a byte along `axis`, the first in the low nibble.
+
+  Args:
+    values: float4_e2m1fn[..., k, ...], k even.
+    axis: the axis to halve.
+
+  Returns:
+    uint8[..., k / 2, ...].
+
+  Raises:
+    TypeError: wrong dtype, or an odd size.
+  """
+  if values.dtype != formats.E2M1:
+    raise TypeError(
+      f"pack_fp4: values must be float4_e2m1fn, got {values.dtype}"
+    )
+  axis = canonical_axis("pack_fp4", axis, values.ndim)
+  size = values.shape[axis]
+  if size % 2:
+    raise TypeError(
+      f"pack_fp4: the size of axis {axis} must be even, got shape"
+      f" {values.shape}; pad it"
+    )
+  values = jnp.moveaxis(values, axis, -1)
+  pairs = values.reshape(*values.shape[:-1], size // 2, 2)
+  packed = lax.bitcast_convert_type(pairs, jnp.uint8)
+  return jnp.moveaxis(packed, -1, axis)
+
+
+def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
+  """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to FP4 [..., k, ...].
+
+  Raises:
+    TypeError: `packed` is not uint8.
+  """
+  if packed.dtype != formats.PACKED:
+    raise TypeError(f"unpack_fp4: packed must be uint8, got {packed.dtype}")
+  axis = canonical_axis("unpack_fp4", axis, packed.ndim)
+  packed = jnp.moveaxis(packed, axis, -1)
+  # XLA of jaxlib 0.10.2 folds this cast of a constant to other numbers.
+  packed = lax.optimization_barrier(packed)
+  if jax.export.is_symbolic_dim(math.prod(packed.shape)):
+    # XLA cannot refine the sizes of a bitcast that changes the rank.
+    nibbles = jnp.stack([packed & 15, packed >> 4], axis=-1).astype(jnp.uint4)
+    values = lax.bitcast_convert_type(nibbles, formats.E2M1)
+  else:
+    values = lax.bitcast_convert_type(packed, formats.E2M1)
+  values = values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+  return jnp.moveaxis(values, -1, axis)
+
+
+def canonical_axis(who: str, axis: int, ndim: int) -> int:
+  if not -ndim <= axis < ndim:
+    raise ValueError(f"{who}: axis {axis} is out of range for rank {ndim}")
+  return axis % ndim
+
+
+def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
+  """Shape of a swizzled scale: rows padded to 128, columns to 4."""
+  *batch, rows, columns = scale_shape
+  return (
+    *batch,
+    extents.round_up(rows, SCALE_TILE_ROWS),
+    extents.round_up(columns, SCALE_TILE_COLUMNS),
+  )
+
+
+def _validate_scale_array(who: str, scale: jax.Array) -> None:
+  if scale.dtype.itemsize != 1 or scale.dtype == formats.E2M1:
+    raise TypeError(
+      f"{who}: scale must have a dtype of one byte, got {scale.dtype.name}"
+    )
+  if scale.ndim < 2:
+    raise TypeError(
+      f"{who}: scale must have rank 2 or more (..., rows, columns), got shape"
+      f" {scale.shape}"
+    )
+
+
+@jax.jit
+def swizzle_scale(scale: jax.Array) -> jax.Array:
+  """Brings a linear scale into the layout that tcgen05 and cuDNN read.
+
+  Done once, at load time, for a static weight. Byte (r, c) of a tile of 128
+  rows and 4 columns goes to offset (r % 32) * 16 + (r // 32) * 4 + c; tiles
+  follow each other row by row. Padding is zero.
+
+  Args:
+    scale: any 1-byte dtype[..., rows, columns], linear; columns = k / block.
+
+  Returns:
+    The same dtype[..., rows padded to 128, columns padded to 4].
+
+  Raises:
+    TypeError: the rank is below 2.
+
+  Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
+  """
+  _validate_scale_array("swizzle_scale", scale)
+  batch = scale.shape[:-2]
+  padded = swizzled_shape(scale.shape)
+  code = lax.bitcast_convert_type(scale, jnp.uint8)
+  widths = [(0, p - s) for p, s in zip(padded, scale.shape, strict=True)]
+  code = jnp.pad(code, widths)
+  groups = SCALE_TILE_ROWS // _ROW_GROUP
+  code = code.reshape(
+    *batch,
+    padded[-2] // SCALE_TILE_ROWS,
+    groups,
+    _ROW_GROUP,
+    padded[-1] // SCALE_TILE_COLUMNS,
+    SCALE_TILE_COLUMNS,
+  )
+  lead = len(batch)
+  order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
+  code = code.transpose(order).reshape(padded)
+  return lax.bitcast_convert_type(code, scale.dtype)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
+  """Inverse of `swizzle_scale`.
+
+  Args:
+    swizzled: dtype[..., rows padded to 128, columns padded to 4].
+    shape: (rows, columns) of the linear scale.
+
+  Returns:
+    dtype[..., rows, columns].
+
+  Raises:
+    TypeError: the shape of `swizzled` is not what (rows, columns) pad to.
+  """
+  _validate_scale_array("unswizzle_scale", swizzled)
+  rows, columns = shape
+  *batch, padded_rows, padded_columns = swizzled.shape
+  if (padded_rows, padded_columns) != swizzled_shape(shape):
+    raise TypeError(
+      f"unswizzle_scale: a scale of shape {tuple(shape)} swizzles to"
+      f" {swizzled_shape(shape)}, got {swizzled.shape[-2:]}"
+    )
+  code = lax.bitcast_convert_type(swizzled, jnp.uint8)
+  code = code.reshape(
+    *batch,
+    padded_rows // SCALE_TILE_ROWS,
+    padded_columns // SCALE_TILE_COLUMNS,
+    _ROW_GROUP,
+    SCALE_TILE_ROWS // _ROW_GROUP,
+    SCALE_TILE_COLUMNS,
+  )
+  lead = len(batch)
+  order = (*range(lead), *(lead + d for d in (0, 3, 2, 1, 4)))
+  code = code.transpose(order).reshape(*batch, padded_rows, padded_columns)
+  code = code[..., :rows, :columns]
+  return lax.bitcast_convert_type(code, swizzled.dtype)

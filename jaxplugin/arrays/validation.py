@@ -1,0 +1,173 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of a `ScaledArray` must be, and what helps otherwise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+
+# Block scales from here on, E4M3's top binade (its largest is 448). A tensor
+# with a global scale of its own reaches 448 exactly, and one that shares that
+# of another, as in fused layers, comes near. Without a global scale they would
+# stand for values beyond 1000.
+_FIRST_TOP_SCALE: Final = 256.0
+
+
+class GlobalScaleWarning(UserWarning):
+  """A format's global scale seems to have been forgotten."""
+
+
+def validate(array: Any) -> None:
+  """Raises what `ScaledArray` does for parts that do not fit each other."""
+  if array.scale_layout not in layouts.SCALE_LAYOUTS:
+    raise ValueError(
+      f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
+      f" got {array.scale_layout!r}"
+    )
+  leaves = (array.values, array.scale, array.global_scale, array.surrogate)
+  if not all(x is None or hasattr(x, "dtype") for x in leaves):
+    return  # placeholders: a tree of specs or of shardings
+  _require_dtypes(array.format, array.values, array.scale)
+  shape, axis = _checked_shape(array)
+  validate_global_scale("ScaledArray", array.global_scale, shape, axis)
+  if array.global_scale is None and array.format.has_global_scale:
+    _warn_of_forgotten_global_scale(array.format, array.scale)
+  surrogate = array.surrogate
+  if surrogate is not None and not (
+    tuple(surrogate.shape) == shape
+    and jnp.issubdtype(surrogate.dtype, jnp.floating)
+  ):
+    raise TypeError(
+      "ScaledArray: surrogate must be a float array of the logical shape"
+      f" {shape}, got {surrogate.dtype}{list(surrogate.shape)}"
+    )
+
+
+def _require_dtypes(
+  format: formats.BlockFormat, values: Any, scale: Any
+) -> None:
+  is_interleaved = values.dtype == interleaving.WORDS
+  if values.dtype not in format.storage_dtypes and not (
+    is_interleaved and layouts.may_be_interleaved(format)
+  ):
+    allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
+    raise TypeError(
+      f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
+      f"{view_remedy(values.dtype, format.values_dtype)}"
+    )
+  if scale.dtype != format.scale_dtype:
+    raise TypeError(
+      f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
+      f" got {scale.dtype}{view_remedy(scale.dtype, format.scale_dtype)}"
+    )
+
+
+def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:
+  """The logical shape and the blocked axis; raises where the scale fits none.
+
+  Of what is rearranged the blocked axis is the last.
+  """
+  format, values, scale = array.format, array.values, array.scale
+  is_swizzled = array.scale_layout == layouts.SWIZZLED
+  min_rank = 2 if is_swizzled else 1
+  if scale.ndim != values.ndim or values.ndim < min_rank:
+    raise TypeError(
+      f"ScaledArray: {array.scale_layout} scale must have the rank of values"
+      f" (at least {min_rank}), got values {tuple(values.shape)} and scale"
+      f" {tuple(scale.shape)}"
+    )
+  axis = values.ndim - 1
+  if not is_swizzled and values.dtype != interleaving.WORDS:
+    axis = layouts.blocked_axis(values.shape, scale.shape)
+  shape = layouts.array_shape(format, values, axis)
+  expected: tuple[int, ...] | None = None
+  if is_swizzled:
+    columns = extents.divide_up(shape[-1], format.block_size)
+    expected = layouts.swizzled_shape((*shape[:-1], columns))
+  elif scale.shape[axis] * format.block_size == shape[axis]:
+    expected = (*shape[:axis], scale.shape[axis], *shape[axis + 1 :])
+  if tuple(scale.shape) != expected:
+    raise TypeError(
+      f"ScaledArray: {format} {array.scale_layout} scale must have the logical"
+      f" shape of values with one axis divided by {format.block_size}"
+      f"{' (padded to 128 x 4)' if is_swizzled else ''},"
+      f" got values of logical shape {shape} and scale {tuple(scale.shape)}"
+    )
+  return shape, axis
+
+
+def _warn_of_forgotten_global_scale(
+  format: formats.BlockFormat, scale: Any
+) -> None:
+  """Warns where scales are known, on this host, and fill their range."""
+  if scale.dtype != formats.E4M3 or not _is_on_host(scale):
+    return
+  codes = np.asarray(scale).view(np.uint8)
+  limits = np.array([_FIRST_TOP_SCALE, np.inf]).astype(formats.E4M3)
+  first, nan = limits.view(np.uint8)
+  top = codes[(codes >= first) & (codes < nan)]
+  if top.size:
+    largest = float(top.max().reshape(1).view(formats.E4M3)[0])
+    warnings.warn(
+      f"ScaledArray: {format} without global_scale, but block scales reach"
+      f" {largest:g}, which without one means values beyond 1000. A checkpoint"
+      " keeps the global scale beside the block scales (weight_scale_2, or the"
+      " inverse of weight_global_scale): pass it, or global_scale=1.0 to say"
+      " that there is none",
+      GlobalScaleWarning,
+      stacklevel=4,
+    )
+
+
+def _is_on_host(x: Any) -> bool:
+  """Whether reading `x` copies nothing from a device."""
+  if isinstance(x, np.ndarray):
+    return True
+  return (
+    isinstance(x, jax.Array)
+    and not isinstance(x, jax.core.Tracer)
+    and x.is_fully_addressable
+    and all(device.platform == "cpu" for device in x.devices())
+  )
+
+
+def validate_global_scale(
+  who: str, global_scale: Any, shape: Sequence[int], axis: int
+) -> None:
+  """Checks a global scale for values of logical `shape`; raises TypeError."""
+  if global_scale is None:
+    return
+  given = tuple(global_scale.shape)
+  if len(given) == len(shape):
+    allowed = [{1, size} for size in shape]
+    allowed[axis] = {1}
+    fits = all(size in a for size, a in zip(given, allowed, strict=True))
+  else:
+    fits = global_scale.size == 1 or given == tuple(shape[: len(given)])
+  if global_scale.dtype != np.float32 or not fits:
+    raise TypeError(
+      f"{who}: global_scale must be float32 of the rank of values, with size 1"
+      " or theirs in each dimension and 1 along the blocked one, or one number,"
+      f" or have their leading dimensions; values {tuple(shape)} are blocked"
+      f" along dimension {axis}, got {global_scale.dtype}{list(given)}"
+      " (jaxplugin.concatenate and stack join global scales too)"
+    )
+
+
+def view_remedy(given: Any, dtype: np.dtype) -> str:
+  """What helps where raw bytes are given for values or scales of `dtype`."""
+  if np.dtype(given) not in (np.dtype(np.uint8), np.dtype(np.int8)):
+    return ""
+  return f"; view it as {dtype.name}: array.view(jnp.{dtype.name})"
