@@ -1,18 +1,28 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`linear_call`: a linear function whose transpose is a function of its own.
+"""`linear_call`: a linear function that comes with its own transpose.
 
-As `jax.custom_derivatives.linear_call`; but that has neither `vmap` nor
-derivatives by its constants. Here they are those of a third function, the same
-in other operations.
+Reverse mode transposes the tangents of forward mode. Of a function that is made
+of `linear_call`s forward mode runs the one and reverse mode the other, and what
+lives from the forward to the backward pass are the constants that it is given.
+
+`jax.custom_derivatives.linear_call` has neither `vmap` nor derivatives by its
+constants.
+
+linear_call_p: (*linear, *constants) -> result. Parameters: function;
+  num_linear; jaxpr, the operations of `function.apply`, so that what looks for
+  operations in a program sees its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import batching
@@ -20,103 +30,207 @@ from jax.interpreters import mlir
 
 linear_call_p = extend_core.Primitive("jaxplugin_linear_call")
 
+Arrays = Sequence[jax.Array]
+
+
+class Linear:
+  """A linear function of some arrays, and of constants. It must be hashable."""
+
+  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    """Its result, linear in all of `linear` at once."""
+    raise NotImplementedError
+
+  def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    """The same as `apply`, of which derivatives by constants are taken."""
+    return self.apply(linear, constants)
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+  ) -> list[jax.Array | None]:
+    """The cotangent of each that is wanted, g being the result's.
+
+    It may itself be differentiated by g and the constants.
+    """
+    raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Linear:
-  """A function that is linear in its first argument.
+class LinearInOne(Linear):
+  """A `Linear` of one array, from functions of that and of its constants.
 
   Attributes:
     call: (x, *constants) -> y.
-    transpose: (y's cotangent, *constants) -> x's cotangent. It may itself be
-      differentiated by all of them.
-    by_constants: the same as `call`, of which derivatives by constants are
-      taken.
+    transpose_call: (y's cotangent, *constants) -> x's cotangent.
+    call_by_constants: the same as `call`, for derivatives by constants.
   """
 
   call: Callable[..., jax.Array]
-  transpose: Callable[..., jax.Array]
-  by_constants: Callable[..., jax.Array]
+  transpose_call: Callable[..., jax.Array]
+  call_by_constants: Callable[..., jax.Array]
+
+  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    return self.call(*linear, *constants)
+
+  def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    return self.call_by_constants(*linear, *constants)
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+  ) -> list[jax.Array | None]:
+    return [self.transpose_call(g, *constants) if wanted[0] else None]
 
 
 def linear_call(
-  linear: Linear, x: jax.Array, *constants: jax.Array
+  function: Linear, linear: Arrays, constants: Arrays
 ) -> jax.Array:
-  """`linear.call(x, *constants)`, with its derivatives."""
-  # A parameter, so that what looks for operations in a program sees its own.
-  jaxpr = jax.make_jaxpr(linear.call)(x, *constants)
-  return linear_call_p.bind(x, *constants, jaxpr=jaxpr, linear=linear)
+  """function.apply(linear, constants), with its derivatives.
+
+  Args:
+    function: what is called.
+    linear: at least one array.
+    constants: arrays.
+  """
+  jaxpr = jax.make_jaxpr(function.apply)(list(linear), list(constants))
+  return linear_call_p.bind(
+    *linear,
+    *constants,
+    function=function,
+    num_linear=len(linear),
+    jaxpr=jaxpr,
+  )
 
 
-def _impl(*args, jaxpr, linear):
-  del linear
+@functools.partial(jax.jit, static_argnames=("function", "num_linear"))
+def _call(*args, function, num_linear):
+  return function.apply(args[:num_linear], args[num_linear:])
+
+
+def _impl(*args, function, num_linear, jaxpr):
+  del jaxpr
   with jax.disable_jit(False):
-    return jax.jit(extend_core.jaxpr_as_fun(jaxpr))(*args)[0]
+    return _call(*args, function=function, num_linear=num_linear)
 
 
-def _abstract_eval(*args, jaxpr, linear):
-  del args, linear
+def _abstract_eval(*args, function, num_linear, jaxpr):
+  del args, function, num_linear
   return jaxpr.out_avals[0]
 
 
-def _jvp(primals, tangents, *, jaxpr, linear):
-  del jaxpr
-  x, *constants = primals
-  result = linear_call(linear, x, *constants)
+def _jvp(primals, tangents, *, function, num_linear, jaxpr):
+  params = dict(function=function, num_linear=num_linear, jaxpr=jaxpr)
+  result = linear_call_p.bind(*primals, **params)
+  linear, constants = primals[:num_linear], primals[num_linear:]
   terms = []
-  if type(tangents[0]) is not ad.Zero:
-    terms.append(linear_call(linear, tangents[0], *constants))
-  active = [i for i, t in enumerate(tangents) if i and type(t) is not ad.Zero]
-  if active:
+  active = [type(t) is not ad.Zero for t in tangents[:num_linear]]
+  if any(active):
+    # A constant one adds zeros of its own shape, so that none is left out of
+    # what `function` takes.
+    given = [
+      t if is_active else jnp.zeros_like(x)
+      for x, t, is_active in zip(linear, tangents, active, strict=False)
+    ]
+    terms.append(linear_call_p.bind(*given, *constants, **params))
+  moved = [
+    i
+    for i, t in enumerate(tangents[num_linear:])
+    if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0
+  ]
+  if moved:
 
-    def of_active(*args):
-      merged = list(primals)
-      for i, arg in zip(active, args, strict=True):
-        merged[i] = arg
-      return linear.by_constants(*merged)
+    def of_moved(*values):
+      merged = list(constants)
+      for i, value in zip(moved, values, strict=True):
+        merged[i] = value
+      return function.by_constants(linear, merged)
 
-    terms.append(
-      jax.jvp(
-        of_active,
-        tuple(primals[i] for i in active),
-        tuple(tangents[i] for i in active),
-      )[1]
+    _, tangent = jax.jvp(
+      of_moved,
+      tuple(constants[i] for i in moved),
+      tuple(tangents[num_linear + i] for i in moved),
     )
+    terms.append(tangent)
+  if not terms:
+    return result, ad.Zero(jax.typeof(result))
   return result, sum(terms[1:], start=terms[0])
 
 
-def _transpose(cotangent, x, *constants, jaxpr, linear):
+def _transpose(g, *args, function, num_linear, jaxpr):
   del jaxpr
-  assert ad.is_undefined_primal(x)
-  assert not any(map(ad.is_undefined_primal, constants))
-  if type(cotangent) is ad.Zero:
-    return [ad.Zero(x.aval), *(None for _ in constants)]
-  return [
-    linear.transpose(cotangent, *constants),
-    *(None for _ in constants),
-  ]
+  if type(g) is ad.Zero:
+    return [None] * len(args)
+  wanted = [ad.is_undefined_primal(x) for x in args[:num_linear]]
+  cotangents = function.transpose(wanted, g, args[num_linear:])
+  return [*cotangents, *[None] * (len(args) - num_linear)]
 
 
-def _batch(args, dims, *, jaxpr, linear):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Mapped(Linear):
+  """`vmap` of a linear function, and of its transpose.
+
+  Attributes:
+    function: of one.
+    linear_dims, constant_dims: the mapped dimension of each array, or None.
+    size: how many there are.
+  """
+
+  function: Linear
+  linear_dims: tuple[int | None, ...]
+  constant_dims: tuple[int | None, ...]
+  size: int
+
+  def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    return self._mapped(self.function.apply)(list(linear), list(constants))
+
+  def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
+    mapped = self._mapped(self.function.by_constants)
+    return mapped(list(linear), list(constants))
+
+  def _mapped(
+    self, function: Callable[..., jax.Array]
+  ) -> Callable[..., jax.Array]:
+    return jax.vmap(
+      function,
+      in_axes=(list(self.linear_dims), list(self.constant_dims)),
+      axis_size=self.size,
+    )
+
+  def transpose(
+    self, wanted: Sequence[bool], g: jax.Array, constants: Arrays
+  ) -> list[jax.Array | None]:
+    mapped = jax.vmap(
+      lambda g, constants: self.function.transpose(wanted, g, constants),
+      in_axes=(0, list(self.constant_dims)),
+      axis_size=self.size,
+    )
+    cotangents = []
+    for dim, x in zip(
+      self.linear_dims, mapped(g, list(constants)), strict=True
+    ):
+      if x is not None:
+        # What is the same for all gets the sum.
+        x = x.sum(0) if dim is None else jnp.moveaxis(x, 0, dim)
+      cotangents.append(x)
+    return cotangents
+
+
+def _batch(args, dims, *, function, num_linear, jaxpr):
   del jaxpr
-  x, *constants = args
   size = next(
-    a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None
+    x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
   )
-  # So that its cotangent is mapped too, and no sum.
-  x = batching.bdim_at_front(x, dims[0], size)
-  in_axes = (0, *dims[1:])
-  mapped = Linear(
-    call=jax.vmap(linear.call, in_axes),
-    transpose=jax.vmap(linear.transpose, in_axes),
-    by_constants=jax.vmap(linear.by_constants, in_axes),
+  mapped = _Mapped(
+    function=function,
+    linear_dims=tuple(dims[:num_linear]),
+    constant_dims=tuple(dims[num_linear:]),
+    size=size,
   )
-  return linear_call(mapped, x, *constants), 0
+  return linear_call(mapped, args[:num_linear], args[num_linear:]), 0
 
 
-def _lower(ctx, *args, jaxpr, linear):
-  del linear
-  function = extend_core.jaxpr_as_fun(jaxpr)
-  return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+def _lower(ctx, *args, function, num_linear, jaxpr):
+  del function, num_linear
+  operations = extend_core.jaxpr_as_fun(jaxpr)
+  return mlir.lower_fun(operations, multiple_results=True)(ctx, *args)
 
 
 linear_call_p.def_impl(_impl)

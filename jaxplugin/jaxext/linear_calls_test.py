@@ -16,15 +16,15 @@ A = RNG.normal(size=(5, 4)).astype(np.float32)
 G = RNG.normal(size=(3, 5)).astype(np.float32)
 
 # Each of the three is another multiple of a @ x, which tells them apart.
-DOUBLE = linear_calls.Linear(
+DOUBLE = linear_calls.LinearInOne(
   call=lambda x, a: 2 * (a @ x),
-  transpose=lambda g, a: 3 * (g @ a),
-  by_constants=lambda x, a: 5 * (a @ x),
+  transpose_call=lambda g, a: 3 * (g @ a),
+  call_by_constants=lambda x, a: 5 * (a @ x),
 )
 
 
 def double(x, a):
-  return linear_calls.linear_call(DOUBLE, x, a)
+  return linear_calls.linear_call(DOUBLE, [x], [a])
 
 
 class LinearCallTest(parameterized.TestCase):

@@ -35,8 +35,8 @@ from jaxplugin.dot import call
 from jaxplugin.dot import call_rules
 from jaxplugin.dot import reference
 from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.jaxext import linear_calls
 from jaxplugin.jaxext import tangents
-from jaxplugin.jaxext import transposition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -345,7 +345,7 @@ def _dot_jvp(
     shape=tuple(result.shape),
     dtype=result.dtype,
   )
-  return result, transposition.linear_call(function, linear, constants, result)
+  return result, linear_calls.linear_call(function, linear, constants)
 
 
 _dot.defjvp(_dot_jvp, symbolic_zeros=True)
@@ -381,7 +381,7 @@ class _Side:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tangent:
+class _Tangent(linear_calls.Linear):
   """The result's tangent, of one operand's or of the sum of both.
 
   Forward it multiplies in high precision with what the backward pass multiplies

@@ -231,11 +231,11 @@ def _product_of_both(
     ).astype(tangent.dtype)
 
   return linear_calls.linear_call(
-    linear_calls.Linear(
+    linear_calls.LinearInOne(
       call=forward,
-      transpose=derivatives.partitioned(transpose, tangent),
-      by_constants=derivatives.partitioned(by_constants, result),
+      transpose_call=derivatives.partitioned(transpose, tangent),
+      call_by_constants=derivatives.partitioned(by_constants, result),
     ),
-    tangent,
-    *constants,
+    [tangent],
+    constants,
   )

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from jaxplugin.jaxext import transposition
+from jaxplugin.jaxext import linear_calls
 
 
 @dataclasses.dataclass(frozen=True)
-class Combination:
+class Combination(linear_calls.Linear):
   def apply(self, linear, constants):
     (x, y), (a, b) = linear, constants
     return a * x + b * y
@@ -30,7 +30,7 @@ class Combination:
 
 
 def combine(x, y, a, b):
-  return transposition.linear_call(Combination(), [x, y], [a, b], x)
+  return linear_calls.linear_call(Combination(), [x, y], [a, b])
 
 
 X, Y, A, B, G = (np.arange(3, dtype=np.float32) + i for i in range(1, 6))
