@@ -22,7 +22,6 @@ from absl.testing import parameterized
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot.backends import triton
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.runtime import lowering
 
 
@@ -72,7 +71,7 @@ def interpreted(launch, inputs, target):
         ]
       ),
       out,
-      **configs.portable(dict(launch.constexprs)),
+      **dict(launch.constexprs),
     )
     return out
 

@@ -13,8 +13,9 @@ then write partial sums for `reduce_kernel` to add in a fixed order: results do
 not depend on scheduling. `configs.plan` says how each is launched.
 
 Pointers come first and `out` is the last of them: jax-triton passes outputs
-behind inputs. Those that a call has not are any pointer. `tiles` states what
-the constexpr arguments mean.
+behind inputs. Those that a call has not are any pointer. Kernels take pointers
+one by one, as jax-triton (0.3) passes arrays, and pair them themselves; all
+else is one compile-time constant, TILING, a `configs.Tiling`.
 
 `lhs` and `rhs` of `upcast` and `native` may be TMA descriptors: then the tensor
 memory accelerator copies the tiles. The host makes these. A kernel could do so
@@ -44,110 +45,35 @@ def upcast_kernel(
   bias,
   residual,
   out,
-  BATCH: tl.constexpr,
-  M: tl.constexpr,
-  N: tl.constexpr,
-  K: tl.constexpr,
-  LHS_FORMAT: tl.constexpr,
-  LHS_STRIDES: tl.constexpr,
-  LHS_SCALE_STRIDES: tl.constexpr,
-  RHS_FORMAT: tl.constexpr,
-  RHS_STRIDES: tl.constexpr,
-  RHS_SCALE_STRIDES: tl.constexpr,
-  EPILOGUE: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_N: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  SPLIT_K: tl.constexpr,
-  GROUP_M: tl.constexpr,
-  SWAP: tl.constexpr,
+  TILING: tl.constexpr,
 ):
   """Dequantizes to bf16 in registers and multiplies with f32 accumulation.
 
-  Grid: SPLIT_K * BATCH * ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs, each
-  of one tile of one split. The accumulator is f32[BLOCK_M, BLOCK_N], with SWAP
-  its transpose: then the rhs is the left operand of the matrix instruction, the
-  one that may stay in registers, and a small M is its narrow side. Rows and k
-  beyond the logical sizes are masked, scales too.
+  Grid: `TILING.programs`, each of one tile of one split. Where operands are
+  swapped the accumulator is transposed: then rhs is the left operand of the
+  matrix instruction, the one that may stay in registers, and a small m is its
+  narrow side. Rows and k beyond the logical sizes are masked, scales too.
 
-  With SPLIT_K > 1 out is f32[SPLIT_K, BATCH, M, N] and EPILOGUE is None.
+  Where k is split out is f32[split_k, batch, m, n], without the epilogue.
   """
-  tl.static_assert(BLOCK_K % 32 == 0, "a tile has whole blocks of k")
-  tl.static_assert((SPLIT_K > 1) == (EPILOGUE is None))
-  tiles_m: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-  tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-  steps: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
-  even_k: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
-  plane, tile_m, tile_n = tiles.program_tile(tiles_m, tiles_n, GROUP_M)
-  index = plane % BATCH
-  batch = index.to(tl.int64)
-  k = plane // BATCH * steps * BLOCK_K
-  row = tile_m * BLOCK_M
-  column = tile_n * BLOCK_N
+  lhs_tile: tl.constexpr = TILING.lhs
+  rhs_tile: tl.constexpr = TILING.rhs
+  steps: tl.constexpr = TILING.steps
+  block_k: tl.constexpr = TILING.config.block_k
+  tl.static_assert(block_k % 32 == 0, "a tile has whole blocks of k")
+  plane, batch, row, column, k = tiles.program_position(TILING)
+  lhs = tiles.batch_of(lhs, lhs_scale, batch, lhs_tile)
+  rhs = tiles.batch_of(rhs, rhs_scale, batch, rhs_tile)
 
-  if LHS_STRIDES is not None:
-    lhs += batch * LHS_STRIDES[0]
-  if RHS_STRIDES is not None:
-    rhs += batch * RHS_STRIDES[0]
-  if LHS_SCALE_STRIDES is not None:
-    lhs_scale += batch * LHS_SCALE_STRIDES[0]
-  if RHS_SCALE_STRIDES is not None:
-    rhs_scale += batch * RHS_SCALE_STRIDES[0]
-
-  if SWAP:
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-  else:
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+  acc = tiles.zero_accumulator(TILING)
   for step in range(steps):
-    lhs_tile = tiles.load_bf16(
-      lhs,
-      lhs_scale,
-      index,
-      row,
-      k + step * BLOCK_K,
-      LHS_FORMAT,
-      LHS_STRIDES,
-      LHS_SCALE_STRIDES,
-      M,
-      K,
-      BLOCK_M,
-      BLOCK_K,
-      even_k,
-    )
-    rhs_tile = tiles.load_bf16(
-      rhs,
-      rhs_scale,
-      index,
-      column,
-      k + step * BLOCK_K,
-      RHS_FORMAT,
-      RHS_STRIDES,
-      RHS_SCALE_STRIDES,
-      N,
-      K,
-      BLOCK_N,
-      BLOCK_K,
-      even_k,
-    )
-    acc = tiles.dot_exact(lhs_tile, rhs_tile, acc, LHS_FORMAT, RHS_FORMAT, SWAP)
+    a = tiles.load_bf16(lhs, batch, row, k + step * block_k, lhs_tile)
+    b = tiles.load_bf16(rhs, batch, column, k + step * block_k, rhs_tile)
+    acc = tiles.dot_exact(a, b, acc, TILING)
 
-  if SWAP:
-    acc = tl.trans(acc)
-  tiles.store_tile(
-    acc,
-    plane,
-    row,
-    column,
-    global_scale,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    BLOCK_M,
-    BLOCK_N,
-    EPILOGUE,
-  )
+  position = (plane, batch, row, column, k)
+  epilogue = (global_scale, bias, residual)
+  tiles.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit(repr=configs.kernel_name_of("native"))
@@ -160,113 +86,36 @@ def native_kernel(
   bias,
   residual,
   out,
-  BATCH: tl.constexpr,
-  M: tl.constexpr,
-  N: tl.constexpr,
-  K: tl.constexpr,
-  LHS_FORMAT: tl.constexpr,
-  LHS_STRIDES: tl.constexpr,
-  LHS_SCALE_STRIDES: tl.constexpr,
-  RHS_FORMAT: tl.constexpr,
-  RHS_STRIDES: tl.constexpr,
-  RHS_SCALE_STRIDES: tl.constexpr,
-  EPILOGUE: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_N: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  SPLIT_K: tl.constexpr,
-  GROUP_M: tl.constexpr,
-  SWAP: tl.constexpr,
+  TILING: tl.constexpr,
 ):
   """Multiplies with the block-scaled matrix instruction, f32 accumulation.
 
   Both operands have a block format, MX ones in any pair, or both NVFP4. Grid,
-  accumulator, masks and SPLIT_K as `upcast_kernel`.
-
+  accumulator, masks and the split of k as `upcast_kernel`.
   """
-  tl.static_assert((LHS_FORMAT == "nvfp4") == (RHS_FORMAT == "nvfp4"))
-  tl.static_assert((SPLIT_K > 1) == (EPILOGUE is None))
-  vec_size: tl.constexpr = 16 if LHS_FORMAT == "nvfp4" else 32
-  tiles_m: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-  tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-  steps: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
-  even_k: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
-  lhs_element: tl.constexpr = _dot_scaled_element(LHS_FORMAT)
-  rhs_element: tl.constexpr = _dot_scaled_element(RHS_FORMAT)
-  plane, tile_m, tile_n = tiles.program_tile(tiles_m, tiles_n, GROUP_M)
-  index = plane % BATCH
-  batch = index.to(tl.int64)
-  k = plane // BATCH * steps * BLOCK_K
-  row = tile_m * BLOCK_M
-  column = tile_n * BLOCK_N
-
-  if LHS_STRIDES is not None:
-    lhs += batch * LHS_STRIDES[0]
-  if RHS_STRIDES is not None:
-    rhs += batch * RHS_STRIDES[0]
-  lhs_scale += batch * LHS_SCALE_STRIDES[0]
-  rhs_scale += batch * RHS_SCALE_STRIDES[0]
-  if LHS_FORMAT == "nvfp4":
+  lhs_tile: tl.constexpr = TILING.lhs
+  rhs_tile: tl.constexpr = TILING.rhs
+  steps: tl.constexpr = TILING.steps
+  block_k: tl.constexpr = TILING.config.block_k
+  lhs_element: tl.constexpr = TILING.shape.lhs.element.name
+  rhs_element: tl.constexpr = TILING.shape.rhs.element.name
+  scale_name: tl.constexpr = TILING.shape.lhs.scale.name
+  tl.static_assert(scale_name == TILING.shape.rhs.scale.name)
+  plane, batch, row, column, k = tiles.program_position(TILING)
+  lhs, lhs_scale = tiles.batch_of(lhs, lhs_scale, batch, lhs_tile)
+  rhs, rhs_scale = tiles.batch_of(rhs, rhs_scale, batch, rhs_tile)
+  if scale_name == "e4m3":
     lhs_scale = lhs_scale.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
     rhs_scale = rhs_scale.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
 
-  if SWAP:
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-  else:
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+  acc = tiles.zero_accumulator(TILING)
   for step in range(steps):
-    k_step = k + step * BLOCK_K
-    a = tiles.load_values(
-      lhs,
-      index,
-      row,
-      k_step,
-      LHS_FORMAT,
-      LHS_STRIDES,
-      M,
-      K,
-      BLOCK_M,
-      BLOCK_K,
-      even_k,
-    )
-    b = tiles.load_values(
-      rhs,
-      index,
-      column,
-      k_step,
-      RHS_FORMAT,
-      RHS_STRIDES,
-      N,
-      K,
-      BLOCK_N,
-      BLOCK_K,
-      even_k,
-    )
-    a_scale = tiles.load_scale(
-      lhs_scale,
-      row,
-      k_step,
-      LHS_SCALE_STRIDES,
-      M,
-      K,
-      BLOCK_M,
-      BLOCK_K,
-      vec_size,
-      even_k,
-    )
-    b_scale = tiles.load_scale(
-      rhs_scale,
-      column,
-      k_step,
-      RHS_SCALE_STRIDES,
-      N,
-      K,
-      BLOCK_N,
-      BLOCK_K,
-      vec_size,
-      even_k,
-    )
-    if SWAP:
+    k_step = k + step * block_k
+    a = tiles.load_values(lhs, batch, row, k_step, lhs_tile)
+    b = tiles.load_values(rhs, batch, column, k_step, rhs_tile)
+    a_scale = tiles.load_scale(lhs_scale, row, k_step, lhs_tile)
+    b_scale = tiles.load_scale(rhs_scale, column, k_step, rhs_tile)
+    if TILING.config.swap:
       acc = tl.dot_scaled(
         b, b_scale, rhs_element, tl.trans(a), a_scale, lhs_element, acc
       )
@@ -275,29 +124,9 @@ def native_kernel(
         a, a_scale, lhs_element, tl.trans(b), b_scale, rhs_element, acc
       )
 
-  if SWAP:
-    acc = tl.trans(acc)
-  tiles.store_tile(
-    acc,
-    plane,
-    row,
-    column,
-    global_scale,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    BLOCK_M,
-    BLOCK_N,
-    EPILOGUE,
-  )
-
-
-@triton.constexpr_function
-def _dot_scaled_element(FORMAT):
-  """`tl.dot_scaled`'s name of a format's values."""
-  return {"mxfp8": "e4m3", "mxfp8_e5m2": "e5m2"}.get(FORMAT, "e2m1")
+  position = (plane, batch, row, column, k)
+  epilogue = (global_scale, bias, residual)
+  tiles.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit(repr=configs.kernel_name_of("reduce"))
@@ -307,35 +136,27 @@ def reduce_kernel(
   bias,
   residual,
   out,
-  BATCH: tl.constexpr,
-  M: tl.constexpr,
-  N: tl.constexpr,
-  EPILOGUE: tl.constexpr,
-  SPLIT_K: tl.constexpr,
+  TILING: tl.constexpr,
   BLOCK: tl.constexpr,
 ):
   """Adds the partial sums of a split k, in order, and applies the epilogue.
 
-  workspace: f32[SPLIT_K, BATCH, M, N]; out: [BATCH, M, N]. Grid: one program
+  workspace: f32[split_k, batch, m, n]; out: [batch, m, n]. Grid: one program
   for each BLOCK consecutive elements of out.
   """
-  size: tl.constexpr = BATCH * M * N
+  shape: tl.constexpr = TILING.shape
+  size: tl.constexpr = TILING.shape.batch * TILING.shape.m * TILING.shape.n
+  split_k: tl.constexpr = TILING.config.split_k
   offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
   mask = offsets < size
   total = tl.zeros((BLOCK,), tl.float32)
-  for split in range(SPLIT_K):
+  for split in range(split_k):
     plane = workspace + tl.full((), split, tl.int64) * size
     total += tl.load(plane + offsets, mask=mask, other=0)
+  epilogue = (global_scale, bias, residual)
+  columns = offsets % shape.n
   total = tiles.apply_epilogue(
-    total,
-    global_scale,
-    bias,
-    residual,
-    offsets % N,
-    offsets,
-    mask,
-    mask,
-    EPILOGUE,
+    total, epilogue, columns, offsets, mask, mask, shape
   )
   tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
 

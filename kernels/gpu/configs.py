@@ -34,10 +34,8 @@ FORMATS: Final = (*BLOCK_FORMATS, *PLAIN_BYTES)
 _PIECES: Final = {"f16": 2, "f32": 3}
 ACTIVATIONS: Final = ("none", "relu", "gelu", "silu")
 
-# Behind the name of an FP4 format: its values are interleaved, and so that it
-# can be interpreted, which inline assembly cannot.
-INTERLEAVED: Final = "_interleaved"
-PORTABLE: Final = "_portable"
+WORD_BYTES: Final = 4
+VALUES_PER_WORD: Final = 8  # of FP4
 INTERLEAVED_UNIT: Final = 16  # values that share two words
 
 # Pointers of the kernels, in order.
@@ -80,17 +78,30 @@ class OperandKind:
       a scale swizzled in tiles of 128 x 4; None of a plain operand.
     is_interleaved: whether the values are FP4 as `decode.interleaved_to_bf16`
       reads them.
+    in_words: whether FP4 in its usual order is read as words, which then its
+      strides count; `plan` has it so for the small_m kernel.
   """
 
   format: str
   strides: tuple[int, int, int]
   scale_strides: tuple[int, ...] | None = None
   is_interleaved: bool = False
+  in_words: bool = False
 
   @property
   def block_format(self) -> formats.Format | None:
     """The facts of its format; None of a plain operand."""
     return formats.FORMATS.get(self.format)
+
+  @property
+  def element(self) -> formats.Element:
+    """The type of its values, where it has a block format."""
+    return formats.by_name(self.format).element
+
+  @property
+  def scale(self) -> formats.Element:
+    """The type of its scales, where it has a block format."""
+    return formats.by_name(self.format).scale
 
   @property
   def is_quantized(self) -> bool:
@@ -102,9 +113,9 @@ class OperandKind:
     return self.block_format is not None and self.block_format.is_packed
 
   @property
-  def kernel_format(self) -> str:
-    """What kernels are told as FORMAT."""
-    return self.format + (INTERLEAVED if self.is_interleaved else "")
+  def name(self) -> str:
+    """The format, and how its values lie, for names of kernels."""
+    return self.format + ("_interleaved" if self.is_interleaved else "")
 
   @property
   def values_per_scale(self) -> int:
@@ -120,9 +131,9 @@ class OperandKind:
   @property
   def values_per_element(self) -> int:
     """Values along k that one stored element holds."""
-    if self.is_interleaved:
-      return 8
-    return 2 if self.is_packed else 1
+    if self.is_interleaved or self.in_words:
+      return VALUES_PER_WORD
+    return 1 if self.block_format is None else self.block_format.values_per_byte
 
   @property
   def element_bytes(self) -> int:
@@ -169,7 +180,7 @@ def operand(
   facts = formats.FORMATS.get(format)
   if facts is None:
     return OperandKind(format=format, strides=dense(k))
-  per_element = 8 if interleaved else facts.values_per_byte
+  per_element = VALUES_PER_WORD if interleaved else facts.values_per_byte
   strides = dense(cdiv(k, per_element))
   columns = cdiv(k, facts.block_size)
   scale_strides: tuple[int, ...] = dense(columns)
@@ -249,6 +260,83 @@ class MatmulConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+  """What a program reads of one operand in each step.
+
+  Attributes:
+    operand: as it lies in memory.
+    rows, k: its sizes.
+    block_rows, block_k: of the tile.
+    even_k: whether no tile reaches beyond k.
+    is_described: whether the kernel has a TMA descriptor in the place of the
+      values' pointer.
+  """
+
+  operand: OperandKind
+  rows: int
+  k: int
+  block_rows: int
+  block_k: int
+  even_k: bool
+  is_described: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiling:
+  """A product and how it is computed: all that a kernel knows beforehand.
+
+  Kernels take it as their one compile-time constant.
+  """
+
+  shape: MatmulShape
+  config: MatmulConfig
+
+  @property
+  def is_split(self) -> bool:
+    """Whether programs share a tile's k, whose sums a second launch adds."""
+    return self.config.split_k > 1
+
+  @property
+  def tiles_m(self) -> int:
+    return cdiv(self.shape.m, self.config.block_m)
+
+  @property
+  def tiles_n(self) -> int:
+    return cdiv(self.shape.n, self.config.block_n)
+
+  @property
+  def programs(self) -> int:
+    """Programs of the matmul launch."""
+    planes = self.config.split_k * self.shape.batch
+    return planes * self.tiles_m * self.tiles_n
+
+  @property
+  def steps(self) -> int:
+    """Steps of k that each program takes."""
+    return cdiv(self.shape.k, self.config.block_k * self.config.split_k)
+
+  @property
+  def lhs(self) -> Tile:
+    return self._tile(self.shape.lhs, self.shape.m, self.config.block_m)
+
+  @property
+  def rhs(self) -> Tile:
+    return self._tile(self.shape.rhs, self.shape.n, self.config.block_n)
+
+  def _tile(self, operand: OperandKind, rows: int, block_rows: int) -> Tile:
+    config = self.config
+    return Tile(
+      operand=operand,
+      rows=rows,
+      k=self.shape.k,
+      block_rows=block_rows,
+      block_k=config.block_k,
+      even_k=self.shape.k % (config.block_k * config.split_k) == 0,
+      is_described=config.use_descriptors,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
   """One kernel launch.
 
@@ -284,7 +372,7 @@ class Launch:
   @property
   def name(self) -> str:
     """The name under which profiles list it."""
-    return kernel_name(self.kernel, dict(self.constexprs))
+    return kernel_name(self.kernel, dict(self.constexprs)["TILING"])
 
   def described(self, arrays: Sequence[Any]) -> list[Any]:
     """`arrays`, in the order of the inputs, with their descriptors if any."""
@@ -303,39 +391,12 @@ def plan(
 
   The config is one for which `tuning.config_error` is None.
   """
-  is_split = config.split_k > 1
-  epilogue = (
-    int(shape.has_global_scale) + int(shape.has_global_power),
-    shape.has_bias,
-    shape.activation,
-    shape.has_residual,
-  )
+  tiling = _tiling(shape, config)
+  is_split = tiling.is_split
   result = (shape.batch, shape.m, shape.n)
-  constexprs = {
-    "BATCH": shape.batch,
-    "M": shape.m,
-    "N": shape.n,
-    "K": shape.k,
-    "LHS_FORMAT": shape.lhs.kernel_format,
-    "LHS_STRIDES": shape.lhs.strides,
-    "LHS_SCALE_STRIDES": shape.lhs.scale_strides,
-    "RHS_FORMAT": shape.rhs.kernel_format,
-    "RHS_STRIDES": shape.rhs.strides,
-    "RHS_SCALE_STRIDES": shape.rhs.scale_strides,
-    "EPILOGUE": None if is_split else epilogue,
-    "BLOCK_M": config.block_m,
-    "BLOCK_N": config.block_n,
-    "BLOCK_K": config.block_k,
-    "SPLIT_K": config.split_k,
-    "GROUP_M": config.group_m,
-  }
-  if config.path != "small_m":
-    constexprs["SWAP"] = config.swap
   lhs, rhs = None, None
   if config.use_descriptors:
     lhs, rhs = operand_descriptors(shape, config)
-    # They know the strides.
-    constexprs["LHS_STRIDES"] = constexprs["RHS_STRIDES"] = None
   inputs = (
     "lhs",
     "lhs_scale" if shape.lhs.is_quantized else "lhs",
@@ -351,21 +412,13 @@ def plan(
     output="workspace" if is_split else "out",
     output_shape=(config.split_k, *result) if is_split else result,
     output_dtype="f32" if is_split else shape.out_dtype,
-    constexprs=tuple(constexprs.items()),
-    grid=programs(shape, config),
+    constexprs=(("TILING", tiling),),
+    grid=tiling.programs,
     num_warps=config.num_warps,
     num_stages=config.num_stages,
   )
   if not is_split:
     return (matmul,)
-  constexprs = {
-    "BATCH": shape.batch,
-    "M": shape.m,
-    "N": shape.n,
-    "EPILOGUE": epilogue,
-    "SPLIT_K": config.split_k,
-    "BLOCK": _REDUCE_BLOCK,
-  }
   inputs = (
     "workspace",
     *_epilogue_inputs(shape, absent=False, filler="workspace"),
@@ -378,12 +431,27 @@ def plan(
     output="out",
     output_shape=result,
     output_dtype=shape.out_dtype,
-    constexprs=tuple(constexprs.items()),
+    constexprs=(("TILING", tiling), ("BLOCK", _REDUCE_BLOCK)),
     grid=cdiv(math.prod(result), _REDUCE_BLOCK),
     num_warps=_REDUCE_WARPS,
     num_stages=1,
   )
   return matmul, reduce
+
+
+def _tiling(shape: MatmulShape, config: MatmulConfig) -> Tiling:
+  if config.path != "small_m":
+    return Tiling(shape=shape, config=config)
+  rhs = shape.rhs
+  if rhs.is_packed and not rhs.is_interleaved:
+    batch, row, k = rhs.strides
+    rhs = dataclasses.replace(
+      rhs, in_words=True, strides=(batch // WORD_BYTES, row // WORD_BYTES, k)
+    )
+  return Tiling(
+    shape=dataclasses.replace(shape, rhs=rhs),
+    config=dataclasses.replace(config, swap=True),
+  )
 
 
 def operand_descriptors(
@@ -417,13 +485,13 @@ def _views(
     if not kind.is_quantized:
       continue
     views[name] = "u8"
-    if kind.format == "mxfp8" and architecture.converts_e4m3:
+    if kind.element == formats.E4M3 and architecture.converts_e4m3:
       views[name] = "e4m3"
     if kind.is_interleaved or (
       name == "rhs" and kind.is_packed and config.path == "small_m"
     ):
       views[name] = "u32"
-    if kind.format == "nvfp4" and architecture.converts_e4m3:
+    if kind.scale == formats.E4M3 and architecture.converts_e4m3:
       views[f"{name}_scale"] = "e4m3"
   return tuple(views.items())
 
@@ -439,12 +507,6 @@ def _epilogue_inputs(
   return tuple(
     name if has and not absent else filler for name, has in present.items()
   )
-
-
-def programs(shape: MatmulShape, config: MatmulConfig) -> int:
-  """Programs of the matmul launch."""
-  tiles = cdiv(shape.m, config.block_m) * cdiv(shape.n, config.block_n)
-  return config.split_k * shape.batch * tiles
 
 
 def signature(
@@ -485,32 +547,26 @@ def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
   return f"tensordesc<{dtype}[{block}]>"
 
 
-def portable(constexprs: dict[str, Any]) -> dict[str, Any]:
-  """The same for an interpreter, which knows no inline assembly."""
-  return {
-    name: f"{value}{PORTABLE}" if str(value).endswith(INTERLEAVED) else value
-    for name, value in constexprs.items()
-  }
-
-
-def kernel_name(kernel: str, constexprs: dict[str, Any]) -> str:
+def kernel_name(kernel: str, tiling: Tiling) -> str:
   """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma]`.
 
   A C identifier.
   """
+  shape, config = tiling.shape, tiling.config
+  split = f"_split{config.split_k}" if tiling.is_split else ""
   if kernel == "reduce":
-    return f"block_scaled_reduce_split{constexprs['SPLIT_K']}"
-  tile = "x".join(str(constexprs[f"BLOCK_{axis}"]) for axis in "MNK")
-  split = constexprs["SPLIT_K"]
+    return f"block_scaled_reduce{split}"
   return (
-    f"block_scaled_{kernel}_{constexprs['LHS_FORMAT']}"
-    f"_{constexprs['RHS_FORMAT']}_{tile}"
-    f"{f'_split{split}' if split > 1 else ''}"
-    f"{'_swap' if constexprs.get('SWAP') else ''}"
-    f"{'_tma' if constexprs['LHS_STRIDES'] is None else ''}"
+    f"block_scaled_{kernel}_{shape.lhs.name}_{shape.rhs.name}"
+    f"_{config.block_m}x{config.block_n}x{config.block_k}{split}"
+    # small_m has it so always.
+    f"{'_swap' if config.swap and kernel != 'small_m' else ''}"
+    f"{'_tma' if config.use_descriptors else ''}"
   )
 
 
 def kernel_name_of(kernel: str) -> Callable[[Any], str]:
   """`repr=` of `triton.jit` for one of the kernels."""
-  return lambda specialization: kernel_name(kernel, specialization.constants)
+  return lambda specialization: kernel_name(
+    kernel, specialization.constants["TILING"]
+  )

@@ -11,13 +11,14 @@ subnormals on every GPU, repairs the bias.
 Products of a value and its scale are exact in bf16: E4M3 and E5M2 times 2^e
 have 4 and 3 significant bits, E2M1 times E4M3 has 6, and bf16 has 8. They leave
 bf16's range only where they leave f32's, which has the same exponents.
+
+OPERAND is a `configs.OperandKind`.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import configs
 
 _E4M3_BIAS_REPAIR = tl.constexpr(2.0**120)
 _E4M3_MAX = tl.constexpr(448.0)
@@ -81,26 +82,8 @@ def e2m1_words_to_bf16(words, I: tl.constexpr):
   return halves_to_bf16(bits)
 
 
-@triton.constexpr_function
-def is_interleaved(FORMAT):
-  """Whether values of a format are read by `interleaved_to_bf16`."""
-  return configs.INTERLEAVED in FORMAT
-
-
-@triton.constexpr_function
-def is_portable(FORMAT):
-  """Whether `FORMAT` is to be read without inline assembly."""
-  return FORMAT.endswith(configs.PORTABLE)
-
-
-@triton.constexpr_function
-def block_format(FORMAT):
-  """The name of a format, without how its values are stored."""
-  return FORMAT.partition(configs.INTERLEAVED)[0]
-
-
 @triton.jit
-def interleaved_to_bf16(words, FORMAT: tl.constexpr):
+def interleaved_to_bf16(words):
   """bf16[rows, 8 * words] of interleaved FP4 (uint32[rows, words]), exactly.
 
   16 values share two words, a and b. Bits of a value lie in the order that bf16
@@ -113,16 +96,16 @@ def interleaved_to_bf16(words, FORMAT: tl.constexpr):
   rows: tl.constexpr = words.shape[0]
   units: tl.constexpr = words.shape[1] // 2
   a, b = tl.split(words.reshape(rows, units, 2))
-  pair_0 = _pair(a & 0x81C081C0, FORMAT)
-  pair_1 = _pair((a << 4) & 0x81C081C0, FORMAT)
-  pair_2 = _pair(_rotated(a, 6) & 0x81C081C0, FORMAT)
-  pair_3 = _pair(b & 0x81C081C0, FORMAT)
-  pair_4 = _pair((b << 3) & 0x81C081C0, FORMAT)
-  pair_5 = _pair((b << 6) & 0x81C081C0, FORMAT)
+  pair_0 = _pair(a & 0x81C081C0)
+  pair_1 = _pair((a << 4) & 0x81C081C0)
+  pair_2 = _pair(_rotated(a, 6) & 0x81C081C0)
+  pair_3 = _pair(b & 0x81C081C0)
+  pair_4 = _pair((b << 3) & 0x81C081C0)
+  pair_5 = _pair((b << 6) & 0x81C081C0)
   bits = (_rotated(a, 1) & 0x81008100) | ((b >> 4) & 0x00C000C0)
-  pair_6 = _pair(bits, FORMAT)
+  pair_6 = _pair(bits)
   bits = (_rotated(a, 2) & 0x81008100) | ((b >> 7) & 0x00C000C0)
-  pair_7 = _pair(bits, FORMAT)
+  pair_7 = _pair(bits)
   even = tl.join(tl.join(pair_0, pair_4), tl.join(pair_2, pair_6))
   odd = tl.join(tl.join(pair_1, pair_5), tl.join(pair_3, pair_7))
   # [rows, units, value, i_2, i_1, i_0]: of the pair 4 i_2 + 2 i_1 + i_0.
@@ -137,22 +120,18 @@ def _rotated(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def _pair(bits, FORMAT: tl.constexpr):
+def _pair(bits):
   """bf16[..., 2]: the halves of words (uint32[...]), the lower one first."""
-  if is_portable(FORMAT):
-    low = (bits & 0xFFFF).to(tl.uint16)
-    high = (bits >> 16).to(tl.uint16)
-  else:
-    # What LLVM does not see it cannot take apart: it would shift and mask each
-    # half for itself, at three times the operations (Triton 3.9).
-    low, high = tl.inline_asm_elementwise(
-      "mov.b32 {$0, $1}, $2;",
-      "=h,=h,r",
-      [bits],
-      dtype=(tl.uint16, tl.uint16),
-      is_pure=True,
-      pack=1,
-    )
+  # What LLVM does not see it cannot take apart: it would shift and mask each
+  # half for itself, at three times the operations (Triton 3.9).
+  low, high = tl.inline_asm_elementwise(
+    "mov.b32 {$0, $1}, $2;",
+    "=h,=h,r",
+    [bits],
+    dtype=(tl.uint16, tl.uint16),
+    is_pure=True,
+    pack=1,
+  )
   return tl.join(low, high).to(tl.bfloat16, bitcast=True)
 
 
@@ -183,45 +162,48 @@ def e8m0_to_bf16(code):
 
 
 @triton.jit
-def scale_to_bf16(code, FORMAT: tl.constexpr):
-  """bf16 of a block format's scale codes (uint8[...], or of NVFP4 FP8)."""
-  if block_format(FORMAT) == "nvfp4":
+def scale_to_bf16(code, OPERAND: tl.constexpr):
+  """bf16 of a block format's scale codes (uint8[...], or E4M3 as FP8)."""
+  if OPERAND.scale.name == "e4m3":
     return e4m3_to_bf16(code)
   else:
+    tl.static_assert(OPERAND.scale.name == "e8m0")
     return e8m0_to_bf16(code)
 
 
 @triton.jit
-def values_to_bf16(code, FORMAT: tl.constexpr):
+def values_to_bf16(code, OPERAND: tl.constexpr):
   """bf16[rows, k] of a block format's values.
 
   code: uint8 or FP8[rows, k], for FP4 formats uint8[rows, k / 2], for those
     that are interleaved uint32[rows, k / 8].
   """
-  if is_interleaved(FORMAT):
-    return interleaved_to_bf16(code, FORMAT)
-  elif FORMAT == "mxfp8":
+  if OPERAND.is_interleaved:
+    return interleaved_to_bf16(code)
+  elif OPERAND.element.name == "e4m3":
     return e4m3_to_bf16(code)
-  elif FORMAT == "mxfp8_e5m2":
+  elif OPERAND.element.name == "e5m2":
     return e5m2_to_bf16(code)
   else:
-    tl.static_assert(FORMAT == "mxfp4" or FORMAT == "nvfp4")
+    tl.static_assert(OPERAND.element.name == "e2m1")
     return e2m1_pairs_to_bf16(code)
 
 
 @triton.jit
-def dequantize(code, scale, FORMAT: tl.constexpr, VEC_SIZE: tl.constexpr):
+def dequantize(code, scale, OPERAND: tl.constexpr):
   """bf16[rows, k]: values times scale.
 
   Args:
     code: as of `values_to_bf16`.
-    scale: as of `scale_to_bf16`, [rows, k / VEC_SIZE].
+    scale: as of `scale_to_bf16`, [rows, k / block size].
+    OPERAND: `configs.OperandKind`, of a block format.
   """
-  values = values_to_bf16(code, FORMAT)
+  block_size: tl.constexpr = OPERAND.values_per_scale
+  values = values_to_bf16(code, OPERAND)
   rows: tl.constexpr = values.shape[0]
   columns: tl.constexpr = values.shape[1]
-  blocks = values.reshape(rows, columns // VEC_SIZE, VEC_SIZE)
-  blocks = blocks * scale_to_bf16(scale, FORMAT)[:, :, None]
+  blocks = values.reshape(rows, columns // block_size, block_size)
+  blocks = blocks * scale_to_bf16(scale, OPERAND)[:, :, None]
   return blocks.reshape(rows, columns)
 
 

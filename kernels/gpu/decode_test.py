@@ -23,20 +23,20 @@ CODES = np.arange(256, dtype=np.uint8)
 
 @triton.jit
 def values_kernel(
-  codes, out, FORMAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+  codes, out, OPERAND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
   """out[ROWS, ...] = bf16 of codes[ROWS, COLUMNS]."""
   rows = tl.arange(0, ROWS)[:, None]
   tile = tl.load(codes + rows * COLUMNS + tl.arange(0, COLUMNS)[None, :])
-  values = decode.values_to_bf16(tile, FORMAT)
+  values = decode.values_to_bf16(tile, OPERAND)
   width: tl.constexpr = values.shape[1]
   tl.store(out + rows * width + tl.arange(0, width)[None, :], values)
 
 
 @triton.jit
-def scale_kernel(codes, out, FORMAT: tl.constexpr, SIZE: tl.constexpr):
+def scale_kernel(codes, out, OPERAND: tl.constexpr, SIZE: tl.constexpr):
   offsets = tl.arange(0, SIZE)
-  scale = decode.scale_to_bf16(tl.load(codes + offsets), FORMAT)
+  scale = decode.scale_to_bf16(tl.load(codes + offsets), OPERAND)
   tl.store(out + offsets, scale)
 
 
@@ -49,15 +49,14 @@ def words_kernel(words, out, I: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def dequantize_kernel(codes, scale, out, FORMAT: tl.constexpr):
+def dequantize_kernel(codes, scale, out, OPERAND: tl.constexpr):
   """One row: out[64] = bf16 of codes under scale codes, 32 or 16 a scale."""
-  vec_size: tl.constexpr = 16 if FORMAT == "nvfp4" else 32
-  packed: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
-  size: tl.constexpr = 32 if packed else 64
+  vec_size: tl.constexpr = OPERAND.values_per_scale
+  size: tl.constexpr = 64 // OPERAND.values_per_element
   row = tl.arange(0, 1)[:, None]
   code = tl.load(codes + row + tl.arange(0, size)[None, :])
   factor = tl.load(scale + row + tl.arange(0, 64 // vec_size)[None, :])
-  values = decode.dequantize(code, factor, FORMAT, vec_size)
+  values = decode.dequantize(code, factor, OPERAND)
   tl.store(out + row + tl.arange(0, 64)[None, :], values)
 
 
@@ -69,6 +68,10 @@ def pieces_kernel(x, out, SIZE: tl.constexpr, PIECES: tl.constexpr):
   for piece in tl.static_range(PIECES):
     tl.store(out + piece * SIZE + offsets, decode.leading_bf16(rest))
     rest = decode.without_leading_bf16(rest)
+
+
+def kind(format, **options):
+  return configs.operand(format, 16, 256, **options)
 
 
 def same(actual, expected):
@@ -93,7 +96,7 @@ class DecodeTest(parameterized.TestCase):
     for codes in (CODES, CODES.view(dtype)):
       out = np.zeros((16, 16), BF16)
       interpret.launch(
-        values_kernel, 1, codes, out, FORMAT=format, ROWS=16, COLUMNS=16
+        values_kernel, 1, codes, out, OPERAND=kind(format), ROWS=16, COLUMNS=16
       )
       same(out, expected)
 
@@ -101,7 +104,7 @@ class DecodeTest(parameterized.TestCase):
   def test_every_pair_of_fp4_codes(self, format):
     out = np.zeros((16, 32), BF16)
     interpret.launch(
-      values_kernel, 1, CODES, out, FORMAT=format, ROWS=16, COLUMNS=16
+      values_kernel, 1, CODES, out, OPERAND=kind(format), ROWS=16, COLUMNS=16
     )
     nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
     expected = nibbles.view(formats.E2M1).astype(BF16).reshape(16, 32)
@@ -116,7 +119,7 @@ class DecodeTest(parameterized.TestCase):
       1,
       gpu_operands.interleave(codes),
       out,
-      FORMAT=format + configs.INTERLEAVED + configs.PORTABLE,
+      OPERAND=kind(format, interleaved=True),
       ROWS=16,
       COLUMNS=16,
     )
@@ -140,12 +143,16 @@ class DecodeTest(parameterized.TestCase):
   )
   def test_every_scale_code(self, format, dtype):
     out = np.zeros(256, BF16)
-    interpret.launch(scale_kernel, 1, CODES, out, FORMAT=format, SIZE=256)
+    interpret.launch(
+      scale_kernel, 1, CODES, out, OPERAND=kind(format), SIZE=256
+    )
     same(out, CODES.view(dtype).astype(BF16))
 
   def test_scale_byte_0_is_the_subnormal_2_to_the_minus_127(self):
     out = np.ones(256, BF16)
-    interpret.launch(scale_kernel, 1, CODES, out, FORMAT="mxfp8", SIZE=256)
+    interpret.launch(
+      scale_kernel, 1, CODES, out, OPERAND=kind("mxfp8"), SIZE=256
+    )
     self.assertEqual(float(out[0]), 2.0**-127)
 
   @parameterized.parameters(*(f.name for f in formats.FORMATS))
@@ -161,7 +168,9 @@ class DecodeTest(parameterized.TestCase):
     if format.is_fp4:
       values = values[0::2] | values[1::2] << 4
     out = np.zeros(64, BF16)
-    interpret.launch(dequantize_kernel, 1, values, scale, out, FORMAT=name)
+    interpret.launch(
+      dequantize_kernel, 1, values, scale, out, OPERAND=kind(name)
+    )
     same(out, exact.astype(BF16))
     np.testing.assert_array_equal(out.astype(np.float64), exact)
 

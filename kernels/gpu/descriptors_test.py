@@ -323,7 +323,7 @@ class ConfigTest(parameterized.TestCase):
 
 class PlanTest(parameterized.TestCase):
   @parameterized.parameters(*itertools.product(("mxfp8", "bf16"), (1, 4)))
-  def test_values_are_described_and_strides_left_out(self, lhs, split_k):
+  def test_values_are_described_and_scales_are_not(self, lhs, split_k):
     shape = product(lhs, "mxfp8", has_bias=True)
     config = replace(UPCAST, split_k=split_k)
     matmul, *rest = configs.plan(shape, config, architectures.by_name("sm_90"))
@@ -332,9 +332,9 @@ class PlanTest(parameterized.TestCase):
     # In `inputs` lhs stands in for absent arrays, too: these are pointers.
     is_described = [spec is not None for spec in matmul.descriptors]
     self.assertEqual(is_described, [True, False, True, *[False] * 4])
-    constexprs = dict(matmul.constexprs)
-    self.assertIsNone(constexprs["LHS_STRIDES"])
-    self.assertIsNone(constexprs["RHS_STRIDES"])
+    tiling = dict(matmul.constexprs)["TILING"]
+    self.assertTrue(tiling.lhs.is_described)
+    self.assertTrue(tiling.rhs.is_described)
     self.assertEndsWith(matmul.name, "_tma")
     for launch in rest:
       self.assertFalse(any(launch.descriptors))

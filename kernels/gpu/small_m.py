@@ -33,173 +33,63 @@ def small_m_kernel(
   bias,
   residual,
   out,
-  BATCH: tl.constexpr,
-  M: tl.constexpr,
-  N: tl.constexpr,
-  K: tl.constexpr,
-  LHS_FORMAT: tl.constexpr,
-  LHS_STRIDES: tl.constexpr,
-  LHS_SCALE_STRIDES: tl.constexpr,
-  RHS_FORMAT: tl.constexpr,
-  RHS_STRIDES: tl.constexpr,
-  RHS_SCALE_STRIDES: tl.constexpr,
-  EPILOGUE: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_N: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  SPLIT_K: tl.constexpr,
-  GROUP_M: tl.constexpr,
+  TILING: tl.constexpr,
 ):
   """Dequantizes to bf16 in registers, multiplies with swapped operands.
 
-  rhs has a block format, and k is the minor dimension of both; FP4 values of
-  rhs are given as uint32, 8 of them each, K % 8 == 0, and RHS_STRIDES still
-  count bytes, but those of interleaved ones words; these take the order of k
-  that FP8 has. Grid, masks and SPLIT_K as `block_scaled_matmul.upcast_kernel`;
-  the accumulator is f32[BLOCK_N, BLOCK_M].
+  rhs has a block format, and k is the minor dimension of both; FP4 of rhs is
+  given in words of 8 values, k % 8 == 0, interleaved or not; interleaved ones
+  take the order of k that FP8 has. Grid, masks and the split of k as those of
+  `block_scaled_matmul.upcast_kernel`; the accumulator is f32[block_n, block_m].
   """
-  tl.static_assert(BLOCK_K % _GROUP == 0, "a tile has whole groups of k")
-  tl.static_assert((SPLIT_K > 1) == (EPILOGUE is None))
-  tiles_m: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-  tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-  steps: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
-  even_k: tl.constexpr = K % (BLOCK_K * SPLIT_K) == 0
-  is_fp4: tl.constexpr = RHS_FORMAT == "mxfp4" or RHS_FORMAT == "nvfp4"
-  plane, tile_m, tile_n = tiles.program_tile(tiles_m, tiles_n, GROUP_M)
-  index = plane % BATCH
-  batch = index.to(tl.int64)
-  k = plane // BATCH * steps * BLOCK_K
-  row = tile_m * BLOCK_M
-  column = tile_n * BLOCK_N
+  lhs_tile: tl.constexpr = TILING.lhs
+  rhs_tile: tl.constexpr = TILING.rhs
+  steps: tl.constexpr = TILING.steps
+  block_k: tl.constexpr = TILING.config.block_k
+  tl.static_assert(block_k % _GROUP == 0, "a tile has whole groups of k")
+  tl.static_assert(TILING.config.swap)
+  plane, batch, row, column, k = tiles.program_position(TILING)
+  lhs = tiles.batch_of(lhs, lhs_scale, batch, lhs_tile)
+  rhs = tiles.batch_of(rhs, rhs_scale, batch, rhs_tile)
 
-  lhs += batch * LHS_STRIDES[0]
-  if is_fp4:
-    rhs += batch * (RHS_STRIDES[0] // 4)
-  else:
-    rhs += batch * RHS_STRIDES[0]
-  rhs_scale += batch * RHS_SCALE_STRIDES[0]
-  if LHS_SCALE_STRIDES is not None:
-    lhs_scale += batch * LHS_SCALE_STRIDES[0]
-
-  acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+  acc = tiles.zero_accumulator(TILING)
   for step in range(steps):
-    k_step = k + step * BLOCK_K
-    weight = _load_weight(
-      rhs,
-      rhs_scale,
-      index,
-      column,
-      k_step,
-      RHS_FORMAT,
-      RHS_STRIDES,
-      RHS_SCALE_STRIDES,
-      N,
-      K,
-      BLOCK_N,
-      BLOCK_K,
-      even_k,
-    )
-    x = tiles.load_bf16(
-      lhs,
-      lhs_scale,
-      index,
-      row,
-      k_step,
-      LHS_FORMAT,
-      LHS_STRIDES,
-      LHS_SCALE_STRIDES,
-      M,
-      K,
-      BLOCK_M,
-      BLOCK_K,
-      even_k,
-    )
-    if is_fp4:
+    k_step = k + step * block_k
+    weight = _load_weight(rhs, batch, column, k_step, rhs_tile)
+    x = tiles.load_bf16(lhs, batch, row, k_step, lhs_tile)
+    if TILING.shape.rhs.in_words:
       x = _order_as_fp4(x)
     else:
       x = _order_as_fp8(x)
-    acc = tiles.dot_exact(x, weight, acc, LHS_FORMAT, RHS_FORMAT, True)
+    acc = tiles.dot_exact(x, weight, acc, TILING)
 
-  tiles.store_tile(
-    tl.trans(acc),
-    plane,
-    row,
-    column,
-    global_scale,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    BLOCK_M,
-    BLOCK_N,
-    EPILOGUE,
-  )
+  position = (plane, batch, row, column, k)
+  epilogue = (global_scale, bias, residual)
+  tiles.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit
-def _load_weight(
-  base,
-  scale_base,
-  batch,
-  row,
-  k,
-  FORMAT: tl.constexpr,
-  STRIDES: tl.constexpr,
-  SCALE_STRIDES: tl.constexpr,
-  ROWS: tl.constexpr,
-  K: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  EVEN_K: tl.constexpr,
-):
-  """bf16[BLOCK_ROWS, BLOCK_K], dequantized, its k in this kernel's order."""
-  is_nvfp4: tl.constexpr = decode.block_format(FORMAT) == "nvfp4"
-  vec_size: tl.constexpr = 16 if is_nvfp4 else 32
-  scale = tiles.load_scale(
-    scale_base,
-    row,
-    k,
-    SCALE_STRIDES,
-    ROWS,
-    K,
-    BLOCK_ROWS,
-    BLOCK_K,
-    vec_size,
-    EVEN_K,
-  )
-  if FORMAT == "mxfp4" or FORMAT == "nvfp4":
-    words = tiles.load_tile(
-      base,
-      row,
-      k // 8,
-      STRIDES[1] // 4,
-      1,
-      ROWS,
-      K // 8,
-      BLOCK_ROWS,
-      BLOCK_K // 8,
-      EVEN_K,
-    )
-    return _dequantize_words(words, scale, FORMAT, vec_size)
+def _load_weight(operand, batch, row, k, TILE: tl.constexpr):
+  """bf16[block_rows, block_k], dequantized, its k in this kernel's order."""
+  kind: tl.constexpr = TILE.operand
+  values, scale = operand
+  scale = tiles.load_scale(scale, row, k, TILE)
+  values = tiles.load_values(values, batch, row, k, TILE)
+  if kind.in_words:
+    return _dequantize_words(values, scale, kind)
   else:
-    values = tiles.load_values(
-      base, batch, row, k, FORMAT, STRIDES, ROWS, K, BLOCK_ROWS, BLOCK_K, EVEN_K
-    )
-    return _order_as_fp8(decode.dequantize(values, scale, FORMAT, vec_size))
+    return _order_as_fp8(decode.dequantize(values, scale, kind))
 
 
 @triton.jit
-def _dequantize_words(
-  words, scale, FORMAT: tl.constexpr, VEC_SIZE: tl.constexpr
-):
+def _dequantize_words(words, scale, OPERAND: tl.constexpr):
   """bf16[rows, 8 * words] of FP4 (uint32[rows, words]) and scale codes.
 
   The scale is multiplied where every block is one slice of the words.
   """
   rows: tl.constexpr = words.shape[0]
   count: tl.constexpr = words.shape[1]
-  words_per_scale: tl.constexpr = VEC_SIZE // 8
+  words_per_scale: tl.constexpr = OPERAND.values_per_scale // 8
   # [rows, words, b, i_high, i_low]: nibble 4 b + 2 i_high + i_low of a word.
   pair_0 = decode.e2m1_words_to_bf16(words, 0)
   pair_1 = decode.e2m1_words_to_bf16(words, 1)
@@ -209,7 +99,7 @@ def _dequantize_words(
   values = values.reshape(
     rows, count // words_per_scale, words_per_scale, 2, 2, 2
   )
-  factor = decode.scale_to_bf16(scale, FORMAT)
+  factor = decode.scale_to_bf16(scale, OPERAND)
   values = values * factor[:, :, None, None, None, None]
   values = values.reshape(rows, 8 * count // _GROUP, 4, 4, 2, 2, 2)
   return _gather_lanes(values, rows, 8 * count)

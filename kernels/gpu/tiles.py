@@ -2,17 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the matmul kernels share: program ids, masked loads, the epilogue.
 
-Constexpr arguments have the same meaning in every kernel:
-
-  BATCH, M, N, K: logical sizes.
-  FORMAT: "mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "bf16", "f16" or "f32"; FP4
-    whose values are interleaved has `configs.INTERLEAVED` behind it.
-  STRIDES: (batch, row, k) of an operand in stored elements; those of FP4 are
-    bytes, each of two values along k, or interleaved words, each of eight. None
-    where a TMA descriptor stands in the pointer's place: it knows them.
-  SCALE_STRIDES: (batch, row, column) of a linear scale; (batch, row tile) of a
-    swizzled one, a row tile being 128 rows; None for a plain operand.
-  EPILOGUE: (num_global_scales, has_bias, activation, has_residual).
+TILING is a `configs.Tiling`, TILE its `lhs` or `rhs`: one operand's. An operand
+itself is a pair (values, scale) of pointers; values may be a TMA descriptor.
 """
 
 from __future__ import annotations
@@ -31,22 +22,52 @@ _GROUP_ROWS = tl.constexpr(32)
 
 
 @triton.jit
-def program_tile(
-  TILES_M: tl.constexpr, TILES_N: tl.constexpr, GROUP_M: tl.constexpr
-):
-  """(plane, tile_m, tile_n) of this program.
+def program_position(TILING: tl.constexpr):
+  """(plane, batch, row, column, k): where this program's tile starts.
 
-  Programs of GROUP_M rows of tiles follow each other column by column, so that
+  Programs of group_m rows of tiles follow each other column by column, so that
   those that run together share operands in L2. `plane` counts split and batch,
   the batch fastest.
   """
+  tiles_m: tl.constexpr = TILING.tiles_m
+  tiles_n: tl.constexpr = TILING.tiles_n
+  group_m: tl.constexpr = TILING.config.group_m
   pid = tl.program_id(0)
-  plane = pid // (TILES_M * TILES_N)
-  pid = pid % (TILES_M * TILES_N)
-  first_m = pid // (GROUP_M * TILES_N) * GROUP_M
-  rows = min(TILES_M - first_m, GROUP_M)
-  pid = pid % (GROUP_M * TILES_N)
-  return plane, first_m + pid % rows, pid // rows
+  plane = pid // (tiles_m * tiles_n)
+  pid = pid % (tiles_m * tiles_n)
+  first_m = pid // (group_m * tiles_n) * group_m
+  rows = min(tiles_m - first_m, group_m)
+  pid = pid % (group_m * tiles_n)
+  tile_m = first_m + pid % rows
+  tile_n = pid // rows
+  batch = plane % TILING.shape.batch
+  k = plane // TILING.shape.batch * TILING.steps * TILING.config.block_k
+  row = tile_m * TILING.config.block_m
+  column = tile_n * TILING.config.block_n
+  return plane, batch, row, column, k
+
+
+@triton.jit
+def batch_of(values, scale, batch, TILE: tl.constexpr):
+  """The operand (values, scale) of one batch; a descriptor has all of them."""
+  strides: tl.constexpr = TILE.operand.strides
+  scale_strides: tl.constexpr = TILE.operand.scale_strides
+  if not TILE.is_described:
+    values += batch.to(tl.int64) * strides[0]
+  if scale_strides is not None:
+    scale += batch.to(tl.int64) * scale_strides[0]
+  return values, scale
+
+
+@triton.jit
+def zero_accumulator(TILING: tl.constexpr):
+  """f32[block_m, block_n], or where operands are swapped its transpose."""
+  block_m: tl.constexpr = TILING.config.block_m
+  block_n: tl.constexpr = TILING.config.block_n
+  if TILING.config.swap:
+    return tl.zeros((block_n, block_m), tl.float32)
+  else:
+    return tl.zeros((block_m, block_n), tl.float32)
 
 
 @triton.jit
@@ -125,108 +146,94 @@ def _masked_load(
 
 
 @triton.jit
-def load_values(
-  base,
-  batch,
-  row,
-  k,
-  FORMAT: tl.constexpr,
-  STRIDES: tl.constexpr,
-  ROWS: tl.constexpr,
-  K: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  EVEN_K: tl.constexpr,
-):
-  """Stored values of a tile: [BLOCK_ROWS, BLOCK_K], of FP4 [.., BLOCK_K / 2].
+def load_values(base, batch, row, k, TILE: tl.constexpr):
+  """Stored values of a tile: [block_rows, block_k], of FP4 [.., block_k / 2].
 
   uint8, or the float dtype that the pointer has: plain ones, E4M3, E5M2. Of FP4
-  that is interleaved uint32[BLOCK_ROWS, BLOCK_K / 8].
+  that is interleaved uint32[block_rows, block_k / 8].
 
   `base` points to the batch's matrix, or is a descriptor of all batches, whose
-  loads are zero outside of [BATCH, ROWS, K].
+  loads are zero outside of [batch, rows, k].
   """
-  packed: tl.constexpr = FORMAT == "mxfp4" or FORMAT == "nvfp4"
-  words: tl.constexpr = decode.is_interleaved(FORMAT)
-  per_element: tl.constexpr = 8 if words else 2 if packed else 1
-  if STRIDES is None:
+  per_element: tl.constexpr = TILE.operand.values_per_element
+  strides: tl.constexpr = TILE.operand.strides
+  block_rows: tl.constexpr = TILE.block_rows
+  block_columns: tl.constexpr = TILE.block_k // per_element
+  rows: tl.constexpr = TILE.rows
+  columns: tl.constexpr = TILE.k // per_element
+  even_columns: tl.constexpr = TILE.even_k
+  if TILE.is_described:
     box = base.load([batch, row, k // per_element])
-    return box.reshape(BLOCK_ROWS, BLOCK_K // per_element)
+    return box.reshape(block_rows, block_columns)
   else:
     return load_tile(
       base,
       row,
       k // per_element,
-      STRIDES[1],
-      STRIDES[2],
-      ROWS,
-      K // per_element,
-      BLOCK_ROWS,
-      BLOCK_K // per_element,
-      EVEN_K,
+      strides[1],
+      strides[2],
+      rows,
+      columns,
+      block_rows,
+      block_columns,
+      even_columns,
     )
 
 
 @triton.jit
-def load_scale(
-  base,
-  row,
-  k,
-  SCALE_STRIDES: tl.constexpr,
-  ROWS: tl.constexpr,
-  K: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  EVEN_K: tl.constexpr,
-):
-  """Scale codes of a tile: [BLOCK_ROWS, BLOCK_K / VEC_SIZE], uint8 or FP8.
+def load_scale(base, row, k, TILE: tl.constexpr):
+  """Scale codes of a tile: [block_rows, block_k / block size], uint8 or FP8.
 
   Code 0 outside the logical scale: 2^-127 or 0, never NaN.
   """
-  columns: tl.constexpr = (K + VEC_SIZE - 1) // VEC_SIZE
-  block_columns: tl.constexpr = BLOCK_K // VEC_SIZE
-  if len(SCALE_STRIDES) == 3:
+  block_size: tl.constexpr = TILE.operand.values_per_scale
+  strides: tl.constexpr = TILE.operand.scale_strides
+  rows: tl.constexpr = TILE.rows
+  columns: tl.constexpr = (TILE.k + block_size - 1) // block_size
+  block_rows: tl.constexpr = TILE.block_rows
+  block_columns: tl.constexpr = TILE.block_k // block_size
+  even_columns: tl.constexpr = TILE.even_k
+  if not TILE.operand.is_swizzled:
     return load_tile(
       base,
       row,
-      k // VEC_SIZE,
-      SCALE_STRIDES[1],
-      SCALE_STRIDES[2],
-      ROWS,
+      k // block_size,
+      strides[1],
+      strides[2],
+      rows,
       columns,
-      BLOCK_ROWS,
+      block_rows,
       block_columns,
-      EVEN_K,
+      even_columns,
     )
   elif (
-    BLOCK_ROWS % _TILE_ROWS == 0
+    block_rows % _TILE_ROWS == 0
     and block_columns % _TILE_COLUMNS == 0
     and columns % _TILE_COLUMNS == 0
   ):
     return _load_swizzled_tiles(
       base,
       row,
-      k // VEC_SIZE,
-      SCALE_STRIDES[1],
-      ROWS,
+      k // block_size,
+      strides[1],
+      rows,
       columns,
-      BLOCK_ROWS,
+      block_rows,
       block_columns,
-      EVEN_K,
+      even_columns,
     )
   else:
     dtype: tl.constexpr = base.dtype.element_ty
     codes = _load_swizzled(
       base.to(tl.pointer_type(tl.uint8), bitcast=True),
       row,
-      k // VEC_SIZE,
-      SCALE_STRIDES[1],
-      ROWS,
+      k // block_size,
+      strides[1],
+      rows,
       columns,
-      BLOCK_ROWS,
+      block_rows,
       block_columns,
-      EVEN_K,
+      even_columns,
     )
     return codes.to(dtype, bitcast=True)
 
@@ -307,76 +314,41 @@ def _load_swizzled(
 
 
 @triton.jit
-def load_bf16(
-  base,
-  scale_base,
-  batch,
-  row,
-  k,
-  FORMAT: tl.constexpr,
-  STRIDES: tl.constexpr,
-  SCALE_STRIDES: tl.constexpr,
-  ROWS: tl.constexpr,
-  K: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  EVEN_K: tl.constexpr,
-):
+def load_bf16(operand, batch, row, k, TILE: tl.constexpr):
   """A tile for `dot_exact`: bf16, or f32 where it is plain f16 or f32."""
-  values = load_values(
-    base, batch, row, k, FORMAT, STRIDES, ROWS, K, BLOCK_ROWS, BLOCK_K, EVEN_K
-  )
-  if SCALE_STRIDES is None:
-    if FORMAT == "bf16":
-      return values
-    else:
-      return values.to(tl.float32)
+  kind: tl.constexpr = TILE.operand
+  values, scale = operand
+  values = load_values(values, batch, row, k, TILE)
+  if kind.is_quantized:
+    return decode.dequantize(values, load_scale(scale, row, k, TILE), kind)
+  elif kind.pieces == 1:
+    return values
   else:
-    is_nvfp4: tl.constexpr = decode.block_format(FORMAT) == "nvfp4"
-    vec_size: tl.constexpr = 16 if is_nvfp4 else 32
-    scale = load_scale(
-      scale_base,
-      row,
-      k,
-      SCALE_STRIDES,
-      ROWS,
-      K,
-      BLOCK_ROWS,
-      BLOCK_K,
-      vec_size,
-      EVEN_K,
-    )
-    return decode.dequantize(values, scale, FORMAT, vec_size)
+    return values.to(tl.float32)
 
 
 @triton.jit
-def dot_exact(
-  lhs,
-  rhs,
-  acc,
-  LHS_FORMAT: tl.constexpr,
-  RHS_FORMAT: tl.constexpr,
-  SWAP: tl.constexpr,
-):
-  """acc + lhs rhs^T in f32, every product exact; transposed with SWAP.
+def dot_exact(lhs, rhs, acc, TILING: tl.constexpr):
+  """acc + lhs rhs^T in f32, every product exact; transposed if swapped.
 
   lhs, rhs: [rows, k], bf16, or f32 where the operand is plain f16 or f32: that
   one is cut in pieces of 8 significant bits, 2 or 3 of them.
   """
-  if LHS_FORMAT == "f32" or LHS_FORMAT == "f16":
-    pieces: tl.constexpr = 3 if LHS_FORMAT == "f32" else 2
-    for _ in tl.static_range(pieces):
-      acc = _dot(decode.leading_bf16(lhs), rhs, acc, SWAP)
+  lhs_pieces: tl.constexpr = TILING.shape.lhs.pieces
+  rhs_pieces: tl.constexpr = TILING.shape.rhs.pieces
+  swap: tl.constexpr = TILING.config.swap
+  if lhs_pieces > 1:
+    for _ in tl.static_range(lhs_pieces):
+      acc = _dot(decode.leading_bf16(lhs), rhs, acc, swap)
       lhs = decode.without_leading_bf16(lhs)
       rhs = _zero_unless_finite(rhs)
-  elif RHS_FORMAT == "f32" or RHS_FORMAT == "f16":
-    pieces: tl.constexpr = 3 if RHS_FORMAT == "f32" else 2
-    for _ in tl.static_range(pieces):
-      acc = _dot(lhs, decode.leading_bf16(rhs), acc, SWAP)
+  elif rhs_pieces > 1:
+    for _ in tl.static_range(rhs_pieces):
+      acc = _dot(lhs, decode.leading_bf16(rhs), acc, swap)
       rhs = decode.without_leading_bf16(rhs)
       lhs = _zero_unless_finite(lhs)
   else:
-    acc = _dot(lhs, rhs, acc, SWAP)
+    acc = _dot(lhs, rhs, acc, swap)
   return acc
 
 
@@ -396,39 +368,32 @@ def _dot(lhs, rhs, acc, SWAP: tl.constexpr):
 
 @triton.jit
 def apply_epilogue(
-  x,
-  global_scale,
-  bias,
-  residual,
-  columns,
-  offsets,
-  column_mask,
-  mask,
-  EPILOGUE: tl.constexpr,
+  x, epilogue, columns, offsets, column_mask, mask, SHAPE: tl.constexpr
 ):
   """activation(x * global_scale + bias) + residual, in f32.
 
   Args:
     x: f32.
-    global_scale, bias, residual: pointers to f32[1] or f32[2] (factors that
-      multiply one after the other), [N] and [BATCH, M, N]; only those that
-      EPILOGUE names are read.
+    epilogue: pointers (global_scale, bias, residual) to f32[1] or f32[2]
+      (factors that multiply one after the other), [n] and [batch, m, n]; only
+      those that SHAPE, a `configs.MatmulShape`, has are read.
     columns, column_mask: of the bias, shapes that broadcast to that of x.
     offsets, mask: of the residual, of the shape of x.
   """
-  if EPILOGUE[0]:
+  global_scale, bias, residual = epilogue
+  if SHAPE.has_global_scale:
     x = x * tl.load(global_scale)
-  if EPILOGUE[0] == 2:
+  if SHAPE.has_global_power:
     x = x * tl.load(global_scale + 1)
-  if EPILOGUE[1]:
+  if SHAPE.has_bias:
     x = x + tl.load(bias + columns, mask=column_mask, other=0).to(tl.float32)
-  if EPILOGUE[2] == "relu":
+  if SHAPE.activation == "relu":
     x = tl.where(x < 0, 0.0, x)  # keeps NaN
-  elif EPILOGUE[2] == "silu":
+  elif SHAPE.activation == "silu":
     x = x / (1 + tl.exp(-x))
-  elif EPILOGUE[2] == "gelu":
+  elif SHAPE.activation == "gelu":
     x = _gelu(x)
-  if EPILOGUE[3]:
+  if SHAPE.has_residual:
     x = x + tl.load(residual + offsets, mask=mask, other=0).to(tl.float32)
   return x
 
@@ -441,44 +406,44 @@ def _gelu(x):
 
 
 @triton.jit
-def store_tile(
-  acc,
-  plane,
-  row,
-  column,
-  global_scale,
-  bias,
-  residual,
-  out,
-  M: tl.constexpr,
-  N: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_N: tl.constexpr,
-  EPILOGUE: tl.constexpr,
-):
-  """Writes [BLOCK_M, BLOCK_N] to plane `plane` of out[planes, M, N].
+def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
+  """Writes the accumulator to its place in out[planes, m, n].
 
-  EPILOGUE None: the plane is one of a split, whose sum gets the epilogue.
+  Where k is split the plane is one of its parts, whose sum gets the epilogue.
+
+  Args:
+    acc: as of `zero_accumulator`.
+    position: as of `program_position`.
+    epilogue: pointers, as of `apply_epilogue`.
+    out: of the result, or where k is split f32 of its parts.
+    TILING: constexpr.
   """
-  rows = row + tl.arange(0, BLOCK_M)
-  columns = column + tl.arange(0, BLOCK_N)
-  start = (plane.to(tl.int64) * M + row) * N + column
+  m: tl.constexpr = TILING.shape.m
+  n: tl.constexpr = TILING.shape.n
+  block_m: tl.constexpr = TILING.config.block_m
+  block_n: tl.constexpr = TILING.config.block_n
+  shape: tl.constexpr = TILING.shape
+  plane, _, row, column, _ = position
+  if TILING.config.swap:
+    acc = tl.trans(acc)
+  rows = row + tl.arange(0, block_m)
+  columns = column + tl.arange(0, block_n)
+  start = (plane.to(tl.int64) * m + row) * n + column
   out += start
-  offsets = tile_offsets(BLOCK_M, BLOCK_N, N, 1)
-  column_mask = (columns < N)[None, :]
-  mask = (rows < M)[:, None] & column_mask
-  if EPILOGUE is not None:
-    if EPILOGUE[3]:
+  offsets = tile_offsets(block_m, block_n, n, 1)
+  column_mask = (columns < n)[None, :]
+  mask = (rows < m)[:, None] & column_mask
+  if not TILING.is_split:
+    global_scale, bias, residual = epilogue
+    if shape.has_residual:
       residual += start
     acc = apply_epilogue(
       acc,
-      global_scale,
-      bias,
-      residual,
+      (global_scale, bias, residual),
       columns[None, :],
       offsets,
       column_mask,
       mask,
-      EPILOGUE,
+      shape,
     )
   tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=mask)

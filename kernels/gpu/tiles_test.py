@@ -194,11 +194,10 @@ class ReduceTest(parameterized.TestCase):
       grid,
       *[workspace] * 4,
       out,
-      BATCH=1,
-      M=m,
-      N=1,
-      EPILOGUE=(False, False, "none", False),
-      SPLIT_K=splits,
+      TILING=configs.Tiling(
+        shape=make_shape(m=m, n=1),
+        config=dataclasses.replace(CONFIGS["upcast"], split_k=splits),
+      ),
       BLOCK=1024,
       **options,
     )

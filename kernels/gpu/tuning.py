@@ -29,7 +29,6 @@ _BF16_BYTES: Final = 2
 _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
 _SMALL_M_GROUP: Final = 128  # k that small_m's kernel reorders together
-_WORD_BYTES: Final = 4
 _WIDE_M: Final = 32  # rows up to which small_m's tile is wider in n than in k
 
 # Registers of a thread that a tile may fill, of 255; the rest addresses.
@@ -86,7 +85,7 @@ def small_m_error(shape: MatmulShape) -> str | None:
     return f"k must be a multiple of 8 for {rhs.format}, got {shape.k}"
   if rhs.is_interleaved:
     return None
-  if rhs.is_packed and any(s % _WORD_BYTES for s in rhs.strides[:2]):
+  if rhs.is_packed and any(s % configs.WORD_BYTES for s in rhs.strides[:2]):
     return f"strides of rhs must be multiples of 4 bytes, got {rhs.strides}"
   return None
 
@@ -124,7 +123,7 @@ def config_error(
   if config.block_k < least:
     return f"block_k must be at least {least}, got {config.block_k}"
   # The grid has one dimension.
-  if configs.programs(shape, config) > _MAX_INDEX:
+  if configs.Tiling(shape=shape, config=config).programs > _MAX_INDEX:
     return f"more than 2^31 programs: {shape}, {config}"
   if config.path == "native":
     error = native_error(shape, architecture)
@@ -400,10 +399,11 @@ def _with_split(
   """`config`, with k split while programs are too few to fill the GPU."""
   steps = configs.cdiv(shape.k, config.block_k)
   wanted = _PROGRAMS_PER_CORE * core_count
+  programs = configs.Tiling(shape=shape, config=config).programs
   split = 1
   while (
     2 * split <= min(_MAX_SPLIT, steps // _MIN_STEPS_OF_SPLIT)
-    and 2 * split * configs.programs(shape, config) <= wanted
+    and 2 * split * programs <= wanted
   ):
     split *= 2
   return dataclasses.replace(config, split_k=split)

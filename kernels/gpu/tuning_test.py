@@ -330,9 +330,16 @@ class PlanTest(parameterized.TestCase):
     (launch,) = self.plan(shape, CONFIG, architectures.by_name("sm_80"))
     self.assertEqual(dict(launch.views), {"rhs": "u32"})
     self.assertIn("_bf16_nvfp4_interleaved_", launch.name)
-    portable = configs.portable(dict(launch.constexprs))
-    self.assertEqual(portable["RHS_FORMAT"], "nvfp4_interleaved_portable")
-    self.assertEqual(portable["LHS_FORMAT"], "bf16")
+
+  def test_small_m_reads_fp4_in_words_that_its_strides_count(self):
+    config = replace(CONFIG, path="small_m", block_k=128)
+    (launch,) = self.plan(product("mxfp4", "mxfp4"), config)
+    tiling = dict(launch.constexprs)["TILING"]
+    self.assertTrue(tiling.shape.rhs.in_words)
+    self.assertEqual(tiling.shape.rhs.strides, (256 * 32, 32, 1))
+    self.assertEqual(tiling.rhs.operand.values_per_element, 8)
+    self.assertFalse(tiling.shape.lhs.in_words)
+    self.assertTrue(tiling.config.swap)
 
   def test_names_say_format_tile_and_split(self):
     shape = product("bf16", "nvfp4")

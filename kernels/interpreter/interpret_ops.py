@@ -54,6 +54,7 @@ def methods(
     "binary_op": _on_values(builder.binary_op, 2),
     "ternary_op": _on_values(builder.ternary_op, 3),
     "create_dot": _dot,
+    "create_inline_asm": _inline_assembly,
   }
 
 
@@ -182,6 +183,38 @@ def _dot(
   )
   product = np.matmul(_decode(lhs).astype(dtype), _decode(rhs).astype(dtype))
   return _encode(product + _decode(acc), acc.dtype.scalar)
+
+
+def _halves(word: Any) -> tuple[np.ndarray, ...]:
+  data = np.ascontiguousarray(word.data)
+  return (data & 0xFFFF).astype(np.uint16), (data >> 16).astype(np.uint16)
+
+
+# PTX that the kernels have, and what it computes.
+_ASSEMBLY: Final = {"mov.b32 {$0, $1}, $2;": _halves}
+
+
+class _Results:
+  """What a call of inline assembly returns."""
+
+  def __init__(self, handles: list[Any]) -> None:
+    self._handles = handles
+
+  def get_result(self, index: int) -> Any:
+    return self._handles[index]
+
+
+def _inline_assembly(
+  text: str, constraints: str, values: Any, types: Any, is_pure: bool, pack: int
+) -> _Results:
+  """`create_inline_asm`, of what `_ASSEMBLY` has."""
+  del constraints, is_pure, pack
+  if text not in _ASSEMBLY:
+    raise NotImplementedError(f"the interpreter does not know PTX {text!r}")
+  results = _ASSEMBLY[text](*values)
+  return _Results(
+    [Handle(x, type.scalar) for x, type in zip(results, types, strict=True)]
+  )
 
 
 # Absent before Triton 3.9, where `interpret.unsupported` says so.

@@ -93,7 +93,7 @@ class BlocksTest(interpreted.RecordedTestCase):
     # The blocked dimension is padded to 32, and lhs dequantized.
     (launch,) = self.launched
     other = {1: 20, 2: 6}[axes[1]]
-    self.assertEqual(dict(launch.constexprs)["K"], 32 * other)
+    self.assertEqual(dict(launch.constexprs)["TILING"].shape.k, 32 * other)
     self.assertIn("_f32_mxfp8_", launch.name)
 
 
@@ -155,7 +155,8 @@ class PreparedTest(interpreted.RecordedTestCase):
       self.dot(x, prepared, "b200"), self.dot(x, w, "b200")
     )
     first, second = (
-      dict(launch.constexprs)["RHS_SCALE_STRIDES"] for launch in self.launched
+      dict(launch.constexprs)["TILING"].shape.rhs.scale_strides
+      for launch in self.launched
     )
     self.assertEqual((len(first), len(second)), (2, 3))
 

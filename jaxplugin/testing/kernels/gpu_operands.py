@@ -284,7 +284,7 @@ def run(
       launch.grid,
       *launch.described(inputs),
       out,
-      **configs.portable(dict(launch.constexprs)),
+      **dict(launch.constexprs),
     )
     arrays[launch.output] = out
   return arrays["out"]
