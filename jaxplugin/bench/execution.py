@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxplugin.bench.peers import operands as operands_lib
-from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench.peers import operand_sets
+from jaxplugin.bench.peers import variants
 
 Mode = Literal["call", "step"]
 
@@ -73,7 +73,7 @@ class Timed:
     seconds: of the last sample, until they were done.
   """
 
-  def __init__(self, variant: variant_lib.Variant, plan: Plan):
+  def __init__(self, variant: variants.Variant, plan: Plan):
     self.variant = variant
     self.plan = plan
     self.launch_seconds = 0.0
@@ -206,7 +206,7 @@ def plan(
     step_seconds: what a step takes about, at least.
     max_bytes: what all sets together may take.
   """
-  sets = operands_lib.copies(num_bytes, cache_bytes)
+  sets = operand_sets.copies(num_bytes, cache_bytes)
   if mode == "call":
     return Plan(groups=sets)
   wanted = max(2, min(_MAX_STEPS, int(_CALL_SECONDS / step_seconds)))

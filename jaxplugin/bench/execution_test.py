@@ -10,8 +10,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.bench import execution
-from jaxplugin.bench import rows
-from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.peers import variants
 from jaxplugin.core import targets
 from jaxplugin.explanation import deviceless
@@ -33,7 +33,7 @@ def made(function=product, operands=None, **fields):
       for shape in ((2, 8), (3, 8))
     )
 
-  return variant_lib.Variant(
+  return variants.Variant(
     name="product",
     role="ours",
     function=function,
@@ -144,14 +144,14 @@ class CompiledStepsTest(parameterized.TestCase):
   """No compiler shares, merges or drops a step."""
 
   def timed(self, target, pair, implementation):
-    (row,) = rows.parse_rows("8x256x512")
-    (pair,) = rows.parse_pairs(pair)
-    made = variants.DotVariants(row, pair, np.dtype(jnp.float32), target)
+    (row,) = workloads.parse_rows("8x256x512")
+    (pair,) = workloads.parse_pairs(pair)
+    made = dot_variants.DotVariants(row, pair, np.dtype(jnp.float32), target)
     # Beside it there may be one with TMA descriptors.
     (variant,) = (
       v for v in made.ours((implementation,)) if v.name == implementation
     )
-    self.assertIsInstance(variant, variant_lib.Variant)
+    self.assertIsInstance(variant, variants.Variant)
     is_cpu = target.platform == "cpu"
     return execution.Timed(
       variant,

@@ -12,12 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.bench import ceilings as ceilings_lib
-from jaxplugin.bench import device as device_lib
+from jaxplugin.bench import devices
 from jaxplugin.bench import execution
-from jaxplugin.bench import rows
+from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
-from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import codec_variants
+from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
 from jaxplugin.bench.report import results
@@ -32,7 +33,7 @@ _OTHER_MODE_PART: Final = 0.25  # of a row's seconds
 _FORM_ROUNDS: Final = 7
 _FORM_SECONDS: Final = 1.0
 
-_AnyVariant = variant_lib.Variant | variant_lib.Forms | variant_lib.Unavailable
+_AnyVariant = variants.Variant | variants.Forms | variants.Unavailable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class _Entry:
   """A variant on its way to a result."""
 
   result: results.VariantResult
-  variant: variant_lib.Variant | None = None
+  variant: variants.Variant | None = None
   timed: execution.Timed | None = None
   launches: list[float] = dataclasses.field(default_factory=list)
 
@@ -72,8 +73,8 @@ class RowMeasurement:
 
   def __init__(
     self,
-    device: device_lib.Device,
-    ceilings: ceilings_lib.Ceilings,
+    device: devices.Device,
+    ceilings: roofline.Ceilings,
     options: Options,
     progress: Callable[[str], None] = lambda text: None,
   ):
@@ -82,7 +83,9 @@ class RowMeasurement:
     self.options = options
     self._progress = progress
 
-  def measure(self, row: rows.Row, pair: rows.Pair) -> results.RowResult:
+  def measure(
+    self, row: workloads.Row, pair: workloads.Pair
+  ) -> results.RowResult:
     """All variants of one row in one pair of formats."""
     start = time.perf_counter()
     entries = [
@@ -111,30 +114,30 @@ class RowMeasurement:
       seconds=time.perf_counter() - start,
     )
 
-  def _variants(self, row: rows.Row, pair: rows.Pair) -> Sequence[_AnyVariant]:
+  def _variants(
+    self, row: workloads.Row, pair: workloads.Pair
+  ) -> Sequence[_AnyVariant]:
     self._progress(f"{row} {pair}: data")
     options = self.options
     if row.kind != "dot":
       assert pair.rhs is not None
-      codec = variants.CodecVariants(row, pair.rhs).all()
+      codec = codec_variants.CodecVariants(row, pair.rhs).all()
       if not self.device.is_gpu:
-        codec.append(ceilings_lib.warm_copy_variant(row.m, row.k))
+        codec.append(roofline.warm_copy_variant(row.m, row.k))
       return codec
-    made = variants.DotVariants(
+    made = dot_variants.DotVariants(
       row, pair, options.out_dtype, self.device.target
     )
     found = [*made.ours(options.implementations), *made.peers(options.peers)]
     if row.m <= _MAX_MEMORY_BOUND_ROWS:
-      found += ceilings_lib.read_variants(
-        options.read_side, self.device.is_gpu
-      )[:1]
+      found += roofline.read_variants(options.read_side, self.device.is_gpu)[:1]
     return found
 
-  def _prepare(self, row: rows.Row, variant: _AnyVariant) -> _Entry:
+  def _prepare(self, row: workloads.Row, variant: _AnyVariant) -> _Entry:
     """Makes a variant ready to be timed, or says why it is not."""
-    if isinstance(variant, variant_lib.Forms):
+    if isinstance(variant, variants.Forms):
       return self._fastest([self._prepare(row, form) for form in variant.forms])
-    if isinstance(variant, variant_lib.Unavailable):
+    if isinstance(variant, variants.Unavailable):
       return _Entry(
         result=results.VariantResult(
           name=variant.name,
@@ -185,7 +188,7 @@ class RowMeasurement:
     return min(forms, key=milliseconds)
 
   def _ready(
-    self, row: rows.Row, entry: _Entry, mode: execution.Mode
+    self, row: workloads.Row, entry: _Entry, mode: execution.Mode
   ) -> tuple[execution.Timed | None, float | None]:
     """Compiles, checks and warms up a variant in one mode.
 
@@ -216,8 +219,8 @@ class RowMeasurement:
 
   def _plan(
     self,
-    row: rows.Row,
-    variant: variant_lib.Variant,
+    row: workloads.Row,
+    variant: variants.Variant,
     mode: execution.Mode,
   ) -> execution.Plan:
     is_chained = not (self.device.is_gpu or variant.on_host)
@@ -253,7 +256,9 @@ class RowMeasurement:
       seconds=self.options.seconds,
     )
 
-  def _time_other_mode(self, row: rows.Row, running: dict[str, _Entry]) -> None:
+  def _time_other_mode(
+    self, row: workloads.Row, running: dict[str, _Entry]
+  ) -> None:
     """Times the same in the other mode, where calling may matter."""
     if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
       return
@@ -284,7 +289,7 @@ class RowMeasurement:
   ) -> None:
     for name, entry in running.items():
       result = entry.result
-      if result.role == "ceiling" and name in ceilings_lib.NAMES:
+      if result.role == "ceiling" and name in roofline.NAMES:
         best = min(s for s in samples[name] if s is not None)
         self.ceilings = self.ceilings.raised(
           name, result.num_bytes / best * 1e3

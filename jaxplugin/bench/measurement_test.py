@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 
-from jaxplugin.bench import device
+from jaxplugin.bench import devices
 from jaxplugin.bench import measurement
-from jaxplugin.bench import rows
-from jaxplugin.bench.peers import variant
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
 from jaxplugin.testing import bench_results
 
@@ -29,7 +29,7 @@ def form(name, *, seconds=0.0, error=None):
     if isinstance(error, verification.WrongResultError):
       raise error
 
-  return variant.Variant(
+  return variants.Variant(
     name="peer",
     role="peer",
     function=function,
@@ -54,13 +54,13 @@ class FormsTest(absltest.TestCase):
       out_dtype=np.dtype(jnp.float32),
       read_side=64,
     )
-    found = device.find("cpu")
+    found = devices.find("cpu")
     measuring = measurement.RowMeasurement(
       found, bench_results.CEILINGS, options
     )
-    (row,) = rows.parse_rows("32x32x32")
-    (pair,) = rows.parse_pairs("mxfp8")
-    peer = variant.Forms(name="peer", role="peer", forms=forms)
+    (row,) = workloads.parse_rows("32x32x32")
+    (pair,) = workloads.parse_pairs("mxfp8")
+    peer = variants.Forms(name="peer", role="peer", forms=forms)
     with absltest.mock.patch.object(measuring, "_variants", lambda *_: [peer]):
       (result,) = measuring.measure(row, pair).variants
     return result

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxplugin.bench import ceilings
+from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
 from jaxplugin.bench.report import results
 
-CEILINGS = ceilings.Ceilings(
+CEILINGS = roofline.Ceilings(
   read=50e9, copy=20e9, bf16=900e9, f32=450e9, is_gpu=False
 )
 ENVIRONMENT = {

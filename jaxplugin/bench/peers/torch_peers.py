@@ -21,34 +21,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.bench import rows
-from jaxplugin.bench.peers import operands as operands_lib
-from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import operand_sets
+from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
 from jaxplugin.core import formats
 
 NAMES: Final = ("torch", "torchao")
 
+# torch's names of the values of what `MXTensor` has of the formats here.
+_MX_DTYPES: Final = {
+  formats.MXFP8: "float8_e4m3fn",
+  formats.MXFP8_E5M2: "float8_e5m2",
+  formats.MXFP4: "float4_e2m1fn_x2",
+}
 _BLACKWELL: Final = (10, 0)
 
 
 def variant(
   name: str,
-  row: rows.Row,
-  pair: rows.Pair,
-  data: operands_lib.DotOperands,
+  row: workloads.Row,
+  pair: workloads.Pair,
+  data: operand_sets.DotOperands,
   is_gpu: bool,
-) -> variant_lib.Variant | variant_lib.Unavailable:
+) -> variants.Variant | variants.Unavailable:
   """One of `NAMES`, for one product."""
 
-  def unavailable(reason: str) -> variant_lib.Unavailable:
-    return variant_lib.Unavailable(name=name, role="peer", reason=reason)
+  def unavailable(reason: str) -> variants.Unavailable:
+    return variants.Unavailable(name=name, role="peer", reason=reason)
 
   for package in ("torch", name):
     if importlib.util.find_spec(package) is None:
       return unavailable(f"{package} is not installed")
   if name == "torchao" and (pair.lhs is None or pair.lhs != pair.rhs):
     return unavailable("takes operands of one format")
+  if name == "torchao" and pair.rhs not in (*_MX_DTYPES, formats.NVFP4):
+    return unavailable(f"has no {pair.rhs}")
   import torch  # optional, and slow
 
   if is_gpu and not torch.cuda.is_available():
@@ -75,7 +83,7 @@ def variant(
       bound=verification.PEER_BOUND,
     )
 
-  return variant_lib.Variant(
+  return variants.Variant(
     name=name,
     role="peer",
     function=torch.no_grad()(function),
@@ -111,11 +119,7 @@ def _torchao_quantizer(format: formats.BlockFormat | None, is_gpu: bool) -> Any:
   preference = mx_tensor.KernelPreference
   return functools.partial(
     mx_tensor.MXTensor.to_mx,
-    elem_dtype={
-      formats.MXFP8: torch.float8_e4m3fn,
-      formats.MXFP8_E5M2: torch.float8_e5m2,
-      formats.MXFP4: torch.float4_e2m1fn_x2,
-    }[format],
+    elem_dtype=getattr(torch, _MX_DTYPES[format]),
     block_size=format.block_size,
     kernel_preference=preference.AUTO if is_native else preference.EMULATED,
     is_swizzled_scales=is_native,

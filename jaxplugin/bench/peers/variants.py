@@ -1,492 +1,70 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed beside each other: our implementations, peers and ceilings."""
+"""One way to compute a row, and one that cannot be had here."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
-from typing import Final
-from typing import NamedTuple
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
-
-from jaxplugin import dot
-from jaxplugin import quantization
-from jaxplugin.arrays import interleaving
-from jaxplugin.arrays import layouts
-from jaxplugin.arrays import preparation
-from jaxplugin.arrays import scaled_array
-from jaxplugin.bench import rows
-from jaxplugin.bench.peers import operands as operands_lib
-from jaxplugin.bench.peers import torch_peers
-from jaxplugin.bench.peers import variant
-from jaxplugin.bench.peers import verification
-from jaxplugin.core import formats
-from jaxplugin.core import targets
-from jaxplugin.dot import backends
-from jaxplugin.dot import problems
-from jaxplugin.dot import traced
-from jaxplugin.quantization import quantization_ops
-
-CHOSEN: Final = "chosen"
-
-_LAST: Final = (((1,), (1,)), ((), ()))
-_MATMUL: Final = (((1,), (0,)), ((), ()))
-
-PEERS: Final = (
-  "f32",
-  "bf16",
-  "lax.scaled_dot",
-  "nn.scaled_matmul",
-  "numpy",
-  *torch_peers.NAMES,
-)
-# What `prepare_weights` makes that a backend may read as it is, by the names
-# that `Backend.reads` has for it.
-_LAYOUTS: Final = {
-  "interleaved": interleaving.INTERLEAVED,
-  "swizzled": layouts.SWIZZLED,
-}
-# Values that NumPy and ml_dtypes convert in well under a second.
-_MAX_NUMPY_VALUES: Final = 1 << 22
+Role = Literal["ours", "peer", "ceiling"]
 
 
-class _Form(NamedTuple):
-  """A way to write a product.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+  """One way to compute a row.
 
   Attributes:
-    name: what is special about it.
-    function: of lhs (m, k), and of rhs (n, k).
-    is_transposed: whether the weights are stored as (k, n) instead.
+    name: for people and files.
+    role: ours; a peer to compare with; or a ceiling, what the device can do.
+    function: of one set of operands, traced under `jit`; or, when `on_host`,
+      called as it is, and done when it returns.
+    operands: set number i.
+    check: raises WrongResultError unless a result of set i is right; returns
+      the error in units of 2^-24 * sum(|a * b|), or None where results are
+      compared bit by bit.
+    num_bytes: read and written at least, by one call.
+    flops: floating-point operations of one call; 0 where they do not count.
+    is_chosen: whether the package would choose it here.
+    on_host: whether `function` takes no part in JAX.
+    wait: waits for what functions on the host have started; None where they are
+      done when they return.
+    form: how the product is written, where it could be written in several ways.
   """
 
   name: str
-  function: Callable[[Any, Any], jax.Array]
-  is_transposed: bool = False
+  role: Role
+  function: Callable[..., Any]
+  operands: Callable[[int], tuple[Any, ...]]
+  check: Callable[[int, Any], float | None]
+  num_bytes: int
+  flops: int
+  is_chosen: bool = False
+  on_host: bool = False
+  wait: Callable[[], None] | None = None
+  form: str = ""
 
 
-class DotVariants:
-  """The variants of one product on one device."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forms:
+  """A peer that its user could write in several ways: the fastest counts.
 
-  def __init__(
-    self,
-    row: rows.Row,
-    pair: rows.Pair,
-    out_dtype: np.dtype,
-    target: targets.Target,
-  ):
-    self.row = row
-    self.pair = pair
-    self.out_dtype = out_dtype
-    self.target = target
-    self.data = operands_lib.DotOperands(row, pair)
-    self._expected = functools.lru_cache(maxsize=4)(self._expected_of)
+  Attributes:
+    name, role: of each of `forms`.
+    forms: what is tried, each with another `form`.
+  """
 
-  def _expected_of(self, i: int, ready: str) -> verification.Expected:
-    if ready:
-      return verification.expected_dot(*self.data.ready(i, ready))
-    return verification.expected_dot(*self.data.quantized(i))
-
-  def ours(
-    self, names: Sequence[str] | None
-  ) -> list[variant.Variant | variant.Unavailable]:
-    """Each implementation of `names`; None is every one that serves."""
-    function = functools.partial(self._ours, None)
-    jaxpr = jax.make_jaxpr(function)(*self.data.quantized(0))
-    (eqn,) = traced.dots(jaxpr.jaxpr)
-    decided = traced.decide(eqn, self.target)
-    assert decided.decision is not None
-    chosen = decided.decision.implementation
-    wanted = backends.NAMES if names is None else names
-    wanted = [chosen if name == CHOSEN else name for name in wanted]
-    result: list[variant.Variant | variant.Unavailable] = []
-    for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
-      backend = backends.BACKENDS[name]
-      refusal = backend.supports(decided.problem, self.target)
-      if refusal is None:
-        plan = backend.plan(decided.problem, self.target)
-        make = functools.partial(
-          self._implementation, name, relative=plan.relative_error
-        )
-        result.append(make(is_chosen=name == chosen))
-        layout = self._prepared_layout()
-        if layout and backend.reads(layout, decided.problem, self.target):
-          result.append(make(is_prepared=True))
-        result += self._experiments(backend, decided.problem)
-      elif names is not None:
-        result.append(
-          variant.Unavailable(name=name, role="ours", reason=refusal.reason)
-        )
-    return result
-
-  def _ours(self, implementation: str | None, lhs: Any, rhs: Any) -> jax.Array:
-    return dot.block_scaled_dot(
-      lhs,
-      rhs,
-      preferred_element_type=self.out_dtype,
-      implementation=implementation,
-    )
-
-  def _experiments(
-    self, backend: backends.Backend, problem: problems.DotProblem
-  ) -> Iterator[variant.Variant]:
-    """The ways in which a backend serves only targets that ask for them."""
-    for word, asking in backend.experiments:
-      target = asking(self.target)
-      refusal = backend.lowering_refusal(target)
-      if (refusal or backend.supports(problem, target)) is None:
-        yield self._variant(
-          f"{backend.name} {word}",
-          "ours",
-          functools.partial(self._ours_for, target, backend.name),
-          bound=verification.OURS_BOUND,
-        )
-
-  def _ours_for(
-    self, target: targets.Target, implementation: str, lhs: Any, rhs: Any
-  ) -> jax.Array:
-    with targets.use_target(target):
-      return self._ours(implementation, lhs, rhs)
-
-  def _prepared_layout(self) -> str:
-    """What `prepare_weights` makes of rhs on this target, "" if nothing."""
-    _, rhs = self.data.quantized(0)
-    if not isinstance(rhs, scaled_array.ScaledArray):
-      return ""
-    return _LAYOUTS.get(preparation.preparation(rhs, self.target), "")
-
-  def _implementation(
-    self,
-    name: str,
-    *,
-    relative: float,
-    is_chosen: bool = False,
-    is_prepared: bool = False,
-  ) -> variant.Variant:
-    def prepared(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-      return lhs, preparation.prepare_weights(rhs, self.target)
-
-    return self._variant(
-      f"{name} prepared" if is_prepared else name,
-      "ours",
-      functools.partial(self._ours, name),
-      bound=verification.OURS_BOUND,
-      relative=relative,
-      arrange=prepared if is_prepared else None,
-      is_chosen=is_chosen,
-    )
-
-  def _variant(
-    self,
-    name: str,
-    role: variant.Role,
-    function: Callable[..., Any],
-    *,
-    bound: float = verification.PEER_BOUND,
-    relative: float = 0,
-    ready: str = "",
-    arrange: Callable[..., tuple[Any, ...]] | None = None,
-    **fields: Any,
-  ) -> variant.Variant:
-    """A variant on the quantized operands, or on `ready` ones of that dtype.
-
-    Args:
-      arrange: turns lhs and rhs into what `function` takes.
-    """
-
-    def operands(i: int) -> Any:
-      if ready:
-        return self.data.ready(i, ready)
-      return self.data.quantized(i)
-
-    def arranged(i: int) -> Any:
-      return arrange(*operands(i)) if arrange else operands(i)
-
-    def check(i: int, result: Any) -> Any:
-      return verification.check_dot(
-        result, self._expected(i, ready), bound=bound, relative=relative
-      )
-
-    row = self.row
-    result_bytes = row.m * row.n * self.out_dtype.itemsize
-    return variant.Variant(
-      name=name,
-      role=role,
-      function=function,
-      operands=arranged,
-      check=check,
-      num_bytes=operands_lib.num_bytes(*operands(0)) + result_bytes,
-      flops=2 * row.m * row.n * row.k,
-      **fields,
-    )
-
-  def peers(
-    self, names: Sequence[str]
-  ) -> list[variant.Variant | variant.Forms | variant.Unavailable]:
-    """Each of `names` of `PEERS`, in every form that could be the fastest."""
-    makers: dict[str, Callable[[str], Any]] = {
-      "f32": self._f32,
-      "bf16": self._bf16,
-      "lax.scaled_dot": self._scaled_dot,
-      "nn.scaled_matmul": self._scaled_matmul,
-      "numpy": self._numpy,
-      **dict.fromkeys(torch_peers.NAMES, self._torch),
-    }
-    return [makers[name](name) for name in names]
-
-  def _forms(
-    self, name: str, forms: Sequence[_Form], *, ready: str = ""
-  ) -> variant.Forms:
-    made = [
-      self._variant(
-        name,
-        "peer",
-        form.function,
-        ready=ready,
-        arrange=_with_rows_along_k if form.is_transposed else _unpacked,
-        form=form.name,
-      )
-      for form in forms
-    ]
-    return variant.Forms(name=name, role="peer", forms=tuple(made))
-
-  def _plain_forms(
-    self, product: Callable[[Any, Any, Any], jax.Array]
-  ) -> list[_Form]:
-    """Ways to multiply floats, given `product(lhs, rhs, numbers)`."""
-    forms = [
-      _Form("w (n, k)", lambda x, w: product(x, w, _LAST)),
-      _Form("w (k, n)", lambda x, w: product(x, w, _MATMUL), True),
-    ]
-    if self.row.m == 1:
-      # One fused loop, where a product of one row is not made for speed.
-      forms.append(
-        _Form(
-          "sum of products",
-          lambda x, w: (
-            (x.astype(np.float32) * w.astype(np.float32))
-            .sum(axis=1)[None]
-            .astype(self.out_dtype)
-          ),
-        )
-      )
-    return forms
-
-  def _f32(self, name: str) -> variant.Forms:
-    # Without HIGHEST a GPU multiplies in TF32.
-    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
-      return lax.dot_general(
-        lhs, rhs, numbers, precision=lax.Precision.HIGHEST
-      ).astype(self.out_dtype)
-
-    return self._forms(name, self._plain_forms(product), ready="float32")
-
-  def _bf16(self, name: str) -> variant.Forms:
-    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
-      return lax.dot_general(
-        lhs, rhs, numbers, preferred_element_type=self.out_dtype
-      )
-
-    return self._forms(name, self._plain_forms(product), ready="bfloat16")
-
-  def _scaled_dot(self, name: str) -> variant.Forms:
-    def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
-      lhs_values, lhs_scale, lhs_global = _parts(lhs)
-      rhs_values, rhs_scale, rhs_global = _parts(rhs)
-      if turned:
-        rhs_values = rhs_values.T
-        rhs_scale = None if rhs_scale is None else rhs_scale.T
-      result = lax.scaled_dot(
-        lhs_values,
-        rhs_values,
-        lhs_scale=lhs_scale,
-        rhs_scale=rhs_scale,
-        dimension_numbers=numbers,
-        preferred_element_type=self._peer_result(lhs_global, rhs_global),
-      )
-      return self._with_globals(result, lhs_global, rhs_global)
-
-    forms = [
-      _Form("w (n, k)", lambda x, w: product(x, w, _LAST, False)),
-      _Form("w.T of (n, k)", lambda x, w: product(x, w, _MATMUL, True)),
-      _Form("w (k, n)", lambda x, w: product(x, w, _MATMUL, False), True),
-    ]
-    return self._forms(name, forms)
-
-  def _scaled_matmul(self, name: str) -> variant.Variant | variant.Unavailable:
-    if None in (self.pair.lhs, self.pair.rhs):
-      return variant.Unavailable(
-        name=name, role="peer", reason="takes two quantized operands"
-      )
-
-    def function(lhs: Any, rhs: Any) -> Any:
-      lhs_values, lhs_scale, lhs_global = _parts(lhs)
-      rhs_values, rhs_scale, rhs_global = _parts(rhs)
-      result = jax.nn.scaled_matmul(
-        lhs_values[None],
-        rhs_values[None],
-        lhs_scale[None],
-        rhs_scale[None],
-        preferred_element_type=self._peer_result(lhs_global, rhs_global),
-      )[0]
-      return self._with_globals(result, lhs_global, rhs_global)
-
-    return self._variant(name, "peer", function, arrange=_unpacked)
-
-  def _peer_result(self, *global_scales: Any) -> Any:
-    """What a peer without global scales is asked for: rounding comes last."""
-    is_scaled = any(scale is not None for scale in global_scales)
-    return np.dtype(np.float32) if is_scaled else self.out_dtype
-
-  def _with_globals(self, result: jax.Array, *global_scales: Any) -> jax.Array:
-    for scale in global_scales:
-      result = result if scale is None else result * scale
-    return result.astype(self.out_dtype)
-
-  def _numpy(self, name: str) -> variant.Variant | variant.Unavailable:
-    row = self.row
-    if (row.m + row.n) * row.k > _MAX_NUMPY_VALUES:
-      return variant.Unavailable(
-        name=name,
-        role="peer",
-        reason=f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only",
-      )
-
-    def function(lhs: Any, rhs: Any) -> Any:
-      product = _numpy_f32(lhs) @ _numpy_f32(rhs).T
-      return product.astype(self.out_dtype)
-
-    def arrange(*operands: Any) -> Any:
-      return tuple(jax.tree.map(np.asarray, x) for x in _unpacked(*operands))
-
-    return self._variant(name, "peer", function, arrange=arrange, on_host=True)
-
-  def _torch(self, name: str) -> variant.Variant | variant.Unavailable:
-    is_gpu = self.target.platform != "cpu"
-    return torch_peers.variant(name, self.row, self.pair, self.data, is_gpu)
+  name: str
+  role: Role
+  forms: tuple[Variant, ...]
 
 
-def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-  """lhs, and weights that were stored as (k, n) before anything is timed."""
-  if not isinstance(rhs, scaled_array.ScaledArray):
-    return lhs, jnp.copy(rhs.T)
-  lhs, rhs = _unpacked(lhs, rhs)
-  return lhs, rhs.tree_unflatten(
-    (rhs.format, rhs.scale_layout),
-    (jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T), rhs.global_scale),
-  )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unavailable:
+  """A variant that cannot run here, and why."""
 
-
-def _unpacked(*operands: Any) -> tuple[Any, ...]:
-  """FP4 values as elements, which peers take, before anything is timed."""
-  return tuple(
-    x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
-    for x in operands
-  )
-
-
-def _parts(operand: Any) -> tuple[Any, Any, Any]:
-  """Values, scale and global scale; of plain floats, the values."""
-  if isinstance(operand, scaled_array.ScaledArray):
-    return operand.values, operand.scale, operand.global_scale
-  return operand, None, None
-
-
-def _numpy_f32(operand: Any) -> np.ndarray:
-  if not isinstance(operand, scaled_array.ScaledArray):
-    return operand.astype(np.float32)
-  size = operand.format.block_size
-  blocks = operand.values.reshape(*operand.scale.shape, size)
-  scale = operand.scale[..., None].astype(np.float32)
-  result = (blocks.astype(np.float32) * scale).reshape(operand.shape)
-  if operand.global_scale is None:
-    return result
-  return result * operand.global_scale
-
-
-class CodecVariants:
-  """The variants of quantizing, or dequantizing, to f32."""
-
-  def __init__(self, row: rows.Row, format: formats.BlockFormat):
-    self.row = row
-    self.format = format
-    self.data = operands_lib.CodecOperands(row, format)
-
-  def all(self) -> list[variant.Variant | variant.Unavailable]:
-    """The package's function, its portable operations, and a copy."""
-    copy = variant.Variant(
-      name="copy",
-      role="ceiling",
-      function=lambda x: x + 1,
-      operands=lambda i: (self.data.floats(i),),
-      check=self._check_copy,
-      num_bytes=2 * self.data.floats(0).nbytes,
-      flops=0,
-    )
-    default: Any
-    portable: Any
-    if self.row.kind == "quantize":
-      default, portable = self._quantize, self._quantize_portably
-    else:
-      default, portable = self._dequantize, self._dequantize_portably
-    name = self.row.kind
-    return [
-      self._variant(f"jp.{name}", default, is_chosen=True),
-      self._variant("by xla", portable),
-      copy,
-    ]
-
-  def _variant(
-    self, name: str, function: Callable[..., Any], is_chosen: bool = False
-  ) -> variant.Variant:
-    is_quantize = self.row.kind == "quantize"
-    array = self.data.quantized(0)
-    floats = self.row.m * self.row.k * np.dtype(np.float32).itemsize
-    data = self.data
-    return variant.Variant(
-      name=name,
-      role="ours",
-      function=function,
-      operands=lambda i: (
-        data.floats(i) if is_quantize else data.quantized(i),
-      ),
-      check=self._check,
-      num_bytes=operands_lib.num_bytes(array) + floats,
-      flops=0,
-      is_chosen=is_chosen,
-    )
-
-  def _quantize(self, x: jax.Array) -> scaled_array.ScaledArray:
-    return quantization.quantize(x, self.format)
-
-  def _quantize_portably(self, x: jax.Array) -> scaled_array.ScaledArray:
-    values, scale, global_scale = quantization_ops.quantize(
-      x, None, None, self.format, 1, "up", packed=self.format.is_fp4
-    )
-    return scaled_array.ScaledArray(values, scale, global_scale, self.format)
-
-  def _dequantize(self, x: scaled_array.ScaledArray) -> jax.Array:
-    return quantization.dequantize(x)
-
-  def _dequantize_portably(self, x: scaled_array.ScaledArray) -> jax.Array:
-    return quantization_ops.dequantize(
-      x.values, x.scale, x.global_scale, x.format, 1, np.dtype(np.float32)
-    )
-
-  def _check(self, i: int, result: Any) -> None:
-    if self.row.kind == "quantize":
-      verification.check_quantized(result, self.data.floats(i))
-    else:
-      verification.check_dequantized(result, self.data.quantized(i))
-
-  def _check_copy(self, i: int, result: Any) -> None:
-    expected = np.asarray(self.data.floats(i)) + np.float32(1)
-    if not np.array_equal(np.asarray(result), expected):
-      raise verification.WrongResultError("copy differs from x + 1")
+  name: str
+  role: Role
+  reason: str

@@ -69,12 +69,12 @@ def draw(run: results.Run, path: str | os.PathLike[str]) -> None:
 
 def figure(run: results.Run) -> Any:
   """The matplotlib figure of `draw`."""
-  from matplotlib import figure as figure_lib  # optional, and slow
+  import matplotlib.figure  # optional, and slow
 
   columns = [c for row in run.rows if (c := _column(row)) is not None]
   if not columns or run.ceilings is None:
     raise ValueError("bench: --plot needs a product that was timed")
-  drawn = figure_lib.Figure(figsize=_SIZE_INCHES, layout="constrained")
+  drawn = matplotlib.figure.Figure(figsize=_SIZE_INCHES, layout="constrained")
   axes = drawn.add_subplot()
   _draw_ceilings(axes, run, columns)
   _draw_points(axes, columns)

@@ -14,7 +14,7 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
-from jaxplugin.bench import ceilings as ceilings_lib
+from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
 
 # Of the files; readers refuse others.
@@ -119,7 +119,7 @@ class Run:
 
   command: tuple[str, ...]
   environment: dict[str, Any]
-  ceilings: ceilings_lib.Ceilings | None
+  ceilings: roofline.Ceilings | None
   rows: tuple[RowResult, ...] = ()
   startup: dict[str, Any] | None = None
   left_out: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ def _run(data: dict[str, Any]) -> Run:
     **{
       **data,
       "command": tuple(data["command"]),
-      "ceilings": ceilings and ceilings_lib.Ceilings(**ceilings),
+      "ceilings": ceilings and roofline.Ceilings(**ceilings),
       "rows": tuple(map(_row, data["rows"])),
       "left_out": tuple(data["left_out"]),
     }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
-from jaxplugin.bench import ceilings as ceilings_lib
+from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
 from jaxplugin.bench.report import results
 
@@ -27,7 +27,7 @@ copy. The package chooses what has a *."""
 
 
 def header(
-  environment: dict[str, Any], ceilings: ceilings_lib.Ceilings | None
+  environment: dict[str, Any], ceilings: roofline.Ceilings | None
 ) -> str:
   """Where, with what, and what the device can do."""
   versions = environment["versions"]

@@ -4,17 +4,280 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
 from typing import Final
 
-from jaxplugin.bench import command as bench
+import jax
+import numpy as np
+
+from jaxplugin.bench import devices
+from jaxplugin.bench import measurement
+from jaxplugin.bench import roofline
+from jaxplugin.bench import runs
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import dot_variants
+from jaxplugin.bench.report import results
+from jaxplugin.bench.report import table
 from jaxplugin.cli import arguments
+from jaxplugin.dot import backends
+
+_DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
+_DEFAULT_FORMATS: Final = "mxfp8,mxfp4,nvfp4"
+_DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
+_DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
+_DEFAULT_ROUNDS: Final = 50
+_DEFAULT_SECONDS: Final = 3.0
+_QUICK_ROUNDS: Final = 7
+_QUICK_SECONDS: Final = 0.5
+_DEFAULT_THRESHOLD: Final = 0.05
+
+_FAILED: Final = 1
+
+_EPILOG: Final = f"""\
+sets of shapes: {", ".join(workloads.SETS)}
+
+The status is 1 when a result is wrong, an implementation fails, or --compare
+finds a regression.
+
+examples:
+  python -m jaxplugin bench --quick
+  python -m jaxplugin bench --shapes llama3-8b --m 1,16 --formats bf16xnvfp4
+  python -m jaxplugin bench --json new.json --plot roofline.png
+  python -m jaxplugin bench --show new.json
+  python -m jaxplugin bench --compare old.json new.json --threshold 0.1
+"""
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  what = command.add_argument_group("what")
+  what.add_argument(
+    "--platform",
+    choices=devices.PLATFORMS,
+    help="default: the device that JAX has",
+  )
+  what.add_argument(
+    "--shapes",
+    metavar="LIST",
+    help="names of sets, sizes MxNxK, quantize:MxK, dequantize:MxK; default:"
+    " the platform's table",
+  )
+  what.add_argument(
+    "--m", metavar="LIST", help="rows of every product, instead of the set's"
+  )
+  what.add_argument(
+    "--formats",
+    metavar="LIST",
+    default=_DEFAULT_FORMATS,
+    help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4; default:"
+    f" {_DEFAULT_FORMATS}",
+  )
+  what.add_argument(
+    "--out",
+    choices=tuple(workloads.PLAIN_DTYPES),
+    help="dtype of products; default: f32 on a CPU, bf16 on a GPU",
+  )
+  what.add_argument(
+    "--implementations",
+    metavar="LIST",
+    help=f"of {', '.join(backends.NAMES)}, {dot_variants.CHOSEN};"
+    " default: all that serve here",
+  )
+  what.add_argument(
+    "--peers",
+    metavar="LIST",
+    default=",".join(dot_variants.PEERS),
+    help=f"of {', '.join(dot_variants.PEERS)}, or none; default: all",
+  )
+  _add_limits(command.add_argument_group("how"))
+  out = command.add_argument_group("results")
+  out.add_argument("--json", metavar="FILE", help="where to keep the results")
+  out.add_argument(
+    "--plot",
+    metavar="FILE",
+    help="where to draw a roofline (.png, .svg, .pdf)",
+  )
+  out.add_argument(
+    "--show",
+    metavar="FILE",
+    help="measures nothing; prints, and with --plot draws, what is in a file",
+  )
+  out.add_argument(
+    "--compare",
+    nargs=2,
+    metavar=("BEFORE", "AFTER"),
+    help="measures nothing; tells how ratios to peers changed from one file"
+    " to another",
+  )
+  out.add_argument(
+    "--threshold",
+    type=float,
+    default=_DEFAULT_THRESHOLD,
+    metavar="PART",
+    help="of a ratio, whose loss is a regression; default:"
+    f" {_DEFAULT_THRESHOLD}",
+  )
+
+
+def _add_limits(how: argparse._ActionsContainer) -> None:
+  how.add_argument(
+    "--mode",
+    choices=("call", "step"),
+    help="time single calls from Python, or products inside a larger program;"
+    " default: call on a CPU, step on a GPU",
+  )
+  how.add_argument(
+    "--rounds",
+    type=int,
+    metavar="N",
+    help=f"at most, a row; default: {_DEFAULT_ROUNDS}",
+  )
+  how.add_argument(
+    "--seconds",
+    type=float,
+    metavar="S",
+    help=f"of timing a row, about; default: {_DEFAULT_SECONDS:g}",
+  )
+  how.add_argument(
+    "--budget",
+    type=float,
+    metavar="S",
+    help="seconds for everything: rows for which there is no time are left out",
+  )
+  how.add_argument(
+    "--quick",
+    action="store_true",
+    help="small shapes, few rounds: does everything run?",
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  if args.compare is not None:
+    return _compare(args)
+  for path in (args.json, args.plot):
+    _check_writable(path)
+  plot = _plotter(args.plot)
+  if args.show is not None:
+    found = results.read(args.show)
+    runs.show(found)
+  else:
+    request = _request(args)
+    with jax.default_device(request.device.device):
+      found = runs.measure(request)
+  if plot is not None:
+    plot(found, args.plot)
+  bad = list(found.bad)
+  for row, variant in bad:
+    print(
+      f"bench: {row.row} {row.formats}: {variant.name} is {variant.status}",
+      file=sys.stderr,
+    )
+  return _FAILED if bad else 0
+
+
+def _check_writable(path: str | None) -> None:
+  """Before minutes of measuring."""
+  if path is None:
+    return
+  directory = pathlib.Path(path).resolve().parent
+  if not os.access(directory, os.W_OK):
+    raise ValueError(f"bench: cannot write {path}: no writable {directory}")
+
+
+def _plotter(path: str | None) -> Callable[..., None] | None:
+  if path is None:
+    return None
+  from jaxplugin.bench.report import plot  # matplotlib is optional, and slow
+
+  plot.check(path)
+  return plot.draw
+
+
+def _request(args: argparse.Namespace) -> runs.Request:
+  for name in ("rounds", "seconds", "budget"):
+    value = getattr(args, name)
+    if value is not None and not value > 0:
+      raise ValueError(f"bench: --{name} must be above 0, got {value}")
+  m = None if args.m is None else workloads.parse_sizes("--m", args.m)
+  pairs = workloads.parse_pairs(args.formats)
+  implementations = _names(
+    "--implementations",
+    args.implementations,
+    (*backends.NAMES, dot_variants.CHOSEN),
+  )
+  peers = _names("--peers", args.peers, dot_variants.PEERS) or ()
+  if args.shapes is not None:
+    workloads.parse_rows(args.shapes, m)  # before a device is looked for
+  device = devices.find(args.platform)
+  platform = "gpu" if device.is_gpu else "cpu"
+  shapes = args.shapes or ("quick" if args.quick else _DEFAULT_SHAPES[platform])
+  sizes = roofline.GPU_SIZES if device.is_gpu else roofline.CPU_SIZES
+  if args.quick:
+    sizes = roofline.QUICK_SIZES
+  rounds = _QUICK_ROUNDS if args.quick else _DEFAULT_ROUNDS
+  seconds = _QUICK_SECONDS if args.quick else _DEFAULT_SECONDS
+  out = args.out or _DEFAULT_OUT[platform]
+  options = measurement.Options(
+    mode=args.mode or _DEFAULT_MODE[platform],
+    rounds=args.rounds or rounds,
+    seconds=args.seconds or seconds,
+    implementations=implementations,
+    peers=peers,
+    out_dtype=np.dtype(workloads.PLAIN_DTYPES[out]),
+    read_side=sizes.side,
+  )
+  return runs.Request(
+    device=device,
+    rows=workloads.parse_rows(shapes, m),
+    pairs=pairs,
+    options=options,
+    sizes=sizes,
+    deadline=time.monotonic() + (args.budget or float("inf")),
+    command=tuple(sys.argv[1:]),
+    output=args.json,
+  )
+
+
+def _names(
+  option: str, text: str | None, known: tuple[str, ...]
+) -> tuple[str, ...] | None:
+  if text is None:
+    return None
+  if text == "none":
+    return ()
+  names = tuple(item.strip() for item in text.split(","))
+  for name in names:
+    if name not in known:
+      raise ValueError(
+        f"bench: unknown {option} {name!r}; known: {', '.join(known)}"
+      )
+  return names
+
+
+def _compare(args: argparse.Namespace) -> int:
+  if not 0 < args.threshold < 1:
+    raise ValueError(
+      f"bench: --threshold must be between 0 and 1, got {args.threshold}"
+    )
+  before, after = map(results.read, args.compare)
+  for path, one in zip(args.compare, (before, after), strict=True):
+    print(f"{path}: {one.environment['device']}, {one.environment['date']}")
+  compared = results.compare(before, after, args.threshold)
+  print(table.comparison(compared))
+  return _FAILED if compared.regressions else 0
+
 
 COMMAND: Final = arguments.Command(
   name="bench",
   help="how fast implementations are here, beside their peers",
   description="Verifies, times and compares implementations and their peers.",
-  epilog=bench.EPILOG,
-  add_arguments=bench.add_arguments,
-  run=bench.run,
+  epilog=_EPILOG,
+  add_arguments=_add_arguments,
+  run=_run,
   uses_devices=True,
 )

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.bench import rows as rows_lib
+from jaxplugin.bench import workloads
 from jaxplugin.core import formats
 
 Operand = jax.Array | scaled_array.ScaledArray
@@ -59,7 +59,7 @@ class DotOperands:
     row, pair: of what.
   """
 
-  def __init__(self, row: rows_lib.Row, pair: rows_lib.Pair, seed: int = 0):
+  def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 0):
     self.row = row
     self.pair = pair
     keys = jax.random.split(jax.random.key(seed), 2)
@@ -96,7 +96,7 @@ class CodecOperands:
   """Sets of floats to quantize, and of what becomes of them."""
 
   def __init__(
-    self, row: rows_lib.Row, format: formats.BlockFormat, seed: int = 0
+    self, row: workloads.Row, format: formats.BlockFormat, seed: int = 0
   ):
     self.row = row
     self.format = format

@@ -10,7 +10,7 @@ import jax
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.bench import device
+from jaxplugin.bench import devices
 from jaxplugin.core import targets
 
 
@@ -24,11 +24,11 @@ class CacheTest(parameterized.TestCase):
 
   def test_largest_cache_of_the_system_counts(self):
     root = self.caches(index0="64K\n", index2="2048K\n", index3="32M\n")
-    self.assertEqual(device.cpu_cache_bytes(root), (32 << 20, str(root)))
+    self.assertEqual(devices.cpu_cache_bytes(root), (32 << 20, str(root)))
 
   def test_unknown_cache_is_assumed_large(self):
     for root in (self.caches(), self.caches(index0="many")):
-      self.assertEqual(device.cpu_cache_bytes(root), (64 << 20, "assumed"))
+      self.assertEqual(devices.cpu_cache_bytes(root), (64 << 20, "assumed"))
 
   @parameterized.parameters(
     ("NVIDIA H200", 50 << 20, "the data sheet of h200"),
@@ -38,16 +38,16 @@ class CacheTest(parameterized.TestCase):
   )
   def test_gpus_are_known_by_name(self, name, size, source):
     target = targets.Target(name=name, platform="cuda")
-    self.assertEqual(device.gpu_cache_bytes(target), (size, source))
+    self.assertEqual(devices.gpu_cache_bytes(target), (size, source))
 
   def test_size_in_the_target_goes_first(self):
     target = targets.named_target("b200")
-    self.assertEqual(device.gpu_cache_bytes(target), (126 << 20, "the target"))
+    self.assertEqual(devices.gpu_cache_bytes(target), (126 << 20, "the target"))
 
 
 class EnvironmentTest(absltest.TestCase):
   def test_says_where_and_with_what(self):
-    found = device.environment(device.find("cpu"))
+    found = devices.environment(devices.find("cpu"))
     self.assertEqual(found["platform"], "cpu")
     self.assertEqual(found["versions"]["jax"], jax.__version__)
     self.assertTrue(found["device"])

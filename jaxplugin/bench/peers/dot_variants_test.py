@@ -12,8 +12,8 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin import dot
-from jaxplugin.bench import rows
-from jaxplugin.bench.peers import variants
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.peers import verification
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
@@ -22,9 +22,9 @@ from jaxplugin.runtime import triton_library
 
 
 def ours(pair, target, names=None):
-  (row,) = rows.parse_rows("5x96x256")
-  (pair,) = rows.parse_pairs(pair)
-  made = variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
+  (row,) = workloads.parse_rows("5x96x256")
+  (pair,) = workloads.parse_pairs(pair)
+  made = dot_variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
   return {variant.name: variant for variant in made.ours(names)}
 
 
@@ -112,9 +112,12 @@ class OursTest(parameterized.TestCase):
     self, dtype, cudnn, is_rounded
   ):
     dtype = np.dtype(dtype)
-    (row,), (pair,) = rows.parse_rows("5x96x256"), rows.parse_pairs("nvfp4")
+    (row,), (pair,) = (
+      workloads.parse_rows("5x96x256"),
+      workloads.parse_pairs("nvfp4"),
+    )
     target = targets.named_target("b200", cudnn=cudnn)
-    made = variants.DotVariants(row, pair, dtype, target)
+    made = dot_variants.DotVariants(row, pair, dtype, target)
     # Just above the middle between 1 and 1 + 2^-7, its neighbours in bf16.
     scale = np.float32(1 + 2.0**-8 + 2.0**-20)
     lhs, rhs = (
@@ -157,9 +160,9 @@ class OursTest(parameterized.TestCase):
 
 class PeerFormsTest(parameterized.TestCase):
   def forms(self, name, shape="1x96x256", pair="nvfp4"):
-    (row,) = rows.parse_rows(shape)
-    (pair,) = rows.parse_pairs(pair)
-    made = variants.DotVariants(
+    (row,) = workloads.parse_rows(shape)
+    (pair,) = workloads.parse_pairs(pair)
+    made = dot_variants.DotVariants(
       row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
     )
     (peer,) = made.peers([name])

@@ -16,9 +16,13 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.bench import command
+from jaxplugin.bench import devices
+from jaxplugin.bench import execution
+from jaxplugin.bench import roofline
 from jaxplugin.bench import startup
-from jaxplugin.bench.peers import variants
+from jaxplugin.bench import timing
+from jaxplugin.bench.peers import codec_variants
+from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.report import results
 from jaxplugin.bench.report import table
 from jaxplugin.cli import main as command_line
@@ -36,33 +40,27 @@ class BenchTestCase(parameterized.TestCase):
     # Warm and cold matter to times, on which nothing here depends.
     self.enter_context(
       absltest.mock.patch.object(
-        command.device_lib, "cpu_cache_bytes", lambda: (1 << 12, "a test")
+        devices, "cpu_cache_bytes", lambda: (1 << 12, "a test")
       )
     )
     self.enter_context(
-      absltest.mock.patch.object(
-        command.measurement.execution, "WARM_UP_SECONDS", 0.0
-      )
+      absltest.mock.patch.object(execution, "WARM_UP_SECONDS", 0.0)
     )
-    tiny = command.ceilings_lib.Sizes(side=256, product=64, rounds=2)
+    tiny = roofline.Sizes(side=256, product=64, rounds=2)
     self.enter_context(
-      absltest.mock.patch.object(command.ceilings_lib, "QUICK_SIZES", tiny)
+      absltest.mock.patch.object(roofline, "QUICK_SIZES", tiny)
     )
 
   def recorded_samples(self):
     """A list that gets the samples of all that is timed from now on."""
     taken = []
-    in_turns = command.measurement.timing.in_turns
+    in_turns = timing.in_turns
 
     def recorded(*args, **kwargs):
       taken.append(in_turns(*args, **kwargs))
       return taken[-1]
 
-    self.enter_context(
-      absltest.mock.patch.object(
-        command.measurement.timing, "in_turns", recorded
-      )
-    )
+    self.enter_context(absltest.mock.patch.object(timing, "in_turns", recorded))
     return taken
 
   def run_bench(self, *arguments, stderr=None):
@@ -91,7 +89,7 @@ class RunTest(BenchTestCase):
     # JAX has it on CPUs since 0.12.
     refuse = absltest.mock.Mock(side_effect=NotImplementedError("not on a CPU"))
     self.enter_context(
-      absltest.mock.patch.object(variants.jax.nn, "scaled_matmul", refuse)
+      absltest.mock.patch.object(dot_variants.jax.nn, "scaled_matmul", refuse)
     )
     taken = self.recorded_samples()
     status, out, err = self.run_bench(
@@ -145,14 +143,16 @@ class RunTest(BenchTestCase):
     )
 
   def test_wrong_result_is_told_not_timed_and_fails_the_run(self):
-    right = variants.dot.block_scaled_dot
+    right = dot_variants.dot.block_scaled_dot
 
     def wrong(*args, implementation, **kwargs):
       result = right(*args, implementation=implementation, **kwargs)
       return result.at[0, 0].add(0.5) if implementation == "xla" else result
 
     path = self.directory / "r.json"
-    with absltest.mock.patch.object(variants.dot, "block_scaled_dot", wrong):
+    with absltest.mock.patch.object(
+      dot_variants.dot, "block_scaled_dot", wrong
+    ):
       status, out, err = self.run_bench(
         *SMALL, "--shapes", "2x32x64", "--formats", "nvfp4", "--peers", "none",
         "--implementations", "xla", "--json", path,
@@ -169,9 +169,9 @@ class RunTest(BenchTestCase):
 
     with (
       absltest.mock.patch.object(
-        variants.CodecVariants, "_quantize_portably", fail
+        codec_variants.CodecVariants, "_quantize_portably", fail
       ),
-      absltest.mock.patch.object(variants.lax, "scaled_dot", fail),
+      absltest.mock.patch.object(dot_variants.lax, "scaled_dot", fail),
     ):
       status, out, err = self.run_bench(
         *SMALL, "--shapes", "2x32x64,quantize:32x64", "--formats", "mxfp8",

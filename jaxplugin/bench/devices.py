@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import pathlib
-import platform as platform_lib
+import platform
 import subprocess
 from typing import Any
 from typing import Final
@@ -64,18 +64,18 @@ class Device:
     return self.target.platform != "cpu"
 
 
-def find(platform: str | None) -> Device:
+def find(name: str | None) -> Device:
   """The first local device of a platform, by default of JAX's own choice.
 
   Raises:
     ValueError: JAX has none; or it is neither a CPU nor a GPU.
   """
   try:
-    device = jax.local_devices(backend=platform)[0]
+    device = jax.local_devices(backend=name)[0]
   except RuntimeError as error:
     here = ", ".join(sorted({d.platform for d in jax.local_devices()}))
     raise ValueError(
-      f"bench: JAX has no {platform} here, only {here} ({error}); for a GPU"
+      f"bench: JAX has no {name} here, only {here} ({error}); for a GPU"
       " install jaxplugin[cuda13]"
     ) from error
   if device.platform not in PLATFORMS:
@@ -138,8 +138,8 @@ def environment(device: Device) -> dict[str, Any]:
     ),
     "driver": _driver() if device.is_gpu else None,
     "runtime": str(device.device.client.platform_version).strip(),
-    "python": platform_lib.python_version(),
-    "system": platform_lib.platform(),
+    "python": platform.python_version(),
+    "system": platform.platform(),
     "versions": {p: v for p in _PACKAGES if (v := _version(p)) is not None},
     "commit": _commit(),
     "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -154,7 +154,7 @@ def cpu_name() -> str:
       name, _, value = line.partition(":")
       if name.strip() == "model name":
         return value.strip()
-  return platform_lib.processor() or platform_lib.machine()
+  return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

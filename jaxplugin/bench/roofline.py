@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.bench import device as device_lib
+from jaxplugin.bench import devices
 from jaxplugin.bench import execution
 from jaxplugin.bench import timing
-from jaxplugin.bench.peers import variant as variant_lib
+from jaxplugin.bench.peers import variants
 from jaxplugin.core import targets
 
 NAMES: Final = ("read", "copy", "bf16", "f32")
@@ -92,8 +92,8 @@ def _variant(
   num_bytes: int = 0,
   flops: int = 0,
   on_host: bool = False,
-) -> variant_lib.Variant:
-  return variant_lib.Variant(
+) -> variants.Variant:
+  return variants.Variant(
     name=name,
     role="ceiling",
     function=function,
@@ -105,7 +105,7 @@ def _variant(
   )
 
 
-def read_variants(side: int, is_gpu: bool) -> list[variant_lib.Variant]:
+def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
   """Ways to read f32[side, side]; a result depends on every byte."""
   x = jnp.ones((side, side), jnp.float32)
   num_bytes = x.size * x.itemsize
@@ -135,7 +135,7 @@ def read_variants(side: int, is_gpu: bool) -> list[variant_lib.Variant]:
   ]
 
 
-def warm_copy_variant(rows: int, columns: int) -> variant_lib.Variant:
+def warm_copy_variant(rows: int, columns: int) -> variants.Variant:
   """x + 1 into memory that is there, by NumPy in one thread a core.
 
   A result of XLA:CPU is fresh memory, which the system fills with zeros page by
@@ -163,7 +163,7 @@ def _cores() -> int:
   return targets.detect_target("cpu").core_count or 1
 
 
-def _products(size: int, is_gpu: bool) -> list[variant_lib.Variant]:
+def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
   # Of random numbers: a GPU that multiplies ones needs less power, and clocks
   # higher.
   x = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
@@ -190,7 +190,7 @@ def _products(size: int, is_gpu: bool) -> list[variant_lib.Variant]:
   return result
 
 
-def measure(device: device_lib.Device, sizes: Sizes) -> Ceilings:
+def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
   """Measures all of them, in turns."""
   x = jnp.ones((sizes.side, sizes.side), jnp.float32)
   copy = _variant(

@@ -5,7 +5,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.bench import rows
+from jaxplugin.bench import workloads
 from jaxplugin.core import formats
 
 
@@ -15,13 +15,13 @@ def texts(found):
 
 class RowsTest(parameterized.TestCase):
   def test_sizes_and_kinds_are_read(self):
-    dot, codec = rows.parse_rows("512x4096x1024, dequantize:64x96")
-    self.assertEqual(dot, rows.Row(kind="dot", m=512, n=4096, k=1024))
-    self.assertEqual(codec, rows.Row(kind="dequantize", m=64, k=96))
+    dot, codec = workloads.parse_rows("512x4096x1024, dequantize:64x96")
+    self.assertEqual(dot, workloads.Row(kind="dot", m=512, n=4096, k=1024))
+    self.assertEqual(codec, workloads.Row(kind="dequantize", m=64, k=96))
 
   def test_sets_hold_the_shapes_that_targets_are_stated_for(self):
     self.assertEqual(
-      texts(rows.SETS["cpu-table"]),
+      texts(workloads.SETS["cpu-table"]),
       [
         "1x4096x4096",
         "1x8192x8192",
@@ -33,13 +33,13 @@ class RowsTest(parameterized.TestCase):
         "dequantize:4096x4096",
       ],
     )
-    gpu = texts(rows.SETS["gpu-table"])
+    gpu = texts(workloads.SETS["gpu-table"])
     for m in (1, 4, 8, 16, 64, 512, 8192):
       self.assertIn(f"{m}x8192x8192", gpu)
     self.assertIn("quantize:8192x8192", gpu)
 
   def test_m_replaces_the_rows_of_products_only(self):
-    found = rows.parse_rows("llama3-8b,quantize", [3, 5])
+    found = workloads.parse_rows("llama3-8b,quantize", [3, 5])
     products = [row for row in found if row.kind == "dot"]
     self.assertEqual({row.m for row in products}, {3, 5})
     # Four products of a layer, each of two m.
@@ -47,11 +47,11 @@ class RowsTest(parameterized.TestCase):
     self.assertIn("quantize:4096x4096", texts(found))
 
   def test_rows_named_twice_are_measured_once(self):
-    found = texts(rows.parse_rows("decode,1x8192x8192,decode"))
+    found = texts(workloads.parse_rows("decode,1x8192x8192,decode"))
     self.assertEqual(found, [f"{m}x8192x8192" for m in (1, 4, 8, 16)])
 
   def test_layers_can_be_quantized_to_every_format(self):
-    for name, layers in rows.LAYERS.items():
+    for name, layers in workloads.LAYERS.items():
       for layer, n, k in layers:
         self.assertEqual((n % 32, k % 32), (0, 0), f"{name} {layer}")
 
@@ -64,12 +64,12 @@ class RowsTest(parameterized.TestCase):
   )
   def test_bad_shapes_are_named(self, text, pattern):
     with self.assertRaisesRegex(ValueError, pattern):
-      rows.parse_rows(text)
+      workloads.parse_rows(text)
 
   @parameterized.parameters("1,x", "0", "-1", "1.5")
   def test_bad_sizes_are_named(self, text):
     with self.assertRaisesRegex(ValueError, "--m must be positive integers"):
-      rows.parse_sizes("--m", text)
+      workloads.parse_sizes("--m", text)
 
 
 class PairsTest(parameterized.TestCase):
@@ -80,16 +80,16 @@ class PairsTest(parameterized.TestCase):
     ("mxfp8_e5m2xf32", formats.MXFP8_E5M2, None),
   )
   def test_sides_are_told_apart(self, text, lhs, rhs):
-    (pair,) = rows.parse_pairs(text)
+    (pair,) = workloads.parse_pairs(text)
     self.assertEqual((pair.name, pair.lhs, pair.rhs), (text, lhs, rhs))
 
   def test_plain_side_has_its_dtype(self):
-    (pair,) = rows.parse_pairs("f16xmxfp4")
+    (pair,) = workloads.parse_pairs("f16xmxfp4")
     self.assertEqual(pair.plain, "float16")
 
   def test_equal_sides_have_the_short_name(self):
     self.assertEqual(
-      rows.parse_pairs("mxfp8xmxfp8,mxfp8"), rows.parse_pairs("mxfp8")
+      workloads.parse_pairs("mxfp8xmxfp8,mxfp8"), workloads.parse_pairs("mxfp8")
     )
 
   @parameterized.parameters(
@@ -100,14 +100,14 @@ class PairsTest(parameterized.TestCase):
   )
   def test_bad_formats_are_named(self, text, pattern):
     with self.assertRaisesRegex(ValueError, pattern):
-      rows.parse_pairs(text)
+      workloads.parse_pairs(text)
 
   def test_k_that_has_no_whole_blocks_is_refused(self):
-    (row,) = rows.parse_rows("1x64x48")
-    mxfp8, nvfp4 = rows.parse_pairs("mxfp8,nvfp4")
-    rows.check(row, nvfp4)
+    (row,) = workloads.parse_rows("1x64x48")
+    mxfp8, nvfp4 = workloads.parse_pairs("mxfp8,nvfp4")
+    workloads.check(row, nvfp4)
     with self.assertRaisesRegex(ValueError, "multiple of 32 for mxfp8.*k=48"):
-      rows.check(row, mxfp8)
+      workloads.check(row, mxfp8)
 
 
 if __name__ == "__main__":

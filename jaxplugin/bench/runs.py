@@ -1,0 +1,169 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the benchmark: rows in, tables and a file of results out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from jaxplugin.bench import devices
+from jaxplugin.bench import measurement
+from jaxplugin.bench import roofline
+from jaxplugin.bench import startup
+from jaxplugin.bench import workloads
+from jaxplugin.bench.report import results
+from jaxplugin.bench.report import table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """What a run is to measure.
+
+  Attributes:
+    device: where.
+    rows, pairs: what, and in which formats.
+    options: how.
+    sizes: of what the ceilings are measured with.
+    deadline: of `time.monotonic`; rows for which there is no time are left out.
+    command: the arguments, for the file of results.
+    output: the file of results, or None.
+  """
+
+  device: devices.Device
+  rows: tuple[workloads.Row, ...]
+  pairs: tuple[workloads.Pair, ...]
+  options: measurement.Options
+  sizes: roofline.Sizes
+  deadline: float
+  command: tuple[str, ...]
+  output: str | None
+
+  def work(self) -> list[tuple[workloads.Row, workloads.Pair]]:
+    """Rows in the formats that each is to be measured in."""
+    found = []
+    for row in self.rows:
+      for pair in self.pairs:
+        # Only products have a plain side, or two formats.
+        is_codec = pair.lhs == pair.rhs
+        if row.kind == "dot" or (row.kind != "startup" and is_codec):
+          workloads.check(row, pair)
+          found.append((row, pair))
+    return found
+
+
+def show(found: results.Run) -> None:
+  """Prints a run that was measured before."""
+  print(table.header(found.environment, found.ceilings))
+  if found.startup is not None:
+    print(f"\n{startup.text(found.startup)}")
+  if found.rows:
+    print(f"\n{table.LEGEND}")
+  for row in found.rows:
+    print(f"\n{table.block(row)}")
+  _print_rest(found)
+
+
+def _print_rest(found: results.Run) -> None:
+  """What was not measured, and why."""
+  unavailable = table.unavailable(found.rows)
+  if unavailable:
+    print(f"\n{unavailable}")
+  if found.left_out:
+    print(f"left out, no time: {', '.join(found.left_out)}")
+
+
+def measure(request: Request) -> results.Run:
+  """Measures and prints row by row; keeps what there is after each."""
+  work = request.work()
+  ceilings = None
+  if work:
+    ceilings = roofline.measure(request.device, request.sizes)
+  found = results.Run(
+    command=request.command,
+    environment=devices.environment(request.device),
+    ceilings=ceilings,
+  )
+  print(table.header(found.environment, ceilings))
+  if any(row.kind == "startup" for row in request.rows):
+    measured = startup.measure()
+    found = dataclasses.replace(found, startup=measured)
+    print(f"\n{startup.text(measured)}")
+  if ceilings is not None:
+    print(f"\n{table.LEGEND}")
+    found = _measure_rows(request, found, ceilings)
+  _print_rest(found)
+  if request.output is not None:
+    results.write(found, request.output)
+  return found
+
+
+def _measure_rows(
+  request: Request,
+  found: results.Run,
+  ceilings: roofline.Ceilings,
+) -> results.Run:
+  work = request.work()
+  with _progress(len(work)) as progress:
+    measure = measurement.RowMeasurement(
+      request.device, ceilings, request.options, progress.describe
+    )
+    longest = 0.0
+    for row, pair in work:
+      # A row takes about as long as the longest so far.
+      if time.monotonic() + longest > request.deadline:
+        name = f"{row} {pair}"
+        found = dataclasses.replace(found, left_out=(*found.left_out, name))
+        continue
+      done = measure.measure(row, pair)
+      longest = max(longest, done.seconds)
+      found = dataclasses.replace(
+        found, rows=(*found.rows, done), ceilings=measure.ceilings
+      )
+      progress.write(f"\n{table.block(done)}")
+      progress.advance()
+      if request.output is not None:
+        results.write(found, request.output)
+  return found
+
+
+class _Progress:
+  """Prints, and shows how far things are where tqdm is installed."""
+
+  def __init__(self, bar: Any = None):
+    self._bar = bar
+
+  def describe(self, text: str) -> None:
+    if self._bar is not None:
+      self._bar.set_postfix_str(text)
+
+  def write(self, text: str) -> None:
+    if self._bar is not None:
+      self._bar.clear()
+    print(text, flush=True)
+    if self._bar is not None:
+      self._bar.refresh()
+
+  def advance(self) -> None:
+    if self._bar is not None:
+      self._bar.update()
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[_Progress]:
+  if not sys.stderr.isatty():
+    yield _Progress()
+    return
+  try:
+    import tqdm  # optional
+  except ImportError:
+    yield _Progress()
+    return
+  with tqdm.tqdm(
+    total=total, unit="row", file=sys.stderr, leave=False, dynamic_ncols=True
+  ) as bar:
+    yield _Progress(bar)
