@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels that quantize to block-scaled formats, reading the input once.
 
-  quantize               along one axis; MXFP8, MXFP4, NVFP4
+  quantize               along one axis
   quantize_both          along both axes of a matrix, from one read
   finite_amax, then      NVFP4's global scale of a tensor, without atomics, so
   reduce_global_scale    that it has the same bits each time
@@ -36,31 +36,16 @@ def _quantize_tile(
   global_scale,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  MANTISSA_BITS: tl.constexpr,
-  BIAS: tl.constexpr,
-  MAX_BITS: tl.constexpr,
-  ROUNDS_UP: tl.constexpr,
-  HARDWARE_CAST: tl.constexpr,
+  QUANTIZED: tl.constexpr,
 ):
   """Stored values, uint8, and scales, uint8, of a tile; FP4 is packed."""
-  if VEC_SIZE == 16:
-    codes, scale = codec.quantize_nvfp4(
-      x, tl.load(global_scale), BLOCK_M, BLOCK_K, VEC_SIZE
+  if QUANTIZED.format.is_two_level:
+    codes, scale = codec.quantize_two_level(
+      x, tl.load(global_scale), BLOCK_M, BLOCK_K, QUANTIZED
     )
   else:
-    codes, scale = codec.quantize_mx(
-      x,
-      BLOCK_M,
-      BLOCK_K,
-      VEC_SIZE,
-      MANTISSA_BITS,
-      BIAS,
-      MAX_BITS,
-      ROUNDS_UP,
-      HARDWARE_CAST,
-    )
-  if MANTISSA_BITS == 1:
+    codes, scale = codec.quantize_mx(x, BLOCK_M, BLOCK_K, QUANTIZED)
+  if QUANTIZED.format.is_packed:
     codes = codec.pack(codes, BLOCK_M, BLOCK_K)
   return codes.to(tl.uint8), scale.to(tl.uint8)
 
@@ -113,32 +98,23 @@ def _quantize_and_store(
   scale_k_stride,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  MANTISSA_BITS: tl.constexpr,
-  BIAS: tl.constexpr,
-  MAX_BITS: tl.constexpr,
-  ROUNDS_UP: tl.constexpr,
-  HARDWARE_CAST: tl.constexpr,
-  SWIZZLED: tl.constexpr,
+  QUANTIZED: tl.constexpr,
 ):
   """Quantizes a tile along its second axis and stores what is inside.
 
   `values` and `scale` are those of the tile's batch; the rest as `quantize` has
   it, `row` the tile's rows and `k_start` its first k.
   """
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  swizzled: tl.constexpr = QUANTIZED.is_swizzled
   codes, scales = _quantize_tile(
     tile,
     global_scale,
     BLOCK_M,
     BLOCK_K,
-    VEC_SIZE,
-    MANTISSA_BITS,
-    BIAS,
-    MAX_BITS,
-    ROUNDS_UP,
-    HARDWARE_CAST,
+    QUANTIZED,
   )
-  packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
+  packing: tl.constexpr = QUANTIZED.format.values_per_byte
   place = k_start // packing + tl.arange(0, BLOCK_K // packing)
   pointers = values + row[:, None] * values_row_stride
   pointers += place[None, :] * values_k_stride
@@ -148,12 +124,12 @@ def _quantize_and_store(
     scale,
     scales,
     row,
-    k_start // VEC_SIZE + tl.arange(0, BLOCK_K // VEC_SIZE),
+    k_start // vec_size + tl.arange(0, BLOCK_K // vec_size),
     rows,
-    tl.cdiv(k, VEC_SIZE),
+    tl.cdiv(k, vec_size),
     scale_row_stride,
     scale_k_stride,
-    SWIZZLED,
+    swizzled,
   )
 
 
@@ -201,13 +177,7 @@ def quantize(
   x_k_stride: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  MANTISSA_BITS: tl.constexpr,
-  BIAS: tl.constexpr,
-  MAX_BITS: tl.constexpr,
-  ROUNDS_UP: tl.constexpr,
-  HARDWARE_CAST: tl.constexpr,
-  SWIZZLED: tl.constexpr,
+  QUANTIZED: tl.constexpr,
 ):
   """Quantizes `x` along k: one tile a program, `launch_grid` programs.
 
@@ -217,14 +187,15 @@ def quantize(
     x: f32, bf16 or f16[batch, rows, k].
     global_scale: f32[1] for NVFP4; else any pointer or None, not read.
     values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)].
-    scale: uint8[batch, rows, ceil(k / VEC_SIZE)] where linear; swizzled, batch
-      times `swizzle_scale`'s bytes, its padding included, without gaps.
+    scale: uint8[batch, rows, ceil(k / block size)] where linear; swizzled,
+      batch times `swizzle_scale`'s bytes, its padding included, without gaps.
     rows, k: sizes.
     grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
       to whole scale tiles where the scale is swizzled.
+    QUANTIZED: `quantize_config.Quantized`.
     *_stride: in elements; of `scale`, row and k are unused where swizzled.
   """
-  tl.static_assert(BLOCK_K % VEC_SIZE == 0)
+  tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
   batch, row_start, k_start = _tile_of_program(
     grid_rows, grid_k, BLOCK_M, BLOCK_K
   )
@@ -251,13 +222,7 @@ def quantize(
     scale_k_stride,
     BLOCK_M,
     BLOCK_K,
-    VEC_SIZE,
-    MANTISSA_BITS,
-    BIAS,
-    MAX_BITS,
-    ROUNDS_UP,
-    HARDWARE_CAST,
-    SWIZZLED,
+    QUANTIZED,
   )
 
 
@@ -280,13 +245,7 @@ def quantize_both(
   x_row_stride: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  MANTISSA_BITS: tl.constexpr,
-  BIAS: tl.constexpr,
-  MAX_BITS: tl.constexpr,
-  ROUNDS_UP: tl.constexpr,
-  HARDWARE_CAST: tl.constexpr,
-  SWIZZLED: tl.constexpr,
+  QUANTIZED: tl.constexpr,
   TRANSPOSED: tl.constexpr,
 ):
   """Quantizes the rows of `x`, and its columns, from one read.
@@ -300,20 +259,22 @@ def quantize_both(
       a block of the one than in that of the other.
     values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
       its last axis, uint8[batch, rows, ceil(k / 2)].
-    scale: uint8[batch, rows, ceil(k / VEC_SIZE)], or swizzled.
+    scale: uint8[batch, rows, ceil(k / block size)], or swizzled.
     values_t: blocked along rows: TRANSPOSED uint8[batch, columns, k_t], else
       uint8[batch, k_t, columns]; FP4 uint8[batch, columns, ceil(k_t / 2)].
-    scale_t: TRANSPOSED uint8[batch, columns, ceil(k_t / VEC_SIZE)], or
-      swizzled; else uint8[batch, ceil(k_t / VEC_SIZE), columns].
+    scale_t: TRANSPOSED uint8[batch, columns, ceil(k_t / block size)], or
+      swizzled; else uint8[batch, ceil(k_t / block size), columns].
     rows, columns: of `x`.
     k, k_t: columns and rows, and zeros that are quantized after them.
     grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
       k_t and k).
     x_batch_stride, x_row_stride: in elements.
   """
-  tl.static_assert(BLOCK_K % VEC_SIZE == 0 and BLOCK_M % VEC_SIZE == 0)
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  swizzled: tl.constexpr = QUANTIZED.is_swizzled
+  tl.static_assert(BLOCK_K % vec_size == 0 and BLOCK_M % vec_size == 0)
   tl.static_assert(k >= columns and k_t >= rows)
-  tl.static_assert(TRANSPOSED or not SWIZZLED)
+  tl.static_assert(TRANSPOSED or not swizzled)
   batch, row_start, column_start = _tile_of_program(
     grid_rows, grid_columns, BLOCK_M, BLOCK_K
   )
@@ -325,14 +286,14 @@ def quantize_both(
   inside = (row < rows)[:, None] & (column < columns)[None, :]
   tile = tl.load(pointers, mask=inside, other=0.0)
 
-  packing: tl.constexpr = 2 if MANTISSA_BITS == 1 else 1
+  packing: tl.constexpr = QUANTIZED.format.values_per_byte
   stored = tl.cdiv(k, packing)
-  blocks = tl.cdiv(k, VEC_SIZE)
+  blocks = tl.cdiv(k, vec_size)
   _quantize_and_store(
     tile,
     global_scale,
     values + batch * (rows * stored),
-    scale + batch * _scale_bytes(rows, blocks, SWIZZLED),
+    scale + batch * _scale_bytes(rows, blocks, swizzled),
     row,
     column_start,
     rows,
@@ -343,23 +304,17 @@ def quantize_both(
     1,
     BLOCK_M,
     BLOCK_K,
-    VEC_SIZE,
-    MANTISSA_BITS,
-    BIAS,
-    MAX_BITS,
-    ROUNDS_UP,
-    HARDWARE_CAST,
-    SWIZZLED,
+    QUANTIZED,
   )
 
   stored = tl.cdiv(k_t, packing)
-  blocks = tl.cdiv(k_t, VEC_SIZE)
-  is_transposed: tl.constexpr = TRANSPOSED or packing == 2
+  blocks = tl.cdiv(k_t, vec_size)
+  is_transposed: tl.constexpr = TRANSPOSED or packing > 1
   _quantize_and_store(
     tl.trans(tile),
     global_scale_t,
     values_t + batch * (columns * stored),
-    scale_t + batch * _scale_bytes(columns, blocks, SWIZZLED),
+    scale_t + batch * _scale_bytes(columns, blocks, swizzled),
     column,
     row_start,
     columns,
@@ -370,13 +325,7 @@ def quantize_both(
     1 if TRANSPOSED else columns,
     BLOCK_K,
     BLOCK_M,
-    VEC_SIZE,
-    MANTISSA_BITS,
-    BIAS,
-    MAX_BITS,
-    ROUNDS_UP,
-    HARDWARE_CAST,
-    SWIZZLED,
+    QUANTIZED,
   )
 
 

@@ -7,22 +7,18 @@ are integer operations on f32 bits. Floating-point operations are used where
 they are exact or correctly rounded under IEEE 754 with subnormals honoured,
 which is how Triton compiles f32 for NVIDIA (no `.ftz`) and AMD.
 
-Constexprs that describe the values' type, from `quantize_config.Encoding`:
-MANTISSA_BITS, BIAS, and MAX_BITS, the f32 bits of the largest value.
+ELEMENT is a `formats.Element`, QUANTIZED a `quantize_config.Quantized`.
 """
 
 import triton
 import triton.language as tl
 
+from jaxplugin.kernels import formats
+
 MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
 INFINITY_BITS = tl.constexpr(0x7F800000)
 MANTISSA_MASK = tl.constexpr(0x007FFFFF)
-E8M0_NAN = tl.constexpr(255)
-E4M3_NAN = tl.constexpr(0x7F)
-E4M3_MANTISSA_BITS = tl.constexpr(3)
-E4M3_BIAS = tl.constexpr(7)
-E4M3_MAX_BITS = tl.constexpr(0x43E00000)  # 448
-E2M1_MAX = tl.constexpr(6.0)
+E8M0_NAN = tl.constexpr(formats.E8M0_NAN)
 
 # Where the global scale is smaller, it and the tensor are multiplied by 2^64:
 # quotients keep their bits, and no reciprocal or remainder leaves f32's range.
@@ -47,27 +43,25 @@ def from_bits(bits):
 
 
 @triton.jit
-def encode(
-  magnitude,
-  MANTISSA_BITS: tl.constexpr,
-  BIAS: tl.constexpr,
-  MAX_BITS: tl.constexpr,
-):
+def encode(magnitude, ELEMENT: tl.constexpr):
   """Codes without sign of f32 magnitudes, to nearest even, saturating; int32.
 
   The adder rounds what is subnormal in the target type: adding 2^23 quanta
   leaves their number in the low bits.
   """
-  shift: tl.constexpr = 23 - MANTISSA_BITS
-  magic_exponent: tl.constexpr = 24 - BIAS - MANTISSA_BITS
+  mantissa_bits: tl.constexpr = ELEMENT.mantissa_bits
+  bias: tl.constexpr = ELEMENT.bias
+  shift: tl.constexpr = 23 - mantissa_bits
+  magic_exponent: tl.constexpr = 24 - bias - mantissa_bits
   magic: tl.constexpr = 2.0**magic_exponent
-  bits = tl.minimum(magnitude.to(tl.int32, bitcast=True), MAX_BITS)
+  bits = magnitude.to(tl.int32, bitcast=True)
+  bits = tl.minimum(bits, ELEMENT.max_f32_bits)
   to_even = ((bits >> shift) & 1) + ((1 << (shift - 1)) - 1)
-  normal = ((bits + to_even) >> shift) - ((127 - BIAS) << MANTISSA_BITS)
+  normal = ((bits + to_even) >> shift) - ((127 - bias) << mantissa_bits)
   subnormal = (from_bits(bits) + magic).to(tl.int32, bitcast=True) - (
     (magic_exponent + 127) << 23
   )
-  return tl.where(bits >= (128 - BIAS) << 23, normal, subnormal)
+  return tl.where(bits >= (128 - bias) << 23, normal, subnormal)
 
 
 @triton.jit
@@ -116,9 +110,10 @@ def over_blocks(
 
 
 @triton.jit
-def with_sign(codes, bits, SIGN_SHIFT: tl.constexpr):
+def with_sign(codes, bits, ELEMENT: tl.constexpr):
   """Adds the sign of f32 `bits` to codes; -0 keeps its own."""
-  return codes | ((bits >> (31 - SIGN_SHIFT)) & (1 << SIGN_SHIFT))
+  sign_shift: tl.constexpr = ELEMENT.sign_shift
+  return codes | ((bits >> (31 - sign_shift)) & (1 << sign_shift))
 
 
 @triton.jit
@@ -130,68 +125,61 @@ def pack(codes, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def quantize_mx(
-  x,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  MANTISSA_BITS: tl.constexpr,
-  BIAS: tl.constexpr,
-  MAX_BITS: tl.constexpr,
-  ROUNDS_UP: tl.constexpr,
-  HARDWARE_CAST: tl.constexpr,
+  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, QUANTIZED: tl.constexpr
 ):
   """Codes of a tile and of its E8M0 scales.
 
   Args:
     x: f32, bf16 or f16[BLOCK_M, BLOCK_K].
-    HARDWARE_CAST: the target casts f32 to the (FP8) values' type, to nearest
-      even and saturating.
 
   Returns:
     codes: int or uint8[BLOCK_M, BLOCK_K], one a value.
-    scale: int32[BLOCK_M, BLOCK_K / VEC_SIZE].
+    scale: int32[BLOCK_M, BLOCK_K / block size].
   """
+  element: tl.constexpr = QUANTIZED.format.element
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  max_bits: tl.constexpr = QUANTIZED.format.element.max_f32_bits
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
-  amax = block_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
-  scale = (amax >> 23) - ((MAX_BITS >> 23) - 127)
-  if ROUNDS_UP:
-    exceeds = (amax & MANTISSA_MASK) > (MAX_BITS & MANTISSA_MASK)
+  amax = block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size)
+  scale = (amax >> 23) - ((max_bits >> 23) - 127)
+  if QUANTIZED.rounds_up:
+    exceeds = (amax & MANTISSA_MASK) > (max_bits & MANTISSA_MASK)
     scale += exceeds.to(tl.int32)
   scale = tl.minimum(tl.maximum(scale, 0), E8M0_NAN - 1)
   is_nan = amax >= INFINITY_BITS
   # A block without NaN has a scale of at most 253 (E2M1, f32 max): the factor
   # is a normal number, and the product is exact where it matters.
   factor = over_blocks(
-    from_bits((E8M0_NAN - 1 - scale) << 23), BLOCK_M, BLOCK_K, VEC_SIZE
+    from_bits((E8M0_NAN - 1 - scale) << 23), BLOCK_M, BLOCK_K, vec_size
   )
-  if HARDWARE_CAST:
+  if QUANTIZED.hardware_cast:
     quotient = from_bits(bits) * factor
-    if MANTISSA_BITS == 3:
+    if element.name == "e4m3":
       codes = quotient.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
+      tl.static_assert(element.name == "e5m2")
       codes = quotient.to(tl.float8e5).to(tl.uint8, bitcast=True)
   else:
     quotient = from_bits(magnitude) * factor
-    if MANTISSA_BITS == 1 and x.dtype != tl.float32:
-      codes = encode_e2m1_of_short(quotient, not ROUNDS_UP)
+    if element.name == "e2m1" and x.dtype != tl.float32:
+      codes = encode_e2m1_of_short(quotient, not QUANTIZED.rounds_up)
     else:
-      codes = encode(quotient, MANTISSA_BITS, BIAS, MAX_BITS)
-    sign_shift: tl.constexpr = 3 if MANTISSA_BITS == 1 else 7
-    codes = with_sign(codes, bits, sign_shift)
-  codes = tl.where(over_blocks(is_nan, BLOCK_M, BLOCK_K, VEC_SIZE), 0, codes)
+      codes = encode(quotient, element)
+    codes = with_sign(codes, bits, element)
+  codes = tl.where(over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size), 0, codes)
   return codes, tl.where(is_nan, E8M0_NAN, scale)
 
 
 @triton.jit
-def quantize_nvfp4(
+def quantize_two_level(
   x,
   global_scale,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
+  QUANTIZED: tl.constexpr,
 ):
-  """Codes of a tile in E2M1 and of its E4M3 scales.
+  """Codes of a tile, and of its scales of a two-level format: NVFP4's.
 
   The quotient of a value is correctly rounded by one step of Newton from the
   correctly rounded reciprocal (Markstein, "Computation of elementary functions
@@ -205,31 +193,37 @@ def quantize_nvfp4(
   Returns:
     As `quantize_mx`.
   """
+  element: tl.constexpr = QUANTIZED.format.element
+  scale_element: tl.constexpr = QUANTIZED.format.scale
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  largest: tl.constexpr = QUANTIZED.format.element.max
+  # What the bounds of steps and the decoding of scales below hold for.
+  tl.static_assert(element.name == "e2m1" and scale_element.name == "e4m3")
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
-  amax = block_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
+  amax = block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size)
   global_bits = global_scale.to(tl.int32, bitcast=True)
   is_nan = amax >= INFINITY_BITS
   is_nan = is_nan | (global_bits <= 0) | (global_bits >= INFINITY_BITS)
 
   factor = tl.where(global_bits < TINY_BITS, 2.0**64, 1.0)
   divisor = global_scale * factor
-  ideal = tl.div_rn(tl.div_rn(from_bits(amax) * factor, E2M1_MAX), divisor)
-  scale = encode(ideal, E4M3_MANTISSA_BITS, E4M3_BIAS, E4M3_MAX_BITS)
+  ideal = tl.div_rn(tl.div_rn(from_bits(amax) * factor, largest), divisor)
+  scale = encode(ideal, scale_element)
   step = tl.where(scale == 0, 1.0, decode_e4m3(scale) * divisor)
   # All of a block is zero where its scale is.
   ceiling = tl.where(scale == 0, 0.0, step * 8.0)
   reciprocal = tl.div_rn(tl.full(step.shape, 1.0, tl.float32), step)
 
-  steps = over_blocks(step, BLOCK_M, BLOCK_K, VEC_SIZE)
-  reciprocals = over_blocks(reciprocal, BLOCK_M, BLOCK_K, VEC_SIZE)
-  ceilings = over_blocks(ceiling, BLOCK_M, BLOCK_K, VEC_SIZE)
+  steps = over_blocks(step, BLOCK_M, BLOCK_K, vec_size)
+  reciprocals = over_blocks(reciprocal, BLOCK_M, BLOCK_K, vec_size)
+  ceilings = over_blocks(ceiling, BLOCK_M, BLOCK_K, vec_size)
   # What exceeds 8 steps saturates all the same.
   numerator = tl.minimum(from_bits(magnitude) * factor, ceilings)
   guess = numerator * reciprocals
   remainder = tl.fma(-guess, steps, numerator)
   quotient = tl.fma(remainder, reciprocals, guess)
-  codes = encode(quotient, 1, 1, 0x40C00000)
-  codes = with_sign(codes, bits, 3)
-  codes = tl.where(over_blocks(is_nan, BLOCK_M, BLOCK_K, VEC_SIZE), 0, codes)
-  return codes, tl.where(is_nan, E4M3_NAN, scale)
+  codes = encode(quotient, element)
+  codes = with_sign(codes, bits, element)
+  codes = tl.where(over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size), 0, codes)
+  return codes, tl.where(is_nan, scale_element.nan_code, scale)

@@ -22,7 +22,7 @@ from jaxplugin.kernels import formats
 REDUCE_CHUNK: Final = 1024  # CHUNK of `reduce_global_scale`
 SCALE_ROUNDINGS: Final = ("up", "floor")
 # Those that the kernels make.
-FORMAT_NAMES: Final = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
+FORMAT_NAMES: Final = tuple(formats.FORMATS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,24 @@ class QuantizeConfig:
   block_k: int
   num_warps: int
   hardware_cast: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantized:
+  """What a kernel makes: a compile-time constant of it.
+
+  Attributes:
+    format: of values and scales.
+    rounds_up: whether the power of two of an MX scale is rounded up, so that no
+      value saturates; else down ("floor").
+    hardware_cast: as of `QuantizeConfig`.
+    is_swizzled: whether scales are written as "swizzled_128x4".
+  """
+
+  format: formats.Format
+  rounds_up: bool
+  hardware_cast: bool
+  is_swizzled: bool
 
 
 def default_config(
@@ -136,17 +154,15 @@ def constexprs(
     raise ValueError(
       f"scale_rounding must be one of {SCALE_ROUNDINGS}, got {scale_rounding!r}"
     )
-  facts = formats.by_name(format_name)
   return {
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
-    "VEC_SIZE": facts.block_size,
-    "MANTISSA_BITS": facts.element.mantissa_bits,
-    "BIAS": facts.element.bias,
-    "MAX_BITS": facts.element.max_f32_bits,
-    "ROUNDS_UP": scale_rounding == "up",
-    "HARDWARE_CAST": config.hardware_cast,
-    "SWIZZLED": swizzled,
+    "QUANTIZED": Quantized(
+      format=formats.by_name(format_name),
+      rounds_up=scale_rounding == "up",
+      hardware_cast=config.hardware_cast,
+      is_swizzled=swizzled,
+    ),
   }
 
 

@@ -191,7 +191,10 @@ class SpecialValueTest(parameterized.TestCase):
     values, scale = run_quantize(x, format_name, global_scale=one)
     np.testing.assert_array_equal(scale, 0)
     np.testing.assert_array_equal(values[0, 0], 0)
-    minus_zero = 0x88 if formats.by_name(format_name).is_fp4 else 0x80
+    facts = formats.by_name(format_name).facts
+    minus_zero = 1 << facts.element.sign_shift
+    if facts.is_packed:
+      minus_zero |= minus_zero << 4
     np.testing.assert_array_equal(values[0, 1], minus_zero)
 
   @parameterized.product(

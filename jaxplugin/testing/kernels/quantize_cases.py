@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import jaxplugin as jp
+import jaxplugin.kernels.formats
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
@@ -25,7 +26,7 @@ from jaxplugin.kernels.interpreter import interpret
 BF16 = np.dtype(ml_dtypes.bfloat16)
 UNWRITTEN = 0xA5
 SM_90 = architectures.by_name("sm_90")
-FORMAT_NAMES = quantize_config.FORMAT_NAMES
+FORMAT_NAMES = tuple(format.name for format in formats.FORMATS)
 
 
 def element_strides(x):
@@ -49,7 +50,7 @@ def run_quantize(
   """
   order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
   batch, rows, k = (x.shape[axis] for axis in order)
-  facts = formats.by_name(format_name).facts
+  facts = jp.kernels.formats.by_name(format_name)
   grid_rows, grid_k = quantize_config.covered(
     rows, k, format_name, swizzled=swizzled
   )
