@@ -148,6 +148,13 @@ MULTIPLYING_FP4 = {
   "mxfp8_mxfp4": ("sm_100", "sm_120", "gfx950"),
 }
 PRODUCTS |= FP4_PAIRS
+# Six bits, which are decoded everywhere.
+MXFP6 = {
+  "bf16_mxfp6": product("bf16", "mxfp6_e2m3", m=4096),
+  "mxfp6": product("mxfp6_e3m2", "mxfp6_e3m2", m=4096),
+}
+DECODING_FP6 = ("sm_80", "sm_90", "sm_100", "gfx950")
+PRODUCTS |= MXFP6
 CASES = [
   {"testcase_name": f"{name}_{key}", "name": name, "key": key}
   for name in architectures.ARCHITECTURES
@@ -156,6 +163,7 @@ CASES = [
   and (key not in DESCRIBED or name in DESCRIBING)
   and (key not in SWIZZLED or name in SWIZZLING[key])
   and (key not in FP4_PAIRS or name in MULTIPLYING_FP4[key])
+  and (key not in MXFP6 or name in DECODING_FP6)
 ]
 # Instructions of a main loop for each value of the weight: with interleaved
 # values at most this share of those with values in their usual order.

@@ -17,7 +17,7 @@ from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import gpu_operands
 
-BLOCK_FORMATS = configs.BLOCK_FORMATS
+BLOCK_FORMATS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
 PLAIN = tuple(configs.PLAIN_BYTES)
 FORMATS = BLOCK_FORMATS + PLAIN
 PAIRS = tuple(
@@ -31,6 +31,16 @@ NATIVE_PAIRS = tuple(
   if (lhs == "nvfp4") == (rhs == "nvfp4")
 )
 SMALL_M_PAIRS = tuple(itertools.product(FORMATS, BLOCK_FORMATS))
+MXFP6_PAIRS = (
+  ("mxfp6_e2m3", "mxfp6_e2m3"),
+  ("mxfp6_e3m2", "mxfp6_e3m2"),
+  ("mxfp6_e3m2", "mxfp6_e2m3"),
+  ("bf16", "mxfp6_e2m3"),
+  ("f32", "mxfp6_e3m2"),
+  ("mxfp8", "mxfp6_e2m3"),
+  ("mxfp6_e2m3", "nvfp4"),
+  ("mxfp6_e3m2", "mxfp4"),
+)
 
 # Neither m, n nor k is a multiple of a tile, nor k of a scale block.
 TAILS = {"batch": 1, "m": 19, "n": 35, "k": 104}
@@ -139,6 +149,24 @@ class FormatPairTest(MatmulTest):
   def test_small_m_is_exact_on_integers(self, lhs, rhs):
     operands = self.make(lhs, rhs, batch=2, m=1, n=33, k=264, integers=True)
     self.check_exact(*operands, SMALL_M)
+
+  @parameterized.product(
+    pair=MXFP6_PAIRS, config=(UPCAST, SWAPPED, SMALL_M), integers=(False, True)
+  )
+  def test_mxfp6(self, pair, config, integers):
+    # k is a multiple of 8, as words of FP4 take it, and of no scale block.
+    operands = self.make(*pair, batch=2, m=5, n=35, k=200, integers=integers)
+    (self.check_exact if integers else self.check)(*operands, config)
+
+  @parameterized.parameters("mxfp6_e2m3", "mxfp6_e3m2")
+  def test_mxfp6_of_which_k_is_not_minor(self, format):
+    operands = self.make(format, format, **TAILS, k_is_minor=False)
+    self.check(*operands, UPCAST)
+
+  @parameterized.parameters("mxfp6_e2m3", "mxfp6_e3m2")
+  def test_mxfp6_with_swizzled_scales(self, format):
+    operands = self.make(format, format, **TAILS, swizzled=True)
+    self.check(*operands, UPCAST)
 
   @parameterized.product(
     config=(UPCAST, SWAPPED, SMALL_M),

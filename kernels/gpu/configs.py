@@ -26,8 +26,7 @@ from jaxplugin.kernels import formats
 Path = Literal["upcast", "native", "small_m"]
 PATHS: Final = ("upcast", "native", "small_m")
 
-# Those that the kernels read.
-BLOCK_FORMATS: Final = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
+BLOCK_FORMATS: Final = tuple(formats.FORMATS)
 PLAIN_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4}
 FORMATS: Final = (*BLOCK_FORMATS, *PLAIN_BYTES)
 # bf16 pieces that hold a value exactly: 8 significant bits each.

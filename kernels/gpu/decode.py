@@ -8,9 +8,10 @@ of the two exponent biases; subnormal codes become subnormal bf16 numbers and so
 come out right as well. One multiplication in bf16, which is exact and keeps
 subnormals on every GPU, repairs the bias.
 
-Products of a value and its scale are exact in bf16: E4M3 and E5M2 times 2^e
-have 4 and 3 significant bits, E2M1 times E4M3 has 6, and bf16 has 8. They leave
-bf16's range only where they leave f32's, which has the same exponents.
+Products of a value and its scale are exact in bf16: E4M3 and E2M3 times 2^e
+have 4 significant bits, others fewer, E2M1 times E4M3 has 6, and bf16 has 8.
+They leave bf16's range only where they leave f32's, which has the same
+exponents.
 
 OPERAND is a `configs.OperandKind`.
 """
@@ -53,6 +54,22 @@ def e5m2_to_bf16(code):
   """
   code = code.to(tl.uint8, bitcast=True).to(tl.uint16) << 8
   return code.to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def finite_to_bf16(code, ELEMENT: tl.constexpr):
+  """bf16 of codes (uint8[...]) of a type that has only finite ones, exactly.
+
+  One a byte, of which the upper bits are not read.
+  """
+  sign: tl.constexpr = 1 << ELEMENT.sign_shift
+  to_sign: tl.constexpr = 15 - ELEMENT.sign_shift
+  to_mantissa: tl.constexpr = 7 - ELEMENT.mantissa_bits
+  exponent: tl.constexpr = 127 - ELEMENT.bias
+  bias_repair: tl.constexpr = 2.0**exponent
+  code = code.to(tl.uint16)
+  bits = ((code & sign) << to_sign) | ((code & (sign - 1)) << to_mantissa)
+  return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True) * bias_repair
 
 
 @triton.jit
@@ -184,6 +201,9 @@ def values_to_bf16(code, OPERAND: tl.constexpr):
     return e4m3_to_bf16(code)
   elif OPERAND.element.name == "e5m2":
     return e5m2_to_bf16(code)
+  elif OPERAND.element.bits == 6:
+    element: tl.constexpr = OPERAND.element
+    return finite_to_bf16(code, element)
   else:
     tl.static_assert(OPERAND.element.name == "e2m1")
     return e2m1_pairs_to_bf16(code)

@@ -100,6 +100,17 @@ class DecodeTest(parameterized.TestCase):
       )
       same(out, expected)
 
+  @parameterized.parameters(
+    ("mxfp6_e2m3", formats.E2M3), ("mxfp6_e3m2", formats.E3M2)
+  )
+  def test_every_fp6_code_of_the_low_six_bits(self, format, dtype):
+    out = np.zeros((16, 16), BF16)
+    interpret.launch(
+      values_kernel, 1, CODES, out, OPERAND=kind(format), ROWS=16, COLUMNS=16
+    )
+    expected = (CODES & 63).view(dtype).astype(np.float64)
+    same(out, expected.astype(BF16).reshape(16, 16))
+
   @parameterized.parameters("mxfp4", "nvfp4")
   def test_every_pair_of_fp4_codes(self, format):
     out = np.zeros((16, 32), BF16)

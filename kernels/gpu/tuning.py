@@ -22,6 +22,7 @@ MatmulShape = configs.MatmulShape
 
 SMALL_M: Final = 64  # up to here a product is bound by reading the weight
 
+_DOT_SCALED_ELEMENTS: Final = ("e4m3", "e5m2", "e2m1")
 _MIN_DOT_SIZE: Final = 16  # rows and columns of Triton's smallest dot
 _MAX_WARPS: Final = 16
 _MAX_INDEX: Final = 2**31 - 1
@@ -57,6 +58,10 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
     return "it takes values in their usual order, these are interleaved"
   if not architecture.has_scaled_dot:
     return f"{architecture.name} has no block-scaled matrix instruction"
+  # Hardware multiplies six bits; Triton's `dot_scaled` (3.9) has no name of it.
+  for kind in (shape.lhs, shape.rhs):
+    if kind.element.name not in _DOT_SCALED_ELEMENTS:
+      return f"Triton's tl.dot_scaled does not take {kind.element.name}"
   # One instruction has one block size.
   if (formats[0] == "nvfp4") != (formats[1] == "nvfp4"):
     return f"nvfp4 multiplies only nvfp4, got {formats}"
