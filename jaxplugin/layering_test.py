@@ -21,10 +21,13 @@ ROOMS = (
 # line do not know each other. In other rooms imports only make no circle.
 STAGES = {
   "quantization": (
-    ("codes", "quantization_triton"),
-    ("quantization_ops",),
-    ("quantization_both_triton", "quantization_primitive"),
-    ("quantization_both",),
+    ("codes", "problems"),
+    ("operations",),
+    ("arguments", "backends.triton_launches"),
+    tuple(f"backends.{x}" for x in ("cpu", "triton", "xla")),
+    ("backends",),
+    ("quantize_primitive",),
+    ("dequantize_primitive",),
     ("api",),
     ("__init__",),
   ),

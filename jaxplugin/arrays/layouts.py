@@ -192,6 +192,19 @@ def swizzle_scale(scale: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(code, scale.dtype)
 
 
+def linear_scale(
+  scale: jax.Array,
+  scale_layout: ScaleLayout,
+  shape: Sequence[int],
+  block_size: int,
+) -> jax.Array:
+  """A scale of values of logical `shape`, linear and without padding."""
+  if scale_layout == LINEAR:
+    return scale
+  rows, k = shape[-2:]
+  return unswizzle_scale(scale, (rows, extents.divide_up(k, block_size)))
+
+
 @functools.partial(jax.jit, static_argnames="shape")
 def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
   """Inverse of `swizzle_scale`.

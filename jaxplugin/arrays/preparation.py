@@ -19,7 +19,6 @@ import jax
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
-from jaxplugin.core import extents
 from jaxplugin.core import targets
 
 Preparation = Literal["none", "packed", "bytes", "interleaved", "swizzled"]
@@ -184,11 +183,9 @@ def _unprepared(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
     array = array.pack()
   if array.scale_layout == layouts.LINEAR:
     return array
-  rows, k = array.shape[-2:]
-  columns = extents.divide_up(k, array.format.block_size)
   return scaled_array.ScaledArray(
     array.values,
-    layouts.unswizzle_scale(array.scale, (rows, columns)),
+    array.linear_scale(),
     array.global_scale,
     array.format,
     surrogate=array.surrogate,

@@ -321,6 +321,12 @@ class ScaledArray:
     scale = lax.bitcast_convert_type(scale, scale_dtype)
     return self.tree_unflatten(aux, (values, scale, *rest))
 
+  def linear_scale(self) -> Any:
+    """The scale in the linear layout, without padding."""
+    return layouts.linear_scale(
+      self.scale, self.scale_layout, self.shape, self.format.block_size
+    )
+
   def without_surrogate(self) -> ScaledArray:
     """The same array, a constant of every derivative by what it was made of."""
     (values, scale, global_scale, *_), aux = self.tree_flatten()

@@ -33,6 +33,12 @@ class Blocking:
   lead: tuple[int, ...]
   multiple: int
 
+  @classmethod
+  def along(cls, axis: int, ndim: int, multiple: int) -> Blocking:
+    """Along one dimension of an array of a rank."""
+    lead = tuple(d for d in range(ndim) if d != axis)
+    return cls(dims=(axis,), lead=lead, multiple=multiple)
+
   def axis(self) -> int:
     """The dimension of the result of `apply` to quantize along."""
     return self.dims[0] if len(self.dims) == 1 else len(self.lead)

@@ -20,7 +20,7 @@ from jaxplugin.core import striding
 from jaxplugin.dot import call
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
-from jaxplugin.quantization import quantization_ops
+from jaxplugin.quantization import operations
 
 
 def with_bytes(
@@ -181,7 +181,7 @@ def dense_operands(
   if None not in (lhs_blocked, rhs_blocked) and lhs_blocked != rhs_blocked:
     assert lhs.format is not None and lhs.axis is not None
     assert lhs_scale is not None
-    lhs_values = quantization_ops.dequantize_raw(
+    lhs_values = operations.dequantize_raw(
       lhs_values, lhs_scale, lhs.format, axis=lhs.axis
     )
     lhs, lhs_scale, lhs_blocked = call.OperandConfig(), None, None

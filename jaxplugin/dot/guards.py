@@ -32,7 +32,7 @@ from jaxplugin.dot import call
 from jaxplugin.dot import canonical
 from jaxplugin.dot import reference
 from jaxplugin.jaxext import jax_private
-from jaxplugin.quantization import quantization_ops
+from jaxplugin.quantization import operations
 
 # How far an activation may be off in relation to its result: 16 roundings of
 # f32.
@@ -230,7 +230,7 @@ def _floats(
     return values.astype(jnp.float32)
   assert operand.axis is not None and scale is not None
   scale = reference.exact_scale(operand, values, scale)
-  return quantization_ops.dequantize_raw(
+  return operations.dequantize_raw(
     values, scale, operand.format, axis=operand.axis
   )
 

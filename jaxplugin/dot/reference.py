@@ -24,7 +24,7 @@ from jaxplugin.core import formats
 from jaxplugin.dot import call
 from jaxplugin.dot import global_scales
 from jaxplugin.dot import problems
-from jaxplugin.quantization import quantization_ops
+from jaxplugin.quantization import operations
 
 # In units of sum(|a * b|), before the final cast: 16 roundings of f32.
 ERROR_BOUND: Final = 16 * 2.0**-24
@@ -181,7 +181,7 @@ def _dequantized(
     return values
   assert operand.axis is not None and scale is not None
   scale = exact_scale(operand, values, scale)
-  return quantization_ops.dequantize_raw(
+  return operations.dequantize_raw(
     values, scale, operand.format, axis=operand.axis
   )
 

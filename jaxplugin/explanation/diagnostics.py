@@ -22,8 +22,8 @@ from jaxplugin.dot import traced
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import program
-from jaxplugin.quantization import quantization_both
-from jaxplugin.quantization import quantization_primitive
+from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import quantize_primitive
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
@@ -185,9 +185,8 @@ def _explain_dot(
 
 
 _QUANTIZATIONS: Final = (
-  quantization_primitive.quantize_p,
-  quantization_primitive.dequantize_p,
-  quantization_both.quantize_both_p,
+  quantize_primitive.quantize_p,
+  dequantize_primitive.dequantize_p,
 )
 
 
@@ -200,31 +199,24 @@ def _explain_quantization(
     platforms=(target.platform,), is_partitioned=operation.num_devices > 1
   )
   avals = [v.aval for v in eqn.invars]
-  if eqn.primitive is quantization_primitive.quantize_p:
-    name = "quantize"
-    problem = quantization_primitive.problem_of(avals, eqn.params)
-    choice = quantization_primitive.decide(problem, module, target)
-    description = str(problem)
-  elif eqn.primitive is quantization_primitive.dequantize_p:
+  explained = quantize_primitive.explained
+  if eqn.primitive is dequantize_primitive.dequantize_p:
     name = "dequantize"
-    choice = quantization_primitive.decide_dequantize(module, target)
-    result = eqn.outvars[0].aval
-    description = (
-      f"{eqn.params['format']} to {products.describe(result)}, axis"
-      f" {eqn.params['axis']}"
-    )
+    explained = dequantize_primitive.explained
   else:
-    name = "quantize_both"
-    both = quantization_both.problem_of(avals, eqn.params)
-    choice = quantization_both.decide(both, module, target)
-    description = str(both)
+    name = "quantize"
+    if len(eqn.params["blockings"]) > 1:
+      name = "quantize_both"
+  description, implementation, reason = explained(
+    avals, eqn.params, module, target
+  )
   return report.ExplainedQuantization(
     **products.place(operation),
     operation=name,
     description=description,
     target=target,
-    implementation=choice.implementation,
-    reason=choice.reason,
+    implementation=implementation,
+    reason=reason,
   )
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operation 1: floats to block-scaled arrays, and back.
 
-`api` checks arguments and binds a primitive; the primitive's lowering decides
-between XLA operations, the C++ kernels and the Triton kernels. All of them give
-the same bits.
+`api` checks arguments and binds a primitive; `backends` decides between XLA
+operations, the C++ kernels and the Triton kernels, for lowerings and `explain`
+alike. All of them give the same bits.
 """
 
 from jaxplugin.quantization.api import SCALE_ROUNDINGS as SCALE_ROUNDINGS

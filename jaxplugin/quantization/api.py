@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` and `dequantize`: block-scaled arrays from floats, and back.
 
-And `quantize_both`, along two axes. On CPUs the kernels of kernels/cpu do the
-work where they are faster, on GPUs the Triton kernels of
-kernels/gpu/quantize.py quantize, with the same bits (`quantization_primitive`,
-`quantization_both`); elsewhere JAX operations do (`quantization_ops`).
+And `quantize_both`, along two axes. What does the work is one of `backends`,
+with the same bits.
 """
 
 from __future__ import annotations
@@ -29,16 +27,15 @@ from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.jaxext import tangents
-from jaxplugin.quantization import quantization_both
-from jaxplugin.quantization import quantization_ops
-from jaxplugin.quantization import quantization_primitive
+from jaxplugin.quantization import arguments
+from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import operations
+from jaxplugin.quantization import quantize_primitive
 
-ScaleRounding = quantization_ops.ScaleRounding
-SCALE_ROUNDINGS: Final = ("up", "floor")
+ScaleRounding = arguments.ScaleRounding
+SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
 Derivative = Literal["straight_through"]
 STRAIGHT_THROUGH: Final = "straight_through"
-
-_FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
 
 def quantize(
@@ -53,6 +50,7 @@ def quantize(
   derivative: Derivative | None = None,
   pad: bool = False,
   packed: bool | None = None,
+  scale_layout: layouts.ScaleLayout = layouts.LINEAR,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -129,26 +127,29 @@ def quantize(
   Raises:
     TypeError: x is no float array, k is no multiple of the block size, or key
       is no `jax.random` key.
-    ValueError: axis, scale_rounding, global_scale, batch_dims, derivative or
-      packed is not acceptable.
+    ValueError: axis, scale_rounding, global_scale, batch_dims, derivative,
+      packed or scale_layout is not acceptable.
     NotImplementedError: without derivative="straight_through", a derivative by
       x or global_scale is asked for.
 
   Sources: OCP MX v1.0 section 6.3; NVIDIA "Recipes for Pre-training LLMs with
   MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
   """
-  x = _float_array("quantize", x)
+  x = arguments.float_array("quantize", x)
   format = formats.resolve("quantize", format)
   axis = layouts.canonical_axis("quantize", axis, x.ndim)
   if pad:
     x = extents.pad_axis(
       x, axis, extents.round_up(x.shape[axis], format.block_size)
     )
-  _validate("quantize", x, format, (axis,), scale_rounding)
-  _validate_key("quantize", key)
-  packed = _whether_packed("quantize", packed, format)
-  _validate_batch_dims(batch_dims, x.ndim, axis)
-  global_scale = _given_global_scale(
+  arguments.validate("quantize", x, format, (axis,), scale_rounding)
+  arguments.validate_key("quantize", key)
+  packed = arguments.whether_packed("quantize", packed, format)
+  arguments.validate_batch_dims(batch_dims, x.ndim, axis)
+  arguments.validate_scale_layout(
+    scale_layout, x.shape[batch_dims:], axis - batch_dims
+  )
+  global_scale = arguments.given_global_scale(
     "quantize", global_scale, format, x.shape[:batch_dims]
   )
   surrogate, x, global_scale = _split_derivative(
@@ -163,11 +164,17 @@ def quantize(
     scale_rounding,
     batch_dims,
     packed,
+    scale_layout,
     in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
   scale_signs.remember_positive(scale)
   return scaled_array.ScaledArray(
-    values, scale, global_scale, format, surrogate=surrogate
+    values,
+    scale,
+    global_scale,
+    format,
+    scale_layout=scale_layout,
+    surrogate=surrogate,
   )
 
 
@@ -218,28 +225,21 @@ def quantize_both(
       acceptable.
     NotImplementedError: as of `quantize`.
   """
-  x = _float_array("quantize_both", x)
+  x = arguments.float_array("quantize_both", x)
   format = formats.resolve("quantize_both", format)
-  axes = _two_axes(axes, x.ndim)
-  _validate("quantize_both", x, format, axes, scale_rounding)
-  packed = _whether_packed("quantize_both", packed, format)
+  axes = arguments.two_axes(axes, x.ndim)
+  arguments.validate("quantize_both", x, format, axes, scale_rounding)
+  packed = arguments.whether_packed("quantize_both", packed, format)
   surrogate, x, global_scale = _split_derivative(
     "quantize_both",
     derivative,
     x,
-    _given_global_scale("quantize_both", global_scale, format),
+    arguments.given_global_scale("quantize_both", global_scale, format),
   )
   first, second = quantize_blocked(
     x,
     format,
-    [
-      blocking.Blocking(
-        dims=(axis,),
-        lead=tuple(d for d in range(x.ndim) if d != axis),
-        multiple=format.block_size,
-      )
-      for axis in axes
-    ],
+    [blocking.Blocking.along(axis, x.ndim, format.block_size) for axis in axes],
     scale_rounding=scale_rounding,
     global_scale=global_scale,
     packed=packed,
@@ -281,8 +281,14 @@ def _quantize_blocked(
   packed: bool,
 ) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
-  results = quantization_both.quantize_both(
-    x, global_scale, format, blockings, scale_rounding, packed
+  results = quantize_primitive.quantize(
+    x,
+    global_scale,
+    format=format,
+    blockings=blockings,
+    scale_rounding=scale_rounding,
+    packed=packed,
+    scale_layout=layouts.LINEAR,
   )
   return [
     (values, scale, _of_rank(computed, values.ndim))
@@ -299,6 +305,7 @@ def _quantize_blocked(
     "scale_rounding",
     "batch_dims",
     "packed",
+    "scale_layout",
     "in_turn",
   ),
 )
@@ -311,6 +318,7 @@ def _quantize(
   scale_rounding: ScaleRounding,
   batch_dims: int,
   packed: bool,
+  scale_layout: layouts.ScaleLayout,
   in_turn: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`.
@@ -329,12 +337,13 @@ def _quantize(
     format=format,
     axis=axis - batch_dims,
     scale_rounding=scale_rounding,
+    scale_layout=scale_layout,
   )
   is_one = global_scale is None or not global_scale.ndim
   if batch_dims and in_turn and x.size:
     batch = x.shape[:batch_dims]
     # XLA:CPU writes FP4 into a longer array value by value, and bytes at once.
-    are_bytes = packed or _can_be_packed(format)
+    are_bytes = packed or arguments.can_be_packed(format)
     results = _quantize_in_turn(
       functools.partial(function, key=None, packed=are_bytes),
       x.reshape(-1, *x.shape[batch_dims:]),
@@ -378,15 +387,22 @@ def _quantize_tensor(
   axis: int,
   scale_rounding: ScaleRounding,
   packed: bool,
+  scale_layout: layouts.ScaleLayout,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """`_quantize` with a global scale f32[]."""
-  if key is not None:
-    return quantization_ops.quantize(
-      x, global_scale, key, format, axis, scale_rounding, packed
-    )
-  return quantization_primitive.quantize(
-    x, global_scale, format, axis, scale_rounding, packed
+  params: dict[str, Any] = {
+    "format": format,
+    "scale_rounding": scale_rounding,
+    "packed": packed,
+    "scale_layout": scale_layout,
+  }
+  if key is not None:  # no kernel rounds stochastically
+    return operations.quantize(x, global_scale, key, axis=axis, **params)
+  along = blocking.Blocking.along(axis, x.ndim, format.block_size)
+  (result,) = quantize_primitive.quantize(
+    x, global_scale, blockings=(along,), **params
   )
+  return result
 
 
 def _of_rank(global_scale: jax.Array | None, ndim: int) -> jax.Array | None:
@@ -457,8 +473,8 @@ def dequantize(
   scaled_array.require_numbers("dequantize", "x", x)
   scaled_array.require_global_scale("dequantize", x)
   if x.surrogate is None:
-    return _dequantize(x, _float_dtype(dtype))
-  return _dequantize_straight_through(_float_dtype(dtype), x)
+    return _dequantize(x, arguments.float_dtype(dtype))
+  return _dequantize_straight_through(arguments.float_dtype(dtype), x)
 
 
 scaled_array.provide(dequantize=dequantize)
@@ -488,21 +504,6 @@ def _dequantize_straight_through_jvp(
   return result, sum(present, start=jnp.zeros_like(result))
 
 
-def _float_dtype(dtype: Any) -> np.dtype:
-  try:
-    # NumPy takes None for float64.
-    result = None if dtype is None else np.dtype(dtype)
-  except TypeError:
-    result = None
-  if result is None or result not in map(np.dtype, _FLOATS):
-    given = repr(dtype) if result is None else str(result)
-    raise TypeError(
-      "dequantize: dtype must be float32, bfloat16, float16 or float64, got"
-      f" {given}"
-    )
-  return result
-
-
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   values, scale = tangents.without_derivative(
@@ -518,163 +519,6 @@ def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   x = x.to_floats()
   if x.is_interleaved:
     x = x.pack()
-  return quantization_primitive.dequantize(
-    x.values, linear_scale(x), x.global_scale, x.format, x.axis, dtype
+  return dequantize_primitive.dequantize(
+    x.values, x.linear_scale(), x.global_scale, x.format, x.axis, dtype
   )
-
-
-def linear_scale(x: scaled_array.ScaledArray) -> jax.Array:
-  """The scale of `x` in the linear layout, without padding."""
-  if x.scale_layout == layouts.LINEAR:
-    return x.scale
-  rows, k = x.shape[-2:]
-  return layouts.unswizzle_scale(
-    x.scale, (rows, extents.divide_up(k, x.format.block_size))
-  )
-
-
-def _float_array(who: str, x: Any) -> jax.Array:
-  if isinstance(x, scaled_array.ScaledArray):
-    raise TypeError(f"{who}: x is a ScaledArray already, got {x!r}")
-  x = scaled_array.as_array(who, "x", x)
-  if x.dtype.name not in _FLOATS:
-    raise TypeError(
-      f"{who}: x must be float32, bfloat16, float16 or float64, got"
-      f" {x.dtype}[{','.join(map(str, x.shape))}]; cast it first"
-    )
-  if x.ndim == 0:
-    raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
-  return x
-
-
-def _validate_key(who: str, key: Any) -> None:
-  """Takes keys of both kinds, typed ones and raw uint32 arrays."""
-  dtype = getattr(key, "dtype", None)
-  is_key = dtype is not None and (
-    jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    or (dtype == np.uint32 and key.ndim == 1)
-  )
-  if key is not None and not is_key:
-    raise TypeError(
-      f"{who}: key must be a jax.random key, got {key!r}; jax.random.key(0)"
-      " makes one"
-    )
-
-
-def _two_axes(axes: Any, ndim: int) -> tuple[int, int]:
-  if ndim < 2:
-    raise TypeError("quantize_both: x must have rank 2 or more, got rank 1")
-  given = axes if isinstance(axes, (tuple, list)) else ()
-  canonical = [
-    layouts.canonical_axis("quantize_both", axis, ndim) for axis in given
-  ]
-  if len(canonical) != 2 or canonical[0] == canonical[1]:
-    raise ValueError(
-      f"quantize_both: axes must be two different axes, got {axes!r} for rank"
-      f" {ndim}; along one axis use quantize"
-    )
-  return canonical[0], canonical[1]
-
-
-def _validate(
-  who: str,
-  x: jax.Array,
-  format: formats.BlockFormat,
-  axes: Sequence[int],
-  scale_rounding: ScaleRounding,
-) -> None:
-  if isinstance(format, formats.UnquantizedFormat):
-    raise TypeError(
-      f"{who}: format must be one that values are quantized to, got {format}"
-    )
-  if scale_rounding not in SCALE_ROUNDINGS:
-    raise ValueError(
-      f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
-      f" got {scale_rounding!r}"
-    )
-  for axis in axes:
-    if x.shape[axis] % format.block_size != 0:
-      raise TypeError(
-        f"{who}: the size of axis {axis} must be a multiple of"
-        f" {format.block_size} for {format.name.upper()}, got"
-        f" k={x.shape[axis]} in shape {x.shape}; pad x"
-        f"{' (pad=True does)' if who == 'quantize' else ''}"
-      )
-
-
-def _whether_packed(
-  who: str, packed: bool | None, format: formats.BlockFormat
-) -> bool:
-  """Whether FP4 values are to be two a byte."""
-  if packed not in (None, True, False):
-    raise ValueError(
-      f"{who}: packed must be True, False or None, got {packed!r}"
-    )
-  can_be = _can_be_packed(format)
-  if packed and not can_be:
-    raise ValueError(
-      f"{who}: packed=True is for FP4 in blocks of an even number of values"
-      f" above 2, got {format} ({format.values_dtype.name} in blocks of"
-      f" {format.block_size}); leave packed out"
-    )
-  return can_be and packed is not False
-
-
-def _can_be_packed(format: formats.BlockFormat) -> bool:
-  # No byte lies in two blocks, and there are more bytes than blocks: the
-  # blocked axis is found from the shapes.
-  size = format.block_size
-  return format.is_fp4 and size > 2 and size % 2 == 0
-
-
-def _validate_batch_dims(batch_dims: int, ndim: int, axis: int) -> None:
-  if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
-    raise ValueError(
-      "quantize: batch_dims must be a number of leading dimensions, less than"
-      f" x's rank {ndim}, got {batch_dims!r}"
-    )
-  if axis < batch_dims:
-    raise ValueError(
-      "quantize: axis must not be among the leading batch_dims, got axis"
-      f" {axis} and batch_dims {batch_dims}"
-    )
-
-
-def _given_global_scale(
-  who: str,
-  global_scale: jax.Array | float | None,
-  format: formats.BlockFormat,
-  batch: Sequence[int] = (),
-) -> jax.Array | None:
-  """A global scale as f32[], or where it is not one number f32[batch]."""
-  if global_scale is None:
-    return None
-  if not format.has_global_scale:
-    raise ValueError(
-      f"{who}: {format} has no global scale, got {global_scale!r}; leave"
-      " global_scale out"
-    )
-  global_scale = jnp.asarray(global_scale)
-  shape = tuple(global_scale.shape)
-  is_one = global_scale.size == 1
-  follows = shape[: len(batch)] == tuple(batch) and set(
-    shape[len(batch) :]
-  ) <= {1}
-  if not (is_one or follows) or global_scale.dtype.kind not in "fiV":
-    wanted = "one float32"
-    if batch:
-      wanted += f", or have the leading dimensions {tuple(batch)} of x"
-    raise ValueError(
-      f"{who}: global_scale must be {wanted}, got"
-      f" {global_scale.dtype}{list(shape)}"
-    )
-  global_scale = global_scale.reshape(() if is_one else tuple(batch))
-  global_scale = global_scale.astype(jnp.float32)
-  if not isinstance(global_scale, jax.core.Tracer):
-    numbers = np.asarray(global_scale)
-    wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
-    if wrong.size:
-      raise ValueError(
-        f"{who}: global_scale must be positive and finite, got {wrong[0]}"
-      )
-  return global_scale

@@ -16,7 +16,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.quantization import quantization_ops
+from jaxplugin.quantization import operations
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
@@ -211,9 +211,7 @@ class DequantizeTest(parameterized.TestCase):
     x = quantize(random_f32(21, (5, 96), 3), MXFP8)
     full = np.asarray(dequantize(x))
     values, scale = np.asarray(x.values), np.asarray(x.scale)
-    f = jax.jit(
-      lambda v, s: quantization_ops.dequantize_raw(v, s, MXFP8, axis=1)
-    )
+    f = jax.jit(lambda v, s: operations.dequantize_raw(v, s, MXFP8, axis=1))
     for size in (95, 64, 33, 1):
       result = f(values[:, :size], scale[:, : -(-size // 32)])
       np.testing.assert_array_equal(np.asarray(result), full[:, :size])

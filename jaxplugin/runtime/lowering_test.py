@@ -7,19 +7,29 @@ import dataclasses
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.extend import core as extend_core
 from jax.interpreters import mlir
 
+from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.quantization import quantization_primitive
+from jaxplugin.quantization import backends
+from jaxplugin.quantization import problems
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec
 WITHOUT = targets.named_target("cpu")
 WITH = dataclasses.replace(WITHOUT, cpu_kernels="avx2")
 X = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+PROBLEM = problems.DequantizeProblem(
+  shape=X.shape,
+  dtype=formats.E4M3,
+  format=formats.MXFP8,
+  axis=1,
+  out_dtype=np.dtype(np.float32),
+)
 
 # An identity that notes what its lowering rule is told.
 noted = []
@@ -30,9 +40,11 @@ probe_p.def_abstract_eval(lambda x, *, target: x)
 def _lower_probe(ctx, x, *, target):
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
-  choice = quantization_primitive.decide_dequantize(module, device)
-  serve = choice.implementation == "cpu"
-  assert serve or choice.reason
+  implementation, reason = backends.explained_dequantize(
+    PROBLEM, module, device
+  )
+  serve = implementation == "cpu"
+  assert serve != bool(reason)
   noted.append((serve, lowering.is_partitioned(ctx)))
   return [x]
 

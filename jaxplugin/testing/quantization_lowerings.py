@@ -16,7 +16,7 @@ from absl.testing import parameterized
 
 from jaxplugin import quantization
 from jaxplugin.core import targets
-from jaxplugin.quantization import quantization_triton
+from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
 
@@ -81,7 +81,7 @@ THREAD.submit(int).result()
 
 
 def interpreted(names, launch, inputs, target):
-  """`quantization_triton._call` in Triton's interpreter; notes the launch."""
+  """`triton._call` in Triton's interpreter; notes the launch."""
   del target
   from jaxplugin.kernels.gpu import quantize
   from jaxplugin.kernels.interpreter import interpret
@@ -142,7 +142,7 @@ class InterpretedTestCase(parameterized.TestCase):
     self.names = []
     self.enter_context(
       mock.patch.object(
-        quantization_triton,
+        triton,
         "_call",
         functools.partial(interpreted, self.names),
       )

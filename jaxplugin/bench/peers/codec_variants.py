@@ -17,7 +17,7 @@ from jaxplugin.bench.peers import operand_sets
 from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
 from jaxplugin.core import formats
-from jaxplugin.quantization import quantization_ops
+from jaxplugin.quantization import operations
 
 
 class CodecVariants:
@@ -76,7 +76,7 @@ class CodecVariants:
     return quantization.quantize(x, self.format)
 
   def _quantize_portably(self, x: jax.Array) -> scaled_array.ScaledArray:
-    values, scale, global_scale = quantization_ops.quantize(
+    values, scale, global_scale = operations.quantize(
       x, None, None, self.format, 1, "up", packed=self.format.is_fp4
     )
     return scaled_array.ScaledArray(values, scale, global_scale, self.format)
@@ -85,7 +85,7 @@ class CodecVariants:
     return quantization.dequantize(x)
 
   def _dequantize_portably(self, x: scaled_array.ScaledArray) -> jax.Array:
-    return quantization_ops.dequantize(
+    return operations.dequantize(
       x.values, x.scale, x.global_scale, x.format, 1, np.dtype(np.float32)
     )
 

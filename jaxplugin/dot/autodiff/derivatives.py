@@ -37,7 +37,7 @@ from jaxplugin.dot import call
 from jaxplugin.dot import canonical
 from jaxplugin.dot import global_scales
 from jaxplugin.dot import reference
-from jaxplugin.quantization import quantization_primitive
+from jaxplugin.quantization import dequantize_primitive
 
 Bind = Callable[[call.Operands, call.DotConfig], jax.Array]
 
@@ -334,7 +334,7 @@ def _dequantized(
   values, scale = getattr(operands, side), getattr(operands, f"{side}_scale")
   assert operand.format is not None and operand.axis is not None
   is_bf16 = g_dtype == formats.BF16 and operand.format.exact_in_bf16
-  return quantization_primitive.dequantize(
+  return dequantize_primitive.dequantize(
     values,
     reference.exact_scale(operand, values, scale),
     None,

@@ -24,8 +24,10 @@ from jaxplugin import quantization
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.explanation import deviceless
-from jaxplugin.quantization import quantization_primitive
-from jaxplugin.quantization import quantization_triton
+from jaxplugin.quantization import backends
+from jaxplugin.quantization import problems
+from jaxplugin.quantization.backends import triton
+from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings
 
@@ -107,6 +109,17 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
     self.assertLen(self.names, 1)
 
+  @parameterized.product(
+    format=formats.FORMATS, shape=((3, 7, 96), (130, 160), (128, 64))
+  )
+  def test_swizzled_scales_are_written_with_their_padding(self, format, shape):
+    swizzled = functools.partial(
+      quantization.quantize, format=format, scale_layout="swizzled_128x4"
+    )
+    self.assert_same_bits(
+      swizzled, quantization_lowerings.numbers(shape, np.float32)
+    )
+
   def test_f64_is_rounded_to_f32_before(self):
     with jax.enable_x64(True):
       x = quantization_lowerings.numbers((9, 64), np.float64) * (1 + 2.0**-40)
@@ -129,6 +142,19 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
 @quantization_lowerings.needs_jax_triton
 class LoweringTest(parameterized.TestCase):
   """Which modules call the kernels."""
+
+  @parameterized.parameters("linear", "swizzled_128x4")
+  def test_kernel_writes_each_layout_and_nothing_rearranges_it(self, layout):
+    quantize = lambda x: quantization.quantize(x, MXFP8, scale_layout=layout)
+    with targets.use_target(H200):
+      text = quantization_lowerings.lowered_text(
+        quantize, X, platforms=("cuda",)
+      )
+    self.assertEqual(text.count("@triton_kernel_call"), 1)
+    self.assertNotIn("stablehlo.transpose", text)
+    text = quantization_lowerings.lowered_text(quantize, X)
+    moved = text.count("stablehlo.transpose")
+    self.assertEqual(moved > 0, layout != "linear")
 
   def calls(self, function, *args, target="h200", platforms=("cuda",)):
     if isinstance(target, str):
@@ -273,7 +299,14 @@ def problem(**changes):
     "format": MXFP8,
     "axis": 1,
   }
-  return quantization_triton.QuantizeProblem(**(fields | changes))
+  return problems.QuantizeProblem.along(**(fields | changes))
+
+
+def chosen(problem, target):
+  """The implementation on a target, and why not another one."""
+  module = lowering.Module(platforms=(target.platform,))
+  with mock.patch.object(triton_library, "lowering_refusal", lambda _: None):
+    return backends.explained(problem, module, target)
 
 
 OTHER_FORMAT = formats.BlockFormat(
@@ -299,40 +332,39 @@ class ChoiceTest(parameterized.TestCase):
   )
   def test_refusals_say_why(self, changes, name, reason):
     target = targets.named_target(name)
-    refusal = quantization_triton.supports(problem(**changes), target)
+    refusal = triton.supports(problem(**changes), target)
     self.assertRegex(refusal.reason, reason)
 
   def test_architecture_without_kernels_is_refused(self):
     target = dataclasses.replace(H200, compute_capability=(7, 5))
-    refusal = quantization_triton.supports(problem(), target)
+    refusal = triton.supports(problem(), target)
     self.assertRegex(refusal.reason, "has kernels for sm_80.*sm_75")
 
   def test_each_named_gpu_is_served_by_triton_where_that_can_lower(self):
     for name in targets.TARGET_NAMES:
       target = targets.named_target(name)
-      choose = functools.partial(quantization_primitive.choose, problem())
+      choose = functools.partial(chosen, problem())
       expected = "xla" if name == "cpu" else "triton"
       self.assertEqual(
-        choose(target.with_library(targets.JAX_TRITON)).implementation,
-        expected,
-        name,
+        choose(target.with_library(targets.JAX_TRITON))[0], expected, name
       )
       if target.platform == "rocm":
-        self.assertEqual(choose(target).implementation, "xla")
-        self.assertRegex(choose(target).reason, "triton.*not for one by name")
+        implementation, reason = choose(target)
+        self.assertEqual(implementation, "xla")
+        self.assertRegex(reason, "triton.*not for one by name")
 
   @parameterized.parameters(
     ({}, "avx2", "cpu", ""),
-    ({}, None, "xla", "cpu kernels are not on the target"),
-    ({"axis": 0}, "avx2", "xla", "cpu kernels are slower for FP8"),
+    ({}, None, "xla", "cpu: kernels are not on the target"),
+    ({"axis": 0}, "avx2", "xla", "cpu: kernels are slower for FP8"),
     ({"axis": 0, "format": NVFP4}, "avx2", "cpu", ""),
-    ({"format": OTHER_FORMAT}, "avx2", "xla", "cpu kernels do not know"),
+    ({"format": OTHER_FORMAT}, "avx2", "xla", "cpu: kernels do not know"),
   )
   def test_choice_on_cpus(self, changes, kernels, implementation, reason):
     target = dataclasses.replace(CPU, cpu_kernels=kernels)
-    choice = quantization_primitive.choose(problem(**changes), target)
-    self.assertEqual(choice.implementation, implementation)
-    self.assertStartsWith(choice.reason, reason)
+    told, why = chosen(problem(**changes), target)
+    self.assertEqual(told, implementation)
+    self.assertStartsWith(why, reason)
 
   def test_problem_is_printed_by_what_it_asks_for(self):
     self.assertEqual(str(problem()), "bfloat16[512, 768] to mxfp8, axis 1")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` and `dequantize` in JAX operations, for every platform.
 
-What they compute is said in `quantization`, which checks the arguments.
+What they compute is said in `api`, which checks the arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ _MIN_GLOBAL_SCALE: Final = 2.0**-126
 # Traced once for each signature, and yet no function of its own in a module.
 @functools.partial(
   jax.jit,
-  static_argnames=("format", "axis", "scale_rounding", "packed"),
+  static_argnames=(
+    "format",
+    "axis",
+    "scale_rounding",
+    "packed",
+    "scale_layout",
+  ),
   inline=True,
 )
 def quantize(
@@ -43,12 +49,14 @@ def quantize(
   axis: int,
   scale_rounding: ScaleRounding,
   packed: bool = False,
+  scale_layout: layouts.ScaleLayout = layouts.LINEAR,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`.
 
   Args:
     packed: whether values, of an FP4 format with an even block size, are uint8
       with two of them a byte along `axis`.
+    scale_layout: of the scale; for one that is swizzled axis is the last.
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
@@ -77,11 +85,10 @@ def quantize(
     values = values.reshape(shape)
   else:
     values = codes.from_codes(values.reshape(x.shape), format.values_dtype)
-  return (
-    values,
-    codes.from_codes(jnp.squeeze(scale, axis + 1), format.scale_dtype),
-    global_scale,
-  )
+  scale = jnp.squeeze(scale, axis + 1)
+  if scale_layout == layouts.SWIZZLED:
+    scale = layouts.swizzle_scale(scale)
+  return values, codes.from_codes(scale, format.scale_dtype), global_scale
 
 
 @functools.partial(

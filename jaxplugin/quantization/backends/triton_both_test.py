@@ -22,7 +22,8 @@ from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.explanation import deviceless
-from jaxplugin.quantization import quantization_both_triton
+from jaxplugin.quantization import problems
+from jaxplugin.quantization.backends import triton
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.training import gradients
 
@@ -239,7 +240,7 @@ class GradientStepTest(parameterized.TestCase):
 class ChoiceTest(parameterized.TestCase):
   def problem(self, *dims, shape=(4, 64, 96), **kwargs):
     every = range(len(shape))
-    return quantization_both_triton.QuantizeBothProblem(
+    return problems.QuantizeProblem(
       shape=shape,
       dtype=np.dtype(kwargs.pop("dtype", jnp.bfloat16)),
       format=MXFP8,
@@ -256,16 +257,14 @@ class ChoiceTest(parameterized.TestCase):
     (((2,), (1,)),), (((1,), (2,)),), (((0, 1), (2,)),), (((0,), (1, 2)),)
   )
   def test_last_dimensions_and_those_before_them_are_served(self, dims):
-    self.assertIsNone(
-      quantization_both_triton.supports(self.problem(*dims), H200)
-    )
+    self.assertIsNone(triton.supports(self.problem(*dims), H200))
 
   @parameterized.parameters(
-    (((2,), (0,)),), (((1, 0), (2,)),), (((2,),),), (((2,), ()),),
+    (((2,), (0,)),), (((1, 0), (2,)),), (((2,), ()),),
     (((2,), (1,), (0,)),), (((2,), (2,)),),
   )  # fmt: skip
   def test_others_are_refused(self, dims):
-    refusal = quantization_both_triton.supports(self.problem(*dims), H200)
+    refusal = triton.supports(self.problem(*dims), H200)
     self.assertIn("got", refusal.reason)
     self.assertIn(str(list(dims)), refusal.reason)
 
@@ -276,7 +275,7 @@ class ChoiceTest(parameterized.TestCase):
     problem = dataclasses.replace(
       problem, shape=(2, 3, 4, 5), blockings=(moved, of_columns)
     )
-    refusal = quantization_both_triton.supports(problem, H200)
+    refusal = triton.supports(problem, H200)
     self.assertRegex(refusal.reason, "needs the last dimensions")
 
   @parameterized.parameters(
@@ -287,11 +286,11 @@ class ChoiceTest(parameterized.TestCase):
   )
   def test_refusals_say_why(self, changes, reason):
     problem = self.problem((2,), (1,), **changes)
-    refusal = quantization_both_triton.supports(problem, H200)
+    refusal = triton.supports(problem, H200)
     self.assertRegex(refusal.reason, reason)
 
   def test_platform_without_kernels_is_refused(self):
-    refusal = quantization_both_triton.supports(
+    refusal = triton.supports(
       self.problem((2,), (1,)), quantization_lowerings.OPERATIONS
     )
     self.assertRegex(refusal.reason, "needs an NVIDIA or AMD GPU")

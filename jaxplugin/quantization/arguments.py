@@ -1,0 +1,203 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `quantize` and its like take: checked, and in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.quantization import operations
+
+ScaleRounding = operations.ScaleRounding
+SCALE_ROUNDINGS: Final = ("up", "floor")
+
+_FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
+
+
+def float_array(who: str, x: Any) -> jax.Array:
+  if isinstance(x, scaled_array.ScaledArray):
+    raise TypeError(f"{who}: x is a ScaledArray already, got {x!r}")
+  x = scaled_array.as_array(who, "x", x)
+  if x.dtype.name not in _FLOATS:
+    raise TypeError(
+      f"{who}: x must be float32, bfloat16, float16 or float64, got"
+      f" {x.dtype}[{','.join(map(str, x.shape))}]; cast it first"
+    )
+  if x.ndim == 0:
+    raise TypeError(f"{who}: x must have rank 1 or more, got a scalar")
+  return x
+
+
+def validate_key(who: str, key: Any) -> None:
+  """Takes keys of both kinds, typed ones and raw uint32 arrays."""
+  dtype = getattr(key, "dtype", None)
+  is_key = dtype is not None and (
+    jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    or (dtype == np.uint32 and key.ndim == 1)
+  )
+  if key is not None and not is_key:
+    raise TypeError(
+      f"{who}: key must be a jax.random key, got {key!r}; jax.random.key(0)"
+      " makes one"
+    )
+
+
+def two_axes(axes: Any, ndim: int) -> tuple[int, int]:
+  if ndim < 2:
+    raise TypeError("quantize_both: x must have rank 2 or more, got rank 1")
+  given = axes if isinstance(axes, (tuple, list)) else ()
+  canonical = [
+    layouts.canonical_axis("quantize_both", axis, ndim) for axis in given
+  ]
+  if len(canonical) != 2 or canonical[0] == canonical[1]:
+    raise ValueError(
+      f"quantize_both: axes must be two different axes, got {axes!r} for rank"
+      f" {ndim}; along one axis use quantize"
+    )
+  return canonical[0], canonical[1]
+
+
+def validate(
+  who: str,
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axes: Sequence[int],
+  scale_rounding: ScaleRounding,
+) -> None:
+  if isinstance(format, formats.UnquantizedFormat):
+    raise TypeError(
+      f"{who}: format must be one that values are quantized to, got {format}"
+    )
+  if scale_rounding not in SCALE_ROUNDINGS:
+    raise ValueError(
+      f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
+      f" got {scale_rounding!r}"
+    )
+  for axis in axes:
+    if x.shape[axis] % format.block_size != 0:
+      raise TypeError(
+        f"{who}: the size of axis {axis} must be a multiple of"
+        f" {format.block_size} for {format.name.upper()}, got"
+        f" k={x.shape[axis]} in shape {x.shape}; pad x"
+        f"{' (pad=True does)' if who == 'quantize' else ''}"
+      )
+
+
+def whether_packed(
+  who: str, packed: bool | None, format: formats.BlockFormat
+) -> bool:
+  """Whether FP4 values are to be two a byte."""
+  if packed not in (None, True, False):
+    raise ValueError(
+      f"{who}: packed must be True, False or None, got {packed!r}"
+    )
+  can_be = can_be_packed(format)
+  if packed and not can_be:
+    raise ValueError(
+      f"{who}: packed=True is for FP4 in blocks of an even number of values"
+      f" above 2, got {format} ({format.values_dtype.name} in blocks of"
+      f" {format.block_size}); leave packed out"
+    )
+  return can_be and packed is not False
+
+
+def can_be_packed(format: formats.BlockFormat) -> bool:
+  # No byte lies in two blocks, and there are more bytes than blocks: the
+  # blocked axis is found from the shapes.
+  size = format.block_size
+  return format.is_fp4 and size > 2 and size % 2 == 0
+
+
+def validate_batch_dims(batch_dims: int, ndim: int, axis: int) -> None:
+  if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
+    raise ValueError(
+      "quantize: batch_dims must be a number of leading dimensions, less than"
+      f" x's rank {ndim}, got {batch_dims!r}"
+    )
+  if axis < batch_dims:
+    raise ValueError(
+      "quantize: axis must not be among the leading batch_dims, got axis"
+      f" {axis} and batch_dims {batch_dims}"
+    )
+
+
+def given_global_scale(
+  who: str,
+  global_scale: jax.Array | float | None,
+  format: formats.BlockFormat,
+  batch: Sequence[int] = (),
+) -> jax.Array | None:
+  """A global scale as f32[], or where it is not one number f32[batch]."""
+  if global_scale is None:
+    return None
+  if not format.has_global_scale:
+    raise ValueError(
+      f"{who}: {format} has no global scale, got {global_scale!r}; leave"
+      " global_scale out"
+    )
+  global_scale = jnp.asarray(global_scale)
+  shape = tuple(global_scale.shape)
+  is_one = global_scale.size == 1
+  follows = shape[: len(batch)] == tuple(batch) and set(
+    shape[len(batch) :]
+  ) <= {1}
+  if not (is_one or follows) or global_scale.dtype.kind not in "fiV":
+    wanted = "one float32"
+    if batch:
+      wanted += f", or have the leading dimensions {tuple(batch)} of x"
+    raise ValueError(
+      f"{who}: global_scale must be {wanted}, got"
+      f" {global_scale.dtype}{list(shape)}"
+    )
+  global_scale = global_scale.reshape(() if is_one else tuple(batch))
+  global_scale = global_scale.astype(jnp.float32)
+  if not isinstance(global_scale, jax.core.Tracer):
+    numbers = np.asarray(global_scale)
+    wrong = numbers[~((numbers > 0) & (numbers < np.inf))]
+    if wrong.size:
+      raise ValueError(
+        f"{who}: global_scale must be positive and finite, got {wrong[0]}"
+      )
+  return global_scale
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+  try:
+    # NumPy takes None for float64.
+    result = None if dtype is None else np.dtype(dtype)
+  except TypeError:
+    result = None
+  if result is None or result not in map(np.dtype, _FLOATS):
+    given = repr(dtype) if result is None else str(result)
+    raise TypeError(
+      "dequantize: dtype must be float32, bfloat16, float16 or float64, got"
+      f" {given}"
+    )
+  return result
+
+
+def validate_scale_layout(
+  scale_layout: layouts.ScaleLayout, shape: Sequence[int], axis: int
+) -> None:
+  """Only matrices, and stacks of them, have scales that are swizzled."""
+  if scale_layout not in layouts.SCALE_LAYOUTS:
+    raise ValueError(
+      f"quantize: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
+      f" {scale_layout!r}"
+    )
+  if scale_layout == layouts.SWIZZLED and (
+    len(shape) < 2 or axis != len(shape) - 1
+  ):
+    raise ValueError(
+      "quantize: a swizzled scale needs x of rank 2 or more, blocked along the"
+      f" last axis, got axis {axis} of shape {tuple(shape)}"
+    )

@@ -1,0 +1,197 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The triton implementation: the kernels of kernels/gpu/quantize.py.
+
+They write values and scale from one read of x; along two axes too, where
+`triton_launches` can. The bits are those of the operations.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.quantization import problems
+from jaxplugin.quantization.backends import triton_launches
+from jaxplugin.runtime import triton_library
+
+# Dtypes that the kernels read.
+_FLOATS: Final = tuple(
+  np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
+)
+_NUM_STAGES: Final = 1  # no kernel has a loop to pipeline
+
+
+def _rank(target: targets.Target) -> int | None:
+  return 10 if target.platform in ("cuda", "rocm") else None
+
+
+def supports(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  """Serves the package's formats, f32, bf16 and f16, and static sizes."""
+  refusal = triton_library.refusal(target) or _input_refusal(problem)
+  if refusal is not None:
+    return refusal
+  found = triton_launches.launches(problem, target)
+  return found if isinstance(found, decisions.Unsupported) else None
+
+
+def _input_refusal(
+  problem: problems.QuantizeProblem,
+) -> decisions.Unsupported | None:
+  if not problem.format.is_standard:
+    return decisions.Unsupported(
+      f"serves {', '.join(f.name for f in formats.FORMATS)}, got"
+      f" {problem.format}"
+    )
+  if problem.dtype not in _FLOATS:
+    return decisions.Unsupported(
+      f"reads {', '.join(d.name for d in _FLOATS)}, got {problem.dtype}"
+    )
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  if 0 in problem.shape:
+    return decisions.Unsupported("needs sizes of at least 1")
+  is_linear = problem.scale_layout == layouts.LINEAR
+  if not is_linear and len(problem.blockings) > 1:
+    return decisions.Unsupported("swizzles the scale of one axis")
+  return None
+
+
+def _lowering_refusal(
+  target: targets.Target,
+) -> decisions.Unsupported | None:
+  return triton_library.lowering_refusal(target)
+
+
+def _plan(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> decisions.Plan:
+  del problem, target
+  return decisions.Plan()
+
+
+def quantize(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.QuantizeProblem,
+  target: targets.Target,
+) -> list[jax.Array]:
+  """The results of `quantize_p`, of a problem that `supports` takes."""
+  single = len(problem.blockings) == 1
+  order: tuple[int, ...] = (0,)
+  if single:
+    x = problem.blockings[0].apply(x)
+  else:
+    matrices = triton_launches.Matrices.of(problem)
+    assert matrices is not None
+    order = matrices.order
+  arrays = {"x": x}
+  if global_scale is not None:
+    arrays["global_scale"] = global_scale.reshape(1)
+  launches = triton_launches.launches(problem, target)
+  assert not isinstance(launches, decisions.Unsupported)
+  _run(launches, arrays, target)
+  each = problem.each()
+  results: dict[int, list[jax.Array]] = {}
+  for i, suffix in zip(order, ("", "_t"), strict=False):
+    results[i] = [
+      _values_of_bytes(arrays[f"values{suffix}"], each[i]),
+      _scale_of_bytes(arrays[f"scale{suffix}"], each[i]),
+    ]
+    if problem.computes_global_scale:
+      results[i].append(arrays[f"global_scale{suffix}"].reshape(()))
+  return [leaf for i in range(len(each)) for leaf in results[i]]
+
+
+def _run(
+  launches: Sequence[triton_launches.Launch],
+  arrays: dict[str, jax.Array],
+  target: targets.Target,
+) -> None:
+  """Makes the launches on `arrays`, by name, and adds what they write."""
+  for launch in launches:
+    inputs = [arrays[name] for name in launch.inputs]
+    results = _call(launch, inputs, target)
+    names = [name for name, _, _ in launch.outputs]
+    arrays |= dict(zip(names, results, strict=True))
+
+
+def _call(
+  launch: triton_launches.Launch,
+  inputs: Sequence[jax.Array],
+  target: targets.Target,
+) -> list[jax.Array]:
+  """Runs a launch; no product may be contracted with a sum, for its bits."""
+  kernels = importlib.import_module("jaxplugin.kernels.gpu.quantize")
+  return triton_library.call(
+    getattr(kernels, launch.kernel),
+    inputs,
+    [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in launch.outputs],
+    dict(launch.constexprs),
+    name=launch.name,
+    grid=launch.grid,
+    num_warps=launch.num_warps,
+    num_stages=_NUM_STAGES,
+    fp_fusion=False,
+    target=target,
+  )
+
+
+def _values_of_bytes(
+  values: jax.Array, problem: problems.QuantizeProblem
+) -> jax.Array:
+  """Bytes as they were written, as the values of a problem of one blocking.
+
+  Args:
+    values: uint8; several a byte they are packed along the blocked axis, which
+      is minor, else in the order of the problem's shape.
+    problem: what was quantized.
+  """
+  format, shape = problem.format, problem.shape
+  axis = problem.blockings[0].axis()
+  if not format.is_fp4:
+    return lax.bitcast_convert_type(values.reshape(shape), format.values_dtype)
+  rest = (*shape[:axis], *shape[axis + 1 :])
+  values = values.reshape(*rest, shape[axis] // 2)
+  if not problem.packed:
+    values = layouts.unpack_fp4(values)
+  return jnp.moveaxis(values, -1, axis)
+
+
+def _scale_of_bytes(
+  scale: jax.Array, problem: problems.QuantizeProblem
+) -> jax.Array:
+  """Bytes as they were written, as the scale of a problem of one blocking."""
+  blocks: tuple[Any, ...] = problem.shape
+  axis = problem.blockings[0].axis()
+  size = blocks[axis] // problem.format.block_size
+  blocks = (*blocks[:axis], size, *blocks[axis + 1 :])
+  if problem.scale_layout == layouts.SWIZZLED:
+    blocks = layouts.swizzled_shape(blocks)
+  return lax.bitcast_convert_type(
+    scale.reshape(blocks), problem.format.scale_dtype
+  )
+
+
+QUANTIZE: Final = decisions.Backend(
+  name="triton",
+  summary="Triton kernels",
+  rank=_rank,
+  supports=supports,
+  plan=_plan,
+  emit=quantize,
+  lowering_refusal=_lowering_refusal,
+)

@@ -1,0 +1,407 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is launched to quantize: kernels of kernels/gpu/quantize.py, in order.
+
+Along one axis x is read where it lies. Along two it is read once, where it is a
+matrix, or a batch of them: its last dimensions are blocked together, and so are
+those before them. A global scale that is computed takes one read before. All
+functions here are pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+from typing import Final
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.quantization import problems
+from jaxplugin.runtime import triton_library
+
+_MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
+_REDUCE_WARPS: Final = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+  """One kernel launch.
+
+  Attributes:
+    kernel: of kernels/gpu/quantize.py.
+    name: under which profiles list it: kernel, format and tile.
+    inputs: names of the arrays that it reads, in the kernel's order: "x",
+      "global_scale", "partial_amax". One that it has not is "x" again: that
+      pointer is not read.
+    outputs: (name, shape, dtype) of those that it writes: "values", "scale",
+      "global_scale", "partial_amax". Names ending in "_t" are of columns.
+    constexprs: the rest of the kernel's arguments, by name.
+    grid: number of programs.
+    num_warps: Triton's.
+  """
+
+  kernel: str
+  name: str
+  inputs: tuple[str, ...]
+  outputs: tuple[tuple[str, tuple[int, ...], str], ...]
+  constexprs: tuple[tuple[str, Any], ...]
+  grid: int
+  num_warps: int
+
+
+def launches(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> list[Launch] | decisions.Unsupported:
+  """What is launched for a problem, in order, or why nothing is."""
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  found: list[Launch] | decisions.Unsupported
+  if len(problem.blockings) == 1:
+    found = _of_one(problem.each()[0], architecture)
+  else:
+    found = _of_both(problem, architecture)
+  if isinstance(found, decisions.Unsupported):
+    return found
+  programs = max(launch.grid for launch in found)
+  if programs > _MAX_PROGRAMS:
+    return decisions.Unsupported(
+      f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
+    )
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+  """x as [batch, rows, k], by strides in elements; nothing is copied.
+
+  The dimensions after the blocked axis are its rows, or those before it where
+  the axis is the last one.
+  """
+
+  batch: int
+  rows: int
+  k: int
+  k_is_minor: bool
+
+  @classmethod
+  def of(cls, problem: problems.QuantizeProblem) -> _View:
+    shape, axis = problem.shape, problem.blockings[0].axis()
+    if problem.scale_layout == layouts.SWIZZLED:
+      # Each matrix has tiles of its own.
+      return cls(math.prod(shape[:-2]), shape[-2], shape[-1], True)
+    outer, k = math.prod(shape[:axis]), shape[axis]
+    inner = math.prod(shape[axis + 1 :])
+    if inner == 1:
+      return cls(1, outer, k, True)
+    return cls(outer, inner, k, False)
+
+  def shape(self, k: int) -> tuple[int, int, int]:
+    """Shape in memory of an array that has k in the place of ours."""
+    if self.k_is_minor:
+      return self.batch, self.rows, k
+    return self.batch, k, self.rows
+
+  def strides(self, array: str, k: int) -> dict[str, int]:
+    """A kernel's constexprs for such an array."""
+    row, column = (k, 1) if self.k_is_minor else (1, self.rows)
+    return _strides(array, self.rows * k, row, column)
+
+
+def _strides(array: str, batch: int, row: int, k: int) -> dict[str, int]:
+  return {
+    f"{array}_batch_stride": batch,
+    f"{array}_row_stride": row,
+    f"{array}_k_stride": k,
+  }
+
+
+def _of_one(
+  problem: problems.QuantizeProblem, architecture: Any
+) -> list[Launch]:
+  view = _View.of(problem)
+  config = quantize_config.default_config(
+    problem.format.name,
+    architecture,
+    *_covered(problem, view),
+    k_is_contiguous=view.k_is_minor,
+  )
+  result = [_quantize_launch(problem, view, config)]
+  if problem.computes_global_scale:
+    result[:0] = _global_scale_launches(problem, view, config)
+  return result
+
+
+def _covered(problem: problems.QuantizeProblem, view: _View) -> tuple[int, int]:
+  return quantize_config.covered(
+    view.rows,
+    view.k,
+    problem.format.name,
+    swizzled=problem.scale_layout == layouts.SWIZZLED,
+  )
+
+
+def _quantize_launch(
+  problem: problems.QuantizeProblem,
+  view: _View,
+  config: quantize_config.QuantizeConfig,
+) -> Launch:
+  format = problem.format
+  blocks = view.k // format.block_size
+  if format.is_fp4:
+    # Two values a byte along k, which therefore is minor in what is written.
+    values = (view.batch, view.rows, view.k // 2)
+    values_strides = _strides("values", values[1] * values[2], values[2], 1)
+  else:
+    values = view.shape(view.k)
+    values_strides = view.strides("values", view.k)
+  swizzled = problem.scale_layout == layouts.SWIZZLED
+  scale: tuple[int, ...] = view.shape(blocks)
+  scale_strides = view.strides("scale", blocks)
+  if swizzled:
+    scale = (view.batch, *layouts.swizzled_shape((view.rows, blocks)))
+    scale_strides = _strides("scale", scale[1] * scale[2], 0, 0)
+  grid_rows, grid_k = _covered(problem, view)
+  constexprs = {
+    "rows": view.rows,
+    "k": view.k,
+    "grid_rows": grid_rows,
+    "grid_k": grid_k,
+    **values_strides,
+    **scale_strides,
+    **view.strides("x", view.k),
+    **quantize_config.constexprs(
+      config,
+      format.name,
+      scale_rounding=problem.scale_rounding,
+      swizzled=swizzled,
+    ),
+  }
+  return Launch(
+    kernel="quantize",
+    name=f"quantize_{format.name}_{_tile_name(config)}",
+    inputs=("x", "global_scale" if format.has_global_scale else "x"),
+    outputs=(
+      ("values", values, "uint8"),
+      ("scale", scale, "uint8"),
+    ),
+    constexprs=tuple(constexprs.items()),
+    grid=quantize_config.launch_grid(config, view.batch, grid_rows, grid_k)[0],
+    num_warps=config.num_warps,
+  )
+
+
+def _global_scale_launches(
+  problem: problems.QuantizeProblem,
+  view: _View,
+  config: quantize_config.QuantizeConfig,
+) -> list[Launch]:
+  """The largest magnitude of each tile, then one program over those."""
+  (programs,) = quantize_config.launch_grid(
+    config, view.batch, view.rows, view.k
+  )
+  amax = {
+    "rows": view.rows,
+    "k": view.k,
+    **view.strides("x", view.k),
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "VEC_SIZE": problem.format.block_size,
+  }
+  reduce = {"size": programs, "CHUNK": quantize_config.REDUCE_CHUNK}
+  return [
+    Launch(
+      kernel="finite_amax",
+      name=f"finite_amax_{_tile_name(config)}",
+      inputs=("x",),
+      outputs=(("partial_amax", (programs,), "int32"),),
+      constexprs=tuple(amax.items()),
+      grid=programs,
+      num_warps=config.num_warps,
+    ),
+    Launch(
+      kernel="reduce_global_scale",
+      name="reduce_global_scale",
+      inputs=("partial_amax",),
+      outputs=(("global_scale", (1,), "float32"),),
+      constexprs=tuple(reduce.items()),
+      grid=1,
+      num_warps=_REDUCE_WARPS,
+    ),
+  ]
+
+
+def _tile_name(config: quantize_config.QuantizeConfig) -> str:
+  return f"{config.block_m}x{config.block_k}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrices:
+  """x as [batch, rows, columns], dense.
+
+  Attributes:
+    batch, rows, columns: sizes.
+    k, k_t: columns and rows, padded.
+    is_transposed: whether what is blocked along rows has them last.
+    order: position, among the blockings, of that of columns and that of rows.
+  """
+
+  batch: int
+  rows: int
+  columns: int
+  k: int
+  k_t: int
+  is_transposed: bool
+  order: tuple[int, int]
+
+  @classmethod
+  def of(cls, problem: problems.QuantizeProblem) -> Matrices | None:
+    """None where x is no such array, or there are not two blockings."""
+    if len(problem.blockings) != 2:
+      return None
+    for order in ((0, 1), (1, 0)):
+      of_columns, of_rows = (problem.blockings[i] for i in order)
+      ndim = len(problem.shape)
+      middle = ndim - len(of_columns.dims)
+      start = middle - len(of_rows.dims)
+      batch = tuple(range(start))
+      rows, columns = tuple(range(start, middle)), tuple(range(middle, ndim))
+      if not (
+        rows
+        and columns
+        and of_rows.dims == rows
+        and of_columns.dims == columns
+        and (len(columns) == 1 or of_columns.lead == batch + rows)
+        and (len(rows) == 1 or of_rows.lead == batch + columns)
+      ):
+        continue
+      shapes = [b.shape(problem.shape) for b in (of_columns, of_rows)]
+      return cls(
+        batch=math.prod(problem.shape[d] for d in batch),
+        rows=math.prod(problem.shape[d] for d in rows),
+        columns=math.prod(problem.shape[d] for d in columns),
+        k=shapes[0][of_columns.axis()],
+        k_t=shapes[1][of_rows.axis()],
+        is_transposed=len(rows) > 1,
+        order=order,
+      )
+    return None
+
+
+def _of_both(
+  problem: problems.QuantizeProblem, architecture: Any
+) -> list[Launch] | decisions.Unsupported:
+  matrices = Matrices.of(problem)
+  if matrices is None:
+    return decisions.Unsupported(
+      "needs the last dimensions of x and those before them to be blocked, got"
+      f" {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
+    )
+  config = quantize_config.default_config(
+    problem.format.name, architecture, matrices.k_t, matrices.k, both=True
+  )
+  result = [_quantize_both_launch(problem, matrices, config)]
+  if problem.computes_global_scale:
+    result[:0] = _global_scales_launches(problem, matrices, config)
+  return result
+
+
+def _quantize_both_launch(
+  problem: problems.QuantizeProblem,
+  matrices: Matrices,
+  config: quantize_config.QuantizeConfig,
+) -> Launch:
+  format = problem.format
+  packing = 2 if format.is_fp4 else 1
+  batch, rows, columns = matrices.batch, matrices.rows, matrices.columns
+  k, k_t = matrices.k, matrices.k_t
+  # FP4 has two values a byte along the blocked dimension, which therefore is
+  # minor in what is written.
+  values_t: tuple[int, ...] = (batch, columns, k_t // packing)
+  scale_t: tuple[int, ...] = (batch, columns, k_t // format.block_size)
+  if not matrices.is_transposed:
+    scale_t = (batch, k_t // format.block_size, columns)
+    if not format.is_fp4:
+      values_t = (batch, k_t, columns)
+  sizes = {"rows": rows, "columns": columns, "k": k, "k_t": k_t}
+  constexprs = {
+    **sizes,
+    "grid_rows": k_t,
+    "grid_columns": k,
+    "x_batch_stride": rows * columns,
+    "x_row_stride": columns,
+    **quantize_config.constexprs(
+      config, format.name, scale_rounding=problem.scale_rounding
+    ),
+    "TRANSPOSED": matrices.is_transposed,
+  }
+  global_scales = ("x", "x")
+  if problem.computes_global_scale:
+    global_scales = ("global_scale", "global_scale_t")
+  elif problem.has_global_scale:
+    global_scales = ("global_scale", "global_scale")
+  tile = _tile_name(config)
+  return Launch(
+    kernel="quantize_both",
+    name=f"quantize_both_{format.name}_{tile}",
+    inputs=("x", *global_scales),
+    outputs=(
+      ("values", (batch, rows, k // packing), "uint8"),
+      ("scale", (batch, rows, k // format.block_size), "uint8"),
+      ("values_t", values_t, "uint8"),
+      ("scale_t", scale_t, "uint8"),
+    ),
+    constexprs=tuple(constexprs.items()),
+    grid=quantize_config.launch_grid(config, batch, k_t, k)[0],
+    num_warps=config.num_warps,
+  )
+
+
+def _global_scales_launches(
+  problem: problems.QuantizeProblem,
+  matrices: Matrices,
+  config: quantize_config.QuantizeConfig,
+) -> list[Launch]:
+  """The largest magnitudes of each tile, then one program over those."""
+  rows, columns = matrices.rows, matrices.columns
+  (programs,) = quantize_config.launch_grid(
+    config, matrices.batch, rows, columns
+  )
+  amax = {
+    "rows": rows,
+    "columns": columns,
+    "x_batch_stride": rows * columns,
+    "x_row_stride": columns,
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "VEC_SIZE": problem.format.block_size,
+  }
+  reduce = {"size": programs, "CHUNK": quantize_config.REDUCE_CHUNK}
+  return [
+    Launch(
+      kernel="finite_amax_both",
+      name=f"finite_amax_both_{_tile_name(config)}",
+      inputs=("x",),
+      outputs=(
+        ("partial_amax", (programs,), "int32"),
+        ("partial_amax_t", (programs,), "int32"),
+      ),
+      constexprs=tuple(amax.items()),
+      grid=programs,
+      num_warps=config.num_warps,
+    ),
+    Launch(
+      kernel="reduce_global_scales",
+      name="reduce_global_scales",
+      inputs=("partial_amax", "partial_amax_t"),
+      outputs=(
+        ("global_scale", (1,), "float32"),
+        ("global_scale_t", (1,), "float32"),
+      ),
+      constexprs=tuple(reduce.items()),
+      grid=1,
+      num_warps=_REDUCE_WARPS,
+    ),
+  ]

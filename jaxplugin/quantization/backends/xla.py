@@ -1,0 +1,90 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The xla implementation: JAX operations, for every platform and any sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Final
+
+import jax
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.quantization import operations
+from jaxplugin.quantization import problems
+
+_SUMMARY: Final = "operations that XLA compiles"
+_LAST: Final = 100
+
+
+def _rank(target: targets.Target) -> int:
+  del target
+  return _LAST
+
+
+def _supports(problem: Any, target: targets.Target) -> None:
+  del problem, target
+
+
+def _plan(problem: Any, target: targets.Target) -> decisions.Plan:
+  del problem, target
+  return decisions.Plan()
+
+
+def quantize(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.QuantizeProblem,
+  target: targets.Target | None = None,
+) -> list[jax.Array]:
+  """The results of `quantize_p`."""
+  del target
+  results: list[jax.Array] = []
+  for b in problem.blockings:
+    quantized = operations.quantize(
+      b.apply(x),
+      global_scale,
+      None,
+      format=problem.format,
+      axis=b.axis(),
+      scale_rounding=problem.scale_rounding,
+      packed=problem.packed,
+      scale_layout=problem.scale_layout,
+    )
+    results += quantized[: problem.results_each]
+  return results
+
+
+def dequantize(
+  values: jax.Array,
+  scale: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.DequantizeProblem,
+  target: targets.Target | None = None,
+) -> jax.Array:
+  """The result of `dequantize_p`."""
+  del target
+  return operations.dequantize(
+    values, scale, global_scale, problem.format, problem.axis, problem.out_dtype
+  )
+
+
+QUANTIZE: Final = decisions.Backend(
+  name="xla",
+  summary=_SUMMARY,
+  rank=_rank,
+  supports=_supports,
+  plan=_plan,
+  emit=quantize,
+  is_portable=True,
+)
+DEQUANTIZE: Final = decisions.Backend(
+  name="xla",
+  summary=_SUMMARY,
+  rank=_rank,
+  supports=_supports,
+  plan=_plan,
+  emit=dequantize,
+  is_portable=True,
+)

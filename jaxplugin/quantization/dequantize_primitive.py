@@ -1,0 +1,155 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`dequantize_p`: a quantized array, back to floats.
+
+It means what `operations.dequantize` does, and is lowered to what
+`backends.decide_dequantize` says.
+
+dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
+  axis, dtype; target, that of an enclosing `use_target`, or None.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.quantization import backends
+from jaxplugin.quantization import operations
+from jaxplugin.quantization import problems
+from jaxplugin.quantization import quantize_primitive
+from jaxplugin.runtime import lowering
+
+dequantize_p = extend_core.Primitive("block_dequantize")
+
+
+def dequantize(
+  values: jax.Array,
+  scale: jax.Array,
+  global_scale: jax.Array | None,
+  format: formats.BlockFormat,
+  axis: int,
+  dtype: np.dtype,
+) -> jax.Array:
+  """`operations.dequantize`, by what serves."""
+  params = {"format": format, "axis": axis, "dtype": dtype}
+  if not format.is_standard or 0 in values.shape:
+    # There is nothing to decide: operations alone serve.
+    return _by_operations(values, scale, global_scale, **params)
+  given: tuple[jax.Array, ...] = ()
+  if global_scale is not None:
+    # One number stays one for kernels, and under `vmap` where it is not mapped.
+    given = (operations.expand_global_scale(global_scale, values.ndim),)
+  target = targets.overriding_target()
+  return dequantize_p.bind(values, scale, *given, **params, target=target)
+
+
+def problem_of(
+  avals: Sequence[Any], params: Mapping[str, Any]
+) -> problems.DequantizeProblem:
+  """What an equation of `dequantize_p` asks for."""
+  values, _, *given = avals
+  return problems.DequantizeProblem(
+    shape=tuple(values.shape),
+    dtype=np.dtype(values.dtype),
+    format=params["format"],
+    axis=params["axis"],
+    out_dtype=params["dtype"],
+    global_shape=tuple(given[0].shape) if given else None,
+  )
+
+
+def explained(
+  avals: Sequence[Any],
+  params: Mapping[str, Any],
+  module: lowering.Module,
+  target: targets.Target,
+) -> tuple[str, str, str]:
+  """What an equation asks for, what serves it, and why no kernel."""
+  problem = problem_of(avals, params)
+  told = backends.explained_dequantize(problem, module, target)
+  return str(problem), *told
+
+
+def _by_operations(values, scale, global_scale=None, *, target=None, **params):
+  del target
+  return operations.dequantize(values, scale, global_scale, **params)
+
+
+# Rules.
+
+
+def _abstract_eval(values, scale, global_scale=None, *, target, **params):
+  """The type that the operations' result has, sharding and all."""
+  del target
+  traced = operations.dequantize.trace(values, scale, global_scale, **params)
+  return traced.jaxpr.out_avals[0]
+
+
+def _jvp(primals, tangents, **params):
+  """The derivative of the operations."""
+  active = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+  def function(*args):
+    given = dict(zip(active, args, strict=True))
+    merged = [given.get(i, x) for i, x in enumerate(primals)]
+    return _by_operations(*merged, **params)
+
+  _, tangent = jax.jvp(
+    function,
+    tuple(primals[i] for i in active),
+    tuple(tangents[i] for i in active),
+  )
+  return dequantize_p.bind(*primals, **params), tangent
+
+
+def _batch(args, dims, *, axis, **params):
+  if None in dims[:2]:
+    function = functools.partial(_by_operations, axis=axis, **params)
+    return jax.vmap(function, in_axes=tuple(dims))(*args), 0
+  size = args[0].shape[dims[0]]
+  values, scale = (
+    jnp.moveaxis(x, d, 0) for x, d in zip(args[:2], dims[:2], strict=True)
+  )
+  given = args[2:]
+  # One number for all entries stays so; else they get their own leading index.
+  if given and not (dims[2] is None and given[0].ndim == 0):
+    given = (batching.bdim_at_front(given[0], dims[2], size),)
+  return dequantize_p.bind(values, scale, *given, axis=axis + 1, **params), 0
+
+
+def _emit(values, scale, global_scale=None, *, problem, decision, target):
+  emit = backends.DEQUANTIZE[decision.implementation].emit
+  return emit(values, scale, global_scale, problem, target)
+
+
+def _lower(ctx, *args, target, **params):
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
+  problem = problem_of(ctx.avals_in, params)
+  function = functools.partial(
+    _emit,
+    problem=problem,
+    decision=backends.decide_dequantize(problem, module, device),
+    target=device,
+  )
+  return mlir.lower_fun(function, multiple_results=False)(ctx, *args)
+
+
+dequantize_p.def_impl(functools.partial(quantize_primitive.impl, dequantize_p))
+dequantize_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[dequantize_p] = _jvp
+batching.primitive_batchers[dequantize_p] = _batch
+mlir.register_lowering(dequantize_p, _lower)

@@ -1,0 +1,121 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What quantizing and dequantizing ask for: all that deciding needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizeProblem:
+  """One array, quantized along one dimension or along several.
+
+  Attributes:
+    shape, dtype: of x; sizes may be symbolic.
+    format: to quantize to.
+    blockings: one for each result.
+    scale_rounding: "up" or "floor".
+    has_global_scale: whether a global scale is given, for all of them. Where it
+      is not and the format has one, each computes its own: a NaN or an Inf
+      spoils other blocks along another axis.
+    packed: whether values of a format that can be packed are to be.
+    scale_layout: of the scales; those that are swizzled are blocked along the
+      last dimension.
+  """
+
+  shape: tuple[Any, ...]
+  dtype: np.dtype
+  format: formats.BlockFormat
+  blockings: tuple[blocking.Blocking, ...]
+  scale_rounding: str = "up"
+  has_global_scale: bool = False
+  packed: bool = False
+  scale_layout: layouts.ScaleLayout = layouts.LINEAR
+
+  @classmethod
+  def along(
+    cls,
+    axis: int,
+    *,
+    shape: tuple[Any, ...],
+    format: formats.BlockFormat,
+    **fields: Any,
+  ) -> QuantizeProblem:
+    """An array that is quantized along one of its dimensions."""
+    blockings = (blocking.Blocking.along(axis, len(shape), format.block_size),)
+    return cls(shape=shape, format=format, blockings=blockings, **fields)
+
+  def __str__(self) -> str:
+    sizes = ", ".join(map(str, self.shape))
+    dims = " and ".join(str(list(b.dims)) for b in self.blockings)
+    where = f"dimensions {dims}"
+    if len(self.blockings) == 1 and len(self.blockings[0].dims) == 1:
+      where = f"axis {self.blockings[0].axis()}"
+    if self.scale_layout != layouts.LINEAR:
+      where += f", {self.scale_layout} scale"
+    return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
+
+  @property
+  def computes_global_scale(self) -> bool:
+    return self.format.has_global_scale and not self.has_global_scale
+
+  @property
+  def results_each(self) -> int:
+    """How many arrays a blocking makes: values, scale, a global scale."""
+    return 3 if self.computes_global_scale else 2
+
+  @property
+  def sizes_are_static(self) -> bool:
+    return all(isinstance(size, (int, np.integer)) for size in self.shape)
+
+  def each(self) -> list[QuantizeProblem]:
+    """The blockings as problems of their own, of what they `apply` to."""
+    return [
+      dataclasses.replace(
+        self,
+        shape=b.shape(self.shape),
+        blockings=(
+          blocking.Blocking.along(
+            b.axis(), len(b.shape(self.shape)), self.format.block_size
+          ),
+        ),
+      )
+      for b in self.blockings
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DequantizeProblem:
+  """A quantized array, back to floats.
+
+  Attributes:
+    shape, dtype: of the stored values; sizes may be symbolic.
+    format: of the array.
+    axis: which is blocked, not negative.
+    out_dtype: of the result.
+    global_shape: of the global scale; None where there is none.
+  """
+
+  shape: tuple[Any, ...]
+  dtype: np.dtype
+  format: formats.BlockFormat
+  axis: int
+  out_dtype: np.dtype
+  global_shape: tuple[Any, ...] | None = None
+
+  def __str__(self) -> str:
+    sizes = ", ".join(map(str, self.logical_shape))
+    result = f"{self.out_dtype.name}[{sizes}]"
+    return f"{self.format} to {result}, axis {self.axis}"
+
+  @property
+  def logical_shape(self) -> tuple[Any, ...]:
+    return layouts.array_shape(self.format, self, self.axis)

@@ -1,0 +1,218 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_p`: one array, quantized along one dimension or along several.
+
+A product and its gradients contract an operand along different dimensions. Each
+result has the bits of `operations.quantize` along its own; together they can be
+made from one read. Each part is lowered to what `backends.decide` says.
+
+quantize_p: (x[, global_scale]) -> for each blocking (values, scale
+  [, global_scale]), the latter where it is computed. Parameters: format,
+  blockings, scale_rounding, packed, scale_layout, as of `QuantizeProblem`;
+  target, that of an enclosing `use_target`, or None.
+
+Results that nobody uses are not computed: their blocking is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+from jax.interpreters import partial_eval
+
+from jaxplugin.core import blocking
+from jaxplugin.core import targets
+from jaxplugin.quantization import backends
+from jaxplugin.quantization import problems
+from jaxplugin.quantization.backends import xla
+from jaxplugin.runtime import lowering
+
+# A quantized array: values, scale, and global scale or None.
+Quantized = tuple[jax.Array, jax.Array, jax.Array | None]
+
+_FLOATS: Final = tuple(
+  np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
+)
+
+quantize_p = extend_core.Primitive("block_quantize")
+quantize_p.multiple_results = True
+
+
+def quantize(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  *,
+  blockings: tuple[blocking.Blocking, ...],
+  **params: Any,
+) -> list[Quantized]:
+  """`operations.quantize` of each blocking, to nearest, by what serves.
+
+  Args:
+    x: f32, bf16, f16 or f64.
+    global_scale: f32[] or None, for all.
+    blockings: at least one.
+    **params: the other parameters of `quantize_p`.
+  """
+  format = params["format"]
+  given = () if global_scale is None else (global_scale,)
+  params |= {"blockings": blockings}
+  if format.is_standard and 0 not in x.shape:
+    if x.dtype not in _FLOATS:
+      x = x.astype(jnp.float32)
+    results = quantize_p.bind(
+      x, *given, **params, target=targets.overriding_target()
+    )
+  else:  # there is nothing to decide: operations alone serve
+    results = _by_operations(x, *given, **params)
+  size = len(results) // len(blockings)
+  each = [results[i : i + size] for i in range(0, len(results), size)]
+  return [(r[0], r[1], r[2] if size == 3 else global_scale) for r in each]
+
+
+def problem_of(
+  avals: Sequence[Any], params: Mapping[str, Any]
+) -> problems.QuantizeProblem:
+  """What an equation of `quantize_p` asks for."""
+  fields = {name: params[name] for name in params if name != "target"}
+  return problems.QuantizeProblem(
+    shape=tuple(avals[0].shape),
+    dtype=np.dtype(avals[0].dtype),
+    has_global_scale=len(avals) > 1,
+    **fields,
+  )
+
+
+def explained(
+  avals: Sequence[Any],
+  params: Mapping[str, Any],
+  module: lowering.Module,
+  target: targets.Target,
+) -> tuple[str, str, str]:
+  """What an equation asks for, what serves it, and why no kernel."""
+  problem = problem_of(avals, params)
+  return str(problem), *backends.explained(problem, module, target)
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    "format",
+    "blockings",
+    "scale_rounding",
+    "packed",
+    "scale_layout",
+  ),
+  inline=True,
+)
+def _by_operations(x, global_scale=None, **params):
+  """The results of `quantize_p`."""
+  given = [x] if global_scale is None else [x, global_scale]
+  return xla.quantize(x, global_scale, problem_of(given, params))
+
+
+# Rules.
+
+
+@functools.partial(jax.jit, static_argnames=("primitive", "params"))
+def _bind_jitted(*args, primitive, params):
+  return primitive.bind(*args, **dict(params))
+
+
+def impl(primitive: extend_core.Primitive, *args, **params):
+  """Reached under `jax.disable_jit` only: the callers are jitted."""
+  with jax.disable_jit(False):
+    return _bind_jitted(
+      *args, primitive=primitive, params=tuple(params.items())
+    )
+
+
+def _abstract_eval(x, global_scale=None, *, target, **params):
+  """The types that the operations' results have, shardings and all."""
+  del target
+  return _by_operations.trace(x, global_scale, **params).jaxpr.out_avals
+
+
+def _jvp(primals, tangents, **params):
+  """Codes are made of bits by integer operations: nothing has a derivative."""
+  del tangents
+  results = quantize_p.bind(*primals, **params)
+  return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+
+
+def _batch(args, dims, *, blockings, target, **params):
+  x, *given = args
+  # One global scale an entry, computed or given, is more than a kernel takes.
+  if (params["format"].has_global_scale and not given) or any(
+    d is not None for d in dims[1:]
+  ):
+    function = functools.partial(_by_operations, blockings=blockings, **params)
+    results = jax.vmap(function, in_axes=tuple(dims))(*args)
+  else:
+    results = quantize_p.bind(
+      jnp.moveaxis(x, dims[0], 0),
+      *given,
+      blockings=tuple(b.under_leading_dimension() for b in blockings),
+      target=target,
+      **params,
+    )
+  return results, (0,) * len(results)
+
+
+def _without_unused(
+  used_outputs: Sequence[bool], *args: Any
+) -> tuple[list[bool], Any]:
+  """Drops the blockings of which no result is used.
+
+  Args:
+    used_outputs: of the equation.
+    *args: the equation is the last (jax 0.12 has its live inputs before it).
+  """
+  eqn = args[-1]
+  blockings = eqn.params["blockings"]
+  size = len(eqn.outvars) // len(blockings)
+  kept = [
+    i for i in range(len(blockings)) if any(used_outputs[i * size :][:size])
+  ]
+  if not kept:
+    return [False] * len(eqn.invars), None
+  if len(kept) < len(blockings):
+    eqn = eqn.replace(
+      outvars=[v for i in kept for v in eqn.outvars[i * size :][:size]],
+      params=eqn.params | {"blockings": tuple(blockings[i] for i in kept)},
+    )
+  return [True] * len(eqn.invars), eqn
+
+
+def _emit(x, global_scale=None, *, parts, target):
+  results = []
+  for part in parts:
+    backend = backends.QUANTIZE[part.decision.implementation]
+    results += backend.emit(x, global_scale, part.problem, target)
+  return results
+
+
+def _lower(ctx, *args, target, **params):
+  module = lowering.module_of(ctx)
+  device = lowering.resolve_target(target, module.platforms[0])
+  parts = backends.decide(problem_of(ctx.avals_in, params), module, device)
+  function = functools.partial(_emit, parts=parts, target=device)
+  return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+
+
+quantize_p.def_impl(functools.partial(impl, quantize_p))
+quantize_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[quantize_p] = _jvp
+batching.primitive_batchers[quantize_p] = _batch
+mlir.register_lowering(quantize_p, _lower)
+partial_eval.dce_rules[quantize_p] = _without_unused
