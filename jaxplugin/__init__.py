@@ -29,6 +29,8 @@ from jaxplugin.arrays.stacking import (
 from jaxplugin.arrays.stacking import stack as stack
 from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.core.formats import MXFP4 as MXFP4
+from jaxplugin.core.formats import MXFP6_E2M3 as MXFP6_E2M3
+from jaxplugin.core.formats import MXFP6_E3M2 as MXFP6_E3M2
 from jaxplugin.core.formats import MXFP8 as MXFP8
 from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.core.formats import NVFP4 as NVFP4
@@ -58,6 +60,8 @@ __version__ = "0.1.0"
 
 __all__ = [
   "MXFP4",
+  "MXFP6_E2M3",
+  "MXFP6_E3M2",
   "MXFP8",
   "MXFP8_E5M2",
   "NVFP4",

@@ -41,7 +41,9 @@ class ScaledArray:
   `vmap`, `scan`, `tree.map`, `device_put`, checkpoints and the like.
 
   Attributes:
-    values: format.values_dtype[..., k, ...], or for FP4 formats uint8 with the
+    values: format.array_dtype[..., k, ...]: the format's own dtype, but for
+      MXFP6, of which XLA has no arrays, uint8 with a code in the low six bits
+      of each (the others are 0). Or for FP4 formats uint8 with the
       blocked axis halved: two values a byte, the first in the low nibble. Or
       FP4 as uint32[..., k / 8], interleaved: what `prepare_weights` makes.
     scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
@@ -176,7 +178,8 @@ class ScaledArray:
   @property
   def nbytes(self) -> int:
     """Bytes of all leaves, FP4 values counted as half a byte each."""
-    bits = 8 if self.is_packed else self.format.value_bits
+    is_byte = self.values.dtype == formats.PACKED
+    bits = 8 if is_byte else self.format.value_bits
     if self.is_interleaved:
       bits = 8 * interleaving.WORDS.itemsize
     total = extents.divide_up(self.values.size * bits, 8)
@@ -309,7 +312,7 @@ class ScaledArray:
     if not self.is_bytes:
       return self
     format = self.format
-    values_dtype = formats.PACKED if format.is_fp4 else format.values_dtype
+    values_dtype = formats.PACKED if format.is_fp4 else format.array_dtype
     return self._replace_types(values_dtype, format.scale_dtype)
 
   def _replace_types(
@@ -423,7 +426,7 @@ def _serialize_aux(
   aux: tuple[formats.BlockFormat, layouts.ScaleLayout],
 ) -> bytes:
   format, scale_layout = aux
-  if not format.is_standard:
+  if not format.is_known:
     raise ValueError(
       f"ScaledArray: cannot serialize the non-standard format {format.name}"
     )

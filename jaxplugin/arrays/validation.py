@@ -65,13 +65,19 @@ def _require_dtypes(
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
       f"ScaledArray: {format} values must be {allowed}, got {values.dtype}"
-      f"{view_remedy(values.dtype, format.values_dtype)}"
+      f"{_values_remedy(values.dtype, format)}"
     )
   if scale.dtype != format.scale_dtype:
     raise TypeError(
       f"ScaledArray: {format} scale must be {format.scale_dtype.name},"
       f" got {scale.dtype}{view_remedy(scale.dtype, format.scale_dtype)}"
     )
+
+
+def _values_remedy(given: Any, format: formats.BlockFormat) -> str:
+  if given == format.values_dtype:  # of six bits: arrays of NumPy alone have it
+    return f"; view it as {format.array_dtype.name}: array.view(np.uint8)"
+  return view_remedy(given, format.array_dtype)
 
 
 def _checked_shape(array: Any) -> tuple[tuple[int, ...], int]:

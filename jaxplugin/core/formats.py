@@ -146,12 +146,15 @@ class BlockFormat:
     return self.values_dtype in (E2M3, E3M2)
 
   @property
+  def array_dtype(self) -> np.dtype:
+    """Dtype of an array in JAX with an element for each value."""
+    return PACKED if self.is_fp6 else self.values_dtype
+
+  @property
   def storage_dtypes(self) -> tuple[np.dtype, ...]:
     """The dtypes that values may be stored in."""
-    if self.is_fp6:
-      return (PACKED,)
     packed = (PACKED,) if self.is_fp4 else ()
-    return (self.values_dtype, *packed)
+    return (self.array_dtype, *packed)
 
   @property
   def value_bits(self) -> int:
@@ -171,6 +174,11 @@ class BlockFormat:
   def is_standard(self) -> bool:
     """Whether it is one of `FORMATS`, which hardware kernels may serve."""
     return self in FORMATS
+
+  @property
+  def is_known(self) -> bool:
+    """Whether it is one of `KNOWN`, which has a name for all."""
+    return self in KNOWN
 
 
 class UnquantizedFormat(BlockFormat):
@@ -212,14 +220,17 @@ MXFP6_E2M3: Final = _of(formats.MXFP6_E2M3)
 MXFP6_E3M2: Final = _of(formats.MXFP6_E3M2)
 MXFP4: Final = _of(formats.MXFP4)
 NVFP4: Final = _of(formats.NVFP4)
-# Those that everything here serves; of six bits there are no arrays yet.
+# Those that kernels of every kind serve.
 FORMATS: Final = (MXFP8, MXFP8_E5M2, MXFP4, NVFP4)
+# Those that have a name.
+KNOWN: Final = (*FORMATS, MXFP6_E2M3, MXFP6_E3M2)
 
 
 def infer(values_dtype: np.dtype, scale_dtype: np.dtype) -> BlockFormat | None:
   """Returns the format that a raw (values, scale) pair's dtypes name, if any.
 
-  `uint8` values are FP4, packed two a byte.
+  `uint8` values are FP4, packed two a byte: what else is stored as bytes comes
+  as a `ScaledArray`, which says its format.
   """
   if values_dtype == PACKED:
     values_dtype = E2M1
@@ -234,7 +245,7 @@ def infer(values_dtype: np.dtype, scale_dtype: np.dtype) -> BlockFormat | None:
 
 def by_name(name: str) -> BlockFormat:
   """Returns the format called `name`; `ValueError` lists the known names."""
-  for candidate in FORMATS:
+  for candidate in KNOWN:
     if candidate.name == name.lower():
       return candidate
   raise ValueError(
@@ -244,7 +255,7 @@ def by_name(name: str) -> BlockFormat:
 
 def known_names() -> str:
   """The names of all formats, for error messages."""
-  return ", ".join(candidate.name for candidate in FORMATS)
+  return ", ".join(candidate.name for candidate in KNOWN)
 
 
 def resolve(

@@ -229,7 +229,8 @@ def _pad(
   if padded == size:
     return values, scale
   per_byte = 1
-  if operand.format is not None and values.dtype == formats.PACKED:
+  is_fp4 = operand.format is not None and operand.format.is_fp4
+  if is_fp4 and values.dtype == formats.PACKED:
     per_byte = 2
   values = extents.pad_axis(values, axis, padded // per_byte)
   if scale is not None:

@@ -56,7 +56,9 @@ def oracle_dequantize(
   """
   values, scale = np.asarray(values), np.asarray(scale)
   axis %= values.ndim
-  if values.dtype == formats.PACKED:
+  if format.is_fp6:
+    values = (values & 0x3F).view(format.values_dtype)
+  elif values.dtype == formats.PACKED:
     values = np.moveaxis(values, axis, -1)
     nibbles = np.stack([values & 15, values >> 4], axis=-1)
     nibbles = nibbles.reshape(*values.shape[:-1], 2 * values.shape[-1])

@@ -39,7 +39,7 @@ def numbers(shape):
 
 class ScaleLayoutTest(parameterized.TestCase):
   @parameterized.product(
-    format=formats.FORMATS, shape=((5, 96), (2, 130, 32), (128, 128))
+    format=formats.KNOWN, shape=((5, 96), (2, 130, 32), (128, 128))
   )
   def test_scale_is_that_of_swizzle_scale(self, format, shape):
     x = numbers(shape)

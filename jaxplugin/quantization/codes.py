@@ -31,6 +31,7 @@ INFINITY_BITS: Final = 0x7F800000
 MIN_NORMAL_BITS: Final = 1 << F32_MANTISSA_BITS
 MAX_FINITE_BITS: Final = INFINITY_BITS - 1
 _MAGNITUDE_MASK: Final = 0x7FFFFFFF
+_F32_SIGN_SHIFT: Final = 31
 _QUIET_NAN_BITS: Final = 0x7FC00000
 _SUBNORMAL_FRACTION_BITS: Final = 22  # resolution of stochastic rounding
 
@@ -151,6 +152,23 @@ def from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
   if dtype == formats.E2M1:
     return lax.bitcast_convert_type(codes.astype(jnp.uint4), dtype)
   return lax.bitcast_convert_type(codes, dtype)
+
+
+def decode(codes: jax.Array, encoding: formats.Element) -> jax.Array:
+  """f32 of uint8 codes with sign, of a type without NaN and Inf.
+
+  Bits above the sign are not read. Every result is zero or normal in f32.
+  """
+  magnitude = (codes & ((1 << encoding.sign_shift) - 1)).astype(jnp.int32)
+  shift = F32_MANTISSA_BITS - encoding.mantissa_bits
+  normal = (magnitude << shift) + (
+    (F32_BIAS - encoding.bias) << F32_MANTISSA_BITS
+  )
+  quantum = 2.0 ** (encoding.min_exponent - encoding.mantissa_bits)
+  subnormal = f32_bits(magnitude.astype(jnp.float32) * jnp.float32(quantum))
+  bits = jnp.where(magnitude < (1 << encoding.mantissa_bits), subnormal, normal)
+  sign = ((codes >> encoding.sign_shift) & 1).astype(jnp.int32)
+  return from_bits(bits | (sign << _F32_SIGN_SHIFT))
 
 
 def decode_e8m0(scale: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -45,7 +45,7 @@ def dequantize(
 ) -> jax.Array:
   """`operations.dequantize`, by what serves."""
   params = {"format": format, "axis": axis, "dtype": dtype}
-  if not format.is_standard or 0 in values.shape:
+  if not format.is_known or 0 in values.shape:
     # There is nothing to decide: operations alone serve.
     return _by_operations(values, scale, global_scale, **params)
   given: tuple[jax.Array, ...] = ()

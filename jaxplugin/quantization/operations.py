@@ -84,7 +84,7 @@ def quantize(
     shape = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
     values = values.reshape(shape)
   else:
-    values = codes.from_codes(values.reshape(x.shape), format.values_dtype)
+    values = codes.from_codes(values.reshape(x.shape), format.array_dtype)
   scale = jnp.squeeze(scale, axis + 1)
   if scale_layout == layouts.SWIZZLED:
     scale = layouts.swizzle_scale(scale)
@@ -134,11 +134,11 @@ def dequantize_raw(
   The size of `axis` need not be a multiple of the block size: the last scale
   then covers the remainder.
   """
-  if values.dtype == formats.PACKED:
+  if format.is_fp4 and values.dtype == formats.PACKED:
     values = layouts.unpack_fp4(values, axis=axis)
   size = values.shape[axis]
   whole = scale.shape[axis] * format.block_size
-  result = extents.pad_axis(values.astype(jnp.float32), axis, whole)
+  result = extents.pad_axis(_as_f32(values, format), axis, whole)
   blocks = _split(result, axis, format.block_size)
   factors: tuple[jax.Array, ...] = (scale.astype(jnp.float32),)
   if format.scale_is_power_of_two:
@@ -147,6 +147,12 @@ def dequantize_raw(
     blocks = blocks * jnp.expand_dims(factor, axis + 1)
   result = blocks.reshape(result.shape)
   return lax.slice_in_dim(result, 0, size, axis=axis)
+
+
+def _as_f32(values: jax.Array, format: formats.BlockFormat) -> jax.Array:
+  if format.array_dtype == format.values_dtype:
+    return values.astype(jnp.float32)
+  return codes.decode(values, format.values_encoding)
 
 
 def _split(x: jax.Array, axis: int, block_size: int) -> jax.Array:

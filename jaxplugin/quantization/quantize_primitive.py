@@ -67,7 +67,7 @@ def quantize(
   format = params["format"]
   given = () if global_scale is None else (global_scale,)
   params |= {"blockings": blockings}
-  if format.is_standard and 0 not in x.shape:
+  if format.is_known and 0 not in x.shape:
     if x.dtype not in _FLOATS:
       x = x.astype(jnp.float32)
     results = quantize_p.bind(

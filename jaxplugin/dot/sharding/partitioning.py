@@ -307,7 +307,7 @@ def from_bytes(
       continue
     if not operand.format.is_fp4:
       changes[side] = _reinterpret(
-        getattr(operands, side), operand.format.values_dtype
+        getattr(operands, side), operand.format.array_dtype
       )
     changes[f"{side}_scale"] = _reinterpret(
       getattr(operands, f"{side}_scale"), operand.format.scale_dtype

@@ -153,7 +153,7 @@ def quantize(
   *lead, k = x.shape
   rows = x.reshape(-1, k)
   num_blocks = k // format.block_size
-  stored, dtype = k, format.values_dtype
+  stored, dtype = k, format.array_dtype
   if problem.packed:
     # The kernel writes the same bytes, and XLA:CPU need not copy them.
     stored, dtype = k // 2, formats.PACKED

@@ -51,10 +51,9 @@ def supports(
 def _input_refusal(
   problem: problems.QuantizeProblem,
 ) -> decisions.Unsupported | None:
-  if not problem.format.is_standard:
+  if not problem.format.is_known:
     return decisions.Unsupported(
-      f"serves {', '.join(f.name for f in formats.FORMATS)}, got"
-      f" {problem.format}"
+      f"serves {formats.known_names()}, got {problem.format}"
     )
   if problem.dtype not in _FLOATS:
     return decisions.Unsupported(
@@ -163,7 +162,7 @@ def _values_of_bytes(
   format, shape = problem.format, problem.shape
   axis = problem.blockings[0].axis()
   if not format.is_fp4:
-    return lax.bitcast_convert_type(values.reshape(shape), format.values_dtype)
+    return lax.bitcast_convert_type(values.reshape(shape), format.array_dtype)
   rest = (*shape[:axis], *shape[axis + 1 :])
   values = values.reshape(*rest, shape[axis] // 2)
   if not problem.packed:

@@ -22,13 +22,16 @@ from jaxplugin.core import formats
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
-MX_FORMATS = (MXFP8, MXFP8_E5M2, MXFP4)
+MXFP6_E2M3, MXFP6_E3M2 = formats.MXFP6_E2M3, formats.MXFP6_E3M2
+MX_FORMATS = (MXFP8, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4)
 ROUNDINGS = ("up", "floor")
 
 # OCP MX v1.0, section 5.3: (gfloat's format, emax).
 VALUES = {
   MXFP8: (gfloat.formats.format_info_ocp_e4m3, 8),
   MXFP8_E5M2: (gfloat.formats.format_info_ocp_e5m2, 15),
+  MXFP6_E2M3: (gfloat.formats.format_info_ocp_e2m3, 2),
+  MXFP6_E3M2: (gfloat.formats.format_info_ocp_e3m2, 4),
   MXFP4: (gfloat.formats.format_info_ocp_e2m1, 2),
   NVFP4: (gfloat.formats.format_info_ocp_e2m1, 2),
 }
