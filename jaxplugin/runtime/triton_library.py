@@ -25,7 +25,7 @@ import jaxlib
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu import descriptors
+from jaxplugin.kernels import descriptors
 
 # The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
 # Triton writes that of its own ptxas, which may be newer than the one that XLA

@@ -21,7 +21,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import tuning
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.inspection import compile
 from jaxplugin.kernels.inspection import machine_code
 
@@ -213,7 +214,7 @@ def compiled(name, key):
   """(matmul launch, config, what the kernel compiles to)."""
   shape = PRODUCTS[key]
   architecture = architectures.by_name(name)
-  config = tuning.default_config(
+  config = tiles_by_rule.default_config(
     shape,
     architecture,
     core_count=CORE_COUNTS[name],
@@ -315,7 +316,9 @@ class CompileTest(parameterized.TestCase):
     self.assertEqual(kernel.spill_bytes, 0)
     self.assertLessEqual(
       kernel.shared_memory_bytes,
-      tuning.shared_memory_bound(config, PRODUCTS[key], kernel.architecture),
+      constraints.shared_memory_bound(
+        config, PRODUCTS[key], kernel.architecture
+      ),
     )
     self.assertIn(launch.name, kernel.assembly)
 
@@ -411,7 +414,7 @@ class CompileTest(parameterized.TestCase):
   def test_reduction_compiles(self, name):
     architecture = architectures.by_name(name)
     shape = product("bf16", "nvfp4", m=3, **EVERYTHING)
-    config = tuning.default_config(
+    config = tiles_by_rule.default_config(
       shape, architecture, core_count=CORE_COUNTS[name]
     )
     launches = configs.plan(shape, config, architecture)

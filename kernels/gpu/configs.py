@@ -4,8 +4,8 @@
 
 `plan` turns a `MatmulShape` and a `MatmulConfig` into launches: kernel names,
 the order of arrays, constexprs, grids. The interpreter's tests, the compiler's
-and the lowering launch what it says. `tuning` picks configs and holds their
-constraints. Triton is not imported here.
+and the lowering launch what it says. `tiles_by_rule` picks configs, of which
+`constraints` says what holds. Triton is not imported here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
-from jaxplugin.kernels.gpu import descriptors
-
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import formats
 
 Path = Literal["upcast", "native", "small_m"]
@@ -388,7 +387,7 @@ def plan(
 ) -> tuple[Launch, ...]:
   """The launches that compute `shape` with `config`, in order.
 
-  The config is one for which `tuning.config_error` is None.
+  The config is one for which `constraints.config_error` is None.
   """
   tiling = _tiling(shape, config)
   is_split = tiling.is_split

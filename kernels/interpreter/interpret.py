@@ -42,11 +42,12 @@ import ml_dtypes
 import numpy as np
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import descriptors
 from jaxplugin.kernels.interpreter import interpret_memory
 from jaxplugin.kernels.interpreter import interpret_ops
 from triton.runtime import interpreter
 from triton.runtime import jit
+
+from jaxplugin.kernels import descriptors
 
 # Options of a launch that mean nothing here.
 LAUNCH_OPTIONS: Final = frozenset(

@@ -35,7 +35,7 @@ from jaxplugin.dot import global_scales
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import tuning
+from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.runtime import triton_library
 
 _PLAIN_NAMES: Final = {
@@ -186,7 +186,7 @@ def _default_config(
 ) -> configs.MatmulConfig:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  return tuning.default_config(
+  return tiles_by_rule.default_config(
     shape,
     architecture,
     core_count=target.core_count or 1,

@@ -11,12 +11,13 @@ import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.kernels.gpu import descriptors
-from jaxplugin.kernels.gpu import tuning
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.dot import reference
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import descriptors
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import gpu_operands
 
@@ -278,7 +279,7 @@ class ConfigTest(parameterized.TestCase):
     ),
   )
   def test_what_takes_descriptors(self, name, config, shape, message):
-    error = tuning.config_error(config, shape, architectures.by_name(name))
+    error = constraints.config_error(config, shape, architectures.by_name(name))
     if message is None:
       self.assertIsNone(error)
     else:
@@ -288,13 +289,18 @@ class ConfigTest(parameterized.TestCase):
     shape = product("mxfp8", "mxfp8")
     for name in architectures.ARCHITECTURES:
       architecture = architectures.by_name(name)
-      candidates = tuning.candidate_configs(shape, architecture, core_count=100)
-      self.assertFalse(candidates[0].use_descriptors)
-      self.assertEqual(
-        any(config.use_descriptors for config in candidates),
-        name in ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121"),
-        name,
-      )
+      config = tiles_by_rule.default_config(shape, architecture, core_count=100)
+      self.assertFalse(config.use_descriptors)
+      try:
+        config = tiles_by_rule.default_config(
+          shape, architecture, core_count=100, use_descriptors=True
+        )
+      except ValueError:
+        config = None
+      else:
+        self.assertTrue(config.use_descriptors)
+      takes_them = name in ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+      self.assertEqual(config is not None, takes_them, name)
 
   @parameterized.parameters(
     ("sm_90", "mxfp8", 4096, "upcast"),
@@ -304,16 +310,16 @@ class ConfigTest(parameterized.TestCase):
   def test_config_by_rule_that_is_to_have_them(self, name, lhs, m, path):
     shape = product(lhs, "mxfp8", m=m)
     architecture = architectures.by_name(name)
-    config = tuning.default_config(
+    config = tiles_by_rule.default_config(
       shape, architecture, core_count=100, use_descriptors=True
     )
     self.assertTrue(config.use_descriptors)
     self.assertEqual(config.path, path)
-    self.assertIsNone(tuning.config_error(config, shape, architecture))
+    self.assertIsNone(constraints.config_error(config, shape, architecture))
 
   def test_no_config_that_has_them_is_told_with_the_reason(self):
     with self.assertRaisesRegex(ValueError, "m=256 .* sm_90 on, not gfx942"):
-      tuning.default_config(
+      tiles_by_rule.default_config(
         product("mxfp8", "mxfp8"),
         architectures.by_name("gfx942"),
         core_count=100,

@@ -1,0 +1,155 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands are described as they lie, plans are complete."""
+
+import dataclasses
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import configs
+
+from jaxplugin.core import formats
+from jaxplugin.kernels import architectures
+
+CONFIG = configs.MatmulConfig(
+  path="upcast", block_m=64, block_n=64, block_k=64, num_stages=2
+)
+SM_90 = architectures.by_name("sm_90")
+SM_100 = architectures.by_name("sm_100")
+CORES = 132
+SIZES = (1, 16, 65, 4096)
+
+
+def product(lhs="mxfp8", rhs="mxfp8", *, m=256, n=256, k=256, **options):
+  return configs.MatmulShape(
+    **{
+      "batch": 1,
+      "m": m,
+      "n": n,
+      "k": k,
+      "lhs": configs.operand(lhs, m, k),
+      "rhs": configs.operand(rhs, n, k),
+      **options,
+    }
+  )
+
+
+def replace(value, **changes):
+  return dataclasses.replace(value, **changes)
+
+
+class FormatTest(parameterized.TestCase):
+  """Operands are described as their formats are stored."""
+
+  def test_every_format_is_known(self):
+    names = {format.name for format in formats.FORMATS}
+    self.assertContainsSubset(names, configs.BLOCK_FORMATS)
+
+  def test_strides_of_a_dense_operand(self):
+    kind = configs.operand("mxfp4", 10, 64)
+    self.assertEqual(kind.strides, (320, 32, 1))
+    self.assertEqual(kind.scale_strides, (20, 2, 1))
+    kind = configs.operand("mxfp4", 10, 64, k_is_minor=False)
+    self.assertEqual(kind.strides, (320, 1, 10))
+    self.assertEqual(kind.scale_strides, (20, 1, 10))
+
+  def test_strides_of_a_swizzled_scale_are_padded(self):
+    # 130 rows pad to 2 tiles, 5 columns to 2 tiles of 512 bytes each.
+    kind = configs.operand("nvfp4", 130, 80, swizzled=True)
+    self.assertEqual(kind.scale_strides, (2048, 1024))
+    self.assertTrue(kind.is_swizzled)
+
+  def test_unknown_format_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "mxfp6"):
+      configs.operand("mxfp6", 8, 32)
+
+
+class PlanTest(parameterized.TestCase):
+  def plan(self, shape, config=CONFIG, architecture=SM_90):
+    return configs.plan(shape, config, architecture)
+
+  def test_arguments_are_those_of_the_kernels(self):
+    shape = product(has_bias=True)
+    for path, split_k in itertools.product(configs.PATHS, (1, 2)):
+      config = replace(CONFIG, path=path, split_k=split_k, block_k=128)
+      launches = self.plan(shape, config)
+      self.assertLen(launches, split_k)
+      for launch in launches:
+        kernel = block_scaled_matmul.KERNELS[launch.kernel]
+        pointers = list(configs.signature(launch, shape))
+        names = [name for name, _ in launch.constexprs]
+        self.assertEqual([*pointers, *names], kernel.arg_names)
+
+  def test_absent_arrays_are_given_as_others(self):
+    (launch,) = self.plan(product("bf16", "mxfp8", has_bias=True))
+    self.assertEqual(
+      launch.inputs,
+      ("lhs", "lhs", "rhs", "rhs_scale", "lhs", "bias", "lhs"),
+    )
+
+  def test_split_writes_a_workspace_that_is_reduced(self):
+    shape = product("bf16", "mxfp8", m=70, has_bias=True, out_dtype="bf16")
+    matmul, reduce = self.plan(shape, replace(CONFIG, split_k=3))
+    self.assertEqual(matmul.output, "workspace")
+    self.assertEqual(matmul.output_shape, (3, 1, 70, 256))
+    self.assertEqual(matmul.output_dtype, "f32")
+    self.assertEqual(matmul.grid, 3 * 2 * 4)
+    self.assertNotIn("bias", matmul.inputs)
+    self.assertEqual(
+      reduce.inputs, ("workspace", "workspace", "bias", "workspace")
+    )
+    self.assertEqual((reduce.output, reduce.output_dtype), ("out", "bf16"))
+    self.assertEqual(reduce.grid, -(-70 * 256 // 1024))
+
+  @parameterized.parameters(
+    ("sm_80", "upcast", "mxfp8", {"lhs": "u8", "rhs": "u8"}),
+    ("sm_90", "upcast", "mxfp8", {"lhs": "e4m3", "rhs": "e4m3"}),
+    ("sm_80", "small_m", "nvfp4", {"lhs": "u8", "rhs": "u32"}),
+    (
+      "sm_90",
+      "upcast",
+      "nvfp4",
+      {"lhs": "u8", "lhs_scale": "e4m3", "rhs": "u8", "rhs_scale": "e4m3"},
+    ),
+    ("sm_90", "upcast", "mxfp8_e5m2", {"lhs": "u8", "rhs": "u8"}),
+  )
+  def test_views(self, name, path, format, views):
+    config = replace(CONFIG, path=path, block_k=128)
+    shape = product(format, format)
+    (launch,) = self.plan(shape, config, architectures.by_name(name))
+    self.assertEqual(dict(launch.views), views)
+
+  def test_interleaved_values_are_words_and_in_the_name(self):
+    shape = replace(
+      product("bf16", "nvfp4"),
+      rhs=configs.operand("nvfp4", 256, 256, interleaved=True),
+    )
+    self.assertEqual(shape.rhs.strides, (256 * 32, 32, 1))
+    self.assertEqual(shape.rhs.bits, 4)
+    (launch,) = self.plan(shape, CONFIG, architectures.by_name("sm_80"))
+    self.assertEqual(dict(launch.views), {"rhs": "u32"})
+    self.assertIn("_bf16_nvfp4_interleaved_", launch.name)
+
+  def test_small_m_reads_fp4_in_words_that_its_strides_count(self):
+    config = replace(CONFIG, path="small_m", block_k=128)
+    (launch,) = self.plan(product("mxfp4", "mxfp4"), config)
+    tiling = dict(launch.constexprs)["TILING"]
+    self.assertTrue(tiling.shape.rhs.in_words)
+    self.assertEqual(tiling.shape.rhs.strides, (256 * 32, 32, 1))
+    self.assertEqual(tiling.rhs.operand.values_per_element, 8)
+    self.assertFalse(tiling.shape.lhs.in_words)
+    self.assertTrue(tiling.config.swap)
+
+  def test_names_say_format_tile_and_split(self):
+    shape = product("bf16", "nvfp4")
+    matmul, reduce = self.plan(shape, replace(CONFIG, split_k=2, swap=True))
+    self.assertEqual(
+      matmul.name, "block_scaled_upcast_bf16_nvfp4_64x64x64_split2_swap"
+    )
+    self.assertEqual(reduce.name, "block_scaled_reduce_split2")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,166 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every constraint is checked, and says its numbers."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
+
+from jaxplugin.kernels import architectures
+
+CONFIG = configs.MatmulConfig(
+  path="upcast", block_m=64, block_n=64, block_k=64, num_stages=2
+)
+SM_90 = architectures.by_name("sm_90")
+SM_100 = architectures.by_name("sm_100")
+CORES = 132
+SIZES = (1, 16, 65, 4096)
+
+
+def product(lhs="mxfp8", rhs="mxfp8", *, m=256, n=256, k=256, **options):
+  return configs.MatmulShape(
+    **{
+      "batch": 1,
+      "m": m,
+      "n": n,
+      "k": k,
+      "lhs": configs.operand(lhs, m, k),
+      "rhs": configs.operand(rhs, n, k),
+      **options,
+    }
+  )
+
+
+def replace(value, **changes):
+  return dataclasses.replace(value, **changes)
+
+
+class ConfigErrorTest(parameterized.TestCase):
+  def test_valid_config_passes(self):
+    self.assertIsNone(constraints.config_error(CONFIG, product(), SM_90))
+
+  @parameterized.named_parameters(
+    ("block", {"block_m": 48}, "powers of two"),
+    ("warps", {"num_warps": 3}, "powers of two"),
+    ("too_many_warps", {"num_warps": 32}, "num_warps must be 1 to 16, got 32"),
+    ("split", {"split_k": 0}, "must be positive"),
+    ("stages", {"num_stages": 0}, "must be positive"),
+    ("group", {"group_m": 0}, "must be positive"),
+    ("small_tile", {"block_n": 8}, "at least 16"),
+    ("half_a_scale_block", {"block_k": 16}, "block_k must be at least 32"),
+    (
+      "small_m_group",
+      {"path": "small_m", "block_k": 64},
+      "block_k must be at least 128",
+    ),
+    ("shared_memory", {"block_k": 512, "num_stages": 6}, "232448"),
+    ("registers", {"block_m": 256, "block_n": 128}, "256 accumulators"),
+    ("native", {"path": "native", "block_k": 128}, "no block-scaled matrix"),
+  )
+  def test_error_of_config(self, changes, message):
+    error = constraints.config_error(
+      replace(CONFIG, **changes), product(), SM_90
+    )
+    self.assertRegex(error, message)
+
+  @parameterized.named_parameters(
+    ("empty", {"batch": 0}, "sizes must be positive"),
+    ("large_m", {"m": 2**31 - 32}, "below 2\\^31"),
+    ("programs", {"batch": 2**31, "m": 8192}, "more than 2\\^31 programs"),
+  )
+  def test_error_of_shape(self, changes, message):
+    shape = replace(product(), **changes)
+    self.assertRegex(constraints.config_error(CONFIG, shape, SM_90), message)
+
+  def test_odd_k_of_fp4_is_refused_and_of_fp8_is_not(self):
+    error = constraints.config_error(
+      CONFIG, product("bf16", "mxfp4", k=33), SM_90
+    )
+    self.assertRegex(error, "k must be even for FP4, got 33")
+    error = constraints.config_error(
+      CONFIG, product("bf16", "mxfp8", k=33), SM_90
+    )
+    self.assertIsNone(error)
+
+  def test_tensor_memory_is_512_columns(self):
+    config = replace(CONFIG, block_m=256, block_n=256, num_warps=16)
+    error = constraints.config_error(config, product(), SM_100)
+    self.assertRegex(error, "1024 columns of tensor memory, sm_100 has 512")
+
+  @parameterized.parameters(
+    ("mxfp8", "mxfp4", "sm_100", None),
+    ("mxfp8", "mxfp4", "sm_120", "FP4 only with FP4"),
+    ("mxfp8", "mxfp8_e5m2", "sm_120", None),
+    ("nvfp4", "nvfp4", "sm_120", None),
+    ("nvfp4", "nvfp4", "gfx950", "E4M3 scales"),
+    ("nvfp4", "mxfp4", "sm_100", "nvfp4 multiplies only nvfp4"),
+    ("bf16", "mxfp8", "sm_100", "both operands"),
+    ("mxfp8", "mxfp8", "sm_90", "sm_90 has no block-scaled"),
+    ("mxfp8", "mxfp6_e2m3", "sm_100", "dot_scaled does not take e2m3"),
+    ("mxfp6_e3m2", "mxfp6_e3m2", "gfx950", "dot_scaled does not take e3m2"),
+  )
+  def test_what_is_native(self, lhs, rhs, name, message):
+    error = constraints.native_error(
+      product(lhs, rhs), architectures.by_name(name)
+    )
+    if message is None:
+      self.assertIsNone(error)
+    else:
+      self.assertRegex(error, message)
+
+  @parameterized.parameters(
+    ("sm_90", 256, None),
+    ("sm_100", 256, None),
+    ("sm_90", 264, "multiple of 16 where values are interleaved, got 264"),
+    ("gfx942", 256, "need an NVIDIA GPU, not gfx942"),
+  )
+  def test_what_takes_interleaved_values(self, name, k, message):
+    rhs = configs.operand("mxfp4", 256, k, interleaved=True)
+    shape = replace(product("bf16", "mxfp4", k=k), rhs=rhs)
+    error = constraints.config_error(CONFIG, shape, architectures.by_name(name))
+    if message is None:
+      self.assertIsNone(error)
+    else:
+      self.assertRegex(error, message)
+    self.assertIsNone(constraints.small_m_error(shape))
+    native = constraints.native_error(
+      replace(shape, lhs=configs.operand("mxfp4", 256, k)), SM_100
+    )
+    self.assertRegex(native, "these are interleaved")
+
+  @parameterized.parameters(
+    ({}, None),
+    ({"rhs": configs.operand("bf16", 256, 256)}, "block format, got bf16"),
+    (
+      {"rhs": configs.operand("mxfp4", 256, 256, k_is_minor=False)},
+      "minor dimension of rhs",
+    ),
+    (
+      {"lhs": configs.operand("bf16", 256, 256, k_is_minor=False)},
+      "minor dimension of lhs",
+    ),
+    ({"rhs": configs.operand("nvfp4", 256, 252), "k": 252}, "multiple of 8"),
+    (
+      {
+        "rhs": configs.OperandKind(
+          format="nvfp4", strides=(0, 130, 1), scale_strides=(0, 16, 1)
+        )
+      },
+      "multiples of 4 bytes",
+    ),
+  )
+  def test_what_small_m_takes(self, changes, message):
+    error = constraints.small_m_error(
+      replace(product("bf16", "nvfp4"), **changes)
+    )
+    if message is None:
+      self.assertIsNone(error)
+    else:
+      self.assertRegex(error, message)
+
+
+if __name__ == "__main__":
+  absltest.main()

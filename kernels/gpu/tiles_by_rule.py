@@ -1,0 +1,182 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which config computes a product, by rule.
+
+Pure functions of plain values; Triton is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
+
+from jaxplugin.kernels import architectures
+
+Architecture = architectures.Architecture
+MatmulConfig = configs.MatmulConfig
+MatmulShape = configs.MatmulShape
+
+SMALL_M: Final = 64  # up to here a product is bound by reading the weight
+_WIDE_M: Final = 32  # rows up to which small_m's tile is wider in n than in k
+
+_MAX_SPLIT: Final = 16
+_MIN_STEPS_OF_SPLIT: Final = 4
+_PROGRAMS_PER_CORE: Final = 2
+
+
+def default_config(
+  shape: MatmulShape,
+  architecture: Architecture,
+  *,
+  core_count: int,
+  use_descriptors: bool = False,
+) -> MatmulConfig:
+  """The config for `shape` by rule.
+
+  Args:
+    shape: what is computed.
+    architecture: for which GPU.
+    core_count: SMs or CUs of it; they say how far k is split.
+    use_descriptors: as in `MatmulConfig`; the config has it so.
+
+  Raises:
+    ValueError: no config fits; the text has the numbers of the smallest.
+  """
+  path = _path(shape, architecture, use_descriptors)
+  tile = {
+    "native": _native_tile,
+    "small_m": _small_m_tile,
+    "upcast": _upcast_tile,
+  }[path](shape, architecture)
+  tile = dataclasses.replace(tile, use_descriptors=use_descriptors)
+  error = None
+  for config in _smaller(tile):
+    config = _with_split(config, shape, core_count)
+    error = constraints.config_error(config, shape, architecture)
+    if error is None:
+      return config
+  raise ValueError(f"no config computes {shape}: {error}")
+
+
+def _path(
+  shape: MatmulShape, architecture: Architecture, use_descriptors: bool
+) -> configs.Path:
+  if constraints.native_error(shape, architecture) is None:
+    return "native"
+  if (
+    shape.m <= SMALL_M
+    and not use_descriptors
+    # Triton orders k for mma.sync so that a lane reads neighbours of its own
+    # accord; AMD's layouts are others.
+    and (architecture.has_wgmma or architecture.has_tensor_memory)
+    and constraints.small_m_error(shape) is None
+  ):
+    return "small_m"
+  return "upcast"
+
+
+def _block(size: int, most: int) -> int:
+  """The power of two that covers `size`, within what a dot can take."""
+  block = constraints.MIN_DOT_SIZE
+  while block < min(size, most):
+    block *= 2
+  return block
+
+
+def _native_tile(
+  shape: MatmulShape, architecture: Architecture
+) -> MatmulConfig:
+  # The instruction takes 128 rows of its left operand: the weight's, if lhs has
+  # few. FP4 steps are as many bytes as FP8 ones.
+  both_fp4 = shape.lhs.is_packed and shape.rhs.is_packed
+  k_is_minor = shape.lhs.k_is_minor and shape.rhs.k_is_minor
+  swap = shape.m <= SMALL_M
+  # Operands whose k is not minor are transposed in registers there.
+  narrow = 128 if k_is_minor or not architecture.multiplies_by_warp else 64
+  wide = architecture.has_tensor_memory and shape.m > 128 and shape.n > 128
+  return MatmulConfig(
+    path="native",
+    block_m=_block(shape.m, 128),
+    block_n=narrow if swap else _block(shape.n, 256 if wide else narrow),
+    block_k=256 if both_fp4 and k_is_minor and architecture.is_nvidia else 128,
+    num_warps=8
+    if architecture.is_nvidia and (wide or not architecture.has_tensor_memory)
+    else 4,
+    num_stages=4 if architecture.is_nvidia else 2,
+    swap=swap,
+  )
+
+
+def _small_m_tile(
+  shape: MatmulShape, architecture: Architecture
+) -> MatmulConfig:
+  del architecture  # the three that get here are alike
+  # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
+  # FP4 for each of two blocks of an SM. A tile that is wide in n has fewer
+  # values of lhs to reorder for each of rhs, one of many rows too many
+  # accumulators.
+  in_one_piece = shape.lhs.pieces == 1
+  has_short_values = in_one_piece and shape.rhs.is_packed
+  wide = has_short_values and shape.m <= _WIDE_M and shape.n > 128
+  return MatmulConfig(
+    path="small_m",
+    block_m=_block(shape.m, SMALL_M),
+    block_n=256 if wide else 128 if in_one_piece else 64,
+    block_k=256 if has_short_values and not wide else 128,
+    num_warps=8,
+    num_stages=4,
+    swap=True,
+  )
+
+
+def _upcast_tile(
+  shape: MatmulShape, architecture: Architecture
+) -> MatmulConfig:
+  # The left operand of the matrix instruction may stay in registers once it is
+  # decoded: the quantized one, and rhs if lhs has few rows.
+  swap = not shape.lhs.is_quantized or shape.m <= SMALL_M
+  pieces = max(shape.lhs.pieces, shape.rhs.pieces)
+  return MatmulConfig(
+    path="upcast",
+    block_m=_block(shape.m, 128 if pieces == 1 else 64),
+    block_n=_block(shape.n, 128 if pieces == 1 else 64),
+    block_k=32 if pieces > 1 else 128 if shape.m <= SMALL_M else 64,
+    num_warps=8 if architecture.is_nvidia else 4,
+    num_stages=3 if architecture.is_nvidia else 2,
+    swap=swap,
+  )
+
+
+def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
+  """`config`, then ever smaller ones: stages, then k, then rows and columns."""
+  while True:
+    for num_stages in range(config.num_stages, 0, -1):
+      yield dataclasses.replace(config, num_stages=num_stages)
+    least = {"upcast": 32}.get(config.path, 128)
+    if config.block_k > least:
+      config = dataclasses.replace(config, block_k=config.block_k // 2)
+    elif max(config.block_m, config.block_n) > constraints.MIN_DOT_SIZE:
+      axis = "block_n" if config.block_n >= config.block_m else "block_m"
+      config = dataclasses.replace(config, **{axis: getattr(config, axis) // 2})
+    else:
+      return
+
+
+def _with_split(
+  config: MatmulConfig, shape: MatmulShape, core_count: int
+) -> MatmulConfig:
+  """`config`, with k split while programs are too few to fill the GPU."""
+  steps = configs.cdiv(shape.k, config.block_k)
+  wanted = _PROGRAMS_PER_CORE * core_count
+  programs = configs.Tiling(shape=shape, config=config).programs
+  split = 1
+  while (
+    2 * split <= min(_MAX_SPLIT, steps // _MIN_STEPS_OF_SPLIT)
+    and 2 * split * programs <= wanted
+  ):
+    split *= 2
+  return dataclasses.replace(config, split_k=split)

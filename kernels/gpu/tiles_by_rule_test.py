@@ -1,0 +1,128 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Configs by rule hold every constraint, and fill a GPU."""
+
+import dataclasses
+import itertools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import tiles_by_rule
+
+from jaxplugin.kernels import architectures
+
+CONFIG = configs.MatmulConfig(
+  path="upcast", block_m=64, block_n=64, block_k=64, num_stages=2
+)
+SM_90 = architectures.by_name("sm_90")
+SM_100 = architectures.by_name("sm_100")
+CORES = 132
+SIZES = (1, 16, 65, 4096)
+
+
+def product(lhs="mxfp8", rhs="mxfp8", *, m=256, n=256, k=256, **options):
+  return configs.MatmulShape(
+    **{
+      "batch": 1,
+      "m": m,
+      "n": n,
+      "k": k,
+      "lhs": configs.operand(lhs, m, k),
+      "rhs": configs.operand(rhs, n, k),
+      **options,
+    }
+  )
+
+
+def replace(value, **changes):
+  return dataclasses.replace(value, **changes)
+
+
+class DefaultConfigTest(parameterized.TestCase):
+  @parameterized.product(
+    name=tuple(architectures.ARCHITECTURES),
+    pair=(
+      ("mxfp8", "mxfp8"),
+      ("nvfp4", "nvfp4"),
+      ("bf16", "mxfp4"),
+      ("f32", "mxfp8"),
+      ("nvfp4", "mxfp8"),
+      ("mxfp8_e5m2", "f16"),
+    ),
+  )
+  def test_default_holds_every_constraint(self, name, pair):
+    architecture = architectures.by_name(name)
+    for m, n in itertools.product(SIZES, SIZES):
+      shape = product(*pair, m=m, n=n, k=4064)
+      config = tiles_by_rule.default_config(
+        shape, architecture, core_count=CORES
+      )
+      self.assertIsNone(constraints.config_error(config, shape, architecture))
+
+  @parameterized.parameters(
+    ("sm_100", "mxfp8", "mxfp8", 4096, "native"),
+    ("sm_100", "mxfp8", "mxfp8", 1, "native"),
+    ("sm_100", "bf16", "mxfp8", 1, "small_m"),
+    ("sm_90", "mxfp8", "mxfp8", 4096, "upcast"),
+    ("sm_90", "mxfp8", "mxfp8", 64, "small_m"),
+    ("sm_90", "mxfp8", "mxfp8", 65, "upcast"),
+    ("sm_90", "mxfp8", "bf16", 1, "upcast"),
+    ("sm_80", "mxfp8", "mxfp8", 1, "upcast"),
+    ("gfx950", "nvfp4", "nvfp4", 4096, "upcast"),
+    ("gfx950", "mxfp4", "mxfp8", 4096, "native"),
+  )
+  def test_path(self, name, lhs, rhs, m, path):
+    config = tiles_by_rule.default_config(
+      product(lhs, rhs, m=m),
+      architectures.by_name(name),
+      core_count=CORES,
+    )
+    self.assertEqual(config.path, path)
+
+  def test_k_is_split_until_the_gpu_is_full(self):
+    def split(n, k):
+      shape = product("bf16", "nvfp4", m=1, n=n, k=k)
+      return tiles_by_rule.default_config(
+        shape, SM_90, core_count=CORES
+      ).split_k
+
+    self.assertEqual(split(8192, 8192), 8)  # 32 tiles: 256 of 264 programs
+    self.assertEqual(split(65536, 8192), 1)
+    self.assertEqual(split(128, 1024), 1)  # too short to split
+
+  def test_text_of_a_refusal_has_the_numbers(self):
+    # Of the smallest tile: two of 16 x 32 values and a scale for each row, then
+    # both as bf16.
+    needed = 2 * (16 * 32 + 16) + 2 * (16 * 32) * 2
+    message = (
+      f"m=256 .* {needed} bytes of shared memory, sm_90 has {needed - 1}$"
+    )
+    tiny = replace(SM_90, shared_memory_bytes=needed - 1)
+    with self.assertRaisesRegex(ValueError, message):
+      tiles_by_rule.default_config(product(), tiny, core_count=CORES)
+    enough = replace(SM_90, shared_memory_bytes=needed)
+    tiles_by_rule.default_config(product(), enough, core_count=CORES)
+
+  @parameterized.parameters("mxfp8", "mxfp4", "nvfp4")
+  def test_bound_of_shared_memory_holds_the_barriers_of_tensor_memory(
+    self, format
+  ):
+    # What Triton 3.9 allocates: three loads and two barriers of 8 bytes.
+    shape = product(format, format, m=128, n=128, k=4096)
+    config = replace(
+      CONFIG, path="native", block_m=128, block_n=128, block_k=128, num_stages=3
+    )
+    kind = shape.lhs
+    values = 128 * 128
+    loaded = 2 * (values * kind.bits // 8 + values // kind.values_per_scale)
+    accumulators = 128 * 128 * 4
+    self.assertEqual(
+      constraints.shared_memory_bound(config, shape, SM_100),
+      max(3 * loaded + 16, accumulators),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
