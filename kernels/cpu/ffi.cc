@@ -66,6 +66,35 @@ class Checker {
   std::string rule_broken_;
 };
 
+// The int64 attributes of a call, by name.
+class Attributes {
+ public:
+  Attributes(Checker& check, const ffi::Dictionary& given)
+      : check_(check), given_(given) {}
+
+  int64_t Required(const std::string& name) {
+    const auto value = given_.get<int64_t>(name);
+    check_.Require(value.has_value(), "the attribute " + name + " must be i64",
+                   given_.contains(name) ? "another type" : "none");
+    ++read_;
+    return value.has_value() ? *value : 0;
+  }
+  int64_t Optional(const std::string& name, int64_t otherwise) {
+    return given_.contains(name) ? Required(name) : otherwise;
+  }
+  // To be called after those that there may be.
+  bool AreAll() {
+    return check_.Require(read_ == given_.size(),
+                          "no other attributes are known",
+                          std::to_string(given_.size()) + " attributes");
+  }
+
+ private:
+  Checker& check_;
+  const ffi::Dictionary& given_;
+  size_t read_ = 0;
+};
+
 ffi::Error NoMemory(const char* who) {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                     std::string(who) + ": scratch memory could not be had");
@@ -86,61 +115,72 @@ bool PlainFormat(ffi::DataType type, Format* format) {
   }
 }
 
+// What u8 values may be: the `element` attributes.
+constexpr Format kElements[] = {Format::kE2M1, Format::kE2M3, Format::kE3M2};
+constexpr int64_t kElementCount = sizeof(kElements) / sizeof(kElements[0]);
+
+// XLA's type of arrays of a format; u8 where it has none.
+ffi::DataType TypeOf(Format format) {
+  switch (format) {
+    case Format::kE4M3: return ffi::F8E4M3FN;
+    case Format::kE5M2: return ffi::F8E5M2;
+    case Format::kE2M1: return ffi::F4E2M1FN;
+    default: return ffi::U8;
+  }
+}
+
+bool ValuesFormat(ffi::DataType type, int64_t element, Format* format) {
+  switch (type) {
+    case ffi::F8E4M3FN: *format = Format::kE4M3; return true;
+    case ffi::F8E5M2: *format = Format::kE5M2; return true;
+    case ffi::F4E2M1FN: *format = Format::kE2M1; return true;
+    case ffi::U8: *format = kElements[element]; return true;
+    default: return PlainFormat(type, format);
+  }
+}
+
 // Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the
 // same rank. Packed E2M1 comes as u8[..., k / 2] or as f4e2m1fn[..., k], which
 // XLA:CPU stores packed as well (though size_bytes() counts a byte a value).
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
-                 const ffi::AnyBuffer& scale, int64_t block, size_t rank,
-                 Operand* out) {
+                 const ffi::AnyBuffer& scale, int64_t block, int64_t element,
+                 size_t rank, Operand* out) {
   const std::string who = name;
   const Dims dims = values.dimensions();
+  const ffi::DataType type = values.element_type();
   if (!check.Require(dims.size() == rank,
                      who + " must have rank " + std::to_string(rank),
-                     Text(values))) {
+                     Text(values)) ||
+      !check.Require(element >= 0 && element < kElementCount &&
+                         (element == 0 || type == ffi::U8),
+                     who + "'s element must be 0, or for u8 1 (e2m3) or 2"
+                           " (e3m2)",
+                     std::to_string(element) + " for " + Text(values))) {
     return false;
   }
   *out = Operand{};
+  if (!check.Require(ValuesFormat(type, element, &out->format),
+                     who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, u8 (packed"
+                           " e2m1, or codes of 6 bits), f32, bf16 or f16",
+                     Text(values))) {
+    return false;
+  }
+  const int64_t last = dims[rank - 1];
+  if (!check.Require(type != ffi::F4E2M1FN || last % 2 == 0,
+                     who + " of f4e2m1fn must have an even k", Text(values))) {
+    return false;
+  }
   out->values = static_cast<const uint8_t*>(values.untyped_data());
   out->rows = 1;
   for (size_t i = 0; i + 1 < rank; ++i) out->rows *= dims[i];
-  const int64_t last = dims[rank - 1];
-  out->k = last;
+  out->k = type == ffi::U8 && IsPacked(out->format) ? 2 * last : last;
+  out->row_bytes = BytesOf(out->format, out->k);
   out->block = 32;
-  switch (values.element_type()) {
-    case ffi::F8E4M3FN:
-      out->format = Format::kE4M3;
-      out->row_bytes = last;
-      break;
-    case ffi::F8E5M2:
-      out->format = Format::kE5M2;
-      out->row_bytes = last;
-      break;
-    case ffi::U8:
-      out->format = Format::kE2M1;
-      out->k = 2 * last;
-      out->row_bytes = last;
-      break;
-    case ffi::F4E2M1FN:
-      out->format = Format::kE2M1;
-      out->row_bytes = last / 2;
-      if (!check.Require(last % 2 == 0,
-                         who + " of f4e2m1fn must have an even k",
-                         Text(values))) {
-        return false;
-      }
-      break;
-    default:
-      if (!check.Require(PlainFormat(values.element_type(), &out->format),
-                         who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, u8 (packed"
-                               " e2m1), f32, bf16 or f16",
-                         Text(values))) {
-        return false;
-      }
-      out->row_bytes = last * (out->format == Format::kF32 ? 4 : 2);
-      out->scale_kind = ScaleKind::kNone;
-      return check.Require(IsAbsent(scale),
-                           who + " without a format takes an empty scale",
-                           Text(scale));
+  if (IsPlain(out->format)) {
+    out->scale_kind = ScaleKind::kNone;
+    return check.Require(IsAbsent(scale),
+                         who + " without a format takes an empty scale",
+                         Text(scale));
   }
   switch (scale.element_type()) {
     case ffi::F8E8M0FNU: out->scale_kind = ScaleKind::kE8M0; break;
@@ -219,16 +259,22 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                           ffi::AnyBuffer rhs_scale, ffi::AnyBuffer global_scale,
                           ffi::AnyBuffer bias, ffi::AnyBuffer residual,
                           ffi::Result<ffi::AnyBuffer> out,
-                          int64_t lhs_block_size, int64_t rhs_block_size,
-                          int64_t activation, int64_t isa) {
+                          ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_block_scaled_dot";
   Checker check(kWho);
+  Attributes attributes(check, given);
+  const int64_t lhs_block_size = attributes.Required("lhs_block_size");
+  const int64_t rhs_block_size = attributes.Required("rhs_block_size");
+  const int64_t lhs_element = attributes.Optional("lhs_element", 0);
+  const int64_t rhs_element = attributes.Optional("rhs_element", 0);
+  const int64_t activation = attributes.Required("activation");
+  const int64_t isa = attributes.Required("isa");
   DotArgs args{};
   const Kernels* kernels = nullptr;
-  if (!ReadKernels(check, isa, &kernels) ||
-      !ReadOperand(check, "lhs", lhs, lhs_scale, lhs_block_size, 3,
+  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
+      !ReadOperand(check, "lhs", lhs, lhs_scale, lhs_block_size, lhs_element, 3,
                    &args.lhs) ||
-      !ReadOperand(check, "rhs", rhs, rhs_scale, rhs_block_size, 3,
+      !ReadOperand(check, "rhs", rhs, rhs_scale, rhs_block_size, rhs_element, 3,
                    &args.rhs) ||
       !ReadGlobalScales(check, global_scale, &args)) {
     return check.error();
@@ -293,16 +339,15 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
       !check.Require(PlainFormat(x.element_type(), &args.x_format) &&
                          x.dimensions().size() == 2,
                      "x must be f32, bf16 or f16[rows, k]", Text(x)) ||
-      !check.Require(format >= 0 && format <= 3,
-                     "format must be 0 (mxfp8), 1 (mxfp8_e5m2), 2 (mxfp4) or 3"
-                     " (nvfp4)",
+      !check.Require(format >= 0 && format < kQuantizedFormats,
+                     "format must be 0 (mxfp8), 1 (mxfp8_e5m2), 2 (mxfp4), 3"
+                     " (nvfp4), 4 (mxfp6_e2m3) or 5 (mxfp6_e3m2)",
                      std::to_string(format))) {
     return check.error();
   }
   args.format = static_cast<QuantizedFormat>(format);
-  const bool is_nvfp4 = args.format == QuantizedFormat::kNvfp4;
-  const bool is_fp4 = is_nvfp4 || args.format == QuantizedFormat::kMxfp4;
-  const int64_t block = is_nvfp4 ? 16 : 32;
+  const QuantizedFacts facts = FactsOf(args.format);
+  const int64_t block = facts.block;
   args.rows = x.dimensions()[0];
   args.k = x.dimensions()[1];
   check.Require(args.k % block == 0,
@@ -312,30 +357,29 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   check.Require(rounding == 0 || rounding == 1,
                 "rounding must be 0 (up) or 1 (floor)",
                 std::to_string(rounding));
-  check.Require(compute_global == 0 || (compute_global == 1 && is_nvfp4 &&
-                                        args.given_global == nullptr),
+  check.Require(compute_global == 0 ||
+                    (compute_global == 1 && facts.has_global_scale &&
+                     args.given_global == nullptr),
                 "compute_global must be 0, or 1 for nvfp4 with global_scale"
                 " f32[0]",
                 std::to_string(compute_global));
-  const ffi::DataType fp8 = args.format == QuantizedFormat::kMxfp8E5m2
-                                ? ffi::F8E5M2
-                                : ffi::F8E4M3FN;
-  bool values_ok = false;
-  if (values->element_type() == ffi::U8) {
-    const int64_t bytes = is_fp4 ? args.k / 2 : args.k;
-    values_ok = IsDims(values->dimensions(), {args.rows, bytes});
-  } else {
-    values_ok =
-        values->element_type() == (is_fp4 ? ffi::F4E2M1FN : fp8) &&
-        IsDims(values->dimensions(), {args.rows, args.k});
-  }
+  const int64_t row_bytes = BytesOf(facts.values, args.k);
+  const bool values_ok =
+      IsDims(values->dimensions(),
+             {args.rows,
+              values->element_type() == ffi::U8 ? row_bytes : args.k}) &&
+      (values->element_type() == ffi::U8 ||
+       values->element_type() == TypeOf(facts.values));
   check.Require(values_ok,
                 "values must be the format's dtype [rows, k], or u8[rows, k]"
                 " (u8[rows, k / 2] for fp4)",
                 Text(*values) + " for " + Text(x));
+  const ffi::DataType scale_type = facts.scale == ScaleKind::kE4M3
+                                       ? ffi::F8E4M3FN
+                                       : ffi::F8E8M0FNU;
   check.Require(
       (scale->element_type() == ffi::U8 ||
-       scale->element_type() == (is_nvfp4 ? ffi::F8E4M3FN : ffi::F8E8M0FNU)) &&
+       scale->element_type() == scale_type) &&
           IsDims(scale->dimensions(), {args.rows, args.k / block}),
       "scale must be the format's scale dtype or u8 [rows, k / block]",
       Text(*scale) + " for " + Text(x));
@@ -348,7 +392,7 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
   args.compute_global = compute_global == 1;
   args.values = static_cast<uint8_t*>(values->untyped_data());
   // size_bytes() counts a byte for each FP4 value.
-  AdviseHugePages(args.values, args.rows * args.k / (is_fp4 ? 2 : 1));
+  AdviseHugePages(args.values, args.rows * row_bytes);
   args.scale = static_cast<uint8_t*>(scale->untyped_data());
   args.global_scale = static_cast<float*>(global_scale->untyped_data());
   if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);
@@ -358,13 +402,18 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
 ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
                              ffi::AnyBuffer scale, ffi::AnyBuffer global_scale,
                              ffi::Result<ffi::AnyBuffer> out,
-                             int64_t block_size, int64_t isa) {
+                             ffi::Dictionary given) {
   constexpr const char* kWho = "jaxplugin_dequantize";
   Checker check(kWho);
+  Attributes attributes(check, given);
+  const int64_t block_size = attributes.Required("block_size");
+  const int64_t element = attributes.Optional("element", 0);
+  const int64_t isa = attributes.Required("isa");
   DequantizeArgs args{};
   const Kernels* kernels = nullptr;
-  if (!ReadKernels(check, isa, &kernels) ||
-      !ReadOperand(check, "values", values, scale, block_size, 2, &args.x) ||
+  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
+      !ReadOperand(check, "values", values, scale, block_size, element, 2,
+                   &args.x) ||
       !ReadGlobalScale(check, global_scale, &args.global_scale) ||
       !check.Require(
           PlainFormat(out->element_type(), &args.out_format) &&
@@ -396,10 +445,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
                                   .Arg<ffi::AnyBuffer>()  // bias
                                   .Arg<ffi::AnyBuffer>()  // residual
                                   .Ret<ffi::AnyBuffer>()  // out
-                                  .Attr<int64_t>("lhs_block_size")
-                                  .Attr<int64_t>("rhs_block_size")
-                                  .Attr<int64_t>("activation")
-                                  .Attr<int64_t>("isa"));
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
                               ffi::Ffi::Bind()
@@ -422,8 +468,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_dequantize,
                                   .Arg<ffi::AnyBuffer>()  // scale
                                   .Arg<ffi::AnyBuffer>()  // global_scale
                                   .Ret<ffi::AnyBuffer>()  // out
-                                  .Attr<int64_t>("block_size")
-                                  .Attr<int64_t>("isa"));
+                                  .Attrs());
 
 extern "C" {
 

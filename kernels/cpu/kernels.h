@@ -4,9 +4,10 @@
 // What crosses the line between the FFI layer (compiled for the oldest machine
 // we serve) and the kernels (each compiled once per instruction set).
 //
-// The kernel files include this header, parallel.h and C headers, nothing
-// else: an inline function of the C++ library that was compiled with AVX-512
-// could be the copy the linker keeps for everyone, and crash an older machine.
+// The kernel files include this header, what it includes, and C headers,
+// nothing else: an inline function of the C++ library that was compiled with
+// AVX-512 could be the copy the linker keeps for everyone, and crash an older
+// machine.
 
 #ifndef JAXPLUGIN_KERNELS_CPU_KERNELS_H_
 #define JAXPLUGIN_KERNELS_CPU_KERNELS_H_
@@ -14,20 +15,14 @@
 #include <stdint.h>
 
 #include "parallel.h"
+#include "simd/formats.h"
 
 namespace jaxplugin {
 
-enum class Format { kE4M3, kE5M2, kE2M1, kF32, kBF16, kF16 };
-enum class ScaleKind { kNone, kE8M0, kE4M3 };
 enum class Activation { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
-enum class QuantizedFormat { kMxfp8 = 0, kMxfp8E5m2, kMxfp4, kNvfp4 };
-
-JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPlain(Format f) {
-  return f == Format::kF32 || f == Format::kBF16 || f == Format::kF16;
-}
 
 // A matrix of `rows` rows along the contracting dimension, all batch entries
-// one after the other. E2M1 is packed two values a byte, first one low.
+// one after the other.
 struct Operand {
   Format format;
   ScaleKind scale_kind;

@@ -13,9 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Every inline function that a kernel file sees must really be inlined: a copy
-// compiled for AVX-512 must never be the one the linker keeps (see kernels.h).
-#define JAXPLUGIN_ALWAYS_INLINE inline __attribute__((always_inline))
+#include "simd/always_inline.h"
 
 namespace jaxplugin {
 

@@ -36,17 +36,15 @@ struct EngineFloat {
 
   const Operand& panel_operand;
   const Operand& strip_operand;
-  // That of both sides, of which two of 8-bit codes may choose.
+  // That of both sides, of which two of codes of a byte may choose.
   Order order;
 
   explicit EngineFloat(const Sides& sides)
       : panel_operand(*sides.panel), strip_operand(*sides.strip) {
-    order = IsEightBit(panel_operand.format) && IsEightBit(strip_operand.format)
+    order = FactsOf(panel_operand.format).stored_bits == 8 &&
+                    FactsOf(strip_operand.format).stored_bits == 8
                 ? Order::kGroups
                 : Order::kNatural;
-  }
-  static bool IsEightBit(Format f) {
-    return f == Format::kE4M3 || f == Format::kE5M2;
   }
 
   static int64_t PaddedK(int64_t k) { return RoundUp(k, 8); }
@@ -79,7 +77,7 @@ struct EngineFloat {
     return CodeBytes(x, kChunk);
   }
   static int64_t CodeBytes(const Operand& x, int64_t k) {
-    return x.format == Format::kE2M1 ? k / 2 : k;
+    return IsPacked(x.format) ? k / 2 : k;
   }
 
   // Up to kSumValues of k, for kRows panel rows and `strip_rows`.

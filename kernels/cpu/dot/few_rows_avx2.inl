@@ -21,7 +21,7 @@ struct FewRowsProblem {
   const Operand& x;
   const Operand& weights;
   bool is_integer;  // E2M1 times E2M1
-  // Codes of 8 bits expand to their value times 2^-ValueShift. Half of that
+  // Codes of a byte expand to their value times 2^-ValueShift. Half of that
   // (more for floats, whose range is checked) is made up for in the rows and
   // the rest in the weights' scales: so nothing overflows, and no product is a
   // subnormal that loses bits.
@@ -32,9 +32,7 @@ struct FewRowsProblem {
       : x(rows), weights(other) {
     is_integer = x.format == Format::kE2M1 &&
                  weights.format == Format::kE2M1 && x.block >= weights.block;
-    row_shift = weights.format == Format::kE2M1 ? 0
-                : IsPlain(x.format)             ? 90
-                                                : 60;
+    row_shift = IsPacked(weights.format) ? 0 : IsPlain(x.format) ? 90 : 60;
     groups = Max(CeilDiv(x.k, GroupValues(weights.format)), 1);
   }
   int ScaleShift() const { return ValueShift(weights.format) - row_shift; }
@@ -246,20 +244,19 @@ __attribute__((noinline)) void ReadScales(
 // one stream a thread is fastest here (2 and 4 take 1.3 times as long).
 template <Format kFormat, int kBlock, int kRows, bool kIntegers>
 struct FewRowsSums {
-  using FloatStep = FloatGroup<kFormat, kBlock, kRows>;
+  using FloatStep = FloatGroup<InRegister(kFormat), kBlock, kRows>;
   using IntegerStep = IntegerGroup<kBlock, kRows>;
   static constexpr int kScales = FloatStep::kScales;  // of a group
   static constexpr int kScaleRows = kIntegers ? kRows : 1;
   static constexpr int64_t kChunkGroups = kFewRowsChunk / kBlock / kScales;
   // Groups take turns between sums, and the sums join a total after kSumGroups
-  // groups each. Roundings: of a block's products (4 of 8 bits, 4 or 8 of E2M1,
+  // groups each. Roundings: of a block's products (4 of bytes, 4 or 8 of E2M1,
   // none of integers), of a sum (E2M1 under 16 adds two blocks a group), 1 or 2
   // of two or four sums, 3 of lanes, 1 of the total: 16 at most (sums.inl).
-  static constexpr bool kIsE2M1 = kFormat == Format::kE2M1;
   static constexpr int kSums = kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
   static constexpr int64_t kSumGroups =
-      kSums == 4 ? (kIntegers ? 8 : kIsE2M1 ? 3 : 7)
-                 : (kIntegers ? 12 : kIsE2M1 ? 4 : 8);
+      kSums == 4 ? (kIntegers ? 8 : IsPacked(kFormat) ? 3 : 7)
+                 : (kIntegers ? 12 : IsPacked(kFormat) ? 4 : 8);
   static constexpr int64_t kTurn = kSums == 1 ? 2 : kSums;
   static constexpr int64_t kXBytes =
       kIntegers ? 96 : GroupValues(kFormat) * 4;  // of a group
@@ -279,12 +276,11 @@ struct FewRowsSums {
                                    int64_t x_row_bytes, const float* scale,
                                    __m256* sum) {
     constexpr int64_t kStride = kScalesPerChunk + 8;
-    const __m256i codes =
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes_at));
+    const __m256i codes = LoadCodes<kFormat>(codes_at);
     if constexpr (kIntegers) {
       IntegerStep::Add(codes, tables, x, x_row_bytes, scale, kStride, sum);
     } else {
-      if (kFormat != Format::kE2M1) largest.See(codes);
+      if (FactsOf(kFormat).has_nan) largest.See(codes);
       FloatStep::Add(codes, tables, x, x_row_bytes, scale, kStride, sum);
     }
   }
@@ -404,6 +400,10 @@ FewRowsFunction FewRowsOfBlock(const FewRowsProblem& rows, int64_t count) {
       return FewRowsOfCount<Format::kE4M3, kBlock, false>(count);
     case Format::kE5M2:
       return FewRowsOfCount<Format::kE5M2, kBlock, false>(count);
+    case Format::kE2M3:
+      return FewRowsOfCount<Format::kE2M3, kBlock, false>(count);
+    case Format::kE3M2:
+      return FewRowsOfCount<Format::kE3M2, kBlock, false>(count);
     default:
       return FewRowsOfCount<Format::kE2M1, kBlock, false>(count);
   }

@@ -111,7 +111,7 @@ FewRowsFunction FewRowsOf(int64_t rows) {
 }
 
 FewRowsFunction ChooseFewRows(const Operand& weights, int64_t rows) {
-  if (weights.format == Format::kE2M1) {
+  if (IsPacked(weights.format)) {
     return weights.block == 16 ? FewRowsOf<4, 16>(rows)
                                : FewRowsOf<4, 32>(rows);
   }

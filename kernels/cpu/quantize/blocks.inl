@@ -11,17 +11,12 @@
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE uint32_t Encode(uint32_t bits) {
   constexpr int kShift = 23 - T::kMantissaBits;
-  // The largest finite value: E4M3FN gives its last code to NaN, E5M2 its last
-  // exponent to Inf and NaN.
-  constexpr uint32_t kMax = T::kExponentBits == 4   ? 0x43e00000u   // 448
-                            : T::kExponentBits == 5 ? 0x47600000u   // 57344
-                                                    : 0x40c00000u;  // 6
   constexpr uint32_t kMinNormal = (127u + T::kMinExponent) << 23;
   // Adding 2^23 quanta of the subnormals leaves their number, rounded by the
   // adder, in the low bits.
   constexpr uint32_t kMagic =
       (127u + T::kMinExponent - T::kMantissaBits + 23) << 23;
-  bits = bits < kMax ? bits : kMax;
+  bits = bits < T::kMaxBits ? bits : T::kMaxBits;
   const uint32_t half = (1u << (kShift - 1)) - 1 + ((bits >> kShift) & 1);
   const uint32_t normal =
       ((bits + half) >> kShift) - ((127u - T::kBias) << T::kMantissaBits);
@@ -86,7 +81,7 @@ JAXPLUGIN_ALWAYS_INLINE void Pack(const uint8_t* codes, uint8_t* out) {
 
 template <typename T, int kCount>
 JAXPLUGIN_ALWAYS_INLINE void StoreCodes(const uint8_t* codes, uint8_t* out) {
-  if (T::kExponentBits == 2) {
+  if (IsPacked(T::kFormat)) {
     Pack<kCount>(codes, out);
   } else {
     __builtin_memcpy(out, codes, kCount);
@@ -141,14 +136,10 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE void QuantizeMxBlock(const float* x, bool round_up,
                                              uint8_t* values, uint8_t* scale) {
-  constexpr int kMaxExponent = T::kExponentBits == 4   ? 8
-                               : T::kExponentBits == 5 ? 15
-                                                       : 2;
-  constexpr uint32_t kMaxMantissa =
-      T::kExponentBits == 2 ? 0x400000u : 0x600000u;  // of 6; of 448, 57344
+  constexpr uint32_t kMaxMantissa = T::kMaxBits & 0x7fffff;
   const uint32_t amax = BlockMax<32>(x);
   const bool is_nan = amax >= kInfinity;
-  int byte = static_cast<int>(amax >> 23) - kMaxExponent;
+  int byte = static_cast<int>(amax >> 23) - T::kMaxExponent;
   if (round_up) byte += (amax & 0x7fffff) > kMaxMantissa;
   byte = byte < 0 ? 0 : byte;
   // 1 / scale. A NaN block has code 0 everywhere: the mask sees to it.
@@ -205,7 +196,7 @@ JAXPLUGIN_ALWAYS_INLINE void ForBlocks(const QuantizeArgs& args, int64_t begin,
 
 template <typename T>
 void QuantizeMx(const QuantizeArgs& args, int64_t begin, int64_t end) {
-  constexpr int kBytes = T::kExponentBits == 2 ? 16 : 32;
+  constexpr int64_t kBytes = BytesOf(T::kFormat, 32);
   const bool round_up = args.round_up;
   uint8_t* values = args.values;
   uint8_t* scale = args.scale;
@@ -282,6 +273,10 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
             return QuantizeMx<E5M2>(args, begin, end);
           case QuantizedFormat::kMxfp4:
             return QuantizeMx<E2M1>(args, begin, end);
+          case QuantizedFormat::kMxfp6E2m3:
+            return QuantizeMx<E2M3>(args, begin, end);
+          case QuantizedFormat::kMxfp6E3m2:
+            return QuantizeMx<E3M2>(args, begin, end);
           case QuantizedFormat::kNvfp4:
             return shared.tiny
                        ? QuantizeNvfp4<true>(args, shared, begin, end)

@@ -24,12 +24,9 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
   constexpr int kShift = 23 - T::kMantissaBits;
-  constexpr uint32_t kMax = T::kExponentBits == 4   ? 0x43e00000u   // 448
-                            : T::kExponentBits == 5 ? 0x47600000u   // 57344
-                                                    : 0x40c00000u;  // 6
   const __m256i first = _mm256_set1_epi32((127 + T::kMinExponent) << 23);
   const __m256i bits = _mm256_min_epi32(_mm256_castps_si256(quotient),
-                                        _mm256_set1_epi32(kMax));
+                                        _mm256_set1_epi32(T::kMaxBits));
   // Adding 2^23 quanta of the exponent leaves their number, rounded by the
   // adder, in the low bits: the mantissa with its leading one, or without it
   // where the value is subnormal.
@@ -77,7 +74,7 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
   const __m256i bytes = _mm256_permutevar8x32_epi32(
       _mm256_packus_epi16(words[0], words[kCount / 16 - 1]),
       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  if constexpr (T::kExponentBits == 2) {
+  if constexpr (IsPacked(T::kFormat)) {
     // Low nibble + 16 * high nibble.
     const __m256i pairs =
         _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));

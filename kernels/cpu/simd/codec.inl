@@ -34,20 +34,28 @@ constexpr uint32_t kMagnitude = 0x7fffffff;
 constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kQuietNan = 0x7fc00000;
 
-// A small float type of `kExponentBits` and `kMantissaBits`.
-template <int kExponentBits_, int kMantissaBits_>
+// What loops need to know of a format of small floats, for the compiler.
+template <Format kFormat_>
 struct SmallFloat {
-  static constexpr int kExponentBits = kExponentBits_;
-  static constexpr int kMantissaBits = kMantissaBits_;
-  static constexpr int kBias = (1 << (kExponentBits_ - 1)) - 1;
+  static constexpr Format kFormat = kFormat_;
+  static constexpr FormatFacts kFacts = FactsOf(kFormat);
+  static constexpr int kMantissaBits = kFacts.mantissa_bits;
+  static constexpr int kBias = (1 << (kFacts.exponent_bits - 1)) - 1;
   static constexpr int kMinExponent = 1 - kBias;
-  static constexpr uint32_t kMagnitudeMask =
-      (1u << (kExponentBits_ + kMantissaBits_)) - 1;
-  static constexpr int kSignShift = kExponentBits_ + kMantissaBits_;
+  static constexpr int kMaxExponent =
+      (kFacts.max_code >> kMantissaBits) - kBias;
+  static constexpr int kSignShift = kFacts.bits - 1;
+  static constexpr uint32_t kMagnitudeMask = (1u << kSignShift) - 1;
+  // The largest finite value as bits of float32.
+  static constexpr uint32_t kMaxBits =
+      (static_cast<uint32_t>(kFacts.max_code) << (23 - kMantissaBits)) +
+      ((127u - kBias) << 23);
 };
-using E4M3 = SmallFloat<4, 3>;
-using E5M2 = SmallFloat<5, 2>;
-using E2M1 = SmallFloat<2, 1>;
+using E4M3 = SmallFloat<Format::kE4M3>;
+using E5M2 = SmallFloat<Format::kE5M2>;
+using E2M3 = SmallFloat<Format::kE2M3>;
+using E3M2 = SmallFloat<Format::kE3M2>;
+using E2M1 = SmallFloat<Format::kE2M1>;
 
 // The value of a code. Branch-free, and without float32 subnormals as
 // intermediates (each costs a microcode assist on many machines).
@@ -61,10 +69,12 @@ JAXPLUGIN_ALWAYS_INLINE float Decode(uint32_t code) {
   const uint32_t subnormal =
       AsBits(AsFloat(magnitude + ((128u - T::kBias) << 23)) -
              AsFloat((127u + T::kMinExponent) << 23));
-  if (T::kExponentBits == 5) {  // IEEE-like: Inf and NaN
-    normal = magnitude >= (31u << 23) ? normal | kInfinity : normal;
-  } else if (T::kExponentBits == 4) {  // FN: one NaN
-    normal = magnitude == (0x7fu << 20) ? kQuietNan : normal;
+  constexpr uint32_t kNotFinite = static_cast<uint32_t>(T::kFacts.max_code + 1)
+                                  << (23 - T::kMantissaBits);
+  if (T::kFacts.has_infinity) {  // and NaN above it
+    normal = magnitude >= kNotFinite ? normal | kInfinity : normal;
+  } else if (T::kFacts.has_nan) {  // the last code
+    normal = magnitude == kNotFinite ? kQuietNan : normal;
   }
   const uint32_t bits = magnitude < (1u << 23) ? subnormal : normal;
   return AsFloat(bits | ((code >> T::kSignShift) & 1u) << 31);
@@ -115,17 +125,21 @@ JAXPLUGIN_ALWAYS_INLINE uint16_t ToF16(float f) {
   return static_cast<uint16_t>(code | (bits >> 16 & 0x8000u));
 }
 
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE void DecodeBytes(const uint8_t* codes, int64_t count,
+                                         float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = Decode<T>(codes[i]);
+}
+
 // Decodes `count` codes of values, without scale, to float32. The first is
-// value `k0` of the row, even for E2M1.
+// value `k0` of the row, even where they are packed.
 inline void DecodeValues(const Operand& x, const uint8_t* row, int64_t k0,
                          int64_t count, float* __restrict out) {
   switch (x.format) {
-    case Format::kE4M3:
-      for (int64_t i = 0; i < count; ++i) out[i] = Decode<E4M3>(row[k0 + i]);
-      break;
-    case Format::kE5M2:
-      for (int64_t i = 0; i < count; ++i) out[i] = Decode<E5M2>(row[k0 + i]);
-      break;
+    case Format::kE4M3: return DecodeBytes<E4M3>(row + k0, count, out);
+    case Format::kE5M2: return DecodeBytes<E5M2>(row + k0, count, out);
+    case Format::kE2M3: return DecodeBytes<E2M3>(row + k0, count, out);
+    case Format::kE3M2: return DecodeBytes<E3M2>(row + k0, count, out);
     case Format::kE2M1: {
       const uint8_t* bytes = row + k0 / 2;
       for (int64_t i = 0; i < count / 2; ++i) {
@@ -189,12 +203,11 @@ JAXPLUGIN_ALWAYS_INLINE uint8_t UnsafeScaleByte(uint8_t byte) {
 // Whether block c of a quantized row holds nothing but zeros.
 inline bool BlockIsZero(const Operand& x, int64_t row, int64_t c) {
   const uint8_t* values = RowValues(x, row);
-  const int64_t per_byte = x.format == Format::kE2M1 ? 2 : 1;
-  const int sign_bits = x.format == Format::kE2M1 ? 0x88 : 0x80;
-  const int64_t begin = c * x.block / per_byte;
-  const int64_t end = Min((c + 1) * x.block, x.k) / per_byte;
+  const int magnitudes = MagnitudeBits(x.format);
+  const int64_t begin = BytesOf(x.format, c * x.block);
+  const int64_t end = BytesOf(x.format, Min((c + 1) * x.block, x.k));
   for (int64_t i = begin; i < end; ++i) {
-    if ((values[i] & ~sign_bits & 0xff) != 0) return false;
+    if ((values[i] & magnitudes) != 0) return false;
   }
   return true;
 }

@@ -6,25 +6,35 @@
 
 constexpr int kGroupBytes = 32;  // of codes: one load
 
+// The format that codes of `f` have in a register. Both formats of 6 bits
+// become E4M3 (LoadCodes), which has all of their values as normal numbers.
+constexpr Format InRegister(Format f) {
+  return FactsOf(f).bits == 6 ? Format::kE4M3 : f;
+}
+
 // An 8-bit code moved into the fields of a bf16 or float32 reads as its value
 // times 2^-ValueShift: subnormal codes too, which become bf16 subnormals. NaN
 // and Inf read as numbers, so whoever does this looks for them (NotFinite).
 constexpr int ValueShift(Format f) {
-  return f == Format::kE4M3 ? 120 : f == Format::kE5M2 ? 112 : 0;
+  switch (InRegister(f)) {
+    case Format::kE4M3: return 127 - E4M3::kBias;
+    case Format::kE5M2: return 127 - E5M2::kBias;
+    default: return 0;
+  }
 }
 
 // Values in kGroupBytes of codes.
 constexpr int64_t GroupValues(Format f) {
-  return f == Format::kE2M1 ? 2 * kGroupBytes : kGroupBytes;
+  return IsPacked(f) ? 2 * kGroupBytes : kGroupBytes;
 }
 
 // Pairs (two bf16 a dword) that a group becomes, 16 values in each.
-constexpr int GroupPairs(Format f) { return f == Format::kE2M1 ? 4 : 2; }
+constexpr int GroupPairs(Format f) { return IsPacked(f) ? 4 : 2; }
 
 // The value of a group in lane `lane` of the float32s that SplitPairs makes of
 // pair `p` of Expand: the low (half 0) or the high halves.
 constexpr int ExpandedIndex(Format f, int p, int half, int lane) {
-  if (f != Format::kE2M1) return 4 * lane + 2 * half + 1 - p;
+  if (!IsPacked(f)) return 4 * lane + 2 * half + 1 - p;
   const int byte = lane / 4 * 16 + lane % 4 * 2 + half;
   return 2 * (byte + p / 2 * 8) + p % 2;
 }
@@ -39,9 +49,9 @@ struct Largest {
   }
   // Whether a code of `f` was NaN or Inf.
   JAXPLUGIN_ALWAYS_INLINE bool NotFinite(Format f) const {
-    if (f == Format::kE2M1) return false;
+    if (!FactsOf(f).has_nan) return false;
     const __m256i first =
-        _mm256_set1_epi8(static_cast<char>(f == Format::kE4M3 ? 0xff : 0xfc));
+        _mm256_set1_epi8(static_cast<char>(0x80 | (FactsOf(f).max_code + 1)));
     const __m256i found =
         _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, first), bytes);
     return _mm256_movemask_epi8(found) != 0;
@@ -69,6 +79,54 @@ struct NibbleTables {
   }
 };
 
+// The codes that E4M3 has for the 32 magnitudes of a format of 6 bits.
+template <Format kFormat>
+struct AsE4M3 {
+  alignas(32) uint8_t codes[32] = {};
+
+  constexpr AsE4M3() {
+    using T = SmallFloat<kFormat>;
+    for (int code = 1; code < 32; ++code) {
+      // A significand of `top` + 1 bits, times 2^exponent.
+      int significand = code & ((1 << T::kMantissaBits) - 1);
+      int exponent = T::kMinExponent - T::kMantissaBits;
+      if (const int field = code >> T::kMantissaBits; field != 0) {
+        significand += 1 << T::kMantissaBits;
+        exponent += field - 1;
+      }
+      int top = 0;
+      while (significand >> (top + 1) != 0) ++top;
+      codes[code] = static_cast<uint8_t>(
+          ((exponent + top + E4M3::kBias) << E4M3::kMantissaBits) +
+          ((significand - (1 << top)) << (E4M3::kMantissaBits - top)));
+    }
+  }
+};
+
+// A group of codes, as InRegister says.
+template <Format kFormat>
+JAXPLUGIN_ALWAYS_INLINE __m256i LoadCodes(const uint8_t* bytes) {
+  const __m256i codes =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+  if constexpr (InRegister(kFormat) == kFormat) {
+    return codes;
+  } else {
+    static constexpr AsE4M3<kFormat> kTable;
+    const __m128i* halves = reinterpret_cast<const __m128i*>(kTable.codes);
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_load_si128(halves));
+    const __m256i high =
+        _mm256_broadcastsi128_si256(_mm_load_si128(halves + 1));
+    // Bit 4 of a code chooses between them, bit 5 is the sign.
+    const __m256i magnitudes = _mm256_blendv_epi8(
+        _mm256_shuffle_epi8(low, codes), _mm256_shuffle_epi8(high, codes),
+        _mm256_slli_epi16(codes, 3));
+    const __m256i signs =
+        _mm256_and_si256(_mm256_slli_epi16(codes, 2),
+                         _mm256_set1_epi8(static_cast<char>(0x80)));
+    return _mm256_or_si256(magnitudes, signs);
+  }
+}
+
 JAXPLUGIN_ALWAYS_INLINE __m256i LowNibbles(__m256i codes) {
   return _mm256_and_si256(codes, _mm256_set1_epi8(15));
 }
@@ -89,11 +147,20 @@ JAXPLUGIN_ALWAYS_INLINE __m256 SpreadTwo(const float* low, const float* high) {
                          0xf0);
 }
 
+// The bits of a float32 that have the sign and the fields of an FP8 code.
+template <Format kFormat>
+constexpr uint32_t MovedFields() {
+  static_assert(FactsOf(kFormat).bits == 8);
+  return 0x80000000u | 0x7fu << (23 - FactsOf(kFormat).mantissa_bits);
+}
+
 // A group's values times 2^-ValueShift as bf16, in the order of ExpandedIndex.
+// kFormat is one that codes have in registers.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
                                     __m256i* pairs) {
-  if constexpr (kFormat == Format::kE2M1) {
+  static_assert(InRegister(kFormat) == kFormat);
+  if constexpr (IsPacked(kFormat)) {
     const __m256i nibbles[2] = {LowNibbles(codes), HighNibbles(codes)};
 #pragma GCC unroll 2
     for (int s = 0; s < 2; ++s) {
@@ -106,10 +173,9 @@ JAXPLUGIN_ALWAYS_INLINE void Expand(__m256i codes, const NibbleTables& tables,
     // Sign and fields: a code in the high byte of 16 bits moved down, its sign
     // smeared over the exponent bits that it lacks, which are then cleared. Odd
     // codes are in high bytes; an even one times 2^(8 - kShift) is moved down.
-    constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
-    constexpr int kShift = kIsE4M3 ? 4 : 3;
-    const __m256i fields =
-        _mm256_set1_epi16(static_cast<short>(kIsE4M3 ? 0x87f0 : 0x8fe0));
+    constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
+    const __m256i fields = _mm256_set1_epi16(
+        static_cast<short>(MovedFields<kFormat>() >> 16));
     const __m256i factor = _mm256_set1_epi16(1 << (8 - kShift));
     pairs[0] = _mm256_and_si256(_mm256_srai_epi16(codes, kShift), fields);
     pairs[1] = _mm256_and_si256(_mm256_maddubs_epi16(factor, codes), fields);
@@ -125,12 +191,11 @@ JAXPLUGIN_ALWAYS_INLINE __m256i LoadEight(const uint8_t* bytes) {
 // Eight FP8 codes, in the low bytes of dwords, to float32 times 2^-ValueShift.
 template <Format kFormat>
 JAXPLUGIN_ALWAYS_INLINE __m256 MoveFields(__m256i codes) {
-  constexpr bool kIsE4M3 = kFormat == Format::kE4M3;
-  const __m256i fields = _mm256_set1_epi32(
-      static_cast<int>(kIsE4M3 ? 0x87f00000 : 0x8fe00000));
+  constexpr int kShift = 8 - FactsOf(kFormat).exponent_bits;
+  const __m256i fields =
+      _mm256_set1_epi32(static_cast<int>(MovedFields<kFormat>()));
   return _mm256_castsi256_ps(_mm256_and_si256(
-      _mm256_srai_epi32(_mm256_slli_epi32(codes, 24), kIsE4M3 ? 4 : 3),
-      fields));
+      _mm256_srai_epi32(_mm256_slli_epi32(codes, 24), kShift), fields));
 }
 
 constexpr uint32_t kMostScale = 127 + 62;
@@ -192,20 +257,20 @@ inline void DecodeScales(const Operand& x, int64_t row, int64_t c0,
   for (; i < count; ++i) out[i] = ScaleTimes(x.scale_kind, bytes[i], shift);
 }
 
-// What UnpackRun has in scales of 8-bit codes, as their power of two.
+// What UnpackRun has in scales of codes of a byte, as their power of two.
 constexpr int kUnpackScaleShift = 60;
 
-// The order in which UnpackRun gives values. By groups, 8-bit codes only, is
+// The order in which UnpackRun gives values. By groups, for codes of a byte, is
 // that of ExpandedIndex in each 32 values that are whole.
 enum class Order { kNatural, kGroups };
 
-// 32 values without scale; 8-bit codes times 2^-kUnpackScaleShift. `codes` are
-// kGroupBytes, or half of them for E2M1.
+// 32 values without scale; those of a byte times 2^-kUnpackScaleShift. `codes`
+// are kGroupBytes, or half of them where they are packed.
 template <Format kFormat, Order kOrder>
 JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
                                           const NibbleTables& tables,
                                           __m256* values) {
-  if constexpr (kFormat == Format::kE2M1) {
+  if constexpr (IsPacked(kFormat)) {
     const __m128i bytes =
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
     const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
@@ -223,17 +288,22 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
                                 _mm256_set1_ps(0.5f));
     }
   } else {
+    constexpr Format kFp8 = InRegister(kFormat);
     if constexpr (kOrder == Order::kGroups) {
       __m256i pairs[2];
-      Expand<kFormat>(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)), tables,
-          pairs);
+      Expand<kFp8>(LoadCodes<kFormat>(codes), tables, pairs);
       SplitPairs(pairs[0], values);
       SplitPairs(pairs[1], values + 2);
     } else {
+      alignas(32) uint8_t fp8[kGroupBytes];
+      if constexpr (kFp8 != kFormat) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(fp8),
+                           LoadCodes<kFormat>(codes));
+        codes = fp8;
+      }
 #pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) {
-        values[q] = MoveFields<kFormat>(LoadEight(codes + 8 * q));
+        values[q] = MoveFields<kFp8>(LoadEight(codes + 8 * q));
       }
     }
     constexpr int kShift = ValueShift(kFormat) - kUnpackScaleShift;
@@ -251,14 +321,14 @@ JAXPLUGIN_ALWAYS_INLINE void UnpackValues(const uint8_t* codes,
 template <Format kFormat, int kBlock, Order kOrder>
 inline bool UnpackGroups(const uint8_t* codes, int64_t groups,
                          const float* scale, int64_t ahead, float* out) {
-  constexpr int kBytes = kFormat == Format::kE2M1 ? 16 : 32;
+  constexpr int64_t kBytes = BytesOf(kFormat, 32);
   const NibbleTables tables;
   Largest largest;
   for (int64_t g = 0; g < groups; ++g, codes += kBytes, out += 32) {
     __m256 values[4];
     _mm_prefetch(reinterpret_cast<const char*>(codes + ahead),
                  _MM_HINT_T0);
-    if (kFormat != Format::kE2M1) {
+    if (FactsOf(kFormat).has_nan) {
       largest.See(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
     }
     UnpackValues<kFormat, kOrder>(codes, tables, values);
@@ -279,7 +349,7 @@ template <Format kFormat>
 inline bool UnpackOfFormat(const uint8_t* codes, int64_t groups, int64_t block,
                            Order order, const float* scale, int64_t ahead,
                            float* out) {
-  if (kFormat != Format::kE2M1 && order == Order::kGroups) {
+  if (!IsPacked(kFormat) && order == Order::kGroups) {
     return block == 16
                ? UnpackGroups<kFormat, 16, Order::kGroups>(codes, groups, scale,
                                                            ahead, out)
@@ -305,22 +375,18 @@ inline void UnpackRun(const Operand& x, int64_t row, int64_t k0, int64_t count,
   if (groups != 0) {
     float scale[kUnpackMax / 16];
     DecodeScales(x, row, k0 / x.block, groups * 32 / x.block,
-                 x.format == Format::kE2M1 ? 0 : kUnpackScaleShift, scale);
+                 IsPacked(x.format) ? 0 : kUnpackScaleShift, scale);
+    const auto unpack = [&](auto format) {
+      constexpr Format kFormat = decltype(format)::kFormat;
+      is_done = UnpackOfFormat<kFormat>(codes + BytesOf(kFormat, k0), groups,
+                                        x.block, order, scale, ahead, out);
+    };
     switch (x.format) {
-      case Format::kE4M3:
-        is_done = UnpackOfFormat<Format::kE4M3>(codes + k0, groups, x.block,
-                                                order, scale, ahead,
-                                                out);
-        break;
-      case Format::kE5M2:
-        is_done = UnpackOfFormat<Format::kE5M2>(codes + k0, groups, x.block,
-                                                order, scale, ahead,
-                                                out);
-        break;
-      default:
-        is_done = UnpackOfFormat<Format::kE2M1>(codes + k0 / 2, groups, x.block,
-                                                order, scale, ahead,
-                                                out);
+      case Format::kE4M3: unpack(E4M3()); break;
+      case Format::kE5M2: unpack(E5M2()); break;
+      case Format::kE2M3: unpack(E2M3()); break;
+      case Format::kE3M2: unpack(E3M2()); break;
+      default: unpack(E2M1());
     }
   }
   const int64_t done = is_done ? groups * 32 : 0;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Codes to bf16 in registers (AVX-512 VBMI), in units of 128 values: four
-// vectors of 32 bf16. Every value of the three formats is exact in bf16, so a
+// vectors of 32 bf16. Every value of a quantized format is exact in bf16, so a
 // code is looked up in tables held in registers.
 //
 // A dot does not mind the order of k, as long as both operands have the same.
@@ -19,9 +19,9 @@ constexpr int64_t kUnitBytes = kUnit * 2;  // as bf16
 enum class Order { kByte, kNibble, kNatural };
 
 JAXPLUGIN_ALWAYS_INLINE Order NativeOrder(Format format) {
-  return format == Format::kE2M1   ? Order::kNibble
-         : format == Format::kBF16 ? Order::kNatural
-                                   : Order::kByte;
+  return IsPacked(format)  ? Order::kNibble
+         : IsPlain(format) ? Order::kNatural
+                           : Order::kByte;
 }
 
 // The word, of the 128 of a unit, that holds value v.
@@ -67,15 +67,22 @@ struct Reorder {
 };
 
 inline uint16_t CodeToBF16(Format format, int code) {
-  const float value = format == Format::kE4M3   ? Decode<E4M3>(code)
-                      : format == Format::kE5M2 ? Decode<E5M2>(code)
-                                                : Decode<E2M1>(code);
+  float value = 0;
+  switch (format) {
+    case Format::kE4M3: value = Decode<E4M3>(code); break;
+    case Format::kE5M2: value = Decode<E5M2>(code); break;
+    case Format::kE2M3: value = Decode<E2M3>(code); break;
+    case Format::kE3M2: value = Decode<E3M2>(code); break;
+    case Format::kE2M1: value = Decode<E2M1>(code); break;
+    default: break;  // needs no table
+  }
   return static_cast<uint16_t>(AsBits(value) >> 16);
 }
 
-// For 8-bit formats the high and low bytes of the bf16 of the 128 codes without
-// sign; for E2M1 (in high0) the bf16 of the 16 codes, twice: vpermw looks at 5
-// bits, so the bit above the nibble needs no masking.
+// For formats of a byte a code the high and low bytes of the bf16 of 128 codes:
+// those of 8 bits without sign, or those of 6 bits with it, twice. For E2M1 (in
+// high0) the bf16 of the 16 codes, twice: vpermw looks at 5 bits, so the bit
+// above the nibble needs no masking.
 struct Tables {
   __m512i high0, high1, low0, low1;
 };
@@ -86,7 +93,7 @@ struct TableBytes {
   alignas(64) uint8_t low[128];
 
   explicit TableBytes(Format format) {
-    if (format == Format::kE2M1) {
+    if (IsPacked(format)) {
       for (int i = 0; i < 32; ++i) {
         const uint16_t bits = CodeToBF16(format, i & 15);
         high[2 * i] = static_cast<uint8_t>(bits);
@@ -95,7 +102,7 @@ struct TableBytes {
       return;
     }
     for (int i = 0; i < 128; ++i) {
-      const uint16_t bits = IsPlain(format) ? 0 : CodeToBF16(format, i);
+      const uint16_t bits = CodeToBF16(format, i);
       high[i] = static_cast<uint8_t>(bits >> 8);
       low[i] = static_cast<uint8_t>(bits);
     }
@@ -107,7 +114,8 @@ struct TableBytes {
   }
 };
 
-// 64 codes of an 8-bit format: their even and their odd values.
+// 64 codes of a byte each: their even and their odd values. Bit 7 of a code is
+// a sign: one of 6 bits has 0 there, and its own in the tables.
 JAXPLUGIN_ALWAYS_INLINE void Unpack8(__m512i codes, const Tables& t,
                                      __m512i* even, __m512i* odd) {
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -217,7 +225,7 @@ struct Unpacker {
   Unpacker(const Operand& operand, Order order)
       : x(operand),
         table_bytes(operand.format),
-        index(operand.block, operand.format == Format::kE2M1 ? 128 : 64),
+        index(operand.block, IsPacked(operand.format) ? 128 : 64),
         reorder(NativeOrder(operand.format), order) {}
 
   // Calls emit(unit number, Unit) with units [u0, u1) of a row, folded with
@@ -248,7 +256,7 @@ struct Unpacker {
       const int64_t end = Min(s + units_per_16_scales, u1);
       for (int64_t u = Max(s, u0); u < end; ++u) {
         Unit unit;
-        if (x.format == Format::kE2M1) {
+        if (IsPacked(x.format)) {
           unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
                          tables.high0);
           const __m512 spread = index.Spread(scales, u - s);

@@ -31,6 +31,8 @@ Side = testing.Side
 integers, gaussians = testing.integers, testing.gaussians
 call, oracle = testing.call, testing.oracle
 
+I64 = np.int64
+MX = tuple(name for name in QUANTIZED if FORMATS[name][1] == E8M0)
 # The contract's bound before the final cast (DESIGN.md section 2).
 DOT_ERROR_ULPS = 16 * 2.0**-24
 PAIRS = tuple(itertools.product(FORMATS, FORMATS))
@@ -82,6 +84,8 @@ class DotTest(parameterized.TestCase):
       ("bf16", "nvfp4"),
       ("f32", "mxfp8"),
       ("mxfp4", "f16"),
+      ("mxfp6_e2m3", "mxfp6_e3m2"),
+      ("mxfp6_e3m2", "nvfp4"),
     ),
     isa=ISAS,
     m=(1, 3, 40),
@@ -97,7 +101,7 @@ class DotTest(parameterized.TestCase):
   @parameterized.product(isa=ISAS, m=(1, 20))
   def test_scale_bytes_b_against_254_minus_b_give_32(self, isa, m):
     number = isa_number(self, isa)
-    for name in ("mxfp8", "mxfp8_e5m2", "mxfp4"):
+    for name in MX:
       ones = np.ones((255, m, 32))
       code = np.broadcast_to(np.arange(255)[:, None, None], (255, m, 1))
       lhs = Side(name, ones, code)
@@ -409,6 +413,22 @@ class DotErrorTest(parameterized.TestCase):
     ("activation_negative", {"activation": -1}, "activation must be"),
     ("isa", {"isa": 5}, "isa must be"),
     ("isa_negative", {"isa": -1}, "isa must be"),
+    (
+      "element",
+      {"lhs": np.ones((2, 3, 32), "u1"), "attributes": {"lhs_element": I64(3)}},
+      "lhs's element must be 0, .* got 3 for u8",
+    ),
+    (
+      "element_of_f8",
+      {"attributes": {"rhs_element": I64(1)}},
+      "rhs's element must be 0, .* got 1 for f8e4m3fn",
+    ),
+    ("attribute", {"attributes": {"x": I64(1)}}, "no other attributes are"),
+    (
+      "attribute_dtype",
+      {"attributes": {"isa": np.int32(1)}},
+      "the attribute isa must be i64, got another type",
+    ),
     ("result_shape", {"shape": (2, 3, 4)}, "the result must be"),
     ("result_rank", {"shape": (2, 9)}, "the result must be"),
     ("result_dtype", {"dtype": np.int32}, "the result must be"),
@@ -461,6 +481,28 @@ class EightBitPairTest(parameterized.TestCase):
     np.testing.assert_array_less(
       np.abs(got[finite] - expected[finite]), bound[finite]
     )
+
+
+class SixBitTest(parameterized.TestCase):
+  """Codes of six bits come in bytes, and an attribute says of which format."""
+
+  @parameterized.product(
+    name=("mxfp6_e2m3", "mxfp6_e3m2"), isa=ISAS, m=(1, 4, 20), plain=(0, 1)
+  )
+  def test_every_code_counts_what_ml_dtypes_says(self, name, isa, m, plain):
+    """A weight row a code, at each place of a block in turn."""
+    dtype = FORMATS[name][0]
+    codes = np.arange(64, dtype=np.uint8)
+    values = np.zeros((1, 64, 96), np.uint8)
+    values[0, codes, codes % 32] = codes
+    values[0, codes, 64 + (5 * codes) % 32] = codes
+    rhs = Side(name, values.view(dtype), np.full((1, 64, 3), 127))
+    lhs = integers(
+      "f32" if plain else name, (1, m, 96), np.random.default_rng(0)
+    )
+    got = call(lhs, rhs, isa=isa_number(self, isa))
+    self.assertTrue(np.any(got != 0))
+    np.testing.assert_array_equal(got, oracle(lhs, rhs).astype(np.float32))
 
 
 class LibraryTest(absltest.TestCase):

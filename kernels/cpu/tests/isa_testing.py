@@ -57,15 +57,15 @@ SHAPES: Final = (
   (128, 2048, 2048),
   (512, 1024, 1024),
 )
+# MXFP6 has the loops of mxfp8, but for one step where AVX2 loads codes.
+TIMED: Final = tuple(
+  name for name in testing.QUANTIZED if not name.startswith("mxfp6")
+)
 PAIRS: Final = (
-  *((name, name) for name in testing.QUANTIZED),
+  *((name, name) for name in TIMED),
   ("mxfp8", "mxfp4"),
   ("nvfp4", "mxfp8"),
-  *(
-    (plain, name)
-    for plain in ("f32", "bf16", "f16")
-    for name in testing.QUANTIZED
-  ),
+  *((plain, name) for plain in ("f32", "bf16", "f16") for name in TIMED),
 )
 QUANTIZED_SHAPE: Final = (2048, 4096)
 
@@ -95,7 +95,7 @@ def rows() -> list[Row]:
         return _dot(lhs, rhs, *shape)
 
       found.append(Row(name=f"{lhs} x {rhs} {m}x{n}x{k}", make=make_dot))
-  for number, name in enumerate(testing.QUANTIZED):
+  for number, name in enumerate(TIMED):
 
     def make_quantize(number=number):
       return _quantize(number)

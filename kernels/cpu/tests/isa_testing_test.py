@@ -38,7 +38,7 @@ class IsaTestingTest(absltest.TestCase):
   def test_rows_are_dots_of_every_format_and_more(self):
     names = [row.name for row in isa_testing.rows()]
     self.assertLen(set(names), len(names))
-    for name in testing.QUANTIZED:
+    for name in isa_testing.TIMED:
       self.assertIn(f"{name} x {name} 1x4096x4096", names)
       self.assertIn(f"f32 x {name} 128x2048x2048", names)
       self.assertIn(f"quantize {name} 2048x4096", names)

@@ -65,9 +65,10 @@ std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
                        int64_t batch, int64_t m, int64_t n, int64_t k,
                        const Parallel& parallel) {
   const int64_t block = kind == ScaleKind::kE4M3 ? 16 : 32;
-  const int64_t row = format == Format::kE2M1 ? k / 2 : k;
-  const auto x = Bytes(batch * m * row, 1, 0, 120);
-  const auto w = Bytes(batch * n * row, 2, 0, 120);
+  const int64_t row = BytesOf(format, k);
+  const int most = FactsOf(format).bits == 6 ? 63 : 120;
+  const auto x = Bytes(batch * m * row, 1, 0, most);
+  const auto w = Bytes(batch * n * row, 2, 0, most);
   // A few extreme ones: the exact path runs too.
   const int high = kind == ScaleKind::kE4M3 ? 100 : 180;
   const auto xs = Bytes(batch * m * (k / block), 3, 90, high);
@@ -102,7 +103,7 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   args.k = k;
   args.format = format;
   args.round_up = true;
-  args.compute_global = format == QuantizedFormat::kNvfp4;
+  args.compute_global = FactsOf(format).has_global_scale;
   args.values = out.data();
   args.scale = out.data() + rows * k;
   float global = 0;
@@ -136,6 +137,7 @@ int Main() {
       {Format::kE2M1, ScaleKind::kE4M3, 1, 3, 300, 256},
       {Format::kE2M1, ScaleKind::kE8M0, 1, 40, 200, 320},
       {Format::kE5M2, ScaleKind::kE8M0, 12, 9, 70, 96},
+      {Format::kE2M3, ScaleKind::kE8M0, 1, 3, 300, 256},
   };
   int failures = 0;
   for (int isa = 1; isa <= 4; ++isa) {
@@ -155,7 +157,7 @@ int Main() {
       for (std::thread& caller : callers) caller.join();
       for (bool ok : same) failures += !ok;
     }
-    for (int f = 0; f < 4; ++f) {
+    for (int f = 0; f < kQuantizedFormats; ++f) {
       const auto format = static_cast<QuantizedFormat>(f);
       failures += !SameBits(Quantize(*kernels, format, serial),
                             Quantize(*kernels, format, parallel));

@@ -39,6 +39,8 @@ _NONE = np.zeros((0,), np.float32)
 
 E4M3 = ml_dtypes.float8_e4m3fn
 E5M2 = ml_dtypes.float8_e5m2
+E2M3 = ml_dtypes.float6_e2m3fn
+E3M2 = ml_dtypes.float6_e3m2fn
 E2M1 = ml_dtypes.float4_e2m1fn
 E8M0 = ml_dtypes.float8_e8m0fnu
 BF16 = ml_dtypes.bfloat16
@@ -49,11 +51,19 @@ FORMATS = {
   "mxfp8_e5m2": (E5M2, E8M0, 32),
   "mxfp4": (E2M1, E8M0, 32),
   "nvfp4": (E2M1, E4M3, 16),
+  "mxfp6_e2m3": (E2M3, E8M0, 32),
+  "mxfp6_e3m2": (E3M2, E8M0, 32),
   "f32": (np.float32, None, 32),
   "bf16": (BF16, None, 32),
   "f16": (np.float16, None, 32),
 }
-QUANTIZED = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4")
+# In the order of the handlers' `format` attribute.
+QUANTIZED = (
+  *("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"),
+  *("mxfp6_e2m3", "mxfp6_e3m2"),
+)
+# Of the `element` attributes: what XLA has no arrays of comes as u8.
+ELEMENTS = {E2M3: 1, E3M2: 2}
 ISAS = tuple(ISA_LEVELS)
 # NaN of f32 with all bits set, the least of them, and both signs.
 NAN_BITS = (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF800001)
@@ -121,6 +131,31 @@ def isa_levels() -> list[str]:
   return found
 
 
+def bits(dtype) -> int:
+  """How many bits a code of a format's values has."""
+  return int(ml_dtypes.finfo(dtype).bits)
+
+
+def one_a_byte(values, name: str) -> np.ndarray:
+  """Codes that `quantize` gave, unpacked."""
+  values = np.asarray(values)
+  if FORMATS[name][0] != E2M1:
+    return values
+  codes = np.stack([values & 15, values >> 4], -1)
+  return codes.reshape(*values.shape[:-1], 2 * values.shape[-1])
+
+
+def _element(name: str, values) -> dict[str, np.int64]:
+  """The attribute that says what u8 values are, where it is needed."""
+  number = ELEMENTS.get(values.dtype.type)
+  return {} if number is None else {name: np.int64(number)}
+
+
+def _given(values):
+  """Values as XLA takes them."""
+  return values.view(np.uint8) if values.dtype.type in ELEMENTS else values
+
+
 def _or_none(x):
   return _NONE if x is None else x
 
@@ -140,25 +175,34 @@ def dot(
   isa=0,
   dtype=jnp.float32,
   shape=None,
+  attributes=None,
 ):
-  """Calls jaxplugin_block_scaled_dot; see README.md for its operands."""
+  """Calls jaxplugin_block_scaled_dot; see README.md for its operands.
+
+  `attributes` are more of them, or others.
+  """
   library()
   if shape is None:
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
   return jax.ffi.ffi_call(
     _TARGET("jaxplugin_block_scaled_dot"), jax.ShapeDtypeStruct(shape, dtype)
   )(
-    lhs,
+    _given(lhs),
     _or_none(lhs_scale),
-    rhs,
+    _given(rhs),
     _or_none(rhs_scale),
     _or_none(global_scale),
     _or_none(bias),
     _or_none(residual),
-    lhs_block_size=np.int64(lhs_block_size),
-    rhs_block_size=np.int64(rhs_block_size),
-    activation=np.int64(activation),
-    isa=np.int64(isa),
+    **{
+      "lhs_block_size": np.int64(lhs_block_size),
+      "rhs_block_size": np.int64(rhs_block_size),
+      "activation": np.int64(activation),
+      "isa": np.int64(isa),
+      **_element("lhs_element", lhs),
+      **_element("rhs_element", rhs),
+      **(attributes or {}),
+    },
   )
 
 
@@ -176,9 +220,10 @@ def quantize(
   library()
   if results is None:
     rows, k = x.shape
-    block = 16 if format == 3 else 32
+    dtype, _, block = FORMATS[QUANTIZED[format]]
+    k_bytes = k // 2 if dtype == E2M1 else k
     results = (
-      jax.ShapeDtypeStruct((rows, k // 2 if format >= 2 else k), jnp.uint8),
+      jax.ShapeDtypeStruct((rows, k_bytes), jnp.uint8),
       jax.ShapeDtypeStruct((rows, k // block), jnp.uint8),
       jax.ShapeDtypeStruct((), jnp.float32),
     )
@@ -201,11 +246,12 @@ def dequantize(
     _TARGET("jaxplugin_dequantize"),
     jax.ShapeDtypeStruct((values.shape[0], k), dtype),
   )(
-    values,
+    _given(values),
     scale,
     _or_none(global_scale),
     block_size=np.int64(block_size),
     isa=np.int64(isa),
+    **_element("element", values),
   )
 
 
@@ -263,8 +309,9 @@ def integers(name, shape, rng, packed=False) -> Side:
 def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
   """Normal values, rounded to the format, with scales over 2^+-spread."""
   values = rng.standard_normal(shape) * (1 if FORMATS[name][1] is None else 2)
-  if FORMATS[name][0] == E2M1:
-    values = np.clip(values, -6, 6)
+  if FORMATS[name][1] is not None:
+    most = float(ml_dtypes.finfo(FORMATS[name][0]).max)
+    values = np.clip(values, -most, most)
   block = FORMATS[name][2]
   scale_shape = (*shape[:-1], -(-shape[-1] // block))
   if FORMATS[name][1] == E4M3:

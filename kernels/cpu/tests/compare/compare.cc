@@ -8,7 +8,7 @@
 //   compare FORMAT M N K LIBRARY...    a dot, both sides of FORMAT
 //   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
 //
-// FORMAT: mxfp8, mxfp8_e5m2, mxfp4 or nvfp4.
+// FORMAT: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2.
 
 #include <dlfcn.h>
 
@@ -66,22 +66,13 @@ struct Matrix {
   std::vector<uint8_t> values, scale;
 };
 
-// In the order of QuantizedFormat.
-struct Kind {
-  const char* name;
-  Format format;
-  ScaleKind scale_kind;
-  int block;
-};
-constexpr Kind kKinds[] = {
-    {"mxfp8", Format::kE4M3, ScaleKind::kE8M0, 32},
-    {"mxfp8_e5m2", Format::kE5M2, ScaleKind::kE8M0, 32},
-    {"mxfp4", Format::kE2M1, ScaleKind::kE8M0, 32},
-    {"nvfp4", Format::kE2M1, ScaleKind::kE4M3, 16},
+// A format, and its number.
+struct Kind : QuantizedFacts {
+  QuantizedFormat format;
 };
 
 int64_t RowBytes(const Kind& kind, int64_t k) {
-  return kind.format == Format::kE2M1 ? k / 2 : k;
+  return BytesOf(kind.values, k);
 }
 
 // Normal numbers under scales near 1.
@@ -95,19 +86,20 @@ Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
   };
   for (uint8_t& byte : x.values) {
     const uint32_t bits = next();
-    byte = kind.format == Format::kE2M1
-               ? bits
-               : (bits & 0x80) | (8 + (bits >> 8) % 100);
+    byte = kind.values == Format::kE4M3 || kind.values == Format::kE5M2
+               ? (bits & 0x80) | (8 + (bits >> 8) % 100)
+           : IsPacked(kind.values) ? bits
+                                   : bits & 63;
   }
   for (uint8_t& byte : x.scale) {
-    byte = kind.scale_kind == ScaleKind::kE8M0 ? 123 + next() % 8
-                                               : 0x38 + next() % 8;
+    byte = kind.scale == ScaleKind::kE8M0 ? 123 + next() % 8
+                                          : 0x38 + next() % 8;
   }
   return x;
 }
 
 Operand Describe(const Kind& kind, const Matrix& x, int64_t rows, int64_t k) {
-  return {kind.format, kind.scale_kind,   x.values.data(), x.scale.data(), rows,
+  return {kind.values, kind.scale,        x.values.data(), x.scale.data(), rows,
           k,           RowBytes(kind, k), kind.block,      k / kind.block};
 }
 
@@ -202,9 +194,9 @@ class Quantize : public Work {
     args.x_format = Format::kF32;
     args.rows = m_;
     args.k = k_;
-    args.format = static_cast<QuantizedFormat>(&kind_ - kKinds);
+    args.format = kind_.format;
     args.round_up = true;
-    args.compute_global = args.format == QuantizedFormat::kNvfp4;
+    args.compute_global = kind_.has_global_scale;
     args.values = out_.values.data();
     args.scale = out_.scale.data();
     args.global_scale = &global_scale_;
@@ -262,17 +254,19 @@ std::vector<std::vector<double>> TimeInTurns(
 }
 
 int Main(int argc, char** argv) {
-  const Kind* kind = nullptr;
-  for (const Kind& one : kKinds) {
-    if (argc > 5 && std::strcmp(argv[1], one.name) == 0) kind = &one;
+  Kind kind{};
+  for (int i = 0; argc > 5 && i < kQuantizedFormats; ++i) {
+    const auto format = static_cast<QuantizedFormat>(i);
+    const QuantizedFacts facts = FactsOf(format);
+    if (std::strcmp(argv[1], facts.name) == 0) kind = {facts, format};
   }
-  if (kind == nullptr) {
+  if (kind.name == nullptr) {
     std::fprintf(stderr, "usage: compare FORMAT M N K LIBRARY...\n");
     return 2;
   }
   const int64_t m = std::atoll(argv[2]), n = std::atoll(argv[3]);
   const int64_t k = std::atoll(argv[4]);
-  if (m < 1 || n < 0 || k < kind->block || k % kind->block) {
+  if (m < 1 || n < 0 || k < kind.block || k % kind.block) {
     std::fprintf(stderr, "compare: m must be positive, n positive or 0, k a"
                          " multiple of the block size\n");
     return 2;
@@ -291,9 +285,9 @@ int Main(int argc, char** argv) {
   }
   std::unique_ptr<Work> work;
   if (n == 0) {
-    work = std::make_unique<Quantize>(*kind, m, k);
+    work = std::make_unique<Quantize>(kind, m, k);
   } else {
-    work = std::make_unique<Dot>(*kind, m, n, k);
+    work = std::make_unique<Dot>(kind, m, n, k);
   }
   const std::vector<std::vector<double>> ms = TimeInTurns(*work, builds, names);
   if (ms.empty()) return 1;
@@ -304,7 +298,7 @@ int Main(int argc, char** argv) {
     }
     std::printf("%s %ldx%ldx%ld %s: median %.3f ms (%.3f to %.3f), %.3f (%.3f"
                 " to %.3f) of the first's\n",
-                kind->name, static_cast<long>(m), static_cast<long>(n),
+                kind.name, static_cast<long>(m), static_cast<long>(n),
                 static_cast<long>(k), names[i], Quantile(ms[i], 0.5),
                 Quantile(ms[i], 0.25), Quantile(ms[i], 0.75),
                 Quantile(ratio, 0.5), Quantile(ratio, 0.25),

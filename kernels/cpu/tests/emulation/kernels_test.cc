@@ -77,6 +77,8 @@ Bits BitsOf(Format format) {
   switch (format) {
     case Format::kE4M3: return {4, 3, 7};
     case Format::kE5M2: return {5, 2, 15};
+    case Format::kE2M3: return {2, 3, 1};
+    case Format::kE3M2: return {3, 2, 3};
     case Format::kE2M1: return {2, 1, 1};
     default: break;
   }
@@ -97,7 +99,7 @@ double Value(Format format, uint32_t code) {
                        exponent - bits.bias - bits.mantissa);
   if (format == Format::kE4M3) {
     if (exponent == top && mantissa == ones) value = kNan;
-  } else if (format != Format::kE2M1 && exponent == top) {
+  } else if (format == Format::kE5M2 && exponent == top) {
     value = mantissa == 0 ? HUGE_VAL : kNan;
   }
   return negative ? -value : value;
@@ -181,7 +183,7 @@ struct Side {
     return kind == ScaleKind::kNone ? 0 : (k + Block(kind) - 1) / Block(kind);
   }
   static int64_t RowBytes(Format format, int64_t k) {
-    return k * BitCount(format) / 8;
+    return BitCount(format) == 4 ? k / 2 : k;
   }
 
  private:
@@ -195,8 +197,9 @@ struct Side {
 
 Format RandomFormat(ScaleKind* kind, Random* random) {
   static constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2,
-                                        Format::kE2M1, Format::kE2M1};
-  const int i = random->Below(4);
+                                        Format::kE2M1, Format::kE2M1,
+                                        Format::kE2M3, Format::kE3M2};
+  const int i = random->Below(6);
   *kind = i == 3 ? ScaleKind::kE4M3 : ScaleKind::kE8M0;
   return kFormats[i];
 }
@@ -272,14 +275,14 @@ int DotFailures(const Kernels& kernels, bool any, Random* random) {
 int QuantizeFailures(const Kernels& kernels, QuantizedFormat quantized,
                      bool round_up, Random* random) {
   constexpr Format kFormats[] = {Format::kE4M3, Format::kE5M2, Format::kE2M1,
-                                 Format::kE2M1};
-  constexpr double kLimits[] = {448, 57344, 6, 6};
+                                 Format::kE2M1, Format::kE2M3, Format::kE3M2};
+  constexpr double kLimits[] = {448, 57344, 6, 6, 7.5, 28};
   const Format format = kFormats[static_cast<int>(quantized)];
   const double limit = kLimits[static_cast<int>(quantized)];
   const bool nvfp4 = quantized == QuantizedFormat::kNvfp4;
   const int64_t rows = 9, k = 96, block = nvfp4 ? 16 : 32;
   Guarded x(rows * k * 4), scale(rows * k / block);
-  Guarded values(static_cast<size_t>(rows * k * BitCount(format) / 8));
+  Guarded values(static_cast<size_t>(rows * Side::RowBytes(format, k)));
   std::vector<float> inputs(rows * k);
   for (float& input : inputs) {
     input = std::ldexp(static_cast<float>(random->Below(2001) - 1000) / 64,
@@ -372,9 +375,9 @@ int Main(int dots) {
     for (int i = 0; i < dots; ++i) {
       found += DotFailures(*kernels, i % 2 == 1, &random) != 0;
     }
-    for (int i = 0; i < 8; ++i) {
-      found += QuantizeFailures(*kernels, static_cast<QuantizedFormat>(i % 4),
-                                i < 4, &random) != 0;
+    for (int i = 0; i < 12; ++i) {
+      found += QuantizeFailures(*kernels, static_cast<QuantizedFormat>(i % 6),
+                                i < 6, &random) != 0;
     }
     found += DequantizeFailures(*kernels, &random) != 0;
     std::printf("%s: %d failures\n", kernels->name, found);

@@ -1,0 +1,105 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Facts of number formats, once: what jaxplugin's kernels/formats.py says, for
+// the compiler. Sources: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP
+// 8-bit Floating Point Specification (OFP8).
+
+#ifndef JAXPLUGIN_KERNELS_CPU_SIMD_FORMATS_H_
+#define JAXPLUGIN_KERNELS_CPU_SIMD_FORMATS_H_
+
+#include <stdint.h>
+
+#include "simd/always_inline.h"
+
+namespace jaxplugin {
+
+// Numbers that cross the line to other builds (compare.cc): only append.
+enum class Format { kE4M3, kE5M2, kE2M1, kF32, kBF16, kF16, kE2M3, kE3M2 };
+enum class ScaleKind { kNone, kE8M0, kE4M3 };
+
+struct FormatFacts {
+  int bits;         // of a code
+  int stored_bits;  // of memory that a code takes; those it lacks are 0
+  int exponent_bits;
+  int mantissa_bits;
+  int max_code;     // of the largest finite value; NaN and Inf lie above it
+  bool has_nan;
+  bool has_infinity;
+};
+
+JAXPLUGIN_ALWAYS_INLINE constexpr FormatFacts FactsOf(Format f) {
+  switch (f) {
+    case Format::kE4M3: return {8, 8, 4, 3, 0x7e, true, false};
+    case Format::kE5M2: return {8, 8, 5, 2, 0x7b, true, true};
+    case Format::kE2M3: return {6, 8, 2, 3, 0x1f, false, false};
+    case Format::kE3M2: return {6, 8, 3, 2, 0x1f, false, false};
+    case Format::kE2M1: return {4, 4, 2, 1, 0x7, false, false};
+    case Format::kF32: return {32, 32, 8, 23, 0x7f7fffff, true, true};
+    case Format::kBF16: return {16, 16, 8, 7, 0x7f7f, true, true};
+    case Format::kF16: return {16, 16, 5, 10, 0x7bff, true, true};
+  }
+  return {};
+}
+
+// Floats as they are, without scales.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPlain(Format f) {
+  return FactsOf(f).bits > 8;
+}
+
+// Whether a byte holds two codes, the first one in its low half.
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsPacked(Format f) {
+  return FactsOf(f).stored_bits == 4;
+}
+
+// Bytes that `values` of them take, an even number where they are packed.
+JAXPLUGIN_ALWAYS_INLINE constexpr int64_t BytesOf(Format f, int64_t values) {
+  return values * FactsOf(f).stored_bits / 8;
+}
+
+// The bits of a byte of codes that hold a magnitude, without signs.
+JAXPLUGIN_ALWAYS_INLINE constexpr int MagnitudeBits(Format f) {
+  const int code = (1 << (FactsOf(f).bits - 1)) - 1;
+  return IsPacked(f) ? code << 4 | code : code;
+}
+
+// What `quantize` makes; the values of its `format` attribute.
+enum class QuantizedFormat {
+  kMxfp8 = 0,
+  kMxfp8E5m2,
+  kMxfp4,
+  kNvfp4,
+  kMxfp6E2m3,
+  kMxfp6E3m2,
+};
+inline constexpr int kQuantizedFormats = 6;
+
+struct QuantizedFacts {
+  const char* name;
+  Format values;
+  ScaleKind scale;
+  int block;              // values that share a scale
+  bool has_global_scale;  // one float32 for all blocks
+};
+
+JAXPLUGIN_ALWAYS_INLINE constexpr QuantizedFacts FactsOf(QuantizedFormat f) {
+  switch (f) {
+    case QuantizedFormat::kMxfp8:
+      return {"mxfp8", Format::kE4M3, ScaleKind::kE8M0, 32, false};
+    case QuantizedFormat::kMxfp8E5m2:
+      return {"mxfp8_e5m2", Format::kE5M2, ScaleKind::kE8M0, 32, false};
+    case QuantizedFormat::kMxfp4:
+      return {"mxfp4", Format::kE2M1, ScaleKind::kE8M0, 32, false};
+    case QuantizedFormat::kNvfp4:
+      return {"nvfp4", Format::kE2M1, ScaleKind::kE4M3, 16, true};
+    case QuantizedFormat::kMxfp6E2m3:
+      return {"mxfp6_e2m3", Format::kE2M3, ScaleKind::kE8M0, 32, false};
+    case QuantizedFormat::kMxfp6E3m2:
+      return {"mxfp6_e3m2", Format::kE3M2, ScaleKind::kE8M0, 32, false};
+  }
+  return {};
+}
+
+}  // namespace jaxplugin
+
+#endif  // JAXPLUGIN_KERNELS_CPU_SIMD_FORMATS_H_
