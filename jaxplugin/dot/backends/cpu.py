@@ -37,6 +37,8 @@ _DOT: Final = "jaxplugin_block_scaled_dot"
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 _BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
+# Of values that are bytes; others are what their dtype says.
+_ELEMENTS: Final = {formats.E2M3: 1, formats.E3M2: 2}
 # Above so many rows the kernel walks rhs panel by panel; up to it, it streams
 # rhs through registers (dot/few_rows_avx512.inl).
 _MAX_SMALL_ROWS: Final = 4
@@ -117,7 +119,7 @@ def _dot(
   batch, m, n = problem.batch, problem.m, problem.n
   assert m is not None and n is not None  # `supports` wants static sizes
   dtype = config.preferred_element_type
-  lhs, rhs = map(_arguments, canonical.dense_operands(operands, config))
+  lhs, rhs = canonical.dense_operands(operands, config)
   bias, residual = operands.bias, operands.residual
   if bias is not None:
     num_n = len(call.rhs_free(config, operands.rhs.ndim))
@@ -139,25 +141,33 @@ def _dot(
   if residual is not None:
     residual = residual.reshape(batch, m, n)
   result = jax.ffi.ffi_call(_DOT, result_type)(
-    *lhs[:2],
-    *rhs[:2],
+    *_arrays(lhs),
+    *_arrays(rhs),
     _or_absent(global_scale),
     _or_absent(bias),
     _or_absent(residual),
-    lhs_block_size=np.int64(lhs[2]),
-    rhs_block_size=np.int64(rhs[2]),
+    **_attributes("lhs", lhs),
+    **_attributes("rhs", rhs),
     activation=np.int64(_ACTIVATIONS[config.activation]),
     isa=np.int64(_BEST_ISA),
   )
   return result.reshape(shape)
 
 
-def _arguments(operand: canonical.Dense) -> tuple[jax.Array, jax.Array, int]:
-  """Values, scale and block size, as the handler takes them."""
-  if operand.format is None:
-    return operand.values, _or_absent(None), _UNUSED_BLOCK_SIZE
-  assert operand.scale is not None
-  return operand.values, operand.scale, operand.format.block_size
+def _arrays(operand: canonical.Dense) -> tuple[jax.Array, jax.Array]:
+  """Values and scale, as the handler takes them."""
+  return operand.values, _or_absent(operand.scale)
+
+
+def _attributes(side: str, operand: canonical.Dense) -> dict[str, np.int64]:
+  """What the handler is told of a side, "lhs" or "rhs"."""
+  format = operand.format
+  if format is None:
+    return {f"{side}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
+  attributes = {f"{side}_block_size": np.int64(format.block_size)}
+  if format.values_dtype in _ELEMENTS:
+    attributes[f"{side}_element"] = np.int64(_ELEMENTS[format.values_dtype])
+  return attributes
 
 
 def _or_absent(x: jax.Array | None) -> jax.Array:

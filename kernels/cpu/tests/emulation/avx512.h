@@ -11,6 +11,10 @@
 //   - the payload of a NaN, and which of two NaNs goes on, are not modelled;
 //   - an unaligned address, where the instruction would fault, ends the
 //     program with a message.
+// SIMDe (0.8.2) is no substitute: it lacks six of these, the loads that must
+// not read past a mask among them, its vdpbf16ps rounds otherwise, and its
+// aligned accesses take any address.
+//
 // avx512_test.cc holds all of them against AVX2's instructions, models, and the
 // instructions themselves where the machine has them.
 
