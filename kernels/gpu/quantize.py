@@ -58,8 +58,7 @@ def _store_scale(
   column,
   rows,
   columns,
-  row_stride,
-  column_stride,
+  STRIDES: tl.constexpr,
   SWIZZLED: tl.constexpr,
 ):
   """Stores scales at (row, column), linear or as "swizzled_128x4".
@@ -78,7 +77,7 @@ def _store_scale(
     place = (r % 32) * 16 + (r % _TILE_ROWS) // 32 * 4 + c % _TILE_COLUMNS
     offsets = tile * (_TILE_ROWS * _TILE_COLUMNS) + place
   else:
-    offsets = r * row_stride + c * column_stride
+    offsets = r * STRIDES[1] + c * STRIDES[2]
   tl.store(pointer + offsets, scale, mask=(r < rows) & (c < columns))
 
 
@@ -92,10 +91,8 @@ def _quantize_and_store(
   k_start,
   rows,
   k,
-  values_row_stride,
-  values_k_stride,
-  scale_row_stride,
-  scale_k_stride,
+  VALUES_STRIDES: tl.constexpr,
+  SCALE_STRIDES: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -116,8 +113,8 @@ def _quantize_and_store(
   )
   packing: tl.constexpr = QUANTIZED.format.values_per_byte
   place = k_start // packing + tl.arange(0, BLOCK_K // packing)
-  pointers = values + row[:, None] * values_row_stride
-  pointers += place[None, :] * values_k_stride
+  pointers = values + row[:, None] * VALUES_STRIDES[1]
+  pointers += place[None, :] * VALUES_STRIDES[2]
   inside = (row < rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
   tl.store(pointers, codes, mask=inside)
   _store_scale(
@@ -127,8 +124,7 @@ def _quantize_and_store(
     k_start // vec_size + tl.arange(0, BLOCK_K // vec_size),
     rows,
     tl.cdiv(k, vec_size),
-    scale_row_stride,
-    scale_k_stride,
+    SCALE_STRIDES,
     swizzled,
   )
 
@@ -157,6 +153,15 @@ def _tile_of_program(
 
 
 @triton.jit
+def _load_tile(x, batch, row, column, rows, columns, STRIDES: tl.constexpr):
+  """x at rows and columns; zeros outside of its sizes."""
+  pointers = x + batch * STRIDES[0]
+  pointers += row[:, None] * STRIDES[1] + column[None, :] * STRIDES[2]
+  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
 def quantize(
   x,
   global_scale,
@@ -166,15 +171,9 @@ def quantize(
   k: tl.constexpr,
   grid_rows: tl.constexpr,
   grid_k: tl.constexpr,
-  values_batch_stride: tl.constexpr,
-  values_row_stride: tl.constexpr,
-  values_k_stride: tl.constexpr,
-  scale_batch_stride: tl.constexpr,
-  scale_row_stride: tl.constexpr,
-  scale_k_stride: tl.constexpr,
-  x_batch_stride: tl.constexpr,
-  x_row_stride: tl.constexpr,
-  x_k_stride: tl.constexpr,
+  x_strides: tl.constexpr,
+  values_strides: tl.constexpr,
+  scale_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -193,7 +192,8 @@ def quantize(
     grid_rows, grid_k: sizes that the grid covers (`covered`): those of `x`, up
       to whole scale tiles where the scale is swizzled.
     QUANTIZED: `quantize_config.Quantized`.
-    *_stride: in elements; of `scale`, row and k are unused where swizzled.
+    *_strides: (batch, row, k) in elements; of `scale` only that of the batch
+      is used where swizzled.
   """
   tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
   batch, row_start, k_start = _tile_of_program(
@@ -202,24 +202,19 @@ def quantize(
   row = row_start + tl.arange(0, BLOCK_M)
   column = k_start + tl.arange(0, BLOCK_K)
 
-  pointers = x + batch * x_batch_stride
-  pointers += row[:, None] * x_row_stride + column[None, :] * x_k_stride
-  inside = (row < rows)[:, None] & (column < k)[None, :]
-  tile = tl.load(pointers, mask=inside, other=0.0)
+  tile = _load_tile(x, batch, row, column, rows, k, x_strides)
 
   _quantize_and_store(
     tile,
     global_scale,
-    values + batch * values_batch_stride,
-    scale + batch * scale_batch_stride,
+    values + batch * values_strides[0],
+    scale + batch * scale_strides[0],
     row,
     k_start,
     rows,
     k,
-    values_row_stride,
-    values_k_stride,
-    scale_row_stride,
-    scale_k_stride,
+    values_strides,
+    scale_strides,
     BLOCK_M,
     BLOCK_K,
     QUANTIZED,
@@ -241,8 +236,7 @@ def quantize_both(
   k_t: tl.constexpr,
   grid_rows: tl.constexpr,
   grid_columns: tl.constexpr,
-  x_batch_stride: tl.constexpr,
-  x_row_stride: tl.constexpr,
+  x_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -253,7 +247,7 @@ def quantize_both(
   Grid, tiles and masks as those of `quantize`. The outputs are dense.
 
   Args:
-    x: f32, bf16 or f16[batch, rows, columns], columns contiguous.
+    x: f32, bf16 or f16[batch, rows, columns].
     global_scale, global_scale_t: as for `quantize`; of the rows and of the
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
@@ -268,7 +262,7 @@ def quantize_both(
     k, k_t: columns and rows, and zeros that are quantized after them.
     grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
       k_t and k).
-    x_batch_stride, x_row_stride: in elements.
+    x_strides: (batch, row, column) in elements.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
@@ -281,48 +275,51 @@ def quantize_both(
   row = row_start + tl.arange(0, BLOCK_M)
   column = column_start + tl.arange(0, BLOCK_K)
 
-  pointers = x + batch * x_batch_stride
-  pointers += row[:, None] * x_row_stride + column[None, :]
-  inside = (row < rows)[:, None] & (column < columns)[None, :]
-  tile = tl.load(pointers, mask=inside, other=0.0)
+  tile = _load_tile(x, batch, row, column, rows, columns, x_strides)
 
   packing: tl.constexpr = QUANTIZED.format.values_per_byte
-  stored = tl.cdiv(k, packing)
-  blocks = tl.cdiv(k, vec_size)
+  stored: tl.constexpr = (k + packing - 1) // packing
+  blocks: tl.constexpr = (k + vec_size - 1) // vec_size
+  values_strides: tl.constexpr = (rows * stored, stored, 1)
+  scale_strides: tl.constexpr = (0, blocks, 1)  # not of a swizzled one
   _quantize_and_store(
     tile,
     global_scale,
-    values + batch * (rows * stored),
+    values + batch * values_strides[0],
     scale + batch * _scale_bytes(rows, blocks, swizzled),
     row,
     column_start,
     rows,
     k,
-    stored,
-    1,
-    blocks,
-    1,
+    values_strides,
+    scale_strides,
     BLOCK_M,
     BLOCK_K,
     QUANTIZED,
   )
 
-  stored = tl.cdiv(k_t, packing)
-  blocks = tl.cdiv(k_t, vec_size)
-  is_transposed: tl.constexpr = TRANSPOSED or packing > 1
+  stored_t: tl.constexpr = (k_t + packing - 1) // packing
+  blocks_t: tl.constexpr = (k_t + vec_size - 1) // vec_size
+  size_t: tl.constexpr = columns * stored_t
+  if TRANSPOSED or packing > 1:
+    values_t_strides: tl.constexpr = (size_t, stored_t, 1)
+  else:
+    values_t_strides: tl.constexpr = (size_t, 1, columns)
+  if TRANSPOSED:
+    scale_t_strides: tl.constexpr = (0, blocks_t, 1)
+  else:
+    scale_t_strides: tl.constexpr = (0, 1, columns)
   _quantize_and_store(
     tl.trans(tile),
     global_scale_t,
-    values_t + batch * (columns * stored),
-    scale_t + batch * _scale_bytes(columns, blocks, swizzled),
+    values_t + batch * values_t_strides[0],
+    scale_t + batch * _scale_bytes(columns, blocks_t, swizzled),
     column,
     row_start,
     columns,
     k_t,
-    stored if is_transposed else 1,
-    1 if is_transposed else columns,
-    blocks if TRANSPOSED else 1,
-    1 if TRANSPOSED else columns,
+    values_t_strides,
+    scale_t_strides,
     BLOCK_K,
     BLOCK_M,
     QUANTIZED,
@@ -348,9 +345,7 @@ def finite_amax(
   partial_amax,
   rows: tl.constexpr,
   k: tl.constexpr,
-  x_batch_stride: tl.constexpr,
-  x_row_stride: tl.constexpr,
-  x_k_stride: tl.constexpr,
+  x_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
@@ -368,10 +363,7 @@ def finite_amax(
   row = row_start + tl.arange(0, BLOCK_M)
   column = k_start + tl.arange(0, BLOCK_K)
 
-  pointers = x + batch * x_batch_stride
-  pointers += row[:, None] * x_row_stride + column[None, :] * x_k_stride
-  inside = (row < rows)[:, None] & (column < k)[None, :]
-  tile = tl.load(pointers, mask=inside, other=0.0)
+  tile = _load_tile(x, batch, row, column, rows, k, x_strides)
 
   magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
   amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
@@ -385,8 +377,7 @@ def finite_amax_both(
   partial_amax_t,
   rows: tl.constexpr,
   columns: tl.constexpr,
-  x_batch_stride: tl.constexpr,
-  x_row_stride: tl.constexpr,
+  x_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   VEC_SIZE: tl.constexpr,
@@ -396,7 +387,7 @@ def finite_amax_both(
   Grid of `rows` and `columns`.
 
   Args:
-    x: f32, bf16 or f16[batch, rows, columns], columns contiguous.
+    x: f32, bf16 or f16[batch, rows, columns].
     partial_amax: int32[number of programs], f32 bits, of blocks along a row.
     partial_amax_t: likewise, of blocks along a column.
   """
@@ -407,10 +398,7 @@ def finite_amax_both(
   row = row_start + tl.arange(0, BLOCK_M)
   column = column_start + tl.arange(0, BLOCK_K)
 
-  pointers = x + batch * x_batch_stride
-  pointers += row[:, None] * x_row_stride + column[None, :]
-  inside = (row < rows)[:, None] & (column < columns)[None, :]
-  tile = tl.load(pointers, mask=inside, other=0.0)
+  tile = _load_tile(x, batch, row, column, rows, columns, x_strides)
 
   magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
   amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)

@@ -70,7 +70,7 @@ def run_both(
     k,
     k_t,
     *grid_sizes,
-    *element_strides(x)[:2],
+    element_strides(x),
     **quantize_config.constexprs(config, format_name, swizzled=swizzled),
     TRANSPOSED=transposed,
   )

@@ -77,17 +77,12 @@ def compiled(
   constexprs["TRANSPOSED"] = transposed
   constexprs["VEC_SIZE"] = facts.block_size
   constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
-  unit = "k" if k_is_contiguous else "row"
-  values_stride = SIZE // facts.values_per_byte
-  scale_stride = SIZE // facts.block_size
   for name in kernel.arg_names:
-    if name.endswith("_stride"):
-      by_array = {"values": values_stride, "scale": scale_stride, "x": SIZE}
-      constexprs[name] = by_array[name.partition("_")[0]]
-    if name.endswith(f"_{unit}_stride") and not both:
-      constexprs[name] = 1
-    if name.endswith("_batch_stride"):
-      constexprs[name] = SIZE * SIZE
+    if name.endswith("_strides"):
+      per_k = {"values": facts.values_per_byte, "scale": facts.block_size}
+      row = SIZE // per_k.get(name.removesuffix("_strides"), 1)
+      minor = (row, 1) if k_is_contiguous else (1, row)
+      constexprs[name] = (SIZE * SIZE, *minor)
     if name in ("rows", "k", "k_t", "columns") or name.startswith("grid_"):
       constexprs[name] = SIZE
   types = {"x": f"*{dtype}"}

@@ -104,18 +104,10 @@ class _View:
       return self.batch, self.rows, k
     return self.batch, k, self.rows
 
-  def strides(self, array: str, k: int) -> dict[str, int]:
-    """A kernel's constexprs for such an array."""
+  def strides(self, k: int) -> tuple[int, int, int]:
+    """Of such an array: batch, row, k."""
     row, column = (k, 1) if self.k_is_minor else (1, self.rows)
-    return _strides(array, self.rows * k, row, column)
-
-
-def _strides(array: str, batch: int, row: int, k: int) -> dict[str, int]:
-  return {
-    f"{array}_batch_stride": batch,
-    f"{array}_row_stride": row,
-    f"{array}_k_stride": k,
-  }
+    return self.rows * k, row, column
 
 
 def _of_one(
@@ -153,25 +145,25 @@ def _quantize_launch(
   if format.is_fp4:
     # Two values a byte along k, which therefore is minor in what is written.
     values = (view.batch, view.rows, view.k // 2)
-    values_strides = _strides("values", values[1] * values[2], values[2], 1)
+    values_strides = (values[1] * values[2], values[2], 1)
   else:
     values = view.shape(view.k)
-    values_strides = view.strides("values", view.k)
+    values_strides = view.strides(view.k)
   swizzled = problem.scale_layout == layouts.SWIZZLED
   scale: tuple[int, ...] = view.shape(blocks)
-  scale_strides = view.strides("scale", blocks)
+  scale_strides = view.strides(blocks)
   if swizzled:
     scale = (view.batch, *layouts.swizzled_shape((view.rows, blocks)))
-    scale_strides = _strides("scale", scale[1] * scale[2], 0, 0)
+    scale_strides = (scale[1] * scale[2], 0, 0)
   grid_rows, grid_k = _covered(problem, view)
   constexprs = {
     "rows": view.rows,
     "k": view.k,
     "grid_rows": grid_rows,
     "grid_k": grid_k,
-    **values_strides,
-    **scale_strides,
-    **view.strides("x", view.k),
+    "x_strides": view.strides(view.k),
+    "values_strides": values_strides,
+    "scale_strides": scale_strides,
     **quantize_config.constexprs(
       config,
       format.name,
@@ -205,7 +197,7 @@ def _global_scale_launches(
   amax = {
     "rows": view.rows,
     "k": view.k,
-    **view.strides("x", view.k),
+    "x_strides": view.strides(view.k),
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
     "VEC_SIZE": problem.format.block_size,
@@ -330,8 +322,7 @@ def _quantize_both_launch(
     **sizes,
     "grid_rows": k_t,
     "grid_columns": k,
-    "x_batch_stride": rows * columns,
-    "x_row_stride": columns,
+    "x_strides": (rows * columns, columns, 1),
     **quantize_config.constexprs(
       config, format.name, scale_rounding=problem.scale_rounding
     ),
@@ -372,8 +363,7 @@ def _global_scales_launches(
   amax = {
     "rows": rows,
     "columns": columns,
-    "x_batch_stride": rows * columns,
-    "x_row_stride": columns,
+    "x_strides": (rows * columns, columns, 1),
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
     "VEC_SIZE": problem.format.block_size,

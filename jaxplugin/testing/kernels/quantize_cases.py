@@ -50,6 +50,10 @@ def run_quantize(
   """
   order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
   batch, rows, k = (x.shape[axis] for axis in order)
+
+  def strides_of(array):
+    return tuple(element_strides(array)[axis] for axis in order)
+
   facts = jp.kernels.formats.by_name(format_name)
   grid_rows, grid_k = quantize_config.covered(
     rows, k, format_name, swizzled=swizzled
@@ -67,7 +71,7 @@ def run_quantize(
     scale_strides = (shape[1] * shape[2], 0, 0)
   else:
     scale = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
-    scale_strides = [element_strides(scale)[i] for i in order]
+    scale_strides = strides_of(scale)
   interpret.launch(
     quantize.quantize,
     quantize_config.launch_grid(config, batch, grid_rows, grid_k),
@@ -79,9 +83,9 @@ def run_quantize(
     k,
     grid_rows,
     grid_k,
-    *(element_strides(values)[i] for i in order),
-    *scale_strides,
-    *(element_strides(x)[i] for i in order),
+    strides_of(x),
+    strides_of(values),
+    scale_strides,
     check_races=check_races,
     **quantize_config.constexprs(
       config, format_name, scale_rounding=scale_rounding, swizzled=swizzled
