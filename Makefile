@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make quickstart   set up an environment and run the main job
+#   make check        the tests that break most, in three minutes
 #   make test         set up an environment and run the whole test suite
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
 #   make lint         formatting, lint and types
@@ -21,10 +22,13 @@ RUFF := ruff==0.14.5
 MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
 
-.PHONY: quickstart test lint golden regenerate bazel bazel-format release clean
+.PHONY: quickstart check test lint golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart/quickstart.py
+
+check: $(STAMP)
+	$(BIN)/python -m pytest --check -n $(JOBS) --dist loadfile
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile

@@ -1,8 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What must be set before JAX starts."""
+"""What must be set before JAX starts; `--check`, a part of the tests.
 
+`pytest --check` runs `WHOLE` and, of every other file, each `EVERY`-th test.
+"""
+
+import gc
 import os
+from collections.abc import Iterable
 
 # Without it the CUDA plugin, installed for its compiler, does not start where
 # there is no GPU (jaxplugin/explanation/deviceless.py).
@@ -11,3 +16,66 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the sharding tests
+
+# What breaks most, by the start of a test's name: rules on the sources, exact
+# codes, and what is emitted and rewritten.
+WHOLE = (
+  "hlo_tests/hlo_test.py::GoldenTest::test_holds_emitted",
+  "hlo_tests/hlo_test.py::GoldenTest::test_holds_rewritten",
+  "jaxplugin/core/formats_test.py",
+  "jaxplugin/import_test.py",
+  "jaxplugin/layering_test.py",
+  "jaxplugin/quantization/codes_test.py",
+  "kernels/gpu/decode_test.py",
+  "tools/architecture_picture_test.py",
+  "tools/bazel_targets_test.py",
+)
+# Small enough for the suite of each backend, quantizing, gradients and
+# shardings to have their part.
+EVERY = 20
+
+
+def checked(names: Iterable[str]) -> set[str]:
+  """Those of `names`, as pytest writes them, that `--check` runs."""
+  rest: dict[str, list[str]] = {}
+  found = set()
+  for name in names:
+    if name.startswith(WHOLE):
+      found.add(name)
+    else:
+      rest.setdefault(name.partition("::")[0], []).append(name)
+  return found.union(*(tests[::EVERY] for tests in rest.values()))
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+    "--check", action="store_true", help="run a part that takes few minutes"
+  )
+
+
+def pytest_configure(config):
+  if config.getoption("--check"):
+    # Two thirds of the time is XLA's. Programs of an earlier check that are the
+    # same to the letter are read; `pytest --cache-clear` forgets them. All
+    # tests without --check compile.
+    jax.config.update(
+      "jax_compilation_cache_dir", str(config.cache.mkdir("jax"))
+    )
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_modifyitems(config, items):
+  if config.getoption("--check"):
+    names = checked(item.nodeid for item in items)
+    left = [item for item in items if item.nodeid not in names]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item.nodeid in names]
+
+
+def pytest_runtest_teardown(item, nextitem):
+  # A process keeps what it compiled: 2.4 GB instead of 0.8 after 270 tests, of
+  # which the next file uses next to nothing.
+  if nextitem is None or nextitem.path != item.path:
+    jax.clear_caches()
+    gc.collect()

@@ -13,7 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin import dot as dot_lib
+from jaxplugin import dot
 
 
 def run(*arguments):
@@ -33,7 +33,7 @@ class FuzzTest(parameterized.TestCase):
     )
 
   def test_wrong_result_is_found_and_repeated_by_its_command(self):
-    right = dot_lib.block_scaled_dot
+    right = dot.block_scaled_dot
 
     def wrong(*args, **kwargs):
       return right(*args, **kwargs) * jnp.float32(1.25)

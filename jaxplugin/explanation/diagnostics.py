@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import platform as platform_lib
+import platform
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -222,7 +222,7 @@ def _explain_quantization(
 
 def info() -> str:
   """Versions, devices, the target, and what each implementation can do here."""
-  lines = [f"python: {platform_lib.python_version()}"]
+  lines = [f"python: {platform.python_version()}"]
   for package in ("jaxplugin", *_PACKAGES):
     lines.append(f"{package}: {_version(package)}")
   devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]

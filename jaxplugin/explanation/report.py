@@ -13,7 +13,7 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
-from jaxplugin.core import targets as target_lib
+from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
 
@@ -69,7 +69,7 @@ class Explained(Place):
   """
 
   problem: problems.DotProblem | None
-  target: target_lib.Target
+  target: targets.Target
   decision: decisions.Decision | None
   error: str = ""
   lowering_error: str = ""
@@ -94,7 +94,7 @@ class ExplainedQuantization(Place):
 
   operation: str
   description: str
-  target: target_lib.Target
+  target: targets.Target
   implementation: str
   reason: str = ""
 
@@ -236,20 +236,20 @@ class Explanation(Sequence):
   def _products(self) -> list[Explained]:
     return [dot for dot in self.dots if dot.problem is not None or not dot.call]
 
-  def _targets(self) -> list[target_lib.Target]:
-    targets = [dot.target for dot in self.dots]
-    targets += [item.target for item in self.quantizations]
-    return list(dict.fromkeys(targets))
+  def _targets(self) -> list[targets.Target]:
+    found = [dot.target for dot in self.dots]
+    found += [item.target for item in self.quantizations]
+    return list(dict.fromkeys(found))
 
   def _head(self) -> Iterator[str]:
-    targets = self._targets()
-    if targets:
-      yield f"target: {', '.join(map(str, targets))}"
-    for target in targets:
+    found = self._targets()
+    if found:
+      yield f"target: {', '.join(map(str, found))}"
+    for target in found:
       if (
         target.platform == "cuda"
         and target.cudnn_version is None
-        and target.name in target_lib.TARGET_NAMES
+        and target.name in targets.TARGET_NAMES
       ):
         yield (
           f"no cuDNN is assumed: {target.name} was named without cudnn=, as in"

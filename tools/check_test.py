@@ -1,0 +1,34 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `make check` runs is there, and is a part of each test file."""
+
+import pathlib
+
+from absl.testing import absltest
+
+import conftest
+
+# Resolved: under Bazel this file is a link, and the whole project is meant.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+class CheckTest(absltest.TestCase):
+  def test_whole_files_are_there(self):
+    for name in conftest.WHOLE:
+      self.assertTrue((ROOT / name.partition("::")[0]).is_file(), name)
+
+  def test_named_files_are_run_whole(self):
+    names = [f"{conftest.WHOLE[-1]}::Test::test_{i}" for i in range(50)]
+    self.assertEqual(conftest.checked(names), {*names})
+
+  def test_other_files_have_their_part_the_first_test_in_any_case(self):
+    every = conftest.EVERY
+    long = [f"a_test.py::Test::test_{i}" for i in range(2 * every)]
+    short = ["b_test.py::Test::test_0", "b_test.py::Test::test_1"]
+    self.assertEqual(
+      conftest.checked([*long, *short]), {long[0], long[every], short[0]}
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
