@@ -247,7 +247,7 @@ def said(point: Point) -> int:
   target = dots.target(dots.parse(shlex.split(point.words)))
   if problem is None or cudnn.supports(problem, target) is not None:
     return 0
-  decision = backends.choose(problem, target, cudnn.NAME)
+  decision = backends.choose(problem, target, cudnn.BACKEND.name)
   return 5 if decision.global_scale == "fused" else 4
 
 
@@ -326,7 +326,9 @@ class AgreementTest(parameterized.TestCase):
       target = dots.target(dots.parse(shlex.split(point.words)))
       if problem is not None:
         chosen = backends.choose(problem, target).implementation
-        self.assertEqual(chosen == cudnn.NAME, said(point) > 0, str(point))
+        self.assertEqual(
+          chosen == cudnn.BACKEND.name, said(point) > 0, str(point)
+        )
 
   def test_grid_has_every_answer(self):
     answers = {done(point) for point in GRIDS["gates"]}
