@@ -14,6 +14,7 @@ from typing import Any
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
+from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.inspection import machine_code
 from jaxplugin.runtime import triton_library
@@ -32,7 +33,7 @@ class CompiledDot:
 
   problem: problems.DotProblem
   target: targets.Target
-  launches: tuple[configs.Launch, ...]
+  launches: tuple[launching.Launch, ...]
   kernels: tuple[Any, ...]
 
   def __str__(self) -> str:
@@ -65,7 +66,7 @@ class CompiledDot:
     ]
 
 
-def _figures(launch: configs.Launch, kernel: Any) -> dict[str, Any]:
+def _figures(launch: launching.Launch, kernel: Any) -> dict[str, Any]:
   loop = kernel.main_loop
   return {
     "name": launch.name,
@@ -88,7 +89,7 @@ def _figures(launch: configs.Launch, kernel: Any) -> dict[str, Any]:
   }
 
 
-def _lines(launch: configs.Launch, kernel: Any) -> Iterator[str]:
+def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
   limit = kernel.architecture
   yield (
     f"grid: {launch.grid} blocks of {kernel.num_warps} warps,"

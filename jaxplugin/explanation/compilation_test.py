@@ -91,7 +91,8 @@ class NamesTest(parameterized.TestCase):
     def recorded(launch, inputs, target):
       del inputs, target
       self.launched.append(launch.name)
-      return jnp.zeros(launch.output_shape, triton._DTYPES[launch.output_dtype])
+      (output,) = launch.outputs
+      return jnp.zeros(output.shape, output.dtype)
 
     self.enter_context(mock.patch.object(triton, "_call", recorded))
 

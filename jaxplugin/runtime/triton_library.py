@@ -26,6 +26,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
+from jaxplugin.kernels import launching
 
 # The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
 # Triton writes that of its own ptxas, which may be newer than the one that XLA
@@ -192,40 +193,30 @@ def _warn_of_old_ptxas() -> None:
 
 
 def call(
-  kernel: Any,
-  inputs: Sequence[jax.Array | descriptors.Described],
-  outputs: Sequence[jax.ShapeDtypeStruct],
-  constexprs: Mapping[str, Any],
-  *,
-  name: str,
-  grid: int,
-  num_warps: int,
-  num_stages: int,
-  fp_fusion: bool,
+  kernels: Mapping[str, Any],
+  launch: launching.Launch,
+  inputs: Sequence[jax.Array],
   target: targets.Target,
 ) -> list[jax.Array]:
   """One `jax_triton.triton_call`, of either of its signatures.
 
   Args:
-    kernel: a `@triton.jit` function of inputs, outputs and constexprs.
-    inputs: of dtypes that Triton knows: FP4 and E8M0 as bytes. Of a `Described`
-      one the kernel gets the TMA descriptor; not where `descriptors_refusal`
-      has a reason.
-    outputs: their types.
-    constexprs: the kernel's, by name.
-    name: the call's, in profiles.
-    grid: number of programs.
-    num_warps, num_stages: Triton's.
-    fp_fusion: whether the compiler may contract a * b + c, which rounds once.
+    kernels: `@triton.jit` functions, by the names that launches use.
+    launch: of one of them; with descriptors not where `descriptors_refusal` has
+      a reason.
+    inputs: of dtypes that Triton knows: FP4 and E8M0 as bytes.
     target: what to compile for.
+
+  Returns:
+    The launch's outputs.
   """
   jax_triton = importlib.import_module("jax_triton")
   parameters = inspect.signature(jax_triton.triton_call).parameters
   options: dict[str, Any] = {}
-  options["out_type" if "out_type" in parameters else "out_shape"] = list(
-    outputs
-  )
-  backend_options: dict[str, Any] = {"enable_fp_fusion": fp_fusion}
+  options["out_type" if "out_type" in parameters else "out_shape"] = [
+    jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in launch.outputs
+  ]
+  backend_options: dict[str, Any] = {"enable_fp_fusion": launch.fp_fusion}
   if target.compute_capability is not None:
     major, minor = target.compute_capability
     architecture = architecture_of(target)
@@ -236,22 +227,22 @@ def call(
   if "backend_options" in parameters:
     options["backend_options"] = backend_options
   else:
-    options["enable_fp_fusion"] = fp_fusion
+    options["enable_fp_fusion"] = launch.fp_fusion
   arguments = [
     _tensor_descriptor(jax_triton, x)
     if isinstance(x, descriptors.Described)
     else x
-    for x in inputs
+    for x in launch.described(inputs)
   ]
   return jax_triton.triton_call(
     *arguments,
-    kernel=kernel,
-    grid=(grid,),
-    name=name,
-    num_warps=num_warps,
-    num_stages=num_stages,
+    kernel=kernels[launch.kernel],
+    grid=(launch.grid,),
+    name=launch.name,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
     **options,
-    **constexprs,
+    **dict(launch.constexprs),
   )
 
 

@@ -50,7 +50,7 @@ def interpreted(launch, inputs, target):
   from jaxplugin.kernels.gpu import block_scaled_matmul
   from jaxplugin.kernels.interpreter import interpret
 
-  dtype = triton._DTYPES[launch.output_dtype]
+  (output,) = launch.outputs
   # E4M3 has no NumPy layout that a callback may rely on: bytes.
   is_e4m3 = [x.dtype == formats.E4M3 for x in inputs]
   inputs = [
@@ -60,7 +60,7 @@ def interpreted(launch, inputs, target):
 
   def on_host(*inputs):
     inputs = [np.array(x) for x in inputs]
-    out = np.full(launch.output_shape, np.nan, dtype)
+    out = np.full(output.shape, np.nan, output.dtype)
     interpret.launch(
       block_scaled_matmul.KERNELS[launch.kernel],
       launch.grid,
@@ -78,7 +78,7 @@ def interpreted(launch, inputs, target):
   def in_thread(*inputs):
     return THREAD.submit(on_host, *inputs).result()
 
-  result = jax.ShapeDtypeStruct(launch.output_shape, dtype)
+  result = jax.ShapeDtypeStruct(output.shape, output.dtype)
   return jax.pure_callback(in_thread, result, *inputs)
 
 

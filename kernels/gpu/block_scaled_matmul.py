@@ -161,7 +161,7 @@ def reduce_kernel(
   tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)
 
 
-# By the names that `configs.Launch` uses.
+# By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "upcast": upcast_kernel,
   "native": native_kernel,

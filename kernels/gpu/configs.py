@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the matmul kernels are launched, as plain values and pure functions.
 
-`plan` turns a `MatmulShape` and a `MatmulConfig` into launches: kernel names,
-the order of arrays, constexprs, grids. The interpreter's tests, the compiler's
-and the lowering launch what it says. `tiles_by_rule` picks configs, of which
-`constraints` says what holds. Triton is not imported here.
+`plan` turns a `MatmulShape` and a `MatmulConfig` into launches. Tests in the
+interpreter, those of the compiler and the lowering launch what it says.
+`tiles_by_rule` picks configs, of which `constraints` says what holds. Triton is
+not imported here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
@@ -21,6 +20,7 @@ from typing import Literal
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import formats
+from jaxplugin.kernels import launching
 
 Path = Literal["upcast", "native", "small_m"]
 PATHS: Final = ("upcast", "native", "small_m")
@@ -54,7 +54,15 @@ _REDUCE_POINTERS: Final = (
   "residual",
   "out",
 )
-_TRITON_DTYPES: Final = {"f16": "fp16", "f32": "fp32", "e4m3": "fp8e4nv"}
+_NUMPY_DTYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+_TRITON_DTYPES: Final = {
+  "f16": "fp16",
+  "f32": "fp32",
+  "e4m3": "fp8e4nv",
+  "float32": "fp32",
+  "bfloat16": "bf16",
+  "float16": "fp16",
+}
 
 _REDUCE_BLOCK: Final = 1024
 _REDUCE_WARPS: Final = 4
@@ -334,57 +342,11 @@ class Tiling:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Launch:
-  """One kernel launch.
-
-  Attributes:
-    kernel: a key of `block_scaled_matmul.KERNELS`.
-    inputs: names of the arrays in the kernel's order, of "lhs", "lhs_scale",
-      "rhs", "rhs_scale", "global_scale", "bias", "residual", "workspace". One
-      that the call has not is another's name: its pointer is not read.
-    descriptors: for each of the inputs, what the kernel is given the descriptor
-      of in the pointer's place, or None.
-    views: what values and scales are to be given as, by name: "u32", eight FP4
-      values a word, "u8" or "e4m3". Other scales are given as bytes, and all
-      else as it is.
-    output: "out" or "workspace", the last pointer.
-    output_shape, output_dtype: of that array.
-    constexprs: the rest of the kernel's arguments, by name.
-    grid: number of programs.
-    num_warps, num_stages: Triton's.
-  """
-
-  kernel: str
-  inputs: tuple[str, ...]
-  descriptors: tuple[descriptors.Descriptor | None, ...]
-  views: tuple[tuple[str, str], ...]
-  output: str
-  output_shape: tuple[int, ...]
-  output_dtype: str
-  constexprs: tuple[tuple[str, Any], ...]
-  grid: int
-  num_warps: int
-  num_stages: int
-
-  @property
-  def name(self) -> str:
-    """The name under which profiles list it."""
-    return kernel_name(self.kernel, dict(self.constexprs)["TILING"])
-
-  def described(self, arrays: Sequence[Any]) -> list[Any]:
-    """`arrays`, in the order of the inputs, with their descriptors if any."""
-    return [
-      array if spec is None else descriptors.Described(array, spec)
-      for array, spec in zip(arrays, self.descriptors, strict=True)
-    ]
-
-
 def plan(
   shape: MatmulShape,
   config: MatmulConfig,
   architecture: architectures.Architecture,
-) -> tuple[Launch, ...]:
+) -> tuple[launching.Launch, ...]:
   """The launches that compute `shape` with `config`, in order.
 
   The config is one for which `constraints.config_error` is None.
@@ -402,14 +364,18 @@ def plan(
     "rhs_scale" if shape.rhs.is_quantized else "rhs",
     *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
   )
-  matmul = Launch(
+  out = launching.Output("out", result, _NUMPY_DTYPES[shape.out_dtype])
+  workspace = launching.Output(
+    "workspace", (config.split_k, *result), "float32"
+  )
+  matmul = launching.Launch(
     kernel=config.path,
+    name=kernel_name(config.path, tiling),
     inputs=inputs,
+    outputs=(workspace if is_split else out,),
     descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
     views=_views(shape, config, architecture),
-    output="workspace" if is_split else "out",
-    output_shape=(config.split_k, *result) if is_split else result,
-    output_dtype="f32" if is_split else shape.out_dtype,
+    fp_fusion=True,
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
     num_warps=config.num_warps,
@@ -421,18 +387,15 @@ def plan(
     "workspace",
     *_epilogue_inputs(shape, absent=False, filler="workspace"),
   )
-  reduce = Launch(
+  reduce = launching.Launch(
     kernel="reduce",
+    name=kernel_name("reduce", tiling),
     inputs=inputs,
-    descriptors=tuple(None for _ in inputs),
-    views=(),
-    output="out",
-    output_shape=result,
-    output_dtype=shape.out_dtype,
+    outputs=(out,),
+    fp_fusion=True,
     constexprs=(("TILING", tiling), ("BLOCK", _REDUCE_BLOCK)),
     grid=cdiv(math.prod(result), _REDUCE_BLOCK),
     num_warps=_REDUCE_WARPS,
-    num_stages=1,
   )
   return matmul, reduce
 
@@ -508,7 +471,7 @@ def _epilogue_inputs(
 
 
 def signature(
-  launch: Launch,
+  launch: launching.Launch,
   shape: MatmulShape,
   *,
   bias_dtype: str = "f32",
@@ -529,12 +492,13 @@ def signature(
   names: tuple[str, ...] = _MATMUL_POINTERS
   if launch.kernel == "reduce":
     names = _REDUCE_POINTERS
-  dtypes = [*(arrays[name] for name in launch.inputs), launch.output_dtype]
+  types = [*(arrays[name] for name in launch.inputs)]
+  types += [output.dtype for output in launch.outputs]
+  specs = [*launch.descriptors] or [None] * len(launch.inputs)
+  specs += [None] * len(launch.outputs)
   return {
-    name: _triton_type(_TRITON_DTYPES.get(dtype, dtype), descriptor)
-    for name, dtype, descriptor in zip(
-      names, dtypes, (*launch.descriptors, None), strict=True
-    )
+    name: _triton_type(_TRITON_DTYPES.get(dtype, dtype), spec)
+    for name, dtype, spec in zip(names, types, specs, strict=True)
   }
 
 

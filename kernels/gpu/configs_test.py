@@ -92,15 +92,15 @@ class PlanTest(parameterized.TestCase):
   def test_split_writes_a_workspace_that_is_reduced(self):
     shape = product("bf16", "mxfp8", m=70, has_bias=True, out_dtype="bf16")
     matmul, reduce = self.plan(shape, replace(CONFIG, split_k=3))
-    self.assertEqual(matmul.output, "workspace")
-    self.assertEqual(matmul.output_shape, (3, 1, 70, 256))
-    self.assertEqual(matmul.output_dtype, "f32")
+    self.assertEqual(
+      matmul.outputs, (("workspace", (3, 1, 70, 256), "float32"),)
+    )
     self.assertEqual(matmul.grid, 3 * 2 * 4)
     self.assertNotIn("bias", matmul.inputs)
     self.assertEqual(
       reduce.inputs, ("workspace", "workspace", "bias", "workspace")
     )
-    self.assertEqual((reduce.output, reduce.output_dtype), ("out", "bf16"))
+    self.assertEqual(reduce.outputs, (("out", (1, 70, 256), "bfloat16"),))
     self.assertEqual(reduce.grid, -(-70 * 256 // 1024))
 
   @parameterized.parameters(

@@ -18,6 +18,8 @@ would be narrow.
 
 from __future__ import annotations
 
+from typing import Final
+
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import quantize_codec as codec
@@ -449,3 +451,14 @@ def reduce_global_scales(
   """`reduce_global_scale` of either array. One program."""
   _store_global_scale(partial_amax, global_scale, size, CHUNK)
   _store_global_scale(partial_amax_t, global_scale_t, size, CHUNK)
+
+
+# By the names that `launching.Launch` uses.
+KERNELS: Final = {
+  "quantize": quantize,
+  "quantize_both": quantize_both,
+  "finite_amax": finite_amax,
+  "finite_amax_both": finite_amax_both,
+  "reduce_global_scale": reduce_global_scale,
+  "reduce_global_scales": reduce_global_scales,
+}

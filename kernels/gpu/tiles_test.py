@@ -21,7 +21,6 @@ from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
-from jaxplugin.testing.kernels import gpu_operands
 
 ARRAY_BYTES = 1 << 16
 # Places are told from the nearest array on: all of them lie this near.
@@ -77,7 +76,7 @@ class OffsetTest(parameterized.TestCase):
       np.zeros(ARRAY_BYTES, np.uint8).view(DTYPES[views.get(name, "u8")])
       for name in launch.inputs
     ]
-    out = np.zeros(ARRAY_BYTES // 4, gpu_operands.DTYPES[launch.output_dtype])
+    out = np.zeros(ARRAY_BYTES // 4, launch.outputs[0].dtype)
     with self.assertRaises(interpret.InterpretError) as caught:
       interpret.launch(
         block_scaled_matmul.KERNELS[launch.kernel],

@@ -34,6 +34,7 @@ from jaxplugin.dot import canonical
 from jaxplugin.dot import global_scales
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
+from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.runtime import triton_library
@@ -43,7 +44,6 @@ _PLAIN_NAMES: Final = {
   formats.BF16: "bf16",
   np.dtype(np.float16): "f16",
 }
-_DTYPES: Final = {name: dtype for dtype, name in _PLAIN_NAMES.items()}
 
 
 def _rank(target: targets.Target) -> int | None:
@@ -124,7 +124,7 @@ def plan(
 
 def launches(
   problem: problems.DotProblem, target: targets.Target
-) -> tuple[configs.MatmulShape, tuple[configs.Launch, ...]]:
+) -> tuple[configs.MatmulShape, tuple[launching.Launch, ...]]:
   """What is launched for a problem that is served, of dense operands."""
   shape = _dense_shape(problem, target)
   return shape, _launches(shape, target)
@@ -196,7 +196,7 @@ def _default_config(
 
 def _launches(
   shape: configs.MatmulShape, target: targets.Target
-) -> tuple[configs.Launch, ...]:
+) -> tuple[launching.Launch, ...]:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   return configs.plan(shape, _default_config(shape, target), architecture)
@@ -252,7 +252,8 @@ def _dot(
   for launch in _launches(matmul, target):
     views = dict(launch.views)
     inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
-    arrays[launch.output] = _call(launch, inputs, target)
+    (output,) = launch.outputs
+    arrays[output.name] = _call(launch, inputs, target)
   return arrays["out"].reshape(shape)
 
 
@@ -271,7 +272,7 @@ def _view(x: jax.Array, view: str | None) -> jax.Array:
 
 
 def _call(
-  launch: configs.Launch, inputs: Sequence[jax.Array], target: targets.Target
+  launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
 ) -> jax.Array:
   """Runs a launch.
 
@@ -287,19 +288,7 @@ def _call(
       ' implementation="xla"'
     )
   kernels = importlib.import_module("jaxplugin.kernels.gpu.block_scaled_matmul")
-  out = jax.ShapeDtypeStruct(launch.output_shape, _DTYPES[launch.output_dtype])
-  (result,) = triton_library.call(
-    kernels.KERNELS[launch.kernel],
-    launch.described(inputs),
-    [out],
-    dict(launch.constexprs),
-    name=launch.name,
-    grid=launch.grid,
-    num_warps=launch.num_warps,
-    num_stages=launch.num_stages,
-    fp_fusion=True,
-    target=target,
-  )
+  (result,) = triton_library.call(kernels.KERNELS, launch, inputs, target)
   return result
 
 

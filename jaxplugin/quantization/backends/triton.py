@@ -22,6 +22,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.kernels import launching
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_launches
 from jaxplugin.runtime import triton_library
@@ -30,7 +31,6 @@ from jaxplugin.runtime import triton_library
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
 )
-_NUM_STAGES: Final = 1  # no kernel has a loop to pipeline
 
 
 def _rank(target: targets.Target) -> int | None:
@@ -116,7 +116,7 @@ def quantize(
 
 
 def _run(
-  launches: Sequence[triton_launches.Launch],
+  launches: Sequence[launching.Launch],
   arrays: dict[str, jax.Array],
   target: targets.Target,
 ) -> None:
@@ -129,24 +129,13 @@ def _run(
 
 
 def _call(
-  launch: triton_launches.Launch,
+  launch: launching.Launch,
   inputs: Sequence[jax.Array],
   target: targets.Target,
 ) -> list[jax.Array]:
   """Runs a launch; no product may be contracted with a sum, for its bits."""
   kernels = importlib.import_module("jaxplugin.kernels.gpu.quantize")
-  return triton_library.call(
-    getattr(kernels, launch.kernel),
-    inputs,
-    [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in launch.outputs],
-    dict(launch.constexprs),
-    name=launch.name,
-    grid=launch.grid,
-    num_warps=launch.num_warps,
-    num_stages=_NUM_STAGES,
-    fp_fusion=False,
-    target=target,
-  )
+  return triton_library.call(kernels.KERNELS, launch, inputs, target)
 
 
 def _values_of_bytes(

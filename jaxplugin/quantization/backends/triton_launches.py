@@ -6,6 +6,10 @@ Along one axis x is read where it lies. Along two it is read once, where it is a
 matrix, or a batch of them: its last dimensions are blocked together, and so are
 those before them. A global scale that is computed takes one read before. All
 functions here are pure.
+
+Arrays are "x", "global_scale", "partial_amax", "values" and "scale"; names that
+end in "_t" are of columns. No launch lets the compiler contract a product and a
+sum, which would change bits.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Final
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import quantize_config
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import triton_library
@@ -26,46 +31,20 @@ _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
 _REDUCE_WARPS: Final = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Launch:
-  """One kernel launch.
-
-  Attributes:
-    kernel: of kernels/gpu/quantize.py.
-    name: under which profiles list it: kernel, format and tile.
-    inputs: names of the arrays that it reads, in the kernel's order: "x",
-      "global_scale", "partial_amax". One that it has not is "x" again: that
-      pointer is not read.
-    outputs: (name, shape, dtype) of those that it writes: "values", "scale",
-      "global_scale", "partial_amax". Names ending in "_t" are of columns.
-    constexprs: the rest of the kernel's arguments, by name.
-    grid: number of programs.
-    num_warps: Triton's.
-  """
-
-  kernel: str
-  name: str
-  inputs: tuple[str, ...]
-  outputs: tuple[tuple[str, tuple[int, ...], str], ...]
-  constexprs: tuple[tuple[str, Any], ...]
-  grid: int
-  num_warps: int
-
-
 def launches(
   problem: problems.QuantizeProblem, target: targets.Target
-) -> list[Launch] | decisions.Unsupported:
+) -> list[launching.Launch] | decisions.Unsupported:
   """What is launched for a problem, in order, or why nothing is."""
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  found: list[Launch] | decisions.Unsupported
+  found: list[launching.Launch] | decisions.Unsupported
   if len(problem.blockings) == 1:
     found = _of_one(problem.each()[0], architecture)
   else:
     found = _of_both(problem, architecture)
   if isinstance(found, decisions.Unsupported):
     return found
-  programs = max(launch.grid for launch in found)
+  programs = max(each.grid for each in found)
   if programs > _MAX_PROGRAMS:
     return decisions.Unsupported(
       f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
@@ -112,7 +91,7 @@ class _View:
 
 def _of_one(
   problem: problems.QuantizeProblem, architecture: Any
-) -> list[Launch]:
+) -> list[launching.Launch]:
   view = _View.of(problem)
   config = quantize_config.default_config(
     problem.format.name,
@@ -139,7 +118,7 @@ def _quantize_launch(
   problem: problems.QuantizeProblem,
   view: _View,
   config: quantize_config.QuantizeConfig,
-) -> Launch:
+) -> launching.Launch:
   format = problem.format
   blocks = view.k // format.block_size
   if format.is_fp4:
@@ -171,13 +150,13 @@ def _quantize_launch(
       swizzled=swizzled,
     ),
   }
-  return Launch(
+  return launching.Launch(
     kernel="quantize",
     name=f"quantize_{format.name}_{_tile_name(config)}",
     inputs=("x", "global_scale" if format.has_global_scale else "x"),
     outputs=(
-      ("values", values, "uint8"),
-      ("scale", scale, "uint8"),
+      launching.Output("values", values, "uint8"),
+      launching.Output("scale", scale, "uint8"),
     ),
     constexprs=tuple(constexprs.items()),
     grid=quantize_config.launch_grid(config, view.batch, grid_rows, grid_k)[0],
@@ -189,7 +168,7 @@ def _global_scale_launches(
   problem: problems.QuantizeProblem,
   view: _View,
   config: quantize_config.QuantizeConfig,
-) -> list[Launch]:
+) -> list[launching.Launch]:
   """The largest magnitude of each tile, then one program over those."""
   (programs,) = quantize_config.launch_grid(
     config, view.batch, view.rows, view.k
@@ -204,20 +183,20 @@ def _global_scale_launches(
   }
   reduce = {"size": programs, "CHUNK": quantize_config.REDUCE_CHUNK}
   return [
-    Launch(
+    launching.Launch(
       kernel="finite_amax",
       name=f"finite_amax_{_tile_name(config)}",
       inputs=("x",),
-      outputs=(("partial_amax", (programs,), "int32"),),
+      outputs=(launching.Output("partial_amax", (programs,), "int32"),),
       constexprs=tuple(amax.items()),
       grid=programs,
       num_warps=config.num_warps,
     ),
-    Launch(
+    launching.Launch(
       kernel="reduce_global_scale",
       name="reduce_global_scale",
       inputs=("partial_amax",),
-      outputs=(("global_scale", (1,), "float32"),),
+      outputs=(launching.Output("global_scale", (1,), "float32"),),
       constexprs=tuple(reduce.items()),
       grid=1,
       num_warps=_REDUCE_WARPS,
@@ -284,7 +263,7 @@ class Matrices:
 
 def _of_both(
   problem: problems.QuantizeProblem, architecture: Any
-) -> list[Launch] | decisions.Unsupported:
+) -> list[launching.Launch] | decisions.Unsupported:
   matrices = Matrices.of(problem)
   if matrices is None:
     return decisions.Unsupported(
@@ -304,7 +283,7 @@ def _quantize_both_launch(
   problem: problems.QuantizeProblem,
   matrices: Matrices,
   config: quantize_config.QuantizeConfig,
-) -> Launch:
+) -> launching.Launch:
   format = problem.format
   packing = 2 if format.is_fp4 else 1
   batch, rows, columns = matrices.batch, matrices.rows, matrices.columns
@@ -334,15 +313,15 @@ def _quantize_both_launch(
   elif problem.has_global_scale:
     global_scales = ("global_scale", "global_scale")
   tile = _tile_name(config)
-  return Launch(
+  return launching.Launch(
     kernel="quantize_both",
     name=f"quantize_both_{format.name}_{tile}",
     inputs=("x", *global_scales),
     outputs=(
-      ("values", (batch, rows, k // packing), "uint8"),
-      ("scale", (batch, rows, k // format.block_size), "uint8"),
-      ("values_t", values_t, "uint8"),
-      ("scale_t", scale_t, "uint8"),
+      launching.Output("values", (batch, rows, k // packing), "uint8"),
+      launching.Output("scale", (batch, rows, k // format.block_size), "uint8"),
+      launching.Output("values_t", values_t, "uint8"),
+      launching.Output("scale_t", scale_t, "uint8"),
     ),
     constexprs=tuple(constexprs.items()),
     grid=quantize_config.launch_grid(config, batch, k_t, k)[0],
@@ -354,7 +333,7 @@ def _global_scales_launches(
   problem: problems.QuantizeProblem,
   matrices: Matrices,
   config: quantize_config.QuantizeConfig,
-) -> list[Launch]:
+) -> list[launching.Launch]:
   """The largest magnitudes of each tile, then one program over those."""
   rows, columns = matrices.rows, matrices.columns
   (programs,) = quantize_config.launch_grid(
@@ -370,25 +349,25 @@ def _global_scales_launches(
   }
   reduce = {"size": programs, "CHUNK": quantize_config.REDUCE_CHUNK}
   return [
-    Launch(
+    launching.Launch(
       kernel="finite_amax_both",
       name=f"finite_amax_both_{_tile_name(config)}",
       inputs=("x",),
       outputs=(
-        ("partial_amax", (programs,), "int32"),
-        ("partial_amax_t", (programs,), "int32"),
+        launching.Output("partial_amax", (programs,), "int32"),
+        launching.Output("partial_amax_t", (programs,), "int32"),
       ),
       constexprs=tuple(amax.items()),
       grid=programs,
       num_warps=config.num_warps,
     ),
-    Launch(
+    launching.Launch(
       kernel="reduce_global_scales",
       name="reduce_global_scales",
       inputs=("partial_amax", "partial_amax_t"),
       outputs=(
-        ("global_scale", (1,), "float32"),
-        ("global_scale_t", (1,), "float32"),
+        launching.Output("global_scale", (1,), "float32"),
+        launching.Output("global_scale_t", (1,), "float32"),
       ),
       constexprs=tuple(reduce.items()),
       grid=1,

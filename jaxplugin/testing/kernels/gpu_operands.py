@@ -282,7 +282,8 @@ def run(
   for launch in launches:
     views = dict(launch.views)
     inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
-    out = np.empty(launch.output_shape, DTYPES[launch.output_dtype])
+    (output,) = launch.outputs
+    out = np.empty(output.shape, output.dtype)
     out.view(np.uint8)[...] = POISON
     interpret.launch(
       block_scaled_matmul.KERNELS[launch.kernel],
@@ -291,7 +292,7 @@ def run(
       out,
       **dict(launch.constexprs),
     )
-    arrays[launch.output] = out
+    arrays[output.name] = out
   return arrays["out"]
 
 
