@@ -120,8 +120,6 @@ def preparation(
     is_usual = is_packed and array.scale_layout == layouts.LINEAR
     return "none" if is_usual else "packed"
   capability = target.compute_capability
-  if not array.format.is_standard:  # no kernel for GPUs reads it
-    return "none"
   if capability is None or array.axis != array.ndim - 1 or 0 in array.shape:
     return "none"
   if capability >= _FIRST_NATIVE:

@@ -542,7 +542,7 @@ class ValidationTest(parameterized.TestCase):
     (
       "format",
       (struct((4, 64), E4M3), struct((4, 2), E8M0), None, E4M3),
-      r"format must be a BlockFormat.*nvfp4\), got .*float8_e4m3fn",
+      r"format must be a BlockFormat.*nvfp4.*\), got .*float8_e4m3fn",
     ),
   )
   def test_what_is_no_array_of_the_format_is_a_type_error(self, args, message):

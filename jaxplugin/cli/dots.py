@@ -28,7 +28,7 @@ def add_arguments(
   command: argparse._ActionsContainer, *, required: bool, least: int
 ) -> None:
   """The arguments that describe one dot, of sizes from `least` on."""
-  names = [format.name for format in formats.FORMATS]
+  names = [format.name for format in formats.KNOWN]
   plain = [dtype.name for dtype in call.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
     command.add_argument(
@@ -107,7 +107,7 @@ def _operand(
   scale_shape = (batch, rows, k // format.block_size)
   global_scale = jax.ShapeDtypeStruct((), np.float32)
   return scaled_array.ScaledArray(
-    jax.ShapeDtypeStruct(shape, format.values_dtype),
+    jax.ShapeDtypeStruct(shape, format.array_dtype),
     jax.ShapeDtypeStruct(scale_shape, format.scale_dtype),
     global_scale if format.has_global_scale else None,
     format,

@@ -233,7 +233,7 @@ def info() -> str:
   for name, backend in backends.BACKENDS.items():
     # Formats that get the same answer share a line.
     answers: dict[str, list[str]] = {}
-    for format in formats.FORMATS:
+    for format in formats.KNOWN:
       refusal = backend.supports(_sample_problem(format), target)
       answer = "serves" if refusal is None else f"no: {refusal.reason}"
       answers.setdefault(answer, []).append(format.name)
@@ -250,7 +250,7 @@ def _version(package: str) -> str:
 
 
 def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:
-  operand = problems.OperandProblem(format=format, dtype=format.values_dtype)
+  operand = problems.OperandProblem(format=format, dtype=format.array_dtype)
   return problems.DotProblem(
     batch=1,
     m=128,

@@ -150,7 +150,10 @@ class InfoTest(absltest.TestCase):
     self.assertIn(f"target: {jp.detect_target()}", text)
     for name in ("xla", "cpu", "cudnn", "triton"):
       self.assertRegex(text, rf"\n  {name}: .*mxfp8.*: (serves|no: .+)")
-    self.assertIn("xla: mxfp8, mxfp8_e5m2, mxfp4, nvfp4: serves", text)
+    self.assertIn(
+      "xla: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3, mxfp6_e3m2: serves",
+      text,
+    )
 
 
 class ExplainModuleTest(parameterized.TestCase):

@@ -478,9 +478,8 @@ class IdempotenceTest(parameterized.TestCase):
     f = jitted(format)
     once = f(self.blocks(format))
     twice = f(dequantize(once))
-    largest = np.abs(np.asarray(once.unpack().values).astype(np.float64)).max(
-      -1
-    )
+    values = as_codes(once.unpack().values).view(format.values_dtype)
+    largest = np.abs(values.astype(np.float64)).max(-1)
     halved = largest == VALUES[format][0].max / 2
     self.assertTrue(halved.any())
     self.assertTrue((~halved).any())

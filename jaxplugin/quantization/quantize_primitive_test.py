@@ -65,14 +65,14 @@ def random_shape(rng, format):
 @quantization_lowerings.needs_library
 class BitwiseTest(parameterized.TestCase):
   @parameterized.product(
-    format=formats.FORMATS,
+    format=formats.KNOWN,
     kind=("bits", "subnormals", "zeros", "binades"),
     scale_rounding=("up", "floor"),
   )
   def test_quantize_gives_the_same_bits_for_random_arrays(
     self, format, kind, scale_rounding
   ):
-    rng = np.random.default_rng([8, formats.FORMATS.index(format), len(kind)])
+    rng = np.random.default_rng([8, formats.KNOWN.index(format), len(kind)])
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
       shape, axis = random_shape(rng, format)
       with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +125,7 @@ class BitwiseTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-    format=formats.FORMATS,
+    format=formats.KNOWN,
     dtype=("float32", "bfloat16", "float16"),
     global_scale=(None, 0.37, 1e-3, "leading"),
   )
@@ -138,7 +138,7 @@ class BitwiseTest(parameterized.TestCase):
     if global_scale == "leading":
       global_scale = jnp.asarray([0.5, 3.0, 1e-3], jnp.float32)
     x = scaled_array.ScaledArray(
-      jnp.asarray(values.view(format.values_dtype)),
+      jnp.asarray(values.view(format.array_dtype)),
       jnp.asarray(scale.astype(np.uint8).view(format.scale_dtype)),
       global_scale,
       format,
@@ -180,7 +180,7 @@ class BitwiseTest(parameterized.TestCase):
   def test_calls_from_many_threads_give_the_same_bits(self):
     rng = np.random.default_rng(12)
     calls = []
-    for format in formats.FORMATS:
+    for format in formats.KNOWN:
       x = random_floats(rng, (40, 4096), "binades")
       function = jax.jit(
         lambda x, f=format: (
@@ -223,7 +223,7 @@ class LoweringTest(parameterized.TestCase):
     self.assertEqual("custom_call @jaxplugin" in text, any(expected))
 
   @quantization_lowerings.needs_library
-  @parameterized.parameters(*formats.FORMATS)
+  @parameterized.parameters(*formats.KNOWN)
   def test_module_for_a_cpu_calls_both(self, format):
     self.assert_calls(quantization_lowerings.round_trip(format), (1, 1))
     self.assert_calls(

@@ -61,10 +61,9 @@ def _problem_gate(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   for side in (problem.lhs, problem.rhs):
-    if side.format is not None and not side.format.is_standard:
+    if side.format is not None and not side.format.is_known:
       return decisions.Unsupported(
-        f"serves {', '.join(f.name for f in formats.FORMATS)} and plain floats,"
-        f" got {side.format}"
+        f"serves {formats.known_names()} and plain floats, got {side.format}"
       )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")

@@ -55,7 +55,11 @@ _FORMATS: Final = {
   formats.MXFP8_E5M2: 1,
   formats.MXFP4: 2,
   formats.NVFP4: 3,
+  formats.MXFP6_E2M3: 4,
+  formats.MXFP6_E3M2: 5,
 }
+# Of values that are bytes; others are what their dtype says.
+_ELEMENTS: Final = {formats.E2M3: 1, formats.E3M2: 2}
 _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
 # The dtypes of floats that the kernels read and write.
@@ -99,12 +103,13 @@ def supports_quantize(
   if len(problem.blockings) != 1:
     return decisions.Unsupported("kernels quantize along one axis at a time")
   (single,) = problem.each()
-  # Along another axis a kernel needs x transposed: for FP8 that costs more than
-  # is won.
+  # Along another axis a kernel needs x transposed: where operations make a code
+  # a byte that costs more than is won.
   is_last = single.blockings[0].axis() == len(single.shape) - 1
   if not (is_last or problem.format.is_fp4):
     return decisions.Unsupported(
-      "kernels are slower for FP8 along another axis than the last"
+      f"kernels are slower for FP{problem.format.value_bits} along another"
+      " axis than the last"
     )
   return None
 
@@ -197,13 +202,17 @@ def dequantize(
   is_fused = factor is None or factor.ndim == 0
   dtype = problem.out_dtype if is_fused else np.dtype(np.float32)
   rows = values.reshape(-1, values.shape[-1])
+  attributes = {"block_size": np.int64(problem.format.block_size)}
+  if problem.format.values_dtype in _ELEMENTS:
+    element = _ELEMENTS[problem.format.values_dtype]
+    attributes["element"] = np.int64(element)
   result = jax.ffi.ffi_call(
     _DEQUANTIZE, jax.ShapeDtypeStruct((rows.shape[0], k), dtype)
   )(
     rows,
     scale.reshape(-1, scale.shape[-1]),
     _or_absent(factor if is_fused else None),
-    block_size=np.int64(problem.format.block_size),
+    **attributes,
     isa=np.int64(_BEST_ISA),
   ).reshape(*lead, k)
   if factor is None or is_fused:
