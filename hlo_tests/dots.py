@@ -44,11 +44,11 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
 from jaxplugin.dot import problems
+from jaxplugin.dot import sides
 from jaxplugin.explanation import deviceless
 
-FLOATS: Final = tuple(dtype.name for dtype in call.PLAIN_DTYPES)
+FLOATS: Final = tuple(dtype.name for dtype in sides.PLAIN_DTYPES)
 FORMATS: Final = tuple(format.name for format in formats.FORMATS)
 _BATCH: Final = "b"
 _MESH_AXES: Final = ("x", "y")

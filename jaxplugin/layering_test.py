@@ -33,10 +33,10 @@ STAGES = {
   ),
   "dot": (
     ("problems",),
-    ("call",),
-    ("call_rules", "global_scales"),
-    ("reference",),
-    ("canonical",),
+    ("sides",),
+    ("calls", "reference"),
+    ("epilogue", "rules"),
+    ("backends.dense",),
     tuple(
       f"backends.{x}" for x in ("cpu", "cudnn", "size_rules", "triton", "xla")
     ),

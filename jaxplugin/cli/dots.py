@@ -16,7 +16,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.cli import arguments
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import call
+from jaxplugin.dot import sides
 from jaxplugin.explanation import diagnostics
 from jaxplugin.explanation import report
 
@@ -29,7 +29,7 @@ def add_arguments(
 ) -> None:
   """The arguments that describe one dot, of sizes from `least` on."""
   names = [format.name for format in formats.KNOWN]
-  plain = [dtype.name for dtype in call.PLAIN_DTYPES]
+  plain = [dtype.name for dtype in sides.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
     command.add_argument(
       f"--{side}",
@@ -97,7 +97,7 @@ def _operand(
 ) -> scaled_array.ScaledArray | jax.ShapeDtypeStruct:
   """An abstract operand of shape (batch, rows, k)."""
   shape = (batch, rows, k)
-  if name in [dtype.name for dtype in call.PLAIN_DTYPES]:
+  if name in [dtype.name for dtype in sides.PLAIN_DTYPES]:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(name))
   format = formats.by_name(name)
   if k % format.block_size:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,15 +15,15 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.core import targets as target_lib
+from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
-from jaxplugin.dot import call_rules
-from jaxplugin.dot import global_scales
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
-from jaxplugin.dot import reference
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
 from jaxplugin.jaxext import jax_private
 
@@ -132,51 +131,42 @@ def block_scaled_dot(
       activation=activation,
       implementation=implementation,
     )
-  lhs, lhs_scale, lhs_operand, lhs_global = _resolve_operand(
-    "lhs", lhs, lhs_scale
+  lhs_side = _side_of("lhs", lhs, lhs_scale)
+  rhs_side = _side_of("rhs", rhs, rhs_scale)
+  contracting, batch = rules.canonical_dimension_numbers(
+    dimension_numbers, lhs_side.ndim, rhs_side.ndim
   )
-  rhs, rhs_scale, rhs_operand, rhs_global = _resolve_operand(
-    "rhs", rhs, rhs_scale
-  )
-  numbers = call.canonical_dimension_numbers(
-    dimension_numbers, lhs.ndim, rhs.ndim
-  )
-  _validate_block_size(block_size, lhs_operand, rhs_operand)
+  lhs_side = lhs_side.replace(contracting=contracting[0], batch=batch[0])
+  rhs_side = rhs_side.replace(contracting=contracting[1], batch=batch[1])
+  _validate_block_size(block_size, lhs_side, rhs_side)
   padded = block_size is not None
-  lhs_operand = _with_axis(
-    "lhs", lhs_operand, lhs, lhs_scale, numbers[0][0], padded
-  )
-  rhs_operand = _with_axis(
-    "rhs", rhs_operand, rhs, rhs_scale, numbers[0][1], padded
-  )
-  if lhs_operand.format is None and rhs_operand.format is None:
+  lhs_side = _with_axis(lhs_side, padded)
+  rhs_side = _with_axis(rhs_side, padded)
+  if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
-      f"{call.WHO}: lhs or rhs must be quantized, got plain {lhs.dtype} and"
-      f" {rhs.dtype}; quantize one, or call jax.lax.dot_general"
+      f"{sides.WHO}: lhs or rhs must be quantized, got plain"
+      f" {lhs_side.values.dtype} and {rhs_side.values.dtype}; quantize one, or"
+      " call jax.lax.dot_general"
     )
   backends.validate_name(implementation)
   if activation is not None and activation not in problems.ACTIVATIONS:
     raise ValueError(
-      f"{call.WHO}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {activation!r}"
+      f"{sides.WHO}: activation must be None or one of {problems.ACTIVATIONS},"
+      f" got {activation!r}"
     )
-  config = call.DotConfig(
-    dimension_numbers=numbers,
-    lhs=lhs_operand,
-    rhs=rhs_operand,
+  call = calls.Call(
+    lhs=lhs_side,
+    rhs=rhs_side,
     preferred_element_type=_result_dtype(preferred_element_type),
-    highest_precision=call.canonical_precision(precision),
+    highest_precision=rules.canonical_precision(precision),
     activation=activation,
     implementation=implementation,
     padded_scales=padded,
   )
-  operands = call.Operands(lhs, rhs, lhs_scale, rhs_scale)
-  call_rules.validate_operands(config, operands)
-  _reject_negative_scale("lhs", lhs_operand, lhs, lhs_scale)
-  _reject_negative_scale("rhs", rhs_operand, rhs, rhs_scale)
-  return _bind_with_epilogue(
-    config, operands, (lhs_global, rhs_global), global_scale, bias, residual
-  )
+  rules.validate_sides(call)
+  for side in (lhs_side, rhs_side):
+    _reject_negative_scale(side)
+  return _bind_with_epilogue(call, global_scale, bias, residual)
 
 
 def _straight_through(
@@ -198,7 +188,7 @@ def _straight_through(
     if name == "global_scale":
       x = _explicit_global_scale(x)
     arrays.append(x if x is None else _array(name, x))
-  numbers = call.canonical_dimension_numbers(
+  numbers = rules.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
   leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
@@ -217,100 +207,87 @@ def _straight_through(
 
 
 def _bind_with_epilogue(
-  config: call.DotConfig,
-  operands: call.Operands,
-  operand_globals: tuple[Any, Any],
-  global_scale: Any,
-  bias: Any,
-  residual: Any,
+  call: calls.Call, global_scale: Any, bias: Any, residual: Any
 ) -> jax.Array:
   """Brings global scales, bias and residual to the result's rank, and binds."""
-  shape = call.result_shape(config, operands)
-  lhs_free = call.lhs_free(config, operands.lhs.ndim)
-  rhs_free = call.rhs_free(config, operands.rhs.ndim)
-  num_batch = len(config.lhs_batch)
-  scales = []
-  for side, scale, batch, free, offset in (
-    ("lhs", operand_globals[0], config.lhs_batch, lhs_free, num_batch),
-    (
-      "rhs",
-      operand_globals[1],
-      config.rhs_batch,
-      rhs_free,
-      num_batch + len(lhs_free),
-    ),
-  ):
-    positions = {d: i for i, d in enumerate(batch)}
-    positions |= {d: i + offset for i, d in enumerate(free)}
-    scales.append(global_scales.of_operand(side, scale, positions, len(shape)))
-  scales.append(_explicit_global_scale(global_scale))
-  factor, power = global_scales.product([s for s in scales if s is not None])
+  shape = call.shape
+  factor, power = epilogue.product(_global_scales(call, global_scale))
   if bias is not None:
     bias = _float_operand("bias", bias)
-    bias = _expand_bias(bias, shape, len(rhs_free))
+    bias = _expand_bias(bias, shape, len(call.rhs.free))
   if residual is not None:
     residual = _float_operand("residual", residual)
     if tuple(residual.shape) != shape:
       raise TypeError(
-        f"{call.WHO}: residual must have the result's shape {shape}, got"
+        f"{sides.WHO}: residual must have the result's shape {shape}, got"
         f" {tuple(residual.shape)}"
       )
-  config = config.replace(
-    has_global_scale=factor is not None,
-    has_global_power=power is not None,
-    has_bias=bias is not None,
-    has_residual=residual is not None,
-  )
-  operands = operands._replace(
+  call = call.replace(
+    lhs=call.lhs.replace(global_scale=None),
+    rhs=call.rhs.replace(global_scale=None),
     global_scale=factor,
     global_power=power,
     bias=bias,
     residual=residual,
   )
-  operands = call.Operands.unflatten(config, vary_alike(operands.flatten()))
-  call_rules.validate_epilogue(config, operands)
-  _validate_implementation(config, operands)
-  result = primitive.bind(operands, config, target_lib.overriding_target())
+  call = call.form().filled(vary_alike(call.flatten()))
+  rules.validate_epilogue(call)
+  _validate_implementation(call)
+  result = primitive.bind(call, targets.overriding_target())
   if guards.is_on():
-    guards.check(result, operands, config)
+    guards.check(result, call)
   return result
 
 
-def _resolve_operand(
-  side: str, operand: Any, scale: Any
-) -> tuple[Any, Any, call.OperandConfig, Any]:
-  """Returns values, scale, a config without axis, and the global scale."""
+def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
+  """Those of both sides and the explicit one, at the result's dimensions."""
+  scales = []
+  offset = len(call.lhs.batch)
+  for side in (call.lhs, call.rhs):
+    positions = {d: i for i, d in enumerate(side.batch)}
+    positions |= {d: i + offset for i, d in enumerate(side.free)}
+    offset += len(side.free)
+    scales.append(epilogue.global_scale_of(side, positions, len(call.shape)))
+  scales.append(_explicit_global_scale(explicit))
+  return [scale for scale in scales if scale is not None]
+
+
+def _side_of(name: str, operand: Any, scale: Any) -> sides.Side:
+  """The side of an argument, without its dimensions."""
   if isinstance(operand, scaled_array.ScaledArray):
     if scale is not None:
       raise TypeError(
-        f"{call.WHO}: {side} is a ScaledArray, which has its own scale;"
-        f" {side}_scale must be None"
+        f"{sides.WHO}: {name} is a ScaledArray, which has its own scale;"
+        f" {name}_scale must be None"
       )
-    scaled_array.require_numbers(call.WHO, side, operand)
-    scaled_array.require_global_scale(f"{call.WHO}: {side}", operand)
+    scaled_array.require_numbers(sides.WHO, name, operand)
+    scaled_array.require_global_scale(f"{sides.WHO}: {name}", operand)
     operand = operand.to_floats()
     # Shapes do not tell the blocked axis of an operand that is empty in k.
     is_known = operand.scale_layout != layouts.LINEAR or (
       tuple(operand.values.shape) != tuple(operand.scale.shape)
     )
-    config = call.OperandConfig(
+    return sides.Side(
+      name=name,
+      values=operand.values,
+      scale=operand.scale,
+      global_scale=operand.global_scale,
       format=operand.format,
       axis=operand.axis if is_known else None,
       scale_layout=operand.scale_layout,
     )
-    return operand.values, operand.scale, config, operand.global_scale
-  values = _array(side, operand)
+  values = _array(name, operand)
   if scale is None:
-    return values, None, call.OperandConfig(), None
-  scale = _array(f"{side}_scale", scale)
+    return sides.Side(name=name, values=values)
+  scale = _array(f"{name}_scale", scale)
   format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
   if format is None:
     raise TypeError(
-      f"{call.WHO}: {side} {values.dtype} with {side}_scale {scale.dtype} is no"
-      f" block format; known ones: {formats.pairs_table()}"
-      f"{_view_remedy(side, scale.dtype)}"
+      f"{sides.WHO}: {name} {values.dtype} with {name}_scale {scale.dtype} is"
+      f" no block format; known ones: {formats.pairs_table()}"
+      f"{_view_remedy(name, scale.dtype)}"
     )
-  return values, scale, call.OperandConfig(format=format), None
+  return sides.Side(name=name, values=values, scale=scale, format=format)
 
 
 def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
@@ -327,13 +304,13 @@ def _array(name: str, x: Any) -> jax.Array:
   is_array = hasattr(x, "shape") and hasattr(x, "dtype")
   if isinstance(x, scaled_array.ScaledArray):
     raise TypeError(
-      f"{call.WHO}: {name} must be a plain array, got {x!r}; dequantize it"
+      f"{sides.WHO}: {name} must be a plain array, got {x!r}; dequantize it"
     )
   if not is_array and not isinstance(x, (int, float, list)):
     raise TypeError(
-      f"{call.WHO}: {name} must be an array, got {type(x).__name__}"
+      f"{sides.WHO}: {name} must be an array, got {type(x).__name__}"
     )
-  return scaled_array.as_array(call.WHO, name, x)
+  return scaled_array.as_array(sides.WHO, name, x)
 
 
 def as_operand(name: str, x: Any) -> Any:
@@ -341,60 +318,52 @@ def as_operand(name: str, x: Any) -> Any:
   return x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
 
 
-def _with_axis(
-  side: str,
-  operand: call.OperandConfig,
-  values: Any,
-  scale: Any,
-  contracting: call.Dims,
-  padded: bool,
-) -> call.OperandConfig:
+def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
   """Fills in a blocked dimension that is not known: a contracting one."""
-  if operand.format is None or operand.axis is not None:
-    return operand
-  call_rules.validate_values(side, operand, values)
+  if side.format is None or side.axis is not None:
+    return side
+  rules.validate_values(side)
+  values, scale, name = side.values, side.scale, side.name
   if scale.ndim != values.ndim:
     raise TypeError(
-      f"{call.WHO}: {side}_scale must have the rank of {side}, got"
-      f" {side}_scale {tuple(scale.shape)} for {side} {tuple(values.shape)}"
+      f"{sides.WHO}: {name}_scale must have the rank of {name}, got"
+      f" {name}_scale {tuple(scale.shape)} for {name} {tuple(values.shape)}"
     )
 
-  def fits(config: call.OperandConfig) -> bool:
-    shape = call.operand_shape(config, values)
-    pairs = zip(scale.shape, call.scale_shape(config, shape), strict=True)
+  def fits(side: sides.Side) -> bool:
+    pairs = zip(scale.shape, side.scale_shape, strict=True)
     return all(h >= n if padded else h == n for h, n in pairs)
 
+  contracting = side.contracting
   in_range = [d for d in dict.fromkeys(contracting) if 0 <= d < values.ndim]
-  candidates = [
-    dataclasses.replace(operand, axis=d) for d in in_range or [values.ndim - 1]
-  ]
+  candidates = [side.replace(axis=d) for d in in_range or [values.ndim - 1]]
   fitting = candidates
   if len(candidates) > 1:
-    fitting = [config for config in candidates if fits(config)]
+    fitting = [candidate for candidate in candidates if fits(candidate)]
   if len(fitting) > 1 and 0 not in values.shape:
     raise TypeError(
-      f"{call.WHO}: {side}_scale {tuple(scale.shape)} fits blocks along several"
-      f" contracting dimensions {contracting} of {side} {tuple(values.shape)};"
-      " reshape them into one"
+      f"{sides.WHO}: {name}_scale {tuple(scale.shape)} fits blocks along"
+      f" several contracting dimensions {contracting} of {name}"
+      f" {tuple(values.shape)}; reshape them into one"
     )
   return (fitting or candidates)[-1]
 
 
 def _validate_block_size(
   block_size: int | tuple[int, int] | None,
-  lhs: call.OperandConfig,
-  rhs: call.OperandConfig,
+  lhs: sides.Side,
+  rhs: sides.Side,
 ) -> None:
   if block_size is None:
     return
   sizes: tuple[Any, Any] = (block_size, block_size)
   if isinstance(block_size, tuple) and len(block_size) == 2:
     sizes = block_size
-  for side, operand, size in (("lhs", lhs, sizes[0]), ("rhs", rhs, sizes[1])):
-    if operand.format is not None and operand.format.block_size != size:
+  for side, size in ((lhs, sizes[0]), (rhs, sizes[1])):
+    if side.format is not None and side.format.block_size != size:
       raise ValueError(
-        f"{call.WHO}: block_size must be {operand.format.block_size} for"
-        f" {side} of {operand.format}, got {block_size!r}"
+        f"{sides.WHO}: block_size must be {side.format.block_size} for"
+        f" {side.name} of {side.format}, got {block_size!r}"
       )
 
 
@@ -403,28 +372,27 @@ def _result_dtype(dtype: Any) -> np.dtype:
     result = np.dtype(jnp.float32 if dtype is None else dtype)
   except TypeError:
     raise TypeError(
-      f"{call.WHO}: preferred_element_type must be float32, bfloat16 or"
+      f"{sides.WHO}: preferred_element_type must be float32, bfloat16 or"
       f" float16, got {dtype!r}"
     ) from None
   return result
 
 
-def _reject_negative_scale(
-  side: str, operand: call.OperandConfig, values: Any, scale: Any
-) -> None:
+def _reject_negative_scale(side: sides.Side) -> None:
   """Refuses negative NVFP4 scales, where they are known; padding may be any."""
-  if operand.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
+  scale = side.scale
+  if side.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
     return
   if not getattr(scale, "is_fully_addressable", True):
     return
   if not scale_signs.has_negative_code(scale):
     return
-  exact = np.asarray(reference.exact_scale(operand, values, scale))
+  exact = np.asarray(side.linear_scale())
   negative = np.argwhere(scale_signs.negative_codes(exact))
   if len(negative):
     where = tuple(int(i) for i in negative[0])
     raise ValueError(
-      f"{call.WHO}: {side}_scale of {operand.format} must not be negative"
+      f"{sides.WHO}: {side.name}_scale of {side.format} must not be negative"
       f" (Blackwell ignores the sign bit), got {exact[where]} at {where}"
     )
 
@@ -436,7 +404,7 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
     global_scale = _array("global_scale", global_scale)
     if global_scale.dtype != np.float32:
       raise TypeError(
-        f"{call.WHO}: global_scale must be float32, got {global_scale.dtype};"
+        f"{sides.WHO}: global_scale must be float32, got {global_scale.dtype};"
         " cast it"
       )
   result = jnp.asarray(global_scale, jnp.float32)
@@ -445,9 +413,9 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
 
 def _float_operand(name: str, x: Any) -> jax.Array:
   x = _array(name, x)
-  if x.dtype not in call.PLAIN_DTYPES:
+  if x.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(
-      f"{call.WHO}: {name} must be float32, bfloat16 or float16, got {x.dtype}"
+      f"{sides.WHO}: {name} must be float32, bfloat16 or float16, got {x.dtype}"
     )
   return x
 
@@ -458,7 +426,7 @@ def _expand_bias(
   columns = shape[len(shape) - num_n :]
   if tuple(bias.shape) not in (columns, columns[-1:]):
     raise TypeError(
-      f"{call.WHO}: bias must have the shape {columns} of the result's"
+      f"{sides.WHO}: bias must have the shape {columns} of the result's"
       f" dimensions that come from rhs, got {tuple(bias.shape)}"
     )
   return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))
@@ -474,19 +442,16 @@ def vary_alike(flat: list[jax.Array]) -> list[jax.Array]:
   ]
 
 
-def _validate_implementation(
-  config: call.DotConfig, operands: call.Operands
-) -> None:
+def _validate_implementation(call: calls.Call) -> None:
   """Refuses, while tracing, an implementation that no device here can run."""
-  if config.implementation is None:
+  if call.implementation is None:
     return
-  problem = call.problem_of(config, operands)
-  override = target_lib.overriding_target()
-  targets = [override] if override else target_lib.local_targets()
+  problem = call.problem()
+  override = targets.overriding_target()
   refused = None
-  for target in targets:
+  for target in [override] if override else targets.local_targets():
     try:
-      backends.choose(problem, target, config.implementation)
+      backends.choose(problem, target, call.implementation)
     except NotImplementedError as error:
       refused = refused or error
     else:

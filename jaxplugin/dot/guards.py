@@ -26,13 +26,13 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from jaxplugin.core import targets as target_lib
+from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
-from jaxplugin.dot import canonical
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
+from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
-from jaxplugin.quantization import operations
 
 # How far an activation may be off in relation to its result: 16 roundings of
 # f32.
@@ -140,21 +140,15 @@ def is_on() -> bool:
   return _is_on.value
 
 
-def check(
-  result: jax.Array, operands: call.Operands, config: call.DotConfig
-) -> None:
-  """Adds the check of a dot's result to what is being traced.
-
-  Args:
-    result: of the dot.
-    operands, config: of the dot.
-  """
+def check(result: jax.Array, call: calls.Call) -> None:
+  """Adds the check of a call's result to what is being traced."""
   if 0 in result.shape:
     return
-  report = functools.partial(_report, _describe(result, operands, config))
+  form = call.form()
+  report = functools.partial(_report, _describe(result, call))
 
   def explain(result: jax.Array, flat: list[jax.Array]) -> None:
-    function = functools.partial(_unexplained, config)
+    function = functools.partial(_unexplained, form)
     mesh = jax.typeof(result).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
       # Sums and slices across devices: the partitioner's, as anywhere else.
@@ -167,7 +161,7 @@ def check(
     lambda result, flat: None,
     explain,
     result,
-    operands.flatten(),
+    call.flatten(),
   )
 
 
@@ -185,33 +179,31 @@ class _Found(NamedTuple):
 
 
 def _unexplained(
-  config: call.DotConfig, result: jax.Array, flat: list[jax.Array]
+  form: calls.Call, result: jax.Array, flat: list[jax.Array]
 ) -> _Found:
   """The elements of a result that are not finite for no reason."""
-  operands, config = canonical.in_usual_order(
-    call.Operands.unflatten(config, flat), config
-  )
-  f32_config = config.replace(preferred_element_type=np.dtype(np.float32))
-  lhs = _floats(config.lhs, operands.lhs, operands.lhs_scale)
-  rhs = _floats(config.rhs, operands.rhs, operands.rhs_scale)
+  call = form.filled(flat).in_usual_order()
+  in_f32 = call.replace(preferred_element_type=np.dtype(np.float32))
+  lhs = call.lhs.dequantized().astype(jnp.float32)
+  rhs = call.rhs.dequantized().astype(jnp.float32)
   multiply = functools.partial(
     reference.plain_dot,
-    dimension_numbers=config.dimension_numbers,
+    dimension_numbers=call.dimension_numbers,
     dtype=jnp.float32,
   )
-  expected = reference.apply_epilogue(multiply(lhs, rhs), operands, f32_config)
+  expected = epilogue.apply(multiply(lhs, rhs), in_f32)
   # Of one that overflows the error is infinite: sums in another order may have
   # overflowed on the way.
   magnitude = multiply(jnp.abs(lhs), jnp.abs(rhs))
-  if operands.global_scale is not None:
-    factor = jnp.abs(operands.global_scale)
-    if operands.global_power is not None:
-      factor = factor * operands.global_power
+  if call.global_scale is not None:
+    factor = jnp.abs(call.global_scale)
+    if call.global_power is not None:
+      factor = factor * call.global_power
     magnitude = magnitude * jnp.maximum(factor, 1)
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
-  relative = _relative_error(config.preferred_element_type)
+  relative = _relative_error(call.preferred_element_type)
   bound = jnp.abs(expected) * (1 + relative) + error
-  is_explained = ~(bound < _overflow(config.preferred_element_type))
+  is_explained = ~(bound < _overflow(call.preferred_element_type))
   is_bad = ~jnp.isfinite(result) & ~is_explained
   index = _first(is_bad)
   at_index = lambda x: lax.dynamic_slice(x, index, (1,) * x.ndim).reshape(())
@@ -220,18 +212,6 @@ def _unexplained(
     index=jnp.stack(index) if index else jnp.zeros((0,), jnp.int32),
     actual=at_index(result).astype(jnp.float32),
     expected=at_index(expected),
-  )
-
-
-def _floats(
-  operand: call.OperandConfig, values: jax.Array, scale: jax.Array | None
-) -> jax.Array:
-  if operand.format is None:
-    return values.astype(jnp.float32)
-  assert operand.axis is not None and scale is not None
-  scale = reference.exact_scale(operand, values, scale)
-  return operations.dequantize_raw(
-    values, scale, operand.format, axis=operand.axis
   )
 
 
@@ -271,7 +251,7 @@ def _report(
     return
   where = tuple(int(i) for i in np.asarray(index))
   error = NonFiniteError(
-    f"{call.WHO}: {int(count)} of the result's elements are NaN or Inf without"
+    f"{sides.WHO}: {int(count)} of the result's elements are NaN or Inf without"
     f" a cause in the operands; the first is {float(actual)} at {where}, where"
     f" the reference has {float(expected)}\n{description}"
   )
@@ -281,40 +261,35 @@ def _report(
   raise error
 
 
-def _describe(
-  result: jax.Array, operands: call.Operands, config: call.DotConfig
-) -> str:
+def _describe(result: jax.Array, call: calls.Call) -> str:
   """The call: where it is in the program, its arrays, and what computes it."""
-  problem = call.problem_of(config, operands)
   arrays = ", ".join(
     f"{name} {x.dtype.name}[{', '.join(map(str, x.shape))}]"
-    for name, x in operands._asdict().items()
-    if x is not None
+    for name, x in call.arrays().items()
   )
   lines = [
     f"  call: {jax_private.user_frame() or 'not known'}",
     f"  name scope: {jax_private.name_scope() or 'none'}",
-    f"  problem: {problem}, result {tuple(result.shape)}",
+    f"  problem: {call.problem()}, result {tuple(result.shape)}",
     f"  operands: {arrays}",
-    f"  implementation: {_implementation(config, operands)}",
+    f"  implementation: {_implementation(call)}",
     '  Compute it with implementation="xla" to go on, and please report it.',
   ]
   return "\n".join(lines)
 
 
-def _implementation(config: call.DotConfig, operands: call.Operands) -> str:
+def _implementation(call: calls.Call) -> str:
   """What is chosen where this is traced for; only lowering knows for certain.
 
   One that is forced may serve on another of the local targets only.
   """
-  problem = call.problem_of(config, operands)
-  override = target_lib.overriding_target()
-  targets = [override] if override else target_lib.local_targets()
-  for target in targets:
-    if config.implementation is not None and (
-      backends.BACKENDS[config.implementation].supports(problem, target)
+  problem = call.problem()
+  override = targets.overriding_target()
+  for target in [override] if override else targets.local_targets():
+    if call.implementation is not None and (
+      backends.BACKENDS[call.implementation].supports(problem, target)
     ):
       continue
-    decision = backends.choose(problem, target, config.implementation)
+    decision = backends.choose(problem, target, call.implementation)
     return f"{decision.implementation}, as decided for {target}"
-  return str(config.implementation)
+  return str(call.implementation)

@@ -168,8 +168,8 @@ class FiresTest(GuardsTestCase):
     a = rng.normal(size=(M, K)).astype(np.float32)
     b = rng.normal(size=(K, N)).astype(np.float32)
 
-    def wrong_in_one(operands, config, problem, target):
-      result = XLA.emit(operands, config, problem, target)
+    def wrong_in_one(call, problem, target):
+      result = XLA.emit(call, problem, target)
       # The product that makes the gradient of `a` alone has this shape.
       is_dgrad = result.shape == (M, K)
       return result.at[1, 2].set(np.nan) if is_dgrad else result

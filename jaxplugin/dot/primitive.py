@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot_p`: the primitive, and its rules for JAX.
 
-Operands are those of `call.Operands` that are present, in order. Parameters:
+Its operands are the arrays of a `Call`, in the order of `calls.ARRAYS`.
+Parameters:
 
-  config: `call.DotConfig`, everything about the call that is not an array.
+  call: the `Call.form`, everything about the call that is not an array.
   target: the `Target` of an enclosing `use_target`, or None.
 
 The primitive keeps general dimension numbers, so batching only renumbers
@@ -15,12 +16,11 @@ values or only scales are mapped, the other is.)
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import jax
 import jax.numpy as jnp
-from jax import core
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import batching
@@ -30,10 +30,9 @@ from jax.sharding import NamedSharding
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
-from jaxplugin.dot import call_rules
-from jaxplugin.dot import canonical
-from jaxplugin.dot import reference
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
+from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.sharding import assigning
 from jaxplugin.dot.sharding import partitioning
@@ -46,59 +45,46 @@ PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 block_scaled_dot_p = extend_core.Primitive("block_scaled_dot")
 
 
-def bind(
-  operands: call.Operands,
-  config: call.DotConfig,
-  target: targets.Target | None,
-) -> jax.Array:
+def bind(call: calls.Call, target: targets.Target | None) -> jax.Array:
+  """The result of a call whose rules were checked (`rules`)."""
   return block_scaled_dot_p.bind(
-    *operands.flatten(), config=config, target=target
+    *call.flatten(), call=call.form(), target=target
   )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "target"))
-def _eager(*flat, config, target):
-  return block_scaled_dot_p.bind(*flat, config=config, target=target)
+@functools.partial(jax.jit, static_argnames=("call", "target"))
+def _eager(*flat, call, target):
+  return block_scaled_dot_p.bind(*flat, call=call, target=target)
 
 
-def _impl(*flat, config, target):
+def _impl(*flat, call, target):
   with jax.disable_jit(False):  # or `_eager` would come back here
-    return _eager(*flat, config=config, target=target)
+    return _eager(*flat, call=call, target=target)
 
 
-def _abstract_eval(*flat, config, target):
+def _abstract_eval(*flat, call, target):
   del target
-  operands = call.Operands.unflatten(config, flat)
-  call_rules.validate(config, operands)
-  shape = call.result_shape(config, operands)
-  return operands.lhs.update(
-    shape=shape,
-    dtype=config.preferred_element_type,
+  call = call.filled(flat)
+  return call.lhs.values.update(
+    shape=call.shape,
+    dtype=call.preferred_element_type,
     weak_type=False,
-    sharding=_result_sharding(config, operands, flat, len(shape)),
+    sharding=_result_sharding(call),
   )
 
 
-def _result_sharding(
-  config: call.DotConfig,
-  operands: call.Operands,
-  flat: Sequence[core.ShapedArray],
-  ndim: int,
-) -> NamedSharding:
+def _result_sharding(call: calls.Call) -> NamedSharding:
   """The result's sharding in its type (all of it under explicit axes only)."""
+  lhs, rhs = call.lhs.values, call.rhs.values
   mesh = next(
-    (a.sharding.mesh for a in flat if not a.sharding.mesh.empty),
-    operands.lhs.sharding.mesh,
+    (a.sharding.mesh for a in call.flatten() if not a.sharding.mesh.empty),
+    lhs.sharding.mesh,
   )
-  spec: mesh_axes.Spec = ((),) * ndim
+  spec: mesh_axes.Spec = ((),) * len(call.shape)
   if not mesh.empty:
     normalize = lambda x: mesh_axes.normalize_spec(x.sharding.spec, x.ndim)
     spec = assigning.result_spec(
-      config,
-      operands,
-      normalize(operands.lhs),
-      normalize(operands.rhs),
-      mesh.shape,
+      call, normalize(lhs), normalize(rhs), mesh.shape
     )
   return NamedSharding(mesh, mesh_axes.partition_spec(spec))
 
@@ -106,100 +92,81 @@ def _result_sharding(
 # Derivatives.
 
 
-def _jvp(primals, tangents, *, config, target):
+def _jvp(primals, tangents, *, call, target):
   return derivatives.jvp(
-    functools.partial(bind, target=target), primals, tangents, config
+    functools.partial(bind, target=target),
+    call.filled(primals),
+    call.named(tangents),
   )
 
 
-def _transpose(g, *flat, config, target):
+def _transpose(g, *flat, call, target):
   return derivatives.transpose(
-    functools.partial(bind, target=target), g, flat, config
+    functools.partial(bind, target=target), g, flat, call
   )
 
 
 # Batching.
 
 
-def _shift(dims: call.Dims, by_dim: int) -> call.Dims:
-  return tuple(d + by_dim for d in dims)
-
-
-def _batch(args, dims, *, config, target):
-  operands = call.Operands.unflatten(config, args)
-  mapped = call.Operands.unflatten(config, dims)
+def _batch(args, dims, *, call, target):
+  form, call = call, call.filled(args)
+  mapped = form.named(dims)
   size = next(
     x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
   )
-  lhs_is_mapped, operands = _batch_side("lhs", operands, mapped, size)
-  rhs_is_mapped, operands = _batch_side("rhs", operands, mapped, size)
+  lhs_is_mapped, lhs = _batch_side(call.lhs, mapped, size)
+  rhs_is_mapped, rhs = _batch_side(call.rhs, mapped, size)
   if not (lhs_is_mapped or rhs_is_mapped):
-    return _batch_epilogue(operands, mapped, config, target, size)
+    return _batch_epilogue(call, mapped, target, size)
 
-  (lhs_k, rhs_k), (lhs_batch, rhs_batch) = config.dimension_numbers
-  lhs_ndim = operands.lhs.ndim - lhs_is_mapped
-  num_batch, num_m = len(lhs_batch), len(call.lhs_free(config, lhs_ndim))
-  lhs_batch = _shift(lhs_batch, int(lhs_is_mapped))
-  rhs_batch = _shift(rhs_batch, int(rhs_is_mapped))
+  position = 0
   if lhs_is_mapped and rhs_is_mapped:
-    lhs_batch, rhs_batch = (0, *lhs_batch), (0, *rhs_batch)
-    position = 0
-  else:
+    lhs = lhs.replace(batch=(0, *lhs.batch))
+    rhs = rhs.replace(batch=(0, *rhs.batch))
+  elif lhs_is_mapped:
     # One side only: the mapped dimension joins its rows (or columns), and the
     # other side, a weight perhaps, stays as it is.
-    position = num_batch if lhs_is_mapped else num_batch + num_m
-  dimension_numbers = (
-    (_shift(lhs_k, int(lhs_is_mapped)), _shift(rhs_k, int(rhs_is_mapped))),
-    (lhs_batch, rhs_batch),
-  )
-  new_config = config.replace(
-    dimension_numbers=dimension_numbers,
-    lhs=_shift_axis(config.lhs, lhs_is_mapped),
-    rhs=_shift_axis(config.rhs, rhs_is_mapped),
-  )
-  ndim = len(call.result_shape(new_config, operands)) - 1
-  operands = operands._replace(
-    **_batched_epilogue_operands(operands, mapped, position, ndim)
-  )
-  return bind(operands, new_config, target), position
+    position = len(lhs.batch)
+  else:
+    position = len(lhs.batch) + len(lhs.free)
+  call = call.replace(lhs=lhs, rhs=rhs)
+  ndim = len(call.shape) - 1
+  changes = _batched_epilogue(call, mapped, position, ndim)
+  return bind(call.replace(**changes), target), position
 
 
 def _batch_side(
-  side: str, operands: call.Operands, mapped: call.Operands, size: int
-) -> tuple[bool, call.Operands]:
-  """Moves the mapped dimension of values and scale to the front."""
-  names = [side]
-  if getattr(operands, f"{side}_scale") is not None:
-    names.append(f"{side}_scale")
-  if all(getattr(mapped, name) is None for name in names):
-    return False, operands
-  return True, operands._replace(
-    **{
-      name: batching.bdim_at_front(
-        getattr(operands, name), getattr(mapped, name), size
-      )
-      for name in names
-    }
+  side: sides.Side, mapped: Mapping[str, int | None], size: int
+) -> tuple[bool, sides.Side]:
+  """Moves the mapped dimension of values and scale to the front.
+
+  What was a dimension before is one more then; the first one has no kind yet.
+  """
+  values_dim = mapped[side.name]
+  scale_dim = mapped.get(f"{side.name}_scale")
+  if values_dim is None and scale_dim is None:
+    return False, side
+  values = batching.bdim_at_front(side.values, values_dim, size)
+  scale = side.scale
+  if scale is not None:
+    scale = batching.bdim_at_front(scale, scale_dim, size)
+  return True, side.replace(
+    values=values,
+    scale=scale,
+    axis=None if side.axis is None else side.axis + 1,
+    contracting=tuple(d + 1 for d in side.contracting),
+    batch=tuple(d + 1 for d in side.batch),
   )
 
 
-def _shift_axis(operand: call.OperandConfig, is_mapped: bool):
-  if operand.axis is None or not is_mapped:
-    return operand
-  return call.OperandConfig(
-    format=operand.format,
-    axis=operand.axis + 1,
-    scale_layout=operand.scale_layout,
-  )
-
-
-def _batched_epilogue_operands(
-  operands: call.Operands, mapped: call.Operands, position: int, ndim: int
+def _batched_epilogue(
+  call: calls.Call, mapped: Mapping[str, int | None], position: int, ndim: int
 ) -> dict[str, jax.Array]:
   """Gives the epilogue's operands the result's new dimension at `position`."""
   changes = {}
   for name in ("global_scale", "global_power", "bias", "residual"):
-    operand, dim = getattr(operands, name), getattr(mapped, name)
+    operand, dim = getattr(call, name), mapped.get(name)
     if operand is None:
       continue
     # A global scale may be one number, whatever the rank of the result.
@@ -219,35 +186,29 @@ def _batched_epilogue_operands(
 
 
 def _batch_epilogue(
-  operands: call.Operands,
-  mapped: call.Operands,
-  config: call.DotConfig,
+  call: calls.Call,
+  mapped: Mapping[str, int | None],
   target: targets.Target | None,
   size: int,
 ) -> tuple[jax.Array, int]:
   """Neither side is mapped: one dot in f32, then the epilogue of each row."""
-  result = bind(
-    call.bare_operands(operands),
-    call.bare_config(config),
-    target,
-  )
-  changes = _batched_epilogue_operands(operands, mapped, 0, result.ndim)
+  result = bind(call.bare(), target)
+  changes = _batched_epilogue(call, mapped, 0, result.ndim)
   result = jnp.broadcast_to(result, (size, *result.shape))
-  operands = operands._replace(**changes)
-  return reference.apply_epilogue(result, operands, config), 0
+  return epilogue.apply(result, call.replace(**changes)), 0
 
 
 # Lowering.
 
 
-def _lower(ctx, *flat, config, target, platform=None):
+def _lower(ctx, *flat, call, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
   target = lowering.resolve_target(target, platform)
   is_export = ctx.module_context.lowering_parameters.for_export
   # A partitioner's callback cannot be exported.
   is_split = not is_export and lowering.is_partitioned(ctx)
   unportable = None
-  if is_export and config.implementation is None:
+  if is_export and call.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
     # does not take calls whose stability nobody guarantees.
     unportable = decisions.Unsupported("jax.export needs a portable module")
@@ -258,23 +219,21 @@ def _lower(ctx, *flat, config, target, platform=None):
       "inside a shard_map over some axes needs Shardy"
     )
 
-  def local(operands, config):
-    problem = call.problem_of(config, operands)
+  def local(call):
     decision = backends.choose(
-      problem, target, config.implementation, unportable=unportable
+      call.problem(), target, call.implementation, unportable=unportable
     )
-    return backends.emit(decision.implementation, operands, config, target)
+    return backends.emit(decision.implementation, call, target)
 
   def function(*flat):
-    operands = call.Operands.unflatten(config, flat)
-    if not is_split or not partitioning.can_partition(config, operands):
-      return local(operands, config)
-    # The partitioner traces `local_dot` again for each device's share.
-    operands, bytewise = canonical.with_bytes(operands, config)
-    exact, operands = partitioning.with_exact_scales(bytewise, operands)
-    parts = partitioning.to_bytes(exact, operands)
+    whole = call.filled(flat)
+    if not is_split or not partitioning.can_partition(whole):
+      return local(whole)
+    # The partitioner traces `local` again for each device's share.
+    exact = whole.with_bytes().with_linear_scales()
+    parts = partitioning.to_bytes(exact)
     abstract = functools.partial(bind, target=target)
-    return partitioning.partitioned(abstract, local, exact)(*parts)
+    return partitioning.partitioned(abstract, local, exact.form())(*parts)
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [

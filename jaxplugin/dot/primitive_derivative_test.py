@@ -21,7 +21,7 @@ from jax import lax
 from jax import test_util
 
 import jaxplugin as jp
-from jaxplugin.dot import call
+from jaxplugin.dot import rules
 from jaxplugin.testing import contract
 from jaxplugin.testing import transformations
 from jaxplugin.testing.dot_suite import dot_cases
@@ -82,7 +82,9 @@ class SideTest(parameterized.TestCase):
       f32 = [jnp.asarray(x, jnp.float32) for x in operands]
       f32[position] = x.astype(jnp.float32)
       ranks = [x.ndim for x in f32]
-      numbers = call.canonical_dimension_numbers(case.dimension_numbers, *ranks)
+      numbers = rules.canonical_dimension_numbers(
+        case.dimension_numbers, *ranks
+      )
       return lax.dot_general(*f32, numbers, precision="highest")
 
     # The quantized are arguments, as weights are.

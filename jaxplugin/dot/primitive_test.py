@@ -18,7 +18,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.dot import call
+from jaxplugin.dot import calls
 from jaxplugin.testing import transformations
 
 array = transformations.array
@@ -163,8 +163,8 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
       [v.aval.dtype for v in eqn.invars],
       [self.x.dtype, self.w.dtype, self.x.scale.dtype, self.w.scale.dtype],
     )
-    self.assertEqual(eqn.params["config"].lhs.format, jp.MXFP8)
-    self.assertIsInstance(eqn.params["config"], call.DotConfig)
+    self.assertEqual(eqn.params["call"].lhs.format, jp.MXFP8)
+    self.assertIsInstance(eqn.params["call"], calls.Call)
 
 
 class DerivativeTest(transformations.PrimitiveTestCase):

@@ -245,7 +245,7 @@ class VmapTest(transformations.PrimitiveTestCase):
     function = jax.vmap(jp.block_scaled_dot, in_axes=(0, None))
     (eqn,) = dots_of(jax.make_jaxpr(function)(x, w).jaxpr)
     self.assertEqual(
-      eqn.params["config"].dimension_numbers, (((2,), (1,)), ((), ()))
+      eqn.params["call"].dimension_numbers, (((2,), (1,)), ((), ()))
     )
     self.assertEqual(eqn.outvars[0].aval.shape, (7, 4, 6))
 

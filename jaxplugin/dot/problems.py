@@ -54,7 +54,7 @@ class DotProblem:
     lhs, rhs: the operands.
     out_dtype: dtype of the result.
     global_scale: "none", "scalar", or "array" (it varies over the result).
-    has_global_power: whether it comes as two factors (`global_scales`).
+    has_global_power: whether it comes as two factors (`epilogue`).
     highest_precision: whether precision="highest" was asked for.
     has_bias, activation, has_residual: the epilogue.
     num_contracting: number of contracting dimensions.

@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The meaning of a block-scaled dot, twice.
+"""The meaning of a block-scaled dot: what any implementation is held to.
 
-`oracle` states it in NumPy and f64, for tests and notebooks. `unfused` states
-it in plain JAX operations, for every backend: it is what the xla implementation
-emits, and what runs where no kernel serves.
+In NumPy and f64, for tests, notebooks and the benchmark; and the dot of plain
+operands in JAX operations, for derivatives and checks.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
-from jaxplugin.dot import call
-from jaxplugin.dot import global_scales
-from jaxplugin.dot import problems
-from jaxplugin.quantization import operations
+from jaxplugin.dot import sides
 
 # In units of sum(|a * b|), before the final cast: 16 roundings of f32.
 ERROR_BOUND: Final = 16 * 2.0**-24
@@ -74,7 +69,7 @@ def oracle_dequantize(
 def oracle_dot(
   lhs: np.ndarray,
   rhs: np.ndarray,
-  dimension_numbers: call.DimensionNumbers,
+  dimension_numbers: sides.DimensionNumbers,
 ) -> tuple[np.ndarray, np.ndarray]:
   """f64 dot of dequantized operands, and the same of their magnitudes.
 
@@ -85,9 +80,9 @@ def oracle_dot(
   (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = dimension_numbers
 
   def to_3d(
-    x: np.ndarray, contracting: call.Dims, batch: call.Dims
+    x: np.ndarray, contracting: sides.Dims, batch: sides.Dims
   ) -> tuple[np.ndarray, list[int], list[int]]:
-    free = call.free_dims(x.ndim, contracting, batch)
+    free = sides.free_dims(x.ndim, contracting, batch)
     kinds = [[x.shape[d] for d in dims] for dims in (batch, free, contracting)]
     flat = [int(np.prod(kind, dtype=np.int64)) for kind in kinds]
     x = x.transpose(*batch, *free, *contracting).reshape(flat)
@@ -102,17 +97,10 @@ def oracle_dot(
   return results[0].reshape(shape), results[1].reshape(shape)
 
 
-def exact_in_bf16(operand: call.OperandConfig, dtype: np.dtype) -> bool:
-  """Whether bf16 holds every value of the (dequantized) operand."""
-  if operand.format is None:
-    return dtype == formats.BF16
-  return operand.format.exact_in_bf16
-
-
 def plain_dot(
   lhs: jax.Array,
   rhs: jax.Array,
-  dimension_numbers: call.DimensionNumbers,
+  dimension_numbers: sides.DimensionNumbers,
   dtype: Any,
   precision: Any = None,
 ) -> jax.Array:
@@ -147,82 +135,3 @@ def plain_dot(
   else:
     result = in_f32(lhs, rhs)
   return result.astype(dtype)
-
-
-def unfused(
-  operands: call.Operands, config: call.DotConfig, operand_dtype: Any
-) -> jax.Array:
-  """Dequantizes both operands, multiplies, and applies the epilogue.
-
-  Args:
-    operands: the call's arrays.
-    config: its description.
-    operand_dtype: what the dot multiplies: bf16 where `exact_in_bf16` holds
-      for both operands, else f32. Accumulation is in f32 always.
-  """
-  lhs = _dequantized(config.lhs, operands.lhs, operands.lhs_scale)
-  rhs = _dequantized(config.rhs, operands.rhs, operands.rhs_scale)
-  # Without HIGHEST a GPU multiplies f32 in TF32 and a TPU in bf16.
-  precision = lax.Precision.HIGHEST
-  if operand_dtype == formats.BF16:
-    precision = lax.Precision.DEFAULT
-  result = lax.dot_general(
-    lhs.astype(operand_dtype),
-    rhs.astype(operand_dtype),
-    config.dimension_numbers,
-    precision=precision,
-    preferred_element_type=jnp.float32,
-  )
-  return apply_epilogue(result, operands, config)
-
-
-def _dequantized(
-  operand: call.OperandConfig, values: jax.Array, scale: jax.Array | None
-) -> jax.Array:
-  if operand.format is None:
-    return values
-  assert operand.axis is not None and scale is not None
-  scale = exact_scale(operand, values, scale)
-  return operations.dequantize_raw(
-    values, scale, operand.format, axis=operand.axis
-  )
-
-
-def exact_scale(
-  operand: call.OperandConfig, values: jax.Array, scale: jax.Array
-) -> jax.Array:
-  """The linear scale without padding, whatever layout it came in."""
-  shape = call.scale_shape(operand, call.operand_shape(operand, values))
-  if operand.scale_layout == layouts.SWIZZLED:
-    return layouts.unswizzle_scale(scale, shape[-2:])
-  if tuple(scale.shape) == shape:
-    return scale
-  return lax.slice(scale, (0,) * scale.ndim, shape)
-
-
-def apply_epilogue(
-  result: jax.Array, operands: call.Operands, config: call.DotConfig
-) -> jax.Array:
-  """activation(result * global_scale + bias) + residual in f32, then cast."""
-  if operands.global_scale is not None:
-    result = global_scales.multiply(
-      result, operands.global_scale, operands.global_power
-    )
-  if operands.bias is not None:
-    result = result + operands.bias.astype(jnp.float32)
-  result = activate(result, config.activation)
-  if operands.residual is not None:
-    result = result + operands.residual.astype(jnp.float32)
-  return result.astype(config.preferred_element_type)
-
-
-def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
-  """An activation by its name; None is the identity."""
-  if activation is None:
-    return x
-  functions = {
-    "relu": jax.nn.relu,
-    "gelu": jax.nn.gelu,  # the tanh approximation, its default
-    "silu": jax.nn.silu,
-  }
-  return functions[activation](x)

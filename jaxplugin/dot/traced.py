@@ -11,7 +11,6 @@ from typing import Any
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.jaxext import program
@@ -50,13 +49,12 @@ def decide(eqn: Any, target: targets.Target | None) -> Decided:
     target: where to decide for; None is the target that the equation was
       traced for, or the local one.
   """
-  config = eqn.params["config"]
-  operands = call.Operands.unflatten(config, [v.aval for v in eqn.invars])
-  problem = call.problem_of(config, operands)
+  call = eqn.params["call"].filled(v.aval for v in eqn.invars)
+  problem = call.problem()
   target = target or eqn.params["target"] or targets.detect_target()
   decision, error = None, ""
   try:
-    decision = backends.choose(problem, target, config.implementation)
+    decision = backends.choose(problem, target, call.implementation)
   except NotImplementedError as e:
     error = str(e)
   return Decided(problem=problem, target=target, decision=decision, error=error)

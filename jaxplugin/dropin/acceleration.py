@@ -22,7 +22,7 @@ from jax.interpreters import mlir
 
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
+from jaxplugin.dot import rules
 from jaxplugin.dropin import nn_operands
 from jaxplugin.dropin import nn_scaled
 from jaxplugin.jaxext import jax_private
@@ -275,7 +275,7 @@ def _only_equation(jaxpr: Any) -> Any:
 
 def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
   """Why the drop-ins cannot serve what JAX accepts; None if they can."""
-  if dtype not in call.RESULT_DTYPES:
+  if dtype not in rules.RESULT_DTYPES:
     return (
       f"its result is {np.dtype(dtype).name}, not float32, bfloat16 or float16"
     )

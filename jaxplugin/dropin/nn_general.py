@@ -28,8 +28,9 @@ from jaxplugin import quantization
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
 from jaxplugin.dot import reference
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
 from jaxplugin.dropin import nn_operands
 from jaxplugin.jaxext import tangents
 from jaxplugin.training import gradients
@@ -220,7 +221,7 @@ def scaled_dot_general(
 def _quantizable(who: str, name: str, x: Any) -> jax.Array:
   """A floating-point array that `quantize` takes; its gradient passes."""
   x = nn_operands.array(who, name, x)
-  if x.dtype in (*call.PLAIN_DTYPES, np.float64):
+  if x.dtype in (*sides.PLAIN_DTYPES, np.float64):
     return x
   return nn_operands.as_float(who, name, x).astype(jnp.float32)
 
@@ -238,7 +239,7 @@ class _Recipe:
     implementation: the one asked for, or None.
   """
 
-  dimension_numbers: call.DimensionNumbers
+  dimension_numbers: sides.DimensionNumbers
   preferred_element_type: np.dtype
   lhs: formats.BlockFormat
   rhs: formats.BlockFormat
@@ -351,7 +352,7 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
       return reference.plain_dot
 
     def multiply(
-      g: jax.Array, other: Any, numbers: call.DimensionNumbers, dtype: Any
+      g: jax.Array, other: Any, numbers: sides.DimensionNumbers, dtype: Any
     ) -> jax.Array:
       g, other, factor = tangents.without_derivative(
         (g, other, global_scale), _NO_SECOND_DERIVATIVE
@@ -360,7 +361,7 @@ def _backward(recipe: _Recipe, residuals: Any, g: jax.Array) -> Any:
         (g, gradient, None),
         (other, format, factor),
         numbers,
-        dtype if dtype in call.RESULT_DTYPES else jnp.float32,
+        dtype if dtype in rules.RESULT_DTYPES else jnp.float32,
         recipe.implementation,
       )
 
@@ -409,7 +410,7 @@ _Side = tuple[jax.Array, formats.BlockFormat, jax.Array | None]
 def _quantize_and_dot(
   lhs: _Side,
   rhs: _Side,
-  numbers: call.DimensionNumbers,
+  numbers: sides.DimensionNumbers,
   dtype: Any,
   implementation: str | None,
 ) -> jax.Array:
@@ -443,12 +444,12 @@ def _quantize_and_dot(
 
 
 def _merge(
-  x: jax.Array, contracting: call.Dims, batch: call.Dims
-) -> tuple[jax.Array, int, call.Dims]:
+  x: jax.Array, contracting: sides.Dims, batch: sides.Dims
+) -> tuple[jax.Array, int, sides.Dims]:
   """Leaves one contracting dimension: merged, or for none of size 1."""
   if len(contracting) == 1:
     return x, contracting[0], batch
-  free = call.free_dims(x.ndim, contracting, batch)
+  free = sides.free_dims(x.ndim, contracting, batch)
   lead = (*batch, *free)
   sizes = [x.shape[d] for d in lead]
   k = math.prod(x.shape[d] for d in contracting)

@@ -22,8 +22,8 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import call
-from jaxplugin.dot import call_rules
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
 
 MIN_BLOCK_SIZE: Final = 2  # of `scaled_dot` and of a config, as in JAX
 
@@ -83,12 +83,12 @@ def canonical_numbers(
   dimension_numbers: Any,
   lhs_shape: Sequence[Any],
   rhs_shape: Sequence[Any],
-) -> call.DimensionNumbers:
+) -> sides.DimensionNumbers:
   """Dimension numbers in tuples, checked against the shapes."""
-  numbers = call.canonical_dimension_numbers(
+  numbers = rules.canonical_dimension_numbers(
     dimension_numbers, len(lhs_shape), len(rhs_shape)
   )
-  call_rules.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
+  rules.validate_dimension_numbers(who, numbers, lhs_shape, rhs_shape)
   return numbers
 
 
@@ -98,7 +98,7 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
     result = jax.dtypes.canonicalize_dtype(dtype)
   except TypeError:
     result = None
-  if result not in call.RESULT_DTYPES:
+  if result not in rules.RESULT_DTYPES:
     raise TypeError(
       f"{who}: preferred_element_type must be float32, bfloat16 or float16, got"
       f" {dtype!r}"
@@ -124,6 +124,6 @@ def speaking_for(who: str) -> Iterator[None]:
     yield
   except (TypeError, ValueError, NotImplementedError) as error:
     speaker, colon, message = str(error).partition(": ")
-    if not colon or speaker not in (call.WHO, "quantize"):
+    if not colon or speaker not in (sides.WHO, "quantize"):
       raise
     raise type(error)(f"{who}: {message}") from error

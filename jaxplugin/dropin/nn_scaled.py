@@ -35,8 +35,8 @@ from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
 from jaxplugin.dot import reference
+from jaxplugin.dot import sides
 from jaxplugin.dropin import nn_operands
 
 _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
@@ -228,7 +228,7 @@ def _check_scale(
   side: str,
   shape: Sequence[Any],
   scale_shape: Sequence[Any],
-  contracting: call.Dims,
+  contracting: sides.Dims,
 ) -> None:
   """The rule of `jax.lax.scaled_dot` about the shape of a scale."""
 
@@ -257,7 +257,7 @@ def _dot_of_scaled(
   who: str,
   lhs: tuple[jax.Array, jax.Array | None],
   rhs: tuple[jax.Array, jax.Array | None],
-  numbers: call.DimensionNumbers,
+  numbers: sides.DimensionNumbers,
   dtype: Any,
   implementation: str | None,
 ) -> jax.Array:
@@ -297,7 +297,7 @@ def _block_scaled(
   side: str,
   values: jax.Array,
   scale: jax.Array | None,
-  contracting: call.Dims,
+  contracting: sides.Dims,
 ) -> jax.Array | scaled_array.ScaledArray:
   """What `block_scaled_dot` takes for values and a scale of any real dtype.
 

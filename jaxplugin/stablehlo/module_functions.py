@@ -20,8 +20,9 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import call as call_lib
 from jaxplugin.dot import problems
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
 from jaxplugin.dot import traced as decisions
 from jaxplugin.dropin import nn_operands
 from jaxplugin.dropin import nn_scaled
@@ -151,7 +152,7 @@ def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
   is_quantize = call.name == module_calls.QUANTIZE
   values, scale = call.results if is_quantize else call.operands
   floats = call.operands[0] if is_quantize else call.results[0]
-  if floats.dtype not in call_lib.PLAIN_DTYPES:
+  if floats.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(
       f"the floats must be float32, bfloat16 or float16, got {floats.dtype}"
     )
@@ -218,8 +219,8 @@ def _operand(
     (operand, scale or None, whether that scale is padded)
   """
   if scale is None:
-    plain = nn_operands.as_float(call_lib.WHO, side, values)
-    if plain.dtype not in call_lib.PLAIN_DTYPES:
+    plain = nn_operands.as_float(sides.WHO, side, values)
+    if plain.dtype not in sides.PLAIN_DTYPES:
       plain = plain.astype(jnp.bfloat16)  # exact for 8 bits and fewer
     return plain, None, False
   exact = (*values.shape[:-1], -(-values.shape[-1] // block_size))
@@ -227,8 +228,8 @@ def _operand(
   is_integer = values.dtype == np.uint8  # here they are no packed FP4
   if known is not None and known.block_size == block_size and not is_integer:
     return values, scale, scale.shape != exact
-  values = nn_operands.as_float(call_lib.WHO, side, values)
-  scale = nn_operands.as_float(call_lib.WHO, f"{side}_scale", scale)
+  values = nn_operands.as_float(sides.WHO, side, values)
+  scale = nn_operands.as_float(sides.WHO, f"{side}_scale", scale)
   scale = lax.slice(scale, (0,) * scale.ndim, exact)
   format = nn_operands.block_format(
     values.dtype, scale.dtype, block_size, False
@@ -294,7 +295,7 @@ def _scaled_dot(
 
 def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:
   dtype = call.results[0].dtype
-  if dtype not in call_lib.RESULT_DTYPES:
+  if dtype not in rules.RESULT_DTYPES:
     raise TypeError(
       f"its result must be float32, bfloat16 or float16, got {dtype}"
     )

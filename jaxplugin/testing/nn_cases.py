@@ -109,12 +109,12 @@ def mx(shape, axis, dtype=E4M3, block=32, scale_dtype=E8M0):
 
 
 def bound_configs(function, *args):
-  """The `DotConfig`s of all block_scaled_dots that a function calls."""
+  """The forms of the calls of all block_scaled_dots that a function calls."""
 
   def visit(jaxpr):
     for eqn in jaxpr.eqns:
       if eqn.primitive.name == "block_scaled_dot":
-        yield eqn.params["config"]
+        yield eqn.params["call"]
       for parameter in eqn.params.values():
         inner = getattr(parameter, "jaxpr", None)
         if hasattr(inner, "eqns"):

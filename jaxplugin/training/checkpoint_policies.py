@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxplugin.dot import call
+from jaxplugin.dot import calls
 from jaxplugin.dot import primitive
 
 Policy = Callable[..., Any]
@@ -51,15 +51,14 @@ class _AsDotGeneral:
   def __call__(self, prim: Any, *args: Any, **params: Any) -> Any:
     if prim is not primitive.block_scaled_dot_p:
       return self.policy(prim, *args, **params)
-    config: call.DotConfig = params["config"]
-    operands = call.Operands.unflatten(config, args)
+    call: calls.Call = params["call"].filled(args)
     return self.policy(
       lax.dot_general_p,
-      operands.lhs,
-      operands.rhs,
-      dimension_numbers=config.dimension_numbers,
+      call.lhs.values,
+      call.rhs.values,
+      dimension_numbers=call.dimension_numbers,
       precision=None,
-      preferred_element_type=config.preferred_element_type,
+      preferred_element_type=call.preferred_element_type,
       out_sharding=None,
     )
 

@@ -107,7 +107,7 @@ class PolicyTest(parameterized.TestCase):
     def spy(prim, *args, **params):
       answer = policy(prim, *args, **params)
       if prim.name == "block_scaled_dot":
-        numbers = params["config"].dimension_numbers
+        numbers = params["call"].dimension_numbers
         expected = jax_policy(
           jax.lax.dot_general_p, *args, dimension_numbers=numbers
         )

@@ -31,9 +31,9 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking as blocking_lib
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
-from jaxplugin.dot import call
-from jaxplugin.dot import call_rules
 from jaxplugin.dot import reference
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import linear_calls
 from jaxplugin.jaxext import tangents
@@ -175,10 +175,10 @@ def dot_general(
     out_sharding: Any = None,
   ) -> jax.Array:
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
-    numbers = call.canonical_dimension_numbers(
+    numbers = rules.canonical_dimension_numbers(
       dimension_numbers, lhs.ndim, rhs.ndim
     )
-    call_rules.validate_dimension_numbers(
+    rules.validate_dimension_numbers(
       "dot_general", numbers, lhs.shape, rhs.shape
     )
     if preferred_element_type is None:
@@ -219,7 +219,7 @@ def _explicit_axes(mesh: Any) -> tuple[str, ...]:
 def _explicit_sharding(
   lhs: jax.Array,
   rhs: jax.Array,
-  numbers: call.DimensionNumbers,
+  numbers: sides.DimensionNumbers,
   out_sharding: Any,
 ) -> NamedSharding | None:
   """The sharding in the type of the result; None without explicit mesh axes.
@@ -252,7 +252,7 @@ def _explicit_sharding(
 
 def _operand(name: str, x: Any) -> jax.Array:
   x = scaled_array.as_array("dot_general", name, x)
-  if x.dtype not in call.PLAIN_DTYPES:
+  if x.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(
       f"dot_general: {name} must be float32, bfloat16 or float16, got"
       f" {x.dtype}{list(x.shape)}"
@@ -263,7 +263,7 @@ def _operand(name: str, x: Any) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _dot(
   recipe: Recipe,
-  numbers: call.DimensionNumbers,
+  numbers: sides.DimensionNumbers,
   precision: Any,
   dtype: Any,
   lhs: jax.Array,
@@ -278,7 +278,7 @@ def _dot(
 
 def _dot_jvp(
   recipe: Recipe,
-  numbers: call.DimensionNumbers,
+  numbers: sides.DimensionNumbers,
   precision: Any,
   dtype: Any,
   primals: tuple[jax.Array, jax.Array],
@@ -368,7 +368,7 @@ class _Side:
   name: str
   shape: tuple[Any, ...]
   dtype: np.dtype
-  numbers: call.DimensionNumbers
+  numbers: sides.DimensionNumbers
   order: tuple[int, ...]
   product: _Product | None
   other: Any
@@ -484,12 +484,12 @@ class _Product:
 
   lhs: blocking_lib.Blocking
   rhs: blocking_lib.Blocking
-  numbers: call.DimensionNumbers
+  numbers: sides.DimensionNumbers
 
   @classmethod
   def of(
     cls,
-    numbers: call.DimensionNumbers,
+    numbers: sides.DimensionNumbers,
     ndims: tuple[int, int],
     operand_formats: tuple[
       formats.BlockFormat | None, formats.BlockFormat | None
@@ -499,7 +499,7 @@ class _Product:
     contracting, batch = numbers
     lhs, rhs = (
       blocking_lib.Blocking(
-        dims=k, lead=(*b, *call.free_dims(ndim, k, b)), multiple=multiple
+        dims=k, lead=(*b, *sides.free_dims(ndim, k, b)), multiple=multiple
       )
       for k, b, ndim in zip(contracting, batch, ndims, strict=True)
     )
@@ -518,7 +518,7 @@ class _Product:
   def forward(
     cls,
     recipe: Recipe,
-    numbers: call.DimensionNumbers,
+    numbers: sides.DimensionNumbers,
     lhs_ndim: int,
     rhs_ndim: int,
   ) -> _Product:
@@ -593,14 +593,14 @@ def _backward_products(
   return dgrad, wgrad
 
 
-Product = Callable[[jax.Array, Any, call.DimensionNumbers, Any], jax.Array]
+Product = Callable[[jax.Array, Any, sides.DimensionNumbers, Any], jax.Array]
 
 
 def gradients(
   g: jax.Array,
   lhs: Any,
   rhs: Any,
-  numbers: call.DimensionNumbers,
+  numbers: sides.DimensionNumbers,
   *,
   dgrad: Product,
   wgrad: Product,

@@ -11,14 +11,17 @@ mode keeps the operands as they are, quantized. Their transposes dequantize the
 other side, in the backward pass, as g contracts the dimension that is not
 blocked, and multiply the bare dot, computed once more, for the global scale.
 
-`primitive` registers `jvp` and `transpose`. They take `bind`, as it does:
-(operands, config) -> the result.
+`primitive` registers `jvp` and `transpose`. They take its `bind`, which gives
+the result of a call.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -33,13 +36,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from jaxplugin.core import formats
-from jaxplugin.dot import call
-from jaxplugin.dot import canonical
-from jaxplugin.dot import global_scales
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
+from jaxplugin.dot import sides
 from jaxplugin.quantization import dequantize_primitive
 
-Bind = Callable[[call.Operands, call.DotConfig], jax.Array]
+Bind = Callable[[calls.Call], jax.Array]
 
 _F32: Final = np.dtype(np.float32)
 
@@ -55,26 +58,26 @@ class GradientDims:
     g_ndim: of g.
   """
 
-  dgrad: call.DimensionNumbers
-  wgrad: call.DimensionNumbers
+  dgrad: sides.DimensionNumbers
+  wgrad: sides.DimensionNumbers
   lhs_order: tuple[int, ...]
   rhs_order: tuple[int, ...]
   g_ndim: int
 
   @classmethod
   def of(
-    cls, numbers: call.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+    cls, numbers: sides.DimensionNumbers, lhs_ndim: int, rhs_ndim: int
   ) -> GradientDims:
     (lhs_k, rhs_k), (lhs_batch, rhs_batch) = numbers
-    lhs_free = call.free_dims(lhs_ndim, lhs_k, lhs_batch)
-    rhs_free = call.free_dims(rhs_ndim, rhs_k, rhs_batch)
+    lhs_free = sides.free_dims(lhs_ndim, lhs_k, lhs_batch)
+    rhs_free = sides.free_dims(rhs_ndim, rhs_k, rhs_batch)
     # g is [batch..., m..., n...].
     batch = tuple(range(len(lhs_batch)))
     m = tuple(len(batch) + i for i in range(len(lhs_free)))
     n = tuple(len(batch) + len(m) + i for i in range(len(rhs_free)))
 
     def order(
-      x_k: call.Dims, x_batch: call.Dims, x_free: call.Dims, y_k: call.Dims
+      x_k: sides.Dims, x_batch: sides.Dims, x_free: sides.Dims, y_k: sides.Dims
     ) -> tuple[int, ...]:
       # The product is [batch..., x_free..., y_k... in ascending order].
       k_order = sorted(range(len(y_k)), key=lambda i: y_k[i])
@@ -94,82 +97,61 @@ class GradientDims:
 
 
 def jvp(
-  bind: Bind,
-  primals: Sequence[jax.Array],
-  tangents: Sequence[Any],
-  config: call.DotConfig,
+  bind: Bind, call: calls.Call, tangents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
   """The result, by the call that it is without derivatives, and its tangent.
 
   Args:
     bind: of the primitive.
-    primals: operands that are present.
-    tangents: theirs, of their dtypes; `ad.Zero` for a constant one.
-    config: the call's.
+    call: the call.
+    tangents: of its arrays by name, of their dtypes; `ad.Zero` for a constant.
 
   Raises:
     NotImplementedError: values or scales of a quantized operand have a tangent.
   """
-  operands = call.Operands.unflatten(config, primals)
-  given = call.Operands.unflatten(config, tangents)
-  _refuse_quantized(
-    config, [x is not None and type(x) is not ad.Zero for x in given]
-  )
-  active = call.Operands(*(None if type(x) is ad.Zero else x for x in given))
+  active = {k: x for k, x in tangents.items() if type(x) is not ad.Zero}
+  _refuse_quantized(call, active)
   # A zero that was written out: powers of two come from bits.
-  active = active._replace(global_power=None)
-  result = bind(operands, config)
-  if config.activation is None:
-    return result, _linear_tangent(bind, operands, active, config, result)
+  active.pop("global_power", None)
+  result = bind(call)
+  if call.activation is None:
+    return result, _linear_tangent(bind, call, active, result)
 
-  before = config.replace(
-    activation=None, preferred_element_type=_F32, has_residual=False
+  before = call.replace(
+    activation=None, preferred_element_type=_F32, residual=None
   )
-  inner, inner_active = (x._replace(residual=None) for x in (operands, active))
+  residual = active.pop("residual", None)
   terms = []
-  if any(x is not None for x in inner_active):
-    tangent = _linear_tangent(bind, inner, inner_active, before, result)
+  if active:
+    tangent = _linear_tangent(bind, before, active, result)
     # Computed again: the kernels that fuse an activation keep nothing of it.
-    terms.append(_activation_tangent(bind(inner, before), tangent, config))
-  if active.residual is not None:
-    terms.append(_as_result(active.residual, result))
+    terms.append(_activation_tangent(bind(before), tangent, call))
+  if residual is not None:
+    terms.append(_as_result(residual, result))
   return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
 
 
 def _linear_tangent(
-  bind: Bind,
-  operands: call.Operands,
-  active: call.Operands,
-  config: call.DotConfig,
-  result: jax.Array,
+  bind: Bind, call: calls.Call, active: Mapping[str, Any], result: jax.Array
 ) -> jax.Array:
-  """The tangent of a dot without activation, in the dtype of `config`.
+  """The tangent of a call without activation, in the dtype of its result.
 
   Args:
-    active: tangents, None for constants; not all of them None.
+    active: tangents by name, at least one.
     result: of the shape and the sharding that the tangent gets.
   """
-  products = [
-    operands._replace(**{name: tangent})
-    for name in ("lhs", "rhs", "global_scale")
-    if (tangent := getattr(active, name)) is not None
-  ]
+  products = [x for x in ("lhs", "rhs", "global_scale") if x in active]
   # The first adds the others, in the kernel.
-  added = call.Operands(None, None, bias=active.bias, residual=active.residual)
+  added = {name: active.get(name) for name in ("bias", "residual")}
   terms = []
-  dtype = config.preferred_element_type if len(products) == 1 else _F32
-  for product in products:
-    product = product._replace(bias=added.bias, residual=added.residual)
-    product_config = config.replace(
-      preferred_element_type=dtype,
-      has_bias=added.bias is not None,
-      has_residual=added.residual is not None,
-    )
-    terms.append(bind(product, product_config))
-    added = call.Operands(None, None)
-  terms += [_as_result(x, result) for x in added if x is not None]
+  dtype = call.preferred_element_type if len(products) == 1 else _F32
+  for name in products:
+    product = call.with_arrays(**{name: active[name]}, **added)
+    terms.append(bind(product.replace(preferred_element_type=dtype)))
+    added = dict.fromkeys(added)
+  terms += [_as_result(x, result) for x in added.values() if x is not None]
   total = sum(terms[1:], start=terms[0])
-  return total.astype(config.preferred_element_type)
+  return total.astype(call.preferred_element_type)
 
 
 def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
@@ -184,17 +166,13 @@ def _as_result(x: jax.Array, result: jax.Array) -> jax.Array:
 
 
 def _activation_tangent(
-  x: jax.Array, tangent: jax.Array, config: call.DotConfig
+  x: jax.Array, tangent: jax.Array, call: calls.Call
 ) -> jax.Array:
-  """The tangent of `config.activation` at `x`, in f32."""
-  only = call.bare_config(config).replace(activation=config.activation)
-
-  def activate(x: jax.Array) -> jax.Array:
-    return reference.apply_epilogue(x, call.Operands(None, None), only)
-
-  if config.activation == "relu":  # it selects: 0, not NaN, of 0 * inf
+  """The tangent of the call's activation at `x`, in f32."""
+  activate = functools.partial(epilogue.activate, activation=call.activation)
+  if call.activation == "relu":  # it selects: 0, not NaN, of 0 * inf
     return jax.jvp(activate, (x,), (tangent,))[1]
-  # Of what JAX's rules multiply in turn one array is kept.
+  # The slope is one array to keep; JAX's rules would keep each of its factors.
   _, slope = jax.jvp(activate, (x,), (jnp.ones_like(x),))
   return slope * tangent
 
@@ -203,16 +181,16 @@ def _activation_tangent(
 
 
 def transpose(
-  bind: Bind, g: Any, args: Sequence[Any], config: call.DotConfig
+  bind: Bind, g: Any, args: Sequence[Any], form: calls.Call
 ) -> list[Any]:
   """Cotangents of the operands in which the call is linear.
 
   Args:
     bind: of the primitive.
     g: cotangent of the result, [batch..., m..., n...], or `ad.Zero`.
-    args: operands that are present, an `ad.UndefinedPrimal` where a cotangent
-      is wanted.
-    config: the call's.
+    args: the call's arrays, an `ad.UndefinedPrimal` where a cotangent is
+      wanted.
+    form: of the call.
 
   Returns:
     For each of args its cotangent, of its shape and dtype, or None.
@@ -224,22 +202,15 @@ def transpose(
   if type(g) is ad.Zero:
     return [None] * len(args)
   is_wanted = [ad.is_undefined_primal(x) for x in args]
-  operands = call.Operands.unflatten(config, is_wanted)
-  _refuse_quantized(config, [bool(x) for x in operands])
-  _require_linear(config, operands)
+  names = [name for name, wanted in form.named(is_wanted).items() if wanted]
+  _refuse_quantized(form, names)
+  _require_linear(form, names)
   avals = [x.aval for x in args if ad.is_undefined_primal(x)]
 
   def cotangents(g: jax.Array, known: list[jax.Array]) -> tuple[jax.Array, ...]:
     wanted, rest = iter(avals), iter(known)
-    flat = [next(wanted if w else rest) for w in is_wanted]
-    operands = call.Operands.unflatten(config, flat)
-    return tuple(
-      _cotangent(bind, name, g, operands, config)
-      for name, is_wanted_ in call.Operands.unflatten(config, is_wanted)
-      ._asdict()
-      .items()
-      if is_wanted_
-    )
+    call = form.filled([next(wanted if w else rest) for w in is_wanted])
+    return tuple(_cotangent(bind, name, g, call) for name in names)
 
   function: Any = cotangents
   if _is_explicit(g):
@@ -259,38 +230,29 @@ def transpose(
 
 
 def _cotangent(
-  bind: Bind,
-  name: str,
-  g: jax.Array,
-  operands: call.Operands,
-  config: call.DotConfig,
+  bind: Bind, name: str, g: jax.Array, call: calls.Call
 ) -> jax.Array:
   """The cotangent of one operand; those that are wanted are abstract."""
-  aval = getattr(operands, name)
+  aval = call.arrays()[name]
   if name in ("lhs", "rhs"):
-    cotangent = _side_cotangent(name, g, operands, config)
+    cotangent = _side_cotangent(name, g, call)
   elif name == "global_scale":
-    dot = bind(call.bare_operands(operands), call.bare_config(config))
-    cotangent = _sum_to(dot * g.astype(_F32), aval)
-    if operands.global_power is not None:
-      cotangent = cotangent * operands.global_power
+    cotangent = _sum_to(bind(call.bare()) * g.astype(_F32), aval)
+    if call.global_power is not None:
+      cotangent = cotangent * call.global_power
   else:
     cotangent = _sum_to(g.astype(_F32), aval)
   return cotangent.astype(aval.dtype)
 
 
-def _side_cotangent(
-  side: str, g: jax.Array, operands: call.Operands, config: call.DotConfig
-) -> jax.Array:
+def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
   """g * global_scale times the other side, dequantized; f32."""
-  dims = GradientDims.of(
-    config.dimension_numbers, operands.lhs.ndim, operands.rhs.ndim
-  )
-  factor = operands.global_scale
+  dims = GradientDims.of(call.dimension_numbers, call.lhs.ndim, call.rhs.ndim)
+  factor = call.global_scale
   dtype = _F32 if factor is not None and factor.ndim else g.dtype
-  other = "rhs" if side == "lhs" else "lhs"
-  plain = _dequantized(other, operands, config, dtype)
-  return side_cotangent(side, g, plain, factor, operands.global_power, dims)
+  call = call.in_usual_order()
+  plain = _dequantized(call.rhs if name == "lhs" else call.lhs, dtype)
+  return side_cotangent(name, g, plain, factor, call.global_power, dims)
 
 
 def side_cotangent(
@@ -315,31 +277,26 @@ def side_cotangent(
   if side == "rhs":
     numbers, order = dims.wgrad, dims.rhs_order
   if factor is not None and factor.ndim:  # it may vary along the contracted
-    g = global_scales.multiply(g.astype(_F32), factor, power)
+    g = epilogue.multiply(g.astype(_F32), factor, power)
   product = reference.plain_dot(g, other, numbers, _F32)
   if factor is not None and not factor.ndim:
-    product = global_scales.multiply(product, factor, power)
+    product = epilogue.multiply(product, factor, power)
   return product.transpose(order)
 
 
-def _dequantized(
-  side: str,
-  operands: call.Operands,
-  config: call.DotConfig,
-  g_dtype: np.dtype,
-) -> jax.Array:
-  """A side in bf16, if that holds it and g is in bf16, or else in f32."""
-  operands, config = canonical.in_usual_order(operands, config)
-  operand: call.OperandConfig = getattr(config, side)
-  values, scale = getattr(operands, side), getattr(operands, f"{side}_scale")
-  assert operand.format is not None and operand.axis is not None
-  is_bf16 = g_dtype == formats.BF16 and operand.format.exact_in_bf16
+def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:
+  """A side in bf16, if that holds it and g is in bf16, or else in f32.
+
+  By kernels, where they are faster than the operations of `Side.dequantized`.
+  """
+  assert side.format is not None and side.axis is not None
+  is_bf16 = g_dtype == formats.BF16 and side.exact_in_bf16
   return dequantize_primitive.dequantize(
-    values,
-    reference.exact_scale(operand, values, scale),
+    side.values,
+    side.linear_scale(),
     None,
-    operand.format,
-    operand.axis,
+    side.format,
+    side.axis,
     formats.BF16 if is_bf16 else _F32,
   )
 
@@ -373,22 +330,19 @@ def _is_explicit(x: jax.Array) -> bool:
 # Refusals.
 
 
-def _refuse_quantized(
-  config: call.DotConfig, is_active: Sequence[bool]
-) -> None:
+def _refuse_quantized(call: calls.Call, active: Container[str]) -> None:
   """Refuses derivatives with respect to values and scales of blocks."""
-  active = call.Operands(*is_active)
   names = []
-  for side, operand in (("lhs", config.lhs), ("rhs", config.rhs)):
-    if operand.format is not None:
+  for side in (call.lhs, call.rhs):
+    if side.format is not None:
       names += [
-        f"{name} ({operand.format})"
-        for name in (side, f"{side}_scale")
-        if getattr(active, name)
+        f"{name} ({side.format})"
+        for name in (side.name, f"{side.name}_scale")
+        if name in active
       ]
   if names:
     raise NotImplementedError(
-      f"{call.WHO}: quantized values and block scales have no derivative, one"
+      f"{sides.WHO}: quantized values and block scales have no derivative, one"
       f" is asked for with respect to {' and '.join(names)}; differentiate with"
       " respect to plain operands, bias, residual and global_scale only, with"
       " jax.lax.stop_gradient around the quantized. To train what is quantized"
@@ -397,16 +351,15 @@ def _refuse_quantized(
     )
 
 
-def _require_linear(config: call.DotConfig, wanted: call.Operands) -> None:
+def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
   """Refuses, of a `linear_transpose` of the user's, what is not linear."""
-  names = [name for name, is_wanted in wanted._asdict().items() if is_wanted]
   what = ""
-  if config.activation is not None and names != ["residual"]:
-    what = f" through {config.activation}"
-  elif wanted.global_scale and (wanted.lhs or wanted.rhs):
+  if call.activation is not None and list(names) != ["residual"]:
+    what = f" through {call.activation}"
+  elif "global_scale" in names and ("lhs" in names or "rhs" in names):
     what = " at once"
   if what:
     raise NotImplementedError(
-      f"{call.WHO}: jax.linear_transpose needs a linear function, and this is"
+      f"{sides.WHO}: jax.linear_transpose needs a linear function, and this is"
       f" not linear in {' and '.join(names)}{what}; use jax.vjp"
     )

@@ -29,10 +29,11 @@ import numpy as np
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
-from jaxplugin.dot import call
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
+from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import linear_calls
 from jaxplugin.jaxext import tangents
@@ -65,7 +66,7 @@ class Call:
   """
 
   function: Callable[..., jax.Array]
-  dimension_numbers: call.DimensionNumbers
+  dimension_numbers: sides.DimensionNumbers
   dtype: np.dtype
   activation: problems.Activation | None
 
@@ -142,7 +143,7 @@ def _activated(of: Call, arrays: Arrays) -> jax.Array:
   """The call in steps, of which derivatives are taken."""
   before = of.replace(activation=None, dtype=_F32)
   result = dot(before, arrays._replace(residual=None))
-  result = reference.activate(result, of.activation)
+  result = epilogue.activate(result, of.activation)
   if arrays.residual is not None:
     result = result + arrays.residual.astype(_F32)
   return result.astype(of.dtype)
@@ -156,7 +157,7 @@ def _tangent_by(
   Args:
     result: of the shape and the sharding that it gets.
   """
-  if tangent.dtype not in call.PLAIN_DTYPES:
+  if tangent.dtype not in sides.PLAIN_DTYPES:
     tangent = tangent.astype(_F32)
   other = _other(side)
   product = arrays._replace(

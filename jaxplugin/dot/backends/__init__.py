@@ -3,7 +3,7 @@
 """The dot's backends, and the choice between them.
 
 Each module beside this one ends in its `BACKEND`, and this is the one list of
-them. `emit` of a backend takes (operands, config, problem, target).
+them. `emit` of a backend takes (call, problem, target).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import jax
 from jaxplugin.arrays import interleaving
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.dot import call
-from jaxplugin.dot import canonical
+from jaxplugin.dot import calls
 from jaxplugin.dot import problems
+from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import size_rules
@@ -65,7 +65,7 @@ def choose(
     problem,
     target,
     requested,
-    who=call.WHO,
+    who=sides.WHO,
     unportable=unportable,
     measured=None if rule is None else (rule.implementation, str(rule)),
   )
@@ -99,22 +99,19 @@ def _notes_on_order(
 
 
 def emit(
-  implementation: str,
-  operands: call.Operands,
-  config: call.DotConfig,
-  target: targets.Target,
+  implementation: str, call: calls.Call, target: targets.Target
 ) -> jax.Array:
   """A call as the implementation that was chosen for it lowers it."""
-  operands, config = canonical.with_bytes(operands, config)
-  problem = call.problem_of(config, operands)
+  call = call.with_bytes()
+  problem = call.problem()
   if problem.interleaved_sides and (
     not _reads_interleaved(implementation, problem, target)
   ):
-    operands, config = canonical.in_usual_order(operands, config)
-    problem = call.problem_of(config, operands)
-  return BACKENDS[implementation].emit(operands, config, problem, target)
+    call = call.in_usual_order()
+    problem = call.problem()
+  return BACKENDS[implementation].emit(call, problem, target)
 
 
 def validate_name(requested: str | None) -> None:
   """Raises ValueError unless `requested` is an implementation or None."""
-  decisions.validate_name(BACKENDS, requested, who=call.WHO)
+  decisions.validate_name(BACKENDS, requested, who=sides.WHO)

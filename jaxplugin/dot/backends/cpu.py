@@ -20,11 +20,11 @@ import numpy as np
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import call
-from jaxplugin.dot import canonical
-from jaxplugin.dot import global_scales
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
-from jaxplugin.dot import reference
+from jaxplugin.dot import sides
+from jaxplugin.dot.backends import dense
 from jaxplugin.runtime import cpu_library
 
 _LHS_IS_DEQUANTIZED: Final = (
@@ -78,7 +78,7 @@ def plan(
   """A global scale that is one number is fused.
 
   Where the sides are blocked along different dimensions, the operations that
-  dequantize lhs (`canonical.dense_operands`) flush subnormals and overflow.
+  dequantize lhs (`dense.dense_sides`) flush subnormals and overflow.
   """
   del target
   applications: dict[problems.GlobalScale, decisions.Application] = {
@@ -93,36 +93,26 @@ def plan(
 
 
 def emit(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  call: calls.Call, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
   """One custom call, and whatever of the epilogue it cannot take."""
   del target
   if problem.is_empty:
-    shape = call.result_shape(config, operands)
-    zeros = jnp.zeros(shape, jnp.float32)
-    return reference.apply_epilogue(zeros, operands, config)
-  return canonical.with_epilogue(_dot, operands, config, problem)
+    return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
+  return epilogue.fused(_dot, call, problem)
 
 
-def _dot(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-) -> jax.Array:
+def _dot(call: calls.Call, problem: problems.DotProblem) -> jax.Array:
   """The custom call on operands brought to its shapes."""
   cpu_library.register()
-  shape = call.result_shape(config, operands)
+  shape = call.shape
   batch, m, n = problem.batch, problem.m, problem.n
   assert m is not None and n is not None  # `supports` wants static sizes
-  dtype = config.preferred_element_type
-  lhs, rhs = canonical.dense_operands(operands, config)
-  bias, residual = operands.bias, operands.residual
-  if bias is not None:
-    num_n = len(call.rhs_free(config, operands.rhs.ndim))
-    bias = canonical.bias_row(bias, shape, num_n)
+  dtype = call.preferred_element_type
+  lhs, rhs = dense.dense_sides(call)
+  bias, residual = None, call.residual
+  if call.bias is not None:
+    bias = epilogue.bias_row(call)
   if residual is not None:
     if residual.dtype != dtype:
       residual = residual.astype(jnp.float32)
@@ -133,9 +123,7 @@ def _dot(
     lhs, rhs = rhs, lhs
     m, n = n, m
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
-  global_scale = operands.global_scale
-  if operands.global_power is not None:
-    global_scale = global_scales.pair(global_scale, operands.global_power)
+  global_scale = epilogue.pair(call)
   result_type = jax.ShapeDtypeStruct((batch, m, n), dtype)
   if residual is not None:
     residual = residual.reshape(batch, m, n)
@@ -147,25 +135,25 @@ def _dot(
     _or_absent(residual),
     **_attributes("lhs", lhs),
     **_attributes("rhs", rhs),
-    activation=np.int64(_ACTIVATIONS[config.activation]),
+    activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(_BEST_ISA),
   )
   return result.reshape(shape)
 
 
-def _arrays(operand: canonical.Dense) -> tuple[jax.Array, jax.Array]:
+def _arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
   """Values and scale, as the handler takes them."""
-  return operand.values, _or_absent(operand.scale)
+  return side.values, _or_absent(side.scale)
 
 
-def _attributes(side: str, operand: canonical.Dense) -> dict[str, np.int64]:
-  """What the handler is told of a side, "lhs" or "rhs"."""
-  format = operand.format
+def _attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
+  """What the handler is told of its operand `prefix`, "lhs" or "rhs"."""
+  format = side.format
   if format is None:
-    return {f"{side}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
-  attributes = {f"{side}_block_size": np.int64(format.block_size)}
+    return {f"{prefix}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
+  attributes = {f"{prefix}_block_size": np.int64(format.block_size)}
   if format.values_dtype in _ELEMENTS:
-    attributes[f"{side}_element"] = np.int64(_ELEMENTS[format.values_dtype])
+    attributes[f"{prefix}_element"] = np.int64(_ELEMENTS[format.values_dtype])
   return attributes
 
 

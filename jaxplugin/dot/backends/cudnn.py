@@ -37,10 +37,11 @@ from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import call
-from jaxplugin.dot import canonical
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
+from jaxplugin.dot import sides
 
 DOT_TARGET: Final = "__op$block_scaled_dot"
 SWIZZLED_DOT_TARGET: Final = "__cudnn$blockScaledDot"
@@ -229,106 +230,65 @@ def _padding(problem: problems.DotProblem) -> str:
 
 
 def emit(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  call: calls.Call, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
   """The custom call, and in f32 whatever it cannot take of what follows."""
-  shape = call.result_shape(config, operands)
+  shape = call.shape
   is_fused = _fuses_global_scale(problem, target)
   dtype = _call_dtype(problem, target)
-  lhs = _canonical(
-    config.lhs,
-    operands.lhs,
-    operands.lhs_scale,
-    config.lhs_contracting,
-    config.lhs_batch,
-  )
-  rhs = _canonical(
-    config.rhs,
-    operands.rhs,
-    operands.rhs_scale,
-    config.rhs_contracting,
-    config.rhs_batch,
-  )
+  lhs, rhs = _canonical(call.lhs), _canonical(call.rhs)
   extra: tuple[jax.Array, ...] = ()
   if is_fused:
-    assert operands.global_scale is not None
-    number = operands.global_scale
-    if operands.global_power is not None:
-      number = number * operands.global_power
+    number = call.global_scale
+    if call.global_power is not None:
+      number = number * call.global_power
     extra = (number.astype(dtype),)
-  if lhs.is_swizzled or rhs.is_swizzled:
+  if layouts.SWIZZLED in (lhs.scale_layout, rhs.scale_layout):
     result = _swizzled_dot(lhs, rhs, extra, dtype)
   else:
     result = _linear_dot(lhs, rhs, extra, dtype)
   result = result.reshape(shape)
   if is_fused:
-    operands = operands._replace(global_scale=None, global_power=None)
-  return reference.apply_epilogue(result, operands, config)
+    call = call.replace(global_scale=None, global_power=None)
+  return epilogue.apply(result, call)
 
 
-class _Canonical(NamedTuple):
-  """An operand in the call's form.
+def _canonical(side: sides.Side) -> sides.Side:
+  """A side in the call's form: [batch, rows, k], or [rows, k] without batch.
 
-  values: [batch, rows, k], or [rows, k] where the call has no batch.
-  scale: of the same rank, [..., rows, k / block], or more where padded.
-  columns: k / block.
-  block_size: given where the scale is padded, else None.
+  A swizzled scale stays as it is if it can, and a linear one may be padded, to
+  at most 128 rows and 4 columns.
   """
-
-  values: jax.Array
-  scale: jax.Array
-  columns: int
-  block_size: int | None
-  is_swizzled: bool
-
-
-def _canonical(
-  operand: call.OperandConfig,
-  values: jax.Array,
-  scale: jax.Array,
-  contracting: call.Dims,
-  batch: call.Dims,
-) -> _Canonical:
-  """Brings an operand to the call's form, a swizzled scale as it is."""
-  format = operand.format
-  assert format is not None
-  block = format.block_size
-  is_swizzled = canonical.stays_swizzled(operand, values, contracting, batch)
-  position = canonical.blocked_position(operand, contracting)
-  assert position is not None
-  contracting = canonical.last(contracting, position)
-  free = call.free_dims(values.ndim, contracting, batch)
   # Dimensions that merge cannot have padding between them.
-  merges = len(contracting) + len(free) > 2
-  if not is_swizzled and (merges or operand.scale_layout == layouts.SWIZZLED):
-    scale = reference.exact_scale(operand, values, scale)
-  values = canonical.merge(values, batch=batch, contracting=contracting)
+  merges = len(side.contracting) + len(side.free) > 2
+  is_swizzled = side.stays_swizzled
+  if not is_swizzled and (merges or side.scale_layout == layouts.SWIZZLED):
+    side = side.with_linear_scale()
+  format, position = side.format, side.blocked_position
+  assert format is not None and position is not None
+  side = side.with_last(position)
+  values = side.merge(side.values)
   if values.dtype == formats.PACKED and format.is_fp4:
     values = layouts.unpack_fp4(values, axis=-1)
   _, rows, k = values.shape
-  scale = canonical.merge(scale, batch=batch, contracting=contracting)
-  padded = (
-    extents.round_up(rows, layouts.SCALE_TILE_ROWS),
-    extents.round_up(k // block, layouts.SCALE_TILE_COLUMNS),
-  )
-  is_padded = scale.shape[1:] != (rows, k // block)
-  if is_padded and not is_swizzled:
+  scale = side.merge(side.scale)
+  columns = k // format.block_size
+  if not is_swizzled and scale.shape[1:] != (rows, columns):
+    padded = (
+      extents.round_up(rows, layouts.SCALE_TILE_ROWS),
+      extents.round_up(columns, layouts.SCALE_TILE_COLUMNS),
+    )
     limits = [
       min(*sizes) for sizes in zip(scale.shape[1:], padded, strict=True)
     ]
     scale = scale[:, : limits[0], : limits[1]]
-  scale = _mask_columns(scale, k // block, is_swizzled)
-  if not batch:
-    values, scale = values[0], scale[0]
-  return _Canonical(
-    values=values,
-    scale=scale,
-    columns=k // block,
-    block_size=block if is_padded else None,
-    is_swizzled=is_swizzled,
+  scale = _mask_columns(scale, columns, is_swizzled)
+  if side.batch:
+    return side.replace(
+      values=values, scale=scale, axis=2, contracting=(2,), batch=(0,)
+    )
+  return side.replace(
+    values=values[0], scale=scale[0], axis=1, contracting=(1,)
   )
 
 
@@ -357,18 +317,18 @@ def _mask_columns(
 
 
 def _linear_dot(
-  lhs: _Canonical,
-  rhs: _Canonical,
+  lhs: sides.Side,
+  rhs: sides.Side,
   extra: tuple[jax.Array, ...],
   dtype: np.dtype,
 ) -> jax.Array:
   """`__op$block_scaled_dot`: XLA pads and swizzles."""
-  block_size = lhs.block_size or rhs.block_size
   backend_config = None
-  if block_size is not None:
+  if lhs.scale_is_padded or rhs.scale_is_padded:
     # It cannot be told from shapes where a scale is padded.
+    assert lhs.format is not None
     backend_config = json.dumps(
-      {"block_scaled_dot_backend_config": {"block_size": block_size}}
+      {"block_scaled_dot_backend_config": {"block_size": lhs.format.block_size}}
     )
   shape = (*lhs.values.shape[:-1], rhs.values.shape[-2])
   return jax.ffi.ffi_call(
@@ -380,8 +340,8 @@ def _linear_dot(
 
 
 def _swizzled_dot(
-  lhs: _Canonical,
-  rhs: _Canonical,
+  lhs: sides.Side,
+  rhs: sides.Side,
   extra: tuple[jax.Array, ...],
   dtype: np.dtype,
 ) -> jax.Array:
@@ -390,13 +350,12 @@ def _swizzled_dot(
   values, scales = [], []
   for side in (lhs, rhs):
     rows = side.values.shape[-2]
-    values.append(
-      extents.pad_axis(side.values, -2, extents.round_up(rows, tile))
-    )
+    padded = extents.round_up(rows, tile)
+    values.append(extents.pad_axis(side.values, -2, padded))
     scale = side.scale
-    if not side.is_swizzled:
-      exact = scale[..., :rows, : side.columns]
-      scale = layouts.swizzle_scale(exact)
+    if side.scale_layout == layouts.LINEAR:
+      columns = side.scale_shape[-1]
+      scale = layouts.swizzle_scale(scale[..., :rows, :columns])
     scales.append(scale)
   shape = (*values[0].shape[:-1], values[1].shape[-2])
   result, _ = jax.ffi.ffi_call(

@@ -11,12 +11,12 @@ where dimensions that must merge are not adjacent.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +29,18 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import striding
 from jaxplugin.core import targets
-from jaxplugin.dot import call
-from jaxplugin.dot import canonical
-from jaxplugin.dot import global_scales
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
-from jaxplugin.dot import reference
+from jaxplugin.dot import sides
+from jaxplugin.dot.backends import dense
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.runtime import triton_library
+
+# Values and scale of a side, of any rank, FP4 packed, and how to read them.
+_Readable = tuple[jax.Array, jax.Array | None, configs.OperandKind]
 
 _PLAIN_NAMES: Final = {
   np.dtype(np.float32): "f32",
@@ -140,7 +143,7 @@ def _dense_shape(
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   lhs, rhs = problem.lhs, problem.rhs
-  if not problem.blocks_pair_up:  # `canonical.dense_operands` dequantizes it
+  if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes it
     lhs = problems.OperandProblem(format=None, dtype=np.dtype(np.float32))
   size = problem.k if problem.blocked_k is None else problem.blocked_k
   padded = striding.padded_size(
@@ -202,52 +205,31 @@ def _launches(
 
 
 def emit(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  call: calls.Call, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
   """The kernels' launches, and whatever of the epilogue they cannot take."""
-
-  def run(
-    operands: call.Operands,
-    config: call.DotConfig,
-    problem: problems.DotProblem,
-  ) -> jax.Array:
-    return _dot(operands, config, problem, target)
-
-  return canonical.with_epilogue(run, operands, config, problem)
+  return epilogue.fused(functools.partial(_dot, target=target), call, problem)
 
 
 def _dot(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  call: calls.Call, problem: problems.DotProblem, *, target: targets.Target
 ) -> jax.Array:
   """Runs the launches on operands where they lie, as far as possible."""
-  shape = call.result_shape(config, operands)
-  lhs, rhs = _strided_operands(operands, config, problem)
+  shape = call.shape
+  lhs, rhs = _readable(call, problem)
+  arrays: dict[str, Any] = {}
+  arrays["lhs"], arrays["lhs_scale"], lhs_kind = lhs
+  arrays["rhs"], arrays["rhs_scale"], rhs_kind = rhs
   matmul = dataclasses.replace(
-    _dense_shape(problem, target), lhs=lhs.kind, rhs=rhs.kind
+    _dense_shape(problem, target), lhs=lhs_kind, rhs=rhs_kind
   )
-  arrays: dict[str, Any] = {
-    "lhs": lhs.values,
-    "lhs_scale": lhs.scale,
-    "rhs": rhs.values,
-    "rhs_scale": rhs.scale,
-  }
-  if operands.global_power is not None:
-    arrays["global_scale"] = global_scales.pair(
-      operands.global_scale, operands.global_power
-    )
-  elif operands.global_scale is not None:
-    arrays["global_scale"] = operands.global_scale.reshape(1)
-  if operands.bias is not None:
-    num_n = len(call.rhs_free(config, operands.rhs.ndim))
-    arrays["bias"] = canonical.bias_row(operands.bias, shape, num_n)
-  if operands.residual is not None:
-    arrays["residual"] = jnp.broadcast_to(operands.residual, shape)
+  global_scale = epilogue.pair(call)
+  if global_scale is not None:
+    arrays["global_scale"] = global_scale.reshape(-1)
+  if call.bias is not None:
+    arrays["bias"] = epilogue.bias_row(call)
+  if call.residual is not None:
+    arrays["residual"] = jnp.broadcast_to(call.residual, shape)
   for launch in _launches(matmul, target):
     views = dict(launch.views)
     inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
@@ -294,62 +276,29 @@ def _call(
 # Operands where they lie.
 
 
-class _Strided(NamedTuple):
-  """An operand: its arrays of any rank, FP4 packed, and how to read them."""
-
-  values: jax.Array
-  scale: jax.Array | None
-  kind: configs.OperandKind
-
-
-def _strided_operands(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-) -> tuple[_Strided, _Strided]:
+def _readable(
+  call: calls.Call, problem: problems.DotProblem
+) -> tuple[_Readable, _Readable]:
+  """Both sides as kernels read them."""
   if striding.are_copied(
     problem.k,
-    (config.lhs.format, config.rhs.format),
+    (call.lhs.format, call.rhs.format),
     num_contracting=problem.num_contracting,
   ):
     # Blocks along one of several dimensions, or an odd number of FP4 values.
-    dense = canonical.dense_operands(operands, config)
-    return _of_dense(dense[0]), _of_dense(dense[1])
-  sides = (
-    (
-      config.lhs,
-      operands.lhs,
-      operands.lhs_scale,
-      config.lhs_contracting,
-      config.lhs_batch,
-    ),
-    (
-      config.rhs,
-      operands.rhs,
-      operands.rhs_scale,
-      config.rhs_contracting,
-      config.rhs_batch,
-    ),
-  )
-  lhs, rhs = (_strided(*side) for side in sides)
-  return lhs, rhs
+    lhs, rhs = dense.dense_sides(call)
+    return _of_dense(lhs), _of_dense(rhs)
+  return _strided(call.lhs), _strided(call.rhs)
 
 
-def _of_dense(operand: canonical.Dense) -> _Strided:
-  values = _packed(operand.values)
+def _of_dense(side: sides.Side) -> _Readable:
+  values, scale = _packed(side.values), side.scale
   kind = configs.OperandKind(
-    format=_kind(operand.format, np.dtype(values.dtype)),
-    strides=_dense_strides(values.shape),
-    scale_strides=(
-      None if operand.scale is None else _dense_strides(operand.scale.shape)
-    ),
+    format=_kind(side.format, np.dtype(values.dtype)),
+    strides=sides.dense_strides(values.shape),
+    scale_strides=None if scale is None else sides.dense_strides(scale.shape),
   )
-  return _Strided(values, operand.scale, kind)
-
-
-def _dense_strides(shape: Sequence[int]) -> tuple[int, int, int]:
-  _, rows, columns = shape
-  return rows * columns, columns, 1
+  return values, scale, kind
 
 
 def _packed(values: jax.Array) -> jax.Array:
@@ -359,59 +308,45 @@ def _packed(values: jax.Array) -> jax.Array:
   return layouts.pack_fp4(values, axis=-1)
 
 
-def _strided(
-  operand: call.OperandConfig,
-  values: jax.Array,
-  scale: jax.Array | None,
-  contracting: call.Dims,
-  batch: call.Dims,
-) -> _Strided:
-  """An operand with one contracting dimension."""
-  format = operand.format
-  name = _kind(format, np.dtype(values.dtype))
-  scale_strides = None
-  if format is not None:
-    assert scale is not None
-    scale, scale_strides = _strided_scale(
-      operand, values, scale, contracting, batch
-    )
-  if operand.is_interleaved:
-    values = interleaving.from_bytes(values)
-  strides = call.values_strides(operand, values, contracting, batch)
+def _strided(side: sides.Side) -> _Readable:
+  """A side with one contracting dimension."""
+  name = _kind(side.format, np.dtype(side.values.dtype))
+  scale = scale_strides = None
+  if side.format is not None:
+    scale, scale_strides = _strided_scale(side)
+  if side.is_interleaved:
+    side = side.replace(values=interleaving.from_bytes(side.values))
+  values, strides = side.values, side.strides()
   if strides is None:
-    values = canonical.merge(values, batch=batch, contracting=contracting)
+    values = side.merge(values)
   values = _packed(values)
   kind = configs.OperandKind(
     format=name,
-    strides=_dense_strides(values.shape) if strides is None else strides,
+    strides=sides.dense_strides(values.shape) if strides is None else strides,
     scale_strides=scale_strides,
-    is_interleaved=operand.is_interleaved,
+    is_interleaved=side.is_interleaved,
   )
-  return _Strided(values, scale, kind)
+  return values, scale, kind
 
 
-def _strided_scale(
-  operand: call.OperandConfig,
-  values: jax.Array,
-  scale: jax.Array,
-  contracting: call.Dims,
-  batch: call.Dims,
-) -> tuple[jax.Array, tuple[int, ...]]:
+def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
   """A scale and its strides: of three indices, or of tiles where swizzled."""
-  if canonical.stays_swizzled(operand, values, contracting, batch):
+  scale, free = side.scale, side.free
+  if side.stays_swizzled:
     tile_rows = layouts.SCALE_TILE_ROWS * scale.shape[-1]
-    return scale, (math.prod(scale.shape[len(batch) :]), tile_rows)
+    return scale, (math.prod(scale.shape[len(side.batch) :]), tile_rows)
   # Rows of several dimensions merge only without padding between them.
-  free = call.free_dims(scale.ndim, contracting, batch)
-  dims = {"batch": batch, "free": free, "contracting": contracting}
-  strides = striding.strides(scale.shape, **dims)
-  is_linear = operand.scale_layout == layouts.LINEAR
+  strides_of = functools.partial(
+    striding.strides, batch=side.batch, free=free, contracting=side.contracting
+  )
+  strides = strides_of(scale.shape)
+  is_linear = side.scale_layout == layouts.LINEAR
   if len(free) > 1 or strides is None or not is_linear:
-    scale = reference.exact_scale(operand, values, scale)
-    strides = striding.strides(scale.shape, **dims)
+    scale = side.linear_scale()
+    strides = strides_of(scale.shape)
   if strides is None:
-    scale = canonical.merge(scale, batch=batch, contracting=contracting)
-    strides = _dense_strides(scale.shape)
+    scale = side.merge(scale)
+    strides = sides.dense_strides(scale.shape)
   return scale, strides
 
 

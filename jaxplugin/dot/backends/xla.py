@@ -9,13 +9,14 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import call
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
-from jaxplugin.dot import reference
 
 
 def _rank(target: targets.Target) -> int:
@@ -41,11 +42,7 @@ def plan(
   return decisions.Plan(global_scale="separate" if has_scale else "none")
 
 
-def operand_dtype(
-  config: call.DotConfig,
-  operands: call.Operands,
-  target: targets.Target,
-) -> Any:
+def operand_dtype(call: calls.Call, target: targets.Target) -> Any:
   """bf16 where that loses nothing; else f32."""
   # XLA:CPU's bf16 dot loses: vdpbf16ps rounds twice a step, and where one
   # product dominates the sum the error reached 21 * 2^-24 * sum|a * b|, more
@@ -54,22 +51,29 @@ def operand_dtype(
   # for DotThunk::Execute" (jaxlib 0.10.2 and 0.12.0.1, EPYC with AVX512-BF16).
   if target.platform == "cpu":
     return jnp.float32
-  is_exact = reference.exact_in_bf16(
-    config.lhs, operands.lhs.dtype
-  ) and reference.exact_in_bf16(config.rhs, operands.rhs.dtype)
+  is_exact = call.lhs.exact_in_bf16 and call.rhs.exact_in_bf16
   return formats.BF16 if is_exact else jnp.float32
 
 
 def emit(
-  operands: call.Operands,
-  config: call.DotConfig,
-  problem: problems.DotProblem,
-  target: targets.Target,
+  call: calls.Call, problem: problems.DotProblem, target: targets.Target
 ) -> jax.Array:
-  """The call in plain JAX operations, to be traced by the lowering."""
+  """Dequantizes both sides, multiplies in f32, and applies the epilogue."""
   del problem
-  dtype = operand_dtype(config, operands, target)
-  return reference.unfused(operands, config, dtype)
+  dtype = operand_dtype(call, target)
+  lhs, rhs = call.lhs.dequantized(), call.rhs.dequantized()
+  # Without HIGHEST a GPU multiplies f32 in TF32 and a TPU in bf16.
+  precision = lax.Precision.HIGHEST
+  if dtype == formats.BF16:
+    precision = lax.Precision.DEFAULT
+  result = lax.dot_general(
+    lhs.astype(dtype),
+    rhs.astype(dtype),
+    call.dimension_numbers,
+    precision=precision,
+    preferred_element_type=jnp.float32,
+  )
+  return epilogue.apply(result, call)
 
 
 BACKEND: Final = decisions.Backend(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplugin.dot import call
+from jaxplugin.dot import calls
 from jaxplugin.jaxext import mesh_axes
 
 Axes = mesh_axes.Axes
@@ -64,9 +64,7 @@ class _Taker:
 
 
 def assign_axes(
-  config: call.DotConfig,
-  lhs_shape: Sequence[Any],
-  rhs_shape: Sequence[Any],
+  call: calls.Call,
   lhs_spec: Spec,
   rhs_spec: Spec,
   out_spec: Spec | None,
@@ -84,25 +82,23 @@ def assign_axes(
   (for k: into whole blocks).
 
   Args:
-    config: the call.
-    lhs_shape, rhs_shape: logical shapes.
+    call: the call.
     lhs_spec, rhs_spec: axes of their dimensions.
     out_spec: axes wanted for the result, None when nothing is known.
     axis_sizes: size of each mesh axis.
   """
   taker = _Taker(axis_sizes)
+  lhs, rhs = call.lhs, call.rhs
+  lhs_shape, rhs_shape = lhs.shape, rhs.shape
   lhs_axes: list[Axes] = [()] * len(lhs_shape)
   rhs_axes: list[Axes] = [()] * len(rhs_shape)
-  lhs_free = call.lhs_free(config, len(lhs_shape))
-  rhs_free = call.rhs_free(config, len(rhs_shape))
-  num_batch = len(config.lhs_batch)
+  lhs_free, rhs_free = lhs.free, rhs.free
+  num_batch = len(lhs.batch)
   wanted = out_spec or ((),) * (num_batch + len(lhs_free) + len(rhs_free))
   wanted_m = wanted[num_batch : num_batch + len(lhs_free)]
   wanted_n = wanted[num_batch + len(lhs_free) :]
-  batch_pairs = list(zip(config.lhs_batch, config.rhs_batch, strict=True))
-  k_pairs = list(
-    zip(config.lhs_contracting, config.rhs_contracting, strict=True)
-  )
+  batch_pairs = list(zip(lhs.batch, rhs.batch, strict=True))
+  k_pairs = list(zip(lhs.contracting, rhs.contracting, strict=True))
 
   for lhs_dim, rhs_dim in batch_pairs:
     axes = lhs_spec[lhs_dim] or rhs_spec[rhs_dim]
@@ -110,7 +106,7 @@ def assign_axes(
     lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
 
   def take_k(lhs_dim: int, rhs_dim: int, axes: Axes) -> None:
-    granule = granule_of(config, lhs_dim, rhs_dim)
+    granule = granule_of(call, lhs_dim, rhs_dim)
     axes = taker.take(axes, lhs_shape[lhs_dim], granule)
     lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
 
@@ -143,7 +139,7 @@ def assign_axes(
     if only_one and not lhs_axes[lhs_dim]:
       take_k(lhs_dim, rhs_dim, either)
 
-  reduce = tuple(a for d in config.lhs_contracting for a in lhs_axes[d])
+  reduce = tuple(a for d in lhs.contracting for a in lhs_axes[d])
   for position, (lhs_dim, rhs_dim) in enumerate(batch_pairs):
     if not lhs_axes[lhs_dim]:
       axes = taker.take(wanted[position], lhs_shape[lhs_dim])
@@ -157,12 +153,12 @@ def assign_axes(
         axes_list[dim] = taker.take(axes, shape[dim])
 
   out = [
-    *(lhs_axes[d] for d in config.lhs_batch),
+    *(lhs_axes[d] for d in lhs.batch),
     *(lhs_axes[d] for d in lhs_free),
     *(rhs_axes[d] for d in rhs_free),
   ]
   sizes = [
-    *(lhs_shape[d] for d in config.lhs_batch),
+    *(lhs_shape[d] for d in lhs.batch),
     *(lhs_shape[d] for d in lhs_free),
     *(rhs_shape[d] for d in rhs_free),
   ]
@@ -194,27 +190,24 @@ def _count(shape: Sequence[Any]) -> int:
   return math.prod(size for size in shape if isinstance(size, int))
 
 
-def granule_of(config: call.DotConfig, lhs_dim: int, rhs_dim: int) -> int:
+def granule_of(call: calls.Call, lhs_dim: int, rhs_dim: int) -> int:
   """The number of values of a contracting dimension that stay together."""
   granule = 1
-  for operand, dim in ((config.lhs, lhs_dim), (config.rhs, rhs_dim)):
-    if operand.format is not None and operand.axis == dim:
-      granule = math.lcm(granule, operand.format.block_size)
+  for side, dim in ((call.lhs, lhs_dim), (call.rhs, rhs_dim)):
+    if side.format is not None and side.axis == dim:
+      granule = math.lcm(granule, side.format.block_size)
   return granule
 
 
 def result_spec(
-  config: call.DotConfig,
-  operands: call.Operands,
+  call: calls.Call,
   lhs_spec: Spec,
   rhs_spec: Spec,
   axis_sizes: Mapping[str, int],
 ) -> Spec:
   """The result's axes when nothing else asks for any."""
   assignment = assign_axes(
-    config,
-    call.operand_shape(config.lhs, operands.lhs),
-    call.operand_shape(config.rhs, operands.rhs),
+    call,
     lhs_spec,
     rhs_spec,
     None,

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.dot import call
+from jaxplugin.dot import calls
+from jaxplugin.dot import sides
 from jaxplugin.dot.sharding import assigning
 
 NUM_DEVICES = 8
@@ -313,16 +314,20 @@ class AssignAxesTest(parameterized.TestCase):
   SIZES = {"a": 2, "b": 4}  # noqa: RUF012
 
   def assign(self, lhs_spec, rhs_spec, out_spec, lhs_shape, rhs_shape):
-    blocked = call.OperandConfig(format=jp.MXFP8, axis=1)
-    config = call.DotConfig(
-      dimension_numbers=(((1,), (1,)), ((), ())),
-      lhs=blocked,
-      rhs=blocked,
-      preferred_element_type=np.dtype(np.float32),
+    lhs, rhs = (
+      sides.Side(
+        name=name,
+        values=jax.ShapeDtypeStruct(shape, jp.MXFP8.values_dtype),
+        format=jp.MXFP8,
+        axis=1,
+        contracting=(1,),
+      )
+      for name, shape in (("lhs", lhs_shape), ("rhs", rhs_shape))
     )
-    return assigning.assign_axes(
-      config, lhs_shape, rhs_shape, lhs_spec, rhs_spec, out_spec, self.SIZES
+    call = calls.Call(
+      lhs=lhs, rhs=rhs, preferred_element_type=np.dtype(np.float32)
     )
+    return assigning.assign_axes(call, lhs_spec, rhs_spec, out_spec, self.SIZES)
 
   def test_wanted_result_decides_which_operand_is_gathered(self):
     sharded = (("a",), ())

@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Global scales of a dot's operands, brought to the result and multiplied.
+"""What follows the sum of products: global scale, bias, activation, residual.
 
-The product of two f32 global scales need not be an f32: two tensors of 1e-17
+Global scales of the operands are brought to the result and multiplied. The
+product of two f32 global scales need not be an f32: two tensors of 1e-17
 have scales of 2^-68. So a product is handed on as two factors, of which the
 second is a power of two, and everywhere the result of a dot is
 
@@ -14,9 +15,9 @@ in this order, rounded as `dot * product` is wherever that can be computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Any
 from typing import Final
 
 import jax
@@ -24,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.dot import call
+from jaxplugin.dot import calls
+from jaxplugin.dot import problems
+from jaxplugin.dot import sides
 
 _MANTISSA_BITS: Final = 23
 _BIAS: Final = 127
@@ -33,27 +36,27 @@ _MIN_EXPONENT: Final = -126  # of normal numbers
 _MAX_EXPONENT: Final = 127
 
 
-def of_operand(
-  side: str, scale: Any, positions: Mapping[int, int], ndim: int
+def global_scale_of(
+  side: sides.Side, positions: Mapping[int, int], ndim: int
 ) -> jax.Array | None:
-  """A ScaledArray's global scale, brought to the result's dimensions.
+  """A side's own global scale, brought to the result's dimensions.
 
   Args:
-    side: "lhs" or "rhs".
-    scale: as of `ScaledArray`, or None.
+    side: whose.
     positions: the result's dimension of each operand's that is not contracted.
     ndim: the result's rank.
 
   Raises:
     TypeError: it varies along a contracting dimension.
   """
+  scale = side.global_scale
   if scale is None or scale.size == 1:
     return None if scale is None else scale.reshape(())
   varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
   if any(d not in positions for d in varying):
     raise TypeError(
-      f"{call.WHO}: the global scale of {side}, of shape {tuple(scale.shape)},"
-      " must not vary along a contracting dimension"
+      f"{sides.WHO}: the global scale of {side.name}, of shape"
+      f" {tuple(scale.shape)}, must not vary along a contracting dimension"
     )
   order = sorted(varying, key=lambda d: positions[d])
   shape = [1] * ndim
@@ -121,11 +124,6 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def pair(global_scale: jax.Array, power: jax.Array) -> jax.Array:
-  """f32[2] for kernels, of two factors f32[]."""
-  return jnp.stack([global_scale, power])
-
-
 def multiply(
   x: jax.Array, global_scale: jax.Array, power: jax.Array | None
 ) -> jax.Array:
@@ -139,3 +137,73 @@ def multiply(
   # It does not look through a select. NaN stays NaN.
   x = jnp.where(jnp.isnan(x), np.float32(np.nan), x)
   return x * power
+
+
+def apply(result: jax.Array, call: calls.Call) -> jax.Array:
+  """activation(result * global_scale + bias) + residual in f32, then cast."""
+  if call.global_scale is not None:
+    result = multiply(result, call.global_scale, call.global_power)
+  if call.bias is not None:
+    result = result + call.bias.astype(jnp.float32)
+  result = activate(result, call.activation)
+  if call.residual is not None:
+    result = result + call.residual.astype(jnp.float32)
+  return result.astype(call.preferred_element_type)
+
+
+def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
+  """An activation by its name; None is the identity."""
+  if activation is None:
+    return x
+  functions = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,  # the tanh approximation, its default
+    "silu": jax.nn.silu,
+  }
+  return functions[activation](x)
+
+
+# What kernels take of it.
+
+
+def pair(call: calls.Call) -> jax.Array | None:
+  """f32[2], or f32[] of one factor: the global scale as kernels take it."""
+  if call.global_power is None:
+    return call.global_scale
+  return jnp.stack([call.global_scale, call.global_power])
+
+
+def fused(
+  dot: Callable[[calls.Call, problems.DotProblem], jax.Array],
+  call: calls.Call,
+  problem: problems.DotProblem,
+) -> jax.Array:
+  """A dot of kernels that fuse one global scale, and a bias over n.
+
+  Args:
+    dot: (call, problem) -> the result. Where the global scale or the bias
+      varies otherwise, it is asked for the bare dot in f32, and the epilogue
+      follows.
+    call, problem: the call.
+  """
+  if bias_is_over_n(call) and problem.global_scale != "array":
+    return dot(call, problem)
+  bare = call.bare()
+  return apply(dot(bare, bare.problem()), call)
+
+
+def bias_is_over_n(call: calls.Call) -> bool:
+  """Whether the bias, if there is one, varies over rhs's dimensions alone."""
+  if call.bias is None:
+    return True
+  num_n = len(call.rhs.free)
+  return all(size == 1 for size in call.bias.shape[: call.bias.ndim - num_n])
+
+
+def bias_row(call: calls.Call) -> jax.Array:
+  """f32[n] of a bias that `bias_is_over_n`."""
+  shape, num_n = call.shape, len(call.rhs.free)
+  columns = shape[len(shape) - num_n :]
+  ones = (1,) * (len(shape) - num_n)
+  bias = jnp.broadcast_to(call.bias.astype(jnp.float32), ones + columns)
+  return bias.reshape(math.prod(columns))

@@ -1,0 +1,38 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From any dimension numbers to [batch, rows, k], which kernels take."""
+
+from __future__ import annotations
+
+from jaxplugin.core import striding
+from jaxplugin.dot import calls
+from jaxplugin.dot import sides
+
+
+def dense_sides(call: calls.Call) -> tuple[sides.Side, sides.Side]:
+  """Both sides row-major, [batch, rows, k], with the blocks contiguous.
+
+  The blocked contracting dimension goes last, in both alike; k is padded with
+  zeros to a whole block where another dimension would follow it otherwise, and
+  to an even size for FP4. Where the two sides are blocked along different
+  dimensions, lhs is dequantized: it then is a plain f32 operand, whose
+  subnormals XLA:CPU flushes. Scales are linear and exact.
+  """
+  lhs, rhs = call.lhs.with_linear_scale(), call.rhs.with_linear_scale()
+  positions = (lhs.blocked_position, rhs.blocked_position)
+  if None not in positions and positions[0] != positions[1]:
+    lhs = lhs.plain()
+  blocked = lhs.blocked_position
+  if blocked is None:
+    blocked = rhs.blocked_position
+  assert blocked is not None
+  size = striding.padded_size(
+    lhs.shape[lhs.contracting[blocked]],
+    (lhs.format, rhs.format),
+    num_contracting=len(lhs.contracting),
+  )
+  return _dense(lhs, blocked, size), _dense(rhs, blocked, size)
+
+
+def _dense(side: sides.Side, blocked: int, size: int) -> sides.Side:
+  return side.padded(side.contracting[blocked], size).merged(blocked)

@@ -1,0 +1,264 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of a call's shapes, dtypes and options.
+
+Each function raises TypeError or ValueError, naming the argument, the rule,
+what was given, and the remedy. As in `sides`, arrays, tracers, abstract values
+and `ShapeDtypeStruct`s all do.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.dot import calls
+from jaxplugin.dot import sides
+
+WHO: Final = sides.WHO
+RESULT_DTYPES: Final = sides.PLAIN_DTYPES
+
+
+def canonical_dimension_numbers(
+  dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int
+) -> sides.DimensionNumbers:
+  """Tuples of ints; None is contraction of the last dimensions.
+
+  For None the leading dimensions are batch where the ranks are equal, and rows
+  of lhs where rhs has rank 2.
+
+  Raises:
+    TypeError: not of `lax.dot_general`'s form, or None for other ranks.
+  """
+  if dimension_numbers is None:
+    if rhs_ndim < 2 or (lhs_ndim != rhs_ndim and not lhs_ndim > rhs_ndim == 2):
+      raise TypeError(
+        f"{WHO}: without dimension_numbers lhs and rhs must have the same rank"
+        " of at least 2, (..., m, k) and (..., n, k), or rhs must have rank 2"
+        " and lhs a higher one, (..., k) and (n, k), got ranks"
+        f" {lhs_ndim} and {rhs_ndim}; pass dimension_numbers"
+      )
+    batch = tuple(range(rhs_ndim - 2))
+    return ((lhs_ndim - 1,), (rhs_ndim - 1,)), (batch, batch)
+  try:
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = (
+      dimension_numbers
+    )
+    as_dims = lambda dims: tuple(operator.index(d) for d in dims)
+    return (
+      (as_dims(lhs_contracting), as_dims(rhs_contracting)),
+      (as_dims(lhs_batch), as_dims(rhs_batch)),
+    )
+  except (TypeError, ValueError):
+    raise TypeError(
+      f"{WHO}: dimension_numbers must be ((lhs_contracting, rhs_contracting),"
+      f" (lhs_batch, rhs_batch)), got {dimension_numbers!r}"
+    ) from None
+
+
+def canonical_precision(precision: Any) -> bool:
+  """Whether `precision`, as lax functions take it, asks for the highest.
+
+  Raises:
+    ValueError: it is not a precision.
+  """
+  items = precision if isinstance(precision, (tuple, list)) else (precision,)
+  try:
+    precisions = [lax.Precision(i) for i in items if i is not None]
+  except ValueError:
+    raise ValueError(
+      f"{WHO}: precision must be None, 'default', 'high', 'highest' or a"
+      f" jax.lax.Precision, got {precision!r}"
+    ) from None
+  return lax.Precision.HIGHEST in precisions
+
+
+def validate_sides(call: calls.Call) -> None:
+  """Checks lhs, rhs and their scales; raises TypeError."""
+  for side in (call.lhs, call.rhs):
+    validate_values(side)
+  numbers = call.dimension_numbers
+  validate_dimension_numbers(WHO, numbers, call.lhs.shape, call.rhs.shape)
+  if not call.lhs.contracting:
+    raise TypeError(
+      f"{WHO}: dimension_numbers must name a contracting dimension, got"
+      f" {numbers}"
+    )
+  for side in (call.lhs, call.rhs):
+    if side.format is not None:
+      _validate_scale(side, call.padded_scales)
+
+
+def validate_epilogue(call: calls.Call) -> None:
+  """Checks the result's dtype and what is applied to it; raises TypeError."""
+  if call.preferred_element_type not in RESULT_DTYPES:
+    raise TypeError(
+      f"{WHO}: preferred_element_type must be float32, bfloat16 or float16,"
+      f" got {call.preferred_element_type.name}"
+    )
+  shape = call.shape
+  for name, factor in (
+    ("global_scale", call.global_scale),
+    ("global_power", call.global_power),
+  ):
+    if factor is not None:
+      if factor.dtype != np.float32:
+        raise TypeError(f"{WHO}: {name} must be float32, got {factor.dtype}")
+      if factor.ndim:
+        _validate_broadcast(name, factor, shape)
+  for name, operand in (
+    ("bias", call.bias),
+    ("residual", call.residual),
+  ):
+    if operand is not None:
+      if operand.dtype not in sides.PLAIN_DTYPES:
+        raise TypeError(
+          f"{WHO}: {name} must be float32, bfloat16 or float16, got"
+          f" {operand.dtype}"
+        )
+      _validate_broadcast(name, operand, shape)
+
+
+def validate_dimension_numbers(
+  who: str,
+  dimension_numbers: sides.DimensionNumbers,
+  lhs_shape: Sequence[int],
+  rhs_shape: Sequence[int],
+) -> None:
+  """Raises TypeError unless they fit each other and the logical shapes."""
+  contracting, batch = dimension_numbers
+  for kind, (lhs_dims, rhs_dims) in (
+    ("contracting", contracting),
+    ("batch", batch),
+  ):
+    if len(lhs_dims) != len(rhs_dims):
+      raise TypeError(
+        f"{who}: dimension_numbers must have as many {kind} dimensions for lhs"
+        f" as for rhs, got {lhs_dims} and {rhs_dims}"
+      )
+  for side, shape, dims in (
+    ("lhs", lhs_shape, contracting[0] + batch[0]),
+    ("rhs", rhs_shape, contracting[1] + batch[1]),
+  ):
+    if any(not 0 <= d < len(shape) for d in dims):
+      raise TypeError(
+        f"{who}: dimension_numbers name dimensions {dims} of {side}, which has"
+        f" rank {len(shape)} (shape {tuple(shape)})"
+      )
+    if len(set(dims)) != len(dims):
+      raise TypeError(
+        f"{who}: dimension_numbers name a dimension of {side} twice: {dims}"
+      )
+  for kind, (lhs_dims, rhs_dims) in (
+    ("contracting", contracting),
+    ("batch", batch),
+  ):
+    for lhs_dim, rhs_dim in zip(lhs_dims, rhs_dims, strict=True):
+      if lhs_shape[lhs_dim] != rhs_shape[rhs_dim]:
+        raise TypeError(
+          f"{who}: {kind} sizes must agree, got {lhs_shape[lhs_dim]} in"
+          f" dimension {lhs_dim} of lhs {tuple(lhs_shape)} and"
+          f" {rhs_shape[rhs_dim]} in dimension {rhs_dim} of rhs"
+          f" {tuple(rhs_shape)} (logical shapes)"
+        )
+
+
+def validate_values(side: sides.Side) -> None:
+  """Checks the dtype of one operand's values; raises TypeError."""
+  format, values, name = side.format, side.values, side.name
+  if format is None:
+    if values.dtype not in sides.PLAIN_DTYPES:
+      raise TypeError(
+        f"{WHO}: {name} without a scale must be float32, bfloat16 or float16,"
+        f" got {values.dtype}; pass {name}_scale for quantized values"
+      )
+    return
+  if values.dtype == interleaving.WORDS and (
+    layouts.may_be_interleaved(format)
+  ):
+    return
+  if values.dtype not in format.storage_dtypes:
+    allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
+    raise TypeError(
+      f"{WHO}: {name} values of {format} must be {allowed}, got {values.dtype}"
+    )
+
+
+def _validate_scale(side: sides.Side, padded: bool) -> None:
+  format, axis, scale = side.format, side.axis, side.scale
+  assert format is not None and axis is not None
+  contracting = side.contracting
+  name = f"{side.name}_scale"
+  if scale.dtype != format.scale_dtype:
+    raise TypeError(
+      f"{WHO}: {name} of {format} must be {format.scale_dtype.name}, got"
+      f" {scale.dtype}"
+    )
+  shape = side.shape
+  if scale.ndim != len(shape):
+    raise TypeError(
+      f"{WHO}: {name} must have the rank of {side.name}, got {name}"
+      f" {tuple(scale.shape)} for {side.name} {shape}"
+    )
+  if axis not in contracting:
+    raise TypeError(
+      f"{WHO}: {side.name} must be blocked along a contracting dimension, got"
+      f" blocks along dimension {axis} and contraction over {contracting};"
+      f" quantize {side.name} with axis={contracting[-1]}"
+    )
+  block = format.block_size
+  expected = side.scale_shape
+  if side.scale_layout == layouts.SWIZZLED:
+    if axis != len(shape) - 1 or len(shape) < 2:
+      raise TypeError(
+        f"{WHO}: a swizzled {name} needs the contracting dimension last, got"
+        f" dimension {axis} of {side.name} {shape}; use a linear scale"
+      )
+    expected = layouts.swizzled_shape(expected)
+  if padded and side.scale_layout == layouts.LINEAR:
+    _validate_padded_scale(side, expected)
+    return
+  if expected[axis] * block != shape[axis] and (
+    side.scale_layout == layouts.LINEAR
+  ):
+    raise TypeError(
+      f"{WHO}: {side.name} contracting size must be a multiple of {block} for"
+      f" {format.name.upper()}, got k={shape[axis]}; pad lhs and rhs"
+    )
+  if tuple(scale.shape) != expected:
+    raise TypeError(
+      f"{WHO}: {name} of {format} for {side.name} {shape} must have shape"
+      f" {expected} (one scale per {block} values of dimension {axis}), got"
+      f" {tuple(scale.shape)}; for a padded scale pass block_size={block}"
+    )
+
+
+def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
+  pairs = zip(side.scale.shape, expected, strict=True)
+  if any(
+    have != need if d in side.batch else have < need
+    for d, (have, need) in enumerate(pairs)
+  ):
+    raise TypeError(
+      f"{WHO}: padded {side.name}_scale for {side.name} {side.shape} must have"
+      f" shape {tuple(expected)}, or more in dimensions that are not batch, got"
+      f" {tuple(side.scale.shape)}"
+    )
+
+
+def _validate_broadcast(name: str, operand: Any, shape: Sequence[int]) -> None:
+  if len(operand.shape) != len(shape) or any(
+    have != 1 and have != want
+    for have, want in zip(operand.shape, shape, strict=True)
+  ):
+    raise TypeError(
+      f"{WHO}: {name} of shape {tuple(operand.shape)} does not broadcast to the"
+      f" result's shape {tuple(shape)}"
+    )

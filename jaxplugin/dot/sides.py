@@ -1,0 +1,292 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`Side`: one operand of a block-scaled dot.
+
+What needs only shapes and dtypes (`shape`, `strides`, `problem`, ...) takes
+arrays, tracers, abstract values and `ShapeDtypeStruct`s alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+from jaxplugin.core import striding
+from jaxplugin.dot import problems
+from jaxplugin.quantization import operations
+
+WHO: Final = "block_scaled_dot"
+PLAIN_DTYPES: Final = (
+  np.dtype(np.float32),
+  formats.BF16,
+  np.dtype(np.float16),
+)
+
+Dims = tuple[int, ...]
+DimensionNumbers = tuple[tuple[Dims, Dims], tuple[Dims, Dims]]
+
+
+def free_dims(ndim: int, contracting: Dims, batch: Dims) -> Dims:
+  """The dimensions that are neither contracting nor batch, in order."""
+  return tuple(
+    d for d in range(ndim) if d not in contracting and d not in batch
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+  """One operand: its arrays, how they are stored, and its dimensions.
+
+  Attributes:
+    name: "lhs" or "rhs".
+    values: quantized values, or plain floats.
+    scale: block scales; None for a plain operand.
+    global_scale: of a `ScaledArray`, as it comes with it, or None. A `Call`
+      multiplies those of both sides into one of its own.
+    format: the block format; None for a plain operand.
+    axis: the contracting dimension that is blocked (and packed); None if plain.
+    scale_layout: "linear" or "swizzled_128x4".
+    is_interleaved: whether bytes of FP4 are those of interleaved words. (Values
+      that come as words, uint32, are interleaved without it.)
+    contracting, batch: its dimensions of these kinds.
+  """
+
+  name: str
+  values: Any
+  scale: Any = None
+  global_scale: Any = None
+  format: formats.BlockFormat | None = None
+  axis: int | None = None
+  scale_layout: str = layouts.LINEAR
+  is_interleaved: bool = False
+  contracting: Dims = ()
+  batch: Dims = ()
+
+  def replace(self, **changes: Any) -> Side:
+    return dataclasses.replace(self, **changes)
+
+  # Of shapes and dtypes.
+
+  @property
+  def ndim(self) -> int:
+    return len(self.values.shape)
+
+  @property
+  def free(self) -> Dims:
+    """The dimensions that are neither contracting nor batch, in order."""
+    return free_dims(self.ndim, self.contracting, self.batch)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Its logical shape (FP8 values may also come as raw bytes)."""
+    if self.format is None or not self.format.is_fp4:
+      return tuple(self.values.shape)
+    assert self.axis is not None
+    return layouts.logical_shape(self.values, self.axis)
+
+  @property
+  def scale_shape(self) -> tuple[int, ...]:
+    """Shape of its linear scale without padding."""
+    assert self.format is not None and self.axis is not None
+    result = list(self.shape)
+    size, block = result[self.axis], self.format.block_size
+    result[self.axis] = (size + block - 1) // block
+    return tuple(result)
+
+  @property
+  def scale_is_padded(self) -> bool:
+    """Whether the scale is linear, and larger than `scale_shape`."""
+    return (
+      self.format is not None
+      and self.scale_layout == layouts.LINEAR
+      and tuple(self.scale.shape) != self.scale_shape
+    )
+
+  @property
+  def blocked_position(self) -> int | None:
+    """Which contracting dimension is blocked; None for a plain operand."""
+    if self.format is None:
+      return None
+    assert self.axis is not None
+    return self.contracting.index(self.axis)
+
+  @property
+  def comes_as_words(self) -> bool:
+    """Whether values are the words of `interleaving`."""
+    return self.format is not None and (self.values.dtype == interleaving.WORDS)
+
+  @property
+  def exact_in_bf16(self) -> bool:
+    """Whether bf16 holds every value of the (dequantized) operand."""
+    if self.format is None:
+      return self.values.dtype == formats.BF16
+    return self.format.exact_in_bf16
+
+  @property
+  def stays_swizzled(self) -> bool:
+    """Whether the scale is swizzled, and stays so when dimensions merge.
+
+    Its rows are those of the last but one dimension, in tiles of 128. Other
+    rows come before them without a gap where 128 divides their number.
+    """
+    if self.scale_layout != layouts.SWIZZLED:
+      return False
+    free = self.free
+    in_order = (*self.batch, *free, *self.contracting)
+    if in_order != tuple(range(self.ndim)):
+      return False
+    if not free or len(self.contracting) != 1:
+      return False
+    rows = self.values.shape[-2]
+    return len(free) == 1 or rows % layouts.SCALE_TILE_ROWS == 0
+
+  def strides(self) -> striding.Strides | None:
+    """Of (batch, row, k) of its values; None where they must be copied."""
+    return striding.values_strides(
+      self.values,
+      self.format,
+      batch=self.batch,
+      free=self.free,
+      contracting=self.contracting,
+    )
+
+  def problem(self, *, is_copied: bool) -> problems.OperandProblem:
+    """Reduces it to what implementations are chosen by.
+
+    Args:
+      is_copied: whether kernels get a row-major copy of it.
+    """
+    is_interleaved = self.is_interleaved or self.comes_as_words
+    strides = None if is_copied else self.strides()
+    dtype = formats.PACKED if is_interleaved else np.dtype(self.values.dtype)
+    return problems.OperandProblem(
+      format=self.format,
+      dtype=dtype,
+      contracting_is_minor=strides is None or strides[2] == 1,
+      scale_layout=self.scale_layout,
+      scale_is_padded=self.scale_is_padded,
+      is_interleaved=is_interleaved,
+    )
+
+  # The same operand otherwise.
+
+  def with_bytes(self) -> Side:
+    """With FP4 values that come as words given as their bytes."""
+    if not self.comes_as_words:
+      return self
+    values = interleaving.to_bytes(self.values)
+    return self.replace(values=values, is_interleaved=True)
+
+  def in_usual_order(self) -> Side:
+    """With FP4 values that were interleaved put back in order."""
+    side = self.with_bytes()
+    if not side.is_interleaved:
+      return side
+    words = interleaving.from_bytes(side.values)
+    values = interleaving.deinterleave(words)
+    return side.replace(values=values, is_interleaved=False)
+
+  def linear_scale(self) -> jax.Array:
+    """Its scale, linear and without padding, whatever layout it came in."""
+    shape = self.scale_shape
+    if self.scale_layout == layouts.SWIZZLED:
+      return layouts.unswizzle_scale(self.scale, shape[-2:])
+    if tuple(self.scale.shape) == shape:
+      return self.scale
+    return lax.slice(self.scale, (0,) * self.scale.ndim, shape)
+
+  def with_linear_scale(self) -> Side:
+    """With `linear_scale`; a plain operand is as it was."""
+    if self.format is None:
+      return self
+    return self.replace(scale=self.linear_scale(), scale_layout=layouts.LINEAR)
+
+  def dequantized(self) -> jax.Array:
+    """f32 values times scales, by operations; plain floats as they are.
+
+    Values must be in their usual order. The global scale is not multiplied.
+    """
+    if self.format is None:
+      return self.values
+    assert self.axis is not None
+    return operations.dequantize_raw(
+      self.values, self.linear_scale(), self.format, axis=self.axis
+    )
+
+  def plain(self) -> Side:
+    """The plain operand of `dequantized` values."""
+    return Side(
+      name=self.name,
+      values=self.dequantized(),
+      contracting=self.contracting,
+      batch=self.batch,
+    )
+
+  def padded(self, axis: int, size: int) -> Side:
+    """With zeros appended along a dimension, up to a logical size.
+
+    The scale must be linear; of E8M0, which has no zero, 2^-127 is appended.
+    """
+    if self.shape[axis] == size:
+      return self
+    per_byte = 1
+    is_fp4 = self.format is not None and self.format.is_fp4
+    if is_fp4 and self.values.dtype == formats.PACKED:
+      per_byte = 2
+    side = self.replace(
+      values=extents.pad_axis(self.values, axis, size // per_byte)
+    )
+    if self.format is None:
+      return side
+    columns = extents.divide_up(size, self.format.block_size)
+    return side.replace(scale=extents.pad_axis(self.scale, axis, columns))
+
+  def with_last(self, position: int) -> Side:
+    """With one of the contracting dimensions named after the others."""
+    others = self.contracting[:position] + self.contracting[position + 1 :]
+    return self.replace(contracting=(*others, self.contracting[position]))
+
+  def merged(self, position: int) -> Side:
+    """Values and linear scale transposed and reshaped to [batch, rows, k].
+
+    Args:
+      position: which contracting dimension goes last; the blocked one where
+        there is one.
+    """
+    side = self.with_last(position)
+    values, scale = side.merge(side.values), None
+    if side.scale is not None:
+      scale = side.merge(side.scale)
+    return side.replace(
+      values=values,
+      scale=scale,
+      axis=None if side.axis is None else 2,
+      contracting=(2,),
+      batch=(0,),
+    )
+
+  def merge(self, x: jax.Array) -> jax.Array:
+    """`x`, of this side's dimensions, as [batch, rows, contracting]."""
+    kinds = (self.batch, self.free)
+    sizes = [math.prod(x.shape[d] for d in dims) for dims in kinds]
+    x = jnp.transpose(x, (*self.batch, *self.free, *self.contracting))
+    num_contracting = len(self.contracting)
+    return x.reshape(*sizes, math.prod(x.shape[x.ndim - num_contracting :]))
+
+
+def dense_strides(shape: Sequence[int]) -> striding.Strides:
+  """Strides of a row-major [batch, rows, columns]."""
+  _, rows, columns = shape
+  return rows * columns, columns, 1
