@@ -28,7 +28,7 @@ class CompiledDot:
     problem: what it computes.
     target: for which GPU.
     launches: in order.
-    kernels: `jaxplugin.kernels.compile.CompiledKernel` of each launch.
+    kernels: `kernels.inspection.compile.CompiledKernel` of each launch.
   """
 
   problem: problems.DotProblem

@@ -21,10 +21,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_E4M3_BIAS_REPAIR = tl.constexpr(2.0**120)
-_E4M3_MAX = tl.constexpr(448.0)
+from jaxplugin.kernels import formats
+
+_E4M3_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E4M3.bias))
+_E4M3_MAX = tl.constexpr(formats.E4M3.max)
 _E4M3_IN_F32 = tl.constexpr(0x87F00000 - 2**32)  # sign, and bits 20 to 26
-_E2M1_BIAS_REPAIR = tl.constexpr(2.0**126)
+_E2M1_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E2M1.bias))
 
 
 @triton.jit

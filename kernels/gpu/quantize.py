@@ -28,7 +28,9 @@ from jaxplugin.kernels import formats
 
 _TILE_ROWS = tl.constexpr(formats.SCALE_TILE_ROWS)
 _TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
-_GLOBAL_RANGE = tl.constexpr(448.0 * 6.0)
+_GLOBAL_RANGE = tl.constexpr(
+  formats.NVFP4.scale.max * formats.NVFP4.element.max
+)
 _MIN_GLOBAL_SCALE = tl.constexpr(2.0**-126)
 
 
