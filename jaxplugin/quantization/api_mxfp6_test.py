@@ -227,5 +227,25 @@ class DotTest(parameterized.TestCase):
       self.assertRegex(told.reason, "^(cpu|triton): ")
 
 
+class CpuKernelsTest(parameterized.TestCase):
+  @quantization_lowerings.needs_library
+  @parameterized.product(
+    lhs=(*FORMATS, jp.MXFP8, jp.MXFP4, None), rhs=FORMATS, m=(1, 5)
+  )
+  def test_dot_is_theirs_and_exact_on_integers(self, lhs, rhs, m):
+    random = np.random.default_rng(8)
+    x, w = (
+      random.integers(-4, 5, (rows, 96)).astype(np.float32) for rows in (m, 37)
+    )
+    left = x if lhs is None else jp.quantize(x, lhs)
+    right = jp.quantize(w, rhs)
+    np.testing.assert_array_equal(jp.dequantize(right), w)
+    target = jp.detect_target("cpu")
+    (dot,) = jp.explain(jp.block_scaled_dot, left, right, target=target)
+    self.assertEqual(dot.decision.implementation, "cpu")
+    result = jp.block_scaled_dot(left, right, implementation="cpu")
+    np.testing.assert_array_equal(result, x @ w.T)
+
+
 if __name__ == "__main__":
   absltest.main()

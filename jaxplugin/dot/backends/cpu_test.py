@@ -260,7 +260,7 @@ class GateTest(parameterized.TestCase):
     refusal = cpu.supports(problem, target)
     return None if refusal is None else refusal.reason
 
-  @parameterized.product(lhs=formats.FORMATS, rhs=formats.FORMATS)
+  @parameterized.product(lhs=formats.KNOWN, rhs=formats.KNOWN)
   def test_every_pair_of_formats_is_served_and_chosen(self, lhs, rhs):
     problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
     self.assertIsNone(self.reason(problem))
