@@ -30,7 +30,10 @@ import jaxplugin as jp
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "quickstart"))
 import minilm
 
-FORMATS: Final = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
+FORMATS: Final = (
+  *(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP6_E2M3, jp.MXFP6_E3M2),
+  *(jp.MXFP4, jp.NVFP4),
+)
 SENTENCES: Final = pathlib.Path(minilm.__file__).parent / "sentences.txt"
 # Inputs of linear layers, in the order in which `minilm.encode` makes them.
 ACTIVATIONS: Final = ("attention in", "attention out", "ffn in", "ffn out")

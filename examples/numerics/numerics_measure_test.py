@@ -178,7 +178,7 @@ class MeasureTest(parameterized.TestCase):
 
   def test_bits_per_value_count_the_scale(self):
     bits = [measure.bits_per_value(format) for format in measure.FORMATS]
-    self.assertEqual(bits, [8.25, 8.25, 4.25, 4.5])
+    self.assertEqual(bits, [8.25, 8.25, 6.25, 6.25, 4.25, 4.5])
 
 
 @has_model

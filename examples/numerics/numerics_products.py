@@ -58,7 +58,9 @@ def product(
 
 def exact(x: jp.ScaledArray) -> np.ndarray:
   """f64[rows, k]: what `x` means, from its codes, in NumPy and ml_dtypes."""
-  values = np.asarray(x.unpack().values).astype(np.float64)
+  # Bytes, where XLA has no dtype of the values.
+  codes = np.asarray(x.unpack().values).view(x.format.values_dtype)
+  values = codes.astype(np.float64)
   scale = np.asarray(x.scale).astype(np.float64)
   values = values * np.repeat(scale, x.format.block_size, axis=-1)
   if x.global_scale is None:

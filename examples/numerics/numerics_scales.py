@@ -405,6 +405,8 @@ for format in measure.FORMATS:
 for label, x, y in (
   ("mxfp8", 2e4, 29),
   ("mxfp8_e5m2", 2e7, 26.5),
+  ("mxfp6_e2m3", 9, 27.8),
+  ("mxfp6_e3m2", 800, 15),
   ("nvfp4", 1.5, 21.5),
   ("mxfp4", 1.2, 12.5),
 ):

@@ -22,12 +22,16 @@ COLORS: Final = {
   "e5m2, tensor": "#F0E442",
   "mxfp8": "#0072B2",
   "mxfp8_e5m2": "#E69F00",
+  "mxfp6_e2m3": "#332288",
+  "mxfp6_e3m2": "#88CCEE",
   "mxfp4": "#D55E00",
   "nvfp4": "#009E73",
 }
 MARKERS: Final = {
   "mxfp8": "o",
   "mxfp8_e5m2": "s",
+  "mxfp6_e2m3": "P",
+  "mxfp6_e3m2": "X",
   "mxfp4": "^",
   "nvfp4": "D",
 }

@@ -214,7 +214,7 @@ def parse_pairs(text: str) -> tuple[Pair, ...]:
 
 
 def _parse_pair(item: str) -> Pair:
-  by_name = {format.name: format for format in formats.FORMATS}
+  by_name = {format.name: format for format in formats.KNOWN}
   known = {**dict.fromkeys(PLAIN_DTYPES), **by_name}
   sides = None
   if item in by_name:

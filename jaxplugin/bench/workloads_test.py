@@ -78,6 +78,7 @@ class PairsTest(parameterized.TestCase):
     ("mxfp8xmxfp4", formats.MXFP8, formats.MXFP4),
     ("bf16xnvfp4", None, formats.NVFP4),
     ("mxfp8_e5m2xf32", formats.MXFP8_E5M2, None),
+    ("mxfp6_e2m3xmxfp6_e3m2", formats.MXFP6_E2M3, formats.MXFP6_E3M2),
   )
   def test_sides_are_told_apart(self, text, lhs, rhs):
     (pair,) = workloads.parse_pairs(text)

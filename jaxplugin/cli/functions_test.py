@@ -11,6 +11,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.cli import functions
+from jaxplugin.core import formats
 
 
 class ArgumentTest(parameterized.TestCase):
@@ -24,10 +25,11 @@ class ArgumentTest(parameterized.TestCase):
     spec = functions.argument(text)
     self.assertEqual((spec.shape, spec.dtype), (shape, dtype))
 
-  def test_format_is_what_quantize_makes(self):
-    made = functions.argument("nvfp4[8,64]")
+  @parameterized.parameters(*formats.KNOWN)
+  def test_format_is_what_quantize_makes(self, format):
+    made = functions.argument(f"{format}[8,64]")
     self.assertIsInstance(made, jp.ScaledArray)
-    x_q = jp.quantize(jnp.ones((8, 64)), jp.NVFP4)
+    x_q = jp.quantize(jnp.ones((8, 64)), format)
     expected = [(x.shape, x.dtype) for x in jax.tree.leaves(x_q)]
     found = [(x.shape, x.dtype) for x in jax.tree.leaves(made)]
     self.assertEqual(found, expected)

@@ -293,7 +293,19 @@ class DotVariants:
 
     return self._forms(name, self._plain_forms(product), ready="bfloat16")
 
-  def _scaled_dot(self, name: str) -> variants.Forms:
+  def _jax_lacks(self, name: str) -> variants.Unavailable | None:
+    """Why JAX's own functions do not take these operands; None if they may."""
+    for format in (self.pair.lhs, self.pair.rhs):
+      if format is not None and format.is_fp6:
+        reason = f"XLA has no {format.values_dtype.name}"
+        return variants.Unavailable(name=name, role="peer", reason=reason)
+    return None
+
+  def _scaled_dot(self, name: str) -> variants.Forms | variants.Unavailable:
+    lacks = self._jax_lacks(name)
+    if lacks is not None:
+      return lacks
+
     def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
       lhs_values, lhs_scale, lhs_global = _parts(lhs)
       rhs_values, rhs_scale, rhs_global = _parts(rhs)
@@ -324,6 +336,9 @@ class DotVariants:
       return variants.Unavailable(
         name=name, role="peer", reason="takes two quantized operands"
       )
+    lacks = self._jax_lacks(name)
+    if lacks is not None:
+      return lacks
 
     def function(lhs: Any, rhs: Any) -> Any:
       lhs_values, lhs_scale, lhs_global = _parts(lhs)
@@ -402,7 +417,8 @@ def _numpy_f32(operand: Any) -> np.ndarray:
   if not isinstance(operand, scaled_array.ScaledArray):
     return operand.astype(np.float32)
   size = operand.format.block_size
-  blocks = operand.values.reshape(*operand.scale.shape, size)
+  values = operand.values.view(operand.format.values_dtype)
+  blocks = values.reshape(*operand.scale.shape, size)
   scale = operand.scale[..., None].astype(np.float32)
   result = (blocks.astype(np.float32) * scale).reshape(operand.shape)
   if operand.global_scale is None:

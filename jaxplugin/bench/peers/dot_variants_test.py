@@ -189,6 +189,21 @@ class PeerFormsTest(parameterized.TestCase):
     jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
     self.assertNotIn("transpose[", str(jaxpr))
 
+  @parameterized.parameters("mxfp6_e2m3", "bf16xmxfp6_e3m2")
+  def test_values_of_six_bits_are_numbers_to_numpy_and_unknown_to_jax(
+    self, pair
+  ):
+    (row,) = workloads.parse_rows("4x96x256")
+    (pair,) = workloads.parse_pairs(pair)
+    made = dot_variants.DotVariants(
+      row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
+    )
+    product, scaled_dot = made.peers(["numpy", "lax.scaled_dot"])
+    product.check(1, product.function(*product.operands(1)))
+    self.assertEqual(
+      scaled_dot.reason, f"XLA has no {pair.rhs.values_dtype.name}"
+    )
+
   def test_sum_of_products_is_for_one_row(self):
     self.assertNotIn("sum of products", self.forms("f32", "2x96x256"))
 

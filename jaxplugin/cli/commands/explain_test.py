@@ -7,6 +7,7 @@ import json
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from jaxplugin.core import formats
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import written_modules
 
@@ -22,6 +23,13 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", out)
     self.assertIn("mxfp8 x bfloat16 -> bfloat16, batch=1 m=1 n=64 k=96", out)
     self.assertIn("not cudnn: needs both operands quantized", out)
+
+  @parameterized.parameters(*(format.name for format in formats.KNOWN))
+  def test_every_format_is_known_by_its_name(self, name):
+    line = f"explain --lhs {name} --rhs {name} -m 3 -n 5 -k 64 --target h100"
+    status, out, _ = self.run_command(*line.split())
+    self.assertEqual(status, 0)
+    self.assertIn(f"{name} x {name} -> bfloat16, batch=1 m=3 n=5 k=64", out)
 
   def test_explain_prints_json(self):
     line = "explain --lhs nvfp4 --rhs nvfp4 -m 1 -n 64 -k 64 --json"
