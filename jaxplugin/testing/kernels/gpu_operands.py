@@ -83,7 +83,7 @@ def make_operand(
     values = rng.integers(-8, 9, shape) if integers else rng.normal(size=shape)
     values = values.astype(DTYPES[format])
     return store_operand(format, values, None, k_is_minor=k_is_minor)
-  block_format = _block_format(format)
+  block_format = formats.by_name(format)
   columns = -(-shape[2] // block_format.block_size)
   scale_shape = (*shape[:2], columns)
   if integers:
@@ -106,11 +106,6 @@ def make_operand(
     swizzled=swizzled,
     interleaved=interleaved,
   )
-
-
-def _block_format(name: str) -> formats.BlockFormat:
-  """Also those that are not in `FORMATS`."""
-  return getattr(formats, name.upper())
 
 
 def _finite_codes(
@@ -137,9 +132,9 @@ def store_operand(
     values = _lay_out(values, k_is_minor)
     kind = configs.OperandKind(format=format, strides=_strides(values))
     return Operand(kind=kind, values=values, scale=None, exact=exact)
-  block_format = _block_format(format)
+  block_format = formats.by_name(format)
   exact = reference.oracle_dequantize(
-    values.view(block_format.values_dtype),
+    values.view(block_format.array_dtype),
     scale.view(block_format.scale_dtype),
     block_format,
   )
