@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` as a function: its axis, dtypes, sizes, rounding and errors.
 
-That its values are right is in quantization_mx_test.py and
-quantization_nvfp4_test.py.
+That its values are right is in api_mx_test.py and
+api_nvfp4_test.py.
 """
 
 import functools

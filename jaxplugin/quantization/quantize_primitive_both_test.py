@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize_both` is `quantize` along each axis, bit by bit.
 
-What `quantize` itself should give is in quantization_mx_test.py and
-quantization_nvfp4_test.py.
+What `quantize` itself should give is in api_mx_test.py and
+api_nvfp4_test.py.
 """
 
 import functools

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels and operations agree, and each is where it belongs.
 
-What is right is found in quantization_mx_test.py, quantization_nvfp4_test.py
-and dequantization_test.py. Here one lowering is compared with the other:
+What is right is found in api_mx_test.py, api_nvfp4_test.py
+and api_dequantize_test.py. Here one lowering is compared with the other:
 `OPERATIONS` is a CPU without kernels.
 """
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` by Triton kernels: its bits in the interpreter, and its modules.
 
-What is right is found in quantization_mx_test.py and
-quantization_nvfp4_test.py; here the bits are compared with those of the
+What is right is found in api_mx_test.py and
+api_nvfp4_test.py; here the bits are compared with those of the
 operations (`quantization_lowerings.InterpretedTestCase`).
 """
 
