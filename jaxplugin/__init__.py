@@ -54,7 +54,7 @@ from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
 from jaxplugin.training import checkpoint_policies as checkpoint_policies
-from jaxplugin.training.gradients import dot_general as dot_general
+from jaxplugin.training.api import dot_general as dot_general
 
 __version__ = "0.1.0"
 

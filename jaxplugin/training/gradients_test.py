@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.testing.oracles import gradients_oracle as testing
-from jaxplugin.training import gradients
+from jaxplugin.training import products
 
 FORMATS = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
 
@@ -353,7 +353,7 @@ class DotGeneralTest(parameterized.TestCase):
 
 class RecipeTest(absltest.TestCase):
   def test_recipes_are_hashable_values(self):
-    make = lambda: gradients.Recipe(
+    make = lambda: products.Recipe(
       lhs_format=jp.MXFP8, rhs_format=jp.MXFP8, grad_format=jp.MXFP8
     )
     self.assertEqual(make(), make())

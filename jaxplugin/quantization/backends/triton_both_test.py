@@ -25,7 +25,7 @@ from jaxplugin.explanation import deviceless
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.testing import quantization_lowerings
-from jaxplugin.training import gradients
+from jaxplugin.training import api
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
@@ -190,7 +190,7 @@ class GradientStepTest(parameterized.TestCase):
     return collections.Counter(dtypes), opcodes
 
   def step(self, format, batched=False, argnums=(0, 1)):
-    function = gradients.dot_general(format, format, implementation="triton")
+    function = api.dot_general(format, format, implementation="triton")
     numbers = (((2 if batched else 1,), (0,)), ((), ()))
 
     def loss(x, w):
@@ -225,7 +225,7 @@ class GradientStepTest(parameterized.TestCase):
     self.assertNotIn(("s32",), kernels)
 
   def test_forward_alone_and_unused_gradients_quantize_once(self):
-    forward = lambda x, w: gradients.dot_general(MXFP8, MXFP8)(
+    forward = lambda x, w: api.dot_general(MXFP8, MXFP8)(
       x, w, (((1,), (0,)), ((), ()))
     )
     kernels, _ = self.kernels(forward, X, W, target=H200)
