@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
@@ -27,6 +29,7 @@ from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import linear_calls
 from jaxplugin.training import products
 
@@ -184,7 +187,11 @@ class _Tangent(linear_calls.Linear):
   def apply(
     self, linear: Sequence[jax.Array], constants: Sequence[jax.Array]
   ) -> jax.Array:
-    g = jax.ShapeDtypeStruct(self.shape, np.float32)
+    g: Any = jax.ShapeDtypeStruct(self.shape, np.float32)
+    if jax_private.varying_axes(linear[0]):
+      # Inside `shard_map`: of a g that is the same on all devices the transpose
+      # would be the sum over them.
+      g = dot.vary_alike([jnp.zeros(self.shape, np.float32), *linear])[0]
     summands = []
     for term, tangent, other in zip(
       self.terms, linear, self._others(constants), strict=True
