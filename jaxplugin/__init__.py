@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled matrix multiplication for JAX: MXFP8, MXFP4 and NVFP4.
+"""Block-scaled matrix multiplication for JAX: MXFP8, MXFP6, MXFP4, NVFP4.
 
 import jaxplugin as jp
 

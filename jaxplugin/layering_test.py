@@ -23,7 +23,7 @@ STAGES = {
   "quantization": (
     ("codes", "problems"),
     ("operations",),
-    ("arguments", "backends.triton_launches"),
+    ("arguments", "backends.triton_shapes"),
     tuple(f"backends.{x}" for x in ("cpu", "triton", "xla")),
     ("backends",),
     ("quantize_primitive",),

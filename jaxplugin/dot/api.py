@@ -144,15 +144,15 @@ def block_scaled_dot(
   rhs_side = _with_axis(rhs_side, padded)
   if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
-      f"{sides.WHO}: lhs or rhs must be quantized, got plain"
+      f"{sides.who()}: lhs or rhs must be quantized, got plain"
       f" {lhs_side.values.dtype} and {rhs_side.values.dtype}; quantize one, or"
       " call jax.lax.dot_general"
     )
   backends.validate_name(implementation)
   if activation is not None and activation not in problems.ACTIVATIONS:
     raise ValueError(
-      f"{sides.WHO}: activation must be None or one of {problems.ACTIVATIONS},"
-      f" got {activation!r}"
+      f"{sides.who()}: activation must be None or one of"
+      f" {problems.ACTIVATIONS}, got {activation!r}"
     )
   call = calls.Call(
     lhs=lhs_side,
@@ -219,7 +219,7 @@ def _bind_with_epilogue(
     residual = _float_operand("residual", residual)
     if tuple(residual.shape) != shape:
       raise TypeError(
-        f"{sides.WHO}: residual must have the result's shape {shape}, got"
+        f"{sides.who()}: residual must have the result's shape {shape}, got"
         f" {tuple(residual.shape)}"
       )
   call = call.replace(
@@ -257,11 +257,11 @@ def _side_of(name: str, operand: Any, scale: Any) -> sides.Side:
   if isinstance(operand, scaled_array.ScaledArray):
     if scale is not None:
       raise TypeError(
-        f"{sides.WHO}: {name} is a ScaledArray, which has its own scale;"
+        f"{sides.who()}: {name} is a ScaledArray, which has its own scale;"
         f" {name}_scale must be None"
       )
-    scaled_array.require_numbers(sides.WHO, name, operand)
-    scaled_array.require_global_scale(f"{sides.WHO}: {name}", operand)
+    scaled_array.require_numbers(sides.who(), name, operand)
+    scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
     operand = operand.to_floats()
     # Shapes do not tell the blocked axis of an operand that is empty in k.
     is_known = operand.scale_layout != layouts.LINEAR or (
@@ -283,9 +283,9 @@ def _side_of(name: str, operand: Any, scale: Any) -> sides.Side:
   format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
   if format is None:
     raise TypeError(
-      f"{sides.WHO}: {name} {values.dtype} with {name}_scale {scale.dtype} is"
-      f" no block format; known ones: {formats.pairs_table()}"
-      f"{_view_remedy(name, scale.dtype)}"
+      f"{sides.who()}: {name} {values.dtype} with {name}_scale {scale.dtype} is"
+      " no block format; known ones:"
+      f" {formats.pairs_table()}{_view_remedy(name, scale.dtype)}"
     )
   return sides.Side(name=name, values=values, scale=scale, format=format)
 
@@ -304,13 +304,13 @@ def _array(name: str, x: Any) -> jax.Array:
   is_array = hasattr(x, "shape") and hasattr(x, "dtype")
   if isinstance(x, scaled_array.ScaledArray):
     raise TypeError(
-      f"{sides.WHO}: {name} must be a plain array, got {x!r}; dequantize it"
+      f"{sides.who()}: {name} must be a plain array, got {x!r}; dequantize it"
     )
   if not is_array and not isinstance(x, (int, float, list)):
     raise TypeError(
-      f"{sides.WHO}: {name} must be an array, got {type(x).__name__}"
+      f"{sides.who()}: {name} must be an array, got {type(x).__name__}"
     )
-  return scaled_array.as_array(sides.WHO, name, x)
+  return scaled_array.as_array(sides.who(), name, x)
 
 
 def as_operand(name: str, x: Any) -> Any:
@@ -326,7 +326,7 @@ def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
   values, scale, name = side.values, side.scale, side.name
   if scale.ndim != values.ndim:
     raise TypeError(
-      f"{sides.WHO}: {name}_scale must have the rank of {name}, got"
+      f"{sides.who()}: {name}_scale must have the rank of {name}, got"
       f" {name}_scale {tuple(scale.shape)} for {name} {tuple(values.shape)}"
     )
 
@@ -342,7 +342,7 @@ def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
     fitting = [candidate for candidate in candidates if fits(candidate)]
   if len(fitting) > 1 and 0 not in values.shape:
     raise TypeError(
-      f"{sides.WHO}: {name}_scale {tuple(scale.shape)} fits blocks along"
+      f"{sides.who()}: {name}_scale {tuple(scale.shape)} fits blocks along"
       f" several contracting dimensions {contracting} of {name}"
       f" {tuple(values.shape)}; reshape them into one"
     )
@@ -362,7 +362,7 @@ def _validate_block_size(
   for side, size in ((lhs, sizes[0]), (rhs, sizes[1])):
     if side.format is not None and side.format.block_size != size:
       raise ValueError(
-        f"{sides.WHO}: block_size must be {side.format.block_size} for"
+        f"{sides.who()}: block_size must be {side.format.block_size} for"
         f" {side.name} of {side.format}, got {block_size!r}"
       )
 
@@ -372,7 +372,7 @@ def _result_dtype(dtype: Any) -> np.dtype:
     result = np.dtype(jnp.float32 if dtype is None else dtype)
   except TypeError:
     raise TypeError(
-      f"{sides.WHO}: preferred_element_type must be float32, bfloat16 or"
+      f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
       f" float16, got {dtype!r}"
     ) from None
   return result
@@ -392,7 +392,7 @@ def _reject_negative_scale(side: sides.Side) -> None:
   if len(negative):
     where = tuple(int(i) for i in negative[0])
     raise ValueError(
-      f"{sides.WHO}: {side.name}_scale of {side.format} must not be negative"
+      f"{sides.who()}: {side.name}_scale of {side.format} must not be negative"
       f" (Blackwell ignores the sign bit), got {exact[where]} at {where}"
     )
 
@@ -404,8 +404,8 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
     global_scale = _array("global_scale", global_scale)
     if global_scale.dtype != np.float32:
       raise TypeError(
-        f"{sides.WHO}: global_scale must be float32, got {global_scale.dtype};"
-        " cast it"
+        f"{sides.who()}: global_scale must be float32, got"
+        f" {global_scale.dtype}; cast it"
       )
   result = jnp.asarray(global_scale, jnp.float32)
   return result.reshape(()) if result.size == 1 and result.ndim else result
@@ -415,7 +415,8 @@ def _float_operand(name: str, x: Any) -> jax.Array:
   x = _array(name, x)
   if x.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(
-      f"{sides.WHO}: {name} must be float32, bfloat16 or float16, got {x.dtype}"
+      f"{sides.who()}: {name} must be float32, bfloat16 or float16, got"
+      f" {x.dtype}"
     )
   return x
 
@@ -426,7 +427,7 @@ def _expand_bias(
   columns = shape[len(shape) - num_n :]
   if tuple(bias.shape) not in (columns, columns[-1:]):
     raise TypeError(
-      f"{sides.WHO}: bias must have the shape {columns} of the result's"
+      f"{sides.who()}: bias must have the shape {columns} of the result's"
       f" dimensions that come from rhs, got {tuple(bias.shape)}"
     )
   return bias.reshape((1,) * (len(shape) - bias.ndim) + tuple(bias.shape))

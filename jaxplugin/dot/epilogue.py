@@ -55,7 +55,7 @@ def global_scale_of(
   varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
   if any(d not in positions for d in varying):
     raise TypeError(
-      f"{sides.WHO}: the global scale of {side.name}, of shape"
+      f"{sides.who()}: the global scale of {side.name}, of shape"
       f" {tuple(scale.shape)}, must not vary along a contracting dimension"
     )
   order = sorted(varying, key=lambda d: positions[d])

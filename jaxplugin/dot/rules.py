@@ -22,7 +22,6 @@ from jaxplugin.arrays import layouts
 from jaxplugin.dot import calls
 from jaxplugin.dot import sides
 
-WHO: Final = sides.WHO
 RESULT_DTYPES: Final = sides.PLAIN_DTYPES
 
 
@@ -40,9 +39,9 @@ def canonical_dimension_numbers(
   if dimension_numbers is None:
     if rhs_ndim < 2 or (lhs_ndim != rhs_ndim and not lhs_ndim > rhs_ndim == 2):
       raise TypeError(
-        f"{WHO}: without dimension_numbers lhs and rhs must have the same rank"
-        " of at least 2, (..., m, k) and (..., n, k), or rhs must have rank 2"
-        " and lhs a higher one, (..., k) and (n, k), got ranks"
+        f"{sides.who()}: without dimension_numbers lhs and rhs must have the"
+        " same rank of at least 2, (..., m, k) and (..., n, k), or rhs must"
+        " have rank 2 and lhs a higher one, (..., k) and (n, k), got ranks"
         f" {lhs_ndim} and {rhs_ndim}; pass dimension_numbers"
       )
     batch = tuple(range(rhs_ndim - 2))
@@ -58,8 +57,8 @@ def canonical_dimension_numbers(
     )
   except (TypeError, ValueError):
     raise TypeError(
-      f"{WHO}: dimension_numbers must be ((lhs_contracting, rhs_contracting),"
-      f" (lhs_batch, rhs_batch)), got {dimension_numbers!r}"
+      f"{sides.who()}: dimension_numbers must be ((lhs_contracting,"
+      f" rhs_contracting), (lhs_batch, rhs_batch)), got {dimension_numbers!r}"
     ) from None
 
 
@@ -74,8 +73,8 @@ def canonical_precision(precision: Any) -> bool:
     precisions = [lax.Precision(i) for i in items if i is not None]
   except ValueError:
     raise ValueError(
-      f"{WHO}: precision must be None, 'default', 'high', 'highest' or a"
-      f" jax.lax.Precision, got {precision!r}"
+      f"{sides.who()}: precision must be None, 'default', 'high', 'highest' or"
+      f" a jax.lax.Precision, got {precision!r}"
     ) from None
   return lax.Precision.HIGHEST in precisions
 
@@ -85,10 +84,12 @@ def validate_sides(call: calls.Call) -> None:
   for side in (call.lhs, call.rhs):
     validate_values(side)
   numbers = call.dimension_numbers
-  validate_dimension_numbers(WHO, numbers, call.lhs.shape, call.rhs.shape)
+  validate_dimension_numbers(
+    sides.who(), numbers, call.lhs.shape, call.rhs.shape
+  )
   if not call.lhs.contracting:
     raise TypeError(
-      f"{WHO}: dimension_numbers must name a contracting dimension, got"
+      f"{sides.who()}: dimension_numbers must name a contracting dimension, got"
       f" {numbers}"
     )
   for side in (call.lhs, call.rhs):
@@ -100,8 +101,8 @@ def validate_epilogue(call: calls.Call) -> None:
   """Checks the result's dtype and what is applied to it; raises TypeError."""
   if call.preferred_element_type not in RESULT_DTYPES:
     raise TypeError(
-      f"{WHO}: preferred_element_type must be float32, bfloat16 or float16,"
-      f" got {call.preferred_element_type.name}"
+      f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
+      f" float16, got {call.preferred_element_type.name}"
     )
   shape = call.shape
   for name, factor in (
@@ -110,7 +111,9 @@ def validate_epilogue(call: calls.Call) -> None:
   ):
     if factor is not None:
       if factor.dtype != np.float32:
-        raise TypeError(f"{WHO}: {name} must be float32, got {factor.dtype}")
+        raise TypeError(
+          f"{sides.who()}: {name} must be float32, got {factor.dtype}"
+        )
       if factor.ndim:
         _validate_broadcast(name, factor, shape)
   for name, operand in (
@@ -120,7 +123,7 @@ def validate_epilogue(call: calls.Call) -> None:
     if operand is not None:
       if operand.dtype not in sides.PLAIN_DTYPES:
         raise TypeError(
-          f"{WHO}: {name} must be float32, bfloat16 or float16, got"
+          f"{sides.who()}: {name} must be float32, bfloat16 or float16, got"
           f" {operand.dtype}"
         )
       _validate_broadcast(name, operand, shape)
@@ -176,8 +179,8 @@ def validate_values(side: sides.Side) -> None:
   if format is None:
     if values.dtype not in sides.PLAIN_DTYPES:
       raise TypeError(
-        f"{WHO}: {name} without a scale must be float32, bfloat16 or float16,"
-        f" got {values.dtype}; pass {name}_scale for quantized values"
+        f"{sides.who()}: {name} without a scale must be float32, bfloat16 or"
+        f" float16, got {values.dtype}; pass {name}_scale for quantized values"
       )
     return
   if values.dtype == interleaving.WORDS and (
@@ -187,7 +190,8 @@ def validate_values(side: sides.Side) -> None:
   if values.dtype not in format.storage_dtypes:
     allowed = " or ".join(dtype.name for dtype in format.storage_dtypes)
     raise TypeError(
-      f"{WHO}: {name} values of {format} must be {allowed}, got {values.dtype}"
+      f"{sides.who()}: {name} values of {format} must be {allowed}, got"
+      f" {values.dtype}"
     )
 
 
@@ -198,28 +202,29 @@ def _validate_scale(side: sides.Side, padded: bool) -> None:
   name = f"{side.name}_scale"
   if scale.dtype != format.scale_dtype:
     raise TypeError(
-      f"{WHO}: {name} of {format} must be {format.scale_dtype.name}, got"
-      f" {scale.dtype}"
+      f"{sides.who()}: {name} of {format} must be {format.scale_dtype.name},"
+      f" got {scale.dtype}"
     )
   shape = side.shape
   if scale.ndim != len(shape):
     raise TypeError(
-      f"{WHO}: {name} must have the rank of {side.name}, got {name}"
+      f"{sides.who()}: {name} must have the rank of {side.name}, got {name}"
       f" {tuple(scale.shape)} for {side.name} {shape}"
     )
   if axis not in contracting:
     raise TypeError(
-      f"{WHO}: {side.name} must be blocked along a contracting dimension, got"
-      f" blocks along dimension {axis} and contraction over {contracting};"
-      f" quantize {side.name} with axis={contracting[-1]}"
+      f"{sides.who()}: {side.name} must be blocked along a contracting"
+      f" dimension, got blocks along dimension {axis} and contraction over"
+      f" {contracting}; quantize {side.name} with axis={contracting[-1]}"
     )
   block = format.block_size
   expected = side.scale_shape
   if side.scale_layout == layouts.SWIZZLED:
     if axis != len(shape) - 1 or len(shape) < 2:
       raise TypeError(
-        f"{WHO}: a swizzled {name} needs the contracting dimension last, got"
-        f" dimension {axis} of {side.name} {shape}; use a linear scale"
+        f"{sides.who()}: a swizzled {name} needs the contracting dimension"
+        f" last, got dimension {axis} of {side.name} {shape}; use a linear"
+        " scale"
       )
     expected = layouts.swizzled_shape(expected)
   if padded and side.scale_layout == layouts.LINEAR:
@@ -229,14 +234,15 @@ def _validate_scale(side: sides.Side, padded: bool) -> None:
     side.scale_layout == layouts.LINEAR
   ):
     raise TypeError(
-      f"{WHO}: {side.name} contracting size must be a multiple of {block} for"
-      f" {format.name.upper()}, got k={shape[axis]}; pad lhs and rhs"
+      f"{sides.who()}: {side.name} contracting size must be a multiple of"
+      f" {block} for {format.name.upper()}, got k={shape[axis]}; pad lhs and"
+      " rhs"
     )
   if tuple(scale.shape) != expected:
     raise TypeError(
-      f"{WHO}: {name} of {format} for {side.name} {shape} must have shape"
-      f" {expected} (one scale per {block} values of dimension {axis}), got"
-      f" {tuple(scale.shape)}; for a padded scale pass block_size={block}"
+      f"{sides.who()}: {name} of {format} for {side.name} {shape} must have"
+      f" shape {expected} (one scale per {block} values of dimension {axis}),"
+      f" got {tuple(scale.shape)}; for a padded scale pass block_size={block}"
     )
 
 
@@ -247,9 +253,9 @@ def _validate_padded_scale(side: sides.Side, expected: Sequence[int]) -> None:
     for d, (have, need) in enumerate(pairs)
   ):
     raise TypeError(
-      f"{WHO}: padded {side.name}_scale for {side.name} {side.shape} must have"
-      f" shape {tuple(expected)}, or more in dimensions that are not batch, got"
-      f" {tuple(side.scale.shape)}"
+      f"{sides.who()}: padded {side.name}_scale for {side.name} {side.shape}"
+      f" must have shape {tuple(expected)}, or more in dimensions that are not"
+      f" batch, got {tuple(side.scale.shape)}"
     )
 
 
@@ -259,6 +265,6 @@ def _validate_broadcast(name: str, operand: Any, shape: Sequence[int]) -> None:
     for have, want in zip(operand.shape, shape, strict=True)
   ):
     raise TypeError(
-      f"{WHO}: {name} of shape {tuple(operand.shape)} does not broadcast to the"
-      f" result's shape {tuple(shape)}"
+      f"{sides.who()}: {name} of shape {tuple(operand.shape)} does not"
+      f" broadcast to the result's shape {tuple(shape)}"
     )

@@ -23,11 +23,19 @@ from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.quantization import operations
 
 WHO: Final = "block_scaled_dot"
+
+
+def who() -> str:
+  """The function that errors about a call name."""
+  return speaking.who(WHO)
+
+
 PLAIN_DTYPES: Final = (
   np.dtype(np.float32),
   formats.BF16,

@@ -21,9 +21,9 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
-from jaxplugin.dropin import nn_operands
 from jaxplugin.dropin import nn_scaled
 from jaxplugin.jaxext import jax_private
 
@@ -105,7 +105,7 @@ def accelerate(
       f"{WHO}: fn must be a function, got {fn!r}; pass the function itself, not"
       " what it returns"
     )
-  with nn_operands.speaking_for(WHO):
+  with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
   return jax_private.intercept(fn, _maker(implementation))
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import speaking
 from jaxplugin.dot import problems
-from jaxplugin.dropin import nn_operands
 
 WHO: Final = "linear"
 
@@ -52,7 +52,7 @@ def linear(
     ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
     NotImplementedError: the implementation asked for cannot serve.
   """
-  with nn_operands.speaking_for(WHO):
+  with speaking.speaking_for(WHO):
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)
     if lhs.ndim < 1 or rhs.ndim != 2:
       raise TypeError(

@@ -27,6 +27,7 @@ from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
 from jaxplugin.dot import rules
@@ -173,7 +174,7 @@ def scaled_dot_general(
   Source: `jax.nn.scaled_dot_general`.
   """
   who = "scaled_dot_general"
-  with nn_operands.speaking_for(who):
+  with speaking.speaking_for(who):
     backends.validate_name(implementation)
   if configs is None:
     nn_operands.require_xla(who, implementation, "configs=None")
@@ -196,7 +197,7 @@ def scaled_dot_general(
   parsed = [_parse_config(who, i, c) for i, c in enumerate(configs)]
   lhs = _quantizable(who, "lhs", lhs)
   rhs = _quantizable(who, "rhs", rhs)
-  with nn_operands.speaking_for(who):
+  with speaking.speaking_for(who):
     numbers = nn_operands.canonical_numbers(
       who, dimension_numbers, lhs.shape, rhs.shape
     )

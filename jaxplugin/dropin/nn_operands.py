@@ -9,8 +9,6 @@ that name the function that was called.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -115,15 +113,3 @@ def require_xla(who: str, implementation: str | None, what: str) -> None:
     " lax.dot_general, and cudnn, triton and cpu multiply quantized operands"
     " only; leave implementation out"
   )
-
-
-@contextlib.contextmanager
-def speaking_for(who: str) -> Iterator[None]:
-  """Errors about a call that `who` makes are errors about `who`'s call."""
-  try:
-    yield
-  except (TypeError, ValueError, NotImplementedError) as error:
-    speaker, colon, message = str(error).partition(": ")
-    if not colon or speaker not in (sides.WHO, "quantize"):
-      raise
-    raise type(error)(f"{who}: {message}") from error

@@ -34,6 +34,7 @@ import numpy as np
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
@@ -117,7 +118,7 @@ def scaled_matmul(
       f"{who}: preferred_element_type must be float32, bfloat16 or float16,"
       " got None"
     )
-  with nn_operands.speaking_for(who):
+  with speaking.speaking_for(who):
     return _dot_of_scaled(
       who,
       (lhs, lhs_scales),
@@ -203,7 +204,7 @@ def scaled_dot(
     dimension_numbers = (((lhs.ndim - 1,), (lhs.ndim - 2,)), (batch, batch))
   if preferred_element_type is None:
     preferred_element_type = jnp.bfloat16
-  with nn_operands.speaking_for(who):
+  with speaking.speaking_for(who):
     numbers = nn_operands.canonical_numbers(
       who, dimension_numbers, lhs.shape, rhs.shape
     )

@@ -207,16 +207,15 @@ def _explain_quantization(
     name = "quantize"
     if len(eqn.params["blockings"]) > 1:
       name = "quantize_both"
-  description, implementation, reason = explained(
-    avals, eqn.params, module, target
-  )
+  description, told = explained(avals, eqn.params, module, target)
   return report.ExplainedQuantization(
     **products.place(operation),
     operation=name,
     description=description,
     target=target,
-    implementation=implementation,
-    reason=reason,
+    implementation=told.implementation,
+    reason=told.reason,
+    decisions=told.decisions,
   )
 
 

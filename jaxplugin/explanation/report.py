@@ -90,6 +90,8 @@ class ExplainedQuantization(Place):
     implementation: "cpu", "triton" or "xla", which stands for operations; of
       "quantize_both" those of each axis, where no kernel serves all.
     reason: why no kernel; empty where one serves.
+    decisions: what lowering follows, every refusal included; one for each axis
+      where no kernel serves all.
   """
 
   operation: str
@@ -97,6 +99,7 @@ class ExplainedQuantization(Place):
   target: targets.Target
   implementation: str
   reason: str = ""
+  decisions: tuple[decisions.Decision, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -303,6 +303,11 @@ class QuantizationTest(parameterized.TestCase):
       )
     (told,) = quantizations(quantize, x, target=CPU)
     self.assertIn("XLA partitions the module", told.reason)
+    (decision,) = told.decisions
+    self.assertEqual(decision.implementation, "xla")
+    refusals = {r.implementation: r.reason for r in decision.refusals}
+    self.assertEqual({*refusals}, {"cpu", "triton"})
+    self.assertIn("XLA partitions the module", refusals["cpu"])
     self.assertIn(
       "assumed: the module is partitioned over 8 devices",
       str(jp.explain(quantize, x, target=CPU)),

@@ -26,6 +26,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import dequantize_primitive
@@ -135,25 +136,26 @@ def quantize(
   Sources: OCP MX v1.0 section 6.3; NVIDIA "Recipes for Pre-training LLMs with
   MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
   """
-  x = arguments.float_array("quantize", x)
-  format = formats.resolve("quantize", format)
-  axis = layouts.canonical_axis("quantize", axis, x.ndim)
+  who = speaking.who("quantize")
+  x = arguments.float_array(who, x)
+  format = formats.resolve(who, format)
+  axis = layouts.canonical_axis(who, axis, x.ndim)
   if pad:
     x = extents.pad_axis(
       x, axis, extents.round_up(x.shape[axis], format.block_size)
     )
-  arguments.validate("quantize", x, format, (axis,), scale_rounding)
-  arguments.validate_key("quantize", key)
-  packed = arguments.whether_packed("quantize", packed, format)
-  arguments.validate_batch_dims(batch_dims, x.ndim, axis)
+  arguments.validate(who, x, format, (axis,), scale_rounding)
+  arguments.validate_key(who, key)
+  packed = arguments.whether_packed(who, packed, format)
+  arguments.validate_batch_dims(who, batch_dims, x.ndim, axis)
   arguments.validate_scale_layout(
-    scale_layout, x.shape[batch_dims:], axis - batch_dims
+    who, scale_layout, x.shape[batch_dims:], axis - batch_dims
   )
   global_scale = arguments.given_global_scale(
-    "quantize", global_scale, format, x.shape[:batch_dims]
+    who, global_scale, format, x.shape[:batch_dims]
   )
   surrogate, x, global_scale = _split_derivative(
-    "quantize", derivative, x, global_scale
+    who, derivative, x, global_scale
   )
   values, scale, global_scale = _quantize(
     x,

@@ -117,15 +117,17 @@ def can_be_packed(format: formats.BlockFormat) -> bool:
   return format.is_fp4 and size > 2 and size % 2 == 0
 
 
-def validate_batch_dims(batch_dims: int, ndim: int, axis: int) -> None:
+def validate_batch_dims(
+  who: str, batch_dims: int, ndim: int, axis: int
+) -> None:
   if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
     raise ValueError(
-      "quantize: batch_dims must be a number of leading dimensions, less than"
+      f"{who}: batch_dims must be a number of leading dimensions, less than"
       f" x's rank {ndim}, got {batch_dims!r}"
     )
   if axis < batch_dims:
     raise ValueError(
-      "quantize: axis must not be among the leading batch_dims, got axis"
+      f"{who}: axis must not be among the leading batch_dims, got axis"
       f" {axis} and batch_dims {batch_dims}"
     )
 
@@ -186,18 +188,18 @@ def float_dtype(dtype: Any) -> np.dtype:
 
 
 def validate_scale_layout(
-  scale_layout: layouts.ScaleLayout, shape: Sequence[int], axis: int
+  who: str, scale_layout: layouts.ScaleLayout, shape: Sequence[int], axis: int
 ) -> None:
   """Only matrices, and stacks of them, have scales that are swizzled."""
   if scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
-      f"quantize: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
+      f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
       f" {scale_layout!r}"
     )
   if scale_layout == layouts.SWIZZLED and (
     len(shape) < 2 or axis != len(shape) - 1
   ):
     raise ValueError(
-      "quantize: a swizzled scale needs x of rank 2 or more, blocked along the"
+      f"{who}: a swizzled scale needs x of rank 2 or more, blocked along the"
       f" last axis, got axis {axis} of shape {tuple(shape)}"
     )

@@ -76,11 +76,10 @@ def explained(
   params: Mapping[str, Any],
   module: lowering.Module,
   target: targets.Target,
-) -> tuple[str, str, str]:
-  """What an equation asks for, what serves it, and why no kernel."""
+) -> tuple[str, backends.Told]:
+  """What an equation asks for, and what serves it."""
   problem = problem_of(avals, params)
-  told = backends.explained_dequantize(problem, module, target)
-  return str(problem), *told
+  return str(problem), backends.explained_dequantize(problem, module, target)
 
 
 def _by_operations(values, scale, global_scale=None, *, target=None, **params):

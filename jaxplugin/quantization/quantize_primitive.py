@@ -98,10 +98,10 @@ def explained(
   params: Mapping[str, Any],
   module: lowering.Module,
   target: targets.Target,
-) -> tuple[str, str, str]:
-  """What an equation asks for, what serves it, and why no kernel."""
+) -> tuple[str, backends.Told]:
+  """What an equation asks for, and what serves it."""
   problem = problem_of(avals, params)
-  return str(problem), *backends.explained(problem, module, target)
+  return str(problem), backends.explained(problem, module, target)
 
 
 @functools.partial(

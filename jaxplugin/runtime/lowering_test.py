@@ -40,11 +40,9 @@ probe_p.def_abstract_eval(lambda x, *, target: x)
 def _lower_probe(ctx, x, *, target):
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
-  implementation, reason = backends.explained_dequantize(
-    PROBLEM, module, device
-  )
-  serve = implementation == "cpu"
-  assert serve != bool(reason)
+  told = backends.explained_dequantize(PROBLEM, module, device)
+  serve = told.implementation == "cpu"
+  assert serve != bool(told.reason)
   noted.append((serve, lowering.is_partitioned(ctx)))
   return [x]
 

@@ -65,7 +65,7 @@ def choose(
     problem,
     target,
     requested,
-    who=sides.WHO,
+    who=sides.who(),
     unportable=unportable,
     measured=None if rule is None else (rule.implementation, str(rule)),
   )
@@ -114,4 +114,4 @@ def emit(
 
 def validate_name(requested: str | None) -> None:
   """Raises ValueError unless `requested` is an implementation or None."""
-  decisions.validate_name(BACKENDS, requested, who=sides.WHO)
+  decisions.validate_name(BACKENDS, requested, who=sides.who())

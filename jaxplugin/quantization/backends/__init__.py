@@ -25,6 +25,22 @@ DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Told:
+  """What was decided about an equation, for `explain`.
+
+  Attributes:
+    implementation: by name; those of each blocking, where they differ.
+    reason: why no kernel; empty where one serves.
+    decisions: what lowering follows, with the refusals of every other
+      implementation; one for each blocking, unless a kernel serves all.
+  """
+
+  implementation: str
+  reason: str
+  decisions: tuple[decisions.Decision, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
   """Some of the blockings of a problem, and what makes all of them at once."""
 
@@ -57,8 +73,8 @@ def explained(
   problem: problems.QuantizeProblem,
   module: lowering.Module,
   target: targets.Target,
-) -> tuple[str, str]:
-  """The implementations of `decide`, and why not kernels, in words."""
+) -> Told:
+  """What `decide` says, and why not kernels, in words."""
   parts = decide(problem, module, target)
   reasons = []
   if len(parts) > 1:
@@ -67,7 +83,11 @@ def explained(
   for part in parts:
     reasons += _refusals(part.decision, QUANTIZE, target)
   names = dict.fromkeys(part.decision.implementation for part in parts)
-  return " and ".join(names), "; ".join(dict.fromkeys(reasons))
+  return Told(
+    implementation=" and ".join(names),
+    reason="; ".join(dict.fromkeys(reasons)),
+    decisions=tuple(part.decision for part in parts),
+  )
 
 
 def decide_dequantize(
@@ -89,11 +109,15 @@ def explained_dequantize(
   problem: problems.DequantizeProblem,
   module: lowering.Module,
   target: targets.Target,
-) -> tuple[str, str]:
-  """The implementation of `decide_dequantize`, and why no kernel, in words."""
+) -> Told:
+  """What `decide_dequantize` says, and why no kernel, in words."""
   decision = decide_dequantize(problem, module, target)
   reasons = _refusals(decision, DEQUANTIZE, target)
-  return decision.implementation, "; ".join(reasons)
+  return Told(
+    implementation=decision.implementation,
+    reason="; ".join(reasons),
+    decisions=(decision,),
+  )
 
 
 def _choose(

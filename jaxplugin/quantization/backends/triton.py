@@ -3,7 +3,7 @@
 """The triton implementation: the kernels of kernels/gpu/quantize.py.
 
 They write values and scale from one read of x; along two axes too, where
-`triton_launches` can. The bits are those of the operations.
+`triton_shapes` can. The bits are those of the operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.backends import triton_launches
+from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
 
 # Dtypes that the kernels read.
@@ -44,7 +44,7 @@ def supports(
   refusal = triton_library.refusal(target) or _input_refusal(problem)
   if refusal is not None:
     return refusal
-  found = triton_launches.launches(problem, target)
+  found = triton_shapes.launches(problem, target)
   return found if isinstance(found, decisions.Unsupported) else None
 
 
@@ -94,13 +94,13 @@ def quantize(
   if single:
     x = problem.blockings[0].apply(x)
   else:
-    matrices = triton_launches.Matrices.of(problem)
-    assert matrices is not None
-    order = matrices.order
+    found = triton_shapes.order(problem)
+    assert found is not None
+    order = found
   arrays = {"x": x}
   if global_scale is not None:
     arrays["global_scale"] = global_scale.reshape(1)
-  launches = triton_launches.launches(problem, target)
+  launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
   _run(launches, arrays, target)
   each = problem.each()

@@ -306,7 +306,8 @@ def chosen(problem, target):
   """The implementation on a target, and why not another one."""
   module = lowering.Module(platforms=(target.platform,))
   with mock.patch.object(triton_library, "lowering_refusal", lambda _: None):
-    return backends.explained(problem, module, target)
+    told = backends.explained(problem, module, target)
+  return told.implementation, told.reason
 
 
 OTHER_FORMAT = formats.BlockFormat(

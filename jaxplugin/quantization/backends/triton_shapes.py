@@ -1,0 +1,130 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What x is to the Triton kernels that quantize: rows, or matrices.
+
+Along one axis x is read where it lies. Along two it is read once, where it is a
+matrix, or a batch of them: its last dimensions are blocked together, and so are
+those before them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from typing import Final
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.kernels import launching
+from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.quantization import problems
+from jaxplugin.runtime import triton_library
+
+_MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
+
+
+def launches(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> list[launching.Launch] | decisions.Unsupported:
+  """What is launched for a problem, in order, or why nothing is."""
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  if len(problem.blockings) == 1:
+    found = quantize_config.plan(_rows(problem.each()[0]), architecture)
+  else:
+    matrices = _matrices(problem)
+    if matrices is None:
+      return decisions.Unsupported(
+        "needs the last dimensions of x and those before them to be blocked,"
+        f" got {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
+      )
+    found = quantize_config.plan_both(matrices, architecture)
+  programs = max(each.grid for each in found)
+  if programs > _MAX_PROGRAMS:
+    return decisions.Unsupported(
+      f"needs {programs} programs, a launch has at most {_MAX_PROGRAMS}"
+    )
+  return found
+
+
+def _rows(problem: problems.QuantizeProblem) -> quantize_config.Rows:
+  """The dimensions after the blocked axis are rows; if it is the last, before.
+
+  Args:
+    problem: of one blocking.
+  """
+  shape, axis = problem.shape, problem.blockings[0].axis()
+  swizzled = problem.scale_layout == layouts.SWIZZLED
+  outer, k = math.prod(shape[:axis]), shape[axis]
+  batch, rows, k_is_minor = outer, math.prod(shape[axis + 1 :]), False
+  if swizzled:  # each matrix has tiles of its own
+    batch, rows, k_is_minor = math.prod(shape[:-2]), shape[-2], True
+  elif rows == 1:
+    batch, rows, k_is_minor = 1, outer, True
+  return quantize_config.Rows(
+    batch=batch,
+    rows=rows,
+    k=k,
+    k_is_minor=k_is_minor,
+    swizzled=swizzled,
+    **_common(problem),
+  )
+
+
+def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
+  """Position, among two blockings, of that of columns and that of rows.
+
+  None where x is no array of matrices, or there are not two blockings.
+  """
+  if len(problem.blockings) != 2:
+    return None
+  for found in ((0, 1), (1, 0)):
+    of_columns, of_rows = (problem.blockings[i] for i in found)
+    ndim = len(problem.shape)
+    middle = ndim - len(of_columns.dims)
+    start = middle - len(of_rows.dims)
+    batch = tuple(range(start))
+    rows, columns = tuple(range(start, middle)), tuple(range(middle, ndim))
+    if (
+      rows
+      and columns
+      and of_rows.dims == rows
+      and of_columns.dims == columns
+      and (len(columns) == 1 or of_columns.lead == batch + rows)
+      and (len(rows) == 1 or of_rows.lead == batch + columns)
+    ):
+      return found
+  return None
+
+
+def _matrices(
+  problem: problems.QuantizeProblem,
+) -> quantize_config.Matrices | None:
+  found = order(problem)
+  if found is None:
+    return None
+  shape = problem.shape
+  of_columns, of_rows = (problem.blockings[i] for i in found)
+  middle = len(shape) - len(of_columns.dims)
+  start = middle - len(of_rows.dims)
+  return quantize_config.Matrices(
+    batch=math.prod(shape[:start]),
+    rows=math.prod(shape[start:middle]),
+    columns=math.prod(shape[middle:]),
+    k=of_columns.shape(shape)[of_columns.axis()],
+    k_t=of_rows.shape(shape)[of_rows.axis()],
+    is_transposed=len(of_rows.dims) > 1,
+    **_common(problem),
+  )
+
+
+def _common(problem: problems.QuantizeProblem) -> dict[str, Any]:
+  global_scale = "given" if problem.has_global_scale else "none"
+  if problem.computes_global_scale:
+    global_scale = "computed"
+  return {
+    "format": problem.format.name,
+    "scale_rounding": problem.scale_rounding,
+    "global_scale": global_scale,
+  }
