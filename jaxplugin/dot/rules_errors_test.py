@@ -189,7 +189,7 @@ class OptimizedPythonTest(absltest.TestCase):
         sys.executable,
         "-O",
         "-m",
-        "jaxplugin.dot.call_errors_test",
+        "jaxplugin.dot.rules_errors_test",
         "MalformedCallTest",
       ],
       env={
