@@ -13,10 +13,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from typing import Final
 
 import jax.ffi
 
+from jaxplugin.core import formats
 from jaxplugin.kernels.cpu import library
+
+# What the kernels are compiled for, by their numbers in kernels/cpu/README.md.
+FORMATS: Final = {
+  formats.MXFP8: 0,
+  formats.MXFP8_E5M2: 1,
+  formats.MXFP4: 2,
+  formats.NVFP4: 3,
+  formats.MXFP6_E2M3: 4,
+  formats.MXFP6_E3M2: 5,
+}
+# Of values that are bytes; others are what their dtype says.
+ELEMENTS: Final = {formats.E2M3: 1, formats.E3M2: 2}
 
 _registration_lock = threading.Lock()
 

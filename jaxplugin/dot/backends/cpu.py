@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import decisions
-from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
@@ -37,8 +36,6 @@ _DOT: Final = "jaxplugin_block_scaled_dot"
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 _BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
-# Of values that are bytes; others are what their dtype says.
-_ELEMENTS: Final = {formats.E2M3: 1, formats.E3M2: 2}
 # Above so many rows the kernel walks rhs panel by panel; up to it, it streams
 # rhs through registers (dot/few_rows_avx512.inl).
 _MAX_SMALL_ROWS: Final = 4
@@ -63,9 +60,10 @@ def supports(
       " jp.detect_target)"
     )
   for side in (problem.lhs, problem.rhs):
-    if side.format is not None and not side.format.is_known:
+    if side.format is not None and side.format not in cpu_library.FORMATS:
+      names = ", ".join(format.name for format in cpu_library.FORMATS)
       return decisions.Unsupported(
-        f"serves {formats.known_names()} and plain floats, got {side.format}"
+        f"serves {names} and plain floats, got {side.format}"
       )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")
@@ -152,8 +150,9 @@ def _attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
   if format is None:
     return {f"{prefix}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
   attributes = {f"{prefix}_block_size": np.int64(format.block_size)}
-  if format.values_dtype in _ELEMENTS:
-    attributes[f"{prefix}_element"] = np.int64(_ELEMENTS[format.values_dtype])
+  element = cpu_library.ELEMENTS.get(format.values_dtype)
+  if element is not None:
+    attributes[f"{prefix}_element"] = np.int64(element)
   return attributes
 
 

@@ -26,6 +26,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
+from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import suite
 
@@ -279,6 +280,13 @@ class GateTest(parameterized.TestCase):
       block_size=64,
     )
     self.assertRegex(self.reason(make_problem(other)), "mxfp8, .* got odd")
+
+  def test_format_that_the_kernels_were_not_compiled_for_is_refused(self):
+    without = {f: n for f, n in cpu_library.FORMATS.items() if f != jp.MXFP8}
+    with mock.patch.object(cpu_library, "FORMATS", without):
+      self.assertRegex(
+        self.reason(make_problem(jp.MXFP8)), "serves mxfp8_e5m2.*got mxfp8"
+      )
 
   def test_target_without_kernels_is_refused_with_its_own_reason(self):
     target = jp.named_target("cpu").without_library(

@@ -50,16 +50,6 @@ from jaxplugin.runtime import cpu_library
 _QUANTIZE: Final = "jaxplugin_quantize"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
 # Numbers of kernels/cpu/README.md.
-_FORMATS: Final = {
-  formats.MXFP8: 0,
-  formats.MXFP8_E5M2: 1,
-  formats.MXFP4: 2,
-  formats.NVFP4: 3,
-  formats.MXFP6_E2M3: 4,
-  formats.MXFP6_E3M2: 5,
-}
-# Of values that are bytes; others are what their dtype says.
-_ELEMENTS: Final = {formats.E2M3: 1, formats.E3M2: 2}
 _ROUNDINGS: Final = {"up": 0, "floor": 1}
 _BEST_ISA: Final = 0
 # The dtypes of floats that the kernels read and write.
@@ -84,7 +74,7 @@ def _no_kernels(
     return decisions.Unsupported(
       target.missing(targets.CPU_KERNELS) or "kernels are not on the target"
     )
-  if format not in _FORMATS:
+  if format not in cpu_library.FORMATS:
     return decisions.Unsupported(f"kernels do not know {format}")
   return None
 
@@ -172,7 +162,7 @@ def quantize(
   )(
     rows,
     _or_absent(global_scale),
-    format=np.int64(_FORMATS[format]),
+    format=np.int64(cpu_library.FORMATS[format]),
     rounding=np.int64(_ROUNDINGS[problem.scale_rounding]),
     compute_global=np.int64(problem.computes_global_scale),
     isa=np.int64(_BEST_ISA),
@@ -203,8 +193,8 @@ def dequantize(
   dtype = problem.out_dtype if is_fused else np.dtype(np.float32)
   rows = values.reshape(-1, values.shape[-1])
   attributes = {"block_size": np.int64(problem.format.block_size)}
-  if problem.format.values_dtype in _ELEMENTS:
-    element = _ELEMENTS[problem.format.values_dtype]
+  if problem.format.values_dtype in cpu_library.ELEMENTS:
+    element = cpu_library.ELEMENTS[problem.format.values_dtype]
     attributes["element"] = np.int64(element)
   result = jax.ffi.ffi_call(
     _DEQUANTIZE, jax.ShapeDtypeStruct((rows.shape[0], k), dtype)
