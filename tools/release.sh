@@ -63,7 +63,7 @@ from jaxplugin.kernels.gpu import configs
 for module in (jp, configs):
   if not module.__file__.startswith(sys.argv[1]):
     sys.exit(f"imported from the checkout: {module.__file__}")
-error = jp.detect_target("cpu").cpu_kernels_error
+error = jp.detect_target("cpu").missing("cpu-kernels")
 if error:
   sys.exit(f"the wheel's CPU kernels do not load: {error}")
 PROGRAM
