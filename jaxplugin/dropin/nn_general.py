@@ -177,7 +177,7 @@ def scaled_dot_general(
   with speaking.speaking_for(who):
     backends.validate_name(implementation)
   if configs is None:
-    nn_operands.require_xla(who, implementation, "configs=None")
+    nn_operands.require_portable(who, implementation, "configs=None")
     return lax.dot_general(
       lhs,
       rhs,

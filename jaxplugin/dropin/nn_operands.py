@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 
@@ -104,12 +105,17 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
   return np.dtype(result)
 
 
-def require_xla(who: str, implementation: str | None, what: str) -> None:
+def require_portable(who: str, implementation: str | None, what: str) -> None:
   """Refuses a forced kernel for a dot that has nothing quantized."""
-  if implementation in (None, "xla"):
+  if implementation is None or backends.BACKENDS[implementation].is_portable:
     return
+  *most, last = (
+    name
+    for name, backend in backends.BACKENDS.items()
+    if not backend.is_portable
+  )
   raise NotImplementedError(
     f"{who}: implementation={implementation!r} cannot serve {what}: that is"
-    " lax.dot_general, and cudnn, triton and cpu multiply quantized operands"
-    " only; leave implementation out"
+    f" lax.dot_general, and {', '.join(most)} and {last} multiply quantized"
+    " operands only; leave implementation out"
   )

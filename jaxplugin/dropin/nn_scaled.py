@@ -280,7 +280,7 @@ def _dot_of_scaled(
     )
   ]
   if is_empty or is_plain:
-    nn_operands.require_xla(
+    nn_operands.require_portable(
       who, implementation, "a call without any block scale"
     )
     numbers = ((lhs_k, rhs_k), batch)

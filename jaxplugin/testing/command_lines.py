@@ -7,11 +7,24 @@ import io
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from unittest import mock
 
+from absl import logging
 from absl.testing import parameterized
 
 from jaxplugin.cli import main
+
+
+@contextlib.contextmanager
+def _log_level_of_a_process() -> Iterator[None]:
+  """WARNING, as a command's own process has it; absltest's main sets INFO."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(verbosity)
 
 
 class CommandLineTestCase(parameterized.TestCase):
@@ -40,6 +53,7 @@ class CommandLineTestCase(parameterized.TestCase):
       stack.enter_context(contextlib.redirect_stdout(out))
       stack.enter_context(contextlib.redirect_stderr(err))
       stack.enter_context(mock.patch.object(sys, "stdin", given))
+      stack.enter_context(_log_level_of_a_process())
       try:
         status = main.main(arguments)
       except SystemExit as stop:

@@ -7,37 +7,19 @@ import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import tiles_by_rule
 
 from jaxplugin.kernels import architectures
+from jaxplugin.testing.kernels import matmul_shapes
 
-CONFIG = configs.MatmulConfig(
-  path="upcast", block_m=64, block_n=64, block_k=64, num_stages=2
-)
-SM_90 = architectures.by_name("sm_90")
-SM_100 = architectures.by_name("sm_100")
-CORES = 132
-SIZES = (1, 16, 65, 4096)
-
-
-def product(lhs="mxfp8", rhs="mxfp8", *, m=256, n=256, k=256, **options):
-  return configs.MatmulShape(
-    **{
-      "batch": 1,
-      "m": m,
-      "n": n,
-      "k": k,
-      "lhs": configs.operand(lhs, m, k),
-      "rhs": configs.operand(rhs, n, k),
-      **options,
-    }
-  )
-
-
-def replace(value, **changes):
-  return dataclasses.replace(value, **changes)
+CONFIG = matmul_shapes.CONFIG
+SM_90 = matmul_shapes.SM_90
+SM_100 = matmul_shapes.SM_100
+CORES = matmul_shapes.CORES
+SIZES = matmul_shapes.SIZES
+product = matmul_shapes.product
+replace = dataclasses.replace
 
 
 class DefaultConfigTest(parameterized.TestCase):
