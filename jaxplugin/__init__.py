@@ -13,6 +13,7 @@ from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 
 # isort: split
 from jaxplugin import nn as nn
+from jaxplugin import training as training
 from jaxplugin.arrays.layouts import pack_fp4 as pack_fp4
 from jaxplugin.arrays.layouts import swizzle_scale as swizzle_scale
 from jaxplugin.arrays.layouts import unpack_fp4 as unpack_fp4
@@ -95,6 +96,7 @@ __all__ = [
   "shardings",
   "stack",
   "swizzle_scale",
+  "training",
   "unpack_fp4",
   "unprepare_weights",
   "unswizzle_scale",

@@ -194,7 +194,7 @@ class NamesTest(absltest.TestCase):
       for name in dir(jaxplugin)
       if inspect.ismodule(getattr(jaxplugin, name))
     }
-    self.assertEqual(modules, {"checkpoint_policies", "nn"})
+    self.assertEqual(modules, {"checkpoint_policies", "nn", "training"})
 
   def test_submodules_are_importable_still(self):
     for name in ("core.formats", "quantization", "kernels", "dot.backends.xla"):

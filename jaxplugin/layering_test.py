@@ -21,13 +21,13 @@ ROOMS = (
 # line do not know each other. In other rooms imports only make no circle.
 STAGES = {
   "quantization": (
-    ("codes", "problems"),
+    ("codes", "hadamard", "problems"),
     ("operations",),
     ("arguments", "backends.triton_shapes"),
     tuple(f"backends.{x}" for x in ("cpu", "triton", "xla")),
     ("backends",),
     ("quantize_primitive",),
-    ("dequantize_primitive",),
+    ("dequantize_primitive", "operands"),
     ("api",),
     ("__init__",),
   ),

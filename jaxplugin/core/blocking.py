@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxplugin.core import extents
 
@@ -62,6 +63,23 @@ class Blocking:
       x = x.transpose(*self.lead, *self.dims).reshape(*lead, k)
     k = x.shape[self.axis()]
     return extents.pad_axis(x, self.axis(), extents.round_up(k, self.multiple))
+
+  def undo(self, x: jax.Array, shape: Sequence[Any]) -> jax.Array:
+    """What `apply` made of an array of `shape`, as it was."""
+    k = math.prod(shape[d] for d in self.dims)
+    if x.shape[self.axis()] != k:
+      x = lax.slice_in_dim(x, 0, k, axis=self.axis())
+    if len(self.dims) == 1:
+      return x
+    if not self.dims:
+      return x.reshape(tuple(shape))
+    order = (*self.lead, *self.dims)
+    x = x.reshape([shape[d] for d in order])
+    return x.transpose([order.index(d) for d in range(len(order))])
+
+  def position(self, dim: int) -> int:
+    """Where `apply` leaves a dimension that is not one of `dims`."""
+    return self.lead.index(dim) if len(self.dims) > 1 else dim
 
   def under_leading_dimension(self) -> Blocking:
     """That of arrays stacked along a new first dimension."""

@@ -13,3 +13,6 @@ from jaxplugin.quantization.api import dequantize as dequantize
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_blocked as quantize_blocked
 from jaxplugin.quantization.api import quantize_both as quantize_both
+from jaxplugin.quantization.operations import (
+  has_four_over_six as has_four_over_six,
+)

@@ -7,7 +7,9 @@ What they compute is said in `api`, which checks the arguments.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Final
 from typing import Literal
 
@@ -17,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.quantization import codes
@@ -28,6 +31,16 @@ ScaleRounding = Literal["up", "floor"]
 _TINY_GLOBAL_EXPONENT: Final = -64
 _MIN_GLOBAL_SCALE: Final = 2.0**-126
 
+# What `four_over_six` scales to instead of E2M1's largest value, 6, and the
+# largest scale that then has one of 1.5 times as much.
+_FOUR: Final = 4.0
+_FOUR_OVER_SIX_MAX: Final = 256.0
+
+
+def has_four_over_six(format: formats.BlockFormat) -> bool:
+  """Whether blocks can be scaled to 4 instead of 6."""
+  return format.is_fp4 and not format.scale_is_power_of_two
+
 
 # Traced once for each signature, and yet no function of its own in a module.
 @functools.partial(
@@ -38,6 +51,8 @@ _MIN_GLOBAL_SCALE: Final = 2.0**-126
     "scale_rounding",
     "packed",
     "scale_layout",
+    "square",
+    "four_over_six",
   ),
   inline=True,
 )
@@ -50,34 +65,51 @@ def quantize(
   scale_rounding: ScaleRounding,
   packed: bool = False,
   scale_layout: layouts.ScaleLayout = layouts.LINEAR,
+  square: tuple[int, ...] | None = None,
+  four_over_six: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`.
 
   Args:
+    key: for stochastic rounding: `jax.random.bits(key, x.shape, uint32)` has
+      the bits of each value, of which `codes.encode` takes the lowest. So they
+      are of the blocked and padded array, in row-major order.
     packed: whether values, of an FP4 format with an even block size, are uint8
       with two of them a byte along `axis`.
     scale_layout: of the scale; for one that is swizzled axis is the last.
+    square: dimensions of x, without `axis`, that are merged in this order and
+      cut into groups of block_size, the last of which may be smaller. The
+      blocks of a group have one scale, repeated, as if they were one block. Of
+      none, each block is a group. None: there are no groups.
+    four_over_six: whether each block, or group, is scaled to 6 or to 4. Global
+      scales are computed for scales up to 256, so that 1.5 times as much is a
+      scale too (arXiv 2512.02010).
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
   if key is not None:
-    random_bits = jax.random.bits(key, blocks.shape, jnp.uint32)
+    random_bits = jax.random.bits(key, x.shape, jnp.uint32)
+    random_bits = random_bits.reshape(blocks.shape)
+  groups = _Groups.of(x.ndim, axis, format.block_size, square)
   if format.scale_is_power_of_two:
     values, scale = _quantize_mx(
-      blocks, axis + 1, format, scale_rounding, random_bits
+      blocks, groups, format, scale_rounding, random_bits
     )
   else:
     if not format.has_global_scale:
       global_scale = None
     elif global_scale is None:
-      global_scale = _computed_global_scale(blocks, axis + 1, format)
+      global_scale = _computed_global_scale(
+        blocks, groups, format, four_over_six
+      )
     one = jnp.float32(1)
     values, scale = _quantize_two_level(
       blocks,
-      axis + 1,
+      groups,
       format,
       one if global_scale is None else global_scale,
       random_bits,
+      four_over_six,
     )
   if packed:
     values = _two_a_byte(values, axis + 1)
@@ -176,16 +208,83 @@ def _block_amax(blocks: jax.Array, axis: int) -> jax.Array:
   return jnp.max(bits, axis=axis, keepdims=True)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Groups:
+  """Which blocks have one scale together.
+
+  Attributes:
+    axis: the dimension of `_split`'s result that counts the values of a block.
+    merged: how an array with one number a block gets groups of block_size along
+      one dimension; None where each block has a scale of its own.
+  """
+
+  axis: int
+  merged: blocking.Blocking | None
+
+  @classmethod
+  def of(
+    cls, ndim: int, axis: int, block_size: int, square: tuple[int, ...] | None
+  ) -> _Groups:
+    merged = None
+    if square is not None:
+      lead = tuple(d for d in range(ndim) if d not in square)
+      merged = blocking.Blocking(dims=square, lead=lead, multiple=block_size)
+    return cls(axis=axis + 1, merged=merged)
+
+  def max(self, per_block: jax.Array) -> jax.Array:
+    """int32: the largest of each group, in all of its blocks."""
+    return self._reduce(per_block, lambda x, axis: jnp.max(x, axis=axis))
+
+  def sum(self, per_value: jax.Array) -> jax.Array:
+    """f32: the sum over all values of each group, in all of its blocks.
+
+    It is a tree of halves, over a block first, so that its rounding is the same
+    everywhere; a group that is smaller ends in zeros.
+    """
+    per_block = jnp.expand_dims(_tree_sum(per_value, self.axis), self.axis)
+    return self._reduce(per_block, _tree_sum)
+
+  def _reduce(
+    self,
+    per_block: jax.Array,
+    reduce: Callable[[jax.Array, int], jax.Array],
+  ) -> jax.Array:
+    if self.merged is None:
+      return per_block
+    x = jnp.squeeze(per_block, self.axis)
+    merged = self.merged.apply(x)
+    axis, size = self.merged.axis(), self.merged.multiple
+    groups = _split(merged, axis, size)
+    each = jnp.expand_dims(reduce(groups, axis + 1), axis + 1)
+    each = jnp.broadcast_to(each, groups.shape).reshape(merged.shape)
+    return jnp.expand_dims(self.merged.undo(each, x.shape), self.axis)
+
+
+def _tree_sum(x: jax.Array, axis: int) -> jax.Array:
+  """x[0] + x[half], x[1] + x[half + 1], ... and so on, along a dimension."""
+  size = x.shape[axis]
+  whole = 1 << (size - 1).bit_length()
+  x = extents.pad_axis(x, axis, whole)
+  while whole > 1:
+    whole //= 2
+    first, second = (
+      lax.slice_in_dim(x, start, start + whole, axis=axis)
+      for start in (0, whole)
+    )
+    x = first + second
+  return jnp.squeeze(x, axis)
+
+
 def _quantize_mx(
   blocks: jax.Array,
-  axis: int,
+  groups: _Groups,
   format: formats.BlockFormat,
   scale_rounding: ScaleRounding,
   random_bits: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """Codes of the values and of the scale, for E8M0 scales."""
   encoding = format.values_encoding
-  amax = _block_amax(blocks, axis)
+  amax = groups.max(_block_amax(blocks, groups.axis))
   exponent_field = amax >> codes.F32_MANTISSA_BITS
   if scale_rounding == "up":
     max_bits = codes.static_bits(encoding.max)
@@ -211,12 +310,18 @@ def _quantize_mx(
 
 
 def _computed_global_scale(
-  blocks: jax.Array, axis: int, format: formats.BlockFormat
+  blocks: jax.Array,
+  groups: _Groups,
+  format: formats.BlockFormat,
+  four_over_six: bool,
 ) -> jax.Array:
   """f32[]: amax of the finite blocks / (scale max * values max)."""
-  amax = _block_amax(blocks, axis)
+  amax = groups.max(_block_amax(blocks, groups.axis))
   amax = jnp.max(jnp.where(amax < codes.INFINITY_BITS, amax, 0), initial=0)
-  range_max = format.scale_encoding.max * format.values_encoding.max
+  scale_max = format.scale_encoding.max
+  if four_over_six:
+    scale_max = _FOUR_OVER_SIX_MAX
+  range_max = scale_max * format.values_encoding.max
   quotient = codes.divide(codes.from_bits(amax), range_max)
   quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
   return jnp.where(amax == 0, jnp.float32(1), quotient)
@@ -224,16 +329,17 @@ def _computed_global_scale(
 
 def _quantize_two_level(
   blocks: jax.Array,
-  axis: int,
+  groups: _Groups,
   format: formats.BlockFormat,
   global_scale: jax.Array,
   random_bits: jax.Array | None,
+  four_over_six: bool,
 ) -> tuple[jax.Array, jax.Array]:
   """Codes of the values and of the scale, for floating-point scales."""
   encoding = format.values_encoding
   scale_encoding = format.scale_encoding
   bits = codes.magnitude_bits(blocks)
-  amax = _block_amax(blocks, axis)
+  amax = groups.max(_block_amax(blocks, groups.axis))
   global_bits = codes.magnitude_bits(global_scale)
   is_nan = (amax >= codes.INFINITY_BITS) | ~(
     (codes.f32_bits(global_scale) > 0) & (global_bits < codes.INFINITY_BITS)
@@ -242,21 +348,49 @@ def _quantize_two_level(
   tiny = global_bits < codes.static_bits(2.0**_TINY_GLOBAL_EXPONENT)
   numerators = _normal_range(bits, tiny)
   divisor = _normal_range(global_bits, tiny)
-  ideal = codes.divide(
-    codes.divide(_normal_range(amax, tiny), encoding.max), divisor
-  )
-  scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
-  scale_value = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
-  step = jnp.where(scale == 0, jnp.float32(1), scale_value * divisor)
-  quotient = codes.divide(numerators, jnp.broadcast_to(step, blocks.shape))
-  quotient = codes.flush(codes.magnitude_bits(quotient))
-  quotient = jnp.where(scale == 0, 0, quotient)
+  amax = _normal_range(amax, tiny)
+
+  def scaled_to(largest: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Codes of scales, their numbers, and bits of what values are rounded."""
+    ideal = codes.divide(codes.divide(amax, largest), divisor)
+    scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
+    number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
+    step = jnp.where(scale == 0, jnp.float32(1), number * divisor)
+    quotient = codes.divide(numerators, jnp.broadcast_to(step, blocks.shape))
+    quotient = codes.flush(codes.magnitude_bits(quotient))
+    return scale, number, jnp.where(scale == 0, 0, quotient)
+
+  scale, number, quotient = scaled_to(encoding.max)
+  if four_over_six:
+    other, other_number, other_quotient = scaled_to(_FOUR)
+    error, other_error = (
+      groups.sum(_squared_errors(q, n, encoding))
+      for q, n in ((quotient, number), (other_quotient, other_number))
+    )
+    # A scale of 0 makes all values 0, which is no error of rounding.
+    is_other = (other_error < error) | (scale == 0)
+    scale = jnp.where(is_other, other, scale)
+    quotient = jnp.where(is_other, other_quotient, quotient)
   values = codes.encode(quotient, encoding, random_bits)
   values = codes.with_sign(values, blocks, encoding.sign_shift)
   values = jnp.where(is_nan, jnp.uint8(0), values)
   nan_code = scale_encoding.nan_code
   scale = jnp.where(is_nan, jnp.uint8(nan_code), scale)
   return values, scale
+
+
+def _squared_errors(
+  bits: jax.Array, scale: jax.Array, encoding: formats.Element
+) -> jax.Array:
+  """f32: squared errors of rounding to nearest, in units of the global scale.
+
+  Each is ((x - rounded) * scale)^2, with three roundings.
+  """
+  rounded = codes.decode(codes.encode(bits, encoding), encoding)
+  error = (codes.from_bits(bits) - rounded) * scale
+  # The select keeps a compiler from fusing the square into a later sum, which
+  # would not be rounded alike everywhere.
+  return jnp.where(error == 0, jnp.float32(0), error * error)
 
 
 def _normal_range(bits: jax.Array, tiny: jax.Array) -> jax.Array:

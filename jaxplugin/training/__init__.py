@@ -1,3 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What training needs: a `dot_general` that quantizes, and memory policies."""
+"""What training needs: recipes, a `dot_general` that quantizes, and policies.
+
+`api` has `dot_general`, `recipes` says what is quantized to what, `gradients`
+has derivatives, and `checkpoint_policies` what of memory is traded for time.
+"""
+
+from jaxplugin.training.recipes import MXFP4_RECIPE as MXFP4_RECIPE
+from jaxplugin.training.recipes import MXFP8_RECIPE as MXFP8_RECIPE
+from jaxplugin.training.recipes import NVFP4_RECIPE as NVFP4_RECIPE
+from jaxplugin.training.recipes import Recipe as Recipe

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-import functools
+import enum
 from collections.abc import Callable
 from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +23,32 @@ from jaxplugin.core import formats
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
+from jaxplugin.quantization import arguments
 from jaxplugin.training import gradients
 from jaxplugin.training import products
+from jaxplugin.training import recipes
+
+
+class _NotGiven(enum.Enum):
+  """What an argument is that may be None and was left out."""
+
+  NOT_GIVEN = enum.auto()
+
+
+_NOT_GIVEN: Final = _NotGiven.NOT_GIVEN
+_WEIGHTS: Final = ("lhs", "rhs", None)
 
 
 def dot_general(
-  lhs_format: formats.BlockFormat | str | None,
-  rhs_format: formats.BlockFormat | str | None,
+  lhs_format: formats.BlockFormat | str | None | _NotGiven = _NOT_GIVEN,
+  rhs_format: formats.BlockFormat | str | None | _NotGiven = _NOT_GIVEN,
   *,
+  recipe: recipes.Recipe | None = None,
+  weight: products.Side | None | _NotGiven = _NOT_GIVEN,
   grad_format: formats.BlockFormat | str | None = None,
-  quantize_dgrad: bool = True,
-  quantize_wgrad: bool = True,
-  scale_rounding: quantization.ScaleRounding = "up",
+  quantize_dgrad: bool | _NotGiven = _NOT_GIVEN,
+  quantize_wgrad: bool | _NotGiven = _NOT_GIVEN,
+  scale_rounding: quantization.ScaleRounding | _NotGiven = _NOT_GIVEN,
   implementation: str | None = None,
 ) -> Callable[..., jax.Array]:
   """Makes a drop-in for `lax.dot_general` that multiplies in block formats.
@@ -45,9 +60,19 @@ def dot_general(
   high-precision values that the forward pass was given (quantizing twice would
   add up errors). Quantization itself counts as the identity (straight-through).
 
+  What is quantized to what, and how, is said by a recipe,
+
+    dot_general(recipe=jp.training.NVFP4_RECIPE, weight="rhs")
+
+  or by formats alone, `dot_general(jp.MXFP8, jp.MXFP8)`: that is a recipe with
+  lhs for activations and rhs for weights, in which everything is in blocks of
+  one row and rounded to nearest.
+
   Under differentiation the forward pass quantizes each operand along both
   dimensions, and what is kept for the backward pass is the second quantization
   and not the operand: 1 byte a value for FP8, half a byte for FP4, and scales.
+  Weights in square blocks are quantized once: what the forward product has is
+  kept. `checkpoint_policies.quantized_saveable` saves what is kept.
   An operand is kept as it is, and quantized forward only, where its format is
   None or its product backward is not quantized. g is quantized along both
   dimensions where both products are. On GPUs both take one read where
@@ -62,14 +87,27 @@ def dot_general(
   order of modes, are there where neither product is quantized backward; else
   they are an error.
 
+  Where the recipe rounds gradients stochastically, the gradient needs a key. It
+  is an argument of the call: with equal keys all bits are equal, under `jit`,
+  `vmap`, `scan` and `jax.checkpoint` alike. Give each layer and each step its
+  own, `jax.random.fold_in(jax.random.fold_in(key, step), layer)`. From it come
+  two, `fold_in(key, 0)` for lhs's gradient and `fold_in(key, 1)` for rhs's. On
+  devices of a `shard_map` that have one key, equal places of their parts of g
+  are rounded by equal bits: fold `jax.lax.axis_index` in for others.
+
   Use it as `flax.linen.Dense(dot_general=...)`, in
   `jnp.einsum(..., _dot_general=...)` (which may swap its operands, so give both
-  the same format there), or directly.
+  the same format there, or see which is the weight), or directly.
 
   Args:
     lhs_format: e.g. `jp.MXFP8`, or its name, "mxfp8"; None leaves lhs in its
       own dtype (a plain f32, bf16 or f16 operand of a one-sided product).
     rhs_format: likewise for rhs. One of the two must be given.
+    recipe: a `jp.training.Recipe`, instead of all arguments but weight and
+      implementation.
+    weight: with a recipe, the operand that is weights: "lhs", "rhs" or None,
+      where both are activations. Its gradient is the recipe's wgrad, the other
+      one's dgrad; where both are activations, both are dgrad.
     grad_format: format of the gradient in the backward products; lhs_format by
       default (rhs_format where that is None).
     quantize_dgrad: False computes lhs's gradient in high precision.
@@ -79,20 +117,24 @@ def dot_general(
 
   Returns:
     f(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None,
-    *, out_sharding=None) with the meaning of `lax.dot_general`: lhs and rhs are
-    f32, bf16 or f16 of any rank; the result has preferred_element_type, by
-    default the operands' common dtype. Contracting sizes need not be multiples
-    of the block: they are padded with zeros inside. `precision` is that of
-    products in high precision, by default the highest. Under explicit mesh axes
-    the result has the sharding that `lax.dot_general` gives it: `out_sharding`,
-    or else that of the operands' remaining dimensions; between, the compiler
-    decides, and what has to be gathered travels quantized. Gradients have the
-    operands' dtypes and shardings.
+    *, key=None, out_sharding=None) with the meaning of `lax.dot_general`: lhs
+    and rhs are f32, bf16 or f16 of any rank; the result has
+    preferred_element_type, by default the operands' common dtype. Contracting
+    sizes need not be multiples of the block: they are padded with zeros inside,
+    before anything is transformed. `precision` is that of products in high
+    precision, by default the highest. `key` is a `jax.random` key. Under
+    explicit mesh axes the result has the sharding that `lax.dot_general` gives
+    it: `out_sharding`, or else that of the operands' remaining dimensions;
+    between, the compiler decides, and what has to be gathered travels
+    quantized. Gradients have the operands' dtypes and shardings.
 
   Raises:
-    TypeError: a format is no BlockFormat, or both are None; and from the
-      function returned: operands are no floats or their shapes do not fit.
-    ValueError: scale_rounding, implementation or a format's name is unknown.
+    TypeError: a format is no BlockFormat, both are None, there is a recipe and
+      a format, or neither, or a recipe without weight; and from the function
+      returned: operands are no floats, their shapes do not fit, or key is none.
+    ValueError: weight, scale_rounding, implementation or a format's name is
+      unknown; and while a gradient is traced, of a recipe that rounds it
+      stochastically, no key was given.
     NotImplementedError: out_sharding has unreduced axes, or from the function
       returned, a second derivative where products backward are quantized.
     JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
@@ -101,34 +143,20 @@ def dot_general(
 
   Source: NVIDIA, "Recipes for Pre-training LLMs with MXFP8" (2025), section 3.
   """
-  lhs_format, rhs_format, grad_format = (
-    None if format is None else formats.resolve("dot_general", format, name)
-    for name, format in (
-      ("lhs_format", lhs_format),
-      ("rhs_format", rhs_format),
-      ("grad_format", grad_format),
-    )
-  )
-  if lhs_format is None and rhs_format is None:
-    raise TypeError(
-      "dot_general: lhs_format or rhs_format must be given, got None for both;"
-      " without quantization use jax.lax.dot_general"
-    )
-  if scale_rounding not in quantization.SCALE_ROUNDINGS:
-    raise ValueError(
-      "dot_general: scale_rounding must be one of"
-      f" {quantization.SCALE_ROUNDINGS}, got {scale_rounding!r}"
-    )
   backends.validate_name(implementation)
-  recipe = products.Recipe(
-    lhs_format=lhs_format,
-    rhs_format=rhs_format,
-    grad_format=grad_format or lhs_format or rhs_format,
-    quantize_dgrad=quantize_dgrad,
-    quantize_wgrad=quantize_wgrad,
-    scale_rounding=scale_rounding,
-    implementation=implementation,
-  )
+  given = {
+    "lhs_format": lhs_format,
+    "rhs_format": rhs_format,
+    "grad_format": _NOT_GIVEN if grad_format is None else grad_format,
+    "quantize_dgrad": quantize_dgrad,
+    "quantize_wgrad": quantize_wgrad,
+    "scale_rounding": scale_rounding,
+  }
+  given = {k: v for k, v in given.items() if v is not _NOT_GIVEN}
+  if recipe is None:
+    scheme = _scheme_of_formats(given, weight, implementation)
+  else:
+    scheme = _scheme_of_recipe(recipe, given, weight, implementation)
 
   def quantized_dot_general(
     lhs: jax.Array,
@@ -137,6 +165,7 @@ def dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     *,
+    key: jax.Array | None = None,
     out_sharding: Any = None,
   ) -> jax.Array:
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
@@ -155,25 +184,127 @@ def dot_general(
         "dot_general: preferred_element_type must be a dtype, got"
         f" {preferred_element_type!r}"
       ) from error
+    arguments.validate_key("dot_general", key)
+    key_data, key_impl = _data_of_key(key)
+    arrays = [lhs, rhs] if key_data is None else [lhs, rhs, key_data]
     # Here and not inside, so that an operand that is the same on all devices of
     # a `shard_map` gets the sum of their gradients.
-    lhs, rhs = dot.vary_alike([lhs, rhs])
-    product = functools.partial(
-      gradients.quantized_dot,
-      recipe,
-      numbers,
-      lax.Precision(precision) if isinstance(precision, str) else precision,
-      result_dtype,
+    arrays = dot.vary_alike(arrays)
+    setting = gradients.Setting(
+      scheme=scheme,
+      numbers=numbers,
+      precision=(
+        lax.Precision(precision) if isinstance(precision, str) else precision
+      ),
+      dtype=result_dtype,
+      key_impl=key_impl,
     )
+
+    def product(lhs: jax.Array, rhs: jax.Array, *key: jax.Array) -> jax.Array:
+      data = key[0] if key else None
+      return gradients.quantized_dot(setting, lhs, rhs, data)
+
     sharding = _explicit_sharding(lhs, rhs, numbers, out_sharding)
     if sharding is not None:
       axes = _explicit_axes(sharding.mesh)
       product = jax.sharding.auto_axes(
         product, axes=axes, out_sharding=sharding
       )
-    return product(lhs, rhs)
+    return product(*arrays)
 
   return quantized_dot_general
+
+
+def _scheme_of_formats(
+  given: dict[str, Any], weight: Any, implementation: str | None
+) -> products.Scheme:
+  """That of the arguments of `dot_general` but recipe."""
+  if weight is not _NOT_GIVEN:
+    raise TypeError(
+      "dot_general: weight says which operand a recipe's weights are, got"
+      f" weight={weight!r} without recipe; leave it out"
+    )
+  missing = [n for n in ("lhs_format", "rhs_format") if n not in given]
+  if missing:
+    raise TypeError(
+      "dot_general: lhs_format and rhs_format, or recipe, must be given, got no"
+      f" {' and no '.join(missing)}"
+    )
+  resolved = {
+    name: None
+    if given.get(name) is None
+    else formats.resolve("dot_general", given[name], name)
+    for name in ("lhs_format", "rhs_format", "grad_format")
+  }
+  lhs_format, rhs_format, grad_format = resolved.values()
+  if lhs_format is None and rhs_format is None:
+    raise TypeError(
+      "dot_general: lhs_format or rhs_format must be given, got None for both;"
+      " without quantization use jax.lax.dot_general"
+    )
+  scale_rounding = given.get("scale_rounding", "up")
+  if scale_rounding not in quantization.SCALE_ROUNDINGS:
+    raise ValueError(
+      "dot_general: scale_rounding must be one of"
+      f" {quantization.SCALE_ROUNDINGS}, got {scale_rounding!r}"
+    )
+  recipe = recipes.Recipe(
+    activation_format=lhs_format,
+    weight_format=rhs_format,
+    grad_format=grad_format or lhs_format or rhs_format,
+    quantize_dgrad=bool(given.get("quantize_dgrad", True)),
+    quantize_wgrad=bool(given.get("quantize_wgrad", True)),
+    scale_rounding=scale_rounding,
+  )
+  return products.Scheme(
+    recipe=recipe, weight="rhs", implementation=implementation
+  )
+
+
+def _scheme_of_recipe(
+  recipe: Any,
+  given: dict[str, Any],
+  weight: Any,
+  implementation: str | None,
+) -> products.Scheme:
+  """That of the arguments of `dot_general` with a recipe."""
+  if not isinstance(recipe, recipes.Recipe):
+    raise TypeError(
+      "dot_general: recipe must be a jaxplugin.training.Recipe, got"
+      f" {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
+    )
+  if given:
+    raise TypeError(
+      "dot_general: a recipe says what is quantized to what, got"
+      f" {', '.join(f'{k}={v!r}' for k, v in given.items())} beside it; change"
+      " the recipe by dataclasses.replace, or leave it out"
+    )
+  if weight is _NOT_GIVEN:
+    raise TypeError(
+      "dot_general: with a recipe weight must be given, as weights and"
+      ' activations are quantized in their own ways; pass weight="rhs" or'
+      ' weight="lhs", or None where both are activations'
+    )
+  if weight not in _WEIGHTS:
+    raise ValueError(
+      f'dot_general: weight must be "lhs", "rhs" or None, got {weight!r}'
+    )
+  if weight is None and recipe.activation_format is None:
+    raise TypeError(
+      "dot_general: weight=None has activations on both sides, and the recipe's"
+      " activation_format is None; without quantization use"
+      " jax.lax.dot_general"
+    )
+  return products.Scheme(
+    recipe=recipe, weight=weight, implementation=implementation
+  )
+
+
+def _data_of_key(key: jax.Array | None) -> tuple[jax.Array | None, Any]:
+  """Numbers of a key, and what makes a key of them; of a raw key None."""
+  if key is None or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    return key, None
+  return jax.random.key_data(key), jax.random.key_impl(key)
 
 
 def _explicit_axes(mesh: Any) -> tuple[str, ...]:

@@ -10,7 +10,9 @@ here are JAX's, for JAX's dots and ours alike:
 
 A dot is our primitive, whatever called it: `block_scaled_dot`, `dot_general`
 forward and backward, `jaxplugin.nn`. What `dot_general` keeps quantized for the
-backward pass is not the result of a dot; it is quantized again.
+backward pass is not the result of a dot: under these policies it is quantized
+again. It has names, "jaxplugin_quantized_lhs" and "jaxplugin_quantized_rhs", by
+which `quantized_saveable` saves it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from jax import lax
 
 from jaxplugin.dot import calls
 from jaxplugin.dot import primitive
+from jaxplugin.training import gradients
 
 Policy = Callable[..., Any]
 
@@ -66,6 +69,15 @@ class _AsDotGeneral:
 dots_saveable = for_block_scaled_dots(jax.checkpoint_policies.dots_saveable)
 dots_with_no_batch_dims_saveable = for_block_scaled_dots(
   jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+)
+
+
+# Saves what `dot_general` keeps quantized of its operands, and nothing else: a
+# byte or less a value. Then no operand that is kept so is computed, blocked,
+# transformed or quantized again. `jax.checkpoint_policies` combines it with
+# another: save_from_both_policies(dots_saveable, quantized_saveable).
+quantized_saveable = jax.checkpoint_policies.save_only_these_names(
+  *gradients.KEPT_NAMES.values()
 )
 
 

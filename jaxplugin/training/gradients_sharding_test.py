@@ -26,13 +26,16 @@ C = np.random.default_rng(2).integers(-4, 5, (64, 32)).astype(np.float32)
 
 
 class SignatureTest(absltest.TestCase):
-  def test_arguments_are_those_of_lax_dot_general(self):
+  def test_arguments_are_those_of_lax_dot_general_and_a_key(self):
     # Of the JAX that is here: what a newer one adds is seen here first.
     simplify = lambda function: [
       (p.name, p.kind, p.default)
       for p in inspect.signature(function).parameters.values()
     ]
-    self.assertEqual(simplify(DOT_GENERAL), simplify(jax.lax.dot_general))
+    expected = simplify(jax.lax.dot_general)
+    at = [name for name, *_ in expected].index("out_sharding")
+    expected.insert(at, ("key", inspect.Parameter.KEYWORD_ONLY, None))
+    self.assertEqual(simplify(DOT_GENERAL), expected)
 
   def test_einsum_passes_them_all(self):
     result = jnp.einsum(

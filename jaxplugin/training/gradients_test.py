@@ -12,7 +12,6 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.testing.oracles import gradients_oracle as testing
-from jaxplugin.training import products
 
 FORMATS = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
 
@@ -349,15 +348,6 @@ class DotGeneralTest(parameterized.TestCase):
     rhs = jp.quantize(testing.normal(0, "nk")[:, :32], jp.MXFP8)
     with self.assertRaisesRegex(NotImplementedError, "dot_general"):
       jax.grad(lambda w: jp.block_scaled_dot(jnp.ones((2, 32)), w).sum())(rhs)
-
-
-class RecipeTest(absltest.TestCase):
-  def test_recipes_are_hashable_values(self):
-    make = lambda: products.Recipe(
-      lhs_format=jp.MXFP8, rhs_format=jp.MXFP8, grad_format=jp.MXFP8
-    )
-    self.assertEqual(make(), make())
-    self.assertEqual(hash(make()), hash(make()))
 
 
 if __name__ == "__main__":

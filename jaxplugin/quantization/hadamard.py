@@ -1,0 +1,72 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The random Hadamard transform, of groups of values along a dimension.
+
+Of a group x of n values, n a power of two,
+
+  y = H (s * x) / sqrt(n)
+
+with s a vector of signs and H Sylvester's Hadamard matrix, H[i, j] being -1 to
+the number of bits that i and j have in common. H s / sqrt(n) is orthogonal: an
+outlier is spread over its group, and where both operands of a product are
+transformed along what it contracts, the transforms cancel.
+
+The signs are fixed: s[i] is -1 where bit i of the fraction of pi, written in
+binary, is 1. They are nobody's choice, and the same for all groups, tensors
+and steps.
+
+Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149,
+section 4.1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SIZES: Final = tuple(1 << i for i in range(1, 9))
+
+# The first 256 bits of the fraction of pi.
+_PI_FRACTION: Final = (
+  "243f6a8885a308d313198a2e03707344a4093822299f31d0082efa98ec4e6c89"
+)
+
+
+def signs(size: int) -> np.ndarray:
+  """f32[size], each 1 or -1."""
+  bits = np.unpackbits(np.frombuffer(bytes.fromhex(_PI_FRACTION), np.uint8))
+  return np.where(bits[:size] == 1, np.float32(-1), np.float32(1))
+
+
+def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
+  """The transform of each group of `size` values of `x` along `axis`.
+
+  By butterflies, in f32: log2(size) rounds of sums and differences, of values
+  1, 2, 4, ... apart in a group, and one multiplication by 1 / sqrt(size), which
+  is rounded to f32. The order is part of the result: every platform has the
+  same bits, as long as no intermediate is an f32 subnormal.
+
+  Args:
+    x: floats[..., k, ...], with k a multiple of size.
+    axis: not negative.
+    size: one of `SIZES`.
+
+  Returns:
+    f32, of the shape of x.
+  """
+  shape = x.shape
+  lead, trail = shape[:axis], shape[axis + 1 :]
+  groups = x.astype(jnp.float32).reshape(*lead, -1, size, *trail)
+  groups = groups * signs(size).reshape(size, *(1,) * len(trail))
+  distance = 1
+  while distance < size:
+    pairs = groups.reshape(*lead, -1, 2, distance, *trail)
+    first, second = (
+      jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in (0, 1)
+    )
+    groups = jnp.stack([first + second, first - second], axis + 1)
+    distance *= 2
+  return groups.reshape(shape) * np.float32(1 / np.sqrt(size))

@@ -1,0 +1,135 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands of products in training: quantized as a recipe wants it.
+
+Beside what `quantize` does that is: transformed before, in square blocks, and
+with scales that are chosen by errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxplugin.arrays import scale_signs
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+from jaxplugin.quantization import hadamard
+from jaxplugin.quantization import operations
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manner:
+  """How an array is quantized for a product.
+
+  Attributes:
+    format: to quantize to.
+    along: how it gets the one dimension that the product contracts.
+    scale_rounding: as of `quantize`.
+    hadamard: the size of the groups that are transformed before, or None.
+    square: dimensions that are merged, in this order, into the other side of
+      blocks that are squares; None for blocks of one row.
+    four_over_six: whether blocks are scaled to 6 or to 4, see `operations`.
+  """
+
+  format: formats.BlockFormat
+  along: blocking.Blocking
+  scale_rounding: operations.ScaleRounding = "up"
+  hadamard: int | None = None
+  square: tuple[int, ...] | None = None
+  four_over_six: bool = False
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether it is what `quantize` does."""
+    special = (self.hadamard, self.square)
+    return not self.four_over_six and special == (None, None)
+
+  def blocked(self, x: jax.Array) -> jax.Array:
+    """`x` before it is rounded: with one dimension, padded, transformed."""
+    x = self.along.apply(x)
+    if self.hadamard is None:
+      return x
+    return hadamard.transform(x, self.along.axis(), self.hadamard)
+
+
+@functools.partial(jax.jit, static_argnames="manner")
+def quantize(
+  x: jax.Array, manner: Manner, key: jax.Array | None = None
+) -> scaled_array.ScaledArray:
+  """`x` quantized in a manner: blocked, padded, transformed, rounded.
+
+  Args:
+    x: floats.
+    manner: how.
+    key: for stochastic rounding; None rounds to nearest.
+
+  Returns:
+    `ScaledArray` with the shape that `manner.along` gives, FP4 not packed. The
+    scales of square blocks are repeated along the merged dimensions, so that
+    every kernel takes them.
+  """
+  square = manner.square
+  if square is not None:
+    square = tuple(map(manner.along.position, square))
+  values, scale, global_scale = operations.quantize(
+    manner.blocked(x),
+    None,
+    key,
+    format=manner.format,
+    axis=manner.along.axis(),
+    scale_rounding=manner.scale_rounding,
+    square=square,
+    four_over_six=manner.four_over_six,
+  )
+  if global_scale is not None:
+    global_scale = global_scale.reshape((1,) * values.ndim)
+  scale_signs.remember_positive(scale)
+  return scaled_array.ScaledArray(values, scale, global_scale, manner.format)
+
+
+@functools.partial(jax.jit, static_argnames=("manner", "along", "shape"))
+def turned(
+  x: scaled_array.ScaledArray,
+  manner: Manner,
+  along: blocking.Blocking,
+  shape: tuple[int, ...],
+) -> scaled_array.ScaledArray:
+  """What is quantized in squares, blocked along their other side.
+
+  The same codes of values, and a scale for the same squares: dequantized, both
+  are one array. So `Q(w.T) = Q(w).T`, bitwise.
+
+  Args:
+    x: `quantize` of an array in a manner that is square.
+    manner: that.
+    along: blocking of that array along `manner.square`.
+    shape: of that array.
+
+  Returns:
+    `ScaledArray` with the shape that `along` gives.
+  """
+  axis, size = manner.along.axis(), manner.format.block_size
+
+  def moved(leaf: jax.Array) -> jax.Array:
+    return along.apply(manner.along.undo(leaf, shape))
+
+  # The code of the scale of each value; XLA computes those that are taken.
+  codes = lax.bitcast_convert_type(x.scale, jnp.uint8)
+  each = moved(jnp.repeat(codes, size, axis))
+  codes = lax.slice_in_dim(each, 0, None, size, along.axis())
+  values = moved(x.values)
+  global_scale = x.global_scale
+  if global_scale is not None:
+    global_scale = global_scale.reshape((1,) * values.ndim)
+  return scaled_array.ScaledArray(
+    values,
+    lax.bitcast_convert_type(codes, x.format.scale_dtype),
+    global_scale,
+    x.format,
+  )

@@ -1,0 +1,282 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: what they are, and what they refuse to be."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing.oracles import gradients_oracle
+from jaxplugin.testing.oracles import recipes_oracle
+
+training = jp.training
+MATMUL = (((1,), (0,)), ((), ()))
+
+
+def fixed_point(seed, *shape):
+  """Normal numbers, of 2^-10: sums of a group are exact in f32."""
+  x = np.random.default_rng(seed).normal(size=shape)
+  return (np.round(x * 1024) / 1024).astype(np.float32)
+
+
+X, W, G = fixed_point(0, 40, 96), fixed_point(1, 96, 72), fixed_point(2, 40, 72)
+
+
+def changed(recipe, **fields):
+  return dataclasses.replace(recipe, **fields)
+
+
+def step(recipe, key=None, weight="rhs"):
+  """The result and both gradients, of what is given."""
+  function = jp.dot_general(recipe=recipe, weight=weight)
+
+  @jax.jit
+  def run(x, w, g):
+    dot = lambda x, w: function(x, w, MATMUL, key=key)
+    result, vjp = jax.vjp(dot, x, w)
+    return result, *vjp(g)
+
+  return run
+
+
+class ValuesTest(parameterized.TestCase):
+  """The three products of a recipe, against NumPy."""
+
+  @parameterized.named_parameters(
+    ("mxfp8", training.MXFP8_RECIPE, {}),
+    ("mxfp8_e5m2", training.MXFP8_RECIPE, {"grad_format": jp.MXFP8_E5M2}),
+    ("mxfp8_2d", training.MXFP8_RECIPE, {"weight_2d": True}),
+    ("mxfp8_floor", training.MXFP8_RECIPE, {"scale_rounding": "floor"}),
+    ("mxfp8_rounded", training.MXFP8_RECIPE, {"stochastic_rounding": True}),
+    ("nvfp4", training.NVFP4_RECIPE, {}),
+    ("nvfp4_nearest", training.NVFP4_RECIPE, {"stochastic_rounding": False}),
+    ("nvfp4_1d", training.NVFP4_RECIPE, {"weight_2d": False}),
+    ("nvfp4_plain", training.NVFP4_RECIPE, {"wgrad_hadamard": None}),
+    ("nvfp4_four_over_six", training.NVFP4_RECIPE, {"four_over_six": True}),
+    (
+      "nvfp4_e4m3_gradients",
+      training.NVFP4_RECIPE,
+      {"grad_format": jp.MXFP8, "four_over_six": True},
+    ),
+    ("nvfp4_dgrad", training.NVFP4_RECIPE, {"quantize_dgrad": False}),
+    ("nvfp4_wgrad", training.NVFP4_RECIPE, {"quantize_wgrad": False}),
+    (
+      "nvfp4_from_quantized",
+      training.NVFP4_RECIPE,
+      {"backward_from_quantized": True, "wgrad_hadamard": None},
+    ),
+    (
+      "mxfp8_from_quantized",
+      training.MXFP8_RECIPE,
+      {"backward_from_quantized": True},
+    ),
+    (
+      "mxfp8_from_quantized_in_high_precision",
+      training.MXFP8_RECIPE,
+      {
+        "backward_from_quantized": True,
+        "quantize_dgrad": False,
+        "quantize_wgrad": False,
+      },
+    ),
+    ("mxfp4", training.MXFP4_RECIPE, {}),
+    ("mxfp4_backward", training.MXFP4_RECIPE, {"quantize_forward": False}),
+    ("mxfp4_16", training.MXFP4_RECIPE, {"wgrad_hadamard": 16}),
+    (
+      "mxfp4_plain_weights",
+      training.MXFP4_RECIPE,
+      {"weight_format": None, "dgrad_hadamard": 16},
+    ),
+  )
+  def test_products_are_those_of_the_formulas(self, recipe, fields):
+    recipe = changed(recipe, **fields)
+    key = jax.random.key(7)
+    actual = step(recipe, key)(X, W, G)
+    expected = recipes_oracle.products(recipe, X, W, G, key)
+    names = ("forward", "dgrad", "wgrad")
+    for name, a, e in zip(names, actual, expected, strict=True):
+      with self.subTest(name):
+        # A product of quantized numbers that are off would be off by 2^-4.
+        np.testing.assert_array_less(
+          np.abs(np.asarray(a, np.float64) - e.value),
+          gradients_oracle.BOUND * e.magnitude + 1e-300,
+        )
+
+  def test_mxfp8_is_the_formats_alone(self):
+    function = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    result, vjp = jax.vjp(lambda x, w: function(x, w, MATMUL), X, W)
+    expected = (result, *vjp(jnp.asarray(G)))
+    for a, e in zip(
+      step(training.MXFP8_RECIPE)(X, W, G), expected, strict=True
+    ):
+      np.testing.assert_array_equal(a, e)
+
+  def test_weight_may_be_either_side(self):
+    # (x w)' = w' x', whose weight is the left side.
+    recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
+    right = step(recipe)(X, W, G)
+    result, of_w, of_x = step(recipe, weight="lhs")(W.T, X.T, G.T)
+    for a, e in zip((result.T, of_x.T, of_w.T), right, strict=True):
+      np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * np.abs(e).max())
+
+  def test_activations_on_both_sides_are_alike(self):
+    recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
+    result, of_x, of_y = step(recipe, weight=None)(X, W, G)
+    plain = changed(recipe, weight_2d=False, wgrad_hadamard=None)
+    for a, e in zip((result, of_x, of_y), step(plain)(X, W, G), strict=True):
+      np.testing.assert_array_equal(a, e)
+
+  def test_no_part_of_backward_changes_the_forward_value(self):
+    base = training.NVFP4_RECIPE
+    expected = step(base, jax.random.key(0))(X, W, G)[0]
+    for fields in (
+      {"stochastic_rounding": False},
+      {"wgrad_hadamard": None},
+      {"quantize_dgrad": False},
+      {"quantize_wgrad": False},
+      {"grad_format": jp.MXFP8_E5M2},
+      {"backward_from_quantized": True},
+    ):
+      recipe = changed(base, **fields)
+      function = jp.dot_general(recipe=recipe, weight="rhs")
+      actual = step(recipe, jax.random.key(1))(X, W, G)[0]
+      np.testing.assert_array_equal(actual, expected)
+      # Nor does taking a gradient.
+      np.testing.assert_array_equal(function(X, W, MATMUL), expected)
+
+
+class ArgumentsTest(parameterized.TestCase):
+  def test_recipes_are_hashable_values(self):
+    self.assertEqual(changed(training.MXFP8_RECIPE), training.MXFP8_RECIPE)
+    self.assertLen({training.NVFP4_RECIPE, changed(training.NVFP4_RECIPE)}, 1)
+    by_name = training.Recipe(
+      activation_format="mxfp8", weight_format="mxfp8", grad_format="mxfp8"
+    )
+    self.assertEqual(by_name, training.MXFP8_RECIPE)
+
+  @parameterized.parameters(
+    ("nvfp4", {"activation_format": 8}, TypeError, "activation_format.* 8"),
+    ("nvfp4", {"grad_format": "fp3"}, ValueError, "grad_format.*fp3.*mxfp8"),
+    (
+      "mxfp8",
+      {"activation_format": None, "weight_format": None},
+      TypeError,
+      "activation_format or weight_format.*None for both",
+    ),
+    ("mxfp8", {"weight_2d": 16}, TypeError, "weight_2d .*True.* 16"),
+    ("mxfp8", {"scale_rounding": "down"}, ValueError, "scale_.*'down'"),
+    ("mxfp8", {"wgrad_hadamard": 16.0}, TypeError, "wgrad_hadamard.* 16.0"),
+    ("mxfp8", {"wgrad_hadamard": True}, TypeError, "wgrad_hadamard.* True"),
+    ("mxfp8", {"dgrad_hadamard": 24}, ValueError, "dgrad_.*from 2 to 256.*24"),
+    ("mxfp8", {"wgrad_hadamard": 512}, ValueError, "wgrad_.* 256, got 512"),
+    (
+      "mxfp8",
+      {
+        "activation_format": jp.BlockFormat(
+          name="own",
+          values_dtype=jp.MXFP8.values_dtype,
+          scale_dtype=jp.MXFP8.scale_dtype,
+          block_size=24,
+        ),
+        "wgrad_hadamard": 16,
+      },
+      ValueError,
+      "wgrad_hadamard .*got 16 and own in blocks of 24",
+    ),
+    (
+      "mxfp8",
+      {"grad_format": None, "stochastic_rounding": True},
+      ValueError,
+      "stochastic_rounding .*grad_format is None",
+    ),
+    (
+      "nvfp4",
+      {"weight_format": None},
+      ValueError,
+      "weight_2d .*weight_format is None",
+    ),
+    ("nvfp4", {"dgrad_hadamard": 16}, ValueError, "weight_2d .*_hadamard=16"),
+    ("mxfp4", {"four_over_six": True}, ValueError, "four_.*got mxfp4"),
+    (
+      "mxfp8",
+      {"backward_from_quantized": True, "quantize_forward": False},
+      ValueError,
+      "backward_from_quantized .*quantize_forward is False",
+    ),
+  )
+  def test_bad_fields_are_refused_with_values(
+    self, name, fields, error, pattern
+  ):
+    recipe = getattr(training, f"{name.upper()}_RECIPE")
+    with self.assertRaisesRegex(error, f"Recipe: .*{pattern}"):
+      changed(recipe, **fields)
+
+  def test_bad_arguments_of_dot_general_are_refused(self):
+    recipe = training.MXFP8_RECIPE
+    make = jp.dot_general
+    for error, pattern, call in (
+      (TypeError, "recipe must be .*got 'mxfp8'", lambda: make(recipe="mxfp8")),
+      (TypeError, "weight must be given", lambda: make(recipe=recipe)),
+      (
+        ValueError,
+        'weight must be "lhs", "rhs" or None, got 1',
+        lambda: make(recipe=recipe, weight=1),
+      ),
+      (
+        TypeError,
+        "got lhs_format=mxfp8, scale_rounding='up' beside it",
+        lambda: make(
+          jp.MXFP8, recipe=recipe, weight="rhs", scale_rounding="up"
+        ),
+      ),
+      (TypeError, "no lhs_format and no rhs_format", lambda: make()),
+      (TypeError, "no rhs_format", lambda: make(jp.MXFP8)),
+      (
+        TypeError,
+        "weight='rhs' without recipe",
+        lambda: make(jp.MXFP8, jp.MXFP8, weight="rhs"),
+      ),
+      (
+        TypeError,
+        "weight=None .*activation_format is None",
+        lambda: make(
+          recipe=changed(recipe, activation_format=None), weight=None
+        ),
+      ),
+      (
+        TypeError,
+        "key must be a jax.random key, got 7",
+        lambda: make(recipe=recipe, weight="rhs")(X, W, MATMUL, key=7),
+      ),
+    ):
+      with (
+        self.subTest(pattern),
+        self.assertRaisesRegex(error, f"dot_general: .*{pattern}"),
+      ):
+        call()
+
+  def test_missing_key_is_an_error_where_a_gradient_is_rounded(self):
+    function = jp.dot_general(recipe=training.NVFP4_RECIPE, weight="rhs")
+    dot = lambda x, w: function(x, w, MATMUL)
+    loss = lambda x, w: dot(x, w).sum()
+    pattern = "dot_general: .*key=None; .*fold_in.*stochastic_rounding=False"
+    for argnums in (0, 1, (0, 1)):
+      with self.assertRaisesRegex(ValueError, pattern):
+        jax.make_jaxpr(jax.grad(loss, argnums))(X, W)
+    # Neither a value nor a tangent is rounded at random.
+    jax.make_jaxpr(dot)(X, W)
+    jax.make_jaxpr(lambda x, w: jax.jvp(dot, (x, w), (x, w)))(X, W)
+    exact = changed(
+      training.NVFP4_RECIPE, quantize_dgrad=False, quantize_wgrad=False
+    )
+    function = jp.dot_general(recipe=exact, weight="rhs")
+    jax.make_jaxpr(jax.grad(loss))(X, W)
+
+
+if __name__ == "__main__":
+  absltest.main()
