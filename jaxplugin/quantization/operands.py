@@ -106,7 +106,7 @@ def turned(
   are one array. So `Q(w.T) = Q(w).T`, bitwise.
 
   Args:
-    x: `quantize` of an array in a manner that is square.
+    x: `quantize` of an array in a manner that is square, packed or not.
     manner: that.
     along: blocking of that array along `manner.square`.
     shape: of that array.
@@ -114,6 +114,7 @@ def turned(
   Returns:
     `ScaledArray` with the shape that `along` gives.
   """
+  x = x.unpack()
   axis, size = manner.along.axis(), manner.format.block_size
 
   def moved(leaf: jax.Array) -> jax.Array:

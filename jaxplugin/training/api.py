@@ -185,7 +185,9 @@ def dot_general(
         f" {preferred_element_type!r}"
       ) from error
     arguments.validate_key("dot_general", key)
-    key_data, key_impl = _data_of_key(key)
+    key_data = key_impl = None
+    if scheme.recipe.stochastic_rounding:
+      key_data, key_impl = _data_of_key(key)
     arrays = [lhs, rhs] if key_data is None else [lhs, rhs, key_data]
     # Here and not inside, so that an operand that is the same on all devices of
     # a `shard_map` gets the sum of their gradients.

@@ -2,6 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many dots the backward pass computes again, policy by policy."""
 
+import contextlib
+import io
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +134,83 @@ class PolicyTest(parameterized.TestCase):
     make = lambda: ours.for_block_scaled_dots(jaxs.dots_saveable)
     self.assertEqual(make(), make())
     self.assertEqual(hash(make()), hash(make()))
+
+  def test_operands_kept_quantized_are_not_made_again(self):
+    loss = model(jp.dot_general(jp.MXFP8, jp.MXFP8))
+    found = {}
+    for name, policy in (
+      ("nothing", jaxs.nothing_saveable),
+      ("dots", ours.dots_saveable),
+      ("quantized", ours.quantized_saveable),
+      (
+        "both",
+        jaxs.save_from_both_policies(
+          ours.dots_saveable, ours.quantized_saveable
+        ),
+      ),
+    ):
+      loss_again = jax.checkpoint(loss, policy=policy)
+      step = jax.value_and_grad(loss_again, argnums=(0, 1))
+      jaxpr, _ = jax.interpreters.partial_eval.dce_jaxpr(
+        jax.make_jaxpr(step)(X, X[0]).jaxpr, [True] * 3
+      )
+      found[name] = (
+        count("block_quantize", jaxpr),
+        count("block_scaled_dot", jaxpr),
+      )
+    # Forward both operands of two dots; backward what is made again,
+    # and g of two dots.
+    self.assertEqual(found["both"][0], 4 + 2)
+    self.assertEqual(found["nothing"][0], 4 + 4 + 2)
+    self.assertEqual(found["dots"][0], 4 + 4 + 2)
+    # The argument of each sine has to be there: dots are made again.
+    self.assertEqual(found["quantized"][1], 2 + 2 + 4)
+    self.assertEqual(found["both"][1], 2 + 4)
+
+
+class BytesTest(parameterized.TestCase):
+  """What a layer leaves to the backward pass, of which its input is no part."""
+
+  # Tokens, features, and features of the result.
+  SIZES = (96, 64, 128)
+
+  def kept(self, recipe):
+    """Bytes of what is saved by name, for lhs and for rhs."""
+    m, k, n = self.SIZES
+    function = jp.dot_general(recipe=recipe, weight="rhs")
+    key = jax.random.key(0)
+    layer = jax.checkpoint(
+      lambda x, w: function(x, w, (((1,), (0,)), ((), ())), key=key),
+      policy=ours.quantized_saveable,
+    )
+    x, w = (np.ones(shape, jnp.bfloat16) for shape in ((m, k), (k, n)))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+      jax.ad_checkpoint.print_saved_residuals(layer, x, w)
+    found = {"lhs": 0, "rhs": 0}
+    for line in printed.getvalue().splitlines():
+      if "from a constant" in line and "key<" in line:
+        continue  # the key, 8 bytes
+      dtype, sizes, side = re.fullmatch(
+        r"(\w+)\[([\d,]*)\] named 'jaxplugin_quantized_(\w+)' .*", line
+      ).groups()
+      itemsize = {"u8": 1, "f32": 4}[dtype]
+      found[side] += itemsize * math.prod(map(int, sizes.split(",")))
+    return found
+
+  @parameterized.parameters(
+    # A byte a value and one for 32.
+    (jp.training.MXFP8_RECIPE, 1 + 1 / 32, 0),
+    # Half a byte a value, one for 16 or 32, and a global scale of 4.
+    (jp.training.NVFP4_RECIPE, 1 / 2 + 1 / 16, 4),
+    (jp.training.MXFP4_RECIPE, 1 / 2 + 1 / 32, 0),
+  )
+  def test_bytes_of_a_layer(self, recipe, each, more):
+    m, k, n = self.SIZES
+    expected = {"lhs": m * k * each + more, "rhs": k * n * each + more}
+    self.assertEqual(self.kept(recipe), expected)
+    # bf16 would be 2 a value.
+    self.assertLess(expected["lhs"], 0.52 * 2 * m * k)
 
 
 if __name__ == "__main__":

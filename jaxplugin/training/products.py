@@ -14,11 +14,14 @@ from typing import Any
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import ad_checkpoint
+from jax import lax
 
 from jaxplugin import dot
 from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.dot import sides
@@ -210,6 +213,33 @@ def quantized(
   ]
 
 
+def _bits_of(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
+  """`x` as integers, FP4 two a byte where its blocks are even.
+
+  What a policy of `jax.checkpoint` saves goes through `lax.reduce_precision`
+  where it is a float. That knows no type without Inf, and makes NaN of E4M3's
+  scales above 240. And XLA:CPU slices bytes as they are, but FP4, in a scan
+  over layers, value by value.
+  """
+  if x.format.is_fp4 and x.format.block_size % 2 == 0:
+    x = x.pack()
+  (values, scale, *rest), aux = x.tree_flatten()
+  if not x.is_packed:
+    bits = jnp.uint4 if x.format.is_fp4 else jnp.uint8
+    values = lax.bitcast_convert_type(values, bits)
+  scale = lax.bitcast_convert_type(scale, jnp.uint8)
+  return x.tree_unflatten(aux, (values, scale, *rest))
+
+
+def _of_bits(x: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
+  """Undoes `_bits_of`; FP4 values stay packed."""
+  (values, scale, *rest), aux = x.tree_flatten()
+  if not x.is_packed:
+    values = lax.bitcast_convert_type(values, x.format.array_dtype)
+  scale = lax.bitcast_convert_type(scale, x.format.scale_dtype)
+  return x.tree_unflatten(aux, (values, scale, *rest))
+
+
 def backward_product(
   scheme: Scheme, side: Side, dims: derivatives.GradientDims, other_ndim: int
 ) -> Product | None:
@@ -302,12 +332,11 @@ class Operand:
       return now, x
     if self.keeps_forward:
       (now,) = quantized(x, [self.forward])
-      now = later = ad_checkpoint.checkpoint_name(now, name)
+      later = now
     else:
       assert self.backward is not None
       now, later = quantized(x, [self.forward, self.backward])
-      later = ad_checkpoint.checkpoint_name(later, name)
-    return now, later
+    return now, ad_checkpoint.checkpoint_name(_bits_of(later), name)
 
   def as_kept(self, kept: Any) -> jax.Array:
     """The array, of which `kept` is the forward copy, dequantized: f32."""
@@ -317,6 +346,8 @@ class Operand:
 
   def taken(self, kept: Any) -> Any:
     """What the backward product takes."""
+    if isinstance(kept, scaled_array.ScaledArray):
+      kept = _of_bits(kept)
     if self.keeps_forward and self.backward is not None:
       assert self.forward is not None
       if self.forward.square is not None:

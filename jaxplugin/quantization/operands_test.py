@@ -1,0 +1,340 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands as recipes want them: bits against NumPy, and what they are for."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import blocking
+from jaxplugin.quantization import operands
+from jaxplugin.testing.oracles import recipes_oracle
+
+FORMATS = (jp.MXFP8, jp.MXFP4, jp.NVFP4)
+# How often something is rounded, and how many standard errors a mean may be
+# off: beyond 4 is one in 16000.
+KEYS = 4096
+STANDARD_ERRORS = 4
+
+
+def matrix(seed, rows, k, spread=2):
+  """Normal numbers whose blocks have sizes of their own, and a zero block."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(rows, k)) * np.exp(spread * rng.normal(size=(rows, k)))
+  x[:32, :32] = 0
+  return x.astype(np.float32)
+
+
+def manner(format, axis=1, ndim=2, **fields):
+  along = blocking.Blocking.along(axis, ndim, format.block_size)
+  return operands.Manner(format=format, along=along, **fields)
+
+
+def assert_same(actual, expected):
+  """A `ScaledArray` and the oracle's have the same values and scales."""
+  for name in ("values", "scale"):
+    numbers = np.asarray(getattr(actual, name)).astype(np.float64)
+    wanted = getattr(expected, name)
+    if name == "scale" and actual.format.scale_is_power_of_two:
+      wanted = np.maximum(wanted, 2.0**-127)
+    np.testing.assert_array_equal(numbers, wanted, err_msg=name)
+  if actual.global_scale is not None:
+    np.testing.assert_array_equal(actual.global_scale, expected.global_scale)
+
+
+class BitsTest(parameterized.TestCase):
+  @parameterized.product(format=FORMATS, rows=(64, 41))
+  def test_squares_have_one_scale(self, format, rows):
+    x = matrix(0, rows, 96)
+    actual = operands.quantize(x, manner(format, square=(0,)))
+    assert_same(actual, recipes_oracle.quantize(x, format, is_square=True))
+    size = format.block_size
+    scale = np.asarray(actual.scale).astype(np.float32)
+    for start in range(0, rows, size):
+      group = scale[start : start + size]
+      np.testing.assert_array_equal(
+        group, np.broadcast_to(group[:1], group.shape)
+      )
+    self.assertGreater(len(np.unique(scale)), 3)
+
+  @parameterized.product(format=FORMATS, square=(False, True))
+  def test_rounded_at_random_bits_are_those_of_the_key(self, format, square):
+    x = matrix(1, 40, 96)
+    key = jax.random.key(3)
+    fields = {"square": (0,)} if square else {}
+    actual = operands.quantize(x, manner(format, **fields), key)
+    expected = recipes_oracle.quantize(x, format, is_square=square, key=key)
+    assert_same(actual, expected)
+    nearest = recipes_oracle.quantize(x, format, is_square=square)
+    self.assertGreater(np.mean(nearest.values != expected.values), 0.01)
+
+  @parameterized.product(format=FORMATS, size=(16, 32))
+  def test_transformed_before_it_is_rounded(self, format, size):
+    x = np.random.default_rng(2).integers(-99, 99, (40, 96)).astype(np.float32)
+    actual = operands.quantize(x, manner(format, hadamard=size))
+    transformed = recipes_oracle.transformed(x, size)
+    assert_same(actual, recipes_oracle.quantize(transformed, format))
+
+  def test_padding_is_of_zeros_before_the_transform(self):
+    x = np.random.default_rng(2).integers(-99, 99, (8, 40)).astype(np.float32)
+    along = blocking.Blocking.along(1, 2, 32)
+    actual = operands.quantize(
+      x, operands.Manner(format=jp.NVFP4, along=along, hadamard=32)
+    )
+    transformed = recipes_oracle.transformed(recipes_oracle.padded(x, 32), 32)
+    assert_same(actual, recipes_oracle.quantize(transformed, jp.NVFP4))
+
+  def test_plain_manner_is_quantize(self):
+    x = matrix(3, 40, 96)
+    for format in FORMATS:
+      actual = operands.quantize(x, manner(format))
+      expected = jp.quantize(x, format, packed=False)
+      jax.tree.map(
+        lambda a, e: np.testing.assert_array_equal(
+          np.asarray(a).view(np.uint8), np.asarray(e).view(np.uint8)
+        ),
+        actual,
+        expected,
+      )
+
+  def test_nan_spoils_its_square_and_no_other(self):
+    x = np.ones((64, 64), np.float32)
+    x[20, 3] = np.nan
+    for axis in (0, 1):
+      found = manner(jp.NVFP4, axis, square=(1 - axis,))
+      result = np.asarray(jp.dequantize(operands.quantize(x, found)))
+      expected = np.isnan(np.zeros((64, 64)))
+      expected[16:32, :16] = True
+      np.testing.assert_array_equal(np.isnan(result), expected)
+      np.testing.assert_array_equal(result[~expected], 1)
+
+
+class FourOverSixTest(parameterized.TestCase):
+  @parameterized.parameters(False, True)
+  def test_bits(self, square):
+    x = matrix(4, 64, 96, spread=1)
+    fields = {"square": (0,)} if square else {}
+    found = manner(jp.NVFP4, four_over_six=True, **fields)
+    expected = recipes_oracle.quantize(
+      x, jp.NVFP4, is_square=square, four_over_six=True
+    )
+    assert_same(operands.quantize(x, found), expected)
+    # Both are there: a block's largest value is 4 or 6.
+    largest = np.abs(expected.values).reshape(64, 6, 16).max(-1)
+    if not square:
+      self.assertContainsSubset({4, 6}, set(largest.ravel()))
+
+  def test_no_block_has_a_larger_error_than_scaled_to_six(self):
+    x = matrix(5, 64, 96, spread=0)
+    found = manner(jp.NVFP4, four_over_six=True)
+    chosen = operands.quantize(x, found)
+    six = jp.quantize(
+      x, jp.NVFP4, global_scale=chosen.global_scale, packed=False
+    )
+    errors = [
+      (np.asarray(jp.dequantize(q), np.float64) - x) ** 2 for q in (chosen, six)
+    ]
+    chosen, six = (e.reshape(64, 6, 16).sum(-1) for e in errors)
+    # Sums are compared in f32.
+    self.assertTrue((chosen <= six * (1 + 2.0**-18)).all())
+    self.assertLess(chosen.sum(), 0.95 * six.sum())
+
+  def test_values_that_four_holds_are_kept_exactly(self):
+    # 4 and 2 apart by 4/3: to 6 they were 6 and 3, and 3/4 of 6 is lost.
+    x = np.tile(np.float32([4, 3, 2, 1.5]), (1, 4))
+    x = np.concatenate([x, 64 * np.float32([[6, 4, 3, 2] * 4])], 1)
+    found = operands.quantize(x, manner(jp.NVFP4, four_over_six=True))
+    np.testing.assert_array_equal(jp.dequantize(found), x)
+    six = jp.quantize(x, jp.NVFP4, global_scale=found.global_scale)
+    self.assertGreater(
+      np.abs(jp.dequantize(six)[0, :16] - x[0, :16]).max(), 0.1
+    )
+
+
+class TransposedTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *((format, False) for format in FORMATS), (jp.NVFP4, True)
+  )
+  def test_squares_commute_with_transposition(self, format, four_over_six):
+    w = matrix(6, 64, 96)
+    found = manner(format, square=(0,), four_over_six=four_over_six)
+    of_rows = operands.quantize(w, found)
+    of_columns = operands.quantize(
+      w.T, dataclasses.replace(found, along=found.along)
+    )
+    bits = lambda a: np.asarray(a).view(np.uint8)
+    np.testing.assert_array_equal(
+      bits(of_rows.values).T, bits(of_columns.values)
+    )
+    np.testing.assert_array_equal(
+      jp.dequantize(of_rows).T, jp.dequantize(of_columns)
+    )
+    # The copy that the other product takes is made of the first one's bits.
+    along = blocking.Blocking.along(0, 2, format.block_size)
+    turned = operands.turned(of_rows, found, along, w.shape)
+    self.assertEqual(turned.axis, 0)
+    for name in ("values", "scale"):
+      np.testing.assert_array_equal(
+        bits(getattr(turned, name)).T, bits(getattr(of_columns, name))
+      )
+    if format == jp.NVFP4:
+      np.testing.assert_array_equal(
+        of_rows.global_scale, of_columns.global_scale
+      )
+
+  def test_blocks_of_one_row_do_not(self):
+    w = matrix(6, 64, 96)
+    of_rows, of_columns = jp.quantize_both(w, jp.NVFP4)
+    self.assertGreater(
+      np.mean(jp.dequantize(of_rows) != jp.dequantize(of_columns)), 0.1
+    )
+
+  @parameterized.parameters(
+    # Contracted and free dimensions of a weight, merged in this order.
+    ((48, 5, 7), (0,), (1, 2)),
+    ((3, 11, 40), (0, 1), (2,)),
+    ((3, 11, 5, 7), (1, 0), (3, 2)),
+    ((2, 33, 31), (2,), (1,)),
+    ((48,), (0,), ()),
+  )
+  def test_any_rank_is_the_matrix_of_merged_dimensions(self, shape, k, free):
+    w = np.random.default_rng(7).normal(size=shape).astype(np.float32)
+    batch = tuple(d for d in range(len(shape)) if d not in (*k, *free))
+    block = lambda dims, lead: blocking.Blocking(
+      dims=dims, lead=(*batch, *lead), multiple=16
+    )
+    found = operands.Manner(format=jp.NVFP4, along=block(k, free), square=free)
+    quantized = operands.quantize(w, found)
+    backward = block(free, k)
+    turned = operands.turned(quantized, found, backward, shape)
+    values = [
+      np.asarray(b.undo(jp.dequantize(q), shape))
+      for b, q in ((found.along, quantized), (backward, turned))
+    ]
+    np.testing.assert_array_equal(*values)
+    rows = int(np.prod([shape[d] for d in free]))
+    order = (*batch, *free, *k)
+    merged = w.transpose(order).reshape(*[shape[d] for d in batch], rows, -1)
+    tensors = merged.reshape(-1, *merged.shape[-2:])
+    # One global scale, that of the tensor with the largest value.
+    largest = np.argmax(np.abs(tensors).max((1, 2)))
+    expected = recipes_oracle.quantize(
+      recipes_oracle.padded(tensors[largest], 16), jp.NVFP4, is_square=True
+    )
+    actual = values[0].transpose(order).reshape(tensors.shape)[largest]
+    np.testing.assert_array_equal(
+      actual,
+      np.float32(expected.dequantized())[:, : actual.shape[1]],
+    )
+
+
+class StochasticTest(parameterized.TestCase):
+  """Over keys: the mean is what is rounded, the variance p (1 - p) gap^2."""
+
+  def rounded(self, x, found):
+    keys = jax.random.split(jax.random.key(11), KEYS)
+    quantize = jax.jit(
+      jax.vmap(lambda key: jp.dequantize(operands.quantize(x, found, key)))
+    )
+    return np.asarray(quantize(keys), np.float64)
+
+  def assert_moments(self, x, found, step):
+    """Of quotients by the step of each block, inside the format's range."""
+    actual = self.rounded(x, found) / step
+    quotient = np.asarray(x, np.float64) / step
+    largest = found.format.values_encoding.max
+    quotient = np.clip(quotient, -largest, largest)
+    info = found.format.values_encoding
+    exponent = np.maximum(
+      np.floor(np.log2(np.maximum(np.abs(quotient), 1e-30))), info.min_exponent
+    )
+    gap = 2.0 ** (exponent - info.mantissa_bits)
+    chance = quotient / gap - np.floor(quotient / gap)
+    variance = chance * (1 - chance) * gap**2
+    # The chance has 22 bits or more.
+    slack = gap * 2.0**-20
+    error = np.abs(actual.mean(0) - quotient)
+    np.testing.assert_array_less(
+      error, STANDARD_ERRORS * np.sqrt(variance / KEYS) + slack
+    )
+    # The variance of an estimated variance, of two outcomes.
+    fourth = gap**4 * chance * (1 - chance) * (1 - 3 * chance * (1 - chance))
+    spread = np.sqrt(np.maximum(fourth - variance**2, 0) / KEYS)
+    np.testing.assert_array_less(
+      np.abs(actual.var(0) - variance),
+      STANDARD_ERRORS * spread + 2 * variance / KEYS * STANDARD_ERRORS + slack,
+    )
+
+  @parameterized.parameters(*FORMATS)
+  def test_unbiased_with_the_variance_of_two_neighbours(self, format):
+    x = np.random.default_rng(8).normal(size=(2, 64)).astype(np.float32)
+    found = manner(format)
+    nearest = recipes_oracle.quantize(x, format)
+    step = np.repeat(nearest.scale, format.block_size, -1)
+    self.assert_moments(x, found, step * nearest.global_scale)
+
+  @parameterized.parameters(*FORMATS)
+  def test_unbiased_at_ties_and_exact_on_the_grid(self, format):
+    info = format.values_encoding
+    # The largest value fixes the scale at 1; the others are ties, and a hair
+    # from them, and numbers of the grid.
+    gap = 2.0**-info.mantissa_bits
+    row = [info.max, 1, 1 + gap, 1 + gap / 2, 1 + gap / 2 + 2.0**-20]
+    row += [2**info.min_exponent * gap / 2, -1 - gap / 2, -1.5 * gap]
+    row = np.float32(row + [0.0] * (format.block_size - len(row)))
+    x = np.tile(row, (2, 2))
+    found = manner(format)
+    scale = recipes_oracle.quantize(x, format)
+    step = scale.scale[0, 0] * scale.global_scale
+    np.testing.assert_allclose(step, 1, rtol=1e-6)
+    self.assert_moments(x, found, np.full(x.shape, step))
+    exact = self.rounded(x, found)[:, :, :3]
+    np.testing.assert_allclose(
+      exact, np.broadcast_to(x[:, :3], exact.shape), rtol=1e-6
+    )
+
+  def test_what_the_scale_cannot_hold_saturates(self):
+    # NVFP4 rounds scales to nearest: a block whose scale is rounded down has
+    # values beyond 6, which are 6 whatever the key.
+    rng = np.random.default_rng(9)
+    x = rng.uniform(0.9, 1.1, (8, 64)).astype(np.float32)
+    found = manner(jp.NVFP4)
+    nearest = recipes_oracle.quantize(x, jp.NVFP4)
+    step = np.repeat(nearest.scale, 16, -1) * nearest.global_scale
+    beyond = x / step > 6
+    self.assertGreater(beyond.sum(), 0)
+    self.assert_moments(x, found, step)
+    rounded = self.rounded(x, found)[:, beyond] / step[beyond]
+    np.testing.assert_allclose(rounded, 6, rtol=1e-6)
+
+  @parameterized.product(format=(jp.MXFP8, jp.MXFP4), size=(None, 32))
+  def test_scales_rounded_up_never_saturate(self, format, size):
+    x = matrix(10, 64, 128, spread=4)
+    found = manner(format, hadamard=size)
+    before = np.asarray(jax.jit(found.blocked)(x), np.float64)
+    for key in (None, jax.random.key(0)):
+      result = operands.quantize(x, found, key)
+      scale = np.asarray(result.scale).astype(np.float64)
+      step = np.repeat(scale, format.block_size, -1)
+      self.assertLessEqual(
+        (np.abs(before) / step).max(), format.values_encoding.max
+      )
+      error = np.abs(np.asarray(jp.dequantize(result), np.float64) - before)
+      # Never further than the numbers beside it.
+      gap = 2.0 ** (
+        np.floor(np.log2(np.maximum(np.abs(before) / step, 1e-9)))
+        - format.values_encoding.mantissa_bits
+      )
+      lowest = format.values_encoding.min_exponent
+      gap = np.maximum(
+        gap, 2.0 ** (lowest - format.values_encoding.mantissa_bits)
+      )
+      self.assertTrue((error <= gap * step).all())
+
+
+if __name__ == "__main__":
+  absltest.main()
