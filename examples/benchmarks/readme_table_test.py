@@ -2,19 +2,101 @@
 # SPDX-License-Identifier: Apache-2.0
 """README.md's figures are those of the committed results."""
 
+import dataclasses
+import re
+
 import readme_table
 from absl.testing import absltest
 
 from jaxplugin.bench.report import results
+from jaxplugin.testing import bench_results
 
-README = readme_table.DIRECTORY.parents[1] / "README.md"
+
+def variant(name, milliseconds, **fields):
+  fields = {"is_chosen": name.startswith("cpu"), **fields}
+  role = "ours" if fields["is_chosen"] else "peer"
+  return bench_results.variant(name, milliseconds, role=role, **fields)
+
+
+def run(*rows):
+  """Of rows (name, formats, variants), with ceilings that are limits."""
+  ceilings = dataclasses.replace(bench_results.CEILINGS, warm=40e9)
+  return bench_results.run(
+    *(
+      bench_results.row(*variants, row=name, formats=formats)
+      for name, formats, variants in rows
+    ),
+    ceilings=ceilings,
+  )
 
 
 class ReadmeTableTest(absltest.TestCase):
-  def test_readme_has_the_table_of_the_results(self):
-    table = readme_table.lines(results.read(str(readme_table.RESULTS)))
-    self.assertGreater(len(table), len(readme_table.HEADER))
-    self.assertIn("\n".join(table), README.read_text())
+  def test_readme_has_the_table_of_each_file_that_it_links(self):
+    readme = readme_table.README.read_text()
+    files = readme_table.linked()
+    self.assertNotEmpty(files)
+    for path in files:
+      table = readme_table.lines(results.read(path))
+      self.assertGreater(len(table), 2)
+      self.assertTrue("\n".join(table) in readme, path.name)
+
+  def test_files_are_named_by_device_instruction_set_and_cores(self):
+    files = [*(readme_table.DIRECTORY / "results").glob("*.json")]
+    self.assertNotEmpty(files)
+    for path in files:
+      environment = results.read(path).environment
+      kernels = environment["instruction_set"].partition("_")[0]
+      self.assertRegex(
+        path.name, rf"^cpu_\w+_{kernels}_{environment['cores']}_cores\.json$"
+      )
+      self.assertTrue(re.fullmatch(r"[a-z0-9_]+\.json", path.name))
+
+  def test_one_sided_rows_are_lines_of_their_own(self):
+    table = readme_table.lines(
+      run(
+        ("1x4096x4096", "mxfp8", [variant("cpu", 2), variant("f32", 5)]),
+        ("1x4096x4096", "nvfp4", [variant("cpu", 1), variant("f32", 5)]),
+        ("1x4096x4096", "bf16xnvfp4", [variant("cpu", 4), variant("f32", 5)]),
+      )
+    )
+    # 0.1 GB at 50 GB/s, the limit, take 2 ms.
+    self.assertEqual(
+      table[2:],
+      [
+        "| 1x4096x4096 | 2.0 / - / 1.0 |  | 2.5 / - / 5.0 |  |  |  |"
+        " 100 / - / 200 |",
+        "| 1x4096x4096, bf16 x | - / - / 4.0 |  | - / - / 1.2 |  |  |  |"
+        " - / - / 50 |",
+      ],
+    )
+    self.assertIn("% of the limit", table[0])
+    self.assertEqual(table[0].count("|"), table[2].count("|"))
+
+  def test_decoders_have_a_line_in_a_scan_beside_peers_in_a_scan(self):
+    variants = [
+      variant("cpu", 2),
+      variant("cpu in scan", 4),
+      variant("f32", 6),
+      variant("f32 in scan", 20),
+      variant("bf16", 8),
+    ]
+    table = readme_table.lines(run(("decoder:4x64x96", "mxfp4", variants)))
+    self.assertEqual(
+      [line.split(" | ")[:5] for line in table[2:]],
+      [
+        ["| decoder 4x64x96", "- / 2.0 / -", "", "- / 3.0 / -", "- / 4.0 / -"],
+        [
+          "| decoder 4x64x96, in a scan",
+          *("- / 4.0 / -", "", "- / 5.0 / -", "- / 2.0 / -"),
+        ],
+      ],
+    )
+
+  def test_runs_from_before_there_were_limits_have_no_such_column(self):
+    table = readme_table.lines(
+      bench_results.run(bench_results.row(variant("cpu", 2)))
+    )
+    self.assertNotIn("limit", table[0])
 
 
 if __name__ == "__main__":

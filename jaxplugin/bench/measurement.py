@@ -18,6 +18,7 @@ from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
 from jaxplugin.bench import workloads
 from jaxplugin.bench.peers import codec_variants
+from jaxplugin.bench.peers import decoder_variants
 from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
@@ -32,6 +33,8 @@ _OTHER_MODE_PART: Final = 0.25  # of a row's seconds
 # Of the trial that finds a peer's fastest form.
 _FORM_ROUNDS: Final = 7
 _FORM_SECONDS: Final = 1.0
+# A form whose first time is so many times the least is not tried again.
+_HOPELESS: Final = 2.0
 
 _AnyVariant = variants.Variant | variants.Forms | variants.Unavailable
 
@@ -82,6 +85,7 @@ class RowMeasurement:
     self.ceilings = ceilings
     self.options = options
     self._progress = progress
+    self._fastest_forms: dict[tuple[str, str], str] = {}
 
   def measure(
     self, row: workloads.Row, pair: workloads.Pair
@@ -119,15 +123,21 @@ class RowMeasurement:
   ) -> Sequence[_AnyVariant]:
     self._progress(f"{row} {pair}: data")
     options = self.options
-    if row.kind != "dot":
+    if not row.is_product:
       assert pair.rhs is not None
       codec = codec_variants.CodecVariants(row, pair.rhs).all()
       if not self.device.is_gpu:
-        codec.append(roofline.warm_copy_variant(row.m, row.k))
+        codec += roofline.warm_copy_variants(row.m, row.k)[:1]
       return codec
-    made = dot_variants.DotVariants(
-      row, pair, options.out_dtype, self.device.target
-    )
+    made: dot_variants.DotVariants | decoder_variants.DecoderVariants
+    if row.kind == "dot":
+      made = dot_variants.DotVariants(
+        row, pair, options.out_dtype, self.device.target
+      )
+    else:
+      made = decoder_variants.DecoderVariants(
+        row, pair, self.device.target, self.device.cache_bytes
+      )
     found = [*made.ours(options.implementations), *made.peers(options.peers)]
     if row.m <= _MAX_MEMORY_BOUND_ROWS:
       found += roofline.read_variants(options.read_side, self.device.is_gpu)[:1]
@@ -136,7 +146,7 @@ class RowMeasurement:
   def _prepare(self, row: workloads.Row, variant: _AnyVariant) -> _Entry:
     """Makes a variant ready to be timed, or says why it is not."""
     if isinstance(variant, variants.Forms):
-      return self._fastest([self._prepare(row, form) for form in variant.forms])
+      return self._prepare_fastest(row, variant)
     if isinstance(variant, variants.Unavailable):
       return _Entry(
         result=results.VariantResult(
@@ -164,6 +174,19 @@ class RowMeasurement:
       )
     return entry
 
+  def _prepare_fastest(
+    self, row: workloads.Row, peer: variants.Forms
+  ) -> _Entry:
+    key = str(row), peer.name
+    forms = peer.forms
+    if peer.of_floats and key in self._fastest_forms:
+      known = self._fastest_forms[key]
+      forms = tuple(form for form in forms if form.form == known)
+    fastest = self._fastest([self._prepare(row, form) for form in forms])
+    if peer.of_floats and fastest.timed is not None:
+      self._fastest_forms[key] = fastest.result.form
+    return fastest
+
   def _fastest(self, forms: Sequence[_Entry]) -> _Entry:
     """Of the forms of a peer, one that is wrong, else the fastest.
 
@@ -177,6 +200,14 @@ class RowMeasurement:
       for entry in forms
       if entry.timed is not None
     }
+    first = {name: sample(0) for name, sample in timed.items()}
+    timed = {
+      name: sample
+      for name, sample in timed.items()
+      if first[name] < _HOPELESS * min(first.values())
+    }
+    if len(timed) == 1:
+      return next(e for e in forms if e.result.form in timed)
     samples = timing.in_turns(
       timed, rounds=_FORM_ROUNDS, seconds=_FORM_SECONDS, min_rounds=2
     )
@@ -226,9 +257,7 @@ class RowMeasurement:
     is_chained = not (self.device.is_gpu or variant.on_host)
     if is_chained and row.kind != "dot":
       mode = "call"  # a stack of floats would be copied
-    least = self.ceilings.seconds(
-      variant.num_bytes, variant.flops, is_f32=False
-    )
+    least = self.ceilings.seconds(variant.num_bytes, variant.flops)
     return execution.plan(
       variant.num_bytes,
       self.device.cache_bytes,
@@ -289,10 +318,10 @@ class RowMeasurement:
   ) -> None:
     for name, entry in running.items():
       result = entry.result
-      if result.role == "ceiling" and name in roofline.NAMES:
+      if result.role == "ceiling":
         best = min(s for s in samples[name] if s is not None)
         self.ceilings = self.ceilings.raised(
-          name, result.num_bytes / best * 1e3
+          roofline.ceiling_of(name), result.num_bytes / best * 1e3
         )
 
   def _finished(
@@ -300,14 +329,12 @@ class RowMeasurement:
   ) -> results.VariantResult:
     result = entry.result
     seconds = stats.median / 1e3
+    assert entry.variant is not None
     least = self.ceilings.seconds(
-      result.num_bytes, result.flops, is_f32=result.name == "f32"
+      result.num_bytes, result.flops, entry.variant.arithmetic
     )
-    if result.flops == 0:
-      bandwidth = self.ceilings.copy
-      if result.name == "read":
-        bandwidth = self.ceilings.read
-      least = result.num_bytes / bandwidth
+    if result.name == "read":
+      least = result.num_bytes / self.ceilings.read
     return dataclasses.replace(
       result,
       time=stats,

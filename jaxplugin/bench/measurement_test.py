@@ -46,6 +46,11 @@ def form(name, *, seconds=0.0, error=None):
 class FormsTest(absltest.TestCase):
   def measured(self, *forms):
     """The result of a peer that has these forms."""
+    (result,) = self.measured_twice(*forms)[0].variants
+    return result
+
+  def measured_twice(self, *forms, of_floats=False):
+    """The results of a row in two formats."""
     options = measurement.Options(
       mode="call",
       rounds=3,
@@ -61,11 +66,14 @@ class FormsTest(absltest.TestCase):
       found, bench_results.CEILINGS, options
     )
     (row,) = workloads.parse_rows("32x32x32")
-    (pair,) = workloads.parse_pairs("mxfp8")
-    peer = variants.Forms(name="peer", role="peer", forms=forms)
+    peer = variants.Forms(
+      name="peer", role="peer", forms=forms, of_floats=of_floats
+    )
     with absltest.mock.patch.object(measuring, "_variants", lambda *_: [peer]):
-      (result,) = measuring.measure(row, pair).variants
-    return result
+      return [
+        measuring.measure(row, pair)
+        for pair in workloads.parse_pairs("mxfp8,nvfp4")
+      ]
 
   def test_fastest_form_is_measured_and_named(self):
     result = self.measured(
@@ -73,6 +81,35 @@ class FormsTest(absltest.TestCase):
     )
     self.assertEqual((result.form, result.status), ("fast", "ok"))
     self.assertLess(result.time.median, 5)
+
+  def test_fastest_form_of_floats_is_found_once_a_row(self):
+    for of_floats, times in ((True, 1), (False, 2)):
+      checks = []
+      slow = dataclasses.replace(
+        form("slow", seconds=0.01), check=lambda i, y, to=checks: to.append(i)
+      )
+      for result in self.measured_twice(
+        slow, form("fast"), of_floats=of_floats
+      ):
+        self.assertEqual(result.variants[0].form, "fast")
+      self.assertLen(checks, times)
+
+  def test_form_that_is_slow_at_first_is_not_tried_again(self):
+    times = {}
+
+    def counted(name, seconds):
+      def function(x):
+        times[name] = times.get(name, 0) + 1
+        time.sleep(seconds)
+        return x
+
+      return dataclasses.replace(form(name), function=function)
+
+    self.measured(counted("slow", 0.1), counted("fast", 0.001))
+    # To be checked and warmed up, and once more, untimed and timed; twice, as
+    # two formats are measured.
+    self.assertEqual(times["slow"], 2 * (1 + 2 + 2))
+    self.assertGreater(times["fast"], 40)
 
   def test_form_that_fails_leaves_the_others(self):
     result = self.measured(

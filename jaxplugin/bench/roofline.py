@@ -6,10 +6,22 @@ Each ceiling is the best sample of the best of its ways, with the same clock and
 the same rotation as the rows:
 
   read   bytes/s of reading memory. CPU: an f32 product of m = 1 by XLA, and
-         NumPy's maximum in one thread a core. GPU: XLA's sum.
-  copy   bytes/s read and written by x + 1 into a fresh result, as XLA's are.
+         NumPy's maximum in one thread a core, of XLA's memory and of NumPy's,
+         which asks for huge pages. GPU: XLA's sum.
+  copy   bytes/s read and written by x + 1 into a fresh result, as XLA's are. On
+         a CPU most of its time is the system's, which fills fresh pages with
+         zeros: it is shown, and is no limit of anything.
+  warm   bytes/s read and written by NumPy's x + 1, or a plain copy, into memory
+         that is there, in one thread a core (CPU).
   bf16   flop/s of a large bf16 product by XLA.
   f32    flop/s of a large f32 product by XLA.
+  int8   operations/s of integers: what f32's rate says by the instruction set
+         (CPU), as neither XLA nor NumPy has such a product. bf16's is raised in
+         the same way.
+
+What is measured beside a row raises the ceiling where it is higher there: the
+bandwidth of a machine that is shared comes and goes. Rows above 100 % are left
+where it rose between a row and its ceiling.
 """
 
 from __future__ import annotations
@@ -17,7 +29,9 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 from typing import Final
 
@@ -32,16 +46,23 @@ from jaxplugin.bench import timing
 from jaxplugin.bench.peers import variants
 from jaxplugin.core import targets
 
-NAMES: Final = ("read", "copy", "bf16", "f32")
+NAMES: Final = ("read", "copy", "warm", "bf16", "f32")
 _LAST: Final = (((1,), (1,)), ((), ()))
+# Operations of a core in the time of an f32 one, by flags in /proc/cpuinfo. One
+# instruction of equal width and rate: vdpbf16ps does 2 times as many as an FMA,
+# vpdpbusd 4 times; vpmaddubsw and vpmaddwd are two for 4 times as many.
+_BF16_FACTORS: Final = (("avx512_bf16", 2.0),)
+_INT8_FACTORS: Final = (("avx512_vnni", 4.0), ("avx_vnni", 4.0), ("avx2", 2.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ceilings:
   """Bytes or floating-point operations a second; see the module.
 
-  `memory` is what products are measured against: `read` on a CPU; `copy` on a
-  GPU, where it is the usual measure.
+  0 where it was not measured.
+
+  `memory` is what products are measured against, and `codec` quantizing: `read`
+  and `warm` on a CPU; `copy` on a GPU, where it is the usual measure.
   """
 
   read: float
@@ -49,19 +70,38 @@ class Ceilings:
   bf16: float
   f32: float
   is_gpu: bool
+  warm: float = 0.0
+  int8: float = 0.0
 
   @property
   def memory(self) -> float:
     return self.copy if self.is_gpu else self.read
 
+  @property
+  def codec(self) -> float:
+    return max(self.copy, self.warm)
+
   def raised(self, name: str, value: float) -> Ceilings:
     """With a ceiling that turned out higher."""
     return dataclasses.replace(self, **{name: max(value, getattr(self, name))})
 
-  def seconds(self, num_bytes: float, flops: float, *, is_f32: bool) -> float:
+  def rate(self, arithmetic: variants.Arithmetic) -> float:
+    """Operations a second."""
+    if arithmetic == "f32":
+      return self.f32
+    floats = max(self.bf16, self.f32)
+    return max(floats, self.int8) if arithmetic == "int8" else floats
+
+  def seconds(
+    self,
+    num_bytes: float,
+    flops: float,
+    arithmetic: variants.Arithmetic = "floats",
+  ) -> float:
     """The least that moving the bytes and doing the operations can take."""
-    rate = self.f32 if is_f32 else max(self.bf16, self.f32)
-    return max(num_bytes / self.memory, flops / rate)
+    if not flops:
+      return num_bytes / self.codec
+    return max(num_bytes / self.memory, flops / self.rate(arithmetic))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,11 +152,20 @@ def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
   if is_gpu:
     return [_variant("read", jnp.sum, lambda i: (x,), num_bytes=num_bytes)]
   row = jnp.ones((1, side), jnp.float32)
-  parts = np.array_split(np.asarray(x), _cores())
-  pool = concurrent.futures.ThreadPoolExecutor(len(parts))
+  pool = concurrent.futures.ThreadPoolExecutor(_cores())
 
   def read_by_numpy(*arrays: Any) -> list[Any]:
     return list(pool.map(np.max, arrays))
+
+  def by_numpy(name: str, array: np.ndarray) -> variants.Variant:
+    parts = tuple(np.array_split(array, _cores()))
+    return _variant(
+      name,
+      read_by_numpy,
+      lambda i: parts,
+      num_bytes=num_bytes,
+      on_host=True,
+    )
 
   return [
     _variant(
@@ -125,38 +174,31 @@ def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
       lambda i: (row, x),
       num_bytes=num_bytes,
     ),
-    _variant(
-      "read by numpy",
-      read_by_numpy,
-      lambda i: tuple(parts),
-      num_bytes=num_bytes,
-      on_host=True,
-    ),
+    by_numpy("read by numpy", np.asarray(x)),
+    by_numpy("read huge pages", np.ones((side, side), np.float32)),
   ]
 
 
-def warm_copy_variant(rows: int, columns: int) -> variants.Variant:
-  """x + 1 into memory that is there, by NumPy in one thread a core.
-
-  A result of XLA:CPU is fresh memory, which the system fills with zeros page by
-  page: a copy that pays for it too is no hard ceiling.
-  """
+def warm_copy_variants(rows: int, columns: int) -> list[variants.Variant]:
+  """Ways to copy f32[rows, columns] into memory that is there, by NumPy."""
   x = np.ones((rows, columns), np.float32)
   out = np.zeros_like(x)
   parts = np.array_split(x, _cores()), np.array_split(out, _cores())
   pool = concurrent.futures.ThreadPoolExecutor(_cores())
 
-  def copy(x: np.ndarray, out: np.ndarray) -> None:
-    del x, out
-    list(pool.map(lambda x, out: np.add(x, 1, out=out), *parts))
+  def variant(name: str, copy: Callable[..., Any]) -> variants.Variant:
+    return _variant(
+      name,
+      lambda x, out: list(pool.map(copy, *parts)),
+      lambda i: (x, out),
+      num_bytes=2 * x.nbytes,
+      on_host=True,
+    )
 
-  return _variant(
-    "warm copy",
-    copy,
-    lambda i: (x, out),
-    num_bytes=2 * x.nbytes,
-    on_host=True,
-  )
+  return [
+    variant("warm copy", lambda x, out: np.add(x, 1, out=out)),
+    variant("warm plain copy", lambda x, out: np.copyto(out, x)),
+  ]
 
 
 def _cores() -> int:
@@ -201,6 +243,7 @@ def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
   )
   all_variants = [
     *read_variants(sizes.side, device.is_gpu),
+    *([] if device.is_gpu else warm_copy_variants(sizes.side, sizes.side)),
     copy,
     *_products(sizes.product, device.is_gpu),
   ]
@@ -218,6 +261,32 @@ def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
   for variant in all_variants:
     milliseconds = min(s for s in samples[variant.name] if s is not None)
     rate = (variant.num_bytes or variant.flops) / milliseconds * 1e3
-    name = variant.name.partition(" ")[0]
+    name = ceiling_of(variant.name)
     best[name] = max(best[name], rate)
-  return Ceilings(is_gpu=device.is_gpu, **best)
+  found = Ceilings(is_gpu=device.is_gpu, **best)
+  return found if device.is_gpu else with_factors(found, _cpu_flags())
+
+
+def ceiling_of(variant: str) -> str:
+  """The ceiling, of `NAMES`, that a variant of this name measures."""
+  return variant.partition(" ")[0]
+
+
+def with_factors(found: Ceilings, flags: Collection[str]) -> Ceilings:
+  """With what a CPU's f32 rate says of others by its instructions."""
+  factors = {
+    name: next((factor for flag, factor in known if flag in flags), 0.0)
+    for name, known in (("bf16", _BF16_FACTORS), ("int8", _INT8_FACTORS))
+  }
+  for name, factor in factors.items():
+    found = found.raised(name, factor * found.f32)
+  return found
+
+
+def _cpu_flags() -> frozenset[str]:
+  info = pathlib.Path("/proc/cpuinfo")
+  if not info.exists():
+    return frozenset()
+  lines = info.read_text(errors="replace").splitlines()
+  flags = next((line for line in lines if line.startswith("flags")), "")
+  return frozenset(flags.partition(":")[2].split())

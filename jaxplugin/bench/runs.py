@@ -26,7 +26,8 @@ class Request:
 
   Attributes:
     device: where.
-    rows, pairs: what, and in which formats.
+    rows: what.
+    pairs: in which formats; None is what each row says.
     options: how.
     sizes: of what the ceilings are measured with.
     deadline: of `time.monotonic`; rows for which there is no time are left out.
@@ -36,7 +37,7 @@ class Request:
 
   device: devices.Device
   rows: tuple[workloads.Row, ...]
-  pairs: tuple[workloads.Pair, ...]
+  pairs: tuple[workloads.Pair, ...] | None
   options: measurement.Options
   sizes: roofline.Sizes
   deadline: float
@@ -47,10 +48,13 @@ class Request:
     """Rows in the formats that each is to be measured in."""
     found = []
     for row in self.rows:
-      for pair in self.pairs:
+      pairs = self.pairs
+      if pairs is None:
+        pairs = workloads.parse_pairs(row.formats)
+      for pair in pairs:
         # Only products have a plain side, or two formats.
         is_codec = pair.lhs == pair.rhs
-        if row.kind == "dot" or (row.kind != "startup" and is_codec):
+        if row.is_product or (row.kind != "startup" and is_codec):
           workloads.check(row, pair)
           found.append((row, pair))
     return found

@@ -14,7 +14,11 @@ import numpy as np
 
 from jaxplugin.core import formats
 
-Kind = Literal["dot", "quantize", "dequantize", "startup"]
+Kind = Literal["dot", "decoder", "quantize", "dequantize", "startup"]
+
+FORMATS: Final = "mxfp8,mxfp4,nvfp4"
+# Weights alone quantized, as in serving.
+ONE_SIDED: Final = "f32xmxfp8,f32xnvfp4,bf16xmxfp8,bf16xmxfp4,bf16xnvfp4"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,21 +26,34 @@ class Row:
   """One comparison.
 
   Attributes:
-    kind: "dot" multiplies (m, k) by (n, k); "quantize" and "dequantize" take
-      (m, k), n is 0; "startup" has no sizes.
+    kind: "dot" multiplies (m, k) by (n, k); "decoder" is a step of `layers`
+      layers of k channels, n in their MLPs, for a token in each of m sequences;
+      "quantize" and "dequantize" take (m, k), n is 0; "startup" has no sizes.
     m, n, k: sizes.
+    layers: of a decoder.
     layer: of what model it is, for people.
+    formats: what it is measured in where nothing else is asked for.
   """
 
   kind: Kind
   m: int = 0
   n: int = 0
   k: int = 0
+  layers: int = 0
   layer: str = ""
+  formats: str = FORMATS
+
+  @property
+  def is_product(self) -> bool:
+    """Whether it has rows of activations, and weights."""
+    return self.kind in ("dot", "decoder")
 
   def __str__(self) -> str:
     if self.kind == "dot":
       return f"{self.m}x{self.n}x{self.k}"
+    if self.kind == "decoder":
+      rows = "" if self.m == 1 else f"x{self.m}"
+      return f"{self.kind}:{self.layers}x{self.k}x{self.n}{rows}"
     if self.kind == "startup":
       return self.kind
     return f"{self.kind}:{self.m}x{self.k}"
@@ -101,12 +118,22 @@ def _dots(*sizes: tuple[int, int, int], layer: str = "") -> tuple[Row, ...]:
   return tuple(Row(kind="dot", m=m, n=n, k=k, layer=layer) for m, n, k in sizes)
 
 
+def _also_one_sided(*rows: Row) -> tuple[Row, ...]:
+  return tuple(
+    dataclasses.replace(row, formats=f"{FORMATS},{ONE_SIDED}") for row in rows
+  )
+
+
 def _codec(size: int) -> tuple[Row, ...]:
   return tuple(
     Row(kind=kind, m=size, k=size) for kind in ("quantize", "dequantize")
   )
 
 
+# Four layers with the widths of TinyLlama 1.1B (arXiv:2401.02385).
+_DECODER: Final = Row(
+  kind="decoder", m=1, n=5632, k=2048, layers=4, layer="as TinyLlama's"
+)
 _DECODE: Final = _dots(*((m, 8192, 8192) for m in (1, 4, 8, 16)))
 _STARTUP: Final = (Row(kind="startup"),)
 SETS: Final[dict[str, tuple[Row, ...]]] = {
@@ -120,18 +147,16 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
   },
   "decode": _DECODE,
   "square": _dots(*((size,) * 3 for size in (1024, 2048, 4096))),
+  "decoder": (_DECODER,),
   "quantize": _codec(4096),
   "startup": _STARTUP,
   # What the package's speed targets are stated for.
   "cpu-table": (
-    *_dots(
-      (1, 4096, 4096),
-      (1, 8192, 8192),
-      (16, 4096, 4096),
-      (128, 4096, 4096),
-      (1024, 1024, 1024),
-      (2048, 2048, 2048),
-    ),
+    *_also_one_sided(*_dots((1, 4096, 4096))),
+    *_dots((1, 8192, 8192)),
+    *_also_one_sided(*_dots((16, 4096, 4096))),
+    *_dots((128, 4096, 4096), (1024, 1024, 1024), (2048, 2048, 2048)),
+    *_also_one_sided(_DECODER),
     *_codec(4096),
   ),
   "gpu-table": (
@@ -144,6 +169,9 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
 }
 
 _DOT: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
+_DECODER_SIZES: Final = re.compile(r"decoder:(\d+)x(\d+)x(\d+)(?:x(\d+))?")
+# Of a decoder's heads, which its channels must be a multiple of.
+HEAD_SIZE: Final = 64
 _CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
 
 
@@ -151,8 +179,9 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
   """The rows that a comma-separated list of sets and sizes names, each once.
 
   Args:
-    text: names of `SETS`, "MxNxK", "quantize:MxK", "dequantize:MxK".
-    m: replaces m of every product.
+    text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
+      for M sequences), "quantize:MxK", "dequantize:MxK".
+    m: replaces m of every product and decoder.
 
   Raises:
     ValueError: an item is none of these; lists what is known.
@@ -164,7 +193,7 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
     rows = [
       dataclasses.replace(row, m=size)
       for row in rows
-      for size in (m if row.kind == "dot" else (row.m,))
+      for size in (m if row.is_product else (row.m,))
     ]
   # Of rows that differ in their layer's name only, the first.
   unique: dict[str, Row] = {}
@@ -175,20 +204,31 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
 
 def _parse_row(item: str) -> Row:
   dot = _DOT.fullmatch(item)
+  decoder = _DECODER_SIZES.fullmatch(item)
   codec = _CODEC.fullmatch(item)
   if dot:
     m, n, k = map(int, dot.groups())
     row = Row(kind="dot", m=m, n=n, k=k)
+  elif decoder:
+    layers, k, n, m = (int(size or 1) for size in decoder.groups())
+    row = Row(kind="decoder", m=m, n=n, k=k, layers=layers)
   elif codec:
     m, k = int(codec[2]), int(codec[3])
     row = Row(kind=codec[1], m=m, k=k)  # type: ignore[arg-type]
   else:
     raise ValueError(
       f"bench: unknown shape {item!r}; known: {', '.join(SETS)}, sizes MxNxK"
-      " (as 512x4096x4096), quantize:MxK and dequantize:MxK"
+      " (as 512x4096x4096), decoder:LAYERSxCHANNELSxHIDDEN, quantize:MxK and"
+      " dequantize:MxK"
     )
-  if 0 in (row.m, row.k) or (dot and row.n == 0):
+  sizes = [int(size) for size in re.findall(r"\d+", item)]
+  if 0 in sizes:
     raise ValueError(f"bench: sizes must be at least 1, got {item!r}")
+  if decoder and row.k % HEAD_SIZE:
+    raise ValueError(
+      f"bench: channels of a decoder must be a multiple of {HEAD_SIZE}, got"
+      f" {row.k} in {item!r}"
+    )
   return row
 
 
@@ -250,8 +290,14 @@ def _items(option: str, text: str) -> list[str]:
 
 def check(row: Row, pair: Pair) -> None:
   """Raises ValueError where a row cannot have these formats."""
-  if row.kind != "startup" and row.k % pair.block_size:
-    raise ValueError(
-      f"bench: k of {row} must be a multiple of {pair.block_size} for {pair},"
-      f" got k={row.k}"
-    )
+  if row.kind == "startup":
+    return
+  if row.kind == "decoder" and pair.rhs is None:
+    raise ValueError(f"bench: weights of {row} must be quantized, got {pair}")
+  # Of a decoder both the channels and the MLPs' sizes are contracted.
+  for k in (row.k, row.n) if row.kind == "decoder" else (row.k,):
+    if k % pair.block_size:
+      raise ValueError(
+        f"bench: k of {row} must be a multiple of {pair.block_size} for"
+        f" {pair}, got k={k}"
+      )

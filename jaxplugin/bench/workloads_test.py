@@ -29,6 +29,7 @@ class RowsTest(parameterized.TestCase):
         "128x4096x4096",
         "1024x1024x1024",
         "2048x2048x2048",
+        "decoder:4x2048x5632",
         "quantize:4096x4096",
         "dequantize:4096x4096",
       ],
@@ -37,6 +38,45 @@ class RowsTest(parameterized.TestCase):
     for m in (1, 4, 8, 16, 64, 512, 8192):
       self.assertIn(f"{m}x8192x8192", gpu)
     self.assertIn("quantize:8192x8192", gpu)
+
+  def test_rows_that_read_weights_are_one_sided_too_in_a_table(self):
+    one_sided = {
+      str(row)
+      for row in workloads.SETS["cpu-table"]
+      if workloads.ONE_SIDED in row.formats
+    }
+    self.assertEqual(
+      one_sided, {"1x4096x4096", "16x4096x4096", "decoder:4x2048x5632"}
+    )
+    (row,) = workloads.parse_rows("decoder")
+    self.assertEqual(row.formats, "mxfp8,mxfp4,nvfp4")
+    for pair in workloads.parse_pairs(workloads.ONE_SIDED):
+      self.assertIsNone(pair.lhs)
+      workloads.check(row, pair)
+
+  @parameterized.parameters(
+    ("decoder:2x64x96", 1, "decoder:2x64x96"),
+    ("decoder:2x64x96x1", 1, "decoder:2x64x96"),
+    ("decoder:2x64x96x16", 16, "decoder:2x64x96x16"),
+  )
+  def test_decoders_have_layers_channels_hidden_ones_and_rows(
+    self, text, m, name
+  ):
+    (row,) = workloads.parse_rows(text)
+    self.assertEqual((row.layers, row.k, row.n, row.m), (2, 64, 96, m))
+    self.assertEqual(str(row), name)
+    self.assertEqual(workloads.parse_rows(name), (row,))
+    (row,) = workloads.parse_rows(text, [4])
+    self.assertEqual(str(row), "decoder:2x64x96x4")
+
+  def test_decoders_need_quantized_weights_and_whole_blocks(self):
+    (row,) = workloads.parse_rows("decoder:2x64x80")
+    mxfp8xf32, mxfp8, nvfp4 = workloads.parse_pairs("mxfp8xf32,mxfp8,nvfp4")
+    workloads.check(row, nvfp4)
+    with self.assertRaisesRegex(ValueError, "multiple of 32.*k=80"):
+      workloads.check(row, mxfp8)
+    with self.assertRaisesRegex(ValueError, "weights of decoder:2x64x80 must"):
+      workloads.check(row, mxfp8xf32)
 
   def test_m_replaces_the_rows_of_products_only(self):
     found = workloads.parse_rows("llama3-8b,quantize", [3, 5])
@@ -60,6 +100,8 @@ class RowsTest(parameterized.TestCase):
     ("1x2", "unknown shape '1x2'"),
     ("1x0x32", "at least 1, got '1x0x32'"),
     ("quantize:0x32", "at least 1"),
+    ("decoder:2x64x96x0", "at least 1"),
+    ("decoder:2x100x96", "multiple of 64, got 100 in 'decoder:2x100x96'"),
     ("minilm,,decode", "--shapes has an empty item"),
   )
   def test_bad_shapes_are_named(self, text, pattern):

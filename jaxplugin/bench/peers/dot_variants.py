@@ -27,15 +27,17 @@ from jaxplugin.bench.peers import operand_sets
 from jaxplugin.bench.peers import torch_peers
 from jaxplugin.bench.peers import variants
 from jaxplugin.bench.peers import verification
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
+from jaxplugin.dot import reference
 from jaxplugin.dot import traced
 
 CHOSEN: Final = "chosen"
 
-_LAST: Final = (((1,), (1,)), ((), ()))
-_MATMUL: Final = (((1,), (0,)), ((), ()))
+LAST: Final = (((1,), (1,)), ((), ()))
+MATMUL: Final = (((1,), (0,)), ((), ()))
 
 PEERS: Final = (
   "f32",
@@ -221,8 +223,17 @@ class DotVariants:
       check=check,
       num_bytes=operand_sets.num_bytes(*operands(0)) + result_bytes,
       flops=2 * row.m * row.n * row.k,
+      arithmetic=self._arithmetic(role, ready),
       **fields,
     )
+
+  def _arithmetic(self, role: variants.Role, ready: str) -> variants.Arithmetic:
+    if ready == "float32":
+      return "f32"
+    sides = self.pair.lhs, self.pair.rhs
+    # Products of FP4 values are exact as integers.
+    is_fp4 = all(format is not None and format.is_fp4 for format in sides)
+    return "int8" if role == "ours" and is_fp4 else "floats"
 
   def peers(
     self, names: Sequence[str]
@@ -239,28 +250,36 @@ class DotVariants:
     return [makers[name](name) for name in names]
 
   def _forms(
-    self, name: str, forms: Sequence[_Form], *, ready: str = ""
+    self,
+    name: str,
+    forms: Sequence[_Form],
+    *,
+    ready: str = "",
+    bound: float = verification.PEER_BOUND,
   ) -> variants.Forms:
     made = [
       self._variant(
         name,
         "peer",
         form.function,
+        bound=bound,
         ready=ready,
         arrange=_with_rows_along_k if form.is_transposed else _unpacked,
         form=form.name,
       )
       for form in forms
     ]
-    return variants.Forms(name=name, role="peer", forms=tuple(made))
+    return variants.Forms(
+      name=name, role="peer", forms=tuple(made), of_floats=bool(ready)
+    )
 
   def _plain_forms(
     self, product: Callable[[Any, Any, Any], jax.Array]
   ) -> list[_Form]:
     """Ways to multiply floats, given `product(lhs, rhs, numbers)`."""
     forms = [
-      _Form("w (n, k)", lambda x, w: product(x, w, _LAST)),
-      _Form("w (k, n)", lambda x, w: product(x, w, _MATMUL), True),
+      _Form("w (n, k)", lambda x, w: product(x, w, LAST)),
+      _Form("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
     ]
     if self.row.m == 1:
       # One fused loop, where a product of one row is not made for speed.
@@ -293,22 +312,14 @@ class DotVariants:
 
     return self._forms(name, self._plain_forms(product), ready="bfloat16")
 
-  def _jax_lacks(self, name: str) -> variants.Unavailable | None:
-    """Why JAX's own functions do not take these operands; None if they may."""
-    for format in (self.pair.lhs, self.pair.rhs):
-      if format is not None and format.is_fp6:
-        reason = f"XLA has no {format.values_dtype.name}"
-        return variants.Unavailable(name=name, role="peer", reason=reason)
-    return None
-
   def _scaled_dot(self, name: str) -> variants.Forms | variants.Unavailable:
-    lacks = self._jax_lacks(name)
+    lacks = jax_lacks(name, self.pair)
     if lacks is not None:
       return lacks
 
     def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
-      lhs_values, lhs_scale, lhs_global = _parts(lhs)
-      rhs_values, rhs_scale, rhs_global = _parts(rhs)
+      lhs_values, lhs_scale, lhs_global = parts(lhs)
+      rhs_values, rhs_scale, rhs_global = parts(rhs)
       if turned:
         rhs_values = rhs_values.T
         rhs_scale = None if rhs_scale is None else rhs_scale.T
@@ -323,11 +334,11 @@ class DotVariants:
       return self._with_globals(result, lhs_global, rhs_global)
 
     forms = [
-      _Form("w (n, k)", lambda x, w: product(x, w, _LAST, False)),
-      _Form("w.T of (n, k)", lambda x, w: product(x, w, _MATMUL, True)),
-      _Form("w (k, n)", lambda x, w: product(x, w, _MATMUL, False), True),
+      _Form("w (n, k)", lambda x, w: product(x, w, LAST, False)),
+      _Form("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
+      _Form("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
     ]
-    return self._forms(name, forms)
+    return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
 
   def _scaled_matmul(
     self, name: str
@@ -336,13 +347,13 @@ class DotVariants:
       return variants.Unavailable(
         name=name, role="peer", reason="takes two quantized operands"
       )
-    lacks = self._jax_lacks(name)
+    lacks = jax_lacks(name, self.pair)
     if lacks is not None:
       return lacks
 
     def function(lhs: Any, rhs: Any) -> Any:
-      lhs_values, lhs_scale, lhs_global = _parts(lhs)
-      rhs_values, rhs_scale, rhs_global = _parts(rhs)
+      lhs_values, lhs_scale, lhs_global = parts(lhs)
+      rhs_values, rhs_scale, rhs_global = parts(rhs)
       result = jax.nn.scaled_matmul(
         lhs_values[None],
         rhs_values[None],
@@ -387,14 +398,37 @@ class DotVariants:
     return torch_peers.variant(name, self.row, self.pair, self.data, is_gpu)
 
 
+def scaled_dot_bound(pair: workloads.Pair) -> float:
+  """Error of `lax.scaled_dot`, which rounds a plain side to bf16 in XLA."""
+  is_plain = None in (pair.lhs, pair.rhs) and pair.plain != formats.BF16
+  cast = reference.rounding_error(formats.BF16) if is_plain else 0
+  return verification.PEER_BOUND + cast
+
+
+def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
+  """Why JAX's own functions do not take these formats; None if they may."""
+  for format in (pair.lhs, pair.rhs):
+    if format is not None and format.is_fp6:
+      reason = f"XLA has no {format.values_dtype.name}"
+      return variants.Unavailable(name=name, role="peer", reason=reason)
+  return None
+
+
 def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
   """lhs, and weights that were stored as (k, n) before anything is timed."""
   if not isinstance(rhs, scaled_array.ScaledArray):
     return lhs, jnp.copy(rhs.T)
   lhs, rhs = _unpacked(lhs, rhs)
-  return lhs, rhs.tree_unflatten(
-    (rhs.format, rhs.scale_layout),
-    (jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T), rhs.global_scale),
+  values, scale = jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T)
+  return lhs, with_parts(rhs, values, scale)
+
+
+def with_parts(
+  x: scaled_array.ScaledArray, values: jax.Array, scale: jax.Array
+) -> scaled_array.ScaledArray:
+  """`x` with other values and scales, whatever the order of their axes."""
+  return x.tree_unflatten(
+    (x.format, x.scale_layout), (values, scale, x.global_scale)
   )
 
 
@@ -406,7 +440,7 @@ def _unpacked(*operands: Any) -> tuple[Any, ...]:
   )
 
 
-def _parts(operand: Any) -> tuple[Any, Any, Any]:
+def parts(operand: Any) -> tuple[Any, Any, Any]:
   """Values, scale and global scale; of plain floats, the values."""
   if isinstance(operand, scaled_array.ScaledArray):
     return operand.values, operand.scale, operand.global_scale

@@ -10,6 +10,8 @@ from typing import Any
 from typing import Literal
 
 Role = Literal["ours", "peer", "ceiling"]
+# Whose ceiling products have: any floats', f32's alone, or integers'.
+Arithmetic = Literal["floats", "f32", "int8"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class Variant:
       compared bit by bit.
     num_bytes: read and written at least, by one call.
     flops: floating-point operations of one call; 0 where they do not count.
+    arithmetic: what it may do them in.
     is_chosen: whether the package would choose it here.
     on_host: whether `function` takes no part in JAX.
     wait: waits for what functions on the host have started; None where they are
@@ -41,6 +44,7 @@ class Variant:
   check: Callable[[int, Any], float | None]
   num_bytes: int
   flops: int
+  arithmetic: Arithmetic = "floats"
   is_chosen: bool = False
   on_host: bool = False
   wait: Callable[[], None] | None = None
@@ -54,11 +58,14 @@ class Forms:
   Attributes:
     name, role: of each of `forms`.
     forms: what is tried, each with another `form`.
+    of_floats: whether they are the same for all formats of a row, of which the
+      fastest is then found once.
   """
 
   name: str
   role: Role
   forms: tuple[Variant, ...]
+  of_floats: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def expected_dot(lhs: Any, rhs: Any) -> Expected:
   (m, k), n = lhs.shape, rhs.shape[0]
   rows = some(m, _MAX_ROWS)
   columns = some(n, max(2, _MAX_WEIGHTS // k))
-  a, b = _f64(lhs, rows), _f64(rhs, columns).T
+  a, b = f64(lhs, rows), f64(rhs, columns).T
   return Expected(
     rows=rows,
     columns=columns,
@@ -76,7 +76,8 @@ def expected_dot(lhs: Any, rhs: Any) -> Expected:
   )
 
 
-def _f64(operand: Any, rows: np.ndarray) -> np.ndarray:
+def f64(operand: Any, rows: np.ndarray) -> np.ndarray:
+  """f64[rows, k], exact: rows of floats or of what was quantized."""
   if not isinstance(operand, scaled_array.ScaledArray):
     return np.asarray(operand)[rows].astype(np.float64)
   values = reference.oracle_dequantize(
@@ -140,10 +141,8 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
   rows = some(len(x), _MAX_ROWS)
   format = result.format
   result = result.unpack()
-  global_scale = None
-  if format.has_global_scale:
-    largest = format.scale_encoding.max * format.values_encoding.max
-    global_scale = np.float32(np.abs(x).max() / np.float32(largest))
+  global_scale = global_scale_of(x, format)
+  if global_scale is not None:
     given = np.asarray(result.global_scale).item()
     if given != global_scale:
       raise WrongResultError(f"global scale {given}, expected {global_scale}")
@@ -163,6 +162,16 @@ def check_quantized(result: scaled_array.ScaledArray, x: Any) -> None:
         f" expected {expected[r, c]}; {np.count_nonzero(differ)} of"
         f" {differ.size} differ"
       )
+
+
+def global_scale_of(
+  x: np.ndarray, format: formats.BlockFormat
+) -> np.float32 | None:
+  """What `quantization.quantize` gives all of `x`, not all zeros; or None."""
+  if not format.has_global_scale:
+    return None
+  largest = format.scale_encoding.max * format.values_encoding.max
+  return np.float32(np.abs(x).max() / np.float32(largest))
 
 
 def quantize_rows(

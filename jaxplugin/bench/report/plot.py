@@ -59,7 +59,7 @@ def draw(run: results.Run, path: str | os.PathLike[str]) -> None:
 
   A column stands at the operations that its product does for each byte of the
   quantized operands and the result; its points are the rates that variants
-  reach. The line is the most that memory and arithmetic allow there.
+  reach. The lines are the most that memory and arithmetic allow there.
 
   Raises:
     ValueError: the run has no product that was timed.
@@ -133,7 +133,7 @@ def title(columns: Sequence[Any]) -> str:
   names = sorted({c.chosen.name for c in columns})
   text = (
     f"{' and '.join(names)}: {min(fractions):.0f} to {max(fractions):.0f} % of"
-    " what the machine allows (the line)"
+    " what the machine allows (the lines)"
   )
   gains = []
   for c in columns:
@@ -154,7 +154,7 @@ def _draw_ceilings(
   ceilings = run.ceilings
   assert ceilings is not None
   intensities = [c.intensity for c in columns]
-  peak = max(ceilings.bf16, ceilings.f32) / 1e9
+  peak = max(ceilings.bf16, ceilings.f32, ceilings.int8) / 1e9
   bandwidth = ceilings.memory / 1e9
   x = np.geomspace(
     min(intensities) / 6, max(*intensities, peak / bandwidth) * 4
@@ -170,8 +170,10 @@ def _draw_ceilings(
     textcoords="offset points",
     fontsize=9,
   )
-  for name in ("bf16", "f32"):
+  for name in ("int8", "bf16", "f32"):
     rate = getattr(ceilings, name) / 1e9
+    if not rate:
+      continue
     if rate < peak:
       axes.plot(
         [rate / bandwidth, x[-1]],
@@ -182,7 +184,7 @@ def _draw_ceilings(
         zorder=1,
       )
     axes.annotate(
-      f"{name} product:\n{rate:.0f} GFLOP/s",
+      f"{name} product:\n{rate:.0f} Gop/s",
       (x[-1], rate),
       xytext=(4, 0),
       textcoords="offset points",

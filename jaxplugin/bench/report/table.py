@@ -19,11 +19,12 @@ _NAME: Final = 18
 _CELL: Final = 19
 
 LEGEND: Final = """\
-Times are medians and quartiles, of one product. "x cpu": how many times as long
-as cpu, round by round. GB/s: what must be read and written at least, operands
-as they are stored. "of roof": the least time by the ceilings / the median; more
-than 100 % where kernels beat XLA's products, or write less fresh memory than a
-copy. The package chooses what has a *."""
+Times are medians and quartiles, of one product or step. "x cpu": how many times
+as long as cpu, round by round. GB/s: what must be read and written at least,
+operands as they are stored. "of roof": the least time by the ceilings / the
+median. Ceilings of products: reading that memory, and the operations, those of
+FP4 pairs in integers; of quantizing on a CPU: a warm copy, into memory that is
+there. The package chooses what has a *."""
 
 
 def header(
@@ -50,12 +51,25 @@ def header(
     f" ({environment['cache_source']})",
   ]
   if ceilings is not None:
-    lines.append(
-      f"ceilings: read {ceilings.read / 1e9:.1f} GB/s, copy"
-      f" {ceilings.copy / 1e9:.1f} GB/s, bf16 {ceilings.bf16 / 1e9:.0f} and"
-      f" f32 {ceilings.f32 / 1e9:.0f} GFLOP/s"
-    )
+    lines.append(_ceilings(ceilings))
   return "\n".join(lines)
+
+
+def _ceilings(ceilings: roofline.Ceilings) -> str:
+  copies = f"copy {ceilings.copy / 1e9:.1f}"
+  if ceilings.warm:
+    copies = (
+      f"warm copy {ceilings.warm / 1e9:.1f} (into fresh memory"
+      f" {ceilings.copy / 1e9:.1f})"
+    )
+  rates = f"bf16 {ceilings.bf16 / 1e9:.0f} and f32 {ceilings.f32 / 1e9:.0f}"
+  if ceilings.int8:
+    rates += f" GFLOP/s, int8 {ceilings.int8 / 1e9:.0f} G operations/s"
+  else:
+    rates += " GFLOP/s"
+  return (
+    f"ceilings: read {ceilings.read / 1e9:.1f} GB/s, {copies} GB/s, {rates}"
+  )
 
 
 def block(row: results.RowResult) -> str:

@@ -28,7 +28,6 @@ from jaxplugin.cli import arguments
 from jaxplugin.dot import backends
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
-_DEFAULT_FORMATS: Final = "mxfp8,mxfp4,nvfp4"
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
 _DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
 _DEFAULT_ROUNDS: Final = 50
@@ -64,18 +63,20 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--shapes",
     metavar="LIST",
-    help="names of sets, sizes MxNxK, quantize:MxK, dequantize:MxK; default:"
-    " the platform's table",
+    help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
+    " quantize:MxK, dequantize:MxK; default: the platform's table",
   )
   what.add_argument(
-    "--m", metavar="LIST", help="rows of every product, instead of the set's"
+    "--m",
+    metavar="LIST",
+    help="rows of every product and decoder, instead of the set's",
   )
   what.add_argument(
     "--formats",
     metavar="LIST",
-    default=_DEFAULT_FORMATS,
     help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4; default:"
-    f" {_DEFAULT_FORMATS}",
+    f" {workloads.FORMATS}, and in a CPU's table {workloads.ONE_SIDED} where"
+    " few rows read weights",
   )
   what.add_argument(
     "--out",
@@ -86,7 +87,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "--implementations",
     metavar="LIST",
     help=f"of {', '.join(backends.NAMES)}, {dot_variants.CHOSEN};"
-    " default: all that serve here",
+    " default: all that serve here, and the chosen one for decoders",
   )
   what.add_argument(
     "--peers",
@@ -204,7 +205,9 @@ def _request(args: argparse.Namespace) -> runs.Request:
     if value is not None and not value > 0:
       raise ValueError(f"bench: --{name} must be above 0, got {value}")
   m = None if args.m is None else workloads.parse_sizes("--m", args.m)
-  pairs = workloads.parse_pairs(args.formats)
+  pairs = None
+  if args.formats is not None:
+    pairs = workloads.parse_pairs(args.formats)
   implementations = _names(
     "--implementations",
     args.implementations,

@@ -19,8 +19,10 @@ import jaxplugin as jp
 from jaxplugin.bench import devices
 from jaxplugin.bench import execution
 from jaxplugin.bench import roofline
+from jaxplugin.bench import runs
 from jaxplugin.bench import startup
 from jaxplugin.bench import timing
+from jaxplugin.bench import workloads
 from jaxplugin.bench.peers import codec_variants
 from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.report import results
@@ -140,6 +142,50 @@ class RunTest(BenchTestCase):
       ratios["xla", "f32"].median,
       sorted(f32 / xla for f32, xla in pairs)[1],
       places=3,
+    )
+
+  def test_decoder_is_verified_timed_and_printed(self):
+    path = self.directory / "r.json"
+    status, out, err = self.run_bench(
+      *SMALL, "--shapes", "decoder:1x64x64x2", "--formats", "f32xmxfp8",
+      "--peers", "f32,numpy", "--json", path,
+    )  # fmt: skip
+    self.assertEqual((status, err), (0, ""))
+    (row,) = results.read(path).rows
+    self.assertEqual((row.kind, row.m, row.n, row.k), ("decoder", 2, 64, 64))
+    chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
+    timed = [v.name for v in row.variants if v.time]
+    self.assertEqual(
+      timed, [chosen, f"{chosen} in scan", "f32", "f32 in scan", "read"]
+    )
+    ratios = {(r.ours, r.other) for r in row.ratios}
+    self.assertIn((f"{chosen} in scan", "f32 in scan"), ratios)
+    self.assertLess(row.variants[0].error, 32)
+    self.assertIn("decoder:1x64x64x2  f32xmxfp8 -> float32", out)
+    self.assertIn("numpy: is not run for decoders", out)
+    compared, told, _ = self.run_bench("--compare", path, path)
+    self.assertEqual(compared, 0)
+    self.assertIn(f"decoder:1x64x64x2 f32xmxfp8->float32: f32 / {chosen}", told)
+
+  def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
+    rows = (
+      workloads.Row(kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"),
+      workloads.Row(kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"),
+    )
+
+    def work(pairs):
+      request = runs.Request(
+        device=None, rows=rows, pairs=pairs, options=None, sizes=None,
+        deadline=0.0, command=(), output=None,
+      )  # fmt: skip
+      return [f"{row} {pair}" for row, pair in request.work()]
+
+    self.assertEqual(
+      work(None), ["1x32x32 mxfp8", "1x32x32 f32xnvfp4", "quantize:32x32 mxfp4"]
+    )
+    self.assertEqual(
+      work(workloads.parse_pairs("nvfp4")),
+      ["1x32x32 nvfp4", "quantize:32x32 nvfp4"],
     )
 
   def test_wrong_result_is_told_not_timed_and_fails_the_run(self):
