@@ -70,6 +70,7 @@ bool HasAvx512() {
 
 bool HasAvx512Bf16() {
   return HasAvx512() && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512vnni") &&
          __builtin_cpu_supports("avx512bf16");
 }
 

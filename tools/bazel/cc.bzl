@@ -49,6 +49,7 @@ _ISA_COPTS = {
     "avx512": _AVX512,
     "avx512bf16": _AVX512 + [
         "-mavx512vbmi",
+        "-mavx512vnni",
         "-mavx512bf16",
     ],
 }

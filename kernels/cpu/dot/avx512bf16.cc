@@ -1,7 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Needs AVX-512 F, BW, DQ, VL, VBMI and BF16: Zen 4, Sapphire Rapids, newer.
+// Needs AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16: Zen 4, Sapphire Rapids, newer.
 
 #include "kernels.h"
 
@@ -25,6 +25,7 @@ using namespace emulated;
 #include "dot/blocked.inl"
 #include "simd/unpack_avx512.inl"
 #include "dot/engine_bf16.inl"
+#include "dot/engine_vnni.inl"
 #include "dot/few_rows_avx512.inl"
 
 // The engines of the instruction set below: AVX2 wherever there is AVX-512.
@@ -36,24 +37,27 @@ bool DotBelow(const DotArgs& args, const Parallel& parallel) {
 #endif
 }
 
-// Whether two E2M1 sides are faster in AVX2's integers (two Zen 4 cores; all
-// engines compared by isa_testing.py). 2048 x 4096 against 16 rows takes 0.66
-// of the time; one row 0.85 to 0.9; 128 rows 0.8 in MXFP4, 0.95 in NVFP4.
-bool IsForIntegers(const Sides& sides) {
-  if (sides.panel->format != Format::kE2M1 ||
-      sides.strip->format != Format::kE2M1) {
-    return false;
-  }
-  if (sides.panel_rows <= kFewRowsMax) return sides.panel_rows == 1;
-  const bool is_block_16 = Min(sides.panel->block, sides.strip->block) == 16;
-  return !is_block_16 || sides.panel_rows <= 256;
+// Rows from which two E2M1 sides are fastest in vpdpbusd: n = k = 4096, one Zen 4
+// core, ms in MXFP4 and in NVFP4, with the few rows of vdpbf16ps up to 4.
+//   rows          1            2            4            5            128
+//   vpdpbusd      1.00 0.94    0.82 1.01    0.98 1.23    1.07 1.33    13.8 16.2
+//   vdpbf16ps     0.54 0.65    0.72 0.87    1.21 1.43    2.93 3.35    23.3 22.9
+//   AVX2          0.52 0.57    0.80 0.91    1.20 1.43    1.35 1.66    18.9 22.7
+constexpr int64_t kVnniRowsMin = 4;
+
+bool IsE2M1Pair(const Sides& sides) {
+  return sides.panel->format == Format::kE2M1 &&
+         sides.strip->format == Format::kE2M1;
 }
 }  // namespace
 
 bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   const Sides sides = ChooseSides(args);
-  if (IsForIntegers(sides) || !BF16CanHold(args.lhs, parallel) ||
-      !BF16CanHold(args.rhs, parallel)) {
+  if (IsE2M1Pair(sides)) {
+    if (sides.panel_rows >= kVnniRowsMin) return VnniDot(args, sides, parallel);
+    if (sides.panel_rows == 1) return DotBelow(args, parallel);
+  }
+  if (!BF16CanHold(args.lhs, parallel) || !BF16CanHold(args.rhs, parallel)) {
     return DotBelow(args, parallel);
   }
   if (sides.panel_rows <= kFewRowsMax && !IsPlain(sides.strip->format)) {

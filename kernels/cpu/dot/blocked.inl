@@ -70,8 +70,11 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
   const int64_t strip_row0 = batch * sides.strip_rows + strip0;
   const bool has_shifts =
       args.lhs_shift != nullptr || args.rhs_shift != nullptr;
+  uint8_t any_unsafe = 0;
+  for (int64_t r = 0; r < panel_count; ++r) any_unsafe |= panel_unsafe[r];
   for (int64_t j = 0; j < strip_count; ++j) {
     const bool strip_safe = RowIsSafe(*sides.strip, strip_row0 + j);
+    if (strip_safe && !any_unsafe && !has_shifts) continue;
     for (int64_t r = 0; r < panel_count; ++r) {
       const bool is_safe = strip_safe && !panel_unsafe[r];
       if (is_safe && !has_shifts) continue;

@@ -91,12 +91,16 @@ JAXPLUGIN_ALWAYS_INLINE void StoreRun(const DotArgs& args, int64_t at,
 // Stores `count` finished sums at out[row, j0...]; `row` = batch * m + i.
 inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
                      int64_t count, const float* dot) {
-  constexpr int kRun = 64;
+  constexpr int kRun = 64, kShortRun = 16;
   const float global = args.global_scale ? *args.global_scale : 1.0f;
   const float power = args.global_power ? *args.global_power : 1.0f;
   int64_t c = 0;
   for (; c + kRun <= count; c += kRun) {
     StoreRun(args, row * args.n + j0 + c, j0 + c, kRun, global, power, dot + c);
+  }
+  for (; c + kShortRun <= count; c += kShortRun) {
+    StoreRun(args, row * args.n + j0 + c, j0 + c, kShortRun, global, power,
+             dot + c);
   }
   if (c < count) {
     StoreRun(args, row * args.n + j0 + c, j0 + c, static_cast<int>(count - c),

@@ -64,9 +64,9 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
 def bound(lhs, rhs, rows, isa):
   """Of the error over sum|a * b|: the contract's, or twice that."""
   is_fp4 = lhs in FP4 and rhs in FP4
-  # Not in the engines of many rows in AVX2's float32 and in BF16 (README.md,
-  # Accumulation).
-  is_twice = isa == "avx512_bf16" or (isa != "baseline" and not is_fp4)
+  # Not in the engines of many rows in AVX2's float32 and in BF16, which two FP4
+  # sides do not take (README.md, Accumulation).
+  is_twice = isa != "baseline" and not is_fp4
   return (32 if is_twice and rows > 4 else 16) * UNIT
 
 

@@ -146,6 +146,21 @@ JAXPLUGIN_EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) {
 JAXPLUGIN_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)((Dwords)a + (Dwords)b);
 }
+JAXPLUGIN_EMULATED __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
+  return (__m512i)((Bytes)a - (Bytes)b);
+}
+JAXPLUGIN_EMULATED __m512i _mm512_max_epu8(__m512i a, __m512i b) {
+  const Bytes x = (Bytes)a, y = (Bytes)b;
+  Bytes out;
+  for (int i = 0; i < 64; ++i) out[i] = x[i] > y[i] ? x[i] : y[i];
+  return (__m512i)out;
+}
+JAXPLUGIN_EMULATED __m512i _mm512_min_epu8(__m512i a, __m512i b) {
+  const Bytes x = (Bytes)a, y = (Bytes)b;
+  Bytes out;
+  for (int i = 0; i < 64; ++i) out[i] = x[i] < y[i] ? x[i] : y[i];
+  return (__m512i)out;
+}
 // Counts as large as a lane, or larger, leave zeros.
 JAXPLUGIN_EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
   return count > 15 ? __m512i{} : (__m512i)((Words)a << count);
@@ -158,6 +173,29 @@ JAXPLUGIN_EMULATED __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
 }
 JAXPLUGIN_EMULATED __m512i _mm512_srli_epi32(__m512i a, unsigned count) {
   return count > 31 ? __m512i{} : (__m512i)((Dwords)a >> count);
+}
+// Copies the sign in; such counts leave nothing but signs.
+JAXPLUGIN_EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned count) {
+  const Dwords x = (Dwords)a;
+  Dwords out;
+  for (int i = 0; i < 16; ++i) {
+    out[i] = static_cast<uint32_t>(static_cast<int32_t>(x[i]) >>
+                                   (count > 31 ? 31 : count));
+  }
+  return (__m512i)out;
+}
+
+// VPDPBUSD: sum + the four products of a's bytes without sign and b's with it,
+// modulo 2^32.
+JAXPLUGIN_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a,
+                                               __m512i b) {
+  const Bytes x = (Bytes)a, y = (Bytes)b;
+  Dwords out = (Dwords)sum;
+  for (int i = 0; i < 64; ++i) {
+    const int product = x[i] * static_cast<int8_t>(y[i]);
+    out[i / 4] += static_cast<uint32_t>(product);
+  }
+  return (__m512i)out;
 }
 
 // Bit i of `table` is the result where the bits of a, b and c spell i, a's
@@ -187,6 +225,12 @@ JAXPLUGIN_EMULATED __mmask16 _mm512_cmplt_epu32_mask(__m512i a, __m512i b) {
   for (int i = 0; i < 16; ++i) mask |= unsigned{x[i] < y[i]} << i;
   return static_cast<__mmask16>(mask);
 }
+JAXPLUGIN_EMULATED __mmask64 _mm512_cmpeq_epi8_mask(__m512i a, __m512i b) {
+  const Bytes x = (Bytes)a, y = (Bytes)b;
+  uint64_t mask = 0;
+  for (int i = 0; i < 64; ++i) mask |= uint64_t{x[i] == y[i]} << i;
+  return mask;
+}
 // Where they have no bit in common.
 JAXPLUGIN_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {
   return _mm512_cmpeq_epi32_mask(a & b, __m512i{});
@@ -210,6 +254,12 @@ JAXPLUGIN_EMULATED __m512i _mm512_mask_mov_epi32(__m512i other, __mmask16 mask,
 
 // Permutations. An index counts modulo the number of lanes it chooses from.
 
+JAXPLUGIN_EMULATED __m512i _mm512_permutexvar_epi8(__m512i index, __m512i a) {
+  const Bytes at = (Bytes)index, x = (Bytes)a;
+  Bytes out;
+  for (int i = 0; i < 64; ++i) out[i] = x[at[i] & 63];
+  return (__m512i)out;
+}
 JAXPLUGIN_EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
   const Words at = (Words)index, x = (Words)a;
   Words out;
@@ -296,6 +346,16 @@ JAXPLUGIN_EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 JAXPLUGIN_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   __m512 out;
   for (int i = 0; i < 16; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return out;
+}
+
+// Rounds to nearest even.
+JAXPLUGIN_EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
+  const Dwords x = (Dwords)a;
+  __m512 out;
+  for (int i = 0; i < 16; ++i) {
+    out[i] = static_cast<float>(static_cast<int32_t>(x[i]));
+  }
   return out;
 }
 

@@ -41,6 +41,13 @@ struct Register {
   X(and_si512, _mm512_and_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
   X(or_si512, _mm512_or_si512(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
   X(add_epi32, _mm512_add_epi32(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))              \
+  X(sub_epi8, _mm512_sub_epi8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
+  X(max_epu8, _mm512_max_epu8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
+  X(min_epu8, _mm512_min_epu8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                \
+  X(srai_epi32, _mm512_srai_epi32(JAXPLUGIN_I(a), 1))                         \
+  X(srai_epi32_all, _mm512_srai_epi32(JAXPLUGIN_I(a), 32))                    \
+  X(dpbusd_epi32, _mm512_dpbusd_epi32(JAXPLUGIN_I(c), JAXPLUGIN_I(a),         \
+                                      JAXPLUGIN_I(b)))                        \
   X(slli_epi16, _mm512_slli_epi16(JAXPLUGIN_I(a), 8))                         \
   X(slli_epi16_all, _mm512_slli_epi16(JAXPLUGIN_I(a), 16))                    \
   X(srli_epi16, _mm512_srli_epi16(JAXPLUGIN_I(a), 12))                        \
@@ -76,6 +83,8 @@ struct Register {
   X(shuffle_88, _mm512_shuffle_i32x4(JAXPLUGIN_I(a), JAXPLUGIN_I(b), 0x88))   \
   X(shuffle_dd, _mm512_shuffle_i32x4(JAXPLUGIN_I(a), JAXPLUGIN_I(b), 0xdd))   \
   X(shuffle_1b, _mm512_shuffle_i32x4(JAXPLUGIN_I(a), JAXPLUGIN_I(b), 0x1b))   \
+  X(permutexvar_epi8,                                                         \
+    _mm512_permutexvar_epi8(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                  \
   X(permutexvar_epi16,                                                        \
     _mm512_permutexvar_epi16(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                 \
   X(permutex2var_epi8, _mm512_permutex2var_epi8(                              \
@@ -84,6 +93,10 @@ struct Register {
                             JAXPLUGIN_I(a), JAXPLUGIN_I(b), JAXPLUGIN_I(c)))  \
   X(cmpeq_epi32_mask, _mm512_set1_epi32(_mm512_cmpeq_epi32_mask(              \
                           Nibbles(JAXPLUGIN_I(a)), Nibbles(JAXPLUGIN_I(b))))) \
+  X(cmpeq_epi8_mask, _mm512_maskz_loadu_epi8(                                 \
+                         _mm512_cmpeq_epi8_mask(Pairs(JAXPLUGIN_I(a)),        \
+                                                Pairs(JAXPLUGIN_I(b))),       \
+                         c->bytes))                                           \
   X(cmplt_epu32_mask, _mm512_set1_epi32(_mm512_cmplt_epu32_mask(              \
                           JAXPLUGIN_I(a), JAXPLUGIN_I(b))))                   \
   X(testn_epi32_mask, _mm512_set1_epi32(_mm512_testn_epi32_mask(              \
@@ -101,6 +114,7 @@ struct Register {
   X(setzero_ps, _mm512_setzero_ps())                                         \
   X(castsi512_ps, _mm512_castsi512_ps(JAXPLUGIN_I(a)))                       \
   X(set1_ps, _mm512_set1_ps(First(a)))                                       \
+  X(cvtepi32_ps, _mm512_cvtepi32_ps(JAXPLUGIN_I(a)))                         \
   X(reduce_add_ps, _mm512_set1_ps(_mm512_reduce_add_ps(JAXPLUGIN_F(a))))     \
   X(dpbf16_ps, _mm512_dpbf16_ps(JAXPLUGIN_F(c), (__m512bh)JAXPLUGIN_I(a),    \
                                 (__m512bh)JAXPLUGIN_I(b)))
@@ -148,6 +162,7 @@ namespace cases {
 __m512i Nibbles(__m512i x) {
   return _mm512_and_si512(x, _mm512_set1_epi32(3));
 }
+__m512i Pairs(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(3)); }
 #define JAXPLUGIN_NATIVE
 JAXPLUGIN_INTEGERS(JAXPLUGIN_DEFINE_I)
 JAXPLUGIN_FLOATS(JAXPLUGIN_DEFINE_F)
@@ -158,9 +173,12 @@ JAXPLUGIN_FLOATS(JAXPLUGIN_DEFINE_F)
 namespace native {
 #define JAXPLUGIN_NATIVE                                                     \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,"     \
-                        "avx512bf16")))
+                        "avx512vnni,avx512bf16")))
 JAXPLUGIN_NATIVE inline __m512i Nibbles(__m512i x) {
   return _mm512_and_si512(x, _mm512_set1_epi32(3));
+}
+JAXPLUGIN_NATIVE inline __m512i Pairs(__m512i x) {
+  return _mm512_and_si512(x, _mm512_set1_epi8(3));
 }
 JAXPLUGIN_INTEGERS(JAXPLUGIN_DEFINE_I)
 JAXPLUGIN_FLOATS(JAXPLUGIN_DEFINE_F)
@@ -180,6 +198,7 @@ bool MachineHasThem() {
          __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512vnni") &&
          __builtin_cpu_supports("avx512bf16");
 }
 
@@ -195,6 +214,16 @@ const HalfIntrinsic kHalves[] = {
     {"and_si512", [](__m256i a, __m256i b) { return _mm256_and_si256(a, b); }},
     {"or_si512", [](__m256i a, __m256i b) { return _mm256_or_si256(a, b); }},
     {"add_epi32", [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }},
+    {"sub_epi8", [](__m256i a, __m256i b) { return _mm256_sub_epi8(a, b); }},
+    {"max_epu8", [](__m256i a, __m256i b) { return _mm256_max_epu8(a, b); }},
+    {"min_epu8", [](__m256i a, __m256i b) { return _mm256_min_epu8(a, b); }},
+    {"srai_epi32", [](__m256i a, __m256i) { return _mm256_srai_epi32(a, 1); }},
+    {"srai_epi32_all",
+     [](__m256i a, __m256i) { return _mm256_srai_epi32(a, 32); }},
+    {"cvtepi32_ps",
+     [](__m256i a, __m256i) {
+       return _mm256_castps_si256(_mm256_cvtepi32_ps(a));
+     }},
     {"slli_epi16", [](__m256i a, __m256i) { return _mm256_slli_epi16(a, 8); }},
     {"slli_epi16_all",
      [](__m256i a, __m256i) { return _mm256_slli_epi16(a, 16); }},
@@ -346,6 +375,16 @@ const NamedModel kModels[] = {
     JAXPLUGIN_MODEL(shuffle_88, return Quarters(a, b, {0, 2, 0, 2});),
     JAXPLUGIN_MODEL(shuffle_dd, return Quarters(a, b, {1, 3, 1, 3});),
     JAXPLUGIN_MODEL(shuffle_1b, return Quarters(a, b, {3, 2, 1, 0});),
+    JAXPLUGIN_MODEL(dpbusd_epi32, return Fill<int32_t>([=](int i) {
+      int64_t sum = Lane<int32_t>(c, i);
+      for (int j = 4 * i; j < 4 * i + 4; ++j) {
+        sum += int64_t{Lane<uint8_t>(a, j)} * Lane<int8_t>(b, j);
+      }
+      return static_cast<int32_t>(sum);
+    });),
+    JAXPLUGIN_MODEL(permutexvar_epi8, return Fill<uint8_t>([=](int i) {
+      return b->bytes[a->bytes[i] % 64];
+    });),
     JAXPLUGIN_MODEL(permutexvar_epi16, return Fill<uint16_t>([=](int i) {
       return Lane<uint16_t>(b, Lane<uint16_t>(a, i) % 32);
     });),
@@ -359,6 +398,10 @@ const NamedModel kModels[] = {
     JAXPLUGIN_MODEL(permutex2var_epi16, return Fill<uint16_t>([=](int i) {
       const int from = Lane<uint16_t>(b, i) % 64;
       return Lane<uint16_t>(from < 32 ? a : c, from % 32);
+    });),
+    JAXPLUGIN_MODEL(cmpeq_epi8_mask, return Fill<uint8_t>([=](int i) {
+      const bool is_equal = a->bytes[i] % 4 == b->bytes[i] % 4;
+      return is_equal ? c->bytes[i] : uint8_t{0};
     });),
     JAXPLUGIN_MODEL(cmpeq_epi32_mask, return Compare([=](int i) {
       return Lane<uint32_t>(a, i) % 4 == Lane<uint32_t>(b, i) % 4;

@@ -1,0 +1,435 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The large dot of two E2M1 sides on vpdpbusd: twice an E2M1 value is one of
+// -12..12, so the products of a block add up exactly in 32 bits, 64 of them an
+// instruction. float32 enters once a block.
+//
+// vpdpbusd multiplies unsigned by signed bytes: the strip's are 12 too large,
+// and the sums of a panel row begin with what that is too much.
+//
+// On Zen 4 vpdpbusd, multiplications and multiply-adds have the same two ports,
+// which do one of them a cycle, and are what a block costs: with blocks of 32
+// 8 + 1 of them for 512 products, with blocks of 16 4 + 1 for 256. The product
+// of two scales would be one more. Where the strip's are powers of two it is an
+// addition to the exponent of the panel's, which has four ports.
+
+// kBlock: the smaller of the two sides' blocks. kMultiplies: the strip's scales
+// are E4M3, and scales are multiplied; its blocks are of 16 then.
+template <int kBlock, bool kMultiplies>
+struct EngineVnni {
+  static constexpr int kTileRowsMax = 6;  // x 2 columns: 12 dots and 12 sums
+  // Of which a chunk stays in the second cache.
+  static constexpr int64_t kPanelRowsMax = 256;
+  static constexpr int kPartRows = 32;  // of a strip: two vectors
+  // Two parts: 256 bytes of a row of the result are stored at once, and a tile
+  // that comes in from an outer cache is used twice.
+  static constexpr int kStripRows = 64;
+  static constexpr int kSumFloats = 2 * kStripRows;  // totals and rests
+  // A load of codes, and what the panel and the sums step by.
+  static constexpr int64_t kGroup = 128;
+  static constexpr int64_t kStep = 32;
+  static constexpr int64_t kGroupSteps = kGroup / kStep;
+  static constexpr int kBlocks = kStep / kBlock;  // of a step
+  static constexpr int kBlockDwords = kBlock / 4;
+  // 16 blocks: 15 roundings, and 1 of the total. See sums.inl.
+  static constexpr int64_t kSumSteps = 16 / kBlocks;
+  // Of a panel row: [values][what its sums begin with][scales].
+  static constexpr int64_t kStepBytes = kStep + 8 * kBlocks;
+  static constexpr int64_t kChunk = 512;  // values of a strip row
+  static constexpr int64_t kChunkGroups = kChunk / kGroup;
+  static constexpr int64_t kStepCodes = kStep * kPartRows;
+  static constexpr int64_t kCodes = kChunk * kPartRows;
+  static constexpr int64_t kBlockScales = 4 * kPartRows;
+  static constexpr int64_t kPartBytes =
+      kCodes + kChunk / kBlock * kBlockScales;
+  // Exponents of E8M0 are kept to this, so that those of a product are in
+  // range: whatever is further out is the scale of zeros, or of a row that is
+  // not safe, or NaN (see Poison).
+  static constexpr int kExponentMax = 62;
+
+  // Bytes of a code; a look-up takes its low 6 bits.
+  struct CodeBytes {
+    alignas(64) int8_t twice[64];
+    alignas(64) uint8_t twice_plus_12[64];
+
+    CodeBytes() {
+      for (int i = 0; i < 64; ++i) {
+        twice[i] = static_cast<int8_t>(2 * Decode<E2M1>(i & 15));
+        twice_plus_12[i] = static_cast<uint8_t>(twice[i] + 12);
+      }
+    }
+  };
+
+  const Operand& panel_operand;
+  const Operand& strip_operand;
+  const CodeBytes tables;
+  const TableBytes scale_tables;
+
+  explicit EngineVnni(const Sides& sides)
+      : panel_operand(*sides.panel),
+        strip_operand(*sides.strip),
+        scale_tables(Format::kE4M3) {}
+
+  static int64_t Groups(int64_t k) { return Max(CeilDiv(k, kGroup), 1); }
+  // With a float that is added to all sums of the row: 0 or NaN.
+  static int64_t PanelRowBytes(int64_t k) {
+    return Groups(k) * kGroupSteps * kStepBytes + 4;
+  }
+  static int64_t StripBytes(int64_t) {
+    return kStripRows / kPartRows * kPartBytes;
+  }
+
+  // Two vectors of values, in bytes, of 128 codes. Lane i of 16 bytes holds
+  // values 32 i .. 32 i + 15 in the first one, the next 16 in the second: the
+  // even ones, then the odd ones.
+  JAXPLUGIN_ALWAYS_INLINE static void Expand(__m512i codes, __m512i table,
+                                             __m512i* low, __m512i* high) {
+    const __m512i even = _mm512_permutexvar_epi8(codes, table);
+    const __m512i odd =
+        _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, 4), table);
+    *low = _mm512_unpacklo_epi64(even, odd);
+    *high = _mm512_unpackhi_epi64(even, odd);
+  }
+
+  static constexpr int64_t kScales = 64;  // that are decoded together
+
+  // Bits of the scales of blocks [b0, b0 + kScales) of a panel row, divided by
+  // 4, since both sides are twice their values; 0 is 0. Returns whether one is
+  // NaN.
+  bool PanelScales(int64_t row, int64_t b0, uint32_t* out) const {
+    const Operand& x = panel_operand;
+    const int64_t each = x.block / kBlock;  // blocks that share a scale
+    const int64_t c0 = b0 / each;
+    const int64_t count = Min(kScales / each, x.scale_cols - c0);
+    const uint8_t* scale = x.scale + row * x.scale_cols + c0;
+    uint32_t nan = 0;
+    for (int64_t i = 0; i < kScales; ++i) out[i] = 0;
+    if (x.scale_kind == ScaleKind::kE8M0) {
+      for (int64_t i = 0; i < count; ++i) {
+        int byte = scale[i];
+        nan |= byte == 255;
+        byte = byte < 127 - kExponentMax ? 127 - kExponentMax : byte;
+        byte = byte > 127 + kExponentMax ? 127 + kExponentMax : byte;
+        out[i] = static_cast<uint32_t>(byte - 2) << 23;
+      }
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        nan |= (scale[i] & 0x7f) == 0x7f;
+        out[i] = AsBits(0.25f * Decode<E4M3>(scale[i]));
+      }
+    }
+    if (each == 2) {
+      for (int64_t i = kScales / 2 - 1; i >= 0; --i) {
+        out[2 * i] = out[2 * i + 1] = out[i];
+      }
+    }
+    return nan != 0;
+  }
+
+  // A panel tile is [step][row][kStepBytes], and a float a row.
+  void PackRow(int64_t row, uint8_t* tile, int64_t tile_rows,
+               int64_t i) const {
+    const Operand& x = panel_operand;
+    const uint8_t* values = RowValues(x, row);
+    const __m512i table = _mm512_load_si512(tables.twice);
+    const int64_t groups = Groups(x.k);
+    uint32_t scale[kScales];
+    bool has_nan = false;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t b0 = g * kGroupSteps * kBlocks;
+      if (b0 % kScales == 0) has_nan |= PanelScales(row, b0, scale);
+      alignas(64) uint8_t bytes[2][64];
+      alignas(64) uint32_t sums[16];
+      __m512i low, high;
+      Expand(LoadBytes(values + g * 64, x.row_bytes - g * 64), table, &low,
+             &high);
+      _mm512_store_si512(bytes[0], low);
+      _mm512_store_si512(bytes[1], high);
+      // 12 times the sum of each 16 values: lane i has those of 32 i.. twice.
+      const __m512i twelve = _mm512_set1_epi8(12);
+      low = _mm512_dpbusd_epi32(_mm512_setzero_si512(), twelve, low);
+      high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), twelve, high);
+      const __m512i both = _mm512_add_epi32(_mm512_unpacklo_epi32(low, high),
+                                            _mm512_unpackhi_epi32(low, high));
+      _mm512_store_si512(
+          sums, _mm512_add_epi32(_mm512_unpacklo_epi64(both, both),
+                                 _mm512_unpackhi_epi64(both, both)));
+      for (int64_t s = 0; s < kGroupSteps; ++s) {
+        uint8_t* out =
+            tile + ((g * kGroupSteps + s) * tile_rows + i) * kStepBytes;
+        __builtin_memcpy(out, bytes[0] + 16 * s, 16);
+        __builtin_memcpy(out + 16, bytes[1] + 16 * s, 16);
+        for (int b = 0; b < kBlocks; ++b) {
+          uint32_t sum = sums[4 * s + b];
+          if (kBlocks == 1) sum += sums[4 * s + 1];
+          uint32_t bits = scale[(b0 + s * kBlocks + b) % kScales];
+          // No exponent can be added to that of zero. So the values are.
+          if ((bits & kMagnitude) == 0) {
+            __builtin_memset(out + kBlock * b, 0, kBlock);
+            sum = 0;
+            bits = AsBits(1.0f);
+          }
+          sum = 0 - sum;
+          __builtin_memcpy(out + kStep + 4 * b, &sum, 4);
+          __builtin_memcpy(out + kStep + 4 * (kBlocks + b), &bits, 4);
+        }
+      }
+    }
+    const float poison = has_nan ? AsFloat(kQuietNan) : 0.0f;
+    __builtin_memcpy(
+        tile + groups * kGroupSteps * tile_rows * kStepBytes + 4 * i, &poison,
+        4);
+  }
+
+  // From the codes of group g0 of a row to those that are packed after the
+  // strip's chunk: its next one, or the first of the next strip.
+  int64_t Ahead(int64_t g0) const {
+    return g0 + kChunkGroups < Groups(strip_operand.k)
+               ? kChunkGroups * 64
+               : kStripRows * strip_operand.row_bytes - g0 * 64;
+  }
+
+  // Groups [g0, g0 + groups) of `count` rows: values as [dword][32 rows].
+  void PackPart(int64_t row, int64_t count, int64_t g0, int64_t groups,
+                 uint8_t* strip) const {
+    const Operand& x = strip_operand;
+    const __m512i table = _mm512_load_si512(tables.twice_plus_12);
+    const int64_t ahead = Ahead(g0);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t past = (g0 + g) * 64;
+      const int64_t left = x.row_bytes - past;
+      for (int64_t r0 = 0; r0 < kPartRows; r0 += 16) {
+        __m512i in[16], out[16];
+        for (int64_t r = 0; r < 16; ++r) {
+          const uint8_t* at = RowValues(x, row + r0 + r) + past;
+          _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T1);
+          in[r] = r0 + r < count ? LoadBytes(at, left) : _mm512_setzero_si512();
+        }
+        Transpose16(in, out);
+        uint8_t* to = strip + g * kGroupSteps * kStepCodes + 4 * r0;
+        for (int d = 0; d < 16; ++d) {
+          // As Expand has them: even values, then odd ones.
+          const int even = d / 2 * 4 + d % 2;
+          _mm512_store_si512(to + even * 4 * kPartRows,
+                             _mm512_permutexvar_epi8(out[d], table));
+          _mm512_store_si512(
+              to + (even + 2) * 4 * kPartRows,
+              _mm512_permutexvar_epi8(_mm512_srli_epi16(out[d], 4), table));
+        }
+      }
+    }
+  }
+
+  // The scales of a chunk that begins at value k0, as [block][32 rows]: floats,
+  // or what they add to the exponent of another. `poison` of a row becomes NaN
+  // where one is.
+  void PackScales(int64_t row, int64_t count, int64_t k0, uint8_t* to,
+                  float* poison) const {
+    const Operand& x = strip_operand;
+    const int64_t c0 = k0 / x.block;
+    const int64_t present = Min(kChunk / x.block, x.scale_cols - c0);
+    const __m512i is_code =
+        _mm512_set1_epi8(static_cast<char>(kMultiplies ? 0x7f : 0xff));
+    const auto load = [&](int64_t r) {
+      return r < count
+                 ? LoadBytes(x.scale + (row + r) * x.scale_cols + c0, present)
+                 : _mm512_setzero_si512();
+    };
+    __m512i in[16], out[16];
+    for (int64_t r = 0; r < 16; ++r) {
+      // 32 bytes of each.
+      in[r] = _mm512_shuffle_i32x4(load(r), load(r + 16), 0x44);
+      const uint64_t nans = _mm512_cmpeq_epi8_mask(
+          _mm512_and_si512(in[r], is_code), is_code);
+      if (nans == 0) continue;
+      if (nans << 32 != 0) poison[r] = AsFloat(kQuietNan);
+      if (nans >> 32 != 0) poison[r + 16] = AsFloat(kQuietNan);
+    }
+    Transpose16(in, out);
+    const int64_t each = x.block / kBlock;  // blocks that share a scale
+    // Those past the end too: 0 times garbage might be NaN.
+    for (int64_t c = 0; c < kChunk / x.block / 4; ++c) {
+      for (int v = 0; v < 2; ++v) {
+        __m512i four[4];
+        ExpandScales(out[c + 8 * v], four);
+        for (int64_t i = 0; i < 4 * each; ++i) {
+          _mm512_store_si512(to + (4 * c * each + i) * kBlockScales + 64 * v,
+                             four[i / each]);
+        }
+      }
+    }
+  }
+
+  // Four scales of each of 16 rows, a dword a row.
+  JAXPLUGIN_ALWAYS_INLINE void ExpandScales(__m512i codes, __m512i* out) const {
+    if constexpr (kMultiplies) {
+      const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+      __m512i even, odd;  // as bf16
+      Unpack8(codes, scale_tables.Load(), &even, &odd);
+      out[0] = _mm512_slli_epi32(even, 16);
+      out[1] = _mm512_slli_epi32(odd, 16);
+      out[2] = _mm512_and_si512(even, high);
+      out[3] = _mm512_and_si512(odd, high);
+    } else {
+      const __m512i top = _mm512_set1_epi32(static_cast<int>(0xff000000));
+      codes = _mm512_max_epu8(codes, _mm512_set1_epi8(127 - kExponentMax));
+      codes = _mm512_min_epu8(
+          codes, _mm512_set1_epi8(static_cast<char>(127 + kExponentMax)));
+      codes = _mm512_sub_epi8(codes, _mm512_set1_epi8(127));
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        // From the top byte, with its sign, to a float's exponent.
+        const __m512i byte =
+            _mm512_and_si512(_mm512_slli_epi32(codes, 24 - 8 * j), top);
+        out[j] = _mm512_srai_epi32(byte, 1);
+      }
+    }
+  }
+
+  JAXPLUGIN_ALWAYS_INLINE static __m512i Broadcast(const uint8_t* bytes) {
+    int dword;
+    __builtin_memcpy(&dword, bytes, 4);
+    return _mm512_set1_epi32(dword);
+  }
+
+  // kRows rows of a tile times a strip, `steps` of k, added to c.
+  template <int kRows>
+  static void Tile(const uint8_t* a, int64_t tile_rows, const uint8_t* b,
+                   const uint8_t* scale, int64_t steps, bool is_first,
+                   float* c) {
+    __m512 sum[kRows][2];
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+    }
+    for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 2
+      for (int block = 0; block < kBlocks; ++block) {
+        __m512i dot[kRows][2];
+#pragma GCC unroll 6
+        for (int r = 0; r < kRows; ++r) {
+          dot[r][0] = dot[r][1] =
+              Broadcast(a + r * kStepBytes + kStep + 4 * block);
+        }
+#pragma GCC unroll 8
+        for (int d = 0; d < kBlockDwords; ++d) {
+          const __m512i y0 = _mm512_load_si512(b);
+          const __m512i y1 = _mm512_load_si512(b + 64);
+          b += 128;
+#pragma GCC unroll 6
+          for (int r = 0; r < kRows; ++r) {
+            const __m512i x =
+                Broadcast(a + r * kStepBytes + block * kBlock + 4 * d);
+            dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], y0, x);
+            dot[r][1] = _mm512_dpbusd_epi32(dot[r][1], y1, x);
+          }
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < kRows; ++r) {
+          const __m512i x_scale =
+              Broadcast(a + r * kStepBytes + kStep + 4 * (kBlocks + block));
+          for (int v = 0; v < 2; ++v) {
+            const __m512i y_scale = _mm512_load_si512(scale + 64 * v);
+            const __m512 both =
+                kMultiplies
+                    ? _mm512_mul_ps(_mm512_castsi512_ps(x_scale),
+                                    _mm512_castsi512_ps(y_scale))
+                    : _mm512_castsi512_ps(_mm512_add_epi32(x_scale, y_scale));
+            sum[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][v]), both,
+                                        sum[r][v]);
+          }
+        }
+        scale += kBlockScales;
+      }
+      a += tile_rows * kStepBytes;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < 2; ++v) {
+        float* out = c + r * kSumFloats + 16 * v;
+        AddExactly(sum[r][v], is_first, out, out + kStripRows);
+      }
+    }
+  }
+
+  // The same for any number of rows and steps.
+  static void TileOf(int64_t rows, const uint8_t* a, int64_t tile_rows,
+                     const uint8_t* strip, int64_t steps, bool is_first,
+                     float* c) {
+    for (int64_t s = 0; s < steps; s += kSumSteps) {
+      const uint8_t* at = a + s * tile_rows * kStepBytes;
+      const uint8_t* codes = strip + s * kStepCodes;
+      const uint8_t* scale = strip + kCodes + s * kBlocks * kBlockScales;
+      const int64_t some = Min(kSumSteps, steps - s);
+      const bool first = is_first && s == 0;
+      switch (rows) {
+#define JAXPLUGIN_TILE(n) \
+  case n: Tile<n>(at, tile_rows, codes, scale, some, first, c); break
+        JAXPLUGIN_TILE(1);
+        JAXPLUGIN_TILE(2);
+        JAXPLUGIN_TILE(3);
+        JAXPLUGIN_TILE(4);
+        JAXPLUGIN_TILE(5);
+        JAXPLUGIN_TILE(6);
+#undef JAXPLUGIN_TILE
+      }
+    }
+  }
+
+  void Strip(int64_t row, int64_t count, const uint8_t* panel, int64_t rows,
+             int64_t tile_rows, uint8_t* strip, float* c) const {
+    const int64_t k = strip_operand.k;
+    const int64_t groups = Groups(k);
+    const int64_t tile_bytes = tile_rows * PanelRowBytes(k);
+    float poison[kStripRows] = {};
+    for (int64_t g0 = 0; g0 < groups; g0 += kChunkGroups) {
+      const int64_t some = Min(kChunkGroups, groups - g0);
+      for (int64_t j = 0; j < count; j += kPartRows) {
+        uint8_t* part = strip + j / kPartRows * kPartBytes;
+        PackScales(row + j, count - j, g0 * kGroup, part + kCodes, poison + j);
+        PackPart(row + j, count - j, g0, some, part);
+      }
+      for (int64_t r = 0, tile = 0; r < rows; r += tile_rows, ++tile) {
+        const uint8_t* a = panel + tile * tile_bytes +
+                           g0 * kGroupSteps * tile_rows * kStepBytes;
+        for (int64_t j = 0; j < count; j += kPartRows) {
+          TileOf(Min(tile_rows, rows - r), a, tile_rows,
+                 strip + j / kPartRows * kPartBytes, some * kGroupSteps,
+                 g0 == 0, c + r * kSumFloats + j);
+        }
+      }
+    }
+    FinishTotals<kStripRows>(rows, c);
+    Poison(rows, panel, tile_rows, poison, c);
+  }
+
+  // Whatever a NaN scale was part of is NaN.
+  void Poison(int64_t rows, const uint8_t* panel, int64_t tile_rows,
+              const float* strip_poison, float* c) const {
+    bool is_any = false;
+    for (int j = 0; j < kStripRows; ++j) is_any |= strip_poison[j] != 0;
+    const int64_t row_bytes = PanelRowBytes(strip_operand.k);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t tile = r / tile_rows;
+      float row_poison;
+      __builtin_memcpy(&row_poison,
+                       panel + (tile + 1) * tile_rows * row_bytes -
+                           (tile_rows - r % tile_rows) * 4,
+                       4);
+      if (!is_any && row_poison == 0) continue;
+      for (int j = 0; j < kStripRows; ++j) {
+        c[r * kSumFloats + j] += row_poison + strip_poison[j];
+      }
+    }
+  }
+};
+
+// Both sides are E2M1.
+bool VnniDot(const DotArgs& args, const Sides& sides,
+             const Parallel& parallel) {
+  if (sides.strip->scale_kind == ScaleKind::kE4M3) {
+    return BlockedDot<EngineVnni<16, true>>(args, parallel);
+  }
+  return args.lhs.block == 32 && args.rhs.block == 32
+             ? BlockedDot<EngineVnni<32, false>>(args, parallel)
+             : BlockedDot<EngineVnni<16, false>>(args, parallel);
+}

@@ -1,0 +1,158 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Dots of two E2M1 sides, under every kind of scale and block.
+
+Such dots are made of integers, one sum a block, and scales are brought together
+in other ways than values are. So here each side has scales of its own: all
+bytes of E4M3 (with signs, subnormals, zero and NaN), or E8M0 with zero blocks
+and NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import sys
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+UNIT = 2.0**-24
+# README.md, Accumulation: 16 roundings of a product at most.
+BOUND = 16 * UNIT
+SCALES = ("e8m0", "e4m3")
+BLOCKS = (16, 32)
+SIDES = tuple(itertools.product(SCALES, BLOCKS))
+# Those of MXFP4 and NVFP4.
+FORMATS = (("e8m0", 32), ("e4m3", 16))
+# Less than a tile of any engine, and some tiles; rhs is the panel where it
+# is the smaller one. k with a tail of a block, a group, and a chunk.
+SHAPES = ((4, 35, 2), (6, 35, 18), (7, 35, 130), (20, 300, 1102), (20, 9, 544))
+NAN = {"e8m0": 255, "e4m3": 0x7F}
+
+
+class Fp4Side:
+  """E2M1 values under scales of either kind.
+
+  Attributes:
+    values: E2M1[1, rows, k].
+    scale: E8M0 or E4M3 [1, rows, ceil(k / block)].
+    block: values a scale covers.
+    exact: f64[1, rows, k].
+  """
+
+  def __init__(self, kind, block, codes, scale):
+    self.block = block
+    self.values = codes.astype(np.uint8).view(testing.E2M1)
+    self.scale = scale.astype(np.uint8).view(
+      testing.E8M0 if kind == "e8m0" else testing.E4M3
+    )
+    factor = (
+      testing.e8m0_value(scale)
+      if kind == "e8m0"
+      else self.scale.astype(np.float64)
+    )
+    factor = factor.repeat(block, -1)[..., : codes.shape[-1]]
+    with np.errstate(invalid="ignore"):
+      self.exact = self.values.astype(np.float64) * factor
+
+
+def random_side(kind, block, rows, k, rng) -> Fp4Side:
+  """All codes, all scales that are not NaN; E8M0's within 2^+-5."""
+  codes = rng.integers(0, 16, (1, rows, k))
+  shape = (1, rows, -(-k // block))
+  if kind == "e8m0":
+    return Fp4Side(kind, block, codes, rng.integers(122, 133, shape))
+  scale = rng.integers(0, 256, shape)
+  return Fp4Side(kind, block, codes, np.where(scale % 128 == 127, 0, scale))
+
+
+class Fp4PairsTest(parameterized.TestCase):
+  def assert_within_the_bound(self, lhs, rhs, isa):
+    got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
+    sums = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
+    expected = testing.oracle(lhs, rhs)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    error = np.abs(got - expected) - BOUND * sums
+    self.assertLessEqual(np.nanmax(error, initial=0), 0)
+
+  @parameterized.product(isa=testing.ISAS, lhs=SIDES, rhs=SIDES)
+  def test_any_scales_and_blocks_are_within_the_bound(self, isa, lhs, rhs):
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng(0)
+    for m, n, k in SHAPES:
+      with self.subTest(m=m, n=n, k=k):
+        x = random_side(*lhs, m, k, rng)
+        w = random_side(*rhs, n, k, rng)
+        self.assert_within_the_bound(x, w, number)
+
+  @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
+  def test_a_nan_scale_makes_its_row_nan_and_no_other(self, isa, lhs, rhs):
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng(1)
+    for at, sign, over_zeros in ((0, 0, False), (17, 128, True)):
+      x, w = (random_side(*side, 70, 544, rng) for side in (lhs, rhs))
+      for side, (kind, block), rows in ((x, lhs, (3, 69)), (w, rhs, (0, 34))):
+        codes = side.values.view(np.uint8).copy()
+        scale = side.scale.view(np.uint8).copy()
+        # Zero times it, and it times a scale of zero, are NaN too.
+        scale[0, :, 0] = 0 if kind == "e4m3" else scale[0, :, 0]
+        for row in rows:
+          scale[0, row, at % scale.shape[-1]] = NAN[kind] | sign
+          if over_zeros:
+            codes[0, row] = 0
+        side.__init__(kind, block, codes, scale)
+      got = testing.call(x, w, isa=number)
+      expected = np.zeros((1, 70, 70), bool)
+      expected[0, [3, 69]] = expected[0, :, [0, 34]] = True
+      np.testing.assert_array_equal(np.isnan(got), expected)
+      self.assert_within_the_bound(x, w, number)
+
+  @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
+  def test_zeros_under_extreme_scales_count_nothing(self, isa, lhs, rhs):
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng(2)
+    x, w = (random_side(*side, 20, 320, rng) for side in (lhs, rhs))
+    for side, (kind, block) in ((x, lhs), (w, rhs)):
+      codes = side.values.view(np.uint8).copy()
+      scale = side.scale.view(np.uint8).copy()
+      codes[..., 32:128] = 0
+      first, last = 32 // block, 128 // block
+      extreme = (0, 1, 254, 0, 254) if kind == "e8m0" else (0, 1, 0x7E, 0, 0xFE)
+      scale[..., first:last] = np.resize(extreme, last - first)
+      side.__init__(kind, block, codes, scale)
+    self.assert_within_the_bound(x, w, number)
+
+  @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
+  def test_batches_do_not_depend_on_each_other(self, isa, lhs, rhs):
+    """Many small entries, one of them a task: the same bits as alone."""
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng(3)
+    many = [
+      [random_side(*side, rows, 160, rng) for _ in range(9)]
+      for side, rows in ((lhs, 6), (rhs, 33))
+    ]
+    together = np.asarray(
+      testing.dot(
+        *(
+          np.concatenate([getattr(side, name) for side in sides])
+          for sides in many
+          for name in ("values", "scale")
+        ),
+        lhs_block_size=lhs[1],
+        rhs_block_size=rhs[1],
+        isa=number,
+      )
+    )
+    for i, (x, w) in enumerate(zip(*many, strict=True)):
+      alone = testing.call(x, w, isa=number)
+      np.testing.assert_array_equal(together[i : i + 1], alone)
+      self.assert_within_the_bound(x, w, number)
+
+
+if __name__ == "__main__":
+  absltest.main()
