@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
-from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operations
+from jaxplugin.quantization import problems
+from jaxplugin.quantization import quantize_primitive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,17 +47,13 @@ class Manner:
   four_over_six: bool = False
 
   @property
-  def is_plain(self) -> bool:
-    """Whether it is what `quantize` does."""
-    special = (self.hadamard, self.square)
-    return not self.four_over_six and special == (None, None)
-
-  def blocked(self, x: jax.Array) -> jax.Array:
-    """`x` before it is rounded: with one dimension, padded, transformed."""
-    x = self.along.apply(x)
-    if self.hadamard is None:
-      return x
-    return hadamard.transform(x, self.along.axis(), self.hadamard)
+  def extras(self) -> problems.Extras:
+    """What it asks for beside what `quantize` does."""
+    return problems.Extras(
+      hadamard=self.hadamard,
+      square=self.square,
+      four_over_six=self.four_over_six,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="manner")
@@ -74,18 +72,16 @@ def quantize(
     scales of square blocks are repeated along the merged dimensions, so that
     every kernel takes them.
   """
-  square = manner.square
-  if square is not None:
-    square = tuple(map(manner.along.position, square))
-  values, scale, global_scale = operations.quantize(
-    manner.blocked(x),
+  ((values, scale, global_scale),) = quantize_primitive.quantize(
+    x,
     None,
-    key,
+    blockings=(manner.along,),
+    extras=manner.extras,
+    key=key,
     format=manner.format,
-    axis=manner.along.axis(),
     scale_rounding=manner.scale_rounding,
-    square=square,
-    four_over_six=manner.four_over_six,
+    packed=False,
+    scale_layout=layouts.LINEAR,
   )
   if global_scale is not None:
     global_scale = global_scale.reshape((1,) * values.ndim)

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands as recipes want them: bits against NumPy, and what they are for."""
 
-import dataclasses
-
 import jax
 import numpy as np
 from absl.testing import absltest
@@ -11,6 +9,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import blocking
+from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operands
 from jaxplugin.testing.oracles import recipes_oracle
 
@@ -101,6 +100,21 @@ class BitsTest(parameterized.TestCase):
         expected,
       )
 
+  def test_vmap_is_the_loop(self):
+    x = np.stack([matrix(seed, 33, 64) for seed in range(3)])
+    for fields in ({"square": (0,)}, {"hadamard": 16}):
+      found = manner(jp.MXFP8, **fields)
+      quantize = lambda x, found=found: operands.quantize(x, found)
+      mapped = jax.vmap(quantize)(x)
+      for i, one in enumerate(map(quantize, x)):
+        for name in ("values", "scale"):
+          np.testing.assert_array_equal(
+            *(
+              np.asarray(a).view(np.uint8)
+              for a in (getattr(mapped, name)[i], getattr(one, name))
+            )
+          )
+
   def test_nan_spoils_its_square_and_no_other(self):
     x = np.ones((64, 64), np.float32)
     x[20, 3] = np.nan
@@ -163,9 +177,7 @@ class TransposedTest(parameterized.TestCase):
     w = matrix(6, 64, 96)
     found = manner(format, square=(0,), four_over_six=four_over_six)
     of_rows = operands.quantize(w, found)
-    of_columns = operands.quantize(
-      w.T, dataclasses.replace(found, along=found.along)
-    )
+    of_columns = operands.quantize(w.T, found)
     bits = lambda a: np.asarray(a).view(np.uint8)
     np.testing.assert_array_equal(
       bits(of_rows.values).T, bits(of_columns.values)
@@ -315,7 +327,10 @@ class StochasticTest(parameterized.TestCase):
   def test_scales_rounded_up_never_saturate(self, format, size):
     x = matrix(10, 64, 128, spread=4)
     found = manner(format, hadamard=size)
-    before = np.asarray(jax.jit(found.blocked)(x), np.float64)
+    before = x.astype(np.float64)
+    if size is not None:
+      transformed = jax.jit(hadamard.transform, static_argnums=(1, 2))
+      before = np.asarray(transformed(x, 1, size), np.float64)
     for key in (None, jax.random.key(0)):
       result = operands.quantize(x, found, key)
       scale = np.asarray(result.scale).astype(np.float64)

@@ -6,12 +6,56 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from typing import Final
 
 import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extras:
+  """What training asks for beside blocks of one row, rounded to nearest.
+
+  Attributes:
+    hadamard: size of the groups that are transformed before (`hadamard`).
+    square: dimensions of x, before it is blocked, that are merged in this order
+      into the other side of blocks that are squares; None for one row.
+    four_over_six: whether blocks are scaled to 6 or to 4.
+    is_stochastic: whether values are rounded stochastically. Then the data of a
+      key is the last operand.
+    key_impl: of that key; None for a raw key.
+  """
+
+  hadamard: int | None = None
+  square: tuple[int, ...] | None = None
+  four_over_six: bool = False
+  is_stochastic: bool = False
+  key_impl: Any = None
+
+  def __str__(self) -> str:
+    parts = []
+    if self.hadamard is not None:
+      parts.append(f"transformed in groups of {self.hadamard}")
+    if self.square is not None:
+      parts.append("in square blocks")
+    if self.four_over_six:
+      parts.append("scaled to 6 or 4")
+    if self.is_stochastic:
+      parts.append("rounded stochastically")
+    return ", ".join(parts)
+
+  def under_leading_dimension(self) -> Extras:
+    """Those of arrays stacked along a new first dimension."""
+    if self.square is None:
+      return self
+    square = tuple(d + 1 for d in self.square)
+    return dataclasses.replace(self, square=square)
+
+
+NO_EXTRAS: Final = Extras()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +73,7 @@ class QuantizeProblem:
     packed: whether values of a format that can be packed are to be.
     scale_layout: of the scales; those that are swizzled are blocked along the
       last dimension.
+    extras: what training asks for beside that, of one blocking.
   """
 
   shape: tuple[Any, ...]
@@ -39,6 +84,7 @@ class QuantizeProblem:
   has_global_scale: bool = False
   packed: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
+  extras: Extras = NO_EXTRAS
 
   @classmethod
   def along(
@@ -61,6 +107,8 @@ class QuantizeProblem:
       where = f"axis {self.blockings[0].axis()}"
     if self.scale_layout != layouts.LINEAR:
       where += f", {self.scale_layout} scale"
+    if self.extras != NO_EXTRAS:
+      where += f", {self.extras}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property

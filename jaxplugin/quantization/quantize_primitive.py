@@ -6,16 +6,17 @@ A product and its gradients contract an operand along different dimensions. Each
 result has the bits of `operations.quantize` along its own; together they can be
 made from one read. Each part is lowered to what `backends.decide` says.
 
-quantize_p: (x[, global_scale]) -> for each blocking (values, scale
-  [, global_scale]), the latter where it is computed. Parameters: format,
-  blockings, scale_rounding, packed, scale_layout, as of `QuantizeProblem`;
-  target, that of an enclosing `use_target`, or None.
+quantize_p: (x[, global_scale][, data of a key]) -> for each blocking (values,
+  scale[, global_scale]), the latter where it is computed. Parameters: format,
+  blockings, scale_rounding, packed, scale_layout, extras, as of
+  `QuantizeProblem`; target, that of an enclosing `use_target`, or None.
 
 Results that nobody uses are not computed: their blocking is dropped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -54,19 +55,29 @@ def quantize(
   global_scale: jax.Array | None,
   *,
   blockings: tuple[blocking.Blocking, ...],
+  extras: problems.Extras = problems.NO_EXTRAS,
+  key: jax.Array | None = None,
   **params: Any,
 ) -> list[Quantized]:
-  """`operations.quantize` of each blocking, to nearest, by what serves.
+  """`operations.quantize` of each blocking, by what serves.
 
   Args:
     x: f32, bf16, f16 or f64.
     global_scale: f32[] or None, for all.
     blockings: at least one.
+    extras: of one blocking; whether it is stochastic is said by key.
+    key: a key for stochastic rounding; None rounds to nearest.
     **params: the other parameters of `quantize_p`.
   """
   format = params["format"]
   given = () if global_scale is None else (global_scale,)
-  params |= {"blockings": blockings}
+  if key is not None:
+    impl = None
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+      impl, key = jax.random.key_impl(key), jax.random.key_data(key)
+    extras = dataclasses.replace(extras, is_stochastic=True, key_impl=impl)
+    given = (*given, key)
+  params |= {"blockings": blockings, "extras": extras}
   if format.is_known and 0 not in x.shape:
     if x.dtype not in _FLOATS:
       x = x.astype(jnp.float32)
@@ -88,7 +99,7 @@ def problem_of(
   return problems.QuantizeProblem(
     shape=tuple(avals[0].shape),
     dtype=np.dtype(avals[0].dtype),
-    has_global_scale=len(avals) > 1,
+    has_global_scale=len(avals) > 1 + params["extras"].is_stochastic,
     **fields,
   )
 
@@ -112,13 +123,25 @@ def explained(
     "scale_rounding",
     "packed",
     "scale_layout",
+    "extras",
   ),
   inline=True,
 )
-def _by_operations(x, global_scale=None, **params):
+def _by_operations(*args, **params):
   """The results of `quantize_p`."""
-  given = [x] if global_scale is None else [x, global_scale]
-  return xla.quantize(x, global_scale, problem_of(given, params))
+  x, global_scale, key = _operands(args, params["extras"])
+  return xla.quantize(x, global_scale, problem_of(args, params), key=key)
+
+
+def _operands(
+  args: Sequence[jax.Array], extras: problems.Extras
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+  """x, global scale and key."""
+  x, *given = args
+  key = given.pop() if extras.is_stochastic else None
+  if key is not None and extras.key_impl is not None:
+    key = jax.random.wrap_key_data(key, impl=extras.key_impl)
+  return x, given[0] if given else None, key
 
 
 # Rules.
@@ -137,10 +160,10 @@ def impl(primitive: extend_core.Primitive, *args, **params):
     )
 
 
-def _abstract_eval(x, global_scale=None, *, target, **params):
+def _abstract_eval(*args, target, **params):
   """The types that the operations' results have, shardings and all."""
   del target
-  return _by_operations.trace(x, global_scale, **params).jaxpr.out_avals
+  return _by_operations.trace(*args, **params).jaxpr.out_avals
 
 
 def _jvp(primals, tangents, **params):
@@ -152,9 +175,12 @@ def _jvp(primals, tangents, **params):
 
 def _batch(args, dims, *, blockings, target, **params):
   x, *given = args
-  # One global scale an entry, computed or given, is more than a kernel takes.
-  if (params["format"].has_global_scale and not given) or any(
-    d is not None for d in dims[1:]
+  extras = params["extras"]
+  # One global scale an entry, computed or given, is more than a kernel takes;
+  # and random bits are those of an entry.
+  is_computed = params["format"].has_global_scale and not given
+  if (
+    is_computed or extras.is_stochastic or any(d is not None for d in dims[1:])
   ):
     function = functools.partial(_by_operations, blockings=blockings, **params)
     results = jax.vmap(function, in_axes=tuple(dims))(*args)
@@ -164,7 +190,7 @@ def _batch(args, dims, *, blockings, target, **params):
       *given,
       blockings=tuple(b.under_leading_dimension() for b in blockings),
       target=target,
-      **params,
+      **params | {"extras": extras.under_leading_dimension()},
     )
   return results, (0,) * len(results)
 
@@ -194,11 +220,13 @@ def _without_unused(
   return [True] * len(eqn.invars), eqn
 
 
-def _emit(x, global_scale=None, *, parts, target):
+def _emit(*args, parts, target):
   results = []
   for part in parts:
     backend = backends.QUANTIZE[part.decision.implementation]
-    results += backend.emit(x, global_scale, part.problem, target)
+    x, global_scale, key = _operands(args, part.problem.extras)
+    more = {} if key is None else {"key": key}
+    results += backend.emit(x, global_scale, part.problem, target, **more)
   return results
 
 

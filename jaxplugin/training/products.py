@@ -29,6 +29,7 @@ from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operands
+from jaxplugin.quantization import problems
 from jaxplugin.training import recipes
 
 Side = Literal["lhs", "rhs"]
@@ -189,7 +190,7 @@ def quantized(
   )
   first = manners[0]
   is_plain = [
-    manner.is_plain and key is None
+    manner.extras == problems.NO_EXTRAS and key is None
     for manner, key in zip(manners, keys, strict=True)
   ]
   if len(manners) > 1 and all(is_plain):

@@ -90,6 +90,10 @@ def supports_quantize(
   missing = _no_kernels(problem.format, target)
   if missing is not None:
     return missing
+  if problem.extras != problems.NO_EXTRAS:
+    return decisions.Unsupported(
+      f"kernels round to nearest in blocks of one row, got {problem.extras}"
+    )
   if len(problem.blockings) != 1:
     return decisions.Unsupported("kernels quantize along one axis at a time")
   (single,) = problem.each()

@@ -55,6 +55,10 @@ def _input_refusal(
     return decisions.Unsupported(
       f"serves {formats.known_names()}, got {problem.format}"
     )
+  if problem.extras != problems.NO_EXTRAS:
+    return decisions.Unsupported(
+      f"rounds to nearest in blocks of one row, got {problem.extras}"
+    )
   if problem.dtype not in _FLOATS:
     return decisions.Unsupported(
       f"reads {', '.join(d.name for d in _FLOATS)}, got {problem.dtype}"

@@ -11,6 +11,7 @@ import jax
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 
@@ -37,20 +38,30 @@ def quantize(
   global_scale: jax.Array | None,
   problem: problems.QuantizeProblem,
   target: targets.Target | None = None,
+  key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """The results of `quantize_p`."""
   del target
+  extras = problem.extras
   results: list[jax.Array] = []
   for b in problem.blockings:
+    blocked = b.apply(x)
+    if extras.hadamard is not None:
+      blocked = hadamard.transform(blocked, b.axis(), extras.hadamard)
+    square = extras.square
+    if square is not None:
+      square = tuple(map(b.position, square))
     quantized = operations.quantize(
-      b.apply(x),
+      blocked,
       global_scale,
-      None,
+      key,
       format=problem.format,
       axis=b.axis(),
       scale_rounding=problem.scale_rounding,
       packed=problem.packed,
       scale_layout=problem.scale_layout,
+      square=square,
+      four_over_six=extras.four_over_six,
     )
     results += quantized[: problem.results_each]
   return results
