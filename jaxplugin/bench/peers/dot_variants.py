@@ -230,10 +230,7 @@ class DotVariants:
   def _arithmetic(self, role: variants.Role, ready: str) -> variants.Arithmetic:
     if ready == "float32":
       return "f32"
-    sides = self.pair.lhs, self.pair.rhs
-    # Products of FP4 values are exact as integers.
-    is_fp4 = all(format is not None and format.is_fp4 for format in sides)
-    return "int8" if role == "ours" and is_fp4 else "floats"
+    return "int8" if role == "ours" and self.pair.is_fp4 else "floats"
 
   def peers(
     self, names: Sequence[str]

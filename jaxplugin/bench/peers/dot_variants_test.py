@@ -181,6 +181,26 @@ class PeerFormsTest(parameterized.TestCase):
         with self.assertRaises(verification.WrongResultError):
           variant.check(0, result)  # rows of set 0 are others
 
+  @parameterized.parameters("f32xnvfp4", "f16xmxfp8")
+  def test_scaled_dot_may_round_a_plain_side_to_bf16(self, pair):
+    variant = self.forms("lax.scaled_dot", pair=pair)["w (n, k)"]
+    result = jax.jit(variant.function)(*variant.operands(1))
+    variant.check(1, result)
+    for wrong in (result * 1.05, variant.function(*variant.operands(0))):
+      with self.assertRaises(verification.WrongResultError):
+        variant.check(1, wrong)
+
+  @parameterized.parameters(
+    ("nvfp4", "int8"), ("mxfp4xnvfp4", "int8"), ("bf16xnvfp4", "floats"),
+    ("mxfp8", "floats"), ("mxfp8xmxfp4", "floats"),
+  )  # fmt: skip
+  def test_pairs_of_fp4_may_be_multiplied_in_integers(self, pair, arithmetic):
+    for variant in ours(pair, targets.named_target("cpu")).values():
+      self.assertEqual(variant.arithmetic, arithmetic)
+    for name, expected in (("f32", "f32"), ("bf16", "floats")):
+      for form in self.forms(name, pair=pair).values():
+        self.assertEqual(form.arithmetic, expected)
+
   @parameterized.parameters("f32", "bf16", "lax.scaled_dot")
   def test_weights_stored_the_other_way_are_so_before_the_call(self, name):
     variant = self.forms(name)["w (k, n)"]

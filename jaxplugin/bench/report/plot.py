@@ -21,12 +21,14 @@ SUFFIXES: Final = (".png", ".svg", ".pdf")
 # Colours that the colour-blind tell apart (Okabe and Ito, 2008).
 _OURS: Final = {
   "cpu": ("o", "#0072B2"),
+  "cpu in scan": ("P", "#0072B2"),
   "triton": ("^", "#D55E00"),
   "triton prepared": ("<", "#D55E00"),
   "triton tma": ("v", "#D55E00"),
   "cudnn": ("D", "#009E73"),
   "cudnn prepared": ("d", "#009E73"),
   "xla": ("s", "#CC79A7"),
+  "xla in scan": ("X", "#CC79A7"),
 }
 _PEERS: Final = ("x", "+", "1", "2", "3", "4", "*", "|")
 _GREY: Final = "#767676"
