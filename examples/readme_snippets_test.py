@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The Python in README.md runs, each block by itself."""
+"""The Python in README.md and in the guides runs, each block by itself."""
 
 import ast
 import pathlib
@@ -16,6 +16,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
+TRAINING = pathlib.Path(__file__).parent / "training" / "README.md"
 
 # What a block speaks of and does not make: numbers of a model.
 ROWS, K, N, LAYERS = 8, 64, 64, 3
@@ -47,12 +48,12 @@ def blocks(text):
   ]
 
 
-def run(source, line):
+def run(source, line, page=README):
   """Runs a block; returns the names that it has made or been given."""
   # So that an error names the page and its line.
   tree = ast.increment_lineno(ast.parse(source), line - 1)
   scope = names()
-  exec(compile(tree, str(README), "exec"), scope)  # noqa: S102
+  exec(compile(tree, str(page), "exec"), scope)  # noqa: S102
   return scope
 
 
@@ -60,6 +61,14 @@ class SnippetsTest(parameterized.TestCase):
   @parameterized.parameters(*blocks(README.read_text()))
   def test_block_runs(self, line, source):
     run(source, line)
+
+  @parameterized.parameters(*blocks(TRAINING.read_text()))
+  def test_block_on_training_runs(self, line, source):
+    scope = run(source, line, TRAINING)
+    if "train_step" in source:
+      # It is a step down, and through the recipe's products.
+      again = scope["train_step"](scope["w"], scope["x"], scope["x"], 1)[1]
+      self.assertLess(float(again), float(scope["value"]))
 
   def test_first_block_multiplies(self):
     line, source = blocks(README.read_text())[0]

@@ -1,107 +1,128 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small character model in f32, MXFP8 and NVFP4, and compares.
+"""Trains small models on real data in block formats, and compares with f32.
 
-The model guesses the next character of sentences.txt from the 16 before it.
-Its layers are flax's, and get their products from `jaxplugin.dot_general`:
-operands and gradients are quantized on the fly, weights and the optimizer stay
-in f32. It needs flax (`pip install flax`).
+  cd examples/training
+  python train.py                              # minutes: the transformer, linen
+  python train.py --task digits --seeds 10
+  python train.py --task nnx --variants f32 nvfp4
+  python train.py --long                       # hours
+  python train.py --report                     # no training: table and plot
 
-  python examples/training/train.py
-  python examples/training/train.py --steps 300
+Each variant of each seed is a run. Runs that are in the results already are not
+made again, so that what was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 from typing import Final
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from flax import nnx
+import tqdm
+import training_plots
+import training_runs
+import training_statistics
+import training_tasks
+import training_variants
 
-import jaxplugin as jp
-
-EXAMPLES: Final = pathlib.Path(__file__).parents[1]
-TEXT: Final = EXAMPLES / "quickstart" / "sentences.txt"
-CONTEXT: Final = 16
-NUM_CHARACTERS: Final = 128  # ASCII
-BATCH: Final = 128
-
-DotGeneral = Callable[..., jax.Array]
-
-DOTS: Final[dict[str, DotGeneral]] = {
-  "f32": jax.lax.dot_general,
-  "mxfp8": jp.dot_general(jp.MXFP8, jp.MXFP8),
-  "nvfp4": jp.dot_general(jp.NVFP4, jp.NVFP4),
-  "nvfp4, gradients mxfp8": jp.dot_general(
-    jp.NVFP4, jp.NVFP4, grad_format=jp.MXFP8
-  ),
-}
+FOLDER: Final = pathlib.Path(__file__).resolve().parent / "results"
 
 
-class Model(nnx.Module):
-  def __init__(self, dot_general: DotGeneral, rngs: nnx.Rngs) -> None:
-    width = 32
-    self.embed = nnx.Embed(NUM_CHARACTERS, width, rngs=rngs)
-    linear = lambda n_in, n_out: nnx.Linear(
-      n_in, n_out, dot_general=dot_general, rngs=rngs
+def parse_arguments(
+  arguments: Sequence[str] | None,
+) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument(
+    "--task", choices=training_tasks.TASKS, default="linen", help="model, data"
+  )
+  parser.add_argument(
+    "--variants",
+    nargs="+",
+    choices=training_variants.VARIANTS,
+    default=list(training_variants.VARIANTS),
+    metavar="NAME",
+    help=f"of: {', '.join(training_variants.VARIANTS)} (default: all)",
+  )
+  size = parser.add_mutually_exclusive_group()
+  for name, what in (("quick", "seconds, to try"), ("long", "hours")):
+    size.add_argument(
+      f"--{name}", dest="preset", action="store_const", const=name, help=what
     )
-    self.first = linear(CONTEXT * width, 256)
-    self.last = linear(256, NUM_CHARACTERS)
-
-  def __call__(self, context: jax.Array) -> jax.Array:
-    x = self.embed(context).reshape(len(context), -1)
-    return self.last(nnx.gelu(self.first(x)))
-
-
-@nnx.jit
-def train_step(
-  model: Model, optimizer: nnx.Optimizer, context: jax.Array, target: jax.Array
-) -> jax.Array:
-  def loss(model: Model) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(
-      model(context), target
-    ).mean()
-
-  value, grads = nnx.value_and_grad(loss)(model)
-  optimizer.update(model, grads)
-  return value
-
-
-def batches(steps: int) -> Any:
-  """Contexts int[BATCH, CONTEXT] of the text, and the characters after them."""
-  text = np.frombuffer(TEXT.read_bytes(), np.uint8) % NUM_CHARACTERS
-  windows = np.lib.stride_tricks.sliding_window_view(text, CONTEXT + 1)
-  rng = np.random.default_rng(0)
-  for _ in range(steps):
-    chosen = windows[rng.integers(len(windows), size=BATCH)].astype(np.int32)
-    yield jnp.asarray(chosen[:, :-1]), jnp.asarray(chosen[:, -1])
+  parser.add_argument(
+    "--seeds", type=int, metavar="N", help="seeds from 0 to N - 1"
+  )
+  parser.add_argument(
+    "--against",
+    choices=training_variants.VARIANTS,
+    default=training_variants.BASELINE,
+    metavar="NAME",
+    help="what differences are to (default: f32)",
+  )
+  parser.add_argument(
+    "--results",
+    type=pathlib.Path,
+    default=FOLDER,
+    metavar="FOLDER",
+    help="where runs are kept",
+  )
+  parser.add_argument(
+    "--report", action="store_true", help="only show what is there"
+  )
+  parser.set_defaults(preset="default")
+  return parser.parse_args(arguments)
 
 
-def train(dot_general: DotGeneral, steps: int) -> list[float]:
-  """The loss at each step, from the same weights and on the same batches."""
-  model = Model(dot_general, nnx.Rngs(0))
-  optimizer = nnx.Optimizer(model, optax.adam(2e-3), wrt=nnx.Param)
-  return [
-    float(train_step(model, optimizer, *batch)) for batch in batches(steps)
+def train_missing(
+  results: training_runs.Results,
+  task: training_tasks.Task,
+  wanted: Sequence[tuple[int, str]],
+  steps: int,
+) -> None:
+  """Makes the runs (seed, variant) of `wanted` that are not there."""
+  missing = [
+    (seed, variant)
+    for seed, variant in wanted
+    if not results.has(variant, seed)
   ]
+  with tqdm.tqdm(total=len(missing) * steps, unit="step") as bar:
+    for seed, variant in missing:
+      bar.set_description(f"{variant}, seed {seed}")
+
+      def on_step(step: int, loss: float) -> None:
+        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        bar.update()
+
+      run, _ = training_runs.train(task, variant, seed, steps, on_step)
+      results.add(run)
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--steps", type=int, default=200)
-  steps = parser.parse_args().steps
-  print(f"cross entropy, a mean over {min(steps, 20)} steps:")
-  for name, dot_general in DOTS.items():
-    losses = train(dot_general, steps)
-    first, last = np.mean(losses[:20]), np.mean(losses[-20:])
-    print(f"  {name:22} {first:.3f} at first, {last:.3f} at last")
+def main(arguments: Sequence[str] | None = None) -> None:
+  options = parse_arguments(arguments)
+  preset = training_tasks.PRESETS[options.preset]
+  task = training_tasks.TASKS[options.task](preset)
+  suffix = "" if options.preset == "default" else f"_{options.preset}"
+  path = options.results / f"{task.name}{suffix}.json"
+  results = training_runs.Results(path, task, preset)
+  if not options.report:
+    seeds = range(options.seeds or preset.seeds)
+    # Seed by seed: an interrupted comparison is fair as far as it got.
+    wanted = [(seed, variant) for seed in seeds for variant in options.variants]
+    train_missing(results, task, wanted, preset.steps)
+  if options.against not in training_statistics.variants(results.runs):
+    raise SystemExit(
+      f"train.py: {path.name} has no run of {options.against} to compare with;"
+      f" add it by --variants {options.against}, or choose another by --against"
+    )
+  print(f"{task.title}; cross entropy on validation data\n")
+  print(training_statistics.table(results.runs, options.against))
+  picture = path.with_suffix(".png")
+  training_plots.draw(results, task.title, options.against, picture)
+  print(f"\n{path.name} and {picture.name} are in {options.results}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,225 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One run, of a task, a variant and a seed; and a file that keeps many.
+
+A seed decides the first parameters, the order of the data, and the keys of
+stochastic rounding. So runs of one seed differ in the variant alone, and their
+difference is free of what the seeds differ in: they are paired.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+import optax
+import training_data
+import training_tasks
+import training_variants
+
+import jaxplugin as jp
+
+# A run keeps so many means of its losses in training, and as many validations.
+POINTS: Final = 30
+VALIDATIONS: Final = 6
+WARMUP_SHARE: Final = 0.1
+LAST_LEARNING_RATE: Final = 0.1  # of the highest
+_DECIMALS: Final = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """What a run was and what came out.
+
+  Attributes:
+    variant, seed: with the task, all that makes the run.
+    training: mean losses of `POINTS` equal parts of the steps.
+    validation: losses on the validation data after each of `VALIDATIONS` equal
+      parts of the steps, the products being the variant's; the last one is the
+      final loss.
+    accuracy: the share of them guessed right at last.
+    seconds: of the whole run, compilation included.
+  """
+
+  variant: str
+  seed: int
+  training: list[float]
+  validation: list[float]
+  accuracy: float
+  seconds: float
+
+  @property
+  def final(self) -> float:
+    return self.validation[-1]
+
+
+def _optimizer(
+  learning_rate: float, steps: int
+) -> optax.GradientTransformation:
+  warmup = max(1, int(WARMUP_SHARE * steps))
+  return optax.adam(
+    optax.warmup_cosine_decay_schedule(
+      init_value=learning_rate / warmup,  # a first step of 0 would be none
+      peak_value=learning_rate,
+      warmup_steps=warmup,
+      decay_steps=steps,
+      end_value=LAST_LEARNING_RATE * learning_rate,
+    )
+  )
+
+
+def loss_and_hits(
+  task: training_tasks.Task,
+  dot_general: training_variants.DotGeneral,
+  params: training_tasks.Params,
+  batch: training_data.Batch,
+  key: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  """Mean cross entropy in nats, and the share that is guessed right."""
+  logits = task.logits(params, batch.inputs, dot_general, key)
+  losses = optax.softmax_cross_entropy_with_integer_labels(
+    logits, batch.targets
+  )
+  return losses.mean(), (logits.argmax(-1) == batch.targets).mean()
+
+
+def train(
+  task: training_tasks.Task,
+  variant: str,
+  seed: int,
+  steps: int,
+  on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> tuple[Run, training_tasks.Params]:
+  """Trains from `seed` for `steps`; `on_step(step, loss)` after each one."""
+  start = time.perf_counter()
+  dot_general = training_variants.VARIANTS[variant]
+  optimizer = _optimizer(task.learning_rate, steps)
+
+  @jax.jit
+  def step_of(params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
+    (loss, _), grads = jax.value_and_grad(
+      lambda params: loss_and_hits(task, dot_general, params, batch, key),
+      has_aux=True,
+    )(params)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  @jax.jit
+  def validate(params: Any) -> Any:
+    return loss_and_hits(task, dot_general, params, task.validation, None)
+
+  init_key, step_key = jax.random.split(jax.random.key(seed))
+  params = task.init(init_key)
+  state = optimizer.init(params)
+  losses, validation = [], []
+  validated_after = {
+    steps * (part + 1) // VALIDATIONS for part in range(VALIDATIONS)
+  }
+  for step, batch in enumerate(task.batches(seed)):
+    key = jax.random.fold_in(step_key, step)
+    params, state, loss = step_of(params, state, batch, key)
+    losses.append(float(loss))
+    on_step(step, losses[-1])
+    if step + 1 in validated_after:
+      loss, accuracy = validate(params)
+      validation.append(float(loss))
+  run = Run(
+    variant=variant,
+    seed=seed,
+    training=_rounded(
+      np.mean(part) for part in np.array_split(losses, min(POINTS, steps))
+    ),
+    validation=_rounded(validation),
+    accuracy=round(float(accuracy), _DECIMALS),
+    seconds=round(time.perf_counter() - start, 1),
+  )
+  return run, params
+
+
+def _rounded(values: Any) -> list[float]:
+  return [round(float(value), _DECIMALS) for value in values]
+
+
+class SettingsError(Exception):
+  """A file's runs were made otherwise than those that are asked for."""
+
+
+class Results:
+  """The runs of one task, kept in a file from which a later call goes on.
+
+  Args:
+    path: a JSON file; it need not be there.
+    task, preset: what the runs are of. A file made with others is refused.
+
+  Raises:
+    SettingsError: the file's runs are of other settings or data.
+  """
+
+  def __init__(
+    self,
+    path: pathlib.Path,
+    task: training_tasks.Task,
+    preset: training_tasks.Preset,
+  ) -> None:
+    self.path = path
+    self.settings = {
+      "task": task.name,
+      "data": task.data,
+      # How many seeds there are is for the runs to tell.
+      **{k: v for k, v in dataclasses.asdict(preset).items() if k != "seeds"},
+      "learning_rate": task.learning_rate,
+    }
+    self.runs: list[Run] = []
+    self.versions = {
+      "jaxplugin": jp.__version__,
+      "jax": jax.__version__,
+      "python": platform.python_version(),
+    }
+    if path.exists():
+      self._read()
+
+  def _read(self) -> None:
+    kept = json.loads(self.path.read_text("utf-8"))
+    differing = {
+      name: (kept["settings"].get(name), value)
+      for name, value in self.settings.items()
+      if kept["settings"].get(name) != value
+    }
+    if differing:
+      raise SettingsError(
+        f"{self.path.name}: made with other settings, (there, here):"
+        f" {differing}; remove it, or choose another folder by --results"
+      )
+    self.versions = kept["versions"]
+    self.runs = [Run(**run) for run in kept["runs"]]
+
+  def has(self, variant: str, seed: int) -> bool:
+    return any((r.variant, r.seed) == (variant, seed) for r in self.runs)
+
+  def add(self, run: Run) -> None:
+    """Takes a run up and writes the file, at once or not at all."""
+    if self.has(run.variant, run.seed):
+      raise ValueError(f"Results: {run.variant}, seed {run.seed} is there")
+    self.runs.append(run)
+    order = list(training_variants.VARIANTS)
+    self.runs.sort(key=lambda r: (order.index(r.variant), r.seed))
+    runs = ",\n".join(
+      "    " + json.dumps(dataclasses.asdict(run)) for run in self.runs
+    )
+    text = (
+      f'{{\n  "settings": {json.dumps(self.settings)},\n'
+      f'  "versions": {json.dumps(self.versions)},\n'
+      f'  "runs": [\n{runs}\n  ]\n}}\n'
+    )
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    written = self.path.with_suffix(".part")
+    written.write_text(text, "utf-8")
+    written.replace(self.path)
