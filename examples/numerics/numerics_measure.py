@@ -98,6 +98,36 @@ def sqnr_db(x: np.ndarray, approximation: np.ndarray) -> float:
   return float(10 * np.log10(np.sum(np.square(x)) / noise))
 
 
+def hadamard(x: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
+  """f64: each group of `size` values along the last axis, transformed.
+
+  H (s * x) / sqrt(size), with Sylvester's matrix H, [[1]] and from there on
+  [[H, H], [H, -H]], and signs s drawn from the seed. Undone by `unhadamard`.
+  """
+  matrix, signs = _hadamard_matrix(size), _signs(size, seed)
+  groups = np.asarray(x, np.float64).reshape(-1, size) * signs
+  return (groups @ matrix).reshape(x.shape)
+
+
+def unhadamard(x: np.ndarray, size: int, seed: int = 0) -> np.ndarray:
+  """The inverse of `hadamard`: the matrix is its own, as the signs are."""
+  matrix, signs = _hadamard_matrix(size), _signs(size, seed)
+  groups = np.asarray(x, np.float64).reshape(-1, size) @ matrix
+  return (groups * signs).reshape(x.shape)
+
+
+def _hadamard_matrix(size: int) -> np.ndarray:
+  """f64[size, size], symmetric and orthogonal."""
+  matrix = np.ones((1, 1))
+  while len(matrix) < size:
+    matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+  return matrix / np.sqrt(size)
+
+
+def _signs(size: int, seed: int) -> np.ndarray:
+  return np.random.RandomState(seed).choice([-1.0, 1.0], size)
+
+
 def crest_factor(x: np.ndarray, block_size: int) -> float:
   """Mean over blocks of max |x| / root mean square; blocks of zeros left out.
 

@@ -11,6 +11,7 @@ import math
 import ml_dtypes
 import numerics_measure as measure
 import numpy as np
+import scipy.linalg
 import scipy.special
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -202,6 +203,34 @@ class ModelTest(absltest.TestCase):
       actual = activations[f"{layer} ffn out"]
       error = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
       self.assertLess(error, 1e-5)
+
+
+class HadamardTest(parameterized.TestCase):
+  @parameterized.parameters(2, 16, 32)
+  def test_transform_is_orthogonal_and_undone(self, size):
+    x = measure.gaussian((3, 64), 0)
+    y = measure.hadamard(x, size)
+    np.testing.assert_allclose(measure.unhadamard(y, size), x, atol=1e-12)
+    squares = [np.square(a).reshape(-1, size).sum(axis=1) for a in (x, y)]
+    np.testing.assert_allclose(*squares, rtol=1e-6)
+
+  def test_matrix_is_the_one_of_scipy_and_groups_are_apart(self):
+    size = 16
+    x = np.zeros((1, 2 * size))
+    for place in range(size):
+      x[:] = 0
+      x[0, size + place] = 4  # so that all results are 1 or -1
+      y = measure.hadamard(x, size, seed=3)
+      np.testing.assert_array_equal(y[0, :size], 0)
+      row = scipy.linalg.hadamard(size)[place]
+      self.assertIn(y[0, size:].tolist(), [row.tolist(), (-row).tolist()])
+
+  def test_signs_are_of_the_seed_and_of_both_kinds(self):
+    x = np.eye(32, dtype=np.float32)
+    first, other = (measure.hadamard(x, 32, seed) for seed in (0, 1))
+    self.assertFalse(np.array_equal(first, other))
+    # H[:, 0] is all ones, so the first column has the signs.
+    self.assertEqual(set(np.sign(first[:, 0])), {-1, 1})
 
 
 if __name__ == "__main__":

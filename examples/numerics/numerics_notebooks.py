@@ -37,7 +37,12 @@ import numerics_baseline
 import PIL.Image
 
 FOLDER: Final = pathlib.Path(__file__).resolve().parent
-NOTEBOOKS: Final = ("numerics_formats", "numerics_scales", "numerics_contract")
+NOTEBOOKS: Final = (
+  "numerics_formats",
+  "numerics_scales",
+  "numerics_contract",
+  "numerics_training",
+)
 MAX_BYTES: Final = 250_000
 # Plots are flat areas of few colours, and antialiased text.
 PNG_COLORS: Final = 64

@@ -25,7 +25,7 @@ from absl.testing import parameterized
 minilm = numerics_measure.minilm
 NAMES = notebooks.NOTEBOOKS
 SECTIONS = {name: name.removeprefix("numerics_") for name in NAMES}
-NEEDS_MODEL = ("numerics_formats", "numerics_scales")
+NEEDS_MODEL = ("numerics_formats", "numerics_scales", "numerics_training")
 
 # Runs after all cells of a notebook. It compares once more, with a baseline
 # that says that one error was smaller.
