@@ -46,6 +46,7 @@ from jaxplugin.dot.guards import debug_checks as debug_checks
 from jaxplugin.dropin import matmul as _matmul  # noqa: F401
 from jaxplugin.dropin.acceleration import accelerate as accelerate
 from jaxplugin.dropin.linear import linear as linear
+from jaxplugin.dropin.quantized_dots import quantize_dots as quantize_dots
 from jaxplugin.explanation.diagnostics import explain as explain
 from jaxplugin.explanation.diagnostics import info as info
 from jaxplugin.explanation.report import Explanation as Explanation
@@ -90,6 +91,7 @@ __all__ = [
   "prepare_weights",
   "quantize",
   "quantize_both",
+  "quantize_dots",
   "rewrite",
   "scaled_dot",
   "shard",

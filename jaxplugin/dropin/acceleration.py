@@ -111,8 +111,8 @@ def accelerate(
 
 
 @functools.cache
-def _maker(implementation: str | None) -> Callable[[], _Accelerator]:
-  return functools.partial(_Accelerator, implementation)
+def _maker(implementation: str | None) -> jax_private.MakeInterceptor:
+  return lambda args: _Accelerator(implementation)
 
 
 class _Accelerator:
@@ -198,7 +198,14 @@ class _Accelerator:
       for name, value in params.items()
     }
 
-  def note(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+  def inside(
+    self, primitive: Any, args: Sequence[Any], index: int
+  ) -> jax_private.MakeInterceptor:
+    return _maker(self._implementation)
+
+  def note(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+  ) -> None:
     if (
       primitive.name in _KEEP_ONES
       and isinstance(out, jax.core.Tracer)
@@ -314,7 +321,9 @@ def _accelerated_jaxpr(jaxpr: Any, implementation: str | None) -> Any:
   """The jaxpr with its dots replaced; None if there is nothing to replace."""
   if not _may_contain_dots(jaxpr):
     return None
-  return jax_private.intercept_jaxpr(jaxpr, _maker(implementation))
+  new, consts = jax_private.intercept_jaxpr(jaxpr, _maker(implementation))
+  assert not consts  # neither the equations nor the interceptor make any
+  return new
 
 
 @jax_private.cache_by_jaxpr

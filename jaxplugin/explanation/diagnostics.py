@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.dot import traced
+from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import program
@@ -94,12 +96,12 @@ def explain(
         f" {len(args) + len(kwargs)}; pass the function for those"
       )
     return explain_module(modules.read(fn), target)
-  if target is None:
+  # A forced implementation is judged for this target while tracing.
+  chosen = (
+    contextlib.nullcontext() if target is None else (targets.use_target(target))
+  )
+  with chosen, sites_lib.recording() as sites:
     jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
-  else:
-    with targets.use_target(target):
-      # A forced implementation is judged for this target while tracing.
-      jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
   leaves = jax.tree.leaves((args, kwargs))
   shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
   num_devices = max([1, *(getattr(s, "num_devices", 1) for s in shardings)])
@@ -117,6 +119,18 @@ def explain(
     quantizations=report.merged(quantizations),
     others=report.merged(others),
     assumptions=_assumptions(operations),
+    sites=report.merged([_explain_site(site) for site in sites]),
+  )
+
+
+def _explain_site(site: sites_lib.Site) -> report.ExplainedSite:
+  return report.ExplainedSite(
+    source=site.source,
+    layer=site.name,
+    description=site.description,
+    weight=site.weight or "",
+    is_taken=site.recipe is not None,
+    reason=site.reason,
   )
 
 

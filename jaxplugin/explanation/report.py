@@ -119,6 +119,24 @@ class NotBlockScaled(Place):
   estimate: estimates.Estimate | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExplainedSite(Place):
+  """One product that `quantize_dots` came to.
+
+  Attributes:
+    description: dtypes and shapes.
+    weight: the operand that is a parameter, "lhs" or "rhs"; "" where not one
+      is.
+    is_taken: whether a recipe multiplies it.
+    reason: why it is left; empty where it is taken.
+  """
+
+  description: str
+  weight: str
+  is_taken: bool
+  reason: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Explanation(Sequence):
   """The block-scaled dots of a function, or calls of a module, in order.
@@ -130,12 +148,15 @@ class Explanation(Sequence):
     quantizations: what quantizes and dequantizes beside them.
     others: products that are not block-scaled.
     assumptions: what lowering may know better, one sentence each.
+    sites: products that a `quantize_dots` in the function took or left, in the
+      order in which they are traced. Trips are not counted.
   """
 
   dots: tuple[Explained, ...]
   quantizations: tuple[ExplainedQuantization, ...] = ()
   others: tuple[NotBlockScaled, ...] = ()
   assumptions: tuple[str, ...] = ()
+  sites: tuple[ExplainedSite, ...] = ()
 
   def __len__(self) -> int:
     return len(self.dots)
@@ -147,7 +168,7 @@ class Explanation(Sequence):
     return str(self)
 
   def __str__(self) -> str:
-    if not (self.dots or self.quantizations or self.others):
+    if not (self.dots or self.quantizations or self.others or self.sites):
       return "no block-scaled dot"
     lines = [*self._head(), *self._summary()]
     told: dict[tuple[str, ...], int] = {}
@@ -178,6 +199,7 @@ class Explanation(Sequence):
         if other.source:
           lines.append(f"    at {other.source}")
         lines.append(f"    {other.reason}")
+    lines += self._site_lines()
     return "\n".join(lines)
 
   def to_json(self) -> str:
@@ -189,6 +211,7 @@ class Explanation(Sequence):
         "quantizations": [dataclasses.asdict(x) for x in self.quantizations],
         "not_block_scaled": [dataclasses.asdict(x) for x in self.others],
         "assumptions": self.assumptions,
+        "sites": [dataclasses.asdict(x) for x in self.sites],
       },
       default=str,
       indent=2,
@@ -235,6 +258,21 @@ class Explanation(Sequence):
         total(seconds) if complete and len(seconds) == len(known) else None
       ),
     }
+
+  def _site_lines(self) -> Iterator[str]:
+    if not self.sites:
+      return
+    taken = sum(site.count for site in self.sites if site.is_taken)
+    total = sum(site.count for site in self.sites)
+    yield f"quantize_dots took {taken} of {total} products:"
+    for site in self.sites:
+      yield f"  {_title(site, site.description)}"
+      if site.source:
+        yield f"    at {site.source}"
+      weight = f", {site.weight} is the weight" if site.weight else ""
+      yield (
+        f"    taken{weight}" if site.is_taken else f"    left: {site.reason}"
+      )
 
   def _products(self) -> list[Explained]:
     return [dot for dot in self.dots if dot.problem is not None or not dot.call]

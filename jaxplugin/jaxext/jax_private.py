@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the package uses of JAX's private modules, in one place.
 
-But `jaxlib_private`, for a process without JAX.
+But `jaxlib_private`, for a process without JAX, and `binding_private`, which
+sees operations before JAX transforms them.
 """
 
 from __future__ import annotations
@@ -236,8 +237,22 @@ class Interceptor(Protocol):
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
     """The parameters to use, of an operation that is not replaced."""
 
-  def note(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
+  def note(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+  ) -> None:
     """Told the results of an operation that was not replaced."""
+
+  def inside(
+    self, primitive: Any, args: Sequence[Any], index: int
+  ) -> MakeInterceptor:
+    """Makes the interceptor of a function inside of an operation.
+
+    That of `index` 0 takes `args`; others are its rules (`jvp`; `fwd`, `bwd`).
+    """
+
+
+# Makes the interceptor of one call, given the positional arguments.
+MakeInterceptor = Callable[[Sequence[Any]], Interceptor]
 
 
 class _InterceptingTrace(core.Trace):
@@ -249,12 +264,11 @@ class _InterceptingTrace(core.Trace):
   intercepted as well, whenever they run.
   """
 
-  def __init__(self, parent: Any, make: Callable[[], Interceptor]):
+  def __init__(self, parent: Any, interceptor: Interceptor):
     super().__init__()
     self.parent_trace = parent
     self.requires_low = parent.requires_low
-    self.make = make
-    self.interceptor = make()
+    self.interceptor = interceptor
 
   def stage_value(self, val):
     return self.parent_trace.stage_value(val)
@@ -266,55 +280,55 @@ class _InterceptingTrace(core.Trace):
         return out
       params = self.interceptor.rewrite(primitive, params)
     out = self.parent_trace.process_primitive(primitive, tracers, params)
-    self.interceptor.note(primitive, tracers, out)
+    self.interceptor.note(primitive, tracers, params, out)
     return out
 
   def process_call(self, primitive, f, tracers, params, /):
-    f = _intercept_wrapped(f, self.make)
+    (f,) = self._inside(primitive, tracers, f)
     return self.parent_trace.process_call(primitive, f, tracers, params)
 
   def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
+    functions = self._inside(primitive, tracers, fun, jvp)
     return self.parent_trace.process_custom_jvp_call(
-      primitive,
-      _intercept_wrapped(fun, self.make),
-      _intercept_wrapped(jvp, self.make),
-      tracers,
-      **params,
+      primitive, *functions, tracers, **params
     )
 
   def process_custom_vjp_call(
     self, primitive, fun, fwd, bwd, tracers, /, **params
   ):
+    functions = self._inside(primitive, tracers, fun, fwd, bwd)
     return self.parent_trace.process_custom_vjp_call(
-      primitive,
-      _intercept_wrapped(fun, self.make),
-      _intercept_wrapped(fwd, self.make),
-      _intercept_wrapped(bwd, self.make),
-      tracers,
-      **params,
+      primitive, *functions, tracers, **params
     )
 
   def process_shard_map(self, primitive, fun, args, /, **params):
-    return self.parent_trace.process_shard_map(
-      primitive, _intercept_wrapped(fun, self.make), args, **params
-    )
+    (fun,) = self._inside(primitive, args, fun)
+    return self.parent_trace.process_shard_map(primitive, fun, args, **params)
+
+  def _inside(self, primitive, args, *functions):
+    if is_own_function(functions[0]):
+      return functions
+    return [
+      _intercept_wrapped(f, self.interceptor.inside(primitive, args, i))
+      for i, f in enumerate(functions)
+    ]
 
 
 def _call_intercepted(
   fn: Callable[..., Any],
-  make: Callable[[], Interceptor],
+  make: MakeInterceptor,
   *args: Any,
   **kwargs: Any,
 ) -> Any:
   parent = core.trace_ctx.trace
-  with core.set_current_trace(_InterceptingTrace(parent, make)):
+  with core.set_current_trace(_InterceptingTrace(parent, make(args))):
     return fn(*args, **kwargs)
 
 
 _intercept_transformation = linear_util.transformation2(_call_intercepted)
 
 
-def _intercept_wrapped(fun: Any, make: Callable[[], Interceptor]) -> Any:
+def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
   """`intercept` of what JAX passes on as a function."""
   if isinstance(fun, linear_util.WrappedFun):
     return _intercept_transformation(fun, make)
@@ -322,7 +336,7 @@ def _intercept_wrapped(fun: Any, make: Callable[[], Interceptor]) -> Any:
 
 
 def intercept(
-  fn: Callable[..., Any], make: Callable[[], Interceptor]
+  fn: Callable[..., Any], make: MakeInterceptor
 ) -> Callable[..., Any]:
   """`fn`, with an interceptor asked about each of its operations.
 
@@ -338,23 +352,57 @@ def intercept(
   return intercepted
 
 
-def intercept_jaxpr(jaxpr: Any, make: Callable[[], Interceptor]) -> Any:
+def intercept_jaxpr(
+  jaxpr: Any,
+  make: MakeInterceptor,
+  extra: Sequence[tuple[int, Any]] = (),
+  results: Callable[[Sequence[Any]], Sequence[Any]] = lambda extra: (),
+) -> tuple[Any, list[Any]]:
   """Traces a (closed) jaxpr once more, with an interceptor.
 
   Lines of source, name scopes, effects and the names of arguments are kept.
+
+  Args:
+    jaxpr: which it is.
+    make: makes the interceptor, given first the extra arguments, then those of
+      `jaxpr`.
+    extra: of each argument more: before which one of `jaxpr` it comes, and its
+      type. In order.
+    results: of the extra arguments, what is returned before all else.
+
+  Returns:
+    A jaxpr, closed if the other one was. Else values that it takes before all
+    other arguments: what an interceptor made of no argument.
   """
   is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
   closed = jaxpr if is_closed else extend_core.ClosedJaxpr(jaxpr, ())
-  function = linear_util.wrap_init(
-    functools.partial(_call_intercepted, core.jaxpr_as_fun(closed), make),
-    debug_info=closed.jaxpr.debug_info,
-  )
-  avals = getattr(closed, "in_aval_qdds", closed.in_avals)
+  evaluate = core.jaxpr_as_fun(closed)
+  avals = list(getattr(closed, "in_aval_qdds", closed.in_avals))
+  debug_info = closed.jaxpr.debug_info
+  names = list(debug_info.arg_names or [""] * len(avals))
+  places = [before + i for i, (before, _) in enumerate(extra)]
+  for place, (_, aval) in zip(places, extra, strict=True):
+    avals.insert(place, aval)
+    names.insert(place, "")
+
+  def call(*args):
+    more = [args[i] for i in places]
+    own = [x for i, x in enumerate(args) if i not in places]
+    parent = core.trace_ctx.trace
+    interceptor = make((*more, *own))
+    with core.set_current_trace(_InterceptingTrace(parent, interceptor)):
+      out = evaluate(*own)
+    return [*results(more), *out]
+
+  if extra:
+    debug_info = debug_info._replace(arg_names=tuple(names), result_paths=None)
+  function = linear_util.wrap_init(call, debug_info=debug_info)
   traced, _, consts = partial_eval.trace_to_jaxpr_dynamic(function, avals)
-  if not is_closed:
-    assert not consts  # neither the equations nor an interceptor make any
-    return traced
-  return extend_core.ClosedJaxpr(traced, consts)
+  if is_closed:
+    return extend_core.ClosedJaxpr(traced, consts), []
+  if consts:
+    traced = partial_eval.convert_constvars_jaxpr(traced)
+  return traced, list(consts)
 
 
 def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -377,11 +425,19 @@ class Name(NamedTuple):
   is_transform: bool
 
 
-def scopes(source_info: Any) -> tuple[Name, ...]:
-  """The name stack of an equation, outermost first, inside of its jaxpr."""
+def scopes(source_info: Any = None) -> tuple[Name, ...]:
+  """The name stack of an equation, outermost first, inside of its jaxpr.
+
+  Args:
+    source_info: that of an equation; None for an operation being made now.
+  """
+  if source_info is None:
+    stack = source_info_util.current_name_stack().stack
+  else:
+    stack = source_info.name_stack.stack
   return tuple(
     Name(entry.name, isinstance(entry, source_info_util.Transform))
-    for entry in source_info.name_stack.stack
+    for entry in stack
   )
 
 
@@ -395,12 +451,11 @@ def user_frame(source_info: Any = None) -> str:
     source_info: that of an equation; None for an operation being made now.
   """
   traceback = (source_info or source_info_util.current()).traceback
-  jax_directory = str(pathlib.Path(jax.__file__).parent)
   frames = [
     frame
     for frame in (traceback.frames if traceback is not None else ())
     if frame.file_name not in _own_files()
-    and not frame.file_name.startswith(jax_directory)
+    and not frame.file_name.startswith(_jax_directory())
   ]
   libraries = _library_directories()
   for frame in frames:
@@ -411,6 +466,11 @@ def user_frame(source_info: Any = None) -> str:
 
 def _describe(frame: Any) -> str:
   return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+
+@functools.cache
+def _jax_directory() -> str:
+  return f"{pathlib.Path(jax.__file__).parent}{os.sep}"
 
 
 def _library_directories() -> tuple[str, ...]:
@@ -434,6 +494,19 @@ def _own_files() -> frozenset[str]:
 def is_own(jaxpr: Any) -> bool:
   """Whether a closed jaxpr is of a function of this package."""
   filename = jaxpr.jaxpr.debug_info.func_filename
+  return filename is not None and filename in _own_files()
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+  """Whether a closed jaxpr is of one of JAX's functions, `jnp.matmul` say."""
+  filename = jaxpr.jaxpr.debug_info.func_filename
+  return filename is not None and filename.startswith(_jax_directory())
+
+
+def is_own_function(fun: Any) -> bool:
+  """Whether what JAX passes on as a function is one of this package."""
+  debug_info = getattr(fun, "debug_info", None)
+  filename = getattr(debug_info, "func_filename", None)
   return filename is not None and filename in _own_files()
 
 

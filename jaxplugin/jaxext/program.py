@@ -162,17 +162,18 @@ def _layer_and_phase(names: Sequence[jax_private.Name]) -> tuple[str, Phase]:
 
 def sub_jaxprs(eqn: Any) -> list[Any]:
   """The jaxprs inside of an equation."""
-  return [j for value in eqn.params.values() for j in _jaxprs(value)]
+  return [j for value in eqn.params.values() for j in jaxprs_of(value)]
 
 
-def _jaxprs(value: Any) -> Iterator[Any]:
+def jaxprs_of(value: Any) -> Iterator[Any]:
+  """Those in nested tuples and lists, not closed."""
   if isinstance(value, extend_core.ClosedJaxpr):
     yield value.jaxpr
   elif isinstance(value, extend_core.Jaxpr):
     yield value
   elif isinstance(value, (tuple, list)):
     for item in value:
-      yield from _jaxprs(item)
+      yield from jaxprs_of(item)
 
 
 def _devices_of(jaxpr: Any) -> int:

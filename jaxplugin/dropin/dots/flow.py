@@ -1,0 +1,133 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which values of a function are parameters, or only laid out otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+
+from jaxplugin.jaxext import binding_private
+from jaxplugin.jaxext import program
+
+# Their results have the numbers of their first operand, rounded at most, all or
+# some of them. A gather is not among them: what is looked up in an embedding
+# are activations.
+_LAYOUTS: Final = frozenset(
+  {
+    *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"),
+    *("slice", "dynamic_slice", "split", "concatenate", "rev", "copy"),
+    *("copy_p", "convert_element_type", "reduce_precision", "name"),
+    "stop_gradient",
+    *("sharding_constraint", "layout_constraint", "reshard", "mesh_cast"),
+    *("all_gather", "all_gather_invariant", "pvary", "pcast"),
+  }
+)
+# Of these each result has those of the operand beside it.
+_SIDE_BY_SIDE: Final = frozenset({"optimization_barrier", "device_put"})
+_CALLS: Final = frozenset({"jit", "checkpoint", "remat2", "custom_jvp_call"})
+
+
+def is_layout(primitive: Any) -> bool:
+  return primitive.name in _LAYOUTS or primitive.name in _SIDE_BY_SIDE
+
+
+class Parameters:
+  """A set of values, by what they are and not by what they are equal to."""
+
+  def __init__(self) -> None:
+    self._known: dict[int, Any] = {}  # which keeps them alive
+
+  def add(self, x: Any) -> None:
+    if isinstance(x, (jax.Array, np.ndarray)) and np.ndim(x):
+      identity = binding_private.identity(x)
+      self._known[id(identity)] = identity
+
+  def __contains__(self, x: Any) -> bool:
+    return id(binding_private.identity(x)) in self._known
+
+  def note(
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    out: Any,
+  ) -> None:
+    """Adds results that are parameters in another layout."""
+    if not any(x in self for x in args):
+      return
+    results = out if primitive.multiple_results else [out]
+    for i, result in enumerate(results):
+      source = source_of(primitive, params, i)
+      if source is not None and args[source] in self:
+        self.add(result)
+
+
+def source_of(
+  primitive: Any, params: dict[str, Any], result: int
+) -> int | None:
+  """Which operand a result has the numbers of; None if it has others."""
+  name = primitive.name
+  if name in _LAYOUTS:
+    return 0
+  if name in _SIDE_BY_SIDE:
+    return result
+  if name not in _CALLS:
+    return None
+  jaxprs = list(program.jaxprs_of(tuple(params.values())))
+  return _source_in(jaxprs[0], result) if len(jaxprs) == 1 else None
+
+
+def _source_in(jaxpr: Any, result: int) -> int | None:
+  makers = {
+    variable: (eqn, i)
+    for eqn in jaxpr.eqns
+    for i, variable in enumerate(eqn.outvars)
+  }
+  variable = jaxpr.outvars[result]
+  if hasattr(variable, "val"):
+    return None  # a literal
+  while variable in makers:
+    eqn, index = makers[variable]
+    source = source_of(eqn.primitive, eqn.params, index)
+    if source is None or hasattr(eqn.invars[source], "val"):
+      return None
+    variable = eqn.invars[source]
+  invars = list(jaxpr.invars)
+  return invars.index(variable) if variable in invars else None
+
+
+def is_given(x: Any, trace: Any) -> bool:
+  """Whether a value is an argument of a traced function, laid out or not."""
+  if not binding_private.is_traced_by(x, trace):
+    return False
+  while (made := binding_private.maker(x)) is not None:
+    eqn, index = made
+    source = source_of(eqn.primitive, eqn.params, index)
+    if source is None:
+      return False
+    x = eqn.in_tracers[source]
+  return True
+
+
+def parameters_among(args: Sequence[Any], trace: Any) -> list[bool]:
+  """Which values are parameters of a function that takes a derivative inside.
+
+  Args:
+    args: values in it.
+    trace: of that function.
+
+  Returns:
+    For each whether it is an argument that the derivative is taken with respect
+    to; where none is, whether it is any argument.
+  """
+  given = [is_given(x, trace) for x in args]
+  active = [
+    flag and binding_private.is_differentiated(x)
+    for flag, x in zip(given, args, strict=True)
+  ]
+  return active if any(active) else given

@@ -1,0 +1,421 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The products of a function, replaced while it is traced, at any depth."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+from jax.extend import core as extend_core
+
+from jaxplugin.dropin.dots import calls
+from jaxplugin.dropin.dots import flow
+from jaxplugin.dropin.dots import sites as sites_lib
+from jaxplugin.dropin.dots import transforms
+from jaxplugin.jaxext import binding_private
+from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import program
+
+DOT: Final = "dot_general"
+# What JAX does to a function leaves these names on its operations.
+_DERIVATIVES: Final = frozenset({"jvp", "transpose"})
+# Their rules are functions, in which there may be anything.
+_CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+_NO_KEY: Final = (
+  "it is in a custom_jvp or custom_vjp function, where no key comes to"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rewritten:
+  """A jaxpr with its products decided about.
+
+  Attributes:
+    jaxpr: the new one; None where none was taken.
+    consts: what it takes before all other arguments.
+    sites: all of it, in order.
+    count: how many numbers of keys they have used.
+  """
+
+  jaxpr: Any
+  consts: list[Any]
+  sites: tuple[sites_lib.Site, ...]
+  count: int
+
+
+# Beyond all numbers of sites.
+_INNER: Final = 1 << 31
+# Numbers of keys that are set aside for a function which is traced later.
+_MOST_INSIDE: Final = 1 << 16
+
+# The base key, where it is not known yet: a function is traced in which JAX
+# takes a derivative already. It is put in when the function is called. `count`
+# is how many numbers of keys are in use by then.
+base_key_p: Final = extend_core.Primitive("quantize_dots_key")
+base_key_p.def_abstract_eval(lambda *, count, aval: aval)
+
+
+class Dots:
+  """Decides about the operations of one function that is being traced."""
+
+  def __init__(
+    self,
+    transform: transforms.Transform,
+    *,
+    prefix: tuple[str, ...] = (),
+    source: str = "",
+    key: Callable[[int], Any] | None = None,
+    number: int = 0,
+    parent: Dots | None = None,
+  ):
+    """Args:
+    transform: what was asked for.
+    prefix: names of scopes around the function.
+    source: line of its call, where its own lines are JAX's; else empty.
+    key: gives the base key, told how many numbers are in use; or None.
+    number: the first number that is not.
+    parent: of the function around it, whose numbers these are too.
+    """
+    self.transform = transform
+    self.prefix = prefix
+    self.source = source
+    self.key = key
+    self.number = number
+    self._parent = parent
+    self.sites: list[sites_lib.Site] = []
+    self.is_changed = False  # whether anything was taken
+
+  def product(
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    is_parameter: Sequence[bool],
+  ) -> Any:
+    """The product in place of `lax.dot_general`'s; None where it is left."""
+    result = binding_private.abstract_result(primitive, args, params)
+    site = sites_lib.make(args, params, result, is_parameter, self.prefix)
+    if self.source:
+      site = dataclasses.replace(site, source=self.source)
+    recipe, reason = None, sites_lib.impossible(site, result, params)
+    if not reason:
+      recipe, reason = self.transform.decide(site)
+    is_random = recipe is not None and recipe.stochastic_rounding
+    if is_random and self.key is None and self.transform.key_type is not None:
+      recipe, reason = None, _NO_KEY
+    self.sites.append(dataclasses.replace(site, recipe=recipe, reason=reason))
+    if recipe is None:
+      return None
+    self.note_change()
+    keywords = {}
+    if is_random and self.key is not None:
+      base = self.key(self.number + 1)
+      keywords["key"] = jax.random.fold_in(base, self.number)
+    self.use(1)
+    return self.transform.product(recipe, site.weight)(
+      *args,
+      params["dimension_numbers"],
+      precision=params["precision"],
+      preferred_element_type=result.dtype,
+      out_sharding=params["out_sharding"],
+      **keywords,
+    )
+
+  def call(
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    is_parameter: Sequence[bool],
+  ) -> tuple[list[Any], dict[str, Any], Callable[[Any], Any]] | None:
+    """What to call instead of an operation that has jaxprs inside.
+
+    Returns:
+      Arguments, parameters, and what makes its results of the new ones; None
+      where it may stay as it is.
+    """
+    if primitive.name == "jit" and jax_private.is_own(params["jaxpr"]):
+      return None
+    rewrite = calls.CALLS.get(primitive.name)
+    if rewrite is None or not any(
+      map(may_contain_dots, program.jaxprs_of(tuple(params.values())))
+    ):
+      return None
+    return rewrite(self, list(args), params, list(is_parameter))
+
+  def inside(
+    self,
+    jaxpr: Any,
+    is_parameter: Sequence[bool],
+    *,
+    in_loop: int | None = None,
+    has_trip: bool = False,
+    results: bool = False,
+    number: int | None = None,
+  ) -> Rewritten:
+    """A jaxpr of an operation, rewritten; its sites become this function's.
+
+    Args:
+      jaxpr: which one.
+      is_parameter: of each argument.
+      in_loop: None, or before which argument the number of the trip comes.
+      has_trip: whether it does.
+      results: whether the next trip's number is returned before all else.
+      number: the first number of its keys, by default the next one.
+    """
+    rewritten = _rewritten(
+      jaxpr,
+      self.transform,
+      tuple(is_parameter),
+      (*self.prefix, *sites_lib.scope_names()),
+      self._source_of(jaxpr),
+      self.number if number is None else number,
+      self.key is not None,
+      in_loop if has_trip else None,
+      results,
+    )
+    self.sites += rewritten.sites
+    if rewritten.jaxpr is not None:
+      self.note_change()
+    return rewritten
+
+  def _source_of(self, jaxpr: Any) -> str:
+    if self.source:
+      return self.source
+    is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
+    is_of_jax = is_closed and jax_private.is_of_jax(jaxpr)
+    return jax_private.user_frame() if is_of_jax else ""
+
+  def with_unused_key(
+    self, jaxpr: Any, in_loop: int | None = None, results: bool = False
+  ) -> Any:
+    """A jaxpr that takes what others of its operation do, and ignores it."""
+    new, _ = jax_private.intercept_jaxpr(
+      jaxpr,
+      lambda args: Rewriter(Dots(self.transform), [], args, is_idle=True),
+      _extra(self.transform, in_loop),
+      _next_trip if results else _nothing,
+    )
+    return new
+
+  def with_key_here(self) -> Dots:
+    """The same, with a base key that is a value where this is called.
+
+    A function that is called takes it from outside.
+    """
+    if self.key is None:
+      return self
+    base = self.key(self.number + _MOST_INSIDE)
+    new = copy.copy(self)
+    new.key = lambda count: base
+    new._parent = self
+    return new
+
+  def nested(self, names: tuple[str, ...], operation: str) -> Dots:
+    """For a function that an operation calls, under names at its call."""
+    is_reset = tuple(sites_lib.scope_names()) != names
+    return Dots(
+      self.transform,
+      prefix=self.prefix + (names if is_reset else ()),
+      key=None if operation in _CUSTOM_RULES else self.key,
+      number=self.number,
+      parent=self,
+    )
+
+  def inner(self) -> Dots:
+    """For a function that takes a derivative; its keys are numbered from 0."""
+    key = None
+    if self.key is not None:
+      key = lambda count: base_key_p.bind(
+        count=count, aval=self.transform.key_type
+      )
+    return Dots(self.transform, key=key)
+
+  def note_change(self) -> None:
+    self.is_changed = True
+    if self._parent is not None:
+      self._parent.note_change()
+
+  def use(self, count: int) -> None:
+    """Counts numbers of keys, of the functions around it as well."""
+    dots: Dots | None = self
+    number = self.number + count
+    while dots is not None:
+      dots.number = max(dots.number, number)
+      dots = dots._parent
+
+  def key_operand(self, count: int = 0) -> list[Any]:
+    """The base key as an operand of a call; none where there is none."""
+    return [] if self.key is None else [self.key(self.number + count)]
+
+
+_TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))
+
+
+def _extra(
+  transform: transforms.Transform, in_loop: int | None
+) -> list[tuple[int, Any]]:
+  trip = [] if in_loop is None else [(in_loop, _TRIP)]
+  return [(0, transform.key_type), *trip]
+
+
+def _nothing(extra: Sequence[Any]) -> list[Any]:
+  return []
+
+
+def _next_trip(extra: Sequence[Any]) -> list[Any]:
+  return [extra[1] + np.uint32(1)]
+
+
+@jax_private.cache_by_jaxpr
+def _rewritten(
+  jaxpr: Any,
+  transform: transforms.Transform,
+  is_parameter: tuple[bool, ...],
+  prefix: tuple[str, ...],
+  source: str,
+  number: int,
+  has_key: bool,
+  in_loop: int | None,
+  results: bool,
+) -> Rewritten:
+  none = Rewritten(jaxpr=None, consts=[], sites=(), count=0)
+  if not may_contain_dots(jaxpr):
+    return none
+  extra = _extra(transform, in_loop) if has_key else []
+  found: list[Dots] = []
+
+  def make(args: Sequence[Any]) -> Rewriter:
+    key = None
+    if has_key:
+      base = args[0]
+      if in_loop is not None:
+        base = jax.random.fold_in(base, args[1])
+      key = lambda count: base
+    dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
+    found.append(dots)
+    flags = [False] * len(extra) + list(is_parameter)
+    return Rewriter(dots, flags, args)
+
+  new, consts = jax_private.intercept_jaxpr(
+    jaxpr, make, extra, _next_trip if results else _nothing
+  )
+  (dots,) = found
+  return Rewritten(
+    jaxpr=new if dots.is_changed else None,
+    consts=consts,
+    sites=tuple(dots.sites),
+    count=dots.number - number,
+  )
+
+
+class Rewriter:
+  """Decides about the equations of a jaxpr; a `jax_private.Interceptor`."""
+
+  def __init__(
+    self,
+    dots: Dots,
+    is_parameter: Sequence[bool],
+    args: Sequence[Any],
+    *,
+    is_idle: bool = False,
+  ):
+    self._dots = dots
+    self._is_idle = is_idle
+    self._depth = len(jax_private.scopes())
+    self._first: int | None = None  # number of an inner function's first key
+    self._parameters = flow.Parameters()
+    for x, flag in zip(args, is_parameter, strict=False):
+      if flag:
+        self._parameters.add(x)
+
+  def replace(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> Any:
+    if primitive is base_key_p:
+      return self._base_key(params)
+    if self._is_left(primitive):
+      return None
+    flags = [x in self._parameters for x in args]
+    if primitive.name == DOT:
+      return self._dots.product(primitive, args, params, flags)
+    called = self._dots.call(primitive, args, params, flags)
+    if called is None:
+      return None
+    new_args, new_params, results = called
+    out = results(primitive.bind(*new_args, **new_params))
+    self._parameters.note(primitive, args, params, out)
+    return out
+
+  def _base_key(self, params: dict[str, Any]) -> Any:
+    """A base key for what has numbered its own sites, from 0."""
+    dots = self._dots
+    if dots.key is None:
+      return None
+    dots.note_change()
+    if self._first is None:
+      self._first = dots.number
+    dots.use(max(0, self._first + params["count"] - dots.number))
+    base = dots.key(dots.number)
+    if self._first == 0:
+      return base
+    return jax.random.fold_in(base, _INNER + self._first)
+
+  def _is_left(self, primitive: Any) -> bool:
+    """Whether it was decided about before, or is a kernel's."""
+    if self._is_idle or primitive.name in program.KERNELS:
+      return True
+    names = jax_private.scopes()[self._depth :]
+    return any(
+      name.is_transform and name.text in _DERIVATIVES for name in names
+    )
+
+  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
+    return params
+
+  def note(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+  ) -> None:
+    self._parameters.note(primitive, args, params, out)
+
+  def inside(
+    self, primitive: Any, args: Sequence[Any], index: int
+  ) -> jax_private.MakeInterceptor:
+    flags = [x in self._parameters for x in args]
+    flags = calls.flags_inside(primitive.name, index, flags)
+    outer, names = self._dots, tuple(sites_lib.scope_names())
+    is_idle = self._is_idle
+    if primitive.name in _CUSTOM_RULES:
+      outer.note_change()  # nobody knows what its rules will make
+
+    def make(args: Sequence[Any]) -> Rewriter:
+      dots = outer.nested(names, primitive.name)
+      dots.sites = outer.sites
+      return Rewriter(
+        dots, flags, calls.own_args(args, len(flags)), is_idle=is_idle
+      )
+
+    return make
+
+
+@jax_private.cache_by_jaxpr
+def may_contain_dots(jaxpr: Any) -> bool:
+  """Whether there may be anything to decide about in a jaxpr."""
+  return any(
+    eqn.primitive.name in (DOT, *_CUSTOM_RULES)
+    or eqn.primitive is base_key_p
+    or (
+      eqn.primitive.name not in program.KERNELS
+      and any(
+        map(may_contain_dots, program.jaxprs_of(tuple(eqn.params.values())))
+      )
+    )
+    for eqn in jaxpr.eqns
+  )

@@ -1,0 +1,233 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products in a function, as `quantize_dots` sees them, and which it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Literal
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
+from jaxplugin.jaxext import jax_private
+
+# A layer in a scope with one of these words makes the output of a model, or
+# scores over a vocabulary: "lm_head", "Decoder/logits_dense", "unembed". NVIDIA
+# trains them in high precision (arXiv 2509.25149, arXiv 2506.08027).
+LAST_LAYER_WORDS: Final = (
+  "head",
+  "logits",
+  "unembed",
+  "unembedding",
+  "classifier",
+)
+# Heads of attention are none of a model.
+_NO_WORDS: Final = ("multi",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+  """One `lax.dot_general` of a function, as its code calls it.
+
+  Attributes:
+    name: names of the scopes around it, "Block_0/Dense_1": flax has one for
+      each module, others are `jax.named_scope`s. Empty where there is none.
+    source: file, line and function of the call; empty when not known.
+    lhs_shape, rhs_shape: sizes; under `vmap` without the mapped dimension.
+    lhs_dtype, rhs_dtype, result_dtype: element types.
+    dimension_numbers: those of `lax.dot_general`.
+    lhs_is_parameter, rhs_is_parameter: whether an operand is a parameter, or
+      one reshaped, transposed, converted, sliced (by a `scan`, say) or gathered
+      from its shards; see `quantize_dots`.
+    reason: why it is left as it is by default; empty where it is taken.
+    recipe: what it is multiplied by in the end; None where it is left.
+  """
+
+  name: str
+  source: str
+  lhs_shape: tuple[Any, ...]
+  rhs_shape: tuple[Any, ...]
+  lhs_dtype: np.dtype
+  rhs_dtype: np.dtype
+  result_dtype: np.dtype
+  dimension_numbers: sides.DimensionNumbers
+  lhs_is_parameter: bool
+  rhs_is_parameter: bool
+  reason: str = ""
+  recipe: Any = None
+
+  @property
+  def is_default(self) -> bool:
+    """Whether it is taken by default."""
+    return not self.reason
+
+  @property
+  def weight(self) -> Literal["lhs", "rhs"] | None:
+    """Which operand alone is a parameter."""
+    if self.lhs_is_parameter == self.rhs_is_parameter:
+      return None
+    return "lhs" if self.lhs_is_parameter else "rhs"
+
+  @property
+  def description(self) -> str:
+    """Dtypes and shapes: "bfloat16[8, 64] x float32[64, 32] -> bfloat16"."""
+    lhs, rhs = (
+      f"{dtype.name}[{', '.join(map(str, shape))}]"
+      for dtype, shape in (
+        (self.lhs_dtype, self.lhs_shape),
+        (self.rhs_dtype, self.rhs_shape),
+      )
+    )
+    return f"{lhs} x {rhs} -> {self.result_dtype.name}"
+
+  def sizes(self) -> tuple[Any, Any]:
+    """What the weight has along contracted, and along other dimensions.
+
+    The latter are contracted by the gradient of the activations.
+    """
+    i = 0 if self.weight == "lhs" else 1
+    shape = (self.lhs_shape, self.rhs_shape)[i]
+    contracting, batch = (pair[i] for pair in self.dimension_numbers)
+    free = sides.free_dims(len(shape), contracting, batch)
+    return (
+      math.prod(shape[d] for d in contracting),
+      math.prod(shape[d] for d in free),
+    )
+
+
+def make(
+  args: Sequence[Any],
+  params: dict[str, Any],
+  result: Any,
+  is_parameter: Sequence[bool],
+  prefix: Sequence[str],
+) -> Site:
+  """The site of an operation that is being made.
+
+  Args:
+    args: both operands.
+    params: of `lax.dot_general_p`.
+    result: type of the result.
+    is_parameter: of each operand.
+    prefix: names of scopes around the function that is traced.
+  """
+  lhs, rhs = map(jax.typeof, args)
+  numbers = params["dimension_numbers"]
+  return Site(
+    name="/".join([*prefix, *scope_names()]),
+    source=jax_private.user_frame(),
+    lhs_shape=tuple(lhs.shape),
+    rhs_shape=tuple(rhs.shape),
+    lhs_dtype=lhs.dtype,
+    rhs_dtype=rhs.dtype,
+    result_dtype=result.dtype,
+    dimension_numbers=rules.canonical_dimension_numbers(
+      numbers, lhs.ndim, rhs.ndim
+    ),
+    lhs_is_parameter=is_parameter[0],
+    rhs_is_parameter=is_parameter[1],
+  )
+
+
+def scope_names() -> list[str]:
+  """Names of the scopes around what is being made, outermost first."""
+  found: list[str] = []
+  after_transform = False
+  for name in jax_private.scopes(None):
+    # Under a transformation an enclosing scope is named once more.
+    if not name.is_transform and not (
+      after_transform and found[-1:] == [name.text]
+    ):
+      found.append(name.text)
+    after_transform = name.is_transform
+  return found
+
+
+def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
+  """Why no recipe can serve a site; empty if one can."""
+  for name, dtype in (("lhs", site.lhs_dtype), ("rhs", site.rhs_dtype)):
+    if dtype not in sides.PLAIN_DTYPES:
+      return f"{name} is {dtype.name}, not float32, bfloat16 or float16"
+  if site.result_dtype not in rules.RESULT_DTYPES:
+    return (
+      f"its result is {site.result_dtype.name}, not float32, bfloat16 or"
+      " float16"
+    )
+  if result.weak_type:
+    return "its result is weakly typed"
+  if not all(site.dimension_numbers[0]):
+    return "it contracts nothing"
+  precision = params["precision"]
+  if precision is not None and not isinstance(
+    precision, (str, tuple, lax.Precision)
+  ):
+    return f"it asks for an algorithm of its own, {precision}"
+  if getattr(getattr(params["out_sharding"], "spec", None), "unreduced", None):
+    return "its out_sharding has unreduced axes"
+  return ""
+
+
+def left_by_default(site: Site, block_size: int) -> str:
+  """Why a site is left unless `where` takes it; empty if it is taken.
+
+  Args:
+    site: which one.
+    block_size: the largest one of the recipe's formats.
+  """
+  if site.weight is None:
+    if site.lhs_is_parameter:
+      return "both operands are parameters"
+    return "neither operand is a parameter, as in attention"
+  words = site.name.lower().replace("/", "_").replace(".", "_").split("_")
+  for i, word in enumerate(words):
+    if word in LAST_LAYER_WORDS and words[i - 1 : i] != list(_NO_WORDS):
+      return f"it is a last layer by its name, which has the word {word!r}"
+  for what, size in zip(("contracted", "other"), site.sizes(), strict=True):
+    if not isinstance(size, int):
+      return f"its weight's {what} size is symbolic, {size}"
+    if size == 0 or size % block_size:
+      return (
+        f"its weight's {what} size, {size}, is no multiple of the block size,"
+        f" {block_size}"
+      )
+  return ""
+
+
+_recording: Final = jax.make_user_context(default_value=None)
+
+
+class _Local(threading.local):
+  records: list[Site] | None = None
+
+
+_local: Final = _Local()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Site]]:
+  """Collects the sites that are decided about inside, taken or left.
+
+  Functions that were traced before are traced again.
+  """
+  before, _local.records = _local.records, []
+  try:
+    with _recording(object()):  # a key that no cache has
+      yield _local.records
+  finally:
+    _local.records = before
+
+
+def record(sites: Sequence[Site]) -> None:
+  if _local.records is not None:
+    _local.records += sites

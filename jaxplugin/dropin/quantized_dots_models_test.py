@@ -1,0 +1,303 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_dots` of models, and which of their products it takes."""
+
+import collections
+import dataclasses
+import pathlib
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+from jax import lax
+
+import jaxplugin as jp
+from jaxplugin.dropin import quantized_dots_test as constructs
+
+MXFP8 = jp.training.MXFP8_RECIPE
+HAND = jp.dot_general(recipe=MXFP8, weight="rhs")
+X, KEY = constructs.X, constructs.KEY
+plain, assert_same = constructs.plain, constructs.assert_same
+gradient = jax.value_and_grad
+
+
+def quantize(f):
+  return jp.quantize_dots(f, MXFP8)
+
+
+class Block(flax.linen.Module):
+  """Whose dots but those of attention are `dot`."""
+
+  dot: object = lax.dot_general
+
+  @flax.linen.compact
+  def __call__(self, x):
+    attention = flax.linen.MultiHeadDotProductAttention(
+      4, qkv_dot_general=self.dot, out_dot_general=self.dot
+    )
+    x = attention(x[None])[0]
+    x = flax.linen.Dense(96, dot_general=self.dot, dtype=jnp.bfloat16)(x)
+    return flax.linen.Dense(32, dot_general=self.dot)(flax.linen.relu(x))
+
+
+class Language(flax.linen.Module):
+  dot: object = lax.dot_general
+
+  @flax.linen.compact
+  def __call__(self, x):
+    x = Block(self.dot)(x)
+    return flax.linen.Dense(33, name="lm_head")(x)
+
+
+def linen_loss(model):
+  return lambda params, x: (model.apply(params, x) ** 2).mean()
+
+
+class LinenTest(parameterized.TestCase):
+  def test_gradients_are_those_of_layers_with_dot_general(self):
+    params = jax.jit(Language().init)(jax.random.key(0), X)
+    f = linen_loss(Language())
+    expected = jax.jit(gradient(linen_loss(Language(HAND))))(params, X)
+    for place in ("inside", "outside_of_jit"):
+      actual = constructs.PLACES[place](f, quantize)(params, X)
+      assert_same(actual, expected)
+
+  @parameterized.parameters(False, True)
+  def test_explain_tells_each_product_by_its_layer(self, jitted):
+    params = jax.eval_shape(Language().init, jax.random.key(0), X)
+    f = linen_loss(Language())
+    f = jax.jit(f) if jitted else f
+    explanation = jp.explain(quantize(f), params, X)
+    attention = "Language/Block_0/MultiHeadDotProductAttention_0"
+    found = collections.Counter(
+      (site.layer, site.is_taken, site.weight) for site in explanation.sites
+    )
+    taken = [f"{attention}/{x}" for x in ("query", "key", "value", "out")]
+    taken += ["Language/Block_0/Dense_0", "Language/Block_0/Dense_1"]
+    expected = {(name, True, "rhs"): 1 for name in taken}
+    # jnp.einsum has a scope for each of its equations.
+    for equation in ("...qhd,...khd->...hqk", "...hqk,...khd->...qhd"):
+      expected[(f"{attention}/{equation}", False, "")] = 1
+    expected[("Language/lm_head", False, "rhs")] = 1
+    self.assertEqual(found, expected)
+    text = str(explanation)
+    self.assertIn("quantize_dots took 6 of 9 products:", text)
+    self.assertIn("left: neither operand is a parameter, as in attention", text)
+    self.assertIn("left: it is a last layer by its name, which has the", text)
+    self.assertIn(f"{pathlib.Path(__file__).name}:", text)
+
+  def test_stacked_layers_in_a_scan_with_remat(self):
+    def model(dot):
+      layers = flax.linen.scan(
+        flax.linen.remat(Layer),
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        length=3,
+      )
+      return layers(dot)
+
+    params = model(lax.dot_general).init(jax.random.key(0), X, None)
+    loss = lambda m: lambda p, x: (m.apply(p, x, None)[0] ** 2).mean()
+    expected = jax.jit(gradient(loss(model(HAND))))(params, X)
+    for place in ("inside", "outside_of_jit"):
+      f = loss(model(lax.dot_general))
+      assert_same(constructs.PLACES[place](f, quantize)(params, X), expected)
+
+
+class Layer(flax.linen.Module):
+  dot: object
+
+  @flax.linen.compact
+  def __call__(self, x, _):
+    return jnp.tanh(flax.linen.Dense(64, dot_general=self.dot)(x)), None
+
+
+class Perceptron(nnx.Module):
+  def __init__(self, dot):
+    rngs = nnx.Rngs(0)
+    self.first = nnx.Linear(64, 96, dot_general=dot, rngs=rngs)
+    self.dropout = nnx.Dropout(0.1, rngs=rngs)
+    self.second = nnx.Linear(96, 32, dot_general=dot, rngs=rngs)
+
+  def __call__(self, x):
+    return self.second(self.dropout(nnx.relu(self.first(x))))
+
+
+class NnxTest(parameterized.TestCase):
+  @parameterized.parameters("loss", "step")
+  def test_modules_train_and_keep_their_state(self, where):
+    def train(dot, of_loss, of_step):
+      model = Perceptron(dot)
+      loss = of_loss(lambda model, x: (model(x) ** 2).mean())
+      step = lambda model, x: nnx.value_and_grad(loss)(model, x)
+      step = nnx.jit(of_step(step))
+      # Dropout changes the module: another mask in each step.
+      return [jax.tree.map(jnp.copy, step(model, X)) for _ in range(2)]
+
+    same = lambda f: f
+    expected = train(HAND, same, same)
+    of_loss, of_step = (quantize, same) if where == "loss" else (same, quantize)
+    actual = train(lax.dot_general, of_loss, of_step)
+    assert_same(actual, expected)
+    self.assertNotEqual(float(expected[0][0]), float(expected[1][0]))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Linear:
+  """A layer in equinox' style: a pytree that is called, of one example."""
+
+  weight: jax.Array
+  bias: jax.Array
+
+  def __call__(self, x):
+    return self.weight @ x + self.bias
+
+
+class PytreeTest(parameterized.TestCase):
+  @parameterized.parameters("inside", "outside_of_jit")
+  def test_mapped_layers_with_the_weight_first(self, place):
+    layer = Linear(jnp.asarray(constructs.W[0]), jnp.ones(64))
+    loss = lambda layer, x: (jnp.tanh(jax.vmap(layer)(x)) ** 2).mean()
+    dot = jp.dot_general(recipe=MXFP8, weight="lhs")
+
+    def hand(layer, x):
+      numbers = (((1,), (0,)), ((), ()))
+      each = lambda x: dot(layer.weight, x, numbers) + layer.bias
+      return (jnp.tanh(jax.vmap(each)(x)) ** 2).mean()
+
+    actual = constructs.PLACES[place](loss, quantize)(layer, X)
+    assert_same(actual, jax.jit(gradient(hand))(layer, X))
+
+  def test_parameters_in_other_arguments(self):
+    f = lambda x, w, *, head: plain(plain(x, w), head)
+    w, head = constructs.W[:2]
+    for params, taken in ((0, 0), (1, 1), ("head", 1), ((1, "head"), 2)):
+      quantized = jp.quantize_dots(f, MXFP8, params=params)
+      sites = jp.explain(quantized, X, w, head=head).sites
+      self.assertEqual(sum(s.is_taken * s.count for s in sites), taken)
+
+
+class SitesTest(parameterized.TestCase):
+  def reason(self, f, *args, **options):
+    quantized = jp.quantize_dots(f, MXFP8, **options)
+    (site,) = jp.explain(quantized, *args).sites
+    self.assertEqual(site.is_taken, not site.reason)
+    return site.reason
+
+  @parameterized.parameters(
+    ((64, 64), "^$"),
+    ((64, 48), "weight's other size, 48, is no multiple of .* 32"),
+    ((40, 64), "weight's contracted size, 40, is no multiple of .* 32"),
+    ((16, 64), "weight's contracted size, 16, "),
+  )
+  def test_sizes(self, shape, expected):
+    w, x = np.ones(shape, np.float32), np.ones((7, shape[0]), np.float32)
+    self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)
+
+  @parameterized.parameters(
+    (jnp.int8, jnp.int8, "lhs is int8, not float32"),
+    (jnp.complex64, jnp.complex64, "lhs is complex64"),
+    (jnp.float16, jnp.float16, "^$"),
+  )
+  def test_dtypes(self, lhs, rhs, expected):
+    w, x = jnp.ones((64, 64), rhs), jnp.ones((7, 64), lhs)
+    self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)
+
+  @parameterized.parameters(
+    ("lm_head", False),
+    ("decoder/logits_dense", False),
+    ("multi_head_attention", True),
+    ("heading", True),
+  )
+  def test_last_layers_by_their_names(self, name, is_taken):
+    def f(w, x):
+      with jax.named_scope(name):
+        return plain(x, w)
+
+    reason = self.reason(f, constructs.W[0], X)
+    self.assertEqual(reason == "", is_taken)
+
+  @parameterized.parameters(
+    (lambda w: w.T.reshape(64, 64), True),
+    (lambda w: w.astype(jnp.bfloat16).astype(jnp.float32), True),
+    (lambda w: jnp.concatenate([w[:32], w[32:]]), True),
+    (lambda w: lax.optimization_barrier(w), True),
+    (lambda w: jax.jit(lambda w: w.T)(w), True),
+    (lambda w: w * 2, False),
+    (lambda w: jnp.take(w, jnp.arange(64), axis=0), False),
+  )
+  def test_what_a_parameter_is(self, of, is_taken):
+    f = lambda w, x: plain(x, of(w))
+    for g in (f, jax.jit(f)):
+      reason = self.reason(g, jnp.asarray(constructs.W[0]), X)
+      self.assertEqual(reason == "", is_taken, reason)
+
+  def test_where_decides_and_may_give_another_recipe(self):
+    seen = []
+
+    def where(site):
+      seen.append(site)
+      if site.name == "first":
+        return jp.NVFP4
+      return site.is_default and "second" in site.name
+
+    def f(w, x):
+      for i, name in enumerate(("first", "second", "third")):
+        with jax.named_scope(name):
+          x = plain(x, w[i])
+      return x
+
+    nvfp4 = jp.training.Recipe(
+      activation_format=jp.NVFP4, weight_format=jp.NVFP4, grad_format=jp.NVFP4
+    )
+    first = jp.dot_general(recipe=nvfp4, weight="rhs")
+    x = first(X, constructs.W[0], constructs.NUMBERS)
+    x = HAND(x, constructs.W[1], constructs.NUMBERS)
+    expected = plain(x, constructs.W[2])
+    quantized = jp.quantize_dots(f, MXFP8, where=where)
+    assert_same(quantized(jnp.asarray(constructs.W), X), expected)
+    self.assertEqual([s.name for s in seen], ["first", "second", "third"])
+    site = seen[0]
+    self.assertEqual((site.lhs_shape, site.rhs_shape), ((8, 64), (64, 64)))
+    self.assertEqual(site.lhs_dtype, np.float32)
+    self.assertEqual((site.weight, site.is_default), ("rhs", True))
+    self.assertIn(pathlib.Path(__file__).name, site.source)
+    reasons = [s.reason for s in jp.explain(quantized, constructs.W, X).sites]
+    self.assertEqual(reasons, ["", "", "where left it"])
+
+  def test_where_may_take_attention(self):
+    f = lambda w, x: plain(x, x.T)
+    quantized = jp.quantize_dots(f, MXFP8, where=lambda site: True)
+    dot = jp.dot_general(recipe=MXFP8, weight=None)
+    actual = jax.jit(jax.grad(lambda x: quantized(None, x).sum()))(X)
+    hand = lambda x: dot(x, x.T, constructs.NUMBERS).sum()
+    assert_same(actual, jax.jit(jax.grad(hand))(X))
+
+  def test_rules_of_custom_vjp_are_entered_where_where_says_so(self):
+    f = constructs.in_custom_vjp(plain, plain)
+    found = [
+      jp.explain(jp.quantize_dots(gradient(f), MXFP8, where=w), constructs.W, X)
+      for w in (None, lambda site: True)
+    ]
+    taken = [sum(s.is_taken * s.count for s in e.sites) for e in found]
+    self.assertGreaterEqual(taken[0], 2)
+    self.assertEqual(taken[1], taken[0] + 2)
+
+  def test_inside_of_a_jitted_step_frozen_weights_are_taken(self):
+    @jax.jit
+    def step(w, frozen, x):
+      loss = lambda w: (plain(jnp.tanh(plain(x, w)), frozen) ** 2).mean()
+      return jax.grad(loss)(w)
+
+    sites = jp.explain(quantize(step), *constructs.W[:2], X).sites
+    (site,) = sites  # both are on one line
+    self.assertEqual((site.count, site.weight, site.is_taken), (2, "rhs", True))
+
+
+if __name__ == "__main__":
+  absltest.main()

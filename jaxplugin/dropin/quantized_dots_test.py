@@ -1,0 +1,385 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_dots`: the same bits as a model whose dots are written by hand."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+
+MXFP8 = jp.training.MXFP8_RECIPE
+NVFP4 = jp.training.NVFP4_RECIPE
+NUMBERS = (((1,), (0,)), ((), ()))
+RNG = np.random.default_rng(0)
+W = RNG.normal(size=(3, 64, 64)).astype(np.float32)
+X = RNG.normal(size=(8, 64)).astype(np.float32)
+KEY = jax.random.key(3)
+
+plain = functools.partial(lax.dot_general, dimension_numbers=NUMBERS)
+
+
+def key_of(*numbers):
+  return functools.reduce(jax.random.fold_in, numbers, KEY)
+
+
+def by_hand(recipe, *numbers, weight="rhs"):
+  """A dot of the recipe; its key has these numbers folded in."""
+  dot = jp.dot_general(recipe=recipe, weight=weight)
+  key = key_of(*numbers) if recipe.stochastic_rounding else None
+  return lambda lhs, rhs: dot(lhs, rhs, NUMBERS, key=key)
+
+
+def assert_same(actual, expected):
+  """Equal to the bit, and of equal types."""
+  leaves = zip(*map(jax.tree.leaves, (actual, expected)), strict=True)
+  for a, e in leaves:
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
+    assert jax.typeof(a).strip_weak_type() == jax.typeof(e).strip_weak_type()
+
+
+# Constructs: each takes as many dots as it makes, and whether they have keys by
+# themselves or by the trip, and returns a loss of (w, x).
+
+
+def two_layers(first, second):
+  def loss(w, x):
+    h = jnp.tanh(first(x, w[0]))
+    scores = jax.nn.softmax(plain(h, h.T))  # as in attention
+    return (second(plain(scores, h), w[1]) ** 2).mean()
+
+  return loss
+
+
+def in_jit(first, second):
+  return jax.jit(two_layers(first, second))
+
+
+def in_checkpoint(first, second):
+  return jax.checkpoint(two_layers(first, second))
+
+
+def in_cond(first, second):
+  def loss(w, x):
+    branches = [lambda: first(x, w[0]), lambda: 2 * second(x, w[1])]
+    return (lax.cond(x[0, 0] > 0, *branches) ** 2).mean()
+
+  return loss
+
+
+def in_vmap(first, second):
+  def loss(w, x):
+    each = lambda x: second(jnp.tanh(first(x, w[0])), w[1])
+    return (jax.vmap(each)(jnp.stack([x, 3 * x])) ** 2).mean()
+
+  return loss
+
+
+def in_custom_jvp(first, second):
+  @jax.custom_jvp
+  def layer(x, w):
+    return jnp.tanh(first(x, w))
+
+  @layer.defjvp
+  def _(primals, tangents):
+    return jax.jvp(lambda x, w: jnp.tanh(plain(x, w)), primals, tangents)
+
+  return lambda w, x: (second(layer(x, w[0]), w[1]) ** 2).mean()
+
+
+def in_custom_vjp(first, second):
+  @jax.custom_vjp
+  def layer(x, w):
+    return jnp.tanh(first(x, w))
+
+  layer.defvjp(
+    lambda x, w: (jnp.tanh(first(x, w)), (x, w)),
+    lambda kept, g: (plain(g, kept[1].T), plain(kept[0].T, g)),
+  )
+  return lambda w, x: (second(layer(x, w[0]), w[1]) ** 2).mean()
+
+
+def in_shard_map(first, second):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("d",))
+  spec = jax.sharding.PartitionSpec
+
+  def loss(w, x):
+    def local(w, x):
+      first_w = lax.all_gather(w[0], "d", axis=0, tiled=True)
+      second_w = lax.all_gather(w[1], "d", axis=0, tiled=True)
+      y = second(jnp.tanh(first(x, first_w)), second_w)
+      return lax.pmean((y**2).mean(), "d")
+
+    return jax.shard_map(
+      local, mesh=mesh, in_specs=(spec(None, "d"), spec("d")), out_specs=spec()
+    )(w, x)
+
+  return loss
+
+
+CONSTRUCTS = (
+  two_layers,
+  in_jit,
+  in_checkpoint,
+  in_cond,
+  in_vmap,
+  in_shard_map,
+  in_custom_jvp,
+  in_custom_vjp,
+)
+
+# Where the transform, jit and the gradient go about each other.
+gradient = jax.value_and_grad
+PLACES = {
+  "inside": lambda f, q: jax.jit(gradient(q(f))),
+  "inside_around_jit": lambda f, q: jax.jit(gradient(q(jax.jit(f)))),
+  "outside": lambda f, q: jax.jit(q(gradient(f))),
+  "outside_of_jit": lambda f, q: q(jax.jit(gradient(f))),
+  "outside_of_both": lambda f, q: q(jax.jit(gradient(jax.jit(f)))),
+}
+
+PLACES_OF_ALL_DEPTHS = ("inside_around_jit", "outside", "outside_of_both")
+
+
+class ConstructsTest(parameterized.TestCase):
+  def check(self, f, hand, recipe, places):
+    quantize = lambda f: jp.quantize_dots(f, recipe, key=KEY)
+    expected = jax.jit(gradient(hand))(W, X)
+    for place in places:
+      with self.subTest(place):
+        assert_same(PLACES[place](f, quantize)(W, X), expected)
+
+  @parameterized.parameters(*CONSTRUCTS)
+  def test_gradients_are_those_of_dots_by_hand(self, construct):
+    hand = construct(by_hand(MXFP8), by_hand(MXFP8))
+    places = PLACES if construct is two_layers else PLACES_OF_ALL_DEPTHS
+    if construct is in_vmap:
+      # In a jitted function that is differentiated from outside it is seen with
+      # its batch dimension, and wgrad's blocks go over examples.
+      places = ("inside", "outside", "outside_of_jit")
+    self.check(construct(plain, plain), hand, MXFP8, places)
+
+  @parameterized.parameters(
+    *(c for c in CONSTRUCTS if "custom" not in c.__name__)
+  )
+  def test_each_dot_has_a_key_of_its_own(self, construct):
+    second = 0 if construct is in_cond else 1  # of two branches one runs
+    hand = construct(by_hand(NVFP4, 0), by_hand(NVFP4, second))
+    places = ("outside_of_jit",)
+    self.check(construct(plain, plain), hand, NVFP4, places)
+
+  @parameterized.parameters(False, True)
+  def test_each_trip_of_a_scan_has_a_key_of_its_own(self, remat):
+    def model(body):
+      body = jax.checkpoint(body) if remat else body
+
+      def loss(w, x):
+        trips = jnp.arange(3, dtype=jnp.uint32)
+        return (lax.scan(body, x, (w, trips))[0] ** 2).mean()
+
+      return loss
+
+    dot = jp.dot_general(recipe=NVFP4, weight="rhs")
+
+    def by_trip(x, each):
+      w, trip = each
+      base = jax.random.fold_in(key_of(0), trip)
+      key = jax.random.fold_in(base, 0)
+      return jnp.tanh(dot(x, w, NUMBERS, key=key)), None
+
+    f = model(lambda x, each: (jnp.tanh(plain(x, each[0])), None))
+    places = ("inside", "outside", "outside_of_both")
+    self.check(f, model(by_trip), NVFP4, places)
+
+  @parameterized.product(jitted=(False, True), key=(None, KEY))
+  def test_while_loop_and_its_condition_are_quantized(self, jitted, key):
+    def model(dot):
+      def f(w, x):
+        go_on = lambda s: (s[0] < 2) & (jnp.abs(dot(s[1], w[0])).sum() > 300)
+        body = lambda s: (s[0] + 1, jnp.tanh(dot(s[1], w[1])))
+        return lax.while_loop(go_on, body, (0, x))
+
+      return f
+
+    f = model(plain)
+    f = jax.jit(f) if jitted else f
+    actual = jax.jit(jp.quantize_dots(f, NVFP4, key=key))(W, X)
+    assert_same(actual, jax.jit(model(by_hand(NVFP4, 0)))(W, X))
+
+  def test_eager_calls_are_the_same_to_the_bit(self):
+    f, hand = (
+      two_layers(plain, plain),
+      two_layers(by_hand(MXFP8), by_hand(MXFP8)),
+    )
+    w = jnp.asarray(W)
+    expected = gradient(hand)(w, X)
+    assert_same(gradient(jp.quantize_dots(f, MXFP8))(w, X), expected)
+    assert_same(jp.quantize_dots(gradient(f), MXFP8)(w, X), expected)
+
+  def test_matmul_einsum_and_batch_dimensions(self):
+    w = RNG.normal(size=(2, 64, 32)).astype(np.float32)
+    x = RNG.normal(size=(2, 5, 64)).astype(np.float32)
+    dot = jp.dot_general(recipe=MXFP8, weight="rhs")
+    expected = jax.jit(lambda x, w: dot(x, w, (((2,), (1,)), ((0,), (0,)))))
+    for f in (jnp.matmul, functools.partial(jnp.einsum, "bmk,bkn->bmn")):
+      quantized = jp.quantize_dots(lambda w, x, f=f: f(x, w), "mxfp8")
+      assert_same(jax.jit(quantized)(w, x), expected(x, w))
+
+  def test_dtypes_are_kept(self):
+    def f(w, x):
+      y = plain(x.astype(jnp.bfloat16), w[0].astype(jnp.bfloat16))
+      return y, plain(x, w[1], preferred_element_type=jnp.bfloat16)
+
+    quantized = jax.jit(jp.quantize_dots(f, MXFP8))
+    self.assertEqual(jax.eval_shape(quantized, W, X), jax.eval_shape(f, W, X))
+    sites = jp.explain(quantized, W, X).sites
+    self.assertEqual([s.is_taken for s in sites], [True, True])
+
+  def test_second_call_traces_and_compiles_nothing(self):
+    f = jax.jit(two_layers(plain, plain))
+    quantized = jp.quantize_dots(gradient(f), MXFP8)
+    quantized(W, X)
+    with jax.log_compiles(), self.assertNoLogs("jax", "WARNING"):
+      jp.quantize_dots(gradient(f), MXFP8)(W, X)
+
+  def test_jitted_function_called_before_and_after_is_as_ever(self):
+    f = jax.jit(two_layers(plain, plain))
+    hand = jax.jit(two_layers(by_hand(MXFP8), by_hand(MXFP8)))
+    for _ in range(2):
+      assert_same(f(W, X), jax.jit(two_layers(plain, plain))(W, X))
+      assert_same(jp.quantize_dots(f, MXFP8)(W, X), hand(W, X))
+    self.assertNotIn("bind", vars(lax.dot_general_p))
+
+  def test_donation_static_arguments_and_side_outputs(self):
+    @functools.partial(jax.jit, static_argnames="scale", donate_argnums=0)
+    def step(w, x, scale):
+      loss = lambda w: ((scale * plain(x, w[0])) ** 2).mean()
+      aux = lambda w: (loss(w), {"name": w.sum()})
+      (value, aux), g = jax.value_and_grad(aux, has_aux=True)(w)
+      return w - g, value, aux
+
+    w = jnp.array(W)
+    new, _, aux = jp.quantize_dots(step, MXFP8)(w, X, scale=2)
+    self.assertTrue(w.is_deleted())
+    self.assertEqual(list(aux), ["name"])
+    dot = by_hand(MXFP8)
+    loss = lambda w: ((2 * dot(X, w[0])) ** 2).mean()
+    expected = jax.jit(lambda w: w - jax.grad(loss)(w))(W)
+    assert_same(new, expected)
+
+  def test_function_with_nothing_to_take_is_traced_to_the_same(self):
+    def f(w, x):
+      image = x.reshape(1, 8, 8, 8)
+      y = lax.conv(image, w[0].reshape(8, 8, 8, 8), (1, 1), "SAME")
+      return y.sum() + plain(x.astype(jnp.int32), x.T.astype(jnp.int32)).sum()
+
+    jaxpr = jax.make_jaxpr(jp.quantize_dots(f, MXFP8))(W, X)
+    self.assertEqual(str(jaxpr), str(jax.make_jaxpr(f)(W, X)))
+
+
+class KeysTest(parameterized.TestCase):
+  def test_equal_keys_give_equal_bits_and_others_do_not(self):
+    f = two_layers(plain, plain)
+    step = jax.jit(
+      lambda key: jax.grad(jp.quantize_dots(f, NVFP4, key=key))(W, X)
+    )
+    assert_same(step(KEY), step(KEY))
+    self.assertTrue(bool((step(KEY) != step(jax.random.key(4))).any()))
+
+  def test_layers_have_keys_of_their_own(self):
+    # The second dot by the first one's key has other bits.
+    expected = two_layers(by_hand(NVFP4, 0), by_hand(NVFP4, 0))
+    quantized = jp.quantize_dots(two_layers(plain, plain), NVFP4, key=KEY)
+    same = jax.jit(jax.grad(expected))(W, X) == jax.jit(jax.grad(quantized))(
+      W, X
+    )
+    self.assertFalse(bool(same.all()))
+
+  def test_recipe_that_needs_a_key_says_so(self):
+    quantized = jp.quantize_dots(two_layers(plain, plain), NVFP4)
+    quantized(W, X)  # the forward pass needs none
+    with self.assertRaisesRegex(ValueError, "key"):
+      jax.grad(quantized)(W, X)
+
+  def test_step_that_is_scanned_has_another_key_in_each_trip(self):
+    f = two_layers(plain, plain)
+
+    def train(w, x):
+      body = lambda w, _: (w, jax.grad(f)(w, x))
+      return lax.scan(body, w, None, length=2)[1]
+
+    for q in (
+      jp.quantize_dots(train, NVFP4, key=KEY),
+      jp.quantize_dots(jax.jit(train), NVFP4, key=KEY),
+    ):
+      first, second = jax.jit(q)(W, X)
+      self.assertTrue(bool((first != second).any()))
+      hand = [
+        jax.jit(
+          jax.grad(two_layers(by_hand(NVFP4, 0, t, 0), by_hand(NVFP4, 0, t, 1)))
+        )(W, X)
+        for t in range(2)
+      ]
+      assert_same([first, second], hand)
+
+
+class ErrorsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (TypeError, "fn must be a function, got 3", (3, MXFP8), {}),
+    (TypeError, "recipe must be .*Recipe.*got 8", (plain, 8), {}),
+    (ValueError, "recipe: .*'mxfp7'", (plain, "mxfp7"), {}),
+    (
+      TypeError,
+      "where must be a function.*'x'",
+      (plain, MXFP8),
+      {"where": "x"},
+    ),
+    (TypeError, "key must be one key", (plain, MXFP8), {"key": 1.5}),
+    (
+      TypeError,
+      "params must be positions.*1.5",
+      (plain, MXFP8),
+      {"params": (1.5,)},
+    ),
+    (
+      ValueError,
+      "implementation .*'gpu'",
+      (plain, MXFP8),
+      {"implementation": "gpu"},
+    ),
+  )
+  def test_bad_arguments_are_refused_at_once(self, error, text, args, keywords):
+    with self.assertRaisesRegex(error, f"quantize_dots: {text}"):
+      jp.quantize_dots(*args, **keywords)
+
+  def test_where_must_answer(self):
+    f = jp.quantize_dots(two_layers(plain, plain), MXFP8, where=lambda s: None)
+    with self.assertRaisesRegex(
+      TypeError, "where must return .*None for .* at"
+    ):
+      f(W, X)
+
+  def test_exception_leaves_jax_as_it_was(self):
+    def f(w, x):
+      plain(x, w[0])
+      raise KeyError("mine")
+
+    with self.assertRaisesRegex(KeyError, "mine"):
+      jp.quantize_dots(f, MXFP8)(W, X)
+    self.assertNotIn("bind", vars(lax.dot_general_p))
+
+  def test_quantized_recipe_by_dataclasses_replace(self):
+    recipe = dataclasses.replace(NVFP4, stochastic_rounding=False)
+    f = jax.jit(gradient(jp.quantize_dots(two_layers(plain, plain), recipe)))
+    hand = two_layers(by_hand(recipe), by_hand(recipe))
+    assert_same(f(W, X), jax.jit(gradient(hand))(W, X))
+
+
+if __name__ == "__main__":
+  absltest.main()
