@@ -6,11 +6,17 @@
 // other differ by more than most changes do. See compare.sh.
 //
 //   compare FORMAT M N K LIBRARY...    a dot, both sides of FORMAT
+//   compare PLAIN*FORMAT M N K LIBRARY...  one with an lhs of floats
 //   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
 //
-// FORMAT: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2.
+// FORMAT: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2; PLAIN:
+// f32, bf16 or f16. Weights lie in huge pages, unless SMALL_PAGES is in the
+// environment.
 
 #include <dlfcn.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +26,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -62,8 +71,29 @@ class Helper {
   std::thread thread_;
 };
 
+// Memory as XLA's buffers lie, and in huge pages, as what quantize writes does.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  T* allocate(size_t count) {
+    constexpr size_t kPage = size_t{2} << 20;
+    const size_t bytes = (count * sizeof(T) + kPage) / kPage * kPage;
+    void* memory = std::aligned_alloc(kPage, bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (std::getenv("SMALL_PAGES") == nullptr) {
+      (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    }
+#endif
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, size_t) { std::free(memory); }
+  friend bool operator==(const Aligned&, const Aligned&) { return true; }
+  friend bool operator!=(const Aligned&, const Aligned&) { return false; }
+};
+
 struct Matrix {
-  std::vector<uint8_t> values, scale;
+  std::vector<uint8_t, Aligned<uint8_t>> values, scale;
 };
 
 // A format, and its number.
@@ -79,11 +109,20 @@ int64_t RowBytes(const Kind& kind, int64_t k) {
 Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
   Matrix x;
   x.values.resize(rows * RowBytes(kind, k));
-  x.scale.resize(rows * (k / kind.block));
+  if (!IsPlain(kind.values)) x.scale.resize(rows * (k / kind.block));
   auto next = [&seed] {
     seed = seed * 1664525u + 1013904223u;
     return seed >> 8;
   };
+  if (IsPlain(kind.values)) {  // of 1/2 to 2, of either sign
+    const size_t bytes = FactsOf(kind.values).bits / 8;
+    const uint8_t high = kind.values == Format::kF16 ? 0x38 : 0x3f;
+    for (size_t i = 0; i < x.values.size(); ++i) {
+      const uint32_t bits = next();
+      x.values[i] = (i + 1) % bytes != 0 ? bits : high | (bits & 0x80);
+    }
+    return x;
+  }
   for (uint8_t& byte : x.values) {
     const uint32_t bits = next();
     byte = kind.values == Format::kE4M3 || kind.values == Format::kE5M2
@@ -101,6 +140,23 @@ Matrix Random(const Kind& kind, int64_t rows, int64_t k, uint32_t seed) {
 Operand Describe(const Kind& kind, const Matrix& x, int64_t rows, int64_t k) {
   return {kind.values, kind.scale,        x.values.data(), x.scale.data(), rows,
           k,           RowBytes(kind, k), kind.block,      k / kind.block};
+}
+
+// The kind of a name; none: name is null.
+Kind KindOf(const std::string& name) {
+  for (int i = 0; i < kQuantizedFormats; ++i) {
+    const auto format = static_cast<QuantizedFormat>(i);
+    const QuantizedFacts facts = FactsOf(format);
+    if (name == facts.name) return {facts, format};
+  }
+  for (const auto& [plain, format] : {std::pair{"f32", Format::kF32},
+                                      std::pair{"bf16", Format::kBF16},
+                                      std::pair{"f16", Format::kF16}}) {
+    if (name == plain) {
+      return {{plain, format, ScaleKind::kNone, 32, false}, {}};
+    }
+  }
+  return {};
 }
 
 double Quantile(std::vector<double> x, double part) {
@@ -134,8 +190,8 @@ class Work {
 
 class Dot : public Work {
  public:
-  Dot(const Kind& kind, int64_t m, int64_t n, int64_t k)
-      : kind_(kind), m_(m), n_(n), k_(k), x_(Random(kind, m, k, 1)),
+  Dot(const Kind& lhs, const Kind& kind, int64_t m, int64_t n, int64_t k)
+      : lhs_(lhs), kind_(kind), m_(m), n_(n), k_(k), x_(Random(lhs, m, k, 1)),
         out_(m * n) {
     size_t bytes = 0;
     while (weights_.size() < 2 || bytes < kRotatedBytes) {
@@ -147,7 +203,7 @@ class Dot : public Work {
   bool Run(const Kernels& kernels, size_t input,
            const Parallel& parallel) override {
     DotArgs args{};
-    args.lhs = Describe(kind_, x_, m_, k_);
+    args.lhs = Describe(lhs_, x_, m_, k_);
     args.rhs = Describe(kind_, weights_[input], n_, k_);
     args.batch = 1;
     args.m = m_;
@@ -162,6 +218,7 @@ class Dot : public Work {
   bool IsAsKept() const override { return IsNear(out_, kept_); }
 
  private:
+  const Kind& lhs_;
   const Kind& kind_;
   int64_t m_, n_, k_;
   Matrix x_;
@@ -254,14 +311,14 @@ std::vector<std::vector<double>> TimeInTurns(
 }
 
 int Main(int argc, char** argv) {
-  Kind kind{};
-  for (int i = 0; argc > 5 && i < kQuantizedFormats; ++i) {
-    const auto format = static_cast<QuantizedFormat>(i);
-    const QuantizedFacts facts = FactsOf(format);
-    if (std::strcmp(argv[1], facts.name) == 0) kind = {facts, format};
-  }
-  if (kind.name == nullptr) {
-    std::fprintf(stderr, "usage: compare FORMAT M N K LIBRARY...\n");
+  const std::string formats = argc > 5 ? argv[1] : "";
+  const size_t star = formats.find('*');
+  const Kind lhs = KindOf(formats.substr(0, star));
+  const Kind kind =
+      star == std::string::npos ? lhs : KindOf(formats.substr(star + 1));
+  if (lhs.name == nullptr || kind.name == nullptr || IsPlain(kind.values)) {
+    std::fprintf(stderr, "usage: compare FORMAT M N K LIBRARY...; FORMAT may be"
+                         " PLAIN*FORMAT\n");
     return 2;
   }
   const int64_t m = std::atoll(argv[2]), n = std::atoll(argv[3]);
@@ -287,7 +344,7 @@ int Main(int argc, char** argv) {
   if (n == 0) {
     work = std::make_unique<Quantize>(kind, m, k);
   } else {
-    work = std::make_unique<Dot>(kind, m, n, k);
+    work = std::make_unique<Dot>(lhs, kind, m, n, k);
   }
   const std::vector<std::vector<double>> ms = TimeInTurns(*work, builds, names);
   if (ms.empty()) return 1;
@@ -298,7 +355,7 @@ int Main(int argc, char** argv) {
     }
     std::printf("%s %ldx%ldx%ld %s: median %.3f ms (%.3f to %.3f), %.3f (%.3f"
                 " to %.3f) of the first's\n",
-                kind.name, static_cast<long>(m), static_cast<long>(n),
+                argv[1], static_cast<long>(m), static_cast<long>(n),
                 static_cast<long>(k), names[i], Quantile(ms[i], 0.5),
                 Quantile(ms[i], 0.25), Quantile(ms[i], 0.75),
                 Quantile(ratio, 0.5), Quantile(ratio, 0.25),
