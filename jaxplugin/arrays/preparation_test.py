@@ -331,6 +331,48 @@ class CpuTest(parameterized.TestCase):
       )
 
 
+class HugePagesTest(parameterized.TestCase):
+  """Where the local CPU has kernels; their test looks at the pages."""
+
+  def setUp(self):
+    super().setUp()
+    self.target = target_lib.detect_target("cpu")
+    if self.target.cpu_kernels is None:
+      self.skipTest("the kernels for CPUs are not built")
+
+  def put(self, format):
+    """A weight of 8 MiB that did not come out of `quantize`."""
+    columns = 8192 if format.is_fp4 else 4096
+    made = weight(format, (2048, columns))
+    return jax.tree.map(lambda x: jax.device_put(np.array(x)), made)
+
+  @parameterized.parameters(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
+  def test_large_values_are_copied_and_the_same(self, format):
+    w = self.put(format)
+    prepared = jp.prepare_weights(w, self.target)
+    where = lambda x: x.values.unsafe_buffer_pointer()
+    self.assertNotEqual(where(prepared), where(w))
+    self.assertEqual(jax.tree.structure(prepared), jax.tree.structure(w.pack()))
+    np.testing.assert_array_equal(codes_or_bytes(prepared), codes_or_bytes(w))
+    x = np.ones((1, w.shape[1]), np.float32)
+    np.testing.assert_array_equal(
+      jp.block_scaled_dot(x, prepared), jp.block_scaled_dot(x, w)
+    )
+
+  def test_others_are_returned_as_they_are(self):
+    small = weight(jp.MXFP8)
+    self.assertIs(jp.prepare_weights(small, self.target).values, small.values)
+    w = self.put(jp.MXFP8)
+    named = jp.prepare_weights(w, CPU)
+    self.assertIs(named.values, w.values)
+    self.assertIs(jp.prepare_weights(w, H100).values, w.values)
+
+  def test_while_tracing_nothing_is_copied(self):
+    prepare = functools.partial(jp.prepare_weights, target=self.target)
+    jaxpr = jax.make_jaxpr(prepare)(self.put(jp.MXFP8))
+    self.assertNotIn("jaxplugin_copy", str(jaxpr))
+
+
 class DotTest(parameterized.TestCase):
   """On the CPU, where every call puts the values back in order."""
 

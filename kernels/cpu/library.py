@@ -40,6 +40,7 @@ HANDLERS: Final = (
   "jaxplugin_block_scaled_dot",
   "jaxplugin_quantize",
   "jaxplugin_dequantize",
+  "jaxplugin_copy",
 )
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent

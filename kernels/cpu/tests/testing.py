@@ -34,6 +34,7 @@ _HANDLERS = (
   "jaxplugin_block_scaled_dot",
   "jaxplugin_quantize",
   "jaxplugin_dequantize",
+  "jaxplugin_copy",
 )
 _NONE = np.zeros((0,), np.float32)
 
@@ -253,6 +254,13 @@ def dequantize(
     isa=np.int64(isa),
     **_element("element", values),
   )
+
+
+def copy(x, result=None):
+  """Calls jaxplugin_copy; returns an array like x, or like `result`."""
+  library()
+  result = result or jax.ShapeDtypeStruct(x.shape, x.dtype)
+  return jax.ffi.ffi_call(_TARGET("jaxplugin_copy"), result)(x)
 
 
 # Operands, and what they mean in float64.

@@ -1,0 +1,72 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The copy to huge pages: the same bytes, where the system has such pages."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+SMAPS = pathlib.Path("/proc/self/smaps")
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def huge_page_bytes(x: jax.Array) -> int:
+  """Of the mapping that the middle of `x` lies in."""
+  middle = x.unsafe_buffer_pointer() + x.nbytes // 2
+  is_inside = False
+  for line in SMAPS.read_text().splitlines():
+    if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+      is_inside = int(found[1], 16) <= middle < int(found[2], 16)
+    elif is_inside and line.startswith("AnonHugePages:"):
+      return int(line.split()[1]) << 10
+  return 0
+
+
+class CopyTest(parameterized.TestCase):
+  @parameterized.product(
+    dtype=("uint8", "float8_e4m3fn", "float8_e8m0fnu", "bfloat16", "float32"),
+    shape=((), (0, 3), (7,), (3, 4, 5), (3001, 3000)),
+  )
+  def test_bytes_are_the_same(self, dtype, shape):
+    rng = np.random.default_rng(0)
+    size = int(np.prod(shape)) * jnp.dtype(dtype).itemsize
+    x = rng.integers(0, 256, size, np.uint8).view(jnp.dtype(dtype))
+    x = jnp.asarray(x.reshape(shape))
+    got = testing.copy(x)
+    self.assertEqual((got.dtype, got.shape), (x.dtype, x.shape))
+    self.assertEqual(np.asarray(got).tobytes(), np.asarray(x).tobytes())
+
+  def test_megabytes_lie_in_huge_pages(self):
+    if not SMAPS.exists() or not HUGE_PAGES.exists():
+      self.skipTest("not on Linux")
+    if "[never]" in HUGE_PAGES.read_text():
+      self.skipTest("huge pages are switched off here")
+    # Larger than what an allocator keeps for itself.
+    x = jax.device_put(np.ones((64 << 20,), np.uint8))
+    got = jax.block_until_ready(testing.copy(x))
+    self.assertGreater(huge_page_bytes(got), x.nbytes // 2)
+
+  @parameterized.named_parameters(
+    ("shape", (3, 4), jnp.uint8, (4, 3), jnp.uint8),
+    ("dtype", (3, 4), jnp.uint8, (3, 4), jnp.int8),
+    ("fp4", (4,), jnp.float4_e2m1fn, (4,), jnp.float4_e2m1fn),
+  )
+  def test_another_result_is_an_error(self, shape, dtype, to_shape, to_dtype):
+    result = jax.ShapeDtypeStruct(to_shape, to_dtype)
+    with self.assertRaisesRegex(Exception, "jaxplugin_copy: the result must"):
+      jax.block_until_ready(testing.copy(jnp.zeros(shape, dtype), result))
+
+
+if __name__ == "__main__":
+  absltest.main()
