@@ -52,8 +52,9 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
   * arrays of 8 MiB and more that are on one local CPU are copied to huge pages,
     where there are C++ kernels, but not while tracing. What quantize writes
     lies in such pages; what `device_put` or a checkpoint brings does not, and a
-    row times 4096 x 4096 of MXFP8 takes 1.25 times as long (2 cores with
-    AVX-512, 50 GB/s). Let go of the array that was given.
+    row times 4096 x 4096 of MXFP8 took 0.59 ms with it, 0.53 prepared (medians
+    of 80 in turns, inputs rotated, 2 cores with AVX-512). Let go of the array
+    that was given.
 
   For NVIDIA GPUs and an array whose last axis is the blocked one:
 

@@ -5,129 +5,312 @@
 // the "weights", once. Their codes become bf16 in registers, go into vdpbf16ps
 // against the few rows (folded to bf16 beforehand), and the scale multiplies
 // the sums of a block: one multiply-add for 64 values.
+//
+// Rows that bf16 cannot hold (f32, f16) are multiplied with E2M1 in float32,
+// which takes eight instructions and four products more for 64 bytes; exact
+// pieces of bf16, three of an f32, would take eight products more. With FP8
+// AVX2 multiplies them: the same here took 1.12 times as long.
 
 constexpr int kFewRowsMax = 4;
 // From the codes in use to those that are asked for: enough to cover memory's
 // latency. Into the second cache; the first has room for the few rows.
 constexpr int64_t kFewRowsAhead = 4096;
 
-// sum[r] = the part of the dots under 16 scales: kVectors vectors of codes of a
-// weight row, all of them there: no masks. Asks for as many from `ahead` on.
+// Compilers would load a vector again for each use.
+JAXPLUGIN_ALWAYS_INLINE void KeepInRegister(__m512i* x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(*x));
+#else
+  (void)x;
+#endif
+}
+
+// In what the rows and the weights are multiplied.
+enum class Factors { kBF16, kF32 };
+
+// A vector of codes as factors, and how the rows lie beside them: in vectors of
+// the same order.
+template <int kBits, Factors kFactors>
+struct FewRowsCodes {
+  static constexpr bool kIsFloats = kFactors == Factors::kF32;
+  static_assert(kBits == 4 || !kIsFloats);
+  static constexpr int kFactorBytes = kIsFloats ? 4 : 2;
+  static constexpr int kParts = 8 * kFactorBytes / kBits;
+  static constexpr int kValues = 512 / kBits;
+
+  __m512i part[kParts];
+
+  JAXPLUGIN_ALWAYS_INLINE FewRowsCodes(__m512i codes, const Tables& tables) {
+    constexpr int kPairs = kIsFloats ? kParts / 2 : kParts;  // of bf16
+    __m512i pairs[kPairs];
+    if constexpr (kBits == 4) {
+      const Unit unit = Unpack4(codes, tables.high0);
+#pragma GCC unroll 4
+      for (int p = 0; p < kPairs; ++p) pairs[p] = unit.q[p];
+    } else {
+      Unpack8(codes, tables, &pairs[0], &pairs[1]);
+    }
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      if constexpr (kIsFloats) {
+        part[p] = _mm512_slli_epi32(pairs[p], 16);
+        part[p + kPairs] = _mm512_and_si512(pairs[p], high);
+      } else {
+        part[p] = pairs[p];
+      }
+    }
+  }
+
+  // The products of a part, added to those of parts before it.
+  JAXPLUGIN_ALWAYS_INLINE __m512 Multiply(int p, const uint8_t* x,
+                                          bool is_first, __m512 sum) const {
+    const __m512i factors = _mm512_load_si512(x + p * 64);
+    if constexpr (kIsFloats) {
+      const __m512 a = _mm512_castsi512_ps(part[p]);
+      const __m512 b = _mm512_castsi512_ps(factors);
+      return is_first ? _mm512_mul_ps(a, b) : _mm512_fmadd_ps(a, b, sum);
+    } else {
+      return Dot32(is_first ? _mm512_setzero_ps() : sum, part[p], factors);
+    }
+  }
+};
+
+// The weights of a call.
+struct FewRowsWeights {
+  const Unpacker& unpacker;
+  TableBytes e4m3{Format::kE4M3};
+  // Of vectors of E2M1 under blocks of 16, where in [low bytes, high bytes] of
+  // 32 scales as bf16 the bytes of a dword's lie.
+  alignas(64) uint8_t lanes[4][64];
+
+  explicit FewRowsWeights(const Unpacker& other) : unpacker(other) {
+    for (int i = 0; i < 256; ++i) {
+      const int scale = i / 8;
+      lanes[i / 64][i % 64] =
+          static_cast<uint8_t>(i % 4 == 3 ? 64 + scale : scale);
+    }
+  }
+};
+
+// How scales are read: 16 of any kind, or 32 of E4M3 by a table, which NVFP4
+// has one of for 16 values.
+enum class Scales { kAny, kE4M3 };
+
+template <Scales kScales>
+struct FewRowsScales {
+  static constexpr int kCount = 16;
+
+  const ScaleIndex& index;
+  ScaleKind kind;
+  __m512 scales;
+
+  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const FewRowsWeights& weights)
+      : index(weights.unpacker.index), kind(weights.unpacker.x.scale_kind) {}
+  JAXPLUGIN_ALWAYS_INLINE void Load(const uint8_t* scale, int64_t left) {
+    scales = LoadScales(kind, scale, left);
+  }
+  // Those of vector v of a step.
+  JAXPLUGIN_ALWAYS_INLINE __m512 Spread(int v) const {
+    return index.Spread(scales, v);
+  }
+};
+
+template <>
+struct FewRowsScales<Scales::kE4M3> {
+  static constexpr int kCount = 32;
+
+  const FewRowsWeights& weights;
+  Tables tables;
+  __m512i low, high;
+
+  JAXPLUGIN_ALWAYS_INLINE explicit FewRowsScales(const FewRowsWeights& other)
+      : weights(other), tables(other.e4m3.Load()) {}
+  JAXPLUGIN_ALWAYS_INLINE void Load(const uint8_t* scale, int64_t left) {
+    const int64_t count = Min(left, kCount);
+    const __m512i codes = _mm512_maskz_loadu_epi8(
+        (uint64_t{1} << count) - 1, scale);
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    low = _mm512_permutex2var_epi8(tables.low0, codes, tables.low1);
+    high = _mm512_permutex2var_epi8(tables.high0, codes, tables.high1);
+    high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // a | (b & c)
+  }
+  JAXPLUGIN_ALWAYS_INLINE __m512 Spread(int v) const {
+    return _mm512_castsi512_ps(_mm512_maskz_permutex2var_epi8(
+        0xcccccccccccccccc, low, _mm512_load_si512(weights.lanes[v]), high));
+  }
+};
+
+// sum[r] = the part of the dots under some scales: kVectors vectors of codes of
+// a weight row, all of them there: no masks. Asks for as many from `ahead` on.
 // Roundings: 3 of a block's products (7 in E2M1; the first product is exact),
-// and one a vector, of which there are 8 (4 in E2M1) at most.
-template <int kBits, int kVectors, int kRows>
+// and one a vector, of which there are 8 (4 in E2M1) at most. In float32 the
+// first product rounds too, and two sums of four products are added: 5.
+template <int kBits, Factors kFactors, int kVectors, int kRows,
+          typename Spread>
 JAXPLUGIN_ALWAYS_INLINE void FewRowsStep(const uint8_t* values,
-                                         const uint8_t* ahead, __m512 scales,
-                                         const ScaleIndex& index,
+                                         const uint8_t* ahead,
+                                         const Spread& scales,
                                          const Tables& tables, const uint8_t* x,
                                          int64_t x_row_bytes, __m512* sum) {
-  constexpr int kParts = 16 / kBits;  // bf16 vectors of a vector of codes
+  using Codes = FewRowsCodes<kBits, kFactors>;
+  constexpr int kParts = Codes::kParts;
+  constexpr int kChains = Codes::kIsFloats ? 2 : 1;
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
     _mm_prefetch(reinterpret_cast<const char*>(ahead + v * 64), _MM_HINT_T1);
-    const __m512i codes = _mm512_loadu_si512(values + v * 64);
-    Unit unit;
-    if constexpr (kBits == 8) {
-      Unpack8(codes, tables, &unit.q[0], &unit.q[1]);
-    } else {
-      unit = Unpack4(codes, tables.high0);
-    }
-    const __m512 spread = index.Spread(scales, v);
+    __m512i bytes = _mm512_loadu_si512(values + v * 64);
+    KeepInRegister(&bytes);
+    const Codes codes(bytes, tables);
+    const __m512 spread = scales.Spread(v);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* xr = x + r * x_row_bytes + v * kParts * 64;
-      __m512 block = _mm512_setzero_ps();
-#pragma GCC unroll 4
+      __m512 chain[kChains];
+#pragma GCC unroll 8
       for (int p = 0; p < kParts; ++p) {
-        block = Dot32(block, unit.q[p], _mm512_load_si512(xr + p * 64));
+        chain[p % kChains] =
+            codes.Multiply(p, xr, p < kChains, chain[p % kChains]);
       }
+      __m512 block = chain[0];
+      if constexpr (kChains == 2) block = _mm512_add_ps(block, chain[1]);
       sum[r] = v == 0 ? _mm512_mul_ps(block, spread)
                       : _mm512_fmadd_ps(block, spread, sum[r]);
     }
   }
 }
 
+// Floats are multiplied by 2^kFloatShift, and their sums divided by it: so all
+// from 2^-87 to 2^38 are served. Their products with E2M1's smallest value
+// under the smallest safe scale are multiples of 2^-149, float32's smallest,
+// and the largest are below 2^110.
+constexpr int kFloatShift = 23;
+
+// A row of floats, value i of a vector of codes in lane i / kParts of part i %
+// kParts; false where one is neither 0, NaN nor Inf and out of range.
+bool PackFloats(const Operand& x, int64_t row, int64_t padded, float* out) {
+  using Codes = FewRowsCodes<4, Factors::kF32>;
+  constexpr uint32_t kLeast = (127 - 87) << 23, kTooLarge = (127 + 38) << 23;
+  constexpr float kFactor = 1 << kFloatShift;
+  uint32_t outside = 0;
+  for (int64_t k0 = 0; k0 < padded; k0 += Codes::kValues) {
+    float natural[Codes::kValues] = {};
+    const int64_t count = Max(Min(Codes::kValues, x.k - k0), 0);
+    DecodeValues(x, RowValues(x, row), k0, count, natural);
+    for (int i = 0; i < Codes::kValues; ++i) {
+      const uint32_t magnitude = AsBits(natural[i]) & kMagnitude;
+      outside |= (magnitude - 1 < kLeast - 1) |
+                 ((magnitude >= kTooLarge) & (magnitude < kInfinity));
+    }
+    for (int p = 0; p < Codes::kParts; ++p) {
+      for (int i = 0; i < 16; ++i) {
+        out[k0 + p * 16 + i] = natural[i * Codes::kParts + p] * kFactor;
+      }
+    }
+  }
+  return outside == 0;
+}
+
 // out[r * ldc] = weight row `w` . x row r. With those of a step, 4 roundings of
 // lanes and 1 of the total: 16 at most (sums.inl).
-template <int kBits, int kBlock, int kRows>
-void FewRowsSums(const Unpacker& unpacker, int64_t w, const uint8_t* x,
+template <int kBits, Factors kFactors, int kBlock, Scales kScales, int kRows>
+void FewRowsSums(const FewRowsWeights& weights, int64_t w, const uint8_t* x,
                  int64_t x_row_bytes, float* out, int64_t ldc) {
-  constexpr int64_t kStep = 16 * kBlock;  // values under 16 scales
+  using Spread = FewRowsScales<kScales>;
+  constexpr int64_t kStep = Spread::kCount * kBlock;  // values
   constexpr int64_t kStepBytes = kStep * kBits / 8;
   constexpr int kVectors = kStepBytes / 64;
-  const Operand& operand = unpacker.x;
-  const Tables tables = unpacker.table_bytes.Load();
+  constexpr int kFactorBytes = FewRowsCodes<kBits, kFactors>::kFactorBytes;
+  const Operand& operand = weights.unpacker.x;
+  const Tables tables = weights.unpacker.table_bytes.Load();
   const uint8_t* values = RowValues(operand, w);
   const uint8_t* scale = operand.scale + w * operand.scale_cols;
+  Spread scales(weights);
   __m512 total[kRows], rest[kRows], sum[kRows];
   for (int r = 0; r < kRows; ++r) total[r] = rest[r] = _mm512_setzero_ps();
   int64_t k0 = 0;
   for (; k0 + kStep <= operand.k; k0 += kStep) {
-    FewRowsStep<kBits, kVectors, kRows>(
-        values, values + kFewRowsAhead,
-        LoadScales(operand.scale_kind, scale, 16), unpacker.index, tables, x,
-        x_row_bytes, sum);
+    scales.Load(scale, Spread::kCount);
+    FewRowsStep<kBits, kFactors, kVectors, kRows>(
+        values, values + kFewRowsAhead, scales, tables, x, x_row_bytes, sum);
     for (int r = 0; r < kRows; ++r) AddExactly(sum[r], &total[r], &rest[r]);
     values += kStepBytes;
-    scale += 16;
-    x += kStep * 2;
+    scale += Spread::kCount;
+    x += kStep * kFactorBytes;
   }
   if (k0 < operand.k) {
     // The rest, zero-padded; x is too.
     alignas(64) uint8_t last[kStepBytes] = {};
     __builtin_memcpy(last, values, operand.row_bytes - k0 * kBits / 8);
-    FewRowsStep<kBits, kVectors, kRows>(
-        last, values + kFewRowsAhead,
-        LoadScales(operand.scale_kind, scale, operand.scale_cols - k0 / kBlock),
-        unpacker.index, tables, x, x_row_bytes, sum);
+    scales.Load(scale, operand.scale_cols - k0 / kBlock);
+    FewRowsStep<kBits, kFactors, kVectors, kRows>(
+        last, values + kFewRowsAhead, scales, tables, x, x_row_bytes, sum);
     for (int r = 0; r < kRows; ++r) AddExactly(sum[r], &total[r], &rest[r]);
   }
   for (int r = 0; r < kRows; ++r) {
-    out[r * ldc] = _mm512_reduce_add_ps(TotalOf(total[r], rest[r]));
+    const float all = _mm512_reduce_add_ps(TotalOf(total[r], rest[r]));
+    constexpr float kUnshift = 1.0f / (1 << kFloatShift);
+    out[r * ldc] = kFactors == Factors::kF32 ? all * kUnshift : all;
   }
 }
 
 // Rows [w0, w0 + count) of the weights. One stream a thread: four rows side by
 // side take 1.9 times as long.
-template <int kBits, int kBlock, int kRows>
-void FewRowsStrip(const Unpacker& unpacker, int64_t w0, int64_t count,
+template <int kBits, Factors kFactors, int kBlock, Scales kScales, int kRows>
+void FewRowsStrip(const FewRowsWeights& weights, int64_t w0, int64_t count,
                   const uint8_t* x, int64_t x_row_bytes, float* c,
                   int64_t ldc) {
   for (int64_t w = 0; w < count; ++w) {
-    FewRowsSums<kBits, kBlock, kRows>(unpacker, w0 + w, x, x_row_bytes, c + w,
-                                      ldc);
+    FewRowsSums<kBits, kFactors, kBlock, kScales, kRows>(
+        weights, w0 + w, x, x_row_bytes, c + w, ldc);
   }
 }
 
-using FewRowsFunction = void (*)(const Unpacker&, int64_t, int64_t,
+using FewRowsFunction = void (*)(const FewRowsWeights&, int64_t, int64_t,
                                  const uint8_t*, int64_t, float*, int64_t);
 
-template <int kBits, int kBlock>
+template <int kBits, Factors kFactors, int kBlock,
+          Scales kScales = Scales::kAny>
 FewRowsFunction FewRowsOf(int64_t rows) {
   constexpr FewRowsFunction kFunctions[kFewRowsMax] = {
-      FewRowsStrip<kBits, kBlock, 1>, FewRowsStrip<kBits, kBlock, 2>,
-      FewRowsStrip<kBits, kBlock, 3>, FewRowsStrip<kBits, kBlock, 4>};
+      FewRowsStrip<kBits, kFactors, kBlock, kScales, 1>,
+      FewRowsStrip<kBits, kFactors, kBlock, kScales, 2>,
+      FewRowsStrip<kBits, kFactors, kBlock, kScales, 3>,
+      FewRowsStrip<kBits, kFactors, kBlock, kScales, 4>};
   return kFunctions[rows - 1];
 }
 
-FewRowsFunction ChooseFewRows(const Operand& weights, int64_t rows) {
-  if (IsPacked(weights.format)) {
-    return weights.block == 16 ? FewRowsOf<4, 16>(rows)
-                               : FewRowsOf<4, 32>(rows);
-  }
-  return weights.block == 16 ? FewRowsOf<8, 16>(rows)
-                             : FewRowsOf<8, 32>(rows);
+template <Factors kFactors>
+FewRowsFunction FewRowsOfPacked(const Operand& weights, int64_t rows) {
+  if (weights.block != 16) return FewRowsOf<4, kFactors, 32>(rows);
+  return weights.scale_kind == ScaleKind::kE4M3
+             ? FewRowsOf<4, kFactors, 16, Scales::kE4M3>(rows)
+             : FewRowsOf<4, kFactors, 16>(rows);
 }
 
-// The weights are the strip side, and quantized.
-bool FewRowsDot(const DotArgs& args, const Sides& sides,
-                const Parallel& parallel) {
+FewRowsFunction ChooseFewRows(const Operand& weights, Factors factors,
+                              int64_t rows) {
+  if (IsPacked(weights.format)) {
+    return factors == Factors::kF32
+               ? FewRowsOfPacked<Factors::kF32>(weights, rows)
+               : FewRowsOfPacked<Factors::kBF16>(weights, rows);
+  }
+  return weights.block == 16 ? FewRowsOf<8, Factors::kBF16, 16>(rows)
+                             : FewRowsOf<8, Factors::kBF16, 32>(rows);
+}
+
+// The weights are the strip side, and quantized, E2M1 where `factors` are
+// float32. *is_done is left false, with nothing written, where a float of the
+// rows is too large or too small.
+bool FewRowsDot(const DotArgs& args, const Sides& sides, Factors factors,
+                const Parallel& parallel, bool* is_done) {
   const Operand& x = *sides.panel;
   const Operand& weights = *sides.strip;
   const int64_t rows = sides.panel_rows;
   const int64_t x_rows = args.batch * rows;
   // Padded to what 16 scales of block 32 cover.
-  const int64_t x_row_bytes = Max(RoundUp(args.k, 512), 512) * 2;
+  const int64_t x_padded = Max(RoundUp(args.k, 512), 512);
+  const int64_t x_row_bytes = x_padded * (factors == Factors::kF32 ? 4 : 2);
   // Up to 256 KiB of weights a task, as each begins with nothing asked for
   // ahead; but eight tasks a thread, so that all end together.
   const int64_t weight_bytes = sides.strip_rows * weights.row_bytes;
@@ -141,29 +324,41 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
   const int64_t flag_bytes = RoundUp(x_rows, 64);
   const int64_t slot_bytes = RoundUp(chunk * rows * 4 + rows * 4, 64);
   Scratch scratch(x_bytes + flag_bytes + slot_bytes * parallel.threads);
-  uint8_t* x_bf16 = scratch.get();
-  if (x_bf16 == nullptr) return false;
-  uint8_t* unsafe = x_bf16 + x_bytes;
+  uint8_t* packed = scratch.get();
+  if (packed == nullptr) return false;
+  uint8_t* unsafe = packed + x_bytes;
   uint8_t* slots = unsafe + flag_bytes;
 
   const EngineBF16 engine(sides);
-  const FewRowsFunction function = ChooseFewRows(weights, rows);
+  const FewRowsWeights few_weights(engine.strip_unpacker);
+  const auto pack_row = [&](int64_t r, uint8_t* row) {
+    if (factors == Factors::kF32) {
+      return PackFloats(x, r, x_padded, reinterpret_cast<float*>(row));
+    }
+    const int64_t bytes = CeilDiv(x.k, kUnit) * kUnitBytes;
+    engine.PackRow(r, row, 1, 0);
+    __builtin_memset(row + bytes, 0, x_row_bytes - bytes);
+    return true;
+  };
+  const FewRowsFunction function = ChooseFewRows(weights, factors, rows);
   const Parallel serial{1, nullptr, nullptr};
   const int64_t x_groups = Max(1, (int64_t{1} << 16) / Max(args.k, 1));
   const bool x_is_small = x_rows * args.k <= (1 << 17);
-  bool ok = ParallelFor(
+  uint32_t outside = 0;
+  const bool ok = ParallelFor(
       x_is_small ? serial : parallel, CeilDiv(x_rows, x_groups),
       [&](int64_t index, int) {
         const int64_t end = Min(x_rows, (index + 1) * x_groups);
         for (int64_t r = index * x_groups; r < end; ++r) {
-          uint8_t* row = x_bf16 + r * x_row_bytes;
-          const int64_t packed = CeilDiv(x.k, kUnit) * kUnitBytes;
-          engine.PackRow(r, row, 1, 0);
-          __builtin_memset(row + packed, 0, x_row_bytes - packed);
+          if (!pack_row(r, packed + r * x_row_bytes)) {
+            __atomic_store_n(&outside, 1, __ATOMIC_RELAXED);
+          }
           unsafe[r] = !RowIsSafe(x, r);
         }
       });
-  return ok && ParallelFor(
+  if (!ok || outside != 0) return ok;
+  *is_done = true;
+  return ParallelFor(
       parallel, args.batch * chunks, [&](int64_t index, int slot) {
         const int64_t batch = index / chunks;
         const int64_t j0 = index % chunks * chunk;
@@ -171,8 +366,8 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
         const int64_t w0 = batch * sides.strip_rows + j0;
         if (GaveUp(args)) return;
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
-        function(engine.strip_unpacker, w0, count,
-                 x_bf16 + batch * rows * x_row_bytes, x_row_bytes, c, chunk);
+        function(few_weights, w0, count,
+                 packed + batch * rows * x_row_bytes, x_row_bytes, c, chunk);
         // Stored as a panel of `rows` and a strip of `count`.
         StoreTile(sides, batch, 0, rows, j0, count, c, chunk,
                   unsafe + batch * rows, c + chunk * rows);

@@ -66,7 +66,7 @@ class FewRowsTest(parameterized.TestCase):
     self.check(*sides, isa)
 
   @parameterized.product(
-    weights=QUANTIZED, isa=ISAS, exponent=(-120, -88, -70, 31, 33, 90)
+    weights=QUANTIZED, isa=ISAS, exponent=(-120, -88, -70, 31, 33, 90, 110)
   )
   def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
     """The rows of floats that the fast way cannot take go another one."""

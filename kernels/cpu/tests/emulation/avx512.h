@@ -282,6 +282,14 @@ JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi8(__m512i a, __m512i index,
   }
   return (__m512i)out;
 }
+JAXPLUGIN_EMULATED __m512i _mm512_maskz_permutex2var_epi8(__mmask64 mask,
+                                                          __m512i a,
+                                                          __m512i index,
+                                                          __m512i b) {
+  Bytes out = (Bytes)_mm512_permutex2var_epi8(a, index, b);
+  for (int i = 0; i < 64; ++i) out[i] = mask >> i & 1 ? out[i] : 0;
+  return (__m512i)out;
+}
 JAXPLUGIN_EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index,
                                                      __m512i b) {
   const Words at = (Words)index, x = (Words)a, y = (Words)b;

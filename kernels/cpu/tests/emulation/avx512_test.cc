@@ -89,6 +89,9 @@ struct Register {
     _mm512_permutexvar_epi16(JAXPLUGIN_I(a), JAXPLUGIN_I(b)))                 \
   X(permutex2var_epi8, _mm512_permutex2var_epi8(                              \
                            JAXPLUGIN_I(a), JAXPLUGIN_I(b), JAXPLUGIN_I(c)))   \
+  X(maskz_permutex2var_epi8, _mm512_maskz_permutex2var_epi8(                  \
+                                 Mask(a), JAXPLUGIN_I(a), JAXPLUGIN_I(b),     \
+                                 JAXPLUGIN_I(c)))                             \
   X(permutex2var_epi16, _mm512_permutex2var_epi16(                            \
                             JAXPLUGIN_I(a), JAXPLUGIN_I(b), JAXPLUGIN_I(c)))  \
   X(cmpeq_epi32_mask, _mm512_set1_epi32(_mm512_cmpeq_epi32_mask(              \
@@ -394,6 +397,11 @@ const NamedModel kModels[] = {
     JAXPLUGIN_MODEL(permutex2var_epi8, return Fill<uint8_t>([=](int i) {
       const int from = b->bytes[i] % 128;
       return from < 64 ? a->bytes[from] : c->bytes[from - 64];
+    });),
+    JAXPLUGIN_MODEL(maskz_permutex2var_epi8, return Fill<uint8_t>([=](int i) {
+      const int from = b->bytes[i] % 128;
+      const uint8_t byte = from < 64 ? a->bytes[from] : c->bytes[from - 64];
+      return static_cast<uint8_t>(Mask(a) >> i & 1 ? byte : 0);
     });),
     JAXPLUGIN_MODEL(permutex2var_epi16, return Fill<uint16_t>([=](int i) {
       const int from = Lane<uint16_t>(b, i) % 64;
