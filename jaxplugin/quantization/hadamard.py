@@ -15,8 +15,7 @@ The signs are fixed: s[i] is -1 where bit i of the fraction of pi, written in
 binary, is 1. They are nobody's choice, and the same for all groups, tensors
 and steps.
 
-Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149,
-section 4.1.
+Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149.
 """
 
 from __future__ import annotations

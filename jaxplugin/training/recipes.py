@@ -46,21 +46,21 @@ class Recipe:
       `BlockFormat` or by name; None leaves them as they are (a product with one
       quantized side). At least one is given.
     grad_format: that of gradients of results, in dgrad and wgrad; None leaves
-      them as they are. E4M3 in MXFP8 (arXiv 2506.08027, section 3.2);
+      them as they are. E4M3 in MXFP8 (arXiv 2506.08027);
       `jp.MXFP8_E5M2` has more range and less precision.
     scale_rounding: of MX scales, "up" or "floor", as of `quantize`. Up never
-      saturates (arXiv 2506.08027, section 3.1).
+      saturates (arXiv 2506.08027).
     stochastic_rounding: gradients are rounded up or down at random, up with a
       probability equal to the discarded fraction, in dgrad and wgrad alike, by
       bits of their own. Weights and activations are rounded to nearest (arXiv
-      2509.25149, section 4.3). It needs a key where a gradient is taken.
+      2509.25149). It needs a key where a gradient is taken.
     weight_2d: a scale covers a square of block_size x block_size weights, so
       that the weights of dgrad are those of the forward product, transposed
-      (arXiv 2509.25149, section 4.2). One copy of their values serves both.
+      (arXiv 2509.25149). One copy of their values serves both.
     wgrad_hadamard: size of the random Hadamard transform of both operands of
       wgrad, along what it contracts, before they are quantized; None for none.
       It spreads outliers over a group, and cancels in the product (arXiv
-      2509.25149, section 4.1). `quantization/hadamard.py` has the signs: they
+      2509.25149). `quantization/hadamard.py` has the signs: they
       are fixed.
     dgrad_hadamard: the same for dgrad (arXiv 2502.20586). Not with weight_2d:
       transformed weights are other ones than those of the forward product.
