@@ -318,11 +318,16 @@ class RowMeasurement:
   ) -> None:
     for name, entry in running.items():
       result = entry.result
+      taken = [s for s in samples[name] if s is not None]
+      if not taken:
+        continue
+      seconds = min(taken) / 1e3
       if result.role == "ceiling":
-        best = min(s for s in samples[name] if s is not None)
         self.ceilings = self.ceilings.raised(
-          roofline.ceiling_of(name), result.num_bytes / best * 1e3
+          roofline.ceiling_of(name), result.num_bytes / seconds
         )
+      elif name in roofline.PRODUCTS:
+        self.ceilings = self.ceilings.raised(name, result.flops / seconds)
 
   def _finished(
     self, entry: _Entry, stats: timing.Stats

@@ -51,6 +51,12 @@ class FormsTest(absltest.TestCase):
 
   def measured_twice(self, *forms, of_floats=False):
     """The results of a row in two formats."""
+    peer = variants.Forms(
+      name="peer", role="peer", forms=forms, of_floats=of_floats
+    )
+    return self.results_of(self.measuring(), peer)
+
+  def measuring(self):
     options = measurement.Options(
       mode="call",
       rounds=3,
@@ -62,14 +68,14 @@ class FormsTest(absltest.TestCase):
     )
     # No cache to go past: what is measured here has 64 bytes.
     found = dataclasses.replace(devices.find("cpu"), cache_bytes=0)
-    measuring = measurement.RowMeasurement(
-      found, bench_results.CEILINGS, options
-    )
+    return measurement.RowMeasurement(found, bench_results.CEILINGS, options)
+
+  def results_of(self, measuring, variant):
+    """Of a row in two formats."""
     (row,) = workloads.parse_rows("32x32x32")
-    peer = variants.Forms(
-      name="peer", role="peer", forms=forms, of_floats=of_floats
-    )
-    with absltest.mock.patch.object(measuring, "_variants", lambda *_: [peer]):
+    with absltest.mock.patch.object(
+      measuring, "_variants", lambda *_: [variant]
+    ):
       return [
         measuring.measure(row, pair)
         for pair in workloads.parse_pairs("mxfp8,nvfp4")
@@ -133,6 +139,20 @@ class FormsTest(absltest.TestCase):
     )
     self.assertEqual((result.status, result.form), ("wrong", "bad"))
     self.assertEqual(result.reason, "0 is not 1")
+
+  def test_product_of_floats_that_is_faster_raises_its_ceiling(self):
+    for name, is_raised in (("f32", True), ("bf16", True), ("cpu", False)):
+      measuring = self.measuring()
+      fast = dataclasses.replace(form(""), name=name, flops=10**15)
+      before = measuring.ceilings
+      self.results_of(measuring, fast)
+      fields = ("f32", "bf16", "read", "int8")
+      raised = [
+        field
+        for field in fields
+        if getattr(measuring.ceilings, field) > getattr(before, field)
+      ]
+      self.assertEqual(raised, [name] if is_raised else [])
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ from jaxplugin.bench.peers import variants
 from jaxplugin.core import targets
 
 NAMES: Final = ("read", "copy", "warm", "bf16", "f32")
+# Those that are peers as well.
+PRODUCTS: Final = ("bf16", "f32")
 _LAST: Final = (((1,), (1,)), ((), ()))
 # Operations of a core in the time of an f32 one, by flags in /proc/cpuinfo. One
 # instruction of equal width and rate: vdpbf16ps does 2 times as many as an FMA,
