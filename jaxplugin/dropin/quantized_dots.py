@@ -58,13 +58,14 @@ def quantize_dots(
 
   Which products are taken: all of these must hold, unless `where` decides.
 
-  * One operand is a parameter, and the other one is none. A parameter is an
+  * One operand is a parameter, and the other one is none. A parameter is a
     JAX array in the arguments that `params` names, also if it was reshaped,
     transposed, converted, sliced, concatenated or gathered from its shards, by
     a `scan` too. Where a jitted function (or the body of a loop) in `fn` takes
     a derivative by itself, a parameter is in there what it differentiates with
     respect to; if no operand is, an argument of that function. So products of
-    two activations, as in attention, are left.
+    two activations, as in attention, are left; and where such a function
+    differentiates with respect to weights and inputs alike, so are those.
   * The weight's sizes, that which is contracted and that of its remaining
     dimensions, are multiples of the recipe's largest block. (The number of rows
     may be any: it is padded.)
