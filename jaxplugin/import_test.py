@@ -88,13 +88,20 @@ print(first.detect_target("cpu").cpu_kernels)
 """
 
 
-def probe(module, *search_path):
+def probe(module, *search_path, **options):
   """Imports `module` in a fresh interpreter; reports what that did."""
-  return json.loads(run(PROBE.format(module=module), *search_path)[-1])
+  program = PROBE.format(module=module)
+  return json.loads(run(program, *search_path, **options)[-1])
 
 
-def run(program, *search_path):
-  """The lines that a program prints in a fresh interpreter."""
+def run(program, *search_path, compiled_to=None):
+  """The lines that a program prints in a fresh interpreter.
+
+  Args:
+    program: source code.
+    *search_path: directories that come first.
+    compiled_to: the directory of compiled modules; None: beside their sources.
+  """
   root = str(pathlib.Path(jaxplugin.__file__).resolve().parent.parent)
   path = os.pathsep.join([*map(str, search_path), root])
   result = subprocess.run(
@@ -102,6 +109,7 @@ def run(program, *search_path):
     env={
       **{name: os.environ[name] for name in INHERITED if name in os.environ},
       **GIVEN,
+      **({"PYTHONPYCACHEPREFIX": compiled_to} if compiled_to else {}),
       "PYTHONPATH": path,
     },
     capture_output=True,
@@ -157,10 +165,14 @@ class ImportTest(absltest.TestCase):
 
   def test_takes_well_under_a_second_beyond_jax(self):
     best = self.report["seconds"]
-    for _ in range(TIMED_RUNS - 1):
-      if best < MAX_IMPORT_SECONDS:
-        break  # a minimum only gets smaller
-      best = min(best, probe("jaxplugin")["seconds"])
+    # Modules of a tree that cannot be written are compiled at each import,
+    # those of an installed package once. The first of these runs compiles.
+    with tempfile.TemporaryDirectory() as directory:
+      for _ in range(TIMED_RUNS):
+        if best < MAX_IMPORT_SECONDS:
+          break  # a minimum only gets smaller
+        report = probe("jaxplugin", compiled_to=directory)
+        best = min(best, report["seconds"])
     self.assertLess(best, MAX_IMPORT_SECONDS)
 
 
