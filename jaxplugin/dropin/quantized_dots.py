@@ -128,7 +128,7 @@ def quantize_dots(
   Raises:
     TypeError: `fn` cannot be called; `recipe`, `where`, `key` or `params` has
       another type; and from the function returned, `where` returns none of the
-      above.
+      above, or an argument that `params` names is not given.
     ValueError: `implementation` or a format's name is unknown; and from the
       function returned what `jp.dot_general` raises, as of a recipe that needs
       a key and has none.
@@ -150,8 +150,7 @@ def quantize_dots(
 
   def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
     base = None if key is None else (lambda count: key)
-    given = [args[p] for p in positions if isinstance(p, int) and p < len(args)]
-    given += [kwargs[p] for p in positions if p in kwargs]
+    given = [_argument(p, args, kwargs) for p in positions]
     dots = rewriting.Dots(transform, key=base)
     return _Watcher(dots, jax.tree.leaves(given))
 
@@ -194,6 +193,21 @@ def _positions(params: Any) -> tuple[int | str, ...]:
         f" got {params!r}"
       )
   return positions
+
+
+def _argument(
+  position: int | str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+  if isinstance(position, int):
+    if position < len(args):
+      return args[position]
+  elif position in kwargs:
+    return kwargs[position]
+  raise TypeError(
+    f"{WHO}: params must name arguments that are given, got {position!r} where"
+    f" {len(args)} are given by position and {sorted(kwargs)} by name; pass"
+    " params= as the function is called"
+  )
 
 
 class _Watcher:

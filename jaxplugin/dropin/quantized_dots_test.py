@@ -380,6 +380,14 @@ class ErrorsTest(parameterized.TestCase):
     hand = two_layers(by_hand(recipe), by_hand(recipe))
     assert_same(f(W, X), jax.jit(gradient(hand))(W, X))
 
+  @parameterized.parameters(1, "w")
+  def test_parameters_that_are_not_given_are_an_error(self, params):
+    quantized = jp.quantize_dots(plain, MXFP8, params=params)
+    with self.assertRaisesRegex(
+      TypeError, f"got {params!r} where 1 are given by position and \\[\\]"
+    ):
+      quantized(jnp.ones((32, 32)))
+
 
 if __name__ == "__main__":
   absltest.main()
