@@ -14,6 +14,9 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 
+# The implementation of keys whose bits kernels draw.
+THREEFRY: Final = "threefry2x32"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
@@ -26,7 +29,9 @@ class Extras:
     four_over_six: whether blocks are scaled to 6 or to 4.
     is_stochastic: whether values are rounded stochastically. Then the data of a
       key is the last operand.
-    key_impl: of that key; None for a raw key.
+    key_impl: of that key, as `jax.random.key_impl` names it.
+    is_partitionable: whether bits are drawn as jax_threefry_partitionable says,
+      each from its own place in the array.
   """
 
   hadamard: int | None = None
@@ -34,6 +39,7 @@ class Extras:
   four_over_six: bool = False
   is_stochastic: bool = False
   key_impl: Any = None
+  is_partitionable: bool = True
 
   def __str__(self) -> str:
     parts = []
@@ -46,6 +52,16 @@ class Extras:
     if self.is_stochastic:
       parts.append("rounded stochastically")
     return ", ".join(parts)
+
+  def bits_refusal(self) -> str:
+    """Why a kernel cannot draw the random bits; empty where it can."""
+    if not self.is_stochastic:
+      return ""
+    if self.key_impl != THREEFRY:
+      return f"draws random bits of a {THREEFRY} key, got {self.key_impl}"
+    if not self.is_partitionable:
+      return "draws random bits with jax_threefry_partitionable, it is off"
+    return ""
 
   def under_leading_dimension(self) -> Extras:
     """Those of arrays stacked along a new first dimension."""

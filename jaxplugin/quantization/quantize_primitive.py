@@ -72,10 +72,15 @@ def quantize(
   format = params["format"]
   given = () if global_scale is None else (global_scale,)
   if key is not None:
-    impl = None
+    partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    extras = dataclasses.replace(
+      extras,
+      is_stochastic=True,
+      key_impl=jax.random.key_impl(key),
+      is_partitionable=bool(partitionable),
+    )
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-      impl, key = jax.random.key_impl(key), jax.random.key_data(key)
-    extras = dataclasses.replace(extras, is_stochastic=True, key_impl=impl)
+      key = jax.random.key_data(key)
     given = (*given, key)
   params |= {"blockings": blockings, "extras": extras}
   if format.is_known and 0 not in x.shape:
@@ -139,7 +144,7 @@ def _operands(
   """x, global scale and key."""
   x, *given = args
   key = given.pop() if extras.is_stochastic else None
-  if key is not None and extras.key_impl is not None:
+  if key is not None:
     key = jax.random.wrap_key_data(key, impl=extras.key_impl)
   return x, given[0] if given else None, key
 

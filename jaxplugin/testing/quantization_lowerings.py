@@ -83,7 +83,7 @@ THREAD.submit(int).result()
 def interpreted(names, launch, inputs, target):
   """`triton._call` in Triton's interpreter; notes the launch."""
   del target
-  from jaxplugin.kernels.gpu import quantize
+  from jaxplugin.kernels.gpu.quantization import quantize
   from jaxplugin.kernels.interpreter import interpret
 
   names.append(launch.name)

@@ -456,7 +456,7 @@ class ProcessTest(parameterized.TestCase):
   def test_launch_works_where_the_environment_asks_for_interpretation(self):
     code = (
       "import numpy as np\n"
-      "from jaxplugin.kernels.gpu import quantize\n"
+      "from jaxplugin.kernels.gpu.quantization import quantize\n"
       "from jaxplugin.kernels.interpreter import interpret\n"
       "out = np.zeros(1, np.float32)\n"
       "part = np.array([0x45280000, 3], np.int32)\n"  # 2688 = 448 * 6

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The triton implementation: the kernels of kernels/gpu/quantize.py.
+"""The triton implementation: the kernels of kernels/gpu/quantization.
 
 They write values and scale from one read of x; along two axes too, where
 `triton_shapes` can. The bits are those of the operations.
@@ -138,7 +138,9 @@ def _call(
   target: targets.Target,
 ) -> list[jax.Array]:
   """Runs a launch; no product may be contracted with a sum, for its bits."""
-  kernels = importlib.import_module("jaxplugin.kernels.gpu.quantize")
+  kernels = importlib.import_module(
+    "jaxplugin.kernels.gpu.quantization.quantize"
+  )
   return triton_library.call(kernels.KERNELS, launch, inputs, target)
 
 

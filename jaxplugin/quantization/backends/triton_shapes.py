@@ -17,7 +17,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import triton_library
 

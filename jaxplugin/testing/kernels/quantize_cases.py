@@ -19,8 +19,8 @@ import jaxplugin.kernels.formats
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
-from jaxplugin.kernels.gpu import quantize
-from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.interpreter import interpret
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import quantize
-from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.arrays import layouts

@@ -6,8 +6,8 @@ import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import quantize
-from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.inspection import compile as kernel_compile
 
 from jaxplugin.core import formats

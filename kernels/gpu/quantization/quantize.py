@@ -22,7 +22,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import quantize_codec as codec
+from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
 
 from jaxplugin.kernels import formats
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_config
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
