@@ -1,14 +1,13 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The XLA FFI handlers: every shape, dtype and attribute is checked here, so
-// that a bad call is an error and never an access out of bounds. README.md has
-// the signatures.
+// The XLA FFI handlers of the dot, quantize and dequantize. README.md has the
+// signatures.
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 
+#include "arguments.h"
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -17,211 +16,11 @@
 #define JAXPLUGIN_SOURCES_DIGEST ""
 #endif
 
-namespace ffi = xla::ffi;
-
 namespace jaxplugin {
 namespace {
 
-using Dims = ffi::Span<const int64_t>;
-
-const char* Name(ffi::DataType type) {
-  switch (type) {
-    case ffi::F32: return "f32";
-    case ffi::BF16: return "bf16";
-    case ffi::F16: return "f16";
-    case ffi::U8: return "u8";
-    case ffi::F8E4M3FN: return "f8e4m3fn";
-    case ffi::F8E5M2: return "f8e5m2";
-    case ffi::F4E2M1FN: return "f4e2m1fn";
-    case ffi::F8E8M0FNU: return "f8e8m0fnu";
-    default: return "another type";
-  }
-}
-
-std::string Text(const ffi::AnyBuffer& x) {
-  std::string text = std::string(Name(x.element_type())) + "[";
-  const char* comma = "";
-  for (int64_t dim : x.dimensions()) {
-    text += comma + std::to_string(dim);
-    comma = ",";
-  }
-  return text + "]";
-}
-
-// Collects the first broken rule; later ones are not looked at.
-class Checker {
- public:
-  explicit Checker(const char* who) : who_(who) {}
-
-  bool Require(bool ok, const std::string& rule, const std::string& given) {
-    if (ok || !rule_broken_.empty()) return ok && rule_broken_.empty();
-    rule_broken_ = std::string(who_) + ": " + rule + ", got " + given;
-    return false;
-  }
-  bool ok() const { return rule_broken_.empty(); }
-  ffi::Error error() const { return ffi::Error::InvalidArgument(rule_broken_); }
-
- private:
-  const char* who_;
-  std::string rule_broken_;
-};
-
-// The int64 attributes of a call, by name.
-class Attributes {
- public:
-  Attributes(Checker& check, const ffi::Dictionary& given)
-      : check_(check), given_(given) {}
-
-  int64_t Required(const std::string& name) {
-    const auto value = given_.get<int64_t>(name);
-    check_.Require(value.has_value(), "the attribute " + name + " must be i64",
-                   given_.contains(name) ? "another type" : "none");
-    ++read_;
-    return value.has_value() ? *value : 0;
-  }
-  int64_t Optional(const std::string& name, int64_t otherwise) {
-    return given_.contains(name) ? Required(name) : otherwise;
-  }
-  // To be called after those that there may be.
-  bool AreAll() {
-    return check_.Require(read_ == given_.size(),
-                          "no other attributes are known",
-                          std::to_string(given_.size()) + " attributes");
-  }
-
- private:
-  Checker& check_;
-  const ffi::Dictionary& given_;
-  size_t read_ = 0;
-};
-
-ffi::Error NoMemory(const char* who) {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                    std::string(who) + ": scratch memory could not be had");
-}
-
-bool IsDims(Dims dims, std::initializer_list<int64_t> expected) {
-  return Dims(expected.begin(), expected.size()) == dims;
-}
-
-bool IsAbsent(const ffi::AnyBuffer& x) { return x.element_count() == 0; }
-
-bool PlainFormat(ffi::DataType type, Format* format) {
-  switch (type) {
-    case ffi::F32: *format = Format::kF32; return true;
-    case ffi::BF16: *format = Format::kBF16; return true;
-    case ffi::F16: *format = Format::kF16; return true;
-    default: return false;
-  }
-}
-
-// What u8 values may be: the `element` attributes.
-constexpr Format kElements[] = {Format::kE2M1, Format::kE2M3, Format::kE3M2};
-constexpr int64_t kElementCount = sizeof(kElements) / sizeof(kElements[0]);
-
-// XLA's type of arrays of a format; u8 where it has none.
-ffi::DataType TypeOf(Format format) {
-  switch (format) {
-    case Format::kE4M3: return ffi::F8E4M3FN;
-    case Format::kE5M2: return ffi::F8E5M2;
-    case Format::kE2M1: return ffi::F4E2M1FN;
-    default: return ffi::U8;
-  }
-}
-
-bool ValuesFormat(ffi::DataType type, int64_t element, Format* format) {
-  switch (type) {
-    case ffi::F8E4M3FN: *format = Format::kE4M3; return true;
-    case ffi::F8E5M2: *format = Format::kE5M2; return true;
-    case ffi::F4E2M1FN: *format = Format::kE2M1; return true;
-    case ffi::U8: *format = kElements[element]; return true;
-    default: return PlainFormat(type, format);
-  }
-}
-
-// Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the
-// same rank. Packed E2M1 comes as u8[..., k / 2] or as f4e2m1fn[..., k], which
-// XLA:CPU stores packed as well (though size_bytes() counts a byte a value).
-bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
-                 const ffi::AnyBuffer& scale, int64_t block, int64_t element,
-                 size_t rank, Operand* out) {
-  const std::string who = name;
-  const Dims dims = values.dimensions();
-  const ffi::DataType type = values.element_type();
-  if (!check.Require(dims.size() == rank,
-                     who + " must have rank " + std::to_string(rank),
-                     Text(values)) ||
-      !check.Require(element >= 0 && element < kElementCount &&
-                         (element == 0 || type == ffi::U8),
-                     who + "'s element must be 0, or for u8 1 (e2m3) or 2"
-                           " (e3m2)",
-                     std::to_string(element) + " for " + Text(values))) {
-    return false;
-  }
-  *out = Operand{};
-  if (!check.Require(ValuesFormat(type, element, &out->format),
-                     who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, u8 (packed"
-                           " e2m1, or codes of 6 bits), f32, bf16 or f16",
-                     Text(values))) {
-    return false;
-  }
-  const int64_t last = dims[rank - 1];
-  if (!check.Require(type != ffi::F4E2M1FN || last % 2 == 0,
-                     who + " of f4e2m1fn must have an even k", Text(values))) {
-    return false;
-  }
-  out->values = static_cast<const uint8_t*>(values.untyped_data());
-  out->rows = 1;
-  for (size_t i = 0; i + 1 < rank; ++i) out->rows *= dims[i];
-  out->k = type == ffi::U8 && IsPacked(out->format) ? 2 * last : last;
-  out->row_bytes = BytesOf(out->format, out->k);
-  out->block = 32;
-  if (IsPlain(out->format)) {
-    out->scale_kind = ScaleKind::kNone;
-    return check.Require(IsAbsent(scale),
-                         who + " without a format takes an empty scale",
-                         Text(scale));
-  }
-  switch (scale.element_type()) {
-    case ffi::F8E8M0FNU: out->scale_kind = ScaleKind::kE8M0; break;
-    case ffi::F8E4M3FN: out->scale_kind = ScaleKind::kE4M3; break;
-    default:
-      return check.Require(
-          false, who + "_scale must be f8e8m0fnu or f8e4m3fn", Text(scale));
-  }
-  if (!check.Require(block == 16 || block == 32,
-                     who + "_block_size must be 16 or 32",
-                     std::to_string(block))) {
-    return false;
-  }
-  out->block = block;
-  out->scale_cols = (out->k + block - 1) / block;
-  out->scale = static_cast<const uint8_t*>(scale.untyped_data());
-  const Dims scale_dims = scale.dimensions();
-  bool same = scale_dims.size() == rank;
-  for (size_t i = 0; same && i + 1 < rank; ++i) same = scale_dims[i] == dims[i];
-  same = same && scale_dims[rank - 1] == out->scale_cols;
-  return check.Require(same,
-                       who + "_scale must have " + who + "'s shape with " +
-                           std::to_string(out->scale_cols) +
-                           " columns for block size " + std::to_string(block),
-                       Text(scale) + " for " + Text(values));
-}
-
-// An optional f32 scalar: f32[], f32[1], or empty for none.
-bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
-                     const float** out) {
-  *out = nullptr;
-  if (!check.Require(x.element_type() == ffi::F32 && x.element_count() <= 1,
-                     "global_scale must be f32[] or f32[0]", Text(x))) {
-    return false;
-  }
-  if (!IsAbsent(x)) *out = static_cast<const float*>(x.untyped_data());
-  return true;
-}
-
-// The same of a dot, which also takes a product that f32 may not hold, as
-// f32[2]: two factors that multiply one after the other.
+// The global scale of a dot: also a product that f32 may not hold, as f32[2],
+// two factors that multiply one after the other.
 bool ReadGlobalScales(Checker& check, const ffi::AnyBuffer& x, DotArgs* out) {
   if (!check.Require(x.element_type() == ffi::F32 && x.element_count() <= 2,
                      "global_scale must be f32[], f32[2] or f32[0]", Text(x))) {
@@ -231,27 +30,6 @@ bool ReadGlobalScales(Checker& check, const ffi::AnyBuffer& x, DotArgs* out) {
   out->global_scale = x.element_count() > 0 ? numbers : nullptr;
   out->global_power = x.element_count() > 1 ? numbers + 1 : nullptr;
   return true;
-}
-
-bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {
-  *kernels = isa >= 0 && isa <= 4 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
-  return check.Require(
-      *kernels != nullptr,
-      "isa must be 0 (auto), 1 (baseline), 2 (avx2), 3 (avx512) or 4"
-      " (avx512_bf16), and one that this machine has",
-      std::to_string(isa));
-}
-
-Parallel MakeParallel(ffi::ThreadPool& pool) {
-  constexpr int64_t kThreadsMax = 256;
-  int64_t threads = pool.num_threads();
-  threads = threads < 1 ? 1 : threads > kThreadsMax ? kThreadsMax : threads;
-  return Parallel{static_cast<int>(threads),
-                  [](void* opaque, void (*task)(void*), void* data) {
-                    static_cast<ffi::ThreadPool*>(opaque)->Schedule(
-                        [task, data] { task(data); });
-                  },
-                  &pool};
 }
 
 ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
@@ -435,26 +213,26 @@ ffi::Error DequantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer values,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_block_scaled_dot,
                               jaxplugin::BlockScaledDot,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // lhs
-                                  .Arg<ffi::AnyBuffer>()  // lhs_scale
-                                  .Arg<ffi::AnyBuffer>()  // rhs
-                                  .Arg<ffi::AnyBuffer>()  // rhs_scale
-                                  .Arg<ffi::AnyBuffer>()  // global_scale
-                                  .Arg<ffi::AnyBuffer>()  // bias
-                                  .Arg<ffi::AnyBuffer>()  // residual
-                                  .Ret<ffi::AnyBuffer>()  // out
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // bias
+                                  .Arg<xla::ffi::AnyBuffer>()  // residual
+                                  .Ret<xla::ffi::AnyBuffer>()  // out
                                   .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // x
-                                  .Arg<ffi::AnyBuffer>()  // global_scale
-                                  .Ret<ffi::AnyBuffer>()  // values
-                                  .Ret<ffi::AnyBuffer>()  // scale
-                                  .Ret<ffi::AnyBuffer>()  // global_scale
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .Ret<xla::ffi::AnyBuffer>()  // values
+                                  .Ret<xla::ffi::AnyBuffer>()  // scale
+                                  .Ret<xla::ffi::AnyBuffer>()  // global_scale
                                   .Attr<int64_t>("format")
                                   .Attr<int64_t>("rounding")
                                   .Attr<int64_t>("compute_global")
@@ -462,12 +240,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize, jaxplugin::QuantizeHandler,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_dequantize,
                               jaxplugin::DequantizeHandler,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // values
-                                  .Arg<ffi::AnyBuffer>()  // scale
-                                  .Arg<ffi::AnyBuffer>()  // global_scale
-                                  .Ret<ffi::AnyBuffer>()  // out
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // values
+                                  .Arg<xla::ffi::AnyBuffer>()  // scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .Ret<xla::ffi::AnyBuffer>()  // out
                                   .Attrs());
 
 extern "C" {

@@ -1,0 +1,99 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the FFI handlers check and read their arguments by: every shape, dtype
+// and attribute, so that a bad call is an error and never an access out of
+// bounds.
+
+#ifndef JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
+#define JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "kernels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxplugin {
+
+namespace ffi = xla::ffi;
+
+using Dims = ffi::Span<const int64_t>;
+
+std::string Text(const ffi::AnyBuffer& x);
+
+// Collects the first broken rule; later ones are not looked at.
+class Checker {
+ public:
+  explicit Checker(const char* who) : who_(who) {}
+
+  bool Require(bool ok, const std::string& rule, const std::string& given) {
+    if (ok || !rule_broken_.empty()) return ok && rule_broken_.empty();
+    rule_broken_ = std::string(who_) + ": " + rule + ", got " + given;
+    return false;
+  }
+  bool ok() const { return rule_broken_.empty(); }
+  ffi::Error error() const { return ffi::Error::InvalidArgument(rule_broken_); }
+
+ private:
+  const char* who_;
+  std::string rule_broken_;
+};
+
+// The int64 attributes of a call, by name.
+class Attributes {
+ public:
+  Attributes(Checker& check, const ffi::Dictionary& given)
+      : check_(check), given_(given) {}
+
+  int64_t Required(const std::string& name) {
+    const auto value = given_.get<int64_t>(name);
+    check_.Require(value.has_value(), "the attribute " + name + " must be i64",
+                   given_.contains(name) ? "another type" : "none");
+    ++read_;
+    return value.has_value() ? *value : 0;
+  }
+  int64_t Optional(const std::string& name, int64_t otherwise) {
+    return given_.contains(name) ? Required(name) : otherwise;
+  }
+  // To be called after those that there may be.
+  bool AreAll() {
+    return check_.Require(read_ == given_.size(),
+                          "no other attributes are known",
+                          std::to_string(given_.size()) + " attributes");
+  }
+
+ private:
+  Checker& check_;
+  const ffi::Dictionary& given_;
+  size_t read_ = 0;
+};
+
+ffi::Error NoMemory(const char* who);
+
+bool IsDims(Dims dims, std::initializer_list<int64_t> expected);
+bool IsAbsent(const ffi::AnyBuffer& x);
+bool PlainFormat(ffi::DataType type, Format* format);
+
+// XLA's type of arrays of a format; u8 where it has none.
+ffi::DataType TypeOf(Format format);
+
+// Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the
+// same rank. Packed E2M1 comes as u8[..., k / 2] or as f4e2m1fn[..., k], which
+// XLA:CPU stores packed as well (though size_bytes() counts a byte a value).
+bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
+                 const ffi::AnyBuffer& scale, int64_t block, int64_t element,
+                 size_t rank, Operand* out);
+
+// An optional f32 scalar: f32[], f32[1], or empty for none.
+bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
+                     const float** out);
+
+bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels);
+
+Parallel MakeParallel(ffi::ThreadPool& pool);
+
+}  // namespace jaxplugin
+
+#endif  // JAXPLUGIN_KERNELS_CPU_ARGUMENTS_H_
