@@ -6,6 +6,7 @@
   python train.py                              # minutes: the transformer, linen
   python train.py --task digits --seeds 10
   python train.py --task nnx --variants f32 nvfp4
+  python train.py --task nnx --one-line        # by jp.quantize_dots
   python train.py --long                       # hours
   python train.py --report                     # no training: table and plot
 
@@ -71,6 +72,12 @@ def parse_arguments(
     help="where runs are kept",
   )
   parser.add_argument(
+    "--one-line",
+    action="store_true",
+    help="recipes by jp.quantize_dots of the model in f32, instead of a product"
+    " and a key for each layer",
+  )
+  parser.add_argument(
     "--report", action="store_true", help="only show what is there"
   )
   parser.set_defaults(preset="default")
@@ -82,6 +89,8 @@ def train_missing(
   task: training_tasks.Task,
   wanted: Sequence[tuple[int, str]],
   steps: int,
+  *,
+  is_one_line: bool,
 ) -> None:
   """Makes the runs (seed, variant) of `wanted` that are not there."""
   missing = [
@@ -97,7 +106,9 @@ def train_missing(
         bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         bar.update()
 
-      run, _ = training_runs.train(task, variant, seed, steps, on_step)
+      run, _ = training_runs.train(
+        task, variant, seed, steps, on_step, is_one_line=is_one_line
+      )
       results.add(run)
 
 
@@ -105,23 +116,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
   options = parse_arguments(arguments)
   preset = training_tasks.PRESETS[options.preset]
   task = training_tasks.TASKS[options.task](preset)
-  suffix = "" if options.preset == "default" else f"_{options.preset}"
+  suffix = "_one_line" if options.one_line else ""
+  if options.preset != "default":
+    suffix += f"_{options.preset}"
   path = options.results / f"{task.name}{suffix}.json"
-  results = training_runs.Results(path, task, preset)
+  results = training_runs.Results(
+    path, task, preset, is_one_line=options.one_line
+  )
   if not options.report:
     seeds = range(options.seeds or preset.seeds)
     # Seed by seed: an interrupted comparison is fair as far as it got.
     wanted = [(seed, variant) for seed in seeds for variant in options.variants]
-    train_missing(results, task, wanted, preset.steps)
+    train_missing(
+      results, task, wanted, preset.steps, is_one_line=options.one_line
+    )
   if options.against not in training_statistics.variants(results.runs):
     raise SystemExit(
       f"train.py: {path.name} has no run of {options.against} to compare with;"
       f" add it by --variants {options.against}, or choose another by --against"
     )
-  print(f"{task.title}; cross entropy on validation data\n")
+  title = task.title + (", by quantize_dots" if options.one_line else "")
+  print(f"{title}; cross entropy on validation data\n")
   print(training_statistics.table(results.runs, options.against))
   picture = path.with_suffix(".png")
-  training_plots.draw(results, task.title, options.against, picture)
+  training_plots.draw(results, title, options.against, picture)
   print(f"\n{path.name} and {picture.name} are in {options.results}")
 
 

@@ -10,6 +10,7 @@ difference is free of what the seeds differ in: they are paired.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import platform
@@ -33,6 +34,12 @@ VALIDATIONS: Final = 6
 WARMUP_SHARE: Final = 0.1
 LAST_LEARNING_RATE: Final = 0.1  # of the highest
 _DECIMALS: Final = 5
+
+# (parameters, batch, key) -> mean loss, and the share that is guessed right
+Loss = Callable[
+  [training_tasks.Params, training_data.Batch, jax.Array | None],
+  tuple[jax.Array, jax.Array],
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,30 +98,69 @@ def loss_and_hits(
   return losses.mean(), (logits.argmax(-1) == batch.targets).mean()
 
 
+def one_line_loss(
+  task: training_tasks.Task, recipe: jp.training.Recipe
+) -> Loss:
+  """Loss and hits of the model in f32, which a recipe takes over.
+
+  It is not told of products, recipes or keys: all of that is one line.
+  """
+
+  def loss(
+    params: training_tasks.Params, batch: training_data.Batch
+  ) -> tuple[jax.Array, jax.Array]:
+    return loss_and_hits(task, training_variants.f32, params, batch, None)
+
+  def quantized(
+    params: training_tasks.Params,
+    batch: training_data.Batch,
+    key: jax.Array | None,
+  ) -> tuple[jax.Array, jax.Array]:
+    return jp.quantize_dots(loss, recipe, key=key)(params, batch)
+
+  return quantized
+
+
+def loss_of(
+  task: training_tasks.Task, variant: str, *, is_one_line: bool = False
+) -> Loss:
+  """Loss and hits of a variant.
+
+  Args:
+    is_one_line: whether a variant that is a recipe is `jp.quantize_dots` of the
+      model in f32; else each layer is handed its product and its key.
+  """
+  if is_one_line and variant in training_variants.RECIPES:
+    return one_line_loss(task, training_variants.RECIPES[variant])
+  dot_general = training_variants.VARIANTS[variant]
+  return functools.partial(loss_and_hits, task, dot_general)
+
+
 def train(
   task: training_tasks.Task,
   variant: str,
   seed: int,
   steps: int,
   on_step: Callable[[int, float], None] = lambda step, loss: None,
+  *,
+  is_one_line: bool = False,
 ) -> tuple[Run, training_tasks.Params]:
   """Trains from `seed` for `steps`; `on_step(step, loss)` after each one."""
   start = time.perf_counter()
-  dot_general = training_variants.VARIANTS[variant]
+  loss_fn = loss_of(task, variant, is_one_line=is_one_line)
   optimizer = _optimizer(task.learning_rate, steps)
 
   @jax.jit
   def step_of(params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
     (loss, _), grads = jax.value_and_grad(
-      lambda params: loss_and_hits(task, dot_general, params, batch, key),
-      has_aux=True,
+      lambda params: loss_fn(params, batch, key), has_aux=True
     )(params)
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state, loss
 
   @jax.jit
   def validate(params: Any) -> Any:
-    return loss_and_hits(task, dot_general, params, task.validation, None)
+    return loss_fn(params, task.validation, None)
 
   init_key, step_key = jax.random.split(jax.random.key(seed))
   params = task.init(init_key)
@@ -158,6 +204,8 @@ class Results:
   Args:
     path: a JSON file; it need not be there.
     task, preset: what the runs are of. A file made with others is refused.
+    is_one_line: whether recipes are `jp.quantize_dots` of the model, which has
+      other keys.
 
   Raises:
     SettingsError: the file's runs are of other settings or data.
@@ -168,6 +216,8 @@ class Results:
     path: pathlib.Path,
     task: training_tasks.Task,
     preset: training_tasks.Preset,
+    *,
+    is_one_line: bool = False,
   ) -> None:
     self.path = path
     self.settings = {
@@ -177,6 +227,8 @@ class Results:
       **{k: v for k, v in dataclasses.asdict(preset).items() if k != "seeds"},
       "learning_rate": task.learning_rate,
     }
+    if is_one_line:
+      self.settings["by"] = "quantize_dots"
     self.runs: list[Run] = []
     self.versions = {
       "jaxplugin": jp.__version__,
@@ -190,7 +242,9 @@ class Results:
     kept = json.loads(self.path.read_text("utf-8"))
     differing = {
       name: (kept["settings"].get(name), value)
-      for name, value in self.settings.items()
+      for name, value in (
+        dict.fromkeys(kept["settings"]) | self.settings
+      ).items()
       if kept["settings"].get(name) != value
     }
     if differing:

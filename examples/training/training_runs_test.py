@@ -90,6 +90,40 @@ class TrainTest(parameterized.TestCase):
     weights = [found["params"][1][0]["weight"] for found in seen.values()]
     self.assertFalse(np.array_equal(*weights))
 
+  @parameterized.parameters("linen", "nnx", "plain")
+  def test_one_line_trains_as_products_for_each_layer_do(self, name):
+    # mxfp8 has no keys, in which alone they differ: all bits are equal.
+    steps = 2
+    if name == "plain":
+      task = small_task(steps)
+    else:
+      task = training_tasks.TASKS[name](PRESET)
+    found = {
+      is_one_line: training_runs.train(
+        task, "mxfp8", 0, steps, is_one_line=is_one_line
+      )
+      for is_one_line in (False, True)
+    }
+    self.assertEqual(*(without_time(run) for run, _ in found.values()))
+    jax.tree.map(
+      np.testing.assert_array_equal, *(params for _, params in found.values())
+    )
+    # f32 has other ones: it is not that nothing was taken.
+    _, f32 = training_runs.train(task, "f32", 0, steps)
+    weights = (jax.tree.leaves(params) for params in (f32, found[True][1]))
+    self.assertTrue(any(np.any(a != b) for a, b in zip(*weights, strict=True)))
+
+  def test_one_line_has_a_key_for_each_step(self):
+    task = small_task(9)
+    runs = [
+      without_time(
+        training_runs.train(task, variant, 0, 9, is_one_line=True)[0]
+      )
+      for variant in ("nvfp4", "nvfp4", "nvfp4-no-stochastic")
+    ]
+    self.assertEqual(runs[0], runs[1])
+    self.assertNotEqual(runs[0].training, runs[2].training)
+
   @parameterized.parameters(*training_variants.VARIANTS)
   def test_every_variant_learns_as_f32_does(self, variant):
     steps = 30
@@ -168,6 +202,20 @@ class ResultsTest(absltest.TestCase):
     self.assertIn(f"'steps': ({PRESET.steps}, 77)", message)
     self.assertNotIn("width", message)
     self.assertIn("--results", message)
+
+  def test_runs_by_one_line_and_by_layer_are_not_mixed(self):
+    def one_line():
+      return training_runs.Results(
+        self.path, small_task(3), PRESET, is_one_line=True
+      )
+
+    self.results().add(self.run_of("f32", 0))
+    with self.assertRaisesRegex(training_runs.SettingsError, "'by': .None, 'q"):
+      one_line()
+    self.path.unlink()
+    one_line().add(self.run_of("f32", 0))
+    with self.assertRaisesRegex(training_runs.SettingsError, "'by': .'quan"):
+      self.results()
 
   def test_same_run_twice_is_refused(self):
     results = self.results()

@@ -21,6 +21,8 @@ from flax import linen as nn
 DotGeneral = Callable[..., jax.Array]
 # The stream of keys from which each layer takes its own.
 KEYS = "quantization"
+# A name by which `jp.quantize_dots` knows the last layer, and leaves it.
+LAST_LAYER = "logits"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,6 @@ class Transformer(nn.Module):
     )
     for index in range(config.blocks):
       x = Block(config, self.dot_general, name=f"block_{index}")(x)
-    return nn.Dense(config.characters, name="last")(
-      nn.LayerNorm(name="last_norm")(x)
-    )
+    x = nn.LayerNorm(name="last_norm")(x)
+    with jax.named_scope(LAST_LAYER):
+      return nn.Dense(config.characters, name="last")(x)

@@ -80,4 +80,5 @@ class Transformer(nnx.Module):
     for index, name in enumerate(self.names):
       block_key = None if key is None else jax.random.fold_in(key, index)
       x = getattr(self, name)(x, block_key)
-    return self.last(self.last_norm(x))
+    with jax.named_scope(transformer_linen.LAST_LAYER):
+      return self.last(self.last_norm(x))
