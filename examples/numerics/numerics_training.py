@@ -213,7 +213,8 @@ plt.show()
 # %% [markdown]
 # NVFP4 has a limit: its block scales are rounded to nearest, so every other one
 # is too small for the block's largest value, which saturates at 6. That error
-# is the same in each step. MX scales are rounded up, and have no limit.
+# is the same in each step. MX scales are rounded up, and have no limit; with
+# `grad_scale_up=True` a recipe rounds NVFP4's scales of gradients up as well.
 #
 # A gradient that is another one in each step gains nothing of this: there the
 # errors of rounding to nearest are as independent as the others', and smaller.

@@ -37,6 +37,7 @@ class Manner:
     square: dimensions that are merged, in this order, into the other side of
       blocks that are squares; None for blocks of one row.
     four_over_six: whether blocks are scaled to 6 or to 4, see `operations`.
+    scale_up: whether floating-point scales are rounded up, see `operations`.
   """
 
   format: formats.BlockFormat
@@ -45,6 +46,7 @@ class Manner:
   hadamard: int | None = None
   square: tuple[int, ...] | None = None
   four_over_six: bool = False
+  scale_up: bool = False
 
   @property
   def extras(self) -> problems.Extras:
@@ -53,6 +55,7 @@ class Manner:
       hadamard=self.hadamard,
       square=self.square,
       four_over_six=self.four_over_six,
+      scale_up=self.scale_up,
     )
 
 

@@ -53,6 +53,7 @@ def has_four_over_six(format: formats.BlockFormat) -> bool:
     "scale_layout",
     "square",
     "four_over_six",
+    "scale_up",
   ),
   inline=True,
 )
@@ -67,6 +68,7 @@ def quantize(
   scale_layout: layouts.ScaleLayout = layouts.LINEAR,
   square: tuple[int, ...] | None = None,
   four_over_six: bool = False,
+  scale_up: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`.
 
@@ -84,6 +86,8 @@ def quantize(
     four_over_six: whether each block, or group, is scaled to 6 or to 4. Global
       scales are computed for scales up to 256, so that 1.5 times as much is a
       scale too (arXiv 2512.02010).
+    scale_up: whether a floating-point scale is the least one that is not less
+      than what is rounded to it, instead of the nearest.
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
@@ -109,7 +113,8 @@ def quantize(
       format,
       one if global_scale is None else global_scale,
       random_bits,
-      four_over_six,
+      four_over_six=four_over_six,
+      scale_up=scale_up,
     )
   if packed:
     values = _two_a_byte(values, axis + 1)
@@ -333,7 +338,9 @@ def _quantize_two_level(
   format: formats.BlockFormat,
   global_scale: jax.Array,
   random_bits: jax.Array | None,
+  *,
   four_over_six: bool,
+  scale_up: bool,
 ) -> tuple[jax.Array, jax.Array]:
   """Codes of the values and of the scale, for floating-point scales."""
   encoding = format.values_encoding
@@ -355,6 +362,11 @@ def _quantize_two_level(
     ideal = codes.divide(codes.divide(amax, largest), divisor)
     scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
     number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
+    if scale_up:
+      scale = jnp.where(
+        _is_less(number, ideal, scale_encoding), scale + 1, scale
+      )
+      number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
     step = jnp.where(scale == 0, jnp.float32(1), number * divisor)
     quotient = codes.divide(numerators, jnp.broadcast_to(step, blocks.shape))
     quotient = codes.flush(codes.magnitude_bits(quotient))
@@ -377,6 +389,17 @@ def _quantize_two_level(
   nan_code = scale_encoding.nan_code
   scale = jnp.where(is_nan, jnp.uint8(nan_code), scale)
   return values, scale
+
+
+def _is_less(
+  scale: jax.Array, ideal: jax.Array, encoding: formats.Element
+) -> jax.Array:
+  """Whether a scale is less than what was rounded to it, and has a next one.
+
+  By bits: some platforms take f32 subnormals for 0, so they are that on all.
+  """
+  ideal_bits = codes.flush(codes.magnitude_bits(ideal))
+  return (codes.magnitude_bits(scale) < ideal_bits) & (scale < encoding.max)
 
 
 def _squared_errors(

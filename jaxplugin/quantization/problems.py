@@ -27,6 +27,8 @@ class Extras:
     square: dimensions of x, before it is blocked, that are merged in this order
       into the other side of blocks that are squares; None for one row.
     four_over_six: whether blocks are scaled to 6 or to 4.
+    scale_up: whether floating-point scales are rounded up, instead of to the
+      nearest.
     is_stochastic: whether values are rounded stochastically. Then the data of a
       key is the last operand.
     key_impl: of that key, as `jax.random.key_impl` names it.
@@ -37,6 +39,7 @@ class Extras:
   hadamard: int | None = None
   square: tuple[int, ...] | None = None
   four_over_six: bool = False
+  scale_up: bool = False
   is_stochastic: bool = False
   key_impl: Any = None
   is_partitionable: bool = True
@@ -49,6 +52,8 @@ class Extras:
       parts.append("in square blocks")
     if self.four_over_six:
       parts.append("scaled to 6 or 4")
+    if self.scale_up:
+      parts.append("scales rounded up")
     if self.is_stochastic:
       parts.append("rounded stochastically")
     return ", ".join(parts)

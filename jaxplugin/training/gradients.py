@@ -342,7 +342,8 @@ class _Tangent(linear_calls.Linear):
         )
       keys = [self.setting.key(key, side) for side in used]
     manners = [
-      scheme.manner(format, p.lhs, transform=p.hadamard) for p in used.values()
+      scheme.manner(format, p.lhs, transform=p.hadamard, is_gradient=True)
+      for p in used.values()
     ]
     results = products.quantized(g, manners, keys)
     return dict(zip(used, results, strict=True))

@@ -74,6 +74,7 @@ class Scheme:
     *,
     transform: int | None = None,
     square: tuple[int, ...] | None = None,
+    is_gradient: bool = False,
   ) -> operands.Manner:
     """How an array is quantized for a product."""
     recipe = self.recipe
@@ -85,6 +86,7 @@ class Scheme:
       hadamard=transform,
       square=square,
       four_over_six=recipe.four_over_six and has_choice,
+      scale_up=recipe.grad_scale_up and is_gradient,
     )
 
 

@@ -23,6 +23,7 @@ from jaxplugin.quantization import hadamard
 
 _SWITCHES: Final = (
   "stochastic_rounding",
+  "grad_scale_up",
   "weight_2d",
   "four_over_six",
   "quantize_forward",
@@ -54,6 +55,11 @@ class Recipe:
       probability equal to the discarded fraction, in dgrad and wgrad alike, by
       bits of their own. Weights and activations are rounded to nearest (arXiv
       2509.25149). It needs a key where a gradient is taken.
+    grad_scale_up: floating-point scales of gradients (NVFP4) are rounded up,
+      and not to the nearest. Under a scale that was rounded down a block's
+      largest values saturate, where stochastic rounding is biased; under these
+      none does. A scale is then the next one, up to an eighth above. It is no
+      part of `NVFP4_RECIPE`, which has scales as `quantize` has.
     weight_2d: a scale covers a square of block_size x block_size weights, so
       that the weights of dgrad are those of the forward product, transposed
       (arXiv 2509.25149). One copy of their values serves both.
@@ -86,6 +92,7 @@ class Recipe:
   grad_format: formats.BlockFormat | None
   scale_rounding: quantization.ScaleRounding = "up"
   stochastic_rounding: bool = False
+  grad_scale_up: bool = False
   weight_2d: bool = False
   wgrad_hadamard: int | None = None
   dgrad_hadamard: int | None = None
@@ -145,6 +152,15 @@ class Recipe:
       raise ValueError(
         "Recipe: stochastic_rounding is that of gradients, and grad_format is"
         " None; give it, or leave stochastic_rounding out"
+      )
+    grad_format = self.grad_format
+    if self.grad_scale_up and (
+      grad_format is None or grad_format.scale_is_power_of_two
+    ):
+      raise ValueError(
+        "Recipe: grad_scale_up is for gradients with floating-point scales, as"
+        f" in nvfp4, got grad_format={grad_format and grad_format.name}; leave"
+        " grad_scale_up out, scale_rounding says how powers of two are rounded"
       )
     if self.weight_2d and self.weight_format is None:
       raise ValueError(
@@ -226,16 +242,11 @@ MXFP4_RECIPE: Final = Recipe(
 )
 """MXFP4, with a transform and stochastic rounding in both backward products.
 
-Source: Tseng, Yu, Park, "Training LLMs with MXFP4", arXiv 2502.20586. What
-differs from the paper:
-
-* The paper's forward product is in BF16 or FP8. Here it is MXFP4 as well;
-  quantize_forward=False has it in high precision.
-* The paper rounds both operands of a backward product stochastically. Here it
-  is the gradient alone: the product is an unbiased estimate of that with the
-  weights or activations rounded to nearest.
-* The paper has OCP's scales, under which values saturate, and multiplies by 3/4
-  before rounding, and the product by 16/9, so that none does. Here scales are
-  rounded up: no value saturates, and nothing is multiplied.
-* The paper draws the transform's signs; here they are fixed, as in NVFP4's.
+Gradients alone are rounded stochastically: a backward product is an unbiased
+estimate of that with weights or activations rounded to nearest. Scales are
+rounded up, so that no value saturates. The transform's signs are fixed, as in
+NVFP4's. Source: Tseng, Yu, Park, "Training LLMs with MXFP4", arXiv 2502.20586,
+after which this is made. There the forward product is in BF16 or FP8, and here
+in MXFP4 as well; quantize_forward=False has it in high precision. There values
+are multiplied by 3/4, so that none saturates under OCP's scales.
 """

@@ -53,6 +53,12 @@ class ValuesTest(parameterized.TestCase):
     ("mxfp8_2d", training.MXFP8_RECIPE, {"weight_2d": True}),
     ("mxfp8_rounded", training.MXFP8_RECIPE, {"stochastic_rounding": True}),
     ("nvfp4", training.NVFP4_RECIPE, {}),
+    ("nvfp4_scales_up", training.NVFP4_RECIPE, {"grad_scale_up": True}),
+    (
+      "nvfp4_scales_up_to_nearest",
+      training.NVFP4_RECIPE,
+      {"grad_scale_up": True, "stochastic_rounding": False},
+    ),
     ("nvfp4_1d", training.NVFP4_RECIPE, {"weight_2d": False}),
     ("nvfp4_four_over_six", training.NVFP4_RECIPE, {"four_over_six": True}),
     (
@@ -106,6 +112,31 @@ class ValuesTest(parameterized.TestCase):
           np.abs(np.asarray(a, np.float64) - e.value),
           gradients_oracle.BOUND * e.magnitude + 1e-300,
         )
+
+  def test_scales_rounded_up_make_gradients_unbiased_where_they_saturate(self):
+    num_keys, standard_errors = 512, 4
+    # Of an identity, so the gradient is what g was rounded to. Sizes of a block
+    # are alike: many scales are rounded, and many values near the largest.
+    rng = np.random.default_rng(5)
+    g = rng.uniform(0.9, 1.1, (32, 64)).astype(np.float32)
+    x, w = np.ones_like(g), np.eye(64, dtype=np.float32)
+    nearest = recipes_oracle.quantize(g, jp.NVFP4)
+    reach = 6 * np.repeat(nearest.scale, 16, -1) * nearest.global_scale
+    beyond = g > reach
+    self.assertGreater(beyond.sum(), 9)
+    keys = jax.random.split(jax.random.key(0), num_keys)
+    for scale_up in (False, True):
+      recipe = changed(training.NVFP4_RECIPE, grad_scale_up=scale_up)
+      dgrad = lambda key, recipe=recipe: step(recipe, key)(x, w, g)[1]
+      found = np.asarray(jax.vmap(dgrad)(keys), np.float64)[:, beyond]
+      bias = (found - g[beyond]).mean(1)
+      error = standard_errors * bias.std() / num_keys**0.5 + 1e-6
+      if scale_up:
+        self.assertLess(abs(bias.mean()), error)
+      else:
+        lost = (g - reach)[beyond].mean()
+        self.assertAlmostEqual(bias.mean(), -lost, delta=error)
+        self.assertGreater(lost, 0.005)
 
   def test_mxfp8_is_the_formats_alone(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
@@ -218,6 +249,23 @@ class ArgumentsTest(parameterized.TestCase):
       ValueError,
       "stochastic_rounding .*grad_format is None",
     ),
+    (
+      "mxfp8",
+      {"grad_scale_up": True},
+      ValueError,
+      "grad_scale_up .*got grad_format=mxfp8; .*scale_rounding",
+    ),
+    (
+      "nvfp4",
+      {
+        "grad_scale_up": True,
+        "grad_format": None,
+        "stochastic_rounding": False,
+      },
+      ValueError,
+      "grad_scale_up .*got grad_format=None",
+    ),
+    ("nvfp4", {"grad_scale_up": 1}, TypeError, "grad_scale_up .*True.* 1"),
     (
       "nvfp4",
       {"weight_format": None},

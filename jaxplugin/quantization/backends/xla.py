@@ -62,6 +62,7 @@ def quantize(
       scale_layout=problem.scale_layout,
       square=square,
       four_over_six=extras.four_over_six,
+      scale_up=extras.scale_up,
     )
     results += quantized[: problem.results_each]
   return results

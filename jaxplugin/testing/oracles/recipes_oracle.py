@@ -89,6 +89,7 @@ def quantize(
   scale_rounding: str = "up",
   is_square: bool = False,
   four_over_six: bool = False,
+  scale_up: bool = False,
   key: Any = None,
 ) -> Quantized:
   """A matrix f32[rows, k]; square blocks may end in smaller ones."""
@@ -123,6 +124,8 @@ def quantize(
     ideal = amax / np.float32(top) / global_scale
     scale = np.minimum(ideal, np.float32(448)).astype(format.scale_dtype)
     scale = scale.astype(np.float32)
+    if scale_up:
+      scale = least_not_less(np.minimum(ideal, np.float32(448)))
     step = np.repeat(scale, size, -1) * global_scale
     with np.errstate(divide="ignore", invalid="ignore"):
       return scale, np.where(step == 0, np.float32(0), x / step)
@@ -146,6 +149,13 @@ def quantize(
     scale.astype(np.float64),
     float(global_scale),
   )
+
+
+def least_not_less(x: np.ndarray) -> np.ndarray:
+  """The least E4M3 numbers that are no less than `x`, by search in all."""
+  codes = np.arange(0x7F, dtype=np.uint8)
+  numbers = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  return numbers[np.searchsorted(numbers, x)]
 
 
 def padded(x: np.ndarray, multiple: int) -> np.ndarray:
@@ -224,7 +234,15 @@ def products(
     size = recipe.dgrad_hadamard
     multiple = np.lcm.reduce([*blocks, size or 1])
     dgrad = Product(
-      operand(g, recipe.grad_format, recipe, multiple, size, key=keys[0]),
+      operand(
+        g,
+        recipe.grad_format,
+        recipe,
+        multiple,
+        size,
+        key=keys[0],
+        scale_up=recipe.grad_scale_up,
+      ),
       # Squares: those of w itself, so blocks along n are squares as well.
       operand(
         w_back, weight, recipe, multiple, size, is_square=recipe.weight_2d
@@ -254,7 +272,8 @@ def operand_of_columns(
   x = transformed(padded(g.T, multiple), size)
   if format is None:
     return x.astype(np.float64)
-  result = operand(g.T, format, recipe, multiple, size)
+  scale_up = recipe.grad_scale_up
+  result = operand(g.T, format, recipe, multiple, size, scale_up=scale_up)
   if key is None:
     return result
   bits = jax.random.bits(key, x.T.shape, np.uint32)
@@ -264,6 +283,7 @@ def operand_of_columns(
     format,
     scale_rounding=recipe.scale_rounding,
     four_over_six=recipe.four_over_six and has_choice,
+    scale_up=scale_up,
   )
   step = np.repeat(nearest.scale, format.block_size, -1)
   step = step.astype(np.float32) * np.float32(nearest.global_scale)
