@@ -16,6 +16,8 @@ import jaxplugin as jp
 
 MXFP8 = jp.training.MXFP8_RECIPE
 NVFP4 = jp.training.NVFP4_RECIPE
+# What needs keys, compiled in a third of the time.
+KEYED = dataclasses.replace(MXFP8, stochastic_rounding=True)
 NUMBERS = (((1,), (0,)), ((), ()))
 RNG = np.random.default_rng(0)
 W = RNG.normal(size=(3, 64, 64)).astype(np.float32)
@@ -170,9 +172,10 @@ class ConstructsTest(parameterized.TestCase):
   )
   def test_each_dot_has_a_key_of_its_own(self, construct):
     second = 0 if construct is in_cond else 1  # of two branches one runs
-    hand = construct(by_hand(NVFP4, 0), by_hand(NVFP4, second))
+    recipe = NVFP4 if construct is two_layers else KEYED
+    hand = construct(by_hand(recipe, 0), by_hand(recipe, second))
     places = ("outside_of_jit",)
-    self.check(construct(plain, plain), hand, NVFP4, places)
+    self.check(construct(plain, plain), hand, recipe, places)
 
   @parameterized.parameters(False, True)
   def test_each_trip_of_a_scan_has_a_key_of_its_own(self, remat):
@@ -185,7 +188,7 @@ class ConstructsTest(parameterized.TestCase):
 
       return loss
 
-    dot = jp.dot_general(recipe=NVFP4, weight="rhs")
+    dot = jp.dot_general(recipe=KEYED, weight="rhs")
 
     def by_trip(x, each):
       w, trip = each
@@ -195,7 +198,7 @@ class ConstructsTest(parameterized.TestCase):
 
     f = model(lambda x, each: (jnp.tanh(plain(x, each[0])), None))
     places = ("inside", "outside", "outside_of_both")
-    self.check(f, model(by_trip), NVFP4, places)
+    self.check(f, model(by_trip), KEYED, places)
 
   @parameterized.product(jitted=(False, True), key=(None, KEY))
   def test_while_loop_and_its_condition_are_quantized(self, jitted, key):
@@ -287,22 +290,22 @@ class KeysTest(parameterized.TestCase):
   def test_equal_keys_give_equal_bits_and_others_do_not(self):
     f = two_layers(plain, plain)
     step = jax.jit(
-      lambda key: jax.grad(jp.quantize_dots(f, NVFP4, key=key))(W, X)
+      lambda key: jax.grad(jp.quantize_dots(f, KEYED, key=key))(W, X)
     )
     assert_same(step(KEY), step(KEY))
     self.assertTrue(bool((step(KEY) != step(jax.random.key(4))).any()))
 
   def test_layers_have_keys_of_their_own(self):
     # The second dot by the first one's key has other bits.
-    expected = two_layers(by_hand(NVFP4, 0), by_hand(NVFP4, 0))
-    quantized = jp.quantize_dots(two_layers(plain, plain), NVFP4, key=KEY)
+    expected = two_layers(by_hand(KEYED, 0), by_hand(KEYED, 0))
+    quantized = jp.quantize_dots(two_layers(plain, plain), KEYED, key=KEY)
     same = jax.jit(jax.grad(expected))(W, X) == jax.jit(jax.grad(quantized))(
       W, X
     )
     self.assertFalse(bool(same.all()))
 
   def test_recipe_that_needs_a_key_says_so(self):
-    quantized = jp.quantize_dots(two_layers(plain, plain), NVFP4)
+    quantized = jp.quantize_dots(two_layers(plain, plain), KEYED)
     quantized(W, X)  # the forward pass needs none
     with self.assertRaisesRegex(ValueError, "key"):
       jax.grad(quantized)(W, X)
@@ -315,14 +318,14 @@ class KeysTest(parameterized.TestCase):
       return lax.scan(body, w, None, length=2)[1]
 
     for q in (
-      jp.quantize_dots(train, NVFP4, key=KEY),
-      jp.quantize_dots(jax.jit(train), NVFP4, key=KEY),
+      jp.quantize_dots(train, KEYED, key=KEY),
+      jp.quantize_dots(jax.jit(train), KEYED, key=KEY),
     ):
       first, second = jax.jit(q)(W, X)
       self.assertTrue(bool((first != second).any()))
       hand = [
         jax.jit(
-          jax.grad(two_layers(by_hand(NVFP4, 0, t, 0), by_hand(NVFP4, 0, t, 1)))
+          jax.grad(two_layers(by_hand(KEYED, 0, t, 0), by_hand(KEYED, 0, t, 1)))
         )(W, X)
         for t in range(2)
       ]

@@ -13,6 +13,8 @@ import sys
 
 # Triton's cache is there; the user's own folder cannot be written to.
 os.environ["HOME"] = os.environ["TEST_TMPDIR"]
+# XLA's own level of optimization: conftest.py has a quicker one.
+os.environ.setdefault("XLA_FLAGS", "")
 
 import conftest as conftest
 
