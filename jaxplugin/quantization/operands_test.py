@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import blocking
+from jaxplugin.core import targets
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operands
 from jaxplugin.testing.oracles import recipes_oracle
@@ -167,6 +168,22 @@ class FourOverSixTest(parameterized.TestCase):
     self.assertGreater(
       np.abs(jp.dequantize(six)[0, :16] - x[0, :16]).max(), 0.1
     )
+
+
+class _Operations:
+  """The same by operations, where kernels serve otherwise."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(targets.use_target(targets.named_target("cpu")))
+
+
+class BitsOfOperationsTest(_Operations, BitsTest):
+  pass
+
+
+class FourOverSixOfOperationsTest(_Operations, FourOverSixTest):
+  pass
 
 
 class TransposedTest(parameterized.TestCase):

@@ -49,9 +49,11 @@ def lowered_text(function, *args, platforms=("cpu",)):
 
 def kernel_calls(text):
   """How often a module calls the kernels: (quantize, dequantize)."""
-  return tuple(
-    text.count(f"@jaxplugin_{name}(") for name in ("quantize", "dequantize")
+  quantize, operand, dequantize = (
+    text.count(f"@jaxplugin_{name}(")
+    for name in ("quantize", "quantize_operand", "dequantize")
   )
+  return quantize + operand, dequantize
 
 
 def leaves_as_bytes(tree):

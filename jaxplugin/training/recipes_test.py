@@ -200,7 +200,7 @@ class ValuesTest(parameterized.TestCase):
     ):
       self.assertEqual(found.count(f"quantize {line}"), 1, (line, found))
     if jp.detect_target().cpu_kernels is not None:
-      self.assertIn("cpu: kernels round to nearest in blocks of one row", found)
+      self.assertIn("5 quantize or dequantize: 5 by cpu\n", found)
     for name in ("dgrad", "wgrad"):
       self.assertIn(f"{name}: nvfp4 x nvfp4", found)
 

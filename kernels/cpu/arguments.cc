@@ -12,6 +12,7 @@ const char* Name(ffi::DataType type) {
     case ffi::BF16: return "bf16";
     case ffi::F16: return "f16";
     case ffi::U8: return "u8";
+    case ffi::U32: return "u32";
     case ffi::F8E4M3FN: return "f8e4m3fn";
     case ffi::F8E5M2: return "f8e5m2";
     case ffi::F4E2M1FN: return "f4e2m1fn";
@@ -150,6 +151,51 @@ bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
   }
   if (!IsAbsent(x)) *out = static_cast<const float*>(x.untyped_data());
   return true;
+}
+
+bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out) {
+  *out = static_cast<QuantizedFormat>(format);
+  return check.Require(format >= 0 && format < kQuantizedFormats,
+                       "format must be 0 (mxfp8), 1 (mxfp8_e5m2), 2 (mxfp4), 3"
+                       " (nvfp4), 4 (mxfp6_e2m3) or 5 (mxfp6_e3m2)",
+                       std::to_string(format));
+}
+
+void CheckRounding(Checker& check, const QuantizedFacts& facts, int64_t
+                   rounding, int64_t compute_global, bool is_given) {
+  check.Require(rounding == 0 || rounding == 1,
+                "rounding must be 0 (up) or 1 (floor)",
+                std::to_string(rounding));
+  check.Require(
+      compute_global == 0 ||
+          (compute_global == 1 && facts.has_global_scale && !is_given),
+      "compute_global must be 0, or 1 for nvfp4 with global_scale f32[0]",
+      std::to_string(compute_global));
+}
+
+void CheckQuantized(Checker& check, const QuantizedFacts& facts, int64_t rows,
+                    int64_t k, const ffi::AnyBuffer& x, const ffi::AnyBuffer&
+                    values, const ffi::AnyBuffer& scale, const ffi::AnyBuffer&
+                    global_scale) {
+  const bool is_bytes = values.element_type() == ffi::U8;
+  const int64_t stored = is_bytes ? BytesOf(facts.values, k) : k;
+  check.Require(
+      IsDims(values.dimensions(), {rows, stored}) &&
+          (is_bytes || values.element_type() == TypeOf(facts.values)),
+      "values must be the format's dtype [rows, k], or u8[rows, k]"
+      " (u8[rows, k / 2] for fp4)",
+      Text(values) + " for " + Text(x));
+  const ffi::DataType scale_type = facts.scale == ScaleKind::kE4M3
+                                       ? ffi::F8E4M3FN
+                                       : ffi::F8E8M0FNU;
+  check.Require(
+      (scale.element_type() == ffi::U8 || scale.element_type() == scale_type) &&
+          IsDims(scale.dimensions(), {rows, k / facts.block}),
+      "scale must be the format's scale dtype or u8 [rows, k / block]",
+      Text(scale) + " for " + Text(x));
+  check.Require(global_scale.element_type() == ffi::F32 &&
+                    global_scale.element_count() == 1,
+                "the global scale result must be f32[]", Text(global_scale));
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {

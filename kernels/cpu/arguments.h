@@ -90,6 +90,19 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,
                      const float** out);
 
+// The `format` attribute.
+bool ReadFormat(Checker& check, int64_t format, QuantizedFormat* out);
+
+// How scales are chosen.
+void CheckRounding(Checker& check, const QuantizedFacts& facts, int64_t
+                   rounding, int64_t compute_global, bool is_given);
+
+// What quantizing x writes: values [rows, k], scale [rows, k / block], f32[].
+void CheckQuantized(Checker& check, const QuantizedFacts& facts, int64_t rows,
+                    int64_t k, const ffi::AnyBuffer& x, const ffi::AnyBuffer&
+                    values, const ffi::AnyBuffer& scale, const ffi::AnyBuffer&
+                    global_scale);
+
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels);
 
 Parallel MakeParallel(ffi::ThreadPool& pool);

@@ -117,13 +117,9 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
       !check.Require(PlainFormat(x.element_type(), &args.x_format) &&
                          x.dimensions().size() == 2,
                      "x must be f32, bf16 or f16[rows, k]", Text(x)) ||
-      !check.Require(format >= 0 && format < kQuantizedFormats,
-                     "format must be 0 (mxfp8), 1 (mxfp8_e5m2), 2 (mxfp4), 3"
-                     " (nvfp4), 4 (mxfp6_e2m3) or 5 (mxfp6_e3m2)",
-                     std::to_string(format))) {
+      !ReadFormat(check, format, &args.format)) {
     return check.error();
   }
-  args.format = static_cast<QuantizedFormat>(format);
   const QuantizedFacts facts = FactsOf(args.format);
   const int64_t block = facts.block;
   args.rows = x.dimensions()[0];
@@ -132,45 +128,17 @@ ffi::Error QuantizeHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
                 "k must be a multiple of the block size " +
                     std::to_string(block),
                 Text(x));
-  check.Require(rounding == 0 || rounding == 1,
-                "rounding must be 0 (up) or 1 (floor)",
-                std::to_string(rounding));
-  check.Require(compute_global == 0 ||
-                    (compute_global == 1 && facts.has_global_scale &&
-                     args.given_global == nullptr),
-                "compute_global must be 0, or 1 for nvfp4 with global_scale"
-                " f32[0]",
-                std::to_string(compute_global));
-  const int64_t row_bytes = BytesOf(facts.values, args.k);
-  const bool values_ok =
-      IsDims(values->dimensions(),
-             {args.rows,
-              values->element_type() == ffi::U8 ? row_bytes : args.k}) &&
-      (values->element_type() == ffi::U8 ||
-       values->element_type() == TypeOf(facts.values));
-  check.Require(values_ok,
-                "values must be the format's dtype [rows, k], or u8[rows, k]"
-                " (u8[rows, k / 2] for fp4)",
-                Text(*values) + " for " + Text(x));
-  const ffi::DataType scale_type = facts.scale == ScaleKind::kE4M3
-                                       ? ffi::F8E4M3FN
-                                       : ffi::F8E8M0FNU;
-  check.Require(
-      (scale->element_type() == ffi::U8 ||
-       scale->element_type() == scale_type) &&
-          IsDims(scale->dimensions(), {args.rows, args.k / block}),
-      "scale must be the format's scale dtype or u8 [rows, k / block]",
-      Text(*scale) + " for " + Text(x));
-  check.Require(global_scale->element_type() == ffi::F32 &&
-                    global_scale->element_count() == 1,
-                "the global scale result must be f32[]", Text(*global_scale));
+  CheckRounding(check, facts, rounding, compute_global,
+                args.given_global != nullptr);
+  CheckQuantized(check, facts, args.rows, args.k, x, *values, *scale,
+                 *global_scale);
   if (!check.ok()) return check.error();
   args.x = x.untyped_data();
   args.round_up = rounding == 0;
   args.compute_global = compute_global == 1;
   args.values = static_cast<uint8_t*>(values->untyped_data());
   // size_bytes() counts a byte for each FP4 value.
-  AdviseHugePages(args.values, args.rows * row_bytes);
+  AdviseHugePages(args.values, args.rows * BytesOf(facts.values, args.k));
   args.scale = static_cast<uint8_t*>(scale->untyped_data());
   args.global_scale = static_cast<float*>(global_scale->untyped_data());
   if (!kernels->quantize(args, MakeParallel(pool))) return NoMemory(kWho);

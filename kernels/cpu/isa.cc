@@ -14,12 +14,12 @@ constexpr Kernels kBaselineKernels = {
 #else
     "baseline",
 #endif
-    DotBaseline, QuantizeBaseline, DequantizeBaseline};
+    DotBaseline, QuantizeBaseline, DequantizeBaseline, QuantizeOperandBaseline};
 
 #if defined(__x86_64__)
 
-constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, QuantizeAvx2,
-                                  DequantizeAvx2};
+constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, QuantizeAvx2, DequantizeAvx2,
+                                  QuantizeOperandAvx2};
 
 // __builtin_cpu_supports asks the operating system's support too.
 bool HasAvx2() {
@@ -40,9 +40,11 @@ constexpr auto kDotBelowBf16 = DotBaseline;
 #endif
 // Compiled for AVX2 on x86-64, else for any machine: see CMakeLists.txt.
 constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
-                                    QuantizeAvx512, DequantizeAvx512};
+                                    QuantizeAvx512, DequantizeAvx512,
+                                    QuantizeOperandAvx512};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
-                                        QuantizeAvx512, DequantizeAvx512};
+                                        QuantizeAvx512, DequantizeAvx512,
+                                    QuantizeOperandAvx512};
 
 bool HasAvx512() {
 #if defined(__x86_64__)
@@ -57,9 +59,10 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 #elif defined(__x86_64__)
 
 constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, QuantizeAvx512,
-                                    DequantizeAvx512};
+                                    DequantizeAvx512, QuantizeOperandAvx512};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
-                                        QuantizeAvx512, DequantizeAvx512};
+                                        QuantizeAvx512, DequantizeAvx512,
+                                    QuantizeOperandAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&

@@ -71,6 +71,29 @@ struct QuantizeArgs {
   float* global_scale;        // the global scale used (1 for MX)
 };
 
+// Along any dimension, and with what recipes of training ask for. Rows are
+// outer * inner, in this order; k of a row is followed by zeros up to `padded`.
+struct OperandArgs {
+  const void* x;  // [outer, k, inner]
+  Format x_format;
+  int64_t outer, k, inner;
+  int64_t padded;  // whole blocks, and whole groups of the transform
+  QuantizedFormat format;
+  bool round_up;              // MX scales: "up"; else "floor"
+  bool compute_global;        // NVFP4: global = amax / (448 * 6)
+  const float* given_global;  // NVFP4 when !compute_global; null: 1
+  int64_t hadamard;           // values transformed together; 1: none
+  // Rows that are cut into groups of a block's size, the last of which may be
+  // smaller; those of a group share their scales. 0: none do.
+  int64_t square;
+  bool four_over_six;   // NVFP4: scaled to 6 or to 4; global = amax / (256 * 6)
+  bool scale_up;        // NVFP4: scales are rounded up, not to the nearest
+  const uint32_t* key;  // [2], for stochastic rounding; null: to nearest
+  uint8_t* values;      // [outer, inner, padded], FP4 two a byte
+  uint8_t* scale;       // [outer, inner, padded / block]
+  float* global_scale;  // the global scale used (1 for MX)
+};
+
 struct DequantizeArgs {
   Operand x;
   const float* global_scale;  // null: 1
@@ -85,8 +108,11 @@ bool DotAvx512Bf16(const DotArgs&, const Parallel&);
 bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx512(const QuantizeArgs&, const Parallel&);
+bool QuantizeOperandBaseline(const OperandArgs&, const Parallel&);
 bool DequantizeBaseline(const DequantizeArgs&, const Parallel&);
+bool QuantizeOperandAvx2(const OperandArgs&, const Parallel&);
 bool DequantizeAvx2(const DequantizeArgs&, const Parallel&);
+bool QuantizeOperandAvx512(const OperandArgs&, const Parallel&);
 bool DequantizeAvx512(const DequantizeArgs&, const Parallel&);
 
 // The kernels of one instruction set.
@@ -95,6 +121,7 @@ struct Kernels {
   bool (*dot)(const DotArgs&, const Parallel&);
   bool (*quantize)(const QuantizeArgs&, const Parallel&);
   bool (*dequantize)(const DequantizeArgs&, const Parallel&);
+  bool (*quantize_operand)(const OperandArgs&, const Parallel&);
 };
 
 // The values of the `isa` attribute. kAuto takes the best the machine has; a

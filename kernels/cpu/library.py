@@ -39,6 +39,7 @@ API_HEADER: Final = "xla/ffi/api/c_api.h"
 HANDLERS: Final = (
   "jaxplugin_block_scaled_dot",
   "jaxplugin_quantize",
+  "jaxplugin_quantize_operand",
   "jaxplugin_dequantize",
   "jaxplugin_copy",
 )

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cpu implementation: the C++ kernels of kernels/cpu, through XLA's FFI.
 
-Along the last axis always; along another one only to quantize to FP4, where
-operations take longest. What dequantizes is exact also below 2^-126.
+Along the last axis always, and along any for what recipes of training ask
+(`Extras`); along another one else only to quantize to FP4, where operations
+take longest. What dequantizes is exact also below 2^-126.
 
 Milliseconds by operations / by kernels, f32, medians of interleaved calls (AVX2
 kernels built with -fno-trapping-math, 2 cores of an EPYC, load 1.4 to 2.8, jax
@@ -31,6 +32,9 @@ become faster since: 0.7 of its times along the last axis.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
@@ -48,6 +52,7 @@ from jaxplugin.quantization import problems
 from jaxplugin.runtime import cpu_library
 
 _QUANTIZE: Final = "jaxplugin_quantize"
+_QUANTIZE_OPERAND: Final = "jaxplugin_quantize_operand"
 _DEQUANTIZE: Final = "jaxplugin_dequantize"
 # Numbers of kernels/cpu/README.md.
 _ROUNDINGS: Final = {"up": 0, "floor": 1}
@@ -82,7 +87,7 @@ def _no_kernels(
 def supports_quantize(
   problem: problems.QuantizeProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves one blocking, where a kernel is not slower than operations."""
+  """Serves one blocking, with all that recipes of training ask for."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
@@ -90,22 +95,57 @@ def supports_quantize(
   missing = _no_kernels(problem.format, target)
   if missing is not None:
     return missing
-  if problem.extras != problems.NO_EXTRAS:
-    return decisions.Unsupported(
-      f"kernels round to nearest in blocks of one row, got {problem.extras}"
-    )
   if len(problem.blockings) != 1:
     return decisions.Unsupported("kernels quantize along one axis at a time")
   (single,) = problem.each()
-  # Along another axis a kernel needs x transposed: where operations make a code
-  # a byte that costs more than is won.
+  # Kernels write k last: alone, a result is transposed by another pass, which
+  # costs more than is won where operations make a code a byte.
   is_last = single.blockings[0].axis() == len(single.shape) - 1
-  if not (is_last or problem.format.is_fp4):
+  is_plain = problem.extras == problems.NO_EXTRAS
+  if is_plain and not (is_last or problem.format.is_fp4):
     return decisions.Unsupported(
       f"kernels are slower for FP{problem.format.value_bits} along another"
       " axis than the last"
     )
+  return _extras_refusal(problem)
+
+
+def _extras_refusal(
+  problem: problems.QuantizeProblem,
+) -> decisions.Unsupported | None:
+  extras = problem.extras
+  if reason := extras.bits_refusal():
+    return decisions.Unsupported(f"a kernel {reason}")
+  (single,) = problem.each()
+  axis = single.blockings[0].axis()
+  if extras.hadamard is not None and single.shape[axis] % extras.hadamard:
+    return decisions.Unsupported(
+      f"kernels transform whole groups of {extras.hadamard}, got"
+      f" {single.shape[axis]} values"
+    )
+  if extras.is_stochastic and _square_rows(problem) is None:
+    return decisions.Unsupported(
+      "kernels draw random bits in the order of the array, whose square blocks"
+      f" merge dimensions {list(extras.square or ())}"
+    )
   return None
+
+
+def _square_rows(problem: problems.QuantizeProblem) -> int | None:
+  """How many rows in a row are cut into groups that share scales; 0: none do.
+
+  Rows are all dimensions but the blocked one, in order. None where those that
+  are merged into squares are not the last ones of them.
+  """
+  square = problem.extras.square
+  if not square:
+    return 0
+  (b,), (single,) = problem.blockings, problem.each()
+  rows = [d for d in range(len(single.shape)) if d != b.axis()]
+  merged = list(map(b.position, square))
+  if rows[-len(merged) :] != merged:
+    return None
+  return math.prod(single.shape[d] for d in merged)
 
 
 def supports_dequantize(
@@ -142,37 +182,107 @@ def quantize(
   global_scale: jax.Array | None,
   problem: problems.QuantizeProblem,
   target: targets.Target | None = None,
+  key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """The results of `quantize_p`."""
   del target
   cpu_library.register()
-  ((b,), (single,)) = problem.blockings, problem.each()
-  format, axis = problem.format, single.blockings[0].axis()
-  x = jnp.moveaxis(b.apply(x), axis, -1)
+  (single,) = problem.each()
+  is_last = single.blockings[0].axis() == len(single.shape) - 1
+  if is_last and problem.extras == problems.NO_EXTRAS:
+    return _quantize_rows(x, global_scale, problem)
+  return _quantize_operand(x, global_scale, problem, key)
+
+
+def _quantize_rows(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.QuantizeProblem,
+) -> list[jax.Array]:
+  """Along the last dimension, and nothing else."""
+  (b,) = problem.blockings
+  x = b.apply(x)
   *lead, k = x.shape
   rows = x.reshape(-1, k)
-  num_blocks = k // format.block_size
+  results = jax.ffi.ffi_call(_QUANTIZE, _types(problem, rows.shape[0], k))(
+    rows, _or_absent(global_scale), **_attributes(problem)
+  )
+  return _shaped(results, problem, (*lead, k))
+
+
+def _quantize_operand(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  problem: problems.QuantizeProblem,
+  key: jax.Array | None,
+) -> list[jax.Array]:
+  """Along any dimension, as recipes of training ask for it."""
+  (b,), (single,), extras = problem.blockings, problem.each(), problem.extras
+  axis, shape = b.axis(), single.shape
+  # The kernel pads by itself.
+  x = dataclasses.replace(b, multiple=1).apply(x)
+  order = list(range(len(shape)))
+  square = _square_rows(problem)
+  if square is None:  # what is merged goes last, but for what is blocked
+    merged = list(map(b.position, extras.square or ()))
+    order = [d for d in order if d not in (*merged, axis)] + [*merged, axis]
+    x, axis = x.transpose(order), len(order) - 1
+    square = math.prod(shape[d] for d in merged)
+  outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+  padded = shape[b.axis()]
+  results = jax.ffi.ffi_call(
+    _QUANTIZE_OPERAND, _types(problem, outer * inner, padded)
+  )(
+    x.reshape(outer, x.shape[axis], inner),
+    _or_absent(global_scale),
+    jnp.zeros((0,), jnp.uint32) if key is None else jax.random.key_data(key),
+    **_attributes(problem),
+    hadamard=np.int64(extras.hadamard or 1),
+    square=np.int64(square),
+    four_over_six=np.int64(extras.four_over_six),
+    scale_up=np.int64(extras.scale_up),
+  )
+  order = [d for d in order if d != b.axis()] + [b.axis()]
+  results = _shaped(results, problem, tuple(shape[d] for d in order))
+  back = [order.index(d) for d in range(len(order))]
+  return [r.transpose(back) for r in results[:2]] + results[2:]
+
+
+def _types(
+  problem: problems.QuantizeProblem, rows: int, k: int
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """Of what the handlers write: values, scale and global scale."""
+  format = problem.format
   stored, dtype = k, format.array_dtype
   if problem.packed:
     # The kernel writes the same bytes, and XLA:CPU need not copy them.
     stored, dtype = k // 2, formats.PACKED
-  values, scale, computed = jax.ffi.ffi_call(
-    _QUANTIZE,
-    (
-      jax.ShapeDtypeStruct((rows.shape[0], stored), dtype),
-      jax.ShapeDtypeStruct((rows.shape[0], num_blocks), format.scale_dtype),
-      jax.ShapeDtypeStruct((), jnp.float32),
-    ),
-  )(
-    rows,
-    _or_absent(global_scale),
-    format=np.int64(cpu_library.FORMATS[format]),
-    rounding=np.int64(_ROUNDINGS[problem.scale_rounding]),
-    compute_global=np.int64(problem.computes_global_scale),
-    isa=np.int64(_BEST_ISA),
+  return (
+    jax.ShapeDtypeStruct((rows, stored), dtype),
+    jax.ShapeDtypeStruct((rows, k // format.block_size), format.scale_dtype),
+    jax.ShapeDtypeStruct((), jnp.float32),
   )
-  values = jnp.moveaxis(values.reshape(*lead, stored), -1, axis)
-  scale = jnp.moveaxis(scale.reshape(*lead, num_blocks), -1, axis)
+
+
+def _attributes(problem: problems.QuantizeProblem) -> dict[str, np.int64]:
+  return {
+    "format": np.int64(cpu_library.FORMATS[problem.format]),
+    "rounding": np.int64(_ROUNDINGS[problem.scale_rounding]),
+    "compute_global": np.int64(problem.computes_global_scale),
+    "isa": np.int64(_BEST_ISA),
+  }
+
+
+def _shaped(
+  results: Sequence[jax.Array],
+  problem: problems.QuantizeProblem,
+  shape: tuple[int, ...],
+) -> list[jax.Array]:
+  """What a handler wrote, of rows of an array of a shape."""
+  values, scale, computed = results
+  *lead, k = shape
+  values = values.reshape(*lead, values.shape[-1])
+  scale = scale.reshape(*lead, k // problem.format.block_size)
   if problem.scale_layout == layouts.SWIZZLED:
     scale = layouts.swizzle_scale(scale)
   return [values, scale, computed][: problem.results_each]

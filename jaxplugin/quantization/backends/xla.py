@@ -51,19 +51,21 @@ def quantize(
     square = extras.square
     if square is not None:
       square = tuple(map(b.position, square))
-    quantized = operations.quantize(
-      blocked,
-      global_scale,
-      key,
-      format=problem.format,
-      axis=b.axis(),
-      scale_rounding=problem.scale_rounding,
-      packed=problem.packed,
-      scale_layout=problem.scale_layout,
-      square=square,
-      four_over_six=extras.four_over_six,
-      scale_up=extras.scale_up,
-    )
+    # That of the equation, not of the thread that lowers it.
+    with jax.threefry_partitionable(extras.is_partitionable):
+      quantized = operations.quantize(
+        blocked,
+        global_scale,
+        key,
+        format=problem.format,
+        axis=b.axis(),
+        scale_rounding=problem.scale_rounding,
+        packed=problem.packed,
+        scale_layout=problem.scale_layout,
+        square=square,
+        four_over_six=extras.four_over_six,
+        scale_up=extras.scale_up,
+      )
     results += quantized[: problem.results_each]
   return results
 

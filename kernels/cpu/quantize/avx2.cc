@@ -13,10 +13,18 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 #include "quantize/blocks.inl"
+#include "quantize/lanes.inl"
+#include "quantize/threefry.inl"
+#include "quantize/hadamard.inl"
+#include "quantize/operand.inl"
 }  // namespace
 
 bool QuantizeAvx2(const QuantizeArgs& args, const Parallel& parallel) {
   return Quantize(args, parallel);
+}
+
+bool QuantizeOperandAvx2(const OperandArgs& args, const Parallel& parallel) {
+  return QuantizeOperand(args, parallel);
 }
 
 bool DequantizeAvx2(const DequantizeArgs& args, const Parallel& parallel) {

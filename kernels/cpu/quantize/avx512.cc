@@ -15,10 +15,18 @@ namespace jaxplugin {
 namespace {
 #include "simd/codec.inl"
 #include "quantize/blocks.inl"
+#include "quantize/lanes.inl"
+#include "quantize/threefry.inl"
+#include "quantize/hadamard.inl"
+#include "quantize/operand.inl"
 }  // namespace
 
 bool QuantizeAvx512(const QuantizeArgs& args, const Parallel& parallel) {
   return Quantize(args, parallel);
+}
+
+bool QuantizeOperandAvx512(const OperandArgs& args, const Parallel& parallel) {
+  return QuantizeOperand(args, parallel);
 }
 
 bool DequantizeAvx512(const DequantizeArgs& args, const Parallel& parallel) {

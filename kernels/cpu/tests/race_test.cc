@@ -113,6 +113,37 @@ std::vector<uint8_t> Quantize(const Kernels& kernels, QuantizedFormat format,
   return out;
 }
 
+// With all that training asks for.
+std::vector<uint8_t> QuantizeOperand(const Kernels& kernels,
+                                     QuantizedFormat format, int64_t inner,
+                                     const Parallel& parallel) {
+  constexpr uint32_t kKey[2] = {1, 2};
+  const int64_t rows = 320, k = 600, padded = 608;
+  std::vector<float> x(rows * k);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 7919 % 1000) - 500;
+  std::vector<uint8_t> out(rows * padded + rows * padded / 16 + 4);
+  OperandArgs args{};
+  args.x = x.data();
+  args.x_format = Format::kF32;
+  args.outer = rows / inner;
+  args.inner = inner;
+  args.k = k;
+  args.padded = padded;
+  args.format = format;
+  args.hadamard = 16;
+  args.square = rows;
+  args.four_over_six = FactsOf(format).has_global_scale;
+  args.compute_global = FactsOf(format).has_global_scale;
+  args.key = kKey;
+  args.values = out.data();
+  args.scale = out.data() + rows * padded;
+  float global = 0;
+  args.global_scale = &global;
+  kernels.quantize_operand(args, parallel);
+  std::memcpy(out.data() + out.size() - 4, &global, 4);
+  return out;
+}
+
 template <typename T>
 bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
@@ -161,6 +192,11 @@ int Main() {
       const auto format = static_cast<QuantizedFormat>(f);
       failures += !SameBits(Quantize(*kernels, format, serial),
                             Quantize(*kernels, format, parallel));
+      for (int64_t inner : {1, 64}) {
+        failures += !SameBits(
+            QuantizeOperand(*kernels, format, inner, serial),
+            QuantizeOperand(*kernels, format, inner, parallel));
+      }
     }
     std::printf("%s: %d failures\n", kernels->name, failures);
   }

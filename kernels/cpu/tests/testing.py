@@ -33,6 +33,7 @@ _TARGET = "{}_under_test".format
 _HANDLERS = (
   "jaxplugin_block_scaled_dot",
   "jaxplugin_quantize",
+  "jaxplugin_quantize_operand",
   "jaxplugin_dequantize",
   "jaxplugin_copy",
 )
@@ -234,6 +235,49 @@ def quantize(
     format=np.int64(format),
     rounding=np.int64(rounding),
     compute_global=np.int64(compute_global),
+    isa=np.int64(isa),
+  )
+
+
+def quantize_operand(
+  x,
+  global_scale=None,
+  key=None,
+  *,
+  format,
+  rounding=0,
+  compute_global=0,
+  hadamard=1,
+  square=0,
+  four_over_six=0,
+  scale_up=0,
+  isa=0,
+  padded=None,
+  results=None,
+):
+  """Calls jaxplugin_quantize_operand; returns (u8 values, u8 scale, f32[])."""
+  library()
+  if results is None:
+    outer, k, inner = x.shape
+    dtype, _, block = FORMATS[QUANTIZED[format]]
+    padded = k if padded is None else padded
+    stored = padded // 2 if dtype == E2M1 else padded
+    results = (
+      jax.ShapeDtypeStruct((outer * inner, stored), jnp.uint8),
+      jax.ShapeDtypeStruct((outer * inner, padded // block), jnp.uint8),
+      jax.ShapeDtypeStruct((), jnp.float32),
+    )
+  return jax.ffi.ffi_call(_TARGET("jaxplugin_quantize_operand"), results)(
+    x,
+    _or_none(global_scale),
+    np.zeros((0,), np.uint32) if key is None else key,
+    format=np.int64(format),
+    rounding=np.int64(rounding),
+    compute_global=np.int64(compute_global),
+    hadamard=np.int64(hadamard),
+    square=np.int64(square),
+    four_over_six=np.int64(four_over_six),
+    scale_up=np.int64(scale_up),
     isa=np.int64(isa),
   )
 

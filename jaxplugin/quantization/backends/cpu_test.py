@@ -1,0 +1,183 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the C++ kernels serve of training, and that it is what operations do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import blocking
+from jaxplugin.quantization import backends
+from jaxplugin.quantization import operands
+from jaxplugin.quantization import problems
+from jaxplugin.runtime import lowering
+from jaxplugin.testing import quantization_lowerings as lowerings
+
+MODULE = lowering.Module(platforms=("cpu",))
+DRAWN = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
+
+
+def manner(format, dims, ndim, multiple=32, **fields):
+  lead = tuple(d for d in range(ndim) if d not in dims)
+  along = blocking.Blocking(dims=dims, lead=lead, multiple=multiple)
+  return operands.Manner(format=format, along=along, **fields)
+
+
+def problem(extras, axis=1, **fields):
+  return dataclasses.replace(
+    problems.QuantizeProblem.along(
+      axis, shape=(48, 64, 80), dtype=np.dtype(np.float32), format=jp.NVFP4
+    ),
+    extras=extras,
+    **fields,
+  )
+
+
+@lowerings.needs_library
+class ChoiceTest(parameterized.TestCase):
+  @parameterized.parameters(
+    problems.Extras(hadamard=16),
+    problems.Extras(square=(0, 2)),
+    problems.Extras(square=(2, 0)),
+    problems.Extras(square=()),
+    problems.Extras(four_over_six=True),
+    problems.Extras(scale_up=True),
+    DRAWN,
+    dataclasses.replace(DRAWN, hadamard=64, square=(2,), four_over_six=True),
+  )
+  def test_kernels_serve(self, extras):
+    told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
+    self.assertEqual(told.implementation, "cpu")
+    self.assertEqual(told.reason, "")
+
+  @parameterized.parameters(
+    (dataclasses.replace(DRAWN, key_impl="rbg"), "threefry2x32 key, got rbg"),
+    (
+      dataclasses.replace(DRAWN, is_partitionable=False),
+      "jax_threefry_partitionable, it is off",
+    ),
+    (problems.Extras(hadamard=128), "whole groups of 128, got 64 values"),
+    (
+      dataclasses.replace(DRAWN, square=(2, 0)),
+      r"in the order of the array.*merge dimensions \[2, 0\]",
+    ),
+  )
+  def test_operations_serve_and_the_reason_is_told(self, extras, reason):
+    told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
+    self.assertEqual(told.implementation, "xla")
+    self.assertRegex(told.reason, f"^cpu: .*{reason}")
+
+  def test_a_choice_asks_for_nothing_but_the_problem(self):
+    """Under another setting of JAX the decision is the same."""
+    with jax.threefry_partitionable(False):
+      told = backends.explained(problem(DRAWN), MODULE, lowerings.TARGET)
+    self.assertEqual(told.implementation, "cpu")
+
+
+@lowerings.needs_library
+class BitsTest(parameterized.TestCase):
+  """Kernels and operations write the same."""
+
+  def assert_same(self, function, *args, kernels=1):
+    wrapped = jax.jit(lambda *args: function(*args))
+    text = wrapped.trace(*args).lower().as_text()
+    self.assertEqual(text.count("@jaxplugin_quantize_operand("), kernels)
+    actual = wrapped(*args)
+    expected = jax.jit(lowerings.by_operations(function))(*args)
+    self.assertEqual(
+      lowerings.leaves_as_bytes(actual), lowerings.leaves_as_bytes(expected)
+    )
+
+  @parameterized.parameters(
+    # Blocked dimensions, square ones; the first are merged.
+    ((0,), (1, 2)),
+    ((1,), (2, 0)),
+    ((2,), (0,)),
+    ((0, 1), (2,)),
+    ((2, 1), None),
+    ((), (0, 2)),
+  )
+  def test_any_dimensions(self, dims, square):
+    x = lowerings.numbers((5, 36, 41), np.float32)
+    for format, fields in (
+      (jp.MXFP8, {}),
+      (jp.NVFP4, {"four_over_six": True, "scale_up": True}),
+    ):
+      found = manner(format, dims, 3, square=square, hadamard=16, **fields)
+      self.assert_same(lambda x, found=found: operands.quantize(x, found), x)
+
+  @parameterized.product(
+    format=(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP6_E3M2, jp.MXFP4, jp.NVFP4),
+    dims=((0,), (1,), (2, 0)),
+  )
+  def test_random_bits_are_those_of_the_blocked_array(self, format, dims):
+    x = lowerings.numbers((6, 40, 33), jnp.bfloat16)
+    square = (2,) if dims == (0,) else None
+    found = manner(format, dims, 3, square=square)
+    self.assert_same(
+      lambda x, key: operands.quantize(x, found, key), x, jax.random.key(1)
+    )
+
+  def test_raw_key_is_the_typed_one(self):
+    x = lowerings.numbers((40, 64), np.float32)
+    found = manner(jp.NVFP4, (1,), 2)
+    quantize = lambda x, key: operands.quantize(x, found, key)
+    self.assert_same(quantize, x, jax.random.PRNGKey(7))
+    self.assertEqual(
+      lowerings.leaves_as_bytes(quantize(x, jax.random.PRNGKey(7))),
+      lowerings.leaves_as_bytes(quantize(x, jax.random.key(7))),
+    )
+
+  def test_other_keys_are_operations(self):
+    x = lowerings.numbers((40, 64), np.float32)
+    found = manner(jp.NVFP4, (1,), 2)
+    quantize = lambda x, key: operands.quantize(x, found, key)
+    self.assert_same(quantize, x, jax.random.key(7, impl="rbg"), kernels=0)
+    with jax.threefry_partitionable(False):
+      self.assert_same(quantize, x, jax.random.key(7), kernels=0)
+      expected = quantize(x, jax.random.key(7))
+
+    def under_setting(x, key):
+      with jax.threefry_partitionable(False):
+        return quantize(x, key)
+
+    # Lowered under another setting than traced.
+    self.assertEqual(
+      lowerings.leaves_as_bytes(jax.jit(under_setting)(x, jax.random.key(7))),
+      lowerings.leaves_as_bytes(expected),
+    )
+
+  def test_vmap_of_keys_draws_for_each(self):
+    x = np.stack([lowerings.numbers((40, 64), np.float32, i) for i in range(3)])
+    keys = jax.random.split(jax.random.key(0), 3)
+    found = manner(jp.MXFP4, (0,), 2, hadamard=32)
+    quantize = lambda x, key: operands.quantize(x, found, key)
+    mapped = jax.vmap(quantize)(x, keys)
+    for i in range(3):
+      self.assertEqual(
+        lowerings.leaves_as_bytes(jax.tree.map(lambda a, i=i: a[i], mapped)),
+        lowerings.leaves_as_bytes(quantize(x[i], keys[i])),
+      )
+
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_vmap_of_squares_is_one_kernel(self, format):
+    x = lowerings.numbers((3, 40, 64), np.float32)
+    found = manner(format, (0,), 2, square=(1,))
+    quantize = lambda x: jp.dequantize(operands.quantize(x, found))
+    # NVFP4 has a global scale for each: more than a kernel takes.
+    kernels = int(format == jp.MXFP8)
+    self.assert_same(jax.vmap(quantize), x, kernels=kernels)
+
+  @parameterized.product(format=(jp.MXFP4, jp.NVFP4), axis=(0, 1))
+  def test_plain_quantize_along_another_axis(self, format, axis):
+    x = lowerings.numbers((64, 96, 5), np.float16)
+    self.assert_same(lambda x: jp.quantize(x, format, axis=axis), x)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,132 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The XLA FFI handler that quantizes operands of products in training.
+// README.md has its signature.
+
+#include <cstdint>
+#include <string>
+
+#include "arguments.h"
+#include "kernels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace jaxplugin {
+namespace {
+
+constexpr int64_t kMostTransformed = 256;  // values at once
+
+// The attributes beyond those of jaxplugin_quantize, and the key.
+void ReadExtras(Checker& check, const QuantizedFacts& facts, int64_t hadamard,
+                int64_t square, int64_t four_over_six, int64_t scale_up,
+                const ffi::AnyBuffer& key, OperandArgs* args) {
+  check.Require(hadamard >= 1 && hadamard <= kMostTransformed &&
+                    (hadamard & (hadamard - 1)) == 0,
+                "hadamard must be a power of two up to 256, or 1",
+                std::to_string(hadamard));
+  check.Require(args->padded >= args->k && args->padded % facts.block == 0 &&
+                    (hadamard < 1 || args->padded % hadamard == 0),
+                "values must have k padded to whole blocks of " +
+                    std::to_string(facts.block) + " and groups of hadamard",
+                std::to_string(args->padded) + " for k=" +
+                    std::to_string(args->k) + " and hadamard=" +
+                    std::to_string(hadamard));
+  const int64_t rows = args->outer * args->inner;
+  check.Require(square == 0 || (square > 0 && rows % square == 0),
+                "square must be 0 or divide the rows",
+                std::to_string(square) + " for " + std::to_string(rows));
+  check.Require(
+      four_over_six == 0 || (four_over_six == 1 && facts.has_global_scale),
+      "four_over_six must be 0, or 1 for nvfp4", std::to_string(four_over_six));
+  check.Require(scale_up == 0 || (scale_up == 1 && facts.has_global_scale),
+                "scale_up must be 0, or 1 for nvfp4", std::to_string(scale_up));
+  check.Require(IsAbsent(key) || (key.element_type() == ffi::U32 &&
+                                  IsDims(key.dimensions(), {2})),
+                "key must be u32[2] or u32[0]", Text(key));
+  args->hadamard = hadamard;
+  args->square = square;
+  args->four_over_six = four_over_six == 1;
+  args->scale_up = scale_up == 1;
+  if (!IsAbsent(key)) args->key = static_cast<uint32_t*>(key.untyped_data());
+}
+
+ffi::Error QuantizeOperandHandler(ffi::ThreadPool pool, ffi::AnyBuffer x,
+                                  ffi::AnyBuffer given_global,
+                                  ffi::AnyBuffer key,
+                                  ffi::Result<ffi::AnyBuffer> values,
+                                  ffi::Result<ffi::AnyBuffer> scale,
+                                  ffi::Result<ffi::AnyBuffer> global_scale,
+                                  int64_t format, int64_t rounding,
+                                  int64_t compute_global, int64_t hadamard,
+                                  int64_t square, int64_t four_over_six,
+                                  int64_t scale_up, int64_t isa) {
+  constexpr const char* kWho = "jaxplugin_quantize_operand";
+  Checker check(kWho);
+  OperandArgs args{};
+  const Kernels* kernels = nullptr;
+  if (!ReadKernels(check, isa, &kernels) ||
+      !ReadGlobalScale(check, given_global, &args.given_global) ||
+      !check.Require(PlainFormat(x.element_type(), &args.x_format) &&
+                         x.dimensions().size() == 3,
+                     "x must be f32, bf16 or f16[outer, k, inner]", Text(x)) ||
+      !ReadFormat(check, format, &args.format) ||
+      !check.Require(values->dimensions().size() == 2,
+                     "values must be [outer * inner, k]", Text(*values))) {
+    return check.error();
+  }
+  const QuantizedFacts facts = FactsOf(args.format);
+  args.outer = x.dimensions()[0];
+  args.k = x.dimensions()[1];
+  args.inner = x.dimensions()[2];
+  args.padded = values->dimensions()[1];
+  if (values->element_type() == ffi::U8) {
+    args.padded = args.padded * 8 / FactsOf(facts.values).stored_bits;
+  }
+  const int64_t rows = args.outer * args.inner;
+  ReadExtras(check, facts, hadamard, square, four_over_six, scale_up, key,
+             &args);
+  CheckRounding(check, facts, rounding, compute_global,
+                args.given_global != nullptr);
+  CheckQuantized(check, facts, rows, args.padded, x, *values, *scale,
+                 *global_scale);
+  if (!check.ok()) return check.error();
+  args.x = x.untyped_data();
+  args.round_up = rounding == 0;
+  args.compute_global = compute_global == 1;
+  args.values = static_cast<uint8_t*>(values->untyped_data());
+  AdviseHugePages(args.values, rows * BytesOf(facts.values, args.padded));
+  args.scale = static_cast<uint8_t*>(scale->untyped_data());
+  args.global_scale = static_cast<float*>(global_scale->untyped_data());
+  if (!kernels->quantize_operand(args, MakeParallel(pool))) {
+    return NoMemory(kWho);
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace jaxplugin
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_quantize_operand,
+                              jaxplugin::QuantizeOperandHandler,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // x
+                                  .Arg<ffi::AnyBuffer>()  // global_scale
+                                  .Arg<ffi::AnyBuffer>()  // key
+                                  .Ret<ffi::AnyBuffer>()  // values
+                                  .Ret<ffi::AnyBuffer>()  // scale
+                                  .Ret<ffi::AnyBuffer>()  // global_scale
+                                  .Attr<int64_t>("format")
+                                  .Attr<int64_t>("rounding")
+                                  .Attr<int64_t>("compute_global")
+                                  .Attr<int64_t>("hadamard")
+                                  .Attr<int64_t>("square")
+                                  .Attr<int64_t>("four_over_six")
+                                  .Attr<int64_t>("scale_up")
+                                  .Attr<int64_t>("isa"));
+
+#pragma GCC visibility pop

@@ -1,0 +1,554 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantize along any dimension, with what recipes of training ask for: the
+// Hadamard transform, square blocks, a choice of scales, stochastic rounding.
+// The rules are those of jaxplugin/quantization/operations.py, bit by bit.
+//
+// A lane is a row, so nothing crosses lanes but what square blocks share. Rows
+// come in tiles; a task takes some chunks of k of some tiles.
+
+constexpr int kTileRows = 16;     // and a square's, where that is more
+constexpr int kMaxTileRows = 32;
+constexpr int kMaxVectors = kMaxTileRows / kLanes;
+constexpr int kChunk = 256;       // values of a row between stores
+constexpr int kMinBlock = 16;
+constexpr int64_t kOperandTask = 64 * 1024;  // values a task
+
+// Rows of x [outer, k, inner] that are read together.
+struct Tile {
+  int64_t row;  // the first one's number, outer * inner
+  int rows;
+  int vectors;
+};
+
+// Where tiles lie, and in which order they and their chunks are taken: along
+// memory.
+struct Tiling {
+  int64_t rows, run;  // tiles do not cross from one run of rows to the next
+  int64_t tile_rows, tiles, chunks;  // of a run; of a row
+  bool chunks_first;
+
+  explicit Tiling(const OperandArgs& args)
+      : rows(args.outer * args.inner),
+        run(args.square > 0   ? args.square
+            : args.inner == 1 ? args.outer
+                              : args.inner),
+        tile_rows(Max(kTileRows, args.square > 0 ? FactsOf(args.format).block
+                                                 : kTileRows)),
+        tiles(CeilDiv(run, tile_rows)),
+        chunks(CeilDiv(args.padded, kChunk)),
+        chunks_first(args.inner == 1) {}
+
+  int64_t Count() const { return run == 0 ? 0 : rows / run * tiles * chunks; }
+
+  Tile At(int64_t index, int64_t* begin) const {
+    const int64_t rest = index % (tiles * chunks);
+    const int64_t t = chunks_first ? rest / chunks : rest % tiles;
+    *begin = (chunks_first ? rest % chunks : rest / tiles) * kChunk;
+    const int64_t row = index / (tiles * chunks) * run + t * tile_rows;
+    const int count = static_cast<int>(Min(tile_rows, run - t * tile_rows));
+    return {row, count, static_cast<int>(CeilDiv(count, kLanes))};
+  }
+};
+
+// The number in x of value k of a row.
+JAXPLUGIN_ALWAYS_INLINE int64_t IndexOf(const OperandArgs& args, int64_t row,
+                                        int64_t size, int64_t k) {
+  return (row / args.inner * size + k) * args.inner + row % args.inner;
+}
+
+// Values [begin, begin + count) of rows [row, row + rows), at most kLanes, to
+// out[value * stride]; 0 where there are none.
+template <Format kFormat>
+void ReadColumn(const OperandArgs& args, int64_t row, int rows, int64_t begin,
+                int count, int stride, Floats* out) {
+  const int known = static_cast<int>(Max(0, Min(count, args.k - begin)));
+  int done = 0;
+  if (rows == kLanes && args.inner == 1) {
+    for (; done + kLanes <= known; done += kLanes) {
+      Words square[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = reinterpret_cast<Words>(
+            LoadLanes<kFormat>(args.x, (row + i) * args.k + begin + done));
+      }
+      TurnLanes(square);
+      for (int i = 0; i < kLanes; ++i) {
+        out[(done + i) * stride] = reinterpret_cast<Floats>(square[i]);
+      }
+    }
+  } else if (rows == kLanes && row % args.inner + rows <= args.inner) {
+    const int64_t first = IndexOf(args, row, args.k, begin);
+    for (; done < known; ++done) {
+      out[done * stride] =
+          LoadLanes<kFormat>(args.x, first + done * args.inner);
+    }
+  }
+  for (int i = done; i < count; ++i) out[i * stride] = Floats{};
+  for (int r = 0; r < rows && done < known; ++r) {
+    const int64_t first = IndexOf(args, row + r, args.k, begin);
+    for (int i = done; i < known; ++i) {
+      out[i * stride][r] = LoadOne<kFormat>(args.x, first + i * args.inner);
+    }
+  }
+}
+
+// The same for a tile, out[value][vector], transformed.
+void ReadSpan(const OperandArgs& args, const Tile& tile, int64_t begin,
+              int count, Floats* out) {
+  for (int v = 0; v < tile.vectors; ++v) {
+    const int64_t row = tile.row + v * kLanes;
+    const int rows = static_cast<int>(Min(kLanes, tile.rows - v * kLanes));
+    switch (args.x_format) {
+      case Format::kBF16:
+        ReadColumn<Format::kBF16>(args, row, rows, begin, count, tile.vectors,
+                                  out + v);
+        break;
+      case Format::kF16:
+        ReadColumn<Format::kF16>(args, row, rows, begin, count, tile.vectors,
+                                 out + v);
+        break;
+      default:
+        ReadColumn<Format::kF32>(args, row, rows, begin, count, tile.vectors,
+                                 out + v);
+    }
+  }
+  if (args.hadamard > 1) {
+    Transform(out, count, tile.vectors, static_cast<int>(args.hadamard));
+  }
+}
+
+// Bits of the largest magnitudes of a block, NaN above Inf: of each row, or of
+// all where they share scales.
+template <int kBlock>
+JAXPLUGIN_ALWAYS_INLINE void BlockMaxima(const OperandArgs& args,
+                                         const Floats* x, int vectors,
+                                         Ints* maxima) {
+  for (int v = 0; v < vectors; ++v) {
+    Ints top = {};
+    for (int i = 0; i < kBlock; ++i) {
+      const Ints bits = IntsOf(x[i * vectors + v]);
+      top = MaxInts(top, bits & static_cast<int32_t>(kMagnitude));
+    }
+    maxima[v] = top;
+  }
+  if (args.square == 0) return;
+  Ints top = maxima[0];
+  for (int v = 1; v < vectors; ++v) top = MaxInts(top, maxima[v]);
+  int32_t most = top[0];
+  for (int i = 1; i < kLanes; ++i) most = top[i] > most ? top[i] : most;
+  for (int v = 0; v < vectors; ++v) maxima[v] = SplatInts(most);
+}
+
+// Encode on lanes: the nearest codes of magnitudes, as bits.
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE Ints EncodeNearest(Ints bits) {
+  constexpr int kShift = 23 - T::kMantissaBits;
+  constexpr int32_t kMagic =
+      (127 + T::kMinExponent - T::kMantissaBits + 23) << 23;
+  bits = MinInts(bits, SplatInts(T::kMaxBits));
+  const Ints half = ((bits >> kShift) & 1) + ((1 << (kShift - 1)) - 1);
+  const Ints normal =
+      ((bits + half) >> kShift) - ((127 - T::kBias) << T::kMantissaBits);
+  const Ints subnormal =
+      IntsOf(FloatsOf(bits) + FloatsOf(SplatInts(kMagic))) - kMagic;
+  return bits >= (127 + T::kMinExponent) << 23 ? normal : subnormal;
+}
+
+// One of the two codes beside them, by random bits: up with a probability
+// equal to the fraction that is lost, of 22 bits where codes are subnormal.
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE Ints EncodeStochastic(Ints bits, Words random) {
+  constexpr int kShift = 23 - T::kMantissaBits;
+  constexpr int kFraction = 22;
+  constexpr int32_t kMinNormal = (127 + T::kMinExponent) << 23;
+  const Ints noise = reinterpret_cast<Ints>(random);
+  bits = MinInts(bits, SplatInts(T::kMaxBits));
+  const Ints normal = ((bits + (noise & ((1 << kShift) - 1))) >> kShift) -
+                      ((127 - T::kBias) << T::kMantissaBits);
+  const Ints is_normal = bits >= kMinNormal;
+  constexpr int kExponent = kFraction + T::kMantissaBits - T::kMinExponent;
+  const Floats small = FloatsOf(bits & ~is_normal);
+  const Floats quanta = small * FloatsOf(SplatInts((127 + kExponent) << 23));
+  const Ints subnormal = (__builtin_convertvector(quanta, Ints) +
+                          (noise & ((1 << kFraction) - 1))) >>
+                         kFraction;
+  return is_normal ? normal : subnormal;
+}
+
+// Of a chunk, what is stored row by row: codes in words of 32 bits, the first
+// one low, and scales.
+struct Chunk {
+  Words codes[kChunk / 4][kMaxVectors];
+  uint8_t scale[kChunk / kMinBlock][kMaxTileRows];
+};
+
+// How the rows of a vector are encoded in a block: |x| * factor, or / factor.
+struct Step {
+  Floats factor;
+  Ints codes;  // masks: of the magnitudes of codes
+  Ints keep;   // of codes with their signs
+};
+
+template <typename T, int kBlock, bool kDivide, bool kStochastic>
+JAXPLUGIN_ALWAYS_INLINE void EncodeBlock(const Floats* x, int stride,
+                                         const Step& step,
+                                         const Threefry& random,
+                                         const Counters& counters,
+                                         int64_t inner, Words* out) {
+  constexpr int kBits = T::kFacts.stored_bits;
+  constexpr int kEach = 32 / kBits;
+  for (int i = 0; i < kBlock; i += kEach) {
+    Ints word = {};
+#pragma GCC unroll 8
+    for (int j = 0; j < kEach; ++j) {
+      const Ints bits = IntsOf(x[(i + j) * stride]);
+      const Floats magnitude =
+          FloatsOf(bits & static_cast<int32_t>(kMagnitude));
+      const Ints quotient = IntsOf(kDivide ? magnitude / step.factor
+                                           : magnitude * step.factor);
+      Ints code;
+      if constexpr (kStochastic) {
+        const Counters at = counters.After((i + j) * inner);
+        code = EncodeStochastic<T>(quotient, random.Bits(at.high, at.low));
+      } else {
+        code = EncodeNearest<T>(quotient);
+      }
+      const Ints sign = (bits >> (31 - T::kSignShift)) & (1 << T::kSignShift);
+      code = ((code & step.codes) | sign) & step.keep;
+      word |= code << (kBits * j);
+    }
+    out[i / kEach * kMaxVectors] = reinterpret_cast<Words>(word);
+  }
+}
+
+// Scales, and what goes with them, of the blocks of a tile.
+struct Scales {
+  Ints code[kMaxVectors];
+  Step step[kMaxVectors];
+};
+
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE void MxScales(const OperandArgs& args,
+                                      const Ints* maxima, int vectors,
+                                      Scales* out) {
+  constexpr int32_t kMaxMantissa = T::kMaxBits & 0x7fffff;
+  for (int v = 0; v < vectors; ++v) {
+    const Ints amax = maxima[v];
+    Ints byte = (amax >> 23) - T::kMaxExponent;
+    // A comparison gives -1 where it holds.
+    if (args.round_up) byte -= (amax & 0x7fffff) > kMaxMantissa;
+    byte = MaxInts(byte, Ints{});
+    const Ints keep = amax < static_cast<int32_t>(kInfinity);
+    out->step[v] = {FloatsOf((254 - byte) << 23), SplatInts(-1), keep};
+    out->code[v] = keep ? byte : SplatInts(255);
+  }
+}
+
+// The codes of scales: the nearest ones, or the least that are not below.
+JAXPLUGIN_ALWAYS_INLINE Ints Nvfp4Codes(Ints ideal, bool up) {
+  const Ints code = EncodeNearest<E4M3>(ideal);
+  if (!up) return code;
+  const Ints number = IntsOf(FloatsOf(code << 20) * 0x1p120f);
+  const Ints is_less = number < (ideal & (ideal >= 1 << 23));
+  return code - (is_less & (code < E4M3::kFacts.max_code));
+}
+
+// Scales that bring the largest magnitudes to `largest`; `numbers` are their
+// values.
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesTo(float largest, bool up,
+                                           const Nvfp4Global& global,
+                                           const Ints* maxima, int vectors,
+                                           Scales* out, Floats* numbers) {
+  for (int v = 0; v < vectors; ++v) {
+    Ints keep = maxima[v] < static_cast<int32_t>(kInfinity);
+    if (global.invalid) keep = Ints{};
+    Floats amax = FloatsOf(maxima[v] & keep);
+    if (global.tiny) {
+      // What it makes Inf saturates below, as any number this large.
+      amax = amax * 0x1p64f;
+    }
+    // Subnormals count as nothing, as they do in operations.
+    Floats part = amax / largest;
+    part = FloatsOf(IntsOf(part) & (IntsOf(part) >= 1 << 23));
+    const Floats ideal = part / global.divisor;
+    const Ints code = Nvfp4Codes(IntsOf(ideal) & keep, up);
+    const Ints is_zero = code == 0;
+    numbers[v] = FloatsOf(code << 20) * 0x1p120f;
+    // Where nothing is kept the quotients do not matter.
+    const Ints step = IntsOf(numbers[v] * global.divisor);
+    out->step[v].factor = FloatsOf(is_zero ? IntsOf(SplatFloats(1)) : step);
+    out->step[v].codes = keep & ~is_zero;
+    out->step[v].keep = keep;
+    out->code[v] = keep ? code : SplatInts(0x7f);
+  }
+}
+
+// Sums of x[0] + x[half], x[1] + x[half + 1], ... and so on, into x[0].
+template <int kCount, typename V>
+JAXPLUGIN_ALWAYS_INLINE void SumTree(V* x) {
+  for (int half = kCount / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
+  }
+}
+
+// Sums of a block's squared errors, in units of the global scale: of each row,
+// or of all where they share scales.
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Errors(const OperandArgs& args,
+                                         const Floats* x, int vectors,
+                                         const Scales& scales,
+                                         const Floats* numbers, Floats* sums) {
+  float rows[kMinBlock] = {};
+  for (int v = 0; v < vectors; ++v) {
+    Floats squares[kMinBlock];
+    for (int i = 0; i < kMinBlock; ++i) {
+      const Floats magnitude = FloatsOf(IntsOf(x[i * vectors + v]) &
+                                        static_cast<int32_t>(kMagnitude));
+      const Ints quotient =
+          IntsOf(magnitude / scales.step[v].factor) & scales.step[v].codes;
+      const Ints code = EncodeNearest<E2M1>(quotient);
+      const Ints half = code & 1 & (code < 2);
+      const Ints rounded = code < 2 ? -half & IntsOf(SplatFloats(0.5f))
+                                    : (code << 22) + (126 << 23);
+      const Floats error = (FloatsOf(quotient) - FloatsOf(rounded)) *
+                           numbers[v];
+      const Floats square = error * error;
+      // Subnormals count as nothing, as they do in operations.
+      squares[i] = FloatsOf((square >= 0x1p-126f) & IntsOf(square));
+    }
+    SumTree<kMinBlock>(squares);
+    sums[v] = squares[0];
+    for (int i = 0; i < kLanes; ++i) rows[v * kLanes + i] = sums[v][i];
+  }
+  if (args.square == 0) return;
+  SumTree<kMinBlock>(rows);
+  for (int v = 0; v < vectors; ++v) sums[v] = SplatFloats(rows[0]);
+}
+
+// Scales to 6; or, if asked to choose, to 4 where that has the smaller error.
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesOf(const OperandArgs& args,
+                                           const Nvfp4Global& global,
+                                           const Floats* x, const Ints* maxima,
+                                           int vectors, Scales* out) {
+  Floats numbers[kMaxVectors];
+  Nvfp4ScalesTo(6, args.scale_up, global, maxima, vectors, out, numbers);
+  if (!args.four_over_six) return;
+  Scales other;
+  Floats other_numbers[kMaxVectors], error[kMaxVectors];
+  Floats other_error[kMaxVectors];
+  Nvfp4ScalesTo(4, args.scale_up, global, maxima, vectors, &other,
+                other_numbers);
+  Nvfp4Errors(args, x, vectors, *out, numbers, error);
+  Nvfp4Errors(args, x, vectors, other, other_numbers, other_error);
+  for (int v = 0; v < vectors; ++v) {
+    const Ints is_other =
+        (other_error[v] < error[v]) | (out->code[v] == 0);
+    Step& step = out->step[v];
+    const Step& its = other.step[v];
+    step.factor =
+        FloatsOf(is_other ? IntsOf(its.factor) : IntsOf(step.factor));
+    step.codes = is_other ? its.codes : step.codes;
+    out->code[v] = is_other ? other.code[v] : out->code[v];
+  }
+}
+
+// Finite magnitudes times 2^64, up to float32's largest number.
+JAXPLUGIN_ALWAYS_INLINE void ScaleTiny(Floats* x, int count) {
+  constexpr int32_t kMost = static_cast<int32_t>(kInfinity) - 1 - (64 << 23);
+  for (int i = 0; i < count; ++i) {
+    const Ints bits = IntsOf(x[i]);
+    const Ints magnitude = bits & static_cast<int32_t>(kMagnitude);
+    const Floats scaled =
+        FloatsOf(MinInts(magnitude, SplatInts(kMost))) * 0x1p64f;
+    x[i] = FloatsOf(IntsOf(scaled) | (bits ^ magnitude));
+  }
+}
+
+// Stores a chunk's codes and scales.
+template <typename T, int kBlock>
+JAXPLUGIN_ALWAYS_INLINE void StoreChunk(const OperandArgs& args,
+                                        const Tile& tile, int64_t begin,
+                                        int count, const Chunk& chunk) {
+  constexpr int kBits = T::kFacts.stored_bits;
+  const int words = count * kBits / 32;
+  const int64_t row_bytes = BytesOf(T::kFormat, args.padded);
+  uint8_t* values =
+      args.values + tile.row * row_bytes + BytesOf(T::kFormat, begin);
+  for (int v = 0; v < tile.vectors; ++v) {
+    const int rows = static_cast<int>(Min(kLanes, tile.rows - v * kLanes));
+    uint8_t* to = values + v * kLanes * row_bytes;
+    for (int w = 0; w < words; w += kLanes) {
+      Words square[kLanes];
+      const int there = static_cast<int>(Min(kLanes, words - w));
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = chunk.codes[w + (i < there ? i : 0)][v];
+      }
+      TurnLanes(square);
+      if (there == kLanes) {
+        for (int i = 0; i < rows; ++i) {
+          __builtin_memcpy(to + i * row_bytes + 4 * w, &square[i],
+                           4 * kLanes);
+        }
+      } else {
+        for (int i = 0; i < rows; ++i) {
+          __builtin_memcpy(to + i * row_bytes + 4 * w, &square[i], 4 * there);
+        }
+      }
+    }
+  }
+  uint8_t* scale =
+      args.scale + tile.row * (args.padded / kBlock) + begin / kBlock;
+  for (int i = 0; i < tile.rows; ++i) {
+    for (int b = 0; b < count / kBlock; ++b) {
+      scale[i * (args.padded / kBlock) + b] = chunk.scale[b][i];
+    }
+  }
+}
+
+// Quantizes chunk `index` of a tiling.
+template <typename T, int kBlock, bool kStochastic>
+void QuantizeChunk(const OperandArgs& args, const Tiling& tiling,
+                   const Nvfp4Global& global, int64_t index) {
+  constexpr bool kIsMx = kBlock == 32;
+  int64_t begin;
+  const Tile tile = tiling.At(index, &begin);
+  const int count = static_cast<int>(Min(kChunk, args.padded - begin));
+  const int span = static_cast<int>(Max(kBlock, args.hadamard));
+  const int vectors = tile.vectors;
+  constexpr uint32_t kNoKey[2] = {0, 0};
+  const Threefry random(kStochastic ? args.key : kNoKey);
+  Counters first[kMaxVectors];
+  if constexpr (kStochastic) {
+    for (int r = 0; r < vectors * kLanes; ++r) {
+      const int64_t number = IndexOf(args, tile.row + r, args.padded, begin);
+      first[r / kLanes].high[r % kLanes] = static_cast<uint32_t>(number >> 32);
+      first[r / kLanes].low[r % kLanes] = static_cast<uint32_t>(number);
+    }
+  }
+  Floats x[kChunk * kMaxVectors];
+  Chunk chunk;
+  for (int at = 0; at < count; at += span) {
+    ReadSpan(args, tile, begin + at, span, x);
+    for (int i = 0; i < span; i += kBlock) {
+      Floats* block = x + i * vectors;
+      Ints maxima[kMaxVectors];
+      Scales scales;
+      BlockMaxima<kBlock>(args, block, vectors, maxima);
+      if constexpr (kIsMx) {
+        MxScales<T>(args, maxima, vectors, &scales);
+      } else {
+        if (global.tiny) ScaleTiny(block, kBlock * vectors);
+        Nvfp4ScalesOf(args, global, block, maxima, vectors, &scales);
+      }
+      const int b = (at + i) / kBlock;
+      for (int v = 0; v < vectors; ++v) {
+        Counters counters = {};
+        if (kStochastic) counters = first[v].After((at + i) * args.inner);
+        EncodeBlock<T, kBlock, !kIsMx, kStochastic>(
+            block + v, vectors, scales.step[v], random, counters, args.inner,
+            &chunk.codes[(at + i) * T::kFacts.stored_bits / 32][v]);
+        for (int r = 0; r < kLanes; ++r) {
+          chunk.scale[b][v * kLanes + r] =
+              static_cast<uint8_t>(scales.code[v][r]);
+        }
+      }
+    }
+  }
+  StoreChunk<T, kBlock>(args, tile, begin, count, chunk);
+}
+
+// The largest finite magnitude of the blocks of a chunk, as bits.
+int32_t ChunkMax(const OperandArgs& args, const Tiling& tiling,
+                 int64_t index) {
+  int64_t begin;
+  const Tile tile = tiling.At(index, &begin);
+  const int count = static_cast<int>(Min(kChunk, args.padded - begin));
+  const int span = static_cast<int>(Max(kMinBlock, args.hadamard));
+  Floats x[kChunk * kMaxVectors];
+  Ints top = {};
+  for (int at = 0; at < count; at += span) {
+    ReadSpan(args, tile, begin + at, span, x);
+    for (int i = 0; i < span; i += kMinBlock) {
+      Ints maxima[kMaxVectors];
+      BlockMaxima<kMinBlock>(args, x + i * tile.vectors, tile.vectors, maxima);
+      for (int v = 0; v < tile.vectors; ++v) {
+        const Ints is_finite = maxima[v] < static_cast<int32_t>(kInfinity);
+        top = MaxInts(top, maxima[v] & is_finite);
+      }
+    }
+  }
+  int32_t most = 0;
+  for (int i = 0; i < kLanes; ++i) most = top[i] > most ? top[i] : most;
+  return most;
+}
+
+// amax over the blocks without NaN or Inf, / the range; 1 when that amax is 0.
+bool OperandGlobalScale(const OperandArgs& args, const Tiling& tiling,
+                        int64_t each, const Parallel& parallel,
+                        float* result) {
+  const int64_t count = tiling.Count();
+  const int64_t tasks = CeilDiv(count, each);
+  Scratch scratch(static_cast<size_t>(Max(tasks, 1)) * 4);
+  int32_t* maxima = reinterpret_cast<int32_t*>(scratch.get());
+  if (maxima == nullptr) return false;
+  const bool ok = ParallelFor(parallel, tasks, [=, &args, &tiling](int64_t t,
+                                                                   int) {
+    int32_t amax = 0;
+    for (int64_t i = t * each; i < Min(count, (t + 1) * each); ++i) {
+      const int32_t most = ChunkMax(args, tiling, i);
+      amax = most > amax ? most : amax;
+    }
+    maxima[t] = amax;
+  });
+  int32_t amax = 0;
+  for (int64_t t = 0; t < tasks; ++t) amax = Max(amax, maxima[t]);
+  // With a choice scales go up to 256, of which 1.5 times is a scale too.
+  const float range = args.four_over_six ? 256.0f * 6 : 448.0f * 6;
+  const float quotient = AsFloat(static_cast<uint32_t>(amax)) / range;
+  *result = amax == 0 ? 1.0f : quotient < 0x1p-126f ? 0x1p-126f : quotient;
+  return ok;
+}
+
+template <typename T, int kBlock>
+bool QuantizeTiles(const OperandArgs& args, const Tiling& tiling, int64_t each,
+                   float global, const Parallel& parallel) {
+  const int64_t count = tiling.Count();
+  return ParallelFor(
+      parallel, CeilDiv(count, each), [=, &args, &tiling](int64_t t, int) {
+        // Here, not above: tasks run in the default floating-point mode.
+        const Nvfp4Global shared(global);
+        for (int64_t i = t * each; i < Min(count, (t + 1) * each); ++i) {
+          if (args.key != nullptr) {
+            QuantizeChunk<T, kBlock, true>(args, tiling, shared, i);
+          } else {
+            QuantizeChunk<T, kBlock, false>(args, tiling, shared, i);
+          }
+        }
+      });
+}
+
+bool QuantizeOperand(const OperandArgs& args, const Parallel& parallel) {
+  const Tiling tiling(args);
+  const int64_t each = Max(1, kOperandTask / (tiling.tile_rows * kChunk));
+  float global = args.given_global ? *args.given_global : 1.0f;
+  if (args.compute_global &&
+      !OperandGlobalScale(args, tiling, each, parallel, &global)) {
+    return false;
+  }
+  *args.global_scale = global;
+  switch (args.format) {
+    case QuantizedFormat::kMxfp8:
+      return QuantizeTiles<E4M3, 32>(args, tiling, each, global, parallel);
+    case QuantizedFormat::kMxfp8E5m2:
+      return QuantizeTiles<E5M2, 32>(args, tiling, each, global, parallel);
+    case QuantizedFormat::kMxfp4:
+      return QuantizeTiles<E2M1, 32>(args, tiling, each, global, parallel);
+    case QuantizedFormat::kMxfp6E2m3:
+      return QuantizeTiles<E2M3, 32>(args, tiling, each, global, parallel);
+    case QuantizedFormat::kMxfp6E3m2:
+      return QuantizeTiles<E3M2, 32>(args, tiling, each, global, parallel);
+    case QuantizedFormat::kNvfp4:
+      return QuantizeTiles<E2M1, 16>(args, tiling, each, global, parallel);
+  }
+  return false;
+}
