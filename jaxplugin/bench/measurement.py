@@ -16,6 +16,7 @@ from jaxplugin.bench import devices
 from jaxplugin.bench import execution
 from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
+from jaxplugin.bench import training_step
 from jaxplugin.bench import workloads
 from jaxplugin.bench.peers import codec_variants
 from jaxplugin.bench.peers import decoder_variants
@@ -129,11 +130,17 @@ class RowMeasurement:
       if not self.device.is_gpu:
         codec += roofline.warm_copy_variants(row.m, row.k)[:1]
       return codec
-    made: dot_variants.DotVariants | decoder_variants.DecoderVariants
+    made: (
+      dot_variants.DotVariants
+      | decoder_variants.DecoderVariants
+      | training_step.TrainingVariants
+    )
     if row.kind == "dot":
       made = dot_variants.DotVariants(
         row, pair, options.out_dtype, self.device.target
       )
+    elif row.kind == "training":
+      made = training_step.TrainingVariants(row, pair, self.device.target)
     else:
       made = decoder_variants.DecoderVariants(
         row, pair, self.device.target, self.device.cache_bytes

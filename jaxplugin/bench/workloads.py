@@ -14,7 +14,9 @@ import numpy as np
 
 from jaxplugin.core import formats
 
-Kind = Literal["dot", "decoder", "quantize", "dequantize", "startup"]
+Kind = Literal[
+  "dot", "decoder", "training", "quantize", "dequantize", "startup"
+]
 
 FORMATS: Final = "mxfp8,mxfp4,nvfp4"
 # Weights alone quantized, as in serving.
@@ -30,6 +32,8 @@ class Row:
   Attributes:
     kind: "dot" multiplies (m, k) by (n, k); "decoder" is a step of `layers`
       layers of k channels, n in their MLPs, for a token in each of m sequences;
+      "training" is the gradient of a block of k channels, n in its MLP, for m
+      tokens;
       "quantize" and "dequantize" take (m, k), n is 0; "startup" has no sizes.
     m, n, k: sizes.
     layers: of a decoder.
@@ -48,7 +52,7 @@ class Row:
   @property
   def is_product(self) -> bool:
     """Whether it has rows of activations, and weights."""
-    return self.kind in ("dot", "decoder")
+    return self.kind in ("dot", "decoder", "training")
 
   def __str__(self) -> str:
     if self.kind == "dot":
@@ -56,6 +60,8 @@ class Row:
     if self.kind == "decoder":
       rows = "" if self.m == 1 else f"x{self.m}"
       return f"{self.kind}:{self.layers}x{self.k}x{self.n}{rows}"
+    if self.kind == "training":
+      return f"{self.kind}:{self.m}x{self.k}x{self.n}"
     if self.kind == "startup":
       return self.kind
     return f"{self.kind}:{self.m}x{self.k}"
@@ -142,6 +148,7 @@ def _codec(size: int) -> tuple[Row, ...]:
 _DECODER: Final = Row(
   kind="decoder", m=1, n=5632, k=2048, layers=4, layer="as TinyLlama's"
 )
+_TRAINING: Final = Row(kind="training", m=512, n=2048, k=512)
 _DECODE: Final = _dots(*((m, 8192, 8192) for m in (1, 4, 8, 16)))
 _STARTUP: Final = (Row(kind="startup"),)
 SETS: Final[dict[str, tuple[Row, ...]]] = {
@@ -156,6 +163,7 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
   "decode": _DECODE,
   "square": _dots(*((size,) * 3 for size in (1024, 2048, 4096))),
   "decoder": (_DECODER,),
+  "training": (_TRAINING,),
   "quantize": _codec(4096),
   "startup": _STARTUP,
   # What the package's speed targets are stated for.
@@ -178,7 +186,8 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
 
 _DOT: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
 _DECODER_SIZES: Final = re.compile(r"decoder:(\d+)x(\d+)x(\d+)(?:x(\d+))?")
-# Of a decoder's heads, which its channels must be a multiple of.
+_TRAINING_SIZES: Final = re.compile(r"training:(\d+)x(\d+)x(\d+)")
+# Of heads of attention, which its channels must be a multiple of.
 HEAD_SIZE: Final = 64
 _CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
 
@@ -188,7 +197,8 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
 
   Args:
     text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
-      for M sequences), "quantize:MxK", "dequantize:MxK".
+      for M sequences), "training:TOKENSxCHANNELSxHIDDEN",
+      "quantize:MxK", "dequantize:MxK".
     m: replaces m of every product and decoder.
 
   Raises:
@@ -213,6 +223,7 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
 def _parse_row(item: str) -> Row:
   dot = _DOT.fullmatch(item)
   decoder = _DECODER_SIZES.fullmatch(item)
+  training = _TRAINING_SIZES.fullmatch(item)
   codec = _CODEC.fullmatch(item)
   if dot:
     m, n, k = map(int, dot.groups())
@@ -220,21 +231,25 @@ def _parse_row(item: str) -> Row:
   elif decoder:
     layers, k, n, m = (int(size or 1) for size in decoder.groups())
     row = Row(kind="decoder", m=m, n=n, k=k, layers=layers)
+  elif training:
+    m, k, n = map(int, training.groups())
+    row = Row(kind="training", m=m, n=n, k=k)
   elif codec:
     m, k = int(codec[2]), int(codec[3])
     row = Row(kind=codec[1], m=m, k=k)  # type: ignore[arg-type]
   else:
     raise ValueError(
       f"bench: unknown shape {item!r}; known: {', '.join(SETS)}, sizes MxNxK"
-      " (as 512x4096x4096), decoder:LAYERSxCHANNELSxHIDDEN, quantize:MxK and"
-      " dequantize:MxK"
+      " (as 512x4096x4096), decoder:LAYERSxCHANNELSxHIDDEN,"
+      " training:TOKENSxCHANNELSxHIDDEN, quantize:MxK and dequantize:MxK"
     )
   sizes = [int(size) for size in re.findall(r"\d+", item)]
   if 0 in sizes:
     raise ValueError(f"bench: sizes must be at least 1, got {item!r}")
-  if decoder and row.k % HEAD_SIZE:
+  if (decoder or training) and row.k % HEAD_SIZE:
+    what = "decoder" if decoder else "block"
     raise ValueError(
-      f"bench: channels of a decoder must be a multiple of {HEAD_SIZE}, got"
+      f"bench: channels of a {what} must be a multiple of {HEAD_SIZE}, got"
       f" {row.k} in {item!r}"
     )
   return row
@@ -302,8 +317,12 @@ def check(row: Row, pair: Pair) -> None:
     return
   if row.kind == "decoder" and pair.rhs is None:
     raise ValueError(f"bench: weights of {row} must be quantized, got {pair}")
-  # Of a decoder both the channels and the MLPs' sizes are contracted.
-  for k in (row.k, row.n) if row.kind == "decoder" else (row.k,):
+  if row.kind == "training" and pair.name not in FORMATS.split(","):
+    raise ValueError(
+      f"bench: {row} is measured by the recipes of {FORMATS}, got {pair}"
+    )
+  # Of a layer both the channels and the MLPs' sizes are contracted.
+  for k in (row.k, row.n) if row.kind in ("decoder", "training") else (row.k,):
     if k % pair.block_size:
       raise ValueError(
         f"bench: k of {row} must be a multiple of {pair.block_size} for"

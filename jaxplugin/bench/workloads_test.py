@@ -79,6 +79,24 @@ class RowsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "weights of decoder:2x64x80 must"):
       workloads.check(row, mxfp8xf32)
 
+  def test_training_has_tokens_channels_and_hidden_ones(self):
+    (row,) = workloads.parse_rows("training:32x64x96")
+    self.assertEqual((row.kind, row.m, row.k, row.n), ("training", 32, 64, 96))
+    self.assertEqual(workloads.parse_rows(str(row)), (row,))
+    (default,) = workloads.parse_rows("training")
+    self.assertEqual(str(default), "training:512x512x2048")
+    for pair in workloads.parse_pairs(default.formats):
+      workloads.check(row, pair)
+    for name in ("mxfp8xmxfp4", "f32xnvfp4", "mxfp8_e5m2"):
+      (pair,) = workloads.parse_pairs(name)
+      with self.assertRaisesRegex(
+        ValueError, f"by the recipes of .*got {name}"
+      ):
+        workloads.check(row, pair)
+    (row,) = workloads.parse_rows("training:32x64x80")
+    with self.assertRaisesRegex(ValueError, "multiple of 32.*k=80"):
+      workloads.check(row, workloads.parse_pairs("mxfp8")[0])
+
   def test_m_replaces_the_rows_of_products_only(self):
     found = workloads.parse_rows("llama3-8b,quantize", [3, 5])
     products = [row for row in found if row.kind == "dot"]
@@ -103,6 +121,7 @@ class RowsTest(parameterized.TestCase):
     ("quantize:0x32", "at least 1"),
     ("decoder:2x64x96x0", "at least 1"),
     ("decoder:2x100x96", "multiple of 64, got 100 in 'decoder:2x100x96'"),
+    ("training:2x100x96", "multiple of 64, got 100 in 'training:2x100x96'"),
     ("minilm,,decode", "--shapes has an empty item"),
   )
   def test_bad_shapes_are_named(self, text, pattern):

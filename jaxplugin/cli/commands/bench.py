@@ -64,7 +64,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "--shapes",
     metavar="LIST",
     help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
-    " quantize:MxK, dequantize:MxK; default: the platform's table",
+    " training:TOKENSxCHANNELSxHIDDEN, quantize:MxK, dequantize:MxK; default:"
+    " the platform's table",
   )
   what.add_argument(
     "--m",

@@ -22,9 +22,11 @@ from jaxplugin.bench import roofline
 from jaxplugin.bench import runs
 from jaxplugin.bench import startup
 from jaxplugin.bench import timing
+from jaxplugin.bench import training_step
 from jaxplugin.bench import workloads
 from jaxplugin.bench.peers import codec_variants
 from jaxplugin.bench.peers import dot_variants
+from jaxplugin.bench.peers import verification
 from jaxplugin.bench.report import results
 from jaxplugin.bench.report import table
 from jaxplugin.cli import main as command_line
@@ -166,6 +168,44 @@ class RunTest(BenchTestCase):
     compared, told, _ = self.run_bench("--compare", path, path)
     self.assertEqual(compared, 0)
     self.assertIn(f"decoder:1x64x64x2 f32xmxfp8->float32: f32 / {chosen}", told)
+
+  def test_training_step_is_verified_timed_and_compared(self):
+    path = self.directory / "r.json"
+    status, out, err = self.run_bench(
+      *SMALL, "--shapes", "training:32x64x128", "--formats", "mxfp8",
+      "--peers", "f32,bf16,numpy", "--json", path,
+    )  # fmt: skip
+    self.assertEqual((status, err), (0, ""))
+    chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
+    for row in results.read(path).rows:
+      self.assertEqual(
+        (row.kind, row.m, row.k, row.n), ("training", 32, 64, 128)
+      )
+      # 3 products of each of 4 weights, and attention's.
+      flops = 6 * 32 * (4 * 64 * 64 + 2 * 64 * 128 + 2 * 32 * 64)
+      self.assertEqual(row.variants[0].flops, flops)
+      timed = [v.name for v in row.variants if v.time]
+      self.assertEqual(timed, [chosen, "f32", "bf16"])
+      ratios = {(r.ours, r.other) for r in row.ratios}
+      self.assertEqual(ratios, {(chosen, "f32"), (chosen, "bf16")})
+    self.assertIn("training:32x64x128  mxfp8 -> float32", out)
+    self.assertIn("numpy: is not run for training", out)
+
+  def test_wrong_gradients_are_found(self):
+    (row,) = workloads.parse_rows("training:32x64x128")
+    (pair,) = workloads.parse_pairs("mxfp8")
+    made = training_step.TrainingVariants(row, pair, jp.detect_target("cpu"))
+    (variant,) = made.ours(["xla"])
+    weights, x = jax.jit(variant.function)(*variant.operands(0))
+    variant.check(0, (weights, x))
+    for name in weights:
+      wrong = {**weights, name: -weights[name]}
+      with self.assertRaisesRegex(
+        verification.WrongResultError, f"gradient of {name} errs by"
+      ):
+        variant.check(0, (wrong, x))
+    with self.assertRaisesRegex(verification.WrongResultError, "of input errs"):
+      variant.check(0, (weights, x[::-1]))
 
   def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
     rows = (
