@@ -46,6 +46,7 @@ bool DotBelow(const DotArgs& args, const Parallel& parallel) {
 //   AVX2          0.52 0.57    0.80 0.91    1.20 1.43    1.35 1.66    18.9 22.7
 // NVFP4 of up to 4 rows in vdpbf16ps has taken 0.74 to 0.82 of that since its
 // scales are looked up.
+// (ONE_THREAD=1 tests/compare/compare.sh, with this rule changed.)
 constexpr int64_t kVnniRowsMin = 4;
 
 bool IsE2M1Pair(const Sides& sides) {

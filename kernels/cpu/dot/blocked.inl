@@ -42,6 +42,10 @@ struct Sides {
   }
 };
 
+// Rows of the result that are asked for before they are stored to, as many as
+// meet in the same lines of the first cache where n is a power of two.
+constexpr int64_t kRowsAhead = 8;
+
 // See DotArgs::gave_up.
 JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
   return args.gave_up != nullptr &&
@@ -92,6 +96,9 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
   }
   if (sides.panel_is_lhs) {
     for (int64_t r = 0; r < panel_count; ++r) {
+      if (r + kRowsAhead < panel_count) {
+        PrefetchRow(args, panel_row0 + r + kRowsAhead, strip0, strip_count);
+      }
       StoreRow(args, panel_row0 + r, strip0, strip_count, c + r * ldc);
     }
     return;

@@ -107,3 +107,14 @@ inline void StoreRow(const DotArgs& args, int64_t row, int64_t j0,
              global, power, dot + c);
   }
 }
+
+// Asks for what StoreRow will write.
+inline void PrefetchRow(const DotArgs& args, int64_t row, int64_t j0,
+                        int64_t count) {
+  const int64_t bytes = args.out_format == Format::kF32 ? 4 : 2;
+  const char* out =
+      static_cast<const char*>(args.out) + (row * args.n + j0) * bytes;
+  for (int64_t i = 0; i < count * bytes; i += 64) {
+    __builtin_prefetch(out + i, 1);
+  }
+}

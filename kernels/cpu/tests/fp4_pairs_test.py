@@ -31,7 +31,15 @@ SIDES = tuple(itertools.product(SCALES, BLOCKS))
 FORMATS = (("e8m0", 32), ("e4m3", 16))
 # Less than a tile of any engine, and some tiles; rhs is the panel where it
 # is the smaller one. k with a tail of a block, a group, and a chunk.
-SHAPES = ((4, 35, 2), (6, 35, 18), (7, 35, 130), (20, 300, 1102), (20, 9, 544))
+# The last one has rows enough for a table of products of scales.
+SHAPES = (
+  (4, 35, 2),
+  (6, 35, 18),
+  (7, 35, 130),
+  (20, 300, 1102),
+  (20, 9, 544),
+  (45, 70, 1102),
+)
 NAN = {"e8m0": 255, "e4m3": 0x7F}
 
 
@@ -119,7 +127,7 @@ class Fp4PairsTest(parameterized.TestCase):
   def test_zeros_under_extreme_scales_count_nothing(self, isa, lhs, rhs):
     number = testing.isa_number(self, isa)
     rng = np.random.default_rng(2)
-    x, w = (random_side(*side, 20, 320, rng) for side in (lhs, rhs))
+    x, w = (random_side(*side, 45, 320, rng) for side in (lhs, rhs))
     for side, (kind, block) in ((x, lhs), (w, rhs)):
       codes = side.values.view(np.uint8).copy()
       scale = side.scale.view(np.uint8).copy()

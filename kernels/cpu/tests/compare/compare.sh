@@ -11,7 +11,8 @@
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 nvfp4 4096 0 4096
 # Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3, mxfp6_e3m2; for lhs also
 # f32, bf16, f16. Prints medians, quartiles and ratios to the old ones. A few
-# minutes, most of them for the compiler. PYTHON is one that has jax.
+# minutes, most of them for the compiler. PYTHON is one that has jax. With
+# ONE_THREAD=1 it times one thread, by its CPU time.
 set -eu
 if [ $# != 5 ]; then
   sed -n 's/^# \{0,1\}//; 4,15p' "$0" >&2
