@@ -84,7 +84,8 @@ COMMITTED = sorted(train.FOLDER.glob("*.json"))
 class CommittedResultsTest(parameterized.TestCase):
   def test_results_of_the_guide_are_there(self):
     self.assertEqual(
-      [path.stem for path in COMMITTED], ["characters_linen", "digits"]
+      [path.stem for path in COMMITTED],
+      ["characters_linen", "characters_nnx_one_line", "digits"],
     )
 
   @parameterized.parameters(*COMMITTED)
