@@ -63,9 +63,9 @@ def explain(
   Nothing is compiled or run. Sizes are those of the whole arrays, before any
   sharding, but inside of a `shard_map` those of a device. It assumes a module
   for the target's platform alone that is not exported: such a one has portable
-  operations everywhere. Not listed: what quantizes with a key, to a format of
-  one's own, and what dequantizes along another axis than the last, which are
-  operations everywhere.
+  operations everywhere. Not listed: what quantizes to a format of one's own,
+  and what dequantizes along another axis than the last, which are operations
+  everywhere.
 
   Args:
     fn: a function, jitted or not, which is traced; or a module in any form that

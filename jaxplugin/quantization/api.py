@@ -30,7 +30,6 @@ from jaxplugin.core import speaking
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import dequantize_primitive
-from jaxplugin.quantization import operations
 from jaxplugin.quantization import quantize_primitive
 
 ScaleRounding = arguments.ScaleRounding
@@ -398,11 +397,9 @@ def _quantize_tensor(
     "packed": packed,
     "scale_layout": scale_layout,
   }
-  if key is not None:  # no kernel rounds stochastically
-    return operations.quantize(x, global_scale, key, axis=axis, **params)
   along = blocking.Blocking.along(axis, x.ndim, format.block_size)
   (result,) = quantize_primitive.quantize(
-    x, global_scale, blockings=(along,), **params
+    x, global_scale, blockings=(along,), key=key, **params
   )
   return result
 

@@ -40,6 +40,11 @@ def signs(size: int) -> np.ndarray:
   return np.where(bits[:size] == 1, np.float32(-1), np.float32(1))
 
 
+def factor(size: int) -> np.float32:
+  """What sums are multiplied by."""
+  return np.float32(1 / np.sqrt(size))
+
+
 def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   """The transform of each group of `size` values of `x` along `axis`.
 
@@ -68,4 +73,4 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
     )
     groups = jnp.stack([first + second, first - second], axis + 1)
     distance *= 2
-  return groups.reshape(shape) * np.float32(1 / np.sqrt(size))
+  return groups.reshape(shape) * factor(size)

@@ -99,7 +99,7 @@ def interpreted(names, launch, inputs, target):
       for _, shape, dtype in launch.outputs
     ]
     interpret.launch(
-      getattr(quantize, launch.kernel),
+      quantize.KERNELS[launch.kernel],
       launch.grid,
       *map(np.array, inputs),
       *outputs,

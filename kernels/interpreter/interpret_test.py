@@ -456,12 +456,12 @@ class ProcessTest(parameterized.TestCase):
   def test_launch_works_where_the_environment_asks_for_interpretation(self):
     code = (
       "import numpy as np\n"
-      "from jaxplugin.kernels.gpu.quantization import quantize\n"
+      "from jaxplugin.kernels.gpu.quantization import global_scales\n"
       "from jaxplugin.kernels.interpreter import interpret\n"
       "out = np.zeros(1, np.float32)\n"
       "part = np.array([0x45280000, 3], np.int32)\n"  # 2688 = 448 * 6
-      "interpret.launch(quantize.reduce_global_scale, 1, part, out, 2,"
-      " CHUNK=16)\n"
+      "interpret.launch(global_scales.reduce_global_scale, 1, part, out,"
+      " 2, RANGE=2688.0, CHUNK=16)\n"
       "assert out[0] == 1, out\n"
     )
     subprocess.run(

@@ -3,7 +3,8 @@
 """The triton implementation: the kernels of kernels/gpu/quantization.
 
 They write values and scale from one read of x; along two axes too, where
-`triton_shapes` can. The bits are those of the operations.
+`triton_shapes` can. What recipes add is done in the same pass. The bits are
+those of the operations.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from jaxplugin.kernels import launching
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
+
+# The largest groups that are transformed: with larger ones registers spill.
+_MAX_HADAMARD: Final = 64
 
 # Dtypes that the kernels read.
 _FLOATS: Final = tuple(
@@ -55,10 +59,9 @@ def _input_refusal(
     return decisions.Unsupported(
       f"serves {formats.known_names()}, got {problem.format}"
     )
-  if problem.extras != problems.NO_EXTRAS:
-    return decisions.Unsupported(
-      f"rounds to nearest in blocks of one row, got {problem.extras}"
-    )
+  refusal = _extras_refusal(problem)
+  if refusal is not None:
+    return refusal
   if problem.dtype not in _FLOATS:
     return decisions.Unsupported(
       f"reads {', '.join(d.name for d in _FLOATS)}, got {problem.dtype}"
@@ -70,6 +73,27 @@ def _input_refusal(
   is_linear = problem.scale_layout == layouts.LINEAR
   if not is_linear and len(problem.blockings) > 1:
     return decisions.Unsupported("swizzles the scale of one axis")
+  return None
+
+
+def _extras_refusal(
+  problem: problems.QuantizeProblem,
+) -> decisions.Unsupported | None:
+  """Why kernels do not do what a recipe adds, wherever squares lie."""
+  extras = problem.extras
+  if extras == problems.NO_EXTRAS:
+    return None
+  if reason := extras.bits_refusal():
+    return decisions.Unsupported(reason)
+  if extras.four_over_six and problem.has_global_scale:
+    return decisions.Unsupported(
+      "chooses between 6 and 4 under a global scale that it computes, got one"
+    )
+  if (extras.hadamard or 1) > _MAX_HADAMARD:
+    return decisions.Unsupported(
+      f"transforms groups of up to {_MAX_HADAMARD} in registers, got"
+      f" {extras.hadamard}"
+    )
   return None
 
 
@@ -91,6 +115,7 @@ def quantize(
   global_scale: jax.Array | None,
   problem: problems.QuantizeProblem,
   target: targets.Target,
+  key: jax.Array | None = None,
 ) -> list[jax.Array]:
   """The results of `quantize_p`, of a problem that `supports` takes."""
   single = len(problem.blockings) == 1
@@ -104,6 +129,8 @@ def quantize(
   arrays = {"x": x}
   if global_scale is not None:
     arrays["global_scale"] = global_scale.reshape(1)
+  if key is not None:
+    arrays["key"] = jax.random.key_data(key)
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
   _run(launches, arrays, target)

@@ -13,11 +13,15 @@ import math
 from typing import Any
 from typing import Final
 
+import numpy as np
+
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import triton_library
 
@@ -31,7 +35,10 @@ def launches(
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   if len(problem.blockings) == 1:
-    found = quantize_config.plan(_rows(problem.each()[0]), architecture)
+    rows = _rows(problem)
+    if isinstance(rows, decisions.Unsupported):
+      return rows
+    found = quantize_plans.plan(rows, architecture)
   else:
     matrices = _matrices(problem)
     if matrices is None:
@@ -39,7 +46,7 @@ def launches(
         "needs the last dimensions of x and those before them to be blocked,"
         f" got {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
       )
-    found = quantize_config.plan_both(matrices, architecture)
+    found = quantize_plans.plan_both(matrices, architecture)
   programs = max(each.grid for each in found)
   if programs > _MAX_PROGRAMS:
     return decisions.Unsupported(
@@ -48,17 +55,35 @@ def launches(
   return found
 
 
-def _rows(problem: problems.QuantizeProblem) -> quantize_config.Rows:
+def _rows(
+  problem: problems.QuantizeProblem,
+) -> quantize_config.Rows | decisions.Unsupported:
   """The dimensions after the blocked axis are rows; if it is the last, before.
+
+  With squares rows are their other side, right before or after the axis.
 
   Args:
     problem: of one blocking.
   """
-  shape, axis = problem.shape, problem.blockings[0].axis()
+  (blocking,) = problem.blockings
+  shape, axis = blocking.shape(problem.shape), blocking.axis()
   swizzled = problem.scale_layout == layouts.SWIZZLED
   outer, k = math.prod(shape[:axis]), shape[axis]
   batch, rows, k_is_minor = outer, math.prod(shape[axis + 1 :]), False
-  if swizzled:  # each matrix has tiles of its own
+  if problem.extras.square:
+    square = tuple(map(blocking.position, problem.extras.square))
+    first = axis - len(square) if axis == len(shape) - 1 else axis + 1
+    if square != tuple(range(first, first + len(square))) or (
+      axis < len(shape) - 1 and axis + 1 + len(square) < len(shape)
+    ):
+      return decisions.Unsupported(
+        "needs the other side of squares to lie last beside the blocked"
+        f" dimension {axis}, got {list(square)} of {len(shape)}"
+      )
+    if axis == len(shape) - 1:
+      batch, rows = math.prod(shape[:first]), math.prod(shape[first:axis])
+      k_is_minor = True
+  elif swizzled:  # each matrix has tiles of its own
     batch, rows, k_is_minor = math.prod(shape[:-2]), shape[-2], True
   elif rows == 1:
     batch, rows, k_is_minor = 1, outer, True
@@ -68,7 +93,23 @@ def _rows(problem: problems.QuantizeProblem) -> quantize_config.Rows:
     k=k,
     k_is_minor=k_is_minor,
     swizzled=swizzled,
+    extras=_extras(problem.extras),
     **_common(problem),
+  )
+
+
+def _extras(extras: problems.Extras) -> quantize_config.Extras:
+  size = extras.hadamard or 1
+  negative = hadamard.signs(size) < 0
+  words = np.packbits(negative, bitorder="little")
+  words = np.pad(words, (0, -len(words) % 4)).view(np.int32)
+  return quantize_config.Extras(
+    hadamard=size,
+    sign_words=tuple(map(int, words)) if size > 1 else (),
+    factor=float(hadamard.factor(size)),
+    is_square=bool(extras.square),
+    four_over_six=extras.four_over_six,
+    is_stochastic=extras.is_stochastic,
   )
 
 

@@ -43,6 +43,8 @@ def run_quantize(
   config=None,
   k_axis=2,
   check_races=True,
+  extras=quantize_config.NO_EXTRAS,
+  key=None,
 ):
   """Values and scale, uint8, of x[batch, rows, k], the axis of k given.
 
@@ -60,7 +62,12 @@ def run_quantize(
   )
   if config is None:
     config = quantize_config.default_config(
-      format_name, SM_90, grid_rows, grid_k, k_is_contiguous=k_axis == 2
+      format_name,
+      SM_90,
+      grid_rows,
+      grid_k,
+      k_is_contiguous=k_axis == 2,
+      extras=extras,
     )
   shape = (batch, rows, -(-k // facts.values_per_byte))
   values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
@@ -77,6 +84,7 @@ def run_quantize(
     quantize_config.launch_grid(config, batch, grid_rows, grid_k),
     x,
     global_scale,
+    key,
     values,
     scale,
     rows,
@@ -84,11 +92,16 @@ def run_quantize(
     grid_rows,
     grid_k,
     strides_of(x),
+    strides_of(np.empty(x.shape, np.uint8)),
     strides_of(values),
     scale_strides,
     check_races=check_races,
     **quantize_config.constexprs(
-      config, format_name, scale_rounding=scale_rounding, swizzled=swizzled
+      config,
+      format_name,
+      scale_rounding=scale_rounding,
+      swizzled=swizzled,
+      extras=extras,
     ),
   )
   return values, scale

@@ -4,13 +4,12 @@
 
   quantize               along one axis
   quantize_both          along both axes of a matrix, from one read
-  finite_amax, then      NVFP4's global scale of a tensor, without atomics, so
-  reduce_global_scale    that it has the same bits each time
-  finite_amax_both, then both global scales that `quantize_both` takes, from one
-  reduce_global_scales   read
 
-Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
-are as documented there. `quantize_config` has what a launch takes. Outputs come
+`global_scales` has those that compute what NVFP4's take. Each gives the bits of
+`jp.quantize`: rounding, saturation, NaN and zero blocks are as documented
+there. What recipes of training add is done to the tile in registers: the
+Hadamard transform before, scales of squares, the choice of a scale, random
+rounding. `quantize_config` has what a launch takes. Outputs come
 after inputs, as jax-triton passes them; sizes and strides are constexprs, since
 of a number given at run time jax-triton does not say what divides it, and loads
 would be narrow.
@@ -22,22 +21,22 @@ from typing import Final
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize_codec as codec
+from jaxplugin.kernels.gpu.quantization import quantize_tiles as tiles
+from jaxplugin.kernels.gpu.quantization import threefry
 
 from jaxplugin.kernels import formats
 
 _TILE_ROWS = tl.constexpr(formats.SCALE_TILE_ROWS)
 _TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
-_GLOBAL_RANGE = tl.constexpr(
-  formats.NVFP4.scale.max * formats.NVFP4.element.max
-)
-_MIN_GLOBAL_SCALE = tl.constexpr(2.0**-126)
 
 
 @triton.jit
 def _quantize_tile(
   x,
   global_scale,
+  random_bits,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -45,10 +44,12 @@ def _quantize_tile(
   """Stored values, uint8, and scales, uint8, of a tile; FP4 is packed."""
   if QUANTIZED.format.is_two_level:
     codes, scale = codec.quantize_two_level(
-      x, tl.load(global_scale), BLOCK_M, BLOCK_K, QUANTIZED
+      x, tl.load(global_scale), random_bits, BLOCK_M, BLOCK_K, QUANTIZED
     )
   else:
-    codes, scale = codec.quantize_mx(x, BLOCK_M, BLOCK_K, QUANTIZED)
+    codes, scale = codec.quantize_mx(
+      x, random_bits, BLOCK_M, BLOCK_K, QUANTIZED
+    )
   if QUANTIZED.format.is_packed:
     codes = codec.pack(codes, BLOCK_M, BLOCK_K)
   return codes.to(tl.uint8), scale.to(tl.uint8)
@@ -89,12 +90,15 @@ def _store_scale(
 def _quantize_and_store(
   tile,
   global_scale,
+  key,
   values,
   scale,
+  batch,
   row,
   k_start,
   rows,
   k,
+  RANDOM_STRIDES: tl.constexpr,
   VALUES_STRIDES: tl.constexpr,
   SCALE_STRIDES: tl.constexpr,
   BLOCK_M: tl.constexpr,
@@ -108,9 +112,18 @@ def _quantize_and_store(
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
+  random_bits = None
+  if QUANTIZED.extras.is_stochastic:
+    place = batch * RANDOM_STRIDES[0] + row[:, None] * RANDOM_STRIDES[1]
+    column = k_start + tl.arange(0, BLOCK_K)
+    random_bits = threefry.bits(
+      key, place + column[None, :] * RANDOM_STRIDES[2]
+    )
+  tile = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.extras)
   codes, scales = _quantize_tile(
     tile,
     global_scale,
+    random_bits,
     BLOCK_M,
     BLOCK_K,
     QUANTIZED,
@@ -143,32 +156,10 @@ def _scale_bytes(rows, columns, SWIZZLED: tl.constexpr):
 
 
 @triton.jit
-def _tile_of_program(
-  rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
-):
-  """(batch, first row, first column) of a program, int64; columns fastest."""
-  program = tl.program_id(0).to(tl.int64)
-  column_tiles = tl.cdiv(columns, BLOCK_K)
-  row_tiles = tl.cdiv(rows, BLOCK_M)
-  column_tile = program % column_tiles
-  row_tile = program // column_tiles % row_tiles
-  batch = program // column_tiles // row_tiles
-  return batch, row_tile * BLOCK_M, column_tile * BLOCK_K
-
-
-@triton.jit
-def _load_tile(x, batch, row, column, rows, columns, STRIDES: tl.constexpr):
-  """x at rows and columns; zeros outside of its sizes."""
-  pointers = x + batch * STRIDES[0]
-  pointers += row[:, None] * STRIDES[1] + column[None, :] * STRIDES[2]
-  inside = (row < rows)[:, None] & (column < columns)[None, :]
-  return tl.load(pointers, mask=inside, other=0.0)
-
-
-@triton.jit
 def quantize(
   x,
   global_scale,
+  key,
   values,
   scale,
   rows: tl.constexpr,
@@ -176,6 +167,7 @@ def quantize(
   grid_rows: tl.constexpr,
   grid_k: tl.constexpr,
   x_strides: tl.constexpr,
+  random_strides: tl.constexpr,
   values_strides: tl.constexpr,
   scale_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
@@ -189,6 +181,7 @@ def quantize(
   Args:
     x: f32, bf16 or f16[batch, rows, k].
     global_scale: f32[1] for NVFP4; else any pointer or None, not read.
+    key: uint32[2], of threefry2x32, for random rounding; else as before.
     values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)].
     scale: uint8[batch, rows, ceil(k / block size)] where linear; swizzled,
       batch times `swizzle_scale`'s bytes, its padding included, without gaps.
@@ -197,26 +190,30 @@ def quantize(
       to whole scale tiles where the scale is swizzled.
     QUANTIZED: `quantize_config.Quantized`.
     *_strides: (batch, row, k) in elements; of `scale` only that of the batch
-      is used where swizzled.
+      is used where swizzled. `random_strides` are those of the array that the
+      random bits are drawn for.
   """
   tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
-  batch, row_start, k_start = _tile_of_program(
+  batch, row_start, k_start = tiles.of_program(
     grid_rows, grid_k, BLOCK_M, BLOCK_K
   )
   row = row_start + tl.arange(0, BLOCK_M)
   column = k_start + tl.arange(0, BLOCK_K)
 
-  tile = _load_tile(x, batch, row, column, rows, k, x_strides)
+  tile = tiles.load(x, batch, row, column, rows, k, x_strides)
 
   _quantize_and_store(
     tile,
     global_scale,
+    key,
     values + batch * values_strides[0],
     scale + batch * scale_strides[0],
+    batch,
     row,
     k_start,
     rows,
     k,
+    random_strides,
     values_strides,
     scale_strides,
     BLOCK_M,
@@ -230,6 +227,8 @@ def quantize_both(
   x,
   global_scale,
   global_scale_t,
+  key,
+  key_t,
   values,
   scale,
   values_t,
@@ -244,6 +243,7 @@ def quantize_both(
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
+  QUANTIZED_T: tl.constexpr,
   TRANSPOSED: tl.constexpr,
 ):
   """Quantizes the rows of `x`, and its columns, from one read.
@@ -255,6 +255,9 @@ def quantize_both(
     global_scale, global_scale_t: as for `quantize`; of the rows and of the
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
+    key, key_t: as for `quantize`. Random bits are drawn for what is quantized,
+      padded: [batch, rows, k]; TRANSPOSED [batch, columns, k_t], else
+      [batch, k_t, columns].
     values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
       its last axis, uint8[batch, rows, ceil(k / 2)].
     scale: uint8[batch, rows, ceil(k / block size)], or swizzled.
@@ -267,19 +270,20 @@ def quantize_both(
     grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
       k_t and k).
     x_strides: (batch, row, column) in elements.
+    QUANTIZED, QUANTIZED_T: of one format, with extras of their own.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
   tl.static_assert(BLOCK_K % vec_size == 0 and BLOCK_M % vec_size == 0)
   tl.static_assert(k >= columns and k_t >= rows)
   tl.static_assert(TRANSPOSED or not swizzled)
-  batch, row_start, column_start = _tile_of_program(
+  batch, row_start, column_start = tiles.of_program(
     grid_rows, grid_columns, BLOCK_M, BLOCK_K
   )
   row = row_start + tl.arange(0, BLOCK_M)
   column = column_start + tl.arange(0, BLOCK_K)
 
-  tile = _load_tile(x, batch, row, column, rows, columns, x_strides)
+  tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
 
   packing: tl.constexpr = QUANTIZED.format.values_per_byte
   stored: tl.constexpr = (k + packing - 1) // packing
@@ -289,12 +293,15 @@ def quantize_both(
   _quantize_and_store(
     tile,
     global_scale,
+    key,
     values + batch * values_strides[0],
     scale + batch * _scale_bytes(rows, blocks, swizzled),
+    batch,
     row,
     column_start,
     rows,
     k,
+    (rows * k, k, 1),
     values_strides,
     scale_strides,
     BLOCK_M,
@@ -310,157 +317,37 @@ def quantize_both(
   else:
     values_t_strides: tl.constexpr = (size_t, 1, columns)
   if TRANSPOSED:
+    random_t_strides: tl.constexpr = (columns * k_t, k_t, 1)
     scale_t_strides: tl.constexpr = (0, blocks_t, 1)
   else:
+    random_t_strides: tl.constexpr = (columns * k_t, 1, columns)
     scale_t_strides: tl.constexpr = (0, 1, columns)
   _quantize_and_store(
     tl.trans(tile),
     global_scale_t,
+    key_t,
     values_t + batch * values_t_strides[0],
     scale_t + batch * _scale_bytes(columns, blocks_t, swizzled),
+    batch,
     column,
     row_start,
     columns,
     k_t,
+    random_t_strides,
     values_t_strides,
     scale_t_strides,
     BLOCK_K,
     BLOCK_M,
-    QUANTIZED,
+    QUANTIZED_T,
   )
-
-
-@triton.jit
-def _finite_amax(
-  magnitude,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-):
-  """The largest of `magnitude`'s blocks without NaN or Inf, bits."""
-  amax = codec.block_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
-  amax = tl.where(amax < codec.INFINITY_BITS, amax, 0)
-  return tl.max(tl.max(amax, 1), 0)
-
-
-@triton.jit
-def finite_amax(
-  x,
-  partial_amax,
-  rows: tl.constexpr,
-  k: tl.constexpr,
-  x_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-):
-  """Largest magnitude in the blocks of `x` without NaN or Inf, by tiles.
-
-  Grid and masks as those of `quantize` with a linear scale.
-
-  Args:
-    x: f32, bf16 or f16[batch, rows, k].
-    partial_amax: int32[number of programs], f32 bits.
-  """
-  tl.static_assert(BLOCK_K % VEC_SIZE == 0)
-  batch, row_start, k_start = _tile_of_program(rows, k, BLOCK_M, BLOCK_K)
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = k_start + tl.arange(0, BLOCK_K)
-
-  tile = _load_tile(x, batch, row, column, rows, k, x_strides)
-
-  magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
-  amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
-  tl.store(partial_amax + tl.program_id(0), amax)
-
-
-@triton.jit
-def finite_amax_both(
-  x,
-  partial_amax,
-  partial_amax_t,
-  rows: tl.constexpr,
-  columns: tl.constexpr,
-  x_strides: tl.constexpr,
-  BLOCK_M: tl.constexpr,
-  BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-):
-  """As `finite_amax`, for blocks along the rows of `x` and along its columns.
-
-  Grid of `rows` and `columns`.
-
-  Args:
-    x: f32, bf16 or f16[batch, rows, columns].
-    partial_amax: int32[number of programs], f32 bits, of blocks along a row.
-    partial_amax_t: likewise, of blocks along a column.
-  """
-  tl.static_assert(BLOCK_K % VEC_SIZE == 0 and BLOCK_M % VEC_SIZE == 0)
-  batch, row_start, column_start = _tile_of_program(
-    rows, columns, BLOCK_M, BLOCK_K
-  )
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = column_start + tl.arange(0, BLOCK_K)
-
-  tile = _load_tile(x, batch, row, column, rows, columns, x_strides)
-
-  magnitude = codec.f32_bits(tile) & codec.MAGNITUDE_MASK
-  amax = _finite_amax(magnitude, BLOCK_M, BLOCK_K, VEC_SIZE)
-  tl.store(partial_amax + tl.program_id(0), amax)
-  amax = _finite_amax(tl.trans(magnitude), BLOCK_K, BLOCK_M, VEC_SIZE)
-  tl.store(partial_amax_t + tl.program_id(0), amax)
-
-
-@triton.jit
-def _store_global_scale(
-  partial_amax, global_scale, size: tl.constexpr, CHUNK: tl.constexpr
-):
-  amax = tl.zeros((CHUNK,), tl.int32)
-  for start in range(0, size, CHUNK):
-    place = start + tl.arange(0, CHUNK)
-    part = tl.load(partial_amax + place, mask=place < size, other=0)
-    amax = tl.maximum(amax, part)
-  largest = tl.max(amax, 0)
-  quotient = tl.div_rn(codec.from_bits(largest), _GLOBAL_RANGE)
-  quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
-  tl.store(global_scale, tl.where(largest == 0, 1.0, quotient))
-
-
-@triton.jit
-def reduce_global_scale(
-  partial_amax, global_scale, size: tl.constexpr, CHUNK: tl.constexpr
-):
-  """NVFP4's global scale: max(partial_amax) / (448 * 6), at least 2^-126.
-
-  1 where the maximum is 0. One program.
-
-  Args:
-    partial_amax: int32[size], f32 bits.
-    global_scale: f32[1].
-  """
-  _store_global_scale(partial_amax, global_scale, size, CHUNK)
-
-
-@triton.jit
-def reduce_global_scales(
-  partial_amax,
-  partial_amax_t,
-  global_scale,
-  global_scale_t,
-  size: tl.constexpr,
-  CHUNK: tl.constexpr,
-):
-  """`reduce_global_scale` of either array. One program."""
-  _store_global_scale(partial_amax, global_scale, size, CHUNK)
-  _store_global_scale(partial_amax_t, global_scale_t, size, CHUNK)
 
 
 # By the names that `launching.Launch` uses.
 KERNELS: Final = {
   "quantize": quantize,
   "quantize_both": quantize_both,
-  "finite_amax": finite_amax,
-  "finite_amax_both": finite_amax_both,
-  "reduce_global_scale": reduce_global_scale,
-  "reduce_global_scales": reduce_global_scales,
+  "finite_amax": global_scales.finite_amax,
+  "finite_amax_both": global_scales.finite_amax_both,
+  "reduce_global_scale": global_scales.reduce_global_scale,
+  "reduce_global_scales": global_scales.reduce_global_scales,
 }

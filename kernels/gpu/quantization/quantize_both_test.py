@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel that quantizes both ways gives the bits of `jp.quantize`."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
@@ -30,6 +32,8 @@ def run_both(
   format_name,
   *,
   global_scales=(None, None),
+  keys=(None, None),
+  extras=(quantize_config.NO_EXTRAS,) * 2,
   padded=(None, None),
   transposed=True,
   swizzled=False,
@@ -59,11 +63,15 @@ def run_both(
     config = quantize_config.default_config(
       format_name, SM_80, *grid_sizes, both=True
     )
+  made = quantize_config.constexprs(
+    config, format_name, swizzled=swizzled, extras=extras[0]
+  )
   interpret.launch(
     quantize.quantize_both,
     quantize_config.launch_grid(config, batch, *grid_sizes),
     x,
     *global_scales,
+    *keys,
     *outputs,
     rows,
     columns,
@@ -71,7 +79,8 @@ def run_both(
     k_t,
     *grid_sizes,
     element_strides(x),
-    **quantize_config.constexprs(config, format_name, swizzled=swizzled),
+    **made,
+    QUANTIZED_T=dataclasses.replace(made["QUANTIZED"], extras=extras[1]),
     TRANSPOSED=transposed,
   )
   return outputs

@@ -1,13 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is launched to quantize: pure functions, no Triton.
-
-`plan` quantizes along one axis, reading x where it lies. `plan_both` quantizes
-along two, from one read. A global scale that is computed takes one read before.
-Arrays are "x", "global_scale", "partial_amax", "values" and "scale"; names that
-end in "_t" are of columns. No launch lets the compiler contract a product and a
-sum, which would change bits.
-"""
+"""What is asked of the quantize kernels, and their tiles: no Triton."""
 
 from __future__ import annotations
 
@@ -18,13 +11,10 @@ from typing import Literal
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
-from jaxplugin.kernels import launching
 
-REDUCE_CHUNK: Final = 1024  # CHUNK of `reduce_global_scale`
 SCALE_ROUNDINGS: Final = ("up", "floor")
 # Those that the kernels make.
 FORMAT_NAMES: Final = tuple(formats.FORMATS)
-_REDUCE_WARPS: Final = 4
 
 # Whether a global scale divides x: not, one that is given, or one that is
 # computed from x, which then takes launches of its own.
@@ -49,6 +39,46 @@ class QuantizeConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Extras:
+  """What recipes of training ask for beside blocks of one row, to nearest.
+
+  Attributes:
+    hadamard: size of the groups along k that are transformed before, a power of
+      two; 1 for none.
+    sign_words: signs of a transform: bit i % 32 of word i // 32, as int32, is
+      set where value i of a group is negated.
+    factor: of a transform, 1 / sqrt(hadamard).
+    is_square: whether a scale is that of block_size rows, from a multiple of it
+      on; the last rows may be fewer.
+    four_over_six: whether each block, or square, is scaled to 6 or to 4.
+    is_stochastic: whether values are rounded at random.
+  """
+
+  hadamard: int = 1
+  sign_words: tuple[int, ...] = ()
+  factor: float = 1.0
+  is_square: bool = False
+  four_over_six: bool = False
+  is_stochastic: bool = False
+
+  @property
+  def suffix(self) -> str:
+    """What kernels' names say of it."""
+    parts = [f"_hadamard{self.hadamard}"] if self.hadamard > 1 else []
+    parts += ["_square"] if self.is_square else []
+    parts += ["_four_over_six"] if self.four_over_six else []
+    return "".join(parts + (["_stochastic"] if self.is_stochastic else []))
+
+  @property
+  def needs_all_bits(self) -> bool:
+    """Whether quotients are computed to the last bit."""
+    return self.four_over_six or self.is_stochastic
+
+
+NO_EXTRAS: Final = Extras()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized:
   """What a kernel makes: a compile-time constant of it.
 
@@ -58,12 +88,14 @@ class Quantized:
       value saturates; else down ("floor").
     hardware_cast: as of `QuantizeConfig`.
     is_swizzled: whether scales are written as "swizzled_128x4".
+    extras: what a recipe adds.
   """
 
   format: formats.Format
   rounds_up: bool
   hardware_cast: bool
   is_swizzled: bool
+  extras: Extras = NO_EXTRAS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +109,7 @@ class Rows:
     scale_rounding: one of `SCALE_ROUNDINGS`.
     swizzled: whether the scale is written as "swizzled_128x4".
     global_scale: see `GlobalScale`.
+    extras: with squares each of the batch has its own.
   """
 
   batch: int
@@ -87,6 +120,7 @@ class Rows:
   scale_rounding: str = "up"
   swizzled: bool = False
   global_scale: GlobalScale = "none"
+  extras: Extras = NO_EXTRAS
 
   def shape(self, k: int) -> tuple[int, int, int]:
     """Shape in memory of an array that has k in the place of ours."""
@@ -112,6 +146,7 @@ class Matrices:
     k, k_t: columns and rows, padded.
     is_transposed: whether what is blocked along rows has them last.
     format, scale_rounding, global_scale: as of `Rows`; "computed" are two.
+    extras, extras_t: of what is blocked along columns, and along rows.
   """
 
   batch: int
@@ -123,38 +158,8 @@ class Matrices:
   format: str
   scale_rounding: str = "up"
   global_scale: GlobalScale = "none"
-
-
-def plan(
-  x: Rows, architecture: architectures.Architecture
-) -> list[launching.Launch]:
-  """What is launched to quantize along k, in order.
-
-  Raises:
-    ValueError: unknown format or scale rounding.
-  """
-  config = default_config(
-    x.format, architecture, *x.covered(), k_is_contiguous=x.k_is_minor
-  )
-  result = [_quantize_launch(x, config)]
-  if x.global_scale == "computed":
-    result[:0] = _global_scale_launches(x, config)
-  return result
-
-
-def plan_both(
-  x: Matrices, architecture: architectures.Architecture
-) -> list[launching.Launch]:
-  """What is launched to quantize along columns and along rows, in order.
-
-  Raises:
-    ValueError: unknown format or scale rounding.
-  """
-  config = default_config(x.format, architecture, x.k_t, x.k, both=True)
-  result = [_quantize_both_launch(x, config)]
-  if x.global_scale == "computed":
-    result[:0] = _global_scales_launches(x, config)
-  return result
+  extras: Extras = NO_EXTRAS
+  extras_t: Extras = NO_EXTRAS
 
 
 def default_config(
@@ -165,6 +170,7 @@ def default_config(
   *,
   both: bool = False,
   k_is_contiguous: bool = True,
+  extras: Extras = NO_EXTRAS,
 ) -> QuantizeConfig:
   """The config by rule.
 
@@ -179,20 +185,25 @@ def default_config(
     grid_rows, grid_k: what the grid covers, see `covered`.
     both: for `quantize_both` and `finite_amax_both`.
     k_is_contiguous: whether consecutive values of a block are in memory.
+    extras: of all that is made; a tile has whole squares and groups.
   """
   block_m, block_k = (16, 256) if k_is_contiguous else (128, 32)
   if both:
     block_m, block_k = 64, 64
   else:
     vec_size = formats.by_name(format_name).block_size
-    block_m = min(block_m, _next_power_of_2(grid_rows))
-    block_k = min(block_k, max(vec_size, _next_power_of_2(grid_k)))
-  threads = block_m * block_k // (16 if both else 32)
+    least_m = vec_size if extras.is_square else 1
+    least_k = max(vec_size, extras.hadamard)
+    block_m = max(least_m, min(block_m, _next_power_of_2(grid_rows)))
+    block_k = max(least_k, min(block_k, _next_power_of_2(grid_k)))
+  few = both or extras.needs_all_bits
+  threads = block_m * block_k // (16 if few else 32)
   return QuantizeConfig(
     block_m=block_m,
     block_k=block_k,
     num_warps=max(1, threads // architecture.warp_size),
-    hardware_cast=casts_in_hardware(format_name, architecture),
+    hardware_cast=casts_in_hardware(format_name, architecture)
+    and not extras.is_stochastic,
   )
 
 
@@ -241,8 +252,9 @@ def constexprs(
   *,
   scale_rounding: str = "up",
   swizzled: bool = False,
+  extras: Extras = NO_EXTRAS,
 ) -> dict[str, Any]:
-  """The constexprs of `quantize`, and but TRANSPOSED of `quantize_both`.
+  """The constexprs of `quantize`, and of the first array of `quantize_both`.
 
   Raises:
     ValueError: unknown format or scale rounding.
@@ -259,188 +271,22 @@ def constexprs(
       rounds_up=scale_rounding == "up",
       hardware_cast=config.hardware_cast,
       is_swizzled=swizzled,
+      extras=extras,
     ),
   }
 
 
-def _quantize_launch(
-  x: Rows,
-  config: QuantizeConfig,
-) -> launching.Launch:
-  format = formats.by_name(x.format)
-  blocks = x.k // format.block_size
-  if format.is_packed:
-    # Several values a byte along k, which is minor therefore.
-    values = (x.batch, x.rows, x.k // format.values_per_byte)
-    values_strides = (values[1] * values[2], values[2], 1)
-  else:
-    values = x.shape(x.k)
-    values_strides = x.strides(x.k)
-  scale: tuple[int, ...] = x.shape(blocks)
-  scale_strides = x.strides(blocks)
-  grid_rows, grid_k = x.covered()
-  if x.swizzled:
-    scale = (x.batch, grid_rows, grid_k // format.block_size)
-    scale_strides = (scale[1] * scale[2], 0, 0)
-  constants = {
-    "rows": x.rows,
-    "k": x.k,
-    "grid_rows": grid_rows,
-    "grid_k": grid_k,
-    "x_strides": x.strides(x.k),
-    "values_strides": values_strides,
-    "scale_strides": scale_strides,
-    **constexprs(
-      config,
-      x.format,
-      scale_rounding=x.scale_rounding,
-      swizzled=x.swizzled,
+def measured(format_name: str, extras: Extras) -> Quantized:
+  """What the kernels that look for the largest magnitude are to know."""
+  return Quantized(
+    format=formats.by_name(format_name),
+    rounds_up=True,
+    hardware_cast=False,
+    is_swizzled=False,
+    extras=dataclasses.replace(
+      extras, four_over_six=False, is_stochastic=False
     ),
-  }
-  return launching.Launch(
-    kernel="quantize",
-    name=f"quantize_{x.format}_{_tile_name(config)}",
-    inputs=("x", "x" if x.global_scale == "none" else "global_scale"),
-    outputs=(
-      launching.Output("values", values, "uint8"),
-      launching.Output("scale", scale, "uint8"),
-    ),
-    constexprs=tuple(constants.items()),
-    grid=launch_grid(config, x.batch, grid_rows, grid_k)[0],
-    num_warps=config.num_warps,
   )
-
-
-def _global_scale_launches(
-  x: Rows,
-  config: QuantizeConfig,
-) -> list[launching.Launch]:
-  """The largest magnitude of each tile, then one program over those."""
-  (programs,) = launch_grid(config, x.batch, x.rows, x.k)
-  amax = {
-    "rows": x.rows,
-    "k": x.k,
-    "x_strides": x.strides(x.k),
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "VEC_SIZE": formats.by_name(x.format).block_size,
-  }
-  reduce = {"size": programs, "CHUNK": REDUCE_CHUNK}
-  return [
-    launching.Launch(
-      kernel="finite_amax",
-      name=f"finite_amax_{_tile_name(config)}",
-      inputs=("x",),
-      outputs=(launching.Output("partial_amax", (programs,), "int32"),),
-      constexprs=tuple(amax.items()),
-      grid=programs,
-      num_warps=config.num_warps,
-    ),
-    launching.Launch(
-      kernel="reduce_global_scale",
-      name="reduce_global_scale",
-      inputs=("partial_amax",),
-      outputs=(launching.Output("global_scale", (1,), "float32"),),
-      constexprs=tuple(reduce.items()),
-      grid=1,
-      num_warps=_REDUCE_WARPS,
-    ),
-  ]
-
-
-def _quantize_both_launch(
-  x: Matrices,
-  config: QuantizeConfig,
-) -> launching.Launch:
-  format = formats.by_name(x.format)
-  packing = format.values_per_byte
-  batch, rows, columns = x.batch, x.rows, x.columns
-  k, k_t = x.k, x.k_t
-  # Several values a byte lie along the blocked dimension, which is therefore
-  # minor in what is written.
-  values_t: tuple[int, ...] = (batch, columns, k_t // packing)
-  scale_t: tuple[int, ...] = (batch, columns, k_t // format.block_size)
-  if not x.is_transposed:
-    scale_t = (batch, k_t // format.block_size, columns)
-    if not format.is_packed:
-      values_t = (batch, k_t, columns)
-  sizes = {"rows": rows, "columns": columns, "k": k, "k_t": k_t}
-  constants = {
-    **sizes,
-    "grid_rows": k_t,
-    "grid_columns": k,
-    "x_strides": (rows * columns, columns, 1),
-    **constexprs(config, x.format, scale_rounding=x.scale_rounding),
-    "TRANSPOSED": x.is_transposed,
-  }
-  global_scales = ("x", "x")
-  if x.global_scale == "computed":
-    global_scales = ("global_scale", "global_scale_t")
-  elif x.global_scale == "given":
-    global_scales = ("global_scale", "global_scale")
-  tile = _tile_name(config)
-  return launching.Launch(
-    kernel="quantize_both",
-    name=f"quantize_both_{x.format}_{tile}",
-    inputs=("x", *global_scales),
-    outputs=(
-      launching.Output("values", (batch, rows, k // packing), "uint8"),
-      launching.Output("scale", (batch, rows, k // format.block_size), "uint8"),
-      launching.Output("values_t", values_t, "uint8"),
-      launching.Output("scale_t", scale_t, "uint8"),
-    ),
-    constexprs=tuple(constants.items()),
-    grid=launch_grid(config, batch, k_t, k)[0],
-    num_warps=config.num_warps,
-  )
-
-
-def _global_scales_launches(
-  x: Matrices,
-  config: QuantizeConfig,
-) -> list[launching.Launch]:
-  """The largest magnitudes of each tile, then one program over those."""
-  rows, columns = x.rows, x.columns
-  (programs,) = launch_grid(config, x.batch, rows, columns)
-  amax = {
-    "rows": rows,
-    "columns": columns,
-    "x_strides": (rows * columns, columns, 1),
-    "BLOCK_M": config.block_m,
-    "BLOCK_K": config.block_k,
-    "VEC_SIZE": formats.by_name(x.format).block_size,
-  }
-  reduce = {"size": programs, "CHUNK": REDUCE_CHUNK}
-  return [
-    launching.Launch(
-      kernel="finite_amax_both",
-      name=f"finite_amax_both_{_tile_name(config)}",
-      inputs=("x",),
-      outputs=(
-        launching.Output("partial_amax", (programs,), "int32"),
-        launching.Output("partial_amax_t", (programs,), "int32"),
-      ),
-      constexprs=tuple(amax.items()),
-      grid=programs,
-      num_warps=config.num_warps,
-    ),
-    launching.Launch(
-      kernel="reduce_global_scales",
-      name="reduce_global_scales",
-      inputs=("partial_amax", "partial_amax_t"),
-      outputs=(
-        launching.Output("global_scale", (1,), "float32"),
-        launching.Output("global_scale_t", (1,), "float32"),
-      ),
-      constexprs=tuple(reduce.items()),
-      grid=1,
-      num_warps=_REDUCE_WARPS,
-    ),
-  ]
-
-
-def _tile_name(config: QuantizeConfig) -> str:
-  return f"{config.block_m}x{config.block_k}"
 
 
 def _round_up(size: int, multiple: int) -> int:

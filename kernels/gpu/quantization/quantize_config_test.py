@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches of the quantize kernels, and what they compile to."""
 
+import dataclasses
 import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.kernels.inspection import compile as kernel_compile
 
 from jaxplugin.core import formats
@@ -19,6 +22,11 @@ CONFIG = quantize_config.QuantizeConfig(
 )
 FORMAT_NAMES = quantize_config.FORMAT_NAMES
 SIZE = 4096
+PLAIN = quantize_config.NO_EXTRAS
+TRANSFORMED_STOCHASTIC = quantize_config.Extras(
+  hadamard=64, sign_words=(0x1234567, -5), factor=0.125, is_stochastic=True
+)
+SQUARE_CHOSEN = quantize_config.Extras(is_square=True, four_over_six=True)
 
 
 class ConfigTest(parameterized.TestCase):
@@ -60,22 +68,65 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual((large.block_m, large.block_k), (16, 256))
     self.assertTrue(large.hardware_cast)
 
+  def test_tiles_have_whole_squares_and_groups(self):
+    extras = quantize_config.Extras(is_square=True, hadamard=64)
+    small = quantize_config.default_config("nvfp4", SM_90, 1, 64, extras=extras)
+    self.assertEqual((small.block_m, small.block_k), (16, 64))
+    across = quantize_config.default_config(
+      "mxfp8", SM_90, 4096, 4096, k_is_contiguous=False, extras=extras
+    )
+    self.assertEqual((across.block_m, across.block_k), (128, 64))
+
+  def test_random_rounding_is_not_the_hardwares(self):
+    config = quantize_config.default_config(
+      "mxfp8", SM_90, 64, 64, extras=TRANSFORMED_STOCHASTIC
+    )
+    self.assertFalse(config.hardware_cast)
+
+  def test_names_say_what_is_added(self):
+    x = quantize_config.Rows(
+      batch=1,
+      rows=64,
+      k=256,
+      k_is_minor=True,
+      format="nvfp4",
+      global_scale="computed",
+      extras=dataclasses.replace(TRANSFORMED_STOCHASTIC, is_square=True),
+    )
+    names = [launch.name for launch in quantize_plans.plan(x, SM_90)]
+    self.assertEqual(
+      names,
+      [
+        "finite_amax_hadamard64_square_16x256",
+        "reduce_global_scale",
+        "quantize_nvfp4_hadamard64_square_stochastic_16x256",
+      ],
+    )
+
 
 @functools.cache
 def compiled(
-  kernel, format_name, target, dtype, k_is_contiguous=True, transposed=True
+  kernel,
+  format_name,
+  target,
+  dtype,
+  k_is_contiguous=True,
+  transposed=True,
+  extras=(PLAIN, PLAIN),
 ):
   """`kernel` for large, dense arrays, sizes constexprs as a lowering has it."""
   architecture = architectures.by_name(target)
-  both = kernel in (quantize.quantize_both, quantize.finite_amax_both)
+  both = kernel in (quantize.quantize_both, global_scales.finite_amax_both)
   config = quantize_config.default_config(
     format_name, architecture, SIZE, SIZE, both=both,
-    k_is_contiguous=k_is_contiguous,
+    k_is_contiguous=k_is_contiguous, extras=extras[both],
   )  # fmt: skip
   facts = quantize_config.formats.by_name(format_name)
-  constexprs = quantize_config.constexprs(config, format_name)
+  constexprs = quantize_config.constexprs(config, format_name, extras=extras[0])
+  constexprs["QUANTIZED_T"] = dataclasses.replace(
+    constexprs["QUANTIZED"], extras=extras[1]
+  )
   constexprs["TRANSPOSED"] = transposed
-  constexprs["VEC_SIZE"] = facts.block_size
   constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
   for name in kernel.arg_names:
     if name.endswith("_strides"):
@@ -87,6 +138,7 @@ def compiled(
       constexprs[name] = SIZE
   types = {"x": f"*{dtype}"}
   types |= dict.fromkeys(("global_scale", "global_scale_t"), "*fp32")
+  types |= dict.fromkeys(("key", "key_t"), "*u32")
   types |= dict.fromkeys(("partial_amax", "partial_amax_t"), "*i32")
   return kernel_compile.compile_kernel(
     kernel,
@@ -135,9 +187,37 @@ class CompiledTest(parameterized.TestCase):
       )
     )
 
+  @parameterized.parameters(
+    ("sm_80", "mxfp4", TRANSFORMED_STOCHASTIC, True),
+    ("sm_90", "mxfp4", TRANSFORMED_STOCHASTIC, False),
+    ("sm_100", "nvfp4", TRANSFORMED_STOCHASTIC, False),
+    ("sm_100", "nvfp4", SQUARE_CHOSEN, True),
+    ("sm_120", "nvfp4", SQUARE_CHOSEN, False),
+    ("gfx942", "mxfp4", TRANSFORMED_STOCHASTIC, True),
+    ("gfx950", "nvfp4", SQUARE_CHOSEN, False),
+  )
+  def test_what_recipes_add_spills_nothing(
+    self, target, format_name, extras, k_is_contiguous
+  ):
+    kernel = compiled(
+      quantize.quantize,
+      format_name,
+      target,
+      "bf16",
+      k_is_contiguous,
+      extras=(extras, extras),
+    )
+    self.check(kernel)
+    # Key, and global scale: nothing else is read, and no random bits.
+    narrow = 2 if extras.is_stochastic else 1
+    if kernel.architecture.is_nvidia:
+      self.assertEqual(kernel.global_load_bits[32], narrow)
+
   @parameterized.parameters("sm_100", "gfx950")
   def test_largest_magnitudes_both_ways_spill_nothing(self, target):
-    self.check(compiled(quantize.finite_amax_both, "nvfp4", target, "bf16"))
+    self.check(
+      compiled(global_scales.finite_amax_both, "nvfp4", target, "bf16")
+    )
 
   @parameterized.parameters("sm_90", "gfx942")
   def test_f32_input_loads_are_wide(self, target):

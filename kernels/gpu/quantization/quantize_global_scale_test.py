@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.interpreter import interpret
 
@@ -16,6 +16,7 @@ from jaxplugin.testing.kernels import quantize_cases
 BF16 = quantize_cases.BF16
 SM_90 = quantize_cases.SM_90
 element_strides = quantize_cases.element_strides
+QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_EXTRAS)
 setUpModule = quantize_cases.skip_unless_interpreted
 
 
@@ -26,7 +27,7 @@ def computed_global_scale(x):
   grid = quantize_config.launch_grid(config, *x.shape)
   partial = np.full(grid, -1, np.int32)
   interpret.launch(
-    quantize.finite_amax,
+    global_scales.finite_amax,
     grid,
     x,
     partial,
@@ -34,16 +35,17 @@ def computed_global_scale(x):
     element_strides(x),
     BLOCK_M=config.block_m,
     BLOCK_K=config.block_k,
-    VEC_SIZE=16,
+    QUANTIZED=QUANTIZED,
   )
   partial.flags.writeable = False
   result = np.full(1, np.nan, np.float32)
   interpret.launch(
-    quantize.reduce_global_scale,
+    global_scales.reduce_global_scale,
     1,
     partial,
     result,
     partial.size,
+    RANGE=448 * 6.0,
     CHUNK=4,
   )
   return result
@@ -57,7 +59,7 @@ def computed_global_scales(x):
   grid = quantize_config.launch_grid(config, *x.shape)
   partial = [np.full(grid, -1, np.int32) for _ in range(2)]
   interpret.launch(
-    quantize.finite_amax_both,
+    global_scales.finite_amax_both,
     grid,
     x,
     *partial,
@@ -65,15 +67,17 @@ def computed_global_scales(x):
     element_strides(x),
     BLOCK_M=config.block_m,
     BLOCK_K=config.block_k,
-    VEC_SIZE=16,
+    QUANTIZED=QUANTIZED,
+    QUANTIZED_T=QUANTIZED,
   )
   results = [np.full(1, np.nan, np.float32) for _ in range(2)]
   interpret.launch(
-    quantize.reduce_global_scales,
+    global_scales.reduce_global_scales,
     1,
     *partial,
     *results,
     partial[0].size,
+    RANGE=448 * 6.0,
     CHUNK=4,
   )
   return results

@@ -1,0 +1,347 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What recipes add, by Triton kernels: bits in the interpreter, and modules.
+
+Bits are those of the operations, on numbers of all kinds, and those of the
+formulas in NumPy (`recipes_oracle`).
+"""
+
+import dataclasses
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import blocking
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.quantization import operands
+from jaxplugin.quantization import problems
+from jaxplugin.quantization.backends import triton
+from jaxplugin.runtime import triton_library
+from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing.oracles import recipes_oracle
+
+MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
+H200, B200 = (targets.named_target(name) for name in ("h200", "b200"))
+# Those that each recipe can be asked to do, and all at once.
+TRANSFORMED = {"hadamard": 16}
+SQUARE = {"square": True}
+CHOSEN = {"four_over_six": True}
+STOCHASTIC = {"stochastic": True}
+ALL = {"hadamard": 32, **SQUARE, **STOCHASTIC}
+
+
+def manner(format, axis, ndim=2, **fields):
+  along = blocking.Blocking.along(axis, ndim, format.block_size)
+  return operands.Manner(format=format, along=along, **fields)
+
+
+def quantizer(format, axis, stochastic=False, square=False, **fields):
+  """A function of a matrix."""
+  if square:
+    fields["square"] = (1 - axis,)
+  key = jax.random.key(np.uint32(0x87654321)) if stochastic else None
+  found = manner(format, axis, **fields)
+  return lambda x: operands.quantize(x, found, key)
+
+
+@quantization_lowerings.needs_triton
+class BitwiseTest(quantization_lowerings.InterpretedTestCase):
+  @parameterized.product(
+    case=(
+      (MXFP8, TRANSFORMED),
+      (MXFP8, SQUARE),
+      (MXFP8, STOCHASTIC),
+      (jp.MXFP8_E5M2, STOCHASTIC),
+      (jp.MXFP6_E2M3, ALL),
+      (MXFP4, {"hadamard": 2}),
+      (MXFP4, {"hadamard": 64}),
+      (MXFP4, {**STOCHASTIC, "scale_rounding": "floor"}),
+      (MXFP4, ALL),
+      (NVFP4, TRANSFORMED),
+      (NVFP4, SQUARE),
+      (NVFP4, STOCHASTIC),
+      (NVFP4, CHOSEN),
+      (NVFP4, {**ALL, **CHOSEN}),
+    ),
+    axis=(0, 1),
+  )
+  def test_bits_of_all_kinds_of_numbers(self, case, axis):
+    format, fields = case
+    self.assert_same_bits(
+      quantizer(format, axis, **fields),
+      quantization_lowerings.numbers((75, 128)[:: 2 * axis - 1], np.float32),
+    )
+
+  @parameterized.product(
+    format=(MXFP8, MXFP4, NVFP4), fields=(STOCHASTIC, SQUARE, TRANSFORMED)
+  )
+  def test_bits_of_bf16(self, format, fields):
+    self.assert_same_bits(
+      quantizer(format, 1, **fields),
+      quantization_lowerings.numbers((40, 96), jnp.bfloat16),
+    )
+
+  def test_every_scale_is_chosen_and_rounded_as_by_operations(self):
+    # 8 binades of global scales' worth below the largest block: scales that
+    # are zero, subnormal and normal; each number alone and next to a tie.
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(64, 256)) * 2.0 ** rng.integers(-30, 1, (64, 256))
+    x *= np.repeat(2.0 ** rng.integers(-12, 1, (64, 16)), 16, 1)
+    x[::2] = np.round(x[::2] * 64) / 64
+    for fields in (CHOSEN, {**CHOSEN, **STOCHASTIC}):
+      self.names.clear()
+      self.assert_same_bits(
+        quantizer(NVFP4, 1, **fields), jnp.asarray(x.astype(np.float32))
+      )
+
+  @parameterized.parameters(1e-40, 1e-30, 1e-10, 1.0, 1e36)
+  def test_tensors_of_any_size(self, size):
+    x = np.random.default_rng(9).normal(size=(33, 64)) * size
+    x = jnp.asarray(x.astype(np.float32))
+    for fields in (STOCHASTIC, CHOSEN):
+      if size == 1e-40 and fields is CHOSEN:
+        continue  # XLA:CPU flushes numerators that are subnormal
+      self.names.clear()
+      self.assert_same_bits(quantizer(NVFP4, 1, **fields), x)
+
+  @parameterized.parameters(1.0, 0.37, 2.0**-65, 1e-40, 3e38, 0.0, np.nan)
+  def test_given_global_scale_with_a_key(self, global_scale):
+    def quantize(x):
+      return jax.jit(
+        lambda x, g: jp.quantize(
+          x, NVFP4, global_scale=g, key=jax.random.key(1)
+        )
+      )(x, global_scale)
+
+    self.assert_same_bits(
+      quantize, quantization_lowerings.numbers((7, 96), np.float32)
+    )
+    self.assertEqual(self.names, ["quantize_nvfp4_stochastic_8x128"])
+
+  def test_raw_keys_and_merged_dimensions(self):
+    along = blocking.Blocking(dims=(2, 0), lead=(1,), multiple=64)
+    found = operands.Manner(format=MXFP4, along=along, hadamard=64, square=(1,))
+    key = jax.random.PRNGKey(7)
+    self.assert_same_bits(
+      lambda x: operands.quantize(x, found, key),
+      quantization_lowerings.numbers((5, 45, 12), np.float32),
+    )
+
+  @parameterized.parameters(((0, 2), 1), ((1, 0), 2), ((2,), 1), ((1,), 2))
+  def test_squares_of_a_batch_do_not_mix(self, square, axis):
+    x = quantization_lowerings.numbers((3, 40, 64)[:: 2 * axis - 3], np.float32)
+    lead = tuple(d for d in range(3) if d not in (*square, axis))
+    found = manner(NVFP4, axis, 3, square=square)
+    refusal = triton.supports(problem_of(found, x.shape), H200)
+    lies_beside = square in ((2,), (1,))
+    self.assertEqual(refusal is None, lies_beside, (lead, refusal))
+    if lies_beside:
+      self.assert_same_bits(lambda x: operands.quantize(x, found), x)
+    else:
+      self.assertRegex(refusal.reason, "other side of squares to lie last")
+
+
+def problem_of(manner, shape, **fields):
+  return problems.QuantizeProblem(
+    shape=shape,
+    dtype=np.dtype(np.float32),
+    format=manner.format,
+    blockings=(manner.along,),
+    **{"extras": manner.extras} | fields,
+  )
+
+
+@quantization_lowerings.needs_triton
+class FormulaTest(quantization_lowerings.InterpretedTestCase):
+  """The kernels against NumPy."""
+
+  @parameterized.product(
+    format=(MXFP8, MXFP4, NVFP4), square=(False, True), chosen=(False, True)
+  )
+  def test_kernels_compute_the_formulas(self, format, square, chosen):
+    if chosen and format is not NVFP4:
+      self.skipTest("a choice between 6 and 4 is NVFP4's")
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(41, 96)) * np.exp(rng.normal(size=(41, 96)))
+    x = x.astype(np.float32)
+    key = jax.random.key(11)
+    found = manner(
+      format,
+      1,
+      square=(0,) if square else None,
+      four_over_six=chosen,
+    )
+    with targets.use_target(
+      dataclasses.replace(H200, name=f"interpreted {self.id()}")
+    ):
+      actual = operands.quantize(x, found, key)
+    self.assertNotEmpty(self.names)
+    expected = recipes_oracle.quantize(
+      x, format, is_square=square, four_over_six=chosen, key=key
+    )
+    np.testing.assert_array_equal(
+      np.asarray(actual.values).astype(np.float64), expected.values
+    )
+    np.testing.assert_array_equal(
+      np.asarray(actual.scale).astype(np.float64), expected.scale
+    )
+
+  @parameterized.parameters(2, 16, 32, 64)
+  def test_transform_is_the_matrix(self, size):
+    x = np.random.default_rng(12).integers(-99, 99, (24, 128))
+    x = x.astype(np.float32)
+    with targets.use_target(
+      dataclasses.replace(H200, name=f"interpreted {self.id()}")
+    ):
+      actual = operands.quantize(x, manner(MXFP8, 1, hadamard=size))
+    self.assertEqual(self.names, [f"quantize_mxfp8_hadamard{size}_16x128"])
+    transformed = recipes_oracle.transformed(x, size)
+    expected = recipes_oracle.quantize(transformed, MXFP8)
+    np.testing.assert_array_equal(
+      np.asarray(actual.values).astype(np.float64), expected.values
+    )
+
+
+def step(recipe):
+  """The gradient of a layer with a recipe."""
+
+  def loss(x, w, key):
+    numbers = (((x.ndim - 1,), (0,)), ((), ()))
+    dot = jp.dot_general(recipe=recipe, weight="rhs")
+    return dot(x, w, numbers, key=key).sum()
+
+  return jax.grad(loss, (0, 1))
+
+
+def changed(recipe, **fields):
+  return dataclasses.replace(recipe, **fields)
+
+
+RECIPES = {
+  "mxfp8": jp.training.MXFP8_RECIPE,
+  "nvfp4": jp.training.NVFP4_RECIPE,
+  "mxfp4": jp.training.MXFP4_RECIPE,
+  "mxfp8_square": changed(jp.training.MXFP8_RECIPE, weight_2d=True),
+  "nvfp4_chosen": changed(jp.training.NVFP4_RECIPE, four_over_six=True),
+  "nvfp4_dgrad": changed(
+    jp.training.NVFP4_RECIPE, weight_2d=False, dgrad_hadamard=16
+  ),
+  "mxfp4_64": changed(
+    jp.training.MXFP4_RECIPE, wgrad_hadamard=64, dgrad_hadamard=64
+  ),
+}
+
+
+class RecipeTest(parameterized.TestCase):
+  @parameterized.product(recipe=tuple(RECIPES), name=("h200", "mi355x"))
+  def test_every_operand_is_served(self, recipe, name):
+    x = jax.ShapeDtypeStruct((4, 256, 128), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((128, 96), jnp.bfloat16)
+    target = targets.named_target(name).with_library(targets.JAX_TRITON)
+    with mock.patch.object(triton_library, "lowering_refusal", lambda _: None):
+      found = jp.explain(
+        step(RECIPES[recipe]), x, w, jax.random.key(0), target=target
+      )
+    quantized = [q for q in found.quantizations if q.operation != "dequantize"]
+    self.assertGreater(len(quantized), 2)
+    for each in quantized:
+      self.assertEqual(each.implementation, "triton", each)
+    text = str([q.description for q in quantized])
+    for field, words in (
+      ("stochastic_rounding", "rounded stochastically"),
+      ("weight_2d", "in square blocks"),
+      ("four_over_six", "scaled to 6 or 4"),
+      ("wgrad_hadamard", "transformed in groups"),
+    ):
+      has_field = bool(getattr(RECIPES[recipe], field))
+      self.assertEqual(words in text, has_field, words)
+
+  @parameterized.parameters(
+    ({"hadamard": 128}, "transforms groups of up to 64 in registers, got 128"),
+    (
+      {"is_stochastic": True, "key_impl": "rbg"},
+      "draws random bits of a threefry2x32 key, got rbg",
+    ),
+    (
+      {
+        "is_stochastic": True,
+        "key_impl": "threefry2x32",
+        "is_partitionable": False,
+      },
+      "with jax_threefry_partitionable, it is off",
+    ),
+  )
+  def test_refusals_say_why(self, fields, reason):
+    problem = problem_of(
+      manner(MXFP4, 1), (64, 128), extras=problems.Extras(**fields)
+    )
+    self.assertRegex(triton.supports(problem, H200).reason, reason)
+
+  def test_choice_under_a_given_global_scale_is_refused(self):
+    found = manner(NVFP4, 1, **CHOSEN)
+    problem = problem_of(found, (64, 128), has_global_scale=True)
+    self.assertRegex(
+      triton.supports(problem, H200).reason, "that it computes, got one"
+    )
+
+  def test_key_of_another_kind_and_another_mode_get_operations(self):
+    def told(key, partitionable):
+      with jax.threefry_partitionable(partitionable):
+        found = jp.explain(
+          lambda x, key: jp.quantize(x, MXFP8, key=key), X, key, target=H200
+        )
+      (each,) = found.quantizations
+      return each.implementation
+
+    self.assertEqual(told(jax.random.key(0), True), "triton")
+    self.assertEqual(told(jax.random.PRNGKey(0), True), "triton")
+    self.assertEqual(told(jax.random.key(0), False), "xla")
+    self.assertEqual(told(jax.random.key(0, impl="rbg"), True), "xla")
+
+
+X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
+
+
+@quantization_lowerings.needs_compiler
+class OptimizedTest(parameterized.TestCase):
+  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+
+  @parameterized.product(
+    name=("h200", "b200"), case=((MXFP4, 1), (NVFP4, 3)), axis=(0, 1)
+  )
+  def test_kernels_alone_read_x(self, name, case, axis):
+    format, kernels = case
+    fields = {} if format is MXFP4 else CHOSEN
+    found = manner(format, axis, square=(1 - axis,), **fields)
+
+    def quantize(x, key):
+      return operands.quantize(x, dataclasses.replace(found, hadamard=16), key)
+
+    text = deviceless.compile(
+      quantize,
+      X,
+      jax.eval_shape(lambda: jax.random.key(0)),
+      target=targets.named_target(name),
+    ).as_text()
+    self.assertEqual(text.count(" custom-call("), kernels)
+    # Nothing else touches what has the size of x; least of all random bits.
+    self.assertNotRegex(text, r"bf16\[[0-9,]*\]\S* (?!parameter)[a-z-]+\(")
+    self.assertNotIn("u32[512,768]", text)
+
+  def test_operations_would_be_seen(self):
+    target = H200.without_library(targets.JAX_TRITON, "it is away")
+    text = deviceless.compile(
+      lambda x: jp.quantize(x, MXFP8, key=jax.random.key(0)), X, target=target
+    ).as_text()
+    self.assertIn("u32[512,768]", text)
+    self.assertNotIn("triton_kernel_call", text)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,300 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is launched to quantize: pure functions, no Triton.
+
+`plan` quantizes along one axis, reading x where it lies. `plan_both` quantizes
+along two, from one read. A global scale that is computed takes one read before.
+Arrays are "x", "global_scale", "key", "partial_amax", "values" and "scale";
+names that end in "_t" are of columns. No launch lets the compiler contract a
+product and a sum, which would change bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Final
+
+from jaxplugin.kernels.gpu.quantization import quantize_config
+
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels import formats
+from jaxplugin.kernels import launching
+
+REDUCE_CHUNK: Final = 1024  # CHUNK of `reduce_global_scale`
+_REDUCE_WARPS: Final = 4
+# The largest scale that `four_over_six` scales to 6, so that one of 1.5 times
+# as much is a scale too (arXiv 2512.02010).
+FOUR_OVER_SIX_MAX: Final = 256.0
+
+
+def plan(
+  x: quantize_config.Rows, architecture: architectures.Architecture
+) -> list[launching.Launch]:
+  """What is launched to quantize along k, in order.
+
+  Raises:
+    ValueError: unknown format or scale rounding.
+  """
+  config = quantize_config.default_config(
+    x.format,
+    architecture,
+    *x.covered(),
+    k_is_contiguous=x.k_is_minor,
+    extras=x.extras,
+  )
+  result = [_quantize_launch(x, config)]
+  if x.global_scale == "computed":
+    result[:0] = _global_scale_launches(x, config)
+  return result
+
+
+def plan_both(
+  x: quantize_config.Matrices, architecture: architectures.Architecture
+) -> list[launching.Launch]:
+  """What is launched to quantize along columns and along rows, in order.
+
+  Raises:
+    ValueError: unknown format or scale rounding.
+  """
+  config = quantize_config.default_config(
+    x.format, architecture, x.k_t, x.k, both=True, extras=_of_either(x)
+  )
+  result = [_quantize_both_launch(x, config)]
+  if x.global_scale == "computed":
+    result[:0] = _global_scales_launches(x, config)
+  return result
+
+
+def _quantize_launch(
+  x: quantize_config.Rows,
+  config: quantize_config.QuantizeConfig,
+) -> launching.Launch:
+  format = formats.by_name(x.format)
+  blocks = x.k // format.block_size
+  if format.is_packed:
+    # Several values a byte along k, which is minor therefore.
+    values = (x.batch, x.rows, x.k // format.values_per_byte)
+    values_strides = (values[1] * values[2], values[2], 1)
+  else:
+    values = x.shape(x.k)
+    values_strides = x.strides(x.k)
+  scale: tuple[int, ...] = x.shape(blocks)
+  scale_strides = x.strides(blocks)
+  grid_rows, grid_k = x.covered()
+  if x.swizzled:
+    scale = (x.batch, grid_rows, grid_k // format.block_size)
+    scale_strides = (scale[1] * scale[2], 0, 0)
+  constants = {
+    "rows": x.rows,
+    "k": x.k,
+    "grid_rows": grid_rows,
+    "grid_k": grid_k,
+    "x_strides": x.strides(x.k),
+    "random_strides": x.strides(x.k),
+    "values_strides": values_strides,
+    "scale_strides": scale_strides,
+    **quantize_config.constexprs(
+      config,
+      x.format,
+      scale_rounding=x.scale_rounding,
+      swizzled=x.swizzled,
+      extras=x.extras,
+    ),
+  }
+  return launching.Launch(
+    kernel="quantize",
+    name=f"quantize_{x.format}{x.extras.suffix}_{_tile_name(config)}",
+    inputs=(
+      "x",
+      "x" if x.global_scale == "none" else "global_scale",
+      "key" if x.extras.is_stochastic else "x",
+    ),
+    outputs=(
+      launching.Output("values", values, "uint8"),
+      launching.Output("scale", scale, "uint8"),
+    ),
+    constexprs=tuple(constants.items()),
+    grid=quantize_config.launch_grid(config, x.batch, grid_rows, grid_k)[0],
+    num_warps=config.num_warps,
+  )
+
+
+def _global_scale_launches(
+  x: quantize_config.Rows,
+  config: quantize_config.QuantizeConfig,
+) -> list[launching.Launch]:
+  """The largest magnitude of each tile, then one program over those."""
+  (programs,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
+  made = quantize_config.measured(x.format, x.extras)
+  amax = {
+    "rows": x.rows,
+    "k": x.k,
+    "x_strides": x.strides(x.k),
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "QUANTIZED": made,
+  }
+  reduce = _reduce_constants(x.format, x.extras, programs)
+  return [
+    launching.Launch(
+      kernel="finite_amax",
+      name=f"finite_amax{made.extras.suffix}_{_tile_name(config)}",
+      inputs=("x",),
+      outputs=(launching.Output("partial_amax", (programs,), "int32"),),
+      constexprs=tuple(amax.items()),
+      grid=programs,
+      num_warps=config.num_warps,
+    ),
+    launching.Launch(
+      kernel="reduce_global_scale",
+      name="reduce_global_scale",
+      inputs=("partial_amax",),
+      outputs=(launching.Output("global_scale", (1,), "float32"),),
+      constexprs=tuple(reduce.items()),
+      grid=1,
+      num_warps=_REDUCE_WARPS,
+    ),
+  ]
+
+
+def _quantize_both_launch(
+  x: quantize_config.Matrices,
+  config: quantize_config.QuantizeConfig,
+) -> launching.Launch:
+  format = formats.by_name(x.format)
+  packing = format.values_per_byte
+  batch, rows, columns = x.batch, x.rows, x.columns
+  k, k_t = x.k, x.k_t
+  # Several values a byte lie along the blocked dimension, which is therefore
+  # minor in what is written.
+  values_t: tuple[int, ...] = (batch, columns, k_t // packing)
+  scale_t: tuple[int, ...] = (batch, columns, k_t // format.block_size)
+  if not x.is_transposed:
+    scale_t = (batch, k_t // format.block_size, columns)
+    if not format.is_packed:
+      values_t = (batch, k_t, columns)
+  sizes = {"rows": rows, "columns": columns, "k": k, "k_t": k_t}
+  made = quantize_config.constexprs(
+    config, x.format, scale_rounding=x.scale_rounding, extras=x.extras
+  )
+  constants = {
+    **sizes,
+    "grid_rows": k_t,
+    "grid_columns": k,
+    "x_strides": (rows * columns, columns, 1),
+    **made,
+    "QUANTIZED_T": dataclasses.replace(made["QUANTIZED"], extras=x.extras_t),
+    "TRANSPOSED": x.is_transposed,
+  }
+  global_scales = ("x", "x")
+  if x.global_scale == "computed":
+    global_scales = ("global_scale", "global_scale_t")
+  elif x.global_scale == "given":
+    global_scales = ("global_scale", "global_scale")
+  keys = (
+    "key" if x.extras.is_stochastic else "x",
+    "key_t" if x.extras_t.is_stochastic else "x",
+  )
+  suffix = f"{_both_suffix(x.extras, x.extras_t)}_{_tile_name(config)}"
+  return launching.Launch(
+    kernel="quantize_both",
+    name=f"quantize_both_{x.format}{suffix}",
+    inputs=("x", *global_scales, *keys),
+    outputs=(
+      launching.Output("values", (batch, rows, k // packing), "uint8"),
+      launching.Output("scale", (batch, rows, k // format.block_size), "uint8"),
+      launching.Output("values_t", values_t, "uint8"),
+      launching.Output("scale_t", scale_t, "uint8"),
+    ),
+    constexprs=tuple(constants.items()),
+    grid=quantize_config.launch_grid(config, batch, k_t, k)[0],
+    num_warps=config.num_warps,
+  )
+
+
+def _global_scales_launches(
+  x: quantize_config.Matrices,
+  config: quantize_config.QuantizeConfig,
+) -> list[launching.Launch]:
+  """The largest magnitudes of each tile, then one program over those."""
+  rows, columns = x.rows, x.columns
+  (programs,) = quantize_config.launch_grid(config, x.batch, rows, columns)
+  made, made_t = (
+    quantize_config.measured(x.format, extras)
+    for extras in (x.extras, x.extras_t)
+  )
+  amax = {
+    "rows": rows,
+    "columns": columns,
+    "x_strides": (rows * columns, columns, 1),
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "QUANTIZED": made,
+    "QUANTIZED_T": made_t,
+  }
+  reduce = _reduce_constants(x.format, x.extras, programs)
+  return [
+    launching.Launch(
+      kernel="finite_amax_both",
+      name=(
+        "finite_amax_both"
+        f"{_both_suffix(made.extras, made_t.extras)}_{_tile_name(config)}"
+      ),
+      inputs=("x",),
+      outputs=(
+        launching.Output("partial_amax", (programs,), "int32"),
+        launching.Output("partial_amax_t", (programs,), "int32"),
+      ),
+      constexprs=tuple(amax.items()),
+      grid=programs,
+      num_warps=config.num_warps,
+    ),
+    launching.Launch(
+      kernel="reduce_global_scales",
+      name="reduce_global_scales",
+      inputs=("partial_amax", "partial_amax_t"),
+      outputs=(
+        launching.Output("global_scale", (1,), "float32"),
+        launching.Output("global_scale_t", (1,), "float32"),
+      ),
+      constexprs=tuple(reduce.items()),
+      grid=1,
+      num_warps=_REDUCE_WARPS,
+    ),
+  ]
+
+
+def _reduce_constants(
+  format_name: str, extras: quantize_config.Extras, programs: int
+) -> dict[str, Any]:
+  """Of both kernels that reduce what programs have found."""
+  format = formats.by_name(format_name)
+  scale = FOUR_OVER_SIX_MAX if extras.four_over_six else format.scale.max
+  return {
+    "size": programs,
+    "RANGE": scale * format.element.max,
+    "CHUNK": REDUCE_CHUNK,
+  }
+
+
+def _of_either(x: quantize_config.Matrices) -> quantize_config.Extras:
+  """What the tiles and casts of both arrays are chosen for."""
+  return quantize_config.Extras(
+    hadamard=max(x.extras.hadamard, x.extras_t.hadamard),
+    four_over_six=x.extras.four_over_six or x.extras_t.four_over_six,
+    is_stochastic=x.extras.is_stochastic or x.extras_t.is_stochastic,
+  )
+
+
+def _both_suffix(
+  extras: quantize_config.Extras, extras_t: quantize_config.Extras
+) -> str:
+  """What names say of either array; of one that is plain "plain"."""
+  if extras == extras_t:
+    return extras.suffix
+  return f"{extras.suffix or '_plain'}_and{extras_t.suffix or '_plain'}"
+
+
+def _tile_name(config: quantize_config.QuantizeConfig) -> str:
+  return f"{config.block_m}x{config.block_k}"

@@ -1,0 +1,153 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles: which one a program has, and what is done to it beside rounding.
+
+Blocks are reduced and repeated, and groups of blocks that are squares; groups
+of values are transformed. Sums of floats are in one order, that of
+`jp.quantize`: halves of what is summed are added to each other.
+
+EXTRAS is a `quantize_config.Extras`.
+"""
+
+import triton
+import triton.language as tl
+
+_MAX_ROUNDS = tl.constexpr(8)  # of halving blocks, or of butterflies
+
+
+@triton.jit
+def of_program(rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+  """(batch, first row, first column) of a program, int64; columns fastest."""
+  program = tl.program_id(0).to(tl.int64)
+  column_tiles = tl.cdiv(columns, BLOCK_K)
+  row_tiles = tl.cdiv(rows, BLOCK_M)
+  column_tile = program % column_tiles
+  row_tile = program // column_tiles % row_tiles
+  batch = program // column_tiles // row_tiles
+  return batch, row_tile * BLOCK_M, column_tile * BLOCK_K
+
+
+@triton.jit
+def load(x, batch, row, column, rows, columns, STRIDES: tl.constexpr):
+  """x at rows and columns; zeros outside of its sizes."""
+  pointers = x + batch * STRIDES[0]
+  pointers += row[:, None] * STRIDES[1] + column[None, :] * STRIDES[2]
+  inside = (row < rows)[:, None] & (column < columns)[None, :]
+  return tl.load(pointers, mask=inside, other=0.0)
+
+
+@triton.jit
+def block_amax(
+  magnitude,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  EXTRAS: tl.constexpr,
+):
+  """Largest magnitude bits of each scale block, int32[BLOCK_M, blocks].
+
+  Where blocks are squares, all rows of one have the largest of all.
+  """
+  blocks: tl.constexpr = BLOCK_K // VEC_SIZE
+  amax = tl.max(tl.reshape(magnitude, (BLOCK_M, blocks, VEC_SIZE)), axis=2)
+  if EXTRAS.is_square:
+    tl.static_assert(BLOCK_M % VEC_SIZE == 0)
+    squares = tl.reshape(amax, (BLOCK_M // VEC_SIZE, VEC_SIZE, blocks))
+    amax = _over_squares(tl.max(squares, axis=1), BLOCK_M, blocks, VEC_SIZE)
+  return amax
+
+
+@triton.jit
+def block_sum(
+  x,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+  EXTRAS: tl.constexpr,
+):
+  """Sums over each scale block, as `block_amax`; f32[BLOCK_M, blocks]."""
+  blocks: tl.constexpr = BLOCK_K // VEC_SIZE
+  total = _tree_sum(
+    tl.reshape(x, (BLOCK_M, blocks, VEC_SIZE)), BLOCK_M, blocks, VEC_SIZE
+  )
+  if EXTRAS.is_square:
+    squares = tl.reshape(total, (BLOCK_M // VEC_SIZE, VEC_SIZE, blocks))
+    total = _tree_sum(
+      tl.permute(squares, (0, 2, 1)), BLOCK_M // VEC_SIZE, blocks, VEC_SIZE
+    )
+    total = _over_squares(total, BLOCK_M, blocks, VEC_SIZE)
+  return total
+
+
+@triton.jit
+def over_blocks(
+  block_values,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """Repeats what each scale block has for each of its values."""
+  shape: tl.constexpr = (BLOCK_M, BLOCK_K // VEC_SIZE, VEC_SIZE)
+  repeated = tl.broadcast_to(block_values[:, :, None], shape)
+  return tl.reshape(repeated, (BLOCK_M, BLOCK_K))
+
+
+@triton.jit
+def _over_squares(
+  square_values,
+  BLOCK_M: tl.constexpr,
+  BLOCKS: tl.constexpr,
+  VEC_SIZE: tl.constexpr,
+):
+  """Repeats what each square has for each of its rows."""
+  shape: tl.constexpr = (BLOCK_M // VEC_SIZE, VEC_SIZE, BLOCKS)
+  repeated = tl.broadcast_to(square_values[:, None, :], shape)
+  return tl.reshape(repeated, (BLOCK_M, BLOCKS))
+
+
+@triton.jit
+def _tree_sum(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
+  """Sums over the last dimension of f32[ROWS, COLUMNS, SIZE], by halves."""
+  for i in tl.static_range(_MAX_ROUNDS):
+    if SIZE >> (i + 1) > 0:
+      halves = tl.reshape(x, (ROWS, COLUMNS, 2, SIZE >> (i + 1)))
+      first, second = tl.split(tl.permute(halves, (0, 1, 3, 2)))
+      x = first + second
+  return tl.reshape(x, (ROWS, COLUMNS))
+
+
+@triton.jit
+def _butterfly(
+  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, APART: tl.constexpr
+):
+  """Sums, and differences, of values that lie APART."""
+  pairs = tl.reshape(x, (BLOCK_M, BLOCK_K // (2 * APART), 2, APART))
+  first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+  pairs = tl.join(first + second, first - second)
+  return tl.reshape(tl.permute(pairs, (0, 1, 3, 2)), (BLOCK_M, BLOCK_K))
+
+
+@triton.jit
+def transform(
+  x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EXTRAS: tl.constexpr
+):
+  """f32: the random Hadamard transform of groups of values along k.
+
+  By butterflies, in the order of `jp`'s: of values 1, 2, 4, ... apart, and one
+  multiplication. Without a transform x as it is.
+  """
+  size: tl.constexpr = EXTRAS.hadamard
+  if size > 1:
+    tl.static_assert(BLOCK_K % size == 0)
+    place = tl.arange(0, BLOCK_K) % size
+    signs = tl.full((BLOCK_K,), EXTRAS.sign_words[0], tl.int32)
+    for i in tl.static_range(1, size // 32):
+      signs = tl.where(place // 32 == i, EXTRAS.sign_words[i], signs)
+    flip = (signs >> (place % 32)) << 31
+    bits = x.to(tl.float32).to(tl.int32, bitcast=True) ^ flip[None, :]
+    x = bits.to(tl.float32, bitcast=True)
+    for i in tl.static_range(_MAX_ROUNDS):
+      if 1 << i < size:
+        x = _butterfly(x, BLOCK_M, BLOCK_K, 1 << i)
+    x = x * EXTRAS.factor
+  return x

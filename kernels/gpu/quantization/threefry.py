@@ -1,0 +1,68 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Random bits of a tile: those of `jax.random.bits` of a threefry2x32 key.
+
+With jax_threefry_partitionable each 32 bits are a function of the key and of
+the place in the array alone: place, as two words, is hashed, and the two words
+of the result are joined by an exclusive or. So a kernel draws its tile's bits
+in registers, whatever its tiles are.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+"""
+
+import triton
+import triton.language as tl
+
+_PARITY = tl.constexpr(0x1BD11BDA)
+
+
+@triton.jit
+def _rounds(
+  x,
+  y,
+  A: tl.constexpr,
+  B: tl.constexpr,
+  C: tl.constexpr,
+  D: tl.constexpr,
+):
+  """Four rounds, by their rotations."""
+  x += y
+  y = ((y << A) | (y >> (32 - A))) ^ x
+  x += y
+  y = ((y << B) | (y >> (32 - B))) ^ x
+  x += y
+  y = ((y << C) | (y >> (32 - C))) ^ x
+  x += y
+  y = ((y << D) | (y >> (32 - D))) ^ x
+  return x, y
+
+
+@triton.jit
+def bits(key, place):
+  """int32: 32 random bits of each place.
+
+  Args:
+    key: pointer to the data of a key, uint32[2].
+    place: int64, not negative: in the array, in row-major order.
+  """
+  first = tl.load(key)
+  second = tl.load(key + 1)
+  third = first ^ second ^ _PARITY
+  x = (place >> 32).to(tl.uint32) + first
+  y = place.to(tl.uint32) + second
+  x, y = _rounds(x, y, 13, 15, 26, 6)
+  x += second
+  y += third + 1
+  x, y = _rounds(x, y, 17, 29, 16, 24)
+  x += third
+  y += first + 2
+  x, y = _rounds(x, y, 13, 15, 26, 6)
+  x += first
+  y += second + 3
+  x, y = _rounds(x, y, 17, 29, 16, 24)
+  x += second
+  y += third + 4
+  x, y = _rounds(x, y, 13, 15, 26, 6)
+  x += third
+  y += first + 5
+  return (x ^ y).to(tl.int32, bitcast=True)
