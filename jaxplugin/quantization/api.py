@@ -399,7 +399,7 @@ def _quantize_tensor(
   }
   along = blocking.Blocking.along(axis, x.ndim, format.block_size)
   (result,) = quantize_primitive.quantize(
-    x, global_scale, blockings=(along,), key=key, **params
+    x, global_scale, blockings=(along,), keys=(key,), **params
   )
   return result
 

@@ -75,21 +75,44 @@ def quantize(
     scales of square blocks are repeated along the merged dimensions, so that
     every kernel takes them.
   """
-  ((values, scale, global_scale),) = quantize_primitive.quantize(
+  (result,) = quantize_all(x, (manner,), (key,))
+  return result
+
+
+@functools.partial(jax.jit, static_argnames="manners")
+def quantize_all(
+  x: jax.Array,
+  manners: tuple[Manner, ...],
+  keys: tuple[jax.Array | None, ...],
+) -> list[scaled_array.ScaledArray]:
+  """`quantize` in each manner, from one read where kernels can.
+
+  Args:
+    x: floats.
+    manners: of one format and one scale rounding.
+    keys: of each.
+  """
+  first = manners[0]
+  quantized = quantize_primitive.quantize(
     x,
     None,
-    blockings=(manner.along,),
-    extras=manner.extras,
-    key=key,
-    format=manner.format,
-    scale_rounding=manner.scale_rounding,
+    blockings=tuple(manner.along for manner in manners),
+    extras=[manner.extras for manner in manners],
+    keys=keys,
+    format=first.format,
+    scale_rounding=first.scale_rounding,
     packed=False,
     scale_layout=layouts.LINEAR,
   )
-  if global_scale is not None:
-    global_scale = global_scale.reshape((1,) * values.ndim)
-  scale_signs.remember_positive(scale)
-  return scaled_array.ScaledArray(values, scale, global_scale, manner.format)
+  results = []
+  for values, scale, global_scale in quantized:
+    if global_scale is not None:
+      global_scale = global_scale.reshape((1,) * values.ndim)
+    scale_signs.remember_positive(scale)
+    results.append(
+      scaled_array.ScaledArray(values, scale, global_scale, first.format)
+    )
+  return results
 
 
 @functools.partial(jax.jit, static_argnames=("manner", "along", "shape"))

@@ -30,6 +30,7 @@ ScaleRounding = Literal["up", "floor"]
 # 2^64: quotients keep their bits, and no intermediate is an f32 subnormal.
 _TINY_GLOBAL_EXPONENT: Final = -64
 _MIN_GLOBAL_SCALE: Final = 2.0**-126
+_MIN_NORMAL: Final = 2.0**-126
 
 # What `four_over_six` scales to instead of E2M1's largest value, 6, and the
 # largest scale that then has one of 1.5 times as much.
@@ -411,9 +412,11 @@ def _squared_errors(
   """
   rounded = codes.decode(codes.encode(bits, encoding), encoding)
   error = (codes.from_bits(bits) - rounded) * scale
-  # The select keeps a compiler from fusing the square into a later sum, which
-  # would not be rounded alike everywhere.
-  return jnp.where(error == 0, jnp.float32(0), error * error)
+  square = error * error
+  # Subnormals are zeros to some platforms. And the select keeps a compiler from
+  # fusing the square into a later sum, which would not be rounded alike
+  # everywhere.
+  return jnp.where(square < _MIN_NORMAL, jnp.float32(0), square)
 
 
 def _normal_range(bits: jax.Array, tiny: jax.Array) -> jax.Array:

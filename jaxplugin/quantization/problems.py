@@ -94,7 +94,9 @@ class QuantizeProblem:
     packed: whether values of a format that can be packed are to be.
     scale_layout: of the scales; those that are swizzled are blocked along the
       last dimension.
-    extras: what training asks for beside that, of one blocking.
+    extras: what training asks for beside that, of the first blocking.
+    more_extras: the same of each of the other blockings; empty where nothing is
+      asked for.
   """
 
   shape: tuple[Any, ...]
@@ -106,6 +108,7 @@ class QuantizeProblem:
   packed: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
   extras: Extras = NO_EXTRAS
+  more_extras: tuple[Extras, ...] = ()
 
   @classmethod
   def along(
@@ -128,8 +131,8 @@ class QuantizeProblem:
       where = f"axis {self.blockings[0].axis()}"
     if self.scale_layout != layouts.LINEAR:
       where += f", {self.scale_layout} scale"
-    if self.extras != NO_EXTRAS:
-      where += f", {self.extras}"
+    if any(extras != NO_EXTRAS for extras in self.extras_each):
+      where += f", {' and '.join(str(e) or 'plain' for e in self.extras_each)}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property
@@ -145,19 +148,34 @@ class QuantizeProblem:
   def sizes_are_static(self) -> bool:
     return all(isinstance(size, (int, np.integer)) for size in self.shape)
 
+  @property
+  def extras_each(self) -> tuple[Extras, ...]:
+    """What is asked for of each blocking."""
+    more = self.more_extras or (NO_EXTRAS,) * (len(self.blockings) - 1)
+    return (self.extras, *more)
+
+  def singles(self) -> list[QuantizeProblem]:
+    """The same, of one blocking each."""
+    return [
+      dataclasses.replace(self, blockings=(b,), extras=e, more_extras=())
+      for b, e in zip(self.blockings, self.extras_each, strict=True)
+    ]
+
   def each(self) -> list[QuantizeProblem]:
     """The blockings as problems of their own, of what they `apply` to."""
     return [
       dataclasses.replace(
-        self,
-        shape=b.shape(self.shape),
+        single,
+        shape=single.blockings[0].shape(self.shape),
         blockings=(
           blocking.Blocking.along(
-            b.axis(), len(b.shape(self.shape)), self.format.block_size
+            single.blockings[0].axis(),
+            len(single.blockings[0].shape(self.shape)),
+            self.format.block_size,
           ),
         ),
       )
-      for b in self.blockings
+      for single in self.singles()
     ]
 
 

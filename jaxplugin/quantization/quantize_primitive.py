@@ -6,9 +6,10 @@ A product and its gradients contract an operand along different dimensions. Each
 result has the bits of `operations.quantize` along its own; together they can be
 made from one read. Each part is lowered to what `backends.decide` says.
 
-quantize_p: (x[, global_scale][, data of a key]) -> for each blocking (values,
-  scale[, global_scale]), the latter where it is computed. Parameters: format,
-  blockings, scale_rounding, packed, scale_layout, extras, as of
+quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
+  scale[, global_scale]), the latter where it is computed. There is a key for
+  each blocking that is rounded stochastically. Parameters: format, blockings,
+  scale_rounding, packed, scale_layout, extras, more_extras, as of
   `QuantizeProblem`; target, that of an enclosing `use_target`, or None.
 
 Results that nobody uses are not computed: their blocking is dropped.
@@ -55,8 +56,8 @@ def quantize(
   global_scale: jax.Array | None,
   *,
   blockings: tuple[blocking.Blocking, ...],
-  extras: problems.Extras = problems.NO_EXTRAS,
-  key: jax.Array | None = None,
+  extras: Sequence[problems.Extras] | None = None,
+  keys: Sequence[jax.Array | None] | None = None,
   **params: Any,
 ) -> list[Quantized]:
   """`operations.quantize` of each blocking, by what serves.
@@ -65,24 +66,19 @@ def quantize(
     x: f32, bf16, f16 or f64.
     global_scale: f32[] or None, for all.
     blockings: at least one.
-    extras: of one blocking; whether it is stochastic is said by key.
-    key: a key for stochastic rounding; None rounds to nearest.
+    extras: of each blocking; whether one is stochastic is said by its key.
+    keys: of each blocking, for stochastic rounding; None rounds to nearest.
     **params: the other parameters of `quantize_p`.
   """
   format = params["format"]
-  given = () if global_scale is None else (global_scale,)
-  if key is not None:
-    partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-    extras = dataclasses.replace(
-      extras,
-      is_stochastic=True,
-      key_impl=jax.random.key_impl(key),
-      is_partitionable=bool(partitionable),
-    )
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-      key = jax.random.key_data(key)
-    given = (*given, key)
-  params |= {"blockings": blockings, "extras": extras}
+  given = [] if global_scale is None else [global_scale]
+  extras = extras or [problems.NO_EXTRAS] * len(blockings)
+  with_keys = [
+    _with_key(e, key)
+    for e, key in zip(extras, keys or [None] * len(blockings), strict=True)
+  ]
+  given += [data for _, data in with_keys if data is not None]
+  params |= _params_of(blockings, [e for e, _ in with_keys])
   if format.is_known and 0 not in x.shape:
     if x.dtype not in _FLOATS:
       x = x.astype(jnp.float32)
@@ -96,6 +92,47 @@ def quantize(
   return [(r[0], r[1], r[2] if size == 3 else global_scale) for r in each]
 
 
+def _with_key(
+  extras: problems.Extras, key: jax.Array | None
+) -> tuple[problems.Extras, jax.Array | None]:
+  """What is asked for where there is a key, and the data of that."""
+  if key is None:
+    return extras, None
+  partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+  extras = dataclasses.replace(
+    extras,
+    is_stochastic=True,
+    key_impl=jax.random.key_impl(key),
+    is_partitionable=bool(partitionable),
+  )
+  if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.key_data(key)
+  return extras, key
+
+
+def _params_of(
+  blockings: Sequence[blocking.Blocking], extras: Sequence[problems.Extras]
+) -> dict[str, Any]:
+  """The parameters of `quantize_p` that are of each blocking."""
+  first, *more = extras
+  return {
+    "blockings": tuple(blockings),
+    "extras": first,
+    "more_extras": tuple(more) if set(more) - {problems.NO_EXTRAS} else (),
+  }
+
+
+def _extras_each(params: Mapping[str, Any]) -> tuple[problems.Extras, ...]:
+  more = params["more_extras"]
+  more = more or (problems.NO_EXTRAS,) * (len(params["blockings"]) - 1)
+  return (params["extras"], *more)
+
+
+def _keys_of(params: Mapping[str, Any]) -> int:
+  """How many keys there are."""
+  return sum(extras.is_stochastic for extras in _extras_each(params))
+
+
 def problem_of(
   avals: Sequence[Any], params: Mapping[str, Any]
 ) -> problems.QuantizeProblem:
@@ -104,7 +141,7 @@ def problem_of(
   return problems.QuantizeProblem(
     shape=tuple(avals[0].shape),
     dtype=np.dtype(avals[0].dtype),
-    has_global_scale=len(avals) > 1 + params["extras"].is_stochastic,
+    has_global_scale=len(avals) > 1 + _keys_of(params),
     **fields,
   )
 
@@ -129,24 +166,33 @@ def explained(
     "packed",
     "scale_layout",
     "extras",
+    "more_extras",
   ),
   inline=True,
 )
 def _by_operations(*args, **params):
   """The results of `quantize_p`."""
-  x, global_scale, key = _operands(args, params["extras"])
-  return xla.quantize(x, global_scale, problem_of(args, params), key=key)
+  x, global_scale, keys = _operands(args, _extras_each(params))
+  singles = problem_of(args, params).singles()
+  each = [
+    xla.quantize(x, global_scale, single, key=key)
+    for single, key in zip(singles, keys, strict=True)
+  ]
+  return [leaf for results in each for leaf in results]
 
 
 def _operands(
-  args: Sequence[jax.Array], extras: problems.Extras
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-  """x, global scale and key."""
+  args: Sequence[jax.Array], extras_each: Sequence[problems.Extras]
+) -> tuple[jax.Array, jax.Array | None, list[jax.Array | None]]:
+  """x, global scale and the keys of each blocking."""
   x, *given = args
-  key = given.pop() if extras.is_stochastic else None
-  if key is not None:
-    key = jax.random.wrap_key_data(key, impl=extras.key_impl)
-  return x, given[0] if given else None, key
+  keys: list[jax.Array | None] = []
+  for extras in reversed(extras_each):
+    key = given.pop() if extras.is_stochastic else None
+    if key is not None:
+      key = jax.random.wrap_key_data(key, impl=extras.key_impl)
+    keys.insert(0, key)
+  return x, given[0] if given else None, keys
 
 
 # Rules.
@@ -180,12 +226,14 @@ def _jvp(primals, tangents, **params):
 
 def _batch(args, dims, *, blockings, target, **params):
   x, *given = args
-  extras = params["extras"]
+  each = _extras_each({"blockings": blockings, **params})
   # One global scale an entry, computed or given, is more than a kernel takes;
   # and random bits are those of an entry.
   is_computed = params["format"].has_global_scale and not given
   if (
-    is_computed or extras.is_stochastic or any(d is not None for d in dims[1:])
+    is_computed
+    or any(extras.is_stochastic for extras in each)
+    or any(d is not None for d in dims[1:])
   ):
     function = functools.partial(_by_operations, blockings=blockings, **params)
     results = jax.vmap(function, in_axes=tuple(dims))(*args)
@@ -193,9 +241,12 @@ def _batch(args, dims, *, blockings, target, **params):
     results = quantize_p.bind(
       jnp.moveaxis(x, dims[0], 0),
       *given,
-      blockings=tuple(b.under_leading_dimension() for b in blockings),
       target=target,
-      **params | {"extras": extras.under_leading_dimension()},
+      **params
+      | _params_of(
+        [b.under_leading_dimension() for b in blockings],
+        [extras.under_leading_dimension() for extras in each],
+      ),
     )
   return results, (0,) * len(results)
 
@@ -217,20 +268,32 @@ def _without_unused(
   ]
   if not kept:
     return [False] * len(eqn.invars), None
+  is_used = [True] * len(eqn.invars)
   if len(kept) < len(blockings):
+    each = _extras_each(eqn.params)
+    has_key = [i for i, extras in enumerate(each) if extras.is_stochastic]
+    if has_key:
+      is_used[-len(has_key) :] = [i in kept for i in has_key]
     eqn = eqn.replace(
+      invars=[v for v, used in zip(eqn.invars, is_used, strict=True) if used],
       outvars=[v for i in kept for v in eqn.outvars[i * size :][:size]],
-      params=eqn.params | {"blockings": tuple(blockings[i] for i in kept)},
+      params=eqn.params
+      | _params_of([blockings[i] for i in kept], [each[i] for i in kept]),
     )
-  return [True] * len(eqn.invars), eqn
+  return is_used, eqn
 
 
 def _emit(*args, parts, target):
+  extras_each = [e for part in parts for e in part.problem.extras_each]
+  x, global_scale, keys = _operands(args, extras_each)
   results = []
   for part in parts:
     backend = backends.QUANTIZE[part.decision.implementation]
-    x, global_scale, key = _operands(args, part.problem.extras)
-    more = {} if key is None else {"key": key}
+    size = len(part.problem.blockings)
+    given, keys = keys[:size], keys[size:]
+    more = {}
+    if any(key is not None for key in given):
+      more = {"key": given[0]} if size == 1 else {"keys": given}
     results += backend.emit(x, global_scale, part.problem, target, **more)
   return results
 

@@ -176,7 +176,7 @@ def quantized(
   manners: Sequence[operands.Manner],
   keys: Sequence[jax.Array | None] | None = None,
 ) -> list[Any]:
-  """`x` quantized in each manner, those of one format from one read if plain.
+  """`x` quantized in each manner, all of one format; from one read if can be.
 
   Args:
     keys: of each, for stochastic rounding.
@@ -202,6 +202,8 @@ def quantized(
       [manner.along for manner in manners],
       scale_rounding=first.scale_rounding,
     )
+  if len(manners) > 1 and not any(manner.square for manner in manners):
+    return list(operands.quantize_all(x, tuple(manners), tuple(keys)))
   return [
     quantization.quantize(
       manner.along.apply(x),

@@ -60,12 +60,9 @@ def decide(
   whole = _choose(problem, module, target)
   if len(problem.blockings) == 1 or whole.implementation != xla.QUANTIZE.name:
     return [Part(problem=problem, decision=whole)]
-  singles = [
-    dataclasses.replace(problem, blockings=(b,)) for b in problem.blockings
-  ]
   return [
     Part(problem=single, decision=_choose(single, module, target))
-    for single in singles
+    for single in problem.singles()
   ]
 
 

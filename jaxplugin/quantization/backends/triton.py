@@ -80,11 +80,22 @@ def _extras_refusal(
   problem: problems.QuantizeProblem,
 ) -> decisions.Unsupported | None:
   """Why kernels do not do what a recipe adds, wherever squares lie."""
-  extras = problem.extras
-  if extras == problems.NO_EXTRAS:
-    return None
+  for extras in problem.extras_each:
+    refusal = _refusal_of(extras, problem)
+    if refusal is not None:
+      return refusal
+  if len({extras.four_over_six for extras in problem.extras_each}) > 1:
+    return decisions.Unsupported("scales all to 6, or all to 6 or 4")
+  return None
+
+
+def _refusal_of(
+  extras: problems.Extras, problem: problems.QuantizeProblem
+) -> decisions.Unsupported | None:
   if reason := extras.bits_refusal():
     return decisions.Unsupported(reason)
+  if extras.square is not None and len(problem.blockings) > 1:
+    return decisions.Unsupported("makes squares along one axis")
   if extras.four_over_six and problem.has_global_scale:
     return decisions.Unsupported(
       "chooses between 6 and 4 under a global scale that it computes, got one"
@@ -116,8 +127,13 @@ def quantize(
   problem: problems.QuantizeProblem,
   target: targets.Target,
   key: jax.Array | None = None,
+  keys: Sequence[jax.Array | None] = (),
 ) -> list[jax.Array]:
-  """The results of `quantize_p`, of a problem that `supports` takes."""
+  """The results of `quantize_p`, of a problem that `supports` takes.
+
+  Args:
+    key, keys: that of one blocking, or those of all.
+  """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)
   if single:
@@ -129,8 +145,11 @@ def quantize(
   arrays = {"x": x}
   if global_scale is not None:
     arrays["global_scale"] = global_scale.reshape(1)
-  if key is not None:
-    arrays["key"] = jax.random.key_data(key)
+  keys = keys or [key] * len(order)
+  for i, name in zip(order, ("key", "key_t"), strict=False):
+    data = keys[i]
+    if data is not None:
+      arrays[name] = jax.random.key_data(data)
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
   _run(launches, arrays, target)

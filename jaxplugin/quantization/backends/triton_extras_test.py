@@ -147,6 +147,72 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       self.assertRegex(refusal.reason, "other side of squares to lie last")
 
 
+def pair(format, case):
+  """The manners that an activation is quantized in, or a gradient."""
+  wgrad = 32 if format is MXFP4 else 16
+  dgrad = 32 if format is MXFP4 and case == "gradient" else None
+  return tuple(
+    operands.Manner(
+      format=format,
+      along=blocking.Blocking(dims=dims, lead=lead, multiple=32),
+      hadamard=size,
+      four_over_six=format is NVFP4 and case == "chosen",
+    )
+    for dims, lead, size in (((2,), (0, 1), dgrad), ((0, 1), (2,), wgrad))
+  )
+
+
+@quantization_lowerings.needs_triton
+class BothTest(quantization_lowerings.InterpretedTestCase):
+  @parameterized.product(
+    format=(MXFP8, MXFP4, NVFP4), case=("activation", "gradient", "chosen")
+  )
+  def test_both_from_one_read(self, format, case):
+    if case == "chosen" and format is not NVFP4:
+      self.skipTest("a choice between 6 and 4 is NVFP4's")
+    key = jax.random.key(13)
+    keys = (None, None)
+    if case == "gradient":
+      keys = tuple(jax.random.fold_in(key, i) for i in range(2))
+    self.assert_same_bits(
+      lambda x: operands.quantize_all(x, pair(format, case), keys),
+      quantization_lowerings.numbers((2, 21, 96), np.float32),
+    )
+    self.assertLen(self.names, 3 if format is NVFP4 else 1)
+    self.assertStartsWith(self.names[-1], f"quantize_both_{format.name}")
+
+  @parameterized.parameters(0, 1)
+  def test_key_of_what_is_not_used_goes_with_it(self, used):
+    keys = tuple(jax.random.key(i) for i in range(2))
+    manners = pair(MXFP4, "gradient")
+
+    def quantize(x, *keys):
+      return operands.quantize_all(x, manners, keys)[used]
+
+    x = quantization_lowerings.numbers((2, 21, 96), np.float32)
+    self.assert_same_bits(lambda x: jax.jit(quantize)(x, *keys), x)
+    self.assertLen(self.names, 1)
+    self.assertNotIn("both", self.names[0])
+    alone = operands.quantize(x, manners[used], keys[used])
+    self.assertEqual(
+      quantization_lowerings.leaves_as_bytes(alone),
+      quantization_lowerings.leaves_as_bytes(quantize(x, *keys)),
+    )
+
+  def test_each_entry_of_a_vmap_is_as_alone(self):
+    manners = pair(NVFP4, "activation")
+    quantize = lambda x: operands.quantize_all(x, manners, (None, None))
+    x = quantization_lowerings.numbers((3, 2, 32, 64), np.float32)
+    mapped = jax.vmap(quantize)(x)
+    for i in range(3):
+      self.assertEqual(
+        quantization_lowerings.leaves_as_bytes(
+          jax.tree.map(lambda a, i=i: a[i], mapped)
+        ),
+        quantization_lowerings.leaves_as_bytes(quantize(x[i])),
+      )
+
+
 def problem_of(manner, shape, **fields):
   return problems.QuantizeProblem(
     shape=shape,
@@ -249,9 +315,12 @@ class RecipeTest(parameterized.TestCase):
         step(RECIPES[recipe]), x, w, jax.random.key(0), target=target
       )
     quantized = [q for q in found.quantizations if q.operation != "dequantize"]
-    self.assertGreater(len(quantized), 2)
+    self.assertLen(quantized, 3)
     for each in quantized:
       self.assertEqual(each.implementation, "triton", each)
+    # Activations and gradients, from one read each; weights in squares are one.
+    both = [q for q in quantized if q.operation == "quantize_both"]
+    self.assertLen(both, 2 if RECIPES[recipe].weight_2d else 3)
     text = str([q.description for q in quantized])
     for field, words in (
       ("stochastic_rounding", "rounded stochastically"),

@@ -156,6 +156,8 @@ def _matrices(
     k=of_columns.shape(shape)[of_columns.axis()],
     k_t=of_rows.shape(shape)[of_rows.axis()],
     is_transposed=len(of_rows.dims) > 1,
+    extras=_extras(problem.extras_each[found[0]]),
+    extras_t=_extras(problem.extras_each[found[1]]),
     **_common(problem),
   )
 
