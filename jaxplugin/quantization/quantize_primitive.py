@@ -291,7 +291,7 @@ def _emit(*args, parts, target):
     backend = backends.QUANTIZE[part.decision.implementation]
     size = len(part.problem.blockings)
     given, keys = keys[:size], keys[size:]
-    more = {}
+    more: dict[str, Any] = {}
     if any(key is not None for key in given):
       more = {"key": given[0]} if size == 1 else {"keys": given}
     results += backend.emit(x, global_scale, part.problem, target, **more)

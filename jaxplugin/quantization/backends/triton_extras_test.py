@@ -68,6 +68,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       (NVFP4, STOCHASTIC),
       (NVFP4, CHOSEN),
       (NVFP4, {**ALL, **CHOSEN}),
+      (NVFP4, {"scale_up": True, **STOCHASTIC}),
     ),
     axis=(0, 1),
   )
@@ -94,7 +95,8 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     x = rng.normal(size=(64, 256)) * 2.0 ** rng.integers(-30, 1, (64, 256))
     x *= np.repeat(2.0 ** rng.integers(-12, 1, (64, 16)), 16, 1)
     x[::2] = np.round(x[::2] * 64) / 64
-    for fields in (CHOSEN, {**CHOSEN, **STOCHASTIC}):
+    up = {"scale_up": True}
+    for fields in (CHOSEN, {**CHOSEN, **STOCHASTIC}, up, {**CHOSEN, **up}):
       self.names.clear()
       self.assert_same_bits(
         quantizer(NVFP4, 1, **fields), jnp.asarray(x.astype(np.float32))
@@ -295,6 +297,7 @@ RECIPES = {
   "mxfp4": jp.training.MXFP4_RECIPE,
   "mxfp8_square": changed(jp.training.MXFP8_RECIPE, weight_2d=True),
   "nvfp4_chosen": changed(jp.training.NVFP4_RECIPE, four_over_six=True),
+  "nvfp4_up": changed(jp.training.NVFP4_RECIPE, grad_scale_up=True),
   "nvfp4_dgrad": changed(
     jp.training.NVFP4_RECIPE, weight_2d=False, dgrad_hadamard=16
   ),

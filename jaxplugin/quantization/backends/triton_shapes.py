@@ -109,6 +109,7 @@ def _extras(extras: problems.Extras) -> quantize_config.Extras:
     factor=float(hadamard.factor(size)),
     is_square=bool(extras.square),
     four_over_six=extras.four_over_six,
+    scale_up=extras.scale_up,
     is_stochastic=extras.is_stochastic,
   )
 

@@ -204,16 +204,28 @@ def quantize_mx(
 
 
 @triton.jit
-def _scaled_to(amax, divisor, LARGEST: tl.constexpr, QUANTIZED: tl.constexpr):
+def _scaled_to(
+  amax,
+  divisor,
+  unit,
+  LARGEST: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
   """Scales that take amax to LARGEST: codes, steps and their reciprocals.
 
-  A step is what a value is divided by: its scale times the divisor, or 1 where
-  the scale is 0, and so are all values.
+  A step is what a value is divided by: its scale times the unit, or 1 where the
+  scale is 0, and so are all values.
   """
   scale_element: tl.constexpr = QUANTIZED.format.scale
   ideal = tl.div_rn(tl.div_rn(amax, LARGEST), divisor)
   scale = encode(ideal, scale_element)
-  step = tl.where(scale == 0, 1.0, decode_e4m3(scale) * divisor)
+  if QUANTIZED.extras.scale_up:
+    number = decode_e4m3(scale)
+    ideal = tl.where(
+      ideal.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS, 0.0, ideal
+    )
+    scale += ((number < ideal) & (number < scale_element.max)).to(tl.int32)
+  step = tl.where(scale == 0, 1.0, decode_e4m3(scale) * unit)
   reciprocal = tl.div_rn(tl.full(step.shape, 1.0, tl.float32), step)
   return scale, step, reciprocal
 
@@ -312,17 +324,19 @@ def quantize_two_level(
   is_nan = amax >= INFINITY_BITS
   is_nan = is_nan | (global_bits <= 0) | (global_bits >= INFINITY_BITS)
 
-  is_small = global_bits < (SMALL_BITS if is_exact else TINY_BITS)
-  factor = tl.where(is_small, 2.0**64, 1.0)
+  factor = tl.where(global_bits < TINY_BITS, 2.0**64, 1.0)
   divisor = global_scale * factor
-  numerator = from_bits(magnitude) * factor
   amax = from_bits(amax) * factor
-  scale, step, reciprocal = _scaled_to(amax, divisor, largest, QUANTIZED)
+  if is_exact:
+    factor = tl.where(global_bits < SMALL_BITS, 2.0**64, 1.0)
+  unit = global_scale * factor
+  numerator = from_bits(magnitude) * factor
+  scale, step, reciprocal = _scaled_to(amax, divisor, unit, largest, QUANTIZED)
   quotient = _divided(
     numerator, scale, step, reciprocal, BLOCK_M, BLOCK_K, vec_size, is_exact
   )
   if QUANTIZED.extras.four_over_six:
-    other, step, reciprocal = _scaled_to(amax, divisor, FOUR, QUANTIZED)
+    other, step, reciprocal = _scaled_to(amax, divisor, unit, FOUR, QUANTIZED)
     other_quotient = _divided(
       numerator, other, step, reciprocal, BLOCK_M, BLOCK_K, vec_size, is_exact
     )

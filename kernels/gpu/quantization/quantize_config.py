@@ -51,6 +51,8 @@ class Extras:
     is_square: whether a scale is that of block_size rows, from a multiple of it
       on; the last rows may be fewer.
     four_over_six: whether each block, or square, is scaled to 6 or to 4.
+    scale_up: whether floating-point scales are rounded up, instead of to the
+      nearest.
     is_stochastic: whether values are rounded at random.
   """
 
@@ -59,6 +61,7 @@ class Extras:
   factor: float = 1.0
   is_square: bool = False
   four_over_six: bool = False
+  scale_up: bool = False
   is_stochastic: bool = False
 
   @property
@@ -67,6 +70,7 @@ class Extras:
     parts = [f"_hadamard{self.hadamard}"] if self.hadamard > 1 else []
     parts += ["_square"] if self.is_square else []
     parts += ["_four_over_six"] if self.four_over_six else []
+    parts += ["_scale_up"] if self.scale_up else []
     return "".join(parts + (["_stochastic"] if self.is_stochastic else []))
 
   @property
@@ -284,7 +288,7 @@ def measured(format_name: str, extras: Extras) -> Quantized:
     hardware_cast=False,
     is_swizzled=False,
     extras=dataclasses.replace(
-      extras, four_over_six=False, is_stochastic=False
+      extras, four_over_six=False, scale_up=False, is_stochastic=False
     ),
   )
 
