@@ -125,14 +125,20 @@ class QuantizeProblem:
 
   def __str__(self) -> str:
     sizes = ", ".join(map(str, self.shape))
-    dims = " and ".join(str(list(b.dims)) for b in self.blockings)
+    is_plain = set(self.extras_each) == {NO_EXTRAS}
+    is_single = len(self.blockings) == 1
+    dims = " and ".join(
+      f"{list(b.dims)}"
+      + ("" if is_plain or is_single else f" ({e or 'plain'})")
+      for b, e in zip(self.blockings, map(str, self.extras_each), strict=True)
+    )
     where = f"dimensions {dims}"
-    if len(self.blockings) == 1 and len(self.blockings[0].dims) == 1:
+    if is_single and len(self.blockings[0].dims) == 1:
       where = f"axis {self.blockings[0].axis()}"
     if self.scale_layout != layouts.LINEAR:
       where += f", {self.scale_layout} scale"
-    if any(extras != NO_EXTRAS for extras in self.extras_each):
-      where += f", {' and '.join(str(e) or 'plain' for e in self.extras_each)}"
+    if is_single and not is_plain:
+      where += f", {self.extras}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
 
   @property

@@ -191,16 +191,16 @@ class ValuesTest(parameterized.TestCase):
     )
     # x forward and for wgrad, w once for both, g for dgrad and for wgrad.
     for line in (
-      "float32[40, 96] to nvfp4, axis 1\n",
-      "float32[96, 72] to nvfp4, axis 0, in square blocks\n",
-      "float32[40, 96] to nvfp4, axis 0, transformed in groups of 16\n",
-      "float32[40, 72] to nvfp4, axis 1, rounded stochastically\n",
-      "float32[40, 72] to nvfp4, axis 0, transformed in groups of 16, rounded"
-      " stochastically\n",
+      "quantize_both float32[40, 96] to nvfp4, dimensions [1] (plain) and [0]"
+      " (transformed in groups of 16)\n",
+      "quantize float32[96, 72] to nvfp4, axis 0, in square blocks\n",
+      "quantize_both float32[40, 72] to nvfp4, dimensions [1] (rounded"
+      " stochastically) and [0] (transformed in groups of 16, rounded"
+      " stochastically)\n",
     ):
-      self.assertEqual(found.count(f"quantize {line}"), 1, (line, found))
+      self.assertEqual(found.count(line), 1, (line, found))
     if jp.detect_target().cpu_kernels is not None:
-      self.assertIn("5 quantize or dequantize: 5 by cpu\n", found)
+      self.assertIn("3 quantize or dequantize: 3 by cpu\n", found)
     for name in ("dgrad", "wgrad"):
       self.assertIn(f"{name}: nvfp4 x nvfp4", found)
 
