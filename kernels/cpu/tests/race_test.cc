@@ -167,7 +167,7 @@ int Main() {
       {Format::kE4M3, ScaleKind::kE8M0, 1, 1, 400, 512},
       {Format::kE2M1, ScaleKind::kE4M3, 1, 3, 300, 256},
       {Format::kE2M1, ScaleKind::kE8M0, 1, 40, 200, 320},
-      {Format::kE2M1, ScaleKind::kE4M3, 1, 45, 200, 320},
+      {Format::kE2M1, ScaleKind::kE4M3, 1, 65, 200, 320},
       {Format::kE5M2, ScaleKind::kE8M0, 12, 9, 70, 96},
       {Format::kE2M3, ScaleKind::kE8M0, 1, 3, 300, 256},
   };
