@@ -70,6 +70,9 @@ class _Around:
   is_local: bool = False
   num_devices: int = 1
   source: str = ""  # of a call of this package, for all that it makes
+  # Of the innermost call with one. A function that is traced by itself, that of
+  # a `jax.custom_jvp` say, has no lines of its callers.
+  caller: str = ""
 
 
 def operations(jaxpr: Any, num_devices: int = 1) -> list[Operation]:
@@ -93,16 +96,19 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
         eqn=eqn,
         layer=layer,
         phase=phase,
-        source=around.source or jax_private.user_frame(eqn.source_info),
+        source=around.source
+        or jax_private.user_frame(eqn.source_info)
+        or around.caller,
         trips=around.trips,
         is_conditional=around.is_conditional,
         is_local=around.is_local,
         num_devices=around.num_devices,
       )
+      continue
+    caller = jax_private.user_frame(eqn.source_info) or around.caller
+    within = dataclasses.replace(around, names=names, caller=caller)
     for sub in inside:
-      yield from _walk(
-        sub, _inside(eqn, dataclasses.replace(around, names=names))
-      )
+      yield from _walk(sub, _inside(eqn, within))
 
 
 def _is_leaf(eqn: Any) -> bool:
@@ -119,8 +125,7 @@ def _inside(eqn: Any, around: _Around) -> _Around:
     name == "jit" and not around.source and jax_private.is_own(params["jaxpr"])
   ):
     # It may have been traced for an earlier call, at another line.
-    source = jax_private.user_frame(eqn.source_info)
-    return dataclasses.replace(around, source=source)
+    return dataclasses.replace(around, source=around.caller)
   if name == "scan":
     trips = None if around.trips is None else around.trips * params["length"]
     return dataclasses.replace(around, trips=trips)

@@ -131,6 +131,30 @@ class PlaceTest(parameterized.TestCase):
     for source, line in zip(found, (first + 1, first + 2), strict=True):
       self.assertRegex(source, rf"program_test\.py:{line} \(.*function\)")
 
+  def test_line_of_what_a_function_of_the_package_or_of_jax_makes(self):
+    dot = jp.dot_general(recipe=jp.training.MXFP8_RECIPE, weight="rhs")
+    numbers = (((1,), (0,)), ((), ()))
+
+    def function(x, w):
+      y = dot(x, w, numbers)
+      z = dot(y, w, numbers)
+      return jnp.matmul(z, w)
+
+    args = jnp.ones((4, 32)), jnp.ones((32, 32))
+    first = function.__code__.co_firstlineno
+    # Traced by itself the derivative's function has none of these lines.
+    for transformed in (function, jax.jit(function), jax.checkpoint(function)):
+      jaxpr = jax.make_jaxpr(transformed)(*args)
+      found = [
+        operation.source
+        for operation in program.operations(jaxpr.jaxpr)
+        if operation.eqn.primitive.name in ("block_scaled_dot", "dot_general")
+      ]
+      self.assertLen(found, 3)
+      for i, source in enumerate(found, 1):
+        line = rf"program_test\.py:{first + i} \(.*function\)"
+        self.assertRegex(source, line)
+
 
 class DevicesTest(parameterized.TestCase):
   def mesh(self, shape=(4, 2)):
