@@ -105,7 +105,10 @@ def quantize_dots(
   unless `where` takes them (those of tangents must be left: they would not be
   linear). Products in these functions take no key. Under `vmap` inside of a
   jitted function that takes no derivative, a product is seen with its batch
-  dimension, over which its scales may then go.
+  dimension, over which its scales may then go. Under any other `vmap` each
+  example is quantized by itself: of a layer that takes one row (equinox'), a
+  weight's gradient is a product for each row. Have the function that maps
+  jitted inside: `jp.quantize_dots(eqx.filter_jit(loss), recipe)`.
 
   Args:
     fn: any callable; it gets its arguments as they are given.

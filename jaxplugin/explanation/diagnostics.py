@@ -42,6 +42,7 @@ _PACKAGES: Final = (
   "nvidia-cudnn-cu13",
   "nvidia-cudnn-cu12",
 )
+_NUMBERS: Final = (bool, int, float, complex)
 
 
 def explain(
@@ -71,7 +72,9 @@ def explain(
     fn: a function, jitted or not, which is traced; or a module in any form that
       `jp.rewrite` takes, of which every call that it rewrites is told.
     *args, **kwargs: the function's arguments; arrays, or
-      `jax.ShapeDtypeStruct`s.
+      `jax.ShapeDtypeStruct`s, and trees of them. Where there is anything in
+      them but arrays and numbers, the activation function in a module of
+      equinox say, all but arrays is given to the function as it is.
     target: the device to decide for. By default that of an enclosing
       `use_target`, or the local one.
 
@@ -101,7 +104,7 @@ def explain(
     contextlib.nullcontext() if target is None else (targets.use_target(target))
   )
   with chosen, sites_lib.recording() as sites:
-    jaxpr = jax.make_jaxpr(fn)(*args, **kwargs)
+    jaxpr = _traced(fn, args, kwargs)
   leaves = jax.tree.leaves((args, kwargs))
   shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
   num_devices = max([1, *(getattr(s, "num_devices", 1) for s in shardings)])
@@ -121,6 +124,27 @@ def explain(
     assumptions=_assumptions(operations),
     sites=report.merged([_explain_site(site) for site in sites]),
   )
+
+
+def _traced(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+  """The jaxpr of a function, of those of its arguments that may be traced."""
+  leaves, tree = jax.tree.flatten((args, kwargs))
+  if all(_is_array(x) or isinstance(x, _NUMBERS) for x in leaves):
+    return jax.make_jaxpr(fn)(*args, **kwargs)
+  arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+
+  def function(*values: Any) -> Any:
+    given = list(leaves)
+    for i, value in zip(arrays, values, strict=True):
+      given[i] = value
+    args, kwargs = jax.tree.unflatten(tree, given)
+    return [x for x in jax.tree.leaves(fn(*args, **kwargs)) if _is_array(x)]
+
+  return jax.make_jaxpr(function)(*(leaves[i] for i in arrays))
+
+
+def _is_array(x: Any) -> bool:
+  return hasattr(x, "dtype") or hasattr(x, "__jax_array__")
 
 
 def _explain_site(site: sites_lib.Site) -> report.ExplainedSite:

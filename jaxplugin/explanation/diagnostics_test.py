@@ -45,6 +45,21 @@ class ExplainTest(parameterized.TestCase):
     self.assertIn("model", first.source)
     self.assertNotEqual(first.source, second.source)
 
+  def test_what_is_no_array_is_given_to_the_function_as_it_is(self):
+    def model(layer, x, *, name):
+      self.assertEqual((name, layer["is_biased"]), ("relu", False))
+      y = jp.block_scaled_dot(x, layer["w"])
+      return {"y": layer["activation"](y), "name": name}
+
+    layer = {"w": _operand(jp.MXFP8, 32, 64), "activation": jax.nn.relu}
+    layer["is_biased"] = False  # no tracer of it
+    x = jax.ShapeDtypeStruct((3, 64), np.float32)
+    (dot,) = jp.explain(model, layer, x, name="relu")
+    self.assertEqual(
+      str(dot.problem), "float32 x mxfp8 -> float32, batch=1 m=3 n=32 k=64"
+    )
+    self.assertRegex(dot.source, r"diagnostics_test\.py:\d+ \(.*model\)")
+
   def test_global_scale_says_separate_or_none(self):
     explain = lambda format: (
       jp.explain(
