@@ -23,7 +23,8 @@ constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, QuantizeAvx2, DequantizeAvx2,
 
 // __builtin_cpu_supports asks the operating system's support too.
 bool HasAvx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
 }
 
 #endif

@@ -156,6 +156,22 @@ bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
   return true;
 }
 
+Parts::Parts(int64_t parts, int64_t count)
+    : parts_(static_cast<int>(parts < kMost ? parts : kMost)) {
+  for (int i = 0; i < parts_; ++i) {
+    part_[i].next.store(count * i / parts_, std::memory_order_relaxed);
+    part_[i].end = count * (i + 1) / parts_;
+  }
+}
+
+int64_t Parts::Next(int slot) {
+  for (int i = 0;; ++i) {
+    Part& part = part_[(slot + i) % parts_];
+    const int64_t next = part.next.fetch_add(1, std::memory_order_relaxed);
+    if (next < part.end) return next;
+  }
+}
+
 void* AcquireScratch(size_t bytes) {
   if (bytes > SIZE_MAX - 4096) return nullptr;
   // Multiples of 4 KiB, so that near sizes find each other's blocks.

@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <atomic>
+
 #include "simd/always_inline.h"
 
 namespace jaxplugin {
@@ -38,6 +40,24 @@ using LoopBody = void (*)(const void* context, int64_t index, int slot);
 bool RunLoop(const Parallel& parallel, int64_t count, LoopBody body,
              const void* context);
 
+// The iterations of a loop, cut into parts of consecutive ones. Next is called
+// once an iteration, and so always finds one.
+class Parts {
+ public:
+  Parts(int64_t parts, int64_t count);
+  // Of the slot's own part, or of the next one that has some left.
+  int64_t Next(int slot);
+
+ private:
+  static constexpr int kMost = 64;
+  struct alignas(64) Part {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  int parts_;
+  Part part_[kMost];
+};
+
 // RunLoop with a lambda `void(int64_t index, int slot)`.
 template <typename F>
 JAXPLUGIN_ALWAYS_INLINE bool ParallelFor(const Parallel& parallel,
@@ -48,6 +68,19 @@ JAXPLUGIN_ALWAYS_INLINE bool ParallelFor(const Parallel& parallel,
         (*static_cast<const F*>(context))(index, slot);
       },
       &f);
+}
+
+// ParallelFor for iterations that write fresh memory one after the other: each
+// thread has a part of them to itself, in order, and helps in others' when it is
+// through. Threads that are next to each other touch the same huge page at the
+// same time: each of them fills it with zeros then, and one was for nothing.
+template <typename F>
+JAXPLUGIN_ALWAYS_INLINE bool ParallelForInParts(const Parallel& parallel,
+                                                int64_t count, const F& f) {
+  Parts parts(parallel.threads, count);
+  return ParallelFor(parallel, count, [&](int64_t, int slot) {
+    f(parts.Next(slot), slot);
+  });
 }
 
 // Uninitialized memory aligned to 64 bytes, null when there is none. Freed

@@ -33,6 +33,7 @@ QUANTIZE_COPTS = [
 _AVX2 = [
     "-mavx2",
     "-mfma",
+    "-mf16c",
 ]
 
 _AVX512 = _AVX2 + [

@@ -17,6 +17,7 @@ namespace {
 #include "quantize/threefry.inl"
 #include "quantize/hadamard.inl"
 #include "quantize/operand.inl"
+#include "quantize/dequantize.inl"
 }  // namespace
 
 bool QuantizeAvx2(const QuantizeArgs& args, const Parallel& parallel) {

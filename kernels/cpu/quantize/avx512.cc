@@ -19,6 +19,7 @@ namespace {
 #include "quantize/threefry.inl"
 #include "quantize/hadamard.inl"
 #include "quantize/operand.inl"
+#include "quantize/dequantize.inl"
 }  // namespace
 
 bool QuantizeAvx512(const QuantizeArgs& args, const Parallel& parallel) {

@@ -11,6 +11,7 @@ namespace {
 #include "quantize/threefry.inl"
 #include "quantize/hadamard.inl"
 #include "quantize/operand.inl"
+#include "quantize/dequantize.inl"
 }  // namespace
 
 bool QuantizeBaseline(const QuantizeArgs& args, const Parallel& parallel) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantize and dequantize. The loops follow the rules of jaxplugin/quantization
-// and give the same bits: compile without contraction of a * b + c.
+// Quantize. The loops follow the rules of jaxplugin/quantization and give the
+// same bits: compile without contraction of a * b + c.
 //
 // k is a multiple of the block size, so a tensor is one run of blocks.
 
@@ -47,6 +47,13 @@ struct Nvfp4Steps {
   float step[kNvfp4Blocks];     // what a value is divided by
   uint32_t zero[kNvfp4Blocks];  // masks of codes, 0 where the step is
   uint32_t keep[kNvfp4Blocks];
+};
+
+constexpr int kMxBlocks = 8;  // quantized together, for the same reason
+
+struct MxSteps {
+  float inverse[kMxBlocks];  // what a value is multiplied by
+  uint32_t keep[kMxBlocks];  // masks of codes, 0 where the block is NaN
 };
 
 #if defined(JAXPLUGIN_AVX2_QUANTIZE)
@@ -131,22 +138,34 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
   for (int b = 0; b < count; ++b) scale[b] = static_cast<uint8_t>(code[b]);
 }
 
+// The scales of `count` blocks, and what their values are encoded with.
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE void MxScales(const float* x, int count, bool round_up,
+                                      uint8_t* scale, MxSteps* out) {
+  constexpr uint32_t kMaxMantissa = T::kMaxBits & 0x7fffff;
+  for (int b = 0; b < count; ++b) {
+    const uint32_t amax = BlockMax<32>(x + 32 * b);
+    const bool is_nan = amax >= kInfinity;
+    int byte = static_cast<int>(amax >> 23) - T::kMaxExponent;
+    if (round_up) byte += (amax & 0x7fffff) > kMaxMantissa;
+    byte = byte < 0 ? 0 : byte;
+    // 1 / scale. A NaN block has code 0 everywhere: the mask sees to it.
+    out->inverse[b] = AsFloat(static_cast<uint32_t>(254 - byte) << 23);
+    out->keep[b] = is_nan ? 0 : ~0u;
+    scale[b] = is_nan ? 255 : static_cast<uint8_t>(byte);
+  }
+}
+
 #endif  // JAXPLUGIN_AVX2_QUANTIZE
 
 template <typename T>
-JAXPLUGIN_ALWAYS_INLINE void QuantizeMxBlock(const float* x, bool round_up,
-                                             uint8_t* values, uint8_t* scale) {
-  constexpr uint32_t kMaxMantissa = T::kMaxBits & 0x7fffff;
-  const uint32_t amax = BlockMax<32>(x);
-  const bool is_nan = amax >= kInfinity;
-  int byte = static_cast<int>(amax >> 23) - T::kMaxExponent;
-  if (round_up) byte += (amax & 0x7fffff) > kMaxMantissa;
-  byte = byte < 0 ? 0 : byte;
-  // 1 / scale. A NaN block has code 0 everywhere: the mask sees to it.
-  const float inverse = AsFloat(static_cast<uint32_t>(254 - byte) << 23);
-  const uint32_t keep = is_nan ? 0 : ~0u;
-  EncodeRun<T, 32, false>(x, inverse, ~0u, keep, values);
-  *scale = is_nan ? 255 : static_cast<uint8_t>(byte);
+JAXPLUGIN_ALWAYS_INLINE void MxValues(const float* x, int count,
+                                      const MxSteps& steps, uint8_t* values) {
+  constexpr int64_t kBytes = BytesOf(T::kFormat, 32);
+  for (int b = 0; b < count; ++b) {
+    EncodeRun<T, 32, false>(x + 32 * b, steps.inverse[b], ~0u, steps.keep[b],
+                            values + b * kBytes);
+  }
 }
 
 template <bool kTiny>
@@ -196,13 +215,18 @@ JAXPLUGIN_ALWAYS_INLINE void ForBlocks(const QuantizeArgs& args, int64_t begin,
 
 template <typename T>
 void QuantizeMx(const QuantizeArgs& args, int64_t begin, int64_t end) {
-  constexpr int64_t kBytes = BytesOf(T::kFormat, 32);
-  const bool round_up = args.round_up;
+  constexpr int64_t kValues = 32 * kMxBlocks;
+  static_assert(kValues == kQuantizeChunk, "ReadFloats fills one buffer");
   uint8_t* values = args.values;
   uint8_t* scale = args.scale;
-  ForBlocks<32>(args, begin, end, [=](const float* x, int64_t b) {
-    QuantizeMxBlock<T>(x, round_up, values + b * kBytes, scale + b);
-  });
+  for (int64_t i = begin; i < end; i += kValues) {
+    float buffer[kValues];
+    MxSteps steps;
+    const int count = static_cast<int>(Min(kValues, end - i));
+    const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
+    MxScales<T>(x, count / 32, args.round_up, scale + i / 32, &steps);
+    MxValues<T>(x, count / 32, steps, values + BytesOf(T::kFormat, i));
+  }
 }
 
 template <bool kTiny>
@@ -260,7 +284,7 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
   }
   *args.global_scale = global;
   const int64_t total = args.rows * args.k;
-  return ParallelFor(
+  return ParallelForInParts(
       parallel, CeilDiv(total, kQuantizeTask), [=, &args](int64_t t, int) {
         // Here, not above: tasks run in the default floating-point mode.
         const Nvfp4Global shared(global);
@@ -281,43 +305,6 @@ bool Quantize(const QuantizeArgs& args, const Parallel& parallel) {
             return shared.tiny
                        ? QuantizeNvfp4<true>(args, shared, begin, end)
                        : QuantizeNvfp4<false>(args, shared, begin, end);
-        }
-      });
-}
-
-void DequantizeRow(const DequantizeArgs& args, int64_t row, int64_t k0,
-                   int64_t count) {
-  float buffer[kQuantizeChunk];
-  DecodeValues(args.x, RowValues(args.x, row), k0, count, buffer);
-  ApplyScale(args.x, row, k0, count, buffer);
-  if (args.global_scale != nullptr) {
-    const float global = *args.global_scale;
-    for (int64_t i = 0; i < count; ++i) buffer[i] *= global;
-  }
-  const int64_t at = row * args.x.k + k0;
-  if (args.out_format == Format::kF32) {
-    __builtin_memcpy(static_cast<float*>(args.out) + at, buffer, count * 4);
-    return;
-  }
-  uint16_t* out = static_cast<uint16_t*>(args.out) + at;
-  if (args.out_format == Format::kBF16) {
-    for (int64_t i = 0; i < count; ++i) out[i] = ToBF16(buffer[i]);
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = ToF16(buffer[i]);
-  }
-}
-
-bool Dequantize(const DequantizeArgs& args, const Parallel& parallel) {
-  const int64_t k = args.x.k;
-  const int64_t chunks = CeilDiv(k, kQuantizeChunk);
-  const int64_t total = args.x.rows * chunks;
-  constexpr int64_t kGroup = kQuantizeTask / kQuantizeChunk;
-  return ParallelFor(
-      parallel, CeilDiv(total, kGroup), [=, &args](int64_t t, int) {
-        const int64_t end = Min(total, (t + 1) * kGroup);
-        for (int64_t c = t * kGroup; c < end; ++c) {
-          const int64_t k0 = c % chunks * kQuantizeChunk;
-          DequantizeRow(args, c / chunks, k0, Min(kQuantizeChunk, k - k0));
         }
       });
 }

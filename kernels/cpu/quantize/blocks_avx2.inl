@@ -157,3 +157,44 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
   }
   __builtin_memcpy(scale, codes, count);
 }
+
+// The scales of `count` blocks, and what their values are encoded with.
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE void MxScales(const float* x, int count, bool round_up,
+                                      uint8_t* scale, MxSteps* out) {
+  static_assert(kMxBlocks == 8, "one vector");
+  const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
+  __m256i tops[8];
+  for (int b = 0; b < 8; ++b) {
+    tops[b] = _mm256_setzero_si256();
+    if (b >= count) continue;
+    const __m256i* from = reinterpret_cast<const __m256i*>(x + 32 * b);
+    for (int i = 0; i < 4; ++i) {
+      tops[b] = _mm256_max_epi32(
+          tops[b], _mm256_and_si256(_mm256_loadu_si256(from + i), magnitude));
+    }
+  }
+  const __m256i bits = MaxOfEight(tops);
+  __m256i byte = _mm256_sub_epi32(_mm256_srli_epi32(bits, 23),
+                                  _mm256_set1_epi32(T::kMaxExponent));
+  if (round_up) {
+    const __m256i mantissa =
+        _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffff));
+    byte = _mm256_sub_epi32(
+        byte, _mm256_cmpgt_epi32(
+                  mantissa, _mm256_set1_epi32(T::kMaxBits & 0x7fffff)));
+  }
+  byte = _mm256_max_epi32(byte, _mm256_setzero_si256());
+  const __m256i keep = _mm256_cmpgt_epi32(_mm256_set1_epi32(kInfinity), bits);
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(out->inverse),
+      _mm256_slli_epi32(_mm256_sub_epi32(_mm256_set1_epi32(254), byte), 23));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep), keep);
+  uint8_t codes[8];
+  const __m256i code = _mm256_blendv_epi8(_mm256_set1_epi32(255), byte, keep);
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code),
+                                         _mm256_extracti128_si256(code, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(codes),
+                   _mm_packus_epi16(words, words));
+  __builtin_memcpy(scale, codes, count);
+}

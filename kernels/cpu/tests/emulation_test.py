@@ -45,7 +45,7 @@ def why_not() -> str:
   """Why this cannot run here, or an empty string."""
   if COMPILER is None:
     return "there is no C++ compiler"
-  if IS_X86 and not {"avx2", "fma"} <= set(x86_flags().split()):
+  if IS_X86 and not {"avx2", "fma", "f16c"} <= set(x86_flags().split()):
     return "the emulation is compiled for AVX2, which this machine lacks"
   return ""
 

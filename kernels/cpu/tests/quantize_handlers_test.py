@@ -246,15 +246,22 @@ class DequantizeTest(parameterized.TestCase):
     name=QUANTIZED,
     dtype=("float32", "bfloat16", "float16"),
     isa=ISAS,
-    packed=(False, True),
+    packed_or_finite=(False, True),
   )
-  def test_every_code_under_every_scale(self, name, dtype, isa, packed):
+  def test_every_code_under_every_scale(
+    self, name, dtype, isa, packed_or_finite
+  ):
+    has_nan = name.startswith("mxfp8")
+    finite, packed = has_nan and packed_or_finite, packed_or_finite
     values_dtype, scale_dtype, block = FORMATS[name]
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
     count = 1 << testing.bits(values_dtype)
     codes = np.arange(count, dtype=np.int32).astype(np.uint8)
     k = 288  # every code, and a tail
     values = np.resize(codes, (256, k))
+    if finite:  # what lies beside a NaN may be computed another way
+      codes = codes[np.isfinite(codes.view(values_dtype).astype(np.float32))]
+      values = np.resize(codes, (256, k))
     scale = np.arange(256, dtype=np.uint8)[:, None].repeat(k // block, 1)
     factor = (
       e8m0_value(scale)
@@ -321,6 +328,39 @@ class DequantizeTest(parameterized.TestCase):
     got = testing.dequantize(values, scale, k=40, block_size=32)
     expected = np.repeat([[1, 8]], 32, axis=1)[:, :40].repeat(3, 0)
     np.testing.assert_array_equal(np.asarray(got), expected)
+
+  @parameterized.product(
+    isa=ISAS, name=QUANTIZED, dtype=("float32", "bfloat16", "float16")
+  )
+  def test_long_rows_with_a_partial_last_block(self, isa, name, dtype):
+    """Rows of several turns of 1024 values, and no multiple of 16."""
+    values_dtype, scale_dtype, block = FORMATS[name]
+    dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    rng = np.random.default_rng(0)
+    k = 2094
+    top = 1 << testing.bits(values_dtype)
+    values = rng.integers(0, top, (3, k)).astype(np.uint8)
+    low, high = (100, 140) if scale_dtype == E8M0 else (1, 127)
+    scale = rng.integers(low, high, (3, -(-k // block))).astype(np.uint8)
+    # NaN, in one turn of one row and nowhere else.
+    values[~np.isfinite(values.view(values_dtype).astype(np.float32))] = 1
+    scale[1, 3] = 255
+    got = testing.dequantize(
+      values.view(values_dtype),
+      scale.view(scale_dtype),
+      np.float32(-0.7),
+      k=k,
+      block_size=block,
+      isa=isa_number(self, isa),
+      dtype=dtype,
+    )
+    factor = scale.view(scale_dtype).astype(np.float64)
+    factor = np.repeat(factor, block, 1)[:, :k]
+    expected = values.view(values_dtype).astype(np.float64) * factor
+    expected = expected.astype(np.float32) * np.float32(-0.7)
+    expected = expected.astype(dtype).astype(np.float32)
+    self.assertEqual(int(np.isnan(expected).sum()), block)
+    np.testing.assert_array_equal(np.asarray(got, np.float32), expected)
 
   @parameterized.named_parameters(
     ("k", {"k": 63}, "the result must be"),

@@ -144,6 +144,24 @@ std::vector<uint8_t> QuantizeOperand(const Kernels& kernels,
   return out;
 }
 
+std::vector<float> Dequantize(const Kernels& kernels, QuantizedFormat format,
+                              const Parallel& parallel) {
+  const QuantizedFacts facts = FactsOf(format);
+  const int64_t rows = 300, k = 512;
+  const int most = FactsOf(facts.values).bits == 6 ? 63 : 120;
+  const auto values = Bytes(BytesOf(facts.values, rows * k), 5, 0, most);
+  const auto scale = Bytes(rows * (k / facts.block), 6, 0, 256);
+  std::vector<float> out(rows * k);
+  DequantizeArgs args{};
+  args.x = {facts.values, facts.scale, values.data(),
+            scale.data(), rows,        k,
+            BytesOf(facts.values, k),  facts.block, k / facts.block};
+  args.out = out.data();
+  args.out_format = Format::kF32;
+  kernels.dequantize(args, parallel);
+  return out;
+}
+
 template <typename T>
 bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
@@ -198,6 +216,8 @@ int Main() {
             QuantizeOperand(*kernels, format, inner, serial),
             QuantizeOperand(*kernels, format, inner, parallel));
       }
+      failures += !SameBits(Dequantize(*kernels, format, serial),
+                            Dequantize(*kernels, format, parallel));
     }
     std::printf("%s: %d failures\n", kernels->name, failures);
   }

@@ -1,0 +1,79 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dequantize: (value * scale) * global scale, each product rounded to float32,
+// then to the result's type. Compile without contraction of a * b + c.
+
+constexpr int64_t kDequantizeChunk = 1024;     // values a turn
+constexpr int64_t kDequantizeTask = 64 * 1024;  // values a task
+
+#if defined(JAXPLUGIN_AVX2_QUANTIZE)
+#include "simd/unpack_avx2.inl"
+#include "quantize/dequantize_avx2.inl"
+#else
+
+// How many of the values were dequantized: none, all is left to loops.
+JAXPLUGIN_ALWAYS_INLINE int64_t DequantizeGroups(const DequantizeArgs&, int64_t,
+                                                 int64_t, int64_t) {
+  return 0;
+}
+
+#endif  // JAXPLUGIN_AVX2_QUANTIZE
+
+// Values [k0, k0 + count) of a row, in loops for any compiler.
+void DequantizeByLoops(const DequantizeArgs& args, int64_t row, int64_t k0,
+                       int64_t count) {
+  float buffer[kDequantizeChunk];
+  DecodeValues(args.x, RowValues(args.x, row), k0, count, buffer);
+  ApplyScale(args.x, row, k0, count, buffer);
+  if (args.global_scale != nullptr) {
+    const float global = *args.global_scale;
+    for (int64_t i = 0; i < count; ++i) buffer[i] *= global;
+  }
+  const int64_t at = row * args.x.k + k0;
+  if (args.out_format == Format::kF32) {
+    __builtin_memcpy(static_cast<float*>(args.out) + at, buffer, count * 4);
+    return;
+  }
+  uint16_t* out = static_cast<uint16_t*>(args.out) + at;
+  if (args.out_format == Format::kBF16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = ToBF16(buffer[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = ToF16(buffer[i]);
+  }
+}
+
+// The same array as one row, where no block spans two.
+DequantizeArgs AsOneRow(const DequantizeArgs& args) {
+  DequantizeArgs flat = args;
+  Operand& x = flat.x;
+  const bool has_whole_blocks =
+      x.scale_kind == ScaleKind::kNone || x.k % x.block == 0;
+  if (!has_whole_blocks || x.rows <= 1) return flat;
+  x.k *= x.rows;
+  x.row_bytes *= x.rows;
+  x.scale_cols *= x.rows;
+  x.rows = 1;
+  return flat;
+}
+
+bool Dequantize(const DequantizeArgs& given, const Parallel& parallel) {
+  const DequantizeArgs args = AsOneRow(given);
+  const int64_t k = args.x.k;
+  const int64_t chunks = CeilDiv(k, kDequantizeChunk);
+  const int64_t total = args.x.rows * chunks;
+  constexpr int64_t kGroup = kDequantizeTask / kDequantizeChunk;
+  return ParallelForInParts(
+      parallel, CeilDiv(total, kGroup), [=, &args](int64_t t, int) {
+        const int64_t end = Min(total, (t + 1) * kGroup);
+        for (int64_t c = t * kGroup; c < end; ++c) {
+          const int64_t row = c / chunks;
+          const int64_t k0 = c % chunks * kDequantizeChunk;
+          const int64_t count = Min(kDequantizeChunk, k - k0);
+          const int64_t done = DequantizeGroups(args, row, k0, count);
+          if (done < count) {
+            DequantizeByLoops(args, row, k0 + done, count - done);
+          }
+        }
+      });
+}
