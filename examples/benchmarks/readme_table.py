@@ -28,7 +28,10 @@ PEERS = {
   "bf16": "bf16 on ready weights",
   "by xla": "XLA operations",
   "warm copy": "warm copy",
+  "fresh copy": "copy into fresh memory",
 }
+# Of later runs only.
+OPTIONAL_PEERS = ("fresh copy",)
 IN_SCAN = " in scan"
 ABSENT = "-"
 
@@ -45,7 +48,13 @@ def number(value):
   return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def cells(row, chosen, has_limit):
+def peers_of(run):
+  """Those with a column."""
+  names = {variant.name for row in run.rows for variant in row.variants}
+  return [p for p in PEERS if p in names or p not in OPTIONAL_PEERS]
+
+
+def cells(row, chosen, peers, has_limit):
   """Milliseconds of what is chosen, each peer's median ratio to it, limit."""
   suffix = IN_SCAN if chosen.name.endswith(IN_SCAN) else ""
   names = {variant.name for variant in row.variants}
@@ -53,7 +62,7 @@ def cells(row, chosen, has_limit):
     r.other: r.ratio.median for r in row.ratios if r.ours == chosen.name
   }
   # A peer in a scan, where it was timed in one.
-  peers = [p + suffix if p + suffix in names else p for p in PEERS]
+  peers = [p + suffix if p + suffix in names else p for p in peers]
   found = [number(chosen.time.median)]
   found += [number(ratios[p]) if p in ratios else "" for p in peers]
   if has_limit:
@@ -70,7 +79,7 @@ def sides(row):
   return pair.name.removesuffix(f"x{rhs}"), rhs
 
 
-def by_line(run, has_limit):
+def by_line(run, peers, has_limit):
   """Name of a line -> format of weights -> cells."""
   lines_of = {}
   for row in run.rows:
@@ -81,7 +90,7 @@ def by_line(run, has_limit):
     for chosen in (v for v in row.variants if v.is_chosen and v.time):
       scan = ", in a scan" if chosen.name.endswith(IN_SCAN) else ""
       line = lines_of.setdefault(name + scan, {})
-      line[rhs] = cells(row, chosen, has_limit)
+      line[rhs] = cells(row, chosen, peers, has_limit)
   return lines_of
 
 
@@ -93,12 +102,13 @@ def joined(column):
 def lines(run):
   """The table: a line a shape, in each cell a figure for every format."""
   has_limit = bool(run.ceilings.warm)
-  header = ["", "ms", *PEERS.values()]
+  peers = peers_of(run)
+  header = ["", "ms", *(PEERS[p] for p in peers)]
   if has_limit:
     header.append("% of the limit")
   result = [f"| {' | '.join(header)} |".replace("|  |", "| |")]
   result.append("|---" * len(header) + "|")
-  for name, formats in by_line(run, has_limit).items():
+  for name, formats in by_line(run, peers, has_limit).items():
     absent = [""] * (len(header) - 1)
     columns = zip(*(formats.get(f, absent) for f in FORMATS), strict=True)
     result.append(f"| {name} | {' | '.join(map(joined, columns))} |")

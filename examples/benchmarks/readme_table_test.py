@@ -92,6 +92,15 @@ class ReadmeTableTest(absltest.TestCase):
       ],
     )
 
+  def test_a_copy_into_fresh_memory_has_a_column_where_it_was_timed(self):
+    codec = [variant("cpu", 2), variant("warm copy", 1)]
+    table = readme_table.lines(run(("quantize:64x64", "mxfp8", codec)))
+    self.assertNotIn("fresh", table[0])
+    codec.append(variant("fresh copy", 3))
+    table = readme_table.lines(run(("quantize:64x64", "mxfp8", codec)))
+    self.assertIn("| warm copy | copy into fresh memory | %", table[0])
+    self.assertIn(" 0.5 / - / - | 1.5 / - / - | ", table[2])
+
   def test_runs_from_before_there_were_limits_have_no_such_column(self):
     table = readme_table.lines(
       bench_results.run(bench_results.row(variant("cpu", 2)))

@@ -128,7 +128,8 @@ class RowMeasurement:
       assert pair.rhs is not None
       codec = codec_variants.CodecVariants(row, pair.rhs).all()
       if not self.device.is_gpu:
-        codec += roofline.warm_copy_variants(row.m, row.k)[:1]
+        warm, _, fresh = roofline.copy_variants(row.m, row.k)
+        codec += [warm, fresh]
       return codec
     made: (
       dot_variants.DotVariants

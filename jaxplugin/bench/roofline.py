@@ -13,6 +13,9 @@ the same rotation as the rows:
          zeros: it is shown, and is no limit of anything.
   warm   bytes/s read and written by NumPy's x + 1, or a plain copy, into memory
          that is there, in one thread a core (CPU).
+  fresh  the same of a plain copy into memory that is mapped for it, in huge
+         pages where there are such (CPU). So are XLA's results, whose pages the
+         system fills with zeros first. It is shown beside `warm`, the limit.
   bf16   flop/s of a large bf16 product by XLA.
   f32    flop/s of a large f32 product by XLA.
   int8   operations/s of integers: what f32's rate says by the instruction set
@@ -27,8 +30,10 @@ where it rose between a row and its ceiling.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import mmap
 import pathlib
 from collections.abc import Callable
 from collections.abc import Collection
@@ -46,7 +51,7 @@ from jaxplugin.bench import timing
 from jaxplugin.bench.peers import variants
 from jaxplugin.core import targets
 
-NAMES: Final = ("read", "copy", "warm", "bf16", "f32")
+NAMES: Final = ("read", "copy", "warm", "fresh", "bf16", "f32")
 # Those that are peers as well.
 PRODUCTS: Final = ("bf16", "f32")
 _LAST: Final = (((1,), (1,)), ((), ()))
@@ -73,6 +78,7 @@ class Ceilings:
   f32: float
   is_gpu: bool
   warm: float = 0.0
+  fresh: float = 0.0
   int8: float = 0.0
 
   @property
@@ -181,26 +187,53 @@ def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
   ]
 
 
-def warm_copy_variants(rows: int, columns: int) -> list[variants.Variant]:
-  """Ways to copy f32[rows, columns] into memory that is there, by NumPy."""
+def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
+  """Ways to copy f32[rows, columns], by NumPy in one thread a core.
+
+  Two into memory that is there, and one into memory that is not.
+  """
   x = np.ones((rows, columns), np.float32)
-  out = np.zeros_like(x)
-  parts = np.array_split(x, _cores()), np.array_split(out, _cores())
+  there = np.zeros_like(x)
   pool = concurrent.futures.ThreadPoolExecutor(_cores())
 
-  def variant(name: str, copy: Callable[..., Any]) -> variants.Variant:
+  def in_parts(copy: Callable[..., Any], out: np.ndarray) -> np.ndarray:
+    # Of an array that is kept here: that of a caller may be a copy of it.
+    parts = np.array_split(x, _cores()), np.array_split(out, _cores())
+    list(pool.map(copy, *parts))
+    return out
+
+  def variant(name: str, copy: Callable[[], Any]) -> variants.Variant:
     return _variant(
       name,
-      lambda x, out: list(pool.map(copy, *parts)),
-      lambda i: (x, out),
+      lambda x: copy(),
+      lambda i: (x,),
       num_bytes=2 * x.nbytes,
       on_host=True,
     )
 
+  def plain(x: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(out, x)
+
+  def plus_one(x: np.ndarray, out: np.ndarray) -> None:
+    np.add(x, 1, out=out)
+
   return [
-    variant("warm copy", lambda x, out: np.add(x, 1, out=out)),
-    variant("warm plain copy", lambda x, out: np.copyto(out, x)),
+    variant("warm copy", lambda: in_parts(plus_one, there)),
+    variant("warm plain copy", lambda: in_parts(plain, there)),
+    variant("fresh copy", lambda: in_parts(plain, _fresh_like(x))),
   ]
+
+
+def _fresh_like(x: np.ndarray) -> np.ndarray:
+  """Memory of its own, which the system frees with the array."""
+  if not hasattr(mmap, "MAP_PRIVATE"):
+    return np.empty_like(x)
+  memory = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+  if hasattr(mmap, "MADV_HUGEPAGE"):
+    # Fails where the system has no huge pages.
+    with contextlib.suppress(OSError):
+      memory.madvise(mmap.MADV_HUGEPAGE)
+  return np.frombuffer(memory, x.dtype).reshape(x.shape)
 
 
 def _cores() -> int:
@@ -245,7 +278,7 @@ def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
   )
   all_variants = [
     *read_variants(sizes.side, device.is_gpu),
-    *([] if device.is_gpu else warm_copy_variants(sizes.side, sizes.side)),
+    *([] if device.is_gpu else copy_variants(sizes.side, sizes.side)),
     copy,
     *_products(sizes.product, device.is_gpu),
   ]

@@ -57,13 +57,18 @@ class MeasureTest(absltest.TestCase):
     found = roofline.measure(devices.find("cpu"), sizes)
     for name in roofline.NAMES:
       self.assertGreater(getattr(found, name), 1e6, name)
-    for variant in roofline.warm_copy_variants(64, 64):
-      self.assertEqual(roofline.ceiling_of(variant.name), "warm")
-      x, out = variant.operands(0)
-      out[:] = 0
-      variant.function(x, out)
-      self.assertGreater(np.abs(out).min(), 0)
+    copies = roofline.copy_variants(64, 64)
+    names = [roofline.ceiling_of(variant.name) for variant in copies]
+    self.assertEqual(names, ["warm", "warm", "fresh"])
+    outs = []
+    for variant, value in zip(copies, (2, 1, 1), strict=True):
+      outs.append(variant.function(*variant.operands(0)))
+      np.testing.assert_array_equal(outs[-1], np.full((64, 64), value, "f4"))
       self.assertEqual(variant.num_bytes, 2 * 64 * 64 * 4)
+      # Into one array that is there, or each time into another.
+      again = variant.function(*variant.operands(1))
+      is_warm = roofline.ceiling_of(variant.name) == "warm"
+      self.assertEqual(np.shares_memory(outs[-1], again), is_warm)
     for variant in roofline.read_variants(64, False):
       self.assertEqual(roofline.ceiling_of(variant.name), "read")
 

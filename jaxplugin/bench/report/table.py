@@ -58,10 +58,10 @@ def header(
 def _ceilings(ceilings: roofline.Ceilings) -> str:
   copies = f"copy {ceilings.copy / 1e9:.1f}"
   if ceilings.warm:
-    copies = (
-      f"warm copy {ceilings.warm / 1e9:.1f} (into fresh memory"
-      f" {ceilings.copy / 1e9:.1f})"
-    )
+    fresh = f"into fresh memory {ceilings.copy / 1e9:.1f}"
+    if ceilings.fresh:
+      fresh += f", in huge pages {ceilings.fresh / 1e9:.1f}"
+    copies = f"warm copy {ceilings.warm / 1e9:.1f} ({fresh})"
   rates = f"bf16 {ceilings.bf16 / 1e9:.0f} and f32 {ceilings.f32 / 1e9:.0f}"
   if ceilings.int8:
     rates += f" GFLOP/s, int8 {ceilings.int8 / 1e9:.0f} G operations/s"

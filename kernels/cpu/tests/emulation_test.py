@@ -27,7 +27,7 @@ IS_X86: Final = platform.machine() in ("x86_64", "AMD64")
 DOT: Final = ("-ffp-contract=fast", "-fno-trapping-math")
 QUANTIZE: Final = ("-ffp-contract=off", "-fno-trapping-math")
 # -Wno-psabi, -O0: CMakeLists.txt tells why.
-AVX2: Final = ("-mavx2", "-mfma", "-Wno-psabi")
+AVX2: Final = ("-mavx2", "-mfma", "-mf16c", "-Wno-psabi")
 DOTS: Final = 400  # random ones, half of them of any codes under any scales
 
 
