@@ -54,6 +54,7 @@ from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.quantization.api import dequantize as dequantize
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
+from jaxplugin.ragged.api import ragged_dot as ragged_dot
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
 from jaxplugin.training import checkpoint_policies as checkpoint_policies
 from jaxplugin.training.api import dot_general as dot_general
@@ -92,6 +93,7 @@ __all__ = [
   "quantize",
   "quantize_both",
   "quantize_dots",
+  "ragged_dot",
   "rewrite",
   "scaled_dot",
   "shard",

@@ -40,6 +40,7 @@ ROOMS: Final = {
   "stablehlo": SURFACE,
   "dropin": SURFACE,
   "training": SURFACE,
+  "ragged": OPERATION,
   "dot": OPERATION,
   "quantization": OPERATION,
   "runtime": GROUND,

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -131,8 +132,8 @@ def block_scaled_dot(
       activation=activation,
       implementation=implementation,
     )
-  lhs_side = _side_of("lhs", lhs, lhs_scale)
-  rhs_side = _side_of("rhs", rhs, rhs_scale)
+  lhs_side = side_of("lhs", lhs, lhs_scale)
+  rhs_side = side_of("rhs", rhs, rhs_scale)
   contracting, batch = rules.canonical_dimension_numbers(
     dimension_numbers, lhs_side.ndim, rhs_side.ndim
   )
@@ -157,7 +158,7 @@ def block_scaled_dot(
   call = calls.Call(
     lhs=lhs_side,
     rhs=rhs_side,
-    preferred_element_type=_result_dtype(preferred_element_type),
+    preferred_element_type=result_dtype(preferred_element_type),
     highest_precision=rules.canonical_precision(precision),
     activation=activation,
     implementation=implementation,
@@ -165,7 +166,7 @@ def block_scaled_dot(
   )
   rules.validate_sides(call)
   for side in (lhs_side, rhs_side):
-    _reject_negative_scale(side)
+    reject_negative_scale(side)
   return _bind_with_epilogue(call, global_scale, bias, residual)
 
 
@@ -180,14 +181,14 @@ def _straight_through(
 ) -> jax.Array:
   """`block_scaled_dot` where lhs or rhs has a surrogate."""
   arrays: list[Any] = [
-    x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
+    x if isinstance(x, scaled_array.ScaledArray) else array(name, x)
     for name, x in (("lhs", lhs), ("rhs", rhs))
   ]
   names = straight_through.Arrays._fields[2:]
   for name, x in zip(names, others, strict=True):
     if name == "global_scale":
       x = _explicit_global_scale(x)
-    arrays.append(x if x is None else _array(name, x))
+    arrays.append(x if x is None else array(name, x))
   numbers = rules.canonical_dimension_numbers(
     dimension_numbers, arrays[0].ndim, arrays[1].ndim
   )
@@ -198,7 +199,7 @@ def _straight_through(
         block_scaled_dot, dimension_numbers=numbers, **options
       ),
       dimension_numbers=numbers,
-      dtype=_result_dtype(preferred_element_type),
+      dtype=result_dtype(preferred_element_type),
       activation=activation,
     ),
     # Here and not inside, so that a tangent varies as its result does.
@@ -213,10 +214,10 @@ def _bind_with_epilogue(
   shape = call.shape
   factor, power = epilogue.product(_global_scales(call, global_scale))
   if bias is not None:
-    bias = _float_operand("bias", bias)
+    bias = float_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(call.rhs.free))
   if residual is not None:
-    residual = _float_operand("residual", residual)
+    residual = float_operand("residual", residual)
     if tuple(residual.shape) != shape:
       raise TypeError(
         f"{sides.who()}: residual must have the result's shape {shape}, got"
@@ -252,7 +253,7 @@ def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:
   return [scale for scale in scales if scale is not None]
 
 
-def _side_of(name: str, operand: Any, scale: Any) -> sides.Side:
+def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
   """The side of an argument, without its dimensions."""
   if isinstance(operand, scaled_array.ScaledArray):
     if scale is not None:
@@ -260,26 +261,12 @@ def _side_of(name: str, operand: Any, scale: Any) -> sides.Side:
         f"{sides.who()}: {name} is a ScaledArray, which has its own scale;"
         f" {name}_scale must be None"
       )
-    scaled_array.require_numbers(sides.who(), name, operand)
-    scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
-    operand = operand.to_floats()
-    # Shapes do not tell the blocked axis of an operand that is empty in k.
-    is_known = operand.scale_layout != layouts.LINEAR or (
-      tuple(operand.values.shape) != tuple(operand.scale.shape)
-    )
-    return sides.Side(
-      name=name,
-      values=operand.values,
-      scale=operand.scale,
-      global_scale=operand.global_scale,
-      format=operand.format,
-      axis=operand.axis if is_known else None,
-      scale_layout=operand.scale_layout,
-    )
-  values = _array(name, operand)
+    require_arrays(name, operand)
+    return scaled_side(name, operand.to_floats())
+  values = array(name, operand)
   if scale is None:
     return sides.Side(name=name, values=values)
-  scale = _array(f"{name}_scale", scale)
+  scale = array(f"{name}_scale", scale)
   format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
   if format is None:
     raise TypeError(
@@ -288,6 +275,29 @@ def _side_of(name: str, operand: Any, scale: Any) -> sides.Side:
       f" {formats.pairs_table()}{_view_remedy(name, scale.dtype)}"
     )
   return sides.Side(name=name, values=values, scale=scale, format=format)
+
+
+def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:
+  """Raises TypeError unless its leaves are arrays, and fit each other."""
+  scaled_array.require_numbers(sides.who(), name, operand)
+  scaled_array.require_global_scale(f"{sides.who()}: {name}", operand)
+
+
+def scaled_side(name: str, operand: scaled_array.ScaledArray) -> sides.Side:
+  """The side of an array that is not of bytes, without its dimensions."""
+  # Shapes do not tell the blocked axis of an operand that is empty in k.
+  is_known = operand.scale_layout != layouts.LINEAR or (
+    tuple(operand.values.shape) != tuple(operand.scale.shape)
+  )
+  return sides.Side(
+    name=name,
+    values=operand.values,
+    scale=operand.scale,
+    global_scale=operand.global_scale,
+    format=operand.format,
+    axis=operand.axis if is_known else None,
+    scale_layout=operand.scale_layout,
+  )
 
 
 def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
@@ -300,7 +310,7 @@ def _view_remedy(side: str, scale_dtype: np.dtype) -> str:
   )
 
 
-def _array(name: str, x: Any) -> jax.Array:
+def array(name: str, x: Any) -> jax.Array:
   is_array = hasattr(x, "shape") and hasattr(x, "dtype")
   if isinstance(x, scaled_array.ScaledArray):
     raise TypeError(
@@ -315,7 +325,7 @@ def _array(name: str, x: Any) -> jax.Array:
 
 def as_operand(name: str, x: Any) -> Any:
   """A `ScaledArray` as it is, anything else as an array; raises TypeError."""
-  return x if isinstance(x, scaled_array.ScaledArray) else _array(name, x)
+  return x if isinstance(x, scaled_array.ScaledArray) else array(name, x)
 
 
 def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
@@ -367,7 +377,7 @@ def _validate_block_size(
       )
 
 
-def _result_dtype(dtype: Any) -> np.dtype:
+def result_dtype(dtype: Any) -> np.dtype:
   try:
     result = np.dtype(jnp.float32 if dtype is None else dtype)
   except TypeError:
@@ -378,7 +388,7 @@ def _result_dtype(dtype: Any) -> np.dtype:
   return result
 
 
-def _reject_negative_scale(side: sides.Side) -> None:
+def reject_negative_scale(side: sides.Side) -> None:
   """Refuses negative NVFP4 scales, where they are known; padding may be any."""
   scale = side.scale
   if side.format != formats.NVFP4 or isinstance(scale, jax.core.Tracer):
@@ -401,7 +411,7 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
   if global_scale is None:
     return None
   if not isinstance(global_scale, (int, float)):
-    global_scale = _array("global_scale", global_scale)
+    global_scale = array("global_scale", global_scale)
     if global_scale.dtype != np.float32:
       raise TypeError(
         f"{sides.who()}: global_scale must be float32, got"
@@ -411,8 +421,8 @@ def _explicit_global_scale(global_scale: Any) -> jax.Array | None:
   return result.reshape(()) if result.size == 1 and result.ndim else result
 
 
-def _float_operand(name: str, x: Any) -> jax.Array:
-  x = _array(name, x)
+def float_operand(name: str, x: Any) -> jax.Array:
+  x = array(name, x)
   if x.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(
       f"{sides.who()}: {name} must be float32, bfloat16 or float16, got"
@@ -448,11 +458,21 @@ def _validate_implementation(call: calls.Call) -> None:
   if call.implementation is None:
     return
   problem = call.problem()
+  require_somewhere(
+    lambda target: backends.choose(problem, target, call.implementation)
+  )
+
+
+def require_somewhere(choose: Callable[[targets.Target], Any]) -> None:
+  """Raises what `choose` does, unless it serves one of the targets here.
+
+  The one of `use_target` is the only one inside of it.
+  """
   override = targets.overriding_target()
   refused = None
   for target in [override] if override else targets.local_targets():
     try:
-      backends.choose(problem, target, call.implementation)
+      choose(target)
     except NotImplementedError as error:
       refused = refused or error
     else:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Any
 from typing import Final
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
@@ -43,7 +46,7 @@ _MAX_SLOPE: Final = 2.0
 _is_on = jax.make_user_context(default_value=False)
 
 _records_lock = threading.Lock()
-_records: list[list[NonFiniteError]] = []  # of the `debug_checks` in progress
+_records: list[list[Exception]] = []  # of the `debug_checks` in progress
 
 
 class NonFiniteError(FloatingPointError):
@@ -85,9 +88,10 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
 
   Raises:
     NonFiniteError: at the end of the block at the latest, if a check failed
-      while it lasted. Where a function that was traced inside runs outside, it
-      is a `jax.errors.JaxRuntimeError` with the same text, raised where JAX
-      reports errors of computations: by the call, or when its result is used.
+      while it lasted (of a `ragged_dot`'s group sizes it is a ValueError).
+      Where a function that was traced inside runs outside, it is a
+      `jax.errors.JaxRuntimeError` with the same text, raised where JAX reports
+      errors of computations: by the call, or when its result is used.
     TypeError: `enabled` is not a bool.
   """
   if not isinstance(enabled, bool):
@@ -98,7 +102,7 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
     with _is_on(False):
       yield
     return
-  record: list[NonFiniteError] = []
+  record: list[Exception] = []
   with _records_lock:
     _records.append(record)
   failure = None
@@ -142,13 +146,38 @@ def is_on() -> bool:
 
 def check(result: jax.Array, call: calls.Call) -> None:
   """Adds the check of a call's result to what is being traced."""
-  if 0 in result.shape:
-    return
-  form = call.form()
-  report = functools.partial(_report, _describe(result, call))
+  if 0 not in result.shape:
+    check_finite(
+      result,
+      call.flatten(),
+      functools.partial(_unexplained, call.form()),
+      who=sides.WHO,
+      description=describe(result, call, backends.choose),
+    )
+
+
+def check_finite(
+  result: jax.Array,
+  flat: list[jax.Array],
+  unexplained: Callable[[jax.Array, list[jax.Array]], Found],
+  *,
+  who: str,
+  description: str,
+) -> None:
+  """Adds to what is being traced that a result is finite, or is explained.
+
+  Args:
+    result: not empty.
+    flat: what it is made of.
+    unexplained: (result, flat) -> what nothing explains. It is computed where
+      the result is not finite.
+    who: the operation, for the error.
+    description: of the call, for the error.
+  """
+  report = functools.partial(_report, who, description)
 
   def explain(result: jax.Array, flat: list[jax.Array]) -> None:
-    function = functools.partial(_unexplained, form)
+    function = unexplained
     mesh = jax.typeof(result).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
       # Sums and slices across devices: the partitioner's, as anywhere else.
@@ -161,11 +190,11 @@ def check(result: jax.Array, call: calls.Call) -> None:
     lambda result, flat: None,
     explain,
     result,
-    call.flatten(),
+    flat,
   )
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
   """What is reported of a result.
 
   count: uint32[], elements that are not explained. index: int32[rank] of the
@@ -180,7 +209,7 @@ class _Found(NamedTuple):
 
 def _unexplained(
   form: calls.Call, result: jax.Array, flat: list[jax.Array]
-) -> _Found:
+) -> Found:
   """The elements of a result that are not finite for no reason."""
   call = form.filled(flat).in_usual_order()
   in_f32 = call.replace(preferred_element_type=np.dtype(np.float32))
@@ -200,14 +229,30 @@ def _unexplained(
     if call.global_power is not None:
       factor = factor * call.global_power
     magnitude = magnitude * jnp.maximum(factor, 1)
+  return found(result, expected, magnitude, call.preferred_element_type)
+
+
+def found(
+  result: jax.Array,
+  expected: jax.Array,
+  magnitude: jax.Array,
+  dtype: np.typing.DTypeLike,
+) -> Found:
+  """The elements of a result that are not finite, and should be.
+
+  Args:
+    result: of `dtype`.
+    expected: f32, the result before the cast by portable operations.
+    magnitude: f32, sum(|a * b|) times what multiplies the sum.
+    dtype: of the result.
+  """
   error = _MAX_SLOPE * reference.ERROR_BOUND * magnitude
-  relative = _relative_error(call.preferred_element_type)
-  bound = jnp.abs(expected) * (1 + relative) + error
-  is_explained = ~(bound < _overflow(call.preferred_element_type))
+  bound = jnp.abs(expected) * (1 + _relative_error(dtype)) + error
+  is_explained = ~(bound < _overflow(dtype))
   is_bad = ~jnp.isfinite(result) & ~is_explained
   index = _first(is_bad)
   at_index = lambda x: lax.dynamic_slice(x, index, (1,) * x.ndim).reshape(())
-  return _Found(
+  return Found(
     count=jnp.sum(is_bad, dtype=jnp.uint32),
     index=jnp.stack(index) if index else jnp.zeros((0,), jnp.int32),
     actual=at_index(result).astype(jnp.float32),
@@ -240,6 +285,7 @@ def _first(is_true: jax.Array) -> list[jax.Array]:
 
 
 def _report(
+  who: str,
   description: str,
   count: np.ndarray,
   index: np.ndarray,
@@ -250,19 +296,33 @@ def _report(
   if count == 0:
     return
   where = tuple(int(i) for i in np.asarray(index))
-  error = NonFiniteError(
-    f"{sides.WHO}: {int(count)} of the result's elements are NaN or Inf without"
-    f" a cause in the operands; the first is {float(actual)} at {where}, where"
-    f" the reference has {float(expected)}\n{description}"
+  fail(
+    NonFiniteError(
+      f"{who}: {int(count)} of the result's elements are NaN or Inf without"
+      f" a cause in the operands; the first is {float(actual)} at {where},"
+      f" where the reference has {float(expected)}\n{description}"
+    )
   )
+
+
+def fail(error: Exception) -> None:
+  """On the host: raises, here and at the end of every `debug_checks`."""
   with _records_lock:
     for record in _records:
       record.append(error)
   raise error
 
 
-def _describe(result: jax.Array, call: calls.Call) -> str:
-  """The call: where it is in the program, its arrays, and what computes it."""
+def describe(
+  result: jax.Array, call: Any, choose: Callable[..., decisions.Decision]
+) -> str:
+  """A call: where it is in the program, its arrays, and what computes it.
+
+  Args:
+    result: of the call.
+    call: of the dot or of the ragged dot.
+    choose: (problem, target, requested) -> the decision.
+  """
   arrays = ", ".join(
     f"{name} {x.dtype.name}[{', '.join(map(str, x.shape))}]"
     for name, x in call.arrays().items()
@@ -272,24 +332,22 @@ def _describe(result: jax.Array, call: calls.Call) -> str:
     f"  name scope: {jax_private.name_scope() or 'none'}",
     f"  problem: {call.problem()}, result {tuple(result.shape)}",
     f"  operands: {arrays}",
-    f"  implementation: {_implementation(call)}",
+    f"  implementation: {_implementation(call, choose)}",
     '  Compute it with implementation="xla" to go on, and please report it.',
   ]
   return "\n".join(lines)
 
 
-def _implementation(call: calls.Call) -> str:
+def _implementation(
+  call: Any, choose: Callable[..., decisions.Decision]
+) -> str:
   """What is chosen where this is traced for; only lowering knows for certain.
 
   One that is forced may serve on another of the local targets only.
   """
-  problem = call.problem()
   override = targets.overriding_target()
   for target in [override] if override else targets.local_targets():
-    if call.implementation is not None and (
-      backends.BACKENDS[call.implementation].supports(problem, target)
-    ):
-      continue
-    decision = backends.choose(problem, target, call.implementation)
-    return f"{decision.implementation}, as decided for {target}"
+    with contextlib.suppress(NotImplementedError):
+      decision = choose(call.problem(), target, call.implementation)
+      return f"{decision.implementation}, as decided for {target}"
   return str(call.implementation)

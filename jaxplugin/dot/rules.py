@@ -94,7 +94,7 @@ def validate_sides(call: calls.Call) -> None:
     )
   for side in (call.lhs, call.rhs):
     if side.format is not None:
-      _validate_scale(side, call.padded_scales)
+      validate_scale(side, padded=call.padded_scales)
 
 
 def validate_epilogue(call: calls.Call) -> None:
@@ -195,7 +195,8 @@ def validate_values(side: sides.Side) -> None:
     )
 
 
-def _validate_scale(side: sides.Side, padded: bool) -> None:
+def validate_scale(side: sides.Side, *, padded: bool = False) -> None:
+  """Checks the block scale of a quantized operand; raises TypeError."""
   format, axis, scale = side.format, side.axis, side.scale
   assert format is not None and axis is not None
   contracting = side.contracting

@@ -26,6 +26,8 @@ from jaxplugin.explanation import report
 from jaxplugin.jaxext import program
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.ragged import primitive as ragged_primitive
+from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
@@ -53,13 +55,14 @@ def explain(
 ) -> report.Explanation:
   """Tells what happens to every block-scaled dot of a function or a module.
 
-  For each dot: the implementation chosen, how the global scale is applied
-  (fused into the kernel, by a separate multiply, or none), what is padded, and
-  why each other implementation was refused; the layer, by the scopes around it,
-  and whether it is of the forward or the backward pass; how often it runs, as
-  far as trips of loops are known. Beside them what quantizes and dequantizes,
-  by which kernels or why by none; the products that are not block-scaled, and
-  why; and for GPUs whose figures are published an estimate of the least time.
+  For each dot, ragged ones too: the implementation chosen, how the global scale
+  is applied (fused into the kernel, by a separate multiply, or none), what is
+  padded, and why each other implementation was refused; the layer, by the
+  scopes around it, and whether it is of the forward or the backward pass; how
+  often it runs, as far as trips of loops are known. Beside them what quantizes
+  and dequantizes, by which kernels or why by none; the products that are not
+  block-scaled, and why; and for GPUs whose figures are published an estimate of
+  the least time.
 
   Nothing is compiled or run. Sizes are those of the whole arrays, before any
   sharding, but inside of a `shard_map` those of a device. It assumes a module
@@ -113,6 +116,8 @@ def explain(
   for operation in operations:
     if operation.eqn.primitive is primitive.block_scaled_dot_p:
       dots.append(_explain_dot(operation, target))
+    elif operation.eqn.primitive is ragged_primitive.ragged_dot_p:
+      dots.append(_explain_ragged(operation, target))
     elif operation.eqn.primitive in _QUANTIZATIONS:
       quantizations.append(_explain_quantization(operation, target))
     elif (other := products.explain(operation, target)) is not None:
@@ -219,6 +224,20 @@ def _explain_dot(
     error=decided.error,
     lowering_error=lowering_error,
     estimate=estimate,
+  )
+
+
+def _explain_ragged(
+  operation: program.Operation, target: targets.Target | None
+) -> report.Explained:
+  decided = ragged_traced.decide(operation.eqn, target, operation.num_devices)
+  return report.Explained(
+    **products.place(operation),
+    problem=decided.problem,
+    target=decided.target,
+    decision=decided.decision,
+    error=decided.error,
+    estimate=products.estimate_ragged(operation.eqn, decided),
   )
 
 

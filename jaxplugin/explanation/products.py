@@ -17,11 +17,14 @@ from jaxplugin.explanation import estimates
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.ragged import traced as ragged
 
 # Products by their names in JAX, and why they are not block-scaled.
 _REASONS: Final = {
   "dot_general": "a plain product; jp.dot_general would quantize its sides",
-  "ragged_dot_general": "a ragged product, which has no block-scaled kernel",
+  "ragged_dot_general": (
+    "a plain ragged product; jp.ragged_dot has block-scaled weights"
+  ),
   "conv_general_dilated": "a convolution, which has no block-scaled kernel",
 }
 _OWN_BACKWARD: Final = (
@@ -63,6 +66,37 @@ def estimate_dot(
     problem, decision.implementation, decided.target
   )
   return estimates.estimate(num_bytes, flops, precision, decided.target)
+
+
+def estimate_ragged(
+  eqn: Any, decided: ragged.Decided
+) -> estimates.Estimate | None:
+  """Of a ragged dot, as if each row had a group of its own, up to all groups.
+
+  None where a size is symbolic.
+  """
+  problem = decided.problem
+  if not problem.sizes_are_static or decided.decision is None:
+    return None
+  assert problem.m is not None and problem.groups is not None
+  assert problem.n is not None and problem.k is not None
+  call = eqn.params["call"].filled(v.aval for v in eqn.invars)
+  weights = {"rhs", "rhs_scale"}
+  all_weights = estimates.bytes_of(
+    x for name, x in call.arrays().items() if name in weights
+  )
+  others = estimates.bytes_of(
+    [
+      *(x for name, x in call.arrays().items() if name not in weights),
+      *(v.aval for v in eqn.outvars),
+    ]
+  )
+  assert all_weights is not None and others is not None
+  used = min(problem.m, problem.groups) / max(problem.groups, 1)
+  flops = 2 * problem.m * problem.n * problem.k
+  return estimates.estimate(
+    all_weights * used + others, flops, "bf16", decided.target
+  )
 
 
 def explain(

@@ -16,6 +16,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
+from jaxplugin.ragged import problems as ragged
 
 _FORWARD: Final = "forward"
 
@@ -68,7 +69,7 @@ class Explained(Place):
     estimate: what one of them moves and computes; None where not known.
   """
 
-  problem: problems.DotProblem | None
+  problem: problems.DotProblem | ragged.RaggedProblem | None
   target: targets.Target
   decision: decisions.Decision | None
   error: str = ""

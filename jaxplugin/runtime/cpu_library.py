@@ -30,7 +30,13 @@ FORMATS: Final = {
   formats.MXFP6_E3M2: 5,
 }
 # Of values that are bytes; others are what their dtype says.
-ELEMENTS: Final = {formats.E2M3: 1, formats.E3M2: 2}
+ELEMENTS: Final = {
+  formats.E2M3: 1,
+  formats.E3M2: 2,
+  formats.E4M3: 3,
+  formats.E5M2: 4,
+}
+SCALE_ELEMENTS: Final = {formats.E8M0: 1, formats.E4M3: 2}
 
 _registration_lock = threading.Lock()
 

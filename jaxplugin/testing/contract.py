@@ -49,6 +49,8 @@ _INTEGERS: Final = {
   formats.E4M3: tuple(range(-8, 9)),
   formats.E5M2: tuple(range(-8, 9)),
   formats.E2M1: (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6),
+  formats.E2M3: tuple(range(-7, 8)),
+  formats.E3M2: tuple(range(-8, 9)),
 }
 _EXACT_SCALE_EXPONENTS: Final = (-2, -1, 0, 1, 2)
 RANDOM_SCALE_EXPONENT: Final = 30  # E8M0 scales of random data: 2^-30 to 2^30
@@ -158,6 +160,8 @@ def store(
   storage = case.storage.removeprefix("packed_")
   assert storage in STORAGES, storage
   stored = values if storage == case.storage else pack(values, case.axis)
+  if case.format.is_fp6:
+    stored = values.view(np.uint8)  # JAX has no arrays of them
   if storage == "padded":
     grows = [d not in case.unpadded for d in range(scale.ndim)]
     scale = poison(rng, scale, grows)

@@ -22,7 +22,8 @@ const char* Name(ffi::DataType type) {
 }
 
 // What u8 values may be: the `element` attributes.
-constexpr Format kElements[] = {Format::kE2M1, Format::kE2M3, Format::kE3M2};
+constexpr Format kElements[] = {Format::kE2M1, Format::kE2M3, Format::kE3M2,
+                                Format::kE4M3, Format::kE5M2};
 constexpr int64_t kElementCount = sizeof(kElements) / sizeof(kElements[0]);
 
 bool ValuesFormat(ffi::DataType type, int64_t element, Format* format) {
@@ -78,7 +79,7 @@ ffi::DataType TypeOf(Format format) {
 
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                  const ffi::AnyBuffer& scale, int64_t block, int64_t element,
-                 size_t rank, Operand* out) {
+                 size_t rank, Operand* out, int64_t scale_element) {
   const std::string who = name;
   const Dims dims = values.dimensions();
   const ffi::DataType type = values.element_type();
@@ -87,15 +88,15 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                      Text(values)) ||
       !check.Require(element >= 0 && element < kElementCount &&
                          (element == 0 || type == ffi::U8),
-                     who + "'s element must be 0, or for u8 1 (e2m3) or 2"
-                           " (e3m2)",
+                     who + "'s element must be 0, or for u8 1 (e2m3), 2 (e3m2),"
+                           " 3 (e4m3) or 4 (e5m2)",
                      std::to_string(element) + " for " + Text(values))) {
     return false;
   }
   *out = Operand{};
   if (!check.Require(ValuesFormat(type, element, &out->format),
                      who + " must be f8e4m3fn, f8e5m2, f4e2m1fn, u8 (packed"
-                           " e2m1, or codes of 6 bits), f32, bf16 or f16",
+                           " e2m1, or a code a byte), f32, bf16 or f16",
                      Text(values))) {
     return false;
   }
@@ -116,12 +117,18 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                          who + " without a format takes an empty scale",
                          Text(scale));
   }
-  switch (scale.element_type()) {
-    case ffi::F8E8M0FNU: out->scale_kind = ScaleKind::kE8M0; break;
-    case ffi::F8E4M3FN: out->scale_kind = ScaleKind::kE4M3; break;
-    default:
-      return check.Require(
-          false, who + "_scale must be f8e8m0fnu or f8e4m3fn", Text(scale));
+  const ffi::DataType scale_type = scale.element_type();
+  const bool is_bytes = scale_type == ffi::U8;
+  if (scale_type == ffi::F8E8M0FNU || (is_bytes && scale_element == 1)) {
+    out->scale_kind = ScaleKind::kE8M0;
+  } else if (scale_type == ffi::F8E4M3FN || (is_bytes && scale_element == 2)) {
+    out->scale_kind = ScaleKind::kE4M3;
+  } else {
+    return check.Require(false,
+                         who + "_scale must be f8e8m0fnu or f8e4m3fn, or u8"
+                               " with " +
+                             who + "_scale_element 1 (e8m0) or 2 (e4m3)",
+                         Text(scale));
   }
   if (!check.Require(block == 16 || block == 32,
                      who + "_block_size must be 16 or 32",

@@ -82,9 +82,10 @@ ffi::DataType TypeOf(Format format);
 // Fills `out` from values [..., k] and scale [..., ceil(k / block)] of the
 // same rank. Packed E2M1 comes as u8[..., k / 2] or as f4e2m1fn[..., k], which
 // XLA:CPU stores packed as well (though size_bytes() counts a byte a value).
+// What u8 values and scales are, `element` and `scale_element` say.
 bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
                  const ffi::AnyBuffer& scale, int64_t block, int64_t element,
-                 size_t rank, Operand* out);
+                 size_t rank, Operand* out, int64_t scale_element = 0);
 
 // An optional f32 scalar: f32[], f32[1], or empty for none.
 bool ReadGlobalScale(Checker& check, const ffi::AnyBuffer& x,

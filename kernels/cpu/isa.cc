@@ -14,12 +14,13 @@ constexpr Kernels kBaselineKernels = {
 #else
     "baseline",
 #endif
-    DotBaseline, QuantizeBaseline, DequantizeBaseline, QuantizeOperandBaseline};
+    DotBaseline, GateBaseline, QuantizeBaseline, DequantizeBaseline,
+    QuantizeOperandBaseline};
 
 #if defined(__x86_64__)
 
-constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, QuantizeAvx2, DequantizeAvx2,
-                                  QuantizeOperandAvx2};
+constexpr Kernels kAvx2Kernels = {"avx2", DotAvx2, GateAvx2, QuantizeAvx2,
+                                  DequantizeAvx2, QuantizeOperandAvx2};
 
 // __builtin_cpu_supports asks the operating system's support too.
 bool HasAvx2() {
@@ -36,16 +37,19 @@ bool HasAvx2() {
 
 #if defined(__x86_64__)
 constexpr auto kDotBelowBf16 = DotAvx2;
+constexpr auto kGateBelowBf16 = GateAvx2;
 #else
 constexpr auto kDotBelowBf16 = DotBaseline;
+constexpr auto kGateBelowBf16 = GateBaseline;
 #endif
 // Compiled for AVX2 on x86-64, else for any machine: see CMakeLists.txt.
 constexpr Kernels kAvx512Kernels = {"avx512_emulated", kDotBelowBf16,
-                                    QuantizeAvx512, DequantizeAvx512,
-                                    QuantizeOperandAvx512};
+                                    kGateBelowBf16, QuantizeAvx512,
+                                    DequantizeAvx512, QuantizeOperandAvx512};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16_emulated", DotAvx512Bf16,
-                                        QuantizeAvx512, DequantizeAvx512,
-                                    QuantizeOperandAvx512};
+                                        GateAvx512, QuantizeAvx512,
+                                        DequantizeAvx512,
+                                        QuantizeOperandAvx512};
 
 bool HasAvx512() {
 #if defined(__x86_64__)
@@ -59,11 +63,12 @@ bool HasAvx512Bf16() { return HasAvx512(); }
 
 #elif defined(__x86_64__)
 
-constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, QuantizeAvx512,
+constexpr Kernels kAvx512Kernels = {"avx512", DotAvx2, GateAvx2, QuantizeAvx512,
                                     DequantizeAvx512, QuantizeOperandAvx512};
 constexpr Kernels kAvx512Bf16Kernels = {"avx512_bf16", DotAvx512Bf16,
-                                        QuantizeAvx512, DequantizeAvx512,
-                                    QuantizeOperandAvx512};
+                                        GateAvx512, QuantizeAvx512,
+                                        DequantizeAvx512,
+                                        QuantizeOperandAvx512};
 
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") &&

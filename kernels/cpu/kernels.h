@@ -58,6 +58,19 @@ struct DotArgs {
   uint32_t* gave_up;
 };
 
+// A gated activation: of n columns of f32, half are gates.
+enum class Gate { kSwiglu = 0, kSwigluOai };
+
+// out[i, j] = cast(gated(gate, value)), of columns j and n / 2 + j (kSwiglu),
+// or 2 j and 2 j + 1 (kSwigluOai), of x[i].
+struct GateArgs {
+  Gate gate;
+  const float* x;  // [rows, n]
+  int64_t rows, n;
+  void* out;  // [rows, n / 2]
+  Format out_format;
+};
+
 struct QuantizeArgs {
   const void* x;  // [rows, k]
   Format x_format;
@@ -105,6 +118,9 @@ struct DequantizeArgs {
 bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
+bool GateBaseline(const GateArgs&, const Parallel&);
+bool GateAvx2(const GateArgs&, const Parallel&);
+bool GateAvx512(const GateArgs&, const Parallel&);
 bool QuantizeBaseline(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx2(const QuantizeArgs&, const Parallel&);
 bool QuantizeAvx512(const QuantizeArgs&, const Parallel&);
@@ -119,6 +135,7 @@ bool DequantizeAvx512(const DequantizeArgs&, const Parallel&);
 struct Kernels {
   const char* name;
   bool (*dot)(const DotArgs&, const Parallel&);
+  bool (*gate)(const GateArgs&, const Parallel&);
   bool (*quantize)(const QuantizeArgs&, const Parallel&);
   bool (*dequantize)(const DequantizeArgs&, const Parallel&);
   bool (*quantize_operand)(const OperandArgs&, const Parallel&);

@@ -42,6 +42,7 @@ HANDLERS: Final = (
   "jaxplugin_quantize_operand",
   "jaxplugin_dequantize",
   "jaxplugin_copy",
+  "jaxplugin_ragged_dot",
 )
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.core import decisions
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
@@ -34,7 +35,7 @@ _LHS_IS_DEQUANTIZED: Final = (
 _DOT: Final = "jaxplugin_block_scaled_dot"
 # Numbers of kernels/cpu/README.md.
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
-_BEST_ISA: Final = 0
+BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
 # Above so many rows the kernel walks rhs panel by panel; up to it, it streams
 # rhs through registers (dot/few_rows_avx512.inl).
@@ -49,6 +50,16 @@ def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   """Serves static sizes and the package's formats, where there are kernels."""
+  refusal = missing(target) or unknown_formats(problem.lhs, problem.rhs)
+  if refusal is not None:
+    return refusal
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  return None
+
+
+def missing(target: targets.Target) -> decisions.Unsupported | None:
+  """Why there are no kernels for a target; None where there are."""
   if target.platform != "cpu":
     return decisions.Unsupported(
       f"needs a CPU, the target's platform is {target.platform}"
@@ -59,14 +70,21 @@ def supports(
       or "the target has no CPU kernels (a named one assumes none; see"
       " jp.detect_target)"
     )
-  for side in (problem.lhs, problem.rhs):
-    if side.format is not None and side.format not in cpu_library.FORMATS:
+  return None
+
+
+def unknown_formats(
+  *operands: problems.OperandProblem,
+) -> decisions.Unsupported | None:
+  """Why kernels cannot read operands; None where they can."""
+  for operand in operands:
+    if operand.format is not None and (
+      operand.format not in cpu_library.FORMATS
+    ):
       names = ", ".join(format.name for format in cpu_library.FORMATS)
       return decisions.Unsupported(
-        f"serves {names} and plain floats, got {side.format}"
+        f"serves {names} and plain floats, got {operand.format}"
       )
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
   return None
 
 
@@ -126,37 +144,40 @@ def _dot(call: calls.Call, problem: problems.DotProblem) -> jax.Array:
   if residual is not None:
     residual = residual.reshape(batch, m, n)
   result = jax.ffi.ffi_call(_DOT, result_type)(
-    *_arrays(lhs),
-    *_arrays(rhs),
-    _or_absent(global_scale),
-    _or_absent(bias),
-    _or_absent(residual),
-    **_attributes("lhs", lhs),
-    **_attributes("rhs", rhs),
+    *arrays(lhs),
+    *arrays(rhs),
+    or_absent(global_scale),
+    or_absent(bias),
+    or_absent(residual),
+    **attributes("lhs", lhs),
+    **attributes("rhs", rhs),
     activation=np.int64(_ACTIVATIONS[call.activation]),
-    isa=np.int64(_BEST_ISA),
+    isa=np.int64(BEST_ISA),
   )
   return result.reshape(shape)
 
 
-def _arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
+def arrays(side: sides.Side) -> tuple[jax.Array, jax.Array]:
   """Values and scale, as the handler takes them."""
-  return side.values, _or_absent(side.scale)
+  return side.values, or_absent(side.scale)
 
 
-def _attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
+def attributes(prefix: str, side: sides.Side) -> dict[str, np.int64]:
   """What the handler is told of its operand `prefix`, "lhs" or "rhs"."""
   format = side.format
   if format is None:
     return {f"{prefix}_block_size": np.int64(_UNUSED_BLOCK_SIZE)}
   attributes = {f"{prefix}_block_size": np.int64(format.block_size)}
   element = cpu_library.ELEMENTS.get(format.values_dtype)
-  if element is not None:
+  if element is not None and side.values.dtype == formats.PACKED:
     attributes[f"{prefix}_element"] = np.int64(element)
+  if side.scale.dtype == formats.PACKED:
+    element = cpu_library.SCALE_ELEMENTS[format.scale_dtype]
+    attributes[f"{prefix}_scale_element"] = np.int64(element)
   return attributes
 
 
-def _or_absent(x: jax.Array | None) -> jax.Array:
+def or_absent(x: jax.Array | None) -> jax.Array:
   # Traced: a NumPy array is a constant, which custom_partitioning refuses.
   return jnp.zeros((0,), jnp.float32) if x is None else x
 

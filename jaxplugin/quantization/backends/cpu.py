@@ -307,7 +307,7 @@ def dequantize(
   dtype = problem.out_dtype if is_fused else np.dtype(np.float32)
   rows = values.reshape(-1, values.shape[-1])
   attributes = {"block_size": np.int64(problem.format.block_size)}
-  if problem.format.values_dtype in cpu_library.ELEMENTS:
+  if problem.format.is_fp6:
     element = cpu_library.ELEMENTS[problem.format.values_dtype]
     attributes["element"] = np.int64(element)
   result = jax.ffi.ffi_call(

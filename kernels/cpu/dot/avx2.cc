@@ -12,6 +12,7 @@ namespace {
 #include "simd/codec.inl"
 #include "dot/exact.inl"
 #include "dot/epilogue.inl"
+#include "dot/gate.inl"
 #include "simd/sums.inl"
 #include "dot/blocked.inl"
 #include "simd/unpack_avx2.inl"
@@ -46,6 +47,10 @@ bool Dot(const DotArgs& args, const Parallel& parallel) {
 
 bool DotAvx2(const DotArgs& args, const Parallel& parallel) {
   return Dot(args, parallel);
+}
+
+bool GateAvx2(const GateArgs& args, const Parallel& parallel) {
+  return GateRows(args, parallel);
 }
 
 }  // namespace jaxplugin

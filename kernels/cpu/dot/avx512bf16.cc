@@ -22,6 +22,7 @@ using namespace emulated;
 #include "simd/codec.inl"
 #include "dot/exact.inl"
 #include "dot/epilogue.inl"
+#include "dot/gate.inl"
 #include "simd/sums.inl"
 #include "dot/blocked.inl"
 #include "simd/unpack_avx512.inl"
@@ -73,6 +74,10 @@ bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   }
   if (!is_bf16) return DotBelow(args, parallel);
   return BlockedDot<EngineBF16>(args, parallel);
+}
+
+bool GateAvx512(const GateArgs& args, const Parallel& parallel) {
+  return GateRows(args, parallel);
 }
 
 }  // namespace jaxplugin

@@ -10,6 +10,7 @@ namespace {
 #include "simd/codec.inl"
 #include "dot/exact.inl"
 #include "dot/epilogue.inl"
+#include "dot/gate.inl"
 #include "simd/sums.inl"
 #include "dot/blocked.inl"
 #include "dot/engine_f32.inl"
@@ -17,6 +18,10 @@ namespace {
 
 bool DotBaseline(const DotArgs& args, const Parallel& parallel) {
   return BlockedDot<EngineF32>(args, parallel);
+}
+
+bool GateBaseline(const GateArgs& args, const Parallel& parallel) {
+  return GateRows(args, parallel);
 }
 
 }  // namespace jaxplugin

@@ -415,8 +415,8 @@ class DotErrorTest(parameterized.TestCase):
     ("isa_negative", {"isa": -1}, "isa must be"),
     (
       "element",
-      {"lhs": np.ones((2, 3, 32), "u1"), "attributes": {"lhs_element": I64(3)}},
-      "lhs's element must be 0, .* got 3 for u8",
+      {"lhs": np.ones((2, 3, 32), "u1"), "attributes": {"lhs_element": I64(5)}},
+      "lhs's element must be 0, .* got 5 for u8",
     ),
     (
       "element_of_f8",

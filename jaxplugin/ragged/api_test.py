@@ -1,0 +1,290 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`ragged_dot` under JAX's transformations, and its errors."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing.dot_suite import ragged_suite
+
+_GROUPS, _M, _N, _K = 3, 12, 16, 64
+_SIZES = np.array([5, 0, 4], np.int32)
+_ACTIVATIONS = (None, "relu", "gelu", "silu", "swiglu", "swigluoai")
+
+
+def _operands(format=jp.NVFP4, seed=0):
+  """x, quantized weights, and the weights dequantized in f64."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(_M, _K)).astype(np.float32)
+  w = rng.normal(size=(_GROUPS, _N, _K)).astype(np.float32)
+  w_q = jp.quantize(w, format)
+  return x, w_q, np.asarray(jp.dequantize(w_q), np.float64)
+
+
+def _by_rows(x, weights, bias, sizes, activation=None):
+  """The same by gathering each row's weight, in JAX's own operations."""
+  of_row = ragged_suite.group_of_rows(sizes, _M)
+  z = jnp.einsum("mk,mnk->mn", x, weights[of_row], precision="highest")
+  if bias is not None:
+    z = z + bias[of_row]
+  if activation == "swiglu":
+    z = jax.nn.silu(z[:, : _N // 2]) * z[:, _N // 2 :]
+  elif activation == "swigluoai":
+    gate, value = jnp.minimum(z[:, ::2], 7), jnp.clip(z[:, 1::2], -7, 7)
+    z = gate * jax.nn.sigmoid(1.702 * gate) * (value + 1)
+  elif activation is not None:
+    z = getattr(jax.nn, activation)(z)
+  return jnp.where((of_row >= 0)[:, None], z, 0)
+
+
+class TransformationsTest(parameterized.TestCase):
+  @parameterized.product(activation=_ACTIVATIONS, implementation=("xla", "cpu"))
+  def test_gradients_are_those_of_the_formula(self, activation, implementation):
+    x, w_q, w = _operands()
+    bias = np.random.default_rng(1).normal(size=(_GROUPS, _N))
+    bias = bias.astype(np.float32)
+    g_scale = np.float32(0.75)
+
+    def ours(x, bias, scale):
+      weights = jp.ScaledArray(
+        w_q.values, w_q.scale, w_q.global_scale * scale, jp.NVFP4
+      )
+      y = jp.ragged_dot(
+        x,
+        weights,
+        _SIZES,
+        bias=bias,
+        activation=activation,
+        implementation=None if implementation == "cpu" else implementation,
+      )
+      return jnp.sum(jnp.sin(y))
+
+    def theirs(x, bias, scale):
+      weights = jnp.asarray(w, jnp.float32) * scale
+      return jnp.sum(jnp.sin(_by_rows(x, weights, bias, _SIZES, activation)))
+
+    actual = jax.grad(ours, (0, 1, 2))(x, bias, g_scale)
+    expected = jax.grad(theirs, (0, 1, 2))(x, bias, g_scale)
+    for a, e in zip(actual, expected, strict=True):
+      np.testing.assert_allclose(a, e, rtol=3e-4, atol=3e-4)
+    self.assertFalse(np.asarray(actual[1][1]).any())  # of the empty group
+    self.assertFalse(np.asarray(actual[0][9:]).any())  # of no group's rows
+
+  def test_gradients_of_a_linear_call_are_exact_on_integers(self):
+    rng = np.random.default_rng(2)
+    rhs, exact = ragged_suite.operand(
+      rng, jp.MXFP8, (_GROUPS, _N, _K), integers=True
+    )
+    x = rng.integers(-4, 5, (_M, _K)).astype(np.float32)
+    g = rng.integers(-4, 5, (_M, _N)).astype(np.float32)
+    _, pull = jax.vjp(lambda x: jp.ragged_dot(x, rhs, _SIZES), x)
+    of_row = ragged_suite.group_of_rows(_SIZES, _M)
+    expected = np.einsum("mn,mnk->mk", g.astype(np.float64), exact[of_row])
+    expected[of_row < 0] = 0
+    np.testing.assert_array_equal(pull(g)[0], expected)
+
+  @parameterized.parameters(*_ACTIVATIONS)
+  def test_forward_mode_agrees_with_reverse(self, activation):
+    x, w_q, _ = _operands()
+    rng = np.random.default_rng(3)
+    f = lambda x: jp.ragged_dot(x, w_q, _SIZES, activation=activation)
+    t = rng.normal(size=x.shape).astype(np.float32)
+    y, tangent = jax.jvp(f, (x,), (t,))
+    g = rng.normal(size=y.shape).astype(np.float32)
+    _, pull = jax.vjp(f, x)
+    self.assertAlmostEqual(
+      float(np.vdot(tangent, g)), float(np.vdot(t, pull(g)[0])), delta=2e-2
+    )
+
+  def test_second_derivatives(self):
+    x, w_q, w = _operands()
+    w = jnp.asarray(w, jnp.float32)
+    f = lambda x: jnp.sum(jp.ragged_dot(x, w_q, _SIZES, activation="silu") ** 2)
+    h = lambda x: jnp.sum(_by_rows(x, w, None, _SIZES, "silu") ** 2)
+    t = jnp.ones_like(x)
+    along = lambda f: jax.jvp(jax.grad(f), (x,), (t,))[1]
+    np.testing.assert_allclose(along(f), along(h), rtol=2e-3, atol=2e-2)
+
+  @parameterized.parameters("x", "sizes", "weights", "bias", "all")
+  def test_vmap(self, mapped):
+    x, w_q, _ = _operands()
+    rng = np.random.default_rng(4)
+    many = {
+      "x": rng.normal(size=(2, _M, _K)).astype(np.float32),
+      "sizes": np.array([[5, 0, 4], [1, 2, 9]], np.int32),
+      "weights": jp.quantize(rng.normal(size=(2, _GROUPS, _N, _K)), jp.MXFP8),
+      "bias": rng.normal(size=(2, _GROUPS, _N)).astype(np.float32),
+    }
+    one = {
+      "x": x,
+      "sizes": _SIZES,
+      "weights": jp.quantize(jp.dequantize(w_q), jp.MXFP8),
+      "bias": many["bias"][0],
+    }
+    is_mapped = {name: mapped in (name, "all") for name in one}
+    args = {name: (many if is_mapped[name] else one)[name] for name in one}
+    f = lambda x, sizes, weights, bias: jp.ragged_dot(
+      x, weights, sizes, bias=bias
+    )
+    order = ("x", "sizes", "weights", "bias")
+    axes = tuple(0 if is_mapped[name] else None for name in order)
+    actual = jax.vmap(f, axes)(*(args[name] for name in order))
+    for i in range(2):
+      pick = lambda name: (
+        jax.tree.map(lambda leaf: leaf[i], args[name])  # noqa: B023
+        if is_mapped[name]
+        else args[name]
+      )
+      expected = f(*map(pick, order))
+      np.testing.assert_allclose(actual[i], expected, rtol=1e-5, atol=1e-4)
+
+  def test_scan_remat_and_grad_of_a_stack_of_layers(self):
+    rng = np.random.default_rng(5)
+    stack = jp.quantize(rng.normal(size=(4, _GROUPS, _K, _K)) / 8, jp.MXFP8)
+    x = rng.normal(size=(_M, _K)).astype(np.float32)
+
+    @jax.checkpoint
+    def layer(x, w):
+      return jp.ragged_dot(x, w, _SIZES, activation="silu"), None
+
+    scanned = lambda x: jnp.sum(jax.lax.scan(layer, x, stack)[0])
+
+    def unrolled(x):
+      for i in range(4):
+        x, _ = layer(x, stack[i])
+      return jnp.sum(x)
+
+    for a, e in zip(
+      jax.value_and_grad(scanned)(x),
+      jax.value_and_grad(unrolled)(x),
+      strict=True,
+    ):
+      np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
+
+  def test_export_with_a_symbolic_number_of_rows(self):
+    _, w_q, w = _operands()
+    f = lambda x, sizes: jp.ragged_dot(x, w_q, sizes)
+    (m,) = jax.export.symbolic_shape("m")
+    exported = jax.export.export(jax.jit(f))(
+      jax.ShapeDtypeStruct((m, _K), jnp.float32),
+      jax.ShapeDtypeStruct((_GROUPS,), jnp.int32),
+    )
+    loaded = jax.export.deserialize(exported.serialize())
+    rng = np.random.default_rng(6)
+    for m, sizes in ((7, [2, 0, 5]), (30, [9, 9, 9])):
+      x = rng.normal(size=(m, _K)).astype(np.float32)
+      expected, _ = ragged_suite.oracle(x, w, np.array(sizes))
+      actual = loaded.call(x, np.array(sizes, np.int32))
+      np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+  @parameterized.product(
+    format=(jp.MXFP8, jp.MXFP6_E2M3, jp.MXFP4, jp.NVFP4),
+    implementation=("cpu", "xla"),
+  )
+  def test_prepared_weights_have_the_same_bits(self, format, implementation):
+    x, w_q, _ = _operands(format)
+    prepared = jp.prepare_weights(w_q)
+    self.assertTrue(prepared.is_bytes)
+    f = jax.jit(functools.partial(jp.ragged_dot, implementation=implementation))
+    np.testing.assert_array_equal(f(x, prepared, _SIZES), f(x, w_q, _SIZES))
+    # No array of all groups is made: each would cost more than a decode step.
+    text = f.lower(x, prepared, _SIZES).as_text()
+    self.assertNotRegex(text, r"bitcast_convert .*\(tensor<3x16x")
+
+  def test_is_never_expanded_by_groups(self):
+    # What the optimized module multiplies: at most a tile more a used group.
+    x, w_q, _ = _operands()
+    f = functools.partial(jp.ragged_dot, implementation="xla")
+    text = jax.jit(f).lower(x, w_q, _SIZES).as_text()
+    dots = re.findall(r"stablehlo.dot_general.*", text)
+    self.assertLen(dots, 1)
+    self.assertRegex(dots[0], r"tensor<8x64xf32>, tensor<16x64xf32>")
+
+
+class DebugChecksTest(parameterized.TestCase):
+  @parameterized.parameters(([9, 9, 9],), ([-1, 2, 3],))
+  def test_wrong_sizes_are_an_error(self, sizes):
+    x, w_q, _ = _operands()
+    with (
+      self.assertRaisesRegex(ValueError, "group_sizes must not be negative"),
+      jp.debug_checks(),
+    ):
+      jax.jit(jp.ragged_dot)(x, w_q, np.array(sizes, np.int32))
+
+  @parameterized.parameters(None, "swigluoai")
+  def test_right_sizes_and_explained_nans_pass(self, activation):
+    x, w_q, _ = _operands()
+    x[1, 3] = np.nan
+    with jp.debug_checks():
+      y = jp.ragged_dot(x, w_q, _SIZES, activation=activation)
+    self.assertTrue(np.isnan(np.asarray(y)[1]).all())
+
+  def test_overflow_of_the_result_is_explained(self):
+    x, w_q, _ = _operands()
+    with jp.debug_checks():
+      y = jp.ragged_dot(
+        x * 1e5, w_q, _SIZES, preferred_element_type=jnp.float16
+      )
+    self.assertTrue(np.isinf(np.asarray(y)).any())
+
+
+class ErrorsTest(parameterized.TestCase):
+  def _check(self, error, pattern, *args, **options):
+    with self.assertRaisesRegex(error, pattern):
+      jp.ragged_dot(*args, **options)
+
+  def test_names_rule_and_remedy(self):
+    x, w_q, w = _operands()
+    t, v = TypeError, ValueError
+    self._check(t, "must be a ScaledArray .* jax.lax.ragged_dot", x, w, _SIZES)
+    self._check(t, r"lhs must have rank 2, \(m, k\)", x[0], w_q, _SIZES)
+    self._check(t, r"rhs must have rank 3", x, w_q[0], _SIZES)
+    self._check(t, "the same k, got", x[:, :32], w_q, _SIZES)
+    self._check(t, "group_sizes must be integers", x, w_q, _SIZES * 1.0)
+    self._check(t, r"one size for each of the 3 groups", x, w_q, _SIZES[:2])
+    along_n = jp.quantize(w.astype(np.float32), jp.NVFP4, axis=1)
+    self._check(t, "blocked along its last .* axis=2", x, along_n, _SIZES)
+    self._check(t, "float32, bfloat16 or", x.astype(int), w_q, _SIZES)
+    bias = np.zeros((3, _N + 1), np.float32)
+    self._check(
+      t, r"bias must have shape \(groups, n\)", x, w_q, _SIZES, bias=bias
+    )
+    self._check(v, "activation must be", x, w_q, _SIZES, activation="tanh")
+    odd = w_q[:, :15]
+    self._check(v, "needs an even n", x, odd, _SIZES, activation="swiglu")
+    self._check(v, "implementation must be", x, w_q, _SIZES, implementation="q")
+    self._check(
+      t, "preferred_element_type", x, w_q, _SIZES, preferred_element_type=int
+    )
+    varying = jp.ScaledArray(
+      w_q.values, w_q.scale, np.ones((3, _N, 1), np.float32), jp.NVFP4
+    )
+    self._check(t, "one number or one a group", x, varying, _SIZES)
+
+  def test_quantized_operands_have_no_derivative(self):
+    x, w_q, _ = _operands(jp.MXFP8)
+    scale = lambda s: jp.ragged_dot(
+      x, jp.ScaledArray(w_q.values, s, None, jp.MXFP8), _SIZES
+    )
+    ones = jnp.ones_like(w_q.scale)
+    with self.assertRaisesRegex(NotImplementedError, r"rhs_scale \(mxfp8\)"):
+      jax.jvp(scale, (w_q.scale,), (ones,))
+
+  def test_implementation_that_cannot_serve_says_why(self):
+    x, w_q, _ = _operands()
+    with jp.use_target(jp.named_target("h100")):
+      self._check(
+        *(NotImplementedError, "needs a CPU", x, w_q, _SIZES),
+        implementation="cpu",
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,117 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The cpu implementation: the dot's C++ kernels, group by group.
+
+They read each used group once, and no other. The rows of a group get the bits
+that `block_scaled_dot` of them alone has.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.ffi
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import cpu
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
+from jaxplugin.ragged import problems
+from jaxplugin.runtime import cpu_library
+
+_RAGGED_DOT: Final = "jaxplugin_ragged_dot"
+# Numbers of kernels/cpu/README.md.
+_ACTIVATIONS: Final[dict[str | None, int]] = {
+  None: 0,
+  "relu": 1,
+  "gelu": 2,
+  "silu": 3,
+  "swiglu": 4,
+  "swigluoai": 5,
+}
+
+
+def _rank(target: targets.Target) -> int | None:
+  return 10 if target.platform == "cpu" else None
+
+
+def supports(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  """Serves what the dot's kernels do, contracted along the blocks."""
+  refusal = cpu.missing(target) or cpu.unknown_formats(problem.lhs, problem.rhs)
+  if refusal is not None:
+    return refusal
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  if not problem.is_along_blocks:
+    return decisions.Unsupported(
+      "contracts along the blocks of rhs, and this call contracts across them"
+    )
+  return None
+
+
+def plan(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> decisions.Plan:
+  """A global scale is fused, unless each row has one."""
+  del target
+  applications: dict[problems.GlobalScale, decisions.Application] = {
+    "none": "none",
+    "scalar": "fused",
+    "group": "fused",
+    "row": "separate",
+  }
+  return decisions.Plan(global_scale=applications[problem.global_scale])
+
+
+def emit(
+  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+) -> jax.Array:
+  """One custom call, and whatever of the epilogue it cannot take."""
+  del target
+  call = call.in_usual_order()
+  if problem.is_empty:
+    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
+    return epilogue.apply(sums, call)
+  if problem.global_scale == "row":
+    return epilogue.apply(_ragged_dot(call.bare()), call)
+  return _ragged_dot(call)
+
+
+def _ragged_dot(call: calls.Call) -> jax.Array:
+  """The custom call."""
+  cpu_library.register()
+  factors = [
+    jnp.broadcast_to(x, (call.num_groups,))
+    for x in (call.global_scale, call.global_power)
+    if x is not None
+  ]
+  global_scale = jnp.stack(factors) if factors else None
+  bias = None if call.bias is None else call.bias.astype(jnp.float32)
+  result_type = jax.ShapeDtypeStruct(call.shape, call.preferred_element_type)
+  return jax.ffi.ffi_call(_RAGGED_DOT, result_type)(
+    *cpu.arrays(call.lhs),
+    *cpu.arrays(call.rhs),
+    call.group_sizes,
+    cpu.or_absent(global_scale),
+    cpu.or_absent(bias),
+    **cpu.attributes("lhs", call.lhs),
+    **cpu.attributes("rhs", call.rhs),
+    activation=np.int64(_ACTIVATIONS[call.activation]),
+    isa=np.int64(cpu.BEST_ISA),
+  )
+
+
+BACKEND: Final = decisions.Backend(
+  name="cpu",
+  summary="C++ kernels that read the bytes of the used groups once",
+  rank=_rank,
+  supports=supports,
+  plan=plan,
+  emit=emit,
+)

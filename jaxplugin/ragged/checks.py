@@ -1,0 +1,105 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `debug_checks` adds to a ragged dot: of its sizes and of its result."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import guards
+from jaxplugin.dot import sides
+from jaxplugin.ragged import backends
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import primitive
+
+_F32: Final = np.dtype(np.float32)
+
+
+def check(result: jax.Array, call: calls.Call) -> None:
+  """Adds both checks to what is being traced."""
+  who = sides.who()
+  description = guards.describe(result, call, backends.choose)
+  report = functools.partial(_report_sizes, who, description)
+  sizes = call.group_sizes
+  rows = call.num_rows
+  # Sums of i32 wrap around; those of f32 are near enough to be too large.
+  is_bad = jnp.any(sizes < 0) | (jnp.sum(sizes.astype(_F32)) > rows)
+  lax.cond(
+    is_bad,
+    lambda sizes: jax.debug.callback(report, sizes, rows),
+    lambda sizes: None,
+    sizes,
+  )
+  if 0 not in result.shape:
+    guards.check_finite(
+      result,
+      call.flatten(),
+      functools.partial(_unexplained, call.form()),
+      who=who,
+      description=description,
+    )
+
+
+def _report_sizes(
+  who: str, description: str, sizes: np.ndarray, rows: int
+) -> None:
+  sizes = np.asarray(sizes).astype(np.int64)
+  if (sizes >= 0).all() and sizes.sum() <= rows:
+    return  # `vmap` calls it for all entries, if for one
+  guards.fail(
+    ValueError(
+      f"{who}: group_sizes must not be negative, and their sum at most the"
+      f" {int(rows)} rows of lhs, got {sizes.tolist()} of sum"
+      f" {int(sizes.sum())}\n{description}"
+    )
+  )
+
+
+def _unexplained(
+  form: calls.Call, result: jax.Array, flat: list[jax.Array]
+) -> guards.Found:
+  """The elements of a result that are not finite for no reason."""
+  call = form.filled(flat).in_usual_order().replace(implementation="xla")
+  bind = functools.partial(primitive.bind, target=targets.overriding_target())
+  expected = bind(call.replace(preferred_element_type=_F32))
+  magnitude = bind(_of_magnitudes(call))
+  if call.is_gated:
+    # Of a gate's and a value's sums; any overflow on the way explains.
+    peak = jnp.max(magnitude, axis=1, keepdims=True)
+    magnitude = jnp.where(jnp.isfinite(peak), jnp.abs(expected), jnp.inf)
+  return guards.found(result, expected, magnitude, call.preferred_element_type)
+
+
+def _of_magnitudes(call: calls.Call) -> calls.Call:
+  """sum(|a * b|) times the magnitude of the global scale, where that is not
+  below 1."""
+  bare = call.bare()
+  plain = bare.lhs.plain() if bare.lhs.format is not None else bare.lhs
+  lhs = plain.replace(values=jnp.abs(plain.values))
+  scale, power = call.global_scale, call.global_power
+  if scale is not None:
+    scale = jnp.abs(scale)
+    product = scale if power is None else scale * power
+    scale = jnp.maximum(product, 1)
+  return bare.replace(lhs=lhs, rhs=_magnitudes(bare.rhs), global_scale=scale)
+
+
+def _magnitudes(side: sides.Side) -> sides.Side:
+  """A quantized operand of its values' magnitudes; scales have no sign."""
+  assert side.format is not None
+  is_fp4 = side.format.is_fp4
+  side = calls.as_floats(side)
+  values = side.values
+  if values.dtype == formats.PACKED:  # codes of 4 bits, two a byte, or of 6
+    values = values & jnp.uint8(0x77 if is_fp4 else 0x1F)
+  else:
+    values = jnp.abs(values.astype(_F32)).astype(values.dtype)
+  return side.replace(values=values)

@@ -1,0 +1,73 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a ragged dot's sums: global scale, bias, activation, cast."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.dot import epilogue
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import groups
+from jaxplugin.ragged import problems
+
+# gpt-oss's gated activation, "swigluoai" (arXiv 2508.10925, and its reference
+# implementation): both halves are clamped, and the slope is not silu's.
+OAI_LIMIT: Final = 7.0
+OAI_ALPHA: Final = 1.702
+
+
+def activate(x: jax.Array, activation: problems.Activation | None) -> jax.Array:
+  """An activation by its name; a gated one halves the last dimension."""
+  if activation == "swiglu":
+    gate, up = jnp.split(x, 2, axis=-1)
+    return jax.nn.silu(gate) * up
+  if activation == "swigluoai":
+    pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
+    gate = jnp.minimum(pairs[..., 0], OAI_LIMIT)
+    up = jnp.clip(pairs[..., 1], -OAI_LIMIT, OAI_LIMIT)
+    return gate * jax.nn.sigmoid(OAI_ALPHA * gate) * (up + 1)
+  return epilogue.activate(x, activation)
+
+
+def scaled(result: jax.Array, call: calls.Call) -> jax.Array:
+  """f32 [m, columns] times the call's global scale."""
+  scale, power = call.global_scale, call.global_power
+  if scale is None:
+    return result
+  if scale.ndim == 1:
+    scale = _column(call, scale)
+    power = None if power is None else _column(call, power)
+  return epilogue.multiply(result, scale, power)
+
+
+def apply(result: jax.Array, call: calls.Call) -> jax.Array:
+  """activation(result * global_scale + bias), cast; zero in no group's rows."""
+  result = scaled(result, call)
+  if call.bias is not None:
+    group_of_row = rows_of(call)
+    bias = call.bias.astype(jnp.float32)
+    result = result + groups.per_row(bias, group_of_row)
+  result = activate(result, call.activation)
+  result = jnp.where(is_in_group(call), result, np.float32(0))
+  return result.astype(call.preferred_element_type)
+
+
+def rows_of(call: calls.Call) -> jax.Array:
+  """i32[m]: the group of each row of a call."""
+  group_ends = groups.ends(call.group_sizes, call.num_rows)
+  return groups.of_rows(group_ends, call.num_rows)
+
+
+def is_in_group(call: calls.Call) -> jax.Array:
+  """bool[m, 1]: whether a row is any group's."""
+  return rows_of(call)[:, None] < call.num_groups
+
+
+def _column(call: calls.Call, x: jax.Array) -> jax.Array:
+  """[m, 1] of what each group has one number of."""
+  return groups.per_row(x, rows_of(call))[:, None]

@@ -1,0 +1,69 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a ragged dot asks for: all that choosing a backend needs of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+from typing import Literal
+
+import numpy as np
+
+from jaxplugin.dot import problems
+
+Activation = Literal["relu", "gelu", "silu", "swiglu", "swigluoai"]
+GATED: Final = ("swiglu", "swigluoai")
+ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
+# Of a global scale: none, one number, one a group, or one a row.
+GlobalScale = Literal["none", "scalar", "group", "row"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedProblem:
+  """A ragged dot, reduced to what choosing an implementation needs.
+
+  Attributes:
+    groups, m, n, k: sizes: lhs is (m, k) and a group's weight (n, k). None
+      where a size is symbolic.
+    lhs, rhs: the operands.
+    out_dtype: dtype of the result.
+    is_along_blocks: whether the contracting dimension of rhs is the blocked
+      one; in the gradient of lhs it is the other.
+    global_scale: whether and how it varies.
+    has_global_power: whether it comes as two factors (`dot.epilogue`).
+    has_bias, activation: the epilogue.
+  """
+
+  groups: int | None
+  m: int | None
+  n: int | None
+  k: int | None
+  lhs: problems.OperandProblem
+  rhs: problems.OperandProblem
+  out_dtype: np.dtype
+  is_along_blocks: bool = True
+  global_scale: GlobalScale = "none"
+  has_global_power: bool = False
+  has_bias: bool = False
+  activation: Activation | None = None
+
+  def __str__(self) -> str:
+    sizes = " ".join(
+      f"{name}={'?' if size is None else size}"
+      for name, size in (
+        ("groups", self.groups),
+        ("m", self.m),
+        ("n", self.n),
+        ("k", self.k),
+      )
+    )
+    return f"{self.lhs} x {self.rhs} -> {self.out_dtype.name}, {sizes}"
+
+  @property
+  def sizes_are_static(self) -> bool:
+    return None not in (self.groups, self.m, self.n, self.k)
+
+  @property
+  def is_empty(self) -> bool:
+    return 0 in (self.groups, self.m, self.n, self.k)

@@ -1,0 +1,101 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of a call's shapes, dtypes and options.
+
+As `dot.rules`: each function raises TypeError or ValueError, naming the
+argument, the rule, what was given, and the remedy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import problems
+
+_RANKS: Final = {"lhs": (2, "(m, k)"), "rhs": (3, "(groups, n, k)")}
+
+
+def validate_rank(side: sides.Side) -> None:
+  """Raises TypeError unless a side has its rank."""
+  rank, names = _RANKS[side.name]
+  if side.ndim != rank:
+    raise TypeError(
+      f"{sides.who()}: {side.name} must have rank {rank}, {names}, got shape"
+      f" {side.shape}"
+    )
+
+
+def require_quantized(rhs: Any) -> None:
+  """Raises TypeError unless rhs is a `ScaledArray`."""
+  if not isinstance(rhs, scaled_array.ScaledArray):
+    raise TypeError(
+      f"{sides.who()}: rhs must be a ScaledArray of (groups, n, k), got"
+      f" {type(rhs).__name__}; quantize it along its last axis, or call"
+      " jax.lax.ragged_dot for plain weights"
+    )
+
+
+def validate_activation(activation: Any, columns: Any) -> None:
+  """Raises ValueError unless it is one that these columns can have."""
+  if activation is None:
+    return
+  if activation not in problems.ACTIVATIONS:
+    raise ValueError(
+      f"{sides.who()}: activation must be None or one of"
+      f" {problems.ACTIVATIONS}, got {activation!r}"
+    )
+  if activation in problems.GATED and columns % 2:
+    raise ValueError(
+      f"{sides.who()}: activation {activation!r} needs an even n, a gate and a"
+      f" value for each result, got n={columns}"
+    )
+
+
+def validate_groups(group_sizes: Any, num_groups: Any) -> None:
+  """Raises TypeError unless they are integers, one a group."""
+  if not np.issubdtype(group_sizes.dtype, np.integer):
+    raise TypeError(
+      f"{sides.who()}: group_sizes must be integers, got {group_sizes.dtype}"
+    )
+  if tuple(group_sizes.shape) != (num_groups,):
+    raise TypeError(
+      f"{sides.who()}: group_sizes must have one size for each of the"
+      f" {num_groups} groups of rhs, shape ({num_groups},), got"
+      f" {tuple(group_sizes.shape)}"
+    )
+
+
+def validate(call: calls.Call) -> None:
+  """Checks sides and scales against each other; raises TypeError."""
+  for side in (call.lhs, call.rhs):
+    rules.validate_values(side)
+  lhs_k, rhs_k = call.lhs.shape[1], call.rhs.shape[2]
+  if lhs_k != rhs_k:
+    raise TypeError(
+      f"{sides.who()}: lhs (m, k) and rhs (groups, n, k) must have the same k,"
+      f" got {call.lhs.shape} and {call.rhs.shape} (logical shapes)"
+    )
+  for side in (call.lhs, call.rhs):
+    if side.format is not None:
+      rules.validate_scale(side)
+  if call.preferred_element_type not in rules.RESULT_DTYPES:
+    raise TypeError(
+      f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
+      f" float16, got {call.preferred_element_type.name}"
+    )
+
+
+def validate_bias(bias: Any, num_groups: Any, columns: Any) -> None:
+  """Raises TypeError unless it has a row for each group."""
+  if tuple(bias.shape) != (num_groups, columns):
+    raise TypeError(
+      f"{sides.who()}: bias must have shape (groups, n), ({num_groups},"
+      f" {columns}), got {tuple(bias.shape)}"
+    )

@@ -1,0 +1,201 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The XLA FFI handler of the ragged dot: the dot of each group's rows with the
+// group's weight, one group after the other, all threads at each. Groups
+// without rows are not read, and rows without a group are zeros.
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "arguments.h"
+#include "kernels.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxplugin {
+namespace {
+
+constexpr int64_t kFirstGate = 4;  // of the activations' numbers
+
+struct RaggedArgs {
+  DotArgs dot;  // of all rows; rhs of all groups
+  int64_t groups;
+  const int32_t* sizes;
+  const float* factors;  // [groups] or null
+  const float* powers;   // [groups] or null
+  const float* bias;     // [groups, n] or null
+  bool is_gated;
+  Gate gate;
+};
+
+int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
+
+// Rows [start, start + count) of an operand.
+Operand Rows(Operand x, int64_t start, int64_t count) {
+  x.values += start * x.row_bytes;
+  if (x.scale != nullptr) x.scale += start * x.scale_cols;
+  x.rows = count;
+  return x;
+}
+
+// One group: rows [start, start + count) of lhs and of the result.
+bool Group(const Kernels& kernels, const RaggedArgs& args, int64_t group,
+           int64_t start, int64_t count, const Parallel& parallel) {
+  DotArgs dot = args.dot;
+  const int64_t n = dot.n;
+  dot.lhs = Rows(dot.lhs, start, count);
+  dot.rhs = Rows(dot.rhs, group * n, n);
+  dot.m = count;
+  if (args.factors != nullptr) dot.global_scale = args.factors + group;
+  if (args.powers != nullptr) dot.global_power = args.powers + group;
+  if (args.bias != nullptr) dot.bias = args.bias + group * n;
+  uint8_t* out = static_cast<uint8_t*>(args.dot.out);
+  const int64_t columns = args.is_gated ? n / 2 : n;
+  dot.out = out + start * columns * SizeOf(args.dot.out_format);
+  if (!args.is_gated) return Dot(kernels, dot, parallel);
+
+  Scratch scratch(count * n * sizeof(float));
+  if (scratch.get() == nullptr) return false;
+  GateArgs gate{};
+  gate.gate = args.gate;
+  gate.x = reinterpret_cast<const float*>(scratch.get());
+  gate.rows = count;
+  gate.n = n;
+  gate.out = dot.out;
+  gate.out_format = dot.out_format;
+  dot.out = scratch.get();
+  dot.out_format = Format::kF32;
+  return Dot(kernels, dot, parallel) && kernels.gate(gate, parallel);
+}
+
+bool RaggedDot(const Kernels& kernels, const RaggedArgs& args,
+               const Parallel& parallel) {
+  const int64_t m = args.dot.m;
+  int64_t start = 0;
+  for (int64_t group = 0; group < args.groups; ++group) {
+    // Whatever the sizes are, nothing outside of the arrays is touched.
+    int64_t count = args.sizes[group];
+    count = count < 0 ? 0 : count > m - start ? m - start : count;
+    if (count == 0) continue;
+    if (!Group(kernels, args, group, start, count, parallel)) return false;
+    start += count;
+  }
+  const int64_t columns = args.is_gated ? args.dot.n / 2 : args.dot.n;
+  const int64_t row_bytes = columns * SizeOf(args.dot.out_format);
+  uint8_t* out = static_cast<uint8_t*>(args.dot.out);
+  std::memset(out + start * row_bytes, 0, (m - start) * row_bytes);
+  return true;
+}
+
+// f32[factors, groups], of one factor or two; or empty for none.
+void ReadFactors(Checker& check, const ffi::AnyBuffer& x, RaggedArgs* out) {
+  const int64_t groups = out->groups;
+  if (!check.Require(x.element_type() == ffi::F32 &&
+                         (IsAbsent(x) || IsDims(x.dimensions(), {1, groups}) ||
+                          IsDims(x.dimensions(), {2, groups})),
+                     "global_scale must be f32[1, groups], f32[2, groups] or"
+                     " f32[0]",
+                     Text(x)) ||
+      IsAbsent(x)) {
+    return;
+  }
+  const float* numbers = static_cast<const float*>(x.untyped_data());
+  out->factors = numbers;
+  if (x.dimensions()[0] == 2) out->powers = numbers + groups;
+}
+
+ffi::Error RaggedDotHandler(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
+                            ffi::AnyBuffer lhs_scale, ffi::AnyBuffer rhs,
+                            ffi::AnyBuffer rhs_scale,
+                            ffi::AnyBuffer group_sizes,
+                            ffi::AnyBuffer global_scale, ffi::AnyBuffer bias,
+                            ffi::Result<ffi::AnyBuffer> out,
+                            ffi::Dictionary given) {
+  constexpr const char* kWho = "jaxplugin_ragged_dot";
+  Checker check(kWho);
+  Attributes attributes(check, given);
+  const int64_t lhs_block_size = attributes.Required("lhs_block_size");
+  const int64_t rhs_block_size = attributes.Required("rhs_block_size");
+  const int64_t lhs_element = attributes.Optional("lhs_element", 0);
+  const int64_t rhs_element = attributes.Optional("rhs_element", 0);
+  const int64_t lhs_scale_element =
+      attributes.Optional("lhs_scale_element", 0);
+  const int64_t rhs_scale_element =
+      attributes.Optional("rhs_scale_element", 0);
+  const int64_t activation = attributes.Required("activation");
+  const int64_t isa = attributes.Required("isa");
+  RaggedArgs args{};
+  DotArgs& dot = args.dot;
+  const Kernels* kernels = nullptr;
+  if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
+      !ReadOperand(check, "lhs", lhs, lhs_scale, lhs_block_size, lhs_element, 2,
+                   &dot.lhs, lhs_scale_element) ||
+      !ReadOperand(check, "rhs", rhs, rhs_scale, rhs_block_size, rhs_element, 3,
+                   &dot.rhs, rhs_scale_element)) {
+    return check.error();
+  }
+  args.groups = rhs.dimensions()[0];
+  dot.batch = 1;
+  dot.rhs_batched = true;
+  dot.m = lhs.dimensions()[0];
+  dot.n = rhs.dimensions()[1];
+  dot.k = dot.lhs.k;
+  check.Require(dot.rhs.k == dot.k, "lhs and rhs must have the same k",
+                Text(lhs) + " and " + Text(rhs));
+  check.Require(group_sizes.element_type() == ffi::S32 &&
+                    IsDims(group_sizes.dimensions(), {args.groups}),
+                "group_sizes must be i32[groups]", Text(group_sizes));
+  check.Require(activation >= 0 && activation <= kFirstGate + 1,
+                "activation must be 0 (none), 1 (relu), 2 (gelu), 3 (silu), 4"
+                " (swiglu) or 5 (swigluoai)",
+                std::to_string(activation));
+  args.is_gated = activation >= kFirstGate;
+  check.Require(!args.is_gated || dot.n % 2 == 0,
+                "n must be even for a gated activation", Text(rhs));
+  const int64_t columns = args.is_gated ? dot.n / 2 : dot.n;
+  check.Require(PlainFormat(out->element_type(), &dot.out_format) &&
+                    IsDims(out->dimensions(), {dot.m, columns}),
+                "the result must be f32, bf16 or f16[m, n], of half the columns"
+                " for a gated activation",
+                Text(*out) + " for " + Text(lhs) + " and " + Text(rhs));
+  check.Require(
+      bias.element_type() == ffi::F32 &&
+          (IsAbsent(bias) || IsDims(bias.dimensions(), {args.groups, dot.n})),
+      "bias must be f32[groups, n] or f32[0]", Text(bias));
+  ReadFactors(check, global_scale, &args);
+  if (!check.ok()) return check.error();
+  if (out->element_count() == 0) return ffi::Error::Success();
+  args.sizes = static_cast<const int32_t*>(group_sizes.untyped_data());
+  if (!IsAbsent(bias)) args.bias = static_cast<float*>(bias.untyped_data());
+  if (args.is_gated) {
+    args.gate = static_cast<Gate>(activation - kFirstGate);
+  } else {
+    dot.activation = static_cast<Activation>(activation);
+  }
+  dot.out = out->untyped_data();
+  AdviseHugePages(dot.out, out->size_bytes());
+  if (!RaggedDot(*kernels, args, MakeParallel(pool))) return NoMemory(kWho);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace jaxplugin
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxplugin_ragged_dot,
+                              jaxplugin::RaggedDotHandler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // lhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs
+                                  .Arg<xla::ffi::AnyBuffer>()  // rhs_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // group_sizes
+                                  .Arg<xla::ffi::AnyBuffer>()  // global_scale
+                                  .Arg<xla::ffi::AnyBuffer>()  // bias
+                                  .Ret<xla::ffi::AnyBuffer>()  // out
+                                  .Attrs());
+
+#pragma GCC visibility pop
