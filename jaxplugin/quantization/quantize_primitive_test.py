@@ -287,11 +287,13 @@ class LoweringTest(parameterized.TestCase):
       function(quantization_lowerings.X[:, 0]),
     )
 
-  def test_stochastic_rounding_gets_operations(self):
-    key = jax.random.key(0)
-    self.assert_calls(
-      lambda x: quantization.quantize(x, MXFP8, key=key), (0, 0)
-    )
+  @quantization_lowerings.needs_library
+  def test_stochastic_rounding_gets_a_kernel_that_draws_threefry(self):
+    for impl, calls in (("threefry2x32", (1, 0)), ("rbg", (0, 0))):
+      key = jax.random.key(0, impl=impl)
+      self.assert_calls(
+        lambda x, key=key: quantization.quantize(x, MXFP8, key=key), calls
+      )
 
   @parameterized.parameters(((0, 64),), ((4, 0),))
   def test_empty_array_gets_operations(self, shape):
