@@ -237,6 +237,20 @@ class SitesTest(parameterized.TestCase):
       reason = self.reason(g, jnp.asarray(constructs.W[0]), X)
       self.assertEqual(reason == "", is_taken, reason)
 
+  @parameterized.parameters("scan", "while")
+  def test_a_carry_that_begins_as_a_parameter_is_none(self, loop):
+    def body(carry):
+      w, x = carry
+      return w * 2, plain(x, w)
+
+    def f(w, x):
+      if loop == "while":
+        return lax.while_loop(lambda c: c[1][0, 0] < 1, body, (w, x))
+      return lax.scan(lambda c, _: (body(c), None), (w, x), None, length=2)[0]
+
+    reason = self.reason(f, jnp.asarray(constructs.W[0]), X)
+    self.assertIn("neither operand is a parameter", reason)
+
   def test_where_decides_and_may_give_another_recipe(self):
     seen = []
 

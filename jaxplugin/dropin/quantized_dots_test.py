@@ -304,6 +304,30 @@ class KeysTest(parameterized.TestCase):
     )
     self.assertFalse(bool(same.all()))
 
+  def test_key_after_a_cond_is_that_of_none_of_its_branches(self):
+    def model(first, second, third):
+      def f(w, x):
+        two = lambda x: jnp.tanh(second(jnp.tanh(first(x, w[0])), w[1]))
+        # The branch without dots is the first one of the operation.
+        x = lax.cond(jnp.sum(x) < 1e9, two, lambda x: x, x)
+        return (third(x, w[2]) ** 2).mean()
+
+      return f
+
+    hand = model(*(by_hand(KEYED, i) for i in range(3)))
+    quantized = jp.quantize_dots(model(plain, plain, plain), KEYED, key=KEY)
+    actual = jax.jit(jax.grad(quantized))(W, X)
+    assert_same(actual, jax.jit(jax.grad(hand))(W, X))
+
+  def test_jitted_functions_that_differentiate_have_keys_of_their_own(self):
+    @jax.jit
+    def step(w, x):
+      return jax.grad(lambda w: (plain(x, w) ** 2).mean())(w)
+
+    twice = jax.jit(lambda w, x: (step(w, x), step(w, x)))
+    first, second = jp.quantize_dots(twice, KEYED, key=KEY)(W[0], X)
+    self.assertTrue(bool((first != second).any()))
+
   def test_recipe_that_needs_a_key_says_so(self):
     quantized = jp.quantize_dots(two_layers(plain, plain), KEYED)
     quantized(W, X)  # the forward pass needs none

@@ -228,6 +228,7 @@ class TransposedTest(parameterized.TestCase):
     ((3, 11, 40), (0, 1), (2,)),
     ((3, 11, 5, 7), (1, 0), (3, 2)),
     ((2, 33, 31), (2,), (1,)),
+    ((4, 3, 8), (0, 2), (1,)),  # nothing to pad, and yet another order
     ((48,), (0,), ()),
   )
   def test_any_rank_is_the_matrix_of_merged_dimensions(self, shape, k, free):
