@@ -1,0 +1,135 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scales of the blocks of a tile, for quantize/operand.inl: of MX formats,
+// and NVFP4's, to 6, or to 6 or 4, whichever errs less.
+
+// Scales, and what goes with them, of the blocks of a tile.
+struct Scales {
+  Ints code[kMaxVectors];
+  Step step[kMaxVectors];
+};
+
+template <typename T>
+JAXPLUGIN_ALWAYS_INLINE void MxScales(const OperandArgs& args,
+                                      const Ints* maxima, int vectors,
+                                      Scales* out) {
+  constexpr int32_t kMaxMantissa = T::kMaxBits & 0x7fffff;
+  for (int v = 0; v < vectors; ++v) {
+    const Ints amax = maxima[v];
+    Ints byte = (amax >> 23) - T::kMaxExponent;
+    // A comparison gives -1 where it holds.
+    if (args.round_up) byte -= (amax & 0x7fffff) > kMaxMantissa;
+    byte = MaxInts(byte, Ints{});
+    const Ints keep = amax < static_cast<int32_t>(kInfinity);
+    out->step[v] = {FloatsOf((254 - byte) << 23), SplatInts(-1), keep};
+    out->code[v] = keep ? byte : SplatInts(255);
+  }
+}
+
+// The codes of scales: the nearest ones, or the least that are not below.
+JAXPLUGIN_ALWAYS_INLINE Ints Nvfp4Codes(Ints ideal, bool up) {
+  const Ints code = EncodeNearest<E4M3>(ideal);
+  if (!up) return code;
+  const Ints number = IntsOf(FloatsOf(code << 20) * 0x1p120f);
+  const Ints is_less = number < (ideal & (ideal >= 1 << 23));
+  return code - (is_less & (code < E4M3::kFacts.max_code));
+}
+
+// Scales that bring the largest magnitudes to `largest`; `numbers` are their
+// values.
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesTo(float largest, bool up,
+                                           const Nvfp4Global& global,
+                                           const Ints* maxima, int vectors,
+                                           Scales* out, Floats* numbers) {
+  for (int v = 0; v < vectors; ++v) {
+    Ints keep = maxima[v] < static_cast<int32_t>(kInfinity);
+    if (global.invalid) keep = Ints{};
+    Floats amax = FloatsOf(maxima[v] & keep);
+    if (global.tiny) {
+      // What it makes Inf saturates below, as any number this large.
+      amax = amax * 0x1p64f;
+    }
+    // Subnormals count as nothing, as they do in operations.
+    Floats part = amax / largest;
+    part = FloatsOf(IntsOf(part) & (IntsOf(part) >= 1 << 23));
+    const Floats ideal = part / global.divisor;
+    const Ints code = Nvfp4Codes(IntsOf(ideal) & keep, up);
+    const Ints is_zero = code == 0;
+    numbers[v] = FloatsOf(code << 20) * 0x1p120f;
+    // Where nothing is kept the quotients do not matter.
+    const Ints step = IntsOf(numbers[v] * global.divisor);
+    out->step[v].factor = FloatsOf(is_zero ? IntsOf(SplatFloats(1)) : step);
+    out->step[v].codes = keep & ~is_zero;
+    out->step[v].keep = keep;
+    out->code[v] = keep ? code : SplatInts(0x7f);
+  }
+}
+
+// Sums of x[0] + x[half], x[1] + x[half + 1], ... and so on, into x[0].
+template <int kCount, typename V>
+JAXPLUGIN_ALWAYS_INLINE void SumTree(V* x) {
+  for (int half = kCount / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
+  }
+}
+
+// Sums of a block's squared errors, in units of the global scale: of each row,
+// or of all where they share scales.
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4Errors(const OperandArgs& args,
+                                         const Floats* x, int vectors,
+                                         const Scales& scales,
+                                         const Floats* numbers, Floats* sums) {
+  float rows[kMinBlock] = {};
+  for (int v = 0; v < vectors; ++v) {
+    Floats squares[kMinBlock];
+    for (int i = 0; i < kMinBlock; ++i) {
+      const Floats magnitude = FloatsOf(IntsOf(x[i * vectors + v]) &
+                                        static_cast<int32_t>(kMagnitude));
+      const Ints quotient =
+          IntsOf(magnitude / scales.step[v].factor) & scales.step[v].codes;
+      const Ints code = EncodeNearest<E2M1>(quotient);
+      const Ints half = code & 1 & (code < 2);
+      const Ints rounded = code < 2 ? -half & IntsOf(SplatFloats(0.5f))
+                                    : (code << 22) + (126 << 23);
+      const Floats error = (FloatsOf(quotient) - FloatsOf(rounded)) *
+                           numbers[v];
+      const Floats square = error * error;
+      // Subnormals count as nothing, as they do in operations.
+      squares[i] = FloatsOf((square >= 0x1p-126f) & IntsOf(square));
+    }
+    SumTree<kMinBlock>(squares);
+    sums[v] = squares[0];
+    for (int i = 0; i < kLanes; ++i) rows[v * kLanes + i] = sums[v][i];
+  }
+  if (args.square == 0) return;
+  SumTree<kMinBlock>(rows);
+  for (int v = 0; v < vectors; ++v) sums[v] = SplatFloats(rows[0]);
+}
+
+// Scales to 6; or, if asked to choose, to 4 where that has the smaller error.
+JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesOf(const OperandArgs& args,
+                                           const Nvfp4Global& global,
+                                           const Floats* x, const Ints* maxima,
+                                           int vectors, Scales* out) {
+  Floats numbers[kMaxVectors];
+  Nvfp4ScalesTo(6, args.scale_up, global, maxima, vectors, out, numbers);
+  if (!args.four_over_six) return;
+  Scales other;
+  Floats other_numbers[kMaxVectors], error[kMaxVectors];
+  Floats other_error[kMaxVectors];
+  Nvfp4ScalesTo(4, args.scale_up, global, maxima, vectors, &other,
+                other_numbers);
+  Nvfp4Errors(args, x, vectors, *out, numbers, error);
+  Nvfp4Errors(args, x, vectors, other, other_numbers, other_error);
+  for (int v = 0; v < vectors; ++v) {
+    const Ints is_other =
+        (other_error[v] < error[v]) | (out->code[v] == 0);
+    Step& step = out->step[v];
+    const Step& its = other.step[v];
+    step.factor =
+        FloatsOf(is_other ? IntsOf(its.factor) : IntsOf(step.factor));
+    step.codes = is_other ? its.codes : step.codes;
+    out->code[v] = is_other ? other.code[v] : out->code[v];
+  }
+}
