@@ -165,7 +165,7 @@ def _available_isas() -> tuple[int, ...]:
     x = jp.quantize(jnp.ones((1, 32)), jp.MXFP8)
     call = lambda x: jp.block_scaled_dot(x, x, implementation="cpu")
     try:
-      with mock.patch.object(cpu, "_BEST_ISA", isa):
+      with mock.patch.object(cpu, "BEST_ISA", isa):
         jax.jit(call)(x).block_until_ready()
     except (NotImplementedError, jax.errors.JaxRuntimeError):
       return False
@@ -184,7 +184,7 @@ def dot(rng: np.random.Generator) -> None:
   isa = int(rng.choice(isas))
   run = _jit if run is _eager else run  # eager calls are compiled once
   try:
-    with mock.patch.object(cpu, "_BEST_ISA", isa):
+    with mock.patch.object(cpu, "BEST_ISA", isa):
       return _check_dot(rng, run, implementation=implementation)
   except AssertionError as error:
     raise AssertionError(f"instruction set {isa}: {error}") from None

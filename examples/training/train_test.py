@@ -51,9 +51,9 @@ class CommandTest(absltest.TestCase):
     trained = []
     train_one = training_runs.train
 
-    def spied(task, variant, seed, *args):
+    def spied(task, variant, seed, *args, **options):
       trained.append((variant, seed))
-      return train_one(task, variant, seed, *args)
+      return train_one(task, variant, seed, *args, **options)
 
     with mock.patch.object(training_runs, "train", spied):
       output = self.called("--variants", "f32", "--seeds", "2")

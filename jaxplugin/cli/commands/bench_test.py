@@ -107,7 +107,10 @@ class RunTest(BenchTestCase):
     self.check_dot(dot, samples)
     self.assertEqual(
       [(v.name, v.status) for v in codec.variants],
-      [(name, "ok") for name in ("jp.quantize", "by xla", "copy", "warm copy")],
+      [
+        (name, "ok")
+        for name in ("jp.quantize", "by xla", "copy", "warm copy", "fresh copy")
+      ],
     )
     self.assertStartsWith(plot.read_bytes(), b"\x89PNG")
     self.assertLessEqual(max(map(len, out.splitlines())), table.WIDTH)

@@ -208,8 +208,8 @@ class CompiledTest(parameterized.TestCase):
       extras=(extras, extras),
     )
     self.check(kernel)
-    # Key, and global scale: nothing else is read, and no random bits.
-    narrow = 2 if extras.is_stochastic else 1
+    # The key's two words, and NVFP4's global scale: no random bits are read.
+    narrow = 2 * extras.is_stochastic + (format_name == "nvfp4")
     if kernel.architecture.is_nvidia:
       self.assertEqual(kernel.global_load_bits[32], narrow)
 
