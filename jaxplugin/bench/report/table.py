@@ -58,13 +58,12 @@ def header(
 def _ceilings(ceilings: roofline.Ceilings) -> str:
   copies = f"copy {ceilings.copy / 1e9:.1f}"
   if ceilings.warm:
-    fresh = f"into fresh memory {ceilings.copy / 1e9:.1f}"
+    copies += f", warm {ceilings.warm / 1e9:.1f}"
     if ceilings.fresh:
-      fresh += f", in huge pages {ceilings.fresh / 1e9:.1f}"
-    copies = f"warm copy {ceilings.warm / 1e9:.1f} ({fresh})"
+      copies += f", huge pages {ceilings.fresh / 1e9:.1f}"
   rates = f"bf16 {ceilings.bf16 / 1e9:.0f} and f32 {ceilings.f32 / 1e9:.0f}"
   if ceilings.int8:
-    rates += f" GFLOP/s, int8 {ceilings.int8 / 1e9:.0f} G operations/s"
+    rates += f" GFLOP/s, int8 {ceilings.int8 / 1e9:.0f} GOP/s"
   else:
     rates += " GFLOP/s"
   return (
