@@ -397,7 +397,8 @@ def reject_negative_scale(side: sides.Side) -> None:
     return
   if not scale_signs.has_negative_code(scale):
     return
-  exact = np.asarray(side.linear_scale())
+  # Of a scale that comes as bytes, too.
+  exact = np.asarray(side.linear_scale()).view(formats.E4M3)
   negative = np.argwhere(scale_signs.negative_codes(exact))
   if len(negative):
     where = tuple(int(i) for i in negative[0])

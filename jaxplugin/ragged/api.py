@@ -79,7 +79,7 @@ def ragged_dot(
 
   Raises:
     TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: a parameter is not acceptable.
+    ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
     NotImplementedError: the implementation asked for cannot serve (all reasons
       are listed), or a derivative with respect to quantized values or block
       scales is asked for.
@@ -132,9 +132,12 @@ def _call(
   )
   rules.validate(call)
   rules.validate_activation(activation, call.columns)
-  return call.replace(
+  call = call.replace(
     lhs=_with_bytes(call.lhs, lhs), rhs=_with_bytes(call.rhs, rhs)
   )
+  for side in (call.lhs, call.rhs):
+    api.reject_negative_scale(side)
+  return call
 
 
 def _side_of(name: str, operand: Any) -> sides.Side:

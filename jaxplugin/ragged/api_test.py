@@ -268,6 +268,26 @@ class ErrorsTest(parameterized.TestCase):
     )
     self._check(t, "one number or one a group", x, varying, _SIZES)
 
+  @parameterized.parameters("lhs", "rhs", "prepared")
+  def test_negative_nvfp4_scale_is_refused(self, where):
+    x, w_q, _ = _operands()
+    x_q = jp.quantize(x, jp.NVFP4)
+    given = x_q if where == "lhs" else w_q
+    codes = np.asarray(given.scale).view(np.uint8).copy()
+    codes.reshape(-1)[0] = 0xB8  # -1
+    scale = jnp.asarray(codes.view(given.scale.dtype))
+    bad = jp.ScaledArray(given.values, scale, given.global_scale, jp.NVFP4)
+    if where == "prepared":
+      bad = bad.to_bytes()
+    args = (bad, w_q) if where == "lhs" else (x_q, bad)
+    self._check(
+      ValueError,
+      rf"{'lhs' if where == 'lhs' else 'rhs'}_scale .* got -1.* at \(0, 0",
+      *args,
+      _SIZES,
+      implementation="xla",
+    )
+
   def test_quantized_operands_have_no_derivative(self):
     x, w_q, _ = _operands(jp.MXFP8)
     scale = lambda s: jp.ragged_dot(
