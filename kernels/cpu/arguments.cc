@@ -119,6 +119,12 @@ bool ReadOperand(Checker& check, const char* name, const ffi::AnyBuffer& values,
   }
   const ffi::DataType scale_type = scale.element_type();
   const bool is_bytes = scale_type == ffi::U8;
+  if (!check.Require(scale_element == 0 || is_bytes,
+                     who + "_scale_element must be 0, or for u8 1 (e8m0) or 2"
+                           " (e4m3)",
+                     std::to_string(scale_element) + " for " + Text(scale))) {
+    return false;
+  }
   if (scale_type == ffi::F8E8M0FNU || (is_bytes && scale_element == 1)) {
     out->scale_kind = ScaleKind::kE8M0;
   } else if (scale_type == ffi::F8E4M3FN || (is_bytes && scale_element == 2)) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "config_error.h"
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -48,6 +49,10 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
   const int64_t activation = attributes.Required("activation");
   const int64_t isa = attributes.Required("isa");
   DotArgs args{};
+  args.config = {static_cast<Engine>(attributes.Optional("engine", 0)),
+                 attributes.Optional("panel_rows", 0),
+                 attributes.Optional("task_rows", 0),
+                 attributes.Optional("threads", 0)};
   const Kernels* kernels = nullptr;
   if (!attributes.AreAll() || !ReadKernels(check, isa, &kernels) ||
       !ReadOperand(check, "lhs", lhs, lhs_scale, lhs_block_size, lhs_element, 3,
@@ -87,6 +92,15 @@ ffi::Error BlockScaledDot(ffi::ThreadPool pool, ffi::AnyBuffer lhs,
                 std::to_string(activation));
   if (!check.ok()) return check.error();
   if (out->element_count() == 0) return ffi::Error::Success();
+  const int64_t rows = args.rhs_batched ? args.m : args.m * args.batch;
+  const ConfigError error =
+      WhyNot(LevelOf(*kernels),
+             {args.lhs.format, args.rhs.format, args.lhs.block, args.rhs.block,
+              rows, args.n, args.k},
+             args.config);
+  if (!check.Require(error.rule.empty(), error.rule, error.given)) {
+    return check.error();
+  }
   if (!IsAbsent(bias)) args.bias = static_cast<float*>(bias.untyped_data());
   if (!IsAbsent(residual)) args.residual = residual.untyped_data();
   args.activation = static_cast<Activation>(activation);

@@ -3,6 +3,9 @@
 //
 // Chooses kernels by what the machine that runs them has.
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "kernels.h"
 
 namespace jaxplugin {
@@ -85,14 +88,33 @@ bool HasAvx512Bf16() {
 
 #endif
 
+#if defined(__x86_64__)
+
+// What may be the best, by JAXPLUGIN_CPU_ISA in the environment when it is first
+// asked for: "baseline" or "avx2"; all else is no limit.
+Isa Limit() {
+  static const Isa limit = [] {
+    const char* name = getenv("JAXPLUGIN_CPU_ISA");
+    if (name == nullptr) return Isa::kAvx512Bf16;
+    if (strcmp(name, kBaselineKernels.name) == 0) return Isa::kBaseline;
+    if (strcmp(name, kAvx2Kernels.name) == 0) return Isa::kAvx2;
+    return Isa::kAvx512Bf16;
+  }();
+  return limit;
+}
+
+#endif
+
 // The best that the machine has; never an emulated one.
 const Kernels* BestKernels() {
 #if defined(__x86_64__)
 #if !defined(JAXPLUGIN_EMULATE_AVX512)
-  if (HasAvx512Bf16()) return &kAvx512Bf16Kernels;
-  if (HasAvx512()) return &kAvx512Kernels;
+  if (Limit() > Isa::kAvx2) {
+    if (HasAvx512Bf16()) return &kAvx512Bf16Kernels;
+    if (HasAvx512()) return &kAvx512Kernels;
+  }
 #endif
-  if (HasAvx2()) return &kAvx2Kernels;
+  if (Limit() > Isa::kBaseline && HasAvx2()) return &kAvx2Kernels;
 #endif
   return &kBaselineKernels;
 }
@@ -116,6 +138,17 @@ const Kernels* GetKernels(Isa isa) {
 #endif
     default: return nullptr;
   }
+}
+
+Isa LevelOf(const Kernels& kernels) {
+#if defined(__x86_64__)
+  if (&kernels == &kAvx2Kernels) return Isa::kAvx2;
+#endif
+#if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
+  if (&kernels == &kAvx512Kernels) return Isa::kAvx512;
+  if (&kernels == &kAvx512Bf16Kernels) return Isa::kAvx512Bf16;
+#endif
+  return Isa::kBaseline;
 }
 
 }  // namespace jaxplugin

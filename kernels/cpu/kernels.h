@@ -14,6 +14,7 @@
 
 #include <stdint.h>
 
+#include "dot/config.h"
 #include "parallel.h"
 #include "simd/formats.h"
 
@@ -56,18 +57,22 @@ struct DotArgs {
   // Null, or what is set to 1 where a row was met that the fast paths may not
   // touch (kSafeExponent): the kernel gives up then, and out is garbage.
   uint32_t* gave_up;
+  DotConfig config;  // all zeros: by rule
 };
 
 // A gated activation: of n columns of f32, half are gates.
 enum class Gate { kSwiglu = 0, kSwigluOai };
 
-// out[i, j] = cast(gated(gate, value)), of columns j and n / 2 + j (kSwiglu),
-// or 2 j and 2 j + 1 (kSwigluOai), of x[i].
+// out[i, j] = cast(gated(gate, value)), of gates and values [i, j] (kSwiglu), or
+// [i, 2 * j] (kSwigluOai).
 struct GateArgs {
   Gate gate;
-  const float* x;  // [rows, n]
-  int64_t rows, n;
-  void* out;  // [rows, n / 2]
+  const float* gates;
+  const float* values;
+  int64_t row_floats;     // from a row of gates, or of values, to the next
+  int64_t rows, columns;  // of the result
+  void* out;
+  int64_t out_columns;  // from a row of the result to the next
   Format out_format;
 };
 
@@ -147,6 +152,9 @@ enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
 
 // The kernels of a level, or null when this build or machine lacks it.
 const Kernels* GetKernels(Isa isa);
+
+// The level of what GetKernels gave.
+Isa LevelOf(const Kernels& kernels);
 
 // kernels.dot; where rows have scales far from 1 they are rebased, so that it
 // stays fast (dot/rebase.cc).

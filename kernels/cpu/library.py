@@ -44,6 +44,12 @@ HANDLERS: Final = (
   "jaxplugin_copy",
   "jaxplugin_ragged_dot",
 )
+# What is asked about configs of a dot (config_error.cc).
+QUESTIONS: Final = (
+  "jaxplugin_cpu_dot_config_error",
+  "jaxplugin_cpu_dot_engine",
+  "jaxplugin_cpu_engine_name",
+)
 
 _HERE: Final = pathlib.Path(__file__).resolve().parent
 _INSTALLED_DIRECTORY: Final = "jaxplugin/kernels/cpu"  # of site-packages
@@ -145,7 +151,7 @@ def load(
   library = _open(path)
   try:
     number = int(library.jaxplugin_cpu_ffi_api_version())
-    for name in HANDLERS:
+    for name in (*HANDLERS, *QUESTIONS):
       getattr(library, name)
     library.jaxplugin_cpu_isa.restype = ctypes.c_char_p
   except AttributeError as error:

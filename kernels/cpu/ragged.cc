@@ -1,15 +1,13 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The XLA FFI handler of the ragged dot: the dot of each group's rows with the
-// group's weight, one group after the other, all threads at each. Groups
-// without rows are not read, and rows without a group are zeros.
+// The XLA FFI handler of the ragged dot (dot/ragged.cc).
 
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "arguments.h"
+#include "dot/ragged.h"
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -17,76 +15,6 @@ namespace jaxplugin {
 namespace {
 
 constexpr int64_t kFirstGate = 4;  // of the activations' numbers
-
-struct RaggedArgs {
-  DotArgs dot;  // of all rows; rhs of all groups
-  int64_t groups;
-  const int32_t* sizes;
-  const float* factors;  // [groups] or null
-  const float* powers;   // [groups] or null
-  const float* bias;     // [groups, n] or null
-  bool is_gated;
-  Gate gate;
-};
-
-int64_t SizeOf(Format format) { return format == Format::kF32 ? 4 : 2; }
-
-// Rows [start, start + count) of an operand.
-Operand Rows(Operand x, int64_t start, int64_t count) {
-  x.values += start * x.row_bytes;
-  if (x.scale != nullptr) x.scale += start * x.scale_cols;
-  x.rows = count;
-  return x;
-}
-
-// One group: rows [start, start + count) of lhs and of the result.
-bool Group(const Kernels& kernels, const RaggedArgs& args, int64_t group,
-           int64_t start, int64_t count, const Parallel& parallel) {
-  DotArgs dot = args.dot;
-  const int64_t n = dot.n;
-  dot.lhs = Rows(dot.lhs, start, count);
-  dot.rhs = Rows(dot.rhs, group * n, n);
-  dot.m = count;
-  if (args.factors != nullptr) dot.global_scale = args.factors + group;
-  if (args.powers != nullptr) dot.global_power = args.powers + group;
-  if (args.bias != nullptr) dot.bias = args.bias + group * n;
-  uint8_t* out = static_cast<uint8_t*>(args.dot.out);
-  const int64_t columns = args.is_gated ? n / 2 : n;
-  dot.out = out + start * columns * SizeOf(args.dot.out_format);
-  if (!args.is_gated) return Dot(kernels, dot, parallel);
-
-  Scratch scratch(count * n * sizeof(float));
-  if (scratch.get() == nullptr) return false;
-  GateArgs gate{};
-  gate.gate = args.gate;
-  gate.x = reinterpret_cast<const float*>(scratch.get());
-  gate.rows = count;
-  gate.n = n;
-  gate.out = dot.out;
-  gate.out_format = dot.out_format;
-  dot.out = scratch.get();
-  dot.out_format = Format::kF32;
-  return Dot(kernels, dot, parallel) && kernels.gate(gate, parallel);
-}
-
-bool RaggedDot(const Kernels& kernels, const RaggedArgs& args,
-               const Parallel& parallel) {
-  const int64_t m = args.dot.m;
-  int64_t start = 0;
-  for (int64_t group = 0; group < args.groups; ++group) {
-    // Whatever the sizes are, nothing outside of the arrays is touched.
-    int64_t count = args.sizes[group];
-    count = count < 0 ? 0 : count > m - start ? m - start : count;
-    if (count == 0) continue;
-    if (!Group(kernels, args, group, start, count, parallel)) return false;
-    start += count;
-  }
-  const int64_t columns = args.is_gated ? args.dot.n / 2 : args.dot.n;
-  const int64_t row_bytes = columns * SizeOf(args.dot.out_format);
-  uint8_t* out = static_cast<uint8_t*>(args.dot.out);
-  std::memset(out + start * row_bytes, 0, (m - start) * row_bytes);
-  return true;
-}
 
 // f32[factors, groups], of one factor or two; or empty for none.
 void ReadFactors(Checker& check, const ffi::AnyBuffer& x, RaggedArgs* out) {

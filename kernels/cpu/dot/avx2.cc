@@ -1,6 +1,7 @@
 // Copyright 2026 The jaxplugin Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+#include "dot/rule.h"
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -20,24 +21,28 @@ namespace {
 #include "dot/few_rows_avx2.inl"
 #include "dot/engine_integer_avx2.inl"
 
-// Rows up to which the weights are streamed through registers, four rows at a
-// time. With 8 rows of (n, k) = (2048, 4096) that takes 1.6 ms in integers
-// where the blocked dot takes 2.1, and 3.7 in floats where it takes 3.4.
-constexpr int64_t kStreamedRowsMax = 4;
-constexpr int64_t kStreamedIntegerRowsMax = 3;
+// The config's engine, where it is of these, or that of the rule.
+Engine EngineOf(const DotArgs& args) {
+  switch (args.config.engine) {
+    case Engine::kFloatAvx2:
+    case Engine::kIntegerAvx2:
+    case Engine::kFewRowsAvx2: return args.config.engine;
+    default: return RuleAvx2(ShapeOf(args));
+  }
+}
 
 bool Dot(const DotArgs& args, const Parallel& parallel) {
-  const Sides sides = ChooseSides(args);
-  const bool is_integer = args.lhs.format == Format::kE2M1 &&
-                          args.rhs.format == Format::kE2M1;
-  if (!IsPlain(sides.strip->format) &&
-      sides.panel_rows <=
-          (is_integer ? kStreamedIntegerRowsMax : kStreamedRowsMax)) {
+  Engine engine = EngineOf(args);
+  if (engine == Engine::kFewRowsAvx2) {
     bool is_done = false;
-    const bool ok = FewRowsDot(args, sides, parallel, &is_done);
+    const bool ok =
+        FewRowsDot(args, ChooseSides(args), parallel, &is_done);
     if (is_done || !ok) return ok;
+    engine = Engine::kFloatAvx2;  // of floats that are too large or too small
   }
-  if (!is_integer) return BlockedDot<EngineFloat>(args, parallel);
+  if (engine == Engine::kFloatAvx2) {
+    return BlockedDot<EngineFloat>(args, parallel);
+  }
   return args.lhs.block == 32 && args.rhs.block == 32
              ? BlockedDot<EngineInteger<32>>(args, parallel)
              : BlockedDot<EngineInteger<16>>(args, parallel);

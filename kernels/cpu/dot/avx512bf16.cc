@@ -4,6 +4,7 @@
 // Needs AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16: Zen 4, Sapphire Rapids and
 // newer.
 
+#include "dot/rule.h"
 #include "kernels.h"
 
 #if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
@@ -39,34 +40,31 @@ bool DotBelow(const DotArgs& args, const Parallel& parallel) {
 #endif
 }
 
-// Rows from which two E2M1 sides are fastest in vpdpbusd: n = k = 4096, one
-// Zen 4 core, ms in MXFP4 and in NVFP4, with the few rows of vdpbf16ps up to 4.
-//   rows          1            2            4            5            128
-//   vpdpbusd      1.00 0.94    0.82 1.01    0.98 1.23    1.07 1.33    13.8 16.2
-//   vdpbf16ps     0.54 0.65    0.72 0.87    1.21 1.43    2.93 3.35    23.3 22.9
-//   AVX2          0.52 0.57    0.80 0.91    1.20 1.43    1.35 1.66    18.9 22.7
-// NVFP4 of up to 4 rows in vdpbf16ps has taken 0.74 to 0.82 of that since its
-// scales are looked up.
-// (ONE_THREAD=1 tests/compare/compare.sh, with this rule changed.)
-constexpr int64_t kVnniRowsMin = 4;
-
-bool IsE2M1Pair(const Sides& sides) {
-  return sides.panel->format == Format::kE2M1 &&
-         sides.strip->format == Format::kE2M1;
+// The config's engine, where it is of these, or that of the rule.
+Engine EngineOf(const DotArgs& args) {
+  return args.config.engine == Engine::kByRule ? RuleAvx512Bf16(ShapeOf(args))
+                                               : args.config.engine;
 }
+
 }  // namespace
 
 bool DotAvx512Bf16(const DotArgs& args, const Parallel& parallel) {
   const Sides sides = ChooseSides(args);
-  if (IsE2M1Pair(sides)) {
-    if (sides.panel_rows >= kVnniRowsMin) return VnniDot(args, sides, parallel);
-    const bool is_block_32 = Min(sides.panel->block, sides.strip->block) == 32;
-    if (sides.panel_rows == 1 && is_block_32) return DotBelow(args, parallel);
+  const Engine engine = EngineOf(args);
+  if (engine == Engine::kVnni) return VnniDot(args, sides, parallel);
+  if (engine != Engine::kBF16 && engine != Engine::kFewRowsAvx512) {
+    return DotBelow(args, parallel);
   }
   const bool is_bf16 =
       BF16CanHold(args.lhs, parallel) && BF16CanHold(args.rhs, parallel);
-  if (sides.panel_rows <= kFewRowsMax && !IsPlain(sides.strip->format) &&
-      (is_bf16 || IsPacked(sides.strip->format))) {
+  bool is_few = engine == Engine::kFewRowsAvx512;
+  if (is_few && !is_bf16) {  // which the rule may not have known
+    is_few = IsPacked(sides.strip->format) &&
+             (args.config.engine == engine ||
+              sides.panel_rows <=
+                  StreamedRowsAvx512(SidesOf(ShapeOf(args)), false));
+  }
+  if (is_few) {
     const Factors factors = is_bf16 ? Factors::kBF16 : Factors::kF32;
     bool is_done = false;
     const bool ok = FewRowsDot(args, sides, factors, parallel, &is_done);

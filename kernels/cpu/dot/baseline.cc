@@ -3,6 +3,7 @@
 //
 // Any machine: SSE2 on x86-64, NEON on aarch64.
 
+#include "dot/rule.h"
 #include "kernels.h"
 
 namespace jaxplugin {

@@ -53,13 +53,38 @@ JAXPLUGIN_ALWAYS_INLINE bool GaveUp(const DotArgs& args) {
 }
 
 inline Sides ChooseSides(const DotArgs& args) {
-  // The strip side is unpacked once per panel, and its tail wastes less when
-  // it is long: it is the larger one, by preference the weights.
-  const bool panel_is_lhs = args.m <= args.n || args.n > 256;
-  if (panel_is_lhs) {
+  if (PanelIsLhs(args.m, args.n)) {
     return Sides{&args, &args.lhs, &args.rhs, args.m, args.n, true};
   }
   return Sides{&args, &args.rhs, &args.lhs, args.n, args.m, false};
+}
+
+inline DotShape ShapeOf(const DotArgs& args) {
+  return {args.lhs.format, args.rhs.format, args.lhs.block, args.rhs.block,
+          args.m,          args.n,          args.k};
+}
+
+// Weight rows of a task of few rows, the strip side. Up to 256 KiB of them, as
+// each task begins with nothing asked for ahead; but eight tasks a thread, so
+// that all end together.
+inline int64_t StreamedRows(const Sides& sides, const Parallel& parallel) {
+  const DotArgs& args = *sides.args;
+  if (args.config.task_rows > 0) {
+    return Min(Min(args.config.task_rows, kTaskRowsMost), sides.strip_rows);
+  }
+  const int64_t row_bytes = Max(sides.strip->row_bytes, 1);
+  int64_t bytes =
+      sides.strip_rows * row_bytes * args.batch / (8 * parallel.threads);
+  bytes = Max(int64_t{16} << 10, Min(bytes, int64_t{256} << 10));
+  return Min(RoundUp(Max(1, bytes / row_bytes), 4), 1024);
+}
+
+// Rows of the panel side that pass them at a time: equal passes rather than a
+// small last one.
+inline int64_t PassRows(const Sides& sides, int64_t most) {
+  const int64_t given = sides.args->config.panel_rows;
+  if (given > 0) return Min(given, most);
+  return CeilDiv(sides.panel_rows, CeilDiv(sides.panel_rows, most));
 }
 
 // Finishes a tile of sums c[panel row r][strip row j], `ldc` apart. Rows that
@@ -76,7 +101,9 @@ inline void StoreTile(const Sides& sides, int64_t batch, int64_t panel0,
       args.lhs_shift != nullptr || args.rhs_shift != nullptr;
   uint8_t any_unsafe = 0;
   for (int64_t r = 0; r < panel_count; ++r) any_unsafe |= panel_unsafe[r];
-  for (int64_t j = 0; j < strip_count; ++j) {
+  const bool all_safe = !any_unsafe && !has_shifts &&
+                        ScalesAreSafe(*sides.strip, strip_row0, strip_count);
+  for (int64_t j = 0; j < (all_safe ? 0 : strip_count); ++j) {
     const bool strip_safe = RowIsSafe(*sides.strip, strip_row0 + j);
     if (strip_safe && !any_unsafe && !has_shifts) continue;
     for (int64_t r = 0; r < panel_count; ++r) {
@@ -131,7 +158,11 @@ struct Blocked {
       : sides(ChooseSides(args)), engine(sides), k(args.k) {
     const int64_t row_bytes = Engine::PanelRowBytes(k);
     int64_t rows = Max(Engine::kTileRowsMax, kPanelBytesMax / row_bytes);
-    rows = Min(Min(rows, Engine::kPanelRowsMax), Max(sides.panel_rows, 1));
+    rows = Min(rows, Engine::kPanelRowsMax);
+    if (args.config.panel_rows > 0) {
+      rows = Min(args.config.panel_rows, kPanelRowsMost);
+    }
+    rows = Min(rows, Max(sides.panel_rows, 1));
     // Equal panels rather than a small last one.
     const int64_t blocks = CeilDiv(Max(sides.panel_rows, 1), rows);
     panel_block = CeilDiv(Max(sides.panel_rows, 1), blocks);
@@ -180,7 +211,10 @@ struct Blocked {
           }
         });
     const int64_t strips = CeilDiv(sides.strip_rows, Engine::kStripRows);
-    const int64_t group = Max(1, strips / (parallel.threads * 16));
+    int64_t group = Max(1, strips / (parallel.threads * 16));
+    if (sides.args->config.task_rows > 0) {
+      group = CeilDiv(sides.args->config.task_rows, Engine::kStripRows);
+    }
     ok = ok && ParallelFor(
         parallel, CeilDiv(strips, group), [&](int64_t index, int slot) {
           uint8_t* strip = slots + slot * SlotBytes();

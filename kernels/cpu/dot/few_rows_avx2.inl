@@ -418,14 +418,9 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
   const int64_t count = sides.panel_rows;
   const int64_t x_rows = args.batch * count;
   const int64_t x_row_bytes = rows.RowBytes();
-  // Up to 256 KiB of weights a task, as each begins with nothing asked for
-  // ahead; but eight tasks a thread, so that all end together.
-  const int64_t weight_bytes = sides.strip_rows * rows.weights.row_bytes;
-  int64_t chunk_bytes = weight_bytes * args.batch / (8 * parallel.threads);
-  chunk_bytes = Max(int64_t{16} << 10, Min(chunk_bytes, int64_t{256} << 10));
-  int64_t chunk = Max(1, chunk_bytes / Max(rows.weights.row_bytes, 1));
-  chunk = Min(RoundUp(chunk, 4), 1024);
+  const int64_t chunk = StreamedRows(sides, parallel);
   const int64_t chunks = CeilDiv(sides.strip_rows, chunk);
+  const int64_t pass = PassRows(sides, kFewRowsMax);
 
   const int64_t x_bytes = RoundUp(x_rows * x_row_bytes, 64);
   const int64_t flag_bytes = RoundUp(x_rows, 64);
@@ -460,9 +455,9 @@ bool FewRowsDot(const DotArgs& args, const Sides& sides,
         const int64_t strip = Min(chunk, sides.strip_rows - j0);
         if (GaveUp(args)) return;
         float* c = reinterpret_cast<float*>(slots + slot * slot_bytes);
-        for (int64_t r0 = 0; r0 < count; r0 += kFewRowsMax) {
+        for (int64_t r0 = 0; r0 < count; r0 += pass) {
           const int64_t r = batch * count + r0;
-          const int64_t some = Min(kFewRowsMax, count - r0);
+          const int64_t some = Min(pass, count - r0);
           const FewRowsFunction function =
               rows.weights.block == 16 ? FewRowsOfBlock<16>(rows, some)
                                        : FewRowsOfBlock<32>(rows, some);

@@ -35,31 +35,32 @@ JAXPLUGIN_ALWAYS_INLINE void GateRun(const GateArgs& args, int64_t row,
                                      int64_t j, int n) {
   constexpr int kRun = 64;
   float v[kRun];
-  const int64_t half = args.n / 2;
-  const float* x = args.x + row * args.n;
+  const float* gates = args.gates + row * args.row_floats;
+  const float* values = args.values + row * args.row_floats;
   if (args.gate == Gate::kSwiglu) {
-    for (int i = 0; i < n; ++i) v[i] = Swiglu(x[j + i], x[half + j + i]);
+    for (int i = 0; i < n; ++i) v[i] = Swiglu(gates[j + i], values[j + i]);
   } else {
-    const float* pairs = x + 2 * j;
-    for (int i = 0; i < n; ++i) {
-      v[i] = SwigluOai(pairs[2 * i], pairs[2 * i + 1]);
-    }
+    gates += 2 * j;
+    values += 2 * j;
+    for (int i = 0; i < n; ++i) v[i] = SwigluOai(gates[2 * i], values[2 * i]);
   }
-  StoreGated(args, row * half + j, n, v);
+  StoreGated(args, row * args.out_columns + j, n, v);
 }
 
 inline bool GateRows(const GateArgs& args, const Parallel& parallel) {
   constexpr int kRun = 64;
-  const int64_t half = args.n / 2;
-  // About 32 KiB of x for a task.
-  const int64_t task = Max(1, (int64_t{1} << 13) / Max(args.n, 1));
+  // About 32 KiB of sums for a task.
+  const int64_t task = Max(1, (int64_t{1} << 12) / Max(args.columns, 1));
   return ParallelFor(
       parallel, CeilDiv(args.rows, task), [&](int64_t index, int) {
         const int64_t end = Min(args.rows, (index + 1) * task);
         for (int64_t row = index * task; row < end; ++row) {
           int64_t j = 0;
-          for (; j + kRun <= half; j += kRun) GateRun(args, row, j, kRun);
-          if (j < half) GateRun(args, row, j, static_cast<int>(half - j));
+          for (; j + kRun <= args.columns; j += kRun) {
+            GateRun(args, row, j, kRun);
+          }
+          const int rest = static_cast<int>(args.columns - j);
+          if (rest > 0) GateRun(args, row, j, rest);
         }
       });
 }

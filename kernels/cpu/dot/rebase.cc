@@ -7,6 +7,7 @@
 // and only where a kernel has come across a row that is not safe: it gives up
 // then, and runs again.
 
+#include "dot/rule.h"
 #include "kernels.h"
 
 namespace jaxplugin {
@@ -65,10 +66,19 @@ bool Rebase(Operand* x, const int16_t** shift, uint8_t* memory,
       });
 }
 
+// How many threads share a dot: a small one is done before another thread has
+// woken up.
+int ThreadsOf(const DotArgs& args, int all) {
+  const int64_t given = args.config.threads;
+  if (given > 0) return static_cast<int>(Min(given, all));
+  return IsSerial(args.batch, args.m, args.n, args.k) ? 1 : all;
+}
+
 }  // namespace
 
-bool Dot(const Kernels& kernels, const DotArgs& args,
-         const Parallel& parallel) {
+bool Dot(const Kernels& kernels, const DotArgs& args, const Parallel& all) {
+  Parallel parallel = all;
+  parallel.threads = ThreadsOf(args, all.threads);
   uint32_t gave_up = 0;
   DotArgs first = args;
   first.gave_up = &gave_up;

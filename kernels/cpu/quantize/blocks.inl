@@ -47,6 +47,9 @@ struct Nvfp4Steps {
   float step[kNvfp4Blocks];     // what a value is divided by
   uint32_t zero[kNvfp4Blocks];  // masks of codes, 0 where the step is
   uint32_t keep[kNvfp4Blocks];
+  float inverse[kNvfp4Blocks];  // of the step; 0 where that is
+  // Whether values can be multiplied by `inverse`: see blocks_avx2.inl.
+  bool has_inverse;
 };
 
 constexpr int kMxBlocks = 8;  // quantized together, for the same reason
@@ -135,8 +138,24 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
     out->keep[b] = keep;
     code[b] = (e4m3 & keep) | (0x7fu & ~keep);
   }
+  out->has_inverse = false;
   for (int b = 0; b < count; ++b) scale[b] = static_cast<uint8_t>(code[b]);
 }
+
+// The largest BlockMax of `count` values, a multiple of 16, among the blocks
+// without NaN or Inf.
+JAXPLUGIN_ALWAYS_INLINE uint32_t FiniteMax(const float* x, int64_t count) {
+  uint32_t amax = 0;
+  for (int64_t i = 0; i < count; i += 16) {
+    const uint32_t block = BlockMax<16>(x + i);
+    if (block < kInfinity) amax = block > amax ? block : amax;
+  }
+  return amax;
+}
+
+// Codes of two blocks, by Nvfp4Steps::inverse; no builds of this have one.
+JAXPLUGIN_ALWAYS_INLINE void EncodeTwoBlocks(const float*, const Nvfp4Steps&,
+                                             int, uint8_t*) {}
 
 // The scales of `count` blocks, and what their values are encoded with.
 template <typename T>
@@ -172,7 +191,13 @@ template <bool kTiny>
 JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
                                          const Nvfp4Steps& steps,
                                          uint8_t* values) {
-  for (int b = 0; b < count; ++b) {
+  int b = 0;
+  if (!kTiny && steps.has_inverse) {
+    for (; b + 2 <= count; b += 2) {
+      EncodeTwoBlocks(x + 16 * b, steps, b, values + 8 * b);
+    }
+  }
+  for (; b < count; ++b) {
     const float* from = x + 16 * b;
     float scaled[16];
     if (kTiny) {
@@ -199,18 +224,6 @@ JAXPLUGIN_ALWAYS_INLINE const float* ReadFloats(const void* x, Format format,
     for (int64_t i = 0; i < count; ++i) buffer[i] = FromF16(halves[i]);
   }
   return buffer;
-}
-
-// Calls block(x, number of the block) for the blocks of values [begin, end).
-template <int kBlock, typename F>
-JAXPLUGIN_ALWAYS_INLINE void ForBlocks(const QuantizeArgs& args, int64_t begin,
-                                       int64_t end, const F& block) {
-  for (int64_t i = begin; i < end; i += kQuantizeChunk) {
-    float buffer[kQuantizeChunk];
-    const int64_t count = Min(kQuantizeChunk, end - i);
-    const float* x = ReadFloats(args.x, args.x_format, i, count, buffer);
-    for (int64_t j = 0; j < count; j += kBlock) block(x + j, (i + j) / kBlock);
-  }
 }
 
 template <typename T>
@@ -257,12 +270,14 @@ bool ComputeGlobalScale(const QuantizeArgs& args, const Parallel& parallel,
   const bool ok = ParallelFor(parallel, tasks, [=, &args](int64_t t, int) {
     uint32_t amax = 0;
     const int64_t begin = t * kQuantizeTask;
-    ForBlocks<16>(args, begin, Min(total, begin + kQuantizeTask),
-                  [&](const float* x, int64_t) {
-                    uint32_t block = BlockMax<16>(x);
-                    block = block < kInfinity ? block : 0;
-                    amax = block > amax ? block : amax;
-                  });
+    const int64_t end = Min(total, begin + kQuantizeTask);
+    for (int64_t i = begin; i < end; i += kQuantizeChunk) {
+      float buffer[kQuantizeChunk];
+      const int64_t count = Min(kQuantizeChunk, end - i);
+      const uint32_t chunk = FiniteMax(
+          ReadFloats(args.x, args.x_format, i, count, buffer), count);
+      amax = chunk > amax ? chunk : amax;
+    }
     maxima[t] = amax;
   });
   uint32_t amax = 0;

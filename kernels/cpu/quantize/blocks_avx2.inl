@@ -20,6 +20,31 @@ JAXPLUGIN_ALWAYS_INLINE uint32_t BlockMax(const float* x) {
   return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
 }
 
+// The largest BlockMax of `count` values, a multiple of 16, among the blocks
+// without NaN or Inf. Almost always all are: they are looked at together.
+JAXPLUGIN_ALWAYS_INLINE uint32_t FiniteMax(const float* x, int64_t count) {
+  const __m256i magnitude = _mm256_set1_epi32(kMagnitude);
+  __m256i tops[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (int64_t i = 0; i < count; i += 16) {
+    for (int h = 0; h < 2; ++h) {
+      const __m256i bits = _mm256_loadu_si256(
+          reinterpret_cast<const __m256i*>(x + i + 8 * h));
+      tops[h] = _mm256_max_epi32(tops[h], _mm256_and_si256(bits, magnitude));
+    }
+  }
+  alignas(32) float both[16];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(both), tops[0]);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(both + 8), tops[1]);
+  uint32_t amax = BlockMax<16>(both);
+  if (amax < kInfinity) return amax;
+  amax = 0;
+  for (int64_t i = 0; i < count; i += 16) {
+    const uint32_t block = BlockMax<16>(x + i);
+    if (block < kInfinity) amax = block > amax ? block : amax;
+  }
+  return amax;
+}
+
 // Encode on 8 quotients, none NaN or negative.
 template <typename T>
 JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
@@ -94,6 +119,75 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
   }
 }
 
+// What steps have inverses that are used: no number below overflows then, or is
+// too small for a difference where it matters.
+constexpr float kLeastStep = 0x1p-64f;
+
+// Of 8 values the place in a list of cells that codes of E2M1 are looked up by,
+// 499 too high, and below that for 0: cells begin at 1, 1.25, 1.5 and 1.75
+// times a power of two, and end before the next one, but where an end is in the
+// middle between two values of E2M1 it belongs to the cell of the even code.
+//
+// The quotient x / step is x * inverse, corrected once. That it is the rounded
+// one was tried for all 2^23 significands of a step and the seven values of x
+// on either side of each of the seven middles: what else there is, is too far
+// from a middle to be rounded across it.
+JAXPLUGIN_ALWAYS_INLINE __m256i E2M1Cells(__m256 x, __m256 step,
+                                          __m256 inverse) {
+  const __m256 close = _mm256_mul_ps(x, inverse);
+  const __m256 rest = _mm256_fnmadd_ps(close, step, x);
+  const __m256i bits = _mm256_and_si256(
+      _mm256_castps_si256(_mm256_fmadd_ps(rest, inverse, close)),
+      _mm256_set1_epi32(kMagnitude));
+  // One less, unless the upper of the cell's two bits is set: the middles 0.75,
+  // 1.75 and 3.5 are those of cells with it, and go up.
+  const __m256i upper = _mm256_srai_epi32(_mm256_slli_epi32(bits, 9), 31);
+  const __m256i below = _mm256_sub_epi32(
+      _mm256_add_epi32(bits, _mm256_set1_epi32(-1)), upper);
+  return _mm256_srai_epi32(below, 21);
+}
+
+// Codes of blocks b and b + 1 at x.
+JAXPLUGIN_ALWAYS_INLINE void EncodeTwoBlocks(const float* x,
+                                             const Nvfp4Steps& steps, int b,
+                                             uint8_t* out) {
+  const __m256i low = _mm256_setr_epi8(0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4,
+                                       5, 5, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 3,
+                                       4, 4, 5, 5);
+  const __m256i high = _mm256_setr_epi8(6, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
+                                        7, 7, 7, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7,
+                                        7, 7, 7, 7, 7, 7);
+  __m256i cells[2], signs[2];
+  for (int h = 0; h < 2; ++h) {
+    const __m256 step = _mm256_set1_ps(steps.step[b + h]);
+    const __m256 inverse = _mm256_set1_ps(steps.inverse[b + h]);
+    const __m256 first = _mm256_loadu_ps(x + 16 * h);
+    const __m256 second = _mm256_loadu_ps(x + 16 * h + 8);
+    cells[h] = _mm256_packs_epi32(E2M1Cells(first, step, inverse),
+                                  E2M1Cells(second, step, inverse));
+    cells[h] = _mm256_sub_epi16(cells[h], _mm256_set1_epi16(499));
+    // Saturation keeps signs.
+    signs[h] = _mm256_packs_epi32(_mm256_castps_si256(first),
+                                  _mm256_castps_si256(second));
+  }
+  const __m256i cell = _mm256_min_epu8(_mm256_packus_epi16(cells[0], cells[1]),
+                                       _mm256_set1_epi8(31));
+  // A look-up gives 0 where the top bit of its index is set.
+  __m256i codes = _mm256_or_si256(
+      _mm256_shuffle_epi8(low, _mm256_add_epi8(cell, _mm256_set1_epi8(0x70))),
+      _mm256_shuffle_epi8(high, _mm256_sub_epi8(cell, _mm256_set1_epi8(16))));
+  const __m256i sign = _mm256_packs_epi16(signs[0], signs[1]);
+  codes = _mm256_or_si256(codes, _mm256_and_si256(_mm256_srli_epi16(sign, 4),
+                                                  _mm256_set1_epi8(8)));
+  // Low nibble + 16 * high nibble; then the four values of each dword are those
+  // from 0, 8, 16 and 24 on in one half, from 4, 12, 20 and 28 in the other.
+  const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi16(0x1001));
+  const __m256i packed = _mm256_packus_epi16(pairs, pairs);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                   _mm_unpacklo_epi16(_mm256_castsi256_si128(packed),
+                                      _mm256_extracti128_si256(packed, 1)));
+}
+
 // The largest lanes of 8 vectors of bits, none negative.
 JAXPLUGIN_ALWAYS_INLINE __m256i MaxOfEight(const __m256i* x) {
   __m256i pairs[4], fours[2];
@@ -120,6 +214,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
   const __m256i valid = _mm256_set1_epi32(global.invalid ? 0 : -1);
   const __m256 divisor = _mm256_set1_ps(global.divisor);
   uint8_t codes[kNvfp4Blocks];
+  out->has_inverse = true;
   for (int b = 0; b < count; b += 8) {
     __m256i tops[8];
     for (int i = 0; i < 8; ++i) {
@@ -144,10 +239,20 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
         _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(e4m3, 20)),
                       _mm256_set1_ps(0x1p120f));
     const __m256i is_zero = _mm256_cmpeq_epi32(e4m3, _mm256_setzero_si256());
-    _mm256_storeu_ps(out->step + b, _mm256_mul_ps(decoded, divisor));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->zero + b),
                         _mm256_andnot_si256(is_zero, keep));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep + b), keep);
+    const __m256 step = _mm256_mul_ps(decoded, divisor);
+    _mm256_storeu_ps(out->step + b, step);
+    const __m256 inverse = _mm256_div_ps(_mm256_set1_ps(1), step);
+    _mm256_storeu_ps(out->inverse + b,
+                     _mm256_andnot_ps(_mm256_castsi256_ps(is_zero), inverse));
+    const __m256 in_range = _mm256_and_ps(
+        _mm256_cmp_ps(step, _mm256_set1_ps(kLeastStep), _CMP_GE_OQ),
+        _mm256_cmp_ps(step, _mm256_set1_ps(1 / kLeastStep), _CMP_LE_OQ));
+    const __m256i usable = _mm256_and_si256(
+        keep, _mm256_or_si256(is_zero, _mm256_castps_si256(in_range)));
+    out->has_inverse &= _mm256_movemask_epi8(usable) == -1;
     const __m256i code =
         _mm256_blendv_epi8(_mm256_set1_epi32(0x7f), e4m3, keep);
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code),

@@ -233,3 +233,15 @@ inline bool RowIsSafe(const Operand& x, int64_t row) {
   }
   return unsafe == 0 || ExtremeBlocksAreZero(x, row);
 }
+
+// Whether no scale of rows [row, row + count) is extreme, so that RowIsSafe says
+// yes to each: one pass over their bytes, which a row's are too few for.
+inline bool ScalesAreSafe(const Operand& x, int64_t row, int64_t count) {
+  if (x.scale_kind != ScaleKind::kE8M0) return true;
+  const uint8_t* scale = x.scale + row * x.scale_cols;
+  uint8_t unsafe = 0;
+  for (int64_t i = 0; i < count * x.scale_cols; ++i) {
+    unsafe |= UnsafeScaleByte(scale[i]);
+  }
+  return unsafe == 0;
+}

@@ -14,8 +14,10 @@
 
 namespace jaxplugin {
 
-// Numbers that cross the line to other builds (compare.cc): only append.
+// Numbers that cross the line to other builds (compare.cc) and to Python
+// (jaxplugin/runtime/cpu_library.py): only append.
 enum class Format { kE4M3, kE5M2, kE2M1, kF32, kBF16, kF16, kE2M3, kE3M2 };
+inline constexpr int kFormats = 8;
 enum class ScaleKind { kNone, kE8M0, kE4M3 };
 
 struct FormatFacts {

@@ -106,6 +106,7 @@ class EmulationTest(absltest.TestCase):
       "isa": ("-O1",),
       "parallel": ("-O1",),
       "tests/emulation/kernels_test": ("-O1",),
+      "dot/ragged": ("-O1",),
       "dot/rebase": ("-O1",),
       "dot/baseline": ("-O1", *DOT),
       "dot/avx2": ("-O1", *DOT, *avx2),

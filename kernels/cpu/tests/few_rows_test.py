@@ -25,9 +25,9 @@ FORMATS = testing.FORMATS
 ISAS = testing.ISAS
 QUANTIZED = testing.QUANTIZED
 FP4 = ("mxfp4", "nvfp4")
-# Either side of where the AVX2 kernels begin to work in blocks: 4 rows, and 3
-# of two E2M1 sides.
-ROWS = (1, 2, 3, 4, 5, 8, 9)
+# Either side of where kernels begin to work in blocks (dot/rule.h): with AVX2 4
+# rows, and 3 of two E2M1 sides; with AVX-512 9 and 12.
+ROWS = (1, 2, 3, 4, 5, 8, 9, 10, 12, 13)
 
 
 class FewRowsTest(parameterized.TestCase):
@@ -42,7 +42,7 @@ class FewRowsTest(parameterized.TestCase):
     """Weights in rows of no whole register, and scales past a whole chunk."""
     rng = np.random.default_rng([QUANTIZED.index(lhs), QUANTIZED.index(rhs)])
     for m in rng.choice(ROWS, 3, replace=False):
-      k = int(rng.choice([2, 30, 34, 66, 190, 2048, 2080, 4130]))
+      k = int(rng.choice([2, 30, 34, 66, 190, 702, 2048, 2080, 4130]))
       self.check(
         testing.integers(lhs, (1, m, k), rng),
         testing.integers(rhs, (1, 9, k), rng),

@@ -48,7 +48,8 @@ def as_three(x, axis):
 
 @functools.partial(jax.jit, static_argnames="problem")
 def by_operations(x, global_scale, key, problem):
-  return xla.quantize(x, global_scale, problem, key=key)
+  data = None if key is None else jax.random.key_data(key)
+  return xla.quantize(x, global_scale, problem, key=data)
 
 
 def numbers(rng, shape, dtype):

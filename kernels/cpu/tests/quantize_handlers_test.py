@@ -131,6 +131,29 @@ class QuantizeTest(parameterized.TestCase):
     np.testing.assert_array_equal(codes, expected[0])
     np.testing.assert_array_equal(np.asarray(scale), expected[1])
 
+  @parameterized.product(isa=ISAS, exponent=(-60, 0, 40, 100))
+  def test_nvfp4_values_near_ties_are_quotients(self, isa, exponent):
+    """value / (scale * global), rounded: a reciprocal would move some."""
+    rng = np.random.default_rng(0)
+    ties = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    moved = 0
+    for _ in range(16):
+      given = np.float32(rng.uniform(1, 2) * 2.0**exponent)
+      scale = rng.integers(8, 0x7E, (1024, 1), np.uint8).view(E4M3)
+      step = scale.astype(np.float32) * given
+      near = (ties * step).view(np.int32) + rng.integers(-2, 3, (1024, 7))
+      near = near.astype(np.int32).view(np.float32)
+      zeros = np.float32([0, -0.0]) * np.ones_like(step)
+      x = np.concatenate([6 * step, near, -near[:, :6], zeros], axis=1)
+      moved += (x * (1 / step) != x / step).sum()
+      values, actual, _ = testing.quantize(
+        x, given, format=QUANTIZED.index("nvfp4"), isa=isa_number(self, isa)
+      )
+      codes, scales, _ = quantized_reference(x, "nvfp4", 0, given)
+      np.testing.assert_array_equal(testing.one_a_byte(values, "nvfp4"), codes)
+      np.testing.assert_array_equal(np.asarray(actual), scales)
+    self.assertGreater(moved, 1000)
+
   @parameterized.product(isa=ISAS, given=(1.0, 0.7, 3e-25, 1e20))
   def test_nvfp4_scales_near_ties_are_of_two_divisions(self, isa, given):
     """amax / 6 / global, each rounded: a reciprocal would move some of them."""

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "dot/ragged.h"
 #include "kernels.h"
 
 namespace jaxplugin {
@@ -63,7 +64,7 @@ std::vector<uint8_t> Bytes(size_t count, uint32_t seed, int low, int high) {
 
 std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
                        int64_t batch, int64_t m, int64_t n, int64_t k,
-                       const Parallel& parallel) {
+                       const DotConfig& config, const Parallel& parallel) {
   const int64_t block = kind == ScaleKind::kE4M3 ? 16 : 32;
   const int64_t row = BytesOf(format, k);
   const int most = FactsOf(format).bits == 6 ? 63 : 120;
@@ -86,7 +87,40 @@ std::vector<float> Dot(const Kernels& kernels, Format format, ScaleKind kind,
   args.rhs_batched = true;
   args.out = out.data();
   args.out_format = Format::kF32;
+  args.config = config;
   Dot(kernels, args, parallel);
+  return out;
+}
+
+// Groups of few rows and of many, one of which is cut into parts; gated, or not.
+std::vector<float> Ragged(const Kernels& kernels, bool is_gated, Gate gate,
+                          const Parallel& parallel) {
+  const int64_t groups = 9, m = 45, n = 1700, k = 256, block = 32;
+  const int32_t sizes[groups] = {1, 0, 3, 1, 2, 29, 1, 0, 5};
+  const Format format = Format::kE2M1;
+  const int64_t row = BytesOf(format, k);
+  const auto x = Bytes(m * row, 1, 0, 256);
+  const auto w = Bytes(groups * n * row, 2, 0, 256);
+  const auto xs = Bytes(m * (k / block), 3, 90, 180);
+  const auto ws = Bytes(groups * n * (k / block), 4, 124, 128);
+  std::vector<float> out(m * n);
+  RaggedArgs args{};
+  args.dot.lhs = {format, ScaleKind::kE8M0, x.data(), xs.data(), m,
+                  k,      row,              block,    k / block};
+  args.dot.rhs = {format, ScaleKind::kE8M0, w.data(), ws.data(), groups * n,
+                  k,      row,              block,    k / block};
+  args.dot.batch = 1;
+  args.dot.m = m;
+  args.dot.n = n;
+  args.dot.k = k;
+  args.dot.rhs_batched = true;
+  args.dot.out = out.data();
+  args.dot.out_format = Format::kF32;
+  args.groups = groups;
+  args.sizes = sizes;
+  args.is_gated = is_gated;
+  args.gate = gate;
+  RaggedDot(kernels, args, parallel);
   return out;
 }
 
@@ -167,6 +201,20 @@ bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
   return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
+// How often f(parallel), in three threads at once, has other bits than
+// f(serial).
+template <typename F>
+int Differences(const Parallel& serial, const Parallel& parallel, const F& f) {
+  const auto expected = f(serial);
+  bool same[3];
+  std::vector<std::thread> callers;
+  for (bool& ok : same) {
+    callers.emplace_back([&] { ok = SameBits(expected, f(parallel)); });
+  }
+  for (std::thread& caller : callers) caller.join();
+  return !same[0] + !same[1] + !same[2];
+}
+
 int Main() {
   Pool pool(3);
   const Parallel serial{1, nullptr, nullptr};
@@ -183,6 +231,7 @@ int Main() {
   };
   const Case cases[] = {
       {Format::kE4M3, ScaleKind::kE8M0, 1, 1, 400, 512},
+      {Format::kE4M3, ScaleKind::kE8M0, 1, 10, 300, 2112},
       {Format::kE2M1, ScaleKind::kE4M3, 1, 3, 300, 256},
       {Format::kE2M1, ScaleKind::kE8M0, 1, 40, 200, 320},
       {Format::kE2M1, ScaleKind::kE4M3, 1, 65, 200, 320},
@@ -193,19 +242,20 @@ int Main() {
   for (int isa = 1; isa <= 4; ++isa) {
     const Kernels* kernels = GetKernels(static_cast<Isa>(isa));
     if (kernels == nullptr) continue;
-    for (const Case& c : cases) {
-      const auto expected = Dot(*kernels, c.format, c.kind, c.batch, c.m, c.n,
-                                c.k, serial);
-      bool same[3];
-      std::vector<std::thread> callers;
-      for (bool& ok : same) {
-        callers.emplace_back([&] {
-          ok = SameBits(expected, Dot(*kernels, c.format, c.kind, c.batch, c.m,
-                                      c.n, c.k, parallel));
+    // On all threads, however small they are, and cut into small tasks for fewer.
+    for (const DotConfig& config : {DotConfig{Engine::kByRule, 0, 0, 4},
+                                    {Engine::kByRule, 3, 5, 3}}) {
+      for (const Case& c : cases) {
+        failures += Differences(serial, parallel, [&](const Parallel& how) {
+          return Dot(*kernels, c.format, c.kind, c.batch, c.m, c.n, c.k,
+                     config, how);
         });
       }
-      for (std::thread& caller : callers) caller.join();
-      for (bool ok : same) failures += !ok;
+    }
+    for (int gate = -1; gate < 2; ++gate) {
+      failures += Differences(serial, parallel, [&](const Parallel& how) {
+        return Ragged(*kernels, gate >= 0, static_cast<Gate>(gate > 0), how);
+      });
     }
     for (int f = 0; f < kQuantizedFormats; ++f) {
       const auto format = static_cast<QuantizedFormat>(f);

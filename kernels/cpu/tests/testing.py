@@ -36,6 +36,7 @@ _HANDLERS = (
   "jaxplugin_quantize_operand",
   "jaxplugin_dequantize",
   "jaxplugin_copy",
+  "jaxplugin_ragged_dot",
 )
 _NONE = np.zeros((0,), np.float32)
 
@@ -67,6 +68,9 @@ QUANTIZED = (
 # Of the `element` attributes: what XLA has no arrays of comes as u8.
 ELEMENTS = {E2M3: 1, E3M2: 2}
 ISAS = tuple(ISA_LEVELS)
+# The ragged dot's `activation` attributes of which two columns make one:
+# swiglu, swigluoai.
+GATES = (4, 5)
 # NaN of f32 with all bits set, the least of them, and both signs.
 NAN_BITS = (0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800001, 0xFF800001)
 
@@ -196,6 +200,53 @@ def dot(
     _or_none(global_scale),
     _or_none(bias),
     _or_none(residual),
+    **{
+      "lhs_block_size": np.int64(lhs_block_size),
+      "rhs_block_size": np.int64(rhs_block_size),
+      "activation": np.int64(activation),
+      "isa": np.int64(isa),
+      **_element("lhs_element", lhs),
+      **_element("rhs_element", rhs),
+      **(attributes or {}),
+    },
+  )
+
+
+def ragged_dot(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  group_sizes,
+  global_scale=None,
+  bias=None,
+  *,
+  lhs_block_size=32,
+  rhs_block_size=32,
+  activation=0,
+  isa=0,
+  dtype=jnp.float32,
+  shape=None,
+  attributes=None,
+):
+  """Calls jaxplugin_ragged_dot; see README.md for its operands.
+
+  `attributes` are more of them, or others.
+  """
+  library()
+  if shape is None:
+    columns = rhs.shape[1] // 2 if activation in GATES else rhs.shape[1]
+    shape = (lhs.shape[0], columns)
+  return jax.ffi.ffi_call(
+    _TARGET("jaxplugin_ragged_dot"), jax.ShapeDtypeStruct(shape, dtype)
+  )(
+    _given(lhs),
+    _or_none(lhs_scale),
+    _given(rhs),
+    _or_none(rhs_scale),
+    group_sizes,
+    _or_none(global_scale),
+    _or_none(bias),
     **{
       "lhs_block_size": np.int64(lhs_block_size),
       "rhs_block_size": np.int64(rhs_block_size),

@@ -9,6 +9,9 @@
 //   compare PLAIN*FORMAT M N K LIBRARY...  one with an lhs of floats
 //   compare FORMAT M 0 K LIBRARY...    quantize f32[M, K]
 //
+// LIBRARY@ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]] is a dot under a config
+// (dot/config.h), 0 being by rule: new.so@few_rows_avx512:2.
+//
 // FORMAT: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3 or mxfp6_e3m2; PLAIN:
 // f32, bf16 or f16. Weights lie in huge pages, unless SMALL_PAGES is in the
 // environment. With ONE_THREAD in it the time is the CPU time of one thread.
@@ -21,6 +24,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -159,6 +163,22 @@ Kind KindOf(const std::string& name) {
   return {};
 }
 
+// ENGINE[:PANEL_ROWS[:TASK_ROWS[:THREADS]]].
+bool ReadConfig(const std::string& text, DotConfig* out) {
+  char engine[32];
+  int64_t numbers[3] = {};
+  if (std::sscanf(text.c_str(), "%31[^:]:%" SCNd64 ":%" SCNd64 ":%" SCNd64,
+                  engine, numbers, numbers + 1, numbers + 2) < 1) {
+    return false;
+  }
+  for (int i = 0; i < kEngines; ++i) {
+    if (std::strcmp(engine, kEngineNames[i]) != 0) continue;
+    *out = {static_cast<Engine>(i), numbers[0], numbers[1], numbers[2]};
+    return true;
+  }
+  return false;
+}
+
 double Quantile(std::vector<double> x, double part) {
   std::sort(x.begin(), x.end());
   return x[static_cast<size_t>(part * (x.size() - 1))];
@@ -176,12 +196,18 @@ bool IsNear(const std::vector<float>& x, const std::vector<float>& y) {
   return error <= 0x1p-14f * largest;
 }
 
+// A build of the kernels, and how a dot of it is computed.
+struct Build {
+  const Kernels* kernels;
+  DotConfig config;
+};
+
 // What is timed. Several inputs, of which each run takes one.
 class Work {
  public:
   virtual ~Work() = default;
   virtual size_t inputs() const = 0;
-  virtual bool Run(const Kernels& kernels, size_t input,
+  virtual bool Run(const Build& build, size_t input,
                    const Parallel& parallel) = 0;
   // Keeps the result of the last run, and compares later ones with it.
   virtual void Keep() = 0;
@@ -200,9 +226,12 @@ class Dot : public Work {
     }
   }
   size_t inputs() const override { return weights_.size(); }
-  bool Run(const Kernels& kernels, size_t input,
-           const Parallel& parallel) override {
+  bool Run(const Build& build, size_t input,
+           const Parallel& all) override {
+    Parallel parallel = all;
+    if (build.config.threads == 1) parallel.threads = 1;
     DotArgs args{};
+    args.config = build.config;
     args.lhs = Describe(lhs_, x_, m_, k_);
     args.rhs = Describe(kind_, weights_[input], n_, k_);
     args.batch = 1;
@@ -212,7 +241,7 @@ class Dot : public Work {
     args.rhs_batched = true;
     args.out = out_.data();
     args.out_format = Format::kF32;
-    return kernels.dot(args, parallel);
+    return build.kernels->dot(args, parallel);
   }
   void Keep() override { kept_ = out_; }
   bool IsAsKept() const override { return IsNear(out_, kept_); }
@@ -244,7 +273,7 @@ class Quantize : public Work {
     out_.scale.resize(m * (k / kind.block));
   }
   size_t inputs() const override { return x_.size(); }
-  bool Run(const Kernels& kernels, size_t input,
+  bool Run(const Build& build, size_t input,
            const Parallel& parallel) override {
     QuantizeArgs args{};
     args.x = x_[input].data();
@@ -257,7 +286,7 @@ class Quantize : public Work {
     args.values = out_.values.data();
     args.scale = out_.scale.data();
     args.global_scale = &global_scale_;
-    return kernels.quantize(args, parallel);
+    return build.kernels->quantize(args, parallel);
   }
   void Keep() override {
     kept_ = out_;
@@ -285,7 +314,7 @@ double NowMs(clockid_t clock) {
 
 // Milliseconds of each build; nothing where one failed or differs.
 std::vector<std::vector<double>> TimeInTurns(
-    Work& work, const std::vector<const Kernels*>& builds, char** names) {
+    Work& work, const std::vector<Build>& builds, char** names) {
   const bool is_one = std::getenv("ONE_THREAD") != nullptr;
   const clockid_t clock = is_one ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
   Helper helper;
@@ -304,7 +333,7 @@ std::vector<std::vector<double>> TimeInTurns(
       // All builds have the same input in the first round, for comparison.
       const size_t input = round == 0 ? 0 : turn % work.inputs();
       const double start = NowMs(clock);
-      const bool ok = work.Run(*builds[which], input, parallel);
+      const bool ok = work.Run(builds[which], input, parallel);
       const double taken = NowMs(clock) - start;
       if (round == 0 && i == 0) work.Keep();
       if (!ok || (round == 0 && !work.IsAsKept())) {
@@ -337,16 +366,24 @@ int Main(int argc, char** argv) {
     return 2;
   }
   char** names = argv + 5;
-  std::vector<const Kernels*> builds;
+  std::vector<Build> builds;
   for (int i = 0; i < argc - 5; ++i) {
-    void* library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    const std::string name = names[i];
+    const size_t at = name.find('@');
+    DotConfig config{};
+    if (at != std::string::npos && !ReadConfig(name.substr(at + 1), &config)) {
+      std::fprintf(stderr, "compare: no config: %s\n", names[i]);
+      return 2;
+    }
+    void* library = dlopen(name.substr(0, at).c_str(), RTLD_NOW | RTLD_LOCAL);
     void* get =
         library ? dlsym(library, "jaxplugin_compared_kernels") : nullptr;
     if (get == nullptr) {
       std::fprintf(stderr, "compare: %s\n", dlerror());
       return 2;
     }
-    builds.push_back(reinterpret_cast<const Kernels* (*)()>(get)());
+    builds.push_back(
+        {reinterpret_cast<const Kernels* (*)()>(get)(), config});
   }
   std::unique_ptr<Work> work;
   if (n == 0) {

@@ -5,17 +5,20 @@
 # Is a kernel faster than it was? Those of another git revision and those of the
 # working tree, in one process, in turns (compare.cc): a dot, or, where N is 0,
 # quantize of f32[M, K].
-#   kernels/cpu/tests/compare/compare.sh REVISION FORMAT M N K
+#   kernels/cpu/tests/compare/compare.sh REVISION FORMAT M N K [CONFIG]...
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 mxfp8 1 4096 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 'f32*mxfp8' 1 4096 4096
 #   kernels/cpu/tests/compare/compare.sh HEAD~3 nvfp4 4096 0 4096
+#   kernels/cpu/tests/compare/compare.sh HEAD mxfp4 8 4096 4096 vnni by_rule:4
+# Configs, of which compare.cc says how they are written, are of the working tree.
 # Formats: mxfp8, mxfp8_e5m2, mxfp4, nvfp4, mxfp6_e2m3, mxfp6_e3m2; for lhs also
 # f32, bf16, f16. Prints medians, quartiles and ratios to the old ones. A few
 # minutes, most of them for the compiler. PYTHON is one that has jax. With
-# ONE_THREAD=1 it times one thread, by its CPU time.
+# ONE_THREAD=1 it times one thread, by its CPU time. NEW_FLAGS are compiler's
+# flags for the working tree alone: -O2, say.
 set -eu
-if [ $# != 5 ]; then
-  sed -n 's/^# \{0,1\}//; 4,15p' "$0" >&2
+if [ $# -lt 5 ]; then
+  sed -n 's/^# \{0,1\}//; 4,18p' "$0" >&2
   exit 2
 fi
 cd "$(dirname "$0")/../.."
@@ -25,9 +28,11 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 mkdir "$build/old" "$build/new"
 git -C ../.. archive "$revision" kernels/cpu | tar -x -C "$build/old"
-# Both builds are called with the same structs.
+# Both builds are called with the same structs, of which GateArgs is none.
+# Older ones know no config, which comes last.
 structs() {
-  sed -n '/^struct Operand/,/^enum class Isa/p' "$1" | sed 's#//.*##'
+  sed -n '/^struct Operand/,/^enum class Isa/p' "$1" |
+    sed '/^\/\/.*gated/,/^};/d; s#//.*##; /^  DotConfig config; *$/d'
 }
 old=$build/old/kernels/cpu/kernels.h
 [ "$(structs kernels.h)" = "$(structs "$old")" ] || {
@@ -44,9 +49,10 @@ CC
 compiler=${CXX:-g++}
 include=$("${PYTHON:-python3}" -c "import jax; print(jax.ffi.include_dir())")
 for side in old new; do
-  sources=.
-  if [ "$side" = old ]; then sources=$build/old/kernels/cpu; fi
+  sources=. flags=${NEW_FLAGS:-}
+  if [ "$side" = old ]; then sources=$build/old/kernels/cpu flags=; fi
   cmake -S "$sources" -B "$build/$side" -DCMAKE_CXX_COMPILER="$compiler" \
+    -DCMAKE_CXX_FLAGS="$flags" \
     -DJAXPLUGIN_XLA_FFI_INCLUDE_DIR="$include" > /dev/null
   cmake --build "$build/$side" --parallel 2 --target jaxplugin_cpu_kernels \
     > /dev/null
@@ -56,4 +62,9 @@ for side in old new; do
 done
 "$compiler" -std=c++17 -O2 -Wall -Wextra -I. -o "$build/compare" \
   tests/compare/compare.cc -ldl -pthread
-"$build/compare" "$@" "$build/old.so" "$build/new.so" | sed "s#$build/##"
+problem=("${@:1:4}")
+shift 4
+configs=()
+for config; do configs+=("$build/new.so@$config"); done
+"$build/compare" "${problem[@]}" "$build/old.so" "$build/new.so" \
+  ${configs[@]+"${configs[@]}"} | sed "s#$build/##"

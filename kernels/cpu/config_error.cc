@@ -1,0 +1,207 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which configs serve which dots: asked by the handler of each call, and by
+// those that trace one, who may do so for a machine that is not this one.
+
+#include "config_error.h"
+
+#include <cstring>
+
+namespace jaxplugin {
+namespace {
+
+const char* Name(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+    case Isa::kAvx512Bf16: return "avx512_bf16";
+    default: return "baseline";
+  }
+}
+
+const char* Name(Format format) {
+  switch (format) {
+    case Format::kE4M3: return "e4m3";
+    case Format::kE5M2: return "e5m2";
+    case Format::kE2M1: return "e2m1";
+    case Format::kE2M3: return "e2m3";
+    case Format::kE3M2: return "e3m2";
+    case Format::kF32: return "f32";
+    case Format::kBF16: return "bf16";
+    case Format::kF16: return "f16";
+  }
+  return "?";
+}
+
+// The instruction set that an engine is of; those above AVX2 have AVX2's too.
+Isa IsaOf(Engine engine) {
+  switch (engine) {
+    case Engine::kBF16:
+    case Engine::kVnni:
+    case Engine::kFewRowsAvx512: return Isa::kAvx512Bf16;
+    case Engine::kFloatAvx2:
+    case Engine::kIntegerAvx2:
+    case Engine::kFewRowsAvx2: return Isa::kAvx2;
+    default: return Isa::kBaseline;
+  }
+}
+
+bool Has(Isa isa, Engine engine) {
+  const Isa least = IsaOf(engine);
+#if !defined(__x86_64__)
+  if (least == Isa::kAvx2) return false;  // also where AVX-512 is emulated
+#endif
+  return least == Isa::kBaseline ? isa == least : isa >= least;
+}
+
+bool IsFewRows(Engine engine) {
+  return engine == Engine::kFewRowsAvx2 || engine == Engine::kFewRowsAvx512;
+}
+
+// Of the operands' formats and sizes.
+ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
+  const std::string who =
+      std::string("the engine ") + kEngineNames[static_cast<int>(engine)];
+  const std::string pair =
+      std::string(Name(shape.lhs)) + " and " + Name(shape.rhs);
+  const ShapeSides sides = SidesOf(shape);
+  switch (engine) {
+    case Engine::kIntegerAvx2:
+    case Engine::kVnni:
+      if (!IsPacked(shape.lhs) || !IsPacked(shape.rhs)) {
+        return {who + " needs two sides of e2m1", pair};
+      }
+      break;
+    case Engine::kBF16:
+      if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {
+        return {who + " needs sides that are quantized, or bf16", pair};
+      }
+      break;
+    case Engine::kFewRowsAvx512:
+      if (!IsBF16(sides.panel) && !IsPacked(sides.strip)) {
+        return {who + " multiplies f32 and f16 with e2m1 alone", pair};
+      }
+      [[fallthrough]];
+    case Engine::kFewRowsAvx2:
+      if (IsPlain(sides.strip)) {
+        return {who + " needs a quantized side of more rows than the other one",
+                pair};
+      }
+      if (sides.rows > kFewRowsServed) {
+        return {who + " serves up to " + std::to_string(kFewRowsServed) +
+                    " rows of the other side",
+                std::to_string(sides.rows)};
+      }
+      break;
+    default: break;
+  }
+  return {};
+}
+
+}  // namespace
+
+ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config) {
+  const auto number = static_cast<int64_t>(config.engine);
+  if (number < 0 || number >= kEngines) {
+    return {"engine must be 0 (by_rule) to " + std::to_string(kEngines - 1),
+            std::to_string(number)};
+  }
+  if (config.engine != Engine::kByRule) {
+    if (!Has(isa, config.engine)) {
+      return {std::string("the engine ") + kEngineNames[number] + " needs " +
+                  Name(IsaOf(config.engine)) + " kernels",
+              std::string(Name(isa)) + " ones"};
+    }
+    ConfigError error = WhyNotOperands(shape, config.engine);
+    if (!error.rule.empty()) return error;
+  }
+  const struct {
+    const char* name;
+    int64_t value, most;
+  } sizes[] = {
+      {"panel_rows", config.panel_rows,
+       IsFewRows(config.engine) ? kPassRowsMax : kPanelRowsMost},
+      {"task_rows", config.task_rows, kTaskRowsMost},
+      {"threads", config.threads, kThreadsMost},
+  };
+  for (const auto& size : sizes) {
+    if (size.value >= 0 && size.value <= size.most) continue;
+    return {std::string(size.name) + " must be 0 (by rule) to " +
+                std::to_string(size.most),
+            std::to_string(size.value)};
+  }
+  return {};
+}
+
+namespace {
+
+ConfigError WhyNotNumbers(const int64_t dot[8]) {
+  if (dot[0] < 1 || dot[0] > 4) {
+    return {"isa must be 1 to 4", std::to_string(dot[0])};
+  }
+  for (int side = 1; side <= 2; ++side) {
+    if (dot[side] >= 0 && dot[side] < kFormats) continue;
+    return {"formats must be 0 to " + std::to_string(kFormats - 1),
+            std::to_string(dot[side])};
+  }
+  return {};
+}
+
+DotShape ShapeOf(const int64_t dot[8]) {
+  return {static_cast<Format>(dot[1]), static_cast<Format>(dot[2]), dot[3],
+          dot[4], dot[5], dot[6], dot[7]};
+}
+
+}  // namespace
+}  // namespace jaxplugin
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+// Dots are asked about as numbers: isa (1 to 4, whether this machine has it or
+// not), the formats of lhs and rhs (simd/formats.h), their block sizes, m, n, k.
+
+// Why a config (engine, panel_rows, task_rows, threads) cannot serve one.
+// Writes the reason to `text`, of `size` bytes, cut off where it is longer, and
+// returns its length; 0: it can serve.
+int64_t jaxplugin_cpu_dot_config_error(const int64_t dot[8],
+                                       const int64_t config[4], char* text,
+                                       int64_t size) {
+  using namespace jaxplugin;
+  ConfigError error = WhyNotNumbers(dot);
+  if (error.rule.empty()) {
+    error = WhyNot(static_cast<Isa>(dot[0]), ShapeOf(dot),
+                   {static_cast<Engine>(config[0]), config[1], config[2],
+                    config[3]});
+  }
+  if (error.rule.empty()) return 0;
+  const std::string all = error.rule + ", got " + error.given;
+  const auto length = static_cast<int64_t>(all.size());
+  if (size > 0) {
+    const int64_t kept = length < size ? length : size - 1;
+    std::memcpy(text, all.data(), kept);
+    text[kept] = 0;
+  }
+  return length;
+}
+
+// The engine that the rule takes for one; -1 where there is no such dot.
+int64_t jaxplugin_cpu_dot_engine(const int64_t dot[8]) {
+  using namespace jaxplugin;
+  if (!WhyNotNumbers(dot).rule.empty()) return -1;
+  return static_cast<int64_t>(
+      EngineByRule(static_cast<Isa>(dot[0]), ShapeOf(dot)));
+}
+
+// The name of an engine; null where there is none of that number.
+const char* jaxplugin_cpu_engine_name(int64_t engine) {
+  return engine >= 0 && engine < jaxplugin::kEngines
+             ? jaxplugin::kEngineNames[engine]
+             : nullptr;
+}
+
+}  // extern "C"
+
+#pragma GCC visibility pop

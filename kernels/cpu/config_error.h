@@ -1,0 +1,23 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef JAXPLUGIN_KERNELS_CPU_CONFIG_ERROR_H_
+#define JAXPLUGIN_KERNELS_CPU_CONFIG_ERROR_H_
+
+#include <string>
+
+#include "dot/rule.h"
+#include "kernels.h"
+
+namespace jaxplugin {
+
+// Why a config cannot serve, as a rule and what was given; empty: it can.
+struct ConfigError {
+  std::string rule, given;
+};
+// `isa` is not kAuto.
+ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config);
+
+}  // namespace jaxplugin
+
+#endif  // JAXPLUGIN_KERNELS_CPU_CONFIG_ERROR_H_

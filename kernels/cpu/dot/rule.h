@@ -1,0 +1,168 @@
+// Copyright 2026 The jaxplugin Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which engine computes a dot for which no config says it: by the formats and
+// the sizes, for any instruction set, also one that this machine lacks. Few
+// rows are bound by reading the weights, many by products. n only says which
+// side is the panel: columns of a dot have the bits that they have in it alone
+// (dot/ragged.h).
+
+#ifndef JAXPLUGIN_KERNELS_CPU_DOT_RULE_H_
+#define JAXPLUGIN_KERNELS_CPU_DOT_RULE_H_
+
+#include <stdint.h>
+
+#include "kernels.h"
+#include "simd/always_inline.h"
+#include "simd/formats.h"
+
+namespace jaxplugin {
+
+// What a rule and a config's check ask of a dot: lhs[m, k] and rhs[n, k]. Of a
+// batch of many lhs with one rhs m is all rows.
+struct DotShape {
+  Format lhs, rhs;
+  int64_t lhs_block, rhs_block;  // values that a scale covers
+  int64_t m, n, k;
+};
+
+// The side of fewer rows, and the other one, mostly the weights.
+struct ShapeSides {
+  Format panel, strip;
+  int64_t rows;  // of the panel
+  int64_t k;
+  bool is_block_32;  // of the smaller block
+};
+
+JAXPLUGIN_ALWAYS_INLINE ShapeSides SidesOf(const DotShape& x) {
+  const bool is_lhs = PanelIsLhs(x.m, x.n);
+  return {is_lhs ? x.lhs : x.rhs,
+          is_lhs ? x.rhs : x.lhs,
+          is_lhs ? x.m : x.n,
+          x.k,
+          x.lhs_block == 32 && x.rhs_block == 32};
+}
+
+// Whether values are bf16 factors, but for some numbers (BF16CanHold).
+JAXPLUGIN_ALWAYS_INLINE constexpr bool IsBF16(Format x) {
+  return !IsPlain(x) || x == Format::kBF16;
+}
+
+// Rows up to which AVX2's weights are streamed through registers, four rows at
+// a time: n = k = 4096, two Zen 4 cores without AVX-512, streamed over large.
+//   rows             5     8    12
+//   bf16 * MXFP4  0.98  1.16  1.39
+//   MXFP8         1.02  1.28  1.40
+//   MXFP4         1.28  1.60  1.82
+// (JAXPLUGIN_CPU_ISA=avx2 tests/compare/compare.sh HEAD mxfp4 5 4096 4096
+// few_rows_avx2, and so on; 2026-11.)
+inline constexpr int64_t kStreamedRowsAvx2 = 4;
+inline constexpr int64_t kStreamedIntegerRowsAvx2 = 3;
+
+// The same of AVX-512, in passes of 4 rows: the large dots take as long for 5
+// rows as for 8. Streamed over large (f32: over AVX2's), two Zen 4 cores:
+//   rows                        5     8     9    12    16
+//   bf16 * MXFP4, 4096^2     0.56  0.66        0.84  0.97
+//                 8192^2              0.82  0.93  1.04
+//                 2880^2              0.71  0.76  0.82
+//                 1024^2              0.87  0.93  1.06
+//   bf16 * NVFP4, 4096^2     0.49                    0.87
+//                 8192^2              0.76  0.87
+//                 1024^2              0.83  0.90
+//   MXFP8,        4096^2     0.63              0.93  1.14
+//                 8192^2              0.96  1.07  1.19
+//                 2880^2              0.80  0.89
+//                 1024^2              0.90  1.00  1.17
+//   MXFP6_E2M3,   4096^2     0.63  0.77        0.92
+//   f32 * MXFP4,  4096^2     0.60              0.87  0.94
+//                 8192^2           0.79        0.90  0.93
+//                 1024^2           0.79        0.87  0.95
+//   f16 * NVFP4,  4096^2                       0.97
+// (tests/compare/compare.sh HEAD 'bf16*mxfp4' 8 4096 4096 bf16 few_rows_avx512,
+// and so on; 2026-11.) Four long rows leave the first cache.
+inline constexpr int64_t kLongRow = 4096;
+
+JAXPLUGIN_ALWAYS_INLINE int64_t StreamedRowsAvx512(const ShapeSides& sides,
+                                                   bool is_bf16) {
+  if (IsPacked(sides.strip)) return 12;
+  if (!is_bf16) return 0;
+  return sides.k > kLongRow ? 9 : 12;
+}
+
+// Rows from which two E2M1 sides are fastest in vpdpbusd: n = k = 4096, one
+// Zen 4 core, ms, with the few rows of vdpbf16ps up to 4 (one row of MXFP4: of
+// AVX2).
+//   rows                 1     2     3     4     5
+//   MXFP4, vpdpbusd   0.71  0.79  0.85  0.96  1.03
+//          others     0.49  0.71  0.91  1.21  2.93
+//   NVFP4, vpdpbusd   0.83  0.95  1.14  1.17  1.31
+//          others     0.48  0.66  0.87  1.17  3.27
+// (ONE_THREAD=1 tests/compare/compare.sh HEAD mxfp4 3 4096 4096 vnni
+// few_rows_avx512; 2026-11.)
+JAXPLUGIN_ALWAYS_INLINE constexpr int64_t VnniRowsMin(bool is_block_32) {
+  return is_block_32 ? 3 : 4;
+}
+
+JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
+  const ShapeSides sides = SidesOf(x);
+  const bool is_integer = IsPacked(sides.panel) && IsPacked(sides.strip);
+  const int64_t streamed =
+      is_integer ? kStreamedIntegerRowsAvx2 : kStreamedRowsAvx2;
+  if (!IsPlain(sides.strip) && sides.rows <= streamed) {
+    return Engine::kFewRowsAvx2;
+  }
+  return is_integer ? Engine::kIntegerAvx2 : Engine::kFloatAvx2;
+}
+
+JAXPLUGIN_ALWAYS_INLINE Engine RuleBelowBF16(const DotShape& x) {
+#if defined(__x86_64__)
+  return RuleAvx2(x);
+#else
+  (void)x;
+  return Engine::kF32;  // where AVX-512 is emulated
+#endif
+}
+
+JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
+  const ShapeSides sides = SidesOf(x);
+  if (IsPacked(sides.panel) && IsPacked(sides.strip)) {
+    if (sides.rows >= VnniRowsMin(sides.is_block_32)) return Engine::kVnni;
+    if (sides.rows == 1 && sides.is_block_32) return RuleBelowBF16(x);
+  }
+  const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
+  if (!IsPlain(sides.strip) &&
+      sides.rows <= StreamedRowsAvx512(sides, is_bf16)) {
+    return Engine::kFewRowsAvx512;
+  }
+  return is_bf16 ? Engine::kBF16 : RuleBelowBF16(x);
+}
+
+// Whether a dot is too small to share. Decoding a weight counts as four of its
+// products: some 50 us of a Zen 4 core, which is what waking another thread of
+// XLA's pool takes.
+inline constexpr int64_t kSerialWork = int64_t{1} << 22;
+
+JAXPLUGIN_ALWAYS_INLINE bool IsSerial(int64_t batch, int64_t m, int64_t n,
+                                      int64_t k) {
+  const int64_t rows = PanelIsLhs(m, n) ? m : n;
+  const int64_t others = PanelIsLhs(m, n) ? n : m;
+  if (rows > kSerialWork || others > kSerialWork || k > kSerialWork ||
+      others * k > kSerialWork) {
+    return false;
+  }
+  const int64_t each = others * k * (rows + 4);
+  return each == 0 || batch <= kSerialWork / each;
+}
+
+JAXPLUGIN_ALWAYS_INLINE Engine EngineByRule(Isa isa, const DotShape& x) {
+  switch (isa) {
+    case Isa::kAvx2:
+    case Isa::kAvx512: return RuleBelowBF16(x);
+    case Isa::kAvx512Bf16: return RuleAvx512Bf16(x);
+    default: return Engine::kF32;
+  }
+}
+
+}  // namespace jaxplugin
+
+#endif  // JAXPLUGIN_KERNELS_CPU_DOT_RULE_H_

@@ -1,0 +1,220 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Configs of a dot: each engine and each size of tasks gives one answer."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import testing
+
+# By their numbers, and the instruction sets that have them (dot/config.h).
+ENGINES = {
+  "f32": (1, ("baseline",)),
+  "float_avx2": (2, ("avx2", "avx512", "avx512_bf16")),
+  "integer_avx2": (3, ("avx2", "avx512", "avx512_bf16")),
+  "few_rows_avx2": (4, ("avx2", "avx512", "avx512_bf16")),
+  "bf16": (5, ("avx512_bf16",)),
+  "vnni": (6, ("avx512_bf16",)),
+  "few_rows_avx512": (7, ("avx512_bf16",)),
+}
+OWN = [(engine, isas[-1]) for engine, (_, isas) in ENGINES.items()]
+PAIRS = (
+  *(("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp4", "nvfp4")),
+  *(("mxfp8", "mxfp8"), ("mxfp6_e2m3", "nvfp4"), ("bf16", "mxfp4")),
+  *(("f32", "mxfp4"), ("f16", "mxfp8"), ("mxfp8_e5m2", "bf16")),
+)
+
+
+def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
+  """Whether an engine serves m <= 32 rows of lhs against more rows of rhs."""
+  fp4 = ("mxfp4", "nvfp4")
+  plain = ("f32", "f16")
+  if engine in ("integer_avx2", "vnni"):
+    return lhs in fp4 and rhs in fp4
+  if engine == "bf16":
+    return lhs not in plain and rhs not in plain
+  if engine == "few_rows_avx512":
+    return rhs != "bf16" and (lhs not in plain or rhs in fp4)
+  return engine != "few_rows_avx2" or rhs != "bf16"
+
+
+def attributes(engine: str = "", **sizes: int) -> dict[str, np.int64]:
+  numbers = {"engine": ENGINES[engine][0]} if engine else {}
+  return {k: np.int64(v) for k, v in (numbers | sizes).items()}
+
+
+class DotConfigTest(parameterized.TestCase):
+  def check(self, lhs, rhs, isa, config, **kwargs):
+    """Exact on integers."""
+    got = testing.call(lhs, rhs, isa=isa, attributes=config, **kwargs)
+    np.testing.assert_array_equal(
+      got, testing.oracle(lhs, rhs).astype(np.float32)
+    )
+
+  @parameterized.product(pair=PAIRS, own=OWN)
+  def test_every_engine_of_any_size_is_exact_on_integers(self, pair, own):
+    """Sizes of panels and tasks at random; k with tails; batches."""
+    engine, isa = own
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng([PAIRS.index(pair), ENGINES[engine][0]])
+    is_few = engine.startswith("few_rows")
+    for m, n, k in ((1, 40, 96), (5, 70, 1058), (32, 33, 130)):
+      batch = int(rng.integers(1, 3))
+      lhs = testing.integers(pair[0], (batch, m, k), rng)
+      rhs = testing.integers(pair[1], (batch, n, k), rng)
+      config = attributes(
+        engine,
+        panel_rows=int(rng.integers(0, 5 if is_few else 40)),
+        task_rows=int(rng.choice([0, 1, 3, 16, 64, 1000])),
+        threads=int(rng.integers(0, 4)),
+      )
+      if serves(engine, *pair, m):
+        self.check(lhs, rhs, number, config)
+        continue
+      with self.assertRaisesRegex(Exception, f"the engine {engine} "):
+        testing.call(lhs, rhs, isa=number, attributes=config)
+
+  @parameterized.product(pair=PAIRS, own=OWN)
+  def test_sizes_of_tasks_and_threads_change_no_bit(self, pair, own):
+    engine, isa = own
+    number = testing.isa_number(self, isa)
+    if not serves(engine, *pair, 9):
+      self.skipTest(f"{engine} does not serve {pair}")
+    rng = np.random.default_rng(0)
+    lhs = testing.gaussians(pair[0], (1, 9, 1090), rng, 3)
+    rhs = testing.gaussians(pair[1], (1, 300, 1090), rng, 3)
+    # However small it is.
+    first = testing.call(
+      lhs, rhs, isa=number, attributes=attributes(engine, threads=2)
+    )
+    for name, value in (("panel_rows", 2), ("task_rows", 3), ("threads", 1)):
+      # AVX2's few rows have as many sums a row as there are registers for.
+      if engine == "few_rows_avx2" and name == "panel_rows":
+        continue
+      config = attributes(engine, **{name: value})
+      got = testing.call(lhs, rhs, isa=number, attributes=config)
+      np.testing.assert_array_equal(got, first, f"{name}={value}")
+
+  @parameterized.product(
+    pair=(("bf16", "mxfp4"), ("bf16", "mxfp8"), ("f32", "mxfp4")),
+    engine=("few_rows_avx2", "bf16", "few_rows_avx512"),
+    exponent=(-120, 100),
+    m=(3, 11),
+  )
+  def test_numbers_that_an_engine_cannot_hold_are_exact(
+    self, pair, engine, exponent, m
+  ):
+    number = testing.isa_number(self, ENGINES[engine][1][-1])
+    if not serves(engine, *pair, m):
+      self.skipTest(f"{engine} does not serve {pair}")
+    rng = np.random.default_rng(0)
+    values = rng.integers(-4, 5, (1, m, 96)).astype(np.float64)
+    lhs = testing.Side(pair[0], np.ldexp(values, exponent), None)
+    rhs = testing.integers(pair[1], (1, 40, 96), rng)
+    self.check(lhs, rhs, number, attributes(engine, panel_rows=2))
+
+  @parameterized.product(own=OWN, m=(2, 9))
+  def test_rows_far_from_1_are_exact_under_each_engine(self, own, m):
+    """They give up, are rebased, and run again: under the same config."""
+    engine, isa = own
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng(0)
+    lhs = testing.integers("mxfp4", (1, m, 192), rng)
+    code = np.asarray(lhs.scale).view(np.uint8) - 70
+    lhs = testing.Side("mxfp4", lhs.values, code)
+    rhs = testing.integers("mxfp4", (1, 40, 192), rng)
+    self.check(lhs, rhs, number, attributes(engine))
+
+  @parameterized.product(own=OWN)
+  def test_epilogue_follows_each_engine(self, own):
+    engine, isa = own
+    number = testing.isa_number(self, isa)
+    rng = np.random.default_rng(0)
+    lhs = testing.integers("nvfp4", (2, 6, 64), rng)
+    rhs = testing.integers("nvfp4", (2, 40, 64), rng)
+    bias = rng.integers(-9, 9, 40).astype(np.float32)
+    residual = rng.integers(-9, 9, (2, 6, 40)).astype(np.float32)
+    got = testing.call(
+      lhs,
+      rhs,
+      np.float32(2),
+      bias,
+      residual,
+      activation=1,
+      isa=number,
+      attributes=attributes(engine, panel_rows=3, task_rows=5),
+    )
+    expected = np.maximum(2 * testing.oracle(lhs, rhs) + bias, 0) + residual
+    np.testing.assert_array_equal(got, expected.astype(np.float32))
+
+  def test_one_weight_for_a_batch_counts_all_rows(self):
+    """33 rows are too many for the engine of few, 32 are not."""
+    number = testing.isa_number(self, "avx2")
+    rng = np.random.default_rng(0)
+    rhs = testing.integers("mxfp8", (1, 40, 64), rng)
+    config = attributes("few_rows_avx2")
+    self.check(testing.integers("mxfp8", (4, 8, 64), rng), rhs, number, config)
+    with self.assertRaisesRegex(
+      Exception, "up to 32 rows of the other.*got 33"
+    ):
+      testing.call(
+        testing.integers("mxfp8", (3, 11, 64), rng),
+        rhs,
+        isa=number,
+        attributes=config,
+      )
+
+
+class DotConfigErrorTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({"engine": -1}, "engine must be 0 .by_rule. to 7, got -1"),
+    ({"engine": 8}, "engine must be .*got 8"),
+    ({"engine": 1 << 40}, "engine must be .*got 1099511627776"),
+    ({"panel_rows": -1}, "panel_rows must be 0 .by rule. to 4096, got -1"),
+    ({"panel_rows": 4097}, "panel_rows must be .*got 4097"),
+    ({"engine": 4, "panel_rows": 5}, "panel_rows must be .*to 4, got 5"),
+    ({"task_rows": 16385}, "task_rows must be 0 .by rule. to 16384, got 16385"),
+    ({"task_rows": -(1 << 62)}, "task_rows must be"),
+    ({"threads": 1025}, "threads must be 0 .by rule. to 1024, got 1025"),
+    # Of a value that no other test has: JAX takes equal attributes for one.
+    ({"engine": np.int32(99)}, "the attribute engine must be i64"),
+    ({"chunk": 2}, "no other attributes are known"),
+  )
+  def test_a_bad_config_is_an_error(self, config, message):
+    isa = testing.isa_number(self, "avx2")
+    rng = np.random.default_rng(0)
+    side = testing.integers("mxfp8", (1, 3, 64), rng)
+    config = {
+      k: v if isinstance(v, np.int32) else np.int64(v)
+      for k, v in config.items()
+    }
+    with self.assertRaisesRegex(Exception, message):
+      jax.block_until_ready(
+        testing.call(side, side, isa=isa, attributes=config)
+      )
+
+  @parameterized.product(engine=tuple(ENGINES), isa=testing.ISAS)
+  def test_an_engine_of_another_instruction_set_is_an_error(self, engine, isa):
+    number = testing.isa_number(self, isa)
+    _, isas = ENGINES[engine]
+    rng = np.random.default_rng(0)
+    side = testing.integers("mxfp4", (1, 3, 64), rng)
+    if isa in isas:
+      testing.call(side, side, isa=number, attributes=attributes(engine))
+      return
+    with self.assertRaisesRegex(
+      Exception, f"the engine {engine} needs {isas[0]} kernels, got {isa} ones"
+    ):
+      testing.call(side, side, isa=number, attributes=attributes(engine))
+
+
+if __name__ == "__main__":
+  absltest.main()
