@@ -7,9 +7,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+from typing import Final
 from typing import NamedTuple
 
 from jaxplugin.kernels import descriptors
+
+# The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
+# Triton writes that of its own ptxas, which may be newer than the one that XLA
+# finds: "Unsupported .version 9.4; current version is '9.0'".
+PTX_VERSION: Final = 88
 
 
 class Output(NamedTuple):

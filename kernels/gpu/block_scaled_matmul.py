@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import small_m
+from jaxplugin.kernels.gpu import sums
 from jaxplugin.kernels.gpu import tiles
 
 
@@ -56,21 +57,10 @@ def upcast_kernel(
 
   Where k is split out is f32[split_k, batch, m, n], without the epilogue.
   """
-  lhs_tile: tl.constexpr = TILING.lhs
-  rhs_tile: tl.constexpr = TILING.rhs
-  steps: tl.constexpr = TILING.steps
-  block_k: tl.constexpr = TILING.config.block_k
-  tl.static_assert(block_k % 32 == 0, "a tile has whole blocks of k")
   plane, batch, row, column, k = tiles.program_position(TILING)
-  lhs = tiles.batch_of(lhs, lhs_scale, batch, lhs_tile)
-  rhs = tiles.batch_of(rhs, rhs_scale, batch, rhs_tile)
-
-  acc = tiles.zero_accumulator(TILING)
-  for step in range(steps):
-    a = tiles.load_bf16(lhs, batch, row, k + step * block_k, lhs_tile)
-    b = tiles.load_bf16(rhs, batch, column, k + step * block_k, rhs_tile)
-    acc = tiles.dot_exact(a, b, acc, TILING)
-
+  acc = sums.upcast(
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, batch, column), k, TILING
+  )
   position = (plane, batch, row, column, k)
   epilogue = (global_scale, bias, residual)
   tiles.store_tile(acc, position, epilogue, out, TILING)
@@ -93,37 +83,10 @@ def native_kernel(
   Both operands have a block format, MX ones in any pair, or both NVFP4. Grid,
   accumulator, masks and the split of k as `upcast_kernel`.
   """
-  lhs_tile: tl.constexpr = TILING.lhs
-  rhs_tile: tl.constexpr = TILING.rhs
-  steps: tl.constexpr = TILING.steps
-  block_k: tl.constexpr = TILING.config.block_k
-  lhs_element: tl.constexpr = TILING.shape.lhs.element.name
-  rhs_element: tl.constexpr = TILING.shape.rhs.element.name
-  scale_name: tl.constexpr = TILING.shape.lhs.scale.name
-  tl.static_assert(scale_name == TILING.shape.rhs.scale.name)
   plane, batch, row, column, k = tiles.program_position(TILING)
-  lhs, lhs_scale = tiles.batch_of(lhs, lhs_scale, batch, lhs_tile)
-  rhs, rhs_scale = tiles.batch_of(rhs, rhs_scale, batch, rhs_tile)
-  if scale_name == "e4m3":
-    lhs_scale = lhs_scale.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
-    rhs_scale = rhs_scale.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
-
-  acc = tiles.zero_accumulator(TILING)
-  for step in range(steps):
-    k_step = k + step * block_k
-    a = tiles.load_values(lhs, batch, row, k_step, lhs_tile)
-    b = tiles.load_values(rhs, batch, column, k_step, rhs_tile)
-    a_scale = tiles.load_scale(lhs_scale, row, k_step, lhs_tile)
-    b_scale = tiles.load_scale(rhs_scale, column, k_step, rhs_tile)
-    if TILING.config.swap:
-      acc = tl.dot_scaled(
-        b, b_scale, rhs_element, tl.trans(a), a_scale, lhs_element, acc
-      )
-    else:
-      acc = tl.dot_scaled(
-        a, a_scale, lhs_element, tl.trans(b), b_scale, rhs_element, acc
-      )
-
+  acc = sums.native(
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, batch, column), k, TILING
+  )
   position = (plane, batch, row, column, k)
   epilogue = (global_scale, bias, residual)
   tiles.store_tile(acc, position, epilogue, out, TILING)

@@ -24,6 +24,7 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.inspection import compile
+from jaxplugin.kernels.inspection import machine_claims
 from jaxplugin.kernels.inspection import machine_code
 
 from jaxplugin.kernels import architectures
@@ -338,6 +339,19 @@ class CompileTest(parameterized.TestCase):
       self.assertIn(expected, instruction, launch.name)
       if expected == UPCAST_INSTRUCTION[name]:
         self.assertIn("bf16", instruction.replace("kind::f16", "bf16"))
+
+  @parameterized.named_parameters(CASES)
+  def test_machine_code_is_made_of_what_is_claimed(self, name, key):
+    # After ptxas, and for the whole kernel: a product that is emulated fails.
+    launch, _, kernel = compiled(name, key)
+    shape = PRODUCTS[key]
+    kind = machine_claims.kind(name, shape.lhs.format, shape.rhs.format)
+    self.assertEqual(
+      machine_claims.broken(name, kind, kernel.machine_instructions), ""
+    )
+    # What is planned as native is what the table says is.
+    is_native = kind != machine_claims.UPCAST
+    self.assertEqual(launch.kernel.startswith("native"), is_native, kind)
 
   @parameterized.named_parameters(
     case for case in CASES if case["key"] not in DESCRIBED

@@ -37,24 +37,15 @@ VALUES_PER_WORD: Final = 8  # of FP4
 INTERLEAVED_UNIT: Final = 16  # values that share two words
 
 # Pointers of the kernels, in order.
-_MATMUL_POINTERS: Final = (
-  "lhs",
-  "lhs_scale",
-  "rhs",
-  "rhs_scale",
-  "global_scale",
-  "bias",
-  "residual",
-  "out",
-)
-_REDUCE_POINTERS: Final = (
-  "workspace",
-  "global_scale",
-  "bias",
-  "residual",
-  "out",
-)
-_NUMPY_DTYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+_OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
+_EPILOGUE: Final = ("global_scale", "bias", "residual", "out")
+_POINTERS: Final = {
+  **dict.fromkeys(PATHS, (*_OPERANDS, *_EPILOGUE)),
+  "reduce": ("workspace", *_EPILOGUE),
+  "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
+  "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
+}
+NUMPY_DTYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _TRITON_DTYPES: Final = {
   "f16": "fp16",
   "f32": "fp32",
@@ -273,9 +264,13 @@ class Tile:
     operand: as it lies in memory.
     rows, k: its sizes.
     block_rows, block_k: of the tile.
-    even_k: whether no tile reaches beyond k.
+    even_rows, even_k: whether no tile reaches beyond them.
     is_described: whether the kernel has a TMA descriptor in the place of the
       values' pointer.
+    pair: rows between neighbours, where the first half of the rows and the
+      second are taken in turns; None where rows follow each other.
+    takes_scale_tiles: whether swizzled scales may be read in whole tiles of 128
+      rows: rows follow each other, and what padding scales is not stored.
   """
 
   operand: OperandKind
@@ -283,8 +278,11 @@ class Tile:
   k: int
   block_rows: int
   block_k: int
+  even_rows: bool
   even_k: bool
   is_described: bool
+  pair: int | None = None
+  takes_scale_tiles: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -292,10 +290,28 @@ class Tiling:
   """A product and how it is computed: all that a kernel knows beforehand.
 
   Kernels take it as their one compile-time constant.
+
+  Attributes:
+    shape, config: the product, and how it is computed.
+    waits: whether a step's products are done before the next step begins. A
+      wgmma is asynchronous, and ptxas before CUDA 13.3 may reuse registers that
+      it has not read yet, where decoded values are (release notes of CUDA 13.3;
+      triton-lang/triton#11781). Which ptxas will assemble a kernel is not known
+      when it is planned.
+    scales_ahead: whether scales are loaded a step before they are used. They
+      are too short for a copy to shared memory, so that Triton does not begin
+      to load them early.
   """
 
   shape: MatmulShape
   config: MatmulConfig
+  waits: bool = False
+  scales_ahead: bool = False
+
+  @property
+  def is_across(self) -> bool:
+    """Whether k runs across the blocks of rhs, which lie along n."""
+    return False
 
   @property
   def is_split(self) -> bool:
@@ -337,6 +353,7 @@ class Tiling:
       k=self.shape.k,
       block_rows=block_rows,
       block_k=config.block_k,
+      even_rows=rows % block_rows == 0,
       even_k=self.shape.k % (config.block_k * config.split_k) == 0,
       is_described=config.use_descriptors,
     )
@@ -351,7 +368,9 @@ def plan(
 
   The config is one for which `constraints.config_error` is None.
   """
-  tiling = _tiling(shape, config)
+  tiling = Tiling(
+    **for_path(shape, config), **for_architecture(shape, architecture)
+  )
   is_split = tiling.is_split
   result = (shape.batch, shape.m, shape.n)
   lhs, rhs = None, None
@@ -364,7 +383,7 @@ def plan(
     "rhs_scale" if shape.rhs.is_quantized else "rhs",
     *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
   )
-  out = launching.Output("out", result, _NUMPY_DTYPES[shape.out_dtype])
+  out = launching.Output("out", result, NUMPY_DTYPES[shape.out_dtype])
   workspace = launching.Output(
     "workspace", (config.split_k, *result), "float32"
   )
@@ -374,7 +393,7 @@ def plan(
     inputs=inputs,
     outputs=(workspace if is_split else out,),
     descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
-    views=_views(shape, config, architecture),
+    views=views(shape, config, architecture),
     fp_fusion=True,
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
@@ -400,19 +419,39 @@ def plan(
   return matmul, reduce
 
 
-def _tiling(shape: MatmulShape, config: MatmulConfig) -> Tiling:
+def for_architecture(
+  shape: MatmulShape,
+  architecture: architectures.Architecture,
+  *,
+  is_across: bool = False,
+) -> dict[str, Any]:
+  """The fields of a `Tiling` that depend on where it runs."""
+  operands = (shape.lhs, shape.rhs)
+  return {
+    "waits": architecture.has_wgmma,
+    # Where one warp multiplies, main loops have 1 to 49 % fewer instructions.
+    # On Hopper values would be loaded by fewer bytes at a time.
+    "scales_ahead": architecture.multiplies_by_warp
+    and not is_across
+    and any(operand.is_packed for operand in operands)
+    and all(operand.pieces == 1 for operand in operands),
+  }
+
+
+def for_path(shape: MatmulShape, config: MatmulConfig) -> dict[str, Any]:
+  """The fields of a `Tiling`: both as the path's kernel wants them."""
   if config.path != "small_m":
-    return Tiling(shape=shape, config=config)
+    return {"shape": shape, "config": config}
   rhs = shape.rhs
   if rhs.is_packed and not rhs.is_interleaved:
     batch, row, k = rhs.strides
     rhs = dataclasses.replace(
       rhs, in_words=True, strides=(batch // WORD_BYTES, row // WORD_BYTES, k)
     )
-  return Tiling(
-    shape=dataclasses.replace(shape, rhs=rhs),
-    config=dataclasses.replace(config, swap=True),
-  )
+  return {
+    "shape": dataclasses.replace(shape, rhs=rhs),
+    "config": dataclasses.replace(config, swap=True),
+  }
 
 
 def operand_descriptors(
@@ -436,25 +475,26 @@ def operand_descriptors(
   )
 
 
-def _views(
+def views(
   shape: MatmulShape,
   config: MatmulConfig,
   architecture: architectures.Architecture,
 ) -> tuple[tuple[str, str], ...]:
-  views = {}
+  """`launching.Launch.views` of the operands."""
+  found = {}
   for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
     if not kind.is_quantized:
       continue
-    views[name] = "u8"
+    found[name] = "u8"
     if kind.element == formats.E4M3 and architecture.converts_e4m3:
-      views[name] = "e4m3"
+      found[name] = "e4m3"
     if kind.is_interleaved or (
       name == "rhs" and kind.is_packed and config.path == "small_m"
     ):
-      views[name] = "u32"
+      found[name] = "u32"
     if kind.scale == formats.E4M3 and architecture.converts_e4m3:
-      views[f"{name}_scale"] = "e4m3"
-  return tuple(views.items())
+      found[f"{name}_scale"] = "e4m3"
+  return tuple(found.items())
 
 
 def _epilogue_inputs(
@@ -483,15 +523,14 @@ def signature(
     "rhs": shape.rhs.format,
     "lhs_scale": "u8",
     "rhs_scale": "u8",
+    "group_sizes": "i32",
     "global_scale": "f32",
     "bias": bias_dtype,
     "residual": residual_dtype,
     "workspace": "f32",
     **dict(launch.views),
   }
-  names: tuple[str, ...] = _MATMUL_POINTERS
-  if launch.kernel == "reduce":
-    names = _REDUCE_POINTERS
+  names = _POINTERS[launch.kernel]
   types = [*(arrays[name] for name in launch.inputs)]
   types += [output.dtype for output in launch.outputs]
   specs = [*launch.descriptors] or [None] * len(launch.inputs)
@@ -512,17 +551,21 @@ def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
 def kernel_name(kernel: str, tiling: Tiling) -> str:
   """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma]`.
 
-  A C identifier.
+  A C identifier. Ragged ones have "ragged" before the path, and "across" after
+  it.
   """
   shape, config = tiling.shape, tiling.config
   split = f"_split{config.split_k}" if tiling.is_split else ""
-  if kernel == "reduce":
-    return f"block_scaled_reduce{split}"
+  if kernel.endswith("reduce"):
+    return f"block_scaled_{kernel}{split}"
+  if kernel == "ragged":
+    across = "_across" if tiling.is_across else ""
+    kernel = f"ragged_{config.path}{across}"
   return (
     f"block_scaled_{kernel}_{shape.lhs.name}_{shape.rhs.name}"
     f"_{config.block_m}x{config.block_n}x{config.block_k}{split}"
     # small_m has it so always.
-    f"{'_swap' if config.swap and kernel != 'small_m' else ''}"
+    f"{'_swap' if config.swap and config.path != 'small_m' else ''}"
     f"{'_tma' if config.use_descriptors else ''}"
   )
 

@@ -21,7 +21,7 @@ MatmulShape = configs.MatmulShape
 _DOT_SCALED_ELEMENTS: Final = ("e4m3", "e5m2", "e2m1")
 MIN_DOT_SIZE: Final = 16  # rows and columns of Triton's smallest dot
 _MAX_WARPS: Final = 16
-_MAX_INDEX: Final = 2**31 - 1
+MAX_INDEX: Final = 2**31 - 1
 _BF16_BYTES: Final = 2
 _F32_BYTES: Final = 4
 _TENSOR_MEMORY_LANES: Final = 128
@@ -95,7 +95,7 @@ def config_error(
   if min(shape.batch, shape.m, shape.n) < 1 or shape.k < 0:
     return f"sizes must be positive, got {shape}"
   # Indices within a matrix are 32-bit, with one tile to spare; offsets are not.
-  if max(shape.m, shape.n, shape.k) + max(blocks) > _MAX_INDEX:
+  if max(shape.m, shape.n, shape.k) + max(blocks) > MAX_INDEX:
     return f"m, n and k must be below 2^31, got {shape}"
   # Two values a byte, and a byte has no mask of its own.
   if shape.k % 2 and (shape.lhs.is_packed or shape.rhs.is_packed):
@@ -119,7 +119,7 @@ def config_error(
   if config.block_k < least:
     return f"block_k must be at least {least}, got {config.block_k}"
   # The grid has one dimension.
-  if configs.Tiling(shape=shape, config=config).programs > _MAX_INDEX:
+  if configs.Tiling(shape=shape, config=config).programs > MAX_INDEX:
     return f"more than 2^31 programs: {shape}, {config}"
   if config.path == "native":
     error = native_error(shape, architecture)

@@ -42,30 +42,40 @@ def small_m_kernel(
   take the order of k that FP8 has. Grid, masks and the split of k as those of
   `block_scaled_matmul.upcast_kernel`; the accumulator is f32[block_n, block_m].
   """
+  plane, batch, row, column, k = tiles.program_position(TILING)
+  acc = sums(
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, batch, column), k, TILING
+  )
+  position = (plane, batch, row, column, k)
+  epilogue = (global_scale, bias, residual)
+  tiles.store_tile(acc, position, epilogue, out, TILING)
+
+
+@triton.jit
+def sums(lhs, rhs, k, TILING: tl.constexpr):
+  """The main loop; arguments and result as of those in `sums`."""
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs
   steps: tl.constexpr = TILING.steps
   block_k: tl.constexpr = TILING.config.block_k
   tl.static_assert(block_k % _GROUP == 0, "a tile has whole groups of k")
   tl.static_assert(TILING.config.swap)
-  plane, batch, row, column, k = tiles.program_position(TILING)
-  lhs = tiles.batch_of(lhs, lhs_scale, batch, lhs_tile)
-  rhs = tiles.batch_of(rhs, rhs_scale, batch, rhs_tile)
+  lhs, lhs_scale, lhs_batch, row = lhs
+  rhs, rhs_scale, rhs_batch, column = rhs
+  lhs = tiles.batch_of(lhs, lhs_scale, lhs_batch, lhs_tile)
+  rhs = tiles.batch_of(rhs, rhs_scale, rhs_batch, rhs_tile)
 
   acc = tiles.zero_accumulator(TILING)
   for step in range(steps):
     k_step = k + step * block_k
-    weight = _load_weight(rhs, batch, column, k_step, rhs_tile)
-    x = tiles.load_bf16(lhs, batch, row, k_step, lhs_tile)
+    weight = _load_weight(rhs, rhs_batch, column, k_step, rhs_tile)
+    x = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
     if TILING.shape.rhs.in_words:
       x = _order_as_fp4(x)
     else:
       x = _order_as_fp8(x)
     acc = tiles.dot_exact(x, weight, acc, TILING)
-
-  position = (plane, batch, row, column, k)
-  epilogue = (global_scale, bias, residual)
-  tiles.store_tile(acc, position, epilogue, out, TILING)
+  return acc
 
 
 @triton.jit

@@ -76,14 +76,30 @@ def tile_offsets(
   BLOCK_COLUMNS: tl.constexpr,
   ROW_STRIDE: tl.constexpr,
   COLUMN_STRIDE: tl.constexpr,
+  PAIR: tl.constexpr = None,
 ):
   """Offsets of a tile's elements from its first, 64-bit only where needed."""
+  far: tl.constexpr = BLOCK_ROWS if PAIR is None else BLOCK_ROWS + PAIR
   rows = tl.arange(0, BLOCK_ROWS)
   columns = tl.arange(0, BLOCK_COLUMNS)
-  if BLOCK_ROWS * ROW_STRIDE + BLOCK_COLUMNS * COLUMN_STRIDE >= 2**31:
+  if far * ROW_STRIDE + BLOCK_COLUMNS * COLUMN_STRIDE >= 2**31:
     rows = rows.to(tl.int64)
     columns = columns.to(tl.int64)
+  rows = place_of(rows, PAIR)
   return rows[:, None] * ROW_STRIDE + columns[None, :] * COLUMN_STRIDE
+
+
+@triton.jit
+def place_of(rows, PAIR: tl.constexpr):
+  """Where rows lie whose neighbours are PAIR rows apart; None: where they are.
+
+  Of a first half and a second one, row 2 i is row i of the first, and 2 i + 1
+  of the second.
+  """
+  if PAIR is None:
+    return rows
+  else:
+    return rows // 2 + rows % 2 * PAIR
 
 
 @triton.jit
@@ -97,27 +113,34 @@ def load_tile(
   COLUMNS: tl.constexpr,
   BLOCK_ROWS: tl.constexpr,
   BLOCK_COLUMNS: tl.constexpr,
+  EVEN_ROWS: tl.constexpr,
   EVEN_COLUMNS: tl.constexpr,
+  PAIR: tl.constexpr = None,
 ):
   """[BLOCK_ROWS, BLOCK_COLUMNS] elements from (row, column) on.
 
-  Zero outside [ROWS, COLUMNS], where nothing is read. EVEN_COLUMNS promises
-  that no tile reaches beyond COLUMNS.
+  Zero outside [ROWS, COLUMNS], where nothing is read. EVEN_ROWS and
+  EVEN_COLUMNS promise that no tile reaches beyond them. PAIR as of `place_of`;
+  then row is even.
   """
   dtype: tl.constexpr = base.dtype.element_ty
-  if dtype.is_fp8() and not (ROWS % BLOCK_ROWS == 0 and EVEN_COLUMNS):
+  if dtype.is_fp8() and not (EVEN_ROWS and EVEN_COLUMNS):
     # Not every GPU can make the FP8 zero of masked elements from a number. A
     # tile that is cast back does not stay in shared memory, where tensor memory
     # takes it from.
     base = base.to(tl.pointer_type(tl.uint8), bitcast=True)
-  base += row.to(tl.int64) * ROW_STRIDE + column.to(tl.int64) * COLUMN_STRIDE
+  place = place_of(row, PAIR).to(tl.int64)
+  base += place * ROW_STRIDE + column.to(tl.int64) * COLUMN_STRIDE
+  offsets = tile_offsets(
+    BLOCK_ROWS, BLOCK_COLUMNS, ROW_STRIDE, COLUMN_STRIDE, PAIR
+  )
   tile = _masked_load(
-    base + tile_offsets(BLOCK_ROWS, BLOCK_COLUMNS, ROW_STRIDE, COLUMN_STRIDE),
+    base + offsets,
     row + tl.arange(0, BLOCK_ROWS),
     column + tl.arange(0, BLOCK_COLUMNS),
     ROWS,
     COLUMNS,
-    BLOCK_ROWS,
+    EVEN_ROWS,
     EVEN_COLUMNS,
   )
   return tile.to(dtype, bitcast=True)
@@ -130,15 +153,14 @@ def _masked_load(
   columns,
   ROWS: tl.constexpr,
   COLUMNS: tl.constexpr,
-  BLOCK_ROWS: tl.constexpr,
+  EVEN_ROWS: tl.constexpr,
   EVEN_COLUMNS: tl.constexpr,
 ):
-  even_rows: tl.constexpr = ROWS % BLOCK_ROWS == 0
-  if even_rows and EVEN_COLUMNS:
+  if EVEN_ROWS and EVEN_COLUMNS:
     return tl.load(pointers)
   elif EVEN_COLUMNS:
     return tl.load(pointers, mask=(rows < ROWS)[:, None], other=0)
-  elif even_rows:
+  elif EVEN_ROWS:
     return tl.load(pointers, mask=(columns < COLUMNS)[None, :], other=0)
   else:
     mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
@@ -161,7 +183,9 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
   block_columns: tl.constexpr = TILE.block_k // per_element
   rows: tl.constexpr = TILE.rows
   columns: tl.constexpr = TILE.k // per_element
+  even_rows: tl.constexpr = TILE.even_rows
   even_columns: tl.constexpr = TILE.even_k
+  pair: tl.constexpr = TILE.pair
   if TILE.is_described:
     box = base.load([batch, row, k // per_element])
     return box.reshape(block_rows, block_columns)
@@ -176,7 +200,9 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
       columns,
       block_rows,
       block_columns,
+      even_rows,
       even_columns,
+      pair,
     )
 
 
@@ -192,7 +218,9 @@ def load_scale(base, row, k, TILE: tl.constexpr):
   columns: tl.constexpr = (TILE.k + block_size - 1) // block_size
   block_rows: tl.constexpr = TILE.block_rows
   block_columns: tl.constexpr = TILE.block_k // block_size
+  even_rows: tl.constexpr = TILE.even_rows
   even_columns: tl.constexpr = TILE.even_k
+  pair: tl.constexpr = TILE.pair
   if not TILE.operand.is_swizzled:
     return load_tile(
       base,
@@ -204,10 +232,13 @@ def load_scale(base, row, k, TILE: tl.constexpr):
       columns,
       block_rows,
       block_columns,
+      even_rows,
       even_columns,
+      pair,
     )
   elif (
-    block_rows % _TILE_ROWS == 0
+    TILE.takes_scale_tiles
+    and block_rows % _TILE_ROWS == 0
     and block_columns % _TILE_COLUMNS == 0
     and columns % _TILE_COLUMNS == 0
   ):
@@ -233,7 +264,9 @@ def load_scale(base, row, k, TILE: tl.constexpr):
       columns,
       block_rows,
       block_columns,
+      even_rows,
       even_columns,
+      pair,
     )
     return codes.to(dtype, bitcast=True)
 
@@ -260,16 +293,18 @@ def _load_swizzled_tiles(
   tile_bytes: tl.constexpr = _TILE_ROWS * _TILE_COLUMNS
   tiles_m: tl.constexpr = BLOCK_ROWS // _TILE_ROWS
   tiles_k: tl.constexpr = BLOCK_COLUMNS // _TILE_COLUMNS
+  row_tiles: tl.constexpr = (ROWS + _TILE_ROWS - 1) // _TILE_ROWS
   codes = load_tile(
     base,
     row // _TILE_ROWS,
     (column // _TILE_COLUMNS).to(tl.int64) * tile_bytes,
     TILE_STRIDE,
     1,
-    (ROWS + _TILE_ROWS - 1) // _TILE_ROWS,
+    row_tiles,
     COLUMNS // _TILE_COLUMNS * tile_bytes,
     tiles_m,
     tiles_k * tile_bytes,
+    row_tiles % tiles_m == 0,
     EVEN_COLUMNS,
   )
   codes = codes.reshape(tiles_m, tiles_k, _GROUP_ROWS, 4, _TILE_COLUMNS)
@@ -286,16 +321,19 @@ def _load_swizzled(
   COLUMNS: tl.constexpr,
   BLOCK_ROWS: tl.constexpr,
   BLOCK_COLUMNS: tl.constexpr,
+  EVEN_ROWS: tl.constexpr,
   EVEN_COLUMNS: tl.constexpr,
+  PAIR: tl.constexpr,
 ):
   """A tile of a swizzled scale: byte (r, c) of 128 x 4 is at
   (r % 32) * 16 + (r // 32) * 4 + c.
   """
   rows = row + tl.arange(0, BLOCK_ROWS)
   columns = column + tl.arange(0, BLOCK_COLUMNS)
-  in_tile = rows % _TILE_ROWS
+  places = place_of(rows, PAIR)
+  in_tile = places % _TILE_ROWS
   row_offsets = (
-    (rows // _TILE_ROWS).to(tl.int64) * TILE_STRIDE
+    (places // _TILE_ROWS).to(tl.int64) * TILE_STRIDE
     + in_tile % _GROUP_ROWS * (_TILE_ROWS // _GROUP_ROWS * _TILE_COLUMNS)
     + in_tile // _GROUP_ROWS * _TILE_COLUMNS
   )
@@ -308,7 +346,7 @@ def _load_swizzled(
     columns,
     ROWS,
     COLUMNS,
-    BLOCK_ROWS,
+    EVEN_ROWS,
     EVEN_COLUMNS,
   )
 
@@ -316,11 +354,25 @@ def _load_swizzled(
 @triton.jit
 def load_bf16(operand, batch, row, k, TILE: tl.constexpr):
   """A tile for `dot_exact`: bf16, or f32 where it is plain f16 or f32."""
+  values = load_values(operand[0], batch, row, k, TILE)
+  return to_bf16(values, load_scale_of(operand, row, k, TILE), TILE)
+
+
+@triton.jit
+def load_scale_of(operand, row, k, TILE: tl.constexpr):
+  """`load_scale` of a (values, scale); 0 of a plain operand, which has none."""
+  if TILE.operand.is_quantized:
+    return load_scale(operand[1], row, k, TILE)
+  else:
+    return 0
+
+
+@triton.jit
+def to_bf16(values, scale, TILE: tl.constexpr):
+  """A tile of `load_bf16`, of its stored values and its scale."""
   kind: tl.constexpr = TILE.operand
-  values, scale = operand
-  values = load_values(values, batch, row, k, TILE)
   if kind.is_quantized:
-    return decode.dequantize(values, load_scale(scale, row, k, TILE), kind)
+    return decode.dequantize(values, scale, kind)
   elif kind.pieces == 1:
     return values
   else:
@@ -364,6 +416,17 @@ def _dot(lhs, rhs, acc, SWAP: tl.constexpr):
     return tl.dot(rhs, tl.trans(lhs), acc)
   else:
     return tl.dot(lhs, tl.trans(rhs), acc)
+
+
+@triton.jit
+def wait_for(acc):
+  """`acc`, once the products that are added to it are done.
+
+  Assembly without an instruction, which uses it.
+  """
+  return tl.inline_asm_elementwise(
+    "// $0", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1
+  )
 
 
 @triton.jit

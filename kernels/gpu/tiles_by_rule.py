@@ -34,6 +34,7 @@ def default_config(
   *,
   core_count: int,
   use_descriptors: bool = False,
+  path: configs.Path | None = None,
 ) -> MatmulConfig:
   """The config for `shape` by rule.
 
@@ -42,11 +43,12 @@ def default_config(
     architecture: for which GPU.
     core_count: SMs or CUs of it; they say how far k is split.
     use_descriptors: as in `MatmulConfig`; the config has it so.
+    path: the one that the config is to have; None chooses it.
 
   Raises:
     ValueError: no config fits; the text has the numbers of the smallest.
   """
-  path = _path(shape, architecture, use_descriptors)
+  path = path or _path(shape, architecture, use_descriptors)
   tile = {
     "native": _native_tile,
     "small_m": _small_m_tile,

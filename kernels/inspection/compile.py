@@ -56,6 +56,8 @@ class CompiledKernel:
     tensor_memory_columns: that it allocates.
     matrix_instructions: how many of each the whole kernel has, as the assembly
       names them.
+    machine_instructions: how many of each it has, as the machine code names
+      them, for `machine_claims.broken`.
     main_loop: the innermost loop with the most matrix instructions, as the
       machine code names them; None where no loop has any.
     global_load_bits: how many loads there are of each width, bits a thread;
@@ -73,6 +75,7 @@ class CompiledKernel:
   shared_memory_bytes: int
   tensor_memory_columns: int
   matrix_instructions: Mapping[str, int]
+  machine_instructions: Mapping[str, int]
   main_loop: machine_code.Loop | None
   global_load_bits: Mapping[int, int]
 
@@ -260,6 +263,7 @@ def _read_nvidia(
     shared_memory_bytes=compiled.metadata.shared,
     tensor_memory_columns=compiled.metadata.tmem_size or 0,
     matrix_instructions=machine_code.matrix_instructions_of_ptx(ptx),
+    machine_instructions=machine_code.matrix_instructions_of_sass(sass),
     main_loop=machine_code.main_loop_of_sass(sass),
     global_load_bits=machine_code.global_load_bits_of_ptx(ptx),
   )
@@ -269,6 +273,7 @@ def _read_amd(
   name: str, target: architectures.Architecture, compiled: Any
 ) -> CompiledKernel:
   text = compiled.asm["amdgcn"]
+  instructions = machine_code.matrix_instructions_of_amdgcn(text)
 
   def number(key: str) -> int:
     return int(_search(rf"^\s*\.{key}:\s+(\d+)", text)[1])
@@ -284,7 +289,8 @@ def _read_amd(
     spill_bytes=number("private_segment_fixed_size"),
     shared_memory_bytes=compiled.metadata.shared,
     tensor_memory_columns=0,
-    matrix_instructions=machine_code.matrix_instructions_of_amdgcn(text),
+    matrix_instructions=instructions,
+    machine_instructions=instructions,
     main_loop=machine_code.main_loop_of_amdgcn(text),
     global_load_bits=machine_code.global_load_bits_of_amdgcn(text),
   )

@@ -29,6 +29,8 @@ _PTX_MATRIX: Final = re.compile(
 _SASS_LINE: Final = re.compile(
   r"\s*/\*[0-9a-f]{4,}\*/\s+(?:(@\S+)\s+)?([A-Z][\w.]*)\s*(.*)"
 )
+# Those that are no register: descriptors, and places in tensor memory.
+_SASS_OPERAND: Final = re.compile(r"\b([a-z]+desc|tmem)\[")
 _LABEL: Final = re.compile(r"\s*(\.?[A-Za-z_][\w.$]*):")
 _SASS_TARGET: Final = re.compile(r"`\(([^)]+)\)")
 _AMDGCN_LINE: Final = re.compile(r"\s+([a-z]\w+)\b\s*([^;]*)")
@@ -72,24 +74,50 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Instruction:
+class Instruction:
+  """A machine instruction.
+
+  Attributes:
+    opcode: with its qualifiers.
+    target: label that it may jump to.
+    falls_through: whether the next one may follow it.
+    is_matrix: whether it multiplies matrices.
+    operands: as printed, without the opcode.
+  """
+
   opcode: str
-  target: str | None  # label that it may jump to
+  target: str | None
   falls_through: bool
   is_matrix: bool
+  operands: str = ""
 
 
 def main_loop_of_sass(text: str) -> Loop | None:
   """The main loop of what `nvdisasm -c` prints."""
-  return _main_loop(list(_read_sass(text)))
+  return _main_loop(list(read_sass(text)))
 
 
 def spills_in_sass(text: str) -> int:
   """How many instructions read or write local memory."""
   return sum(
     item.opcode.partition(".")[0] in ("LDL", "STL")
-    for item in _read_sass(text)
-    if isinstance(item, _Instruction)
+    for item in read_sass(text)
+    if isinstance(item, Instruction)
+  )
+
+
+def matrix_instructions_of_sass(text: str) -> dict[str, int]:
+  """How many of each matrix instruction a kernel has, with its operands.
+
+  Operands are kept by their kinds alone, "UTCHMMA gdesc gdesc tmem tmem idesc":
+  they say whether it takes scales.
+  """
+  return dict(
+    collections.Counter(
+      " ".join((item.opcode, *_SASS_OPERAND.findall(item.operands)))
+      for item in read_sass(text)
+      if isinstance(item, Instruction) and item.is_matrix
+    )
   )
 
 
@@ -107,7 +135,7 @@ def matrix_instructions_of_amdgcn(text: str) -> dict[str, int]:
     collections.Counter(
       item.opcode
       for item in _read_amdgcn(text)
-      if isinstance(item, _Instruction) and item.is_matrix
+      if isinstance(item, Instruction) and item.is_matrix
     )
   )
 
@@ -150,8 +178,8 @@ def global_load_bits_of_amdgcn(text: str) -> dict[int, int]:
   return dict(sorted(bits.items()))
 
 
-def _read_sass(text: str) -> Iterator[_Instruction | str]:
-  """Instructions, and labels as plain strings."""
+def read_sass(text: str) -> Iterator[Instruction | str]:
+  """Instructions of what `nvdisasm -c` prints, and labels as plain strings."""
   for line in text.splitlines():
     if label := _LABEL.match(line):
       yield label[1]
@@ -165,15 +193,16 @@ def _read_sass(text: str) -> Iterator[_Instruction | str]:
       # "BRA.U UP0, `(.L_x_2)" has its condition among the operands.
       conditional = predicate is not None or operands.count(",") > 0
       leaves = base in ("BRA", "JMP", "EXIT", "RET", "BRX", "KILL")
-      yield _Instruction(
+      yield Instruction(
         opcode=opcode,
         target=target,
         falls_through=not leaves or conditional,
         is_matrix=_SASS_MATRIX.match(opcode) is not None,
+        operands=operands,
       )
 
 
-def _read_amdgcn(text: str) -> Iterator[_Instruction | str]:
+def _read_amdgcn(text: str) -> Iterator[Instruction | str]:
   for line in text.splitlines():
     if label := _LABEL.match(line):
       yield label[1]
@@ -181,7 +210,7 @@ def _read_amdgcn(text: str) -> Iterator[_Instruction | str]:
       opcode, operands = match.groups()
       is_branch = opcode.startswith(("s_branch", "s_cbranch"))
       leaves = opcode in ("s_branch", "s_endpgm", "s_setpc_b64")
-      yield _Instruction(
+      yield Instruction(
         opcode=opcode,
         target=operands.strip() if is_branch else None,
         falls_through=not leaves,
@@ -189,9 +218,9 @@ def _read_amdgcn(text: str) -> Iterator[_Instruction | str]:
       )
 
 
-def _main_loop(items: Sequence[_Instruction | str]) -> Loop | None:
+def _main_loop(items: Sequence[Instruction | str]) -> Loop | None:
   """The innermost of the loops with the most matrix instructions, or None."""
-  blocks, successors = _blocks(items)
+  blocks, successors = basic_blocks(items)
   best: Loop | None = None
   for members in _natural_loops(successors):
     body = [item for block in members for item in blocks[block]]
@@ -207,11 +236,11 @@ def _main_loop(items: Sequence[_Instruction | str]) -> Loop | None:
   return best
 
 
-def _blocks(
-  items: Sequence[_Instruction | str],
-) -> tuple[list[list[_Instruction]], list[set[int]]]:
+def basic_blocks(
+  items: Sequence[Instruction | str],
+) -> tuple[list[list[Instruction]], list[set[int]]]:
   """Basic blocks, and the blocks that can follow each."""
-  blocks: list[list[_Instruction]] = [[]]
+  blocks: list[list[Instruction]] = [[]]
   places: dict[str, int] = {}
   for item in items:
     ended = blocks[-1] and (

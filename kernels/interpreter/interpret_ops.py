@@ -191,7 +191,10 @@ def _halves(word: Any) -> tuple[np.ndarray, ...]:
 
 
 # PTX that the kernels have, and what it computes.
-_ASSEMBLY: Final = {"mov.b32 {$0, $1}, $2;": _halves}
+_ASSEMBLY: Final = {
+  "mov.b32 {$0, $1}, $2;": _halves,
+  "// $0": lambda x: (x.data,),  # no instruction
+}
 
 
 class _Results:

@@ -188,10 +188,8 @@ def _quantize_both_launch(
     "TRANSPOSED": x.is_transposed,
   }
   global_scales = ("x", "x")
-  if x.global_scale == "computed":
+  if x.global_scale != "none":
     global_scales = ("global_scale", "global_scale_t")
-  elif x.global_scale == "given":
-    global_scales = ("global_scale", "global_scale")
   keys = (
     "key" if x.extras.is_stochastic else "x",
     "key_t" if x.extras_t.is_stochastic else "x",

@@ -1,0 +1,275 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the ragged kernels are launched, and which config computes a product.
+
+As `configs`, `constraints` and `tiles_by_rule`, of which these are made: pure
+functions of plain values, without Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Final
+
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import tiles_by_rule
+
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels import launching
+
+Architecture = architectures.Architecture
+MatmulConfig = configs.MatmulConfig
+
+# Activations of a gate and a value, two columns of the product for one of the
+# result: "swiglu" of its first and second half, "swigluoai" of neighbours.
+GATED: Final = ("swiglu", "swigluoai")
+
+_REDUCE_BLOCK: Final = 1024
+_REDUCE_WARPS: Final = 4
+
+# Every program holds a number for each group in registers, a few times.
+_MAX_GROUPS: Final = 4095
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedShape(configs.MatmulShape):
+  """A ragged product: `MatmulShape`, of which rows m belong to groups in turn.
+
+  The batch is one, and there is no residual. rhs is [groups, n, k], or in a
+  product across the blocks [groups, k, n], blocked along n.
+
+  Attributes:
+    groups: their number.
+    is_across: whether k runs across the blocks of rhs.
+    has_scale_of_group: whether each group has a global scale of its own.
+    activation: one of `configs.ACTIVATIONS` or of `GATED`.
+  """
+
+  groups: int
+  is_across: bool = False
+  has_scale_of_group: bool = False
+
+  @property
+  def is_gated(self) -> bool:
+    return self.activation in GATED
+
+  @property
+  def out_columns(self) -> int:
+    return self.n // 2 if self.is_gated else self.n
+
+  @property
+  def global_factors(self) -> int:
+    """Numbers that one global scale is given as."""
+    return 2 if self.has_global_power else 1
+
+  def of_groups(self) -> configs.MatmulShape:
+    """The dense product that configs are chosen by.
+
+    As many batches as groups may have rows, of as many rows as these then have
+    on average. What of n and k is no whole block does not matter across them.
+    """
+    used = min(self.m, self.groups)
+    n, k = self.n, self.k
+    if self.is_across:
+      n, k = max(n, self.rhs.values_per_scale), configs.cdiv(k, 32) * 32
+    return configs.MatmulShape(
+      batch=used,
+      m=configs.cdiv(self.m, used),
+      n=n,
+      k=k,
+      lhs=self.lhs,
+      rhs=self.rhs,
+      out_dtype=self.out_dtype,
+      has_global_scale=self.has_global_scale,
+      has_global_power=self.has_global_power,
+      has_bias=self.has_bias,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedTiling(configs.Tiling):
+  """A ragged product and how it is computed: all that its kernels know."""
+
+  shape: RaggedShape
+
+  @property
+  def is_across(self) -> bool:
+    return self.shape.is_across
+
+  @property
+  def tiles_m(self) -> int:
+    """The most tiles of rows that group sizes can make.
+
+    A tile has rows of one group alone, and what follows the last group is one
+    more: of u groups with rows, sum(ceil(rows / block_m)) is at most this.
+    """
+    shape, block_m = self.shape, self.config.block_m
+    used = min(shape.groups + 1, shape.m)
+    return (shape.m - used) // block_m + used
+
+  @property
+  def padded_groups(self) -> int:
+    """A power of two above the number of groups."""
+    return 1 << self.shape.groups.bit_length()
+
+  @property
+  def pair(self) -> int | None:
+    """Columns between those of a gate and its value; None: neighbours."""
+    return self.shape.n // 2 if self.shape.activation == "swiglu" else None
+
+  @property
+  def lhs(self) -> configs.Tile:
+    # Groups begin at any row.
+    return dataclasses.replace(super().lhs, even_rows=False)
+
+  @property
+  def rhs(self) -> configs.Tile:
+    shape, config = self.shape, self.config
+    tile = super().rhs
+    if not shape.is_across:
+      return dataclasses.replace(
+        tile, pair=self.pair, takes_scale_tiles=self.pair is None
+      )
+    return dataclasses.replace(
+      tile,
+      rows=shape.k,
+      k=shape.n,
+      block_rows=config.block_k,
+      block_k=config.block_n,
+      even_rows=tile.even_k,
+      even_k=tile.even_rows,
+      takes_scale_tiles=False,  # its rows are added up
+    )
+
+
+def plan(
+  shape: RaggedShape, config: MatmulConfig, architecture: Architecture
+) -> tuple[launching.Launch, ...]:
+  """The launches that compute `shape` with `config`, in order.
+
+  The config is one for which `config_error` is None.
+  """
+  tiling = RaggedTiling(
+    **configs.for_path(shape, config),
+    **configs.for_architecture(shape, architecture, is_across=shape.is_across),
+  )
+  out = launching.Output(
+    "out", (shape.m, shape.out_columns), configs.NUMPY_DTYPES[shape.out_dtype]
+  )
+  workspace = launching.Output(
+    "workspace", (config.split_k, shape.m, shape.n), "float32"
+  )
+  is_split = tiling.is_split
+
+  def epilogue(filler: str, *, absent: bool) -> tuple[str, ...]:
+    present = {
+      "global_scale": shape.has_global_scale,
+      "bias": shape.has_bias,
+    }
+    return tuple(
+      name if has and not absent else filler for name, has in present.items()
+    )
+
+  common: dict[str, Any] = {"fp_fusion": True}
+  ragged = launching.Launch(
+    kernel="ragged",
+    name=configs.kernel_name("ragged", tiling),
+    inputs=(
+      "lhs",
+      "lhs_scale" if shape.lhs.is_quantized else "lhs",
+      "rhs",
+      "rhs_scale",
+      "group_sizes",
+      *epilogue("lhs", absent=is_split),
+    ),
+    outputs=(workspace if is_split else out,),
+    views=configs.views(shape, config, architecture),
+    constexprs=(("TILING", tiling),),
+    grid=tiling.programs,
+    num_warps=config.num_warps,
+    num_stages=config.num_stages,
+    **common,
+  )
+  if not is_split:
+    return (ragged,)
+  reduce = launching.Launch(
+    kernel="ragged_reduce",
+    name=configs.kernel_name("ragged_reduce", tiling),
+    inputs=(
+      "workspace",
+      "group_sizes",
+      *epilogue("workspace", absent=False),
+    ),
+    outputs=(out,),
+    constexprs=(("TILING", tiling), ("BLOCK", _REDUCE_BLOCK)),
+    grid=shape.m * configs.cdiv(shape.out_columns, _REDUCE_BLOCK),
+    num_warps=_REDUCE_WARPS,
+    **common,
+  )
+  return ragged, reduce
+
+
+def config_error(
+  config: MatmulConfig, shape: RaggedShape, architecture: Architecture
+) -> str | None:
+  """Why `shape` cannot be computed with `config`, or None: all constraints."""
+  # Every program finds its rows by itself.
+  if not 1 <= shape.groups <= _MAX_GROUPS:
+    return f"groups must be 1 to {_MAX_GROUPS}, got {shape.groups}"
+  if config.use_descriptors:
+    return "ragged kernels load values by threads, not TMA descriptors"
+  if not shape.rhs.is_quantized:
+    return f"rhs must have a block format, got {shape.rhs.format}"
+  # Tiles of rows begin anywhere, swizzled ones at multiples of 128.
+  if shape.lhs.is_swizzled:
+    return "the scale of lhs must be linear, got a swizzled one"
+  error = _across_error(config, shape) if shape.is_across else None
+  if error is not None:
+    return error
+  # Those of the dense kernels, of which the loops are.
+  error = constraints.config_error(config, shape.of_groups(), architecture)
+  if error is not None:
+    return error
+  most = constraints.MAX_INDEX
+  tiling = RaggedTiling(shape=shape, config=config)
+  if max(tiling.programs, shape.m + config.block_m) > most:
+    return f"more than 2^31 rows or programs: {shape}, {config}"
+  return None
+
+
+def _across_error(config: MatmulConfig, shape: RaggedShape) -> str | None:
+  # The other kernels want blocks along k.
+  if config.path != "upcast":
+    return f"{config.path} contracts along the blocks of rhs, not across them"
+  # A tile has whole blocks.
+  if config.block_n % max(shape.rhs.values_per_scale, 32):
+    return f"block_n must be a multiple of a block, got {config.block_n}"
+  return None
+
+
+def default_config(
+  shape: RaggedShape, architecture: Architecture, *, core_count: int
+) -> MatmulConfig:
+  """The config for `shape` by rule: that of a dense product of its groups.
+
+  Sizes of groups are known on the device alone, so it is chosen by their
+  average. Any sizes are computed right.
+
+  Raises:
+    ValueError: no config fits; says why.
+  """
+  config = tiles_by_rule.default_config(
+    shape.of_groups(),
+    architecture,
+    core_count=core_count,
+    path="upcast" if shape.is_across else None,
+  )
+  if shape.is_across:
+    # Decoded and transposed it is the right operand in shared memory.
+    config = dataclasses.replace(config, swap=False)
+  error = config_error(config, shape, architecture)
+  if error is not None:
+    raise ValueError(f"no config computes {shape}: {error}")
+  return config

@@ -1,0 +1,142 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the ragged kernels compile to, with the configs that rules give."""
+
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu.ragged import plans
+from jaxplugin.kernels.gpu.ragged import ragged_matmul
+from jaxplugin.kernels.inspection import compile
+from jaxplugin.kernels.inspection import machine_claims
+
+from jaxplugin.kernels import architectures
+
+CORES = 132
+# Instructions that change memory and read it: PTX ISA, "atom" and "red"; AMD's.
+ATOMIC = r"\b(atom|red)\.|\b(global|buffer|flat)_atomic"
+# The experts of gpt-oss: gate and up, and down (its model card).
+GROUPS, HIDDEN, INTERMEDIATE = 32, 2880, 2880
+EPILOGUE = {"has_bias": True, "has_global_scale": True}
+
+
+def product(lhs, rhs, *, m, n=2 * INTERMEDIATE, k=HIDDEN, **options):
+  interleaved = options.pop("interleaved", False)
+  swizzled = options.pop("swizzled", False)
+  is_across = options.get("is_across", False)
+  sizes = (k, n) if is_across else (n, k)
+  return plans.RaggedShape(
+    groups=GROUPS,
+    batch=1,
+    m=m,
+    n=n,
+    k=k,
+    lhs=configs.operand(lhs, m, k),
+    rhs=configs.operand(
+      rhs, *sizes, interleaved=interleaved, swizzled=swizzled
+    ),
+    **{"out_dtype": "bf16", **options},
+  )
+
+
+DECODE = product("bf16", "mxfp4", m=4, activation="swigluoai", **EPILOGUE)
+PREFILL = product("bf16", "nvfp4", m=8192, activation="swiglu", **EPILOGUE)
+GRADIENT = product(
+  "f32", "mxfp4", m=8192, is_across=True, n=HIDDEN, k=2 * INTERMEDIATE
+)
+SPLIT = product("bf16", "mxfp4", m=1, n=512, k=65536, activation="swiglu")
+INTERLEAVED = product("bf16", "mxfp4", m=8, interleaved=True)
+MIXED = product("mxfp8", "mxfp4", m=8192, activation="swigluoai", **EPILOGUE)
+NATIVE = product("mxfp8", "mxfp8", m=8192, activation="swiglu", **EPILOGUE)
+SWIZZLED = product("nvfp4", "nvfp4", m=8192, swizzled=True)
+FP4 = product("mxfp4", "mxfp4", m=2048, activation="swigluoai", **EPILOGUE)
+
+# (architecture, shape, path, matrix instruction).
+CASES = {
+  "sm_80_decode": ("sm_80", DECODE, "upcast", "mma.sync"),
+  "sm_89_prefill": ("sm_89", PREFILL, "upcast", "mma.sync"),
+  "sm_90_decode": ("sm_90", DECODE, "small_m", "wgmma.mma_async"),
+  "sm_90_prefill": ("sm_90", PREFILL, "upcast", "wgmma.mma_async"),
+  "sm_90_gradient": ("sm_90", GRADIENT, "upcast", "wgmma.mma_async"),
+  "sm_90_split": ("sm_90", SPLIT, "small_m", "wgmma.mma_async"),
+  "sm_90_interleaved": ("sm_90", INTERLEAVED, "small_m", "wgmma.mma_async"),
+  "sm_100_decode": ("sm_100", DECODE, "small_m", "kind::f16"),
+  "sm_100_mixed": ("sm_100", MIXED, "native", "kind::mxf8f6f4.block_scale"),
+  "sm_103_swizzled": (
+    "sm_103",
+    SWIZZLED,
+    "native",
+    "kind::mxf4nvf4.block_scale",
+  ),
+  "sm_120_native": ("sm_120", NATIVE, "native", "kind::mxf8f6f4.block_scale"),
+  "gfx942_decode": ("gfx942", DECODE, "upcast", "v_mfma_f32"),
+  "gfx950_native": ("gfx950", FP4, "native", "v_mfma_scale_f32"),
+}
+
+
+@functools.cache
+def compiled(key):
+  """[(launch, what it compiles to)], and the config."""
+  name, shape, _, _ = CASES[key]
+  architecture = architectures.by_name(name)
+  config = plans.default_config(shape, architecture, core_count=CORES)
+  launches = plans.plan(shape, config, architecture)
+  kernels = [
+    compile.compile_kernel(
+      ragged_matmul.KERNELS[launch.kernel],
+      configs.signature(launch, shape, bias_dtype="bf16"),
+      dict(launch.constexprs),
+      architecture,
+      num_warps=launch.num_warps,
+      num_stages=launch.num_stages,
+    )
+    for launch in launches
+  ]
+  return list(zip(launches, kernels, strict=True)), config
+
+
+class CompileTest(parameterized.TestCase):
+  @parameterized.parameters(*CASES)
+  def test_default_config_fits_and_spills_nothing(self, key):
+    # The launch that adds the parts of k too.
+    name, shape, path, instruction = CASES[key]
+    found, config = compiled(key)
+    self.assertEqual(config.path, path)
+    self.assertLen(found, 1 + (config.split_k > 1))
+    for launch, kernel in found:
+      self.assertIsNone(kernel.limit_error)
+      self.assertEqual(kernel.spill_bytes, 0)
+      self.assertIn(launch.name, kernel.assembly)
+      # Results would depend on the order in which programs come.
+      self.assertNotRegex(kernel.assembly, ATOMIC)
+    _, kernel = found[0]
+    self.assertLessEqual(
+      kernel.shared_memory_bytes,
+      constraints.shared_memory_bound(
+        config, shape, architectures.by_name(name)
+      ),
+    )
+    self.assertNotEmpty(kernel.matrix_instructions)
+    for used in kernel.matrix_instructions:
+      self.assertIn(instruction, used)
+
+  @parameterized.parameters(*CASES)
+  def test_machine_code_is_made_of_what_is_claimed(self, key):
+    name, shape, path, _ = CASES[key]
+    kind = machine_claims.kind(name, shape.lhs.format, shape.rhs.format)
+    self.assertEqual(path == "native", kind != machine_claims.UPCAST)
+    (_, kernel), *_ = compiled(key)[0]
+    self.assertEqual(
+      machine_claims.broken(name, kind, kernel.machine_instructions), ""
+    )
+
+  def test_split_of_k_is_among_them(self):
+    self.assertGreater(compiled("sm_90_split")[1].split_k, 1)
+    self.assertEqual(compiled("sm_90_prefill")[1].split_k, 1)
+
+
+if __name__ == "__main__":
+  absltest.main()

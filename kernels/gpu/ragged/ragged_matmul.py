@@ -1,0 +1,223 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged block-scaled matrix products in Triton.
+
+With group(i) the group of row i, and 0 in the rows of none:
+
+  out[i, n] = activation(g * sum_k lhs[i, k] rhs[group(i), n, k]
+                         + bias[group(i), n])
+
+The loops over k are those of the dense kernels (`sums`, `small_m`), and so are
+a row's bits with the same config. A program has one tile of rows of one group,
+which it finds itself (`schedule`): the grid is what any sizes need at most, and
+programs that are left over end at once. Weights of groups without rows are
+never read.
+
+Pointers as in `block_scaled_matmul`, and after the operands group_sizes,
+i32[groups]. TILING is a `plans.RaggedTiling`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import small_m
+from jaxplugin.kernels.gpu import sums
+from jaxplugin.kernels.gpu import tiles
+from jaxplugin.kernels.gpu.ragged import schedule
+
+# gpt-oss's gated activation (arXiv 2508.10925, and its reference
+# implementation).
+_OAI_LIMIT = tl.constexpr(7.0)
+_OAI_ALPHA = tl.constexpr(1.702)
+
+
+@triton.jit(repr=configs.kernel_name_of("ragged"))
+def ragged_kernel(
+  lhs,
+  lhs_scale,
+  rhs,
+  rhs_scale,
+  group_sizes,
+  global_scale,
+  bias,
+  out,
+  TILING: tl.constexpr,
+):
+  """One tile of rows of one group, with that group's weight.
+
+  lhs: [m, k]; rhs: [groups, n, k], across its blocks [groups, k, n];
+  global_scale: f32[factors] or f32[groups, factors]; bias: [groups, n]; out:
+  [m, n], of a gated activation [m, n / 2].
+
+  Grid: `TILING.programs`. Where k is split out is f32[split_k, m, n], without
+  the epilogue, and what lies in the rows of no group is not written.
+  """
+  groups: tl.constexpr = TILING.shape.groups
+  block_m: tl.constexpr = TILING.config.block_m
+  path: tl.constexpr = TILING.config.path
+  plane, batch, row, column, k = tiles.program_position(TILING)
+  group, row, end = schedule.rows_of_tile(group_sizes, row // block_m, TILING)
+  if row >= end:
+    return
+  if group == groups:
+    if not TILING.is_split:
+      _store_zeros(row, end, column, out, TILING)
+    return
+
+  left = (lhs, lhs_scale, batch, row)
+  right = (rhs, rhs_scale, group, column)
+  if path == "native":
+    acc = sums.native(left, right, k, TILING)
+  elif path == "small_m":
+    acc = small_m.sums(left, right, k, TILING)
+  else:
+    acc = sums.upcast(left, right, k, TILING)
+
+  if TILING.config.swap:
+    acc = tl.trans(acc)
+  if TILING.is_split:
+    _store_part(acc, plane, row, end, column, out, TILING)
+  else:
+    result = _epilogue(acc, group, column, global_scale, bias, TILING)
+    _store(result, row, end, column, out, TILING)
+
+
+@triton.jit(repr=configs.kernel_name_of("ragged_reduce"))
+def ragged_reduce_kernel(
+  workspace,
+  group_sizes,
+  global_scale,
+  bias,
+  out,
+  TILING: tl.constexpr,
+  BLOCK: tl.constexpr,
+):
+  """Adds the partial sums of a split k, in order, and applies the epilogue.
+
+  workspace: f32[split_k, m, n]; the others as of `ragged_kernel`. Grid: one
+  program for each BLOCK columns of a row of out.
+  """
+  groups: tl.constexpr = TILING.shape.groups
+  m: tl.constexpr = TILING.shape.m
+  n: tl.constexpr = TILING.shape.n
+  out_columns: tl.constexpr = TILING.shape.out_columns
+  pair: tl.constexpr = TILING.pair
+  chunks: tl.constexpr = (out_columns + BLOCK - 1) // BLOCK
+  columns_of_one: tl.constexpr = n // out_columns
+  row = tl.program_id(0) // chunks
+  column = tl.program_id(0) % chunks * BLOCK * columns_of_one
+  group = schedule.group_of_row(group_sizes, row, TILING)
+
+  columns = column + tl.arange(0, BLOCK * columns_of_one)
+  # Nothing was written in the rows of no group.
+  mask = columns < tl.where(group < groups, n, 0)
+  places = tiles.place_of(columns, pair)
+  total = tl.zeros((BLOCK * columns_of_one,), tl.float32)
+  for split in range(TILING.config.split_k):
+    part = workspace + (tl.full((), split, tl.int64) * m + row) * n
+    total += tl.load(part + places, mask=mask, other=0)
+  # Of the rest any group's bias will do.
+  of_group = tl.minimum(group, groups - 1)
+  result = _epilogue(
+    total[None, :], of_group, column, global_scale, bias, TILING
+  )
+  result = tl.where(group < groups, result, 0.0)
+  column = column // columns_of_one
+  columns = column + tl.arange(0, BLOCK)
+  out += row.to(tl.int64) * out_columns
+  tl.store(
+    out + columns[None, :],
+    result.to(out.dtype.element_ty),
+    mask=(columns < out_columns)[None, :],
+  )
+
+
+@triton.jit
+def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
+  """f32[rows, columns of out] of sums[rows, columns] of one group.
+
+  column: the first one, counted as `tiles.place_of` has them.
+  """
+  shape: tl.constexpr = TILING.shape
+  n: tl.constexpr = TILING.shape.n
+  columns = column + tl.arange(0, x.shape[1])
+  places = tiles.place_of(columns, TILING.pair)[None, :]
+  if shape.has_scale_of_group:
+    global_scale += group * shape.global_factors
+  if shape.has_bias:
+    bias += group.to(tl.int64) * n
+  mask = (columns < n)[None, :]
+  epilogue = (global_scale, bias, bias)
+  x = tiles.apply_epilogue(x, epilogue, places, places, mask, mask, shape)
+  if not shape.is_gated:
+    return x
+  else:
+    return _gated(x, shape.activation)
+
+
+@triton.jit
+def _gated(x, ACTIVATION: tl.constexpr):
+  """f32[rows, columns / 2] of gates in even and values in odd columns."""
+  rows: tl.constexpr = x.shape[0]
+  columns: tl.constexpr = x.shape[1]
+  gate, value = tl.split(x.reshape(rows, columns // 2, 2))
+  if ACTIVATION == "swiglu":
+    return gate / (1 + tl.exp(-gate)) * value
+  else:
+    # Comparisons keep NaN.
+    gate = tl.where(gate > _OAI_LIMIT, _OAI_LIMIT, gate)
+    value = tl.where(value > _OAI_LIMIT, _OAI_LIMIT, value)
+    value = tl.where(value < -_OAI_LIMIT, -_OAI_LIMIT, value)
+    return gate / (1 + tl.exp(-_OAI_ALPHA * gate)) * (value + 1)
+
+
+@triton.jit
+def _store(x, row, end, column, out, TILING: tl.constexpr):
+  """Writes rows up to `end`; column: as of `_epilogue`."""
+  width: tl.constexpr = TILING.shape.out_columns
+  columns_of_one: tl.constexpr = TILING.shape.n // width
+  block_rows: tl.constexpr = x.shape[0]
+  block_columns: tl.constexpr = x.shape[1]
+  column = column // columns_of_one
+  rows = row + tl.arange(0, block_rows)
+  columns = column + tl.arange(0, block_columns)
+  mask = (rows < end)[:, None] & (columns < width)[None, :]
+  out += row.to(tl.int64) * width + column
+  offsets = tiles.tile_offsets(block_rows, block_columns, width, 1)
+  tl.store(out + offsets, x.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_zeros(row, end, column, out, TILING: tl.constexpr):
+  block_m: tl.constexpr = TILING.config.block_m
+  block_n: tl.constexpr = TILING.config.block_n
+  columns_of_one: tl.constexpr = TILING.shape.n // TILING.shape.out_columns
+  zeros = tl.zeros((block_m, block_n // columns_of_one), tl.float32)
+  _store(zeros, row, end, column, out, TILING)
+
+
+@triton.jit
+def _store_part(acc, plane, row, end, column, out, TILING: tl.constexpr):
+  """Writes sums of a part of k where the reduction reads them."""
+  m: tl.constexpr = TILING.shape.m
+  n: tl.constexpr = TILING.shape.n
+  block_m: tl.constexpr = TILING.config.block_m
+  block_n: tl.constexpr = TILING.config.block_n
+  rows = row + tl.arange(0, block_m)
+  columns = column + tl.arange(0, block_n)
+  mask = (rows < end)[:, None] & (columns < n)[None, :]
+  out += (plane.to(tl.int64) * m + row) * n
+  places = tiles.place_of(columns, TILING.pair)
+  offsets = tl.arange(0, block_m)[:, None] * n + places[None, :]
+  tl.store(out + offsets, acc, mask=mask)
+
+
+# By the names that `launching.Launch` uses.
+KERNELS: Final = {
+  "ragged": ragged_kernel,
+  "ragged_reduce": ragged_reduce_kernel,
+}

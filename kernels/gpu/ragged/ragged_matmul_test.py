@@ -1,0 +1,387 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The ragged kernels, run by the interpreter, agree with the f64 oracle."""
+
+import dataclasses
+import re
+import unittest
+
+import numpy as np
+import triton
+import triton.language as tl
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu.ragged import plans
+from jaxplugin.kernels.gpu.ragged import ragged_matmul
+from jaxplugin.kernels.gpu.ragged import schedule
+from jaxplugin.kernels.interpreter import interpret
+
+from jaxplugin.core import formats
+from jaxplugin.kernels import architectures
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.kernels import gpu_operands
+
+UPCAST = configs.MatmulConfig(
+  path="upcast", block_m=16, block_n=32, block_k=64, num_stages=1
+)
+SWAPPED = dataclasses.replace(UPCAST, swap=True, block_k=32, group_m=2)
+ACROSS = dataclasses.replace(UPCAST, block_n=64, block_k=32)
+NATIVE = configs.MatmulConfig(
+  path="native", block_m=16, block_n=32, block_k=128, num_stages=1
+)
+SMALL_M = configs.MatmulConfig(
+  path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
+)
+SM_90 = architectures.by_name("sm_90")
+VIEWS = {"u8": np.uint8, "u32": np.uint32, "e4m3": formats.E4M3}
+LARGEST = 2**31 - 1
+
+
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
+
+
+def make_shape(lhs, rhs, **options):
+  """Of operands lhs (1, m, k) and rhs (groups, n, k)."""
+  _, m, k = lhs.exact.shape
+  groups, n, _ = rhs.exact.shape
+  if options.get("is_across"):
+    n = rhs.exact.shape[2]
+  fields = {"batch": 1, "out_dtype": "f32"}
+  fields |= {"groups": groups, "m": m, "n": n, "k": k}
+  fields |= {"lhs": lhs.kind, "rhs": rhs.kind} | options
+  return plans.RaggedShape(**fields)
+
+
+def run(lhs, rhs, sizes, config, *, shape=None, programs=None, **arrays):
+  """What the kernels write; `arrays` are the epilogue's."""
+  shape = shape or make_shape(lhs, rhs)
+  arrays |= {"lhs": lhs.values, "lhs_scale": lhs.scale}
+  arrays |= {"rhs": rhs.values, "rhs_scale": rhs.scale}
+  arrays["group_sizes"] = np.array(sizes, np.int32)
+  for launch in plans.plan(shape, config, SM_90):
+    views = dict(launch.views)
+    inputs = [
+      arrays[name].view(VIEWS[views[name]]) if name in views else arrays[name]
+      for name in launch.inputs
+    ]
+    (output,) = launch.outputs
+    out = np.empty(output.shape, output.dtype)
+    out.view(np.uint8)[...] = gpu_operands.POISON
+    interpret.launch(
+      ragged_matmul.KERNELS[launch.kernel],
+      launch.grid,
+      *inputs,
+      out,
+      programs=programs,
+      **dict(launch.constexprs),
+    )
+    arrays[output.name] = out
+  return arrays["out"]
+
+
+@triton.jit
+def _probe_kernel(group_sizes, of_tiles, of_rows, TILING: tl.constexpr):
+  """Writes what each tile and each row is told."""
+  pid = tl.program_id(0)
+  group, row, end = schedule.rows_of_tile(group_sizes, pid, TILING)
+  tl.store(of_tiles + 3 * pid, group)
+  tl.store(of_tiles + 3 * pid + 1, row)
+  tl.store(of_tiles + 3 * pid + 2, end)
+  if pid < TILING.shape.m:
+    group = schedule.group_of_row(group_sizes, pid, TILING)
+    tl.store(of_rows + pid, group)
+
+
+class ScheduleTest(parameterized.TestCase):
+  """Each row of each group is in one tile, whatever the sizes."""
+
+  def tiling(self, groups, m, block_m):
+    shape = plans.RaggedShape(
+      groups=groups,
+      batch=1,
+      m=m,
+      n=32,
+      k=32,
+      lhs=configs.operand("bf16", m, 32),
+      rhs=configs.operand("mxfp8", 32, 32),
+    )
+    config = dataclasses.replace(UPCAST, block_m=block_m)
+    return plans.RaggedTiling(shape=shape, config=config)
+
+  def check(self, sizes, m, block_m):
+    groups = len(sizes)
+    tiling = self.tiling(groups, m, block_m)
+    of_tiles = np.full((max(tiling.tiles_m, m), 3), -1, np.int32)
+    of_rows = np.full(m, -1, np.int32)
+    interpret.launch(
+      _probe_kernel, len(of_tiles), sizes, of_tiles, of_rows, TILING=tiling
+    )
+    expected = ragged_suite.group_of_rows(np.clip(sizes, 0, m), m)
+    expected = np.where(expected < 0, groups, expected)
+    np.testing.assert_array_equal(of_rows, expected)
+    covered = np.full(m, -1)
+    for i, (group, row, end) in enumerate(of_tiles):
+      end = min(end, row + block_m)
+      if row >= end:
+        continue
+      self.assertLess(i, tiling.tiles_m)
+      self.assertTrue((covered[row:end] == -1).all())
+      covered[row:end] = group
+      # As few tiles as there can be.
+      first = int(np.argmax(expected == group))
+      self.assertEqual((row - first) % block_m, 0)
+    np.testing.assert_array_equal(covered, expected)
+
+  @parameterized.parameters((16, 1), (16, 3), (32, 5), (16, 8))
+  def test_random_sizes(self, block_m, groups):
+    rng = np.random.default_rng(groups)
+    for kind in range(6):
+      for m in (1, 37):
+        self.check(ragged_suite.random_sizes(rng, groups, m, kind), m, block_m)
+
+  @parameterized.parameters(
+    [[LARGEST, LARGEST, 3]],
+    [[3, -1, LARGEST, LARGEST, LARGEST]],
+    [[-LARGEST - 1, 2, 9, 20]],
+    [[21, 0, 1]],
+  )
+  def test_sizes_that_do_not_fit(self, sizes):
+    self.check(np.array(sizes, np.int32), 20, 16)
+
+  def test_bound_of_tiles_is_reached_and_never_passed(self):
+    for block_m, groups, m in ((2, 2, 5), (2, 3, 6), (4, 3, 9), (4, 2, 2)):
+      most = 0
+      for cut in np.ndindex(*(m + 1,) * groups):
+        if sum(cut) <= m:
+          sizes = (*cut, m - sum(cut))
+          most = max(most, sum(-(-size // block_m) for size in sizes))
+      self.assertEqual(self.tiling(groups, m, block_m).tiles_m, most)
+
+
+class RaggedTest(parameterized.TestCase):
+  """Operands lie in poison, and no size is a multiple of a tile's."""
+
+  SIZES = (3, 0, 18, 5)
+  M, N, K = 29, 35, 104
+
+  def setUp(self):
+    super().setUp()
+    self.rng = np.random.default_rng(len(self.id()))
+
+  def make(self, lhs, rhs, *, n=N, k=K, groups=len(SIZES), **storage):
+    make = gpu_operands.make_operand
+    storage = {"integers": True} | storage
+    return (
+      make(self.rng, lhs, (1, self.M, k), integers=storage["integers"]),
+      make(self.rng, rhs, (groups, n, k), **storage),
+    )
+
+  def check(self, lhs, rhs, config, *, sizes=SIZES, **options):
+    result = run(lhs, rhs, sizes, config, **options)
+    exact, _ = ragged_suite.oracle(lhs.exact[0], rhs.exact, np.array(sizes))
+    contract.assert_exact(result, exact, result.dtype)
+
+  @parameterized.product(
+    pair=(
+      *((UPCAST, "bf16", "mxfp4"), (SWAPPED, "f32", "nvfp4")),
+      *((UPCAST, "mxfp8", "mxfp8_e5m2"), (SWAPPED, "f16", "mxfp6_e2m3")),
+      *((SMALL_M, "bf16", "mxfp4"), (SMALL_M, "f32", "mxfp8")),
+      *((SMALL_M, "nvfp4", "nvfp4"), (NATIVE, "mxfp8", "mxfp4")),
+      (NATIVE, "nvfp4", "nvfp4"),
+    ),
+    split_k=(1, 3),
+  )
+  def test_exact_on_integers(self, pair, split_k):
+    config, lhs, rhs = pair
+    config = dataclasses.replace(config, split_k=split_k)
+    self.check(*self.make(lhs, rhs), config)
+
+  @parameterized.parameters(
+    (UPCAST, "mxfp8"), (SMALL_M, "mxfp4"), (NATIVE, "nvfp4")
+  )
+  def test_rows_have_the_bits_of_a_dense_product(self, config, format):
+    lhs, rhs = self.make("mxfp8", format, integers=False)
+    if config.path == "native":
+      lhs, rhs = self.make(format, format, integers=False)
+    actual = run(lhs, rhs, self.SIZES, config)
+    start = 0
+    for group, size in enumerate(self.SIZES):
+      if size:
+        rows, weight = (
+          dataclasses.replace(
+            x, **{name: getattr(x, name)[part] for name in arrays}
+          )
+          for x, part, arrays in (
+            (lhs, np.s_[:, start : start + size], ("values", "scale", "exact")),
+            (rhs, np.s_[group : group + 1], ("values", "scale", "exact")),
+          )
+        )
+        (expected,) = gpu_operands.run(
+          rows, weight, config, architecture="sm_90"
+        )
+        np.testing.assert_array_equal(actual[start : start + size], expected)
+      start += size
+
+  @parameterized.product(split_k=(1, 2), format=("mxfp4", "nvfp4", "mxfp8"))
+  def test_across_the_blocks(self, split_k, format):
+    # k of the product is the weight's n.
+    _, rhs = self.make("f32", format, n=77)
+    lhs = gpu_operands.make_operand(
+      self.rng, "f32", (1, self.M, 77), integers=True
+    )
+    shape = make_shape(lhs, rhs, is_across=True)
+    config = dataclasses.replace(ACROSS, split_k=split_k)
+    result = run(lhs, rhs, self.SIZES, config, shape=shape)
+    exact, _ = ragged_suite.oracle(
+      lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
+    )
+    contract.assert_exact(result, exact, result.dtype)
+
+  @parameterized.parameters(UPCAST, SMALL_M, ACROSS)
+  def test_interleaved_weights(self, config):
+    lhs, rhs = self.make("bf16", "mxfp4", n=48, k=96, interleaved=True)
+    if config is ACROSS:
+      lhs = gpu_operands.make_operand(self.rng, "bf16", (1, self.M, 48))
+      shape = make_shape(lhs, rhs, is_across=True)
+      result = run(lhs, rhs, self.SIZES, config, shape=shape)
+      exact, magnitude = ragged_suite.oracle(
+        lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
+      )
+      bound = contract.DOT_BOUND * magnitude
+      contract.assert_within(result, exact, bound, result.dtype)
+    else:
+      self.check(lhs, rhs, config)
+
+  @parameterized.product(
+    config=(UPCAST, NATIVE), block_n=(32, 128), format=("mxfp8", "nvfp4")
+  )
+  def test_swizzled_scales_of_weights(self, config, block_n, format):
+    config = dataclasses.replace(config, block_n=block_n, block_k=128)
+    operands = self.make(format, format, n=140, k=168, swizzled=True)
+    lhs = gpu_operands.make_operand(
+      self.rng, format, (1, self.M, 168), integers=True
+    )
+    self.check(lhs, operands[1], config)
+
+  @parameterized.parameters(UPCAST, NATIVE)
+  def test_swizzled_scales_of_two_halves(self, config):
+    # Of 256 rows, which are whole tiles of the scale; 100 of them have none.
+    config = dataclasses.replace(config, block_n=128, block_k=128)
+    _, rhs = self.make("mxfp8", "mxfp8", n=156, k=256, swizzled=True)
+    lhs = gpu_operands.make_operand(
+      self.rng, "mxfp8", (1, self.M, 256), integers=True
+    )
+    lhs.scale[...] = 127 - 6
+    lhs.exact[...] = lhs.values.view(formats.E4M3).astype(np.float64) / 64
+    shape = make_shape(lhs, rhs, activation="swiglu")
+    result = run(lhs, rhs, self.SIZES, config, shape=shape)
+    sums, _ = ragged_suite.oracle(lhs.exact[0], rhs.exact, np.array(self.SIZES))
+    expected = ragged_suite.activate(sums, "swiglu")
+    bound = 64 * 2.0**-24 * (1 + np.abs(sums).max()) ** 2 + 0 * expected
+    contract.assert_within(result, expected, bound, result.dtype)
+
+  def test_padding_of_a_swizzled_scale_is_added_to_nothing(self):
+    # Across the blocks rows of the scale are added up, and padding is NaN.
+    _, rhs = self.make("f32", "mxfp8", n=77, k=128, swizzled=True)
+    lhs = gpu_operands.make_operand(
+      self.rng, "bf16", (1, self.M, 77), integers=True
+    )
+    shape = make_shape(lhs, rhs, is_across=True)
+    config = dataclasses.replace(ACROSS, block_n=128, block_k=128)
+    result = run(lhs, rhs, self.SIZES, config, shape=shape)
+    exact, _ = ragged_suite.oracle(
+      lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
+    )
+    contract.assert_exact(result, exact, result.dtype)
+
+  def test_weights_of_groups_without_rows_are_never_read(self):
+    # They are not there: reading one is an error of the interpreter.
+    lhs, rhs = self.make("bf16", "mxfp8")
+    self.check(lhs, rhs, UPCAST, sizes=(20, 0, 0, 0))
+    alone = dataclasses.replace(
+      rhs, values=rhs.values[:1].copy(), scale=rhs.scale[:1].copy()
+    )
+    strides = tuple(s // alone.values.itemsize for s in alone.values.strides)
+    kind = dataclasses.replace(
+      rhs.kind, strides=strides, scale_strides=alone.scale.strides
+    )
+    alone = dataclasses.replace(alone, kind=kind)
+    self.check(lhs, alone, UPCAST, sizes=(20, 0, 0, 0))
+    with self.assertRaisesRegex(interpret.InterpretError, "rhs"):
+      run(lhs, alone, (19, 1, 0, 0), UPCAST)
+
+  @parameterized.product(
+    activation=(*configs.ACTIVATIONS, *plans.GATED),
+    split_k=(1, 2),
+    config=(UPCAST, SMALL_M),
+  )
+  def test_epilogue(self, activation, split_k, config):
+    n, of_group = 70, split_k == 1
+    lhs, rhs = self.make("bf16", "mxfp4", n=n)
+    lhs.values[...] = lhs.values * np.float32(2**-6)
+    lhs.exact[...] = lhs.values.astype(np.float64)
+    groups = len(self.SIZES)
+    scale = self.rng.normal(size=(groups, 2) if of_group else 2)
+    scale = scale.astype(np.float32)
+    bias = self.rng.normal(size=(groups, n)).astype(np.float32)
+    shape = make_shape(
+      lhs,
+      rhs,
+      activation=activation,
+      has_bias=True,
+      has_global_scale=True,
+      has_global_power=True,
+      has_scale_of_group=of_group,
+    )
+    config = dataclasses.replace(config, split_k=split_k)
+    arrays = {"bias": bias, "global_scale": scale}
+    result = run(lhs, rhs, self.SIZES, config, shape=shape, **arrays)
+    sizes = np.array(self.SIZES)
+    of_row = ragged_suite.group_of_rows(sizes, self.M)
+    sums, _ = ragged_suite.oracle(lhs.exact[0], rhs.exact, sizes)
+    factor = np.prod(scale.astype(np.float64), axis=-1)
+    if of_group:
+      factor = factor[of_row][:, None]
+    before = sums * factor + bias[of_row]
+    name = None if activation == "none" else activation
+    expected = np.where(
+      (of_row >= 0)[:, None], ragged_suite.activate(before, name), 0
+    )
+    # Roundings of f32, of sums and exponentials, of a product of two of them.
+    limit = 64 * 2.0**-24 * (1 + np.abs(before).max()) ** 2
+    bound = np.where((of_row >= 0)[:, None], limit, 0) + 0 * expected
+    contract.assert_within(result, expected, bound, result.dtype)
+
+  def test_gates_keep_nan(self):
+    lhs, rhs = self.make("bf16", "mxfp8", n=6)
+    rhs.scale[2, 3, 0] = formats.E8M0_NAN
+    for activation, column in (("swiglu", 0), ("swigluoai", 1)):
+      shape = make_shape(lhs, rhs, activation=activation)
+      result = run(lhs, rhs, self.SIZES, UPCAST, shape=shape)
+      expected = np.zeros(result.shape, bool)
+      expected[3:21, column] = True
+      np.testing.assert_array_equal(np.isnan(result), expected)
+
+  @parameterized.parameters("values", "scale")
+  def test_offsets_of_groups_beyond_32_bits(self, what):
+    lhs, rhs = self.make("bf16", "mxfp8")
+    stride = 2**30 + 64
+    name = "strides" if what == "values" else "scale_strides"
+    kind = dataclasses.replace(
+      rhs.kind, **{name: (stride, *getattr(rhs.kind, name)[1:])}
+    )
+    far = dataclasses.replace(rhs, kind=kind)
+    # In 32 bits it would have wrapped around.
+    with self.assertRaises(interpret.InterpretError) as caught:
+      run(lhs, far, (0, 0, 0, 20), UPCAST)
+    found = re.search(r"reads at byte (\d+)", str(caught.exception))
+    self.assertIsNotNone(found, caught.exception)
+    self.assertLess(abs(int(found[1]) - 3 * stride), 2**20)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,139 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""No ptxas at hand breaks what the kernels have Hopper's GPUs multiply."""
+
+import dataclasses
+import functools
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu.ragged import plans
+from jaxplugin.kernels.gpu.ragged import ragged_matmul
+from jaxplugin.kernels.inspection import assembling
+from jaxplugin.kernels.inspection import compile
+from jaxplugin.kernels.inspection import wgmma_hazards
+
+from jaxplugin.kernels import architectures
+
+HOPPER = architectures.by_name("sm_90")
+CORES = 132
+FIXED = (13, 3)  # the first ptxas that keeps what a wgmma reads
+N = K = 4096
+GROUPS = 8
+
+
+def operands(lhs, rhs, m, k=K, *, across=False, **options):
+  return {
+    "batch": 1,
+    "m": m,
+    "n": N,
+    "k": k,
+    "lhs": configs.operand(lhs, m, k),
+    "rhs": configs.operand(rhs, *((k, N) if across else (N, k)), **options),
+    "out_dtype": "bf16",
+  }
+
+
+def dense(*args, **options):
+  return configs.MatmulShape(**operands(*args, **options))
+
+
+def ragged(*args, across=False, **options):
+  return plans.RaggedShape(
+    groups=GROUPS,
+    is_across=across,
+    **operands(*args, across=across, **options),
+  )
+
+
+FEW = {
+  "bf16_nvfp4": dense("bf16", "nvfp4", 4096),
+  "ragged_bf16_mxfp4": ragged("bf16", "mxfp4", 4096, k=2880),
+}
+MANY = {
+  "bf16_mxfp4": dense("bf16", "mxfp4", 4096),
+  "bf16_mxfp8": dense("bf16", "mxfp8", 4096),
+  "bf16_mxfp4_decode": dense("bf16", "mxfp4", 16),
+  "mxfp8": dense("mxfp8", "mxfp8", 4096),
+  "nvfp4": dense("nvfp4", "nvfp4", 4096),
+  "mxfp8_mxfp4": dense("mxfp8", "mxfp4", 4096),
+  "f32_mxfp4": dense("f32", "mxfp4", 256),
+  "f16_nvfp4": dense("f16", "nvfp4", 256),
+  "bf16_mxfp6": dense("bf16", "mxfp6_e2m3", 4096),
+  "bf16_nvfp4_65": dense("bf16", "nvfp4", 65),
+  "bf16_nvfp4_interleaved": dense("bf16", "nvfp4", 4096, interleaved=True),
+  "bf16_k_major": dense("bf16", "mxfp8", 1000, k=4080, k_is_minor=False),
+  "bf16_nvfp4_decode": dense("bf16", "nvfp4", 1),
+  "bf16_nvfp4_64": dense("bf16", "nvfp4", 64),
+  "bf16_mxfp8_decode": dense("bf16", "mxfp8", 16),
+  "mxfp8_decode": dense("mxfp8", "mxfp8", 16),
+  "f32_mxfp4_decode": dense("f32", "mxfp4", 16),
+  "ragged_mxfp8": ragged("mxfp8", "mxfp8", 4096),
+  "ragged_decode": ragged("bf16", "mxfp4", 4),
+  "ragged_across": ragged("bf16", "mxfp4", 4096, across=True),
+}
+PRODUCTS = {**FEW, **MANY}
+
+
+@functools.cache
+def ptx(key, waits=True):
+  """Of the matmul launch of the default config."""
+  shape = PRODUCTS[key]
+  if isinstance(shape, plans.RaggedShape):
+    config = plans.default_config(shape, HOPPER, core_count=CORES)
+    launch = plans.plan(shape, config, HOPPER)[0]
+    kernel = ragged_matmul.KERNELS[launch.kernel]
+  else:
+    config = tiles_by_rule.default_config(shape, HOPPER, core_count=CORES)
+    launch = configs.plan(shape, config, HOPPER)[0]
+    kernel = block_scaled_matmul.KERNELS[launch.kernel]
+  (constexprs,) = launch.constexprs
+  name, tiling = constexprs
+  return compile.compile_kernel(
+    kernel,
+    configs.signature(launch, shape),
+    {name: dataclasses.replace(tiling, waits=waits)},
+    HOPPER,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+  ).assembly
+
+
+class Case(parameterized.TestCase):
+  def assert_safe(self, key):
+    self.assertNotEmpty(assembling.assemblers())
+    for version, path in assembling.assemblers().items():
+      with self.subTest(ptxas=version):
+        sass = assembling.disassembled(ptx(key), HOPPER, path)
+        self.assertIn("HGMMA", sass)
+        self.assertEqual(wgmma_hazards.overwritten_operands(sass), [])
+
+
+class DefaultConfigTest(Case):
+  @parameterized.parameters(*FEW)
+  def test_operands_are_kept_while_they_are_read(self, key):
+    self.assert_safe(key)
+
+  def test_old_ptxas_breaks_it_without_waits(self):
+    old = {v: p for v, p in assembling.assemblers().items() if v < FIXED}
+    if not old:
+      self.skipTest("no ptxas before CUDA 13.3 is here")
+    for path in old.values():
+      sass = assembling.disassembled(
+        ptx("bf16_nvfp4", waits=False), HOPPER, path
+      )
+      found = wgmma_hazards.overwritten_operands(sass)
+      self.assertGreater(len(found), 20, found)
+
+
+class ManyConfigsTest(Case):
+  @parameterized.parameters(*MANY)
+  def test_operands_are_kept_while_they_are_read(self, key):
+    self.assert_safe(key)
+
+
+if __name__ == "__main__":
+  absltest.main()
