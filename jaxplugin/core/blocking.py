@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplugin.core import extents
+from jaxplugin.jaxext import explicit_axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class Blocking:
 
   Attributes:
     dims: dimensions of the array, not negative.
-    lead: all the others, in the order in which they precede merged ones.
+    lead: all the others, in the order in which they precede merged ones. Of one
+      dimension it says where its product would have them in memory.
     multiple: the size is padded to a multiple of it.
   """
 
@@ -55,6 +57,7 @@ class Blocking:
 
   def apply(self, x: jax.Array) -> jax.Array:
     """`x` with the one dimension, padded."""
+    x = self._mergeable(x)
     if not self.dims:
       x = jnp.expand_dims(x, -1)
     elif len(self.dims) > 1:
@@ -63,6 +66,44 @@ class Blocking:
       x = x.transpose(*self.lead, *self.dims).reshape(*lead, k)
     k = x.shape[self.axis()]
     return extents.pad_axis(x, self.axis(), extents.round_up(k, self.multiple))
+
+  def as_in_product(self, shape: Sequence[int]) -> Blocking:
+    """The blocking of the same blocks that also merges, as a product will.
+
+    Of one dimension that `lead` has others before which precede it in the array
+    as well, behind some that do not. It is merged with those, where it has
+    whole blocks; else this is the blocking itself.
+
+    Args:
+      shape: of an array.
+    """
+    order = (*self.lead, *self.dims)
+    if len(self.dims) != 1 or list(order) == sorted(order):
+      return self
+    (last,) = self.dims
+    first = len(order) - 1
+    while order[first - 1] == order[first] - 1:
+      first -= 1
+    if order[first] == last or shape[last] % self.multiple:
+      return self
+    return Blocking(
+      dims=order[first:], lead=order[:first], multiple=self.multiple
+    )
+
+  def _mergeable(self, x: jax.Array) -> jax.Array:
+    """`x`, without shardings in its type of what is padded, or merged inside.
+
+    The first of the dimensions that are merged may have one, which leaves its
+    parts in one piece.
+    """
+    if not self.dims or explicit_axes.mesh_of([x]) is None:
+      return x
+    k = math.prod(x.shape[d] for d in self.dims)
+    whole = self.dims[k % self.multiple == 0 :]
+    spec = explicit_axes.spec_of(x)
+    return explicit_axes.reshard(
+      x, tuple(() if d in whole else axes for d, axes in enumerate(spec))
+    )
 
   def undo(self, x: jax.Array, shape: Sequence[Any]) -> jax.Array:
     """What `apply` made of an array of `shape`, as it was."""

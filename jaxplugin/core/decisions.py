@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Generic
@@ -21,12 +23,65 @@ from typing import TypeVar
 
 from jaxplugin.core import targets
 
-# What `Backend` asks of a backend; one that was written for another number is
-# refused.
-API_VERSION: Final = 1
-
 Application = Literal["fused", "separate", "none"]
 Problem = TypeVar("Problem")
+
+
+class RefusedError(NotImplementedError):
+  """The backend that was asked for cannot serve; the message lists all.
+
+  Attributes:
+    reason: why that one cannot.
+  """
+
+  def __init__(self, message: str, reason: str) -> None:
+    super().__init__(message, reason)
+    self.reason = reason
+
+  def __str__(self) -> str:
+    return str(self.args[0])
+
+  def told_by(self, who: str) -> RefusedError:
+    """The same, of a message that begins with who says so."""
+    return RefusedError(f"{who}: {self}", self.reason)
+
+
+Scalar = bool | int | str | None
+# An object of JSON whose values are scalars: sorted by names, and hashable.
+Fields = tuple[tuple[str, Scalar], ...]
+
+RULE: Final = "rule"  # where a choice is from, if no table made it
+ARGUMENT: Final = "argument"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """What an implementation is made of: what measurements of it hold for.
+
+  Attributes:
+    kernels: SHA-256 of the sources of its kernels; None where it has none.
+    toolchain: (name, version) of each library that makes or runs its code.
+  """
+
+  kernels: str | None = None
+  toolchain: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+  """One way of computing a problem that a measurement proposes.
+
+  Attributes:
+    implementation: the backend's name.
+    config: how the backend computes it; empty where its rule decides.
+    origin: whose measurement: "overlay", or the name of a table.
+    why: the figures, in words.
+  """
+
+  implementation: str
+  config: Fields = ()
+  origin: str
+  why: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +126,18 @@ class Decision:
   Attributes:
     implementation: its name.
     reason: why this one.
+    config: how it computes the problem; empty where its rule decides.
+    implementation_from, config_from: where each choice is from: "argument",
+      "overlay", the name of a table, or "rule".
     global_scale, padding, notes: as in `Plan`.
     refusals: every other backend with its reason, in order.
   """
 
   implementation: str
   reason: str
+  config: Fields = ()
+  implementation_from: str = RULE
+  config_from: str = RULE
   global_scale: Application = "none"
   padding: str = ""
   notes: tuple[str, ...] = ()
@@ -93,6 +154,35 @@ def _reads_no_other(layout: str, problem: Any, target: targets.Target) -> bool:
 
 def _lowers_anywhere(target: targets.Target) -> None:
   del target
+
+
+def _has_no_configs(
+  config: Fields, problem: Any, target: targets.Target
+) -> str | None:
+  del problem, target
+  return f"it takes no config, got {dict(config)}" if config else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tunable(Generic[Problem]):
+  """How a backend takes part in tables of measured choices.
+
+  Attributes:
+    source: what it is made of for a target, here; a table that was measured
+      with anything else is refused. None where that is not known.
+    config_error: (config, problem, target) -> why it is none that can compute
+      the problem; None where it is. The empty one is never asked about.
+    configured: the backend whose `plan` and `emit` follow a config.
+    configs_travel: whether a config computes a problem wherever a module that
+      is exported for the target may be loaded.
+  """
+
+  source: Callable[[targets.Target], Source | None]
+  config_error: Callable[[Fields, Problem, targets.Target], str | None] = (
+    _has_no_configs
+  )
+  configured: Callable[[Fields], Backend[Problem]] | None = None
+  configs_travel: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +206,8 @@ class Backend(Generic[Problem]):
       processes, other platforms and any partitioner can take it.
     experiments: (word, function from a target to another) of ways in which it
       serves only targets that ask for them; the benchmark measures them too.
-    api_version: the `API_VERSION` that it was written for.
+    origin: the distribution that it is from, where it is not jaxplugin's own.
+    tunable: how tables of measured choices speak of it; None where they cannot.
   """
 
   name: str
@@ -133,25 +224,37 @@ class Backend(Generic[Problem]):
   experiments: tuple[
     tuple[str, Callable[[targets.Target], targets.Target]], ...
   ] = ()
-  api_version: int = API_VERSION
+  origin: str = ""
+  tunable: Tunable[Problem] | None = None
+
+  def configured(self, config: Fields) -> Backend[Problem]:
+    """The backend that computes as a config says; itself by its rule."""
+    if not config:
+      return self
+    assert self.tunable is not None and self.tunable.configured is not None
+    return self.tunable.configured(config)
+
+  def config_error(
+    self, config: Fields, problem: Problem, target: targets.Target
+  ) -> str | None:
+    """Why a config cannot compute a problem; None where it can."""
+    if not config:
+      return None
+    if self.tunable is None:
+      return _has_no_configs(config, problem, target)
+    return self.tunable.config_error(config, problem, target)
 
 
 def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
   """The backends of an operation by name.
 
   Raises:
-    ValueError: a name comes twice, or a backend is of another `API_VERSION`.
+    ValueError: a name comes twice.
   """
   result: dict[str, Backend[Problem]] = {}
   for backend in backends:
     if backend.name in result:
       raise ValueError(f"backend {backend.name!r} is there already")
-    if backend.api_version != API_VERSION:
-      raise ValueError(
-        f"backend {backend.name!r} is written for version"
-        f" {backend.api_version} of jaxplugin's backends, and this is version"
-        f" {API_VERSION}; install a matching release"
-      )
     result[backend.name] = backend
   return result
 
@@ -174,7 +277,7 @@ def choose(
   *,
   who: str,
   unportable: Unsupported | None = None,
-  measured: tuple[str, str] | None = None,
+  measured: Sequence[Measured] = (),
 ) -> Decision:
   """Chooses the backend for `problem` on `target`.
 
@@ -188,14 +291,15 @@ def choose(
     who: the operation, for errors.
     unportable: why backends that are not portable cannot serve where the
       operation is; None where they can.
-    measured: (name, why) of the backend that a measurement puts first.
+    measured: what measurements propose, the first that serves before all
+      others; of one that is `requested`, how it is configured.
 
   Returns:
     The decision, with a reason for every backend not chosen.
 
   Raises:
     ValueError: `requested` is no backend's name.
-    NotImplementedError: `requested` cannot serve; lists every backend.
+    RefusedError: `requested` cannot serve; lists every backend.
   """
   validate_name(backends, requested, who=who)
   tried = order(backends, target)
@@ -205,43 +309,85 @@ def choose(
     answers[name] = backends[name].supports(problem, target)
     if answers[name] is None and not backends[name].is_portable:
       answers[name] = unportable
-  chosen = requested
+  chosen, chosen_from = requested, ARGUMENT
+  proposal = _first_serving(
+    [m for m in measured if requested in (None, m.implementation)],
+    {n: b for n, b in backends.items() if answers[n] is None},
+    problem,
+    target,
+  )
   if requested is not None:
     why = "asked for"
     instead = f"{chosen} was asked for"
-  elif measured is not None and answers[measured[0]] is None:
-    chosen, instead = measured
-    why = "measured"
+  elif proposal is not None:
+    chosen, chosen_from = proposal.implementation, proposal.origin
+    instead = f"{chosen} was measured to be faster"
+    why = f"{proposal.origin}: {proposal.why}"
   else:
+    chosen_from = RULE
     chosen = next(name for name in names if answers[name] is None)
     why = f"first of {', '.join(tried)} that serves"
     instead = f"{chosen} comes before it"
   assert chosen is not None
-  if answers[chosen] is not None:
+  refusal = answers[chosen]
+  if refusal is not None:
     lines = "".join(
-      f"\n  {name}: {'serves' if a is None else a.reason}"
+      f"\n  {name}: {_told(backends[name], a.reason if a else 'serves')}"
       for name, a in answers.items()
     )
-    raise NotImplementedError(
+    raise RefusedError(
       f"{who}: implementation={requested!r} cannot serve {problem} on {target}:"
       f"{lines}\nLeave implementation out to have one chosen, or use"
-      " jp.use_target to lower for another device."
+      " jp.use_target to lower for another device.",
+      refusal.reason,
     )
-  plan = backends[chosen].plan(problem, target)
+
+  def serves_but(name: str) -> str:
+    if requested is None and name not in tried:
+      return "serves, but only where it is asked for"
+    return f"serves, but {instead}"
+
+  config = () if proposal is None else proposal.config
+  plan = backends[chosen].configured(config).plan(problem, target)
   return Decision(
     implementation=chosen,
-    reason=f"{backends[chosen].summary} ({why})",
+    config=config,
+    implementation_from=chosen_from,
+    config_from=RULE if proposal is None else proposal.origin,
+    reason=_told(backends[chosen], f"{backends[chosen].summary} ({why})"),
     global_scale=plan.global_scale,
     padding=plan.padding,
     notes=plan.notes,
     refusals=tuple(
       Unsupported(
-        f"serves, but {instead}" if a is None else a.reason, implementation=name
+        _told(backends[name], serves_but(name) if a is None else a.reason),
+        implementation=name,
       )
       for name, a in answers.items()
       if name != chosen
     ),
   )
+
+
+def _told(backend: Backend[Any], text: str) -> str:
+  """`text`, and whose backend it is about."""
+  return f"{text} [{backend.origin}]" if backend.origin else text
+
+
+def _first_serving(
+  measured: Iterable[Measured],
+  serving: Mapping[str, Backend[Problem]],
+  problem: Problem,
+  target: targets.Target,
+) -> Measured | None:
+  """The first proposal that can compute the problem itself, not a like one."""
+  for proposal in measured:
+    backend = serving.get(proposal.implementation)
+    if backend is not None and (
+      backend.config_error(proposal.config, problem, target) is None
+    ):
+      return proposal
+  return None
 
 
 def validate_name(

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice between backends of any operation, here one on numbers."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -12,7 +14,9 @@ CPU = targets.Target(name="x", platform="cpu")
 GPU = targets.Target(name="y", platform="cuda")
 
 
-def backend(name, *, rank=10, platform=None, below=None, **fields):
+def backend(
+  name, *, rank=10, platform=None, below=None, planned=None, **fields
+):
   """Serves numbers below `below`, on one platform; tried there alone."""
 
   def is_there(target):
@@ -30,7 +34,9 @@ def backend(name, *, rank=10, platform=None, below=None, **fields):
     summary=f"what {name} does",
     rank=lambda target: rank if is_there(target) else None,
     supports=supports,
-    plan=lambda problem, target: decisions.Plan(notes=(f"{name}: {problem}",)),
+    plan=lambda problem, target: (
+      planned or decisions.Plan(notes=(f"{name}: {problem}",))
+    ),
     emit=lambda problem: problem,
     **fields,
   )
@@ -41,6 +47,31 @@ BACKENDS = decisions.table(
   backend("small", below=5),
   backend("gpu", platform="cuda", rank=0),
 )
+
+
+def proposal(name, *, config=(), origin="overlay"):
+  return decisions.Measured(
+    implementation=name, config=config, origin=origin, why=f"1 us of {name}"
+  )
+
+
+def adder():
+  """A backend whose one config says up to which number it serves."""
+
+  def config_error(config, problem, target):
+    del target
+    return None if problem <= dict(config)["most"] else "it is too large"
+
+  def configured(config):
+    plan = decisions.Plan(notes=(f"adder: {dict(config)}",))
+    return backend("adder", rank=200, planned=plan)
+
+  tunable = decisions.Tunable(
+    source=lambda target: decisions.Source(),
+    config_error=config_error,
+    configured=configured,
+  )
+  return backend("adder", rank=200, tunable=tunable)
 
 
 def choose(problem, target, requested=None, **options):
@@ -98,12 +129,69 @@ class ChooseTest(parameterized.TestCase):
       choose(3, GPU, "gpu", unportable=why)
 
   def test_measurement_comes_before_ranks_where_it_serves(self):
-    measured = ("small", "small is faster")
+    measured = [proposal("small")]
     decision = choose(3, GPU, measured=measured)
     self.assertEqual(decision.implementation, "small")
-    self.assertEqual(reasons(decision)["gpu"], "serves, but small is faster")
+    self.assertEqual(
+      decision.reason, "what small does (overlay: 1 us of small)"
+    )
+    self.assertEqual(decision.implementation_from, "overlay")
+    self.assertEqual(
+      reasons(decision)["gpu"], "serves, but small was measured to be faster"
+    )
     decision = choose(7, GPU, measured=measured)
     self.assertEqual(decision.implementation, "gpu")
+    self.assertEqual(decision.implementation_from, "rule")
+    self.assertEqual(decision.config_from, "rule")
+
+  def test_the_first_proposal_that_can_compute_the_problem_is_followed(self):
+    table = BACKENDS | decisions.table(adder())
+    function = functools.partial(decisions.choose, table, who="add")
+    measured = [
+      proposal("small", origin="overlay"),
+      proposal("adder", config=(("most", 6),), origin="the user's"),
+      proposal("adder", config=(("most", 9),), origin="packaged"),
+    ]
+    for number, implementation, config, origin in (
+      (3, "small", (), "overlay"),
+      (5, "adder", (("most", 6),), "the user's"),
+      (7, "adder", (("most", 9),), "packaged"),
+      (11, "plain", (), "rule"),
+    ):
+      decision = function(number, CPU, measured=measured)
+      self.assertEqual(decision.implementation, implementation)
+      self.assertEqual(decision.config, config)
+      self.assertEqual(decision.implementation_from, origin)
+      self.assertEqual(decision.config_from, origin)
+      if implementation == "adder":  # it plans as its config says
+        self.assertEqual(decision.notes, (f"adder: {dict(config)}",))
+
+  def test_argument_decides_and_a_measurement_only_how(self):
+    table = BACKENDS | decisions.table(adder())
+    function = functools.partial(decisions.choose, table, who="add")
+    measured = [
+      proposal("small"),
+      proposal("adder", config=(("most", 6),), origin="the user's"),
+    ]
+    decision = function(3, CPU, "adder", measured=measured)
+    self.assertEqual(decision.implementation, "adder")
+    self.assertEqual(decision.implementation_from, "argument")
+    self.assertEqual(decision.config, (("most", 6),))
+    self.assertEqual(decision.config_from, "the user's")
+    decision = function(3, CPU, "plain", measured=measured)
+    self.assertEqual(decision.implementation, "plain")
+    self.assertEqual((decision.config, decision.config_from), ((), "rule"))
+
+  def test_what_is_not_portable_is_not_followed_where_it_must_be(self):
+    why = decisions.Unsupported("is exported")
+    measured = [proposal("gpu"), proposal("plain")]
+    decision = choose(7, GPU, unportable=why, measured=measured)
+    self.assertEqual(decision.implementation, "plain")
+    self.assertEqual(decision.implementation_from, "overlay")
+
+  def test_a_config_of_a_backend_that_takes_none_is_not_followed(self):
+    measured = [proposal("small", config=(("most", 6),))]
+    self.assertEqual(choose(3, GPU, measured=measured).implementation, "gpu")
 
   def test_one_asked_for_that_cannot_serve_lists_all(self):
     with self.assertRaises(NotImplementedError) as caught:
@@ -118,6 +206,39 @@ class ChooseTest(parameterized.TestCase):
       ],
     )
 
+  def test_one_without_a_rank_serves_only_where_it_is_asked_for(self):
+    table = BACKENDS | decisions.table(backend("odd", rank=None))
+    function = functools.partial(decisions.choose, table, 3, CPU, who="add")
+    self.assertEqual(function().implementation, "small")
+    self.assertEqual(
+      reasons(function())["odd"], "serves, but only where it is asked for"
+    )
+    decision = function("odd")
+    self.assertEqual(decision.implementation, "odd")
+    self.assertEqual(
+      reasons(decision)["small"], "serves, but odd was asked for"
+    )
+    measured = function(measured=[proposal("odd")])
+    self.assertEqual(measured.implementation, "odd")
+
+  def test_origin_of_what_is_not_of_jaxplugin_is_told_everywhere(self):
+    guest = backend("guest", below=5, rank=0, origin="acme-dot 1.2")
+    table = BACKENDS | decisions.table(guest)
+    function = functools.partial(decisions.choose, table, who="add")
+    self.assertEqual(
+      function(3, CPU).reason,
+      "what guest does (first of guest, small, plain that serves)"
+      " [acme-dot 1.2]",
+    )
+    self.assertEqual(
+      reasons(function(7, CPU))["guest"],
+      "needs less than 5, got 7 [acme-dot 1.2]",
+    )
+    with self.assertRaisesRegex(
+      decisions.RefusedError, r"\n  guest: needs less than 5, got 7 \[acme-dot"
+    ):
+      function(7, CPU, "guest")
+
   def test_unknown_name_lists_the_known_ones(self):
     with self.assertRaisesRegex(
       ValueError,
@@ -131,10 +252,6 @@ class TableTest(absltest.TestCase):
   def test_name_that_is_there_already_is_refused(self):
     with self.assertRaisesRegex(ValueError, "'a' is there already"):
       decisions.table(backend("a"), backend("b"), backend("a"))
-
-  def test_backend_of_another_version_is_refused(self):
-    with self.assertRaisesRegex(ValueError, "for version 0 .* is version 1"):
-      decisions.table(backend("a", api_version=0))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import jax
 import jax.ffi
 
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.cpu import library
 
@@ -145,7 +146,8 @@ def _amd(
 
 
 # From the vendors' data sheets and architecture papers. A100 and H100 are the
-# 80 GB SXM models. The last-level cache of the AMD parts is the Infinity Cache.
+# 80 GB SXM models. B300 has 148 of its silicon's 160 SMs, as the driver says of
+# HGX boards. The last-level cache of the AMD parts is the Infinity Cache.
 _NAMED: Final = {
   target.name: target
   for target in (
@@ -154,7 +156,7 @@ _NAMED: Final = {
     _nvidia("h100", (9, 0), 132, 50, 3350),
     _nvidia("h200", (9, 0), 132, 50, 4800),
     _nvidia("b200", (10, 0), 148, 126, 8000),
-    _nvidia("b300", (10, 3), 160, 126, 8000),
+    _nvidia("b300", (10, 3), 148, 126, 8000),
     _nvidia("rtx5090", (12, 0), 170, 96, 1792),
     _nvidia("gb10", (12, 1), 48, 24, 273),
     _amd("mi300x", "gfx942", 304, 256, 5300),
@@ -217,7 +219,7 @@ def format_version(version: tuple[int, ...]) -> str:
   return ".".join(map(str, version))
 
 
-_override = jax.make_user_context(default_value=None)
+_override = contexts_private.make(None)
 
 
 @contextlib.contextmanager

@@ -3,13 +3,13 @@
 """The dot's backends, and the choice between them.
 
 Each module beside this one ends in its `BACKEND`, and this is the one list of
-them. `emit` of a backend takes (call, problem, target).
+them. `emit` of a backend takes (call, problem, target). Those of other packages
+(`dot/plugins`) come beside them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Final
 
 import jax
@@ -22,16 +22,37 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.dot.backends import size_rules
+from jaxplugin.dot.backends import cutile
+from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
+from jaxplugin.dot.plugins import adapting
+from jaxplugin.dot.plugins import registry
+from jaxplugin.tables import fitting
+from jaxplugin.tables import resolution
 
 Backend = decisions.Backend[problems.DotProblem]
 
 BACKENDS: Final[dict[str, Backend]] = decisions.table(
-  cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND
+  cudnn.BACKEND, triton.BACKEND, cpu.BACKEND, xla.BACKEND, cutile.BACKEND
 )
 NAMES: Final = tuple(BACKENDS)
+registry.reserve(NAMES)
+
+
+def table() -> dict[str, Backend]:
+  """`BACKENDS`, and those of other packages, loaded at the first call."""
+  return BACKENDS | adapting.table()
+
+
+# The dot, as tables of measured choices speak of it.
+OPERATION: Final[fitting.Operation[problems.DotProblem]] = fitting.Operation(
+  name="block_scaled_dot",
+  bucketed="m",
+  fields_of=problem_fields.fields_of,
+  problem_of=problem_fields.problem_of,
+  backends=table,
+)
 
 
 def choose(
@@ -40,17 +61,20 @@ def choose(
   requested: str | None = None,
   *,
   unportable: decisions.Unsupported | None = None,
-  rules: Sequence[size_rules.SizeRule] = size_rules.MEASURED,
+  overlay: resolution.Overlay | None = None,
+  for_export: bool = False,
 ) -> decisions.Decision:
   """Chooses the implementation of `problem` on `target`.
 
   Args:
     problem: what to compute.
     target: where.
-    requested: the one implementation to use, or None for the first of those
-      tried on the target that serves, or the one that a rule puts first.
+    requested: the one implementation to use, or None for the one that a table
+      of measured choices puts first, else the first of those tried on the
+      target that serves.
     unportable: why only portable implementations serve, if so.
-    rules: where a measurement overrides the order.
+    overlay: of the call; the user's and the packaged tables come after it.
+    for_export: whether other machines load the module (`jp.export`).
 
   Returns:
     The decision, with a reason for every implementation not chosen.
@@ -59,18 +83,38 @@ def choose(
     ValueError: `requested` is no implementation's name.
     NotImplementedError: `requested` cannot serve; lists every implementation.
   """
-  rule = size_rules.applicable(problem, target, rules)
+  asked = resolution.ask(OPERATION, problem, target, overlay)
+  measured = asked.measured
+  if for_export:
+    measured = tuple(map(_that_travels, measured))
   decision = decisions.choose(
-    BACKENDS,
+    table(),
     problem,
     target,
     requested,
     who=sides.who(),
     unportable=unportable,
-    measured=None if rule is None else (rule.implementation, str(rule)),
+    measured=measured,
   )
   notes = _notes_on_order(decision.implementation, problem, target)
-  return dataclasses.replace(decision, notes=(*decision.notes, *notes))
+  return dataclasses.replace(
+    decision, notes=(*decision.notes, *notes, *asked.notes)
+  )
+
+
+def _that_travels(measured: decisions.Measured) -> decisions.Measured:
+  """Without a config that is of this machine alone."""
+  backend = table().get(measured.implementation)
+  if not measured.config or backend is None or backend.tunable is None:
+    return measured
+  if backend.tunable.configs_travel:
+    return measured
+  words = " ".join(f"{name}={value}" for name, value in measured.config)
+  return dataclasses.replace(
+    measured,
+    config=(),
+    why=f"{measured.why}; exported without {words}, which is of this machine",
+  )
 
 
 def _reads_interleaved(
@@ -78,7 +122,7 @@ def _reads_interleaved(
   problem: problems.DotProblem,
   target: targets.Target,
 ) -> bool:
-  backend = BACKENDS[implementation]
+  backend = table()[implementation]
   return backend.reads(interleaving.INTERLEAVED, problem, target)
 
 
@@ -99,19 +143,30 @@ def _notes_on_order(
 
 
 def emit(
-  implementation: str, call: calls.Call, target: targets.Target
+  decision: decisions.Decision, call: calls.Call, target: targets.Target
 ) -> jax.Array:
-  """A call as the implementation that was chosen for it lowers it."""
-  call = call.with_bytes()
+  """A call as it was decided to be computed."""
+  call = call.with_bytes().joined()
   problem = call.problem()
   if problem.interleaved_sides and (
-    not _reads_interleaved(implementation, problem, target)
+    not _reads_interleaved(decision.implementation, problem, target)
   ):
     call = call.in_usual_order()
     problem = call.problem()
-  return BACKENDS[implementation].emit(call, problem, target)
+  backend = table()[decision.implementation].configured(decision.config)
+  return backend.emit(call, problem, target)
 
 
 def validate_name(requested: str | None) -> None:
   """Raises ValueError unless `requested` is an implementation or None."""
-  decisions.validate_name(BACKENDS, requested, who=sides.who())
+  if requested is None or requested in BACKENDS:
+    return  # without loading those of other packages
+  found = table()
+  if requested in found:
+    return
+  missing = registry.reason_missing(requested)
+  if missing:
+    raise ValueError(
+      f"{sides.who()}: implementation={requested!r} cannot be used: {missing}"
+    )
+  decisions.validate_name(found, requested, who=sides.who())

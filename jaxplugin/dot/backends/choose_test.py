@@ -152,7 +152,7 @@ class ChooseTest(parameterized.TestCase):
       for sizes in ({}, {"k": 100}, {"batch": None, "m": None}, {"m": 0}):
         decision = backends.choose(make_problem(lhs, rhs, **sizes), target)
         others = [r.implementation for r in decision.refusals]
-        self.assertLen(others, 3)
+        self.assertLen(others, 4)
         self.assertEqual(
           {decision.implementation, *others},
           set(backends.NAMES),
@@ -161,7 +161,9 @@ class ChooseTest(parameterized.TestCase):
           self.assertNotEmpty(refusal.reason)
 
   def test_implementations_are_named_once(self):
-    self.assertEqual(backends.NAMES, ("cudnn", "triton", "cpu", "xla"))
+    self.assertEqual(
+      backends.NAMES, ("cudnn", "triton", "cpu", "xla", "cutile")
+    )
     for name, backend in backends.BACKENDS.items():
       self.assertEqual(backend.name, name)
 
@@ -232,7 +234,7 @@ class ChooseTest(parameterized.TestCase):
     decision = backends.choose(make_problem(), TARGETS[0])
     loaded = json.loads(json.dumps(decision.to_json()))
     self.assertEqual(loaded["implementation"], decision.implementation)
-    self.assertLen(loaded["refusals"], 3)
+    self.assertLen(loaded["refusals"], 4)
 
 
 class CudnnGateTest(parameterized.TestCase):

@@ -10,6 +10,8 @@ count exactly, but where the sides are blocked along different dimensions, see
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Final
 
 import jax
@@ -24,6 +26,7 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
+from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.dot.backends import dense
 from jaxplugin.runtime import cpu_library
 
@@ -37,9 +40,6 @@ _DOT: Final = "jaxplugin_block_scaled_dot"
 _ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 BEST_ISA: Final = 0
 _UNUSED_BLOCK_SIZE: Final = 32  # of an operand without scale
-# Above so many rows the kernel walks rhs panel by panel; up to it, it streams
-# rhs through registers (dot/few_rows_avx512.inl).
-_MAX_SMALL_ROWS: Final = 4
 
 
 def _rank(target: targets.Target) -> int | None:
@@ -49,12 +49,12 @@ def _rank(target: targets.Target) -> int | None:
 def supports(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
-  """Serves static sizes and the package's formats, where there are kernels."""
+  """Serves the package's formats, where there are kernels; any m, n, batch."""
   refusal = missing(target) or unknown_formats(problem.lhs, problem.rhs)
   if refusal is not None:
     return refusal
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
+  if problem.k is None:
+    return decisions.Unsupported("needs a static k, this one is symbolic")
   return None
 
 
@@ -109,23 +109,43 @@ def plan(
 
 
 def emit(
-  call: calls.Call, problem: problems.DotProblem, target: targets.Target
+  call: calls.Call,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
 ) -> jax.Array:
-  """One custom call, and whatever of the epilogue it cannot take."""
-  del target
+  """One custom call, and whatever of the epilogue it cannot take.
+
+  Args:
+    call, problem, target: as of any backend.
+    config: `cpu_configs.fields_of` how the kernels compute it; empty leaves it
+      to their rules.
+
+  Raises:
+    ValueError: the config cannot serve the problem on the target.
+  """
+  if config:
+    cpu_configs.check(config, problem, target, who=sides.who())
   if problem.is_empty:
     return epilogue.apply(jnp.zeros(call.shape, jnp.float32), call)
-  return epilogue.fused(_dot, call, problem)
+  dot = functools.partial(_dot, config=cpu_configs.config_of(config))
+  return epilogue.fused(dot, call, problem)
 
 
-def _dot(call: calls.Call, problem: problems.DotProblem) -> jax.Array:
+def _dot(
+  call: calls.Call,
+  problem: problems.DotProblem,
+  *,
+  config: cpu_configs.CpuConfig,
+) -> jax.Array:
   """The custom call on operands brought to its shapes."""
   cpu_library.register()
   shape = call.shape
-  batch, m, n = problem.batch, problem.m, problem.n
-  assert m is not None and n is not None  # `supports` wants static sizes
   dtype = call.preferred_element_type
   lhs, rhs = dense.dense_sides(call)
+  # Symbolic ones too, of which the problem says nothing.
+  batch, m, _ = lhs.values.shape
+  n = rhs.values.shape[1]
   bias, residual = None, call.residual
   if call.bias is not None:
     bias = epilogue.bias_row(call)
@@ -133,9 +153,7 @@ def _dot(call: calls.Call, problem: problems.DotProblem) -> jax.Array:
     if residual.dtype != dtype:
       residual = residual.astype(jnp.float32)
     residual = jnp.broadcast_to(residual, shape)
-  if n == 1 and m > _MAX_SMALL_ROWS:
-    # A matrix times a vector: as a vector times a matrix it is streamed, and
-    # the transposed result is the same array.
+  if cpu_configs.is_turned(problem.m, problem.n):
     lhs, rhs = rhs, lhs
     m, n = n, m
     bias = None if bias is None else jnp.broadcast_to(bias, (n,))
@@ -153,6 +171,7 @@ def _dot(call: calls.Call, problem: problems.DotProblem) -> jax.Array:
     **attributes("rhs", rhs),
     activation=np.int64(_ACTIVATIONS[call.activation]),
     isa=np.int64(BEST_ISA),
+    **config.attributes(),
   )
   return result.reshape(shape)
 
@@ -182,11 +201,26 @@ def or_absent(x: jax.Array | None) -> jax.Array:
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
-BACKEND: Final = decisions.Backend(
+def _configured(
+  config: decisions.Fields,
+) -> decisions.Backend[problems.DotProblem]:
+  return dataclasses.replace(
+    BACKEND, emit=functools.partial(emit, config=config)
+  )
+
+
+BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
   name="cpu",
   summary="C++ kernels that read the quantized bytes once",
   rank=_rank,
   supports=supports,
   plan=plan,
   emit=emit,
+  tunable=decisions.Tunable(
+    source=cpu_library.source,
+    config_error=cpu_configs.fields_error,
+    configured=_configured,
+    # An engine is of an instruction set, which the next CPU may lack.
+    configs_travel=False,
+  ),
 )

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.ffi
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax import lax
 
@@ -376,7 +377,17 @@ def _reads(
   return layout == layouts.SWIZZLED
 
 
-BACKEND: Final = decisions.Backend(
+def _source(target: targets.Target) -> decisions.Source | None:
+  """XLA, which calls it, and the library itself."""
+  if target.cudnn_version is None:
+    return None
+  version = targets.format_version(target.cudnn_version)
+  return decisions.Source(
+    toolchain=(("cudnn", version), ("jaxlib", jaxlib.__version__))
+  )
+
+
+BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
   name="cudnn",
   summary="cuDNN's block-scaled matmul, called by XLA",
   rank=_rank,
@@ -384,4 +395,5 @@ BACKEND: Final = decisions.Backend(
   plan=plan,
   emit=emit,
   reads=_reads,
+  tunable=decisions.Tunable(source=_source),
 )

@@ -21,6 +21,8 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
+from jaxplugin.kernels.gpu.cutile import assembler
+from jaxplugin.runtime import cutile_library
 from jaxplugin.runtime import triton_library
 
 # Beside each device by its name, each gate of cuDNN from both sides.
@@ -54,6 +56,12 @@ def kernel_call(kernels, launch, inputs, target):
   return list(jax.ffi.ffi_call(KERNEL, tuple(outputs))(*inputs))
 
 
+def cutile_call(launch, inputs):
+  """`cutile_library.call`, likewise."""
+  output = jax.ShapeDtypeStruct(launch.output.shape, launch.output.dtype)
+  return jax.ffi.ffi_call(cutile_library.CALL_TARGET, output)(*inputs)
+
+
 def operand(format, shape):
   if format is None:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
@@ -79,6 +87,7 @@ def lowered_as(text):
     cudnn.DOT_TARGET: "cudnn",
     cudnn.SWIZZLED_DOT_TARGET: "cudnn",
     cpu._DOT: "cpu",
+    cutile_library.CALL_TARGET: "cutile",
   }
   found = {calls[name] for name in re.findall(r"custom_call @(\S+?)\(", text)}
   return ", ".join(found) or "xla"
@@ -90,7 +99,12 @@ def lowered_as(text):
 class NamedTargetsTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    self.enter_context(mock.patch.object(triton_library, "call", kernel_call))
+    for module, name, replacement in (
+      (triton_library, "call", kernel_call),
+      (cutile_library, "call", cutile_call),
+      (assembler, "missing", lambda: ""),
+    ):
+      self.enter_context(mock.patch.object(module, name, replacement))
 
   @parameterized.named_parameters(*TARGETS)
   def test_what_is_decided_is_what_is_lowered(self, name, cudnn):

@@ -34,15 +34,16 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import dense
+from jaxplugin.dot.backends import triton_configs
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.runtime import triton_library
 
 # Values and scale of a side, of any rank, FP4 packed, and how to read them.
-_Readable = tuple[jax.Array, jax.Array | None, configs.OperandKind]
+Readable = tuple[jax.Array, jax.Array | None, configs.OperandKind]
 
-_PLAIN_NAMES: Final = {
+PLAIN_NAMES: Final = {
   np.dtype(np.float32): "f32",
   formats.BF16: "bf16",
   np.dtype(np.float16): "f16",
@@ -106,7 +107,9 @@ def _reads(
 
 
 def plan(
-  problem: problems.DotProblem, target: targets.Target
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
 ) -> decisions.Plan:
   """A global scale that is one number is fused; the kernels are named."""
   applications: dict[problems.GlobalScale, decisions.Application] = {
@@ -114,7 +117,7 @@ def plan(
     "scalar": "fused",
     "array": "separate",
   }
-  _, dense = launches(problem, target)
+  _, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
   return decisions.Plan(
@@ -125,11 +128,19 @@ def plan(
 
 
 def launches(
-  problem: problems.DotProblem, target: targets.Target
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
 ) -> tuple[configs.MatmulShape, tuple[launching.Launch, ...]]:
-  """What is launched for a problem that is served, of dense operands."""
+  """What is launched for a problem that is served, of dense operands.
+
+  Args:
+    problem: what to compute.
+    target: where.
+    config: of `triton_configs`; where it is empty, the one by rule.
+  """
   shape = _dense_shape(problem, target)
-  return shape, _launches(shape, target)
+  return shape, _launches(shape, target, config)
 
 
 def _dense_shape(
@@ -152,7 +163,7 @@ def _dense_shape(
   k = problem.k // size * padded
   operands = [
     configs.operand(
-      _kind(side.format, side.dtype),
+      kind_name(side.format, side.dtype),
       rows,
       k,
       k_is_minor=side.contracting_is_minor,
@@ -169,7 +180,7 @@ def _dense_shape(
     k=k,
     lhs=operands[0],
     rhs=operands[1],
-    out_dtype=_PLAIN_NAMES[problem.out_dtype],
+    out_dtype=PLAIN_NAMES[problem.out_dtype],
     has_global_scale=problem.global_scale == "scalar",
     has_global_power=problem.global_scale == "scalar"
     and problem.has_global_power,
@@ -179,8 +190,8 @@ def _dense_shape(
   )
 
 
-def _kind(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
-  return _PLAIN_NAMES[dtype] if format is None else format.name
+def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
+  return PLAIN_NAMES[dtype] if format is None else format.name
 
 
 def _default_config(
@@ -197,22 +208,58 @@ def _default_config(
 
 
 def _launches(
-  shape: configs.MatmulShape, target: targets.Target
+  shape: configs.MatmulShape,
+  target: targets.Target,
+  fields: decisions.Fields,
 ) -> tuple[launching.Launch, ...]:
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  return configs.plan(shape, _default_config(shape, target), architecture)
+  if not fields:
+    config = _default_config(shape, target)
+  else:
+    # It was asked about dense operands; those that are launched may lie so that
+    # they cannot be read as it says.
+    error = triton_configs.config_error(fields, shape, target)
+    if error is not None:
+      raise NotImplementedError(
+        f"{sides.who()}: implementation triton with {dict(fields)}, which a"
+        f" table of measured choices has: {error}; or use jp.tuning(None)"
+      )
+    config = triton_configs.config_of(fields)
+  return configs.plan(shape, config, architecture)
+
+
+def config_error(
+  config: decisions.Fields,
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> str | None:
+  """Why a config cannot compute a problem; None where it can."""
+  refusal = supports(problem, target)
+  if refusal is not None:
+    return refusal.reason
+  return triton_configs.config_error(
+    config, _dense_shape(problem, target), target
+  )
 
 
 def emit(
-  call: calls.Call, problem: problems.DotProblem, target: targets.Target
+  call: calls.Call,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
 ) -> jax.Array:
   """The kernels' launches, and whatever of the epilogue they cannot take."""
-  return epilogue.fused(functools.partial(_dot, target=target), call, problem)
+  dot = functools.partial(_dot, target=target, config=config)
+  return epilogue.fused(dot, call, problem)
 
 
 def _dot(
-  call: calls.Call, problem: problems.DotProblem, *, target: targets.Target
+  call: calls.Call,
+  problem: problems.DotProblem,
+  *,
+  target: targets.Target,
+  config: decisions.Fields,
 ) -> jax.Array:
   """Runs the launches on operands where they lie, as far as possible."""
   shape = call.shape
@@ -230,24 +277,29 @@ def _dot(
     arrays["bias"] = epilogue.bias_row(call)
   if call.residual is not None:
     arrays["residual"] = jnp.broadcast_to(call.residual, shape)
-  for launch in _launches(matmul, target):
+  for launch in _launches(matmul, target, config):
     views = dict(launch.views)
-    inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]
+    inputs = [view(arrays[name], views.get(name)) for name in launch.inputs]
     (output,) = launch.outputs
     arrays[output.name] = _call(launch, inputs, target)
   return arrays["out"].reshape(shape)
 
 
-def _view(x: jax.Array, view: str | None) -> jax.Array:
-  """The array as a kernel takes it; scales as bytes, which Triton knows."""
-  if view == "e4m3":
+def view(x: jax.Array, name: str | None) -> jax.Array:
+  """The array as a kernel takes it; scales as bytes, which Triton knows.
+
+  Args:
+    x: the array.
+    name: of `launching.Launch.views`.
+  """
+  if name == "e4m3":
     return lax.bitcast_convert_type(x, formats.E4M3)
-  if view == "u32":
+  if name == "u32":
     if x.dtype == interleaving.WORDS:
       return x
     # k varies fastest, but dimensions of size 1 may follow it.
     return interleaving.from_bytes(x.reshape(-1))
-  if view == "u8" or x.dtype not in _PLAIN_NAMES:
+  if name == "u8" or (x.dtype not in PLAIN_NAMES and x.dtype != np.int32):
     return lax.bitcast_convert_type(x, jnp.uint8)
   return x
 
@@ -255,7 +307,24 @@ def _view(x: jax.Array, view: str | None) -> jax.Array:
 def _call(
   launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
 ) -> jax.Array:
-  """Runs a launch.
+  module = "jaxplugin.kernels.gpu.block_scaled_matmul"
+  return run(module, launch, inputs, target, who=sides.who())
+
+
+def run(
+  module: str,
+  launch: launching.Launch,
+  inputs: Sequence[jax.Array],
+  target: targets.Target,
+  *,
+  who: str,
+) -> jax.Array:
+  """Runs a launch of one of a module's kernels.
+
+  Args:
+    module: whose `KERNELS` has the kernel.
+    launch, inputs, target: as of `triton_library.call`.
+    who: the operation, for errors.
 
   Raises:
     NotImplementedError: this process cannot lower it; says why.
@@ -265,11 +334,11 @@ def _call(
     refusal = triton_library.descriptors_refusal()
   if refusal is not None:
     raise NotImplementedError(
-      f"block_scaled_dot: implementation triton: {refusal.reason}; or pass"
+      f"{who}: implementation triton: {refusal.reason}; or pass"
       ' implementation="xla"'
     )
-  kernels = importlib.import_module("jaxplugin.kernels.gpu.block_scaled_matmul")
-  (result,) = triton_library.call(kernels.KERNELS, launch, inputs, target)
+  kernels = importlib.import_module(module).KERNELS
+  (result,) = triton_library.call(kernels, launch, inputs, target)
   return result
 
 
@@ -278,7 +347,7 @@ def _call(
 
 def _readable(
   call: calls.Call, problem: problems.DotProblem
-) -> tuple[_Readable, _Readable]:
+) -> tuple[Readable, Readable]:
   """Both sides as kernels read them."""
   if striding.are_copied(
     problem.k,
@@ -288,13 +357,13 @@ def _readable(
     # Blocks along one of several dimensions, or an odd number of FP4 values.
     lhs, rhs = dense.dense_sides(call)
     return _of_dense(lhs), _of_dense(rhs)
-  return _strided(call.lhs), _strided(call.rhs)
+  return strided(call.lhs), strided(call.rhs)
 
 
-def _of_dense(side: sides.Side) -> _Readable:
+def _of_dense(side: sides.Side) -> Readable:
   values, scale = _packed(side.values), side.scale
   kind = configs.OperandKind(
-    format=_kind(side.format, np.dtype(values.dtype)),
+    format=kind_name(side.format, np.dtype(values.dtype)),
     strides=sides.dense_strides(values.shape),
     scale_strides=None if scale is None else sides.dense_strides(scale.shape),
   )
@@ -308,9 +377,9 @@ def _packed(values: jax.Array) -> jax.Array:
   return layouts.pack_fp4(values, axis=-1)
 
 
-def _strided(side: sides.Side) -> _Readable:
+def strided(side: sides.Side) -> Readable:
   """A side with one contracting dimension."""
-  name = _kind(side.format, np.dtype(side.values.dtype))
+  name = kind_name(side.format, np.dtype(side.values.dtype))
   scale = scale_strides = None
   if side.format is not None:
     scale, scale_strides = _strided_scale(side)
@@ -350,6 +419,16 @@ def _strided_scale(side: sides.Side) -> tuple[jax.Array, tuple[int, ...]]:
   return scale, strides
 
 
+def _configured(
+  config: decisions.Fields,
+) -> decisions.Backend[problems.DotProblem]:
+  return dataclasses.replace(
+    BACKEND,
+    plan=functools.partial(plan, config=config),
+    emit=functools.partial(emit, config=config),
+  )
+
+
 BACKEND: Final = decisions.Backend(
   name="triton",
   summary="Triton kernels that read the quantized bytes once",
@@ -360,4 +439,9 @@ BACKEND: Final = decisions.Backend(
   reads=_reads,
   lowering_refusal=_lowering_refusal,
   experiments=(("tma", triton_library.with_descriptors),),
+  tunable=decisions.Tunable(
+    source=triton_configs.source,
+    config_error=config_error,
+    configured=_configured,
+  ),
 )

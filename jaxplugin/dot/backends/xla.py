@@ -17,6 +17,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
+from jaxplugin.tables import fitting
 
 
 def _rank(target: targets.Target) -> int:
@@ -76,7 +77,7 @@ def emit(
   return epilogue.apply(result, call)
 
 
-BACKEND: Final = decisions.Backend(
+BACKEND: Final[decisions.Backend[problems.DotProblem]] = decisions.Backend(
   name="xla",
   summary="dequantize and dot_general in XLA operations",
   rank=_rank,
@@ -84,4 +85,5 @@ BACKEND: Final = decisions.Backend(
   plan=plan,
   emit=emit,
   is_portable=True,
+  tunable=decisions.Tunable(source=fitting.jaxlib_source),
 )

@@ -1,0 +1,22 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Backends of other packages: what they declare, and what they are given.
+
+A package declares a `Backend` by an entry point in the group
+"jaxplugin.backends", code by `register_backend`. The guide is docs/backends.md.
+"""
+
+from jaxplugin.dot.plugins.records import API_VERSION as API_VERSION
+from jaxplugin.dot.plugins.records import Backend as Backend
+from jaxplugin.dot.plugins.records import BackendWarning as BackendWarning
+from jaxplugin.dot.plugins.records import Refusal as Refusal
+from jaxplugin.dot.plugins.records import Status as Status
+from jaxplugin.dot.plugins.registry import register_backend as register_backend
+from jaxplugin.dot.plugins.registry import statuses as statuses
+from jaxplugin.dot.plugins.registry import (
+  unregister_backend as unregister_backend,
+)
+from jaxplugin.dot.plugins.views import Call as Call
+from jaxplugin.dot.plugins.views import Operand as Operand
+from jaxplugin.dot.plugins.views import OperandProblem as OperandProblem
+from jaxplugin.dot.plugins.views import Problem as Problem

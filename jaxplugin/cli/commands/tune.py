@@ -1,0 +1,493 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`tune`: which way of computing each thing is fastest here, into tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.bench import devices
+from jaxplugin.bench import workloads
+from jaxplugin.bench.report import progress_bar
+from jaxplugin.cli import arguments
+from jaxplugin.cli import files
+from jaxplugin.cli import functions
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.tables import regret
+from jaxplugin.tables import resolution
+from jaxplugin.tuner import keeping
+from jaxplugin.tuner import report
+from jaxplugin.tuner import session
+from jaxplugin.tuner import workload
+from jaxplugin.tuner.candidates import listing
+from jaxplugin.tuner.candidates import spaces
+from jaxplugin.tuner.operations import known
+from jaxplugin.tuner.operations import tuned
+from jaxplugin.tuner.trials import machine
+
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130  # as shells have it: 128 and SIGINT
+_DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
+_GB: Final = 1_000_000_000
+
+_DEFAULTS: Final = machine.Options()
+
+_EPILOG: Final = f"""\
+Nothing is timed while programs are lowered: they read the table. Each candidate
+is compiled and checked in a process of its own, on integers whose sum is exact,
+before it is timed. The default wins unless another one's quartiles are below
+its own. Rows are kept as they are done: the same command goes on.
+
+sets of shapes: {", ".join(workloads.SETS)}
+
+The status is 1 when a problem could not be tuned, 130 after Ctrl-C.
+
+examples:
+  python -m jaxplugin tune --shapes 1x4096x4096,16x4096x4096 --formats mxfp8
+  python -m jaxplugin tune --module step.mlir
+  python -m jaxplugin tune --module my.model:mlp --arg 'bfloat16[16,4096]' \\
+    --arg 'nvfp4[14336,4096]'
+  python -m jaxplugin tune --shapes llama3-8b --target h100 --dry-run
+"""
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  what = command.add_argument_group("what")
+  what.add_argument(
+    "--shapes",
+    metavar="LIST",
+    help="sizes MxNxK and names of sets, as bench takes them",
+  )
+  what.add_argument(
+    "--m", metavar="LIST", help="rows of every product, instead of the set's"
+  )
+  what.add_argument(
+    "--formats",
+    metavar="LIST",
+    help="formats, or pairs of them as bf16xnvfp4; default:"
+    f" {workloads.FORMATS}",
+  )
+  what.add_argument(
+    "--out",
+    choices=tuple(workloads.PLAIN_DTYPES),
+    help="dtype of products and of arrays that are quantized, or come of"
+    " dequantizing; default: f32 on a CPU, bf16 on a GPU",
+  )
+  what.add_argument(
+    "--operations",
+    metavar="LIST",
+    help=f"of {', '.join(known.BY_NAME)}; default: all that there are",
+  )
+  what.add_argument(
+    "--module",
+    metavar="MODULE_OR_FUNCTION",
+    help="the block-scaled dots of package.module:function, or of "
+    + arguments.FILE_HELP,
+  )
+  what.add_argument(
+    "--arg",
+    action="append",
+    default=[],
+    type=functions.argument,
+    metavar="ARRAY",
+    help="an argument of the function, one option each: bfloat16[16,4096], or"
+    " nvfp4[14336,4096]",
+  )
+  _add_where(command.add_argument_group("where"))
+  _add_limits(command.add_argument_group("how"))
+  out = command.add_argument_group("results")
+  out.add_argument(
+    "-o",
+    "--output",
+    metavar="TABLE",
+    help="the table, of one operation, or a folder that is there; default: the"
+    " user's, which every program reads",
+  )
+  out.add_argument(
+    "--again", action="store_true", help="measure rows that the table has"
+  )
+  out.add_argument(
+    "--retry",
+    action="store_true",
+    help="try candidates again that went wrong before",
+  )
+  out.add_argument(
+    "--json", action="store_true", help="print JSON (--dry-run alone)"
+  )
+
+
+def _add_where(where: argparse._ActionsContainer) -> None:
+  where.add_argument(
+    "--platform",
+    choices=devices.PLATFORMS,
+    help="default: the device that JAX has",
+  )
+  where.add_argument(
+    "--isa",
+    choices=("avx2",),
+    help="have XLA and the kernels of a CPU do without later instruction sets",
+  )
+  where.add_argument(
+    "--target",
+    metavar="NAME",
+    help="with --dry-run: a device that need not be here"
+    f" ({', '.join(targets.TARGET_NAMES)})",
+  )
+  where.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume with --target, e.g. 9.13",
+  )
+
+
+def _add_limits(how: argparse._ActionsContainer) -> None:
+  how.add_argument(
+    "--dry-run",
+    action="store_true",
+    help="measure nothing; list candidates, and what is pruned and why",
+  )
+  how.add_argument(
+    "--compile",
+    action="store_true",
+    help="with --dry-run: compile Triton's candidates, and tell which cannot be"
+    " or spill registers",
+  )
+  how.add_argument(
+    "--implementations",
+    metavar="LIST",
+    help=f"of {', '.join(backends.NAMES)}; default: all that serve",
+  )
+  how.add_argument(
+    "--margin",
+    type=float,
+    default=spaces.LIMITS.margin,
+    metavar="TIMES",
+    help="prune what the roofline says takes so many times the least; default:"
+    f" {spaces.LIMITS.margin:g}",
+  )
+  how.add_argument(
+    "--workers",
+    type=arguments.size(1),
+    default=max(1, len(os.sched_getaffinity(0)))
+    if hasattr(os, "sched_getaffinity")
+    else 2,
+    metavar="N",
+    help="candidates that are compiled at once; default: one a core",
+  )
+  for name, default, text in (
+    ("deadline", _DEFAULTS.seconds, "seconds for compiling and checking one"),
+    ("seconds", _DEFAULTS.timing_seconds, "of timing a problem, in a process"),
+    ("memory", _DEFAULTS.memory_bytes / _GB, "GB that a process may take"),
+  ):
+    how.add_argument(
+      f"--{name}",
+      type=float,
+      default=default,
+      metavar="X",
+      help=f"{text}; default: {default:g}",
+    )
+  how.add_argument(
+    "--rounds",
+    type=arguments.size(1),
+    default=_DEFAULTS.rounds,
+    metavar="N",
+    help=f"of timing, in a process; default: {_DEFAULTS.rounds}",
+  )
+  how.add_argument(
+    "--processes",
+    type=arguments.size(1),
+    default=_DEFAULTS.processes,
+    metavar="N",
+    help="in which a problem is timed, one after the other; default:"
+    f" {_DEFAULTS.processes}",
+  )
+  how.add_argument(
+    "--budget",
+    type=float,
+    metavar="S",
+    help="seconds for everything; what is left then is for the next run",
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  _check(args)
+  # Processes that compile and time share the GPU's memory with this one.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  target = _target(args)
+  # What tables say today does not matter, nor that one of them is outdated.
+  with resolution.tuning(None):
+    work = _workload(args, target)
+    if args.operations is not None:
+      work = workload.of_operations(work, _operations(args))
+    work = keeping.one_a_bucket(work)
+  for text in work.left_out:
+    print(f"tune: left out: {text}", file=sys.stderr)
+  if not work.items:
+    raise ValueError("tune: found nothing to tune")
+  if args.dry_run:
+    return _dry_run(args, target, work)
+  return _tune(args, target, work)
+
+
+def _check(args: argparse.Namespace) -> None:
+  if (args.shapes is None) == (args.module is None):
+    raise ValueError("tune: takes --shapes or --module, one of them")
+  if args.module is not None:
+    given = [n for n in ("m", "formats", "out") if getattr(args, n) is not None]
+    if given:
+      raise ValueError(f"tune: --{given[0]} is for --shapes")
+  elif args.arg:
+    raise ValueError("tune: --arg is for a function of --module")
+  for name in ("margin", "deadline", "seconds", "memory", "budget"):
+    value = getattr(args, name)
+    least = 1 if name == "margin" else 0
+    if value is not None and not value > least:
+      raise ValueError(f"tune: --{name} must be above {least}, got {value:g}")
+  if not args.dry_run:
+    for name in ("target", "cudnn", "compile", "json"):
+      if getattr(args, name):
+        raise ValueError(
+          f"tune: --{name} needs --dry-run: only the device that is here can be"
+          " measured"
+        )
+
+
+def _target(args: argparse.Namespace) -> targets.Target:
+  if args.isa is not None:
+    devices.limit_instruction_set(args.isa)
+  named = arguments.target(args)
+  if named is not None:
+    # Whether jax-triton could lower for it here does not matter.
+    return named.with_library(targets.JAX_TRITON)
+  device = devices.find(args.platform)
+  if args.isa is not None and device.target.cpu_kernels != args.isa:
+    raise ValueError(
+      f"tune: --isa {args.isa} needs a CPU with kernels and a process in which"
+      f" JAX has no devices yet, got {device.target}"
+    )
+  return device.target
+
+
+def _workload(
+  args: argparse.Namespace, target: targets.Target
+) -> workload.Workload:
+  if args.module is not None:
+    if functions.is_function(args.module):
+      function = functions.function(args.module)
+      return workload.of_function(function, args.arg, target)
+    if args.arg:
+      raise ValueError("tune: --arg is for functions, got a module")
+    return workload.of_module(files.read(args.module), target)
+  m = None if args.m is None else workloads.parse_sizes("--m", args.m)
+  pairs = None if args.formats is None else workloads.parse_pairs(args.formats)
+  out = args.out or _DEFAULT_OUT["cpu" if target.platform == "cpu" else "gpu"]
+  return workload.of_shapes(
+    workloads.parse_rows(args.shapes, m),
+    pairs,
+    np.dtype(workloads.PLAIN_DTYPES[out]),
+    target,
+  )
+
+
+def _operations(args: argparse.Namespace) -> tuple[str, ...]:
+  names = tuple(name.strip() for name in args.operations.split(","))
+  unknown = [name for name in names if name not in known.BY_NAME]
+  if unknown:
+    raise ValueError(
+      f"tune: --operations must be of {', '.join(known.BY_NAME)}, got"
+      f" {', '.join(unknown)}"
+    )
+  return names
+
+
+def _named(
+  args: argparse.Namespace,
+  target: targets.Target,
+  work: workload.Workload,
+  operation: str,
+) -> set[str] | None:
+  """What rows of an operation may name: what is asked for, and defaults."""
+  asked = _implementations(args)
+  if asked is None:
+    return None
+  alone = resolution.Overlay(is_alone=True)
+  return {*asked} | {
+    known.of(item.problem).choose(item.problem, target, alone).implementation
+    for item in work.items
+    if known.of(item.problem).operation.name == operation
+  }
+
+
+def _tables(
+  args: argparse.Namespace, target: targets.Target, work: workload.Workload
+) -> dict[str, keeping.Table]:
+  """The table of each operation that there is."""
+  path = None if args.output is None else pathlib.Path(args.output)
+  names = [known.of(item.problem).operation.name for item in work.items]
+  names = list(dict.fromkeys(names))
+  if path is not None and len(names) > 1 and not path.is_dir():
+    raise ValueError(
+      f"tune: {path} would be about {' and '.join(names)}, and a table is about"
+      " one of them; pass --operations, or a folder that is there as -o"
+    )
+  return {
+    name: keeping.Table(
+      target,
+      path,
+      operation=known.BY_NAME[name].operation,
+      rounds=args.rounds * args.processes,
+      is_again=args.again,
+      implementations=_named(args, target, work, name),
+    )
+    for name in names
+  }
+
+
+def _implementations(args: argparse.Namespace) -> tuple[str, ...] | None:
+  if args.implementations is None:
+    return None
+  names = tuple(name.strip() for name in args.implementations.split(","))
+  for name in names:
+    backends.validate_name(name)
+  return names
+
+
+def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
+  limits = spaces.Limits(margin=args.margin)
+  implementations = _implementations(args)
+
+  def list_candidates(problem: tuned.Problem) -> listing.Listing:
+    return listing.of_problem(
+      problem, target, limits=limits, implementations=implementations
+    )
+
+  return list_candidates
+
+
+def _options(args: argparse.Namespace) -> machine.Options:
+  return machine.Options(
+    workers=args.workers,
+    seconds=args.deadline,
+    memory_bytes=int(args.memory * _GB),
+    rounds=args.rounds,
+    timing_seconds=args.seconds,
+    processes=args.processes,
+  )
+
+
+def _dry_run(
+  args: argparse.Namespace, target: targets.Target, work: workload.Workload
+) -> int:
+  list_candidates = _lister(args, target)
+  told = []
+  with (
+    machine.LocalMachine(target, _options(args)) as local,
+    progress_bar.shown(len(work.items)) as progress,
+  ):
+    for item in work.items:
+      listed = list_candidates(item.problem)
+      trials = machine.Trials()
+      if args.compile:
+        trials = local.compile(
+          item.problem, listed.candidates, progress.describe
+        )
+      if args.json:
+        faults = {key: str(fault) for key, fault in trials.faults.items()}
+        told.append({**listed.to_json(), "faults": faults})
+      else:
+        progress.write("\n".join(listed.lines()))
+        for key, fault in trials.faults.items():
+          progress.write(f"  cannot be chosen: {key}: {fault}")
+      progress.advance()
+  if args.json:
+    print(json.dumps(told, indent=2))
+  return 0
+
+
+def _tune(
+  args: argparse.Namespace, target: targets.Target, work: workload.Workload
+) -> int:
+  tables = _tables(args, target, work)
+  end = time.monotonic() + (args.budget or float("inf"))
+  results: list[session.Result] = []
+  for kept in tables.values():
+    print(kept.path)
+  print(report.LEGEND, flush=True)
+  try:
+    with (
+      machine.LocalMachine(target, _options(args)) as local,
+      progress_bar.shown(len(work.items)) as progress,
+    ):
+      sessions = {
+        name: session.Session(
+          local, kept.store(), _lister(args, target), is_retrying=args.retry
+        )
+        for name, kept in tables.items()
+      }
+      for item in work.items:
+        if time.monotonic() > end:
+          break
+        progress.describe(str(item.problem))
+        name = known.of(item.problem).operation.name
+        results.append(sessions[name].tune(item, progress.describe))
+        progress.write("\n".join(report.lines(results[-1])))
+        progress.advance()
+  except KeyboardInterrupt:
+    # Of the files: one may be there that no result tells yet.
+    done = sum(
+      tables[known.of(item.problem).operation.name].has(item.problem)
+      for item in work.items
+    )
+    print(
+      f"tune: interrupted; {done} of {len(work.items)} rows are in"
+      f" {', '.join(str(kept.path) for kept in tables.values())}, the same"
+      " command goes on",
+      file=sys.stderr,
+    )
+    return _INTERRUPTED
+  return _finish(tables, work, results)
+
+
+def _finish(
+  tables: Mapping[str, keeping.Table],
+  work: workload.Workload,
+  results: Sequence[session.Result],
+) -> int:
+  for line in report.summary(results):
+    print(line)
+  left = len(work.items) - len(results)
+  if left:
+    print(f"no time for {left} problems; the same command goes on")
+  for name, kept in tables.items():
+    table = kept.table()
+    if table is not None and len(table.rows) > 1:
+      held_out = regret.held_out(table, kept.allows)
+      print(f"{name}: regret, each row left out: {held_out}")
+  failed = [result for result in results if result.status == "failed"]
+  for result in failed:
+    print(f"tune: {result.item.problem}: {result.reason}", file=sys.stderr)
+  return _FAILED if failed else 0
+
+
+COMMAND: Final = arguments.Command(
+  name="tune",
+  help="which way of computing each thing is fastest here, into tables",
+  description="Measures how each product, and quantizing, is computed fastest"
+  " on this device, and\nkeeps it in tables that programs read when they are"
+  " lowered.",
+  epilog=_EPILOG,
+  add_arguments=_add_arguments,
+  run=_run,
+  uses_devices=True,
+)

@@ -1,0 +1,92 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the name of a parameter says about it: which ones no product has.
+
+Names are paths, "params/block_0/attention/query/kernel" or
+"model.layers.0.mlp.up_proj.weight". Their words are read, of snake_case and of
+CamelCase alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# A layer in a scope with one of these words makes the output of a model, or
+# scores over a vocabulary: "lm_head", "Decoder/logits_dense", "unembed". NVIDIA
+# trains them in high precision (arXiv 2509.25149, arXiv 2506.08027), and tools
+# that quantize checkpoints leave them by default.
+LAST_LAYER_WORDS: Final = (
+  "head",
+  "logits",
+  "unembed",
+  "unembedding",
+  "classifier",
+)
+# Heads of attention are none of a model.
+_OF_ATTENTION: Final = "multi"
+
+_EMBEDDING_WORDS: Final = frozenset(
+  {
+    *("emb", "embed", "embeds", "embedding", "embeddings", "embedder"),
+    *("posemb", "wte", "wpe", "vocab", "vocabulary"),
+  }
+)
+_NORM_WORDS: Final = frozenset({"norm", "norms", "ln"})
+# What flax calls the parameter of a norm, whatever the norm is called.
+_NORM_PARAMETER: Final = "scale"
+_ROUTER_WORDS: Final = frozenset({"router"})
+_LORA_WORDS: Final = frozenset({"lora", "dora"})
+_CONVOLUTION: Final = "conv"
+_BIAS_WORDS: Final = frozenset({"bias", "biases"})
+
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def words(name: str) -> list[str]:
+  """Lower-case words: "Block_0/LayerNorm_1" has "block", "layer", "norm"."""
+  return [word.lower() for word in _WORD.findall(name)]
+
+
+def last_layer_word(name: str) -> str | None:
+  """The word by which a layer makes the output of a model; None without one.
+
+  Words are those between "/", "_" and ".".
+  """
+  parts = re.split(r"[/_.]", name.lower())
+  for i, part in enumerate(parts):
+    if part in LAST_LAYER_WORDS and parts[i - 1 : i] != [_OF_ATTENTION]:
+      return part
+  return None
+
+
+def reason_to_leave(name: str) -> str:
+  """Why a parameter of this name is better not quantized; empty if it may be.
+
+  Embeddings (what is looked up, and shared with the last layer where they are
+  tied), norms, biases, convolutions, routers of experts, last layers, and
+  adapters that are trained beside frozen weights.
+
+  Args:
+    name: the path of the parameter.
+  """
+  found = words(name)
+  last = last_layer_word(name)
+  if last is not None:
+    return f"it is of a last layer by its name, which has the word {last!r}"
+  for word in found:
+    if word in _EMBEDDING_WORDS:
+      return f"it is an embedding by its name, which has the word {word!r}"
+    if word in _NORM_WORDS or word.endswith("norm"):
+      return f"it is of a norm by its name, which has the word {word!r}"
+    if word in _ROUTER_WORDS:
+      return f"it chooses experts by its name, which has the word {word!r}"
+    if word in _LORA_WORDS:
+      return f"it is of an adapter by its name, which has the word {word!r}"
+    if word.startswith(_CONVOLUTION):
+      return f"it is of a convolution by its name, which has the word {word!r}"
+    if word in _BIAS_WORDS:
+      return f"it is a bias by its name, which has the word {word!r}"
+  if re.split(r"[/.]", name)[-1] == _NORM_PARAMETER:
+    return f"it is of a norm by its name, {_NORM_PARAMETER!r}"
+  return ""

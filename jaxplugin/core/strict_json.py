@@ -1,0 +1,60 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""JSON of files that nobody vouches for, read without a guess."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+from typing import Final
+from typing import NoReturn
+
+_MAX_DIGITS: Final = 20  # of 2^64
+
+
+def loads(data: bytes | str) -> Any:
+  """The value of a JSON text in UTF-8.
+
+  Raises:
+    ValueError: it is no JSON (RFC 8259), NaN and Infinity among that; or an
+      object has a name twice, or one that is no text, or a number is beyond
+      those of 64 bits, or it is nested too deeply; says which.
+  """
+  try:
+    text = data.decode() if isinstance(data, bytes) else data
+    return json.loads(
+      text,
+      object_pairs_hook=_unique,
+      parse_constant=_refuse,
+      parse_float=_real,
+      parse_int=_whole,
+    )
+  except RecursionError as error:
+    raise ValueError(f"it is nested too deeply: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for name, value in pairs:
+    if name in found:
+      raise ValueError(f"it has {name!r} twice")
+    name.encode()  # a half of a surrogate pair is no character
+    found[name] = value
+  return found
+
+
+def _refuse(word: str) -> NoReturn:
+  raise ValueError(f"{word} is no JSON")
+
+
+def _whole(digits: str) -> int:
+  if len(digits) > _MAX_DIGITS:
+    raise ValueError(f"a number has {len(digits)} digits")
+  return int(digits)
+
+
+def _real(digits: str) -> float:
+  if math.isinf(number := float(digits)):
+    raise ValueError("a number is beyond those of 64 bits")
+  return number

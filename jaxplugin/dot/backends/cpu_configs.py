@@ -1,0 +1,276 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How the C++ kernels compute a dot, where a measurement says so.
+
+By themselves they choose an engine and cut its work by rules
+(kernels/cpu/README.md). A `CpuConfig` overrides either, for one call. It never
+changes what is computed: only which engine adds it up, in which order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot import problems
+from jaxplugin.runtime import cpu_library
+
+BY_RULE: Final = "by_rule"
+
+_FEW_ROWS: Final = ("few_rows_avx2", "few_rows_avx512")
+# What `candidates` tries. Two Zen 4 cores, 2026-11, with the commands of
+# kernels/cpu/tests/compare/compare.sh: tasks of 256 rows take 0.88 to 0.97 of
+# the rule's time at 1024^3 and for one row of two MXFP4 sides, 1.0 to 1.04 at
+# 128 x 4096 x 4096; those of 16, and panels of 64, were never faster. A pass of
+# 2 rows takes 0.95 of AVX2's of 4, which leave the first cache.
+_PASSES: Final = (2, 3)
+_PASS_ROWS: Final = 4  # the most, and the rule makes passes equal
+_PANELS: Final = (256,)
+_TASKS: Final = (64, 256)
+# Up to so much work the rule takes one thread (`IsSerial` in
+# kernels/cpu/dot/rule.h).
+_SERIAL_WORK: Final = 1 << 22
+# From more columns on lhs is the panel, however many rows it has (`PanelIsLhs`
+# in kernels/cpu/dot/config.h).
+_PANEL_COLUMNS: Final = 256
+# Above so many rows the kernel walks rhs panel by panel, or passes it several
+# times; up to it, it streams rhs through registers once.
+_MAX_SMALL_ROWS: Final = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CpuConfig:
+  """How the C++ kernels compute a dot; 0 and "by_rule" leave it to their rule.
+
+  Attributes:
+    engine: one of `ENGINES`. Numbers that it cannot hold, say bf16 below 2^-55,
+      are computed by another one all the same.
+    panel_rows: rows of the side of fewer rows, the panel, that are unpacked at
+      a time; of the engines of few rows, those of one pass over the weights.
+    task_rows: rows of the other side that a thread takes at a time.
+    threads: the most threads that share the work; by rule all of the pool, or
+      one where there is little.
+  """
+
+  engine: str = BY_RULE
+  panel_rows: int = 0
+  task_rows: int = 0
+  threads: int = 0
+
+  def __post_init__(self) -> None:
+    if self.engine not in ENGINES:
+      raise ValueError(
+        f"CpuConfig: engine must be one of {ENGINES}, got {self.engine!r}"
+      )
+    for name in _SIZES:
+      value = getattr(self, name)
+      if type(value) is not int or value < 0:
+        raise ValueError(
+          f"CpuConfig: {name} must be a whole number, 0 or more, got {value!r}"
+        )
+
+  def attributes(self) -> dict[str, np.int64]:
+    """Of the custom call; none where all is by rule."""
+    numbers = {"engine": ENGINES.index(self.engine)}
+    numbers |= {name: getattr(self, name) for name in _SIZES}
+    return {name: np.int64(value) for name, value in numbers.items() if value}
+
+  def __str__(self) -> str:
+    fields = [] if self.engine == BY_RULE else [self.engine]
+    fields += [
+      f"{name}={getattr(self, name)}" for name in _SIZES if getattr(self, name)
+    ]
+    return " ".join(fields) or BY_RULE
+
+
+_SIZES: Final = ("panel_rows", "task_rows", "threads")
+_FIELDS: Final = ("engine", *_SIZES)
+# By their numbers in kernels/cpu/dot/config.h.
+ENGINES: Final = (
+  *(BY_RULE, "f32", "float_avx2", "integer_avx2", "few_rows_avx2"),
+  *("bf16", "vnni", "few_rows_avx512"),
+)
+
+
+def fields_of(config: CpuConfig) -> decisions.Fields:
+  """A config as tables have it: sorted, without what is by rule."""
+  return tuple(
+    (name, value)
+    for name in sorted(_FIELDS)
+    if (value := getattr(config, name)) not in (0, BY_RULE)
+  )
+
+
+def config_of(fields: decisions.Fields) -> CpuConfig:
+  """The config that `fields_of` makes these of.
+
+  Raises:
+    ValueError: it makes them of none; says which field, and what it must be.
+  """
+  given: dict[str, Any] = dict(fields)
+  unknown = sorted(set(given) - set(_FIELDS))
+  if unknown:
+    raise ValueError(
+      f"a config of the CPU kernels may have {', '.join(_FIELDS)}, got"
+      f" {', '.join(unknown)}"
+    )
+  config = CpuConfig(**given)
+  if fields_of(config) != fields:
+    raise ValueError(
+      "a config of the CPU kernels must be sorted, without what is by rule, got"
+      f" {fields}"
+    )
+  return config
+
+
+def fields_error(
+  fields: decisions.Fields,
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> str | None:
+  """Why fields are no config that can serve a problem; None where they are."""
+  try:
+    config = config_of(fields)
+  except ValueError as error:
+    return str(error)
+  return config_error(problem, target, config)
+
+
+def config_error(
+  problem: problems.DotProblem, target: targets.Target, config: CpuConfig
+) -> str | None:
+  """Why a config cannot serve a problem on a target; None where it can.
+
+  The library answers, also for an instruction set that this machine lacks. What
+  the cpu backend does not serve at all is its `supports` to say.
+  """
+  question = _question(problem, target)
+  if isinstance(question, str):
+    return question
+  numbers = (
+    ENGINES.index(config.engine),
+    *(getattr(config, name) for name in _SIZES),
+  )
+  return cpu_library.dot_config_error(question, numbers) or None
+
+
+def engine_by_rule(
+  problem: problems.DotProblem, target: targets.Target
+) -> str | None:
+  """The engine that computes a problem without a config; None if not known."""
+  question = _question(problem, target)
+  if isinstance(question, str):
+    return None
+  return ENGINES[cpu_library.dot_engine(question)]
+
+
+def candidates(
+  problem: problems.DotProblem, target: targets.Target
+) -> tuple[CpuConfig, ...]:
+  """The configs to measure for a problem on a target, the rule's own first.
+
+  Each of them serves, and no two are one way of computing it.
+  """
+  by_rule = CpuConfig()
+  if config_error(problem, target, by_rule) is not None:
+    return ()
+  if problem.is_empty:
+    return (by_rule,)
+  rule = engine_by_rule(problem, target)
+  found = [by_rule]
+  found += [CpuConfig(engine=name) for name in ENGINES[1:] if name != rule]
+  found += _other_sizes(problem, target, is_few=rule in _FEW_ROWS)
+  return tuple(
+    config for config in found if config_error(problem, target, config) is None
+  )
+
+
+def _other_sizes(
+  problem: problems.DotProblem, target: targets.Target, *, is_few: bool
+) -> list[CpuConfig]:
+  """Other sizes under the rule's own engine, one of them at a time."""
+  (m, n), _ = _handed_over(problem)
+  panel, strip = (m, n) if m <= n or n > _PANEL_COLUMNS else (n, m)
+  if is_few:
+    pass_by_rule = -(-panel // -(-panel // _PASS_ROWS))
+    panels = [rows for rows in _PASSES if rows < pass_by_rule]
+  else:
+    panels = [rows for rows in _PANELS if rows < panel]
+  sizes = [CpuConfig(panel_rows=rows) for rows in panels]
+  sizes += [CpuConfig(task_rows=rows) for rows in _TASKS if rows < strip]
+  cores = target.core_count or 2
+  if cores > 1:
+    assert problem.batch is not None and problem.k is not None
+    work = problem.batch * strip * problem.k * (panel + 4)
+    is_serial = work <= _SERIAL_WORK
+    sizes.append(CpuConfig(threads=cores if is_serial else 1))
+  return sizes
+
+
+def check(
+  config: decisions.Fields,
+  problem: problems.DotProblem,
+  target: targets.Target,
+  *,
+  who: str,
+) -> None:
+  """Raises ValueError unless fields are a config that serves a problem."""
+  error = fields_error(config, problem, target)
+  if error is not None:
+    words = " ".join(f"{name}={value}" for name, value in config)
+    found = "; ".join(map(str, candidates(problem, target)))
+    raise ValueError(
+      f"{who}: implementation cpu cannot take the config {words} for {problem}"
+      f" on {target}: {error}; leave it to the rule, or take one of: {found}"
+    )
+
+
+def is_turned(m: int | None, n: int | None) -> bool:
+  """Whether a matrix times a vector is computed as a vector times a matrix.
+
+  So it is streamed, and the transposed result is the same array. A symbolic m,
+  None, may be large.
+  """
+  return n == 1 and (m is None or m > _MAX_SMALL_ROWS)
+
+
+def _question(
+  problem: problems.DotProblem, target: targets.Target
+) -> cpu_library.DotQuestion | str:
+  """What the library is asked by; or why it cannot be asked."""
+  if target.cpu_kernels is None:
+    return "the target has no CPU kernels"
+  if not problem.sizes_are_static:
+    return "needs static sizes, some are symbolic"
+  (m, n), (lhs, rhs) = _handed_over(problem)
+  assert problem.k is not None
+  return cpu_library.DotQuestion(
+    instruction_set=target.cpu_kernels, lhs=lhs, rhs=rhs, m=m, n=n, k=problem.k
+  )
+
+
+def _handed_over(
+  problem: problems.DotProblem,
+) -> tuple[tuple[int, int], tuple[cpu_library.Values, cpu_library.Values]]:
+  """(m, n) of the custom call, and its operands."""
+  m, n = problem.m, problem.n
+  assert m is not None and n is not None
+  lhs, rhs = _values(problem.lhs), _values(problem.rhs)
+  if not problem.blocks_pair_up:  # `dense.dense_sides` dequantizes lhs
+    lhs = cpu_library.Values(dtype=np.dtype(np.float32))
+  if is_turned(m, n):
+    return (n, m), (rhs, lhs)
+  return (m, n), (lhs, rhs)
+
+
+def _values(side: problems.OperandProblem) -> cpu_library.Values:
+  if side.format is None:
+    return cpu_library.Values(dtype=side.dtype)
+  return cpu_library.Values(
+    dtype=np.dtype(side.format.values_dtype), block_size=side.format.block_size
+  )

@@ -1,0 +1,306 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Configs of the cpu implementation: what they are, and that all are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import zlib
+from typing import Any
+from typing import ClassVar
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import problems
+from jaxplugin.dot.backends import cpu
+from jaxplugin.dot.backends import cpu_configs
+from jaxplugin.runtime import cpu_library
+from jaxplugin.tables import records
+from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import suite
+
+TARGET = jp.detect_target("cpu")
+CpuConfig = cpu_configs.CpuConfig
+needs_library = absltest.skipIf(
+  TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
+)
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16")
+PLAIN = tuple(np.dtype(x) for x in (np.float32, jnp.bfloat16, np.float16))
+
+
+def operand(kind) -> problems.OperandProblem:
+  if isinstance(kind, formats.BlockFormat):
+    return problems.OperandProblem(format=kind, dtype=kind.values_dtype)
+  return problems.OperandProblem(format=None, dtype=np.dtype(kind))
+
+
+def problem(lhs=jp.MXFP8, rhs=None, m=3, n=500, k=64, **changes):
+  return problems.DotProblem(
+    batch=1,
+    m=m,
+    n=n,
+    k=k,
+    lhs=operand(lhs),
+    rhs=operand(lhs if rhs is None else rhs),
+    out_dtype=contract.F32,
+    **changes,
+  )
+
+
+def on(instruction_set: str, core_count: int = 8) -> targets.Target:
+  return dataclasses.replace(
+    TARGET, cpu_kernels=instruction_set, core_count=core_count
+  )
+
+
+class CpuConfigTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (CpuConfig(), {}),
+    (CpuConfig(engine="vnni"), {"engine": "vnni"}),
+    (
+      CpuConfig(engine="few_rows_avx2", panel_rows=2, task_rows=64, threads=1),
+      {
+        "engine": "few_rows_avx2",
+        "panel_rows": 2,
+        "task_rows": 64,
+        "threads": 1,
+      },
+    ),
+  )
+  def test_fields_there_and_back(self, config, expected):
+    fields = cpu_configs.fields_of(config)
+    self.assertEqual(fields, records.fields_of("config", expected))
+    self.assertEqual(cpu_configs.config_of(fields), config)
+
+  @parameterized.parameters(
+    ({"chunk": 3}, "may have engine, panel_rows, .*, got chunk"),
+    ({"engine": "amx"}, "engine must be one of .*'amx'"),
+    ({"engine": None}, "engine must be one of .*None"),
+    ({"engine": "by_rule"}, "without what is by rule, got .*'by_rule'"),
+    ({"threads": 0}, "without what is by rule"),
+    ({"threads": True}, "threads must be .*got True"),
+    ({"task_rows": -1}, "task_rows must be .*got -1"),
+    ({"panel_rows": "2"}, "panel_rows must be .*got '2'"),
+  )
+  def test_other_fields_are_refused(self, value, message):
+    fields = records.fields_of("config", value)
+    with self.assertRaisesRegex(ValueError, message):
+      cpu_configs.config_of(fields)
+    error = cpu_configs.fields_error(fields, problem(), TARGET)
+    self.assertRegex(error, message)
+
+  def test_attributes_say_what_is_not_by_rule(self):
+    self.assertEqual(CpuConfig().attributes(), {})
+    actual = CpuConfig(engine="vnni", threads=2).attributes()
+    self.assertEqual(actual, {"engine": 6, "threads": 2})
+    self.assertEqual({type(x) for x in actual.values()}, {np.int64})
+
+
+@needs_library
+class ServedTest(parameterized.TestCase):
+  def test_engines_have_the_library_s_numbers(self):
+    for number, name in enumerate(cpu_configs.ENGINES):
+      self.assertEqual(cpu_library.engine_name(number), name)
+    self.assertIsNone(cpu_library.engine_name(len(cpu_configs.ENGINES)))
+
+  @parameterized.parameters(
+    (
+      "avx2",
+      {},
+      {"engine": "vnni"},
+      "vnni needs avx512_bf16 kernels, got avx2",
+    ),
+    ("avx2", {}, {"engine": "f32"}, "f32 needs baseline kernels, got avx2"),
+    (
+      "avx512_bf16",
+      {},
+      {"engine": "vnni"},
+      "two sides of e2m1, got e4m3 and e4",
+    ),
+    (
+      "avx512_bf16",
+      {"lhs": np.float32, "rhs": jp.MXFP8},
+      {"engine": "bf16"},
+      "needs sides that are quantized, or bf16, got f32 and e4m3",
+    ),
+    (
+      "avx512_bf16",
+      {"blocks_pair_up": False},
+      {"engine": "bf16"},
+      "got f32 and e4m3",
+    ),
+    (
+      "avx512_bf16",
+      {"m": 33},
+      {"engine": "few_rows_avx512"},
+      "serves up to 32 rows of the other side, got 33",
+    ),
+    ("avx2", {}, {"engine": "few_rows_avx2", "panel_rows": 5}, "to 4, got 5"),
+    ("avx2", {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),
+    ("avx2", {"n": None}, {}, "static sizes"),
+    ("riscv", {}, {}, "isa must be 1 to 4, got -1"),
+    (None, {}, {}, "no CPU kernels"),
+  )
+  def test_config_error_says_why(self, isa, changes, config, message):
+    target = dataclasses.replace(TARGET, cpu_kernels=isa)
+    error = cpu_configs.config_error(
+      problem(**changes), target, CpuConfig(**config)
+    )
+    self.assertRegex(error, message)
+    self.assertEqual(
+      cpu_configs.candidates(problem(**changes), target) == (),
+      config == {},
+    )
+
+  @parameterized.parameters(
+    ("avx512_bf16", jp.MXFP8, jp.MXFP8, 1, 4096, "few_rows_avx512"),
+    ("avx512_bf16", jp.MXFP8, jp.MXFP8, 12, 4096, "few_rows_avx512"),
+    ("avx512_bf16", jp.MXFP8, jp.MXFP8, 13, 4096, "bf16"),
+    ("avx512_bf16", jp.MXFP8, jp.MXFP8, 9, 4128, "few_rows_avx512"),
+    ("avx512_bf16", jp.MXFP8, jp.MXFP8, 10, 4128, "bf16"),
+    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 12, 8192, "few_rows_avx512"),
+    ("avx512_bf16", jnp.bfloat16, jp.NVFP4, 13, 1024, "bf16"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 12, 4096, "few_rows_avx512"),
+    ("avx512_bf16", np.float32, jp.MXFP4, 13, 4096, "float_avx2"),
+    ("avx512_bf16", np.float32, jp.MXFP8, 4, 4096, "few_rows_avx2"),
+    ("avx512_bf16", jp.MXFP4, jp.MXFP4, 1, 4096, "few_rows_avx2"),
+    ("avx512_bf16", jp.MXFP4, jp.MXFP4, 2, 4096, "few_rows_avx512"),
+    ("avx512_bf16", jp.MXFP4, jp.MXFP4, 3, 4096, "vnni"),
+    ("avx512_bf16", jp.NVFP4, jp.NVFP4, 3, 4096, "few_rows_avx512"),
+    ("avx512", jp.MXFP8, jp.MXFP8, 4, 4096, "few_rows_avx2"),
+    ("avx2", jp.MXFP8, jp.MXFP8, 5, 4096, "float_avx2"),
+    ("avx2", jp.NVFP4, jp.NVFP4, 4, 4096, "integer_avx2"),
+    ("baseline_neon", jp.NVFP4, jp.NVFP4, 4, 4096, "f32"),
+  )
+  def test_engine_by_rule(self, isa, lhs, rhs, m, k, engine):
+    asked = problem(lhs, rhs, m=m, k=k)
+    self.assertEqual(cpu_configs.engine_by_rule(asked, on(isa)), engine)
+
+  def test_a_vector_on_the_right_is_that_of_the_left(self):
+    """The kernel gets it turned: one row against 900."""
+    asked = problem(jp.MXFP4, np.float32, m=900, n=1)
+    self.assertEqual(
+      cpu_configs.engine_by_rule(asked, on("avx512_bf16")), "few_rows_avx512"
+    )
+    config = CpuConfig(engine="few_rows_avx2")
+    self.assertIsNone(cpu_configs.config_error(asked, on("avx2"), config))
+
+  @parameterized.product(
+    isa=INSTRUCTION_SETS, lhs=(*formats.FORMATS, *PLAIN), rhs=formats.FORMATS
+  )
+  def test_candidates_are_few_different_and_served(self, isa, lhs, rhs):
+    for m, n in itertools.product((1, 4, 6, 11, 40, 600), (1, 32, 2880)):
+      asked = problem(lhs, rhs, m=m, n=n)
+      found = cpu_configs.candidates(asked, on(isa))
+      self.assertEqual(found[0], CpuConfig())
+      self.assertLen(set(found), len(found))
+      self.assertLessEqual(len(found), 12)
+      rule = cpu_configs.engine_by_rule(asked, on(isa))
+      self.assertNotIn(CpuConfig(engine=rule), found)
+      for config in found:
+        self.assertIsNone(cpu_configs.config_error(asked, on(isa), config))
+      threads = {config.threads for config in found}
+      self.assertEqual(threads, {0, 8 if m * n * 64 < 1 << 21 else 1}, (m, n))
+      alone = cpu_configs.candidates(asked, on(isa, core_count=1))
+      self.assertEqual({config.threads for config in alone}, {0})
+
+
+def emit_configured(config: CpuConfig, x: Any, w: Any) -> Any:
+  """The dot under a config."""
+  backend = cpu.BACKEND.configured(cpu_configs.fields_of(config))
+  with mock.patch.dict(backends.BACKENDS, {"cpu": backend}):
+    jax.clear_caches()
+    try:
+      return jax.jit(
+        lambda x, w: jp.block_scaled_dot(x, w, implementation="cpu")
+      ).lower(x, w)
+    finally:
+      jax.clear_caches()
+
+
+@needs_library
+class LoweredTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.x, self.w = (
+      jp.quantize(jnp.asarray(rng.integers(-3, 4, (r, 64)), jnp.float32), f)
+      for r, f in ((3, jp.MXFP8), (40, jp.MXFP4))
+    )
+
+  def test_by_rule_is_the_program_without_a_config(self):
+    plain = jax.jit(
+      lambda x, w: jp.block_scaled_dot(x, w, implementation="cpu")
+    ).lower(self.x, self.w)
+    by_rule = emit_configured(CpuConfig(), self.x, self.w)
+    self.assertEqual(by_rule.as_text(), plain.as_text())
+    self.assertNotIn("engine", plain.as_text())
+
+  def test_a_config_is_attributes_of_the_call(self):
+    if TARGET.cpu_kernels not in ("avx2", "avx512", "avx512_bf16"):
+      self.skipTest("no AVX2")
+    config = CpuConfig(engine="few_rows_avx2", panel_rows=2)
+    lowered = emit_configured(config, self.x, self.w)
+    self.assertRegex(lowered.as_text(), "engine = 4 : i64")
+    self.assertRegex(lowered.as_text(), "panel_rows = 2 : i64")
+    expected = (
+      np.asarray(self.x.dequantize()) @ np.asarray(self.w.dequantize()).T
+    )
+    actual = lowered.compile()(self.x, self.w)
+    np.testing.assert_array_equal(actual, expected)
+
+  def test_what_cannot_serve_is_refused_when_traced(self):
+    with self.assertRaisesRegex(
+      ValueError,
+      "block_scaled_dot: implementation cpu cannot take the config"
+      " engine=vnni for mxfp8 x mxfp4 -> float32, batch=1 m=3 n=40 k=64 on .*"
+      ": the engine vnni needs .*; leave it to the rule, or take one of:"
+      " by_rule; ",
+    ):
+      emit_configured(CpuConfig(engine="vnni"), self.x, self.w)
+
+
+@needs_library
+class ConfiguredDotTest(suite.DotSuite):
+  """The suite of the dot, each call under one of its candidates."""
+
+  implementation = "cpu"
+  cases_per_test = 3
+  exact_beyond_f32 = True
+  seen: ClassVar[set[CpuConfig]] = set()
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    # No program of another test is taken for one of these, nor the other way.
+    jax.clear_caches()
+    backend = dataclasses.replace(cpu.BACKEND, emit=cls.emit)
+    cls.enterClassContext(mock.patch.dict(backends.BACKENDS, {"cpu": backend}))
+    cls.addClassCleanup(jax.clear_caches)
+
+  @classmethod
+  def emit(cls, call, asked, target):
+    """By a digest of the problem: equal problems have equal bits."""
+    found = cpu_configs.candidates(asked, target)
+    config = found[zlib.crc32(str(asked).encode()) % len(found)]
+    cls.seen.add(config)
+    return cpu.emit(call, asked, target, cpu_configs.fields_of(config))
+
+  @classmethod
+  def tearDownClass(cls):
+    super().tearDownClass()
+    assert len(cls.seen) != 1, cls.seen
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,464 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The cutile implementation: its numbers, what it emits, its errors.
+
+The numbers are those of the kernel's source on NumPy arrays (`tile_language`).
+Nothing here needs cuda-tile but `InstalledTest`, and no GPU has run any of it.
+The whole suite of the contract takes minutes:
+
+  python -m jaxplugin.dot.backends.cutile_test --whole
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+import sys
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot.backends import cutile
+from jaxplugin.kernels.gpu.cutile import assembler
+from jaxplugin.kernels.gpu.cutile import plans
+from jaxplugin.kernels.interpreter import tile_language
+from jaxplugin.runtime import lowering
+from jaxplugin.testing import interpreted as triton_testing
+from jaxplugin.testing.dot_suite import shapes
+from jaxplugin.testing.dot_suite import suite
+
+KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")
+B200 = targets.named_target("b200", cudnn="9.13")
+# Formats whose pairs one matrix instruction multiplies.
+KINDS = (
+  (jp.MXFP8, jp.MXFP8),
+  (jp.MXFP8_E5M2, jp.MXFP8_E5M2),
+  (jp.MXFP8, jp.MXFP4),
+  (jp.MXFP4, jp.MXFP8_E5M2),
+  (jp.MXFP4, jp.MXFP4),
+  (jp.NVFP4, jp.NVFP4),
+)
+
+
+@functools.cache
+def kernel():
+  return tile_language.load_kernel(KERNEL).block_scaled_matmul
+
+
+def interpreted(launch, inputs, target):
+  """`cutile._call` on NumPy arrays."""
+  del target
+  # FP8 has no NumPy layout that a callback may rely on: bytes.
+  given = [
+    jax.lax.bitcast_convert_type(x, jnp.uint8) if x.dtype.itemsize == 1 else x
+    for x in inputs
+  ]
+
+  def on_host(*inputs):
+    arrays = {
+      argument.name: np.array(x).view(argument.dtype)
+      for argument, x in zip(launch.inputs, inputs, strict=True)
+    }
+    out = np.full(launch.output.shape, np.nan, launch.output.dtype)
+    arrays[launch.output.name] = out
+    arguments = [
+      arrays[x.name] if isinstance(x, plans.Argument) else x
+      for x in launch.arguments
+    ]
+    tile_language.launch(kernel(), launch.grid, arguments)
+    return out
+
+  def in_thread(*inputs):
+    return triton_testing.THREAD.submit(on_host, *inputs).result()
+
+  output = launch.output
+  result = jax.ShapeDtypeStruct(output.shape, output.dtype)
+  return jax.pure_callback(in_thread, result, *given)
+
+
+def interpret(test):
+  """Has a test's dots run on NumPy arrays."""
+  for module, name, replacement in (
+    (cutile, "_call", interpreted),
+    (
+      lowering,
+      "resolve_target",
+      lambda override, _: override or triton_testing.CPU,
+    ),
+  ):
+    test.enter_context(mock.patch.object(module, name, replacement))
+
+
+class CutileDotTest(shapes.DotShapesTestCase):
+  """Of the contract's suite, shapes; what cutile refuses goes to xla."""
+
+  implementation = "cutile"
+  kinds = KINDS
+  cases_per_test = 1
+  subnormal_spacing = 2.0**-149
+
+  def setUp(self):
+    super().setUp()
+    interpret(self)
+
+  def dot(self, *args, **kwargs):
+    with jp.use_target(B200):
+      try:
+        return jp.block_scaled_dot(*args, implementation="cutile", **kwargs)
+      except NotImplementedError as error:
+        if not re.search(
+          "cutile: (needs sizes of at least 1|needs both|multiplies)",
+          str(error),
+        ):
+          raise
+    return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
+
+
+class WholeDotTest(suite.DotSuite, CutileDotTest):
+  """All of it."""
+
+  cases_per_test = 2
+
+
+if "--whole" in sys.argv:
+  sys.argv.remove("--whole")
+else:
+  del WholeDotTest
+
+
+def quantized(format, rows, k, seed=0):
+  rng = np.random.default_rng(seed)
+  return jp.quantize(rng.normal(size=(rows, k)).astype(np.float32), format)
+
+
+def lowered(*args, target=B200, **kwargs):
+  """StableHLO of a dot, for a GPU that is not there."""
+  dot = functools.partial(
+    jp.block_scaled_dot, implementation="cutile", **kwargs
+  )
+  with jp.use_target(target):
+    return jax.jit(dot).trace(*args).lower(lowering_platforms=("cuda",))
+
+
+def fake_call(seen):
+  """Makes `assembler.assemble` give a cubin of its own, and keeps the rest."""
+
+  def assemble(specification, **_):
+    seen.append(specification)
+    return assembler.Assembled(symbol=specification["name"], cubin=b"cubin\0")
+
+  return (
+    mock.patch.object(assembler, "missing", lambda: ""),
+    mock.patch.object(assembler, "assemble", assemble),
+    mock.patch.dict("sys.modules", {"cuda.tile.jax": mock.MagicMock()}),
+  )
+
+
+class ValuesTest(parameterized.TestCase):
+  @parameterized.parameters(
+    # Padded rows of k; a batch, and rhs as a weight is prepared; both sides
+    # merged out of several dimensions.
+    (jp.NVFP4, jp.NVFP4, (130, 48), (40, 48), False),
+    (jp.MXFP8, jp.MXFP4, (3, 20, 128), (3, 140, 128), True),
+    (jp.MXFP4, jp.MXFP4, (2, 65, 64), (96, 64), False),
+  )
+  def test_call_with_everything(self, lhs_format, rhs_format, lhs, rhs, ready):
+    interpret(self)
+    rng = np.random.default_rng(0)
+    x, w = (
+      jp.quantize(rng.normal(size=shape).astype(np.float32), format)
+      for shape, format in ((lhs, lhs_format), (rhs, rhs_format))
+    )
+    exact = [np.asarray(jp.dequantize(a), np.float64) for a in (x, w)]
+    product = exact[0] @ np.swapaxes(exact[1], -1, -2)
+    bias = rng.normal(size=rhs[-2]).astype(np.float32)
+    residual = rng.normal(size=product.shape).astype(np.float32)
+    if ready:
+      w = jp.ScaledArray(
+        w.values,
+        jp.swizzle_scale(w.scale),
+        w.global_scale,
+        rhs_format,
+        scale_layout="swizzled_128x4",
+      )
+    with jp.use_target(B200):
+      found = jp.block_scaled_dot(
+        x,
+        w,
+        bias=bias,
+        activation="relu",
+        residual=residual,
+        implementation="cutile",
+      )
+    expected = np.maximum(product + bias, 0) + residual
+    np.testing.assert_allclose(
+      found, expected, rtol=0, atol=4e-7 * np.abs(expected).max()
+    )
+
+
+class EmittedTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.seen = []
+    for patch in fake_call(self.seen):
+      self.enter_context(patch)
+
+  def test_the_call_has_code_grid_and_buffers_in_the_kernels_order(self):
+    # 3 x 2 tiles of 256 x 256; lhs_scale and rhs_scale in tiles of 512 bytes.
+    x, w = quantized(jp.MXFP8, 600, 512), quantized(jp.MXFP8, 500, 512)
+    text = lowered(
+      x, w, bias=np.ones(500, np.float32), preferred_element_type=jnp.bfloat16
+    ).as_text()
+    (line,) = re.findall(r".*@cutile_launch.*", text)
+    # out comes first in the kernel, and last among inputs and outputs.
+    self.assertIn("buffer_ids = dense<[5, 0, 1, 2, 3, 4]>", line)
+    self.assertIn("grid_x = 6 : i32", line)
+    self.assertIn('function_name = "cutile_mxfp8_mxfp8_256x256x128_2cta"', line)
+    self.assertIn("num_inputs = 5 : i32", line)
+    self.assertIn("index_bitwidths = dense<32> : tensor<6xi32>", line)
+    self.assertIn('cubin_code = "cubin\\00"', line)
+    operands = re.search(r" : \((.*)\) -> (.*)", line)
+    self.assertEqual(
+      operands[1],
+      "tensor<1x600x512xf8E4M3FN>, tensor<1x5x4x32x16xui8>,"
+      " tensor<1x500x512xf8E4M3FN>, tensor<1x4x4x32x16xui8>,"
+      " tensor<1x1x500xf32>",
+    )
+    self.assertEqual(operands[2], "tensor<1x600x500xbf16>")
+    (specification,) = self.seen
+    self.assertEqual(specification["gpu_code"], "sm_100")
+    self.assertEqual(specification["num_ctas"], 2)
+
+  def test_swizzled_scales_of_a_weight_are_not_moved(self):
+    x, w = quantized(jp.NVFP4, 128, 256), quantized(jp.NVFP4, 300, 256)
+    is_moved = r"stablehlo.transpose"
+    text = lowered(x, w).as_text()
+    self.assertLen(re.findall(is_moved, text), 2)
+    scale = jp.swizzle_scale(w.scale)
+    swizzled = jp.ScaledArray(
+      w.values, scale, w.global_scale, jp.NVFP4, scale_layout="swizzled_128x4"
+    )
+    text = lowered(x, swizzled).as_text()
+    self.assertLen(re.findall(is_moved, text), 1)
+
+  @parameterized.parameters(
+    ("b200", "sm_100"), ("b300", "sm_103"), ("rtx5090", "sm_120")
+  )
+  def test_compiled_for(self, name, architecture):
+    x = quantized(jp.MXFP4, 32, 64)
+    lowered(x, x, target=targets.named_target(name))
+    self.assertEqual(self.seen[0]["gpu_code"], architecture)
+
+  def test_rewritten_modules_take_it_too(self):
+    x = jax.ShapeDtypeStruct((128, 256), formats.E4M3)
+    scale = jax.ShapeDtypeStruct((128, 8), formats.E8M0)
+
+    def dot(*args):
+      return jax.ffi.ffi_call(
+        "__op$block_scaled_dot", jax.ShapeDtypeStruct((128, 128), jnp.float32),
+        custom_call_api_version=1,
+      )(*args)  # fmt: skip
+
+    module = jax.jit(dot).lower(x, x, scale, scale).as_text()
+    text = jp.rewrite(module, B200, implementation="cutile")
+    self.assertIn("@cutile_launch", text)
+    self.assertNotIn("__op$block_scaled_dot", text)
+
+
+class DecisionTest(parameterized.TestCase):
+  def explained(self, target=B200, lhs=jp.MXFP8, rhs=jp.MXFP8, k=256, **kwargs):
+    x, w = quantized(lhs, 130, k), quantized(rhs, 64, k)
+    dot = functools.partial(jp.block_scaled_dot, **kwargs)
+    (found,) = jp.explain(dot, x, w, target=target)
+    return found
+
+  def reason(self, **kwargs):
+    refusals = self.explained(**kwargs).decision.refusals
+    return {r.implementation: r.reason for r in refusals}["cutile"]
+
+  @parameterized.parameters("b200", "b300", "rtx5090")
+  def test_it_serves_but_is_no_default(self, name):
+    reason = self.reason(target=targets.named_target(name))
+    self.assertEqual(reason, "serves, but only where it is asked for")
+
+  @parameterized.parameters(
+    ({"target": targets.named_target("h100")}, "sm_103, sm_120, .* is h100"),
+    ({"target": targets.named_target("gb10")}, "the target is gb10"),
+    ({"target": targets.named_target("cpu")}, "needs an NVIDIA GPU"),
+    ({"rhs": jp.MXFP8_E5M2}, "no FP8 holds both E4M3 and E5M2"),
+    ({"rhs": jp.MXFP6_E2M3}, "multiplies FP8 and FP4, got mxfp6_e2m3"),
+    ({"lhs": jp.NVFP4, "rhs": jp.MXFP4}, "one kind of scale"),
+  )
+  def test_it_is_refused_with_the_reason(self, changes, reason):
+    self.assertRegex(self.reason(**changes), reason)
+
+  def test_asked_for_it_is_told_what_it_does(self):
+    found = self.explained(
+      lhs=jp.NVFP4, rhs=jp.NVFP4, k=48, implementation="cutile"
+    )
+    self.assertEqual(found.decision.implementation, "cutile")
+    self.assertEqual(found.decision.padding, "k 48 to 64")
+    self.assertEqual(found.decision.global_scale, "fused")
+    notes = " ".join(found.decision.notes)
+    self.assertIn("kernel: cutile_nvfp4_nvfp4_256x256x256_2cta", notes)
+    self.assertIn("no GPU has run it yet", notes)
+    self.assertIn("scales of lhs and rhs are swizzled before each call", notes)
+
+  def test_forced_on_hopper_raises_with_the_reason(self):
+    x = quantized(jp.MXFP8, 32, 64)
+    with self.assertRaisesRegex(
+      NotImplementedError, "cutile: compiles for sm_"
+    ):
+      lowered(x, x, target=targets.named_target("h200"))
+
+  def test_candidates_are_of_the_problem(self):
+    problem = self.explained().problem
+    found = cutile.candidates(problem, B200)
+    self.assertNotEmpty(found)
+    for config in found:
+      launch = cutile.launch_of(problem, B200, config=config)
+      self.assertEndsWith(launch.name, str(config))
+    self.assertEqual(
+      cutile.candidates(problem, targets.named_target("h100")), []
+    )
+
+
+class ConfigTest(parameterized.TestCase):
+  """Configs as tables of measured choices have them."""
+
+  CONFIG = plans.TileConfig(block_m=128, block_n=256, block_k=128)
+
+  def problem(self):
+    x = quantized(jp.MXFP8, 512, 256)
+    (found,) = jp.explain(jp.block_scaled_dot, x, x, target=B200)
+    return found.problem
+
+  def test_every_candidate_is_its_fields_and_holds(self):
+    problem = self.problem()
+    for config in cutile.candidates(problem, B200):
+      fields = cutile.fields_of(config)
+      self.assertEqual(cutile.config_of(fields), config)
+      self.assertIsNone(cutile.config_error(fields, problem, B200))
+
+  @parameterized.parameters(
+    ({"block_m": 256}, "128 for each of one or two CTAs"),
+    ({"block_k": 96.0}, "block_k must be a whole number above 0, got 96.0"),
+    ({"group_m": 0}, "group_m must be a whole number above 0, got 0"),
+    ({"warps": 4}, "must have block_k, block_m, .*, got .*warps"),
+  )
+  def test_config_that_does_not_hold_is_told(self, changes, reason):
+    fields = tuple({**dict(cutile.fields_of(self.CONFIG)), **changes}.items())
+    self.assertRegex(cutile.config_error(fields, self.problem(), B200), reason)
+
+  def test_configured_backend_plans_and_emits_so(self):
+    seen = []
+    for patch in fake_call(seen):
+      self.enter_context(patch)
+    problem = self.problem()
+    backend = cutile.BACKEND.configured(cutile.fields_of(self.CONFIG))
+    notes = " ".join(backend.plan(problem, B200).notes)
+    self.assertIn("kernel: cutile_mxfp8_mxfp8_128x256x128 compiled", notes)
+    with mock.patch.dict(backends.BACKENDS, cutile=backend):
+      x = quantized(jp.MXFP8, 512, 256)
+      lowered(x, x)
+    self.assertEqual(seen[0]["name"], "cutile_mxfp8_mxfp8_128x256x128")
+
+  def test_without_cuda_tile_no_table_holds(self):
+    with mock.patch.object(assembler, "missing", lambda: "needs cuda-tile"):
+      self.assertIsNone(cutile.source(B200))
+    with mock.patch.object(assembler, "missing", lambda: ""):
+      found = cutile.source(B200)
+    self.assertLen(found.kernels, 64)
+    self.assertEqual(found.toolchain[0][0], "cuda-tile")
+
+
+class ErrorTest(parameterized.TestCase):
+  def lower(self, **patches):
+    for name, value in patches.items():
+      self.enter_context(mock.patch.object(assembler, name, value))
+    x = quantized(jp.MXFP8, 32, 64)
+    return lowered(x, x)
+
+  def test_without_cuda_tile_lowering_says_what_to_install(self):
+    with self.assertRaisesRegex(
+      NotImplementedError,
+      r"block_scaled_dot: implementation cutile: needs cuda-tile, which is not"
+      r" installed; pip install 'cuda-tile\[tileiras\]'; or leave",
+    ):
+      self.lower(
+        missing=lambda: f"needs cuda-tile, which is not installed;"
+        f" {assembler.INSTALL}"
+      )
+
+  def test_code_that_does_not_compile_is_told_with_its_name(self):
+    def assemble(specification):
+      raise assembler.AssemblerError(f"{specification['name']}: no registers")
+
+    with self.assertRaisesRegex(
+      NotImplementedError, "cutile: cutile_mxfp8_mxfp8_128x128x128: no regist"
+    ):
+      self.lower(missing=lambda: "", assemble=assemble)
+
+  def test_explain_tells_what_lowering_lacks(self):
+    self.enter_context(
+      mock.patch.object(assembler, "missing", lambda: "needs cuda-tile")
+    )
+    x = quantized(jp.MXFP8, 32, 64)
+    dot = functools.partial(jp.block_scaled_dot, implementation="cutile")
+    (found,) = jp.explain(dot, x, x, target=B200)
+    self.assertEqual(found.lowering_error, "needs cuda-tile")
+
+
+@absltest.skipIf(assembler.missing(), assembler.missing() or "-")
+class InstalledTest(absltest.TestCase):
+  """With cuda-tile: compiled, and as its own lowering has it; never run."""
+
+  def test_lowered_for_a_gpu_that_is_not_there(self):
+    x, w = quantized(jp.NVFP4, 300, 512), quantized(jp.NVFP4, 256, 512)
+    text = lowered(x, w, preferred_element_type=jnp.bfloat16).as_text()
+    (line,) = re.findall(r".*@cutile_launch.*", text)
+    self.assertIn('cubin_code = "\\7FELF', line)
+
+  def test_the_calls_attributes_are_those_of_cuda_tiles_own(self):
+    import cuda.tile as ct
+    import cuda.tile._compile as ct_compile
+    from cuda.tile import jax as ct_jax
+
+    def scaled(x, y):
+      ct.store(y, ct.bid(0), ct.load(x, ct.bid(0), 16) * 2)
+
+    def own(x):
+      out = ct_jax.OutputPlaceholder(x.shape, x.dtype)
+      return ct_jax.cutile_call((4,), ct.kernel(scaled), (x, out))
+
+    def attributes(text):
+      (line,) = re.findall(r".*@cutile_launch.*", text)
+      (found,) = re.findall(r"mhlo.backend_config = \{(.*?)\}, operand", line)
+      found = re.sub(r'"(\\.|[^"\\])*"', '""', found)
+      return sorted(
+        re.sub(r"dense<.*?> : tensor<\d+x(\w+)>", r"\1", x.strip())
+        for x in re.sub(r"\[[^]]*\]", "", found).split(", ")
+      )
+
+    with mock.patch.object(ct_compile, "get_sm_arch", lambda: "sm_100"):
+      x = jax.ShapeDtypeStruct((64,), np.float32)
+      theirs = jax.jit(own).trace(x).lower(lowering_platforms=("cuda",))
+    x = quantized(jp.MXFP8, 32, 64)
+    numbers = re.compile(r"\b\d+ : ")
+    self.assertEqual(
+      [numbers.sub("", x) for x in attributes(lowered(x, x).as_text())],
+      [numbers.sub("", x) for x in attributes(theirs.as_text())],
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

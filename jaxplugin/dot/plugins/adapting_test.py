@@ -1,0 +1,566 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend of another package is given, and what is made of answers."""
+
+import warnings
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.dot import backends
+from jaxplugin.dot.plugins import adapting
+from jaxplugin.dot.plugins import records
+from jaxplugin.dot.plugins import registry
+from jaxplugin.tables import fitting
+from jaxplugin.testing import contract
+from jaxplugin.testing import written_modules
+
+CPU = jp.detect_target("cpu")
+
+
+def by_general_dot(call):
+  """In the call's own dimensions."""
+  sums = jax.lax.dot_general(
+    call.lhs.dequantized().astype(jnp.float32),
+    call.rhs.dequantized().astype(jnp.float32),
+    call.dimension_numbers,
+    precision="highest",
+  )
+  return call.finish(sums)
+
+
+def by_rows(call):
+  """In three dimensions, with an epilogue of its own."""
+  rows = call.as_rows()
+  lhs, rhs = rows.lhs.dequantized(), rows.rhs.dequantized()
+  assert lhs.shape == (*rows.shape[:2], rhs.shape[2]), (lhs.shape, rows.shape)
+  result = jnp.einsum(
+    "bmk,bnk->bmn",
+    lhs.astype(jnp.float32),
+    rhs.astype(jnp.float32),
+    precision="highest",
+  )
+  for factor in rows.global_scales:
+    result = result * factor
+  if rows.bias is not None:
+    result = result + rows.bias.astype(jnp.float32)
+  if rows.activation is not None:
+    result = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}[
+      rows.activation
+    ](result)
+  if rows.residual is not None:
+    result = result + rows.residual.astype(jnp.float32)
+  return result.astype(rows.dtype)
+
+
+def backend(emit=by_general_dot, **changes):
+  fields = dict(
+    name="acme",
+    api_version=1,
+    platforms=("cpu",),
+    supports=lambda problem, target: None,
+    emit=emit,
+    summary="made for tests",
+  )
+  return jp.Backend(**{**fields, **changes})
+
+
+class BackendTestCase(parameterized.TestCase):
+  def register(self, emit=by_general_dot, first=False, **changes):
+    result = jp.register_backend(backend(emit, **changes), first=first)
+    self.addCleanup(jp.backends.unregister_backend, result.name)
+    return result
+
+  def look(self, function, *args, reads=(), **options):
+    """Calls `function` with the call that a backend gets, in its emit."""
+    looked = []
+
+    def emit(call):
+      looked.append(function(call))
+      return jnp.zeros(call.shape, call.dtype)
+
+    jp.register_backend(backend(emit, reads=reads))
+    try:
+      jp.block_scaled_dot(*args, implementation="acme", **options)
+    finally:
+      jp.backends.unregister_backend("acme")
+    self.assertLen(looked, 1)
+
+
+def operand(format, shape, *, axis=None, storage="raw", integers=True):
+  case = contract.OperandCase(
+    format=format,
+    dtype=format.values_dtype,
+    shape=shape,
+    axis=len(shape) - 1 if axis is None else axis,
+    storage=storage,
+  )
+  return contract.make_operand(
+    np.random.default_rng(0), case, integers=integers
+  )
+
+
+class ViewTest(BackendTestCase):
+  @parameterized.product(
+    format=(jp.MXFP8, jp.MXFP4, jp.NVFP4),
+    storage=("scaled_array", "swizzled", "packed_scaled_array", "bytes"),
+  )
+  def test_operand_is_the_same_however_it_is_stored(self, format, storage):
+    if storage.startswith("packed") and not format.is_fp4:
+      self.skipTest("is not packed")
+    is_bytes = storage == "bytes"
+    made = operand(
+      format, (5, 96), storage="scaled_array" if is_bytes else storage
+    )
+    given = made.operand.to_bytes() if is_bytes else made.operand
+
+    def look(call):
+      rhs = call.rhs
+      self.assertEqual((rhs.format, rhs.axis, rhs.shape), (format, 1, (5, 96)))
+      self.assertEqual(rhs.scale_layout, "linear")
+      self.assertEqual(rhs.scale.shape, (5, 96 // format.block_size))
+      self.assertEqual(rhs.scale.dtype, format.scale_dtype)
+      self.assertEqual(call.problem.rhs.dtype, rhs.values.dtype)
+      self.assertEqual(rhs.unpacked().dtype, format.values_dtype)
+      columns = 48 if format.is_fp4 else 96
+      self.assertEqual(rhs.packed().shape, (5, columns))
+      self.assertIsNone(call.lhs.format)
+      self.assertIsNone(call.lhs.scale)
+      self.assertEqual(call.lhs.contracting, (1,))
+      self.assertEqual(call.lhs.free, (0,))
+
+    self.look(look, jnp.ones((3, 96)), given)
+
+  def test_arrays_hold_what_was_given(self):
+    made = operand(jp.MXFP4, (5, 96), storage="packed_scaled_array")
+
+    def emit(call):
+      return call.finish(
+        jnp.stack(
+          [
+            call.rhs.dequantized(),
+            call.rhs.unpacked().astype(jnp.float32),
+            jnp.repeat(call.rhs.scale.astype(jnp.float32), 32, axis=1),
+          ]
+        )[:, 0, : call.shape[1]]
+      )
+
+    self.register(emit)
+    actual = np.asarray(
+      jp.block_scaled_dot(
+        jnp.ones((3, 96)), made.operand, implementation="acme"
+      )
+    )
+    np.testing.assert_array_equal(actual[0], made.exact[0, :5])
+    np.testing.assert_array_equal(actual[0], actual[1] * actual[2])
+
+  def test_swizzled_scales_stay_so_for_one_that_reads_them(self):
+    made = operand(jp.MXFP8, (130, 96), storage="swizzled")
+
+    def look(call):
+      self.assertEqual(call.rhs.scale_layout, "swizzled_128x4")
+      self.assertEqual(call.rhs.scale.shape, made.operand.scale.shape)
+      self.assertEqual(call.problem.rhs.scale_layout, "swizzled_128x4")
+      self.assertEqual(call.as_rows().rhs.scale.shape, (1, 130, 3))
+
+    reads = ("swizzled_128x4",)
+    self.look(look, jnp.ones((3, 96)), made.operand, reads=reads)
+
+  def test_padding_of_scales_is_cut_off(self):
+    made = operand(jp.MXFP8, (5, 50), storage="padded")
+    self.look(
+      lambda call: self.assertEqual(call.rhs.scale.shape, (5, 2)),
+      *(jnp.ones((3, 50)), made.operand, None, made.scale),
+      block_size=32,
+    )
+
+  def test_problem_says_what_supports_needs(self):
+    made = operand(jp.NVFP4, (5, 96), storage="packed_scaled_array")
+    lhs = operand(jp.MXFP8, (2, 3, 96), storage="scaled_array")
+    expected = jp.backends.Problem(
+      batch=1,
+      m=6,
+      n=5,
+      k=96,
+      lhs=jp.backends.OperandProblem(format=jp.MXFP8, dtype=formats.E4M3),
+      rhs=jp.backends.OperandProblem(format=jp.NVFP4, dtype=formats.PACKED),
+      dtype=contract.BF16,
+      global_scale="scalar",
+      has_bias=True,
+      activation="gelu",
+    )
+
+    def look(call):
+      self.assertEqual(call.problem, expected)
+      self.assertEqual((call.shape, call.dtype), ((2, 3, 5), contract.BF16))
+
+    self.look(
+      look,
+      *(lhs.operand, made.operand),
+      global_scale=2.0,
+      bias=jnp.ones(5),
+      activation="gelu",
+      preferred_element_type=jnp.bfloat16,
+    )
+    self.assertEqual(
+      str(expected), "mxfp8 x nvfp4 -> bfloat16, batch=1 m=6 n=5 k=96"
+    )
+
+  def test_what_it_is_given_is_of_public_types(self):
+    seen = set()
+
+    def look(call):
+      for view in (call, call.lhs, call.problem, call.problem.lhs):
+        for name in (n for n in dir(view) if not n.startswith("_")):
+          kind = type(getattr(view, name))
+          is_public = (
+            not kind.__module__.startswith("jaxplugin")
+            or getattr(jp.backends, kind.__name__, None) is kind
+            or getattr(jp, kind.__name__, None) is kind
+          )
+          self.assertTrue(is_public, f"{type(view).__name__}.{name}: {kind}")
+          seen.add(name)
+
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    self.look(look, x, x)
+    self.assertContainsSubset({"lhs", "format", "values", "m"}, seen)
+
+
+class EmitTest(BackendTestCase):
+  """Both ways to write one against f64, over what makes them differ."""
+
+  @parameterized.product(
+    emit=(by_general_dot, by_rows),
+    case=tuple(range(6)),
+  )
+  def test_result_is_that_of_the_formula(self, emit, case):
+    self.register(emit)
+    rng = np.random.default_rng(case)
+    # lhs (b0, m0, k, b1, m1), rhs (n0, b1, k, b0): all dimensions mixed.
+    lhs = operand(jp.MXFP8, (2, 3, 64, 2, 4), axis=2)
+    rhs = operand(jp.MXFP4, (5, 2, 64, 2), axis=2)
+    numbers = (((2,), (2,)), ((0, 3), (3, 1)))
+    shape = (2, 2, 3, 4, 5)
+    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
+    wanted = [
+      (1, 1, 1, 1, 1), shape, (2, 1, 1, 1, 1), (1, 1, 3, 1, 5),
+      (2, 2, 1, 4, 1), (1, 2, 3, 4, 1),
+    ][case]  # fmt: skip
+    scale = np.exp2(rng.integers(-3, 4, wanted)).astype(np.float32)
+    bias = rng.integers(-9, 9, 5).astype(np.float32)
+    residual = rng.integers(-9, 9, shape).astype(np.float32)
+    actual = jp.block_scaled_dot(
+      lhs.operand,
+      rhs.operand,
+      lhs.scale,
+      rhs.scale,
+      scale,
+      dimension_numbers=numbers,
+      bias=bias,
+      activation="relu",
+      residual=residual,
+      implementation="acme",
+    )
+    expected = np.maximum(exact * scale + bias, 0) + residual
+    contract.assert_exact(actual, expected, contract.F32)
+
+  @parameterized.parameters((2, 2), (1, 1), (1, 2), (2, 1))
+  def test_several_contracting_dimensions_are_rows_too(self, *axes):
+    self.register(by_rows)
+    lhs = operand(jp.MXFP8, (3, 64, 32), axis=axes[0])
+    rhs = operand(jp.MXFP4, (5, 64, 32), axis=axes[1])
+    numbers = (((1, 2), (1, 2)), ((), ()))
+    actual = jp.block_scaled_dot(
+      lhs.operand,
+      rhs.operand,
+      lhs.scale,
+      rhs.scale,
+      dimension_numbers=numbers,
+      implementation="acme",
+    )
+    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
+    contract.assert_exact(actual, exact, contract.F32)
+
+  def test_empty_calls_never_reach_it(self):
+    self.register(lambda call: 1 / 0)
+    x = operand(jp.MXFP8, (3, 0), storage="scaled_array").operand
+    actual = jp.block_scaled_dot(
+      x, x, bias=jnp.arange(3.0), implementation="acme"
+    )
+    np.testing.assert_array_equal(actual, [[0, 1, 2]] * 3)
+
+  @parameterized.parameters(
+    (lambda call: jnp.zeros((3, 4), call.dtype), r"got float32\[3, 4\]"),
+    (lambda call: jnp.zeros(call.shape, "int8"), r"got int8\[3, 3\]"),
+    (lambda call: np.zeros((3, 3), "f"), r"got array"),
+    (lambda call: None, "got None"),
+  )
+  def test_wrong_result_is_an_error_that_names_the_backend(self, emit, got):
+    self.register(emit)
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    with self.assertRaisesRegex(
+      TypeError,
+      r"emit of backend 'acme' \(of registered in code\) must return"
+      r" float32\[3, 3\].*" + got,
+    ):
+      jp.block_scaled_dot(x, x, implementation="acme")
+
+  def test_error_of_emit_is_its_own_and_says_for_which_call(self):
+    def emit(call):
+      raise OSError("no kernel")
+
+    self.register(emit)
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    with self.assertRaisesRegex(OSError, "no kernel") as caught:
+      jp.block_scaled_dot(x, x, implementation="acme")
+    self.assertIn(
+      "In emit of backend 'acme' (of registered in code), for mxfp8 x mxfp8 ->"
+      " float32, batch=1 m=3 n=3 k=32.",
+      caught.exception.__notes__,
+    )
+
+  def test_sums_of_another_shape_or_dtype_are_refused(self):
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    for sums in (jnp.zeros((1, 3, 3)), jnp.zeros((3, 3), jnp.bfloat16)):
+      self.register(lambda call, sums=sums: call.finish(sums))
+      with self.assertRaisesRegex(TypeError, r"sums must be float32\[3, 3\]"):
+        jp.block_scaled_dot(x, x, implementation="acme")
+      self.doCleanups()
+
+
+class SupportsTest(BackendTestCase):
+  def refusal(self, function, *args, target=CPU):
+    """Why it is not chosen for a dot, and what was warned."""
+    with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+      (dot,) = jp.explain(function, *args, target=target)
+      jp.explain(function, *args, target=target)
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    return reasons["acme"], [str(w.message) for w in caught]
+
+  def test_its_reason_is_told_and_raised_where_it_is_asked_for(self):
+    self.register(supports=lambda p, t: f"needs m of 8, got m={p.m}")
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    reason, texts = self.refusal(jp.block_scaled_dot, x, x)
+    self.assertEqual(reason, "needs m of 8, got m=3 [registered in code]")
+    self.assertEqual(texts, [])
+    with self.assertRaisesRegex(
+      decisions.RefusedError, "acme: needs m of 8, got m=3"
+    ):
+      jp.block_scaled_dot(x, x, implementation="acme")
+
+  @parameterized.parameters(
+    (lambda p, t: 1 / 0, "its supports raised ZeroDivisionError: division"),
+    (lambda p, t: True, "its supports returned True, which is neither"),
+    (lambda p, t: "", "its supports returned '', which is neither"),
+    (lambda p: None, "its supports raised TypeError"),
+  )
+  def test_wrong_answer_refuses_and_is_warned_about_once(self, supports, text):
+    self.register(supports=supports, first=True)
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    reason, texts = self.refusal(jp.block_scaled_dot, x, x)
+    self.assertStartsWith(reason, text)
+    self.assertLen(texts, 1)
+    self.assertStartsWith(
+      texts[0],
+      "backend 'acme' (of registered in code) is not used for a dot: " + text,
+    )
+
+  def test_it_is_not_asked_for_another_platform(self):
+    self.register(supports=lambda p, t: 1 / 0, platforms=("cuda", "rocm"))
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    reason, texts = self.refusal(jp.block_scaled_dot, x, x)
+    self.assertStartsWith(
+      reason, "serves cuda, rocm, the target's platform is cpu"
+    )
+    self.assertEqual(texts, [])
+
+  def test_target_it_is_asked_for_is_that_of_the_call(self):
+    asked = []
+    self.register(
+      supports=lambda p, t: asked.append(t), platforms=("cuda",), first=True
+    )
+    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    h100 = jp.named_target("h100")
+    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=h100)
+    self.assertEqual(dot.decision.implementation, "acme")
+    self.assertEqual(set(asked), {h100})
+
+  def test_symbolic_sizes_are_for_those_that_take_them(self):
+    rows = jax.export.symbolic_shape("m, 64")
+    x = jp.ScaledArray(
+      jax.ShapeDtypeStruct(rows, formats.E4M3),
+      jax.ShapeDtypeStruct((rows[0], 2), formats.E8M0),
+      None,
+      jp.MXFP8,
+    )
+    w = operand(jp.MXFP8, (5, 64), storage="scaled_array").operand
+    sizes = []
+    supports = lambda p, t: sizes.append(p.m)
+    self.register(supports=supports)
+    reason, _ = self.refusal(jp.block_scaled_dot, x, w)
+    self.assertStartsWith(reason, "needs static sizes, some are symbolic")
+    self.assertEqual(sizes, [])
+    self.doCleanups()
+    self.register(supports=supports, takes_symbolic_sizes=True)
+    self.refusal(jp.block_scaled_dot, x, w)
+    self.assertEqual(set(sizes), {None})
+
+  def test_operands_of_no_block_format_are_not_its_business(self):
+    self.register(supports=lambda p, t: 1 / 0)
+    x = jnp.ones((3, 32), jnp.int8)
+    scale = jnp.ones((3, 1), jnp.bfloat16)
+    function = lambda x, s: jp.scaled_dot(x, x.T, lhs_scale=s, rhs_scale=s.T)
+    (dot,) = jp.explain(function, x, scale)
+    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    self.assertStartsWith(reasons["acme"], "serves block formats, got")
+
+
+class RecordTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (dict(name=3), TypeError, "name must be a string"),
+    (dict(name="Acme"), ValueError, "lower-case .* got 'Acme'"),
+    (dict(name="off"), ValueError, "not one of .* got 'off'"),
+    (dict(api_version="1"), TypeError, "api_version must be an integer"),
+    (dict(api_version=True), TypeError, "api_version must be an integer"),
+    (dict(platforms="cpu"), TypeError, "platforms must be a tuple of strings"),
+    (dict(platforms=()), ValueError, "platforms must name one"),
+    (dict(supports=None), TypeError, "supports must be callable, got None"),
+    (dict(emit="x"), TypeError, "emit must be callable, got 'x'"),
+    (dict(reads=("interleaved",)), ValueError, "reads may have 'swizzled"),
+    (dict(is_portable=1), TypeError, "is_portable must be True or False"),
+    (dict(notes="x"), TypeError, "notes must be a tuple of strings"),
+  )  # fmt: skip
+  def test_wrong_field_is_an_error_that_names_it(self, changes, error, text):
+    with self.assertRaisesRegex(error, text):
+      backend(**changes)
+
+  def test_api_version_has_no_default(self):
+    with self.assertRaisesRegex(TypeError, "api_version"):
+      jp.Backend(name="acme", platforms=("cpu",), supports=print, emit=print)
+
+
+class EverywhereTest(BackendTestCase):
+  """It takes part in what the primitive does, as jaxplugin's own do."""
+
+  def setUp(self):
+    super().setUp()
+    self.traced = 0
+
+    def emit(call):
+      self.traced += 1
+      return by_rows(call)
+
+    self.register(emit, is_portable=True, takes_symbolic_sizes=False)
+    self.x = operand(jp.MXFP8, (4, 8, 64), storage="scaled_array")
+    self.w = operand(jp.MXFP8, (5, 64), storage="scaled_array")
+    self.exact = self.x.exact @ self.w.exact.T
+
+  def dot(self, x, w, **options):
+    return jp.block_scaled_dot(x, w, implementation="acme", **options)
+
+  def test_vmap(self):
+    actual = jax.vmap(self.dot, (0, None))(self.x.operand, self.w.operand)
+    contract.assert_exact(actual, self.exact, contract.F32)
+    self.assertGreater(self.traced, 0)
+
+  def test_gradients(self):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (3, 64)).astype(np.float32)
+    g = rng.integers(-4, 5, (3, 5)).astype(np.float32)
+    loss = lambda x, s: jnp.sum(self.dot(x, self.w.operand, global_scale=s) * g)
+    of_x, of_scale = jax.jit(jax.grad(loss, (0, 1)))(x, 2.0)
+    np.testing.assert_array_equal(of_x, 2 * g @ self.w.exact)
+    self.assertEqual(of_scale, np.sum((x @ self.w.exact.T) * g))
+    self.assertGreater(self.traced, 0)
+
+  @parameterized.parameters("m", "k")
+  def test_shardings(self, axis):
+    if len(jax.devices()) < 4:
+      self.skipTest("needs 4 devices")
+    mesh = jax.make_mesh((2,), ("a",), devices=jax.devices()[:2])
+    spec = {"m": (None, "a", None), "k": (None, None, "a")}[axis]
+    sharding = jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec(*spec)
+    )
+    x = jax.device_put(self.x.operand, sharding)
+    actual = jax.jit(self.dot)(x, self.w.operand)
+    contract.assert_exact(actual, self.exact, contract.F32)
+    self.assertGreater(self.traced, 0)
+
+  def test_export(self):
+    function = jax.jit(self.dot)
+    exported = jax.export.export(function)(self.x.operand, self.w.operand)
+    again = jax.export.deserialize(exported.serialize())
+    jp.backends.unregister_backend("acme")  # what loads it needs it no more
+    actual = again.call(self.x.operand, self.w.operand)
+    contract.assert_exact(actual, self.exact, contract.F32)
+    jp.register_backend(backend())
+
+  def test_first_one_is_left_out_of_an_export_unless_it_is_portable(self):
+    self.doCleanups()
+    for is_portable in (False, True):
+      traced = []
+
+      def emit(call, traced=traced):
+        traced.append(0)
+        return by_rows(call)
+
+      self.register(emit, first=True, is_portable=is_portable)
+      jax.export.export(jax.jit(jp.block_scaled_dot))(
+        self.x.operand, self.w.operand
+      )
+      self.assertLen(traced, int(is_portable))
+      self.doCleanups()
+
+  def test_rewriting_a_module(self):
+    module = written_modules.dot_module()
+    target = jp.detect_target("cpu")
+    text = jp.rewrite(module, target, implementation="acme")
+    self.assertEqual(self.traced, 1)
+    rng = np.random.default_rng(0)
+    made = [
+      contract.make_operand(
+        rng,
+        contract.OperandCase(
+          format=jp.MXFP8, dtype=formats.E4M3, shape=shape, axis=1
+        ),
+        integers=True,
+      )
+      for shape in ((8, 64), (16, 64))
+    ]
+    arrays = [x.operand for x in made] + [x.scale for x in made]
+    (actual,) = written_modules.run(text, *arrays)
+    exact = made[0].exact @ made[1].exact.T
+    contract.assert_exact(actual, exact, actual.dtype)
+
+
+class MeasuredTest(BackendTestCase):
+  """Tables of measured choices name it by its distribution and version."""
+
+  def source(self, origin):
+    found = records.Found(backend=backend(), origin=origin)
+    made = adapting._adapted(found, None)
+    return made.tunable.source(CPU)
+
+  def test_a_measurement_is_of_a_version_of_its_distribution(self):
+    self.assertEqual(
+      self.source("acme-dot 1.2").toolchain, (("acme-dot", "1.2"),)
+    )
+
+  def test_of_one_that_code_registers_nothing_can_be_kept(self):
+    self.assertIsNone(self.source(registry.IN_CODE))
+    self.register()
+    with self.assertRaisesRegex(ValueError, "acme is made of is not known"):
+      fitting.sources_of(backends.OPERATION, CPU, ["acme"])
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,195 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Backends by entry point: which installed distributions have, loaded.
+
+The environment says which may be: `JAXPLUGIN_BACKENDS` is a list of names,
+with commas between, "off", or "all", as where it is not set or empty;
+`JAXPLUGIN_BACKENDS_FIRST` lists those that come before jaxplugin's own.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.metadata
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Final
+
+from jaxplugin.dot.plugins import records
+
+GROUP: Final = "jaxplugin.backends"
+ALLOWED: Final = "JAXPLUGIN_BACKENDS"
+FIRST: Final = "JAXPLUGIN_BACKENDS_FIRST"
+_OFF: Final = "off"
+_ALL: Final = "all"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Discovery:
+  """What was found, in order of names.
+
+  Attributes:
+    found: backends that can be used; those that come first before the others.
+    refused: the others.
+    warnings: what to tell the user, a paragraph each.
+  """
+
+  found: tuple[records.Found, ...] = ()
+  refused: tuple[records.Status, ...] = ()
+  warnings: tuple[str, ...] = ()
+
+
+def installed() -> tuple[importlib.metadata.EntryPoint, ...]:
+  """The entry points of all installed distributions; imports none."""
+  return tuple(importlib.metadata.entry_points(group=GROUP))
+
+
+def load(
+  points: Iterable[importlib.metadata.EntryPoint],
+  taken: Mapping[str, str],
+  environment: Mapping[str, str],
+) -> Discovery:
+  """Imports what entry points name, as far as the environment allows.
+
+  Args:
+    points: the entry points.
+    taken: names that backends may not have, each with whose it is.
+    environment: the variables.
+  """
+  points = sorted(points, key=lambda p: (p.name, origin_of(p), p.value))
+  counts = collections.Counter(point.name for point in points)
+  allowed = _allowed(environment)
+  found, refused, warnings = [], [], []
+  result: records.Found | records.Status
+  for point in points:
+    if allowed is not None and point.name not in allowed:
+      refused.append(_refused(point, records.Refusal.NOT_ALLOWED))
+      continue
+    if point.name in taken:
+      others = taken[point.name]
+      result = _refused(point, records.Refusal.NAME_TAKEN, f"by {others}")
+    elif counts[point.name] > 1:
+      others = ", ".join(
+        origin_of(other)
+        for other in points
+        if other.name == point.name and other is not point
+      )
+      # None of them: installing one must not take another one's place.
+      result = _refused(
+        point, records.Refusal.NAME_TAKEN, f"by {others} too; uninstall one"
+      )
+    else:
+      result = _load(point)
+    if isinstance(result, records.Found):
+      found.append(result)
+    else:
+      refused.append(result)
+      warnings.append(f"backend {result}")
+  names = {point.name for point in points}
+  order = _names(environment, FIRST)
+  for variable, wanted in ((ALLOWED, allowed or ()), (FIRST, order)):
+    warnings += _unknown(variable, wanted, names, points)
+  return Discovery(
+    found=_in_order(found, order),
+    refused=tuple(refused),
+    warnings=tuple(warnings),
+  )
+
+
+def origin_of(point: importlib.metadata.EntryPoint) -> str:
+  """The distribution of an entry point, with its version."""
+  distribution = point.dist
+  if distribution is None:
+    return "an unknown distribution"
+  return f"{distribution.name} {distribution.version}"
+
+
+def _load(
+  point: importlib.metadata.EntryPoint,
+) -> records.Found | records.Status:
+  try:
+    backend = point.load()
+  except (Exception, SystemExit) as error:  # whatever its import raises
+    return _refused(
+      point,
+      records.Refusal.IMPORT_FAILED,
+      f"{point.value}: {type(error).__name__}: {error}",
+    )
+  if not isinstance(backend, records.Backend):
+    return _refused(
+      point,
+      records.Refusal.WRONG_TYPE,
+      f"{point.value} is a {type(backend).__name__}",
+    )
+  if error_text := records.api_version_error(backend):
+    return _refused(
+      point, records.Refusal.WRONG_API_VERSION, error_text, is_whole=True
+    )
+  if backend.name != point.name:
+    return _refused(
+      point,
+      records.Refusal.WRONG_NAME,
+      f"the backend is {backend.name!r}; name both alike",
+    )
+  return records.Found(backend=backend, origin=origin_of(point))
+
+
+def _refused(
+  point: importlib.metadata.EntryPoint,
+  refusal: records.Refusal,
+  details: str = "",
+  *,
+  is_whole: bool = False,
+) -> records.Status:
+  reason = f"{refusal.value}: {details}" if details else refusal.value
+  return records.Status(
+    name=point.name,
+    origin=origin_of(point),
+    refusal=refusal,
+    reason=details if is_whole else reason,
+  )
+
+
+def _names(environment: Mapping[str, str], variable: str) -> tuple[str, ...]:
+  """The names in a list, without what is empty, each once."""
+  words = (word.strip() for word in environment.get(variable, "").split(","))
+  return tuple(dict.fromkeys(word for word in words if word))
+
+
+def _allowed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+  """The names that may be loaded; None is all."""
+  names = _names(environment, ALLOWED)
+  if names in ((), (_ALL,)):
+    return None
+  return () if names == (_OFF,) else names
+
+
+def _unknown(
+  variable: str,
+  wanted: Iterable[str],
+  names: Collection[str],
+  points: Iterable[importlib.metadata.EntryPoint],
+) -> list[str]:
+  unknown = [name for name in wanted if name not in names]
+  if not unknown:
+    return []
+  known = ", ".join(f"{p.name} (of {origin_of(p)})" for p in points)
+  return [
+    f"{variable} names {', '.join(unknown)}, which no installed distribution"
+    f" has; there {'are ' + known if known else 'is none'}"
+  ]
+
+
+def _in_order(
+  found: Iterable[records.Found], order: tuple[str, ...]
+) -> tuple[records.Found, ...]:
+  """Those that come first, in their order, then the others as they are."""
+  by_name = {item.backend.name: item for item in found}
+  first = [
+    dataclasses.replace(by_name.pop(name), is_first=True)
+    for name in order
+    if name in by_name
+  ]
+  return (*first, *by_name.values())

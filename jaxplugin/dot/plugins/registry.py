@@ -1,0 +1,226 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The backends of other packages: those of entry points, those of code.
+
+Entry points are looked for when the first dot is decided, or a name is asked
+for, and never again: no decision was made before, so none is stale. What code
+registers may come later: it is part of `jit`'s key, so that what was traced
+before is traced again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Final
+
+import jax
+
+from jaxplugin.dot.plugins import discovery
+from jaxplugin.dot.plugins import records
+from jaxplugin.jaxext import jax_private
+
+IN_CODE: Final = "registered in code"
+_WHO: Final = "register_backend"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _State:
+  """All that is known; replaced as a whole, so that it is read without a lock.
+
+  Attributes:
+    own: names of jaxplugin's own backends.
+    in_code: those that code registered, with the number of the registration.
+    discovery: what entry points gave; None before they are looked for.
+  """
+
+  own: tuple[str, ...] = ()
+  in_code: tuple[tuple[int, records.Found], ...] = ()
+  discovery: discovery.Discovery | None = None
+
+  def found(self) -> tuple[records.Found, ...]:
+    """Those that can be used: what comes first of either kind, the others."""
+    everything = [item for _, item in self.in_code]
+    if self.discovery is not None:
+      everything += self.discovery.found
+    return tuple(sorted(everything, key=lambda item: not item.is_first))
+
+
+_lock: Final = threading.Lock()
+_state = _State()
+_numbers: Final = itertools.count(1)
+_loading: Final = threading.local()
+# The numbers of what code has registered.
+_key: Final = jax.make_user_context(default_value=())
+
+
+def reserve(names: tuple[str, ...]) -> None:
+  """Says which names are jaxplugin's own; once, by `dot.backends`."""
+  global _state
+  with _lock:
+    _state = dataclasses.replace(_state, own=names)
+
+
+def usable() -> tuple[records.Found, ...]:
+  """The backends that can be used, loaded at the first call."""
+  return _loaded().found()
+
+
+def statuses() -> tuple[records.Status, ...]:
+  """Every backend of another package, also those that cannot be used."""
+  state = _loaded()
+  assert state.discovery is not None
+  used = tuple(item.status() for item in state.found())
+  return used + state.discovery.refused
+
+
+def reason_missing(name: str) -> str:
+  """Why a name is no backend, where one of that name was found; or empty."""
+  return "; ".join(
+    str(status)
+    for status in statuses()
+    if status.name == name and status.refusal is not None
+  )
+
+
+def register_backend(
+  backend: records.Backend, *, first: bool = False
+) -> records.Backend:
+  """Adds an implementation of `block_scaled_dot`.
+
+  It is used where `implementation=` or a tuning table names it; with `first`
+  also where none is named and it serves. What `jit` traced before is traced
+  again. A package that is installed declares an entry point instead, in the
+  group "jaxplugin.backends".
+
+  Args:
+    backend: the implementation.
+    first: whether it is tried before jaxplugin's own; of several the one that
+      was registered first.
+
+  Returns:
+    `backend`, so that a module may keep it by the same statement.
+
+  Raises:
+    TypeError: it is no `Backend`.
+    ValueError: its name is taken, or its API version is not this one's.
+  """
+  global _state
+  if not isinstance(backend, records.Backend):
+    raise TypeError(f"{_WHO}: backend must be a jp.Backend, got {backend!r}")
+  if error := records.api_version_error(backend):
+    raise ValueError(f"{_WHO}: backend {backend.name!r}: {error}")
+  found = records.Found(backend=backend, origin=IN_CODE, is_first=bool(first))
+  with _lock:
+    taken = {item.backend.name: item.origin for item in _state.found()}
+    taken |= _names_in_code(_state) | _own_names(_state)
+    if backend.name in taken:
+      raise ValueError(
+        f"{_WHO}: the name {backend.name!r} is taken, by"
+        f" {taken[backend.name]}; choose another one (what code registered,"
+        " jp.backends.unregister_backend takes out)"
+      )
+    _state = dataclasses.replace(
+      _state, in_code=(*_state.in_code, (next(_numbers), found))
+    )
+    _enter_key()
+  return backend
+
+
+def unregister_backend(name: str) -> None:
+  """Takes out a backend that code registered; what used it is traced again.
+
+  Raises:
+    ValueError: code has registered none of this name.
+  """
+  global _state
+  with _lock:
+    kept = tuple(
+      item for item in _state.in_code if item[1].backend.name != name
+    )
+    if len(kept) == len(_state.in_code):
+      names = tuple(item.backend.name for _, item in _state.in_code)
+      raise ValueError(
+        f"unregister_backend: no backend {name!r} was registered in code; those"
+        f" are {names}"
+      )
+    _state = dataclasses.replace(_state, in_code=kept)
+    _enter_key()
+
+
+def _enter_key() -> None:
+  numbers = tuple(number for number, _ in _state.in_code)
+  jax_private.set_everywhere(_key, numbers)
+
+
+def _loaded() -> _State:
+  """The state, entry points looked for.
+
+  No lock is held while modules are imported: another thread that imports one
+  of them may wait for it. Threads that come together load alike, and the first
+  one that is done counts.
+  """
+  global _state
+  state = _state
+  if state.discovery is not None:
+    return state
+  if getattr(_loading, "is_on", False):
+    # The import of a backend decides a dot. It has the others.
+    return dataclasses.replace(state, discovery=discovery.Discovery())
+  _loading.is_on = True
+  try:
+    found = _discover(state)
+  finally:
+    _loading.is_on = False
+  with _lock:
+    if _state.discovery is not None:
+      return _state
+    found = _without(found, _names_in_code(_state))
+    state = _state = dataclasses.replace(_state, discovery=found)
+  for text in found.warnings:
+    warnings.warn(text, records.BackendWarning, stacklevel=2)
+  return state
+
+
+def _discover(state: _State) -> discovery.Discovery:
+  taken = _own_names(state) | _names_in_code(state)
+  try:
+    return discovery.load(discovery.installed(), taken, os.environ)
+  except Exception as error:  # metadata of any package that is installed
+    text = f"{type(error).__name__}: {error}"
+    return discovery.Discovery(
+      warnings=(f"backends of other packages cannot be looked for: {text}",)
+    )
+
+
+def _own_names(state: _State) -> dict[str, str]:
+  return dict.fromkeys(state.own, "jaxplugin itself")
+
+
+def _names_in_code(state: _State) -> dict[str, str]:
+  names = (item.backend.name for _, item in state.in_code)
+  return dict.fromkeys(names, "one that was registered in code")
+
+
+def _without(
+  found: discovery.Discovery, taken: Mapping[str, str]
+) -> discovery.Discovery:
+  """Without those whose name code took while they were imported."""
+  kept, refused = [], []
+  for item in found.found:
+    if item.backend.name in taken:
+      refusal = records.Refusal.NAME_TAKEN
+      reason = f"{refusal.value}: by {taken[item.backend.name]}"
+      status = item.status()
+      refused.append(
+        dataclasses.replace(status, refusal=refusal, reason=reason)
+      )
+    else:
+      kept.append(item)
+  return dataclasses.replace(
+    found, found=tuple(kept), refused=(*found.refused, *refused)
+  )

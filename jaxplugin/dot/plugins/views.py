@@ -1,0 +1,359 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What backends of other packages see of a call, `jaxplugin.backends`.
+
+Views of `calls.Call` and of what is in it, which may change from one release to
+the next; these may not, within one `records.API_VERSION`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
+from jaxplugin.dot import problems
+from jaxplugin.dot import sides
+from jaxplugin.dot.backends import dense
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandProblem:
+  """One operand of a `Problem`.
+
+  Attributes:
+    format: its block format, one of `jp.MXFP8` and the like or one that a user
+      made; None for plain floats.
+    dtype: dtype of the values as they are stored: the format's, or uint8 for
+      packed FP4, two values a byte, and for codes of FP6, one a byte; float32,
+      bfloat16 or float16 for plain floats.
+    scale_layout: "linear" or "swizzled_128x4", as it comes; `Backend.reads`
+      says whether it arrives so.
+  """
+
+  format: formats.BlockFormat | None
+  dtype: np.dtype
+  scale_layout: str = layouts.LINEAR
+
+  def __str__(self) -> str:
+    return self.dtype.name if self.format is None else self.format.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+  """What a call asks for: all that `Backend.supports` decides by.
+
+  Attributes:
+    batch, m, n, k: sizes; products where the call has several dimensions of a
+      kind. Positive; None where one is symbolic, which only a backend sees that
+      says `takes_symbolic_sizes`.
+    lhs, rhs: the operands. One of them at least has a format.
+    dtype: of the result: float32, bfloat16 or float16.
+    global_scale: "none", "scalar", or "array" where it varies over the result.
+    has_bias, activation, has_residual: the epilogue; activation is None,
+      "relu", "gelu" (the tanh approximation) or "silu".
+    num_contracting: number of contracting dimensions.
+  """
+
+  batch: int | None
+  m: int | None
+  n: int | None
+  k: int | None
+  lhs: OperandProblem
+  rhs: OperandProblem
+  dtype: np.dtype
+  global_scale: problems.GlobalScale = "none"
+  has_bias: bool = False
+  activation: problems.Activation | None = None
+  has_residual: bool = False
+  num_contracting: int = 1
+
+  def __str__(self) -> str:
+    sizes = zip(("batch", "m", "n", "k"), self._sizes(), strict=True)
+    text = " ".join(f"{k}={'?' if v is None else v}" for k, v in sizes)
+    return f"{self.lhs} x {self.rhs} -> {self.dtype.name}, {text}"
+
+  def _sizes(self) -> tuple[int | None, ...]:
+    return (self.batch, self.m, self.n, self.k)
+
+
+def problem_of(problem: problems.DotProblem) -> Problem:
+  """The view of a problem."""
+  return Problem(
+    batch=problem.batch,
+    m=problem.m,
+    n=problem.n,
+    k=problem.k,
+    lhs=_operand_problem(problem.lhs),
+    rhs=_operand_problem(problem.rhs),
+    dtype=problem.out_dtype,
+    global_scale=problem.global_scale,
+    has_bias=problem.has_bias,
+    activation=problem.activation,
+    has_residual=problem.has_residual,
+    num_contracting=problem.num_contracting,
+  )
+
+
+def _operand_problem(operand: problems.OperandProblem) -> OperandProblem:
+  dtype, format = operand.dtype, operand.format
+  if format is not None and not format.is_fp4:
+    dtype = format.array_dtype  # FP8 may come as bytes, and arrives as FP8
+  return OperandProblem(
+    format=format, dtype=dtype, scale_layout=operand.scale_layout
+  )
+
+
+class Operand:
+  """One operand of a `Call`: arrays, and what their dimensions are.
+
+  `jaxplugin` makes them; methods are operations of JAX.
+  """
+
+  def __init__(self, side: sides.Side) -> None:
+    self._side = side
+
+  def __repr__(self) -> str:
+    kind = self.values.dtype if self.format is None else self.format
+    return f"Operand({kind}, {self.shape})"
+
+  @property
+  def values(self) -> jax.Array:
+    """The values as they are stored (`OperandProblem.dtype`)."""
+    return self._side.values
+
+  @property
+  def scale(self) -> jax.Array | None:
+    """The block scales, of the format's scale dtype; None for plain floats.
+
+    In the linear layout it has `shape` with `axis` divided by the block size,
+    rounded up, and no padding. Each multiplies its block's values.
+    """
+    return self._side.scale
+
+  @property
+  def format(self) -> formats.BlockFormat | None:
+    return self._side.format
+
+  @property
+  def axis(self) -> int | None:
+    """The dimension that is blocked, and packed; None for plain floats."""
+    return self._side.axis
+
+  @property
+  def scale_layout(self) -> str:
+    """The layout of `scale`: "linear", or another that the backend reads."""
+    return self._side.scale_layout
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The logical shape: of packed FP4, that of the values unpacked."""
+    return self._side.shape
+
+  @property
+  def contracting(self) -> tuple[int, ...]:
+    """Its contracting dimensions."""
+    return self._side.contracting
+
+  @property
+  def batch(self) -> tuple[int, ...]:
+    """Its batch dimensions."""
+    return self._side.batch
+
+  @property
+  def free(self) -> tuple[int, ...]:
+    """Its other dimensions, in order."""
+    return self._side.free
+
+  def dequantized(self) -> jax.Array:
+    """f32[shape]: values times block scales; plain floats as they are.
+
+    A NaN scale makes its block NaN. The global scale is not in it.
+    """
+    return self._side.dequantized()
+
+  def unpacked(self) -> jax.Array:
+    """Values with one element for each, FP4 as float4_e2m1fn."""
+    if not self._is_packed():
+      return self.values
+    assert self.axis is not None
+    return layouts.unpack_fp4(self.values, axis=self.axis)
+
+  def packed(self) -> jax.Array:
+    """FP4 values as uint8, two a byte along `axis`, the first one low."""
+    is_fp4 = self.format is not None and self.format.is_fp4
+    if not is_fp4 or self._is_packed():
+      return self.values
+    assert self.axis is not None
+    return layouts.pack_fp4(self.values, axis=self.axis)
+
+  def _is_packed(self) -> bool:
+    return (
+      self.format is not None
+      and self.format.is_fp4
+      and self.values.dtype == formats.PACKED
+    )
+
+
+class Call:
+  """One call, as `Backend.emit` gets it.
+
+  The result is, in f32 and with one cast at the end,
+
+    sums   = dot_general(lhs dequantized, rhs dequantized)
+    scaled = sums * global_scales[0] * global_scales[1] ...
+    result = cast(activation(scaled + bias) + residual)
+
+  `jaxplugin` makes them.
+  """
+
+  def __init__(self, call: calls.Call, target_problem: Problem) -> None:
+    self._call = call
+    self._problem = target_problem
+
+  def __repr__(self) -> str:
+    return f"Call({self._problem})"
+
+  @property
+  def problem(self) -> Problem:
+    """What `supports` was asked."""
+    return self._problem
+
+  @property
+  def lhs(self) -> Operand:
+    return Operand(self._call.lhs)
+
+  @property
+  def rhs(self) -> Operand:
+    return Operand(self._call.rhs)
+
+  @property
+  def dimension_numbers(self) -> sides.DimensionNumbers:
+    """As `lax.dot_general`'s."""
+    return self._call.dimension_numbers
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The result's: batch dimensions, then those of lhs, then those of rhs."""
+    return self._call.shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The result's."""
+    return self._call.preferred_element_type
+
+  @property
+  def global_scales(self) -> tuple[jax.Array, ...]:
+    """None, one or two f32 factors of the sums, multiplied in this order.
+
+    Each of rank 0, or of the result's rank, where a dimension is the result's
+    or 1. They are two where f32 need not hold their product.
+    """
+    found = (self._call.global_scale, self._call.global_power)
+    return tuple(factor for factor in found if factor is not None)
+
+  @property
+  def bias(self) -> jax.Array | None:
+    """f32, bf16 or f16, of the result's rank, where dimensions may be 1."""
+    return self._call.bias
+
+  @property
+  def activation(self) -> problems.Activation | None:
+    return self._call.activation
+
+  @property
+  def residual(self) -> jax.Array | None:
+    """f32, bf16 or f16, as `bias`."""
+    return self._call.residual
+
+  def as_rows(self) -> Call:
+    """The same with three dimensions: (batch, m, k) x (batch, n, k).
+
+    Scales are linear, (batch, rows, ceil(k / block size)); k may be padded with
+    zeros. Where both operands are blocked, and along different dimensions, lhs
+    becomes plain floats. The result's shape is (batch, m, n), and `emit` may
+    return that: `jaxplugin` reshapes it.
+    """
+    return Call(_rows(self._call), self._problem)
+
+  def finish(self, sums: jax.Array) -> jax.Array:
+    """The result: global scales, epilogue and cast applied to f32[shape]."""
+    if tuple(sums.shape) != self.shape or sums.dtype != np.float32:
+      raise TypeError(
+        f"finish: sums must be float32{list(self.shape)}, got"
+        f" {sums.dtype}{list(sums.shape)}; as_rows() has a finish of its own"
+      )
+    return epilogue.apply(sums, self._call)
+
+
+def call_of(
+  call: calls.Call, problem: problems.DotProblem, *, reads_swizzled: bool
+) -> Call:
+  """The view of a call.
+
+  Args:
+    call: the call, its values in their usual order.
+    problem: its problem.
+    reads_swizzled: whether scales stay swizzled.
+  """
+  call = call.replace(
+    lhs=_typed(call.lhs, reads_swizzled), rhs=_typed(call.rhs, reads_swizzled)
+  )
+  return Call(call, problem_of(problem))
+
+
+def _typed(side: sides.Side, reads_swizzled: bool) -> sides.Side:
+  """With the dtypes that `Operand` promises, and its scale without padding."""
+  format = side.format
+  if format is None:
+    return side
+  values, scale = side.values, side.scale
+  if not format.is_fp4 and values.dtype != format.array_dtype:
+    values = lax.bitcast_convert_type(values, format.array_dtype)
+  if scale.dtype != format.scale_dtype:
+    scale = lax.bitcast_convert_type(scale, format.scale_dtype)
+  side = side.replace(values=values, scale=scale)
+  if reads_swizzled and side.scale_layout == layouts.SWIZZLED:
+    return side
+  return side.with_linear_scale()
+
+
+def _rows(call: calls.Call) -> calls.Call:
+  """A call with its dimensions merged, and those of its epilogue."""
+  lhs, rhs = dense.dense_sides(call)
+  groups = (len(call.lhs.batch), len(call.lhs.free), len(call.rhs.free))
+  merged = {}
+  for name in ("global_scale", "global_power", "bias", "residual"):
+    operand = getattr(call, name)
+    if operand is not None and operand.ndim:
+      operand = _merged(operand, call.shape, groups)
+    merged[name] = operand
+  return call.replace(lhs=lhs, rhs=rhs, padded_scales=False, **merged)
+
+
+def _merged(
+  x: jax.Array, shape: tuple[int, ...], groups: tuple[int, ...]
+) -> jax.Array:
+  """`x`, which broadcasts to `shape`, with each group of dimensions one.
+
+  A group in which it does not vary is 1; others are broadcast.
+  """
+  wanted: list[int] = []
+  sizes, start = [], 0
+  for count in groups:
+    own = x.shape[start : start + count]
+    whole = shape[start : start + count]
+    is_constant = all(size == 1 for size in own)
+    kept = own if is_constant else whole
+    wanted += kept
+    sizes.append(math.prod(kept))
+    start += count
+  return jnp.broadcast_to(x, wanted).reshape(sizes)

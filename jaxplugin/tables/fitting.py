@@ -1,0 +1,257 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a table is about an operation, and a target, as they are here.
+
+A table that is not is refused whole: kernels, libraries and devices must be the
+ones that were measured, and every row must be one that the operation and its
+backends know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+from typing import Generic
+
+import jaxlib
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.kernels import launching
+from jaxplugin.tables import records
+
+AGAIN: Final = "measure again, by python -m jaxplugin tune"
+
+# What JAX calls the devices that `named_target` has names for: as their driver
+# does, which cuDeviceGetName and hipDeviceGetName ask.
+_KINDS: Final = {
+  "a100": "NVIDIA A100-SXM4-80GB",
+  "l40s": "NVIDIA L40S",
+  "h100": "NVIDIA H100 80GB HBM3",
+  "h200": "NVIDIA H200",
+  "b200": "NVIDIA B200",
+  "b300": "NVIDIA B300 SXM6 AC",
+  "rtx5090": "NVIDIA GeForce RTX 5090",
+  "gb10": "NVIDIA GB10",
+  "mi300x": "AMD Instinct MI300X",
+  "mi355x": "AMD Instinct MI355X",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation(Generic[decisions.Problem]):
+  """An operation, as tables speak of it.
+
+  Attributes:
+    name: the function's.
+    bucketed: the size that stands for all of its bucket.
+    fields_of: a problem as a row has it; None where no row can be about it.
+    problem_of: the problem of such fields; raises ValueError where there is
+      none.
+    backends: those that are there, by name.
+  """
+
+  name: str
+  bucketed: str
+  fields_of: Callable[[decisions.Problem], records.Fields | None]
+  problem_of: Callable[[records.Fields], decisions.Problem]
+  backends: Callable[[], Mapping[str, decisions.Backend[decisions.Problem]]]
+
+
+def device_of(target: targets.Target) -> records.Device | None:
+  """The device of a target as tables have it; None where it is not known."""
+  architecture = target.architecture
+  if target.compute_capability is not None:
+    architecture = "sm_{}{}".format(*target.compute_capability)
+  kind = _KINDS.get(target.name, target.name)
+  if target.platform == "cpu":
+    # Not by its name, which says nothing of speed either.
+    architecture, kind = target.cpu_kernels, "cpu"
+  if architecture is None or target.core_count is None:
+    return None
+  return records.Device(
+    platform=target.platform,
+    kind=kind,
+    architecture=architecture,
+    core_count=target.core_count,
+  )
+
+
+def sources_of(
+  operation: Operation[Any], target: targets.Target, names: Iterable[str]
+) -> tuple[tuple[str, records.Source], ...]:
+  """What implementations are made of here, for a header.
+
+  Raises:
+    ValueError: that is not known of one of them.
+  """
+  found = []
+  backends = operation.backends()
+  for name in sorted({*names}):
+    source = _source(backends.get(name), target)
+    if source is None:
+      raise ValueError(
+        f"what implementation {name} is made of is not known here, so nothing"
+        " that is measured of it can be kept"
+      )
+    found.append((name, source))
+  return tuple(found)
+
+
+def _source(
+  backend: decisions.Backend[Any] | None, target: targets.Target
+) -> records.Source | None:
+  if backend is None or backend.tunable is None:
+    return None
+  return backend.tunable.source(target)
+
+
+def misfit(
+  table: records.Table, operation: Operation[Any], target: targets.Target
+) -> str:
+  """Why a table cannot be asked about an operation on a target; "" if it can.
+
+  The reason says which rule is broken, and by what.
+  """
+  # Backends may come while a process runs.
+  return _misfit(table, operation, target, tuple(operation.backends().items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _misfit(
+  table: records.Table,
+  operation: Operation[Any],
+  target: targets.Target,
+  items: tuple[tuple[str, decisions.Backend[Any]], ...],
+) -> str:
+  backends = dict(items)
+  header = table.header
+  if header.operation != operation.name:
+    return f"it is about {header.operation}, not {operation.name}"
+  if header.bucketed != operation.bucketed:
+    return (
+      f"its buckets are of {header.bucketed}, those of {operation.name} of"
+      f" {operation.bucketed}; {AGAIN}"
+    )
+  device = device_of(target)
+  if header.device != device:
+    here = device or f"{target}, of which too little is known"
+    return f"it was measured on {header.device}, the target is {here}"
+  for name, source in header.sources:
+    different = _difference(name, source, backends.get(name), target)
+    if different:
+      return f"implementation {name}: {different}"
+  for number, row in enumerate(table.rows, start=1):
+    wrong = _wrong(row, operation, backends, target)
+    if wrong:
+      return f"row {number}: {wrong}"
+  return ""
+
+
+def _difference(
+  name: str,
+  measured: records.Source,
+  backend: decisions.Backend[Any] | None,
+  target: targets.Target,
+) -> str:
+  """How what was measured differs from what is here; "" if it does not."""
+  if backend is None:
+    return "there is no such backend here"
+  source = _source(backend, target)
+  if source is None:
+    return "what it is made of here is not known"
+  if measured.kernels != source.kernels:
+    there, here = (
+      "none" if digest is None else digest[:12]
+      for digest in (measured.kernels, source.kernels)
+    )
+    return (
+      f"its kernels are others than the measured ones (sources {there}, here"
+      f" {here}); {AGAIN}"
+    )
+  there_of, here_of = dict(measured.toolchain), dict(source.toolchain)
+  for library in sorted({*there_of, *here_of}):
+    if there_of.get(library) != here_of.get(library):
+      return (
+        f"it was measured with {library} {there_of.get(library, 'unknown')},"
+        f" here is {here_of.get(library, 'none')}; {AGAIN}"
+      )
+  return ""
+
+
+def _wrong(
+  row: records.Row,
+  operation: Operation[Any],
+  backends: Mapping[str, decisions.Backend[Any]],
+  target: targets.Target,
+) -> str:
+  try:
+    problem = operation.problem_of(row.problem)
+  except ValueError as error:
+    return f"{error}"
+  if operation.fields_of(problem) != row.problem:
+    return f"it is not how {problem} is written"
+  for candidate in row.candidates:
+    backend = backends[candidate.implementation]
+    refused = backend.config_error(candidate.config, problem, target)
+    if refused:
+      return (
+        f"{candidate.implementation} cannot compute {problem} with"
+        f" {dict(candidate.config)}: {refused}"
+      )
+  return ""
+
+
+def jaxlib_source(target: targets.Target) -> records.Source:
+  """Of implementations that are XLA's operations: what compiles them."""
+  del target
+  return records.Source(toolchain=(("jaxlib", jaxlib.__version__),))
+
+
+def triton_source(
+  target: targets.Target, *folders: str
+) -> records.Source | None:
+  """Of the Triton kernels: their sources, and what compiles them.
+
+  Args:
+    target: for which; there are none but for GPUs.
+    *folders: of the kernels' room, "gpu/ragged", beside those that all take.
+  """
+  if target.platform not in ("cuda", "rocm"):
+    return None
+  versions = ((name, installed(name)) for name in ("jax-triton", "triton"))
+  digest = _kernels_digest(folders)
+  return records.Source(kernels=digest, toolchain=tuple(versions))
+
+
+@functools.cache
+def _kernels_digest(folders: tuple[str, ...]) -> str:
+  """SHA-256 of the kernels' sources, and of the rules that plan launches.
+
+  Of the lines "NAME SHA-256" of their files, sorted.
+  """
+  room = pathlib.Path(launching.__file__).resolve().parent
+  lines = []
+  for place in (".", "gpu", *folders):
+    for path in (room / place).glob("*.py"):
+      if not path.name.endswith("_test.py"):
+        name = path.relative_to(room).as_posix()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        lines.append(f"{name} {digest}\n")
+  return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def installed(distribution: str) -> str:
+  """The version of a distribution here, or "none"."""
+  try:
+    return importlib.metadata.version(distribution)
+  except importlib.metadata.PackageNotFoundError:
+    return "none"

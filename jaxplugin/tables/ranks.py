@@ -1,0 +1,65 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the processes of one run choose by the same tables.
+
+Processes of a run compile one program each, and where their kernels differ so
+may what they wait for from each other: a run that never ends. So the first
+process that decides says by which tables, and every other one compares before
+it decides for the first time. Nobody waits: whoever comes first is the first.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import jax
+
+from jaxplugin.jaxext import jax_private
+from jaxplugin.tables import resolution
+
+_KEY: Final = "jaxplugin/tables"
+
+
+class TablesDifferError(RuntimeError):
+  """Another process of this run chooses by other tables."""
+
+
+def tuning_digest() -> str:
+  """SHA-256 of the tables that a choice made here would ask.
+
+  Those of an enclosing `tuning`, the user's and the packaged ones, by what they
+  say. Processes of equal digests, on devices of one kind and with one
+  installation, choose alike.
+  """
+  return resolution.stack(resolution.overlay()).digest
+
+
+@functools.cache
+def check() -> None:
+  """Compares the user's and the packaged tables with the other processes'.
+
+  Once a process. Does nothing in a run of one process, or where processes do
+  not know of each other (`jax.distributed.initialize`).
+
+  Raises:
+    TablesDifferError: the first process to decide has other tables.
+  """
+  if jax.process_count() == 1:
+    return
+  own = resolution.standing()
+  first = jax_private.first_published(
+    _KEY, f"{jax.process_index()} {own.digest}"
+  )
+  if first is None:
+    return
+  index, _, theirs = first.partition(" ")
+  if theirs != own.digest:
+    names = ", ".join(named.name for named in own.tables) or "none"
+    raise TablesDifferError(
+      f"tables of measured choices: process {jax.process_index()} has others"
+      f" than process {index} (digests {own.digest[:16]} and {theirs[:16]}),"
+      f" here {names}; processes that choose differently may wait for each"
+      f" other for ever: set {resolution.VARIABLE} to the same file in all, or"
+      f" to {resolution.OFF}"
+    )

@@ -1,0 +1,240 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables out of text that nobody vouches for: all of one, or an error.
+
+A file is read only as the one text that its content has: whoever edits one by
+hand, or cuts one short, is told in which line.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+from jaxplugin.core import strict_json
+from jaxplugin.tables import errors
+from jaxplugin.tables import records
+
+MAX_BYTES: Final = 4 << 20
+MAX_LINE: Final = 32 << 10  # of a row, in characters
+_MAX_BRACKETS: Final = 200  # of a line; MAX_CANDIDATES rows have 50
+
+_END: Final = "]}"
+_ROWS: Final = '"rows":['
+
+
+def read(path: pathlib.Path) -> records.Table:
+  """The table that a file holds.
+
+  Raises:
+    TableError: there is no such file, it cannot be read, or it is no table;
+      names the file, the line and the rule.
+  """
+  text = read_text(path)
+  try:
+    return parse(text)
+  except errors.TableError as error:
+    raise errors.TableError(f"table {path}: {error}") from None
+
+
+def read_text(path: pathlib.Path) -> str:
+  """What a regular file of at most `MAX_BYTES` says, in UTF-8.
+
+  Raises:
+    TableError: it is none, or cannot be read.
+  """
+  try:
+    # A pipe without a writer would wait for one.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+      found = os.fstat(file.fileno())
+      if not stat.S_ISREG(found.st_mode):
+        raise errors.TableError(f"table {path}: it must be a regular file")
+      data = file.read(MAX_BYTES + 1)
+  except OSError as error:
+    raise errors.TableError(
+      f"table {path}: it cannot be read: {error.strerror or error}"
+    ) from None
+  if len(data) > MAX_BYTES:
+    raise errors.TableError(
+      f"table {path}: it must have at most {MAX_BYTES} bytes, got"
+      f" {max(found.st_size, len(data))}"
+    )
+  try:
+    return data.decode()
+  except UnicodeDecodeError as error:
+    raise errors.TableError(
+      f"table {path}: it must be UTF-8: byte {error.start} is not"
+    ) from None
+
+
+def parse(text: str) -> records.Table:
+  """The table of a text.
+
+  Raises:
+    TableError: it is none, names the line and the rule.
+  """
+  lines = text.split("\n")
+  if lines[-2:] != [_END, ""] or len(lines) < 5 or lines[1] != _ROWS:
+    raise errors.TableError(
+      "it is cut short, or no table: line 1 must hold the header, line 2 must"
+      f" be {_ROWS}, and the last one {_END}"
+    )
+  start = '{"header":'
+  if not lines[0].startswith(start) or not lines[0].endswith(","):
+    raise errors.TableError(f"line 1: it must start with {start} and end in ,")
+  header = _in_line(1, _header, lines[0].removeprefix(start)[:-1])
+  body = lines[2:-2]
+  rows = []
+  for number, line in enumerate(body, start=3):
+    if number - 2 < len(body):
+      if not line.endswith(","):
+        raise errors.TableError(f"line {number}: it must end in ,")
+      line = line[:-1]
+    if line or len(body) > 1:  # a table without rows has one empty line
+      rows.append(_in_line(number, _row, line))
+  table = records.Table(header=header, rows=tuple(rows))
+  canonical = table.to_text()
+  if canonical != text:
+    pairs = zip(lines, canonical.split("\n"), strict=False)
+    different = next(i for i, (a, b) in enumerate(pairs, start=1) if a != b)
+    raise errors.TableError(
+      f"line {different}: it is not as it is written: names sorted, no blanks,"
+      f" numbers at their shortest; got {lines[different - 1][:80]!r}"
+    )
+  return table
+
+
+def _in_line(number: int, function: Any, line: str) -> Any:
+  """What a function makes of the JSON of a line."""
+  try:
+    if len(line) > MAX_LINE:
+      raise errors.TableError(f"it has more than {MAX_LINE} characters")
+    if line.count("{") + line.count("[") > _MAX_BRACKETS:
+      raise errors.TableError(f"it has more than {_MAX_BRACKETS} brackets")
+    try:
+      value = strict_json.loads(line)
+    except ValueError as error:
+      raise errors.TableError(f"it must be JSON: {error}") from None
+    return function(value)
+  except errors.TableError as error:
+    raise errors.TableError(f"line {number}: {error}") from None
+
+
+def _object(what: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
+  """A value that must be an object of these names."""
+  if not isinstance(value, dict) or set(value) != {*names}:
+    given = sorted(value) if isinstance(value, dict) else type(value).__name__
+    text = str(given)[: records.MAX_TEXT]
+    raise errors.TableError(
+      f"{what} must be an object of {sorted(names)}, got {text}"
+    )
+  return value
+
+
+def _list(what: str, value: Any) -> list[Any]:
+  if not isinstance(value, list):
+    raise errors.TableError(
+      f"{what} must be a list, got {type(value).__name__}"
+    )
+  return value
+
+
+_HEADER: Final = (
+  "about",
+  "bucketed",
+  "date",
+  "device",
+  "implementations",
+  "measured",
+  "operation",
+  "policy",
+  "schema",
+)
+
+
+def _header(value: Any) -> records.Header:
+  # Before all else: what other schemas have is unknown.
+  schema = value.get("schema") if isinstance(value, dict) else None
+  if type(schema) is not int or schema != records.SCHEMA:
+    age = "another"
+    if type(schema) is int:
+      age = "a newer" if schema > records.SCHEMA else "an older"
+    raise errors.TableError(
+      f"schema must be {records.SCHEMA}, got {str(schema)[:20]}: it is of {age}"
+      " release; measure again, by python -m jaxplugin tune"
+    )
+  header = _object("the header", value, _HEADER)
+  if header["policy"] != records.POLICY:
+    raise errors.TableError(
+      f"policy must be {records.POLICY!r}, got {str(header['policy'])[:80]!r}"
+    )
+  implementations = header["implementations"]
+  if not isinstance(implementations, dict):
+    raise errors.TableError("implementations must be an object")
+  device = _object(
+    "device",
+    header["device"],
+    ("architecture", "core_count", "kind", "platform"),
+  )
+  measured = _object(
+    "measured", header["measured"], ("cache", "clock", "interval", "rounds")
+  )
+  return records.Header(
+    operation=header["operation"],
+    bucketed=header["bucketed"],
+    device=records.Device(**device),
+    sources=tuple(
+      (name, _source(name, source)) for name, source in implementations.items()
+    ),
+    measured=records.Measurement(**measured),
+    date=header["date"],
+    about=_texts("about", header["about"]),
+  )
+
+
+def _source(name: str, value: Any) -> records.Source:
+  what = f"implementation {name[: records.MAX_TEXT]!r}"
+  source = _object(what, value, ("kernels", "toolchain"))
+  return records.Source(
+    kernels=source["kernels"],
+    toolchain=_texts("toolchain", source["toolchain"]),
+  )
+
+
+def _texts(what: str, value: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+  texts = []
+  for name, text in records.fields_of(what, value):
+    records.check_text(f"{name} of {what}", text)
+    texts.append((name, str(text)))
+  return tuple(texts)
+
+
+def _row(value: Any) -> records.Row:
+  row = _object("a row", value, ("candidates", "default", "problem"))
+  return records.Row(
+    problem=records.fields_of("problem", row["problem"]),
+    candidates=tuple(
+      _candidate(c) for c in _list("candidates", row["candidates"])
+    ),
+    default=row["default"],
+  )
+
+
+def _candidate(value: Any) -> records.Candidate:
+  candidate = _object(
+    "a candidate",
+    value,
+    ("config", "implementation", "interval_us", "median_us"),
+  )
+  return records.Candidate(
+    implementation=candidate["implementation"],
+    config=records.fields_of("config", candidate["config"]),
+    median_us=candidate["median_us"],
+    interval_us=tuple(_list("interval_us", candidate["interval_us"])),  # type: ignore[arg-type]
+  )

@@ -1,0 +1,364 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which tables are asked, in which order: overlay, the user's, the packaged.
+
+The first that proposes a way that can compute a problem decides; where none
+does, the rule. Files are read once a process, before the first decision, so all
+of its decisions are of the same tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.jaxext.partitioner import contexts_private
+from jaxplugin.tables import errors
+from jaxplugin.tables import fitting
+from jaxplugin.tables import lookup
+from jaxplugin.tables import reading
+from jaxplugin.tables import records
+
+# A file or a folder of tables; or OFF, where rules decide alone.
+VARIABLE: Final = "JAXPLUGIN_TUNING"
+OFF: Final = "off"
+
+OVERLAY: Final = "overlay"
+_PACKAGED: Final = "packaged table"
+_MAX_FILES: Final = 100  # of a folder
+# The packaged tables, one a file, called as `writing.file_name` says.
+DATA: Final = pathlib.Path(__file__).resolve().parent / "data"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Named:
+  """A table, and what decisions call it.
+
+  Attributes:
+    name: "overlay", "user's table PATH" or "packaged table NAME".
+    table: the table.
+  """
+
+  name: str
+  table: records.Table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+  """Tables in the order in which they are asked.
+
+  Attributes:
+    tables: all that could be read, whether they fit a target or not.
+    troubles: why others could not be.
+  """
+
+  tables: tuple[Named, ...] = ()
+  troubles: tuple[str, ...] = ()
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of what the tables say, in order; not of where they lie."""
+    lines = "".join(f"{named.table.digest}\n" for named in self.tables)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+  def __hash__(self) -> int:
+    return hash(self.digest)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overlay:
+  """What a `tuning` context says, and those around it.
+
+  Attributes:
+    tables: the innermost context's first.
+    is_alone: whether neither the user's nor the packaged tables are asked.
+    pin: (implementation, config) that comes before all tables.
+  """
+
+  tables: tuple[records.Table, ...] = ()
+  is_alone: bool = False
+  pin: tuple[str, records.Fields] | None = None
+
+
+_context = contexts_private.make(None)
+
+
+def overlay() -> Overlay | None:
+  """That of the innermost `tuning`, if any."""
+  return _context.value
+
+
+@contextlib.contextmanager
+def tuning(
+  *tables: records.Table | str | os.PathLike[str] | None,
+) -> Iterator[tuple[records.Table, ...]]:
+  """Makes block-scaled dots traced inside ask these tables first.
+
+  Then come those of an enclosing `tuning`, the user's and the packaged ones.
+  What is asked is recorded in each call as it is traced, and is part of `jit`'s
+  cache key: the same function under two tables has two traces. Each thread has
+  its own.
+
+    with jp.tuning("tuned.json"):
+      lowered = jax.jit(f).lower(x, w)
+
+  Args:
+    *tables: tables, or paths of files that hold them; the first is asked first.
+      One None asks no table at all: rules decide. A table that does not fit a
+      target is not asked there, and `explain` says why.
+
+  Yields:
+    The tables.
+
+  Raises:
+    TableError: a file cannot be read, or holds no table.
+    TypeError: an argument is something else, or there is none, or None is not
+      the only one.
+  """
+  if tables == (None,):
+    with _context(Overlay(is_alone=True)):
+      yield ()
+    return
+  if not tables:
+    raise TypeError("tuning: must have a table, or None for no table at all")
+  made = tuple(_table(table) for table in tables)
+  outer = overlay() or Overlay()
+  with _context(dataclasses.replace(outer, tables=(*made, *outer.tables))):
+    yield made
+
+
+def _table(given: Any) -> records.Table:
+  if isinstance(given, records.Table):
+    return given
+  if isinstance(given, (str, os.PathLike)):
+    return reading.read(pathlib.Path(given))
+  raise TypeError(
+    "tuning: tables must be tables or paths of their files, or one None, got"
+    f" {given!r}"
+  )
+
+
+@contextlib.contextmanager
+def pinned(implementation: str, config: records.Fields) -> Iterator[None]:
+  """Makes dots traced inside be computed in one way, wherever it can compute.
+
+  For who measures it. Who uses it looks at the decision to see that it was.
+  """
+  with _context(Overlay(is_alone=True, pin=(implementation, config))):
+    yield
+
+
+def stack(over: Overlay | None = None) -> Stack:
+  """The tables that are asked.
+
+  Args:
+    over: the overlay of the call.
+  """
+  standing_ = Stack() if over is not None and over.is_alone else standing()
+  if over is None or not over.tables:
+    return standing_
+  named = (Named(name=OVERLAY, table=table) for table in over.tables)
+  return dataclasses.replace(standing_, tables=(*named, *standing_.tables))
+
+
+def decides(over: Overlay | None) -> tuple[Any, ...]:
+  """Plain data that says all that tables may decide, whatever is asked."""
+  pin = None if over is None else over.pin
+  return standing().digest, stack(over).digest, pin
+
+
+@functools.cache
+def standing() -> Stack:
+  """The user's tables and the packaged ones, read once.
+
+  Warns, TableWarning, of files of the user's that cannot be read.
+  """
+  setting = os.environ.get(VARIABLE)
+  if setting == OFF:
+    return Stack()
+  folder = user_folder()
+  user = _read_all(
+    pathlib.Path(setting or folder), "user's table", is_wanted=bool(setting)
+  )
+  for trouble in user.troubles:
+    warnings.warn(trouble, errors.TableWarning, stacklevel=2)
+  packaged_ = packaged()
+  return Stack(
+    tables=(*user.tables, *packaged_.tables),
+    troubles=(*user.troubles, *packaged_.troubles),
+  )
+
+
+def packaged() -> Stack:
+  """The tables that come with this package."""
+  return _read_all(DATA, _PACKAGED, is_wanted=False)
+
+
+def user_folder() -> pathlib.Path:
+  """Where the user's tables lie by default (XDG Base Directory, 0.8)."""
+  config = os.environ.get("XDG_CONFIG_HOME", "")
+  if not os.path.isabs(config):  # others are to be ignored
+    config = os.path.join(os.path.expanduser("~"), ".config")
+  return pathlib.Path(config) / "jaxplugin" / "tuning"
+
+
+def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
+  """The tables of a file, or of a folder's files in the order of their names.
+
+  Args:
+    path: of either.
+    kind: what its tables are called.
+    is_wanted: whether it is a trouble that there is nothing.
+  """
+  try:
+    paths = _files(path)
+  except OSError as error:
+    if isinstance(error, FileNotFoundError) and not is_wanted:
+      return Stack()
+    trouble = f"{kind} {path}: it cannot be read: {error.strerror or error}"
+    return Stack(troubles=(f"{trouble}; it is not used",))
+  tables, troubles = [], []
+  if len(paths) > _MAX_FILES:
+    troubles.append(
+      f"{kind}s of {path}: a folder must have at most {_MAX_FILES}, got"
+      f" {len(paths)}; none is used"
+    )
+    paths = []
+  for file in paths:
+    try:
+      table = reading.read(file)
+    except errors.TableError as error:
+      text = str(error).removeprefix("table ")
+      troubles.append(f"{kind} {text}; it is not used")
+    else:
+      told = file if kind.startswith("user") else file.name
+      tables.append(Named(name=f"{kind} {told}", table=table))
+  return Stack(tables=tuple(tables), troubles=tuple(troubles))
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+  if not path.is_dir():
+    path.lstat()  # raises where there is nothing
+    return [path]
+  names = sorted(os.listdir(path))
+  return [
+    path / name
+    for name in names
+    if name.endswith(".json") and not name.startswith(".")
+  ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+  """What tables say of a problem.
+
+  Attributes:
+    measured: what they propose, the best first.
+    notes: of tables that were refused, and why.
+  """
+
+  measured: tuple[decisions.Measured, ...] = ()
+  notes: tuple[str, ...] = ()
+
+
+def ask(
+  operation: fitting.Operation[decisions.Problem],
+  problem: decisions.Problem,
+  target: targets.Target,
+  over: Overlay | None = None,
+) -> Asked:
+  """What the tables propose for a problem on a target.
+
+  A pure function of these and of the files that were read first.
+  """
+  asked = stack(over)
+  notes = [*asked.troubles]
+  measured = []
+  if over is not None and over.pin is not None:
+    implementation, config = over.pin
+    measured.append(
+      decisions.Measured(
+        implementation=implementation,
+        config=config,
+        origin="pin",
+        why="it is being measured",
+      )
+    )
+  fields = operation.fields_of(problem)
+  refused, fits_packaged = [], False
+  for named in asked.tables:
+    reason = fitting.misfit(named.table, operation, target)
+    if reason:
+      refused.append((named, reason))
+      continue
+    fits_packaged |= named.name.startswith(_PACKAGED)
+    if fields is not None:
+      measured += lookup.proposals(named.table, fields, named.name)
+  for named, reason in refused:
+    # Of packaged tables, one for each version of a library, one is enough.
+    is_spare = fits_packaged and named.name.startswith(_PACKAGED)
+    if _concerns(named, operation, target) and not is_spare:
+      notes.append(f"{named.name} is not used: {reason}")
+      _warn_once(notes[-1], named.name)
+  return Asked(measured=tuple(measured), notes=tuple(notes))
+
+
+def _concerns(
+  named: Named, operation: fitting.Operation[Any], target: targets.Target
+) -> bool:
+  """Whether it is news that a table is not used.
+
+  Tables of other operations and devices lie in a folder beside each other; one
+  that a program names is meant for what it runs on.
+  """
+  header = named.table.header
+  if header.operation != operation.name:
+    return False
+  if named.name == OVERLAY:
+    return header.device.platform == target.platform
+  return header.device == fitting.device_of(target)
+
+
+@functools.cache
+def _warn_once(text: str, name: str) -> None:
+  if name.startswith("user"):
+    warnings.warn(text, errors.TableWarning, stacklevel=4)
+
+
+def told(
+  operations: Iterable[fitting.Operation[Any]], target: targets.Target
+) -> list[str]:
+  """Lines for a person: the tables, whether each is used here, the digest."""
+  asked = stack(overlay())
+  setting = os.environ.get(VARIABLE)
+  where = f"{user_folder()} by default"
+  if setting is not None:
+    where = f"{VARIABLE}={setting}"
+  lines = [
+    f"measured choices: {len(asked.tables)} tables, digest"
+    f" {asked.digest[:16]}, the user's: {where}"
+  ]
+  by_name = {operation.name: operation for operation in operations}
+  for named in asked.tables:
+    header = named.table.header
+    operation = by_name.get(header.operation)
+    reason = f"{header.operation} asks no tables"
+    if operation is not None:
+      reason = fitting.misfit(named.table, operation, target)
+    answer = f"not used here: {reason}" if reason else "used"
+    lines.append(
+      f"  {named.name}: {len(named.table.rows)} rows of {header.operation},"
+      f" {header.date}: {answer}"
+    )
+  return lines + [f"  {trouble}" for trouble in asked.troubles]

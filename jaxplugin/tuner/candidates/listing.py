@@ -1,0 +1,212 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates of a problem, and what is known not to be worth measuring."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+from typing import Literal
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.tables import records
+from jaxplugin.tables import resolution
+from jaxplugin.tuner.candidates import spaces
+from jaxplugin.tuner.operations import known
+from jaxplugin.tuner.operations import tuned
+
+# Why a candidate is not measured: it breaks a rule or does not fit; another one
+# does the same with less; the roofline model says that it is slow; it went
+# wrong before.
+Rule = Literal["resources", "dominated", "roofline", "denied"]
+RULES: Final[tuple[Rule, ...]] = (
+  "resources",
+  "dominated",
+  "roofline",
+  "denied",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+  """One way of computing a problem.
+
+  Attributes:
+    implementation: its backend's name.
+    config: how the backend computes it; empty where its rule decides.
+  """
+
+  implementation: str
+  config: records.Fields = ()
+
+  @property
+  def key(self) -> str:
+    """The one text of it: "triton block_k=64 block_m=16 ..."."""
+    words = (f"{name}={_word(value)}" for name, value in self.config)
+    return " ".join((self.implementation, *words))
+
+  def to_json(self) -> dict[str, Any]:
+    return {"implementation": self.implementation, "config": dict(self.config)}
+
+
+def candidate_of(value: Mapping[str, Any]) -> Candidate:
+  """The inverse of `Candidate.to_json`."""
+  return Candidate(
+    implementation=value["implementation"],
+    config=records.fields_of("config", value["config"]),
+  )
+
+
+def _word(value: records.Scalar) -> str:
+  return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing:
+  """What may be measured for a problem on a target, and what need not.
+
+  Attributes:
+    problem, target: of what.
+    default: what is chosen without any table; it is never pruned.
+    candidates: all that are worth measuring, the default first.
+    pruned: what is not, by rule and reason.
+    refused: implementations that do not serve, each with its reason.
+    notes: of the model.
+  """
+
+  problem: tuned.Problem
+  target: targets.Target
+  default: Candidate
+  candidates: tuple[Candidate, ...]
+  pruned: tuple[spaces.Pruned, ...]
+  refused: tuple[decisions.Unsupported, ...]
+  notes: tuple[str, ...] = ()
+
+  def without(self, denied: Mapping[str, str]) -> Listing:
+    """Without candidates that went wrong before.
+
+    Args:
+      denied: reasons by `Candidate.key`.
+    """
+    kept, pruned = [], list(self.pruned)
+    for candidate in self.candidates:
+      reason = denied.get(candidate.key)
+      # There must be something to compare with.
+      if reason is None or candidate == self.default:
+        kept.append(candidate)
+      else:
+        pruned.append(
+          spaces.Pruned(
+            rule="denied",
+            reason=reason,
+            implementation=candidate.implementation,
+            example=candidate.config,
+          )
+        )
+    return dataclasses.replace(
+      self, candidates=tuple(kept), pruned=tuple(pruned)
+    )
+
+  def counts(self) -> dict[str, int]:
+    """How many configs each rule pruned."""
+    found = collections.Counter[str]()
+    for pruned in self.pruned:
+      found[pruned.rule] += pruned.count
+    return {rule: found[rule] for rule in RULES if found[rule]}
+
+  def lines(self) -> Iterator[str]:
+    """What a person reads."""
+    yield f"{self.problem} on {self.target}"
+    total = len(self.candidates)
+    yield f"  {total} candidate{'s' if total > 1 else ''}:"
+    for candidate in self.candidates:
+      mark = " (the default)" if candidate == self.default else ""
+      yield f"    {candidate.key}{mark}"
+    for refusal in self.refused:
+      yield f"  {refusal.implementation} does not serve: {refusal.reason}"
+    for note in self.notes:
+      yield f"  {note}"
+    for pruned in self.pruned:
+      yield f"  pruned, {pruned}"
+
+  def to_json(self) -> dict[str, Any]:
+    return {
+      "problem": str(self.problem),
+      "target": str(self.target),
+      "default": self.default.to_json(),
+      "candidates": [candidate.to_json() for candidate in self.candidates],
+      "refused": [dataclasses.asdict(refusal) for refusal in self.refused],
+      "notes": list(self.notes),
+      "pruned": [pruned.to_json() for pruned in self.pruned],
+    }
+
+
+def of_problem(
+  problem: tuned.Problem,
+  target: targets.Target,
+  *,
+  limits: spaces.Limits = spaces.LIMITS,
+  implementations: Iterable[str] | None = None,
+) -> Listing:
+  """The candidates of a problem. No table is asked, and nothing is timed.
+
+  Args:
+    problem: what to compute.
+    target: where; it need not be here.
+    limits: of the model.
+    implementations: of which; None is all. The default's is always there.
+  """
+  alone = resolution.Overlay(is_alone=True)
+  operation = known.of(problem)
+  decision = operation.choose(problem, target, alone)
+  wanted = None if implementations is None else {*implementations}
+  kept: list[Candidate] = []
+  pruned: list[spaces.Pruned] = []
+  refused: list[decisions.Unsupported] = []
+  notes: list[str] = []
+  default = Candidate(implementation=decision.implementation)
+  for name, backend in operation.operation.backends().items():
+    refusal = backend.supports(problem, target)
+    if refusal is not None:
+      refused.append(decisions.Unsupported(refusal.reason, name))
+      continue
+    if wanted is not None and name not in wanted | {default.implementation}:
+      continue
+    if backend.tunable is None or backend.tunable.source(target) is None:
+      why = "what it is made of is not known, so no table can hold it"
+      refused.append(decisions.Unsupported(why, name))
+      continue
+    space = operation.spaces.get(name, spaces.only)(problem, target, limits)
+    for config in space.configs:
+      # Of what this process has, not of the device.
+      error = None
+      if backend.lowering_refusal(target) is None:
+        error = backend.config_error(config, problem, target)
+      if error is None:
+        kept.append(Candidate(implementation=name, config=config))
+        continue
+      pruned.append(
+        spaces.Pruned(
+          rule="resources", reason=error, implementation=name, example=config
+        )
+      )
+    pruned += space.pruned
+    notes += space.notes
+  # The default is its implementation as its rule has it.
+  kept.sort(key=lambda candidate: candidate != default)
+  assert kept[0] == default
+  return Listing(
+    problem=problem,
+    target=target,
+    default=default,
+    candidates=tuple(kept),
+    pruned=tuple(pruned),
+    refused=tuple(refused),
+    notes=tuple(notes),
+  )
