@@ -160,22 +160,36 @@ def by_lax_dequantizing(
   return by_lax(dequantized(layer), rows, sizes)
 
 
-def oracle(layer: Layer, x: np.ndarray) -> np.ndarray:
-  """The layer in NumPy and f64, token by token, of weights in f32."""
+def oracle(
+  layer: Layer, x: np.ndarray, seen: np.ndarray | None = None
+) -> np.ndarray:
+  """The layer in NumPy and f64, token by token, of weights in f32.
+
+  Args:
+    layer: weights.
+    x: [tokens, model].
+    seen: what experts see of the tokens, where these are quantized.
+  """
   f64 = Layer(*(np.asarray(w, np.float64) for w in layer))
+  x = np.asarray(x, np.float64)
+  seen = x if seen is None else np.asarray(seen, np.float64)
   result = np.zeros(x.shape)
-  for i, token in enumerate(np.asarray(x, np.float64)):
+  for i, token in enumerate(x):
     scores = f64.router @ token
     best = np.argsort(-scores, kind="stable")[:TOP]
     weights = np.exp(scores[best] - scores[best].max())
     weights /= weights.sum()
     for expert, weight in zip(best, weights, strict=True):
-      z = f64.up[expert] @ token + f64.up_bias[expert]
-      gate, value = np.minimum(z[0::2], 7), np.clip(z[1::2], -7, 7)
-      hidden = gate / (1 + np.exp(-1.702 * gate)) * (value + 1)
-      out = f64.down[expert] @ hidden + f64.down_bias[expert]
-      result[i] += weight * out
+      result[i] += weight * expert_in_f64(f64, expert, seen[i])
   return result
+
+
+def expert_in_f64(layer: Layer, expert: int, token: np.ndarray) -> np.ndarray:
+  """One expert's result of one token, of weights in f64."""
+  z = layer.up[expert] @ token + layer.up_bias[expert]
+  gate, value = np.minimum(z[0::2], 7), np.clip(z[1::2], -7, 7)
+  hidden = gate / (1 + np.exp(-1.702 * gate)) * (value + 1)
+  return layer.down[expert] @ hidden + layer.down_bias[expert]
 
 
 def relative_error(actual: Any, exact: np.ndarray) -> float:

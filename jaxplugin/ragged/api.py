@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from typing import Final
 
@@ -16,8 +17,8 @@ from jaxplugin.core import targets
 from jaxplugin.dot import api
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import guards
+from jaxplugin.dot import rules as dot_rules
 from jaxplugin.dot import sides
-from jaxplugin.dot.autodiff import straight_through
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import checks
@@ -25,6 +26,10 @@ from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import rules
+from jaxplugin.ragged.sharding import explicit
+from jaxplugin.ragged.sharding import partitioning
+from jaxplugin.ragged.transforms import straight_through
+from jaxplugin.tables import resolution
 
 WHO: Final = "ragged_dot"
 
@@ -37,6 +42,7 @@ def ragged_dot(
   bias: jax.Array | None = None,
   activation: problems.Activation | None = None,
   preferred_element_type: Any = jnp.float32,
+  reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
   """Multiplies groups of rows, each with a block-scaled weight of its own.
@@ -53,8 +59,16 @@ def ragged_dot(
   Numbers are those of `block_scaled_dot`: exact where all products and sums
   are, and within 16 * 2^-24 * sum|a * b| before what follows it.
 
-  Derivatives are with respect to a plain lhs, bias and global scales. The
-  gradient of lhs is a ragged dot with the dequantized weights the other way.
+  Derivatives are with respect to a plain lhs, bias and global scales, and to
+  what was quantized with derivative="straight_through". The gradient of lhs is
+  a ragged dot with the dequantized weights the other way, and that of what rhs
+  was quantized from a ragged contraction (`ragged_dot_general`).
+
+  Where arrays are sharded each device multiplies with the groups, columns or
+  part of k of rhs that it has; rhs is not gathered. Over the axes of groups and
+  of k results are summed, or scattered where the result is wanted so, and rows
+  that are split over these come together first, quantized ones as bytes. That
+  is of `jax.jit`; an exported module leaves it to XLA, but for `shard_map`.
 
   Args:
     lhs: (m, k): a plain f32, bf16 or f16 array, or a `ScaledArray` blocked
@@ -72,7 +86,10 @@ def ragged_dot(
       gate * sigmoid(1.702 * gate) * (value + 1), of min(gate, 7) and of the
       value clamped to [-7, 7].
     preferred_element_type: f32, bf16 or f16: dtype of the result.
-    implementation: None chooses; "xla" or "cpu" forces one.
+    reduce_dtype: f32, bf16 or f16: what devices send each other where k is
+      sharded, as in `block_scaled_dot`; None is f32. Where groups are, a row
+      has one device's result, which travels in the result's dtype.
+    implementation: None chooses; "xla", "triton" or "cpu" forces one.
 
   Returns:
     preferred_element_type[m, n], or [m, n / 2] of a gated activation.
@@ -86,31 +103,129 @@ def ragged_dot(
   """
   with speaking.speaking_for(speaking.who(WHO)):
     rules.require_quantized(rhs)
-    for name, side in (("lhs", lhs), ("rhs", rhs)):
-      if straight_through.has_surrogate(side):
-        raise NotImplementedError(
-          f"{sides.who()}: {name} was quantized with"
-          ' derivative="straight_through", which ragged_dot does not have;'
-          " quantize it without, under jax.lax.stop_gradient"
-        )
-    call = _call(
-      lhs, rhs, group_sizes, activation, preferred_element_type, implementation
+    arrays = straight_through.Arrays(lhs, rhs, group_sizes, bias)
+    options = straight_through.Options(
+      function=product,
+      preferred_element_type=api.result_dtype(preferred_element_type),
+      activation=activation,
+      reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
+      implementation=implementation,
     )
-    call = _with_epilogue(call, bias)
-    call = call.form().filled(api.vary_alike(call.flatten()))
-    _validate_implementation(call)
-    result = primitive.bind(call, targets.overriding_target())
-    if guards.is_on():
-      checks.check(result, call)
-    return result
+    if any(map(straight_through.has_surrogate, (lhs, rhs))):
+      return _straight_through(options, arrays)
+    return options(arrays)
+
+
+def _straight_through(
+  options: straight_through.Options, given: straight_through.Arrays
+) -> jax.Array:
+  """`ragged_dot` where lhs or rhs has a surrogate."""
+  call = _call(
+    *(given.lhs, given.rhs, given.group_sizes),
+    activation=options.activation,
+    dtype=options.preferred_element_type,
+    reduce_dtype=options.reduce_dtype,
+    implementation=options.implementation,
+  )
+  arrays = [
+    x if x is None else api.as_operand(name, x)
+    for name, x in given._asdict().items()
+  ]
+  dot = functools.partial(_straight_through_automatic, options)
+  sharding = explicit.result_sharding(call, partitioning.RAGGED_DOT)
+  if sharding is None:
+    return dot(*arrays)
+  return explicit.automatic(dot, sharding)(*arrays)
+
+
+def _straight_through_automatic(
+  options: straight_through.Options, *arrays: Any
+) -> jax.Array:
+  """The same of arrays whose mesh axes are the partitioner's."""
+  leaves, tree = jax.tree.flatten(straight_through.Arrays(*arrays))
+  # Here and not inside, so that a tangent varies as its result does.
+  leaves = api.vary_alike(leaves)
+  return straight_through.dot(options, jax.tree.unflatten(tree, leaves))
+
+
+def product(
+  lhs: api.Operand,
+  rhs: api.Operand,
+  group_sizes: Any,
+  *,
+  bias: Any = None,
+  activation: problems.Activation | None = None,
+  preferred_element_type: Any = jnp.float32,
+  reduce_dtype: Any = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """`ragged_dot`, of plain weights too."""
+  call_of = functools.partial(
+    _call,
+    activation=activation,
+    dtype=preferred_element_type,
+    reduce_dtype=reduce_dtype,
+    implementation=implementation,
+  )
+  call = call_of(lhs, rhs, group_sizes)
+  sharding = explicit.result_sharding(call, partitioning.RAGGED_DOT)
+  if sharding is None:
+    return _dot(call, bias)
+  dot = lambda bias, *arrays: _dot(call_of(*arrays), bias)
+  arrays = jax.tree.map(jnp.asarray, (bias, lhs, rhs, group_sizes))
+  return explicit.automatic(dot, sharding)(*arrays)
+
+
+def _dot(call: calls.Call, bias: Any) -> jax.Array:
+  """The result of a checked call, with the epilogue that it lacks."""
+  call = _with_epilogue(call, bias)
+  call = call.form().filled(api.vary_alike(call.flatten()))
+  _validate_implementation(call)
+  result = primitive.bind(call, targets.overriding_target())
+  if guards.is_on():
+    checks.check(result, call)
+  return result
+
+
+def across_blocks(
+  lhs: jax.Array,
+  rhs: scaled_array.ScaledArray,
+  group_sizes: jax.Array,
+  *,
+  preferred_element_type: Any = jnp.float32,
+) -> jax.Array:
+  """The gradient's product: rows of n with weights that are blocked along k.
+
+    result[i] = sum_n(lhs[i, n] * rhs[g, n, :]) * global scale
+
+  Args:
+    lhs: f32, bf16 or f16 (m, n).
+    rhs, group_sizes, preferred_element_type: as of `ragged_dot`.
+
+  Returns:
+    preferred_element_type[m, k].
+  """
+  rhs_side = _contracting(_side_of("rhs", rhs), 2)
+  call = calls.Call(
+    lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
+    rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
+    group_sizes=group_sizes.astype(jnp.int32),
+    preferred_element_type=api.result_dtype(preferred_element_type),
+    overlay=resolution.overlay(),
+  )
+  api.reject_negative_scale(call.rhs)
+  call = _with_epilogue(call, None)
+  call = call.form().filled(api.vary_alike(call.flatten()))
+  return primitive.bind(call, targets.overriding_target())
 
 
 def _call(
   lhs: Any,
-  rhs: scaled_array.ScaledArray,
+  rhs: Any,
   group_sizes: Any,
   activation: problems.Activation | None,
   dtype: Any,
+  reduce_dtype: Any,
   implementation: str | None,
 ) -> calls.Call:
   """The call without its epilogue's arrays, checked."""
@@ -129,6 +244,8 @@ def _call(
     preferred_element_type=api.result_dtype(dtype),
     activation=activation,
     implementation=implementation,
+    overlay=resolution.overlay(),
+    reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
   )
   rules.validate(call)
   rules.validate_activation(activation, call.columns)
@@ -232,5 +349,7 @@ def _validate_implementation(call: calls.Call) -> None:
   if call.implementation is None:
     return
   api.require_somewhere(
-    lambda target: backends.choose(call.problem(), target, call.implementation)
+    lambda target: backends.choose(
+      call.problem(), target, call.implementation, overlay=call.overlay
+    )
   )

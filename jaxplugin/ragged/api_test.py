@@ -4,6 +4,7 @@
 
 import functools
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.ragged import backends
 from jaxplugin.testing.dot_suite import ragged_suite
 
 _GROUPS, _M, _N, _K = 3, 12, 16, 64
@@ -62,7 +64,7 @@ class TransformationsTest(parameterized.TestCase):
         _SIZES,
         bias=bias,
         activation=activation,
-        implementation=None if implementation == "cpu" else implementation,
+        implementation=implementation,
       )
       return jnp.sum(jnp.sin(y))
 
@@ -102,6 +104,15 @@ class TransformationsTest(parameterized.TestCase):
     self.assertAlmostEqual(
       float(np.vdot(tangent, g)), float(np.vdot(t, pull(g)[0])), delta=2e-2
     )
+
+  @parameterized.parameters(None, "silu")
+  def test_tangent_by_bias_is_zero_in_rows_of_no_group(self, activation):
+    x, w_q, _ = _operands()
+    bias = np.ones((_GROUPS, _N), np.float32)
+    f = lambda b: jp.ragged_dot(x, w_q, _SIZES, bias=b, activation=activation)
+    _, tangent = jax.jvp(f, (bias,), (bias,))
+    self.assertTrue(np.asarray(tangent[:9]).all())
+    np.testing.assert_array_equal(tangent[9:], 0)
 
   def test_second_derivatives(self):
     x, w_q, w = _operands()
@@ -209,7 +220,10 @@ class TransformationsTest(parameterized.TestCase):
 
 
 class DebugChecksTest(parameterized.TestCase):
-  @parameterized.parameters(([9, 9, 9],), ([-1, 2, 3],))
+  # The last are so many that their sum wraps around to 0.
+  @parameterized.parameters(
+    ([9, 9, 9],), ([-1, 2, 3],), ([2**31 - 1, 2**31 - 1, 2],)
+  )
   def test_wrong_sizes_are_an_error(self, sizes):
     x, w_q, _ = _operands()
     with (
@@ -217,6 +231,21 @@ class DebugChecksTest(parameterized.TestCase):
       jp.debug_checks(),
     ):
       jax.jit(jp.ragged_dot)(x, w_q, np.array(sizes, np.int32))
+
+  def test_nan_without_a_cause_is_an_error(self):
+    x, w_q, _ = _operands()
+    emit = backends.emit
+
+    def broken(implementation, *args):
+      result = emit(implementation, *args)
+      return result * np.nan if implementation == "cpu" else result
+
+    with (
+      mock.patch.object(backends, "emit", broken),
+      self.assertRaisesRegex(jp.NonFiniteError, "^ragged_dot: 192 of the"),
+      jp.debug_checks(),
+    ):
+      jax.jit(lambda x: jp.ragged_dot(x, w_q, _SIZES))(x)
 
   @parameterized.parameters(None, "swigluoai")
   def test_right_sizes_and_explained_nans_pass(self, activation):
@@ -304,6 +333,13 @@ class ErrorsTest(parameterized.TestCase):
         *(NotImplementedError, "needs a CPU", x, w_q, _SIZES),
         implementation="cpu",
       )
+    # Where a program is lowered for another platform than it was traced for.
+    f = jax.jit(functools.partial(jp.ragged_dot, implementation="cpu"))
+    export = jax.export.export(f, platforms=("cuda",))
+    with self.assertRaisesRegex(
+      NotImplementedError, "(?s)^ragged_dot: .*needs a C"
+    ):
+      export(x, w_q, _SIZES)
 
 
 if __name__ == "__main__":

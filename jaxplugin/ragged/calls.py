@@ -9,34 +9,27 @@ them.
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections.abc import Iterable
 from typing import Any
+from typing import ClassVar
 from typing import Final
 
 import numpy as np
 from jax import lax
+from jax.extend import core as extend_core
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
+from jaxplugin.core import forms
 from jaxplugin.dot import sides
 from jaxplugin.ragged import problems
+from jaxplugin.tables import resolution
 
-# The arrays of a call, in the order in which the primitive takes them.
-ARRAYS: Final = (
-  *("lhs", "rhs", "lhs_scale", "rhs_scale", "group_sizes"),
-  *("global_scale", "bias", "global_power"),
-)
-
-
-class _Form(enum.Enum):
-  """What stands for an array in `Call.form`."""
-
-  ARRAY = "array"
+# Its rules are registered in `primitive`.
+ragged_dot_p: Final = extend_core.Primitive("block_scaled_ragged_dot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(forms.Call):
   """A call: its arrays, and everything else about it.
 
   Attributes:
@@ -44,7 +37,8 @@ class Call:
     rhs: (groups, n, k), contracting dimension 2; or 1 in the gradient of lhs,
       which then is (m, n). Blocked along dimension 2 in either case. Values and
       scales of 8 bits may be bytes, as `prepare_weights` keeps stacks: to view
-      all groups as floats would be a copy of them (`as_floats`).
+      all groups as floats would be a copy of them (`as_floats`). Plain ones are
+      what gradients and training multiply with; the API refuses them.
     group_sizes: i32[groups].
     global_scale: f32[], f32[groups] or f32[m, 1], or None.
     global_power: f32 of its shape, multiplied after it: a power of two without
@@ -53,6 +47,9 @@ class Call:
     preferred_element_type: dtype of the result.
     activation: as of `ragged_dot`.
     implementation: the one asked for, or None to choose.
+    overlay: the tables of measured choices that it was traced under.
+    reduce_dtype: as of `dot.calls.Call`, of parts of k; what devices have of
+      other groups is zero, and the result's dtype holds their sum.
   """
 
   lhs: sides.Side
@@ -64,54 +61,13 @@ class Call:
   preferred_element_type: np.dtype
   activation: problems.Activation | None = None
   implementation: str | None = None
+  overlay: resolution.Overlay | None = None
+  reduce_dtype: np.dtype | None = None
 
-  def replace(self, **changes: Any) -> Call:
-    return dataclasses.replace(self, **changes)
-
-  # Its arrays.
-
-  def arrays(self) -> dict[str, Any]:
-    """Those that are there, by their names in `ARRAYS`, in that order."""
-    found = (
-      *(self.lhs.values, self.rhs.values, self.lhs.scale, self.rhs.scale),
-      *(self.group_sizes, self.global_scale, self.bias, self.global_power),
-    )
-    pairs = zip(ARRAYS, found, strict=True)
-    return {name: x for name, x in pairs if x is not None}
-
-  def flatten(self) -> list[Any]:
-    return list(self.arrays().values())
-
-  def with_arrays(self, **arrays: Any) -> Call:
-    """The same call with other arrays; None takes one out."""
-    changes: dict[str, Any] = {"lhs": {}, "rhs": {}}
-    fields = {
-      "lhs": ("lhs", "values"),
-      "rhs": ("rhs", "values"),
-      "lhs_scale": ("lhs", "scale"),
-      "rhs_scale": ("rhs", "scale"),
-    }
-    for name, x in arrays.items():
-      if name in fields:
-        side, field = fields[name]
-        changes[side][field] = x
-      else:
-        changes[name] = x
-    changes["lhs"] = self.lhs.replace(**changes["lhs"])
-    changes["rhs"] = self.rhs.replace(**changes["rhs"])
-    return self.replace(**changes)
-
-  def form(self) -> Call:
-    """The call without its arrays: hashable, equal where all else is."""
-    return self.with_arrays(**dict.fromkeys(self.arrays(), _Form.ARRAY))
-
-  def named(self, flat: Iterable[Any]) -> dict[str, Any]:
-    """Items that belong to the call's arrays, by their names."""
-    return dict(zip(self.arrays(), flat, strict=True))
-
-  def filled(self, flat: Iterable[Any]) -> Call:
-    """The call of which this is the `form`, with these arrays."""
-    return self.with_arrays(**self.named(flat))
+  ARRAYS = forms.of_two_sides(
+    "group_sizes", "global_scale", "bias", "global_power"
+  )
+  PRIMITIVE: ClassVar = ragged_dot_p
 
   # The same call otherwise.
 
@@ -130,6 +86,19 @@ class Call:
     return self.replace(
       preferred_element_type=np.dtype(np.float32), activation=None
     )
+
+  def steps(self) -> tuple[Call, Call]:
+    """What is computed of a device's part of k, and what of the sum of all.
+
+    Returns:
+      (the call of a part, one whose epilogue is that of the sum).
+    """
+    if self.reduce_dtype is None:
+      return self.bare(), self
+    part = self.replace(
+      preferred_element_type=self.reduce_dtype, bias=None, activation=None
+    )
+    return part, self.replace(global_scale=None, global_power=None)
 
   def in_usual_order(self) -> Call:
     """With values in order, and linear scales without padding."""
@@ -169,10 +138,10 @@ class Call:
     kinds: tuple[problems.GlobalScale, ...] = ("scalar", "group", "row")
     scale = self.global_scale
     return problems.RaggedProblem(
-      groups=_static(self.num_groups),
-      m=_static(self.num_rows),
-      n=_static(n),
-      k=_static(k),
+      groups=problems.static(self.num_groups),
+      m=problems.static(self.num_rows),
+      n=problems.static(n),
+      k=problems.static(k),
       lhs=self.lhs.problem(is_copied=True),
       rhs=self.rhs.problem(is_copied=True),
       out_dtype=self.preferred_element_type,
@@ -182,6 +151,26 @@ class Call:
       has_bias=self.bias is not None,
       activation=self.activation,
     )
+
+
+def plain(
+  lhs: Any, rhs: Any, group_sizes: Any, contracting: int, **options: Any
+) -> Call:
+  """The ragged dot of plain arrays, in f32 unless options say another.
+
+  Of an enclosing `tuning`, unless options have the overlay of another call.
+
+  Args:
+    contracting: dimension of rhs, 1 or 2.
+  """
+  options.setdefault("preferred_element_type", np.dtype(np.float32))
+  options.setdefault("overlay", resolution.overlay())
+  return Call(
+    lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
+    rhs=sides.Side(name="rhs", values=rhs, contracting=(contracting,)),
+    group_sizes=group_sizes,
+    **options,
+  )
 
 
 def as_floats(side: sides.Side) -> sides.Side:
@@ -201,8 +190,3 @@ def _in_usual_order(side: sides.Side) -> sides.Side:
   if side.scale_layout != layouts.LINEAR:
     side = as_floats(side)
   return side.in_usual_order().with_linear_scale()
-
-
-def _static(size: Any) -> int | None:
-  """A size, or None of a symbolic one."""
-  return int(size) if isinstance(size, (int, np.integer)) else None

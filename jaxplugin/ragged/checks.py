@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 from typing import Final
 
 import jax
@@ -19,14 +20,22 @@ from jaxplugin.dot import sides
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import primitive
+from jaxplugin.ragged.contraction import backends as contraction_backends
+from jaxplugin.ragged.contraction import calls as contraction_calls
 
 _F32: Final = np.dtype(np.float32)
 
 
-def check(result: jax.Array, call: calls.Call) -> None:
+def check(
+  result: jax.Array, call: calls.Call | contraction_calls.Contraction
+) -> None:
   """Adds both checks to what is being traced."""
   who = sides.who()
-  description = guards.describe(result, call, backends.choose)
+  choose: Any = backends.choose
+  unexplained: Any = _unexplained
+  if isinstance(call, contraction_calls.Contraction):
+    choose, unexplained = contraction_backends.choose, _unexplained_sums
+  description = guards.describe(result, call, choose)
   report = functools.partial(_report_sizes, who, description)
   sizes = call.group_sizes
   rows = call.num_rows
@@ -42,7 +51,7 @@ def check(result: jax.Array, call: calls.Call) -> None:
     guards.check_finite(
       result,
       call.flatten(),
-      functools.partial(_unexplained, call.form()),
+      functools.partial(unexplained, call.form()),
       who=who,
       description=description,
     )
@@ -51,13 +60,14 @@ def check(result: jax.Array, call: calls.Call) -> None:
 def _report_sizes(
   who: str, description: str, sizes: np.ndarray, rows: int
 ) -> None:
-  sizes = np.asarray(sizes).astype(np.int64)
+  # NumPy's: beside an array of JAX a sum of 2^32 would be an i32 again.
+  sizes, rows = np.asarray(sizes).astype(np.int64), int(rows)
   if (sizes >= 0).all() and sizes.sum() <= rows:
     return  # `vmap` calls it for all entries, if for one
   guards.fail(
     ValueError(
       f"{who}: group_sizes must not be negative, and their sum at most the"
-      f" {int(rows)} rows of lhs, got {sizes.tolist()} of sum"
+      f" {rows} rows of lhs, got {sizes.tolist()} of sum"
       f" {int(sizes.sum())}\n{description}"
     )
   )
@@ -78,17 +88,41 @@ def _unexplained(
   return guards.found(result, expected, magnitude, call.preferred_element_type)
 
 
+def _unexplained_sums(
+  form: contraction_calls.Contraction,
+  result: jax.Array,
+  flat: list[jax.Array],
+) -> guards.Found:
+  """As `_unexplained`, of a contraction."""
+  call = form.filled(flat).replace(implementation="xla")
+  bind = functools.partial(primitive.bind, target=targets.overriding_target())
+  lhs, rhs = (jnp.abs(contraction_calls.rows(x)) for x in (call.lhs, call.rhs))
+  magnitudes = contraction_calls.plain(
+    lhs, rhs, call.group_sizes, global_scale=_magnitude_of_scale(call)
+  )
+  expected = bind(call.replace(preferred_element_type=_F32))
+  dtype = call.preferred_element_type
+  return guards.found(result, expected, bind(magnitudes), dtype)
+
+
+def _magnitude_of_scale(
+  call: calls.Call | contraction_calls.Contraction,
+) -> jax.Array | None:
+  """That of the global scale, where it is not below 1."""
+  scale, power = call.global_scale, call.global_power
+  if scale is None:
+    return None
+  scale = jnp.abs(scale)
+  return jnp.maximum(scale if power is None else scale * power, 1)
+
+
 def _of_magnitudes(call: calls.Call) -> calls.Call:
   """sum(|a * b|) times the magnitude of the global scale, where that is not
   below 1."""
   bare = call.bare()
   plain = bare.lhs.plain() if bare.lhs.format is not None else bare.lhs
   lhs = plain.replace(values=jnp.abs(plain.values))
-  scale, power = call.global_scale, call.global_power
-  if scale is not None:
-    scale = jnp.abs(scale)
-    product = scale if power is None else scale * power
-    scale = jnp.maximum(product, 1)
+  scale = _magnitude_of_scale(call)
   return bare.replace(lhs=lhs, rhs=_magnitudes(bare.rhs), global_scale=scale)
 
 

@@ -6,7 +6,8 @@
 
 Without its activation that is linear in a plain lhs and the bias together, and
 in the global scale. A tangent is a ragged dot too. The cotangent of lhs is one
-that contracts the weights across their blocks.
+that contracts the weights across their blocks, and that of plain weights is a
+ragged contraction.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from jaxplugin.dot import sides
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
+from jaxplugin.ragged import problems
+from jaxplugin.ragged.contraction import calls as contraction_calls
 
-Bind = Callable[[calls.Call], jax.Array]
+Bind = Callable[[calls.Call | contraction_calls.Contraction], jax.Array]
 
 _F32: Final = np.dtype(np.float32)
 
@@ -51,7 +54,7 @@ def jvp(
     NotImplementedError: values or scales of a quantized operand have a tangent.
   """
   active = {k: x for k, x in tangents.items() if type(x) is not ad.Zero}
-  _refuse_quantized(call, active)
+  refuse_quantized(call, active)
   # Zeros that were written out: powers of two come from bits.
   active.pop("global_power", None)
   active.pop("group_sizes", None)
@@ -75,7 +78,7 @@ def _linear_tangent(
   in_f32 = call.replace(preferred_element_type=_F32, bias=None)
   terms = [
     bind(in_f32.with_arrays(**{name: active[name]}))
-    for name in ("lhs", "global_scale")
+    for name in ("lhs", "rhs", "global_scale")
     if name in active
   ]
   if "bias" in active:
@@ -113,7 +116,7 @@ def transpose(
     return [None] * len(args)
   is_wanted = [ad.is_undefined_primal(x) for x in args]
   names = [name for name, wanted in form.named(is_wanted).items() if wanted]
-  _refuse_quantized(form, names)
+  refuse_quantized(form, names)
   _require_linear(form, names)
   call = form.filled(x.aval if ad.is_undefined_primal(x) else x for x in args)
   cotangents = form.named([None] * len(args))
@@ -130,6 +133,8 @@ def _cotangent(
   g = g.astype(_F32)
   if name == "lhs":
     return bind(_gradient_of_lhs(epilogue.scaled(g, call), call))
+  if name == "rhs":
+    return bind(_gradient_of_rhs(epilogue.scaled(g, call), call))
   if name == "bias":
     return groups.sums(g, epilogue.rows_of(call), call.num_groups)
   assert name == "global_scale"
@@ -151,13 +156,27 @@ def _gradient_of_lhs(g: jax.Array, call: calls.Call) -> calls.Call:
   (contracting,) = call.rhs.contracting
   lhs = sides.Side(name="lhs", values=g, contracting=(1,))
   rhs = call.rhs.replace(contracting=(3 - contracting,))
-  return call.bare().replace(lhs=lhs, rhs=rhs)
+  # Chosen: what the user forced may read along the blocks alone.
+  return call.bare().replace(lhs=lhs, rhs=rhs, implementation=None)
+
+
+def _gradient_of_rhs(
+  g: jax.Array, call: calls.Call
+) -> contraction_calls.Contraction:
+  """The contraction of g with a dequantized lhs, as plain weights lie."""
+  lhs = call.in_usual_order().lhs.dequantized()
+  arrays = (g, lhs) if call.rhs.contracting == (2,) else (lhs, g)
+  return contraction_calls.plain(
+    *arrays, call.group_sizes, overlay=call.overlay
+  )
 
 
 # Refusals.
 
 
-def _refuse_quantized(call: calls.Call, active: Container[str]) -> None:
+def refuse_quantized(
+  call: calls.Call | contraction_calls.Contraction, active: Container[str]
+) -> None:
   """Refuses derivatives with respect to values and scales of blocks."""
   names = [
     f"{name} ({side.format})"
@@ -167,7 +186,7 @@ def _refuse_quantized(call: calls.Call, active: Container[str]) -> None:
   ]
   if names:
     raise NotImplementedError(
-      f"{sides.who()}: quantized values and block scales have no derivative,"
+      f"{problems.who()}: quantized values and block scales have no derivative,"
       f" one is asked for with respect to {' and '.join(names)}; differentiate"
       " with respect to a plain lhs, bias and global scales only, with"
       " jax.lax.stop_gradient around the quantized"
@@ -179,10 +198,16 @@ def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
   what = ""
   if call.activation is not None:
     what = f" through {call.activation}"
-  elif "global_scale" in names and len(names) > 1:
+  elif len({"lhs", "rhs", "global_scale"} & {*names}) > 1 or (
+    "global_scale" in names and "bias" in names
+  ):
     what = " at once"
   if what:
-    raise NotImplementedError(
-      f"{sides.who()}: jax.linear_transpose needs a linear function, and this"
-      f" is not linear in {' and '.join(names)}{what}; use jax.vjp"
-    )
+    raise not_linear(names, what)
+
+
+def not_linear(names: Sequence[str], what: str) -> NotImplementedError:
+  return NotImplementedError(
+    f"{problems.who()}: jax.linear_transpose needs a linear function, and this"
+    f" is not linear in {' and '.join(names)}{what}; use jax.vjp"
+  )

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ragged_dot_p`: the primitive, and its rules for JAX.
 
-Its operands are the arrays of a `Call`, in the order of `calls.ARRAYS`.
+Its operands are the arrays of a `Call`, in the order of its `ARRAYS`.
 Parameters:
 
   call: the `Call.form`, everything about the call that is not an array.
@@ -11,42 +11,39 @@ Parameters:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import batching
 from jax.interpreters import mlir
 
 from jaxplugin.core import targets
-from jaxplugin.dot import primitive as dot_primitive
 from jaxplugin.jaxext import jax_private
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import derivatives
+from jaxplugin.ragged.contraction import calls as contraction_calls
+from jaxplugin.ragged.sharding import partitioning
+from jaxplugin.ragged.transforms import batching as batching_rules
+from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
+from jaxplugin.tables import ranks
+from jaxplugin.tables import resolution
 
-ragged_dot_p = extend_core.Primitive("block_scaled_ragged_dot")
-
-
-def bind(call: calls.Call, target: targets.Target | None) -> jax.Array:
-  """The result of a call whose rules were checked (`rules`)."""
-  return ragged_dot_p.bind(*call.flatten(), call=call.form(), target=target)
+ragged_dot_p = calls.ragged_dot_p
 
 
-@functools.partial(jax.jit, static_argnames=("call", "target"))
-def _eager(*flat, call, target):
-  return ragged_dot_p.bind(*flat, call=call, target=target)
+def bind(
+  call: calls.Call | contraction_calls.Contraction,
+  target: targets.Target | None,
+) -> jax.Array:
+  """The result of a call whose rules were checked (`rules`).
 
-
-def _impl(*flat, call, target):
-  with jax.disable_jit(False):  # or `_eager` would come back here
-    return _eager(*flat, call=call, target=target)
+  Also of a contraction: each is the derivative of the other.
+  """
+  return call.PRIMITIVE.bind(*call.flatten(), call=call.form(), target=target)
 
 
 def _abstract_eval(*flat, call, target):
@@ -78,62 +75,15 @@ def _transpose(g, *flat, call, target):
 
 
 def _batch(args, dims, *, call, target):
-  mapped = {k: d for k, d in call.named(dims).items() if d is not None}
   size = next(
     x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None
   )
-  if set(mapped) <= {"lhs", "lhs_scale"}:
-    return _batch_rows(call.filled(args), mapped, size, target)
-
-  # Each entry has groups of its own: one after the other.
-  is_mapped = [d is not None for d in dims]
-  moved = [
-    x if d is None else jnp.moveaxis(x, d, 0)
-    for x, d in zip(args, dims, strict=True)
-  ]
-
-  def entry(own: list[jax.Array]) -> jax.Array:
-    rest = iter(own)
-    flat = [
-      next(rest) if m else x for x, m in zip(moved, is_mapped, strict=True)
-    ]
-    return bind(call.filled(flat), target)
-
-  own = [x for x, m in zip(moved, is_mapped, strict=True) if m]
-  return lax.map(entry, own), 0
-
-
-def _batch_rows(
-  call: calls.Call,
-  mapped: Mapping[str, int],
-  size: int,
-  target: targets.Target | None,
-) -> tuple[jax.Array, int]:
-  """Only lhs is mapped: each row becomes as many, all of the same group."""
-  m = call.group_sizes.dtype.type(size)
-
-  def merged(name: str, x: Any) -> Any:
-    if x is None:
-      return None
-    x = batching.bdim_at_front(x, mapped.get(name), size)
-    x = jnp.moveaxis(x, 0, 1)
-    return x.reshape(x.shape[0] * size, *x.shape[2:])
-
-  lhs = call.lhs.replace(
-    values=merged("lhs", call.lhs.values),
-    scale=merged("lhs_scale", call.lhs.scale),
+  return batching_rules.batch(
+    functools.partial(bind, target=target),
+    call.filled(args),
+    {k: d for k, d in call.named(dims).items() if d is not None},
+    size,
   )
-  by_rows = lambda x: (
-    x if x is None or x.ndim != 2 else jnp.repeat(x, size, axis=0)
-  )
-  call = call.replace(
-    lhs=lhs,
-    group_sizes=call.group_sizes * m,
-    global_scale=by_rows(call.global_scale),
-    global_power=by_rows(call.global_power),
-  )
-  result = bind(call, target)
-  return result.reshape(-1, size, result.shape[1]), 1
 
 
 # Lowering.
@@ -142,16 +92,47 @@ def _batch_rows(
 def _lower(ctx, *flat, call, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
   target = lowering.resolve_target(target, platform)
-  unportable = lowering.module_of(ctx).kernels_refusal()
-  if call.implementation is not None and lowering.module_of(ctx).is_exported:
-    unportable = None
+  ranks.check()
+  module = lowering.module_of(ctx)
+  # A partitioner's callback cannot be exported, and aborts the process inside
+  # of a `shard_map` over some axes under GSPMD.
+  is_split = module.is_partitioned and not (
+    module.is_exported or lowering.is_partly_manual_under_gspmd(ctx)
+  )
+
+  def local(module, call):
+    unportable = module.kernels_refusal()
+    if call.implementation is not None and module.is_exported:
+      unportable = None
+    decision = backends.choose(
+      call.problem(),
+      target,
+      call.implementation,
+      unportable=unportable,
+      overlay=call.overlay,
+    )
+    return backends.emit(decision.implementation, call, target)
 
   def function(*flat):
     whole = call.filled(flat)
-    decision = backends.choose(
-      whole.problem(), target, call.implementation, unportable=unportable
-    )
-    return backends.emit(decision.implementation, whole, target)
+    if not is_split or not partitioning.can_partition(whole):
+      return local(module, whole)
+    # The partitioner traces `local` again for each device's share.
+    of_device = dataclasses.replace(module, is_partitioned=False)
+    exact = partitioning.prepared(whole)
+    form = exact.form()
+    return partitioning.partitioned(
+      partitioning.RAGGED_DOT,
+      functools.partial(bind, target=target),
+      functools.partial(local, of_device),
+      form,
+      fingerprints.of(
+        ragged_dot_p.name,
+        form.replace(overlay=None),
+        target,
+        resolution.decides(form.overlay),
+      ),
+    )(*exact.flatten())
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [
@@ -159,16 +140,9 @@ def _lower(ctx, *flat, call, target, platform=None):
   ]
 
 
-ragged_dot_p.def_impl(_impl)
+ragged_dot_p.def_impl(functools.partial(lowering.impl, ragged_dot_p))
 ragged_dot_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[ragged_dot_p] = _jvp
 ad.primitive_transposes[ragged_dot_p] = _transpose
 batching.primitive_batchers[ragged_dot_p] = _batch
-jax_private.require_devices_during_lowering(ragged_dot_p)
-mlir.register_lowering(ragged_dot_p, _lower)
-for _platform in dot_primitive.PLATFORMS:
-  mlir.register_lowering(
-    ragged_dot_p,
-    functools.partial(_lower, platform=_platform),
-    platform=_platform,
-  )
+lowering.register_kernels(ragged_dot_p, _lower)

@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from typing import Final
 from typing import Literal
 
 import numpy as np
 
+from jaxplugin.core import speaking
 from jaxplugin.dot import problems
+
+WHO: Final = "ragged_dot"
 
 Activation = Literal["relu", "gelu", "silu", "swiglu", "swigluoai"]
 GATED: Final = ("swiglu", "swigluoai")
@@ -19,20 +23,24 @@ ACTIVATIONS: Final = (*problems.ACTIVATIONS, *GATED)
 GlobalScale = Literal["none", "scalar", "group", "row"]
 
 
+def who() -> str:
+  """The function that errors name, also when a program is lowered."""
+  return speaking.who(WHO)
+
+
+def static(size: Any) -> int | None:
+  """A size, or None of a symbolic one."""
+  return int(size) if isinstance(size, (int, np.integer)) else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RaggedProblem:
-  """A ragged dot, reduced to what choosing an implementation needs.
+class _Problem:
+  """What both have.
 
   Attributes:
-    groups, m, n, k: sizes: lhs is (m, k) and a group's weight (n, k). None
-      where a size is symbolic.
+    groups, m, n, k: sizes; None where one is symbolic.
     lhs, rhs: the operands.
     out_dtype: dtype of the result.
-    is_along_blocks: whether the contracting dimension of rhs is the blocked
-      one; in the gradient of lhs it is the other.
-    global_scale: whether and how it varies.
-    has_global_power: whether it comes as two factors (`dot.epilogue`).
-    has_bias, activation: the epilogue.
   """
 
   groups: int | None
@@ -42,11 +50,6 @@ class RaggedProblem:
   lhs: problems.OperandProblem
   rhs: problems.OperandProblem
   out_dtype: np.dtype
-  is_along_blocks: bool = True
-  global_scale: GlobalScale = "none"
-  has_global_power: bool = False
-  has_bias: bool = False
-  activation: Activation | None = None
 
   def __str__(self) -> str:
     sizes = " ".join(
@@ -67,3 +70,40 @@ class RaggedProblem:
   @property
   def is_empty(self) -> bool:
     return 0 in (self.groups, self.m, self.n, self.k)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedProblem(_Problem):
+  """A ragged dot, reduced to what choosing an implementation needs.
+
+  lhs is (m, k) and a group's weight (n, k).
+
+  Attributes:
+    is_along_blocks: whether the contracting dimension of rhs is the blocked
+      one; in the gradient of lhs it is the other.
+    global_scale: whether and how it varies.
+    has_global_power: whether it comes as two factors (`dot.epilogue`).
+    has_bias, activation: the epilogue.
+  """
+
+  is_along_blocks: bool = True
+  global_scale: GlobalScale = "none"
+  has_global_power: bool = False
+  has_bias: bool = False
+  activation: Activation | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContractionProblem(_Problem):
+  """A ragged contraction, reduced to what choosing an implementation needs.
+
+  lhs is (m, n) and rhs (m, k), and a group of the result (n, k).
+
+  Attributes:
+    global_scale: whether and how it varies.
+  """
+
+  global_scale: Literal["none", "scalar", "array"] = "none"
+
+  def __str__(self) -> str:
+    return f"{super().__str__()}, contracting m by groups"

@@ -67,7 +67,7 @@ def validate_groups(group_sizes: Any, num_groups: Any) -> None:
   if tuple(group_sizes.shape) != (num_groups,):
     raise TypeError(
       f"{sides.who()}: group_sizes must have one size for each of the"
-      f" {num_groups} groups of rhs, shape ({num_groups},), got"
+      f" {num_groups} groups, shape ({num_groups},), got"
       f" {tuple(group_sizes.shape)}"
     )
 
@@ -85,10 +85,15 @@ def validate(call: calls.Call) -> None:
   for side in (call.lhs, call.rhs):
     if side.format is not None:
       rules.validate_scale(side)
-  if call.preferred_element_type not in rules.RESULT_DTYPES:
+  validate_dtype(call.preferred_element_type)
+
+
+def validate_dtype(dtype: np.dtype) -> None:
+  """Raises TypeError unless a result can have it."""
+  if dtype not in rules.RESULT_DTYPES:
     raise TypeError(
       f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
-      f" float16, got {call.preferred_element_type.name}"
+      f" float16, got {dtype.name}"
     )
 
 

@@ -1,22 +1,33 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided about a ragged dot of a jaxpr."""
+"""What is decided about a ragged dot, or contraction, of a jaxpr."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from typing import Final
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.ragged import backends
+from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
+from jaxplugin.ragged.contraction import backends as contraction_backends
+from jaxplugin.ragged.contraction import calls as contraction_calls
+from jaxplugin.ragged.sharding import partitioning
 from jaxplugin.runtime import lowering
+
+_CHOOSE: Final[dict[Any, Any]] = {
+  calls.ragged_dot_p: backends.choose,
+  contraction_calls.ragged_contraction_p: contraction_backends.choose,
+}
+PRIMITIVES: Final = tuple(_CHOOSE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided:
-  """One ragged dot and what was decided about it.
+  """One ragged dot, or contraction, and what was decided about it.
 
   Attributes:
     problem: what it computes.
@@ -26,7 +37,7 @@ class Decided:
     error: why, when decision is None.
   """
 
-  problem: problems.RaggedProblem
+  problem: problems.RaggedProblem | problems.ContractionProblem
   target: targets.Target
   decision: decisions.Decision | None
   error: str = ""
@@ -46,16 +57,20 @@ def decide(
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   problem = call.problem()
   target = target or eqn.params["target"] or targets.detect_target()
+  # Of what is split, each device decides again, for its share.
+  is_split = isinstance(call, calls.Call) and partitioning.can_partition(call)
+  is_partitioned = num_devices > 1 and not is_split
   module = lowering.Module(
-    platforms=(target.platform,), is_partitioned=num_devices > 1
+    platforms=(target.platform,), is_partitioned=is_partitioned
   )
   decision, error = None, ""
   try:
-    decision = backends.choose(
+    decision = _CHOOSE[eqn.primitive](
       problem,
       target,
       call.implementation,
       unportable=module.kernels_refusal(),
+      overlay=call.overlay,
     )
   except NotImplementedError as e:
     error = str(e)

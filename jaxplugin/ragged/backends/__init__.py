@@ -8,21 +8,36 @@ one list of them. `emit` of a backend takes (call, problem, target).
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 import jax
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.dot import sides
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 from jaxplugin.ragged.backends import cpu
+from jaxplugin.ragged.backends import problem_fields
+from jaxplugin.ragged.backends import triton
 from jaxplugin.ragged.backends import xla
+from jaxplugin.tables import fitting
+from jaxplugin.tables import resolution
 
 Backend = decisions.Backend[problems.RaggedProblem]
 
-BACKENDS: Final[dict[str, Backend]] = decisions.table(cpu.BACKEND, xla.BACKEND)
+BACKENDS: Final[dict[str, Backend]] = decisions.table(
+  triton.BACKEND, cpu.BACKEND, xla.BACKEND
+)
+
+# The ragged dot, as tables of measured choices speak of it.
+OPERATION: Final[fitting.Operation[problems.RaggedProblem]] = fitting.Operation(
+  name=problems.WHO,
+  bucketed="m",
+  fields_of=problem_fields.fields_of,
+  problem_of=problem_fields.problem_of,
+  backends=lambda: BACKENDS,
+)
 
 
 def choose(
@@ -31,16 +46,20 @@ def choose(
   requested: str | None = None,
   *,
   unportable: decisions.Unsupported | None = None,
+  overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """As `dot.backends.choose`, of a ragged dot."""
-  return decisions.choose(
+  asked = resolution.ask(OPERATION, problem, target, overlay)
+  decision = decisions.choose(
     BACKENDS,
     problem,
     target,
     requested,
-    who=sides.who(),
+    who=problems.who(),
     unportable=unportable,
+    measured=asked.measured,
   )
+  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def emit(
@@ -52,4 +71,4 @@ def emit(
 
 def validate_name(requested: str | None) -> None:
   """Raises ValueError unless `requested` is an implementation or None."""
-  decisions.validate_name(BACKENDS, requested, who=sides.who())
+  decisions.validate_name(BACKENDS, requested, who=problems.who())

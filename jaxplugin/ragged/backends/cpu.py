@@ -46,8 +46,12 @@ def supports(
   refusal = cpu.missing(target) or cpu.unknown_formats(problem.lhs, problem.rhs)
   if refusal is not None:
     return refusal
-  if not problem.sizes_are_static:
-    return decisions.Unsupported("needs static sizes, some are symbolic")
+  if None in (problem.groups, problem.n, problem.k):
+    return decisions.Unsupported(
+      "needs a static n, k and number of groups; m alone may be symbolic"
+    )
+  if problem.rhs.format is None:
+    return decisions.Unsupported("needs a block-scaled rhs, this one is plain")
   if not problem.is_along_blocks:
     return decisions.Unsupported(
       "contracts along the blocks of rhs, and this call contracts across them"
@@ -107,11 +111,12 @@ def _ragged_dot(call: calls.Call) -> jax.Array:
   )
 
 
-BACKEND: Final = decisions.Backend(
+BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
   name="cpu",
   summary="C++ kernels that read the bytes of the used groups once",
   rank=_rank,
   supports=supports,
   plan=plan,
   emit=emit,
+  tunable=decisions.Tunable(source=cpu_library.source),
 )

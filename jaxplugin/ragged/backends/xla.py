@@ -23,10 +23,12 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import sides
+from jaxplugin.jaxext import jax_private
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
 from jaxplugin.ragged import groups
 from jaxplugin.ragged import problems
+from jaxplugin.tables import fitting
 
 _LOOP: Final = (
   "a loop over the groups that have rows, each of which is dequantized once"
@@ -96,12 +98,16 @@ def _tile_rows(problem: problems.RaggedProblem) -> int:
 
 
 def _sums(call: calls.Call, dtype: Any, tile: int) -> jax.Array:
-  """f32[m, columns] of the rows of groups; zeros in others."""
-  num_rows, num_groups = call.num_rows, call.num_groups
+  """f32[m, columns] of the rows of groups; anything in others.
+
+  A group's last tile may reach beyond its rows. Those rows are the next groups'
+  and get their own products later, as groups come in order, or they are no
+  group's, and the epilogue makes zeros of them. So nothing is masked here.
+  """
+  num_rows = call.num_rows
   ends = groups.ends(call.group_sizes, num_rows)
-  starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), ends[:-1]])
-  (used,) = jnp.nonzero(ends > starts, size=num_groups)
-  count = jnp.sum(ends > starts, dtype=jnp.int32)
+  starts = groups.starts(ends)
+  used, count = groups.used(ends)
   # A tile that begins at a group's last row ends beyond all rows.
   lhs = calls.as_floats(call.lhs).dequantized().astype(dtype)
   lhs = jnp.pad(lhs, ((0, tile), (0, 0)))
@@ -124,14 +130,12 @@ def _sums(call: calls.Call, dtype: Any, tile: int) -> jax.Array:
       row = start + j * tile
       rows = lax.dynamic_slice_in_dim(lhs, row, tile)
       product = multiply(rows, weight)
-      old = lax.dynamic_slice_in_dim(sums, row, tile)
-      is_own = row + jnp.arange(tile, dtype=jnp.int32) < end
-      new = jnp.where(is_own[:, None], product, old)
-      return lax.dynamic_update_slice_in_dim(sums, new, row, 0)
+      return lax.dynamic_update_slice_in_dim(sums, product, row, 0)
 
     return lax.fori_loop(0, (end - start + tile - 1) // tile, step, sums)
 
   sums = jnp.zeros((num_rows + tile, call.columns), jnp.float32)
+  sums = jax_private.varying_as(sums, lhs)  # inside of a shard_map
   return lax.fori_loop(0, count, group, sums)[:num_rows]
 
 
@@ -140,10 +144,11 @@ def _group_of(rhs: sides.Side, index: jax.Array) -> sides.Side:
   take = functools.partial(
     lax.dynamic_slice_in_dim, start_index=index, slice_size=1
   )
-  return rhs.replace(values=take(rhs.values), scale=take(rhs.scale))
+  scale = None if rhs.scale is None else take(rhs.scale)
+  return rhs.replace(values=take(rhs.values), scale=scale)
 
 
-BACKEND: Final = decisions.Backend(
+BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
   name="xla",
   summary="dequantize each used group and dot_general in XLA operations",
   rank=_rank,
@@ -151,4 +156,5 @@ BACKEND: Final = decisions.Backend(
   plan=plan,
   emit=emit,
   is_portable=True,
+  tunable=decisions.Tunable(source=fitting.jaxlib_source),
 )

@@ -1,0 +1,111 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A product of experts as one writes it without this package.
+
+Rows x (rows, k) are sorted by expert; weights w are (experts, n, k), and sizes
+i32[experts] the rows of each. Results are f32[rows, n].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_LAST: Final = (((1,), (1,)), ((), ()))
+_RAGGED: Final = lax.RaggedDotDimensionNumbers(
+  dot_dimension_numbers=(((1,), (2,)), ((), ())),
+  lhs_ragged_dimensions=[0],
+  rhs_group_dimensions=[0],
+)
+# Rows that a step of `scan` multiplies at once.
+_MIN_TILE: Final = 8
+_MAX_TILE: Final = 128
+
+
+def _precision(x: jax.Array) -> Any:
+  return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+
+
+def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
+  """x . w over the last dimensions."""
+  return lax.dot_general(
+    x,
+    w,
+    _LAST,
+    precision=_precision(x),
+    preferred_element_type=jnp.float32,
+  )
+
+
+def by_ragged_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+  """One operation of JAX's, which multiplies all rows with all experts."""
+  return lax.ragged_dot_general(
+    x,
+    w,
+    sizes,
+    _RAGGED,
+    precision=_precision(x),
+    preferred_element_type=jnp.float32,
+  )
+
+
+def by_loop(
+  x: jax.Array, weights: Sequence[jax.Array], *, sizes: Sequence[int]
+) -> jax.Array:
+  """A dot for each used expert, all of which the compiler knows.
+
+  Args:
+    x: rows.
+    weights: (n, k) of each used expert, arrays of their own.
+    sizes: rows of each; of other sizes it is another program.
+  """
+  results, row = [], 0
+  for w, size in zip(weights, sizes, strict=True):
+    results.append(_dot(x[row : row + size], w))
+    row += size
+  return jnp.concatenate(results)
+
+
+def by_scan(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+  """A loop over the used experts, by dynamic slices of rows and weights."""
+  num_rows, experts = len(x), len(w)
+  average = -(-num_rows // experts)
+  tile = 1 << max(average - 1, 0).bit_length()
+  tile = min(max(tile, _MIN_TILE), _MAX_TILE)
+  ends = jnp.cumsum(sizes)
+  starts = ends - sizes
+  (used,) = jnp.nonzero(sizes, size=min(experts, num_rows))
+  padded = jnp.pad(x, ((0, tile), (0, 0)))
+
+  def expert(i: jax.Array, result: jax.Array) -> jax.Array:
+    e = used[i]
+    own = lax.dynamic_index_in_dim(w, e, keepdims=False)
+
+    def step(j: jax.Array, result: jax.Array) -> jax.Array:
+      row = starts[e] + j * tile
+      new = _dot(lax.dynamic_slice_in_dim(padded, row, tile), own)
+      old = lax.dynamic_slice_in_dim(result, row, tile)
+      is_own = row + jnp.arange(tile) < ends[e]
+      new = jnp.where(is_own[:, None], new, old)
+      return lax.dynamic_update_slice_in_dim(result, new, row, 0)
+
+    return lax.fori_loop(0, (sizes[e] + tile - 1) // tile, step, result)
+
+  result = jnp.zeros((num_rows + tile, w.shape[1]), jnp.float32)
+  return lax.fori_loop(0, jnp.sum(sizes > 0), expert, result)[:num_rows]
+
+
+def by_take(x: jax.Array, w: jax.Array, of_row: jax.Array) -> jax.Array:
+  """Each row with a copy of its expert: `of_row` is i32[rows]."""
+  return jnp.einsum(
+    "rk,rnk->rn",
+    x,
+    jnp.take(w, of_row, axis=0),
+    precision=_precision(x),
+    preferred_element_type=jnp.float32,
+  )

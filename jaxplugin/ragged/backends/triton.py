@@ -1,0 +1,260 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The triton implementation: the ragged kernels of kernels/gpu/ragged.
+
+Each program finds its group and its rows on the device, from the sizes. Only
+weights of groups that have rows are read, and they are read as they lie. Along
+the blocks the rows of a group get the bits that `block_scaled_dot` of them has
+with the same config; the gradient of lhs contracts across them, where tiles are
+transposed once they are decoded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import problems as dot_problems
+from jaxplugin.dot.backends import triton
+from jaxplugin.kernels import launching
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu.ragged import plans
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
+from jaxplugin.ragged import problems
+from jaxplugin.runtime import triton_library
+from jaxplugin.tables import fitting
+
+_SCHEDULE: Final = "each program finds its rows on the device"
+
+
+def _rank(target: targets.Target) -> int | None:
+  return 20 if target.platform in ("cuda", "rocm") else None
+
+
+def supports(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  """Serves static sizes and the package's formats, where a config fits."""
+  return triton_library.refusal(target) or _problem_gate(problem, target)
+
+
+def _problem_gate(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> decisions.Unsupported | None:
+  for side in (problem.lhs, problem.rhs):
+    if side.format is not None and not side.format.is_known:
+      return decisions.Unsupported(
+        f"serves {formats.known_names()} and plain floats, got {side.format}"
+      )
+  if not problem.sizes_are_static:
+    return decisions.Unsupported("needs static sizes, some are symbolic")
+  if triton_library.uses_descriptors(target):
+    return decisions.Unsupported(
+      "ragged kernels load values by threads, and the target asks for TMA"
+      " descriptors"
+    )
+  if problem.is_empty:
+    return None
+  try:
+    _config(_shape(problem, target), target)
+  except ValueError as error:
+    return decisions.Unsupported(str(error))
+  return None
+
+
+def _reads(
+  layout: str, problem: problems.RaggedProblem, target: targets.Target
+) -> bool:
+  """Of rhs: swizzled scales, and FP4 that is interleaved where it gains."""
+  del problem
+  if layout == interleaving.INTERLEAVED:
+    return _reads_interleaved(target)
+  return layout == layouts.SWIZZLED
+
+
+def _reads_interleaved(target: targets.Target) -> bool:
+  architecture = triton_library.architecture_of(target)
+  return architecture is not None and architecture.reads_interleaved
+
+
+def plan(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> decisions.Plan:
+  """A global scale is fused, unless each row has one; kernels are named."""
+  applications: dict[problems.GlobalScale, decisions.Application] = {
+    "none": "none",
+    "scalar": "fused",
+    "group": "fused",
+    "row": "separate",
+  }
+  global_scale = applications[problem.global_scale]
+  if problem.is_empty:
+    return decisions.Plan(global_scale=global_scale)
+  shape, planned = launches(problem, target)
+  names = ", ".join(launch.name for launch in planned)
+  return decisions.Plan(
+    global_scale=global_scale,
+    notes=(f"kernels: {names}", _SCHEDULE),
+    is_native=_config(shape, target).path == "native",
+  )
+
+
+def launches(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> tuple[plans.RaggedShape, tuple[launching.Launch, ...]]:
+  """What is launched for a problem that is served."""
+  shape = _shape(problem, target)
+  return shape, _launches(shape, target)
+
+
+def _shape(
+  problem: problems.RaggedProblem, target: targets.Target
+) -> plans.RaggedShape:
+  """The kernels' description of what they compute of a problem."""
+  assert problem.groups is not None and problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  lhs, rhs = problem.lhs, problem.rhs
+  n, k = problem.n, problem.k
+  is_across = not problem.is_along_blocks
+  if is_across:
+    # Then (groups, n, k) is contracted along n.
+    n, k = k, n
+  is_fused = problem.global_scale != "row"
+  has_scale = is_fused and problem.global_scale != "none"
+  return plans.RaggedShape(
+    groups=problem.groups,
+    batch=1,
+    m=problem.m,
+    n=n,
+    k=k,
+    lhs=_operand(lhs, problem.m, k),
+    rhs=_operand(rhs, problem.n, problem.k, target),
+    out_dtype=triton.PLAIN_NAMES[problem.out_dtype] if is_fused else "f32",
+    has_global_scale=has_scale,
+    has_global_power=has_scale and problem.has_global_power,
+    has_scale_of_group=problem.global_scale == "group",
+    has_bias=is_fused and problem.has_bias,
+    activation=(is_fused and problem.activation) or "none",
+    is_across=is_across,
+  )
+
+
+def _operand(
+  side: dot_problems.OperandProblem,
+  rows: int,
+  k: int,
+  target: targets.Target | None = None,
+) -> configs.OperandKind:
+  """A dense operand; rhs, which has a target, as it was prepared."""
+
+  is_read = target is not None and _reads_interleaved(target)
+  return configs.operand(
+    triton.kind_name(side.format, side.dtype),
+    rows,
+    k,
+    swizzled=target is not None and side.scale_layout == layouts.SWIZZLED,
+    interleaved=side.is_interleaved and is_read,
+  )
+
+
+def _config(
+  shape: plans.RaggedShape, target: targets.Target
+) -> configs.MatmulConfig:
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  return plans.default_config(
+    shape, architecture, core_count=target.core_count or 1
+  )
+
+
+def _launches(
+  shape: plans.RaggedShape, target: targets.Target
+) -> tuple[launching.Launch, ...]:
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  return plans.plan(shape, _config(shape, target), architecture)
+
+
+def emit(
+  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+) -> jax.Array:
+  """The kernels' launches, and whatever of the epilogue they cannot take."""
+  if problem.is_empty:
+    sums = jnp.zeros((call.num_rows, call.columns), jnp.float32)
+    return epilogue.apply(sums, call)
+  if problem.global_scale == "row":
+    sums = _ragged_dot(call.bare(), problem, target)
+    return epilogue.apply(sums, call)
+  return _ragged_dot(call, problem, target)
+
+
+def _ragged_dot(
+  call: calls.Call, problem: problems.RaggedProblem, target: targets.Target
+) -> jax.Array:
+  """Runs the launches on operands where they lie."""
+  shape = _shape(problem, target)
+  arrays: dict[str, Any] = {"group_sizes": call.group_sizes, "bias": call.bias}
+  lhs, rhs = _readable(call, target)
+  arrays["lhs"], arrays["lhs_scale"], lhs_kind = lhs
+  arrays["rhs"], arrays["rhs_scale"], rhs_kind = rhs
+  factors = [x for x in (call.global_scale, call.global_power) if x is not None]
+  if factors:
+    arrays["global_scale"] = jnp.stack(factors, axis=-1)
+  shape = dataclasses.replace(shape, lhs=lhs_kind, rhs=rhs_kind)
+  for launch in _launches(shape, target):
+    views = dict(launch.views)
+    inputs = [
+      triton.view(arrays[name], views.get(name)) for name in launch.inputs
+    ]
+    (output,) = launch.outputs
+    arrays[output.name] = _call(launch, inputs, target)
+  return arrays["out"]
+
+
+def _readable(
+  call: calls.Call, target: targets.Target
+) -> tuple[triton.Readable, triton.Readable]:
+  """Both sides as kernels read them: lhs (1, m, k), rhs (groups, n, k)."""
+  lhs = call.lhs.in_usual_order().with_linear_scale()
+  rhs = call.rhs.with_bytes()
+  if rhs.is_interleaved and not _reads_interleaved(target):
+    rhs = rhs.in_usual_order()
+  # Across its blocks too it is described along them.
+  rhs = rhs.replace(batch=(0,), contracting=(2,))
+  return triton.strided(lhs), triton.strided(rhs)
+
+
+def _call(
+  launch: launching.Launch, inputs: Sequence[jax.Array], target: targets.Target
+) -> jax.Array:
+  """Runs a launch."""
+  module = "jaxplugin.kernels.gpu.ragged.ragged_matmul"
+  return triton.run(module, launch, inputs, target, who=problems.who())
+
+
+def _source(target: targets.Target) -> decisions.Source | None:
+  return fitting.triton_source(target, "gpu/ragged")
+
+
+BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
+  name="triton",
+  summary="Triton kernels that read the bytes of the used groups",
+  rank=_rank,
+  supports=supports,
+  plan=plan,
+  emit=emit,
+  reads=_reads,
+  lowering_refusal=triton_library.lowering_refusal,
+  tunable=decisions.Tunable(source=_source),
+)

@@ -1,0 +1,73 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The suite of the ragged dot for the triton implementation, interpreted."""
+
+from __future__ import annotations
+
+from absl.testing import absltest
+
+import jaxplugin as jp
+from jaxplugin.core import targets
+from jaxplugin.testing import interpreted
+from jaxplugin.testing.dot_suite import ragged_suite
+
+needs_interpreter = interpreted.needs_interpreter
+
+
+class TritonRaggedSuite(interpreted.RecordedTestCase, ragged_suite.RaggedSuite):
+  """The contract's suite for a GPU that is not there.
+
+  Attributes:
+    target: that GPU.
+    paths: of the kernels, in their names.
+  """
+
+  implementation = "triton"
+  has_loop = True
+  # Of three GPUs together more than 500 fuzzed products.
+  sizes_of_each = 6
+  target = targets.named_target("h200")
+  paths = ("upcast", "small_m", "native")
+
+  def dot(self, *args, **options):
+    with jp.use_target(self.target):
+      return super().dot(*args, **options)
+
+  def dense_dot(self, *args):
+    with jp.use_target(self.target):
+      return super().dense_dot(*args)
+
+  def tearDown(self):
+    if self.launched:
+      paths = "|".join(self.paths)
+      self.assertRegex(self.names(), f"block_scaled_ragged_({paths})")
+    super().tearDown()
+
+
+@needs_interpreter
+class HopperTest(TritonRaggedSuite):
+  """Dequantizes few rows' weights in registers, in an order of k of its own."""
+
+  paths = ("small_m", "upcast")
+
+
+@needs_interpreter
+class BlackwellTest(TritonRaggedSuite):
+  """Leaves it to the matrix instruction where that takes the formats."""
+
+  target = targets.named_target("b200")
+
+
+@needs_interpreter
+class AmpereTest(TritonRaggedSuite):
+  """Dequantizes by integer operations."""
+
+  sizes_of_each = 4
+  target = targets.named_target("a100")
+  paths = ("upcast",)
+
+
+del TritonRaggedSuite
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,380 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`ragged_dot_general` and `align_groups`: arguments in, primitive out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+from typing import Final
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import speaking
+from jaxplugin.core import targets
+from jaxplugin.dot import api
+from jaxplugin.dot import epilogue
+from jaxplugin.dot import guards
+from jaxplugin.dot import rules as dot_rules
+from jaxplugin.dot import sides
+from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.ragged import api as ragged_api
+from jaxplugin.ragged import checks
+from jaxplugin.ragged import groups
+from jaxplugin.ragged import rules
+from jaxplugin.ragged.contraction import backends
+from jaxplugin.ragged.contraction import calls
+from jaxplugin.ragged.contraction import primitive
+from jaxplugin.ragged.contraction import sharding
+from jaxplugin.ragged.sharding import explicit
+from jaxplugin.tables import resolution
+
+WHO: Final = "ragged_dot_general"
+# Where the global scale of each operand is in the result, by dimension.
+_PLACES: Final = {"lhs": {1: 1}, "rhs": {1: 2}}
+
+
+def ragged_dot_general(
+  lhs: api.Operand,
+  rhs: api.Operand,
+  group_sizes: jax.Array,
+  ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers,
+  *,
+  preferred_element_type: Any = jnp.float32,
+  reduce_dtype: Any = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """`jax.lax.ragged_dot_general` of block-scaled operands.
+
+  One dimension of lhs is ragged: its rows belong to groups in turn, the first
+  group_sizes[0] to group 0, and so on. With dq the dequantized array:
+
+  Where that dimension is not contracted it is `ragged_dot`, for any order of
+  dimensions. lhs has (m, k), rhs (groups, n, k):
+
+    result[i, n] = sum_k(dq(lhs)[i, k] * dq(rhs)[g, n, k]), g the group of row i
+
+  Where it is contracted, each group has a sum over its own rows, as gradients
+  of a mixture's weights have. lhs has (m, n), rhs (m, k):
+
+    result[g, n, k] = sum over rows i of g (dq(lhs)[i, n] * dq(rhs)[i, k])
+
+  A group without rows is zero there. Rows beyond the sum of the sizes are in no
+  result, whatever they hold. The blocks of an operand lie along m, in one count
+  from row 0. The formula holds wherever groups begin: a block that two groups
+  share gives each its own rows, and its scale to both. `align_groups` gives
+  each group blocks of its own, as training has them: then neither a group's
+  largest value nor its NaN is of any concern to another group.
+
+  Numbers and derivatives are those of `ragged_dot`; a contraction is
+  differentiable in both operands where they are plain.
+
+  Args:
+    lhs: rank 2; plain f32, bf16 or f16, or a `ScaledArray` blocked along the
+      contracted dimension.
+    rhs: rank 2 where m is contracted; else a `ScaledArray` of rank 3, blocked
+      along the contracted dimension. In another order than (groups, n, k) its
+      codes are copied into this one.
+    group_sizes: integers[groups], as of `ragged_dot`.
+    ragged_dot_dimension_numbers: JAX's. One contracting dimension, one ragged
+      one, no batch dimensions.
+    preferred_element_type: f32, bf16 or f16: dtype of the result.
+    reduce_dtype: f32, bf16 or f16: what devices send each other where what is
+      contracted is sharded, as in `block_scaled_dot`; None is f32.
+    implementation: None chooses; a name forces one.
+
+  Returns:
+    preferred_element_type[m, n], or [groups, n, k] where m is contracted: of
+    both the order is that of `jax.lax.ragged_dot_general`.
+
+  Raises:
+    TypeError: rank, dtype or shape of an argument is wrong.
+    ValueError: implementation is unknown, or an NVFP4 scale is negative.
+    NotImplementedError: dimension numbers that are JAX's have no kernel here;
+      or as of `ragged_dot`.
+  """
+  with speaking.speaking_for(speaking.who(WHO)):
+    order = Order.of(
+      ragged_dot_dimension_numbers,
+      api.as_operand("lhs", lhs),
+      api.as_operand("rhs", rhs),
+    )
+    lhs, rhs = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
+    if not order.is_contraction:
+      rules.require_quantized(rhs)
+      return ragged_api.ragged_dot(
+        lhs,
+        cast(scaled_array.ScaledArray, rhs),
+        group_sizes,
+        preferred_element_type=preferred_element_type,
+        reduce_dtype=reduce_dtype,
+        implementation=implementation,
+      )
+    return contract(
+      lhs,
+      rhs,
+      group_sizes,
+      preferred_element_type=preferred_element_type,
+      reduce_dtype=reduce_dtype,
+      implementation=implementation,
+    )
+
+
+def contract(
+  lhs: api.Operand,
+  rhs: api.Operand,
+  group_sizes: Any,
+  *,
+  preferred_element_type: Any = jnp.float32,
+  reduce_dtype: Any = None,
+  implementation: str | None = None,
+) -> jax.Array:
+  """The contraction of (m, n) and (m, k), by groups of rows."""
+  call_of = functools.partial(
+    _call,
+    dtype=preferred_element_type,
+    reduce_dtype=reduce_dtype,
+    implementation=implementation,
+  )
+  call = call_of(lhs, rhs, group_sizes)
+  explicit_sharding = explicit.result_sharding(
+    call, sharding.RAGGED_CONTRACTION
+  )
+  if explicit_sharding is None:
+    return _contracted(call)
+  product = lambda *arrays: _contracted(call_of(*arrays))
+  arrays = jax.tree.map(jnp.asarray, (lhs, rhs, group_sizes))
+  return explicit.automatic(product, explicit_sharding)(*arrays)
+
+
+def _contracted(call: calls.Contraction) -> jax.Array:
+  """The result of a checked call."""
+  call = _with_global_scale(call)
+  call = call.form().filled(api.vary_alike(call.flatten()))
+  if call.implementation is not None:
+    api.require_somewhere(
+      lambda target: backends.choose(
+        call.problem(), target, call.implementation, overlay=call.overlay
+      )
+    )
+  result = primitive.bind(call, targets.overriding_target())
+  if guards.is_on():
+    checks.check(result, call)
+  return result
+
+
+def align_groups(
+  x: jax.Array, group_sizes: jax.Array, multiple: int
+) -> tuple[jax.Array, jax.Array]:
+  """Moves groups of rows so that each begins at a multiple.
+
+  So no block of a format is of two groups, where `multiple` is its block size.
+  Between groups, and after the last one, there are zeros. Quantized along its
+  rows the result goes to `ragged_dot_general` with the sizes returned:
+
+    g_rows, sizes = jp.align_groups(g, group_sizes, 32)
+    x_rows, _ = jp.align_groups(x, group_sizes, 32)
+    jp.ragged_dot_general(
+      jp.quantize(g_rows, jp.MXFP8, axis=0),
+      jp.quantize(x_rows, jp.MXFP8, axis=0),
+      sizes,
+      jax.lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], []),
+    )
+
+  Args:
+    x: (m, ...): rows in groups.
+    group_sizes: integers[groups], as of `ragged_dot`.
+    multiple: a positive integer.
+
+  Returns:
+    Rows of x's dtype, as many as suffice for any sizes: m + min(groups, m) *
+    (multiple - 1), rounded down to a multiple; and i32[groups], the sizes,
+    rounded up to multiples.
+
+  Raises:
+    TypeError: x has no rows, group_sizes are no integers, or multiple is none.
+    ValueError: multiple is not positive.
+  """
+  with speaking.speaking_for("align_groups"):
+    x = api.array("x", x)
+    group_sizes = api.array("group_sizes", group_sizes)
+    if not x.ndim:
+      raise TypeError("align_groups: x must have rows, got a number")
+    rules.validate_groups(group_sizes, group_sizes.size)
+    if isinstance(multiple, bool) or not isinstance(multiple, int):
+      raise TypeError(
+        f"align_groups: multiple must be an integer, got {multiple!r}"
+      )
+    if multiple < 1:
+      raise ValueError(
+        f"align_groups: multiple must be at least 1, got {multiple}"
+      )
+    return groups.align(x, group_sizes.astype(jnp.int32), multiple)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+  """What dimension numbers say of a call that is served.
+
+  Attributes:
+    lhs, rhs: permutations that bring the operands into our order: (m, k) and
+      (groups, n, k), or (m, n) and (m, k).
+    is_contraction: whether m is contracted.
+  """
+
+  lhs: tuple[int, ...]
+  rhs: tuple[int, ...]
+  is_contraction: bool
+
+  @classmethod
+  def of(cls, numbers: Any, lhs: Any, rhs: Any) -> Order:
+    """Raises TypeError or NotImplementedError unless they are served."""
+    if not isinstance(numbers, jax.lax.RaggedDotDimensionNumbers):
+      raise TypeError(
+        f"{sides.who()}: ragged_dot_dimension_numbers must be a"
+        f" jax.lax.RaggedDotDimensionNumbers, got {numbers!r}"
+      )
+    dims = dot_rules.canonical_dimension_numbers(
+      numbers.dot_dimension_numbers, lhs.ndim, rhs.ndim
+    )
+    dot_rules.validate_dimension_numbers(
+      sides.who(), dims, lhs.shape, rhs.shape
+    )
+    (lhs_k, rhs_k), (lhs_batch, _) = dims
+    ragged = _in_range("lhs_ragged", numbers.lhs_ragged_dimensions, lhs.ndim)
+    group = _in_range("rhs_group", numbers.rhs_group_dimensions, rhs.ndim)
+    if len(ragged) != 1:
+      raise TypeError(
+        f"{sides.who()}: one dimension of lhs must be ragged, got {ragged}"
+      )
+    if lhs_batch:
+      raise NotImplementedError(
+        f"{sides.who()}: batch dimensions are not served, ragged or not, got"
+        f" {dims[1]}; use jax.vmap, and block_scaled_dot where groups are a"
+        " batch dimension"
+      )
+    is_contraction = ragged == lhs_k
+    ranks = (2, 2) if is_contraction else (2, 3)
+    if len(lhs_k) != 1 or (lhs.ndim, rhs.ndim) != ranks:
+      raise NotImplementedError(
+        f"{sides.who()}: one contracting dimension and no more others than"
+        " (m, k) x (groups, n, k), or (m, n) x (m, k) contracting m, are"
+        f" served, got {numbers} of {tuple(lhs.shape)} and {tuple(rhs.shape)};"
+        " reshape what is more into one dimension"
+      )
+    if len(group) != (0 if is_contraction else 1) or group == rhs_k:
+      raise TypeError(
+        f"{sides.who()}: rhs must have one group dimension, that is not"
+        " contracted, and none where the ragged dimension is contracted, got"
+        f" {group}"
+      )
+    if is_contraction:
+      return cls(
+        lhs=(*ragged, *sides.free_dims(2, lhs_k, ())),
+        rhs=(*rhs_k, *sides.free_dims(2, rhs_k, ())),
+        is_contraction=True,
+      )
+    return cls(
+      lhs=(*ragged, *lhs_k),
+      rhs=(*group, *sides.free_dims(3, rhs_k, group), *rhs_k),
+      is_contraction=False,
+    )
+
+  def lhs_in_order(self, lhs: Any) -> Any:
+    return _transposed(lhs, self.lhs)
+
+  def rhs_in_order(self, rhs: Any) -> Any:
+    return _transposed(rhs, self.rhs)
+
+
+def _transposed(x: Any, order: tuple[int, ...]) -> Any:
+  if order == tuple(range(len(order))):
+    return x
+  if isinstance(x, scaled_array.ScaledArray):
+    return x.transpose(order)
+  return jnp.transpose(x, order)
+
+
+def _in_range(name: str, dims: Any, ndim: int) -> tuple[int, ...]:
+  """Dimensions of an operand; raises TypeError."""
+  if any(not 0 <= d < ndim for d in dims):
+    raise TypeError(
+      f"{sides.who()}: {name}_dimensions {tuple(dims)} must be dimensions of an"
+      f" operand of rank {ndim}"
+    )
+  return tuple(map(int, dims))
+
+
+def _call(
+  lhs: Any,
+  rhs: Any,
+  group_sizes: Any,
+  dtype: Any,
+  reduce_dtype: Any,
+  implementation: str | None,
+) -> calls.Contraction:
+  """The call without its global scale, checked."""
+  for name, operand in (("lhs", lhs), ("rhs", rhs)):
+    if straight_through.has_surrogate(operand):
+      raise NotImplementedError(
+        f"{sides.who()}: {name} was quantized with"
+        ' derivative="straight_through", which a contraction does not have;'
+        " jaxplugin.training.ragged_dot_general quantizes both sides and has"
+        " gradients"
+      )
+  group_sizes = api.array("group_sizes", group_sizes)
+  rules.validate_groups(group_sizes, group_sizes.size)
+  backends.validate_name(implementation)
+  lhs_side, rhs_side = _side("lhs", lhs), _side("rhs", rhs)
+  if lhs_side.shape[0] != rhs_side.shape[0]:
+    raise TypeError(
+      f"{sides.who()}: lhs (m, n) and rhs (m, k) must have the same m, got"
+      f" {lhs_side.shape} and {rhs_side.shape} (logical shapes)"
+    )
+  call = calls.Contraction(
+    lhs=lhs_side,
+    rhs=rhs_side,
+    group_sizes=group_sizes.astype(jnp.int32),
+    preferred_element_type=api.result_dtype(dtype),
+    implementation=implementation,
+    overlay=resolution.overlay(),
+    reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
+  )
+  rules.validate_dtype(call.preferred_element_type)
+  return call
+
+
+def _side(name: str, operand: Any) -> sides.Side:
+  """An operand as (m, columns), checked; raises TypeError."""
+  side = api.side_of(name, operand).replace(contracting=(0,))
+  dot_rules.validate_values(side)
+  if side.format is None:
+    return side
+  if side.axis not in (None, 0):
+    raise TypeError(
+      f"{sides.who()}: {name} must be blocked along m, the contracted"
+      f" dimension, got blocks along the other one; quantize it along that"
+    )
+  side = side.replace(axis=0)
+  dot_rules.validate_scale(side)
+  api.reject_negative_scale(side)
+  return side
+
+
+def _with_global_scale(call: calls.Contraction) -> calls.Contraction:
+  """With those of both sides, as one or two factors."""
+  scales = [
+    epilogue.global_scale_of(side, _PLACES[side.name], 3)
+    for side in (call.lhs, call.rhs)
+  ]
+  factor, power = epilogue.product([x for x in scales if x is not None])
+  return call.replace(
+    lhs=call.lhs.replace(global_scale=None),
+    rhs=call.rhs.replace(global_scale=None),
+    global_scale=factor,
+    global_power=power,
+  )

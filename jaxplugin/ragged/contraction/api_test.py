@@ -1,0 +1,411 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`ragged_dot_general` and `align_groups` under JAX, and their errors."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.test_util import check_grads
+
+import jaxplugin as jp
+from jaxplugin.testing.dot_suite import contraction_suite
+from jaxplugin.testing.dot_suite import ragged_suite
+
+_M, _N, _K = 24, 6, 10
+_SIZES = np.array([9, 0, 11], np.int32)
+_NUMBERS = contraction_suite.NUMBERS
+_Numbers = jax.lax.RaggedDotDimensionNumbers
+
+
+def _arrays(seed=0):
+  rng = np.random.default_rng(seed)
+  lhs = rng.normal(size=(_M, _N)).astype(np.float32)
+  rhs = rng.normal(size=(_M, _K)).astype(np.float32)
+  return lhs, rhs
+
+
+def _contract(lhs, rhs, sizes=_SIZES, **options):
+  return jp.ragged_dot_general(lhs, rhs, sizes, _NUMBERS, **options)
+
+
+class DimensionsTest(parameterized.TestCase):
+  @parameterized.parameters(*itertools.product((0, 1), (0, 1)))
+  def test_contraction_of_any_order_is_that_of_lax(self, lhs_m, rhs_m):
+    lhs, rhs = _arrays()
+    lhs = lhs.T if lhs_m else lhs
+    rhs = rhs.T if rhs_m else rhs
+    numbers = _Numbers((((lhs_m,), (rhs_m,)), ((), ())), (lhs_m,), ())
+    expected = jax.lax.ragged_dot_general(
+      lhs, rhs, _SIZES, numbers, precision="highest"
+    )
+    actual = jp.ragged_dot_general(lhs, rhs, _SIZES, numbers)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+  @parameterized.parameters(
+    *itertools.product((0, 1), itertools.permutations(range(3)))
+  )
+  def test_ragged_rows_of_any_order_are_those_of_lax(self, m_dim, order):
+    rng = np.random.default_rng(1)
+    groups, n, k = 3, 8, 32
+    x = rng.integers(-4, 5, (_M, k)).astype(np.float32)
+    w_q, exact = ragged_suite.operand(
+      rng, jp.MXFP8, (groups, n, k), integers=True
+    )
+    x = x.T if m_dim else x
+    w_q, w = w_q.transpose(order), exact.transpose(order).astype(np.float32)
+    group, k_dim = order.index(0), order.index(2)
+    numbers = _Numbers((((1 - m_dim,), (k_dim,)), ((), ())), (m_dim,), (group,))
+    expected = jax.lax.ragged_dot_general(x, w, _SIZES, numbers)
+    actual = jp.ragged_dot_general(x, w_q, _SIZES, numbers)
+    np.testing.assert_array_equal(actual, expected)
+
+
+class TransformationsTest(parameterized.TestCase):
+  def test_derivatives_of_both_orders_and_modes(self):
+    lhs, rhs = _arrays()
+    check_grads(_contract, (lhs, rhs), 2, atol=2e-2, rtol=2e-2)
+
+  @parameterized.parameters("lhs", "rhs")
+  def test_gradient_beside_a_quantized_side_is_exact_on_integers(self, side):
+    rng = np.random.default_rng(2)
+    m, n, k = 64, 8, 12
+    sizes = np.array([20, 0, 33], np.int32)
+    shapes = {"lhs": (m, n), "rhs": (m, k)}
+    other = "rhs" if side == "lhs" else "lhs"
+    quantized, exact = ragged_suite.operand(
+      rng, jp.NVFP4, shapes[other], axis=0, integers=True
+    )
+    scale = np.full((1, 1), 0.25, np.float32)
+    quantized = jp.ScaledArray(
+      quantized.values, quantized.scale, scale, jp.NVFP4
+    )
+    exact = exact * 0.25
+    x = rng.integers(-4, 5, shapes[side]).astype(np.float32)
+    g = rng.integers(-4, 5, (3, n, k)).astype(np.float32)
+
+    def f(x):
+      pair = (x, quantized) if side == "lhs" else (quantized, x)
+      return _contract(*pair, sizes)
+
+    of_row = ragged_suite.group_of_rows(sizes, m)
+    each = g.astype(np.float64)[of_row]
+    equation = "mk,mnk->mn" if side == "lhs" else "mn,mnk->mk"
+    expected = np.einsum(equation, exact, each)
+    expected[of_row < 0] = 0
+    np.testing.assert_array_equal(jax.vjp(f, x)[1](g)[0], expected)
+
+  def test_global_scale_has_its_derivative(self):
+    lhs, rhs = _arrays()
+    lhs = np.concatenate([lhs, lhs])[:32]
+    rhs = np.concatenate([rhs, rhs])[:32]
+    lhs_q = jp.quantize(lhs, jp.NVFP4, axis=0)
+    rhs_q = jp.quantize(rhs, jp.NVFP4, axis=0)
+
+    def f(a, b):
+      scaled = lambda x, s: jp.ScaledArray(
+        x.values, x.scale, x.global_scale * s, jp.NVFP4
+      )
+      return jnp.sum(_contract(scaled(lhs_q, a), scaled(rhs_q, b)) ** 2)
+
+    value = f(1.0, 1.0)
+    b = np.ones((1, _K), np.float32)
+    of_a, of_b = jax.grad(f, (0, 1))(1.0, b)
+    # Homogeneous of degree two in each.
+    np.testing.assert_allclose(of_a, 2 * value, rtol=1e-5)
+    np.testing.assert_allclose(np.sum(of_b), 2 * value, rtol=1e-5)
+
+  @parameterized.parameters("lhs", "rhs", "sizes", "both", "all")
+  def test_vmap(self, mapped):
+    lhs, rhs = zip(*(_arrays(seed) for seed in range(2)), strict=True)
+    many = (
+      np.stack(lhs),
+      np.stack(rhs),
+      np.array([[9, 0, 11], [1, 20, 3]], np.int32),
+    )
+    is_mapped = [
+      mapped in (name, "all") or (mapped == "both" and name != "sizes")
+      for name in ("lhs", "rhs", "sizes")
+    ]
+    args = [x if m else x[0] for x, m in zip(many, is_mapped, strict=True)]
+    axes = tuple(0 if m else None for m in is_mapped)
+    actual = jax.vmap(_contract, axes)(*args)
+    for i in range(2):
+      own = [x[i] if m else x for x, m in zip(args, is_mapped, strict=True)]
+      expected, _ = contraction_suite.oracle(*map(np.float64, own[:2]), own[2])
+      np.testing.assert_allclose(actual[i], expected, atol=1e-4)
+
+  @parameterized.parameters("lhs", "rhs")
+  def test_vmap_of_a_quantized_side_keeps_the_other(self, side):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(2, 64, _N)).astype(np.float32)
+    x_q = jp.quantize(x, jp.NVFP4, axis=1)
+    x_q = jp.ScaledArray(
+      x_q.values, x_q.scale, x_q.global_scale.reshape(1, 1), jp.NVFP4
+    )
+    y = rng.normal(size=(64, _K)).astype(np.float32)
+    swap = lambda a, b: (a, b) if side == "lhs" else (b, a)
+    f = lambda values, scale: _contract(
+      *swap(jp.ScaledArray(values, scale, x_q.global_scale, jp.NVFP4), y)
+    )
+    actual = jax.vmap(f)(x_q.values, x_q.scale)
+    for i in range(2):
+      expected = f(x_q.values[i], x_q.scale[i])
+      np.testing.assert_allclose(actual[i], expected, rtol=1e-6, atol=1e-6)
+    jaxpr = str(jax.make_jaxpr(jax.vmap(f))(x_q.values, x_q.scale))
+    self.assertNotIn("scan", jaxpr)
+
+  def test_scan_and_remat(self):
+    lhs, rhs = _arrays()
+
+    @jax.checkpoint
+    def step(total, scale):
+      return total + jnp.sin(_contract(lhs * scale, rhs)), None
+
+    def f(scales):
+      zero = jnp.zeros((3, _N, _K))
+      return jnp.sum(jax.lax.scan(step, zero, scales)[0])
+
+    def g(scales):
+      return sum(jnp.sum(jnp.sin(_contract(lhs * s, rhs))) for s in scales)
+
+    scales = jnp.array([0.5, 1.0, 2.0])
+    for a, e in zip(
+      jax.value_and_grad(f)(scales), jax.value_and_grad(g)(scales), strict=True
+    ):
+      np.testing.assert_allclose(a, e, rtol=1e-5)
+
+  def test_export_with_a_symbolic_number_of_rows(self):
+    (m,) = jax.export.symbolic_shape("m")
+    exported = jax.export.export(jax.jit(_contract))(
+      jax.ShapeDtypeStruct((m, _N), jnp.float32),
+      jax.ShapeDtypeStruct((m, _K), jnp.float32),
+      jax.ShapeDtypeStruct((3,), jnp.int32),
+    )
+    loaded = jax.export.deserialize(exported.serialize())
+    lhs, rhs = _arrays()
+    for rows, sizes in ((7, [2, 0, 5]), (24, [9, 9, 3])):
+      expected, _ = contraction_suite.oracle(
+        lhs[:rows].astype(np.float64), rhs[:rows].astype(np.float64), sizes
+      )
+      actual = loaded.call(lhs[:rows], rhs[:rows], np.array(sizes, np.int32))
+      np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+  def test_linear_transpose_of_both_at_once_is_refused(self):
+    lhs, rhs = _arrays()
+    with self.assertRaisesRegex(NotImplementedError, "lhs and rhs at once"):
+      jax.linear_transpose(_contract, lhs, rhs)(
+        np.ones((3, _N, _K), np.float32)
+      )
+
+  def test_values_and_scales_have_no_derivative(self):
+    lhs = jp.quantize(np.ones((32, _N), np.float32), jp.MXFP8, axis=0)
+    f = lambda s: _contract(
+      jp.ScaledArray(lhs.values, s, None, jp.MXFP8), np.ones((32, _K))
+    )
+    with self.assertRaisesRegex(NotImplementedError, r"lhs_scale \(mxfp8\)"):
+      jax.jvp(f, (lhs.scale,), (lhs.scale,))
+
+
+class AlignGroupsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (20, [7, 0, 5], 4),
+    (20, [20, 0, 0], 8),
+    (3, [1, 1, 1], 16),
+    (20, [0, 0, 0], 4),
+    (5, [9, 1, 1], 4),
+    (5, [2, -1, 2], 4),
+    (2, [0, 1, 0, 1], 32),
+    (12, [5, 7], 1),
+    (0, [0, 0], 4),
+  )
+  def test_each_group_begins_at_a_multiple(self, m, sizes, multiple):
+    rng = np.random.default_rng(m)
+    x = rng.normal(size=(m, 3)).astype(np.float32)
+    of_row = ragged_suite.group_of_rows(np.array(sizes), m)
+    x[of_row < 0] = np.nan
+    rows, new = jp.align_groups(x, np.array(sizes, np.int32), multiple)
+    own = [x[of_row == g] for g in range(len(sizes))]
+    padded = [
+      np.pad(part, ((0, -len(part) % multiple), (0, 0))) for part in own
+    ]
+    self.assertEqual(list(new), [len(part) for part in padded])
+    expected = np.concatenate(padded)
+    self.assertLessEqual(len(expected), len(rows))
+    most = m + min(len(sizes), m) * (multiple - 1)
+    self.assertEqual(len(rows), most // multiple * multiple)
+    if multiple > 1:
+      expected = np.pad(expected, ((0, len(rows) - len(expected)), (0, 0)))
+      np.testing.assert_array_equal(rows, expected)
+    else:
+      np.testing.assert_array_equal(rows[: len(expected)], expected)
+
+  def test_contraction_of_aligned_groups_is_the_same(self):
+    lhs, rhs = _arrays()
+    lhs[20:], rhs[22:] = np.nan, np.nan
+    lhs_rows, sizes = jp.align_groups(lhs, _SIZES, 32)
+    rhs_rows, _ = jp.align_groups(rhs, _SIZES, 32)
+    expected, _ = contraction_suite.oracle(
+      np.nan_to_num(lhs).astype(float), np.nan_to_num(rhs).astype(float), _SIZES
+    )
+    actual = _contract(lhs_rows, rhs_rows, sizes)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+  def test_blocks_of_a_group_do_not_depend_on_others(self):
+    lhs, _ = _arrays()
+    f = lambda x: jp.quantize(
+      jp.align_groups(x, _SIZES, 32)[0], jp.MXFP8, axis=0
+    )
+    other = lhs.copy()
+    other[:9] *= 1000
+    a, b = f(lhs), f(other)
+    np.testing.assert_array_equal(a.scale[1:], b.scale[1:])
+    np.testing.assert_array_equal(a.values[32:], b.values[32:])
+
+  def test_its_derivative_brings_rows_back(self):
+    lhs, _ = _arrays()
+    f = lambda x: jp.align_groups(x, _SIZES, 4)[0]
+    rows, pull = jax.vjp(f, lhs)
+    (back,) = pull(rows)
+    np.testing.assert_array_equal(back[:20], lhs[:20])
+    np.testing.assert_array_equal(back[20:], 0)
+
+  def test_errors_name_the_rule(self):
+    lhs, _ = _arrays()
+    check = lambda error, pattern, *args: self.assertRaisesRegex(
+      error, pattern, jp.align_groups, *args
+    )
+    check(TypeError, "multiple must be an integer, got 4.0", lhs, _SIZES, 4.0)
+    check(ValueError, "multiple must be at least 1, got 0", lhs, _SIZES, 0)
+    check(TypeError, "group_sizes must be integers", lhs, _SIZES * 1.0, 4)
+    check(TypeError, "x must have rows", np.float32(1), _SIZES, 4)
+
+
+class ExplainTest(absltest.TestCase):
+  def test_cost_is_told(self):
+    lhs, rhs = _arrays()
+    lhs_q = jp.quantize(jp.align_groups(lhs, _SIZES, 32)[0], jp.MXFP8, axis=0)
+    rhs_rows, sizes = jp.align_groups(rhs, _SIZES, 32)
+    h200 = jp.named_target("h200")
+    told = jp.explain(_contract, lhs_q, rhs_rows, sizes, target=h200)
+    (dot,) = told.dots
+    self.assertEqual(dot.decision.implementation, "xla")
+    self.assertIn("groups=3 m=96 n=6 k=10, contracting m", str(told))
+    self.assertIn("in tiles of 32 rows", str(told))
+    self.assertIn("the host decides each step", str(told))
+    self.assertIn("whole f32 or bf16 copies", str(told))
+    read = 96 * 6 + 3 * 6 + 96 * 10 * 4 + 3 * 4
+    self.assertEqual(dot.estimate.num_bytes, read + 3 * 6 * 10 * 4)
+
+
+class DebugChecksTest(parameterized.TestCase):
+  @parameterized.parameters(([9, 9, 9],), ([-1, 2, 3],))
+  def test_wrong_sizes_are_an_error(self, sizes):
+    with (
+      self.assertRaisesRegex(ValueError, "group_sizes must not be negative"),
+      jp.debug_checks(),
+    ):
+      _contract(*_arrays(), np.array(sizes, np.int32))
+
+  def test_explained_nans_and_overflow_pass(self):
+    lhs, rhs = _arrays()
+    lhs[1, 3] = np.nan
+    with jp.debug_checks():
+      y = np.asarray(_contract(lhs, rhs))
+      z = _contract(lhs * 1e5, rhs, preferred_element_type=jnp.float16)
+    self.assertTrue(np.isnan(y[0, 3]).all())
+    self.assertTrue(np.isfinite(np.delete(y[0], 3, 0)).all())
+    self.assertTrue(np.isinf(np.asarray(z)).any())
+
+
+class ErrorsTest(parameterized.TestCase):
+  def _check(self, error, pattern, *args, numbers=_NUMBERS, **options):
+    with self.assertRaisesRegex(error, f"ragged_dot_general: .*{pattern}"):
+      jp.ragged_dot_general(*args, numbers, **options)
+
+  def test_names_rule_and_remedy(self):
+    lhs, rhs = _arrays()
+    t, n = TypeError, NotImplementedError
+    args = (lhs, rhs, _SIZES)
+    self._check(t, "contracting sizes must agree", lhs, rhs[:7], _SIZES)
+    self._check(t, "group_sizes must be integers", lhs, rhs, _SIZES * 1.0)
+    self._check(t, "lhs without a scale must be", lhs.astype(int), rhs, _SIZES)
+    self._check(t, "float32, bfloat16 or", *args, preferred_element_type=int)
+    self._check(ValueError, "implementation must be", *args, implementation="q")
+    self._check(t, "RaggedDotDimensionNumbers, got None", *args, numbers=None)
+    quantized = jp.quantize(np.ones((32, 32), np.float32), jp.MXFP8)
+    self._check(
+      t, "rhs must be blocked along m", np.ones((32, 2)), quantized, _SIZES
+    )
+    dims = lambda *dot, ragged=(0,), group=(): _Numbers(dot, ragged, group)
+    plain = ((0,), (0,)), ((), ())
+    self._check(
+      t,
+      r"one dimension of lhs must be ragged, got \(\)",
+      *args,
+      numbers=dims(*plain, ragged=()),
+    )
+    self._check(
+      t,
+      r"lhs_ragged_dimensions \(2,\) must be",
+      *args,
+      numbers=dims(*plain, ragged=(2,)),
+    )
+    self._check(
+      t,
+      "must have one group dimension",
+      *args,
+      numbers=dims(*plain, group=(1,)),
+    )
+    stacked = np.ones((2, _M, _N), np.float32)
+    self._check(
+      n,
+      "batch dimensions .* use jax.vmap",
+      stacked,
+      stacked,
+      _SIZES,
+      numbers=dims(((1,), (1,)), ((0,), (0,)), ragged=(1,)),
+    )
+    self._check(
+      n,
+      "reshape what is more",
+      stacked,
+      rhs,
+      _SIZES,
+      numbers=dims(((1,), (0,)), ((), ()), ragged=(1,)),
+    )
+    through = jp.quantize(
+      np.ones((32, 4), np.float32),
+      jp.MXFP8,
+      axis=0,
+      derivative="straight_through",
+    )
+    self._check(
+      n,
+      "lhs was quantized with .*straight_through",
+      through,
+      np.ones((32, 2)),
+      _SIZES,
+    )
+
+  def test_ragged_rows_with_plain_weights_are_refused(self):
+    numbers = _Numbers((((1,), (2,)), ((), ())), (0,), (0,))
+    x, w = np.ones((4, 8), np.float32), np.ones((3, 2, 8), np.float32)
+    self._check(
+      *(TypeError, "rhs must be a ScaledArray", x, w, _SIZES), numbers=numbers
+    )
+
+  def test_negative_nvfp4_scale_is_refused(self):
+    rows = jp.quantize(np.ones((16, 4), np.float32), jp.NVFP4, axis=0)
+    scale = jnp.asarray(-np.asarray(rows.scale).astype(np.float32))
+    bad = jp.ScaledArray(
+      rows.values, scale.astype(rows.scale.dtype), rows.global_scale, jp.NVFP4
+    )
+    self._check(ValueError, "lhs_scale", bad, np.ones((16, 2)), _SIZES)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,76 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What XLA's GPU compiler, without GPUs, makes of a split ragged dot."""
+
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.explanation import deviceless
+
+GROUPS, M, N, K = 8, 64, 256, 512
+COLLECTIVE = re.compile(
+  r"= \(*(\w+)\[.*? (all-gather|all-reduce|reduce-scatter)(?:-start)?\("
+)
+
+
+@absltest.skipIf(
+  any(
+    importlib.util.find_spec(name) is None
+    for name in ("triton", "jax_cuda13_plugin")
+  ),
+  "triton or jax-cuda13-plugin is not installed",
+)
+class OptimizedTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("h100", False, P("a"), P("b"), [("bf16", "all-reduce")]),
+    (
+      *("h100", True, P("b"), P("b")),
+      [("u8", "all-gather"), ("bf16", "reduce-scatter")],
+    ),
+    (
+      *("b200", True, P(None, "b"), P(None, None, "b")),
+      [("f32", "all-reduce")],
+    ),
+  )
+  def test_kernels_serve_each_device_and_few_bytes_travel(
+    self, name, is_quantized, lhs_spec, rhs_spec, collectives
+  ):
+    target = jp.named_target(name)
+    mesh = deviceless.mesh(target, (2, 2), ("a", "b"))
+
+    def spec(shape, dtype, spec):
+      sharding = NamedSharding(mesh, spec)
+      return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    lhs = spec((M, K), jnp.bfloat16, lhs_spec)
+    if is_quantized:
+      values = spec((M, K), jnp.float8_e4m3fn, lhs_spec)
+      scale = spec((M, K // 32), jnp.float8_e8m0fnu, lhs_spec)
+      lhs = jp.ScaledArray(values, scale, None, jp.MXFP8)
+    rhs = jp.ScaledArray(
+      spec((GROUPS, N, K // 2), jnp.uint8, rhs_spec),
+      spec((GROUPS, N, K // 32), jnp.float8_e8m0fnu, rhs_spec),
+      None,
+      jp.MXFP4,
+    )
+    text = deviceless.compile(
+      lambda *args: jp.ragged_dot(*args, preferred_element_type=jnp.bfloat16),
+      *(lhs, rhs, spec((GROUPS,), jnp.int32, P())),
+      target=target,
+      mesh=mesh,
+    ).as_text()
+    self.assertEqual(COLLECTIVE.findall(text), collectives)
+    self.assertIn("triton_kernel_call", text)
+    self.assertNotRegex(text, r"\b(while|conditional)\(")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,350 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded ragged dots under `shard_map`, explicit axes and transformations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.testing.dot_suite import ragged_suite
+
+NUM_DEVICES = 8
+LAYERS, GROUPS, M, K = 3, 8, 32, 128
+SIZES = np.array([5, 0, 3, 9, 0, 1, 2, 7], np.int32)
+
+
+def own_experts(rows, weights, sizes, *, implementation=None):
+  """A device's part, in the words of a user of `shard_map` over "b"."""
+  groups = weights.shape[0]
+  first = jax.lax.axis_index("b") * groups
+  ends = jnp.cumsum(sizes)
+  start = jnp.where(first, ends[first - 1], 0)
+  own = jax.lax.dynamic_slice_in_dim(sizes, first, groups)
+  result = jp.ragged_dot(
+    jnp.roll(rows, -start, 0), weights, own, implementation=implementation
+  )
+  return jax.lax.psum(jnp.roll(result, start, 0), "b")
+
+
+class TransformsTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    self.devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
+    self.mesh = jax.sharding.Mesh(self.devices, ("a", "b"))
+    rng = np.random.default_rng(0)
+    self.rhs, self.exact = ragged_suite.operand(
+      rng, jp.MXFP4, (LAYERS, GROUPS, K, K), integers=True
+    )
+    self.lhs = rng.integers(-4, 5, (M, K)).astype(np.float32)
+    self.expected, _ = ragged_suite.oracle(self.lhs, self.exact[0], SIZES)
+
+  def put(self, tree, spec, mesh=None):
+    return jax.tree.map(
+      lambda leaf: jax.device_put(leaf, NamedSharding(mesh or self.mesh, spec)),
+      tree,
+    )
+
+  @parameterized.product(implementation=(None, "xla"), check_vma=(True, False))
+  def test_shard_map_of_a_device_s_own_experts(self, implementation, check_vma):
+    mapped = jax.shard_map(
+      functools.partial(own_experts, implementation=implementation),
+      mesh=self.mesh,
+      in_specs=(P("a"), P("b"), P()),
+      out_specs=P("a"),
+      check_vma=check_vma,
+    )
+    # Each half of the rows is sorted for itself, and of the same sizes.
+    sizes = SIZES // 2
+    result = np.asarray(jax.jit(mapped)(self.lhs, self.rhs[0], sizes))
+    for half in np.split(np.arange(M), 2):
+      expected, _ = ragged_suite.oracle(self.lhs[half], self.exact[0], sizes)
+      np.testing.assert_array_equal(result[half], expected)
+
+  @parameterized.parameters(None, "xla")
+  def test_gradient_of_a_shard_map(self, implementation):
+    mapped = jax.shard_map(
+      functools.partial(own_experts, implementation=implementation),
+      mesh=self.mesh,
+      in_specs=(P(), P("b"), P()),
+      out_specs=P(),
+    )
+    cotangent = np.random.default_rng(1).integers(-4, 5, (M, K))
+    cotangent = cotangent.astype(np.float32)
+    _, pull = jax.vjp(lambda x: mapped(x, self.rhs[0], SIZES), self.lhs)
+    transposed = np.swapaxes(self.exact[0], 1, 2)
+    expected, _ = ragged_suite.oracle(cotangent, transposed, SIZES)
+    np.testing.assert_array_equal(np.asarray(pull(cotangent)[0]), expected)
+
+  def test_shard_map_of_a_contraction(self):
+    # Gradients of weights: of each half of the rows, summed.
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+      dot_dimension_numbers=(((0,), (0,)), ((), ())),
+      lhs_ragged_dimensions=[0],
+      rhs_group_dimensions=[],
+    )
+
+    def local(lhs, rhs, sizes):
+      part = jp.ragged_dot_general(lhs, rhs, sizes, numbers)
+      return jax.lax.psum(part, "a")
+
+    mapped = jax.shard_map(
+      local,
+      mesh=self.mesh,
+      in_specs=(P("a"), P("a"), P()),
+      out_specs=P(),
+    )
+    sizes = SIZES // 2
+    result = jax.jit(mapped)(self.lhs, self.lhs[:, :16], sizes)
+    expected = np.zeros((GROUPS, K, 16))
+    for half in np.split(self.lhs.astype(np.float64), 2):
+      of_row = ragged_suite.group_of_rows(sizes, len(half))
+      for group in range(GROUPS):
+        own = half[of_row == group]
+        expected[group] += own.T @ own[:, :16]
+    np.testing.assert_array_equal(np.asarray(result), expected)
+
+  @parameterized.parameters(None, "cpu")
+  def test_shard_map_over_some_axes_leaves_the_others(self, implementation):
+    mapped = jax.shard_map(
+      functools.partial(own_experts, implementation=implementation),
+      mesh=self.mesh,
+      in_specs=(P(), P("b"), P()),
+      out_specs=P(),
+      axis_names={"b"},
+    )
+    rows = self.put(self.lhs, P("a"))
+    result = jax.jit(mapped)(rows, self.rhs[0], SIZES)
+    np.testing.assert_array_equal(np.asarray(result), self.expected)
+
+  def test_some_axes_under_gspmd_serve_by_operations_or_say_why_not(self):
+    shardy = jax.config.jax_use_shardy_partitioner
+    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
+    jax.config.update("jax_use_shardy_partitioner", False)
+
+    def call(implementation):
+      mapped = jax.shard_map(
+        functools.partial(own_experts, implementation=implementation),
+        mesh=self.mesh,
+        in_specs=(P(), P("b"), P()),
+        out_specs=P(),
+        axis_names={"b"},
+      )
+      return jax.jit(mapped)(self.put(self.lhs, P("a")), self.rhs[0], SIZES)
+
+    np.testing.assert_array_equal(np.asarray(call(None)), self.expected)
+    with self.assertRaisesRegex(NotImplementedError, "shard_map over all axes"):
+      call("cpu")
+
+  @parameterized.parameters(False, True)
+  def test_scan_and_remat_of_stacked_experts(self, is_explicit):
+    """Gradients too; weights of a layer are never gathered."""
+
+    @jax.checkpoint
+    def layer(x, w):
+      return jp.ragged_dot(x, w, SIZES, activation="relu") / 512, None
+
+    def loss(x, stack):
+      return jnp.sum(jax.lax.scan(layer, x, stack)[0])
+
+    step = jax.jit(jax.value_and_grad(loss))
+
+    def exact(x):
+      of_row = ragged_suite.group_of_rows(SIZES, M)
+      for w in self.exact:
+        z = jnp.einsum("mk,mnk->mn", x, w[of_row].astype(np.float32))
+        x = jnp.where((of_row >= 0)[:, None], jax.nn.relu(z), 0) / 512
+      return jnp.sum(x)
+
+    expected = jax.value_and_grad(exact)(self.lhs)
+    mesh = self.mesh
+    if is_explicit:
+      mesh = jax.make_mesh(
+        (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
+      )
+    with jax.set_mesh(mesh):
+      args = (
+        self.put(self.lhs, P("a"), mesh),
+        self.put(self.rhs, P(None, "b"), mesh),
+      )
+      value, gradient = step(*args)
+      text = step.lower(*args).compile().as_text()
+    for have, want in zip((value, gradient), expected, strict=True):
+      scale = float(np.abs(want).max())
+      np.testing.assert_allclose(have, want, atol=1e-5 * scale)
+    self.assertNotIn("all-gather", text)
+
+  def test_vmap_of_sharded_weights_gathers_none(self):
+    lhs = np.stack([self.lhs, 2 * self.lhs])
+    function = jax.jit(jax.vmap(jp.ragged_dot, (0, 0, None)))
+    args = lhs, self.put(self.rhs[:2], P("a", "b")), SIZES
+    result = function(*args)
+    for i in range(2):
+      expected, _ = ragged_suite.oracle(lhs[i], self.exact[i], SIZES)
+      np.testing.assert_array_equal(np.asarray(result[i]), expected)
+    self.assertNotIn("all-gather", function.lower(*args).compile().as_text())
+
+  def test_export_of_a_sharded_call_runs(self):
+    args = (
+      self.put(self.lhs, P("a")),
+      self.put(self.rhs[0], P("b")),
+      self.put(SIZES, P()),
+    )
+    exported = jax.export.export(jax.jit(jp.ragged_dot))(*args)
+    restored = jax.export.deserialize(exported.serialize())
+    result = jax.jit(restored.call)(*args)
+    np.testing.assert_array_equal(np.asarray(result), self.expected)
+
+  def test_export_of_a_shard_map_gathers_nothing(self):
+    mapped = jax.shard_map(
+      own_experts,
+      mesh=self.mesh,
+      in_specs=(P(), P("b"), P()),
+      out_specs=P(),
+    )
+    args = self.put(self.lhs, P()), self.put(self.rhs[0], P("b")), SIZES
+    exported = jax.export.export(jax.jit(mapped))(*args)
+    call = jax.jit(jax.export.deserialize(exported.serialize()).call)
+    args = (*args[:2], self.put(SIZES, P()))
+    np.testing.assert_array_equal(np.asarray(call(*args)), self.expected)
+    self.assertNotIn("all-gather", call.lower(*args).compile().as_text())
+
+
+class ExplicitTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    self.mesh = jax.make_mesh(
+      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
+    )
+    self.rng = np.random.default_rng(0)
+
+  def put(self, tree, spec):
+    return jax.tree.map(
+      lambda leaf: jax.device_put(
+        leaf, NamedSharding(self.mesh, spec if leaf.size > 1 else P())
+      ),
+      tree,
+    )
+
+  def assert_type(self, x, *spec):
+    self.assertEqual(tuple(jax.typeof(x).sharding.spec), spec)
+
+  @parameterized.product(
+    case=(
+      (P(), P("b"), (None, None)),
+      (P("a"), P("b"), ("a", None)),
+      (P("b"), P("b"), ("b", None)),
+      (P("a"), P(None, "b"), ("a", "b")),
+      (P(None, "b"), P(None, None, "b"), (None, None)),
+    ),
+    is_jitted=(True, False),
+  )
+  def test_types_of_results(self, case, is_jitted):
+    lhs_spec, rhs_spec, spec = case
+    lhs, exact_lhs = ragged_suite.operand(
+      self.rng, jp.MXFP8, (M, K), integers=True
+    )
+    rhs, exact_rhs = ragged_suite.operand(
+      self.rng, jp.NVFP4, (GROUPS, 64, K), integers=True
+    )
+    function = jax.jit(jp.ragged_dot) if is_jitted else jp.ragged_dot
+    with jax.set_mesh(self.mesh):
+      args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec), SIZES
+      result = function(*args)
+      self.assert_type(result, *spec)
+    expected, _ = ragged_suite.oracle(exact_lhs, exact_rhs, SIZES)
+    np.testing.assert_array_equal(np.asarray(result), expected)
+
+  @parameterized.parameters(
+    ("swigluoai", P("a"), P("b"), P("b")),
+    ("swiglu", P("a"), P(None, "b"), P(None, "b")),
+    ("silu", P(None, "b"), P(None, None, "b"), P()),
+  )
+  def test_types_of_gradients(self, activation, lhs_spec, rhs_spec, bias_spec):
+    rhs, _ = ragged_suite.operand(
+      self.rng, jp.MXFP8, (GROUPS, 64, K), integers=True
+    )
+    lhs = self.rng.normal(size=(M, K)).astype(np.float32) / 64
+    bias = self.rng.normal(size=(GROUPS, 64)).astype(np.float32)
+
+    def loss(lhs, bias, rhs):
+      y = jp.ragged_dot(lhs, rhs, SIZES, bias=bias, activation=activation)
+      return jnp.sum(jnp.sin(y))
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    expected = gradient(lhs, bias, rhs)
+    with jax.set_mesh(self.mesh):
+      args = (
+        self.put(lhs, lhs_spec),
+        self.put(bias, bias_spec),
+        self.put(rhs, rhs_spec),
+      )
+      actual = gradient(*args)
+      for have, arg in zip(actual, args, strict=False):
+        self.assertEqual(jax.typeof(have), jax.typeof(arg))
+    for have, want in zip(actual, expected, strict=True):
+      scale = float(np.abs(want).max())
+      np.testing.assert_allclose(have, want, atol=1e-5 * scale)
+
+  @parameterized.parameters(
+    (P("a"), P("b")), (P("b"), P("b")), (P(), P(None, "b"))
+  )
+  def test_types_of_straight_through_gradients(self, lhs_spec, rhs_spec):
+    lhs = self.rng.normal(size=(M, K)).astype(np.float32)
+    rhs = self.rng.normal(size=(GROUPS, 64, K)).astype(np.float32)
+    quantize = functools.partial(
+      jp.quantize, format=jp.MXFP8, derivative="straight_through"
+    )
+
+    def loss(lhs, rhs):
+      y = jp.ragged_dot(quantize(lhs), quantize(rhs), SIZES)
+      return jnp.sum(jnp.sin(y / 8))
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    expected = gradient(lhs, rhs)
+    with jax.set_mesh(self.mesh):
+      args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec)
+      actual = gradient(*args)
+    for have, want, arg in zip(actual, expected, args, strict=True):
+      self.assertEqual(jax.typeof(have), jax.typeof(arg))
+      np.testing.assert_allclose(have, want, atol=1e-5)
+
+  def test_checks_vmap_jvp_and_explain_take_types(self):
+    rhs, exact = ragged_suite.operand(
+      self.rng, jp.MXFP8, (GROUPS, K, K), integers=True
+    )
+    lhs = self.rng.integers(-4, 5, (M, K)).astype(np.float32)
+    expected, _ = ragged_suite.oracle(lhs, exact, SIZES)
+    with jax.set_mesh(self.mesh):
+      weights, rows = self.put(rhs, P("b")), self.put(lhs, P("a"))
+      with jp.debug_checks():
+        result = jax.jit(jp.ragged_dot)(rows, weights, SIZES)
+      self.assert_type(result, "a", None)
+      np.testing.assert_array_equal(np.asarray(result), expected)
+      pair = self.put(np.stack([lhs, 2 * lhs]), P("a"))
+      both = jax.vmap(jp.ragged_dot, (0, None, None))(pair, weights, SIZES)
+      self.assert_type(both, "a", None, None)
+      np.testing.assert_array_equal(np.asarray(both)[1], 2 * expected)
+      _, tangent = jax.jvp(
+        lambda x: jp.ragged_dot(x, weights, SIZES), (rows,), (rows,)
+      )
+      self.assert_type(tangent, "a", None)
+      np.testing.assert_array_equal(np.asarray(tangent), expected)
+      (told,) = jp.explain(jp.ragged_dot, rows, weights, SIZES)
+      self.assertEqual(told.decision.implementation, "cpu")
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  absltest.main()

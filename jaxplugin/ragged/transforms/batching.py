@@ -1,0 +1,169 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`vmap` of a ragged dot: one ragged dot of the rows of all entries.
+
+Entries that share their weights share their groups: rows of one group come
+together, and its weight is read once for all entries. Entries with weights of
+their own are so many groups more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import batching
+
+from jaxplugin.core import forms
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
+from jaxplugin.ragged import groups
+
+Bind = Callable[[calls.Call], jax.Array]
+
+_ROWS: Final = frozenset({"lhs", "lhs_scale"})
+_WEIGHTS: Final = frozenset({"rhs", "rhs_scale"})
+_SCALES: Final = frozenset({"global_scale", "global_power"})
+_EPILOGUE: Final = _SCALES | {"bias"}
+
+
+def batch(
+  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+) -> tuple[jax.Array, int]:
+  """The results of all entries, and the dimension of entries.
+
+  Args:
+    bind: of the primitive.
+    call: of the arrays of all entries.
+    mapped: the dimension of entries of each array that has one.
+    size: the number of entries.
+  """
+  names = set(mapped)
+  if names <= _ROWS:
+    return _of_rows(bind, call, mapped, size)
+  if not names & _WEIGHTS and names & _EPILOGUE:
+    return _of_epilogues(bind, call, mapped, size)
+  return _of_groups(bind, call, mapped, size)
+
+
+def in_turn(
+  bind: Callable[[Any], jax.Array],
+  args: Sequence[jax.Array],
+  dims: Sequence[int | None],
+  form: forms.Call,
+) -> tuple[jax.Array, int]:
+  """One entry after the other: what cannot be one call."""
+  is_mapped = [d is not None for d in dims]
+  moved = [
+    x if d is None else jnp.moveaxis(x, d, 0)
+    for x, d in zip(args, dims, strict=True)
+  ]
+
+  def entry(own: list[jax.Array]) -> jax.Array:
+    rest = iter(own)
+    flat = [
+      next(rest) if m else x for x, m in zip(moved, is_mapped, strict=True)
+    ]
+    return bind(form.filled(flat))
+
+  own = [x for x, m in zip(moved, is_mapped, strict=True) if m]
+  return lax.map(entry, own), 0
+
+
+def _of_rows(
+  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+) -> tuple[jax.Array, int]:
+  """Only lhs is mapped: each row becomes as many, all of the same group."""
+
+  def merged(name: str, x: jax.Array) -> jax.Array:
+    x = batching.bdim_at_front(x, mapped.get(name), size)
+    x = jnp.moveaxis(x, 0, 1)
+    return x.reshape(x.shape[0] * size, *x.shape[2:])
+
+  arrays = call.arrays()
+  changes = {name: merged(name, arrays[name]) for name in _ROWS & {*arrays}}
+  for name in _SCALES & {*arrays}:
+    if arrays[name].ndim == 2:
+      changes[name] = jnp.repeat(arrays[name], size, axis=0)
+  sizes = call.group_sizes * call.group_sizes.dtype.type(size)
+  result = bind(call.with_arrays(group_sizes=sizes, **changes))
+  return result.reshape(-1, size, result.shape[1]), 1
+
+
+def _of_epilogues(
+  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+) -> tuple[jax.Array, int]:
+  """Sums of shared weights, and what follows of each entry for itself."""
+  rest = {name: d for name, d in mapped.items() if name not in _EPILOGUE}
+  dim: int | None = None
+  if rest:
+    sums, dim = batch(bind, call.bare(), rest, size)
+  else:
+    sums = bind(call.bare())
+  arrays = call.arrays()
+  names = [name for name in arrays if name not in _WEIGHTS]
+
+  def apply(sums: jax.Array, *own: jax.Array) -> jax.Array:
+    entry = call.with_arrays(**dict(zip(names, own, strict=True)))
+    return epilogue.apply(sums, entry)
+
+  follow = jax.vmap(apply, in_axes=(dim, *map(mapped.get, names)))
+  return follow(sums, *(arrays[name] for name in names)), 0
+
+
+def _of_groups(
+  bind: Bind, call: calls.Call, mapped: Mapping[str, int], size: int
+) -> tuple[jax.Array, int]:
+  """Entries have sizes of their own, perhaps weights as well.
+
+  Rows are brought into the order of groups, and results back.
+  """
+  has_weights = bool(_WEIGHTS & {*mapped})
+  arrays = call.arrays()
+
+  def entries(name: str) -> jax.Array:
+    return batching.bdim_at_front(arrays[name], mapped.get(name), size)
+
+  sizes = entries("group_sizes")
+  num_groups = sizes.shape[1]
+  num_rows = entries("lhs").shape[1]
+  ends = jax.vmap(groups.ends, (0, None))(sizes, num_rows)
+  starts = jnp.pad(ends, ((0, 0), (1, 0)))[:, :-1]
+  of_row = jax.vmap(groups.of_rows, (0, None))(ends, num_rows)
+  new_sizes = ends - starts
+  if has_weights:
+    first = num_groups * jnp.arange(size, dtype=jnp.int32)[:, None]
+    of_row = jnp.where(of_row < num_groups, of_row + first, size * num_groups)
+    new_sizes = new_sizes.reshape(-1)
+  else:
+    new_sizes = jnp.sum(new_sizes, axis=0, dtype=jnp.int32)
+  order = jnp.argsort(of_row.reshape(-1), stable=True)
+
+  changes = {"group_sizes": new_sizes}
+  # Factor and power of a global scale keep one shape.
+  scales_are_mapped = bool(_SCALES & {*mapped})
+  for name, x in arrays.items():
+    is_scale = name in _SCALES
+    ndim = x.ndim - (name in mapped)
+    if name in _ROWS or (is_scale and ndim == 2):
+      changes[name] = _merged(entries(name))[order]
+    elif is_scale and ndim == 0 and scales_are_mapped:
+      by_groups = (size, num_groups)
+      x = jnp.broadcast_to(entries(name)[:, None], by_groups)
+      changes[name] = _merged(x)
+    elif has_weights and ndim and name != "group_sizes":
+      changes[name] = _merged(entries(name))
+  result = bind(call.with_arrays(**changes))
+  result = jnp.zeros_like(result).at[order].set(result, unique_indices=True)
+  return result.reshape(size, num_rows, result.shape[1]), 0
+
+
+def _merged(x: jax.Array) -> jax.Array:
+  """The first two dimensions as one."""
+  return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

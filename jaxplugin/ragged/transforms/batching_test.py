@@ -1,0 +1,187 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`vmap` of ragged dots: each entry's result, from one ragged dot."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing import contract
+from jaxplugin.testing import transformations
+from jaxplugin.testing.dot_suite import ragged_suite
+
+PRIMITIVE = "block_scaled_ragged_dot"
+ENTRIES, GROUPS, M, N, K = 3, 4, 11, 16, 64
+ARGUMENTS = ("lhs", "rhs", "sizes", "bias")
+# Sizes that do not fit are cut of each entry for itself.
+SIZES = np.array([[5, 0, 4, 1], [0, 0, 0, 0], [-2, 9, 7, 3]], np.int32)
+FITTING = np.array([[5, 0, 4, 1], [0, 0, 0, 0], [0, 9, 2, 0]], np.int32)
+
+
+def expected_of(lhs, rhs, sizes, bias=None):
+  result, _ = ragged_suite.oracle(lhs, rhs, sizes)
+  of_row = ragged_suite.group_of_rows(sizes, len(lhs))
+  if bias is not None:
+    result = np.where((of_row >= 0)[:, None], result + bias[of_row], 0)
+  return result
+
+
+def ragged_dots(function, *args):
+  """How many ragged dots a function has, and how many of them in loops."""
+  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  count = lambda eqns: sum(e.primitive.name == PRIMITIVE for e in eqns)
+  loops = (
+    eqn
+    for eqn in transformations.equations(jaxpr)
+    if eqn.primitive.name in ("scan", "while")
+  )
+  in_loops = sum(count(transformations.inner_equations(e)) for e in loops)
+  return count(transformations.equations(jaxpr)), in_loops
+
+
+class VmapTest(parameterized.TestCase):
+  def operands(self, lhs_format, rhs_format, mapped, seed=0):
+    """Arguments, mapped or not, and f(name, entry), the exact ones."""
+    rng = np.random.default_rng(seed)
+    make = lambda format, *shape: ragged_suite.operand(
+      rng, format, shape, integers=True
+    )
+    lead = lambda name: (ENTRIES,) if name in mapped else ()
+    lhs, exact_lhs = make(lhs_format, *lead("lhs"), M, K)
+    rhs, exact_rhs = make(rhs_format, *lead("rhs"), GROUPS, N, K)
+    bias = rng.integers(-4, 5, (*lead("bias"), GROUPS, N)).astype(np.float32)
+    is_mapped = "sizes" in mapped
+    args = (lhs, rhs, SIZES if is_mapped else SIZES[0], bias)
+    exact = (exact_lhs, exact_rhs, FITTING if is_mapped else FITTING[0], bias)
+
+    def of_entry(i):
+      return [
+        x[i] if name in mapped else x
+        for name, x in zip(ARGUMENTS, exact, strict=True)
+      ]
+
+    return args, of_entry
+
+  @parameterized.parameters(
+    *(
+      (mapped,)
+      for count in range(1, 5)
+      for mapped in itertools.combinations(ARGUMENTS, count)
+    )
+  )
+  def test_every_choice_of_mapped_arguments(self, mapped):
+    args, of_entry = self.operands(contract.F32, jp.MXFP8, mapped)
+    axes = tuple(0 if name in mapped else None for name in ARGUMENTS)
+    function = jax.vmap(
+      lambda lhs, rhs, sizes, bias: jp.ragged_dot(lhs, rhs, sizes, bias=bias),
+      axes,
+    )
+    actual = function(*args)
+    for i in range(ENTRIES):
+      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)))
+    self.assertEqual(ragged_dots(function, *args), (1, 0))
+
+  @parameterized.product(
+    formats=((jp.NVFP4, jp.NVFP4), (jp.MXFP4, jp.MXFP8), (jp.MXFP8, jp.MXFP4)),
+    mapped=(("lhs",), ("lhs", "sizes"), ("rhs",), ("lhs", "rhs", "sizes")),
+  )
+  def test_quantized_rows(self, formats, mapped):
+    args, of_entry = self.operands(*formats, mapped)
+    axes = [0 if name in mapped else None for name in ARGUMENTS[:3]]
+    function = jax.vmap(jp.ragged_dot, axes)
+    actual = jax.jit(function)(*args[:3])
+    for i in range(ENTRIES):
+      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
+
+  @parameterized.product(
+    lhs_shape=((ENTRIES, 1, 1), (ENTRIES, M, 1), (M, 1), None),
+    rhs_shape=((ENTRIES, 1, 1, 1), (ENTRIES, GROUPS, 1, 1), (GROUPS, 1, 1)),
+    has_weights=(False, True),
+  )
+  def test_global_scales(self, lhs_shape, rhs_shape, has_weights):
+    mapped = ("lhs", "sizes") + (("rhs",) if has_weights else ())
+    rng = np.random.default_rng(1)
+    (lhs, rhs, sizes, _), of_entry = self.operands(jp.NVFP4, jp.NVFP4, mapped)
+    draw = lambda shape: np.exp2(rng.integers(-20, 20, shape or (1, 1))).astype(
+      np.float32
+    )
+    of_lhs, of_rhs = draw(lhs_shape), draw(rhs_shape)
+
+    # Arrays of which only values, or only the global scale, are mapped.
+    def dot(lhs, lhs_global, rhs, rhs_global, sizes):
+      lhs = jp.ScaledArray(*lhs, lhs_global, jp.NVFP4)
+      rhs = jp.ScaledArray(*rhs, rhs_global, jp.NVFP4)
+      return jp.ragged_dot(lhs, rhs, sizes)
+
+    axis = lambda x, ndim: 0 if x.ndim > ndim else None
+    actual = jax.vmap(
+      dot, (0, axis(of_lhs, 2), 0 if has_weights else None, axis(of_rhs, 3), 0)
+    )((lhs.values, lhs.scale), of_lhs, (rhs.values, rhs.scale), of_rhs, sizes)
+    for i in range(ENTRIES):
+      exact_lhs, exact_rhs, fitting, _ = of_entry(i)
+      own = lambda x, ndim: np.float64(x[i] if x.ndim > ndim else x)  # noqa: B023
+      expected = expected_of(
+        exact_lhs * own(of_lhs, 2), exact_rhs * own(of_rhs, 3), fitting
+      )
+      np.testing.assert_array_equal(actual[i], expected)
+
+  @parameterized.parameters("silu", "swigluoai")
+  def test_gradients_of_a_vmap_are_those_of_a_loop(self, activation):
+    mapped = ("lhs", "rhs", "sizes", "bias")
+    (_, rhs, _, bias), _ = self.operands(contract.F32, jp.MXFP8, mapped)
+    lhs = np.random.default_rng(2).normal(size=(ENTRIES, M, K))
+    lhs = lhs.astype(np.float32) / 16
+
+    def loss(lhs, bias, rhs, sizes):
+      y = jp.ragged_dot(lhs, rhs, sizes, bias=bias, activation=activation)
+      return jnp.sum(jnp.sin(y / 16))
+
+    gradient = jax.grad(loss, (0, 1))
+    actual = jax.jit(jax.vmap(gradient))(lhs, bias, rhs, FITTING)
+    outside = jax.grad(
+      lambda lhs, bias: jnp.sum(jax.vmap(loss)(lhs, bias, rhs, FITTING)),
+      (0, 1),
+    )(lhs, bias)
+    for i in range(ENTRIES):
+      expected = gradient(lhs[i], bias[i], rhs[i], FITTING[i])
+      for results in (actual, outside):
+        for have, want in zip(results, expected, strict=True):
+          scale = float(np.abs(want).max()) + 1e-30
+          np.testing.assert_allclose(have[i], want, atol=1e-5 * scale)
+
+  def test_a_vmap_of_a_vmap(self):
+    mapped = ("lhs", "rhs", "sizes")
+    (lhs, rhs, sizes, _), of_entry = self.operands(jp.MXFP8, jp.MXFP8, mapped)
+    twice = jax.tree.map(lambda x: jnp.stack([x, x]), lhs)
+    inner = jax.vmap(jp.ragged_dot)
+    function = jax.vmap(inner, (0, None, None))
+    actual = function(twice, rhs, sizes)
+    for i in range(ENTRIES):
+      expected = expected_of(*of_entry(i)[:3])
+      np.testing.assert_array_equal(actual[0, i], expected)
+      np.testing.assert_array_equal(actual[1, i], expected)
+    self.assertEqual(ragged_dots(function, twice, rhs, sizes), (1, 0))
+
+  def test_symbolic_rows_and_entries(self):
+    (lhs, rhs, sizes, _), of_entry = self.operands(
+      contract.F32, jp.MXFP8, ("lhs", "sizes")
+    )
+    entries, m = jax.export.symbolic_shape("entries, m")
+    function = jax.vmap(lambda x, s: jp.ragged_dot(x, rhs, s))
+    exported = jax.export.export(jax.jit(function))(
+      jax.ShapeDtypeStruct((entries, m, K), jnp.float32),
+      jax.ShapeDtypeStruct((entries, GROUPS), jnp.int32),
+    )
+    loaded = jax.export.deserialize(exported.serialize())
+    actual = loaded.call(lhs, sizes)
+    for i in range(ENTRIES):
+      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
+
+
+if __name__ == "__main__":
+  absltest.main()

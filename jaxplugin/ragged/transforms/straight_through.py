@@ -1,0 +1,219 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`ragged_dot` of what was quantized straight-through.
+
+As `dot.autodiff.straight_through`: the result is that of the call without
+surrogates, and the derivative by one is that of the product of the surrogate,
+as a plain array, with the other side as it is in the call, quantized. Where the
+other side has a surrogate too, derivatives of higher order go to that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import targets
+from jaxplugin.dot import guards
+from jaxplugin.dot import sides
+from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.jaxext import linear_calls
+from jaxplugin.jaxext import tangents
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
+from jaxplugin.ragged import groups
+from jaxplugin.ragged import primitive
+from jaxplugin.ragged import problems
+from jaxplugin.ragged.contraction import calls as contraction_calls
+from jaxplugin.tables import resolution
+
+_F32: Final = np.dtype(np.float32)
+has_surrogate = straight_through.has_surrogate
+
+
+class Arrays(NamedTuple):
+  """The arrays that `ragged_dot` is given, or their tangents."""
+
+  lhs: Any
+  rhs: Any
+  group_sizes: Any
+  bias: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """A call, but for its arrays.
+
+  Attributes:
+    function: `ragged_dot`, of plain weights too; takes `Arrays` and the fields
+      below.
+    preferred_element_type, activation, implementation, reduce_dtype: as of
+      `ragged_dot`.
+  """
+
+  function: Callable[..., jax.Array]
+  preferred_element_type: np.dtype
+  activation: problems.Activation | None
+  implementation: str | None
+  reduce_dtype: np.dtype | None = None
+
+  def __call__(self, arrays: Arrays) -> jax.Array:
+    return self.function(
+      **arrays._asdict(),
+      preferred_element_type=self.preferred_element_type,
+      activation=self.activation,
+      implementation=self.implementation,
+      reduce_dtype=self.reduce_dtype,
+    )
+
+  def in_f32(self) -> Options:
+    """Without its activation."""
+    return dataclasses.replace(
+      self, preferred_element_type=_F32, activation=None
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def dot(of: Options, arrays: Arrays) -> jax.Array:
+  """`of(arrays)`, with derivatives by the surrogates."""
+  return of(_without_surrogates(arrays))
+
+
+@functools.partial(dot.defjvp, symbolic_zeros=True)
+def _jvp(
+  of: Options, primals: tuple[Arrays], given: tuple[Arrays]
+) -> tuple[jax.Array, jax.Array]:
+  (arrays,), (moved,) = primals, given
+  result = dot(of, arrays)
+  with guards.debug_checks(enabled=False):
+    if of.activation is not None:
+      function = functools.partial(_activated, of)
+      tangent = tangents.tangent_of(function, arrays, moved)
+      terms = [] if tangent is None else [tangent]
+    else:
+      terms = _terms(of.in_f32(), arrays, moved)
+  if not terms:
+    return result, jnp.zeros_like(result)
+  return result, sum(terms[1:], start=terms[0]).astype(result.dtype)
+
+
+def _without_surrogates(arrays: Arrays) -> Arrays:
+  bare = {
+    side: x.without_surrogate()
+    for side, x in arrays._asdict().items()
+    if isinstance(x, scaled_array.ScaledArray)
+  }
+  return arrays._replace(**bare)
+
+
+def _activated(of: Options, arrays: Arrays) -> jax.Array:
+  """The call in steps, of which derivatives are taken."""
+  result = epilogue.activate(dot(of.in_f32(), arrays), of.activation)
+  rows = result.shape[0]
+  ends = groups.ends(arrays.group_sizes, rows)
+  is_own = groups.of_rows(ends, rows)[:, None] < len(arrays.group_sizes)
+  result = jnp.where(is_own, result, np.float32(0))
+  return result.astype(of.preferred_element_type)
+
+
+def _terms(of: Options, arrays: Arrays, moved: Arrays) -> list[jax.Array]:
+  """Tangents, in f32, of a call without activation, whose sum is its own."""
+  terms = []
+  for side in ("lhs", "rhs"):
+    x, tangent = getattr(arrays, side), getattr(moved, side)
+    if isinstance(x, scaled_array.ScaledArray):
+      tangent = tangent.surrogate
+    if tangent is not None and not tangents.is_constant(tangent):
+      terms.append(_tangent_by(side, tangent, of, arrays))
+  # The rest: bias, and global scales that are given and not computed.
+  bare, bare_moved = _without_surrogates(arrays), _without_surrogates(moved)
+  names = [
+    name
+    for name, x in bare._asdict().items()
+    if name == "bias" or isinstance(x, scaled_array.ScaledArray)
+  ]
+  rest = tangents.tangent_of(
+    lambda changed: of(bare._replace(**changed)),
+    {name: getattr(bare, name) for name in names},
+    {name: getattr(bare_moved, name) for name in names},
+  )
+  return terms if rest is None else [*terms, rest]
+
+
+def _tangent_by(
+  side: str, tangent: jax.Array, of: Options, arrays: Arrays
+) -> jax.Array:
+  """The tangent by one side: its own times the other side."""
+  if tangent.dtype not in sides.PLAIN_DTYPES:
+    tangent = tangent.astype(_F32)
+  other = "rhs" if side == "lhs" else "lhs"
+  if side == "rhs":
+    # Chosen: what the user forced may read quantized weights alone.
+    of = dataclasses.replace(of, implementation=None)
+  arrays = arrays._replace(**{side: tangent}, bias=None)
+  if not has_surrogate(getattr(arrays, other)):
+    return of(arrays)
+  return _product_of_both(side, other, of, arrays)
+
+
+def _product_of_both(
+  side: str, other: str, of: Options, arrays: Arrays
+) -> jax.Array:
+  """A tangent of `side` times the other side, which has a surrogate.
+
+  Forward it is one ragged dot, backward the other side is dequantized first;
+  both have a derivative by its surrogate.
+  """
+  tangent = getattr(arrays, side)
+  overlay = resolution.overlay()  # of now, not of who transposes
+  constants, tree = jax.tree.flatten(
+    (getattr(arrays, other), arrays.group_sizes)
+  )
+
+  def merged(x: jax.Array, flat: Any) -> Arrays:
+    array, sizes = jax.tree.unflatten(tree, flat)
+    return arrays._replace(**{side: x, other: array}, group_sizes=sizes)
+
+  def forward(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    return of(_without_surrogates(merged(x, flat)))
+
+  def by_constants(x: jax.Array, *flat: jax.Array) -> jax.Array:
+    given = merged(x, flat)
+    array = quantization.dequantize(getattr(given, other))
+    given = given._replace(**{other: array})
+    return _bind(
+      calls.plain(given.lhs, given.rhs, given.group_sizes, 2, overlay=overlay)
+    )
+
+  def transpose(g: jax.Array, *flat: jax.Array) -> jax.Array:
+    array, sizes = jax.tree.unflatten(tree, flat)
+    plain = quantization.dequantize(array)
+    if side == "lhs":
+      cotangent = _bind(calls.plain(g, plain, sizes, 1, overlay=overlay))
+    else:
+      cotangent = _bind(
+        contraction_calls.plain(g, plain, sizes, overlay=overlay)
+      )
+    return cotangent.astype(tangent.dtype)
+
+  return linear_calls.linear_call(
+    linear_calls.LinearInOne(
+      call=forward, transpose_call=transpose, call_by_constants=by_constants
+    ),
+    [tangent],
+    constants,
+  )
+
+
+def _bind(call: calls.Call | contraction_calls.Contraction) -> jax.Array:
+  return primitive.bind(call, targets.overriding_target())
