@@ -5,7 +5,9 @@
   python examples/serving/scan_layers.py                # the table
   python examples/serving/scan_layers.py --shape 4x4096x4096 --rounds 15
 
-Each step multiplies by one layer's weight. Its peers: XLA's f32 product by f32
+Each step multiplies by one layer's weight: that of a scan over the weights,
+which XLA copies before, or ("by number") that of a scan over the layers'
+numbers, which kernels read where it lies. Its peers: XLA's f32 product by f32
 weights, with the contraction that it is fastest at, and the same by a function
 that does not scan but has each layer as an argument of its own. Each variant is
 checked first; they take turns, each called once untimed before it is timed.
@@ -48,6 +50,17 @@ def scanned(product, x, weights):
   return lax.scan(step, x, weights)[1]
 
 
+def by_number(quantizes, x, weights):
+  """The same as `scanned`, of the layers' numbers."""
+
+  def step(x, i):
+    given = jp.quantize(x, weights.format) if quantizes else x
+    y = jp.linear(given, weights, layer=i)
+    return x + 0 * y.sum(), y
+
+  return lax.scan(step, x, jnp.arange(weights.shape[0]))[1]
+
+
 def unrolled(product, x, weights):
   results = []
   for w in weights:
@@ -75,6 +88,8 @@ def variants(weights):
       ):
         name = f"{format.name} {sides}, {stored}"
         made[name] = (functools.partial(scanned, product), w)
+        function = functools.partial(by_number, product is both_sides)
+        made[f"{name}, by number"] = (function, w)
     separate = list(w_q)
     function = functools.partial(unrolled, jp.block_scaled_dot)
     made[f"{format.name} f32 x, no scan"] = (function, separate)
@@ -108,11 +123,11 @@ def measure(shape, rounds):
 
 def table(times):
   """Lines: medians, and ratios to the f32 scan round by round."""
-  lines = [f"{'':32}{'ms':>8}{'least':>8}{'x f32':>8}"]
+  lines = [f"{'':40}{'ms':>8}{'least':>8}{'x f32':>8}"]
   for name, samples in times.items():
     ratio = np.median(np.divide(samples, times["f32"]))
     lines.append(
-      f"{name:32}{np.median(samples):8.2f}{min(samples):8.2f}{ratio:8.2f}"
+      f"{name:40}{np.median(samples):8.2f}{min(samples):8.2f}{ratio:8.2f}"
     )
   return lines
 

@@ -13,7 +13,7 @@ SHAPE = (2, 32, 64)
 class ScanLayersTest(absltest.TestCase):
   def test_every_variant_is_timed(self):
     times = scan_layers.measure(SHAPE, 2)
-    self.assertLen(times, 2 + 3 * 5)
+    self.assertLen(times, 2 + 3 * 9)
     self.assertEqual({len(samples) for samples in times.values()}, {2})
     lines = scan_layers.table({"f32": [2.0, 4.0], "other": [1.0, 1.0]})
     self.assertEqual(lines[2].split(), ["other", "1.00", "1.00", "0.38"])

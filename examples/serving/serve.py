@@ -4,8 +4,8 @@
 
 A stack of residual layers with random weights decodes token by token: the
 weights stay quantized (NVFP4), activations are f32 or bf16, and `jax.lax.scan`
-goes over the layers, so that all of them are one compiled dot. Beside it runs
-the same model in f32.
+goes over the layers' numbers, so that all of them are one compiled dot, and
+kernels read each weight where it lies. Beside it runs the same model in f32.
 
   python examples/serving/serve.py
   python examples/serving/serve.py --format mxfp8 --tokens 64
@@ -63,10 +63,13 @@ def quantize_params(params: Params, format: str) -> Params:
   )
 
 
-def linear(x: jax.Array, w: Any, activation: Any = None) -> jax.Array:
-  """activation(x @ w^T), of a weight that is quantized or not."""
+def linear(
+  x: jax.Array, w: Any, layer: Any = None, activation: Any = None
+) -> jax.Array:
+  """activation(x @ w^T), of a weight, or that of a layer, quantized or not."""
   if isinstance(w, jp.ScaledArray):
-    return jp.linear(x, w, activation=activation)
+    return jp.linear(x, w, layer=layer, activation=activation)
+  w = w if layer is None else w[layer]
   y = jnp.matmul(x, w.T, precision="highest")
   return jax.nn.gelu(y) if activation == "gelu" else y
 
@@ -74,13 +77,13 @@ def linear(x: jax.Array, w: Any, activation: Any = None) -> jax.Array:
 def next_logits(params: Params, token: jax.Array) -> jax.Array:
   """f32[batch, VOCABULARY] of int[batch]."""
 
-  def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
+  def layer(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
     size = jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
-    hidden = linear(x / size * weights["norm"], weights["up"], "gelu")
-    return x + linear(hidden, weights["down"]), None
+    hidden = linear(x / size * params["norm"][i], params["up"], i, "gelu")
+    return x + linear(hidden, params["down"], i), None
 
-  stacked = {name: params[name] for name in ("up", "down", "norm")}
-  x, _ = jax.lax.scan(layer, params["embed"][token], stacked)
+  numbers = jnp.arange(len(params["norm"]))
+  x, _ = jax.lax.scan(layer, params["embed"][token], numbers)
   return linear(x, params["head"])
 
 

@@ -1,0 +1,376 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder-only transformer with a cache of keys and values, in plain JAX.
+
+Each layer is that of Llama (arXiv:2302.13971): root mean square norm, attention
+with rotated positions (arXiv:2104.09864) in which groups of heads share keys
+and values (arXiv:2305.13245), norm, and a gated MLP (arXiv:2002.05202).
+
+`prefill` reads prompts and fills the cache, `decode` goes on from there, some
+tokens a call, each the likeliest. Prompts of one batch end at the same slot:
+shorter ones begin later (`Cache.start`), so all write one slot at a time.
+
+Layers come in one of two forms. As stacks, (layers, n, k), `lax.scan` goes over
+the layers' numbers, and one compiled layer serves all; `jp.linear(layer=)`
+reads a quantized layer where it lies. As a tuple of layers they are unrolled:
+XLA:CPU copies an f32 layer out of a stack at each step, and reads one that is
+an array of its own where it lies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxplugin as jp
+
+Params = dict[str, Any]
+
+_LAST: Final = (((1,), (1,)), ((), ()))
+# What a slot that may not be seen has for a score: exp of it is 0, and a row
+# that sees none has no NaN.
+_UNSEEN: Final = -1e30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Sizes of a decoder; `heads` queries share `groups` keys and values."""
+
+  vocabulary: int
+  width: int
+  layers: int
+  heads: int
+  groups: int
+  head_size: int
+  hidden: int
+  rotary_base: float = 10000.0
+  norm_epsilon: float = 1e-5
+
+  def __post_init__(self) -> None:
+    if self.heads % self.groups or self.head_size % 2:
+      raise ValueError(
+        "Config: heads must be a multiple of groups and head_size even, got"
+        f" heads={self.heads}, groups={self.groups},"
+        f" head_size={self.head_size}"
+      )
+
+  @property
+  def weights(self) -> dict[str, tuple[int, int]]:
+    """(n, k) of each product of a layer; what has one input is one product."""
+    attention = self.heads * self.head_size
+    return {
+      "qkv": (attention + 2 * self.groups * self.head_size, self.width),
+      "out": (self.width, attention),
+      "gate_up": (2 * self.hidden, self.width),
+      "down": (self.width, self.hidden),
+    }
+
+  @property
+  def num_parameters(self) -> int:
+    """Of products, those of the embedding among them, which are the head's."""
+    layer = sum(n * k for n, k in self.weights.values())
+    return self.layers * layer + self.vocabulary * self.width
+
+
+class Cache(NamedTuple):
+  """Keys and values of tokens so far; donated, so updated in place.
+
+  Attributes:
+    keys: f32[layers, batch, groups, slots, head_size], or a tuple of layers.
+    values: f32[layers, batch, groups, head_size, slots], or a tuple: as the
+      product with probabilities reads them. As keys lie they would be
+      transposed at each step.
+    start: i32[batch], the slot of each prompt's first token.
+    length: i32[], slots in use.
+  """
+
+  keys: Any
+  values: Any
+  start: jax.Array
+  length: jax.Array
+
+
+def new_cache(
+  config: Config, start: Any, slots: int, *, unrolled: bool
+) -> Cache:
+  """An empty cache for prompts that begin at `start`, i32[batch]."""
+  start = jnp.asarray(start, jnp.int32)
+  batch = len(start), config.groups
+  shapes = (*batch, slots, config.head_size), (*batch, config.head_size, slots)
+
+  def zeros(shape: tuple[int, ...]) -> Any:
+    if unrolled:
+      return tuple(jnp.zeros(shape) for _ in range(config.layers))
+    return jnp.zeros((config.layers, *shape))
+
+  return Cache(*map(zeros, shapes), start, jnp.int32(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+  """How a decoder computes; static under `jit`.
+
+  Attributes:
+    config: its sizes.
+    given: what rows become before a product with a quantized weight: a dtype,
+      "float32" or "bfloat16"; or "quantized", to the weight's own format. A
+      plain weight gets rows of its own dtype.
+  """
+
+  config: Config
+  given: str = "bfloat16"
+
+  def linear(self, x: jax.Array, w: Any, layer: Any = None) -> jax.Array:
+    """f32[rows, n] of f32[rows, k] and a weight (n, k), or one of a stack.
+
+    A tuple is a weight in parts along n.
+    """
+    if isinstance(w, tuple):
+      parts = [self.linear(x, part, layer) for part in w]
+      return jnp.concatenate(parts, axis=1)
+    if not isinstance(w, jp.ScaledArray):
+      w = w if layer is None else w[layer]
+      return lax.dot_general(
+        x.astype(w.dtype),
+        w,
+        _LAST,
+        precision="highest",
+        preferred_element_type=jnp.float32,
+      )
+    return jp.linear(
+      self._given(x, w.format),
+      w,
+      layer=layer,
+      preferred_element_type=jnp.float32,
+    )
+
+  def _given(self, x: jax.Array, format: jp.BlockFormat) -> Any:
+    if self.given != "quantized":
+      return x.astype(self.given)
+    # A global scale that is computed from all rows would make a row's numbers
+    # depend on those beside it; see ACTIVATION_SCALE.
+    scale = ACTIVATION_SCALE if format.has_global_scale else None
+    return jp.quantize(x, format, global_scale=scale)
+
+
+# The global scale of rows in NVFP4: blocks whose largest value is from 0.006 to
+# 168 have a normal E4M3 scale. Real checkpoints bring one for each product,
+# calibrated (ModelOpt's `input_scale`).
+ACTIVATION_SCALE: Final = 2.0**-4
+
+
+def forward(
+  decoder: Decoder, params: Params, tokens: jax.Array, cache: Cache
+) -> tuple[jax.Array, Cache]:
+  """f32[batch, tokens, width] in front of the head, and the fuller cache.
+
+  Args:
+    decoder: how to compute.
+    params: {"embed": f32[vocabulary, width] or a ScaledArray, "layers": stacks
+      or a tuple of layers, "last_norm": f32[width], "head"}, of which a layer
+      is {"attention_norm", "qkv", "out", "mlp_norm", "gate_up", "down"}.
+    tokens: i32[batch, tokens], for the slots from `cache.length` on.
+    cache: of `new_cache`, with room for them.
+  """
+  config = decoder.config
+  layers = params["layers"]
+  x = _embedded(params["embed"], tokens)
+  slots = cache.length + jnp.arange(tokens.shape[1])
+  rotation = _rotation(config, slots[None] - cache.start[:, None])
+  seen = _seen(cache, slots)
+  step = functools.partial(_layer, decoder, cache.length, rotation, seen)
+  if isinstance(layers, tuple):
+    stacks: list[Any] = []
+    for layer, *own in zip(layers, cache.keys, cache.values, strict=True):
+      x, own = step(None, layer, x, own)
+      stacks.append(own)
+    keys, values = zip(*stacks, strict=True)
+  else:
+
+    def body(carry: Any, i: jax.Array) -> Any:
+      return step(i, layers, *carry), None
+
+    carry = x, (cache.keys, cache.values)
+    (x, (keys, values)), _ = lax.scan(body, carry, jnp.arange(config.layers))
+  x = _norm(x, params["last_norm"], config.norm_epsilon)
+  length = cache.length + tokens.shape[1]
+  return x, Cache(keys, values, cache.start, length)
+
+
+def logits(decoder: Decoder, params: Params, x: jax.Array) -> jax.Array:
+  """f32[rows, vocabulary] of f32[rows, width], what `forward` returns."""
+  return decoder.linear(x, params["head"])
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
+def prefill(
+  decoder: Decoder, params: Params, tokens: jax.Array, *, cache: Cache
+) -> tuple[jax.Array, Cache]:
+  """The token after each prompt, i32[batch], and the cache with the prompts.
+
+  Args:
+    decoder, params: as of `forward`.
+    tokens: i32[batch, slots]: prompts that end in the last slot; what stands in
+      front of their start is not seen.
+    cache: an empty one; given away.
+  """
+  x, cache = forward(decoder, params, tokens, cache)
+  return likeliest(logits(decoder, params, x[:, -1])), cache
+
+
+@functools.partial(
+  jax.jit, static_argnums=0, static_argnames="steps", donate_argnames="cache"
+)
+def decode(
+  decoder: Decoder,
+  params: Params,
+  token: jax.Array,
+  *,
+  steps: int,
+  cache: Cache,
+) -> tuple[jax.Array, Cache]:
+  """The `steps` tokens that follow, each the likeliest: i32[steps, batch].
+
+  Args:
+    decoder, params: as of `forward`.
+    token: i32[batch], the last one that is known.
+    steps: how many; the host is asked for nothing in between.
+    cache: with room for as many; given away.
+  """
+
+  def step(carry: Any, _: Any) -> Any:
+    token, cache = carry
+    x, cache = forward(decoder, params, token[:, None], cache)
+    token = likeliest(logits(decoder, params, x[:, 0]))
+    return (token, cache), token
+
+  (_, cache), tokens = lax.scan(step, (token, cache), length=steps)
+  return tokens, cache
+
+
+def likeliest(scores: jax.Array) -> jax.Array:
+  """i32[rows]: the first of the largest of f32[rows, vocabulary].
+
+  Two reductions, as XLA:CPU runs `argmax` value by value.
+  """
+  is_largest = scores == scores.max(axis=-1, keepdims=True)
+  numbers = jnp.arange(scores.shape[-1], dtype=jnp.int32)
+  others = jnp.where(is_largest, numbers, scores.shape[-1] - 1)
+  return others.min(axis=-1)
+
+
+def _layer(
+  decoder: Decoder,
+  length: jax.Array,
+  rotation: tuple[jax.Array, jax.Array],
+  seen: jax.Array,
+  i: jax.Array | None,
+  layer: Params,
+  x: jax.Array,
+  own: Any,
+) -> tuple[jax.Array, Any]:
+  """x after layer i of stacks, or after `layer`; and its part of the cache."""
+  config = decoder.config
+  batch, tokens, width = x.shape
+
+  def norm(name: str) -> jax.Array:
+    weight = layer[name] if i is None else layer[name][i]
+    return _norm(x, weight, config.norm_epsilon).reshape(-1, width)
+
+  def linear(y: jax.Array, name: str) -> jax.Array:
+    return decoder.linear(y, layer[name], i)
+
+  qkv = linear(norm("attention_norm"), "qkv")
+  qkv = qkv.reshape(batch, tokens, -1, config.head_size)
+  to_key, to_value = config.heads, config.heads + config.groups
+  turned = _rotated(qkv[:, :, :to_value], *rotation)
+  query, key = turned[:, :, :to_key], turned[:, :, to_key:]
+  value = qkv[:, :, to_value:]
+  keys, key_layer = _put(own[0], key.swapaxes(1, 2), i, length, axis=2)
+  new_values = value.transpose(0, 2, 3, 1)
+  values, value_layer = _put(own[1], new_values, i, length, axis=3)
+  y = _attention(config, query, key_layer, value_layer, seen)
+  x = x + linear(y, "out").reshape(x.shape)
+  gate, up = jnp.split(linear(norm("mlp_norm"), "gate_up"), 2, axis=1)
+  y = linear(jax.nn.silu(gate) * up, "down")
+  return x + y.reshape(x.shape), (keys, values)
+
+
+def _attention(
+  config: Config,
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  seen: jax.Array,
+) -> jax.Array:
+  """f32[batch * tokens, heads * head_size]."""
+  batch, tokens, _, size = query.shape
+  query = query.reshape(batch, tokens, config.groups, -1, size)
+  scores = jnp.einsum("btghd,bgsd->bghts", query, keys) / math.sqrt(size)
+  scores = jnp.where(seen[:, None, None], scores, _UNSEEN)
+  part = jax.nn.softmax(scores, axis=-1)
+  y = jnp.einsum("bghts,bgds->btghd", part, values)
+  return y.reshape(batch * tokens, -1)
+
+
+def _put(
+  stack: jax.Array, new: jax.Array, i: Any, length: jax.Array, *, axis: int
+) -> tuple[jax.Array, jax.Array]:
+  """A cache, or layer i of a stack, with what is new; and the layer itself."""
+  if i is None:
+    stack = lax.dynamic_update_slice_in_dim(stack, new, length, axis)
+    return stack, stack
+  start = [jnp.int32(0)] * new.ndim
+  start[axis] = length
+  stack = lax.dynamic_update_slice(stack, new[None], [i, *start])
+  return stack, lax.dynamic_index_in_dim(stack, i, keepdims=False)
+
+
+def _embedded(embed: Any, tokens: jax.Array) -> jax.Array:
+  """Rows of the embedding, f32[*tokens, width]."""
+  if isinstance(embed, jp.ScaledArray):
+    return jp.dequantize(embed[tokens])
+  if embed.dtype != jnp.bfloat16:
+    return embed[tokens]
+  # XLA:CPU takes rows of bf16 out of an f32 copy of all of them.
+  bits = lax.bitcast_convert_type(embed, jnp.uint16)[tokens]
+  return lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
+
+
+def _norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
+  mean = jnp.square(x).mean(axis=-1, keepdims=True)
+  return x * lax.rsqrt(mean + epsilon) * weight
+
+
+def _rotation(
+  config: Config, positions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Cosines and sines, f32[batch, tokens, 1, head_size / 2]."""
+  half = jnp.arange(config.head_size // 2, dtype=jnp.float32)
+  rates = config.rotary_base ** (-2 * half / config.head_size)
+  angles = positions[:, :, None, None] * rates
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Pairs (i, i + head_size / 2) of f32[batch, tokens, heads, head_size]."""
+  first, second = jnp.split(x, 2, axis=-1)
+  turned = first * cos - second * sin, second * cos + first * sin
+  return jnp.concatenate(turned, axis=-1)
+
+
+def _seen(cache: Cache, slots: jax.Array) -> jax.Array:
+  """Which slots each token sees, bool[batch, tokens, slots]."""
+  is_stack = not isinstance(cache.keys, tuple)
+  count = (cache.keys if is_stack else cache.keys[0]).shape[-2]
+  every = jnp.arange(count)
+  begun = every >= cache.start[:, None]
+  return begun[:, None] & (every <= slots[:, None])[None]

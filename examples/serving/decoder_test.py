@@ -1,0 +1,200 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder is the transformer that its reference defines, cached or not."""
+
+import decoder
+import decoder_reference
+import decoder_weights
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+
+CONFIG = decoder.Config(
+  vocabulary=96,
+  width=64,
+  layers=2,
+  heads=4,
+  groups=2,
+  head_size=32,
+  hidden=96,
+)
+PARAMS = decoder_weights.random_params(CONFIG)
+TOKENS = np.random.default_rng(1).integers(CONFIG.vocabulary, size=(2, 9))
+SLOTS = 16
+# Of the largest logit. A few products of f32 one after the other, sums of up to
+# 96 values, err by 1e-6; another position, head or mask by more than 0.1.
+F32_TOLERANCE = 1e-5
+# Rows rounded to bf16, 2^-9 each, eight products deep.
+BF16_TOLERANCE = 8 * 2.0**-9
+
+
+def variant(name, given=None):
+  model = decoder_weights.model(name, CONFIG, PARAMS)
+  if given is None:
+    return model
+  how = decoder.Decoder(config=CONFIG, given=given)
+  return decoder_weights.Model(name=name, decoder=how, params=model.params)
+
+
+@jax.jit
+def numbers(tree):
+  """As plain arrays."""
+  is_quantized = lambda x: isinstance(x, jp.ScaledArray)
+  dequantize = lambda x: jp.dequantize(x) if is_quantized(x) else x
+  return jax.tree.map(dequantize, tree, is_leaf=is_quantized)
+
+
+def stacked(params):
+  """Of layers that are arrays of their own, or parts of such."""
+  if not isinstance(params["layers"], tuple):
+    return params
+  whole = lambda w: jnp.concatenate(w) if isinstance(w, tuple) else w
+  layers = {
+    name: jnp.stack([whole(layer[name]) for layer in params["layers"]])
+    for name in params["layers"][0]
+  }
+  return params | {"layers": layers, "head": whole(params["head"])}
+
+
+def reference(model, tokens):
+  """f64[batch, tokens, vocabulary] with the numbers that weights stand for."""
+  params = stacked(numbers(model.params))
+  return np.stack(
+    [decoder_reference.logits(CONFIG, params, row) for row in tokens]
+  )
+
+
+def all_logits(model, tokens, parts, start=None):
+  """The same by the decoder: of some tokens, then of some more, and so on."""
+  forward = jax.jit(decoder.forward, static_argnums=0)
+  start = np.zeros(len(tokens)) if start is None else start
+  cache = model.new_cache(start, SLOTS)
+  given = np.split(np.asarray(tokens), np.cumsum(parts)[:-1], axis=1)
+  results = []
+  for part in given:
+    x, cache = forward(model.decoder, model.params, jnp.asarray(part), cache)
+    rows = x.reshape(-1, CONFIG.width)
+    y = decoder.logits(model.decoder, model.params, rows)
+    results.append(np.asarray(y).reshape(*part.shape, -1))
+  return np.concatenate(results, axis=1)
+
+
+def relative(actual, expected):
+  return np.abs(actual - expected).max() / np.abs(expected).max()
+
+
+class ReferenceTest(parameterized.TestCase):
+  @parameterized.parameters("f32", "f32 halves", "f32 scan")
+  def test_plain_forms_are_the_transformer(self, name):
+    model = variant(name)
+    actual = all_logits(model, TOKENS, [9])
+    expected = reference(variant("f32"), TOKENS)
+    self.assertLess(relative(actual, expected), F32_TOLERANCE)
+
+  @parameterized.parameters(*decoder_weights.FORMATS)
+  def test_quantized_weights_are_the_transformer_of_their_numbers(self, name):
+    model = variant(name, "float32")
+    expected = reference(model, TOKENS)
+    actual = all_logits(model, TOKENS, [9])
+    self.assertLess(relative(actual, expected), F32_TOLERANCE)
+    # They are other numbers than f32's.
+    self.assertGreater(
+      relative(actual, reference(variant("f32"), TOKENS)), 0.02
+    )
+
+  def test_rows_in_bf16_err_by_their_rounding(self):
+    model = variant("nvfp4")
+    expected = reference(model, TOKENS)
+    error = relative(all_logits(model, TOKENS, [9]), expected)
+    self.assertLess(error, BF16_TOLERANCE)
+    self.assertGreater(error, F32_TOLERANCE)  # they are rounded
+
+
+class CacheTest(parameterized.TestCase):
+  @parameterized.parameters("f32 scan", "nvfp4", "mxfp8 pair")
+  def test_tokens_in_parts_are_as_one_long_prefill(self, name):
+    model = variant(name, None if "pair" in name else "float32")
+    whole = all_logits(model, TOKENS, [9])
+    parts = all_logits(model, TOKENS, [7, 1, 1])
+    # Quantized rows may tip to the next code where sums have another order.
+    tolerance = 0.02 if "pair" in name else F32_TOLERANCE
+    self.assertLess(relative(parts, whole), tolerance)
+
+  @parameterized.parameters("nvfp4", "nvfp4 pair")
+  def test_a_row_does_not_depend_on_those_beside_it(self, name):
+    model = variant(name)
+    others = np.flip(TOKENS, axis=1)
+    both = all_logits(model, np.concatenate([TOKENS, others]), [7, 1, 1])
+    alone = all_logits(model, TOKENS[:1], [7, 1, 1])
+    # Sums of another order, by another kernel, tip roundings of rows.
+    self.assertLess(relative(both[:1], alone), 0.05)
+    with_others = all_logits(model, np.concatenate([TOKENS] * 2), [7, 1, 1])
+    np.testing.assert_array_equal(both[:2], with_others[:2])
+
+  def test_what_stands_before_a_prompt_is_not_seen(self):
+    model = variant("f32")
+    padded = np.pad(TOKENS[:1], ((0, 0), (3, 0)), constant_values=7)
+    rows = np.concatenate([padded, np.arange(12)[None]])
+    actual = all_logits(model, rows, [11, 1], start=[3, 0])[:1, 3:]
+    expected = reference(model, TOKENS[:1])
+    self.assertLess(relative(actual, expected), F32_TOLERANCE)
+
+
+class DecodeTest(parameterized.TestCase):
+  @parameterized.parameters("f32", "f32 scan", "mxfp4")
+  def test_tokens_are_the_likeliest_ones(self, name):
+    model = variant(name, "float32")
+    cache = model.new_cache([0, 0], SLOTS)
+    prompt = jnp.asarray(TOKENS[:, :5])
+    token, cache = decoder.prefill(
+      model.decoder, model.params, prompt, cache=cache
+    )
+    parts = [np.asarray(token)[None]]
+    for _ in range(2):
+      tokens, cache = decoder.decode(
+        model.decoder, model.params, token, steps=3, cache=cache
+      )
+      parts.append(np.asarray(tokens))
+      token = tokens[-1]
+    self.assertEqual(int(cache.length), 5 + 2 * 3)
+    said = np.concatenate(parts).T
+    # What the reference would say, each after the decoder's own text.
+    text = np.concatenate([TOKENS[:, :5], said[:, :-1]], axis=1)
+    expected = reference(model, text)[:, 4:].argmax(axis=-1)
+    np.testing.assert_array_equal(said, expected)
+
+  def test_the_first_of_the_largest_is_taken(self):
+    scores = jnp.array([[1.0, 3, 3, 2], [-jnp.inf, -1, -2, -1], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(decoder.likeliest(scores), [1, 1, 0])
+
+  def test_the_cache_is_given_away(self):
+    model = variant("f32 scan")
+    cache = model.new_cache([0], SLOTS)
+    decoder.prefill(
+      model.decoder, model.params, jnp.asarray(TOKENS[:1]), cache=cache
+    )
+    self.assertTrue(cache.keys.is_deleted())
+
+
+class ErrorTest(absltest.TestCase):
+  def test_sizes_that_do_not_fit(self):
+    with self.assertRaisesRegex(ValueError, "heads=3, groups=2"):
+      decoder.Config(
+        vocabulary=1,
+        width=64,
+        layers=1,
+        heads=3,
+        groups=2,
+        head_size=32,
+        hidden=32,
+      )
+    with self.assertRaisesRegex(ValueError, "got 'int4'"):
+      decoder_weights.model("int4", CONFIG, PARAMS)
+
+
+if __name__ == "__main__":
+  absltest.main()

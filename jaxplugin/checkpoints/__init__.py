@@ -1,0 +1,35 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reading quantized weights that other tools wrote, and writing them.
+
+`load` opens a file or a folder: safetensors with index files, or GGUF. What a
+layout's tensors mean is in the functions that take them as arrays:
+`from_modelopt`, `from_compressed_tensors`, `from_gpt_oss`, `from_torchao` and
+`from_gguf`. All are views of the files' bytes. `quantize` makes a checkpoint in
+one of these layouts of plain weights.
+"""
+
+from jaxplugin.checkpoints.conversions import (
+  GLOBAL_SCALE_RANGE as GLOBAL_SCALE_RANGE,
+)
+from jaxplugin.checkpoints.conversions import (
+  from_compressed_tensors as from_compressed_tensors,
+)
+from jaxplugin.checkpoints.conversions import from_gguf as from_gguf
+from jaxplugin.checkpoints.conversions import from_gpt_oss as from_gpt_oss
+from jaxplugin.checkpoints.conversions import from_modelopt as from_modelopt
+from jaxplugin.checkpoints.conversions import from_torchao as from_torchao
+from jaxplugin.checkpoints.errors import CheckpointError as CheckpointError
+from jaxplugin.checkpoints.errors import (
+  PreQuantScaleWarning as PreQuantScaleWarning,
+)
+from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
+from jaxplugin.checkpoints.loading import load as load
+from jaxplugin.checkpoints.writing.layouts import (
+  WRITTEN_FORMATS as WRITTEN_FORMATS,
+)
+from jaxplugin.checkpoints.writing.layouts import (
+  WRITTEN_LAYOUTS as WRITTEN_LAYOUTS,
+)
+from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
+from jaxplugin.checkpoints.writing.results import Quantized as Quantized

@@ -1,0 +1,350 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Other tools' tensors to `ScaledArray`s: pure functions, views of the bytes.
+
+In all of these layouts values lie along k, the last dimension (but for some
+experts of ModelOpt), and so do their scales. FP4 has two values a byte. NumPy
+arrays give views; JAX's are bitcast.
+
+Sources: NVIDIA Model Optimizer's unified Hugging Face export; the compressors
+of compressed-tensors 0.20; the weights of openai/gpt-oss; `NVFP4Tensor` and
+`MXTensor` of torchao 0.18; `quants.py` of gguf 0.19; OCP MX v1.0, section 5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import fitting
+from jaxplugin.core import formats
+
+# What a global scale that multiplies is taken to be: with NVFP4's amax / 2688
+# that is an amax from 2.4e-9 to 672. One that was meant to divide (2688 / amax,
+# 1e3 to 1e4 for weights) lies far above it, and its reciprocal the other way.
+GLOBAL_SCALE_RANGE: Final = (2.0**-40, 0.25)
+
+_UE4M3_UNUSED: Final = 0x7F  # NaN in E4M3; gguf reads it as 0
+_SIGN: Final = 0x80
+
+Range = tuple[float, float]
+
+
+def from_modelopt(
+  weight: Any,
+  weight_scale: Any,
+  weight_scale_2: Any = None,
+  *,
+  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+) -> scaled_array.ScaledArray:
+  """A weight that NVIDIA Model Optimizer exported.
+
+  weight[i] = value[i] * weight_scale[i // block] * weight_scale_2
+
+  Experts of llama4 and gpt-oss are there as the model has them, k before n:
+  then the last two dimensions of all are (k, n), halved and divided in k.
+
+  Args:
+    weight: NVFP4, MXFP4: uint8[..., n, k / 2]; MXFP8: float8_e4m3fn, or its
+      bits as uint8, [..., n, k].
+    weight_scale: NVFP4: float8_e4m3fn[..., n, k / 16]; MX: E8M0
+      [..., n, k / 32]; both also as uint8.
+    weight_scale_2: NVFP4: f32, one number or one for each index of the leading
+      dimensions. MX: None.
+    global_scale_range: smallest and largest number that weight_scale_2 may be,
+      or None for any. 1.0 always may be. Traced numbers are not looked at.
+
+  Returns:
+    A `ScaledArray` of views, blocked along k.
+
+  Raises:
+    TypeError: dtypes and shapes are those of no format.
+    CheckpointError: weight_scale_2 is out of its range.
+  """
+  who = "checkpoints.from_modelopt"
+  format = fitting.find_format(who, weight, weight_scale)
+  _require_global(who, format, "weight_scale_2", weight_scale_2)
+  return _scaled_array(
+    format,
+    weight,
+    weight_scale,
+    _multiplier(
+      *(who, "weight_scale_2", weight_scale_2, weight, global_scale_range)
+    ),
+  )
+
+
+def from_compressed_tensors(
+  weight_packed: Any,
+  weight_scale: Any,
+  weight_global_scale: Any = None,
+  *,
+  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+) -> scaled_array.ScaledArray:
+  """A weight of compressed-tensors: nvfp4-pack-, mxfp4-pack-, mxfp8-quantized.
+
+  weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
+
+  The result's global scale is the f32 reciprocal, within 2^-24 of it.
+
+  Args:
+    weight_packed: as `weight` of `from_modelopt`; mxfp8's is called `weight`.
+    weight_scale: as of `from_modelopt`.
+    weight_global_scale: NVFP4: f32 that *divides*, one number or one for each
+      index of the leading dimensions. MX: None.
+    global_scale_range: what its reciprocal may be, as of `from_modelopt`.
+
+  Returns:
+    A `ScaledArray` of views, blocked along the last dimension.
+
+  Raises:
+    TypeError: dtypes and shapes are those of no format.
+    CheckpointError: 1 / weight_global_scale is out of its range.
+  """
+  who = "checkpoints.from_compressed_tensors"
+  format = fitting.find_format(who, weight_packed, weight_scale)
+  name, given = "weight_global_scale", weight_global_scale
+  _require_global(who, format, name, given)
+  multiplier = _multiplier(
+    *(who, name, given, weight_packed, global_scale_range), divides=True
+  )
+  return _scaled_array(format, weight_packed, weight_scale, multiplier)
+
+
+def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
+  """Expert weights of gpt-oss: MXFP4, for `ragged_dot` as they are.
+
+  weight[e, i, j] = ldexp(value[e, i, j], scales[e, i, j // 32] - 127)
+
+  Of the first product gate and up are interleaved rows, which
+  `ragged_dot(..., activation="swigluoai")` takes.
+
+  Args:
+    blocks: uint8[..., n, k / 32, 16], the low nibble first.
+    scales: uint8[..., n, k / 32], E8M0.
+
+  Returns:
+    A `ScaledArray` of views, [..., n, k].
+
+  Raises:
+    TypeError: a dtype or a shape is another one.
+  """
+  who = "checkpoints.from_gpt_oss"
+  fitting.require_gpt_oss(who, blocks, scales)
+  values = blocks.reshape(*blocks.shape[:-2], math.prod(blocks.shape[-2:]))
+  return _scaled_array(formats.MXFP4, values, scales, None)
+
+
+def from_torchao(
+  qdata: Any,
+  scale: Any,
+  per_tensor_scale: Any = None,
+  *,
+  is_swizzled: bool = False,
+  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+) -> scaled_array.ScaledArray:
+  """A weight of torchao: the parts of an `NVFP4Tensor` or an `MXTensor`.
+
+  weight[i] = value[i] * scale[i // block] * per_tensor_scale
+
+  Args:
+    qdata: FP4: uint8[..., n, k / 2]; FP8: float8[..., n, k].
+    scale: NVFP4: float8_e4m3fn; MX: float8_e8m0fnu. [..., n, k / block], or
+      swizzled, in any shape of as many bytes as that has when padded.
+    per_tensor_scale: NVFP4: f32[], f32[E, 1, 1], or None. MX: None.
+    is_swizzled: the attribute `is_swizzled_scales`. The result's scales then
+      have scale_layout "swizzled_128x4".
+    global_scale_range: as of `from_modelopt`.
+
+  Returns:
+    A `ScaledArray` of views, blocked along the last dimension.
+
+  Raises:
+    TypeError: dtypes and shapes are those of no format.
+    CheckpointError: per_tensor_scale is out of its range.
+    NotImplementedError: scales of a stack are swizzled as rows of one matrix,
+      and n is no multiple of 128, so that parts share tiles.
+  """
+  who = "checkpoints.from_torchao"
+  format = fitting.torchao_format(who, qdata, scale, is_swizzled)
+  name, given = "per_tensor_scale", per_tensor_scale
+  if given is not None:
+    _require_global(who, format, name, given)
+  multiplier = _multiplier(who, name, given, qdata, global_scale_range)
+  if is_swizzled:
+    scale = scale.reshape(fitting.swizzled_shape(format, qdata))
+  layout: layouts.ScaleLayout = (
+    layouts.SWIZZLED if is_swizzled else layouts.LINEAR
+  )
+  return _scaled_array(format, qdata, scale, multiplier, layout)
+
+
+def from_gguf(
+  blocks: Any,
+  format: formats.BlockFormat | str,
+  scale: Any = None,
+  *,
+  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+) -> scaled_array.ScaledArray:
+  """A weight of a GGUF file, of type MXFP4 or NVFP4; one copy of its bytes.
+
+  A block of MXFP4 is an E8M0 byte and 16 bytes: byte j has value j in the low
+  and j + 16 in the high nibble. One of NVFP4 is 4 scales of 16 values each,
+  E4M3 without a sign, and 4 times 8 bytes: byte j has values j and j + 8. The
+  numbers are gguf's, but where it has no NaN: scale byte 255 of MXFP4 is NaN
+  here.
+
+  Args:
+    blocks: uint8[..., n, 17 * k / 32] of MXFP4, [..., n, 36 * k / 64] of NVFP4.
+    format: `MXFP4` or `NVFP4`.
+    scale: NVFP4: the tensor "NAME.scale" beside "NAME.weight", which
+      multiplies: f32, one number or one for each index of the leading
+      dimensions; or None.
+    global_scale_range: as of `from_modelopt`.
+
+  Returns:
+    A `ScaledArray`, blocked along the last dimension.
+
+  Raises:
+    TypeError: a dtype or a shape is another one.
+    ValueError: it is another format.
+    CheckpointError: scale is out of its range, or a block's scale has a sign
+      (where it is not traced).
+  """
+  who = "checkpoints.from_gguf"
+  format = formats.resolve(who, format)
+  shape = fitting.gguf_shape(who, blocks, format)
+  xp: Any = np if isinstance(blocks, np.ndarray) else jnp
+  block, scale_bytes = fitting.GGUF_BLOCKS[format]
+  rows = blocks.reshape(*shape[:-1], shape[-1] // block, -1)
+  codes = rows[..., :scale_bytes].reshape(
+    *shape[:-1], shape[-1] // format.block_size
+  )
+  halves = rows[..., scale_bytes:].reshape(*codes.shape, format.block_size // 2)
+  even, odd = halves[..., 0::2], halves[..., 1::2]
+  low = (even & 15) | (odd << 4)
+  high = (even >> 4) | (odd & 0xF0)
+  values = xp.concatenate([low, high], axis=-1).reshape(
+    *shape[:-1], shape[-1] // 2
+  )
+  if format == formats.MXFP4:
+    if scale is not None:
+      _require_global(who, format, "scale", scale)
+    return _scaled_array(format, values, codes.copy(), None)
+  if _is_known(codes) and bool((codes & _SIGN).any()):
+    raise errors.CheckpointError(
+      f"{who}: NVFP4 scales of GGUF have no sign, got a byte of at least"
+      f" {_SIGN:#x}; the blocks are those of another type, or damaged"
+    )
+  codes = xp.where(codes == _UE4M3_UNUSED, xp.uint8(0), codes)
+  multiplier = _multiplier(who, "scale", scale, values, global_scale_range)
+  return _scaled_array(format, values, codes, multiplier)
+
+
+def _require_global(
+  who: str, format: formats.BlockFormat, name: str, given: Any
+) -> None:
+  fitting.require_known_global(who, format, name, given is not None)
+
+
+def _scaled_array(
+  format: formats.BlockFormat,
+  values: Any,
+  scale: Any,
+  global_scale: Any,
+  scale_layout: layouts.ScaleLayout = layouts.LINEAR,
+) -> scaled_array.ScaledArray:
+  dtype = formats.PACKED if format.is_fp4 else format.array_dtype
+  return scaled_array.ScaledArray(
+    _viewed(values, dtype),
+    _viewed(scale, format.scale_dtype),
+    global_scale,
+    format,
+    scale_layout=scale_layout,
+  )
+
+
+def _viewed(x: Any, dtype: np.dtype) -> Any:
+  """The same bytes with another dtype of one byte."""
+  if x.dtype == dtype:
+    return x
+  if isinstance(x, np.ndarray):
+    return x.view(dtype)
+  return lax.bitcast_convert_type(x, dtype)
+
+
+def _multiplier(
+  who: str,
+  name: str,
+  given: Any,
+  values: Any,
+  allowed: Range | None,
+  *,
+  divides: bool = False,
+) -> Any:
+  """The f32 that multiplies, with the rank of values; None for None."""
+  if given is None:
+    return None
+  if not isinstance(given, jax.Array):
+    given = np.asarray(given)
+  lead = tuple(values.shape[:-2])
+  shape = tuple(given.shape)
+  is_one = math.prod(shape) == 1
+  if not (is_one or shape in (lead, (*lead, 1, 1))) or not jnp.issubdtype(
+    given.dtype, jnp.floating
+  ):
+    raise TypeError(
+      f"{who}: {name} must be one float, or one for each index of the leading"
+      f" dimensions {lead}, got {fitting.brief(given)}"
+    )
+  given = given.astype(np.float32)
+  if _is_known(given):
+    _require_range(who, name, np.asarray(given), allowed, divides)
+  with np.errstate(divide="ignore", over="ignore"):
+    given = np.float32(1) / given if divides else given
+  rank = len(values.shape)
+  return given.reshape((1,) * rank if is_one else (*lead, 1, 1))
+
+
+def _require_range(
+  who: str,
+  name: str,
+  given: np.ndarray,
+  allowed: Range | None,
+  divides: bool,
+) -> None:
+  """Raises CheckpointError for a number that cannot be meant so."""
+  if allowed is None:
+    return
+  smallest, largest = allowed
+  with np.errstate(divide="ignore", over="ignore"):
+    numbers = 1 / given.astype(np.float64) if divides else given
+  is_good = (numbers >= smallest) & (numbers <= largest) | (given == 1)
+  if is_good.all():
+    return
+  bad = float(given[~is_good].reshape(-1)[0])
+  word = "divides" if divides else "multiplies"
+  bounds = [1 / largest, 1 / smallest] if divides else [smallest, largest]
+  raise errors.CheckpointError(
+    f"{who}: {name} {word}, and must be in"
+    f" [{bounds[0]:.4g}, {bounds[1]:.4g}] or 1, got {bad:g};"
+    " ModelOpt's weight_scale_2 (about 1e-4) multiplies, compressed-tensors'"
+    " weight_global_scale (1e3 to 1e4) divides; if it is meant so, pass"
+    " global_scale_range=None"
+  )
+
+
+def _is_known(x: Any) -> bool:
+  """Whether its numbers can be looked at."""
+  if isinstance(x, np.ndarray):
+    return True
+  return not isinstance(x, jax.core.Tracer) and x.is_fully_addressable

@@ -1,0 +1,320 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""safetensors files, of every dtype that they have, mapped into memory.
+
+A file is the header's size as 8 bytes, little-endian; the header, JSON in
+UTF-8; and the tensors' bytes. The header has {"dtype", "shape",
+"data_offsets"} for each name, the offsets from the first byte after it, and
+strings by name under "__metadata__". Tensors follow each other without holes.
+
+Nothing is believed: every size is checked against the file's before anything
+is allocated for it. A file that shrinks while it is mapped ends the process at
+the next read, as of any mapped file.
+
+Source: safetensors' README, "Format".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import stored
+
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+SIZE_BYTES: Final = 8
+METADATA: Final = "__metadata__"
+_FIELDS: Final = {"dtype", "shape", "data_offsets"}
+_MAX_RANK: Final = 32
+_MAX_SIZE: Final = 2**63 - 1
+
+# The dtypes of a file, by its words for them.
+DTYPES: Final = {
+  "BOOL": np.dtype(np.bool_),
+  "U8": np.dtype(np.uint8),
+  "I8": np.dtype(np.int8),
+  "U16": np.dtype(np.uint16),
+  "I16": np.dtype(np.int16),
+  "U32": np.dtype(np.uint32),
+  "I32": np.dtype(np.int32),
+  "U64": np.dtype(np.uint64),
+  "I64": np.dtype(np.int64),
+  "F16": np.dtype(np.float16),
+  "BF16": np.dtype(ml_dtypes.bfloat16),
+  "F32": np.dtype(np.float32),
+  "F64": np.dtype(np.float64),
+  "C64": np.dtype(np.complex64),
+  "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+  "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+  "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+  "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+  "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+}
+# Of less than a byte. FP4 is read packed, FP6 as the bytes that it lies in.
+BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+def open_file(path: pathlib.Path) -> stored.StoredTensors:
+  """The tensors of one file; reads its header.
+
+  Values of "F4" are uint8 with the last dimension halved; of FP6 uint8 with
+  the last dimension times 6 / 8.
+
+  Raises:
+    OSError: the file cannot be read.
+    CheckpointError: it breaks a rule of the format.
+  """
+  with open(path, "rb") as file:
+    size = os.fstat(file.fileno()).st_size
+    head = file.read(SIZE_BYTES)
+    if len(head) < SIZE_BYTES:
+      raise _fault(path, f"a file has at least 8 bytes, got {len(head)}")
+    length = int.from_bytes(head, "little")
+    limit = min(size - SIZE_BYTES, json_text.MAX_BYTES)
+    if length > limit:
+      raise _fault(
+        path,
+        f"the header's size must be at most {limit} (what follows it, and"
+        f" {json_text.MAX_BYTES}), got {length}",
+      )
+    text = file.read(length)
+  header = json_text.parse_object(f"{path}: the header", text)
+  metadata = _metadata(path, header.pop(METADATA, {}))
+  start = SIZE_BYTES + length
+  spans = {name: _span(path, name, entry) for name, entry in header.items()}
+  _require_no_holes(path, spans, size - start)
+  mapped = _Mapped(path, size)
+  tensors = {
+    name: _tensor(path, name, header[name], start + begin, mapped)
+    for name, (begin, _) in spans.items()
+  }
+  return stored.StoredTensors(tensors=tensors, metadata=metadata)
+
+
+def read_bytes(
+  tensor: stored.StoredTensor, start: int, size: int
+) -> np.ndarray:
+  """Some bytes of a tensor, in memory of their own; nothing stays mapped.
+
+  Args:
+    tensor: of `open_file`.
+    start: the first byte, of the tensor's.
+    size: how many, all of the tensor's.
+
+  Returns:
+    uint8[size].
+
+  Raises:
+    OSError: the file cannot be read.
+    CheckpointError: it has become shorter.
+  """
+  assert tensor.begin is not None
+  data = np.empty(size, np.uint8)
+  with open(tensor.file, "rb", buffering=0) as file:
+    file.seek(tensor.begin + start)
+    done = 0
+    while done < size:
+      count = file.readinto(data.data[done:])
+      if not count:
+        raise errors.CheckpointError(
+          f"{tensor.file}: {tensor.name!r}: the file has become shorter since"
+          " its header was read"
+        )
+      done += count
+  return data
+
+
+def read_weight_map(path: pathlib.Path) -> dict[str, str]:
+  """Of an index file, the file that has each tensor, in its own folder.
+
+  Raises:
+    OSError: it cannot be read.
+    CheckpointError: it breaks a rule.
+  """
+  weight_map: Any = json_text.read_object(path).get("weight_map")
+  if not _is_strings(weight_map):
+    raise _fault(path, "weight_map must be an object of strings")
+  return {name: _beside(path, file) for name, file in weight_map.items()}
+
+
+def open_index(path: pathlib.Path) -> stored.StoredTensors:
+  """The tensors of the files that an index file names, beside it.
+
+  Raises:
+    OSError: a file cannot be read.
+    CheckpointError: the index or a file breaks a rule.
+  """
+  files: dict[str, stored.StoredTensors] = {}
+  tensors: dict[str, stored.StoredTensor] = {}
+  metadata: dict[str, str] = {}
+  for name, file in read_weight_map(path).items():
+    if file not in files:
+      files[file] = open_file(path.parent / file)
+      metadata |= files[file].metadata
+    if name not in files[file].tensors:
+      raise _fault(
+        path, f"{name!r} must be in {file}, which has no such tensor"
+      )
+    tensors[name] = files[file].tensors[name]
+  return stored.StoredTensors(tensors=tensors, metadata=metadata)
+
+
+def _beside(path: pathlib.Path, file: str) -> str:
+  """A file's name, of the index's own folder."""
+  if (
+    pathlib.PurePath(file).name != file
+    or "\\" in file
+    or not file.endswith(".safetensors")
+  ):
+    raise _fault(
+      path,
+      "weight_map must have names of safetensors files in its own folder, got"
+      f" {file!r}",
+    )
+  return file
+
+
+def _metadata(path: pathlib.Path, given: Any) -> Mapping[str, str]:
+  if not _is_strings(given):
+    raise _fault(path, f"{METADATA} must be an object of strings")
+  return given
+
+
+def _is_strings(x: Any) -> bool:
+  return isinstance(x, dict) and all(isinstance(v, str) for v in x.values())
+
+
+def _span(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
+  """The bytes of a tensor, as many as its dtype and shape take."""
+  if not isinstance(entry, dict) or set(entry) != _FIELDS:
+    raise _fault(path, f"{name!r}: it must have {sorted(_FIELDS)} and no more")
+  dtype, shape, span = (entry[x] for x in ("dtype", "shape", "data_offsets"))
+  if not isinstance(dtype, str) or dtype not in {*DTYPES, *BITS}:
+    known = ", ".join([*DTYPES, *BITS])
+    raise _fault(path, f"{name!r}: dtype must be one of {known}, got {dtype!r}")
+  if not _is_sizes(shape) or len(shape) > _MAX_RANK:
+    raise _fault(
+      path,
+      f"{name!r}: shape must be at most {_MAX_RANK} sizes from 0, got"
+      f" {_short(shape)}",
+    )
+  if not _is_sizes(span) or len(span) != 2 or span[0] > span[1]:
+    raise _fault(
+      path,
+      f"{name!r}: data_offsets must be [begin, end] with 0 <= begin <= end, got"
+      f" {_short(span)}",
+    )
+  bits = BITS.get(dtype) or 8 * DTYPES[dtype].itemsize
+  # NumPy refuses sizes beyond 2^63 of empty arrays too.
+  if math.prod(size for size in shape if size) * bits > _MAX_SIZE:
+    raise _fault(
+      path, f"{name!r}: shape must have less than 2^63 bits, got {shape}"
+    )
+  size = math.prod(shape) * bits
+  if size != 8 * (span[1] - span[0]):
+    raise _fault(
+      path,
+      f"{name!r}: {dtype}{shape} must have {size / 8:g} bytes, got"
+      f" data_offsets {span}",
+    )
+  if dtype in BITS and (not shape or shape[-1] * bits % 8):
+    raise _fault(
+      path,
+      f"{name!r}: rows of {dtype} must be whole bytes, got shape {shape}",
+    )
+  return span[0], span[1]
+
+
+def _is_sizes(x: Any) -> bool:
+  return isinstance(x, list) and all(
+    type(size) is int and 0 <= size <= _MAX_SIZE for size in x
+  )
+
+
+def _require_no_holes(
+  path: pathlib.Path, spans: Mapping[str, tuple[int, int]], size: int
+) -> None:
+  """Raises CheckpointError unless the tensors fill all bytes, each once."""
+  end = 0
+  for name, span in sorted(spans.items(), key=lambda item: item[1]):
+    if span[0] != end:
+      raise _fault(
+        path,
+        f"{name!r}: tensors must follow each other; the one before ends at"
+        f" {end}, got data_offsets {list(span)}",
+      )
+    end = span[1]
+  if end != size:
+    raise _fault(
+      path, f"its tensors must end with the file, at {size}, got {end}"
+    )
+
+
+class _Mapped:
+  """A file's bytes, mapped when the first of them are asked for."""
+
+  def __init__(self, path: pathlib.Path, size: int) -> None:
+    self._path = path
+    self._size = size
+
+  @functools.cached_property
+  def _bytes(self) -> np.ndarray:
+    mapped = np.memmap(self._path, np.uint8, mode="r")
+    if mapped.size != self._size:
+      raise _fault(
+        self._path,
+        f"it had {self._size} bytes when its header was read, and has"
+        f" {mapped.size}",
+      )
+    return np.asarray(mapped)
+
+  def read(
+    self, begin: int, size: int, dtype: np.dtype, shape: tuple[int, ...]
+  ) -> np.ndarray:
+    if not size:
+      return np.zeros(shape, dtype)
+    return self._bytes[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _tensor(
+  path: pathlib.Path,
+  name: str,
+  entry: Mapping[str, Any],
+  begin: int,
+  mapped: _Mapped,
+) -> stored.StoredTensor:
+  shape = tuple(entry["shape"])
+  type_name = entry["dtype"]
+  dtype = DTYPES.get(type_name, np.dtype(np.uint8))
+  if type_name in BITS:
+    shape = (*shape[:-1], shape[-1] * BITS[type_name] // 8)
+  size = math.prod(shape) * dtype.itemsize
+  return stored.StoredTensor(
+    file=str(path),
+    name=name,
+    type_name=type_name,
+    dtype=dtype,
+    shape=shape,
+    nbytes=size,
+    read=functools.partial(mapped.read, begin, size, dtype, shape),
+    begin=begin,
+  )
+
+
+def _short(x: Any) -> str:
+  text = repr(x)
+  return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def _fault(path: pathlib.Path, rule: str) -> errors.CheckpointError:
+  return errors.CheckpointError(f"{path}: {rule}")

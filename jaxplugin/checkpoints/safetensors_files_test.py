@@ -1,0 +1,310 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Headers are read right or refused, whatever they say."""
+
+import json
+import pathlib
+import random
+import tempfile
+import tracemalloc
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import safetensors_files
+
+CHANGES = 600
+FEW_ITEMS = 50_000
+
+
+def entry(dtype, shape, begin, end):
+  return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def file_of(header, data=b"", length=None):
+  """A file's bytes; the header a dict, text or bytes."""
+  if isinstance(header, dict):
+    header = json.dumps(header)
+  if isinstance(header, str):
+    header = header.encode()
+  length = len(header) if length is None else length
+  return length.to_bytes(8, "little") + header + data
+
+
+GOOD = {
+  "__metadata__": {"format": "pt"},
+  "a": entry("F32", [2, 3], 0, 24),
+  "b": entry("F8_E4M3", [3], 24, 27),
+  "none": entry("BF16", [0, 5], 27, 27),
+  "c": entry("BF16", [], 27, 29),
+}
+DATA = np.arange(6, dtype=np.float32).tobytes() + b"\x38\x40\x7e\x80\x3f"
+
+
+class Case(parameterized.TestCase):
+  def empty(self):
+    """A folder that goes with the test."""
+    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+  def write(self, data, name="x.safetensors"):
+    path = self.empty() / name
+    path.write_bytes(data)
+    return path
+
+
+class ReadTest(Case):
+  def test_tensors_are_those_of_the_bytes(self):
+    source = safetensors_files.open_file(self.write(file_of(GOOD, DATA)))
+    self.assertEqual(source.metadata, {"format": "pt"})
+    self.assertEqual([*source.tensors], ["a", "b", "none", "c"])
+    read = {name: x.read() for name, x in source.tensors.items()}
+    np.testing.assert_array_equal(
+      read["a"], np.arange(6, dtype=np.float32).reshape(2, 3)
+    )
+    # E4M3: 1, 2 and the largest, 448; BF16 0x3f80 is 1.
+    self.assertEqual(read["b"].dtype, ml_dtypes.float8_e4m3fn)
+    self.assertEqual(read["b"].astype(float).tolist(), [1, 2, 448])
+    self.assertEqual(read["none"].shape, (0, 5))
+    self.assertEqual((read["c"].shape, float(read["c"])), ((), 1.0))
+
+  def test_tensors_are_views_of_one_mapping(self):
+    source = safetensors_files.open_file(self.write(file_of(GOOD, DATA)))
+    x, y = (source.tensors["a"].read() for _ in range(2))
+    self.assertTrue(np.shares_memory(x, y))
+    self.assertFalse(x.flags.writeable)
+
+  def test_files_of_the_safetensors_package_are_read(self):
+    rng = np.random.default_rng(0)
+    raw = {
+      "F32": (np.float32, (3, 5)),
+      "F64": (np.float64, (2,)),
+      "F16": (np.float16, (7,)),
+      "BF16": (ml_dtypes.bfloat16, (4, 2)),
+      "I64": (np.int64, (1, 2)),
+      "U8": (np.uint8, (5, 1, 3)),
+      "BOOL": (np.bool_, (4,)),
+      "F8_E4M3": (ml_dtypes.float8_e4m3fn, (3, 3)),
+      "F8_E5M2": (ml_dtypes.float8_e5m2, (3,)),
+      "F8_E8M0": (ml_dtypes.float8_e8m0fnu, (2, 2)),
+    }
+    tensors = {
+      name: rng.integers(0, 2, shape).astype(dtype)
+      for name, (dtype, shape) in raw.items()
+    }
+    data = safetensors.numpy.save(tensors, {"by": "them"})
+    source = safetensors_files.open_file(self.write(data))
+    self.assertEqual(source.metadata, {"by": "them"})
+    self.assertCountEqual(source.tensors, raw)
+    for name, (dtype, _) in raw.items():
+      tensor = source.tensors[name]
+      self.assertEqual(tensor.type_name, name)
+      self.assertEqual(tensor.read().dtype, dtype)
+      self.assertEqual(tensor.read().tobytes(), tensors[name].tobytes())
+      self.assertEqual(tensor.read().shape, tensors[name].shape)
+
+  def test_fp4_is_packed_bytes(self):
+    path = self.write(
+      file_of({"w": entry("F4", [3, 4], 0, 6)}, bytes(range(6)))
+    )
+    tensor = safetensors_files.open_file(path).tensors["w"]
+    self.assertEqual(tensor.read().tolist(), [[0, 1], [2, 3], [4, 5]])
+
+
+BIG = 2**63
+BAD = {
+  "no_bytes": (b"", "at least 8 bytes, got 0"),
+  "seven_bytes": (b"\0" * 7, "got 7"),
+  "longer_than_the_file": (file_of("{}", length=3), "at most 2 .*got 3"),
+  "2^63": (file_of("{}", length=BIG), f"got {BIG}"),
+  "2^64-1": (file_of("{}", length=2**64 - 1), "got 1844674407370955"),
+  "no_header": (file_of(""), "must be JSON"),
+  "list": (file_of("[]"), "must be a JSON object, got list"),
+  "no_utf8": (file_of(b'{"\xff": 1}'), "must be JSON in UTF-8"),
+  "surrogate": (file_of('{"\\ud800": 1}'), "surrogates not allowed"),
+  "deep": (file_of("[" * 100_000), "must be JSON"),
+  "long_number": (file_of('{"a": ' + "9" * 5000 + "}"), "must be JSON"),
+  "long_offset": (
+    file_of('{"a": [' + "9" * 21 + "]}"),
+    "a number has 21 digits",
+  ),
+  "infinite": (file_of('{"a": 1e999}'), "beyond those of 64 bits"),
+  "nan": (file_of('{"a": NaN}'), "NaN is no JSON"),
+  "twice": (file_of('{"a": 1, "a": 2}'), "it has 'a' twice"),
+  "metadata_number": (file_of({"__metadata__": {"a": 1}}), "__metadata__"),
+  "metadata_list": (file_of({"__metadata__": []}), "__metadata__"),
+  "entry_list": (file_of({"a": []}), "'a': it must have"),
+  "field_missing": (file_of({"a": {"dtype": "U8"}}), "'a': it must have"),
+  "field_more": (
+    file_of({"a": {**entry("U8", [0], 0, 0), "x": 1}}),
+    "'a': it must have",
+  ),
+  "dtype": (file_of({"a": entry("U9", [1], 0, 1)}, b"0"), "got 'U9'"),
+  "dtype_list": (file_of({"a": entry(["U8"], [1], 0, 1)}, b"0"), "dtype must"),
+  "shape_negative": (file_of({"a": entry("U8", [-1], 0, 1)}, b"0"), r"\[-1\]"),
+  "shape_bool": (file_of({"a": entry("U8", [True], 0, 1)}, b"0"), "shape must"),
+  "shape_float": (file_of({"a": entry("U8", [1.0], 0, 1)}, b"0"), "shape must"),
+  "shape_text": (file_of({"a": entry("U8", "1", 0, 1)}, b"0"), "shape must"),
+  "shape_2^63": (file_of({"a": entry("U8", [BIG], 0, 1)}, b"0"), "shape must"),
+  "shape_wraps": (
+    file_of({"a": entry("U8", [2**32, 2**32], 0, 0)}),
+    "less than 2.63 bits",
+  ),
+  "shape_empty_and_big": (
+    file_of({"a": entry("U8", [2**62, 2**62, 0], 0, 0)}),
+    "less than 2.63 bits",
+  ),
+  "rank": (file_of({"a": entry("U8", [1] * 33, 0, 1)}, b"0"), "at most 32"),
+  "size": (file_of({"a": entry("F32", [2], 0, 4)}, b"0000"), "have 8 bytes"),
+  "offsets_back": (file_of({"a": entry("U8", [1], 1, 0)}, b"0"), "begin"),
+  "offsets_negative": (file_of({"a": entry("U8", [1], -1, 0)}, b"0"), "begin"),
+  "offsets_three": (
+    file_of({"a": {**entry("U8", [1], 0, 1), "data_offsets": [0, 1, 1]}}, b"0"),
+    "data_offsets must be",
+  ),
+  "offsets_2^63": (
+    file_of({"a": entry("U8", [1], BIG, BIG + 1)}, b"0"),
+    "data_offsets must be",
+  ),
+  "beyond_the_file": (file_of({"a": entry("U8", [9], 0, 9)}, b"0"), "end with"),
+  "bytes_left": (file_of({"a": entry("U8", [1], 0, 1)}, b"00"), "end with"),
+  "hole": (
+    file_of({"a": entry("U8", [1], 0, 1), "b": entry("U8", [1], 2, 3)}, b"000"),
+    "'b': tensors must follow",
+  ),
+  "overlap": (
+    file_of({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)}, b"000"),
+    "'b': tensors must follow",
+  ),
+  "half_a_byte": (file_of({"a": entry("F4", [3], 0, 2)}, b"00"), "1.5 bytes"),
+  "fp4_rows": (
+    file_of({"a": entry("F4", [2, 3], 0, 3)}, b"000"),
+    "must be whole bytes",
+  ),
+}
+
+
+class RefusedTest(Case):
+  @parameterized.named_parameters((name, *case) for name, case in BAD.items())
+  def test_is_refused_by_its_rule(self, data, rule):
+    path = self.write(data)
+    with self.assertRaisesRegex(errors.CheckpointError, rule) as caught:
+      safetensors_files.open_file(path)
+    self.assertIn(str(path), str(caught.exception))
+
+  def test_header_beyond_the_bound_is_refused_unread(self):
+    path = self.write(file_of("{}", length=json_text.MAX_BYTES + 1))
+    with open(path, "r+b") as file:
+      file.truncate(json_text.MAX_BYTES + 100)  # a hole, no bytes of a disk
+    with self.assertRaisesRegex(errors.CheckpointError, "at most 100000000"):
+      safetensors_files.open_file(path)
+
+  @parameterized.named_parameters(
+    ("objects", lambda n: "[" + "{}," * n + "0]"),
+    ("lists", lambda n: "[" + "[]," * n + "0]"),
+    ("names", lambda n: "{" + "".join(f'"{i}":0,' for i in range(n)) + "}"),
+  )
+  def test_header_of_very_many_parts_is_refused_unread(self, text):
+    data = file_of(text(FEW_ITEMS + 1))
+    path = self.write(data)
+    with mock.patch.object(json_text, "MAX_ITEMS", FEW_ITEMS):
+      tracemalloc.start()
+      self.addCleanup(tracemalloc.stop)
+      with self.assertRaisesRegex(errors.CheckpointError, "at most 50000 obj"):
+        safetensors_files.open_file(path)
+    # The text itself, and little beside it.
+    self.assertLess(tracemalloc.get_traced_memory()[1], 2 * len(data) + 50_000)
+
+  def test_signs_in_strings_are_no_parts(self):
+    told = '[{"a": "b, c"}, \\\\]' * FEW_ITEMS
+    path = self.write(file_of({**GOOD, "__metadata__": {"x": told}}, DATA))
+    with mock.patch.object(json_text, "MAX_ITEMS", FEW_ITEMS):
+      source = safetensors_files.open_file(path)
+    self.assertEqual(source.metadata["x"], told)
+
+  def test_file_that_changed_since_is_refused(self):
+    path = self.write(file_of(GOOD, DATA))
+    source = safetensors_files.open_file(path)
+    path.write_bytes(file_of(GOOD, DATA)[:-1])
+    with self.assertRaisesRegex(errors.CheckpointError, "it had .* bytes"):
+      source.tensors["a"].read()
+
+  def test_any_change_is_refused_or_read_within_the_file(self):
+    good = file_of(GOOD, DATA)
+    choose = random.Random(5)
+    refused = 0
+    path = self.write(good)
+    for i in range(CHANGES):
+      data = bytearray(good)
+      if i % 3 == 0:
+        del data[choose.randrange(len(data)) :]
+      else:
+        at = choose.randrange(len(good) - len(DATA))
+        data[at] = choose.choice([choose.randrange(256), *b'0,"9[]{}'])
+      path.unlink()  # its bytes may be mapped
+      path.write_bytes(bytes(data))
+      try:
+        source = safetensors_files.open_file(path)
+        arrays = [x.read() for x in source.tensors.values()]
+      except errors.CheckpointError as error:
+        refused += 1
+        str(error).encode()
+      else:
+        self.assertEqual(sum(x.nbytes for x in arrays), len(DATA))
+    self.assertBetween(refused, CHANGES // 2, CHANGES - 10)
+
+
+class IndexTest(Case):
+  def index(self, weight_map, **files):
+    folder = self.empty()
+    for name, data in files.items():
+      (folder / f"{name}.safetensors").write_bytes(data)
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path
+
+  def test_tensors_come_from_their_files(self):
+    one = file_of({"a": entry("U8", [1], 0, 1)}, b"\x01")
+    two = file_of(
+      {"b": entry("U8", [1], 0, 1), "c": entry("U8", [1], 1, 2)}, b"\x02\x03"
+    )
+    path = self.index(
+      {"b": "two.safetensors", "a": "one.safetensors"}, one=one, two=two
+    )
+    tensors = safetensors_files.open_index(path).tensors
+    read = {name: int(x.read()[0]) for name, x in tensors.items()}
+    self.assertEqual(read, {"b": 2, "a": 1})
+
+  @parameterized.parameters(
+    "../x.safetensors",
+    "/etc/x.safetensors",
+    "a/x.safetensors",
+    "a\\x.safetensors",
+    "x.bin",
+    "",
+    "..",
+  )
+  def test_files_elsewhere_are_refused(self, file):
+    path = self.index({"a": file})
+    with self.assertRaisesRegex(errors.CheckpointError, "its own folder"):
+      safetensors_files.open_index(path)
+
+  @parameterized.parameters((None,), ([],), ({"a": 1},))
+  def test_other_maps_are_refused(self, weight_map):
+    path = self.index(weight_map)
+    with self.assertRaisesRegex(errors.CheckpointError, "object of strings"):
+      safetensors_files.open_index(path)
+
+  def test_tensor_that_its_file_has_not_is_refused(self):
+    path = self.index({"z": "one.safetensors"}, one=file_of(GOOD, DATA))
+    with self.assertRaisesRegex(errors.CheckpointError, "'z' must be in one"):
+      safetensors_files.open_index(path)
+
+
+if __name__ == "__main__":
+  absltest.main()

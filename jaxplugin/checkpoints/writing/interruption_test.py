@@ -1,0 +1,161 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A process that is killed leaves nothing half-written; memory is bounded."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+
+import jaxplugin as jp
+
+FEW_KILLS, MANY_KILLS = 2, 10
+SHARDS, WEIGHTS = 5, 3
+SIZE = 768  # of a square weight of the test of memory
+FEW, MANY = 6, 30
+
+# Processes are forked before JAX starts any thread, so that JAX is imported
+# once. Each tells of every tensor; after some of them, and a while, it is
+# killed. Without a while it stops there until it is killed. What is there
+# then is printed.
+KILLED = """
+import json, os, signal, sys, time, warnings
+warnings.simplefilter("ignore")
+import jaxplugin as jp
+source, target, waits = *sys.argv[1:3], json.loads(sys.argv[3])
+for tensors, seconds in waits:
+  read, write = os.pipe()
+  child = os.fork()
+  if not child:
+    def tell(done, total):
+      os.write(write, b"x")
+      if seconds is None and done == tensors:
+        signal.pause()
+    jp.checkpoints.quantize(source, target, "nvfp4", progress=tell)
+    os._exit(0)
+  os.close(write)
+  for _ in range(tensors):
+    if not os.read(read, 1):
+      break
+  time.sleep(seconds or 0)
+  os.kill(child, signal.SIGKILL)
+  os.waitpid(child, 0)
+  os.close(read)
+  partial = target + ".partial"
+  inodes = {}
+  if os.path.isdir(partial):
+    inodes = {
+      x: os.stat(os.path.join(partial, x)).st_ino
+      for x in sorted(os.listdir(partial)) if x.endswith(".safetensors")
+    }
+  print(json.dumps([os.path.exists(target), inodes]), flush=True)
+"""
+
+# Tells the most bytes of memory until after a call, and after another one.
+MEASURED = """
+import sys
+import jaxplugin as jp
+few, many, target = sys.argv[1:]
+for i, source in enumerate((few, many)):
+  jp.checkpoints.quantize(source, f"{target}{i}", "nvfp4", verify=True)
+  for line in open("/proc/self/status"):
+    if line.startswith("VmHWM"):
+      print(int(line.split()[1]) * 1024, end=" ")
+"""
+
+
+def run(source, *args, **environment):
+  done = subprocess.run(
+    [sys.executable, "-c", source, *map(str, args)],
+    env={**os.environ, **environment},
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  return done.stdout.splitlines()
+
+
+class Case(absltest.TestCase):
+  def empty(self):
+    """A folder that goes with the test."""
+    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+  def checkpoint(self, shards, weights, size):
+    """A folder of bf16 weights [size, size]."""
+    folder = self.empty()
+    block = np.random.default_rng(0).standard_normal((size, size))
+    block = (block / 50).astype(ml_dtypes.bfloat16)
+    for i in range(shards):
+      tensors = {f"{i}.{j}.weight": np.roll(block, i) for j in range(weights)}
+      safetensors.numpy.save_file(tensors, folder / f"{i}.safetensors")
+    (folder / "tokenizer.json").write_text("words")
+    return folder
+
+
+class KilledTest(Case):
+  def assert_survives(self, kills, seed):
+    source = self.checkpoint(SHARDS, WEIGHTS, 64)
+    choose = random.Random(seed)
+    waits = [(2 * WEIGHTS + 1, None)]  # two files are finished by then
+    waits += [
+      (choose.randrange(1, SHARDS * WEIGHTS), choose.random() / 50)
+      for _ in range(kills)
+    ]
+    target = self.empty() / "out"
+    told = run(KILLED, source, target, json.dumps([*waits, (99, 0)]))
+    kept = {}
+    for (there, inodes), (tensors, _) in zip(
+      map(json.loads, told[:-1]), waits, strict=True
+    ):
+      if there:  # it was quicker
+        continue
+      # Files that were finished by then, are, and stay what they were.
+      self.assertGreaterEqual(len(inodes), tensors // WEIGHTS - 1)
+      self.assertEqual({**inodes, **kept}, inodes)
+      kept = inodes
+    self.assertNotEmpty(kept)
+    wanted = self.empty() / "out"
+    jp.checkpoints.quantize(source, wanted, "nvfp4")
+    self.assertEqual([x.name for x in target.parent.iterdir()], ["out"])
+    files = {x.name: x.read_bytes() for x in target.iterdir()}
+    self.assertEqual(files, {x.name: x.read_bytes() for x in wanted.iterdir()})
+    self.assertIn("tokenizer.json", files)
+    for name, inode in kept.items():
+      self.assertEqual((target / name).stat().st_ino, inode)
+
+  def test_target_appears_whole_or_not_at_all(self):
+    self.assert_survives(FEW_KILLS, 7)
+
+
+class ManyKillsTest(KilledTest):
+  def test_target_appears_whole_or_not_at_all(self):
+    self.assert_survives(MANY_KILLS, 8)
+
+
+class MemoryTest(Case):
+  def test_memory_is_that_of_a_few_tensors(self):
+    if not sys.platform.startswith("linux"):
+      self.skipTest("this system tells otherwise of a process's memory")
+    few = self.checkpoint(1, FEW, SIZE)
+    many = self.checkpoint(1, MANY, SIZE)
+    # Of several arenas the allocator keeps what is free in each of them.
+    (told,) = run(
+      *(MEASURED, few, many, self.empty() / "out"), MALLOC_ARENA_MAX="1"
+    )
+    most_of_few, most_of_many = map(int, told.split())
+    more = (most_of_many - most_of_few) / (2 * SIZE * SIZE)
+    # What is kept grows by all of them; the allocator's pieces by a few, and
+    # more at times.
+    self.assertLess(more, (MANY - FEW) / 2)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,699 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints are written as layouts have them, or not at all."""
+
+import contextlib
+import io
+import json
+import pathlib
+import resource
+import shutil
+import signal
+import tempfile
+from unittest import mock
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints.writing import shards
+from jaxplugin.cli import main
+
+D = 64
+ERROR = jp.checkpoints.CheckpointError
+BASE = "model.layers.0"
+
+
+def normal(*shape, seed=0, dtype=ml_dtypes.bfloat16):
+  x = np.random.default_rng([seed, *shape]).standard_normal(shape)
+  return (x / 50).astype(dtype)
+
+
+def model():
+  """Tensors of a model in two files."""
+  attention = {
+    f"{BASE}.self_attn.{x}_proj.weight": normal(D, D, seed=ord(x)) * (i + 1)
+    for i, x in enumerate("qkvo")
+  }
+  return (
+    {
+      "model.embed_tokens.weight": normal(10, D),
+      **attention,
+      f"{BASE}.input_layernorm.weight": normal(D),
+      f"{BASE}.self_attn.q_norm.weight": normal(2, D),
+      f"{BASE}.mlp.gate.weight": normal(3, D),
+    },
+    {
+      f"{BASE}.mlp.gate_proj.weight": normal(2 * D, D, dtype=np.float32),
+      f"{BASE}.mlp.up_proj.weight": normal(2 * D, D, dtype=np.float16),
+      f"{BASE}.mlp.down_proj.weight": normal(D, 2 * D),
+      f"{BASE}.mlp.short.weight": normal(D, 40),
+      f"{BASE}.self_attn.q_proj.bias": normal(2, D),
+      "position_ids": np.arange(3),
+      "lm_head.weight": normal(10, D),
+    },
+  )
+
+
+WEIGHTS = [
+  *(f"{BASE}.self_attn.{x}_proj.weight" for x in "qkvo"),
+  *(f"{BASE}.mlp.{x}_proj.weight" for x in ("gate", "up", "down")),
+]
+
+
+class Case(parameterized.TestCase):
+  def empty(self):
+    """A folder that goes with the test."""
+    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+  def file(self, tensors, name="x.safetensors", metadata=None):
+    path = self.empty() / name
+    safetensors.numpy.save_file(
+      {n: np.ascontiguousarray(x) for n, x in tensors.items()}, path, metadata
+    )
+    return path
+
+  def folder(self, config=None, files=None):
+    """A checkpoint of Hugging Face's form."""
+    folder = self.empty() / "in"
+    folder.mkdir()
+    names = {}
+    for i, tensors in enumerate(files or model()):
+      name = f"model-{i}.safetensors"
+      safetensors.numpy.save_file(tensors, folder / name, {"format": "pt"})
+      names |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").write_text(
+      json.dumps({"metadata": {"total_size": 1}, "weight_map": names})
+    )
+    (folder / "config.json").write_text(json.dumps({"a": 1, **(config or {})}))
+    (folder / "tokenizer.json").write_text("words")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_text("once more")
+    return folder
+
+  def quantize(self, source, format="nvfp4", target=None, **options):
+    name = "out.safetensors" if source.is_file() else "out"
+    target = target or self.empty() / name
+    return jp.checkpoints.quantize(source, target, format, **options)
+
+  def assert_same_bits(self, x, y):
+    self.assertEqual(x.format, y.format)
+    for part in ("values", "scale", "global_scale"):
+      a, b = (getattr(z, part) for z in (x, y))
+      if a is None:
+        self.assertIsNone(b)
+        continue
+      a, b = np.asarray(a), np.asarray(b)
+      self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape))
+      self.assertEqual(a.tobytes(), b.tobytes())
+
+
+def nearest_reciprocal(scale):
+  """The reciprocal of an f32 that is nearest to an f32, by f64."""
+  divisor = np.float32(1 / np.float64(scale))
+  return np.float32(1 / np.float64(divisor))
+
+
+class RoundTripTest(Case):
+  @parameterized.product(
+    layout=("modelopt", "compressed-tensors", "torchao"),
+    format=("nvfp4", "mxfp8", "mxfp4"),
+  )
+  def test_bits_are_those_of_quantize(self, layout, format):
+    tensors = {n: x for file in model() for n, x in file.items()}
+    done = self.quantize(self.folder(), format, layout=layout, verify=True)
+    found = jp.checkpoints.load(done.path)
+    self.assertCountEqual(found, tensors)
+    own = {n: jp.quantize(tensors[n], format) for n in WEIGHTS}
+    is_shared = format == "nvfp4" and layout != "torchao"
+    for name in WEIGHTS:
+      self.assertEqual(found.entries[name].layout, layout)
+      group = [name]
+      if is_shared:
+        for kind in (("q_", "k_", "v_"), ("gate_", "up_")):
+          if any(f".{x}proj" in name for x in kind):
+            group = [n for n in WEIGHTS if any(f".{x}proj" in n for x in kind)]
+      scale = None
+      if format == "nvfp4":
+        scale = max(np.asarray(own[n].global_scale).item() for n in group)
+        if layout == "compressed-tensors":
+          scale = nearest_reciprocal(np.float32(scale))
+      wanted = jp.quantize(tensors[name], format, global_scale=scale)
+      self.assert_same_bits(found[name], wanted)
+    for name in {*tensors} - {*WEIGHTS}:
+      self.assertEqual(found[name].tobytes(), tensors[name].tobytes())
+      self.assertEqual(found[name].dtype, tensors[name].dtype)
+    self.assertCountEqual(done.errors, WEIGHTS)
+    for name, error in done.errors.items():
+      x = tensors[name].astype(np.float64)
+      y = np.asarray(jp.dequantize(found[name], jnp.float32), np.float64)
+      wanted = np.linalg.norm(x - y) / np.linalg.norm(x)
+      np.testing.assert_allclose(error, wanted, rtol=1e-9)
+
+  def test_experts_of_gpt_oss_in_either_order(self):
+    x = normal(2, 2 * D, D)  # [E, n, k]
+    for name, dot in (("mlp.experts.down_proj", "_"), ("a.mlp1_weight", ".")):
+      turned = name.startswith("mlp")
+      path = self.file(
+        {
+          name: x.swapaxes(1, 2) if turned else x,
+          f"{name}_bias": normal(2, 2 * D),
+        }
+      )
+      options = {"transposed": [name]} if turned else {}
+      done = self.quantize(
+        path, "mxfp4", layout="gpt-oss", verify=True, **options
+      )
+      header = safetensors.numpy.load_file(done.path)
+      self.assertEqual(header[f"{name}{dot}blocks"].shape, (2, 2 * D, 2, 16))
+      found = jp.checkpoints.load(done.path)
+      self.assert_same_bits(found[name], jp.quantize(x, "mxfp4"))
+      exact = np.asarray(jp.dequantize(found[name], jnp.float32), np.float64)
+      norm = np.linalg.norm(exact - x.astype(float)) / np.linalg.norm(
+        x.astype(float)
+      )
+      np.testing.assert_allclose(done.errors[name], norm, rtol=1e-9)
+
+  def test_square_experts_are_turned_too(self):
+    x = normal(2, D, D)
+    name = "mlp.experts.down_proj"
+    done = self.quantize(
+      self.folder({"model_type": "gpt_oss"}, [{name: x.swapaxes(1, 2).copy()}]),
+      "mxfp4",
+      layout="gpt-oss",
+      verify=True,
+    )
+    found = jp.checkpoints.load(done.path)[name]
+    self.assert_same_bits(found, jp.quantize(x, "mxfp4"))
+    self.assertLess(done.errors[name], 0.2)
+
+  def test_experts_of_modelopt_keep_their_shape(self):
+    x = normal(2, D, 2 * D)  # [E, k, n]
+    name = "experts.gate_up_proj"
+    done = self.quantize(self.file({name: x}), transposed=[name], verify=True)
+    found = jp.checkpoints.load(done.path)
+    self.assertEqual(found.entries[name].shape, x.shape)
+    self.assert_same_bits(found[name], jp.quantize(x, "nvfp4", axis=1))
+
+  def test_experts_of_torchao_have_a_global_scale_each(self):
+    x = normal(2, 2 * D, D) * np.array([1, 9])[:, None, None]
+    x = x.astype(np.float32)
+    done = self.quantize(
+      self.file({"a.experts.up": x}), layout="torchao", verify=True
+    )
+    found = jp.checkpoints.load(done.path)["a.experts.up"]
+    self.assert_same_bits(found, jp.quantize(x, "nvfp4", batch_dims=1))
+
+  def test_zeros_and_numbers_that_are_none_come_back(self):
+    x = normal(D, D, dtype=np.float32)
+    x[3, 5], x[9, 40] = np.nan, np.inf
+    tensors = {
+      "a.q_proj.weight": np.zeros((D, D), np.float32),
+      "a.k_proj.weight": x,
+      "b.weight": np.zeros((D, D), np.float32),
+    }
+    for layout in ("modelopt", "compressed-tensors"):
+      done = self.quantize(self.file(tensors), layout=layout, verify=True)
+      found = jp.checkpoints.load(done.path)
+      # Zeros have no say in what they share.
+      g = np.asarray(jp.quantize(x, "nvfp4").global_scale).item()
+      if layout != "modelopt":
+        g = nearest_reciprocal(np.float32(g))
+      for name, x_ in tensors.items():
+        scale = None if name == "b.weight" else g
+        self.assert_same_bits(
+          found[name], jp.quantize(x_, "nvfp4", global_scale=scale)
+        )
+
+
+class FilesTest(Case):
+  def test_folder_is_whole(self):
+    source = self.folder()
+    done = self.quantize(source, layout="compressed-tensors")
+    self.assertCountEqual(
+      [str(x.relative_to(done.path)) for x in done.path.rglob("*")],
+      [
+        *("model-0.safetensors", "model-1.safetensors", "config.json"),
+        *("tokenizer.json", "1_Pooling", "1_Pooling/config.json"),
+        "model.safetensors.index.json",
+      ],
+    )
+    self.assertEqual((done.path / "tokenizer.json").read_text(), "words")
+    self.assertEqual([*source.parent.iterdir()], [source])
+    index = json.loads((done.path / "model.safetensors.index.json").read_text())
+    names, size = {}, 0
+    for path in done.path.glob("*.safetensors"):
+      its = safetensors_files.open_file(path).tensors
+      names |= dict.fromkeys(its, path.name)
+      size += sum(x.nbytes for x in its.values())
+    self.assertEqual(index["weight_map"], names)
+    self.assertEqual(index["metadata"]["total_size"], size)
+    # A weight's parts stay in its file.
+    up = f"{BASE}.mlp.up_proj.weight"
+    self.assertEqual(names[f"{up}_packed"], "model-1.safetensors")
+    self.assertIn("not copied: pytorch_model.bin", str(done))
+
+  def test_header_and_offsets_are_aligned(self):
+    done = self.quantize(self.folder())
+    for path in done.path.glob("*.safetensors"):
+      data = path.read_bytes()
+      size = int.from_bytes(data[:8], "little")
+      self.assertEqual(size % 8, 0)
+      header = json.loads(data[8 : 8 + size])
+      self.assertEqual(header.pop("__metadata__"), {"format": "pt"})
+      items = {"F32": 4, "I64": 8, "BF16": 2, "F16": 2}
+      for entry in header.values():
+        begin = entry["data_offsets"][0]
+        self.assertEqual(begin % items.get(entry["dtype"], 1), 0)
+
+  def test_configurations_are_those_of_the_tools(self):
+    for layout in ("modelopt", "compressed-tensors", "torchao"):
+      done = self.quantize(self.folder(), layout=layout)
+      config = json.loads((done.path / "config.json").read_text())
+      told = config.pop("quantization_config")
+      self.assertEqual(config, {"a": 1})
+      self.assertEqual(told["quant_method"], layout)
+      key = "modules_to_not_convert" if layout == "torchao" else "ignore"
+      left = [f"{BASE}.{x}" for x in ("mlp.gate", "mlp.short")]
+      left += [f"{BASE}.self_attn.q_norm", "lm_head", "model.embed_tokens"]
+      self.assertEqual(told[key], sorted(left))
+      path = done.path / "hf_quant_config.json"
+      self.assertEqual(path.exists(), layout == "modelopt")
+      if layout == "modelopt":
+        said = json.loads(path.read_text())["quantization"]
+        self.assertEqual(said["quant_algo"], "W4A16_NVFP4")
+        self.assertEqual(said["group_size"], 16)
+        self.assertEqual(said["exclude_modules"], sorted(left))
+
+  def test_tied_head_is_among_what_is_left(self):
+    done = self.quantize(self.folder(files=[{"a.weight": normal(D, D)}]))
+    config = json.loads((done.path / "config.json").read_text())
+    self.assertEqual(config["quantization_config"]["ignore"], ["lm_head"])
+
+  def test_dry_run_writes_nothing(self):
+    source = self.folder()
+    target = self.empty() / "out"
+    done = self.quantize(source, target=target, dry_run=True)
+    self.assertEqual([*target.parent.iterdir()], [])
+    self.assertIn("nothing was written", str(done))
+    written = self.quantize(source, target=target)
+    self.assertEqual(done.nbytes, written.nbytes)
+    sizes = [
+      x.nbytes
+      for path in target.glob("*.safetensors")
+      for x in safetensors_files.open_file(path).tensors.values()
+    ]
+    self.assertEqual(done.nbytes, sum(sizes))
+
+
+class SelectionTest(Case):
+  def chosen(self, source=None, format="nvfp4", **options):
+    done = self.quantize(
+      source or self.folder(), format, dry_run=True, **options
+    )
+    taken = [x.tensor.name for x in done.decisions if x.weight]
+    return taken, {x.tensor.name: x.reason for x in done.decisions}
+
+  def test_reasons_are_told(self):
+    taken, reasons = self.chosen()
+    self.assertCountEqual(taken, WEIGHTS)
+    self.assertEqual(
+      {n: r for n, r in reasons.items() if r},
+      {
+        "model.embed_tokens.weight": "an embedding",
+        f"{BASE}.input_layernorm.weight": "of rank 1",
+        f"{BASE}.self_attn.q_norm.weight": "a norm",
+        f"{BASE}.mlp.gate.weight": "a router",
+        f"{BASE}.mlp.short.weight": "k=40 is no multiple of 16",
+        f"{BASE}.self_attn.q_proj.bias": "not called *.weight",
+        "position_ids": "I64 is none of F32, BF16, F16",
+        "lm_head.weight": "a head",
+      },
+    )
+
+  def test_globs_choose(self):
+    taken, reasons = self.chosen(include=["lm_head", "*.k_proj.weight"])
+    self.assertCountEqual(
+      taken, ["lm_head.weight", f"{BASE}.self_attn.k_proj.weight"]
+    )
+    self.assertEqual(reasons["model.embed_tokens.weight"], "not included")
+    taken, reasons = self.chosen(exclude=["*.self_attn.*", "*.up_proj"])
+    self.assertCountEqual(
+      taken, [f"{BASE}.mlp.{x}_proj.weight" for x in ("gate", "down")]
+    )
+    self.assertEqual(reasons[f"{BASE}.mlp.up_proj.weight"], "excluded")
+
+  @parameterized.parameters(
+    ({"include": ["*.qq_proj"]}, r"include='\*.qq_proj' matches no tensor"),
+    ({"exclude": ["x"]}, "exclude='x' matches no tensor"),
+    ({"transposed": ["x"]}, "transposed='x' matches no tensor"),
+    (
+      {"include": ["*.k_proj", "*.short"]},
+      r"include='\*.short' has nothing .*k=40 is no multiple of 16",
+    ),
+    ({"exclude": ["*"]}, "has no weight that can be quantized .*excluded"),
+    ({"layout": "gpt-oss", "format": "mxfp4"}, "has no weight"),
+  )
+  def test_globs_that_do_nothing_are_an_error(self, options, rule):
+    with self.assertRaisesRegex(ERROR, rule):
+      self.chosen(**options)
+
+  @parameterized.parameters(
+    ("gguf", "nvfp4", "layout must be one of modelopt, compressed-tensors"),
+    ("gpt-oss", "nvfp4", "has mxfp4, got nvfp4; nvfp4 is in modelopt, comp"),
+    ("modelopt", "mxfp6_e2m3", "no layout has mxfp6_e2m3"),
+    ("modelopt", "int4", "int4"),
+  )
+  def test_layouts_and_formats_that_are_none(self, layout, format, rule):
+    with self.assertRaisesRegex(ValueError, rule):
+      self.chosen(self.empty(), format, layout=layout)
+
+  def test_experts_that_a_layout_has_not_are_left(self):
+    x = {"a.experts.up": normal(2, D, D), "b.weight": normal(D, D)}
+    for layout, format, transposed, rule in (
+      ("modelopt", "nvfp4", False, "ModelOpt has no experts .E, n, k."),
+      ("modelopt", "mxfp8", True, "ModelOpt has no mxfp8 of experts"),
+      ("compressed-tensors", "mxfp4", False, "has no experts in one"),
+      ("torchao", "mxfp4", True, "torchao has k as the last"),
+    ):
+      options = {"transposed": ["a.*"]} if transposed else {}
+      taken, reasons = self.chosen(
+        self.file(x), format, layout=layout, **options
+      )
+      self.assertEqual(taken, ["b.weight"])
+      self.assertRegex(reasons["a.experts.up"], rule)
+
+  def test_bias_that_contradicts_the_order_of_experts_is_refused(self):
+    x = {
+      "experts.gate_up_proj": normal(2, D, 3 * D),
+      "experts.gate_up_proj_bias": normal(2, 3 * D),
+    }
+    with self.assertRaisesRegex(
+      ERROR, "k is taken to be dimension 2 .*pass transposed="
+    ):
+      self.chosen(self.file(x), "mxfp4", layout="gpt-oss")
+
+  def test_models_whose_k_comes_first_are_left(self):
+    source = self.folder({"model_type": "gpt2"})
+    with self.assertRaisesRegex(ERROR, "has no weight"):
+      self.chosen(source)
+
+  def test_name_that_would_be_there_twice_is_refused(self):
+    x = {"a.weight": normal(D, D), "a.weight_packed": normal(3)}
+    with self.assertRaisesRegex(ERROR, "'a.weight_packed'"):
+      self.chosen(self.file(x), layout="compressed-tensors")
+
+
+class RefusedTest(Case):
+  def assert_refused(self, rule, source, target=None, error=ERROR, **options):
+    target = target or self.empty() / (
+      "out.safetensors" if source.is_file() else "out"
+    )
+    before = [*target.parent.iterdir()] if target.parent.is_dir() else []
+    with self.assertRaisesRegex(error, rule):
+      self.quantize(source, target=target, **options)
+    if before or target.parent.is_dir():
+      self.assertEqual([*target.parent.iterdir()], before)
+
+  def test_targets_that_are_no_place(self):
+    source = self.folder()
+    there = self.empty()
+    (there / "x").write_text("")
+    self.assert_refused("is there already", source, there)
+    self.assert_refused(
+      "must be a folder that is there", source, there / "y" / "z"
+    )
+    self.assert_refused("must be a folder that", source, there / "x" / "z")
+    self.assert_refused("must be a folder, as", source, there / "z.safetensors")
+    file = self.file({"a.weight": normal(D, D)})
+    self.assert_refused("must be a .safetensors file", file, there / "z")
+    self.assert_refused("is there already", file, file)
+
+  def test_empty_folder_is_a_place(self):
+    target = self.empty()
+    self.quantize(self.folder(), target=target)
+    self.assertTrue((target / "config.json").is_file())
+
+  def test_others_partial_folder_is_left_alone(self):
+    target = self.empty() / "out"
+    other = target.with_name("out.partial")
+    other.mkdir()
+    (other / "mine").write_text("mine")
+    self.assert_refused("is no unfinished result", self.folder(), target)
+    self.assertEqual((other / "mine").read_text(), "mine")
+
+  def test_quantized_sources(self):
+    done = self.quantize(self.folder())
+    self.assert_refused("config.json has a quantization_config", done.path)
+    (done.path / "config.json").unlink()
+    self.assert_refused(r"quantized already \(modelopt, nvfp4\)", done.path)
+
+  def test_global_scale_that_readers_refuse(self):
+    x = normal(D, D, dtype=np.float32)
+    x[0, 0] = 3000
+    self.assert_refused(
+      "'a.weight': its global scale, 1.11607, is out of.*exclude it",
+      self.file({"a.weight": x}),
+    )
+
+  def test_folder_that_nobody_may_write(self):
+    target = pathlib.Path("/sys/jaxplugin-out")
+    if not target.parent.is_dir():
+      self.skipTest("this system has no such folder")
+    with self.assertRaisesRegex(
+      ERROR, "/sys/jaxplugin-out was not written: .*/sys/jaxplugin-out.partial"
+    ):
+      self.quantize(self.folder(), target=target)
+
+  def test_disk_that_is_too_small(self):
+    usage = shutil.disk_usage("/")
+    with mock.patch.object(
+      shutil, "disk_usage", return_value=usage._replace(free=1000)
+    ):
+      self.assert_refused(r"needs [\d,]+ bytes, .* 1,000", self.folder())
+
+  @parameterized.parameters(False, True)
+  def test_disk_that_becomes_full(self, is_folder):
+    source = self.folder() if is_folder else self.file(model()[1])
+    biggest = max(
+      x.stat().st_size for x in [source, *source.parent.glob("in/*")]
+    )
+    self.quantize(source)  # files of the compiler
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (biggest // 8, most))
+      self.assert_refused("was not written: File too large", source)
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+      signal.signal(signal.SIGXFSZ, previous)
+
+  def test_finished_files_stay_for_the_next_time(self):
+    source, target = self.folder(), self.empty() / "out"
+    told = []
+
+    def stop(done, total):
+      told.append((done, total))
+      if len(told) == 12:  # in the second file
+        raise KeyboardInterrupt
+
+    with self.assertRaises(KeyboardInterrupt):
+      self.quantize(source, target=target, progress=stop)
+    partial = target.with_name("out.partial")
+    self.assertEqual([*target.parent.iterdir()], [partial])
+    first = partial / "model-0.safetensors"
+    self.assertCountEqual(
+      [x.name for x in partial.iterdir()],
+      [first.name, ".jaxplugin-quantize.json"],
+    )
+    before = first.stat()
+    self.quantize(source, target=target)
+    after = (target / first.name).stat()
+    self.assertEqual(
+      (before.st_ino, before.st_mtime_ns), (after.st_ino, after.st_mtime_ns)
+    )
+    self.assert_same_files(target, self.quantize(source).path)
+
+  def assert_same_files(self, one, other):
+    for x in one.rglob("*"):
+      if x.is_file():
+        self.assertEqual(
+          x.read_bytes(), (other / x.relative_to(one)).read_bytes()
+        )
+
+  def test_finished_files_of_another_task_are_not_taken(self):
+    source, target = self.folder(), self.empty() / "out"
+    calls = iter(range(100))
+
+    def stop(*_):
+      if next(calls) == 11:
+        raise KeyboardInterrupt
+
+    with self.assertRaises(KeyboardInterrupt):
+      self.quantize(source, target=target, progress=stop)
+    self.quantize(source, target=target, exclude=["*.q_proj"], verify=True)
+    self.assert_same_files(
+      target, self.quantize(source, exclude=["*.q_proj"]).path
+    )
+
+  def test_verify_sees_a_bit_that_differs(self):
+    write, source = shards.write, self.folder()
+    target = self.empty() / "out"
+    names = [f"{BASE}.self_attn.k_proj.weight", "position_ids"]
+
+    for name in [
+      f"{names[0]}_scale_2",
+      names[0],
+      f"{names[0]}_scale",
+      names[1],
+    ]:
+
+      def spoilt(path, shard, pieces, name=name):
+        def changed():
+          for tensor, start, data in pieces:
+            if tensor == name:
+              data = data.copy()
+              data[0] ^= 1
+            yield tensor, start, data
+
+        write(path, shard, changed())
+
+      with (
+        mock.patch.object(shards, "write", spoilt),
+        self.assertRaisesRegex(ERROR, "was written of its|it differs"),
+      ):
+        self.quantize(source, target=target, verify=True)
+      # Nothing is left that would be taken the next time.
+      self.assertEqual([*target.parent.iterdir()], [])
+
+  def test_two_processes_do_not_write_one_target(self):
+    source, target = self.folder(), self.empty() / "out"
+
+    def twice(*_):
+      with self.assertRaisesRegex(ERROR, "another process writes"):
+        self.quantize(source, target=target)
+
+    self.quantize(source, target=target, progress=twice)
+
+
+def entry(dtype, shape, begin, end):
+  return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+class DamagedSourceTest(Case):
+  def damaged(self, header, data=b"", length=None):
+    text = json.dumps(header).encode()
+    path = self.empty() / "x.safetensors"
+    length = len(text) if length is None else length
+    path.write_bytes(length.to_bytes(8, "little") + text + data)
+    return path
+
+  @parameterized.named_parameters(
+    ("empty", None, b"", 2**63, "must be at most"),
+    (
+      "overlap",
+      {"a.weight": entry("U8", [2], 0, 2), "b": entry("U8", [2], 1, 3)},
+      b"000",
+      None,
+      "tensors must follow",
+    ),
+    (
+      "size_2^63",
+      {"a.weight": entry("BF16", [2**31, 2**32], 0, 2**63)},
+      b"",
+      None,
+      "less than 2.63 bits|data_offsets must be",
+    ),
+    (
+      "truncated",
+      {"a.weight": entry("F32", [64, 64], 0, 16384)},
+      bytes(9000),
+      None,
+      "must end with the file",
+    ),
+  )
+  def test_source_is_refused_and_nothing_is_written(
+    self, header, data, length, rule
+  ):
+    path = self.damaged(header or {}, data, length)
+    target = self.empty() / "out.safetensors"
+    with self.assertRaisesRegex(ERROR, rule):
+      self.quantize(path, target=target)
+    self.assertEqual([*target.parent.iterdir()], [])
+
+  def test_shard_that_is_damaged_or_not_there(self):
+    source, target = self.folder(), self.empty() / "out"
+    shard = source / "model-1.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1])
+    with self.assertRaisesRegex(ERROR, "model-1.*must end with the file"):
+      self.quantize(source, target=target)
+    shard.unlink()
+    with self.assertRaises(FileNotFoundError):
+      self.quantize(source, target=target)
+    self.assertEqual([*target.parent.iterdir()], [])
+
+  def test_file_that_becomes_shorter_is_refused(self):
+    source, target = self.folder(), self.empty() / "out"
+    shard = source / "model-1.safetensors"
+
+    def cut(*_):
+      shard.write_bytes(shard.read_bytes()[:1000])
+
+    with self.assertRaisesRegex(ERROR, "has become shorter"):
+      self.quantize(source, target=target, progress=cut)
+    self.assertFalse(target.exists())
+
+  def test_index_that_leads_elsewhere(self):
+    source = self.folder()
+    (source / "model.safetensors.index.json").write_text(
+      json.dumps({"weight_map": {"a": "../in/model-0.safetensors"}})
+    )
+    with self.assertRaisesRegex(ERROR, "its own folder"):
+      self.quantize(source)
+
+
+class CommandTest(Case):
+  def run_command(self, *args):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      status = main.main(["quantize", *map(str, args)])
+    return status, out.getvalue(), err.getvalue()
+
+  def test_table_tells_all(self):
+    target = self.empty() / "out"
+    status, out, _ = self.run_command(
+      *(self.folder(), target, "--format", "mxfp8", "--verify"),
+      *("--exclude", "*.q_proj", "*.k_proj", "--layout", "torchao"),
+    )
+    self.assertEqual(status, 0)
+    lines = out.splitlines()
+    (down,) = [x.split() for x in lines if "down_proj" in x]
+    self.assertEqual(
+      down[:6] + down[7:],
+      ["mxfp8", "[64,", "128]", "16,384", "8,448", "1"]
+      + ["model.layers.*.mlp.down_proj.weight"],
+    )
+    self.assertBetween(float(down[6]), 0.01, 0.05)
+    (q,) = [x for x in lines if "q_proj.weight" in x]
+    self.assertTrue(q.endswith("excluded"))
+    self.assertIn("verified: 5 weights", out)
+    found = jp.checkpoints.load(target)
+    self.assertEqual(
+      found.entries[f"{BASE}.mlp.up_proj.weight"].format, jp.MXFP8
+    )
+
+  def test_errors_are_lines(self):
+    status, _, err = self.run_command(self.folder(), self.folder())
+    self.assertEqual(status, 2)
+    self.assertRegex(err, "error: .* is there already")
+
+
+if __name__ == "__main__":
+  absltest.main()

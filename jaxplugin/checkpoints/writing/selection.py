@@ -1,0 +1,274 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors are weights of products; why each other one is not taken.
+
+Names say which weights tools leave as they are: embeddings, norms, heads,
+routers, parts for images and convolutions.
+
+Source: `default_disabled_quantizers` of NVIDIA Model Optimizer 0.47; the others
+leave out fewer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.writing import layouts
+from jaxplugin.core import formats
+
+WEIGHT: Final = ".weight"
+_FLOATS: Final = ("F32", "BF16", "F16")
+
+# By what a name has in it, between dots.
+_KEPT: Final = (
+  (
+    r"embed|(^|\.)(wte|wpe|relative_attention_bias)(\.|$)|^shared\.weight$",
+    "an embedding",
+  ),
+  (r"norm|(^|\.)ln_?\w?(\.|$)", "a norm"),
+  (r"lm_head|output_layer|^output\.|proj_out\.|^score\.|classifier", "a head"),
+  (
+    r"router|(block_sparse_moe|mlp|moe|ffn)\.gate(\.|$)|shared_expert_gate",
+    "a router",
+  ),
+  (r"vision_tower|vision_model|visual|multi_modal_projector", "for images"),
+  (r"conv1d|in_proj_[ab](\.|$)", "of a state-space layer"),
+  (r"^mtp\.", "of multi-token prediction"),
+)
+_STACK: Final = re.compile(r"expert|mlp[12]_weight$")
+# Models whose experts have k before n, and those whose 2-D weights have.
+_K_BEFORE_N: Final = ("gpt_oss", "llama4", "llama4_text")
+_K_BEFORE_N_NAMES: Final = re.compile(r"experts\.(gate_up_proj|down_proj)$")
+_CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+  """What becomes of a tensor.
+
+  Attributes:
+    tensor: the one of the source.
+    weight: what it is, if it is quantized; else None.
+    parts: what is written in its place.
+    reason: why it is not quantized; "" if it is.
+  """
+
+  tensor: stored.StoredTensor
+  weight: layouts.Weight | None = None
+  parts: tuple[layouts.Part, ...] = ()
+  reason: str = ""
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes that are written."""
+    if self.weight is None:
+      return self.tensor.nbytes
+    return sum(part.nbytes for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+  """What a caller and a model say.
+
+  Attributes:
+    include: globs of names; None for what tools take.
+    exclude: globs of names that are left as they are.
+    transposed: globs of stacks [E, k, n].
+    model_type: config.json's word, "" if it has none.
+  """
+
+  include: Sequence[str] | None = None
+  exclude: Sequence[str] = ()
+  transposed: Sequence[str] = ()
+  model_type: str = ""
+
+
+def choose(
+  who: str,
+  tensors: Iterable[stored.StoredTensor],
+  layout: layouts.Layout,
+  format: formats.BlockFormat,
+  rules: Rules,
+) -> list[Decision]:
+  """What becomes of each tensor.
+
+  Raises:
+    CheckpointError: a glob matches nothing, or nothing that can be quantized;
+      nothing is a weight; a bias says that k is another dimension; or two
+      tensors would have one name.
+  """
+  by_name = {tensor.name: tensor for tensor in tensors}
+  _require_matches(who, "exclude", rules.exclude, by_name)
+  _require_matches(who, "transposed", rules.transposed, by_name)
+  _require_matches(who, "include", rules.include or (), by_name)
+  found = [
+    _decide(who, tensor, layout, format, rules, by_name)
+    for tensor in by_name.values()
+  ]
+  for pattern in rules.include or ():
+    of_it = [x for x in found if _matches(pattern, x.tensor.name)]
+    if all(x.weight is None for x in of_it):
+      raise errors.CheckpointError(
+        f"{who}: include={pattern!r} has nothing that can be quantized:"
+        f" {of_it[0].tensor.name!r} is left as it is ({of_it[0].reason})"
+      )
+  if all(x.weight is None for x in found):
+    raise errors.CheckpointError(
+      f"{who}: it has no weight that can be quantized to {format} in layout"
+      f" {layout.name}; of its {len(found)} tensors the first,"
+      f" {found[0].tensor.name!r}, is left as it is ({found[0].reason})"
+      if found
+      else f"{who}: it has no tensors"
+    )
+  _require_one_name_each(who, found)
+  return found
+
+
+def module_of(name: str) -> str:
+  """The module's name, of a weight's."""
+  if name.endswith(WEIGHT):
+    return name.removesuffix(WEIGHT)
+  return name.rpartition(".")[0] or name
+
+
+def _matches(pattern: str, name: str) -> bool:
+  return any(
+    fnmatch.fnmatchcase(x, pattern) for x in (name, name.removesuffix(WEIGHT))
+  )
+
+
+def _any_matches(patterns: Sequence[str], name: str) -> bool:
+  return any(_matches(pattern, name) for pattern in patterns)
+
+
+def _require_matches(
+  who: str, what: str, patterns: Sequence[str], names: Iterable[str]
+) -> None:
+  for pattern in patterns:
+    if not any(_matches(pattern, name) for name in names):
+      raise errors.CheckpointError(
+        f"{who}: {what}={pattern!r} matches no tensor; names are those of the"
+        " table that dry_run=True (--dry-run) gives"
+      )
+
+
+def _decide(
+  who: str,
+  tensor: stored.StoredTensor,
+  layout: layouts.Layout,
+  format: formats.BlockFormat,
+  rules: Rules,
+  others: Mapping[str, stored.StoredTensor],
+) -> Decision:
+  reason = _reason(tensor, rules)
+  if reason:
+    return Decision(tensor=tensor, reason=reason)
+  weight = layouts.Weight(
+    name=tensor.name,
+    shape=tensor.shape,
+    type_name=tensor.type_name,
+    axis=_axis(tensor, rules),
+    format=format,
+  )
+  k = weight.shape[weight.axis]
+  if k % format.block_size:
+    reason = f"k={k} is no multiple of {format.block_size}"
+  else:
+    reason = layout.refusal(weight) or ""
+  if reason:
+    return Decision(tensor=tensor, reason=reason)
+  _require_bias_agrees(who, weight, others)
+  return Decision(
+    tensor=tensor, weight=weight, parts=tuple(layout.parts(weight))
+  )
+
+
+def _reason(tensor: stored.StoredTensor, rules: Rules) -> str:
+  """Why a tensor is no weight that is taken, whatever the format."""
+  name = tensor.name
+  if _any_matches(rules.exclude, name):
+    return "excluded"
+  if rules.include is not None and not _any_matches(rules.include, name):
+    return "not included"
+  if tensor.type_name not in _FLOATS:
+    return f"{tensor.type_name} is none of {', '.join(_FLOATS)}"
+  if len(tensor.shape) not in (2, 3):
+    return f"of rank {len(tensor.shape)}"
+  if not math.prod(tensor.shape):
+    return "empty"
+  if len(tensor.shape) == 2 and rules.model_type in _CONV1D:
+    return f"k before n, as {rules.model_type} has it"
+  if rules.include is not None:
+    return ""
+  for pattern, what in _KEPT:
+    if re.search(pattern, name):
+      return what
+  if len(tensor.shape) == 2 and not name.endswith(WEIGHT):
+    return "not called *.weight"
+  if len(tensor.shape) == 3 and not _is_stack(name):
+    return "of rank 3, and not called experts"
+  return ""
+
+
+def _is_stack(name: str) -> bool:
+  return bool(_STACK.search(name)) and not name.endswith("bias")
+
+
+def _axis(tensor: stored.StoredTensor, rules: Rules) -> int:
+  """Where k lies: the last dimension, but for experts of some models."""
+  if len(tensor.shape) != 3:
+    return -1
+  if _any_matches(rules.transposed, tensor.name):
+    return -2
+  is_before = rules.model_type in _K_BEFORE_N and _K_BEFORE_N_NAMES.search(
+    tensor.name
+  )
+  return -2 if is_before else -1
+
+
+def _require_bias_agrees(
+  who: str, weight: layouts.Weight, others: Mapping[str, stored.StoredTensor]
+) -> None:
+  """Raises CheckpointError where a bias has k numbers and not n."""
+  if len(weight.shape) != 3:
+    return
+  base = weight.name.removesuffix("weight")
+  for name in (f"{weight.name}_bias", f"{base}bias"):
+    bias = others.get(name)
+    other = -3 - weight.axis  # -1 and -2
+    if bias is None or len(bias.shape) != 2:
+      continue
+    n, k = weight.shape[other], weight.shape[weight.axis]
+    if bias.shape[1] != n and bias.shape[1] == k:
+      raise errors.CheckpointError(
+        f"{who}: {weight.name!r}: k is taken to be dimension"
+        f" {3 + weight.axis} of {list(weight.shape)}, and {name!r} of shape"
+        f" {list(bias.shape)} says that it is the other one;"
+        + (
+          f" pass transposed=[{weight.name!r}] (--transposed)"
+          if weight.axis == -1
+          else " leave it out of transposed"
+        )
+      )
+
+
+def _require_one_name_each(who: str, found: Iterable[Decision]) -> None:
+  seen: set[str] = set()
+  for decision in found:
+    names = [part.name for part in decision.parts] or [decision.tensor.name]
+    for name in names:
+      if name in seen:
+        raise errors.CheckpointError(
+          f"{who}: two tensors would be called {name!r}; exclude one, or take"
+          " another layout"
+        )
+      seen.add(name)

@@ -1,0 +1,194 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A safetensors file, laid out before a number of it is known.
+
+Tensors lie by the size of their elements, the largest first, as the safetensors
+package lays them, so that each begins at a multiple of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.writing import selection
+
+_ALIGNMENT: Final = 8
+# Where a file system has no such call.
+_NO_PREALLOCATION: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+# A tensor's name, the first of its bytes that they are, and bytes, uint8[...].
+Piece = tuple[str, int, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+  """A file that is to be written.
+
+  Attributes:
+    name: the file's.
+    decisions: what becomes of each tensor of the source's file of this name.
+    head: its first bytes: the header's size and the header.
+    begins: where each tensor's bytes begin.
+    size: the file's.
+  """
+
+  name: str
+  decisions: tuple[selection.Decision, ...]
+  head: bytes
+  begins: Mapping[str, int]
+  size: int
+
+
+def lay_out(
+  name: str,
+  decisions: Iterable[selection.Decision],
+  metadata: Mapping[str, str],
+) -> Shard:
+  """A file of what becomes of some tensors.
+
+  Raises:
+    CheckpointError: its header would be longer than readers take.
+  """
+  decisions = tuple(decisions)
+  tensors: list[tuple[str, str, tuple[int, ...], int]] = []
+  for decision in decisions:
+    if decision.weight is None:
+      tensors.append(_as_stored(decision.tensor))
+    for part in decision.parts:
+      tensors.append((part.name, part.type_name, part.shape, part.nbytes))
+  tensors.sort(key=lambda x: -_itemsize(x[1]))
+  header: dict[str, object] = {}
+  if metadata:
+    header[safetensors_files.METADATA] = dict(metadata)
+  begins: dict[str, int] = {}
+  end = 0
+  for tensor, type_name, shape, nbytes in tensors:
+    begins[tensor], end = end, end + nbytes
+    header[tensor] = {
+      "dtype": type_name,
+      "shape": list(shape),
+      "data_offsets": [begins[tensor], end],
+    }
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % _ALIGNMENT)
+  if len(text) > json_text.MAX_BYTES:
+    raise errors.CheckpointError(
+      f"{name}: its header would have {len(text)} bytes, and readers take"
+      f" {json_text.MAX_BYTES}; split the file into several"
+    )
+  head = len(text).to_bytes(safetensors_files.SIZE_BYTES, "little") + text
+  return Shard(
+    name=name,
+    decisions=decisions,
+    head=head,
+    begins={tensor: len(head) + x for tensor, x in begins.items()},
+    size=len(head) + end,
+  )
+
+
+def _as_stored(
+  tensor: stored.StoredTensor,
+) -> tuple[str, str, tuple[int, ...], int]:
+  """Name, dtype, shape and bytes as a header has them."""
+  shape = tensor.shape
+  bits = safetensors_files.BITS.get(tensor.type_name)
+  if bits is not None:  # of less than a byte, read as bytes
+    shape = (*shape[:-1], shape[-1] * 8 // bits)
+  return tensor.name, tensor.type_name, shape, tensor.nbytes
+
+
+def _itemsize(type_name: str) -> int:
+  dtype = safetensors_files.DTYPES.get(type_name)
+  return dtype.itemsize if dtype is not None else 0
+
+
+def is_finished(path: pathlib.Path, shard: Shard) -> bool:
+  """Whether a file is there with this head and of this size."""
+  try:
+    if path.stat().st_size != shard.size:
+      return False
+    with open(path, "rb") as file:
+      return file.read(len(shard.head)) == shard.head
+  except FileNotFoundError:
+    return False
+
+
+def write(path: pathlib.Path, shard: Shard, pieces: Iterable[Piece]) -> None:
+  """Writes a file of this name, all of it or nothing.
+
+  Bytes go to a file beside it, which gets the name when all are on the disk.
+
+  Args:
+    path: the file.
+    shard: its layout.
+    pieces: all its bytes, each once, in any order.
+
+  Raises:
+    OSError: it cannot be written; nothing is left.
+  """
+  unfinished = path.with_name(f".{path.name}.unfinished")
+  try:
+    with open(unfinished, "wb") as file:
+      _preallocate(file.fileno(), shard.size)
+      file.write(shard.head)
+      done = len(shard.head)
+      for name, start, data in pieces:
+        file.seek(shard.begins[name] + start)
+        file.write(data.data)
+        done += data.size
+      assert done == shard.size, (path, done, shard.size)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(unfinished, path)
+  except BaseException:
+    with contextlib.suppress(FileNotFoundError):
+      unfinished.unlink()
+    raise
+  sync_folder(path.parent)
+
+
+def _preallocate(descriptor: int, size: int) -> None:
+  """So that a full disk is known before the work is done."""
+  if not hasattr(os, "posix_fallocate") or not size:
+    return
+  try:
+    os.posix_fallocate(descriptor, 0, size)
+  except OSError as error:
+    if error.errno not in _NO_PREALLOCATION:
+      raise
+
+
+def sync_folder(path: pathlib.Path) -> None:
+  """Brings a folder's names to the disk, where the system can."""
+  if os.name != "posix":
+    return
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def chunks(tensor: stored.StoredTensor, size: int) -> Iterable[Piece]:
+  """A tensor's bytes as they are, a piece at a time."""
+  for start in range(0, tensor.nbytes, size):
+    count = min(size, tensor.nbytes - start)
+    yield (
+      tensor.name,
+      start,
+      safetensors_files.read_bytes(tensor, start, count),
+    )

@@ -1,0 +1,190 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint that is to be quantized: its shards, configuration and rest.
+
+Tensors are read into memory of their own, one when it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints import loading
+from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
+
+CONFIG: Final = "config.json"
+QUANTIZATION: Final = "quantization_config"
+QUANT_CONFIG: Final = "hf_quant_config.json"
+# Weights once more, in other formats, which nobody would keep in step.
+_WEIGHT_FILES: Final = (
+  *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx"),
+  ".msgpack",
+)
+_WRITTEN_ANEW: Final = (CONFIG, QUANT_CONFIG)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """What is to be quantized.
+
+  Attributes:
+    path: a file or a folder.
+    shards: tensors of each safetensors file, by its name.
+    index: the index file, None if there is none.
+    config: what config.json beside them holds, None if there is none.
+    copied: other files, relative to the folder.
+    left: those that are not copied.
+  """
+
+  path: pathlib.Path
+  shards: Mapping[str, stored.StoredTensors]
+  index: pathlib.Path | None
+  config: Mapping[str, Any] | None
+  copied: tuple[pathlib.PurePath, ...]
+  left: tuple[pathlib.PurePath, ...]
+
+  @property
+  def is_folder(self) -> bool:
+    return self.path.is_dir()
+
+  @property
+  def tensors(self) -> Iterator[stored.StoredTensor]:
+    for shard in self.shards.values():
+      yield from shard.tensors.values()
+
+  @property
+  def model_type(self) -> str:
+    """config.json's word; "" if it has none."""
+    word = (self.config or {}).get("model_type")
+    return word if isinstance(word, str) else ""
+
+
+def unmapped(tensors: stored.StoredTensors) -> stored.StoredTensors:
+  """The same, read into memory of their own."""
+
+  def own(tensor: stored.StoredTensor) -> stored.StoredTensor:
+    def read() -> Any:
+      data = safetensors_files.read_bytes(tensor, 0, tensor.nbytes)
+      return data.view(tensor.dtype).reshape(tensor.shape)
+
+    return dataclasses.replace(tensor, read=read)
+
+  return dataclasses.replace(
+    tensors, tensors={name: own(x) for name, x in tensors.tensors.items()}
+  )
+
+
+def open_source(who: str, path: pathlib.Path) -> Source:
+  """Opens a file or a folder of plain weights; reads what describes them.
+
+  Raises:
+    OSError: a file cannot be read.
+    CheckpointError: a file breaks a rule, or weights are quantized already.
+  """
+  files = loading.files_of(path)
+  index = None
+  if files[0].name.endswith(safetensors_files.INDEX_SUFFIX):
+    index = files[0]
+    path = index.parent
+    names = dict.fromkeys(safetensors_files.read_weight_map(index).values())
+    files = [index.parent / name for name in names]
+    safetensors_files.open_index(index)  # for its rules
+  if not all(file.suffix == loading.SAFETENSORS for file in files):
+    raise errors.CheckpointError(
+      f"{who}: plain weights are read from safetensors files, got {files[0]}"
+    )
+  shards = {
+    file.name: unmapped(safetensors_files.open_file(file)) for file in files
+  }
+  _require_unique(shards)
+  config_file = files[0].parent / CONFIG
+  config = None
+  if config_file.is_file():
+    config = json_text.read_object(config_file)
+  _require_plain(who, config_file, shards, config)
+  copied, left = _other_files(path, {*shards, index.name if index else ""})
+  return Source(
+    path=path,
+    shards=shards,
+    index=index,
+    config=config,
+    copied=copied,
+    left=left,
+  )
+
+
+def fault(who: str, rule: str) -> errors.CheckpointError:
+  return errors.CheckpointError(f"{who}: {rule}")
+
+
+def _require_unique(shards: Mapping[str, stored.StoredTensors]) -> None:
+  seen: dict[str, str] = {}
+  for shard in shards.values():
+    for tensor in shard.tensors.values():
+      if tensor.name in seen:
+        raise recognition.fault(
+          tensor, f"{seen[tensor.name]} has a tensor of this name too"
+        )
+      seen[tensor.name] = tensor.file
+
+
+def _require_plain(
+  who: str,
+  config_file: pathlib.Path,
+  shards: Mapping[str, stored.StoredTensors],
+  config: Mapping[str, Any] | None,
+) -> None:
+  """Raises CheckpointError where something is quantized already."""
+  if config is not None and config.get(QUANTIZATION):
+    raise errors.CheckpointError(
+      f"{who}: {config_file} has a {QUANTIZATION}: its weights are quantized"
+      " already; take the checkpoint that they were made of"
+    )
+  together = stored.StoredTensors(
+    tensors={n: x for s in shards.values() for n, x in s.tensors.items()},
+    metadata={k: v for s in shards.values() for k, v in s.metadata.items()},
+  )
+  for entry in recognition.recognize(together).values():
+    if entry.layout is not None:
+      raise recognition.fault(
+        entry.parts[0],
+        f"it is quantized already ({entry.layout}, {entry.format}); take the"
+        " checkpoint that it was made of",
+      )
+
+
+def _other_files(
+  path: pathlib.Path, taken: set[str]
+) -> tuple[tuple[pathlib.PurePath, ...], tuple[pathlib.PurePath, ...]]:
+  """Files to copy, and those that are not."""
+  copied: list[pathlib.PurePath] = []
+  left: list[pathlib.PurePath] = []
+  if not path.is_dir():
+    return (), ()
+  for folder, folders, files in os.walk(path):
+    base = pathlib.PurePath(os.path.relpath(folder, path))
+    outside = {
+      x for x in folders if x[0] == "." or (path / base / x).is_symlink()
+    }
+    left += [base / x for x in sorted(outside)]
+    folders[:] = sorted({*folders} - outside)
+    for name in sorted(files):
+      is_top = base == pathlib.PurePath(".")
+      if is_top and (name in taken or name in _WRITTEN_ANEW):
+        continue
+      is_weight = pathlib.PurePath(name).suffix in _WEIGHT_FILES
+      is_index = name.endswith(".index.json")
+      is_file = (path / base / name).is_file()
+      to = copied if is_file and not is_weight and not is_index else left
+      to.append(base / name)
+  return tuple(copied), tuple(left)

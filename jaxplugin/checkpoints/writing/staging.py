@@ -1,0 +1,174 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What appears under its name when all of it is on the disk.
+
+Until then it is NAME.partial. What ended there, however it did, goes on where
+the same command is given again: files that are finished stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import json_text
+from jaxplugin.checkpoints.writing import shards
+
+_TASK: Final = ".jaxplugin-quantize.json"
+
+
+@contextlib.contextmanager
+def writing(who: str, target: pathlib.Path) -> Iterator[None]:
+  """Errors of the system become CheckpointErrors that name the target."""
+  try:
+    yield
+  except OSError as error:
+    file = f"{error.filename}: " if error.filename else ""
+    partial = _partial(target)
+    rest = (
+      f"; what is finished is in {partial}, and the same call goes on there"
+      if partial.exists()
+      else ""
+    )
+    raise errors.CheckpointError(
+      f"{who}: {target} was not written: {file}{error.strerror or error}{rest}"
+    ) from error
+
+
+def _partial(target: pathlib.Path) -> pathlib.Path:
+  return target.with_name(f"{target.name}.partial")
+
+
+def require_new(who: str, target: pathlib.Path) -> None:
+  """Raises CheckpointError unless the name is free and its folder is there."""
+  is_empty = target.is_dir() and not any(target.iterdir())
+  if os.path.lexists(target) and not is_empty:
+    raise errors.CheckpointError(
+      f"{who}: {target} is there already; remove it, or give another name"
+    )
+  if not target.parent.is_dir():
+    raise errors.CheckpointError(
+      f"{who}: {target.parent} must be a folder that is there"
+    )
+
+
+def require_space(who: str, target: pathlib.Path, size: int) -> None:
+  """Raises CheckpointError where a disk has fewer free bytes."""
+  free = shutil.disk_usage(target.parent).free
+  if free < size:
+    raise errors.CheckpointError(
+      f"{who}: {target} needs {size:,} bytes, and its disk has {free:,}"
+    )
+
+
+class Staging:
+  """The folder while it is written.
+
+  Attributes:
+    folder: where files are to be written.
+  """
+
+  def __init__(
+    self, who: str, target: pathlib.Path, task: Mapping[str, Any]
+  ) -> None:
+    """Takes up what there is of the same task, or starts.
+
+    Args:
+      who: the function that speaks.
+      target: the name of the whole folder.
+      task: what makes the files what they are, for JSON.
+
+    Raises:
+      OSError: the folder cannot be made.
+      CheckpointError: another folder has its name, or another process writes.
+    """
+    self._target = target
+    self.folder = _partial(target)
+    self.folder.mkdir(exist_ok=True)
+    self._descriptor = _lock(who, self.folder)
+    try:
+      self._take_up(who, task)
+    except BaseException:
+      os.close(self._descriptor)
+      raise
+
+  def _take_up(self, who: str, task: Mapping[str, Any]) -> None:
+    task_file = self.folder / _TASK
+    wanted = json.loads(json.dumps(task))
+    if task_file.is_file():
+      if json_text.read_object(task_file) == wanted:
+        for path in self.folder.glob(".*.unfinished"):
+          path.unlink()
+        return
+      for path in self.folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif any(self.folder.iterdir()):
+      raise errors.CheckpointError(
+        f"{who}: {self.folder} is there, and is no unfinished result of this;"
+        " remove it, or give another name"
+      )
+    write_json(task_file, wanted)
+
+  def finish(self, file: str | None = None) -> None:
+    """Gives the folder its name, or that to a file of it."""
+    for folder, _, _ in os.walk(self.folder):
+      shards.sync_folder(pathlib.Path(folder))
+    os.replace(
+      self.folder if file is None else self.folder / file, self._target
+    )
+    shards.sync_folder(self._target.parent)
+    if file is None:
+      (self._target / _TASK).unlink()
+    else:
+      shutil.rmtree(self.folder)
+    os.close(self._descriptor)
+
+  def give_up(self, finished: int) -> None:
+    """Leaves what is finished for the next time; nothing if nothing is."""
+    if not finished:
+      shutil.rmtree(self.folder, ignore_errors=True)
+    os.close(self._descriptor)
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+  """A JSON file, all of it or nothing."""
+  unfinished = path.with_name(f".{path.name}.unfinished")
+  with open(unfinished, "w", encoding="utf-8") as file:
+    json.dump(value, file, indent=2)
+    file.write("\n")
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(unfinished, path)
+
+
+def copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
+  """A file's bytes, brought to the disk."""
+  target.parent.mkdir(parents=True, exist_ok=True)
+  shutil.copyfile(source, target)
+  with open(target, "rb") as file:
+    os.fsync(file.fileno())
+
+
+def _lock(who: str, folder: pathlib.Path) -> int:
+  """A descriptor of the folder, which one process has at a time."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    import fcntl
+  except ImportError:
+    return descriptor
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    os.close(descriptor)
+    raise errors.CheckpointError(
+      f"{who}: another process writes {folder}; wait for it"
+    ) from None
+  return descriptor

@@ -1,0 +1,124 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A written checkpoint, read back and compared with what it was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.checkpoints import conversions
+from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.writing import results
+from jaxplugin.checkpoints.writing import selection
+from jaxplugin.checkpoints.writing import sources
+from jaxplugin.quantization import api
+
+_CHUNK: Final = 1 << 16
+
+
+def verified(
+  who: str,
+  folder: pathlib.Path,
+  source: sources.Source,
+  result: results.Quantized,
+  quantized: Callable[[selection.Decision], scaled_array.ScaledArray],
+  tell: Callable[[int], None],
+) -> results.Quantized:
+  """The result with errors of its weights, where all bits are right.
+
+  Args:
+    who: the function that speaks.
+    folder: of the files.
+    source: what they were made of.
+    result: what was to become of each tensor.
+    quantized: makes a weight anew, of the source.
+    tell: is told the bytes of each tensor of the source.
+
+  Raises:
+    CheckpointError: a bit differs, or a file breaks a rule.
+  """
+  tensors: dict[str, stored.StoredTensor] = {}
+  metadata: dict[str, str] = {}
+  for name in source.shards:
+    opened = sources.unmapped(safetensors_files.open_file(folder / name))
+    tensors |= opened.tensors
+    metadata |= opened.metadata
+  written = recognition.recognize(
+    stored.StoredTensors(tensors=tensors, metadata=metadata), result.layout
+  )
+  norms: dict[str, float] = {}
+  for decision in result.decisions:
+    name = decision.tensor.name
+    entry = written.get(name)
+    if entry is None or (entry.layout is None) != (decision.weight is None):
+      raise sources.fault(who, f"{name!r} was not read back from {folder}")
+    if decision.weight is None:
+      _require_same_bytes(decision.tensor, entry.parts[0])
+    else:
+      found = entry.make(conversions.GLOBAL_SCALE_RANGE)
+      _require_same(decision.tensor, found, quantized(decision))
+      norms[name] = _error(decision, found)
+    tell(decision.tensor.nbytes)
+  return dataclasses.replace(result, errors=norms)
+
+
+def _require_same_bytes(
+  tensor: stored.StoredTensor, other: stored.StoredTensor
+) -> None:
+  same = (tensor.type_name, tensor.shape) == (other.type_name, other.shape)
+  for start in range(0, tensor.nbytes, _CHUNK):
+    size = min(_CHUNK, tensor.nbytes - start)
+    same = same and np.array_equal(
+      safetensors_files.read_bytes(tensor, start, size),
+      safetensors_files.read_bytes(other, start, size),
+    )
+  if not same:
+    raise recognition.fault(other, f"it differs from that of {tensor.file}")
+
+
+def _require_same(
+  tensor: stored.StoredTensor,
+  found: scaled_array.ScaledArray,
+  wanted: scaled_array.ScaledArray,
+) -> None:
+  for part in ("values", "scale", "global_scale"):
+    x, y = getattr(found, part), getattr(wanted, part)
+    if x is None and y is None:
+      continue
+    x, y = np.asarray(x), np.asarray(y)
+    is_same = x.dtype == y.dtype and x.size == y.size
+    if not is_same or x.tobytes() != y.tobytes():
+      raise recognition.fault(
+        tensor, f"what was written of its {part} is not what jp.quantize makes"
+      )
+
+
+def _error(
+  decision: selection.Decision, found: scaled_array.ScaledArray
+) -> float:
+  """Norm of the difference over that of the weight, by f64 sums."""
+  x = decision.tensor.read()
+  y = np.asarray(api.dequantize(found, jnp.float32))
+  weight = decision.weight
+  assert weight is not None
+  ends = (np.asarray(part).shape[-1] for part in (found.values, found.scale))
+  if weight.axis == -2 and len({*ends}) == 2:  # written with k last
+    x = x.swapaxes(-1, -2)
+  x, y = x.reshape(-1), y.reshape(-1)
+  squares = difference = 0.0
+  for start in range(0, x.size, _CHUNK):
+    a = x[start : start + _CHUNK].astype(np.float64)
+    b = y[start : start + _CHUNK].astype(np.float64)
+    squares += float(a @ a)
+    difference += float((a - b) @ (a - b))
+  return math.sqrt(difference / squares) if squares else 0.0

@@ -1,0 +1,280 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`accept_quantized`: a model's own code, with quantized weights."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from jaxplugin.arrays import quantized_weight
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.core import speaking
+from jaxplugin.dot import backends
+from jaxplugin.jaxext import jax_private
+from jaxplugin.params import interception
+from jaxplugin.params import leaves as leaves_lib
+from jaxplugin.params import views
+
+WHO: Final = interception.WHO
+
+_Result = TypeVar("_Result")
+
+_FLOATS: Final = (np.dtype(np.float32), formats.BF16, np.dtype(np.float16))
+
+
+def accept_quantized(
+  fn: Callable[..., _Result],
+  *,
+  activations: formats.BlockFormat | str | None = None,
+  dtype: Any = None,
+  implementation: str | None = None,
+) -> Callable[..., _Result]:
+  """Makes `fn`, which is written for plain arrays, take quantized weights.
+
+    params_q, report = jp.quantize_params(params, "nvfp4")
+    apply = jax.jit(jp.accept_quantized(model.apply))
+    logits = apply(params_q, tokens)
+
+  Each `ScaledArray` and `QuantizedWeight` among the arguments (and in `fn`
+  itself, where that is a module of equinox) comes to `fn` as an array of the
+  weight's own shape. Where `fn` multiplies by it, by whatever function comes to
+  `lax.dot_general` or `lax.ragged_dot` in the end, `block_scaled_dot` (or
+  `linear`, or `ragged_dot`) multiplies by the quantized weight: also if it was
+  reshaped, transposed, converted or sliced by layers, in `jit`, `scan`,
+  `while_loop`, `cond`, `checkpoint` and `vmap`. The dequantized array is then
+  used by nothing, and is in no compiled program. A `scan` over stacked layers
+  goes over their numbers, so that kernels of a CPU read a layer where it lies.
+
+  What is rounded when a weight is dequantized, or converted, is not rounded
+  then: products are those of `block_scaled_dot`.
+
+  Whatever else is done to a weight is done to the dequantized array: the result
+  is right, the array is there as a whole, and a warning says which weight, what
+  is done and where. So is a product across blocks, as of a tied embedding.
+
+  Derivatives with respect to all else are right, so frozen weights have
+  adapters (LoRA) trained beside them; nothing dequantized is kept for them. One
+  with respect to a quantized weight is an error. Take derivatives outside:
+  `jax.grad(loss)`, of a loss that calls the function returned.
+
+  Call it inside of `jit`: elsewhere all weights are dequantized at each call,
+  with a warning. A weight that `fn` returns as it came is returned quantized.
+
+  Args:
+    fn: any callable; it gets its other arguments as they are given. A module of
+      nnx, as an argument, has its variables replaced while `fn` runs. Those
+      that `fn` changes must be made in it: `nnx.merge(graphdef, state)`.
+    activations: None leaves the other side of products as it is. A format, or
+      its name, quantizes it on the fly, along what is contracted; derivatives
+      are then those of the product at the quantized numbers. (NVFP4 has one
+      global scale for all of it: rows have an influence on each other.)
+    dtype: f32, bf16 or f16, as which `fn` gets a weight. By default, that of
+      the weight that a `QuantizedWeight` was made of; for a `ScaledArray`, the
+      dtype of all plain float arrays beside it, in the same argument, where
+      they have one, and else f32.
+    implementation: as in `block_scaled_dot`.
+
+  Returns:
+    A function with the signature of `fn`.
+
+  Raises:
+    TypeError: `fn` cannot be called.
+    ValueError: a name of a format, or `implementation`, is unknown.
+    From the function returned, besides what `fn` raises: NotImplementedError if
+    the forced implementation cannot serve a product, or a derivative by a
+    quantized weight is asked for.
+  """
+  if not callable(fn):
+    raise TypeError(
+      f"{WHO}: fn must be a function, got {fn!r}; pass the function itself, not"
+      " what it returns"
+    )
+  with speaking.speaking_for(WHO):
+    backends.validate_name(implementation)
+  options = interception.Options(
+    activations=None
+    if activations is None
+    else formats.resolve(WHO, activations, "activations"),
+    implementation=implementation,
+  )
+  dtype = None if dtype is None else _float_dtype(dtype)
+
+  @functools.wraps(fn, updated=())
+  def accepted(*args: Any, **kwargs: Any) -> Any:
+    return _call(options, dtype, fn, args, kwargs)
+
+  return accepted
+
+
+def _float_dtype(dtype: Any) -> np.dtype:
+  result = np.dtype(dtype)
+  if result not in _FLOATS:
+    raise TypeError(
+      f"{WHO}: dtype must be float32, bfloat16 or float16, got {result}"
+    )
+  return result
+
+
+def _call(
+  options: interception.Options,
+  dtype: np.dtype | None,
+  fn: Callable[..., Any],
+  args: tuple[Any, ...],
+  kwargs: dict[str, Any],
+) -> Any:
+  acceptor = interception.Acceptor(options)
+  weights = _Weights(acceptor, dtype)
+  function, join = _as_tree(fn)
+  uses = weights.enter("fn", function)
+  of_args = [weights.enter(f"argument {i}", x) for i, x in enumerate(args)]
+  of_kwargs = {name: weights.enter(name, x) for name, x in kwargs.items()}
+  if not weights.count:
+    warnings.warn(
+      f"{WHO}: there is no quantized weight among the arguments; what a"
+      " function closes over is not seen: give it as an argument",
+      stacklevel=3,
+    )
+
+  def run() -> Any:
+    own = [use() for use in of_args]
+    named = {name: use() for name, use in of_kwargs.items()}
+    return weights.quantized_again(join(uses())(*own, **named))
+
+  result = jax_private.intercept(run, lambda _: acceptor)()
+  weights.write_back()
+  return result
+
+
+def _as_tree(fn: Any) -> tuple[Any, Callable[[Any], Callable[..., Any]]]:
+  """A tree with what a callable has bound, and what makes it of such a one."""
+  if isinstance(fn, functools.partial):
+    inner, join = _as_tree(fn.func)
+    return (inner, fn.args, fn.keywords), lambda tree: functools.partial(
+      join(tree[0]), *tree[1], **tree[2]
+    )
+  if inspect.ismethod(fn):
+    return fn.__self__, lambda tree: functools.partial(fn.__func__, tree)
+  return fn, lambda tree: tree
+
+
+class _Weights:
+  """The quantized weights among the arguments of one call."""
+
+  def __init__(
+    self, acceptor: interception.Acceptor, dtype: np.dtype | None
+  ) -> None:
+    self._acceptor = acceptor
+    self._dtype = dtype
+    # By identity, what code gets, and what it stands for.
+    self._used: dict[int, tuple[Any, Any]] = {}
+    self._variables: list[tuple[Any, Any, list[Any]]] = []
+    self.count = 0
+
+  def enter(self, name: str, tree: Any) -> Callable[[], Any]:
+    """What makes an argument as code gets it, once operations are seen."""
+    leaves, structure = leaves_lib.of(tree)
+    if not any(leaves_lib.is_quantized(leaf.array) for leaf in leaves):
+      return lambda: tree
+    beside = _common_dtype([leaf.array for leaf in leaves])
+    uses = []
+    for leaf in leaves:
+      if leaves_lib.is_quantized(leaf.array):
+        path = leaf.path or name
+        uses.append(self._enter_weight(path, leaf.array, beside))
+      else:
+        uses.append(functools.partial(_itself, leaf.array))
+
+    def use() -> Any:
+      copy = jax.tree.unflatten(structure, [use() for use in uses])
+      self._note_variables(tree, copy)
+      return copy
+
+    return use
+
+  def _enter_weight(
+    self, path: str, weight: Any, beside: np.dtype
+  ) -> Callable[[], jax.Array]:
+    self.count += 1
+    is_stored = isinstance(weight, quantized_weight.QuantizedWeight)
+    array = weight.array if is_stored else weight
+    own = weight.dtype if is_stored else beside
+    _require_weight(path, array)
+    value = self._acceptor.enter(
+      views.Weight(path=path, array=interception.without_derivative(array)),
+      own if self._dtype is None else self._dtype,
+    )
+    if self.count == 1 and not isinstance(value, jax.core.Tracer):
+      warnings.warn(
+        f"{WHO}: called outside of jit, where all quantized weights are"
+        " dequantized at each call; jit it: jax.jit(jaxplugin.accept_quantized("
+        "fn))",
+        stacklevel=5,
+      )
+
+    def use() -> jax.Array:
+      used = weight.restored(value) if is_stored else value
+      self._used[id(used)] = used, weight
+      return used
+
+    return use
+
+  def quantized_again(self, tree: Any) -> Any:
+    """Results with weights, where they are as they came, quantized."""
+
+    def of_leaf(x: Any) -> Any:
+      known = self._used.get(id(x))
+      return known[1] if known is not None and known[0] is x else x
+
+    return jax.tree.map(of_leaf, tree)
+
+  def _note_variables(self, tree: Any, copy: Any) -> None:
+    for ours, theirs in zip(_variables(tree), _variables(copy), strict=True):
+      leaves = jax.tree.leaves(theirs)
+      self._variables.append((ours, theirs, leaves))
+
+  def write_back(self) -> None:
+    """Gives variables of nnx what code has set them to."""
+    for ours, theirs, before in self._variables:
+      after = jax.tree.leaves(theirs)
+      if [id(x) for x in after] != [id(x) for x in before]:
+        ours.set_raw_value(self.quantized_again(theirs.get_raw_value()))
+
+
+def _itself(x: Any) -> Any:
+  return x
+
+
+def _variables(tree: Any) -> list[Any]:
+  """The variables of nnx in a tree; none where flax is not imported."""
+  nnx = sys.modules.get("flax.nnx")
+  if nnx is None:
+    return []
+  is_variable = lambda x: isinstance(x, nnx.Variable)
+  return list(filter(is_variable, jax.tree.leaves(tree, is_leaf=is_variable)))
+
+
+def _common_dtype(arrays: Sequence[Any]) -> np.dtype:
+  """That of all plain float arrays, where they have one; else f32."""
+  dtypes = {
+    np.dtype(x.dtype)
+    for x in arrays
+    if isinstance(x, (jax.Array, np.ndarray)) and x.dtype in _FLOATS
+  }
+  return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+
+def _require_weight(path: str, array: scaled_array.ScaledArray) -> None:
+  scaled_array.require_numbers(WHO, path, array)
+  scaled_array.require_global_scale(f"{WHO}: {path}", array)

@@ -1,0 +1,370 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_params`: the weights of a whole tree, quantized once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin import quantization
+from jaxplugin.arrays import placement
+from jaxplugin.arrays import quantized_weight
+from jaxplugin.core import formats
+from jaxplugin.core import parameter_names
+from jaxplugin.params import leaves as leaves_lib
+from jaxplugin.params import observation
+from jaxplugin.params import recognition
+from jaxplugin.params import report as report_lib
+
+WHO: Final = "quantize_params"
+# 64 x 64: what is smaller has few bytes to save.
+MIN_SIZE: Final = 4096
+
+_FLOATS: Final = frozenset(
+  np.dtype(dtype)
+  for dtype in (jnp.float32, jnp.bfloat16, np.float16, np.float64)
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Parameter:
+  """One array of a tree, as `where` of `quantize_params` is asked about it.
+
+  Attributes:
+    path: its name, "params/block_0/mlp/kernel".
+    array: the array, or its shape and dtype.
+    contracting: the dimensions that a product contracts; None if not known.
+    reason: why it is left by default; empty where it is quantized.
+  """
+
+  path: str
+  array: Any
+  contracting: tuple[int, ...] | None
+  reason: str
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(self.array.shape)
+
+  @property
+  def dtype(self) -> np.dtype:
+    return np.dtype(self.array.dtype)
+
+  @property
+  def is_default(self) -> bool:
+    """Whether it is quantized by default."""
+    return not self.reason
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Choice:
+  """What is to be done with an array; left where there is a reason."""
+
+  format: formats.BlockFormat
+  lead: int = 0
+  contracting: tuple[int, ...] = ()
+  reason: str = ""
+
+
+def quantize_params(
+  params: Any,
+  format: formats.BlockFormat | str,
+  *,
+  where: Callable[[Parameter], Any] | None = None,
+  call: Callable[[Any], Any] | None = None,
+  min_size: int = MIN_SIZE,
+) -> tuple[Any, report_lib.QuantizationReport]:
+  """Quantizes the weights of a model's products, and leaves all else.
+
+  `accept_quantized` has the model's own code run with the result:
+
+    params_q, report = jp.quantize_params(params, "nvfp4")
+    print(report)
+    apply = jax.jit(jp.accept_quantized(model.apply))
+    logits = apply(params_q, tokens)
+
+  What a product contracts decides how blocks lie. It is known of
+
+  * flax (linen's trees, `nnx.state`): kernels (k, n), stacks of them (layers,
+    k, n) where a bias or a norm beside them, or a name like "layers",
+    "ScanBlock_0" and "experts", says that they are; attention's (..., d, heads,
+    size) and (..., heads, size, d);
+  * equinox: weights (..., n, k) of `Linear` and recurrent cells;
+  * haiku: "w" (k, n) of `Linear`;
+  * checkpoints: "weight" (..., n, k), or (k, n) where its bias says so.
+
+  Or of `call`, a function that uses the parameters: it is traced, and what its
+  products contract is seen. Then names and shapes need say nothing of it, and a
+  weight that is used otherwise as well, as a tied embedding is, is left.
+
+    jp.quantize_params(params, "nvfp4", call=lambda p: model.apply(p, tokens))
+
+  Left are: embeddings, also where they are tied, norms, biases, convolutions,
+  routers of experts, last layers and adapters, by their names
+  (`core/parameter_names.py`); arrays of rank 0 and 1; what has less than
+  min_size values; sizes that are no multiple of the format's block; integers;
+  what is quantized already; and each array of which it is not known what a
+  product contracts. The report has the reason of each.
+
+  Args:
+    params: any tree of arrays: parameters of linen, `nnx.state(model)`, a
+      module of equinox, of dicts and lists. Or of shapes and dtypes, as
+      `jax.eval_shape` makes them, for a tree of these. Sharded arrays are
+      quantized as they are sharded.
+    format: `jp.NVFP4`, "mxfp8", ...
+    where: None, or a function of a `Parameter`, with its `path`, `array`,
+      `shape`, `contracting` and `reason`. It returns False to leave it, True to
+      quantize it; or the axis (an int, or a tuple of several) that a product
+      contracts, where another one, or none, is known; dimensions before the
+      first of these, and before the last two, are taken for layers. Or a
+      format, of this array. `p.is_default` is the answer that it replaces:
+      `where=lambda p: p.is_default or "lm_head" in p.path`.
+    call: None, or a function of such a tree, with everything else bound. It is
+      traced with plain arrays, by `jax.eval_shape`, and not run.
+    min_size: the least number of values that is quantized by default.
+
+  Returns:
+    The tree, and a `QuantizationReport`. A weight (..., n, k), with the
+    contracted dimension last, is a `ScaledArray`. Any other one is a
+    `QuantizedWeight`, which is stored as (..., n, k): that is what kernels
+    read. Each layer, or expert, has a global scale of its own, where the format
+    has one. `prepare_weights` takes the tree, and `shardings` and `shard` do,
+    with shardings of the weights' own dimensions.
+
+  Raises:
+    TypeError: `where` or `call` is no function, or the former returns something
+      else; min_size is no number of values.
+    ValueError: a format's name is unknown; or what `where` asks for is not
+      possible: no such axis, or a size that is no multiple of a block.
+  """
+  format = formats.resolve(WHO, format)
+  if where is not None and not callable(where):
+    raise TypeError(
+      f"{WHO}: where must be a function of a parameter or None, got {where!r}"
+    )
+  if call is not None and not callable(call):
+    raise TypeError(
+      f"{WHO}: call must be a function of the parameters or None, got {call!r}"
+    )
+  if not isinstance(min_size, int) or min_size < 0:
+    raise TypeError(
+      f"{WHO}: min_size must be a number of values, 0 or more, got {min_size!r}"
+    )
+  leaves, structure = leaves_lib.of(params)
+  contraction = recognition.Tree(leaves).contraction
+  if call is not None:
+    seen = observation.uses(leaves, structure, _is_floats, call)
+    contraction = lambda leaf: seen[leaf.path].contraction()
+  tied = _tied(leaves)
+  results, entries = [], []
+  for leaf in leaves:
+    choice = _choice(leaf, contraction, format, min_size, tied)
+    if where is not None and _is_floats(leaf.array):
+      choice = _decided(where, leaf, choice)
+    result = leaf.array
+    if not choice.reason:
+      result, reason = _quantized(leaf.array, choice)
+      choice = dataclasses.replace(choice, reason=reason)
+    results.append(result)
+    if hasattr(leaf.array, "shape"):
+      entries.append(_entry(leaf, result, choice))
+  report = report_lib.QuantizationReport(tuple(entries))
+  if not report.quantized:
+    warnings.warn(
+      f"{WHO}: nothing was quantized of {len(entries)} arrays; print(report)"
+      " says why",
+      stacklevel=2,
+    )
+  return jax.tree.unflatten(structure, results), report
+
+
+def _is_floats(x: Any) -> bool:
+  dtype = getattr(x, "dtype", None)
+  if leaves_lib.is_quantized(x) or not hasattr(x, "shape"):
+    return False
+  return dtype in _FLOATS
+
+
+def _tied(leaves: Sequence[leaves_lib.Leaf]) -> dict[int, str]:
+  """By identity, arrays that are elsewhere left by name, and that name."""
+  found = {}
+  for leaf in leaves:
+    if parameter_names.reason_to_leave(leaf.path):
+      found[id(leaf.array)] = leaf.path
+  return found
+
+
+def _choice(
+  leaf: leaves_lib.Leaf,
+  contraction: Callable[[leaves_lib.Leaf], recognition.Contraction],
+  format: formats.BlockFormat,
+  min_size: int,
+  tied: dict[int, str],
+) -> _Choice:
+  """What is done by default."""
+
+  def left(reason: str, **known: Any) -> _Choice:
+    return _Choice(format=format, reason=reason, **known)
+
+  if leaves_lib.is_quantized(leaf.array):
+    return left("it is quantized already")
+  if not _is_floats(leaf.array):
+    return left("it is no array of floats")
+  rank = len(leaf.shape)
+  if rank < 2:
+    return left(f"it has rank {rank}: no matrix, as biases and norms")
+  reason = parameter_names.reason_to_leave(leaf.path)
+  if not reason and id(leaf.array) in tied:
+    reason = f"it is the same array as {tied[id(leaf.array)]}, which is left"
+  try:
+    known = contraction(leaf)
+  except recognition.NotKnown as error:
+    return left(reason or str(error))
+  dims: dict[str, Any] = {"lead": known.lead, "contracting": known.contracting}
+  if reason:
+    return left(reason, **dims)
+  k = math.prod(leaf.shape[d] for d in known.contracting)
+  if k == 0 or k % format.block_size:
+    return left(_indivisible(k, format), **dims)
+  size = math.prod(leaf.shape)
+  if size < min_size:
+    return left(f"it has {size} values, less than min_size={min_size}", **dims)
+  return _Choice(format=format, **dims)
+
+
+def _indivisible(k: int, format: formats.BlockFormat) -> str:
+  return (
+    f"its contracted size, {k}, is no multiple of {format}'s block size,"
+    f" {format.block_size}"
+  )
+
+
+def _decided(
+  where: Callable[[Parameter], Any], leaf: leaves_lib.Leaf, choice: _Choice
+) -> _Choice:
+  """What `where` says."""
+  contracting = choice.contracting or None
+  answer = where(
+    Parameter(
+      path=leaf.path,
+      array=leaf.array,
+      contracting=contracting,
+      reason=choice.reason,
+    )
+  )
+  if isinstance(answer, (bool, np.bool_)):
+    if not answer:
+      reason = choice.reason or "where left it"
+      return dataclasses.replace(choice, reason=reason)
+    changes: dict[str, Any] = {}
+  elif isinstance(answer, (str, formats.BlockFormat)):
+    changes = {"format": formats.resolve(WHO, answer, "what where returns")}
+  elif isinstance(answer, (int, np.integer, tuple)):
+    changes = _axes(answer, leaf)
+  else:
+    raise TypeError(
+      f"{WHO}: where must return True, False, an axis, a tuple of axes or a"
+      f" format, got {answer!r} for {leaf.path}"
+    )
+  choice = dataclasses.replace(choice, **changes, reason="")
+  if not choice.contracting:
+    raise ValueError(
+      f"{WHO}: where asks for {leaf.path} of shape {leaf.shape}, of which it is"
+      " not known what a product contracts; return its axis"
+    )
+  k = math.prod(leaf.shape[d] for d in choice.contracting)
+  if k == 0 or k % choice.format.block_size:
+    raise ValueError(
+      f"{WHO}: where asks for {leaf.path} of shape {leaf.shape}, but"
+      f" {_indivisible(k, choice.format)}; leave it, or pad it"
+    )
+  return choice
+
+
+def _axes(answer: Any, leaf: leaves_lib.Leaf) -> dict[str, Any]:
+  rank = len(leaf.shape)
+  given = answer if isinstance(answer, tuple) else (answer,)
+  axes = [a + rank if a < 0 else a for a in given]
+  in_range = rank >= 2 and all(0 <= a < rank for a in axes)
+  if not axes or not in_range or len(set(axes)) == rank:
+    raise ValueError(
+      f"{WHO}: where must return axes of {leaf.path} of shape {leaf.shape}, and"
+      f" not all of them, got {answer!r}"
+    )
+  contracting = tuple(sorted(set(axes)))
+  lead = min(contracting[0], max(rank - 1 - len(contracting), 0))
+  return {"lead": lead, "contracting": contracting}
+
+
+def _quantized(x: Any, choice: _Choice) -> tuple[Any, str]:
+  """The array, quantized; or as it was, and why."""
+  # A stack of vectors is no stack of matrices: something is kept in each.
+  lead = choice.lead
+  kernel_shape = tuple(x.shape[lead:])
+  contracting = tuple(d - lead for d in choice.contracting)
+  free = [d for d in range(len(kernel_shape)) if d not in contracting]
+  order = (*range(lead), *(lead + d for d in (*free, *contracting)))
+  sizes = (
+    math.prod(kernel_shape[d] for d in free),
+    math.prod(kernel_shape[d] for d in contracting),
+  )
+  dtype = jnp.float32 if x.dtype == np.float64 else x.dtype
+
+  def quantize(x: jax.Array) -> Any:
+    if order != tuple(range(x.ndim)):
+      x = jnp.transpose(x, order)
+    array = quantization.quantize(
+      x.reshape(*x.shape[:lead], *sizes), choice.format, batch_dims=lead
+    )
+    if contracting == (1,) and len(kernel_shape) == 2:
+      return array
+    return quantized_weight.QuantizedWeight(
+      array, kernel_shape, contracting, dtype
+    )
+
+  if isinstance(x, jax.ShapeDtypeStruct):
+    return jax.eval_shape(quantize, x), ""
+  sharding = getattr(x, "sharding", None)
+  is_traced = isinstance(x, jax.core.Tracer)
+  if is_traced or sharding is None or len(sharding.device_set) == 1:
+    return quantize(jnp.asarray(x)), ""
+  like = jax.eval_shape(quantize, x)
+  try:
+    shardings = placement.shardings(like, sharding)
+  except (TypeError, NotImplementedError) as error:
+    return x, f"its sharding does not fit blocks: {error}"
+  return jax.jit(quantize, out_shardings=shardings)(x), ""
+
+
+def _entry(
+  leaf: leaves_lib.Leaf, result: Any, choice: _Choice
+) -> report_lib.Entry:
+  is_taken = not choice.reason
+  array = leaf.array
+  return report_lib.Entry(
+    path=leaf.path,
+    shape=leaf.shape,
+    dtype=str(array.dtype),
+    format=choice.format if is_taken else None,
+    contracting=choice.contracting if is_taken else (),
+    reason=choice.reason,
+    bytes_before=_nbytes(array),
+    bytes_after=_nbytes(result),
+  )
+
+
+def _nbytes(x: Any) -> int:
+  if leaves_lib.is_quantized(x):
+    return x.nbytes
+  # Keys of random numbers have dtypes of their own.
+  return math.prod(x.shape) * getattr(x.dtype, "itemsize", 0)

@@ -1,0 +1,418 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products with quantized weights, in place of those that code makes.
+
+An `Acceptor` is told about every operation of a function (it is a
+`jax_private.Interceptor`), knows which values are views of weights, and
+multiplies by the weights themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as extend_core
+
+from jaxplugin import dot
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.core import speaking
+from jaxplugin.dot import rules
+from jaxplugin.dot import sides
+from jaxplugin.dropin import linear as linear_lib
+from jaxplugin.dropin import products
+from jaxplugin.dropin import ragged_dots
+from jaxplugin.jaxext import binding_private
+from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import program
+from jaxplugin.jaxext import tangents as tangents_lib
+from jaxplugin.params import calls
+from jaxplugin.params import views
+
+WHO: Final = "accept_quantized"
+
+_DOTS: Final = ("dot_general", ragged_dots.NAME)
+_MIXED: Final = "it is multiplied by something else before"
+_CUT: Final = (
+  "each device gets a part of it; accept_quantized inside of shard_map takes"
+  " parts that are quantized"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """What `accept_quantized` was asked for.
+
+  Attributes:
+    activations: the format of the other side of products; None leaves it.
+    implementation: as in `block_scaled_dot`.
+  """
+
+  activations: formats.BlockFormat | None
+  implementation: str | None
+
+
+class Acceptor:
+  """Replaces products with weights, in one function that is being traced."""
+
+  def __init__(
+    self, options: Options, warned: set[tuple[str, str]] | None = None
+  ):
+    """Args:
+    options: what was asked for.
+    warned: which weights were said to be dequantized, and by what.
+    """
+    self._options = options
+    self._warned = set() if warned is None else warned
+    self._products = products.Table()
+    # By identity, dequantized weights of this function.
+    self._weights: dict[int, tuple[Any, views.Weight]] = {}
+
+  # What is known.
+
+  def enter(self, weight: views.Weight, dtype: Any) -> jax.Array:
+    """A weight's value, to be known from now on."""
+    value = weight.dequantized(dtype)
+    self._weights[id(value)] = value, weight
+    return value
+
+  def rebuilt(self, view: views.View, dtype: Any) -> jax.Array:
+    """The value of a view in another function, to be known there."""
+    value, product = view.value(dtype)
+    (factor,) = product.factors
+    self._weights[id(factor.array)] = factor.array, view.weight
+    self._products.put(value, product)
+    return value
+
+  def view(self, x: Any) -> views.View | None:
+    """Of which weight a value is a view; None if it is none of one alone."""
+    found = self._factors(x)
+    if found is None or len(found.factors) != 1:
+      return None
+    (factor,) = found.factors
+    _, weight = self._weights[id(factor.array)]
+    return views.View(weight=weight, dims=found.dims, stored=factor.dims)
+
+  def _factors(self, x: Any) -> products.Product | None:
+    """The product that a value is, if a weight is among its factors."""
+    found = self._products.of(x)
+    if found is None:
+      return None
+    is_of_weight = any(self._is_weight(f.array) for f in found.factors)
+    return found if is_of_weight else None
+
+  def _is_weight(self, x: Any) -> bool:
+    known = self._weights.get(id(x))
+    return known is not None and known[0] is x
+
+  def _names(self, x: Any) -> list[str]:
+    """Paths of the weights that a value has to do with."""
+    found = self._factors(x)
+    if found is None:
+      return []
+    arrays = [f.array for f in found.factors if self._is_weight(f.array)]
+    return [self._weights[id(a)][1].path for a in arrays]
+
+  # As an Interceptor.
+
+  def replace(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> Any:
+    if primitive.name not in (*_DOTS, *calls.CALLS):
+      return None
+    if not any(self._names(x) for x in args):
+      return None
+    try:
+      if primitive.name == _DOTS[0]:
+        return self._dot(primitive, args, params)
+      if primitive.name == ragged_dots.NAME:
+        return self._ragged_dot(primitive, args, params)
+    except views.NotServed as reason:
+      self.warn(primitive.name, args, str(reason))
+      return None
+    if not any(map(may_multiply, program.jaxprs_of(tuple(params.values())))):
+      return None
+    mixed = [x for x in args if self._names(x) and self.view(x) is None]
+    self.warn(primitive.name, mixed, _MIXED)
+    return calls.CALLS[primitive.name](self, list(args), params)
+
+  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
+    return params
+
+  def note(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+  ) -> None:
+    if not any(self._names(x) for x in args):
+      return
+    self._products.note(primitive, args, params, out)
+    results = out if primitive.multiple_results else [out]
+    if primitive.name not in _DOTS and not any(map(self._names, results)):
+      # Of a function of JAX's, jnp.abs, say, the name is more telling.
+      name = params.get("name", "") if primitive.name == "jit" else ""
+      name = name or primitive.name
+      self.warn(name, args, "that is no product with it")
+
+  def inside(
+    self, primitive: Any, args: Sequence[Any], index: int
+  ) -> jax_private.MakeInterceptor:
+    known = [self.view(x) for x in args] if index == 0 else []
+    dtypes = [getattr(x, "dtype", None) for x in args]
+
+    def make(inner: Sequence[Any]) -> Acceptor:
+      acceptor = self._child()
+      # What the function has of ours it knows by identity.
+      acceptor._products, acceptor._weights = self._products, self._weights
+      for own, x, view, dtype in zip(args, inner, known, dtypes, strict=False):
+        if view is None:
+          continue
+        if x.shape == own.shape:
+          acceptor._alias(x, view, dtype)
+        else:
+          self.warn(primitive.name, [own], _CUT)
+      return acceptor
+
+    return make
+
+  def _alias(self, x: Any, view: views.View, dtype: Any) -> None:
+    """Knows an argument of an inner function as a view of our weight."""
+    for array, weight in list(self._weights.values()):
+      if weight is view.weight:
+        factor = products.Factor(array=array, dims=view.stored, dtype=dtype)
+        self._products.put(x, products.Product(view.dims, (factor,)))
+        return
+
+  def _child(self) -> Acceptor:
+    return Acceptor(self._options, self._warned)
+
+  def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr here, with this acceptor."""
+    if not isinstance(jaxpr, extend_core.ClosedJaxpr):
+      jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
+    function = extend_core.jaxpr_as_fun(jaxpr)
+    return jax_private.intercept(function, lambda _: self)(*args)
+
+  def run_inside(
+    self,
+    jaxpr: Any,
+    args: Sequence[Any],
+    known: Sequence[views.View | None],
+    dtypes: Sequence[Any],
+  ) -> list[Any]:
+    """Evaluates a jaxpr in another function; arguments that are known anew."""
+    child = self._child()
+    own = [
+      x if view is None else child.rebuilt(view, dtype)
+      for x, view, dtype in zip(args, known, dtypes, strict=True)
+    ]
+    return child.run(jaxpr, own)
+
+  def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
+    """Says that weights among the arguments of an operation are dequantized."""
+    for path in (path for x in args for path in self._names(x)):
+      if (path, name) in self._warned:
+        continue
+      self._warned.add((path, name))
+      frame = jax_private.user_frame()
+      place = f" at {frame}" if frame else ""
+      warnings.warn(
+        f"{WHO}: {path} is dequantized, as a whole, for {name}{place}:"
+        f" {reason}. The result is right, but bytes of the weight are not saved"
+        " there; change that line, or leave the weight as it was, by"
+        " quantize_params(where=)",
+        stacklevel=2,
+      )
+
+  # Products.
+
+  def _dot(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> jax.Array | None:
+    found = [self.view(x) for x in args]
+    if None not in found:
+      raise views.NotServed("both sides of the product are weights")
+    index = 0 if found[0] is not None else 1
+    view = found[index]
+    if view is None:
+      raise views.NotServed(_MIXED)
+    x = args[1 - index]
+    result = binding_private.abstract_result(primitive, args, params)
+    _require_servable(x, result, params)
+    numbers = params["dimension_numbers"]
+    contracting, batch = (
+      [tuple(map(int, dims)) for dims in pair] for pair in numbers
+    )
+    dims = views.stored_dims(view, contracting[index], batch[index])
+    pairs = [
+      (theirs, ours)
+      for pair in (contracting, batch)
+      for theirs, ours in zip(pair[1 - index], pair[index], strict=True)
+    ]
+    x, num_own = views.other_side(x, view, dims, pairs)
+    product = self._product(x, view.weight, dims, num_own, result.dtype)
+    free = sides.free_dims(len(view.dims), contracting[index], batch[index])
+    return views.in_order(
+      product, view, dims, num_own, batch[index], free, index == 0
+    )
+
+  def _product(
+    self,
+    x: jax.Array,
+    weight: views.Weight,
+    dims: views.Dims,
+    num_own: int,
+    dtype: np.dtype,
+  ) -> jax.Array:
+    """Of x (batch..., rows..., k), with the weight's free dimensions last."""
+    with speaking.speaking_for(WHO):
+      function = functools.partial(
+        _multiplied,
+        dims=dims,
+        dtype=dtype,
+        implementation=self._options.implementation,
+      )
+      format = self._options.activations
+      if format is None:
+        return function(x, weight.array, weight.layers)
+      if x.shape[-1] % format.block_size:
+        raise views.NotServed(
+          f"activations of {x.shape[-1]} along the contracted dimension are no"
+          f" whole blocks of {format}"
+        )
+      both = _straight_through(function, format)
+      return both(x, weight.array, weight.layers)
+
+  def _ragged_dot(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> jax.Array | None:
+    lhs, rhs, group_sizes, *offset = args
+    view = self.view(rhs)
+    if view is None or self._names(lhs):
+      raise views.NotServed("it is not the right side, by itself")
+    try:
+      return ragged_dots.multiplied(
+        primitive,
+        (lhs, rhs, group_sizes, *offset),
+        params,
+        functools.partial(_as_stored, view),
+        self._options.implementation,
+      )
+    except ragged_dots.NotServed as reason:
+      raise views.NotServed(str(reason)) from reason
+
+
+def _as_stored(
+  view: views.View, order: Sequence[int]
+) -> scaled_array.ScaledArray:
+  """The weight itself, if its dimensions are the view's in this order."""
+  if view.stored != tuple(view.dims[d] for d in order):
+    raise ragged_dots.NotServed(
+      "the product contracts other dimensions of it than its blocks lie along"
+    )
+  return view.weight.selected()
+
+
+def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
+  """Raises NotServed of a product that a block-scaled one cannot replace."""
+  if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
+    raise views.NotServed(f"the other side is {x.dtype}")
+  if result.dtype not in rules.RESULT_DTYPES:
+    raise views.NotServed(
+      f"its result is {result.dtype}, not float32, bfloat16 or float16"
+    )
+  precision = params["precision"]
+  if precision is not None and not isinstance(
+    precision, (str, tuple, lax.Precision)
+  ):
+    raise views.NotServed(f"it asks for an algorithm of its own, {precision}")
+  if params["out_sharding"] is not None:
+    raise views.NotServed("it has an out_sharding")
+
+
+def _multiplied(
+  x: Any,
+  array: scaled_array.ScaledArray,
+  layers: Sequence[Any],
+  *,
+  dims: views.Dims,
+  dtype: np.dtype,
+  implementation: str | None,
+) -> jax.Array:
+  """The product, where x is plain or blocked along its last dimension."""
+  is_matrix = array.ndim - len(layers) == 2 and not dims.batch
+  if is_matrix and len(layers) == 1:
+    return linear_lib.linear(
+      x,
+      array,
+      layer=layers[0],
+      preferred_element_type=dtype,
+      reduce_dtype=dtype,  # as the product that it stands for
+      implementation=implementation,
+    )
+  for layer in layers:
+    array = array[layer]
+  batch = tuple(range(len(dims.batch)))
+  return dot.block_scaled_dot(
+    x,
+    array,
+    dimension_numbers=(((x.ndim - 1,), (array.ndim - 1,)), (batch, dims.batch)),
+    preferred_element_type=dtype,
+    reduce_dtype=dtype,
+    implementation=implementation,
+  )
+
+
+_NO_DERIVATIVE: Final = (
+  f"{WHO}: quantized weights have no derivative; take it with respect to other"
+  " parameters alone: give the quantized ones as an argument of their own, by"
+  " eqx.partition, or nnx.DiffState and a filter"
+)
+
+
+def without_derivative(tree: Any) -> Any:
+  """The same weights; a derivative by one of them is an error."""
+  return tangents_lib.without_derivative(tree, _NO_DERIVATIVE)
+
+
+def _straight_through(
+  function: Callable[..., jax.Array], format: formats.BlockFormat
+) -> Callable[..., jax.Array]:
+  """`function` of quantized activations, with the derivative of plain ones."""
+
+  @jax.custom_jvp
+  def of_quantized(x: jax.Array, array: Any, layers: Any) -> jax.Array:
+    rows = x.reshape(-1, x.shape[-1]) if layers else x
+    result = function(quantization.quantize(rows, format), array, layers)
+    return result.reshape(*x.shape[:-1], -1) if layers else result
+
+  @functools.partial(of_quantized.defjvp, symbolic_zeros=True)
+  def jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    result = of_quantized(*primals)
+    if tangents_lib.is_constant(tangents[0]):
+      return result, jnp.zeros_like(result)
+    return result, function(tangents[0], *primals[1:])
+
+  return of_quantized
+
+
+@jax_private.cache_by_jaxpr
+def may_multiply(jaxpr: Any) -> bool:
+  """Whether there may be a product in a jaxpr."""
+  return any(
+    eqn.primitive.name in _DOTS
+    or (
+      eqn.primitive.name not in program.KERNELS
+      and any(map(may_multiply, program.sub_jaxprs(eqn)))
+    )
+    for eqn in jaxpr.eqns
+  )

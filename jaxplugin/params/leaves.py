@@ -1,0 +1,100 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays of a tree of parameters, with their names and their owners."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxplugin.arrays import quantized_weight
+from jaxplugin.arrays import scaled_array
+
+QUANTIZED = (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
+
+
+def is_quantized(x: Any) -> bool:
+  """Whether it is one of the arrays that are quantized, as a whole."""
+  return isinstance(x, QUANTIZED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Leaf:
+  """One of a tree's leaves; a quantized array is one.
+
+  Attributes:
+    path: its name, "params/block_0/mlp/kernel".
+    array: what it is.
+    owner: the object whose attribute or item it is; None where not known.
+  """
+
+  path: str
+  array: Any
+  owner: Any
+
+  @property
+  def parts(self) -> list[str]:
+    return re.split(r"[/.]", self.path)
+
+  @property
+  def name(self) -> str:
+    """The last part of its path, "kernel"."""
+    return self.parts[-1]
+
+  @property
+  def module(self) -> str:
+    """The path without the last part."""
+    return self.path[: -len(self.name)].rstrip("/.")
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(getattr(self.array, "shape", ()))
+
+
+def of(tree: Any) -> tuple[list[Leaf], Any]:
+  """The leaves of a tree, and its structure without them."""
+  flat, structure = jax.tree_util.tree_flatten_with_path(
+    tree, is_leaf=is_quantized
+  )
+  return [_leaf(tree, path, array) for path, array in flat], structure
+
+
+def _leaf(tree: Any, keys: Sequence[Any], array: Any) -> Leaf:
+  owner = _at(tree, keys[:-1])
+  if keys and _text(keys[-1]) == "value" and _is_box(owner):
+    keys = keys[:-1]
+    owner = _at(tree, keys[:-1])
+  return Leaf(path="/".join(map(_text, keys)), array=array, owner=owner)
+
+
+def _is_box(owner: Any) -> bool:
+  """Whether it is what flax puts around one array: a variable, metadata."""
+  return type(owner).__module__.startswith("flax.")
+
+
+def _text(key: Any) -> str:
+  for attribute in ("key", "name", "idx"):
+    if hasattr(key, attribute):
+      return str(getattr(key, attribute))
+  return str(key)
+
+
+def _at(tree: Any, keys: Sequence[Any]) -> Any:
+  """What is in a tree at a path; None where its keys do not lead there."""
+  for key in keys:
+    try:
+      if isinstance(key, jax.tree_util.GetAttrKey):
+        tree = getattr(tree, key.name)
+      elif isinstance(key, jax.tree_util.SequenceKey):
+        tree = tree[key.idx]
+      elif isinstance(key, jax.tree_util.DictKey):
+        tree = tree[key.key]
+      else:
+        return None
+    except (AttributeError, IndexError, KeyError, TypeError):
+      return None
+  return tree

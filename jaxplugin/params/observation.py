@@ -1,0 +1,178 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a function does with each of its parameters, seen while it is traced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Literal
+
+import jax
+
+from jaxplugin.dropin import products
+from jaxplugin.jaxext import jax_private
+from jaxplugin.params import interception
+from jaxplugin.params import leaves as leaves_lib
+from jaxplugin.params import recognition
+from jaxplugin.params import views
+
+_Role = Literal["layers", "contracted", "kept"]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Uses:
+  """What was seen of one parameter.
+
+  Attributes:
+    roles: of its dimensions, in each product.
+    others: what else was done with it.
+  """
+
+  roles: set[tuple[_Role, ...]] = dataclasses.field(default_factory=set)
+  others: list[str] = dataclasses.field(default_factory=list)
+
+  def contraction(self) -> recognition.Contraction:
+    """What products contract.
+
+    Raises:
+      recognition.NotKnown: there is none, or it is used otherwise too.
+    """
+    if self.others:
+      raise recognition.NotKnown(f"call uses it in {self.others[0]}")
+    if len(self.roles) != 1:
+      what = "contract different dimensions" if self.roles else "do not use it"
+      raise recognition.NotKnown(f"the products of call {what}")
+    (roles,) = self.roles
+    lead = next(
+      (d for d, role in enumerate(roles) if role != "layers"), len(roles)
+    )
+    if "layers" in roles[lead:]:
+      raise recognition.NotKnown(
+        f"dimension {roles.index('layers', lead)} of it is one of layers, or"
+        " experts, and no leading one"
+      )
+    contracting = (d for d, role in enumerate(roles) if role == "contracted")
+    return recognition.Contraction(lead=lead, contracting=tuple(contracting))
+
+
+def uses(
+  leaves: Sequence[leaves_lib.Leaf],
+  structure: Any,
+  is_parameter: Callable[[Any], bool],
+  call: Callable[[Any], Any],
+) -> Mapping[str, Uses]:
+  """By path, what `call` does with the parameters of a tree.
+
+  Args:
+    leaves, structure: of the tree.
+    is_parameter: of a leaf's array.
+    call: a function of the tree. It is traced, not run.
+  """
+  found = {leaf.path: Uses() for leaf in leaves if is_parameter(leaf.array)}
+
+  def run(values: dict[str, jax.Array]) -> None:
+    observer = _Observer(found)
+    for path, value in values.items():
+      observer.observe(path, value)
+    tree = jax.tree.unflatten(
+      structure, [values.get(leaf.path, leaf.array) for leaf in leaves]
+    )
+    jax_private.intercept(call, lambda _: observer)(tree)
+
+  jax.eval_shape(
+    run,
+    {
+      leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.array.dtype)
+      for leaf in leaves
+      if leaf.path in found
+    },
+  )
+  return found
+
+
+class _Parameter(views.Weight):
+  """One that is a plain array."""
+
+  def dequantized(self, dtype: Any) -> Any:
+    return self.selected()
+
+
+class _Observer(interception.Acceptor):
+  """An acceptor that replaces nothing, and writes down what it sees."""
+
+  def __init__(self, found: Mapping[str, Uses]):
+    super().__init__(
+      interception.Options(activations=None, implementation=None)
+    )
+    self._found = found
+
+  def observe(self, path: str, value: jax.Array) -> None:
+    weight = _Parameter(path=path, array=value)  # type: ignore[arg-type]
+    self._weights[id(value)] = value, weight
+
+  def _child(self) -> _Observer:
+    return _Observer(self._found)
+
+  def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
+    for path in (path for x in args for path in self._names(x)):
+      self._found[path].others.append(f"{name}: {reason}")
+
+  def _dot(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> None:
+    contracting, batch = params["dimension_numbers"]
+    for i, x in enumerate(args):
+      self._note_product(primitive, x, contracting[i], batch[i])
+
+  def _ragged_dot(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> None:
+    numbers = params["ragged_dot_dimension_numbers"]
+    contracting, batch = numbers.dot_dimension_numbers
+    groups = tuple(numbers.rhs_group_dimensions)
+    self._note_product(primitive, args[0], contracting[0], batch[0])
+    self._note_product(primitive, args[1], contracting[1], (*batch[1], *groups))
+
+  def _note_product(
+    self,
+    primitive: Any,
+    x: Any,
+    contracting: Sequence[int],
+    batch: Sequence[int],
+  ) -> None:
+    """Writes down the roles of a parameter's dimensions, if x is one."""
+    if not self._names(x):
+      return
+    view = self.view(x)
+    if view is None or not view.has_all_once():
+      self.warn(primitive.name, [x], "as a part, or times something")
+      return
+    of = lambda dims: {atom for d in dims for atom in view.dims[d]}
+    contracted, layers = of(contracting), of(batch)
+    roles: list[_Role] = ["layers"] * len(view.weight.layers)
+    for atoms in view.stored:
+      role = _role(atoms, contracted, layers)
+      if role is None:
+        self.warn(primitive.name, [x], "a part of a dimension is contracted")
+        return
+      roles.append(role)
+    self._found[view.weight.path].roles.add(tuple(roles))
+
+
+def _role(
+  atoms: products.Atoms,
+  contracted: set[products.Atom],
+  layers: set[products.Atom],
+) -> _Role | None:
+  """What a product does with a dimension; None of parts in different ways."""
+  roles: set[_Role] = {
+    "contracted" if a in contracted else "layers" if a in layers else "kept"
+    for a in atoms
+  }
+  if len(roles) > 1:
+    return None
+  return roles.pop() if roles else "kept"

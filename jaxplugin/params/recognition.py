@@ -1,0 +1,222 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which dimensions of a weight a product contracts, by what is known of it.
+
+Known are the type of its owner (equinox), its name and those beside it (flax,
+haiku, checkpoints), and the shape of its bias. What they do not say, nobody
+guesses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from jaxplugin.core import parameter_names
+from jaxplugin.params import leaves as leaves_lib
+
+# Of attention, as flax names them.
+_QUERIES: Final = ("query", "key", "value")
+_OUT: Final = "out"
+_BIASES: Final = ("bias", "b")
+# Names of modules of which there is a stack in one array, beside "ScanBlock_0".
+_STACKS: Final = frozenset({"layers", "blocks", "experts"})
+_SCAN: Final = "scan"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contraction:
+  """Dimensions of a weight.
+
+  Attributes:
+    lead: how many leading ones are layers or experts.
+    contracting: those that a product contracts.
+  """
+
+  lead: int
+  contracting: tuple[int, ...]
+
+
+class NotKnown(Exception):
+  """What a product contracts is not known; says why."""
+
+
+_UNKNOWN: Final = (
+  "which dimension a product contracts is not known by its name; give call=, or"
+  " its axis by where="
+)
+
+
+class Tree:
+  """All leaves of a tree, to be asked about one."""
+
+  def __init__(self, leaves: Sequence[leaves_lib.Leaf]):
+    self._beside: dict[str, dict[str, tuple[int, ...]]] = {}
+    self._offsets: list[tuple[str, tuple[int, ...]]] = []
+    for leaf in leaves:
+      self._beside.setdefault(leaf.module, {})[leaf.name] = leaf.shape
+      if leaf.name in (*_BIASES, "scale"):
+        self._offsets.append((f"{leaf.module}/", leaf.shape))
+
+  def contraction(self, leaf: leaves_lib.Leaf) -> Contraction:
+    """Of a leaf of rank 2 or more.
+
+    Raises:
+      NotKnown: nothing says it, or what says it disagrees.
+    """
+    owner = _equinox_type(leaf.owner)
+    if owner is not None:
+      return _of_equinox(owner, leaf)
+    beside = self._beside[leaf.module]
+    bias = next((beside[b] for b in _BIASES if b in beside), None)
+    rank = len(leaf.shape)
+    if leaf.name == "kernel":
+      return self._of_flax(leaf, bias)
+    if leaf.name in ("weight", "weight_ih", "weight_hh"):
+      return _of_torch(leaf, bias)
+    if leaf.name == "w" and rank == 2:
+      return _of_haiku(leaf, bias)
+    raise NotKnown(_UNKNOWN)
+
+  def _of_flax(
+    self, leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
+  ) -> Contraction:
+    """A kernel (..., k, n), or of several dimensions."""
+    rank = len(leaf.shape)
+    if rank == 2:
+      return Contraction(lead=0, contracting=(0,))
+    count = self._attention_contracting(leaf)
+    if count is not None:
+      lead = rank - 3
+      return Contraction(
+        lead=lead, contracting=tuple(range(lead, lead + count))
+      )
+    if bias is not None:
+      return _by_bias(leaf.shape, bias)
+    if rank == 3 and (_is_stack(leaf) or self._is_with_stacks(leaf)):
+      return Contraction(lead=1, contracting=(1,))
+    raise NotKnown(_UNKNOWN)
+
+  def _attention_contracting(self, leaf: leaves_lib.Leaf) -> int | None:
+    """How many dimensions a kernel of attention contracts; None of others.
+
+    Those of queries, keys and values are (..., d, heads, size); the one that
+    follows is (..., heads, size, d).
+    """
+    parent, _, name = leaf.module.rpartition("/")
+    prefix = f"{parent}/" if parent else ""
+    kernels = {
+      n: self._beside.get(f"{prefix}{n}", {}).get("kernel", ())
+      for n in (*_QUERIES, _OUT)
+    }
+    query, out = kernels[_QUERIES[0]], kernels[_OUT]
+    is_attention = (
+      len(leaf.shape) >= 3
+      and len(query) == len(out) == len(leaf.shape)
+      and query[-2:] == out[-3:-1]
+      and query[:-3] == out[:-3]
+    )
+    if not is_attention or name not in kernels:
+      return None
+    return 2 if name == _OUT else 1
+
+  def _is_with_stacks(self, leaf: leaves_lib.Leaf) -> bool:
+    """Whether biases and scales of norms near it have one row for a layer."""
+    module = leaf.module
+    while module:
+      near = [shape for m, shape in self._offsets if m.startswith(f"{module}/")]
+      if near:
+        return all(
+          len(shape) >= 2 and shape[0] == leaf.shape[0] for shape in near
+        )
+      module = module.rpartition("/")[0]
+    return False
+
+
+def _equinox_type(owner: object) -> str | None:
+  """Name of the layer of equinox' that it is, or is derived from."""
+  for kind in type(owner).__mro__:
+    if kind.__module__.startswith("equinox.nn"):
+      return kind.__name__
+  return None
+
+
+def _of_equinox(owner: str, leaf: leaves_lib.Leaf) -> Contraction:
+  rank = len(leaf.shape)
+  is_matrix = leaf.name in ("weight", "weight_ih", "weight_hh")
+  if is_matrix and owner in ("Linear", "GRUCell", "LSTMCell"):
+    return Contraction(lead=rank - 2, contracting=(rank - 1,))
+  raise NotKnown(f"it is the {leaf.name} of equinox.nn.{owner}")
+
+
+def _of_torch(
+  leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
+) -> Contraction:
+  """A weight (..., n, k), unless its bias says that it is (k, n)."""
+  rank = len(leaf.shape)
+  if bias is not None and rank == 2:
+    return _by_size(leaf.shape, bias, or_else=1)
+  return Contraction(lead=rank - 2, contracting=(rank - 1,))
+
+
+def _of_haiku(
+  leaf: leaves_lib.Leaf, bias: tuple[int, ...] | None
+) -> Contraction:
+  if bias is not None:
+    return _by_size(leaf.shape, bias, or_else=None)
+  if "linear" in parameter_names.words(leaf.module):
+    return Contraction(lead=0, contracting=(0,))
+  raise NotKnown(_UNKNOWN)
+
+
+def _by_size(
+  shape: tuple[int, ...], bias: tuple[int, ...], *, or_else: int | None
+) -> Contraction:
+  """Of a matrix: what its bias is not added to; `or_else` of a square one."""
+  fits = [d for d in (0, 1) if bias == (shape[1 - d],)]
+  contracting = fits[0] if len(fits) == 1 else or_else if fits else None
+  if contracting is None:
+    raise NotKnown(
+      f"which dimension a product contracts its bias, {list(bias)}, does not"
+      " tell; give call=, or its axis by where="
+    )
+  return Contraction(lead=0, contracting=(contracting,))
+
+
+def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
+  """Of a kernel: its leading and last dimensions are those of the bias."""
+  fits = []
+  for lead in range(len(bias)):
+    kept = len(bias) - lead
+    if len(shape) - len(bias) < 1:
+      continue
+    if shape[:lead] + shape[len(shape) - kept :] == bias:
+      fits.append(
+        Contraction(
+          lead=lead, contracting=tuple(range(lead, len(shape) - kept))
+        )
+      )
+  if len(fits) != 1:
+    raise NotKnown(
+      f"which dimensions a product contracts its bias, {list(bias)}, does not"
+      " tell; give call=, or its axis by where="
+    )
+  if len(fits[0].contracting) > 1:
+    raise NotKnown(
+      "it may be a convolution's, as its bias lets it contract dimensions"
+      f" {fits[0].contracting}; give call=, or their axes by where="
+    )
+  return fits[0]
+
+
+def _is_stack(leaf: leaves_lib.Leaf) -> bool:
+  """Whether a module around it is named as a stack of layers or experts."""
+  parts = [*leaf.parts[:-1], ""]
+  for part, following in itertools.pairwise(parts):
+    if part in _STACKS and not following.isdecimal():
+      return True
+    if parameter_names.words(part)[:1] == [_SCAN]:
+      return True
+  return False

@@ -1,0 +1,113 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `quantize_params` did to a tree, and why it left the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from jaxplugin.core import formats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """One array of a tree.
+
+  Attributes:
+    path: its name.
+    shape: its own, also where it is stored otherwise.
+    dtype: name of its elements' type, before.
+    format: what it is quantized to; None where it was left.
+    contracting: the dimensions that a product contracts, where it was
+      quantized.
+    reason: why it was left; empty where it was not.
+    bytes_before, bytes_after: of the array.
+  """
+
+  path: str
+  shape: tuple[int, ...]
+  dtype: str
+  format: formats.BlockFormat | None
+  contracting: tuple[int, ...]
+  reason: str
+  bytes_before: int
+  bytes_after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizationReport:
+  """All arrays of a tree, in its order; `print` has the table.
+
+  Attributes:
+    entries: one for each.
+  """
+
+  entries: tuple[Entry, ...]
+
+  @property
+  def quantized(self) -> tuple[Entry, ...]:
+    return tuple(e for e in self.entries if e.format is not None)
+
+  @property
+  def left(self) -> tuple[Entry, ...]:
+    return tuple(e for e in self.entries if e.format is None)
+
+  @property
+  def bytes_before(self) -> int:
+    return sum(entry.bytes_before for entry in self.entries)
+
+  @property
+  def bytes_after(self) -> int:
+    return sum(entry.bytes_after for entry in self.entries)
+
+  def __str__(self) -> str:
+    count = len(self.quantized)
+    lines = [
+      f"{count} of {len(self.entries)} arrays quantized:"
+      f" {_bytes(self.bytes_before)} before, {_bytes(self.bytes_after)} after"
+    ]
+    for name, entries in (("quantized", self.quantized), ("left", self.left)):
+      if entries:
+        lines += ["", f"{name}:", *_table(entries)]
+    return "\n".join(lines)
+
+
+def _bytes(count: int) -> str:
+  for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    if count >= size:
+      return f"{count / size:.1f} {unit}"
+  return f"{count} bytes"
+
+
+def _table(entries: Sequence[Entry]) -> list[str]:
+  """A line for each, one for those that differ in numbers of layers alone."""
+  groups: dict[tuple[str, ...], list[str]] = {}
+  for entry in entries:
+    what = entry.reason
+    if entry.format is not None:
+      what = f"{entry.format}, contracts {_dims(entry.contracting)}"
+    path = re.sub(r"\d+", "*", entry.path)
+    shape = f"{entry.dtype}{list(entry.shape)}"
+    groups.setdefault((path, shape, what), []).append(entry.path)
+  rows = [
+    (path, f"x {len(paths)}", shape, what)
+    if len(paths) > 1
+    else (paths[0], "", shape, what)
+    for (path, shape, what), paths in groups.items()
+  ]
+  widths = [max(len(row[i]) for row in rows) for i in range(3)]
+  return [
+    "  "
+    + "  ".join(
+      text.ljust(width) for text, width in zip(row, widths, strict=False)
+    )
+    + f"  {row[3]}"
+    for row in rows
+  ]
+
+
+def _dims(contracting: Sequence[int]) -> str:
+  word = "dimension" if len(contracting) == 1 else "dimensions"
+  return f"{word} {', '.join(map(str, contracting))}"
