@@ -26,7 +26,9 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import straight_through
+from jaxplugin.dot.sharding import explicit
 from jaxplugin.jaxext import jax_private
+from jaxplugin.tables import resolution
 
 Operand = jax.Array | scaled_array.ScaledArray
 
@@ -45,6 +47,8 @@ def block_scaled_dot(
   bias: jax.Array | None = None,
   activation: problems.Activation | None = None,
   residual: jax.Array | None = None,
+  out_sharding: Any = None,
+  reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
   """Multiplies block-scaled operands.
@@ -103,7 +107,20 @@ def block_scaled_dot(
       shape of all dimensions that come from rhs).
     activation: None, "relu", "gelu" (tanh approximation) or "silu".
     residual: f32, bf16 or f16 of the result's shape.
-    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+    out_sharding: as `lax.dot_general`'s: a `PartitionSpec` or a `NamedSharding`
+      of explicit mesh axes. None: that of the operands' remaining dimensions.
+      What devices then send each other follows from the types alone.
+    reduce_dtype: f32, bf16 or f16: what devices send each other, under `jit`,
+      where a contracting dimension is sharded. Each device's part, with the
+      global scale, is rounded to it, and these are summed in it; bias,
+      activation and residual follow in f32. A 16-bit dtype halves what is sent,
+      and costs up to d roundings to it of sum(|part|), over d devices: outside
+      of the bound above. None: parts are in f32 and the global scale multiplies
+      their sum, which keeps the bound. Sums inside of one device are in f32,
+      whatever it is.
+    implementation: None chooses; "xla", "cudnn", "triton", "cpu" or "cutile"
+      forces one. "cutile" needs cuda-tile, and is never chosen by rule: no GPU
+      has run its code yet.
 
   Returns:
     preferred_element_type[batch..., m..., n...], dimensions ordered as by
@@ -113,8 +130,11 @@ def block_scaled_dot(
     TypeError: rank, dtype or shape of an argument is wrong.
     ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
     NotImplementedError: the implementation asked for cannot serve (all reasons
-      are listed), or a derivative with respect to quantized values or block
-      scales is asked for.
+      are listed), out_sharding has unreduced axes, or a derivative with respect
+      to quantized values or block scales is asked for.
+    JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
+      names an axis that is not explicit, or is needed, as a contracting
+      dimension of both sides is sharded, and is not given.
   """
   if straight_through.has_surrogate(lhs) or straight_through.has_surrogate(rhs):
     return _straight_through(
@@ -130,6 +150,8 @@ def block_scaled_dot(
       precision=precision,
       block_size=block_size,
       activation=activation,
+      out_sharding=out_sharding,
+      reduce_dtype=reduce_dtype,
       implementation=implementation,
     )
   lhs_side = side_of("lhs", lhs, lhs_scale)
@@ -163,8 +185,13 @@ def block_scaled_dot(
     activation=activation,
     implementation=implementation,
     padded_scales=padded,
+    overlay=resolution.overlay(),
+    reduce_dtype=rules.parts_dtype(reduce_dtype),
   )
   rules.validate_sides(call)
+  if out_sharding is not None:
+    sharding = explicit.asked_sharding(call, out_sharding)
+    call = call.replace(out_sharding=sharding)
   for side in (lhs_side, rhs_side):
     reject_negative_scale(side)
   return _bind_with_epilogue(call, global_scale, bias, residual)
@@ -460,7 +487,9 @@ def _validate_implementation(call: calls.Call) -> None:
     return
   problem = call.problem()
   require_somewhere(
-    lambda target: backends.choose(problem, target, call.implementation)
+    lambda target: backends.choose(
+      problem, target, call.implementation, overlay=call.overlay
+    )
   )
 
 

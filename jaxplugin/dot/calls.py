@@ -9,33 +9,22 @@ As of a `Side`, what needs only shapes and dtypes takes whatever has them.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Iterable
 from typing import Any
-from typing import Final
 
 import numpy as np
+from jax.sharding import NamedSharding
 
+from jaxplugin.core import forms
 from jaxplugin.core import striding
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-
-# The arrays of a call, in the order in which the primitive takes them.
-ARRAYS: Final = (
-  *("lhs", "rhs", "lhs_scale", "rhs_scale"),
-  *("global_scale", "bias", "residual", "global_power"),
-)
-
-
-class _Form(enum.Enum):
-  """What stands for an array in `Call.form`."""
-
-  ARRAY = "array"
+from jaxplugin.tables import resolution
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(forms.Call):
   """A call: its arrays, and everything else about it.
 
   Attributes:
@@ -51,6 +40,10 @@ class Call:
     activation: None, "relu", "gelu" or "silu".
     implementation: the one asked for, or None to choose.
     padded_scales: whether scales may be larger than needed.
+    overlay: the tables of measured choices that it was traced under.
+    out_sharding: asked for the result, on a mesh with explicit axes, or None.
+    reduce_dtype: dtype of a device's part of sums over devices, with the global
+      scale; None for parts in f32 and without it, which multiplies the sum.
   """
 
   lhs: sides.Side
@@ -64,53 +57,13 @@ class Call:
   activation: problems.Activation | None = None
   implementation: str | None = None
   padded_scales: bool = False
+  overlay: resolution.Overlay | None = None
+  out_sharding: NamedSharding | None = None
+  reduce_dtype: np.dtype | None = None
 
-  def replace(self, **changes: Any) -> Call:
-    return dataclasses.replace(self, **changes)
-
-  # Its arrays.
-
-  def arrays(self) -> dict[str, Any]:
-    """Those that are there, by their names in `ARRAYS`, in that order."""
-    found = (
-      *(self.lhs.values, self.rhs.values, self.lhs.scale, self.rhs.scale),
-      *(self.global_scale, self.bias, self.residual, self.global_power),
-    )
-    pairs = zip(ARRAYS, found, strict=True)
-    return {name: x for name, x in pairs if x is not None}
-
-  def flatten(self) -> list[Any]:
-    return list(self.arrays().values())
-
-  def with_arrays(self, **arrays: Any) -> Call:
-    """The same call with other arrays; None takes one out."""
-    lhs: dict[str, Any] = {}
-    rhs: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    fields = {
-      "lhs": (lhs, "values"),
-      "rhs": (rhs, "values"),
-      "lhs_scale": (lhs, "scale"),
-      "rhs_scale": (rhs, "scale"),
-    }
-    for name, x in arrays.items():
-      changes, field = fields.get(name, (others, name))
-      changes[field] = x
-    return self.replace(
-      lhs=self.lhs.replace(**lhs), rhs=self.rhs.replace(**rhs), **others
-    )
-
-  def form(self) -> Call:
-    """The call without its arrays: hashable, equal where all else is."""
-    return self.with_arrays(**dict.fromkeys(self.arrays(), _Form.ARRAY))
-
-  def named(self, flat: Iterable[Any]) -> dict[str, Any]:
-    """Items that belong to the call's arrays, by their names."""
-    return dict(zip(self.arrays(), flat, strict=True))
-
-  def filled(self, flat: Iterable[Any]) -> Call:
-    """The call of which this is the `form`, with these arrays."""
-    return self.with_arrays(**self.named(flat))
+  ARRAYS = forms.of_two_sides(
+    "global_scale", "bias", "residual", "global_power"
+  )
 
   # The same call otherwise.
 
@@ -143,6 +96,18 @@ class Call:
       padded_scales=False,
     )
 
+  def joined(self) -> Call:
+    """With several contracting dimensions as one, where blocks stay whole.
+
+    Of operands that kernels of `quantize` write so nothing is moved.
+    """
+    if len(self.lhs.contracting) < 2:
+      return self
+    lhs, rhs = self.lhs.joined(), self.rhs.joined()
+    if lhs is None or rhs is None:
+      return self
+    return self.replace(lhs=lhs, rhs=rhs)
+
   # Of shapes and dtypes.
 
   @property
@@ -151,6 +116,13 @@ class Call:
     return (
       (self.lhs.contracting, self.rhs.contracting),
       (self.lhs.batch, self.rhs.batch),
+    )
+
+  @property
+  def has_epilogue(self) -> bool:
+    """Whether anything but a cast follows the sum of products."""
+    return self.activation is not None or any(
+      x is not None for x in (self.global_scale, self.bias, self.residual)
     )
 
   @property
@@ -164,7 +136,13 @@ class Call:
     )
 
   def problem(self) -> problems.DotProblem:
-    """Reduces the call to the problem that implementations are chosen by."""
+    """Reduces the call to the problem that implementations are chosen by.
+
+    It is that of the call `joined`, as which it is emitted.
+    """
+    return self.joined()._problem()
+
+  def _problem(self) -> problems.DotProblem:
     lhs, rhs = self.lhs.shape, self.rhs.shape
     global_scale: problems.GlobalScale = "none"
     if self.global_scale is not None:

@@ -36,6 +36,7 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.partitioner import contexts_private
 
 # How far an activation may be off in relation to its result: 16 roundings of
 # f32.
@@ -43,7 +44,7 @@ _ACTIVATION_ERROR: Final = 16 * 2.0**-24
 # Largest slope of an activation (gelu, silu: below 1.13).
 _MAX_SLOPE: Final = 2.0
 
-_is_on = jax.make_user_context(default_value=False)
+_is_on = contexts_private.make(False)
 
 _records_lock = threading.Lock()
 _records: list[list[Exception]] = []  # of the `debug_checks` in progress
@@ -152,7 +153,9 @@ def check(result: jax.Array, call: calls.Call) -> None:
       call.flatten(),
       functools.partial(_unexplained, call.form()),
       who=sides.WHO,
-      description=describe(result, call, backends.choose),
+      description=describe(
+        result, call, functools.partial(backends.choose, overlay=call.overlay)
+      ),
     )
 
 

@@ -8,6 +8,7 @@ elements of the right result.
 
 import contextlib
 import dataclasses
+import functools
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.partitioner import calls_private
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec
@@ -67,6 +69,9 @@ class GuardsTestCase(parameterized.TestCase):
     self.enter_context(
       mock.patch.dict(backends.BACKENDS, {backend.name: changed})
     )
+    # The name of a device's share does not say that a backend was replaced.
+    calls_private.forget_shares()
+    self.addCleanup(calls_private.forget_shares)
 
 
 class FiresTest(GuardsTestCase):
@@ -207,13 +212,16 @@ class FiresTest(GuardsTestCase):
 
     x = jax.tree.map(put, quantized(M, format))
     w = quantized(N, format)
+    function = dot
     if spec == P(None, "x"):
       w = jax.tree.map(put, w)
+      if kind == AxisType.Explicit:  # else it is ambiguous
+        function = functools.partial(dot, out_sharding=P())
     with jax.set_mesh(mesh):
-      run(dot, x, w)
+      run(function, x, w)
       self.plant((1, 2))
       with self.assertRaises(jp.NonFiniteError):
-        run(dot, x, w)
+        run(function, x, w)
 
   def test_inside_of_shard_map_each_share_is_checked(self):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot_p`: the primitive, and its rules for JAX.
 
-Its operands are the arrays of a `Call`, in the order of `calls.ARRAYS`.
+Its operands are the arrays of a `Call`, in the order of its `ARRAYS`.
 Parameters:
 
   call: the `Call.form`, everything about the call that is not an array.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import batching
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
@@ -34,13 +33,16 @@ from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
-from jaxplugin.dot.sharding import assigning
+from jaxplugin.dot.plugins import registry
+from jaxplugin.dot.sharding import explicit
 from jaxplugin.dot.sharding import partitioning
+from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
-from jaxplugin.jaxext import mesh_axes
+from jaxplugin.runtime import exporting
+from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
-
-PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+from jaxplugin.tables import ranks
+from jaxplugin.tables import resolution
 
 block_scaled_dot_p = extend_core.Primitive("block_scaled_dot")
 
@@ -52,16 +54,6 @@ def bind(call: calls.Call, target: targets.Target | None) -> jax.Array:
   )
 
 
-@functools.partial(jax.jit, static_argnames=("call", "target"))
-def _eager(*flat, call, target):
-  return block_scaled_dot_p.bind(*flat, call=call, target=target)
-
-
-def _impl(*flat, call, target):
-  with jax.disable_jit(False):  # or `_eager` would come back here
-    return _eager(*flat, call=call, target=target)
-
-
 def _abstract_eval(*flat, call, target):
   del target
   call = call.filled(flat)
@@ -69,24 +61,8 @@ def _abstract_eval(*flat, call, target):
     shape=call.shape,
     dtype=call.preferred_element_type,
     weak_type=False,
-    sharding=_result_sharding(call),
+    sharding=explicit.result_sharding(call),
   )
-
-
-def _result_sharding(call: calls.Call) -> NamedSharding:
-  """The result's sharding in its type (all of it under explicit axes only)."""
-  lhs, rhs = call.lhs.values, call.rhs.values
-  mesh = next(
-    (a.sharding.mesh for a in call.flatten() if not a.sharding.mesh.empty),
-    lhs.sharding.mesh,
-  )
-  spec: mesh_axes.Spec = ((),) * len(call.shape)
-  if not mesh.empty:
-    normalize = lambda x: mesh_axes.normalize_spec(x.sharding.spec, x.ndim)
-    spec = assigning.result_spec(
-      call, normalize(lhs), normalize(rhs), mesh.shape
-    )
-  return NamedSharding(mesh, mesh_axes.partition_spec(spec))
 
 
 # Derivatives.
@@ -131,6 +107,14 @@ def _batch(args, dims, *, call, target):
   else:
     position = len(lhs.batch) + len(lhs.free)
   call = call.replace(lhs=lhs, rhs=rhs)
+  if call.out_sharding is not None:
+    # What is mapped keeps its sharding, which all that are mapped share.
+    side = lhs if lhs_is_mapped else rhs
+    axes = jax.typeof(side.values).sharding.spec[0]
+    spec = list(call.out_sharding.spec)
+    spec.insert(position, axes)
+    sharding = call.out_sharding.update(spec=PartitionSpec(*spec))
+    call = call.replace(out_sharding=sharding)
   ndim = len(call.shape) - 1
   changes = _batched_epilogue(call, mapped, position, ndim)
   return bind(call.replace(**changes), target), position
@@ -204,14 +188,15 @@ def _batch_epilogue(
 def _lower(ctx, *flat, call, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
   target = lowering.resolve_target(target, platform)
-  is_export = ctx.module_context.lowering_parameters.for_export
+  ranks.check()
+  is_export = lowering.is_portable(ctx)
   # A partitioner's callback cannot be exported.
   is_split = not is_export and lowering.is_partitioned(ctx)
   unportable = None
   if is_export and call.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
     # does not take calls whose stability nobody guarantees.
-    unportable = decisions.Unsupported("jax.export needs a portable module")
+    unportable = decisions.Unsupported(lowering.PORTABLE)
   elif is_split and lowering.is_partly_manual_under_gspmd(ctx):
     # The process would abort, in JAX's callback as on a kernel's call.
     is_split = False
@@ -221,19 +206,32 @@ def _lower(ctx, *flat, call, target, platform=None):
 
   def local(call):
     decision = backends.choose(
-      call.problem(), target, call.implementation, unportable=unportable
+      call.problem(),
+      target,
+      call.implementation,
+      unportable=unportable,
+      overlay=call.overlay,
+      for_export=exporting.current() is not None,
     )
-    return backends.emit(decision.implementation, call, target)
+    return backends.emit(decision, call, target)
+
+  mesh = explicit_axes.mesh_of(ctx.avals_in)
 
   def function(*flat):
     whole = call.filled(flat)
+    if mesh is not None:
+      # Each device's share is lowered as a call of its own.
+      share = functools.partial(bind, target=target)
+      return explicit.split(share, whole, ctx.avals_out[0].sharding)
     if not is_split or not partitioning.can_partition(whole):
       return local(whole)
     # The partitioner traces `local` again for each device's share.
     exact = whole.with_bytes().with_linear_scales()
     parts = partitioning.to_bytes(exact)
     abstract = functools.partial(bind, target=target)
-    return partitioning.partitioned(abstract, local, exact.form())(*parts)
+    form = exact.form()
+    key = _key_of_shares(form, target)
+    return partitioning.partitioned(abstract, local, form, key)(*parts)
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [
@@ -241,16 +239,22 @@ def _lower(ctx, *flat, call, target, platform=None):
   ]
 
 
-block_scaled_dot_p.def_impl(_impl)
+def _key_of_shares(form: calls.Call, target: targets.Target) -> str | None:
+  """Names what decides how devices compute their shares of a call."""
+  return fingerprints.of(
+    block_scaled_dot_p.name,
+    form.replace(overlay=None),
+    target,
+    registry.usable(),  # of which nothing is known: then there is no name
+    resolution.decides(form.overlay),
+  )
+
+
+block_scaled_dot_p.def_impl(
+  functools.partial(lowering.impl, block_scaled_dot_p)
+)
 block_scaled_dot_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[block_scaled_dot_p] = _jvp
 ad.primitive_transposes[block_scaled_dot_p] = _transpose
 batching.primitive_batchers[block_scaled_dot_p] = _batch
-jax_private.require_devices_during_lowering(block_scaled_dot_p)
-mlir.register_lowering(block_scaled_dot_p, _lower)
-for _platform in PLATFORMS:
-  mlir.register_lowering(
-    block_scaled_dot_p,
-    functools.partial(_lower, platform=_platform),
-    platform=_platform,
-  )
+lowering.register_kernels(block_scaled_dot_p, _lower)

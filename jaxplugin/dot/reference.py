@@ -103,6 +103,7 @@ def plain_dot(
   dimension_numbers: sides.DimensionNumbers,
   dtype: Any,
   precision: Any = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """`dot_general` of unscaled operands, accumulated in f32 and cast once.
 
@@ -112,6 +113,7 @@ def plain_dot(
     dtype: the result's.
     precision: as `lax.dot_general`'s; None is HIGHEST: no TF32 on a GPU, no
       bf16 on a TPU.
+    out_sharding: as `lax.dot_general`'s.
   """
 
   def multiply(
@@ -123,6 +125,7 @@ def plain_dot(
       dimension_numbers,
       precision=precision,
       preferred_element_type=jnp.float32,
+      out_sharding=out_sharding,
     )
 
   if precision is None:

@@ -79,6 +79,22 @@ def canonical_precision(precision: Any) -> bool:
   return lax.Precision.HIGHEST in precisions
 
 
+def parts_dtype(dtype: Any) -> np.dtype | None:
+  """The dtype that reduce_dtype says; raises TypeError."""
+  if dtype is None:
+    return None
+  try:
+    result = np.dtype(dtype)
+  except TypeError:
+    result = None
+  if result not in RESULT_DTYPES:
+    raise TypeError(
+      f"{sides.who()}: reduce_dtype must be float32, bfloat16 or float16, or"
+      f" None for float32, got {dtype!r}"
+    )
+  return result
+
+
 def validate_sides(call: calls.Call) -> None:
   """Checks lhs, rhs and their scales; raises TypeError."""
   for side in (call.lhs, call.rhs):

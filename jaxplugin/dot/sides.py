@@ -261,6 +261,41 @@ class Side:
     columns = extents.divide_up(size, self.format.block_size)
     return side.replace(scale=extents.pad_axis(self.scale, axis, columns))
 
+  def joined(self) -> Side | None:
+    """With its contracting dimensions as one, its last; of shapes, too.
+
+    None where blocks are not whole, or not of the last one of them.
+    """
+    last = self.contracting[-1]
+    if self.format is not None and (
+      self.axis != last
+      or self.is_interleaved
+      or self.comes_as_words
+      or self.scale_layout != layouts.LINEAR
+      or self.scale_is_padded
+      or not isinstance(self.shape[last], int)
+      or self.shape[last] % self.format.block_size
+    ):
+      return None
+    others = (*self.batch, *self.free)
+
+    def join(x: Any) -> Any:
+      if x is None:
+        return None
+      k = math.prod(x.shape[d] for d in self.contracting)
+      shape = (*(x.shape[d] for d in others), k)
+      if isinstance(x, jax.Array):
+        return x.transpose(*others, *self.contracting).reshape(shape)
+      return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    return self.replace(
+      values=join(self.values),
+      scale=join(self.scale),
+      axis=None if self.axis is None else len(others),
+      contracting=(len(others),),
+      batch=tuple(range(len(self.batch))),
+    )
+
   def with_last(self, position: int) -> Side:
     """With one of the contracting dimensions named after the others."""
     others = self.contracting[:position] + self.contracting[position + 1 :]

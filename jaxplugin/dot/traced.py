@@ -41,20 +41,29 @@ def dots(jaxpr: Any) -> Iterator[Any]:
       yield operation.eqn
 
 
-def decide(eqn: Any, target: targets.Target | None) -> Decided:
+def decide(
+  eqn: Any, target: targets.Target | None, *, for_export: bool = False
+) -> Decided:
   """What is decided about one of `dots`.
 
   Args:
     eqn: the equation.
     target: where to decide for; None is the target that the equation was
       traced for, or the local one.
+    for_export: whether it is decided as `jp.export` does.
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   problem = call.problem()
   target = target or eqn.params["target"] or targets.detect_target()
   decision, error = None, ""
   try:
-    decision = backends.choose(problem, target, call.implementation)
+    decision = backends.choose(
+      problem,
+      target,
+      call.implementation,
+      overlay=call.overlay,
+      for_export=for_export,
+    )
   except NotImplementedError as e:
     error = str(e)
   return Decided(problem=problem, target=target, decision=decision, error=error)

@@ -2,7 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this package adds to JAX, and the one door to JAX's private API.
 
-Nothing here knows of block scales. `jax_private`, `binding_private` and
-`jaxlib_private` hold all that is used of private modules, so that a new JAX is
-met in three files.
+Nothing here knows of block scales. `jax_private`, `binding_private`,
+`jaxlib_private` and, in `partitioner`, `calls_private` and `contexts_private`
+hold all that is used of private modules, so that a new JAX is met in five
+files.
 """
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+# Before other files of the package are read, in ns since 1970.
+IMPORTED_NS: Final = time.time_ns()

@@ -32,8 +32,14 @@ from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
 from jax.extend import core as extend_core
 
+_PUBLISHED_TIMEOUT_MS: Final = 30_000  # for what is there already
+# Of custom calls: bytes, or of XLA's FFI a dictionary with them.
+_CONFIG: Final = "backend_config"
+_TYPED_CONFIG: Final = "mhlo.backend_config"
+_OPAQUE: Final = "opaque"
 # Their layers multiply on behalf of a model; whose line it is the model knows.
 _LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
@@ -43,9 +49,42 @@ def require_devices_during_lowering(primitive: Any) -> None:
   dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def set_everywhere(context: Any, value: Any) -> None:
+  """Sets what `jax.make_user_context` made, in all threads from now on.
+
+  It is part of `jit`'s key, as inside of the context.
+  """
+  context.set_global(value)
+
+
 def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
   """Constrains a lowered value to the explicit sharding in its type."""
   return mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def rewrite_payload(
+  result: Any, targets: Sequence[str], change: Callable[[bytes], bytes]
+) -> None:
+  """Changes the bytes that a custom call has in its module, if it has some.
+
+  Args:
+    result: the first one of an operation, lowered.
+    targets: of the calls that are meant; other operations are left.
+    change: old bytes -> new ones.
+  """
+  attributes = result.owner.attributes
+  target = "call_target_name"
+  if target not in attributes or attributes[target].value not in targets:
+    return
+  with result.context:
+    if _TYPED_CONFIG not in attributes:
+      old = attributes[_CONFIG].value_bytes
+      attributes[_CONFIG] = ir.StringAttr.get(change(old))
+      return
+    fields = {item.name: item.attr for item in attributes[_TYPED_CONFIG]}
+    old = fields[_OPAQUE].value_bytes
+    fields[_OPAQUE] = ir.StringAttr.get(change(old))
+    attributes[_TYPED_CONFIG] = ir.DictAttr.get(fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +95,9 @@ class Tiling:
     counts: tiles along each dimension.
     device_numbers: i64[n], positions in `devices`: those of the first tile (one
       or more copies of it), then those of the next, in major to minor order.
-    devices: all of the program's.
+    devices: all of the program's. Of an array inside of a `shard_map` over some
+      axes numbers are those in a group, of devices that have the same place
+      along these axes, and there are fewer of them.
   """
 
   counts: tuple[int, ...]
@@ -68,8 +109,7 @@ def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
   """Reads a sharding that `custom_partitioning` did not decode.
 
   Returns:
-    None where nothing is known, or tiles are not dealt to all devices: parts of
-    an enclosing `shard_map`, sums that are not complete.
+    None where nothing is known, or sums are not complete.
   """
   if sharding is None:
     return None
@@ -85,7 +125,7 @@ def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
     numbers = np.asarray(hlo.tile_assignment_devices(), np.int64)
   else:
     return None
-  if len(numbers) != len(devices):
+  if len(devices) % len(numbers):
     return None
   return Tiling(counts=counts, device_numbers=numbers, devices=devices)
 
@@ -93,6 +133,12 @@ def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
 def varying_axes(x: Any) -> frozenset[str]:
   """The mesh axes of an enclosing `shard_map` over which `x` varies."""
   return frozenset(jax.typeof(x).mat.varying)
+
+
+def varying_as(x: Any, like: Any) -> Any:
+  """`x`, over which mesh axes `like` varies: a loop's first value, say."""
+  axes = tuple(varying_axes(like) - varying_axes(x))
+  return jax.lax.pcast(x, axes, to="varying") if axes else x
 
 
 def register_pytree_serialization(
@@ -122,6 +168,25 @@ def cudnn_version_number() -> int | None:
   from jax._src.lib import cuda_versions  # loads a CUDA plugin's module
 
   return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+
+
+def first_published(key: str, value: str) -> str | None:
+  """What the first process of a run published by a key: this one if first.
+
+  Nobody waits for another. None where processes do not know of each other.
+  """
+  from jax._src import distributed
+
+  client = distributed.global_state.client
+  if client is None:
+    return None
+  try:
+    client.key_value_set(key, value)
+  except jax.errors.JaxRuntimeError as error:
+    if "ALREADY_EXISTS" not in str(error):
+      raise
+    return client.blocking_key_value_get(key, _PUBLISHED_TIMEOUT_MS)
+  return value
 
 
 def make_ir_context() -> Any:
@@ -403,6 +468,14 @@ def intercept_jaxpr(
   if consts:
     traced = partial_eval.convert_constvars_jaxpr(traced)
   return traced, list(consts)
+
+
+def without_unused(jaxpr: Any) -> Any:
+  """A jaxpr without operations whose results nothing uses, as XLA has it."""
+  used, _ = partial_eval.dce_jaxpr(
+    jaxpr, [True] * len(jaxpr.outvars), instantiate=True
+  )
+  return used
 
 
 def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:

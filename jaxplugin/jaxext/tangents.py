@@ -4,7 +4,7 @@
 
 An integer operation ends a derivative without a word. What is made of such
 operations, and yet stands for a function of floats, takes its arguments through
-`without_derivative`.
+`without_derivative`; what was made of them before, through `beside`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from typing import TypeVar
 
 import jax
 import jax.custom_derivatives
+import jax.numpy as jnp
+import numpy as np
 from jax import dtypes
 from jax.extend import core as extend_core
 from jax.interpreters import ad
 from jax.interpreters import batching
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 T = TypeVar("T")
 
 without_derivative_p = extend_core.Primitive("without_derivative")
+witness_p = extend_core.Primitive("derivative_witness")
+beside_p = extend_core.Primitive("beside_witness")
 
 
 def without_derivative(x: T, message: str) -> T:
@@ -56,6 +62,70 @@ without_derivative_p.def_abstract_eval(lambda x, *, message: x)
 ad.primitive_jvps[without_derivative_p] = _jvp
 batching.primitive_batchers[without_derivative_p] = _batch
 mlir.register_lowering(without_derivative_p, lambda ctx, x, *, message: [x])
+
+
+def witness(x: jax.Array, message: str) -> jax.Array:
+  """f32[0], a derivative of which by `x` is an error.
+
+  For `beside`, where what stands for `x` lives longer than `x`: it has no
+  bytes, and of `x` nothing is read.
+
+  Raises:
+    NotImplementedError: `message`, while a derivative is traced.
+  """
+  return witness_p.bind(x, message=message)
+
+
+def beside(x: T, witness: jax.Array) -> T:
+  """The arrays of the pytree `x`, which stand for what `witness` is of."""
+  return jax.tree.map(lambda leaf: beside_p.bind(leaf, witness), x)
+
+
+def _witness_type(x: Any, *, message: str) -> Any:
+  del message
+  sharding = NamedSharding(x.sharding.mesh, PartitionSpec(None))
+  return x.update(
+    shape=(0,), dtype=np.dtype(np.float32), weak_type=False, sharding=sharding
+  )
+
+
+def _witness_jvp(primals: Any, tangents: Any, *, message: str) -> Any:
+  (tangent,) = tangents
+  if type(tangent) is not ad.Zero and tangent.dtype != dtypes.float0:
+    raise NotImplementedError(message)
+  result = witness_p.bind(*primals, message=message)
+  return result, ad.Zero(jax.typeof(result).to_tangent_aval())
+
+
+def _witness_value(*args: Any, **params: Any) -> jax.Array:
+  del args, params
+  return jnp.zeros((0,), np.float32)
+
+
+witness_p.def_impl(_witness_value)
+witness_p.def_abstract_eval(_witness_type)
+ad.primitive_jvps[witness_p] = _witness_jvp
+batching.primitive_batchers[witness_p] = lambda args, dims, **params: (
+  witness_p.bind(*args, **params),
+  None,
+)
+mlir.register_lowering(
+  witness_p, mlir.lower_fun(_witness_value, multiple_results=False)
+)
+
+
+def _beside_jvp(primals: Any, tangents: Any) -> Any:
+  return beside_p.bind(*primals), tangents[0]
+
+
+beside_p.def_impl(lambda x, _: x)
+beside_p.def_abstract_eval(lambda x, _: x)
+ad.primitive_jvps[beside_p] = _beside_jvp
+batching.primitive_batchers[beside_p] = lambda args, dims: (
+  beside_p.bind(*args),
+  dims[0],
+)
+mlir.register_lowering(beside_p, lambda ctx, x, _: [x])
 
 
 def is_constant(tangent: Any) -> bool:

@@ -31,6 +31,8 @@ from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization.sharding import named_axes
+from jaxplugin.quantization.sharding import resharding
 
 ScaleRounding = arguments.ScaleRounding
 SCALE_ROUNDINGS: Final = arguments.SCALE_ROUNDINGS
@@ -51,6 +53,8 @@ def quantize(
   pad: bool = False,
   packed: bool | None = None,
   scale_layout: layouts.ScaleLayout = layouts.LINEAR,
+  out_sharding: Any = None,
+  axis_name: named_axes.AxisName | None = None,
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
@@ -115,6 +119,16 @@ def quantize(
       (None is False for FP4 of an own format whose blocks are of 2 values or of
       an odd number.) Of other formats each value is its own element.
 
+    out_sharding: of values and scale, a `PartitionSpec` or a `NamedSharding` of
+      explicit mesh axes: x is quantized where it lies, and bytes are sent. None
+      is the sharding of x, but for axes that would cut blocks: over these the
+      result is whole.
+    axis_name: inside of `jax.shard_map`, mesh axes over which x is split, one
+      name or several. Then a computed global scale is of the whole array: one
+      maximum over these devices, as `jit` with shardings has it. Without it it
+      is of each device's part. (Names of `jax.vmap` are taken too.) It changes
+      nothing where there are no global scales.
+
   Returns:
     `ScaledArray` of x's shape, with a linear scale, and an f32 global scale of
     x's rank: x's sizes in the first batch_dims dimensions, and 1 in the others.
@@ -122,13 +136,16 @@ def quantize(
     ones uint8 of that shape with the blocked axis halved, the same bits. XLA
     moves bytes as they are. FP4 it slices value by value on CPUs, so that a
     scan over float4_e2m1fn or a gather of it takes 10 times as long or more,
-    and what leaves `jit` in an uneven sharding is wrong there.
+    and what leaves `jit` in an uneven sharding is wrong there. Between devices
+    it moves FP4 as f16, four times the bytes, but where this package moves it:
+    in products, `dequantize` and `shard`.
 
   Raises:
     TypeError: x is no float array, k is no multiple of the block size, or key
       is no `jax.random` key.
     ValueError: axis, scale_rounding, global_scale, batch_dims, derivative,
-      packed or scale_layout is not acceptable.
+      packed, scale_layout or axis_name is not acceptable; or out_sharding cuts
+      a block, is given for swizzled scales, or is none that JAX takes.
     NotImplementedError: without derivative="straight_through", a derivative by
       x or global_scale is asked for.
 
@@ -153,8 +170,23 @@ def quantize(
   global_scale = arguments.given_global_scale(
     who, global_scale, format, x.shape[:batch_dims]
   )
+  if out_sharding is not None and scale_layout != layouts.LINEAR:
+    raise ValueError(
+      f"{who}: out_sharding says how linear scales are sharded, got it with"
+      f" scale_layout={scale_layout!r}; quantize with linear ones, and call"
+      " swizzle_scale"
+    )
   surrogate, x, global_scale = _split_derivative(
     who, derivative, x, global_scale
+  )
+  global_scale = named_axes.global_scale(
+    who,
+    x,
+    format,
+    (axis,),
+    axis_name=axis_name,
+    given=global_scale,
+    batch_dims=batch_dims,
   )
   values, scale, global_scale = _quantize(
     x,
@@ -168,6 +200,10 @@ def quantize(
     scale_layout,
     in_turn=batch_dims > 0 and key is None and _is_on_one_device(x),
   )
+  if out_sharding is not None:
+    values, scale = resharding.moved(
+      who, values, scale, format, axis, out_sharding
+    )
   scale_signs.remember_positive(scale)
   return scaled_array.ScaledArray(
     values,
@@ -188,6 +224,7 @@ def quantize_both(
   global_scale: jax.Array | float | None = None,
   derivative: Derivative | None = None,
   packed: bool | None = None,
+  axis_name: named_axes.AxisName | None = None,
 ) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
   """Quantizes `x` along one axis and along another.
 
@@ -199,8 +236,8 @@ def quantize_both(
   dimension that a product contracts, and a product and its gradients contract
   different ones. (`dot_general` does it by itself.)
 
-  One kernel reads once where `axes` are the last two, in either order, in a
-  module for one GPU (inside of `shard_map`, for each); elsewhere each axis is
+  One kernel reads once where `axes` are the last two, in either order, on a GPU
+  (of several, on each); elsewhere each axis is
   quantized by itself. A result that is not used is not computed. NVFP4's global
   scales are computed one for each axis: they are equal unless x holds a NaN or
   an Inf, which spoils a block along either axis, of other numbers. Each result
@@ -216,14 +253,15 @@ def quantize_both(
     derivative: as of `quantize`.
     packed: as of `quantize`: FP4 values of each result are packed along its own
       blocked axis.
+    axis_name: as of `quantize`.
 
   Returns:
     One `ScaledArray` for each of `axes`.
 
   Raises:
     TypeError: x is no float array, or a size is no multiple of the block size.
-    ValueError: axes, scale_rounding, global_scale, derivative or packed is not
-      acceptable.
+    ValueError: axes, scale_rounding, global_scale, derivative, packed or
+      axis_name is not acceptable.
     NotImplementedError: as of `quantize`.
   """
   x = arguments.float_array("quantize_both", x)
@@ -236,6 +274,9 @@ def quantize_both(
     derivative,
     x,
     arguments.given_global_scale("quantize_both", global_scale, format),
+  )
+  global_scale = named_axes.global_scale(
+    "quantize_both", x, format, axes, axis_name=axis_name, given=global_scale
   )
   first, second = quantize_blocked(
     x,

@@ -6,12 +6,14 @@ It means what `operations.dequantize` does, and is lowered to what
 `backends.decide_dequantize` says.
 
 dequantize_p: (values, scale[, global_scale]) -> floats. Parameters: format,
-  axis, dtype; target, that of an enclosing `use_target`, or None.
+  axis, dtype; target, that of an enclosing `use_target`, or None; overlay, the
+  tables of an enclosing `tuning`, or None.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -26,11 +28,18 @@ from jax.interpreters import mlir
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import jax_private
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
-from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization.sharding import assigning
+from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import partitioning
+from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
+from jaxplugin.tables import ranks
+from jaxplugin.tables import resolution
 
 dequantize_p = extend_core.Primitive("block_dequantize")
 
@@ -53,7 +62,14 @@ def dequantize(
     # One number stays one for kernels, and under `vmap` where it is not mapped.
     given = (operations.expand_global_scale(global_scale, values.ndim),)
   target = targets.overriding_target()
-  return dequantize_p.bind(values, scale, *given, **params, target=target)
+  return dequantize_p.bind(
+    values,
+    scale,
+    *given,
+    **params,
+    target=target,
+    overlay=resolution.overlay(),
+  )
 
 
 def problem_of(
@@ -76,25 +92,49 @@ def explained(
   params: Mapping[str, Any],
   module: lowering.Module,
   target: targets.Target,
+  axis_sizes: Mapping[str, int] | None = None,
 ) -> tuple[str, backends.Told]:
-  """What an equation asks for, and what serves it."""
+  """What an equation asks for, and what serves it on meshes of these axes."""
   problem = problem_of(avals, params)
-  return str(problem), backends.explained_dequantize(problem, module, target)
+  notes: tuple[str, ...] = ()
+  if module.is_split and partitioning.can_dequantize(problem):
+    module = module.of_device()
+    notes = assigning.uneven_notes(
+      problem.logical_shape,
+      assigning.dequantize_granules(problem),
+      axis_sizes or {},
+    )
+  told = backends.explained_dequantize(
+    problem, module, target, params["overlay"]
+  )
+  return str(problem), told.with_notes(notes)
 
 
-def _by_operations(values, scale, global_scale=None, *, target=None, **params):
-  del target
+def _by_operations(
+  values, scale, global_scale=None, *, target=None, overlay=None, **params
+):
+  del target, overlay
   return operations.dequantize(values, scale, global_scale, **params)
 
 
 # Rules.
 
 
-def _abstract_eval(values, scale, global_scale=None, *, target, **params):
-  """The type that the operations' result has, sharding and all."""
-  del target
+def _abstract_eval(
+  values, scale, global_scale=None, *, target, overlay, **params
+):
+  """The type that the operations' result has."""
+  del target, overlay
+  given = [x for x in (values, scale, global_scale) if x is not None]
+  mesh = explicit_axes.mesh_of(given)
+  if mesh is not None:
+    values, scale, *rest = explicit.whole(given)
+    global_scale = rest[0] if rest else None
   traced = operations.dequantize.trace(values, scale, global_scale, **params)
-  return traced.jaxpr.out_avals[0]
+  avals = traced.jaxpr.out_avals
+  if mesh is not None:
+    avals = explicit.sharded(avals, [explicit_axes.spec_of(given[0])], mesh)
+  return avals[0]
 
 
 def _jvp(primals, tangents, **params):
@@ -134,21 +174,55 @@ def _emit(values, scale, global_scale=None, *, problem, decision, target):
   return emit(values, scale, global_scale, problem, target)
 
 
-def _lower(ctx, *args, target, **params):
+def _bind(
+  operands: Sequence[jax.Array],
+  problem: problems.DequantizeProblem,
+  **params: Any,
+) -> jax.Array:
+  """The result of an equation that asks for what a problem does."""
+  return dequantize_p.bind(
+    *operands,
+    format=problem.format,
+    axis=problem.axis,
+    dtype=problem.out_dtype,
+    **params,
+  )
+
+
+def _lower(ctx, *args, target, overlay, platform=None, **params):
+  del platform  # the module's, which is one of several
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
+  ranks.check()
   problem = problem_of(ctx.avals_in, params)
-  function = functools.partial(
-    _emit,
-    problem=problem,
-    decision=backends.decide_dequantize(problem, module, device),
-    target=device,
-  )
-  return mlir.lower_fun(function, multiple_results=False)(ctx, *args)
+  function: Callable[..., Any]
+  # Lowers this equation again for each device's share.
+  bind = functools.partial(_bind, target=target, overlay=overlay)
+  mesh = explicit_axes.mesh_of(ctx.avals_in)
+  if mesh is not None:
+    spec = explicit_axes.spec_of(ctx.avals_out[0])
+    function = explicit.dequantize(problem, bind, mesh, spec)
+  elif module.is_split and partitioning.can_dequantize(problem):
+    key = fingerprints.of(
+      dequantize_p.name, problem, device, resolution.decides(overlay)
+    )
+    split = functools.partial(partitioning.partitioned, key=key)
+    function = partitioning.dequantize(problem, bind, bind, split)
+  else:
+    function = functools.partial(
+      _emit,
+      problem=problem,
+      decision=backends.decide_dequantize(problem, module, device, overlay),
+      target=device,
+    )
+  (result,) = mlir.lower_fun(function, multiple_results=False)(ctx, *args)
+  return [
+    jax_private.lower_with_sharding_in_types(ctx, result, ctx.avals_out[0])
+  ]
 
 
-dequantize_p.def_impl(functools.partial(quantize_primitive.impl, dequantize_p))
+dequantize_p.def_impl(functools.partial(lowering.impl, dequantize_p))
 dequantize_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[dequantize_p] = _jvp
 batching.primitive_batchers[dequantize_p] = _batch
-mlir.register_lowering(dequantize_p, _lower)
+lowering.register_kernels(dequantize_p, _lower)

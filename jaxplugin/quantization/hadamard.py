@@ -26,6 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.jaxext import explicit_axes
+
 SIZES: Final = tuple(1 << i for i in range(1, 9))
 
 # The first 256 bits of the fraction of pi.
@@ -63,14 +65,18 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   """
   shape = x.shape
   lead, trail = shape[:axis], shape[axis + 1 :]
+  x = explicit_axes.divided(x, axis, size)
   groups = x.astype(jnp.float32).reshape(*lead, -1, size, *trail)
   groups = groups * signs(size).reshape(size, *(1,) * len(trail))
+  whole = groups.shape
   distance = 1
   while distance < size:
-    pairs = groups.reshape(*lead, -1, 2, distance, *trail)
+    # Of the size alone: that of groups may be sharded in the type.
+    pairs = groups.reshape(*whole[: axis + 1], -1, 2, distance, *trail)
     first, second = (
-      jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in (0, 1)
+      jax.lax.index_in_dim(pairs, i, axis + 2, keepdims=False) for i in (0, 1)
     )
-    groups = jnp.stack([first + second, first - second], axis + 1)
+    groups = jnp.stack([first + second, first - second], axis + 2)
+    groups = groups.reshape(whole)
     distance *= 2
   return groups.reshape(shape) * factor(size)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
@@ -20,9 +22,12 @@ from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
+from jaxplugin.quantization.sharding import assigning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,6 +141,62 @@ def turned(
   Returns:
     `ScaledArray` with the shape that `along` gives.
   """
+  mesh = explicit_axes.mesh_of((x.values,))
+  if mesh is not None:
+    return _turned_in_parts(x, manner, along, shape, mesh)
+  return _turned(x, manner, along, shape)
+
+
+def _turned_in_parts(
+  x: scaled_array.ScaledArray,
+  manner: Manner,
+  along: blocking.Blocking,
+  shape: tuple[int, ...],
+  mesh: Any,
+) -> scaled_array.ScaledArray:
+  """`turned` of an array whose sharding is in its type: each device its own."""
+  problem = problems.QuantizeProblem(
+    shape=shape,
+    dtype=np.dtype(np.float32),
+    format=manner.format,
+    blockings=(manner.along, along),
+    extras=manner.extras,
+  )
+  spec = assigning.with_whole_blocks(
+    problem,
+    assigning.spec_of_x(
+      manner.along, explicit_axes.spec_of(x.values), len(shape)
+    ),
+    mesh.shape,
+  )
+  count = mesh_axes.Taker(mesh.shape).count
+  own = tuple(n // count(axes) for n, axes in zip(shape, spec, strict=True))
+  given = assigning.result_spec(manner.along, spec)
+  wanted = assigning.result_spec(along, spec)
+  leaves, tree = jax.tree.flatten(x)
+  num_scales = len(leaves) - 2  # none, or a global one
+
+  def function(*leaves: jax.Array) -> list[jax.Array]:
+    return jax.tree.leaves(
+      _turned(jax.tree.unflatten(tree, leaves), manner, along, own)
+    )
+
+  with jax.sharding.use_abstract_mesh(mesh):
+    results = explicit_axes.shard_map(
+      function,
+      mesh,
+      [given, given, *[((),) * len(given)] * num_scales],
+      [wanted, wanted, *[((),) * len(wanted)] * num_scales],
+    )(*leaves)
+  return jax.tree.unflatten(tree, results)
+
+
+def _turned(
+  x: scaled_array.ScaledArray,
+  manner: Manner,
+  along: blocking.Blocking,
+  shape: tuple[int, ...],
+) -> scaled_array.ScaledArray:
   x = x.unpack()
   axis, size = manner.along.axis(), manner.format.block_size
 

@@ -23,6 +23,7 @@ from jaxplugin.core import blocking
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.quantization import codes
+from jaxplugin.quantization.sharding import places
 
 ScaleRounding = Literal["up", "floor"]
 
@@ -55,6 +56,7 @@ def has_four_over_six(format: formats.BlockFormat) -> bool:
     "square",
     "four_over_six",
     "scale_up",
+    "strides",
   ),
   inline=True,
 )
@@ -70,6 +72,7 @@ def quantize(
   square: tuple[int, ...] | None = None,
   four_over_six: bool = False,
   scale_up: bool = False,
+  strides: tuple[int, ...] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Values, scale and global scale of `quantize`.
 
@@ -89,11 +92,17 @@ def quantize(
       scale too (arXiv 2512.02010).
     scale_up: whether a floating-point scale is the least one that is not less
       than what is rounded to it, instead of the nearest.
+    strides: of the array that this is a part of; then key is `places.words` of
+      the part, which has the random bits that the array has there. None: it is
+      a whole one.
   """
   blocks = _split(x.astype(jnp.float32), axis, format.block_size)
   random_bits = None
   if key is not None:
-    random_bits = jax.random.bits(key, x.shape, jnp.uint32)
+    if strides is None:
+      random_bits = jax.random.bits(key, x.shape, jnp.uint32)
+    else:
+      random_bits = places.bits(key, x.shape, strides)
     random_bits = random_bits.reshape(blocks.shape)
   groups = _Groups.of(x.ndim, axis, format.block_size, square)
   if format.scale_is_power_of_two:
@@ -315,6 +324,31 @@ def _quantize_mx(
   return values, scale.astype(jnp.uint8)
 
 
+@functools.partial(
+  jax.jit,
+  static_argnames=("format", "axis", "square", "four_over_six"),
+  inline=True,
+)
+def partial_global_scale(
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axis: int,
+  square: tuple[int, ...] | None = None,
+  four_over_six: bool = False,
+) -> jax.Array:
+  """f32[]: the global scale that a part of an array asks for; 0 for none.
+
+  `global_scale_of_partial` of the largest of all parts is the array's.
+  """
+  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
+  groups = _Groups.of(x.ndim, axis, format.block_size, square)
+  return _partial_global_scale(blocks, groups, format, four_over_six)
+
+
+def global_scale_of_partial(partial: jax.Array) -> jax.Array:
+  return jnp.where(partial == 0, jnp.float32(1), partial)
+
+
 def _computed_global_scale(
   blocks: jax.Array,
   groups: _Groups,
@@ -322,6 +356,17 @@ def _computed_global_scale(
   four_over_six: bool,
 ) -> jax.Array:
   """f32[]: amax of the finite blocks / (scale max * values max)."""
+  return global_scale_of_partial(
+    _partial_global_scale(blocks, groups, format, four_over_six)
+  )
+
+
+def _partial_global_scale(
+  blocks: jax.Array,
+  groups: _Groups,
+  format: formats.BlockFormat,
+  four_over_six: bool,
+) -> jax.Array:
   amax = groups.max(_block_amax(blocks, groups.axis))
   amax = jnp.max(jnp.where(amax < codes.INFINITY_BITS, amax, 0), initial=0)
   scale_max = format.scale_encoding.max
@@ -329,8 +374,9 @@ def _computed_global_scale(
     scale_max = _FOUR_OVER_SIX_MAX
   range_max = scale_max * format.values_encoding.max
   quotient = codes.divide(codes.from_bits(amax), range_max)
+  # Never subnormal, so that a maximum over devices flushes nothing to zero.
   quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
-  return jnp.where(amax == 0, jnp.float32(1), quotient)
+  return jnp.where(amax == 0, jnp.float32(0), quotient)
 
 
 def _quantize_two_level(

@@ -34,6 +34,9 @@ class Extras:
     key_impl: of that key, as `jax.random.key_impl` names it.
     is_partitionable: whether bits are drawn as jax_threefry_partitionable says,
       each from its own place in the array.
+    strides: of the array that x, blocked, is a device's part of, where values
+      are rounded stochastically; the data of the key is `places.words` then.
+      None: x is a whole array.
   """
 
   hadamard: int | None = None
@@ -43,6 +46,7 @@ class Extras:
   is_stochastic: bool = False
   key_impl: Any = None
   is_partitionable: bool = True
+  strides: tuple[int, ...] | None = None
 
   def __str__(self) -> str:
     parts = []
@@ -68,6 +72,12 @@ class Extras:
       return "draws random bits with jax_threefry_partitionable, it is off"
     return ""
 
+  def part_refusal(self) -> str:
+    """Why a kernel for whole arrays cannot; empty where it can."""
+    if self.strides is None:
+      return ""
+    return "draws random bits of a whole array, x is a device's part of one"
+
   def under_leading_dimension(self) -> Extras:
     """Those of arrays stacked along a new first dimension."""
     if self.square is None:
@@ -88,9 +98,9 @@ class QuantizeProblem:
     format: to quantize to.
     blockings: one for each result.
     scale_rounding: "up" or "floor".
-    has_global_scale: whether a global scale is given, for all of them. Where it
-      is not and the format has one, each computes its own: a NaN or an Inf
-      spoils other blocks along another axis.
+    has_global_scale: whether a global scale is given, for all of them or for
+      each. Where it is not and the format has one, each computes its own: a NaN
+      or an Inf spoils other blocks along another axis.
     packed: whether values of a format that can be packed are to be.
     scale_layout: of the scales; those that are swizzled are blocked along the
       last dimension.

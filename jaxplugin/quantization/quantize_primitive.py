@@ -7,10 +7,12 @@ result has the bits of `operations.quantize` along its own; together they can be
 made from one read. Each part is lowered to what `backends.decide` says.
 
 quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
-  scale[, global_scale]), the latter where it is computed. There is a key for
-  each blocking that is rounded stochastically. Parameters: format, blockings,
-  scale_rounding, packed, scale_layout, extras, more_extras, as of
-  `QuantizeProblem`; target, that of an enclosing `use_target`, or None.
+  scale[, global_scale]), the latter where it is computed. One that is given is
+  f32[] for all, or f32[n], one for each. There is a key for each blocking that
+  is rounded stochastically. Parameters: format, blockings, scale_rounding,
+  packed, scale_layout, extras, more_extras, as of `QuantizeProblem`; target,
+  that of an enclosing `use_target`, or None; overlay, the tables of an
+  enclosing `tuning`, or None.
 
 Results that nobody uses are not computed: their blocking is dropped.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -35,16 +38,35 @@ from jax.interpreters import partial_eval
 
 from jaxplugin.core import blocking
 from jaxplugin.core import targets
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import jax_private
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
+from jaxplugin.quantization.sharding import assigning
+from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import partitioning
+from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
+from jaxplugin.tables import ranks
+from jaxplugin.tables import resolution
 
 # A quantized array: values, scale, and global scale or None.
 Quantized = tuple[jax.Array, jax.Array, jax.Array | None]
 
 _FLOATS: Final = tuple(
   np.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16)
+)
+
+# The parameters that say what is asked for, as fields of a problem.
+_ASKED: Final = (
+  "format",
+  "blockings",
+  "scale_rounding",
+  "packed",
+  "scale_layout",
+  "extras",
+  "more_extras",
 )
 
 quantize_p = extend_core.Primitive("block_quantize")
@@ -64,7 +86,7 @@ def quantize(
 
   Args:
     x: f32, bf16, f16 or f64.
-    global_scale: f32[] or None, for all.
+    global_scale: f32[] for all, f32[n] for each, or None.
     blockings: at least one.
     extras: of each blocking; whether one is stochastic is said by its key.
     keys: of each blocking, for stochastic rounding; None rounds to nearest.
@@ -83,13 +105,20 @@ def quantize(
     if x.dtype not in _FLOATS:
       x = x.astype(jnp.float32)
     results = quantize_p.bind(
-      x, *given, **params, target=targets.overriding_target()
+      x,
+      *given,
+      **params,
+      target=targets.overriding_target(),
+      overlay=resolution.overlay(),
     )
   else:  # there is nothing to decide: operations alone serve
     results = _by_operations(x, *given, **params)
   size = len(results) // len(blockings)
   each = [results[i : i + size] for i in range(0, len(results), size)]
-  return [(r[0], r[1], r[2] if size == 3 else global_scale) for r in each]
+  return [
+    (r[0], r[1], r[2] if size == 3 else _own_scales(global_scale, i, 1))
+    for i, r in enumerate(each)
+  ]
 
 
 def _with_key(
@@ -137,7 +166,7 @@ def problem_of(
   avals: Sequence[Any], params: Mapping[str, Any]
 ) -> problems.QuantizeProblem:
   """What an equation of `quantize_p` asks for."""
-  fields = {name: params[name] for name in params if name != "target"}
+  fields = {n: params[n] for n in params if n not in ("target", "overlay")}
   return problems.QuantizeProblem(
     shape=tuple(avals[0].shape),
     dtype=np.dtype(avals[0].dtype),
@@ -151,23 +180,23 @@ def explained(
   params: Mapping[str, Any],
   module: lowering.Module,
   target: targets.Target,
+  axis_sizes: Mapping[str, int] | None = None,
 ) -> tuple[str, backends.Told]:
-  """What an equation asks for, and what serves it."""
+  """What an equation asks for, and what serves it on meshes of these axes."""
   problem = problem_of(avals, params)
-  return str(problem), backends.explained(problem, module, target)
+  notes: tuple[str, ...] = ()
+  if module.is_split and partitioning.can_quantize(problem):
+    module = module.of_device()
+    notes = assigning.uneven_notes(
+      problem.shape, assigning.quantize_granules(problem), axis_sizes or {}
+    )
+  told = backends.explained(problem, module, target, params["overlay"])
+  return str(problem), told.with_notes(notes)
 
 
 @functools.partial(
   jax.jit,
-  static_argnames=(
-    "format",
-    "blockings",
-    "scale_rounding",
-    "packed",
-    "scale_layout",
-    "extras",
-    "more_extras",
-  ),
+  static_argnames=_ASKED,
   inline=True,
 )
 def _by_operations(*args, **params):
@@ -175,8 +204,8 @@ def _by_operations(*args, **params):
   x, global_scale, keys = _operands(args, _extras_each(params))
   singles = problem_of(args, params).singles()
   each = [
-    xla.quantize(x, global_scale, single, key=key)
-    for single, key in zip(singles, keys, strict=True)
+    xla.quantize(x, _own_scales(global_scale, i, 1), single, key=key)
+    for i, (single, key) in enumerate(zip(singles, keys, strict=True))
   ]
   return [leaf for results in each for leaf in results]
 
@@ -184,37 +213,35 @@ def _by_operations(*args, **params):
 def _operands(
   args: Sequence[jax.Array], extras_each: Sequence[problems.Extras]
 ) -> tuple[jax.Array, jax.Array | None, list[jax.Array | None]]:
-  """x, global scale and the keys of each blocking."""
+  """x, global scale and the data of the key of each blocking."""
   x, *given = args
   keys: list[jax.Array | None] = []
   for extras in reversed(extras_each):
-    key = given.pop() if extras.is_stochastic else None
-    if key is not None:
-      key = jax.random.wrap_key_data(key, impl=extras.key_impl)
-    keys.insert(0, key)
+    keys.insert(0, given.pop() if extras.is_stochastic else None)
   return x, given[0] if given else None, keys
+
+
+def _own_scales(
+  global_scale: jax.Array | None, start: int, size: int
+) -> jax.Array | None:
+  """The global scales of some blockings: one for all, or one for each."""
+  if global_scale is None or global_scale.ndim == 0:
+    return global_scale
+  return global_scale[start] if size == 1 else global_scale[start:][:size]
 
 
 # Rules.
 
 
-@functools.partial(jax.jit, static_argnames=("primitive", "params"))
-def _bind_jitted(*args, primitive, params):
-  return primitive.bind(*args, **dict(params))
-
-
-def impl(primitive: extend_core.Primitive, *args, **params):
-  """Reached under `jax.disable_jit` only: the callers are jitted."""
-  with jax.disable_jit(False):
-    return _bind_jitted(
-      *args, primitive=primitive, params=tuple(params.items())
-    )
-
-
-def _abstract_eval(*args, target, **params):
-  """The types that the operations' results have, shardings and all."""
-  del target
-  return _by_operations.trace(*args, **params).jaxpr.out_avals
+def _abstract_eval(*args, target, overlay, **params):
+  """The types that the operations' results have."""
+  del target, overlay
+  mesh = explicit_axes.mesh_of(args)
+  if mesh is None:
+    return _by_operations.trace(*args, **params).jaxpr.out_avals
+  avals = _by_operations.trace(*explicit.whole(args), **params).jaxpr.out_avals
+  problem = problem_of(args, params)
+  return explicit.quantize_types(problem, args[0], avals, mesh)
 
 
 def _jvp(primals, tangents, **params):
@@ -224,7 +251,7 @@ def _jvp(primals, tangents, **params):
   return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
 
 
-def _batch(args, dims, *, blockings, target, **params):
+def _batch(args, dims, *, blockings, target, overlay, **params):
   x, *given = args
   each = _extras_each({"blockings": blockings, **params})
   # One global scale an entry, computed or given, is more than a kernel takes;
@@ -242,6 +269,7 @@ def _batch(args, dims, *, blockings, target, **params):
       jnp.moveaxis(x, dims[0], 0),
       *given,
       target=target,
+      overlay=overlay,
       **params
       | _params_of(
         [b.under_leading_dimension() for b in blockings],
@@ -249,6 +277,12 @@ def _batch(args, dims, *, blockings, target, **params):
       ),
     )
   return results, (0,) * len(results)
+
+
+def _has_scale_each(eqn: Any) -> bool:
+  """Whether a global scale is given for each blocking."""
+  scales = eqn.invars[1 : len(eqn.invars) - _keys_of(eqn.params)]
+  return any(scale.aval.ndim for scale in scales)
 
 
 def _without_unused(
@@ -266,6 +300,8 @@ def _without_unused(
   kept = [
     i for i in range(len(blockings)) if any(used_outputs[i * size :][:size])
   ]
+  if kept and _has_scale_each(eqn):
+    kept = list(range(len(blockings)))
   if not kept:
     return [False] * len(eqn.invars), None
   is_used = [True] * len(eqn.invars)
@@ -286,29 +322,62 @@ def _without_unused(
 def _emit(*args, parts, target):
   extras_each = [e for part in parts for e in part.problem.extras_each]
   x, global_scale, keys = _operands(args, extras_each)
-  results = []
+  results, start = [], 0
   for part in parts:
     backend = backends.QUANTIZE[part.decision.implementation]
     size = len(part.problem.blockings)
-    given, keys = keys[:size], keys[size:]
+    given = keys[start : start + size]
     more: dict[str, Any] = {}
     if any(key is not None for key in given):
       more = {"key": given[0]} if size == 1 else {"keys": given}
-    results += backend.emit(x, global_scale, part.problem, target, **more)
+    scales = _own_scales(global_scale, start, size)
+    results += backend.emit(x, scales, part.problem, target, **more)
+    start += size
   return results
 
 
-def _lower(ctx, *args, target, **params):
+def _bind(
+  operands: Sequence[jax.Array],
+  problem: problems.QuantizeProblem,
+  **params: Any,
+) -> list[jax.Array]:
+  """The results of an equation that asks for what a problem does."""
+  asked = {name: getattr(problem, name) for name in _ASKED}
+  return quantize_p.bind(*operands, **asked, **params)
+
+
+def _lower(ctx, *args, target, overlay, platform=None, **params):
+  del platform  # the module's, which is one of several
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
-  parts = backends.decide(problem_of(ctx.avals_in, params), module, device)
-  function = functools.partial(_emit, parts=parts, target=device)
-  return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+  ranks.check()
+  problem = problem_of(ctx.avals_in, params)
+  function: Callable[..., Any]
+  # Lowers this equation again for each device's share.
+  bind = functools.partial(_bind, target=target, overlay=overlay)
+  mesh = explicit_axes.mesh_of(ctx.avals_in)
+  if mesh is not None:
+    specs = list(map(explicit_axes.spec_of, ctx.avals_out))
+    function = explicit.quantize(problem, bind, mesh, specs)
+  elif module.is_split and partitioning.can_quantize(problem):
+    key = fingerprints.of(
+      quantize_p.name, problem, device, resolution.decides(overlay)
+    )
+    split = functools.partial(partitioning.partitioned, key=key)
+    function = partitioning.quantize(problem, bind, bind, split)
+  else:
+    parts = backends.decide(problem, module, device, overlay)
+    function = functools.partial(_emit, parts=parts, target=device)
+  results = mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+  return [
+    jax_private.lower_with_sharding_in_types(ctx, x, aval)
+    for x, aval in zip(results, ctx.avals_out, strict=True)
+  ]
 
 
-quantize_p.def_impl(functools.partial(impl, quantize_p))
+quantize_p.def_impl(functools.partial(lowering.impl, quantize_p))
 quantize_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[quantize_p] = _jvp
 batching.primitive_batchers[quantize_p] = _batch
-mlir.register_lowering(quantize_p, _lower)
+lowering.register_kernels(quantize_p, _lower)
 partial_eval.dce_rules[quantize_p] = _without_unused

@@ -11,13 +11,18 @@ is lowered. In a process that has not imported this package it cannot be loaded:
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import dataclasses
 import functools
 import threading
 from typing import Final
 
 import jax.ffi
+import numpy as np
 
+from jaxplugin.core import decisions
 from jaxplugin.core import formats
+from jaxplugin.core import targets
 from jaxplugin.kernels.cpu import library
 
 # What the kernels are compiled for, by their numbers in kernels/cpu/README.md.
@@ -37,6 +42,28 @@ ELEMENTS: Final = {
   formats.E5M2: 4,
 }
 SCALE_ELEMENTS: Final = {formats.E8M0: 1, formats.E4M3: 2}
+
+# Of values, by their numbers in kernels/cpu/simd/formats.h.
+_VALUES: Final = {
+  formats.E4M3: 0,
+  formats.E5M2: 1,
+  formats.E2M1: 2,
+  np.dtype(np.float32): 3,
+  formats.BF16: 4,
+  np.dtype(np.float16): 5,
+  formats.E2M3: 6,
+  formats.E3M2: 7,
+}
+# The values of the `isa` attribute, by what `Target.cpu_kernels` may be.
+_INSTRUCTION_SETS: Final = {
+  "baseline": 1,
+  "baseline_neon": 1,
+  "avx2": 2,
+  "avx512": 3,
+  "avx512_bf16": 4,
+}
+_PLAIN_BLOCK_SIZE: Final = 32  # of an operand without scale: not looked at
+_MAX_ERROR_BYTES: Final = 512
 
 _registration_lock = threading.Lock()
 
@@ -58,6 +85,113 @@ def _register_once() -> None:
     jax.ffi.register_ffi_target(
       name, jax.ffi.pycapsule(getattr(loaded, name)), platform="cpu"
     )
+
+
+@functools.cache
+def sources_digest() -> str | None:
+  """SHA-256 of what the kernels were built from; None where that is unknown."""
+  try:
+    return library.built_from(_library()) or None
+  except library.LibraryError:
+    return None
+
+
+def source(target: targets.Target) -> decisions.Source | None:
+  """What implementations by these kernels are made of, for tables."""
+  digest = sources_digest() if target.platform == "cpu" else None
+  return None if digest is None else decisions.Source(kernels=digest)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Values:
+  """What the values of an operand are.
+
+  Attributes:
+    dtype: of a value, not of the bytes that it may be stored in.
+    block_size: values that a scale covers; None of a plain operand.
+  """
+
+  dtype: np.dtype
+  block_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DotQuestion:
+  """A dot as the library is asked about one, not computed.
+
+  Attributes:
+    instruction_set: as in `Target.cpu_kernels`; this machine may lack it.
+    lhs, rhs: the operands, [m, k] and [n, k].
+    m, n, k: sizes.
+  """
+
+  instruction_set: str
+  lhs: Values
+  rhs: Values
+  m: int
+  n: int
+  k: int
+
+  def numbers(self) -> tuple[int, ...]:
+    """In the order of kernels/cpu/config_error.cc; -1 for what it lacks."""
+    sides = (self.lhs, self.rhs)
+    return (
+      _INSTRUCTION_SETS.get(self.instruction_set, -1),
+      *(_VALUES.get(np.dtype(side.dtype), -1) for side in sides),
+      *(side.block_size or _PLAIN_BLOCK_SIZE for side in sides),
+      *(self.m, self.n, self.k),
+    )
+
+
+def dot_config_error(dot: DotQuestion, config: tuple[int, ...]) -> str:
+  """Why a config cannot serve a dot; empty where it can.
+
+  Args:
+    dot: the dot.
+    config: engine, panel_rows, task_rows and threads, as numbers.
+  """
+  try:
+    function = _library().jaxplugin_cpu_dot_config_error
+  except library.LibraryError as error:
+    return str(error)
+  function.restype = ctypes.c_int64
+  text = ctypes.create_string_buffer(_MAX_ERROR_BYTES)
+  function(
+    _int64s(dot.numbers()), _int64s(config), text, ctypes.c_int64(len(text))
+  )
+  return text.value.decode()
+
+
+def dot_engine(dot: DotQuestion) -> int:
+  """The number of the engine that the rule takes for a dot.
+
+  Raises:
+    library.LibraryError: there is no library to ask.
+    ValueError: the dot is none that kernels know.
+  """
+  function = _library().jaxplugin_cpu_dot_engine
+  function.restype = ctypes.c_int64
+  engine = int(function(_int64s(dot.numbers())))
+  if engine < 0:
+    raise ValueError(f"dot_engine: the kernels know no such dot, got {dot}")
+  return engine
+
+
+def engine_name(engine: int) -> str | None:
+  """What the library calls the engine of a number; None if it has none."""
+  function = _library().jaxplugin_cpu_engine_name
+  function.restype = ctypes.c_char_p
+  name = function(ctypes.c_int64(engine))
+  return None if name is None else name.decode()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+  return library.load(jax.ffi.include_dir())
+
+
+def _int64s(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+  return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 # No kernels here: `Target.missing_libraries` says why, and nothing calls them.

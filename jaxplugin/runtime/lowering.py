@@ -1,16 +1,27 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a lowering rule may assume about the module that it lowers into."""
+"""Rules that lower a primitive, and what they may assume about the module."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
+from typing import Final
 
 import jax
+from jax.extend import core as extend_core
+from jax.interpreters import mlir
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.jaxext import jax_private
+from jaxplugin.runtime import exporting
+
+PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+# Why kernels do not serve what `jax.export` exports.
+PORTABLE: Final = "jax.export needs a portable module; jp.export keeps kernels"
 
 
 def resolve_target(
@@ -19,7 +30,19 @@ def resolve_target(
   """The target a lowering for `platform` decides for."""
   if override is not None and override.platform == platform:
     return override
+  export = exporting.current()
+  if export is not None and platform in export.targets:
+    return export.targets[platform]
   return targets.detect_target(platform)
+
+
+def is_portable(ctx: Any) -> bool:
+  """Whether processes without this package are to load the module.
+
+  Any that `jax.export` makes, unless `jp.export` does.
+  """
+  is_exported = ctx.module_context.lowering_parameters.for_export
+  return is_exported and exporting.current() is None
 
 
 def is_partitioned(ctx: Any) -> bool:
@@ -42,19 +65,37 @@ def is_partly_manual_under_gspmd(ctx: Any) -> bool:
   return bool(manual) and is_partitioned(ctx) and not is_shardy
 
 
+def is_split(ctx: Any) -> bool:
+  """Whether the partitioner calls back for each device's share.
+
+  What `jax.export` makes has no callback. Inside a `shard_map` over some of the
+  axes callbacks are not told how the others split arrays.
+  """
+  if is_portable(ctx):
+    return False
+  manual = getattr(ctx.module_context.axis_context, "manual_axes", None)
+  return not manual and is_partitioned(ctx)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
   """What of a module decides whether a rule may call kernels in it.
 
   Attributes:
     platforms: that it is for.
-    is_exported: whether other processes are to load it.
+    is_exported: whether processes without this package are to load it.
     is_partitioned: whether the rule's arrays lie on several devices.
+    is_split: whether the partitioner then calls back for each device's share.
   """
 
   platforms: tuple[str, ...]
   is_exported: bool = False
   is_partitioned: bool = False
+  is_split: bool = False
+
+  def of_device(self) -> Module:
+    """That of a device's share of what is split."""
+    return dataclasses.replace(self, is_partitioned=False, is_split=False)
 
   def kernels_refusal(self) -> decisions.Unsupported | None:
     """Why a rule can lower to operations only; None where kernels may serve.
@@ -69,7 +110,7 @@ class Module:
       names = ", ".join(self.platforms)
       return decisions.Unsupported(f"the module is for {names} at once")
     if self.is_exported:
-      return decisions.Unsupported("jax.export needs a portable module")
+      return decisions.Unsupported(PORTABLE)
     if self.is_partitioned:
       return decisions.Unsupported(
         "XLA partitions the module, and kernels see the arrays of one device;"
@@ -83,6 +124,36 @@ def module_of(ctx: Any) -> Module:
   module = ctx.module_context
   return Module(
     platforms=tuple(ctx.platforms or module.platforms),
-    is_exported=module.lowering_parameters.for_export,
+    is_exported=is_portable(ctx),
     is_partitioned=is_partitioned(ctx),
+    is_split=is_split(ctx),
   )
+
+
+def register_kernels(
+  primitive: extend_core.Primitive, rule: Callable[..., Any]
+) -> None:
+  """Registers the lowering of a primitive that kernels of devices may serve.
+
+  Args:
+    rule: takes also `platform`, one of `PLATFORMS`; None of any other.
+  """
+  jax_private.require_devices_during_lowering(primitive)
+  mlir.register_lowering(primitive, rule)
+  for platform in PLATFORMS:
+    mlir.register_lowering(
+      primitive, functools.partial(rule, platform=platform), platform=platform
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("primitive", "params"))
+def _bind_jitted(*args: Any, primitive: Any, params: Any) -> Any:
+  return primitive.bind(*args, **dict(params))
+
+
+def impl(primitive: extend_core.Primitive, *args: Any, **params: Any) -> Any:
+  """A primitive that is evaluated by itself, also under `jax.disable_jit`."""
+  with jax.disable_jit(False):  # or this would come back here
+    return _bind_jitted(
+      *args, primitive=primitive, params=tuple(params.items())
+    )

@@ -7,13 +7,15 @@ Nothing here imports Triton or jax-triton before the first call that needs it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
+import importlib.util
 import inspect
+import os
 import re
-import warnings
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -21,21 +23,23 @@ from typing import Final
 
 import jax
 import jaxlib
+import numpy as np
+from jax.extend import core as extend_core
+from jax.interpreters import mlir
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.jaxext import jax_private
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import launching
+from jaxplugin.runtime import lowering
+from jaxplugin.runtime import triton_payload
 
-# The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
-# Triton writes that of its own ptxas, which may be newer than the one that XLA
-# finds: "Unsupported .version 9.4; current version is '9.0'".
-_PTX_VERSION: Final = 88
-
-# Before it ptxas may compile Hopper's kernels wrongly.
-_FIXED_PTXAS: Final = (13, 3)
-_PTXAS_PACKAGE: Final = "nvidia-cuda-nvcc"  # where XLA looks for ptxas
+# What jax-triton calls, until 0.3 and since 0.4.
+_CALL_TARGETS: Final = ("triton_kernel_call", "triton_kernel_call_ffi")
+# Triton's: false writes lines of source.
+_LINES: Final = "TRITON_DISABLE_LINE_INFO"
 
 # The first jax-triton with TMA descriptors, and the last jaxlib that encodes
 # none for it.
@@ -170,26 +174,8 @@ def _import_error() -> str:
   return ""
 
 
-@functools.cache
-def _warn_of_old_ptxas() -> None:
-  """Warns where XLA would find an assembler that breaks Hopper's kernels.
-
-  Before CUDA 13.3 ptxas may reuse a register that an asynchronous wgmma has not
-  read yet (CUDA 13.3's release notes; triton-lang/triton#11781). Here that is
-  where decoded weights are. One that is no package is not known.
-  """
-  try:
-    version = importlib.metadata.version(_PTXAS_PACKAGE)
-  except importlib.metadata.PackageNotFoundError:
-    return
-  if tuple(map(int, version.split(".")[:2])) < _FIXED_PTXAS:
-    warnings.warn(
-      f"jaxplugin: ptxas of {_PTXAS_PACKAGE} {version} may compile kernels for"
-      " Hopper GPUs wrongly (triton-lang/triton#11781); install"
-      f" {_PTXAS_PACKAGE}>={'.'.join(map(str, _FIXED_PTXAS))}, or pass"
-      ' implementation="xla"',
-      stacklevel=2,
-    )
+launch_p: Final = extend_core.Primitive("triton_launch")
+launch_p.multiple_results = True
 
 
 def call(
@@ -210,6 +196,60 @@ def call(
   Returns:
     The launch's outputs.
   """
+  return launch_p.bind(
+    *inputs, kernel=kernels[launch.kernel], launch=launch, target=target
+  )
+
+
+def _abstract_eval(
+  *avals: Any, kernel: Any, launch: launching.Launch, target: targets.Target
+) -> list[Any]:
+  del avals, kernel, target
+  return [
+    jax.core.ShapedArray(shape, np.dtype(dtype))
+    for _, shape, dtype in launch.outputs
+  ]
+
+
+def _lower(ctx: Any, *inputs: Any, **params: Any) -> Any:
+  def called(*arrays: jax.Array) -> list[jax.Array]:
+    return _triton_call(arrays, **params)
+
+  with _without_lines():
+    results = mlir.lower_fun(called, multiple_results=True)(ctx, *inputs)
+  jax_private.rewrite_payload(
+    results[0], _CALL_TARGETS, triton_payload.without_ttir
+  )
+  return results
+
+
+launch_p.def_impl(functools.partial(lowering.impl, launch_p))
+launch_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(launch_p, _lower)
+
+
+@contextlib.contextmanager
+def _without_lines() -> Iterator[None]:
+  """Has Triton write no lines of source, unless the environment says to.
+
+  They are most of a kernel's PTX, and paths of this installation.
+  """
+  if not importlib.util.find_spec("triton"):
+    yield
+    return
+  compilation = importlib.import_module("triton").knobs.compilation
+  with compilation.scope():
+    if os.environ.get(_LINES) is None:
+      compilation.disable_line_info = True
+    yield
+
+
+def _triton_call(
+  inputs: Sequence[jax.Array],
+  kernel: Any,
+  launch: launching.Launch,
+  target: targets.Target,
+) -> list[jax.Array]:
   jax_triton = importlib.import_module("jax_triton")
   parameters = inspect.signature(jax_triton.triton_call).parameters
   options: dict[str, Any] = {}
@@ -219,11 +259,8 @@ def call(
   backend_options: dict[str, Any] = {"enable_fp_fusion": launch.fp_fusion}
   if target.compute_capability is not None:
     major, minor = target.compute_capability
-    architecture = architecture_of(target)
-    if architecture is not None and architecture.has_wgmma:
-      _warn_of_old_ptxas()
     options["compute_capability"] = 10 * major + minor
-    backend_options["ptx_version"] = _PTX_VERSION
+    backend_options["ptx_version"] = launching.PTX_VERSION
   if "backend_options" in parameters:
     options["backend_options"] = backend_options
   else:
@@ -236,7 +273,7 @@ def call(
   ]
   return jax_triton.triton_call(
     *arguments,
-    kernel=kernels[launch.kernel],
+    kernel=kernel,
     grid=(launch.grid,),
     name=launch.name,
     num_warps=launch.num_warps,

@@ -1,11 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels serve a device, and which assembler may break them."""
+"""Which kernels serve a device."""
 
 import dataclasses
-import importlib.metadata
 import importlib.util
-import warnings
 from unittest import mock
 
 from absl.testing import absltest
@@ -20,30 +18,6 @@ needs_jax_triton = absltest.skipIf(
 
 
 class TritonLibraryTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ("13.2.78", True), ("13.3.33", False), (None, False)
-  )
-  def test_ptxas_that_breaks_hopper_is_warned_of(self, version, is_warned):
-    triton_library._warn_of_old_ptxas.cache_clear()
-    self.addCleanup(triton_library._warn_of_old_ptxas.cache_clear)
-
-    def installed(package):
-      self.assertEqual(package, "nvidia-cuda-nvcc")
-      if version is None:
-        raise importlib.metadata.PackageNotFoundError(package)
-      return version
-
-    self.enter_context(
-      mock.patch.object(importlib.metadata, "version", installed)
-    )
-    with warnings.catch_warnings(record=True) as caught:
-      warnings.simplefilter("always")
-      triton_library._warn_of_old_ptxas()
-    self.assertLen(caught, int(is_warned))
-    for warning in caught:
-      self.assertIn("nvidia-cuda-nvcc 13.2.78", str(warning.message))
-      self.assertIn("nvidia-cuda-nvcc>=13.3", str(warning.message))
-
   @parameterized.parameters(
     ("0.4.0", "0.11.1", True),
     ("0.4.1.dev20261101", "0.12", True),

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from jaxplugin.dot import calls
+from jaxplugin.dot.sharding import sums
 from jaxplugin.jaxext import mesh_axes
 
 Axes = mesh_axes.Axes
@@ -23,44 +25,20 @@ class Assignment:
 
   Attributes:
     lhs, rhs: axes of each dimension of the operands (and of their scales).
+    parts: axes of each dimension of what a device multiplies: a part of the
+      sums, where `reduce` has axes.
     out: axes of each dimension of the result, after any scatter.
-    reduce: axes that shard contracting dimensions: partial results are summed
-      over them.
-    scatter: (result dimension, axes): the sum over these axes of `reduce` is
-      scattered along that dimension. None for a sum that stays replicated.
+    reduce: axes that shard contracting dimensions: parts are summed over them.
+    scatter: (result dimension, axes) of each dimension along which the sum over
+      some axes of `reduce` is scattered; over the others it is replicated.
   """
 
   lhs: Spec
   rhs: Spec
+  parts: Spec
   out: Spec
   reduce: Axes
-  scatter: tuple[int, Axes] | None
-
-
-class _Taker:
-  """Hands out mesh axes, each once, to dimensions that they divide."""
-
-  def __init__(self, axis_sizes: Mapping[str, int]) -> None:
-    self._sizes = axis_sizes
-    self._used: set[str] = set()
-
-  def count(self, axes: Axes) -> int:
-    return math.prod(self._sizes[axis] for axis in axes)
-
-  def fits(self, axes: Axes, size: Any, granule: int = 1) -> bool:
-    return (
-      bool(axes)
-      and isinstance(size, int)
-      and not self._used & set(axes)
-      and size % (self.count(axes) * granule) == 0
-    )
-
-  def take(self, axes: Axes, size: Any, granule: int = 1) -> Axes:
-    """Takes the longest prefix of `axes` that fits, perhaps none."""
-    while axes and not self.fits(axes, size, granule):
-      axes = axes[:-1]
-    self._used |= set(axes)
-    return axes
+  scatter: sums.Scatter
 
 
 def assign_axes(
@@ -73,13 +51,14 @@ def assign_axes(
   """Decides which mesh axes shard which dimension.
 
   In order: batch dimensions keep the sharding of either operand; k keeps a
-  sharding that both operands share; m and n keep that of their operand, the
-  wanted result deciding which yields where both want an axis (the operand that
-  yields is gathered; without a wanted result the smaller one yields); k takes
-  the sharding of one operand alone when its axes are still free, since slicing
-  the other costs nothing; and at last dimensions without sharding take that of
-  the wanted result. An axis is dropped where it does not divide its dimension
-  (for k: into whole blocks).
+  sharding that both operands share; m and n keep that of their operand, where
+  both have an axis the wanted result deciding which yields it, axis by axis
+  (the operand that yields is gathered over that axis alone; of axes of which
+  the result says nothing the smaller operand yields); k takes the sharding of
+  one operand alone when its axes are still free, since slicing the other costs
+  nothing; and at last dimensions without sharding take that of the wanted
+  result. An axis is dropped where it does not divide its dimension (for k: into
+  whole blocks).
 
   Args:
     call: the call.
@@ -87,16 +66,15 @@ def assign_axes(
     out_spec: axes wanted for the result, None when nothing is known.
     axis_sizes: size of each mesh axis.
   """
-  taker = _Taker(axis_sizes)
+  taker = mesh_axes.Taker(axis_sizes)
   lhs, rhs = call.lhs, call.rhs
   lhs_shape, rhs_shape = lhs.shape, rhs.shape
   lhs_axes: list[Axes] = [()] * len(lhs_shape)
   rhs_axes: list[Axes] = [()] * len(rhs_shape)
-  lhs_free, rhs_free = lhs.free, rhs.free
-  num_batch = len(lhs.batch)
-  wanted = out_spec or ((),) * (num_batch + len(lhs_free) + len(rhs_free))
-  wanted_m = wanted[num_batch : num_batch + len(lhs_free)]
-  wanted_n = wanted[num_batch + len(lhs_free) :]
+  num_batch, num_m = len(lhs.batch), len(lhs.free)
+  wanted = out_spec or ((),) * len(call.shape)
+  wanted_m = wanted[num_batch : num_batch + num_m]
+  wanted_n = wanted[num_batch + num_m :]
   batch_pairs = list(zip(lhs.batch, rhs.batch, strict=True))
   k_pairs = list(zip(lhs.contracting, rhs.contracting, strict=True))
 
@@ -114,24 +92,17 @@ def assign_axes(
     if lhs_spec[lhs_dim] == rhs_spec[rhs_dim]:
       take_k(lhs_dim, rhs_dim, lhs_spec[lhs_dim])
 
-  def take_m() -> None:
-    for dim in lhs_free:
-      lhs_axes[dim] = taker.take(lhs_spec[dim], lhs_shape[dim])
-
-  def take_n() -> None:
-    for dim in rhs_free:
-      rhs_axes[dim] = taker.take(rhs_spec[dim], rhs_shape[dim])
-
-  n_first = _flat(wanted_n) & _flat(rhs_spec[d] for d in rhs_free)
-  m_first = _flat(wanted_m) & _flat(lhs_spec[d] for d in lhs_free)
-  if (n_first and not m_first) or (
-    not m_first and _count(rhs_shape) > _count(lhs_shape)
-  ):
-    take_n()
-    take_m()
-  else:
-    take_m()
-    take_n()
+  m_takes, n_takes = _takes(call, lhs_spec, rhs_spec, wanted_m, wanted_n)
+  takes_of_m = (lhs_axes, lhs.free, lhs_shape, m_takes)
+  takes_of_n = (rhs_axes, rhs.free, rhs_shape, n_takes)
+  is_n_first = not _flat(m_takes) & _flat(wanted_m) and (
+    bool(_flat(n_takes) & _flat(wanted_n))
+    or _count(rhs_shape) > _count(lhs_shape)
+  )
+  order = (takes_of_n, takes_of_m) if is_n_first else (takes_of_m, takes_of_n)
+  for axes_list, free, shape, takes in order:
+    for dim, axes in zip(free, takes, strict=True):
+      axes_list[dim] = taker.take(axes, shape[dim])
 
   for lhs_dim, rhs_dim in k_pairs:
     either = lhs_spec[lhs_dim] or rhs_spec[rhs_dim]
@@ -139,47 +110,58 @@ def assign_axes(
     if only_one and not lhs_axes[lhs_dim]:
       take_k(lhs_dim, rhs_dim, either)
 
-  reduce = tuple(a for d in lhs.contracting for a in lhs_axes[d])
   for position, (lhs_dim, rhs_dim) in enumerate(batch_pairs):
     if not lhs_axes[lhs_dim]:
       axes = taker.take(wanted[position], lhs_shape[lhs_dim])
       lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
   for axes_list, free, shape, want in (
-    (lhs_axes, lhs_free, lhs_shape, wanted_m),
-    (rhs_axes, rhs_free, rhs_shape, wanted_n),
+    (lhs_axes, lhs.free, lhs_shape, wanted_m),
+    (rhs_axes, rhs.free, rhs_shape, wanted_n),
   ):
     for dim, axes in zip(free, want, strict=True):
       if not axes_list[dim]:
         axes_list[dim] = taker.take(axes, shape[dim])
 
-  out = [
+  reduce = tuple(a for d in lhs.contracting for a in lhs_axes[d])
+  parts = (
     *(lhs_axes[d] for d in lhs.batch),
-    *(lhs_axes[d] for d in lhs_free),
-    *(rhs_axes[d] for d in rhs_free),
-  ]
-  sizes = [
-    *(lhs_shape[d] for d in lhs.batch),
-    *(lhs_shape[d] for d in lhs_free),
-    *(rhs_shape[d] for d in rhs_free),
-  ]
-  scatter = None
-  for dim, axes in enumerate(wanted):
-    if (
-      reduce
-      and axes == out[dim] + reduce
-      and isinstance(sizes[dim], int)
-      and sizes[dim] % taker.count(axes) == 0
-    ):
-      scatter = (dim, reduce)
-      out[dim] = axes
-      break
+    *(lhs_axes[d] for d in lhs.free),
+    *(rhs_axes[d] for d in rhs.free),
+  )
+  out, scatter = sums.scattered(parts, reduce, wanted, call.shape, taker)
   return Assignment(
     lhs=tuple(lhs_axes),
     rhs=tuple(rhs_axes),
-    out=tuple(out),
+    parts=parts,
+    out=out,
     reduce=reduce,
     scatter=scatter,
   )
+
+
+def _takes(
+  call: calls.Call,
+  lhs_spec: Spec,
+  rhs_spec: Spec,
+  wanted_m: Spec,
+  wanted_n: Spec,
+) -> tuple[Spec, Spec]:
+  """The axes that m and n would keep: those of their operands, less a few.
+
+  Of an axis that both have the one yields where the result wants it of the
+  other alone; and what is minor to it, or data would have to change places.
+  """
+  m = tuple(lhs_spec[d] for d in call.lhs.free)
+  n = tuple(rhs_spec[d] for d in call.rhs.free)
+  both = _flat(m) & _flat(n)
+  m_yields = both & (_flat(wanted_n) - _flat(wanted_m))
+  n_yields = both & (_flat(wanted_m) - _flat(wanted_n))
+
+  def without(spec: Spec, yields: set[str]) -> Spec:
+    takes = lambda axes: itertools.takewhile(lambda a: a not in yields, axes)
+    return tuple(tuple(takes(axes)) for axes in spec)
+
+  return without(m, m_yields), without(n, n_yields)
 
 
 def _flat(specs: Any) -> set[str]:

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.experimental import custom_partitioning as custom_partitioning_lib
+import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxplugin.arrays import layouts
-from jaxplugin.core import formats
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
-from jaxplugin.dot import sides
 from jaxplugin.dot.sharding import assigning
+from jaxplugin.dot.sharding import side_bytes
+from jaxplugin.dot.sharding import sums
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext.partitioner import calls_private
+from jaxplugin.runtime import exporting
 
 
 def operand_specs(
@@ -43,17 +43,20 @@ def operand_specs(
     "lhs_scale": assignment.lhs,
     "rhs_scale": assignment.rhs,
   }
+  in_parts, _ = _steps(call)
 
-  def of_result(array: Any) -> mesh_axes.Spec:
+  def of_result(name: str, array: Any) -> mesh_axes.Spec:
     if not array.shape:
       return ()
+    is_in_parts = name in in_parts.arrays()
+    axes_of_dims = assignment.parts if is_in_parts else assignment.out
     return tuple(
       axes if size != 1 else ()
-      for size, axes in zip(array.shape, assignment.out, strict=True)
+      for size, axes in zip(array.shape, axes_of_dims, strict=True)
     )
 
   return {
-    name: of_side[name] if name in of_side else of_result(array)
+    name: of_side[name] if name in of_side else of_result(name, array)
     for name, array in call.arrays().items()
   }
 
@@ -162,6 +165,7 @@ def partitioned(
   abstract_dot: Callable[[calls.Call], jax.Array],
   local_dot: Callable[[calls.Call], jax.Array],
   form: calls.Call,
+  key: str | None,
 ) -> Callable[..., jax.Array]:
   """Makes a function of a call's arrays that the partitioner can split.
 
@@ -172,6 +176,8 @@ def partitioned(
     abstract_dot: call -> result, traced for the result's type.
     local_dot: call -> result, computes a call on one device.
     form: of the call.
+    key: of all that decides what `form` and `local_dot` do; None where that is
+      not known.
   """
 
   def whole(*flat):
@@ -196,7 +202,11 @@ def partitioned(
 
   def partition(mesh, arg_shapes, result_shape):
     call = form.filled(arg_shapes)
+    program_mesh = mesh
     mesh, specs, out_spec = decode(mesh, arg_shapes, result_shape)
+    speaking = mesh_axes.speaking_mesh(program_mesh, mesh)
+    if speaking is None:
+      specs = without_contracting(call, specs)
     assignment = assigning.assign_axes(
       call, specs["lhs"], specs["rhs"], out_spec, mesh.shape
     )
@@ -204,105 +214,50 @@ def partitioned(
     arg_shardings = tuple(map(named, operand_specs(call, assignment).values()))
 
     def per_shard(*flat):
-      # Traced while XLA compiles, perhaps inside a caller's `set_mesh`, whose
-      # explicit axes are none of this function's business.
-      with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        return _local(local_dot, from_bytes(form.filled(flat)), assignment)
+      return compute(local_dot, from_bytes(form.filled(flat)), assignment)
 
-    return mesh, per_shard, named(assignment.out), arg_shardings
-
-  function = custom_partitioning_lib.custom_partitioning(whole)
+    out_sharding = named(assignment.out)
+    return speaking or mesh, per_shard, out_sharding, arg_shardings
 
   def rule(mesh, value_types, result_types):
     del result_types
-    call = form.filled(_TypeShape(t) for t in value_types)
-    return sharding_rule(call, tuple(mesh.shape.values()))
+    call = form.filled(side_bytes.TypeShape(t) for t in value_types)
+    return sharding_rule(call, mesh_axes.automatic_sizes(mesh))
 
-  function.def_partition(
-    infer_sharding_from_operands=infer,
-    partition=partition,
-    decode_shardings=False,
-    sharding_rule=rule,
+  how = calls_private.Split(
+    infer=infer, partition=partition, rule=rule, key=key
   )
-  return function
+  return exporting.split(whole, how)
+
+
+def without_contracting(
+  call: calls.Call, specs: Mapping[str, mesh_axes.Spec]
+) -> dict[str, mesh_axes.Spec]:
+  """The axes of sides, with which no sum is split over devices."""
+  return {
+    side.name: tuple(
+      () if dim in side.contracting else axes
+      for dim, axes in enumerate(specs[side.name])
+    )
+    for side in (call.lhs, call.rhs)
+  }
 
 
 def to_bytes(call: calls.Call) -> list[jax.Array]:
-  """The arrays as they travel between devices: quantized ones as bytes.
-
-  XLA:CPU widens collectives of 8-bit floats to 16 or 32 bits, and FP4 is not a
-  collective's type anywhere; uint8 is one everywhere.
-  """
+  """The arrays as they travel between devices: quantized ones as bytes."""
   return call.replace(
-    lhs=_side_to_bytes(call.lhs), rhs=_side_to_bytes(call.rhs)
+    lhs=side_bytes.to_bytes(call.lhs), rhs=side_bytes.to_bytes(call.rhs)
   ).flatten()
-
-
-def _side_to_bytes(side: sides.Side) -> sides.Side:
-  if side.format is None:
-    return side
-  values = side.values
-  if values.dtype == formats.E2M1:
-    pack: Any = layouts.pack_fp4
-    if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
-      pack = _pack_fp4_elementwise
-    values = pack(values, axis=side.axis)
-  u8 = jnp.dtype(jnp.uint8)
-  return side.replace(
-    values=_reinterpret(values, u8), scale=_reinterpret(side.scale, u8)
-  )
-
-
-def _pack_fp4_elementwise(values: jax.Array, *, axis: int) -> jax.Array:
-  """`pack_fp4` in operations that GSPMD propagates shardings through.
-
-  It replicates the operand of a bitcast that changes the shape.
-  """
-  nibbles = lax.bitcast_convert_type(values, jnp.uint4).astype(jnp.uint8)
-  shape = values.shape
-  pairs = nibbles.reshape(
-    *shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :]
-  )
-  low = lax.index_in_dim(pairs, 0, axis + 1, keepdims=False)
-  high = lax.index_in_dim(pairs, 1, axis + 1, keepdims=False)
-  return low | (high << 4)
 
 
 def from_bytes(call: calls.Call) -> calls.Call:
   """The call of what `to_bytes` made; FP4 values stay packed."""
   return call.replace(
-    lhs=_side_from_bytes(call.lhs), rhs=_side_from_bytes(call.rhs)
+    lhs=side_bytes.from_bytes(call.lhs), rhs=side_bytes.from_bytes(call.rhs)
   )
 
 
-def _side_from_bytes(side: sides.Side) -> sides.Side:
-  if side.format is None:
-    return side
-  values = side.values
-  if not side.format.is_fp4:
-    values = _reinterpret(values, side.format.array_dtype)
-  scale = _reinterpret(side.scale, side.format.scale_dtype)
-  return side.replace(values=values, scale=scale)
-
-
-def _reinterpret(x: jax.Array, dtype: Any) -> jax.Array:
-  """A bitcast between types of one byte; wider types, of formats that only
-  the xla implementation serves, travel as they are."""
-  if x.dtype.itemsize != dtype.itemsize:
-    return x
-  return lax.bitcast_convert_type(x, dtype)
-
-
-class _TypeShape:
-  """Shape and dtype of an MLIR tensor type, as a `Side` reads them."""
-
-  def __init__(self, tensor_type: Any) -> None:
-    self.shape = tuple(tensor_type.shape)
-    is_u8 = str(tensor_type.element_type) == "ui8"
-    self.dtype = jnp.dtype(jnp.uint8) if is_u8 else None
-
-
-def _local(
+def compute(
   local_dot: Callable[[calls.Call], jax.Array],
   call: calls.Call,
   assignment: assigning.Assignment,
@@ -310,10 +265,28 @@ def _local(
   """One device's share: the dot, the sum over devices, then the epilogue."""
   if not assignment.reduce:
     return local_dot(call)
-  result = local_dot(call.bare())
-  if assignment.scatter is None:
-    result = lax.psum(result, assignment.reduce)
-  else:
-    dim, axes = assignment.scatter
-    result = lax.psum_scatter(result, axes, scatter_dimension=dim, tiled=True)
-  return epilogue.apply(result, call)
+  in_parts, after = _steps(call)
+  total = sums.combined(
+    local_dot(in_parts), assignment.reduce, assignment.scatter
+  )
+  if not after.has_epilogue:
+    # No other operation than the sum: XLA joins sums of sums to one.
+    return total.astype(call.preferred_element_type)
+  return epilogue.apply(total.astype(np.float32), after)
+
+
+def _steps(call: calls.Call) -> tuple[calls.Call, calls.Call]:
+  """What is computed of each device's part, and what of the sum of all.
+
+  Returns:
+    (the call of a part, one whose epilogue is that of the sum).
+  """
+  if call.reduce_dtype is None:
+    return call.bare(), call
+  part = call.replace(
+    preferred_element_type=call.reduce_dtype,
+    bias=None,
+    activation=None,
+    residual=None,
+  )
+  return part, call.replace(global_scale=None, global_power=None)

@@ -10,18 +10,43 @@ Bits of `quantize` are the same in all; a module for which kernels cannot serve
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import cpu
+from jaxplugin.quantization.backends import problem_fields
 from jaxplugin.quantization.backends import triton
 from jaxplugin.quantization.backends import xla
 from jaxplugin.runtime import lowering
+from jaxplugin.tables import fitting
+from jaxplugin.tables import resolution
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
+
+# Both, as tables of measured choices speak of them.
+QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
+  fitting.Operation(
+    name="quantize",
+    bucketed="m",
+    fields_of=problem_fields.fields_of,
+    problem_of=problem_fields.problem_of,
+    backends=lambda: QUANTIZE,
+  )
+)
+DEQUANTIZE_OPERATION: Final[fitting.Operation[problems.DequantizeProblem]] = (
+  fitting.Operation(
+    name="dequantize",
+    bucketed="m",
+    fields_of=problem_fields.dequantize_fields_of,
+    problem_of=problem_fields.dequantize_problem_of,
+    backends=lambda: DEQUANTIZE,
+  )
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,11 +58,22 @@ class Told:
     reason: why no kernel; empty where one serves.
     decisions: what lowering follows, with the refusals of every other
       implementation; one for each blocking, unless a kernel serves all.
+    problems: what each decision is about.
   """
 
   implementation: str
   reason: str
   decisions: tuple[decisions.Decision, ...]
+  problems: tuple[
+    problems.QuantizeProblem | problems.DequantizeProblem, ...
+  ] = ()
+
+  def with_notes(self, notes: tuple[str, ...]) -> Told:
+    """The same, with more notes on what was decided."""
+    each = tuple(
+      dataclasses.replace(d, notes=(*d.notes, *notes)) for d in self.decisions
+    )
+    return dataclasses.replace(self, decisions=each)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,16 +88,18 @@ def decide(
   problem: problems.QuantizeProblem,
   module: lowering.Module,
   target: targets.Target,
+  overlay: resolution.Overlay | None = None,
 ) -> list[Part]:
   """What makes each of the blockings of a problem, in order.
 
   One part where a kernel makes all of them from one read; else one for each.
+  Tables of measured choices are asked about the whole, then about each.
   """
-  whole = _choose(problem, module, target)
+  whole = choose(problem, module, target, overlay)
   if len(problem.blockings) == 1 or whole.implementation != xla.QUANTIZE.name:
     return [Part(problem=problem, decision=whole)]
   return [
-    Part(problem=single, decision=_choose(single, module, target))
+    Part(problem=single, decision=choose(single, module, target, overlay))
     for single in problem.singles()
   ]
 
@@ -70,12 +108,14 @@ def explained(
   problem: problems.QuantizeProblem,
   module: lowering.Module,
   target: targets.Target,
+  overlay: resolution.Overlay | None = None,
 ) -> Told:
   """What `decide` says, and why not kernels, in words."""
-  parts = decide(problem, module, target)
+  parts = decide(problem, module, target, overlay)
   reasons = []
   if len(parts) > 1:
-    refusals = _refusals(_choose(problem, module, target), QUANTIZE, target)
+    whole = choose(problem, module, target, overlay)
+    refusals = _refusals(whole, QUANTIZE, target)
     reasons.append(f"not one kernel for all: {'; '.join(refusals)}")
   for part in parts:
     reasons += _refusals(part.decision, QUANTIZE, target)
@@ -84,6 +124,7 @@ def explained(
     implementation=" and ".join(names),
     reason="; ".join(dict.fromkeys(reasons)),
     decisions=tuple(part.decision for part in parts),
+    problems=tuple(part.problem for part in parts),
   )
 
 
@@ -91,36 +132,43 @@ def decide_dequantize(
   problem: problems.DequantizeProblem,
   module: lowering.Module,
   target: targets.Target,
+  overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """What `dequantize_p` is lowered to."""
-  return decisions.choose(
+  asked = resolution.ask(DEQUANTIZE_OPERATION, problem, target, overlay)
+  decision = decisions.choose(
     DEQUANTIZE,
     problem,
     target,
     who="dequantize",
     unportable=module.kernels_refusal(),
+    measured=asked.measured,
   )
+  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def explained_dequantize(
   problem: problems.DequantizeProblem,
   module: lowering.Module,
   target: targets.Target,
+  overlay: resolution.Overlay | None = None,
 ) -> Told:
   """What `decide_dequantize` says, and why no kernel, in words."""
-  decision = decide_dequantize(problem, module, target)
+  decision = decide_dequantize(problem, module, target, overlay)
   reasons = _refusals(decision, DEQUANTIZE, target)
   return Told(
     implementation=decision.implementation,
     reason="; ".join(reasons),
     decisions=(decision,),
+    problems=(problem,),
   )
 
 
-def _choose(
+def choose(
   problem: problems.QuantizeProblem,
   module: lowering.Module,
   target: targets.Target,
+  overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """As `decisions.choose`, but where this process cannot lower a kernel.
 
@@ -130,14 +178,21 @@ def _choose(
   unportable = module.kernels_refusal()
   for name in decisions.order(QUANTIZE, target):
     unportable = unportable or QUANTIZE[name].lowering_refusal(target)
-  return decisions.choose(
-    QUANTIZE, problem, target, who="quantize", unportable=unportable
+  asked = resolution.ask(QUANTIZE_OPERATION, problem, target, overlay)
+  decision = decisions.choose(
+    QUANTIZE,
+    problem,
+    target,
+    who="quantize",
+    unportable=unportable,
+    measured=asked.measured,
   )
+  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def _refusals(
   decision: decisions.Decision,
-  backends: dict[str, decisions.Backend],
+  backends: Mapping[str, decisions.Backend[Any]],
   target: targets.Target,
 ) -> list[str]:
   """Why no kernel serves: of those tried on the target, or of all."""

@@ -114,7 +114,7 @@ def _extras_refusal(
   problem: problems.QuantizeProblem,
 ) -> decisions.Unsupported | None:
   extras = problem.extras
-  if reason := extras.bits_refusal():
+  if reason := extras.bits_refusal() or extras.part_refusal():
     return decisions.Unsupported(f"a kernel {reason}")
   (single,) = problem.each()
   axis = single.blockings[0].axis()
@@ -184,7 +184,11 @@ def quantize(
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
-  """The results of `quantize_p`."""
+  """The results of `quantize_p`.
+
+  Args:
+    key: data of it.
+  """
   del target
   cpu_library.register()
   (single,) = problem.each()
@@ -235,7 +239,7 @@ def _quantize_operand(
   )(
     x.reshape(outer, x.shape[axis], inner),
     _or_absent(global_scale),
-    jnp.zeros((0,), jnp.uint32) if key is None else jax.random.key_data(key),
+    jnp.zeros((0,), jnp.uint32) if key is None else key,
     **_attributes(problem),
     hadamard=np.int64(extras.hadamard or 1),
     square=np.int64(square),
@@ -328,20 +332,26 @@ def _or_absent(x: jax.Array | None) -> jax.Array:
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
-QUANTIZE: Final = decisions.Backend(
-  name="cpu",
-  summary="C++ kernels",
-  rank=_rank,
-  supports=supports_quantize,
-  plan=_plan,
-  emit=quantize,
+QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
+  decisions.Backend(
+    name="cpu",
+    summary="C++ kernels",
+    rank=_rank,
+    supports=supports_quantize,
+    plan=_plan,
+    emit=quantize,
+    tunable=decisions.Tunable(source=cpu_library.source),
+  )
 )
 # On other platforms its refusal says why there are operations.
-DEQUANTIZE: Final = decisions.Backend(
-  name="cpu",
-  summary="C++ kernels",
-  rank=_always_tried,
-  supports=supports_dequantize,
-  plan=_plan,
-  emit=dequantize,
+DEQUANTIZE: Final[decisions.Backend[problems.DequantizeProblem]] = (
+  decisions.Backend(
+    name="cpu",
+    summary="C++ kernels",
+    rank=_always_tried,
+    supports=supports_dequantize,
+    plan=_plan,
+    emit=dequantize,
+    tunable=decisions.Tunable(source=cpu_library.source),
+  )
 )

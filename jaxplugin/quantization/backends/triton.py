@@ -9,7 +9,9 @@ those of the operations.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -20,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import blocking as blocking_lib
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -27,6 +30,7 @@ from jaxplugin.kernels import launching
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
+from jaxplugin.tables import fitting
 
 # The largest groups that are transformed: with larger ones registers spill.
 _MAX_HADAMARD: Final = 64
@@ -92,7 +96,7 @@ def _extras_refusal(
 def _refusal_of(
   extras: problems.Extras, problem: problems.QuantizeProblem
 ) -> decisions.Unsupported | None:
-  if reason := extras.bits_refusal():
+  if reason := extras.bits_refusal() or extras.part_refusal():
     return decisions.Unsupported(reason)
   if extras.square is not None and len(problem.blockings) > 1:
     return decisions.Unsupported("makes squares along one axis")
@@ -132,7 +136,8 @@ def quantize(
   """The results of `quantize_p`, of a problem that `supports` takes.
 
   Args:
-    key, keys: that of one blocking, or those of all.
+    global_scale: f32[], for all blockings, or f32[n], for each.
+    key, keys: data of that of one blocking, or of those of all.
   """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)
@@ -144,25 +149,46 @@ def quantize(
     order = found
   arrays = {"x": x}
   if global_scale is not None:
-    arrays["global_scale"] = global_scale.reshape(1)
+    for i, name in zip(order, ("global_scale", "global_scale_t"), strict=False):
+      one = global_scale[i] if global_scale.ndim else global_scale
+      arrays[name] = one.reshape(1)
   keys = keys or [key] * len(order)
   for i, name in zip(order, ("key", "key_t"), strict=False):
     data = keys[i]
     if data is not None:
-      arrays[name] = jax.random.key_data(data)
+      arrays[name] = data
   launches = triton_shapes.launches(problem, target)
   assert not isinstance(launches, decisions.Unsupported)
   _run(launches, arrays, target)
-  each = problem.each()
+  written = problem if single else triton_shapes.as_written(problem)
+  each = written.each()
   results: dict[int, list[jax.Array]] = {}
   for i, suffix in zip(order, ("", "_t"), strict=False):
     results[i] = [
       _values_of_bytes(arrays[f"values{suffix}"], each[i]),
       _scale_of_bytes(arrays[f"scale{suffix}"], each[i]),
     ]
+    if written.blockings[i] != problem.blockings[i]:
+      moved = functools.partial(
+        _unmerged, blocking=written.blockings[i], shape=problem.shape
+      )
+      results[i] = list(map(moved, results[i]))
     if problem.computes_global_scale:
       results[i].append(arrays[f"global_scale{suffix}"].reshape(()))
   return [leaf for i in range(len(each)) for leaf in results[i]]
+
+
+def _unmerged(
+  x: jax.Array, blocking: blocking_lib.Blocking, shape: Sequence[int]
+) -> jax.Array:
+  """Values or scale of an array of a shape, in the order of its dimensions.
+
+  XLA moves nothing for it, and nothing where a product merges them again.
+  """
+  order = (*blocking.lead, *blocking.dims)
+  sizes = [shape[d] for d in order[:-1]]
+  x = x.reshape(*sizes, x.size // math.prod(sizes))
+  return x.transpose([order.index(d) for d in range(len(order))])
 
 
 def _run(
@@ -226,12 +252,19 @@ def _scale_of_bytes(
   )
 
 
-QUANTIZE: Final = decisions.Backend(
-  name="triton",
-  summary="Triton kernels",
-  rank=_rank,
-  supports=supports,
-  plan=_plan,
-  emit=quantize,
-  lowering_refusal=_lowering_refusal,
+def _source(target: targets.Target) -> decisions.Source | None:
+  return fitting.triton_source(target, "gpu/quantization")
+
+
+QUANTIZE: Final[decisions.Backend[problems.QuantizeProblem]] = (
+  decisions.Backend(
+    name="triton",
+    summary="Triton kernels",
+    rank=_rank,
+    supports=supports,
+    plan=_plan,
+    emit=quantize,
+    lowering_refusal=_lowering_refusal,
+    tunable=decisions.Tunable(source=_source),
+  )
 )

@@ -91,6 +91,10 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     (NVFP4, (40, 3, 5), ((0,), (1, 2)), ((1, 2), (0,))),
     (MXFP4, (2, 3, 33, 77), ((3,), (2,)), ((0, 1, 2), (0, 1, 3))),
     (MXFP8, (2, 3, 5, 2, 9), ((1, 2), (3, 4)), ((0, 3, 4), (0, 1, 2))),
+    # Whole blocks of the last of them: written as if they had merged.
+    (MXFP8, (3, 64, 40), ((2,), (1,)), ((0, 1), (2, 0))),
+    (NVFP4, (3, 32, 40), ((1,), (2,)), ((2, 0), (0, 1))),
+    (NVFP4, (2, 3, 32, 2, 32), ((4,), (2,)), ((0, 1, 2, 3), (0, 3, 4, 1))),
   )
   def test_merged_and_padded_dimensions(self, format, shape, dims, leads):
     blockings = [
@@ -105,14 +109,20 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
     self.assertEqual(self.names[-1], f"quantize_both_{format.name}_64x64")
 
-  def test_axes_with_others_between_are_quantized_one_by_one(self):
+  @parameterized.parameters(
+    (40, ["quantize_mxfp8_16x64", "quantize_mxfp8_128x32"]),
+    # Whole blocks of the last one are those of it and of what is between.
+    (64, ["quantize_both_mxfp8_64x64"]),
+  )
+  def test_axes_with_others_between(self, columns, names):
+    blockings = [blocking.Blocking.along(axis, 3, 32) for axis in (0, 2)]
     self.assert_same_bits(
-      lambda x: quantization.quantize_both(x, MXFP8, axes=(0, 2)),
-      numbers((32, 9, 64)),
+      lambda x: quantization.quantize_blocked(
+        x, MXFP8, blockings, scale_rounding="up"
+      ),
+      numbers((32, 9, columns)),
     )
-    self.assertCountEqual(
-      self.names, ["quantize_mxfp8_16x64", "quantize_mxfp8_128x32"]
-    )
+    self.assertCountEqual(self.names, names)
 
   @parameterized.parameters(MXFP8, NVFP4)
   def test_under_vmap(self, format):
@@ -159,15 +169,20 @@ class LoweringTest(parameterized.TestCase):
       both = lambda x, f=format: quantization.quantize_both(x, f)
       self.assertEqual(self.calls(both, target=target), expected)
 
-  def test_other_modules_get_operations(self):
+  def test_each_platform_and_each_device_has_its_kernel(self):
     both = lambda x: quantization.quantize_both(x, MXFP8)
-    self.assertEqual(self.calls(both, platforms=("cuda", "cpu")), 0)
-    away = H200.without_library(targets.JAX_TRITON, "it is away")
-    self.assertEqual(self.calls(both, target=away), 0)
-    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    self.assertEqual(self.calls(both, platforms=("cuda", "cpu")), 1)
+    mesh = jax.make_mesh(
+      (8,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=sharding)
-    self.assertEqual(self.calls(both, x), 0)
+    self.assertEqual(self.calls(both, x), 1)
+
+  def test_other_modules_get_operations(self):
+    both = lambda x: quantization.quantize_both(x, MXFP8)
+    away = H200.without_library(targets.JAX_TRITON, "it is away")
+    self.assertEqual(self.calls(both, target=away), 0)
     with targets.use_target(H200):
       exported = jax.export.export(jax.jit(both), platforms=("cuda",))(X)
     self.assertNotIn("triton_kernel_call", exported.mlir_module())
@@ -199,16 +214,17 @@ class GradientStepTest(parameterized.TestCase):
     return jax.grad(loss, argnums=argnums)
 
   @parameterized.parameters(("h200", True), ("b200", False))
-  def test_mxfp8_quantizes_with_3_kernels_instead_of_6(self, name, batched):
+  def test_mxfp8_quantizes_with_4_kernels_instead_of_6(self, name, batched):
     x = X
     if batched:
       x = jax.ShapeDtypeStruct((2, 256, 256), X.dtype)
     kernels, opcodes = self.kernels(
       self.step(MXFP8, batched), x, W, target=targets.named_target(name)
     )
-    # x, w and the incoming gradient, each once.
-    self.assertEqual(kernels.pop(("u8",) * 4), 3)
-    self.assertNotIn(("u8",) * 2, kernels)
+    # x and the incoming gradient along both axes at once; w, of which nothing
+    # is kept, along one in each pass.
+    self.assertEqual(kernels.pop(("u8",) * 4), 2)
+    self.assertEqual(kernels.pop(("u8",) * 2), 2)
     self.assertEmpty([k for k in kernels if k[0] not in ("bf16", "f32")])
     # Nothing that was quantized is moved: beside the kernels there are the
     # loss and its cast.
@@ -216,13 +232,13 @@ class GradientStepTest(parameterized.TestCase):
     self.assertNotIn("transpose", opcodes)
     self.assertLessEqual(opcodes.count("fusion"), 2)
 
-  def test_nvfp4_quantizes_with_9_kernels_instead_of_18(self):
+  def test_nvfp4_quantizes_with_12_kernels_instead_of_18(self):
     kernels, _ = self.kernels(self.step(NVFP4), X, W, target=H200)
-    self.assertEqual(kernels.pop(("u8",) * 4), 3)
-    self.assertEqual(kernels.pop(("s32",) * 2), 3)
-    self.assertEqual(kernels.pop(("f32",) * 2), 3)
-    self.assertNotIn(("u8",) * 2, kernels)
-    self.assertNotIn(("s32",), kernels)
+    for dtype in ("u8", "s32", "f32"):
+      parts = 2 if dtype == "u8" else 1
+      self.assertEqual(kernels[(dtype,) * 2 * parts], 2, dtype)
+    self.assertEqual(kernels[("u8",) * 2], 2)
+    self.assertEqual(kernels[("s32",)], 2)
 
   def test_forward_alone_and_unused_gradients_quantize_once(self):
     forward = lambda x, w: api.dot_general(MXFP8, MXFP8)(
@@ -231,10 +247,11 @@ class GradientStepTest(parameterized.TestCase):
     kernels, _ = self.kernels(forward, X, W, target=H200)
     self.assertEqual(kernels[("u8",) * 2], 2)
     self.assertNotIn(("u8",) * 4, kernels)
-    # The gradient of x takes no second quantization of x, and one of g.
+    # The gradient of x takes no second quantization of x, and one of g; w is
+    # quantized in each pass.
     kernels, _ = self.kernels(self.step(MXFP8, argnums=0), X, W, target=H200)
-    self.assertEqual(kernels[("u8",) * 2], 2)
-    self.assertEqual(kernels[("u8",) * 4], 1)
+    self.assertEqual(kernels[("u8",) * 2], 4)
+    self.assertNotIn(("u8",) * 4, kernels)
 
 
 class ChoiceTest(parameterized.TestCase):
@@ -254,17 +271,19 @@ class ChoiceTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-    (((2,), (1,)),), (((1,), (2,)),), (((0, 1), (2,)),), (((0,), (1, 2)),)
-  )
+    (((2,), (1,)),), (((1,), (2,)),), (((0, 1), (2,)),), (((0,), (1, 2)),),
+    (((2,), (0,)),),
+  )  # fmt: skip
   def test_last_dimensions_and_those_before_them_are_served(self, dims):
     self.assertIsNone(triton.supports(self.problem(*dims), H200))
 
   @parameterized.parameters(
-    (((2,), (0,)),), (((1, 0), (2,)),), (((2,), ()),),
+    (((2,), (0,)), 80), (((1, 0), (2,)),), (((2,), ()),),
     (((2,), (1,), (0,)),), (((2,), (2,)),),
   )  # fmt: skip
-  def test_others_are_refused(self, dims):
-    refusal = triton.supports(self.problem(*dims), H200)
+  def test_others_are_refused(self, dims, columns=96):
+    problem = self.problem(*dims, shape=(4, 64, columns))
+    refusal = triton.supports(problem, H200)
     self.assertIn("got", refusal.reason)
     self.assertIn(str(list(dims)), refusal.reason)
 

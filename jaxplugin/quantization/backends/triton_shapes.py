@@ -9,6 +9,7 @@ those before them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 from typing import Final
@@ -17,6 +18,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -114,17 +116,42 @@ def _extras(extras: problems.Extras) -> quantize_config.Extras:
   )
 
 
+def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
+  """The same, of blockings that have results in the order of their products.
+
+  But for random bits, which are those of the order in which dimensions are.
+  """
+  blockings = tuple(
+    b if extras.is_stochastic else b.as_in_product(problem.shape)
+    for b, extras in zip(problem.blockings, problem.extras_each, strict=True)
+  )
+  return dataclasses.replace(problem, blockings=blockings)
+
+
 def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
   """Position, among two blockings, of that of columns and that of rows.
 
   None where x is no array of matrices, or there are not two blockings.
   """
+  found = _found(problem)
+  return None if found is None else found[0]
+
+
+def _found(
+  problem: problems.QuantizeProblem,
+) -> tuple[tuple[int, int], int, int] | None:
+  """`order`, the first dimension of rows and the first one of columns."""
   if len(problem.blockings) != 2:
     return None
+  ndim, blockings = len(problem.shape), as_written(problem).blockings
   for found in ((0, 1), (1, 0)):
-    of_columns, of_rows = (problem.blockings[i] for i in found)
-    ndim = len(problem.shape)
+    of_columns, of_rows = (blockings[i] for i in found)
     middle = ndim - len(of_columns.dims)
+    if of_columns.dims == (ndim - 1,) and of_rows.dims:
+      # Where the last dimension has whole blocks, so have those before it and
+      # it as one.
+      is_whole = problem.shape[-1] % of_columns.multiple == 0
+      middle = of_rows.dims[-1] + 1 if is_whole else middle
     start = middle - len(of_rows.dims)
     batch = tuple(range(start))
     rows, columns = tuple(range(start, middle)), tuple(range(middle, ndim))
@@ -132,33 +159,36 @@ def order(problem: problems.QuantizeProblem) -> tuple[int, int] | None:
       rows
       and columns
       and of_rows.dims == rows
-      and of_columns.dims == columns
-      and (len(columns) == 1 or of_columns.lead == batch + rows)
+      and (
+        of_columns.dims == (ndim - 1,)
+        or (of_columns.dims == columns and of_columns.lead == batch + rows)
+      )
       and (len(rows) == 1 or of_rows.lead == batch + columns)
     ):
-      return found
+      return found, start, middle
   return None
 
 
 def _matrices(
   problem: problems.QuantizeProblem,
 ) -> quantize_config.Matrices | None:
-  found = order(problem)
+  found = _found(problem)
   if found is None:
     return None
   shape = problem.shape
-  of_columns, of_rows = (problem.blockings[i] for i in found)
-  middle = len(shape) - len(of_columns.dims)
-  start = middle - len(of_rows.dims)
+  positions, start, middle = found
+  blockings = as_written(problem).blockings
+  of_columns, of_rows = (blockings[i] for i in positions)
+  columns = math.prod(shape[middle:])
   return quantize_config.Matrices(
     batch=math.prod(shape[:start]),
     rows=math.prod(shape[start:middle]),
-    columns=math.prod(shape[middle:]),
-    k=of_columns.shape(shape)[of_columns.axis()],
+    columns=columns,
+    k=extents.round_up(columns, of_columns.multiple),
     k_t=of_rows.shape(shape)[of_rows.axis()],
     is_transposed=len(of_rows.dims) > 1,
-    extras=_extras(problem.extras_each[found[0]]),
-    extras_t=_extras(problem.extras_each[found[1]]),
+    extras=_extras(problem.extras_each[positions[0]]),
+    extras_t=_extras(problem.extras_each[positions[1]]),
     **_common(problem),
   )
 

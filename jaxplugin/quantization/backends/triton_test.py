@@ -179,9 +179,13 @@ class LoweringTest(parameterized.TestCase):
   def test_round_trip_dequantizes_by_operations(self):
     self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 1)
 
-  @parameterized.parameters(
-    (("cpu",),), (("tpu",),), (("cuda", "cpu"),), (("rocm",),)
-  )
+  def test_each_platform_of_a_module_has_its_own(self):
+    count = self.calls(
+      quantization_lowerings.round_trip(NVFP4), platforms=("cuda", "cpu")
+    )
+    self.assertEqual(count, 3)
+
+  @parameterized.parameters((("cpu",),), (("tpu",),), (("rocm",),))
   def test_other_platforms_and_choices_of_them_get_operations(self, platforms):
     count = self.calls(
       quantization_lowerings.round_trip(NVFP4), platforms=platforms
@@ -216,12 +220,18 @@ class LoweringTest(parameterized.TestCase):
       )(X)
     self.assertNotIn("triton_kernel_call", exported.mlir_module())
 
-  def test_partitioned_module_gets_operations(self):
-    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+  @parameterized.parameters(
+    # Of automatic axes the partitioner says later what a device has.
+    (jax.sharding.AxisType.Auto, 0),
+    (jax.sharding.AxisType.Explicit, 1),
+  )
+  def test_partitioned_module_leaves_kernels_to_each_device(self, kind, count):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(kind,))
     x = jax.ShapeDtypeStruct(
       X.shape, X.dtype, sharding=jax.sharding.NamedSharding(mesh, P("x"))
     )
-    self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8), x), 0)
+    round_trip = quantization_lowerings.round_trip(MXFP8)
+    self.assertEqual(self.calls(round_trip, x), count)
 
   def test_empty_arrays_get_operations(self):
     empty = jax.ShapeDtypeStruct((0, 64), jnp.float32)

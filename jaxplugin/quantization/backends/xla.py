@@ -9,11 +9,13 @@ from typing import Final
 
 import jax
 
+from jaxplugin.core import blocking
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
+from jaxplugin.tables import fitting
 
 _SUMMARY: Final = "operations that XLA compiles"
 _LAST: Final = 100
@@ -40,17 +42,18 @@ def quantize(
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
-  """The results of `quantize_p`."""
+  """The results of `quantize_p`.
+
+  Args:
+    key: data of it.
+  """
   del target
   extras = problem.extras
+  if key is not None and extras.strides is None:
+    key = jax.random.wrap_key_data(key, impl=extras.key_impl)
   results: list[jax.Array] = []
   for b in problem.blockings:
-    blocked = b.apply(x)
-    if extras.hadamard is not None:
-      blocked = hadamard.transform(blocked, b.axis(), extras.hadamard)
-    square = extras.square
-    if square is not None:
-      square = tuple(map(b.position, square))
+    blocked, square = _blocked(x, b, extras)
     # That of the equation, not of the thread that lowers it.
     with jax.threefry_partitionable(extras.is_partitionable):
       quantized = operations.quantize(
@@ -65,9 +68,34 @@ def quantize(
         square=square,
         four_over_six=extras.four_over_six,
         scale_up=extras.scale_up,
+        strides=extras.strides,
       )
     results += quantized[: problem.results_each]
   return results
+
+
+def partial_global_scale(
+  x: jax.Array, problem: problems.QuantizeProblem
+) -> jax.Array:
+  """`operations.partial_global_scale`, of a problem of one blocking."""
+  (b,), extras = problem.blockings, problem.extras
+  blocked, square = _blocked(x, b, extras)
+  return operations.partial_global_scale(
+    blocked, problem.format, b.axis(), square, extras.four_over_six
+  )
+
+
+def _blocked(
+  x: jax.Array, b: blocking.Blocking, extras: problems.Extras
+) -> tuple[jax.Array, tuple[int, ...] | None]:
+  """What is quantized, and dimensions of it that squares merge."""
+  blocked = b.apply(x)
+  if extras.hadamard is not None:
+    blocked = hadamard.transform(blocked, b.axis(), extras.hadamard)
+  square = extras.square
+  if square is not None:
+    square = tuple(map(b.position, square))
+  return blocked, square
 
 
 def dequantize(
@@ -92,6 +120,7 @@ QUANTIZE: Final = decisions.Backend(
   plan=_plan,
   emit=quantize,
   is_portable=True,
+  tunable=decisions.Tunable(source=fitting.jaxlib_source),
 )
 DEQUANTIZE: Final = decisions.Backend(
   name="xla",
@@ -101,4 +130,5 @@ DEQUANTIZE: Final = decisions.Backend(
   plan=_plan,
   emit=dequantize,
   is_portable=True,
+  tunable=decisions.Tunable(source=fitting.jaxlib_source),
 )

@@ -1,0 +1,169 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over devices: `reduce_dtype`, global scales, and where sums go."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.dot import reference
+
+NUM_DEVICES = 8
+M, N, K = 16, 32, 256
+BF16, F16 = np.dtype(jnp.bfloat16), np.dtype(np.float16)
+
+
+def integers(seed, *shape, top=4):
+  rng = np.random.default_rng(seed)
+  return rng.integers(-top, top + 1, shape).astype(np.float32)
+
+
+def with_global_scale(x, global_scale):
+  """Small integers as MXFP8, exactly, with a global scale of ours."""
+  x = jp.quantize(x, jp.MXFP8)
+  return jp.ScaledArray(x.values, x.scale, global_scale, x.format)
+
+
+class ReduceDtypeTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4)
+    self.mesh = jax.sharding.Mesh(devices, ("a", "b"))
+
+  def put(self, x, spec):
+    def put_leaf(leaf):
+      own = P(*(s for s, n in zip(spec, leaf.shape, strict=False) if n > 1))
+      return jax.device_put(leaf, NamedSharding(self.mesh, own))
+
+    return jax.tree.map(put_leaf, x)
+
+  def run_sharded(self, function, lhs, rhs, out=P()):
+    """Of operands whose k is sharded over the mesh axis "a", in two parts."""
+    return jax.jit(function, out_shardings=NamedSharding(self.mesh, out))(
+      self.put(lhs, P(None, "a")), self.put(rhs, P(None, "a"))
+    )
+
+  @parameterized.parameters(BF16, F16)
+  def test_scaled_parts_are_rounded_and_summed_in_it(self, dtype):
+    lhs, rhs = integers(0, M, K), integers(1, N, K)
+    scale = np.float32(1 / 3)
+    bias = np.linspace(-2, 2, N, dtype=np.float32)
+    result = self.run_sharded(
+      functools.partial(
+        jp.block_scaled_dot, bias=bias, activation="relu", reduce_dtype=dtype
+      ),
+      with_global_scale(jnp.asarray(lhs), jnp.full((1, 1), scale)),
+      jp.quantize(rhs, jp.MXFP8),
+    )
+    parts = [
+      (l @ r.T * scale).astype(dtype)
+      for l, r in zip(
+        np.split(lhs, 2, axis=1), np.split(rhs, 2, axis=1), strict=True
+      )
+    ]
+    wide = [part.astype(np.float32) for part in parts]
+    total = (wide[0] + wide[1]).astype(dtype).astype(np.float32)
+    expected = np.maximum(total + bias, 0)
+    np.testing.assert_array_equal(np.asarray(result), expected)
+    # They are rounded, or this would say nothing.
+    exact = np.maximum(lhs @ rhs.T * scale + bias, 0)
+    self.assertGreater(np.abs(expected - exact).max(), 0)
+
+  def test_unscaled_sums_beyond_its_range_are_in_range(self):
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))
+    lhs, rhs = jp.quantize(x, jp.NVFP4), jp.quantize(w, jp.NVFP4)
+    exact, magnitude = reference.oracle_dot(
+      np.asarray(jp.dequantize(lhs)),
+      np.asarray(jp.dequantize(rhs)),
+      (((1,), (1,)), ((), ())),
+    )
+    scales = float(lhs.global_scale.item() * rhs.global_scale.item())
+    self.assertGreater(np.abs(exact).max() / scales, 1e6)
+    dot = functools.partial(jp.block_scaled_dot, preferred_element_type=F16)
+    result = self.run_sharded(
+      functools.partial(dot, reduce_dtype=F16), lhs, rhs
+    )
+    # Two parts, and their sum, are rounded.
+    bound = 2 * reference.rounding_error(F16) + reference.ERROR_BOUND
+    error = np.abs(np.asarray(result, np.float64) - exact)
+    np.testing.assert_array_less(error, bound * magnitude)
+
+  @parameterized.parameters(None, BF16, np.float32)
+  def test_scales_of_rows_and_scattered_sums(self, dtype):
+    # Sums of up to 256 and powers of two are exact in bf16.
+    lhs, rhs = integers(0, M, K, top=1), integers(1, N, K, top=1)
+    rows = 2.0 ** np.arange(-8, 8, dtype=np.float32)[:, None]
+    columns = 2.0 ** np.arange(-16, 16, dtype=np.float32)[:, None]
+    for out in (P("a"), P(None, "a"), P("b", "a")):
+      result = self.run_sharded(
+        functools.partial(jp.block_scaled_dot, reduce_dtype=dtype),
+        with_global_scale(jnp.asarray(lhs), jnp.asarray(rows)),
+        with_global_scale(jnp.asarray(rhs), jnp.asarray(columns)),
+        out,
+      )
+      self.assertTrue(
+        result.sharding.is_equivalent_to(NamedSharding(self.mesh, out), 2)
+      )
+      np.testing.assert_array_equal(
+        np.asarray(result), lhs @ rhs.T * rows * columns.T
+      )
+
+  def test_changes_no_bit_where_no_sum_crosses_devices(self):
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))
+    lhs, rhs = jp.quantize(x, jp.NVFP4), jp.quantize(w, jp.NVFP4)
+    expected = jax.jit(jp.block_scaled_dot)(lhs, rhs)
+    function = jax.jit(functools.partial(jp.block_scaled_dot, reduce_dtype=F16))
+    result = function(self.put(lhs, P("a")), self.put(rhs, P("b")))
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
+
+  def test_sum_over_two_axes_is_dealt_out_along_two_dimensions(self):
+    x = integers(0, 8, 128, 16)
+    g = integers(1, 8, 128, 32)
+    numbers = (((0, 1), (0, 1)), ((), ()))
+    function = jax.jit(
+      functools.partial(jp.block_scaled_dot, dimension_numbers=numbers),
+      out_shardings=NamedSharding(self.mesh, P("b", "a")),
+    )
+    x_q, g_q = (jp.quantize(v, jp.MXFP8, axis=1) for v in (x, g))
+    rows = [self.put(v, P("a", "b")) for v in (g_q, x_q)]
+    result = function(*rows)
+    np.testing.assert_array_equal(
+      np.asarray(result), np.einsum("bsn,bsk->nk", g, x)
+    )
+
+
+class ArgumentTest(parameterized.TestCase):
+  @parameterized.parameters("int8", "float64", "no dtype")
+  def test_other_dtypes_are_refused_by_name(self, dtype):
+    x = jp.quantize(np.ones((32, 32), np.float32), jp.MXFP8)
+    for who, call in (
+      (
+        "block_scaled_dot",
+        lambda: jp.block_scaled_dot(x, x, reduce_dtype=dtype),
+      ),
+      ("linear", lambda: jp.linear(x, x, reduce_dtype=dtype)),
+      (
+        "dot_general",
+        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, reduce_dtype=dtype),
+      ),
+    ):
+      with self.assertRaisesRegex(
+        TypeError, f"^{who}: reduce_dtype must be float32.*got '{dtype}'"
+      ):
+        call()
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  absltest.main()

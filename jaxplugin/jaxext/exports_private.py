@@ -1,0 +1,82 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What exporting needs of JAX's private modules."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src.interpreters import mlir
+from jax._src.pjit import jit_p
+
+
+def with_vjp_exported_in(exported: Any, context: Callable[[], Any]) -> Any:
+  """An `Exported` whose derivative, when wanted, is exported in a context.
+
+  Args:
+    exported: a `jax.export.Exported` that was made here.
+    context: makes a context manager.
+  """
+  export_vjp = exported._get_vjp
+
+  def in_context(primal: Any) -> Any:
+    with context():
+      return export_vjp(primal)
+
+  return dataclasses.replace(exported, _get_vjp=in_context)
+
+
+@contextlib.contextmanager
+def lowered_anew(primitives: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+  """Makes JAX lower each equation of some primitives, and reuse no lowering.
+
+  Of all threads, for a while: the others' modules get larger, no more.
+
+  Yields:
+    Rules for `jax.export.export` and `lowered_with`: with them each call of an
+    inner `jit` is lowered again as well.
+  """
+  added = [p for p in primitives if p not in mlir._uncacheable_primitives]
+  mlir._uncacheable_primitives.update(added)
+  try:
+    yield (
+      (jit_p, _lower_jit_anew),
+      *((p, _lower_for_each_platform) for p in primitives),
+    )
+  finally:
+    mlir._uncacheable_primitives.difference_update(added)
+
+
+def _lower_jit_anew(ctx: Any, *args: Any, **params: Any) -> Any:
+  lowered = ctx.module_context.cached_primitive_lowerings
+  for key in [k for k in lowered if isinstance(k, tuple) and k[0] is jit_p]:
+    del lowered[key]
+  return mlir._lowerings[jit_p].rule(ctx, *args, **params)
+
+
+def _lower_for_each_platform(ctx: Any, *args: Any, **params: Any) -> Any:
+  """As JAX, which fails where there are several: it expects a list."""
+  primitive = ctx.primitive
+  rules = {
+    platform: entries[primitive].rule
+    for platform, entries in mlir._platform_specific_lowerings.items()
+    if primitive in entries
+  }
+  default = mlir._lowerings[primitive].rule
+  ctx = ctx.replace(avals_out=list(ctx.avals_out))
+  return mlir.lower_per_platform(
+    ctx, str(primitive), rules, default, frozenset(), *args, **params
+  )
+
+
+def lowered_with(traced: Any, rules: Any) -> jax.stages.Lowered:
+  """A `jax.stages.Traced`, lowered with rules of `lowered_anew`."""
+  return traced.lower(
+    _private_parameters=mlir.LoweringParameters(override_lowering_rules=rules)
+  )

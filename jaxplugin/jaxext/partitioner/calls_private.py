@@ -1,0 +1,421 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that XLA's partitioner splits as callbacks say, by stable names.
+
+As `jax.experimental.custom_partitioning`, on whose protocol with XLA this is
+modelled, but
+
+* a call in the module is named by what decides how it is split and computed,
+  where that is known, not by an address: two processes lower the same module,
+  so the second one finds the executable of the first in JAX's persistent
+  compilation cache;
+* equal calls that are split alike are traced and lowered once.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import itertools
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+from jax._src import core
+from jax._src import custom_partitioning_sharding_rule as rules
+from jax._src import dispatch
+from jax._src import mesh as mesh_lib
+from jax._src import sharding_impls
+from jax._src import xla_bridge
+from jax._src.interpreters import mlir
+from jax._src.interpreters import partial_eval
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
+from jax.extend import core as extend_core
+
+from jaxplugin.jaxext.partitioner import contexts_private
+from jaxplugin.jaxext.partitioner import encoding
+
+_CALL_TARGET: Final = "jaxplugin_partitioned"
+_MAX_SHARES: Final = 256  # that are kept, a module each
+
+# What names a call without a name of its own: this process, and a number.
+_process: Final = uuid.uuid4().hex
+_numbers: Final = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Split:
+  """How calls of a function of arrays are split.
+
+  Attributes:
+    infer: (mesh, operands, results) -> shardings of the results, for GSPMD.
+    partition: (mesh, operands, results) -> the mesh, a function of one device's
+      parts of the operands, shardings of the results and of the operands.
+    rule: (mesh, types of operands, types of results) -> Shardy's rule, and the
+      sizes and kinds of its factors.
+    key: equal only where all of these do the same, in any process and for any
+      shapes; None where that is not known.
+
+  Operands and results are `ShapeDtypeStruct`s; their shardings are read by
+  `jax_private.partitioner_tiling`. Results are one, or a list, as of the
+  function that is split.
+  """
+
+  infer: Callable[..., Any]
+  partition: Callable[..., tuple[Any, Any, Any, Any]]
+  rule: Callable[..., tuple[str, dict[str, Any]]]
+  key: str | None
+
+
+def split(whole: Callable[..., Any], how: Split) -> Callable[..., Any]:
+  """A function that is lowered to one operation for the partitioner.
+
+  Args:
+    whole: a function of arrays, which gives an array or a list of them. It is
+      traced for its results' types.
+    how: how calls of it are split.
+  """
+
+  def called(*args: jax.Array) -> Any:
+    closed, types = jax.make_jaxpr(whole, return_shape=True)(*args)
+    leaves, tree = jax.tree.flatten(types)
+    assert len(leaves) == len(closed.out_avals)
+    results = partitioned_p.bind(
+      *args, how=how, tree=tree, out_avals=tuple(closed.out_avals)
+    )
+    return jax.tree.unflatten(tree, results)
+
+  return called
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Named:
+  """What XLA asks about the calls of one name.
+
+  Attributes:
+    name: in the module.
+    how: how they are split.
+    tree: of the results.
+    mesh: of the module; empty where it is not known.
+    devices: of the module.
+    platforms, backend: of the module.
+    context: that they were lowered under.
+  """
+
+  name: str
+  how: Split
+  tree: Any
+  mesh: Any
+  devices: tuple[Any, ...]
+  platforms: tuple[str, ...]
+  backend: Any
+  context: contexts_private.Snapshot
+
+  def typed(self, shape: Any, sharding: Any = None) -> Any:
+    """An array that XLA speaks of."""
+    if sharding is not None:
+      sharding = sharding_impls.GSPMDSharding(self.devices, sharding)
+    return jax.ShapeDtypeStruct(
+      shape.dimensions(), shape.numpy_dtype(), sharding=sharding
+    )
+
+  def results(self, shapes: Sequence[Any], shardings: Sequence[Any]) -> Any:
+    return self.tree.unflatten(map(self.typed, shapes, shardings))
+
+
+# Named calls live as long as a module that has one, or what was made of it.
+_named: Final[weakref.WeakValueDictionary[str, _Named]] = (
+  weakref.WeakValueDictionary()
+)
+# By what was asked: what a device computes, and the shardings for it.
+_shares: Final[collections.OrderedDict[Any, tuple[bytes, Any, Any]]] = (
+  collections.OrderedDict()
+)
+_lock: Final = threading.Lock()
+
+partitioned_p = extend_core.Primitive("jaxplugin_partitioned")
+partitioned_p.multiple_results = True
+dispatch.prim_requires_devices_during_lowering.add(partitioned_p)
+
+
+def _abstract_eval(
+  *avals: Any, how: Split, tree: Any, out_avals: tuple[Any, ...]
+) -> tuple[Any, ...]:
+  del avals, how, tree
+  return out_avals
+
+
+def _lower(
+  ctx: Any,
+  *values: Any,
+  how: Split,
+  tree: Any,
+  out_avals: tuple[Any, ...],
+) -> Any:
+  mesh, devices = _mesh_and_devices(ctx.module_context.axis_context)
+  named = _Named(
+    name="",
+    how=how,
+    tree=tree,
+    mesh=mesh,
+    devices=devices,
+    platforms=tuple(ctx.module_context.platforms),
+    backend=ctx.module_context.backend,
+    context=contexts_private.snapshot(),
+  )
+  named = _registered(named, ctx.avals_in, out_avals)
+  ctx.module_context.add_keepalive(named)
+  types_of = lambda avals: mlir.ir_tree_registry.flatten(
+    [mlir.aval_to_ir_types(ctx.module_context, a) for a in avals]
+  )[0]
+  value_types, result_types = types_of(ctx.avals_in), types_of(out_avals)
+  out = hlo.CustomCallOp(
+    result_types,
+    list(values),
+    call_target_name=ir.StringAttr.get(_CALL_TARGET),
+    has_side_effect=ir.BoolAttr.get(False),
+    api_version=mlir.i32_attr(2),
+    called_computations=ir.ArrayAttr.get([]),
+    backend_config=ir.StringAttr.get(named.name),
+    operand_layouts=None,
+    result_layouts=None,
+  )
+  if jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
+    text, factors = how.rule(mesh, value_types, result_types)
+    rule = rules.str_to_sdy_sharding_rule(text, **factors)
+    out.attributes["sdy.sharding_rule"] = rules.sdy_sharding_rule_to_mlir(
+      rule, value_types, result_types
+    )
+  return out.results
+
+
+partitioned_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(partitioned_p, _lower)
+
+
+def _mesh_and_devices(axis_context: Any) -> tuple[Any, tuple[Any, ...]]:
+  """The mesh of a module that is partitioned, as far as known, and devices."""
+  if isinstance(axis_context, sharding_impls.SPMDAxisContext):
+    devices = tuple(axis_context.mesh._flat_devices_tuple)
+    manual = axis_context.manual_axes
+    names = axis_context.mesh.axis_names
+    kinds = jax.sharding.AxisType
+    mesh = mesh_lib.Mesh(
+      np.array(devices, dtype=object).reshape(axis_context.mesh.axis_sizes),
+      names,
+      tuple(kinds.Manual if name in manual else kinds.Auto for name in names),
+    )
+    return mesh, devices
+  mesh = mesh_lib.thread_resources.env.physical_mesh
+  devices = tuple(axis_context.device_assignment)
+  abstract = axis_context.abstract_mesh
+  if abstract is not None:
+    grid = np.array(devices, dtype=object).reshape(abstract.axis_sizes)
+    mesh = mesh_lib.Mesh(grid, abstract.axis_names)
+  return mesh, devices
+
+
+def _registered(
+  named: _Named, avals_in: Sequence[Any], avals_out: Sequence[Any]
+) -> _Named:
+  """The calls of this name that there are already, or these."""
+  name = _name(named, avals_in, avals_out)
+  with _lock:
+    known = _named.get(name)
+    if known is None or known.backend is not named.backend:
+      known = _named[name] = dataclasses.replace(named, name=name)
+  return known
+
+
+def _name(
+  named: _Named, avals_in: Sequence[Any], avals_out: Sequence[Any]
+) -> str:
+  """Says all that decides what callbacks answer, or is unique."""
+  mesh = named.mesh
+  is_in_order = tuple(mesh.devices.flat) == named.devices
+  try:
+    if named.how.key is None:
+      raise encoding.NoEncodingError
+    text = encoding.encode(
+      (
+        named.how.key,
+        tuple((a.shape, a.dtype) for a in avals_in),
+        tuple((a.shape, a.dtype) for a in avals_out),
+        tuple(mesh.devices.shape) if is_in_order else None,
+        tuple(kind.name for kind in mesh.axis_types),
+        len(named.devices),
+        named.platforms,
+        named.context.everything,
+      )
+    )
+  except encoding.NoEncodingError:
+    return f"{_process} {next(_numbers)}"
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+# What XLA calls.
+
+
+def _propagate(sharding: Any, shape: Any, name: bytes) -> Any:
+  del shape, name
+  return sharding
+
+
+def _infer(
+  shapes: Sequence[Any],
+  shardings: Sequence[Any],
+  result_shape: Any,
+  name: bytes,
+) -> Any:
+  named = _named[name.decode()]
+  results, _ = _elements(result_shape)
+  with named.context.restored():
+    inferred = named.how.infer(
+      named.mesh,
+      list(map(named.typed, shapes, shardings)),
+      named.results(results, [None] * len(results)),
+    )
+  return _together(result_shape, _hlo_shardings(inferred, results))
+
+
+def _partition(
+  shapes: Sequence[Any],
+  shardings: Sequence[Any],
+  result_shape: Any,
+  result_sharding: Any,
+  name: bytes,
+) -> tuple[bytes, list[Any], Any]:
+  named = _named[name.decode()]
+  results, wanted = _elements(result_shape, result_sharding)
+  asked = (name, id(named.backend), tuple(shardings), tuple(wanted))
+  with _lock:
+    known = _shares.get(asked)
+    if known is not None:
+      _shares.move_to_end(asked)
+      return known
+  with named.context.restored():
+    mesh, function, result_shardings, operand_shardings = named.how.partition(
+      named.mesh,
+      list(map(named.typed, shapes, shardings)),
+      named.results(results, wanted),
+    )
+    into = _hlo_shardings(operand_shardings, shapes)
+    out = _hlo_shardings(result_shardings, results)
+    module = _share(
+      named, mesh, function, _tiles(shapes, into), _tiles(results, out)
+    )
+  answer = module, into, _together(result_shape, out)
+  with _lock:
+    _shares[asked] = answer
+    while len(_shares) > _MAX_SHARES:
+      _shares.popitem(last=False)
+  return answer
+
+
+def forget_shares() -> None:
+  """Makes devices' shares anew, for tests that replace what makes them."""
+  with _lock:
+    _shares.clear()
+
+
+def _share(
+  named: _Named,
+  mesh: Any,
+  function: Callable[..., Any],
+  operands: Sequence[Any],
+  results: Sequence[Any],
+) -> bytes:
+  """The module of what a device computes."""
+  axes = list(mesh.shape.items())
+  # Explicit axes of whoever has it compiled say nothing of a device's part:
+  # XLA has no code for what would say their shardings, where it is too late.
+  nowhere = jax.sharding.AbstractMesh((), ())
+  with jax.sharding.use_abstract_mesh(nowhere):
+    closed = jax.make_jaxpr(function, axis_env=axes)(*operands)
+    made = [(a.shape, a.dtype) for a in closed.out_avals]
+    assert made == [(a.shape, a.dtype) for a in results], (made, results)
+    with core.extend_axis_env_nd(axes):
+      if getattr(closed, "is_high", False):  # since JAX 0.11: `ragged_dot`
+        lower: Any = getattr(partial_eval, "lower_jaxpr2")  # noqa: B009
+        closed = lower(closed)
+      module = mlir.build_mlir_module_helper(
+        closed,
+        name="share",
+        platforms=named.platforms,
+        backend=named.backend,
+        axis_context=sharding_impls.SPMDAxisContext(
+          mesh, frozenset(mesh.axis_names)
+        ),
+      )
+  return mlir.module_to_bytecode(module)
+
+
+def _elements(shape: Any, sharding: Any = None) -> tuple[list[Any], list[Any]]:
+  """The shapes of an array or a tuple, and shardings where there are some."""
+  if not shape.is_tuple():
+    return [shape], [sharding]
+  shapes = list(shape.tuple_shapes())
+  if sharding is None:
+    return shapes, [None] * len(shapes)
+  return shapes, list(sharding.tuple_elements())
+
+
+def _together(shape: Any, shardings: Sequence[Any]) -> Any:
+  if not shape.is_tuple():
+    return shardings[0]
+  return xla_client.HloSharding.tuple_sharding(shape, list(shardings))
+
+
+def _hlo_shardings(shardings: Any, shapes: Sequence[Any]) -> list[Any]:
+  leaves = jax.tree.leaves(shardings)
+  return [
+    sharding._to_xla_hlo_sharding(len(shape.dimensions()))
+    for sharding, shape in zip(leaves, shapes, strict=True)
+  ]
+
+
+def _tiles(shapes: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+  tiles = [
+    sharding.tile(shape)
+    for sharding, shape in zip(shardings, shapes, strict=True)
+  ]
+  return [core.ShapedArray(t.dimensions(), t.numpy_dtype()) for t in tiles]
+
+
+def _newest(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The function of this module as it was imported last.
+
+  XLA keeps what was registered first, also after the module was deleted from
+  `sys.modules` and imported again.
+  """
+
+  def call(*args: Any) -> Any:
+    module = sys.modules.get(__name__)
+    return getattr(module, function.__name__, function)(*args)
+
+  return call
+
+
+def _register(**where: Any) -> None:
+  xla_client.register_custom_call_partitioner(
+    name=_CALL_TARGET,
+    prop_user_sharding=_newest(_propagate),
+    partition=_newest(_partition),
+    infer_sharding_from_operands=_newest(_infer),
+    can_side_effecting_have_replicated_sharding=True,
+    **where,
+  )
+
+
+_register()
+xla_bridge.register_plugin_callbacks(_register)

@@ -1,0 +1,58 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Values as text that is the same in every process, and different for others.
+
+What decides how a call is computed is encoded, so that equal calls have equal
+names. A value that is no plain data has no encoding: its address would say
+nothing to another process, and what it does nobody can compare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+
+
+class NoEncodingError(TypeError):
+  """A value is no plain data: a function, say, or an array."""
+
+
+def encode(value: Any) -> str:
+  """The text of a value; equal for two only where all they hold is equal.
+
+  Args:
+    value: None, a bool, number, string, bytes, dtype or enum; or a tuple, list,
+      set, dict or dataclass of such.
+
+  Raises:
+    NoEncodingError: it is something else, or holds something else.
+  """
+  kind = type(value)
+  name = f"{kind.__module__}.{kind.__qualname__}"
+  if value is None or kind in (bool, int, str, bytes):
+    return repr(value)
+  if kind is float:
+    return value.hex()
+  if isinstance(value, np.dtype):
+    return f"dtype {value.name}"
+  if isinstance(value, enum.Enum):
+    return f"{name}.{value.name}"
+  if kind in (tuple, list):
+    return f"{kind.__name__}({','.join(map(encode, value))})"
+  if kind in (set, frozenset):
+    return f"{kind.__name__}({','.join(sorted(map(encode, value)))})"
+  if kind is dict:
+    items = (f"{encode(k)}:{encode(v)}" for k, v in value.items())
+    return f"dict({','.join(sorted(items))})"
+  if dataclasses.is_dataclass(kind):
+    fields = (
+      f"{field.name}={encode(getattr(value, field.name))}"
+      for field in dataclasses.fields(value)
+    )
+    return f"{name}({','.join(fields)})"
+  raise NoEncodingError(
+    f"encode: must be plain data or a dataclass of it, got {name}"
+  )

@@ -1,0 +1,206 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What quantizing and dequantizing ask for as rows of a table, and back.
+
+Of an array only m and k count, its rows and the size that is blocked, and which
+of the two lies last: any shape of these is measured by one row. Arrays that are
+blocked between other dimensions, or along several merged ones, have none.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+from typing import Final
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import blocking
+from jaxplugin.core import formats
+from jaxplugin.quantization import problems
+from jaxplugin.tables import records
+from jaxplugin.tables import taking
+
+_QUANTIZE: Final[dict[str, records.Scalar]] = {
+  "scale_rounding": "up",
+  "has_global_scale": False,
+  "packed": False,
+  "scale_layout": layouts.LINEAR,
+}
+_QUANTIZE_WORDS: Final = {
+  "scale_rounding": ("up", "floor"),
+  "scale_layout": (layouts.LINEAR, layouts.SWIZZLED),
+}
+# Which dimensions are blocked: the last one of (m, k), the first one of (k, m),
+# or both of (m, k), in either order.
+_ALONG: Final = ("last", "first", "last,first", "first,last")
+_EXTRAS: Final[dict[str, records.Scalar]] = {
+  "hadamard": None,
+  "square": False,
+  "four_over_six": False,
+  "scale_up": False,
+  "is_stochastic": False,
+  "key_impl": None,
+  "is_partitionable": True,
+}
+_EXTRAS_WORDS: Final = {"key_impl": (problems.THREEFRY,)}
+_EXTRAS_NUMBERS: Final = ("hadamard",)
+_DEQUANTIZE: Final[dict[str, records.Scalar]] = {"global_scale": "none"}
+_DEQUANTIZE_WORDS: Final = {"global_scale": ("none", "scalar")}
+
+
+@functools.lru_cache(maxsize=4096)
+def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
+  """A problem's fields; None where no row can be about it."""
+  if not problem.sizes_are_static or 0 in problem.shape:
+    return None
+  if not problem.format.is_known or problem.dtype.name not in taking.DTYPES:
+    return None
+  sizes = _sizes_of(problem)
+  if sizes is None:
+    return None
+  fields: dict[str, Any] = {
+    **sizes,
+    "dtype": problem.dtype.name,
+    "format": problem.format.name,
+    **taking.not_default(problem, _QUANTIZE),
+  }
+  for number, extras in enumerate(problem.extras_each):
+    if extras.key_impl not in (None, problems.THREEFRY):
+      return None
+    if extras.strides is not None:  # of another array
+      return None
+    square = None if extras.square is None else len(extras.square)
+    if square is not None and square != len(problem.shape) - 1:
+      return None
+    for name, default in _EXTRAS.items():
+      value = getattr(extras, name)
+      value = square is not None if name == "square" else value
+      if value != default:
+        fields[_extra(name, number)] = value
+  return records.fields_of("problem", fields)
+
+
+def _extra(name: str, number: int) -> str:
+  return f"second_{name}" if number else name
+
+
+def _sizes_of(problem: problems.QuantizeProblem) -> dict[str, Any] | None:
+  """m, k and where blocks lie; None where these do not say it."""
+  shape = problem.shape
+  along = []
+  for b in problem.blockings:
+    if len(b.dims) != 1 or b.multiple != problem.format.block_size:
+      return None
+    (axis,) = b.dims
+    if axis not in (0, len(shape) - 1):
+      return None
+    along.append("last" if axis == len(shape) - 1 else "first")
+  if len(along) > 1 and (len(shape) != 2 or len({*along}) < len(along)):
+    return None
+  is_last = len(along) > 1 or along == ["last"]
+  k = shape[-1] if is_last else shape[0]
+  fields = {"m": math.prod(shape) // k, "k": k}
+  if along != ["last"]:
+    fields["along"] = ",".join(along)
+  return fields
+
+
+def problem_of(fields: records.Fields) -> problems.QuantizeProblem:
+  """The problem of which these are the fields, of an array of two dimensions.
+
+  Raises:
+    ValueError: of none; says which field, and what it must be.
+  """
+  taken = taking.Taken("quantize", fields, ("m", "k", "dtype", "format"))
+  m, k = taken.size("m"), taken.size("k")
+  along = taken.text("along", _ALONG) if "along" in taken else "last"
+  format = taking.FORMATS[taken.text("format", taking.FORMATS)]
+  dtype = taking.DTYPES[taken.text("dtype", taking.DTYPES)]
+  places = along.split(",")
+  found = taken.optional(_QUANTIZE, _QUANTIZE_WORDS)
+  first, *more = (_extras_of(taken, i, p) for i, p in enumerate(places))
+  taken.finish()
+  return problems.QuantizeProblem(
+    shape=(k, m) if along == "first" else (m, k),
+    dtype=dtype,
+    format=format,
+    blockings=tuple(
+      blocking.Blocking.along(int(p == "last"), 2, format.block_size)
+      for p in places
+    ),
+    extras=first,
+    more_extras=tuple(more) if {*more} - {problems.NO_EXTRAS} else (),
+    **found,
+  )
+
+
+def _extras_of(taken: taking.Taken, number: int, place: str) -> problems.Extras:
+  found = taken.optional(
+    {_extra(name, number): value for name, value in _EXTRAS.items()},
+    {_extra(name, number): words for name, words in _EXTRAS_WORDS.items()},
+    [_extra(name, number) for name in _EXTRAS_NUMBERS],
+  )
+  found = {name.removeprefix("second_"): v for name, v in found.items()}
+  other = (0,) if place == "last" else (1,)
+  found["square"] = other if found["square"] else None
+  return problems.Extras(**found)
+
+
+@functools.lru_cache(maxsize=4096)
+def dequantize_fields_of(
+  problem: problems.DequantizeProblem,
+) -> records.Fields | None:
+  """A problem's fields; None where no row can be about it."""
+  format, shape = problem.format, problem.logical_shape
+  if not all(isinstance(size, int) and size for size in shape):
+    return None
+  if not format.is_known or problem.out_dtype.name not in taking.DTYPES:
+    return None
+  if problem.axis not in (0, len(shape) - 1):
+    return None
+  if problem.global_shape not in (None, ()):
+    return None
+  k = shape[problem.axis]
+  fields: dict[str, Any] = {
+    "m": math.prod(shape) // k,
+    "k": k,
+    "format": format.name,
+    "out": problem.out_dtype.name,
+  }
+  if problem.axis != len(shape) - 1:
+    fields["along"] = "first"
+  if problem.dtype != format.array_dtype:
+    fields["dtype"] = problem.dtype.name
+  if problem.global_shape is not None:
+    fields["global_scale"] = "scalar"
+  return records.fields_of("problem", fields)
+
+
+def dequantize_problem_of(fields: records.Fields) -> problems.DequantizeProblem:
+  """The problem of which these are the fields, of an array of two dimensions.
+
+  Raises:
+    ValueError: of none; says which field, and what it must be.
+  """
+  taken = taking.Taken("dequantize", fields, ("m", "k", "format", "out"))
+  m, k = taken.size("m"), taken.size("k")
+  along = taken.text("along", _ALONG[:2]) if "along" in taken else "last"
+  format = taking.FORMATS[taken.text("format", taking.FORMATS)]
+  out_dtype = taking.DTYPES[taken.text("out", taking.DTYPES)]
+  dtypes = {dtype.name: dtype for dtype in format.storage_dtypes}
+  dtype = format.array_dtype
+  if "dtype" in taken:
+    dtype = dtypes[taken.text("dtype", dtypes)]
+  found = taken.optional(_DEQUANTIZE, _DEQUANTIZE_WORDS)
+  taken.finish()
+  is_packed = format.is_fp4 and dtype == formats.PACKED
+  stored = k // 2 if is_packed else k
+  return problems.DequantizeProblem(
+    shape=(stored, m) if along == "first" else (m, stored),
+    dtype=dtype,
+    format=format,
+    axis=0 if along == "first" else 1,
+    out_dtype=out_dtype,
+    global_shape=() if found["global_scale"] == "scalar" else None,
+  )

@@ -1,0 +1,129 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing and dequantizing arrays whose shardings are in their types."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+
+NUM_DEVICES = 8
+X = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
+
+
+def _specs(x):
+  return [jax.typeof(leaf).sharding.spec for leaf in (x.values, x.scale)]
+
+
+def _bits(x):
+  return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(x)]
+
+
+def _collectives(compiled):
+  """(operation, element type) of those in optimized HLO."""
+  names = "all-gather|all-reduce|all-to-all|collective-permute"
+  pattern = rf"= \(?(\w+)\[\S* ({names})(?:-start)?\("
+  return sorted({(op, t) for t, op in re.findall(pattern, compiled.as_text())})
+
+
+class ExplicitTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    self.mesh = jax.make_mesh(
+      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
+    )
+
+  def put(self, x, spec):
+    return jax.device_put(x, NamedSharding(self.mesh, spec))
+
+  @parameterized.parameters(
+    (jp.MXFP8, {}, P("a", "b"), P("a", "b")),
+    (jp.NVFP4, {}, P("a", "b"), P("a", "b")),
+    (jp.NVFP4, {"packed": False}, P("b", "a"), P("b", "a")),
+    (jp.NVFP4, {"key": jax.random.key(1)}, P("a", "b"), P("a", "b")),
+    (jp.NVFP4, {"axis": 0}, P("a", "b"), P(None, "b")),  # one block
+    (jp.NVFP4, {"scale_layout": "swizzled_128x4"}, P("a", "b"), None),
+    # Bits of another generator are those of the whole array.
+    (jp.MXFP8, {"key": jax.random.key(1, impl="rbg")}, P("a", "b"), None),
+  )
+  def test_bits_are_those_of_one_device(self, format, options, spec, expected):
+    if options.get("scale_layout"):
+      options["axis"] = 1
+    function = jax.jit(lambda x: jp.quantize(x, format, **options))
+    whole = function(X)
+    with jax.set_mesh(self.mesh):
+      lowered = function.lower(self.put(X, spec))
+      result = function(self.put(X, spec))
+      back = jax.jit(jp.dequantize)(result)
+    self.assertNotIn("jaxplugin_partitioned", lowered.as_text())
+    self.assertEqual(_bits(result), _bits(whole))
+    self.assertEqual(back.tobytes(), jp.dequantize(whole).tobytes())
+    if expected is not None:
+      self.assertEqual(_specs(result), [expected, expected])
+      self.assertEqual(jax.typeof(back).sharding.spec, expected)
+
+  def test_one_maximum_and_no_other_collective(self):
+    with jax.set_mesh(self.mesh):
+      x = self.put(X, P("a", "b"))
+      both = lambda x: jp.quantize_both(x, jp.NVFP4)
+      found = _collectives(jax.jit(both).lower(x).compile())
+    # Along rows it is one block: x is exchanged.
+    self.assertIn(("all-reduce", "f32"), found)
+    one = jax.jit(lambda x: jp.quantize(x, jp.NVFP4))
+    with jax.set_mesh(self.mesh):
+      self.assertEqual(
+        _collectives(one.lower(x).compile()), [("all-reduce", "f32")]
+      )
+
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_out_sharding_sends_bytes(self, format):
+    function = jax.jit(lambda x: jp.quantize(x, format, out_sharding=P("b")))
+    with jax.set_mesh(self.mesh):
+      x = self.put(X, P(("b", "a")))
+      compiled = function.lower(x).compile()
+      result = compiled(x)
+    self.assertEqual(_specs(result), [P("b", None), P("b", None)])
+    self.assertEqual(_bits(result), _bits(jp.quantize(X, format)))
+    sent = {t for op, t in _collectives(compiled) if op != "all-reduce"}
+    self.assertEqual(sent, {"u8"})
+
+  def test_out_sharding_is_checked(self):
+    x = X[:, :96]  # three blocks of 32
+    with jax.set_mesh(self.mesh):
+      for given, error, message in (
+        (P(None, "a"), ValueError, "quantize: out_sharding must leave blocks"
+         " whole.* splits 3 blocks of axis 1 into 2 parts"),
+        (P("c"), ValueError, "c"),
+        ("a", TypeError, "NamedSharding|PartitionSpec"),
+      ):  # fmt: skip
+        with self.subTest(given), self.assertRaisesRegex(error, message):
+          jp.quantize(x, jp.MXFP8, out_sharding=given)
+      with self.assertRaisesRegex(ValueError, "got it with scale_layout='swiz"):
+        jp.quantize(
+          X, jp.MXFP8, scale_layout="swizzled_128x4", out_sharding=P("a")
+        )
+
+  def test_dequantize_of_blocks_that_an_axis_cuts(self):
+    x = jp.quantize(X[:, :96], jp.MXFP8)
+    with jax.set_mesh(self.mesh):
+      x.values = self.put(x.values, P(None, "a"))
+      x.scale = self.put(x.scale, P("a"))
+      result = jax.jit(lambda x: jp.dequantize(x, jnp.bfloat16))(x)
+    self.assertEqual(jax.typeof(result).sharding.spec, P(None, "a"))
+    expected = jp.dequantize(jp.quantize(X[:, :96], jp.MXFP8), jnp.bfloat16)
+    self.assertEqual(result.tobytes(), expected.tobytes())
+
+
+if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  absltest.main()

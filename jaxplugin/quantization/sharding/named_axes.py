@@ -1,0 +1,100 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Global scales of arrays of which an enclosing `shard_map` has the parts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxplugin.core import formats
+from jaxplugin.jaxext import jax_private
+from jaxplugin.quantization import operations
+
+AxisName = str | Sequence[str]
+
+
+def global_scale(
+  who: str,
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axes: Sequence[int],
+  *,
+  axis_name: AxisName | None,
+  given: jax.Array | None,
+  batch_dims: int = 0,
+) -> jax.Array | None:
+  """The global scale of all parts of an array, as of one device's.
+
+  Args:
+    who: the function that errors name.
+    x: a part.
+    format: to quantize to.
+    axes: that are blocked, each in an array of its own.
+    axis_name: the mesh axes, or those of `vmap`, that have the parts.
+    given: a global scale to use instead, or None.
+    batch_dims: as of `quantize`.
+
+  Returns:
+    f32[] or f32[batch], of several axes f32[n]: the same on all devices. What
+    is given, where there is no axis_name or format has no global scale.
+
+  Raises:
+    ValueError: a name is not bound, or a global scale is given as well.
+  """
+  names = _names(who, axis_name)
+  if given is not None and names:
+    raise ValueError(
+      f"{who}: axis_name is for a global scale that is computed, got axis_name"
+      f" {axis_name!r} and a global_scale; leave one of them out"
+    )
+  if not names or not format.has_global_scale:
+    return given
+  x = lax.stop_gradient(x)
+  partial = []
+  for axis in axes:
+    function = functools.partial(
+      operations.partial_global_scale, format=format, axis=axis - batch_dims
+    )
+    for _ in range(batch_dims):
+      function = jax.vmap(function)  # type: ignore[assignment]
+    partial.append(function(x))
+  each = jnp.stack(partial) if len(partial) > 1 else partial[0]
+  # Where types say over which axes x varies, JAX takes either kind at once.
+  varying = jax_private.varying_axes(each)
+  groups = (
+    tuple(name for name in names if name in varying),
+    tuple(name for name in names if name not in varying),
+  )
+  for group in groups:
+    if group:
+      each = lax.pmax(each, group)
+  return operations.global_scale_of_partial(each)
+
+
+def _names(who: str, axis_name: Any) -> tuple[str, ...]:
+  if axis_name is None:
+    return ()
+  names = (axis_name,) if isinstance(axis_name, str) else axis_name
+  if not isinstance(names, (tuple, list)) or not all(
+    isinstance(name, str) for name in names
+  ):
+    raise TypeError(
+      f"{who}: axis_name must be the name of a mesh axis or a tuple of names,"
+      f" got {axis_name!r}"
+    )
+  for name in names:
+    try:
+      lax.axis_size(name)
+    except NameError:
+      raise ValueError(
+        f"{who}: axis_name must name axes of an enclosing jax.shard_map or"
+        f" jax.vmap, got {name!r}, which none binds; outside of them a global"
+        " scale is of the whole array without it"
+      ) from None
+  return tuple(names)

@@ -1,0 +1,228 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded arrays get the bits of one device, and results move as bytes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplugin as jp
+from jaxplugin.core import blocking
+from jaxplugin.explanation import deviceless
+from jaxplugin.planning import collectives as collectives_lib
+from jaxplugin.quantization import operands
+from jaxplugin.testing import quantization_lowerings
+
+NUM_DEVICES = 8
+K = 2880  # 90 blocks of 32, which 8 devices do not share evenly
+COLLECTIVE = re.compile(
+  r"= \(?(\w+)\[([\d,]*)\].*? (all-gather|all-reduce|reduce-scatter|all-to-all"
+  r"|collective-permute)(?:-start)?\("
+)
+PARTITIONERS = ("shardy", "gspmd")
+KEY = jax.random.key(7)
+
+
+def numbers(*shape):
+  """Normal numbers; some blocks are zero, and one has a NaN."""
+  x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  flat = x.reshape(-1)
+  flat[: flat.size // 8] = 0
+  flat[flat.size // 2] = np.nan
+  return x
+
+
+def collectives(text):
+  """(kind, element type, elements) of each collective, sorted."""
+  return sorted(
+    (kind, dtype, int(np.prod([int(d) for d in dims.split(",") if d])))
+    for dtype, dims, kind in COLLECTIVE.findall(text)
+  )
+
+
+def quantized(format, *manners, **kwargs):
+  """Quantizes in manners, each stochastically if it is given a key."""
+  along = lambda b: (
+    blocking.Blocking.along(b, 2, format.block_size)
+    if isinstance(b, int)
+    else b
+  )
+  each = tuple(
+    operands.Manner(format=format, along=along(b), **more)
+    for b, more in manners
+  )
+  return lambda x, *keys: operands.quantize_all(x, each, keys or (None,) * 2)
+
+
+def blocked(dims, ndim, multiple):
+  lead = tuple(d for d in range(ndim) if d not in dims)
+  return blocking.Blocking(dims=dims, lead=lead, multiple=multiple)
+
+
+class MeshTestCase(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    devices = np.array(jax.devices()[:NUM_DEVICES])
+    self.mesh = jax.sharding.Mesh(devices.reshape(4, 2), ("x", "y"))
+    shardy = jax.config.jax_use_shardy_partitioner
+    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
+
+  def put(self, x, *spec):
+    return jax.device_put(x, NamedSharding(self.mesh, P(*spec)))
+
+  def assert_same_bits(self, function, x, spec, *more):
+    """Returns optimized HLO of a sharded call, which has one device's bits."""
+    expected = jax.jit(function)(x, *more)
+    function = jax.jit(function)
+    sharded = self.put(x, *spec)
+    self.assertEqual(
+      quantization_lowerings.leaves_as_bytes(function(sharded, *more)),
+      quantization_lowerings.leaves_as_bytes(expected),
+    )
+    return function.lower(sharded, *more).compile().as_text()
+
+
+class BitsTest(MeshTestCase):
+  @parameterized.product(
+    partitioner=PARTITIONERS,
+    case=(
+      (jp.MXFP8, ("x", "y")),
+      (jp.MXFP6_E3M2, ("y", "x")),
+      (jp.MXFP4, (None, ("x", "y"))),
+      (jp.NVFP4, ("y", "x")),
+    ),
+  )
+  def test_both_axes_and_back(self, partitioner, case):
+    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+    format, spec = case
+
+    def function(x):
+      both = jp.quantize_both(x, format, packed=False)
+      return both, [jp.dequantize(x, jnp.bfloat16) for x in both]
+
+    text = self.assert_same_bits(function, numbers(256, 512), spec)
+    # One maximum for the tensor, whatever it is blocked along.
+    scales = [("all-reduce", "f32", 2)] if format.has_global_scale else []
+    self.assertEqual(collectives(text), scales)
+
+  @parameterized.parameters(
+    (jp.MXFP8, (None, ("x", "y"))),
+    (jp.NVFP4, (None, ("x", "y"))),
+    (jp.NVFP4, (("x", "y"), None)),
+  )
+  def test_blocks_that_devices_do_not_share_evenly(self, format, spec):
+    x = numbers(64, K)
+    text = self.assert_same_bits(lambda x: jp.quantize_both(x, format), x, spec)
+    # x is exchanged, and not gathered; no intermediate moves.
+    found = collectives(text)
+    self.assertNotIn("s32", [dtype for _, dtype, _ in found])
+
+  def test_dot_of_such_blocks(self):
+    x, w = numbers(16, K), numbers(32, K)
+    x[np.isnan(x)] = w[np.isnan(w)] = 1
+
+    def dot(x, w):
+      x, w = (jp.quantize(a, jp.MXFP8) for a in (x, w))
+      return jp.block_scaled_dot(x, w), x, w
+
+    spec = (None, ("x", "y"))
+    result, x_q, w_q = jax.jit(dot)(self.put(x, *spec), self.put(w, *spec))
+    x, w = (np.asarray(jp.dequantize(a), np.float64) for a in (x_q, w_q))
+    bound = 16 * 2.0**-24 * (np.abs(x) @ np.abs(w).T)
+    self.assertTrue((np.abs(result - x @ w.T) <= bound).all())
+
+  @parameterized.parameters(
+    # Each along its own axis: random bits, a transform, both.
+    ((0, {}), (1, {"hadamard": 16}), ("x", "y")),
+    ((1, {"scale_up": True}), (0, {}), ("y", "x")),
+    ((1, {"four_over_six": True}), None, ("x", "y")),
+    ((1, {"square": (0,)}), None, ("y", "x")),
+    ((1, {"square": (0,), "hadamard": 64}), None, (None, ("x", "y"))),
+    # Merged dimensions, padding, and no dimension at all.
+    ((blocked((0, 1), 2, 16), {}), None, (("x", "y"), None)),
+    ((blocked((1,), 2, 48), {}), None, ("y", "x")),
+    ((blocked((), 2, 16), {}), None, ("x", "y")),
+  )
+  def test_what_recipes_ask_for(self, first, second, spec):
+    manners = [first] if second is None else [first, second]
+    keys = (KEY, None)[: len(manners)]
+    if "square" in first[1] or "four_over_six" in first[1]:
+      keys = (None,)
+    self.assert_same_bits(
+      quantized(jp.NVFP4, *manners), numbers(64, 256), spec, *keys
+    )
+
+  @parameterized.parameters(("rbg", True), ("threefry2x32", False))
+  def test_bits_that_no_device_draws_alone(self, impl, partitionable):
+    key = jax.random.key(1, impl=impl)
+    with jax.threefry_partitionable(partitionable):
+      self.assert_same_bits(
+        lambda x: jp.quantize(x, jp.MXFP4, key=key), numbers(8, 64), ("x",)
+      )
+
+  def test_global_scales_that_are_given_or_not_of_all(self):
+    x = numbers(8, 4, 64)
+    for kwargs in ({"global_scale": 0.25}, {"batch_dims": 1}):
+      self.assert_same_bits(
+        lambda x, kwargs=kwargs: jp.dequantize(
+          jp.quantize(x, jp.NVFP4, **kwargs)
+        ),
+        x,
+        ("x", None, "y"),
+      )
+
+
+class OptimizedTest(MeshTestCase):
+  @quantization_lowerings.needs_library
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_each_cpu_runs_kernels(self, format):
+    x = self.put(np.ones((64, 256), np.float32), "x", "y")
+    function = jax.jit(lambda x: jp.dequantize(jp.quantize(x, format)))
+    text = function.lower(x).compile().as_text()
+    self.assertRegex(text, r'"jaxplugin_quantize"')
+    self.assertRegex(text, r'"jaxplugin_dequantize"')
+    # Each has its share.
+    self.assertRegex(text, r"f32\[16,128\]\S* custom-call")
+
+  @quantization_lowerings.needs_compiler
+  @parameterized.parameters(("b200", jp.NVFP4), ("h200", jp.MXFP8))
+  def test_each_gpu_runs_one_kernel_and_bytes_are_gathered(self, name, format):
+    target = jp.named_target(name)
+    mesh = deviceless.mesh(target, (4,), ("x",))
+    rows = NamedSharding(mesh, P("x"))
+    x = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16, sharding=rows)
+    whole = NamedSharding(mesh, P())
+
+    def both(x):
+      x = jp.quantize_both(x, format)
+      return [
+        jax.lax.with_sharding_constraint(jp.dequantize(a), whole) for a in x
+      ]
+
+    compiled = deviceless.compile(both, x, target=target, mesh=mesh)
+    text = compiled.as_text()
+    # "_ffi" of jax-triton 0.4.
+    self.assertLen(re.findall(r'target="triton_kernel_call(?:_ffi)?"', text), 1)
+    found = collectives_lib.of_compiled(compiled, mesh)
+    per_byte = 2 if format.is_fp4 else 1
+    num_bytes = 512 * 1024 // per_byte + 512 * 1024 // format.block_size
+    # Of both results, three quarters from other devices.
+    self.assertEqual(
+      collectives_lib.received(found, kind="all-gather", dtype="u8"),
+      2 * num_bytes * 3 / 4,
+    )
+    rest = [(c.kind, c.dtype) for c in found if c.dtype != "u8"]
+    scale = [("all-reduce", "f32")] if format.has_global_scale else []
+    self.assertEqual(rest, scale)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,62 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized arrays brought to a sharding in their types, as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
+from jaxplugin.jaxext import mesh_axes
+from jaxplugin.quantization.sharding import shares
+
+
+def moved(
+  who: str,
+  values: jax.Array,
+  scale: jax.Array,
+  format: formats.BlockFormat,
+  axis: int,
+  out_sharding: Any,
+) -> tuple[jax.Array, jax.Array]:
+  """Values and linear scale with a sharding that both have.
+
+  Args:
+    who: the function that errors name.
+    values, scale: quantized along `axis`.
+    format: theirs.
+    axis: not negative.
+    out_sharding: a `PartitionSpec`, or a `NamedSharding` of explicit axes.
+
+  Raises:
+    ValueError: a block would lie on two devices, or JAX's own.
+  """
+  mesh: Any = jax.sharding.get_abstract_mesh()
+  spec = out_sharding
+  if isinstance(out_sharding, NamedSharding):
+    mesh, spec = out_sharding.mesh, out_sharding.spec
+  if isinstance(spec, jax.sharding.PartitionSpec) and not mesh.empty:
+    axes = mesh_axes.normalize_spec(spec, values.ndim)[axis]
+    if set(axes) <= set(mesh.axis_names):
+      parts = mesh_axes.Taker(mesh.shape).count(axes)
+      if scale.shape[axis] % parts:
+        raise ValueError(
+          f"{who}: out_sharding must leave blocks whole, got {out_sharding},"
+          f" which splits {scale.shape[axis]} blocks of axis {axis} into"
+          f" {parts} parts; shard another axis"
+        )
+  is_unpacked = values.dtype == formats.E2M1 and format.block_size % 2 == 0
+  if is_unpacked:  # FP4 is no type of a collective
+    values = layouts.pack_fp4(values, axis=axis)
+  dtypes = values.dtype, scale.dtype
+  values, scale = (
+    shares.from_bytes(jax.sharding.reshard(shares.to_bytes(x), out_sharding), d)
+    for x, d in zip((values, scale), dtypes, strict=True)
+  )
+  if is_unpacked:
+    values = layouts.unpack_fp4(values, axis=axis)
+  return values, scale

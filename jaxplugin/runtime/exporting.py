@@ -1,0 +1,208 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What lowering rules know of an export that keeps kernels.
+
+Where XLA's partitioner is to split a call, it asks for each device's share
+while it compiles. Nobody can be asked where an exported module is loaded. So
+the function is compiled here first, what the partitioner says of each call is
+written down, and the call is exported as a `shard_map` of just that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jaxplugin.core import targets
+from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import mesh_axes
+from jaxplugin.jaxext.partitioner import calls_private
+
+Phase = Literal["listening", "exporting"]
+
+
+class UnheardError(Exception):
+  """A call is to be split, and the partitioner was not listened to yet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Heard:
+  """What the partitioner said of a call: the arguments of `partition`."""
+
+  mesh: jax.sharding.Mesh
+  arg_shapes: Any
+  result_shape: Any
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Export:
+  """One export. It is equal to itself alone, as it is part of `jit`'s key.
+
+  Attributes:
+    targets: what each platform is decided for; others are detected.
+    num_platforms: how many a module is for: each lowers every call.
+    phase: "listening" to the partitioner, or "exporting" what it said.
+    splits: by number, in the order in which calls are lowered.
+    mesh: that of the partitioner; None before it is listened to.
+  """
+
+  targets: Mapping[str, targets.Target]
+  num_platforms: int = 1
+  phase: Phase = "exporting"
+  splits: dict[int, list[_Heard]] = dataclasses.field(default_factory=dict)
+  mesh: jax.sharding.Mesh | None = None
+  _num_calls: int = 0
+
+  def begin(self, phase: Phase) -> None:
+    self.phase = phase
+    self._num_calls = 0
+
+  def next_number(self) -> int:
+    """That of a call being lowered: platforms lower one after the other."""
+    number = self._num_calls
+    self._num_calls += 1
+    return number if self.phase == "listening" else number // self.num_platforms
+
+
+_current: Final = jax.make_user_context(default_value=None)
+
+
+def current() -> Export | None:
+  """The export that goes on in this thread, if any."""
+  return _current.value
+
+
+@contextlib.contextmanager
+def going_on(export: Export) -> Iterator[Export]:
+  """Makes it the current one."""
+  with _current(export):
+    yield export
+
+
+def split(
+  whole: Callable[..., Any], how: calls_private.Split
+) -> Callable[..., Any]:
+  """`calls_private.split`, also in a module that is exported.
+
+  Args:
+    whole, how: as of that; `how.partition` gives `NamedSharding`s.
+
+  Raises:
+    UnheardError: the partitioner was not listened to yet.
+  """
+  export = current()
+  if export is None:
+    return calls_private.split(whole, how)
+  number = export.next_number()
+  if export.phase == "listening":
+    return calls_private.split(whole, _listening(export, number, how))
+  if number not in export.splits:
+    raise UnheardError
+  return functools.partial(_split, export, number, whole, how.partition)
+
+
+def _listening(
+  export: Export, number: int, how: calls_private.Split
+) -> calls_private.Split:
+  """Writes down what it is asked, and computes nothing."""
+  heard = export.splits.setdefault(number, [])
+
+  def rule(mesh: Any, *types: Any) -> Any:
+    export.mesh = mesh
+    return how.rule(mesh, *types)
+
+  def partition(mesh: Any, arg_shapes: Any, result_shape: Any) -> Any:
+    heard.append(
+      _Heard(mesh=mesh, arg_shapes=arg_shapes, result_shape=result_shape)
+    )
+    mesh, _, results, operands = how.partition(mesh, arg_shapes, result_shape)
+
+    def nothing(*parts: Any) -> Any:
+      del parts
+      return jax.tree.map(
+        lambda sharding, x: jnp.zeros(sharding.shard_shape(x.shape), x.dtype),
+        results,
+        result_shape,
+      )
+
+    return mesh, nothing, results, operands
+
+  # Without a key each call has a name of its own, and no process another's.
+  return dataclasses.replace(how, rule=rule, partition=partition, key=None)
+
+
+def _split(
+  export: Export,
+  number: int,
+  whole: Callable[..., Any],
+  partition: Callable[..., Any],
+  *arrays: jax.Array,
+) -> Any:
+  """A `shard_map` of what the partitioner said.
+
+  Where it was asked more than once, as the call is in a function that others
+  call, all of them are split as the first one.
+  """
+  if export.splits[number]:
+    first = export.splits[number][0]
+  else:  # It was never asked, as nothing uses the result.
+    assert export.mesh is not None
+    first = _Heard(
+      mesh=export.mesh,
+      arg_shapes=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays),
+      result_shape=jax.eval_shape(whole, *arrays),
+    )
+  assert [x.shape for x in arrays] == [x.shape for x in first.arg_shapes]
+  mesh, per_shard, results, operands = partition(
+    first.mesh, first.arg_shapes, first.result_shape
+  )
+  if {*mesh.axis_names} <= {*first.mesh.axis_names}:
+    mesh = first.mesh
+  options: dict[str, Any] = {"mesh": mesh}
+  if not jax.sharding.get_abstract_mesh().empty:
+    options = {}  # that of the context
+  spec = lambda sharding: sharding.spec
+  is_sharding = lambda x: isinstance(x, NamedSharding)
+  return jax.shard_map(
+    per_shard,
+    in_specs=tuple(map(spec, operands)),
+    out_specs=jax.tree.map(spec, results, is_leaf=is_sharding),
+    # Which results vary over which axes kernels do not say.
+    check_vma=False,
+    **options,
+  )(*_as_they_were(arrays, first, mesh))
+
+
+def _as_they_were(
+  arrays: Sequence[jax.Array], heard: _Heard, mesh: jax.sharding.Mesh
+) -> list[jax.Array]:
+  """Arrays that lie where they did, so that bytes are what is moved.
+
+  Else the partitioner may move what the bytes are made of, FP8 as f16.
+  """
+  shapes = [*heard.arg_shapes, *jax.tree.leaves(heard.result_shape)]
+  ndims = [len(x.shape) for x in shapes]
+  tilings = [
+    jax_private.partitioner_tiling(x.sharding, ndim)
+    for x, ndim in zip(shapes, ndims, strict=True)
+  ]
+  # Of all, as `partition` does, for the same axes.
+  _, specs = mesh_axes.decode(heard.mesh, tilings, ndims)
+  return [
+    jax.lax.with_sharding_constraint(
+      x, NamedSharding(mesh, mesh_axes.partition_spec(spec))
+    )
+    for x, spec in zip(arrays, specs[: len(arrays)], strict=True)
+  ]

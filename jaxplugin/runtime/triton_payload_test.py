@@ -1,0 +1,81 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What modules say of launches: all but TTIR, and no paths."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.runtime import triton_library
+from jaxplugin.runtime import triton_payload
+
+X = jax.ShapeDtypeStruct((256, 512), jnp.float32)
+
+
+def delimited(tag, content):
+  """A field of protobuf, of less than 2^14 bytes."""
+  size = len(content)
+  sizes = [size] if size < 128 else [size & 127 | 128, size >> 7]
+  return bytes([tag, *sizes]) + content
+
+
+class PayloadTest(parameterized.TestCase):
+  @parameterized.parameters(0, 1, 127, 128, 300, 10_000)
+  def test_all_but_ttir_is_kept(self, size):
+    # Tags are number << 3 | type; types are 0 varint, 1 and 5 of 8 and 4
+    # bytes, 2 delimited.
+    name, ptx = delimited(0x0A, b"kernel"), delimited(0x22, b"p" * size)
+    ttir, last = delimited(0x2A, b"t" * 300), b"\x30\x80\x01"
+    fixed = b"\x39" + bytes(8) + b"\x45" + bytes(4)
+    grid = b"\x10\x80\x08" + delimited(0x2A, b"\x0a\x02\x10\x10")  # no TTIR
+    metadata = delimited(0x12, b"metadata")
+
+    def whole(kernel):
+      return delimited(0x0A, delimited(0x0A, kernel) + grid) + metadata
+
+    given = whole(name + ptx + ttir + last + fixed)
+    found = triton_payload.without_ttir(zlib.compress(given))
+    self.assertEqual(zlib.decompress(found), whole(name + ptx + last + fixed))
+
+  def test_without_ttir_it_is_as_it_was(self):
+    message = delimited(0x0A, delimited(0x0A, delimited(0x22, b"ptx")))
+    found = triton_payload.without_ttir(zlib.compress(message))
+    self.assertEqual(zlib.decompress(found), message)
+
+
+@absltest.skipIf(
+  bool(triton_library._import_error()), "jax-triton does not import here"
+)
+class ModuleTest(absltest.TestCase):
+  def payload(self):
+    """What a module says of one launch, decompressed."""
+    with jp.use_target(jp.named_target("b200", cudnn="9.13")):
+      traced = jax.jit(lambda x: jp.quantize(x, "mxfp8")).trace(X)
+      lowered = traced.lower(lowering_platforms=("cuda",))
+    operations = lowered.compiler_ir().body.operations
+    (call,) = (
+      operation
+      for function in operations
+      for operation in function.regions[0].blocks[0].operations
+      if "triton_kernel_call"
+      in str(operation.attributes.get("call_target_name", ""))
+    )
+    attributes = call.attributes
+    if "mhlo.backend_config" in attributes:
+      fields = {a.name: a.attr for a in attributes["mhlo.backend_config"]}
+      return zlib.decompress(fields["opaque"].value_bytes)
+    return zlib.decompress(attributes["backend_config"].value_bytes)
+
+  def test_a_module_has_the_code_and_no_paths(self):
+    payload = self.payload()
+    self.assertIn(b".entry quantize(", payload)
+    for absent in (b"#loc", b"tt.func", b".loc", b".file", b".py"):
+      self.assertNotIn(absent, payload)
+
+
+if __name__ == "__main__":
+  absltest.main()
