@@ -11,6 +11,7 @@ from typing import Final
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.dot.plugins import registry
 
 FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
@@ -93,9 +94,23 @@ def add_target(command: argparse.ArgumentParser) -> None:
   )
   command.add_argument(
     "--implementation",
-    choices=backends.NAMES,
-    help="the one that all dots are to use; default: chosen for each",
+    type=_implementation,
+    metavar="NAME",
+    help=f"the one that all dots are to use: {', '.join(backends.NAMES)}, or"
+    " one of another package (info lists them); default: chosen for each",
   )
+
+
+def _implementation(text: str) -> str:
+  # No `choices`: those of other packages would be loaded for any command.
+  if text not in backends.table():
+    missing = registry.reason_missing(text)
+    known = ", ".join(backends.table())
+    why = f"; {missing}" if missing else ""
+    raise argparse.ArgumentTypeError(
+      f"invalid choice: {text!r} (choose from {known}){why}"
+    )
+  return text
 
 
 def target(args: argparse.Namespace) -> targets.Target | None:

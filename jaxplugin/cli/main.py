@@ -13,11 +13,15 @@ from typing import Final
 
 from jaxplugin.cli import arguments
 from jaxplugin.cli.commands import bench
+from jaxplugin.cli.commands import checkpoint
 from jaxplugin.cli.commands import compile
 from jaxplugin.cli.commands import explain
 from jaxplugin.cli.commands import info
 from jaxplugin.cli.commands import kernels
+from jaxplugin.cli.commands import plan
+from jaxplugin.cli.commands import quantize
 from jaxplugin.cli.commands import rewrite
+from jaxplugin.cli.commands import tune
 
 # In the order of --help.
 COMMANDS: Final[tuple[arguments.Command, ...]] = (
@@ -26,7 +30,11 @@ COMMANDS: Final[tuple[arguments.Command, ...]] = (
   rewrite.COMMAND,
   compile.COMMAND,
   kernels.COMMAND,
+  plan.COMMAND,
+  checkpoint.COMMAND,
+  quantize.COMMAND,
   bench.COMMAND,
+  tune.COMMAND,
 )
 
 _BAD_ARGUMENTS: Final = 2

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
@@ -136,7 +137,9 @@ def _tensor_copies(kernel: Any) -> int:
 
 
 def compile_dot(
-  problem: problems.DotProblem, target: targets.Target
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
 ) -> CompiledDot:
   """Compiles the kernels that the triton implementation launches for a dot.
 
@@ -146,6 +149,7 @@ def compile_dot(
     problem: what to compute.
     target: an NVIDIA or AMD GPU; `triton_library.with_descriptors` of it for
       kernels that use TMA descriptors.
+    config: of a `Decision`; where it is empty, the one by rule.
 
   Raises:
     NotImplementedError: the triton implementation does not serve the problem
@@ -173,7 +177,7 @@ def compile_dot(
     ) from error
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
-  shape, launches = triton.launches(problem, target)
+  shape, launches = triton.launches(problem, target, config)
   kernels = []
   for launch in launches:
     try:

@@ -46,18 +46,21 @@ def mesh(
   target: targets.Target,
   shape: Sequence[int] = (1,),
   axis_names: Sequence[str] = ("x",),
+  *,
+  hosts: int = 1,
 ) -> Mesh:
-  """A mesh of GPUs of one host that are not there.
+  """A mesh of GPUs that are not there.
 
   Args:
     target: an NVIDIA GPU whose figures are all known, as of `named_target`. A
       cuDNN version of None means that there is no cuDNN.
     shape: sizes of the axes.
     axis_names: their names.
+    hosts: how many machines the GPUs are in, in the mesh's order.
 
   Raises:
     ValueError: `target` is not an NVIDIA GPU or lacks a figure, or shape and
-      axis_names differ in length.
+      axis_names differ in length, or the GPUs cannot be alike in all hosts.
     DevicelessError: the compiler is not installed or cannot start.
   """
   if len(shape) != len(axis_names):
@@ -65,11 +68,17 @@ def mesh(
       f"deviceless: shape {tuple(shape)} and axis_names {tuple(axis_names)}"
       " must have the same length"
     )
-  topology = _topology(target, math.prod(shape))
+  count = math.prod(shape)
+  if hosts < 1 or count % hosts:
+    raise ValueError(
+      f"deviceless: hosts must divide the {count} GPUs of shape"
+      f" {tuple(shape)}, got {hosts}"
+    )
+  topology = _topology(target, hosts, count // hosts)
   return topologies.make_mesh(topology, tuple(shape), tuple(axis_names))
 
 
-def _topology(target: targets.Target, count: int) -> Any:
+def _topology(target: targets.Target, hosts: int, count: int) -> Any:
   config = gpu_target_config(target)
   if not jax.config.jax_platforms:  # type: ignore[attr-defined]
     # Read when the CUDA plugin starts, which without a GPU fails otherwise.
@@ -78,7 +87,7 @@ def _topology(target: targets.Target, count: int) -> Any:
     return topologies.get_topology_desc(
       platform="cuda",
       topology_name=f"deviceless {target.name}",
-      topology=f"1x1x{count}",
+      topology=f"{hosts}x1x{count}",
       target_config=config,
     )
   except NotImplementedError as error:

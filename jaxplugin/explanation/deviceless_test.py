@@ -72,6 +72,12 @@ class CompileTest(parameterized.TestCase):
     self.assertIn("[64,128]", text)  # the share of x
     self.assertRegex(text, "all-(gather|reduce)|reduce-scatter")
 
+  def test_gpus_of_many_hosts_are_one_mesh(self):
+    mesh = deviceless.mesh(B200, (4, 8), ("x", "y"), hosts=4)
+    self.assertEqual(mesh.devices.shape, (4, 8))
+    hosts = [{d.process_index for d in row} for row in mesh.devices]
+    self.assertEqual(hosts, [{0}, {1}, {2}, {3}])
+
   def test_pytrees_are_taken(self):
     def f(tree):
       return tree["a"] + tree["b"][0]
@@ -101,6 +107,11 @@ class ErrorTest(parameterized.TestCase):
   def test_shape_and_names_must_match(self):
     with self.assertRaisesRegex(ValueError, r"\(2, 2\).*\('x',\)"):
       deviceless.mesh(B200, (2, 2), ("x",))
+
+  @parameterized.parameters(0, 3)
+  def test_hosts_must_have_equally_many(self, hosts):
+    with self.assertRaisesRegex(ValueError, rf"\(2, 4\), got {hosts}"):
+      deviceless.mesh(B200, (2, 4), ("x", "y"), hosts=hosts)
 
   def test_missing_compiler_says_what_to_install(self):
     # A process in which JAX finds no CUDA plugin.

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import platform
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -20,17 +22,22 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
 from jaxplugin.dot import problems
 from jaxplugin.dot import traced
+from jaxplugin.dot.plugins import registry
 from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
-from jaxplugin.ragged import primitive as ragged_primitive
+from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import traced as ragged_traced
+from jaxplugin.ragged.contraction import backends as contraction_backends
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
+from jaxplugin.tables import resolution
 
 _PACKAGES: Final = (
   "jax",
@@ -39,18 +46,28 @@ _PACKAGES: Final = (
   "numpy",
   "jax-triton",
   "triton",
+  "cuda-tile",
   "jax-cuda13-plugin",
   "jax-cuda12-plugin",
   "nvidia-cudnn-cu13",
   "nvidia-cudnn-cu12",
 )
 _NUMBERS: Final = (bool, int, float, complex)
+# What tables of measured choices may be about.
+_OPERATIONS: Final = (
+  backends.OPERATION,
+  quantization_backends.QUANTIZE_OPERATION,
+  quantization_backends.DEQUANTIZE_OPERATION,
+  ragged_backends.OPERATION,
+  contraction_backends.OPERATION,
+)
 
 
 def explain(
   fn: Callable[..., Any] | Any,
   *args: Any,
   target: targets.Target | None = None,
+  for_export: bool = False,
   **kwargs: Any,
 ) -> report.Explanation:
   """Tells what happens to every block-scaled dot of a function or a module.
@@ -66,10 +83,10 @@ def explain(
 
   Nothing is compiled or run. Sizes are those of the whole arrays, before any
   sharding, but inside of a `shard_map` those of a device. It assumes a module
-  for the target's platform alone that is not exported: such a one has portable
-  operations everywhere. Not listed: what quantizes to a format of one's own,
-  and what dequantizes along another axis than the last, which are operations
-  everywhere.
+  for the target's platform alone, as `jit` makes one, or `jp.export`; what
+  `jax.export.export` exports has portable operations everywhere. Not listed:
+  what quantizes to a format of one's own, and what dequantizes along another
+  axis than the last, which are operations everywhere.
 
   Args:
     fn: a function, jitted or not, which is traced; or a module in any form that
@@ -80,6 +97,8 @@ def explain(
       equinox say, all but arrays is given to the function as it is.
     target: the device to decide for. By default that of an enclosing
       `use_target`, or the local one.
+    for_export: whether to tell what `jp.export` puts into a module: measured
+      configs of CPU kernels are left out, and sizes may be symbolic.
 
   Returns:
     An `Explanation`: a sequence of the dots. Print it for a report, which a
@@ -111,17 +130,28 @@ def explain(
   leaves = jax.tree.leaves((args, kwargs))
   shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
   num_devices = max([1, *(getattr(s, "num_devices", 1) for s in shardings)])
+  axis_sizes: dict[str, int] = {}
+  for sharding in shardings:
+    axis_sizes |= dict(getattr(getattr(sharding, "mesh", None), "shape", {}))
+  explain_quantization = functools.partial(
+    _explain_quantization, target=target, axis_sizes=axis_sizes
+  )
   operations = program.operations(jaxpr.jaxpr, num_devices)
   dots, quantizations, others = [], [], []
   for operation in operations:
     if operation.eqn.primitive is primitive.block_scaled_dot_p:
-      dots.append(_explain_dot(operation, target))
-    elif operation.eqn.primitive is ragged_primitive.ragged_dot_p:
+      dots.append(_explain_dot(operation, target, for_export))
+    elif operation.eqn.primitive in ragged_traced.PRIMITIVES:
       dots.append(_explain_ragged(operation, target))
-    elif operation.eqn.primitive in _QUANTIZATIONS:
-      quantizations.append(_explain_quantization(operation, target))
+    elif operation.eqn.primitive is quantize_primitive.quantize_p:
+      quantizations.append(explain_quantization(operation))
     elif (other := products.explain(operation, target)) is not None:
       others.append(other)
+  # `accept_quantized` dequantizes what nothing uses in the end.
+  used = jax_private.without_unused(jaxpr.jaxpr)
+  for operation in program.operations(used, num_devices):
+    if operation.eqn.primitive is dequantize_primitive.dequantize_p:
+      quantizations.append(explain_quantization(operation))
   return report.Explanation(
     dots=report.merged(dots),
     quantizations=report.merged(quantizations),
@@ -201,19 +231,19 @@ def _assumptions(
   if most == 1:
     return ()
   return (
-    f"the module is partitioned over {most} devices; each dot is decided again"
-    " there, for a device's share of it",
+    f"the module is partitioned over {most} devices; each dot, and all that"
+    " quantizes, is decided again there, for a device's share of it",
   )
 
 
 def _explain_dot(
-  operation: program.Operation, target: targets.Target | None
+  operation: program.Operation, target: targets.Target | None, for_export: bool
 ) -> report.Explained:
-  decided = traced.decide(operation.eqn, target)
+  decided = traced.decide(operation.eqn, target, for_export=for_export)
   estimate, lowering_error = None, ""
   if decided.decision is not None:
     estimate = products.estimate_dot(operation.eqn, decided)
-    backend = backends.BACKENDS[decided.decision.implementation]
+    backend = backends.table()[decided.decision.implementation]
     refusal = backend.lowering_refusal(decided.target)
     lowering_error = "" if refusal is None else refusal.reason
   return report.Explained(
@@ -241,19 +271,18 @@ def _explain_ragged(
   )
 
 
-_QUANTIZATIONS: Final = (
-  quantize_primitive.quantize_p,
-  dequantize_primitive.dequantize_p,
-)
-
-
 def _explain_quantization(
-  operation: program.Operation, target: targets.Target | None
+  operation: program.Operation,
+  target: targets.Target | None,
+  axis_sizes: Mapping[str, int],
 ) -> report.ExplainedQuantization:
   eqn = operation.eqn
   target = target or eqn.params["target"] or targets.detect_target()
+  is_partitioned = operation.num_devices > 1
   module = lowering.Module(
-    platforms=(target.platform,), is_partitioned=operation.num_devices > 1
+    platforms=(target.platform,),
+    is_partitioned=is_partitioned,
+    is_split=is_partitioned and not operation.is_partly_local,
   )
   avals = [v.aval for v in eqn.invars]
   explained = quantize_primitive.explained
@@ -264,7 +293,7 @@ def _explain_quantization(
     name = "quantize"
     if len(eqn.params["blockings"]) > 1:
       name = "quantize_both"
-  description, told = explained(avals, eqn.params, module, target)
+  description, told = explained(avals, eqn.params, module, target, axis_sizes)
   return report.ExplainedQuantization(
     **products.place(operation),
     operation=name,
@@ -273,6 +302,7 @@ def _explain_quantization(
     implementation=told.implementation,
     reason=told.reason,
     decisions=told.decisions,
+    problems=told.problems,
   )
 
 
@@ -285,8 +315,9 @@ def info() -> str:
   lines.append(f"devices: {', '.join(devices)}")
   target = targets.current_target()
   lines.append(f"target: {target}")
+  lines += resolution.told(_OPERATIONS, target)
   lines.append("implementations, for m=128 n=4096 k=4096:")
-  for name, backend in backends.BACKENDS.items():
+  for name, backend in backends.table().items():
     # Formats that get the same answer share a line.
     answers: dict[str, list[str]] = {}
     for format in formats.KNOWN:
@@ -295,6 +326,9 @@ def info() -> str:
       answers.setdefault(answer, []).append(format.name)
     for answer, names in answers.items():
       lines.append(f"  {name}: {', '.join(names)}: {answer}")
+  lines.append("backends of other packages:")
+  statuses = [str(status) for status in registry.statuses()] or ["none"]
+  lines += [f"  {status}" for status in statuses]
   return "\n".join(lines)
 
 

@@ -75,7 +75,8 @@ class ExplainTest(parameterized.TestCase):
     )
     names = {refusal.implementation for refusal in dot.decision.refusals}
     self.assertEqual(
-      names | {dot.decision.implementation}, {"xla", "cpu", "cudnn", "triton"}
+      names | {dot.decision.implementation},
+      {"xla", "cpu", "cudnn", "triton", "cutile"},
     )
     for refusal in dot.decision.refusals:
       self.assertNotEmpty(refusal.reason)
@@ -204,7 +205,7 @@ class ExplainModuleTest(parameterized.TestCase):
     )
     self.assertEqual(dot.decision.implementation, "cudnn")
     refused = [refusal.implementation for refusal in dot.decision.refusals]
-    self.assertEqual(refused, ["triton", "xla", "cpu"])
+    self.assertEqual(refused, ["triton", "xla", "cpu", "cutile"])
     self.assertEqual(dot.function, "")
 
   def test_report_says_what_becomes_of_a_call(self):

@@ -20,7 +20,6 @@ import numpy as np
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 
 Precision = Literal["bf16", "fp8", "fp4"]
@@ -81,14 +80,11 @@ def sheet_of(target: targets.Target) -> str | None:
 
 
 def precision_of(
-  problem: problems.DotProblem,
-  implementation: str,
-  target: targets.Target,
+  lhs: problems.OperandProblem, rhs: problems.OperandProblem, *, is_native: bool
 ) -> Precision:
-  """What matrix instructions multiply, of an implementation on a target."""
-  both = [side.format for side in (problem.lhs, problem.rhs)]
-  plan = backends.BACKENDS[implementation].plan(problem, target)
-  if not plan.is_native or None in both:
+  """What matrix instructions multiply, which may take operands as they are."""
+  both = [side.format for side in (lhs, rhs)]
+  if not is_native or None in both:
     return "bf16"
   return "fp4" if all(f is not None and f.is_fp4 for f in both) else "fp8"
 

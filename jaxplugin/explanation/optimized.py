@@ -14,22 +14,10 @@ from typing import Final
 
 from jaxplugin.core import targets
 from jaxplugin.explanation import deviceless
+from jaxplugin.explanation import hlo_text
 from jaxplugin.jaxext import jax_private
 from jaxplugin.stablehlo import modules
 
-# "  ROOT name = shape opcode(...", where a shape may be a tuple.
-_INSTRUCTION: Final = re.compile(
-  r"^ +(?:ROOT )?\S+ = (\(.*?\)|\S+) ([a-z][a-z0-9-]*)\("
-)
-_COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
-# Instructions that run other computations, instruction by instruction, and
-# where they name them.
-_RUNNING: Final = ("async-start", "call", "conditional", "while")
-_RUNS: Final = re.compile(
-  r"\b(?:body|condition|to_apply|true_computation|false_computation"
-  r"|branch_computations|called_computations|calls)="
-  r"(\{.*?\}|[^\s,{}]+)"
-)
 _CALL_TARGET: Final = re.compile(r'custom_call_target="(.*?)"')
 _KIND: Final = re.compile(r"\bkind=(\w+)")
 # What is no work on the GPU, or is that of the computation it runs.
@@ -180,28 +168,15 @@ def of_module(source: modules.Source, target: targets.Target) -> Optimized:
 
 def _executed(text: str) -> Iterator[tuple[str, str]]:
   """(opcode, line) of the instructions that run, but those inside fusions."""
-  computations: dict[str, list[tuple[str, str]]] = {}
-  entries = []
-  lines: list[tuple[str, str]] = []
-  for line in text.splitlines():
-    start = _COMPUTATION.match(line)
-    if start is not None:
-      lines = computations[start[2]] = []
-      if start[1]:
-        entries.append(start[2])
-      continue
-    instruction = _INSTRUCTION.match(line)
-    if instruction is not None:
-      lines.append((instruction[2], line))
+  program = hlo_text.parse(text)
+  entries = [*program.entries]
   seen: set[str] = set()
   while entries:
     name = entries.pop()
-    if name in seen or name not in computations:
+    if name in seen or name not in program.computations:
       continue
     seen.add(name)
-    for opcode, line in computations[name]:
-      yield opcode, line
-      if opcode in _RUNNING:
-        for found in _RUNS.findall(line):
-          names = found.strip("{}").split(",")
-          entries += [name.strip().lstrip("%") for name in names]
+    for instruction in program.computations[name]:
+      yield instruction.opcode, instruction.line
+      if instruction.opcode in hlo_text.RUNNING:
+        entries += instruction.runs

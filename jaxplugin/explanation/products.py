@@ -12,11 +12,14 @@ import numpy as np
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 from jaxplugin.dot import traced
 from jaxplugin.explanation import estimates
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.ragged import backends as ragged_backends
+from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.ragged import traced as ragged
 
 # Products by their names in JAX, and why they are not block-scaled.
@@ -62,8 +65,10 @@ def estimate_dot(
   assert problem.batch is not None and problem.m is not None
   assert problem.n is not None and problem.k is not None
   flops = 2 * problem.batch * problem.m * problem.n * problem.k
+  backend = backends.table()[decision.implementation]
+  plan = backend.plan(problem, decided.target)
   precision = estimates.precision_of(
-    problem, decision.implementation, decided.target
+    problem.lhs, problem.rhs, is_native=plan.is_native
   )
   return estimates.estimate(num_bytes, flops, precision, decided.target)
 
@@ -73,7 +78,8 @@ def estimate_ragged(
 ) -> estimates.Estimate | None:
   """Of a ragged dot, as if each row had a group of its own, up to all groups.
 
-  None where a size is symbolic.
+  A contraction reads all rows and writes all groups. None where a size is
+  symbolic.
   """
   problem = decided.problem
   if not problem.sizes_are_static or decided.decision is None:
@@ -81,7 +87,8 @@ def estimate_ragged(
   assert problem.m is not None and problem.groups is not None
   assert problem.n is not None and problem.k is not None
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  weights = {"rhs", "rhs_scale"}
+  is_contraction = isinstance(problem, ragged_problems.ContractionProblem)
+  weights = set() if is_contraction else {"rhs", "rhs_scale"}
   all_weights = estimates.bytes_of(
     x for name, x in call.arrays().items() if name in weights
   )
@@ -94,8 +101,15 @@ def estimate_ragged(
   assert all_weights is not None and others is not None
   used = min(problem.m, problem.groups) / max(problem.groups, 1)
   flops = 2 * problem.m * problem.n * problem.k
+  is_native = False
+  if isinstance(problem, ragged_problems.RaggedProblem):
+    backend = ragged_backends.BACKENDS[decided.decision.implementation]
+    is_native = backend.plan(problem, decided.target).is_native
+  precision = estimates.precision_of(
+    problem.lhs, problem.rhs, is_native=is_native
+  )
   return estimates.estimate(
-    all_weights * used + others, flops, "bf16", decided.target
+    all_weights * used + others, flops, precision, decided.target
   )
 
 

@@ -16,6 +16,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
+from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
 
 _FORWARD: Final = "forward"
@@ -69,7 +70,12 @@ class Explained(Place):
     estimate: what one of them moves and computes; None where not known.
   """
 
-  problem: problems.DotProblem | ragged.RaggedProblem | None
+  problem: (
+    problems.DotProblem
+    | ragged.RaggedProblem
+    | ragged.ContractionProblem
+    | None
+  )
   target: targets.Target
   decision: decisions.Decision | None
   error: str = ""
@@ -93,6 +99,7 @@ class ExplainedQuantization(Place):
     reason: why no kernel; empty where one serves.
     decisions: what lowering follows, every refusal included; one for each axis
       where no kernel serves all.
+    problems: what each decision is about.
   """
 
   operation: str
@@ -101,6 +108,9 @@ class ExplainedQuantization(Place):
   implementation: str
   reason: str = ""
   decisions: tuple[decisions.Decision, ...] = ()
+  problems: tuple[
+    quantization.QuantizeProblem | quantization.DequantizeProblem, ...
+  ] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,8 +200,7 @@ class Explanation(Sequence):
         )
         if item.source:
           lines.append(f"    at {item.source}")
-        reason = f": {item.reason}" if item.reason else ""
-        lines.append(f"    {item.implementation}{reason}")
+        lines += [f"    {line}" for line in _quantization_lines(item)]
     if self.others:
       lines.append("not block-scaled:")
       for other in self.others:
@@ -373,6 +382,9 @@ def _decision_lines(dot: Explained) -> Iterator[str]:
   if decision is None:
     return
   yield f"{decision.implementation}: {decision.reason}"
+  if decision.config:
+    words = " ".join(f"{n}={str(v).lower()}" for n, v in decision.config)
+    yield f"config ({decision.config_from}): {words}"
   if dot.lowering_error:
     yield f"this process cannot lower it: {dot.lowering_error}"
   if decision.global_scale != "none":
@@ -388,6 +400,16 @@ def _decision_lines(dot: Explained) -> Iterator[str]:
     yield f"estimate: {words} ({dot.estimate.bound})"
   for refusal in decision.refusals:
     yield f"not {refusal.implementation}: {refusal.reason}"
+
+
+def _quantization_lines(item: ExplainedQuantization) -> Iterator[str]:
+  reason = f": {item.reason}" if item.reason else ""
+  yield f"{item.implementation}{reason}"
+  for decision in item.decisions:
+    if decision.implementation_from != decisions.RULE:
+      yield f"{decision.implementation}: {decision.reason}"
+  for note in dict.fromkeys(n for d in item.decisions for n in d.notes):
+    yield f"note: {note}"
 
 
 def _counted(items: Any) -> dict[str, int]:

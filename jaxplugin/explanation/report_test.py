@@ -282,26 +282,37 @@ class QuantizationTest(parameterized.TestCase):
     self.assertEqual(dot.decision.implementation, "triton")
     self.assertRegex(dot.lowering_error, "needs jax-triton, which does not")
 
-  def test_partitioned_module_gets_operations_and_shard_map_kernels(self):
+  def test_each_device_of_a_partitioned_module_gets_kernels(self):
     types = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((8,), ("x",), axis_types=types)
+    mesh2 = jax.make_mesh((4, 2), ("x", "y"), axis_types=types * 2)
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
     quantize = functools.partial(jp.quantize, format=jp.MXFP8)
     x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding)
     local = jax.shard_map(
       quantize, mesh=mesh, in_specs=P("x"), out_specs=P("x")
     )
-    for function, expected in ((quantize, "xla"), (local, "cpu")):
-      explanation = jp.explain(function, x, target=CPU)
+    partly = jax.shard_map(
+      quantize, mesh=mesh2, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    x2 = jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh2, P("x"))
+    )
+    for function, given, expected, shape in (
+      (quantize, x, "cpu", "float32[64, 64]"),
+      (local, x, "cpu", "float32[8, 64]"),
+      (partly, x2, "xla", "float32[16, 64]"),
+    ):
+      explanation = jp.explain(function, given, target=CPU)
       (told,) = explanation.quantizations
       self.assertEqual(told.implementation, expected)
+      self.assertIn(shape, told.description)
+      # That of each device is lowered when the partitioner asks.
+      is_lowered = expected == "cpu" and function is local
       self.assertEqual(
-        self.lowered(function, x, target=CPU), {expected} - {"xla"}
+        self.lowered(function, given, target=CPU),
+        {"cpu"} if is_lowered else set(),
       )
-      self.assertIn(
-        "float32[64, 64]" if expected == "xla" else "[8, 64]", told.description
-      )
-    (told,) = quantizations(quantize, x, target=CPU)
     self.assertIn("XLA partitions the module", told.reason)
     (decision,) = told.decisions
     self.assertEqual(decision.implementation, "xla")
@@ -312,6 +323,23 @@ class QuantizationTest(parameterized.TestCase):
       "assumed: the module is partitioned over 8 devices",
       str(jp.explain(quantize, x, target=CPU)),
     )
+
+  def test_blocks_that_devices_do_not_share_evenly_are_told(self):
+    mesh = jax.sharding.Mesh(
+      np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y")
+    )
+    sharding = jax.sharding.NamedSharding(mesh, P(None, "y"))
+    for k, parts in ((2880, 90), (4096, None)):
+      x = jax.ShapeDtypeStruct((64, k), jnp.float32, sharding=sharding)
+      quantize = lambda x: jp.dequantize(jp.quantize(x, jp.MXFP8))
+      text = str(jp.explain(quantize, x, target=CPU))
+      note = (
+        f"note: dimension 1 has {parts} parts of 32 that stay whole: where mesh"
+        " axis y (4) splits it, another dimension is split instead, or it is"
+        " gathered; pad it to avoid that"
+      )
+      self.assertEqual(text.count(note), 0 if parts is None else 2)
+      self.assertEqual("note:" in text, parts is not None)
 
 
 class EstimateTest(parameterized.TestCase):

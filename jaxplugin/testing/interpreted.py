@@ -22,6 +22,7 @@ from absl.testing import parameterized
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot.backends import triton
+from jaxplugin.ragged.backends import triton as ragged_triton
 from jaxplugin.runtime import lowering
 
 
@@ -45,10 +46,13 @@ THREAD.submit(int).result()
 
 
 def interpreted(launch, inputs, target):
-  """`triton._call` in Triton's interpreter."""
+  """`triton._call` in Triton's interpreter, of dots and of ragged ones."""
   del target
   from jaxplugin.kernels.gpu import block_scaled_matmul
+  from jaxplugin.kernels.gpu.ragged import ragged_matmul
   from jaxplugin.kernels.interpreter import interpret
+
+  kernels = {**block_scaled_matmul.KERNELS, **ragged_matmul.KERNELS}
 
   (output,) = launch.outputs
   # E4M3 has no NumPy layout that a callback may rely on: bytes.
@@ -62,7 +66,7 @@ def interpreted(launch, inputs, target):
     inputs = [np.array(x) for x in inputs]
     out = np.full(output.shape, np.nan, output.dtype)
     interpret.launch(
-      block_scaled_matmul.KERNELS[launch.kernel],
+      kernels[launch.kernel],
       launch.grid,
       *launch.described(
         [
@@ -93,7 +97,8 @@ class RecordedTestCase(parameterized.TestCase):
       self.launched.append(launch)
       return interpreted(launch, inputs, target)
 
-    self.enter_context(mock.patch.object(triton, "_call", recorded))
+    for module in (triton, ragged_triton):
+      self.enter_context(mock.patch.object(module, "_call", recorded))
     self.enter_context(
       mock.patch.object(
         lowering, "resolve_target", lambda override, _: override or CPU

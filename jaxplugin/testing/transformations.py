@@ -49,12 +49,17 @@ def equations(jaxpr: Any) -> Iterator[Any]:
   """All equations of a jaxpr and of those inside it."""
   for eqn in jaxpr.eqns:
     yield eqn
-    for value in jax.tree.leaves(
-      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-    ):
-      inner = getattr(value, "jaxpr", value)
-      if hasattr(inner, "eqns"):
-        yield from equations(inner)
+    yield from inner_equations(eqn)
+
+
+def inner_equations(eqn: Any) -> Iterator[Any]:
+  """All equations of the jaxprs inside of an equation."""
+  for value in jax.tree.leaves(
+    list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+  ):
+    inner = getattr(value, "jaxpr", value)
+    if hasattr(inner, "eqns"):
+      yield from equations(inner)
 
 
 def dots_of(jaxpr: Any) -> list[Any]:

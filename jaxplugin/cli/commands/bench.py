@@ -64,8 +64,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "--shapes",
     metavar="LIST",
     help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
-    " training:TOKENSxCHANNELSxHIDDEN, quantize:MxK, dequantize:MxK; default:"
-    " the platform's table",
+    " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
+    " quantize:MxK, dequantize:MxK; default: the platform's table",
   )
   what.add_argument(
     "--m",
@@ -95,6 +95,11 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     metavar="LIST",
     default=",".join(dot_variants.PEERS),
     help=f"of {', '.join(dot_variants.PEERS)}, or none; default: all",
+  )
+  what.add_argument(
+    "--isa",
+    choices=("avx2",),
+    help="have XLA and the kernels of a CPU do without later instruction sets",
   )
   _add_limits(command.add_argument_group("how"))
   out = command.add_argument_group("results")
@@ -169,6 +174,7 @@ def _run(args: argparse.Namespace) -> int:
     runs.show(found)
   else:
     request = _request(args)
+    _check_instruction_set(args.isa, request.device)
     with jax.default_device(request.device.device):
       found = runs.measure(request)
   if plot is not None:
@@ -180,6 +186,14 @@ def _run(args: argparse.Namespace) -> int:
       file=sys.stderr,
     )
   return _FAILED if bad else 0
+
+
+def _check_instruction_set(isa: str | None, device: devices.Device) -> None:
+  if isa is not None and device.target.cpu_kernels != isa:
+    raise ValueError(
+      f"bench: --isa {isa} needs a CPU with kernels and a process in which JAX"
+      f" has no devices yet, got {device.target}"
+    )
 
 
 def _check_writable(path: str | None) -> None:
@@ -212,11 +226,13 @@ def _request(args: argparse.Namespace) -> runs.Request:
   implementations = _names(
     "--implementations",
     args.implementations,
-    (*backends.NAMES, dot_variants.CHOSEN),
+    (*backends.table(), dot_variants.CHOSEN),
   )
   peers = _names("--peers", args.peers, dot_variants.PEERS) or ()
   if args.shapes is not None:
     workloads.parse_rows(args.shapes, m)  # before a device is looked for
+  if args.isa is not None:
+    devices.limit_instruction_set(args.isa)
   device = devices.find(args.platform)
   platform = "gpu" if device.is_gpu else "cpu"
   shapes = args.shapes or ("quick" if args.quick else _DEFAULT_SHAPES[platform])

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -34,6 +35,37 @@ from jaxplugin.testing import bench_results
 
 SMALL = ["--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"]
 OPTIONAL = ("matplotlib", "torch", "torchao", "tqdm")
+
+
+class InstructionSetTest(absltest.TestCase):
+  def test_isa_limits_xla_and_kernels(self):
+    """In a process of its own: neither can be limited later."""
+    if jp.detect_target("cpu").cpu_kernels not in ("avx512_bf16", "avx512"):
+      self.skipTest("needs AVX-512 and the kernels")
+    with tempfile.TemporaryDirectory() as directory:
+      path = pathlib.Path(directory) / "run.json"
+      options = "--quick --isa avx2 --rounds 2 --seconds 0.01 --peers f32"
+      subprocess.run(
+        [sys.executable, "-m", "jaxplugin", "bench", *options.split()]
+        + ["--shapes", "8x64x64", "--formats", "mxfp4", "--json", str(path)],
+        check=True,
+        capture_output=True,
+      )
+      found = results.read(path)
+    self.assertEqual(found.environment["instruction_set"], "avx2")
+    self.assertIn("--xla_cpu_max_isa=AVX2", found.environment["xla_flags"])
+    self.assertAlmostEqual(found.ceilings.int8, 2 * found.ceilings.f32)
+
+  def test_isa_is_refused_where_it_cannot_be_had(self):
+    """Here JAX has devices, and the kernels have chosen."""
+    if jp.detect_target("cpu").cpu_kernels == "avx2":
+      self.skipTest("has just that")
+    with absltest.mock.patch.dict(os.environ):
+      error = io.StringIO()
+      with contextlib.redirect_stderr(error):
+        status = command_line.main(["bench", "--quick", "--isa", "avx2"])
+    self.assertNotEqual(status, 0)
+    self.assertIn("--isa avx2 needs a CPU with kernels", error.getvalue())
 
 
 class BenchTestCase(parameterized.TestCase):
@@ -378,7 +410,7 @@ class BadArgumentsTest(BenchTestCase):
     ("--peers cublas", "unknown --peers 'cublas'; known: f32, bf16"),
     (
       "--implementations cuda",
-      "unknown --implementations 'cuda'; known: cudnn, triton, cpu, xla",
+      "unknown --implementations 'cuda'; known: cudnn, triton, cpu, xla, cut",
     ),
     ("--m 0", "--m must be positive integers"),
     ("--rounds 0", "--rounds must be above 0, got 0"),

@@ -52,7 +52,9 @@ def _run(args: argparse.Namespace) -> int:
   if args.descriptors:
     target = triton_library.with_descriptors(target)
   explanation = dots.explain(args, target, "triton")
-  compiled = compilation.compile_dot(explanation[0].problem, target)
+  (dot,) = explanation
+  config = () if dot.decision is None else dot.decision.config
+  compiled = compilation.compile_dot(dot.problem, target, config)
   print(compiled.to_json() if args.json else compiled)
   if args.write is not None:
     for path in compiled.write(args.write):

@@ -293,3 +293,77 @@ def operand_of_columns(
     quotient.astype(np.float32), format.values_dtype, np.asarray(bits).T
   )
   return nearest.dequantized()
+
+
+def aligned(x: np.ndarray, sizes: Any, multiple: int, rows: int) -> np.ndarray:
+  """Groups of rows, each padded with zeros to a multiple, and all to `rows`."""
+  ends = np.cumsum(sizes)
+  parts = [
+    np.pad(x[end - size : end], ((0, -size % multiple), (0, 0)))
+    for size, end in zip(sizes, ends, strict=True)
+  ]
+  result = np.concatenate(parts)
+  return np.pad(result, ((0, rows - len(result)), (0, 0)))
+
+
+def ragged_products(
+  recipe: recipes.Recipe, x: Any, w: Any, g: Any, sizes: Any, key: Any = None
+) -> list[list[Product]]:
+  """The same three of a mixture, by groups: a product for each group in each.
+
+  For x [m, k], w [groups, n, k] and g [m, n]; rows of no group are zeros. n and
+  k are whole blocks.
+
+  Returns:
+    Three lists of as many products as there are groups.
+  """
+  x, w, g = (np.asarray(a, np.float32) for a in (x, w, g))
+  num_groups = len(w)
+  activation, weight = recipe.activation_format, recipe.weight_format
+  keys = [None, None]
+  if recipe.stochastic_rounding:
+    keys = [jax.random.fold_in(key, i) for i in range(2)]
+  starts = np.cumsum(sizes) - sizes
+  own = lambda rows, i: rows[starts[i] : starts[i] + sizes[i]]
+  each = range(num_groups)
+
+  def weights(w: np.ndarray, size: int | None) -> np.ndarray:
+    rows = w.reshape(-1, w.shape[2])
+    result = operand(
+      *(rows, weight, recipe, size or 1, size), is_square=recipe.weight_2d
+    )
+    return result.reshape(w.shape)
+
+  x_q, w_q = operand(x, activation, recipe, 1), weights(w, None)
+  if not recipe.quantize_forward:
+    x_q, w_q = x.astype(np.float64), w.astype(np.float64)
+  forward = [Product(own(x_q, i), w_q[i]) for i in each]
+  if recipe.backward_from_quantized:
+    x, w = x_q.astype(np.float32), w_q.astype(np.float32)
+
+  g_q, turned = g.astype(np.float64), w.swapaxes(1, 2).astype(np.float64)
+  if recipe.quantize_dgrad:
+    size = recipe.dgrad_hadamard
+    g_q = operand(
+      *(g, recipe.grad_format, recipe, size or 1, size),
+      key=keys[0],
+      scale_up=recipe.grad_scale_up,
+    )
+    turned = weights(w.swapaxes(1, 2), size)
+  dgrad = [Product(own(g_q, i), turned[i]) for i in each]
+
+  x_t, g_t = x.T.astype(np.float64), g.T.astype(np.float64)
+  if recipe.quantize_wgrad:
+    size = recipe.wgrad_hadamard
+    blocks = [f.block_size for f in (activation, recipe.grad_format) if f]
+    multiple = int(np.lcm.reduce([*blocks, size or 1]))
+    rows = len(x) + min(num_groups, len(x)) * (multiple - 1)
+    rows = rows // multiple * multiple
+    x, g = (aligned(a, sizes, multiple, rows) for a in (x, g))
+    x_t = operand(x.T, activation, recipe, multiple, size)
+    g_t = operand_of_columns(g, recipe, multiple, size, keys[1])
+    sizes = -(-np.asarray(sizes) // multiple) * multiple
+    starts = np.cumsum(sizes) - sizes
+  columns = lambda a, i: a[:, starts[i] : starts[i] + sizes[i]]
+  wgrad = [Product(columns(g_t, i), columns(x_t, i)) for i in each]
+  return [forward, dgrad, wgrad]

@@ -1,0 +1,75 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Instructions of a module in HLO's text, and what runs what."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Final
+
+# "  ROOT name = shape opcode(...", where a shape may be a tuple of tuples.
+_INSTRUCTION: Final = re.compile(
+  r"^ +(?:ROOT )?\S+ = (\(.*?\)|\S+) ([a-z][a-z0-9-]*)\("
+)
+_COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
+# Where an instruction names the computations that it runs.
+_RUNS: Final = re.compile(
+  r"\b(?:body|condition|to_apply|true_computation|false_computation"
+  r"|branch_computations|called_computations|calls)="
+  r"(\{.*?\}|[^\s,{}]+)"
+)
+# Instructions that run other computations, instruction by instruction.
+RUNNING: Final = ("async-start", "call", "conditional", "while")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instruction:
+  """One instruction.
+
+  Attributes:
+    opcode: such as "all-gather-start".
+    shape: of its result, as HLO writes it.
+    line: all of it.
+  """
+
+  opcode: str
+  shape: str
+  line: str
+
+  @property
+  def runs(self) -> tuple[str, ...]:
+    """Names of the computations that it refers to, in order."""
+    return tuple(
+      name.strip().lstrip("%")
+      for found in _RUNS.findall(self.line)
+      for name in found.strip("{}").split(",")
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+  """A module's computations by name; `entries` are where it begins."""
+
+  entries: tuple[str, ...]
+  computations: dict[str, list[Instruction]]
+
+
+def parse(text: str) -> Program:
+  """Reads the text of one or several modules."""
+  computations: dict[str, list[Instruction]] = {}
+  entries = []
+  instructions: list[Instruction] = []
+  for line in text.splitlines():
+    start = _COMPUTATION.match(line)
+    if start is not None:
+      instructions = computations[start[2]] = []
+      if start[1]:
+        entries.append(start[2])
+      continue
+    found = _INSTRUCTION.match(line)
+    if found is not None:
+      instructions.append(
+        Instruction(opcode=found[2], shape=found[1], line=line)
+      )
+  return Program(entries=tuple(entries), computations=computations)

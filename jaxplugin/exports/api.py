@@ -1,0 +1,236 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`export`: `jax.export` of a function, with kernels in the module."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.export
+
+from jaxplugin.core import targets
+from jaxplugin.dot import primitive
+from jaxplugin.dot.backends import cudnn
+from jaxplugin.jaxext import exports_private
+from jaxplugin.kernels.cpu import library
+from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import quantize_primitive
+from jaxplugin.ragged import traced as ragged_traced
+from jaxplugin.runtime import cutile_library
+from jaxplugin.runtime import exporting
+
+# What implementations emit. docs/export.md says who makes each known to XLA,
+# and what is promised about it.
+CALL_TARGETS: Final = (
+  *library.HANDLERS,
+  "triton_kernel_call",
+  "triton_kernel_call_ffi",  # of jax-triton 0.4
+  cudnn.DOT_TARGET,
+  cudnn.SWIZZLED_DOT_TARGET,
+  cutile_library.CALL_TARGET,
+)
+_PRIMITIVES: Final = (
+  primitive.block_scaled_dot_p,
+  quantize_primitive.quantize_p,
+  dequantize_primitive.dequantize_p,
+  *ragged_traced.PRIMITIVES,
+)
+# Platforms on which there is nothing to know of a device.
+_NEED_NO_TARGET: Final = ("cpu", "tpu")
+# Code is not wanted, only what the partitioner says.
+_COMPILER_OPTIONS: Final[dict[str, str | bool]] = {
+  "xla_backend_optimization_level": "0"
+}
+
+
+def export(
+  fn: Callable[..., Any],
+  platforms: Sequence[str] | None = None,
+  *,
+  target: targets.Target | Sequence[targets.Target] | None = None,
+  disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = (),
+) -> Callable[..., jax.export.Exported]:
+  """`jax.export.export` with kernels: what `jit` runs is what is exported.
+
+    exported = jp.export(step, ["cpu", "cuda"], target=jp.named_target("h100"))
+    data = exported(x, w).serialize()
+
+    import jaxplugin  # makes the kernels known to XLA
+    y = jax.export.deserialize(data).call(x, w)
+
+  `jax.export.export` itself makes a portable module, of XLA's operations, which
+  a process without this package loads too. What a module of `export` needs
+  where it is loaded, and which releases load it, is in docs/export.md.
+
+  Sizes may be symbolic: on CPUs kernels take any m, n and batch; on GPUs, and
+  of what quantizes there, operations serve. Measured configs of CPU kernels are
+  left out, as another CPU may load the module.
+
+  Arguments may be sharded over a mesh whose devices are here. Where the axes
+  are XLA's to assign (Auto), the function is compiled once, without code for
+  its dots, for what the partitioner says of each call; the module holds a
+  `shard_map` of that, so devices move quantized bytes as under `jit`.
+  The module's derivative (`serialize(vjp_order=1)`) then is portable.
+
+  Args:
+    fn: a function, jitted or not.
+    platforms: of "cpu", "cuda", "rocm" and "tpu"; by default those of target,
+      else JAX's default. Each is decided for itself.
+    target: the devices to decide for, of a platform each. By default the local
+      ones. A `use_target` in the function comes before them.
+    disabled_checks: as of `jax.export.export`, for custom calls of others.
+
+  Returns:
+    A function of arrays or `jax.ShapeDtypeStruct`s, with shardings or without,
+    that returns the `jax.export.Exported`.
+
+  Raises:
+    TypeError: target is no `Target` and no sequence of these.
+    ValueError: a target is of none of the platforms, or two are of one; or a
+      GPU's platform has neither a target nor a device here.
+    NotImplementedError: an implementation that is forced cannot serve; or sizes
+      are symbolic, or devices are not here, where the partitioner would have to
+      be asked. (Raised by the function that is returned.)
+  """
+  given = _targets_of(target)
+  platforms = _platforms(platforms, given)
+  for platform in platforms:
+    _check_known(platform, given)
+  jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
+  checks = [
+    *map(jax.export.DisabledSafetyCheck.custom_call, CALL_TARGETS),
+    *disabled_checks,
+  ]
+  exporter = functools.partial(
+    jax.export.export, jitted, platforms=platforms, disabled_checks=checks
+  )
+
+  def exported_of(*args: Any, **kwargs: Any) -> jax.export.Exported:
+    context = lambda: _going_on(given, len(platforms))
+    with context() as current:
+      try:
+        exported = exporter()(*args, **kwargs)
+      except exporting.UnheardError:
+        pass
+      except ValueError as error:
+        _check_devices((args, kwargs), error)
+        raise
+      else:
+        return exports_private.with_vjp_exported_in(exported, context)
+      # Calls of one shape may be split in different ways.
+      with exports_private.lowered_anew(_PRIMITIVES) as rules:
+        _listen(current, jitted, rules, args, kwargs)
+        current.begin("exporting")
+        return exporter(_override_lowering_rules=rules)(*args, **kwargs)
+
+  return exported_of
+
+
+@contextlib.contextmanager
+def _going_on(
+  given: Mapping[str, targets.Target], num_platforms: int
+) -> Iterator[exporting.Export]:
+  current = exporting.Export(targets=given, num_platforms=num_platforms)
+  # A forced implementation is judged while tracing, for one target.
+  override: Any = contextlib.nullcontext()
+  if len(given) == 1 and targets.overriding_target() is None:
+    override = targets.use_target(*given.values())
+  with exporting.going_on(current), override:
+    yield current
+
+
+def _targets_of(given: Any) -> dict[str, targets.Target]:
+  """The targets by platform."""
+  several = given if isinstance(given, (tuple, list)) else (given,)
+  found: dict[str, targets.Target] = {}
+  for target in () if given is None else several:
+    if not isinstance(target, targets.Target):
+      raise TypeError(
+        f"export: target must be a jp.Target or a sequence of these, got"
+        f" {target!r}; see jp.named_target"
+      )
+    if target.platform in found:
+      raise ValueError(
+        f"export: target must have one for each platform, got"
+        f" {found[target.platform].name} and {target.name}, both of"
+        f" {target.platform}; export a module for each"
+      )
+    found[target.platform] = target
+  return found
+
+
+def _platforms(
+  platforms: Sequence[str] | None, given: Mapping[str, targets.Target]
+) -> tuple[str, ...]:
+  if isinstance(platforms, str):
+    platforms = (platforms,)
+  if platforms is None:
+    platforms = tuple(given) or (jax.export.default_export_platform(),)
+  missing = set(given) - set(platforms)
+  if missing:
+    raise ValueError(
+      f"export: target must be of the platforms {tuple(platforms)}, got one of"
+      f" {', '.join(sorted(missing))}; add its platform, or leave it out"
+    )
+  return tuple(platforms)
+
+
+def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:
+  """Raises ValueError where nothing is known of a GPU."""
+  if platform in given or platform in _NEED_NO_TARGET:
+    return
+  override = targets.overriding_target()
+  if override is not None and override.platform == platform:
+    return
+  try:
+    jax.local_devices(backend=platform)
+  except RuntimeError:
+    raise ValueError(
+      f"export: platform {platform!r} must have a target where no such device"
+      ' is here, got none; pass target=jp.named_target("h100") or another one'
+    ) from None
+
+
+def _check_devices(args: Any, error: ValueError) -> None:
+  """Raises NotImplementedError where a mesh has no devices."""
+  for x in jax.tree.leaves(args):
+    mesh = getattr(getattr(x, "sharding", None), "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty:
+      raise NotImplementedError(
+        f"export: the devices of a mesh must be here, got {mesh}; as many CPUs"
+        " do, whatever the platform is: jax_num_cpu_devices and jax.make_mesh"
+      ) from error
+
+
+def _listen(
+  current: exporting.Export,
+  jitted: Any,
+  rules: Any,
+  args: tuple[Any, ...],
+  kwargs: dict[str, Any],
+) -> None:
+  """Writes down what the partitioner says of each call that it splits.
+
+  Raises:
+    NotImplementedError: it cannot be asked.
+  """
+  leaves = jax.tree.leaves((args, kwargs))
+  shapes = [x.shape for x in leaves if hasattr(x, "shape")]
+  if any(jax.export.is_symbolic_dim(d) for shape in shapes for d in shape):
+    raise NotImplementedError(
+      "export: sizes must be numbers where XLA's partitioner splits calls, got"
+      f" symbolic ones in {shapes}; make the mesh's axes Explicit, or split the"
+      " call by jax.shard_map; or export operations by jax.export.export"
+    )
+  current.begin("listening")
+  traced = jitted.trace(*args, **kwargs)
+  lowered = exports_private.lowered_with(traced, rules)
+  lowered.compile(compiler_options=dict(_COMPILER_OPTIONS))

@@ -1,0 +1,193 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`export`: kernels in the module, for targets that need not be here."""
+
+from __future__ import annotations
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.exports import api
+from jaxplugin.tables import resolution
+from jaxplugin.testing import transformations
+from jaxplugin.testing.exported import reading
+
+B200 = jp.named_target("b200", cudnn="9.13")
+H100 = jp.named_target("h100")
+DOT = "jaxplugin_block_scaled_dot"
+HAS_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
+
+calls_in = reading.calls_in
+
+
+def operands(format=jp.MXFP8, m=3, n=5, k=64):
+  rng = np.random.default_rng(0)
+  return tuple(transformations.array(rng, format, (r, k)) for r in (m, n))
+
+
+class ExportTest(parameterized.TestCase):
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_module_has_what_jit_runs_and_gives_its_bits(self, format):
+    if not HAS_KERNELS:
+      self.skipTest("there are no kernels for CPUs here")
+    args = operands(format)
+    function = jax.jit(
+      lambda x, w: jp.block_scaled_dot(x, w, bias=jnp.arange(5.0))
+    )
+    exported = jp.export(function)(*args)
+    self.assertEqual(calls_in(exported), {DOT: 1})
+    loaded = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(loaded.call(*args), function(*args))
+
+  def test_jax_export_itself_stays_portable(self):
+    args = operands()
+    with self.subTest("also after export of the same function"):
+      function = jax.jit(jp.block_scaled_dot)
+      jp.export(function)(*args)
+      self.assertEqual(calls_in(jax.export.export(function)(*args)), {})
+
+  def test_derivative_keeps_kernels_too(self):
+    if not HAS_KERNELS:
+      self.skipTest("there are no kernels for CPUs here")
+    x, w = jnp.ones((4, 32)), operands()[1]
+    w = jax.tree.map(lambda leaf: leaf[:, : leaf.shape[1] // 2], w)
+    exported = jp.export(lambda x: jp.block_scaled_dot(x, w))(x)
+    loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
+    self.assertNotEmpty(calls_in(exported.vjp()))
+    expected = np.tile(np.asarray(jp.dequantize(w)).sum(0), (4, 1))
+    gradient = jax.grad(lambda x: loaded.call(x).sum())(x)
+    np.testing.assert_array_equal(gradient, expected)
+
+  @parameterized.parameters(
+    (B200, {"__op$block_scaled_dot": 1}), (H100, {"triton_kernel_call": 1})
+  )
+  def test_gpu_that_is_not_here_gets_its_kernel(self, target, expected):
+    self.require_triton(expected)
+    exported = jp.export(jp.block_scaled_dot, target=target)(*operands())
+    self.assertEqual(exported.platforms, ("cuda",))
+    self.assertEqual(calls_in(exported), expected)
+
+  def test_each_platform_of_a_module_has_its_kernels(self):
+    self.require_triton({"triton_kernel_call": 1})
+    args = operands()
+    exported = jp.export(
+      jp.block_scaled_dot, ["cpu", "cuda", "tpu"], target=H100
+    )(*args)
+    expected = {"triton_kernel_call": 1} | ({DOT: 1} if HAS_KERNELS else {})
+    self.assertEqual(calls_in(exported), expected)
+    np.testing.assert_array_equal(
+      exported.call(*args), jp.block_scaled_dot(*args)
+    )
+
+  def require_triton(self, expected):
+    if "triton_kernel_call" in expected:
+      try:
+        import jax_triton  # noqa: F401
+      except ImportError as error:
+        self.skipTest(f"jax-triton cannot lower here: {error}")
+
+  def test_symbolic_sizes_keep_kernels_of_cpus(self):
+    if not HAS_KERNELS:
+      self.skipTest("there are no kernels for CPUs here")
+    (_, w), (m,) = operands(), jax.export.symbolic_shape("m")
+    experts = jp.quantize(jnp.stack([jnp.eye(64), jnp.ones((64, 64))]), "mxfp8")
+
+    def function(x):
+      x_q = jp.quantize(x, jp.MXFP8)
+      y = jp.ragged_dot(x_q, experts, jnp.asarray([2, 1]))
+      return jp.block_scaled_dot(x_q, w), y, jp.block_scaled_dot(w, x_q)
+
+    exported = jp.export(function)(jax.ShapeDtypeStruct((m, 64), jnp.float32))
+    self.assertEqual(
+      calls_in(exported),
+      {"jaxplugin_quantize": 1, DOT: 2, "jaxplugin_ragged_dot": 1},
+    )
+    loaded = jax.export.deserialize(exported.serialize())
+    for rows in (3, 17):
+      x = jnp.asarray(np.random.default_rng(rows).normal(size=(rows, 64)))
+      result, expected = loaded.call(x), jax.jit(function)(x)
+      jax.tree.map(np.testing.assert_array_equal, result, expected)
+
+  def test_matrix_of_any_rows_times_a_vector(self):
+    (_, w), (m,) = operands(n=1), jax.export.symbolic_shape("m")
+    spec = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((m, *x.shape[1:]), x.dtype), w
+    )
+    exported = jp.export(jp.block_scaled_dot)(spec, w)
+    for rows in (1, 9):
+      x, _ = operands(m=rows)
+      np.testing.assert_array_equal(
+        exported.call(x, w), jp.block_scaled_dot(x, w)
+      )
+
+  def test_symbolic_k_is_left_to_operations(self):
+    (k,) = jax.export.symbolic_shape("k")
+    spec = jp.ScaledArray(
+      jax.ShapeDtypeStruct((3, 32 * k), jp.MXFP8.values_dtype),
+      jax.ShapeDtypeStruct((3, k), jp.MXFP8.scale_dtype),
+      None,
+      jp.MXFP8,
+    )
+    exported = jp.export(jp.block_scaled_dot)(spec, spec)
+    self.assertEqual(calls_in(exported), {})
+    x, w = operands(n=3)
+    np.testing.assert_array_equal(
+      exported.call(x, w), jp.block_scaled_dot(x, w)
+    )
+    (told,) = jp.explain(jp.block_scaled_dot, spec, spec, for_export=True)
+    self.assertIn("needs a static k", str(told.decision.refusals))
+
+  def test_config_of_this_machine_stays_here(self):
+    if not HAS_KERNELS:
+      self.skipTest("there are no kernels for CPUs here")
+    args = operands()
+    with resolution.pinned("cpu", (("threads", 1),)):
+      exported = jp.export(jp.block_scaled_dot)(*args)
+      lowered = jax.jit(jp.block_scaled_dot).lower(*args)
+      (jitted,) = jp.explain(jp.block_scaled_dot, *args)
+      (told,) = jp.explain(jp.block_scaled_dot, *args, for_export=True)
+    self.assertIn("threads = ", lowered.as_text())
+    self.assertNotIn("threads = ", exported.mlir_module())
+    self.assertEqual(dict(jitted.decision.config), {"threads": 1})
+    self.assertEqual(told.decision.config, ())
+    self.assertIn("exported without threads=1", told.decision.reason)
+
+  def test_use_target_around_it_decides_as_under_jit(self):
+    with jp.use_target(B200):
+      exported = jp.export(jp.block_scaled_dot, ["cuda"])(*operands())
+    self.assertEqual(calls_in(exported), {"__op$block_scaled_dot": 1})
+
+  @parameterized.parameters(
+    (ValueError, ["cuda"], None, "'cuda' must have a target"),
+    (ValueError, ["cpu"], H100, r"platforms \('cpu',\), got one of cuda"),
+    (ValueError, None, (H100, B200), "got h100 and b200, both of cuda"),
+    (TypeError, None, "h100", "must be a jp.Target .* got 'h100'"),
+  )
+  def test_bad_targets_are_refused(self, error, platforms, target, message):
+    with self.assertRaisesRegex(error, message):
+      jp.export(jp.block_scaled_dot, platforms, target=target)
+
+  def test_forced_implementation_that_cannot_serve_is_refused(self):
+    function = lambda x, w: jp.block_scaled_dot(x, w, implementation="cudnn")
+    with self.assertRaisesRegex(NotImplementedError, "the target's platform"):
+      jp.export(function)(*operands())
+
+  def test_custom_calls_of_others_stay_checked(self):
+    call = jax.ffi.ffi_call("of_somebody", jax.ShapeDtypeStruct((), "float32"))
+    with self.assertRaisesRegex(ValueError, "no compatibility guarantees"):
+      jp.export(call)(jnp.zeros(()))
+    check = jax.export.DisabledSafetyCheck.custom_call("of_somebody")
+    exported = jp.export(call, disabled_checks=[check])(jnp.zeros(()))
+    self.assertEqual(calls_in(exported), {"of_somebody": 1})
+
+  def test_call_targets_are_those_of_the_library(self):
+    self.assertContainsSubset({DOT, "jaxplugin_copy"}, api.CALL_TARGETS)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,62 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and pictures of the guide on scale are what `plan` says."""
+
+import importlib.util
+
+import plan_tables
+from absl.testing import absltest
+
+from jaxplugin.planning import collectives
+
+needs_compiler = absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+
+
+class PlanTablesTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.text = plan_tables.GUIDE.read_text()
+    self.kept = plan_tables.kept()
+
+  def test_each_command_was_run(self):
+    self.assertNotEmpty(self.kept)
+    self.assertEqual([*self.kept], plan_tables.commands(self.text))
+
+  def test_tables_are_those_of_the_plans(self):
+    self.assertEqual(
+      self.text,
+      plan_tables.written(self.text, self.kept),
+      "run python tools/plan_tables.py --written",
+    )
+
+  def test_pictures_are_those_of_the_plans(self):
+    pictures = plan_tables.pictures(self.kept)
+    self.assertNotEmpty(pictures)
+    for path, drawn in pictures.items():
+      self.assertEqual(path.read_text(), drawn, path)
+      self.assertIn(f"({path.name})", self.text)
+
+  def test_a_kept_plan_is_what_it_is_by_hand(self):
+    """Each weight's gradient is scattered over fsdp, once."""
+    ((plain, *_),) = (v for c, v in self.kept.items() if "405b" in c)
+    scattered = collectives.received(
+      plain.collectives, axis="fsdp", kind="reduce-scatter"
+    )
+    d, f = 16384, 53248
+    weights = (2 * d * d + 2 * d * 1024 + 3 * d * f) * 2
+    self.assertEqual(scattered, weights / 8 * 127 / 128)
+
+  @needs_compiler
+  def test_a_plan_is_what_it_is_by_hand(self):
+    """A gather of the weights, and a scatter of their gradients."""
+    command = "plan small --batch 8 --sequence 256 --layout fsdp=8"
+    (found,) = plan_tables.run(f"{command} --formats bf16")
+    weights = (4 * 1024**2 + 3 * 1024 * 4096) * 2
+    self.assertEqual(found.received, 2 * weights * 7 / 8)
+
+
+if __name__ == "__main__":
+  absltest.main()
