@@ -2,10 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training needs: recipes, a `dot_general` that quantizes, and policies.
 
-`api` has `dot_general`, `recipes` says what is quantized to what, `gradients`
-has derivatives, and `checkpoint_policies` what of memory is traded for time.
+`api` has `dot_general`, `ragged` that of a mixture of experts, `recipes` says
+what is quantized to what, `gradients` has derivatives, `quantized_operand` what
+is quantized once for many products, and `checkpoint_policies` what of memory is
+traded for time.
 """
 
+from jaxplugin.training.operand_trees import primals as primals
+from jaxplugin.training.operand_trees import promote_dtype as promote_dtype
+from jaxplugin.training.operand_trees import with_primals as with_primals
+from jaxplugin.training.ragged import ragged_dot_general as ragged_dot_general
 from jaxplugin.training.recipes import MXFP4_RECIPE as MXFP4_RECIPE
 from jaxplugin.training.recipes import MXFP8_RECIPE as MXFP8_RECIPE
 from jaxplugin.training.recipes import NVFP4_RECIPE as NVFP4_RECIPE

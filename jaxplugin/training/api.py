@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -13,19 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 
 from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
+from jaxplugin.jaxext import explicit_axes
 from jaxplugin.quantization import arguments
 from jaxplugin.training import gradients
 from jaxplugin.training import products
+from jaxplugin.training import quantized_operand
 from jaxplugin.training import recipes
 
 
@@ -49,8 +51,9 @@ def dot_general(
   quantize_dgrad: bool | _NotGiven = _NOT_GIVEN,
   quantize_wgrad: bool | _NotGiven = _NOT_GIVEN,
   scale_rounding: quantization.ScaleRounding | _NotGiven = _NOT_GIVEN,
+  reduce_dtype: Any = None,
   implementation: str | None = None,
-) -> Callable[..., jax.Array]:
+) -> QuantizedDotGeneral:
   """Makes a drop-in for `lax.dot_general` that multiplies in block formats.
 
   The function returned quantizes both operands along the contracting dimension
@@ -68,11 +71,13 @@ def dot_general(
   lhs for activations and rhs for weights, in which everything is in blocks of
   one row and rounded to nearest.
 
-  Under differentiation the forward pass quantizes each operand along both
+  Under differentiation the forward pass quantizes activations along both
   dimensions, and what is kept for the backward pass is the second quantization
   and not the operand: 1 byte a value for FP8, half a byte for FP4, and scales.
-  Weights in square blocks are quantized once: what the forward product has is
-  kept. `checkpoint_policies.quantized_saveable` saves what is kept.
+  `checkpoint_policies.quantized_saveable` saves what is kept. Of weights no
+  copy is kept, as they live anyway: the backward pass quantizes them itself, or
+  takes what `quantize_operand` made once for many calls. (Of formats alone rhs
+  with batch dimensions counts as activations, as in attention.)
   An operand is kept as it is, and quantized forward only, where its format is
   None or its product backward is not quantized. g is quantized along both
   dimensions where both products are. On GPUs both take one read where
@@ -113,25 +118,32 @@ def dot_general(
     quantize_dgrad: False computes lhs's gradient in high precision.
     quantize_wgrad: False computes rhs's gradient in high precision.
     scale_rounding: "up" or "floor", see `quantize`.
+    reduce_dtype: f32, bf16 or f16: what devices send each other, under `jit`,
+      where a dimension that a product contracts is sharded (rows in wgrad under
+      FSDP, k under tensor parallelism), see `block_scaled_dot`. None is the
+      dtype of each product, as `lax.dot_general` has it: bf16 results and
+      gradients are sums over devices in bf16.
     implementation: None chooses; a name forces one, see `block_scaled_dot`.
 
   Returns:
     f(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None,
     *, key=None, out_sharding=None) with the meaning of `lax.dot_general`: lhs
-    and rhs are f32, bf16 or f16 of any rank; the result has
-    preferred_element_type, by default the operands' common dtype. Contracting
-    sizes need not be multiples of the block: they are padded with zeros inside,
-    before anything is transformed. `precision` is that of products in high
-    precision, by default the highest. `key` is a `jax.random` key. Under
-    explicit mesh axes the result has the sharding that `lax.dot_general` gives
-    it: `out_sharding`, or else that of the operands' remaining dimensions;
-    between, the compiler decides, and what has to be gathered travels
-    quantized. Gradients have the operands' dtypes and shardings.
+    and rhs are f32, bf16 or f16 of any rank, or what `quantize_operand` made of
+    such; the result has preferred_element_type, by default the operands' common
+    dtype. Contracting sizes need not be multiples of the block: they are padded
+    with zeros inside, before anything is transformed. `precision` is that of
+    products in high precision, by default the highest. `key` is a `jax.random`
+    key. Under explicit mesh axes the result has the sharding that
+    `lax.dot_general` gives it: `out_sharding`, or else that of the operands'
+    remaining dimensions; between, what has to be gathered travels quantized, as
+    the types say. Gradients have the operands' dtypes and shardings. Functions
+    of equal arguments are equal, and pytrees without leaves.
 
   Raises:
     TypeError: a format is no BlockFormat, both are None, there is a recipe and
-      a format, or neither, or a recipe without weight; and from the function
-      returned: operands are no floats, their shapes do not fit, or key is none.
+      a format, or neither, or a recipe without weight, or reduce_dtype is none
+      of its three; and from the function returned: operands are no floats,
+      their shapes do not fit, or key is none.
     ValueError: weight, scale_rounding, implementation or a format's name is
       unknown; and while a gradient is traced, of a recipe that rounds it
       stochastically, no key was given.
@@ -157,10 +169,32 @@ def dot_general(
     scheme = _scheme_of_formats(given, weight, implementation)
   else:
     scheme = _scheme_of_recipe(recipe, given, weight, implementation)
+  with speaking.speaking_for("dot_general"):
+    scheme = dataclasses.replace(
+      scheme, reduce_dtype=rules.parts_dtype(reduce_dtype)
+    )
+  return QuantizedDotGeneral(scheme=scheme)
 
-  def quantized_dot_general(
-    lhs: jax.Array,
-    rhs: jax.Array,
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizedDotGeneral:
+  """What `dot_general` returns: see there.
+
+  Those made with equal arguments are equal and of one hash, so that caches of
+  `jit` know them by. It is a pytree without leaves: an argument of `jit`, or
+  the field of a module, that is no array.
+
+  Attributes:
+    scheme: what is quantized to what.
+  """
+
+  scheme: products.Scheme
+
+  def __call__(
+    self,
+    lhs: jax.Array | quantized_operand.QuantizedOperand,
+    rhs: jax.Array | quantized_operand.QuantizedOperand,
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -168,6 +202,8 @@ def dot_general(
     key: jax.Array | None = None,
     out_sharding: Any = None,
   ) -> jax.Array:
+    scheme = self.scheme
+    given = lhs, rhs
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
     numbers = rules.canonical_dimension_numbers(
       dimension_numbers, lhs.ndim, rhs.ndim
@@ -187,11 +223,7 @@ def dot_general(
     arguments.validate_key("dot_general", key)
     key_data = key_impl = None
     if scheme.recipe.stochastic_rounding:
-      key_data, key_impl = _data_of_key(key)
-    arrays = [lhs, rhs] if key_data is None else [lhs, rhs, key_data]
-    # Here and not inside, so that an operand that is the same on all devices of
-    # a `shard_map` gets the sum of their gradients.
-    arrays = dot.vary_alike(arrays)
+      key_data, key_impl = data_of_key(key)
     setting = gradients.Setting(
       scheme=scheme,
       numbers=numbers,
@@ -200,21 +232,15 @@ def dot_general(
       ),
       dtype=result_dtype,
       key_impl=key_impl,
+      out_sharding=_explicit_sharding(lhs, rhs, numbers, out_sharding),
     )
-
-    def product(lhs: jax.Array, rhs: jax.Array, *key: jax.Array) -> jax.Array:
-      data = key[0] if key else None
-      return gradients.quantized_dot(setting, lhs, rhs, data)
-
-    sharding = _explicit_sharding(lhs, rhs, numbers, out_sharding)
-    if sharding is not None:
-      axes = _explicit_axes(sharding.mesh)
-      product = jax.sharding.auto_axes(
-        product, axes=axes, out_sharding=sharding
-      )
-    return product(*arrays)
-
-  return quantized_dot_general
+    held = quantized_operand.taken(given, (lhs, rhs), setting)
+    leaves, tree = jax.tree.flatten((key_data, held))
+    # Here and not inside, so that an operand that is the same on all devices of
+    # a `shard_map` gets the sum of their gradients.
+    lhs, rhs, *leaves = dot.vary_alike([lhs, rhs, *leaves])
+    data, held = jax.tree.unflatten(tree, leaves)
+    return gradients.quantized_dot(setting, lhs, rhs, data, None, held)
 
 
 def _scheme_of_formats(
@@ -259,7 +285,10 @@ def _scheme_of_formats(
     scale_rounding=scale_rounding,
   )
   return products.Scheme(
-    recipe=recipe, weight="rhs", implementation=implementation
+    recipe=recipe,
+    weight="rhs",
+    is_weight_given=False,
+    implementation=implementation,
   )
 
 
@@ -302,16 +331,11 @@ def _scheme_of_recipe(
   )
 
 
-def _data_of_key(key: jax.Array | None) -> tuple[jax.Array | None, Any]:
+def data_of_key(key: jax.Array | None) -> tuple[jax.Array | None, Any]:
   """Numbers of a key, and what makes a key of them; of a raw key None."""
   if key is None or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
     return key, None
   return jax.random.key_data(key), jax.random.key_impl(key)
-
-
-def _explicit_axes(mesh: Any) -> tuple[str, ...]:
-  types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
 
 def _explicit_sharding(
@@ -324,8 +348,7 @@ def _explicit_sharding(
 
   JAX is asked what `lax.dot_general` would give, or raise.
   """
-  meshes = [jax.typeof(x).sharding.mesh for x in (lhs, rhs)]
-  if out_sharding is None and not any(map(_explicit_axes, meshes)):
+  if out_sharding is None and explicit_axes.mesh_of((lhs, rhs)) is None:
     return None
   spec = getattr(out_sharding, "spec", out_sharding)
   if getattr(spec, "unreduced", None):
@@ -349,6 +372,7 @@ def _explicit_sharding(
 
 
 def _operand(name: str, x: Any) -> jax.Array:
+  x = quantized_operand.primal_of(x)
   x = scaled_array.as_array("dot_general", name, x)
   if x.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(

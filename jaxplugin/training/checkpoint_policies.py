@@ -9,10 +9,11 @@ here are JAX's, for JAX's dots and ours alike:
     jax.checkpoint(f, policy=jaxplugin.checkpoint_policies.dots_saveable)
 
 A dot is our primitive, whatever called it: `block_scaled_dot`, `dot_general`
-forward and backward, `jaxplugin.nn`. What `dot_general` keeps quantized for the
-backward pass is not the result of a dot: under these policies it is quantized
-again. It has names, "jaxplugin_quantized_lhs" and "jaxplugin_quantized_rhs", by
-which `quantized_saveable` saves it.
+forward and backward, `jaxplugin.nn`, and those of groups of rows, `ragged_dot`
+and `ragged_dot_general`. What `dot_general` keeps quantized for the backward
+pass is not the result of a dot: under these policies it is quantized again. It
+has names, "jaxplugin_quantized_lhs" and "jaxplugin_quantized_rhs", by which
+`quantized_saveable` saves it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import Any
+from typing import Final
 
 import jax
 from jax import lax
 
-from jaxplugin.dot import calls
 from jaxplugin.dot import primitive
+from jaxplugin.dot import sides
+from jaxplugin.ragged import calls as ragged_calls
+from jaxplugin.ragged.contraction import calls as contraction_calls
 from jaxplugin.training import gradients
 
 Policy = Callable[..., Any]
+
+_DOTS: Final = (
+  primitive.block_scaled_dot_p,
+  ragged_calls.ragged_dot_p,
+  contraction_calls.ragged_contraction_p,
+)
 
 
 def for_block_scaled_dots(policy: Policy) -> Policy:
@@ -40,7 +50,9 @@ def for_block_scaled_dots(policy: Policy) -> Policy:
   Returns:
     A policy: of a block-scaled dot, `policy` is asked about a `lax.dot_general`
     of lhs and rhs with the same dimension numbers, whose result has the same
-    dtype; else it is asked as it would have been.
+    dtype; else it is asked as it would have been. A ragged dot is asked about
+    as that of all rows with the weight of one group, without batch dimensions:
+    no row meets more than one.
   """
   return _AsDotGeneral(policy)
 
@@ -52,18 +64,34 @@ class _AsDotGeneral:
   policy: Policy
 
   def __call__(self, prim: Any, *args: Any, **params: Any) -> Any:
-    if prim is not primitive.block_scaled_dot_p:
+    if prim not in _DOTS:
       return self.policy(prim, *args, **params)
-    call: calls.Call = params["call"].filled(args)
+    call = params["call"].filled(args)
+    lhs, rhs = call.lhs.values, call.rhs.values
+    if prim is primitive.block_scaled_dot_p:
+      numbers = call.dimension_numbers
+    else:
+      numbers = ((call.lhs.contracting, call.rhs.contracting), ((), ()))
+    if prim is ragged_calls.ragged_dot_p:
+      rhs, numbers = _of_one_group(rhs, numbers)
     return self.policy(
       lax.dot_general_p,
-      call.lhs.values,
-      call.rhs.values,
-      dimension_numbers=call.dimension_numbers,
+      lhs,
+      rhs,
+      dimension_numbers=numbers,
       precision=None,
       preferred_element_type=call.preferred_element_type,
       out_sharding=None,
     )
+
+
+def _of_one_group(
+  weights: Any, numbers: sides.DimensionNumbers
+) -> tuple[Any, sides.DimensionNumbers]:
+  """The weight of a group, of abstract (groups, n, k), and its numbers."""
+  (lhs_contracting, (dim,)), batch = numbers
+  weight = weights.update(shape=weights.shape[1:])
+  return weight, ((lhs_contracting, (dim - 1,)), batch)
 
 
 dots_saveable = for_block_scaled_dots(jax.checkpoint_policies.dots_saveable)

@@ -15,12 +15,14 @@ import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import ClassVar
 from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.sharding import NamedSharding
 
 from jaxplugin import dot
 from jaxplugin import quantization
@@ -28,14 +30,17 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import linear_calls
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.training import products
 
 # Names of what is kept quantized, for policies of `jax.checkpoint`.
 KEPT_NAMES: Final = {
   "lhs": "jaxplugin_quantized_lhs",
   "rhs": "jaxplugin_quantized_rhs",
+  "operand": "jaxplugin_quantized_operand",  # once for many products
 }
 _SIDES: Final[tuple[products.Side, products.Side]] = ("lhs", "rhs")
 
@@ -50,6 +55,7 @@ class Setting:
     precision: of products in high precision.
     dtype: of the result.
     key_impl: of the key whose data is given; None for a raw key.
+    out_sharding: of the result, on a mesh with explicit axes, or None.
   """
 
   scheme: products.Scheme
@@ -57,11 +63,66 @@ class Setting:
   precision: Any
   dtype: Any
   key_impl: Any = None
+  out_sharding: NamedSharding | None = None
 
-  def forward(self, lhs: jax.Array, rhs: jax.Array) -> products.Product:
-    return products.Product.forward(
-      self.scheme, self.numbers, lhs.ndim, rhs.ndim
+  # Of the products of such calls.
+  kind: ClassVar[type[products.Product]] = products.Product
+
+  def gradient_dims(self, lhs: Any, rhs: Any) -> derivatives.GradientDims:
+    """How gradients are products."""
+    return derivatives.GradientDims.of(self.numbers, lhs.ndim, rhs.ndim)
+
+  def shape(self, lhs: Any, rhs: Any) -> tuple[Any, ...]:
+    """Of the result."""
+    (lhs_k, rhs_k), (lhs_batch, rhs_batch) = self.numbers
+    m = sides.free_dims(lhs.ndim, lhs_k, lhs_batch)
+    n = sides.free_dims(rhs.ndim, rhs_k, rhs_batch)
+    rows = [lhs.shape[d] for d in (*lhs_batch, *m)]
+    return (*rows, *(rhs.shape[d] for d in n))
+
+  def plain_dot(
+    self,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dtype: Any,
+    sizes: Any,
+    *,
+    numbers: sides.DimensionNumbers,
+    product: products.Product | None = None,
+    out_sharding: NamedSharding | None = None,
+  ) -> jax.Array:
+    """A product in high precision.
+
+    Args:
+      sizes: as of `Product.multiply`.
+      product: what both were prepared and blocked for, or None.
+      out_sharding: of the result.
+    """
+    del sizes, product
+    return reference.plain_dot(
+      lhs, rhs, numbers, dtype, self.precision, out_sharding
     )
+
+  def forward(self, lhs: Any, rhs: Any) -> products.Product:
+    product = self.kind.forward(self.scheme, self.numbers, lhs, rhs)
+    return dataclasses.replace(product, out_sharding=self.out_sharding)
+
+  def gradient_shardings(
+    self, lhs: Any, rhs: Any
+  ) -> dict[products.Side, NamedSharding | None]:
+    """Of the products that are gradients, before dimensions are ordered."""
+    if self.out_sharding is None:
+      return dict.fromkeys(_SIDES)
+    dims = self.gradient_dims(lhs, rhs)
+    result: dict[products.Side, NamedSharding | None] = {}
+    for side, x, order in zip(
+      _SIDES, (lhs, rhs), (dims.lhs_order, dims.rhs_order), strict=True
+    ):
+      # Dimension i of the operand is `order[i]` of the product.
+      axes = dict(zip(order, explicit_axes.spec_of(x), strict=True))
+      spec = mesh_axes.partition_spec(tuple(axes[d] for d in range(x.ndim)))
+      result[side] = self.out_sharding.update(spec=spec)
+    return result
 
   def multiply(
     self,
@@ -69,23 +130,55 @@ class Setting:
     rhs: jax.Array,
     lhs_q: Any,
     rhs_q: Any,
+    sizes: Any,
   ) -> jax.Array:
     """The forward product; of what is not quantized as it is."""
     if not self.scheme.recipe.quantize_forward:
-      return reference.plain_dot(
-        lhs, rhs, self.numbers, self.dtype, self.precision
+      return self.plain_dot(
+        lhs,
+        rhs,
+        self.dtype,
+        sizes,
+        numbers=self.numbers,
+        out_sharding=self.out_sharding,
       )
     product = self.forward(lhs, rhs)
     if lhs_q is None:
       lhs_q = product.lhs.apply(lhs)
     if rhs_q is None:
       rhs_q = product.rhs.apply(rhs)
-    return product.multiply(lhs_q, rhs_q, self.dtype, self.scheme)
+    return product.multiply(lhs_q, rhs_q, self.dtype, self.scheme, sizes)
+
+  def backward(
+    self,
+    lhs: Any,
+    rhs: Any,
+    wanted: dict[products.Side, bool],
+  ) -> dict[products.Side, products.Product | None]:
+    """The products that make the gradients wanted; None in high precision."""
+    dims = self.gradient_dims(lhs, rhs)
+    operands: dict[products.Side, Any] = {"lhs": lhs, "rhs": rhs}
+    g_shape = self.shape(lhs, rhs)
+    shardings = self.gradient_shardings(lhs, rhs)
+    return {
+      side: products.backward_product(
+        self.kind,
+        self.scheme,
+        side,
+        dims,
+        g_shape,
+        operands[products.other_side(side)].shape,
+        shardings[side],
+      )
+      if wanted[side]
+      else None
+      for side in _SIDES
+    }
 
   def operands(
     self,
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: Any,
+    rhs: Any,
     backward: dict[products.Side, products.Product | None],
   ) -> list[products.Operand]:
     """Both, given the products that make gradients, by whose they are."""
@@ -97,18 +190,21 @@ class Setting:
         side,
         x,
         sides.free_dims(x.ndim, k, b),
-        along,
+        product,
         backward[products.other_side(side)],
       )
-      for side, x, k, b, along in zip(
-        _SIDES,
-        (lhs, rhs),
-        contracting,
-        batch,
-        (product.lhs, product.rhs),
-        strict=True,
+      for side, x, k, b in zip(
+        _SIDES, (lhs, rhs), contracting, batch, strict=True
       )
     ]
+
+  def differentiated(
+    self, lhs: Any, rhs: Any
+  ) -> dict[products.Side, products.Operand]:
+    """Both, where both gradients are taken."""
+    backward = self.backward(lhs, rhs, {"lhs": True, "rhs": True})
+    found = self.operands(lhs, rhs, backward)
+    return {operand.side: operand for operand in found}
 
   def key(self, data: Any, side: products.Side) -> Any:
     """The key of the gradient of an operand: 0 or 1 folded into the call's."""
@@ -119,61 +215,66 @@ class Setting:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def quantized_dot(
-  setting: Setting, lhs: jax.Array, rhs: jax.Array, key: Any
+  setting: Setting,
+  lhs: jax.Array,
+  rhs: jax.Array,
+  key: Any,
+  sizes: Any = None,
+  held: Any = None,
 ) -> jax.Array:
   """`dot_general`.
 
   Args:
     key: data of a key, or None.
+    sizes: of groups of rows, i32[groups], for a setting that has some.
+    held: by side, `products.Held` of operands that are quantized already.
   """
   del key
+  held = held or {}
   found = setting.operands(lhs, rhs, {"lhs": None, "rhs": None})
   lhs_q = rhs_q = None
   if setting.scheme.recipe.quantize_forward:
     lhs_q, rhs_q = (
-      operand.quantize(x, is_needed=False)[0]
+      operand.quantize(x, sizes, False, held=held.get(operand.side))[0]
       for operand, x in zip(found, (lhs, rhs), strict=True)
     )
-  return setting.multiply(lhs, rhs, lhs_q, rhs_q)
+  return setting.multiply(lhs, rhs, lhs_q, rhs_q, sizes)
 
 
 def _dot_jvp(
   setting: Setting,
-  primals: tuple[jax.Array, jax.Array, Any],
-  tangents: tuple[Any, Any, Any],
+  primals: tuple[jax.Array, jax.Array, Any, Any, Any],
+  tangents: tuple[Any, Any, Any, Any, Any],
 ) -> tuple[jax.Array, Any]:
-  lhs, rhs, key = primals
+  lhs, rhs, key, sizes, held = primals
   scheme = setting.scheme
   arrays: dict[products.Side, jax.Array] = {"lhs": lhs, "rhs": rhs}
   active = {
     side: not isinstance(t, SymbolicZero)
     for side, t in zip(_SIDES, tangents[:2], strict=True)
   }
-  dims = derivatives.GradientDims.of(setting.numbers, lhs.ndim, rhs.ndim)
-  backward = {
-    side: products.backward_product(
-      scheme, side, dims, arrays[products.other_side(side)].ndim
-    )
-    if active[side]
-    else None
-    for side in _SIDES
-  }
+  dims = setting.gradient_dims(lhs, rhs)
+  backward = setting.backward(lhs, rhs, active)
+  orders = {"lhs": dims.lhs_order, "rhs": dims.rhs_order}
+  shardings = setting.gradient_shardings(lhs, rhs)
   found = setting.operands(lhs, rhs, backward)
   kept: dict[products.Side, Any] = dict(arrays)
   keeps_quantized = scheme.recipe.backward_from_quantized
   if not any(backward.values()) and not keeps_quantized:
     # A custom derivative again, so that there is a second one.
-    result = quantized_dot(setting, lhs, rhs, key)
+    result = quantized_dot(setting, lhs, rhs, key, sizes, held)
   else:
     now: dict[products.Side, Any] = {}
     for operand in found:
       side = operand.side
       now[side], kept[side] = operand.quantize(
         arrays[side],
+        sizes,
         is_needed=active[products.other_side(side)],
         name=KEPT_NAMES[side],
+        held=(held or {}).get(side),
       )
-    result = setting.multiply(lhs, rhs, now["lhs"], now["rhs"])
+    result = setting.multiply(lhs, rhs, now["lhs"], now["rhs"], sizes)
 
   terms = []
   linear, constants = [], []
@@ -188,21 +289,22 @@ def _dot_jvp(
         shape=tuple(arrays[side].shape),
         dtype=arrays[side].dtype,
         numbers=dims.dgrad if side == "lhs" else dims.wgrad,
-        order=dims.lhs_order if side == "lhs" else dims.rhs_order,
+        order=orders[side],
+        out_sharding=shardings[side],
         other=found[_SIDES.index(other)],
         kept=tree,
       )
     )
     linear.append(tangent)
     constants += leaves
-  if key is not None:
-    constants.append(key)
+  constants += [x for x in (sizes, key) if x is not None]
   function = _Tangent(
     setting=setting,
     terms=tuple(terms),
     shape=tuple(result.shape),
     dtype=result.dtype,
     has_key=key is not None,
+    has_sizes=sizes is not None,
   )
   return result, linear_calls.linear_call(function, linear, constants)
 
@@ -222,6 +324,7 @@ class _Term:
     other: the other operand.
     kept: structure of what is kept of the other operand: an array, or a
       `ScaledArray` of it.
+    out_sharding: of their product, on a mesh with explicit axes, or None.
   """
 
   side: products.Side
@@ -231,6 +334,7 @@ class _Term:
   order: tuple[int, ...]
   other: products.Operand
   kept: Any
+  out_sharding: NamedSharding | None = None
 
   @property
   def product(self) -> products.Product | None:
@@ -250,6 +354,7 @@ class _Tangent(linear_calls.Linear):
     terms: of the operands that have a tangent.
     shape, dtype: of the result.
     has_key: whether the last constant is the data of a key.
+    has_sizes: whether the last one, or the one before the key, is sizes.
   """
 
   setting: Setting
@@ -257,6 +362,10 @@ class _Tangent(linear_calls.Linear):
   shape: tuple[Any, ...]
   dtype: np.dtype
   has_key: bool
+  has_sizes: bool = False
+
+  def _sizes(self, constants: Sequence[jax.Array]) -> Any:
+    return constants[-2 if self.has_key else -1] if self.has_sizes else None
 
   def _kept(self, constants: Sequence[jax.Array]) -> list[Any]:
     rest = list(constants)
@@ -270,30 +379,42 @@ class _Tangent(linear_calls.Linear):
   def apply(
     self, linear: Sequence[jax.Array], constants: Sequence[jax.Array]
   ) -> jax.Array:
-    g: Any = jax.ShapeDtypeStruct(self.shape, np.float32)
+    g: Any = jax.ShapeDtypeStruct(
+      self.shape, np.float32, sharding=self.setting.out_sharding
+    )
     if jax_private.varying_axes(linear[0]):
       # Inside `shard_map`: of a g that is the same on all devices the transpose
       # would be the sum over them.
       g = dot.vary_alike([jnp.zeros(self.shape, np.float32), *linear])[0]
+    sizes = self._sizes(constants)
     summands = []
     for term, tangent, kept in zip(
       self.terms, linear, self._kept(constants), strict=True
     ):
-      gradient = functools.partial(self._plain_gradient, term, kept)
+      gradient = functools.partial(self._plain_gradient, term, kept, sizes)
       (summand,) = jax.linear_transpose(gradient, g)(tangent.astype(np.float32))
       summands.append(summand)
     return sum(summands[1:], start=summands[0]).astype(self.dtype)
 
-  def _plain_gradient(self, term: _Term, kept: Any, g: jax.Array) -> jax.Array:
+  def _plain_gradient(
+    self, term: _Term, kept: Any, sizes: Any, g: jax.Array
+  ) -> jax.Array:
     """The operand's gradient of a g that is not quantized, in f32."""
-    other, numbers = term.other.taken(kept), term.numbers
+    other, numbers = term.other.taken(kept, sizes), term.numbers
     if isinstance(other, scaled_array.ScaledArray):
       other = quantization.dequantize(other, np.float32)
     if term.product is not None:
+      g = term.product.prepared("lhs", g, sizes)
       g = term.product.blocked(g, term.product.lhs)
       numbers = term.product.numbers
-    product = reference.plain_dot(
-      g, other, numbers, np.float32, self.setting.precision
+    product = self.setting.plain_dot(
+      g,
+      other,
+      np.float32,
+      sizes,
+      numbers=numbers,
+      product=term.product,
+      out_sharding=term.out_sharding,
     )
     return product.transpose(term.order)
 
@@ -304,9 +425,10 @@ class _Tangent(linear_calls.Linear):
     constants: Sequence[jax.Array],
   ) -> list[jax.Array | None]:
     key = constants[-1] if self.has_key else None
+    sizes = self._sizes(constants)
     pairs = zip(self.terms, wanted, strict=True)
     blocked = self._blocked_gradients(
-      g, [term for term, is_wanted in pairs if is_wanted], key
+      g, [term for term, is_wanted in pairs if is_wanted], key, sizes
     )
     result: list[jax.Array | None] = []
     for term, kept, is_wanted in zip(
@@ -316,25 +438,26 @@ class _Tangent(linear_calls.Linear):
         result.append(None)
         continue
       with jax.named_scope(self.setting.scheme.gradient(term.side)):
-        gradient = self._gradient(term, kept, g, blocked.get(term.side))
+        gradient = self._gradient(term, kept, g, blocked.get(term.side), sizes)
       result.append(gradient.transpose(term.order))
     return result
 
   def _blocked_gradients(
-    self, g: jax.Array, terms: Sequence[_Term], key: Any
+    self, g: jax.Array, terms: Sequence[_Term], key: Any, sizes: Any
   ) -> dict[products.Side, Any]:
     """g as each product takes it, by the operand whose gradient that is."""
     scheme = self.setting.scheme
     format = scheme.recipe.grad_format
     used = {t.side: t.product for t in terms if t.product is not None}
+    given = {side: p.prepared("lhs", g, sizes) for side, p in used.items()}
     if format is None:
-      return {side: p.blocked(g, p.lhs) for side, p in used.items()}
+      return {side: p.blocked(given[side], p.lhs) for side, p in used.items()}
     keys: list[Any] = [None] * len(used)
     if scheme.recipe.stochastic_rounding and used:
       if key is None:
         raise ValueError(
-          "dot_general: the recipe rounds gradients stochastically, which takes"
-          " a key where a gradient is taken, got key=None; pass another"
+          f"{scheme.who}: the recipe rounds gradients stochastically, which"
+          " takes a key where a gradient is taken, got key=None; pass another"
           " jax.random key to each call, as"
           " key=jax.random.fold_in(jax.random.key(seed), step), or have them"
           " rounded to nearest:"
@@ -345,19 +468,31 @@ class _Tangent(linear_calls.Linear):
       scheme.manner(format, p.lhs, transform=p.hadamard, is_gradient=True)
       for p in used.values()
     ]
-    results = products.quantized(g, manners, keys)
+    if all(x is g for x in given.values()):
+      results = products.quantized(g, manners, keys, who=scheme.who)
+    else:
+      each = zip(given.values(), manners, keys, strict=True)
+      results = [
+        products.quantized(x, [manner], [own], who=scheme.who)[0]
+        for x, manner, own in each
+      ]
     return dict(zip(used, results, strict=True))
 
   def _gradient(
-    self, term: _Term, kept: Any, g: jax.Array, blocked: Any
+    self, term: _Term, kept: Any, g: jax.Array, blocked: Any, sizes: Any
   ) -> jax.Array:
-    other = term.other.taken(kept)
+    other = term.other.taken(kept, sizes)
     if term.product is None:
-      return reference.plain_dot(
-        g, other, term.numbers, term.dtype, self.setting.precision
+      return self.setting.plain_dot(
+        g,
+        other,
+        term.dtype,
+        sizes,
+        numbers=term.numbers,
+        out_sharding=term.out_sharding,
       )
     return term.product.multiply(
-      blocked, other, term.dtype, self.setting.scheme
+      blocked, other, term.dtype, self.setting.scheme, sizes
     )
 
 

@@ -14,6 +14,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin import quantization
+from jaxplugin.core import blocking
+from jaxplugin.dot import reference
+from jaxplugin.training import products
 
 MATMUL = (((1,), (0,)), ((), ()))
 X = np.random.default_rng(0).normal(size=(40, 96)).astype(np.float32)
@@ -138,6 +142,40 @@ class BitwiseTest(parameterized.TestCase):
 
     self.assert_same(step(function, numbers)(x, W, g), expected(x, W, g))
 
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_rows_of_whole_blocks_keep_their_dimensions_and_bits(self, format):
+    rng = np.random.default_rng(3)
+    x, g = (rng.normal(size=(4, 64, n)).astype(np.float32) for n in (96, 72))
+    x[2, 60, 7] = np.nan
+    product = products.Product.of(
+      (((0, 1), (0, 1)), ((), ())), (g.shape, x.shape), (format, format)
+    )
+    merged = blocking.Blocking(
+      dims=(0, 1), lead=(2,), multiple=format.block_size
+    )
+    actual, expected = (
+      quantization.quantize_blocked(x, format, [b], scale_rounding="up")[0]
+      for b in (product.rhs, merged)
+    )
+    self.assertEqual(actual.shape, x.shape)
+    for name in ("values", "scale"):
+      have, want = (np.asarray(getattr(q, name)) for q in (actual, expected))
+      have = have.transpose(2, 0, 1).reshape(want.shape)
+      np.testing.assert_array_equal(have.view(np.uint8), want.view(np.uint8))
+    # And a gradient is of such.
+    x = np.nan_to_num(x)
+    function = jp.dot_general(format, format)
+    (*_, w_grad), (*_, flat) = (
+      step(function, numbers)(*args)
+      for numbers, args in (
+        ((((2,), (0,)), ((), ())), (x, W, g)),
+        (MATMUL, (x.reshape(256, 96), W, g.reshape(256, 72))),
+      )
+    )
+    magnitude = 2 * np.abs(x.reshape(256, 96)).T @ np.abs(g.reshape(256, 72))
+    error = np.abs(np.asarray(w_grad) - np.asarray(flat))
+    np.testing.assert_array_less(error, reference.ERROR_BOUND * magnitude)
+
   def test_batch_dimension_stays_with_either(self):
     format = jp.MXFP4
     rng = np.random.default_rng(4)
@@ -219,14 +257,15 @@ class CountTest(parameterized.TestCase):
     return lambda x, w: jnp.sin(function(x, w, MATMUL)).sum()
 
   @parameterized.parameters(
-    # Operands and incoming gradient, each along both.
-    ((jp.MXFP8, jp.NVFP4), {}, (0, 3)),
+    # lhs and incoming gradient along both, weights in each pass by themselves,
+    # as no copy of them is kept.
+    ((jp.MXFP8, jp.NVFP4), {}, (2, 2)),
     # A plain operand is not quantized.
-    ((None, jp.MXFP8), {}, (0, 2)),
+    ((None, jp.MXFP8), {}, (2, 1)),
     ((jp.MXFP8, None), {}, (0, 2)),
     # w forward only, and g for the other product only.
     ((jp.MXFP8, jp.MXFP8), {"quantize_dgrad": False}, (2, 1)),
-    ((jp.MXFP8, jp.MXFP8), {"quantize_wgrad": False}, (2, 1)),
+    ((jp.MXFP8, jp.MXFP8), {"quantize_wgrad": False}, (4, 0)),
     (
       (jp.MXFP8, jp.MXFP8),
       {"quantize_dgrad": False, "quantize_wgrad": False},
@@ -244,17 +283,17 @@ class CountTest(parameterized.TestCase):
 
   def test_gradient_of_one_operand_quantizes_only_for_it(self):
     loss = self.loss(jp.MXFP8, jp.MXFP8)
-    # x (forward), g (backward), and w along both; the other way round.
-    for argnums in (0, 1):
+    # x (forward), g (backward), and w in each pass; w, g, and x along both.
+    for argnums, expected in ((0, (4, 0)), (1, (2, 1))):
       grad = jax.grad(loss, argnums=argnums)
-      self.assertEqual(self.count(grad, X, W), (2, 1))
+      self.assertEqual(self.count(grad, X, W), expected)
 
   def test_remat_quantizes_forward_once_and_again_backward(self):
     loss = self.loss(jp.MXFP8, jp.MXFP8)
     grad = jax.value_and_grad(jax.checkpoint(loss), argnums=(0, 1))
     # Forward x and w along one each. Backward that is done again, for the
-    # argument of sin, along both, and g.
-    self.assertEqual(self.count(grad, X, W), (2, 3))
+    # argument of sin, x along both, w for the other product, and g.
+    self.assertEqual(self.count(grad, X, W), (4, 2))
 
 
 class KeptTest(parameterized.TestCase):
@@ -267,25 +306,34 @@ class KeptTest(parameterized.TestCase):
       (x.dtype.name, x.shape) for x in jax.tree.leaves(vjp) if x.ndim
     )
 
-  def test_quantized_operands_and_not_those_given(self):
+  def kept_of_two_activations(self, *formats):
+    # What has batch dimensions may be no weights.
+    function = jp.dot_general(*formats)
+    numbers = (((2,), (1,)), ((0,), (0,)))
+    _, vjp = jax.vjp(lambda x, w: function(x, w, numbers), X[None], W[None])
+    return sorted(
+      (x.dtype.name, x.shape) for x in jax.tree.leaves(vjp) if x.ndim
+    )
+
+  def test_activations_quantized_and_weights_as_they_are(self):
     self.assertEqual(
       self.kept(jp.MXFP8, jp.MXFP4),
+      [("float32", (96, 72)), ("uint8", (2, 96)), ("uint8", (64, 96))],
+    )
+    self.assertEqual(
+      self.kept_of_two_activations(jp.MXFP8, jp.MXFP4),
       [
-        ("uint8", (2, 96)),
-        ("uint8", (64, 96)),
-        ("uint8", (96, 3)),  # scales of what contracts 72, padded to 96
-        ("uint8", (96, 48)),  # two of FP4 a byte
+        ("uint8", (1, 2, 96)),
+        ("uint8", (1, 64, 96)),
+        ("uint8", (1, 96, 3)),  # scales of what contracts 72, padded to 96
+        ("uint8", (1, 96, 48)),  # two of FP4 a byte
       ],
     )
 
   def test_operands_of_products_in_high_precision_as_they_are(self):
     self.assertEqual(
       self.kept(jp.MXFP8, jp.MXFP8, quantize_wgrad=False),
-      [
-        ("float32", (40, 96)),
-        ("uint8", (96, 3)),
-        ("uint8", (96, 96)),
-      ],
+      [("float32", (40, 96)), ("float32", (96, 72))],
     )
     self.assertEqual(self.kept(None, jp.MXFP8)[0], ("float32", (40, 96)))
 

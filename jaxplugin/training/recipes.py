@@ -202,6 +202,29 @@ class Recipe:
     return getattr(self, f"{product}_hadamard")
 
 
+def resolve(who: str, name: str, recipe: Any) -> Recipe:
+  """A recipe; of a format, or its name, the one that has it everywhere.
+
+  Args:
+    who: the function that errors name.
+    name: the argument.
+
+  Raises:
+    TypeError, ValueError: it is none of these.
+  """
+  if isinstance(recipe, Recipe):
+    return recipe
+  if not isinstance(recipe, (str, formats.BlockFormat)):
+    raise TypeError(
+      f"{who}: {name} must be a jaxplugin.training.Recipe, a format or its"
+      f" name, got {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
+    )
+  format = formats.resolve(who, recipe, name)
+  return Recipe(
+    activation_format=format, weight_format=format, grad_format=format
+  )
+
+
 MXFP8_RECIPE: Final = Recipe(
   activation_format=formats.MXFP8,
   weight_format=formats.MXFP8,

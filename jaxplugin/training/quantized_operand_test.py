@@ -1,0 +1,450 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands quantized once: the bits of operands that each call quantizes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin import training
+
+KEY = jax.random.key(0)
+MATMUL = (((1,), (0,)), ((), ()))
+LAYERS, ROWS, WIDTH = 2, 33, 64
+
+
+def normal(seed, *shape):
+  x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+  return jnp.asarray(x)
+
+
+X = normal(0, ROWS, 40)
+W = normal(1, 40, 72)
+
+
+def assert_equal_bits(actual, expected):
+  actual, tree = jax.tree.flatten(actual)
+  expected, expected_tree = jax.tree.flatten(expected)
+  assert tree == expected_tree, (tree, expected_tree)
+  for a, e in zip(actual, expected, strict=True):
+    assert np.abs(np.asarray(e, np.float32)).max() > 0
+    np.testing.assert_array_equal(a, e)
+
+
+def count(name, jaxpr):
+  """How often a primitive is in a jaxpr, and in those inside of it."""
+  inner = (
+    getattr(x, "jaxpr", x)
+    for eqn in jaxpr.eqns
+    for x in jax.tree.leaves(
+      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+    )
+  )
+  return sum(eqn.primitive.name == name for eqn in jaxpr.eqns) + sum(
+    count(name, x) for x in inner if hasattr(x, "eqns")
+  )
+
+
+def recipes():
+  return {
+    "mxfp8": training.MXFP8_RECIPE,
+    "nvfp4": training.NVFP4_RECIPE,
+    "quantized_twice": training.Recipe(
+      activation_format="mxfp8",
+      weight_format="mxfp4",
+      grad_format="mxfp8",
+      backward_from_quantized=True,
+    ),
+    "high_precision_dgrad": training.Recipe(
+      activation_format="nvfp4",
+      weight_format="mxfp8",
+      grad_format="mxfp8",
+      wgrad_hadamard=32,
+      quantize_dgrad=False,
+    ),
+  }
+
+
+class OneProductTest(parameterized.TestCase):
+  """A product with one operand or both quantized before."""
+
+  def assert_same(self, dot, numbers, arrays, quantize, wanted=(0, 1)):
+    """Values and gradients, by what each in `quantize` makes of arrays."""
+
+    def loss(quantize, *arrays):
+      operands = [q(x) for q, x in zip(quantize, arrays, strict=True)]
+      return jnp.sin(dot(*operands, numbers, key=KEY)).sum()
+
+    plain = (lambda x: x,) * 2
+    grad = jax.value_and_grad(loss, argnums=tuple(i + 1 for i in wanted))
+    step = jax.jit(grad, static_argnums=0)
+    assert_equal_bits(step(quantize, *arrays), step(plain, *arrays))
+
+  @parameterized.named_parameters(recipes().items())
+  def test_bits_are_those_of_a_call_that_quantizes(self, recipe):
+    make = functools.partial(jp.quantize_operand, recipe=recipe)
+    self.assert_same(
+      jp.dot_general(recipe=recipe, weight="rhs"),
+      MATMUL,
+      (X, W),
+      (functools.partial(make, role="activation"), make),
+    )
+
+  def test_weight_of_several_dimensions_on_the_left(self):
+    recipe = training.MXFP8_RECIPE
+    make = functools.partial(jp.quantize_operand, recipe=recipe)
+    self.assert_same(
+      jp.dot_general(recipe=recipe, weight="lhs"),
+      (((1, 3), (0, 2)), ((2,), (3,))),
+      (normal(2, 12, 4, 2, 10), normal(3, 4, 6, 10, 2)),
+      (
+        functools.partial(make, contracting=(1, 3), batch=2),
+        functools.partial(
+          make, contracting=(0, 2), batch=-1, role="activation"
+        ),
+      ),
+    )
+
+  def test_formats_have_no_roles(self):
+    # Of bf16, and of another dtype than the result.
+    self.assert_same(
+      jp.dot_general(jp.MXFP8, "mxfp8"),
+      MATMUL,
+      (X.astype(jnp.bfloat16), W),
+      (functools.partial(jp.quantize_operand, recipe="mxfp8", contracting=1),)
+      + (functools.partial(jp.quantize_operand, recipe=jp.MXFP8),),
+    )
+
+  def test_groups_of_rows(self):
+    recipe = training.MXFP8_RECIPE
+    w = normal(4, 3, 24, 40)
+    sizes = jnp.array([20, 0, 10])
+
+    def loss(is_quantized, x, w):
+      if is_quantized:
+        w = jp.quantize_operand(w, recipe, contracting=2, batch=0)
+      y = training.ragged_dot_general(x, w, sizes, recipe=recipe, key=KEY)
+      return jnp.sin(y).sum()
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(1, 2)), static_argnums=0)
+    assert_equal_bits(step(True, X, w), step(False, X, w))
+
+  def test_copies_are_those_of_quantize(self):
+    w_q = jp.quantize_operand(W, jp.MXFP8)
+    for copy, axis in ((w_q.forward, 0), (w_q.backward, 1)):
+      expected = jp.quantize(
+        jnp.pad(W, ((0, 24), (0, 24))), jp.MXFP8, axis=axis
+      )
+      sizes = [slice(0, n) for n in copy.shape]
+      np.testing.assert_array_equal(
+        np.asarray(copy.values).view(np.uint8),
+        np.asarray(expected.values[tuple(sizes)]).view(np.uint8),
+      )
+    leaves = jax.tree.leaves(w_q)
+    self.assertIs(leaves[0], W)
+    # Nothing but the primal is a parameter.
+    for leaf in leaves[1:]:
+      self.assertFalse(jnp.issubdtype(leaf.dtype, jnp.inexact), leaf.dtype)
+
+  def test_second_derivative_is_an_error_as_without(self):
+    dot = jp.dot_general(jp.MXFP8, jp.MXFP8)
+    w_q = jp.quantize_operand(W, jp.MXFP8)
+    x = X[:2]
+
+    def gradient(w):
+      return jax.grad(
+        lambda w: jnp.sin(dot(x, w_q.with_primal(w), MATMUL)).sum()
+      )(w)
+
+    for function in (gradient, jax.jit(gradient), jax.checkpoint(gradient)):
+      with self.assertRaisesRegex(NotImplementedError, "has no derivative"):
+        jax.jvp(function, (W,), (W,))
+    # Where none is quantized backward it is there.
+    options = {"quantize_dgrad": False, "quantize_wgrad": False}
+    dot = jp.dot_general(jp.MXFP8, jp.MXFP8, **options)
+    _, tangent = jax.jvp(gradient, (W,), (W,))
+    self.assertGreater(np.abs(tangent).max(), 0)
+
+
+DOT = jp.dot_general(recipe=training.MXFP8_RECIPE, weight="rhs")
+STACK = normal(5, LAYERS, WIDTH, WIDTH) / 8
+BATCHES = normal(6, 3, 32, WIDTH)
+quantize_stack = jax.vmap(
+  lambda w: jp.quantize_operand(w, training.MXFP8_RECIPE)
+)
+
+
+def network(stack, x):
+  """Layers by a scan, each computed again in the backward pass."""
+
+  @jax.checkpoint
+  def layer(x, w):
+    return x + jnp.sin(DOT(x, w, MATMUL)), None
+
+  x, _ = jax.lax.scan(layer, x, stack)
+  return (x * x).sum()
+
+
+def summed_over_microbatches(quantize, stack, batches):
+  """Gradients of microbatches, each by itself."""
+  stack_q = quantize(stack)
+
+  def microbatch(total, x):
+    loss = lambda w: network(training.with_primals(stack_q, w), x)
+    return jax.tree.map(jnp.add, total, jax.grad(loss)(stack)), None
+
+  return jax.lax.scan(microbatch, jnp.zeros_like(stack), batches)[0]
+
+
+def of_the_sum(quantize, stack, batches):
+  """The gradient of the loss of all microbatches."""
+
+  def loss(stack):
+    stack_q = quantize(stack)
+    one = lambda total, x: (total + network(stack_q, x), None)
+    return jax.lax.scan(one, jnp.float32(0), batches)[0]
+
+  return jax.grad(loss)(stack)
+
+
+def mapped(quantize, stack, batches):
+  """Layers beside each other, and not one after the other."""
+  function = jax.vmap(lambda w, x: jnp.sin(DOT(x, w, MATMUL)).sum())
+  loss = lambda stack: function(quantize(stack), batches[:LAYERS]).sum()
+  return jax.grad(loss)(stack)
+
+
+class ManyProductsTest(parameterized.TestCase):
+  @parameterized.parameters(summed_over_microbatches, of_the_sum, mapped)
+  def test_gradients_have_the_bits_of_those_without(self, gradient):
+    step = jax.jit(gradient, static_argnums=0)
+    plain = step(lambda x: x, STACK, BATCHES)
+    assert_equal_bits(step(quantize_stack, STACK, BATCHES), plain)
+
+  def test_weights_are_quantized_outside_of_the_microbatches(self):
+    counts = {}
+    for name, quantize in (("once", quantize_stack), ("each", lambda x: x)):
+      step = functools.partial(summed_over_microbatches, quantize)
+      jaxpr = jax.make_jaxpr(step)(STACK, BATCHES).jaxpr
+      (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+      inside = count("block_quantize", scan.params["jaxpr"].jaxpr)
+      counts[name] = inside, count("block_quantize", jaxpr) - inside
+    # Forward x, again x; the gradient. And w: forward, again forward, and for
+    # its backward product.
+    self.assertEqual(counts, {"once": (3, 1), "each": (3 + 3, 0)})
+
+  def test_gradient_by_the_operand_itself(self):
+    w_q = jp.quantize_operand(W, training.MXFP8_RECIPE)
+    loss = lambda w: jnp.sin(DOT(X, w, MATMUL)).sum()
+    gradient = jax.grad(loss, allow_int=True)(w_q)
+    assert_equal_bits(gradient.primal, jax.grad(loss)(W))
+    copies = jax.tree.leaves(gradient)[1:]
+    self.assertEqual({x.dtype for x in copies}, {jax.dtypes.float0})
+    assert_equal_bits(training.primals({"w": w_q}), {"w": W})
+
+  def test_the_other_operand_may_be_whatever_an_array_is_made_of(self):
+    w_q = jp.quantize_operand(W, training.MXFP8_RECIPE)
+    expected = DOT(X[:1], W, MATMUL)
+    assert_equal_bits(DOT(np.asarray(X[:1]), w_q, MATMUL), expected)
+    assert_equal_bits(DOT(X[:1].tolist(), w_q, MATMUL), expected)
+
+  def test_operand_of_another_array_is_refused(self):
+    w_q = jp.quantize_operand(W, training.MXFP8_RECIPE)
+    with self.assertRaisesRegex(TypeError, r"float32\[40, 72\].*bfloat16\[40"):
+      training.with_primals([w_q], [W.astype(jnp.bfloat16)])
+    for index in (0, slice(None), (..., 0)):
+      with self.assertRaisesRegex(TypeError, r"only \[\.\.\.\]"):
+        _ = w_q[index]
+    self.assertIs(w_q[...], w_q)
+
+
+class ResidualsTest(parameterized.TestCase):
+  """What products leave to the backward pass, of bf16."""
+
+  X = normal(7, 96, 64).astype(jnp.bfloat16)
+  WEIGHTS = tuple(normal(8 + i, 64, 64).astype(jnp.bfloat16) for i in range(4))
+
+  def residuals(self, dot, given, share):
+    """Types of what is kept beside arguments, and of arguments that are kept.
+
+    Query, key and value of one input, and a product of their sum.
+
+    Args:
+      dot: multiplies.
+      given: the weights, as they are taken.
+      share: of the input, what the three take.
+    """
+
+    def block(x, weights):
+      *heads, out = training.with_primals(given, weights)
+      x = share(x * 2)  # so that it is no argument
+      return dot(sum(dot(x, w, MATMUL) for w in heads), out, MATMUL)
+
+    def linear(x, weights):
+      return jax.tree.leaves(jax.vjp(block, x, weights)[1])
+
+    jaxpr = jax.make_jaxpr(linear)(self.X, self.WEIGHTS).jaxpr
+    arguments = set(map(id, (*jaxpr.invars, *jaxpr.constvars)))
+    found = {id(x): x.aval for x in jaxpr.outvars}
+    kept = [x for key, x in found.items() if key not in arguments]
+    return kept, [x for key, x in found.items() if key in arguments]
+
+  @parameterized.parameters(training.MXFP8_RECIPE, training.NVFP4_RECIPE)
+  def test_bytes_are_about_half_of_bf16s_and_none_for_weights(self, recipe):
+    size = lambda types: sum(x.size * x.dtype.itemsize for x in types)
+    bf16, bf16_weights = self.residuals(
+      jax.lax.dot_general, self.WEIGHTS, lambda x: x
+    )
+    # Both inputs; the factor of 2, that of the `share`.
+    self.assertEqual(size(bf16), 2 * self.X.nbytes + 2)
+    dot = functools.partial(
+      jp.dot_general(recipe=recipe, weight="rhs"), key=KEY
+    )
+    make = functools.partial(jp.quantize_operand, recipe=recipe)
+    for given in (self.WEIGHTS, tuple(map(make, self.WEIGHTS))):
+      kept, arguments = self.residuals(
+        dot, given, functools.partial(make, role="activation")
+      )
+      # Keys, global scales and the factor are a few bytes each.
+      few = [x for x in kept if x.size < 16]
+      self.assertLess(size(few), 256)
+      self.assertLessEqual(size(kept) - size(few), 0.55 * size(bf16))
+      shapes = {x.shape for x in kept if x not in few}
+      # One copy for three products, whose blocks are along the rows.
+      self.assertLen([x for x in kept if x not in few], 4)
+      self.assertTrue(all(shape[1] == 64 for shape in shapes), shapes)
+      # A weight, or the copy of it that is there.
+      self.assertGreaterEqual(len(arguments), len(bf16_weights))
+
+  def test_policies_know_it_by_name(self):
+    make = functools.partial(
+      jp.quantize_operand, recipe=training.MXFP8_RECIPE, role="activation"
+    )
+    policy = jax.checkpoint_policies.save_from_both_policies(
+      jp.checkpoint_policies.dots_saveable,
+      jp.checkpoint_policies.quantized_saveable,
+    )
+
+    def layer(x, w):
+      x = make(jnp.sin(x))
+      return DOT(x, w, MATMUL) + DOT(x, w, MATMUL)
+
+    counts = []
+    for function in (
+      layer,
+      jax.checkpoint(layer, policy=policy),
+      jax.checkpoint(layer),
+    ):
+      loss = lambda x, w, f=function: jnp.sin(f(x, w)).sum()
+      grad = jax.value_and_grad(loss, argnums=(0, 1))
+      jaxpr, _ = jax.interpreters.partial_eval.dce_jaxpr(
+        jax.make_jaxpr(grad)(X, W).jaxpr, [True] * 3
+      )
+      counts.append(count("block_quantize", jaxpr))
+    # x; each weight forward and backward; each gradient. Then x once more.
+    self.assertEqual(counts, [1 + 4 + 2, 1 + 4 + 2, 1 + 4 + 2 + 1])
+
+
+class ErrorsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ({"role": "weights"}, ValueError, "'weight', 'activation'.*'weights'"),
+    ({"contracting": 2}, ValueError, "contracting .* -2 to 1, got 2"),
+    ({"contracting": 1.0}, ValueError, "contracting .* got 1.0"),
+    ({"contracting": (0, -2)}, ValueError, r"each once, .*\(0, -2\)"),
+    ({"contracting": 0, "batch": 0}, ValueError, "each once, .*batch=0"),
+    ({"recipe": 8}, TypeError, "recipe must be a .*Recipe, .* got 8"),
+    ({"recipe": "fp3"}, ValueError, "fp3.*mxfp8"),
+    ({"x": W.astype(int)}, TypeError, "x must be float32, .* got int32"),
+    (
+      {
+        "recipe": training.Recipe(
+          activation_format="mxfp8", weight_format=None, grad_format=None
+        )
+      },
+      TypeError,
+      "no product that takes weights quantized",
+    ),
+  )
+  def test_arguments(self, changes, error, message):
+    kwargs = {"x": W, "recipe": "mxfp8", **changes}
+    with self.assertRaisesRegex(error, f"quantize_operand: .*{message}"):
+      jp.quantize_operand(**kwargs)
+
+  @parameterized.parameters(
+    # Of the other side, the other dimension, another recipe, another way.
+    ({"role": "activation"}, {}, "rhs is weights.*role=.weight. to quantize_"),
+    ({"contracting": 1}, {}, r"contracted along \[0\].* for \[1\] and \[\]"),
+    (
+      {"recipe": "mxfp4"},
+      {},
+      "forward product takes rhs as mxfp8 along .*quantized as mxfp4 along",
+    ),
+    (
+      {"recipe": training.NVFP4_RECIPE},
+      {"weight_format": "nvfp4"},
+      "as nvfp4 along .* up, got .* as nvfp4 along .* in square blocks,",
+    ),
+    (
+      {},
+      {"dgrad_hadamard": 32},
+      "backward product takes rhs .* groups of 32, got",
+    ),
+    (
+      {
+        "recipe": dataclasses.replace(
+          training.MXFP8_RECIPE, quantize_dgrad=False
+        )
+      },
+      {},
+      "backward product takes rhs as mxfp8 .* quantized as nothing,",
+    ),
+  )
+  def test_what_was_quantized_for_another_call(self, made, recipe, message):
+    w = jp.quantize_operand(
+      **{"x": normal(9, 64, 64), "recipe": training.MXFP8_RECIPE, **made}
+    )
+    recipe = dataclasses.replace(training.MXFP8_RECIPE, **recipe)
+    dot = jp.dot_general(recipe=recipe, weight="rhs")
+    with self.assertRaisesRegex(TypeError, f"dot_general: .*{message}"):
+      dot(STACK[0], w, MATMUL)
+
+  def test_weight_where_both_are_activations(self):
+    dot = jp.dot_general(recipe=training.MXFP8_RECIPE, weight=None)
+    w = jp.quantize_operand(W, training.MXFP8_RECIPE)
+    with self.assertRaisesRegex(TypeError, "weight=None.*weight, float32.40"):
+      dot(X, w, MATMUL)
+
+  def test_rows_of_groups(self):
+    recipe = training.MXFP8_RECIPE
+    x = jp.quantize_operand(X, recipe, role="activation")
+    w = normal(4, 3, 40, 24)
+    ragged = functools.partial(
+      training.ragged_dot_general,
+      group_sizes=jnp.array([3, 3, 3]),
+      recipe=recipe,
+    )
+    with self.assertRaisesRegex(NotImplementedError, "lhs must be an array"):
+      ragged(x, w.transpose(0, 2, 1))
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+      (((1,), (1,)), ((), ())), (0,), (0,)
+    )
+    w_q = jp.quantize_operand(w, recipe, contracting=1, batch=0)
+    with self.assertRaisesRegex(TypeError, r"must be in order, \(groups, n, k"):
+      ragged(X, w_q, ragged_dot_dimension_numbers=numbers)
+
+  def test_other_functions_say_what_it_is(self):
+    w = jp.quantize_operand(W, training.MXFP8_RECIPE)
+    with self.assertRaisesRegex(TypeError, r"no plain array.*\.primal.*flax"):
+      jnp.sin(w)
+    with self.assertRaisesRegex(TypeError, "rhs must be .*QuantizedOperand"):
+      jp.block_scaled_dot(X, w)
+
+
+if __name__ == "__main__":
+  absltest.main()

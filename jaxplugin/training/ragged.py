@@ -1,0 +1,304 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts trained by a recipe: both sides quantized on the fly.
+
+Forward and for dgrad rows are quantized along what their own product contracts,
+row by row, whatever groups they are in. wgrad contracts the rows, so that there
+each group is given blocks of its own (`groups.align`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+from typing import ClassVar
+from typing import Final
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxplugin import dot
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+from jaxplugin.core import speaking
+from jaxplugin.core import targets
+from jaxplugin.dot import api
+from jaxplugin.dot import rules as dot_rules
+from jaxplugin.dot import sides
+from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.quantization import arguments
+from jaxplugin.ragged import api as ragged_api
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import groups
+from jaxplugin.ragged import primitive
+from jaxplugin.ragged import rules
+from jaxplugin.ragged.contraction import api as contraction_api
+from jaxplugin.ragged.contraction import calls as contraction_calls
+from jaxplugin.training import api as training_api
+from jaxplugin.training import gradients
+from jaxplugin.training import products
+from jaxplugin.training import quantized_operand
+from jaxplugin.training import recipes
+
+WHO: Final = "ragged_dot_general"
+
+# (m, k) x (groups, n, k) -> (m, n): groups are as a batch dimension of rhs.
+_FORWARD: Final = (((1,), (2,)), ((), (0,)))
+_DIMS: Final = derivatives.GradientDims(
+  dgrad=(((1,), (1,)), ((), (0,))),
+  wgrad=(((0,), (0,)), ((), ())),
+  lhs_order=(0, 1),
+  rhs_order=(0, 1, 2),
+  g_ndim=2,
+)
+# What `jp.ragged_dot` takes.
+_NUMBERS: Final = jax.lax.RaggedDotDimensionNumbers(
+  (((1,), (2,)), ((), ())), (0,), (0,)
+)
+
+
+def ragged_dot_general(
+  lhs: jax.Array,
+  rhs: jax.Array | quantized_operand.QuantizedOperand,
+  group_sizes: jax.Array,
+  ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers = _NUMBERS,
+  *,
+  recipe: recipes.Recipe,
+  key: jax.Array | None = None,
+  preferred_element_type: Any = None,
+  reduce_dtype: Any = None,
+) -> jax.Array:
+  """Multiplies groups of rows with a weight each, quantized as a recipe says.
+
+  The rows of lhs, activations, belong to groups in turn; rhs has the weights of
+  all groups. Both are quantized along k, and multiplied by `jp.ragged_dot`:
+
+    result[i, n] = sum_k(Q(lhs)[i, k] * Q(rhs)[g, n, k]), g the group of row i
+
+  Backward, with G the gradient of the result:
+
+    dgrad  lhs's gradient   sum_n(Q(G)[i, n] * Q(rhs)[g, n, k])
+    wgrad  rhs's gradient   sum over rows i of g (Q(G)[i, n] * Q(lhs)[i, k])
+
+  Each operand is quantized along what its product contracts, from what the
+  forward pass was given, as `jp.dot_general(recipe=...)` does; its residuals,
+  their names and bytes, forward mode, and how a key is used are the same here.
+  In wgrad rows are contracted: there each group begins with a block of its own,
+  and its last block ends in zeros, as `jp.align_groups` has them. Nobody pads
+  anything. Transforms of wgrad are those of a group's own rows likewise. NVFP4
+  has one global scale for all rows, and one for all weights. Squares
+  (weight_2d) are those of each weight. With one group of all rows each operand
+  has the codes that `jp.dot_general(recipe=recipe, weight="rhs")` gives it, bit
+  for bit.
+
+  Rows beyond the sum of the sizes are zero, and so is their gradient; what lhs
+  or G holds there, NaN or not, touches nothing. The gradient of a weight whose
+  group is empty is zero.
+
+  Cost: what is kept of lhs for wgrad has up to m + min(groups, m) * (B - 1)
+  rows, where B is the block size or the size of the transform. `explain` tells
+  of each product.
+
+  Args:
+    lhs: f32, bf16 or f16 (m, k).
+    rhs: f32, bf16 or f16 (groups, n, k), or what
+      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)` made of it.
+    group_sizes: integers[groups], as of `jp.ragged_dot`.
+    ragged_dot_dimension_numbers: of other orders of dimensions of lhs and rhs;
+      the ragged dimension is not contracted.
+    recipe: a `jp.training.Recipe`.
+    key: a `jax.random` key, where the recipe rounds gradients stochastically;
+      see `jp.dot_general`.
+    preferred_element_type: f32, bf16 or f16; by default the operands' common
+      dtype. Gradients have the operands' dtypes.
+    reduce_dtype: f32, bf16 or f16: what devices send each other where what a
+      product contracts is sharded, as in `jp.dot_general`; None is the dtype of
+      each product.
+
+  Returns:
+    preferred_element_type[m, n].
+
+  Raises:
+    TypeError: rank, dtype or shape of an argument is wrong.
+    ValueError: while a gradient is traced, of a recipe that rounds it
+      stochastically, no key was given.
+    NotImplementedError: dimension numbers contract the ragged dimension, which
+      is no forward product, or are not served by `jp.ragged_dot_general`; or a
+      second derivative where products backward are quantized.
+  """
+  with speaking.speaking_for(speaking.who(WHO)):
+    if not isinstance(recipe, recipes.Recipe):
+      raise TypeError(
+        f"{sides.who()}: recipe must be a jaxplugin.training.Recipe, got"
+        f" {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
+      )
+    lhs = api.float_operand("lhs", _unless_quantized(lhs))
+    given = rhs
+    rhs = api.float_operand("rhs", quantized_operand.primal_of(rhs))
+    order = contraction_api.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
+    if order.is_contraction:
+      raise NotImplementedError(
+        f"{sides.who()}: a recipe has no forward product that contracts the"
+        " ragged dimension; it is how weights' gradients are made here, and"
+        " jaxplugin.ragged_dot_general for arrays that are quantized already"
+      )
+    is_quantized = isinstance(given, quantized_operand.QuantizedOperand)
+    if is_quantized and order.rhs != (0, 1, 2):
+      raise TypeError(
+        f"{sides.who()}: a quantized operand must be in order, (groups, n, k),"
+        f" got {given!r} of dimensions {ragged_dot_dimension_numbers}; quantize"
+        " the weights transposed"
+      )
+    lhs, weights = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
+    group_sizes = api.array("group_sizes", group_sizes)
+    rules.validate_groups(group_sizes, weights.shape[0])
+    dtype = api.result_dtype(
+      preferred_element_type or jnp.result_type(lhs, weights)
+    )
+    rules.validate_dtype(dtype)
+    arguments.validate_key(sides.who(), key)
+    key_data = key_impl = None
+    if recipe.stochastic_rounding:
+      key_data, key_impl = training_api.data_of_key(key)
+    setting = _Setting(
+      scheme=products.Scheme(
+        recipe=recipe,
+        weight="rhs",
+        who=sides.who(),
+        reduce_dtype=dot_rules.parts_dtype(reduce_dtype),
+      ),
+      numbers=_FORWARD,
+      precision=jax.lax.Precision.HIGHEST,
+      dtype=dtype,
+      key_impl=key_impl,
+    )
+    sizes = groups.sizes_within(group_sizes.astype(jnp.int32), lhs.shape[0])
+    held = quantized_operand.taken((lhs, given), (lhs, weights), setting)
+    leaves, tree = jax.tree.flatten((key_data, sizes, held))
+    # Here and not inside: see `dot_general`.
+    arrays = dot.vary_alike([lhs, weights, *leaves])
+    key_data, sizes, held = jax.tree.unflatten(tree, arrays[2:])
+    return gradients.quantized_dot(
+      setting, arrays[0], arrays[1], key_data, sizes, held
+    )
+
+
+def _unless_quantized(lhs: Any) -> Any:
+  """Rows; those that were quantized before are refused."""
+  if isinstance(lhs, quantized_operand.QuantizedOperand):
+    raise NotImplementedError(
+      f"{sides.who()}: lhs must be an array, as wgrad gives each group blocks"
+      f" of its own, got {lhs!r}; pass lhs.primal"
+    )
+  return lhs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Product(products.Product):
+  """A product of groups of rows: with weights, or of rows with rows.
+
+  lhs has the rows.
+
+  Attributes:
+    masks: whether rows of no group could be seen in others' codes: where all
+      rows have a global scale together.
+  """
+
+  masks: bool = False
+
+  @classmethod
+  def of(
+    cls,
+    numbers: sides.DimensionNumbers,
+    shapes: tuple[Sequence[Any], Sequence[Any]],
+    operand_formats: tuple[
+      formats.BlockFormat | None, formats.BlockFormat | None
+    ],
+    hadamard: int | None = None,
+  ) -> Self:
+    made = super().of(numbers, shapes, operand_formats, hadamard)
+    rows, _ = operand_formats
+    masks = rows is not None and rows.has_global_scale
+    return dataclasses.replace(made, masks=masks)
+
+  @property
+  def is_contraction(self) -> bool:
+    """Whether rows are contracted."""
+    return self.lhs.dims == (0,)
+
+  def prepared(
+    self, side: products.Side, x: jax.Array, sizes: Any
+  ) -> jax.Array:
+    if self.is_contraction:
+      return groups.align(x, sizes, self.lhs.multiple)[0]
+    if side == "rhs" or not self.masks:
+      return x
+    is_own = jnp.arange(x.shape[0], dtype=jnp.int32) < jnp.sum(sizes)
+    return jnp.where(is_own[:, None], x, jnp.zeros((), x.dtype))
+
+  def multiply(
+    self,
+    lhs: Any,
+    rhs: Any,
+    dtype: Any,
+    scheme: products.Scheme,
+    sizes: Any,
+  ) -> jax.Array:
+    dtypes = {
+      "preferred_element_type": dtype,
+      "reduce_dtype": scheme.reduce_dtype or dtype,
+    }
+    with speaking.speaking_for(scheme.who):
+      if self.is_contraction:
+        sizes = extents.round_up(sizes, self.lhs.multiple)
+        return contraction_api.contract(lhs, rhs, sizes, **dtypes)
+      if self.rhs.dims == (1,):  # dgrad; kernels have blocks last
+        rhs = rhs.transpose((0, 2, 1))
+      return ragged_api.product(lhs, rhs, sizes, **dtypes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Setting(gradients.Setting):
+  """A call of `ragged_dot_general`, beside its arrays."""
+
+  kind: ClassVar[type[products.Product]] = _Product
+
+  def gradient_dims(
+    self, lhs: jax.Array, rhs: jax.Array
+  ) -> derivatives.GradientDims:
+    return _DIMS
+
+  def shape(self, lhs: Any, rhs: Any) -> tuple[Any, ...]:
+    return lhs.shape[0], rhs.shape[1]
+
+  def plain_dot(
+    self,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dtype: Any,
+    sizes: Any,
+    *,
+    numbers: sides.DimensionNumbers,
+    product: products.Product | None = None,
+    out_sharding: NamedSharding | None = None,
+  ) -> jax.Array:
+    del out_sharding
+    (_, rhs_contracting), _ = numbers
+    options = {
+      "preferred_element_type": np.dtype(dtype),
+      "reduce_dtype": self.scheme.reduce_dtype or np.dtype(dtype),
+    }
+    call: calls.Call | contraction_calls.Contraction
+    if rhs_contracting == (0,):
+      if product is not None:
+        sizes = extents.round_up(sizes, product.lhs.multiple)
+      call = contraction_calls.plain(lhs, rhs, sizes, **options)
+    else:
+      (dim,) = rhs_contracting
+      call = calls.plain(lhs, rhs, sizes, dim, **options)
+    call = call.form().filled(api.vary_alike(call.flatten()))
+    return primitive.bind(call, targets.overriding_target())

@@ -1,0 +1,387 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts under recipes: its three products, and JAX around it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.testing.oracles import gradients_oracle
+from jaxplugin.testing.oracles import recipes_oracle
+
+training = jp.training
+_M, _N, _K, _GROUPS = 70, 64, 96, 4
+_SIZES = np.array([37, 0, 5, 20], np.int32)
+_ROWS = 62  # of groups; the others are of none
+_KEY = jax.random.key(7)
+_Numbers = jax.lax.RaggedDotDimensionNumbers
+_NEAREST = dataclasses.replace(training.NVFP4_RECIPE, stochastic_rounding=False)
+
+
+def _fixed_point(seed, *shape):
+  """Normal numbers, of 2^-10: sums of a group are exact in f32."""
+  x = np.random.default_rng(seed).normal(size=shape)
+  return (np.round(x * 1024) / 1024).astype(np.float32)
+
+
+def _arrays(m=_M, groups=_GROUPS):
+  """x, w and g."""
+  return (
+    _fixed_point(0, m, _K),
+    _fixed_point(1, groups, _N, _K),
+    _fixed_point(2, m, _N),
+  )
+
+
+def _dot(recipe, key=_KEY, sizes=_SIZES, **options):
+  return lambda x, w: training.ragged_dot_general(
+    x, w, sizes, recipe=recipe, key=key, **options
+  )
+
+
+def _step(dot):
+  """The result and both gradients, of what is given."""
+
+  @jax.jit
+  def run(x, w, g):
+    result, pull = jax.vjp(dot, x, w)
+    return result, *pull(g)
+
+  return run
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _vjp(dot, *args):
+  """`jax.vjp`, what it keeps being leaves of the second."""
+  return jax.vjp(dot, *args)
+
+
+@jax.jit
+def _pulled(pull, g):
+  return pull(g)
+
+
+class ProductsTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    ("mxfp8", training.MXFP8_RECIPE, {}),
+    ("mxfp8_rounded", training.MXFP8_RECIPE, {"stochastic_rounding": True}),
+    ("mxfp8_2d", training.MXFP8_RECIPE, {"weight_2d": True}),
+    ("nvfp4", training.NVFP4_RECIPE, {}),
+    ("nvfp4_scales_up", training.NVFP4_RECIPE, {"grad_scale_up": True}),
+    ("nvfp4_four_over_six", training.NVFP4_RECIPE, {"four_over_six": True}),
+    (
+      "nvfp4_e4m3_gradients",
+      training.NVFP4_RECIPE,
+      {"grad_format": jp.MXFP8_E5M2, "weight_2d": False},
+    ),
+    ("nvfp4_wgrad", training.NVFP4_RECIPE, {"quantize_wgrad": False}),
+    (
+      "mxfp8_dgrad",
+      training.MXFP8_RECIPE,
+      {"quantize_dgrad": False, "scale_rounding": "floor"},
+    ),
+    (
+      "nvfp4_from_quantized",
+      training.NVFP4_RECIPE,
+      {"backward_from_quantized": True, "wgrad_hadamard": None},
+    ),
+    (
+      "mxfp8_from_quantized_in_high_precision",
+      training.MXFP8_RECIPE,
+      {
+        "backward_from_quantized": True,
+        "quantize_dgrad": False,
+        "quantize_wgrad": False,
+      },
+    ),
+    ("mxfp4", training.MXFP4_RECIPE, {}),
+    ("mxfp4_backward", training.MXFP4_RECIPE, {"quantize_forward": False}),
+    ("mxfp4_plain_weights", training.MXFP4_RECIPE, {"weight_format": None}),
+    (
+      "nvfp4_plain_activations",
+      training.NVFP4_RECIPE,
+      {"activation_format": None, "wgrad_hadamard": 64},
+    ),
+    (
+      "mxfp8_plain_gradients",
+      training.MXFP8_RECIPE,
+      {"grad_format": None, "wgrad_hadamard": 16},
+    ),
+  )
+  def test_are_those_of_the_formulas_by_groups(self, recipe, fields):
+    recipe = dataclasses.replace(recipe, **fields)
+    x, w, g = _arrays()
+    zeros = [a * (np.arange(_M) < _ROWS)[:, None] for a in (x, g)]
+    expected = recipes_oracle.ragged_products(
+      recipe, zeros[0], w, zeros[1], _SIZES, _KEY
+    )
+    # What no group has must be in no code: neither as NaN nor in a scale.
+    x[_ROWS:], g[_ROWS:] = np.nan, 1e30
+    forward, dgrad, wgrad = map(np.asarray, _step(_dot(recipe))(x, w, g))
+    starts = np.cumsum(_SIZES) - _SIZES
+    own = lambda a, i: a[starts[i] : starts[i] + _SIZES[i]]
+    for i in range(_GROUPS):
+      actual = own(forward, i), own(dgrad, i), wgrad[i]
+      for name, a, e in zip(
+        ("forward", "dgrad", "wgrad"), actual, expected, strict=True
+      ):
+        with self.subTest(name, group=i):
+          # A product of quantized numbers that are off would be off by 2^-4.
+          error = np.abs(a.astype(np.float64) - e[i].value)
+          bound = gradients_oracle.BOUND * e[i].magnitude + 1e-300
+          np.testing.assert_array_less(error, bound)
+    for rest in (forward, dgrad):
+      np.testing.assert_array_equal(rest[_ROWS:], 0)
+    np.testing.assert_array_equal(wgrad[1], 0)  # of the empty group
+
+  @parameterized.product(
+    recipe=(
+      training.MXFP8_RECIPE,
+      training.NVFP4_RECIPE,
+      training.MXFP4_RECIPE,
+    ),
+    m=(64, 45),
+  )
+  def test_one_group_is_dot_general(self, recipe, m):
+    x, w, g = _arrays(m, groups=1)
+    dense = jp.dot_general(recipe=recipe, weight="rhs")
+    numbers = ((1,), (1,)), ((), ())
+    sizes = np.array([m], np.int32)
+    result, pull = _vjp(_dot(recipe, sizes=sizes), x, w)
+    expected, expected_pull = _vjp(
+      lambda x, w: dense(x, w, numbers, key=_KEY), x, w[0]
+    )
+    # The same kernels, forward and for dgrad.
+    np.testing.assert_array_equal(result, expected)
+    (dx, dw) = _pulled(pull, g)
+    (expected_dx, expected_dw) = _pulled(expected_pull, g)
+    np.testing.assert_array_equal(dx, expected_dx)
+    # Of the same codes: their products are exact but for the sums' roundings.
+    np.testing.assert_allclose(dw[0], expected_dw, rtol=0, atol=2e-5)
+    codes = [
+      [np.asarray(a).ravel() for a in jax.tree.leaves(p) if a.dtype == np.uint8]
+      for p in (
+        (pull, jp.quantize_operand(w, recipe, contracting=2, batch=0)),
+        (expected_pull, jp.quantize_operand(w[0], recipe, contracting=1)),
+      )
+    ]
+    # Values and scales of rows, which are kept, and of weights, which are not.
+    self.assertGreaterEqual(len(codes[0]), 4)
+    for a, e in zip(*codes, strict=True):
+      np.testing.assert_array_equal(a, e)
+
+  def test_codes_of_g_for_wgrad_are_those_of_dot_general(self):
+    # Of an identity: the gradient of weights is what g was rounded to.
+    recipe = dataclasses.replace(
+      training.NVFP4_RECIPE, activation_format=None, wgrad_hadamard=None
+    )
+    g = _fixed_point(3, _K, _N)
+    x, w = np.eye(_K, dtype=np.float32), _fixed_point(1, 1, _N, _K)
+    sizes = np.array([_K], np.int32)
+    dense = jp.dot_general(recipe=recipe, weight="rhs")
+    numbers = ((1,), (1,)), ((), ())
+    _, pull = _vjp(lambda w: _dot(recipe, sizes=sizes)(x, w), w)
+    _, dense_pull = _vjp(lambda w: dense(x, w, numbers, key=_KEY), w[0])
+    (ours,), (theirs,) = _pulled(pull, g), _pulled(dense_pull, g)
+    np.testing.assert_array_equal(ours[0], theirs)
+    self.assertTrue((g != np.asarray(theirs).T).any())
+
+  def test_a_group_is_of_no_concern_to_another(self):
+    x, w, g = _arrays()
+    step = _step(_dot(training.MXFP8_RECIPE))
+    expected = step(x, w, g)
+    for name, value in (("large", 1e4), ("nan", np.nan)):
+      with self.subTest(name):
+        other_x, other_g = x.copy(), g.copy()
+        other_x[:37] *= value
+        other_g[:37] *= value
+        actual = step(other_x, w, other_g)
+        for a, e in zip(actual[:2], expected[:2], strict=True):
+          np.testing.assert_array_equal(a[37:], e[37:])
+        np.testing.assert_array_equal(actual[2][1:], expected[2][1:])
+
+  @parameterized.parameters(*((a, b) for a in (0, 1) for b in range(3)))
+  def test_other_orders_of_dimensions_are_the_same(self, m_dim, group):
+    x, w, g = _arrays()
+    order = [0, 1, 2][-group:] + [0, 1, 2][:-group] if group else [0, 1, 2]
+    numbers = _Numbers(
+      (((1 - m_dim,), (order.index(2),)), ((), ())),
+      (m_dim,),
+      (order.index(0),),
+    )
+    expected = _step(_dot(_NEAREST, None))(x, w, g)
+    dot = _dot(_NEAREST, None, ragged_dot_dimension_numbers=numbers)
+    result, dx, dw = _step(dot)(x.T if m_dim else x, w.transpose(order), g)
+    np.testing.assert_array_equal(result, expected[0])
+    np.testing.assert_array_equal(dx.T if m_dim else dx, expected[1])
+    np.testing.assert_array_equal(dw, expected[2].transpose(order))
+
+  def test_dtypes_are_those_of_the_operands(self):
+    x, w, g = _arrays()
+    x, w, g = (a.astype(jnp.bfloat16) for a in (x, w, g))
+    results = _step(_dot(_NEAREST, None))(x, w, g)
+    self.assertEqual({a.dtype for a in results}, {np.dtype(jnp.bfloat16)})
+    f32 = [a.astype(np.float32) for a in (x, w, g)]
+    for a, e in zip(results, _step(_dot(_NEAREST, None))(*f32), strict=True):
+      np.testing.assert_array_equal(a, e.astype(jnp.bfloat16))
+    dot = _dot(_NEAREST, None, preferred_element_type=jnp.float32)
+    self.assertEqual(jax.eval_shape(dot, x, w).dtype, jnp.float32)
+
+
+class TransformationsTest(parameterized.TestCase):
+  def test_forward_mode_is_the_transpose_of_reverse(self):
+    x, w, g = _arrays()
+    recipe = dataclasses.replace(_NEAREST, grad_format=None)
+    dot = _dot(recipe, None)
+    tangents = _fixed_point(4, *x.shape), _fixed_point(5, *w.shape)
+    tangent = jax.jit(lambda *t: jax.jvp(dot, (x, w), t)[1])(*tangents)
+    cotangents = _step(dot)(x, w, g)[1:]
+    ours = sum(np.vdot(t, c) for t, c in zip(tangents, cotangents, strict=True))
+    theirs = np.vdot(tangent, g)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+  @parameterized.parameters(training.MXFP8_RECIPE, training.NVFP4_RECIPE)
+  def test_scan_and_remat_of_layers(self, recipe):
+    x = _fixed_point(0, _M, _N)
+    stack = _fixed_point(1, 3, _GROUPS, _N, _N) / 8
+    policy = jp.checkpoint_policies.quantized_saveable
+
+    @functools.partial(jax.checkpoint, policy=policy)
+    def layer(x, item):
+      w, i = item
+      key = jax.random.fold_in(_KEY, i)
+      return jnp.tanh(_dot(recipe, key)(x, w)), None
+
+    def scanned(x, stack):
+      return jnp.sum(jax.lax.scan(layer, x, (stack, jnp.arange(3)))[0])
+
+    def unrolled(x, stack):
+      for i in range(3):
+        x = jnp.tanh(_dot(recipe, jax.random.fold_in(_KEY, i))(x, stack[i]))
+      return jnp.sum(x)
+
+    actual, expected = (
+      jax.jit(jax.value_and_grad(f, (0, 1)))(x, stack)
+      for f in (scanned, unrolled)
+    )
+    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+      np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
+
+  def test_what_is_kept_is_bytes_with_names(self):
+    x, w, _ = _arrays()
+    _, pull = _vjp(_dot(training.MXFP8_RECIPE), x, w)
+    kept = [a for a in jax.tree.leaves(pull) if a.size > 100]
+    # Of weights, which live anyway, no copy.
+    (weights,) = [a for a in kept if a.dtype == np.float32]
+    np.testing.assert_array_equal(weights, w)
+    kept = [a for a in kept if a is not weights]
+    self.assertEqual({str(a.dtype) for a in kept}, {"uint8"})
+    # A byte a value, and scales; of lhs in whole blocks for each group.
+    values = (_M + _GROUPS * 31) // 32 * 32 * _K
+    self.assertEqual(sum(a.size for a in kept), values + values // 32)
+    policy = jp.checkpoint_policies.quantized_saveable
+    remat = jax.checkpoint(_dot(training.MXFP8_RECIPE), policy=policy)
+    jaxpr = str(jax.make_jaxpr(lambda x, w: jax.vjp(remat, x, w)[1])(x, w))
+    self.assertIn("jaxplugin_quantized_lhs", jaxpr)
+    self.assertNotIn("jaxplugin_quantized_rhs", jaxpr)
+
+  @parameterized.parameters("x", "all")
+  def test_vmap(self, mapped):
+    many = (
+      _fixed_point(0, 2, _M, _K),
+      _fixed_point(1, 2, _GROUPS, _N, _K),
+      np.array([_SIZES, [1, 2, 3, 60]]),
+    )
+    g = _fixed_point(2, _M, _N)
+    flags = [mapped in (name, "all") for name in ("x", "w", "sizes")]
+    args = [a if flag else a[0] for a, flag in zip(many, flags, strict=True)]
+    axes = tuple(0 if flag else None for flag in flags)
+
+    @jax.jit
+    def both(x, w, sizes):
+      dot = _dot(training.MXFP8_RECIPE, sizes=sizes)
+      result, pull = jax.vjp(dot, x, w)
+      return result, *pull(g)
+
+    actual = jax.vmap(both, axes)(*args)
+    for i in range(2):
+      own = [a[i] if flag else a for a, flag in zip(args, flags, strict=True)]
+      for a, e in zip(actual, both(*own), strict=True):
+        np.testing.assert_allclose(a[i], e, rtol=1e-5, atol=1e-5)
+
+  def test_second_derivatives_where_gradients_are_not_quantized(self):
+    x, w, _ = _arrays()
+    recipe = dataclasses.replace(
+      training.MXFP8_RECIPE, quantize_dgrad=False, quantize_wgrad=False
+    )
+    f = lambda x: jnp.sum(_dot(recipe)(x, w) ** 2)
+    t = _fixed_point(4, *x.shape)
+    tangent = jax.jit(lambda t: jax.jvp(jax.grad(f), (x,), (t,))[1])(t)
+    # Straight through: the derivative of a product with w as it is.
+    w = w[np.repeat(np.arange(_GROUPS), _SIZES)].astype(np.float64)
+    inner = np.einsum("mk,mnk->mn", t[:_ROWS], w)
+    expected = 2 * np.einsum("mn,mnk->mk", inner, w)
+    np.testing.assert_allclose(tangent[:_ROWS], expected, atol=1e-2, rtol=1e-4)
+    np.testing.assert_array_equal(tangent[_ROWS:], 0)
+    weights = _arrays()[1]
+    f = lambda x: jnp.sum(_dot(training.MXFP8_RECIPE)(x, weights) ** 2)
+    with self.assertRaisesRegex(
+      NotImplementedError, "ragged_dot_general: .*has no derivative"
+    ):
+      jax.jvp(jax.grad(f), (x,), (t,))
+
+  def test_explain_tells_each_product_and_its_cost(self):
+    x, w, _ = _arrays()
+    f = lambda x, w: jnp.sum(_dot(training.NVFP4_RECIPE)(x, w))
+    told = jp.explain(jax.grad(f, (0, 1)), x, w)
+    self.assertEqual(
+      [d.phase for d in told.dots], ["forward", "dgrad", "wgrad"]
+    )
+    self.assertIn("contracting m by groups", str(told))
+    self.assertEqual(
+      [d.decision.implementation for d in told.dots], ["cpu", "cpu", "xla"]
+    )
+
+
+class ErrorsTest(parameterized.TestCase):
+  def _check(self, error, pattern, x, w, sizes=_SIZES, **options):
+    options.setdefault("recipe", training.MXFP8_RECIPE)
+    with self.assertRaisesRegex(error, f"ragged_dot_general: {pattern}"):
+      training.ragged_dot_general(x, w, sizes, **options)
+
+  def test_names_rule_and_remedy(self):
+    x, w, _ = _arrays()
+    t, n = TypeError, NotImplementedError
+    self._check(t, "recipe must be a .*, got 'mxfp8'", x, w, recipe="mxfp8")
+    self._check(t, "lhs must be float32", x.astype(int), w)
+    self._check(t, "lhs must be a plain array", jp.quantize(x, jp.MXFP8), w)
+    self._check(t, "contracting sizes must agree", x[:, :32], w)
+    self._check(
+      t, "group_sizes must have one size for each of the 4", x, w, _SIZES[:2]
+    )
+    self._check(t, "preferred_element_type", x, w, preferred_element_type=int)
+    self._check(t, "key must be", x, w, key=1.5)
+    numbers = _Numbers((((0,), (0,)), ((), ())), (0,), ())
+    self._check(
+      *(n, "a recipe has no forward product that", x, x),
+      ragged_dot_dimension_numbers=numbers,
+    )
+
+  def test_stochastic_gradient_without_key_is_refused(self):
+    x, w, g = _arrays()
+    result, pull = jax.vjp(_dot(training.NVFP4_RECIPE, None), x, w)
+    del result
+    with self.assertRaisesRegex(
+      ValueError, "ragged_dot_general: .*takes a key"
+    ):
+      pull(g)
+
+
+if __name__ == "__main__":
+  absltest.main()
