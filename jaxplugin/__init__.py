@@ -12,6 +12,8 @@ y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 
 # isort: split
+from jaxplugin import backends as backends
+from jaxplugin import checkpoints as checkpoints
 from jaxplugin import nn as nn
 from jaxplugin import training as training
 from jaxplugin.arrays.layouts import pack_fp4 as pack_fp4
@@ -22,6 +24,7 @@ from jaxplugin.arrays.placement import shard as shard
 from jaxplugin.arrays.placement import shardings as shardings
 from jaxplugin.arrays.preparation import prepare_weights as prepare_weights
 from jaxplugin.arrays.preparation import unprepare_weights as unprepare_weights
+from jaxplugin.arrays.quantized_weight import QuantizedWeight as QuantizedWeight
 from jaxplugin.arrays.scaled_array import ScaledArray as ScaledArray
 from jaxplugin.arrays.stacking import concatenate as concatenate
 from jaxplugin.arrays.stacking import (
@@ -29,6 +32,8 @@ from jaxplugin.arrays.stacking import (
 )
 from jaxplugin.arrays.stacking import stack as stack
 from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
+from jaxplugin.backends import Backend as Backend
+from jaxplugin.backends import register_backend as register_backend
 from jaxplugin.core.formats import MXFP4 as MXFP4
 from jaxplugin.core.formats import MXFP6_E2M3 as MXFP6_E2M3
 from jaxplugin.core.formats import MXFP6_E3M2 as MXFP6_E3M2
@@ -50,14 +55,32 @@ from jaxplugin.dropin.quantized_dots import quantize_dots as quantize_dots
 from jaxplugin.explanation.diagnostics import explain as explain
 from jaxplugin.explanation.diagnostics import info as info
 from jaxplugin.explanation.report import Explanation as Explanation
+from jaxplugin.exports.api import export as export
 from jaxplugin.nn import scaled_dot as scaled_dot
+from jaxplugin.params.acceptance import accept_quantized as accept_quantized
+from jaxplugin.params.conversion import quantize_params as quantize_params
 from jaxplugin.quantization.api import dequantize as dequantize
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.ragged.api import ragged_dot as ragged_dot
+from jaxplugin.ragged.contraction.api import align_groups as align_groups
+from jaxplugin.ragged.contraction.api import (
+  ragged_dot_general as ragged_dot_general,
+)
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
+from jaxplugin.tables.errors import TableError as TableError
+from jaxplugin.tables.errors import TableWarning as TableWarning
+from jaxplugin.tables.ranks import TablesDifferError as TablesDifferError
+from jaxplugin.tables.ranks import tuning_digest as tuning_digest
+from jaxplugin.tables.resolution import tuning as tuning
 from jaxplugin.training import checkpoint_policies as checkpoint_policies
 from jaxplugin.training.api import dot_general as dot_general
+from jaxplugin.training.quantized_operand import (
+  QuantizedOperand as QuantizedOperand,
+)
+from jaxplugin.training.quantized_operand import (
+  quantize_operand as quantize_operand,
+)
 
 __version__ = "0.1.0"
 
@@ -68,21 +91,32 @@ __all__ = [
   "MXFP8",
   "MXFP8_E5M2",
   "NVFP4",
+  "Backend",
   "BlockFormat",
   "Explanation",
   "GlobalScaleWarning",
   "NonFiniteError",
+  "QuantizedOperand",
+  "QuantizedWeight",
   "ScaledArray",
+  "TableError",
+  "TableWarning",
+  "TablesDifferError",
   "Target",
   "accelerate",
+  "accept_quantized",
+  "align_groups",
+  "backends",
   "block_scaled_dot",
   "checkpoint_policies",
+  "checkpoints",
   "concatenate",
   "debug_checks",
   "dequantize",
   "detect_target",
   "dot_general",
   "explain",
+  "export",
   "info",
   "legacy_global_scales",
   "linear",
@@ -93,7 +127,11 @@ __all__ = [
   "quantize",
   "quantize_both",
   "quantize_dots",
+  "quantize_operand",
+  "quantize_params",
   "ragged_dot",
+  "ragged_dot_general",
+  "register_backend",
   "rewrite",
   "scaled_dot",
   "shard",
@@ -101,6 +139,8 @@ __all__ = [
   "stack",
   "swizzle_scale",
   "training",
+  "tuning",
+  "tuning_digest",
   "unpack_fp4",
   "unprepare_weights",
   "unswizzle_scale",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from jax.sharding import PartitionSpec
 from jax.sharding import Sharding
 
 from jaxplugin.arrays import layouts
+from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
 
 _SHARD = "shard"
 _SHARDINGS = "shardings"
@@ -32,7 +35,9 @@ def shardings(tree: Any, sharding: Any) -> Any:
 
   Args:
     tree: a `ScaledArray`, or a tree of such and of arrays, which get the
-      sharding as it is. Shapes and dtypes do: `jax.eval_shape` makes them.
+      sharding as it is. Shapes and dtypes do: `jax.eval_shape` makes them. Of a
+      `QuantizedWeight` the dimensions are those of the weight; of several that
+      are stored as one, the first alone may be split.
     sharding: a `jax.sharding.Sharding` or, inside `jax.set_mesh`, a
       `PartitionSpec`, of the logical dimensions; or a tree of them of which
       each is for a part of `tree`.
@@ -54,7 +59,8 @@ def shard(tree: Any, sharding: Any) -> Any:
 
   Outside of `jit` it is `jax.device_put` with `shardings(tree, sharding)`; for
   what is traced, `jax.lax.with_sharding_constraint`, or `jax.sharding.reshard`
-  where the mesh has explicit axes.
+  where the mesh has explicit axes. What is on several devices moves as bytes,
+  unpacked FP4 too, but on explicit axes, where XLA moves that as f16.
 
   Args:
     tree: as of `shardings`, of arrays.
@@ -81,11 +87,52 @@ def _place(leaf: Any, target: Any) -> Any:
   if not isinstance(leaf, jax.core.Tracer):
     if isinstance(target, PartitionSpec):
       target = NamedSharding(jax.sharding.get_mesh(), target)
+    if _packing_axis(leaf, target) is not None:
+      sharding = getattr(leaf, "sharding", target)
+      if (
+        sharding.device_set == target.device_set
+        and sharding.memory_kind == target.memory_kind
+      ):
+        return _reshard_packed(leaf, target)
     return jax.device_put(leaf, target)
   mesh = _mesh_of(target)
   if mesh is not None and AxisType.Explicit in mesh.axis_types:
     return jax.sharding.reshard(leaf, target)
-  return jax.lax.with_sharding_constraint(leaf, target)
+  axis = _packing_axis(leaf, target)
+  if axis is None:
+    return jax.lax.with_sharding_constraint(leaf, target)
+  packed = layouts.pack_fp4(leaf, axis=axis)
+  # Or the constraint would hold for what is packed, and that would move.
+  packed = jax.lax.optimization_barrier(packed)
+  packed = jax.lax.with_sharding_constraint(packed, target)
+  return layouts.unpack_fp4(packed, axis=axis)
+
+
+@functools.partial(jax.jit, static_argnames="target")
+def _reshard_packed(leaf: jax.Array, target: NamedSharding) -> jax.Array:
+  return jax.lax.with_sharding_constraint(_place(leaf, target), target)
+
+
+def _packing_axis(leaf: Any, target: Any) -> int | None:
+  """Along which FP4 values are packed to be moved; None for what is not.
+
+  FP4 is no type of a collective: XLA would move four times as much, as f16.
+  """
+  if getattr(leaf, "dtype", None) != formats.E2M1 or leaf.size <= 1:
+    return None
+  if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
+    return None  # GSPMD replicates the operand of a bitcast to another shape
+  spec, mesh = getattr(target, "spec", target), _mesh_of(target)
+  if mesh is None or not isinstance(spec, PartitionSpec):
+    return None
+  if PartitionSpec.UNCONSTRAINED in tuple(spec):
+    return None
+  for axis in reversed(range(leaf.ndim)):
+    entry = spec[axis] if axis < len(spec) else None
+    names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+    if leaf.shape[axis] % (2 * math.prod(mesh.shape[n] for n in names)) == 0:
+      return axis
+  return None
 
 
 def _is_sharding(x: Any) -> bool:
@@ -93,7 +140,9 @@ def _is_sharding(x: Any) -> bool:
 
 
 def _is_array(x: Any) -> bool:
-  return isinstance(x, scaled_array.ScaledArray)
+  return isinstance(
+    x, (scaled_array.ScaledArray, quantized_weight.QuantizedWeight)
+  )
 
 
 def _shardings(who: str, tree: Any, sharding: Any) -> Any:
@@ -114,10 +163,12 @@ def _shardings(who: str, tree: Any, sharding: Any) -> Any:
   )
 
 
-def _of_array(
-  who: str, array: scaled_array.ScaledArray, sharding: Any
-) -> scaled_array.ScaledArray:
-  """A `ScaledArray` of the shardings of its leaves."""
+def _of_array(who: str, array: Any, sharding: Any) -> Any:
+  """A `ScaledArray`, or a `QuantizedWeight`, of the shardings of its leaves."""
+  if isinstance(array, quantized_weight.QuantizedWeight):
+    _, aux = array.tree_flatten()
+    stored = _of_array(who, array.array, _stored(who, array, sharding))
+    return array.tree_unflatten(aux, (stored,))
   (_, _, global_scale, *rest), aux = array.tree_flatten()
   if not isinstance(sharding, (NamedSharding, PartitionSpec)):
     if not sharding.is_fully_replicated:
@@ -153,6 +204,36 @@ def _of_array(
   return array.tree_unflatten(
     aux, (sharding, sharding, of_global, *(sharding for _ in rest))
   )
+
+
+def _stored(
+  who: str, weight: quantized_weight.QuantizedWeight, sharding: Any
+) -> Any:
+  """The sharding of a weight's dimensions as that of the stored ones."""
+  if not isinstance(sharding, (NamedSharding, PartitionSpec)):
+    return sharding
+  spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
+  entries = list(spec)
+  if len(entries) > weight.ndim:
+    raise TypeError(
+      f"{who}: sharding must have at most {weight.ndim} dimensions for a weight"
+      f" of shape {weight.shape}, got {spec}"
+    )
+  entries += [None] * (weight.ndim - len(entries))
+  stored = []
+  for dims in weight.stored_dims():
+    dims = tuple(d for d in dims if weight.shape[d] != 1)
+    if any(entries[d] for d in dims[1:]):
+      raise TypeError(
+        f"{who}: of dimensions {dims} of a weight of shape {weight.shape},"
+        f" which are stored as one, dimension {dims[0]} alone may be split, got"
+        f" {spec}"
+      )
+    stored.append(entries[dims[0]] if dims else None)
+  new = PartitionSpec(*stored)
+  if isinstance(sharding, PartitionSpec):
+    return new
+  return NamedSharding(sharding.mesh, new, memory_kind=sharding.memory_kind)
 
 
 def _mesh_of(sharding: Any) -> Any:

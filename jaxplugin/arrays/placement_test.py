@@ -3,6 +3,7 @@
 """Shardings of block-scaled arrays: who has what, and products of it."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,22 @@ class PlacementTest(parameterized.TestCase):
       self.assertTrue(sharding.is_equivalent_to(self.named("b"), 2))
     function = jax.jit(lambda x, w: jp.block_scaled_dot(x, place(w)))
     np.testing.assert_array_equal(function(x, w), jp.block_scaled_dot(x, w))
+
+  @parameterized.parameters((("a", "b"),), ((None, "b"),))
+  def test_unpacked_fp4_moves_as_bytes(self, spec):
+    w = quantized(jp.NVFP4, N, K).unpack()
+    placed = jp.shard(w, self.named(*spec))
+    for place in (jp.shard, jax.jit(jp.shard, static_argnums=1)):
+      again = place(placed, self.named("b", "a"))
+      self.assertEqual(again.values.dtype, w.values.dtype)
+      self.assertTrue(
+        again.values.sharding.is_equivalent_to(self.named("b", "a"), 2)
+      )
+      self.assert_each_device_dequantizes_its_part(w, again, ("b", "a"))
+    whole = jax.jit(lambda values: jp.shard(values, self.named()))
+    text = whole.lower(placed.values).compile().as_text()
+    moved = re.findall(r"= (\w+)\[[\d,]*\]\S* all-gather", text)
+    self.assertEqual(set(moved), {"u8"})
 
   def test_specs_inside_set_mesh(self):
     w = quantized(jp.NVFP4, N, K)

@@ -461,7 +461,9 @@ class ShardingTest(parameterized.TestCase):
   def test_rows_or_k_may_be_sharded(self, *axes):
     if len(jax.devices()) < 2:
       self.skipTest("needs two devices")
-    mesh = jax.make_mesh((2,), ("x",))
+    # Explicit axes have the words gathered: they are no form of the format.
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=auto)
     w = weight(jp.NVFP4, (64, 128))
     x = np.random.default_rng(1).integers(-4, 5, (3, 128)).astype(np.float32)
     expected = jp.block_scaled_dot(x, w, implementation="xla")

@@ -400,6 +400,8 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   remedy = ""
   if isinstance(x, ScaledArray):
     remedy = "; dequantize it"
+  elif isinstance(getattr(x, "array", None), ScaledArray):
+    remedy = "; give its array, which is (n, k), or dequantize it"
   elif isinstance(x, (str, formats.BlockFormat)):
     remedy = "; arrays come first, then the format"
   elif isinstance(x, jax.ShapeDtypeStruct):

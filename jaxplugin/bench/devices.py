@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
+import os
 import pathlib
 import platform
 import subprocess
@@ -41,6 +42,8 @@ _DEFAULT_CACHE_BYTES: Final = {"cpu": 64 * _MIB, "gpu": 256 * _MIB}
 _CPU_CACHES: Final = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 _NVIDIA_DRIVER: Final = pathlib.Path("/proc/driver/nvidia/version")
 _GIT_SECONDS: Final = 10
+_XLA_FLAGS: Final = "XLA_FLAGS"
+_KERNELS_LIMIT: Final = "JAXPLUGIN_CPU_ISA"  # kernels/cpu/isa.cc
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,25 @@ class Device:
   @property
   def is_gpu(self) -> bool:
     return self.target.platform != "cpu"
+
+
+def limit_instruction_set(name: str) -> None:
+  """Has XLA and the kernels of a CPU do without what came after `name`.
+
+  For a process in which JAX has no devices yet. NumPy chooses for itself.
+
+  Args:
+    name: "avx2".
+  """
+  flags = os.environ.get(_XLA_FLAGS, "")
+  limit = f"--xla_cpu_max_isa={name.upper()}"
+  os.environ[_XLA_FLAGS] = f"{flags} {limit}".strip()
+  os.environ[_KERNELS_LIMIT] = name
+
+
+def instruction_set_limit() -> str | None:
+  """What the kernels of a CPU are limited to."""
+  return os.environ.get(_KERNELS_LIMIT)
 
 
 def find(name: str | None) -> Device:
@@ -128,6 +150,7 @@ def environment(device: Device) -> dict[str, Any]:
     "target": str(target),
     "platform": "gpu" if device.is_gpu else "cpu",
     "instruction_set": target.cpu_kernels,
+    "xla_flags": os.environ.get(_XLA_FLAGS),
     "cores": target.core_count,
     "cache_bytes": device.cache_bytes,
     "cache_source": device.cache_source,

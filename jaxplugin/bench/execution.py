@@ -144,12 +144,28 @@ class Timed:
     """The lowered function of one call."""
     return self._function.lower(*self._groups[0])
 
+  def compile(self) -> int:
+    """Compiles before the first call; returns bytes of XLA's temporaries."""
+    if self.variant.on_host:
+      return 0
+    self._function = self.lower().compile()
+    analysis = self._function.memory_analysis()
+    return 0 if analysis is None else int(analysis.temp_size_in_bytes)
+
   def warm_up(self, seconds: float = WARM_UP_SECONDS) -> None:
     start = time.perf_counter()
     calls = 0
     while calls < _MIN_WARM_UP_CALLS or time.perf_counter() - start < seconds:
       self.sample()
       calls += 1
+
+  def single(self) -> float:
+    """Milliseconds of the first group's call, with none before it."""
+    start = time.perf_counter()
+    self.run(0)
+    self.launch_seconds = 0.0
+    self.seconds = time.perf_counter() - start
+    return self.seconds * 1e3 / self.plan.steps
 
   def sample(self, round: int = 0) -> float:
     """Milliseconds of one step.

@@ -18,6 +18,7 @@ from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
 from jaxplugin.bench import training_step
 from jaxplugin.bench import workloads
+from jaxplugin.bench.experts import expert_variants
 from jaxplugin.bench.peers import codec_variants
 from jaxplugin.bench.peers import decoder_variants
 from jaxplugin.bench.peers import dot_variants
@@ -36,6 +37,15 @@ _FORM_ROUNDS: Final = 7
 _FORM_SECONDS: Final = 1.0
 # A form whose first time is so many times the least is not tried again.
 _HOPELESS: Final = 2.0
+# Of a mixture of experts: what takes so long, and so many times as long as the
+# first variant, which is ours, is timed by one call and takes no part in the
+# turns; what needs so much memory besides its operands is not run.
+_SLOW_SECONDS: Final = 0.05
+_SLOW_TIMES: Final = 8.0
+# A slow one that takes less is called once more, and that call counts.
+_CALLED_TWICE_SECONDS: Final = 1.0
+_MAX_TEMPORARY_BYTES: Final = 1 << 31
+_EXPERTS_ROUNDS: Final = 3  # at least
 
 _AnyVariant = variants.Variant | variants.Forms | variants.Unavailable
 
@@ -69,6 +79,7 @@ class _Entry:
   result: results.VariantResult
   variant: variants.Variant | None = None
   timed: execution.Timed | None = None
+  once: float | None = None  # milliseconds of the only call
   launches: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -87,17 +98,27 @@ class RowMeasurement:
     self.options = options
     self._progress = progress
     self._fastest_forms: dict[tuple[str, str], str] = {}
+    # Of slow variants, by row and `same_as`: in which formats, and the time.
+    self._slow: dict[tuple[str, str], tuple[str, float]] = {}
+    self._first_milliseconds = 0.0
 
   def measure(
     self, row: workloads.Row, pair: workloads.Pair
   ) -> results.RowResult:
     """All variants of one row in one pair of formats."""
     start = time.perf_counter()
+    self._first_milliseconds = 0.0
     entries = [
-      self._prepare(row, variant) for variant in self._variants(row, pair)
+      self._of_slow(row, variant) or self._prepare(row, variant)
+      for variant in self._variants(row, pair)
     ]
-    running = {e.result.name: e for e in entries if e.timed is not None}
-    samples = self._time(running)
+    self._keep_slow(row, pair, entries)
+    running = {
+      e.result.name: e
+      for e in entries
+      if e.timed is not None or e.once is not None
+    }
+    samples = self._time(row, running)
     self._raise_ceilings(running, samples)
     self._time_other_mode(row, running)
     for name, entry in running.items():
@@ -135,6 +156,7 @@ class RowMeasurement:
       dot_variants.DotVariants
       | decoder_variants.DecoderVariants
       | training_step.TrainingVariants
+      | expert_variants.ExpertVariants
     )
     if row.kind == "dot":
       made = dot_variants.DotVariants(
@@ -142,6 +164,8 @@ class RowMeasurement:
       )
     elif row.kind == "training":
       made = training_step.TrainingVariants(row, pair, self.device.target)
+    elif row.kind == "experts":
+      made = expert_variants.ExpertVariants(row, pair, self.device.target)
     else:
       made = decoder_variants.DecoderVariants(
         row, pair, self.device.target, self.device.cache_bytes
@@ -240,8 +264,17 @@ class RowMeasurement:
     self._progress(f"{row}: {variant.name} ({mode})")
     try:
       timed = execution.Timed(variant, self._plan(row, variant, mode))
-      errors = [variant.check(i, y) for i, y in timed.results()]
-      timed.warm_up()
+      if row.kind == "experts":
+        _compile(timed)
+      start = time.perf_counter()
+      found = timed.results()
+      taken = time.perf_counter() - start
+      errors = [variant.check(i, y) for i, y in found]
+      del found
+      if row.kind == "experts":
+        entry.once = self._slow_time(timed, taken)
+      if entry.once is None:
+        timed.warm_up()
     except verification.WrongResultError as error:
       status: results.Status = "wrong"
       reason = str(error)
@@ -255,6 +288,23 @@ class RowMeasurement:
       entry.result, status=status, reason=reason
     )
     return None, None
+
+  def _slow_time(self, timed: execution.Timed, seconds: float) -> float | None:
+    """Milliseconds of a call, where it is too slow for turns; else None.
+
+    Args:
+      timed: the variant.
+      seconds: of its first call.
+    """
+    first = self._first_milliseconds
+    if not first:
+      self._first_milliseconds = timed.single()
+      return None
+    milliseconds = 1e3 * seconds / timed.plan.steps
+    if seconds < _CALLED_TWICE_SECONDS:
+      milliseconds = timed.single()
+    is_slow = milliseconds > max(1e3 * _SLOW_SECONDS, _SLOW_TIMES * first)
+    return milliseconds if is_slow else None
 
   def _plan(
     self,
@@ -275,7 +325,42 @@ class RowMeasurement:
       max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
     )
 
-  def _time(self, running: dict[str, _Entry]) -> dict[str, list[float | None]]:
+  def _of_slow(self, row: workloads.Row, variant: _AnyVariant) -> _Entry | None:
+    """What was found for a slow variant in other formats; None if nothing."""
+    if not isinstance(variant, variants.Variant) or not variant.same_as:
+      return None
+    known = self._slow.get((str(row), variant.same_as))
+    if known is None:
+      return None
+    pair, milliseconds = known
+    result = results.VariantResult(
+      name=variant.name,
+      role=variant.role,
+      num_bytes=variant.num_bytes,
+      flops=variant.flops,
+      form=f"timed with {pair}",
+      mode="call",
+    )
+    return _Entry(result=result, variant=variant, once=milliseconds)
+
+  def _keep_slow(
+    self,
+    row: workloads.Row,
+    pair: workloads.Pair,
+    entries: Sequence[_Entry],
+  ) -> None:
+    for entry in entries:
+      if entry.once is not None and entry.variant and entry.variant.same_as:
+        key = str(row), entry.variant.same_as
+        self._slow.setdefault(key, (str(pair), entry.once))
+
+  def _time(
+    self, row: workloads.Row, running: dict[str, _Entry]
+  ) -> dict[str, list[float | None]]:
+    once: dict[str, list[float | None]] = {
+      n: [e.once] for n, e in running.items() if e.once is not None
+    }
+    running = {n: e for n, e in running.items() if e.once is None}
     self._progress(f"timing {', '.join(running)}")
 
     def sample(entry: _Entry) -> Callable[[int], float]:
@@ -287,11 +372,14 @@ class RowMeasurement:
 
       return call
 
-    return timing.in_turns(
+    is_experts = row.kind == "experts"
+    found = timing.in_turns(
       {name: sample(entry) for name, entry in running.items()},
       rounds=self.options.rounds,
       seconds=self.options.seconds,
+      min_rounds=_EXPERTS_ROUNDS if is_experts else timing.MIN_ROUNDS,
     )
+    return found | once
 
   def _time_other_mode(
     self, row: workloads.Row, running: dict[str, _Entry]
@@ -354,7 +442,19 @@ class RowMeasurement:
       gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
       gflop_per_s=timing.significant(result.flops / seconds / 1e9),
       roof_fraction=timing.significant(least / seconds),
-      launch_fraction=timing.significant(float(np.median(entry.launches))),
+      launch_fraction=timing.significant(
+        float(np.median(entry.launches)) if entry.launches else 0.0
+      ),
+    )
+
+
+def _compile(timed: execution.Timed) -> None:
+  """Raises MemoryError where XLA needs too much besides the operands."""
+  needed = timed.compile()
+  if timed.variant.role == "peer" and needed > _MAX_TEMPORARY_BYTES:
+    raise MemoryError(
+      f"needs {needed / 1e9:.1f} GB besides its operands, is run with up to"
+      f" {_MAX_TEMPORARY_BYTES / 1e9:.1f}"
     )
 
 
@@ -368,7 +468,13 @@ def _ratios(
     for other in timed:
       if ours.role != "ours" or other.name == ours.name:
         continue
-      ratio = timing.ratio(samples[other.name], samples[ours.name])
+      assert ours.time is not None and other.time is not None
+      if 1 in (ours.time.count, other.time.count):
+        # One is timed by itself.
+        alone = other.time.median / ours.time.median
+        ratio: timing.Stats | None = timing.stats([alone])
+      else:
+        ratio = timing.ratio(samples[other.name], samples[ours.name])
       if ratio is not None:
         ratios.append(
           results.Ratio(ours=ours.name, other=other.name, ratio=ratio)

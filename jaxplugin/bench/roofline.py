@@ -59,6 +59,8 @@ _LAST: Final = (((1,), (1,)), ((), ()))
 # instruction of equal width and rate: vdpbf16ps does 2 times as many as an FMA,
 # vpdpbusd 4 times; vpmaddubsw and vpmaddwd are two for 4 times as many.
 _BF16_FACTORS: Final = (("avx512_bf16", 2.0),)
+# Flags that count where instruction sets are limited.
+_LIMITED_FLAGS: Final = ("avx2",)
 _INT8_FACTORS: Final = (("avx512_vnni", 4.0), ("avx_vnni", 4.0), ("avx2", 2.0))
 
 
@@ -324,4 +326,7 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset()
   lines = info.read_text(errors="replace").splitlines()
   flags = next((line for line in lines if line.startswith("flags")), "")
-  return frozenset(flags.partition(":")[2].split())
+  found = frozenset(flags.partition(":")[2].split())
+  if devices.instruction_set_limit() is None:
+    return found
+  return frozenset(flag for flag in found if flag in _LIMITED_FLAGS)

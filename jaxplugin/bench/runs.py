@@ -4,18 +4,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 from jaxplugin.bench import devices
 from jaxplugin.bench import measurement
 from jaxplugin.bench import roofline
 from jaxplugin.bench import startup
 from jaxplugin.bench import workloads
+from jaxplugin.bench.report import progress_bar
 from jaxplugin.bench.report import results
 from jaxplugin.bench.report import table
 
@@ -112,7 +109,7 @@ def _measure_rows(
   ceilings: roofline.Ceilings,
 ) -> results.Run:
   work = request.work()
-  with _progress(len(work)) as progress:
+  with progress_bar.shown(len(work)) as progress:
     measure = measurement.RowMeasurement(
       request.device, ceilings, request.options, progress.describe
     )
@@ -133,41 +130,3 @@ def _measure_rows(
       if request.output is not None:
         results.write(found, request.output)
   return found
-
-
-class _Progress:
-  """Prints, and shows how far things are where tqdm is installed."""
-
-  def __init__(self, bar: Any = None):
-    self._bar = bar
-
-  def describe(self, text: str) -> None:
-    if self._bar is not None:
-      self._bar.set_postfix_str(text)
-
-  def write(self, text: str) -> None:
-    if self._bar is not None:
-      self._bar.clear()
-    print(text, flush=True)
-    if self._bar is not None:
-      self._bar.refresh()
-
-  def advance(self) -> None:
-    if self._bar is not None:
-      self._bar.update()
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[_Progress]:
-  if not sys.stderr.isatty():
-    yield _Progress()
-    return
-  try:
-    import tqdm  # optional
-  except ImportError:
-    yield _Progress()
-    return
-  with tqdm.tqdm(
-    total=total, unit="row", file=sys.stderr, leave=False, dynamic_ncols=True
-  ) as bar:
-    yield _Progress(bar)

@@ -135,7 +135,7 @@ class TrainingVariants:
     found: list[variants.Variant | variants.Unavailable] = []
     for name in dict.fromkeys(named):
       refusals = (
-        backends.BACKENDS[name].supports(one.problem, self.target)
+        backends.table()[name].supports(one.problem, self.target)
         for one in decided
       )
       refusal = next((r for r in refusals if r is not None), None)

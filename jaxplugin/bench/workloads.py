@@ -15,12 +15,16 @@ import numpy as np
 from jaxplugin.core import formats
 
 Kind = Literal[
-  "dot", "decoder", "training", "quantize", "dequantize", "startup"
+  "dot", "decoder", "training", "experts", "quantize", "dequantize", "startup"
 ]
 
 FORMATS: Final = "mxfp8,mxfp4,nvfp4"
 # Weights alone quantized, as in serving.
 ONE_SIDED: Final = "f32xmxfp8,f32xnvfp4,bf16xmxfp8,bf16xmxfp4,bf16xnvfp4"
+# What experts are measured in: weights alone are quantized, as gpt-oss's are.
+_EXPERTS_FORMATS: Final = (
+  "bf16xmxfp8,bf16xmxfp4,bf16xnvfp4,f32xmxfp8,f32xmxfp4,f32xnvfp4"
+)
 # Of these, what a decoder's step, which takes half a minute to measure, has.
 _ONE_SIDED_STEPS: Final = "f32xmxfp8,f32xnvfp4"
 
@@ -33,10 +37,12 @@ class Row:
     kind: "dot" multiplies (m, k) by (n, k); "decoder" is a step of `layers`
       layers of k channels, n in their MLPs, for a token in each of m sequences;
       "training" is the gradient of a block of k channels, n in its MLP, for m
-      tokens;
+      tokens; "experts" sends each of m tokens to `top` of `experts` experts of
+      (n, k), and multiplies it with these;
       "quantize" and "dequantize" take (m, k), n is 0; "startup" has no sizes.
     m, n, k: sizes.
     layers: of a decoder.
+    experts, top: how many there are, and how many a token is sent to.
     layer: of what model it is, for people.
     formats: what it is measured in where nothing else is asked for.
   """
@@ -46,13 +52,15 @@ class Row:
   n: int = 0
   k: int = 0
   layers: int = 0
+  experts: int = 0
+  top: int = 0
   layer: str = ""
   formats: str = FORMATS
 
   @property
   def is_product(self) -> bool:
     """Whether it has rows of activations, and weights."""
-    return self.kind in ("dot", "decoder", "training")
+    return self.kind in ("dot", "decoder", "training", "experts")
 
   def __str__(self) -> str:
     if self.kind == "dot":
@@ -62,6 +70,8 @@ class Row:
       return f"{self.kind}:{self.layers}x{self.k}x{self.n}{rows}"
     if self.kind == "training":
       return f"{self.kind}:{self.m}x{self.k}x{self.n}"
+    if self.kind == "experts":
+      return f"experts:{self.m}x{self.top}of{self.experts}x{self.n}x{self.k}"
     if self.kind == "startup":
       return self.kind
     return f"{self.kind}:{self.m}x{self.k}"
@@ -126,6 +136,27 @@ LAYERS: Final[dict[str, tuple[tuple[str, int, int], ...]]] = {
 }
 _LAYER_ROWS: Final = (1, 16, 128)
 
+# (experts, of which for a token, ((name, n, k) of an expert's products)), from
+# the models' published configurations.
+EXPERTS: Final[dict[str, tuple[int, int, tuple[tuple[str, int, int], ...]]]] = {
+  "gpt-oss-20b": (
+    32,
+    4,
+    (("gate and up", 5760, 2880), ("down", 2880, 2880)),
+  ),
+  "qwen3-30b": (
+    128,
+    8,
+    (("gate and up", 1536, 2048), ("down", 2048, 768)),
+  ),
+  "mixtral-8x7b": (
+    8,
+    2,
+    (("gate and up", 28672, 4096), ("down", 4096, 14336)),
+  ),
+}
+_TOKENS: Final = (1, 8, 64, 512)
+
 
 def _dots(*sizes: tuple[int, int, int], layer: str = "") -> tuple[Row, ...]:
   return tuple(Row(kind="dot", m=m, n=n, k=k, layer=layer) for m, n, k in sizes)
@@ -160,6 +191,23 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
     )
     for model, layers in LAYERS.items()
   },
+  **{
+    f"{model}-moe": tuple(
+      Row(
+        kind="experts",
+        m=m,
+        n=n,
+        k=k,
+        experts=experts,
+        top=top,
+        layer=f"{model} {name}",
+        formats=_EXPERTS_FORMATS,
+      )
+      for name, n, k in products
+      for m in _TOKENS
+    )
+    for model, (experts, top, products) in EXPERTS.items()
+  },
   "decode": _DECODE,
   "square": _dots(*((size,) * 3 for size in (1024, 2048, 4096))),
   "decoder": (_DECODER,),
@@ -187,6 +235,7 @@ SETS: Final[dict[str, tuple[Row, ...]]] = {
 _DOT: Final = re.compile(r"(\d+)x(\d+)x(\d+)")
 _DECODER_SIZES: Final = re.compile(r"decoder:(\d+)x(\d+)x(\d+)(?:x(\d+))?")
 _TRAINING_SIZES: Final = re.compile(r"training:(\d+)x(\d+)x(\d+)")
+_EXPERTS_SIZES: Final = re.compile(r"experts:(\d+)x(\d+)of(\d+)x(\d+)x(\d+)")
 # Of heads of attention, which its channels must be a multiple of.
 HEAD_SIZE: Final = 64
 _CODEC: Final = re.compile(r"(quantize|dequantize):(\d+)x(\d+)")
@@ -198,7 +247,7 @@ def parse_rows(text: str, m: Sequence[int] | None = None) -> tuple[Row, ...]:
   Args:
     text: names of `SETS`, "MxNxK", "decoder:LAYERSxCHANNELSxHIDDEN" (and "xM"
       for M sequences), "training:TOKENSxCHANNELSxHIDDEN",
-      "quantize:MxK", "dequantize:MxK".
+      "experts:TOKENSxTOPofEXPERTSxNxK", "quantize:MxK", "dequantize:MxK".
     m: replaces m of every product and decoder.
 
   Raises:
@@ -224,6 +273,7 @@ def _parse_row(item: str) -> Row:
   dot = _DOT.fullmatch(item)
   decoder = _DECODER_SIZES.fullmatch(item)
   training = _TRAINING_SIZES.fullmatch(item)
+  experts = _EXPERTS_SIZES.fullmatch(item)
   codec = _CODEC.fullmatch(item)
   if dot:
     m, n, k = map(int, dot.groups())
@@ -234,18 +284,34 @@ def _parse_row(item: str) -> Row:
   elif training:
     m, k, n = map(int, training.groups())
     row = Row(kind="training", m=m, n=n, k=k)
+  elif experts:
+    m, top, count, n, k = map(int, experts.groups())
+    row = Row(
+      kind="experts",
+      m=m,
+      n=n,
+      k=k,
+      experts=count,
+      top=top,
+      formats=_EXPERTS_FORMATS,
+    )
   elif codec:
     m, k = int(codec[2]), int(codec[3])
     row = Row(kind=codec[1], m=m, k=k)  # type: ignore[arg-type]
   else:
     raise ValueError(
-      f"bench: unknown shape {item!r}; known: {', '.join(SETS)}, sizes MxNxK"
+      f"unknown shape {item!r}; known: {', '.join(SETS)}, sizes MxNxK"
       " (as 512x4096x4096), decoder:LAYERSxCHANNELSxHIDDEN,"
-      " training:TOKENSxCHANNELSxHIDDEN, quantize:MxK and dequantize:MxK"
+      " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
+      " quantize:MxK and dequantize:MxK"
     )
   sizes = [int(size) for size in re.findall(r"\d+", item)]
   if 0 in sizes:
     raise ValueError(f"bench: sizes must be at least 1, got {item!r}")
+  if row.top > row.experts:
+    raise ValueError(
+      f"bench: a token is sent to at most {row.experts} experts, got {item!r}"
+    )
   if (decoder or training) and row.k % HEAD_SIZE:
     what = "decoder" if decoder else "block"
     raise ValueError(
@@ -288,7 +354,7 @@ def _parse_pair(item: str) -> Pair:
       sides = halves
   if sides is None:
     raise ValueError(
-      f"bench: unknown formats {item!r}; known: {', '.join(by_name)}, and two"
+      f"unknown formats {item!r}; known: {', '.join(by_name)}, and two"
       f" joined by x, of which one may be {', '.join(PLAIN_DTYPES)} (as"
       " bf16xnvfp4)"
     )
@@ -315,7 +381,7 @@ def check(row: Row, pair: Pair) -> None:
   """Raises ValueError where a row cannot have these formats."""
   if row.kind == "startup":
     return
-  if row.kind == "decoder" and pair.rhs is None:
+  if row.kind in ("decoder", "experts") and pair.rhs is None:
     raise ValueError(f"bench: weights of {row} must be quantized, got {pair}")
   if row.kind == "training" and pair.name not in FORMATS.split(","):
     raise ValueError(

@@ -97,6 +97,30 @@ class RowsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "multiple of 32.*k=80"):
       workloads.check(row, workloads.parse_pairs("mxfp8")[0])
 
+  def test_experts_have_tokens_a_choice_and_sizes(self):
+    (row,) = workloads.parse_rows("experts:8x4of32x96x64")
+    self.assertEqual(
+      (row.m, row.top, row.experts, row.n, row.k), (8, 4, 32, 96, 64)
+    )
+    self.assertEqual(workloads.parse_rows(str(row)), (row,))
+    (other,) = workloads.parse_rows("experts:8x4of32x96x64", [2])
+    self.assertEqual(str(other), "experts:2x4of32x96x64")
+    for pair in workloads.parse_pairs(row.formats):
+      self.assertIsNone(pair.lhs)
+      workloads.check(row, pair)
+    with self.assertRaisesRegex(ValueError, "weights of experts:.* quantized"):
+      workloads.check(row, workloads.parse_pairs("mxfp8xf32")[0])
+
+  def test_models_of_experts_have_published_sizes(self):
+    self.assertEqual(
+      texts(workloads.SETS["gpt-oss-20b-moe"])[::4],
+      ["experts:1x4of32x5760x2880", "experts:1x4of32x2880x2880"],
+    )
+    self.assertEqual(
+      texts(workloads.SETS["qwen3-30b-moe"])[3::4],
+      ["experts:512x8of128x1536x2048", "experts:512x8of128x2048x768"],
+    )
+
   def test_m_replaces_the_rows_of_products_only(self):
     found = workloads.parse_rows("llama3-8b,quantize", [3, 5])
     products = [row for row in found if row.kind == "dot"]
@@ -122,6 +146,8 @@ class RowsTest(parameterized.TestCase):
     ("decoder:2x64x96x0", "at least 1"),
     ("decoder:2x100x96", "multiple of 64, got 100 in 'decoder:2x100x96'"),
     ("training:2x100x96", "multiple of 64, got 100 in 'training:2x100x96'"),
+    ("experts:1x5of4x32x32", "at most 4 experts, got 'experts:1x5of4x32x32'"),
+    ("experts:1x0of4x32x32", "at least 1"),
     ("minilm,,decode", "--shapes has an empty item"),
   )
   def test_bad_shapes_are_named(self, text, pattern):

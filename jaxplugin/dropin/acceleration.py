@@ -25,6 +25,8 @@ from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dropin import nn_scaled
+from jaxplugin.dropin import products
+from jaxplugin.dropin import ragged_dots
 from jaxplugin.jaxext import jax_private
 
 WHO: Final = "accelerate"
@@ -54,6 +56,8 @@ def accelerate(
 ) -> Callable[_Parameters, _Result]:
   """Makes JAX's scaled dots inside `fn` this package's, without touching it.
 
+  And its ragged dots, of weights that `fn` dequantizes.
+
   While the function returned runs, each `jax.nn.scaled_matmul`,
   `jax.nn.scaled_dot_general` and `jax.lax.scaled_dot` that `fn` comes to,
   however deep inside `jit`, `scan`, `while_loop`, `cond`, `checkpoint`,
@@ -63,6 +67,12 @@ def accelerate(
   implementation fits the device. All else is as it was: names, shardings,
   donation and static arguments of inner functions, effects, lines of source. A
   `fn` without such calls behaves as ever.
+
+  `jax.lax.ragged_dot` and `ragged_dot_general` become `jaxplugin.ragged_dot`
+  where their weights are seen to be block-scaled: values and block scales that
+  are converted, repeated along the blocks and multiplied, by operations of JAX
+  or `jaxplugin.dequantize`, in the same function, loop body or branch. What
+  dequantizing rounded is not rounded then. Plain weights stay JAX's.
 
   `scaled_dot_general` quantizes as JAX does, forward and backward: only its
   dots change. (`jaxplugin.nn.scaled_dot_general` quantizes by itself.)
@@ -80,15 +90,18 @@ def accelerate(
 
   Left as it is, with a warning that says why and where: a dot with a result
   other than f32, bf16 and f16, one of complex operands, and one of a symbolic
-  contracting size whose operands are no known format.
+  contracting size whose operands are no known format; a ragged one of
+  block-scaled weights that has batch dimensions, a group offset, another scale
+  than one of a block, a group or all, blocks of no known format, or whose
+  products are forced to an implementation that ragged dots have not.
 
   Results have the types that JAX gives them. On a mesh with explicit axes that
   means replicated, whatever the sharding of the operands.
 
   Args:
     fn: any callable; it gets its arguments as they are given.
-    implementation: None chooses for each dot; "xla", "cudnn", "triton" or "cpu"
-      forces one.
+    implementation: None chooses for each dot; a name forces one, as in
+      `block_scaled_dot`.
 
   Returns:
     A function with the signature of `fn`.
@@ -122,10 +135,13 @@ class _Accelerator:
     self._implementation = implementation
     # Traced values that are known to be one everywhere, by identity.
     self._ones: dict[int, weakref.ref] = {}
+    self._products = products.Table()
 
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> Any:
+    if primitive.name == ragged_dots.NAME:
+      return self._ragged_dot(primitive, args, params)
     matmuls, dots = jax_private.scaled_primitives()
     if primitive.name == "jit" and params["name"] == _MATMUL_JIT_NAME:
       # Its one equation names the line of the first call with such shapes; the
@@ -153,6 +169,18 @@ class _Accelerator:
     if primitive in matmuls:
       return [_with_jax_type(self._matmul(*operands, dtype))]
     return _with_jax_type(self._dot(*operands, numbers, dtype))
+
+  def _ragged_dot(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+  ) -> jax.Array | None:
+    known = [self._products.of(x) for x in args[:2]]
+    try:
+      return ragged_dots.replaced(
+        primitive, args, params, known, self._implementation
+      )
+    except ragged_dots.NotServed as reason:
+      _warn(primitive, str(reason))
+      return None
 
   def _matmul(
     self, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, dtype: Any
@@ -212,6 +240,7 @@ class _Accelerator:
       and self._is_one(args[0])
     ):
       self._ones[id(out)] = weakref.ref(out)
+    self._products.note(primitive, args, params, out)
 
   def _is_one(self, x: Any) -> bool:
     """Whether a traced value, or a number, is known to be one everywhere."""
@@ -332,6 +361,7 @@ def _may_contain_dots(jaxpr: Any) -> bool:
   return any(
     eqn.primitive in matmuls
     or eqn.primitive in dots
+    or eqn.primitive.name == ragged_dots.NAME
     or eqn.primitive.name in _CUSTOM_RULES
     or (
       eqn.primitive.name not in _KERNELS

@@ -14,6 +14,7 @@ from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import speaking
 from jaxplugin.dot import problems
+from jaxplugin.dropin import layers
 
 WHO: Final = "linear"
 
@@ -24,7 +25,9 @@ def linear(
   bias: jax.Array | None = None,
   activation: problems.Activation | None = None,
   *,
+  layer: Any = None,
   preferred_element_type: Any = None,
+  reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
   """A linear layer: `activation(x @ w_q^T + bias)`, accumulated in f32.
@@ -40,9 +43,16 @@ def linear(
       format)` of a kernel (k, n); or plain, where x is quantized.
     bias: f32, bf16 or f16[n].
     activation: None, "relu", "gelu" (tanh approximation) or "silu".
+    layer: integer[], traced or not: w_q is a stack of weights (layers, n, k),
+      bias of biases (layers, n), and this one is meant, or the nearest where it
+      is out of range. Inside of a `lax.scan` over layer numbers kernels of a
+      CPU read the layer where it lies; what a scan over the weights themselves
+      hands over is a copy. With a plain x, or one of rank 2.
     preferred_element_type: f32, bf16 or f16, the result's dtype. Default: that
       of x, and f32 where x is quantized.
-    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+    reduce_dtype: f32, bf16 or f16: what devices send each other where k is
+      sharded, as in `block_scaled_dot`; None is f32.
+    implementation: None chooses; a name forces one, as in `block_scaled_dot`.
 
   Returns:
     preferred_element_type[..., n].
@@ -54,11 +64,7 @@ def linear(
   """
   with speaking.speaking_for(WHO):
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)
-    if lhs.ndim < 1 or rhs.ndim != 2:
-      raise TypeError(
-        f"{WHO}: x must be (..., k) and w_q (n, k), got x {tuple(lhs.shape)}"
-        f" and w_q {tuple(rhs.shape)}; call block_scaled_dot for other ranks"
-      )
+    _validate_ranks(lhs, rhs, layer)
     for name, operand in (("x", lhs), ("w_q", rhs)):
       if _is_blocked_elsewhere(operand):
         raise TypeError(
@@ -70,6 +76,17 @@ def linear(
     if preferred_element_type is None:
       is_plain = not isinstance(lhs, scaled_array.ScaledArray)
       preferred_element_type = lhs.dtype if is_plain else jnp.float32
+    if layer is not None:
+      return layers.layer_dot(
+        lhs,
+        rhs,
+        _layer_number(layer, rhs.shape[0]),
+        _stacked_bias(bias, rhs),
+        activation=activation,
+        preferred_element_type=preferred_element_type,
+        reduce_dtype=reduce_dtype,
+        implementation=implementation,
+      )
     return dot.block_scaled_dot(
       lhs,
       rhs,
@@ -77,8 +94,56 @@ def linear(
       preferred_element_type=preferred_element_type,
       bias=bias,
       activation=activation,
+      reduce_dtype=reduce_dtype,
       implementation=implementation,
     )
+
+
+def _validate_ranks(lhs: Any, rhs: Any, layer: Any) -> None:
+  rank, names, remedy = 2, "(n, k)", "call block_scaled_dot for other ranks"
+  if layer is not None:
+    rank, names = 3, "(layers, n, k), as there is a layer"
+    remedy = "leave layer out for a weight that is no stack"
+  elif rhs.ndim == 3:
+    remedy = "give the layer= of a stack, or call block_scaled_dot"
+  if lhs.ndim < 1 or rhs.ndim != rank:
+    raise TypeError(
+      f"{WHO}: x must be (..., k) and w_q {names}, got x {tuple(lhs.shape)}"
+      f" and w_q {tuple(rhs.shape)}; {remedy}"
+    )
+  if layer is not None and not isinstance(rhs, scaled_array.ScaledArray):
+    raise TypeError(
+      f"{WHO}: w_q must be a ScaledArray where there is a layer, got"
+      f" {rhs.dtype}{list(rhs.shape)}; give w_q[layer]"
+    )
+
+
+def _layer_number(layer: Any, count: int) -> jax.Array:
+  """i32[] in range; raises TypeError unless it is one integer."""
+  number = dot.as_operand("layer", layer)
+  if number.ndim or not jnp.issubdtype(number.dtype, jnp.integer):
+    raise TypeError(
+      f"{WHO}: layer must be one integer, got"
+      f" {number.dtype}{list(number.shape)}"
+    )
+  if not isinstance(number, jax.core.Tracer) and not 0 <= number < count:
+    raise ValueError(
+      f"{WHO}: layer must be at least 0 and below the {count} layers of w_q,"
+      f" got {int(number)}"
+    )
+  return jnp.clip(number, 0, count - 1).astype(jnp.int32)
+
+
+def _stacked_bias(bias: Any, rhs: Any) -> jax.Array | None:
+  if bias is None:
+    return None
+  bias = dot.as_operand("bias", bias)
+  if tuple(bias.shape) != tuple(rhs.shape[:2]):
+    raise TypeError(
+      f"{WHO}: bias must have a row for each layer, shape (layers, n)"
+      f" {tuple(rhs.shape[:2])}, got {tuple(bias.shape)}"
+    )
+  return bias
 
 
 def _is_blocked_elsewhere(operand: Any) -> bool:

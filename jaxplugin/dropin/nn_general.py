@@ -156,7 +156,7 @@ def scaled_dot_general(
     configs: for lhs, for rhs, and for the gradient: configs that
       `get_scaled_dot_general_config` makes, here or in `jax.nn`. Their global
       scale may be traced. None is `lax.dot_general`, nothing is quantized.
-    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one,
+    implementation: None chooses; a name forces one, as in `block_scaled_dot`,
       for the gradient's quantized dots as well. (JAX ignores it.)
 
   Returns:
@@ -440,6 +440,7 @@ def _quantize_and_dot(
     rhs_q,
     dimension_numbers=(((lhs_axis,), (rhs_axis,)), (lhs_batch, rhs_batch)),
     preferred_element_type=dtype,
+    reduce_dtype=dtype,  # as what it stands for has it
     implementation=implementation,
   )
 

@@ -107,12 +107,11 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
 
 def require_portable(who: str, implementation: str | None, what: str) -> None:
   """Refuses a forced kernel for a dot that has nothing quantized."""
-  if implementation is None or backends.BACKENDS[implementation].is_portable:
+  table = backends.table()
+  if implementation is None or table[implementation].is_portable:
     return
   *most, last = (
-    name
-    for name, backend in backends.BACKENDS.items()
-    if not backend.is_portable
+    name for name, backend in table.items() if not backend.is_portable
   )
   raise NotImplementedError(
     f"{who}: implementation={implementation!r} cannot serve {what}: that is"

@@ -69,7 +69,7 @@ def scaled_matmul(
     lhs_scales: any real dtype[batch, m, k_blocks], k_blocks a divisor of k.
     rhs_scales: any real dtype[batch, n, k_blocks].
     preferred_element_type: f32, bf16 or f16: dtype of the result.
-    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+    implementation: None chooses; a name forces one, as in `block_scaled_dot`.
 
   Returns:
     preferred_element_type[batch, m, n].
@@ -157,7 +157,7 @@ def scaled_dot(
     dimension_numbers: as `lax.dot_general`'s. Default: (..., m, k) times
       (..., k, n), leading dimensions batch.
     preferred_element_type: f32, bf16 or f16: dtype of the result. Default bf16.
-    implementation: None chooses; "xla", "cudnn", "triton" or "cpu" forces one.
+    implementation: None chooses; a name forces one, as in `block_scaled_dot`.
 
   Returns:
     preferred_element_type[batch..., m..., n...], dimensions ordered as by
@@ -289,6 +289,7 @@ def _dot_of_scaled(
     *operands,
     dimension_numbers=((lhs_k, rhs_k), batch),
     preferred_element_type=dtype,
+    reduce_dtype=dtype,  # as what it stands for has it
     implementation=implementation,
   )
 

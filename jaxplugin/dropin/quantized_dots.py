@@ -17,6 +17,7 @@ import jax
 
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
+from jaxplugin.dot import rules
 from jaxplugin.dropin.dots import calls
 from jaxplugin.dropin.dots import flow
 from jaxplugin.dropin.dots import rewriting
@@ -24,6 +25,7 @@ from jaxplugin.dropin.dots import sites
 from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import binding_private
 from jaxplugin.jaxext import jax_private
+from jaxplugin.training import recipes
 
 WHO: Final = transforms.WHO
 
@@ -38,6 +40,7 @@ def quantize_dots(
   where: Callable[[sites.Site], Any] | None = None,
   key: jax.Array | None = None,
   params: int | str | Sequence[int | str] = 0,
+  reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> Callable[_Parameters, _Result]:
   """Trains or runs any model in a recipe's formats, without touching it.
@@ -123,6 +126,8 @@ def quantize_dots(
     params: positions of arguments, or names of those given by name, that hold
       parameters. The first one by default: a tree of them, an nnx module, or
       the state of a training step.
+    reduce_dtype: of sums over devices, as in `dot_general`; None is the dtype
+      of each product, as it is without a recipe.
     implementation: as in `block_scaled_dot`.
 
   Returns:
@@ -143,11 +148,13 @@ def quantize_dots(
     )
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
+    parts_dtype = rules.parts_dtype(reduce_dtype)
   transform = transforms.Transform(
-    recipe=transforms.resolve("recipe", recipe),
+    recipe=recipes.resolve(WHO, "recipe", recipe),
     where=_validated_where(where),
     implementation=implementation,
     key_type=None if key is None else _key_type(key),
+    reduce_dtype=parts_dtype,
   )
   positions = _positions(params)
 

@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin import quantization
+from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import traced
@@ -104,8 +105,8 @@ def rewrite(
     target: where the module is to run. On `jp.named_target("cpu")` dots become
       plain operations, on `jp.detect_target("cpu")` calls of the C++ kernels,
       which are there in a process where such a call was lowered.
-    implementation: "xla", "cudnn", "triton" or "cpu" forces one for all dots;
-      None chooses for each.
+    implementation: "xla", "cudnn", "triton", "cpu" or "cutile" forces one for
+      all dots; None chooses for each.
     scale_rounding: "up" or "floor", as in `jp.quantize`.
     trusted: whether jaxlib may parse the module in this process at once. By
       default what comes as text or bytes is parsed by a child process first,
@@ -252,8 +253,10 @@ class _Rewriter:
       shardings = _shardings(operation)
       emitted = self._emit(call)
     except (TypeError, ValueError, NotImplementedError) as error:
-      title = module_calls.title(operation, self._source)
-      raise type(error)(f"rewrite: {title}: {error}") from error
+      who = f"rewrite: {module_calls.title(operation, self._source)}"
+      if isinstance(error, decisions.RefusedError):
+        raise error.told_by(who) from error
+      raise type(error)(f"{who}: {error}") from error
     result = Rewritten(
       call=call.name,
       source=self._source.location(operation),

@@ -106,6 +106,25 @@ def scanned(
   return lax.scan(lambda x, layer: _layer(linear, x, layer), x, layers)
 
 
+def numbered(
+  linear: Linear, x: jax.Array, layers: Layer
+) -> tuple[jax.Array, Any]:
+  """The same by `lax.scan` over the layers' numbers.
+
+  `linear` gets the whole stack of a weight, and the number: (stack, i32[]).
+  """
+  weights = {name: layers[name] for name in PRODUCTS}
+  caches = {name: layers[name] for name in CACHES}
+
+  def step(x: jax.Array, given: Any) -> Any:
+    i, own = given
+    pairs = {name: (stack, i) for name, stack in weights.items()}
+    return _layer(linear, x, {**pairs, **own})
+
+  count = len(caches[CACHES[0]])
+  return lax.scan(step, x, (jnp.arange(count), caches))
+
+
 def unrolled(
   linear: Linear, x: jax.Array, layers: Sequence[Layer]
 ) -> tuple[jax.Array, Any]:

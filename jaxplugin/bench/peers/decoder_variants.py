@@ -3,9 +3,10 @@
 """What is timed beside each other for a step of a decoder.
 
 The step is written in two ways: with each layer's weights as arguments of their
-own, and ("in scan") by `lax.scan` over stacked layers, for which XLA:CPU copies
-each weight before its product. Ours and f32 are timed in both; other peers in
-the first one, which is the faster for all.
+own, and ("in scan") by `lax.scan` over stacked layers. XLA:CPU copies what a
+scan hands over; so ours scans the layers' numbers, and reads the stacks
+(`linear`). Ours and f32 are timed in both ways; other peers in the first one,
+which is the faster for all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin import dot
 from jaxplugin import quantization
 from jaxplugin.arrays import preparation
 from jaxplugin.arrays import scaled_array
@@ -38,6 +38,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import reference
 from jaxplugin.dot import traced
+from jaxplugin.dropin import linear
 
 IN_SCAN: Final = " in scan"
 PEERS: Final = ("f32", "bf16", "lax.scaled_dot")
@@ -99,7 +100,7 @@ class DecoderVariants:
       named += chosen
     result: list[variants.Variant | variants.Unavailable] = []
     for name in dict.fromkeys(named):
-      backend = backends.BACKENDS[name]
+      backend = backends.table()[name]
       problems = [one.problem for one in decided]
       refusals = [backend.supports(p, self.target) for p in problems]
       refusal = next((r for r in refusals if r is not None), None)
@@ -129,9 +130,9 @@ class DecoderVariants:
 
   def _decided(self) -> list[Any]:
     """What is decided about each product of a layer."""
-    linear = functools.partial(self._ours, None)
-    form = _Form("", linear, store=self._prepared)
-    step = functools.partial(decoder_model.scanned, linear)
+    product = functools.partial(self._ours, None)
+    form = _Form("", product, store=self._prepared)
+    step = functools.partial(decoder_model.numbered, product)
     jaxpr = jax.make_jaxpr(step)(*self._operands(0, form, True))
     return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
 
@@ -144,8 +145,14 @@ class DecoderVariants:
     return quantization.quantize(x, self.pair.lhs)
 
   def _ours(self, implementation: str | None, x: jax.Array, w: Any) -> Any:
-    return dot.block_scaled_dot(
-      self._given_to_products(x), w, implementation=implementation
+    """With a weight, or with a stack and a layer's number."""
+    w, layer = w if isinstance(w, tuple) else (w, None)
+    return linear.linear(
+      self._given_to_products(x),
+      w,
+      layer=layer,
+      preferred_element_type=np.float32,
+      implementation=implementation,
     )
 
   def peers(
@@ -211,7 +218,9 @@ class DecoderVariants:
     if lacks is not None:
       return lacks
 
-    def linear(x: jax.Array, w: scaled_array.ScaledArray, numbers: Any) -> Any:
+    def multiply(
+      x: jax.Array, w: scaled_array.ScaledArray, numbers: Any
+    ) -> Any:
       given = self._given_to_products(x)
       if isinstance(given, scaled_array.ScaledArray):
         given = given.unpack()
@@ -231,13 +240,13 @@ class DecoderVariants:
     forms = [
       _Form(
         "w (n, k)",
-        lambda x, w: linear(x, w, dot_variants.LAST),
+        lambda x, w: multiply(x, w, dot_variants.LAST),
         store=lambda w: w.unpack(),
         stored="unpacked",
       ),
       _Form(
         "w (k, n)",
-        lambda x, w: linear(x, w, dot_variants.MATMUL),
+        lambda x, w: multiply(x, w, dot_variants.MATMUL),
         store=_with_rows_along_k,
         stored="(k, n)",
       ),
@@ -305,7 +314,10 @@ class DecoderVariants:
     relative: float = 0,
     is_chosen: bool = False,
   ) -> variants.Variant:
-    step = decoder_model.scanned if in_scan else decoder_model.unrolled
+    step: Callable[..., Any] = decoder_model.unrolled
+    if in_scan:
+      is_ours = role == "ours"
+      step = decoder_model.numbered if is_ours else decoder_model.scanned
     data = self.data
 
     def check(i: int, result: Any) -> float:

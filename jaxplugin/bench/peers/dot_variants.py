@@ -103,12 +103,15 @@ class DotVariants:
     decided = traced.decide(eqn, self.target)
     assert decided.decision is not None
     chosen = decided.decision.implementation
-    wanted = backends.NAMES if names is None else names
+    table = backends.table()
+    wanted = tuple(table) if names is None else names
     wanted = [chosen if name == CHOSEN else name for name in wanted]
     result: list[variants.Variant | variants.Unavailable] = []
     for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
-      backend = backends.BACKENDS[name]
+      backend = table[name]
       refusal = backend.supports(decided.problem, self.target)
+      if backend.rank(self.target) is None:  # or nobody asked to install it
+        refusal = refusal or backend.lowering_refusal(self.target)
       if refusal is None:
         plan = backend.plan(decided.problem, self.target)
         make = functools.partial(

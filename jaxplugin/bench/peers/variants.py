@@ -35,6 +35,9 @@ class Variant:
     wait: waits for what functions on the host have started; None where they are
       done when they return.
     form: how the product is written, where it could be written in several ways.
+    same_as: variants of a row that have the same word here take the same time
+      in all formats: a slow one of a mixture of experts is timed in one of them
+      only. "" where it depends on the formats.
   """
 
   name: str
@@ -49,6 +52,7 @@ class Variant:
   on_host: bool = False
   wait: Callable[[], None] | None = None
   form: str = ""
+  same_as: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

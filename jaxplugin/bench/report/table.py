@@ -132,6 +132,7 @@ def _line(
     ratio = ratios.get((one, variant.name))
     cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
   mark = " launch-bound?" if variant.is_launch_bound else ""
+  mark += " one call" if time.count == 1 else ""
   return f"  {name:{_NAME}}{''.join(cells)}{mark}"
 
 

@@ -18,22 +18,10 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
-
-# A layer in a scope with one of these words makes the output of a model, or
-# scores over a vocabulary: "lm_head", "Decoder/logits_dense", "unembed". NVIDIA
-# trains them in high precision (arXiv 2509.25149, arXiv 2506.08027).
-LAST_LAYER_WORDS: Final = (
-  "head",
-  "logits",
-  "unembed",
-  "unembedding",
-  "classifier",
-)
-# Heads of attention are none of a model.
-_NO_WORDS: Final = ("multi",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,10 +177,9 @@ def left_by_default(site: Site, block_size: int) -> str:
     if site.lhs_is_parameter:
       return "both operands are parameters"
     return "neither operand is a parameter, as in attention"
-  words = site.name.lower().replace("/", "_").replace(".", "_").split("_")
-  for i, word in enumerate(words):
-    if word in LAST_LAYER_WORDS and words[i - 1 : i] != list(_NO_WORDS):
-      return f"it is a last layer by its name, which has the word {word!r}"
+  word = parameter_names.last_layer_word(site.name)
+  if word is not None:
+    return f"it is a last layer by its name, which has the word {word!r}"
   for what, size in zip(("contracted", "other"), site.sizes(), strict=True):
     if not isinstance(size, int):
       return f"its weight's {what} size is symbolic, {size}"

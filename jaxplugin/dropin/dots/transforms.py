@@ -13,7 +13,6 @@ from typing import Final
 import jax
 import numpy as np
 
-from jaxplugin.core import formats
 from jaxplugin.dropin.dots import sites
 from jaxplugin.training import api as training
 from jaxplugin.training import recipes
@@ -28,7 +27,7 @@ class Transform:
   Attributes:
     recipe: of sites that are taken.
     where: what decides about a site, see `quantize_dots`; None is the default.
-    implementation: as in `block_scaled_dot`.
+    implementation, reduce_dtype: as of `dot_general`.
     key_type: of the base key; None where there is none.
   """
 
@@ -36,6 +35,7 @@ class Transform:
   where: Callable[[sites.Site], Any] | None
   implementation: str | None
   key_type: Any
+  reduce_dtype: np.dtype | None = None
 
   def decide(self, site: sites.Site) -> tuple[Any, str]:
     """The recipe of a site that can be served, or None and why it is left."""
@@ -51,36 +51,23 @@ class Transform:
         f"{WHO}: where must return True, False or a recipe, got None for"
         f" {site.name or 'a site'} at {site.source or 'an unknown line'}"
       )
-    return resolve("what where returns", answer), ""
+    return recipes.resolve(WHO, "what where returns", answer), ""
 
   def product(self, recipe: recipes.Recipe, weight: Any) -> Any:
     """A `dot_general` of a recipe, whose operand `weight` is weights."""
-    return _dot_general(recipe, weight, self.implementation)
-
-
-def resolve(name: str, recipe: Any) -> recipes.Recipe:
-  """A recipe; of a format, or its name, the one that has it everywhere.
-
-  Raises:
-    TypeError, ValueError: it is none of these.
-  """
-  if isinstance(recipe, recipes.Recipe):
-    return recipe
-  if not isinstance(recipe, (str, formats.BlockFormat)):
-    raise TypeError(
-      f"{WHO}: {name} must be a jaxplugin.training.Recipe, a format or its"
-      f" name, got {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
-    )
-  format = formats.resolve(WHO, recipe, name)
-  return recipes.Recipe(
-    activation_format=format, weight_format=format, grad_format=format
-  )
+    return _dot_general(recipe, weight, self.implementation, self.reduce_dtype)
 
 
 @functools.cache
 def _dot_general(
-  recipe: recipes.Recipe, weight: Any, implementation: str | None
+  recipe: recipes.Recipe,
+  weight: Any,
+  implementation: str | None,
+  reduce_dtype: np.dtype | None,
 ) -> Callable[..., jax.Array]:
   return training.dot_general(
-    recipe=recipe, weight=weight, implementation=implementation
+    recipe=recipe,
+    weight=weight,
+    implementation=implementation,
+    reduce_dtype=reduce_dtype,
   )

@@ -1,0 +1,205 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`QuantizedWeight`: a weight that is stored in the order that products read.
+
+Kernels of a CPU, and those of GPUs with FP4, read weights (n, k), in blocks
+along k. Of a kernel (k, n), as flax has it, a copy would be made at each call,
+which takes many times as long as the product with one row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import scaled_array
+from jaxplugin.jaxext import jax_private
+
+_WHO: Final = "QuantizedWeight"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class QuantizedWeight:
+  """A quantized weight of a shape of its own, stored as (..., n, k).
+
+  What `quantize_params` makes of a weight that is not (..., n, k) by itself: a
+  kernel (k, n), or one that contracts several dimensions. `accept_quantized`
+  gives it to a function in its own shape; `weight.array` is what `linear` and
+  `block_scaled_dot` take. It is a pytree with the leaves of that array, whose
+  leading dimensions (layers, experts) may be mapped, scanned, sliced and
+  stacked, by `jax.tree.map` too.
+
+  Attributes:
+    array: `ScaledArray` (..., n, k), blocked along k: n has all dimensions that
+      a product keeps, k all that it contracts, in the order of the weight.
+    kernel_shape: the weight's, without leading dimensions.
+    contracting: which of these are contracted, in rising order.
+    dtype: floating dtype of the weight that it was made of.
+
+  Raises:
+    TypeError: array is no `ScaledArray` of rank 2 or more that is blocked along
+      its last dimension, or its last two sizes are not those of the kernel.
+    ValueError: contracting are no dimensions of the kernel, in rising order.
+  """
+
+  array: Any
+  kernel_shape: tuple[int, ...]
+  contracting: tuple[int, ...]
+  dtype: np.dtype
+
+  def __init__(
+    self,
+    array: scaled_array.ScaledArray,
+    kernel_shape: Sequence[int],
+    contracting: Sequence[int],
+    dtype: Any = jnp.float32,
+  ) -> None:
+    self.array = array
+    self.kernel_shape = tuple(kernel_shape)
+    self.contracting = tuple(contracting)
+    self.dtype = np.dtype(dtype)
+    dims = set(range(len(self.kernel_shape)))
+    if list(self.contracting) != sorted(dims & set(self.contracting)):
+      raise ValueError(
+        f"{_WHO}: contracting must be dimensions of the kernel"
+        f" {self.kernel_shape} in rising order, got {self.contracting}"
+      )
+    if not isinstance(array, scaled_array.ScaledArray) or array.ndim < 2:
+      raise TypeError(
+        f"{_WHO}: array must be a ScaledArray of rank 2 or more, got {array!r}"
+      )
+    if array.axis != array.ndim - 1:
+      raise TypeError(
+        f"{_WHO}: array must be blocked along its last dimension, got {array!r}"
+        f" blocked along dimension {array.axis}"
+      )
+    self.require_sizes()
+
+  def require_sizes(self) -> None:
+    """Raises TypeError unless the array has the kernel's sizes.
+
+    It has not where its leaves were sliced along other dimensions than leading
+    ones.
+    """
+    sizes = tuple(map(math.prod, self._sizes()))
+    if self.array.ndim < 2 or tuple(self.array.shape[-2:]) != sizes:
+      raise TypeError(
+        f"{_WHO}: the last dimensions of the array must be {sizes}, as the"
+        f" kernel is {self.kernel_shape} and {self.contracting} of it are"
+        f" contracted, got {self.array!r}; only leading dimensions of its"
+        " leaves may be sliced"
+      )
+
+  def _free(self) -> tuple[int, ...]:
+    dims = range(len(self.kernel_shape))
+    return tuple(d for d in dims if d not in self.contracting)
+
+  def _sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes that make n, and k."""
+    free = tuple(self.kernel_shape[d] for d in self._free())
+    return free, tuple(self.kernel_shape[d] for d in self.contracting)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """That of the weight: leading dimensions, then the kernel's."""
+    return (*self.array.shape[:-2], *self.kernel_shape)
+
+  @property
+  def ndim(self) -> int:
+    return len(self.shape)
+
+  @property
+  def size(self) -> int:
+    """The number of logical values."""
+    return math.prod(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of the array, FP4 values counted as half a byte each."""
+    return self.array.nbytes
+
+  @property
+  def format(self) -> Any:
+    """The array's `BlockFormat`."""
+    return self.array.format
+
+  def stored_dims(self) -> tuple[tuple[int, ...], ...]:
+    """Of each dimension of the array, which of the weight's it has."""
+    lead = self.array.ndim - 2
+    free = tuple(lead + d for d in self._free())
+    contracting = tuple(lead + d for d in self.contracting)
+    return (*((d,) for d in range(lead)), free, contracting)
+
+  def restored(self, x: jax.Array) -> jax.Array:
+    """A plain array of the stored shape, in the order of the weight."""
+    self.require_sizes()
+    order = [d for dims in self.stored_dims() for d in dims]
+    x = x.reshape([self.shape[d] for d in order])
+    return x.transpose(np.argsort(order))
+
+  def dequantize(self, dtype: Any = None) -> jax.Array:
+    """The weight as a plain array of its own shape.
+
+    Args:
+      dtype: f32, bf16 or f16; by default that of the weight it was made of.
+    """
+    dtype = self.dtype if dtype is None else dtype
+    return self.restored(self.array.dequantize(dtype))
+
+  def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError(
+      f"{_WHO}: it is no plain array, got {self!r}; give it as an argument to"
+      " jaxplugin.accept_quantized(function), or call dequantize(), or"
+      " jaxplugin.linear with its array"
+    )
+
+  # What code that was written for plain arrays would do with it.
+  __array__ = __matmul__ = __rmatmul__ = __getitem__ = __mul__ = _refuse
+  __rmul__ = __add__ = __radd__ = _refuse
+  # NumPy's operators leave the work to the methods above.
+  __array_ufunc__ = None
+
+  def __repr__(self) -> str:
+    return (
+      f"{_WHO}({self.dtype.name}{list(self.shape)}, stored as {self.array!r})"
+    )
+
+  def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+    children, aux = self.tree_flatten()
+    return ((jax.tree_util.GetAttrKey("array"), children[0]),), aux
+
+  def tree_flatten(self) -> tuple[Any, Any]:
+    return (self.array,), (self.kernel_shape, self.contracting, self.dtype)
+
+  @classmethod
+  def tree_unflatten(cls, aux: Any, children: Any) -> QuantizedWeight:
+    # Leaves may be anything here (shardings, specs, None), so no validation.
+    self = object.__new__(cls)
+    (self.array,) = children
+    self.kernel_shape, self.contracting, self.dtype = aux
+    return self
+
+
+def _serialize_aux(aux: Any) -> bytes:
+  kernel_shape, contracting, dtype = aux
+  return json.dumps([kernel_shape, contracting, dtype.name]).encode()
+
+
+def _deserialize_aux(data: bytes) -> Any:
+  kernel_shape, contracting, name = json.loads(data)
+  return tuple(kernel_shape), tuple(contracting), jnp.dtype(name)
+
+
+jax_private.register_pytree_serialization(
+  QuantizedWeight,
+  serialized_name="jaxplugin.QuantizedWeight",
+  serialize_auxdata=_serialize_aux,
+  deserialize_auxdata=_deserialize_aux,
+)

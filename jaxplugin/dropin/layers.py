@@ -1,0 +1,197 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The product with one layer of stacked weights.
+
+XLA:CPU hands a custom call whole arrays: a slice of a stack, which a `lax.scan`
+over weights makes at each step, is copied before. The kernels of the ragged dot
+take the stack, and read the groups that have rows. So a layer is the only group
+that has some. Where these kernels do not serve it is sliced.
+
+Which of the two it is, the lowering decides: `layer_dot_p` holds both as
+jaxprs. Derivatives are those of the sliced one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as extend_core
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+
+from jaxplugin import dot
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import targets
+from jaxplugin.dot.backends import cpu
+from jaxplugin.jaxext import jax_private
+from jaxplugin.ragged import api as ragged
+from jaxplugin.runtime import cpu_library
+from jaxplugin.runtime import lowering
+
+layer_dot_p = extend_core.Primitive("block_scaled_dot_of_layer")
+layer_dot_p.multiple_results = True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _InPlace:
+  """The jaxpr that reads the stack where it lies; None where none does.
+
+  Not as it is among the parameters: what walks jaxprs sees the product once.
+  """
+
+  jaxpr: Any
+
+
+def layer_dot(
+  x: dot.Operand,
+  stack: scaled_array.ScaledArray,
+  layer: jax.Array,
+  bias: jax.Array | None,
+  **options: Any,
+) -> jax.Array:
+  """The dot of x (..., k) with stack[layer] (n, k), and with bias[layer].
+
+  Args:
+    x: plain, or blocked along k.
+    stack: (layers, n, k), blocked along k.
+    layer: integer[], in range.
+    bias: floats[layers, n], or None.
+    **options: activation, preferred_element_type, reduce_dtype and
+      implementation, as of `block_scaled_dot`.
+  """
+  args = x, stack, layer, bias
+  leaves, tree = jax.tree.flatten(args)
+  if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    # What is bound for each call anew would be compiled for each.
+    return _sliced(*args, **options)
+
+  def traced(function: Any) -> Any:
+    def of_leaves(*leaves: Any) -> list[Any]:
+      return [function(*jax.tree.unflatten(tree, leaves), **options)]
+
+    return jax.make_jaxpr(of_leaves)(*leaves)
+
+  in_place = traced(_in_place) if _has_groups(x, stack, **options) else None
+  (result,) = layer_dot_p.bind(
+    *leaves,
+    sliced=traced(_sliced),
+    in_place=_InPlace(in_place),
+    target=targets.overriding_target(),
+  )
+  return result
+
+
+def _sliced(x: Any, stack: Any, layer: Any, bias: Any, **options: Any) -> Any:
+  """By `block_scaled_dot` of a layer of its own."""
+  return dot.block_scaled_dot(
+    x,
+    stack[layer],
+    dimension_numbers=(((x.ndim - 1,), (1,)), ((), ())),
+    bias=None if bias is None else bias[layer],
+    **options,
+  )
+
+
+def _has_groups(x: Any, stack: Any, *, implementation: Any, **_: Any) -> bool:
+  """Whether the layers can be groups of a ragged dot."""
+  if implementation not in (None, cpu.BACKEND.name):
+    return False
+  if isinstance(x, scaled_array.ScaledArray) and x.ndim != 2:
+    return False  # cannot be reshaped to rows
+  for side in (x, stack):
+    if isinstance(side, scaled_array.ScaledArray) and (
+      side.surrogate is not None or side.format not in cpu_library.FORMATS
+    ):
+      return False
+  scale = scaled_array.full_global_scale(stack)
+  return scale is None or scale.shape[1:] == (1, 1)
+
+
+def _in_place(
+  x: Any, stack: Any, layer: Any, bias: Any, *, implementation: Any, **options
+) -> Any:
+  """By `ragged_dot`, all rows of the group `layer`."""
+  del implementation  # the lowering takes this one where the kernels serve
+  lead = x.shape[:-1]
+  if not isinstance(x, scaled_array.ScaledArray):
+    x = x.reshape(-1, x.shape[-1])
+  layers, n, _ = stack.shape
+  sizes = jnp.where(jnp.arange(layers) == layer, x.shape[0], 0)
+  result = ragged.ragged_dot(x, stack, sizes, bias=bias, **options)
+  return result.reshape(*lead, n)
+
+
+# Rules.
+
+
+def _impl(*args, sliced, in_place, target):
+  del in_place, target
+  return extend_core.jaxpr_as_fun(sliced)(*args)
+
+
+def _abstract_eval(*args, sliced, in_place, target):
+  del args, in_place, target
+  return sliced.out_avals
+
+
+def _jvp(primals, tangents, **params):
+  result = layer_dot_p.bind(*primals, **params)
+  moved = [
+    i
+    for i, t in enumerate(tangents)
+    if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0
+  ]
+  if not moved:
+    return result, [ad.Zero(jax.typeof(x)) for x in result]
+  function = extend_core.jaxpr_as_fun(params["sliced"])
+
+  def of_moved(*values):
+    merged = list(primals)
+    for i, value in zip(moved, values, strict=True):
+      merged[i] = value
+    return function(*merged)
+
+  _, tangent = jax.jvp(
+    of_moved, [primals[i] for i in moved], [tangents[i] for i in moved]
+  )
+  return result, tangent
+
+
+def _batch(args, dims, *, sliced, in_place, target):
+  def mapped(jaxpr):
+    function = jax.vmap(extend_core.jaxpr_as_fun(jaxpr), tuple(dims))
+    return jax.make_jaxpr(function)(*args)
+
+  # Where more than the rows of a plain x is mapped, the ragged dot is a loop.
+  is_simple = all(dim is None for dim in dims[1:])
+  stays = in_place.jaxpr is not None and is_simple
+  result = layer_dot_p.bind(
+    *args,
+    sliced=mapped(sliced),
+    in_place=_InPlace(mapped(in_place.jaxpr) if stays else None),
+    target=target,
+  )
+  return result, [0] * len(result)
+
+
+def _lower(ctx, *args, sliced, in_place, target):
+  module = lowering.module_of(ctx)
+  jaxpr = sliced
+  if in_place.jaxpr is not None and module.kernels_refusal() is None:
+    target = lowering.resolve_target(target, module.platforms[0])
+    if cpu.missing(target) is None:
+      jaxpr = in_place.jaxpr
+  function = extend_core.jaxpr_as_fun(jaxpr)
+  return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+
+
+layer_dot_p.def_impl(_impl)
+layer_dot_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[layer_dot_p] = _jvp
+batching.primitive_batchers[layer_dot_p] = _batch
+jax_private.require_devices_during_lowering(layer_dot_p)
+mlir.register_lowering(layer_dot_p, _lower)

@@ -1,0 +1,441 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Traced values that are products of arrays, each repeated along dimensions.
+
+Code that dequantizes reshapes, repeats and multiplies in many ways. All of them
+come to one statement, a `Product`: of which arrays it is the product, and which
+element of each belongs to which of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core as extend_core
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
+from jaxplugin.jaxext import tangents
+from jaxplugin.quantization import dequantize_primitive
+
+# What dequantized values are in.
+_WIDE: Final = frozenset(
+  np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, np.float16)
+)
+
+# Floats of 8 bits, of which bytes may be the bits.
+_BYTES: Final = frozenset((formats.E4M3, formats.E5M2, formats.E8M0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Atom:
+  """A part of a dimension that is never split so far; equal by identity."""
+
+  size: int
+
+
+Atoms = tuple[Atom, ...]
+_Parts = Mapping[Atom, Atoms]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Factor:
+  """An array of a product.
+
+  Attributes:
+    array: which it is.
+    dims: of each of its dimensions the atoms, outermost first; those of size 1
+      have none.
+    dtype: of its elements; those of a uint8 array may be others' bits.
+    pair: the atom of the two FP4 elements of a byte, the first one in the low
+      nibble; or None.
+  """
+
+  array: Any
+  dims: tuple[Atoms, ...]
+  dtype: np.dtype
+  pair: Atom | None = None
+
+  @property
+  def atoms(self) -> frozenset[Atom]:
+    own = frozenset(atom for dim in self.dims for atom in dim)
+    return own if self.pair is None else own | {self.pair}
+
+  @property
+  def is_bytes(self) -> bool:
+    """Whether the array has the elements' bits."""
+    return self.array.dtype == formats.PACKED
+
+  def laid_out(
+    self, dims: Sequence[Sequence[Atom]], *, as_bytes: bool = False
+  ) -> jax.Array:
+    """The array with dimensions of these atoms; repeated along others' atoms.
+
+    Args:
+      dims: among whose atoms are all of the factor's.
+      as_bytes: leaves 8-bit floats that are bytes what they are.
+
+    Returns:
+      An array of as many dimensions, in its dtype. FP4 values of two a byte
+      stay so where both are neighbours along a dimension.
+    """
+    if self.pair is not None:
+      return self._packed(self.pair, dims)
+    array = jnp.asarray(self.array)
+    if array.dtype != self.dtype and not as_bytes:
+      array = lax.bitcast_convert_type(array, self.dtype)
+    return _laid_out(array, self.dims, dims)
+
+  def _packed(self, pair: Atom, dims: Sequence[Sequence[Atom]]) -> jax.Array:
+    if any(dim and dim[-1] is pair for dim in dims):
+      without = [[atom for atom in dim if atom is not pair] for dim in dims]
+      return _laid_out(self.array, self.dims, without)
+    values = layouts.unpack_fp4(self.array[..., None])
+    return _laid_out(values, (*self.dims, (pair,)), dims)
+
+
+def _laid_out(
+  array: jax.Array,
+  own_dims: Sequence[Sequence[Atom]],
+  dims: Sequence[Sequence[Atom]],
+) -> jax.Array:
+  own = [atom for dim in own_dims for atom in dim]
+  wanted = [atom for dim in dims for atom in dim]
+  array = jnp.reshape(array, [atom.size for atom in own])
+  array = array.transpose([own.index(a) for a in wanted if a in own])
+  array = array.reshape([a.size if a in own else 1 for a in wanted])
+  array = jnp.broadcast_to(array, [atom.size for atom in wanted])
+  return array.reshape([math.prod(a.size for a in dim) for dim in dims])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Product:
+  """A value: the product of its factors, up to roundings on the way.
+
+  Attributes:
+    dims: of each of the value's dimensions the atoms, outermost first.
+    factors: at least one. An atom that one has not is repeated along.
+  """
+
+  dims: tuple[Atoms, ...]
+  factors: tuple[Factor, ...]
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(math.prod(a.size for a in dim) for dim in self.dims)
+
+  def refined(self, parts: _Parts) -> Product:
+    """With atoms replaced by others, which may be replaced in turn."""
+    expand = lambda dims: tuple(_expanded(dim, parts) for dim in dims)
+    factors = []
+    for factor in self.factors:
+      pair = factor.pair
+      if pair is not None:
+        (pair,) = _expanded((pair,), parts)  # of size 2: never split
+      dims = expand(factor.dims)
+      factors.append(dataclasses.replace(factor, dims=dims, pair=pair))
+    return Product(expand(self.dims), tuple(factors))
+
+
+def _expanded(atoms: Sequence[Atom], parts: _Parts) -> Atoms:
+  found: list[Atom] = []
+  for atom in atoms:
+    if atom in parts:
+      found.extend(_expanded(parts[atom], parts))
+    else:
+      found.append(atom)
+  return tuple(found)
+
+
+def of_array(x: Any) -> Product | None:
+  """The product that an array is of itself.
+
+  None where a size is symbolic, or zero.
+  """
+  if not _are_known(np.shape(x)):
+    return None
+  dims = tuple(map(_dim, np.shape(x)))
+  dtype = np.dtype(jnp.result_type(x))
+  return Product(dims, (Factor(array=x, dims=dims, dtype=dtype),))
+
+
+def _are_known(sizes: Sequence[Any]) -> bool:
+  return all(isinstance(size, int) and size for size in sizes)
+
+
+def _dim(size: int) -> Atoms:
+  return (Atom(size),) if size != 1 else ()
+
+
+def applied(
+  primitive: Any,
+  operands: Sequence[Product | None],
+  params: Mapping[str, Any],
+) -> Sequence[Product | None]:
+  """What is known of an operation's results, given what is of its operands.
+
+  Args:
+    primitive: the operation.
+    operands: None for what nothing is known of.
+    params: of the operation.
+  """
+  if primitive.name in ("jit", "pjit"):
+    return _of_jaxpr(params["jaxpr"], operands)
+  rule = _RULES.get(primitive.name)
+  if rule is None or any(x is None for x in operands):
+    return ()
+  return (rule(*operands, **params),)
+
+
+def has_rule(primitive: Any) -> bool:
+  """Whether something may be known of an operation's results."""
+  return primitive.name in _RULES or primitive.name in ("jit", "pjit")
+
+
+def _of_jaxpr(
+  closed: Any, operands: Sequence[Product | None]
+) -> list[Product | None]:
+  """Of products that enter a jaxpr, those that leave it."""
+  jaxpr = closed.jaxpr
+  known: dict[Any, Product | None] = dict(
+    zip(jaxpr.invars, operands, strict=True)
+  )
+
+  def read(x: Any) -> Product | None:
+    if isinstance(x, extend_core.Literal):
+      return of_array(x.val)
+    return known.get(x)
+
+  for eqn in jaxpr.eqns:
+    if has_rule(eqn.primitive):
+      results = applied(eqn.primitive, list(map(read, eqn.invars)), eqn.params)
+      known.update(zip(eqn.outvars, results, strict=False))
+  return [read(x) for x in jaxpr.outvars]
+
+
+# Rules. Each takes the operands' products and the operation's parameters.
+
+
+def _convert(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
+  return x if np.dtype(new_dtype) in _WIDE else None
+
+
+def _same(x: Product, **_: Any) -> Product:
+  return x
+
+
+def _transpose(x: Product, *, permutation: Sequence[int], **_: Any) -> Product:
+  return Product(tuple(x.dims[d] for d in permutation), x.factors)
+
+
+def _squeeze(x: Product, *, dimensions: Sequence[int], **_: Any) -> Product:
+  dims = (dim for d, dim in enumerate(x.dims) if d not in dimensions)
+  return Product(tuple(dims), x.factors)
+
+
+def _broadcast(
+  x: Product,
+  *_: Any,
+  shape: Sequence[Any],
+  broadcast_dimensions: Sequence[int],
+  **__: Any,
+) -> Product | None:
+  if not _are_known(shape):
+    return None
+  own = dict(zip(broadcast_dimensions, x.dims, strict=True))
+  dims = (own.get(d) or _dim(size) for d, size in enumerate(shape))
+  return Product(tuple(dims), x.factors)
+
+
+def _tile(x: Product, *, reps: Sequence[int], **_: Any) -> Product:
+  dims = zip(reps, x.dims, strict=True)
+  return Product(tuple((*_dim(n), *dim) for n, dim in dims), x.factors)
+
+
+def _reshape(
+  x: Product, *_: Any, new_sizes: Sequence[Any], dimensions: Any, **__: Any
+) -> Product | None:
+  if dimensions is not None or not _are_known(new_sizes):
+    return None
+  left = [atom for dim in reversed(x.dims) for atom in reversed(dim)]
+  parts: dict[Atom, Atoms] = {}
+  dims = []
+  for size in new_sizes:
+    taken: list[Atom] = []
+    while size > 1:
+      atom = left.pop()
+      if atom.size % size == 0 and atom.size != size:
+        outer, inner = Atom(size), Atom(atom.size // size)
+        parts[atom] = (outer, inner)
+        left.append(inner)
+        atom = outer
+      elif size % atom.size:
+        return None  # no boundary of one is a boundary of the other
+      taken.append(atom)
+      size //= atom.size
+    dims.append(tuple(taken))
+  # What was taken is outermost, and never split again.
+  return Product(tuple(dims), x.refined(parts).factors)
+
+
+def _multiply(x: Product, y: Product, **_: Any) -> Product | None:
+  if not x.dims or not y.dims:
+    return Product(x.dims or y.dims, (*x.factors, *y.factors))
+  # Of one array on both sides, one may be transposed.
+  y = y.refined({a: (Atom(a.size),) for dim in y.dims for a in dim})
+  parts: dict[Atom, Atoms] = {}
+  for ours, theirs in zip(x.dims, y.dims, strict=True):
+    # A dimension of size 1 is repeated to the other's.
+    if ours and theirs and not _unify(ours, theirs, parts):
+      return None
+  x, y = x.refined(parts), y.refined(parts)
+  dims = (ours or theirs for ours, theirs in zip(x.dims, y.dims, strict=True))
+  return Product(tuple(dims), (*x.factors, *y.factors))
+
+
+def _unify(ours: Atoms, theirs: Atoms, parts: dict[Atom, Atoms]) -> bool:
+  """Splits the atoms of one dimension until both sides have the same."""
+  mine, others = list(reversed(ours)), list(reversed(theirs))
+  while mine and others:
+    a, b = mine.pop(), others.pop()
+    if a.size == b.size:
+      parts[b] = (a,)
+    elif a.size % b.size == 0:
+      inner = Atom(a.size // b.size)
+      parts[a] = (b, inner)
+      mine.append(inner)
+    elif b.size % a.size == 0:
+      inner = Atom(b.size // a.size)
+      parts[b] = (a, inner)
+      others.append(inner)
+    else:
+      return False
+  return not mine and not others
+
+
+def _bitcast(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
+  """Of bytes that are 8-bit floats, or two FP4 values each."""
+  dtype = np.dtype(new_dtype)
+  (factor, *more) = x.factors
+  if dtype == factor.dtype:
+    return x
+  if more or factor.dtype != formats.PACKED:
+    return None
+  if dtype == formats.E2M1:
+    return _with_pairs(x, len(x.dims), new_dim=True)
+  if dtype not in _BYTES:
+    return None
+  return Product(x.dims, (dataclasses.replace(factor, dtype=dtype),))
+
+
+def _with_pairs(x: Product, axis: int, new_dim: bool = False) -> Product:
+  """Bytes as their two FP4 values, which lie along a dimension."""
+  (factor,) = x.factors
+  pair = Atom(2)
+  dims = [*x.dims, ()] if new_dim else list(x.dims)
+  dims[axis] = (*dims[axis], pair)
+  factor = dataclasses.replace(factor, dtype=formats.E2M1, pair=pair)
+  return Product(tuple(dims), (factor,))
+
+
+def _dequantize(
+  values: Product,
+  scale: Product,
+  global_scale: Product | None = None,
+  *,
+  format: formats.BlockFormat,
+  axis: int,
+  **_: Any,
+) -> Product | None:
+  """This package's own operation."""
+  if format.array_dtype != format.values_dtype:
+    return None  # six bits in a byte
+  if format.is_fp4 and len(values.factors) == 1:
+    (factor,) = values.factors
+    if factor.dtype == formats.PACKED:
+      values = _with_pairs(values, axis)
+  dims = list(scale.dims)
+  dims[axis] = (*dims[axis], Atom(format.block_size))
+  result = _multiply(values, Product(tuple(dims), scale.factors))
+  if result is None or global_scale is None:
+    return result
+  return _multiply(result, global_scale)
+
+
+_RULES: Final[Mapping[str, Callable[..., Product | None]]] = {
+  "convert_element_type": _convert,
+  "copy": _same,
+  "copy_p": _same,
+  "name": _same,
+  "stop_gradient": _same,
+  tangents.without_derivative_p.name: _same,
+  "transpose": _transpose,
+  "squeeze": _squeeze,
+  "broadcast_in_dim": _broadcast,
+  "reshape": _reshape,
+  "tile": _tile,
+  "mul": _multiply,
+  "bitcast_convert_type": _bitcast,
+  dequantize_primitive.dequantize_p.name: _dequantize,
+}
+
+
+class Table:
+  """What is known of values while a function runs."""
+
+  def __init__(self) -> None:
+    # By identity; an entry goes when its value does.
+    self._known: dict[int, tuple[weakref.ref, Product]] = {}
+
+  def of(self, x: Any) -> Product | None:
+    """What is known of a value: of any array that it is itself."""
+    found = self._known.get(id(x))
+    if found is not None and found[0]() is x:
+      return found[1]
+    return of_array(x) if _may_be_factor(x) else None
+
+  def note(
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: Mapping[str, Any],
+    out: Any,
+  ) -> None:
+    """Takes what an operation's results are, given its arguments."""
+    if not has_rule(primitive):
+      return
+    results = out if primitive.multiple_results else [out]
+    known = applied(primitive, [self.of(x) for x in args], params)
+    for result, product in zip(results, known, strict=False):
+      if product is not None:
+        self.put(result, product)
+
+  def put(self, x: Any, product: Product) -> None:
+    """Takes what is known of a value."""
+    key = id(x)
+    forget = lambda reference: self._forget(key, reference)
+    self._known[key] = weakref.ref(x, forget), product
+
+  def _forget(self, key: int, reference: weakref.ref) -> None:
+    found = self._known.get(key)
+    if found is not None and found[0] is reference:
+      del self._known[key]
+
+
+def _may_be_factor(x: Any) -> bool:
+  dtype = getattr(x, "dtype", None)
+  dtype = jnp.result_type(x) if dtype is None else dtype
+  if np.ndim(x) == 0:
+    return jnp.issubdtype(dtype, jnp.number)
+  return dtype == formats.PACKED or jnp.issubdtype(dtype, jnp.floating)

@@ -1,0 +1,425 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`accelerate`: `jax.lax.ragged_dot` with weights that a model dequantizes."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+
+G, N, K, M = 4, 24, 64, 13
+SIZES = np.array([3, 0, 6, 2], np.int32)
+OURS, JAXS = "block_scaled_ragged_dot", "ragged_dot_general["
+E8M0, E4M3 = jnp.float8_e8m0fnu, jnp.float8_e4m3fn
+E2M1 = jnp.float4_e2m1fn
+
+
+def weights(format, seed=0, shape=(G, N, K)):
+  rng = np.random.default_rng(seed)
+  w = jnp.asarray(rng.normal(size=shape), jnp.float32)
+  return jp.quantize(w, format, axis=-1)
+
+
+def rows(seed=1, dtype=jnp.float32):
+  x = np.random.default_rng(seed).normal(size=(M, K))
+  return jnp.asarray(x, jnp.float32).astype(dtype)
+
+
+def in_f64(w_q):
+  """What a quantized array stands for, by NumPy."""
+  w_q = w_q.unpack()
+  block = w_q.format.block_size
+  numbers = np.asarray(w_q.values).astype(np.float64)
+  numbers *= np.repeat(np.asarray(w_q.scale).astype(np.float64), block, -1)
+  if w_q.global_scale is not None:
+    numbers *= np.asarray(w_q.global_scale, np.float64)
+  return numbers
+
+
+def expected(x, w):
+  """The ragged dot with w (groups, n, k), and its magnitudes, in f64."""
+  x = np.asarray(x).astype(np.float64)
+  found = np.zeros((2, len(x), w.shape[1]))
+  ends = np.cumsum(SIZES)
+  for start, end, weight in zip(ends - SIZES, ends, w, strict=True):
+    found[0, start:end] = x[start:end] @ weight.T
+    found[1, start:end] = np.abs(x[start:end]) @ np.abs(weight).T
+  return found
+
+
+def is_within(result, exact):
+  value, magnitude = exact
+  error = np.abs(np.asarray(result).astype(np.float64) - value)
+  return bool((error <= 16 * 2.0**-24 * magnitude).all())
+
+
+# Ways to dequantize; each gives (groups, k, n) of an unpacked array.
+
+
+def by_this_package(w):
+  return w.dequantize().swapaxes(1, 2)
+
+
+def by_repeat(w):
+  scale = jnp.repeat(w.scale.astype(jnp.bfloat16), w.format.block_size, axis=2)
+  return _global(w.values.astype(jnp.bfloat16) * scale, w).swapaxes(1, 2)
+
+
+def by_blocks(w):
+  blocks = w.values.reshape(*w.scale.shape, -1).astype(jnp.float32)
+  numbers = blocks * w.scale.astype(jnp.float32)[..., None]
+  return jnp.einsum("gnk->gkn", _global(numbers.reshape(w.shape), w))
+
+
+def by_transposed(w):
+  w = w.transpose(0, 2, 1)  # as `lax.ragged_dot` has its weights
+  scale = jnp.repeat(w.scale.astype(jnp.float32), w.format.block_size, axis=1)
+  return _global(scale * w.values.astype(jnp.float32), w)
+
+
+def by_jitted_helper(w):
+  @jax.jit
+  def helper(values, scale):
+    scale = jnp.repeat(scale.astype(jnp.float32), w.format.block_size, -1)
+    return jnp.swapaxes(values.astype(jnp.float32) * scale, 1, 2)
+
+  return helper(w.values, w.scale) * (
+    1 if w.global_scale is None else w.global_scale
+  )
+
+
+def by_bytes(w):
+  w = w.to_bytes()
+  scale = lax.bitcast_convert_type(w.scale, w.format.scale_dtype)
+  values = lax.bitcast_convert_type(w.values, w.format.array_dtype)
+  values = values.reshape(w.shape).astype(jnp.float32)
+  scale = jnp.repeat(scale.astype(jnp.float32), w.format.block_size, axis=-1)
+  return _global(values * scale, w).transpose(0, 2, 1)
+
+
+def _global(numbers, w):
+  return numbers if w.global_scale is None else numbers * w.global_scale
+
+
+WAYS = {
+  f.__name__: f
+  for f in (
+    *(by_this_package, by_repeat, by_blocks, by_transposed),
+    *(by_jitted_helper, by_bytes),
+  )
+}
+
+
+def model(dequantize=by_repeat):
+  def function(x, w, sizes):
+    numbers = dequantize(w).astype(x.dtype)
+    return lax.ragged_dot(x, numbers, sizes, preferred_element_type=jnp.float32)
+
+  return function
+
+
+def text(function, *args):
+  return str(jax.make_jaxpr(function)(*args))
+
+
+class RaggedDotsTest(parameterized.TestCase):
+  """Replaced, and within the contract of the product that is meant."""
+
+  def check(self, function, x, w, exact):
+    fast = jp.accelerate(function)
+    jaxpr = text(fast, x, w, SIZES)
+    self.assertIn(OURS, jaxpr)
+    self.assertNotIn(JAXS, jaxpr)
+    for run in (fast, jax.jit(fast)):
+      self.assertTrue(is_within(run(x, w, SIZES), exact))
+
+  @parameterized.product(
+    way=tuple(WAYS),
+    format=("mxfp8", "mxfp8_e5m2", "nvfp4", "mxfp4"),
+    dtype=("float32", "bfloat16"),
+  )
+  def test_ways(self, way, format, dtype):
+    w = weights(format).unpack()
+    x = rows(dtype=dtype)
+    self.check(model(WAYS[way]), x, w, expected(x, in_f64(w)))
+
+  def test_packed(self):
+    for format in ("nvfp4", "mxfp4"):
+      w = weights(format).pack()
+      fast = jp.accelerate(model(by_this_package))
+      self.check(fast, rows(), w, expected(rows(), in_f64(w)))
+      # The bytes themselves enter the product.
+      jaxpr = text(fast, rows(), w, SIZES)
+      self.assertNotIn("f4_e2m1fn", jaxpr)
+
+  def test_prepared(self):
+    for format in ("mxfp8", "mxfp4"):
+      w = jp.prepare_weights(weights(format))
+      self.assertTrue(w.is_bytes)
+      exact = expected(rows(), in_f64(weights(format)))
+      self.check(model(by_this_package), rows(), w, exact)
+
+  def test_global_scale_of_a_group(self):
+    w = weights("nvfp4").unpack()
+    of_group = jnp.arange(1.0, G + 1).reshape(G, 1, 1)
+    w = jp.ScaledArray(w.values, w.scale, of_group, "nvfp4")
+    self.check(model(), rows(), w, expected(rows(), in_f64(w)))
+
+  def test_larger_and_square_blocks(self):
+    w = weights("mxfp8")
+    scale = w.scale[:, ::8, ::2]
+
+    def dequantize(w):
+      numbers = w.values.astype(jnp.float32)
+      large = jnp.repeat(jnp.repeat(scale.astype(jnp.float32), 8, 1), 64, 2)
+      return (numbers * large).swapaxes(1, 2)
+
+    everywhere = jnp.repeat(jnp.repeat(scale, 8, 1), 2, 2)
+    alike = jp.ScaledArray(w.values, everywhere, None, "mxfp8")
+    self.check(model(dequantize), rows(), w, expected(rows(), in_f64(alike)))
+
+  def test_quantized_rows(self):
+    w, x_q = weights("nvfp4").unpack(), jp.quantize(rows(), "nvfp4").unpack()
+
+    def function(x, w, sizes):
+      return model()(x.dequantize(), w, sizes)
+
+    exact = expected(in_f64(x_q), in_f64(w))
+    self.check(function, x_q, w, exact)
+    jaxpr = jax.make_jaxpr(jp.accelerate(function))(x_q, w, SIZES)
+    (eqn,) = [e for e in _equations(jaxpr.jaxpr) if e.primitive.name == OURS]
+    self.assertEqual(eqn.invars[0].aval.dtype, E2M1)
+
+  def test_other_dimension_numbers(self):
+    w = weights("mxfp8")
+    numbers = lax.RaggedDotDimensionNumbers(
+      dot_dimension_numbers=(((0,), (2,)), ((), ())),
+      lhs_ragged_dimensions=[1],
+      rhs_group_dimensions=[1],
+    )
+
+    def function(x, w, sizes):
+      dense = by_repeat(w).astype(jnp.float32)  # (g, k, n)
+      return lax.ragged_dot_general(
+        x.T, jnp.transpose(dense, (2, 0, 1)), sizes, numbers
+      )
+
+    self.check(function, rows(), w, expected(rows(), in_f64(w)))
+
+  def test_result_dtype_is_jaxs(self):
+    w = weights("mxfp8")
+    for dtype in (jnp.bfloat16, jnp.float16):
+      function = lambda x, w: lax.ragged_dot(
+        x, by_repeat(w).astype(x.dtype), SIZES
+      )
+      x = rows(dtype=dtype)
+      fast = jp.accelerate(function)
+      self.assertIn(OURS, text(fast, x, w))
+      self.assertEqual(fast(x, w).dtype, dtype)
+
+  @parameterized.parameters("scan", "checkpoint", "cond", "nested_jit", "vmap")
+  def test_constructs(self, construct):
+    w, x = weights("mxfp8"), rows()
+    f = model()
+    exact = expected(x, in_f64(w))
+    if construct == "scan":
+      stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), w)
+      function = lambda x, w, s: lax.scan(
+        lambda c, w: (c, f(x, w, s)), 0, stacked
+      )[1][1]
+    elif construct == "cond":
+      function = lambda x, w, s: lax.cond(
+        s[0] > 0, lambda: f(x, w, s), lambda: jnp.zeros((M, N))
+      )
+    elif construct == "vmap":
+      function = lambda x, w, s: jax.vmap(jp.accelerate(f), (0, None, None))(
+        x[None], w, s
+      )[0]
+    else:
+      wrap = {"checkpoint": jax.checkpoint, "nested_jit": jax.jit}[construct]
+      function = wrap(f)
+    fast = jp.accelerate(function)
+    self.assertIn(OURS, text(fast, x, w, SIZES))
+    self.assertTrue(is_within(jax.jit(fast)(x, w, SIZES), exact))
+
+  def test_explain(self):
+    args = rows(), weights("mxfp4").unpack(), SIZES
+    report = str(jp.explain(jp.accelerate(model()), *args))
+    self.assertIn("ragged_dot", report)
+    self.assertIn("mxfp4", report)
+
+
+class GradientsTest(parameterized.TestCase):
+  @parameterized.product(is_inside=(False, True), is_jitted=(False, True))
+  def test_gradient_of_rows(self, is_inside, is_jitted):
+    w, x = weights("mxfp8"), rows()
+    factors = jnp.asarray(np.random.default_rng(5).normal(size=(M, N)))
+
+    def loss(f):
+      return jax.grad(lambda x: jnp.sum(f(x, w, SIZES) * factors))
+
+    f = model()
+    gradient = jp.accelerate(loss(f)) if is_inside else loss(jp.accelerate(f))
+    gradient = jax.jit(gradient) if is_jitted else gradient
+    self.assertNotIn(JAXS, text(gradient, x))
+    exact = expected(factors, in_f64(w).transpose(0, 2, 1))
+    self.assertTrue(is_within(gradient(x), exact))
+
+  @parameterized.parameters(False, True)
+  def test_other_leaves_keep_jaxs_gradients(self, is_inside):
+    # The global scale and the scales' own, through the dequantized weights.
+    w, x = weights("nvfp4").unpack(), rows()
+
+    def loss(f, global_scale, scale):
+      def of(w_values, scale, global_scale):
+        def dequantize(_):
+          numbers = w_values.astype(jnp.float32)
+          numbers *= jnp.repeat(scale.astype(jnp.float32), 16, axis=-1)
+          return (numbers * global_scale).swapaxes(1, 2)
+
+        return jnp.sum(jnp.sin(f(dequantize)(x, None, SIZES)))
+
+      return of(w.values, scale, global_scale)
+
+    inner = lambda dequantize: jp.accelerate(
+      lambda x, _, s: model(dequantize)(x, None, s)
+    )
+    args = (w.global_scale, w.scale)
+    plain = jax.grad(functools.partial(loss, model), argnums=(0, 1))
+    if is_inside:
+      fast = jp.accelerate(plain)
+    else:
+      fast = jp.accelerate(
+        jax.grad(functools.partial(loss, inner), argnums=(0, 1))
+      )
+    for ours, jaxs in zip(jax.jit(fast)(*args), plain(*args), strict=True):
+      self.assertEqual(ours.dtype, jaxs.dtype)
+      ours, jaxs = (np.asarray(x).astype(np.float32) for x in (ours, jaxs))
+      np.testing.assert_allclose(ours, jaxs, rtol=1e-4, atol=1e-4)
+      self.assertGreater(np.abs(jaxs).max(), 0)
+
+
+class LeftTest(parameterized.TestCase):
+  """Stays JAX's; with a warning where the weights are block-scaled."""
+
+  def check_left(self, function, *args, warning=None):
+    with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+      jaxpr = text(jp.accelerate(function), *args)
+    self.assertNotIn(OURS, jaxpr)
+    self.assertIn(JAXS, jaxpr)
+    messages = [str(w.message) for w in caught]
+    if warning is None:
+      self.assertEmpty(messages)
+    else:
+      self.assertLen(messages, 1)
+      self.assertRegex(messages[0], f"left JAX's ragged_dot_general.*{warning}")
+      self.assertIn("ragged_dots_test.py", messages[0])
+
+  def test_plain(self):
+    function = lambda x, w: lax.ragged_dot(x, w, SIZES)
+    self.check_left(function, rows(), jnp.ones((G, K, N)))
+
+  def test_one_scale_for_all(self):
+    w = weights("mxfp8")
+    function = lambda x, w: lax.ragged_dot(
+      x, w.values.astype(jnp.float32).swapaxes(1, 2) * 0.25, SIZES
+    )
+    self.check_left(function, rows(), w)
+
+  def test_random_keys_pass(self):
+    function = lambda key, x, w: lax.ragged_dot(
+      x, w + jax.random.normal(jax.random.split(key)[0], w.shape), SIZES
+    )
+    self.check_left(function, jax.random.key(0), rows(), jnp.ones((G, K, N)))
+
+  def test_what_is_no_product(self):
+    w = weights("mxfp8")
+    function = lambda x, w: lax.ragged_dot(
+      x, by_repeat(w).astype(x.dtype) + 1, SIZES
+    )
+    self.check_left(function, rows(), w)
+
+  def test_gradient_of_weights(self):
+    numbers = lax.RaggedDotDimensionNumbers(
+      dot_dimension_numbers=(((0,), (0,)), ((), ())),
+      lhs_ragged_dimensions=[0],
+      rhs_group_dimensions=[],
+    )
+    function = lambda x, y: lax.ragged_dot_general(x, y, SIZES, numbers)
+    self.check_left(function, rows(), rows())
+
+  def test_scale_of_a_column(self):
+    w = weights("mxfp8")
+    function = lambda x, w, column: lax.ragged_dot(
+      x, by_repeat(w).astype(x.dtype) * column, SIZES
+    )
+    self.check_left(
+      function, rows(), w, jnp.ones((N,)), warning="neither one of a block"
+    )
+
+  def test_unknown_format(self):
+    w = weights("mxfp8")
+
+    def dequantize(w):
+      scale = jnp.repeat(w.scale.astype(jnp.float32), 2, 2)  # blocks of 16
+      scale = jnp.repeat(scale[:, :, :4] + 0, 1, 2).astype(E8M0)
+      scale = jnp.repeat(scale.astype(jnp.float32), 16, axis=2)
+      return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
+
+    self.check_left(
+      model(dequantize), rows(), w, SIZES, warning="no known format"
+    )
+
+  def test_implementation_of_other_dots(self):
+    fast = jp.accelerate(model(), implementation="cudnn")
+    with self.assertWarnsRegex(UserWarning, "no implementation 'cudnn'"):
+      self.assertIn(JAXS, text(fast, rows(), weights("mxfp8"), SIZES))
+
+  def test_interleaved_blocks(self):
+    def dequantize(w):
+      scale = jnp.tile(w.scale.astype(jnp.float32), (1, 1, 32))
+      return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
+
+    self.check_left(
+      *(model(dequantize), rows(), weights("mxfp8"), SIZES),
+      warning="not of consecutive elements",
+    )
+
+  def test_batch(self):
+    w = weights("mxfp8")
+    stacked = jax.tree.map(lambda leaf: leaf[None], w)
+    f = lambda x, w, sizes: model()(x, w, sizes)
+    args = (rows()[None], stacked, SIZES[None])
+    self.check_left(jax.vmap(f), *args, warning="batch dimensions")
+
+  def test_result_dtype(self):
+    w = weights("mxfp8")
+    with jax.enable_x64(True):
+      function = lambda x, w: lax.ragged_dot(
+        x,
+        by_repeat(w).astype(x.dtype),
+        SIZES,
+        preferred_element_type=np.float64,
+      )
+      self.check_left(function, rows(), w, warning="result is float64")
+
+
+def _equations(jaxpr):
+  for eqn in jaxpr.eqns:
+    yield eqn
+    for value in eqn.params.values():
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        yield from _equations(inner)
+
+
+if __name__ == "__main__":
+  absltest.main()
