@@ -3,7 +3,8 @@
 #
 #   make quickstart   set up an environment and run the main job
 #   make check        the tests that break most, in three minutes
-#   make test         set up an environment and run the whole test suite
+#   make test         set up an environment and run the test suite
+#   make slow         what the suite leaves out, in five minutes
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
 #   make lint         formatting, lint and types
 #   make golden       the golden files of hlo_tests/ alone, by lit
@@ -22,7 +23,7 @@ RUFF := ruff==0.14.5
 MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
 
-.PHONY: quickstart check test lint golden regenerate bazel bazel-format release clean
+.PHONY: quickstart check test slow lint golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart/quickstart.py
@@ -31,7 +32,10 @@ check: $(STAMP)
 	$(BIN)/python -m pytest --check -n $(JOBS) --dist loadfile
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

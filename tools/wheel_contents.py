@@ -25,6 +25,18 @@ BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 SUPPORT: Final = re.compile(
   r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/interpreter/"
 )
+# But for these, the suite that backends of other packages are tested by.
+SUITE: Final = (
+  *("jaxplugin/testing/__init__.py", "jaxplugin/testing/contract.py"),
+  *(
+    f"jaxplugin/testing/dot_suite/{name}.py"
+    for name in (
+      *("__init__", "backend_suite", "bits", "dot_cases", "epilogue"),
+      *("shapes", "suite", "values"),
+    )
+  ),
+)
+TABLES: Final = "jaxplugin/tables/data"
 SDIST_ONLY: Final = (
   *("CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
   *("README.md", "conftest.py", "pyproject.toml", "kernels/cpu/CMakeLists.txt"),
@@ -40,13 +52,19 @@ SDIST_ONLY: Final = (
 
 
 def modules(root: pathlib.Path) -> dict[str, str]:
-  """Python files that a wheel is to have: its name of each, the checkout's."""
+  """Files that a wheel is to have: its name of each, the checkout's.
+
+  Python's, and tables of measured choices.
+  """
   names = {}
   for folder, prefix in (("jaxplugin", ""), ("kernels", "jaxplugin/")):
     for path in (root / folder).rglob("*.py"):
       name = path.relative_to(root).as_posix()
-      if not SUPPORT.search(name):
+      if name in SUITE or not SUPPORT.search(name):
         names[prefix + name] = name
+  for path in (root / TABLES).glob("*.json"):
+    name = path.relative_to(root).as_posix()
+    names[name] = name
   return names
 
 

@@ -6,6 +6,7 @@
 """
 
 import pathlib
+import re
 import tarfile
 import tempfile
 import zipfile
@@ -69,7 +70,8 @@ class WheelTest(parameterized.TestCase):
     "kernels/gpu/configs.py",
     "jaxplugin/dot/api_test.py",
     "jaxplugin/BUILD.bazel",
-    "jaxplugin/testing/contract.py",
+    "jaxplugin/testing/interpreted.py",
+    "jaxplugin/testing/dot_suite/ragged_suite.py",
     "jaxplugin/kernels/cpu/ffi.cc",
     "hlo_tests/tool.py",
   )
@@ -140,6 +142,7 @@ class DirectoryTest(absltest.TestCase):
     self.write("jaxplugin/dot/api_test.py")
     self.write("kernels/gpu/configs.py")
     self.write("kernels/cpu/tests/testing.py")
+    self.write("jaxplugin/testing/interpreted.py")
 
   def write(self, name, text=""):
     path = self.root / name
@@ -165,6 +168,32 @@ class DirectoryTest(absltest.TestCase):
         "jaxplugin/kernels/gpu/configs.py": "kernels/gpu/configs.py",
       },
     )
+
+  def test_packaged_tables_are_among_them(self):
+    self.write("jaxplugin/tables/data/h200.json")
+    self.write("jaxplugin/tables/data/.h200.json.lock")
+    found = wheel_contents.modules(self.root)
+    self.assertIn("jaxplugin/tables/data/h200.json", found)
+    self.assertLen(found, 3)
+
+  def test_suite_for_other_packages_is_among_them(self):
+    self.write("jaxplugin/testing/contract.py")
+    self.assertIn(
+      "jaxplugin/testing/contract.py", wheel_contents.modules(self.root)
+    )
+
+  def test_suite_for_other_packages_is_whole(self):
+    # Each imports no module of the folder that no wheel has.
+    for name in wheel_contents.SUITE:
+      source = (wheel_contents.ROOT / name).read_text()
+      for folder, module in re.findall(
+        r"^from jaxplugin\.(testing\S*) import (\w+)", source, re.M
+      ):
+        path = f"jaxplugin/{folder.replace('.', '/')}"
+        self.assertTrue(
+          {f"{path}/{module}.py", f"{path}.py"} & {*wheel_contents.SUITE},
+          f"{name} imports {folder}.{module}",
+        )
 
   def test_archives_are_read(self):
     wheel = WHEEL - {
