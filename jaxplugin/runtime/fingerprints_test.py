@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -16,7 +15,7 @@ from jaxplugin.core import targets
 from jaxplugin.runtime import fingerprints
 
 B200 = targets.named_target("b200", cudnn="9.13")
-LATER_NS = time.time_ns() + 10**12
+LATER_NS = 2**63  # than any file of now, however long the tests have run
 # This package's own may be younger than the test's process.
 SOURCES = mock.patch.object(fingerprints, "_sources", lambda: "digest")
 
