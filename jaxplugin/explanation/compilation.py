@@ -87,6 +87,8 @@ def _figures(launch: launching.Launch, kernel: Any) -> dict[str, Any]:
       str(bits): count for bits, count in _loads(kernel).items()
     },
     "tensor_copies": _tensor_copies(kernel),
+    "resident_blocks": kernel.resident_blocks,
+    "simulated_cycles_a_step": _simulated_cycles(launch, kernel),
   }
 
 
@@ -120,6 +122,23 @@ def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
   if _tensor_copies(kernel):
     loads.append(f"{_tensor_copies(kernel)} of tiles by TMA")
   yield f"global loads: {', '.join(loads)}"
+  yield f"at once: {kernel.resident_blocks} blocks a core"
+  cycles = _simulated_cycles(launch, kernel)
+  if cycles is not None:
+    yield (
+      f"by a model, not measured: {cycles} cycles of a core for a step of"
+      f" each block, {kernel.simulated.instructions_per_cycle:.2f}"
+      " instructions a cycle and scheduler, matrix units busy"
+      f" {kernel.simulated.matrix_share:.0%}"
+    )
+
+
+def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
+  """Of a core, for one step of one block; None where there is no model."""
+  if kernel.simulated is None:
+    return None
+  tiling = dict(launch.constexprs)["TILING"]
+  return round(kernel.simulated.cycles_of(tiling.products_of_step))
 
 
 def _loads(kernel: Any) -> dict[int, int]:

@@ -338,6 +338,12 @@ class Tiling:
     return cdiv(self.shape.k, self.config.block_k * self.config.split_k)
 
   @property
+  def products_of_step(self) -> int:
+    """Multiplications of one program's step, by pieces of its operands."""
+    blocks = self.config.block_m * self.config.block_n * self.config.block_k
+    return blocks * self.shape.lhs.pieces * self.shape.rhs.pieces
+
+  @property
   def lhs(self) -> Tile:
     return self._tile(self.shape.lhs, self.shape.m, self.config.block_m)
 

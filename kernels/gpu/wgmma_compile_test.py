@@ -1,9 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""No ptxas at hand breaks what the kernels have Hopper's GPUs multiply."""
+"""No ptxas at hand breaks what the kernels have Hopper's GPUs multiply.
+
+Nor does one have its matrix instructions wait for each other.
+"""
 
 import dataclasses
 import functools
+import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -107,9 +111,11 @@ class Case(parameterized.TestCase):
     self.assertNotEmpty(assembling.assemblers())
     for version, path in assembling.assemblers().items():
       with self.subTest(ptxas=version):
-        sass = assembling.disassembled(ptx(key), HOPPER, path)
-        self.assertIn("HGMMA", sass)
-        self.assertEqual(wgmma_hazards.overwritten_operands(sass), [])
+        kernel = assembling.assembled(ptx(key), HOPPER, path)
+        self.assertIn("HGMMA", kernel.sass)
+        found = wgmma_hazards.overwritten_operands(kernel.sass)
+        self.assertEqual(found, [])
+        self.assertEqual(kernel.wgmma_notes, [])
 
 
 class DefaultConfigTest(Case):
@@ -122,11 +128,22 @@ class DefaultConfigTest(Case):
     if not old:
       self.skipTest("no ptxas before CUDA 13.3 is here")
     for path in old.values():
-      sass = assembling.disassembled(
+      kernel = assembling.assembled(
         ptx("bf16_nvfp4", waits=False), HOPPER, path
       )
-      found = wgmma_hazards.overwritten_operands(sass)
+      found = wgmma_hazards.overwritten_operands(kernel.sass)
       self.assertGreater(len(found), 20, found)
+
+  def test_new_ptxas_says_which_products_it_has_wait(self):
+    # What is added to would be read while a wgmma writes it.
+    unwaited = re.sub(r"wgmma\.wait_group[^;]*;", "", ptx("bf16_nvfp4"))
+    new = [p for v, p in assembling.assemblers().items() if v >= FIXED]
+    self.assertNotEmpty(new)
+    for path in new:
+      notes = assembling.assembled(unwaited, HOPPER, path).wgmma_notes
+      self.assertRegex(
+        "\n".join(notes), r"C7517\) wgmma.wait_group is injected"
+      )
 
 
 class ManyConfigsTest(Case):

@@ -11,6 +11,7 @@ package of a new one does not help where an older toolkit is installed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import importlib.util
@@ -63,10 +64,32 @@ def _places() -> Iterator[str]:
       yield f"{folder}/{name}/bin/ptxas"
 
 
-def disassembled(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembled:
+  """A kernel that ptxas assembled.
+
+  Attributes:
+    sass: what `nvdisasm -c` prints of it.
+    notes: what ptxas printed.
+  """
+
+  sass: str
+  notes: str
+
+  @property
+  def wgmma_notes(self) -> list[str]:
+    """Lines that say what ptxas changed of a kernel's wgmma, to be right.
+
+    It serializes them (C7510), so that each waits for the one before, or puts
+    waits in between (C7517): the kernel is slower than its PTX says.
+    """
+    return [line for line in self.notes.splitlines() if "wgmma" in line]
+
+
+def assembled(
   ptx: str, architecture: architectures.Architecture, ptxas: str
-) -> str:
-  """What `nvdisasm -c` prints of a kernel that `ptxas` assembled.
+) -> Assembled:
+  """A kernel as `ptxas` assembles it.
 
   Args:
     ptx: of any version; it is assembled as `launching.PTX_VERSION`.
@@ -86,12 +109,15 @@ def disassembled(
     source = pathlib.Path(directory) / "kernel.ptx"
     source.write_text(ptx)
     cubin = str(source.with_suffix(".cubin"))
-    _run(ptxas, f"-arch={architecture.name}{suffix}", str(source), "-o", cubin)
-    return _run(triton.knobs.nvidia.nvdisasm.path, "-c", cubin)
+    done = _run(
+      *(ptxas, f"-arch={architecture.name}{suffix}", str(source), "-o", cubin)
+    )
+    sass = _run(triton.knobs.nvidia.nvdisasm.path, "-c", cubin).stdout
+    return Assembled(sass=sass, notes=done.stdout + done.stderr)
 
 
-def _run(*command: str) -> str:
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode != 0:
     raise AssemblyError(f"{' '.join(command)} failed: {done.stderr.strip()}")
-  return done.stdout
+  return done

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import re
 import subprocess
@@ -23,6 +24,8 @@ from typing import Final
 
 import triton
 from jaxplugin.kernels.inspection import machine_code
+from jaxplugin.kernels.inspection import scheduling
+from jaxplugin.kernels.inspection import simulation
 from triton.backends import compiler as backends_compiler
 from triton.compiler import compiler
 
@@ -30,6 +33,7 @@ from jaxplugin.kernels import architectures
 
 POINTER_ALIGNMENT_BYTES: Final = 16
 REGISTER_GRANULE: Final = 8  # registers are given to a thread by eights
+_RESERVED_SHARED_MEMORY_BYTES: Final = 1024
 
 
 class CompileError(Exception):
@@ -62,6 +66,7 @@ class CompiledKernel:
       machine code names them; None where no loop has any.
     global_load_bits: how many loads there are of each width, bits a thread;
       `machine_code.TENSOR_COPY` stands for copies of whole tiles.
+    schedule: the main loop as ptxas scheduled it; None on AMD as well.
   """
 
   name: str
@@ -78,6 +83,9 @@ class CompiledKernel:
   machine_instructions: Mapping[str, int]
   main_loop: machine_code.Loop | None
   global_load_bits: Mapping[int, int]
+  schedule: Sequence[scheduling.Scheduled] | None = dataclasses.field(
+    repr=False
+  )
 
   @property
   def limit_error(self) -> str | None:
@@ -102,6 +110,52 @@ class CompiledKernel:
         f" {target.registers_per_core}"
       )
     return None
+
+  @property
+  def resident_blocks(self) -> int:
+    """Blocks that an SM or CU holds at once, as far as their memory goes.
+
+    That is registers, shared memory and tensor memory; 0 where not one fits.
+    """
+    target = self.architecture
+    threads = self.num_warps * target.warp_size
+    allocated = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
+    limits = [target.registers_per_core // (allocated * threads)]
+    # NVIDIA's driver has 1 KiB of each block's, and a block cannot have all of
+    # the SM's (CUDA programming guide, "Compute capabilities").
+    reserved = _RESERVED_SHARED_MEMORY_BYTES if target.is_nvidia else 0
+    if self.shared_memory_bytes + reserved:
+      limits.append(
+        (target.shared_memory_bytes + reserved)
+        // (self.shared_memory_bytes + reserved)
+      )
+    if self.tensor_memory_columns:
+      # Given by powers of two (PTX ISA, "tcgen05.alloc").
+      columns = 1 << (self.tensor_memory_columns - 1).bit_length()
+      limits.append(target.tensor_memory_columns // columns)
+    return min(limits)
+
+  @functools.cached_property
+  def simulated(self) -> simulation.Simulation | None:
+    """What the model says of the main loop, with all resident blocks.
+
+    None without one, and where there is no model: on AMD, with tensor memory,
+    with copies by TMA and where fewer than four warps are a block.
+    """
+    core = simulation.CORES.get(self.architecture.name)
+    if (
+      core is None
+      or self.schedule is None
+      or self.num_warps % simulation.QUARTERS
+      or machine_code.TENSOR_COPY in self.global_load_bits
+    ):
+      return None
+    return simulation.simulate(
+      self.schedule,
+      core,
+      num_warps=self.num_warps,
+      blocks=max(self.resident_blocks, 1),
+    )
 
   def write(self, directory: str | pathlib.Path) -> list[pathlib.Path]:
     """Writes assembly, machine code and binary; returns the files' paths."""
@@ -241,7 +295,8 @@ def _read_nvidia(
   with tempfile.TemporaryDirectory() as directory:
     path = pathlib.Path(directory) / f"{name}.cubin"
     path.write_bytes(cubin)
-    sass = _run(triton.knobs.nvidia.nvdisasm.path, "-c", str(path))
+    nvdisasm = triton.knobs.nvidia.nvdisasm.path
+    with_words = _run(nvdisasm, "-c", "-hex", str(path))
     usage = _run(triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path))
   registers, stack, local = map(
     int,
@@ -251,6 +306,7 @@ def _read_nvidia(
       usage,
     ).groups(),
   )
+  sass = scheduling.without_words(with_words)
   return CompiledKernel(
     name=name,
     architecture=target,
@@ -266,6 +322,7 @@ def _read_nvidia(
     machine_instructions=machine_code.matrix_instructions_of_sass(sass),
     main_loop=machine_code.main_loop_of_sass(sass),
     global_load_bits=machine_code.global_load_bits_of_ptx(ptx),
+    schedule=scheduling.main_loop(with_words),
   )
 
 
@@ -293,6 +350,7 @@ def _read_amd(
     machine_instructions=instructions,
     main_loop=machine_code.main_loop_of_amdgcn(text),
     global_load_bits=machine_code.global_load_bits_of_amdgcn(text),
+    schedule=None,
   )
 
 

@@ -219,20 +219,29 @@ def _read_amdgcn(text: str) -> Iterator[Instruction | str]:
 
 
 def _main_loop(items: Sequence[Instruction | str]) -> Loop | None:
-  """The innermost of the loops with the most matrix instructions, or None."""
+  body = main_loop_body(items)
+  if body is None:
+    return None
+  counts = collections.Counter(item.opcode for item in body if item.is_matrix)
+  return Loop(instructions=len(body), matrix_instructions=dict(counts))
+
+
+def main_loop_body(
+  items: Sequence[Instruction | str],
+) -> list[Instruction] | None:
+  """The innermost of the loops with the most matrix instructions, or None.
+
+  Its instructions, in program order: a branch inside of it is not followed.
+  """
   blocks, successors = basic_blocks(items)
-  best: Loop | None = None
+  best: list[Instruction] | None = None
+  best_rank = (0, 0)
   for members in _natural_loops(successors):
-    body = [item for block in members for item in blocks[block]]
-    counts = collections.Counter(item.opcode for item in body if item.is_matrix)
-    if not counts:
-      continue
-    loop = Loop(instructions=len(body), matrix_instructions=dict(counts))
-    if best is None or (loop.matrix_count, -loop.instructions) > (
-      best.matrix_count,
-      -best.instructions,
-    ):
-      best = loop
+    body = [item for block in sorted(members) for item in blocks[block]]
+    count = sum(item.is_matrix for item in body)
+    rank = (count, -len(body))
+    if count and (best is None or rank > best_rank):
+      best, best_rank = body, rank
   return best
 
 
