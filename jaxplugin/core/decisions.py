@@ -156,6 +156,11 @@ def _lowers_anywhere(target: targets.Target) -> None:
   del target
 
 
+def _launched_in_one_way(target: targets.Target) -> str:
+  del target
+  return ""
+
+
 def _has_no_configs(
   config: Fields, problem: Any, target: targets.Target
 ) -> str | None:
@@ -202,6 +207,8 @@ class Backend(Generic[Problem]):
       prepared in a layout ("interleaved", "swizzled_128x4") as they are.
     lowering_refusal: why this process cannot lower it for a target, however
       well the target is served; None where it can. Not pure.
+    launched_by: what of XLA's launches its kernels where this process lowers
+      for a target, in words; empty where there is one way. Not pure.
     is_portable: whether what it emits is XLA's operations alone, so that other
       processes, other platforms and any partitioner can take it.
     experiments: (word, function from a target to another) of ways in which it
@@ -220,6 +227,7 @@ class Backend(Generic[Problem]):
   lowering_refusal: Callable[[targets.Target], Unsupported | None] = (
     _lowers_anywhere
   )
+  launched_by: Callable[[targets.Target], str] = _launched_in_one_way
   is_portable: bool = False
   experiments: tuple[
     tuple[str, Callable[[targets.Target], targets.Target]], ...

@@ -240,12 +240,15 @@ def _explain_dot(
   operation: program.Operation, target: targets.Target | None, for_export: bool
 ) -> report.Explained:
   decided = traced.decide(operation.eqn, target, for_export=for_export)
-  estimate, lowering_error = None, ""
+  estimate, lowering_error, launched_by = None, "", ""
   if decided.decision is not None:
     estimate = products.estimate_dot(operation.eqn, decided)
     backend = backends.table()[decided.decision.implementation]
     refusal = backend.lowering_refusal(decided.target)
-    lowering_error = "" if refusal is None else refusal.reason
+    if refusal is None:
+      launched_by = backend.launched_by(decided.target)
+    else:
+      lowering_error = refusal.reason
   return report.Explained(
     **products.place(operation),
     problem=decided.problem,
@@ -253,6 +256,7 @@ def _explain_dot(
     decision=decided.decision,
     error=decided.error,
     lowering_error=lowering_error,
+    launched_by=launched_by,
     estimate=estimate,
   )
 
@@ -261,12 +265,19 @@ def _explain_ragged(
   operation: program.Operation, target: targets.Target | None
 ) -> report.Explained:
   decided = ragged_traced.decide(operation.eqn, target, operation.num_devices)
+  launched_by = ""
+  if decided.decision is not None:
+    # A contraction's backends have these names too.
+    backend = ragged_backends.BACKENDS[decided.decision.implementation]
+    if backend.lowering_refusal(decided.target) is None:
+      launched_by = backend.launched_by(decided.target)
   return report.Explained(
     **products.place(operation),
     problem=decided.problem,
     target=decided.target,
     decision=decided.decision,
     error=decided.error,
+    launched_by=launched_by,
     estimate=products.estimate_ragged(operation.eqn, decided),
   )
 

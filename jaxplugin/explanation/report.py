@@ -63,6 +63,8 @@ class Explained(Place):
       implementation cannot serve, or the call cannot be lowered.
     error: why, when it cannot serve or be lowered.
     lowering_error: why this process, though it could decide, cannot lower it.
+    launched_by: what of XLA's launches the kernels, in words; empty where there
+      is one way, or this process cannot lower it.
     call: of a module: the call's name, such as "__op$quantize".
     description: of a module: what the call computes, in words.
     function: of a module: what `rewrite` replaces it by a call of; empty where
@@ -80,6 +82,7 @@ class Explained(Place):
   decision: decisions.Decision | None
   error: str = ""
   lowering_error: str = ""
+  launched_by: str = ""
   call: str = ""
   description: str = ""
   function: str = ""
@@ -387,6 +390,8 @@ def _decision_lines(dot: Explained) -> Iterator[str]:
     yield f"config ({decision.config_from}): {words}"
   if dot.lowering_error:
     yield f"this process cannot lower it: {dot.lowering_error}"
+  if dot.launched_by:
+    yield f"launched by {dot.launched_by}"
   if decision.global_scale != "none":
     yield f"global scale: {decision.global_scale}"
   if decision.padding:

@@ -26,13 +26,13 @@ from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.runtime import cutile_library
 from jaxplugin.runtime import exporting
+from jaxplugin.runtime import triton_calls
 
 # What implementations emit. docs/export.md says who makes each known to XLA,
 # and what is promised about it.
 CALL_TARGETS: Final = (
   *library.HANDLERS,
-  "triton_kernel_call",
-  "triton_kernel_call_ffi",  # of jax-triton 0.4
+  *triton_calls.NAMES,
   cudnn.DOT_TARGET,
   cudnn.SWIZZLED_DOT_TARGET,
   cutile_library.CALL_TARGET,

@@ -13,6 +13,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.exports import api
+from jaxplugin.runtime import triton_calls
 from jaxplugin.tables import resolution
 from jaxplugin.testing import transformations
 from jaxplugin.testing.exported import reading
@@ -20,6 +21,7 @@ from jaxplugin.testing.exported import reading
 B200 = jp.named_target("b200", cudnn="9.13")
 H100 = jp.named_target("h100")
 DOT = "jaxplugin_block_scaled_dot"
+TRITON = triton_calls.FFI_CALL.name
 HAS_KERNELS = jp.detect_target("cpu").cpu_kernels is not None
 
 calls_in = reading.calls_in
@@ -64,7 +66,7 @@ class ExportTest(parameterized.TestCase):
     np.testing.assert_array_equal(gradient, expected)
 
   @parameterized.parameters(
-    (B200, {"__op$block_scaled_dot": 1}), (H100, {"triton_kernel_call": 1})
+    (B200, {"__op$block_scaled_dot": 1}), (H100, {TRITON: 1})
   )
   def test_gpu_that_is_not_here_gets_its_kernel(self, target, expected):
     self.require_triton(expected)
@@ -73,19 +75,19 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(calls_in(exported), expected)
 
   def test_each_platform_of_a_module_has_its_kernels(self):
-    self.require_triton({"triton_kernel_call": 1})
+    self.require_triton({TRITON: 1})
     args = operands()
     exported = jp.export(
       jp.block_scaled_dot, ["cpu", "cuda", "tpu"], target=H100
     )(*args)
-    expected = {"triton_kernel_call": 1} | ({DOT: 1} if HAS_KERNELS else {})
+    expected = {TRITON: 1} | ({DOT: 1} if HAS_KERNELS else {})
     self.assertEqual(calls_in(exported), expected)
     np.testing.assert_array_equal(
       exported.call(*args), jp.block_scaled_dot(*args)
     )
 
   def require_triton(self, expected):
-    if "triton_kernel_call" in expected:
+    if TRITON in expected:
       try:
         import jax_triton  # noqa: F401
       except ImportError as error:

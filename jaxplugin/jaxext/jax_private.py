@@ -32,14 +32,9 @@ from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
-from jax._src.lib.mlir import ir
 from jax.extend import core as extend_core
 
 _PUBLISHED_TIMEOUT_MS: Final = 30_000  # for what is there already
-# Of custom calls: bytes, or of XLA's FFI a dictionary with them.
-_CONFIG: Final = "backend_config"
-_TYPED_CONFIG: Final = "mhlo.backend_config"
-_OPAQUE: Final = "opaque"
 # Their layers multiply on behalf of a model; whose line it is the model knows.
 _LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
@@ -60,31 +55,6 @@ def set_everywhere(context: Any, value: Any) -> None:
 def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
   """Constrains a lowered value to the explicit sharding in its type."""
   return mlir.lower_with_sharding_in_types(ctx, value, aval)
-
-
-def rewrite_payload(
-  result: Any, targets: Sequence[str], change: Callable[[bytes], bytes]
-) -> None:
-  """Changes the bytes that a custom call has in its module, if it has some.
-
-  Args:
-    result: the first one of an operation, lowered.
-    targets: of the calls that are meant; other operations are left.
-    change: old bytes -> new ones.
-  """
-  attributes = result.owner.attributes
-  target = "call_target_name"
-  if target not in attributes or attributes[target].value not in targets:
-    return
-  with result.context:
-    if _TYPED_CONFIG not in attributes:
-      old = attributes[_CONFIG].value_bytes
-      attributes[_CONFIG] = ir.StringAttr.get(change(old))
-      return
-    fields = {item.name: item.attr for item in attributes[_TYPED_CONFIG]}
-    old = fields[_OPAQUE].value_bytes
-    fields[_OPAQUE] = ir.StringAttr.get(change(old))
-    attributes[_TYPED_CONFIG] = ir.DictAttr.get(fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 """What the package uses of jaxlib's private modules, without JAX.
 
 A process that only reads modules (`module_child`) imports jaxlib alone, which
-takes a fifth of the time that JAX takes. `jax_private` has everything else.
+takes a fifth of the time that JAX takes. What is of jaxlib alone is here too;
+`jax_private` has everything else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from jaxlib import _hlo
 from jaxlib import _jax
+from jaxlib import plugin_support
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo
@@ -55,3 +57,20 @@ def stablehlo_of_hlo(text: str) -> bytes:
   """
   module = _hlo.hlo_module_from_text(text)
   return _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+
+
+def triton_handlers(platform: str) -> frozenset[str] | None:
+  """Handlers of XLA's FFI that jaxlib's plugin has for Triton's kernels.
+
+  Args:
+    platform: "cuda" or "rocm".
+
+  Returns:
+    Their names; None where no plugin of the platform is installed.
+  """
+  plugin = plugin_support.import_from_plugin(platform, "_triton")
+  if plugin is None:
+    return None
+  # A plugin without any has no such function.
+  registrations = getattr(plugin, "registrations", dict)
+  return frozenset(registrations())

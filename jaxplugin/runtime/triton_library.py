@@ -29,15 +29,13 @@ from jax.interpreters import mlir
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
-from jaxplugin.jaxext import jax_private
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import launching
 from jaxplugin.runtime import lowering
+from jaxplugin.runtime import triton_calls
 from jaxplugin.runtime import triton_payload
 
-# What jax-triton calls, until 0.3 and since 0.4.
-_CALL_TARGETS: Final = ("triton_kernel_call", "triton_kernel_call_ffi")
 # Triton's: false writes lines of source.
 _LINES: Final = "TRITON_DISABLE_LINE_INFO"
 
@@ -136,6 +134,15 @@ def lowering_refusal(
   return None
 
 
+def launched_by(target: targets.Target) -> str:
+  """What launches kernels in programs that this process lowers, in words.
+
+  Raises:
+    ValueError: as `triton_calls.chosen`.
+  """
+  return f"{triton_calls.chosen(target.platform)}"
+
+
 def descriptors_refusal() -> decisions.Unsupported | None:
   """Why this process cannot lower TMA descriptors; None where it can.
 
@@ -217,8 +224,9 @@ def _lower(ctx: Any, *inputs: Any, **params: Any) -> Any:
 
   with _without_lines():
     results = mlir.lower_fun(called, multiple_results=True)(ctx, *inputs)
-  jax_private.rewrite_payload(
-    results[0], _CALL_TARGETS, triton_payload.without_ttir
+  call_target = triton_calls.chosen(params["target"].platform)
+  triton_calls.rewrite(
+    results[0].owner, call_target, triton_payload.without_ttir
   )
   return results
 

@@ -87,7 +87,7 @@ class CompileTest(command_lines.CommandLineTestCase):
     _, as_it_is, _ = self.run_command(*arguments)
     _, rewritten, _ = self.run_command(*arguments, "--rewrite")
     self.assertNotIn("triton_kernel_call", as_it_is)
-    self.assertIn("custom calls: 1 triton_kernel_call", rewritten)
+    self.assertIn("custom calls: 1 triton_kernel_call_ffi", rewritten)
 
   @parameterized.parameters(
     ("no_such_module:f", (), "there is no module no_such_module"),

@@ -438,6 +438,7 @@ BACKEND: Final = decisions.Backend(
   emit=emit,
   reads=_reads,
   lowering_refusal=_lowering_refusal,
+  launched_by=triton_library.launched_by,
   experiments=(("tma", triton_library.with_descriptors),),
   tunable=decisions.Tunable(
     source=triton_configs.source,

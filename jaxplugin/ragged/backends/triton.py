@@ -256,5 +256,6 @@ BACKEND: Final[decisions.Backend[problems.RaggedProblem]] = decisions.Backend(
   emit=emit,
   reads=_reads,
   lowering_refusal=triton_library.lowering_refusal,
+  launched_by=triton_library.launched_by,
   tunable=decisions.Tunable(source=_source),
 )

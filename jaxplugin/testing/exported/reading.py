@@ -20,13 +20,8 @@ _TYPE: Final = re.compile(r"\w+\[[\d,]*\]")
 
 
 def calls_in(exported: Any) -> dict[str, int]:
-  """How many custom calls of each target a `jax.export.Exported` has.
-
-  Triton's have one name, which has a suffix from jax-triton 0.4 on.
-  """
-  found = collections.Counter(
-    name.removesuffix("_ffi") for name in _CALL.findall(exported.mlir_module())
-  )
+  """How many custom calls of each target a `jax.export.Exported` has."""
+  found = collections.Counter(_CALL.findall(exported.mlir_module()))
   return {name: n for name, n in found.items() if name not in _OTHERS}
 
 
