@@ -48,7 +48,10 @@ def shardings(tree: Any, sharding: Any) -> Any:
 
   Raises:
     TypeError: a dimension is not divisible, or its blocks are not, or a
-      swizzled scale would have to be split; or `sharding` is no sharding.
+      swizzled scale would have to be split; or `sharding` is no sharding, or
+      one of more dimensions.
+    ValueError: a tree of shardings does not fit `tree`; or a `PartitionSpec`
+      names an axis that the mesh of the context has not.
     NotImplementedError: it is neither a `NamedSharding` nor replicated.
   """
   return _shardings(_SHARDINGS, tree, sharding)
@@ -70,9 +73,16 @@ def shard(tree: Any, sharding: Any) -> Any:
     `tree`, with its leaves placed.
 
   Raises:
-    TypeError, NotImplementedError: as of `shardings`.
+    TypeError: a leaf of `tree` is no array; and as of `shardings`.
+    ValueError, NotImplementedError: as of `shardings`.
   """
   targets = _shardings(_SHARD, tree, sharding)
+  for leaf in jax.tree.leaves(tree):
+    if not hasattr(leaf, "shape"):
+      raise TypeError(
+        f"{_SHARD}: tree must be of arrays, got {leaf!r}; jp.shardings takes"
+        " shapes and dtypes"
+      )
   leaves, structure = jax.tree.flatten(tree)
   placed = [
     _place(leaf, target)
@@ -146,21 +156,71 @@ def _is_array(x: Any) -> bool:
 
 
 def _shardings(who: str, tree: Any, sharding: Any) -> Any:
-  def of_part(sharding: Any, part: Any) -> Any:
-    if not _is_sharding(sharding):
+  is_part = lambda x: _is_sharding(x) or x is None
+  given: tuple[list[Any], Any] = jax.tree.flatten(sharding, is_leaf=is_part)
+  leaves, structure = given
+  for leaf in leaves:
+    if not _is_sharding(leaf):
+      what = type(leaf).__name__ if hasattr(leaf, "shape") else repr(leaf)
       raise TypeError(
         f"{who}: sharding must be a jax.sharding.Sharding, a PartitionSpec or a"
-        f" tree of them, got {sharding!r}"
+        f" tree of them, got {what}"
       )
-    return jax.tree.map(
-      lambda x: _of_array(who, x, sharding) if _is_array(x) else sharding,
-      part,
-      is_leaf=_is_array,
+    if isinstance(leaf, PartitionSpec):
+      _require_axes(who, leaf)
+  try:
+    parts = structure.flatten_up_to(tree)
+  except ValueError as error:
+    raise ValueError(
+      f"{who}: sharding must be a tree of which each sharding is for a part of"
+      f" the first argument: {error}"
+    ) from error
+
+  def of_leaf(x: Any, sharding: Any) -> Any:
+    if _is_array(x):
+      return _of_array(who, x, sharding)
+    _require_rank(who, x, sharding)
+    return sharding
+
+  found = [
+    jax.tree.map(
+      functools.partial(of_leaf, sharding=leaf), part, is_leaf=_is_array
+    )
+    for leaf, part in zip(leaves, parts, strict=True)
+  ]
+  return jax.tree.unflatten(structure, found)
+
+
+def _require_axes(who: str, spec: PartitionSpec) -> None:
+  """Raises ValueError unless the mesh of the context has a spec's axes."""
+  mesh = jax.sharding.get_abstract_mesh()
+  names = {
+    name
+    for entry in spec
+    if entry is not PartitionSpec.UNCONSTRAINED
+    for name in ((entry,) if isinstance(entry, str) else entry or ())
+  }
+  if unknown := sorted(names.difference(mesh.axis_names)):
+    remedy = "name these"
+    if mesh.empty:
+      remedy = "call it inside of jax.set_mesh, or pass a NamedSharding"
+    raise ValueError(
+      f"{who}: a PartitionSpec must name axes of the mesh of the context,"
+      f" {mesh.axis_names}, got {', '.join(map(repr, unknown))} in {spec};"
+      f" {remedy}"
     )
 
-  return jax.tree.map(
-    of_part, sharding, tree, is_leaf=lambda x: _is_sharding(x) or x is None
-  )
+
+def _require_rank(who: str, x: Any, sharding: Any) -> None:
+  """Raises TypeError for more dimensions in a sharding than x has."""
+  spec = getattr(sharding, "spec", sharding)
+  if not isinstance(spec, PartitionSpec) or not hasattr(x, "ndim"):
+    return
+  if len(spec) > x.ndim:
+    raise TypeError(
+      f"{who}: sharding must have at most {x.ndim} dimensions for an array of"
+      f" shape {tuple(x.shape)}, got {spec}"
+    )
 
 
 def _of_array(who: str, array: Any, sharding: Any) -> Any:
@@ -178,13 +238,8 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
       )
     return jax.tree.map(lambda _: sharding, array)
   spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
-  entries = list(spec)
-  if len(entries) > array.ndim:
-    raise TypeError(
-      f"{who}: sharding must have at most {array.ndim} dimensions for an array"
-      f" of shape {array.shape}, got {spec}"
-    )
-  entries += [None] * (array.ndim - len(entries))
+  _require_rank(who, array, sharding)
+  entries = [*spec, *[None] * (array.ndim - len(spec))]
   mesh = _mesh_of(sharding)
   if mesh is not None:
     _require_even(who, array, entries, mesh.shape)

@@ -227,6 +227,41 @@ class PlacementTest(parameterized.TestCase):
       placed = jp.shard(prepared, self.named(*spec))
       self.assert_each_device_dequantizes_its_part(w, placed, spec)
 
+  def test_spec_needs_axes_of_a_mesh(self):
+    w = quantized(jp.NVFP4, N, K)
+    for f in (jp.shard, jp.shardings):
+      with self.assertRaisesRegex(
+        ValueError, f"^{f.__name__}: .*got 'a' in .*inside of jax.set_mesh"
+      ):
+        f(w, P("a"))
+      with (
+        jax.set_mesh(self.mesh),
+        self.assertRaisesRegex(
+          ValueError, rf"^{f.__name__}: .*\('a', 'b'\), got 'c' in P\(None, 'c'"
+        ),
+      ):
+        f(w, P(None, "c"))
+
+  def test_tree_of_shardings_fits(self):
+    w = quantized(jp.NVFP4, N, K)
+    for given in ({"b": self.named("a")}, [self.named("a")]):
+      with self.assertRaisesRegex(
+        ValueError, "^shard: .* each sharding is for"
+      ):
+        jp.shard({"a": w}, given)
+
+  def test_plain_array_has_the_dimensions_of_its_sharding(self):
+    with self.assertRaisesRegex(TypeError, r"at most 1 .* of shape \(4,\)"):
+      jp.shard({"bias": jnp.ones(4)}, self.named(None, "a"))
+
+  def test_what_is_no_array_is_not_placed(self):
+    with self.assertRaisesRegex(TypeError, "^shard: tree must .* got 'name'"):
+      jp.shard({"a": "name"}, self.named("a"))
+
+  def test_array_is_no_sharding(self):
+    with self.assertRaisesRegex(TypeError, "^shard: sharding must.*ArrayImpl"):
+      jp.shard(self.named("a"), quantized(jp.NVFP4, N, K))
+
   def test_what_is_no_sharding_is_refused(self):
     with self.assertRaisesRegex(TypeError, "^shard: sharding must be.*'b'"):
       jp.shard(quantized(jp.NVFP4, N, K), "b")

@@ -98,11 +98,7 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
   """
   if target is None:
     target = targets.current_target()
-  if not isinstance(target, targets.Target):
-    raise TypeError(
-      f"{_WHO}: target must be a jp.Target or None, got {target!r}; see"
-      " jp.named_target"
-    )
+  targets.require(_WHO, target, "a jp.Target or None")
   known = target
   # A target may be of another machine, or made by hand.
   has_kernels = (

@@ -402,6 +402,11 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
     remedy = "; dequantize it"
   elif isinstance(getattr(x, "array", None), ScaledArray):
     remedy = "; give its array, which is (n, k), or dequantize it"
+  elif isinstance(getattr(x, "forward", None), ScaledArray):
+    remedy = (
+      "; functions of dot_general take it, its forward is a ScaledArray, and"
+      " its primal the array"
+    )
   elif isinstance(x, (str, formats.BlockFormat)):
     remedy = "; arrays come first, then the format"
   elif isinstance(x, jax.ShapeDtypeStruct):

@@ -7,6 +7,7 @@ And the shapes that global scales had before they followed the arrays.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -151,6 +152,10 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
   if isinstance(arrays, scaled_array.ScaledArray):
     raise TypeError(
       f"{who}: arrays must be a sequence of ScaledArrays, got one {arrays!r}"
+    )
+  if not isinstance(arrays, Iterable):
+    raise TypeError(
+      f"{who}: arrays must be a sequence of ScaledArrays, got {arrays!r}"
     )
   arrays = list(arrays)
   if not arrays:

@@ -279,6 +279,13 @@ class ConcatenateTest(parameterized.TestCase):
       ValueError,
       "axis 2 is out of range for rank 2",
     ),
+    (
+      "no_sequence",
+      lambda: None,
+      0,
+      TypeError,
+      "must be a sequence .* got None",
+    ),
   )
   def test_what_does_not_fit_is_refused(self, arrays, axis, error, message):
     with self.assertRaisesRegex(error, f"^concatenate: .*{message}"):

@@ -174,6 +174,7 @@ def load(
     A `Checkpoint`, a mapping of names to arrays. `print` shows what was found.
 
   Raises:
+    TypeError: path is none.
     OSError: a file cannot be read.
     CheckpointError: a file breaks a rule of its format, a weight's parts are
       missing or do not fit each other, it is of packed FP6 or of SVDQuant, or
@@ -182,6 +183,7 @@ def load(
   Warns:
     PreQuantScaleWarning: inputs of some weights are to be multiplied first.
   """
+  errors.require_path("checkpoints.load", "path", path)
   path = pathlib.Path(path)
   files = files_of(path)
   source = _open(files)

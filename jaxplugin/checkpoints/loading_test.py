@@ -433,6 +433,13 @@ class RefusedTest(Case):
     found = jp.checkpoints.load(folder, global_scale_range=None)
     self.assert_numbers(found[name], NVFP4 / G)
 
+  @parameterized.parameters(None, 3)
+  def test_path_must_be_one(self, path):
+    with self.assertRaisesRegex(TypeError, f"load: path must .* got {path}"):
+      jp.checkpoints.load(path)
+    with self.assertRaisesRegex(TypeError, f"source must .* got {path}"):
+      jp.checkpoints.quantize(path, "out", "mxfp8")
+
   def test_paths_that_are_no_checkpoint(self):
     with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "none of them"):
       jp.checkpoints.load(self.folder())

@@ -58,9 +58,16 @@ def _bytes(file: Any, name: str) -> bytes:
 
 
 def check_output(path: str, output: str | None, force: bool) -> None:
-  """Raises ValueError unless `output` may be written, reading from `path`."""
-  if output in (None, STANDARD):
+  """Raises unless `output` may be written, reading from `path`.
+
+  Raises:
+    FileNotFoundError: its folder is not there.
+    ValueError: it is the input, or exists.
+  """
+  if output is None or output == STANDARD:
     return
+  if not os.path.isdir(os.path.dirname(output) or os.curdir):
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), output)
   if os.path.exists(output) and not os.path.isfile(output):
     raise ValueError(f"{output} is no regular file; give the name of a file")
   if _is_input(path, output):

@@ -401,7 +401,11 @@ def _first_serving(
 def validate_name(
   backends: Mapping[str, Any], requested: str | None, *, who: str
 ) -> None:
-  """Raises ValueError unless `requested` is a backend's name or None."""
+  """Raises unless `requested` is a backend's name or None."""
+  if not isinstance(requested, str | None):
+    raise TypeError(
+      f"{who}: implementation must be a name or None, got {requested!r}"
+    )
   if requested is not None and requested not in backends:
     raise ValueError(
       f"{who}: implementation must be None or one of {tuple(backends)}, got"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import Any
 from typing import Final
 
 _SPEAKER: Final = contextvars.ContextVar[str | None]("speaker", default=None)
@@ -29,3 +30,12 @@ def speaking_for(name: str) -> Iterator[None]:
     yield
   finally:
     _SPEAKER.reset(token)
+
+
+def require_function(name: str, fn: Any) -> None:
+  """Raises TypeError, of the function `name`, unless `fn` can be called."""
+  if not callable(fn):
+    raise TypeError(
+      f"{who(name)}: fn must be a function, got {fn!r}; pass the function"
+      " itself, not what it returns"
+    )

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 from typing import Final
 from typing import Self
 
@@ -179,9 +180,15 @@ def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
   that what is lowered for it runs on any; `detect_target("cpu")` has them.
 
   Raises:
+    TypeError: name is no string.
     ValueError: unknown name (lists the known ones), malformed version, or
       cuDNN on a device that is not NVIDIA's.
   """
+  if not isinstance(name, str):
+    raise TypeError(
+      f"named_target: name must be a string, got {name!r}; known targets:"
+      f" {', '.join(TARGET_NAMES)}"
+    )
   target = _NAMED.get(name.lower())
   if target is None:
     raise ValueError(
@@ -219,6 +226,22 @@ def format_version(version: tuple[int, ...]) -> str:
   return ".".join(map(str, version))
 
 
+def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
+  """Raises TypeError, of `who`, unless `target` is a `Target`.
+
+  Args:
+    who: the function that the user called.
+    target: what it was given.
+    kinds: what it takes.
+  """
+  if isinstance(target, Target):
+    return
+  remedy = "see jp.named_target"
+  if isinstance(target, str) and target.lower() in _NAMED:
+    remedy = f"pass jp.named_target({target.lower()!r})"
+  raise TypeError(f"{who}: target must be {kinds}, got {target!r}; {remedy}")
+
+
 _override = contexts_private.make(None)
 
 
@@ -236,11 +259,7 @@ def use_target(target: Target) -> Iterator[Target]:
   Raises:
     TypeError: `target` is not a `Target`.
   """
-  if not isinstance(target, Target):
-    raise TypeError(
-      f"use_target: target must be a jp.Target, got {target!r}; see"
-      " jp.named_target"
-    )
+  require("use_target", target)
   with _override(target):
     yield target
 
@@ -263,13 +282,25 @@ def local_targets() -> list[Target]:
   return [default, detect_target("cpu")]
 
 
-@functools.cache
 def detect_target(platform: str | None = None) -> Target:
   """Describes the local device of `platform` (default: JAX's default backend).
 
   Where no such device is present, all that is known is the platform, and
   implementations that need more are refused with that reason.
+
+  Raises:
+    TypeError: platform is neither a string nor None.
   """
+  if not isinstance(platform, str | None):
+    raise TypeError(
+      "detect_target: platform must be a string, such as 'cpu' or 'cuda', or"
+      f" None, got {platform!r}"
+    )
+  return _detected(platform)
+
+
+@functools.cache
+def _detected(platform: str | None) -> Target:
   if platform is None:
     platform = _default_platform()
   if platform == "cpu":

@@ -77,6 +77,11 @@ class NamedTargetTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'v100'.*a100.*b200.*mi355x"):
       targets.named_target("v100")
 
+  @parameterized.parameters(None, 100)
+  def test_name_must_be_a_string(self, name):
+    with self.assertRaisesRegex(TypeError, f"got {name}; known targets: a100"):
+      targets.named_target(name)
+
   def test_no_cudnn_is_assumed_unless_named(self):
     self.assertIsNone(targets.named_target("b200").cudnn_version)
     found = targets.named_target("b200", cudnn="9.13")
@@ -192,6 +197,11 @@ class DetectTargetTest(absltest.TestCase):
     platform = jax.local_devices()[0].platform
     expected = {"gpu": ("cuda", "rocm")}.get(platform, (platform,))
     self.assertIn(targets.detect_target().platform, expected)
+
+  def test_platform_must_be_a_string(self):
+    for platform in (3, ["cpu"]):
+      with self.assertRaisesRegex(TypeError, "detect_target: platform must be"):
+        targets.detect_target(platform)
 
   def test_platform_without_devices_is_all_that_is_known(self):
     found = targets.detect_target("no_such_platform")

@@ -113,11 +113,7 @@ def accelerate(
     NotImplementedError if the forced implementation cannot serve a dot,
     ValueError for a negative NVFP4 scale.
   """
-  if not callable(fn):
-    raise TypeError(
-      f"{WHO}: fn must be a function, got {fn!r}; pass the function itself, not"
-      " what it returns"
-    )
+  speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
   return jax_private.intercept(fn, _maker(implementation))

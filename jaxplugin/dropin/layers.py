@@ -51,6 +51,8 @@ def layer_dot(
   stack: scaled_array.ScaledArray,
   layer: jax.Array,
   bias: jax.Array | None,
+  *,
+  out_sharding: Any = None,
   **options: Any,
 ) -> jax.Array:
   """The dot of x (..., k) with stack[layer] (n, k), and with bias[layer].
@@ -60,11 +62,15 @@ def layer_dot(
     stack: (layers, n, k), blocked along k.
     layer: integer[], in range.
     bias: floats[layers, n], or None.
+    out_sharding: as of `block_scaled_dot`. With one the layer is sliced: what
+      devices have of a stack is no stack of groups.
     **options: activation, preferred_element_type, reduce_dtype and
       implementation, as of `block_scaled_dot`.
   """
   args = x, stack, layer, bias
   leaves, tree = jax.tree.flatten(args)
+  if out_sharding is not None:
+    return _sliced(*args, out_sharding=out_sharding, **options)
   if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     # What is bound for each call anew would be compiled for each.
     return _sliced(*args, **options)

@@ -27,6 +27,7 @@ def linear(
   *,
   layer: Any = None,
   preferred_element_type: Any = None,
+  out_sharding: Any = None,
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
@@ -50,6 +51,8 @@ def linear(
       hands over is a copy. With a plain x, or one of rank 2.
     preferred_element_type: f32, bf16 or f16, the result's dtype. Default: that
       of x, and f32 where x is quantized.
+    out_sharding: a `PartitionSpec` or a `NamedSharding` of explicit mesh axes,
+      as in `block_scaled_dot`, which needs it where k is sharded.
     reduce_dtype: f32, bf16 or f16: what devices send each other where k is
       sharded, as in `block_scaled_dot`; None is f32.
     implementation: None chooses; a name forces one, as in `block_scaled_dot`.
@@ -60,7 +63,9 @@ def linear(
   Raises:
     TypeError: rank, dtype or shape of an argument is wrong.
     ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
-    NotImplementedError: the implementation asked for cannot serve.
+    NotImplementedError: the implementation asked for cannot serve, or
+      out_sharding has unreduced axes.
+    JAX's own errors of shardings, as of `block_scaled_dot`.
   """
   with speaking.speaking_for(WHO):
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)
@@ -84,6 +89,7 @@ def linear(
         _stacked_bias(bias, rhs),
         activation=activation,
         preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
         reduce_dtype=reduce_dtype,
         implementation=implementation,
       )
@@ -94,6 +100,7 @@ def linear(
       preferred_element_type=preferred_element_type,
       bias=bias,
       activation=activation,
+      out_sharding=out_sharding,
       reduce_dtype=reduce_dtype,
       implementation=implementation,
     )
@@ -126,7 +133,8 @@ def _layer_number(layer: Any, count: int) -> jax.Array:
       f"{WHO}: layer must be one integer, got"
       f" {number.dtype}{list(number.shape)}"
     )
-  if not isinstance(number, jax.core.Tracer) and not 0 <= number < count:
+  # As Python's integer: within a trace a comparison of arrays is traced.
+  if not isinstance(number, jax.core.Tracer) and not 0 <= int(number) < count:
     raise ValueError(
       f"{WHO}: layer must be at least 0 and below the {count} layers of w_q,"
       f" got {int(number)}"

@@ -160,10 +160,34 @@ class LinearTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, message):
       jp.linear(jnp.ones(x), w)
 
+  @parameterized.product(is_stack=(False, True), is_traced=(False, True))
+  def test_out_sharding_places_the_sum_over_k(self, is_stack, is_traced):
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    rng = np.random.default_rng(7)
+    lead = (3,) if is_stack else ()
+    x, w = make(rng, contract.F32, (4, K)), make(rng, jp.MXFP8, (*lead, N, K))
+    mesh = jax.make_mesh((2,), ("a",))
+    with jax.set_mesh(mesh):
+      args = (
+        jax.device_put(x.operand, jax.P(None, "a")),
+        jax.device_put(w.operand, jax.P(*(None,) * len(lead), None, "a")),
+      )
+      layer = {"layer": jnp.int32(1)} if is_stack else {}
+      function = lambda x, w: jp.linear(x, w, out_sharding=jax.P("a"), **layer)
+      actual = (jax.jit(function) if is_traced else function)(*args)
+      with self.assertRaisesRegex(Exception, "out_sharding|ambiguous"):
+        jp.linear(*args, **layer)
+    self.assertEqual(actual.sharding.spec, jax.P("a", None))
+    exact = x.exact @ (w.exact[1] if is_stack else w.exact).T
+    contract.assert_exact(actual, exact, contract.F32)
+
   def test_implementation_is_passed_on(self):
     w = jp.quantize(jnp.ones((N, K)), jp.MXFP8)
     with self.assertRaisesRegex(ValueError, "linear: implementation.*'mlx'"):
       jp.linear(jnp.ones((2, K)), w, implementation="mlx")
+    with self.assertRaisesRegex(TypeError, "linear: implementation .*'cpu'"):
+      jp.linear(jnp.ones((2, K)), w, implementation=["cpu"])
 
 
 if __name__ == "__main__":

@@ -141,11 +141,7 @@ def quantize_dots(
       function returned what `jp.dot_general` raises, as of a recipe that needs
       a key and has none.
   """
-  if not callable(fn):
-    raise TypeError(
-      f"{WHO}: fn must be a function, got {fn!r}; pass the function itself, not"
-      " what it returns"
-    )
+  speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
     parts_dtype = rules.parts_dtype(reduce_dtype)

@@ -25,7 +25,9 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+from jaxlib.mlir import ir
 
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 
@@ -36,6 +38,7 @@ _DEVICE_MEMORY_BYTES: Final = 141 * 10**9
 _SHARED_MEMORY_BYTES: Final = 48 << 10  # per block without opting in
 _RESERVED_SHARED_MEMORY_BYTES: Final = 1 << 10  # per block, by CUDA itself
 _REGISTERS: Final = 65536
+_NO_NUMBERS: Final = ("O", "S", "U")  # NumPy's kinds of objects and of text
 
 
 class DevicelessError(RuntimeError):
@@ -59,10 +62,14 @@ def mesh(
     hosts: how many machines the GPUs are in, in the mesh's order.
 
   Raises:
+    TypeError: `target` is not a `Target`, shape or hosts are no integers, or
+      axis_names are no strings.
     ValueError: `target` is not an NVIDIA GPU or lacks a figure, or shape and
-      axis_names differ in length, or the GPUs cannot be alike in all hosts.
+      axis_names differ in length, or a size is below 1, or a name is there
+      twice, or the GPUs cannot be alike in all hosts.
     DevicelessError: the compiler is not installed or cannot start.
   """
+  _validate_axes(shape, axis_names, hosts)
   if len(shape) != len(axis_names):
     raise ValueError(
       f"deviceless: shape {tuple(shape)} and axis_names {tuple(axis_names)}"
@@ -76,6 +83,31 @@ def mesh(
     )
   topology = _topology(target, hosts, count // hosts)
   return topologies.make_mesh(topology, tuple(shape), tuple(axis_names))
+
+
+def _validate_axes(shape: Any, axis_names: Any, hosts: Any) -> None:
+  kinds: Any = (
+    ("shape", shape, (int, np.integer), "integers"),
+    ("axis_names", axis_names, str, "strings"),
+  )
+  for name, given, kind, words in kinds:
+    if not isinstance(given, Sequence) or not all(
+      isinstance(item, kind) for item in given
+    ):
+      raise TypeError(
+        f"deviceless: {name} must be a sequence of {words}, one for each axis,"
+        f" got {given!r}"
+      )
+  if not isinstance(hosts, int):
+    raise TypeError(f"deviceless: hosts must be an integer, got {hosts!r}")
+  if min(shape, default=1) < 1:
+    raise ValueError(
+      f"deviceless: sizes of shape must be at least 1, got {tuple(shape)}"
+    )
+  if len({*axis_names}) != len(axis_names):
+    raise ValueError(
+      f"deviceless: axis_names must differ, got {tuple(axis_names)}"
+    )
 
 
 def _topology(target: targets.Target, hosts: int, count: int) -> Any:
@@ -103,8 +135,10 @@ def gpu_target_config(target: targets.Target) -> str:
   """XLA's `GpuTargetConfigProto` of a target, as text.
 
   Raises:
+    TypeError: `target` is not a `Target`.
     ValueError: `target` is not an NVIDIA GPU or lacks a figure.
   """
+  targets.require("deviceless", target)
   if target.platform != "cuda":
     raise ValueError(
       "deviceless: target must be an NVIDIA GPU, got"
@@ -192,10 +226,16 @@ def compile(
     HLO. It cannot be called.
 
   Raises:
-    ValueError, DevicelessError: as `mesh`.
+    TypeError: fn is no function, mesh is no `jax.sharding.Mesh`, or an argument
+      is no array; and as `mesh`.
+    ValueError: mesh is of other devices than GPUs; and as `mesh`.
+    DevicelessError: as `mesh`.
   """
+  speaking.require_function("deviceless", fn)
+  targets.require("deviceless", target)
   if mesh is None:
     mesh = _default_mesh(target)
+  _validate_mesh(mesh)
   replicated = NamedSharding(mesh, PartitionSpec())
 
   def on_mesh(x: Any) -> jax.ShapeDtypeStruct:
@@ -203,11 +243,30 @@ def compile(
     if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
       sharding = replicated
     dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    if getattr(dtype, "kind", "") in _NO_NUMBERS:
+      raise TypeError(
+        "deviceless: arguments must be arrays or jax.ShapeDtypeStructs, got"
+        f" {x!r}; bind others by functools.partial"
+      )
     return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
 
   specs = jax.tree_util.tree_map(on_mesh, args)
   with targets.use_target(target):
     return jax.jit(fn).lower(*specs).compile()
+
+
+def _validate_mesh(mesh: Any) -> None:
+  if not isinstance(mesh, Mesh):
+    raise TypeError(
+      "deviceless: mesh must be a jax.sharding.Mesh, as deviceless.mesh makes"
+      f" it, got {mesh!r}"
+    )
+  platforms = {device.platform for device in mesh.devices.flat}
+  if platforms & {"cpu", "tpu"}:
+    raise ValueError(
+      "deviceless: mesh must be of GPUs, as deviceless.mesh makes it, got one"
+      f" of {', '.join(sorted(platforms))}"
+    )
 
 
 def _default_mesh(target: targets.Target) -> Mesh:
@@ -228,8 +287,16 @@ def compile_module(
     jaxlib's executable; `hlo_modules()` has the optimized HLO.
 
   Raises:
+    TypeError: module is no `ir.Module`; and as `mesh`.
     ValueError, DevicelessError: as `mesh`.
     jax.errors.JaxRuntimeError: XLA refuses the module.
   """
+  targets.require("deviceless", target)
+  if not isinstance(module, ir.Module):
+    raise TypeError(
+      f"deviceless: module must be an ir.Module, got {type(module).__name__};"
+      ' jax.jit(fn).lower(...).compiler_ir("stablehlo") is one, and'
+      " `python -m jaxplugin compile` reads files"
+    )
   devices = mesh(target, (num_partitions,)).devices
   return jax_private.compile_for(module, list(devices.flat))

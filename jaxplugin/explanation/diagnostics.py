@@ -17,6 +17,7 @@ from typing import Final
 import jax
 
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
@@ -105,15 +106,12 @@ def explain(
     notebook shows by itself; `.to_json()` is for programs.
 
   Raises:
-    TypeError: `target` is not a `Target`, or a module is given with arguments;
-      and whatever `fn` raises.
+    TypeError: `target` is not a `Target`, `fn` is neither a function nor a
+      module, or a module is given with arguments; and whatever `fn` raises.
     jaxplugin.modules.ModuleError: the module does not parse, or is not valid.
   """
-  if target is not None and not isinstance(target, targets.Target):
-    raise TypeError(
-      f"explain: target must be a jp.Target or None, got {target!r}; see"
-      " jp.named_target"
-    )
+  if target is not None:
+    targets.require("explain", target, "a jp.Target or None")
   if modules.is_module(fn):
     if args or kwargs:
       raise TypeError(
@@ -121,6 +119,7 @@ def explain(
         f" {len(args) + len(kwargs)}; pass the function for those"
       )
     return explain_module(modules.read(fn), target)
+  speaking.require_function("explain", fn)
   # A forced implementation is judged for this target while tracing.
   chosen = (
     contextlib.nullcontext() if target is None else (targets.use_target(target))

@@ -21,6 +21,10 @@ def _operand(format, *shape):
 
 
 class ExplainTest(parameterized.TestCase):
+  def test_what_is_no_function_is_refused(self):
+    with self.assertRaisesRegex(TypeError, "explain: fn must be .* got None"):
+      jp.explain(None, jnp.ones(3))
+
   def test_every_dot_is_listed_with_its_problem_and_its_line(self):
     def model(x, w, v):
       y = jp.block_scaled_dot(x, w)

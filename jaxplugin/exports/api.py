@@ -16,6 +16,7 @@ from typing import Final
 import jax
 import jax.export
 
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import primitive
 from jaxplugin.dot.backends import cudnn
@@ -43,8 +44,11 @@ _PRIMITIVES: Final = (
   dequantize_primitive.dequantize_p,
   *ragged_traced.PRIMITIVES,
 )
+PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 # Platforms on which there is nothing to know of a device.
 _NEED_NO_TARGET: Final = ("cpu", "tpu")
+# What JAX calls GPUs of either maker, elsewhere.
+_GPU_WORDS: Final = ("gpu", "nvidia", "amd")
 # Code is not wanted, only what the partitioner says.
 _COMPILER_OPTIONS: Final[dict[str, str | bool]] = {
   "xla_backend_optimization_level": "0"
@@ -93,18 +97,22 @@ def export(
     that returns the `jax.export.Exported`.
 
   Raises:
-    TypeError: target is no `Target` and no sequence of these.
-    ValueError: a target is of none of the platforms, or two are of one; or a
-      GPU's platform has neither a target nor a device here.
+    TypeError: fn is no function, platforms are no sequence of strings, target
+      is no `Target` and no sequence of these, or disabled_checks are none.
+    ValueError: a platform is unknown, or there twice, or there is none; a
+      target is of none of the platforms, or two are of one; or a GPU's platform
+      has neither a target nor a device here.
     NotImplementedError: an implementation that is forced cannot serve; or sizes
       are symbolic, or devices are not here, where the partitioner would have to
       be asked. (Raised by the function that is returned.)
   """
+  speaking.require_function("export", fn)
   given = _targets_of(target)
   platforms = _platforms(platforms, given)
   for platform in platforms:
     _check_known(platform, given)
   jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn)
+  _validate_checks(disabled_checks)
   checks = [
     *map(jax.export.DisabledSafetyCheck.custom_call, CALL_TARGETS),
     *disabled_checks,
@@ -152,11 +160,7 @@ def _targets_of(given: Any) -> dict[str, targets.Target]:
   several = given if isinstance(given, (tuple, list)) else (given,)
   found: dict[str, targets.Target] = {}
   for target in () if given is None else several:
-    if not isinstance(target, targets.Target):
-      raise TypeError(
-        f"export: target must be a jp.Target or a sequence of these, got"
-        f" {target!r}; see jp.named_target"
-      )
+    targets.require("export", target, "a jp.Target or a sequence of these")
     if target.platform in found:
       raise ValueError(
         f"export: target must have one for each platform, got"
@@ -170,10 +174,11 @@ def _targets_of(given: Any) -> dict[str, targets.Target]:
 def _platforms(
   platforms: Sequence[str] | None, given: Mapping[str, targets.Target]
 ) -> tuple[str, ...]:
+  if platforms is None:
+    return tuple(given) or (jax.export.default_export_platform(),)
   if isinstance(platforms, str):
     platforms = (platforms,)
-  if platforms is None:
-    platforms = tuple(given) or (jax.export.default_export_platform(),)
+  _validate_platforms(platforms)
   missing = set(given) - set(platforms)
   if missing:
     raise ValueError(
@@ -181,6 +186,50 @@ def _platforms(
       f" {', '.join(sorted(missing))}; add its platform, or leave it out"
     )
   return tuple(platforms)
+
+
+def _validate_platforms(platforms: Any) -> None:
+  """Raises unless these are some of `PLATFORMS`, each once."""
+  if not isinstance(platforms, Sequence) or not all(
+    isinstance(platform, str) for platform in platforms
+  ):
+    remedy = ""
+    if isinstance(platforms, targets.Target):
+      remedy = f"; pass target={platforms.name}"
+    raise TypeError(
+      "export: platforms must be a sequence of strings, of"
+      f" {', '.join(PLATFORMS)}, got {platforms!r}{remedy}"
+    )
+  for platform in platforms:
+    if platform in PLATFORMS:
+      continue
+    remedy, name = "", platform.lower()
+    if name in PLATFORMS:
+      remedy = f"; write it as {name!r}"
+    elif name in _GPU_WORDS:
+      remedy = "; of GPUs, cuda is NVIDIA's and rocm AMD's"
+    elif name in targets.TARGET_NAMES:
+      remedy = f"; a device is target=jp.named_target({name!r})"
+    raise ValueError(
+      f"export: platforms must be of {', '.join(PLATFORMS)}, got"
+      f" {platform!r}{remedy}"
+    )
+  if not platforms or len({*platforms}) != len(platforms):
+    raise ValueError(
+      "export: platforms must be one or more, each once, got"
+      f" {tuple(platforms)}"
+    )
+
+
+def _validate_checks(checks: Any) -> None:
+  if isinstance(checks, (str, bytes)) or not all(
+    isinstance(check, jax.export.DisabledSafetyCheck) for check in checks
+  ):
+    raise TypeError(
+      "export: disabled_checks must be a sequence of"
+      f" jax.export.DisabledSafetyCheck, got {checks!r}; of a custom call it is"
+      " jax.export.DisabledSafetyCheck.custom_call(name)"
+    )
 
 
 def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:

@@ -168,11 +168,40 @@ class ExportTest(parameterized.TestCase):
     (ValueError, ["cuda"], None, "'cuda' must have a target"),
     (ValueError, ["cpu"], H100, r"platforms \('cpu',\), got one of cuda"),
     (ValueError, None, (H100, B200), "got h100 and b200, both of cuda"),
-    (TypeError, None, "h100", "must be a jp.Target .* got 'h100'"),
+    (TypeError, None, "h100", r"got 'h100'; pass jp.named_target\('h100'\)"),
+    (
+      ValueError,
+      ["cpuu"],
+      None,
+      "must be of cpu, cuda, rocm, tpu, got 'cpuu'$",
+    ),
+    (ValueError, "CPU", None, "got 'CPU'; write it as 'cpu'"),
+    (ValueError, ["gpu"], None, "got 'gpu'; of GPUs, cuda is NVIDIA's"),
+    (
+      ValueError,
+      ["b200"],
+      None,
+      r"; a device is target=jp.named_target\('b200'",
+    ),
+    (ValueError, [], None, r"one or more, each once, got \(\)"),
+    (ValueError, ["cpu", "cpu"], None, r"each once, got \('cpu', 'cpu'\)"),
+    (TypeError, 3, None, "must be a sequence of strings, .* got 3$"),
+    (TypeError, [None], None, r"must be a sequence of strings, .*\[None\]"),
+    (TypeError, H100, None, "got Target.*; pass target=h100"),
   )
   def test_bad_targets_are_refused(self, error, platforms, target, message):
     with self.assertRaisesRegex(error, message):
       jp.export(jp.block_scaled_dot, platforms, target=target)
+
+  @parameterized.parameters(None, 3)
+  def test_fn_must_be_a_function(self, fn):
+    with self.assertRaisesRegex(TypeError, f"fn must be a function, got {fn}"):
+      jp.export(fn)
+
+  @parameterized.parameters("a_call", (["a_call"],))
+  def test_names_are_no_disabled_checks(self, checks):
+    with self.assertRaisesRegex(TypeError, "a_call.*custom_call\\(name\\)$"):
+      jp.export(jp.block_scaled_dot, disabled_checks=checks)
 
   def test_forced_implementation_that_cannot_serve_is_refused(self):
     function = lambda x, w: jp.block_scaled_dot(x, w, implementation="cudnn")

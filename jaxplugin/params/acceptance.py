@@ -96,11 +96,7 @@ def accept_quantized(
     the forced implementation cannot serve a product, or a derivative by a
     quantized weight is asked for.
   """
-  if not callable(fn):
-    raise TypeError(
-      f"{WHO}: fn must be a function, got {fn!r}; pass the function itself, not"
-      " what it returns"
-    )
+  speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
   options = interception.Options(

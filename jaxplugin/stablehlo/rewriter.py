@@ -202,11 +202,7 @@ def _readable(source: modules.Source) -> Iterator[None]:
 def _validate(
   target: targets.Target, implementation: str | None, scale_rounding: str
 ) -> None:
-  if not isinstance(target, targets.Target):
-    raise TypeError(
-      f"rewrite: target must be a jp.Target, got {target!r}; see"
-      " jp.named_target"
-    )
+  targets.require("rewrite", target)
   backends.validate_name(implementation)
   if scale_rounding not in quantization.SCALE_ROUNDINGS:
     raise ValueError(

@@ -155,7 +155,9 @@ def dot_general(
 
   Source: NVIDIA, "Recipes for Pre-training LLMs with MXFP8" (2025), section 3.
   """
-  backends.validate_name(implementation)
+  with speaking.speaking_for("dot_general"):
+    backends.validate_name(implementation)
+    reduce_dtype = rules.parts_dtype(reduce_dtype)
   given = {
     "lhs_format": lhs_format,
     "rhs_format": rhs_format,
@@ -169,11 +171,9 @@ def dot_general(
     scheme = _scheme_of_formats(given, weight, implementation)
   else:
     scheme = _scheme_of_recipe(recipe, given, weight, implementation)
-  with speaking.speaking_for("dot_general"):
-    scheme = dataclasses.replace(
-      scheme, reduce_dtype=rules.parts_dtype(reduce_dtype)
-    )
-  return QuantizedDotGeneral(scheme=scheme)
+  return QuantizedDotGeneral(
+    scheme=dataclasses.replace(scheme, reduce_dtype=reduce_dtype)
+  )
 
 
 @jax.tree_util.register_static
@@ -205,9 +205,11 @@ class QuantizedDotGeneral:
     scheme = self.scheme
     given = lhs, rhs
     lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
-    numbers = rules.canonical_dimension_numbers(
-      dimension_numbers, lhs.ndim, rhs.ndim
-    )
+    with speaking.speaking_for("dot_general"):
+      numbers = rules.canonical_dimension_numbers(
+        dimension_numbers, lhs.ndim, rhs.ndim
+      )
+      rules.canonical_precision(precision)
     rules.validate_dimension_numbers(
       "dot_general", numbers, lhs.shape, rhs.shape
     )

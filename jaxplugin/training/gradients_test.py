@@ -314,7 +314,7 @@ class DotGeneralTest(parameterized.TestCase):
       ),
       (
         ValueError,
-        "implementation.*'cuda'",
+        "^dot_general: implementation.*'cuda'",
         lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="cuda"),
       ),
       (
@@ -326,6 +326,16 @@ class DotGeneralTest(parameterized.TestCase):
         TypeError,
         "contracting sizes must agree.* 8 .* 9 ",
         lambda: good(f32, jnp.zeros((9, 2)), numbers),
+      ),
+      (
+        TypeError,
+        "^dot_general: dimension_numbers must be .* got 'mk'",
+        lambda: good(f32, f32.T, "mk"),
+      ),
+      (
+        ValueError,
+        "^dot_general: precision must be .* got 'higest'",
+        lambda: good(f32, f32.T, numbers, precision="higest"),
       ),
     )
     for error, pattern, call in cases:

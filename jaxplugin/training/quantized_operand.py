@@ -128,11 +128,12 @@ class QuantizedOperand:
     Raises:
       TypeError: its shape or dtype is another one.
     """
-    given = jax.typeof(primal)
-    if (given.shape, given.dtype) != (self.shape, self.dtype):
+    given = getattr(primal, "shape", None), getattr(primal, "dtype", None)
+    if given != (self.shape, self.dtype):
+      described = repr(primal) if None in given else _brief(primal)
       raise TypeError(
         "QuantizedOperand: with_primal takes the array that was quantized,"
-        f" {_brief(self.primal)}, got {_brief(given)}; quantize that"
+        f" {_brief(self.primal)}, got {described}; quantize that"
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 

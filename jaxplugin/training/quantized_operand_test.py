@@ -258,6 +258,9 @@ class ManyProductsTest(parameterized.TestCase):
     w_q = jp.quantize_operand(W, training.MXFP8_RECIPE)
     with self.assertRaisesRegex(TypeError, r"float32\[40, 72\].*bfloat16\[40"):
       training.with_primals([w_q], [W.astype(jnp.bfloat16)])
+    for primal in (None, "w"):
+      with self.assertRaisesRegex(TypeError, f"with_primal .* got {primal!r};"):
+        w_q.with_primal(primal)
     for index in (0, slice(None), (..., 0)):
       with self.assertRaisesRegex(TypeError, r"only \[\.\.\.\]"):
         _ = w_q[index]
@@ -442,7 +445,9 @@ class ErrorsTest(parameterized.TestCase):
     w = jp.quantize_operand(W, training.MXFP8_RECIPE)
     with self.assertRaisesRegex(TypeError, r"no plain array.*\.primal.*flax"):
       jnp.sin(w)
-    with self.assertRaisesRegex(TypeError, "rhs must be .*QuantizedOperand"):
+    with self.assertRaisesRegex(
+      TypeError, "rhs must be .*QuantizedOperand.* its forward is a ScaledArray"
+    ):
       jp.block_scaled_dot(X, w)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import conversions
+from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import loading
 from jaxplugin.checkpoints import progress as reporting
 from jaxplugin.checkpoints import recognition
@@ -95,6 +96,7 @@ def quantize(
     What became of each tensor; `print` shows a table.
 
   Raises:
+    TypeError: source or target is no path.
     OSError: the source cannot be read.
     ValueError: there is no such format or layout, or it does not have it.
     CheckpointError: the source breaks a rule or is quantized already, a glob
@@ -102,6 +104,8 @@ def quantize(
       one that readers refuse, the target is there already or cannot be written,
       or, under verify, differs.
   """
+  errors.require_path(_WHO, "source", source)
+  errors.require_path(_WHO, "target", target)
   found, format = layouts.find(_WHO, layout, format)
   opened = sources.open_source(_WHO, pathlib.Path(source))
   rules = selection.Rules(

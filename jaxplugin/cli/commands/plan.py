@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import sys
 from collections.abc import Callable
@@ -82,7 +83,6 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   model.add_argument(
     "--sequence",
     type=arguments.size(1),
-    default=_DEFAULT_SEQUENCE,
     metavar="N",
     help=f"tokens of each; default: {_DEFAULT_SEQUENCE}",
   )
@@ -137,6 +137,11 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+  if targets.named_target(args.target).platform != "cuda":
+    raise ValueError(
+      "plan: --target must be an NVIDIA GPU"
+      f" ({', '.join(arguments.gpu_names('cuda'))}), got {args.target!r}"
+    )
   target = targets.named_target(args.target, cudnn=args.cudnn)
   chosen = [layouts.parse(text) for text in args.layout]
   formats = [item.strip().lower() for item in args.formats.split(",")]
@@ -173,7 +178,7 @@ def _of_model(
   for layout in chosen:
     block = model.block(
       batch=args.batch or layout.size("dp", "fsdp", "ep"),
-      sequence=args.sequence,
+      sequence=args.sequence or _DEFAULT_SEQUENCE,
       remat=args.remat,
     )
     blocks.check(block, layout)  # all of them before the first is compiled
@@ -194,6 +199,11 @@ def _of_function(
   formats: list[str],
   target: targets.Target,
 ) -> Iterator[plans.Plan]:
+  if args.batch or args.sequence or args.remat or args.separate:
+    raise ValueError(
+      "plan: --batch, --sequence, --remat and --separate are for models; sizes"
+      " of a function's arguments are in --arg"
+    )
   fn = functions.function(args.source)
   if args.gradients:
     fn = _with_gradients(fn)
@@ -234,6 +244,13 @@ def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
       f"plan: --arg {text!r} must name for each of its {len(spec.shape)}"
       f" dimensions axes of the layout ({', '.join(mesh.axis_names)}) or -"
     )
+  for dim, names in enumerate(split):
+    parts = math.prod(mesh.shape[name] for name in names)
+    if spec.shape[dim] % parts:
+      raise ValueError(
+        f"plan: --arg {text!r}: dimension {dim} must be a multiple of the"
+        f" {parts} that split it, got {spec.shape[dim]}"
+      )
   return jax.ShapeDtypeStruct(
     spec.shape,
     spec.dtype,

@@ -62,6 +62,10 @@ class ErrorTest(command_lines.CommandLineTestCase):
     (("small", "--layout=tp=3"), "multiple of the 3 devices"),
     (("small", "--layout=tp=2", "--gradients"), "for functions"),
     (("small", "--layout=tp=2", "--target=b1"), "b1"),
+    (("small", "--layout=tp=2", "--target=mi300x"), "GPU .*, got 'mi300x'"),
+    (("small", "--layout=tp=2", "--svg=/not/here.svg"), "here.svg: No such"),
+    ((NAME, "--layout=tp=2", "--batch=2"), "are for models; sizes of a func"),
+    ((NAME, "--layout=tp=2", "--sequence=8"), "are for models"),
   )
   def test_what_is_wrong_is_said(self, options, message):
     self.check_error(("plan", *options), message)
@@ -72,6 +76,7 @@ class ArgumentErrorTest(command_lines.CommandLineTestCase):
   @parameterized.parameters(
     ("bfloat16[8]@tp", r"axes of the layout \(fsdp\) or -"),
     ("bfloat16[8]@fsdp,-", "each of its 1 dimensions"),
+    ("bfloat16[8,12]@-,fsdp", "dimension 1 .* multiple of the 8 .*, got 12"),
     ("mxfp8[64,64]", "plain array"),
     ("what", "is no array"),
   )

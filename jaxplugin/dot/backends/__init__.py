@@ -158,8 +158,14 @@ def emit(
 
 
 def validate_name(requested: str | None) -> None:
-  """Raises ValueError unless `requested` is an implementation or None."""
-  if requested is None or requested in BACKENDS:
+  """Raises unless `requested` is an implementation's name or None."""
+  if requested is None:
+    return
+  if not isinstance(requested, str):
+    raise TypeError(
+      f"{sides.who()}: implementation must be a name or None, got {requested!r}"
+    )
+  if requested in BACKENDS:
     return  # without loading those of other packages
   found = table()
   if requested in found:
