@@ -292,7 +292,7 @@ def _explain_quantization(
   module = lowering.Module(
     platforms=(target.platform,),
     is_partitioned=is_partitioned,
-    is_split=is_partitioned and not operation.is_partly_local,
+    is_split=is_partitioned,
   )
   avals = [v.aval for v in eqn.invars]
   explained = quantize_primitive.explained

@@ -298,10 +298,14 @@ class QuantizationTest(parameterized.TestCase):
     x2 = jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh2, P("x"))
     )
+    # Its bits are of the array as one, which no device has.
+    key = jax.random.key(0, impl="rbg")
+    random = functools.partial(jp.quantize, format=jp.MXFP8, key=key)
     for function, given, expected, shape in (
       (quantize, x, "cpu", "float32[64, 64]"),
       (local, x, "cpu", "float32[8, 64]"),
-      (partly, x2, "xla", "float32[16, 64]"),
+      (partly, x2, "cpu", "float32[16, 64]"),
+      (random, x, "xla", "float32[64, 64]"),
     ):
       explanation = jp.explain(function, given, target=CPU)
       (told,) = explanation.quantizations
@@ -313,12 +317,12 @@ class QuantizationTest(parameterized.TestCase):
         self.lowered(function, given, target=CPU),
         {"cpu"} if is_lowered else set(),
       )
-    self.assertIn("XLA partitions the module", told.reason)
+    self.assertIn("draws random bits of a threefry2x32 key", told.reason)
     (decision,) = told.decisions
     self.assertEqual(decision.implementation, "xla")
     refusals = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual({*refusals}, {"cpu", "triton"})
-    self.assertIn("XLA partitions the module", refusals["cpu"])
+    self.assertIn("got rbg", refusals["cpu"])
     self.assertIn(
       "assumed: the module is partitioned over 8 devices",
       str(jp.explain(quantize, x, target=CPU)),

@@ -81,6 +81,26 @@ class ShardedExportTest(ExportCase):
     self.assertNotEmpty(moved)
     self.assertNotIn("all-gather", {kind for kind, _ in moved})
 
+  def test_inside_of_a_shard_map_over_some_axes(self):
+    devices = self.mesh.devices.reshape(2, 2, 2)
+    self.mesh = jax.sharding.Mesh(devices, ("a", "s", "b"))
+
+    def function(x, w):
+      return jax.shard_map(
+        jp.block_scaled_dot,
+        in_specs=P("s"),
+        out_specs=P("s"),
+        axis_names={"s"},
+      )(x, w)
+
+    with jax.set_mesh(self.mesh):
+      moved = self.assert_as_under_jit(
+        function,
+        self.quantized((2, M, K), "s", "a", "b"),
+        self.quantized((2, N, K), "s", None, "b"),
+      )
+    self.assertEqual([kind for kind, _ in moved], ["all-reduce"])
+
   def test_part_of_a_mesh_axis(self):
     # 16 rows over 8 devices are (2, 8) rows over 2 x 4.
     def function(values, scale, w):

@@ -99,26 +99,25 @@ def decode(
 ) -> tuple[jax.sharding.Mesh, list[Spec]]:
   """The axes of arrays that the partitioner hands to a callback.
 
-  Inside of a `shard_map` over some axes, those of type Manual, it speaks of one
-  group of devices, in an order of its own: see `speaking_mesh`.
-
   Args:
-    mesh: the mesh of the program; empty where JAX does not know it.
+    mesh: the mesh of the program, or that of a `Group`; empty where JAX does
+      not know it.
     tilings: how each array is dealt to devices; None where that is not known.
     ndims: the ranks of the arrays.
 
   Returns:
-    A mesh of the same devices in the same order (or of as many as a group has),
-    with axes as fine as the tilings need, and each array's axes in it. Axes of
-    `mesh` that are not cut keep their names (but in a group). A dimension whose
-    tiles follow no mesh that suits the others as well counts as not sharded.
+    A mesh of the same devices in the same order, with axes as fine as the
+    tilings need, and each array's axes in it. Axes of `mesh` that are not cut
+    keep their names. A dimension whose tiles follow no mesh that suits the
+    others as well counts as not sharded.
   """
   known = [t for t in tilings if t is not None]
   if not known:
     return mesh, [((),) * ndim for ndim in ndims]
   all_devices = known[0].devices
-  devices = all_devices[: min(len(t.device_numbers) for t in known)]
-  # Numbers in a group are no places in the mesh.
+  # An array that is whole everywhere is so on all devices, also in a group.
+  counts = [len(t.device_numbers) for t in known]
+  devices = all_devices[: min(counts if mesh.empty else [*counts, mesh.size])]
   is_mesh_order = tuple(mesh.devices.flat) == devices
   shape = mesh.devices.shape if is_mesh_order else (len(devices),)
   parts = [
@@ -148,38 +147,103 @@ def automatic_sizes(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
   return tuple(size for size, kind in types if kind != AxisType.Manual)
 
 
-def speaking_mesh(
-  mesh: jax.sharding.Mesh, fine: jax.sharding.Mesh
-) -> jax.sharding.Mesh | None:
-  """The mesh whose axes the devices of a callback may speak along.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+  """The devices that callbacks inside of a `shard_map` over some axes see.
 
-  Collectives name devices of the whole program. Which of them a number in a
-  group is only tells a mesh with one axis that is not manual: numbers are then
-  places along it. Of several the partitioner chooses their order, and does not
-  say which.
+  They have the same place along the manual axes. The partitioner numbers them
+  in an order that it chooses for each operation.
+
+  Attributes:
+    mesh: of as many devices as a group has, in that order: its axes are parts
+      of the automatic axes of `program`.
+    parts: of each automatic axis, major to minor: axes of `mesh`.
+    program: the mesh of the program.
+  """
+
+  mesh: jax.sharding.Mesh
+  parts: Mapping[str, Axes]
+  program: jax.sharding.Mesh
+
+  def speaking(self, fine: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    """The mesh along whose axes the devices of a group speak.
+
+    Collectives name devices of the whole program, in its order.
+
+    Args:
+      fine: what `decode` made of `mesh`.
+
+    Returns:
+      A mesh of all devices with the axes of `fine`, and manual ones.
+    """
+    cut = _cut_axes(self.mesh, fine)
+    sizes: list[int] = []
+    names: list[str] = []
+    for name, size in self.program.shape.items():
+      if name in self.parts:
+        own = [axis for part in self.parts[name] for axis in cut[part]]
+        sizes += [fine.shape[axis] for axis in own]
+        names += own
+      else:
+        sizes.append(size)
+        names.append(f"others_{name}")
+    return jax.sharding.Mesh(self.program.devices.reshape(sizes), names)
+
+
+def automatic_axes(mesh: jax.sharding.Mesh) -> Axes:
+  """Names of the axes that the partitioner splits arrays over, but those of
+  one device."""
+  types = zip(mesh.shape.items(), mesh.axis_types, strict=True)
+  return tuple(
+    name for (name, size), kind in types if kind != AxisType.Manual and size > 1
+  )
+
+
+def group_of(
+  mesh: jax.sharding.Mesh, order: jax_private.Tiling | None
+) -> Group:
+  """The group in which an operation's devices are numbered.
 
   Args:
     mesh: of the program.
-    fine: what `decode` made of it.
+    order: how an array of a dimension for each of `automatic_axes`, split over
+      just that axis, is dealt to a group's devices.
 
-  Returns:
-    A mesh of all devices with the axes of `fine`; None where it is not known.
+  Raises:
+    RuntimeError: `order` is not of such an array.
   """
-  if AxisType.Manual not in mesh.axis_types or fine.size == mesh.size:
-    return fine
-  places = [
-    place
-    for place, kind in enumerate(mesh.axis_types)
-    if kind != AxisType.Manual and mesh.devices.shape[place] > 1
-  ]
-  if len(places) != 1:
-    return None
-  (place,) = places
-  before = math.prod(mesh.devices.shape[:place])
-  return jax.sharding.Mesh(
-    mesh.devices.reshape(before, *fine.devices.shape, -1),
-    ("manual_before", *fine.axis_names, "manual_after"),
+  names = automatic_axes(mesh)
+  sizes = tuple(mesh.shape[name] for name in names)
+  digits: tuple[Digits, ...] = ()
+  if order is not None and order.counts == sizes:
+    digits = digits_of_tiles(order.counts, order.device_numbers)
+  if order is None or len(digits) != len(names):
+    raise RuntimeError(
+      "jaxplugin: the partitioner must say in which order it numbers devices"
+      f" along automatic mesh axes {names} of sizes {sizes}, got {order};"
+      " please report the program"
+    )
+  found: dict[int, tuple[str, int]] = {}
+  parts: dict[str, Axes] = {}
+  for name, own in zip(names, digits, strict=True):
+    own_names = [name] if len(own) == 1 else _numbered(name, len(own))
+    parts[name] = tuple(own_names)
+    for part, digit in zip(own_names, own, strict=True):
+      found[digit.stride] = (part, digit.size)
+  in_order = [found[stride] for stride in sorted(found, reverse=True)]
+  shape = [size for _, size in in_order]
+  devices = np.array(order.devices[: math.prod(shape)], dtype=object)
+  return Group(
+    mesh=jax.sharding.Mesh(
+      devices.reshape(shape), tuple(name for name, _ in in_order)
+    ),
+    parts=parts,
+    program=mesh,
   )
+
+
+def _numbered(name: str, count: int) -> list[str]:
+  return [f"{name}_part{i}" for i in range(count)]
 
 
 def of_whole_axes(axes: Axes, fine: Any, mesh: Any) -> bool:
@@ -195,21 +259,29 @@ def of_whole_axes(axes: Axes, fine: Any, mesh: Any) -> bool:
   """
   if mesh.empty or tuple(mesh.devices.flat) != tuple(fine.devices.flat):
     return mesh.empty
-  sizes = list(fine.shape.items())
-  inside: list[Axes] = []
-  for size in mesh.shape.values():
-    names: list[str] = []
-    while size > 1:
-      name, part = sizes.pop(0)
-      names.append(name)
-      size //= part
-    inside.append(tuple(names))
+  inside = _cut_axes(mesh, fine).values()
   while axes:
     found = next((n for n in inside if n and axes[: len(n)] == n), None)
     if found is None:
       return False
     axes = axes[len(found) :]
   return True
+
+
+def _cut_axes(
+  mesh: jax.sharding.Mesh, fine: jax.sharding.Mesh
+) -> dict[str, Axes]:
+  """Of each axis of a mesh the axes that `decode` cut it into."""
+  left = list(fine.shape.items())
+  cut: dict[str, Axes] = {}
+  for name, size in mesh.shape.items():
+    names: list[str] = []
+    while size > 1:
+      part, part_size = left.pop(0)
+      names.append(part)
+      size //= part_size
+    cut[name] = tuple(names)
+  return cut
 
 
 def digits_of_tiles(

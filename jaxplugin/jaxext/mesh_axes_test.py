@@ -153,6 +153,75 @@ class DecodeTest(parameterized.TestCase):
     self.assertEqual(specs, [((), ())])
 
 
+class GroupTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < NUM_DEVICES:
+      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+    devices = np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 1, 2, 2)
+    kinds = jax.sharding.AxisType
+    self.mesh = jax.sharding.Mesh(
+      devices,
+      ("a", "one", "m", "b"),
+      axis_types=(kinds.Auto, kinds.Auto, kinds.Manual, kinds.Auto),
+    )
+
+  def order(self, numbers, counts=(2, 2), mesh=None):
+    mesh = mesh or self.mesh
+    return mesh_axes.group_of(
+      mesh,
+      jax_private.Tiling(
+        counts=counts,
+        device_numbers=np.array(numbers),
+        devices=tuple(mesh.devices.flat),
+      ),
+    )
+
+  @parameterized.parameters(
+    ((0, 1, 2, 3), ("a", "b")),
+    ((0, 2, 1, 3), ("b", "a")),
+  )
+  def test_order_of_an_array_that_is_split_by_each_axis(self, numbers, names):
+    group = self.order(numbers)
+    self.assertEqual(group.mesh.axis_names, names)
+    # Along "b" the devices of the program are neighbours, in either order.
+    speaking = group.speaking(group.mesh)
+    self.assertEqual(speaking.axis_names[-1], "b")
+    self.assertEqual(speaking.devices.shape, (2, 1, 2, 2))
+    self.assertEqual(list(speaking.devices.flat), list(self.mesh.devices.flat))
+
+  def test_an_axis_whose_parts_are_apart(self):
+    kinds = jax.sharding.AxisType
+    mesh = jax.sharding.Mesh(
+      self.mesh.devices.reshape(4, 2),
+      ("a", "m"),
+      axis_types=(kinds.Auto, kinds.Manual),
+    )
+    # Places 0, 1, 2, 3 along "a" have the numbers 0, 2, 1, 3.
+    group = self.order((0, 2, 1, 3), (4,), mesh)
+    self.assertEqual(group.mesh.devices.shape, (2, 2))
+    minor, major = group.mesh.axis_names
+    self.assertEqual(group.parts, {"a": (major, minor)})
+    tiling = jax_private.Tiling(
+      counts=(2, 1),
+      device_numbers=np.arange(4),
+      devices=tuple(mesh.devices.flat),
+    )
+    fine, (spec,) = mesh_axes.decode(group.mesh, [tiling], (2,))
+    self.assertEqual(spec, ((minor,), ()))
+    speaking = group.speaking(fine)
+    self.assertEqual(speaking.axis_names[:2], (major, minor))
+
+  @parameterized.parameters(
+    ((0, 1, 3, 2), (2, 2)),
+    ((0, 1, 2, 3), (1, 1)),
+    ((0, 1, 2, 3), (2,)),
+  )
+  def test_an_order_that_says_nothing_is_an_error(self, numbers, counts):
+    with self.assertRaisesRegex(RuntimeError, r"\('a', 'b'\) of sizes \(2, 2"):
+      self.order(numbers, counts)
+
+
 if __name__ == "__main__":
   jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
   absltest.main()

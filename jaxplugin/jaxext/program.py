@@ -46,7 +46,6 @@ class Operation:
     is_conditional: whether it is in a branch of a `cond`, which may not run.
     is_local: whether it is inside of a `shard_map` over all axes of its mesh:
       sizes are those of one device's arrays.
-    is_partly_local: whether it is inside of one over some of them alone.
     num_devices: over how many devices arrays around it are known to be spread.
   """
 
@@ -57,7 +56,6 @@ class Operation:
   trips: int | None
   is_conditional: bool
   is_local: bool
-  is_partly_local: bool
   num_devices: int
 
 
@@ -104,7 +102,6 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
         trips=around.trips,
         is_conditional=around.is_conditional,
         is_local=around.is_local,
-        is_partly_local=bool(around.manual_axes) and not around.is_local,
         num_devices=around.num_devices,
       )
       continue

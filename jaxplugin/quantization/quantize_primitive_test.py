@@ -393,10 +393,14 @@ class ShardingTest(parameterized.TestCase):
     ]
     np.testing.assert_array_equal(function(x), np.concatenate(shares))
 
-  def test_inside_of_shard_map_over_some_axes_operations_are_partitioned(self):
+  @quantization_lowerings.needs_library
+  @parameterized.parameters(*formats.FORMATS)
+  def test_inside_of_shard_map_over_some_axes_kernels_see_each_share(
+    self, format
+  ):
     function = jax.jit(
       jax.shard_map(
-        quantization_lowerings.round_trip(MXFP8),
+        quantization_lowerings.round_trip(format),
         mesh=self.mesh,
         in_specs=P("x"),
         out_specs=P("x"),
@@ -404,13 +408,16 @@ class ShardingTest(parameterized.TestCase):
       )
     )
     x = self.put(self.mesh, P("x", "y"))
-    self.assertEqual(
-      quantization_lowerings.kernel_calls(function.lower(x).as_text()), (0, 0)
-    )
-    np.testing.assert_array_equal(
-      function(x),
-      quantization_lowerings.round_trip(MXFP8)(quantization_lowerings.X),
-    )
+    compiled = function.lower(x).compile()
+    for kernel in ("quantize", "dequantize"):
+      target = f'custom_call_target="jaxplugin_{kernel}"'
+      self.assertEqual(compiled.as_text().count(target), 1, kernel)
+    # A global scale is of all that the manual axes leave together.
+    expected = [
+      quantization_lowerings.round_trip(format)(stage)
+      for stage in np.split(quantization_lowerings.X, 4)
+    ]
+    np.testing.assert_array_equal(compiled(x), np.concatenate(expected))
 
   @parameterized.parameters(*formats.FORMATS)
   def test_explicit_sharding_is_in_the_types_of_the_results(self, format):

@@ -171,8 +171,11 @@ def _split(
   if {*mesh.axis_names} <= {*first.mesh.axis_names}:
     mesh = first.mesh
   options: dict[str, Any] = {"mesh": mesh}
-  if not jax.sharding.get_abstract_mesh().empty:
-    options = {}  # that of the context
+  around: Any = jax.sharding.get_abstract_mesh()
+  if not around.empty:
+    # That of the context, of which a `shard_map` around may have some axes.
+    mesh = around
+    options = {"axis_names": {*around.axis_names} - {*around.manual_axes}}
   spec = lambda sharding: sharding.spec
   is_sharding = lambda x: isinstance(x, NamedSharding)
   return jax.shard_map(
@@ -186,7 +189,7 @@ def _split(
 
 
 def _as_they_were(
-  arrays: Sequence[jax.Array], heard: _Heard, mesh: jax.sharding.Mesh
+  arrays: Sequence[jax.Array], heard: _Heard, mesh: Any
 ) -> list[jax.Array]:
   """Arrays that lie where they did, so that bytes are what is moved.
 

@@ -68,13 +68,12 @@ def is_partly_manual_under_gspmd(ctx: Any) -> bool:
 def is_split(ctx: Any) -> bool:
   """Whether the partitioner calls back for each device's share.
 
-  What `jax.export` makes has no callback. Inside a `shard_map` over some of the
-  axes callbacks are not told how the others split arrays.
+  What `jax.export` makes has no callback. Inside of a `shard_map` over some of
+  the axes one aborts the process under GSPMD.
   """
-  if is_portable(ctx):
+  if is_portable(ctx) or is_partly_manual_under_gspmd(ctx):
     return False
-  manual = getattr(ctx.module_context.axis_context, "manual_axes", None)
-  return not manual and is_partitioned(ctx)
+  return is_partitioned(ctx)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -68,10 +68,16 @@ class _Stages(parameterized.TestCase):
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
 
   def compiled(self, function, mesh, args, specs, out):
-    """The compiled function, and its arguments in their shardings."""
+    """The compiled function, and its arguments in their shardings.
+
+    Args:
+      out: that of the results; None leaves it to the compiler.
+    """
 
     def whole(*args):
       result = _in_stages(function, mesh)(*args)
+      if out is None:
+        return result
       return jax.lax.with_sharding_constraint(result, NamedSharding(mesh, out))
 
     with jax.set_mesh(mesh):
@@ -109,27 +115,57 @@ class PartialManualTest(_Stages):
   def test_each_device_computes_its_share(self):
     self.check_shares(s=2, t=4)
 
-  def test_several_automatic_axes_share_rows_and_columns(self):
+  def test_several_automatic_axes_gather_nothing(self):
     mesh = self.mesh(f=2, s=2, t=2)
     w = jp.quantize(W, jp.MXFP8)
-    compiled, args = self.compiled(
-      jp.block_scaled_dot,
-      mesh,
-      (X, w),
-      (P("s", "t"), P("s", "f")),
-      P("s", "t", "f"),
-    )
-    self.assertEmpty(_collectives(compiled.as_text()))
-    np.testing.assert_array_equal(compiled(*args), Y)
-    # Which device is which along one of them XLA does not say: k is gathered.
-    both = P("s", None, "f")
-    compiled, args = self.compiled(
-      jp.block_scaled_dot, mesh, (X, w), (both, both), P("s", "t")
-    )
+    k_over_f, k_over_both = P("s", None, "f"), P("s", None, ("t", "f"))
+    summed = ("all-reduce", "f32")
+    for x_spec, w_spec, out, expected in (
+      (P("s", "t"), P("s", "f"), P("s", "t", "f"), []),
+      (P("s", "f"), P("s", "t"), P("s", "f", "t"), []),
+      # k over either axis: XLA numbers devices as the result is split.
+      (k_over_f, k_over_f, P("s", "t"), [(*summed, f"{M // 2},{N}")]),
+      (k_over_f, k_over_f, P("s", None, "t"), [(*summed, f"{M},{N // 2}")]),
+      (P("s", None, "t"), P("s", None, "t"), P("s", "f"),
+       [(*summed, f"{M // 2},{N}")]),
+      (P("s", "t", "f"), k_over_f, P("s", "t", "f"),
+       [("reduce-scatter", "f32", f"{M // 2},{N // 2}")]),
+      (k_over_both, k_over_both, P("s"), [(*summed, f"{M},{N}")]),
+      (k_over_both, k_over_both, P("s", "f", "t"),
+       [("reduce-scatter", "f32", f"{M // 2},{N // 2}"),
+        ("reduce-scatter", "f32", f"{M // 2},{N}")]),
+    ):  # fmt: skip
+      with self.subTest(str((x_spec, w_spec, out))):
+        compiled, args = self.compiled(
+          jp.block_scaled_dot, mesh, (X, w), (x_spec, w_spec), out
+        )
+        self.assertEqual(_collectives(compiled.as_text()), expected)
+        np.testing.assert_array_equal(compiled(*args), Y)
+
+  @parameterized.parameters((P("s", "t", "f"),), (P("s", None, ("t", "f")),))
+  def test_what_is_quantized_has_the_bits_of_its_stage(self, spec):
+    mesh = self.mesh(f=2, s=2, t=2)
+    key = jax.random.key(0)
+
+    def function(x):
+      return jax.tree.leaves(
+        (jp.quantize(x, jp.NVFP4), jp.quantize(x, jp.MXFP4, key=key))
+      )
+
+    compiled, args = self.compiled(function, mesh, (X,), (spec,), None)
+    # The largest magnitude of a stage, and nothing else.
     self.assertEqual(
-      {d for _, d, _ in _collectives(compiled.as_text())} - {"u8"}, {"f32"}
+      _collectives(compiled.as_text()), [("all-reduce", "f32", "1")]
     )
-    np.testing.assert_array_equal(compiled(*args), Y)
+    expected = zip(*map(function, X), strict=True)
+    for have, want in zip(compiled(*args), expected, strict=True):
+      self.assertEqual(np.asarray(have).tobytes(), np.stack(want).tobytes())
+
+  def test_one_block_is_contracted_where_no_mesh_is_known(self):
+    x, w = X[0, :, :32], W[0, :, :32]
+    with jax.set_mesh(self.mesh(s=2, t=4)):
+      result = jax.jit(jp.block_scaled_dot)(x, jp.quantize(w, jp.MXFP8))
+    np.testing.assert_array_equal(result, x @ w.T)
 
 
 class MorePartialManualTest(_Stages):
@@ -137,18 +173,23 @@ class MorePartialManualTest(_Stages):
   def test_stages_may_be_any_axis(self, **sizes):
     self.check_shares(**sizes)
 
-  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
-  def test_training_step_equals_that_of_one_device(self, format):
-    mesh = self.mesh(s=2, t=4)
+  @parameterized.product(
+    format=(jp.MXFP8, jp.NVFP4),
+    split=(
+      ({"s": 2, "t": 4}, P("s"), P("s", "t")),
+      ({"f": 2, "s": 2, "t": 2}, P("s", "f"), P("s", "t", "f")),
+    ),
+  )
+  def test_training_step_equals_that_of_one_device(self, format, split):
+    sizes, x_spec, w_spec = split
+    mesh = self.mesh(**sizes)
     dot_general = jp.dot_general(format, format)
 
     def step(x, w):
       loss = lambda x, w: (dot_general(x, w, NUMBERS) ** 2).sum() * 2.0**-10
       return jnp.concatenate(jax.grad(loss, argnums=(0, 1))(x, w))
 
-    compiled, args = self.compiled(
-      step, mesh, (X, W), (P("s"), P("s", "t")), P("s")
-    )
+    compiled, args = self.compiled(step, mesh, (X, W), (x_spec, w_spec), P("s"))
     expected = np.stack(
       [jax.jit(step)(x, w) for x, w in zip(X, W, strict=True)]
     )
@@ -167,43 +208,62 @@ class MorePartialManualTest(_Stages):
   "triton or jax-cuda13-plugin is not installed",
 )
 class OptimizedTest(absltest.TestCase):
-  def test_gpus_multiply_their_share_and_gather_nothing(self):
+  ROWS, COLUMNS, K = 512, 1024, 512
+
+  def compiled(self, mesh_shape, names, x_spec, w_spec, out):
+    """What XLA makes of a dot of MXFP8 in each stage, for GPUs."""
     target = jp.named_target("b200")
-    mesh = deviceless.mesh(target, (2, 4), ("s", "t"))
-    rows, columns, k = 512, 1024, 512
+    mesh = deviceless.mesh(target, mesh_shape, names)
 
-    def spec(dtype, *shape, spec):
-      sharding = NamedSharding(mesh, spec)
-      return jax.ShapeDtypeStruct((2, *shape), dtype, sharding=sharding)
+    def quantized(rows, spec):
+      def array(dtype, *shape):
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct((2, *shape), dtype, sharding=sharding)
 
-    by_n = P("s", "t")
-    w = jp.ScaledArray(
-      spec(jnp.float8_e4m3fn, columns, k, spec=by_n),
-      spec(jnp.float8_e8m0fnu, columns, k // 32, spec=by_n),
-      None,
-      jp.MXFP8,
-    )
-    x = jp.ScaledArray(
-      spec(jnp.float8_e4m3fn, rows, k, spec=P("s")),
-      spec(jnp.float8_e8m0fnu, rows, k // 32, spec=P("s")),
-      None,
-      jp.MXFP8,
-    )
+      return jp.ScaledArray(
+        array(jnp.float8_e4m3fn, rows, self.K),
+        array(jnp.float8_e8m0fnu, rows, self.K // 32),
+        None,
+        jp.MXFP8,
+      )
 
     def function(x, w):
       dot = lambda x, w: jp.block_scaled_dot(
         x, w, preferred_element_type=jnp.bfloat16
       )
       return jax.lax.with_sharding_constraint(
-        _in_stages(dot, mesh)(x, w), NamedSharding(mesh, P("s", None, "t"))
+        _in_stages(dot, mesh)(x, w), NamedSharding(mesh, out)
       )
 
-    text = deviceless.compile(
-      function, x, w, target=target, mesh=mesh
+    return deviceless.compile(
+      function,
+      quantized(self.ROWS, x_spec),
+      quantized(self.COLUMNS, w_spec),
+      target=target,
+      mesh=mesh,
     ).as_text()
+
+  def test_gpus_multiply_their_share_and_gather_nothing(self):
+    text = self.compiled(
+      (2, 4), ("s", "t"), P("s"), P("s", "t"), P("s", None, "t")
+    )
     self.assertEmpty(_collectives(text))
-    self.assertRegex(text, rf"bf16\[(1,)?{rows},{columns // 4}\]")
-    self.assertNotRegex(text, rf"bf16\[(1,)?{rows},{columns}\]")
+    self.assertRegex(text, rf"bf16\[(1,)?{self.ROWS},{self.COLUMNS // 4}\]")
+    self.assertNotRegex(text, rf"bf16\[(1,)?{self.ROWS},{self.COLUMNS}\]")
+
+  def test_gpus_sum_along_the_axis_that_has_k(self):
+    k_over_f = P("s", None, "f")
+    text = self.compiled(
+      (2, 2, 2), ("f", "s", "t"), k_over_f, k_over_f, P("s", "t")
+    )
+    self.assertEqual(
+      _collectives(text),
+      [("all-reduce", "f32", f"{self.ROWS // 2},{self.COLUMNS}")],
+    )
+    # Devices 4 apart differ in their place along "f" alone.
+    self.assertRegex(
+      text, r"replica_groups=(\{\{0,4\}|\[4,2\]<=\[2,4\]T\(1,0\))"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +70,8 @@ def sharding_rule(
   of whole blocks, so a sharding of k spreads from values to scales and back.
   Where a mesh axis cannot divide the number of blocks, Shardy would split that
   axis in two and spread the parts, to results that leave `jit` as well; there k
-  is left out of the rule.
+  is left out of the rule; and where it is one block, as Shardy has no compound
+  of one.
 
   Args:
     call: the call, of arrays as `to_bytes` returns them.
@@ -98,7 +98,7 @@ def sharding_rule(
       size = stored // (side.shape[dim] // granule)
       factor = f"{side.name[0]}v{dim}"
       num_blocks = stored // size
-      if any(num_blocks % axis_size for axis_size in axis_sizes):
+      if num_blocks == 1 or any(num_blocks % size for size in axis_sizes):
         value_factors[dim], scale_factors[dim] = f"{factor}x", f"{factor}y"
         continue
       kwargs[factor] = size
@@ -202,11 +202,7 @@ def partitioned(
 
   def partition(mesh, arg_shapes, result_shape):
     call = form.filled(arg_shapes)
-    program_mesh = mesh
     mesh, specs, out_spec = decode(mesh, arg_shapes, result_shape)
-    speaking = mesh_axes.speaking_mesh(program_mesh, mesh)
-    if speaking is None:
-      specs = without_contracting(call, specs)
     assignment = assigning.assign_axes(
       call, specs["lhs"], specs["rhs"], out_spec, mesh.shape
     )
@@ -217,7 +213,7 @@ def partitioned(
       return compute(local_dot, from_bytes(form.filled(flat)), assignment)
 
     out_sharding = named(assignment.out)
-    return speaking or mesh, per_shard, out_sharding, arg_shardings
+    return mesh, per_shard, out_sharding, arg_shardings
 
   def rule(mesh, value_types, result_types):
     del result_types
@@ -228,19 +224,6 @@ def partitioned(
     infer=infer, partition=partition, rule=rule, key=key
   )
   return exporting.split(whole, how)
-
-
-def without_contracting(
-  call: calls.Call, specs: Mapping[str, mesh_axes.Spec]
-) -> dict[str, mesh_axes.Spec]:
-  """The axes of sides, with which no sum is split over devices."""
-  return {
-    side.name: tuple(
-      () if dim in side.contracting else axes
-      for dim, axes in enumerate(specs[side.name])
-    )
-    for side in (call.lhs, call.rhs)
-  }
 
 
 def to_bytes(call: calls.Call) -> list[jax.Array]:

@@ -42,6 +42,8 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.extend import core as extend_core
 
+from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.jaxext.partitioner import encoding
 
@@ -59,8 +61,10 @@ class Split:
 
   Attributes:
     infer: (mesh, operands, results) -> shardings of the results, for GSPMD.
-    partition: (mesh, operands, results) -> the mesh, a function of one device's
-      parts of the operands, shardings of the results and of the operands.
+    partition: (mesh, operands, results) -> what `mesh_axes.decode` made of the
+      mesh, a function of one device's parts of the operands, shardings of the
+      results and of the operands. Inside of a `shard_map` over some axes the
+      mesh is that of a `mesh_axes.Group`.
     rule: (mesh, types of operands, types of results) -> Shardy's rule, and the
       sizes and kinds of its factors.
     key: equal only where all of these do the same, in any process and for any
@@ -179,9 +183,10 @@ def _lower(
     [mlir.aval_to_ir_types(ctx.module_context, a) for a in avals]
   )[0]
   value_types, result_types = types_of(ctx.avals_in), types_of(out_avals)
+  marker = _marker(ctx, mesh)
   out = hlo.CustomCallOp(
     result_types,
-    list(values),
+    [*values, *marker],
     call_target_name=ir.StringAttr.get(_CALL_TARGET),
     has_side_effect=ir.BoolAttr.get(False),
     api_version=mlir.i32_attr(2),
@@ -192,6 +197,8 @@ def _lower(
   )
   if jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
     text, factors = how.rule(mesh, value_types, result_types)
+    value_types = [*value_types, *(x.type for x in marker)]
+    text = _with_marker(text, mesh)
     rule = rules.str_to_sdy_sharding_rule(text, **factors)
     out.attributes["sdy.sharding_rule"] = rules.sdy_sharding_rule_to_mlir(
       rule, value_types, result_types
@@ -201,6 +208,49 @@ def _lower(
 
 partitioned_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(partitioned_p, _lower)
+
+
+def _is_in_group(mesh: Any) -> bool:
+  """Whether callbacks see groups of devices, split over some axes at all."""
+  return jax.sharding.AxisType.Manual in mesh.axis_types and bool(
+    mesh_axes.automatic_axes(mesh)
+  )
+
+
+def _marker(ctx: Any, mesh: Any) -> list[Any]:
+  """An operand that tells callbacks in which order a group is numbered.
+
+  Inside of a `shard_map` over some axes XLA numbers the devices of a group as
+  suits each operation, and does not say how. So each call has an operand of a
+  dimension for each automatic axis, split over just that axis, which no device
+  reads: how it is dealt to the numbers tells which axis is where.
+  """
+  if not _is_in_group(mesh):
+    return []
+  names = mesh_axes.automatic_axes(mesh)
+  marker = core.ShapedArray(
+    tuple(mesh.shape[name] for name in names), np.dtype(np.uint8)
+  )
+  sharding = jax.sharding.NamedSharding(
+    mesh.abstract_mesh, jax.sharding.PartitionSpec(*names)
+  )
+
+  def function() -> jax.Array:
+    zeros = jax.lax.full(marker.shape, 0, marker.dtype)
+    return jax.lax.with_sharding_constraint(zeros, sharding)
+
+  lower = mlir.lower_fun(function, multiple_results=False)
+  return list(lower(ctx.replace(avals_in=[], avals_out=[marker])))
+
+
+def _with_marker(rule: str, mesh: Any) -> str:
+  """Shardy's rule, of operands with the marker."""
+  if not _is_in_group(mesh):
+    return rule
+  operands, results = rule.split("->")
+  names = mesh_axes.automatic_axes(mesh)
+  dims = " ".join(f"axis{i}" for i in range(len(names)))
+  return f"{operands}, {dims} ->{results}"
 
 
 def _mesh_and_devices(axis_context: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -304,15 +354,26 @@ def _partition(
       _shares.move_to_end(asked)
       return known
   with named.context.restored():
-    mesh, function, result_shardings, operand_shardings = named.how.partition(
-      named.mesh,
-      list(map(named.typed, shapes, shardings)),
-      named.results(results, wanted),
+    operands = list(map(named.typed, shapes, shardings))
+    mesh, group, marker = named.mesh, None, []
+    if _is_in_group(mesh):
+      marker = [shardings[-1]]
+      tiling = jax_private.partitioner_tiling(
+        operands.pop().sharding, len(shapes[-1].dimensions())
+      )
+      group = mesh_axes.group_of(mesh, tiling)
+      mesh = group.mesh
+    mesh, share, result_shardings, operand_shardings = named.how.partition(
+      mesh, operands, named.results(results, wanted)
     )
-    into = _hlo_shardings(operand_shardings, shapes)
+    into = _hlo_shardings(operand_shardings, shapes[: len(operands)]) + marker
     out = _hlo_shardings(result_shardings, results)
     module = _share(
-      named, mesh, function, _tiles(shapes, into), _tiles(results, out)
+      named,
+      mesh if group is None else group.speaking(mesh),
+      lambda *parts: share(*parts[: len(operands)]),
+      _tiles(shapes, into),
+      _tiles(results, out),
     )
   answer = module, into, _together(result_shape, out)
   with _lock:

@@ -135,8 +135,10 @@ class _Factors:
 
     An axis that does not divide the parts would be split by Shardy, and spread
     to results that leave `jit`: then the array has the dimension for itself.
+    So it has where there is one part, of which Shardy has no compound.
     """
-    if any(count % axis_size for axis_size in self._axis_sizes):
+    is_one = count == 1 and size > 1
+    if is_one or any(count % axis_size for axis_size in self._axis_sizes):
       return self.own(letter)
     if size == count:
       return letter

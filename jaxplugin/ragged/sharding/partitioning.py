@@ -134,12 +134,7 @@ def partitioned(
 
   def partition(mesh, arg_shapes, result_shape):
     call = form.filled(arg_shapes)
-    program_mesh = mesh
     mesh, specs, out_spec = decode(mesh, arg_shapes, result_shape)
-    speaking = mesh_axes.speaking_mesh(program_mesh, mesh)
-    if speaking is None:  # sums and places of groups need it
-      specs = {name: ((),) * len(spec) for name, spec in specs.items()}
-      out_spec = None
     assignment = split.assign(call, specs, out_spec, mesh.shape)
     named = lambda spec: NamedSharding(mesh, mesh_axes.partition_spec(spec))
     operand_specs = split.operand_specs(call, assignment)
@@ -150,7 +145,7 @@ def partitioned(
       return split.compute(local_dot, own, assignment, mesh.shape)
 
     out_sharding = named(assignment.out)
-    return speaking or mesh, per_shard, out_sharding, arg_shardings
+    return mesh, per_shard, out_sharding, arg_shardings
 
   def rule(mesh, value_types, result_types):
     del result_types
