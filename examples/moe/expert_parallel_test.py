@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts over devices: right results, and bytes on the way."""
 
+import math
+import re
+
 import expert_parallel
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,20 @@ import jaxplugin as jp
 NUM_DEVICES = 4
 TOKENS = 24
 MODEL = moe.SMALL.model
+
+
+def sent(text):
+  """(element type, elements in all) of each exchange in optimized HLO.
+
+  An exchange among devices has a part for each of them.
+  """
+  found = set()
+  for types in re.findall(r"= (.*?) all-to-all(?:-start)?\(", text):
+    parts = re.findall(r"(\w+)\[([\d,]*)\]", types)
+    sizes = [math.prod(map(int, dims.split(","))) for _, dims in parts]
+    (dtype,) = {dtype for dtype, _ in parts}
+    found.add((dtype, sum(sizes)))
+  return found
 
 
 class ExpertParallelTest(parameterized.TestCase):
@@ -72,20 +89,32 @@ class ExpertParallelTest(parameterized.TestCase):
     self.assertLess(moe.relative_error(result, exact), bound)
     self.assertEqual(int(left_out), 0)
 
-  def test_what_is_dispatched_are_bytes(self):
-    layer, _, x = self.make("mxfp4")
+  @parameterized.parameters("mxfp4", "nvfp4")
+  def test_what_is_dispatched_are_bytes(self, format):
+    layer, _, x = self.make(format)
     run = jax.jit(
       lambda layer, x: expert_parallel.dispatched(layer, x, self.mesh)[0]
     )
+    compiled = run.lower(layer, x).compile()
     rows = TOKENS * moe.TOP  # of all devices to one, were all for it
     self.assertCountEqual(
-      expert_parallel.collectives(run.lower(layer, x).compile()),
+      expert_parallel.collectives(compiled),
       [
         ("all-to-all", rows * 4),  # which expert
         ("all-to-all", rows * MODEL),  # a byte a value
         ("all-to-all", rows * MODEL // 32),  # a byte a block
         ("all-to-all", rows * MODEL * 2),  # results in bf16
       ],
+    )
+    # Each of them by its element type, and nothing wide on the way there.
+    self.assertEqual(
+      sent(compiled.as_text()),
+      {
+        ("s32", rows),
+        ("u8", rows * MODEL),
+        ("u8", rows * MODEL // 32),
+        ("u16", rows * MODEL),  # bf16 as it is
+      },
     )
 
   def test_rows_beyond_the_capacity_are_left_out_and_counted(self):
