@@ -20,6 +20,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.dot import calls
 from jaxplugin.dot import sides
@@ -145,15 +147,12 @@ def _prepared_side(side: sides.Side) -> sides.Side:
   """`side` in bytes, which every device makes of what it has."""
   if side.format is None:
     return side
-  if side.comes_as_words or side.scale.shape != side.scale_shape:
-    # Words, tiles and padding are in no order of rows and blocks.
-    side = side.replace(
-      values=explicit_axes.gathered(side.values)
-      if side.comes_as_words
-      else side.values,
-      scale=explicit_axes.gathered(side.scale),
-    )
-    side = side.with_bytes().with_linear_scale()
+  if side.comes_as_words:
+    side = _with_bytes(side)
+  if side.scale_layout != layouts.LINEAR or side.scale_is_padded:
+    # Tiles and padding are in no order of rows and blocks.
+    side = side.replace(scale=explicit_axes.gathered(side.scale))
+    side = side.with_linear_scale()
   axis = side.axis
   assert axis is not None
   spec = list(explicit_axes.spec_of(side.values))
@@ -171,3 +170,14 @@ def _prepared_side(side: sides.Side) -> sides.Side:
   return side.replace(
     values=to_bytes(side.values), scale=side_bytes.scale_to_bytes(side.scale)
   )
+
+
+def _with_bytes(side: sides.Side) -> sides.Side:
+  """With FP4 values that come as words given as their bytes, in their place.
+
+  A word's bytes follow each other, so each device has those of its words.
+  """
+  spec = explicit_axes.spec_of(side.values)
+  mesh = jax.typeof(side.values).sharding.mesh
+  to_bytes = explicit_axes.shard_map(interleaving.to_bytes, mesh, (spec,), spec)
+  return side.replace(values=to_bytes(side.values), is_interleaved=True)

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.arrays import interleaving
 
 NUM_DEVICES = 8
 M, N, K = 32, 64, 256
@@ -177,6 +178,25 @@ class ExplicitTest(parameterized.TestCase):
     for w, scale, factor in calls:
       result = function(x, w, scale, factor)
       np.testing.assert_array_equal(result, X @ fours.T)
+
+  @parameterized.parameters(
+    (P(), P("b"), None, []),
+    (P("a"), P("b"), P("a", "b"), []),
+    (P("a", "b"), P(None, "b"), P("a"), ["all-reduce"]),
+  )
+  def test_words_of_fp4_stay_where_they_are(self, x_spec, w_spec, out, moved):
+    w = _nvfp4(W)
+    words = interleaving.interleave(w.pack().values)
+    w = jp.ScaledArray(words, w.scale, w.global_scale, w.format)
+    dot = lambda x, w: jp.block_scaled_dot(
+      x, w, out_sharding=out, implementation="xla"
+    )
+    x, w = self.put(jp.quantize(X, jp.MXFP8), x_spec), self.put(w, w_spec)
+    compiled = jax.jit(dot).lower(x, w).compile()
+    names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    found = re.findall(rf" ({names})(?:-start)?\(", compiled.as_text())
+    self.assertEqual(found, moved)
+    np.testing.assert_array_equal(compiled(x, w), X @ W.T)
 
   def test_blocks_that_an_axis_would_cut_are_gathered(self):
     # Three blocks on two devices: their scales have no such sharding.
