@@ -3,11 +3,12 @@
 """What must be set before JAX starts; which tests `make` runs.
 
 `pytest --check` runs `WHOLE` and, of every other file, each `EVERY`-th test.
-`SLOW` has pytest's mark "slow".
+`SLOW` and `SLOW_GPUS` have pytest's mark "slow".
 """
 
 import gc
 import os
+import re
 from collections.abc import Iterable
 
 # Without it the CUDA plugin, installed for its compiler, does not start where
@@ -76,11 +77,12 @@ SLOW = (
   "jaxplugin/training/quantized_operand_frameworks_test.py::MeshTest::test_fsdp1",
   "kernels/cpu/tests/emulation_test.py::EmulationTest::test_kernels",
   "kernels/gpu/wgmma_compile_test.py::ManyConfigsTest",
-  *(
-    "kernels/gpu/block_scaled_matmul_compile_test.py::CompileTest"
-    f"::test_default_config_fits_and_spills_nothing_{target}_"
-    for target in ("gfx1250", "gfx942", "sm_103", "sm_121", "sm_89")
-  ),
+)
+# The same of GPUs whose code is much as that of another one's. All tests of a
+# kernel are, as the first of them compiles it.
+SLOW_GPUS = re.compile(
+  r"kernels/gpu/block_scaled_matmul_compile_test\.py::CompileTest"
+  r"::test_\w+_(gfx1250|gfx942|sm_103|sm_121|sm_89)_"
 )
 
 
@@ -116,7 +118,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
   for item in items:
-    if item.nodeid.startswith(SLOW):
+    if item.nodeid.startswith(SLOW) or SLOW_GPUS.match(item.nodeid):
       item.add_marker("slow")
   if config.getoption("--check"):
     names = checked(item.nodeid for item in items)

@@ -17,6 +17,18 @@ class CheckTest(absltest.TestCase):
     for name in (*conftest.WHOLE, *conftest.SLOW):
       self.assertTrue((ROOT / name.partition("::")[0]).is_file(), name)
 
+  def test_slow_gpus_are_those_that_others_stand_for(self):
+    file = "kernels/gpu/block_scaled_matmul_compile_test.py"
+    self.assertTrue((ROOT / file).is_file())
+    names = ("test_nothing_is_atomic_sm_{}_mxfp8", "test_reduction_sm_{}_a_b")
+    found = {
+      gpu
+      for gpu in ("80", "89", "90", "100", "103", "120", "121")
+      for name in names
+      if conftest.SLOW_GPUS.match(f"{file}::CompileTest::{name.format(gpu)}")
+    }
+    self.assertEqual(found, {"89", "103", "121"})
+
   def test_named_files_are_run_whole(self):
     names = [f"{conftest.WHOLE[-1]}::Test::test_{i}" for i in range(50)]
     self.assertEqual(conftest.checked(names), {*names})
