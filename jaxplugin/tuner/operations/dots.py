@@ -37,7 +37,7 @@ def _decided(jaxpr: Any) -> tuned.Decided:
   return tuned.Decided(problem=found.problem, decision=found.decision)
 
 
-def _make(
+def _build(
   problem: problems.DotProblem, seed: int, is_exact: bool
 ) -> operands.Made:
   return operands.make(problem, seed, is_exact=is_exact)
@@ -62,7 +62,7 @@ DOT: Final = tuned.Tuned(
   choose=_choose,
   decided=_decided,
   refusal=operands.refusal,
-  make=_make,
+  build=_build,
   function=operands.function,
   check=exactness.check,
   flops=_flops,

@@ -18,6 +18,7 @@ from jaxplugin.tuner.candidates import listing
 from jaxplugin.tuner.operations import known
 from jaxplugin.tuner.trials import exactness
 from jaxplugin.tuner.trials import jobs
+from jaxplugin.tuner.trials import operands
 
 F32 = np.dtype(np.float32)
 TARGET = targets.detect_target("cpu")
@@ -104,7 +105,10 @@ class CheckedTest(parameterized.TestCase):
         "sizes are symbolic",
       ),
     ):
-      self.assertEqual(known.of(problem).refusal(problem), reason)
+      operation = known.of(problem)
+      self.assertEqual(operation.refusal(problem), reason)
+      with self.assertRaisesRegex(operands.OperandsError, f": {reason}$"):
+        operation.make(problem, 0, True)
 
 
 if __name__ == "__main__":

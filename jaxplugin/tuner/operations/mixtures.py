@@ -135,12 +135,9 @@ def _refusal(problem: problems.RaggedProblem) -> str:
   )
 
 
-def _make(
+def _build(
   problem: problems.RaggedProblem, seed: int, is_exact: bool
 ) -> operands.Made:
-  why = _refusal(problem)
-  if why:
-    raise operands.OperandsError(f"no operands can be made of {problem}: {why}")
   rng = np.random.default_rng(seed)
   groups, m, n, k = problem.groups, problem.m, problem.n, problem.k
   assert groups is not None and m is not None
@@ -248,7 +245,7 @@ RAGGED: Final = tuned.Tuned(
   choose=_choose,
   decided=_decided,
   refusal=_refusal,
-  make=_make,
+  build=_build,
   function=_function,
   check=exactness.check,
   flops=_flops,
@@ -275,12 +272,9 @@ def _contraction_refusal(problem: problems.ContractionProblem) -> str:
   return "it has a global scale" if problem.global_scale != "none" else ""
 
 
-def _make_contraction(
+def _build_contraction(
   problem: problems.ContractionProblem, seed: int, is_exact: bool
 ) -> operands.Made:
-  why = _contraction_refusal(problem)
-  if why:
-    raise operands.OperandsError(f"no operands can be made of {problem}: {why}")
   rng = np.random.default_rng(seed)
   assert problem.m is not None
   assert problem.n is not None and problem.k is not None
@@ -333,7 +327,7 @@ CONTRACTION: Final = tuned.Tuned(
   choose=_choose_contraction,
   decided=_decided,
   refusal=_contraction_refusal,
-  make=_make_contraction,
+  build=_build_contraction,
   function=_contraction_function,
   check=exactness.check,
   flops=_flops,

@@ -178,12 +178,9 @@ def _stored(
   return _turned(values, axis)
 
 
-def _make(
+def _build(
   problem: problems.QuantizeProblem, seed: int, is_exact: bool
 ) -> operands.Made:
-  why = _refusal(problem)
-  if why:
-    raise operands.OperandsError(f"no array can be made for {problem}: {why}")
   m, k, axis = _rows(problem)
   format = problem.format
   codes = _codes(np.random.default_rng(seed), format, m, k)
@@ -241,7 +238,7 @@ QUANTIZE: Final = tuned.Tuned(
   choose=_choose,
   decided=_decided,
   refusal=_refusal,
-  make=_make,
+  build=_build,
   function=_function,
   check=_check,
   flops=_flops,
@@ -288,12 +285,9 @@ def _blocks_refusal(
   return ""
 
 
-def _make_dequantize(
+def _build_dequantize(
   problem: problems.DequantizeProblem, seed: int, is_exact: bool
 ) -> operands.Made:
-  why = _dequantize_refusal(problem)
-  if why:
-    raise operands.OperandsError(f"no array can be made for {problem}: {why}")
   m, k, axis = _rows(problem)
   format = problem.format
   codes = _codes(np.random.default_rng(seed), format, m, k)
@@ -344,7 +338,7 @@ DEQUANTIZE: Final = tuned.Tuned(
   choose=_choose_dequantize,
   decided=_decided_dequantize,
   refusal=_dequantize_refusal,
-  make=_make_dequantize,
+  build=_build_dequantize,
   function=_dequantize_function,
   check=exactness.check,
   flops=_flops,

@@ -49,7 +49,7 @@ class Tuned:
     choose: (problem, target, overlay) -> what is decided about it.
     decided: what is decided about the one equation of a jaxpr.
     refusal: why no operands can be made of a problem; "" where they can.
-    make: (problem, seed, is_exact) -> its operands.
+    build: (problem, seed, is_exact) -> operands of one that is not refused.
     function: what computes it of `operands.Made.arrays`, to be traced.
     check: (result, expected, problem); raises `exactness.WrongResultError`.
     flops: how many there are.
@@ -67,7 +67,7 @@ class Tuned:
   ]
   decided: Callable[[Any], Decided]
   refusal: Callable[[Any], str]
-  make: Callable[[Any, int, bool], operands.Made]
+  build: Callable[[Any, int, bool], operands.Made]
   function: Callable[[Any], Callable[[Any], Any]]
   check: Callable[[Any, Any, Any], None]
   flops: Callable[[Any], int]
@@ -77,3 +77,15 @@ class Tuned:
     str, Callable[[Any, targets.Target, spaces.Limits], spaces.Space]
   ] = dataclasses.field(default_factory=dict)
   compiles: bool = False
+
+  def make(self, problem: Any, seed: int, is_exact: bool) -> operands.Made:
+    """A problem's operands, and its result where that `is_exact`.
+
+    Raises:
+      operands.OperandsError: as `refusal` says.
+    """
+    if why := self.refusal(problem):
+      raise operands.OperandsError(
+        f"no operands can be made of {problem}: {why}"
+      )
+    return self.build(problem, seed, is_exact)
