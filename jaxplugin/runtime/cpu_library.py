@@ -61,6 +61,7 @@ _INSTRUCTION_SETS: Final = {
   "avx2": 2,
   "avx512": 3,
   "avx512_bf16": 4,
+  "amx_bf16": 5,
 }
 _PLAIN_BLOCK_SIZE: Final = 32  # of an operand without scale: not looked at
 _MAX_ERROR_BYTES: Final = 512

@@ -212,11 +212,11 @@ void CheckQuantized(Checker& check, const QuantizedFacts& facts, int64_t rows,
 }
 
 bool ReadKernels(Checker& check, int64_t isa, const Kernels** kernels) {
-  *kernels = isa >= 0 && isa <= 4 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
+  *kernels = isa >= 0 && isa <= 5 ? GetKernels(static_cast<Isa>(isa)) : nullptr;
   return check.Require(
       *kernels != nullptr,
-      "isa must be 0 (auto), 1 (baseline), 2 (avx2), 3 (avx512) or 4"
-      " (avx512_bf16), and one that this machine has",
+      "isa must be 0 (auto), 1 (baseline), 2 (avx2), 3 (avx512), 4"
+      " (avx512_bf16) or 5 (amx_bf16), and one that this machine has",
       std::to_string(isa));
 }
 

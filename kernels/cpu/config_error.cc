@@ -16,6 +16,7 @@ const char* Name(Isa isa) {
     case Isa::kAvx2: return "avx2";
     case Isa::kAvx512: return "avx512";
     case Isa::kAvx512Bf16: return "avx512_bf16";
+    case Isa::kAmx: return "amx_bf16";
     default: return "baseline";
   }
 }
@@ -37,6 +38,7 @@ const char* Name(Format format) {
 // The instruction set that an engine is of; those above AVX2 have AVX2's too.
 Isa IsaOf(Engine engine) {
   switch (engine) {
+    case Engine::kAmx: return Isa::kAmx;
     case Engine::kBF16:
     case Engine::kVnni:
     case Engine::kFewRowsAvx512: return Isa::kAvx512Bf16;
@@ -74,6 +76,7 @@ ConfigError WhyNotOperands(const DotShape& shape, Engine engine) {
       }
       break;
     case Engine::kBF16:
+    case Engine::kAmx:
       if (!IsBF16(shape.lhs) || !IsBF16(shape.rhs)) {
         return {who + " needs sides that are quantized, or bf16", pair};
       }
@@ -137,8 +140,8 @@ ConfigError WhyNot(Isa isa, const DotShape& shape, const DotConfig& config) {
 namespace {
 
 ConfigError WhyNotNumbers(const int64_t dot[8]) {
-  if (dot[0] < 1 || dot[0] > 4) {
-    return {"isa must be 1 to 4", std::to_string(dot[0])};
+  if (dot[0] < 1 || dot[0] > 5) {
+    return {"isa must be 1 to 5", std::to_string(dot[0])};
   }
   for (int side = 1; side <= 2; ++side) {
     if (dot[side] >= 0 && dot[side] < kFormats) continue;
@@ -160,7 +163,7 @@ DotShape ShapeOf(const int64_t dot[8]) {
 
 extern "C" {
 
-// Dots are asked about as numbers: isa (1 to 4, whether this machine has it or
+// Dots are asked about as numbers: isa (1 to 5, whether this machine has it or
 // not), the formats of lhs and rhs (simd/formats.h), their block sizes, m, n, k.
 
 // Why a config (engine, panel_rows, task_rows, threads) cannot serve one.

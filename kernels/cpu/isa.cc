@@ -5,6 +5,13 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "kernels.h"
 
@@ -86,19 +93,52 @@ bool HasAvx512Bf16() {
          __builtin_cpu_supports("avx512bf16");
 }
 
+constexpr Kernels kAmxKernels = {"amx_bf16", DotAmx, GateAvx512, QuantizeAvx512,
+                                 DequantizeAvx512, QuantizeOperandAvx512};
+
+// Linux gives a process the registers of AMX, 8 KiB a thread, when it asks for
+// them, once. It says no where a thread's stack for signals is too small.
+bool MayUseTiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool HasAmx() {
+  static const bool has = [] {
+    unsigned a, b, c, d;
+    if (!AmxIsCompiled() || !HasAvx512Bf16() ||
+        !__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+      return false;
+    }
+    constexpr unsigned kBF16 = 1u << 22, kTile = 1u << 24;
+    if ((d & kBF16) == 0 || (d & kTile) == 0) return false;
+    unsigned low, high;  // what the system saves of each thread
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    constexpr unsigned kTiles = 3u << 17;
+    return (low & kTiles) == kTiles && MayUseTiles();
+  }();
+  return has;
+}
+
 #endif
 
 #if defined(__x86_64__)
 
 // What may be the best, by JAXPLUGIN_CPU_ISA in the environment when it is first
-// asked for: "baseline" or "avx2"; all else is no limit.
+// asked for: "baseline", "avx2" or "avx512_bf16"; all else is no limit.
 Isa Limit() {
   static const Isa limit = [] {
     const char* name = getenv("JAXPLUGIN_CPU_ISA");
-    if (name == nullptr) return Isa::kAvx512Bf16;
+    if (name == nullptr) return Isa::kAmx;
     if (strcmp(name, kBaselineKernels.name) == 0) return Isa::kBaseline;
     if (strcmp(name, kAvx2Kernels.name) == 0) return Isa::kAvx2;
-    return Isa::kAvx512Bf16;
+    if (strcmp(name, kAvx512Bf16Kernels.name) == 0) return Isa::kAvx512Bf16;
+    return Isa::kAmx;
   }();
   return limit;
 }
@@ -110,6 +150,7 @@ const Kernels* BestKernels() {
 #if defined(__x86_64__)
 #if !defined(JAXPLUGIN_EMULATE_AVX512)
   if (Limit() > Isa::kAvx2) {
+    if (Limit() > Isa::kAvx512Bf16 && HasAmx()) return &kAmxKernels;
     if (HasAvx512Bf16()) return &kAvx512Bf16Kernels;
     if (HasAvx512()) return &kAvx512Kernels;
   }
@@ -136,6 +177,9 @@ const Kernels* GetKernels(Isa isa) {
     case Isa::kAvx512Bf16:
       return HasAvx512Bf16() ? &kAvx512Bf16Kernels : nullptr;
 #endif
+#if defined(__x86_64__) && !defined(JAXPLUGIN_EMULATE_AVX512)
+    case Isa::kAmx: return HasAmx() ? &kAmxKernels : nullptr;
+#endif
     default: return nullptr;
   }
 }
@@ -147,6 +191,9 @@ Isa LevelOf(const Kernels& kernels) {
 #if defined(__x86_64__) || defined(JAXPLUGIN_EMULATE_AVX512)
   if (&kernels == &kAvx512Kernels) return Isa::kAvx512;
   if (&kernels == &kAvx512Bf16Kernels) return Isa::kAvx512Bf16;
+#endif
+#if defined(__x86_64__) && !defined(JAXPLUGIN_EMULATE_AVX512)
+  if (&kernels == &kAmxKernels) return Isa::kAmx;
 #endif
   return Isa::kBaseline;
 }

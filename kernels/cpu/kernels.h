@@ -123,6 +123,7 @@ struct DequantizeArgs {
 bool DotBaseline(const DotArgs&, const Parallel&);
 bool DotAvx2(const DotArgs&, const Parallel&);
 bool DotAvx512Bf16(const DotArgs&, const Parallel&);
+bool DotAmx(const DotArgs&, const Parallel&);  // where AmxIsCompiled
 bool GateBaseline(const GateArgs&, const Parallel&);
 bool GateAvx2(const GateArgs&, const Parallel&);
 bool GateAvx512(const GateArgs&, const Parallel&);
@@ -136,6 +137,9 @@ bool DequantizeAvx2(const DequantizeArgs&, const Parallel&);
 bool QuantizeOperandAvx512(const OperandArgs&, const Parallel&);
 bool DequantizeAvx512(const DequantizeArgs&, const Parallel&);
 
+// Whether the compiler knew AMX.
+bool AmxIsCompiled();
+
 // The kernels of one instruction set.
 struct Kernels {
   const char* name;
@@ -148,7 +152,7 @@ struct Kernels {
 
 // The values of the `isa` attribute. kAuto takes the best the machine has; a
 // level the machine lacks is an error, never an illegal instruction.
-enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa { kAuto = 0, kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 // The kernels of a level, or null when this build or machine lacks it.
 const Kernels* GetKernels(Isa isa);

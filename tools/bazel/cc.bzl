@@ -44,14 +44,20 @@ _AVX512 = _AVX2 + [
     "-mprefer-vector-width=512",
 ]
 
+_AVX512_BF16 = _AVX512 + [
+    "-mavx512vbmi",
+    "-mavx512vnni",
+    "-mavx512bf16",
+]
+
 _ISA_COPTS = {
     "baseline": [],
     "avx2": _AVX2,
     "avx512": _AVX512,
-    "avx512bf16": _AVX512 + [
-        "-mavx512vbmi",
-        "-mavx512vnni",
-        "-mavx512bf16",
+    "avx512bf16": _AVX512_BF16,
+    "amx": _AVX512_BF16 + [
+        "-mamx-tile",
+        "-mamx-bf16",
     ],
 }
 

@@ -40,7 +40,8 @@ OPTIONAL = ("matplotlib", "torch", "torchao", "tqdm")
 class InstructionSetTest(absltest.TestCase):
   def test_isa_limits_xla_and_kernels(self):
     """In a process of its own: neither can be limited later."""
-    if jp.detect_target("cpu").cpu_kernels not in ("avx512_bf16", "avx512"):
+    better = ("amx_bf16", "avx512_bf16", "avx512")
+    if jp.detect_target("cpu").cpu_kernels not in better:
       self.skipTest("needs AVX-512 and the kernels")
     with tempfile.TemporaryDirectory() as directory:
       path = pathlib.Path(directory) / "run.json"

@@ -93,7 +93,7 @@ _FIELDS: Final = ("engine", *_SIZES)
 # By their numbers in kernels/cpu/dot/config.h.
 ENGINES: Final = (
   *(BY_RULE, "f32", "float_avx2", "integer_avx2", "few_rows_avx2"),
-  *("bf16", "vnni", "few_rows_avx512"),
+  *("bf16", "vnni", "few_rows_avx512", "amx"),
 )
 
 

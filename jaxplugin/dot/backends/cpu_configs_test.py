@@ -34,7 +34,7 @@ CpuConfig = cpu_configs.CpuConfig
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)
 )
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16")
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 PLAIN = tuple(np.dtype(x) for x in (np.float32, jnp.bfloat16, np.float16))
 
 
@@ -84,7 +84,7 @@ class CpuConfigTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({"chunk": 3}, "may have engine, panel_rows, .*, got chunk"),
-    ({"engine": "amx"}, "engine must be one of .*'amx'"),
+    ({"engine": "sse"}, "engine must be one of .*'sse'"),
     ({"engine": None}, "engine must be one of .*None"),
     ({"engine": "by_rule"}, "without what is by rule, got .*'by_rule'"),
     ({"threads": 0}, "without what is by rule"),
@@ -148,7 +148,7 @@ class ServedTest(parameterized.TestCase):
     ("avx2", {}, {"engine": "few_rows_avx2", "panel_rows": 5}, "to 4, got 5"),
     ("avx2", {}, {"task_rows": 1 << 20}, "task_rows must be .*got 1048576"),
     ("avx2", {"n": None}, {}, "static sizes"),
-    ("riscv", {}, {}, "isa must be 1 to 4, got -1"),
+    ("riscv", {}, {}, "isa must be 1 to 5, got -1"),
     (None, {}, {}, "no CPU kernels"),
   )
   def test_config_error_says_why(self, isa, changes, config, message):
@@ -163,6 +163,12 @@ class ServedTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
+    ("amx_bf16", jp.MXFP8, jp.MXFP8, 4, 4096, "few_rows_avx512"),
+    ("amx_bf16", jp.MXFP8, jp.MXFP8, 5, 4096, "amx"),
+    ("amx_bf16", jnp.bfloat16, jp.NVFP4, 5, 4096, "amx"),
+    ("amx_bf16", jp.NVFP4, jp.NVFP4, 23, 4096, "vnni"),
+    ("amx_bf16", jp.NVFP4, jp.NVFP4, 24, 4096, "amx"),
+    ("amx_bf16", np.float32, jp.MXFP4, 24, 4096, "float_avx2"),
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 1, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 12, 4096, "few_rows_avx512"),
     ("avx512_bf16", jp.MXFP8, jp.MXFP8, 13, 4096, "bf16"),

@@ -30,6 +30,7 @@ using namespace emulated;
 #include "dot/engine_bf16.inl"
 #include "dot/engine_vnni.inl"
 #include "dot/few_rows_avx512.inl"
+#include "dot/bf16_factors.inl"
 
 // The engines of the instruction set below: AVX2 wherever there is AVX-512.
 bool DotBelow(const DotArgs& args, const Parallel& parallel) {

@@ -17,6 +17,8 @@
 //   PanelRowBytes(k), StripBytes(k)
 //   Engine(sides)                           once per call
 //   PackRow(row, tile, tile_rows, i)        row i of a tile
+//   FinishTile(engine, tile, tile_rows, count, k)
+//       after the `count` rows of a tile; a function, which most do not need
 //   Strip(row, count, panel, rows, tile_rows, strip, c)
 //       c[r * kSumFloats + j] = dot of panel row r and strip row j
 // where rows and strips are folded with their scales: exact, by RowIsSafe.
@@ -147,6 +149,10 @@ inline void FinishTotals(int64_t rows, float* c) {
 }
 
 template <typename Engine>
+JAXPLUGIN_ALWAYS_INLINE void FinishTile(const Engine&, uint8_t*, int64_t,
+                                        int64_t, int64_t) {}
+
+template <typename Engine>
 struct Blocked {
   Sides sides;
   Engine engine;
@@ -209,6 +215,8 @@ struct Blocked {
             engine.PackRow(row, shared + tile * tile_bytes, tile_rows, r - r0);
             unsafe[r] = !RowIsSafe(*sides.panel, row);
           }
+          FinishTile(engine, shared + tile * tile_bytes, tile_rows, end - r0,
+                     k);
         });
     const int64_t strips = CeilDiv(sides.strip_rows, Engine::kStripRows);
     int64_t group = Max(1, strips / (parallel.threads * 16));

@@ -25,12 +25,14 @@ enum class Engine : int64_t {
   kBF16,
   kVnni,
   kFewRowsAvx512,
+  kAmx,
 };
 inline constexpr const char* kEngineNames[] = {
     "by_rule",       "f32",  "float_avx2", "integer_avx2",
     "few_rows_avx2", "bf16", "vnni",       "few_rows_avx512",
+    "amx",
 };
-inline constexpr int kEngines = 8;
+inline constexpr int kEngines = 9;
 
 // 0 is by rule. The side of fewer rows, mostly lhs, is the panel, the other one
 // is cut into tasks (ChooseSides).

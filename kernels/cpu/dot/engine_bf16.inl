@@ -6,32 +6,6 @@
 //
 // vdpbf16ps flushes subnormals, inputs and results, whatever MXCSR says.
 
-// Transposes 16 rows of 16 dwords: out[i] holds dword i of every row.
-JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
-  __m512i a[16], b[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  // b[4 q + d]: lane l holds dword 4 l + d of rows 4 q .. 4 q + 3.
-  for (int d = 0; d < 4; ++d) {
-    const __m512i p = _mm512_shuffle_i32x4(b[d], b[4 + d], 0x88);
-    const __m512i q = _mm512_shuffle_i32x4(b[d], b[4 + d], 0xdd);
-    const __m512i r = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0x88);
-    const __m512i s = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0xdd);
-    out[d] = _mm512_shuffle_i32x4(p, r, 0x88);
-    out[4 + d] = _mm512_shuffle_i32x4(q, s, 0x88);
-    out[8 + d] = _mm512_shuffle_i32x4(p, r, 0xdd);
-    out[12 + d] = _mm512_shuffle_i32x4(q, s, 0xdd);
-  }
-}
-
 JAXPLUGIN_ALWAYS_INLINE __m512 Dot32(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }

@@ -103,6 +103,21 @@ JAXPLUGIN_ALWAYS_INLINE constexpr int64_t VnniRowsMin(bool is_block_32) {
   return is_block_32 ? 3 : 4;
 }
 
+// Rows from which AMX is fastest: n = k = 4096, one Sapphire Rapids core, AMX
+// over the few rows of vdpbf16ps, and of two E2M1 sides over vpdpbusd.
+//   rows               4     5     6     8    12
+//   MXFP8           1.16  0.86  0.77  0.62  0.43
+//     8192^2, 1024^2      0.83        0.67
+//   bf16 * MXFP4    1.11  0.82  0.72  0.57  0.39
+//   bf16 * NVFP4    1.36  1.00  0.93  0.71  0.53
+//   rows              16    20    24    32    64
+//   MXFP4           1.07  1.04  0.96  0.80  0.63
+//   NVFP4           1.08  0.97  0.98  0.75  0.56
+// (ONE_THREAD=1 tests/compare/compare.sh HEAD mxfp8 5 4096 4096 few_rows_avx512
+// amx, and so on; 2026-11.)
+inline constexpr int64_t kAmxRowsMin = 5;
+inline constexpr int64_t kAmxIntegerRowsMin = 24;
+
 JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx2(const DotShape& x) {
   const ShapeSides sides = SidesOf(x);
   const bool is_integer = IsPacked(sides.panel) && IsPacked(sides.strip);
@@ -137,6 +152,14 @@ JAXPLUGIN_ALWAYS_INLINE Engine RuleAvx512Bf16(const DotShape& x) {
   return is_bf16 ? Engine::kBF16 : RuleBelowBF16(x);
 }
 
+JAXPLUGIN_ALWAYS_INLINE Engine RuleAmx(const DotShape& x) {
+  const ShapeSides sides = SidesOf(x);
+  const bool is_integer = IsPacked(sides.panel) && IsPacked(sides.strip);
+  const int64_t least = is_integer ? kAmxIntegerRowsMin : kAmxRowsMin;
+  const bool is_bf16 = IsBF16(sides.panel) && IsBF16(sides.strip);
+  return is_bf16 && sides.rows >= least ? Engine::kAmx : RuleAvx512Bf16(x);
+}
+
 // Whether a dot is too small to share. Decoding a weight counts as four of its
 // products: some 50 us of a Zen 4 core, which is what waking another thread of
 // XLA's pool takes.
@@ -159,6 +182,7 @@ JAXPLUGIN_ALWAYS_INLINE Engine EngineByRule(Isa isa, const DotShape& x) {
     case Isa::kAvx2:
     case Isa::kAvx512: return RuleBelowBF16(x);
     case Isa::kAvx512Bf16: return RuleAvx512Bf16(x);
+    case Isa::kAmx: return RuleAmx(x);
     default: return Engine::kF32;
   }
 }

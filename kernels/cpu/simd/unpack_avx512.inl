@@ -215,6 +215,57 @@ JAXPLUGIN_ALWAYS_INLINE __m512i Fold(__m512i values, __m512 scale) {
       _mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xea);
 }
 
+// What E8M0 scales other than NaN add to the words of bf16: twice in a dword.
+JAXPLUGIN_ALWAYS_INLINE __m512i ExponentsOf(__m512 scales) {
+  const __m512i words = _mm512_add_epi32(
+      _mm512_srli_epi32(_mm512_castps_si512(scales), 16),
+      _mm512_set1_epi32(-(127 << 7)));
+  return _mm512_or_si512(_mm512_slli_epi32(words, 16),
+                         _mm512_and_si512(words, _mm512_set1_epi32(0xffff)));
+}
+
+// Fold for a power of two, and values that are finite: it is added to exponents
+// of all but zeros. What leaves the range of bf16, in rows that are not safe, is
+// any number.
+JAXPLUGIN_ALWAYS_INLINE __m512i Shift(__m512i values, __m512i exponents) {
+  const __mmask32 counts =
+      _mm512_test_epi16_mask(values, _mm512_set1_epi16(0x7fff));
+  return _mm512_mask_add_epi16(values, counts, values, exponents);
+}
+
+// The least code, without sign, that is no finite number; 128: all are.
+JAXPLUGIN_ALWAYS_INLINE constexpr int FirstNonFinite(Format format) {
+  return format == Format::kE4M3   ? 0x7f
+         : format == Format::kE5M2 ? 0x7c
+                                   : 0x80;
+}
+
+// Transposes 16 rows of 16 dwords: out[i] holds dword i of every row.
+JAXPLUGIN_ALWAYS_INLINE void Transpose16(const __m512i* in, __m512i* out) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  // b[4 q + d]: lane l holds dword 4 l + d of rows 4 q .. 4 q + 3.
+  for (int d = 0; d < 4; ++d) {
+    const __m512i p = _mm512_shuffle_i32x4(b[d], b[4 + d], 0x88);
+    const __m512i q = _mm512_shuffle_i32x4(b[d], b[4 + d], 0xdd);
+    const __m512i r = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0x88);
+    const __m512i s = _mm512_shuffle_i32x4(b[8 + d], b[12 + d], 0xdd);
+    out[d] = _mm512_shuffle_i32x4(p, r, 0x88);
+    out[4 + d] = _mm512_shuffle_i32x4(q, s, 0x88);
+    out[8 + d] = _mm512_shuffle_i32x4(p, r, 0xdd);
+    out[12 + d] = _mm512_shuffle_i32x4(q, s, 0xdd);
+  }
+}
+
 // What it takes to unpack rows of one operand, made once per call.
 struct Unpacker {
   const Operand& x;
@@ -248,27 +299,49 @@ struct Unpacker {
     const Tables tables = table_bytes.Load();
     const uint8_t* scale = x.scale + row * x.scale_cols;
     const int64_t units_per_16_scales = x.block / 8;
+    const __m512i nan = _mm512_set1_epi32(static_cast<int>(kQuietNan));
+    const __m512i magnitude = _mm512_set1_epi8(0x7f);
+    const __m512i non_finite =
+        _mm512_set1_epi8(static_cast<char>(FirstNonFinite(x.format)));
     for (int64_t s = u0 / units_per_16_scales * units_per_16_scales; s < u1;
          s += units_per_16_scales) {
       const int64_t c = s / units_per_16_scales * 16;
       const __m512 scales =
           LoadScales(x.scale_kind, scale + c, x.scale_cols - c);
       const int64_t end = Min(s + units_per_16_scales, u1);
+      const bool is_shift =
+          x.scale_kind == ScaleKind::kE8M0 &&
+          _mm512_cmpeq_epi32_mask(_mm512_castps_si512(scales), nan) == 0;
+      const __m512 exponents = _mm512_castsi512_ps(ExponentsOf(scales));
       for (int64_t u = Max(s, u0); u < end; ++u) {
         Unit unit;
         if (IsPacked(x.format)) {
           unit = Unpack4(LoadBytes(values + u * 64, x.k / 2 - u * 64),
                          tables.high0);
-          const __m512 spread = index.Spread(scales, u - s);
-          for (int i = 0; i < 4; ++i) unit.q[i] = Fold(unit.q[i], spread);
+          if (is_shift) {
+            const __m512i spread =
+                _mm512_castps_si512(index.Spread(exponents, u - s));
+            for (int i = 0; i < 4; ++i) unit.q[i] = Shift(unit.q[i], spread);
+          } else {
+            const __m512 spread = index.Spread(scales, u - s);
+            for (int i = 0; i < 4; ++i) unit.q[i] = Fold(unit.q[i], spread);
+          }
         } else {
           for (int half = 0; half < 2; ++half) {
             const int64_t at = u * kUnit + half * 64;
-            Unpack8(LoadBytes(values + at, x.k - at), tables,
-                    &unit.q[2 * half], &unit.q[2 * half + 1]);
-            const __m512 spread = index.Spread(scales, 2 * (u - s) + half);
-            for (int i = 2 * half; i < 2 * half + 2; ++i) {
-              unit.q[i] = Fold(unit.q[i], spread);
+            const __m512i codes = LoadBytes(values + at, x.k - at);
+            __m512i* q = unit.q + 2 * half;
+            Unpack8(codes, tables, q, q + 1);
+            const int64_t g = 2 * (u - s) + half;
+            if (is_shift &&
+                _mm512_cmpge_epu8_mask(_mm512_and_si512(codes, magnitude),
+                                       non_finite) == 0) {
+              const __m512i spread =
+                  _mm512_castps_si512(index.Spread(exponents, g));
+              for (int i = 0; i < 2; ++i) q[i] = Shift(q[i], spread);
+            } else {
+              const __m512 spread = index.Spread(scales, g);
+              for (int i = 0; i < 2; ++i) q[i] = Fold(q[i], spread);
             }
           }
         }

@@ -42,7 +42,7 @@ DOMINATED = {
 }
 FP4 = ("mxfp4", "nvfp4")
 # Rows of every path: of few rows, in blocks, and a last tile of one row.
-ROWS = (1, 2, 3, 4, 5, 17)
+ROWS = (1, 2, 3, 4, 5, 17, 25)
 UNIT = 2.0**-24
 
 
@@ -64,10 +64,11 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
 def bound(lhs, rhs, rows, isa):
   """Of the error over sum|a * b|: the contract's, or twice that."""
   is_fp4 = lhs in FP4 and rhs in FP4
-  # Not in the engines of many rows in AVX2's float32 and in BF16, which two FP4
-  # sides do not take (README.md, Accumulation).
-  is_twice = isa != "baseline" and not is_fp4
-  return (32 if is_twice and rows > 4 else 16) * UNIT
+  # Not in the engines of many rows in AVX2's float32, in BF16 and in AMX, the
+  # last of which two FP4 sides take from 24 rows on (README.md, Accumulation).
+  rows_min = 24 if is_fp4 else 5
+  is_twice = isa == "amx_bf16" if is_fp4 else isa != "baseline"
+  return (32 if is_twice and rows >= rows_min else 16) * UNIT
 
 
 def worst(lhs, rhs, isa):

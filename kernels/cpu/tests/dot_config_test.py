@@ -15,17 +15,23 @@ from absl.testing import parameterized
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
+BF16 = "avx512_bf16"
 # By their numbers, and the instruction sets that have them (dot/config.h).
 ENGINES = {
   "f32": (1, ("baseline",)),
-  "float_avx2": (2, ("avx2", "avx512", "avx512_bf16")),
-  "integer_avx2": (3, ("avx2", "avx512", "avx512_bf16")),
-  "few_rows_avx2": (4, ("avx2", "avx512", "avx512_bf16")),
-  "bf16": (5, ("avx512_bf16",)),
-  "vnni": (6, ("avx512_bf16",)),
-  "few_rows_avx512": (7, ("avx512_bf16",)),
+  "float_avx2": (2, ("avx2", "avx512", BF16, "amx_bf16")),
+  "integer_avx2": (3, ("avx2", "avx512", BF16, "amx_bf16")),
+  "few_rows_avx2": (4, ("avx2", "avx512", BF16, "amx_bf16")),
+  "bf16": (5, (BF16, "amx_bf16")),
+  "vnni": (6, (BF16, "amx_bf16")),
+  "few_rows_avx512": (7, (BF16, "amx_bf16")),
+  "amx": (8, ("amx_bf16",)),
 }
-OWN = [(engine, isas[-1]) for engine, (_, isas) in ENGINES.items()]
+# Each under one of them: AVX2's under one that gives them the dot.
+OWN = [
+  (engine, BF16 if BF16 in isas else isas[0])
+  for engine, (_, isas) in ENGINES.items()
+]
 PAIRS = (
   *(("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp4", "nvfp4")),
   *(("mxfp8", "mxfp8"), ("mxfp6_e2m3", "nvfp4"), ("bf16", "mxfp4")),
@@ -39,7 +45,7 @@ def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
   plain = ("f32", "f16")
   if engine in ("integer_avx2", "vnni"):
     return lhs in fp4 and rhs in fp4
-  if engine == "bf16":
+  if engine in ("bf16", "amx"):
     return lhs not in plain and rhs not in plain
   if engine == "few_rows_avx512":
     return rhs != "bf16" and (lhs not in plain or rhs in fp4)
@@ -105,14 +111,14 @@ class DotConfigTest(parameterized.TestCase):
 
   @parameterized.product(
     pair=(("bf16", "mxfp4"), ("bf16", "mxfp8"), ("f32", "mxfp4")),
-    engine=("few_rows_avx2", "bf16", "few_rows_avx512"),
+    engine=("few_rows_avx2", "bf16", "few_rows_avx512", "amx"),
     exponent=(-120, 100),
     m=(3, 11),
   )
   def test_numbers_that_an_engine_cannot_hold_are_exact(
     self, pair, engine, exponent, m
   ):
-    number = testing.isa_number(self, ENGINES[engine][1][-1])
+    number = testing.isa_number(self, dict(OWN)[engine])
     if not serves(engine, *pair, m):
       self.skipTest(f"{engine} does not serve {pair}")
     rng = np.random.default_rng(0)
@@ -175,8 +181,8 @@ class DotConfigTest(parameterized.TestCase):
 
 class DotConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ({"engine": -1}, "engine must be 0 .by_rule. to 7, got -1"),
-    ({"engine": 8}, "engine must be .*got 8"),
+    ({"engine": -1}, "engine must be 0 .by_rule. to 8, got -1"),
+    ({"engine": 9}, "engine must be .*got 9"),
     ({"engine": 1 << 40}, "engine must be .*got 1099511627776"),
     ({"panel_rows": -1}, "panel_rows must be 0 .by rule. to 4096, got -1"),
     ({"panel_rows": 4097}, "panel_rows must be .*got 4097"),

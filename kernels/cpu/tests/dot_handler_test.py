@@ -411,7 +411,7 @@ class DotErrorTest(parameterized.TestCase):
     ("residual_dtype", {"residual": np.ones((2, 3, 3), BF16)}, "residual must"),
     ("activation", {"activation": 4}, "activation must be"),
     ("activation_negative", {"activation": -1}, "activation must be"),
-    ("isa", {"isa": 5}, "isa must be"),
+    ("isa", {"isa": 6}, "isa must be"),
     ("isa_negative", {"isa": -1}, "isa must be"),
     (
       "element",

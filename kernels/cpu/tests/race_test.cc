@@ -239,7 +239,7 @@ int Main() {
       {Format::kE2M3, ScaleKind::kE8M0, 1, 3, 300, 256},
   };
   int failures = 0;
-  for (int isa = 1; isa <= 4; ++isa) {
+  for (int isa = 1; isa <= 5; ++isa) {
     const Kernels* kernels = GetKernels(static_cast<Isa>(isa));
     if (kernels == nullptr) continue;
     // On all threads, however small they are, and cut into small tasks for fewer.

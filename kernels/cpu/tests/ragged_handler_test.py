@@ -394,7 +394,7 @@ class RaggedErrorTest(parameterized.TestCase):
       },
       r"n must be even for a gated activation, got f8e4m3fn\[3,3,64\]",
     ),
-    ("isa", {"isa": 5}, "isa must be"),
+    ("isa", {"isa": 6}, "isa must be"),
     ("attribute", {"attributes": {"x": I64(1)}}, "no other attributes are"),
     ("result_shape", {"shape": (4, 4)}, "the result must be"),
     ("result_rank", {"shape": (20,)}, "the result must be"),

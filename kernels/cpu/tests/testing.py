@@ -27,6 +27,7 @@ ISA_LEVELS = {
   "avx2": 2,
   "avx512": 3,
   "avx512_bf16": 4,
+  "amx_bf16": 5,
 }
 # Not the names that the package registers: both may live in one process.
 _TARGET = "{}_under_test".format

@@ -161,6 +161,16 @@ JAXPLUGIN_EMULATED __m512i _mm512_min_epu8(__m512i a, __m512i b) {
   for (int i = 0; i < 64; ++i) out[i] = x[i] < y[i] ? x[i] : y[i];
   return (__m512i)out;
 }
+// Lanes whose bit of the mask is clear are those of `from`.
+JAXPLUGIN_EMULATED __m512i _mm512_mask_add_epi16(__m512i from, __mmask32 mask,
+                                                 __m512i a, __m512i b) {
+  const Words sums = (Words)a + (Words)b;
+  Words out = (Words)from;
+  for (int i = 0; i < 32; ++i) {
+    if (mask >> i & 1) out[i] = sums[i];
+  }
+  return (__m512i)out;
+}
 // Counts as large as a lane, or larger, leave zeros.
 JAXPLUGIN_EMULATED __m512i _mm512_slli_epi16(__m512i a, unsigned count) {
   return count > 15 ? __m512i{} : (__m512i)((Words)a << count);
@@ -225,6 +235,12 @@ JAXPLUGIN_EMULATED __mmask16 _mm512_cmplt_epu32_mask(__m512i a, __m512i b) {
   for (int i = 0; i < 16; ++i) mask |= unsigned{x[i] < y[i]} << i;
   return static_cast<__mmask16>(mask);
 }
+JAXPLUGIN_EMULATED __mmask64 _mm512_cmpge_epu8_mask(__m512i a, __m512i b) {
+  const Bytes x = (Bytes)a, y = (Bytes)b;
+  uint64_t mask = 0;
+  for (int i = 0; i < 64; ++i) mask |= uint64_t{x[i] >= y[i]} << i;
+  return mask;
+}
 JAXPLUGIN_EMULATED __mmask64 _mm512_cmpeq_epi8_mask(__m512i a, __m512i b) {
   const Bytes x = (Bytes)a, y = (Bytes)b;
   uint64_t mask = 0;
@@ -234,6 +250,14 @@ JAXPLUGIN_EMULATED __mmask64 _mm512_cmpeq_epi8_mask(__m512i a, __m512i b) {
 // Where they have no bit in common.
 JAXPLUGIN_EMULATED __mmask16 _mm512_testn_epi32_mask(__m512i a, __m512i b) {
   return _mm512_cmpeq_epi32_mask(a & b, __m512i{});
+}
+
+// Where a & b is not 0.
+JAXPLUGIN_EMULATED __mmask32 _mm512_test_epi16_mask(__m512i a, __m512i b) {
+  const Words x = (Words)(a & b);
+  uint32_t mask = 0;
+  for (int i = 0; i < 32; ++i) mask |= uint32_t{x[i] != 0} << i;
+  return mask;
 }
 
 // a where the mask is set, else `other`.

@@ -100,6 +100,15 @@ struct Register {
                          _mm512_cmpeq_epi8_mask(Pairs(JAXPLUGIN_I(a)),        \
                                                 Pairs(JAXPLUGIN_I(b))),       \
                          c->bytes))                                           \
+  X(cmpge_epu8_mask,                                                          \
+    _mm512_maskz_loadu_epi8(                                                  \
+        _mm512_cmpge_epu8_mask(JAXPLUGIN_I(a), JAXPLUGIN_I(b)), c->bytes))    \
+  X(mask_add_epi16, _mm512_mask_add_epi16(JAXPLUGIN_I(a),                     \
+                                          static_cast<__mmask32>(Mask(c)),    \
+                                          JAXPLUGIN_I(b), JAXPLUGIN_I(c)))    \
+  X(test_epi16_mask, _mm512_set1_epi32(static_cast<int>(                      \
+                         _mm512_test_epi16_mask(Pairs(JAXPLUGIN_I(a)),        \
+                                                JAXPLUGIN_I(b)))))            \
   X(cmplt_epu32_mask, _mm512_set1_epi32(_mm512_cmplt_epu32_mask(              \
                           JAXPLUGIN_I(a), JAXPLUGIN_I(b))))                   \
   X(testn_epi32_mask, _mm512_set1_epi32(_mm512_testn_epi32_mask(              \
@@ -414,6 +423,19 @@ const NamedModel kModels[] = {
     JAXPLUGIN_MODEL(cmpeq_epi32_mask, return Compare([=](int i) {
       return Lane<uint32_t>(a, i) % 4 == Lane<uint32_t>(b, i) % 4;
     });),
+    JAXPLUGIN_MODEL(cmpge_epu8_mask, return Fill<uint8_t>([=](int i) {
+      return a->bytes[i] >= b->bytes[i] ? c->bytes[i] : uint8_t{0};
+    });),
+    JAXPLUGIN_MODEL(mask_add_epi16, return Fill<uint16_t>([=](int i) {
+      const int sum = Lane<uint16_t>(b, i) + Lane<uint16_t>(c, i);
+      return Mask(c) >> i & 1 ? static_cast<uint16_t>(sum)
+                              : Lane<uint16_t>(a, i);
+    });),
+    JAXPLUGIN_MODEL(
+        test_epi16_mask, uint32_t mask = 0; for (int i = 0; i < 32; ++i) {
+          const uint16_t some = Lane<uint16_t>(a, i) & Lane<uint16_t>(b, i);
+          mask |= uint32_t{(some & 0x0303) != 0} << i;
+        } return Fill<uint32_t>([=](int) { return mask; });),
     JAXPLUGIN_MODEL(cmplt_epu32_mask, return Compare([=](int i) {
       return Lane<uint32_t>(a, i) < Lane<uint32_t>(b, i);
     });),
