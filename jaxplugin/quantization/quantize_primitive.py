@@ -45,7 +45,9 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import assigning
 from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import partial_scales
 from jaxplugin.quantization.sharding import partitioning
+from jaxplugin.quantization.sharding import shares
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import ranks
@@ -354,17 +356,21 @@ def _lower(ctx, *args, target, overlay, platform=None, **params):
   problem = problem_of(ctx.avals_in, params)
   function: Callable[..., Any]
   # Lowers this equation again for each device's share.
-  bind = functools.partial(_bind, target=target, overlay=overlay)
+  under = {"target": target, "overlay": overlay}
+  local = shares.Local(
+    quantize=functools.partial(_bind, **under),
+    partial_scales=functools.partial(partial_scales.partial_scales, **under),
+  )
   mesh = explicit_axes.mesh_of(ctx.avals_in)
   if mesh is not None:
     specs = list(map(explicit_axes.spec_of, ctx.avals_out))
-    function = explicit.quantize(problem, bind, mesh, specs)
+    function = explicit.quantize(problem, local, mesh, specs)
   elif module.is_split and partitioning.can_quantize(problem):
     key = fingerprints.of(
       quantize_p.name, problem, device, resolution.decides(overlay)
     )
     split = functools.partial(partitioning.partitioned, key=key)
-    function = partitioning.quantize(problem, bind, bind, split)
+    function = partitioning.quantize(problem, local, split)
   else:
     parts = backends.decide(problem, module, device, overlay)
     function = functools.partial(_emit, parts=parts, target=device)

@@ -10,9 +10,14 @@ Bits of `quantize` are the same in all; a module for which kernels cannot serve
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
+
+import jax
+import jax.numpy as jnp
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
@@ -27,6 +32,10 @@ from jaxplugin.tables import resolution
 
 QUANTIZE: Final = decisions.table(triton.QUANTIZE, cpu.QUANTIZE, xla.QUANTIZE)
 DEQUANTIZE: Final = decisions.table(cpu.DEQUANTIZE, xla.DEQUANTIZE)
+# What has kernels for the global scale of a device's part; others take xla's.
+_PARTIAL_SCALES: Final[dict[str, Callable[..., jax.Array]]] = {
+  triton.QUANTIZE.name: triton.partial_scales
+}
 
 # Both, as tables of measured choices speak of them.
 QUANTIZE_OPERATION: Final[fitting.Operation[problems.QuantizeProblem]] = (
@@ -102,6 +111,26 @@ def decide(
     Part(problem=single, decision=choose(single, module, target, overlay))
     for single in problem.singles()
   ]
+
+
+def partial_scales(
+  x: jax.Array, parts: Sequence[Part], target: targets.Target
+) -> jax.Array:
+  """f32[blockings]: the global scales that a part of an array asks for.
+
+  0 where no block has one; `operations.global_scale_of_partial` of the largest
+  of all parts is the array's.
+
+  Args:
+    parts: of a problem that computes them, as `decide` gives them.
+  """
+  each = [
+    _PARTIAL_SCALES.get(part.decision.implementation, xla.partial_scales)(
+      x, part.problem, target
+    )
+    for part in parts
+  ]
+  return each[0] if len(each) == 1 else jnp.concatenate(each)
 
 
 def explained(

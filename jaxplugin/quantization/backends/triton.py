@@ -178,6 +178,21 @@ def quantize(
   return [leaf for i in range(len(each)) for leaf in results[i]]
 
 
+def partial_scales(
+  x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
+) -> jax.Array:
+  """f32[blockings]: the global scales that a part of an array asks for.
+
+  Args:
+    problem: of the part, that `supports` takes.
+  """
+  if len(problem.blockings) == 1:
+    x = problem.blockings[0].apply(x)
+  arrays = {"x": x}
+  _run(triton_shapes.partial_scale_launches(problem, target), arrays, target)
+  return arrays["partial_scales"]
+
+
 def _unmerged(
   x: jax.Array, blocking: blocking_lib.Blocking, shape: Sequence[int]
 ) -> jax.Array:

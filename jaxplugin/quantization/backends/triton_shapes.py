@@ -57,6 +57,27 @@ def launches(
   return found
 
 
+def partial_scale_launches(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> list[launching.Launch]:
+  """What is launched for the global scales that a part of an array asks for.
+
+  Args:
+    problem: of the part, that `launches` takes.
+  """
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  if len(problem.blockings) == 1:
+    rows = _rows(problem)
+    assert not isinstance(rows, decisions.Unsupported)
+    return quantize_plans.plan_partial_scales(rows, architecture)
+  matrices, found = _matrices(problem), order(problem)
+  assert matrices is not None and found is not None
+  return quantize_plans.plan_partial_scales_of_both(
+    matrices, architecture, found[0]
+  )
+
+
 def _rows(
   problem: problems.QuantizeProblem,
 ) -> quantize_config.Rows | decisions.Unsupported:

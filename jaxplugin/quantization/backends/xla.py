@@ -8,6 +8,7 @@ from typing import Any
 from typing import Final
 
 import jax
+import jax.numpy as jnp
 
 from jaxplugin.core import blocking
 from jaxplugin.core import decisions
@@ -74,15 +75,22 @@ def quantize(
   return results
 
 
-def partial_global_scale(
-  x: jax.Array, problem: problems.QuantizeProblem
+def partial_scales(
+  x: jax.Array,
+  problem: problems.QuantizeProblem,
+  target: targets.Target | None = None,
 ) -> jax.Array:
-  """`operations.partial_global_scale`, of a problem of one blocking."""
-  (b,), extras = problem.blockings, problem.extras
-  blocked, square = _blocked(x, b, extras)
-  return operations.partial_global_scale(
-    blocked, problem.format, b.axis(), square, extras.four_over_six
-  )
+  """f32[blockings]: the global scales that a part of an array asks for."""
+  del target
+  found = []
+  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
+    blocked, square = _blocked(x, b, extras)
+    found.append(
+      operations.partial_global_scale(
+        blocked, problem.format, b.axis(), square, extras.four_over_six
+      )
+    )
+  return jnp.stack(found)
 
 
 def _blocked(

@@ -85,12 +85,14 @@ def quantize(
 
   Args:
     problem: of the whole array.
-    local: (operands, problem) -> results, on one device.
+    local: of one device.
     mesh: with explicit axes.
     specs: in the types of the results.
   """
   if not partitioning.can_quantize(problem):
-    return _on_each(lambda *operands: local(operands, problem), mesh, specs)
+    return _on_each(
+      lambda *operands: local.quantize(operands, problem), mesh, specs
+    )
   if problem.scale_layout != layouts.LINEAR:
     size = problem.results_each
     specs = [
@@ -98,7 +100,7 @@ def quantize(
       for i, spec in enumerate(specs)
     ]
   split = functools.partial(_split, mesh=mesh, specs=specs)
-  return partitioning.quantize(problem, local, local, split)
+  return partitioning.quantize(problem, local, split)
 
 
 def dequantize(

@@ -10,11 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jaxplugin.core import blocking
 from jaxplugin.core import formats
+from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.quantization import operations
+from jaxplugin.quantization import problems
+from jaxplugin.quantization.sharding import partial_scales
+from jaxplugin.tables import resolution
 
 AxisName = str | Sequence[str]
 
@@ -56,15 +62,27 @@ def global_scale(
   if not names or not format.has_global_scale:
     return given
   x = lax.stop_gradient(x)
-  partial = []
-  for axis in axes:
-    function = functools.partial(
-      operations.partial_global_scale, format=format, axis=axis - batch_dims
-    )
-    for _ in range(batch_dims):
-      function = jax.vmap(function)  # type: ignore[assignment]
-    partial.append(function(x))
-  each = jnp.stack(partial) if len(partial) > 1 else partial[0]
+  ndim = x.ndim - batch_dims
+  problem = problems.QuantizeProblem(
+    shape=tuple(x.shape[batch_dims:]),
+    dtype=np.dtype(x.dtype),
+    format=format,
+    blockings=tuple(
+      blocking.Blocking.along(axis - batch_dims, ndim, format.block_size)
+      for axis in axes
+    ),
+  )
+  function = functools.partial(
+    partial_scales.partial_scales,
+    problem=problem,
+    target=targets.overriding_target(),
+    overlay=resolution.overlay(),
+  )
+  for _ in range(batch_dims):
+    function = jax.vmap(function)  # type: ignore[assignment]
+  # f32[batch, n]; those of several axes come first in the result.
+  each = jnp.moveaxis(function(x), -1, 0)
+  each = each if len(axes) > 1 else each[0]
   # Where types say over which axes x varies, JAX takes either kind at once.
   varying = jax_private.varying_axes(each)
   groups = (

@@ -44,7 +44,6 @@ def can_quantize(problem: problems.QuantizeProblem) -> bool:
 
 def quantize(
   problem: problems.QuantizeProblem,
-  whole: shares.Local,
   local: shares.Local,
   split: Callable[[Operation], Callable[..., list[jax.Array]]],
 ) -> Callable[..., list[jax.Array]]:
@@ -52,8 +51,7 @@ def quantize(
 
   Args:
     problem: of the whole array, that `can_quantize` takes.
-    whole: (operands, problem) -> results, traced for their types.
-    local: the same, on one device.
+    local: of one device; traced for the types of results too.
     split: makes a function of an operation's operands, as `partitioned` does.
   """
   # FP4 is two a byte, and what is swizzled is all of a matrix.
@@ -62,7 +60,7 @@ def quantize(
   )
 
   def function(*operands: jax.Array) -> list[jax.Array]:
-    operation = _Quantization(moved, whole, local, len(operands))
+    operation = _Quantization(moved, local, len(operands))
     results = split(operation)(*operands)
     return _unmoved(results, problem)
 
@@ -93,12 +91,11 @@ class _Quantization:
   """Quantizing, as `partitioned` wants an operation."""
 
   problem: problems.QuantizeProblem
-  whole: shares.Local
   local: shares.Local
   num_operands: int
 
   def compute_whole(self, *operands: jax.Array) -> list[jax.Array]:
-    results = self.whole(operands, self.problem)
+    results = self.local.quantize(operands, self.problem)
     return shares.bytes_of(results, self.problem)
 
   def assign(

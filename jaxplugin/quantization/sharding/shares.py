@@ -26,14 +26,26 @@ from jaxplugin.core import formats
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import assigning
 from jaxplugin.quantization.sharding import places
 
-# (operands of a problem, the problem) -> its results, on one device.
-Local = Callable[
-  [Sequence[jax.Array], problems.QuantizeProblem], list[jax.Array]
-]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local:
+  """What one device computes.
+
+  Attributes:
+    quantize: (operands of a problem, the problem) -> its results.
+    partial_scales: (x, a problem) -> f32[n], `partial_scales` of x.
+  """
+
+  quantize: Callable[
+    [Sequence[jax.Array], problems.QuantizeProblem], list[jax.Array]
+  ]
+  partial_scales: Callable[[jax.Array, problems.QuantizeProblem], jax.Array]
+
+
+# The same of dequantizing: its result.
 LocalDequantize = Callable[
   [Sequence[jax.Array], problems.DequantizeProblem], jax.Array
 ]
@@ -52,7 +64,7 @@ def quantize(
   them. Random bits are those of the places that values have in the whole array.
 
   Args:
-    local: quantizes on one device.
+    local: of one device.
     operands: x's part, a global scale or none, data of keys.
     problem: of the whole array, with linear scales and packed FP4.
     assignment: of its dimensions.
@@ -65,21 +77,21 @@ def quantize(
   keys = _own_keys(keys, problem, assignment, axis_sizes)
   axes = tuple(a for dim in assignment.x for a in dim)
   if not problem.computes_global_scale or not axes:
-    return bytes_of(local([x, *scales, *keys], own), own)
-  partial = [xla.partial_global_scale(x, each) for each in own.singles()]
+    return bytes_of(local.quantize([x, *scales, *keys], own), own)
   # They are of one tensor; a NaN or an Inf alone makes them differ.
-  scale = operations.global_scale_of_partial(lax.pmax(jnp.stack(partial), axes))
+  partial = lax.pmax(local.partial_scales(x, own), axes)
+  scale = operations.global_scale_of_partial(partial)
   given_scale = dataclasses.replace(own, has_global_scale=True)
   pairs = bytes_of(
-    local(
-      [x, scale if len(partial) > 1 else scale[0], *keys],
+    local.quantize(
+      [x, scale if scale.size > 1 else scale[0], *keys],
       given_scale,
     ),
     given_scale,
   )
   return [
     leaf
-    for i in range(len(partial))
+    for i in range(scale.size)
     for leaf in (*pairs[2 * i : 2 * i + 2], scale[i])
   ]
 

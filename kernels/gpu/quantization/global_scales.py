@@ -6,6 +6,8 @@
   reduce_global_scale
   finite_amax_both, then those of blocks along both axes of a matrix, from one
   reduce_global_scales   read
+  finite_amax_both, then what a device's part of a matrix asks for, which a
+  reduce_partial_scales  maximum over the devices makes the global scales
 
 So it has the same bits each time. What is transformed before it is quantized is
 transformed here too. Arguments are as those of `quantize`'s kernels.
@@ -110,6 +112,7 @@ def _store_global_scale(
   size: tl.constexpr,
   RANGE: tl.constexpr,
   CHUNK: tl.constexpr,
+  NONE: tl.constexpr,
 ):
   amax = tl.zeros((CHUNK,), tl.int32)
   for start in range(0, size, CHUNK):
@@ -119,7 +122,7 @@ def _store_global_scale(
   largest = tl.max(amax, 0)
   quotient = tl.div_rn(codec.from_bits(largest), RANGE)
   quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
-  tl.store(global_scale, tl.where(largest == 0, 1.0, quotient))
+  tl.store(global_scale, tl.where(largest == 0, NONE, quotient))
 
 
 @triton.jit
@@ -129,17 +132,18 @@ def reduce_global_scale(
   size: tl.constexpr,
   RANGE: tl.constexpr,
   CHUNK: tl.constexpr,
+  NONE: tl.constexpr,
 ):
   """NVFP4's global scale: max(partial_amax) / RANGE, at least 2^-126.
 
-  1 where the maximum is 0. RANGE is the largest value times the largest scale.
-  One program.
+  NONE where the maximum is 0: 1, or 0 where `x` is a part of an array. RANGE is
+  the largest value times the largest scale. One program.
 
   Args:
     partial_amax: int32[size], f32 bits.
     global_scale: f32[1].
   """
-  _store_global_scale(partial_amax, global_scale, size, RANGE, CHUNK)
+  _store_global_scale(partial_amax, global_scale, size, RANGE, CHUNK, NONE)
 
 
 @triton.jit
@@ -153,5 +157,26 @@ def reduce_global_scales(
   CHUNK: tl.constexpr,
 ):
   """`reduce_global_scale` of either array. One program."""
-  _store_global_scale(partial_amax, global_scale, size, RANGE, CHUNK)
-  _store_global_scale(partial_amax_t, global_scale_t, size, RANGE, CHUNK)
+  _store_global_scale(partial_amax, global_scale, size, RANGE, CHUNK, 1.0)
+  _store_global_scale(partial_amax_t, global_scale_t, size, RANGE, CHUNK, 1.0)
+
+
+@triton.jit
+def reduce_partial_scales(
+  partial_amax,
+  partial_amax_t,
+  partial_scales,
+  size: tl.constexpr,
+  RANGE: tl.constexpr,
+  CHUNK: tl.constexpr,
+  PLACE: tl.constexpr,
+):
+  """`reduce_global_scale` of either array of a part. One program.
+
+  Args:
+    partial_scales: f32[2]: that of rows at PLACE, 0 or 1, and that of columns.
+  """
+  here = partial_scales + PLACE
+  there = partial_scales + (1 - PLACE)
+  _store_global_scale(partial_amax, here, size, RANGE, CHUNK, 0.0)
+  _store_global_scale(partial_amax_t, there, size, RANGE, CHUNK, 0.0)

@@ -350,4 +350,5 @@ KERNELS: Final = {
   "finite_amax_both": global_scales.finite_amax_both,
   "reduce_global_scale": global_scales.reduce_global_scale,
   "reduce_global_scales": global_scales.reduce_global_scales,
+  "reduce_partial_scales": global_scales.reduce_partial_scales,
 }

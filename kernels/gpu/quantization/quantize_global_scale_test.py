@@ -20,7 +20,7 @@ QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_EXTRAS)
 setUpModule = quantize_cases.skip_unless_interpreted
 
 
-def computed_global_scale(x):
+def computed_global_scale(x, none=1.0):
   config = quantize_config.default_config(
     "nvfp4", SM_90, x.shape[1], x.shape[2]
   )
@@ -47,12 +47,13 @@ def computed_global_scale(x):
     partial.size,
     RANGE=448 * 6.0,
     CHUNK=4,
+    NONE=none,
   )
   return result
 
 
-def computed_global_scales(x):
-  """Those of blocks along rows and along columns, from one read."""
+def partial_amax_both(x):
+  """What `finite_amax_both` writes."""
   config = quantize_config.default_config(
     "nvfp4", SM_90, *x.shape[1:], both=True
   )
@@ -70,6 +71,12 @@ def computed_global_scales(x):
     QUANTIZED=QUANTIZED,
     QUANTIZED_T=QUANTIZED,
   )
+  return partial
+
+
+def computed_global_scales(x):
+  """Those of blocks along rows and along columns, from one read."""
+  partial = partial_amax_both(x)
   results = [np.full(1, np.nan, np.float32) for _ in range(2)]
   interpret.launch(
     global_scales.reduce_global_scales,
@@ -81,6 +88,23 @@ def computed_global_scales(x):
     CHUNK=4,
   )
   return results
+
+
+def partial_scales(x, place):
+  """What a part of an array asks for, that of rows first if place is 0."""
+  partial = partial_amax_both(x)
+  result = np.full(2, np.nan, np.float32)
+  interpret.launch(
+    global_scales.reduce_partial_scales,
+    1,
+    *partial,
+    result,
+    partial[0].size,
+    RANGE=448 * 6.0,
+    CHUNK=4,
+    PLACE=place,
+  )
+  return result
 
 
 class GlobalScaleTest(parameterized.TestCase):
@@ -113,6 +137,18 @@ class GlobalScaleTest(parameterized.TestCase):
     ]
     self.assertEqual(wanted, [np.float32(g) / 2688 for g in (100, 200)])
     self.assertEqual(computed_global_scales(x), wanted)
+
+  @parameterized.parameters(0, 1)
+  def test_parts_have_both_in_one_array_or_0_for_none(self, place):
+    x = np.zeros((1, 40, 48), np.float32)
+    self.assertEqual(computed_global_scale(x, none=0.0), 0)
+    np.testing.assert_array_equal(partial_scales(x, place), [0, 0])
+    x[0, 0, 0], x[0, 0, 1], x[0, 20, 1] = np.nan, 448, 2 * 448
+    x[0, 20, 0] = -np.inf  # leaves 896 to columns, and nothing to rows
+    expected = [0, 1 / 3][:: 1 - 2 * place]
+    np.testing.assert_array_equal(
+      partial_scales(x, place), np.float32(expected)
+    )
 
   def test_tensor_of_zeros_has_global_scale_one(self):
     self.assertEqual(computed_global_scales(np.zeros((1, 2, 32), BF16)), [1, 1])

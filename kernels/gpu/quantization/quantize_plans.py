@@ -3,10 +3,11 @@
 """What is launched to quantize: pure functions, no Triton.
 
 `plan` quantizes along one axis, reading x where it lies. `plan_both` quantizes
-along two, from one read. A global scale that is computed takes one read before.
-Arrays are "x", "global_scale", "key", "partial_amax", "values" and "scale";
-names that end in "_t" are of columns. No launch lets the compiler contract a
-product and a sum, which would change bits.
+along two, from one read. A global scale that is computed takes one read before;
+`plan_partial_scales` and its twin for two have that alone, of a device's part.
+Arrays are "x", "global_scale", "key", "partial_amax", "partial_scales",
+"values" and "scale"; names that end in "_t" are of columns. No launch lets the
+compiler contract a product and a sum, which would change bits.
 """
 
 from __future__ import annotations
@@ -47,6 +48,36 @@ def plan(
   if x.global_scale == "computed":
     result[:0] = _global_scale_launches(x, config)
   return result
+
+
+def plan_partial_scales(
+  x: quantize_config.Rows, architecture: architectures.Architecture
+) -> list[launching.Launch]:
+  """What is launched for the global scale that a part of an array asks for."""
+  config = quantize_config.default_config(
+    x.format,
+    architecture,
+    *x.covered(),
+    k_is_contiguous=x.k_is_minor,
+    extras=x.extras,
+  )
+  return _global_scale_launches(x, config, is_part=True)
+
+
+def plan_partial_scales_of_both(
+  x: quantize_config.Matrices,
+  architecture: architectures.Architecture,
+  place: int,
+) -> list[launching.Launch]:
+  """The same of blocks along columns and along rows.
+
+  Args:
+    place: of that of columns among both, 0 or 1.
+  """
+  config = quantize_config.default_config(
+    x.format, architecture, x.k_t, x.k, both=True, extras=_of_either(x)
+  )
+  return _global_scales_launches(x, config, place)
 
 
 def plan_both(
@@ -123,8 +154,11 @@ def _quantize_launch(
 def _global_scale_launches(
   x: quantize_config.Rows,
   config: quantize_config.QuantizeConfig,
+  *,
+  is_part: bool = False,
 ) -> list[launching.Launch]:
   """The largest magnitude of each tile, then one program over those."""
+  written = "partial_scales" if is_part else "global_scale"
   (programs,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
   made = quantize_config.measured(x.format, x.extras)
   amax = {
@@ -148,10 +182,10 @@ def _global_scale_launches(
     ),
     launching.Launch(
       kernel="reduce_global_scale",
-      name="reduce_global_scale",
+      name=f"reduce_{written}",
       inputs=("partial_amax",),
-      outputs=(launching.Output("global_scale", (1,), "float32"),),
-      constexprs=tuple(reduce.items()),
+      outputs=(launching.Output(written, (1,), "float32"),),
+      constexprs=(*reduce.items(), ("NONE", 0.0 if is_part else 1.0)),
       grid=1,
       num_warps=_REDUCE_WARPS,
     ),
@@ -214,8 +248,13 @@ def _quantize_both_launch(
 def _global_scales_launches(
   x: quantize_config.Matrices,
   config: quantize_config.QuantizeConfig,
+  place: int | None = None,
 ) -> list[launching.Launch]:
-  """The largest magnitudes of each tile, then one program over those."""
+  """The largest magnitudes of each tile, then one program over those.
+
+  Args:
+    place: as of `plan_partial_scales_of_both`; None for a whole array.
+  """
   rows, columns = x.rows, x.columns
   (programs,) = quantize_config.launch_grid(config, x.batch, rows, columns)
   made, made_t = (
@@ -232,6 +271,15 @@ def _global_scales_launches(
     "QUANTIZED_T": made_t,
   }
   reduce = _reduce_constants(x.format, x.extras, programs)
+  written = "reduce_global_scales"
+  outputs: tuple[launching.Output, ...] = (
+    launching.Output("global_scale", (1,), "float32"),
+    launching.Output("global_scale_t", (1,), "float32"),
+  )
+  if place is not None:
+    written = "reduce_partial_scales"
+    outputs = (launching.Output("partial_scales", (2,), "float32"),)
+    reduce["PLACE"] = place
   return [
     launching.Launch(
       kernel="finite_amax_both",
@@ -249,13 +297,10 @@ def _global_scales_launches(
       num_warps=config.num_warps,
     ),
     launching.Launch(
-      kernel="reduce_global_scales",
-      name="reduce_global_scales",
+      kernel=written,
+      name=written,
       inputs=("partial_amax", "partial_amax_t"),
-      outputs=(
-        launching.Output("global_scale", (1,), "float32"),
-        launching.Output("global_scale_t", (1,), "float32"),
-      ),
+      outputs=outputs,
       constexprs=tuple(reduce.items()),
       grid=1,
       num_warps=_REDUCE_WARPS,

@@ -1,0 +1,166 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What compiling a partitioned training step costs, for GPUs not here.
+
+  python tools/compile_time.py                          # 128 products, 8 GPUs
+  python tools/compile_time.py --dots 16 --formats f32 nvfp4
+
+The step is a chain of products, each with a weight of its own, and the
+gradients of all of them; rows of everything are split over the GPUs. Each
+format is compiled in a process of its own: CPU seconds are of that process and
+of those that it starts, from lowering to the executable, with kernels compiled
+anew.
+
+Of formats that quantize there is also what a GPU moves to quantize its share of
+an array along both axes, in bytes of that share: those that kernels of the
+compiled program read and write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+PLAIN: Final = {"f32": "float32", "bf16": "bfloat16"}
+FORMATS: Final = (*PLAIN, "mxfp8", "nvfp4")
+_KIB: Final = 1 << 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+  """What a format costs.
+
+  Attributes:
+    format: its name.
+    cpu_s: CPU seconds.
+    peak_bytes: the most memory that the process held.
+    kernels: how many the program runs.
+    moved: bytes to quantize along both axes, to those of the array; None where
+      nothing is quantized.
+  """
+
+  format: str
+  cpu_s: float
+  peak_bytes: int
+  kernels: int
+  moved: float | None
+
+
+def measure(format: str, *, dots: int, devices: int, size: int) -> Compiled:
+  """Compiles the step in this process.
+
+  Args:
+    format: one of `FORMATS`.
+    dots: how many products.
+    devices: how many GPUs.
+    size: of a weight's sides, and of the rows of what is multiplied.
+  """
+  import jax
+  import jax.numpy as jnp
+  from jax.sharding import NamedSharding
+  from jax.sharding import PartitionSpec as P
+
+  import jaxplugin as jp
+  from jaxplugin.explanation import deviceless
+  from jaxplugin.testing.oracles import hlo_traffic
+
+  target = jp.named_target("b200")
+  mesh = deviceless.mesh(target, (devices,), ("x",))
+  dtype = jnp.dtype(PLAIN.get(format, "bfloat16"))
+  spec = jax.ShapeDtypeStruct(
+    (size, size), dtype, sharding=NamedSharding(mesh, P("x"))
+  )
+  dot = jax.lax.dot_general
+  if format not in PLAIN:
+    dot = jp.dot_general(format, format)
+
+  def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    for w in ws:
+      x = dot(x, w, (((1,), (0,)), ((), ()))).astype(dtype)
+    return jnp.sum(x.astype(jnp.float32) ** 2)
+
+  def compiled(function: Any, *specs: Any) -> list[tuple[str, int]]:
+    found = deviceless.compile(function, *specs, target=target, mesh=mesh)
+    return hlo_traffic.kernels(found.as_text())
+
+  start = _cpu_seconds()
+  step = compiled(jax.grad(loss, (0, 1)), [spec] * dots, spec)
+  cpu_s = _cpu_seconds() - start
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+  moved = None
+  if format not in PLAIN:
+    both = compiled(lambda x: jp.quantize_both(x, format), spec)
+    share = size * size * dtype.itemsize / devices
+    moved = sum(num_bytes for _, num_bytes in both) / share
+  return Compiled(
+    format=format,
+    cpu_s=cpu_s,
+    peak_bytes=peak,
+    kernels=len(step),
+    moved=moved,
+  )
+
+
+def _cpu_seconds() -> float:
+  """Of this process, and of those that it started and that have ended."""
+  each = map(
+    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  return math.fsum(usage.ru_utime + usage.ru_stime for usage in each)
+
+
+def table(found: Sequence[Compiled]) -> str:
+  """Rows, with ratios to the first one."""
+  lines = ["format    CPU s  ratio  peak GB  kernels  both axes"]
+  for one in found:
+    moved = "" if one.moved is None else f"{one.moved:8.2f}x"
+    lines.append(
+      f"{one.format:8} {one.cpu_s:6.1f} {one.cpu_s / found[0].cpu_s:5.1f}x"
+      f" {one.peak_bytes / 1e9:8.2f} {one.kernels:8} {moved:>10}".rstrip()
+    )
+  return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--dots", type=int, default=128)
+  parser.add_argument("--devices", type=int, default=8)
+  parser.add_argument("--size", type=int, default=1024)
+  parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+  parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+  asked = parser.parse_args(arguments)
+  sizes = {"dots": asked.dots, "devices": asked.devices, "size": asked.size}
+  if asked.here:
+    (format,) = asked.formats
+    print(json.dumps(dataclasses.asdict(measure(format, **sizes))))
+    return 0
+  found = []
+  for format in asked.formats:
+    command = [sys.executable, __file__, "--here", "--formats", format]
+    for name, number in sizes.items():
+      command += [f"--{name}", str(number)]
+    done = subprocess.run(
+      command,
+      env={**os.environ, "JAX_PLATFORMS": "cpu"},
+      stdout=subprocess.PIPE,
+      text=True,
+      check=False,
+    )
+    if done.returncode:
+      return done.returncode
+    found.append(Compiled(**json.loads(done.stdout.splitlines()[-1])))
+  print(table(found))
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))
