@@ -230,10 +230,11 @@ class ShapeTest(MatmulTest):
     config = replace(PATHS[path], split_k=split_k)
     self.check(*self.make("mxfp4", "mxfp4", **{**TAILS, "k": 280}), config)
 
-  @parameterized.parameters(*PATHS)
-  def test_split_of_whole_tiles_with_one_to_spare(self, path):
-    config = replace(PATHS[path], split_k=2)
-    sizes = {**TAILS, "k": 3 * config.block_k}
+  @parameterized.product(path=tuple(PATHS), split_k=(2, 3))
+  def test_split_of_whole_tiles_with_one_to_spare(self, path, split_k):
+    # The first split has two tiles, others one, of which none is masked.
+    config = replace(PATHS[path], split_k=split_k)
+    sizes = {**TAILS, "k": (split_k + 1) * config.block_k}
     self.check(*self.make("mxfp8", "mxfp4", **sizes), config)
 
   @parameterized.parameters(1, 2, 3, 8)

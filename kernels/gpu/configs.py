@@ -334,8 +334,16 @@ class Tiling:
 
   @property
   def steps(self) -> int:
-    """Steps of k that each program takes."""
+    """Steps of k that a program takes, at most."""
     return cdiv(self.shape.k, self.config.block_k * self.config.split_k)
+
+  @property
+  def longer_splits(self) -> int:
+    """How many of the splits of k take `steps`; the others one less.
+
+    The first ones do. 0: all take `steps`.
+    """
+    return cdiv(self.shape.k, self.config.block_k) % self.config.split_k
 
   @property
   def products_of_step(self) -> int:
@@ -360,7 +368,9 @@ class Tiling:
       block_rows=block_rows,
       block_k=config.block_k,
       even_rows=rows % block_rows == 0,
-      even_k=self.shape.k % (config.block_k * config.split_k) == 0,
+      # A split without a step would begin beyond k.
+      even_k=self.shape.k % config.block_k == 0
+      and self.shape.k >= config.block_k * config.split_k,
       is_described=config.use_descriptors,
     )
 

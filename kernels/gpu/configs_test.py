@@ -69,6 +69,22 @@ class PlanTest(parameterized.TestCase):
       ("lhs", "lhs", "rhs", "rhs_scale", "lhs", "bias", "lhs"),
     )
 
+  @parameterized.product(steps=(0, 1, 5, 23, 64), split_k=(1, 2, 3, 7))
+  def test_splits_have_every_step_once_and_mask_none(self, steps, split_k):
+    block_k = CONFIG.block_k
+    tiling = configs.Tiling(
+      shape=product(k=steps * block_k),
+      config=replace(CONFIG, split_k=split_k),
+    )
+    longer = tiling.longer_splits or split_k
+    taken = split_k * tiling.steps - (split_k - longer)
+    self.assertEqual(taken, steps)
+    self.assertEqual(tiling.lhs.even_k, steps >= split_k)
+
+  def test_k_that_is_no_whole_step_is_masked(self):
+    shape = product(k=5 * CONFIG.block_k + 32)
+    self.assertFalse(configs.Tiling(shape=shape, config=CONFIG).rhs.even_k)
+
   def test_split_writes_a_workspace_that_is_reduced(self):
     shape = product("bf16", "mxfp8", m=70, has_bias=True, out_dtype="bf16")
     matmul, reduce = self.plan(shape, replace(CONFIG, split_k=3))

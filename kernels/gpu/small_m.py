@@ -56,7 +56,7 @@ def sums(lhs, rhs, k, TILING: tl.constexpr):
   """The main loop; arguments and result as of those in `sums`."""
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs
-  steps: tl.constexpr = TILING.steps
+  steps = tiles.steps_from(k, TILING)
   block_k: tl.constexpr = TILING.config.block_k
   tl.static_assert(block_k % _GROUP == 0, "a tile has whole groups of k")
   tl.static_assert(TILING.config.swap)

@@ -23,7 +23,7 @@ def upcast(lhs, rhs, k, TILING: tl.constexpr):
   """
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs
-  steps: tl.constexpr = TILING.steps
+  steps = tiles.steps_from(k, TILING)
   block_k: tl.constexpr = TILING.config.block_k
   tl.static_assert(block_k % 32 == 0, "a tile has whole blocks of k")
   lhs, lhs_scale, lhs_batch, row = lhs
@@ -68,7 +68,7 @@ def native(lhs, rhs, k, TILING: tl.constexpr):
   """
   lhs_tile: tl.constexpr = TILING.lhs
   rhs_tile: tl.constexpr = TILING.rhs
-  steps: tl.constexpr = TILING.steps
+  steps = tiles.steps_from(k, TILING)
   block_k: tl.constexpr = TILING.config.block_k
   lhs_element: tl.constexpr = TILING.shape.lhs.element.name
   rhs_element: tl.constexpr = TILING.shape.rhs.element.name

@@ -41,10 +41,24 @@ def program_position(TILING: tl.constexpr):
   tile_m = first_m + pid % rows
   tile_n = pid // rows
   batch = plane % TILING.shape.batch
-  k = plane // TILING.shape.batch * TILING.steps * TILING.config.block_k
+  split = plane // TILING.shape.batch
+  steps = split * TILING.steps
+  if TILING.longer_splits > 0:
+    steps += tl.minimum(TILING.longer_splits - split, 0)
+  k = steps * TILING.config.block_k
   row = tile_m * TILING.config.block_m
   column = tile_n * TILING.config.block_n
   return plane, batch, row, column, k
+
+
+@triton.jit
+def steps_from(k, TILING: tl.constexpr):
+  """Steps of a program whose part of the contraction starts at k."""
+  steps = tl.full((), TILING.steps, tl.int32)
+  if TILING.longer_splits > 0:
+    after_longer: tl.constexpr = TILING.longer_splits * TILING.steps
+    steps -= (k >= after_longer * TILING.config.block_k).to(tl.int32)
+  return steps
 
 
 @triton.jit

@@ -21,11 +21,16 @@ MatmulConfig = configs.MatmulConfig
 MatmulShape = configs.MatmulShape
 
 SMALL_M: Final = 64  # up to here a product is bound by reading the weight
-_WIDE_M: Final = 32  # rows up to which small_m's tile is wider in n than in k
+_WIDE_M: Final = 32  # rows up to which a tile may be wider in n than in k
 
 _MAX_SPLIT: Final = 16
 _MIN_STEPS_OF_SPLIT: Final = 4
-_PROGRAMS_PER_CORE: Final = 2
+_FEW_ACCUMULATORS: Final = 16 * 128  # of four warps with 128 registers a thread
+# How many times the cycles a step takes where few programs run on a core, and
+# do not hide what each other waits for: small_m's on sm_90, by the model in
+# `inspection/simulation.py`.
+_CYCLES_OF_FEW: Final = {1: 2.0, 2: 1.3, 3: 1.1}
+_NEARLY: Final = 1.03
 
 
 def default_config(
@@ -116,20 +121,36 @@ def _native_tile(
 def _small_m_tile(
   shape: MatmulShape, architecture: Architecture
 ) -> MatmulConfig:
-  del architecture  # the three that get here are alike
-  # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
-  # FP4 for each of two blocks of an SM. A tile that is wide in n has fewer
-  # values of lhs to reorder for each of rhs, one of many rows too many
-  # accumulators.
   in_one_piece = shape.lhs.pieces == 1
   has_short_values = in_one_piece and shape.rhs.is_packed
-  wide = has_short_values and shape.m <= _WIDE_M and shape.n > 128
+  decodes_both = has_short_values and shape.lhs.is_quantized
+  block_m = _block(shape.m, SMALL_M)
+  block_n, block_k, num_warps = 128, 128, 8
+  if not in_one_piece:
+    block_n = 64
+  elif architecture.has_wgmma and block_m <= 32:
+    # Blocks of four warps, three or four of which share an SM: one decodes
+    # while others wait for memory, barriers and products. By the model in
+    # `inspection/simulation.py` 9.3 us instead of 11.9 of an H200 for bf16 x
+    # NVFP4, n = k = 8192, m = 16; 11.1 instead of 17.6 for m = 32.
+    num_warps = 4
+    if block_m == 32 and (not has_short_values or decodes_both):
+      block_n = 64
+    elif decodes_both and shape.n > 128:
+      block_n, num_warps = 256, 8
+  elif has_short_values and not architecture.has_wgmma:
+    # As many bytes on their way as memory latency needs: 4 stages of 16 KiB of
+    # FP4 for each of two blocks of an SM. A tile that is wide in n has fewer
+    # values of lhs to reorder for each of rhs, one of many rows too many
+    # accumulators.
+    wide = shape.m <= _WIDE_M and shape.n > 128
+    block_n, block_k = (256, 128) if wide else (128, 256)
   return MatmulConfig(
     path="small_m",
-    block_m=_block(shape.m, SMALL_M),
-    block_n=256 if wide else 128 if in_one_piece else 64,
-    block_k=256 if has_short_values and not wide else 128,
-    num_warps=8,
+    block_m=block_m,
+    block_n=block_n,
+    block_k=block_k,
+    num_warps=num_warps,
     num_stages=4,
     swap=True,
   )
@@ -168,17 +189,42 @@ def _smaller(config: MatmulConfig) -> Iterator[MatmulConfig]:
       return
 
 
+def _programs_per_core(config: MatmulConfig, shape: MatmulShape) -> int:
+  """Programs that registers and shared memory of a core are enough for."""
+  if config.path != "small_m" or config.num_warps > 4:
+    return 2
+  has_few = config.block_m * config.block_n <= _FEW_ACCUMULATORS
+  has_few_bytes = shape.rhs.is_packed or config.block_n <= 64
+  return 4 if has_few and has_few_bytes else 3
+
+
 def _with_split(
   config: MatmulConfig, shape: MatmulShape, core_count: int
 ) -> MatmulConfig:
-  """`config`, with k split while programs are too few to fill the GPU."""
-  steps = configs.cdiv(shape.k, config.block_k)
-  wanted = _PROGRAMS_PER_CORE * core_count
-  programs = configs.Tiling(shape=shape, config=config).programs
-  split = 1
-  while (
-    2 * split <= min(_MAX_SPLIT, steps // _MIN_STEPS_OF_SPLIT)
-    and 2 * split * programs <= wanted
-  ):
-    split *= 2
+  """`config`, with k split while programs are too few to fill the GPU.
+
+  Of the splits whose programs all run at once, the one that is done first: its
+  busiest core has the least to do. Fewer parts, which a second launch adds up,
+  where that is nearly as good.
+  """
+  tiling = configs.Tiling(shape=shape, config=config)
+  programs, steps = tiling.programs, tiling.steps
+  most_programs = _programs_per_core(config, shape) * core_count
+
+  def cost(split: int) -> float:
+    of_core = configs.cdiv(split * programs, core_count)
+    overlap = _CYCLES_OF_FEW.get(of_core, 1.0)
+    return of_core * configs.cdiv(steps, split) * overlap
+
+  splits = [
+    split
+    for split in range(1, _MAX_SPLIT + 1)
+    if split == 1
+    or (
+      split * programs <= most_programs
+      and configs.cdiv(steps, split) >= _MIN_STEPS_OF_SPLIT
+    )
+  ]
+  best = min(map(cost, splits))
+  split = next(x for x in splits if cost(x) <= _NEARLY * best)
   return dataclasses.replace(config, split_k=split)

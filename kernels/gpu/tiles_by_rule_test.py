@@ -7,6 +7,7 @@ import itertools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import tiles_by_rule
 
@@ -63,16 +64,37 @@ class DefaultConfigTest(parameterized.TestCase):
     )
     self.assertEqual(config.path, path)
 
-  def test_k_is_split_until_the_gpu_is_full(self):
-    def split(n, k):
-      shape = product("bf16", "nvfp4", m=1, n=n, k=k)
-      return tiles_by_rule.default_config(
-        shape, SM_90, core_count=CORES
-      ).split_k
+  @parameterized.parameters(
+    (8192, 8192, 1, 8),  # 64 tiles: 512 of 528 programs
+    (8192, 8192, 64, 4),  # 256 of 264
+    (10240, 8192, 1, 6),  # 80 tiles: 480 of 528, where 4 would be 320
+    (65536, 8192, 1, 1),
+    (128, 1024, 1, 2),
+    (128, 512, 1, 1),  # too short to split
+  )
+  def test_k_is_split_until_the_gpu_is_full(self, n, k, m, split):
+    shape = product("bf16", "nvfp4", m=m, n=n, k=k)
+    config = tiles_by_rule.default_config(shape, SM_90, core_count=CORES)
+    self.assertEqual(config.split_k, split)
 
-    self.assertEqual(split(8192, 8192), 8)  # 32 tiles: 256 of 264 programs
-    self.assertEqual(split(65536, 8192), 1)
-    self.assertEqual(split(128, 1024), 1)  # too short to split
+  @parameterized.product(
+    # Weights of Llama 3 8B and 70B, of the latter on 8 GPUs too, and gpt-oss.
+    weight=(
+      *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+      *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+      *((1280, 8192), (8192, 1024), (5760, 2880), (5120, 2880), (2880, 2880)),
+    ),
+    m=(1, 16, 64),
+  )
+  def test_programs_of_real_layers_fill_the_cores(self, weight, m):
+    # Cores work as long as the one with the most programs. Powers of two left
+    # 52 to 65 % of their time to half of these layers.
+    n, k = weight
+    shape = product("bf16", "nvfp4", m=m, n=n, k=k)
+    config = tiles_by_rule.default_config(shape, SM_90, core_count=CORES)
+    programs = configs.Tiling(shape=shape, config=config).programs
+    used = programs / (CORES * configs.cdiv(programs, CORES))
+    self.assertGreaterEqual(used, 0.84, config)
 
   def test_text_of_a_refusal_has_the_numbers(self):
     # Of the smallest tile: two of 16 x 32 values and a scale for each row, then
