@@ -77,6 +77,9 @@ SLOW = (
   "jaxplugin/training/quantized_operand_frameworks_test.py::MeshTest::test_fsdp1",
   "kernels/cpu/tests/emulation_test.py::EmulationTest::test_kernels",
   "kernels/gpu/wgmma_compile_test.py::ManyConfigsTest",
+  "kernels/inspection/ptx/matmul_kernels_test.py::FuzzTest",
+  "kernels/inspection/ptx/mutations_test.py::ManyMutationsTest",
+  "kernels/inspection/ptx/quantize_kernels_test.py::ManyTest",
 )
 # The same of GPUs whose code is much as that of another one's. All tests of a
 # kernel are, as the first of them compiles it.

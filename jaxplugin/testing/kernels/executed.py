@@ -1,0 +1,231 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products and quantized arrays computed by kernels' compiled PTX, on a CPU."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels import launching as planned
+from jaxplugin.kernels.gpu import block_scaled_matmul
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import tiles_by_rule
+from jaxplugin.kernels.gpu.quantization import global_scales
+from jaxplugin.kernels.gpu.quantization import quantize
+from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.inspection import compile as kernel_compile
+from jaxplugin.kernels.inspection.ptx import launching
+from jaxplugin.testing.kernels import gpu_operands
+
+CORES: Final = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_120": 170}
+_TRITON_DTYPES: Final = {
+  "float32": "*fp32",
+  "bfloat16": "*bf16",
+  "float16": "*fp16",
+  "uint8": "*u8",
+  "int32": "*i32",
+  "uint32": "*u32",
+}
+_MODULES: Final = (quantize, global_scales)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+  """A product that is planned: what `compiled` and `run` take.
+
+  Attributes:
+    architecture: by name.
+    shape, config: as `configs.plan` takes them.
+    arrays: by name.
+    bias_dtype, residual_dtype: as `configs.signature` takes them.
+  """
+
+  architecture: str
+  shape: configs.MatmulShape
+  config: configs.MatmulConfig
+  arrays: Mapping[str, np.ndarray | None]
+
+  @property
+  def launches(self) -> tuple[planned.Launch, ...]:
+    return configs.plan(
+      self.shape, self.config, architectures.by_name(self.architecture)
+    )
+
+  def compiled(self, launch: planned.Launch) -> Any:
+    """The kernel of one of its launches."""
+    return _compiled(self.architecture, launch, self.shape)
+
+  def run(
+    self,
+    *,
+    ptx: Mapping[str, str] | None = None,
+    some_blocks: Iterable[int] | None = None,
+    **options: Any,
+  ) -> tuple[np.ndarray, collections.Counter[str]]:
+    """The result, and counts of all launches.
+
+    Args:
+      ptx: in the place of what is compiled, by the launch's kernel.
+      some_blocks: of the first launch; None for all.
+      **options: as `launching.run` takes them.
+    """
+    arrays = dict(self.arrays)
+    counts: collections.Counter[str] = collections.Counter()
+    for number, launch in enumerate(self.launches):
+      outputs, found = launching.run(
+        self.compiled(launch),
+        launch,
+        arrays,
+        ptx=(ptx or {}).get(launch.kernel),
+        some_blocks=None if number else some_blocks,
+        **options,
+      )
+      arrays.update(outputs)
+      counts.update(found)
+    (output,) = self.launches[-1].outputs
+    return arrays[output.name], counts
+
+
+@functools.cache
+def _compiled(
+  architecture: str, launch: planned.Launch, shape: configs.MatmulShape
+) -> Any:
+  return kernel_compile.compile_kernel(
+    block_scaled_matmul.KERNELS[launch.kernel],
+    configs.signature(launch, shape),
+    dict(launch.constexprs),
+    architecture,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+    fp_fusion=launch.fp_fusion,
+  )
+
+
+def dense(operand: gpu_operands.Operand) -> gpu_operands.Operand:
+  """The same operand without bytes between its rows, as XLA has arrays."""
+  if operand.kind.is_swizzled or not operand.kind.k_is_minor:
+    return operand
+  _, rows, k = operand.exact.shape
+  scale = operand.scale
+  return dataclasses.replace(
+    operand,
+    kind=configs.operand(
+      operand.kind.format, rows, k, interleaved=operand.kind.is_interleaved
+    ),
+    values=np.ascontiguousarray(operand.values),
+    scale=None if scale is None else np.ascontiguousarray(scale),
+  )
+
+
+def product(
+  architecture: str,
+  lhs: gpu_operands.Operand,
+  rhs: gpu_operands.Operand,
+  *,
+  epilogue: gpu_operands.Epilogue = gpu_operands.Epilogue(),
+  out_dtype: str = "f32",
+  config: configs.MatmulConfig | None = None,
+) -> Product:
+  """A product with its default config, where none is given."""
+  batch, m, k = lhs.exact.shape
+  global_scale = epilogue.global_scale
+  shape = configs.MatmulShape(
+    batch=batch,
+    m=m,
+    n=rhs.exact.shape[1],
+    k=k,
+    lhs=lhs.kind,
+    rhs=rhs.kind,
+    out_dtype=out_dtype,
+    has_global_scale=global_scale is not None,
+    has_global_power=global_scale is not None and global_scale.size == 2,
+    has_bias=epilogue.bias is not None,
+    activation=epilogue.activation,
+    has_residual=epilogue.residual is not None,
+  )
+  if config is None:
+    config = tiles_by_rule.default_config(
+      shape,
+      architectures.by_name(architecture),
+      core_count=CORES[architecture],
+    )
+  return Product(
+    architecture=architecture,
+    shape=shape,
+    config=config,
+    arrays={
+      "lhs": lhs.values,
+      "lhs_scale": lhs.scale,
+      "rhs": rhs.values,
+      "rhs_scale": rhs.scale,
+      "global_scale": epilogue.global_scale,
+      "bias": epilogue.bias,
+      "residual": epilogue.residual,
+    },
+  )
+
+
+def quantized(
+  x: np.ndarray,
+  architecture: str,
+  rows: quantize_config.Rows,
+  **arrays: np.ndarray,
+) -> dict[str, np.ndarray]:
+  """What the launches of `quantize_plans.plan` compute, by name.
+
+  Args:
+    x: the array that `rows` describes.
+    architecture: by name.
+    rows: what is quantized, and how.
+    **arrays: further inputs by name.
+  """
+  known: dict[str, np.ndarray] = {"x": x, **arrays}
+  target = architectures.by_name(architecture)
+  for launch in quantize_plans.plan(rows, target):
+    found, _ = launching.run(
+      _compiled_quantize(
+        architecture,
+        launch,
+        tuple(known[name].dtype.name for name in launch.inputs),
+      ),
+      launch,
+      known,
+    )
+    known.update(found)
+  return known
+
+
+@functools.cache
+def _compiled_quantize(
+  architecture: str, launch: planned.Launch, dtypes: tuple[str, ...]
+) -> Any:
+  (kernel,) = (
+    found
+    for module in _MODULES
+    if (found := getattr(module, launch.kernel, None)) is not None
+  )
+  types = [*dtypes, *(output.dtype for output in launch.outputs)]
+  constants = dict(launch.constexprs)
+  names = [name for name in kernel.arg_names if name not in constants]
+  return kernel_compile.compile_kernel(
+    kernel,
+    {
+      name: _TRITON_DTYPES[dtype]
+      for name, dtype in zip(names, types, strict=True)
+    },
+    constants,
+    architecture,
+    num_warps=launch.num_warps,
+    num_stages=launch.num_stages,
+    fp_fusion=launch.fp_fusion,
+  )
