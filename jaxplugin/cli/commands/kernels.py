@@ -12,6 +12,7 @@ from jaxplugin.cli import arguments
 from jaxplugin.cli import dots
 from jaxplugin.core import targets
 from jaxplugin.explanation import compilation
+from jaxplugin.explanation import execution
 from jaxplugin.runtime import triton_library
 
 _EPILOG: Final = """\
@@ -20,6 +21,8 @@ Neither a GPU nor a toolkit is needed.
 example:
   python -m jaxplugin kernels --target h200 --lhs bfloat16 --rhs nvfp4 \\
     -m 16 -n 8192 -k 8192 --write kernels
+  python -m jaxplugin kernels --target h200 --lhs bfloat16 --rhs nvfp4 \\
+    -m 16 -n 256 -k 1024 --run
 """
 
 
@@ -43,6 +46,12 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="copy values by TMA descriptors (NVIDIA, from sm_90 on), which no"
     " default does",
   )
+  command.add_argument(
+    "--run",
+    action="store_true",
+    help="execute the PTX on this machine's CPU, with random operands, and tell"
+    " its error, instructions and conflicts of banks (NVIDIA; small products)",
+  )
   command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -55,7 +64,8 @@ def _run(args: argparse.Namespace) -> int:
   (dot,) = explanation
   config = () if dot.decision is None else dot.decision.config
   compiled = compilation.compile_dot(dot.problem, target, config)
-  print(compiled.to_json() if args.json else compiled)
+  told = execution.run_dot(compiled) if args.run else compiled
+  print(told.to_json() if args.json else told)
   if args.write is not None:
     for path in compiled.write(args.write):
       print(path, file=sys.stderr)

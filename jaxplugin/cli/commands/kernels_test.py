@@ -42,6 +42,33 @@ class KernelsTest(command_lines.CommandLineTestCase):
     self.assertRegex(out, r"(?m)^block_scaled_upcast_\S+_tma$")
     self.assertRegex(out, r"global loads: .*[1-9]\d* of tiles by TMA")
 
+  @parameterized.parameters(
+    ("h200", "bfloat16", "nvfp4"), ("a100", "mxfp8", "mxfp8")
+  )
+  def test_kernels_are_executed(self, target, lhs, rhs):
+    dot = ("--target", target, "--lhs", lhs, "--rhs", rhs, "--run")
+    sizes = ("-m", "3", "-n", "72", "-k", "288")
+    status, out, _ = self.run_command("kernels", *dot, *sizes)
+    self.assertEqual(status, 0)
+    error = re.search(r"error: (\S+) of what the contract allows", out)
+    self.assertBetween(float(error[1]), 0.001, 1)
+    self.assertRegex(out, r"instructions of warps: \d{4}")
+    self.assertRegex(out, r"cp.async: \d+ passes, 1.00 times")
+
+  def test_json_has_counts_of_what_is_executed(self):
+    sizes = ("-m", "3", "-n", "16", "-k", "1024", "--run", "--json")
+    status, out, _ = self.run_command("kernels", *ONE_DOT, *sizes)
+    self.assertEqual(status, 0)
+    read = json.loads(out)
+    self.assertLess(read["error"], 1)
+    self.assertGreater(read["kernels"][0]["counts"]["matrix products"], 0)
+
+  def test_gpu_without_ptx_is_told(self):
+    options = ("--run", "--target", "mi300x")
+    status, out, err = self.run_command("kernels", *ONE_DOT, *options)
+    self.assertEqual((status, out), (2, ""))
+    self.assertIn("choose an NVIDIA GPU", err)
+
   def test_gpu_without_tma_is_told(self):
     options = ("--descriptors", "--target", "a100")
     status, out, err = self.run_command("kernels", *ONE_DOT, *options)

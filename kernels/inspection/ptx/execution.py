@@ -47,8 +47,12 @@ def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
     return None
   found = _OF_ANY_TYPE.get(name)
   if found is None:
-    is_float = instruction.type in floats.TYPES
-    found = (floats if is_float else integers).HANDLERS.get(name)
+    handlers = integers.HANDLERS
+    if instruction.type in floats.TYPES:
+      handlers = floats.HANDLERS
+    elif instruction.type in integers.PACKED_TYPES:
+      handlers = integers.PACKED_HANDLERS
+    found = handlers.get(name)
   if found is None:
     raise faults.Unsupported(
       f"line {instruction.line}: {instruction.text}: this instruction is not"

@@ -183,6 +183,12 @@ FLOAT_CASES = (
   ("cvt.rn.f16x2.e5m2x2 y, x0;", (U16,), U32,
    lambda x: x.view(E5M2).astype(F16).view(U32)),
 )  # fmt: skip
+PACKED_CASES = (
+  ("add.u16x2", U16, np.add),
+  ("min.s16x2", I16, np.minimum),
+  ("max.s16x2", I16, np.maximum),
+  ("max.u16x2", U16, np.maximum),
+)
 COMPARISONS = {
   "eq": lambda x, y: x == y,
   "ne": lambda x, y: (x < y) | (x > y),
@@ -231,6 +237,13 @@ class InstructionTest(parameterized.TestCase):
     with np.errstate(invalid="ignore"):  # NaN that signals
       got, expected = got.astype(np.float64), expected.astype(np.float64)
     np.testing.assert_array_equal(got, expected)
+
+  @parameterized.parameters(*PACKED_CASES)
+  def test_packed_integers(self, name, dtype, function):
+    x, y = integers(self.rng, U32), integers(self.rng, U32)
+    got = ptx_programs.apply(f"{name} y, x0, x1;", x, y, out=U32)
+    expected = function(x.view(dtype), y.view(dtype))
+    np.testing.assert_array_equal(got.view(dtype), expected)
 
   @parameterized.parameters(*COMPARISONS)
   def test_comparisons_of_floats(self, name):

@@ -30,10 +30,19 @@ _COMPARISONS: Final[dict[str, Callable[..., np.ndarray]]] = {
   "hi": np.greater,
   "hs": np.greater_equal,
 }
+# Those that have a form of packed pairs.
+_PACKED: Final[dict[str, Callable[..., np.ndarray]]] = {
+  "add": np.add,
+  "min": np.minimum,
+  "max": np.maximum,
+}
+PACKED_TYPES: Final = ("u16x2", "s16x2")
 
 
 def bits_of(type: str) -> int:
   """Bits of a register of an instruction's type."""
+  if type not in parsing.REGISTER_BITS:
+    raise faults.Unsupported(f"an instruction of type {type}")
   return parsing.REGISTER_BITS[type]
 
 
@@ -105,6 +114,17 @@ def _min_max(block: blocks.Block, instruction: parsing.Instruction) -> None:
   x, y = (_as_numbers(a, instruction.type) for a in _two(block, instruction))
   choose = np.minimum if instruction.parts[0] == "min" else np.maximum
   block.write(instruction.operands[0], unsigned(choose(x, y)))
+
+
+def _packed_pair(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """add, min and max of two 16-bit integers each."""
+  out, first, second = instruction.operands
+  x, y = (
+    _as_numbers(block.read(operand, 32).view(np.uint16), instruction.type)
+    for operand in (first, second)
+  )
+  found = _PACKED[instruction.parts[0]](x, y)
+  block.write(out, unsigned(found).view(np.uint32))
 
 
 def _neg_abs(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -302,6 +322,9 @@ def select(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, value, undefined)
 
 
+PACKED_HANDLERS: Final[dict[str, Handler]] = dict.fromkeys(
+  _PACKED, _packed_pair
+)
 HANDLERS: Final[dict[str, Handler]] = {
   "add": _add,
   "sub": _sub,

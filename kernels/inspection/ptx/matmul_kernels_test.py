@@ -179,7 +179,7 @@ class FuzzTest(Case):
   @parameterized.product(
     architecture=("sm_80", "sm_90"),
     path=("upcast", "small_m"),
-    tile=((16, 64, 64), (32, 128, 128)),
+    tile=((16, 64, 128), (32, 128, 128)),
     split_k=(1, 2),
   )
   def test_other_configs(self, architecture, path, tile, split_k):
