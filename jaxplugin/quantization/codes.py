@@ -32,6 +32,7 @@ MIN_NORMAL_BITS: Final = 1 << F32_MANTISSA_BITS
 MAX_FINITE_BITS: Final = INFINITY_BITS - 1
 _MAGNITUDE_MASK: Final = 0x7FFFFFFF
 _F32_SIGN_SHIFT: Final = 31
+_HALF_EXPONENT: Final = 126  # 0.5's; 1.0 has the next one
 _QUIET_NAN_BITS: Final = 0x7FC00000
 _SUBNORMAL_FRACTION_BITS: Final = 22  # resolution of stochastic rounding
 
@@ -177,9 +178,11 @@ def decode_e8m0(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
   `scale == first * second` for every code; code 0 is 2^-126 * 2^-1, since its
   value 2^-127 is an f32 subnormal, which some backends flush. Code 255 is NaN.
   """
-  code = lax.bitcast_convert_type(scale, jnp.uint8).astype(jnp.int32)
+  # Without the barrier XLA multiplies the factors of a constant scale. Behind
+  # it are the bytes, which are there: what is behind it is not fused.
+  code = lax.optimization_barrier(lax.bitcast_convert_type(scale, jnp.uint8))
+  code = code.astype(jnp.int32)
   bits = jnp.maximum(code, 1) << F32_MANTISSA_BITS
   bits = jnp.where(code == formats.E8M0_NAN, _QUIET_NAN_BITS, bits)
-  half = jnp.where(code == 0, jnp.float32(0.5), jnp.float32(1.0))
-  # Without the barrier XLA multiplies the factors of a constant scale.
-  return from_bits(bits), lax.optimization_barrier(half)
+  half = (_HALF_EXPONENT + jnp.minimum(code, 1)) << F32_MANTISSA_BITS
+  return from_bits(bits), from_bits(half)
