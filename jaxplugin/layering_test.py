@@ -85,8 +85,8 @@ STAGES = {
     ("calls", "reference"),
     ("epilogue", "rules"),
     (
-      *("backends.cpu_configs", "backends.dense", "backends.problem_fields"),
-      "backends.triton_configs",
+      *("backends.cpu_configs", "backends.dense", "backends.modelled"),
+      *("backends.problem_fields", "backends.triton_configs"),
     ),
     tuple(f"backends.{x}" for x in ("cpu", "cudnn", "cutile", "triton", "xla")),
     ("plugins.views",),

@@ -51,6 +51,7 @@ Scalar = bool | int | str | None
 Fields = tuple[tuple[str, Scalar], ...]
 
 RULE: Final = "rule"  # where a choice is from, if no table made it
+MODEL: Final = "model"
 ARGUMENT: Final = "argument"
 
 
@@ -74,7 +75,8 @@ class Measured:
   Attributes:
     implementation: the backend's name.
     config: how the backend computes it; empty where its rule decides.
-    origin: whose measurement: "overlay", or the name of a table.
+    origin: whose measurement: "overlay", or the name of a table; MODEL where it
+      is none.
     why: the figures, in words.
   """
 
@@ -128,7 +130,7 @@ class Decision:
     reason: why this one.
     config: how it computes the problem; empty where its rule decides.
     implementation_from, config_from: where each choice is from: "argument",
-      "overlay", the name of a table, or "rule".
+      "overlay", the name of a table, "model" or "rule".
     global_scale, padding, notes: as in `Plan`.
     refusals: every other backend with its reason, in order.
   """
@@ -329,7 +331,8 @@ def choose(
     instead = f"{chosen} was asked for"
   elif proposal is not None:
     chosen, chosen_from = proposal.implementation, proposal.origin
-    instead = f"{chosen} was measured to be faster"
+    how = "modelled" if chosen_from == MODEL else "measured"
+    instead = f"{chosen} was {how} to be faster"
     why = f"{proposal.origin}: {proposal.why}"
   else:
     chosen_from = RULE

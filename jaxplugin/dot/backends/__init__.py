@@ -23,6 +23,7 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.dot.backends import cutile
+from jaxplugin.dot.backends import modelled
 from jaxplugin.dot.backends import problem_fields
 from jaxplugin.dot.backends import triton
 from jaxplugin.dot.backends import xla
@@ -70,8 +71,8 @@ def choose(
     problem: what to compute.
     target: where.
     requested: the one implementation to use, or None for the one that a table
-      of measured choices puts first, else the first of those tried on the
-      target that serves.
+      of measured choices puts first, else the one that `modelled` proposes,
+      else the first of those tried on the target that serves.
     unportable: why only portable implementations serve, if so.
     overlay: of the call; the user's and the packaged tables come after it.
     for_export: whether other machines load the module (`jp.export`).
@@ -85,6 +86,8 @@ def choose(
   """
   asked = resolution.ask(OPERATION, problem, target, overlay)
   measured = asked.measured
+  if requested is None:
+    measured = (*measured, *_modelled(problem, target))
   if for_export:
     measured = tuple(map(_that_travels, measured))
   decision = decisions.choose(
@@ -100,6 +103,20 @@ def choose(
   return dataclasses.replace(
     decision, notes=(*decision.notes, *notes, *asked.notes)
   )
+
+
+def _modelled(
+  problem: problems.DotProblem, target: targets.Target
+) -> tuple[decisions.Measured, ...]:
+  """What the model proposes instead of triton, where that would be chosen."""
+  proposal = modelled.proposal(problem, target)
+  if proposal is None:
+    return ()
+  backends = table()
+  for name in decisions.order(backends, target):
+    if backends[name].supports(problem, target) is None:
+      return (proposal,) if name == triton.BACKEND.name else ()
+  return ()
 
 
 def _that_travels(measured: decisions.Measured) -> decisions.Measured:

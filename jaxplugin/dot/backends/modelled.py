@@ -1,0 +1,193 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where dequantizing first is faster, by a model: not measured.
+
+GPUs without instructions for block-scaled products decode in registers. Each
+tile of the result decodes its rows and columns again, so with many rows the
+fused kernel does what one pass of dequantization does once, and cuBLAS
+multiplies what that wrote, in bf16, at a rate that kernels here do not reach.
+The model compares the two times where m exceeds `FEW_ROWS`, and proposes the
+xla implementation where the fused one takes `MARGIN` times as long. Tables of
+measured choices come before it.
+
+  fused   = rounds * steps * cycles / clock
+  unfused = bytes / copies + kernels * launch + 2 * batch * m * n * k / rate
+
+A round is a tile of 128 x 128 on each slot of the GPU; where there are fewer
+tiles than slots, k is split and part of a round is enough. Of m parts of a tile
+are counted, as tiles may be lower. A step is 64 of k.
+Bytes are those of quantized sides, read and written in bf16, and of a result
+that is not final as the product leaves it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from jaxplugin.core import decisions
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import problems
+
+# Up to here the kernels for few rows serve, which the model is not about.
+FEW_ROWS: Final = 64
+# How much faster the model must find it: it errs by more than a few percent.
+MARGIN: Final = 1.1
+
+_TILE: Final = 128  # rows and columns
+_STEP: Final = 64  # of k
+_LAUNCH_S: Final = 2.5e-6
+_SCALE_BYTES: Final = 1
+_BF16_BYTES: Final = 2
+_F32_BYTES: Final = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+  """What the model knows of an architecture.
+
+  Attributes:
+    matmul_flops: of cuBLAS's bf16 product a second and core, measured.
+    copy_share: of the data sheet's bandwidth that a copy reaches, measured.
+    clock_hz: of the cores.
+    resident: blocks of the fused kernel a core.
+    cycles: of a step of a tile, by the number of quantized sides and the bits
+      of the widest quantized value. Simulated, the least of those alike:
+      `python -m jaxplugin kernels --target h200 -m 4096 -n 8192 -k 8192`
+      with --lhs and --rhs.
+  """
+
+  matmul_flops: float
+  copy_share: float
+  clock_hz: float
+  resident: int
+  cycles: Mapping[tuple[int, int], int]
+
+
+# Rates: 265 TFLOP/s and 1.75 TB/s of an A100, 790 TFLOP/s and 4.3 TB/s of an
+# H200. Cycles: ptxas 13.4, November 2026.
+MACHINES: Final[Mapping[tuple[int, int], Machine]] = {
+  (8, 0): Machine(
+    matmul_flops=265e12 / 108,
+    copy_share=1.75 / 2.039,
+    clock_hz=1.41e9,
+    resident=1,
+    cycles={(1, 4): 2267, (1, 8): 3647, (2, 4): 2872, (2, 8): 3990},
+  ),
+  (9, 0): Machine(
+    matmul_flops=790e12 / 132,
+    copy_share=4.3 / 4.8,
+    clock_hz=1.755e9,
+    resident=2,
+    cycles={(1, 4): 860, (1, 8): 892, (2, 4): 1413, (2, 8): 1247},
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Times:
+  """Of a product, in seconds, by the model.
+
+  Attributes:
+    fused: of a kernel that decodes as it multiplies.
+    unfused: of dequantizing, and of a product of bf16.
+  """
+
+  fused: float
+  unfused: float
+
+
+def proposal(
+  problem: problems.DotProblem, target: targets.Target
+) -> decisions.Measured | None:
+  """The xla implementation where the model finds it faster; else None."""
+  times = model(problem, target)
+  if times is None or times.fused < MARGIN * times.unfused:
+    return None
+  return decisions.Measured(
+    implementation="xla",
+    origin=decisions.MODEL,
+    why=(
+      "modelled, not measured: dequantize and a bf16 product"
+      f" {times.unfused * 1e6:.0f} us, a fused kernel"
+      f" {times.fused * 1e6:.0f} us"
+    ),
+  )
+
+
+def model(problem: problems.DotProblem, target: targets.Target) -> Times | None:
+  """Both times; None of problems and targets that the model is not about."""
+  if target.platform != "cuda" or target.compute_capability is None:
+    return None
+  machine = MACHINES.get(target.compute_capability)
+  cores, bandwidth = target.core_count, target.memory_bandwidth
+  if machine is None or cores is None or bandwidth is None:
+    return None
+  if not _is_modelled(problem):
+    return None
+  assert problem.batch is not None and problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  sides = (problem.lhs, problem.rhs)
+  quantized = [side.format for side in sides if side.format is not None]
+  cycles = machine.cycles.get(
+    (len(quantized), max(f.value_bits for f in quantized))
+  )
+  if cycles is None:
+    return None
+  tiles = problem.batch * problem.m / _TILE * -(-problem.n // _TILE)
+  rounds = tiles / (cores * machine.resident)
+  rounds = rounds if rounds < 1 else math.ceil(rounds)
+  steps = machine.resident * -(-problem.k // _STEP)
+  copies = machine.copy_share * bandwidth
+  num_bytes, kernels = _unfused_bytes(problem)
+  products = problem.batch * problem.m * problem.n * problem.k
+  return Times(
+    fused=rounds * steps * cycles / machine.clock_hz,
+    unfused=num_bytes / copies
+    + kernels * _LAUNCH_S
+    + 2 * products / (cores * machine.matmul_flops),
+  )
+
+
+def _is_modelled(problem: problems.DotProblem) -> bool:
+  """One contracting dimension, sides that bf16 holds, and linear scales."""
+  if not problem.sizes_are_static or problem.is_empty:
+    return False
+  sides = (problem.lhs, problem.rhs)
+  return (
+    problem.m is not None
+    and problem.m > FEW_ROWS
+    and problem.num_contracting == 1
+    and problem.blocks_pair_up
+    and any(side.format is not None for side in sides)
+    and all(
+      side.dtype == formats.BF16
+      if side.format is None
+      else side.format.is_known and side.scale_layout == "linear"
+      for side in sides
+    )
+  )
+
+
+def _unfused_bytes(problem: problems.DotProblem) -> tuple[float, int]:
+  """What is moved beside the product itself, by how many kernels."""
+  assert problem.batch is not None and problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  num_bytes, kernels = 0.0, 0
+  for side, rows in ((problem.lhs, problem.m), (problem.rhs, problem.n)):
+    if side.format is None:
+      continue
+    size = side.format.value_bits / 8
+    a_value = size + _SCALE_BYTES / side.format.block_size + _BF16_BYTES
+    if side.is_interleaved:  # it is put back in order first
+      a_value += 2 * size
+    num_bytes += problem.batch * rows * problem.k * a_value
+    kernels += 1 + side.is_interleaved
+  if problem.global_scale != "none" or problem.has_epilogue:
+    a_result = 2 * _F32_BYTES + problem.out_dtype.itemsize
+    num_bytes += problem.batch * problem.m * problem.n * a_result
+    kernels += 1
+  return num_bytes, kernels

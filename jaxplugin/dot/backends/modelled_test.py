@@ -1,0 +1,170 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where the model has dequantization come first, and where it is silent."""
+
+import dataclasses
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import problems
+from jaxplugin.dot.backends import modelled
+from jaxplugin.tables import resolution
+
+H200 = targets.named_target("h200")
+A100 = targets.named_target("a100")
+ALONE = resolution.Overlay(is_alone=True)  # no table of this machine
+
+
+def side(format, dtype=formats.BF16, **fields):
+  if format is not None:
+    dtype = format.array_dtype
+  return problems.OperandProblem(format=format, dtype=np.dtype(dtype), **fields)
+
+
+def problem(lhs, rhs, m, n=8192, k=8192, **fields):
+  if not isinstance(lhs, problems.OperandProblem):
+    lhs = side(lhs)
+  if not isinstance(rhs, problems.OperandProblem):
+    rhs = side(rhs)
+  return problems.DotProblem(
+    batch=fields.pop("batch", 1),
+    m=m,
+    n=n,
+    k=k,
+    lhs=lhs,
+    rhs=rhs,
+    out_dtype=np.dtype(fields.pop("out_dtype", formats.BF16)),
+    **fields,
+  )
+
+
+def chosen(asked, target, requested=None, overlay=ALONE):
+  return backends.choose(asked, target, requested, overlay=overlay)
+
+
+class ModelledTest(parameterized.TestCase):
+  @parameterized.parameters(
+    # m that still decodes in registers, m that dequantizes first.
+    (H200, formats.MXFP8, formats.MXFP8, 256, 384),
+    (H200, formats.NVFP4, formats.NVFP4, 192, 384),
+    (H200, formats.MXFP8, formats.MXFP4, 256, 384),
+    (H200, None, formats.NVFP4, 512, 640),
+    (H200, None, formats.MXFP8, 512, 640),
+    (A100, formats.MXFP8, formats.MXFP8, 64, 256),
+    (A100, None, formats.NVFP4, 64, 256),
+    (A100, None, formats.MXFP8, 64, 256),
+  )
+  def test_many_rows_are_dequantized_first(self, target, lhs, rhs, few, many):
+    self.assertEqual(
+      chosen(problem(lhs, rhs, few), target).implementation, "triton"
+    )
+    for m in (many, 2048, 8192):
+      decision = chosen(problem(lhs, rhs, m), target)
+      self.assertEqual(decision.implementation, "xla")
+      self.assertEqual(decision.implementation_from, "model")
+      self.assertIn("model: modelled, not measured: ", decision.reason)
+      (triton,) = [
+        x.reason for x in decision.refusals if x.implementation == "triton"
+      ]
+      self.assertEqual(triton, "serves, but xla was modelled to be faster")
+
+  def test_times_by_hand(self):
+    # 2048 tiles on 264 slots are 8 rounds of 128 steps of 1247 cycles, two
+    # blocks taking turns, at 1.755 GHz. Each side reads 1 + 1 / 32 bytes a
+    # value and writes 2; 2 * 4096 * 8192^2 operations at 790 TFLOP/s.
+    times = modelled.model(problem(formats.MXFP8, formats.MXFP8, 4096), H200)
+    fused = 8 * 2 * 128 * 1247 / 1.755e9
+    num_bytes = (4096 + 8192) * 8192 * (1 + 1 / 32 + 2)
+    unfused = num_bytes / 4.3e12 + 2 * 2.5e-6 + 2 * 4096 * 8192**2 / 790e12
+    self.assertAlmostEqual(times.fused / fused, 1, places=6)
+    self.assertAlmostEqual(times.unfused / unfused, 1, places=6)
+
+  def test_a_result_that_is_scaled_afterwards_is_moved_again(self):
+    asked = problem(formats.NVFP4, formats.NVFP4, 1024)
+    scaled = dataclasses.replace(asked, global_scale="scalar")
+    added = (
+      modelled.model(scaled, H200).unfused - modelled.model(asked, H200).unfused
+    )
+    expected = 1024 * 8192 * (4 + 4 + 2) / 4.3e12 + 2.5e-6
+    self.assertAlmostEqual(added / expected, 1, places=6)
+
+  def test_interleaved_values_are_moved_twice(self):
+    rhs = side(formats.NVFP4, is_interleaved=True)
+    asked = problem(None, formats.NVFP4, 1024)
+    added = (
+      modelled.model(problem(None, rhs, 1024), H200).unfused
+      - modelled.model(asked, H200).unfused
+    )
+    expected = 8192 * 8192 * 2 * 0.5 / 4.3e12 + 2.5e-6
+    self.assertAlmostEqual(added / expected, 1, places=6)
+
+  @parameterized.named_parameters(
+    ("few_rows", problem(None, formats.NVFP4, 64), A100),
+    ("other_gpus", problem(None, formats.NVFP4, 4096), "b200"),
+    ("amd", problem(None, formats.NVFP4, 4096), "mi300x"),
+    ("cpu", problem(None, formats.NVFP4, 4096), "cpu"),
+    ("symbolic", problem(None, formats.NVFP4, None), H200),
+    ("empty", problem(None, formats.NVFP4, 4096, n=0), H200),
+    (
+      "f32, which bf16 does not hold",
+      problem(side(None, np.float32), formats.NVFP4, 4096),
+      H200,
+    ),
+    ("mxfp6", problem(None, formats.MXFP6_E2M3, 4096), H200),
+    (
+      "several contracting dimensions",
+      problem(None, formats.MXFP8, 4096, num_contracting=2, blocked_k=64),
+      H200,
+    ),
+    (
+      "swizzled",
+      problem(None, side(formats.MXFP8, scale_layout="swizzled_128x4"), 4096),
+      H200,
+    ),
+  )
+  def test_it_says_nothing_of(self, asked, target):
+    if isinstance(target, str):
+      target = targets.named_target(target)
+    self.assertIsNone(modelled.model(asked, target))
+    self.assertIsNone(modelled.proposal(asked, target))
+
+  def test_small_products_stay_one_launch(self):
+    asked = problem(formats.MXFP8, formats.MXFP8, 512, n=512, k=512)
+    self.assertEqual(chosen(asked, H200).implementation, "triton")
+
+  def test_what_is_asked_for_comes_before_it(self):
+    asked = problem(formats.MXFP8, formats.MXFP8, 4096)
+    for name in ("triton", "xla"):
+      decision = chosen(asked, H200, name)
+      self.assertEqual(decision.implementation, name)
+      self.assertEqual(decision.implementation_from, "argument")
+      self.assertEqual(decision.config_from, "rule")
+
+  def test_what_is_tried_before_triton_comes_before_it(self):
+    asked = problem(formats.MXFP8, formats.MXFP8, 4096)
+    first = dataclasses.replace(
+      backends.BACKENDS["triton"], name="first", rank=lambda target: 0
+    )
+    with mock.patch.object(
+      backends, "table", lambda: {**backends.BACKENDS, "first": first}
+    ):
+      decision = chosen(asked, H200)
+    self.assertEqual(decision.implementation, "first")
+    self.assertEqual(decision.implementation_from, "rule")
+
+  def test_what_was_measured_comes_before_it(self):
+    asked = problem(formats.MXFP8, formats.MXFP8, 4096)
+    pin = resolution.Overlay(is_alone=True, pin=("triton", ()))
+    decision = chosen(asked, H200, overlay=pin)
+    self.assertEqual(decision.implementation, "triton")
+    self.assertEqual(decision.implementation_from, "pin")
+
+
+if __name__ == "__main__":
+  absltest.main()
