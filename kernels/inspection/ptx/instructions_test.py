@@ -278,6 +278,14 @@ class InstructionTest(parameterized.TestCase):
           error, abs(fractions.Fraction(float(other)) - exact), row
         )
 
+  def test_fma_of_a_sum_just_below_a_tie(self):
+    # 1 + 2^-23 + 2^-24 - 2^-70, which f64 rounds to the tie itself.
+    step = 2.0**-23
+    a, b, c = (2.0**-24 * (1 + step), 1 - step, 1 + step)
+    rows = [np.full(32, x, F32) for x in (a, b, c)]
+    got = ptx_programs.apply("fma.rn.f32 y, x0, x1, x2;", *rows, out=F32)
+    np.testing.assert_array_equal(got, F32(1 + step))
+
   @parameterized.parameters(("e4m3x2", E4M3, 448.0), ("e5m2x2", E5M2, 57344.0))
   def test_fp8_is_saturated_and_rounded_to_even(self, name, dtype, largest):
     low, high = floats(self.rng, F32), near(self.rng, F32)
