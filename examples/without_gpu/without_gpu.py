@@ -65,7 +65,7 @@ def print_calls(compiled):
     if found and not found[2].endswith("-done"):
       called = re.search(r'custom_call_target="(.*?)"', line)
       # jax-triton 0.4 names its call so.
-      name = called[1].removesuffix("_ffi") if called else ""
+      name = called[1] if called else ""
       print(f"  {found[1]} {found[2]} {name}")
 
 

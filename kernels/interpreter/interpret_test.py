@@ -461,7 +461,7 @@ class ProcessTest(parameterized.TestCase):
       "out = np.zeros(1, np.float32)\n"
       "part = np.array([0x45280000, 3], np.int32)\n"  # 2688 = 448 * 6
       "interpret.launch(global_scales.reduce_global_scale, 1, part, out,"
-      " 2, RANGE=2688.0, CHUNK=16)\n"
+      " 2, RANGE=2688.0, CHUNK=16, NONE=1.0)\n"
       "assert out[0] == 1, out\n"
     )
     subprocess.run(

@@ -34,7 +34,7 @@ class OptimizedTest(parameterized.TestCase):
   """What XLA's GPU compiler, without a GPU, makes of the lowering."""
 
   # No workspace of partial sums has the size of an operand.
-  M, N, K = 512, 704, 1536
+  M, N, K = 512, 704, 1664
 
   def float_sizes(self, text):
     """Numbers of elements of the float arrays in optimized HLO."""

@@ -231,7 +231,7 @@ class ChoiceTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ("a100", 4, "ragged_upcast_bf16_mxfp4_16x128x128"),
-    ("h200", 4, "ragged_small_m_bf16_mxfp4_16x256x128"),
+    ("h200", 4, "ragged_small_m_bf16_mxfp4_16x128x128_split2"),
     ("h200", 16384, "ragged_upcast_bf16_mxfp4_128x128x64"),
     ("b200", 4, "ragged_small_m_bf16_mxfp4_16x256x128"),
   )

@@ -117,7 +117,7 @@ class ListingTest(parameterized.TestCase):
       self.assertEqual(getattr(first, name), getattr(default, name), name)
 
   def test_implementations_that_are_named_are_listed_with_the_default(self):
-    found = listing.of_problem(SQUARE, gpu("h100"), implementations=("xla",))
+    found = listing.of_problem(DECODE, gpu("h100"), implementations=("xla",))
     names = {c.implementation for c in found.candidates}
     self.assertEqual(names, {"triton", "xla"})
     found = listing.of_problem(

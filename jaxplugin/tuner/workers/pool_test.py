@@ -140,6 +140,9 @@ class PoolTest(absltest.TestCase):
     self.assertTrue(wait_until_gone(pids))
 
   def test_an_interrupt_ends_all_processes(self):
+    # A shell may have started this process with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, before)
     workers = self.make()
     pids = [outcome.value for outcome in workers.run([job("process")])]
 
