@@ -19,15 +19,15 @@ from jaxplugin.tables import ranks
 from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import measured_tables
 
-# A process of a run of two: its dot, and what came of it.
+# A process of a run of two: its product, and what came of it.
 PROCESS = """
 import sys
 import jax
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 import jaxplugin as jp
 import numpy as np
-x = jp.quantize(np.ones((2, 64), np.float32), jp.MXFP8)
-try:
+try:  # whichever asks tables first: quantizing, or the dot
+  x = jp.quantize(np.ones((2, 64), np.float32), jp.MXFP8)
   y = jax.jit(jp.block_scaled_dot)(x, x)
   print("sum", float(y.sum()))
 except jp.TablesDifferError as error:
