@@ -172,6 +172,8 @@ class ChooseTest(parameterized.TestCase):
     problem = make_problem(global_scale="scalar")
     before = (repr(problem), repr(target))
     forbidden = mock.Mock(side_effect=AssertionError("not pure"))
+    self.enter_context(mock.patch.dict("os.environ", clear=True))
+    backends.choose(problem, UNKNOWN_PLATFORM)  # tables are read, once
     with (
       mock.patch.object(targets, "detect_target", forbidden),
       mock.patch.object(targets, "overriding_target", forbidden),
@@ -179,7 +181,6 @@ class ChooseTest(parameterized.TestCase):
       mock.patch.object(builtins, "open", forbidden),
       mock.patch.object(subprocess, "Popen", forbidden),
       mock.patch.object(socket, "socket", forbidden),
-      mock.patch.dict("os.environ", clear=True),
     ):
       first = backends.choose(problem, target)
       with jp.use_target(UNKNOWN_PLATFORM):
