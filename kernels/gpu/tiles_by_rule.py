@@ -132,7 +132,7 @@ def _small_m_tile(
     # Blocks of four warps, three or four of which share an SM: one decodes
     # while others wait for memory, barriers and products. By the model in
     # `inspection/simulation.py` 9.3 us instead of 11.9 of an H200 for bf16 x
-    # NVFP4, n = k = 8192, m = 16; 11.1 instead of 17.6 for m = 32.
+    # NVFP4, n = k = 8192, m = 16; 10.6 instead of 17.6 for m = 32.
     num_warps = 4
     if block_m == 32 and (not has_short_values or decodes_both):
       block_n = 64
