@@ -8,7 +8,6 @@ one list of them. `emit` of a backend takes (call, problem, target).
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 import jax
@@ -49,17 +48,15 @@ def choose(
   overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """As `dot.backends.choose`, of a ragged dot."""
-  asked = resolution.ask(OPERATION, problem, target, overlay)
-  decision = decisions.choose(
-    BACKENDS,
+  return resolution.choose(
+    OPERATION,
     problem,
     target,
     requested,
     who=problems.who(),
     unportable=unportable,
-    measured=asked.measured,
+    overlay=overlay,
   )
-  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def emit(

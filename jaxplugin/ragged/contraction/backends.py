@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 import jax
@@ -44,17 +43,15 @@ def choose(
   overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """As `dot.backends.choose`, of a ragged contraction."""
-  asked = resolution.ask(OPERATION, problem, target, overlay)
-  decision = decisions.choose(
-    BACKENDS,
+  return resolution.choose(
+    OPERATION,
     problem,
     target,
     requested,
     who=sides.who(),
     unportable=unportable,
-    measured=asked.measured,
+    overlay=overlay,
   )
-  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def emit(
