@@ -164,16 +164,14 @@ def decide_dequantize(
   overlay: resolution.Overlay | None = None,
 ) -> decisions.Decision:
   """What `dequantize_p` is lowered to."""
-  asked = resolution.ask(DEQUANTIZE_OPERATION, problem, target, overlay)
-  decision = decisions.choose(
-    DEQUANTIZE,
+  return resolution.choose(
+    DEQUANTIZE_OPERATION,
     problem,
     target,
     who="dequantize",
     unportable=module.kernels_refusal(),
-    measured=asked.measured,
+    overlay=overlay,
   )
-  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def explained_dequantize(
@@ -207,16 +205,14 @@ def choose(
   unportable = module.kernels_refusal()
   for name in decisions.order(QUANTIZE, target):
     unportable = unportable or QUANTIZE[name].lowering_refusal(target)
-  asked = resolution.ask(QUANTIZE_OPERATION, problem, target, overlay)
-  decision = decisions.choose(
-    QUANTIZE,
+  return resolution.choose(
+    QUANTIZE_OPERATION,
     problem,
     target,
     who="quantize",
     unportable=unportable,
-    measured=asked.measured,
+    overlay=overlay,
   )
-  return dataclasses.replace(decision, notes=(*decision.notes, *asked.notes))
 
 
 def _refusals(
