@@ -3,7 +3,7 @@
 """What must be set before JAX starts; which tests `make` runs.
 
 `pytest --check` runs `WHOLE` and, of every other file, each `EVERY`-th test.
-`SLOW` and `SLOW_GPUS` have pytest's mark "slow".
+`SLOW` and `SLOW_KERNELS` have pytest's mark "slow".
 """
 
 import gc
@@ -59,16 +59,19 @@ SLOW = (
   "examples/training/training_runs_test.py",
   "hlo_tests/agreement_test.py",
   "jaxplugin/checkpoints/writing/interruption_test.py::ManyKillsTest",
+  "jaxplugin/cli/commands/bench_test.py::InstructionSetTest::test_isa_limits",
   "jaxplugin/cli/commands/tune_test.py::TunedTest",
   "jaxplugin/dot/api_test.py::ChosenDotTest",
   "jaxplugin/dot/api_test.py::XlaDotTest::test_fuzzed_shapes",
   "jaxplugin/dot/backends/cpu_configs_test.py::ConfiguredDotTest",
   "jaxplugin/dot/backends/cutile_test.py::CutileDotTest",
+  "jaxplugin/dot/backends/triton_test.py::HopperDotTest",
   "jaxplugin/dot/sharding/partial_manual_test.py::MorePartialManualTest",
   "jaxplugin/exports/sharding_test.py::LongShardedExportTest",
   "jaxplugin/planning/plans_test.py::RowsTest",
   "jaxplugin/quantization/backends/triton_both_test.py::GradientStepTest",
   "jaxplugin/ragged/backends/triton_operands_test.py::GradientTest",
+  "jaxplugin/ragged/backends/triton_test.py::HopperTest",
   "jaxplugin/stablehlo/module_process_test.py::FuzzTest",
   "jaxplugin/tables/ranks_test.py::TwoProcessesTest",
   "jaxplugin/tables/writing_test.py::KilledWritersTest::test_hundreds",
@@ -81,11 +84,14 @@ SLOW = (
   "kernels/inspection/ptx/mutations_test.py::ManyMutationsTest",
   "kernels/inspection/ptx/quantize_kernels_test.py::ManyTest",
 )
-# The same of GPUs whose code is much as that of another one's. All tests of a
-# kernel are, as the first of them compiles it.
-SLOW_GPUS = re.compile(
-  r"kernels/gpu/block_scaled_matmul_compile_test\.py::CompileTest"
-  r"::test_\w+_(gfx1250|gfx942|sm_103|sm_121|sm_89)_"
+# The same of GPUs whose code is much as that of another one's, and of products
+# whose loops are much as another product's. All tests of a kernel are, as the
+# first of them compiles it.
+SLOW_KERNELS = re.compile(
+  r"kernels/gpu/block_scaled_matmul_compile_test\.py::CompileTest::test_\w+?"
+  r"_(?:(?:gfx1250|gfx942|sm_103|sm_121|sm_89)_"
+  r"|(?:gfx|sm_)\d+_(?:\w+_(?:tma|32|64|swizzled_128)"
+  r"|bf16_mxfp6|f32_mxfp4|mxfp8_mxfp4)$)"
 )
 
 
@@ -121,7 +127,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
   for item in items:
-    if item.nodeid.startswith(SLOW) or SLOW_GPUS.match(item.nodeid):
+    if item.nodeid.startswith(SLOW) or SLOW_KERNELS.match(item.nodeid):
       item.add_marker("slow")
   if config.getoption("--check"):
     names = checked(item.nodeid for item in items)

@@ -59,9 +59,9 @@ from jaxplugin.exports.api import export as export
 from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.params.acceptance import accept_quantized as accept_quantized
 from jaxplugin.params.conversion import quantize_params as quantize_params
-from jaxplugin.quantization.api import dequantize as dequantize
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
+from jaxplugin.quantization.dequantization import dequantize as dequantize
 from jaxplugin.ragged.api import ragged_dot as ragged_dot
 from jaxplugin.ragged.contraction.api import align_groups as align_groups
 from jaxplugin.ragged.contraction.api import (

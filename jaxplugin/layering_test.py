@@ -76,7 +76,7 @@ STAGES = {
     ("sharding.explicit", "sharding.resharding"),
     ("quantize_primitive",),
     ("dequantize_primitive", "operands"),
-    ("api",),
+    ("api", "dequantization"),
     ("__init__",),
   ),
   "dot": (

@@ -25,9 +25,20 @@ class CheckTest(absltest.TestCase):
       gpu
       for gpu in ("80", "89", "90", "100", "103", "120", "121")
       for name in names
-      if conftest.SLOW_GPUS.match(f"{file}::CompileTest::{name.format(gpu)}")
+      if conftest.SLOW_KERNELS.match(f"{file}::CompileTest::{name.format(gpu)}")
     }
     self.assertEqual(found, {"89", "103", "121"})
+
+  def test_slow_products_are_those_that_others_stand_for(self):
+    test = (
+      "kernels/gpu/block_scaled_matmul_compile_test.py::CompileTest"
+      "::test_figures_of_the_table_have_not_grown_sm_90_"
+    )
+    slow = ("mxfp8_tma", "bf16_nvfp4_64", "bf16_mxfp6", "nvfp4_swizzled_128")
+    for key in slow:
+      self.assertTrue(conftest.SLOW_KERNELS.match(test + key), key)
+    for key in ("mxfp8", "bf16_nvfp4_16", "mxfp6", "nvfp4_swizzled"):
+      self.assertFalse(conftest.SLOW_KERNELS.match(test + key), key)
 
   def test_named_files_are_run_whole(self):
     names = [f"{conftest.WHOLE[-1]}::Test::test_{i}" for i in range(50)]

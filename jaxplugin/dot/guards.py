@@ -37,6 +37,7 @@ from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
+from jaxplugin.jaxext.tracing import provenance_private
 
 # How far an activation may be off in relation to its result: 16 roundings of
 # f32.
@@ -331,8 +332,8 @@ def describe(
     for name, x in call.arrays().items()
   )
   lines = [
-    f"  call: {jax_private.user_frame() or 'not known'}",
-    f"  name scope: {jax_private.name_scope() or 'none'}",
+    f"  call: {provenance_private.user_frame() or 'not known'}",
+    f"  name scope: {provenance_private.name_scope() or 'none'}",
     f"  problem: {call.problem()}, result {tuple(result.shape)}",
     f"  operands: {arrays}",
     f"  implementation: {_implementation(call, choose)}",

@@ -28,6 +28,8 @@ from jaxplugin.dropin import nn_scaled
 from jaxplugin.dropin import products
 from jaxplugin.dropin import ragged_dots
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext.tracing import provenance_private
 
 WHO: Final = "accelerate"
 
@@ -116,11 +118,11 @@ def accelerate(
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
-  return jax_private.intercept(fn, _maker(implementation))
+  return interception_private.intercept(fn, _maker(implementation))
 
 
 @functools.cache
-def _maker(implementation: str | None) -> jax_private.MakeInterceptor:
+def _maker(implementation: str | None) -> interception_private.MakeInterceptor:
   return lambda args: _Accelerator(implementation)
 
 
@@ -224,7 +226,7 @@ class _Accelerator:
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
-  ) -> jax_private.MakeInterceptor:
+  ) -> interception_private.MakeInterceptor:
     return _maker(self._implementation)
 
   def note(
@@ -333,7 +335,7 @@ def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
 
 
 def _warn(primitive: Any, reason: str) -> None:
-  frame = jax_private.user_frame()
+  frame = provenance_private.user_frame()
   place = f" at {frame}" if frame else ""
   warnings.warn(
     f"{WHO}: left JAX's {primitive.name}{place} as it is: {reason}",
@@ -346,7 +348,9 @@ def _accelerated_jaxpr(jaxpr: Any, implementation: str | None) -> Any:
   """The jaxpr with its dots replaced; None if there is nothing to replace."""
   if not _may_contain_dots(jaxpr):
     return None
-  new, consts = jax_private.intercept_jaxpr(jaxpr, _maker(implementation))
+  new, consts = interception_private.intercept_jaxpr(
+    jaxpr, _maker(implementation)
+  )
   assert not consts  # neither the equations nor the interceptor make any
   return new
 

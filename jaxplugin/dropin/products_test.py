@@ -14,7 +14,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dropin import products
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import interception_private
 
 
 class _Recorder:
@@ -39,7 +39,7 @@ class _Recorder:
 def known(function, *args):
   """A function's result, and what is known of it; None for nothing."""
   recorder = _Recorder()
-  out = jax_private.intercept(function, lambda args: recorder)(*args)
+  out = interception_private.intercept(function, lambda args: recorder)(*args)
   product = recorder.table.of(out)
   is_itself = product is not None and any(
     factor.array is out for factor in product.factors
@@ -125,7 +125,7 @@ class ProductsTest(parameterized.TestCase):
     recorder = _Recorder()
     function = lambda x: (x.reshape(2, -1).T * 2).sum()
     x = jnp.ones((4, 4))
-    jax_private.intercept(function, lambda args: recorder)(x)
+    interception_private.intercept(function, lambda args: recorder)(x)
     self.assertEmpty(recorder.table._known)
 
   def test_square_of_one_array(self):

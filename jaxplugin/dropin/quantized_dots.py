@@ -23,8 +23,8 @@ from jaxplugin.dropin.dots import flow
 from jaxplugin.dropin.dots import rewriting
 from jaxplugin.dropin.dots import sites
 from jaxplugin.dropin.dots import transforms
-from jaxplugin.jaxext import binding_private
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.training import recipes
 
 WHO: Final = transforms.WHO
@@ -267,7 +267,7 @@ class _Watcher:
       return bind(*args, **params) if out is None else out
     if "subfuns" in params:
       functions = params["subfuns"]
-      if not jax_private.is_own_function(functions[0]):
+      if not provenance_private.is_own_function(functions[0]):
         dots = dots.with_key_here()
         functions = tuple(
           binding_private.watch_wrapped(

@@ -1,42 +1,33 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the package uses of JAX's private modules, in one place.
+"""What the package uses of JAX's private modules, but for its neighbours.
 
-But `jaxlib_private`, for a process without JAX, and `binding_private`, which
-sees operations before JAX transforms them.
+In `tracing`, `binding_private` sees operations before JAX transforms them,
+`interception_private` after; `provenance_private` tells where they come from.
+`exports_private` writes modules, and `jaxlib_private` is for a process without
+JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import pathlib
-import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
-from typing import NamedTuple
-from typing import Protocol
 
 import jax
 import jax.export
 import numpy as np
-from jax._src import core
 from jax._src import dispatch
-from jax._src import linear_util
-from jax._src import source_info_util
 from jax._src import util
 from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
-from jax.extend import core as extend_core
 
 _PUBLISHED_TIMEOUT_MS: Final = 30_000  # for what is there already
-# Their layers multiply on behalf of a model; whose line it is the model knows.
-_LIBRARIES: Final = ("flax", "haiku", "equinox", "optax")
 
 
 def require_devices_during_lowering(primitive: Any) -> None:
@@ -257,189 +248,6 @@ def scaled_primitives() -> tuple[frozenset[Any], frozenset[Any]]:
   return frozenset(matmul), frozenset((scaled_dot_p,))
 
 
-class Interceptor(Protocol):
-  """What `intercept` asks about every operation of a function.
-
-  Both methods run where the operation would have: operations that they make go
-  to whatever encloses the intercepted function.
-  """
-
-  def replace(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-  ) -> Any:
-    """The results to use in place of the operation's, or None."""
-
-  def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters to use, of an operation that is not replaced."""
-
-  def note(
-    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
-  ) -> None:
-    """Told the results of an operation that was not replaced."""
-
-  def inside(
-    self, primitive: Any, args: Sequence[Any], index: int
-  ) -> MakeInterceptor:
-    """Makes the interceptor of a function inside of an operation.
-
-    That of `index` 0 takes `args`; others are its rules (`jvp`; `fwd`, `bwd`).
-    """
-
-
-# Makes the interceptor of one call, given the positional arguments.
-MakeInterceptor = Callable[[Sequence[Any]], Interceptor]
-
-
-class _InterceptingTrace(core.Trace):
-  """Shows every operation to an interceptor, then hands it to its parent.
-
-  It wraps no values, so a function sees through it what it would have seen
-  without it, concrete arrays among them. Functions inside of an operation
-  (those of `shard_map`, `custom_jvp` and `custom_vjp`, with their rules) are
-  intercepted as well, whenever they run.
-  """
-
-  def __init__(self, parent: Any, interceptor: Interceptor):
-    super().__init__()
-    self.parent_trace = parent
-    self.requires_low = parent.requires_low
-    self.interceptor = interceptor
-
-  def stage_value(self, val):
-    return self.parent_trace.stage_value(val)
-
-  def process_primitive(self, primitive, tracers, params, /):
-    with core.set_current_trace(self.parent_trace):
-      out = self.interceptor.replace(primitive, tracers, params)
-      if out is not None:
-        return out
-      params = self.interceptor.rewrite(primitive, params)
-    out = self.parent_trace.process_primitive(primitive, tracers, params)
-    self.interceptor.note(primitive, tracers, params, out)
-    return out
-
-  def process_call(self, primitive, f, tracers, params, /):
-    (f,) = self._inside(primitive, tracers, f)
-    return self.parent_trace.process_call(primitive, f, tracers, params)
-
-  def process_custom_jvp_call(self, primitive, fun, jvp, tracers, /, **params):
-    functions = self._inside(primitive, tracers, fun, jvp)
-    return self.parent_trace.process_custom_jvp_call(
-      primitive, *functions, tracers, **params
-    )
-
-  def process_custom_vjp_call(
-    self, primitive, fun, fwd, bwd, tracers, /, **params
-  ):
-    functions = self._inside(primitive, tracers, fun, fwd, bwd)
-    return self.parent_trace.process_custom_vjp_call(
-      primitive, *functions, tracers, **params
-    )
-
-  def process_shard_map(self, primitive, fun, args, /, **params):
-    (fun,) = self._inside(primitive, args, fun)
-    return self.parent_trace.process_shard_map(primitive, fun, args, **params)
-
-  def _inside(self, primitive, args, *functions):
-    if is_own_function(functions[0]):
-      return functions
-    return [
-      _intercept_wrapped(f, self.interceptor.inside(primitive, args, i))
-      for i, f in enumerate(functions)
-    ]
-
-
-def _call_intercepted(
-  fn: Callable[..., Any],
-  make: MakeInterceptor,
-  *args: Any,
-  **kwargs: Any,
-) -> Any:
-  parent = core.trace_ctx.trace
-  with core.set_current_trace(_InterceptingTrace(parent, make(args))):
-    return fn(*args, **kwargs)
-
-
-_intercept_transformation = linear_util.transformation2(_call_intercepted)
-
-
-def _intercept_wrapped(fun: Any, make: MakeInterceptor) -> Any:
-  """`intercept` of what JAX passes on as a function."""
-  if isinstance(fun, linear_util.WrappedFun):
-    return _intercept_transformation(fun, make)
-  return functools.partial(_call_intercepted, fun, make)
-
-
-def intercept(
-  fn: Callable[..., Any], make: MakeInterceptor
-) -> Callable[..., Any]:
-  """`fn`, with an interceptor asked about each of its operations.
-
-  Args:
-    fn: any callable.
-    make: makes the interceptor of one call.
-  """
-
-  @functools.wraps(fn)
-  def intercepted(*args, **kwargs):
-    return _call_intercepted(fn, make, *args, **kwargs)
-
-  return intercepted
-
-
-def intercept_jaxpr(
-  jaxpr: Any,
-  make: MakeInterceptor,
-  extra: Sequence[tuple[int, Any]] = (),
-  results: Callable[[Sequence[Any]], Sequence[Any]] = lambda extra: (),
-) -> tuple[Any, list[Any]]:
-  """Traces a (closed) jaxpr once more, with an interceptor.
-
-  Lines of source, name scopes, effects and the names of arguments are kept.
-
-  Args:
-    jaxpr: which it is.
-    make: makes the interceptor, given first the extra arguments, then those of
-      `jaxpr`.
-    extra: of each argument more: before which one of `jaxpr` it comes, and its
-      type. In order.
-    results: of the extra arguments, what is returned before all else.
-
-  Returns:
-    A jaxpr, closed if the other one was. Else values that it takes before all
-    other arguments: what an interceptor made of no argument.
-  """
-  is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
-  closed = jaxpr if is_closed else extend_core.ClosedJaxpr(jaxpr, ())
-  evaluate = core.jaxpr_as_fun(closed)
-  avals = list(getattr(closed, "in_aval_qdds", closed.in_avals))
-  debug_info = closed.jaxpr.debug_info
-  names = list(debug_info.arg_names or [""] * len(avals))
-  places = [before + i for i, (before, _) in enumerate(extra)]
-  for place, (_, aval) in zip(places, extra, strict=True):
-    avals.insert(place, aval)
-    names.insert(place, "")
-
-  def call(*args):
-    more = [args[i] for i in places]
-    own = [x for i, x in enumerate(args) if i not in places]
-    parent = core.trace_ctx.trace
-    interceptor = make((*more, *own))
-    with core.set_current_trace(_InterceptingTrace(parent, interceptor)):
-      out = evaluate(*own)
-    return [*results(more), *out]
-
-  if extra:
-    debug_info = debug_info._replace(arg_names=tuple(names), result_paths=None)
-  function = linear_util.wrap_init(call, debug_info=debug_info)
-  traced, _, consts = partial_eval.trace_to_jaxpr_dynamic(function, avals)
-  if is_closed:
-    return extend_core.ClosedJaxpr(traced, consts), []
-  if consts:
-    traced = partial_eval.convert_constvars_jaxpr(traced)
-  return traced, list(consts)
-
-
 def without_unused(jaxpr: Any) -> Any:
   """A jaxpr without operations whose results nothing uses, as XLA has it."""
   used, _ = partial_eval.dce_jaxpr(
@@ -454,108 +262,6 @@ def cache_by_jaxpr(function: Callable[..., Any]) -> Callable[..., Any]:
   The context of tracing (meshes, `use_target`, ...) is part of the key.
   """
   return util.weakref_lru_cache(function)
-
-
-class Name(NamedTuple):
-  """One entry of JAX's name stack.
-
-  Attributes:
-    text: the name of a `jax.named_scope`, or of a transformation, "transpose".
-    is_transform: which of both.
-  """
-
-  text: str
-  is_transform: bool
-
-
-def scopes(source_info: Any = None) -> tuple[Name, ...]:
-  """The name stack of an equation, outermost first, inside of its jaxpr.
-
-  Args:
-    source_info: that of an equation; None for an operation being made now.
-  """
-  if source_info is None:
-    stack = source_info_util.current_name_stack().stack
-  else:
-    stack = source_info.name_stack.stack
-  return tuple(
-    Name(entry.name, isinstance(entry, source_info_util.Transform))
-    for entry in stack
-  )
-
-
-def user_frame(source_info: Any = None) -> str:
-  """File, line and function that made an operation; empty if not known.
-
-  It is the innermost frame outside of JAX, of this package and of packages
-  that models are written with; where there is none, outside of the former.
-
-  Args:
-    source_info: that of an equation; None for an operation being made now.
-  """
-  traceback = (source_info or source_info_util.current()).traceback
-  frames = [
-    frame
-    for frame in (traceback.frames if traceback is not None else ())
-    if frame.file_name not in _own_files()
-    and not frame.file_name.startswith(_jax_directory())
-  ]
-  libraries = _library_directories()
-  for frame in frames:
-    if not frame.file_name.startswith(libraries):
-      return _describe(frame)
-  return _describe(frames[0]) if frames else ""
-
-
-def _describe(frame: Any) -> str:
-  return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-
-
-@functools.cache
-def _jax_directory() -> str:
-  return f"{pathlib.Path(jax.__file__).parent}{os.sep}"
-
-
-def _library_directories() -> tuple[str, ...]:
-  """Directories of those libraries that are imported."""
-  found = (
-    getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES
-  )
-  return tuple(f"{pathlib.Path(file).parent}{os.sep}" for file in found if file)
-
-
-@functools.cache
-def _own_files() -> frozenset[str]:
-  directory = pathlib.Path(__file__).parents[1]
-  return frozenset(
-    str(path)
-    for path in directory.rglob("*.py")
-    if not path.name.endswith("_test.py")
-  )
-
-
-def is_own(jaxpr: Any) -> bool:
-  """Whether a closed jaxpr is of a function of this package."""
-  filename = jaxpr.jaxpr.debug_info.func_filename
-  return filename is not None and filename in _own_files()
-
-
-def is_of_jax(jaxpr: Any) -> bool:
-  """Whether a closed jaxpr is of one of JAX's functions, `jnp.matmul` say."""
-  filename = jaxpr.jaxpr.debug_info.func_filename
-  return filename is not None and filename.startswith(_jax_directory())
-
-
-def is_own_function(fun: Any) -> bool:
-  """Whether what JAX passes on as a function is one of this package."""
-  debug_info = getattr(fun, "debug_info", None)
-  filename = getattr(debug_info, "func_filename", None)
-  return filename is not None and filename in _own_files()
-
-
-def name_scope() -> str:
-  """Names of the enclosing `jax.named_scope`s, "outer/inner", while tracing."""
-  return str(source_info_util.current().name_stack)
 
 
 def wait_for_effects() -> None:

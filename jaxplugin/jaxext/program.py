@@ -15,6 +15,7 @@ from typing import Literal
 from jax.extend import core as extend_core
 
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import provenance_private
 
 Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
 
@@ -63,7 +64,7 @@ class Operation:
 class _Around:
   """What holds for all equations of a jaxpr."""
 
-  names: tuple[jax_private.Name, ...] = ()
+  names: tuple[provenance_private.Name, ...] = ()
   trips: int | None = 1
   is_conditional: bool = False
   manual_axes: frozenset[str] = frozenset()
@@ -88,7 +89,7 @@ def operations(jaxpr: Any, num_devices: int = 1) -> list[Operation]:
 
 def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
   for eqn in jaxpr.eqns:
-    names = around.names + jax_private.scopes(eqn.source_info)
+    names = around.names + provenance_private.scopes(eqn.source_info)
     inside = [] if _is_leaf(eqn) else sub_jaxprs(eqn)
     if not inside:
       layer, phase = _layer_and_phase(names)
@@ -97,7 +98,7 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
         layer=layer,
         phase=phase,
         source=around.source
-        or jax_private.user_frame(eqn.source_info)
+        or provenance_private.user_frame(eqn.source_info)
         or around.caller,
         trips=around.trips,
         is_conditional=around.is_conditional,
@@ -105,7 +106,7 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[Operation]:
         num_devices=around.num_devices,
       )
       continue
-    caller = jax_private.user_frame(eqn.source_info) or around.caller
+    caller = provenance_private.user_frame(eqn.source_info) or around.caller
     within = dataclasses.replace(around, names=names, caller=caller)
     for sub in inside:
       yield from _walk(sub, _inside(eqn, within))
@@ -122,7 +123,9 @@ def _is_leaf(eqn: Any) -> bool:
 def _inside(eqn: Any, around: _Around) -> _Around:
   name, params = eqn.primitive.name, eqn.params
   if (
-    name == "jit" and not around.source and jax_private.is_own(params["jaxpr"])
+    name == "jit"
+    and not around.source
+    and provenance_private.is_own(params["jaxpr"])
   ):
     # It may have been traced for an earlier call, at another line.
     return dataclasses.replace(around, source=around.caller)
@@ -146,7 +149,9 @@ def _inside(eqn: Any, around: _Around) -> _Around:
   return around
 
 
-def _layer_and_phase(names: Sequence[jax_private.Name]) -> tuple[str, Phase]:
+def _layer_and_phase(
+  names: Sequence[provenance_private.Name],
+) -> tuple[str, Phase]:
   layers: list[str] = []
   phase: Phase = "forward"
   after_transform = False

@@ -22,7 +22,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.params import interception
 from jaxplugin.params import leaves as leaves_lib
 from jaxplugin.params import views
@@ -148,7 +148,7 @@ def _call(
     named = {name: use() for name, use in of_kwargs.items()}
     return weights.quantized_again(join(uses())(*own, **named))
 
-  result = jax_private.intercept(run, lambda _: acceptor)()
+  result = interception_private.intercept(run, lambda _: acceptor)()
   weights.write_back()
   return result
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplugin.jaxext import binding_private
+from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.params import views
 
 

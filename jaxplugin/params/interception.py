@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with quantized weights, in place of those that code makes.
 
-An `Acceptor` is told about every operation of a function (it is a
-`jax_private.Interceptor`), knows which values are views of weights, and
-multiplies by the weights themselves.
+An `Acceptor` is told about every operation of a function (it is an
+`interception_private.Interceptor`), knows which values are views of weights,
+and multiplies by the weights themselves.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
 from jaxplugin.dropin import products
 from jaxplugin.dropin import ragged_dots
-from jaxplugin.jaxext import binding_private
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext import tangents as tangents_lib
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.params import calls
 from jaxplugin.params import views
 
@@ -165,7 +167,7 @@ class Acceptor:
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
-  ) -> jax_private.MakeInterceptor:
+  ) -> interception_private.MakeInterceptor:
     known = [self.view(x) for x in args] if index == 0 else []
     dtypes = [getattr(x, "dtype", None) for x in args]
 
@@ -200,7 +202,7 @@ class Acceptor:
     if not isinstance(jaxpr, extend_core.ClosedJaxpr):
       jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
     function = extend_core.jaxpr_as_fun(jaxpr)
-    return jax_private.intercept(function, lambda _: self)(*args)
+    return interception_private.intercept(function, lambda _: self)(*args)
 
   def run_inside(
     self,
@@ -223,7 +225,7 @@ class Acceptor:
       if (path, name) in self._warned:
         continue
       self._warned.add((path, name))
-      frame = jax_private.user_frame()
+      frame = provenance_private.user_frame()
       place = f" at {frame}" if frame else ""
       warnings.warn(
         f"{WHO}: {path} is dequantized, as a whole, for {name}{place}:"

@@ -14,7 +14,7 @@ from typing import Literal
 import jax
 
 from jaxplugin.dropin import products
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.params import interception
 from jaxplugin.params import leaves as leaves_lib
 from jaxplugin.params import recognition
@@ -81,7 +81,7 @@ def uses(
     tree = jax.tree.unflatten(
       structure, [values.get(leaf.path, leaf.array) for leaf in leaves]
     )
-    jax_private.intercept(call, lambda _: observer)(tree)
+    interception_private.intercept(call, lambda _: observer)(tree)
 
   jax.eval_shape(
     run,

@@ -9,10 +9,10 @@ alike. All of them give the same bits.
 
 from jaxplugin.quantization.api import SCALE_ROUNDINGS as SCALE_ROUNDINGS
 from jaxplugin.quantization.api import ScaleRounding as ScaleRounding
-from jaxplugin.quantization.api import dequantize as dequantize
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_blocked as quantize_blocked
 from jaxplugin.quantization.api import quantize_both as quantize_both
+from jaxplugin.quantization.dequantization import dequantize as dequantize
 from jaxplugin.quantization.operations import (
   has_four_over_six as has_four_over_six,
 )

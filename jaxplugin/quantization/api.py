@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize` and `dequantize`: block-scaled arrays from floats, and back.
+"""`quantize`: block-scaled arrays from floats; `quantize_both`, along two axes.
 
-And `quantize_both`, along two axes. What does the work is one of `backends`,
-with the same bits.
+What does the work is one of `backends`, with the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import layouts
@@ -29,7 +27,6 @@ from jaxplugin.core import formats
 from jaxplugin.core import speaking
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
-from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.sharding import named_axes
 from jaxplugin.quantization.sharding import resharding
@@ -479,86 +476,4 @@ def _without_derivative(
     " rhs_format), which quantizes both operands itself and defines the"
     f' gradient, or {who}(..., derivative="straight_through"), which counts as'
     " the identity; to hold an array fixed pass jax.lax.stop_gradient of it",
-  )
-
-
-def dequantize(
-  x: scaled_array.ScaledArray, dtype: Any = jnp.float32
-) -> jax.Array:
-  """Returns `values * scale * global_scale`, computed in f32, then cast.
-
-  Exact in f32 for MX formats; for NVFP4 the product with the global scale is
-  rounded once. A NaN scale makes its whole block NaN. Results below 2^-126 are
-  flushed to zero where the platform does so (XLA:CPU), except by the kernels
-  for CPUs: they serve the last axis in modules for one CPU.
-
-  Its derivatives are those by the global scale and, where
-  `quantize(..., derivative="straight_through")` made x, by what was quantized.
-
-  Args:
-    x: a `ScaledArray` of any layout, packed or not.
-    dtype: the result's, f32, bf16, f16 or f64 (f32 unless x64 is enabled, as
-      in JAX), rounded to once at the end.
-
-  Returns:
-    dtype[x.shape].
-
-  Raises:
-    TypeError: x is no `ScaledArray`, or dtype is another one.
-    NotImplementedError: a derivative with respect to quantized values or block
-      scales is asked for.
-  """
-  if not isinstance(x, scaled_array.ScaledArray):
-    raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")
-  scaled_array.require_numbers("dequantize", "x", x)
-  scaled_array.require_global_scale("dequantize", x)
-  if x.surrogate is None:
-    return _dequantize(x, arguments.float_dtype(dtype))
-  return _dequantize_straight_through(arguments.float_dtype(dtype), x)
-
-
-scaled_array.provide(dequantize=dequantize)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _dequantize_straight_through(
-  dtype: np.dtype, x: scaled_array.ScaledArray
-) -> jax.Array:
-  return _dequantize(x.without_surrogate(), dtype)
-
-
-@functools.partial(_dequantize_straight_through.defjvp, symbolic_zeros=True)
-def _dequantize_straight_through_jvp(
-  dtype: np.dtype,
-  primals: tuple[scaled_array.ScaledArray],
-  given: tuple[scaled_array.ScaledArray],
-) -> tuple[jax.Array, jax.Array]:
-  (x,), (tangent,) = primals, given
-  function = functools.partial(_dequantize, dtype=dtype)
-  bare, bare_tangent = x.without_surrogate(), tangent.without_surrogate()
-  result = _dequantize_straight_through(dtype, x)
-  terms = [tangents.tangent_of(function, bare, bare_tangent)]
-  if not tangents.is_constant(tangent.surrogate):
-    terms.append(tangent.surrogate.astype(result.dtype))
-  present = [term for term in terms if term is not None]
-  return result, sum(present, start=jnp.zeros_like(result))
-
-
-@functools.partial(jax.jit, static_argnames="dtype")
-def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
-  values, scale = tangents.without_derivative(
-    (x.values, x.scale),
-    "dequantize: quantized values and block scales have no derivative, one is"
-    " asked for with respect to them; differentiate with respect to what was"
-    ' quantized, by quantize(..., derivative="straight_through"), or to the'
-    " global scale, with jax.lax.stop_gradient around the others",
-  )
-  x = x.tree_unflatten(
-    (x.format, x.scale_layout), (values, scale, x.global_scale)
-  )
-  x = x.to_floats()
-  if x.is_interleaved:
-    x = x.pack()
-  return dequantize_primitive.dequantize(
-    x.values, x.linear_scale(), x.global_scale, x.format, x.axis, dtype
   )

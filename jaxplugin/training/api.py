@@ -29,6 +29,7 @@ from jaxplugin.training import gradients
 from jaxplugin.training import products
 from jaxplugin.training import quantized_operand
 from jaxplugin.training import recipes
+from jaxplugin.training import settings
 
 
 class _NotGiven(enum.Enum):
@@ -226,7 +227,7 @@ class QuantizedDotGeneral:
     key_data = key_impl = None
     if scheme.recipe.stochastic_rounding:
       key_data, key_impl = data_of_key(key)
-    setting = gradients.Setting(
+    setting = settings.Setting(
       scheme=scheme,
       numbers=numbers,
       precision=(

@@ -26,6 +26,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.training import gradients
 from jaxplugin.training import products
 from jaxplugin.training import recipes
+from jaxplugin.training import settings
 
 WHO: Final = "quantize_operand"
 
@@ -301,7 +302,7 @@ def _wanted(
   arrays: list[Any] = [other, x]
   if role == "activation":
     both, arrays = both[::-1], arrays[::-1]
-  setting = gradients.Setting(
+  setting = settings.Setting(
     scheme=products.Scheme(recipe=recipe, weight="rhs", who=WHO),
     numbers=((both[0][0], both[1][0]), (both[0][1], both[1][1])),
     precision=None,
@@ -332,7 +333,7 @@ def primal_of(x: Any) -> Any:
 def taken(
   given: tuple[Any, Any],
   arrays: tuple[jax.Array, jax.Array],
-  setting: gradients.Setting,
+  setting: settings.Setting,
 ) -> dict[products.Side, products.Held]:
   """The copies of those operands that are `QuantizedOperand`s, by side.
 
@@ -359,7 +360,7 @@ def taken(
 def _validate(
   side: products.Side,
   x: QuantizedOperand,
-  setting: gradients.Setting,
+  setting: settings.Setting,
   wanted: products.Operand,
 ) -> None:
   scheme = setting.scheme

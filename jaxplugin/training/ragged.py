@@ -43,6 +43,7 @@ from jaxplugin.training import gradients
 from jaxplugin.training import products
 from jaxplugin.training import quantized_operand
 from jaxplugin.training import recipes
+from jaxplugin.training import settings
 
 WHO: Final = "ragged_dot_general"
 
@@ -262,7 +263,7 @@ class _Product(products.Product):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Setting(gradients.Setting):
+class _Setting(settings.Setting):
   """A call of `ragged_dot_general`, beside its arrays."""
 
   kind: ClassVar[type[products.Product]] = _Product

@@ -21,7 +21,7 @@ from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import results
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import sources
-from jaxplugin.quantization import api
+from jaxplugin.quantization import dequantization
 
 _CHUNK: Final = 1 << 16
 
@@ -108,7 +108,7 @@ def _error(
 ) -> float:
   """Norm of the difference over that of the weight, by f64 sums."""
   x = decision.tensor.read()
-  y = np.asarray(api.dequantize(found, jnp.float32))
+  y = np.asarray(dequantization.dequantize(found, jnp.float32))
   weight = decision.weight
   assert weight is not None
   ends = (np.asarray(part).shape[-1] for part in (found.values, found.scale))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.jaxext import binding_private
+from jaxplugin.jaxext.tracing import binding_private
 
 Call = tuple[list[Any], dict[str, Any], Callable[[Any], Any]]
 

@@ -11,8 +11,8 @@ from typing import Final
 import jax
 import numpy as np
 
-from jaxplugin.jaxext import binding_private
 from jaxplugin.jaxext import program
+from jaxplugin.jaxext.tracing import binding_private
 
 # Their results have the numbers of their first operand, rounded at most, all or
 # some of them. A gather is not among them: what is looked up in an embedding

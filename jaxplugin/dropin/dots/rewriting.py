@@ -19,9 +19,11 @@ from jaxplugin.dropin.dots import calls
 from jaxplugin.dropin.dots import flow
 from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.dropin.dots import transforms
-from jaxplugin.jaxext import binding_private
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.jaxext.tracing import provenance_private
 
 DOT: Final = "dot_general"
 # What JAX does to a function leaves these names on its operations.
@@ -141,7 +143,7 @@ class Dots:
       Arguments, parameters, and what makes its results of the new ones; None
       where it may stay as it is.
     """
-    if primitive.name == "jit" and jax_private.is_own(params["jaxpr"]):
+    if primitive.name == "jit" and provenance_private.is_own(params["jaxpr"]):
       return None
     rewrite = calls.CALLS.get(primitive.name)
     if rewrite is None or not any(
@@ -190,14 +192,14 @@ class Dots:
     if self.source:
       return self.source
     is_closed = isinstance(jaxpr, extend_core.ClosedJaxpr)
-    is_of_jax = is_closed and jax_private.is_of_jax(jaxpr)
-    return jax_private.user_frame() if is_of_jax else ""
+    is_of_jax = is_closed and provenance_private.is_of_jax(jaxpr)
+    return provenance_private.user_frame() if is_of_jax else ""
 
   def with_unused_key(
     self, jaxpr: Any, in_loop: int | None = None, results: bool = False
   ) -> Any:
     """A jaxpr that takes what others of its operation do, and ignores it."""
-    new, _ = jax_private.intercept_jaxpr(
+    new, _ = interception_private.intercept_jaxpr(
       jaxpr,
       lambda args: Rewriter(Dots(self.transform), [], args, is_idle=True),
       _extra(self.transform, in_loop),
@@ -304,7 +306,7 @@ def _rewritten(
     flags = [False] * len(extra) + list(is_parameter)
     return Rewriter(dots, flags, args)
 
-  new, consts = jax_private.intercept_jaxpr(
+  new, consts = interception_private.intercept_jaxpr(
     jaxpr, make, extra, _next_trip if results else _nothing
   )
   (dots,) = found
@@ -317,7 +319,7 @@ def _rewritten(
 
 
 class Rewriter:
-  """Decides about the equations of a jaxpr; a `jax_private.Interceptor`."""
+  """Decides about the equations of a jaxpr: an `Interceptor`."""
 
   def __init__(
     self,
@@ -329,7 +331,7 @@ class Rewriter:
   ):
     self._dots = dots
     self._is_idle = is_idle
-    self._depth = len(jax_private.scopes())
+    self._depth = len(provenance_private.scopes())
     self._first: int | None = None  # number of an inner function's first key
     self._parameters = flow.Parameters()
     for x, flag in zip(args, is_parameter, strict=False):
@@ -372,7 +374,7 @@ class Rewriter:
     """Whether it was decided about before, or is a kernel's."""
     if self._is_idle or primitive.name in program.KERNELS:
       return True
-    names = jax_private.scopes()[self._depth :]
+    names = provenance_private.scopes()[self._depth :]
     return any(
       name.is_transform and name.text in _DERIVATIVES for name in names
     )
@@ -387,7 +389,7 @@ class Rewriter:
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
-  ) -> jax_private.MakeInterceptor:
+  ) -> interception_private.MakeInterceptor:
     flags = [x in self._parameters for x in args]
     flags = calls.flags_inside(primitive.name, index, flags)
     outer, names = self._dots, tuple(sites_lib.scope_names())

@@ -21,7 +21,7 @@ from jax import lax
 from jaxplugin.core import parameter_names
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.tracing import provenance_private
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def make(
   numbers = params["dimension_numbers"]
   return Site(
     name="/".join([*prefix, *scope_names()]),
-    source=jax_private.user_frame(),
+    source=provenance_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
     rhs_shape=tuple(rhs.shape),
     lhs_dtype=lhs.dtype,
@@ -132,7 +132,7 @@ def scope_names() -> list[str]:
   """Names of the scopes around what is being made, outermost first."""
   found: list[str] = []
   after_transform = False
-  for name in jax_private.scopes(None):
+  for name in provenance_private.scopes(None):
     # Under a transformation an enclosing scope is named once more.
     if not name.is_transform and not (
       after_transform and found[-1:] == [name.text]

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations as code makes them, before JAX differentiates or maps them.
 
-`jax_private.intercept` stands below JAX's transformations: of a `jax.grad`
-inside of a function it sees what is differentiated already. Here an operation
-is seen above them. For that `bind` of the few primitives that matter has a
-function in front of it while there is a thread in a `watched` function, and
-only then; on all other threads that function does nothing.
+`interception_private.intercept` stands below JAX's transformations: of a
+`jax.grad` inside of a function it sees what is differentiated already. Here an
+operation is seen above them. For that `bind` of the few primitives that matter
+has a function in front of it while there is a thread in a `watched` function,
+and only then; on all other threads that function does nothing.
 """
 
 from __future__ import annotations

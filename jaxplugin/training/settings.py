@@ -1,0 +1,190 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of `dot_general` is beside its arrays, and the products in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import ClassVar
+from typing import Final
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxplugin.dot import reference
+from jaxplugin.dot import sides
+from jaxplugin.dot.autodiff import derivatives
+from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
+from jaxplugin.training import products
+
+SIDES: Final[tuple[products.Side, products.Side]] = ("lhs", "rhs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+  """What a call of `dot_general` is, beside its arrays.
+
+  Attributes:
+    scheme: what is quantized to what.
+    numbers: dimension numbers.
+    precision: of products in high precision.
+    dtype: of the result.
+    key_impl: of the key whose data is given; None for a raw key.
+    out_sharding: of the result, on a mesh with explicit axes, or None.
+  """
+
+  scheme: products.Scheme
+  numbers: sides.DimensionNumbers
+  precision: Any
+  dtype: Any
+  key_impl: Any = None
+  out_sharding: NamedSharding | None = None
+
+  # Of the products of such calls.
+  kind: ClassVar[type[products.Product]] = products.Product
+
+  def gradient_dims(self, lhs: Any, rhs: Any) -> derivatives.GradientDims:
+    """How gradients are products."""
+    return derivatives.GradientDims.of(self.numbers, lhs.ndim, rhs.ndim)
+
+  def shape(self, lhs: Any, rhs: Any) -> tuple[Any, ...]:
+    """Of the result."""
+    (lhs_k, rhs_k), (lhs_batch, rhs_batch) = self.numbers
+    m = sides.free_dims(lhs.ndim, lhs_k, lhs_batch)
+    n = sides.free_dims(rhs.ndim, rhs_k, rhs_batch)
+    rows = [lhs.shape[d] for d in (*lhs_batch, *m)]
+    return (*rows, *(rhs.shape[d] for d in n))
+
+  def plain_dot(
+    self,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dtype: Any,
+    sizes: Any,
+    *,
+    numbers: sides.DimensionNumbers,
+    product: products.Product | None = None,
+    out_sharding: NamedSharding | None = None,
+  ) -> jax.Array:
+    """A product in high precision.
+
+    Args:
+      sizes: as of `Product.multiply`.
+      product: what both were prepared and blocked for, or None.
+      out_sharding: of the result.
+    """
+    del sizes, product
+    return reference.plain_dot(
+      lhs, rhs, numbers, dtype, self.precision, out_sharding
+    )
+
+  def forward(self, lhs: Any, rhs: Any) -> products.Product:
+    product = self.kind.forward(self.scheme, self.numbers, lhs, rhs)
+    return dataclasses.replace(product, out_sharding=self.out_sharding)
+
+  def gradient_shardings(
+    self, lhs: Any, rhs: Any
+  ) -> dict[products.Side, NamedSharding | None]:
+    """Of the products that are gradients, before dimensions are ordered."""
+    if self.out_sharding is None:
+      return dict.fromkeys(SIDES)
+    dims = self.gradient_dims(lhs, rhs)
+    result: dict[products.Side, NamedSharding | None] = {}
+    for side, x, order in zip(
+      SIDES, (lhs, rhs), (dims.lhs_order, dims.rhs_order), strict=True
+    ):
+      # Dimension i of the operand is `order[i]` of the product.
+      axes = dict(zip(order, explicit_axes.spec_of(x), strict=True))
+      spec = mesh_axes.partition_spec(tuple(axes[d] for d in range(x.ndim)))
+      result[side] = self.out_sharding.update(spec=spec)
+    return result
+
+  def multiply(
+    self,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    lhs_q: Any,
+    rhs_q: Any,
+    sizes: Any,
+  ) -> jax.Array:
+    """The forward product; of what is not quantized as it is."""
+    if not self.scheme.recipe.quantize_forward:
+      return self.plain_dot(
+        lhs,
+        rhs,
+        self.dtype,
+        sizes,
+        numbers=self.numbers,
+        out_sharding=self.out_sharding,
+      )
+    product = self.forward(lhs, rhs)
+    if lhs_q is None:
+      lhs_q = product.lhs.apply(lhs)
+    if rhs_q is None:
+      rhs_q = product.rhs.apply(rhs)
+    return product.multiply(lhs_q, rhs_q, self.dtype, self.scheme, sizes)
+
+  def backward(
+    self,
+    lhs: Any,
+    rhs: Any,
+    wanted: dict[products.Side, bool],
+  ) -> dict[products.Side, products.Product | None]:
+    """The products that make the gradients wanted; None in high precision."""
+    dims = self.gradient_dims(lhs, rhs)
+    operands: dict[products.Side, Any] = {"lhs": lhs, "rhs": rhs}
+    g_shape = self.shape(lhs, rhs)
+    shardings = self.gradient_shardings(lhs, rhs)
+    return {
+      side: products.backward_product(
+        self.kind,
+        self.scheme,
+        side,
+        dims,
+        g_shape,
+        operands[products.other_side(side)].shape,
+        shardings[side],
+      )
+      if wanted[side]
+      else None
+      for side in SIDES
+    }
+
+  def operands(
+    self,
+    lhs: Any,
+    rhs: Any,
+    backward: dict[products.Side, products.Product | None],
+  ) -> list[products.Operand]:
+    """Both, given the products that make gradients, by whose they are."""
+    product = self.forward(lhs, rhs)
+    contracting, batch = self.numbers
+    return [
+      products.Operand.of(
+        self.scheme,
+        side,
+        x,
+        sides.free_dims(x.ndim, k, b),
+        product,
+        backward[products.other_side(side)],
+      )
+      for side, x, k, b in zip(
+        SIDES, (lhs, rhs), contracting, batch, strict=True
+      )
+    ]
+
+  def differentiated(
+    self, lhs: Any, rhs: Any
+  ) -> dict[products.Side, products.Operand]:
+    """Both, where both gradients are taken."""
+    backward = self.backward(lhs, rhs, {"lhs": True, "rhs": True})
+    found = self.operands(lhs, rhs, backward)
+    return {operand.side: operand for operand in found}
+
+  def key(self, data: Any, side: products.Side) -> Any:
+    """The key of the gradient of an operand: 0 or 1 folded into the call's."""
+    if self.key_impl is not None:
+      data = jax.random.wrap_key_data(data, impl=self.key_impl)
+    return jax.random.fold_in(data, SIDES.index(side))
