@@ -84,15 +84,18 @@ SLOW = (
   "kernels/inspection/ptx/mutations_test.py::ManyMutationsTest",
   "kernels/inspection/ptx/quantize_kernels_test.py::ManyTest",
 )
+# The same of seeds beyond the first ten of a fuzz test.
+SLOW_SEEDS = re.compile(r".+::test_fuzzed_(?:shapes|sizes)_?\D*1\d$")
 # The same of GPUs whose code is much as that of another one's, and of products
 # whose loops are much as another product's. All tests of a kernel are, as the
 # first of them compiles it.
 SLOW_KERNELS = re.compile(
   r"kernels/gpu/block_scaled_matmul_compile_test\.py::CompileTest::test_\w+?"
-  r"_(?:(?:gfx1250|gfx942|sm_103|sm_121|sm_89)_"
+  r"_(?:(?:gfx1250|gfx942|sm_103|sm_12[01]|sm_8[09])_"
   r"|(?:gfx|sm_)\d+_(?:\w+_(?:tma|32|64|swizzled_128)"
   r"|bf16_mxfp6|f32_mxfp4|mxfp8_mxfp4)$)"
 )
+SLOW_PATTERNS = (SLOW_SEEDS, SLOW_KERNELS)
 
 
 def checked(names: Iterable[str]) -> set[str]:
@@ -127,7 +130,8 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
   for item in items:
-    if item.nodeid.startswith(SLOW) or SLOW_KERNELS.match(item.nodeid):
+    is_slow = any(pattern.match(item.nodeid) for pattern in SLOW_PATTERNS)
+    if item.nodeid.startswith(SLOW) or is_slow:
       item.add_marker("slow")
   if config.getoption("--check"):
     names = checked(item.nodeid for item in items)

@@ -27,7 +27,7 @@ class CheckTest(absltest.TestCase):
       for name in names
       if conftest.SLOW_KERNELS.match(f"{file}::CompileTest::{name.format(gpu)}")
     }
-    self.assertEqual(found, {"89", "103", "121"})
+    self.assertEqual(found, {"80", "89", "103", "120", "121"})
 
   def test_slow_products_are_those_that_others_stand_for(self):
     test = (
@@ -39,6 +39,18 @@ class CheckTest(absltest.TestCase):
       self.assertTrue(conftest.SLOW_KERNELS.match(test + key), key)
     for key in ("mxfp8", "bf16_nvfp4_16", "mxfp6", "nvfp4_swizzled"):
       self.assertFalse(conftest.SLOW_KERNELS.match(test + key), key)
+
+  def test_slow_seeds_are_those_beyond_ten(self):
+    for name in (
+      "test_fuzzed_shapes_are_exact_on_integers_and_bounded_otherwise",
+      "test_fuzzed_sizes",
+    ):
+      found = {
+        seed
+        for seed in range(20)
+        if conftest.SLOW_SEEDS.match(f"a/b_test.py::FuzzTest::{name}{seed}")
+      }
+      self.assertEqual(found, {*range(10, 20)})
 
   def test_named_files_are_run_whole(self):
     names = [f"{conftest.WHOLE[-1]}::Test::test_{i}" for i in range(50)]
