@@ -56,6 +56,17 @@ def leaf_indices(
   return tuple(items), tuple(of_global)
 
 
+def is_layer(items: Sequence[Any]) -> bool:
+  """Whether indices of values take one index of the first dimension alone."""
+  first, *others = items
+  if isinstance(first, slice) or np.ndim(first):
+    return False
+  dtype = first.dtype if hasattr(first, "dtype") else np.result_type(first)
+  return np.issubdtype(dtype, np.integer) and all(
+    isinstance(item, slice) and item == slice(None) for item in others
+  )
+
+
 def _require_whole(item: Any, dim: int, shape: Sequence[int], why: str) -> None:
   is_whole = isinstance(item, slice) and (
     item.indices(shape[dim]) == (0, shape[dim], 1)

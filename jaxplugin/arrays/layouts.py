@@ -24,6 +24,7 @@ ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
 SWIZZLED: Final = "swizzled_128x4"
 SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
+LAYER: Final = "layer"  # of a stack of weights, where it lies
 
 # One 512-byte tile of the swizzled layout covers 128 rows and 4 scale columns:
 # 4 groups of 32 rows, interleaved so that 16 consecutive bytes hold the same

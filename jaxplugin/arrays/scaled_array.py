@@ -79,6 +79,8 @@ class ScaledArray:
   format: formats.BlockFormat
   scale_layout: layouts.ScaleLayout
   surrogate: Any
+  # (stack, number) of the arrays of which `stack[number]` made this one.
+  _layer_of: tuple[ScaledArray, Any] | None = None
 
   def __init__(
     self,
@@ -366,7 +368,25 @@ class ScaledArray:
     if global_scale is not None:
       global_scale = take(global_scale, of_global)
     others = [take(leaf, own) for leaf in (values, scale, *rest)]
-    return self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
+    result = self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
+    if indexing.is_layer(own) and isinstance(values, jax.core.Tracer):
+      result._layer_of = (self, own[0])
+    return result
+
+  def layer_of(self) -> tuple[ScaledArray, jax.Array] | None:
+    """(stack, number): in a trace, of which layer this is a slice, if of one.
+
+    `stack[number]` is this array, with number an i32[] in range. Kernels that
+    read the stack need no copy of the layer. It is known of what `stack[i]`
+    returned itself, and not once that passed through `jit` or the like.
+    """
+    if self._layer_of is None:
+      return None
+    stack, number = self._layer_of
+    count = stack.shape[0]
+    number = jnp.asarray(number, jnp.int32)
+    number = jnp.where(number < 0, number + count, number)
+    return stack, jnp.clip(number, 0, count - 1)
 
   def __iter__(self) -> Iterator[ScaledArray]:
     """One array for each index of the first dimension."""

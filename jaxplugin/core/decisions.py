@@ -206,7 +206,8 @@ class Backend(Generic[Problem]):
     emit: the operation itself, in JAX operations. Its arguments are the
       operation's own.
     reads: (layout, problem, target) -> whether it reads operands that were
-      prepared in a layout ("interleaved", "swizzled_128x4") as they are.
+      prepared in a layout ("interleaved", "swizzled_128x4") as they are, or
+      ("layer") an rhs that is one layer of a stack where it lies there.
     lowering_refusal: why this process cannot lower it for a target, however
       well the target is served; None where it can. Not pure.
     launched_by: what of XLA's launches its kernels where this process lowers

@@ -155,7 +155,7 @@ def block_scaled_dot(
       implementation=implementation,
     )
   lhs_side = side_of("lhs", lhs, lhs_scale)
-  rhs_side = side_of("rhs", rhs, rhs_scale)
+  rhs_side = _with_stack(side_of("rhs", rhs, rhs_scale), rhs)
   contracting, batch = rules.canonical_dimension_numbers(
     dimension_numbers, lhs_side.ndim, rhs_side.ndim
   )
@@ -263,7 +263,7 @@ def _bind_with_epilogue(
   _validate_implementation(call)
   result = primitive.bind(call, targets.overriding_target())
   if guards.is_on():
-    guards.check(result, call)
+    guards.check(result, call.without_stack())
   return result
 
 
@@ -302,6 +302,19 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
       f" {formats.pairs_table()}{_view_remedy(name, scale.dtype)}"
     )
   return sides.Side(name=name, values=values, scale=scale, format=format)
+
+
+def _with_stack(side: sides.Side, operand: Operand) -> sides.Side:
+  """The side, and of what stack it is a layer, if its operand tells."""
+  if not isinstance(operand, scaled_array.ScaledArray):
+    return side
+  found = operand.layer_of()
+  if found is None:
+    return side
+  stack = found[0].to_floats()
+  return side.replace(
+    stack=stack.values, stack_scale=stack.scale, layer=found[1]
+  )
 
 
 def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:
@@ -488,7 +501,11 @@ def _validate_implementation(call: calls.Call) -> None:
   problem = call.problem()
   require_somewhere(
     lambda target: backends.choose(
-      problem, target, call.implementation, overlay=call.overlay
+      problem,
+      target,
+      call.implementation,
+      overlay=call.overlay,
+      is_of_layer=call.is_of_layer,
     )
   )
 

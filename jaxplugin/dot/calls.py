@@ -63,7 +63,9 @@ class Call(forms.Call):
 
   ARRAYS = forms.of_two_sides(
     "global_scale", "bias", "residual", "global_power"
-  )
+  ) | {
+    f"rhs_{name}": ("rhs", name) for name in ("stack", "stack_scale", "layer")
+  }
 
   # The same call otherwise.
 
@@ -77,6 +79,10 @@ class Call(forms.Call):
       residual=None,
       global_power=None,
     )
+
+  def without_stack(self) -> Call:
+    """With the slice of a stack alone, where rhs is one."""
+    return self.replace(rhs=self.rhs.without_stack())
 
   def with_bytes(self) -> Call:
     """With FP4 values that come as words given as their bytes."""
@@ -124,6 +130,11 @@ class Call(forms.Call):
     return self.activation is not None or any(
       x is not None for x in (self.global_scale, self.bias, self.residual)
     )
+
+  @property
+  def is_of_layer(self) -> bool:
+    """Whether rhs is a layer, which implementations may read in its stack."""
+    return self.rhs.is_layer and not self.lhs.batch
 
   @property
   def shape(self) -> tuple[int, ...]:

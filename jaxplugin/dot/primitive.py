@@ -212,6 +212,7 @@ def _lower(ctx, *flat, call, target, platform=None):
       unportable=unportable,
       overlay=call.overlay,
       for_export=exporting.current() is not None,
+      is_of_layer=call.is_of_layer,
     )
     return backends.emit(decision, call, target)
 
@@ -219,6 +220,9 @@ def _lower(ctx, *flat, call, target, platform=None):
 
   def function(*flat):
     whole = call.filled(flat)
+    if mesh is not None or is_split:
+      # A device's share of a layer is none of its share of the stack.
+      whole = whole.without_stack()
     if mesh is not None:
       # Each device's share is lowered as a call of its own.
       share = functools.partial(bind, target=target)

@@ -43,6 +43,7 @@ PLAIN_DTYPES: Final = (
 )
 
 Dims = tuple[int, ...]
+_OF_STACK: Final = ("stack", "stack_scale", "layer")
 DimensionNumbers = tuple[tuple[Dims, Dims], tuple[Dims, Dims]]
 
 
@@ -69,6 +70,10 @@ class Side:
     is_interleaved: whether bytes of FP4 are those of interleaved words. (Values
       that come as words, uint32, are interleaved without it.)
     contracting, batch: its dimensions of these kinds.
+    stack, stack_scale, layer: of rhs, where values and scale are slices, of
+      what: they are stack[layer] and stack_scale[layer], layer an i32[] in
+      range. Who reads a layer where it lies uses these in their place; all else
+      need not know. None where they are no slices.
   """
 
   name: str
@@ -81,8 +86,14 @@ class Side:
   is_interleaved: bool = False
   contracting: Dims = ()
   batch: Dims = ()
+  stack: Any = None
+  stack_scale: Any = None
+  layer: Any = None
 
   def replace(self, **changes: Any) -> Side:
+    """The side with other fields; one of other arrays is of no stack."""
+    if not changes.keys().isdisjoint(("values", "scale")):
+      changes = dict.fromkeys(_OF_STACK) | changes
     return dataclasses.replace(self, **changes)
 
   # Of shapes and dtypes.
@@ -188,14 +199,38 @@ class Side:
       is_interleaved=is_interleaved,
     )
 
+  @property
+  def is_layer(self) -> bool:
+    """Whether it is one of the matrices of a stack."""
+    return self.stack is not None and not self.batch
+
   # The same operand otherwise.
+
+  def without_stack(self) -> Side:
+    """With values and scale alone."""
+    return self.replace(**dict.fromkeys(_OF_STACK))
+
+  def whole_stack(self) -> Side:
+    """All layers of the stack; which one is meant is the batch."""
+    assert self.is_layer
+    return self.replace(
+      values=self.stack,
+      scale=self.stack_scale,
+      axis=None if self.axis is None else self.axis + 1,
+      contracting=tuple(d + 1 for d in self.contracting),
+      batch=(0,),
+    )
 
   def with_bytes(self) -> Side:
     """With FP4 values that come as words given as their bytes."""
     if not self.comes_as_words:
       return self
     values = interleaving.to_bytes(self.values)
-    return self.replace(values=values, is_interleaved=True)
+    kept: dict[str, Any] = {}
+    if self.stack is not None:
+      kept = {name: getattr(self, name) for name in _OF_STACK}
+      kept["stack"] = interleaving.to_bytes(self.stack)
+    return self.replace(values=values, is_interleaved=True, **kept)
 
   def in_usual_order(self) -> Side:
     """With FP4 values that were interleaved put back in order."""

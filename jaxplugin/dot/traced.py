@@ -63,6 +63,7 @@ def decide(
       call.implementation,
       overlay=call.overlay,
       for_export=for_export,
+      is_of_layer=call.is_of_layer,
     )
   except NotImplementedError as e:
     error = str(e)

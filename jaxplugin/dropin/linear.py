@@ -46,9 +46,9 @@ def linear(
     activation: None, "relu", "gelu" (tanh approximation) or "silu".
     layer: integer[], traced or not: w_q is a stack of weights (layers, n, k),
       bias of biases (layers, n), and this one is meant, or the nearest where it
-      is out of range. Inside of a `lax.scan` over layer numbers kernels of a
-      CPU read the layer where it lies; what a scan over the weights themselves
-      hands over is a copy. With a plain x, or one of rank 2.
+      is out of range. Inside of a `lax.scan` over layer numbers kernels read
+      the layer where it lies; what a scan over the weights themselves hands
+      over is a copy. With a plain x, or one of rank 2.
     preferred_element_type: f32, bf16 or f16, the result's dtype. Default: that
       of x, and f32 where x is quantized.
     out_sharding: a `PartitionSpec` or a `NamedSharding` of explicit mesh axes,

@@ -59,7 +59,11 @@ def estimate_dot(
 ) -> estimates.Estimate | None:
   """Of a block-scaled dot; None where a size is symbolic."""
   problem, decision = decided.problem, decided.decision
-  num_bytes = estimates.bytes_of(v.aval for v in (*eqn.invars, *eqn.outvars))
+  call = eqn.params["call"].filled(v.aval for v in eqn.invars)
+  # Of a stack one layer is read.
+  read = call.without_stack().flatten()
+  written = [v.aval for v in eqn.outvars]
+  num_bytes = estimates.bytes_of([*read, *written])
   if num_bytes is None or decision is None:
     return None
   assert problem.batch is not None and problem.m is not None

@@ -42,6 +42,7 @@ def upcast_kernel(
   lhs_scale,
   rhs,
   rhs_scale,
+  layer,
   global_scale,
   bias,
   residual,
@@ -58,8 +59,9 @@ def upcast_kernel(
   Where k is split out is f32[split_k, batch, m, n], without the epilogue.
   """
   plane, batch, row, column, k = tiles.program_position(TILING)
+  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
   acc = sums.upcast(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, batch, column), k, TILING
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
   epilogue = (global_scale, bias, residual)
@@ -72,6 +74,7 @@ def native_kernel(
   lhs_scale,
   rhs,
   rhs_scale,
+  layer,
   global_scale,
   bias,
   residual,
@@ -84,8 +87,9 @@ def native_kernel(
   accumulator, masks and the split of k as `upcast_kernel`.
   """
   plane, batch, row, column, k = tiles.program_position(TILING)
+  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
   acc = sums.native(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, batch, column), k, TILING
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
   epilogue = (global_scale, bias, residual)

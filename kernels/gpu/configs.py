@@ -40,7 +40,7 @@ INTERLEAVED_UNIT: Final = 16  # values that share two words
 _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
 _EPILOGUE: Final = ("global_scale", "bias", "residual", "out")
 _POINTERS: Final = {
-  **dict.fromkeys(PATHS, (*_OPERANDS, *_EPILOGUE)),
+  **dict.fromkeys(PATHS, (*_OPERANDS, "layer", *_EPILOGUE)),
   "reduce": ("workspace", *_EPILOGUE),
   "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
   "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
@@ -203,6 +203,9 @@ class MatmulShape:
     out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
     has_global_scale, has_bias, activation, has_residual: the epilogue.
     has_global_power: whether the global scale is two factors, f32[2].
+    layers: of how many matrices rhs is one, which a number on the device tells;
+      the first stride of rhs leads from one to the next. Then the batch is 1.
+      None where rhs is [batch, n, k].
   """
 
   batch: int
@@ -217,6 +220,7 @@ class MatmulShape:
   activation: str = "none"
   has_residual: bool = False
   has_global_power: bool = False
+  layers: int | None = None
 
   def __str__(self) -> str:
     return (
@@ -397,6 +401,7 @@ def plan(
     "lhs_scale" if shape.lhs.is_quantized else "lhs",
     "rhs",
     "rhs_scale" if shape.rhs.is_quantized else "rhs",
+    "layer" if shape.layers is not None else "lhs",
     *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
   )
   out = launching.Output("out", result, NUMPY_DTYPES[shape.out_dtype])
@@ -476,18 +481,18 @@ def operand_descriptors(
   """Of the values of lhs and rhs, as tiles of `config` are loaded."""
 
   def describe(
-    kind: OperandKind, rows: int, block_rows: int
+    kind: OperandKind, batch: int, rows: int, block_rows: int
   ) -> descriptors.Descriptor:
     return descriptors.describe(
-      (shape.batch, rows, cdiv(shape.k, kind.values_per_element)),
+      (batch, rows, cdiv(shape.k, kind.values_per_element)),
       kind.strides,
       (block_rows, config.block_k // kind.values_per_element),
       kind.element_bytes,
     )
 
   return (
-    describe(shape.lhs, shape.m, config.block_m),
-    describe(shape.rhs, shape.n, config.block_n),
+    describe(shape.lhs, shape.batch, shape.m, config.block_m),
+    describe(shape.rhs, shape.layers or shape.batch, shape.n, config.block_n),
   )
 
 
@@ -540,6 +545,7 @@ def signature(
     "lhs_scale": "u8",
     "rhs_scale": "u8",
     "group_sizes": "i32",
+    "layer": "i32",
     "global_scale": "f32",
     "bias": bias_dtype,
     "residual": residual_dtype,
@@ -565,7 +571,7 @@ def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
 
 
 def kernel_name(kernel: str, tiling: Tiling) -> str:
-  """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma]`.
+  """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma][_layer]`.
 
   A C identifier. Ragged ones have "ragged" before the path, and "across" after
   it.
@@ -583,6 +589,7 @@ def kernel_name(kernel: str, tiling: Tiling) -> str:
     # small_m has it so always.
     f"{'_swap' if config.swap and config.path != 'small_m' else ''}"
     f"{'_tma' if config.use_descriptors else ''}"
+    f"{'_layer' if shape.layers is not None else ''}"
   )
 
 

@@ -66,7 +66,7 @@ class PlanTest(parameterized.TestCase):
     (launch,) = self.plan(product("bf16", "mxfp8", has_bias=True))
     self.assertEqual(
       launch.inputs,
-      ("lhs", "lhs", "rhs", "rhs_scale", "lhs", "bias", "lhs"),
+      ("lhs", "lhs", "rhs", "rhs_scale", "lhs", "lhs", "bias", "lhs"),
     )
 
   @parameterized.product(steps=(0, 1, 5, 23, 64), split_k=(1, 2, 3, 7))

@@ -29,6 +29,7 @@ def small_m_kernel(
   lhs_scale,
   rhs,
   rhs_scale,
+  layer,
   global_scale,
   bias,
   residual,
@@ -43,8 +44,9 @@ def small_m_kernel(
   `block_scaled_matmul.upcast_kernel`; the accumulator is f32[block_n, block_m].
   """
   plane, batch, row, column, k = tiles.program_position(TILING)
+  matrix = tiles.matrix_of_rhs(batch, layer, TILING)
   acc = sums(
-    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, batch, column), k, TILING
+    (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
   epilogue = (global_scale, bias, residual)

@@ -74,6 +74,19 @@ def batch_of(values, scale, batch, TILE: tl.constexpr):
 
 
 @triton.jit
+def matrix_of_rhs(batch, layer, TILING: tl.constexpr):
+  """Which matrix of rhs is meant: the batch's, or that of the number at layer.
+
+  layer: a pointer to int32[1], which is read where rhs is one of `layers`. The
+  number is in range.
+  """
+  if TILING.shape.layers is None:
+    return batch
+  else:
+    return tl.load(layer)
+
+
+@triton.jit
 def zero_accumulator(TILING: tl.constexpr):
   """f32[block_m, block_n], or where operands are swapped its transpose."""
   block_m: tl.constexpr = TILING.config.block_m

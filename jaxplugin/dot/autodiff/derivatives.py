@@ -114,6 +114,8 @@ def jvp(
   # A zero that was written out: powers of two come from bits.
   active.pop("global_power", None)
   result = bind(call)
+  # What is linear keeps its operands for the backward pass: no whole stacks.
+  call = call.without_stack()
   if call.activation is None:
     return result, _linear_tangent(bind, call, active, result)
 

@@ -15,6 +15,7 @@ from typing import Final
 import jax
 
 from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
@@ -64,6 +65,7 @@ def choose(
   unportable: decisions.Unsupported | None = None,
   overlay: resolution.Overlay | None = None,
   for_export: bool = False,
+  is_of_layer: bool = False,
 ) -> decisions.Decision:
   """Chooses the implementation of `problem` on `target`.
 
@@ -76,6 +78,9 @@ def choose(
     unportable: why only portable implementations serve, if so.
     overlay: of the call; the user's and the packaged tables come after it.
     for_export: whether other machines load the module (`jp.export`).
+    is_of_layer: whether rhs is a layer of stacked weights. With few rows one
+      that reads it where it lies then comes before those for which it is
+      copied: that writes it, and reads it once more.
 
   Returns:
     The decision, with a reason for every implementation not chosen.
@@ -88,6 +93,8 @@ def choose(
   measured = asked.measured
   if requested is None:
     measured = (*measured, *_modelled(problem, target))
+    if is_of_layer:
+      measured = _for_layer(measured, problem, target)
   if for_export:
     measured = tuple(map(_that_travels, measured))
   decision = decisions.choose(
@@ -100,6 +107,8 @@ def choose(
     measured=measured,
   )
   notes = _notes_on_order(decision.implementation, problem, target)
+  if is_of_layer:
+    notes = (*notes, *_notes_on_layer(decision, problem, target))
   return dataclasses.replace(
     decision, notes=(*decision.notes, *notes, *asked.notes)
   )
@@ -117,6 +126,52 @@ def _modelled(
     if backends[name].supports(problem, target) is None:
       return (proposal,) if name == triton.BACKEND.name else ()
   return ()
+
+
+def _reads_layer(
+  implementation: str, problem: problems.DotProblem, target: targets.Target
+) -> bool:
+  return table()[implementation].reads(layouts.LAYER, problem, target)
+
+
+def _for_layer(
+  measured: tuple[decisions.Measured, ...],
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> tuple[decisions.Measured, ...]:
+  """Proposals for a layer of a stack; measured were weights that are none."""
+  if problem.m is None or problem.m > modelled.FEW_ROWS:
+    return measured
+  backends = table()
+  tried = decisions.order(backends, target)
+  serving = [n for n in tried if backends[n].supports(problem, target) is None]
+  readers = [n for n in serving if _reads_layer(n, problem, target)]
+  if not readers:
+    return measured
+  measured = tuple(x for x in measured if x.implementation in readers)
+  if measured or serving[0] == readers[0]:
+    return measured
+  why = (
+    "modelled, not measured: it reads a layer in its stack, which would be"
+    f" copied for {serving[0]}"
+  )
+  return (
+    decisions.Measured(
+      implementation=readers[0], origin=decisions.MODEL, why=why
+    ),
+  )
+
+
+def _notes_on_layer(
+  decision: decisions.Decision,
+  problem: problems.DotProblem,
+  target: targets.Target,
+) -> tuple[str, ...]:
+  if _reads_layer(decision.implementation, problem, target):
+    return ("rhs: a layer of a stack, read where it lies",)
+  if table()[decision.implementation].is_portable:
+    return ()  # of operations: the slice is part of what dequantizes
+  return ("rhs: a layer of a stack, copied before every call",)
 
 
 def _that_travels(measured: decisions.Measured) -> decisions.Measured:
@@ -170,6 +225,10 @@ def emit(
   ):
     call = call.in_usual_order()
     problem = call.problem()
+  if call.is_of_layer and not _reads_layer(
+    decision.implementation, problem, target
+  ):
+    call = call.without_stack()
   backend = table()[decision.implementation].configured(decision.config)
   return backend.emit(call, problem, target)
 

@@ -93,7 +93,19 @@ def _lowering_refusal(
 def _reads(
   layout: str, problem: problems.DotProblem, target: targets.Target
 ) -> bool:
-  """Swizzled scales always, and FP4 that is interleaved where it gains."""
+  """Swizzled scales always, and FP4 that is interleaved where it gains.
+
+  A layer of a stack, where it is not rearranged before.
+  """
+  if layout == layouts.LAYER:
+    return (
+      not problem.rhs.is_interleaved
+      or _reads(interleaving.INTERLEAVED, problem, target)
+    ) and not striding.are_copied(
+      problem.k,
+      (problem.lhs.format, problem.rhs.format),
+      num_contracting=problem.num_contracting,
+    )
   if layout != interleaving.INTERLEAVED:
     return layout == layouts.SWIZZLED
   architecture = triton_library.architecture_of(target)
@@ -270,6 +282,9 @@ def _dot(
   matmul = dataclasses.replace(
     _dense_shape(problem, target), lhs=lhs_kind, rhs=rhs_kind
   )
+  if call.is_of_layer:
+    matmul = dataclasses.replace(matmul, layers=arrays["rhs"].shape[0])
+    arrays["layer"] = call.rhs.layer.reshape(1)
   global_scale = epilogue.pair(call)
   if global_scale is not None:
     arrays["global_scale"] = global_scale.reshape(-1)
@@ -357,7 +372,8 @@ def _readable(
     # Blocks along one of several dimensions, or an odd number of FP4 values.
     lhs, rhs = dense.dense_sides(call)
     return _of_dense(lhs), _of_dense(rhs)
-  return strided(call.lhs), strided(call.rhs)
+  rhs = call.rhs.whole_stack() if call.is_of_layer else call.rhs
+  return strided(call.lhs), strided(rhs)
 
 
 def _of_dense(side: sides.Side) -> Readable:

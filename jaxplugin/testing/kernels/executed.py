@@ -135,8 +135,12 @@ def product(
   epilogue: gpu_operands.Epilogue = gpu_operands.Epilogue(),
   out_dtype: str = "f32",
   config: configs.MatmulConfig | None = None,
+  layer: int | None = None,
 ) -> Product:
-  """A product with its default config, where none is given."""
+  """A product with its default config, where none is given.
+
+  With a layer the batches of rhs are layers, and this one is meant.
+  """
   batch, m, k = lhs.exact.shape
   global_scale = epilogue.global_scale
   shape = configs.MatmulShape(
@@ -152,6 +156,7 @@ def product(
     has_bias=epilogue.bias is not None,
     activation=epilogue.activation,
     has_residual=epilogue.residual is not None,
+    layers=None if layer is None else len(rhs.exact),
   )
   if config is None:
     config = tiles_by_rule.default_config(
@@ -168,6 +173,7 @@ def product(
       "lhs_scale": lhs.scale,
       "rhs": rhs.values,
       "rhs_scale": rhs.scale,
+      "layer": None if layer is None else np.array([layer], np.int32),
       "global_scale": epilogue.global_scale,
       "bias": epilogue.bias,
       "residual": epilogue.residual,

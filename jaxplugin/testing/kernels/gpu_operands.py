@@ -246,8 +246,12 @@ def run(
   epilogue: Epilogue = Epilogue(),
   out_dtype: str = "f32",
   architecture: str = "sm_80",
+  layer: int | None = None,
 ) -> np.ndarray:
-  """The product that the kernels compute in the interpreter."""
+  """The product that the kernels compute in the interpreter.
+
+  With a layer the batches of rhs are layers, and this one is meant.
+  """
   batch, m, k = lhs.exact.shape
   shape = configs.MatmulShape(
     batch=batch,
@@ -263,12 +267,14 @@ def run(
     has_bias=epilogue.bias is not None,
     activation=epilogue.activation,
     has_residual=epilogue.residual is not None,
+    layers=None if layer is None else len(rhs.exact),
   )
   arrays: dict[str, Any] = {
     "lhs": lhs.values,
     "lhs_scale": lhs.scale,
     "rhs": rhs.values,
     "rhs_scale": rhs.scale,
+    "layer": None if layer is None else np.array([layer], np.int32),
     "global_scale": epilogue.global_scale,
     "bias": epilogue.bias,
     "residual": epilogue.residual,

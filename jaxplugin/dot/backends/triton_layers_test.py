@@ -1,0 +1,254 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A layer of stacked weights on a GPU: what is chosen, emitted and compiled."""
+
+import functools
+import importlib.util
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import targets
+from jaxplugin.explanation import deviceless
+from jaxplugin.testing import interpreted
+
+LAYERS, M, N, K = 3, 16, 704, 1664
+IN_PLACE = "rhs: a layer of a stack, read where it lies"
+COPIED = "rhs: a layer of a stack, copied before every call"
+
+
+def each_layer(x, stack, **options):
+  """The products with all layers, one after the other."""
+
+  def step(x, i):
+    y = jp.linear(x, stack[i], **options)
+    return x + y.sum().astype(x.dtype), y
+
+  return jax.lax.scan(step, x, jnp.arange(stack.shape[0]))
+
+
+def types(format, m=M, *, target=None):
+  """Types of x and of a stack."""
+
+  def make(weights):
+    stack = jp.quantize(weights, format, batch_dims=1)
+    return stack if target is None else jp.prepare_weights(stack, target)
+
+  x = jax.ShapeDtypeStruct((m, K), jnp.bfloat16)
+  weights = jax.ShapeDtypeStruct((LAYERS, N, K), jnp.bfloat16)
+  return x, jax.eval_shape(make, weights)
+
+
+def notes(function, *args, target):
+  (dot,) = jp.explain(function, *args, target=target).dots
+  return dot.decision.implementation, dot.decision.notes
+
+
+class ChoiceTest(parameterized.TestCase):
+  @parameterized.parameters("a100", "h200", "b200", "rtx5090")
+  def test_few_rows_read_the_layer_in_its_stack(self, name):
+    target = targets.named_target(name)
+    implementation, told = notes(each_layer, *types(jp.MXFP8), target=target)
+    self.assertEqual(implementation, "triton")
+    self.assertIn(IN_PLACE, told)
+
+  def test_many_rows_are_cudnns_and_the_layer_is_copied(self):
+    function = lambda x, w: jax.lax.scan(
+      lambda c, i: (c, jp.linear(jp.quantize(x, jp.MXFP8), w[i])),
+      0,
+      jnp.arange(LAYERS),
+    )
+    b200 = targets.named_target("b200", cudnn="9.13")
+    few, told = notes(function, *types(jp.MXFP8, 64), target=b200)
+    self.assertEqual((few, IN_PLACE in told), ("triton", True))
+    many, told = notes(function, *types(jp.MXFP8, 65), target=b200)
+    self.assertEqual((many, COPIED in told), ("cudnn", True))
+
+  def test_implementation_that_is_asked_for_is_taken(self):
+    def function(x, w):
+      x = jp.quantize(x, jp.MXFP8)
+      return jp.block_scaled_dot(x, w[1], implementation="cudnn")
+
+    b200 = targets.named_target("b200", cudnn="9.13")
+    taken, told = notes(function, *types(jp.MXFP8), target=b200)
+    self.assertEqual((taken, COPIED in told), ("cudnn", True))
+
+  def test_weights_of_no_stack_say_nothing_of_one(self):
+    x, stack = types(jp.MXFP8)
+    alone = jax.eval_shape(lambda w: w[0], stack)
+    h200 = targets.named_target("h200")
+    _, told = notes(jp.linear, x, alone, target=h200)
+    self.assertNotIn("stack", " ".join(told))
+
+  def test_estimate_counts_one_layer(self):
+    x, stack = types(jp.NVFP4)
+    h200 = targets.named_target("h200")
+    (of_stack,) = jp.explain(
+      lambda x, w: jp.linear(x, w[1]), x, stack, target=h200
+    ).dots
+    alone = jax.eval_shape(lambda w: w[0], stack)
+    (of_alone,) = jp.explain(jp.linear, x, alone, target=h200).dots
+    self.assertEqual(of_stack.estimate, of_alone.estimate)
+
+
+@absltest.skipIf(
+  importlib.util.find_spec("triton") is None
+  or importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "triton or jax-cuda13-plugin is not installed",
+)
+class CompiledTest(parameterized.TestCase):
+  """By XLA's GPU compiler, without a GPU."""
+
+  def large_steps(self, text):
+    """Instructions of the loop's body that write as much as half a layer."""
+    body = re.search(r"body=%?([\w.-]+)", text)[1]
+    lines = text.split(f"\n%{body} (")[1].split("\n}")[0].splitlines()
+    found = []
+    for line in lines:
+      shape = re.match(r"\s+(?:ROOT )?%\S+ = \w+\[([\d,]+)\]\S* (\S+)\(", line)
+      if shape is None or shape[2] in ("bitcast", "get-tuple-element"):
+        continue
+      # Of FP4 in words an element is eight values.
+      if math.prod(map(int, shape[1].split(","))) >= N * K // 16:
+        found.append(line.strip())
+    return found
+
+  @parameterized.parameters(
+    ("h200", jp.MXFP8, False),
+    ("h200", jp.NVFP4, True),  # interleaved
+    ("b200", jp.NVFP4, False),
+    ("b200", jp.MXFP8, True),  # with swizzled scales
+  )
+  def test_no_layer_is_copied(self, name, format, prepared):
+    target = targets.named_target(name)
+    x, stack = types(format, target=target if prepared else None)
+    text = deviceless.compile(each_layer, x, stack, target=target).as_text()
+    self.assertIn("triton_kernel_call", text)
+    self.assertRegex(text, r"known_trip_count.{1,9}n.{1,5}3")
+    self.assertEqual(self.large_steps(text), [])
+
+  def test_a_scan_over_the_layers_copies_them(self):
+    h200 = targets.named_target("h200")
+    scanned = lambda x, w: jax.lax.scan(lambda c, w: (c, jp.linear(x, w)), 0, w)
+    text = deviceless.compile(scanned, *types(jp.MXFP8), target=h200).as_text()
+    self.assertRegex(self.large_steps(text)[0], "f8e4m3fn.1,704,1664.*fusion")
+
+  def test_static_numbers_read_the_stack_too(self):
+    h200 = targets.named_target("h200")
+    function = lambda x, w: jp.linear(x, w[0]) + jp.linear(x, w[2])
+    text = deviceless.compile(function, *types(jp.MXFP8), target=h200).as_text()
+    self.assertNotRegex(text, rf"\[(1,)?{N},{K}\]")
+
+
+@interpreted.needs_interpreter
+class InterpretedTest(interpreted.RecordedTestCase):
+  """The kernels, run by Triton's interpreter through the whole lowering."""
+
+  def operands(self, format, target, lhs=None):
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(LAYERS, 35, 96)).astype(np.float32)
+    weights *= 10.0 ** np.arange(LAYERS)[:, None, None]
+    stack = jp.quantize(weights, format, batch_dims=1)
+    if target is not None:
+      stack = jp.prepare_weights(stack, target)
+    x = rng.normal(size=(3, 96)).astype(np.float32)
+    x = jnp.asarray(x, jnp.bfloat16) if lhs is None else jp.quantize(x, lhs)
+    return x, stack
+
+  def run_both(self, name, function, *args):
+    """Results where the stack is read, and where the layer is sliced before."""
+    target = targets.named_target(name).with_library(targets.JAX_TRITON)
+    with jp.use_target(target):
+      of_stack = jax.jit(functools.partial(function, jp.linear))(*args)
+      self.assertIn("_layer", self.names())
+      self.launched.clear()
+      sliced = jax.jit(functools.partial(function, jax.jit(jp.linear)))(*args)
+      self.assertNotIn("_layer", self.names())
+    return of_stack, sliced
+
+  @parameterized.parameters(
+    ("a100", None, jp.MXFP8, False),
+    ("h200", None, jp.MXFP4, True),
+    ("h200", jp.NVFP4, jp.NVFP4, False),
+    ("b200", jp.MXFP8, jp.MXFP8, True),
+  )
+  def test_bits_are_those_of_the_slice(self, name, lhs, rhs, prepared):
+    target = targets.named_target(name).with_library(targets.JAX_TRITON)
+    x, stack = self.operands(rhs, target if prepared else None, lhs)
+
+    def each(linear, x, stack):
+      step = lambda c, i: (c, linear(x, stack[i]))
+      return jax.lax.scan(step, 0, jnp.arange(LAYERS))[1]
+
+    of_stack, sliced = self.run_both(name, each, x, stack)
+    self.assertGreater(np.abs(of_stack).min(axis=(1, 2)).max(), 0)
+    np.testing.assert_array_equal(of_stack, sliced)
+
+  def test_number_is_taken_as_indices_are(self):
+    x, stack = self.operands(jp.MXFP8, None)
+    some = lambda linear, x, stack, i: linear(x, stack[i])
+    for i in (-9, -1, 0, 2, 7):
+      results = self.run_both("h200", some, x, stack, i)
+      np.testing.assert_array_equal(*results, err_msg=str(i))
+
+  def test_rows_that_are_mapped_read_one_stack(self):
+    x, stack = self.operands(jp.MXFP8, None)
+    mapped = lambda linear, x, stack, i: jax.vmap(
+      lambda row: linear(row, stack[i])
+    )(x)
+    results = self.run_both("h200", mapped, x, stack, 1)
+    np.testing.assert_array_equal(*results)
+
+  def test_numbers_that_are_mapped_are_slices(self):
+    x, stack = self.operands(jp.MXFP8, None)
+    mapped = jax.vmap(lambda x, i: jp.linear(x, stack[i]), (None, 0))
+    target = targets.named_target("h200").with_library(targets.JAX_TRITON)
+    with jp.use_target(target):
+      result = jax.jit(mapped)(x, jnp.array([2, 0]))
+      self.assertNotIn("_layer", self.names())
+      expected = jnp.stack([jp.linear(x, stack[i]) for i in (2, 0)])
+    np.testing.assert_allclose(result, expected, rtol=2**-7)
+
+
+class TracedTest(absltest.TestCase):
+  def lowered(self, function, *args):
+    with jp.use_target(targets.named_target("h200")):
+      traced = jax.jit(function).trace(*args)
+      return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+  @absltest.skipIf(
+    importlib.util.find_spec("triton") is None, "triton is not installed"
+  )
+  def test_derivative_keeps_no_stack(self):
+    x, stack = types(jp.MXFP8)
+
+    def loss(x, stack):
+      _, y = each_layer(x, stack, preferred_element_type=jnp.float32)
+      return (y * y).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(x, stack)
+    # Residuals of all steps would be (LAYERS, LAYERS, N, K).
+    self.assertNotIn(f"[{LAYERS},{LAYERS},{N},{K}]", str(jaxpr))
+    text = self.lowered(jax.grad(loss), x, stack)
+    # Forward it is read where it lies.
+    self.assertRegex(
+      text, rf"triton_kernel_call.*tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
+    )
+
+  def test_it_is_forgotten_beyond_jit(self):
+    x, stack = types(jp.MXFP8)
+    product = jax.jit(jp.linear)
+    function = lambda x, w: product(x, w[1])
+    h200 = targets.named_target("h200")
+    _, told = notes(function, x, stack, target=h200)
+    self.assertNotIn(IN_PLACE, told)
+
+
+if __name__ == "__main__":
+  absltest.main()
