@@ -36,6 +36,7 @@ class Architecture:
     converts_e4m3: whether an instruction converts E4M3 to wider floats.
     casts_to_fp8: whether one converts f32 to E4M3 and E5M2, to nearest even and
       saturating.
+    casts_to_fp4: likewise, to E2M1.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
   """
 
@@ -55,6 +56,7 @@ class Architecture:
   has_fp8_pointers: bool = True
   converts_e4m3: bool = True
   casts_to_fp8: bool = False
+  casts_to_fp4: bool = False
   has_tma: bool = False
 
   @property
@@ -125,6 +127,7 @@ _ADA: Final = {"casts_to_fp8": True}
 _HOPPER: Final = {**_ADA, "has_tma": True, "has_wgmma": True}
 _BLACKWELL: Final = {
   **_ADA,
+  "casts_to_fp4": True,
   "has_tma": True,
   "has_scaled_dot": True,
   "scales_by_e4m3": True,

@@ -190,10 +190,31 @@ def _halves(word: Any) -> tuple[np.ndarray, ...]:
   return (data & 0xFFFF).astype(np.uint16), (data >> 16).astype(np.uint16)
 
 
-# PTX that the kernels have, and what it computes.
-_ASSEMBLY: Final = {
+def _reciprocal(x: Any) -> tuple[np.ndarray, ...]:
+  with np.errstate(divide="ignore"):
+    return (np.float32(1) / x.data,)
+
+
+def _pairs_to_e2m1(low: Any, high: Any) -> tuple[np.ndarray, ...]:
+  """Saturating; NaN becomes the largest number (PTX ISA, "cvt")."""
+
+  def code(x: Any) -> np.ndarray:
+    finite = np.where(np.isnan(x.data), np.inf, x.data)
+    clipped = np.clip(finite, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    return clipped.view(np.uint8) & np.uint8(0xF)
+
+  return (code(low) | code(high) << np.uint8(4),)
+
+
+# PTX that the kernels have, and what it computes. Of several instructions in
+# braces the one that counts; that they are put together right is for the
+# compiled kernels' tests to say.
+_ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
   "mov.b32 {$0, $1}, $2;": _halves,
   "// $0": lambda x: (x.data,),  # no instruction
+  "and.b32 $0, $1, $2;": lambda a, b: (a.data & b.data,),
+  "rcp.approx.ftz.f32 $0, $1;": _reciprocal,
+  "cvt.rn.satfinite.e2m1x2.f32": _pairs_to_e2m1,
 }
 
 
@@ -212,9 +233,13 @@ def _inline_assembly(
 ) -> _Results:
   """`create_inline_asm`, of what `_ASSEMBLY` has."""
   del constraints, is_pure, pack
-  if text not in _ASSEMBLY:
+  known = text
+  if text.startswith("{"):
+    names = {line.split()[0] for line in text.splitlines() if line.split()}
+    known = next((name for name in sorted(names) if name in _ASSEMBLY), text)
+  if known not in _ASSEMBLY:
     raise NotImplementedError(f"the interpreter does not know PTX {text!r}")
-  results = _ASSEMBLY[text](*values)
+  results = _ASSEMBLY[known](*values)
   return _Results(
     [Handle(x, type.scalar) for x, type in zip(results, types, strict=True)]
   )

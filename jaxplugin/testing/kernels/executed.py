@@ -199,7 +199,7 @@ def quantized(
   target = architectures.by_name(architecture)
   for launch in quantize_plans.plan(rows, target):
     found, _ = launching.run(
-      _compiled_quantize(
+      compiled_quantize(
         architecture,
         launch,
         tuple(known[name].dtype.name for name in launch.inputs),
@@ -212,7 +212,7 @@ def quantized(
 
 
 @functools.cache
-def _compiled_quantize(
+def compiled_quantize(
   architecture: str, launch: planned.Launch, dtypes: tuple[str, ...]
 ) -> Any:
   (kernel,) = (

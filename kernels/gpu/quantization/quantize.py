@@ -50,8 +50,6 @@ def _quantize_tile(
     codes, scale = codec.quantize_mx(
       x, random_bits, BLOCK_M, BLOCK_K, QUANTIZED
     )
-  if QUANTIZED.format.is_packed:
-    codes = codec.pack(codes, BLOCK_M, BLOCK_K)
   return codes.to(tl.uint8), scale.to(tl.uint8)
 
 
@@ -198,9 +196,10 @@ def quantize(
     grid_rows, grid_k, BLOCK_M, BLOCK_K
   )
   row = row_start + tl.arange(0, BLOCK_M)
-  column = k_start + tl.arange(0, BLOCK_K)
 
-  tile = tiles.load(x, batch, row, column, rows, k, x_strides)
+  tile = tiles.load_runs(
+    x, batch, row, k_start, rows, k, x_strides, BLOCK_M, BLOCK_K
+  )
 
   _quantize_and_store(
     tile,

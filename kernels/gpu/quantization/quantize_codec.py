@@ -31,6 +31,24 @@ TINY_BITS = tl.constexpr(0x1F800000)  # 2^-64
 # quotient whose bits are seen is too small for f32.
 SMALL_BITS = tl.constexpr(0x3F800000)  # 1
 
+HUGE_BITS = tl.constexpr(0x5F800000)  # 2^64
+
+# PTX of which one instruction takes or makes more than one value.
+# Eight f32 to four bytes: the first operands to their low nibbles, the next to
+# the high ones (PTX ISA, "cvt"; from sm_100 on).
+_PAIRS_TO_E2M1 = tl.constexpr(
+  """{
+  .reg .b8 first, second, third, fourth;
+  cvt.rn.satfinite.e2m1x2.f32 first, $5, $1;
+  cvt.rn.satfinite.e2m1x2.f32 second, $6, $2;
+  cvt.rn.satfinite.e2m1x2.f32 third, $7, $3;
+  cvt.rn.satfinite.e2m1x2.f32 fourth, $8, $4;
+  mov.b32 $0, {first, second, third, fourth};
+}"""
+)
+_AND = tl.constexpr("and.b32 $0, $1, $2;")
+_RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
+
 # What scales are chosen from instead of E2M1's largest value alone.
 FOUR = tl.constexpr(4.0)
 
@@ -103,16 +121,76 @@ def encode_at_random(magnitude, random_bits, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def encode_e2m1_of_short(magnitude, SATURATES: tl.constexpr):
-  """As `encode` to E2M1, for magnitudes of at most 11 significant bits; int32.
+def encode_e2m1(magnitude):
+  """As `encode` to E2M1, of magnitudes up to 6; in the low 4 bits of int32.
 
-  Times 2^-126 the subnormals of E2M1 are those of f32, and one rounding serves
-  both ranges. A longer significand would lose bits there.
+  A sum with 2^22 times 1, 2 or 4, the power of two of the magnitude, rounds to
+  the target's steps and leaves their number in its low bits, while its exponent
+  counts the powers. 6 steps more cancel that exponent's bias; being even, they
+  leave ties as they are. What lies in the upper bits is no part of the code.
   """
-  bits = (magnitude * 2.0**-126).to(tl.int32, bitcast=True)
-  if SATURATES:
-    bits = tl.minimum(bits, 0x01C00000)  # 6 * 2^-126
-  return (bits + 0x1FFFFF + ((bits >> 22) & 1)) >> 22
+  bits = magnitude.to(tl.int32, bitcast=True)
+  power = tl.maximum(from_bits(bits & INFINITY_BITS), 1.0)
+  rounded = tl.fma(power, 2.0**22 + 3.0, magnitude)
+  bits = rounded.to(tl.int32, bitcast=True)
+  return bits + (bits >> 22)
+
+
+@triton.jit
+def e2m1_bytes(
+  quotient,
+  bits,
+  is_nan,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Codes of quotients, two a byte, int32 or uint8[BLOCK_M, BLOCK_K / 2].
+
+  Args:
+    quotient: f32[BLOCK_M, BLOCK_K], signed where hardware casts; else
+      magnitudes, up to 6.
+    bits: int32, f32 bits that have the signs of magnitudes.
+    is_nan: int1[BLOCK_M, blocks], blocks of which all codes are 0.
+  """
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  is_nan = tiles.over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size)
+  if QUANTIZED.hardware_cast:
+    low, high = _pairs(quotient, BLOCK_M, BLOCK_K)
+    packed = tl.inline_asm_elementwise(
+      _PAIRS_TO_E2M1,
+      "=r,r,r,r,r,r,r,r,r",
+      [low, high],
+      dtype=tl.uint8,
+      is_pure=True,
+      pack=4,
+    )
+    is_nan, _ = _pairs(is_nan, BLOCK_M, BLOCK_K)
+    packed = _zeros_where(is_nan, packed)
+  else:
+    top = (bits.to(tl.uint32, bitcast=True) >> 28).to(tl.int32, bitcast=True)
+    codes = (encode_e2m1(quotient) & 7) | (top & ~7)
+    packed = pack(tl.where(is_nan, 0, codes), BLOCK_M, BLOCK_K)
+  return packed
+
+
+@triton.jit
+def _pairs(x, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+  """Values at even places along k, and those at odd ones."""
+  return tl.split(tl.reshape(x, (BLOCK_M, BLOCK_K // 2, 2)))
+
+
+@triton.jit
+def _zeros_where(condition, codes):
+  """uint8 codes, zeros where int1 says so: four in one instruction."""
+  return tl.inline_asm_elementwise(
+    _AND,
+    "=r,r,r",
+    [codes, tl.where(condition, 0, 255).to(tl.uint8)],
+    dtype=tl.uint8,
+    is_pure=True,
+    pack=4,
+  )
 
 
 @triton.jit
@@ -139,8 +217,39 @@ def with_sign(codes, bits, ELEMENT: tl.constexpr):
 @triton.jit
 def pack(codes, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
   """Two FP4 codes a byte, the first in the low nibble."""
-  low, high = tl.split(tl.reshape(codes, (BLOCK_M, BLOCK_K // 2, 2)))
+  low, high = _pairs(codes, BLOCK_M, BLOCK_K)
   return low | (high << 4)
+
+
+@triton.jit
+def _block_amax(
+  x,
+  magnitude,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """`tiles.block_amax`; not below f32's Inf where a block has a NaN.
+
+  Where hardware casts, of floats first, as many as one load has: then no sign
+  is masked off. (Integers where it does not: AMD takes more for a NaN.)
+  """
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  rounds: tl.constexpr = 3 if x.dtype.primitive_bitwidth == 16 else 2
+  if QUANTIZED.hardware_cast and not QUANTIZED.extras.is_square:
+    largest = tl.abs(from_bits(f32_bits(x)))
+    for i in tl.static_range(rounds):
+      first, second = _pairs(largest, BLOCK_M, BLOCK_K >> i)
+      largest = tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
+    bits = largest.to(tl.int32, bitcast=True) & MAGNITUDE_MASK
+    few: tl.constexpr = vec_size >> rounds
+    blocks: tl.constexpr = BLOCK_K // vec_size
+    amax = tl.max(tl.reshape(bits, (BLOCK_M, blocks, few)), axis=2)
+  else:
+    amax = tiles.block_amax(
+      magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.extras
+    )
+  return amax
 
 
 @triton.jit
@@ -159,7 +268,8 @@ def quantize_mx(
       nearest.
 
   Returns:
-    codes: int or uint8[BLOCK_M, BLOCK_K], one a value.
+    codes: int or uint8[BLOCK_M, BLOCK_K], one a value; FP4 [BLOCK_M, BLOCK_K /
+      2], two a byte, the first in the low nibble.
     scale: int32[BLOCK_M, BLOCK_K / block size].
   """
   element: tl.constexpr = QUANTIZED.format.element
@@ -167,9 +277,7 @@ def quantize_mx(
   max_bits: tl.constexpr = QUANTIZED.format.element.max_f32_bits
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
-  amax = tiles.block_amax(
-    magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.extras
-  )
+  amax = _block_amax(x, magnitude, BLOCK_M, BLOCK_K, QUANTIZED)
   scale = (amax >> 23) - ((max_bits >> 23) - 127)
   if QUANTIZED.rounds_up:
     exceeds = (amax & MANTISSA_MASK) > (max_bits & MANTISSA_MASK)
@@ -184,29 +292,80 @@ def quantize_mx(
   if QUANTIZED.hardware_cast:
     tl.static_assert(not QUANTIZED.extras.is_stochastic)
     quotient = from_bits(bits) * factor
-    if element.name == "e4m3":
-      codes = quotient.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    else:
-      tl.static_assert(element.name == "e5m2")
-      codes = quotient.to(tl.float8e5).to(tl.uint8, bitcast=True)
   else:
     quotient = from_bits(magnitude) * factor
-    if QUANTIZED.extras.is_stochastic:
-      codes = encode_at_random(quotient, random_bits, element)
-    elif element.name == "e2m1" and x.dtype != tl.float32:
-      codes = encode_e2m1_of_short(quotient, not QUANTIZED.rounds_up)
+  if element.name == "e2m1" and not QUANTIZED.extras.is_stochastic:
+    if not (QUANTIZED.rounds_up or QUANTIZED.hardware_cast):
+      quotient = tl.minimum(quotient, element.max)
+    codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
+  else:
+    if QUANTIZED.hardware_cast:
+      if element.name == "e4m3":
+        codes = quotient.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+      else:
+        tl.static_assert(element.name == "e5m2")
+        codes = quotient.to(tl.float8e5).to(tl.uint8, bitcast=True)
     else:
-      codes = encode(quotient, element)
-    codes = with_sign(codes, bits, element)
-  is_nan_value = tiles.over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size)
-  codes = tl.where(is_nan_value, 0, codes)
+      if QUANTIZED.extras.is_stochastic:
+        codes = encode_at_random(quotient, random_bits, element)
+      else:
+        codes = encode(quotient, element)
+      codes = with_sign(codes, bits, element)
+    codes = _stored(codes, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
   return codes, tl.where(is_nan, E8M0_NAN, scale)
+
+
+@triton.jit
+def _stored(
+  codes,
+  is_nan,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+):
+  """Codes as they are stored, with zeros where a block is NaN."""
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  is_nan = tiles.over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size)
+  if QUANTIZED.hardware_cast:
+    codes = _zeros_where(is_nan, codes)
+  else:
+    codes = tl.where(is_nan, 0, codes)
+  if QUANTIZED.format.is_packed:
+    codes = pack(codes, BLOCK_M, BLOCK_K)
+  return codes
+
+
+@triton.jit
+def _ideal_scale(
+  amax, divisor, reciprocal, LARGEST: tl.constexpr, EXTRAS: tl.constexpr
+):
+  """f32 that takes amax to LARGEST: amax / LARGEST / divisor, rounded twice.
+
+  By Newton's steps, which round correctly where the result is no E4M3 zero: one
+  for 6, by all 2^23 significands, and two for the divisor (see `_divided`).
+  Where a zero is told from what is just above it, by divisions.
+
+  Args:
+    divisor: scalar of 2^-85 to 2^64.
+    reciprocal: of the divisor, correctly rounded.
+  """
+  if EXTRAS.scale_up:
+    return tl.div_rn(tl.div_rn(amax, LARGEST), divisor)
+  # More than E4M3 has: no quotient leaves f32's range.
+  amax = tl.minimum(amax, divisor * 4096.0)
+  inverse: tl.constexpr = 1.0 / LARGEST
+  part = amax * inverse
+  part = tl.fma(tl.fma(part, -LARGEST, amax), inverse, part)
+  ideal = part * reciprocal
+  ideal = tl.fma(tl.fma(-ideal, divisor, part), reciprocal, ideal)
+  return tl.fma(tl.fma(-ideal, divisor, part), reciprocal, ideal)
 
 
 @triton.jit
 def _scaled_to(
   amax,
   divisor,
+  divisor_reciprocal,
   unit,
   LARGEST: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -217,52 +376,90 @@ def _scaled_to(
   scale is 0, and so are all values.
   """
   scale_element: tl.constexpr = QUANTIZED.format.scale
-  ideal = tl.div_rn(tl.div_rn(amax, LARGEST), divisor)
-  scale = encode(ideal, scale_element)
-  if QUANTIZED.extras.scale_up:
+  ideal = _ideal_scale(
+    amax, divisor, divisor_reciprocal, LARGEST, QUANTIZED.extras
+  )
+  if QUANTIZED.hardware_cast:
+    code = ideal.to(tl.float8e4nv)
+    scale = code.to(tl.uint8, bitcast=True).to(tl.int32)
+    number = code.to(tl.float32)
+  else:
+    scale = encode(ideal, scale_element)
     number = decode_e4m3(scale)
+  if QUANTIZED.extras.scale_up:
     ideal = tl.where(
       ideal.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS, 0.0, ideal
     )
     scale += ((number < ideal) & (number < scale_element.max)).to(tl.int32)
-  step = tl.where(scale == 0, 1.0, decode_e4m3(scale) * unit)
-  reciprocal = tl.div_rn(tl.full(step.shape, 1.0, tl.float32), step)
-  return scale, step, reciprocal
+    number = decode_e4m3(scale)
+  step = tl.where(scale == 0, 1.0, number * unit)
+  return scale, step, _reciprocal(step, QUANTIZED.hardware_cast)
+
+
+@triton.jit
+def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
+  """1 / x, correctly rounded, of what has a normal number for that.
+
+  Newton's steps round correctly but for a significand of all ones, of which the
+  result's is 1 + 2^-23 (Markstein, see `_divided`).
+  """
+  if IS_APPROXIMATE:
+    result = tl.inline_asm_elementwise(
+      _RECIPROCAL, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+  else:
+    result = 1.0 / x
+  for _ in tl.static_range(2):
+    result = tl.fma(tl.fma(-x, result, 1.0), result, result)
+  ones = ((x.to(tl.int32, bitcast=True) & MANTISSA_MASK) + 1) >> 23
+  return from_bits(result.to(tl.int32, bitcast=True) | ones)
 
 
 @triton.jit
 def _divided(
-  magnitude,
+  numerator,
   scale,
   step,
   reciprocal,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
-  VEC_SIZE: tl.constexpr,
-  IS_EXACT: tl.constexpr,
+  QUANTIZED: tl.constexpr,
 ):
   """Magnitudes divided by their block's step; 0 where its scale is.
 
+  Of numbers with signs where hardware casts.
+
   By Newton's steps from the correctly rounded reciprocal: one where the codes
-  next to ties are all that counts. IS_EXACT takes a second one, which makes
-  the quotient correctly rounded, as that before is within an ulp (Markstein,
+  next to ties are all that counts; else a second one, which makes the
+  quotient correctly rounded, as that before is within an ulp (Markstein,
   "Computation of elementary functions on the IBM RISC System/6000 processor",
   1990): 5 operations in the place of a division.
   """
-  # All of a block is zero where its scale is. What exceeds 8 steps saturates
-  # all the same; no value of a scale that is computed exceeds 9.
-  limit: tl.constexpr = 16.0 if IS_EXACT else 8.0
-  ceiling = tl.where(scale == 0, 0.0, step * limit)
-  steps = tiles.over_blocks(step, BLOCK_M, BLOCK_K, VEC_SIZE)
-  reciprocals = tiles.over_blocks(reciprocal, BLOCK_M, BLOCK_K, VEC_SIZE)
-  ceilings = tiles.over_blocks(ceiling, BLOCK_M, BLOCK_K, VEC_SIZE)
-  numerator = tl.minimum(magnitude, ceilings)
+  # All bits of a quotient count in an error, and beside random ones.
+  is_exact: tl.constexpr = QUANTIZED.extras.needs_all_bits
+  # What exceeds 6 steps saturates all the same; no value of a scale that is
+  # computed exceeds 9.
+  ceiling = step * (16.0 if is_exact else 6.0)
+  # All of a block is zero where its scale is.
+  if QUANTIZED.hardware_cast:
+    reciprocal = tl.where(scale == 0, 0.0, reciprocal)
+  else:
+    ceiling = tl.where(scale == 0, 0.0, ceiling)
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  steps = tiles.over_blocks(step, BLOCK_M, BLOCK_K, vec_size)
+  reciprocals = tiles.over_blocks(reciprocal, BLOCK_M, BLOCK_K, vec_size)
+  ceilings = tiles.over_blocks(ceiling, BLOCK_M, BLOCK_K, vec_size)
+  if not QUANTIZED.hardware_cast:
+    numerator = tl.minimum(numerator, ceilings)
+  elif not QUANTIZED.is_bounded:
+    numerator = tl.clamp(numerator, -ceilings, ceilings)
   quotient = numerator * reciprocals
-  remainder = tl.fma(-quotient, steps, numerator)
-  quotient = tl.fma(remainder, reciprocals, quotient)
-  if IS_EXACT:
-    remainder = tl.fma(-quotient, steps, numerator)
-    quotient = tl.fma(remainder, reciprocals, quotient)
+  # The sign of a zero is kept: -0 - 0 is -0, where -0 + 0 is 0.
+  excess = tl.fma(quotient, steps, -numerator)
+  quotient = tl.fma(-excess, reciprocals, quotient)
+  if is_exact:
+    excess = tl.fma(quotient, steps, -numerator)
+    quotient = tl.fma(-excess, reciprocals, quotient)
   return quotient
 
 
@@ -311,34 +508,36 @@ def quantize_two_level(
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   largest: tl.constexpr = QUANTIZED.format.element.max
   extras: tl.constexpr = QUANTIZED.extras
-  # All bits of a quotient count in an error, and beside random ones.
-  is_exact: tl.constexpr = (
-    QUANTIZED.extras.is_stochastic or QUANTIZED.extras.four_over_six
-  )
   # What the bounds of steps and the decoding of scales below hold for.
   tl.static_assert(element.name == "e2m1" and scale_element.name == "e4m3")
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
-  amax = tiles.block_amax(magnitude, BLOCK_M, BLOCK_K, vec_size, extras)
+  amax = _block_amax(x, magnitude, BLOCK_M, BLOCK_K, QUANTIZED)
   global_bits = global_scale.to(tl.int32, bitcast=True)
   is_nan = amax >= INFINITY_BITS
   is_nan = is_nan | (global_bits <= 0) | (global_bits >= INFINITY_BITS)
 
   factor = tl.where(global_bits < TINY_BITS, 2.0**64, 1.0)
-  divisor = global_scale * factor
-  amax = from_bits(amax) * factor
-  if is_exact:
+  divisor_factor = tl.where(global_bits >= HUGE_BITS, 2.0**-64, factor)
+  divisor = global_scale * divisor_factor
+  divisor_reciprocal = _reciprocal(divisor, QUANTIZED.hardware_cast)
+  amax = from_bits(amax) * divisor_factor
+  if extras.needs_all_bits:
     factor = tl.where(global_bits < SMALL_BITS, 2.0**64, 1.0)
   unit = global_scale * factor
-  numerator = from_bits(magnitude) * factor
-  scale, step, reciprocal = _scaled_to(amax, divisor, unit, largest, QUANTIZED)
+  numerator = from_bits(bits if QUANTIZED.hardware_cast else magnitude) * factor
+  scale, step, reciprocal = _scaled_to(
+    amax, divisor, divisor_reciprocal, unit, largest, QUANTIZED
+  )
   quotient = _divided(
-    numerator, scale, step, reciprocal, BLOCK_M, BLOCK_K, vec_size, is_exact
+    numerator, scale, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED
   )
   if QUANTIZED.extras.four_over_six:
-    other, step, reciprocal = _scaled_to(amax, divisor, unit, FOUR, QUANTIZED)
+    other, step, reciprocal = _scaled_to(
+      amax, divisor, divisor_reciprocal, unit, FOUR, QUANTIZED
+    )
     other_quotient = _divided(
-      numerator, other, step, reciprocal, BLOCK_M, BLOCK_K, vec_size, is_exact
+      numerator, other, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED
     )
     error = _error(quotient, scale, BLOCK_M, BLOCK_K, QUANTIZED)
     other_error = _error(other_quotient, other, BLOCK_M, BLOCK_K, QUANTIZED)
@@ -349,9 +548,10 @@ def quantize_two_level(
     quotient = tl.where(is_other, other_quotient, quotient)
   if QUANTIZED.extras.is_stochastic:
     codes = encode_at_random(quotient, random_bits, element)
+    codes = with_sign(codes, bits, element)
+    codes = _stored(codes, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
   else:
-    codes = encode(quotient, element)
-  codes = with_sign(codes, bits, element)
-  is_nan_value = tiles.over_blocks(is_nan, BLOCK_M, BLOCK_K, vec_size)
-  codes = tl.where(is_nan_value, 0, codes)
+    if extras.needs_all_bits:
+      quotient = tl.minimum(quotient, largest)
+    codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
   return codes, tl.where(is_nan, scale_element.nan_code, scale)

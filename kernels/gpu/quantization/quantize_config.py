@@ -29,7 +29,7 @@ class QuantizeConfig:
     block_m: rows of a tile.
     block_k: values of a tile along k, a multiple of the scale block.
     num_warps: of a program.
-    hardware_cast: FP8 values are cast by the target's own instruction.
+    hardware_cast: FP8 or FP4 values are cast by the target's own instruction.
   """
 
   block_m: int
@@ -93,6 +93,8 @@ class Quantized:
     hardware_cast: as of `QuantizeConfig`.
     is_swizzled: whether scales are written as "swizzled_128x4".
     extras: what a recipe adds.
+    is_bounded: whether the global scale was computed from x, so that quotients
+      are of a size with E2M1's values.
   """
 
   format: formats.Format
@@ -100,6 +102,7 @@ class Quantized:
   hardware_cast: bool
   is_swizzled: bool
   extras: Extras = NO_EXTRAS
+  is_bounded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +210,7 @@ def default_config(
     block_k=block_k,
     num_warps=max(1, threads // architecture.warp_size),
     hardware_cast=casts_in_hardware(format_name, architecture)
-    and not extras.is_stochastic,
+    and not extras.needs_all_bits,
   )
 
 
@@ -216,10 +219,13 @@ def casts_in_hardware(
 ) -> bool:
   """Whether the values' type has a cast that rounds and saturates as ours.
 
-  `cvt.rn.satfinite.e4m3x2.f32` and its E5M2 twin, from sm_89 on (PTX ISA).
+  `cvt.rn.satfinite.e4m3x2.f32` and its E5M2 twin, from sm_89 on, and E2M1's
+  from sm_100 on (PTX ISA, "cvt").
   """
-  is_fp8 = formats.by_name(format_name).element.bits == 8
-  return is_fp8 and architecture.casts_to_fp8
+  element = formats.by_name(format_name).element
+  if element.bits == 8:
+    return architecture.casts_to_fp8
+  return element.name == "e2m1" and architecture.casts_to_fp4
 
 
 def covered(
@@ -257,6 +263,7 @@ def constexprs(
   scale_rounding: str = "up",
   swizzled: bool = False,
   extras: Extras = NO_EXTRAS,
+  global_scale: GlobalScale = "none",
 ) -> dict[str, Any]:
   """The constexprs of `quantize`, and of the first array of `quantize_both`.
 
@@ -276,6 +283,7 @@ def constexprs(
       hardware_cast=config.hardware_cast,
       is_swizzled=swizzled,
       extras=extras,
+      is_bounded=global_scale == "computed",
     ),
   }
 

@@ -131,6 +131,7 @@ def _quantize_launch(
       scale_rounding=x.scale_rounding,
       swizzled=x.swizzled,
       extras=x.extras,
+      global_scale=x.global_scale,
     ),
   }
   return launching.Launch(
@@ -210,7 +211,11 @@ def _quantize_both_launch(
       values_t = (batch, k_t, columns)
   sizes = {"rows": rows, "columns": columns, "k": k, "k_t": k_t}
   made = quantize_config.constexprs(
-    config, x.format, scale_rounding=x.scale_rounding, extras=x.extras
+    config,
+    x.format,
+    scale_rounding=x.scale_rounding,
+    extras=x.extras,
+    global_scale=x.global_scale,
   )
   constants = {
     **sizes,

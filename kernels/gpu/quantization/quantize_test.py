@@ -3,6 +3,7 @@
 """The quantize kernel gives the bits of `jp.quantize`, in the interpreter."""
 
 import dataclasses
+from unittest import mock
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,6 +11,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.interpreter import interpret_ops
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
@@ -38,7 +40,8 @@ CASES = (
 
 def casts_of(format_name):
   """Both ways to cast, where there are two."""
-  return (False, True) if format_name.startswith("mxfp8") else (False,)
+  is_cast = format_name.startswith("mxfp8") or format_name.endswith("fp4")
+  return (False, True) if is_cast else (False,)
 
 
 def bf16_codes():
@@ -124,6 +127,32 @@ class SweepTest(parameterized.TestCase):
         )
         np.testing.assert_array_equal(scale, wanted[1])
         np.testing.assert_array_equal(values, wanted[0])
+
+  @parameterized.parameters(-2, -1, 0, 1, 2)
+  def test_last_bits_of_an_approximate_reciprocal_do_not_matter(self, ulps):
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
+    near = [np.nextafter(ties, np.float32(x)) for x in (0, 9)]
+    block = np.concatenate([[6.0], ties, near[0], [0.0], [6.0], near[1], ties])
+    block = np.pad(block, (0, -len(block) % 16)).astype(np.float32)
+    x = np.stack([block * np.float32(2.0**e) for e in range(-8, 8)])[None]
+
+    def approximate(value):
+      exact = np.float32(1) / value.data
+      return ((exact.view(np.int32) + ulps).view(np.float32),)
+
+    text = "rcp.approx.ftz.f32 $0, $1;"
+    # Steps whose significand is all ones are among these.
+    for below in range(4):
+      global_scale = np.float32(1)
+      for _ in range(below):
+        global_scale = np.nextafter(global_scale, np.float32(0))
+      scales = np.array([global_scale])
+      wanted = expected(x, "nvfp4", global_scale=scales)
+      config = dataclasses.replace(SWEEP, block_k=32, hardware_cast=True)
+      with mock.patch.dict(interpret_ops._ASSEMBLY, {text: approximate}):
+        got = run_quantize(x, "nvfp4", global_scale=scales, config=config)
+      np.testing.assert_array_equal(got[1], wanted[1])
+      np.testing.assert_array_equal(got[0], wanted[0])
 
   def test_sweeps_cover_nan_and_finite_blocks_and_every_scale(self):
     _, scale = expected(bf16_codes_by_size(), "mxfp4")

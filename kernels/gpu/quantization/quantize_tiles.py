@@ -37,6 +37,65 @@ def load(x, batch, row, column, rows, columns, STRIDES: tl.constexpr):
 
 
 @triton.jit
+def load_runs(
+  x,
+  batch,
+  row,
+  k_start,
+  rows,
+  columns,
+  STRIDES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+):
+  """As `load`, of columns from k_start on: a thread has 16 that are in a row.
+
+  So it alone reduces a block of 16. Left to itself the compiler gives a thread
+  what one load has, 16 bytes; so there are as many loads as 16 values take.
+  """
+  if STRIDES[2] != 1 or BLOCK_K < 16:
+    column = k_start + tl.arange(0, BLOCK_K)
+    tile = load(x, batch, row, column, rows, columns, STRIDES)
+  else:
+    loads: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    size: tl.constexpr = 16 // loads
+    tl.static_assert(loads == 2 or loads == 4)
+    place = tl.arange(0, BLOCK_K // loads)
+    column = k_start + place // size * 16 + place % size
+    tile = _two_runs(x, batch, row, column, size, rows, columns, STRIDES)
+    if loads == 2:
+      tile = tl.reshape(tile, (BLOCK_M, BLOCK_K // 16, size, 2))
+      tile = tl.permute(tile, (0, 1, 3, 2))
+    else:
+      others = _two_runs(
+        x, batch, row, column + 2 * size, size, rows, columns, STRIDES
+      )
+      tile = tl.join(tile, others)
+      tile = tl.reshape(tile, (BLOCK_M, BLOCK_K // 16, size, 2, 2))
+      tile = tl.permute(tile, (0, 1, 4, 3, 2))
+    tile = tl.reshape(tile, (BLOCK_M, BLOCK_K))
+  return tile
+
+
+@triton.jit
+def _two_runs(
+  x,
+  batch,
+  row,
+  column,
+  APART: tl.constexpr,
+  rows,
+  columns,
+  STRIDES: tl.constexpr,
+):
+  """`load` of columns, and of those that lie APART, joined."""
+  return tl.join(
+    load(x, batch, row, column, rows, columns, STRIDES),
+    load(x, batch, row, column + APART, rows, columns, STRIDES),
+  )
+
+
+@triton.jit
 def block_amax(
   magnitude,
   BLOCK_M: tl.constexpr,

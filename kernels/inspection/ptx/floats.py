@@ -34,20 +34,26 @@ ELEMENTS: Final = {
 TYPES: Final = tuple(ELEMENTS)
 
 _Function = Callable[..., np.ndarray]
-_MODIFIERS: Final = frozenset(("rn", "ftz", "approx", "full", "NaN", *ELEMENTS))
+_MODIFIERS: Final = frozenset(
+  ("rn", "ftz", "approx", "full", "NaN", "xorsign", "abs", *ELEMENTS)
+)
 _SIGN: Final = {16: 0x8000, 32: 0x80000000}
 _SMALLEST_NORMAL: Final = float(np.finfo(np.float32).tiny)
 
 
-def _larger(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  """The number where the other is NaN; +0 above -0."""
+def _larger(
+  x: np.ndarray, y: np.ndarray, z: np.ndarray | None = None
+) -> np.ndarray:
+  """The number where another is NaN; +0 above -0. sm_100 takes three."""
+  if z is not None:
+    y = _larger(y, z)
   larger = np.fmax(x, y)
   zeros = (x == 0) & (y == 0)
   return np.where(zeros & ~(np.signbit(x) & np.signbit(y)), 0.0, larger)
 
 
-def _smaller(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  return -_larger(-x, -y)
+def _smaller(*values: np.ndarray) -> np.ndarray:
+  return -_larger(*(-x for x in values))
 
 
 _ARITHMETIC: Final[dict[str, _Function]] = {
@@ -122,8 +128,13 @@ def _arithmetic(block: blocks.Block, instruction: parsing.Instruction) -> None:
     values = [rounding.to_float(x, element) for x in bits]
     if flushes:
       values = [_flushed(x) for x in values]
+    negative = np.logical_xor.reduce([np.signbit(x) for x in values])
+    if "abs" in instruction.parts:
+      values = [np.abs(x) for x in values]
     with np.errstate(all="ignore"):
       result = _ARITHMETIC[name](*values)
+    if "xorsign" in instruction.parts:
+      result = np.where(negative, -result, result)
     if "NaN" in instruction.parts:  # of min and max: NaN wins
       result = np.where(np.isnan(values).any(axis=0), np.nan, result)
     results.append(

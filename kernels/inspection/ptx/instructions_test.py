@@ -311,6 +311,57 @@ class InstructionTest(parameterized.TestCase):
       expected = np.clip(values, -6, 6).astype(ml_dtypes.float4_e2m1fn)
       np.testing.assert_array_equal(got >> place & 15, expected.view(U8))
 
+  def test_every_nan_is_the_largest_fp4_value(self):
+    sign = np.array([0, 1 << 31], U32)[:, None]
+    mantissa = np.array([1, 1 << 22, (1 << 23) - 1, 0x5A5A5A], U32)
+    bits = np.resize(sign | 0x7F800000 | mantissa, 64).astype(U32)
+    got = ptx_programs.apply(
+      "cvt.rn.satfinite.e2m1x2.f32 y, x0, x1;",
+      bits.view(F32),
+      np.full(64, -np.inf, F32),
+      out=U16,
+    )
+    np.testing.assert_array_equal(got, 0x7F)  # of -Inf the most negative
+
+  def test_random_floats_are_rounded_to_fp4(self):
+    x = np.exp2(self.rng.uniform(-4, 4, 1024)) * self.rng.choice([-1, 1], 1024)
+    x = x.astype(F32)
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], F32)
+    for i, towards in enumerate((-np.inf, np.inf)):
+      x[7 * i :][:7] = np.nextafter(ties, F32(towards))
+    got = ptx_programs.apply(
+      "cvt.rn.satfinite.e2m1x2.f32 y, x0, x0;", x, out=U16
+    )
+    expected = np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(U8)
+    np.testing.assert_array_equal(got, expected * 17)
+
+  def test_of_three_the_largest_is_taken(self):
+    x, y, z = (floats(self.rng, F32) for _ in range(3))
+    x[:4], y[:4], z[:4] = (
+      np.array(c, F32)
+      for c in (
+        (-0.0, np.nan, 1, np.nan),
+        (0, 2, np.nan, np.nan),
+        (-0.0, 1, 3, 5),
+      )
+    )
+    with_nan = np.isnan(x) | np.isnan(y) | np.isnan(z)
+    wanted = np.fmax(np.fmax(x, y), z)
+    got = ptx_programs.apply("max.f32 y, x0, x1, x2;", x, y, z, out=F32)
+    self.assert_same(got, wanted)
+    got = ptx_programs.apply("max.NaN.f32 y, x0, x1, x2;", x, y, z, out=F32)
+    self.assert_same(got, np.where(with_nan, np.nan, wanted))
+
+  def test_clamp_keeps_the_sign(self):
+    x = np.resize(np.array([-5, 5, -0.0, 0.5, -0.5, np.nan, -np.inf], F32), 64)
+    two = np.full(64, 2, F32)
+    text = "min.xorsign.abs.f32 y, x0, x1;"
+    got = ptx_programs.apply(text, x, two, out=F32)
+    wanted = np.array([-2, 2, -0.0, 0.5, -0.5, 2, -2], F32)
+    np.testing.assert_array_equal(got[:7].view(U32), wanted.view(U32))
+    got = ptx_programs.apply(text, x, -two, out=F32)
+    np.testing.assert_array_equal(got[:5].view(U32), (-wanted[:5]).view(U32))
+
   def test_flushing_makes_subnormals_zeros(self):
     x = np.resize(np.array([1e-40, -1e-40, 1.0, 2e-38], F32), 32)
     one = np.ones_like(x)

@@ -22,6 +22,9 @@ FEW = (
   ("sm_80", "mxfp4", "bf16", "up"),
   ("sm_90", "mxfp8", "bf16", "floor"),
   ("sm_90", "nvfp4", "f32", "up"),
+  ("sm_120", "nvfp4", "bf16", "up"),
+  ("sm_120", "mxfp4", "f32", "floor"),
+  ("sm_100", "nvfp4", "f32", "up"),
 )
 ROWS, K = 24, 96
 

@@ -1,0 +1,115 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How many instructions the quantize kernels take for a value.
+
+Of the machine code (SASS) that ptxas makes of the default configs, all of it,
+the setting up of addresses included, over the values that a thread has. The
+table of all of them is printed by
+
+  python kernels/gpu/quantization/quantize_compile_test.py --table
+"""
+
+import functools
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
+from jaxplugin.kernels.inspection import machine_code
+
+from jaxplugin.kernels import architectures
+from jaxplugin.testing.kernels import executed
+
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
+DTYPES = ("bfloat16", "float32")
+ROWS, K = 4096, 4096
+# At most, a value: from sm_100 on an instruction casts to FP4.
+MOST = {
+  "nvfp4": {"sm_80": 24, "sm_90": 24, "sm_100": 12, "sm_120": 12},
+  "mxfp4": {"sm_80": 16, "sm_90": 16, "sm_100": 7, "sm_120": 7.5},
+  "mxfp8": {"sm_80": 19, "sm_90": 8, "sm_100": 8, "sm_120": 8},
+}
+
+
+@functools.cache
+def kernel(format, architecture, dtype, given=False):
+  """The compiled kernel, and the values that each thread has."""
+  global_scale = "none"
+  if format == "nvfp4":
+    global_scale = "given" if given else "computed"
+  rows = quantize_config.Rows(
+    batch=1,
+    rows=ROWS,
+    k=K,
+    k_is_minor=True,
+    format=format,
+    global_scale=global_scale,
+  )
+  target = architectures.by_name(architecture)
+  launch = quantize_plans.plan(rows, target)[-1]
+  dtypes = {"x": dtype, "global_scale": "float32"}
+  compiled = executed.compiled_quantize(
+    architecture, launch, tuple(dtypes[name] for name in launch.inputs)
+  )
+  threads = launch.num_warps * target.warp_size * launch.grid
+  return compiled, ROWS * K / threads
+
+
+def instructions_a_value(*args, **options):
+  compiled, values = kernel(*args, **options)
+  count = sum(
+    isinstance(item, machine_code.Instruction) and item.opcode != "NOP"
+    for item in machine_code.read_sass(compiled.disassembly)
+  )
+  return count / values
+
+
+class InstructionsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    *((f, a, "bfloat16") for f, most in MOST.items() for a in most),
+    *(("nvfp4", a, "float32") for a in MOST["nvfp4"]),
+  )
+  def test_a_value_takes_few(self, format, architecture, dtype):
+    compiled, _ = kernel(format, architecture, dtype)
+    self.assertEqual(compiled.spill_bytes, 0)
+    self.assertLessEqual(
+      instructions_a_value(format, architecture, dtype),
+      MOST[format][architecture],
+    )
+
+  @parameterized.parameters(("sm_90", 0), ("sm_100", 16), ("sm_120", 16))
+  def test_hardware_casts_two_values_at_once(self, architecture, count):
+    compiled, values = kernel("nvfp4", architecture, "bfloat16")
+    self.assertEqual(values, 32)
+    found = compiled.assembly.count("cvt.rn.satfinite.e2m1x2.f32")
+    self.assertEqual(found, count)
+
+  def test_a_thread_has_whole_blocks(self):
+    # No value of another thread is needed for the largest of 16.
+    for dtype in DTYPES:
+      compiled, _ = kernel("nvfp4", "sm_100", dtype)
+      self.assertNotIn("shfl.sync", compiled.assembly)
+      self.assertContainsSubset({128}, compiled.global_load_bits)
+
+  def test_a_global_scale_that_is_given_takes_one_more(self):
+    # x may be of another size than its steps: it is clamped.
+    args = ("nvfp4", "sm_100", "bfloat16")
+    more = instructions_a_value(*args, given=True) - instructions_a_value(*args)
+    self.assertBetween(more, 0.5, 1.5)
+
+
+def print_table():
+  print(f"{'instructions a value':24}", *(f"{a:>7}" for a in ARCHITECTURES))
+  for format in MOST:
+    for dtype in DTYPES:
+      counts = [instructions_a_value(format, a, dtype) for a in ARCHITECTURES]
+      name = f"{dtype} to {format}"
+      print(f"{name:24}", *(f"{count:7.2f}" for count in counts))
+
+
+if __name__ == "__main__":
+  if "--table" in sys.argv:
+    print_table()
+  else:
+    absltest.main()
