@@ -114,8 +114,10 @@ def quantize(
     packed: how FP4 values are stored. None or True: as uint8, two a byte along
       the blocked axis, the first in the low nibble. False: as float4_e2m1fn.
       (None is False for FP4 of an own format whose blocks are of 2 values or of
-      an odd number.) Of other formats each value is its own element.
-
+      an odd number.) Of other formats each value is its own element. On a GPU
+      bytes are written in the order of x's dimensions, float4_e2m1fn with
+      `axis` minor, as cuDNN reads it: what a product of the same program
+      contracts along another axis than the last is not moved there with False.
     out_sharding: of values and scale, a `PartitionSpec` or a `NamedSharding` of
       explicit mesh axes: x is quantized where it lies, and bytes are sent. None
       is the sharding of x, but for axes that would cut blocks: over these the
@@ -295,10 +297,21 @@ def quantize_blocked(
   scale_rounding: ScaleRounding,
   global_scale: jax.Array | None = None,
   packed: bool = False,
+  for_products: bool = False,
 ) -> list[scaled_array.ScaledArray]:
-  """`quantize` of each blocking of `x`, from one read where kernels can."""
+  """`quantize` of each blocking of `x`, from one read where kernels can.
+
+  Args:
+    for_products: as of `QuantizeProblem`; the rest as of `quantize`.
+  """
   results = _quantize_blocked(
-    x, global_scale, format, tuple(blockings), scale_rounding, packed
+    x,
+    global_scale,
+    format,
+    tuple(blockings),
+    scale_rounding,
+    packed,
+    for_products,
   )
   for _, scale, _ in results:
     scale_signs.remember_positive(scale)
@@ -309,7 +322,14 @@ def quantize_blocked(
 
 
 @functools.partial(
-  jax.jit, static_argnames=("format", "blockings", "scale_rounding", "packed")
+  jax.jit,
+  static_argnames=(
+    "format",
+    "blockings",
+    "scale_rounding",
+    "packed",
+    "for_products",
+  ),
 )
 def _quantize_blocked(
   x: jax.Array,
@@ -318,6 +338,7 @@ def _quantize_blocked(
   blockings: tuple[blocking.Blocking, ...],
   scale_rounding: ScaleRounding,
   packed: bool,
+  for_products: bool,
 ) -> list[tuple[jax.Array, jax.Array, jax.Array | None]]:
   x, global_scale = _without_derivative("quantize_both", x, global_scale)
   results = quantize_primitive.quantize(
@@ -327,6 +348,7 @@ def _quantize_blocked(
     blockings=blockings,
     scale_rounding=scale_rounding,
     packed=packed,
+    for_products=for_products,
     scale_layout=layouts.LINEAR,
   )
   return [

@@ -24,6 +24,7 @@ from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.quantization import arguments
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
@@ -76,7 +77,7 @@ def quantize(
     key: for stochastic rounding; None rounds to nearest.
 
   Returns:
-    `ScaledArray` with the shape that `manner.along` gives, FP4 not packed. The
+    `ScaledArray` with the shape that `manner.along` gives, FP4 packed. The
     scales of square blocks are repeated along the merged dimensions, so that
     every kernel takes them.
   """
@@ -106,7 +107,8 @@ def quantize_all(
     keys=keys,
     format=first.format,
     scale_rounding=first.scale_rounding,
-    packed=False,
+    packed=arguments.can_be_packed(first.format),
+    for_products=True,
     scale_layout=layouts.LINEAR,
   )
   results = []

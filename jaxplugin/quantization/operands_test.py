@@ -37,7 +37,7 @@ def manner(format, axis=1, ndim=2, **fields):
 def assert_same(actual, expected):
   """A `ScaledArray` and the oracle's have the same values and scales."""
   for name in ("values", "scale"):
-    numbers = np.asarray(getattr(actual, name)).astype(np.float64)
+    numbers = np.asarray(getattr(actual.unpack(), name)).astype(np.float64)
     wanted = getattr(expected, name)
     if name == "scale" and actual.format.scale_is_power_of_two:
       wanted = np.maximum(wanted, 2.0**-127)
@@ -92,7 +92,7 @@ class BitsTest(parameterized.TestCase):
     x = matrix(3, 40, 96)
     for format in FORMATS:
       actual = operands.quantize(x, manner(format))
-      expected = jp.quantize(x, format, packed=False)
+      expected = jp.quantize(x, format)
       jax.tree.map(
         lambda a, e: np.testing.assert_array_equal(
           np.asarray(a).view(np.uint8), np.asarray(e).view(np.uint8)
@@ -147,9 +147,7 @@ class FourOverSixTest(parameterized.TestCase):
     x = matrix(5, 64, 96, spread=0)
     found = manner(jp.NVFP4, four_over_six=True)
     chosen = operands.quantize(x, found)
-    six = jp.quantize(
-      x, jp.NVFP4, global_scale=chosen.global_scale, packed=False
-    )
+    six = jp.quantize(x, jp.NVFP4, global_scale=chosen.global_scale)
     errors = [
       (np.asarray(jp.dequantize(q), np.float64) - x) ** 2 for q in (chosen, six)
     ]
@@ -193,8 +191,8 @@ class TransposedTest(parameterized.TestCase):
   def test_squares_commute_with_transposition(self, format, four_over_six):
     w = matrix(6, 64, 96)
     found = manner(format, square=(0,), four_over_six=four_over_six)
-    of_rows = operands.quantize(w, found)
-    of_columns = operands.quantize(w.T, found)
+    of_rows = operands.quantize(w, found).unpack()
+    of_columns = operands.quantize(w.T, found).unpack()
     bits = lambda a: np.asarray(a).view(np.uint8)
     np.testing.assert_array_equal(
       bits(of_rows.values).T, bits(of_columns.values)

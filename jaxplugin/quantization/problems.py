@@ -102,6 +102,9 @@ class QuantizeProblem:
       each. Where it is not and the format has one, each computes its own: a NaN
       or an Inf spoils other blocks along another axis.
     packed: whether values of a format that can be packed are to be.
+    for_products: whether packed values lie in memory as products read FP4, the
+      blocked dimension last; else in the order of their dimensions, as the
+      result of a program does. They are the same array.
     scale_layout: of the scales; those that are swizzled are blocked along the
       last dimension.
     extras: what training asks for beside that, of the first blocking.
@@ -116,6 +119,7 @@ class QuantizeProblem:
   scale_rounding: str = "up"
   has_global_scale: bool = False
   packed: bool = False
+  for_products: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
   extras: Extras = NO_EXTRAS
   more_extras: tuple[Extras, ...] = ()
@@ -154,6 +158,11 @@ class QuantizeProblem:
   @property
   def computes_global_scale(self) -> bool:
     return self.format.has_global_scale and not self.has_global_scale
+
+  @property
+  def packed_in_order(self) -> bool:
+    """Whether packed values lie in memory in the order of their dimensions."""
+    return self.packed and not self.for_products
 
   @property
   def results_each(self) -> int:

@@ -10,9 +10,9 @@ quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
   scale[, global_scale]), the latter where it is computed. One that is given is
   f32[] for all, or f32[n], one for each. There is a key for each blocking that
   is rounded stochastically. Parameters: format, blockings, scale_rounding,
-  packed, scale_layout, extras, more_extras, as of `QuantizeProblem`; target,
-  that of an enclosing `use_target`, or None; overlay, the tables of an
-  enclosing `tuning`, or None.
+  packed, for_products, scale_layout, extras, more_extras, as of
+  `QuantizeProblem`; target, that of an enclosing `use_target`, or None;
+  overlay, the tables of an enclosing `tuning`, or None.
 
 Results that nobody uses are not computed: their blocking is dropped.
 """
@@ -66,6 +66,7 @@ _ASKED: Final = (
   "blockings",
   "scale_rounding",
   "packed",
+  "for_products",
   "scale_layout",
   "extras",
   "more_extras",
@@ -82,6 +83,7 @@ def quantize(
   blockings: tuple[blocking.Blocking, ...],
   extras: Sequence[problems.Extras] | None = None,
   keys: Sequence[jax.Array | None] | None = None,
+  for_products: bool = False,
   **params: Any,
 ) -> list[Quantized]:
   """`operations.quantize` of each blocking, by what serves.
@@ -92,6 +94,7 @@ def quantize(
     blockings: at least one.
     extras: of each blocking; whether one is stochastic is said by its key.
     keys: of each blocking, for stochastic rounding; None rounds to nearest.
+    for_products: as of `QuantizeProblem`.
     **params: the other parameters of `quantize_p`.
   """
   format = params["format"]
@@ -103,6 +106,7 @@ def quantize(
   ]
   given += [data for _, data in with_keys if data is not None]
   params |= _params_of(blockings, [e for e, _ in with_keys])
+  params["for_products"] = for_products and params["packed"]
   if format.is_known and 0 not in x.shape:
     if x.dtype not in _FLOATS:
       x = x.astype(jnp.float32)

@@ -32,6 +32,7 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import tangents
+from jaxplugin.quantization import arguments
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
@@ -259,6 +260,8 @@ def quantized(
       first.format,
       [manner.along for manner in manners],
       scale_rounding=first.scale_rounding,
+      packed=arguments.can_be_packed(first.format),
+      for_products=True,
     )
   if len(manners) > 1 and not any(manner.square for manner in manners):
     return list(operands.quantize_all(x, tuple(manners), tuple(keys)))

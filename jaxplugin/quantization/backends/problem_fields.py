@@ -25,6 +25,7 @@ _QUANTIZE: Final[dict[str, records.Scalar]] = {
   "scale_rounding": "up",
   "has_global_scale": False,
   "packed": False,
+  "for_products": False,
   "scale_layout": layouts.LINEAR,
 }
 _QUANTIZE_WORDS: Final = {

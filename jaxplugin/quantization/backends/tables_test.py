@@ -62,6 +62,7 @@ QUANTIZED = (
   along(1, format=jp.NVFP4, has_global_scale=True),
   along(1, scale_rounding="floor"),
   along(1, packed=True),
+  along(1, packed=True, for_products=True),
   along(1, scale_layout="swizzled_128x4"),
   dataclasses.replace(along(1), dtype=formats.BF16),
   along(1, extras=problems.Extras(hadamard=16)),

@@ -237,8 +237,8 @@ def _values_of_bytes(
   """Bytes as they were written, as the values of a problem of one blocking.
 
   Args:
-    values: uint8; several a byte they are packed along the blocked axis, which
-      is minor, else in the order of the problem's shape.
+    values: uint8, in the order of the problem's shape; but several a byte have
+      the axis along which they are packed last, unless `packed_in_order`.
     problem: what was quantized.
   """
   format, shape = problem.format, problem.shape
@@ -246,6 +246,8 @@ def _values_of_bytes(
   if not format.is_fp4:
     return lax.bitcast_convert_type(values.reshape(shape), format.array_dtype)
   rest = (*shape[:axis], *shape[axis + 1 :])
+  if problem.packed_in_order:
+    return values.reshape(*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
   values = values.reshape(*rest, shape[axis] // 2)
   if not problem.packed:
     values = layouts.unpack_fp4(values)

@@ -8,6 +8,8 @@ Bits are compared with those of the operations, in Triton's interpreter
 
 import collections
 import dataclasses
+import functools
+import math
 import re
 
 import jax
@@ -101,13 +103,23 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       blocking.Blocking(dims=d, lead=l, multiple=32)
       for d, l in zip(dims, leads, strict=True)
     ]
-    self.assert_same_bits(
-      lambda x: quantization.quantize_blocked(
-        x, format, blockings, scale_rounding="up"
-      ),
-      jnp.asarray(np.random.default_rng(4).normal(size=shape), np.float32),
-    )
-    self.assertEqual(self.names[-1], f"quantize_both_{format.name}_64x64")
+    x = jnp.asarray(np.random.default_rng(4).normal(size=shape), np.float32)
+    # What is packed may lie as a product reads it, or in its own order.
+    for packed, for_products in (
+      (False, False),
+      *([(True, True), (True, False)] if format.is_fp4 else []),
+    ):
+      quantize = functools.partial(
+        quantization.quantize_blocked,
+        format=format,
+        blockings=blockings,
+        scale_rounding="up",
+        packed=packed,
+        for_products=for_products,
+      )
+      self.names.clear()
+      self.assert_same_bits(quantize, x)
+      self.assertEqual(self.names[-1], f"quantize_both_{format.name}_64x64")
 
   @parameterized.parameters(
     (40, ["quantize_mxfp8_16x64", "quantize_mxfp8_128x32"]),
@@ -204,8 +216,10 @@ class GradientStepTest(parameterized.TestCase):
     dtypes = [tuple(re.findall(r"([a-z]+\d+)\[", o)) for o in outputs]
     return collections.Counter(dtypes), opcodes
 
-  def step(self, format, batched=False, argnums=(0, 1)):
-    function = api.dot_general(format, format, implementation="triton")
+  def step(
+    self, format, batched=False, argnums=(0, 1), implementation="triton"
+  ):
+    function = api.dot_general(format, format, implementation=implementation)
     numbers = (((2 if batched else 1,), (0,)), ((), ()))
 
     def loss(x, w):
@@ -239,6 +253,20 @@ class GradientStepTest(parameterized.TestCase):
       self.assertEqual(kernels[(dtype,) * 2 * parts], 2, dtype)
     self.assertEqual(kernels[("u8",) * 2], 2)
     self.assertEqual(kernels[("s32",)], 2)
+
+  @parameterized.parameters(("h200", "triton"), ("b200", "cudnn"))
+  def test_what_is_packed_along_rows_of_a_batch_is_not_moved(self, name, how):
+    x = jax.ShapeDtypeStruct((2, 256, 256), X.dtype)
+    target = targets.named_target(name, cudnn="9.13")
+    step = self.step(NVFP4, batched=True, implementation=how)
+    text = deviceless.compile(step, x, W, target=target).as_text()
+    # Neither from the kernel to what is kept, nor from there to the product.
+    # Scales, an eighth of the bytes, are where cuDNN takes tiles of them.
+    moved = re.findall(
+      r"= (?:f4e2m1fn|u8)\[([\d,]+)\].*? (?:transpose|copy)\(", text
+    )
+    sizes = [math.prod(map(int, dims.split(","))) for dims in moved]
+    self.assertEmpty([n for n in sizes if n >= math.prod(W.shape) // 2])
 
   def test_forward_alone_and_unused_gradients_quantize_once(self):
     forward = lambda x, w: api.dot_general(MXFP8, MXFP8)(

@@ -254,7 +254,7 @@ class FormulaTest(quantization_lowerings.InterpretedTestCase):
       x, format, is_square=square, four_over_six=chosen, key=key
     )
     np.testing.assert_array_equal(
-      np.asarray(actual.values).astype(np.float64), expected.values
+      np.asarray(actual.unpack().values).astype(np.float64), expected.values
     )
     np.testing.assert_array_equal(
       np.asarray(actual.scale).astype(np.float64), expected.scale

@@ -140,8 +140,11 @@ def _extras(extras: problems.Extras) -> quantize_config.Extras:
 def as_written(problem: problems.QuantizeProblem) -> problems.QuantizeProblem:
   """The same, of blockings that have results in the order of their products.
 
-  But for random bits, which are those of the order in which dimensions are.
+  But for random bits, which are those of the order in which dimensions are, and
+  for packed values that are to lie in it.
   """
+  if problem.packed_in_order:
+    return problem
   blockings = tuple(
     b if extras.is_stochastic else b.as_in_product(problem.shape)
     for b, extras in zip(problem.blockings, problem.extras_each, strict=True)
@@ -222,4 +225,5 @@ def _common(problem: problems.QuantizeProblem) -> dict[str, Any]:
     "format": problem.format.name,
     "scale_rounding": problem.scale_rounding,
     "global_scale": global_scale,
+    "packed_in_place": problem.packed_in_order,
   }

@@ -56,7 +56,10 @@ def quantize(
   """
   # FP4 is two a byte, and what is swizzled is all of a matrix.
   moved = dataclasses.replace(
-    problem, packed=problem.format.is_fp4, scale_layout=layouts.LINEAR
+    problem,
+    packed=problem.format.is_fp4,
+    for_products=problem.format.is_fp4 and not problem.packed_in_order,
+    scale_layout=layouts.LINEAR,
   )
 
   def function(*operands: jax.Array) -> list[jax.Array]:

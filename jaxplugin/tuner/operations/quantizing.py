@@ -210,6 +210,7 @@ def _function(
       format=problem.format,
       scale_rounding=problem.scale_rounding,
       packed=problem.packed,
+      for_products=problem.for_products,
       scale_layout=problem.scale_layout,
     )
     return [x for x in quantized if x is not None]

@@ -244,6 +244,7 @@ def quantize_both(
   QUANTIZED: tl.constexpr,
   QUANTIZED_T: tl.constexpr,
   TRANSPOSED: tl.constexpr,
+  VALUES_TRANSPOSED: tl.constexpr,
 ):
   """Quantizes the rows of `x`, and its columns, from one read.
 
@@ -260,8 +261,8 @@ def quantize_both(
     values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
       its last axis, uint8[batch, rows, ceil(k / 2)].
     scale: uint8[batch, rows, ceil(k / block size)], or swizzled.
-    values_t: blocked along rows: TRANSPOSED uint8[batch, columns, k_t], else
-      uint8[batch, k_t, columns]; FP4 uint8[batch, columns, ceil(k_t / 2)].
+    values_t: blocked along rows: VALUES_TRANSPOSED uint8[batch, columns, k_t],
+      else uint8[batch, k_t, columns]; of FP4 half of k_t, rounded up.
     scale_t: TRANSPOSED uint8[batch, columns, ceil(k_t / block size)], or
       swizzled; else uint8[batch, ceil(k_t / block size), columns].
     rows, columns: of `x`.
@@ -311,7 +312,7 @@ def quantize_both(
   stored_t: tl.constexpr = (k_t + packing - 1) // packing
   blocks_t: tl.constexpr = (k_t + vec_size - 1) // vec_size
   size_t: tl.constexpr = columns * stored_t
-  if TRANSPOSED or packing > 1:
+  if VALUES_TRANSPOSED:
     values_t_strides: tl.constexpr = (size_t, stored_t, 1)
   else:
     values_t_strides: tl.constexpr = (size_t, 1, columns)

@@ -36,6 +36,7 @@ def run_both(
   extras=(quantize_config.NO_EXTRAS,) * 2,
   padded=(None, None),
   transposed=True,
+  values_transposed=True,
   swizzled=False,
   config=None,
 ):
@@ -47,12 +48,13 @@ def run_both(
   k_t, k = (p or size for p, size in zip(padded, (rows, columns), strict=True))
   facts = formats.by_name(format_name).facts
   outputs = []
-  for n, size, in_place in ((rows, k, False), (columns, k_t, not transposed)):
-    packing, blocks = facts.values_per_byte, size // facts.block_size
-    shape = (batch, n, size // packing)
-    if in_place and packing == 1:
-      shape = (batch, size, n)
-    scale_shape = (batch, blocks, n) if in_place else (batch, n, blocks)
+  for n, size, is_last, has_values_last in (
+    (rows, k, True, True),
+    (columns, k_t, transposed, values_transposed),
+  ):
+    stored, blocks = size // facts.values_per_byte, size // facts.block_size
+    shape = (batch, n, stored) if has_values_last else (batch, stored, n)
+    scale_shape = (batch, n, blocks) if is_last else (batch, blocks, n)
     if swizzled:
       scale_shape = (batch, *layouts.swizzled_shape(scale_shape[1:]))
     outputs += [np.full(s, UNWRITTEN, np.uint8) for s in (shape, scale_shape)]
@@ -82,6 +84,7 @@ def run_both(
     **made,
     QUANTIZED_T=dataclasses.replace(made["QUANTIZED"], extras=extras[1]),
     TRANSPOSED=transposed,
+    VALUES_TRANSPOSED=values_transposed,
   )
   return outputs
 
@@ -122,7 +125,7 @@ class BothTest(parameterized.TestCase):
 
   @parameterized.product(
     format_name=FORMAT_NAMES, shape=((1, 1, 1), (2, 33, 77), (1, 70, 128)),
-    transposed=(False, True),
+    transposed=((False, False), (False, True), (True, True)),
   )  # fmt: skip
   def test_tails_are_padded_with_zeros_that_no_other_axis_sees(
     self, format_name, shape, transposed
@@ -138,8 +141,8 @@ class BothTest(parameterized.TestCase):
     values_t, scale_t = expected(
       along_rows, format_name, axis=1, global_scale=one
     )
-    is_packed = formats.by_name(format_name).is_fp4
-    if transposed or is_packed:
+    transposed, values_transposed = transposed
+    if values_transposed:
       values_t = np.swapaxes(values_t, 1, 2)
     if transposed:
       scale_t = np.swapaxes(scale_t, 1, 2)
@@ -149,6 +152,7 @@ class BothTest(parameterized.TestCase):
       global_scales=(one, one),
       padded=(k_t, k),
       transposed=transposed,
+      values_transposed=values_transposed,
     )
     for got, part in zip(actual, (*wanted, values_t, scale_t), strict=True):
       np.testing.assert_array_equal(got, part)

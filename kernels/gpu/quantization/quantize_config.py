@@ -116,6 +116,8 @@ class Rows:
     scale_rounding: one of `SCALE_ROUNDINGS`.
     swizzled: whether the scale is written as "swizzled_128x4".
     global_scale: see `GlobalScale`.
+    packed_in_place: whether several values a byte lie as x does; else k is
+      minor in what is written.
     extras: with squares each of the batch has its own.
   """
 
@@ -127,6 +129,7 @@ class Rows:
   scale_rounding: str = "up"
   swizzled: bool = False
   global_scale: GlobalScale = "none"
+  packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
 
   def shape(self, k: int) -> tuple[int, int, int]:
@@ -153,6 +156,7 @@ class Matrices:
     k, k_t: columns and rows, padded.
     is_transposed: whether what is blocked along rows has them last.
     format, scale_rounding, global_scale: as of `Rows`; "computed" are two.
+    packed_in_place: as of `Rows`, of what is not transposed.
     extras, extras_t: of what is blocked along columns, and along rows.
   """
 
@@ -165,6 +169,7 @@ class Matrices:
   format: str
   scale_rounding: str = "up"
   global_scale: GlobalScale = "none"
+  packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
   extras_t: Extras = NO_EXTRAS
 

@@ -127,6 +127,7 @@ def compiled(
     constexprs["QUANTIZED"], extras=extras[1]
   )
   constexprs["TRANSPOSED"] = transposed
+  constexprs["VALUES_TRANSPOSED"] = transposed or facts.is_packed
   constexprs = {n: c for n, c in constexprs.items() if n in kernel.arg_names}
   for name in kernel.arg_names:
     if name.endswith("_strides"):

@@ -103,13 +103,13 @@ def _quantize_launch(
 ) -> launching.Launch:
   format = formats.by_name(x.format)
   blocks = x.k // format.block_size
-  if format.is_packed:
-    # Several values a byte along k, which is minor therefore.
-    values = (x.batch, x.rows, x.k // format.values_per_byte)
+  stored = x.k // format.values_per_byte
+  if format.is_packed and not x.packed_in_place:
+    values = (x.batch, x.rows, stored)
     values_strides = (values[1] * values[2], values[2], 1)
   else:
-    values = x.shape(x.k)
-    values_strides = x.strides(x.k)
+    values = x.shape(stored)
+    values_strides = x.strides(stored)
   scale: tuple[int, ...] = x.shape(blocks)
   scale_strides = x.strides(blocks)
   grid_rows, grid_k = x.covered()
@@ -201,14 +201,13 @@ def _quantize_both_launch(
   packing = format.values_per_byte
   batch, rows, columns = x.batch, x.rows, x.columns
   k, k_t = x.k, x.k_t
-  # Several values a byte lie along the blocked dimension, which is therefore
-  # minor in what is written.
   values_t: tuple[int, ...] = (batch, columns, k_t // packing)
   scale_t: tuple[int, ...] = (batch, columns, k_t // format.block_size)
+  is_minor = format.is_packed and not x.packed_in_place
   if not x.is_transposed:
     scale_t = (batch, k_t // format.block_size, columns)
-    if not format.is_packed:
-      values_t = (batch, k_t, columns)
+    if not is_minor:
+      values_t = (batch, k_t // packing, columns)
   sizes = {"rows": rows, "columns": columns, "k": k, "k_t": k_t}
   made = quantize_config.constexprs(
     config,
@@ -225,6 +224,7 @@ def _quantize_both_launch(
     **made,
     "QUANTIZED_T": dataclasses.replace(made["QUANTIZED"], extras=x.extras_t),
     "TRANSPOSED": x.is_transposed,
+    "VALUES_TRANSPOSED": x.is_transposed or is_minor,
   }
   global_scales = ("x", "x")
   if x.global_scale != "none":
