@@ -83,6 +83,20 @@ class LayersTest(parameterized.TestCase):
         actual[i], jp.linear(x, stack[i]), err_msg=str(i)
       )
 
+  @parameterized.product(
+    format=(jp.MXFP8, jp.NVFP4), m=(1, 5), is_quantized=(False, True)
+  )
+  def test_bits_are_those_of_the_layer_alone(self, format, m, is_quantized):
+    rng = np.random.default_rng(4)
+    weights = rng.normal(size=(LAYERS, 40, 416)).astype(np.float32)
+    stack = jp.quantize(weights, format, batch_dims=1)
+    x = rng.normal(size=(m, 416)).astype(np.float32)
+    x = jp.quantize(x, format) if is_quantized else jnp.asarray(x)
+    actual = jax.jit(each_layer)(x, stack)
+    for i in range(LAYERS):
+      alone = jax.jit(jp.linear)(x, stack[i])
+      np.testing.assert_array_equal(actual[i], alone, err_msg=str(i))
+
   def test_traced_layer_out_of_range_is_the_nearest(self):
     rng = np.random.default_rng(3)
     x, stack = make(rng, contract.F32, (2, K)), make(rng, jp.MXFP8, (3, N, K))
@@ -144,6 +158,9 @@ class CopiesTest(absltest.TestCase):
     explained = jp.explain(each_layer, jnp.ones((1, K)), stack)
     (product,) = explained.dots
     self.assertEqual(product.trips, LAYERS)
+    if HAS_KERNELS:
+      told = " ".join(product.decision.notes)
+      self.assertIn("linear(layer=) reads where it lies", told)
 
 
 class TransformationsTest(parameterized.TestCase):

@@ -171,6 +171,11 @@ def _notes_on_layer(
     return ("rhs: a layer of a stack, read where it lies",)
   if table()[decision.implementation].is_portable:
     return ()  # of operations: the slice is part of what dequantizes
+  if decision.implementation == cpu.BACKEND.name:
+    return (
+      "rhs: a layer of a stack, which linear(layer=) reads where it lies and"
+      " other calls copy",
+    )
   return ("rhs: a layer of a stack, copied before every call",)
 
 

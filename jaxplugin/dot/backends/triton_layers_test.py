@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
+from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.core import targets
@@ -133,11 +134,64 @@ class CompiledTest(parameterized.TestCase):
     self.assertRegex(text, r"known_trip_count.{1,9}n.{1,5}3")
     self.assertEqual(self.large_steps(text), [])
 
-  def test_a_scan_over_the_layers_copies_them(self):
+  def test_a_scan_over_the_layers_copies_them_unless_xla_leaves_them(self):
     h200 = targets.named_target("h200")
-    scanned = lambda x, w: jax.lax.scan(lambda c, w: (c, jp.linear(x, w)), 0, w)
-    text = deviceless.compile(scanned, *types(jp.MXFP8), target=h200).as_text()
-    self.assertRegex(self.large_steps(text)[0], "f8e4m3fn.1,704,1664.*fusion")
+    sharding = jax.NamedSharding(deviceless.mesh(h200), PartitionSpec())
+    args = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      types(jp.MXFP8),
+    )
+
+    def scanned(x, stack):
+      return jax.lax.scan(lambda c, w: (c, jp.linear(x, w)), 0, stack)
+
+    with jp.use_target(h200):
+      lowered = jax.jit(scanned).lower(*args)
+    # Newer versions of XLA do so by themselves.
+    option = "xla_gpu_enable_dynamic_slice_fusion"
+    copied, left = (
+      self.large_steps(
+        lowered.compile(compiler_options={option: given}).as_text()
+      )
+      for given in (False, True)
+    )
+    self.assertRegex(copied[0], "f8e4m3fn.1,704,1664.*fusion")
+    self.assertEqual(left, [])
+
+  @parameterized.parameters("in_shard_map", "partitioned")
+  def test_columns_over_devices(self, how):
+    h200 = targets.named_target("h200")
+    mesh = deviceless.mesh(h200, (2,), ("d",))
+    x, stack = types(jp.MXFP8)
+    columns = PartitionSpec(None, "d")
+
+    def placed(x, spec):
+      sharding = jax.NamedSharding(mesh, spec)
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    args = (
+      placed(x, PartitionSpec()),
+      jax.tree.map(lambda w: placed(w, columns), stack),
+    )
+
+    def last(x, stack):
+      return each_layer(x, stack)[1]
+
+    if how == "in_shard_map":
+      last = jax.shard_map(
+        lambda x, w: jax.lax.map(lambda i: jp.linear(x, w[i]), jnp.arange(3)),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), columns),
+        out_specs=PartitionSpec(None, None, "d"),
+      )
+    with jp.use_target(h200):
+      text = jax.jit(last).lower(*args).compile().as_text()
+    self.assertIn("triton_kernel_call", text)
+    slice_of_layer = rf"f8e4m3fn\[1,{N // 2},{K}\]"
+    if how == "in_shard_map":
+      self.assertNotRegex(text, slice_of_layer)
+    else:
+      self.assertRegex(text, slice_of_layer)
 
   def test_static_numbers_read_the_stack_too(self):
     h200 = targets.named_target("h200")
@@ -240,6 +294,15 @@ class TracedTest(absltest.TestCase):
     self.assertRegex(
       text, rf"triton_kernel_call.*tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
     )
+
+  @absltest.skipIf(
+    importlib.util.find_spec("triton") is None, "triton is not installed"
+  )
+  def test_an_exported_module_reads_the_stack(self):
+    h200 = targets.named_target("h200")
+    exported = jp.export(each_layer, ["cuda"], target=h200)(*types(jp.MXFP8))
+    stack = rf"tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
+    self.assertRegex(exported.mlir_module(), f"triton_kernel_call.*{stack}")
 
   def test_it_is_forgotten_beyond_jit(self):
     x, stack = types(jp.MXFP8)
