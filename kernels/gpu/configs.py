@@ -105,6 +105,27 @@ class OperandKind:
     return self.block_format is not None
 
   @property
+  def folds_repair(self) -> bool:
+    """Whether scales are multiplied by what repairs the bias of values.
+
+    So with NVFP4, whose scales are E4M3 (`decode`).
+    """
+    facts = self.block_format
+    return (
+      facts is not None
+      and facts.element == formats.E2M1
+      and facts.scale == formats.E4M3
+    )
+
+  @property
+  def missing_exponent(self) -> int:
+    """What `decode.dequantize` gives is divided by two to this power."""
+    if not self.folds_repair:
+      return 0
+    # Of bf16 the largest exponent is 127, of E4M3 8.
+    return 127 - self.element.bias + self.scale.max_exponent - 127
+
+  @property
   def is_packed(self) -> bool:
     """Whether values are stored two a byte."""
     return self.block_format is not None and self.block_format.is_packed
@@ -261,6 +282,21 @@ class MatmulConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+  """How `decode` makes bf16 numbers of values, by what a GPU can do.
+
+  Attributes:
+    has_ptx: whether PTX may say it, which leaves two numbers in one register
+      where LLVM would take them apart.
+    packs: whether PTX decodes four FP8 codes together and multiplies numbers
+      in pairs, as LLVM then does not.
+  """
+
+  has_ptx: bool = False
+  packs: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tile:
   """What a program reads of one operand in each step.
 
@@ -271,6 +307,7 @@ class Tile:
     even_rows, even_k: whether no tile reaches beyond them.
     is_described: whether the kernel has a TMA descriptor in the place of the
       values' pointer.
+    decoding: of its values.
     pair: rows between neighbours, where the first half of the rows and the
       second are taken in turns; None where rows follow each other.
     takes_scale_tiles: whether swizzled scales may be read in whole tiles of 128
@@ -285,6 +322,7 @@ class Tile:
   even_rows: bool
   even_k: bool
   is_described: bool
+  decoding: Decoding = Decoding()
   pair: int | None = None
   takes_scale_tiles: bool = True
 
@@ -305,12 +343,14 @@ class Tiling:
     scales_ahead: whether scales are loaded a step before they are used. They
       are too short for a copy to shared memory, so that Triton does not begin
       to load them early.
+    decoding: of both operands.
   """
 
   shape: MatmulShape
   config: MatmulConfig
   waits: bool = False
   scales_ahead: bool = False
+  decoding: Decoding = Decoding()
 
   @property
   def is_across(self) -> bool:
@@ -356,6 +396,12 @@ class Tiling:
     return blocks * self.shape.lhs.pieces * self.shape.rhs.pieces
 
   @property
+  def repair(self) -> float:
+    """What sums of dequantized numbers are still to be multiplied by."""
+    sides = (self.shape.lhs, self.shape.rhs)
+    return 2.0 ** sum(side.missing_exponent for side in sides)
+
+  @property
   def lhs(self) -> Tile:
     return self._tile(self.shape.lhs, self.shape.m, self.config.block_m)
 
@@ -376,6 +422,7 @@ class Tiling:
       even_k=self.shape.k % config.block_k == 0
       and self.shape.k >= config.block_k * config.split_k,
       is_described=config.use_descriptors,
+      decoding=self.decoding,
     )
 
 
@@ -456,6 +503,11 @@ def for_architecture(
     and not is_across
     and any(operand.is_packed for operand in operands)
     and all(operand.pieces == 1 for operand in operands),
+    "decoding": Decoding(
+      has_ptx=architecture.is_nvidia,
+      # Triton 3.9 switches LLVM's vectorizer off for it alone.
+      packs=architecture.name == "sm_80",
+    ),
   }
 
 

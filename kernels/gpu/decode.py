@@ -6,20 +6,23 @@ A code's sign, exponent and mantissa are shifted into the places that bf16 has
 for them. What is read there is the value times a power of two, the difference
 of the two exponent biases; subnormal codes become subnormal bf16 numbers and so
 come out right as well. One multiplication in bf16, which is exact and keeps
-subnormals on every GPU, repairs the bias.
+subnormals on every GPU, repairs the bias. NVFP4 has it in its scale, which is
+multiplied anyway: E4M3 leaves room for it, but for 2^7, which the accumulator
+gets at last (`OperandKind.missing_exponent`). E8M0 leaves none.
 
 Products of a value and its scale are exact in bf16: E4M3 and E2M3 times 2^e
 have 4 significant bits, others fewer, E2M1 times E4M3 has 6, and bf16 has 8.
 They leave bf16's range only where they leave f32's, which has the same
 exponents.
 
-OPERAND is a `configs.OperandKind`.
+OPERAND is a `configs.OperandKind`, DECODING a `configs.Decoding`.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu import inline_ptx
 
 from jaxplugin.kernels import formats
 
@@ -27,10 +30,15 @@ _E4M3_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E4M3.bias))
 _E4M3_MAX = tl.constexpr(formats.E4M3.max)
 _E4M3_IN_F32 = tl.constexpr(0x87F00000 - 2**32)  # sign, and bits 20 to 26
 _E2M1_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E2M1.bias))
+_E4M3_TO_BF16 = tl.constexpr(inline_ptx.E4M3_TO_BF16)
+_PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
+_E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
+_HALVES = tl.constexpr(inline_ptx.HALVES)
+_E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
 
 
 @triton.jit
-def e4m3_to_bf16(code):
+def e4m3_to_bf16(code, DECODING: tl.constexpr):
   """bf16 of E4M3 codes, exactly; NaN (S.1111.111) included.
 
   code: uint8[...], read by integer operations, or float8e4nv[...], which the
@@ -39,6 +47,15 @@ def e4m3_to_bf16(code):
   if code.dtype.is_fp8():
     # Through f32: a conversion of f16 to bf16 is one slow instruction a value.
     return code.to(tl.float32).to(tl.bfloat16)
+  elif DECODING.packs:
+    return tl.inline_asm_elementwise(
+      _E4M3_TO_BF16,
+      "=r,=r,r",
+      [code],
+      dtype=tl.bfloat16,
+      is_pure=True,
+      pack=4,
+    )
   else:
     code = code.to(tl.int8, bitcast=True).to(tl.int32)
     # The sign is extended to bit 31, the rest belongs at bit 20. In f32, where
@@ -49,11 +66,20 @@ def e4m3_to_bf16(code):
 
 
 @triton.jit
-def e5m2_to_bf16(code):
+def e5m2_to_bf16(code, DECODING: tl.constexpr):
   """bf16 of E5M2 codes, exactly; infinities and NaN included.
 
   code: uint8[...] or float8e5[...]. They are the high bytes of f16 numbers.
   """
+  if DECODING.packs:
+    return tl.inline_asm_elementwise(
+      _E5M2_TO_BF16,
+      "=r,=r,r",
+      [code.to(tl.uint8, bitcast=True)],
+      dtype=tl.bfloat16,
+      is_pure=True,
+      pack=4,
+    )
   code = code.to(tl.uint8, bitcast=True).to(tl.uint16) << 8
   return code.to(tl.float16, bitcast=True).to(tl.float32).to(tl.bfloat16)
 
@@ -75,8 +101,8 @@ def finite_to_bf16(code, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def e2m1_pairs_to_bf16(packed):
-  """bf16[rows, 2 * columns] of FP4 pairs (uint8[rows, columns]), exactly.
+def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """`values_to_bf16` of FP4 pairs (uint8[rows, columns]): bf16[.., 2 columns].
 
   The first of a pair is in the low nibble.
   """
@@ -84,12 +110,18 @@ def e2m1_pairs_to_bf16(packed):
   word = packed.to(tl.uint32)
   word = word | (word << 12)
   bits = ((word & 0x00080008) << 12) | ((word & 0x00070007) << 6)
-  return halves_to_bf16(bits).reshape(packed.shape[0], 2 * packed.shape[1])
+  values = _repaired(_pair(bits, DECODING), OPERAND)
+  return values.reshape(packed.shape[0], 2 * packed.shape[1])
 
 
 @triton.jit
-def e2m1_words_to_bf16(words, I: tl.constexpr):
-  """bf16[..., 2]: nibbles I and I + 4 of words of eight (uint32[...])."""
+def e2m1_words_to_bf16(
+  words, I: tl.constexpr, OPERAND: tl.constexpr, DECODING: tl.constexpr
+):
+  """bf16[..., 2]: nibbles I and I + 4 of words of eight (uint32[...]).
+
+  As of `values_to_bf16`.
+  """
   if I == 0:
     bits = ((words << 12) & 0x80008000) | ((words << 6) & 0x01C001C0)
   elif I == 1:
@@ -98,12 +130,12 @@ def e2m1_words_to_bf16(words, I: tl.constexpr):
     bits = ((words << 4) & 0x80008000) | ((words >> 2) & 0x01C001C0)
   else:
     bits = (words & 0x80008000) | ((words >> 6) & 0x01C001C0)
-  return halves_to_bf16(bits)
+  return _repaired(_pair(bits, DECODING), OPERAND)
 
 
 @triton.jit
-def interleaved_to_bf16(words):
-  """bf16[rows, 8 * words] of interleaved FP4 (uint32[rows, words]), exactly.
+def interleaved_to_bf16(words, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """`values_to_bf16` of interleaved FP4 (uint32[rows, words]): [.., 8 words].
 
   16 values share two words, a and b. Bits of a value lie in the order that bf16
   has for them, sign, 6 others, exponent and mantissa, so that one mask finds
@@ -115,21 +147,21 @@ def interleaved_to_bf16(words):
   rows: tl.constexpr = words.shape[0]
   units: tl.constexpr = words.shape[1] // 2
   a, b = tl.split(words.reshape(rows, units, 2))
-  pair_0 = _pair(a & 0x81C081C0)
-  pair_1 = _pair((a << 4) & 0x81C081C0)
-  pair_2 = _pair(_rotated(a, 6) & 0x81C081C0)
-  pair_3 = _pair(b & 0x81C081C0)
-  pair_4 = _pair((b << 3) & 0x81C081C0)
-  pair_5 = _pair((b << 6) & 0x81C081C0)
+  pair_0 = _pair(a & 0x81C081C0, DECODING)
+  pair_1 = _pair((a << 4) & 0x81C081C0, DECODING)
+  pair_2 = _pair(_rotated(a, 6) & 0x81C081C0, DECODING)
+  pair_3 = _pair(b & 0x81C081C0, DECODING)
+  pair_4 = _pair((b << 3) & 0x81C081C0, DECODING)
+  pair_5 = _pair((b << 6) & 0x81C081C0, DECODING)
   bits = (_rotated(a, 1) & 0x81008100) | ((b >> 4) & 0x00C000C0)
-  pair_6 = _pair(bits)
+  pair_6 = _pair(bits, DECODING)
   bits = (_rotated(a, 2) & 0x81008100) | ((b >> 7) & 0x00C000C0)
-  pair_7 = _pair(bits)
+  pair_7 = _pair(bits, DECODING)
   even = tl.join(tl.join(pair_0, pair_4), tl.join(pair_2, pair_6))
   odd = tl.join(tl.join(pair_1, pair_5), tl.join(pair_3, pair_7))
   # [rows, units, value, i_2, i_1, i_0]: of the pair 4 i_2 + 2 i_1 + i_0.
   values = tl.join(even, odd).permute(0, 1, 3, 4, 5, 2)
-  return values.reshape(rows, 16 * units) * _E2M1_BIAS_REPAIR
+  return _repaired(values.reshape(rows, 16 * units), OPERAND)
 
 
 @triton.jit
@@ -139,33 +171,32 @@ def _rotated(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def _pair(bits):
-  """bf16[..., 2]: the halves of words (uint32[...]), the lower one first."""
-  # What LLVM does not see it cannot take apart: it would shift and mask each
-  # half for itself, at three times the operations (Triton 3.9).
-  low, high = tl.inline_asm_elementwise(
-    "mov.b32 {$0, $1}, $2;",
-    "=h,=h,r",
-    [bits],
-    dtype=(tl.uint16, tl.uint16),
-    is_pure=True,
-    pack=1,
-  )
-  return tl.join(low, high).to(tl.bfloat16, bitcast=True)
+def _repaired(values, OPERAND: tl.constexpr):
+  """E2M1 of bf16 numbers with its bits, but for what `factor_of` repairs."""
+  if OPERAND.folds_repair:
+    return values
+  else:
+    return values * _E2M1_BIAS_REPAIR
 
 
 @triton.jit
-def halves_to_bf16(bits):
-  """bf16[..., 2] of two E2M1 codes in the places that bf16 has for them.
-
-  The repair of the bias is not folded into the scale: their product would leave
-  bf16's range, and one more multiplication of two values costs less than what
-  the compiler makes of the halves without it.
-  """
-  low = (bits & 0xFFFF).to(tl.uint16)
-  high = (bits >> 16).to(tl.uint16)
-  values = tl.join(low, high).to(tl.bfloat16, bitcast=True)
-  return values * _E2M1_BIAS_REPAIR
+def _pair(bits, DECODING: tl.constexpr):
+  """bf16[..., 2]: the halves of words (uint32[...]), the lower one first."""
+  if DECODING.has_ptx:
+    # What LLVM does not see it cannot take apart: it would shift and mask each
+    # half for itself, at three times the operations (Triton 3.9).
+    low, high = tl.inline_asm_elementwise(
+      _HALVES,
+      "=h,=h,r",
+      [bits],
+      dtype=(tl.uint16, tl.uint16),
+      is_pure=True,
+      pack=1,
+    )
+  else:
+    low = (bits & 0xFFFF).to(tl.uint16)
+    high = (bits >> 16).to(tl.uint16)
+  return tl.join(low, high).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
@@ -181,52 +212,109 @@ def e8m0_to_bf16(code):
 
 
 @triton.jit
-def scale_to_bf16(code, OPERAND: tl.constexpr):
+def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """bf16 of a block format's scale codes (uint8[...], or E4M3 as FP8)."""
   if OPERAND.scale.name == "e4m3":
-    return e4m3_to_bf16(code)
+    return e4m3_to_bf16(code, DECODING)
   else:
     tl.static_assert(OPERAND.scale.name == "e8m0")
     return e8m0_to_bf16(code)
 
 
 @triton.jit
-def values_to_bf16(code, OPERAND: tl.constexpr):
-  """bf16[rows, k] of a block format's values.
+def factor_of(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """bf16[rows, blocks] that `dequantize` multiplies values by.
+
+  scale: as of `scale_to_bf16`.
+  """
+  if not OPERAND.folds_repair:
+    return scale_to_bf16(scale, OPERAND, DECODING)
+  repair: tl.constexpr = _E2M1_BIAS_REPAIR / 2.0**OPERAND.missing_exponent
+  if DECODING.has_ptx and scale.dtype.is_fp8() and scale.shape[1] % 2 == 0:
+    return _e4m3_pairs_to_bf16(scale) * repair
+  return scale_to_bf16(scale, OPERAND, DECODING) * repair
+
+
+@triton.jit
+def _e4m3_pairs_to_bf16(code):
+  """bf16[rows, columns] of E4M3 (float8e4nv[rows, columns]), exactly.
+
+  Neighbours of a row are converted together. Triton 3.9 converts those that its
+  layout has next to each other, which may be rows; then bytes that were loaded
+  together are taken apart and put together anew.
+  """
+  rows: tl.constexpr = code.shape[0]
+  pairs: tl.constexpr = code.shape[1] // 2
+  code = code.to(tl.uint8, bitcast=True).reshape(rows, pairs, 2)
+  low, high = tl.split(code)
+  low, high = tl.inline_asm_elementwise(
+    _E4M3_PAIR_TO_BF16,
+    "=h,=h,h",
+    [low.to(tl.uint16) | (high.to(tl.uint16) << 8)],
+    dtype=(tl.uint16, tl.uint16),
+    is_pure=True,
+    pack=1,
+  )
+  values = tl.join(low, high).to(tl.bfloat16, bitcast=True)
+  return values.reshape(rows, 2 * pairs)
+
+
+@triton.jit
+def values_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """bf16[rows, k] of a block format's values, exactly.
+
+  Of NVFP4 they are 2^-126 times these: `factor_of` has the rest.
 
   code: uint8 or FP8[rows, k], for FP4 formats uint8[rows, k / 2], for those
     that are interleaved uint32[rows, k / 8].
   """
   if OPERAND.is_interleaved:
-    return interleaved_to_bf16(code)
+    return interleaved_to_bf16(code, OPERAND, DECODING)
   elif OPERAND.element.name == "e4m3":
-    return e4m3_to_bf16(code)
+    return e4m3_to_bf16(code, DECODING)
   elif OPERAND.element.name == "e5m2":
-    return e5m2_to_bf16(code)
+    return e5m2_to_bf16(code, DECODING)
   elif OPERAND.element.bits == 6:
     element: tl.constexpr = OPERAND.element
     return finite_to_bf16(code, element)
   else:
     tl.static_assert(OPERAND.element.name == "e2m1")
-    return e2m1_pairs_to_bf16(code)
+    return e2m1_pairs_to_bf16(code, OPERAND, DECODING)
 
 
 @triton.jit
-def dequantize(code, scale, OPERAND: tl.constexpr):
-  """bf16[rows, k]: values times scale.
+def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """bf16[rows, k]: values times scale, divided by 2^missing_exponent.
 
   Args:
     code: as of `values_to_bf16`.
     scale: as of `scale_to_bf16`, [rows, k / block size].
-    OPERAND: `configs.OperandKind`, of a block format.
+    OPERAND: of a block format; it has the missing_exponent.
   """
   block_size: tl.constexpr = OPERAND.values_per_scale
-  values = values_to_bf16(code, OPERAND)
+  values = values_to_bf16(code, OPERAND, DECODING)
   rows: tl.constexpr = values.shape[0]
   columns: tl.constexpr = values.shape[1]
   blocks = values.reshape(rows, columns // block_size, block_size)
-  blocks = blocks * scale_to_bf16(scale, OPERAND)[:, :, None]
+  factor = factor_of(scale, OPERAND, DECODING)[:, :, None]
+  blocks = _products(blocks, factor, OPERAND, DECODING)
   return blocks.reshape(rows, columns)
+
+
+@triton.jit
+def _products(x, y, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """bf16 x * y, which is broadcast to the shape of x."""
+  if OPERAND.is_interleaved or not DECODING.packs:
+    return x * y
+  else:
+    return tl.inline_asm_elementwise(
+      _PRODUCTS_OF_PAIRS,
+      "=r,r,r",
+      [x, y],
+      dtype=tl.bfloat16,
+      is_pure=True,
+      pack=2,
+    )
 
 
 @triton.jit

@@ -23,40 +23,61 @@ CODES = np.arange(256, dtype=np.uint8)
 
 @triton.jit
 def values_kernel(
-  codes, out, OPERAND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+  codes,
+  out,
+  OPERAND: tl.constexpr,
+  DECODING: tl.constexpr,
+  ROWS: tl.constexpr,
+  COLUMNS: tl.constexpr,
 ):
   """out[ROWS, ...] = bf16 of codes[ROWS, COLUMNS]."""
   rows = tl.arange(0, ROWS)[:, None]
   tile = tl.load(codes + rows * COLUMNS + tl.arange(0, COLUMNS)[None, :])
-  values = decode.values_to_bf16(tile, OPERAND)
+  values = decode.values_to_bf16(tile, OPERAND, DECODING)
   width: tl.constexpr = values.shape[1]
   tl.store(out + rows * width + tl.arange(0, width)[None, :], values)
 
 
 @triton.jit
-def scale_kernel(codes, out, OPERAND: tl.constexpr, SIZE: tl.constexpr):
+def scale_kernel(
+  codes,
+  out,
+  OPERAND: tl.constexpr,
+  DECODING: tl.constexpr,
+  SIZE: tl.constexpr,
+):
   offsets = tl.arange(0, SIZE)
-  scale = decode.scale_to_bf16(tl.load(codes + offsets), OPERAND)
+  scale = decode.scale_to_bf16(tl.load(codes + offsets), OPERAND, DECODING)
   tl.store(out + offsets, scale)
 
 
 @triton.jit
-def words_kernel(words, out, I: tl.constexpr, SIZE: tl.constexpr):
+def words_kernel(
+  words,
+  out,
+  OPERAND: tl.constexpr,
+  DECODING: tl.constexpr,
+  I: tl.constexpr,
+  SIZE: tl.constexpr,
+):
   """out[SIZE, 2] = nibbles I and I + 4 of words[SIZE]."""
   offsets = tl.arange(0, SIZE)
-  pairs = decode.e2m1_words_to_bf16(tl.load(words + offsets), I)
+  words = tl.load(words + offsets)
+  pairs = decode.e2m1_words_to_bf16(words, I, OPERAND, DECODING)
   tl.store(out + offsets[:, None] * 2 + tl.arange(0, 2)[None, :], pairs)
 
 
 @triton.jit
-def dequantize_kernel(codes, scale, out, OPERAND: tl.constexpr):
+def dequantize_kernel(
+  codes, scale, out, OPERAND: tl.constexpr, DECODING: tl.constexpr
+):
   """One row: out[64] = bf16 of codes under scale codes, 32 or 16 a scale."""
   vec_size: tl.constexpr = OPERAND.values_per_scale
   size: tl.constexpr = 64 // OPERAND.values_per_element
   row = tl.arange(0, 1)[:, None]
   code = tl.load(codes + row + tl.arange(0, size)[None, :])
   factor = tl.load(scale + row + tl.arange(0, 64 // vec_size)[None, :])
-  values = decode.dequantize(code, factor, OPERAND)
+  values = decode.dequantize(code, factor, OPERAND, DECODING)
   tl.store(out + row + tl.arange(0, 64)[None, :], values)
 
 
@@ -70,8 +91,31 @@ def pieces_kernel(x, out, SIZE: tl.constexpr, PIECES: tl.constexpr):
     rest = decode.without_leading_bf16(rest)
 
 
+PLAIN = configs.Decoding()
+PTX = configs.Decoding(has_ptx=True)
+PACKED = configs.Decoding(has_ptx=True, packs=True)
+
+
 def kind(format, **options):
   return configs.operand(format, 16, 256, **options)
+
+
+def launch_values(codes, out, operand, decoding):
+  interpret.launch(
+    values_kernel,
+    1,
+    codes,
+    out,
+    OPERAND=operand,
+    DECODING=decoding,
+    ROWS=16,
+    COLUMNS=16,
+  )
+
+
+def unrepaired(values, format):
+  """What `decode.values_to_bf16` gives in the place of f64 `values`."""
+  return values * 2.0**-126 if format == "nvfp4" else values
 
 
 def same(actual, expected):
@@ -88,16 +132,16 @@ def setUpModule():
 
 class DecodeTest(parameterized.TestCase):
   @parameterized.parameters(
-    ("mxfp8", formats.E4M3),
-    ("mxfp8_e5m2", formats.E5M2),
+    ("mxfp8", formats.E4M3, PLAIN),
+    ("mxfp8_e5m2", formats.E5M2, PLAIN),
+    ("mxfp8", formats.E4M3, PACKED),
+    ("mxfp8_e5m2", formats.E5M2, PACKED),
   )
-  def test_every_fp8_code(self, format, dtype):
+  def test_every_fp8_code(self, format, dtype, decoding):
     expected = CODES.view(dtype).astype(BF16).reshape(16, 16)
     for codes in (CODES, CODES.view(dtype)):
       out = np.zeros((16, 16), BF16)
-      interpret.launch(
-        values_kernel, 1, codes, out, OPERAND=kind(format), ROWS=16, COLUMNS=16
-      )
+      launch_values(codes, out, kind(format), decoding)
       same(out, expected)
 
   @parameterized.parameters(
@@ -105,69 +149,85 @@ class DecodeTest(parameterized.TestCase):
   )
   def test_every_fp6_code_of_the_low_six_bits(self, format, dtype):
     out = np.zeros((16, 16), BF16)
-    interpret.launch(
-      values_kernel, 1, CODES, out, OPERAND=kind(format), ROWS=16, COLUMNS=16
-    )
+    launch_values(CODES, out, kind(format), PLAIN)
     expected = (CODES & 63).view(dtype).astype(np.float64)
     same(out, expected.astype(BF16).reshape(16, 16))
 
-  @parameterized.parameters("mxfp4", "nvfp4")
-  def test_every_pair_of_fp4_codes(self, format):
+  @parameterized.product(format=("mxfp4", "nvfp4"), decoding=(PLAIN, PTX))
+  def test_every_pair_of_fp4_codes(self, format, decoding):
     out = np.zeros((16, 32), BF16)
-    interpret.launch(
-      values_kernel, 1, CODES, out, OPERAND=kind(format), ROWS=16, COLUMNS=16
-    )
+    launch_values(CODES, out, kind(format), decoding)
     nibbles = np.stack([CODES & 15, CODES >> 4], axis=-1)
-    expected = nibbles.view(formats.E2M1).astype(BF16).reshape(16, 32)
-    same(out, expected)
+    expected = nibbles.view(formats.E2M1).astype(np.float64).reshape(16, 32)
+    same(out, unrepaired(expected, format))
 
   @parameterized.parameters("mxfp4", "nvfp4")
   def test_interleaved_fp4_codes(self, format):
     codes = np.random.default_rng(0).integers(0, 16, (16, 128), np.uint8)
     out = np.zeros((16, 128), BF16)
-    interpret.launch(
-      values_kernel,
-      1,
-      gpu_operands.interleave(codes),
-      out,
-      OPERAND=kind(format, interleaved=True),
-      ROWS=16,
-      COLUMNS=16,
-    )
-    same(out, codes.view(formats.E2M1).astype(BF16))
+    words = gpu_operands.interleave(codes)
+    launch_values(words, out, kind(format, interleaved=True), PTX)
+    same(out, unrepaired(codes.view(formats.E2M1).astype(np.float64), format))
 
-  @parameterized.parameters(0, 1, 2, 3)
-  def test_each_nibble_of_words(self, place):
+  @parameterized.product(
+    place=(0, 1, 2, 3), format=("mxfp4", "nvfp4"), decoding=(PLAIN, PTX)
+  )
+  def test_each_nibble_of_words(self, place, format, decoding):
     rng = np.random.default_rng(place)
     words = rng.integers(0, 2**32, 256, np.uint32)
     out = np.zeros((256, 2), BF16)
-    interpret.launch(words_kernel, 1, words, out, I=place, SIZE=256)
+    interpret.launch(
+      words_kernel,
+      1,
+      words,
+      out,
+      OPERAND=kind(format),
+      DECODING=decoding,
+      I=place,
+      SIZE=256,
+    )
     nibbles = np.stack(
       [words >> 4 * place & 15, words >> 4 * (place + 4) & 15], axis=-1
     ).astype(np.uint8)
-    same(out, nibbles.view(formats.E2M1).astype(BF16))
+    expected = nibbles.view(formats.E2M1).astype(np.float64)
+    same(out, unrepaired(expected, format))
 
   @parameterized.parameters(
-    ("mxfp8", formats.E8M0),
-    ("mxfp4", formats.E8M0),
-    ("nvfp4", formats.E4M3),
+    ("mxfp8", formats.E8M0, PLAIN),
+    ("mxfp4", formats.E8M0, PLAIN),
+    ("nvfp4", formats.E4M3, PLAIN),
+    ("nvfp4", formats.E4M3, PACKED),
   )
-  def test_every_scale_code(self, format, dtype):
+  def test_every_scale_code(self, format, dtype, decoding):
     out = np.zeros(256, BF16)
     interpret.launch(
-      scale_kernel, 1, CODES, out, OPERAND=kind(format), SIZE=256
+      scale_kernel,
+      1,
+      CODES,
+      out,
+      OPERAND=kind(format),
+      DECODING=decoding,
+      SIZE=256,
     )
     same(out, CODES.view(dtype).astype(BF16))
 
   def test_scale_byte_0_is_the_subnormal_2_to_the_minus_127(self):
     out = np.ones(256, BF16)
     interpret.launch(
-      scale_kernel, 1, CODES, out, OPERAND=kind("mxfp8"), SIZE=256
+      scale_kernel,
+      1,
+      CODES,
+      out,
+      OPERAND=kind("mxfp8"),
+      DECODING=PLAIN,
+      SIZE=256,
     )
     self.assertEqual(float(out[0]), 2.0**-127)
 
-  @parameterized.parameters(*(f.name for f in formats.FORMATS))
-  def test_each_scale_multiplies_its_own_block(self, name):
+  @parameterized.product(
+    name=[f.name for f in formats.FORMATS], decoding=(PLAIN, PTX, PACKED)
+  )
+  def test_each_scale_multiplies_its_own_block(self, name, decoding):
     format = formats.by_name(name)
     rng = np.random.default_rng(0)
     values = rng.integers(0, 8 if format.is_fp4 else 0x60, 64, np.uint8)
@@ -178,12 +238,44 @@ class DecodeTest(parameterized.TestCase):
     )
     if format.is_fp4:
       values = values[0::2] | values[1::2] << 4
-    out = np.zeros(64, BF16)
-    interpret.launch(
-      dequantize_kernel, 1, values, scale, out, OPERAND=kind(name)
-    )
-    same(out, exact.astype(BF16))
-    np.testing.assert_array_equal(out.astype(np.float64), exact)
+    self.assert_dequantized(exact, name, values, scale, decoding)
+
+  @parameterized.parameters(PLAIN, PTX, PACKED)
+  def test_nvfp4_with_every_scale(self, decoding):
+    # The products that are largest and smallest, zeros and NaN.
+    for first in range(0, 256, 4):
+      scale = CODES[first : first + 4]
+      values = np.tile(np.arange(16, dtype=np.uint8), 4)
+      exact = values.view(formats.E2M1).astype(np.float64) * np.repeat(
+        scale.view(formats.E4M3).astype(np.float64), 16
+      )
+      packed = values[0::2] | values[1::2] << 4
+      self.assert_dequantized(exact, "nvfp4", packed, scale, decoding)
+
+  def assert_dequantized(self, exact, name, values, scale, decoding):
+    operand = kind(name)
+    codes = [scale]
+    if name == "nvfp4":  # as other GPUs are given them
+      codes.append(scale.view(formats.E4M3))
+    for scale_codes in codes:
+      out = np.zeros(64, BF16)
+      interpret.launch(
+        dequantize_kernel,
+        1,
+        values,
+        scale_codes,
+        out,
+        OPERAND=operand,
+        DECODING=decoding,
+      )
+      actual = out.astype(np.float64) * 2.0**operand.missing_exponent
+      same(actual, exact)
+
+  def test_nvfp4_is_short_of_what_e4m3_leaves_no_room_for(self):
+    # 448 * 2^119 is bf16's largest exponent, 0.5 is read as 2^-127.
+    self.assertEqual(kind("nvfp4").missing_exponent, 7)
+    self.assertEqual(kind("mxfp4").missing_exponent, 0)
+    self.assertEqual(kind("mxfp8").missing_exponent, 0)
 
   @parameterized.parameters((np.float32, 3), (np.float16, 2))
   def test_pieces_sum_up_to_the_number(self, dtype, pieces):

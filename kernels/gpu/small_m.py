@@ -77,41 +77,46 @@ def sums(lhs, rhs, k, TILING: tl.constexpr):
     else:
       x = _order_as_fp8(x)
     acc = tiles.dot_exact(x, weight, acc, TILING)
-  return acc
+  return tiles.repaired(acc, TILING)
 
 
 @triton.jit
 def _load_weight(operand, batch, row, k, TILE: tl.constexpr):
   """bf16[block_rows, block_k], dequantized, its k in this kernel's order."""
   kind: tl.constexpr = TILE.operand
+  decoding: tl.constexpr = TILE.decoding
   values, scale = operand
   scale = tiles.load_scale(scale, row, k, TILE)
   values = tiles.load_values(values, batch, row, k, TILE)
   if kind.in_words:
-    return _dequantize_words(values, scale, kind)
+    return _dequantize_words(values, scale, kind, decoding)
   else:
-    return _order_as_fp8(decode.dequantize(values, scale, kind))
+    values = decode.dequantize(values, scale, kind, decoding)
+    return _order_as_fp8(values)
 
 
 @triton.jit
-def _dequantize_words(words, scale, OPERAND: tl.constexpr):
+def _dequantize_words(
+  words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr
+):
   """bf16[rows, 8 * words] of FP4 (uint32[rows, words]) and scale codes.
 
-  The scale is multiplied where every block is one slice of the words.
+  As of `decode.dequantize`. The scale is multiplied where every block is one
+  slice of the words.
   """
   rows: tl.constexpr = words.shape[0]
   count: tl.constexpr = words.shape[1]
   words_per_scale: tl.constexpr = OPERAND.values_per_scale // 8
   # [rows, words, b, i_high, i_low]: nibble 4 b + 2 i_high + i_low of a word.
-  pair_0 = decode.e2m1_words_to_bf16(words, 0)
-  pair_1 = decode.e2m1_words_to_bf16(words, 1)
-  pair_2 = decode.e2m1_words_to_bf16(words, 2)
-  pair_3 = decode.e2m1_words_to_bf16(words, 3)
+  pair_0 = decode.e2m1_words_to_bf16(words, 0, OPERAND, DECODING)
+  pair_1 = decode.e2m1_words_to_bf16(words, 1, OPERAND, DECODING)
+  pair_2 = decode.e2m1_words_to_bf16(words, 2, OPERAND, DECODING)
+  pair_3 = decode.e2m1_words_to_bf16(words, 3, OPERAND, DECODING)
   values = tl.join(tl.join(pair_0, pair_2), tl.join(pair_1, pair_3))
   values = values.reshape(
     rows, count // words_per_scale, words_per_scale, 2, 2, 2
   )
-  factor = decode.scale_to_bf16(scale, OPERAND)
+  factor = decode.factor_of(scale, OPERAND, DECODING)
   values = values * factor[:, :, None, None, None, None]
   values = values.reshape(rows, 8 * count // _GROUP, 4, 4, 2, 2, 2)
   return _gather_lanes(values, rows, 8 * count)

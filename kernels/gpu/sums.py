@@ -56,7 +56,7 @@ def upcast(lhs, rhs, k, TILING: tl.constexpr):
     acc = tiles.dot_exact(a, b, acc, TILING)
     if TILING.waits:
       acc = tiles.wait_for(acc)
-  return acc
+  return tiles.repaired(acc, TILING)
 
 
 @triton.jit

@@ -398,8 +398,9 @@ def load_scale_of(operand, row, k, TILE: tl.constexpr):
 def to_bf16(values, scale, TILE: tl.constexpr):
   """A tile of `load_bf16`, of its stored values and its scale."""
   kind: tl.constexpr = TILE.operand
+  decoding: tl.constexpr = TILE.decoding
   if kind.is_quantized:
-    return decode.dequantize(values, scale, kind)
+    return decode.dequantize(values, scale, kind, decoding)
   elif kind.pieces == 1:
     return values
   else:
@@ -454,6 +455,13 @@ def wait_for(acc):
   return tl.inline_asm_elementwise(
     "// $0", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1
   )
+
+
+@triton.jit
+def repaired(acc, TILING: tl.constexpr):
+  """`acc`, times what `decode.dequantize` left out of both operands."""
+  repair: tl.constexpr = TILING.repair
+  return acc if repair == 1 else acc * repair
 
 
 @triton.jit

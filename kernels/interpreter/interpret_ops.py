@@ -17,6 +17,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 import triton.language as tl
+from jaxplugin.kernels.gpu import inline_ptx
 from jaxplugin.kernels.interpreter import interpret_memory
 from triton.runtime import interpreter
 
@@ -206,11 +207,41 @@ def _pairs_to_e2m1(low: Any, high: Any) -> tuple[np.ndarray, ...]:
   return (code(low) | code(high) << np.uint8(4),)
 
 
+def _e4m3_pairs(pairs: Any) -> tuple[np.ndarray, ...]:
+  data = np.ascontiguousarray(pairs.data)
+  return tuple(
+    code.astype(np.uint8)
+    .view(ml_dtypes.float8_e4m3fn)
+    .astype(ml_dtypes.bfloat16)
+    .view(np.uint16)
+    for code in (data & 0xFF, data >> 8)
+  )
+
+
+def _bf16_of(dtype: Any) -> Callable[[Any], tuple[np.ndarray, ...]]:
+  """The conversion of codes of one of ml_dtypes' types."""
+
+  def convert(codes: Any) -> tuple[np.ndarray, ...]:
+    values = np.ascontiguousarray(codes.data).view(dtype)
+    return (values.astype(ml_dtypes.bfloat16).view(np.uint16),)
+
+  return convert
+
+
+def _bf16_products(x: Any, y: Any) -> tuple[np.ndarray, ...]:
+  product = _decode(x).astype(np.float32) * _decode(y).astype(np.float32)
+  return (product.astype(ml_dtypes.bfloat16).view(np.uint16),)
+
+
 # PTX that the kernels have, and what it computes. Of several instructions in
 # braces the one that counts; that they are put together right is for the
 # compiled kernels' tests to say.
 _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
-  "mov.b32 {$0, $1}, $2;": _halves,
+  inline_ptx.E4M3_TO_BF16: _bf16_of(ml_dtypes.float8_e4m3fn),
+  inline_ptx.E5M2_TO_BF16: _bf16_of(ml_dtypes.float8_e5m2),
+  inline_ptx.PRODUCTS_OF_PAIRS: _bf16_products,
+  inline_ptx.HALVES: _halves,
+  inline_ptx.E4M3_PAIR_TO_BF16: _e4m3_pairs,
   "// $0": lambda x: (x.data,),  # no instruction
   "and.b32 $0, $1, $2;": lambda a, b: (a.data & b.data,),
   "rcp.approx.ftz.f32 $0, $1;": _reciprocal,

@@ -171,9 +171,27 @@ def _setp(block: blocks.Block, instruction: parsing.Instruction) -> None:
     block.write(register, value)
 
 
+def _set(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """All bits of an element, or none of them, by a comparison."""
+  _, comparison, to, type = instruction.parts
+  if ELEMENTS[type][1] != 2 or to != "u32":
+    raise faults.Unsupported(f"{instruction.name}: set of no pair")
+  out, *operands = instruction.operands
+  element = ELEMENTS[type][0]
+  columns = [_elements(block, x, type) for x in operands]
+  results = []
+  for bits in zip(*columns, strict=True):
+    found = _COMPARISONS[comparison](
+      *(rounding.to_float(x, element) for x in bits)
+    )
+    results.append(np.where(found, 0xFFFF, 0).astype(bits[0].dtype))
+  _write(block, out, results)
+
+
 HANDLERS: Final[dict[str, integers.Handler]] = {
   **dict.fromkeys(_ARITHMETIC, _arithmetic),
   "neg": _sign,
   "abs": _sign,
+  "set": _set,
   "setp": _setp,
 }

@@ -174,6 +174,12 @@ FLOAT_CASES = (
                      2**31 - 1)),
   ("mul.bf16x2 y, x0, x1;", (U32, U32), U32, pairs(BF16, np.multiply)),
   ("abs.bf16x2 y, x0;", (U32,), U32, pairs(BF16, np.abs)),
+  ("set.eq.u32.f16x2 y, x0, x1;", (U32, U32), U32,
+   lambda x, y: np.where(x.view(F16) == y.view(F16), 0xFFFF, 0).astype(U16)
+   .view(U32)),
+  ("set.leu.u32.bf16x2 y, x0, x1;", (U32, U32), U32,
+   lambda x, y: np.where(~(x.view(BF16) > y.view(BF16)), 0xFFFF, 0)
+   .astype(U16).view(U32)),
   ("add.f32x2 y, x0, x1;", (U64, U64), U64,
    lambda x, y: (x.view(F32) + y.view(F32)).view(U64)),
   ("cvt.rn.bf16x2.f32 y, x1, x0;", (F32, F32), U32,

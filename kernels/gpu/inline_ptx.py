@@ -1,0 +1,75 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""PTX that `decode` has in its kernels, as text.
+
+The interpreter knows by the text what it computes, and `decode_compiled_test`
+executes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# $0, $1: the lower and the upper half of $2.
+HALVES: Final = "mov.b32 {$0, $1}, $2;"
+
+# $0, $1: bf16 of the four E4M3 codes of $2, the lowest first; two in each.
+#
+# `prmt` puts a code's byte below eight copies of its sign; shifted, the sign,
+# exponent and mantissa are where bf16 has them, the value times 2^-120. f16
+# tells the NaN, which would be 480, from the others; what is added is a NaN
+# too, and else 0.
+E4M3_TO_BF16: Final = """{
+  .reg .b32 x, y, a, b, nan, repair;
+  prmt.b32 x, $2, 0, 0x9180;
+  prmt.b32 y, $2, 0, 0xB3A2;
+  shl.b32 x, x, 4;
+  shl.b32 y, y, 4;
+  and.b32 x, x, 0x87F087F0;
+  and.b32 y, y, 0x87F087F0;
+  abs.f16x2 a, x;
+  abs.f16x2 b, y;
+  mov.b32 nan, 0x07F007F0;
+  set.eq.u32.f16x2 a, a, nan;
+  set.eq.u32.f16x2 b, b, nan;
+  mov.b32 repair, 0x7B807B80;
+  fma.rn.bf16x2 $0, x, repair, a;
+  fma.rn.bf16x2 $1, y, repair, b;
+}"""
+
+# $0, $1: bf16 of the four E5M2 codes of $2, the high bytes of f16 numbers.
+E5M2_TO_BF16: Final = """{
+  .reg .b32 x;
+  .reg .b16 a, b;
+  .reg .f32 low, high;
+  prmt.b32 x, $2, 0, 0x1404;
+  mov.b32 {a, b}, x;
+  cvt.f32.f16 low, a;
+  cvt.f32.f16 high, b;
+  cvt.rn.bf16x2.f32 $0, high, low;
+  prmt.b32 x, $2, 0, 0x3424;
+  mov.b32 {a, b}, x;
+  cvt.f32.f16 low, a;
+  cvt.f32.f16 high, b;
+  cvt.rn.bf16x2.f32 $1, high, low;
+}"""
+
+# $0: the products of the pairs of bf16 numbers $1 and $2.
+PRODUCTS_OF_PAIRS: Final = """{
+  .reg .b32 zeros;
+  mov.b32 zeros, 0x80008000;
+  fma.rn.bf16x2 $0, $1, $2, zeros;
+}"""
+
+# $0, $1: bf16 of the lower and the upper E4M3 code of $2.
+E4M3_PAIR_TO_BF16: Final = """{
+  .reg .b32 x;
+  .reg .b16 a, b;
+  .reg .f32 low, high;
+  cvt.rn.f16x2.e4m3x2 x, $2;
+  mov.b32 {a, b}, x;
+  cvt.f32.f16 low, a;
+  cvt.f32.f16 high, b;
+  cvt.rn.bf16x2.f32 x, high, low;
+  mov.b32 {$0, $1}, x;
+}"""
