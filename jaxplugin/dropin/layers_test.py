@@ -153,6 +153,22 @@ class CopiesTest(absltest.TestCase):
       actual = jax.jit(function)(*args)
       contract.assert_exact(actual, exact, contract.F32)
 
+  def test_columns_on_explicit_axes_are_exact(self):
+    rng = np.random.default_rng(0)
+    x, stack = make(rng, contract.F32, (4, K)), make(rng, jp.MXFP8, (3, N, K))
+    mesh = self.mesh()
+    mesh = jax.sharding.Mesh(
+      mesh.devices, ("x",), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    place = lambda x, *spec: jax.device_put(
+      x, jax.NamedSharding(mesh, P(*spec))
+    )
+    columns = jax.tree.map(lambda w: place(w, None, "x"), stack.operand)
+    function = jax.jit(lambda x, w: jp.linear(x, w[2]))
+    actual = function(place(x.operand), columns)
+    self.assertEqual(actual.sharding.spec, P(None, "x"))
+    contract.assert_exact(actual, x.exact @ stack.exact[2].T, contract.F32)
+
   def test_explain_lists_the_product_once(self):
     stack = make(np.random.default_rng(0), jp.NVFP4, (LAYERS, N, K)).operand
     explained = jp.explain(each_layer, jnp.ones((1, K)), stack)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
 from jaxplugin.core import targets
+from jaxplugin.dot import traced
 from jaxplugin.explanation import deviceless
 from jaxplugin.testing import interpreted
 
@@ -286,9 +287,12 @@ class TracedTest(absltest.TestCase):
       _, y = each_layer(x, stack, preferred_element_type=jnp.float32)
       return (y * y).sum()
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss))(x, stack)
-    # Residuals of all steps would be (LAYERS, LAYERS, N, K).
-    self.assertNotIn(f"[{LAYERS},{LAYERS},{N},{K}]", str(jaxpr))
+    def tangent(x, stack):
+      return jax.jvp(lambda x: jp.linear(x, stack[1]), (x,), (x,))
+
+    dots = traced.dots(jax.make_jaxpr(tangent)(x, stack).jaxpr)
+    of_layers = [eqn.params["call"].is_of_layer for eqn in dots]
+    self.assertEqual(of_layers, [True, False])
     text = self.lowered(jax.grad(loss), x, stack)
     # Forward it is read where it lies.
     self.assertRegex(
