@@ -83,6 +83,9 @@ SLOW = (
   "kernels/inspection/ptx/matmul_kernels_test.py::FuzzTest",
   "kernels/inspection/ptx/mutations_test.py::ManyMutationsTest",
   "kernels/inspection/ptx/quantize_kernels_test.py::ManyTest",
+  "kernels/inspection/ptx/tcgen05_kernels_test.py::FuzzTest",
+  "kernels/inspection/ptx/tcgen05_kernels_test.py::ManyConfigsTest",
+  "kernels/inspection/ptx/tcgen05_mutations_test.py::ManyMutationsTest",
 )
 # The same of seeds beyond the first ten of a fuzz test.
 SLOW_SEEDS = re.compile(r".+::test_fuzzed_(?:shapes|sizes)_?\D*1\d$")

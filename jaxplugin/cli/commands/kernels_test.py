@@ -43,7 +43,9 @@ class KernelsTest(command_lines.CommandLineTestCase):
     self.assertRegex(out, r"global loads: .*[1-9]\d* of tiles by TMA")
 
   @parameterized.parameters(
-    ("h200", "bfloat16", "nvfp4"), ("a100", "mxfp8", "mxfp8")
+    ("h200", "bfloat16", "nvfp4"),
+    ("a100", "mxfp8", "mxfp8"),
+    ("b200", "nvfp4", "nvfp4"),
   )
   def test_kernels_are_executed(self, target, lhs, rhs):
     dot = ("--target", target, "--lhs", lhs, "--rhs", rhs, "--run")

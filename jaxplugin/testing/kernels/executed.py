@@ -27,7 +27,13 @@ from jaxplugin.kernels.inspection import compile as kernel_compile
 from jaxplugin.kernels.inspection.ptx import launching
 from jaxplugin.testing.kernels import gpu_operands
 
-CORES: Final = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_120": 170}
+CORES: Final = {
+  "sm_80": 108,
+  "sm_89": 142,
+  "sm_90": 132,
+  "sm_100": 148,
+  "sm_120": 170,
+}
 _TRITON_DTYPES: Final = {
   "float32": "*fp32",
   "bfloat16": "*bf16",

@@ -11,6 +11,7 @@ bits for, and `write` marks its results so.
 from __future__ import annotations
 
 import collections
+from typing import Any
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,9 @@ from jaxplugin.kernels.inspection.ptx import faults
 from jaxplugin.kernels.inspection.ptx import global_memory
 from jaxplugin.kernels.inspection.ptx import parsing
 from jaxplugin.kernels.inspection.ptx import shared_memory
+from jaxplugin.kernels.inspection.ptx import tensor_memory
 
+MBARRIER_BYTES: Final = shared_memory.MBARRIER_BYTES
 WARP: Final = shared_memory.WARP
 DTYPES: Final = {
   1: np.dtype(bool),
@@ -48,6 +51,8 @@ class Block:
     counts: of instructions and of what they did.
     copies: cp.async groups; the last one is still open.
     products: wgmma groups; the last one is still open.
+    tensor: its tensor memory.
+    mbarriers: `mbarriers.Mbarrier` by their addresses.
   """
 
   def __init__(
@@ -69,6 +74,8 @@ class Block:
     self.shared = shared_memory.SharedMemory(
       shared_bytes, kernel.threads, counts
     )
+    self.tensor = tensor_memory.TensorMemory(self.shared)
+    self.mbarriers: dict[int, Any] = {}
     self.thread = np.arange(kernel.threads)
     self.active = np.ones(kernel.threads, bool)
     self.all_active = True

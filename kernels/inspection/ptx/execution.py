@@ -3,11 +3,13 @@
 """Runs a block: takes instructions in turn, for the threads that are there.
 
 Where threads part at a branch, those at the earliest instruction go first, so
-that all meet again where their ways do. A barrier must be reached together.
+that all meet again where their ways do. Some that come to a barrier, or to
+another instruction that all must take together, wait there for the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -17,9 +19,11 @@ from jaxplugin.kernels.inspection.ptx import conversions
 from jaxplugin.kernels.inspection.ptx import faults
 from jaxplugin.kernels.inspection.ptx import floats
 from jaxplugin.kernels.inspection.ptx import integers
+from jaxplugin.kernels.inspection.ptx import mbarriers
 from jaxplugin.kernels.inspection.ptx import movement
 from jaxplugin.kernels.inspection.ptx import parsing
 from jaxplugin.kernels.inspection.ptx import products
+from jaxplugin.kernels.inspection.ptx import tcgen05
 from jaxplugin.kernels.inspection.ptx import warps
 from jaxplugin.kernels.inspection.ptx import wgmma
 
@@ -31,9 +35,14 @@ _OF_ANY_TYPE: Final[dict[str, integers.Handler]] = {
   **warps.HANDLERS,
   **products.HANDLERS,
   **wgmma.HANDLERS,
+  **mbarriers.HANDLERS,
+  **tcgen05.HANDLERS,
   "selp": integers.select,
 }
 _BRANCHES: Final = ("bra", "ret", "exit")
+_ALL_TAKE: Final = re.compile(
+  r"(bar|barrier)\.sync|mbarrier\.try_wait|cp\.async\.wait_|wgmma|ret|exit"
+)
 
 
 def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
@@ -69,6 +78,10 @@ class Program:
     self.handlers: list[Callable[..., None] | None] = [
       handler_of(instruction) for instruction in kernel.instructions
     ]
+    self._all_take = [
+      _ALL_TAKE.match(instruction.name) is not None
+      for instruction in kernel.instructions
+    ]
 
   def run(
     self, block: blocks.Block, most_instructions: int = MOST_INSTRUCTIONS
@@ -85,6 +98,8 @@ class Program:
     taken = 0
     while waiting:
       place = min(waiting)
+      if len(waiting) > 1:
+        place = self._next(block, waiting)
       threads = waiting.pop(place)
       if place >= end:
         continue
@@ -105,6 +120,17 @@ class Program:
           waiting[next_place] = waiting[next_place] | some
         else:
           waiting[next_place] = some
+    block.tensor.finish()
+
+  def _next(self, block: blocks.Block, waiting: dict[int, np.ndarray]) -> int:
+    """Where threads go on next, of those that have parted."""
+    places = sorted(waiting)
+    for place in places:
+      if place >= len(self.handlers) or not self._all_take[place]:
+        return place
+      if (waiting[place] == block.live).all():
+        return place
+    return places[0]
 
   def _step(
     self, block: blocks.Block, place: int, threads: np.ndarray

@@ -29,6 +29,14 @@ class MissingFence(Fault):
   """No fence between one proxy's or unit's write and another's read."""
 
 
+class Barrier(Fault):
+  """An mbarrier where none is, or one where another access is."""
+
+
+class TensorMemory(Fault):
+  """Tensor memory that is not allocated, or that is never given back."""
+
+
 class Undefined(Fault):
   """A result depends on bits that nothing has written."""
 

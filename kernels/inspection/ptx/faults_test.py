@@ -78,6 +78,13 @@ ALLOWED = {
      "setp.lt.u32 %p1, %r5, %r4; @%p1 bra $L1;"),
     np.maximum(-(-THREAD // 3), 1) * 3,
   ),
+  "labels of one name in two scopes": (
+    ("mov.u32 %r5, 0;", "{ again: add.u32 %r5, %r5, 1;",
+     "setp.lt.u32 %p1, %r5, 5; @%p1 bra again; }",
+     "{ again: add.u32 %r5, %r5, 100;",
+     "setp.lt.u32 %p1, %r5, 300; @%p1 bra again; }"),
+    THREAD * 0 + 305,
+  ),
   "unwritten bits that are cut off": (
     ("and.b32 %r5, %r77, 0; prmt.b32 %r6, %r4, %r77, 0x5410;",
      "shl.b32 %r6, %r6, 16; shr.u32 %r6, %r6, 16; or.b32 %r5, %r5, %r6;"),
@@ -169,7 +176,8 @@ FORBIDDEN = {
   ),
   "a barrier that some reach": (
     faults.Divergence, "not all threads",
-    ("setp.lt.u32 %p1, %r4, 32; @%p1 bra $L1;", BARRIER, "$L1:"),
+    ("mov.u32 %r5, %r4; setp.lt.u32 %p1, %r4, 32; @%p1 bra $L1;", BARRIER,
+     "$L1:"),
   ),
   "a collective instruction of a part of a warp": (
     faults.Divergence, "not all lanes",

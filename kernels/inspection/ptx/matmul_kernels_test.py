@@ -13,8 +13,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 
-from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
 
 # Neither m nor n is a multiple of a tile, nor k of one's k; several steps.
@@ -54,36 +54,9 @@ INTERLEAVED = ("mxfp4", "nvfp4")  # formats that may be
 FUZZ_M = (1, 3, 16, 17, 33, 64, 65, 130)
 FUZZ_N = (8, 96, 128, 136, 200, 300)
 FUZZ_K = (32, 96, 288, 416, 512, 1056)
-# As of the interpreter's tests: roundings of f32 in the epilogue, and hardware
-# that approximates exponentials and quotients.
-EPILOGUE_BOUND = 16 * 2.0**-24
 
 
-class Case(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    self.rng = np.random.default_rng(len(self.id()))
-
-  def make(self, lhs, rhs, *, m, n, k, batch=1, **storage):
-    make = gpu_operands.make_operand
-    return (
-      executed.dense(make(self.rng, lhs, (batch, m, k))),
-      executed.dense(make(self.rng, rhs, (batch, n, k), **storage)),
-    )
-
-  def check(self, architecture, lhs, rhs, **options):
-    """Returns the product, whose result is within the contract's bound."""
-    product = executed.product(architecture, lhs, rhs, **options)
-    result, counts = product.run()
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-    contract.assert_within(
-      result, exact, contract.DOT_BOUND * magnitude, result.dtype
-    )
-    self.assertGreater(counts["matrix products"], 0)
-    return product
-
-
-class DefaultConfigTest(Case):
+class DefaultConfigTest(executed_cases.Case):
   @parameterized.parameters(*CASES)
   def test_product(self, architecture, lhs, rhs, sizes, storage):
     operands = self.make(lhs, rhs, **sizes, **storage)
@@ -121,34 +94,8 @@ class DefaultConfigTest(Case):
     ("sm_90", "gelu", "f32"),
   )
   def test_epilogue(self, architecture, activation, out_dtype):
-    m, n = 5, 72
-    lhs, rhs = self.make("bf16", "mxfp8", m=m, n=n, k=160)
-    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
-    factor = np.float32(1 / np.abs(exact).max())  # both sides of activations
-    epilogue = gpu_operands.Epilogue(
-      global_scale=np.array([factor]),
-      bias=self.rng.normal(size=n).astype(np.float32),
-      residual=self.rng.normal(size=(1, m, n)).astype(np.float32),
-      activation=activation,
-    )
-    product = executed.product(
-      architecture, lhs, rhs, epilogue=epilogue, out_dtype=out_dtype
-    )
-    result, _ = product.run()
-    x = exact * float(factor) + epilogue.bias.astype(float)
-    bound = contract.DOT_BOUND * magnitude * float(factor)
-    bound = bound + EPILOGUE_BOUND * np.abs(x)
-    functions = {
-      "relu": lambda x: np.maximum(x, 0),
-      "silu": lambda x: x / (1 + np.exp(-x)),
-      "gelu": lambda x: (
-        x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-      ),
-    }
-    slope = 1.13  # of gelu and silu, at most
-    expected = functions[activation](x) + epilogue.residual.astype(float)
-    bound = slope * bound + EPILOGUE_BOUND * np.abs(expected)
-    contract.assert_within(result, expected, bound, result.dtype)
+    lhs, rhs = self.make("bf16", "mxfp8", m=5, n=72, k=160)
+    self.check_epilogue(architecture, lhs, rhs, activation, out_dtype)
 
   def test_conflicts_of_banks_are_counted(self):
     lhs, rhs = self.make("bf16", "mxfp4", **SMALL, interleaved=True)
@@ -160,7 +107,7 @@ class DefaultConfigTest(Case):
     self.assertEqual(counts["ldmatrix wavefronts"], least)
 
 
-class FuzzTest(Case):
+class FuzzTest(executed_cases.Case):
   @parameterized.product(architecture=ARCHITECTURES, pair=PAIRS)
   def test_random_products(self, architecture, pair):
     lhs, rhs = pair

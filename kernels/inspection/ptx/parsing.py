@@ -190,7 +190,9 @@ class _Reader:
     self._shared = shared
     self._families: dict[str, int] = {}
     self._scopes: list[dict[str, Register]] = [{}]
+    self._scope_names = [""]  # of the scopes around, as labels end in them
     self._scope_count = 0
+    self._branches: list[tuple[int, tuple[str, ...]]] = []
 
   def read(self) -> None:
     while True:
@@ -199,21 +201,39 @@ class _Reader:
       if character == "{":
         self._scopes.append({})
         self._scope_count += 1
+        self._scope_names.append(f"@{self._scope_count}")
         self._place += 1
       elif character == "}":
         self._scopes.pop()
+        self._scope_names.pop()
         self._place += 1
         if not self._scopes:
+          self._resolve()
           return
       elif character == "":
         raise faults.Unsupported("PTX ends within the kernel's body")
       elif _LINE_DIRECTIVE.match(self._text, self._place):
         self._skip(_LINE_DIRECTIVE)
       elif label := _LABEL.match(self._text, self._place):
-        self.labels[label[1]] = len(self.instructions)
+        name = f"{label[1]}{self._scope_names[-1]}"
+        self.labels[name] = len(self.instructions)
         self._place = label.end()
       else:
         self._statement()
+
+  def _resolve(self) -> None:
+    """Labels are of the scope around; inner ones come first."""
+    for place, scopes in self._branches:
+      branch = self.instructions[place]
+      (target,) = branch.operands
+      assert isinstance(target, Symbol), branch.text
+      names = [f"{target.name}{scope}" for scope in reversed(scopes)]
+      found = next((name for name in names if name in self.labels), None)
+      if found is None:
+        raise faults.Unsupported(f"line {branch.line}: {branch.text}: no label")
+      self.instructions[place] = dataclasses.replace(
+        branch, operands=(Symbol(found),)
+      )
 
   def _skip(self, pattern: re.Pattern[str]) -> None:
     found = pattern.match(self._text, self._place)
@@ -259,6 +279,9 @@ class _Reader:
       guard, negated = register, found[1] == "!"
       rest = rest[found.end() :]
     name, _, operands = rest.partition(" ")
+    if name.partition(".")[0] == "bra":
+      scopes = tuple(self._scope_names)
+      self._branches.append((len(self.instructions), scopes))
     self.instructions.append(
       Instruction(
         # "kind::mxf4" is one part.

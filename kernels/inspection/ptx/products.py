@@ -42,6 +42,11 @@ _SCALES: Final = {
 _K: Final = {16: 16, 8: 32, 4: 64}
 
 
+def element_bits(type: str) -> int:
+  """Of an element's type, by its name in PTX."""
+  return _ELEMENTS[type][1]
+
+
 def unpacked(words: np.ndarray, type: str) -> np.ndarray:
   """f64[..., elements] of uint32[...]: the elements of each, low first."""
   dtype, bits = _ELEMENTS[type]
@@ -146,21 +151,23 @@ def _multiply_scaled(
     _scale(block, scales[2 * side], scales[2 * side + 1], rows, blocks_of_k)
     for side, rows in enumerate((_M, _N))
   )
-  dtype = _SCALES[scale_type]
   a = fragment(words(block, left), left_type)
   b = fragment(words(block, right), right_type)
   per_scale = a.shape[2] // blocks_of_k
   with np.errstate(invalid="ignore", over="ignore"):
-    a = a * np.repeat(_decoded(left_scale, dtype), per_scale, axis=2)
-    b = b * np.repeat(_decoded(right_scale, dtype), per_scale, axis=2)
+    a = a * np.repeat(decoded_scales(left_scale, scale_type), per_scale, axis=2)
+    b = b * np.repeat(
+      decoded_scales(right_scale, scale_type), per_scale, axis=2
+    )
     products = a @ b.swapaxes(1, 2)
   _add_and_write(block, out, products, words(block, sums))
 
 
-def _decoded(codes: np.ndarray, dtype: np.dtype) -> np.ndarray:
-  if dtype == _SCALES["ue4m3"]:
+def decoded_scales(codes: np.ndarray, type: str) -> np.ndarray:
+  """f64 of uint8: scale factors, by the name of their type in PTX."""
+  if type == "ue4m3":
     codes = codes & np.uint8(0x7F)  # it has no sign
-  found: np.ndarray = codes.view(dtype).astype(np.float64)
+  found: np.ndarray = codes.view(_SCALES[type]).astype(np.float64)
   return found
 
 

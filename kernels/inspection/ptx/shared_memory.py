@@ -24,6 +24,7 @@ _NEVER: Final = -1
 _NOBODY: Final = -1
 _SEVERAL: Final = -2
 _VECTOR_BYTES: Final = 16
+MBARRIER_BYTES: Final = 8
 
 
 class SharedMemory:
@@ -51,6 +52,7 @@ class SharedMemory:
     self._arriving = np.zeros(size, np.int32)  # copies in flight
     self._async_reads = np.zeros(size, np.int32)  # matrix units in flight
     self._unfenced = np.zeros(size, bool)
+    self._is_barrier = np.zeros(size, bool)
 
   def whole_warps(self, warps: np.ndarray) -> np.ndarray:
     """The actors that warps are, by their numbers."""
@@ -65,6 +67,16 @@ class SharedMemory:
     """The lanes of each of `warps` have."""
     self._clock += 1
     self._warp_barriers[warps] = self._clock
+
+  @property
+  def now(self) -> int:
+    """Barriers passed, of warps or of the block."""
+    return self._clock
+
+  @property
+  def last_barrier(self) -> int:
+    """The time of the block's last one: what is older is before it."""
+    return self._block_barrier
 
   def fence_proxy(self, actors: np.ndarray) -> None:
     """fence.proxy.async by threads: for their writes, and those before."""
@@ -109,34 +121,69 @@ class SharedMemory:
     actor = np.repeat(actors, places.shape[1]).reshape(places.shape)
     self._write(places, data, actor)
 
-  def begin_async_read(self, places: np.ndarray) -> np.ndarray:
+  def begin_async_read(self, places: np.ndarray, who: str) -> np.ndarray:
     """A matrix unit reads bytes by the asynchronous proxy; what they hold."""
     if places.min() < 0 or places.max() >= len(self._bytes):
       raise faults.OutOfBounds(
-        f"wgmma reads byte {int(places.max())} of shared memory, which has"
+        f"{who} reads byte {int(places.max())} of shared memory, which has"
         f" {len(self._bytes)}"
       )
     if self._arriving[places].any():
-      raise faults.InFlight("wgmma reads bytes that a cp.async still writes")
+      raise faults.InFlight(f"{who} reads bytes that a cp.async still writes")
     if not self._written[places].all():
-      raise faults.Undefined("wgmma reads shared memory never written")
+      raise faults.Undefined(f"{who} reads shared memory never written")
     if self._unfenced[places].any():
       raise faults.MissingFence(
-        "wgmma reads what threads wrote without fence.proxy.async"
+        f"{who} reads what threads wrote without fence.proxy.async"
       )
     if (self._write_time[places] >= self._block_barrier).any():
-      raise faults.Race("wgmma reads bytes written since the last barrier")
+      raise faults.Race(f"{who} reads bytes written since the last barrier")
     unique = np.unique(places)
     self._async_reads[unique] += 1
     return self._bytes[places]
 
-  def end_async_read(self, places: np.ndarray) -> None:
-    """The warps that multiplied have waited; others have not."""
+  def end_async_read(self, places: np.ndarray, by_all: bool = False) -> None:
+    """The warps that multiplied have waited; others, too, where `by_all`."""
     unique = np.unique(places)
     self._async_reads[unique] -= 1
+    if by_all:
+      return
     self._reader[unique] = _SEVERAL
     self._reader_warp[unique] = _SEVERAL
     self._read_time[unique] = self._clock
+
+  def place_barrier(self, address: int, actors: np.ndarray) -> None:
+    """A thread makes bytes an mbarrier, which none may load or store."""
+    places = self._barrier_places(address)
+    self.store(
+      np.array([address]), np.zeros((1, MBARRIER_BYTES), np.uint8), actors, ""
+    )
+    self._is_barrier[places] = True
+
+  def use_barrier(self, address: int, actors: np.ndarray) -> None:
+    """Threads use an mbarrier: after whoever made it."""
+    places = self._barrier_places(address)
+    self._read(
+      np.broadcast_to(places, (len(actors), MBARRIER_BYTES)),
+      np.repeat(actors, MBARRIER_BYTES).reshape(-1, MBARRIER_BYTES),
+    )
+
+  def remove_barrier(self, address: int, actors: np.ndarray) -> None:
+    """A thread ends an mbarrier, after all uses; its bytes mean nothing."""
+    places = self._barrier_places(address)
+    self._is_barrier[places] = False
+    self.store(
+      np.array([address]), np.zeros((1, MBARRIER_BYTES), np.uint8), actors, ""
+    )
+    self._written[places] = False
+
+  def _barrier_places(self, address: int) -> np.ndarray:
+    if not 0 <= address <= len(self._bytes) - MBARRIER_BYTES:
+      raise faults.OutOfBounds(
+        f"an mbarrier at byte {address} of shared memory, which has"
+        f" {len(self._bytes)}"
+      )
+    return address + np.arange(MBARRIER_BYTES)
 
   def _places(
     self, addresses: np.ndarray, size: int, actors: np.ndarray, kind: str
@@ -149,10 +196,17 @@ class SharedMemory:
       )
     if (addresses % min(size, _VECTOR_BYTES)).any():
       raise faults.Misaligned(f"access of {size} bytes of shared memory")
-    taken, least = banks.wavefronts(addresses, size, self._warp_of[actors])
-    self._counts[f"{kind} wavefronts"] += taken
-    self._counts[f"{kind} least wavefronts"] += least
-    return addresses[:, None] + np.arange(size)
+    places: np.ndarray = addresses[:, None] + np.arange(size)
+    if self._is_barrier[places].any():
+      raise faults.Barrier(
+        f"access of byte {int(addresses[0])} of shared memory, where an"
+        " mbarrier is"
+      )
+    if kind:
+      taken, least = banks.wavefronts(addresses, size, self._warp_of[actors])
+      self._counts[f"{kind} wavefronts"] += taken
+      self._counts[f"{kind} least wavefronts"] += least
+    return places
 
   def _before(
     self, time: np.ndarray, warp: np.ndarray, now_warp: np.ndarray
@@ -190,7 +244,9 @@ class SharedMemory:
     if self._arriving[places].any():
       raise faults.InFlight("write of bytes that a cp.async still writes")
     if self._async_reads[places].any():
-      raise faults.InFlight("write of bytes that a wgmma in flight reads")
+      raise faults.InFlight(
+        "write of bytes that a matrix product in flight reads"
+      )
     warps = self._warp_of[actors]
     reader = self._reader[places]
     ordered = (reader == actors) | self._before(

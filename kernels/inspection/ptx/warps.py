@@ -106,10 +106,22 @@ def _reduce(block: blocks.Block, instruction: parsing.Instruction) -> None:
   block.write(out, integers.unsigned(np.repeat(found, blocks.WARP)))
 
 
+def _elect(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """elect.sync: one lane of each warp, here the first; and who it is."""
+  out, members = instruction.operands
+  if not isinstance(out, parsing.Group) or instruction.name != "elect.sync":
+    raise faults.Unsupported(instruction.text)
+  _check_members(block, instruction, members)
+  leader, is_leader = out.items
+  block.write(leader, np.zeros(block.threads, np.uint32))
+  block.write(is_leader, block.thread % blocks.WARP == 0)
+
+
 HANDLERS: Final[dict[str, integers.Handler]] = {
   "bar": _barrier,
   "barrier": _barrier,
   "fence": _fence,
+  "elect": _elect,
   "shfl": _shuffle,
   "redux": _reduce,
 }

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 from jaxplugin.kernels.inspection.ptx import blocks
+from jaxplugin.kernels.inspection.ptx import descriptors
 from jaxplugin.kernels.inspection.ptx import faults
 from jaxplugin.kernels.inspection.ptx import integers
 from jaxplugin.kernels.inspection.ptx import parsing
@@ -26,12 +27,9 @@ _WARPS: Final = 4
 _THREADS: Final = _WARPS * blocks.WARP
 _M: Final = 64
 _K: Final = 16
-_ELEMENT_BYTES: Final = 2
+_ROW_BYTES: Final = 32  # of _K elements
 _ROWS: Final = 8  # of a core matrix
-_CORE_BYTES: Final = 16
 _SHAPE: Final = re.compile(r"m64n(\d+)k16")
-# A descriptor's swizzling mode: bytes of a row, and rows of the pattern.
-_SWIZZLES: Final = {1: (128, 8), 2: (64, 4), 3: (32, 2)}
 
 
 def _wgmma(block: blocks.Block, instruction: parsing.Instruction) -> None:
@@ -142,41 +140,16 @@ def _in_shared(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
   """f64[groups of warps, rows, 16] that descriptors say; and their bytes."""
   values, taken = [], []
-  descriptors = block.read_defined(operand, 64).reshape(-1, _THREADS)
-  for group in descriptors:
+  groups = block.read_defined(operand, 64).reshape(-1, _THREADS)
+  for group in groups:
     if (group != group[0]).any():
       raise faults.Divergence("wgmma's descriptor differs among its threads")
-    places = _bytes_of(int(group[0]), rows)
-    both = places[..., None] + np.arange(_ELEMENT_BYTES)
-    data = block.shared.begin_async_read(both)
-    words = data.view(np.uint16)[..., 0].astype(np.uint32)
-    values.append(products.unpacked(words, type)[..., 0])
-    taken.append(both.reshape(-1))
+    places = descriptors.wgmma_places(int(group[0]), rows, _ROW_BYTES)
+    data = block.shared.begin_async_read(places, "wgmma")
+    found = products.unpacked(data.view(np.uint32), type)
+    values.append(found.reshape(rows, _K))
+    taken.append(places.reshape(-1))
   return np.stack(values), taken
-
-
-def _bytes_of(descriptor: int, rows: int) -> np.ndarray:
-  """int64[rows, 16]: where the elements begin ("Matrix Descriptor").
-
-  k is minor. Offsets are in units of 16 bytes: between core matrices along k
-  (leading), which swizzled ones do not need, and along rows (stride).
-  """
-  start = (descriptor & 0x3FFF) * _CORE_BYTES
-  leading = (descriptor >> 16 & 0x3FFF) * _CORE_BYTES
-  stride = (descriptor >> 32 & 0x3FFF) * _CORE_BYTES
-  if descriptor >> 49 & 7:
-    raise faults.Unsupported("a descriptor with a base offset")
-  row = np.arange(rows)[:, None]
-  column = _ELEMENT_BYTES * np.arange(_K)[None, :]
-  mode = descriptor >> 62
-  if mode == 0:
-    inside = row % _ROWS * _CORE_BYTES + column % _CORE_BYTES
-    along_k = column // _CORE_BYTES * leading
-    return start + row // _ROWS * stride + along_k + inside
-  width, period = _SWIZZLES[mode]
-  place = start + row // _ROWS * stride + row % _ROWS * width + column
-  # The pattern is of addresses: 16-byte units change places with the row.
-  return place ^ (place // 128 % period) * _CORE_BYTES
 
 
 HANDLERS: Final[dict[str, integers.Handler]] = {"wgmma": _wgmma}

@@ -1,0 +1,96 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of executed kernels have in common: operands, and the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Final
+
+import numpy as np
+from absl.testing import parameterized
+
+from jaxplugin.testing import contract
+from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import gpu_operands
+
+# As of the interpreter's tests: roundings of f32 in the epilogue, and hardware
+# that approximates exponentials and quotients.
+_EPILOGUE_BOUND: Final = 16 * 2.0**-24
+_SLOPE: Final = 1.13  # of gelu and silu, at most
+_ACTIVATIONS: Final = {
+  "relu": lambda x: np.maximum(x, 0),
+  "silu": lambda x: x / (1 + np.exp(-x)),
+  "gelu": lambda x: (
+    x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+  ),
+}
+
+
+class Case(parameterized.TestCase):
+  """Makes operands, and checks products of them."""
+
+  def setUp(self) -> None:
+    super().setUp()
+    self.rng = np.random.default_rng(len(self.id()))
+
+  def make(
+    self, lhs: str, rhs: str, *, m: int, n: int, k: int, **storage: Any
+  ) -> tuple[gpu_operands.Operand, gpu_operands.Operand]:
+    """Dense operands; `storage` is of the right one."""
+    make = gpu_operands.make_operand
+    return (
+      executed.dense(make(self.rng, lhs, (1, m, k))),
+      executed.dense(make(self.rng, rhs, (1, n, k), **storage)),
+    )
+
+  def check(
+    self,
+    architecture: str,
+    lhs: gpu_operands.Operand,
+    rhs: gpu_operands.Operand,
+    **options: Any,
+  ) -> executed.Product:
+    """Returns the product, whose result is within the contract's bound."""
+    product = executed.product(architecture, lhs, rhs, **options)
+    result, counts = product.run()
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    contract.assert_within(
+      result, exact, contract.DOT_BOUND * magnitude, result.dtype
+    )
+    self.assertGreater(counts["matrix products"], 0)
+    return product
+
+  def check_epilogue(
+    self,
+    architecture: str,
+    lhs: gpu_operands.Operand,
+    rhs: gpu_operands.Operand,
+    activation: str,
+    out_dtype: str,
+  ) -> None:
+    """The product with all that an epilogue may have is near f64's."""
+    exact, magnitude = contract.dot(lhs.exact, rhs.exact)
+    n = exact.shape[-1]
+    factor = np.float32(1 / np.abs(exact).max())  # both sides of activations
+    bias = self.rng.normal(size=n).astype(np.float32)
+    residual = self.rng.normal(size=exact.shape).astype(np.float32)
+    product = executed.product(
+      architecture,
+      lhs,
+      rhs,
+      epilogue=gpu_operands.Epilogue(
+        global_scale=np.array([factor]),
+        bias=bias,
+        residual=residual,
+        activation=activation,
+      ),
+      out_dtype=out_dtype,
+    )
+    result, _ = product.run()
+    x = exact * float(factor) + bias.astype(float)
+    bound = contract.DOT_BOUND * magnitude * float(factor)
+    bound = bound + _EPILOGUE_BOUND * np.abs(x)
+    expected = _ACTIVATIONS[activation](x) + residual.astype(float)
+    bound = _SLOPE * bound + _EPILOGUE_BOUND * np.abs(expected)
+    contract.assert_within(result, expected, bound, result.dtype)
