@@ -32,6 +32,8 @@ _DTYPES: Final = {
 _DOT_BOUND: Final = 16 * 2.0**-24
 _ROUNDING: Final = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 _SCALE_CODES: Final = (117, 138)  # E8M0: 2^-10 to 2^10
+# A factor, and a power of two that may come with it.
+_GLOBAL_SCALE: Final = (0.0123, 0.25)
 _WAVEFRONTS: Final = " wavefronts"
 _LEAST: Final = f" least{_WAVEFRONTS}"
 
@@ -126,15 +128,15 @@ def run_dot(compiled: compilation.CompiledDot, seed: int = 0) -> ExecutedDot:
   rhs, rhs_scale, exact_rhs = _operand(
     rng, shape.rhs, shape.batch, shape.n, shape.k
   )
-  factor = 0.0123
+  factors = np.array(_GLOBAL_SCALE[: 1 + shape.has_global_power], np.float32)
   arrays: dict[str, np.ndarray | None] = {
     "lhs": lhs,
     "lhs_scale": lhs_scale,
     "rhs": rhs,
     "rhs_scale": rhs_scale,
-    "global_scale": np.array([factor], np.float32),
+    "global_scale": factors,
   }
-  if shape.has_bias or shape.has_residual or shape.has_global_power:
+  if shape.has_bias or shape.has_residual:
     raise NotImplementedError("run: the epilogue has arrays of its own")
   counts = []
   for launch, kernel in zip(compiled.launches, kernels, strict=True):
@@ -151,7 +153,7 @@ def run_dot(compiled: compilation.CompiledDot, seed: int = 0) -> ExecutedDot:
   exact = np.einsum("bmk,bnk->bmn", exact_lhs, exact_rhs)
   size = np.einsum("bmk,bnk->bmn", np.abs(exact_lhs), np.abs(exact_rhs))
   if shape.has_global_scale:
-    scale = float(np.float32(factor))
+    scale = float(np.prod(factors.astype(np.float64)))
     exact, size = exact * scale, size * scale
   allowed = _DOT_BOUND * size
   allowed = allowed + (np.abs(exact) + allowed) * _ROUNDING[shape.out_dtype]

@@ -73,7 +73,9 @@ class FewTest(Case):
 
 class ManyTest(Case):
   @parameterized.product(
-    architecture=("sm_80", "sm_90", "sm_120"), format=FORMATS, dtype=(*DTYPES,)
+    architecture=("sm_80", "sm_90", "sm_100", "sm_120"),
+    format=FORMATS,
+    dtype=(*DTYPES,),
   )
   def test_bits_are_those_of_jp_quantize(self, architecture, format, dtype):
     roundings = ("up",) if format == "nvfp4" else ("up", "floor")
