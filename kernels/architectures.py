@@ -37,6 +37,8 @@ class Architecture:
     casts_to_fp8: whether one converts f32 to E4M3 and E5M2, to nearest even and
       saturating.
     casts_to_fp4: likewise, to E2M1.
+    multiplies_bf16: whether an instruction multiplies bf16 numbers, other than
+      those of matrices.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
   """
 
@@ -57,6 +59,7 @@ class Architecture:
   converts_e4m3: bool = True
   casts_to_fp8: bool = False
   casts_to_fp4: bool = False
+  multiplies_bf16: bool = True
   has_tma: bool = False
 
   @property
@@ -155,8 +158,8 @@ ARCHITECTURES: Final = {
     _nvidia(103, (10, 3), (10, 9), 227, **_DATACENTER_BLACKWELL),
     _nvidia(120, (12, 0), (12, 0), 99, **_BLACKWELL),
     _nvidia(121, (12, 1), (12, 9), 99, **_BLACKWELL),
-    _amd("gfx942", 64, 64, 512, converts_e4m3=False),
-    _amd("gfx950", 64, 160, 512, **_CDNA_4),
+    _amd("gfx942", 64, 64, 512, converts_e4m3=False, multiplies_bf16=False),
+    _amd("gfx950", 64, 160, 512, multiplies_bf16=False, **_CDNA_4),
     _amd("gfx1250", 32, 320, 1024, **_CDNA_4),
   )
 }

@@ -470,6 +470,12 @@ class CompileTest(parameterized.TestCase):
     self.assertIn("block_scaled_reduce_split", kernel.assembly)
     self.assertNotRegex(kernel.assembly, ATOMIC)
 
+  @parameterized.parameters("gfx942", "gfx950")
+  def test_f32_products_keep_subnormals(self, name):
+    # E2M1's 0.5 is decoded as one. LLVM, "AMDGPU usage": 3 flushes none.
+    _, _, kernel = compiled(name, "bf16_mxfp4_decode")
+    self.assertIn(".amdhsa_float_denorm_mode_32 3", kernel.assembly)
+
   @parameterized.parameters("sm_80", "sm_100", "gfx942", "gfx1250")
   def test_atomic_instructions_would_be_seen(self, name):
     kernel = compile.compile_kernel(

@@ -208,6 +208,21 @@ class FormatPairTest(MatmulTest):
     of_e4m3 = gpu_operands.run(*operands, config, architecture="sm_90")
     np.testing.assert_array_equal(of_bytes, of_e4m3)
 
+  @parameterized.parameters(
+    ("bf16", "mxfp4"),
+    ("bf16", "nvfp4"),
+    ("mxfp8", "mxfp4"),
+    ("nvfp4", "nvfp4"),
+    ("bf16", "mxfp6_e2m3"),
+    ("mxfp8", "mxfp8_e5m2"),
+  )
+  def test_products_in_f32_give_what_those_in_bf16_give(self, lhs, rhs):
+    operands = self.make(lhs, rhs, **TAILS)
+    in_bf16 = gpu_operands.run(*operands, SWAPPED, architecture="sm_80")
+    for name in ("gfx942", "gfx950"):
+      in_f32 = gpu_operands.run(*operands, SWAPPED, architecture=name)
+      np.testing.assert_array_equal(in_f32, in_bf16)
+
 
 class ShapeTest(MatmulTest):
   @parameterized.product(

@@ -290,10 +290,13 @@ class Decoding:
       where LLVM would take them apart.
     packs: whether PTX decodes four FP8 codes together and multiplies numbers
       in pairs, as LLVM then does not.
+    in_f32: whether values and scales are multiplied in f32, where a product in
+      bf16 is one in f32 that instructions round.
   """
 
   has_ptx: bool = False
   packs: bool = False
+  in_f32: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -507,6 +510,7 @@ def for_architecture(
       has_ptx=architecture.is_nvidia,
       # Triton 3.9 switches LLVM's vectorizer off for it alone.
       packs=architecture.name == "sm_80",
+      in_f32=not architecture.multiplies_bf16,
     ),
   }
 

@@ -33,6 +33,7 @@ _E2M1_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E2M1.bias))
 _E4M3_TO_BF16 = tl.constexpr(inline_ptx.E4M3_TO_BF16)
 _PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
 _E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
+_E2M1_IN_F32 = tl.constexpr(0x81C00000 - 2**32)  # sign, and bits 22 to 24
 _HALVES = tl.constexpr(inline_ptx.HALVES)
 _E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
 
@@ -292,6 +293,8 @@ def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
     OPERAND: of a block format; it has the missing_exponent.
   """
   block_size: tl.constexpr = OPERAND.values_per_scale
+  if DECODING.in_f32:
+    return _dequantize_in_f32(code, scale, OPERAND, DECODING)
   values = values_to_bf16(code, OPERAND, DECODING)
   rows: tl.constexpr = values.shape[0]
   columns: tl.constexpr = values.shape[1]
@@ -299,6 +302,38 @@ def dequantize(code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   factor = factor_of(scale, OPERAND, DECODING)[:, :, None]
   blocks = _products(blocks, factor, OPERAND, DECODING)
   return blocks.reshape(rows, columns)
+
+
+@triton.jit
+def _dequantize_in_f32(
+  code, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr
+):
+  """`dequantize` by products in f32, which are exact; rounded to bf16 at last.
+
+  Those of FP4 are bf16 numbers: the smallest, 2^-128, is one of its subnormals,
+  and what is cut off is 0.
+  """
+  tl.static_assert(not OPERAND.is_interleaved, "only NVIDIA's GPUs read it")
+  is_e2m1: tl.constexpr = OPERAND.element.name == "e2m1"
+  block_size: tl.constexpr = OPERAND.values_per_scale
+  rows: tl.constexpr = code.shape[0]
+  columns: tl.constexpr = OPERAND.values_per_element * code.shape[1]
+  if is_e2m1:
+    # A nibble's sign is extended by the shift to the right.
+    nibbles = code.to(tl.int32)
+    low = ((nibbles << 28) >> 6) & _E2M1_IN_F32
+    high = ((nibbles << 24) >> 6) & _E2M1_IN_F32
+    values = tl.join(low, high).to(tl.float32, bitcast=True)
+    values = _repaired(values, OPERAND)
+  else:
+    values = values_to_bf16(code, OPERAND, DECODING).to(tl.float32)
+  blocks = values.reshape(rows, columns // block_size, block_size)
+  factor = factor_of(scale, OPERAND, DECODING).to(tl.float32)
+  blocks = blocks * factor[:, :, None]
+  if is_e2m1:
+    bits = (blocks.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+    blocks = bits.to(tl.bfloat16, bitcast=True)
+  return blocks.to(tl.bfloat16).reshape(rows, columns)
 
 
 @triton.jit

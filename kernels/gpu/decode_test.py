@@ -93,6 +93,7 @@ def pieces_kernel(x, out, SIZE: tl.constexpr, PIECES: tl.constexpr):
 
 PLAIN = configs.Decoding()
 PTX = configs.Decoding(has_ptx=True)
+IN_F32 = configs.Decoding(in_f32=True)
 PACKED = configs.Decoding(has_ptx=True, packs=True)
 
 
@@ -225,7 +226,8 @@ class DecodeTest(parameterized.TestCase):
     self.assertEqual(float(out[0]), 2.0**-127)
 
   @parameterized.product(
-    name=[f.name for f in formats.FORMATS], decoding=(PLAIN, PTX, PACKED)
+    name=[f.name for f in formats.FORMATS],
+    decoding=(PLAIN, PTX, PACKED, IN_F32),
   )
   def test_each_scale_multiplies_its_own_block(self, name, decoding):
     format = formats.by_name(name)
@@ -240,17 +242,24 @@ class DecodeTest(parameterized.TestCase):
       values = values[0::2] | values[1::2] << 4
     self.assert_dequantized(exact, name, values, scale, decoding)
 
-  @parameterized.parameters(PLAIN, PTX, PACKED)
-  def test_nvfp4_with_every_scale(self, decoding):
-    # The products that are largest and smallest, zeros and NaN.
-    for first in range(0, 256, 4):
-      scale = CODES[first : first + 4]
-      values = np.tile(np.arange(16, dtype=np.uint8), 4)
+  @parameterized.product(
+    name=("nvfp4", "mxfp4"), decoding=(PLAIN, PTX, PACKED, IN_F32)
+  )
+  def test_fp4_with_every_scale(self, name, decoding):
+    # The products that are largest and smallest, subnormals, zeros and NaN.
+    format = formats.by_name(name)
+    count = 64 // format.block_size
+    values = np.tile(np.arange(16, dtype=np.uint8), 4)
+    packed = values[0::2] | values[1::2] << 4
+    for first in range(0, 256, count):
+      scale = CODES[first : first + count]
+      factor = scale.view(format.scale_dtype).astype(np.float64)
       exact = values.view(formats.E2M1).astype(np.float64) * np.repeat(
-        scale.view(formats.E4M3).astype(np.float64), 16
+        factor, format.block_size
       )
-      packed = values[0::2] | values[1::2] << 4
-      self.assert_dequantized(exact, "nvfp4", packed, scale, decoding)
+      with np.errstate(over="ignore"):  # 3 * 2^127, 4 * 2^127, 6 * 2^127
+        exact = exact.astype(np.float32).astype(np.float64)
+      self.assert_dequantized(exact, name, packed, scale, decoding)
 
   def assert_dequantized(self, exact, name, values, scale, decoding):
     operand = kind(name)
