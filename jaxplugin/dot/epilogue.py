@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 from typing import Final
 
 import jax
@@ -31,7 +32,8 @@ from jaxplugin.dot import sides
 
 _MANTISSA_BITS: Final = 23
 _BIAS: Final = 127
-_SPECIAL: Final = 255  # exponent field of Inf and NaN
+_EXPONENT_MASK: Final = 0x7F800000  # all ones for Inf and NaN
+_MAGNITUDE_MASK: Final = 0x7FFFFFFF
 _MIN_EXPONENT: Final = -126  # of normal numbers
 _MAX_EXPONENT: Final = 127
 
@@ -90,9 +92,44 @@ def product(
 # Jitted, so that an eager call runs one program.
 @jax.jit
 def _factors(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+  return _of_two(*scales) if len(scales) == 2 else _of_any(scales)
+
+
+@jax.custom_jvp
+def _of_two(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """`_of_any` of two, in half as many operations: each dot has these.
+
+  XLA's passes take as long for an operation on two numbers as for one on
+  matrices. Exponents stay where they are in the bits of a number, so that a
+  subtraction leaves the significand; the derivative is that of `_of_any`.
+  """
+  exponents = [_exponent_bits(scale) for scale in (first, second)]
+  significands = [
+    lax.bitcast_convert_type(_bits(scale) - exponent, jnp.float32)
+    for scale, exponent in zip((first, second), exponents, strict=True)
+  ]
+  # Their sum is in [-252, 254], and what the power leaves of it is normal.
+  exponent = exponents[0] + exponents[1]
+  power = lax.clamp(
+    jnp.int32(_in_place(_MIN_EXPONENT - 2)),
+    exponent,
+    jnp.int32(_in_place(_MAX_EXPONENT - 2)),
+  ) + jnp.int32(_in_place(_BIAS + 2))
+  rest = (exponent - power) + jnp.int32(_in_place(2 * _BIAS))
+  factor = significands[0] * significands[1]
+  factor = factor * lax.bitcast_convert_type(rest, jnp.float32)
+  return factor, lax.bitcast_convert_type(power, jnp.float32)
+
+
+@_of_two.defjvp
+def _of_two_jvp(primals: Any, tangents: Any) -> Any:
+  return jax.jvp(lambda *scales: _of_any(scales), primals, tangents)
+
+
+def _of_any(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
   significands, exponents = [], []
   for scale in scales:
-    exponent = _exponent(scale)
+    exponent = _exponent_bits(scale) >> _MANTISSA_BITS
     # In two steps, as 2^-127 would be flushed to zero.
     half = exponent >> 1
     significands.append(
@@ -110,12 +147,26 @@ def _factors(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
   return factor, jnp.broadcast_to(_power_of_two(power), factor.shape)
 
 
-def _exponent(x: jax.Array) -> jax.Array:
-  """i32 e of 2^e <= |x| < 2^(e+1); 0 of zeros, subnormals, Inf and NaN."""
-  bits = lax.bitcast_convert_type(x, jnp.int32)
-  field = (bits >> _MANTISSA_BITS) & _SPECIAL
-  is_normal = (field > 0) & (field < _SPECIAL)
-  return jnp.where(is_normal, field - _BIAS, 0)
+def _exponent_bits(x: jax.Array) -> jax.Array:
+  """i32 e of 2^e <= |x| < 2^(e+1), times 2^23.
+
+  0 of zeros, subnormals, Inf and NaN.
+  """
+  bits = _bits(x)
+  # The exponent field plus one, which of Inf and NaN leaves 31 bits.
+  following = (bits + jnp.int32(_in_place(1))) & _MAGNITUDE_MASK
+  is_normal = following >= _in_place(2)
+  exponent = (bits & _EXPONENT_MASK) - jnp.int32(_in_place(_BIAS))
+  return jnp.where(is_normal, exponent, 0)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+  return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def _in_place(exponent: int) -> int:
+  """An exponent as part of the bits of an f32."""
+  return exponent << _MANTISSA_BITS
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
