@@ -155,7 +155,7 @@ class PartialManualTest(_Stages):
     compiled, args = self.compiled(function, mesh, (X,), (spec,), None)
     # The largest magnitude of a stage, and nothing else.
     self.assertEqual(
-      _collectives(compiled.as_text()), [("all-reduce", "f32", "1")]
+      _collectives(compiled.as_text()), [("all-reduce", "u32", "1")]
     )
     expected = zip(*map(function, X), strict=True)
     for have, want in zip(compiled(*args), expected, strict=True):

@@ -78,11 +78,11 @@ class ExplicitTest(parameterized.TestCase):
       both = lambda x: jp.quantize_both(x, jp.NVFP4)
       found = _collectives(jax.jit(both).lower(x).compile())
     # Along rows it is one block: x is exchanged.
-    self.assertIn(("all-reduce", "f32"), found)
+    self.assertIn(("all-reduce", "u32"), found)
     one = jax.jit(lambda x: jp.quantize(x, jp.NVFP4))
     with jax.set_mesh(self.mesh):
       self.assertEqual(
-        _collectives(one.lower(x).compile()), [("all-reduce", "f32")]
+        _collectives(one.lower(x).compile()), [("all-reduce", "u32")]
       )
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)

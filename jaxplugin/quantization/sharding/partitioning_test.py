@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded arrays get the bits of one device, and results move as bytes."""
 
+import pathlib
 import re
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +113,7 @@ class BitsTest(MeshTestCase):
 
     text = self.assert_same_bits(function, numbers(256, 512), spec)
     # One maximum for the tensor, whatever it is blocked along.
-    scales = [("all-reduce", "f32", 2)] if format.has_global_scale else []
+    scales = [("all-reduce", "u32", 2)] if format.has_global_scale else []
     self.assertEqual(collectives(text), scales)
 
   @parameterized.parameters(
@@ -225,8 +227,27 @@ class OptimizedTest(MeshTestCase):
       2 * num_bytes * 3 / 4,
     )
     rest = [(c.kind, c.dtype) for c in found if c.dtype != "u8"]
-    scale = [("all-reduce", "f32")] if format.has_global_scale else []
+    scale = [("all-reduce", "u32")] if format.has_global_scale else []
     self.assertEqual(rest, scale)
+
+  @quantization_lowerings.needs_compiler
+  def test_xla_compiles_no_kernel_for_the_maximum(self):
+    """It would for each tensor, where the maximum is one of f32."""
+    target = jp.named_target("b200")
+    mesh = deviceless.mesh(target, (8,), ("x",))
+    x = jax.ShapeDtypeStruct(
+      (512, 256), jnp.bfloat16, sharding=NamedSharding(mesh, P("x"))
+    )
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    with jp.use_target(target):
+      lowered = jax.jit(lambda x: jp.quantize(x, jp.NVFP4)).lower(x)
+      compiled = lowered.compile({"xla_dump_to": folder})
+    self.assertEqual(
+      collectives(compiled.as_text()), [("all-reduce", "u32", 1)]
+    )
+    kernels = [path.read_text() for path in pathlib.Path(folder).glob("*.ptx")]
+    self.assertNotEmpty(kernels)
+    self.assertEmpty([text for text in kernels if "all_reduce" in text])
 
   @quantization_lowerings.needs_compiler
   @parameterized.parameters((jp.MXFP8, 1), (jp.MXFP4, 1), (jp.NVFP4, 2))

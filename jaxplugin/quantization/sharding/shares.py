@@ -79,7 +79,7 @@ def quantize(
   if not problem.computes_global_scale or not axes:
     return bytes_of(local.quantize([x, *scales, *keys], own), own)
   # They are of one tensor; a NaN or an Inf alone makes them differ.
-  partial = lax.pmax(local.partial_scales(x, own), axes)
+  partial = _largest(local.partial_scales(x, own), axes)
   scale = operations.global_scale_of_partial(partial)
   given_scale = dataclasses.replace(own, has_global_scale=True)
   pairs = bytes_of(
@@ -94,6 +94,17 @@ def quantize(
     for i in range(scale.size)
     for leaf in (*pairs[2 * i : 2 * i + 2], scale[i])
   ]
+
+
+def _largest(partial: jax.Array, axes: mesh_axes.Axes) -> jax.Array:
+  """f32[n]: the largest over devices of f32[n], zeros or positive numbers.
+
+  As u32, whose order is that of their bits. A model may have hundreds, and for
+  each all-reduce of f32 or s32 XLA compiles a kernel of its own (jaxlib
+  0.10.2); of u32 the communication library has it.
+  """
+  bits = lax.bitcast_convert_type(partial, jnp.uint32)
+  return lax.bitcast_convert_type(lax.pmax(bits, axes), jnp.float32)
 
 
 def _own_problem(
