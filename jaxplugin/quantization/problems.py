@@ -37,6 +37,8 @@ class Extras:
     strides: of the array that x, blocked, is a device's part of, where values
       are rounded stochastically; the data of the key is `places.words` then.
       None: x is a whole array.
+    is_part: whether x is a device's part of an array that computes the global
+      scale that is given.
   """
 
   hadamard: int | None = None
@@ -47,6 +49,7 @@ class Extras:
   key_impl: Any = None
   is_partitionable: bool = True
   strides: tuple[int, ...] | None = None
+  is_part: bool = False
 
   def __str__(self) -> str:
     parts = []

@@ -69,7 +69,7 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
   for number, extras in enumerate(problem.extras_each):
     if extras.key_impl not in (None, problems.THREEFRY):
       return None
-    if extras.strides is not None:  # of another array
+    if extras.strides is not None or extras.is_part:  # of another array
       return None
     square = None if extras.square is None else len(extras.square)
     if square is not None and square != len(problem.shape) - 1:

@@ -97,7 +97,8 @@ class FieldsTest(parameterized.TestCase):
   def test_every_part_of_a_problem_is_compared(self):
     names = {f.name for f in dataclasses.fields(problems.Extras)}
     # No row is about a device's part of an array.
-    self.assertEqual({*problem_fields._EXTRAS, "strides"}, names)
+    of_parts = {"strides", "is_part"}
+    self.assertEqual(of_parts | {*problem_fields._EXTRAS}, names)
     names = {f.name for f in dataclasses.fields(problems.QuantizeProblem)}
     told = {"shape", "dtype", "format", "blockings", "extras", "more_extras"}
     self.assertEqual(told | {*problem_fields._QUANTIZE}, names)
@@ -127,6 +128,7 @@ class FieldsTest(parameterized.TestCase):
     ),
     along(1, extras=dataclasses.replace(STOCHASTIC, key_impl="rbg")),
     along(1, extras=dataclasses.replace(STOCHASTIC, strides=(64, 1))),
+    along(1, extras=problems.Extras(four_over_six=True, is_part=True)),
     dequantizing(shape=(4, 32, 8)),
     dequantizing(out_dtype=np.dtype(np.float64)),
     dequantizing(global_shape=(M, 1)),

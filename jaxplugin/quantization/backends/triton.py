@@ -96,11 +96,11 @@ def _extras_refusal(
 def _refusal_of(
   extras: problems.Extras, problem: problems.QuantizeProblem
 ) -> decisions.Unsupported | None:
-  if reason := extras.bits_refusal() or extras.part_refusal():
+  if reason := extras.bits_refusal():
     return decisions.Unsupported(reason)
   if extras.square is not None and len(problem.blockings) > 1:
     return decisions.Unsupported("makes squares along one axis")
-  if extras.four_over_six and problem.has_global_scale:
+  if extras.four_over_six and problem.has_global_scale and not extras.is_part:
     return decisions.Unsupported(
       "chooses between 6 and 4 under a global scale that it computes, got one"
     )
@@ -137,7 +137,8 @@ def quantize(
 
   Args:
     global_scale: f32[], for all blockings, or f32[n], for each.
-    key, keys: data of that of one blocking, or of those of all.
+    key, keys: data of that of one blocking, or of those of all; of a device's
+      part `places.words`.
   """
   single = len(problem.blockings) == 1
   order: tuple[int, ...] = (0,)

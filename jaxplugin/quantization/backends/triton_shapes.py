@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 import numpy as np
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import blocking
 from jaxplugin.core import decisions
 from jaxplugin.core import extents
 from jaxplugin.core import targets
@@ -25,6 +27,7 @@ from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import problems
+from jaxplugin.quantization.sharding import places
 from jaxplugin.runtime import triton_library
 
 _MAX_PROGRAMS: Final = 2**31 - 1  # of one launch, CUDA's first grid dimension
@@ -93,6 +96,7 @@ def _rows(
   swizzled = problem.scale_layout == layouts.SWIZZLED
   outer, k = math.prod(shape[:axis]), shape[axis]
   batch, rows, k_is_minor = outer, math.prod(shape[axis + 1 :]), False
+  groups = [range(axis), range(axis + 1, len(shape)), (axis,)]
   if problem.extras.square:
     square = tuple(map(blocking.position, problem.extras.square))
     first = axis - len(square) if axis == len(shape) - 1 else axis + 1
@@ -106,10 +110,13 @@ def _rows(
     if axis == len(shape) - 1:
       batch, rows = math.prod(shape[:first]), math.prod(shape[first:axis])
       k_is_minor = True
+      groups[:2] = range(first), range(first, axis)
   elif swizzled:  # each matrix has tiles of its own
     batch, rows, k_is_minor = math.prod(shape[:-2]), shape[-2], True
+    groups[:2] = range(axis - 1), range(axis - 1, axis)
   elif rows == 1:
     batch, rows, k_is_minor = 1, outer, True
+    groups[:2] = (), range(axis)
   return quantize_config.Rows(
     batch=batch,
     rows=rows,
@@ -117,8 +124,43 @@ def _rows(
     k_is_minor=k_is_minor,
     swizzled=swizzled,
     extras=_extras(problem.extras),
+    places=_places(shape, _strides(shape, problem.extras), groups),
     **_common(problem),
   )
+
+
+def _strides(shape: Sequence[int], extras: problems.Extras) -> tuple[int, ...]:
+  """Of the array that random bits are drawn for, of what is blocked.
+
+  Args:
+    shape: of what is blocked.
+  """
+  return places.strides(shape) if extras.strides is None else extras.strides
+
+
+def _places(
+  shape: Sequence[int], strides: Sequence[int], groups: Sequence[Sequence[int]]
+) -> quantize_config.Places:
+  """How axes that merge groups of dimensions move through an array.
+
+  Args:
+    shape: of a part of it, or of all.
+    strides: of the array.
+    groups: dimensions, major to minor.
+  """
+  result = []
+  for dims in groups:
+    axis: list[tuple[int, int]] = []
+    for dim in dims:
+      if shape[dim] == 1:
+        continue
+      if axis and axis[-1][1] == shape[dim] * strides[dim]:
+        size, _ = axis.pop()
+        axis.append((size * shape[dim], strides[dim]))
+      else:
+        axis.append((shape[dim], strides[dim]))
+    result.append(tuple(axis) or ((1, 0),))
+  return tuple(result)
 
 
 def _extras(extras: problems.Extras) -> quantize_config.Extras:
@@ -134,6 +176,7 @@ def _extras(extras: problems.Extras) -> quantize_config.Extras:
     four_over_six=extras.four_over_six,
     scale_up=extras.scale_up,
     is_stochastic=extras.is_stochastic,
+    is_part=extras.strides is not None,
   )
 
 
@@ -204,6 +247,12 @@ def _matrices(
   blockings = as_written(problem).blockings
   of_columns, of_rows = (blockings[i] for i in positions)
   columns = math.prod(shape[middle:])
+  groups = [range(*ends) for ends in ((0, start), (start, middle))]
+  groups.append(range(middle, len(shape)))
+  of_bits = [
+    _places(shape, _strides_of_x(problem, blockings[i], i), (groups[0], *rest))
+    for i, rest in zip(positions, (groups[1:], groups[:0:-1]), strict=True)
+  ]
   return quantize_config.Matrices(
     batch=math.prod(shape[:start]),
     rows=math.prod(shape[start:middle]),
@@ -213,8 +262,30 @@ def _matrices(
     is_transposed=len(of_rows.dims) > 1,
     extras=_extras(problem.extras_each[positions[0]]),
     extras_t=_extras(problem.extras_each[positions[1]]),
+    places=of_bits[0],
+    places_t=of_bits[1],
     **_common(problem),
   )
+
+
+def _strides_of_x(
+  problem: problems.QuantizeProblem, b: blocking.Blocking, i: int
+) -> list[int]:
+  """Strides of each dimension of x in the array that bits are drawn for.
+
+  Args:
+    b: its blocking i.
+  """
+  shape = problem.shape
+  strides = _strides(b.shape(shape), problem.extras_each[i])
+  # Of what is merged only the first may be a part.
+  return [
+    strides[b.axis()]
+    * math.prod(shape[d] for d in b.dims[b.dims.index(dim) + 1 :])
+    if dim in b.dims
+    else strides[b.position(dim)]
+    for dim in range(len(shape))
+  ]
 
 
 def _common(problem: problems.QuantizeProblem) -> dict[str, Any]:

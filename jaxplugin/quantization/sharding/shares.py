@@ -81,7 +81,7 @@ def quantize(
   # They are of one tensor; a NaN or an Inf alone makes them differ.
   partial = _largest(local.partial_scales(x, own), axes)
   scale = operations.global_scale_of_partial(partial)
-  given_scale = dataclasses.replace(own, has_global_scale=True)
+  given_scale = _with_whole_scale(own)
   pairs = bytes_of(
     local.quantize(
       [x, scale if scale.size > 1 else scale[0], *keys],
@@ -132,6 +132,23 @@ def _own_problem(
     blockings=tuple(blockings),
     extras=first,
     more_extras=() if is_plain else tuple(more),
+  )
+
+
+def _with_whole_scale(
+  problem: problems.QuantizeProblem,
+) -> problems.QuantizeProblem:
+  """The same of a part that is given the global scale of the whole array."""
+  # Without errors to compare any global scale serves.
+  first, *more = (
+    dataclasses.replace(extras, is_part=extras.four_over_six)
+    for extras in problem.extras_each
+  )
+  return dataclasses.replace(
+    problem,
+    has_global_scale=True,
+    extras=first,
+    more_extras=tuple(more) if problem.more_extras else (),
   )
 
 

@@ -92,7 +92,7 @@ def run_quantize(
     grid_rows,
     grid_k,
     strides_of(x),
-    strides_of(np.empty(x.shape, np.uint8)),
+    tuple(((0, s),) for s in strides_of(np.empty(x.shape, np.uint8))),
     strides_of(values),
     scale_strides,
     check_races=check_races,

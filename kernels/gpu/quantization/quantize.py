@@ -96,7 +96,7 @@ def _quantize_and_store(
   k_start,
   rows,
   k,
-  RANDOM_STRIDES: tl.constexpr,
+  RANDOM_PLACES: tl.constexpr,
   VALUES_STRIDES: tl.constexpr,
   SCALE_STRIDES: tl.constexpr,
   BLOCK_M: tl.constexpr,
@@ -112,11 +112,12 @@ def _quantize_and_store(
   swizzled: tl.constexpr = QUANTIZED.is_swizzled
   random_bits = None
   if QUANTIZED.extras.is_stochastic:
-    place = batch * RANDOM_STRIDES[0] + row[:, None] * RANDOM_STRIDES[1]
+    first = threefry.first_place(key, QUANTIZED.extras.is_part)
+    first += threefry.places_along(batch, RANDOM_PLACES[0])
+    in_row = threefry.places_along(row, RANDOM_PLACES[1])
     column = k_start + tl.arange(0, BLOCK_K)
-    random_bits = threefry.bits(
-      key, place + column[None, :] * RANDOM_STRIDES[2]
-    )
+    along_k = threefry.places_along(column, RANDOM_PLACES[2])
+    random_bits = threefry.bits(key, first + in_row[:, None] + along_k[None, :])
   tile = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.extras)
   codes, scales = _quantize_tile(
     tile,
@@ -165,7 +166,7 @@ def quantize(
   grid_rows: tl.constexpr,
   grid_k: tl.constexpr,
   x_strides: tl.constexpr,
-  random_strides: tl.constexpr,
+  random_places: tl.constexpr,
   values_strides: tl.constexpr,
   scale_strides: tl.constexpr,
   BLOCK_M: tl.constexpr,
@@ -179,7 +180,8 @@ def quantize(
   Args:
     x: f32, bf16 or f16[batch, rows, k].
     global_scale: f32[1] for NVFP4; else any pointer or None, not read.
-    key: uint32[2], of threefry2x32, for random rounding; else as before.
+    key: uint32[2], of threefry2x32, for random rounding; of a part of an array
+      uint32[4], see `threefry.first_place`; else as before.
     values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)].
     scale: uint8[batch, rows, ceil(k / block size)] where linear; swizzled,
       batch times `swizzle_scale`'s bytes, its padding included, without gaps.
@@ -188,8 +190,8 @@ def quantize(
       to whole scale tiles where the scale is swizzled.
     QUANTIZED: `quantize_config.Quantized`.
     *_strides: (batch, row, k) in elements; of `scale` only that of the batch
-      is used where swizzled. `random_strides` are those of the array that the
-      random bits are drawn for.
+      is used where swizzled.
+    random_places: `quantize_config.Places`, for random rounding.
   """
   tl.static_assert(BLOCK_K % QUANTIZED.format.block_size == 0)
   batch, row_start, k_start = tiles.of_program(
@@ -212,7 +214,7 @@ def quantize(
     k_start,
     rows,
     k,
-    random_strides,
+    random_places,
     values_strides,
     scale_strides,
     BLOCK_M,
@@ -239,6 +241,8 @@ def quantize_both(
   grid_rows: tl.constexpr,
   grid_columns: tl.constexpr,
   x_strides: tl.constexpr,
+  random_places: tl.constexpr,
+  random_places_t: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -255,9 +259,7 @@ def quantize_both(
     global_scale, global_scale_t: as for `quantize`; of the rows and of the
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
-    key, key_t: as for `quantize`. Random bits are drawn for what is quantized,
-      padded: [batch, rows, k]; TRANSPOSED [batch, columns, k_t], else
-      [batch, k_t, columns].
+    key, key_t: as for `quantize`.
     values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
       its last axis, uint8[batch, rows, ceil(k / 2)].
     scale: uint8[batch, rows, ceil(k / block size)], or swizzled.
@@ -270,6 +272,8 @@ def quantize_both(
     grid_rows, grid_columns: sizes that the grid covers (`covered_by_both`, of
       k_t and k).
     x_strides: (batch, row, column) in elements.
+    random_places, random_places_t: as for `quantize`; of (batch, row, column)
+      and of (batch, column, row).
     QUANTIZED, QUANTIZED_T: of one format, with extras of their own.
   """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
@@ -301,7 +305,7 @@ def quantize_both(
     column_start,
     rows,
     k,
-    (rows * k, k, 1),
+    random_places,
     values_strides,
     scale_strides,
     BLOCK_M,
@@ -317,10 +321,8 @@ def quantize_both(
   else:
     values_t_strides: tl.constexpr = (size_t, 1, columns)
   if TRANSPOSED:
-    random_t_strides: tl.constexpr = (columns * k_t, k_t, 1)
     scale_t_strides: tl.constexpr = (0, blocks_t, 1)
   else:
-    random_t_strides: tl.constexpr = (columns * k_t, 1, columns)
     scale_t_strides: tl.constexpr = (0, 1, columns)
   _quantize_and_store(
     tl.trans(tile),
@@ -333,7 +335,7 @@ def quantize_both(
     row_start,
     columns,
     k_t,
-    random_t_strides,
+    random_places_t,
     values_t_strides,
     scale_t_strides,
     BLOCK_K,

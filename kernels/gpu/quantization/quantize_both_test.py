@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel that quantizes both ways gives the bits of `jp.quantize`."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
@@ -32,8 +30,6 @@ def run_both(
   format_name,
   *,
   global_scales=(None, None),
-  keys=(None, None),
-  extras=(quantize_config.NO_EXTRAS,) * 2,
   padded=(None, None),
   transposed=True,
   values_transposed=True,
@@ -65,15 +61,14 @@ def run_both(
     config = quantize_config.default_config(
       format_name, SM_80, *grid_sizes, both=True
     )
-  made = quantize_config.constexprs(
-    config, format_name, swizzled=swizzled, extras=extras[0]
-  )
+  made = quantize_config.constexprs(config, format_name, swizzled=swizzled)
   interpret.launch(
     quantize.quantize_both,
     quantize_config.launch_grid(config, batch, *grid_sizes),
     x,
     *global_scales,
-    *keys,
+    None,
+    None,
     *outputs,
     rows,
     columns,
@@ -81,8 +76,10 @@ def run_both(
     k_t,
     *grid_sizes,
     element_strides(x),
+    (),
+    (),
     **made,
-    QUANTIZED_T=dataclasses.replace(made["QUANTIZED"], extras=extras[1]),
+    QUANTIZED_T=made["QUANTIZED"],
     TRANSPOSED=transposed,
     VALUES_TRANSPOSED=values_transposed,
   )

@@ -16,6 +16,11 @@ SCALE_ROUNDINGS: Final = ("up", "floor")
 # Those that the kernels make.
 FORMAT_NAMES: Final = tuple(formats.FORMATS)
 
+# How a kernel's axes, (batch, row, k), move through the array that random bits
+# are drawn for: (size, stride) of the dimensions that each one merges, major to
+# minor. The first size of each is not used.
+Places = tuple[tuple[tuple[int, int], ...], ...]
+
 # Whether a global scale divides x: not, one that is given, or one that is
 # computed from x, which then takes launches of its own.
 GlobalScale = Literal["none", "given", "computed"]
@@ -54,6 +59,7 @@ class Extras:
     scale_up: whether floating-point scales are rounded up, instead of to the
       nearest.
     is_stochastic: whether values are rounded at random.
+    is_part: whether random bits are those of a part of an array.
   """
 
   hadamard: int = 1
@@ -63,6 +69,7 @@ class Extras:
   four_over_six: bool = False
   scale_up: bool = False
   is_stochastic: bool = False
+  is_part: bool = False
 
   @property
   def suffix(self) -> str:
@@ -71,7 +78,8 @@ class Extras:
     parts += ["_square"] if self.is_square else []
     parts += ["_four_over_six"] if self.four_over_six else []
     parts += ["_scale_up"] if self.scale_up else []
-    return "".join(parts + (["_stochastic"] if self.is_stochastic else []))
+    parts += ["_stochastic"] if self.is_stochastic else []
+    return "".join(parts + (["_of_part"] if self.is_part else []))
 
   @property
   def needs_all_bits(self) -> bool:
@@ -119,6 +127,7 @@ class Rows:
     packed_in_place: whether several values a byte lie as x does; else k is
       minor in what is written.
     extras: with squares each of the batch has its own.
+    places: of random bits; () for those of x as it lies.
   """
 
   batch: int
@@ -131,6 +140,7 @@ class Rows:
   global_scale: GlobalScale = "none"
   packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
+  places: Places = ()
 
   def shape(self, k: int) -> tuple[int, int, int]:
     """Shape in memory of an array that has k in the place of ours."""
@@ -158,6 +168,8 @@ class Matrices:
     format, scale_rounding, global_scale: as of `Rows`; "computed" are two.
     packed_in_place: as of `Rows`, of what is not transposed.
     extras, extras_t: of what is blocked along columns, and along rows.
+    places, places_t: of random bits, of (batch, row, column) and of (batch,
+      column, row); () where none are drawn.
   """
 
   batch: int
@@ -172,6 +184,8 @@ class Matrices:
   packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
   extras_t: Extras = NO_EXTRAS
+  places: Places = ()
+  places_t: Places = ()
 
 
 def default_config(
@@ -301,7 +315,11 @@ def measured(format_name: str, extras: Extras) -> Quantized:
     hardware_cast=False,
     is_swizzled=False,
     extras=dataclasses.replace(
-      extras, four_over_six=False, scale_up=False, is_stochastic=False
+      extras,
+      four_over_six=False,
+      scale_up=False,
+      is_stochastic=False,
+      is_part=False,
     ),
   )
 

@@ -135,6 +135,8 @@ def compiled(
       row = SIZE // per_k.get(name.removesuffix("_strides"), 1)
       minor = (row, 1) if k_is_contiguous else (1, row)
       constexprs[name] = (SIZE * SIZE, *minor)
+    if name.startswith("random_places"):
+      constexprs[name] = (((0, SIZE * SIZE),), ((0, SIZE),), ((0, 1),))
     if name in ("rows", "k", "k_t", "columns") or name.startswith("grid_"):
       constexprs[name] = SIZE
   types = {"x": f"*{dtype}"}

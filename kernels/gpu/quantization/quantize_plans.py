@@ -122,7 +122,7 @@ def _quantize_launch(
     "grid_rows": grid_rows,
     "grid_k": grid_k,
     "x_strides": x.strides(x.k),
-    "random_strides": x.strides(x.k),
+    "random_places": x.places or tuple(((0, s),) for s in x.strides(x.k)),
     "values_strides": values_strides,
     "scale_strides": scale_strides,
     **quantize_config.constexprs(
@@ -221,6 +221,8 @@ def _quantize_both_launch(
     "grid_rows": k_t,
     "grid_columns": k,
     "x_strides": (rows * columns, columns, 1),
+    "random_places": x.places,
+    "random_places_t": x.places_t,
     **made,
     "QUANTIZED_T": dataclasses.replace(made["QUANTIZED"], extras=x.extras_t),
     "TRANSPOSED": x.is_transposed,

@@ -38,6 +38,42 @@ def _rounds(
 
 
 @triton.jit
+def places_along(index, DIMS: tl.constexpr):
+  """What indices along dimensions that a kernel has merged add to a place.
+
+  Args:
+    index: int64, of the merged dimension.
+    DIMS: (size, stride) of each, major to minor; strides are those of the array
+      that bits are drawn for. The first size does not count.
+  """
+  for i in tl.static_range(len(DIMS) - 1, 0, -1):
+    if i == len(DIMS) - 1:
+      places = (index % DIMS[i][0]) * DIMS[i][1]
+    else:
+      places += (index % DIMS[i][0]) * DIMS[i][1]
+    index = index // DIMS[i][0]
+  first = index * DIMS[0][1]
+  if len(DIMS) > 1:
+    first += places
+  return first
+
+
+@triton.jit
+def first_place(key, IS_PART: tl.constexpr):
+  """int64: the place of the first value, in the array that it is a part of.
+
+  Args:
+    key: as of `bits`; of a part uint32[4], with its place, the high word first.
+  """
+  if IS_PART:
+    high = tl.load(key + 2).to(tl.int64)
+    place = (high << 32) | tl.load(key + 3).to(tl.int64)
+  else:
+    place = tl.zeros((), tl.int64)
+  return place
+
+
+@triton.jit
 def bits(key, place):
   """int32: 32 random bits of each place.
 
