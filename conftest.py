@@ -65,6 +65,7 @@ SLOW = (
   "jaxplugin/dot/api_test.py::XlaDotTest::test_fuzzed_shapes",
   "jaxplugin/dot/backends/cpu_configs_test.py::ConfiguredDotTest",
   "jaxplugin/dot/backends/cutile_test.py::CutileDotTest",
+  "jaxplugin/dot/backends/launches_test.py::AllLaunchesTest",
   "jaxplugin/dot/backends/triton_test.py::HopperDotTest",
   "jaxplugin/dot/sharding/partial_manual_test.py::MorePartialManualTest",
   "jaxplugin/exports/sharding_test.py::LongShardedExportTest",

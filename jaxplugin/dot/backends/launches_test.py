@@ -1,0 +1,153 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How many kernels a dot takes, by XLA's GPU compiler without a GPU.
+
+x in bf16 times a weight that was prepared at load; where the weight's format
+asks for it x is quantized by `jp.quantize` in the same program. All launches of
+the program count: what quantizes, pads, swizzles, multiplies, adds and cuts.
+
+The table beside this file has them by GPU. Write it anew, after a change that
+is meant, with
+
+  python -m jaxplugin.dot.backends.launches_test --regenerate
+"""
+
+from __future__ import annotations
+
+import os
+
+if __name__ == "__main__":  # before JAX is imported: no GPU is asked for
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import functools
+import importlib.util
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.explanation import deviceless
+from jaxplugin.explanation import optimized
+
+TABLE = pathlib.Path(__file__).with_suffix(".json")
+# Of each generation one: what serves differs, and what it asks for.
+TARGETS = {
+  "a100": jp.named_target("a100"),
+  "h200": jp.named_target("h200"),
+  "b200": jp.named_target("b200", cudnn="9.13"),
+  "b200 without cuDNN": jp.named_target("b200"),
+  "rtx5090": jp.named_target("rtx5090"),
+}
+# By x and weight; bfloat16 is not quantized.
+PAIRS = (
+  ("mxfp8", "mxfp8"),
+  ("nvfp4", "nvfp4"),
+  ("mxfp4", "mxfp4"),
+  ("bfloat16", "nvfp4"),
+  ("bfloat16", "mxfp4"),
+)
+FEW = (
+  ("b200", "mxfp8", "mxfp8"),
+  ("b200", "nvfp4", "nvfp4"),
+  ("h200", "bfloat16", "nvfp4"),
+)
+ROWS = (16, 128)
+N, K = 4096, 2048
+
+
+def program(target, lhs_format, rhs_format, m):
+  """What XLA makes of a product for one of `TARGETS`."""
+  rhs_format = formats.by_name(rhs_format)
+  weight = jax.ShapeDtypeStruct((N, K), jnp.bfloat16)
+  weight = jax.eval_shape(
+    lambda w: jp.prepare_weights(jp.quantize(w, rhs_format), TARGETS[target]),
+    weight,
+  )
+
+  def f(x, w):
+    if lhs_format != "bfloat16":
+      x = jp.quantize(x, formats.by_name(lhs_format))
+    return jp.block_scaled_dot(x, w, preferred_element_type=jnp.bfloat16)
+
+  x = jax.ShapeDtypeStruct((m, K), jnp.bfloat16)
+  compiled = deviceless.compile(f, x, weight, target=TARGETS[target])
+  return optimized.of_executable(
+    "dot", TARGETS[target], compiled.runtime_executable()
+  )
+
+
+def row_of(target, lhs_format, rhs_format):
+  """Kernels by number of rows."""
+  return {
+    str(m): program(target, lhs_format, rhs_format, m).kernels for m in ROWS
+  }
+
+
+def key_of(lhs_format, rhs_format):
+  return f"{lhs_format} x {rhs_format}"
+
+
+@functools.cache
+def table():
+  return json.loads(TABLE.read_text())
+
+
+@absltest.skipIf(
+  importlib.util.find_spec("triton") is None, "triton is not installed"
+)
+@absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+class LaunchesTest(parameterized.TestCase):
+  @parameterized.parameters(*FEW)
+  def test_kernels_are_as_many_as_the_table_has(self, target, *pair):
+    self.assertEqual(row_of(target, *pair), table()[target][key_of(*pair)])
+
+  def test_rows_that_are_cut_are_scaled_by_the_same_kernel(self):
+    # Else the product of both global scales takes one of its own.
+    cut = program("b200", "nvfp4", "nvfp4", 16)
+    self.assertEqual(cut.custom_calls["__cudnn$blockScaledDot"], 1)
+    text = cut.hlo(elide=True)
+    self.assertRegex(text, rf"\(f32\[128,{N}\]\S*, u8\[0\]\S*\) custom-call")
+    self.assertRegex(
+      text, rf"ROOT \S+ = bf16\[16,{N}\]\S* fusion\(.*w_global_scale"
+    )
+    whole = program("b200", "nvfp4", "nvfp4", 128).hlo(elide=True)
+    self.assertRegex(whole, rf"\(bf16\[128,{N}\]\S*, u8\[0\]\S*\) custom-call")
+
+
+@absltest.skipIf(
+  importlib.util.find_spec("triton") is None, "triton is not installed"
+)
+@absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+class AllLaunchesTest(parameterized.TestCase):
+  @parameterized.product(target=tuple(TARGETS), pair=PAIRS)
+  def test_kernels_are_as_many_as_the_table_has(self, target, pair):
+    if (target, *pair) in FEW:
+      self.skipTest("LaunchesTest has it")
+    self.assertEqual(row_of(target, *pair), table()[target][key_of(*pair)])
+
+
+def regenerate():
+  rows = {
+    target: {key_of(*pair): row_of(target, *pair) for pair in PAIRS}
+    for target in TARGETS
+  }
+  TABLE.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+  if "--regenerate" in sys.argv:
+    regenerate()
+  else:
+    absltest.main()
