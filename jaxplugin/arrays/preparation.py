@@ -61,8 +61,8 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
   * compute capability 8.0 to 9.x, FP4: values are interleaved as uint32[..., k
     / 8], so that the Triton kernels decode 16 of them in 18 instead of 30
     operations (shifts, masks). Of bf16 x NVFP4 with one row of lhs, the main
-    loop has 2.7 instead of 3.5 instructions a value on sm_90, and 3.6 instead
-    of 5.1 on sm_80, by the compiler's count (Triton 3.9); no GPU has measured
+    loop has 2.7 instead of 3.5 instructions a value on sm_90, and 3.8 instead
+    of 5.3 on sm_80, by the compiler's count (Triton 3.9); no GPU has measured
     what that gains. FP8 takes one conversion for two values as it is.
   * 10.0 and later: the scale is swizzled ("swizzled_128x4"), as the matrix
     instruction takes it; a linear one is rearranged at every call by cuDNN's

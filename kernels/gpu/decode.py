@@ -39,16 +39,17 @@ _E4M3_PAIR_TO_BF16 = tl.constexpr(inline_ptx.E4M3_PAIR_TO_BF16)
 
 
 @triton.jit
-def e4m3_to_bf16(code, DECODING: tl.constexpr):
+def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
   """bf16 of E4M3 codes, exactly; NaN (S.1111.111) included.
 
   code: uint8[...], read by integer operations, or float8e4nv[...], which the
   GPU is asked to convert: two values an instruction from sm_89 on.
+  IS_VALUE: whether threads have four of them; they have few scales.
   """
   if code.dtype.is_fp8():
     # Through f32: a conversion of f16 to bf16 is one slow instruction a value.
     return code.to(tl.float32).to(tl.bfloat16)
-  elif DECODING.packs:
+  elif DECODING.packs and IS_VALUE:
     return tl.inline_asm_elementwise(
       _E4M3_TO_BF16,
       "=r,=r,r",
@@ -216,7 +217,7 @@ def e8m0_to_bf16(code):
 def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """bf16 of a block format's scale codes (uint8[...], or E4M3 as FP8)."""
   if OPERAND.scale.name == "e4m3":
-    return e4m3_to_bf16(code, DECODING)
+    return e4m3_to_bf16(code, DECODING, False)
   else:
     tl.static_assert(OPERAND.scale.name == "e8m0")
     return e8m0_to_bf16(code)
