@@ -117,7 +117,7 @@ def reduce_kernel(
   offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
   mask = offsets < size
   total = tl.zeros((BLOCK,), tl.float32)
-  for split in range(split_k):
+  for split in tl.static_range(split_k):
     plane = workspace + tl.full((), split, tl.int64) * size
     total += tl.load(plane + offsets, mask=mask, other=0)
   epilogue = (global_scale, bias, residual)

@@ -476,6 +476,26 @@ class CompileTest(parameterized.TestCase):
     _, _, kernel = compiled(name, "bf16_mxfp4_decode")
     self.assertIn(".amdhsa_float_denorm_mode_32 3", kernel.assembly)
 
+  @parameterized.product(
+    name=("sm_80", "sm_90", "sm_100", "sm_120"), epilogue=({}, EVERYTHING)
+  )
+  def test_reduction_waits_for_memory_once(self, name, epilogue):
+    # All parts are asked for before the first two are added.
+    architecture = architectures.by_name(name)
+    shape = product("bf16", "nvfp4", m=1, n=8192, k=8192, **epilogue)
+    config = configs.MatmulConfig(
+      path="upcast", block_m=16, block_n=128, block_k=128, split_k=16
+    )
+    launch = configs.plan(shape, config, architecture)[1]
+    kernel = compile_launch(launch, shape, architecture)
+    opcodes = [
+      item.opcode.partition(".")[0]
+      for item in machine_code.read_sass(kernel.disassembly)
+      if isinstance(item, machine_code.Instruction)
+    ]
+    before = opcodes[: opcodes.index("FADD")]
+    self.assertGreaterEqual(before.count("LDG"), config.split_k)
+
   @parameterized.parameters("sm_80", "sm_100", "gfx942", "gfx1250")
   def test_atomic_instructions_would_be_seen(self, name):
     kernel = compile.compile_kernel(

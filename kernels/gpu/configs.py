@@ -55,12 +55,24 @@ _TRITON_DTYPES: Final = {
   "float16": "fp16",
 }
 
-_REDUCE_BLOCK: Final = 1024
-_REDUCE_WARPS: Final = 4
+REDUCE_WARPS: Final = 4
+_REDUCE_THREADS: Final = 32 * REDUCE_WARPS
+_MANY_ELEMENTS: Final = 1 << 20
 
 
 def cdiv(a: int, b: int) -> int:
   return -(-a // b)
+
+
+def reduce_block(elements: int) -> int:
+  """Elements that a program adds the parts of, of so many in all.
+
+  One a thread: then ptxas, which spends 32 registers on such a kernel, loads
+  all parts before it adds one, and memory is waited for once. With eight, of 16
+  parts, it is waited for eight times. Where elements are so many that programs
+  come in several waves, others hide that, and fewer programs are launched.
+  """
+  return _REDUCE_THREADS * (4 if elements > _MANY_ELEMENTS else 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -477,15 +489,17 @@ def plan(
     "workspace",
     *_epilogue_inputs(shape, absent=False, filler="workspace"),
   )
+  elements = math.prod(result)
+  block = reduce_block(elements)
   reduce = launching.Launch(
     kernel="reduce",
     name=kernel_name("reduce", tiling),
     inputs=inputs,
     outputs=(out,),
     fp_fusion=True,
-    constexprs=(("TILING", tiling), ("BLOCK", _REDUCE_BLOCK)),
-    grid=cdiv(math.prod(result), _REDUCE_BLOCK),
-    num_warps=_REDUCE_WARPS,
+    constexprs=(("TILING", tiling), ("BLOCK", block)),
+    grid=cdiv(elements, block),
+    num_warps=REDUCE_WARPS,
   )
   return matmul, reduce
 

@@ -97,7 +97,7 @@ class PlanTest(parameterized.TestCase):
       reduce.inputs, ("workspace", "workspace", "bias", "workspace")
     )
     self.assertEqual(reduce.outputs, (("out", (1, 70, 256), "bfloat16"),))
-    self.assertEqual(reduce.grid, -(-70 * 256 // 1024))
+    self.assertEqual(reduce.grid, -(-70 * 256 // 128))
 
   @parameterized.parameters(
     ("sm_80", "upcast", "mxfp8", {"lhs": "u8", "rhs": "u8"}),

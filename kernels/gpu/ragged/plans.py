@@ -26,9 +26,6 @@ MatmulConfig = configs.MatmulConfig
 # result: "swiglu" of its first and second half, "swigluoai" of neighbours.
 GATED: Final = ("swiglu", "swigluoai")
 
-_REDUCE_BLOCK: Final = 1024
-_REDUCE_WARPS: Final = 4
-
 # Every program holds a number for each group in registers, a few times.
 _MAX_GROUPS: Final = 4095
 
@@ -194,6 +191,7 @@ def plan(
   )
   if not is_split:
     return (ragged,)
+  block = configs.reduce_block(shape.m * shape.out_columns)
   reduce = launching.Launch(
     kernel="ragged_reduce",
     name=configs.kernel_name("ragged_reduce", tiling),
@@ -203,9 +201,9 @@ def plan(
       *epilogue("workspace", absent=False),
     ),
     outputs=(out,),
-    constexprs=(("TILING", tiling), ("BLOCK", _REDUCE_BLOCK)),
-    grid=shape.m * configs.cdiv(shape.out_columns, _REDUCE_BLOCK),
-    num_warps=_REDUCE_WARPS,
+    constexprs=(("TILING", tiling), ("BLOCK", block)),
+    grid=shape.m * configs.cdiv(shape.out_columns, block),
+    num_warps=configs.REDUCE_WARPS,
     **common,
   )
   return ragged, reduce

@@ -108,6 +108,7 @@ def ragged_reduce_kernel(
   pair: tl.constexpr = TILING.pair
   chunks: tl.constexpr = (out_columns + BLOCK - 1) // BLOCK
   columns_of_one: tl.constexpr = n // out_columns
+  split_k: tl.constexpr = TILING.config.split_k
   row = tl.program_id(0) // chunks
   column = tl.program_id(0) % chunks * BLOCK * columns_of_one
   group = schedule.group_of_row(group_sizes, row, TILING)
@@ -117,7 +118,7 @@ def ragged_reduce_kernel(
   mask = columns < tl.where(group < groups, n, 0)
   places = tiles.place_of(columns, pair)
   total = tl.zeros((BLOCK * columns_of_one,), tl.float32)
-  for split in range(TILING.config.split_k):
+  for split in tl.static_range(split_k):
     part = workspace + (tl.full((), split, tl.int64) * m + row) * n
     total += tl.load(part + places, mask=mask, other=0)
   # Of the rest any group's bias will do.
