@@ -170,6 +170,13 @@ SERVING = {
   for m in (16, 32, 64)
 }
 PRODUCTS |= SERVING
+# Layers of gpt-oss, whose k is 22 and a half steps of 128.
+HALF_STEPS = {
+  f"bf16_mxfp4_2880_{m}": product("bf16", "mxfp4", m=m, n=2880, k=2880)
+  for m in (1, 64)
+}
+HALVING = ("sm_80", "sm_90")
+PRODUCTS |= HALF_STEPS
 CASES = [
   {"testcase_name": f"{name}_{key}", "name": name, "key": key}
   for name in architectures.ARCHITECTURES
@@ -180,6 +187,7 @@ CASES = [
   and (key not in FP4_PAIRS or name in MULTIPLYING_FP4[key])
   and (key not in MXFP6 or name in DECODING_FP6)
   and (key not in SERVING or name == "sm_90")
+  and (key not in HALF_STEPS or name in HALVING)
 ]
 # Instructions of a main loop for each value of the weight: with interleaved
 # values at most this share of those with values in their usual order.
@@ -307,8 +315,12 @@ def value_loads(name, key):
     if tile_bits < bits:
       continue
     if name == "sm_90" and config.path == "upcast" and kind is left:
-      # Decoded in registers, where wgmma has it: eight values of k together.
-      bits = 128 if kind.is_interleaved else 8 * kind.bits
+      # Decoded in registers, where wgmma has it: eight values of k together,
+      # but of FP4 whose scales are there before.
+      tiling = dict(launch.constexprs)["TILING"]
+      tile = tiling.rhs if config.swap else tiling.lhs
+      is_whole = kind.is_packed and tile.scale_is_ahead
+      bits = 128 if kind.is_interleaved or is_whole else 8 * kind.bits
     elif launch.kernel == "native" and kind.bits < max(
       shape.lhs.bits, shape.rhs.bits
     ):

@@ -42,6 +42,8 @@ MXFP6_PAIRS = (
   ("mxfp6_e3m2", "mxfp4"),
 )
 
+MXFP4_PAIR = ("mxfp4", "mxfp4")
+
 # Neither m, n nor k is a multiple of a tile, nor k of a scale block.
 TAILS = {"batch": 1, "m": 19, "n": 35, "k": 104}
 
@@ -251,6 +253,28 @@ class ShapeTest(MatmulTest):
     config = replace(PATHS[path], split_k=split_k)
     sizes = {**TAILS, "k": (split_k + 1) * config.block_k}
     self.check(*self.make("mxfp8", "mxfp4", **sizes), config)
+
+  @parameterized.product(
+    path=tuple(PATHS), split_k=(1, 2, 3), pair=(("mxfp8", "mxfp4"), MXFP4_PAIR)
+  )
+  def test_last_step_of_k_adds_nothing_twice(self, path, split_k, pair):
+    # It overlaps the one before.
+    config = replace(PATHS[path], split_k=split_k)
+    sizes = {**TAILS, "k": 3 * config.block_k + 32, "integers": True}
+    self.check_exact(*self.make(*pair, **sizes), config)
+
+  @parameterized.parameters("upcast", "small_m")
+  def test_infinity_that_two_steps_have_is_added_once(self, path):
+    config = PATHS[path]
+    k = config.block_k + 32
+    lhs, rhs = self.make("f32", "mxfp8", batch=1, m=3, n=8, k=k, integers=True)
+    # In the last step's k, and before what is its own.
+    lhs.values[0, 1, 40] = np.inf
+    result = gpu_operands.run(lhs, rhs, config)
+    value = rhs.exact[0, :, 40]
+    expected = np.where(value > 0, np.inf, np.where(value < 0, -np.inf, np.nan))
+    np.testing.assert_array_equal(result[0, 1], expected)
+    self.assertTrue(np.isfinite(result[0, [0, 2]]).all())
 
   @parameterized.parameters(1, 2, 3, 8)
   def test_program_order_covers_every_tile_once(self, group_m):

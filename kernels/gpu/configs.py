@@ -17,6 +17,8 @@ from typing import Any
 from typing import Final
 from typing import Literal
 
+from jaxplugin.kernels.gpu import latency
+
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import formats
@@ -55,24 +57,9 @@ _TRITON_DTYPES: Final = {
   "float16": "fp16",
 }
 
-REDUCE_WARPS: Final = 4
-_REDUCE_THREADS: Final = 32 * REDUCE_WARPS
-_MANY_ELEMENTS: Final = 1 << 20
-
 
 def cdiv(a: int, b: int) -> int:
   return -(-a // b)
-
-
-def reduce_block(elements: int) -> int:
-  """Elements that a program adds the parts of, of so many in all.
-
-  One a thread: then ptxas, which spends 32 registers on such a kernel, loads
-  all parts before it adds one, and memory is waited for once. With eight, of 16
-  parts, it is waited for eight times. Where elements are so many that programs
-  come in several waves, others hide that, and fewer programs are launched.
-  """
-  return _REDUCE_THREADS * (4 if elements > _MANY_ELEMENTS else 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,6 +314,10 @@ class Tile:
       second are taken in turns; None where rows follow each other.
     takes_scale_tiles: whether swizzled scales may be read in whole tiles of 128
       rows: rows follow each other, and what padding scales is not stored.
+    scale_is_ahead: whether each step loads the scale of the next one.
+    overlaps: whether a last step that would reach beyond k takes the last
+      block_k of it instead.
+    skips_overlap: whether what the step before had is 0 then; of one operand.
   """
 
   operand: OperandKind
@@ -340,6 +331,9 @@ class Tile:
   decoding: Decoding = Decoding()
   pair: int | None = None
   takes_scale_tiles: bool = True
+  scale_is_ahead: bool = False
+  overlaps: bool = False
+  skips_overlap: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -355,16 +349,17 @@ class Tiling:
       it has not read yet, where decoded values are (release notes of CUDA 13.3;
       triton-lang/triton#11781). Which ptxas will assemble a kernel is not known
       when it is planned.
-    scales_ahead: whether scales are loaded a step before they are used. They
-      are too short for a copy to shared memory, so that Triton does not begin
-      to load them early.
+    scales_ahead: whether the scales of lhs and of rhs are loaded a step before
+      they are used. Where a thread has fewer than four bytes of them there is
+      no copy to shared memory, so that Triton does not begin to load them
+      early.
     decoding: of both operands.
   """
 
   shape: MatmulShape
   config: MatmulConfig
   waits: bool = False
-  scales_ahead: bool = False
+  scales_ahead: tuple[bool, bool] = (False, False)
   decoding: Decoding = Decoding()
 
   @property
@@ -418,13 +413,52 @@ class Tiling:
 
   @property
   def lhs(self) -> Tile:
-    return self._tile(self.shape.lhs, self.shape.m, self.config.block_m)
+    return self._tile(
+      self.shape.lhs,
+      self.shape.m,
+      self.config.block_m,
+      is_ahead=self.scales_ahead[0],
+      skips=True,
+    )
 
   @property
   def rhs(self) -> Tile:
-    return self._tile(self.shape.rhs, self.shape.n, self.config.block_n)
+    return self._tile(
+      self.shape.rhs,
+      self.shape.n,
+      self.config.block_n,
+      is_ahead=self.scales_ahead[1],
+      skips=False,
+    )
 
-  def _tile(self, operand: OperandKind, rows: int, block_rows: int) -> Tile:
+  @property
+  def overlaps(self) -> bool:
+    """Whether the last step takes some of k a second time, instead of masks.
+
+    Those k of lhs are 0 then, so that rhs must have no infinity there. Blocks
+    and loads of 16 bytes begin at multiples of 32.
+    """
+    shape, config = self.shape, self.config
+    return (
+      not self.is_across
+      and not config.use_descriptors
+      and shape.k > config.block_k
+      and shape.k % config.block_k > 0
+      and shape.k % 32 == 0
+      and shape.rhs.is_quantized
+      and not shape.rhs.element.has_infinity
+      and not (shape.lhs.is_swizzled or shape.rhs.is_swizzled)
+    )
+
+  def _tile(
+    self,
+    operand: OperandKind,
+    rows: int,
+    block_rows: int,
+    *,
+    is_ahead: bool,
+    skips: bool,
+  ) -> Tile:
     config = self.config
     return Tile(
       operand=operand,
@@ -434,10 +468,16 @@ class Tiling:
       block_k=config.block_k,
       even_rows=rows % block_rows == 0,
       # A split without a step would begin beyond k.
-      even_k=self.shape.k % config.block_k == 0
-      and self.shape.k >= config.block_k * config.split_k,
+      even_k=self.overlaps
+      or (
+        self.shape.k % config.block_k == 0
+        and self.shape.k >= config.block_k * config.split_k
+      ),
       is_described=config.use_descriptors,
       decoding=self.decoding,
+      scale_is_ahead=is_ahead and operand.is_quantized,
+      overlaps=self.overlaps,
+      skips_overlap=self.overlaps and skips,
     )
 
 
@@ -451,7 +491,8 @@ def plan(
   The config is one for which `constraints.config_error` is None.
   """
   tiling = Tiling(
-    **for_path(shape, config), **for_architecture(shape, architecture)
+    **for_path(shape, config),
+    **for_architecture(shape, config, architecture),
   )
   is_split = tiling.is_split
   result = (shape.batch, shape.m, shape.n)
@@ -490,7 +531,7 @@ def plan(
     *_epilogue_inputs(shape, absent=False, filler="workspace"),
   )
   elements = math.prod(result)
-  block = reduce_block(elements)
+  block = latency.reduce_block(elements)
   reduce = launching.Launch(
     kernel="reduce",
     name=kernel_name("reduce", tiling),
@@ -499,27 +540,24 @@ def plan(
     fp_fusion=True,
     constexprs=(("TILING", tiling), ("BLOCK", block)),
     grid=cdiv(elements, block),
-    num_warps=REDUCE_WARPS,
+    num_warps=latency.REDUCE_WARPS,
   )
   return matmul, reduce
 
 
 def for_architecture(
   shape: MatmulShape,
+  config: MatmulConfig,
   architecture: architectures.Architecture,
   *,
   is_across: bool = False,
 ) -> dict[str, Any]:
   """The fields of a `Tiling` that depend on where it runs."""
-  operands = (shape.lhs, shape.rhs)
   return {
     "waits": architecture.has_wgmma,
-    # Where one warp multiplies, main loops have 1 to 49 % fewer instructions.
-    # On Hopper values would be loaded by fewer bytes at a time.
-    "scales_ahead": architecture.multiplies_by_warp
-    and not is_across
-    and any(operand.is_packed for operand in operands)
-    and all(operand.pieces == 1 for operand in operands),
+    "scales_ahead": (False, False)
+    if is_across
+    else latency.scales_ahead(shape, config, architecture),
     "decoding": Decoding(
       has_ptx=architecture.is_nvidia,
       # Triton 3.9 switches LLVM's vectorizer off for it alone.

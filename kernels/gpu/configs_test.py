@@ -81,9 +81,37 @@ class PlanTest(parameterized.TestCase):
     self.assertEqual(taken, steps)
     self.assertEqual(tiling.lhs.even_k, steps >= split_k)
 
-  def test_k_that_is_no_whole_step_is_masked(self):
-    shape = product(k=5 * CONFIG.block_k + 32)
-    self.assertFalse(configs.Tiling(shape=shape, config=CONFIG).rhs.even_k)
+  def test_k_that_is_no_whole_step_ends_with_one_that_overlaps(self):
+    shape = product("bf16", "mxfp4", k=5 * CONFIG.block_k + 32)
+    tiling = configs.Tiling(shape=shape, config=CONFIG)
+    for tile in (tiling.lhs, tiling.rhs):
+      self.assertTrue(tile.even_k)
+      self.assertTrue(tile.overlaps)
+    self.assertTrue(tiling.lhs.skips_overlap)
+    self.assertFalse(tiling.rhs.skips_overlap)
+
+  @parameterized.parameters(
+    {"k": 5 * CONFIG.block_k + 16},  # copies of 16 bytes would not be aligned
+    {"k": 32},  # less than a step
+    {"rhs": "mxfp8_e5m2"},  # infinity times 0
+    {"rhs": "bf16", "lhs": "mxfp8"},
+    {"swizzled": True},
+    {"use_descriptors": True},
+  )
+  def test_others_are_masked(
+    self,
+    k=5 * CONFIG.block_k + 32,
+    lhs="bf16",
+    rhs="mxfp8",
+    swizzled=False,
+    **options,
+  ):
+    operand = configs.operand(rhs, 256, k, swizzled=swizzled)
+    shape = replace(product(lhs, rhs, k=k), rhs=operand)
+    tiling = configs.Tiling(shape=shape, config=replace(CONFIG, **options))
+    for tile in (tiling.lhs, tiling.rhs):
+      self.assertFalse(tile.even_k)
+      self.assertFalse(tile.overlaps)
 
   def test_split_writes_a_workspace_that_is_reduced(self):
     shape = product("bf16", "mxfp8", m=70, has_bias=True, out_dtype="bf16")

@@ -68,10 +68,25 @@ def sums(lhs, rhs, k, TILING: tl.constexpr):
   rhs = tiles.batch_of(rhs, rhs_scale, rhs_batch, rhs_tile)
 
   acc = tiles.zero_accumulator(TILING)
+  x_ahead = tiles.first_scale(lhs, row, k, lhs_tile)
+  ahead = tiles.first_scale(rhs, column, k, rhs_tile)
   for step in range(steps):
     k_step = k + step * block_k
-    weight = _load_weight(rhs, rhs_batch, column, k_step, rhs_tile)
-    x = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
+    k_next = k + tl.minimum(step + 1, steps - 1) * block_k
+    scale, ahead = tiles.step_scales(
+      ahead, rhs, column, k_step, k_next, rhs_tile
+    )
+    weight = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
+    if lhs_tile.scale_is_ahead or rhs_tile.scale_is_ahead:
+      x = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
+      x_scale, x_ahead = tiles.step_scales(
+        x_ahead, lhs, row, k_step, k_next, lhs_tile
+      )
+      weight = _dequantize(weight, scale, rhs_tile)
+      x = tiles.to_bf16(x, x_scale, lhs_tile)
+    else:
+      weight = _dequantize(weight, scale, rhs_tile)
+      x = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
     if TILING.shape.rhs.in_words:
       x = _order_as_fp4(x)
     else:
@@ -81,13 +96,10 @@ def sums(lhs, rhs, k, TILING: tl.constexpr):
 
 
 @triton.jit
-def _load_weight(operand, batch, row, k, TILE: tl.constexpr):
-  """bf16[block_rows, block_k], dequantized, its k in this kernel's order."""
+def _dequantize(values, scale, TILE: tl.constexpr):
+  """bf16[block_rows, block_k] of the weight, its k in this kernel's order."""
   kind: tl.constexpr = TILE.operand
   decoding: tl.constexpr = TILE.decoding
-  values, scale = operand
-  scale = tiles.load_scale(scale, row, k, TILE)
-  values = tiles.load_values(values, batch, row, k, TILE)
   if kind.in_words:
     return _dequantize_words(values, scale, kind, decoding)
   else:

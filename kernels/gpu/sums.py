@@ -32,24 +32,25 @@ def upcast(lhs, rhs, k, TILING: tl.constexpr):
   rhs = tiles.batch_of(rhs, rhs_scale, rhs_batch, rhs_tile)
 
   acc = tiles.zero_accumulator(TILING)
-  if TILING.scales_ahead:
-    a_scale = tiles.load_scale_of(lhs, row, k, lhs_tile)
-    b_scale = tiles.load_scale_of(rhs, column, k, rhs_tile)
+  a_ahead = tiles.first_scale(lhs, row, k, lhs_tile)
+  b_ahead = tiles.first_scale(rhs, column, k, rhs_tile)
   for step in range(steps):
     k_step = k + step * block_k
-    if TILING.scales_ahead:
-      a = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
-      b = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
-      k_next = k + tl.minimum(step + 1, steps - 1) * block_k
-      a_next = tiles.load_scale_of(lhs, row, k_next, lhs_tile)
-      b_next = tiles.load_scale_of(rhs, column, k_next, rhs_tile)
-      a = tiles.to_bf16(a, a_scale, lhs_tile)
-      b = tiles.to_bf16(b, b_scale, rhs_tile)
-      a_scale = a_next
-      b_scale = b_next
-    elif TILING.is_across:
+    k_next = k + tl.minimum(step + 1, steps - 1) * block_k
+    if TILING.is_across:
       a = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
       b = tl.trans(tiles.load_bf16(rhs, rhs_batch, k_step, column, rhs_tile))
+    elif lhs_tile.scale_is_ahead or rhs_tile.scale_is_ahead:
+      a = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
+      b = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
+      a_scale, a_ahead = tiles.step_scales(
+        a_ahead, lhs, row, k_step, k_next, lhs_tile
+      )
+      b_scale, b_ahead = tiles.step_scales(
+        b_ahead, rhs, column, k_step, k_next, rhs_tile
+      )
+      a = tiles.to_bf16(a, a_scale, lhs_tile)
+      b = tiles.to_bf16(b, b_scale, rhs_tile)
     else:
       a = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
       b = tiles.load_bf16(rhs, rhs_batch, column, k_step, rhs_tile)
@@ -81,14 +82,23 @@ def native(lhs, rhs, k, TILING: tl.constexpr):
   if scale_name == "e4m3":
     lhs_scale = lhs_scale.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
     rhs_scale = rhs_scale.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
+  lhs = (lhs, lhs_scale)
+  rhs = (rhs, rhs_scale)
 
   acc = tiles.zero_accumulator(TILING)
+  a_ahead = tiles.first_scale(lhs, row, k, lhs_tile)
+  b_ahead = tiles.first_scale(rhs, column, k, rhs_tile)
   for step in range(steps):
     k_step = k + step * block_k
-    a = tiles.load_values(lhs, lhs_batch, row, k_step, lhs_tile)
-    b = tiles.load_values(rhs, rhs_batch, column, k_step, rhs_tile)
-    a_scale = tiles.load_scale(lhs_scale, row, k_step, lhs_tile)
-    b_scale = tiles.load_scale(rhs_scale, column, k_step, rhs_tile)
+    k_next = k + tl.minimum(step + 1, steps - 1) * block_k
+    a = tiles.load_values(lhs[0], lhs_batch, row, k_step, lhs_tile)
+    b = tiles.load_values(rhs[0], rhs_batch, column, k_step, rhs_tile)
+    a_scale, a_ahead = tiles.step_scales(
+      a_ahead, lhs, row, k_step, k_next, lhs_tile
+    )
+    b_scale, b_ahead = tiles.step_scales(
+      b_ahead, rhs, column, k_step, k_next, rhs_tile
+    )
     if TILING.config.swap:
       acc = tl.dot_scaled(
         b, b_scale, rhs_element, tl.trans(a), a_scale, lhs_element, acc

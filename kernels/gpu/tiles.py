@@ -143,15 +143,18 @@ def load_tile(
   EVEN_ROWS: tl.constexpr,
   EVEN_COLUMNS: tl.constexpr,
   PAIR: tl.constexpr = None,
+  skipped=0,
+  SKIPS: tl.constexpr = False,
 ):
   """[BLOCK_ROWS, BLOCK_COLUMNS] elements from (row, column) on.
 
   Zero outside [ROWS, COLUMNS], where nothing is read. EVEN_ROWS and
   EVEN_COLUMNS promise that no tile reaches beyond them. PAIR as of `place_of`;
-  then row is even.
+  then row is even. Where it SKIPS, the first `skipped` columns are zero, and
+  EVEN_COLUMNS.
   """
   dtype: tl.constexpr = base.dtype.element_ty
-  if dtype.is_fp8() and not (EVEN_ROWS and EVEN_COLUMNS):
+  if dtype.is_fp8() and (SKIPS or not (EVEN_ROWS and EVEN_COLUMNS)):
     # Not every GPU can make the FP8 zero of masked elements from a number. A
     # tile that is cast back does not stay in shared memory, where tensor memory
     # takes it from.
@@ -161,15 +164,23 @@ def load_tile(
   offsets = tile_offsets(
     BLOCK_ROWS, BLOCK_COLUMNS, ROW_STRIDE, COLUMN_STRIDE, PAIR
   )
-  tile = _masked_load(
-    base + offsets,
-    row + tl.arange(0, BLOCK_ROWS),
-    column + tl.arange(0, BLOCK_COLUMNS),
-    ROWS,
-    COLUMNS,
-    EVEN_ROWS,
-    EVEN_COLUMNS,
-  )
+  rows = row + tl.arange(0, BLOCK_ROWS)
+  columns = tl.arange(0, BLOCK_COLUMNS)
+  if SKIPS:
+    mask = (columns >= skipped)[None, :]
+    if not EVEN_ROWS:
+      mask &= (rows < ROWS)[:, None]
+    tile = tl.load(base + offsets, mask=mask, other=0)
+  else:
+    tile = _masked_load(
+      base + offsets,
+      rows,
+      column + columns,
+      ROWS,
+      COLUMNS,
+      EVEN_ROWS,
+      EVEN_COLUMNS,
+    )
   return tile.to(dtype, bitcast=True)
 
 
@@ -195,6 +206,21 @@ def _masked_load(
 
 
 @triton.jit
+def start_of_step(k, TILE: tl.constexpr):
+  """Where the tile of a step is, of which k is the first.
+
+  A last step that would reach beyond the contraction is one of its last
+  block_k, some of which the step before had.
+  """
+  if TILE.overlaps:
+    last: tl.constexpr = TILE.k - TILE.block_k
+    alignment: tl.constexpr = TILE.k & -TILE.k
+    return tl.multiple_of(tl.minimum(k, last), alignment)
+  else:
+    return k
+
+
+@triton.jit
 def load_values(base, batch, row, k, TILE: tl.constexpr):
   """Stored values of a tile: [block_rows, block_k], of FP4 [.., block_k / 2].
 
@@ -213,6 +239,8 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
   even_rows: tl.constexpr = TILE.even_rows
   even_columns: tl.constexpr = TILE.even_k
   pair: tl.constexpr = TILE.pair
+  skips: tl.constexpr = TILE.skips_overlap
+  start = start_of_step(k, TILE)
   if TILE.is_described:
     box = base.load([batch, row, k // per_element])
     return box.reshape(block_rows, block_columns)
@@ -220,7 +248,7 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
     return load_tile(
       base,
       row,
-      k // per_element,
+      start // per_element,
       strides[1],
       strides[2],
       rows,
@@ -230,6 +258,8 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
       even_rows,
       even_columns,
       pair,
+      (k - start) // per_element,
+      skips,
     )
 
 
@@ -252,7 +282,7 @@ def load_scale(base, row, k, TILE: tl.constexpr):
     return load_tile(
       base,
       row,
-      k // block_size,
+      start_of_step(k, TILE) // block_size,
       strides[1],
       strides[2],
       rows,
@@ -392,6 +422,27 @@ def load_scale_of(operand, row, k, TILE: tl.constexpr):
     return load_scale(operand[1], row, k, TILE)
   else:
     return 0
+
+
+@triton.jit
+def first_scale(operand, row, k, TILE: tl.constexpr):
+  """What `step_scales` takes in the first step: 0 where nothing is ahead."""
+  if TILE.scale_is_ahead:
+    return load_scale_of(operand, row, k, TILE)
+  else:
+    return 0
+
+
+@triton.jit
+def step_scales(ahead, operand, row, k, k_next, TILE: tl.constexpr):
+  """(a step's scale, what the next step takes as `ahead`).
+
+  k and k_next are where this step and the next one start.
+  """
+  if TILE.scale_is_ahead:
+    return ahead, load_scale_of(operand, row, k_next, TILE)
+  else:
+    return load_scale_of(operand, row, k, TILE), ahead
 
 
 @triton.jit

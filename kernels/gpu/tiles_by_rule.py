@@ -25,12 +25,21 @@ _WIDE_M: Final = 32  # rows up to which a tile may be wider in n than in k
 
 _MAX_SPLIT: Final = 16
 _MIN_STEPS_OF_SPLIT: Final = 4
+_MIN_STEPS_OF_SMALL: Final = 3  # of small_m's
 _FEW_ACCUMULATORS: Final = 16 * 128  # of four warps with 128 registers a thread
 # How many times the cycles a step takes where few programs run on a core, and
 # do not hide what each other waits for: small_m's on sm_90, by the model in
 # `inspection/simulation.py`.
 _CYCLES_OF_FEW: Final = {1: 2.0, 2: 1.3, 3: 1.1}
-_NEARLY: Final = 1.03
+# Multiplications that a core makes in 1.2 us, which a second launch takes that
+# adds up the parts: 2000 a cycle, by the same model. It is 0.8 us until a small
+# kernel runs after another (NVIDIA/TransformerEngine, pull request 1716), and
+# 700 cycles until its result is there.
+_PRODUCTS_OF_REDUCTION: Final = 1 << 22
+# Of other kernels, of which those for few rows make 300 to 600 a cycle.
+_FEWER_PRODUCTS: Final = 1 << 20
+_PART_BYTES: Final = 4
+_NEARLY: Final = 1.06
 
 
 def default_config(
@@ -204,17 +213,31 @@ def _with_split(
   """`config`, with k split while programs are too few to fill the GPU.
 
   Of the splits whose programs all run at once, the one that is done first: its
-  busiest core has the least to do. Fewer parts, which a second launch adds up,
-  where that is nearly as good.
+  busiest core has the least to do, the launch that adds up the parts counted,
+  and its share of what is written and read for that. Of those that are nearly
+  as good the one that leaves the fewest cores idle at the end, then the one of
+  fewest parts.
   """
   tiling = configs.Tiling(shape=shape, config=config)
   programs, steps = tiling.programs, tiling.steps
+  sides = ((shape.lhs, config.block_m), (shape.rhs, config.block_n))
+  bytes_of_step = sum(
+    kind.bits * rows * config.block_k // 8 for kind, rows in sides
+  )
+  is_small = config.path == "small_m"
+  least_steps = _MIN_STEPS_OF_SMALL if is_small else _MIN_STEPS_OF_SPLIT
+  bytes_of_part = _PART_BYTES * shape.batch * shape.m * shape.n / core_count
   most_programs = _programs_per_core(config, shape) * core_count
 
   def cost(split: int) -> float:
     of_core = configs.cdiv(split * programs, core_count)
     overlap = _CYCLES_OF_FEW.get(of_core, 1.0)
-    return of_core * configs.cdiv(steps, split) * overlap
+    cost = of_core * configs.cdiv(steps, split) * overlap
+    if split > 1:
+      products = _PRODUCTS_OF_REDUCTION if is_small else _FEWER_PRODUCTS
+      cost += products / tiling.products_of_step
+      cost += split * bytes_of_part / bytes_of_step
+    return cost
 
   splits = [
     split
@@ -222,9 +245,15 @@ def _with_split(
     if split == 1
     or (
       split * programs <= most_programs
-      and configs.cdiv(steps, split) >= _MIN_STEPS_OF_SPLIT
+      and configs.cdiv(steps, split) >= least_steps
     )
   ]
   best = min(map(cost, splits))
-  split = next(x for x in splits if cost(x) <= _NEARLY * best)
+
+  def idle(split: int) -> float:
+    of_core = configs.cdiv(split * programs, core_count)
+    return of_core * core_count / (split * programs)
+
+  nearly = [split for split in splits if cost(split) <= _NEARLY * best]
+  split = min(nearly, key=idle)
   return dataclasses.replace(config, split_k=split)

@@ -69,7 +69,12 @@ class DefaultConfigTest(parameterized.TestCase):
     (8192, 8192, 64, 4),  # 256 of 264
     (10240, 8192, 1, 6),  # 80 tiles: 480 of 528, where 4 would be 320
     (65536, 8192, 1, 1),
-    (128, 1024, 1, 2),
+    (2880, 4096, 1, 11),  # 23 tiles: 253 of 264, where 8 would be 184
+    # To add up parts would take longer than all cores save.
+    (8192, 1024, 1, 1),
+    (28672, 4096, 1, 1),
+    (128, 1024, 1, 1),
+    (128, 1024, 64, 3),
     (128, 512, 1, 1),  # too short to split
   )
   def test_k_is_split_until_the_gpu_is_full(self, n, k, m, split):
@@ -82,7 +87,7 @@ class DefaultConfigTest(parameterized.TestCase):
     weight=(
       *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
       *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
-      *((1280, 8192), (8192, 1024), (5760, 2880), (5120, 2880), (2880, 2880)),
+      *((1280, 8192), (5760, 2880), (5120, 2880), (2880, 4096), (2880, 2880)),
     ),
     m=(1, 16, 64),
   )

@@ -119,7 +119,7 @@ class DecodeTest(_TestCase):
 
   def test_split_k(self):
     rng = np.random.default_rng(0)
-    groups, n, k = 8, 16, 1024
+    groups, n, k = 8, 16, 4096
     w_q, exact = ragged_suite.operand(
       rng, jp.MXFP8, (groups, n, k), integers=True
     )

@@ -14,6 +14,7 @@ from typing import Final
 
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import latency
 from jaxplugin.kernels.gpu import tiles_by_rule
 
 from jaxplugin.kernels import architectures
@@ -150,7 +151,9 @@ def plan(
   """
   tiling = RaggedTiling(
     **configs.for_path(shape, config),
-    **configs.for_architecture(shape, architecture, is_across=shape.is_across),
+    **configs.for_architecture(
+      shape, config, architecture, is_across=shape.is_across
+    ),
   )
   out = launching.Output(
     "out", (shape.m, shape.out_columns), configs.NUMPY_DTYPES[shape.out_dtype]
@@ -191,7 +194,7 @@ def plan(
   )
   if not is_split:
     return (ragged,)
-  block = configs.reduce_block(shape.m * shape.out_columns)
+  block = latency.reduce_block(shape.m * shape.out_columns)
   reduce = launching.Launch(
     kernel="ragged_reduce",
     name=configs.kernel_name("ragged_reduce", tiling),
@@ -203,7 +206,7 @@ def plan(
     outputs=(out,),
     constexprs=(("TILING", tiling), ("BLOCK", block)),
     grid=shape.m * configs.cdiv(shape.out_columns, block),
-    num_warps=configs.REDUCE_WARPS,
+    num_warps=latency.REDUCE_WARPS,
     **common,
   )
   return ragged, reduce

@@ -70,7 +70,7 @@ class DefaultConfigTest(executed_cases.Case):
 
   @parameterized.parameters("sm_80", "sm_90")
   def test_sums_are_split_and_added(self, architecture):
-    lhs, rhs = self.make("bf16", "mxfp8", m=16, n=64, k=1024)
+    lhs, rhs = self.make("bf16", "mxfp8", m=16, n=64, k=2048)
     product = self.check(architecture, lhs, rhs)
     self.assertLen(product.launches, 2)
     self.assertGreater(product.config.split_k, 1)
