@@ -12,6 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.interpreter import interpret
 
@@ -182,7 +183,7 @@ class DescriptorTest(parameterized.TestCase):
       lhs=configs.operand("bf16", 20, 128),
       rhs=configs.operand("nvfp4", 40, 128),
     )
-    lhs, rhs = configs.operand_descriptors(shape, UPCAST)
+    lhs, rhs = matmul_plans.operand_descriptors(shape, UPCAST)
     self.assertEqual(lhs.shape, (3, 20, 128))
     self.assertEqual(lhs.strides, (2560, 128, 1))
     self.assertEqual(lhs.block_shape, (1, 16, 64))
@@ -332,7 +333,9 @@ class PlanTest(parameterized.TestCase):
   def test_values_are_described_and_scales_are_not(self, lhs, split_k):
     shape = product(lhs, "mxfp8", has_bias=True)
     config = replace(UPCAST, split_k=split_k)
-    matmul, *rest = configs.plan(shape, config, architectures.by_name("sm_90"))
+    matmul, *rest = matmul_plans.plan(
+      shape, config, architectures.by_name("sm_90")
+    )
     described = dict(zip(matmul.inputs, matmul.descriptors, strict=True))
     self.assertEqual(described["rhs"].block_shape, (1, 32, 64))
     # In `inputs` lhs stands in for absent arrays, too: these are pointers.
@@ -345,7 +348,7 @@ class PlanTest(parameterized.TestCase):
     for launch in rest:
       self.assertFalse(any(launch.descriptors))
     element = {"mxfp8": "fp8e4nv", "bf16": "bf16"}[lhs]
-    signature = configs.signature(matmul, shape)
+    signature = matmul_plans.signature(matmul, shape)
     self.assertEqual(signature["lhs"], f"tensordesc<{element}[1,16,64]>")
     self.assertEqual(signature["rhs"], "tensordesc<fp8e4nv[1,32,64]>")
     self.assertEqual(signature["rhs_scale"], "*u8")

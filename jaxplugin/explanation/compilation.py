@@ -16,7 +16,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
-from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.inspection import machine_code
 from jaxplugin.runtime import triton_library
 
@@ -202,7 +202,7 @@ def compile_dot(
     try:
       kernel = compile_lib.compile_kernel(
         matmul.KERNELS[launch.kernel],
-        configs.signature(launch, shape),
+        matmul_plans.signature(launch, shape),
         dict(launch.constexprs),
         architecture,
         num_warps=launch.num_warps,

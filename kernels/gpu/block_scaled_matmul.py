@@ -10,7 +10,7 @@ kernels compute it: `upcast` dequantizes in registers, exactly, to bf16, for
 GPUs without block-scaled matrix instructions and for what those do not take;
 `native` leaves it to the instruction. Either may split k over programs, which
 then write partial sums for `reduce_kernel` to add in a fixed order: results do
-not depend on scheduling. `configs.plan` says how each is launched.
+not depend on scheduling. `matmul_plans.plan` says how each is launched.
 
 Pointers come first and `out` is the last of them: jax-triton passes outputs
 behind inputs. Those that a call has not are any pointer. Kernels take pointers
@@ -30,13 +30,13 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import small_m
 from jaxplugin.kernels.gpu import sums
 from jaxplugin.kernels.gpu import tiles
 
 
-@triton.jit(repr=configs.kernel_name_of("upcast"))
+@triton.jit(repr=matmul_plans.kernel_name_of("upcast"))
 def upcast_kernel(
   lhs,
   lhs_scale,
@@ -68,7 +68,7 @@ def upcast_kernel(
   tiles.store_tile(acc, position, epilogue, out, TILING)
 
 
-@triton.jit(repr=configs.kernel_name_of("native"))
+@triton.jit(repr=matmul_plans.kernel_name_of("native"))
 def native_kernel(
   lhs,
   lhs_scale,
@@ -96,7 +96,7 @@ def native_kernel(
   tiles.store_tile(acc, position, epilogue, out, TILING)
 
 
-@triton.jit(repr=configs.kernel_name_of("reduce"))
+@triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
 def reduce_kernel(
   workspace,
   global_scale,

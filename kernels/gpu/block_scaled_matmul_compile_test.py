@@ -22,6 +22,7 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.inspection import compile
 from jaxplugin.kernels.inspection import machine_claims
@@ -243,14 +244,14 @@ def compiled(name, key):
     core_count=CORE_COUNTS[name],
     use_descriptors=key in DESCRIBED,
   )
-  launch = configs.plan(shape, config, architecture)[0]
+  launch = matmul_plans.plan(shape, config, architecture)[0]
   return launch, config, compile_launch(launch, shape, architecture)
 
 
 def compile_launch(launch, shape, architecture):
   return compile.compile_kernel(
     block_scaled_matmul.KERNELS[launch.kernel],
-    configs.signature(launch, shape),
+    matmul_plans.signature(launch, shape),
     dict(launch.constexprs),
     architecture,
     num_warps=launch.num_warps,
@@ -474,7 +475,7 @@ class CompileTest(parameterized.TestCase):
     config = tiles_by_rule.default_config(
       shape, architecture, core_count=CORE_COUNTS[name]
     )
-    launches = configs.plan(shape, config, architecture)
+    launches = matmul_plans.plan(shape, config, architecture)
     self.assertLen(launches, 2)
     kernel = compile_launch(launches[1], shape, architecture)
     self.assertIsNone(kernel.limit_error)
@@ -498,7 +499,7 @@ class CompileTest(parameterized.TestCase):
     config = configs.MatmulConfig(
       path="upcast", block_m=16, block_n=128, block_k=128, split_k=16
     )
-    launch = configs.plan(shape, config, architecture)[1]
+    launch = matmul_plans.plan(shape, config, architecture)[1]
     kernel = compile_launch(launch, shape, architecture)
     opcodes = [
       item.opcode.partition(".")[0]

@@ -9,6 +9,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.kernels import architectures
@@ -80,12 +81,12 @@ class LayersTest(parameterized.TestCase):
     )
     stacked = dataclasses.replace(shape, layers=LAYERS)
     for given, name in ((shape, "lhs"), (stacked, "layer")):
-      (launch,) = configs.plan(
+      (launch,) = matmul_plans.plan(
         given, CONFIGS["upcast"], architectures.by_name("sm_90")
       )
       self.assertEqual(launch.inputs[4], name)
       self.assertEqual(launch.name.endswith("_layer"), name == "layer")
-      signature = configs.signature(launch, given)
+      signature = matmul_plans.signature(launch, given)
       self.assertEqual(
         signature["layer"], "*i32" if name == "layer" else "*bf16"
       )

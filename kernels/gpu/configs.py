@@ -1,28 +1,19 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How the matmul kernels are launched, as plain values and pure functions.
+"""What the matmul kernels compute and how, as plain values.
 
-`plan` turns a `MatmulShape` and a `MatmulConfig` into launches. Tests in the
-interpreter, those of the compiler and the lowering launch what it says.
-`tiles_by_rule` picks configs, of which `constraints` says what holds. Triton is
-not imported here.
+`tiles_by_rule` picks a `MatmulConfig` for a `MatmulShape`, `constraints` says
+what holds of it, and `matmul_plans` makes launches of both. Triton is not
+imported here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any
 from typing import Final
 from typing import Literal
 
-from jaxplugin.kernels.gpu import latency
-
-from jaxplugin.kernels import architectures
-from jaxplugin.kernels import descriptors
 from jaxplugin.kernels import formats
-from jaxplugin.kernels import launching
 
 Path = Literal["upcast", "native", "small_m"]
 PATHS: Final = ("upcast", "native", "small_m")
@@ -38,24 +29,7 @@ WORD_BYTES: Final = 4
 VALUES_PER_WORD: Final = 8  # of FP4
 INTERLEAVED_UNIT: Final = 16  # values that share two words
 
-# Pointers of the kernels, in order.
-_OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
-_EPILOGUE: Final = ("global_scale", "bias", "residual", "out")
-_POINTERS: Final = {
-  **dict.fromkeys(PATHS, (*_OPERANDS, "layer", *_EPILOGUE)),
-  "reduce": ("workspace", *_EPILOGUE),
-  "ragged": (*_OPERANDS, "group_sizes", "global_scale", "bias", "out"),
-  "ragged_reduce": ("workspace", "group_sizes", "global_scale", "bias", "out"),
-}
 NUMPY_DTYPES: Final = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-_TRITON_DTYPES: Final = {
-  "f16": "fp16",
-  "f32": "fp32",
-  "e4m3": "fp8e4nv",
-  "float32": "fp32",
-  "bfloat16": "bf16",
-  "float16": "fp16",
-}
 
 
 def cdiv(a: int, b: int) -> int:
@@ -479,230 +453,3 @@ class Tiling:
       overlaps=self.overlaps,
       skips_overlap=self.overlaps and skips,
     )
-
-
-def plan(
-  shape: MatmulShape,
-  config: MatmulConfig,
-  architecture: architectures.Architecture,
-) -> tuple[launching.Launch, ...]:
-  """The launches that compute `shape` with `config`, in order.
-
-  The config is one for which `constraints.config_error` is None.
-  """
-  tiling = Tiling(
-    **for_path(shape, config),
-    **for_architecture(shape, config, architecture),
-  )
-  is_split = tiling.is_split
-  result = (shape.batch, shape.m, shape.n)
-  lhs, rhs = None, None
-  if config.use_descriptors:
-    lhs, rhs = operand_descriptors(shape, config)
-  inputs = (
-    "lhs",
-    "lhs_scale" if shape.lhs.is_quantized else "lhs",
-    "rhs",
-    "rhs_scale" if shape.rhs.is_quantized else "rhs",
-    "layer" if shape.layers is not None else "lhs",
-    *_epilogue_inputs(shape, absent=is_split, filler="lhs"),
-  )
-  out = launching.Output("out", result, NUMPY_DTYPES[shape.out_dtype])
-  workspace = launching.Output(
-    "workspace", (config.split_k, *result), "float32"
-  )
-  matmul = launching.Launch(
-    kernel=config.path,
-    name=kernel_name(config.path, tiling),
-    inputs=inputs,
-    outputs=(workspace if is_split else out,),
-    descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
-    views=views(shape, config, architecture),
-    fp_fusion=True,
-    constexprs=(("TILING", tiling),),
-    grid=tiling.programs,
-    num_warps=config.num_warps,
-    num_stages=config.num_stages,
-  )
-  if not is_split:
-    return (matmul,)
-  inputs = (
-    "workspace",
-    *_epilogue_inputs(shape, absent=False, filler="workspace"),
-  )
-  elements = math.prod(result)
-  block = latency.reduce_block(elements)
-  reduce = launching.Launch(
-    kernel="reduce",
-    name=kernel_name("reduce", tiling),
-    inputs=inputs,
-    outputs=(out,),
-    fp_fusion=True,
-    constexprs=(("TILING", tiling), ("BLOCK", block)),
-    grid=cdiv(elements, block),
-    num_warps=latency.REDUCE_WARPS,
-  )
-  return matmul, reduce
-
-
-def for_architecture(
-  shape: MatmulShape,
-  config: MatmulConfig,
-  architecture: architectures.Architecture,
-  *,
-  is_across: bool = False,
-) -> dict[str, Any]:
-  """The fields of a `Tiling` that depend on where it runs."""
-  return {
-    "waits": architecture.has_wgmma,
-    "scales_ahead": (False, False)
-    if is_across
-    else latency.scales_ahead(shape, config, architecture),
-    "decoding": Decoding(
-      has_ptx=architecture.is_nvidia,
-      # Triton 3.9 switches LLVM's vectorizer off for it alone.
-      packs=architecture.name == "sm_80",
-      in_f32=not architecture.multiplies_bf16,
-    ),
-  }
-
-
-def for_path(shape: MatmulShape, config: MatmulConfig) -> dict[str, Any]:
-  """The fields of a `Tiling`: both as the path's kernel wants them."""
-  if config.path != "small_m":
-    return {"shape": shape, "config": config}
-  rhs = shape.rhs
-  if rhs.is_packed and not rhs.is_interleaved:
-    batch, row, k = rhs.strides
-    rhs = dataclasses.replace(
-      rhs, in_words=True, strides=(batch // WORD_BYTES, row // WORD_BYTES, k)
-    )
-  return {
-    "shape": dataclasses.replace(shape, rhs=rhs),
-    "config": dataclasses.replace(config, swap=True),
-  }
-
-
-def operand_descriptors(
-  shape: MatmulShape, config: MatmulConfig
-) -> tuple[descriptors.Descriptor, descriptors.Descriptor]:
-  """Of the values of lhs and rhs, as tiles of `config` are loaded."""
-
-  def describe(
-    kind: OperandKind, batch: int, rows: int, block_rows: int
-  ) -> descriptors.Descriptor:
-    return descriptors.describe(
-      (batch, rows, cdiv(shape.k, kind.values_per_element)),
-      kind.strides,
-      (block_rows, config.block_k // kind.values_per_element),
-      kind.element_bytes,
-    )
-
-  return (
-    describe(shape.lhs, shape.batch, shape.m, config.block_m),
-    describe(shape.rhs, shape.layers or shape.batch, shape.n, config.block_n),
-  )
-
-
-def views(
-  shape: MatmulShape,
-  config: MatmulConfig,
-  architecture: architectures.Architecture,
-) -> tuple[tuple[str, str], ...]:
-  """`launching.Launch.views` of the operands."""
-  found = {}
-  for name, kind in (("lhs", shape.lhs), ("rhs", shape.rhs)):
-    if not kind.is_quantized:
-      continue
-    found[name] = "u8"
-    if kind.element == formats.E4M3 and architecture.converts_e4m3:
-      found[name] = "e4m3"
-    if kind.is_interleaved or (
-      name == "rhs" and kind.is_packed and config.path == "small_m"
-    ):
-      found[name] = "u32"
-    if kind.scale == formats.E4M3 and architecture.converts_e4m3:
-      found[f"{name}_scale"] = "e4m3"
-  return tuple(found.items())
-
-
-def _epilogue_inputs(
-  shape: MatmulShape, *, absent: bool, filler: str
-) -> tuple[str, ...]:
-  present = {
-    "global_scale": shape.has_global_scale,
-    "bias": shape.has_bias,
-    "residual": shape.has_residual,
-  }
-  return tuple(
-    name if has and not absent else filler for name, has in present.items()
-  )
-
-
-def signature(
-  launch: launching.Launch,
-  shape: MatmulShape,
-  *,
-  bias_dtype: str = "f32",
-  residual_dtype: str = "f32",
-) -> dict[str, str]:
-  """Triton's types of the launch's arrays, by the kernel's argument names."""
-  arrays = {
-    "lhs": shape.lhs.format,
-    "rhs": shape.rhs.format,
-    "lhs_scale": "u8",
-    "rhs_scale": "u8",
-    "group_sizes": "i32",
-    "layer": "i32",
-    "global_scale": "f32",
-    "bias": bias_dtype,
-    "residual": residual_dtype,
-    "workspace": "f32",
-    **dict(launch.views),
-  }
-  names = _POINTERS[launch.kernel]
-  types = [*(arrays[name] for name in launch.inputs)]
-  types += [output.dtype for output in launch.outputs]
-  specs = [*launch.descriptors] or [None] * len(launch.inputs)
-  specs += [None] * len(launch.outputs)
-  return {
-    name: _triton_type(_TRITON_DTYPES.get(dtype, dtype), spec)
-    for name, dtype, spec in zip(names, types, specs, strict=True)
-  }
-
-
-def _triton_type(dtype: str, descriptor: descriptors.Descriptor | None) -> str:
-  if descriptor is None:
-    return f"*{dtype}"
-  block = ",".join(map(str, descriptor.block_shape))
-  return f"tensordesc<{dtype}[{block}]>"
-
-
-def kernel_name(kernel: str, tiling: Tiling) -> str:
-  """`block_scaled_<path>_<formats>_<tile>[_split<n>][_swap][_tma][_layer]`.
-
-  A C identifier. Ragged ones have "ragged" before the path, and "across" after
-  it.
-  """
-  shape, config = tiling.shape, tiling.config
-  split = f"_split{config.split_k}" if tiling.is_split else ""
-  if kernel.endswith("reduce"):
-    return f"block_scaled_{kernel}{split}"
-  if kernel == "ragged":
-    across = "_across" if tiling.is_across else ""
-    kernel = f"ragged_{config.path}{across}"
-  return (
-    f"block_scaled_{kernel}_{shape.lhs.name}_{shape.rhs.name}"
-    f"_{config.block_m}x{config.block_n}x{config.block_k}{split}"
-    # small_m has it so always.
-    f"{'_swap' if config.swap and config.path != 'small_m' else ''}"
-    f"{'_tma' if config.use_descriptors else ''}"
-    f"{'_layer' if shape.layers is not None else ''}"
-  )
-
-
-def kernel_name_of(kernel: str) -> Callable[[Any], str]:
-  """`repr=` of `triton.jit` for one of the kernels."""
-  return lambda specialization: kernel_name(
-    kernel, specialization.constants["TILING"]
-  )

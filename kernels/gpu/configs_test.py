@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
@@ -48,7 +49,7 @@ class FormatTest(parameterized.TestCase):
 
 class PlanTest(parameterized.TestCase):
   def plan(self, shape, config=CONFIG, architecture=SM_90):
-    return configs.plan(shape, config, architecture)
+    return matmul_plans.plan(shape, config, architecture)
 
   def test_arguments_are_those_of_the_kernels(self):
     shape = product(has_bias=True)
@@ -58,7 +59,7 @@ class PlanTest(parameterized.TestCase):
       self.assertLen(launches, split_k)
       for launch in launches:
         kernel = block_scaled_matmul.KERNELS[launch.kernel]
-        pointers = list(configs.signature(launch, shape))
+        pointers = list(matmul_plans.signature(launch, shape))
         names = [name for name, _ in launch.constexprs]
         self.assertEqual([*pointers, *names], kernel.arg_names)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
@@ -154,7 +155,7 @@ def _use_of_descriptors_error(
     )
   operands = (("lhs", shape.lhs), ("rhs", shape.rhs))
   for (name, kind), descriptor in zip(
-    operands, configs.operand_descriptors(shape, config), strict=True
+    operands, matmul_plans.operand_descriptors(shape, config), strict=True
   ):
     error = descriptors.descriptor_error(descriptor, kind.element_bytes)
     if error is not None:

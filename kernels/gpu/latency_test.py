@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import latency
+from jaxplugin.kernels.gpu import matmul_plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import matmul_shapes
@@ -46,7 +47,7 @@ class ScalesAheadTest(parameterized.TestCase):
   ):
     shape = matmul_shapes.product(lhs, rhs, **{"k": 4096, **sizes})
     architecture = architectures.by_name(name)
-    (launch, *_) = configs.plan(shape, config, architecture)
+    (launch, *_) = matmul_plans.plan(shape, config, architecture)
     tiling = dict(launch.constexprs)["TILING"]
     sides = {"lhs": tiling.lhs, "rhs": tiling.rhs}
     ahead = [side for side, tile in sides.items() if tile.scale_is_ahead]

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import decode
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles
 
 _GROUP = tl.constexpr(128)  # k that the four lanes of a row share
 
 
-@triton.jit(repr=configs.kernel_name_of("small_m"))
+@triton.jit(repr=matmul_plans.kernel_name_of("small_m"))
 def small_m_kernel(
   lhs,
   lhs_scale,

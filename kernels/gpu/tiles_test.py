@@ -17,6 +17,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.interpreter import interpret
 
 from jaxplugin.kernels import architectures
@@ -70,7 +71,7 @@ def make_shape(*, batch=1, m=16, n=32, k=128, lhs=None, rhs=None, **options):
 class OffsetTest(parameterized.TestCase):
   def far_access(self, shape, config, program):
     """("reads" or "writes", byte) of what one program of the matmul does."""
-    launch = configs.plan(shape, config, ARCHITECTURE)[0]
+    launch = matmul_plans.plan(shape, config, ARCHITECTURE)[0]
     views = {"residual": "f32", **dict(launch.views)}
     inputs = [
       np.zeros(ARRAY_BYTES, np.uint8).view(DTYPES[views.get(name, "u8")])

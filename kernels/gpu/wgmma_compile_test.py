@@ -13,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
@@ -92,13 +93,13 @@ def ptx(key, waits=True):
     kernel = ragged_matmul.KERNELS[launch.kernel]
   else:
     config = tiles_by_rule.default_config(shape, HOPPER, core_count=CORES)
-    launch = configs.plan(shape, config, HOPPER)[0]
+    launch = matmul_plans.plan(shape, config, HOPPER)[0]
     kernel = block_scaled_matmul.KERNELS[launch.kernel]
   (constexprs,) = launch.constexprs
   name, tiling = constexprs
   return compile.compile_kernel(
     kernel,
-    configs.signature(launch, shape),
+    matmul_plans.signature(launch, shape),
     {name: dataclasses.replace(tiling, waits=waits)},
     HOPPER,
     num_warps=launch.num_warps,

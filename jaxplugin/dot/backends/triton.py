@@ -37,6 +37,7 @@ from jaxplugin.dot.backends import dense
 from jaxplugin.dot.backends import triton_configs
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.runtime import triton_library
 
@@ -238,7 +239,7 @@ def _launches(
         f" table of measured choices has: {error}; or use jp.tuning(None)"
       )
     config = triton_configs.config_of(fields)
-  return configs.plan(shape, config, architecture)
+  return matmul_plans.plan(shape, config, architecture)
 
 
 def config_error(

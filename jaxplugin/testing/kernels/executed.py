@@ -18,6 +18,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching as planned
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
@@ -51,9 +52,9 @@ class Product:
 
   Attributes:
     architecture: by name.
-    shape, config: as `configs.plan` takes them.
+    shape, config: as `matmul_plans.plan` takes them.
     arrays: by name.
-    bias_dtype, residual_dtype: as `configs.signature` takes them.
+    bias_dtype, residual_dtype: as `matmul_plans.signature` takes them.
   """
 
   architecture: str
@@ -63,7 +64,7 @@ class Product:
 
   @property
   def launches(self) -> tuple[planned.Launch, ...]:
-    return configs.plan(
+    return matmul_plans.plan(
       self.shape, self.config, architectures.by_name(self.architecture)
     )
 
@@ -108,7 +109,7 @@ def _compiled(
 ) -> Any:
   return kernel_compile.compile_kernel(
     block_scaled_matmul.KERNELS[launch.kernel],
-    configs.signature(launch, shape),
+    matmul_plans.signature(launch, shape),
     dict(launch.constexprs),
     architecture,
     num_warps=launch.num_warps,

@@ -22,6 +22,7 @@ from jaxplugin.dot import reference
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.interpreter import interpret
 
 DTYPES: Final = {
@@ -279,7 +280,9 @@ def run(
     "bias": epilogue.bias,
     "residual": epilogue.residual,
   }
-  launches = configs.plan(shape, config, architectures.by_name(architecture))
+  launches = matmul_plans.plan(
+    shape, config, architectures.by_name(architecture)
+  )
   for launch in launches:
     views = dict(launch.views)
     inputs = [_view(arrays[name], views.get(name)) for name in launch.inputs]

@@ -25,6 +25,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 
 # Of H100 and A100 the cache delivers about 2 to 5 times what memory does
 # (arXiv:2402.13499); the higher number prunes less.
@@ -54,7 +55,7 @@ class Model:
   def seconds(self, config: configs.MatmulConfig) -> float:
     """The least that a config takes."""
     shape = self.shape
-    tiling = configs.Tiling(**configs.for_path(shape, config))
+    tiling = configs.Tiling(**matmul_plans.for_path(shape, config))
     rounds = configs.cdiv(tiling.programs, self.core_count)
     depth = tiling.steps * config.block_k
     tile_bytes = depth * (

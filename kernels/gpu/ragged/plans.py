@@ -15,6 +15,7 @@ from typing import Final
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import latency
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 
 from jaxplugin.kernels import architectures
@@ -150,8 +151,8 @@ def plan(
   The config is one for which `config_error` is None.
   """
   tiling = RaggedTiling(
-    **configs.for_path(shape, config),
-    **configs.for_architecture(
+    **matmul_plans.for_path(shape, config),
+    **matmul_plans.for_architecture(
       shape, config, architecture, is_across=shape.is_across
     ),
   )
@@ -175,7 +176,7 @@ def plan(
   common: dict[str, Any] = {"fp_fusion": True}
   ragged = launching.Launch(
     kernel="ragged",
-    name=configs.kernel_name("ragged", tiling),
+    name=matmul_plans.kernel_name("ragged", tiling),
     inputs=(
       "lhs",
       "lhs_scale" if shape.lhs.is_quantized else "lhs",
@@ -185,7 +186,7 @@ def plan(
       *epilogue("lhs", absent=is_split),
     ),
     outputs=(workspace if is_split else out,),
-    views=configs.views(shape, config, architecture),
+    views=matmul_plans.views(shape, config, architecture),
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
     num_warps=config.num_warps,
@@ -197,7 +198,7 @@ def plan(
   block = latency.reduce_block(shape.m * shape.out_columns)
   reduce = launching.Launch(
     kernel="ragged_reduce",
-    name=configs.kernel_name("ragged_reduce", tiling),
+    name=matmul_plans.kernel_name("ragged_reduce", tiling),
     inputs=(
       "workspace",
       "group_sizes",

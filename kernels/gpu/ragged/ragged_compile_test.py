@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
 from jaxplugin.kernels.inspection import compile
@@ -87,7 +88,7 @@ def compiled(key):
   kernels = [
     compile.compile_kernel(
       ragged_matmul.KERNELS[launch.kernel],
-      configs.signature(launch, shape, bias_dtype="bf16"),
+      matmul_plans.signature(launch, shape, bias_dtype="bf16"),
       dict(launch.constexprs),
       architecture,
       num_warps=launch.num_warps,

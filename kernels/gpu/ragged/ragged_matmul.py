@@ -23,7 +23,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
-from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import small_m
 from jaxplugin.kernels.gpu import sums
 from jaxplugin.kernels.gpu import tiles
@@ -35,7 +35,7 @@ _OAI_LIMIT = tl.constexpr(7.0)
 _OAI_ALPHA = tl.constexpr(1.702)
 
 
-@triton.jit(repr=configs.kernel_name_of("ragged"))
+@triton.jit(repr=matmul_plans.kernel_name_of("ragged"))
 def ragged_kernel(
   lhs,
   lhs_scale,
@@ -86,7 +86,7 @@ def ragged_kernel(
     _store(result, row, end, column, out, TILING)
 
 
-@triton.jit(repr=configs.kernel_name_of("ragged_reduce"))
+@triton.jit(repr=matmul_plans.kernel_name_of("ragged_reduce"))
 def ragged_reduce_kernel(
   workspace,
   group_sizes,

@@ -12,6 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import decode
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.inspection import compile as kernel_compile
 from jaxplugin.kernels.inspection.ptx import launching
 
@@ -54,9 +55,9 @@ def compiled(architecture, name, interleaved):
   config = configs.MatmulConfig(
     path="upcast", block_m=64, block_n=64, block_k=64
   )
-  (launch,) = configs.plan(shape, config, target)
+  (launch,) = matmul_plans.plan(shape, config, target)
   (_, tiling) = launch.constexprs[0]
-  types = configs.signature(launch, shape)
+  types = matmul_plans.signature(launch, shape)
   kernel = kernel_compile.compile_kernel(
     dequantize_kernel,
     {"codes": types["lhs"], "scale": types["lhs_scale"], "out": "*bf16"},
