@@ -103,17 +103,18 @@ class OursTest(parameterized.TestCase):
     self.assertEqual(sorted(ours(pair, target)), expected)
 
   @parameterized.parameters(
-    (jnp.bfloat16, "9.13", True),
-    (jnp.bfloat16, "9.12", False),  # by a multiply of its own, in f32
-    (jnp.float16, "9.13", False),
-    (jnp.float32, "9.13", False),
+    (128, jnp.bfloat16, "9.13", True),
+    (5, jnp.bfloat16, "9.13", False),  # by the kernel that cuts its tile
+    (128, jnp.bfloat16, "9.12", False),  # by a multiply of its own, in f32
+    (128, jnp.float16, "9.13", False),
+    (128, jnp.float32, "9.13", False),
   )
   def test_global_scale_that_cudnn_rounds_is_right_and_only_there(
-    self, dtype, cudnn, is_rounded
+    self, m, dtype, cudnn, is_rounded
   ):
     dtype = np.dtype(dtype)
     (row,), (pair,) = (
-      workloads.parse_rows("5x96x256"),
+      workloads.parse_rows(f"{m}x128x256"),
       workloads.parse_pairs("nvfp4"),
     )
     target = targets.named_target("b200", cudnn=cudnn)
@@ -128,7 +129,8 @@ class OursTest(parameterized.TestCase):
     )
     made.data = mock.Mock(quantized=lambda i: (lhs, rhs))
     cudnn_variant = made.ours(["cudnn"])[0]
-    exact = verification.expected_dot(lhs, rhs).exact / np.float64(scale)
+    a, b = (verification.f64(x, np.arange(x.shape[0])) for x in (lhs, rhs))
+    exact = a @ b.T / np.float64(scale)
     # What a kernel gives that multiplies by bf16(scale) before its one cast.
     rounded = (exact * float(scale.astype(jnp.bfloat16))).astype(dtype)
     error = np.abs(rounded.astype(np.float64) / (exact * scale) - 1).max()
