@@ -260,8 +260,11 @@ def _product(
     raise NotServed(f"a ragged dot has no implementation {implementation!r}")
   if any(x is not None for x in offset):
     raise NotServed("it has a group_offset")
-  if params["out_sharding"] is not None:
-    raise NotServed("it has an out_sharding")
+  if params["out_sharding"] is not None and weights.axis != 2:
+    raise NotServed(
+      "it has an out_sharding, and its weights are not blocked along what it"
+      " contracts"
+    )
   result = jax.eval_shape(functools.partial(primitive.bind, **params), *args)
   if result.dtype not in rules.RESULT_DTYPES:
     raise NotServed(
@@ -270,7 +273,9 @@ def _product(
   if rows is None and np.dtype(lhs.dtype) not in _FLOATS:
     raise NotServed(f"lhs is {lhs.dtype}, not float32, bfloat16 or float16")
   bind = functools.partial(primitive.bind, **params)
-  multiply = functools.partial(_multiply, dims, result.dtype, implementation)
+  multiply = functools.partial(
+    _multiply, dims, result.dtype, implementation, params["out_sharding"]
+  )
   return _differentiable(bind, multiply)(lhs, rhs, group_sizes, rows, weights)
 
 
@@ -289,6 +294,7 @@ def _multiply(
   dims: _Dimensions,
   dtype: np.dtype,
   implementation: str | None,
+  out_sharding: Any,
   lhs: jax.Array | scaled_array.ScaledArray,
   weights: scaled_array.ScaledArray,
   group_sizes: jax.Array,
@@ -303,6 +309,7 @@ def _multiply(
       group_sizes,
       preferred_element_type=dtype,
       implementation=implementation,
+      out_sharding=out_sharding,
     )
   if isinstance(lhs, scaled_array.ScaledArray):
     lhs = lhs.dequantize()

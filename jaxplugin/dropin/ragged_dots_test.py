@@ -11,6 +11,9 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 
@@ -248,6 +251,31 @@ class RaggedDotsTest(parameterized.TestCase):
     fast = jp.accelerate(function)
     self.assertIn(OURS, text(fast, x, w, SIZES))
     self.assertTrue(is_within(jax.jit(fast)(x, w, SIZES), exact))
+
+  def test_out_sharding_is_that_of_the_result(self):
+    if jax.device_count() < 4:
+      self.skipTest(f"needs 4 devices, has {jax.device_count()}")
+    mesh = jax.make_mesh(
+      (4,), ("a",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4]
+    )
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+    def function(x, w):
+      numbers = w.dequantize().swapaxes(1, 2)
+      return lax.ragged_dot(x, numbers, SIZES, out_sharding=P(None, "a"))
+
+    x, w = rows(), weights("mxfp8")
+    with jax.set_mesh(mesh):
+      sharded = jax.tree.map(lambda leaf: put(leaf, "a"), w)
+      accelerated = jp.accelerate(function)
+      result = jax.jit(accelerated)(put(x), sharded)
+      program = text(accelerated, put(x), sharded)
+    self.assertEqual(jax.typeof(result).sharding.spec, P(None, "a"))
+    self.assertIn(OURS, program)
+    # A row is of one device's group.
+    np.testing.assert_array_equal(
+      np.asarray(result), np.asarray(jp.ragged_dot(x, w, SIZES))
+    )
 
   def test_explain(self):
     args = rows(), weights("mxfp4").unpack(), SIZES

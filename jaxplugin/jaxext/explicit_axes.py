@@ -53,6 +53,21 @@ def type_of(shape: Sequence[int], x: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(tuple(shape), np.float32, sharding=sharding)
 
 
+def refuse_unreduced(who: str, out_sharding: Any) -> None:
+  """Raises NotImplementedError if a result with this would be unreduced.
+
+  Args:
+    who: the function that the error names.
+    out_sharding: as `lax.dot_general`'s.
+  """
+  spec = getattr(out_sharding, "spec", out_sharding)
+  if getattr(spec, "unreduced", None):
+    raise NotImplementedError(
+      f"{who}: out_sharding must have no unreduced axes, got {out_sharding};"
+      " leave them out, and the sum is made here"
+    )
+
+
 def reshard(x: jax.Array, spec: mesh_axes.Spec) -> jax.Array:
   """`x`, its dimensions sharded by `spec`, on its mesh or the context's."""
   mesh = sharding_of(x).mesh

@@ -44,6 +44,7 @@ def ragged_dot(
   preferred_element_type: Any = jnp.float32,
   reduce_dtype: Any = None,
   implementation: str | None = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """Multiplies groups of rows, each with a block-scaled weight of its own.
 
@@ -90,16 +91,22 @@ def ragged_dot(
       sharded, as in `block_scaled_dot`; None is f32. Where groups are, a row
       has one device's result, which travels in the result's dtype.
     implementation: None chooses; "xla", "triton" or "cpu" forces one.
+    out_sharding: as `jax.lax.ragged_dot`'s: a `PartitionSpec` or a
+      `NamedSharding` of explicit mesh axes, of the type of the result. None is
+      what follows from the operands: axes of rows and columns stay theirs, and
+      sums over devices are everywhere.
 
   Returns:
     preferred_element_type[m, n], or [m, n / 2] of a gated activation.
 
   Raises:
     TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
+    ValueError: a parameter is not acceptable, an NVFP4 scale is negative, or
+      out_sharding does not fit the result.
     NotImplementedError: the implementation asked for cannot serve (all reasons
-      are listed), or a derivative with respect to quantized values or block
-      scales is asked for.
+      are listed), a derivative with respect to quantized values or block scales
+      is asked for, or out_sharding has unreduced axes.
+    JAX's own errors of shardings, those of `jax.lax.ragged_dot`.
   """
   with speaking.speaking_for(speaking.who(WHO)):
     rules.require_quantized(rhs)
@@ -112,12 +119,14 @@ def ragged_dot(
       implementation=implementation,
     )
     if any(map(straight_through.has_surrogate, (lhs, rhs))):
-      return _straight_through(options, arrays)
-    return options(arrays)
+      return _straight_through(options, arrays, out_sharding)
+    return options(arrays, out_sharding=out_sharding)
 
 
 def _straight_through(
-  options: straight_through.Options, given: straight_through.Arrays
+  options: straight_through.Options,
+  given: straight_through.Arrays,
+  out_sharding: Any,
 ) -> jax.Array:
   """`ragged_dot` where lhs or rhs has a surrogate."""
   call = _call(
@@ -132,7 +141,9 @@ def _straight_through(
     for name, x in given._asdict().items()
   ]
   dot = functools.partial(_straight_through_automatic, options)
-  sharding = explicit.result_sharding(call, partitioning.RAGGED_DOT)
+  sharding = explicit.result_sharding(
+    call, partitioning.RAGGED_DOT, out_sharding
+  )
   if sharding is None:
     return dot(*arrays)
   return explicit.automatic(dot, sharding)(*arrays)
@@ -158,6 +169,7 @@ def product(
   preferred_element_type: Any = jnp.float32,
   reduce_dtype: Any = None,
   implementation: str | None = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """`ragged_dot`, of plain weights too."""
   call_of = functools.partial(
@@ -168,7 +180,9 @@ def product(
     implementation=implementation,
   )
   call = call_of(lhs, rhs, group_sizes)
-  sharding = explicit.result_sharding(call, partitioning.RAGGED_DOT)
+  sharding = explicit.result_sharding(
+    call, partitioning.RAGGED_DOT, out_sharding
+  )
   if sharding is None:
     return _dot(call, bias)
   dot = lambda bias, *arrays: _dot(call_of(*arrays), bias)

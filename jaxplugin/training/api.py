@@ -353,12 +353,7 @@ def _explicit_sharding(
   """
   if out_sharding is None and explicit_axes.mesh_of((lhs, rhs)) is None:
     return None
-  spec = getattr(out_sharding, "spec", out_sharding)
-  if getattr(spec, "unreduced", None):
-    raise NotImplementedError(
-      "dot_general: out_sharding must have no unreduced axes, got"
-      f" {out_sharding}; leave them out, and the sum is made here"
-    )
+  explicit_axes.refuse_unreduced("dot_general", out_sharding)
 
   def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return lax.dot_general(

@@ -38,6 +38,8 @@ from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
 from jaxplugin.ragged.contraction import api as contraction_api
 from jaxplugin.ragged.contraction import calls as contraction_calls
+from jaxplugin.ragged.sharding import explicit
+from jaxplugin.ragged.sharding import partitioning
 from jaxplugin.training import api as training_api
 from jaxplugin.training import gradients
 from jaxplugin.training import products
@@ -72,6 +74,7 @@ def ragged_dot_general(
   key: jax.Array | None = None,
   preferred_element_type: Any = None,
   reduce_dtype: Any = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """Multiplies groups of rows with a weight each, quantized as a recipe says.
 
@@ -119,6 +122,7 @@ def ragged_dot_general(
     reduce_dtype: f32, bf16 or f16: what devices send each other where what a
       product contracts is sharded, as in `jp.dot_general`; None is the dtype of
       each product.
+    out_sharding: as of `jp.ragged_dot`. Gradients have their operands'.
 
   Returns:
     preferred_element_type[m, n].
@@ -126,10 +130,12 @@ def ragged_dot_general(
   Raises:
     TypeError: rank, dtype or shape of an argument is wrong.
     ValueError: while a gradient is traced, of a recipe that rounds it
-      stochastically, no key was given.
+      stochastically, no key was given; or out_sharding does not fit the result.
     NotImplementedError: dimension numbers contract the ragged dimension, which
-      is no forward product, or are not served by `jp.ragged_dot_general`; or a
-      second derivative where products backward are quantized.
+      is no forward product, or are not served by `jp.ragged_dot_general`;
+      out_sharding has unreduced axes; or a second derivative where products
+      backward are quantized.
+    JAX's own errors of shardings, those of `jax.lax.ragged_dot`.
   """
   with speaking.speaking_for(speaking.who(WHO)):
     if not isinstance(recipe, recipes.Recipe):
@@ -182,10 +188,21 @@ def ragged_dot_general(
     leaves, tree = jax.tree.flatten((key_data, sizes, held))
     # Here and not inside: see `dot_general`.
     arrays = dot.vary_alike([lhs, weights, *leaves])
-    key_data, sizes, held = jax.tree.unflatten(tree, arrays[2:])
-    return gradients.quantized_dot(
-      setting, arrays[0], arrays[1], key_data, sizes, held
+
+    def product(
+      lhs: jax.Array, rhs: jax.Array, *leaves: jax.Array
+    ) -> jax.Array:
+      key_data, sizes, held = jax.tree.unflatten(tree, leaves)
+      return gradients.quantized_dot(setting, lhs, rhs, key_data, sizes, held)
+
+    sharding = explicit.result_sharding(
+      calls.plain(arrays[0], arrays[1], sizes, contracting=2),
+      partitioning.RAGGED_DOT,
+      out_sharding,
     )
+    if sharding is not None:
+      product = explicit.automatic(product, sharding)
+    return product(*arrays)
 
 
 def _unless_quantized(lhs: Any) -> Any:

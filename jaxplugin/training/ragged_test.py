@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.testing.oracles import gradients_oracle
@@ -335,6 +337,36 @@ class TransformationsTest(parameterized.TestCase):
       NotImplementedError, "ragged_dot_general: .*has no derivative"
     ):
       jax.jvp(jax.grad(f), (x,), (t,))
+
+  @parameterized.parameters(
+    (P("a"), P("b"), None, P("a", None)),
+    (P(), P(None, "b"), None, P(None, "b")),
+    (P(None, "b"), P(None, None, "b"), P("b"), P("b", None)),
+    (P("b"), P("b"), P("b", "a"), P("b", "a")),
+  )
+  def test_explicit_axes_type_results_and_gradients(
+    self, x_spec, w_spec, out, spec
+  ):
+    if jax.device_count() < 8:
+      self.skipTest(f"needs 8 devices, has {jax.device_count()}")
+    mesh = jax.make_mesh(
+      (2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
+    )
+    x, w, g = _arrays(m=80)
+    expected = _step(_dot(_NEAREST))(x, w, g)
+    with jax.set_mesh(mesh):
+      x, w, g = (
+        jax.device_put(array, NamedSharding(mesh, own))
+        for array, own in ((x, x_spec), (w, w_spec), (g, spec))
+      )
+      actual = _step(_dot(_NEAREST, out_sharding=out))(x, w, g)
+    self.assertEqual(jax.typeof(actual[0]), jax.typeof(g))
+    self.assertEqual(jax.typeof(actual[1]), jax.typeof(x))
+    self.assertEqual(jax.typeof(actual[2]), jax.typeof(w))
+    for have, want in zip(actual, expected, strict=True):
+      # The same codes, and sums of the parts of devices.
+      scale = float(np.abs(want).max())
+      np.testing.assert_allclose(have, want, rtol=0, atol=2e-6 * scale)
 
   def test_explain_tells_each_product_and_its_cost(self):
     x, w, _ = _arrays()

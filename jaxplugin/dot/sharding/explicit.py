@@ -63,12 +63,7 @@ def asked_sharding(call: calls.Call, out_sharding: Any) -> NamedSharding:
   Raises:
     NotImplementedError: the result would be unreduced.
   """
-  spec = getattr(out_sharding, "spec", out_sharding)
-  if getattr(spec, "unreduced", None):
-    raise NotImplementedError(
-      f"{sides.who()}: out_sharding must have no unreduced axes, got"
-      f" {out_sharding}; leave them out, and the sum is made here"
-    )
+  explicit_axes.refuse_unreduced(sides.who(), out_sharding)
   mesh = explicit_axes.mesh_of(call.flatten())
   types = [
     explicit_axes.type_of(side.shape, side.values, mesh)

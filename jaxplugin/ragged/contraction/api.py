@@ -47,6 +47,7 @@ def ragged_dot_general(
   preferred_element_type: Any = jnp.float32,
   reduce_dtype: Any = None,
   implementation: str | None = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """`jax.lax.ragged_dot_general` of block-scaled operands.
 
@@ -86,6 +87,7 @@ def ragged_dot_general(
     reduce_dtype: f32, bf16 or f16: what devices send each other where what is
       contracted is sharded, as in `block_scaled_dot`; None is f32.
     implementation: None chooses; a name forces one.
+    out_sharding: as of `ragged_dot`.
 
   Returns:
     preferred_element_type[m, n], or [groups, n, k] where m is contracted: of
@@ -93,7 +95,8 @@ def ragged_dot_general(
 
   Raises:
     TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: implementation is unknown, or an NVFP4 scale is negative.
+    ValueError: implementation is unknown, an NVFP4 scale is negative, or
+      out_sharding does not fit the result.
     NotImplementedError: dimension numbers that are JAX's have no kernel here;
       or as of `ragged_dot`.
   """
@@ -113,6 +116,7 @@ def ragged_dot_general(
         preferred_element_type=preferred_element_type,
         reduce_dtype=reduce_dtype,
         implementation=implementation,
+        out_sharding=out_sharding,
       )
     return contract(
       lhs,
@@ -121,6 +125,7 @@ def ragged_dot_general(
       preferred_element_type=preferred_element_type,
       reduce_dtype=reduce_dtype,
       implementation=implementation,
+      out_sharding=out_sharding,
     )
 
 
@@ -132,6 +137,7 @@ def contract(
   preferred_element_type: Any = jnp.float32,
   reduce_dtype: Any = None,
   implementation: str | None = None,
+  out_sharding: Any = None,
 ) -> jax.Array:
   """The contraction of (m, n) and (m, k), by groups of rows."""
   call_of = functools.partial(
@@ -142,7 +148,7 @@ def contract(
   )
   call = call_of(lhs, rhs, group_sizes)
   explicit_sharding = explicit.result_sharding(
-    call, sharding.RAGGED_CONTRACTION
+    call, sharding.RAGGED_CONTRACTION, out_sharding
   )
   if explicit_sharding is None:
     return _contracted(call)

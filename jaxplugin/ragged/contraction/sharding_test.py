@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded ragged contractions: right values, and what travels for them."""
 
+import functools
 import re
 
 import jax
@@ -167,16 +168,22 @@ class ShardedContractionTest(parameterized.TestCase):
     (P("a"), P("a"), (None, None, None)),
     (P("a", "b"), P("a"), (None, "b", None)),
     (P(), P(None, "b"), (None, None, "b")),
+    # What is asked for: rows are summed over, and the sum is scattered.
+    (P("a"), P("a"), ("b", None, "a"), P("b", None, "a")),
   )
   def test_explicit_axes_type_the_result_and_gradients(
-    self, lhs_spec, rhs_spec, spec
+    self, lhs_spec, rhs_spec, spec, out=None
   ):
     lhs, exact_lhs = self.operand(contract.F32, N)
     rhs, exact_rhs = self.operand(contract.F32, K)
     mesh = jax.make_mesh(
       (2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
     )
-    function = lambda *args: jp.ragged_dot_general(*args, NUMBERS)
+    function = functools.partial(
+      jp.ragged_dot_general,
+      ragged_dot_dimension_numbers=NUMBERS,
+      out_sharding=out,
+    )
     gradient = jax.grad(lambda *args: jnp.sum(function(*args) ** 2) / 64)
     with jax.set_mesh(mesh):
       args = (

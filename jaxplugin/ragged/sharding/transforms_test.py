@@ -267,6 +267,92 @@ class ExplicitTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(result), expected)
 
   @parameterized.parameters(
+    # Rows of four devices' groups come to where they are wanted.
+    (P("a"), P("b"), P(("a", "b"))),
+    # Parts of k: a sum, scattered or everywhere.
+    (P(None, "b"), P(None, None, "b"), P(None, "b")),
+    (P("a", "b"), P(None, None, "b"), P("a")),
+    # Nothing is sharded, and everything is.
+    (P(), P(), P("b", "a")),
+    # What would stay is gathered.
+    (P("a"), P(None, "b"), P()),
+    # Half as many columns.
+    (P("a"), P(None, "b"), P("b"), "swiglu"),
+  )
+  def test_out_sharding_is_that_of_the_result(
+    self, lhs_spec, rhs_spec, out, activation=None
+  ):
+    lhs, exact_lhs = ragged_suite.operand(
+      self.rng, jp.MXFP8, (M, K), integers=True
+    )
+    rhs, exact_rhs = ragged_suite.operand(
+      self.rng, jp.NVFP4, (GROUPS, 64, K), integers=True
+    )
+    function = functools.partial(jp.ragged_dot, activation=activation)
+    one_device = np.asarray(function(lhs, rhs, SIZES))
+    with jax.set_mesh(self.mesh):
+      args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec), SIZES
+      asked = jax.jit(functools.partial(function, out_sharding=out))
+      result = asked(*args)
+      named = NamedSharding(self.mesh, out)
+      same = function(*args, out_sharding=named)
+    self.assert_type(result, *out, *[None] * (2 - len(out)))
+    self.assertEqual(jax.typeof(same), jax.typeof(result))
+    np.testing.assert_array_equal(np.asarray(same), np.asarray(result))
+    if activation is not None:  # by XLA's exp, and by the kernel's
+      scale = float(np.abs(one_device).max())
+      np.testing.assert_allclose(result, one_device, atol=1e-6 * scale)
+      return
+    # Integers: sums over devices are exact too.
+    np.testing.assert_array_equal(np.asarray(result), one_device)
+    expected, _ = ragged_suite.oracle(exact_lhs, exact_rhs, SIZES)
+    np.testing.assert_array_equal(np.asarray(result), expected)
+
+  def test_sum_that_is_wanted_in_parts_is_scattered(self):
+    rhs, _ = ragged_suite.operand(
+      self.rng, jp.MXFP8, (GROUPS, 64, K), integers=True
+    )
+    with jax.set_mesh(self.mesh):
+      args = (
+        self.put(np.ones((M, K), np.float32), P(None, "b")),
+        self.put(rhs, P(None, None, "b")),
+        SIZES,
+      )
+      dot = functools.partial(jp.ragged_dot, out_sharding=P(None, "b"))
+      text = jax.jit(dot).lower(*args).compile().as_text()
+    self.assertIn("reduce-scatter", text)
+    self.assertNotIn("all-reduce", text)
+
+  @parameterized.parameters(
+    (P("a", "b", None), ValueError, r"at most 2 dimensions.*\(32, 64\)"),
+    (P(None, ("a", "b")), ValueError, r"axis 1 .* 8 times.*size 60"),
+    (P("c"), ValueError, "axis: c"),
+    ("a", TypeError, "out_sharding.* of ragged_dot_general"),
+    (P(unreduced={"b"}), NotImplementedError, "ragged_dot: .*no unreduced"),
+  )
+  def test_out_sharding_that_does_not_fit(self, out, error, message):
+    columns = 60 if "60" in message else 64
+    rhs = jp.quantize(np.ones((GROUPS, columns, K), np.float32), jp.MXFP8)
+    lhs = self.put(np.ones((M, K), np.float32), P("a"))
+    with (
+      jax.set_mesh(self.mesh),
+      self.assertRaisesRegex(error, message),
+    ):
+      jp.ragged_dot(lhs, rhs, SIZES, out_sharding=out)
+
+  def test_out_sharding_needs_explicit_axes(self):
+    rhs = jp.quantize(np.ones((GROUPS, 64, K), np.float32), jp.MXFP8)
+    lhs = np.ones((M, K), np.float32)
+    with self.assertRaisesRegex(ValueError, "not under a mesh context"):
+      jp.ragged_dot(lhs, rhs, SIZES, out_sharding=P("a"))
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))
+    with (
+      jax.set_mesh(mesh),
+      self.assertRaisesRegex(ValueError, "of type Auto|AxisType.Auto"),
+    ):
+      jp.ragged_dot(lhs, rhs, SIZES, out_sharding=P("a"))
+
+  @parameterized.parameters(
     ("swigluoai", P("a"), P("b"), P("b")),
     ("swiglu", P("a"), P(None, "b"), P(None, "b")),
     ("silu", P(None, "b"), P(None, None, "b"), P()),
@@ -307,15 +393,15 @@ class ExplicitTest(parameterized.TestCase):
       jp.quantize, format=jp.MXFP8, derivative="straight_through"
     )
 
-    def loss(lhs, rhs):
-      y = jp.ragged_dot(quantize(lhs), quantize(rhs), SIZES)
+    def loss(lhs, rhs, **options):
+      y = jp.ragged_dot(quantize(lhs), quantize(rhs), SIZES, **options)
       return jnp.sum(jnp.sin(y / 8))
 
-    gradient = jax.jit(jax.grad(loss, (0, 1)))
-    expected = gradient(lhs, rhs)
+    expected = jax.jit(jax.grad(loss, (0, 1)))(lhs, rhs)
+    asked = functools.partial(loss, out_sharding=P("b", "a"))
     with jax.set_mesh(self.mesh):
       args = self.put(lhs, lhs_spec), self.put(rhs, rhs_spec)
-      actual = gradient(*args)
+      actual = jax.jit(jax.grad(asked, (0, 1)))(*args)
     for have, want, arg in zip(actual, expected, args, strict=True):
       self.assertEqual(jax.typeof(have), jax.typeof(arg))
       np.testing.assert_allclose(have, want, atol=1e-5)

@@ -67,9 +67,10 @@ class Options:
   implementation: str | None
   reduce_dtype: np.dtype | None = None
 
-  def __call__(self, arrays: Arrays) -> jax.Array:
+  def __call__(self, arrays: Arrays, **options: Any) -> jax.Array:
     return self.function(
       **arrays._asdict(),
+      **options,
       preferred_element_type=self.preferred_element_type,
       activation=self.activation,
       implementation=self.implementation,
