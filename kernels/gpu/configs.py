@@ -13,6 +13,7 @@ import dataclasses
 from typing import Final
 from typing import Literal
 
+from jaxplugin.kernels import constants
 from jaxplugin.kernels import formats
 
 Path = Literal["upcast", "native", "small_m"]
@@ -311,7 +312,7 @@ class Tile:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tiling:
+class Tiling(constants.KernelConstant):
   """A product and how it is computed: all that a kernel knows beforehand.
 
   Kernels take it as their one compile-time constant.

@@ -10,6 +10,7 @@ from typing import Final
 from typing import Literal
 
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import constants
 from jaxplugin.kernels import formats
 
 SCALE_ROUNDINGS: Final = ("up", "floor")
@@ -91,7 +92,7 @@ NO_EXTRAS: Final = Extras()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantized:
+class Quantized(constants.KernelConstant):
   """What a kernel makes: a compile-time constant of it.
 
   Attributes:
