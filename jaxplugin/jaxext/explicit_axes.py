@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
 
 
@@ -115,6 +116,7 @@ def shard_map(
     in_specs: of each argument, which is resharded to it.
     out_specs: a list of those of several results, or that of the only one.
   """
+  axes = set(mesh_axes.explicit_axes(mesh))
   given: Any
   if isinstance(out_specs, list):
     given = tuple(map(mesh_axes.partition_spec, out_specs))
@@ -127,7 +129,8 @@ def shard_map(
     mesh=mesh,
     in_specs=tuple(map(mesh_axes.partition_spec, in_specs)),
     out_specs=given,
-    axis_names=set(mesh_axes.explicit_axes(mesh)),
+    # Over those that a `vmap` maps it is that of the `vmap` itself.
+    axis_names=axes - jax_private.mapped_mesh_axes(),
     # Which results vary over which axes kernels do not say.
     check_vma=False,
   )

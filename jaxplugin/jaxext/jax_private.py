@@ -20,6 +20,7 @@ from typing import Final
 import jax
 import jax.export
 import numpy as np
+from jax._src import core
 from jax._src import dispatch
 from jax._src import util
 from jax._src.export import _export
@@ -46,6 +47,11 @@ def set_everywhere(context: Any, value: Any) -> None:
 def lower_with_sharding_in_types(ctx: Any, value: Any, aval: Any) -> Any:
   """Constrains a lowered value to the explicit sharding in its type."""
   return mlir.lower_with_sharding_in_types(ctx, value, aval)
+
+
+def mapped_mesh_axes() -> frozenset[str]:
+  """The explicit mesh axes of dimensions that enclosing `vmap`s map."""
+  return frozenset(core.get_axis_env().explicit_mesh_axis_names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ the result of a call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -32,14 +33,14 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad
 from jax.sharding import AxisType
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 
 from jaxplugin.core import formats
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
+from jaxplugin.dot.sharding import explicit
+from jaxplugin.jaxext import explicit_axes
 from jaxplugin.quantization import dequantize_primitive
 
 Bind = Callable[[calls.Call], jax.Array]
@@ -207,28 +208,15 @@ def transpose(
   names = [name for name, wanted in form.named(is_wanted).items() if wanted]
   _refuse_quantized(form, names)
   _require_linear(form, names)
-  avals = [x.aval for x in args if ad.is_undefined_primal(x)]
-
-  def cotangents(g: jax.Array, known: list[jax.Array]) -> tuple[jax.Array, ...]:
-    wanted, rest = iter(avals), iter(known)
-    call = form.filled([next(wanted if w else rest) for w in is_wanted])
-    return tuple(_cotangent(bind, name, g, call) for name in names)
-
-  function: Any = cotangents
+  call = form.filled(x.aval if ad.is_undefined_primal(x) else x for x in args)
+  cotangents = form.named([None] * len(args))
+  mesh: Any = contextlib.nullcontext()
   if _is_explicit(g):
-    # What a device then sends or sums is the partitioner's to decide.
-    mesh = jax.typeof(g).sharding.mesh
-    shardings = tuple(
-      # Of an operand that is on no mesh, the whole cotangent everywhere.
-      NamedSharding(mesh, PartitionSpec(*(None,) * aval.ndim))
-      if aval.sharding.mesh.empty
-      else aval.sharding
-      for aval in avals
-    )
-    function = jax.sharding.auto_axes(cotangents, out_sharding=shardings)
-  known = [x for x in args if not ad.is_undefined_primal(x)]
-  results = iter(function(g, known))
-  return [next(results) if w else None for w in is_wanted]
+    mesh = jax.sharding.use_abstract_mesh(jax.typeof(g).sharding.mesh)
+  with mesh:
+    for name in names:
+      cotangents[name] = _cotangent(bind, name, g, call)
+  return list(cotangents.values())
 
 
 def _cotangent(
@@ -240,11 +228,16 @@ def _cotangent(
     cotangent = _side_cotangent(name, g, call)
   elif name == "global_scale":
     cotangent = _sum_to(bind(call.bare()) * g.astype(_F32), aval)
-    if call.global_power is not None:
-      cotangent = cotangent * call.global_power
+    power = call.global_power
+    if power is not None:
+      cotangent = cotangent * _sharded_as(cotangent, power)
   else:
     cotangent = _sum_to(g.astype(_F32), aval)
-  return cotangent.astype(aval.dtype)
+  cotangent = cotangent.astype(aval.dtype)
+  if not _is_explicit(g):
+    return cotangent
+  # Of an operand that is on no mesh, the whole cotangent everywhere.
+  return explicit_axes.reshard(cotangent, explicit_axes.spec_of(aval))
 
 
 def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
@@ -252,15 +245,30 @@ def _side_cotangent(name: str, g: jax.Array, call: calls.Call) -> jax.Array:
   dims = GradientDims.of(call.dimension_numbers, call.lhs.ndim, call.rhs.ndim)
   factor = call.global_scale
   dtype = _F32 if factor is not None and factor.ndim else g.dtype
-  call = call.in_usual_order()
-  plain = _dequantized(call.rhs if name == "lhs" else call.lhs, dtype)
-  return side_cotangent(name, g, plain, factor, call.global_power, dims)
+  other = call.rhs if name == "lhs" else call.lhs
+
+  def local(
+    g: jax.Array, other: sides.Side, numbers: sides.DimensionNumbers
+  ) -> jax.Array:
+    plain = _dequantized(other.in_usual_order(), dtype)
+    return reference.plain_dot(g, plain, numbers, _F32)
+
+  def product(g: jax.Array, numbers: sides.DimensionNumbers) -> jax.Array:
+    if not _is_explicit(g):
+      return local(g, other, numbers)
+    order = dims.lhs_order if name == "lhs" else dims.rhs_order
+    spec = explicit_axes.spec_of(call.arrays()[name])
+    # Dimension i of the operand is `order[i]` of the product.
+    out = tuple(axes for _, axes in sorted(zip(order, spec, strict=True)))
+    return explicit.product_across_blocks(local, g, other, numbers, out)
+
+  return side_cotangent(name, g, product, factor, call.global_power, dims)
 
 
 def side_cotangent(
   side: str,
   g: jax.Array,
-  other: jax.Array,
+  product_with: Callable[[jax.Array, sides.DimensionNumbers], jax.Array],
   factor: jax.Array | None,
   power: jax.Array | None,
   dims: GradientDims,
@@ -270,7 +278,7 @@ def side_cotangent(
   Args:
     side: "lhs" or "rhs".
     g: the result's cotangent.
-    other: the other side, dequantized.
+    product_with: (g, numbers) -> its product with the other side, in f32.
     factor: f32[], or f32 that broadcasts to g and has its rank, or None.
     power: likewise, a power of two.
     dims: of the dot.
@@ -279,11 +287,23 @@ def side_cotangent(
   if side == "rhs":
     numbers, order = dims.wgrad, dims.rhs_order
   if factor is not None and factor.ndim:  # it may vary along the contracted
-    g = epilogue.multiply(g.astype(_F32), factor, power)
-  product = reference.plain_dot(g, other, numbers, _F32)
+    if power is not None:
+      power = _sharded_as(g, power)
+    g = epilogue.multiply(g.astype(_F32), _sharded_as(g, factor), power)
+  product = product_with(g, numbers)
   if factor is not None and not factor.ndim:
     product = epilogue.multiply(product, factor, power)
   return product.transpose(order)
+
+
+def _sharded_as(like: jax.Array, x: jax.Array) -> jax.Array:
+  """`x`, which broadcasts to `like`; under explicit axes with its axes."""
+  if not _is_explicit(like):
+    return x
+  sizes = zip(x.shape, explicit_axes.spec_of(like), strict=True)
+  return explicit_axes.reshard(
+    x, tuple(axes if size != 1 else () for size, axes in sizes)
+  )
 
 
 def _dequantized(side: sides.Side, g_dtype: np.dtype) -> jax.Array:

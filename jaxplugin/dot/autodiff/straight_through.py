@@ -220,10 +220,11 @@ def _product_of_both(
       and array.format.exact_in_bf16
       and array.global_scale is None
     )
+    plain = quantization.dequantize(array, formats.BF16 if is_bf16 else _F32)
     return derivatives.side_cotangent(
       side,
       g,
-      quantization.dequantize(array, formats.BF16 if is_bf16 else _F32),
+      lambda g, numbers: reference.plain_dot(g, plain, numbers, _F32),
       factor,
       None,
       derivatives.GradientDims.of(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxplugin.dot import calls
+from jaxplugin.dot import sides
 from jaxplugin.dot.sharding import sums
 from jaxplugin.jaxext import mesh_axes
 
@@ -57,8 +58,8 @@ def assign_axes(
   the result says nothing the smaller operand yields); k takes the sharding of
   one operand alone when its axes are still free, since slicing the other costs
   nothing; and at last dimensions without sharding take that of the wanted
-  result. An axis is dropped where it does not divide its dimension (for k: into
-  whole blocks).
+  result. An axis is dropped where it does not divide its dimension (into whole
+  blocks, where that has blocks).
 
   Args:
     call: the call.
@@ -93,16 +94,16 @@ def assign_axes(
       take_k(lhs_dim, rhs_dim, lhs_spec[lhs_dim])
 
   m_takes, n_takes = _takes(call, lhs_spec, rhs_spec, wanted_m, wanted_n)
-  takes_of_m = (lhs_axes, lhs.free, lhs_shape, m_takes)
-  takes_of_n = (rhs_axes, rhs.free, rhs_shape, n_takes)
+  takes_of_m = (lhs_axes, lhs, lhs_shape, m_takes)
+  takes_of_n = (rhs_axes, rhs, rhs_shape, n_takes)
   is_n_first = not _flat(m_takes) & _flat(wanted_m) and (
     bool(_flat(n_takes) & _flat(wanted_n))
     or _count(rhs_shape) > _count(lhs_shape)
   )
   order = (takes_of_n, takes_of_m) if is_n_first else (takes_of_m, takes_of_n)
-  for axes_list, free, shape, takes in order:
-    for dim, axes in zip(free, takes, strict=True):
-      axes_list[dim] = taker.take(axes, shape[dim])
+  for axes_list, side, shape, takes in order:
+    for dim, axes in zip(side.free, takes, strict=True):
+      axes_list[dim] = taker.take(axes, shape[dim], block_of(side, dim))
 
   for lhs_dim, rhs_dim in k_pairs:
     either = lhs_spec[lhs_dim] or rhs_spec[rhs_dim]
@@ -114,13 +115,13 @@ def assign_axes(
     if not lhs_axes[lhs_dim]:
       axes = taker.take(wanted[position], lhs_shape[lhs_dim])
       lhs_axes[lhs_dim] = rhs_axes[rhs_dim] = axes
-  for axes_list, free, shape, want in (
-    (lhs_axes, lhs.free, lhs_shape, wanted_m),
-    (rhs_axes, rhs.free, rhs_shape, wanted_n),
+  for axes_list, side, shape, want in (
+    (lhs_axes, lhs, lhs_shape, wanted_m),
+    (rhs_axes, rhs, rhs_shape, wanted_n),
   ):
-    for dim, axes in zip(free, want, strict=True):
+    for dim, axes in zip(side.free, want, strict=True):
       if not axes_list[dim]:
-        axes_list[dim] = taker.take(axes, shape[dim])
+        axes_list[dim] = taker.take(axes, shape[dim], block_of(side, dim))
 
   reduce = tuple(a for d in lhs.contracting for a in lhs_axes[d])
   parts = (
@@ -174,11 +175,17 @@ def _count(shape: Sequence[Any]) -> int:
 
 def granule_of(call: calls.Call, lhs_dim: int, rhs_dim: int) -> int:
   """The number of values of a contracting dimension that stay together."""
-  granule = 1
-  for side, dim in ((call.lhs, lhs_dim), (call.rhs, rhs_dim)):
-    if side.format is not None and side.axis == dim:
-      granule = math.lcm(granule, side.format.block_size)
-  return granule
+  return math.lcm(block_of(call.lhs, lhs_dim), block_of(call.rhs, rhs_dim))
+
+
+def block_of(side: sides.Side, dim: int) -> int:
+  """The number of values of a dimension that share a scale.
+
+  Also of one that is not contracted: a gradient's product has blocks there.
+  """
+  if side.format is None or side.axis != dim:
+    return 1
+  return side.format.block_size
 
 
 def result_spec(

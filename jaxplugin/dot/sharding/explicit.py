@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -125,6 +126,41 @@ def split(
       assignment.out,
     )(*call.flatten())
     return explicit_axes.reshard(result, out)
+
+
+def product_across_blocks(
+  local: Callable[[jax.Array, sides.Side, sides.DimensionNumbers], jax.Array],
+  g: jax.Array,
+  side: sides.Side,
+  numbers: sides.DimensionNumbers,
+  out: mesh_axes.Spec,
+) -> jax.Array:
+  """A gradient's product, f32: of each device its share, summed in f32.
+
+  What has to be gathered of the side travels as bytes.
+
+  Args:
+    local: (g, side, numbers) -> the product on one device, in f32.
+    g: plain, with a type of a mesh with explicit axes.
+    side: quantized, not blocked along what is contracted.
+    numbers: of g and the side.
+    out: axes of the result.
+  """
+  (g_dims, side_dims), (g_batch, side_batch) = numbers
+  call = calls.Call(
+    lhs=sides.Side(name="lhs", values=g, contracting=g_dims, batch=g_batch),
+    rhs=side.without_stack().replace(
+      name="rhs", contracting=side_dims, batch=side_batch, global_scale=None
+    ),
+    preferred_element_type=np.dtype(np.float32),
+    padded_scales=side.format is not None and side.scale_is_padded,
+  )
+  mesh = explicit_axes.sharding_of(g).mesh
+  return split(
+    lambda call: local(call.lhs.values, call.rhs, call.dimension_numbers),
+    call,
+    NamedSharding(mesh, mesh_axes.partition_spec(out)),
+  )
 
 
 def _prepared(call: calls.Call) -> calls.Call:
