@@ -276,6 +276,45 @@ class ShapeTest(MatmulTest):
     np.testing.assert_array_equal(result[0, 1], expected)
     self.assertTrue(np.isfinite(result[0, [0, 2]]).all())
 
+  @parameterized.product(
+    (
+      *({"path": path, "format": "mxfp8"} for path in PATHS),
+      *({"path": path, "format": "mxfp4"} for path in PATHS),
+      {"path": "upcast", "format": "mxfp6_e3m2"},
+    ),
+    # The one loads scales a step ahead in these tiles, the other does not.
+    architecture=("sm_80", "gfx942"),
+    own=(32, 96),
+  )
+  def test_infinity_by_a_scale_that_two_steps_have_is_added_once(
+    self, path, format, architecture, own
+  ):
+    # The last step has `own` k, and others that the one before had.
+    config = replace(PATHS[path], block_k=128)
+    k = 2 * config.block_k + own
+    lhs_format = format if path == "native" else "bf16"
+    lhs, _ = self.make(
+      lhs_format, format, batch=1, m=3, n=1, k=k, integers=True
+    )
+    # One k of each block of row 0 has 4 times 2^127 in a row of its own, which
+    # is beyond f32.
+    blocks = k // 32
+    values = np.ones((1, blocks, k)).astype(
+      formats.by_name(format).values_dtype
+    )
+    scale = np.full((1, blocks, blocks), 127, np.uint8)
+    for block in range(blocks):
+      values[0, block, 32 * block : 32 * (block + 1)] = 0
+      values[0, block, 32 * block + 7] = 4
+      scale[0, block, block] = 254
+    rhs = gpu_operands.store_operand(format, values.view(np.uint8), scale)
+    result = gpu_operands.run(lhs, rhs, config, architecture=architecture)
+    with np.errstate(over="ignore", invalid="ignore"):
+      in_f32 = rhs.exact.astype(np.float32).astype(np.float64)
+      expected = np.einsum("bmk,bnk->bmn", lhs.exact, in_f32)
+    self.assertTrue(np.isinf(expected).any())
+    np.testing.assert_array_equal(result, expected)
+
   @parameterized.parameters(1, 2, 3, 8)
   def test_program_order_covers_every_tile_once(self, group_m):
     # The interpreter refuses two programs that write one element.

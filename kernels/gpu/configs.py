@@ -293,6 +293,8 @@ class Tile:
     overlaps: whether a last step that would reach beyond k takes the last
       block_k of it instead.
     skips_overlap: whether what the step before had is 0 then; of one operand.
+    shrinks_overlap: whether what the step before had is scaled by 2^-127 then;
+      of the other, where a scale may make infinity of a value.
   """
 
   operand: OperandKind
@@ -309,6 +311,7 @@ class Tile:
   scale_is_ahead: bool = False
   overlaps: bool = False
   skips_overlap: bool = False
+  shrinks_overlap: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -410,8 +413,8 @@ class Tiling(constants.KernelConstant):
   def overlaps(self) -> bool:
     """Whether the last step takes some of k a second time, instead of masks.
 
-    Those k of lhs are 0 then, so that rhs must have no infinity there. Blocks
-    and loads of 16 bytes begin at multiples of 32.
+    Those k of lhs are 0 then, and rhs has no infinity there, neither as a value
+    nor by a scale. Blocks and loads of 16 bytes begin at multiples of 32.
     """
     shape, config = self.shape, self.config
     return (
@@ -453,4 +456,8 @@ class Tiling(constants.KernelConstant):
       scale_is_ahead=is_ahead and operand.is_quantized,
       overlaps=self.overlaps,
       skips_overlap=self.overlaps and skips,
+      # Of NVFP4, without its global scale, the largest number is 448 * 6.
+      shrinks_overlap=self.overlaps
+      and not skips
+      and operand.scale == formats.E8M0,
     )

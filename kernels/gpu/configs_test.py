@@ -90,6 +90,14 @@ class PlanTest(parameterized.TestCase):
       self.assertTrue(tile.overlaps)
     self.assertTrue(tiling.lhs.skips_overlap)
     self.assertFalse(tiling.rhs.skips_overlap)
+    self.assertFalse(tiling.lhs.shrinks_overlap)
+    self.assertTrue(tiling.rhs.shrinks_overlap)
+
+  def test_scales_that_make_no_infinity_need_not_shrink(self):
+    shape = product("bf16", "nvfp4", k=5 * CONFIG.block_k + 32)
+    tiling = configs.Tiling(shape=shape, config=CONFIG)
+    self.assertTrue(tiling.rhs.overlaps)
+    self.assertFalse(tiling.rhs.shrinks_overlap)
 
   @parameterized.parameters(
     {"k": 5 * CONFIG.block_k + 16},  # copies of 16 bytes would not be aligned

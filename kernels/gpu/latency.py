@@ -65,7 +65,12 @@ def scales_ahead(
     # alone. A plain lhs of 64 rows leaves no registers for the next step's.
     is_slower = config.num_warps > 4 and not ahead[1]
     is_full = not lhs.is_quantized and config.block_m > 32
-    return (False, False) if is_slower or is_full else ahead
+    if is_slower or is_full:
+      return False, False
+    # Where the last step overlaps its masks take registers. Then an SM has one
+    # block of eight warps, not two, if scales of one-byte values are ahead too.
+    is_masked = shape.k % config.block_k > 0 and config.num_warps > 4
+    return ahead[0] and (lhs.is_packed or not is_masked), ahead[1]
   if config.path == "native" and config.swap and not ahead[1]:
     # Those of a few rows of lhs came early enough.
     return False, False

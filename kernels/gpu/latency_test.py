@@ -16,6 +16,7 @@ from jaxplugin.testing.kernels import matmul_shapes
 SMALL_M = configs.MatmulConfig(
   path="small_m", block_m=16, block_n=128, block_k=128, swap=True
 )
+EIGHT_WARPS = dataclasses.replace(SMALL_M, block_n=256, num_warps=8)
 UPCAST = configs.MatmulConfig(
   path="upcast", block_m=128, block_n=128, block_k=64, num_warps=8
 )
@@ -30,6 +31,9 @@ class ScalesAheadTest(parameterized.TestCase):
     # Rows of 90 codes begin at no multiple of 4.
     ("sm_90", "bf16", "mxfp4", {"k": 2880}, SMALL_M, "rhs"),
     ("sm_90", "mxfp8", "mxfp8", {}, SMALL_M, "lhs"),
+    # Registers of the last step's masks.
+    ("sm_90", "mxfp8", "mxfp4", {"k": 2880}, EIGHT_WARPS, "rhs"),
+    ("sm_90", "mxfp4", "mxfp4", {"k": 2880}, EIGHT_WARPS, AHEAD),
     # Rows of 4 codes, two threads each.
     ("sm_90", "nvfp4", "nvfp4", {}, UPCAST, AHEAD),
     ("sm_90", "bf16", "mxfp4", {}, UPCAST, "rhs"),

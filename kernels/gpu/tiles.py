@@ -267,7 +267,9 @@ def load_values(base, batch, row, k, TILE: tl.constexpr):
 def load_scale(base, row, k, TILE: tl.constexpr):
   """Scale codes of a tile: [block_rows, block_k / block size], uint8 or FP8.
 
-  Code 0 outside the logical scale: 2^-127 or 0, never NaN.
+  Code 0 outside the logical scale: 2^-127 or 0, never NaN. Where the tile
+  `shrinks_overlap` also in blocks that the step before had: 0 of the other
+  operand meets these, and under 2^-127 no value is infinite.
   """
   block_size: tl.constexpr = TILE.operand.values_per_scale
   strides: tl.constexpr = TILE.operand.scale_strides
@@ -278,6 +280,7 @@ def load_scale(base, row, k, TILE: tl.constexpr):
   even_rows: tl.constexpr = TILE.even_rows
   even_columns: tl.constexpr = TILE.even_k
   pair: tl.constexpr = TILE.pair
+  skips: tl.constexpr = TILE.shrinks_overlap
   if not TILE.operand.is_swizzled:
     return load_tile(
       base,
@@ -292,6 +295,8 @@ def load_scale(base, row, k, TILE: tl.constexpr):
       even_rows,
       even_columns,
       pair,
+      (k - start_of_step(k, TILE)) // block_size,
+      skips,
     )
   elif (
     TILE.takes_scale_tiles
