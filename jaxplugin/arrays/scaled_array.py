@@ -81,6 +81,8 @@ class ScaledArray:
   surrogate: Any
   # (stack, number) of the arrays of which `stack[number]` made this one.
   _layer_of: tuple[ScaledArray, Any] | None = None
+  # The array of which `quantize` made this one, and the leaves then.
+  _quantized_from: tuple[Any, tuple[Any, ...]] | None = None
 
   def __init__(
     self,
@@ -387,6 +389,25 @@ class ScaledArray:
     number = jnp.asarray(number, jnp.int32)
     number = jnp.where(number < 0, number + count, number)
     return stack, jnp.clip(number, 0, count - 1)
+
+  def quantized_from(self) -> jax.Array | None:
+    """In a trace, the small array that `quantize` made this of, if known.
+
+    `quantize` of it along its last axis, with this global scale, gives the same
+    codes again. It is a constant of derivatives. Who wants them in another
+    layout can have kernels write that at once. It is known of what `quantize`
+    returned itself, as `layer_of` is.
+    """
+    if self._quantized_from is None:
+      return None
+    x, leaves = self._quantized_from
+    same = zip(self.tree_flatten()[0], leaves, strict=False)
+    return x if all(now is then for now, then in same) else None
+
+  def remember_origin(self, x: jax.Array) -> None:
+    """Notes in a trace what `quantized_from` returns."""
+    if isinstance(self.values, jax.core.Tracer):
+      self._quantized_from = lax.stop_gradient(x), self.tree_flatten()[0]
 
   def __iter__(self) -> Iterator[ScaledArray]:
     """One array for each index of the first dimension."""

@@ -154,8 +154,9 @@ def block_scaled_dot(
       reduce_dtype=reduce_dtype,
       implementation=implementation,
     )
-  lhs_side = side_of("lhs", lhs, lhs_scale)
-  rhs_side = _with_stack(side_of("rhs", rhs, rhs_scale), rhs)
+  lhs_side = _with_source(side_of("lhs", lhs, lhs_scale), lhs)
+  rhs_side = _with_source(side_of("rhs", rhs, rhs_scale), rhs)
+  rhs_side = _with_stack(rhs_side, rhs)
   contracting, batch = rules.canonical_dimension_numbers(
     dimension_numbers, lhs_side.ndim, rhs_side.ndim
   )
@@ -263,7 +264,7 @@ def _bind_with_epilogue(
   _validate_implementation(call)
   result = primitive.bind(call, targets.overriding_target())
   if guards.is_on():
-    guards.check(result, call.without_stack())
+    guards.check(result, call.without_origins())
   return result
 
 
@@ -315,6 +316,17 @@ def _with_stack(side: sides.Side, operand: Operand) -> sides.Side:
   return side.replace(
     stack=stack.values, stack_scale=stack.scale, layer=found[1]
   )
+
+
+def _with_source(side: sides.Side, operand: Operand) -> sides.Side:
+  """The side, and what it was quantized from, if its operand tells."""
+  if not isinstance(operand, scaled_array.ScaledArray):
+    return side
+  x = operand.quantized_from()
+  if x is None:
+    return side
+  global_scale = jax.lax.stop_gradient(operand.global_scale)
+  return side.replace(source=x, source_global_scale=global_scale)
 
 
 def require_arrays(name: str, operand: scaled_array.ScaledArray) -> None:

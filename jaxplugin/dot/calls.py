@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from jax.sharding import NamedSharding
@@ -61,11 +62,20 @@ class Call(forms.Call):
   out_sharding: NamedSharding | None = None
   reduce_dtype: np.dtype | None = None
 
-  ARRAYS = forms.of_two_sides(
-    "global_scale", "bias", "residual", "global_power"
-  ) | {
-    f"rhs_{name}": ("rhs", name) for name in ("stack", "stack_scale", "layer")
+  # What values and scales come from, which nothing needs but to be quicker.
+  ORIGINS: ClassVar[dict[str, tuple[str, ...]]] = {
+    f"{side}_{name}": (side, name)
+    for side, names in (
+      ("rhs", ("stack", "stack_scale", "layer")),
+      ("lhs", ("source", "source_global_scale")),
+      ("rhs", ("source", "source_global_scale")),
+    )
+    for name in names
   }
+  ARRAYS = (
+    forms.of_two_sides("global_scale", "bias", "residual", "global_power")
+    | ORIGINS
+  )
 
   # The same call otherwise.
 
@@ -83,6 +93,12 @@ class Call(forms.Call):
   def without_stack(self) -> Call:
     """With the slice of a stack alone, where rhs is one."""
     return self.replace(rhs=self.rhs.without_stack())
+
+  def without_origins(self) -> Call:
+    """With values and scales alone, wherever they come from."""
+    return self.replace(
+      lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
+    )
 
   def with_bytes(self) -> Call:
     """With FP4 values that come as words given as their bytes."""

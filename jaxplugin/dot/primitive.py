@@ -221,8 +221,9 @@ def _lower(ctx, *flat, call, target, platform=None):
   def function(*flat):
     whole = call.filled(flat)
     if mesh is not None or is_split:
-      # A device's share of a layer is none of its share of the stack.
-      whole = whole.without_stack()
+      # A device's share of a layer is none of its share of the stack, and NVFP4
+      # of a part has no global scale of its own.
+      whole = whole.without_origins()
     if mesh is not None:
       # Each device's share is lowered as a call of its own.
       share = functools.partial(bind, target=target)

@@ -44,6 +44,7 @@ PLAIN_DTYPES: Final = (
 
 Dims = tuple[int, ...]
 _OF_STACK: Final = ("stack", "stack_scale", "layer")
+_OF_ORIGIN: Final = (*_OF_STACK, "source", "source_global_scale")
 DimensionNumbers = tuple[tuple[Dims, Dims], tuple[Dims, Dims]]
 
 
@@ -74,6 +75,10 @@ class Side:
       what: they are stack[layer] and stack_scale[layer], layer an i32[] in
       range. Who reads a layer where it lies uses these in their place; all else
       need not know. None where they are no slices.
+    source, source_global_scale: of values and scale that `quantize` made along
+      the last dimension, of what: floats of the logical shape, and f32 of one
+      element, or None where the format has none. Who reads codes in another
+      layout quantizes these again. None where it is not known.
   """
 
   name: str
@@ -89,11 +94,13 @@ class Side:
   stack: Any = None
   stack_scale: Any = None
   layer: Any = None
+  source: Any = None
+  source_global_scale: Any = None
 
   def replace(self, **changes: Any) -> Side:
-    """The side with other fields; one of other arrays is of no stack."""
+    """The side with other fields; one of other arrays has no origin."""
     if not changes.keys().isdisjoint(("values", "scale")):
-      changes = dict.fromkeys(_OF_STACK) | changes
+      changes = dict.fromkeys(_OF_ORIGIN) | changes
     return dataclasses.replace(self, **changes)
 
   # Of shapes and dtypes.
@@ -207,8 +214,12 @@ class Side:
   # The same operand otherwise.
 
   def without_stack(self) -> Side:
-    """With values and scale alone."""
+    """With values and scale alone, no slices of a stack."""
     return self.replace(**dict.fromkeys(_OF_STACK))
+
+  def without_origin(self) -> Side:
+    """With values and scale alone, wherever they come from."""
+    return self.replace(**dict.fromkeys(_OF_ORIGIN))
 
   def whole_stack(self) -> Side:
     """All layers of the stack; which one is meant is the batch."""

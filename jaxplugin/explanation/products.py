@@ -61,7 +61,7 @@ def estimate_dot(
   problem, decision = decided.problem, decided.decision
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   # Of a stack one layer is read.
-  read = call.without_stack().flatten()
+  read = call.without_origins().flatten()
   written = [v.aval for v in eqn.outvars]
   num_bytes = estimates.bytes_of([*read, *written])
   if num_bytes is None or decision is None:

@@ -204,7 +204,7 @@ def quantize(
       who, values, scale, format, axis, out_sharding
     )
   scale_signs.remember_positive(scale)
-  return scaled_array.ScaledArray(
+  result = scaled_array.ScaledArray(
     values,
     scale,
     global_scale,
@@ -212,6 +212,18 @@ def quantize(
     scale_layout=scale_layout,
     surrogate=surrogate,
   )
+  is_plain = (
+    format.is_known
+    and axis == x.ndim - 1 > 0
+    and not batch_dims
+    and key is None
+    and derivative is None
+    and out_sharding is None
+    and (scale_rounding == "up" or not format.scale_is_power_of_two)
+  )
+  if is_plain and arguments.is_small(x):
+    result.remember_origin(x)
+  return result
 
 
 def quantize_both(

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 
 # The implementation of keys whose bits kernels draw.
@@ -110,6 +111,8 @@ class QuantizeProblem:
       result of a program does. They are the same array.
     scale_layout: of the scales; those that are swizzled are blocked along the
       last dimension.
+    pads_values: whether values have the rows of a swizzled scale, up to whole
+      tiles, with zeros past those of x: what cuDNN multiplies.
     extras: what training asks for beside that, of the first blocking.
     more_extras: the same of each of the other blockings; empty where nothing is
       asked for.
@@ -124,6 +127,7 @@ class QuantizeProblem:
   packed: bool = False
   for_products: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR
+  pads_values: bool = False
   extras: Extras = NO_EXTRAS
   more_extras: tuple[Extras, ...] = ()
 
@@ -154,6 +158,8 @@ class QuantizeProblem:
       where = f"axis {self.blockings[0].axis()}"
     if self.scale_layout != layouts.LINEAR:
       where += f", {self.scale_layout} scale"
+    if self.pads_values:
+      where += ", rows of values in whole tiles"
     if is_single and not is_plain:
       where += f", {self.extras}"
     return f"{self.dtype.name}[{sizes}] to {self.format}, {where}"
@@ -175,6 +181,14 @@ class QuantizeProblem:
   @property
   def sizes_are_static(self) -> bool:
     return all(isinstance(size, (int, np.integer)) for size in self.shape)
+
+  @property
+  def written_shape(self) -> tuple[Any, ...]:
+    """Logical shape of the values: that of x, with rows that are padded."""
+    if not self.pads_values:
+      return self.shape
+    *batch, rows, k = self.shape
+    return *batch, extents.round_up(rows, layouts.SCALE_TILE_ROWS), k
 
   @property
   def extras_each(self) -> tuple[Extras, ...]:

@@ -10,7 +10,7 @@ quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
   scale[, global_scale]), the latter where it is computed. One that is given is
   f32[] for all, or f32[n], one for each. There is a key for each blocking that
   is rounded stochastically. Parameters: format, blockings, scale_rounding,
-  packed, for_products, scale_layout, extras, more_extras, as of
+  packed, for_products, scale_layout, pads_values, extras, more_extras, as of
   `QuantizeProblem`; target, that of an enclosing `use_target`, or None;
   overlay, the tables of an enclosing `tuning`, or None.
 
@@ -36,7 +36,9 @@ from jax.interpreters import batching
 from jax.interpreters import mlir
 from jax.interpreters import partial_eval
 
+from jaxplugin.arrays import layouts
 from jaxplugin.core import blocking
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
@@ -68,6 +70,7 @@ _ASKED: Final = (
   "packed",
   "for_products",
   "scale_layout",
+  "pads_values",
   "extras",
   "more_extras",
 )
@@ -107,6 +110,7 @@ def quantize(
   given += [data for _, data in with_keys if data is not None]
   params |= _params_of(blockings, [e for e, _ in with_keys])
   params["for_products"] = for_products and params["packed"]
+  params["pads_values"] = False
   if format.is_known and 0 not in x.shape:
     if x.dtype not in _FLOATS:
       x = x.astype(jnp.float32)
@@ -125,6 +129,43 @@ def quantize(
     (r[0], r[1], r[2] if size == 3 else _own_scales(global_scale, i, 1))
     for i, r in enumerate(each)
   ]
+
+
+def quantize_in_whole_tiles(
+  x: jax.Array,
+  global_scale: jax.Array | None,
+  format: formats.BlockFormat,
+  target: targets.Target,
+) -> tuple[jax.Array, jax.Array]:
+  """Values and scale as cuDNN multiplies them: padded, and the scale swizzled.
+
+  Codes are those of `quantize` along the last axis; those past the rows of x
+  are zero.
+
+  Args:
+    x: f32, bf16 or f16[..., rows, k].
+    global_scale: f32[] where the format has one; else None.
+    target: that the call that multiplies them is lowered for.
+
+  Returns:
+    format.array_dtype[..., rows padded to 128, k]; format.scale_dtype[..., rows
+    padded to 128, k / block size padded to 4], "swizzled_128x4".
+  """
+  along = blocking.Blocking.along(x.ndim - 1, x.ndim, format.block_size)
+  values, scale = quantize_p.bind(
+    x,
+    *([] if global_scale is None else [global_scale]),
+    format=format,
+    **_params_of([along], [problems.NO_EXTRAS]),
+    scale_rounding="up",
+    packed=False,
+    for_products=False,
+    scale_layout=layouts.SWIZZLED,
+    pads_values=True,
+    target=target,
+    overlay=None,
+  )
+  return values, scale
 
 
 def _with_key(

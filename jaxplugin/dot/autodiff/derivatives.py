@@ -112,11 +112,13 @@ def jvp(
   """
   active = {k: x for k, x in tangents.items() if type(x) is not ad.Zero}
   _refuse_quantized(call, active)
-  # A zero that was written out: powers of two come from bits.
-  active.pop("global_power", None)
+  # Zeros that were written out: powers of two come from bits, and what codes
+  # come from is a constant.
+  for name in ("global_power", *call.ORIGINS):
+    active.pop(name, None)
   result = bind(call)
   # What is linear keeps its operands for the backward pass: no whole stacks.
-  call = call.without_stack()
+  call = call.without_origins()
   if call.activation is None:
     return result, _linear_tangent(bind, call, active, result)
 

@@ -10,7 +10,9 @@ It emits one of two custom calls, which XLA knows without registration:
   __cudnn$blockScaledDot(same)
     what XLA makes of it: everything is padded and the scales are in the 128x4
     layout already. Emitted where a scale comes swizzled, so that the scale of
-    a static weight is never transposed again.
+    a static weight is never transposed again. The other side is quantized
+    again, if what it was quantized from is known (`Side.source`): kernels write
+    it padded and swizzled, and XLA drops those of the first time.
 
 Both take [m, k] x [n, k] or [batch, m, k] x [batch, n, k], row-major, and a
 global scale that is a scalar of the result's dtype.
@@ -43,6 +45,7 @@ from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot import sides
+from jaxplugin.quantization import quantize_primitive
 
 DOT_TARGET: Final = "__op$block_scaled_dot"
 SWIZZLED_DOT_TARGET: Final = "__cudnn$blockScaledDot"
@@ -258,7 +261,7 @@ def emit(
   shape = call.shape
   is_fused = _fuses_global_scale(problem, target)
   dtype = _call_dtype(problem, target)
-  lhs, rhs = _canonical(call.lhs), _canonical(call.rhs)
+  lhs, rhs = _canonical_sides(call, target)
   extra: tuple[jax.Array, ...] = ()
   if is_fused:
     number = call.global_scale
@@ -266,13 +269,66 @@ def emit(
       number = number * call.global_power
     extra = (number.astype(dtype),)
   if layouts.SWIZZLED in (lhs.scale_layout, rhs.scale_layout):
-    result = _swizzled_dot(lhs, rhs, extra, dtype)
+    assert problem.m is not None and problem.n is not None
+    result = _swizzled_dot(lhs, rhs, (problem.m, problem.n), extra, dtype)
   else:
     result = _linear_dot(lhs, rhs, extra, dtype)
   result = result.reshape(shape)
   if is_fused:
     call = call.replace(global_scale=None, global_power=None)
   return epilogue.apply(result, call)
+
+
+def _canonical_sides(
+  call: calls.Call, target: targets.Target
+) -> tuple[sides.Side, sides.Side]:
+  """Both, `_canonical`, or in whole tiles where nothing else is swizzled."""
+  both = (call.lhs, call.rhs)
+  if all(side.stays_swizzled or _can_requantize(side) for side in both):
+    lhs, rhs = (
+      _in_whole_tiles(side, target)
+      if _can_requantize(side)
+      else _canonical(side)
+      for side in both
+    )
+  else:
+    lhs, rhs = map(_canonical, both)
+  return lhs, rhs
+
+
+def _can_requantize(side: sides.Side) -> bool:
+  """Whether it is known of what floats, which merge as they lie."""
+  in_order = (*side.batch, *side.free, *side.contracting)
+  return (
+    side.source is not None
+    and len(side.contracting) == 1
+    and in_order == tuple(range(side.ndim))
+  )
+
+
+def _in_whole_tiles(side: sides.Side, target: targets.Target) -> sides.Side:
+  """As `_canonical`, with rows of values that are padded, and a swizzled scale.
+
+  Of what `_can_requantize` says. The codes are the same.
+  """
+  assert side.format is not None
+  x, global_scale = side.merge(side.source), side.source_global_scale
+  if global_scale is not None:
+    global_scale = global_scale.reshape(())
+  batch = (0,) if side.batch else ()
+  if not batch:
+    x = x[0]
+  values, scale = quantize_primitive.quantize_in_whole_tiles(
+    x, global_scale, side.format, target
+  )
+  return side.replace(
+    values=values,
+    scale=scale,
+    scale_layout=layouts.SWIZZLED,
+    axis=x.ndim - 1,
+    contracting=(x.ndim - 1,),
+    batch=batch,
+  )
 
 
 def _canonical(side: sides.Side) -> sides.Side:
@@ -364,10 +420,15 @@ def _linear_dot(
 def _swizzled_dot(
   lhs: sides.Side,
   rhs: sides.Side,
+  sizes: tuple[int, int],
   extra: tuple[jax.Array, ...],
   dtype: np.dtype,
 ) -> jax.Array:
-  """`__cudnn$blockScaledDot`, with the padding and swizzling done here."""
+  """`__cudnn$blockScaledDot`, with the padding and swizzling done here.
+
+  Args:
+    sizes: rows of either side, which may have more, zeros after them.
+  """
   tile = layouts.SCALE_TILE_ROWS
   values, scales = [], []
   for side in (lhs, rhs):
@@ -388,7 +449,7 @@ def _swizzled_dot(
     ),
     custom_call_api_version=1,
   )(*values, *scales, *extra)
-  return result[..., : lhs.values.shape[-2], : rhs.values.shape[-2]]
+  return result[..., : sizes[0], : sizes[1]]
 
 
 def _reads(

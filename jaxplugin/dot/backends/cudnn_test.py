@@ -27,6 +27,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot.backends import cudnn
+from jaxplugin.quantization import quantize_primitive
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import suite
@@ -290,6 +291,137 @@ class EmittedTest(parameterized.TestCase):
       )(lhs.operand, rhs.operand)
     self.assertNotIn("block_scaled_dot(", exported.mlir_module())
     self.assertIn("dot_general", exported.mlir_module())
+
+
+class RequantizedTest(parameterized.TestCase):
+  """What is quantized in the program is written as the call reads it."""
+
+  def setUp(self):
+    super().setUp()
+    self.calls = []
+    real = quantize_primitive.quantize_in_whole_tiles
+
+    def by_operations(x, global_scale, format, target):
+      self.calls.append((x.shape, target))
+      return real(x, global_scale, format, CPU)
+
+    for patch in (
+      mock.patch.object(jax.ffi, "ffi_call", emulated_ffi_call),
+      mock.patch.object(
+        lowering, "resolve_target", lambda override, _: override or CPU
+      ),
+      mock.patch.object(
+        quantize_primitive, "quantize_in_whole_tiles", by_operations
+      ),
+    ):
+      self.enter_context(patch)
+
+  def weight(self, format, n, k):
+    w = np.random.default_rng(1).normal(size=(n, k)).astype(np.float32)
+    w_q = jp.quantize(jnp.asarray(w), format)
+    return jp.ScaledArray(
+      w_q.values,
+      jp.swizzle_scale(w_q.scale),
+      w_q.global_scale,
+      format,
+      scale_layout="swizzled_128x4",
+    )
+
+  def x(self, *shape):
+    x = np.random.default_rng(2).normal(size=shape).astype(np.float32)
+    x.reshape(-1, shape[-1])[-1, 3] = np.nan
+    return jnp.asarray(x)
+
+  def dot(self, x_q, w, **kwargs):
+    with jp.use_target(CudnnDotTest.target):
+      return jp.block_scaled_dot(x_q, w, implementation="cudnn", **kwargs)
+
+  def quantize(self, x, format, **kwargs):
+    with jp.use_target(CPU):
+      return jp.quantize(x, format, **kwargs)
+
+  def assert_as_given(self, f, x, format, w, **kwargs):
+    """`f` of x has the bits that it has of codes which nobody knows of."""
+    given = self.quantize(x, format, **kwargs)
+    del self.calls[:]
+    expected = jax.jit(self.dot)(given, w)
+    self.assertEmpty(self.calls)
+    actual = jax.jit(f)(x, w)
+    np.testing.assert_array_equal(
+      np.asarray(actual).view(np.uint32), np.asarray(expected).view(np.uint32)
+    )
+
+  @parameterized.product(
+    format=(jp.MXFP8, jp.MXFP8_E5M2, jp.NVFP4),
+    shape=((5, 96), (128, 64), (130, 96), (3, 7, 64)),
+  )
+  def test_bits_are_those_of_codes_that_are_given(self, format, shape):
+    w_format = jp.NVFP4 if format == jp.NVFP4 else jp.MXFP8
+    w = self.weight(w_format, 40, shape[-1])
+    f = lambda x, w: self.dot(self.quantize(x, format), w)
+    self.assert_as_given(f, self.x(*shape), format, w)
+    (call,) = self.calls
+    rows = int(np.prod(shape[:-1]))
+    self.assertEqual(call, ((rows, shape[-1]), CudnnDotTest.target))
+
+  @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  def test_swizzled_codes_are_padded_too(self, format):
+    w = self.weight(format, 40, 96)
+    swizzled = {"scale_layout": "swizzled_128x4"}
+    f = lambda x, w: self.dot(self.quantize(x, format, **swizzled), w)
+    self.assert_as_given(f, self.x(5, 96), format, w, **swizzled)
+    self.assertLen(self.calls, 1)
+
+  @parameterized.named_parameters(
+    ("rounded_down", {"scale_rounding": "floor"}, (5, 96)),
+    ("large", {}, (2**16, 64)),
+  )
+  def test_what_no_kernel_is_quicker_for_is_read_as_it_is(self, kwargs, shape):
+    w = self.weight(jp.MXFP8, 40, shape[1])
+    f = lambda x, w: self.dot(self.quantize(x, jp.MXFP8, **kwargs), w)
+    self.assert_as_given(f, self.x(*shape), jp.MXFP8, w, **kwargs)
+    self.assertEmpty(self.calls)
+
+  def test_linear_scale_of_the_other_side_leaves_both_to_xla(self):
+    w = self.quantize(self.x(40, 96), jp.MXFP8)
+    f = lambda x, w: self.dot(self.quantize(x, jp.MXFP8), w)
+    self.assert_as_given(f, self.x(5, 96), jp.MXFP8, w)
+    self.assertEmpty(self.calls)
+
+  def test_other_arrays_in_place_of_those_quantized_count(self):
+    w = self.weight(jp.NVFP4, 40, 96)
+
+    def f(x, w):
+      x_q = self.quantize(x, jp.NVFP4)
+      x_q.global_scale = 2 * x_q.global_scale
+      return self.dot(x_q, w) / 2
+
+    self.assert_as_given(f, self.x(5, 96), jp.NVFP4, w)
+    self.assertEmpty(self.calls)
+
+  def test_derivatives_do_not_ask_for_that_of_x(self):
+    w, x = self.weight(jp.NVFP4, 40, 96), self.x(5, 96)[:4]
+    residual = jnp.ones((4, 40))
+
+    def f(x, residual):
+      x_q = self.quantize(jax.lax.stop_gradient(x), jp.NVFP4)
+      return self.dot(x_q, w, residual=residual * residual)
+
+    out, tangent = jax.jit(
+      lambda *args: jax.jvp(f, args, (jnp.ones_like(x), 3 * residual))
+    )(x, residual)
+    self.assertLen(self.calls, 1)
+    np.testing.assert_array_equal(tangent, np.full((4, 40), 6))
+    np.testing.assert_array_equal(
+      out, self.dot(self.quantize(x, jp.NVFP4), w, residual=residual)
+    )
+
+  def test_under_vmap_rows_are_those_of_each(self):
+    w, x = self.weight(jp.MXFP8, 40, 96), self.x(3, 5, 96)
+    each = lambda x: self.dot(self.quantize(x, jp.MXFP8), w)
+    out = jax.jit(jax.vmap(each))(x)
+    expected = jnp.stack([self.dot(self.quantize(y, jp.MXFP8), w) for y in x])
+    np.testing.assert_array_equal(out, expected)
 
 
 class CallTest(absltest.TestCase):

@@ -97,6 +97,8 @@ def supports_quantize(
     return missing
   if len(problem.blockings) != 1:
     return decisions.Unsupported("kernels quantize along one axis at a time")
+  if problem.pads_values:
+    return decisions.Unsupported("kernels write as many rows as x has")
   (single,) = problem.each()
   # Kernels write k last: alone, a result is transposed by another pass, which
   # costs more than is won where operations make a code a byte.

@@ -57,6 +57,8 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
     return None
   if not problem.format.is_known or problem.dtype.name not in taking.DTYPES:
     return None
+  if problem.pads_values:  # part of a product
+    return None
   sizes = _sizes_of(problem)
   if sizes is None:
     return None

@@ -238,11 +238,12 @@ def _values_of_bytes(
   """Bytes as they were written, as the values of a problem of one blocking.
 
   Args:
-    values: uint8, in the order of the problem's shape; but several a byte have
-      the axis along which they are packed last, unless `packed_in_order`.
+    values: uint8, in the order of the problem's `written_shape`; but several a
+      byte have the axis along which they are packed last, unless
+      `packed_in_order`.
     problem: what was quantized.
   """
-  format, shape = problem.format, problem.shape
+  format, shape = problem.format, problem.written_shape
   axis = problem.blockings[0].axis()
   if not format.is_fp4:
     return lax.bitcast_convert_type(values.reshape(shape), format.array_dtype)

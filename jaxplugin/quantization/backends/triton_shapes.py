@@ -123,6 +123,7 @@ def _rows(
     k=k,
     k_is_minor=k_is_minor,
     swizzled=swizzled,
+    pads_values=problem.pads_values,
     extras=_extras(problem.extras),
     places=_places(shape, _strides(shape, problem.extras), groups),
     **_common(problem),

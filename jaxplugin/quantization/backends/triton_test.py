@@ -26,6 +26,7 @@ from jaxplugin.core import targets
 from jaxplugin.explanation import deviceless
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
+from jaxplugin.quantization import quantize_primitive
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
@@ -118,6 +119,46 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
     self.assert_same_bits(
       swizzled, quantization_lowerings.numbers(shape, np.float32)
+    )
+
+  @parameterized.product(
+    format=(MXFP8, MXFP8_E5M2, NVFP4), shape=((3, 7, 96), (130, 160), (128, 64))
+  )
+  def test_whole_tiles_are_written_for_a_product(self, format, shape):
+    x = quantization_lowerings.numbers(shape, np.float32)
+    given = jnp.float32(0.37) if format.has_global_scale else None
+
+    def in_tiles(x):
+      target = targets.overriding_target()
+      return quantize_primitive.quantize_in_whole_tiles(
+        x, given, format, target
+      )
+
+    self.assert_same_bits(in_tiles, x)
+    with targets.use_target(CPU):
+      values, scale = in_tiles(x)
+      linear = quantization.quantize(
+        x, format, global_scale=given, packed=False
+      )
+    *batch, rows, k = shape
+    more = [(0, 0)] * len(batch) + [(0, -rows % 128), (0, 0)]
+    np.testing.assert_array_equal(
+      np.asarray(values).astype(np.float32),
+      np.pad(np.asarray(linear.values).astype(np.float32), more),
+    )
+    codes = (
+      np.asarray(linear.scale)
+      .view(np.uint8)
+      .reshape(-1, rows, k // (format.block_size))
+    )
+    column_tiles = -(-codes.shape[2] // 4)
+    tiles = np.zeros((len(codes), -(-rows // 128) * column_tiles * 512), "u1")
+    for (i, row, column), code in np.ndenumerate(codes):
+      tile = row // 128 * column_tiles + column // 4
+      place = row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+      tiles[i, tile * 512 + place] = code
+    np.testing.assert_array_equal(
+      np.asarray(scale).view(np.uint8).reshape(tiles.shape), tiles
     )
 
   def test_f64_is_rounded_to_f32_before(self):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxplugin.core import blocking
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.quantization import hadamard
 from jaxplugin.quantization import operations
@@ -71,7 +72,10 @@ def quantize(
         scale_up=extras.scale_up,
         strides=extras.strides,
       )
-    results += quantized[: problem.results_each]
+    values, *rest = quantized[: problem.results_each]
+    if problem.pads_values:
+      values = extents.pad_axis(values, -2, problem.written_shape[-2])
+    results += [values, *rest]
   return results
 
 

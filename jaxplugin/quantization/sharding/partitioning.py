@@ -37,6 +37,7 @@ def can_quantize(problem: problems.QuantizeProblem) -> bool:
   return (
     problem.sizes_are_static
     and 0 not in problem.shape
+    and not problem.pads_values
     and not (format.is_fp4 and format.block_size % 2)
     and not any(extras.bits_refusal() for extras in problem.extras_each)
   )

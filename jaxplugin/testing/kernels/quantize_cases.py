@@ -40,6 +40,7 @@ def run_quantize(
   global_scale=None,
   scale_rounding="up",
   swizzled=False,
+  pads_values=False,
   config=None,
   k_axis=2,
   check_races=True,
@@ -69,7 +70,8 @@ def run_quantize(
       k_is_contiguous=k_axis == 2,
       extras=extras,
     )
-  shape = (batch, rows, -(-k // facts.values_per_byte))
+  stored_rows = grid_rows if pads_values else rows
+  shape = (batch, stored_rows, -(-k // facts.values_per_byte))
   values = np.full([shape[i] for i in order], UNWRITTEN, np.uint8)
   shape = (batch, rows, -(-k // facts.block_size))
   if swizzled:
@@ -101,6 +103,7 @@ def run_quantize(
       format_name,
       scale_rounding=scale_rounding,
       swizzled=swizzled,
+      pads_values=pads_values,
       extras=extras,
     ),
   )

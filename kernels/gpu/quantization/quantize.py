@@ -131,7 +131,10 @@ def _quantize_and_store(
   place = k_start // packing + tl.arange(0, BLOCK_K // packing)
   pointers = values + row[:, None] * VALUES_STRIDES[1]
   pointers += place[None, :] * VALUES_STRIDES[2]
-  inside = (row < rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
+  stored_rows = rows
+  if QUANTIZED.pads_values:
+    stored_rows = tl.cdiv(rows, _TILE_ROWS) * _TILE_ROWS
+  inside = (row < stored_rows)[:, None] & (place < tl.cdiv(k, packing))[None, :]
   tl.store(pointers, codes, mask=inside)
   _store_scale(
     scale,
@@ -182,7 +185,8 @@ def quantize(
     global_scale: f32[1] for NVFP4; else any pointer or None, not read.
     key: uint32[2], of threefry2x32, for random rounding; of a part of an array
       uint32[4], see `threefry.first_place`; else as before.
-    values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)].
+    values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)]; rows up
+      to whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
     scale: uint8[batch, rows, ceil(k / block size)] where linear; swizzled,
       batch times `swizzle_scale`'s bytes, its padding included, without gaps.
     rows, k: sizes.

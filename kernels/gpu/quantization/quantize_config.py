@@ -101,6 +101,8 @@ class Quantized(constants.KernelConstant):
       value saturates; else down ("floor").
     hardware_cast: as of `QuantizeConfig`.
     is_swizzled: whether scales are written as "swizzled_128x4".
+    pads_values: whether values have the rows of a swizzled scale, zeros past
+      those of x.
     extras: what a recipe adds.
     is_bounded: whether the global scale was computed from x, so that quotients
       are of a size with E2M1's values.
@@ -110,6 +112,7 @@ class Quantized(constants.KernelConstant):
   rounds_up: bool
   hardware_cast: bool
   is_swizzled: bool
+  pads_values: bool = False
   extras: Extras = NO_EXTRAS
   is_bounded: bool = False
 
@@ -124,6 +127,7 @@ class Rows:
     format: of `formats.FORMATS`.
     scale_rounding: one of `SCALE_ROUNDINGS`.
     swizzled: whether the scale is written as "swizzled_128x4".
+    pads_values: as of `Quantized`; with a swizzled scale alone.
     global_scale: see `GlobalScale`.
     packed_in_place: whether several values a byte lie as x does; else k is
       minor in what is written.
@@ -138,6 +142,7 @@ class Rows:
   format: str
   scale_rounding: str = "up"
   swizzled: bool = False
+  pads_values: bool = False
   global_scale: GlobalScale = "none"
   packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
@@ -282,6 +287,7 @@ def constexprs(
   *,
   scale_rounding: str = "up",
   swizzled: bool = False,
+  pads_values: bool = False,
   extras: Extras = NO_EXTRAS,
   global_scale: GlobalScale = "none",
 ) -> dict[str, Any]:
@@ -302,6 +308,7 @@ def constexprs(
       rounds_up=scale_rounding == "up",
       hardware_cast=config.hardware_cast,
       is_swizzled=swizzled,
+      pads_values=pads_values,
       extras=extras,
       is_bounded=global_scale == "computed",
     ),

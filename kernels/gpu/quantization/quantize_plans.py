@@ -104,15 +104,15 @@ def _quantize_launch(
   format = formats.by_name(x.format)
   blocks = x.k // format.block_size
   stored = x.k // format.values_per_byte
-  if format.is_packed and not x.packed_in_place:
-    values = (x.batch, x.rows, stored)
+  grid_rows, grid_k = x.covered()
+  if x.pads_values or (format.is_packed and not x.packed_in_place):
+    values = (x.batch, grid_rows if x.pads_values else x.rows, stored)
     values_strides = (values[1] * values[2], values[2], 1)
   else:
     values = x.shape(stored)
     values_strides = x.strides(stored)
   scale: tuple[int, ...] = x.shape(blocks)
   scale_strides = x.strides(blocks)
-  grid_rows, grid_k = x.covered()
   if x.swizzled:
     scale = (x.batch, grid_rows, grid_k // format.block_size)
     scale_strides = (scale[1] * scale[2], 0, 0)
@@ -130,6 +130,7 @@ def _quantize_launch(
       x.format,
       scale_rounding=x.scale_rounding,
       swizzled=x.swizzled,
+      pads_values=x.pads_values,
       extras=x.extras,
       global_scale=x.global_scale,
     ),

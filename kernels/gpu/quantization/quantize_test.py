@@ -317,6 +317,24 @@ class ShapeTest(parameterized.TestCase):
     np.testing.assert_array_equal(got[0], wanted[0])
     np.testing.assert_array_equal(got[1], np.asarray(swizzled))
 
+  @parameterized.product(
+    format_name=FORMAT_NAMES, shape=((1, 1, 32), (2, 131, 288))
+  )
+  def test_padded_values_are_zeros_past_the_rows(self, format_name, shape):
+    rng = np.random.default_rng(10)
+    x = rng.standard_normal(shape).astype(np.float32)
+    one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
+    got = run_quantize(
+      x, format_name, global_scale=one, swizzled=True, pads_values=True
+    )
+    wanted = expected(x, format_name, global_scale=one)
+    rows = shape[1]
+    self.assertEqual(got[0].shape[1], -(-rows // 128) * 128)
+    np.testing.assert_array_equal(got[0][:, :rows], wanted[0])
+    np.testing.assert_array_equal(got[0][:, rows:], 0)
+    swizzled = layouts.swizzle_scale(jnp.asarray(wanted[1]))
+    np.testing.assert_array_equal(got[1], np.asarray(swizzled))
+
   def test_offsets_past_2_to_the_31_are_64_bit(self):
     stride = 2**30 + 32  # fits in 32 bits; twice that does not
     wide = np.zeros(2 * stride + 32, np.float16)  # mapped, and hardly touched

@@ -71,6 +71,40 @@ class FewTest(Case):
     self.check(*case)
 
 
+class WholeTilesTest(Case):
+  """What cuDNN multiplies: padded values, and scales in tiles of 128 x 4."""
+
+  @parameterized.parameters(
+    ("sm_100", "mxfp8"), ("sm_100", "nvfp4"), ("sm_100", "mxfp8_e5m2")
+  )
+  def test_padding_is_zero_and_scales_are_swizzled(self, architecture, format):
+    x = self.data(DTYPES["bf16"], 7)
+    given = {}
+    if format == "nvfp4":
+      given["global_scale"] = np.array([0.0123], np.float32)
+    rows = quantize_config.Rows(
+      batch=1,
+      rows=ROWS,
+      k=K,
+      k_is_minor=True,
+      format=format,
+      swizzled=True,
+      pads_values=True,
+      global_scale="given" if given else "none",
+    )
+    got = executed.quantized(x, architecture, rows, **given)
+    values, scale = quantize_cases.expected(x, format, **given)
+    padded = np.zeros((1, 128, values.shape[2]), np.uint8)
+    padded[:, :ROWS] = values
+    np.testing.assert_array_equal(got["values"], padded)
+    columns = -(-scale.shape[2] // 4) * 4
+    tiles = np.zeros(128 * columns, np.uint8)
+    for (row, column), code in np.ndenumerate(scale[0]):
+      place = row % 32 * 16 + row // 32 * 4 + column % 4
+      tiles[column // 4 * 512 + place] = code
+    np.testing.assert_array_equal(got["scale"].reshape(-1), tiles)
+
+
 class ManyTest(Case):
   @parameterized.product(
     architecture=("sm_80", "sm_90", "sm_100", "sm_120"),
