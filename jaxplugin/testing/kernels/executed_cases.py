@@ -26,6 +26,14 @@ _ACTIVATIONS: Final = {
   ),
 }
 
+# Sizes of products that are drawn at random.
+_SIZES: Final = {
+  "m": (1, 3, 16, 17, 33, 64, 65, 130),
+  "n": (8, 96, 128, 136, 200, 300),
+  "k": (32, 96, 288, 416, 512, 1056),
+}
+_INTERLEAVED: Final = ("mxfp4", "nvfp4")  # formats that may be
+
 
 class Case(parameterized.TestCase):
   """Makes operands, and checks products of them."""
@@ -60,6 +68,17 @@ class Case(parameterized.TestCase):
     )
     self.assertGreater(counts["matrix products"], 0)
     return product
+
+  def check_random(self, architecture: str, lhs: str, rhs: str) -> None:
+    """Products of random sizes; of each order that rhs may be stored in."""
+    orders = [False]
+    if rhs in _INTERLEAVED and architecture != "sm_120":
+      orders.append(True)
+    for interleaved in orders:
+      sizes = {x: int(self.rng.choice(sizes)) for x, sizes in _SIZES.items()}
+      with self.subTest(**sizes, interleaved=interleaved):
+        operands = self.make(lhs, rhs, **sizes, interleaved=interleaved)
+        self.check(architecture, *operands)
 
   def check_epilogue(
     self,

@@ -24,12 +24,14 @@ from jaxplugin.testing.kernels import executed
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 DTYPES = ("bfloat16", "float32")
 ROWS, K = 4096, 4096
-# At most, a value: from sm_100 on an instruction casts to FP4.
+# At most, of bfloat16: what Triton 3.9 made, and 5 % of that. From sm_100 on an
+# instruction casts to FP4. f32 takes less than a tenth more to NVFP4.
 MOST = {
-  "nvfp4": {"sm_80": 24, "sm_90": 24, "sm_100": 12, "sm_120": 12},
-  "mxfp4": {"sm_80": 16, "sm_90": 16, "sm_100": 7, "sm_120": 7.5},
-  "mxfp8": {"sm_80": 19, "sm_90": 8, "sm_100": 8, "sm_120": 8},
+  "nvfp4": {"sm_80": 22.2, "sm_90": 21.9, "sm_100": 11.4, "sm_120": 11.7},
+  "mxfp4": {"sm_80": 14.2, "sm_90": 14, "sm_100": 5.7, "sm_120": 6.2},
+  "mxfp8": {"sm_80": 19.5, "sm_90": 8.1, "sm_100": 7.7, "sm_120": 8.1},
 }
+MOST_OF_F32 = 1.1  # as many
 
 
 @functools.cache
@@ -73,9 +75,10 @@ class InstructionsTest(parameterized.TestCase):
   def test_a_value_takes_few(self, format, architecture, dtype):
     compiled, _ = kernel(format, architecture, dtype)
     self.assertEqual(compiled.spill_bytes, 0)
+    most = MOST[format][architecture]
     self.assertLessEqual(
       instructions_a_value(format, architecture, dtype),
-      MOST[format][architecture],
+      most if dtype == "bfloat16" else most * MOST_OF_F32,
     )
 
   @parameterized.parameters(("sm_90", 0), ("sm_100", 16), ("sm_120", 16))

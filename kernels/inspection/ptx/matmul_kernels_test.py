@@ -50,10 +50,6 @@ PAIRS = (
   ("mxfp8", "nvfp4"),
   ("bf16", "mxfp6_e2m3"),
 )
-INTERLEAVED = ("mxfp4", "nvfp4")  # formats that may be
-FUZZ_M = (1, 3, 16, 17, 33, 64, 65, 130)
-FUZZ_N = (8, 96, 128, 136, 200, 300)
-FUZZ_K = (32, 96, 288, 416, 512, 1056)
 
 
 class DefaultConfigTest(executed_cases.Case):
@@ -110,21 +106,10 @@ class DefaultConfigTest(executed_cases.Case):
 class FuzzTest(executed_cases.Case):
   @parameterized.product(architecture=ARCHITECTURES, pair=PAIRS)
   def test_random_products(self, architecture, pair):
-    lhs, rhs = pair
     self.rng = np.random.default_rng(
       [ARCHITECTURES.index(architecture), PAIRS.index(pair)]
     )
-    orders = (False, True) if rhs in INTERLEAVED else (False,)
-    for interleaved in orders if architecture != "sm_120" else (False,):
-      sizes = {
-        name: int(self.rng.choice(choices))
-        for name, choices in (("m", FUZZ_M), ("n", FUZZ_N), ("k", FUZZ_K))
-      }
-      with self.subTest(**sizes, interleaved=interleaved):
-        self.check(
-          architecture,
-          *self.make(lhs, rhs, **sizes, interleaved=interleaved),
-        )
+    self.check_random(architecture, *pair)
 
   @parameterized.product(
     architecture=("sm_80", "sm_90"),

@@ -36,10 +36,6 @@ MORE_PAIRS = (
   ("mxfp8_e5m2", "mxfp8"),
   ("mxfp4", "mxfp8"),
 )
-INTERLEAVED = ("mxfp4", "nvfp4")  # formats that may be
-FUZZ_M = (1, 3, 16, 17, 33, 64, 65, 130)
-FUZZ_N = (8, 96, 128, 136, 200, 300)
-FUZZ_K = (32, 96, 288, 416, 512, 1056)
 
 
 class Case(executed_cases.Case):
@@ -125,16 +121,8 @@ class ManyConfigsTest(Case):
 class FuzzTest(executed_cases.Case):
   @parameterized.product(pair=(*NATIVE, *DECODED, *MORE_PAIRS))
   def test_random_products(self, pair):
-    lhs, rhs = pair
-    self.rng = np.random.default_rng([ord(x) for x in lhs + rhs])
-    for interleaved in (False, True) if rhs in INTERLEAVED else (False,):
-      sizes = {
-        name: int(self.rng.choice(choices))
-        for name, choices in (("m", FUZZ_M), ("n", FUZZ_N), ("k", FUZZ_K))
-      }
-      with self.subTest(**sizes, interleaved=interleaved):
-        operands = self.make(lhs, rhs, **sizes, interleaved=interleaved)
-        self.check(ARCHITECTURE, *operands)
+    self.rng = np.random.default_rng([ord(x) for x in "".join(pair)])
+    self.check_random(ARCHITECTURE, *pair)
 
 
 if __name__ == "__main__":
