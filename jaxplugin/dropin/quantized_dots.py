@@ -20,6 +20,7 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dropin.dots import calls
 from jaxplugin.dropin.dots import flow
+from jaxplugin.dropin.dots import operands
 from jaxplugin.dropin.dots import rewriting
 from jaxplugin.dropin.dots import sites
 from jaxplugin.dropin.dots import transforms
@@ -113,6 +114,14 @@ def quantize_dots(
   weight's gradient is a product for each row. Have the function that maps
   jitted inside: `jp.quantize_dots(eqx.filter_jit(loss), recipe)`.
 
+  A weight may come quantized once, as `jp.quantize_operand` returns it: `fn`
+  gets its array, and the product that this comes to, as it is, takes the
+  copies: the bits of quantizing anew, and the gradient goes to the array
+  (`jp.training.with_primals`). It has to come to one, reshaped by nothing: in
+  `fn`, in a derivative that it takes, or in jitted functions, which then are
+  inlined; products inside of loops, checkpoints and the like cannot take it,
+  and not those of a derivative inside of a jitted function.
+
   Args:
     fn: any callable; it gets its arguments as they are given.
     recipe: a `jp.training.Recipe`; or a format or its name, which is then that
@@ -136,7 +145,8 @@ def quantize_dots(
   Raises:
     TypeError: `fn` cannot be called; `recipe`, `where`, `key` or `params` has
       another type; and from the function returned, `where` returns none of the
-      above, or an argument that `params` names is not given.
+      above, an argument that `params` names is not given, or a
+      `QuantizedOperand` comes to no product, or to one that takes others.
     ValueError: `implementation` or a format's name is unknown; and from the
       function returned what `jp.dot_general` raises, as of a recipe that needs
       a key and has none.
@@ -162,8 +172,25 @@ def quantize_dots(
 
   @functools.wraps(fn)
   def quantized(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
+    quantized_already = operands.Operands()
+    plain_args, plain_kwargs = list(args), dict(kwargs)
+    for p in positions:
+      x = _argument(p, args, kwargs)
+      if any(map(operands.is_operand, _leaves(x))):
+        into: Any = plain_kwargs if isinstance(p, str) else plain_args
+        into[p] = quantized_already.arrays(x, f"argument {p!r}")
+
+    def watcher(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
+      made = make(args, kwargs)
+      made.operands = quantized_already
+      return made
+
     with _traced_for(transform):
-      return binding_private.call_watched(fn, make, *args, **kwargs)
+      result = binding_private.call_watched(
+        fn, watcher, *plain_args, **plain_kwargs
+      )
+    quantized_already.require_taken()
+    return result
 
   return quantized
 
@@ -216,11 +243,16 @@ def _argument(
   )
 
 
+def _leaves(tree: Any) -> list[Any]:
+  return jax.tree.leaves(tree, is_leaf=operands.is_operand)
+
+
 class _Watcher:
   """A `binding_private.Watcher` that replaces products."""
 
   def __init__(self, dots: rewriting.Dots, parameters: Sequence[Any]):
     self._dots = dots
+    self.operands = operands.Operands()
     self._parameters = flow.Parameters()
     for x in parameters:
       self._parameters.add(x)
@@ -263,8 +295,14 @@ class _Watcher:
     is_parameter: list[bool],
   ) -> Any:
     if primitive.name == rewriting.DOT:
-      out = dots.product(primitive, args, params, is_parameter)
+      given = self.operands.given(args)
+      out = dots.product(primitive, args, params, is_parameter, given)
+      self.operands.note(args, dots.sites[-1].reason)
       return bind(*args, **params) if out is None else out
+    if any(x in self.operands for x in args):
+      if primitive.name == "jit":
+        return self._inline(args, params, dots, is_parameter)
+      self.operands.refuse_inside(primitive, args, params)
     if "subfuns" in params:
       functions = params["subfuns"]
       if not provenance_private.is_own_function(functions[0]):
@@ -281,6 +319,23 @@ class _Watcher:
       return bind(*args, **params)
     new_args, new_params, results = called
     return results(bind(*new_args, **new_params))
+
+  def _inline(
+    self,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    dots: rewriting.Dots,
+    is_parameter: list[bool],
+  ) -> list[Any]:
+    """A jitted function, whose products take operands; it is none then."""
+
+    def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
+      flags = zip(args, is_parameter, strict=True)
+      inner = _Watcher(dots, [x for x, flag in flags if flag])
+      inner.operands = self.operands
+      return inner
+
+    return binding_private.call_watched_inline(params["jaxpr"], make, *args)
 
   def _dots_at(self, position: binding_private.Position) -> rewriting.Dots:
     if position.is_outer:

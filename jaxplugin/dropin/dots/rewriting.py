@@ -100,8 +100,13 @@ class Dots:
     args: Sequence[Any],
     params: dict[str, Any],
     is_parameter: Sequence[bool],
+    given: Sequence[Any] | None = None,
   ) -> Any:
-    """The product in place of `lax.dot_general`'s; None where it is left."""
+    """The product in place of `lax.dot_general`'s; None where it is left.
+
+    Args:
+      given: what is multiplied: `args`, or the same quantized already.
+    """
     result = binding_private.abstract_result(primitive, args, params)
     site = sites_lib.make(args, params, result, is_parameter, self.prefix)
     if self.source:
@@ -122,7 +127,7 @@ class Dots:
       keywords["key"] = jax.random.fold_in(base, self.number)
     self.use(1)
     return self.transform.product(recipe, site.weight)(
-      *args,
+      *(args if given is None else given),
       params["dimension_numbers"],
       precision=params["precision"],
       preferred_element_type=result.dtype,

@@ -260,6 +260,27 @@ def call_watched(
     _change_threads_inside(-1)
 
 
+def call_watched_inline(
+  jaxpr: Any,
+  make: Callable[[Sequence[Any], dict[str, Any]], Watcher],
+  *args: Any,
+) -> list[Any]:
+  """Does what a closed jaxpr says, as if code of its caller did.
+
+  Args:
+    jaxpr: a `ClosedJaxpr`.
+    make, *args: as of `call_watched`.
+  """
+
+  def function(*args: Any) -> list[Any]:
+    # Without its lines: an operation with one is an interpreter's.
+    return core.eval_jaxpr(
+      jaxpr.jaxpr, jaxpr.consts, *args, propagate_source_info=False
+    )
+
+  return call_watched(function, make, *args)
+
+
 _watch_transformation = linear_util.transformation2(call_watched)
 
 

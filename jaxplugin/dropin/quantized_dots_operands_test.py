@@ -1,0 +1,170 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_dots` of functions whose weights are quantized already."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+
+MXFP8 = jp.training.MXFP8_RECIPE
+NVFP4 = dataclasses.replace(jp.training.NVFP4_RECIPE, stochastic_rounding=False)
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "first": jnp.asarray(RNG.normal(size=(64, 96)), jnp.float32),
+  "bias": jnp.asarray(RNG.normal(size=(96,)), jnp.float32),
+  "second": jnp.asarray(RNG.normal(size=(96, 32)), jnp.float32),
+}
+X = jnp.asarray(RNG.normal(size=(16, 64)), jnp.float32)
+NUMBERS = (((1,), (0,)), ((), ()))
+
+
+def by_matmul(params, x):
+  h = jax.nn.relu(x @ params["first"] + params["bias"])
+  return jnp.sum(jnp.sin(h @ params["second"]))
+
+
+def by_lax(params, x):
+  h = lax.dot_general(x, params["first"], NUMBERS) + params["bias"]
+  return jnp.sum(jnp.sin(lax.dot_general(h, params["second"], NUMBERS)))
+
+
+def by_einsum(params, x):
+  h = jnp.einsum("mk,kn->mn", x, params["first"]) + params["bias"]
+  return jnp.sum(jnp.sin(jnp.dot(h, params["second"])))
+
+
+def by_jitted_layers(params, x):
+  layer = jax.jit(lambda w, x: jnp.tanh(jax.jit(jnp.matmul)(x, w)))
+  h = layer(params["first"], x) + params["bias"]
+  return jnp.sum(layer(params["second"], h))
+
+
+def operands_of(recipe, params=PARAMS):
+  quantize = functools.partial(jp.quantize_operand, recipe=recipe)
+  return {k: quantize(w) if w.ndim == 2 else w for k, w in params.items()}
+
+
+class OperandsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    (by_matmul, MXFP8, True),
+    (by_matmul, MXFP8, False),
+    (by_matmul, NVFP4, True),
+    (by_lax, MXFP8, True),
+    (by_lax, NVFP4, False),
+    (by_einsum, MXFP8, True),
+    (by_jitted_layers, MXFP8, True),
+    (by_jitted_layers, MXFP8, False),
+  )
+  def test_bits_of_quantizing_anew(self, loss, recipe, is_jitted):
+    quantized = jp.quantize_dots(loss, recipe)
+    with_primals = jp.training.with_primals
+
+    def anew(params, x):
+      return jax.value_and_grad(quantized, (0, 1))(params, x)
+
+    def once(params, made, x):
+      of = lambda params, x: quantized(with_primals(made, params), x)
+      return jax.value_and_grad(of, (0, 1))(params, x)
+
+    if is_jitted:
+      anew, once = jax.jit(anew), jax.jit(once)
+    expected = anew(PARAMS, X)
+    actual = once(PARAMS, operands_of(recipe), X)
+    if loss is by_jitted_layers:  # XLA fuses sums that were of two functions
+      close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=0)
+      jax.tree.map(close, actual, expected)
+      return
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+  def test_derivative_that_the_function_takes(self):
+    step = jp.quantize_dots(jax.value_and_grad(by_matmul), MXFP8)
+    actual = jax.jit(step)(operands_of(MXFP8), X)
+    expected = jax.jit(step)(PARAMS, X)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+  def test_weights_are_not_quantized_again(self):
+    quantized = jp.quantize_dots(by_matmul, MXFP8)
+    anew, once = (
+      str(jax.make_jaxpr(quantized)(params, X)).count("quantize")
+      for params in (PARAMS, operands_of(MXFP8))
+    )
+    self.assertLess(once, anew)
+
+  def test_through_quantize_operand_and_microbatches(self):
+    def step(params, batches):
+      def total(params):
+        made = operands_of(MXFP8, params)
+        quantized = jp.quantize_dots(by_matmul, MXFP8)
+        add = lambda total, x: (total + quantized(made, x), None)
+        return lax.scan(add, jnp.float32(0), batches)[0]
+
+      return jax.grad(total)(params)
+
+    batches = jnp.stack([X, 2 * X])
+    actual = jax.jit(step)(PARAMS, batches)
+    quantized = jp.quantize_dots(by_matmul, MXFP8)
+    both = [jax.grad(quantized)(PARAMS, x) for x in batches]
+    for name, array in actual.items():
+      expected = both[0][name] + both[1][name]
+      np.testing.assert_allclose(array, expected, rtol=0, atol=1e-4)
+
+  def test_arguments_by_name(self):
+    function = lambda x, w: jnp.sum(x @ w)
+    w = PARAMS["first"]
+    quantized = jp.quantize_dots(function, MXFP8, params="w")
+    actual = quantized(X, w=jp.quantize_operand(w, MXFP8))
+    np.testing.assert_array_equal(actual, quantized(X, w=w))
+
+
+class ErrorsTest(parameterized.TestCase):
+  def check(self, function, params, message, recipe=MXFP8):
+    with self.assertRaisesRegex(TypeError, message):
+      jp.quantize_dots(function, recipe)(params, X)
+
+  def test_another_recipe(self):
+    self.check(
+      by_matmul,
+      operands_of("mxfp4"),
+      "pass the same recipe to quantize_operand",
+    )
+
+  def test_another_contraction(self):
+    w = jp.quantize_operand(PARAMS["first"], MXFP8, contracting=1)
+    self.check(lambda w, x: x @ w, w, "pass contracting=.0,., batch=")
+
+  @parameterized.named_parameters(
+    ("scan", lambda f: lambda w, x: lax.scan(lambda c, x: (c, f(w, x)), 0, x)),
+    ("checkpoint", jax.checkpoint),
+    ("cond", lambda f: lambda w, x: lax.cond(x[0, 0] > 0, f, f, w, x)),
+  )
+  def test_products_inside_of(self, around):
+    w = jp.quantize_operand(PARAMS["first"], MXFP8)
+    function = around(lambda w, x: jnp.atleast_2d(x) @ w)
+    self.check(function, w, "inside of .* cannot take.*apply quantize_dots to")
+
+  def test_operand_that_no_product_takes(self):
+    made = operands_of(MXFP8)
+    self.check(
+      lambda p, x: jnp.sum(x @ p["first"]),
+      made,
+      r"argument 0\['second'\] is a QuantizedOperand that no product took, as"
+      " no product came to it",
+    )
+    transposed = jp.quantize_operand(PARAMS["first"].T, MXFP8, contracting=1)
+    self.check(lambda w, x: x @ w.T, transposed, "no product came to it")
+    named = lambda w, x: jax.named_scope("lm_head")(lambda: x @ w)()
+    self.check(named, made["first"], "it is a last layer by its name")
+    jitted = jax.jit(jax.grad(lambda w, x: jnp.sum(x @ w)))
+    self.check(jitted, made["first"], "no product came to it")
+
+
+if __name__ == "__main__":
+  absltest.main()
