@@ -14,7 +14,8 @@ from jaxplugin.kernels import descriptors
 
 # The oldest PTX that knows all architectures (8.8, of CUDA 12.9). By default
 # Triton writes that of its own ptxas, which may be newer than the one that XLA
-# finds: "Unsupported .version 9.4; current version is '9.0'".
+# finds: "Unsupported .version 9.4; current version is '9.0'". From 0.4 on
+# jax-triton has an option for it; `triton_payload` writes it with any.
 PTX_VERSION: Final = 88
 
 

@@ -225,9 +225,7 @@ def _lower(ctx: Any, *inputs: Any, **params: Any) -> Any:
   with _without_lines():
     results = mlir.lower_fun(called, multiple_results=True)(ctx, *inputs)
   call_target = triton_calls.chosen(params["target"].platform)
-  triton_calls.rewrite(
-    results[0].owner, call_target, triton_payload.without_ttir
-  )
+  triton_calls.rewrite(results[0].owner, call_target, triton_payload.for_launch)
   return results
 
 

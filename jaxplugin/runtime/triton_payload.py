@@ -5,42 +5,72 @@
 jax-triton writes a compressed `TritonAnyKernelCall` into each call, of jaxlib's
 `gpu/triton.proto`: beside the machine code the kernel's TTIR with the places of
 its lines, which is more than half, and differs with the folder that the kernel
-was installed in. jaxlib launches the code alone.
+was installed in. jaxlib launches the code alone, which on NVIDIA is PTX. Its
+version is Triton's own choice with jax-triton 0.3, the newest that Triton's
+ptxas knows, and jaxlib may find an older ptxas.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Final
 
+from jaxplugin.kernels import launching
+
 # Fields of messages, by their numbers: TritonAnyKernelCall.kernel_call,
-# TritonKernelCall.kernel, TritonKernel.ttir.
-_TTIR: Final = (1, 1, 5)
+# TritonKernelCall.kernel; of TritonKernel its code and TTIR.
+_KERNEL: Final = (1, 1)
+_CODE: Final = 4
+_TTIR: Final = 5
 _VARINT: Final = 0
 _SIZES: Final = {1: 8, 5: 4}  # of fixed-size fields, by their wire types
 _DELIMITED: Final = 2
+_VERSION: Final = re.compile(rb"^\.version \d+\.\d+$", re.MULTILINE)
 
 
-def without_ttir(payload: bytes) -> bytes:
-  """The compressed payload of a launch, without TTIR."""
-  return zlib.compress(_without(zlib.decompress(payload), _TTIR))
+def for_launch(payload: bytes) -> bytes:
+  """The compressed payload of a launch, as a module is to have it.
+
+  Without TTIR, and its PTX as `launching.PTX_VERSION`: what ptxas does not know
+  in that version it refuses by name. An AMD GPU's code is left as it is.
+  """
+  return zlib.compress(_edited(zlib.decompress(payload), _KERNEL, _for_launch))
 
 
-def _without(message: bytes, path: tuple[int, ...]) -> bytes:
-  """A serialized protobuf message without the field at the end of a path."""
-  number, *rest = path
+def _for_launch(field: int, content: bytes) -> bytes | None:
+  """What a kernel's field is to have; None where it is to go."""
+  if field == _TTIR:
+    return None
+  if field != _CODE:
+    return content
+  major, minor = divmod(launching.PTX_VERSION, 10)
+  return _VERSION.sub(b".version %d.%d" % (major, minor), content, count=1)
+
+
+def _edited(
+  message: bytes,
+  path: tuple[int, ...],
+  edit: Callable[[int, bytes], bytes | None],
+) -> bytes:
+  """A serialized protobuf message, edited in the message at the end of a path.
+
+  edit: (number, content) of a field there -> its new content, or None.
+  """
   result = b""
   for field, key, content in _fields(message):
-    if field == number and content is not None:
-      if not rest:
-        continue
-      inner = _without(content, tuple(rest))
-      result += key + _varint(len(inner)) + inner
-    else:
+    if content is None:
       result += key
-      if content is not None:
-        result += _varint(len(content)) + content
+      continue
+    edited: bytes | None = content
+    if not path:
+      edited = edit(field, content)
+    elif field == path[0]:
+      edited = _edited(content, path[1:], edit)
+    if edited is not None:
+      result += key + _varint(len(edited)) + edited
   return result
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What modules say of launches: all but TTIR, and no paths."""
+"""What modules say of launches: all but TTIR, no paths, and which PTX it is."""
 
 import zlib
 
@@ -38,12 +38,29 @@ class PayloadTest(parameterized.TestCase):
       return delimited(0x0A, delimited(0x0A, kernel) + grid) + metadata
 
     given = whole(name + ptx + ttir + last + fixed)
-    found = triton_payload.without_ttir(zlib.compress(given))
+    found = triton_payload.for_launch(zlib.compress(given))
     self.assertEqual(zlib.decompress(found), whole(name + ptx + last + fixed))
 
   def test_without_ttir_it_is_as_it_was(self):
     message = delimited(0x0A, delimited(0x0A, delimited(0x22, b"ptx")))
-    found = triton_payload.without_ttir(zlib.compress(message))
+    found = triton_payload.for_launch(zlib.compress(message))
+    self.assertEqual(zlib.decompress(found), message)
+
+  def test_ptx_has_the_oldest_version_that_serves(self):
+    comment = b"// .version 9.4\n"
+    for code, expected in (
+      (b"//\n.version 9.4\n.target sm_100a\n", b"//\n.version 8.8\n"),
+      (comment + b".version 10.12\n.target", comment + b".version 8.8\n"),
+      (b"/tmp/kernel .version 9.4.hsaco", b"/tmp/kernel .version 9.4.hsaco"),
+    ):
+      message = delimited(0x0A, delimited(0x0A, delimited(0x22, code)))
+      found = triton_payload.for_launch(zlib.compress(message))
+      self.assertIn(expected, zlib.decompress(found))
+
+  def test_names_are_no_ptx(self):
+    name = delimited(0x0A, b"\n.version 9.4\n")
+    message = delimited(0x0A, delimited(0x0A, name))
+    found = triton_payload.for_launch(zlib.compress(message))
     self.assertEqual(zlib.decompress(found), message)
 
 
@@ -75,6 +92,9 @@ class ModuleTest(absltest.TestCase):
     self.assertIn(b".entry quantize(", payload)
     for absent in (b"#loc", b"tt.func", b".loc", b".file", b".py"):
       self.assertNotIn(absent, payload)
+
+  def test_a_module_is_assembled_by_a_ptxas_of_cuda_12_9(self):
+    self.assertRegex(self.payload(), rb"\n\.version 8\.8\n\.target sm_100a\n")
 
 
 if __name__ == "__main__":
