@@ -83,16 +83,22 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
     self.assertEqual(self.names, ["quantize_nvfp4_8x128"])
 
-  @parameterized.parameters(0.0, 1e-38, 1e-44, 1e36)
-  def test_computed_global_scale_of_tensors_at_the_ends_of_the_range(self, f):
+  @parameterized.product(
+    f=(0.0, 1e-38, 1e-44, 1e36),
+    of=(
+      (40, ["global_scale_of_few_64x128"]),
+      (516, ["finite_amax_16x128", "reduce_global_scale"]),
+    ),
+  )
+  def test_computed_global_scale_of_tensors_at_the_ends_of_the_range(
+    self, f, of
+  ):
+    rows, before = of
     x = jnp.asarray(
-      np.random.default_rng(1).normal(size=(40, 128)).astype(np.float32) * f
+      np.random.default_rng(1).normal(size=(rows, 128)).astype(np.float32) * f
     )
     self.assert_same_bits(lambda x: quantization.quantize(x, NVFP4), x)
-    self.assertEqual(
-      self.names,
-      ["finite_amax_16x128", "reduce_global_scale", "quantize_nvfp4_16x128"],
-    )
+    self.assertEqual(self.names, [*before, "quantize_nvfp4_16x128"])
 
   @parameterized.parameters(*formats.KNOWN)
   def test_under_vmap(self, format):

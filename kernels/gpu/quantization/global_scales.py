@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels that compute the global scale of a tensor, without atomics.
 
-  finite_amax, then      that of blocks along one axis
+  global_scale_of_few    that of blocks along one axis, of a small array
+  finite_amax, then      the same of any
   reduce_global_scale
   finite_amax_both, then those of blocks along both axes of a matrix, from one
   reduce_global_scales   read
@@ -119,10 +120,51 @@ def _store_global_scale(
     place = start + tl.arange(0, CHUNK)
     part = tl.load(partial_amax + place, mask=place < size, other=0)
     amax = tl.maximum(amax, part)
-  largest = tl.max(amax, 0)
+  _store_scale_for(tl.max(amax, 0), global_scale, RANGE, NONE)
+
+
+@triton.jit
+def _store_scale_for(
+  largest, global_scale, RANGE: tl.constexpr, NONE: tl.constexpr
+):
+  """Stores the global scale for a largest magnitude, f32 bits."""
   quotient = tl.div_rn(codec.from_bits(largest), RANGE)
   quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
   tl.store(global_scale, tl.where(largest == 0, NONE, quotient))
+
+
+@triton.jit
+def global_scale_of_few(
+  x,
+  global_scale,
+  rows: tl.constexpr,
+  k: tl.constexpr,
+  x_strides: tl.constexpr,
+  TILES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+  QUANTIZED: tl.constexpr,
+  RANGE: tl.constexpr,
+  NONE: tl.constexpr,
+):
+  """`finite_amax` and `reduce_global_scale` by one program, tile by tile.
+
+  Args:
+    x: f32, bf16 or f16[batch, rows, k].
+    global_scale: f32[1].
+    TILES: of all x.
+  """
+  largest = 0
+  for number in tl.static_range(TILES):
+    batch, row_start, k_start = tiles.of_number(
+      number, rows, k, BLOCK_M, BLOCK_K
+    )
+    row = row_start + tl.arange(0, BLOCK_M)
+    column = k_start + tl.arange(0, BLOCK_K)
+    tile = tiles.load(x, batch, row, column, rows, k, x_strides)
+    amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
+    largest = tl.maximum(largest, amax)
+  _store_scale_for(largest, global_scale, RANGE, NONE)
 
 
 @triton.jit

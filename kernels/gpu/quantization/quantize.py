@@ -352,6 +352,7 @@ def quantize_both(
 KERNELS: Final = {
   "quantize": quantize,
   "quantize_both": quantize_both,
+  "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,
   "finite_amax_both": global_scales.finite_amax_both,
   "reduce_global_scale": global_scales.reduce_global_scale,

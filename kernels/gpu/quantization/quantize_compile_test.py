@@ -67,6 +67,28 @@ def instructions_a_value(*args, **options):
   return count / values
 
 
+class OfFewTest(parameterized.TestCase):
+  @parameterized.product(
+    architecture=("sm_80", "sm_90", "sm_100"), dtype=("bfloat16", "float32")
+  )
+  def test_tiles_of_one_program_stay_in_registers(self, architecture, dtype):
+    target = architectures.by_name(architecture)
+    rows = quantize_config.Rows(
+      batch=1,
+      rows=16,
+      k=4096,
+      k_is_minor=True,
+      format="nvfp4",
+      global_scale="computed",
+    )
+    launch, _ = quantize_plans.plan(rows, target)
+    self.assertEqual(launch.kernel, "global_scale_of_few")
+    compiled = executed.compiled_quantize(architecture, launch, (dtype,))
+    self.assertEqual(compiled.spill_bytes, 0)
+    # 1024 threads share 65536 registers.
+    self.assertLessEqual(compiled.registers, 64)
+
+
 class InstructionsTest(parameterized.TestCase):
   @parameterized.parameters(
     *((f, a, "bfloat16") for f, most in MOST.items() for a in most),

@@ -22,6 +22,11 @@ FORMAT_NAMES: Final = tuple(formats.FORMATS)
 # minor. The first size of each is not used.
 Places = tuple[tuple[tuple[int, int], ...], ...]
 
+# Of a kernel that looks through a small array by one program: the most values
+# of a tile, and the most tiles.
+_TILE_OF_FEW: Final = 1 << 15
+_FEW_TILES: Final = 2
+
 # Whether a global scale divides x: not, one that is given, or one that is
 # computed from x, which then takes launches of its own.
 GlobalScale = Literal["none", "given", "computed"]
@@ -236,6 +241,32 @@ def default_config(
     num_warps=max(1, threads // architecture.warp_size),
     hardware_cast=casts_in_hardware(format_name, architecture)
     and not extras.needs_all_bits,
+  )
+
+
+def config_of_few(
+  x: Rows, architecture: architectures.Architecture
+) -> QuantizeConfig | None:
+  """For `global_scale_of_few`; None where two launches are quicker.
+
+  A program of 1024 threads has 32 values in each. Two such tiles of 16-bit
+  values are 128 KiB: at 64 bytes a cycle, what one multiprocessor reads of L2,
+  about 1.2 us, which a launch takes as well (modelled, not measured).
+  """
+  if measured(x.format, x.extras).extras != NO_EXTRAS or not x.k_is_minor:
+    return None
+  vec_size = formats.by_name(x.format).block_size
+  block_k = max(vec_size, min(_TILE_OF_FEW, _next_power_of_2(x.k)))
+  block_m = min(_TILE_OF_FEW // block_k, _next_power_of_2(x.rows))
+  threads = block_m * block_k // 32
+  few = QuantizeConfig(
+    block_m=block_m,
+    block_k=block_k,
+    num_warps=max(1, threads // architecture.warp_size),
+    hardware_cast=False,
+  )
+  return (
+    few if launch_grid(few, x.batch, x.rows, x.k)[0] <= _FEW_TILES else None
   )
 
 

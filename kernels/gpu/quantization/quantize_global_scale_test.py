@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that compute NVFP4's global scales agree with `jp.quantize`."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
@@ -50,6 +52,85 @@ def computed_global_scale(x, none=1.0):
     NONE=none,
   )
   return result
+
+
+def global_scale_of_few(x, block_m, block_k, none=1.0):
+  result = np.full(1, np.nan, np.float32)
+  batch, rows, k = x.shape
+  interpret.launch(
+    global_scales.global_scale_of_few,
+    1,
+    x,
+    result,
+    rows,
+    k,
+    element_strides(x),
+    TILES=batch * -(-rows // block_m) * -(-k // block_k),
+    BLOCK_M=block_m,
+    BLOCK_K=block_k,
+    QUANTIZED=QUANTIZED,
+    RANGE=448 * 6.0,
+    NONE=none,
+  )
+  return result
+
+
+class OfFewTest(parameterized.TestCase):
+  """One program gives what `jp.quantize` computes."""
+
+  @parameterized.product(
+    shape=((1, 1, 16), (1, 7, 48), (2, 5, 96), (3, 16, 32)),
+    block=((4, 32), (8, 128)),
+    dtype=(np.float32, BF16),
+  )
+  def test_largest_is_found_in_every_tile(self, shape, block, dtype):
+    rng = np.random.default_rng(5)
+    for _ in range(4):
+      x = rng.normal(size=shape).astype(dtype)
+      x.reshape(-1)[rng.integers(x.size)] = 100  # anywhere
+      if x.size > 16:
+        x.reshape(-1, 16)[rng.integers(x.size // 16), 2] = np.inf
+      wanted = jp.quantize(jnp.asarray(x), jp.NVFP4).global_scale
+      got = global_scale_of_few(x, *block)
+      np.testing.assert_array_equal(got, np.asarray(wanted).reshape(1))
+
+  def test_of_zeros_is_what_is_asked_for(self):
+    x = np.zeros((1, 3, 32), np.float32)
+    self.assertEqual(global_scale_of_few(x, 4, 32), 1)
+    self.assertEqual(global_scale_of_few(x, 4, 32, none=0.0), 0)
+
+  @parameterized.parameters(
+    ((1, 16, 2048), (16, 2048, 32)),
+    ((1, 16, 4096), (8, 4096, 32)),
+    ((1, 1, 8192), (1, 8192, 8)),
+    ((1, 5, 48), (8, 64, 1)),
+    ((1, 17, 4096), None),
+    ((3, 1, 32), None),
+  )
+  def test_two_tiles_are_few(self, shape, wanted):
+    batch, rows, k = shape
+    for extras in (
+      quantize_config.NO_EXTRAS,
+      quantize_config.Extras(four_over_six=True),
+    ):
+      x = quantize_config.Rows(
+        batch=batch,
+        rows=rows,
+        k=k,
+        k_is_minor=True,
+        format="nvfp4",
+        extras=extras,
+      )
+      few = quantize_config.config_of_few(x, SM_90)
+      self.assertEqual(
+        few and (few.block_m, few.block_k, few.num_warps), wanted
+      )
+    for change in (
+      {"extras": quantize_config.Extras(hadamard=16)},
+      {"k_is_minor": False},
+    ):
+      other = dataclasses.replace(x, **change)
+      self.assertIsNone(quantize_config.config_of_few(other, SM_90))
 
 
 def partial_amax_both(x):

@@ -46,7 +46,7 @@ def plan(
   )
   result = [_quantize_launch(x, config)]
   if x.global_scale == "computed":
-    result[:0] = _global_scale_launches(x, config)
+    result[:0] = _global_scale_launches(x, config, architecture)
   return result
 
 
@@ -61,7 +61,7 @@ def plan_partial_scales(
     k_is_contiguous=x.k_is_minor,
     extras=x.extras,
   )
-  return _global_scale_launches(x, config, is_part=True)
+  return _global_scale_launches(x, config, architecture, is_part=True)
 
 
 def plan_partial_scales_of_both(
@@ -156,11 +156,18 @@ def _quantize_launch(
 def _global_scale_launches(
   x: quantize_config.Rows,
   config: quantize_config.QuantizeConfig,
+  architecture: architectures.Architecture,
   *,
   is_part: bool = False,
 ) -> list[launching.Launch]:
-  """The largest magnitude of each tile, then one program over those."""
+  """The largest magnitude of each tile, then one program over those.
+
+  One program does all of it where it is quicker than two launches.
+  """
   written = "partial_scales" if is_part else "global_scale"
+  few = quantize_config.config_of_few(x, architecture)
+  if few is not None:
+    return [_launch_of_few(x, few, written)]
   (programs,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
   made = quantize_config.measured(x.format, x.extras)
   amax = {
@@ -192,6 +199,35 @@ def _global_scale_launches(
       num_warps=_REDUCE_WARPS,
     ),
   ]
+
+
+def _launch_of_few(
+  x: quantize_config.Rows,
+  config: quantize_config.QuantizeConfig,
+  written: str,
+) -> launching.Launch:
+  made = quantize_config.measured(x.format, x.extras)
+  (tiles,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
+  constants = {
+    "rows": x.rows,
+    "k": x.k,
+    "x_strides": x.strides(x.k),
+    "TILES": tiles,
+    "BLOCK_M": config.block_m,
+    "BLOCK_K": config.block_k,
+    "QUANTIZED": made,
+    "RANGE": _reduce_constants(x.format, x.extras, tiles)["RANGE"],
+    "NONE": 0.0 if written == "partial_scales" else 1.0,
+  }
+  return launching.Launch(
+    kernel="global_scale_of_few",
+    name=f"{written}_of_few_{_tile_name(config)}",
+    inputs=("x",),
+    outputs=(launching.Output(written, (1,), "float32"),),
+    constexprs=tuple(constants.items()),
+    grid=1,
+    num_warps=config.num_warps,
+  )
 
 
 def _quantize_both_launch(

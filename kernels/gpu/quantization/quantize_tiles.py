@@ -19,6 +19,14 @@ _MAX_ROUNDS = tl.constexpr(8)  # of halving blocks, or of butterflies
 def of_program(rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
   """(batch, first row, first column) of a program, int64; columns fastest."""
   program = tl.program_id(0).to(tl.int64)
+  return of_number(program, rows, columns, BLOCK_M, BLOCK_K)
+
+
+@triton.jit
+def of_number(
+  program, rows, columns, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+):
+  """The same of the tile that has a number."""
   column_tiles = tl.cdiv(columns, BLOCK_K)
   row_tiles = tl.cdiv(rows, BLOCK_M)
   column_tile = program % column_tiles
