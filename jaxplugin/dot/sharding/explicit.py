@@ -149,12 +149,12 @@ def product_across_blocks(
   (g_dims, side_dims), (g_batch, side_batch) = numbers
   call = calls.Call(
     lhs=sides.Side(name="lhs", values=g, contracting=g_dims, batch=g_batch),
-    rhs=side.without_stack().replace(
+    rhs=side.replace(
       name="rhs", contracting=side_dims, batch=side_batch, global_scale=None
     ),
     preferred_element_type=np.dtype(np.float32),
     padded_scales=side.format is not None and side.scale_is_padded,
-  )
+  ).without_origins()
   mesh = explicit_axes.sharding_of(g).mesh
   return split(
     lambda call: local(call.lhs.values, call.rhs, call.dimension_numbers),
