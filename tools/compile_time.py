@@ -4,6 +4,7 @@
 
   python tools/compile_time.py                          # 128 products, 8 GPUs
   python tools/compile_time.py --dots 16 --formats f32 nvfp4
+  python tools/compile_time.py --axes explicit    # shardings in types
 
 The step is a chain of products, each with a weight of its own, and the
 gradients of all of them; rows of everything are split over the GPUs. Each
@@ -32,6 +33,7 @@ from typing import Final
 
 PLAIN: Final = {"f32": "float32", "bf16": "bfloat16"}
 FORMATS: Final = (*PLAIN, "mxfp8", "nvfp4")
+AXES: Final = ("auto", "explicit")
 _KIB: Final = 1 << 10
 
 
@@ -55,7 +57,9 @@ class Compiled:
   moved: float | None
 
 
-def measure(format: str, *, dots: int, devices: int, size: int) -> Compiled:
+def measure(
+  format: str, *, dots: int, devices: int, size: int, axes: str
+) -> Compiled:
   """Compiles the step in this process.
 
   Args:
@@ -63,9 +67,12 @@ def measure(format: str, *, dots: int, devices: int, size: int) -> Compiled:
     dots: how many products.
     devices: how many GPUs.
     size: of a weight's sides, and of the rows of what is multiplied.
+    axes: of the mesh, one of `AXES`.
   """
   import jax
   import jax.numpy as jnp
+  from jax.sharding import AxisType
+  from jax.sharding import Mesh
   from jax.sharding import NamedSharding
   from jax.sharding import PartitionSpec as P
 
@@ -75,6 +82,7 @@ def measure(format: str, *, dots: int, devices: int, size: int) -> Compiled:
 
   target = jp.named_target("b200")
   mesh = deviceless.mesh(target, (devices,), ("x",))
+  mesh = Mesh(mesh.devices, ("x",), axis_types=(AxisType[axes.title()],))
   dtype = jnp.dtype(PLAIN.get(format, "bfloat16"))
   spec = jax.ShapeDtypeStruct(
     (size, size), dtype, sharding=NamedSharding(mesh, P("x"))
@@ -88,9 +96,9 @@ def measure(format: str, *, dots: int, devices: int, size: int) -> Compiled:
       x = dot(x, w, (((1,), (0,)), ((), ()))).astype(dtype)
     return jnp.sum(x.astype(jnp.float32) ** 2)
 
-  def compiled(function: Any, *specs: Any) -> list[tuple[str, int]]:
-    found = deviceless.compile(function, *specs, target=target, mesh=mesh)
-    return hlo_traffic.kernels(found.as_text())
+  def compiled(function: Any, *specs: Any) -> Any:
+    with jax.set_mesh(mesh):
+      return deviceless.compile(function, *specs, target=target, mesh=mesh)
 
   start = _cpu_seconds()
   step = compiled(jax.grad(loss, (0, 1)), [spec] * dots, spec)
@@ -100,12 +108,13 @@ def measure(format: str, *, dots: int, devices: int, size: int) -> Compiled:
   if format not in PLAIN:
     both = compiled(lambda x: jp.quantize_both(x, format), spec)
     share = size * size * dtype.itemsize / devices
-    moved = sum(num_bytes for _, num_bytes in both) / share
+    kernels = hlo_traffic.kernels(both.as_text())
+    moved = sum(num_bytes for _, num_bytes in kernels) / share
   return Compiled(
     format=format,
     cpu_s=cpu_s,
     peak_bytes=peak,
-    kernels=len(step),
+    kernels=len(hlo_traffic.kernels(step.as_text())),
     moved=moved,
   )
 
@@ -136,18 +145,24 @@ def main(arguments: Sequence[str]) -> int:
   parser.add_argument("--devices", type=int, default=8)
   parser.add_argument("--size", type=int, default=1024)
   parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+  parser.add_argument("--axes", choices=AXES, default=AXES[0])
   parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
   asked = parser.parse_args(arguments)
-  sizes = {"dots": asked.dots, "devices": asked.devices, "size": asked.size}
+  how = {
+    "dots": asked.dots,
+    "devices": asked.devices,
+    "size": asked.size,
+    "axes": asked.axes,
+  }
   if asked.here:
     (format,) = asked.formats
-    print(json.dumps(dataclasses.asdict(measure(format, **sizes))))
+    print(json.dumps(dataclasses.asdict(measure(format, **how))))
     return 0
   found = []
   for format in asked.formats:
     command = [sys.executable, __file__, "--here", "--formats", format]
-    for name, number in sizes.items():
-      command += [f"--{name}", str(number)]
+    for name, chosen in how.items():
+      command += [f"--{name}", str(chosen)]
     done = subprocess.run(
       command,
       env={**os.environ, "JAX_PLATFORMS": "cpu"},

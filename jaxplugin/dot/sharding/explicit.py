@@ -186,18 +186,16 @@ def _prepared_side(side: sides.Side) -> sides.Side:
     side = side.with_linear_scale()
   axis = side.axis
   assert axis is not None
-  spec = list(explicit_axes.spec_of(side.values))
-  mesh = jax.typeof(side.values).sharding.mesh
-  parts = mesh_axes.Taker(mesh.shape).count(spec[axis])
-  per_byte = 2 if side.values.dtype == formats.E2M1 else 1
-  if side.values.shape[axis] % (parts * per_byte):
-    spec[axis] = ()  # a byte would lie on two devices
-  to_bytes = explicit_axes.shard_map(
-    lambda values: side_bytes.values_to_bytes(values, axis),
-    mesh,
-    (tuple(spec),),
-    tuple(spec),
-  )
+  to_bytes = lambda values: side_bytes.values_to_bytes(values, axis)
+  if side.values.dtype == formats.E2M1:
+    spec = list(explicit_axes.spec_of(side.values))
+    mesh = jax.typeof(side.values).sharding.mesh
+    parts = mesh_axes.Taker(mesh.shape).count(spec[axis])
+    if side.values.shape[axis] % (parts * 2):
+      spec[axis] = ()  # a byte would lie on two devices
+    to_bytes = explicit_axes.shard_map(
+      to_bytes, mesh, (tuple(spec),), tuple(spec)
+    )
   return side.replace(
     values=to_bytes(side.values), scale=side_bytes.scale_to_bytes(side.scale)
   )

@@ -198,6 +198,13 @@ class ExplicitTest(parameterized.TestCase):
     self.assertEqual(found, moved)
     np.testing.assert_array_equal(compiled(x, w), X @ W.T)
 
+  def test_bytes_are_computed_on_nowhere_but_in_the_dot(self):
+    # Each computation of a device's own costs time to compile.
+    lhs = self.put(_nvfp4(X, packed=True), P("a"))
+    rhs = self.put(_nvfp4(W, packed=True), P("b"))
+    text = jax.jit(jp.block_scaled_dot).lower(lhs, rhs).as_text()
+    self.assertEqual(text.count("sdy.manual_computation"), 1, text)
+
   def test_blocks_that_an_axis_would_cut_are_gathered(self):
     # Three blocks on two devices: their scales have no such sharding.
     x, w = _integers(0, M, 96), _integers(1, N, 96)
