@@ -118,9 +118,13 @@ def quantize_dots(
   gets its array, and the product that this comes to, as it is, takes the
   copies: the bits of quantizing anew, and the gradient goes to the array
   (`jp.training.with_primals`). It has to come to one, reshaped by nothing: in
-  `fn`, in a derivative that it takes, or in jitted functions, which then are
-  inlined; products inside of loops, checkpoints and the like cannot take it,
-  and not those of a derivative inside of a jitted function.
+  `fn`, in a derivative that it takes, and inside of `jit`, `scan`, `cond`,
+  `checkpoint` and `while_loop`. Weights of all layers, which a `scan` goes over
+  by their first dimension, are quantized by
+  `jax.vmap(lambda w: jp.quantize_operand(w, recipe))`. Products in functions of
+  `custom_jvp`, `custom_vjp` and `shard_map` cannot take it, those of a
+  derivative inside of a jitted function or loop neither, and not what is
+  another array in each trip of a loop.
 
   Args:
     fn: any callable; it gets its arguments as they are given.
@@ -273,6 +277,7 @@ class _Watcher:
       out = bind(*args, **params)
       if position.is_outer:
         self._parameters.note(primitive, args, params, out)
+        self.operands.follow(primitive, args, out)
       return out
     dots = self._dots_at(position)
     known = [x in self._parameters for x in args]
@@ -295,15 +300,10 @@ class _Watcher:
     is_parameter: list[bool],
   ) -> Any:
     if primitive.name == rewriting.DOT:
-      given = self.operands.given(args)
-      out = dots.product(primitive, args, params, is_parameter, given)
-      self.operands.note(args, dots.sites[-1].reason)
+      out = dots.product(primitive, args, params, is_parameter, self.operands)
       return bind(*args, **params) if out is None else out
-    if any(x in self.operands for x in args):
-      if primitive.name == "jit":
-        return self._inline(args, params, dots, is_parameter)
-      self.operands.refuse_inside(primitive, args, params)
     if "subfuns" in params:
+      self.operands.refuse_inside(primitive, args)
       functions = params["subfuns"]
       if not provenance_private.is_own_function(functions[0]):
         dots = dots.with_key_here()
@@ -314,28 +314,11 @@ class _Watcher:
           for i, f in enumerate(functions)
         )
       return bind(*args, **dict(params, subfuns=functions))
-    called = dots.call(primitive, args, params, is_parameter)
+    called = dots.call(primitive, args, params, is_parameter, self.operands)
     if called is None:
       return bind(*args, **params)
     new_args, new_params, results = called
     return results(bind(*new_args, **new_params))
-
-  def _inline(
-    self,
-    args: Sequence[Any],
-    params: dict[str, Any],
-    dots: rewriting.Dots,
-    is_parameter: list[bool],
-  ) -> list[Any]:
-    """A jitted function, whose products take operands; it is none then."""
-
-    def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      flags = zip(args, is_parameter, strict=True)
-      inner = _Watcher(dots, [x for x, flag in flags if flag])
-      inner.operands = self.operands
-      return inner
-
-    return binding_private.call_watched_inline(params["jaxpr"], make, *args)
 
   def _dots_at(self, position: binding_private.Position) -> rewriting.Dots:
     if position.is_outer:

@@ -3,9 +3,10 @@
 """Operations that have functions inside, with their products decided about.
 
 Each function here takes a `rewriting.Dots`, the operation's arguments and
-parameters, and which arguments are parameters of the model. It returns
-arguments, parameters, and what makes the operation's results of the new one's;
-or None, where nothing inside is taken.
+parameters, which arguments are parameters of the model, and which are arrays of
+operands that are quantized already. It returns arguments, parameters, and what
+makes the operation's results of the new one's; or None, where nothing inside is
+taken.
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.dropin.dots import operands as operands_lib
 from jaxplugin.jaxext.tracing import binding_private
 
 Call = tuple[list[Any], dict[str, Any], Callable[[Any], Any]]
 
 
 def _jit(
-  dots: Any, args: list[Any], params: dict[str, Any], is_parameter: list[bool]
+  dots: Any,
+  args: list[Any],
+  params: dict[str, Any],
+  is_parameter: list[bool],
+  known: operands_lib.Operands,
 ) -> Call | None:
-  new = dots.inside(params["jaxpr"], is_parameter)
+  passed = known.passed(args)
+  new = dots.inside(params["jaxpr"], is_parameter, passed)
   if new.jaxpr is None:
     return None
-  key = dots.key_operand(new.count)
+  before = [*dots.key_operand(new.count), *passed.arrays()]
   dots.use(new.count)
-  more = len(key)
+  more = len(before)
   params = dict(
     params,
     jaxpr=new.jaxpr,
@@ -41,16 +48,21 @@ def _jit(
     in_layouts=(None,) * more + params["in_layouts"],
     donated_invars=(False,) * more + params["donated_invars"],
   )
-  return [*key, *args], params, lambda out: out
+  return [*before, *args], params, lambda out: out
 
 
 def _checkpoint(
-  dots: Any, args: list[Any], params: dict[str, Any], is_parameter: list[bool]
+  dots: Any,
+  args: list[Any],
+  params: dict[str, Any],
+  is_parameter: list[bool],
+  known: operands_lib.Operands,
 ) -> Call | None:
-  new = dots.inside(params["jaxpr"], is_parameter)
+  passed = known.passed(args)
+  new = dots.inside(params["jaxpr"], is_parameter, passed)
   if new.jaxpr is None:
     return None
-  more = [*new.consts, *dots.key_operand(new.count)]
+  more = [*new.consts, *dots.key_operand(new.count), *passed.arrays()]
   dots.use(new.count)
   params = dict(params, jaxpr=new.jaxpr)
   if isinstance(params["prevent_cse"], tuple):
@@ -59,51 +71,77 @@ def _checkpoint(
 
 
 def _cond(
-  dots: Any, args: list[Any], params: dict[str, Any], is_parameter: list[bool]
+  dots: Any,
+  args: list[Any],
+  params: dict[str, Any],
+  is_parameter: list[bool],
+  known: operands_lib.Operands,
 ) -> Call | None:
   index, *operands = args
+  passed = known.passed(operands)
   # One of them runs, so they have the same numbers of keys.
-  branches = [dots.inside(b, is_parameter[1:]) for b in params["branches"]]
+  branches = [
+    dots.inside(b, is_parameter[1:], passed) for b in params["branches"]
+  ]
   if all(new.jaxpr is None for new in branches):
     return None
   count = max(new.count for new in branches)
-  key = dots.key_operand(count)
+  before = [*dots.key_operand(count), *passed.arrays()]
   dots.use(count)
   jaxprs = tuple(
-    (dots.with_unused_key(old) if key else old)
-    if new.jaxpr is None
-    else new.jaxpr
+    dots.with_unused(old, passed) if new.jaxpr is None else new.jaxpr
     for new, old in zip(branches, params["branches"], strict=True)
   )
   params = dict(params, branches=jaxprs)
-  return [index, *key, *operands], params, lambda out: out
+  return [index, *before, *operands], params, lambda out: out
+
+
+_CARRIED: Final = "it is in the carry of a loop, which has another in each trip"
 
 
 def _scan(
-  dots: Any, args: list[Any], params: dict[str, Any], is_parameter: list[bool]
+  dots: Any,
+  args: list[Any],
+  params: dict[str, Any],
+  is_parameter: list[bool],
+  known: operands_lib.Operands,
 ) -> Call | None:
   num_consts, num_carry = binding_private.scan_sizes(params)
   num_fixed = num_consts + num_carry
+  known.leave(args[num_consts:num_fixed], _CARRIED)
+  passed = known.passed(args[:num_consts])
+  passed += known.sliced(args[num_fixed:], num_fixed, params["length"])
   # A carry is another value in every trip.
   flags = list(is_parameter)
   flags[num_consts:num_fixed] = [False] * num_carry
   has_key = dots.key is not None
   new = dots.inside(
-    params["jaxpr"], flags, in_loop=num_fixed, has_trip=has_key, number=0
+    params["jaxpr"],
+    flags,
+    passed,
+    in_loop=num_fixed,
+    has_trip=has_key,
+    number=0,
   )
   if new.jaxpr is None:
     return None
-  params = dict(params, jaxpr=new.jaxpr)
+  consts, xs = passed.arrays(), passed.arrays(each_trip=True)
   if has_key:
-    base = _loop_key(dots)
-    trips = jnp.arange(params["length"], dtype=np.uint32)
-    args = [base, *args[:num_fixed], trips, *args[num_fixed:]]
-    params = binding_private.extended_scan(params)
+    consts = [_loop_key(dots), *consts]
+    xs = [jnp.arange(params["length"], dtype=np.uint32), *xs]
+  params = binding_private.extended_scan(
+    dict(params, jaxpr=new.jaxpr), consts=len(consts), xs=len(xs)
+  )
+  args = [*consts, *args[:num_fixed], *xs, *args[num_fixed:]]
   return args, params, lambda out: out
 
 
 def _while(
-  dots: Any, args: list[Any], params: dict[str, Any], is_parameter: list[bool]
+  dots: Any,
+  args: list[Any],
+  params: dict[str, Any],
+  is_parameter: list[bool],
+  known: operands_lib.Operands,
 ) -> Call | None:
   num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
   num_consts = num_cond + num_body
@@ -111,44 +149,42 @@ def _while(
   has_key = dots.key is not None
   inside = functools.partial(dots.inside, has_trip=has_key)
   no_carry = [False] * num_carry
+  known.leave(args[num_consts:], _CARRIED)
+  in_condition = known.passed(args[:num_cond])
+  in_body = known.passed(args[num_cond:num_consts])
   condition = inside(
     params["cond_jaxpr"],
     [*is_parameter[:num_cond], *no_carry],
+    in_condition,
     in_loop=num_cond,
     number=0,
   )
   body = inside(
     params["body_jaxpr"],
     [*is_parameter[num_cond:num_consts], *no_carry],
+    in_body,
     in_loop=num_body,
     number=condition.count,
     results=has_key,
   )
   if condition.jaxpr is None and body.jaxpr is None:
     return None
-  if not has_key:
-    params = dict(
-      params,
-      cond_jaxpr=condition.jaxpr or params["cond_jaxpr"],
-      body_jaxpr=body.jaxpr or params["body_jaxpr"],
-    )
-    return args, params, lambda out: out
-  base = _loop_key(dots)
+  base = [_loop_key(dots)] if has_key else []
+  trip = [np.uint32(0)] if has_key else []
+  unused = functools.partial(dots.with_unused, has_trip=has_key)
   params = dict(
     params,
     cond_jaxpr=condition.jaxpr
-    or dots.with_unused_key(params["cond_jaxpr"], num_cond),
+    or unused(params["cond_jaxpr"], in_condition, in_loop=num_cond),
     body_jaxpr=body.jaxpr
-    or dots.with_unused_key(params["body_jaxpr"], num_body, results=True),
-    cond_nconsts=num_cond + 1,
-    body_nconsts=num_body + 1,
+    or unused(params["body_jaxpr"], in_body, in_loop=num_body, results=has_key),
   )
-  args = [
-    *(base, *args[:num_cond]),
-    *(base, *args[num_cond:num_consts]),
-    *(np.uint32(0), *args[num_consts:]),
-  ]
-  return args, params, lambda out: out[1:]
+  fixed = [*base, *in_condition.arrays(), *args[:num_cond]]
+  fixed_in_body = [*base, *in_body.arrays(), *args[num_cond:num_consts]]
+  params["cond_nconsts"] = len(fixed)
+  params["body_nconsts"] = len(fixed_in_body)
+  args = [*fixed, *fixed_in_body, *trip, *args[num_consts:]]
+  return args, params, lambda out: out[len(trip) :]
 
 
 CALLS: Final = {

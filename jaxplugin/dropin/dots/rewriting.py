@@ -17,6 +17,7 @@ from jax.extend import core as extend_core
 
 from jaxplugin.dropin.dots import calls
 from jaxplugin.dropin.dots import flow
+from jaxplugin.dropin.dots import operands
 from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import jax_private
@@ -44,12 +45,14 @@ class Rewritten:
     consts: what it takes before all other arguments.
     sites: all of it, in order.
     count: how many numbers of keys they have used.
+    outcomes: what became of each operand that it was told of.
   """
 
   jaxpr: Any
   consts: list[Any]
   sites: tuple[sites_lib.Site, ...]
   count: int
+  outcomes: tuple[tuple[bool, str], ...]
 
 
 # Beyond all numbers of sites.
@@ -100,12 +103,12 @@ class Dots:
     args: Sequence[Any],
     params: dict[str, Any],
     is_parameter: Sequence[bool],
-    given: Sequence[Any] | None = None,
+    known: operands.Operands,
   ) -> Any:
     """The product in place of `lax.dot_general`'s; None where it is left.
 
     Args:
-      given: what is multiplied: `args`, or the same quantized already.
+      known: operands, whose arrays may be among `args`.
     """
     result = binding_private.abstract_result(primitive, args, params)
     site = sites_lib.make(args, params, result, is_parameter, self.prefix)
@@ -118,6 +121,7 @@ class Dots:
     if is_random and self.key is None and self.transform.key_type is not None:
       recipe, reason = None, _NO_KEY
     self.sites.append(dataclasses.replace(site, recipe=recipe, reason=reason))
+    known.note(args, reason)
     if recipe is None:
       return None
     self.note_change()
@@ -127,7 +131,7 @@ class Dots:
       keywords["key"] = jax.random.fold_in(base, self.number)
     self.use(1)
     return self.transform.product(recipe, site.weight)(
-      *(args if given is None else given),
+      *known.given(args),
       params["dimension_numbers"],
       precision=params["precision"],
       preferred_element_type=result.dtype,
@@ -141,8 +145,12 @@ class Dots:
     args: Sequence[Any],
     params: dict[str, Any],
     is_parameter: Sequence[bool],
+    known: operands.Operands,
   ) -> tuple[list[Any], dict[str, Any], Callable[[Any], Any]] | None:
     """What to call instead of an operation that has jaxprs inside.
+
+    Args:
+      known: operands, whose arrays may be among `args`.
 
     Returns:
       Arguments, parameters, and what makes its results of the new ones; None
@@ -150,30 +158,39 @@ class Dots:
     """
     if primitive.name == "jit" and provenance_private.is_own(params["jaxpr"]):
       return None
-    rewrite = calls.CALLS.get(primitive.name)
-    if rewrite is None or not any(
+    if not any(
       map(may_contain_dots, program.jaxprs_of(tuple(params.values())))
     ):
       return None
-    return rewrite(self, list(args), params, list(is_parameter))
+    rewrite = calls.CALLS.get(primitive.name)
+    if rewrite is None:
+      known.refuse_inside(primitive, args)
+      return None
+    return rewrite(self, list(args), params, list(is_parameter), known)
 
   def inside(
     self,
     jaxpr: Any,
     is_parameter: Sequence[bool],
+    passed: operands.Passed,
     *,
-    in_loop: int | None = None,
+    in_loop: int = 0,
     has_trip: bool = False,
     results: bool = False,
     number: int | None = None,
   ) -> Rewritten:
     """A jaxpr of an operation, rewritten; its sites become this function's.
 
+    Before all arguments it takes the base key, if there is one, and copies of
+    operands; before `in_loop` the number of the trip, and copies that each trip
+    has others of.
+
     Args:
       jaxpr: which one.
       is_parameter: of each argument.
-      in_loop: None, or before which argument the number of the trip comes.
-      has_trip: whether it does.
+      passed: operands that it is given.
+      in_loop: the argument before which comes what each trip has another of.
+      has_trip: whether the number of the trip comes there.
       results: whether the next trip's number is returned before all else.
       number: the first number of its keys, by default the next one.
     """
@@ -184,14 +201,22 @@ class Dots:
       (*self.prefix, *sites_lib.scope_names()),
       self._source_of(jaxpr),
       self.number if number is None else number,
-      self.key is not None,
-      in_loop if has_trip else None,
+      self._extra(passed, in_loop, has_trip),
       results,
     )
+    passed.note(rewritten.outcomes)
     self.sites += rewritten.sites
     if rewritten.jaxpr is not None:
       self.note_change()
     return rewritten
+
+  def _extra(
+    self, passed: operands.Passed, in_loop: int, has_trip: bool
+  ) -> _Extra:
+    key = None if self.key is None else self.transform.key_type
+    return _Extra(
+      key=key, kinds=passed.kinds, in_loop=in_loop, has_trip=has_trip
+    )
 
   def _source_of(self, jaxpr: Any) -> str:
     if self.source:
@@ -200,14 +225,23 @@ class Dots:
     is_of_jax = is_closed and provenance_private.is_of_jax(jaxpr)
     return provenance_private.user_frame() if is_of_jax else ""
 
-  def with_unused_key(
-    self, jaxpr: Any, in_loop: int | None = None, results: bool = False
+  def with_unused(
+    self,
+    jaxpr: Any,
+    passed: operands.Passed,
+    *,
+    in_loop: int = 0,
+    has_trip: bool = False,
+    results: bool = False,
   ) -> Any:
     """A jaxpr that takes what others of its operation do, and ignores it."""
+    extra = self._extra(passed, in_loop, has_trip).types()
+    if not extra:
+      return jaxpr
     new, _ = interception_private.intercept_jaxpr(
       jaxpr,
       lambda args: Rewriter(Dots(self.transform), [], args, is_idle=True),
-      _extra(self.transform, in_loop),
+      extra,
       _next_trip if results else _nothing,
     )
     return new
@@ -266,11 +300,49 @@ class Dots:
 _TRIP: Final = jax.core.ShapedArray((), np.dtype(np.uint32))
 
 
-def _extra(
-  transform: transforms.Transform, in_loop: int | None
-) -> list[tuple[int, Any]]:
-  trip = [] if in_loop is None else [(in_loop, _TRIP)]
-  return [(0, transform.key_type), *trip]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Extra:
+  """What a jaxpr is to take beside its own arguments, see `Dots.inside`.
+
+  Attributes:
+    key: type of the base key; None where there is none.
+    kinds: operands that it is told of.
+    in_loop, has_trip: as of `Dots.inside`.
+  """
+
+  key: Any
+  kinds: tuple[operands.Kind, ...]
+  in_loop: int
+  has_trip: bool
+
+  def _copies(self, *, each_trip: bool) -> list[Any]:
+    kinds = (k for k in self.kinds if k.is_each_trip == each_trip)
+    return [type for kind in kinds for type in kind.types]
+
+  def types(self) -> list[tuple[int, Any]]:
+    """As `intercept_jaxpr` takes them."""
+    first = [] if self.key is None else [self.key]
+    trip = [_TRIP] if self.has_trip else []
+    return [
+      *((0, x) for x in [*first, *self._copies(each_trip=False)]),
+      *((self.in_loop, x) for x in [*trip, *self._copies(each_trip=True)]),
+    ]
+
+  def split(
+    self, args: Sequence[Any]
+  ) -> tuple[Any, Any, list[list[Any]], list[Any]]:
+    """All arguments as the key, the trip, copies by operand, and the rest."""
+    rest = iter(args)
+    key = None if self.key is None else next(rest)
+    take = lambda each_trip: {
+      i: [next(rest) for _ in kind.types]
+      for i, kind in enumerate(self.kinds)
+      if kind.is_each_trip == each_trip
+    }
+    fixed = take(False)
+    trip = next(rest) if self.has_trip else None
+    copies = fixed | take(True)
+    return key, trip, [copies[i] for i in range(len(copies))], list(rest)
 
 
 def _nothing(extra: Sequence[Any]) -> list[Any]:
@@ -278,7 +350,7 @@ def _nothing(extra: Sequence[Any]) -> list[Any]:
 
 
 def _next_trip(extra: Sequence[Any]) -> list[Any]:
-  return [extra[1] + np.uint32(1)]
+  return [extra[-1] + np.uint32(1)]  # a `while_loop` has nothing after it
 
 
 @jax_private.cache_by_jaxpr
@@ -289,37 +361,36 @@ def _rewritten(
   prefix: tuple[str, ...],
   source: str,
   number: int,
-  has_key: bool,
-  in_loop: int | None,
+  extra: _Extra,
   results: bool,
 ) -> Rewritten:
-  none = Rewritten(jaxpr=None, consts=[], sites=(), count=0)
   if not may_contain_dots(jaxpr):
-    return none
-  extra = _extra(transform, in_loop) if has_key else []
-  found: list[Dots] = []
+    outcomes = operands.Operands.NONE_CAME * len(extra.kinds)
+    return Rewritten(
+      jaxpr=None, consts=[], sites=(), count=0, outcomes=outcomes
+    )
+  found: list[tuple[Dots, operands.Operands]] = []
 
   def make(args: Sequence[Any]) -> Rewriter:
-    key = None
-    if has_key:
-      base = args[0]
-      if in_loop is not None:
-        base = jax.random.fold_in(base, args[1])
-      key = lambda count: base
+    base, trip, copies, own = extra.split(args)
+    if trip is not None:
+      base = jax.random.fold_in(base, trip)
+    key = None if base is None else (lambda count: base)
     dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
-    found.append(dots)
-    flags = [False] * len(extra) + list(is_parameter)
-    return Rewriter(dots, flags, args)
+    known = operands.Operands.inside(extra.kinds, copies, own)
+    found.append((dots, known))
+    return Rewriter(dots, is_parameter, own, known)
 
   new, consts = interception_private.intercept_jaxpr(
-    jaxpr, make, extra, _next_trip if results else _nothing
+    jaxpr, make, extra.types(), _next_trip if results else _nothing
   )
-  (dots,) = found
+  ((dots, known),) = found
   return Rewritten(
     jaxpr=new if dots.is_changed else None,
     consts=consts,
     sites=tuple(dots.sites),
     count=dots.number - number,
+    outcomes=known.outcomes(),
   )
 
 
@@ -331,10 +402,12 @@ class Rewriter:
     dots: Dots,
     is_parameter: Sequence[bool],
     args: Sequence[Any],
+    known: operands.Operands | None = None,
     *,
     is_idle: bool = False,
   ):
     self._dots = dots
+    self._operands = operands.Operands() if known is None else known
     self._is_idle = is_idle
     self._depth = len(provenance_private.scopes())
     self._first: int | None = None  # number of an inner function's first key
@@ -352,8 +425,8 @@ class Rewriter:
       return None
     flags = [x in self._parameters for x in args]
     if primitive.name == DOT:
-      return self._dots.product(primitive, args, params, flags)
-    called = self._dots.call(primitive, args, params, flags)
+      return self._dots.product(primitive, args, params, flags, self._operands)
+    called = self._dots.call(primitive, args, params, flags, self._operands)
     if called is None:
       return None
     new_args, new_params, results = called
@@ -391,10 +464,12 @@ class Rewriter:
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
   ) -> None:
     self._parameters.note(primitive, args, params, out)
+    self._operands.follow(primitive, args, out)
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
+    self._operands.refuse_inside(primitive, args)
     flags = [x in self._parameters for x in args]
     flags = calls.flags_inside(primitive.name, index, flags)
     outer, names = self._dots, tuple(sites_lib.scope_names())

@@ -260,27 +260,6 @@ def call_watched(
     _change_threads_inside(-1)
 
 
-def call_watched_inline(
-  jaxpr: Any,
-  make: Callable[[Sequence[Any], dict[str, Any]], Watcher],
-  *args: Any,
-) -> list[Any]:
-  """Does what a closed jaxpr says, as if code of its caller did.
-
-  Args:
-    jaxpr: a `ClosedJaxpr`.
-    make, *args: as of `call_watched`.
-  """
-
-  def function(*args: Any) -> list[Any]:
-    # Without its lines: an operation with one is an interpreter's.
-    return core.eval_jaxpr(
-      jaxpr.jaxpr, jaxpr.consts, *args, propagate_source_info=False
-    )
-
-  return call_watched(function, make, *args)
-
-
 _watch_transformation = linear_util.transformation2(call_watched)
 
 
@@ -358,23 +337,33 @@ def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
   return len(consts), len(carry)
 
 
-def extended_scan(params: dict[str, Any]) -> dict[str, Any]:
-  """Parameters of a `scan` with one constant more, and one more of `xs`.
+def slice_type(aval: Any) -> Any:
+  """The type of what a trip of a `scan` gets of an array with that type."""
+  return core.mapped_aval(aval.shape[0], 0, aval)
 
-  Each comes before the others of its kind.
+
+def extended_scan(
+  params: dict[str, Any], *, consts: int, xs: int
+) -> dict[str, Any]:
+  """Parameters of a `scan` with so many constants and `xs` more.
+
+  They come before the others of their kind.
   """
   if "num_consts" not in params:
     flattree = importlib.import_module("jax._src.flattree")
-    consts, carry, xs = params["ft_in"].unpack()
-    one = flattree.nones(1)
-    return dict(params, ft_in=flattree.pack(((one, consts), carry, (one, xs))))
+    own_consts, carry, own_xs = params["ft_in"].unpack()
+    more_consts, more_xs = flattree.nones(consts), flattree.nones(xs)
+    every = ((more_consts, own_consts), carry, (more_xs, own_xs))
+    return dict(params, ft_in=flattree.pack(every))
   num_consts = params["num_consts"]
-  params = dict(params, num_consts=num_consts + 1)
+  params = dict(params, num_consts=num_consts + consts)
   if "linear" in params:
     first_x = num_consts + params["num_carry"]
     linear = params["linear"]
-    linear = (False, *linear[:first_x], False, *linear[first_x:])
-    params["linear"] = linear
+    params["linear"] = (
+      *((False,) * consts + linear[:first_x]),
+      *((False,) * xs + linear[first_x:]),
+    )
   return params
 
 

@@ -1,0 +1,140 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_dots` with quantized weights in loops, branches, checkpoints."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+from jaxplugin.jaxext import program
+
+MXFP8 = jp.training.MXFP8_RECIPE
+NVFP4 = dataclasses.replace(jp.training.NVFP4_RECIPE, stochastic_rounding=False)
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(16, 32)), jnp.float32)
+WEIGHTS = jnp.asarray(RNG.normal(size=(4, 32, 32)), jnp.float32)
+
+
+def by_scan(layer):
+  return lambda p, x: lax.scan(lambda c, w: (layer(c, w), None), x, p)[0]
+
+
+def by_unrolled_scan_of_checkpoints(layer):
+  layer = jax.checkpoint(layer)
+
+  def function(p, x):
+    return lax.scan(lambda c, w: (layer(c, w), None), x, p, unroll=2)[0]
+
+  return function
+
+
+def by_checkpoint_of_scan_of_jitted(layer):
+  policy = jax.checkpoint_policies.dots_saveable
+  return jax.checkpoint(by_scan(jax.jit(layer)), policy=policy)
+
+
+def by_scan_in_a_scan(layer):
+  def function(p, x):
+    again = lambda c, _: (by_scan(layer)(p, c), None)
+    return lax.scan(again, x, None, length=2)[0]
+
+  return function
+
+
+def by_constant_of_scan(layer):
+  return lambda p, x: lax.scan(
+    lambda c, _: (layer(c, p), None), x, None, length=3
+  )[0]
+
+
+def by_cond(layer):
+  other = lambda x, p: jnp.sin(layer(2 * x, p))
+  return lambda p, x: lax.switch(
+    jnp.int32(x[0, 0] > 9), [layer, other, lambda x, p: x], x, p
+  )
+
+
+def by_constrained(layer):
+  constrained = lambda p: lax.with_sharding_constraint(
+    p, jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  )
+  return jax.jit(lambda p, x: layer(x, constrained(p)))
+
+
+class NestedTest(parameterized.TestCase):
+  def check(self, around, weights, recipe, key=None):
+    """Bits are those without copies, which nothing makes again."""
+    layer = around(lambda x, w: jnp.tanh(x @ w))
+    loss = lambda p, x: jnp.sum(jnp.sin(layer(p, x)))
+    quantized = jp.quantize_dots(loss, recipe, key=key)
+    make = functools.partial(jp.quantize_operand, recipe=recipe)
+    made = jax.jit(make if weights.ndim == 2 else jax.vmap(make))(weights)
+    once = jp.quantize_dots(jax.value_and_grad(loss, (0, 1)), recipe, key=key)
+    if key is not None:  # keys are numbered otherwise there
+      once = lambda made, x: jax.value_and_grad(
+        lambda w, x: quantized(made.with_primal(w), x), (0, 1)
+      )(made.primal, x)
+
+    anew = jax.value_and_grad(quantized, (0, 1))
+    value, grads = jax.jit(once)(made, X)
+    expected = jax.jit(anew)(weights, X)
+    jax.tree.map(np.testing.assert_array_equal, (value, grads), expected)
+    self.assertGreater(np.abs(expected[1][0]).max(), 0)
+    self.assertEqual(set(quantized_shapes(once, made, X)), {X.shape})
+    self.assertIn(WEIGHTS.shape[1:], quantized_shapes(anew, weights, X))
+
+  @parameterized.parameters(
+    (by_scan, WEIGHTS),
+    (by_unrolled_scan_of_checkpoints, WEIGHTS),
+    (by_checkpoint_of_scan_of_jitted, WEIGHTS),
+    (by_scan_in_a_scan, WEIGHTS),
+    (by_constant_of_scan, WEIGHTS[0]),
+    (by_cond, WEIGHTS[0]),
+    (by_constrained, WEIGHTS[0]),
+  )
+  def test_bits_of_quantizing_anew(self, around, weights):
+    self.check(around, weights, MXFP8)
+
+  @parameterized.parameters((by_scan, WEIGHTS), (by_cond, WEIGHTS[0]))
+  def test_keys_and_global_scales(self, around, weights):
+    recipe = jp.training.NVFP4_RECIPE
+    self.check(around, weights, recipe, key=jax.random.key(3))
+
+  def test_while_loops_of_one_weight(self):
+    def function(w, x):
+      go_on = lambda c: (c[0] < 3) & (jnp.max(c[1] @ w) < 1e9)
+      trip = lambda c: (c[0] + 1, jnp.tanh(c[1] @ w))
+      return lax.while_loop(go_on, trip, (0, x))[1]
+
+    w = WEIGHTS[0]
+    quantized = jax.jit(jp.quantize_dots(function, NVFP4))
+    made = jp.quantize_operand(w, NVFP4)
+    np.testing.assert_array_equal(quantized(made, X), quantized(w, X))
+    self.assertEqual(set(quantized_shapes(quantized, made, X)), {X.shape})
+    of = lambda w: jnp.sum(quantized(made.with_primal(w), X))
+    with self.assertRaisesRegex(ValueError, "Reverse-mode"):  # JAX's own
+      jax.grad(of)(w)
+
+
+def quantized_shapes(function, *args):
+  """Shapes of what a function quantizes, at any depth."""
+
+  def within(jaxpr):
+    for eqn in jaxpr.eqns:
+      if eqn.primitive.name == "block_quantize":
+        yield eqn.invars[0].aval.shape
+      for inner in program.jaxprs_of(tuple(eqn.params.values())):
+        yield from within(getattr(inner, "jaxpr", inner))
+
+  return list(within(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+if __name__ == "__main__":
+  absltest.main()
