@@ -10,6 +10,10 @@ from typing import Final
 
 _KIB: Final = 1 << 10
 
+# The first ptxas that knows PTX 9.2, which has `cvt.rn.bf16x2.e2m1x2`: that of
+# CUDA 13.2 (CUDA's release notes; PTX ISA, "Release Notes").
+E2M1_CONVERSION_PTXAS: Final = (13, 2)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -37,6 +41,9 @@ class Architecture:
     casts_to_fp8: whether one converts f32 to E4M3 and E5M2, to nearest even and
       saturating.
     casts_to_fp4: likewise, to E2M1.
+    has_e2m1_conversion: whether one converts E2M1 to bf16, two at a time.
+    ptxas_version: of the assembler of its kernels; None where it is not known,
+      as in the table below, which counts as old.
     multiplies_bf16: whether an instruction multiplies bf16 numbers, other than
       those of matrices.
     has_tma: whether it has the tensor memory accelerator of `descriptors`.
@@ -59,6 +66,8 @@ class Architecture:
   converts_e4m3: bool = True
   casts_to_fp8: bool = False
   casts_to_fp4: bool = False
+  has_e2m1_conversion: bool = False
+  ptxas_version: tuple[int, ...] | None = None
   multiplies_bf16: bool = True
   has_tma: bool = False
 
@@ -74,6 +83,14 @@ class Architecture:
   def multiplies_by_warp(self) -> bool:
     """Whether one warp at a time multiplies (`mma.sync`)."""
     return self.is_nvidia and not (self.has_wgmma or self.has_tensor_memory)
+
+  @property
+  def converts_e2m1(self) -> bool:
+    """Whether kernels may say that E2M1 is to be converted to bf16."""
+    return self.has_e2m1_conversion and (
+      self.ptxas_version is not None
+      and self.ptxas_version >= E2M1_CONVERSION_PTXAS
+    )
 
   @property
   def reads_interleaved(self) -> bool:
@@ -131,6 +148,7 @@ _HOPPER: Final = {**_ADA, "has_tma": True, "has_wgmma": True}
 _BLACKWELL: Final = {
   **_ADA,
   "casts_to_fp4": True,
+  "has_e2m1_conversion": True,
   "has_tma": True,
   "has_scaled_dot": True,
   "scales_by_e4m3": True,

@@ -17,6 +17,9 @@ from jaxplugin.kernels import descriptors
 # finds: "Unsupported .version 9.4; current version is '9.0'". From 0.4 on
 # jax-triton has an option for it; `triton_payload` writes it with any.
 PTX_VERSION: Final = 88
+# The oldest that converts E2M1 to bf16 (PTX ISA 9.2, "cvt"); see
+# `architectures.Architecture.converts_e2m1`.
+E2M1_CONVERSION_PTX_VERSION: Final = 92
 
 
 class Output(NamedTuple):
@@ -42,6 +45,8 @@ class Launch:
     constexprs: the rest of the kernel's arguments, by name.
     grid: number of programs.
     num_warps, num_stages: Triton's.
+    ptx_version: that its PTX says, 10 * major + minor: the oldest that has its
+      instructions. AMD's GPUs have none.
     fp_fusion: whether the compiler may contract a * b + c, which rounds once.
     views: what inputs are to be given as, by name: "u32", eight FP4 values a
       word, "u8" or "e4m3". Other scales are given as bytes, and all else as it
@@ -58,6 +63,7 @@ class Launch:
   grid: int
   num_warps: int
   num_stages: int = 1
+  ptx_version: int = PTX_VERSION
   fp_fusion: bool = False
   views: tuple[tuple[str, str], ...] = ()
   descriptors: tuple[descriptors.Descriptor | None, ...] = ()

@@ -92,12 +92,23 @@ def add_target(command: argparse.ArgumentParser) -> None:
     metavar="VERSION",
     help="the cuDNN version to assume with --target, e.g. 9.13",
   )
+  add_ptxas(command)
   command.add_argument(
     "--implementation",
     type=_implementation,
     metavar="NAME",
     help=f"the one that all dots are to use: {', '.join(backends.NAMES)}, or"
     " one of another package (info lists them); default: chosen for each",
+  )
+
+
+def add_ptxas(command: argparse._ActionsContainer) -> None:
+  """The argument that says what assembles kernels of a device by name."""
+  command.add_argument(
+    "--ptxas",
+    metavar="VERSION",
+    help="the version of ptxas to assume with --target, e.g. 13.2; default: an"
+    " old one",
   )
 
 
@@ -120,7 +131,8 @@ def target(args: argparse.Namespace) -> targets.Target | None:
     ValueError: there is no such device or version, or a version alone.
   """
   if args.target is not None:
-    return targets.named_target(args.target, cudnn=args.cudnn)
-  if args.cudnn is not None:
-    raise ValueError("--cudnn needs --target")
+    return targets.named_target(args.target, cudnn=args.cudnn, ptxas=args.ptxas)
+  for name in ("cudnn", "ptxas"):
+    if getattr(args, name) is not None:
+      raise ValueError(f"--{name} needs --target")
   return None

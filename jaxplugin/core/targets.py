@@ -27,6 +27,7 @@ import jax.ffi
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.kernels import architectures
+from jaxplugin.kernels import toolkits
 from jaxplugin.kernels.cpu import library
 
 Version = tuple[int, int, int]
@@ -49,6 +50,10 @@ class Target:
     architecture: the LLVM name of an AMD GPU, e.g. "gfx950", else None.
     cudnn_version: (major, minor, patch), None when there is no cuDNN or its
       version is not known.
+    ptxas_version: (major, minor, patch) of the ptxas that will assemble kernels
+      for the GPU, from CUDA; None where that is not known, which counts as old.
+      Kernels may have instructions that it is the first to know, which an older
+      one refuses by name. `detect_target` has that of this process.
     core_count: SMs, CUs or CPU cores; None when not known.
     shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
     l2_bytes: size of the last-level cache.
@@ -59,6 +64,10 @@ class Target:
     missing_libraries: (name, reason) of each library that cannot be used, and
       why, for messages. For named AMD GPUs jax-triton cannot lower;
       `with_library` asks what they would get where it can.
+
+  Raises:
+    TypeError: ptxas_version is not three numbers.
+    ValueError: there is one, and the platform is not "cuda".
   """
 
   name: str
@@ -66,12 +75,32 @@ class Target:
   compute_capability: tuple[int, int] | None = None
   architecture: str | None = None
   cudnn_version: Version | None = None
+  ptxas_version: Version | None = None
   core_count: int | None = None
   shared_memory_bytes: int | None = None
   l2_bytes: int | None = None
   memory_bandwidth: float | None = None
   cpu_kernels: str | None = None
   missing_libraries: tuple[tuple[str, str], ...] = ()
+
+  def __post_init__(self) -> None:
+    version = self.ptxas_version
+    if version is None:
+      return
+    if (
+      not isinstance(version, tuple)
+      or len(version) != 3
+      or not all(type(part) is int and part >= 0 for part in version)
+    ):
+      raise TypeError(
+        "Target: ptxas_version must be (major, minor, patch) or None, got"
+        f" {version!r}; jp.named_target(name, ptxas=) takes a text"
+      )
+    if self.platform != "cuda":
+      raise ValueError(
+        f"Target: ptxas_version must be None where the platform is not cuda,"
+        f" got {version} for {self.name}, of {self.platform}"
+      )
 
   def missing(self, library: str) -> str:
     """Why a library cannot be used; empty where nothing speaks against it."""
@@ -95,6 +124,8 @@ class Target:
       details.append(self.architecture)
     if self.cudnn_version is not None:
       details.append(f"cuDNN {format_version(self.cudnn_version)}")
+    if self.ptxas_version is not None:
+      details.append(f"ptxas {format_version(self.ptxas_version)}")
     if self.cpu_kernels is not None:
       details.append(f"{self.cpu_kernels} kernels")
     return f"{self.name} ({', '.join(details)})"
@@ -168,13 +199,20 @@ _NAMED: Final = {
 TARGET_NAMES: Final = tuple(_NAMED)
 
 
-def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
+def named_target(
+  name: str,
+  *,
+  cudnn: str | Version | None = None,
+  ptxas: str | Version | None = None,
+) -> Target:
   """Returns a device by name, to lower and inspect for it without having it.
 
   Args:
     name: one of `TARGET_NAMES`, any case.
     cudnn: the cuDNN version to assume, "9.13" or "9.13.0" or (9, 13, 0). None
       assumes that there is none, so the cudnn implementation is refused.
+    ptxas: the version of the ptxas that kernels are assembled by, likewise,
+      which is CUDA's. None: it is not known (`Target.ptxas_version`).
 
   "cpu" is a CPU without the C++ kernels (`Target.cpu_kernels` is None), so
   that what is lowered for it runs on any; `detect_target("cpu")` has them.
@@ -182,7 +220,7 @@ def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
   Raises:
     TypeError: name is no string.
     ValueError: unknown name (lists the known ones), malformed version, or
-      cuDNN on a device that is not NVIDIA's.
+      cuDNN or ptxas for a device that is not NVIDIA's.
   """
   if not isinstance(name, str):
     raise TypeError(
@@ -194,14 +232,18 @@ def named_target(name: str, *, cudnn: str | Version | None = None) -> Target:
     raise ValueError(
       f"unknown target {name!r}; known targets: {', '.join(TARGET_NAMES)}"
     )
-  if cudnn is None:
-    return target
-  if target.platform != "cuda":
-    raise ValueError(
-      f"target {target.name} is not an NVIDIA GPU and has no cuDNN, got"
-      f" cudnn={cudnn!r}"
-    )
-  return dataclasses.replace(target, cudnn_version=parse_version(cudnn))
+  versions: dict[str, Any] = {}
+  for program, given in (("cuDNN", cudnn), ("ptxas", ptxas)):
+    if given is None:
+      continue
+    parameter = program.lower()
+    if target.platform != "cuda":
+      raise ValueError(
+        f"target {target.name} is not an NVIDIA GPU and has no {program}, got"
+        f" {parameter}={given!r}"
+      )
+    versions[f"{parameter}_version"] = parse_version(given)
+  return dataclasses.replace(target, **versions)
 
 
 def parse_version(version: str | tuple[int, ...]) -> Version:
@@ -299,6 +341,14 @@ def detect_target(platform: str | None = None) -> Target:
   return _detected(platform)
 
 
+def detect_for_export(platform: str | None = None) -> Target:
+  """`detect_target`, as far as a module may assume it that is exported.
+
+  It is loaded by a process that may have another ptxas, or another machine's.
+  """
+  return dataclasses.replace(detect_target(platform), ptxas_version=None)
+
+
 @functools.cache
 def _detected(platform: str | None) -> Target:
   if platform is None:
@@ -316,11 +366,18 @@ def _detected(platform: str | None) -> Target:
     device = jax.local_devices(backend=platform)[0]
   except RuntimeError:  # JAX's answer to a platform without devices
     return Target(name=f"unknown {platform} device", platform=platform)
-  return target_of_device(device, platform)
+  target = target_of_device(device, platform)
+  if platform != "cuda":
+    return target
+  version = toolkits.ptxas_of_launches()
+  return dataclasses.replace(target, ptxas_version=version)
 
 
 def target_of_device(device: jax.Device, platform: str) -> Target:
-  """Describes a device, real or of a deviceless topology."""
+  """Describes a device, real or of a deviceless topology.
+
+  What assembles kernels for it is not asked.
+  """
   capability = str(getattr(device, "compute_capability", ""))
   is_cuda = platform == "cuda" and re.fullmatch(r"\d+\.\d+", capability)
   major, minor = capability.split(".") if is_cuda else ("0", "0")

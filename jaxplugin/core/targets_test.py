@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets: the named ones, detection, and the override that jit sees."""
 
+import dataclasses
 import os
 import threading
+import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import targets
+from jaxplugin.kernels import toolkits
 
 # From NVIDIA's list of CUDA GPUs and AMD's list of LLVM targets.
 COMPUTE_CAPABILITIES = {
@@ -91,6 +95,33 @@ class NamedTargetTest(parameterized.TestCase):
   def test_cudnn_on_another_platform_is_refused(self, name):
     with self.assertRaisesRegex(ValueError, f"{name}.*no cuDNN.*'9.13'"):
       targets.named_target(name, cudnn="9.13")
+
+  def test_no_ptxas_is_assumed_unless_named(self):
+    for name in targets.TARGET_NAMES:
+      self.assertIsNone(targets.named_target(name).ptxas_version)
+    found = targets.named_target("rtx5090", cudnn="9.13", ptxas="13.2")
+    self.assertEqual(found.ptxas_version, (13, 2, 0))
+    self.assertEqual(found.cudnn_version, (9, 13, 0))
+    self.assertEqual(
+      str(found), "rtx5090 (cuda, sm_120, cuDNN 9.13.0, ptxas 13.2.0)"
+    )
+
+  @parameterized.parameters("mi300x", "cpu")
+  def test_ptxas_on_another_platform_is_refused(self, name):
+    with self.assertRaisesRegex(ValueError, f"{name}.*no ptxas.*'13.2'"):
+      targets.named_target(name, ptxas="13.2")
+    with self.assertRaisesRegex(ValueError, rf"\(13, 2, 0\) for {name}, of"):
+      dataclasses.replace(targets.named_target(name), ptxas_version=(13, 2, 0))
+
+  @parameterized.parameters(
+    "13.2", 13.2, ((13, 2),), ((13, 2, "0"),), ((13, -2, 0),), ([13, 2, 0],)
+  )
+  def test_ptxas_version_of_a_target_is_three_numbers(self, version):
+    b200 = targets.named_target("b200")
+    with self.assertRaises(TypeError) as caught:
+      dataclasses.replace(b200, ptxas_version=version)
+    self.assertIn("Target: ptxas_version must be", str(caught.exception))
+    self.assertIn(f"got {version!r};", str(caught.exception))
 
   def test_text_names_platform_capability_and_cudnn(self):
     text = str(targets.named_target("b300", cudnn=(9, 12, 1)))
@@ -211,6 +242,26 @@ class DetectTargetTest(absltest.TestCase):
         name="unknown no_such_platform device", platform="no_such_platform"
       ),
     )
+
+  def test_gpu_has_the_ptxas_of_launches_and_in_an_export_none(self):
+    device = types.SimpleNamespace(
+      device_kind="a GPU", compute_capability="12.0", core_count=8
+    )
+    self.addCleanup(targets._detected.cache_clear)
+    targets._detected.cache_clear()
+    with (
+      mock.patch.object(jax, "local_devices", lambda **_: [device]),
+      mock.patch.object(targets, "_local_cudnn_version", lambda: None),
+      mock.patch.object(toolkits, "ptxas_of_launches", lambda: (13, 4, 59)),
+    ):
+      found = targets.detect_target("cuda")
+      self.assertEqual(found.ptxas_version, (13, 4, 59))
+      exported = targets.detect_for_export("cuda")
+      self.assertIsNone(targets.detect_target("rocm").ptxas_version)
+      # Kernels for one of a topology are assembled elsewhere.
+      described = targets.target_of_device(device, "cuda")
+    self.assertEqual(exported, dataclasses.replace(found, ptxas_version=None))
+    self.assertEqual(described, exported)
 
   def test_local_targets_end_with_the_cpu(self):
     self.assertEqual(targets.local_targets()[-1].platform, "cpu")

@@ -54,7 +54,8 @@ def decide(
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   problem = call.problem()
-  target = target or eqn.params["target"] or targets.detect_target()
+  detect = targets.detect_for_export if for_export else targets.detect_target
+  target = target or eqn.params["target"] or detect()
   decision, error = None, ""
   try:
     decision = backends.choose(

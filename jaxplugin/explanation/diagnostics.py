@@ -141,7 +141,7 @@ def explain(
     if operation.eqn.primitive is primitive.block_scaled_dot_p:
       dots.append(_explain_dot(operation, target, for_export))
     elif operation.eqn.primitive in ragged_traced.PRIMITIVES:
-      dots.append(_explain_ragged(operation, target))
+      dots.append(_explain_ragged(operation, target, for_export))
     elif operation.eqn.primitive is quantize_primitive.quantize_p:
       quantizations.append(explain_quantization(operation))
     elif (other := products.explain(operation, target)) is not None:
@@ -261,9 +261,11 @@ def _explain_dot(
 
 
 def _explain_ragged(
-  operation: program.Operation, target: targets.Target | None
+  operation: program.Operation, target: targets.Target | None, for_export: bool
 ) -> report.Explained:
-  decided = ragged_traced.decide(operation.eqn, target, operation.num_devices)
+  decided = ragged_traced.decide(
+    operation.eqn, target, operation.num_devices, for_export=for_export
+  )
   launched_by = ""
   if decided.decision is not None:
     # A contraction's backends have these names too.

@@ -89,7 +89,9 @@ def export(
     platforms: of "cpu", "cuda", "rocm" and "tpu"; by default those of target,
       else JAX's default. Each is decided for itself.
     target: the devices to decide for, of a platform each. By default the local
-      ones. A `use_target` in the function comes before them.
+      ones, but for their `Target.ptxas_version`: kernels are assembled where
+      the module is loaded, by a ptxas that counts as old unless a target says
+      otherwise. A `use_target` in the function comes before them.
     disabled_checks: as of `jax.export.export`, for custom calls of others.
 
   Returns:

@@ -44,7 +44,11 @@ class Decided:
 
 
 def decide(
-  eqn: Any, target: targets.Target | None, num_devices: int = 1
+  eqn: Any,
+  target: targets.Target | None,
+  num_devices: int = 1,
+  *,
+  for_export: bool = False,
 ) -> Decided:
   """What is decided about an equation of the primitive.
 
@@ -53,10 +57,12 @@ def decide(
     target: where to decide for; None is the target that the equation was
       traced for, or the local one.
     num_devices: over which XLA partitions it.
+    for_export: whether it is decided as `jp.export` does.
   """
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
   problem = call.problem()
-  target = target or eqn.params["target"] or targets.detect_target()
+  detect = targets.detect_for_export if for_export else targets.detect_target
+  target = target or eqn.params["target"] or detect()
   # Of what is split, each device decides again, for its share.
   is_split = isinstance(call, calls.Call) and partitioning.can_partition(call)
   is_partitioned = num_devices > 1 and not is_split

@@ -33,6 +33,8 @@ def resolve_target(
   export = exporting.current()
   if export is not None and platform in export.targets:
     return export.targets[platform]
+  if export is not None:
+    return targets.detect_for_export(platform)
   return targets.detect_target(platform)
 
 

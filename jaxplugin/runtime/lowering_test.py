@@ -3,6 +3,8 @@
 """What a rule is told about the module, asked from inside of a rule."""
 
 import dataclasses
+import functools
+from unittest import mock
 
 import jax
 import jax.export
@@ -17,6 +19,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
+from jaxplugin.runtime import exporting
 from jaxplugin.runtime import lowering
 
 P = jax.sharding.PartitionSpec
@@ -76,6 +79,20 @@ class LoweringTest(parameterized.TestCase):
     traced.lower(lowering_platforms=platforms)
     (told,) = noted
     return told
+
+  def test_ptxas_that_is_here_is_not_assumed_of_what_is_exported(self):
+    h100 = targets.named_target("h100")
+    here = dataclasses.replace(h100, ptxas_version=(13, 4, 59))
+    named = targets.named_target("h100", ptxas="13.5")
+    detect = mock.patch.object(targets, "detect_target", lambda _: here)
+    resolve = functools.partial(lowering.resolve_target, platform="cuda")
+    self.enter_context(detect)
+    self.assertEqual(resolve(None), here)
+    with exporting.going_on(exporting.Export(targets={})):
+      self.assertEqual(resolve(None), h100)
+      self.assertEqual(resolve(named), named)
+    with exporting.going_on(exporting.Export(targets={"cuda": named})):
+      self.assertEqual(resolve(None), named)
 
   def test_kernels_serve_a_module_for_one_cpu(self):
     self.assertEqual(self.lower(probe, X), (True, False))

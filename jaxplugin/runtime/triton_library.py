@@ -87,6 +87,9 @@ def architecture_of(
     architecture = architectures.ARCHITECTURES.get(target.architecture or "")
   if architecture is None:
     return None
+  architecture = dataclasses.replace(
+    architecture, ptxas_version=target.ptxas_version
+  )
   if target.shared_memory_bytes is None:
     return architecture
   return dataclasses.replace(
@@ -225,7 +228,10 @@ def _lower(ctx: Any, *inputs: Any, **params: Any) -> Any:
   with _without_lines():
     results = mlir.lower_fun(called, multiple_results=True)(ctx, *inputs)
   call_target = triton_calls.chosen(params["target"].platform)
-  triton_calls.rewrite(results[0].owner, call_target, triton_payload.for_launch)
+  change = functools.partial(
+    triton_payload.for_launch, ptx_version=params["launch"].ptx_version
+  )
+  triton_calls.rewrite(results[0].owner, call_target, change)
   return results
 
 
@@ -266,7 +272,7 @@ def _triton_call(
   if target.compute_capability is not None:
     major, minor = target.compute_capability
     options["compute_capability"] = 10 * major + minor
-    backend_options["ptx_version"] = launching.PTX_VERSION
+    backend_options["ptx_version"] = launch.ptx_version
   if "backend_options" in parameters:
     options["backend_options"] = backend_options
   else:

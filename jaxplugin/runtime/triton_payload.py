@@ -18,8 +18,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Final
 
-from jaxplugin.kernels import launching
-
 # Fields of messages, by their numbers: TritonAnyKernelCall.kernel_call,
 # TritonKernelCall.kernel; of TritonKernel its code and TTIR.
 _KERNEL: Final = (1, 1)
@@ -31,23 +29,23 @@ _DELIMITED: Final = 2
 _VERSION: Final = re.compile(rb"^\.version \d+\.\d+$", re.MULTILINE)
 
 
-def for_launch(payload: bytes) -> bytes:
+def for_launch(payload: bytes, *, ptx_version: int) -> bytes:
   """The compressed payload of a launch, as a module is to have it.
 
-  Without TTIR, and its PTX as `launching.PTX_VERSION`: what ptxas does not know
-  in that version it refuses by name. An AMD GPU's code is left as it is.
+  Without TTIR, and its PTX as `ptx_version`, that of its `launching.Launch`:
+  what ptxas does not know in that version it refuses by name. An AMD GPU's code
+  is left as it is.
   """
-  return zlib.compress(_edited(zlib.decompress(payload), _KERNEL, _for_launch))
+  major, minor = divmod(ptx_version, 10)
 
+  def edit(field: int, content: bytes) -> bytes | None:
+    if field == _TTIR:
+      return None
+    if field != _CODE:
+      return content
+    return _VERSION.sub(b".version %d.%d" % (major, minor), content, count=1)
 
-def _for_launch(field: int, content: bytes) -> bytes | None:
-  """What a kernel's field is to have; None where it is to go."""
-  if field == _TTIR:
-    return None
-  if field != _CODE:
-    return content
-  major, minor = divmod(launching.PTX_VERSION, 10)
-  return _VERSION.sub(b".version %d.%d" % (major, minor), content, count=1)
+  return zlib.compress(_edited(zlib.decompress(payload), _KERNEL, edit))
 
 
 def _edited(

@@ -13,6 +13,7 @@ import jaxplugin as jp
 from jaxplugin.runtime import triton_library
 from jaxplugin.runtime import triton_payload
 
+quantize = lambda x: jp.quantize(x, "mxfp8")
 X = jax.ShapeDtypeStruct((256, 512), jnp.float32)
 
 
@@ -21,6 +22,12 @@ def delimited(tag, content):
   size = len(content)
   sizes = [size] if size < 128 else [size & 127 | 128, size >> 7]
   return bytes([tag, *sizes]) + content
+
+
+def for_launch(message, *, ptx_version=88):
+  return triton_payload.for_launch(
+    zlib.compress(message), ptx_version=ptx_version
+  )
 
 
 class PayloadTest(parameterized.TestCase):
@@ -38,43 +45,44 @@ class PayloadTest(parameterized.TestCase):
       return delimited(0x0A, delimited(0x0A, kernel) + grid) + metadata
 
     given = whole(name + ptx + ttir + last + fixed)
-    found = triton_payload.for_launch(zlib.compress(given))
+    found = for_launch(given)
     self.assertEqual(zlib.decompress(found), whole(name + ptx + last + fixed))
 
   def test_without_ttir_it_is_as_it_was(self):
     message = delimited(0x0A, delimited(0x0A, delimited(0x22, b"ptx")))
-    found = triton_payload.for_launch(zlib.compress(message))
+    found = for_launch(message)
     self.assertEqual(zlib.decompress(found), message)
 
-  def test_ptx_has_the_oldest_version_that_serves(self):
+  @parameterized.parameters((88, b"8.8"), (92, b"9.2"))
+  def test_ptx_has_the_version_of_the_launch(self, number, version):
     comment = b"// .version 9.4\n"
     for code, expected in (
-      (b"//\n.version 9.4\n.target sm_100a\n", b"//\n.version 8.8\n"),
-      (comment + b".version 10.12\n.target", comment + b".version 8.8\n"),
+      (b"//\n.version 9.4\n.target a\n", b"//\n.version %s\n" % version),
+      (comment + b".version 10.12\n", comment + b".version %s\n" % version),
       (b"/tmp/kernel .version 9.4.hsaco", b"/tmp/kernel .version 9.4.hsaco"),
     ):
       message = delimited(0x0A, delimited(0x0A, delimited(0x22, code)))
-      found = triton_payload.for_launch(zlib.compress(message))
+      found = for_launch(message, ptx_version=number)
       self.assertIn(expected, zlib.decompress(found))
 
   def test_names_are_no_ptx(self):
     name = delimited(0x0A, b"\n.version 9.4\n")
     message = delimited(0x0A, delimited(0x0A, name))
-    found = triton_payload.for_launch(zlib.compress(message))
+    found = for_launch(message)
     self.assertEqual(zlib.decompress(found), message)
 
 
 @absltest.skipIf(
   bool(triton_library._import_error()), "jax-triton does not import here"
 )
-class ModuleTest(absltest.TestCase):
-  def payload(self):
-    """What a module says of one launch, decompressed."""
-    with jp.use_target(jp.named_target("b200", cudnn="9.13")):
-      traced = jax.jit(lambda x: jp.quantize(x, "mxfp8")).trace(X)
+class ModuleTest(parameterized.TestCase):
+  def payload(self, function=quantize, *args, ptxas=None):
+    """What a module says of its first launch, decompressed."""
+    with jp.use_target(jp.named_target("b200", cudnn="9.13", ptxas=ptxas)):
+      traced = jax.jit(function).trace(*(args or (X,)))
       lowered = traced.lower(lowering_platforms=("cuda",))
     operations = lowered.compiler_ir().body.operations
-    (call,) = (
+    call, *_ = (
       operation
       for function in operations
       for operation in function.regions[0].blocks[0].operations
@@ -94,7 +102,20 @@ class ModuleTest(absltest.TestCase):
       self.assertNotIn(absent, payload)
 
   def test_a_module_is_assembled_by_a_ptxas_of_cuda_12_9(self):
-    self.assertRegex(self.payload(), rb"\n\.version 8\.8\n\.target sm_100a\n")
+    for ptxas in (None, "13.2"):
+      payload = self.payload(ptxas=ptxas)
+      self.assertRegex(payload, rb"\n\.version 8\.8\n\.target sm_100a\n")
+
+  @parameterized.parameters(
+    (None, rb"8\.8"), ("13.1.999", rb"8\.8"), ("13.2", rb"9\.2")
+  )
+  def test_fp4_is_converted_where_ptxas_is_named_that_can(self, ptxas, version):
+    weight = jax.eval_shape(lambda x: jp.quantize(x, "nvfp4"), X)
+    x = jax.ShapeDtypeStruct((1, 512), jnp.bfloat16)
+    payload = self.payload(jp.block_scaled_dot, x, weight, ptxas=ptxas)
+    self.assertRegex(payload, rb"\n\.version %s\n\.target sm_100a\n" % version)
+    is_converted = b"cvt.rn.bf16x2.e2m1x2" in payload
+    self.assertEqual(is_converted, ptxas == "13.2")
 
 
 if __name__ == "__main__":

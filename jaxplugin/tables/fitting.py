@@ -25,6 +25,7 @@ import jaxlib
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.tables import records
 
@@ -227,9 +228,23 @@ def triton_source(
   """
   if target.platform not in ("cuda", "rocm"):
     return None
-  versions = ((name, installed(name)) for name in ("jax-triton", "triton"))
+  versions = [(name, installed(name)) for name in ("jax-triton", "triton")]
+  versions += _assembled_by(target)
   digest = _kernels_digest(folders)
   return records.Source(kernels=digest, toolchain=tuple(versions))
+
+
+def _assembled_by(target: targets.Target) -> list[tuple[str, str]]:
+  """Of ptxas what decides which kernels there are."""
+  if target.compute_capability is None:
+    return []
+  known = architectures.of_compute_capability(target.compute_capability)
+  if known is None or not known.has_e2m1_conversion:
+    return []
+  oldest = ".".join(map(str, architectures.E2M1_CONVERSION_PTXAS))
+  known = dataclasses.replace(known, ptxas_version=target.ptxas_version)
+  is_new = known.converts_e2m1
+  return [("ptxas", f"from {oldest} on" if is_new else f"before {oldest}")]
 
 
 @functools.cache

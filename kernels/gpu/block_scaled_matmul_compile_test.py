@@ -9,6 +9,7 @@ anew, after a change that is meant, with
 """
 
 import collections
+import dataclasses
 import functools
 import json
 import pathlib
@@ -178,6 +179,20 @@ HALF_STEPS = {
 }
 HALVING = ("sm_80", "sm_90")
 PRODUCTS |= HALF_STEPS
+# Weights that are converted by an instruction, where ptxas is new.
+CONVERTED = {
+  f"{key}_converted": PRODUCTS[key]
+  for key in ("bf16_mxfp4_decode", "bf16_nvfp4_decode", "bf16_mxfp4")
+}
+CONVERTING = ("sm_100", "sm_103", "sm_120", "sm_121")
+PRODUCTS |= CONVERTED
+# Of a thread for each value: a conversion and a product of two, and the rest.
+CONVERTED_INSTRUCTIONS = {
+  "sm_100": 2.2,
+  "sm_103": 2.2,
+  "sm_120": 2.94,
+  "sm_121": 2.94,
+}
 CASES = [
   {"testcase_name": f"{name}_{key}", "name": name, "key": key}
   for name in architectures.ARCHITECTURES
@@ -189,6 +204,7 @@ CASES = [
   and (key not in MXFP6 or name in DECODING_FP6)
   and (key not in SERVING or name == "sm_90")
   and (key not in HALF_STEPS or name in HALVING)
+  and (key not in CONVERTED or name in CONVERTING)
 ]
 # Instructions of a main loop for each value of the weight: with interleaved
 # values at most this share of those with values in their usual order.
@@ -238,6 +254,10 @@ def compiled(name, key):
   """(matmul launch, config, what the kernel compiles to)."""
   shape = PRODUCTS[key]
   architecture = architectures.by_name(name)
+  if key in CONVERTED:
+    architecture = dataclasses.replace(
+      architecture, ptxas_version=architectures.E2M1_CONVERSION_PTXAS
+    )
   config = tiles_by_rule.default_config(
     shape,
     architecture,
@@ -467,6 +487,12 @@ class CompileTest(parameterized.TestCase):
     usual = instructions_per_rhs_value(name, key)
     interleaved = instructions_per_rhs_value(name, f"{key}_interleaved")
     self.assertLessEqual(interleaved, INTERLEAVED_SHARE[name] * usual)
+
+  @parameterized.product(name=CONVERTING, format=PACKED_FORMATS)
+  def test_converted_values_take_few_instructions(self, name, format):
+    key = f"bf16_{format}_decode_converted"
+    found = instructions_per_rhs_value(name, key)
+    self.assertLessEqual(found, CONVERTED_INSTRUCTIONS[name])
 
   @parameterized.parameters(*architectures.ARCHITECTURES)
   def test_reduction_compiles(self, name):

@@ -51,6 +51,8 @@ class OperandKind:
       reads them.
     in_words: whether FP4 in its usual order is read as words, which then its
       strides count; `plan` has it so for the small_m kernel.
+    is_converted: whether an instruction makes bf16 of its values, which are FP4
+      in their usual order, two at a time; `plan` has it so where there is one.
   """
 
   format: str
@@ -58,6 +60,7 @@ class OperandKind:
   scale_strides: tuple[int, ...] | None = None
   is_interleaved: bool = False
   in_words: bool = False
+  is_converted: bool = False
 
   @property
   def block_format(self) -> formats.Format | None:
@@ -82,11 +85,12 @@ class OperandKind:
   def folds_repair(self) -> bool:
     """Whether scales are multiplied by what repairs the bias of values.
 
-    So with NVFP4, whose scales are E4M3 (`decode`).
+    So with NVFP4, whose scales are E4M3 (`decode`), unless it is converted.
     """
     facts = self.block_format
     return (
       facts is not None
+      and not self.is_converted
       and facts.element == formats.E2M1
       and facts.scale == formats.E4M3
     )

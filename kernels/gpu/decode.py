@@ -8,7 +8,9 @@ of the two exponent biases; subnormal codes become subnormal bf16 numbers and so
 come out right as well. One multiplication in bf16, which is exact and keeps
 subnormals on every GPU, repairs the bias. NVFP4 has it in its scale, which is
 multiplied anyway: E4M3 leaves room for it, but for 2^7, which the accumulator
-gets at last (`OperandKind.missing_exponent`). E8M0 leaves none.
+gets at last (`OperandKind.missing_exponent`). E8M0 leaves none. Where an
+instruction converts E2M1 (`OperandKind.is_converted`) nothing is to be
+repaired.
 
 Products of a value and its scale are exact in bf16: E4M3 and E2M3 times 2^e
 have 4 significant bits, others fewer, E2M1 times E4M3 has 6, and bf16 has 8.
@@ -31,6 +33,7 @@ _E4M3_MAX = tl.constexpr(formats.E4M3.max)
 _E4M3_IN_F32 = tl.constexpr(0x87F00000 - 2**32)  # sign, and bits 20 to 26
 _E2M1_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E2M1.bias))
 _E4M3_TO_BF16 = tl.constexpr(inline_ptx.E4M3_TO_BF16)
+_E2M1_TO_BF16 = tl.constexpr(inline_ptx.E2M1_TO_BF16)
 _PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
 _E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
 _E2M1_IN_F32 = tl.constexpr(0x81C00000 - 2**32)  # sign, and bits 22 to 24
@@ -108,6 +111,17 @@ def e2m1_pairs_to_bf16(packed, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
   The first of a pair is in the low nibble.
   """
+  if OPERAND.is_converted:
+    pairs = tl.inline_asm_elementwise(
+      _E2M1_TO_BF16,
+      "=r,=r,=r,=r,r",
+      [packed],
+      dtype=tl.uint32,
+      is_pure=True,
+      pack=4,
+    )
+    values = _pair(pairs, DECODING)
+    return values.reshape(packed.shape[0], 2 * packed.shape[1])
   # Both values of a byte in one 32-bit word, four operations on both at once.
   word = packed.to(tl.uint32)
   word = word | (word << 12)
@@ -133,6 +147,25 @@ def e2m1_words_to_bf16(
   else:
     bits = (words & 0x80008000) | ((words >> 6) & 0x01C001C0)
   return _repaired(_pair(bits, DECODING), OPERAND)
+
+
+@triton.jit
+def converted_e2m1_words(words, DECODING: tl.constexpr):
+  """bf16[rows, 8 * words] of E2M1 (uint32[rows, words]), in its usual order.
+
+  Where an instruction converts it: `configs.OperandKind.is_converted`.
+  """
+  pair_0, pair_1, pair_2, pair_3 = tl.inline_asm_elementwise(
+    _E2M1_TO_BF16,
+    "=r,=r,=r,=r,r",
+    [words],
+    dtype=(tl.uint32, tl.uint32, tl.uint32, tl.uint32),
+    is_pure=True,
+    pack=1,
+  )
+  pairs = tl.join(tl.join(pair_0, pair_2), tl.join(pair_1, pair_3))
+  values = _pair(pairs, DECODING)
+  return values.reshape(words.shape[0], 8 * words.shape[1])
 
 
 @triton.jit
@@ -229,12 +262,21 @@ def factor_of(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
 
   scale: as of `scale_to_bf16`.
   """
+  if OPERAND.is_converted:
+    return _neighbours_to_bf16(scale, OPERAND, DECODING)
   if not OPERAND.folds_repair:
     return scale_to_bf16(scale, OPERAND, DECODING)
   repair: tl.constexpr = _E2M1_BIAS_REPAIR / 2.0**OPERAND.missing_exponent
+  return _neighbours_to_bf16(scale, OPERAND, DECODING) * repair
+
+
+@triton.jit
+def _neighbours_to_bf16(scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """`scale_to_bf16`; of E4M3, neighbours of a row together where they can."""
   if DECODING.has_ptx and scale.dtype.is_fp8() and scale.shape[1] % 2 == 0:
-    return _e4m3_pairs_to_bf16(scale) * repair
-  return scale_to_bf16(scale, OPERAND, DECODING) * repair
+    return _e4m3_pairs_to_bf16(scale)
+  else:
+    return scale_to_bf16(scale, OPERAND, DECODING)
 
 
 @triton.jit

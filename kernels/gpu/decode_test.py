@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every code of every format decodes as ml_dtypes has it."""
 
+import dataclasses
 import unittest
 
 import ml_dtypes
@@ -68,6 +69,16 @@ def words_kernel(
 
 
 @triton.jit
+def converted_words_kernel(
+  words, out, DECODING: tl.constexpr, WORDS: tl.constexpr
+):
+  """out[1, 8 * WORDS] of words[WORDS], in their order."""
+  words = tl.load(words + tl.arange(0, WORDS)[None, :])
+  values = decode.converted_e2m1_words(words, DECODING)
+  tl.store(out + tl.arange(0, 8 * WORDS)[None, :], values)
+
+
+@triton.jit
 def dequantize_kernel(
   codes, scale, out, OPERAND: tl.constexpr, DECODING: tl.constexpr
 ):
@@ -95,6 +106,7 @@ PLAIN = configs.Decoding()
 PTX = configs.Decoding(has_ptx=True)
 IN_F32 = configs.Decoding(in_f32=True)
 PACKED = configs.Decoding(has_ptx=True, packs=True)
+CONVERTED = "converted"  # by an instruction, with PTX
 
 
 def kind(format, **options):
@@ -242,8 +254,19 @@ class DecodeTest(parameterized.TestCase):
       values = values[0::2] | values[1::2] << 4
     self.assert_dequantized(exact, name, values, scale, decoding)
 
+  def test_converted_words_are_in_order(self):
+    codes = np.resize(np.arange(16, dtype=np.uint8), 64)
+    codes = np.random.default_rng(0).permutation(codes)
+    words = (codes[0::2] | codes[1::2] << 4).view(np.uint32)
+    out = np.zeros(64, BF16)
+    interpret.launch(
+      converted_words_kernel, 1, words, out, DECODING=PTX, WORDS=8
+    )
+    same(out.astype(np.float64), codes.view(formats.E2M1).astype(np.float64))
+
   @parameterized.product(
-    name=("nvfp4", "mxfp4"), decoding=(PLAIN, PTX, PACKED, IN_F32)
+    name=("nvfp4", "mxfp4"),
+    decoding=(PLAIN, PTX, PACKED, IN_F32, CONVERTED),
   )
   def test_fp4_with_every_scale(self, name, decoding):
     # The products that are largest and smallest, subnormals, zeros and NaN.
@@ -263,6 +286,9 @@ class DecodeTest(parameterized.TestCase):
 
   def assert_dequantized(self, exact, name, values, scale, decoding):
     operand = kind(name)
+    if decoding == CONVERTED:
+      operand = dataclasses.replace(operand, is_converted=True)
+      decoding = PTX
     codes = [scale]
     if name == "nvfp4":  # as other GPUs are given them
       codes.append(scale.view(formats.E4M3))
@@ -285,6 +311,8 @@ class DecodeTest(parameterized.TestCase):
     self.assertEqual(kind("nvfp4").missing_exponent, 7)
     self.assertEqual(kind("mxfp4").missing_exponent, 0)
     self.assertEqual(kind("mxfp8").missing_exponent, 0)
+    converted = dataclasses.replace(kind("nvfp4"), is_converted=True)
+    self.assertEqual(converted.missing_exponent, 0)
 
   @parameterized.parameters((np.float32, 3), (np.float16, 2))
   def test_pieces_sum_up_to_the_number(self, dtype, pieces):

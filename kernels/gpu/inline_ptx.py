@@ -54,6 +54,17 @@ E5M2_TO_BF16: Final = """{
   cvt.rn.bf16x2.f32 $1, high, low;
 }"""
 
+# $0 to $3: bf16 of the four pairs of E2M1 codes of $4, the lowest first; two in
+# each. PTX ISA 9.2, "cvt".
+E2M1_TO_BF16: Final = """{
+  .reg .b8 a, b, c, d;
+  mov.b32 {a, b, c, d}, $4;
+  cvt.rn.bf16x2.e2m1x2 $0, a;
+  cvt.rn.bf16x2.e2m1x2 $1, b;
+  cvt.rn.bf16x2.e2m1x2 $2, c;
+  cvt.rn.bf16x2.e2m1x2 $3, d;
+}"""
+
 # $0: the products of the pairs of bf16 numbers $1 and $2.
 PRODUCTS_OF_PAIRS: Final = """{
   .reg .b32 zeros;

@@ -52,7 +52,7 @@ def plan(
   The config is one for which `constraints.config_error` is None.
   """
   tiling = configs.Tiling(
-    **for_path(shape, config),
+    **for_path(converted(shape, config, architecture), config),
     **for_architecture(shape, config, architecture),
   )
   is_split = tiling.is_split
@@ -79,6 +79,7 @@ def plan(
     outputs=(workspace if is_split else out,),
     descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
     views=views(shape, config, architecture),
+    ptx_version=ptx_version(tiling),
     fp_fusion=True,
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
@@ -146,6 +147,59 @@ def for_path(
     "shape": dataclasses.replace(shape, rhs=rhs),
     "config": dataclasses.replace(config, swap=True),
   }
+
+
+def converted(
+  shape: configs.MatmulShape,
+  config: configs.MatmulConfig,
+  architecture: architectures.Architecture,
+) -> configs.MatmulShape:
+  """`shape` with `OperandKind.is_converted` as the path's kernel has it."""
+
+  def convert(kind: configs.OperandKind) -> configs.OperandKind:
+    return dataclasses.replace(
+      kind,
+      is_converted=architecture.converts_e2m1 and _is_decoded(kind, config),
+    )
+
+  return dataclasses.replace(
+    shape, lhs=convert(shape.lhs), rhs=convert(shape.rhs)
+  )
+
+
+def _is_decoded(
+  kind: configs.OperandKind, config: configs.MatmulConfig
+) -> bool:
+  """Whether a kernel makes bf16 of FP4 in its usual order."""
+  return config.path != "native" and kind.is_packed and not kind.is_interleaved
+
+
+def ptx_version(tiling: configs.Tiling) -> int:
+  """`launching.Launch.ptx_version` of a kernel that multiplies."""
+  if tiling.shape.lhs.is_converted or tiling.shape.rhs.is_converted:
+    return launching.E2M1_CONVERSION_PTX_VERSION
+  return launching.PTX_VERSION
+
+
+def conversion_notes(
+  launch: launching.Launch, architecture: architectures.Architecture
+) -> tuple[str, ...]:
+  """How a kernel makes bf16 of FP4, and why; where there are two ways."""
+  tiling = dict(launch.constexprs)["TILING"]
+  if not architecture.has_e2m1_conversion or not (
+    _is_decoded(tiling.shape.lhs, tiling.config)
+    or _is_decoded(tiling.shape.rhs, tiling.config)
+  ):
+    return ()
+  ptxas = architecture.ptxas_version
+  version = "not known" if ptxas is None else ".".join(map(str, ptxas))
+  if architecture.converts_e2m1:
+    return (f"FP4 is converted by cvt.rn.bf16x2.e2m1x2 (ptxas {version})",)
+  oldest = ".".join(map(str, architectures.E2M1_CONVERSION_PTXAS))
+  return (
+    "FP4 is decoded by integer operations: its conversion needs ptxas"
+    f" {oldest}, and the target's is {version}",
+  )
 
 
 def operand_descriptors(

@@ -40,7 +40,8 @@ def small_m_kernel(
 
   rhs has a block format, and k is the minor dimension of both; FP4 of rhs is
   given in words of 8 values, k % 8 == 0, interleaved or not; interleaved ones
-  take the order of k that FP8 has. Grid, masks and the split of k as those of
+  and those that an instruction converts, which makes neighbours a pair, take
+  the order of k that FP8 has. Grid, masks and the split of k as those of
   `block_scaled_matmul.upcast_kernel`; the accumulator is f32[block_n, block_m].
   """
   plane, batch, row, column, k = tiles.program_position(TILING)
@@ -87,7 +88,7 @@ def sums(lhs, rhs, k, TILING: tl.constexpr):
     else:
       weight = _dequantize(weight, scale, rhs_tile)
       x = tiles.load_bf16(lhs, lhs_batch, row, k_step, lhs_tile)
-    if TILING.shape.rhs.in_words:
+    if TILING.shape.rhs.in_words and not TILING.shape.rhs.is_converted:
       x = _order_as_fp4(x)
     else:
       x = _order_as_fp8(x)
@@ -100,7 +101,9 @@ def _dequantize(values, scale, TILE: tl.constexpr):
   """bf16[block_rows, block_k] of the weight, its k in this kernel's order."""
   kind: tl.constexpr = TILE.operand
   decoding: tl.constexpr = TILE.decoding
-  if kind.in_words:
+  if kind.in_words and kind.is_converted:
+    return _convert_words(values, scale, kind, decoding)
+  elif kind.in_words:
     return _dequantize_words(values, scale, kind, decoding)
   else:
     values = decode.dequantize(values, scale, kind, decoding)
@@ -132,6 +135,18 @@ def _dequantize_words(
   values = values * factor[:, :, None, None, None, None]
   values = values.reshape(rows, 8 * count // _GROUP, 4, 4, 2, 2, 2)
   return _gather_lanes(values, rows, 8 * count)
+
+
+@triton.jit
+def _convert_words(words, scale, OPERAND: tl.constexpr, DECODING: tl.constexpr):
+  """`_dequantize_words` by conversions, of neighbours: in FP8's order of k."""
+  values = decode.converted_e2m1_words(words, DECODING)
+  rows: tl.constexpr = values.shape[0]
+  k: tl.constexpr = values.shape[1]
+  block_size: tl.constexpr = OPERAND.values_per_scale
+  blocks = values.reshape(rows, k // block_size, block_size)
+  blocks = blocks * decode.factor_of(scale, OPERAND, DECODING)[:, :, None]
+  return _order_as_fp8(blocks.reshape(rows, k))
 
 
 @triton.jit

@@ -1,12 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ptxas at hand, and PTX assembled as a launch through jax-triton has it.
+"""Every ptxas at hand, and PTX assembled as a launch through jax-triton has it.
 
-A kernel that jax-triton emits is assembled where it runs, by the first ptxas
-of: `bin` of the working directory, PATH, /usr/local/cuda, /opt/cuda and the
-package nvidia-cuda-nvcc (openxla/xla, subprocess_compilation.cc and
-cuda_root_path.cc; jaxlib's triton_kernels.cc prefers no directory). So a
-package of a new one does not help where an older toolkit is installed.
+Which of them assembles what this process launches is `kernels.toolkits`'.
 """
 
 from __future__ import annotations
@@ -21,16 +17,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from typing import Final
 
 import triton
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
-
-Version = tuple[int, ...]
-
-_RELEASE: Final = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)\b")
+from jaxplugin.kernels import toolkits
 
 
 class AssemblyError(Exception):
@@ -38,16 +30,13 @@ class AssemblyError(Exception):
 
 
 @functools.cache
-def assemblers() -> dict[Version, str]:
+def assemblers() -> dict[toolkits.Version, str]:
   """A path for each version of ptxas that is here: Triton's two, and others."""
-  found: dict[Version, str] = {}
+  found: dict[toolkits.Version, str] = {}
   for path in _places():
-    if not pathlib.Path(path).is_file():
-      continue
-    done = subprocess.run([path, "--version"], capture_output=True, text=True)
-    release = _RELEASE.search(done.stdout)
-    if done.returncode == 0 and release is not None:
-      found.setdefault(tuple(map(int, release.groups())), path)
+    version = toolkits.ptxas_version(path)
+    if version is not None:
+      found.setdefault(version, path)
   return dict(sorted(found.items()))
 
 
@@ -87,19 +76,24 @@ class Assembled:
 
 
 def assembled(
-  ptx: str, architecture: architectures.Architecture, ptxas: str
+  ptx: str,
+  architecture: architectures.Architecture,
+  ptxas: str,
+  *,
+  ptx_version: int = launching.PTX_VERSION,
 ) -> Assembled:
   """A kernel as `ptxas` assembles it.
 
   Args:
-    ptx: of any version; it is assembled as `launching.PTX_VERSION`.
+    ptx: of any version; it is assembled as `ptx_version`.
     architecture: an NVIDIA one.
     ptxas: path of the assembler.
+    ptx_version: of `launching.Launch`.
 
   Raises:
     AssemblyError: ptxas or nvdisasm refuses it.
   """
-  major, minor = divmod(launching.PTX_VERSION, 10)
+  major, minor = divmod(ptx_version, 10)
   ptx = re.sub(
     r"^\.version .*$", f".version {major}.{minor}", ptx, flags=re.MULTILINE
   )

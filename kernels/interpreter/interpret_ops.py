@@ -218,6 +218,28 @@ def _e4m3_pairs(pairs: Any) -> tuple[np.ndarray, ...]:
   )
 
 
+def _e2m1_pairs(pairs: Any) -> tuple[np.ndarray, ...]:
+  """Of bytes one word, which are converted four at a time; of words four."""
+  data = np.ascontiguousarray(pairs.data)
+  if data.dtype == np.uint8:
+    return (_e2m1_pair(data),)
+  return tuple(
+    _e2m1_pair((data >> np.uint32(shift)).astype(np.uint8))
+    for shift in (0, 8, 16, 24)
+  )
+
+
+def _e2m1_pair(codes: np.ndarray) -> np.ndarray:
+  low, high = (
+    code.view(ml_dtypes.float4_e2m1fn)
+    .astype(ml_dtypes.bfloat16)
+    .view(np.uint16)
+    .astype(np.uint32)
+    for code in (codes & np.uint8(0xF), codes >> np.uint8(4))
+  )
+  return low | high << np.uint32(16)
+
+
 def _bf16_of(dtype: Any) -> Callable[[Any], tuple[np.ndarray, ...]]:
   """The conversion of codes of one of ml_dtypes' types."""
 
@@ -238,6 +260,7 @@ def _bf16_products(x: Any, y: Any) -> tuple[np.ndarray, ...]:
 # compiled kernels' tests to say.
 _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
   inline_ptx.E4M3_TO_BF16: _bf16_of(ml_dtypes.float8_e4m3fn),
+  inline_ptx.E2M1_TO_BF16: _e2m1_pairs,
   inline_ptx.E5M2_TO_BF16: _bf16_of(ml_dtypes.float8_e5m2),
   inline_ptx.PRODUCTS_OF_PAIRS: _bf16_products,
   inline_ptx.HALVES: _halves,

@@ -61,6 +61,16 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertEqual(status, 0)
     self.assertIn("at <stdin>:3:10", out)
 
+  def test_explain_assumes_the_ptxas_that_is_named(self):
+    dot = "--lhs bfloat16 --rhs nvfp4 -m 1 -n 256 -k 256 --target rtx5090"
+    for more, expected in (
+      ("", "FP4 is decoded by integer operations"),
+      (" --ptxas 13.2", "FP4 is converted by cvt.rn.bf16x2.e2m1x2"),
+    ):
+      status, out, _ = self.run_command("explain", *f"{dot}{more}".split())
+      self.assertEqual(status, 0)
+      self.assertIn(expected, out)
+
   def test_explain_of_a_module_without_calls_says_so(self):
     path = self.write("m.mlir", "module {}")
     status, out, _ = self.run_command("explain", path)
@@ -78,6 +88,11 @@ class ExplainTest(command_lines.CommandLineTestCase):
       "malformed version 'nine'",
     ),
     (f"explain {DOT_ARGUMENTS} --cudnn 9.9", "--cudnn needs --target"),
+    (f"explain {DOT_ARGUMENTS} --ptxas 13.2", "--ptxas needs --target"),
+    (
+      f"explain {DOT_ARGUMENTS} --target mi300x --ptxas 13.2",
+      "mi300x is not an NVIDIA GPU and has no ptxas, got ptxas='13.2'",
+    ),
     (
       f"explain {DOT_ARGUMENTS} --target mi300x --implementation cudnn",
       "cannot serve.*platform is rocm",

@@ -35,6 +35,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     required=True,
     help=f"a GPU by name ({', '.join(gpus)})",
   )
+  arguments.add_ptxas(command)
   command.add_argument(
     "--write",
     metavar="DIRECTORY",
@@ -57,7 +58,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
   # Whether jax-triton could lower for it does not matter here.
-  target = targets.named_target(args.target).with_library(targets.JAX_TRITON)
+  target = targets.named_target(args.target, ptxas=args.ptxas)
+  target = target.with_library(targets.JAX_TRITON)
   if args.descriptors:
     target = triton_library.with_descriptors(target)
   explanation = dots.explain(args, target, "triton")

@@ -57,6 +57,18 @@ class KernelsTest(command_lines.CommandLineTestCase):
     self.assertRegex(out, r"instructions of warps: \d{4}")
     self.assertRegex(out, r"cp.async: \d+ passes, 1.00 times")
 
+  def test_ptxas_that_is_named_decides_what_is_compiled(self):
+    dot = "--target rtx5090 --lhs bfloat16 --rhs mxfp4 -m 1 -n 256 -k 512"
+    for more in ((), ("--ptxas", "13.2")):
+      directory = str(self.directory / f"kernels{len(more)}")
+      status, _, err = self.run_command(
+        "kernels", *dot.split(), *more, "--write", directory
+      )
+      self.assertEqual(status, 0)
+      path = next(x for x in err.split() if x.endswith(".ptx"))
+      with open(path) as file:
+        self.assertEqual("cvt.rn.bf16x2.e2m1x2" in file.read(), bool(more))
+
   def test_json_has_counts_of_what_is_executed(self):
     sizes = ("-m", "3", "-n", "16", "-k", "1024", "--run", "--json")
     status, out, _ = self.run_command("kernels", *ONE_DOT, *sizes)

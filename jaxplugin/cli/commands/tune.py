@@ -149,6 +149,7 @@ def _add_where(where: argparse._ActionsContainer) -> None:
     metavar="VERSION",
     help="the cuDNN version to assume with --target, e.g. 9.13",
   )
+  arguments.add_ptxas(where)
 
 
 def _add_limits(how: argparse._ActionsContainer) -> None:
@@ -255,7 +256,7 @@ def _check(args: argparse.Namespace) -> None:
     if value is not None and not value > least:
       raise ValueError(f"tune: --{name} must be above {least}, got {value:g}")
   if not args.dry_run:
-    for name in ("target", "cudnn", "compile", "json"):
+    for name in ("target", "cudnn", "ptxas", "compile", "json"):
       if getattr(args, name):
         raise ValueError(
           f"tune: --{name} needs --dry-run: only the device that is here can be"

@@ -140,6 +140,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
     (("--module", "a:b", "--m", "1"), "--m is for --shapes"),
     ((*ONE, "--arg", "nvfp4[8,64]"), "--arg is for a function of --module"),
     ((*ONE, "--target", "h100"), "--target needs --dry-run"),
+    ((*ONE, "--ptxas", "13.2"), "--ptxas needs --dry-run"),
     ((*ONE, "--compile"), "--compile needs --dry-run"),
     ((*ONE, "--margin", "1"), "--margin must be above 1, got 1"),
     ((*ONE, "--deadline", "0"), "--deadline must be above 0, got 0"),

@@ -258,6 +258,18 @@ class MisfitTest(parameterized.TestCase):
       message,
     )
 
+  def test_ptxas_counts_where_kernels_depend_on_it(self):
+    def told(name, ptxas):
+      target = targets.named_target(name, ptxas=ptxas)
+      return dict(fitting.triton_source(target).toolchain).get("ptxas")
+
+    for name in ("b200", "b300", "rtx5090", "gb10"):
+      for old in (None, "12.9", "13.1.80"):
+        self.assertEqual(told(name, old), "before 13.2")
+      self.assertEqual(told(name, "13.2"), "from 13.2 on")
+    for name in ("a100", "h200"):
+      self.assertEqual({told(name, None), told(name, "13.2")}, {None})
+
   def test_named_gpus_are_the_devices_that_jax_names_by_their_driver(self):
     """So a table that was measured on one fits the target of that name."""
     for name in targets.TARGET_NAMES:

@@ -133,10 +133,14 @@ def plan(
   _, dense = launches(problem, target, config)
   names = ", ".join(launch.name for launch in dense)
   architecture = triton_library.architecture_of(target)
+  assert architecture is not None
   return decisions.Plan(
     global_scale=applications[problem.global_scale],
-    notes=(f"kernels: {names}",),
-    is_native=architecture is not None and architecture.has_scaled_dot,
+    notes=(
+      f"kernels: {names}",
+      *matmul_plans.conversion_notes(dense[0], architecture),
+    ),
+    is_native=architecture.has_scaled_dot,
   )
 
 

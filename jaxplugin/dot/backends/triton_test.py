@@ -91,6 +91,47 @@ class FactsTest(absltest.TestCase):
     self.assertEqual(kind.scale_strides[1], 128 * padded[1])
 
 
+class ConversionTest(parameterized.TestCase):
+  """What is told of how FP4 is decoded, and why."""
+
+  def notes(self, target, *, lhs=None, rhs=jp.NVFP4, ragged=False):
+    x = jax.ShapeDtypeStruct((4, 256), np.dtype("bfloat16"))
+    if lhs is not None:
+      x = jax.eval_shape(lambda x: jp.quantize(x, lhs), x)
+    w = jax.ShapeDtypeStruct((2, 512, 256), np.dtype("bfloat16"))
+    w = jax.eval_shape(lambda w: jp.quantize(w, rhs), w)
+    if ragged:
+      sizes = jax.ShapeDtypeStruct((2,), np.dtype("int32"))
+      dot = functools.partial(jp.ragged_dot, implementation="triton")
+      (told,) = jp.explain(dot, x, w, sizes, target=target)
+    else:
+      w = jax.eval_shape(lambda w: w[0], w)
+      dot = functools.partial(jp.block_scaled_dot, implementation="triton")
+      (told,) = jp.explain(dot, x, w, target=target)
+    return [note for note in told.decision.notes if "FP4" in note]
+
+  @parameterized.product(name=("b200", "rtx5090"), ragged=(False, True))
+  def test_which_and_why(self, name, ragged):
+    needs = "its conversion needs ptxas 13.2, and the target's is "
+    for ptxas, expected in (
+      ("13.4.59", "converted by cvt.rn.bf16x2.e2m1x2 (ptxas 13.4.59)"),
+      ("13.1", f"decoded by integer operations: {needs}13.1.0"),
+      (None, f"decoded by integer operations: {needs}not known"),
+    ):
+      target = targets.named_target(name, ptxas=ptxas)
+      (note,) = self.notes(target, ragged=ragged)
+      self.assertEqual(note, f"FP4 is {expected}")
+
+  @parameterized.parameters(
+    ("h200", None, jp.NVFP4),
+    ("rtx5090", None, jp.MXFP8),
+    ("rtx5090", jp.NVFP4, jp.NVFP4),
+  )
+  def test_nothing_where_there_is_one_way(self, name, lhs, rhs):
+    target = targets.named_target(name, ptxas="13.4")
+    self.assertEmpty(self.notes(target, lhs=lhs, rhs=rhs))
+
+
 class ErrorTest(parameterized.TestCase):
   def test_amd_gpu_by_name_is_told(self):
     x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)

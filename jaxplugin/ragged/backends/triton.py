@@ -28,6 +28,7 @@ from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import epilogue
@@ -103,9 +104,12 @@ def plan(
     return decisions.Plan(global_scale=global_scale)
   shape, planned = launches(problem, target)
   names = ", ".join(launch.name for launch in planned)
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  conversions = matmul_plans.conversion_notes(planned[0], architecture)
   return decisions.Plan(
     global_scale=global_scale,
-    notes=(f"kernels: {names}", _SCHEDULE),
+    notes=(f"kernels: {names}", *conversions, _SCHEDULE),
     is_native=_config(shape, target).path == "native",
   )
 

@@ -54,19 +54,21 @@ class Product:
     architecture: by name.
     shape, config: as `matmul_plans.plan` takes them.
     arrays: by name.
-    bias_dtype, residual_dtype: as `matmul_plans.signature` takes them.
+    ptxas_version: of the architecture.
   """
 
   architecture: str
   shape: configs.MatmulShape
   config: configs.MatmulConfig
   arrays: Mapping[str, np.ndarray | None]
+  ptxas_version: tuple[int, ...] | None = None
 
   @property
   def launches(self) -> tuple[planned.Launch, ...]:
-    return matmul_plans.plan(
-      self.shape, self.config, architectures.by_name(self.architecture)
+    architecture = dataclasses.replace(
+      architectures.by_name(self.architecture), ptxas_version=self.ptxas_version
     )
+    return matmul_plans.plan(self.shape, self.config, architecture)
 
   def compiled(self, launch: planned.Launch) -> Any:
     """The kernel of one of its launches."""
@@ -143,6 +145,7 @@ def product(
   out_dtype: str = "f32",
   config: configs.MatmulConfig | None = None,
   layer: int | None = None,
+  ptxas_version: tuple[int, ...] | None = None,
 ) -> Product:
   """A product with its default config, where none is given.
 
@@ -175,6 +178,7 @@ def product(
     architecture=architecture,
     shape=shape,
     config=config,
+    ptxas_version=ptxas_version,
     arrays={
       "lhs": lhs.values,
       "lhs_scale": lhs.scale,

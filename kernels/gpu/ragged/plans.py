@@ -151,7 +151,9 @@ def plan(
   The config is one for which `config_error` is None.
   """
   tiling = RaggedTiling(
-    **matmul_plans.for_path(shape, config),
+    **matmul_plans.for_path(
+      matmul_plans.converted(shape, config, architecture), config
+    ),
     **matmul_plans.for_architecture(
       shape, config, architecture, is_across=shape.is_across
     ),
@@ -187,6 +189,7 @@ def plan(
     ),
     outputs=(workspace if is_split else out,),
     views=matmul_plans.views(shape, config, architecture),
+    ptx_version=matmul_plans.ptx_version(tiling),
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
     num_warps=config.num_warps,

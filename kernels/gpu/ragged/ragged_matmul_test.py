@@ -35,6 +35,11 @@ SMALL_M = configs.MatmulConfig(
   path="small_m", block_m=16, block_n=32, block_k=128, num_stages=1, swap=True
 )
 SM_90 = architectures.by_name("sm_90")
+# FP4 is converted by an instruction.
+CONVERTING = dataclasses.replace(
+  architectures.by_name("sm_120"),
+  ptxas_version=architectures.E2M1_CONVERSION_PTXAS,
+)
 VIEWS = {"u8": np.uint8, "u32": np.uint32, "e4m3": formats.E4M3}
 LARGEST = 2**31 - 1
 
@@ -56,13 +61,23 @@ def make_shape(lhs, rhs, **options):
   return plans.RaggedShape(**fields)
 
 
-def run(lhs, rhs, sizes, config, *, shape=None, programs=None, **arrays):
+def run(
+  lhs,
+  rhs,
+  sizes,
+  config,
+  *,
+  shape=None,
+  programs=None,
+  architecture=SM_90,
+  **arrays,
+):
   """What the kernels write; `arrays` are the epilogue's."""
   shape = shape or make_shape(lhs, rhs)
   arrays |= {"lhs": lhs.values, "lhs_scale": lhs.scale}
   arrays |= {"rhs": rhs.values, "rhs_scale": rhs.scale}
   arrays["group_sizes"] = np.array(sizes, np.int32)
-  for launch in plans.plan(shape, config, SM_90):
+  for launch in plans.plan(shape, config, architecture):
     views = dict(launch.views)
     inputs = [
       arrays[name].view(VIEWS[views[name]]) if name in views else arrays[name]
@@ -239,6 +254,26 @@ class RaggedTest(parameterized.TestCase):
     exact, _ = ragged_suite.oracle(
       lhs.exact[0], rhs.exact.transpose(0, 2, 1), np.array(self.SIZES)
     )
+    contract.assert_exact(result, exact, result.dtype)
+
+  @parameterized.product(
+    config=(UPCAST, SWAPPED, SMALL_M, ACROSS), format=("mxfp4", "nvfp4")
+  )
+  def test_converted_weights(self, config, format):
+    is_across = config is ACROSS
+    _, rhs = self.make("bf16", format)
+    lhs = gpu_operands.make_operand(
+      self.rng, "bf16", (1, self.M, (self.K, self.N)[is_across]), integers=True
+    )
+    shape = make_shape(lhs, rhs, is_across=is_across)
+    (launch,) = plans.plan(shape, config, CONVERTING)
+    self.assertEqual(launch.ptx_version, 92)
+    self.assertTrue(dict(launch.constexprs)["TILING"].rhs.operand.is_converted)
+    result = run(
+      lhs, rhs, self.SIZES, config, shape=shape, architecture=CONVERTING
+    )
+    weight = rhs.exact.transpose(0, 2, 1) if is_across else rhs.exact
+    exact, _ = ragged_suite.oracle(lhs.exact[0], weight, np.array(self.SIZES))
     contract.assert_exact(result, exact, result.dtype)
 
   @parameterized.parameters(UPCAST, SMALL_M, ACROSS)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every value code under every scale code, by the compiled PTX of decoders."""
 
+import dataclasses
 import functools
 
 import ml_dtypes
@@ -23,6 +24,7 @@ from jaxplugin.testing.kernels import gpu_operands
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ROWS = 64
 K = 64
+CONVERSION = "cvt.rn.bf16x2.e2m1x2"
 
 
 @triton.jit
@@ -46,8 +48,10 @@ def dequantize_kernel(
 
 
 @functools.cache
-def compiled(architecture, name, interleaved):
-  target = architectures.by_name(architecture)
+def compiled(architecture, name, interleaved, ptxas_version=None):
+  target = dataclasses.replace(
+    architectures.by_name(architecture), ptxas_version=ptxas_version
+  )
   operand = configs.operand(name, ROWS, K, interleaved=interleaved)
   shape = configs.MatmulShape(
     batch=1, m=ROWS, n=ROWS, k=K, lhs=operand, rhs=operand
@@ -61,10 +65,15 @@ def compiled(architecture, name, interleaved):
   kernel = kernel_compile.compile_kernel(
     dequantize_kernel,
     {"codes": types["lhs"], "scale": types["lhs_scale"], "out": "*bf16"},
-    {"OPERAND": operand, "DECODING": tiling.decoding, "ROWS": ROWS, "K": K},
+    {
+      "OPERAND": tiling.shape.rhs,
+      "DECODING": tiling.decoding,
+      "ROWS": ROWS,
+      "K": K,
+    },
     target,
   )
-  return operand, kernel
+  return tiling.shape.rhs, kernel
 
 
 def every_code_under_every_scale(name):
@@ -100,7 +109,22 @@ class DecodeKernelsTest(parameterized.TestCase):
     ("sm_90", "mxfp4", True),
   )
   def test_has_the_bits_of(self, architecture, name, interleaved):
-    operand, kernel = compiled(architecture, name, interleaved)
+    kernel = self.assert_exact(name, *compiled(architecture, name, interleaved))
+    self.assertNotIn(CONVERSION, kernel.assembly)
+
+  @parameterized.product(
+    architecture=("sm_100", "sm_103", "sm_120", "sm_121"),
+    name=("mxfp4", "nvfp4"),
+  )
+  def test_conversion_has_the_bits_of(self, architecture, name):
+    kernel = self.assert_exact(
+      name,
+      *compiled(architecture, name, False, architectures.E2M1_CONVERSION_PTXAS),
+    )
+    self.assertIn(CONVERSION, kernel.assembly)
+
+  def assert_exact(self, name, operand, kernel):
+    interleaved = operand.is_interleaved
     codes, scale = every_code_under_every_scale(name)
     stored = codes
     if interleaved:
@@ -120,6 +144,7 @@ class DecodeKernelsTest(parameterized.TestCase):
     np.testing.assert_array_equal(
       done.arrays[-1].astype(np.float64), expected.astype(np.float64)
     )
+    return kernel
 
 
 if __name__ == "__main__":
