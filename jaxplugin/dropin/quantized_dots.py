@@ -121,9 +121,9 @@ def quantize_dots(
   `fn`, in a derivative that it takes, and inside of `jit`, `scan`, `cond`,
   `checkpoint` and `while_loop`. Weights of all layers, which a `scan` goes over
   by their first dimension, are quantized by
-  `jax.vmap(lambda w: jp.quantize_operand(w, recipe))`. Products in functions of
-  `custom_jvp`, `custom_vjp` and `shard_map` cannot take it, those of a
-  derivative inside of a jitted function or loop neither, and not what is
+  `jax.lax.map(lambda w: jp.quantize_operand(w, recipe), stack)`. Products in
+  functions of `custom_jvp`, `custom_vjp` and `shard_map` cannot take it, those
+  of a derivative inside of a jitted function or loop neither, and not what is
   another array in each trip of a loop.
 
   Args:

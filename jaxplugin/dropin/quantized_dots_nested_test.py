@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,7 +76,8 @@ class NestedTest(parameterized.TestCase):
     loss = lambda p, x: jnp.sum(jnp.sin(layer(p, x)))
     quantized = jp.quantize_dots(loss, recipe, key=key)
     make = functools.partial(jp.quantize_operand, recipe=recipe)
-    made = jax.jit(make if weights.ndim == 2 else jax.vmap(make))(weights)
+    in_turn = jax.vmap(make) if key is None else lambda w: lax.map(make, w)
+    made = jax.jit(make if weights.ndim == 2 else in_turn)(weights)
     once = jp.quantize_dots(jax.value_and_grad(loss, (0, 1)), recipe, key=key)
     if key is not None:  # keys are numbered otherwise there
       once = lambda made, x: jax.value_and_grad(
@@ -121,6 +123,51 @@ class NestedTest(parameterized.TestCase):
     of = lambda w: jnp.sum(quantized(made.with_primal(w), X))
     with self.assertRaisesRegex(ValueError, "Reverse-mode"):  # JAX's own
       jax.grad(of)(w)
+
+
+class Layer(flax.linen.Module):
+  @flax.linen.compact
+  def __call__(self, x, _):
+    return x + jnp.tanh(flax.linen.Dense(32)(x)), None
+
+
+class ModelsTest(absltest.TestCase):
+  def test_microbatches_of_a_scan_over_checkpointed_layers(self):
+    layers = flax.linen.scan(
+      flax.linen.remat(Layer),
+      variable_axes={"params": 0},
+      split_rngs={"params": True},
+      length=3,
+    )()
+    params = layers.init(jax.random.key(0), X, None)
+    loss = lambda p, x: jnp.square(layers.apply(p, x, None)[0]).mean()
+    quantized = jp.quantize_dots(loss, MXFP8)
+    make = lambda w: jp.quantize_operand(w, MXFP8)
+
+    def step(quantize, params, batches):
+      made = jax.tree.map(quantize, params)
+
+      def microbatch(total, x):
+        of = lambda p: quantized(jp.training.with_primals(made, p), x)
+        return jax.tree.map(jnp.add, total, jax.grad(of)(params)), None
+
+      zeros = jax.tree.map(jnp.zeros_like, params)
+      return lax.scan(microbatch, zeros, batches)[0]
+
+    once = functools.partial(
+      step, lambda w: lax.map(make, w) if w.ndim == 3 else w
+    )
+    anew = functools.partial(step, lambda w: w)
+    batches = jnp.stack([X, X[::-1]])
+    expected = jax.jit(anew)(params, batches)
+    actual = jax.jit(once)(params, batches)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    counts = [
+      quantized_shapes(f, params, batches).count((32, 32)) for f in (once, anew)
+    ]
+    # Outside of the microbatches; without, in each pass of each microbatch.
+    self.assertEqual(counts[0], 1)
+    self.assertGreater(counts[1], 1)
 
 
 def quantized_shapes(function, *args):

@@ -153,7 +153,9 @@ class ErrorsTest(parameterized.TestCase):
     stack = jnp.stack([PARAMS["first"]] * 2)
     scan = lambda w, x: lax.scan(lambda c, w: (c, x @ w), 0, w)[1]
     w = jp.quantize_operand(stack, NVFP4, contracting=1, batch=0)
-    self.check(scan, w, "not made of each layer by itself, as jax.vmap", NVFP4)
+    self.check(
+      scan, w, "not made of each layer by itself, as jax.lax.map", NVFP4
+    )
     w = jp.quantize_operand(stack, MXFP8, contracting=1, batch=0)
     self.check(scan, w, r"got what was quantized for \[1\] and \[0\]")
 

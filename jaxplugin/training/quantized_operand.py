@@ -200,8 +200,9 @@ def quantize_operand(
   `jax.checkpoint`, and `checkpoint_policies.quantized_saveable` saves it; that
   of weights has none, as it lives outside of what is computed again.
 
-  Weights of all layers: `jax.vmap(lambda w: jp.quantize_operand(w, recipe))`,
-  and a `scan` over what it returns.
+  Weights of all layers: `jax.lax.map(lambda w: jp.quantize_operand(w, recipe),
+  stack)`, and a `scan` over what it returns. `jax.vmap` makes the same, but a
+  format with a global scale by operations, as kernels take one such scale.
 
   Args:
     x: f32, bf16 or f16, what the product would be given.

@@ -199,7 +199,8 @@ class Operands:
       else:
         entry.reason = (
           "a scan goes over it, and it was not made of each layer by itself, as"
-          " jax.vmap(lambda w: jaxplugin.quantize_operand(w, recipe)) does"
+          " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe), stack)"
+          " does"
         )
     return _passed(found, each_trip=True)
 
