@@ -42,6 +42,7 @@ class Architecture:
       saturating.
     casts_to_fp4: likewise, to E2M1.
     has_e2m1_conversion: whether one converts E2M1 to bf16, two at a time.
+    has_e2m1_conversion_to_f32: whether one converts E2M1 to f32, likewise.
     ptxas_version: of the assembler of its kernels; None where it is not known,
       as in the table below, which counts as old.
     multiplies_bf16: whether an instruction multiplies bf16 numbers, other than
@@ -67,6 +68,7 @@ class Architecture:
   casts_to_fp8: bool = False
   casts_to_fp4: bool = False
   has_e2m1_conversion: bool = False
+  has_e2m1_conversion_to_f32: bool = False
   ptxas_version: tuple[int, ...] | None = None
   multiplies_bf16: bool = True
   has_tma: bool = False
@@ -177,7 +179,15 @@ ARCHITECTURES: Final = {
     _nvidia(120, (12, 0), (12, 0), 99, **_BLACKWELL),
     _nvidia(121, (12, 1), (12, 9), 99, **_BLACKWELL),
     _amd("gfx942", 64, 64, 512, converts_e4m3=False, multiplies_bf16=False),
-    _amd("gfx950", 64, 160, 512, multiplies_bf16=False, **_CDNA_4),
+    _amd(
+      "gfx950",
+      64,
+      160,
+      512,
+      multiplies_bf16=False,
+      has_e2m1_conversion_to_f32=True,
+      **_CDNA_4,
+    ),
     _amd("gfx1250", 32, 320, 1024, **_CDNA_4),
   )
 }

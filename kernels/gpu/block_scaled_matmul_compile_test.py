@@ -494,6 +494,18 @@ class CompileTest(parameterized.TestCase):
     found = instructions_per_rhs_value(name, key)
     self.assertLessEqual(found, CONVERTED_INSTRUCTIONS[name])
 
+  @parameterized.parameters(*PACKED_FORMATS)
+  def test_values_converted_to_f32_take_few_instructions(self, format):
+    key = f"bf16_{format}_decode"
+    launch, config, kernel = compiled("gfx950", key)
+    # A half for each value, in each copy of the loop: LLVM leaves none out.
+    threads = launch.num_warps * kernel.architecture.warp_size
+    pairs = config.block_n * config.block_k // threads // 2
+    count = kernel.assembly.count("v_cvt_scalef32_pk_f32_fp4")
+    self.assertGreaterEqual(count, pairs)
+    self.assertEqual(count % pairs, 0)
+    self.assertLessEqual(instructions_per_rhs_value("gfx950", key), 4.15)
+
   @parameterized.parameters(*architectures.ARCHITECTURES)
   def test_reduction_compiles(self, name):
     architecture = architectures.by_name(name)

@@ -52,7 +52,8 @@ class OperandKind:
     in_words: whether FP4 in its usual order is read as words, which then its
       strides count; `plan` has it so for the small_m kernel.
     is_converted: whether an instruction makes bf16 of its values, which are FP4
-      in their usual order, two at a time; `plan` has it so where there is one.
+      in their usual order, two at a time, or f32 where they are multiplied so;
+      `plan` has it so where there is one.
   """
 
   format: str

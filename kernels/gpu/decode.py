@@ -34,6 +34,7 @@ _E4M3_IN_F32 = tl.constexpr(0x87F00000 - 2**32)  # sign, and bits 20 to 26
 _E2M1_BIAS_REPAIR = tl.constexpr(2.0 ** (127 - formats.E2M1.bias))
 _E4M3_TO_BF16 = tl.constexpr(inline_ptx.E4M3_TO_BF16)
 _E2M1_TO_BF16 = tl.constexpr(inline_ptx.E2M1_TO_BF16)
+_E2M1_TO_F32 = tl.constexpr(inline_ptx.E2M1_TO_F32)
 _PRODUCTS_OF_PAIRS = tl.constexpr(inline_ptx.PRODUCTS_OF_PAIRS)
 _E5M2_TO_BF16 = tl.constexpr(inline_ptx.E5M2_TO_BF16)
 _E2M1_IN_F32 = tl.constexpr(0x81C00000 - 2**32)  # sign, and bits 22 to 24
@@ -361,7 +362,20 @@ def _dequantize_in_f32(
   block_size: tl.constexpr = OPERAND.values_per_scale
   rows: tl.constexpr = code.shape[0]
   columns: tl.constexpr = OPERAND.values_per_element * code.shape[1]
-  if is_e2m1:
+  if OPERAND.is_converted:
+    # Words: LLVM has no register for bytes, and leaves the instruction out.
+    pairs = tl.inline_asm_elementwise(
+      _E2M1_TO_F32,
+      "=v,v",
+      [code.to(tl.uint32)],
+      dtype=tl.uint64,
+      is_pure=True,
+      pack=1,
+    )
+    low = (pairs & 0xFFFFFFFF).to(tl.uint32)
+    high = (pairs >> 32).to(tl.uint32)
+    values = tl.join(low, high).to(tl.float32, bitcast=True)
+  elif is_e2m1:
     # A nibble's sign is extended by the shift to the right.
     nibbles = code.to(tl.int32)
     low = ((nibbles << 28) >> 6) & _E2M1_IN_F32

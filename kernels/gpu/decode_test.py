@@ -106,7 +106,8 @@ PLAIN = configs.Decoding()
 PTX = configs.Decoding(has_ptx=True)
 IN_F32 = configs.Decoding(in_f32=True)
 PACKED = configs.Decoding(has_ptx=True, packs=True)
-CONVERTED = "converted"  # by an instruction, with PTX
+# By an instruction.
+CONVERTED = {"converted": PTX, "converted in f32": IN_F32}
 
 
 def kind(format, **options):
@@ -266,7 +267,7 @@ class DecodeTest(parameterized.TestCase):
 
   @parameterized.product(
     name=("nvfp4", "mxfp4"),
-    decoding=(PLAIN, PTX, PACKED, IN_F32, CONVERTED),
+    decoding=(PLAIN, PTX, PACKED, IN_F32, *CONVERTED),
   )
   def test_fp4_with_every_scale(self, name, decoding):
     # The products that are largest and smallest, subnormals, zeros and NaN.
@@ -286,9 +287,9 @@ class DecodeTest(parameterized.TestCase):
 
   def assert_dequantized(self, exact, name, values, scale, decoding):
     operand = kind(name)
-    if decoding == CONVERTED:
+    if decoding in CONVERTED:
       operand = dataclasses.replace(operand, is_converted=True)
-      decoding = PTX
+      decoding = CONVERTED[decoding]
     codes = [scale]
     if name == "nvfp4":  # as other GPUs are given them
       codes.append(scale.view(formats.E4M3))

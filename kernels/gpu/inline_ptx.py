@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PTX that `decode` has in its kernels, as text.
+"""PTX and AMDGCN that `decode` has in its kernels, as text.
 
 The interpreter knows by the text what it computes, and `decode_compiled_test`
 executes it.
@@ -64,6 +64,10 @@ E2M1_TO_BF16: Final = """{
   cvt.rn.bf16x2.e2m1x2 $2, c;
   cvt.rn.bf16x2.e2m1x2 $3, d;
 }"""
+
+# AMD's, of CDNA 4. $0: f32 of the two E2M1 codes in the lowest byte of $1, the
+# lower one first, times the scale 1 (LLVM, "llvm.amdgcn.cvt.scalef32.pk").
+E2M1_TO_F32: Final = "v_cvt_scalef32_pk_f32_fp4 $0, $1, 1.0"
 
 # $0: the products of the pairs of bf16 numbers $1 and $2.
 PRODUCTS_OF_PAIRS: Final = """{

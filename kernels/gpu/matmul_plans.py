@@ -79,7 +79,7 @@ def plan(
     outputs=(workspace if is_split else out,),
     descriptors=(lhs, None, rhs, *(None for _ in inputs[3:])),
     views=views(shape, config, architecture),
-    ptx_version=ptx_version(tiling),
+    ptx_version=ptx_version(tiling, architecture),
     fp_fusion=True,
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
@@ -156,10 +156,14 @@ def converted(
 ) -> configs.MatmulShape:
   """`shape` with `OperandKind.is_converted` as the path's kernel has it."""
 
+  # Products in f32 are those of the upcast kernel.
+  converts = architecture.converts_e2m1 or (
+    architecture.has_e2m1_conversion_to_f32 and config.path == "upcast"
+  )
+
   def convert(kind: configs.OperandKind) -> configs.OperandKind:
     return dataclasses.replace(
-      kind,
-      is_converted=architecture.converts_e2m1 and _is_decoded(kind, config),
+      kind, is_converted=converts and _is_decoded(kind, config)
     )
 
   return dataclasses.replace(
@@ -174,9 +178,14 @@ def _is_decoded(
   return config.path != "native" and kind.is_packed and not kind.is_interleaved
 
 
-def ptx_version(tiling: configs.Tiling) -> int:
+def ptx_version(
+  tiling: configs.Tiling, architecture: architectures.Architecture
+) -> int:
   """`launching.Launch.ptx_version` of a kernel that multiplies."""
-  if tiling.shape.lhs.is_converted or tiling.shape.rhs.is_converted:
+  shape = tiling.shape
+  if architecture.is_nvidia and (
+    shape.lhs.is_converted or shape.rhs.is_converted
+  ):
     return launching.E2M1_CONVERSION_PTX_VERSION
   return launching.PTX_VERSION
 

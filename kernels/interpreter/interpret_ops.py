@@ -240,6 +240,20 @@ def _e2m1_pair(codes: np.ndarray) -> np.ndarray:
   return low | high << np.uint32(16)
 
 
+def _e2m1_pair_in_f32(codes: Any) -> tuple[np.ndarray, ...]:
+  data = np.ascontiguousarray(codes.data)
+  low, high = (
+    (data >> np.uint32(shift) & np.uint32(0xF))
+    .astype(np.uint8)
+    .view(ml_dtypes.float4_e2m1fn)
+    .astype(np.float32)
+    .view(np.uint32)
+    .astype(np.uint64)
+    for shift in (0, 4)
+  )
+  return (low | high << np.uint64(32),)
+
+
 def _bf16_of(dtype: Any) -> Callable[[Any], tuple[np.ndarray, ...]]:
   """The conversion of codes of one of ml_dtypes' types."""
 
@@ -261,6 +275,7 @@ def _bf16_products(x: Any, y: Any) -> tuple[np.ndarray, ...]:
 _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
   inline_ptx.E4M3_TO_BF16: _bf16_of(ml_dtypes.float8_e4m3fn),
   inline_ptx.E2M1_TO_BF16: _e2m1_pairs,
+  inline_ptx.E2M1_TO_F32: _e2m1_pair_in_f32,
   inline_ptx.E5M2_TO_BF16: _bf16_of(ml_dtypes.float8_e5m2),
   inline_ptx.PRODUCTS_OF_PAIRS: _bf16_products,
   inline_ptx.HALVES: _halves,

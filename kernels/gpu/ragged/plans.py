@@ -189,7 +189,7 @@ def plan(
     ),
     outputs=(workspace if is_split else out,),
     views=matmul_plans.views(shape, config, architecture),
-    ptx_version=matmul_plans.ptx_version(tiling),
+    ptx_version=matmul_plans.ptx_version(tiling, architecture),
     constexprs=(("TILING", tiling),),
     grid=tiling.programs,
     num_warps=config.num_warps,
