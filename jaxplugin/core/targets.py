@@ -38,6 +38,10 @@ _MIB: Final = 1 << 20
 CPU_KERNELS: Final = "cpu-kernels"  # of kernels/cpu
 JAX_TRITON: Final = "jax-triton"
 
+# Since when cuDNN multiplies block-scaled arrays, and on which GPUs.
+MIN_BLOCK_SCALED_CUDNN: Final[Version] = (9, 10, 0)
+MIN_BLOCK_SCALED_CAPABILITY: Final = (10, 0)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
@@ -101,6 +105,16 @@ class Target:
         f"Target: ptxas_version must be None where the platform is not cuda,"
         f" got {version} for {self.name}, of {self.platform}"
       )
+
+  @property
+  def has_block_scaled_cudnn(self) -> bool:
+    """Whether it has a cuDNN that multiplies block-scaled arrays."""
+    have = self.cudnn_version, self.compute_capability
+    least = MIN_BLOCK_SCALED_CUDNN, MIN_BLOCK_SCALED_CAPABILITY
+    return self.platform == "cuda" and all(
+      version is not None and version >= minimum
+      for version, minimum in zip(have, least, strict=True)
+    )
 
   def missing(self, library: str) -> str:
     """Why a library cannot be used; empty where nothing speaks against it."""

@@ -60,6 +60,21 @@ class NamedTargetTest(parameterized.TestCase):
     self.assertEqual(found.architecture, architecture)
     self.assertIsNone(found.compute_capability)
 
+  @parameterized.parameters(
+    ("b200", "9.10", True),
+    ("b200", "9.9.5", False),
+    ("b200", None, False),
+    ("rtx5090", "9.13", True),
+    ("h200", "9.13", False),
+    ("mi355x", None, False),
+    ("cpu", None, False),
+  )
+  def test_block_scaled_cudnn_is_of_a_version_and_a_gpu(
+    self, name, cudnn, expected
+  ):
+    target = targets.named_target(name, cudnn=cudnn)
+    self.assertEqual(target.has_block_scaled_cudnn, expected)
+
   def test_every_gpu_has_sane_figures(self):
     for name in targets.TARGET_NAMES:
       found = targets.named_target(name)

@@ -267,7 +267,7 @@ class _Tangent(linear_calls.Linear):
         continue
       with jax.named_scope(self.setting.scheme.gradient(term.side)):
         gradient = self._gradient(term, kept, g, blocked.get(term.side), sizes)
-      result.append(gradient.transpose(term.order))
+      result.append(gradient)
     return result
 
   def _blocked_gradients(
@@ -318,9 +318,9 @@ class _Tangent(linear_calls.Linear):
         sizes,
         numbers=term.numbers,
         out_sharding=term.out_sharding,
-      )
-    return term.product.multiply(
-      blocked, other, term.dtype, self.setting.scheme, sizes
+      ).transpose(term.order)
+    return term.product.gradient(
+      blocked, other, term.dtype, self.setting.scheme, sizes, term.order
     )
 
 

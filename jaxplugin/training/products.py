@@ -31,6 +31,7 @@ from jaxplugin.core import formats
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import arguments
 from jaxplugin.quantization import hadamard
@@ -216,6 +217,50 @@ class Product:
       reduce_dtype=scheme.reduce_dtype or dtype,
       out_sharding=self.out_sharding,
       implementation=scheme.implementation,
+    )
+
+  def gradient(
+    self,
+    g: Any,
+    other: Any,
+    dtype: Any,
+    scheme: Scheme,
+    sizes: Any,
+    order: tuple[int, ...],
+  ) -> jax.Array:
+    """`multiply(g, other)`, with its dimensions in an order.
+
+    Where that is the order of the product the other way round, as a weight's
+    is, it is made so: XLA cannot have a kernel's result transposed for nothing.
+
+    Args:
+      order: a permutation of the product's dimensions.
+    """
+    dims = tuple(range(len(order)))
+    (g_k, _), (g_batch, _) = self.numbers
+    batch, middle = len(g_batch), len(self.lhs.lead) + 1 - len(g_k)
+    if order == dims or order != (
+      *dims[:batch],
+      *dims[middle:],
+      *dims[batch:middle],
+    ):
+      return self.multiply(g, other, dtype, scheme, sizes).transpose(order)
+    return self._from_the_right(order).multiply(other, g, dtype, scheme, sizes)
+
+  def _from_the_right(self, order: tuple[int, ...]) -> Self:
+    """The product the other way round, whose dimensions come in `order`."""
+    sharding = self.out_sharding
+    if sharding is not None:
+      spec = mesh_axes.normalize_spec(sharding.spec, len(order))
+      spec = tuple(spec[d] for d in order)
+      sharding = sharding.update(spec=mesh_axes.partition_spec(spec))
+    contracting, batch = self.numbers
+    return dataclasses.replace(
+      self,
+      lhs=self.rhs,
+      rhs=self.lhs,
+      numbers=(contracting[::-1], batch[::-1]),
+      out_sharding=sharding,
     )
 
   def blocked(self, x: jax.Array, along: blocking.Blocking) -> jax.Array:

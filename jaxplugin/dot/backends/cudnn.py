@@ -51,9 +51,9 @@ DOT_TARGET: Final = "__op$block_scaled_dot"
 SWIZZLED_DOT_TARGET: Final = "__cudnn$blockScaledDot"
 
 # Gates of XLA's own rewriter.
-MIN_VERSION: Final = (9, 10, 0)
+MIN_VERSION: Final = targets.MIN_BLOCK_SCALED_CUDNN
 MIN_VERSION_GLOBAL_SCALE: Final = (9, 13, 0)
-MIN_COMPUTE_CAPABILITY: Final = (10, 0)
+MIN_COMPUTE_CAPABILITY: Final = targets.MIN_BLOCK_SCALED_CAPABILITY
 
 
 # Two more bytes of each are written in less time than a launch takes: 8 MB in

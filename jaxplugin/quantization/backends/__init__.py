@@ -104,6 +104,7 @@ def decide(
   One part where a kernel makes all of them from one read; else one for each.
   Tables of measured choices are asked about the whole, then about each.
   """
+  problem = as_products_read(problem, target)
   whole = choose(problem, module, target, overlay)
   if len(problem.blockings) == 1 or whole.implementation != xla.QUANTIZE.name:
     return [Part(problem=problem, decision=whole)]
@@ -111,6 +112,25 @@ def decide(
     Part(problem=single, decision=choose(single, module, target, overlay))
     for single in problem.singles()
   ]
+
+
+def as_products_read(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> problems.QuantizeProblem:
+  """The same, whose packed values lie in memory as a target's products read
+  them, so that nothing is transposed.
+
+  For cuDNN the blocked dimension is last. Triton's kernels take one dimension
+  where it is; of several that a product merges they get a copy, with it last.
+  """
+  is_by_triton = target.platform in ("cuda", "rocm") and (
+    not target.has_block_scaled_cudnn
+  )
+  if not (problem.for_products and is_by_triton):
+    return problem
+  if any(b.as_in_product(problem.shape) != b for b in problem.blockings):
+    return problem
+  return dataclasses.replace(problem, for_products=False)
 
 
 def partial_scales(

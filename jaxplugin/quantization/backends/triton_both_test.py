@@ -254,16 +254,25 @@ class GradientStepTest(parameterized.TestCase):
     self.assertEqual(kernels[("u8",) * 2], 2)
     self.assertEqual(kernels[("s32",)], 2)
 
-  @parameterized.parameters(("h200", "triton"), ("b200", "cudnn"))
-  def test_what_is_packed_along_rows_of_a_batch_is_not_moved(self, name, how):
-    x = jax.ShapeDtypeStruct((2, 256, 256), X.dtype)
-    target = targets.named_target(name, cudnn="9.13")
-    step = self.step(NVFP4, batched=True, implementation=how)
+  @parameterized.parameters(
+    ("h200", "9.13", True, "triton"),
+    ("h200", "9.13", False, "triton"),
+    ("b200", None, False, "triton"),
+    ("b200", "9.13", True, "cudnn"),
+    ("b200", "9.13", False, "cudnn"),
+  )
+  def test_what_is_packed_along_rows_is_not_moved(
+    self, name, version, batched, how
+  ):
+    x = jax.ShapeDtypeStruct((2, 256, 256), X.dtype) if batched else X
+    target = targets.named_target(name, cudnn=version)
+    step = self.step(NVFP4, batched=batched, implementation=how)
     text = deviceless.compile(step, x, W, target=target).as_text()
-    # Neither from the kernel to what is kept, nor from there to the product.
-    # Scales, an eighth of the bytes, are where cuDNN takes tiles of them.
+    # Neither from the kernel to what is kept, nor from there to the product;
+    # and the product that is a weight's gradient is not either. Scales, an
+    # eighth of the bytes, are where cuDNN takes tiles of them.
     moved = re.findall(
-      r"= (?:f4e2m1fn|u8)\[([\d,]+)\].*? (?:transpose|copy)\(", text
+      r"= (?:f4e2m1fn|u8|bf16|f32)\[([\d,]+)\].*? (?:transpose|copy)\(", text
     )
     sizes = [math.prod(map(int, dims.split(","))) for dims in moved]
     self.assertEmpty([n for n in sizes if n >= math.prod(W.shape) // 2])
