@@ -82,10 +82,8 @@ def launches():
   )
   yield from quantize_plans.plan(rows, matmul_shapes.SM_90)
   yield from quantize_plans.plan_both(both, matmul_shapes.SM_90)
-  yield from quantize_plans.plan_partial_scales(rows, matmul_shapes.SM_90)
-  yield from quantize_plans.plan_partial_scales_of_both(
-    both, matmul_shapes.SM_90, 0
-  )
+  yield quantize_plans.plan_maxima(rows, matmul_shapes.SM_90)
+  yield quantize_plans.plan_maxima_of_both(both, matmul_shapes.SM_90)
 
 
 class KernelConstantTest(parameterized.TestCase):

@@ -349,6 +349,47 @@ def global_scale_of_partial(partial: jax.Array) -> jax.Array:
   return jnp.where(partial == 0, jnp.float32(1), partial)
 
 
+def partial_scale_of_maxima(
+  maxima: jax.Array, format: formats.BlockFormat, four_over_six: bool
+) -> jax.Array:
+  """f32[...]: the global scales that a part of an array asks for; 0 for none.
+
+  Args:
+    maxima: uint32[..., n], the largest magnitudes in blocks without NaN or Inf
+      of its own parts, as f32 bits.
+  """
+  amax = jnp.max(maxima, axis=-1).astype(jnp.int32)
+  return _partial_scale_of_amax(amax, format, four_over_six)
+
+
+def _partial_scale_of_amax(
+  amax: jax.Array, format: formats.BlockFormat, four_over_six: bool
+) -> jax.Array:
+  scale_max = format.scale_encoding.max
+  if four_over_six:
+    scale_max = _FOUR_OVER_SIX_MAX
+  range_max = scale_max * format.values_encoding.max
+  quotient = codes.divide(codes.from_bits(amax), range_max)
+  # Never subnormal, so that a maximum over devices flushes nothing to zero.
+  quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
+  return jnp.where(amax == 0, jnp.float32(0), quotient)
+
+
+@functools.partial(
+  jax.jit, static_argnames=("format", "axis", "square"), inline=True
+)
+def finite_amax(
+  x: jax.Array,
+  format: formats.BlockFormat,
+  axis: int,
+  square: tuple[int, ...] | None = None,
+) -> jax.Array:
+  """int32[]: the largest magnitude of blocks without NaN or Inf, f32 bits."""
+  blocks = _split(x.astype(jnp.float32), axis, format.block_size)
+  groups = _Groups.of(x.ndim, axis, format.block_size, square)
+  return _finite_amax(blocks, groups)
+
+
 def _computed_global_scale(
   blocks: jax.Array,
   groups: _Groups,
@@ -367,16 +408,13 @@ def _partial_global_scale(
   format: formats.BlockFormat,
   four_over_six: bool,
 ) -> jax.Array:
+  amax = _finite_amax(blocks, groups)
+  return _partial_scale_of_amax(amax, format, four_over_six)
+
+
+def _finite_amax(blocks: jax.Array, groups: _Groups) -> jax.Array:
   amax = groups.max(_block_amax(blocks, groups.axis))
-  amax = jnp.max(jnp.where(amax < codes.INFINITY_BITS, amax, 0), initial=0)
-  scale_max = format.scale_encoding.max
-  if four_over_six:
-    scale_max = _FOUR_OVER_SIX_MAX
-  range_max = scale_max * format.values_encoding.max
-  quotient = codes.divide(codes.from_bits(amax), range_max)
-  # Never subnormal, so that a maximum over devices flushes nothing to zero.
-  quotient = jnp.maximum(quotient, _MIN_GLOBAL_SCALE)
-  return jnp.where(amax == 0, jnp.float32(0), quotient)
+  return jnp.max(jnp.where(amax < codes.INFINITY_BITS, amax, 0), initial=0)
 
 
 def _quantize_two_level(

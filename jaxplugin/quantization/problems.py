@@ -105,6 +105,9 @@ class QuantizeProblem:
     has_global_scale: whether a global scale is given, for all of them or for
       each. Where it is not and the format has one, each computes its own: a NaN
       or an Inf spoils other blocks along another axis.
+    num_maxima: where x is part of an array, of which each blocking's global
+      scale is computed: how many largest magnitudes are given for each, in the
+      place of a global scale (`sharding.partial_scales`). Else None.
     packed: whether values of a format that can be packed are to be.
     for_products: whether packed values lie in memory as products read FP4, the
       blocked dimension last; else in the order of their dimensions, as the
@@ -124,6 +127,7 @@ class QuantizeProblem:
   blockings: tuple[blocking.Blocking, ...]
   scale_rounding: str = "up"
   has_global_scale: bool = False
+  num_maxima: int | None = None
   packed: bool = False
   for_products: bool = False
   scale_layout: layouts.ScaleLayout = layouts.LINEAR

@@ -8,11 +8,13 @@ made from one read. Each part is lowered to what `backends.decide` says.
 
 quantize_p: (x[, global_scale], data of keys) -> for each blocking (values,
   scale[, global_scale]), the latter where it is computed. One that is given is
-  f32[] for all, or f32[n], one for each. There is a key for each blocking that
-  is rounded stochastically. Parameters: format, blockings, scale_rounding,
-  packed, for_products, scale_layout, pads_values, extras, more_extras, as of
-  `QuantizeProblem`; target, that of an enclosing `use_target`, or None;
-  overlay, the tables of an enclosing `tuning`, or None.
+  f32[] for all, or f32[n], one for each. In its place may be u32[n, maxima], of
+  which each is computed where x is part of an array (`partial_scales_p`). There
+  is a key for each blocking that is rounded stochastically. Parameters: format,
+  blockings, scale_rounding, packed, for_products, scale_layout,
+  pads_values, extras, more_extras, as of `QuantizeProblem`; target, that of an
+  enclosing `use_target`, or None; overlay, the tables of an enclosing `tuning`,
+  or None.
 
 Results that nobody uses are not computed: their blocking is dropped.
 """
@@ -214,10 +216,15 @@ def problem_of(
 ) -> problems.QuantizeProblem:
   """What an equation of `quantize_p` asks for."""
   fields = {n: params[n] for n in params if n not in ("target", "overlay")}
+  is_given = len(avals) > 1 + _keys_of(params)
+  num_maxima = None
+  if is_given and avals[1].dtype == jnp.uint32:
+    num_maxima = avals[1].shape[1]
   return problems.QuantizeProblem(
     shape=tuple(avals[0].shape),
     dtype=np.dtype(avals[0].dtype),
-    has_global_scale=len(avals) > 1 + _keys_of(params),
+    has_global_scale=is_given and num_maxima is None,
+    num_maxima=num_maxima,
     **fields,
   )
 
@@ -405,6 +412,12 @@ def _lower(ctx, *args, target, overlay, platform=None, **params):
   local = shares.Local(
     quantize=functools.partial(_bind, **under),
     partial_scales=functools.partial(partial_scales.partial_scales, **under),
+    num_maxima=functools.partial(
+      backends.num_maxima,
+      module=module.of_device(),
+      target=device,
+      overlay=overlay,
+    ),
   )
   mesh = explicit_axes.mesh_of(ctx.avals_in)
   if mesh is not None:

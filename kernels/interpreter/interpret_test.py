@@ -457,12 +457,14 @@ class ProcessTest(parameterized.TestCase):
     code = (
       "import numpy as np\n"
       "from jaxplugin.kernels.gpu.quantization import global_scales\n"
+      "from jaxplugin.kernels.gpu.quantization import quantize_config\n"
       "from jaxplugin.kernels.interpreter import interpret\n"
-      "out = np.zeros(1, np.float32)\n"
-      "part = np.array([0x45280000, 3], np.int32)\n"  # 2688 = 448 * 6
-      "interpret.launch(global_scales.reduce_global_scale, 1, part, out,"
-      " 2, RANGE=2688.0, CHUNK=16, NONE=1.0)\n"
-      "assert out[0] == 1, out\n"
+      "x = np.full((1, 1, 16), -1.5, np.float32)\n"
+      "out = np.zeros(1, np.uint32)\n"
+      "made = quantize_config.measured('nvfp4', quantize_config.NO_EXTRAS)\n"
+      "interpret.launch(global_scales.finite_amax, 1, x, out, 1, 16,"
+      " (16, 16, 1), 1, 1, BLOCK_M=1, BLOCK_K=16, QUANTIZED=made)\n"
+      "assert out.view(np.float32)[0] == 1.5, out\n"
     )
     subprocess.run(
       [sys.executable, "-c", code],

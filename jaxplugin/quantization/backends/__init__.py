@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplugin.core import decisions
+from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import cpu
@@ -151,6 +152,47 @@ def partial_scales(
     for part in parts
   ]
   return each[0] if len(each) == 1 else jnp.concatenate(each)
+
+
+def num_maxima(
+  problem: problems.QuantizeProblem,
+  module: lowering.Module,
+  target: targets.Target,
+  overlay: resolution.Overlay | None,
+) -> int:
+  """How many largest magnitudes of parts of x serve each blocking.
+
+  Where a kernel finds them and another one computes a global scale of them; 0
+  where none does, which takes `partial_scales`.
+
+  Args:
+    problem: that computes its global scales.
+  """
+  parts = decide(problem, module, target, overlay)
+  if [p.decision.implementation for p in parts] != [triton.QUANTIZE.name]:
+    return 0
+  return triton.num_maxima(problem, target)
+
+
+def maxima(
+  x: jax.Array, parts: Sequence[Part], target: targets.Target, count: int
+) -> jax.Array:
+  """uint32[blockings, count]: largest magnitudes of parts of x, as f32 bits.
+
+  Args:
+    parts: of a problem that computes global scales, as `decide` gives them.
+    count: as many as `num_maxima` says, or others.
+  """
+  each = [
+    triton.maxima(x, part.problem, target)
+    if part.decision.implementation == triton.QUANTIZE.name
+    else xla.maxima(x, part.problem)
+    for part in parts
+  ]
+  if len(each) == 1 and each[0].shape[1] == count:
+    return each[0]
+  largest = jnp.concatenate([jnp.max(one, axis=1) for one in each])
+  return extents.pad_axis(largest[:, None], 1, count)
 
 
 def explained(

@@ -99,6 +99,8 @@ def supports_quantize(
     return decisions.Unsupported("kernels quantize along one axis at a time")
   if problem.pads_values:
     return decisions.Unsupported("kernels write as many rows as x has")
+  if problem.num_maxima is not None:
+    return decisions.Unsupported("kernels take a global scale, got maxima")
   (single,) = problem.each()
   # Kernels write k last: alone, a result is transposed by another pass, which
   # costs more than is won where operations make a code a byte.

@@ -9,6 +9,7 @@ blocked between other dimensions, or along several merged ones, have none.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -59,6 +60,10 @@ def fields_of(problem: problems.QuantizeProblem) -> records.Fields | None:
     return None
   if problem.pads_values:  # part of a product
     return None
+  if problem.num_maxima is not None:  # x is read once, as with a global scale
+    problem = dataclasses.replace(
+      problem, num_maxima=None, has_global_scale=True
+    )
   sizes = _sizes_of(problem)
   if sizes is None:
     return None

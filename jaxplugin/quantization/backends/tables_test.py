@@ -102,6 +102,7 @@ class FieldsTest(parameterized.TestCase):
     names = {f.name for f in dataclasses.fields(problems.QuantizeProblem)}
     told = {"shape", "dtype", "format", "blockings", "extras", "more_extras"}
     told |= {"pads_values"}  # part of a product, which no row is about
+    told |= {"num_maxima"}  # as if a global scale were given
     self.assertEqual(told | {*problem_fields._QUANTIZE}, names)
     names = {f.name for f in dataclasses.fields(problems.DequantizeProblem)}
     self.assertEqual(

@@ -27,6 +27,7 @@ from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels import launching
+from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton_shapes
 from jaxplugin.runtime import triton_library
@@ -136,7 +137,8 @@ def quantize(
   """The results of `quantize_p`, of a problem that `supports` takes.
 
   Args:
-    global_scale: f32[], for all blockings, or f32[n], for each.
+    global_scale: f32[], for all blockings, or f32[n], for each; or maxima,
+      uint32[n, num_maxima], where the problem has them.
     key, keys: data of that of one blocking, or of those of all; of a device's
       part `places.words`.
   """
@@ -149,7 +151,10 @@ def quantize(
     assert found is not None
     order = found
   arrays = {"x": x}
-  if global_scale is not None:
+  if problem.num_maxima is not None:
+    assert global_scale is not None
+    arrays["maxima"] = global_scale
+  elif global_scale is not None:
     for i, name in zip(order, ("global_scale", "global_scale_t"), strict=False):
       one = global_scale[i] if global_scale.ndim else global_scale
       arrays[name] = one.reshape(1)
@@ -187,11 +192,33 @@ def partial_scales(
   Args:
     problem: of the part, that `supports` takes.
   """
+  return operations.partial_scale_of_maxima(
+    maxima(x, problem, target), problem.format, problem.extras.four_over_six
+  )
+
+
+def maxima(
+  x: jax.Array, problem: problems.QuantizeProblem, target: targets.Target
+) -> jax.Array:
+  """uint32[blockings, n]: largest magnitudes of parts of x, as f32 bits.
+
+  Of blocks without NaN or Inf; 0 where there are none.
+
+  Args:
+    problem: that `supports` takes.
+  """
   if len(problem.blockings) == 1:
     x = problem.blockings[0].apply(x)
   arrays = {"x": x}
-  _run(triton_shapes.partial_scale_launches(problem, target), arrays, target)
-  return arrays["partial_scales"]
+  _run([triton_shapes.maxima_launch(problem, target)], arrays, target)
+  return arrays["maxima"]
+
+
+def num_maxima(
+  problem: problems.QuantizeProblem, target: targets.Target
+) -> int:
+  """How many `maxima` finds for each blocking."""
+  return triton_shapes.maxima_launch(problem, target).grid
 
 
 def _unmerged(

@@ -60,25 +60,23 @@ def launches(
   return found
 
 
-def partial_scale_launches(
+def maxima_launch(
   problem: problems.QuantizeProblem, target: targets.Target
-) -> list[launching.Launch]:
-  """What is launched for the global scales that a part of an array asks for.
+) -> launching.Launch:
+  """What finds the largest magnitudes of parts of x.
 
   Args:
-    problem: of the part, that `launches` takes.
+    problem: that `launches` takes.
   """
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
   if len(problem.blockings) == 1:
     rows = _rows(problem)
     assert not isinstance(rows, decisions.Unsupported)
-    return quantize_plans.plan_partial_scales(rows, architecture)
-  matrices, found = _matrices(problem), order(problem)
-  assert matrices is not None and found is not None
-  return quantize_plans.plan_partial_scales_of_both(
-    matrices, architecture, found[0]
-  )
+    return quantize_plans.plan_maxima(rows, architecture)
+  matrices = _matrices(problem)
+  assert matrices is not None
+  return quantize_plans.plan_maxima_of_both(matrices, architecture)
 
 
 def _rows(
@@ -261,6 +259,7 @@ def _matrices(
     k=extents.round_up(columns, of_columns.multiple),
     k_t=of_rows.shape(shape)[of_rows.axis()],
     is_transposed=len(of_rows.dims) > 1,
+    row=positions[0],
     extras=_extras(problem.extras_each[positions[0]]),
     extras_t=_extras(problem.extras_each[positions[1]]),
     places=of_bits[0],
@@ -291,9 +290,12 @@ def _strides_of_x(
 
 def _common(problem: problems.QuantizeProblem) -> dict[str, Any]:
   global_scale = "given" if problem.has_global_scale else "none"
-  if problem.computes_global_scale:
+  if problem.num_maxima is not None:
+    global_scale = "of_maxima"
+  elif problem.computes_global_scale:
     global_scale = "computed"
   return {
+    "num_maxima": problem.num_maxima or 0,
     "format": problem.format.name,
     "scale_rounding": problem.scale_rounding,
     "global_scale": global_scale,

@@ -86,8 +86,9 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     f=(0.0, 1e-38, 1e-44, 1e36),
     of=(
-      (40, ["global_scale_of_few_64x128"]),
-      (516, ["finite_amax_16x128", "reduce_global_scale"]),
+      (40, "global_scale_of_few_64x128"),
+      (516, "finite_amax_16x128"),
+      (8200, "finite_amax_16x128"),  # 513 tiles by 512 programs
     ),
   )
   def test_computed_global_scale_of_tensors_at_the_ends_of_the_range(
@@ -97,8 +98,9 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     x = jnp.asarray(
       np.random.default_rng(1).normal(size=(rows, 128)).astype(np.float32) * f
     )
+    x = x.at[-1, 0].mul(64)  # the largest is in the last tile
     self.assert_same_bits(lambda x: quantization.quantize(x, NVFP4), x)
-    self.assertEqual(self.names, [*before, "quantize_nvfp4_16x128"])
+    self.assertEqual(self.names, [before, "quantize_nvfp4_16x128"])
 
   @parameterized.parameters(*formats.KNOWN)
   def test_under_vmap(self, format):
@@ -221,7 +223,7 @@ class LoweringTest(parameterized.TestCase):
         quantization.quantize(x, NVFP4),
       )
 
-    self.assertEqual(self.calls(quantize, target=target), 1 + 1 + 3)
+    self.assertEqual(self.calls(quantize, target=target), 1 + 1 + 2)
 
   def test_round_trip_dequantizes_by_operations(self):
     self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 1)
@@ -230,7 +232,7 @@ class LoweringTest(parameterized.TestCase):
     count = self.calls(
       quantization_lowerings.round_trip(NVFP4), platforms=("cuda", "cpu")
     )
-    self.assertEqual(count, 3)
+    self.assertEqual(count, 2)
 
   @parameterized.parameters((("cpu",),), (("tpu",),), (("rocm",),))
   def test_other_platforms_and_choices_of_them_get_operations(self, platforms):
@@ -304,7 +306,7 @@ class OptimizedTest(parameterized.TestCase):
       target=targets.named_target(name),
     )
     text = compiled.as_text()
-    self.assertEqual(text.count(" custom-call("), 1 + 1 + 1 + 3)
+    self.assertEqual(text.count(" custom-call("), 1 + 1 + 1 + 2)
     self.assertContainsSubset({"triton_kernel_call"}, re.findall(r"\w+", text))
     self.assertContainsSubset(
       self.opcodes(text),

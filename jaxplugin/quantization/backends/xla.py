@@ -44,13 +44,21 @@ def quantize(
   target: targets.Target | None = None,
   key: jax.Array | None = None,
 ) -> list[jax.Array]:
-  """The results of `quantize_p`.
+  """The results of `quantize_p`, of one blocking.
 
   Args:
+    global_scale: or maxima, uint32[n], where the problem has them.
     key: data of it.
   """
   del target
   extras = problem.extras
+  if problem.num_maxima is not None:
+    assert global_scale is not None
+    global_scale = operations.global_scale_of_partial(
+      operations.partial_scale_of_maxima(
+        global_scale, problem.format, extras.four_over_six
+      )
+    )
   if key is not None and extras.strides is None:
     key = jax.random.wrap_key_data(key, impl=extras.key_impl)
   results: list[jax.Array] = []
@@ -95,6 +103,20 @@ def partial_scales(
       )
     )
   return jnp.stack(found)
+
+
+def maxima(x: jax.Array, problem: problems.QuantizeProblem) -> jax.Array:
+  """uint32[blockings, 1]: the largest magnitude of blocks without NaN or Inf.
+
+  As f32 bits.
+  """
+  found = []
+  for b, extras in zip(problem.blockings, problem.extras_each, strict=True):
+    blocked, square = _blocked(x, b, extras)
+    found.append(
+      operations.finite_amax(blocked, problem.format, b.axis(), square)
+    )
+  return jnp.stack(found).astype(jnp.uint32)[:, None]
 
 
 def _blocked(

@@ -4,16 +4,20 @@
 
 A maximum over the devices that have the parts makes them the array's. On a GPU
 the kernels that compute a whole array's read x once for all of its blockings.
+What one of these finds, the largest magnitudes of parts of x, the next one can
+take as it is: nothing is computed between them but the maximum over devices.
 
-partial_scales_p: x -> f32[n], one for each blocking, 0 where no block has one.
-Parameters: problem, of the part, which computes its global scales; target and
-overlay, as of `quantize_p`.
+partial_scales_p: x -> f32[n], one for each blocking, 0 where no block has one;
+  or their largest magnitudes, u32[n, num_maxima], f32 bits. Parameters:
+  problem, of the part, which computes its global scales; num_maxima, or None;
+  target and overlay, as of `quantize_p`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 from typing import Final
 
@@ -22,6 +26,7 @@ from jax.extend import core as extend_core
 from jax.interpreters import batching
 from jax.interpreters import mlir
 
+from jaxplugin.core import extents
 from jaxplugin.core import targets
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
@@ -37,13 +42,18 @@ def partial_scales(
   problem: problems.QuantizeProblem,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
+  num_maxima: int | None = None,
 ) -> jax.Array:
   """f32[n]: the global scales that `x` asks for, 0 where no block has one.
+
+  With num_maxima what they are computed of, u32[n, num_maxima]: f32 bits of
+  largest magnitudes. A maximum over devices takes either.
 
   Args:
     x: a part of an array.
     problem: of the part; how values are rounded does not count.
     target, overlay: those of an enclosing `use_target` and `tuning`, or None.
+    num_maxima: as `backends.num_maxima` has it.
   """
   first, *more = (
     dataclasses.replace(
@@ -58,32 +68,48 @@ def partial_scales(
     more_extras=tuple(more) if {*more} - {problems.NO_EXTRAS} else (),
   )
   return partial_scales_p.bind(
-    x, problem=problem, target=target, overlay=overlay
+    x, problem=problem, num_maxima=num_maxima, target=target, overlay=overlay
   )
 
 
-@functools.partial(jax.jit, static_argnames="problem", inline=True)
+@functools.partial(
+  jax.jit, static_argnames=("problem", "num_maxima"), inline=True
+)
 def _by_operations(
-  x: jax.Array, problem: problems.QuantizeProblem
+  x: jax.Array, problem: problems.QuantizeProblem, num_maxima: int | None
 ) -> jax.Array:
-  return xla.partial_scales(x, problem)
+  if num_maxima is None:
+    return xla.partial_scales(x, problem)
+  return extents.pad_axis(xla.maxima(x, problem), 1, num_maxima)
 
 
 def _abstract_eval(
-  x: Any, *, problem: problems.QuantizeProblem, **params: Any
+  x: Any,
+  *,
+  problem: problems.QuantizeProblem,
+  num_maxima: int | None,
+  **params: Any,
 ) -> Any:
   """The type that the operations' result has."""
   del params
-  (aval,) = _by_operations.trace(x, problem=problem).jaxpr.out_avals
+  traced = _by_operations.trace(x, problem=problem, num_maxima=num_maxima)
+  (aval,) = traced.jaxpr.out_avals
   return aval
 
 
 def _batch(
-  args: Any, dims: Any, *, problem: problems.QuantizeProblem, **params: Any
+  args: Any,
+  dims: Any,
+  *,
+  problem: problems.QuantizeProblem,
+  num_maxima: int | None,
+  **params: Any,
 ) -> tuple[jax.Array, int]:
   """Each of a batch has its own, which is more than a kernel makes."""
   del params
-  function = functools.partial(_by_operations, problem=problem)
+  function = functools.partial(
+    _by_operations, problem=problem, num_maxima=num_maxima
+  )
   return jax.vmap(function, in_axes=dims)(*args), 0
 
 
@@ -92,6 +118,7 @@ def _lower(
   x: Any,
   *,
   problem: problems.QuantizeProblem,
+  num_maxima: int | None,
   target: targets.Target | None,
   overlay: resolution.Overlay | None,
   platform: str | None = None,
@@ -100,9 +127,13 @@ def _lower(
   module = lowering.module_of(ctx)
   device = lowering.resolve_target(target, module.platforms[0])
   parts = backends.decide(problem, module, device, overlay)
-  function = functools.partial(
+  function: Callable[..., jax.Array] = functools.partial(
     backends.partial_scales, parts=parts, target=device
   )
+  if num_maxima is not None:
+    function = functools.partial(
+      backends.maxima, parts=parts, target=device, count=num_maxima
+    )
   return mlir.lower_fun(function, multiple_results=False)(ctx, x)
 
 

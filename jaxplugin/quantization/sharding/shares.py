@@ -36,13 +36,16 @@ class Local:
 
   Attributes:
     quantize: (operands of a problem, the problem) -> its results.
-    partial_scales: (x, a problem) -> f32[n], `partial_scales` of x.
+    partial_scales: (x, a problem) -> f32[n], `partial_scales` of x; with
+      num_maxima u32[n, num_maxima].
+    num_maxima: of a problem, as `backends.num_maxima`.
   """
 
   quantize: Callable[
     [Sequence[jax.Array], problems.QuantizeProblem], list[jax.Array]
   ]
-  partial_scales: Callable[[jax.Array, problems.QuantizeProblem], jax.Array]
+  partial_scales: Callable[..., jax.Array]
+  num_maxima: Callable[[problems.QuantizeProblem], int]
 
 
 # The same of dequantizing: its result.
@@ -78,6 +81,10 @@ def quantize(
   axes = tuple(a for dim in assignment.x for a in dim)
   if not problem.computes_global_scale or not axes:
     return bytes_of(local.quantize([x, *scales, *keys], own), own)
+  if count := local.num_maxima(own):
+    maxima = lax.pmax(local.partial_scales(x, own, num_maxima=count), axes)
+    own = dataclasses.replace(own, num_maxima=count)
+    return bytes_of(local.quantize([x, maxima, *keys], own), own)
   # They are of one tensor; a NaN or an Inf alone makes them differ.
   partial = _largest(local.partial_scales(x, own), axes)
   scale = operations.global_scale_of_partial(partial)

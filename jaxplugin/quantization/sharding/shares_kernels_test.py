@@ -158,9 +158,9 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
 class OptimizedTest(parameterized.TestCase):
   @parameterized.parameters(
     (MXFP4, (LAST, {}), (FIRST, {}), KEYS, 1),
-    # Beside it those of the global scales.
-    (NVFP4, (LAST, {}), (FIRST, {"hadamard": 16}), KEYS, 3),
-    (NVFP4, (LAST, CHOSEN), (FIRST, CHOSEN), (None, None), 3),
+    # Beside it what finds the largest numbers.
+    (NVFP4, (LAST, {}), (FIRST, {"hadamard": 16}), KEYS, 2),
+    (NVFP4, (LAST, CHOSEN), (FIRST, CHOSEN), (None, None), 2),
   )
   def test_each_gpu_runs_kernels_and_hashes_nothing_beside(
     self, format, first, second, keys, kernels
@@ -175,10 +175,11 @@ class OptimizedTest(parameterized.TestCase):
     # "_ffi" of jax-triton 0.4.
     calls = re.findall(r'target="triton_kernel_call(?:_ffi)?"', text)
     self.assertLen(calls, kernels)
-    # Beside it the places of first values are computed, and no random bits.
+    # Beside it the places of first values are computed, and no random bits;
+    # there are the largest numbers of 32 programs for each axis.
     sizes = re.findall(r" u32\[([\d,]+)\]", text)
     self.assertEmpty(
-      [dims for dims in sizes if math.prod(map(int, dims.split(","))) > 4]
+      [dims for dims in sizes if math.prod(map(int, dims.split(","))) > 64]
     )
 
 

@@ -46,10 +46,13 @@ def run_quantize(
   check_races=True,
   extras=quantize_config.NO_EXTRAS,
   key=None,
+  maxima=None,
+  computed_scale=None,
 ):
   """Values and scale, uint8, of x[batch, rows, k], the axis of k given.
 
-  Both have the axes of `x`; a swizzled scale is [batch, rows, k].
+  Both have the axes of `x`; a swizzled scale is [batch, rows, k]. With maxima
+  the kernel writes the global scale of what is given as one.
   """
   order = {2: (0, 1, 2), 1: (0, 2, 1)}[k_axis]
   batch, rows, k = (x.shape[axis] for axis in order)
@@ -87,6 +90,7 @@ def run_quantize(
     x,
     global_scale,
     key,
+    computed_scale,
     values,
     scale,
     rows,
@@ -105,6 +109,7 @@ def run_quantize(
       swizzled=swizzled,
       pads_values=pads_values,
       extras=extras,
+      maxima=maxima,
     ),
   )
   return values, scale

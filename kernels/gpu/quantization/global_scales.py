@@ -1,16 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels that compute the global scale of a tensor, without atomics.
+"""Global scales of tensors: of largest magnitudes, without atomics.
 
-  global_scale_of_few    that of blocks along one axis, of a small array
-  finite_amax, then      the same of any
-  reduce_global_scale
-  finite_amax_both, then those of blocks along both axes of a matrix, from one
-  reduce_global_scales   read
-  finite_amax_both, then what a device's part of a matrix asks for, which a
-  reduce_partial_scales  maximum over the devices makes the global scales
+  finite_amax            finds those of parts of an array, in blocks along an
+                         axis
+  finite_amax_both       the same along both axes of a matrix, from one read
+  load_or_compute        in kernels that quantize: a global scale of all of them
+  global_scale_of_few    that of a small array, by one program
 
-So it has the same bits each time. What is transformed before it is quantized is
+So it has the same bits each time. A maximum over devices of what they found is
+that of all their parts. What is transformed before it is quantized is
 transformed here too. Arguments are as those of `quantize`'s kernels.
 """
 
@@ -29,7 +28,10 @@ def _finite_amax(
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """The largest magnitude of a tile's blocks without NaN or Inf, bits."""
+  """Largest magnitudes of a tile's blocks, bits; 0 with a NaN or an Inf.
+
+  int32[BLOCK_M, blocks].
+  """
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   tl.static_assert(BLOCK_K % vec_size == 0)
   x = tiles.transform(tile, BLOCK_M, BLOCK_K, QUANTIZED.extras)
@@ -37,47 +39,50 @@ def _finite_amax(
   amax = tiles.block_amax(
     magnitude, BLOCK_M, BLOCK_K, vec_size, QUANTIZED.extras
   )
-  amax = tl.where(amax < codec.INFINITY_BITS, amax, 0)
-  return tl.max(tl.max(amax, 1), 0)
+  return tl.where(amax < codec.INFINITY_BITS, amax, 0)
 
 
 @triton.jit
 def finite_amax(
   x,
-  partial_amax,
+  maxima,
   rows: tl.constexpr,
   k: tl.constexpr,
   x_strides: tl.constexpr,
+  PROGRAMS: tl.constexpr,
+  TILES: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Largest magnitude in the blocks of `x` without NaN or Inf, by tiles.
+  """Largest magnitude in the blocks of `x` without NaN or Inf, by programs.
 
-  Grid and masks as those of `quantize` with a linear scale.
+  Each program has every PROGRAMSth of the TILES that `quantize`'s grid has of a
+  linear scale, with its masks.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
-    partial_amax: int32[number of programs], f32 bits.
+    maxima: uint32[PROGRAMS], f32 bits.
   """
-  batch, row_start, k_start = tiles.of_program(rows, k, BLOCK_M, BLOCK_K)
-  row = row_start + tl.arange(0, BLOCK_M)
-  column = k_start + tl.arange(0, BLOCK_K)
-
-  tile = tiles.load(x, batch, row, column, rows, k, x_strides)
-
-  amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
-  tl.store(partial_amax + tl.program_id(0), amax)
+  blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
+  largest = tl.zeros((BLOCK_M, blocks), tl.int32)
+  for start in range(0, TILES, PROGRAMS):
+    tile = _tile(x, start, rows, k, x_strides, TILES, BLOCK_M, BLOCK_K)
+    amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
+    largest = tl.maximum(largest, amax)
+  _store_largest(maxima + tl.program_id(0), largest)
 
 
 @triton.jit
 def finite_amax_both(
   x,
-  partial_amax,
-  partial_amax_t,
+  maxima,
   rows: tl.constexpr,
   columns: tl.constexpr,
   x_strides: tl.constexpr,
+  ROW: tl.constexpr,
+  PROGRAMS: tl.constexpr,
+  TILES: tl.constexpr,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
@@ -85,52 +90,49 @@ def finite_amax_both(
 ):
   """As `finite_amax`, for blocks along the rows of `x` and along its columns.
 
-  Grid of `rows` and `columns`.
-
   Args:
     x: f32, bf16 or f16[batch, rows, columns].
-    partial_amax: int32[number of programs], f32 bits, of blocks along a row.
-    partial_amax_t: likewise, of blocks along a column.
+    maxima: uint32[2, PROGRAMS], f32 bits: of blocks along a row at ROW, and of
+      blocks along a column at the other.
   """
-  batch, row_start, column_start = tiles.of_program(
-    rows, columns, BLOCK_M, BLOCK_K
+  vec_size: tl.constexpr = QUANTIZED.format.block_size
+  largest = tl.zeros((BLOCK_M, BLOCK_K // vec_size), tl.int32)
+  largest_t = tl.zeros((BLOCK_K, BLOCK_M // vec_size), tl.int32)
+  for start in range(0, TILES, PROGRAMS):
+    tile = _tile(x, start, rows, columns, x_strides, TILES, BLOCK_M, BLOCK_K)
+    amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
+    largest = tl.maximum(largest, amax)
+    amax = _finite_amax(tl.trans(tile), BLOCK_K, BLOCK_M, QUANTIZED_T)
+    largest_t = tl.maximum(largest_t, amax)
+  place = maxima + tl.program_id(0)
+  _store_largest(place + ROW * PROGRAMS, largest)
+  _store_largest(place + (1 - ROW) * PROGRAMS, largest_t)
+
+
+@triton.jit
+def _store_largest(place, magnitude):
+  tl.store(place, tl.max(tl.max(magnitude, 1), 0))
+
+
+@triton.jit
+def _tile(
+  x,
+  start,
+  rows: tl.constexpr,
+  columns: tl.constexpr,
+  STRIDES: tl.constexpr,
+  TILES: tl.constexpr,
+  BLOCK_M: tl.constexpr,
+  BLOCK_K: tl.constexpr,
+):
+  """A program's tile from number `start` on; past the last one the last one."""
+  number = tl.minimum(tl.program_id(0).to(tl.int64) + start, TILES - 1)
+  batch, row_start, column_start = tiles.of_number(
+    number, rows, columns, BLOCK_M, BLOCK_K
   )
   row = row_start + tl.arange(0, BLOCK_M)
   column = column_start + tl.arange(0, BLOCK_K)
-
-  tile = tiles.load(x, batch, row, column, rows, columns, x_strides)
-
-  amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
-  tl.store(partial_amax + tl.program_id(0), amax)
-  amax = _finite_amax(tl.trans(tile), BLOCK_K, BLOCK_M, QUANTIZED_T)
-  tl.store(partial_amax_t + tl.program_id(0), amax)
-
-
-@triton.jit
-def _store_global_scale(
-  partial_amax,
-  global_scale,
-  size: tl.constexpr,
-  RANGE: tl.constexpr,
-  CHUNK: tl.constexpr,
-  NONE: tl.constexpr,
-):
-  amax = tl.zeros((CHUNK,), tl.int32)
-  for start in range(0, size, CHUNK):
-    place = start + tl.arange(0, CHUNK)
-    part = tl.load(partial_amax + place, mask=place < size, other=0)
-    amax = tl.maximum(amax, part)
-  _store_scale_for(tl.max(amax, 0), global_scale, RANGE, NONE)
-
-
-@triton.jit
-def _store_scale_for(
-  largest, global_scale, RANGE: tl.constexpr, NONE: tl.constexpr
-):
-  """Stores the global scale for a largest magnitude, f32 bits."""
-  quotient = tl.div_rn(codec.from_bits(largest), RANGE)
-  quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
-  tl.store(global_scale, tl.where(largest == 0, NONE, quotient))
+  return tiles.load(x, batch, row, column, rows, columns, STRIDES)
 
 
 @triton.jit
@@ -145,16 +147,18 @@ def global_scale_of_few(
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
   RANGE: tl.constexpr,
-  NONE: tl.constexpr,
 ):
-  """`finite_amax` and `reduce_global_scale` by one program, tile by tile.
+  """The global scale of a small array, by one program.
+
+  It is known before anything is quantized, by whatever kernels.
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
     global_scale: f32[1].
     TILES: of all x.
   """
-  largest = 0
+  blocks: tl.constexpr = BLOCK_K // QUANTIZED.format.block_size
+  largest = tl.zeros((BLOCK_M, blocks), tl.int32)
   for number in tl.static_range(TILES):
     batch, row_start, k_start = tiles.of_number(
       number, rows, k, BLOCK_M, BLOCK_K
@@ -164,61 +168,38 @@ def global_scale_of_few(
     tile = tiles.load(x, batch, row, column, rows, k, x_strides)
     amax = _finite_amax(tile, BLOCK_M, BLOCK_K, QUANTIZED)
     largest = tl.maximum(largest, amax)
-  _store_scale_for(largest, global_scale, RANGE, NONE)
+  scale = _scale_for(tl.max(tl.max(largest, 1), 0), RANGE)
+  tl.store(global_scale, scale)
 
 
 @triton.jit
-def reduce_global_scale(
-  partial_amax,
-  global_scale,
-  size: tl.constexpr,
-  RANGE: tl.constexpr,
-  CHUNK: tl.constexpr,
-  NONE: tl.constexpr,
-):
-  """NVFP4's global scale: max(partial_amax) / RANGE, at least 2^-126.
+def _scale_for(largest, RANGE: tl.constexpr):
+  """max / RANGE, at least 2^-126, of f32 bits; 1 of zero."""
+  quotient = tl.div_rn(codec.from_bits(largest), RANGE)
+  quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
+  return tl.where(largest == 0, 1.0, quotient)
 
-  NONE where the maximum is 0: 1, or 0 where `x` is a part of an array. RANGE is
-  the largest value times the largest scale. One program.
+
+@triton.jit
+def load_or_compute(source, computed_scale, QUANTIZED: tl.constexpr):
+  """f32[]: a global scale that is given, or the one that maxima ask for.
 
   Args:
-    partial_amax: int32[size], f32 bits.
-    global_scale: f32[1].
+    source: f32[1], or uint32[QUANTIZED.maxima.count] in each row, f32 bits.
+    computed_scale: f32[1], which the first program writes; not of a given one.
   """
-  _store_global_scale(partial_amax, global_scale, size, RANGE, CHUNK, NONE)
-
-
-@triton.jit
-def reduce_global_scales(
-  partial_amax,
-  partial_amax_t,
-  global_scale,
-  global_scale_t,
-  size: tl.constexpr,
-  RANGE: tl.constexpr,
-  CHUNK: tl.constexpr,
-):
-  """`reduce_global_scale` of either array. One program."""
-  _store_global_scale(partial_amax, global_scale, size, RANGE, CHUNK, 1.0)
-  _store_global_scale(partial_amax_t, global_scale_t, size, RANGE, CHUNK, 1.0)
-
-
-@triton.jit
-def reduce_partial_scales(
-  partial_amax,
-  partial_amax_t,
-  partial_scales,
-  size: tl.constexpr,
-  RANGE: tl.constexpr,
-  CHUNK: tl.constexpr,
-  PLACE: tl.constexpr,
-):
-  """`reduce_global_scale` of either array of a part. One program.
-
-  Args:
-    partial_scales: f32[2]: that of rows at PLACE, 0 or 1, and that of columns.
-  """
-  here = partial_scales + PLACE
-  there = partial_scales + (1 - PLACE)
-  _store_global_scale(partial_amax, here, size, RANGE, CHUNK, 0.0)
-  _store_global_scale(partial_amax_t, there, size, RANGE, CHUNK, 0.0)
+  if QUANTIZED.is_bounded:
+    maxima: tl.constexpr = QUANTIZED.maxima
+    place = tl.arange(0, maxima.size)
+    bits = tl.load(
+      source + maxima.row * maxima.count + place,
+      mask=place < maxima.count,
+      other=0,
+    )
+    largest = tl.max(bits.to(tl.int32, bitcast=True), 0)
+    global_scale = _scale_for(largest, maxima.range)
+    is_first = tl.program_id(0) == 0
+    tl.store(computed_scale, global_scale, mask=is_first)
+  else:
+    global_scale = tl.load(source)
+  return global_scale

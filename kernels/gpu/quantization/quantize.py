@@ -5,11 +5,11 @@
   quantize               along one axis
   quantize_both          along both axes of a matrix, from one read
 
-`global_scales` has those that compute what NVFP4's take. Each gives the bits of
-`jp.quantize`: rounding, saturation, NaN and zero blocks are as documented
-there. What recipes of training add is done to the tile in registers: the
-Hadamard transform before, scales of squares, the choice of a scale, random
-rounding. `quantize_config` has what a launch takes. Outputs come
+`global_scales` has those that find what NVFP4's global scale is computed of.
+Each gives the bits of `jp.quantize`: rounding, saturation, NaN and zero blocks
+are as documented there. What recipes of training add is done to the tile in
+registers: the Hadamard transform before, scales of squares, the choice of a
+scale, random rounding. `quantize_config` has what a launch takes. Outputs come
 after inputs, as jax-triton passes them; sizes and strides are constexprs, since
 of a number given at run time jax-triton does not say what divides it, and loads
 would be narrow.
@@ -36,6 +36,7 @@ _TILE_COLUMNS = tl.constexpr(formats.SCALE_TILE_COLUMNS)
 def _quantize_tile(
   x,
   global_scale,
+  computed_scale,
   random_bits,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
@@ -44,7 +45,12 @@ def _quantize_tile(
   """Stored values, uint8, and scales, uint8, of a tile; FP4 is packed."""
   if QUANTIZED.format.is_two_level:
     codes, scale = codec.quantize_two_level(
-      x, tl.load(global_scale), random_bits, BLOCK_M, BLOCK_K, QUANTIZED
+      x,
+      global_scales.load_or_compute(global_scale, computed_scale, QUANTIZED),
+      random_bits,
+      BLOCK_M,
+      BLOCK_K,
+      QUANTIZED,
     )
   else:
     codes, scale = codec.quantize_mx(
@@ -88,6 +94,7 @@ def _store_scale(
 def _quantize_and_store(
   tile,
   global_scale,
+  computed_scale,
   key,
   values,
   scale,
@@ -122,6 +129,7 @@ def _quantize_and_store(
   codes, scales = _quantize_tile(
     tile,
     global_scale,
+    computed_scale,
     random_bits,
     BLOCK_M,
     BLOCK_K,
@@ -162,6 +170,7 @@ def quantize(
   x,
   global_scale,
   key,
+  computed_scale,
   values,
   scale,
   rows: tl.constexpr,
@@ -182,9 +191,11 @@ def quantize(
 
   Args:
     x: f32, bf16 or f16[batch, rows, k].
-    global_scale: f32[1] for NVFP4; else any pointer or None, not read.
+    global_scale: for NVFP4 f32[1], or what `global_scales.load_or_compute`
+      computes one of; else any pointer or None, not read.
     key: uint32[2], of threefry2x32, for random rounding; of a part of an array
       uint32[4], see `threefry.first_place`; else as before.
+    computed_scale: f32[1], the global scale if it is computed; else as before.
     values: uint8[batch, rows, k], FP4 uint8[batch, rows, ceil(k / 2)]; rows up
       to whole scale tiles, zeros past `rows`, where QUANTIZED pads them.
     scale: uint8[batch, rows, ceil(k / block size)] where linear; swizzled,
@@ -210,6 +221,7 @@ def quantize(
   _quantize_and_store(
     tile,
     global_scale,
+    computed_scale,
     key,
     values + batch * values_strides[0],
     scale + batch * scale_strides[0],
@@ -234,6 +246,8 @@ def quantize_both(
   global_scale_t,
   key,
   key_t,
+  computed_scale,
+  computed_scale_t,
   values,
   scale,
   values_t,
@@ -263,7 +277,7 @@ def quantize_both(
     global_scale, global_scale_t: as for `quantize`; of the rows and of the
       columns. They differ where a NaN or an Inf takes other numbers with it in
       a block of the one than in that of the other.
-    key, key_t: as for `quantize`.
+    key, key_t, computed_scale, computed_scale_t: as for `quantize`.
     values: uint8[batch, rows, k], blocked along columns; FP4 is packed along
       its last axis, uint8[batch, rows, ceil(k / 2)].
     scale: uint8[batch, rows, ceil(k / block size)], or swizzled.
@@ -301,6 +315,7 @@ def quantize_both(
   _quantize_and_store(
     tile,
     global_scale,
+    computed_scale,
     key,
     values + batch * values_strides[0],
     scale + batch * _scale_bytes(rows, blocks, swizzled),
@@ -331,6 +346,7 @@ def quantize_both(
   _quantize_and_store(
     tl.trans(tile),
     global_scale_t,
+    computed_scale_t,
     key_t,
     values_t + batch * values_t_strides[0],
     scale_t + batch * _scale_bytes(columns, blocks_t, swizzled),
@@ -355,7 +371,4 @@ KERNELS: Final = {
   "global_scale_of_few": global_scales.global_scale_of_few,
   "finite_amax": global_scales.finite_amax,
   "finite_amax_both": global_scales.finite_amax_both,
-  "reduce_global_scale": global_scales.reduce_global_scale,
-  "reduce_global_scales": global_scales.reduce_global_scales,
-  "reduce_partial_scales": global_scales.reduce_partial_scales,
 }

@@ -35,6 +35,8 @@ def run_both(
   values_transposed=True,
   swizzled=False,
   config=None,
+  computed_scales=(None, None),
+  maxima=(None, None),
 ):
   """(values, scale, values_t, scale_t), uint8, of x[batch, rows, columns].
 
@@ -61,7 +63,12 @@ def run_both(
     config = quantize_config.default_config(
       format_name, SM_80, *grid_sizes, both=True
     )
-  made = quantize_config.constexprs(config, format_name, swizzled=swizzled)
+  made, made_t = (
+    quantize_config.constexprs(
+      config, format_name, swizzled=swizzled, maxima=each
+    )
+    for each in maxima
+  )
   interpret.launch(
     quantize.quantize_both,
     quantize_config.launch_grid(config, batch, *grid_sizes),
@@ -69,6 +76,7 @@ def run_both(
     *global_scales,
     None,
     None,
+    *computed_scales,
     *outputs,
     rows,
     columns,
@@ -79,7 +87,7 @@ def run_both(
     (),
     (),
     **made,
-    QUANTIZED_T=made["QUANTIZED"],
+    QUANTIZED_T=made_t["QUANTIZED"],
     TRANSPOSED=transposed,
     VALUES_TRANSPOSED=values_transposed,
   )

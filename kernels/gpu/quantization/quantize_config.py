@@ -28,8 +28,8 @@ _TILE_OF_FEW: Final = 1 << 15
 _FEW_TILES: Final = 2
 
 # Whether a global scale divides x: not, one that is given, or one that is
-# computed from x, which then takes launches of its own.
-GlobalScale = Literal["none", "given", "computed"]
+# computed: of largest magnitudes that a launch before found, or of given ones.
+GlobalScale = Literal["none", "given", "computed", "of_maxima"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +97,26 @@ NO_EXTRAS: Final = Extras()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Maxima:
+  """Largest magnitudes of parts of x, which ask for a global scale.
+
+  Attributes:
+    count: of parts, for each array that is made of x.
+    row: which of these arrays it is, 0 or 1.
+    range: the largest value times the largest scale, which divides them.
+  """
+
+  count: int
+  row: int
+  range: float
+
+  @property
+  def size(self) -> int:
+    """The least power of two that is not less than count."""
+    return _next_power_of_2(self.count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized(constants.KernelConstant):
   """What a kernel makes: a compile-time constant of it.
 
@@ -109,8 +129,8 @@ class Quantized(constants.KernelConstant):
     pads_values: whether values have the rows of a swizzled scale, zeros past
       those of x.
     extras: what a recipe adds.
-    is_bounded: whether the global scale was computed from x, so that quotients
-      are of a size with E2M1's values.
+    maxima: what a global scale is computed of; None where it is given, or the
+      format has none.
   """
 
   format: formats.Format
@@ -119,7 +139,12 @@ class Quantized(constants.KernelConstant):
   is_swizzled: bool
   pads_values: bool = False
   extras: Extras = NO_EXTRAS
-  is_bounded: bool = False
+  maxima: Maxima | None = None
+
+  @property
+  def is_bounded(self) -> bool:
+    """Whether quotients are of a size with E2M1's values."""
+    return self.maxima is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,6 +159,7 @@ class Rows:
     swizzled: whether the scale is written as "swizzled_128x4".
     pads_values: as of `Quantized`; with a swizzled scale alone.
     global_scale: see `GlobalScale`.
+    num_maxima: of "of_maxima", how many there are.
     packed_in_place: whether several values a byte lie as x does; else k is
       minor in what is written.
     extras: with squares each of the batch has its own.
@@ -149,6 +175,7 @@ class Rows:
   swizzled: bool = False
   pads_values: bool = False
   global_scale: GlobalScale = "none"
+  num_maxima: int = 0
   packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
   places: Places = ()
@@ -176,7 +203,9 @@ class Matrices:
     batch, rows, columns: sizes.
     k, k_t: columns and rows, padded.
     is_transposed: whether what is blocked along rows has them last.
-    format, scale_rounding, global_scale: as of `Rows`; "computed" are two.
+    format, scale_rounding, global_scale, num_maxima: as of `Rows`; there are
+      two global scales.
+    row: of maxima, that of what is blocked along columns: 0 or 1.
     packed_in_place: as of `Rows`, of what is not transposed.
     extras, extras_t: of what is blocked along columns, and along rows.
     places, places_t: of random bits, of (batch, row, column) and of (batch,
@@ -192,6 +221,8 @@ class Matrices:
   format: str
   scale_rounding: str = "up"
   global_scale: GlobalScale = "none"
+  num_maxima: int = 0
+  row: int = 0
   packed_in_place: bool = False
   extras: Extras = NO_EXTRAS
   extras_t: Extras = NO_EXTRAS
@@ -247,7 +278,7 @@ def default_config(
 def config_of_few(
   x: Rows, architecture: architectures.Architecture
 ) -> QuantizeConfig | None:
-  """For `global_scale_of_few`; None where two launches are quicker.
+  """For `global_scale_of_few`; None where many programs are quicker.
 
   A program of 1024 threads has 32 values in each. Two such tiles of 16-bit
   values are 128 KiB: at 64 bytes a cycle, what one multiprocessor reads of L2,
@@ -320,7 +351,7 @@ def constexprs(
   swizzled: bool = False,
   pads_values: bool = False,
   extras: Extras = NO_EXTRAS,
-  global_scale: GlobalScale = "none",
+  maxima: Maxima | None = None,
 ) -> dict[str, Any]:
   """The constexprs of `quantize`, and of the first array of `quantize_both`.
 
@@ -341,7 +372,7 @@ def constexprs(
       is_swizzled=swizzled,
       pads_values=pads_values,
       extras=extras,
-      is_bounded=global_scale == "computed",
+      maxima=maxima,
     ),
   }
 

@@ -98,7 +98,6 @@ class ConfigTest(parameterized.TestCase):
       names,
       [
         "finite_amax_hadamard64_square_16x256",
-        "reduce_global_scale",
         "quantize_nvfp4_hadamard64_square_stochastic_16x256",
       ],
     )
@@ -139,10 +138,16 @@ def compiled(
       constexprs[name] = (((0, SIZE * SIZE),), ((0, SIZE),), ((0, 1),))
     if name in ("rows", "k", "k_t", "columns") or name.startswith("grid_"):
       constexprs[name] = SIZE
+  constexprs |= {
+    name: number
+    for name, number in {"ROW": 0, "PROGRAMS": 512, "TILES": 4096}.items()
+    if name in kernel.arg_names
+  }
   types = {"x": f"*{dtype}"}
   types |= dict.fromkeys(("global_scale", "global_scale_t"), "*fp32")
   types |= dict.fromkeys(("key", "key_t"), "*u32")
-  types |= dict.fromkeys(("partial_amax", "partial_amax_t"), "*i32")
+  types |= dict.fromkeys(("computed_scale", "computed_scale_t"), "*fp32")
+  types["maxima"] = "*u32"
   return kernel_compile.compile_kernel(
     kernel,
     {

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.kernels.gpu.quantization import quantize_plans
 from jaxplugin.kernels.interpreter import interpret
 
 import jaxplugin as jp
@@ -19,42 +20,76 @@ BF16 = quantize_cases.BF16
 SM_90 = quantize_cases.SM_90
 element_strides = quantize_cases.element_strides
 QUANTIZED = quantize_config.measured("nvfp4", quantize_config.NO_EXTRAS)
+RANGE = 448 * 6.0
 setUpModule = quantize_cases.skip_unless_interpreted
 
 
-def computed_global_scale(x, none=1.0):
+def maxima_of(x, programs=None):
+  """What `finite_amax` writes; by so many programs, or one a tile."""
   config = quantize_config.default_config(
     "nvfp4", SM_90, x.shape[1], x.shape[2]
   )
-  grid = quantize_config.launch_grid(config, *x.shape)
-  partial = np.full(grid, -1, np.int32)
+  (tiles,) = quantize_config.launch_grid(config, *x.shape)
+  programs = programs or tiles
+  maxima = np.full((1, programs), 0xFFFFFFFF, np.uint32)
   interpret.launch(
     global_scales.finite_amax,
-    grid,
+    programs,
     x,
-    partial,
+    maxima,
     *x.shape[1:],
     element_strides(x),
+    PROGRAMS=programs,
+    TILES=tiles,
     BLOCK_M=config.block_m,
     BLOCK_K=config.block_k,
     QUANTIZED=QUANTIZED,
   )
-  partial.flags.writeable = False
-  result = np.full(1, np.nan, np.float32)
+  return maxima
+
+
+def maxima_of_both(x, row=0, programs=None):
+  """What `finite_amax_both` writes, of blocks along a row at `row`."""
+  config = quantize_config.default_config(
+    "nvfp4", SM_90, *x.shape[1:], both=True
+  )
+  (tiles,) = quantize_config.launch_grid(config, *x.shape)
+  programs = programs or tiles
+  maxima = np.full((2, programs), 0xFFFFFFFF, np.uint32)
   interpret.launch(
-    global_scales.reduce_global_scale,
-    1,
-    partial,
-    result,
-    partial.size,
-    RANGE=448 * 6.0,
-    CHUNK=4,
-    NONE=none,
+    global_scales.finite_amax_both,
+    programs,
+    x,
+    maxima,
+    *x.shape[1:],
+    element_strides(x),
+    ROW=row,
+    PROGRAMS=programs,
+    TILES=tiles,
+    BLOCK_M=config.block_m,
+    BLOCK_K=config.block_k,
+    QUANTIZED=QUANTIZED,
+    QUANTIZED_T=QUANTIZED,
+  )
+  return maxima
+
+
+def computed_scale(maxima, row=0):
+  """The global scale that a kernel which quantizes writes."""
+  maxima.flags.writeable = False
+  result = np.full(1, np.nan, np.float32)
+  made = quantize_config.Maxima(count=maxima.shape[1], row=row, range=RANGE)
+  quantize_cases.run_quantize(
+    np.zeros((1, 40, 32), BF16),  # of several programs
+    "nvfp4",
+    global_scale=maxima,
+    maxima=made,
+    computed_scale=result,
   )
   return result
 
 
-def global_scale_of_few(x, block_m, block_k, none=1.0):
+def global_scale_of_few(x, block_m, block_k):
   result = np.full(1, np.nan, np.float32)
   batch, rows, k = x.shape
   interpret.launch(
@@ -69,8 +104,7 @@ def global_scale_of_few(x, block_m, block_k, none=1.0):
     BLOCK_M=block_m,
     BLOCK_K=block_k,
     QUANTIZED=QUANTIZED,
-    RANGE=448 * 6.0,
-    NONE=none,
+    RANGE=RANGE,
   )
   return result
 
@@ -94,10 +128,9 @@ class OfFewTest(parameterized.TestCase):
       got = global_scale_of_few(x, *block)
       np.testing.assert_array_equal(got, np.asarray(wanted).reshape(1))
 
-  def test_of_zeros_is_what_is_asked_for(self):
+  def test_of_zeros_is_one(self):
     x = np.zeros((1, 3, 32), np.float32)
     self.assertEqual(global_scale_of_few(x, 4, 32), 1)
-    self.assertEqual(global_scale_of_few(x, 4, 32, none=0.0), 0)
 
   @parameterized.parameters(
     ((1, 16, 2048), (16, 2048, 32)),
@@ -133,80 +166,52 @@ class OfFewTest(parameterized.TestCase):
       self.assertIsNone(quantize_config.config_of_few(other, SM_90))
 
 
-def partial_amax_both(x):
-  """What `finite_amax_both` writes."""
-  config = quantize_config.default_config(
-    "nvfp4", SM_90, *x.shape[1:], both=True
-  )
-  grid = quantize_config.launch_grid(config, *x.shape)
-  partial = [np.full(grid, -1, np.int32) for _ in range(2)]
-  interpret.launch(
-    global_scales.finite_amax_both,
-    grid,
-    x,
-    *partial,
-    *x.shape[1:],
-    element_strides(x),
-    BLOCK_M=config.block_m,
-    BLOCK_K=config.block_k,
-    QUANTIZED=QUANTIZED,
-    QUANTIZED_T=QUANTIZED,
-  )
-  return partial
-
-
-def computed_global_scales(x):
-  """Those of blocks along rows and along columns, from one read."""
-  partial = partial_amax_both(x)
-  results = [np.full(1, np.nan, np.float32) for _ in range(2)]
-  interpret.launch(
-    global_scales.reduce_global_scales,
-    1,
-    *partial,
-    *results,
-    partial[0].size,
-    RANGE=448 * 6.0,
-    CHUNK=4,
-  )
-  return results
-
-
-def partial_scales(x, place):
-  """What a part of an array asks for, that of rows first if place is 0."""
-  partial = partial_amax_both(x)
-  result = np.full(2, np.nan, np.float32)
-  interpret.launch(
-    global_scales.reduce_partial_scales,
-    1,
-    *partial,
-    result,
-    partial[0].size,
-    RANGE=448 * 6.0,
-    CHUNK=4,
-    PLACE=place,
-  )
-  return result
-
-
 class GlobalScaleTest(parameterized.TestCase):
-  @parameterized.parameters(
-    (1.0, np.float32), (1e-37, np.float32), (1e-42, np.float32),
-    (3e37, np.float32), (100.0, np.float16), (1e30, BF16), (0.0, np.float32),
+  @parameterized.product(
+    case=(
+      (1.0, np.float32), (1e-37, np.float32), (1e-42, np.float32),
+      (3e37, np.float32), (100.0, np.float16), (1e30, BF16), (0.0, np.float32),
+    ),
+    programs=(None, 4, 1),
   )  # fmt: skip
-  def test_it_is_that_of_jp_quantize(self, size, dtype):
+  def test_it_is_that_of_jp_quantize(self, case, programs):
+    size, dtype = case
     rng = np.random.default_rng(12)
     x = (rng.standard_normal((3, 37, 560)) * size).astype(dtype)
     wanted = jp.quantize(jnp.asarray(x), jp.NVFP4).global_scale
-    np.testing.assert_array_equal(computed_global_scale(x), wanted.ravel())
+    maxima = maxima_of(x, programs)
+    np.testing.assert_array_equal(computed_scale(maxima), wanted.ravel())
+
+  @parameterized.parameters(None, 5)
+  def test_largest_is_found_in_every_tile(self, programs):
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+      x = rng.normal(size=(3, 33, 272)).astype(np.float32)
+      x.reshape(-1)[rng.integers(x.size)] = -100  # anywhere
+      maxima = maxima_of(x, programs)
+      self.assertEqual(maxima.view(np.float32).max(), 100)
+
+  def test_values_are_divided_by_what_is_computed(self):
+    x = np.random.default_rng(6).normal(size=(1, 40, 96)).astype(np.float32)
+    maxima, result = maxima_of(x), np.full(1, np.nan, np.float32)
+    made = quantize_config.Maxima(count=maxima.size, row=0, range=RANGE)
+    got = quantize_cases.run_quantize(
+      x, "nvfp4", global_scale=maxima, maxima=made, computed_scale=result
+    )
+    wanted = quantize_cases.expected(x, "nvfp4")
+    np.testing.assert_array_equal(got[0], wanted[0])
+    np.testing.assert_array_equal(got[1], wanted[1])
 
   def test_blocks_with_nan_or_inf_take_no_part(self):
     x = np.ones((1, 4, 64), np.float32)
     x[0, 0, :4] = [np.nan, 1e30, -np.inf, 5]
     x[0, 3, 63] = -2688
-    self.assertEqual(computed_global_scale(x), 1)
+    self.assertEqual(computed_scale(maxima_of(x)), 1)
 
-  @parameterized.parameters(np.nan, np.inf, -np.inf)
-  def test_each_axis_leaves_out_its_own_blocks(self, bad):
+  @parameterized.product(
+    bad=(np.nan, np.inf, -np.inf), row=(0, 1), programs=(None, 3)
+  )
+  def test_each_axis_leaves_out_its_own_blocks(self, bad, row, programs):
     x = np.random.default_rng(14).standard_normal((2, 75, 96))
     x = x.astype(np.float32)
     x[1, 40, 50] = bad
@@ -217,23 +222,55 @@ class GlobalScaleTest(parameterized.TestCase):
       for a in (x, np.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, 5))))
     ]
     self.assertEqual(wanted, [np.float32(g) / 2688 for g in (100, 200)])
-    self.assertEqual(computed_global_scales(x), wanted)
-
-  @parameterized.parameters(0, 1)
-  def test_parts_have_both_in_one_array_or_0_for_none(self, place):
-    x = np.zeros((1, 40, 48), np.float32)
-    self.assertEqual(computed_global_scale(x, none=0.0), 0)
-    np.testing.assert_array_equal(partial_scales(x, place), [0, 0])
-    x[0, 0, 0], x[0, 0, 1], x[0, 20, 1] = np.nan, 448, 2 * 448
-    x[0, 20, 0] = -np.inf  # leaves 896 to columns, and nothing to rows
-    expected = [0, 1 / 3][:: 1 - 2 * place]
-    np.testing.assert_array_equal(
-      partial_scales(x, place), np.float32(expected)
+    maxima = maxima_of_both(x, row, programs)
+    self.assertEqual(
+      [computed_scale(maxima, r) for r in (row, 1 - row)], wanted
     )
 
   def test_tensor_of_zeros_has_global_scale_one(self):
-    self.assertEqual(computed_global_scales(np.zeros((1, 2, 32), BF16)), [1, 1])
-    self.assertEqual(computed_global_scale(np.zeros((1, 2, 32), BF16)), 1)
+    x = np.zeros((1, 2, 32), BF16)
+    np.testing.assert_array_equal(maxima_of(x), [[0]])
+    np.testing.assert_array_equal(maxima_of_both(x), [[0], [0]])
+    self.assertEqual(computed_scale(maxima_of(x)), 1)
+
+
+class ProgramsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ((16, 4096), 16, (16, 256), 4),
+    ((8192, 256), 512, (16, 256), 4),
+    ((8208, 256), 512, (16, 256), 4),  # one has two tiles
+    ((16384, 256), 512, (32, 256), 8),
+    ((8192, 8192), 512, (64, 256), 16),
+  )
+  def test_many_tiles_have_fewer_and_larger_programs(
+    self, shape, programs, block, warps
+  ):
+    rows, k = shape
+    x = quantize_config.Rows(
+      batch=1, rows=rows, k=k, k_is_minor=True, format="nvfp4"
+    )
+    launch = quantize_plans.plan_maxima(x, SM_90)
+    constants = dict(launch.constexprs)
+    self.assertEqual(launch.grid, programs)
+    self.assertEqual(constants["PROGRAMS"], programs)
+    self.assertEqual((constants["BLOCK_M"], constants["BLOCK_K"]), block)
+    self.assertEqual(launch.num_warps, warps)
+    tiles = -(-rows // block[0]) * (k // block[1])
+    self.assertEqual(constants["TILES"], tiles)
+
+  def test_those_that_are_computed_are_read_by_what_quantizes(self):
+    x = quantize_config.Rows(
+      batch=1, rows=64, k=2048, k_is_minor=True, format="nvfp4"
+    )
+    first, second = quantize_plans.plan(
+      dataclasses.replace(x, global_scale="computed"), SM_90
+    )
+    (given,) = quantize_plans.plan(
+      dataclasses.replace(x, global_scale="of_maxima", num_maxima=first.grid),
+      SM_90,
+    )
+    self.assertEqual(second, given)
+    self.assertEqual(first.outputs[0].name, second.inputs[1])
 
 
 if __name__ == "__main__":

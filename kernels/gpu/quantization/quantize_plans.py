@@ -3,17 +3,17 @@
 """What is launched to quantize: pure functions, no Triton.
 
 `plan` quantizes along one axis, reading x where it lies. `plan_both` quantizes
-along two, from one read. A global scale that is computed takes one read before;
-`plan_partial_scales` and its twin for two have that alone, of a device's part.
-Arrays are "x", "global_scale", "key", "partial_amax", "partial_scales",
-"values" and "scale"; names that end in "_t" are of columns. No launch lets the
-compiler contract a product and a sum, which would change bits.
+along two, from one read. A global scale that is computed takes one read before,
+which finds the largest magnitudes of parts of x, or of a small x all of its
+global scale; `plan_maxima` and its twin for two have the former alone. Arrays
+are "x", "global_scale", "key", "maxima", "values" and "scale"; names that end
+in "_t" are of columns. No launch lets the compiler contract a product and a
+sum, which would change bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 from typing import Final
 
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -22,11 +22,21 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import formats
 from jaxplugin.kernels import launching
 
-REDUCE_CHUNK: Final = 1024  # CHUNK of `reduce_global_scale`
-_REDUCE_WARPS: Final = 4
+# The most largest magnitudes, of which each program that quantizes reads all: a
+# load of 16 bytes by each of 128 threads. As many programs of 512 threads are
+# six of seven that fit on a B200 at once.
+MOST_MAXIMA: Final = 512
+_WARPS_OF_MANY: Final = 16
 # The largest scale that `four_over_six` scales to 6, so that one of 1.5 times
 # as much is a scale too (arXiv 2512.02010).
 FOUR_OVER_SIX_MAX: Final = 256.0
+# What kernels read of a global scale; "x" where they read nothing.
+_READ: Final[dict[quantize_config.GlobalScale, str]] = {
+  "none": "x",
+  "given": "global_scale",
+  "computed": "maxima",
+  "of_maxima": "maxima",
+}
 
 
 def plan(
@@ -37,47 +47,29 @@ def plan(
   Raises:
     ValueError: unknown format or scale rounding.
   """
-  config = quantize_config.default_config(
-    x.format,
-    architecture,
-    *x.covered(),
-    k_is_contiguous=x.k_is_minor,
-    extras=x.extras,
-  )
-  result = [_quantize_launch(x, config)]
-  if x.global_scale == "computed":
-    result[:0] = _global_scale_launches(x, config, architecture)
-  return result
+  config = _config(x, architecture)
+  if x.global_scale != "computed":
+    return [_quantize_launch(x, config, x.num_maxima)]
+  few = quantize_config.config_of_few(x, architecture)
+  if few is not None:
+    given = dataclasses.replace(x, global_scale="given")
+    return [_launch_of_few(x, few), _quantize_launch(given, config, 0)]
+  first = _maxima_launch(x, config)
+  return [first, _quantize_launch(x, config, first.grid)]
 
 
-def plan_partial_scales(
+def plan_maxima(
   x: quantize_config.Rows, architecture: architectures.Architecture
-) -> list[launching.Launch]:
-  """What is launched for the global scale that a part of an array asks for."""
-  config = quantize_config.default_config(
-    x.format,
-    architecture,
-    *x.covered(),
-    k_is_contiguous=x.k_is_minor,
-    extras=x.extras,
-  )
-  return _global_scale_launches(x, config, architecture, is_part=True)
+) -> launching.Launch:
+  """What finds the largest magnitudes of x's parts."""
+  return _maxima_launch(x, _config(x, architecture))
 
 
-def plan_partial_scales_of_both(
-  x: quantize_config.Matrices,
-  architecture: architectures.Architecture,
-  place: int,
-) -> list[launching.Launch]:
-  """The same of blocks along columns and along rows.
-
-  Args:
-    place: of that of columns among both, 0 or 1.
-  """
-  config = quantize_config.default_config(
-    x.format, architecture, x.k_t, x.k, both=True, extras=_of_either(x)
-  )
-  return _global_scales_launches(x, config, place)
+def plan_maxima_of_both(
+  x: quantize_config.Matrices, architecture: architectures.Architecture
+) -> launching.Launch:
+  """The same of blocks along columns and along rows."""
+  return _maxima_of_both_launch(x, _config_of_both(x, architecture))
 
 
 def plan_both(
@@ -88,19 +80,19 @@ def plan_both(
   Raises:
     ValueError: unknown format or scale rounding.
   """
-  config = quantize_config.default_config(
-    x.format, architecture, x.k_t, x.k, both=True, extras=_of_either(x)
-  )
-  result = [_quantize_both_launch(x, config)]
-  if x.global_scale == "computed":
-    result[:0] = _global_scales_launches(x, config)
-  return result
+  config = _config_of_both(x, architecture)
+  if x.global_scale != "computed":
+    return [_quantize_both_launch(x, config, x.num_maxima)]
+  first = _maxima_of_both_launch(x, config)
+  return [first, _quantize_both_launch(x, config, first.grid)]
 
 
 def _quantize_launch(
   x: quantize_config.Rows,
   config: quantize_config.QuantizeConfig,
+  num_maxima: int,
 ) -> launching.Launch:
+  """Args: num_maxima, of which the global scale is computed; 0 for none."""
   format = formats.by_name(x.format)
   blocks = x.k // format.block_size
   stored = x.k // format.values_per_byte
@@ -132,18 +124,26 @@ def _quantize_launch(
       swizzled=x.swizzled,
       pads_values=x.pads_values,
       extras=x.extras,
-      global_scale=x.global_scale,
+      maxima=_maxima(num_maxima, 0, x.format, x.extras) if num_maxima else None,
     ),
   }
+  # The kernel's fourth argument: the global scale that it computes, if it does.
+  computed: tuple[launching.Output, ...] = ()
+  not_computed: tuple[str, ...] = ("x",)
+  if num_maxima:
+    computed = (launching.Output("global_scale", (1,), "float32"),)
+    not_computed = ()
   return launching.Launch(
     kernel="quantize",
     name=f"quantize_{x.format}{x.extras.suffix}_{_tile_name(config)}",
     inputs=(
       "x",
-      "x" if x.global_scale == "none" else "global_scale",
+      _READ[x.global_scale],
       "key" if x.extras.is_stochastic else "x",
+      *not_computed,
     ),
     outputs=(
+      *computed,
       launching.Output("values", values, "uint8"),
       launching.Output("scale", scale, "uint8"),
     ),
@@ -153,60 +153,40 @@ def _quantize_launch(
   )
 
 
-def _global_scale_launches(
-  x: quantize_config.Rows,
-  config: quantize_config.QuantizeConfig,
-  architecture: architectures.Architecture,
-  *,
-  is_part: bool = False,
-) -> list[launching.Launch]:
-  """The largest magnitude of each tile, then one program over those.
-
-  One program does all of it where it is quicker than two launches.
-  """
-  written = "partial_scales" if is_part else "global_scale"
-  few = quantize_config.config_of_few(x, architecture)
-  if few is not None:
-    return [_launch_of_few(x, few, written)]
-  (programs,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
+def _maxima_launch(
+  x: quantize_config.Rows, config: quantize_config.QuantizeConfig
+) -> launching.Launch:
+  config, tiles, programs = _programs(config, x.batch, x.rows, x.k)
   made = quantize_config.measured(x.format, x.extras)
-  amax = {
+  constants = {
     "rows": x.rows,
     "k": x.k,
     "x_strides": x.strides(x.k),
+    "PROGRAMS": programs,
+    "TILES": tiles,
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
     "QUANTIZED": made,
   }
-  reduce = _reduce_constants(x.format, x.extras, programs)
-  return [
-    launching.Launch(
-      kernel="finite_amax",
-      name=f"finite_amax{made.extras.suffix}_{_tile_name(config)}",
-      inputs=("x",),
-      outputs=(launching.Output("partial_amax", (programs,), "int32"),),
-      constexprs=tuple(amax.items()),
-      grid=programs,
-      num_warps=config.num_warps,
-    ),
-    launching.Launch(
-      kernel="reduce_global_scale",
-      name=f"reduce_{written}",
-      inputs=("partial_amax",),
-      outputs=(launching.Output(written, (1,), "float32"),),
-      constexprs=(*reduce.items(), ("NONE", 0.0 if is_part else 1.0)),
-      grid=1,
-      num_warps=_REDUCE_WARPS,
-    ),
-  ]
+  return launching.Launch(
+    kernel="finite_amax",
+    name=f"finite_amax{made.extras.suffix}_{_tile_name(config)}",
+    inputs=("x",),
+    outputs=(launching.Output("maxima", (1, programs), "uint32"),),
+    constexprs=tuple(constants.items()),
+    grid=programs,
+    num_warps=config.num_warps,
+  )
 
 
 def _launch_of_few(
-  x: quantize_config.Rows,
-  config: quantize_config.QuantizeConfig,
-  written: str,
+  x: quantize_config.Rows, config: quantize_config.QuantizeConfig
 ) -> launching.Launch:
-  made = quantize_config.measured(x.format, x.extras)
+  """The global scale, which cuDNN's product needs before x is quantized.
+
+  XLA drops a quantize kernel that only such a product used, of which another
+  one has made codes in whole tiles.
+  """
   (tiles,) = quantize_config.launch_grid(config, x.batch, x.rows, x.k)
   constants = {
     "rows": x.rows,
@@ -215,15 +195,14 @@ def _launch_of_few(
     "TILES": tiles,
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
-    "QUANTIZED": made,
-    "RANGE": _reduce_constants(x.format, x.extras, tiles)["RANGE"],
-    "NONE": 0.0 if written == "partial_scales" else 1.0,
+    "QUANTIZED": quantize_config.measured(x.format, x.extras),
+    "RANGE": _maxima(tiles, 0, x.format, x.extras).range,
   }
   return launching.Launch(
     kernel="global_scale_of_few",
-    name=f"{written}_of_few_{_tile_name(config)}",
+    name=f"global_scale_of_few_{_tile_name(config)}",
     inputs=("x",),
-    outputs=(launching.Output(written, (1,), "float32"),),
+    outputs=(launching.Output("global_scale", (1,), "float32"),),
     constexprs=tuple(constants.items()),
     grid=1,
     num_warps=config.num_warps,
@@ -233,7 +212,9 @@ def _launch_of_few(
 def _quantize_both_launch(
   x: quantize_config.Matrices,
   config: quantize_config.QuantizeConfig,
+  num_maxima: int,
 ) -> launching.Launch:
+  """Args: as of `_quantize_launch`."""
   format = formats.by_name(x.format)
   packing = format.values_per_byte
   batch, rows, columns = x.batch, x.rows, x.columns
@@ -251,7 +232,10 @@ def _quantize_both_launch(
     x.format,
     scale_rounding=x.scale_rounding,
     extras=x.extras,
-    global_scale=x.global_scale,
+  )
+  of_columns, of_rows = (
+    _maxima(num_maxima, row, x.format, x.extras) if num_maxima else None
+    for row in (x.row, 1 - x.row)
   )
   constants = {
     **sizes,
@@ -261,13 +245,24 @@ def _quantize_both_launch(
     "random_places": x.places,
     "random_places_t": x.places_t,
     **made,
-    "QUANTIZED_T": dataclasses.replace(made["QUANTIZED"], extras=x.extras_t),
+    "QUANTIZED": dataclasses.replace(made["QUANTIZED"], maxima=of_columns),
+    "QUANTIZED_T": dataclasses.replace(
+      made["QUANTIZED"], extras=x.extras_t, maxima=of_rows
+    ),
     "TRANSPOSED": x.is_transposed,
     "VALUES_TRANSPOSED": x.is_transposed or is_minor,
   }
-  global_scales = ("x", "x")
-  if x.global_scale != "none":
-    global_scales = ("global_scale", "global_scale_t")
+  read = read_t = _READ[x.global_scale]
+  computed: tuple[launching.Output, ...] = ()
+  not_computed: tuple[str, ...] = ("x", "x")
+  if num_maxima:
+    not_computed = ()
+    computed = tuple(
+      launching.Output(name, (1,), "float32")
+      for name in ("global_scale", "global_scale_t")
+    )
+  elif x.global_scale == "given":
+    read_t = "global_scale_t"
   keys = (
     "key" if x.extras.is_stochastic else "x",
     "key_t" if x.extras_t.is_stochastic else "x",
@@ -276,8 +271,9 @@ def _quantize_both_launch(
   return launching.Launch(
     kernel="quantize_both",
     name=f"quantize_both_{x.format}{suffix}",
-    inputs=("x", *global_scales, *keys),
+    inputs=("x", read, read_t, *keys, *not_computed),
     outputs=(
+      *computed,
       launching.Output("values", (batch, rows, k // packing), "uint8"),
       launching.Output("scale", (batch, rows, k // format.block_size), "uint8"),
       launching.Output("values_t", values_t, "uint8"),
@@ -289,80 +285,87 @@ def _quantize_both_launch(
   )
 
 
-def _global_scales_launches(
-  x: quantize_config.Matrices,
-  config: quantize_config.QuantizeConfig,
-  place: int | None = None,
-) -> list[launching.Launch]:
-  """The largest magnitudes of each tile, then one program over those.
-
-  Args:
-    place: as of `plan_partial_scales_of_both`; None for a whole array.
-  """
+def _maxima_of_both_launch(
+  x: quantize_config.Matrices, config: quantize_config.QuantizeConfig
+) -> launching.Launch:
   rows, columns = x.rows, x.columns
-  (programs,) = quantize_config.launch_grid(config, x.batch, rows, columns)
+  config, tiles, programs = _programs(config, x.batch, rows, columns)
   made, made_t = (
     quantize_config.measured(x.format, extras)
     for extras in (x.extras, x.extras_t)
   )
-  amax = {
+  constants = {
     "rows": rows,
     "columns": columns,
     "x_strides": (rows * columns, columns, 1),
+    "ROW": x.row,
+    "PROGRAMS": programs,
+    "TILES": tiles,
     "BLOCK_M": config.block_m,
     "BLOCK_K": config.block_k,
     "QUANTIZED": made,
     "QUANTIZED_T": made_t,
   }
-  reduce = _reduce_constants(x.format, x.extras, programs)
-  written = "reduce_global_scales"
-  outputs: tuple[launching.Output, ...] = (
-    launching.Output("global_scale", (1,), "float32"),
-    launching.Output("global_scale_t", (1,), "float32"),
+  suffix = f"{_both_suffix(made.extras, made_t.extras)}_{_tile_name(config)}"
+  return launching.Launch(
+    kernel="finite_amax_both",
+    name=f"finite_amax_both{suffix}",
+    inputs=("x",),
+    outputs=(launching.Output("maxima", (2, programs), "uint32"),),
+    constexprs=tuple(constants.items()),
+    grid=programs,
+    num_warps=config.num_warps,
   )
-  if place is not None:
-    written = "reduce_partial_scales"
-    outputs = (launching.Output("partial_scales", (2,), "float32"),)
-    reduce["PLACE"] = place
-  return [
-    launching.Launch(
-      kernel="finite_amax_both",
-      name=(
-        "finite_amax_both"
-        f"{_both_suffix(made.extras, made_t.extras)}_{_tile_name(config)}"
-      ),
-      inputs=("x",),
-      outputs=(
-        launching.Output("partial_amax", (programs,), "int32"),
-        launching.Output("partial_amax_t", (programs,), "int32"),
-      ),
-      constexprs=tuple(amax.items()),
-      grid=programs,
-      num_warps=config.num_warps,
-    ),
-    launching.Launch(
-      kernel=written,
-      name=written,
-      inputs=("partial_amax", "partial_amax_t"),
-      outputs=outputs,
-      constexprs=tuple(reduce.items()),
-      grid=1,
-      num_warps=_REDUCE_WARPS,
-    ),
-  ]
 
 
-def _reduce_constants(
-  format_name: str, extras: quantize_config.Extras, programs: int
-) -> dict[str, Any]:
-  """Of both kernels that reduce what programs have found."""
+def _programs(
+  config: quantize_config.QuantizeConfig, batch: int, rows: int, k: int
+) -> tuple[quantize_config.QuantizeConfig, int, int]:
+  """The config to look through x, its tiles, and the programs that do.
+
+  As each tile is quantized, but for tiles of more rows where there are many.
+  """
+  (tiles,) = quantize_config.launch_grid(config, batch, rows, k)
+  if tiles > MOST_MAXIMA:
+    times = 1 << (tiles // MOST_MAXIMA).bit_length() - 1
+    times = min(times, max(1, _WARPS_OF_MANY // config.num_warps))
+    config = dataclasses.replace(
+      config,
+      block_m=config.block_m * times,
+      num_warps=config.num_warps * times,
+    )
+    (tiles,) = quantize_config.launch_grid(config, batch, rows, k)
+  return config, tiles, min(tiles, MOST_MAXIMA)
+
+
+def _maxima(
+  count: int, row: int, format_name: str, extras: quantize_config.Extras
+) -> quantize_config.Maxima:
   format = formats.by_name(format_name)
   scale = FOUR_OVER_SIX_MAX if extras.four_over_six else format.scale.max
-  return {
-    "size": programs,
-    "RANGE": scale * format.element.max,
-    "CHUNK": REDUCE_CHUNK,
-  }
+  return quantize_config.Maxima(
+    count=count, row=row, range=scale * format.element.max
+  )
+
+
+def _config(
+  x: quantize_config.Rows, architecture: architectures.Architecture
+) -> quantize_config.QuantizeConfig:
+  return quantize_config.default_config(
+    x.format,
+    architecture,
+    *x.covered(),
+    k_is_contiguous=x.k_is_minor,
+    extras=x.extras,
+  )
+
+
+def _config_of_both(
+  x: quantize_config.Matrices, architecture: architectures.Architecture
+) -> quantize_config.QuantizeConfig:
+  return quantize_config.default_config(
+    x.format, architecture, x.k_t, x.k, both=True, extras=_of_either(x)
+  )
 
 
 def _of_either(x: quantize_config.Matrices) -> quantize_config.Extras:
