@@ -174,8 +174,18 @@ def global_scale_of_few(
 
 @triton.jit
 def _scale_for(largest, RANGE: tl.constexpr):
-  """max / RANGE, at least 2^-126, of f32 bits; 1 of zero."""
-  quotient = tl.div_rn(codec.from_bits(largest), RANGE)
+  """max / RANGE, at least 2^-126, of f32 bits; 1 of zero.
+
+  With the bits of a division, which is many instructions: the remainder of a
+  product with 1 / RANGE corrects it (Markstein, "Computation of elementary
+  functions on the IBM RISC System/6000 processor"). It is exact where the
+  quotient is normal.
+  """
+  reciprocal: tl.constexpr = 1.0 / RANGE
+  amax = codec.from_bits(largest)
+  quotient = amax * reciprocal
+  remainder = tl.fma(quotient, -RANGE, amax)
+  quotient = tl.fma(remainder, reciprocal, quotient)
   quotient = tl.maximum(quotient, _MIN_GLOBAL_SCALE)
   return tl.where(largest == 0, 1.0, quotient)
 

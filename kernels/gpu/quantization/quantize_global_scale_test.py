@@ -6,6 +6,8 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import triton
+import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import global_scales
@@ -107,6 +109,32 @@ def global_scale_of_few(x, block_m, block_k):
     RANGE=RANGE,
   )
   return result
+
+
+@triton.jit
+def _scales_for(largest, result, RANGE: tl.constexpr, SIZE: tl.constexpr):
+  place = tl.arange(0, SIZE)
+  bits = tl.load(largest + place)
+  tl.store(result + place, global_scales._scale_for(bits, RANGE))
+
+
+class ScaleForTest(parameterized.TestCase):
+  @parameterized.parameters(2688, 1536)
+  def test_it_is_a_division_rounded_once(self, largest_range):
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0x7F800000, size=1 << 16, dtype=np.int32)
+    least = np.float32(2.0**-126) * np.float32(largest_range)
+    near = np.arange(-500, 500, dtype=np.int32) + least.view(np.int32)
+    edges = [0, 1, 0x007FFFFF, 0x00800000, 0x7F7FFFFF]
+    bits[:1005] = np.r_[near, edges].astype(np.int32)
+    result = np.zeros(bits.size, np.float32)
+    interpret.launch(
+      _scales_for, 1, bits, result, RANGE=float(largest_range), SIZE=bits.size
+    )
+    wanted = bits.view(np.float32) / np.float32(largest_range)
+    wanted = np.maximum(wanted, np.float32(2.0**-126))
+    wanted[bits == 0] = 1
+    np.testing.assert_array_equal(result, wanted)
 
 
 class OfFewTest(parameterized.TestCase):
