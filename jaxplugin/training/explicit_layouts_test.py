@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two layers trained in the usual layouts of explicit mesh axes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 B, S, D, F = 8, 64, 128, 256
 NUMBERS = (((2,), (0,)), ((), ()))
 
@@ -71,11 +71,7 @@ def _layers(dot_general, outs, arrays, c):
 class _Layouts(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("f", "t"), axis_types=(AxisType.Explicit,) * 2
-    )
+    self.mesh = explicit.mesh(self, ("f", "t"))
 
   def step(self, dot_general, outs):
     def function(arrays, c):
@@ -93,7 +89,7 @@ class _Layouts(parameterized.TestCase):
     expected = self.step(dot_general, (None, None))(arrays, c)
     step = self.step(dot_general, (hidden, out))
     with jax.set_mesh(self.mesh):
-      put = lambda x, spec: jax.device_put(x, NamedSharding(self.mesh, spec))
+      put = functools.partial(explicit.put, self.mesh)
       arrays = tuple(map(put, arrays, specs))
       c = put(c, specs[0] if out is None else out)
       lowered = step.lower(arrays, c)
@@ -141,5 +137,5 @@ class MoreLayoutsTest(_Layouts):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

@@ -11,12 +11,11 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 MATMUL = (((1,), (0,)), ((), ()))
 DOT_GENERAL = jp.dot_general(jp.MXFP8, jp.MXFP8)
 # Integers whose quantization, products and sums are all exact.
@@ -50,18 +49,7 @@ class SignatureTest(absltest.TestCase):
     np.testing.assert_array_equal(result, X @ W)
 
 
-class ExplicitTest(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
-    )
-
-  def put(self, x, spec):
-    return jax.device_put(x, NamedSharding(self.mesh, spec))
-
+class ExplicitTest(explicit.ExplicitTestCase):
   def outcome(self, dot_general, x, w, out_sharding):
     """What it gives: arrays, and the shardings in their types."""
 
@@ -164,5 +152,5 @@ class ExplicitTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

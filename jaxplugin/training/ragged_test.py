@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 from jaxplugin.testing.oracles import gradients_oracle
 from jaxplugin.testing.oracles import recipes_oracle
 
@@ -347,16 +347,12 @@ class TransformationsTest(parameterized.TestCase):
   def test_explicit_axes_type_results_and_gradients(
     self, x_spec, w_spec, out, spec
   ):
-    if jax.device_count() < 8:
-      self.skipTest(f"needs 8 devices, has {jax.device_count()}")
-    mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
-    )
+    mesh = explicit.mesh(self)
     x, w, g = _arrays(m=80)
     expected = _step(_dot(_NEAREST))(x, w, g)
     with jax.set_mesh(mesh):
       x, w, g = (
-        jax.device_put(array, NamedSharding(mesh, own))
+        explicit.put(mesh, array, own)
         for array, own in ((x, x_spec), (w, w_spec), (g, spec))
       )
       actual = _step(_dot(_NEAREST, out_sharding=out))(x, w, g)

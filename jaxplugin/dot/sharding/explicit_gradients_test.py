@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.arrays import interleaving
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 M, N, K = 32, 128, 256
 MOVES = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 
@@ -50,27 +48,7 @@ def _moved(compiled):
   return {(what, dtype) for dtype, what in found}
 
 
-class ExplicitGradientsTest(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
-    )
-    context = jax.set_mesh(self.mesh)
-    context.__enter__()
-    self.addCleanup(context.__exit__, None, None, None)
-
-  def put(self, tree, spec):
-    def one(x):
-      own = P(
-        *(a if n > 1 else None for a, n in zip(spec, x.shape, strict=False))
-      )
-      return jax.device_put(x, NamedSharding(self.mesh, own))
-
-    return jax.tree.map(one, tree)
-
+class ExplicitGradientsTest(explicit.InsideTestCase):
   def gradient(self, out, **options):
     """(x, w, g) -> the gradient of x."""
 
@@ -205,5 +183,5 @@ class ExplicitGradientsTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

@@ -10,13 +10,12 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.arrays import interleaving
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 M, N, K = 32, 64, 256
 
 
@@ -46,27 +45,7 @@ X, W = _integers(0, M, K), _fours(1, N, K)
 NUMBERS = (((1,), (1,)), ((), ()))
 
 
-class ExplicitTest(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
-    )
-    context = jax.set_mesh(self.mesh)
-    context.__enter__()
-    self.addCleanup(context.__exit__, None, None, None)
-
-  def put(self, tree, spec):
-    def one(x):
-      own = P(
-        *(a if n > 1 else None for a, n in zip(spec, x.shape, strict=False))
-      )
-      return jax.device_put(x, NamedSharding(self.mesh, own))
-
-    return jax.tree.map(one, tree)
-
+class ExplicitTest(explicit.InsideTestCase):
   @parameterized.parameters(
     (P("a"), P("b"), None, []),
     (P(("a", "b")), P(), None, []),
@@ -256,5 +235,5 @@ class ExplicitTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

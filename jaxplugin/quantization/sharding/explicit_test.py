@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.testing.meshes import explicit
 
-NUM_DEVICES = 8
 X = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
 
 
@@ -34,18 +32,7 @@ def _collectives(compiled):
   return sorted({(op, t) for t, op in re.findall(pattern, compiled.as_text())})
 
 
-class ExplicitTest(parameterized.TestCase):
-  def setUp(self):
-    super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
-    )
-
-  def put(self, x, spec):
-    return jax.device_put(x, NamedSharding(self.mesh, spec))
-
+class ExplicitTest(explicit.ExplicitTestCase):
   @parameterized.parameters(
     (jp.MXFP8, {}, P("a", "b"), P("a", "b")),
     (jp.NVFP4, {}, P("a", "b"), P("a", "b")),
@@ -125,5 +112,5 @@ class ExplicitTest(parameterized.TestCase):
 
 
 if __name__ == "__main__":
-  jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
-from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -29,6 +28,7 @@ from jaxplugin.quantization.backends import triton
 from jaxplugin.quantization.backends import xla
 from jaxplugin.quantization.sharding import places
 from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing.meshes import explicit
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
 KEYS = (jax.random.key(np.uint32(0x87654321)), jax.random.key(5))
@@ -58,11 +58,7 @@ LAST_OF_THREE = along(2, lead=(0, 1))
 class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < 8:
-      self.skipTest(f"needs 8 devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2
-    )
+    self.mesh = explicit.mesh(self, ("x", "y"))
 
   def assert_shares_have_the_bits(self, quantize, shape, spec):
     x = quantization_lowerings.numbers(shape, np.float32)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 8
 GROUPS, M, N, K = 8, 256, 48, 64
@@ -176,9 +177,7 @@ class ShardedContractionTest(parameterized.TestCase):
   ):
     lhs, exact_lhs = self.operand(contract.F32, N)
     rhs, exact_rhs = self.operand(contract.F32, K)
-    mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
-    )
+    mesh = explicit.mesh(self)
     function = functools.partial(
       jp.ragged_dot_general,
       ragged_dot_dimension_numbers=NUMBERS,
@@ -187,8 +186,8 @@ class ShardedContractionTest(parameterized.TestCase):
     gradient = jax.grad(lambda *args: jnp.sum(function(*args) ** 2) / 64)
     with jax.set_mesh(mesh):
       args = (
-        jax.device_put(lhs, NamedSharding(mesh, lhs_spec)),
-        jax.device_put(rhs, NamedSharding(mesh, rhs_spec)),
+        explicit.put(mesh, lhs, lhs_spec),
+        explicit.put(mesh, rhs, rhs_spec),
         SIZES,
       )
       result, g = jax.jit(function)(*args), jax.jit(gradient)(*args)

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.testing.dot_suite import ragged_suite
+from jaxplugin.testing.meshes import explicit
 
 NUM_DEVICES = 8
 LAYERS, GROUPS, M, K = 3, 8, 32, 128
@@ -168,9 +169,7 @@ class TransformsTest(parameterized.TestCase):
     expected = jax.value_and_grad(exact)(self.lhs)
     mesh = self.mesh
     if is_explicit:
-      mesh = jax.make_mesh(
-        (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
-      )
+      mesh = explicit.mesh(self)
     with jax.set_mesh(mesh):
       args = (
         self.put(self.lhs, P("a"), mesh),
@@ -219,23 +218,10 @@ class TransformsTest(parameterized.TestCase):
     self.assertNotIn("all-gather", call.lower(*args).compile().as_text())
 
 
-class ExplicitTest(parameterized.TestCase):
+class ExplicitTest(explicit.ExplicitTestCase):
   def setUp(self):
     super().setUp()
-    if jax.device_count() < NUM_DEVICES:
-      self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    self.mesh = jax.make_mesh(
-      (2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2
-    )
     self.rng = np.random.default_rng(0)
-
-  def put(self, tree, spec):
-    return jax.tree.map(
-      lambda leaf: jax.device_put(
-        leaf, NamedSharding(self.mesh, spec if leaf.size > 1 else P())
-      ),
-      tree,
-    )
 
   def assert_type(self, x, *spec):
     self.assertEqual(tuple(jax.typeof(x).sharding.spec), spec)

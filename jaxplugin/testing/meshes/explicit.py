@@ -1,0 +1,66 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Two explicit mesh axes over eight devices, and arrays on them.
+
+A test file that runs as a program says first how many devices there are:
+`jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)`.
+"""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+from typing import Final
+
+import jax
+from absl.testing import parameterized
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+SIZES: Final = (2, 4)
+NUM_DEVICES: Final = 8
+
+
+def mesh(test: unittest.TestCase, axes: tuple[str, str] = ("a", "b")) -> Any:
+  """A mesh of `SIZES`; skips the test where there are fewer devices."""
+  if jax.device_count() < NUM_DEVICES:
+    test.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
+  return jax.make_mesh(SIZES, axes, axis_types=(AxisType.Explicit,) * 2)
+
+
+def put(mesh: Any, tree: Any, spec: P) -> Any:
+  """A tree of arrays, each split as `spec` says where it is larger than one.
+
+  So one spec serves the values, scale and global scale of a `ScaledArray`: what
+  it says of dimensions beyond an array's rank is of the others alone.
+  """
+
+  def one(x: Any) -> jax.Array:
+    own = P(
+      *(a if n > 1 else None for a, n in zip(spec, x.shape, strict=False))
+    )
+    return jax.device_put(x, NamedSharding(mesh, own))
+
+  return jax.tree.map(one, tree)
+
+
+class ExplicitTestCase(parameterized.TestCase):
+  """Has `self.mesh`, of axes "a" (2) and "b" (4), and puts arrays on it."""
+
+  mesh: Any
+
+  def setUp(self) -> None:
+    super().setUp()
+    self.mesh = mesh(self)
+
+  def put(self, tree: Any, spec: P) -> Any:
+    return put(self.mesh, tree, spec)
+
+
+class InsideTestCase(ExplicitTestCase):
+  """Its tests run inside of `jax.set_mesh(self.mesh)`."""
+
+  def setUp(self) -> None:
+    super().setUp()
+    self.enterContext(jax.set_mesh(self.mesh))
