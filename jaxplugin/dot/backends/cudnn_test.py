@@ -298,12 +298,14 @@ class RequantizedTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.calls = []
+    self.calls, self.written = [], []
     real = quantize_primitive.quantize_in_whole_tiles
 
     def by_operations(x, global_scale, format, target):
       self.calls.append((x.shape, target))
-      return real(x, global_scale, format, CPU)
+      written = real(x, global_scale, format, CPU)
+      self.written.append(tuple(array.shape for array in written))
+      return written
 
     for patch in (
       mock.patch.object(jax.ffi, "ffi_call", emulated_ffi_call),
@@ -363,6 +365,29 @@ class RequantizedTest(parameterized.TestCase):
     (call,) = self.calls
     rows = int(np.prod(shape[:-1]))
     self.assertEqual(call, ((rows, shape[-1]), CudnnDotTest.target))
+
+  @parameterized.product(
+    format=(jp.MXFP8, jp.NVFP4), shape=((5, 96), (128, 64), (130, 96))
+  )
+  def test_result_is_of_the_rows_and_columns_that_were_given(
+    self, format, shape
+  ):
+    # Integers whose quantization, products and sums are all exact: the result
+    # is NumPy's, whichever of a tile's rows and columns are cut off.
+    rng = np.random.default_rng(0)
+    values = (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
+    x, w = (rng.choice(values, (rows, shape[1])) for rows in (shape[0], 40))
+    x[:, ::16] = w[:, ::16] = 6
+    one = {"global_scale": 1.0} if format == jp.NVFP4 else {}
+    w_q = self.quantize(
+      w.astype(np.float32), format, scale_layout="swizzled_128x4", **one
+    )
+    f = lambda x, w: self.dot(self.quantize(x, format, **one), w)
+    out = jax.jit(f)(x.astype(np.float32), w_q)
+    np.testing.assert_array_equal(out, x @ w.T)
+    columns = round_up(shape[1] // format.block_size, COLUMNS)
+    rows = round_up(shape[0], ROWS)
+    self.assertEqual(self.written, [((rows, shape[1]), (rows, columns))])
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
   def test_swizzled_codes_are_padded_too(self, format):
