@@ -98,8 +98,8 @@ class SentTest(parameterized.TestCase):
       sent(layout, None)
     )
     self.assertLessEqual(ratio, most + 1e-9, found)
-    # Codes, and sums in the results' dtype; and the numbers of which the largest
-    # is a tensor's amax, some of which XLA sends together.
+    # Codes, and sums in the results' dtype; and numbers of which the largest is
+    # a tensor's amax, some of which XLA sends together.
     large = {one.dtype for one in found if one.total > 64}
     self.assertContainsSubset(large, {"u8", "bf16", "u32"})
     maxima = collectives.received(found, dtype="u32")
