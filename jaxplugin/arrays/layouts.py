@@ -25,6 +25,8 @@ LINEAR: Final = "linear"
 SWIZZLED: Final = "swizzled_128x4"
 SCALE_LAYOUTS: Final = (LINEAR, SWIZZLED)
 LAYER: Final = "layer"  # of a stack of weights, where it lies
+# Two global scales, where an implementation multiplies by their product.
+TWO_GLOBAL_SCALES: Final = "two_global_scales"
 
 # One 512-byte tile of the swizzled layout covers 128 rows and 4 scale columns:
 # 4 groups of 32 rows, interleaved so that 16 consecutive bytes hold the same

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -240,7 +241,8 @@ def _bind_with_epilogue(
 ) -> jax.Array:
   """Brings global scales, bias and residual to the result's rank, and binds."""
   shape = call.shape
-  factor, power = epilogue.product(_global_scales(call, global_scale))
+  scales = _global_scales(call, global_scale)
+  factor, power = epilogue.product(scales)
   if bias is not None:
     bias = float_operand("bias", bias)
     bias = _expand_bias(bias, shape, len(call.rhs.free))
@@ -256,6 +258,7 @@ def _bind_with_epilogue(
     rhs=call.rhs.replace(global_scale=None),
     global_scale=factor,
     global_power=power,
+    **_of_two_numbers(scales),
     bias=bias,
     residual=residual,
   )
@@ -266,6 +269,14 @@ def _bind_with_epilogue(
   if guards.is_on():
     guards.check(result, call.without_origins())
   return result
+
+
+def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
+  """The fields of a call with the product of two numbers: which these are."""
+  if len(scales) != 2 or any(scale.ndim for scale in scales):
+    return {}
+  first, second = map(jax.lax.stop_gradient, scales)
+  return {"first_scale": first, "second_scale": second}
 
 
 def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 from typing import ClassVar
+from typing import Self
 
 import numpy as np
 from jax.sharding import NamedSharding
@@ -36,6 +37,10 @@ class Call(forms.Call):
     bias, residual: floats.
     global_power: f32 of global_scale's shape, what multiplies after it
       (`epilogue`): a power of two without a derivative.
+    first_scale, second_scale: f32[], the two global scales that global_scale
+      and global_power are the product of, where they are known. Without
+      derivatives: an implementation may take them in its place. Where a call is
+      lowered it may have them alone (`with_scales_alone`).
     preferred_element_type: dtype of the result.
     highest_precision: apply the global scale in f32 whatever it costs.
     activation: None, "relu", "gelu" or "silu".
@@ -53,6 +58,8 @@ class Call(forms.Call):
   bias: Any = None
   residual: Any = None
   global_power: Any = None
+  first_scale: Any = None
+  second_scale: Any = None
   preferred_element_type: np.dtype
   highest_precision: bool = False
   activation: problems.Activation | None = None
@@ -64,6 +71,9 @@ class Call(forms.Call):
 
   # What values and scales come from, which nothing needs but to be quicker.
   ORIGINS: ClassVar[dict[str, tuple[str, ...]]] = {
+    "first_scale": ("first_scale",),
+    "second_scale": ("second_scale",),
+  } | {
     f"{side}_{name}": (side, name)
     for side, names in (
       ("rhs", ("stack", "stack_scale", "layer")),
@@ -78,6 +88,12 @@ class Call(forms.Call):
   )
 
   # The same call otherwise.
+
+  def replace(self, **changes: Any) -> Self:
+    """With other fields; another global scale is no product of the old ones."""
+    if not changes.keys().isdisjoint(("global_scale", "global_power")):
+      changes = {"first_scale": None, "second_scale": None} | changes
+    return super().replace(**changes)
 
   def bare(self) -> Call:
     """The same dot in f32, without global scale and epilogue."""
@@ -96,8 +112,26 @@ class Call(forms.Call):
 
   def without_origins(self) -> Call:
     """With values and scales alone, wherever they come from."""
+    call = self.without_origins_of_sides()
+    if self.global_scale is None:  # then they are what there is
+      return call
+    return call.replace(first_scale=None, second_scale=None)
+
+  def without_origins_of_sides(self) -> Call:
+    """With values and blocks' scales alone, wherever they come from."""
     return self.replace(
       lhs=self.lhs.without_origin(), rhs=self.rhs.without_origin()
+    )
+
+  def with_scales_alone(self) -> Call:
+    """With two global scales without their product, where both are known."""
+    if self.first_scale is None:
+      return self
+    return self.replace(
+      global_scale=None,
+      global_power=None,
+      first_scale=self.first_scale,
+      second_scale=self.second_scale,
     )
 
   def with_bytes(self) -> Call:
@@ -144,7 +178,8 @@ class Call(forms.Call):
   def has_epilogue(self) -> bool:
     """Whether anything but a cast follows the sum of products."""
     return self.activation is not None or any(
-      x is not None for x in (self.global_scale, self.bias, self.residual)
+      x is not None
+      for x in (self.global_scale, self.first_scale, self.bias, self.residual)
     )
 
   @property
@@ -174,6 +209,8 @@ class Call(forms.Call):
     global_scale: problems.GlobalScale = "none"
     if self.global_scale is not None:
       global_scale = "array" if self.global_scale.ndim else "scalar"
+    elif self.first_scale is not None:
+      global_scale = "scalar"
     k = _product(lhs[d] for d in self.lhs.contracting)
     num_contracting = len(self.lhs.contracting)
     is_copied = striding.are_copied(
@@ -191,7 +228,8 @@ class Call(forms.Call):
       rhs=self.rhs.problem(is_copied=is_copied),
       out_dtype=self.preferred_element_type,
       global_scale=global_scale,
-      has_global_power=self.global_power is not None,
+      has_global_power=self.global_power is not None
+      or self.first_scale is not None,
       highest_precision=self.highest_precision,
       has_bias=self.bias is not None,
       activation=self.activation,

@@ -175,6 +175,14 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type(bits, jnp.float32)
 
 
+def with_product(call: calls.Call) -> calls.Call:
+  """A call with the product of its global scales, if it has them alone."""
+  if call.first_scale is None or call.global_scale is not None:
+    return call
+  factor, power = product([call.first_scale, call.second_scale])
+  return call.replace(global_scale=factor, global_power=power)
+
+
 def multiply(
   x: jax.Array, global_scale: jax.Array, power: jax.Array | None
 ) -> jax.Array:
@@ -240,7 +248,7 @@ def fused(
   if bias_is_over_n(call) and problem.global_scale != "array":
     return dot(call, problem)
   bare = call.bare()
-  return apply(dot(bare, bare.problem()), call)
+  return apply(dot(bare, bare.problem()), with_product(call))
 
 
 def bias_is_over_n(call: calls.Call) -> bool:

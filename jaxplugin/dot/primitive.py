@@ -147,7 +147,10 @@ def _batch_side(
 def _batched_epilogue(
   call: calls.Call, mapped: Mapping[str, int | None], position: int, ndim: int
 ) -> dict[str, jax.Array]:
-  """Gives the epilogue's operands the result's new dimension at `position`."""
+  """Gives the epilogue's operands the result's new dimension at `position`.
+
+  Global scales of which the product is mapped are forgotten.
+  """
   changes = {}
   for name in ("global_scale", "global_power", "bias", "residual"):
     operand, dim = getattr(call, name), mapped.get(name)
@@ -166,6 +169,9 @@ def _batched_epilogue(
       changes[name] = operand.reshape(shape)
     else:
       changes[name] = jnp.moveaxis(operand, dim, position)
+  of_product = ("first_scale", "second_scale")
+  if all(mapped.get(name) is None for name in of_product):
+    changes |= {name: getattr(call, name) for name in of_product}
   return changes
 
 
@@ -223,7 +229,7 @@ def _lower(ctx, *flat, call, target, platform=None):
     if mesh is not None or is_split:
       # A device's share of a layer is none of its share of the stack, and NVFP4
       # of a part has no global scale of its own.
-      whole = whole.without_origins()
+      whole = whole.without_origins_of_sides()
     if mesh is not None:
       # Each device's share is lowered as a call of its own.
       share = functools.partial(bind, target=target)
@@ -231,7 +237,8 @@ def _lower(ctx, *flat, call, target, platform=None):
     if not is_split or not partitioning.can_partition(whole):
       return local(whole)
     # The partitioner traces `local` again for each device's share.
-    exact = whole.with_bytes().with_linear_scales()
+    # What computes their product here computes it for nothing where kernels do.
+    exact = whole.with_bytes().with_linear_scales().with_scales_alone()
     parts = partitioning.to_bytes(exact)
     abstract = functools.partial(bind, target=target)
     form = exact.form()

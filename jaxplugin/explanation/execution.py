@@ -128,13 +128,16 @@ def run_dot(compiled: compilation.CompiledDot, seed: int = 0) -> ExecutedDot:
   rhs, rhs_scale, exact_rhs = _operand(
     rng, shape.rhs, shape.batch, shape.n, shape.k
   )
-  factors = np.array(_GLOBAL_SCALE[: 1 + shape.has_global_power], np.float32)
+  scales = np.array(
+    _GLOBAL_SCALE[: 1 + shape.has_two_global_scales], np.float32
+  )
   arrays: dict[str, np.ndarray | None] = {
     "lhs": lhs,
     "lhs_scale": lhs_scale,
     "rhs": rhs,
     "rhs_scale": rhs_scale,
-    "global_scale": factors,
+    "global_scale": scales[:1],
+    "other_global_scale": scales[1:],
   }
   if shape.has_bias or shape.has_residual:
     raise NotImplementedError("run: the epilogue has arrays of its own")
@@ -153,7 +156,7 @@ def run_dot(compiled: compilation.CompiledDot, seed: int = 0) -> ExecutedDot:
   exact = np.einsum("bmk,bnk->bmn", exact_lhs, exact_rhs)
   size = np.einsum("bmk,bnk->bmn", np.abs(exact_lhs), np.abs(exact_rhs))
   if shape.has_global_scale:
-    scale = float(np.prod(factors.astype(np.float64)))
+    scale = float(np.prod(scales.astype(np.float64)))
     exact, size = exact * scale, size * scale
   allowed = _DOT_BOUND * size
   allowed = allowed + (np.abs(exact) + allowed) * _ROUNDING[shape.out_dtype]

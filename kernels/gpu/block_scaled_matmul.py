@@ -30,6 +30,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu import epilogues
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import small_m
 from jaxplugin.kernels.gpu import sums
@@ -44,6 +45,7 @@ def upcast_kernel(
   rhs_scale,
   layer,
   global_scale,
+  other_global_scale,
   bias,
   residual,
   out,
@@ -64,8 +66,8 @@ def upcast_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
-  epilogue = (global_scale, bias, residual)
-  tiles.store_tile(acc, position, epilogue, out, TILING)
+  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("native"))
@@ -76,6 +78,7 @@ def native_kernel(
   rhs_scale,
   layer,
   global_scale,
+  other_global_scale,
   bias,
   residual,
   out,
@@ -92,14 +95,15 @@ def native_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
-  epilogue = (global_scale, bias, residual)
-  tiles.store_tile(acc, position, epilogue, out, TILING)
+  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit(repr=matmul_plans.kernel_name_of("reduce"))
 def reduce_kernel(
   workspace,
   global_scale,
+  other_global_scale,
   bias,
   residual,
   out,
@@ -120,9 +124,9 @@ def reduce_kernel(
   for split in tl.static_range(split_k):
     plane = workspace + tl.full((), split, tl.int64) * size
     total += tl.load(plane + offsets, mask=mask, other=0)
-  epilogue = (global_scale, bias, residual)
+  epilogue = (global_scale, other_global_scale, bias, residual)
   columns = offsets % shape.n
-  total = tiles.apply_epilogue(
+  total = epilogues.apply_epilogue(
     total, epilogue, columns, offsets, mask, mask, shape
   )
   tl.store(out + offsets, total.to(out.dtype.element_ty), mask=mask)

@@ -453,7 +453,10 @@ class EpilogueTest(MatmulTest):
 
   @parameterized.product(
     path=("native", "small_m"),
-    given=("global_scale", "global_scale_in_two", "bias", "residual"),
+    given=(
+      *("global_scale", "global_scale_in_two", "two_global_scales"),
+      *("bias", "residual"),
+    ),
   )
   def test_each_part_alone(self, path, given):
     lhs, rhs = self.make("mxfp8", "mxfp8", **TAILS, integers=True)
@@ -465,6 +468,11 @@ class EpilogueTest(MatmulTest):
       ),
     }
     exact = exact_dot(lhs, rhs)[0]
+    given_too = {}
+    if given == "two_global_scales":
+      given = "global_scale"
+      parts[given] = np.array(-(2.0**-101), np.float32)
+      given_too["other_global_scale"] = np.array(2.0**100, np.float32)
     if given == "global_scale_in_two":
       given = "global_scale"
       parts[given] = np.array([-(2.0**-101), 2.0**100], np.float32)
@@ -476,7 +484,7 @@ class EpilogueTest(MatmulTest):
       lhs,
       rhs,
       PATHS[path],
-      epilogue=gpu_operands.Epilogue(**{given: parts[given]}),
+      epilogue=gpu_operands.Epilogue(**{given: parts[given]}, **given_too),
     )
     contract.assert_exact(result, exact, result.dtype)
 

@@ -203,6 +203,8 @@ class MatmulShape:
     out_dtype: "f32", "bf16" or "f16"; the result is dense [batch, m, n].
     has_global_scale, has_bias, activation, has_residual: the epilogue.
     has_global_power: whether the global scale is two factors, f32[2].
+    has_two_global_scales: whether it is the product of two, given one by one,
+      of which the kernel makes these factors.
     layers: of how many matrices rhs is one, which a number on the device tells;
       the first stride of rhs leads from one to the next. Then the batch is 1.
       None where rhs is [batch, n, k].
@@ -220,6 +222,7 @@ class MatmulShape:
   activation: str = "none"
   has_residual: bool = False
   has_global_power: bool = False
+  has_two_global_scales: bool = False
   layers: int | None = None
 
   def __str__(self) -> str:

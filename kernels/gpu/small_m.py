@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from jaxplugin.kernels.gpu import decode
+from jaxplugin.kernels.gpu import epilogues
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles
 
@@ -31,6 +32,7 @@ def small_m_kernel(
   rhs_scale,
   layer,
   global_scale,
+  other_global_scale,
   bias,
   residual,
   out,
@@ -50,8 +52,8 @@ def small_m_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
-  epilogue = (global_scale, bias, residual)
-  tiles.store_tile(acc, position, epilogue, out, TILING)
+  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the matmul kernels share: program ids, masked loads, the epilogue.
+"""What the matmul kernels share: program ids and masked loads.
 
 TILING is a `configs.Tiling`, TILE its `lhs` or `rhs`: one operand's. An operand
 itself is a pair (values, scale) of pointers; values may be a TMA descriptor.
@@ -518,86 +518,3 @@ def repaired(acc, TILING: tl.constexpr):
   """`acc`, times what `decode.dequantize` left out of both operands."""
   repair: tl.constexpr = TILING.repair
   return acc if repair == 1 else acc * repair
-
-
-@triton.jit
-def apply_epilogue(
-  x, epilogue, columns, offsets, column_mask, mask, SHAPE: tl.constexpr
-):
-  """activation(x * global_scale + bias) + residual, in f32.
-
-  Args:
-    x: f32.
-    epilogue: pointers (global_scale, bias, residual) to f32[1] or f32[2]
-      (factors that multiply one after the other), [n] and [batch, m, n]; only
-      those that SHAPE, a `configs.MatmulShape`, has are read.
-    columns, column_mask: of the bias, shapes that broadcast to that of x.
-    offsets, mask: of the residual, of the shape of x.
-  """
-  global_scale, bias, residual = epilogue
-  if SHAPE.has_global_scale:
-    x = x * tl.load(global_scale)
-  if SHAPE.has_global_power:
-    x = x * tl.load(global_scale + 1)
-  if SHAPE.has_bias:
-    x = x + tl.load(bias + columns, mask=column_mask, other=0).to(tl.float32)
-  if SHAPE.activation == "relu":
-    x = tl.where(x < 0, 0.0, x)  # keeps NaN
-  elif SHAPE.activation == "silu":
-    x = x / (1 + tl.exp(-x))
-  elif SHAPE.activation == "gelu":
-    x = _gelu(x)
-  if SHAPE.has_residual:
-    x = x + tl.load(residual + offsets, mask=mask, other=0).to(tl.float32)
-  return x
-
-
-@triton.jit
-def _gelu(x):
-  """x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
-  u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-  return x / (1 + tl.exp(-2 * u))
-
-
-@triton.jit
-def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
-  """Writes the accumulator to its place in out[planes, m, n].
-
-  Where k is split the plane is one of its parts, whose sum gets the epilogue.
-
-  Args:
-    acc: as of `zero_accumulator`.
-    position: as of `program_position`.
-    epilogue: pointers, as of `apply_epilogue`.
-    out: of the result, or where k is split f32 of its parts.
-    TILING: constexpr.
-  """
-  m: tl.constexpr = TILING.shape.m
-  n: tl.constexpr = TILING.shape.n
-  block_m: tl.constexpr = TILING.config.block_m
-  block_n: tl.constexpr = TILING.config.block_n
-  shape: tl.constexpr = TILING.shape
-  plane, _, row, column, _ = position
-  if TILING.config.swap:
-    acc = tl.trans(acc)
-  rows = row + tl.arange(0, block_m)
-  columns = column + tl.arange(0, block_n)
-  start = (plane.to(tl.int64) * m + row) * n + column
-  out += start
-  offsets = tile_offsets(block_m, block_n, n, 1)
-  column_mask = (columns < n)[None, :]
-  mask = (rows < m)[:, None] & column_mask
-  if not TILING.is_split:
-    global_scale, bias, residual = epilogue
-    if shape.has_residual:
-      residual += start
-    acc = apply_epilogue(
-      acc,
-      (global_scale, bias, residual),
-      columns[None, :],
-      offsets,
-      column_mask,
-      mask,
-      shape,
-    )
-  tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=mask)

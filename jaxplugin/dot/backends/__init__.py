@@ -19,6 +19,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import cpu
@@ -235,6 +236,8 @@ def emit(
   ):
     call = call.without_stack()
   backend = table()[decision.implementation].configured(decision.config)
+  if not backend.reads(layouts.TWO_GLOBAL_SCALES, problem, target):
+    call = epilogue.with_product(call)
   return backend.emit(call, problem, target)
 
 

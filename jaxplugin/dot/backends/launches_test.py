@@ -56,6 +56,7 @@ FEW = (
   ("b200", "mxfp8", "mxfp8"),
   ("b200", "nvfp4", "nvfp4"),
   ("h200", "bfloat16", "nvfp4"),
+  ("h200", "nvfp4", "nvfp4"),
 )
 ROWS = (16, 128)
 N, K = 4096, 2048

@@ -108,7 +108,7 @@ def _reads(
       num_contracting=problem.num_contracting,
     )
   if layout != interleaving.INTERLEAVED:
-    return layout == layouts.SWIZZLED
+    return layout in (layouts.SWIZZLED, layouts.TWO_GLOBAL_SCALES)
   architecture = triton_library.architecture_of(target)
   return (
     architecture is not None
@@ -199,7 +199,7 @@ def _dense_shape(
     rhs=operands[1],
     out_dtype=PLAIN_NAMES[problem.out_dtype],
     has_global_scale=problem.global_scale == "scalar",
-    has_global_power=problem.global_scale == "scalar"
+    has_two_global_scales=problem.global_scale == "scalar"
     and problem.has_global_power,
     has_bias=problem.has_bias,
     activation=problem.activation or "none",
@@ -290,9 +290,16 @@ def _dot(
   if call.is_of_layer:
     matmul = dataclasses.replace(matmul, layers=arrays["rhs"].shape[0])
     arrays["layer"] = call.rhs.layer.reshape(1)
-  global_scale = epilogue.pair(call)
-  if global_scale is not None:
-    arrays["global_scale"] = global_scale.reshape(-1)
+  if call.first_scale is not None:
+    arrays["global_scale"] = call.first_scale.reshape(-1)
+    arrays["other_global_scale"] = call.second_scale.reshape(-1)
+  elif call.global_scale is not None:
+    arrays["global_scale"] = epilogue.pair(call).reshape(-1)
+    matmul = dataclasses.replace(
+      matmul,
+      has_global_power=matmul.has_two_global_scales,
+      has_two_global_scales=False,
+    )
   if call.bias is not None:
     arrays["bias"] = epilogue.bias_row(call)
   if call.residual is not None:

@@ -112,6 +112,7 @@ def sharding_rule(
         scale_factors[dim] = f"({blocks} {factor})"
     terms[side.name] = " ".join(value_factors)
     terms[f"{side.name}_scale"] = " ".join(scale_factors)
+  terms |= {"first_scale": "", "second_scale": ""}
   for name in ("global_scale", "bias", "residual", "global_power"):
     operand = getattr(call, name)
     if operand is not None:
@@ -255,7 +256,9 @@ def compute(
   if not after.has_epilogue:
     # No other operation than the sum: XLA joins sums of sums to one.
     return total.astype(call.preferred_element_type)
-  return epilogue.apply(total.astype(np.float32), after)
+  return epilogue.apply(
+    total.astype(np.float32), epilogue.with_product(after)
+  )
 
 
 def _steps(call: calls.Call) -> tuple[calls.Call, calls.Call]:

@@ -23,6 +23,7 @@ from typing import Final
 
 import triton
 import triton.language as tl
+from jaxplugin.kernels.gpu import epilogues
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import small_m
 from jaxplugin.kernels.gpu import sums
@@ -152,8 +153,8 @@ def _epilogue(x, group, column, global_scale, bias, TILING: tl.constexpr):
   if shape.has_bias:
     bias += group.to(tl.int64) * n
   mask = (columns < n)[None, :]
-  epilogue = (global_scale, bias, bias)
-  x = tiles.apply_epilogue(x, epilogue, places, places, mask, mask, shape)
+  epilogue = (global_scale, global_scale, bias, bias)
+  x = epilogues.apply_epilogue(x, epilogue, places, places, mask, mask, shape)
   if not shape.is_gated:
     return x
   else:

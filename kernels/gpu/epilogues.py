@@ -1,0 +1,148 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What follows a product in the matmul kernels: global scale, bias, and on.
+
+The product of two f32 global scales need not be an f32. A kernel takes it as
+two factors, f32[2], or takes both scales and makes these factors itself: then
+no other kernel runs between those that quantize and the product.
+`jaxplugin/dot/epilogue.py` has the same in XLA's operations.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from jaxplugin.kernels.gpu import tiles
+
+# Bits of an f32. An exponent "in place" is one times 2^23.
+_MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
+_EXPONENT_MASK = tl.constexpr(0x7F800000)
+_IN_PLACE = tl.constexpr(1 << 23)
+_BIAS = tl.constexpr(127)
+_MIN_EXPONENT = tl.constexpr(-126)  # of normal numbers
+_MAX_EXPONENT = tl.constexpr(127)
+
+
+@triton.jit
+def apply_epilogue(
+  x, epilogue, columns, offsets, column_mask, mask, SHAPE: tl.constexpr
+):
+  """activation(x * global_scale + bias) + residual, in f32.
+
+  Args:
+    x: f32.
+    epilogue: pointers (global_scale, other_global_scale, bias, residual) to
+      f32[1] or f32[2] (factors that multiply one after the other), f32[1], [n]
+      and [batch, m, n]; only those that SHAPE, a `configs.MatmulShape`, has are
+      read.
+    columns, column_mask: of the bias, shapes that broadcast to that of x.
+    offsets, mask: of the residual, of the shape of x.
+  """
+  global_scale, other_global_scale, bias, residual = epilogue
+  if SHAPE.has_two_global_scales:
+    x = _multiply_by_both(x, tl.load(global_scale), tl.load(other_global_scale))
+  elif SHAPE.has_global_scale:
+    x = x * tl.load(global_scale)
+  if SHAPE.has_global_power:
+    x = x * tl.load(global_scale + 1)
+  if SHAPE.has_bias:
+    x = x + tl.load(bias + columns, mask=column_mask, other=0).to(tl.float32)
+  if SHAPE.activation == "relu":
+    x = tl.where(x < 0, 0.0, x)  # keeps NaN
+  elif SHAPE.activation == "silu":
+    x = x / (1 + tl.exp(-x))
+  elif SHAPE.activation == "gelu":
+    x = _gelu(x)
+  if SHAPE.has_residual:
+    x = x + tl.load(residual + offsets, mask=mask, other=0).to(tl.float32)
+  return x
+
+
+@triton.jit
+def _multiply_by_both(x, first, second):
+  """`x * (first * second)`, where f32 need not hold that product.
+
+  By two factors, one after the other, of which the second is a power of two;
+  rounded as x times the product is wherever that can be computed. NaN, Inf and
+  zeros of either scale are factors of the first one.
+  """
+  first_exponent = _exponent_in_place(first)
+  second_exponent = _exponent_in_place(second)
+  exponent = first_exponent + second_exponent
+  power = tl.minimum(
+    tl.maximum(exponent, (_MIN_EXPONENT - 2) * _IN_PLACE),
+    (_MAX_EXPONENT - 2) * _IN_PLACE,
+  )
+  power += (_BIAS + 2) * _IN_PLACE
+  # 2^(exponent + 2 * bias - power's field), which is in [2^-126, 2^127].
+  rest = exponent - power + 2 * _BIAS * _IN_PLACE
+  factor = _without(first, first_exponent) * _without(second, second_exponent)
+  factor = factor * rest.to(tl.float32, bitcast=True)
+  return x * factor * power.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _exponent_in_place(x):
+  """int32 e * 2^23 of 2^e <= |x| < 2^(e+1); 0 of what is not normal."""
+  bits = x.to(tl.int32, bitcast=True)
+  # The exponent field plus one, which of Inf and NaN leaves 31 bits.
+  is_normal = ((bits + _IN_PLACE) & _MAGNITUDE_MASK) >= 2 * _IN_PLACE
+  return tl.where(is_normal, (bits & _EXPONENT_MASK) - _BIAS * _IN_PLACE, 0)
+
+
+@triton.jit
+def _without(x, exponent):
+  """`x` divided by a power of two, given by its exponent in place."""
+  bits = x.to(tl.int32, bitcast=True) - exponent
+  return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _gelu(x):
+  """x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)."""
+  u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+  return x / (1 + tl.exp(-2 * u))
+
+
+@triton.jit
+def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
+  """Writes the accumulator to its place in out[planes, m, n].
+
+  Where k is split the plane is one of its parts, whose sum gets the epilogue.
+
+  Args:
+    acc: as of `zero_accumulator`.
+    position: as of `program_position`.
+    epilogue: pointers, as of `apply_epilogue`.
+    out: of the result, or where k is split f32 of its parts.
+    TILING: constexpr.
+  """
+  m: tl.constexpr = TILING.shape.m
+  n: tl.constexpr = TILING.shape.n
+  block_m: tl.constexpr = TILING.config.block_m
+  block_n: tl.constexpr = TILING.config.block_n
+  shape: tl.constexpr = TILING.shape
+  plane, _, row, column, _ = position
+  if TILING.config.swap:
+    acc = tl.trans(acc)
+  rows = row + tl.arange(0, block_m)
+  columns = column + tl.arange(0, block_n)
+  start = (plane.to(tl.int64) * m + row) * n + column
+  out += start
+  offsets = tiles.tile_offsets(block_m, block_n, n, 1)
+  column_mask = (columns < n)[None, :]
+  mask = (rows < m)[:, None] & column_mask
+  if not TILING.is_split:
+    global_scale, other_global_scale, bias, residual = epilogue
+    if shape.has_residual:
+      residual += start
+    acc = apply_epilogue(
+      acc,
+      (global_scale, other_global_scale, bias, residual),
+      columns[None, :],
+      offsets,
+      column_mask,
+      mask,
+      shape,
+    )
+  tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,117 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The product of two global scales, which a kernel multiplies by."""
+
+import unittest
+
+import numpy as np
+import triton
+import triton.language as tl
+from absl.testing import absltest
+from absl.testing import parameterized
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import epilogues
+from jaxplugin.kernels.interpreter import interpret
+
+SIZE = 1024
+SHAPE = configs.MatmulShape(
+  batch=1,
+  m=1,
+  n=1,
+  k=1,
+  lhs=configs.operand("f32", 1, 1),
+  rhs=configs.operand("f32", 1, 1),
+  has_global_scale=True,
+  has_two_global_scales=True,
+)
+# Rounded: the significands' product, by the sum, and by a power of two.
+ULPS = 2
+SPECIAL = np.float32(
+  [0, -0.0, 2.0**-126, 1, -3, 2.0**127, np.inf, -np.inf, np.nan]
+)
+
+
+@triton.jit
+def scaled_kernel(
+  x, first, second, out, SHAPE: tl.constexpr, BLOCK: tl.constexpr
+):
+  """out[i] = x[i] * first * second: the epilogue without all else."""
+  offsets = tl.arange(0, BLOCK)
+  mask = offsets < BLOCK
+  result = epilogues.apply_epilogue(
+    tl.load(x + offsets),
+    (first, second, x, x),
+    offsets,
+    offsets,
+    mask,
+    mask,
+    SHAPE,
+  )
+  tl.store(out + offsets, result)
+
+
+def setUpModule():
+  if (reason := interpret.unsupported()) is not None:
+    raise unittest.SkipTest(reason)
+
+
+def scaled(x, first, second):
+  out = np.full(SIZE, -77, np.float32)
+  arrays = (np.float32([first]), np.float32([second]), out)
+  constants = {"SHAPE": SHAPE, "BLOCK": SIZE}
+  interpret.launch(scaled_kernel, 1, x, *arrays, **constants)
+  return out
+
+
+class TwoGlobalScalesTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    exponents = rng.integers(-30, 30, SIZE)
+    self.x = (rng.normal(size=SIZE) * 2.0**exponents).astype(np.float32)
+
+  @parameterized.parameters(
+    (0.37, -1.7),
+    (2.0**-68, 1.5 * 2.0**-42),
+    (3e-38, 2.9e38),
+    (1.1e25, 1.3e10),
+    (-1e-30, 3e-5),
+  )
+  def test_result_is_that_of_the_exact_product(self, first, second):
+    first, second = np.float32([first, second])
+    got = scaled(self.x, first, second)
+    with np.errstate(over="ignore"):
+      exact = np.float64(self.x) * np.float64(first) * np.float64(second)
+      rounded = exact.astype(np.float32)
+    is_normal = np.isfinite(rounded) & (np.abs(rounded) >= 2.0**-120)
+    self.assertGreater(np.mean(is_normal), 0.3)
+    np.testing.assert_array_max_ulp(
+      got[is_normal], rounded[is_normal], maxulp=ULPS
+    )
+    tiny = np.abs(rounded) < 2.0**-120
+    np.testing.assert_allclose(
+      got[tiny], rounded[tiny], rtol=2.0**-6, atol=2 * 2.0**-149
+    )
+
+  def test_powers_of_two_are_exact(self):
+    for first, second in ((2.0**-101, 2.0**100), (2.0**-126, -(2.0**125))):
+      np.testing.assert_array_equal(
+        scaled(self.x, first, second), self.x * np.float32(first * second)
+      )
+
+  @parameterized.parameters(*SPECIAL)
+  def test_what_is_no_normal_number_stays_what_it_is(self, first):
+    x = np.resize(np.float32([1.5, -1.5]), SIZE)
+    for second in SPECIAL:
+      with np.errstate(all="ignore"):
+        exact = np.float64(x) * (np.float64(first) * np.float64(second))
+        expected = exact.astype(np.float32)
+      got = scaled(x, first, second)
+      np.testing.assert_array_equal(got, expected, f"{first} {second}")
+      np.testing.assert_array_equal(
+        np.signbit(got)[~np.isnan(got)], np.signbit(expected)[~np.isnan(got)]
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()
