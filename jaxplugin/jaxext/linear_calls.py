@@ -90,13 +90,17 @@ def linear_call(
     linear: at least one array.
     constants: arrays.
   """
-  jaxpr = jax.make_jaxpr(function.apply)(list(linear), list(constants))
+  # By `jit`, which traces equal calls once: a model has one for each layer.
+  with jax.disable_jit(False):
+    traced = _call.trace(
+      *linear, *constants, function=function, num_linear=len(linear)
+    )
   return linear_call_p.bind(
     *linear,
     *constants,
     function=function,
     num_linear=len(linear),
-    jaxpr=jaxpr,
+    jaxpr=traced.jaxpr,
   )
 
 

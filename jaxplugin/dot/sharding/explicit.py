@@ -165,6 +165,7 @@ def product_across_blocks(
 
 def _prepared(call: calls.Call) -> calls.Call:
   """The call as operands travel: bytes, and linear scales without padding."""
+  call = call.with_scales_alone()
   call = call.form().filled(map(explicit_axes.on_mesh, call.flatten()))
   return call.replace(
     lhs=_prepared_side(call.lhs),
