@@ -42,6 +42,9 @@ BY_HAND = {
 RELATIVE_TOLERANCE = 1e-3
 # Units of bf16's bytes.
 MOST = {"mxfp8": 1.1, "nvfp4": 0.9}
+# Units of all bytes. Programs that look through an array find a number each:
+# 0.15 % in jax 0.10.2, 0.28 % in 0.12, which splits some arrays less.
+MOST_OF_MAXIMA = 5e-3
 
 
 @functools.cache
@@ -63,9 +66,9 @@ class PlanTestCase(parameterized.TestCase):
     for dtype in ("s32", "f32"):
       size = collectives.received(found.collectives, dtype=dtype)
       self.assertLess(size, 1e3, (dtype, found))
-    # Numbers of which the largest is a tensor's amax, some hundred each.
+    # Numbers of which the largest is a tensor's amax, up to some hundred each.
     size = collectives.received(found.collectives, dtype="u32")
-    self.assertLess(size, 2e-3 * found.received, found)
+    self.assertLess(size, MOST_OF_MAXIMA * found.received, found)
 
 
 @needs_compiler

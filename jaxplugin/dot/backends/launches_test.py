@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest
 from absl.testing import parameterized
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import formats
@@ -110,6 +111,41 @@ class LaunchesTest(parameterized.TestCase):
   @parameterized.parameters(*FEW)
   def test_kernels_are_as_many_as_the_table_has(self, target, *pair):
     self.assertEqual(row_of(target, *pair), table()[target][key_of(*pair)])
+
+  @parameterized.parameters((jp.NVFP4, None), (jp.NVFP4, 3.0), (jp.MXFP8, 3.0))
+  def test_devices_multiply_by_two_global_scales_in_the_product(
+    self, format, factor
+  ):
+    target = TARGETS["b200 without cuDNN"]
+    mesh = deviceless.mesh(target, (8,), ("x",))
+    sharded = lambda spec: jax.sharding.NamedSharding(mesh, spec)
+
+    def f(x, w):
+      return jp.block_scaled_dot(
+        x, w, global_scale=factor, preferred_element_type=jnp.bfloat16
+      )
+
+    def spec(rows, axes):
+      x = jax.ShapeDtypeStruct((rows, K), jnp.bfloat16)
+      x = jax.eval_shape(lambda x: jp.quantize(x, format), x)
+      return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+          leaf.shape,
+          leaf.dtype,
+          sharding=sharded(P(axes if leaf.shape[0] == rows else None)),
+        ),
+        x,
+      )
+
+    compiled = deviceless.compile(
+      f, spec(8 * N, "x"), spec(N, None), target=target, mesh=mesh
+    )
+    found = optimized.of_executable(
+      "dot", target, compiled.runtime_executable()
+    )
+    # Three scales are multiplied before.
+    is_of_three = format is jp.NVFP4 and factor is not None
+    self.assertEqual(found.kernels, 1 + is_of_three, found.hlo(elide=True))
 
   def test_rows_that_are_cut_are_scaled_by_the_same_kernel(self):
     # Else the product of both global scales takes one of its own.
