@@ -256,9 +256,7 @@ def compute(
   if not after.has_epilogue:
     # No other operation than the sum: XLA joins sums of sums to one.
     return total.astype(call.preferred_element_type)
-  return epilogue.apply(
-    total.astype(np.float32), epilogue.with_product(after)
-  )
+  return epilogue.apply(total.astype(np.float32), epilogue.with_product(after))
 
 
 def _steps(call: calls.Call) -> tuple[calls.Call, calls.Call]:
