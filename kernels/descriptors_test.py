@@ -340,7 +340,7 @@ class PlanTest(parameterized.TestCase):
     self.assertEqual(described["rhs"].block_shape, (1, 32, 64))
     # In `inputs` lhs stands in for absent arrays, too: these are pointers.
     is_described = [spec is not None for spec in matmul.descriptors]
-    self.assertEqual(is_described, [True, False, True, *[False] * 5])
+    self.assertEqual(is_described, [True, False, True, *[False] * 6])
     tiling = dict(matmul.constexprs)["TILING"]
     self.assertTrue(tiling.lhs.is_described)
     self.assertTrue(tiling.rhs.is_described)

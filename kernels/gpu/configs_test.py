@@ -67,7 +67,7 @@ class PlanTest(parameterized.TestCase):
     (launch,) = self.plan(product("bf16", "mxfp8", has_bias=True))
     self.assertEqual(
       launch.inputs,
-      ("lhs", "lhs", "rhs", "rhs_scale", "lhs", "lhs", "bias", "lhs"),
+      ("lhs", "lhs", "rhs", "rhs_scale", *["lhs"] * 3, "bias", "lhs"),
     )
 
   @parameterized.product(steps=(0, 1, 5, 23, 64), split_k=(1, 2, 3, 7))
@@ -130,9 +130,7 @@ class PlanTest(parameterized.TestCase):
     )
     self.assertEqual(matmul.grid, 3 * 2 * 4)
     self.assertNotIn("bias", matmul.inputs)
-    self.assertEqual(
-      reduce.inputs, ("workspace", "workspace", "bias", "workspace")
-    )
+    self.assertEqual(reduce.inputs, (*["workspace"] * 3, "bias", "workspace"))
     self.assertEqual(reduce.outputs, (("out", (1, 70, 256), "bfloat16"),))
     self.assertEqual(reduce.grid, -(-70 * 256 // 128))
 

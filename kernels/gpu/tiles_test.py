@@ -192,7 +192,7 @@ class ReduceTest(parameterized.TestCase):
     interpret.launch(
       block_scaled_matmul.reduce_kernel,
       grid,
-      *[workspace] * 4,
+      *[workspace] * 5,
       out,
       TILING=configs.Tiling(
         shape=make_shape(m=m, n=1),
