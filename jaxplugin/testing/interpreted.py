@@ -39,6 +39,26 @@ needs_interpreter = absltest.skipIf(
   bool(cannot_interpret()), cannot_interpret()
 )
 CPU = targets.named_target("cpu")
+
+
+def products_depend_on_rows():
+  """Whether NumPy adds up a row's products otherwise where there are more rows.
+
+  The interpreter's dots are such products, and some of OpenBLAS's kernels do,
+  so that two tiles of other sizes need not have the same bits.
+  """
+  rng = np.random.default_rng(0)
+  for rows, columns, k in ((64, 64, 32), (64, 64, 128), (128, 128, 64)):
+    lhs = rng.normal(size=(rows, k)).astype(np.float32)
+    rhs = rng.normal(size=(k, columns)).astype(np.float32)
+    for fewer in (16, 32, 64):
+      for narrower in (16, 32, 64):
+        part = lhs[:fewer] @ rhs[:, :narrower]
+        if not np.array_equal((lhs @ rhs)[:fewer, :narrower], part):
+          return True
+  return False
+
+
 # XLA's threads, which callbacks run on, flush f32 subnormals; a thread that
 # Python starts before does not.
 THREAD = concurrent.futures.ThreadPoolExecutor(1)

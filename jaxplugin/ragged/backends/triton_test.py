@@ -8,6 +8,7 @@ from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.core import targets
+from jaxplugin.testing import contract
 from jaxplugin.testing import interpreted
 from jaxplugin.testing.dot_suite import ragged_suite
 
@@ -24,6 +25,9 @@ class TritonRaggedSuite(interpreted.RecordedTestCase, ragged_suite.RaggedSuite):
 
   implementation = "triton"
   has_loop = True
+  # Tiles are of other sizes where a group has all rows.
+  if interpreted.products_depend_on_rows():
+    loop_bound = contract.DOT_BOUND
   # Of three GPUs together more than 500 fuzzed products.
   sizes_of_each = 6
   target = targets.named_target("h200")
