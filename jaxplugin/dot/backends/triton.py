@@ -293,8 +293,8 @@ def _dot(
   if call.first_scale is not None:
     arrays["global_scale"] = call.first_scale.reshape(-1)
     arrays["other_global_scale"] = call.second_scale.reshape(-1)
-  elif call.global_scale is not None:
-    arrays["global_scale"] = epilogue.pair(call).reshape(-1)
+  elif (global_scale := epilogue.pair(call)) is not None:
+    arrays["global_scale"] = global_scale.reshape(-1)
     matmul = dataclasses.replace(
       matmul,
       has_global_power=matmul.has_two_global_scales,
