@@ -20,6 +20,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,14 @@ Arrays = Sequence[jax.Array]
 
 
 class Linear:
-  """A linear function of some arrays, and of constants. It must be hashable."""
+  """A linear function of some arrays, and of constants. It must be hashable.
+
+  Attributes:
+    is_value: whether equal ones do the same and hold no arrays. Then they are
+      traced once for all calls, and kept for later ones.
+  """
+
+  is_value: ClassVar[bool] = False
 
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
     """Its result, linear in all of `linear` at once."""
@@ -90,11 +98,8 @@ def linear_call(
     linear: at least one array.
     constants: arrays.
   """
-  # By `jit`, which traces equal calls once: a model has one for each layer.
   with jax.disable_jit(False):
-    traced = _call.trace(
-      *linear, *constants, function=function, num_linear=len(linear)
-    )
+    traced = _jitted(function, len(linear)).trace(*linear, *constants)
   return linear_call_p.bind(
     *linear,
     *constants,
@@ -104,15 +109,27 @@ def linear_call(
   )
 
 
-@functools.partial(jax.jit, static_argnames=("function", "num_linear"))
-def _call(*args, function, num_linear):
-  return function.apply(args[:num_linear], args[num_linear:])
+def _jitted(function, num_linear):
+  """`function.apply` of all arrays in turn, by `jit`.
+
+  A model calls equal functions for each layer: of values there is one. Another
+  function is of closures, which may hold arrays, so nothing else may keep it.
+  """
+  make = _jitted_once if function.is_value else _jitted_once.__wrapped__
+  return make(function, num_linear)
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted_once(function, num_linear):
+  return jax.jit(
+    lambda *args: function.apply(args[:num_linear], args[num_linear:])
+  )
 
 
 def _impl(*args, function, num_linear, jaxpr):
   del jaxpr
   with jax.disable_jit(False):
-    return _call(*args, function=function, num_linear=num_linear)
+    return _jitted(function, num_linear)(*args)
 
 
 def _abstract_eval(*args, function, num_linear, jaxpr):
@@ -181,6 +198,10 @@ class _Mapped(Linear):
   linear_dims: tuple[int | None, ...]
   constant_dims: tuple[int | None, ...]
   size: int
+
+  @property
+  def is_value(self) -> bool:  # type: ignore[override]
+    return self.function.is_value
 
   def apply(self, linear: Arrays, constants: Arrays) -> jax.Array:
     return self._mapped(self.function.apply)(list(linear), list(constants))

@@ -2,6 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A linear function with a transpose and derivatives of its own."""
 
+import dataclasses
+import gc
+import weakref
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +30,51 @@ DOUBLE = linear_calls.LinearInOne(
 
 def double(x, a):
   return linear_calls.linear_call(DOUBLE, [x], [a])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(linear_calls.Linear):
+  """A value: factor * x, counted as it is traced."""
+
+  factor: float
+  is_value = True
+  traced: ClassVar[list[float]] = []
+
+  def apply(self, linear, constants):
+    self.traced.append(self.factor)
+    return self.factor * linear[0]
+
+
+class TracedTest(absltest.TestCase):
+  def test_equal_values_are_traced_once(self):
+    Scaled.traced.clear()
+
+    def f(x):
+      for factor in (2.0, 2.0, 3.0, 2.0):
+        x = linear_calls.linear_call(Scaled(factor), [x], [])
+      return x
+
+    np.testing.assert_array_equal(jax.jit(f)(X), 24 * X)
+    self.assertEqual(Scaled.traced, [2.0, 3.0])
+    np.testing.assert_allclose(jax.vmap(f)(X), 24 * X)
+
+  def test_nobody_keeps_what_a_closure_holds(self):
+    held = jnp.asarray(A)
+    kept = weakref.ref(held)
+
+    def called(x, held):
+      # Closures of a call of their own, as those of straight-through dots.
+      function = linear_calls.LinearInOne(
+        call=lambda x: held @ x,
+        transpose_call=lambda g: g @ held,
+        call_by_constants=lambda x: held @ x,
+      )
+      return linear_calls.linear_call(function, [x], [])
+
+    called(jnp.asarray(X[0]), held)  # traced, and run
+    del held
+    gc.collect()
+    self.assertIsNone(kept())
 
 
 class LinearCallTest(parameterized.TestCase):

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import ClassVar
 from typing import Final
 
 import jax
@@ -191,6 +192,8 @@ class _Tangent(linear_calls.Linear):
   dtype: np.dtype
   has_key: bool
   has_sizes: bool = False
+
+  is_value: ClassVar[bool] = True
 
   def _sizes(self, constants: Sequence[jax.Array]) -> Any:
     return constants[-2 if self.has_key else -1] if self.has_sizes else None
