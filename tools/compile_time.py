@@ -150,6 +150,8 @@ def main(arguments: Sequence[str]) -> int:
   parser.add_argument("--rounds", type=int, default=3)
   parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
   asked = parser.parse_args(arguments)
+  if asked.rounds < 1:
+    parser.error(f"--rounds must be at least 1, got {asked.rounds}")
   how = {
     "dots": asked.dots,
     "devices": asked.devices,

@@ -276,7 +276,7 @@ def _of_two_numbers(scales: Sequence[jax.Array]) -> dict[str, jax.Array]:
   if len(scales) != 2 or any(scale.ndim for scale in scales):
     return {}
   first, second = map(jax.lax.stop_gradient, scales)
-  return {"first_scale": first, "second_scale": second}
+  return {"first_global_scale": first, "second_global_scale": second}
 
 
 def _global_scales(call: calls.Call, explicit: Any) -> list[jax.Array]:

@@ -37,7 +37,7 @@ class Call(forms.Call):
     bias, residual: floats.
     global_power: f32 of global_scale's shape, what multiplies after it
       (`epilogue`): a power of two without a derivative.
-    first_scale, second_scale: f32[], the two global scales that global_scale
+    first_global_scale, second_global_scale: f32[], the two global scales that global_scale
       and global_power are the product of, where they are known. Without
       derivatives: an implementation may take them in its place. Where a call is
       lowered it may have them alone (`with_scales_alone`).
@@ -58,8 +58,8 @@ class Call(forms.Call):
   bias: Any = None
   residual: Any = None
   global_power: Any = None
-  first_scale: Any = None
-  second_scale: Any = None
+  first_global_scale: Any = None
+  second_global_scale: Any = None
   preferred_element_type: np.dtype
   highest_precision: bool = False
   activation: problems.Activation | None = None
@@ -71,8 +71,8 @@ class Call(forms.Call):
 
   # What values and scales come from, which nothing needs but to be quicker.
   ORIGINS: ClassVar[dict[str, tuple[str, ...]]] = {
-    "first_scale": ("first_scale",),
-    "second_scale": ("second_scale",),
+    "first_global_scale": ("first_global_scale",),
+    "second_global_scale": ("second_global_scale",),
   } | {
     f"{side}_{name}": (side, name)
     for side, names in (
@@ -92,7 +92,10 @@ class Call(forms.Call):
   def replace(self, **changes: Any) -> Self:
     """With other fields; another global scale is no product of the old ones."""
     if not changes.keys().isdisjoint(("global_scale", "global_power")):
-      changes = {"first_scale": None, "second_scale": None} | changes
+      changes = {
+        "first_global_scale": None,
+        "second_global_scale": None,
+      } | changes
     return super().replace(**changes)
 
   def bare(self) -> Call:
@@ -115,7 +118,7 @@ class Call(forms.Call):
     call = self.without_origins_of_sides()
     if self.global_scale is None:  # then they are what there is
       return call
-    return call.replace(first_scale=None, second_scale=None)
+    return call.replace(first_global_scale=None, second_global_scale=None)
 
   def without_origins_of_sides(self) -> Call:
     """With values and blocks' scales alone, wherever they come from."""
@@ -125,13 +128,13 @@ class Call(forms.Call):
 
   def with_scales_alone(self) -> Call:
     """With two global scales without their product, where both are known."""
-    if self.first_scale is None:
+    if self.first_global_scale is None:
       return self
     return self.replace(
       global_scale=None,
       global_power=None,
-      first_scale=self.first_scale,
-      second_scale=self.second_scale,
+      first_global_scale=self.first_global_scale,
+      second_global_scale=self.second_global_scale,
     )
 
   def with_bytes(self) -> Call:
@@ -179,7 +182,12 @@ class Call(forms.Call):
     """Whether anything but a cast follows the sum of products."""
     return self.activation is not None or any(
       x is not None
-      for x in (self.global_scale, self.first_scale, self.bias, self.residual)
+      for x in (
+        self.global_scale,
+        self.first_global_scale,
+        self.bias,
+        self.residual,
+      )
     )
 
   @property
@@ -209,7 +217,7 @@ class Call(forms.Call):
     global_scale: problems.GlobalScale = "none"
     if self.global_scale is not None:
       global_scale = "array" if self.global_scale.ndim else "scalar"
-    elif self.first_scale is not None:
+    elif self.first_global_scale is not None:
       global_scale = "scalar"
     k = _product(lhs[d] for d in self.lhs.contracting)
     num_contracting = len(self.lhs.contracting)
@@ -229,7 +237,7 @@ class Call(forms.Call):
       out_dtype=self.preferred_element_type,
       global_scale=global_scale,
       has_global_power=self.global_power is not None
-      or self.first_scale is not None,
+      or self.first_global_scale is not None,
       highest_precision=self.highest_precision,
       has_bias=self.bias is not None,
       activation=self.activation,

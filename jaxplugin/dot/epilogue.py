@@ -177,9 +177,9 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
 
 def with_product(call: calls.Call) -> calls.Call:
   """A call with the product of its global scales, if it has them alone."""
-  if call.first_scale is None or call.global_scale is not None:
+  if call.first_global_scale is None or call.global_scale is not None:
     return call
-  factor, power = product([call.first_scale, call.second_scale])
+  factor, power = product([call.first_global_scale, call.second_global_scale])
   return call.replace(global_scale=factor, global_power=power)
 
 

@@ -169,7 +169,7 @@ def _batched_epilogue(
       changes[name] = operand.reshape(shape)
     else:
       changes[name] = jnp.moveaxis(operand, dim, position)
-  of_product = ("first_scale", "second_scale")
+  of_product = ("first_global_scale", "second_global_scale")
   if all(mapped.get(name) is None for name in of_product):
     changes |= {name: getattr(call, name) for name in of_product}
   return changes
@@ -237,7 +237,8 @@ def _lower(ctx, *flat, call, target, platform=None):
     if not is_split or not partitioning.can_partition(whole):
       return local(whole)
     # The partitioner traces `local` again for each device's share.
-    # What computes their product here computes it for nothing where kernels do.
+    # The product of two scales is left to kernels, and computed where they do
+    # not take both.
     exact = whole.with_bytes().with_linear_scales().with_scales_alone()
     parts = partitioning.to_bytes(exact)
     abstract = functools.partial(bind, target=target)

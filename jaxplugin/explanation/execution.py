@@ -137,7 +137,7 @@ def run_dot(compiled: compilation.CompiledDot, seed: int = 0) -> ExecutedDot:
     "rhs": rhs,
     "rhs_scale": rhs_scale,
     "global_scale": scales[:1],
-    "other_global_scale": scales[1:],
+    "second_global_scale": scales[1:],
   }
   if shape.has_bias or shape.has_residual:
     raise NotImplementedError("run: the epilogue has arrays of its own")

@@ -45,7 +45,7 @@ def upcast_kernel(
   rhs_scale,
   layer,
   global_scale,
-  other_global_scale,
+  second_global_scale,
   bias,
   residual,
   out,
@@ -66,7 +66,7 @@ def upcast_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
-  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogue = (global_scale, second_global_scale, bias, residual)
   epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
@@ -78,7 +78,7 @@ def native_kernel(
   rhs_scale,
   layer,
   global_scale,
-  other_global_scale,
+  second_global_scale,
   bias,
   residual,
   out,
@@ -95,7 +95,7 @@ def native_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
-  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogue = (global_scale, second_global_scale, bias, residual)
   epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 
@@ -103,7 +103,7 @@ def native_kernel(
 def reduce_kernel(
   workspace,
   global_scale,
-  other_global_scale,
+  second_global_scale,
   bias,
   residual,
   out,
@@ -124,7 +124,7 @@ def reduce_kernel(
   for split in tl.static_range(split_k):
     plane = workspace + tl.full((), split, tl.int64) * size
     total += tl.load(plane + offsets, mask=mask, other=0)
-  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogue = (global_scale, second_global_scale, bias, residual)
   columns = offsets % shape.n
   total = epilogues.apply_epilogue(
     total, epilogue, columns, offsets, mask, mask, shape

@@ -472,7 +472,7 @@ class EpilogueTest(MatmulTest):
     if given == "two_global_scales":
       given = "global_scale"
       parts[given] = np.array(-(2.0**-101), np.float32)
-      given_too["other_global_scale"] = np.array(2.0**100, np.float32)
+      given_too["second_global_scale"] = np.array(2.0**100, np.float32)
     if given == "global_scale_in_two":
       given = "global_scale"
       parts[given] = np.array([-(2.0**-101), 2.0**100], np.float32)

@@ -31,16 +31,18 @@ def apply_epilogue(
 
   Args:
     x: f32.
-    epilogue: pointers (global_scale, other_global_scale, bias, residual) to
+    epilogue: pointers (global_scale, second_global_scale, bias, residual) to
       f32[1] or f32[2] (factors that multiply one after the other), f32[1], [n]
       and [batch, m, n]; only those that SHAPE, a `configs.MatmulShape`, has are
       read.
     columns, column_mask: of the bias, shapes that broadcast to that of x.
     offsets, mask: of the residual, of the shape of x.
   """
-  global_scale, other_global_scale, bias, residual = epilogue
+  global_scale, second_global_scale, bias, residual = epilogue
   if SHAPE.has_two_global_scales:
-    x = _multiply_by_both(x, tl.load(global_scale), tl.load(other_global_scale))
+    x = _multiply_by_both(
+      x, tl.load(global_scale), tl.load(second_global_scale)
+    )
   elif SHAPE.has_global_scale:
     x = x * tl.load(global_scale)
   if SHAPE.has_global_power:
@@ -133,12 +135,12 @@ def store_tile(acc, position, epilogue, out, TILING: tl.constexpr):
   column_mask = (columns < n)[None, :]
   mask = (rows < m)[:, None] & column_mask
   if not TILING.is_split:
-    global_scale, other_global_scale, bias, residual = epilogue
+    global_scale, second_global_scale, bias, residual = epilogue
     if shape.has_residual:
       residual += start
     acc = apply_epilogue(
       acc,
-      (global_scale, other_global_scale, bias, residual),
+      (global_scale, second_global_scale, bias, residual),
       columns[None, :],
       offsets,
       column_mask,

@@ -27,7 +27,7 @@ from jaxplugin.kernels import launching
 _OPERANDS: Final = ("lhs", "lhs_scale", "rhs", "rhs_scale")
 _EPILOGUE: Final = (
   "global_scale",
-  "other_global_scale",
+  "second_global_scale",
   "bias",
   "residual",
   "out",
@@ -265,7 +265,7 @@ def _epilogue_inputs(
 ) -> tuple[str, ...]:
   present = {
     "global_scale": shape.has_global_scale,
-    "other_global_scale": shape.has_two_global_scales,
+    "second_global_scale": shape.has_two_global_scales,
     "bias": shape.has_bias,
     "residual": shape.has_residual,
   }
@@ -290,7 +290,7 @@ def signature(
     "group_sizes": "i32",
     "layer": "i32",
     "global_scale": "f32",
-    "other_global_scale": "f32",
+    "second_global_scale": "f32",
     "bias": bias_dtype,
     "residual": residual_dtype,
     "workspace": "f32",

@@ -32,7 +32,7 @@ def small_m_kernel(
   rhs_scale,
   layer,
   global_scale,
-  other_global_scale,
+  second_global_scale,
   bias,
   residual,
   out,
@@ -52,7 +52,7 @@ def small_m_kernel(
     (lhs, lhs_scale, batch, row), (rhs, rhs_scale, matrix, column), k, TILING
   )
   position = (plane, batch, row, column, k)
-  epilogue = (global_scale, other_global_scale, bias, residual)
+  epilogue = (global_scale, second_global_scale, bias, residual)
   epilogues.store_tile(acc, position, epilogue, out, TILING)
 
 

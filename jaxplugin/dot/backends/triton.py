@@ -290,9 +290,9 @@ def _dot(
   if call.is_of_layer:
     matmul = dataclasses.replace(matmul, layers=arrays["rhs"].shape[0])
     arrays["layer"] = call.rhs.layer.reshape(1)
-  if call.first_scale is not None:
-    arrays["global_scale"] = call.first_scale.reshape(-1)
-    arrays["other_global_scale"] = call.second_scale.reshape(-1)
+  if call.first_global_scale is not None:
+    arrays["global_scale"] = call.first_global_scale.reshape(-1)
+    arrays["second_global_scale"] = call.second_global_scale.reshape(-1)
   elif (global_scale := epilogue.pair(call)) is not None:
     arrays["global_scale"] = global_scale.reshape(-1)
     matmul = dataclasses.replace(

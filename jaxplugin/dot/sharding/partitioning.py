@@ -112,7 +112,7 @@ def sharding_rule(
         scale_factors[dim] = f"({blocks} {factor})"
     terms[side.name] = " ".join(value_factors)
     terms[f"{side.name}_scale"] = " ".join(scale_factors)
-  terms |= {"first_scale": "", "second_scale": ""}
+  terms |= {"first_global_scale": "", "second_global_scale": ""}
   for name in ("global_scale", "bias", "residual", "global_power"):
     operand = getattr(call, name)
     if operand is not None:

@@ -231,11 +231,11 @@ class Epilogue:
   """Arrays of an epilogue; None where there is none.
 
   global_scale: f32[] or f32[2].
-  other_global_scale: f32[], which multiplies too.
+  second_global_scale: f32[], which multiplies too.
   """
 
   global_scale: np.ndarray | None = None
-  other_global_scale: np.ndarray | None = None
+  second_global_scale: np.ndarray | None = None
   bias: np.ndarray | None = None
   activation: str = "none"
   residual: np.ndarray | None = None
@@ -267,7 +267,7 @@ def run(
     has_global_scale=epilogue.global_scale is not None,
     has_global_power=epilogue.global_scale is not None
     and epilogue.global_scale.size == 2,
-    has_two_global_scales=epilogue.other_global_scale is not None,
+    has_two_global_scales=epilogue.second_global_scale is not None,
     has_bias=epilogue.bias is not None,
     activation=epilogue.activation,
     has_residual=epilogue.residual is not None,
@@ -280,7 +280,7 @@ def run(
     "rhs_scale": rhs.scale,
     "layer": None if layer is None else np.array([layer], np.int32),
     "global_scale": epilogue.global_scale,
-    "other_global_scale": epilogue.other_global_scale,
+    "second_global_scale": epilogue.second_global_scale,
     "bias": epilogue.bias,
     "residual": epilogue.residual,
   }
