@@ -37,10 +37,10 @@ class Call(forms.Call):
     bias, residual: floats.
     global_power: f32 of global_scale's shape, what multiplies after it
       (`epilogue`): a power of two without a derivative.
-    first_global_scale, second_global_scale: f32[], the two global scales that global_scale
-      and global_power are the product of, where they are known. Without
-      derivatives: an implementation may take them in its place. Where a call is
-      lowered it may have them alone (`with_scales_alone`).
+    first_global_scale, second_global_scale: f32[], the two numbers that
+      global_scale and global_power are the product of, where they are known.
+      Without derivatives: an implementation may take them in its place. Where a
+      call is lowered it may have them alone (`with_scales_alone`).
     preferred_element_type: dtype of the result.
     highest_precision: apply the global scale in f32 whatever it costs.
     activation: None, "relu", "gelu" or "silu".
