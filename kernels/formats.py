@@ -13,6 +13,7 @@ Point Specification (OFP8); NVIDIA cuDNN documentation, "Block scaling".
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import struct
 from typing import Final
@@ -62,6 +63,11 @@ class Element:
   def min_exponent(self) -> int:
     """The exponent of the smallest normal number."""
     return 1 - self.bias
+
+  @property
+  def min_positive(self) -> float:
+    """The smallest positive number; subnormal except in E8M0."""
+    return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
   @property
   def max_exponent(self) -> int:
@@ -170,6 +176,52 @@ FORMATS: Final = {
   format.name: format
   for format in (MXFP8, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4, NVFP4)
 }
+
+
+def _decoded() -> dict[str, Format]:
+  named = {(f.element, f.scale, f.block_size) for f in FORMATS.values()}
+  elements, scales = (E4M3, E5M2, E2M3, E3M2, E2M1), (E8M0, E4M3, E5M2)
+  found = (
+    Format(
+      name=f"{element.name}_{scale.name}_{size}",
+      element=element,
+      scale=scale,
+      block_size=size,
+    )
+    for element, scale, size in itertools.product(elements, scales, (16, 32))
+    if (element, scale, size) not in named
+  )
+  return {format.name: format for format in found}
+
+
+# What matmul kernels can read: the formats, and other scales of their elements.
+# No matrix instruction has these, so that kernels decode them. bf16 holds every
+# product of a value and its scale, of at most 8 significant bits.
+READABLE: Final = {**FORMATS, **_decoded()}
+
+
+def readable(
+  element: Element, scale: Element, block_size: int
+) -> tuple[Format, int] | None:
+  """Returns the format of `READABLE` that reads such blocks, if there is one.
+
+  Larger blocks are blocks of 32, or of 16, whose scale is repeated.
+
+  Returns:
+    The format, and how many of its scales one scale of the blocks becomes.
+  """
+  for size in (32, 16):
+    if block_size % size:
+      continue
+    for format in READABLE.values():
+      if (format.element, format.scale, format.block_size) == (
+        element,
+        scale,
+        size,
+      ):
+        return format, block_size // size
+  return None
+
 
 # The tile of a scale that is swizzled for tensor memory: PTX ISA, tcgen05 scale
 # factor layout "1X"; cuDNN's F8_128x4.

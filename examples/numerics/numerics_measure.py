@@ -209,15 +209,14 @@ def block_scale(
     values_dtype: dtype of the values, whose largest number is max.
     rule: "exact" is amax / max in f32; "e8m0_up" that, rounded up to a power of
       two; "e8m0_floor" is 2^(floor(log2 amax) - floor(log2 max)); "e4m3" is
-      amax / max rounded to nearest in E4M3.
+      amax / max rounded to nearest in E4M3, at least its least positive one.
   """
   largest = np.float32(positive_levels(values_dtype)[-1])
   amax = np.asarray(amax, np.float32)
   if rule == "exact":
     return amax / largest
   if rule == "e4m3":
-    scale = round_to_levels(amax / largest, ml_dtypes.float8_e4m3fn)
-    return scale.astype(np.float32)
+    return _e4m3_scale(amax / largest)
   # frexp: amax = fraction * 2^exponent, 1/2 <= fraction < 1.
   fraction, exponent = np.frexp(amax.astype(np.float64))
   max_fraction, max_exponent = np.frexp(np.float64(largest))
@@ -228,6 +227,12 @@ def block_scale(
     raise ValueError(f"block_scale: unknown rule {rule!r}")
   exponent = np.clip(exponent, E8M0_MIN_EXPONENT, E8M0_MAX_EXPONENT)
   return np.where(amax == 0, 0, np.exp2(exponent)).astype(np.float32)
+
+
+def _e4m3_scale(ideal: np.ndarray) -> np.ndarray:
+  """f32: `ideal` rounded to E4M3, never from a positive number to 0."""
+  least = np.where(ideal == 0, 0, np.maximum(ideal, np.float32(2**-9)))
+  return round_to_levels(least, ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def block_round_trip(
@@ -259,8 +264,7 @@ def block_round_trip(
   largest = np.float32(positive_levels(values_dtype)[-1])
   if rule == "e4m3":
     # amax / max first, then / global: the order in which jaxplugin rounds.
-    ideal = amax / largest / global_scale
-    scale = round_to_levels(ideal, ml_dtypes.float8_e4m3fn).astype(np.float32)
+    scale = _e4m3_scale(amax / largest / global_scale)
   else:
     scale = block_scale(amax / global_scale, values_dtype, rule)
   # f64 holds the product of two f32, and so a scale below f32's range.

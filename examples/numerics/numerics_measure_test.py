@@ -147,7 +147,7 @@ class MeasureTest(parameterized.TestCase):
 
   def test_given_global_scale_is_used(self):
     x = measure.gaussian((4, 64), 5)
-    # The scale of every block underflows.
+    # Every value is far below the least step, 2^-9 * 1e6.
     np.testing.assert_array_equal(
       measure.round_trip(x, jp.NVFP4, global_scale=1e6), np.zeros_like(x)
     )

@@ -364,8 +364,9 @@ tracker.sqnr("without global scale at 2^0", float(alone[exponents == 0][0]))
 #
 # One global scale cannot serve blocks of all magnitudes. E4M3 scales reach from
 # 448 down to 2⁻⁶ with three mantissa bits, and as subnormal numbers with fewer
-# bits down to 2⁻⁹; below half of that a block becomes zero. E8M0 has 254
-# octaves.
+# bits down to 2⁻⁹, which every smaller block gets as well: its values then use
+# E2M1's lower codes, and below a quarter of 2⁻⁹ they round to zero. E8M0 has
+# 254 octaves.
 
 # %%
 ratios = np.arange(0, 25)
@@ -378,7 +379,8 @@ for format in (jp.MXFP4, jp.NVFP4):
     measure.sqnr_db(x[i], approximation[i]) for i in range(len(ratios))
   ]
 subnormal_ratio = np.log2(448 / 2.0**-6)
-zero_ratio = np.log2(448 / 2.0**-10)
+least_ratio = np.log2(448 / 2.0**-9)
+zero_ratio = least_ratio + np.log2(6 / 0.25)
 figure, axes = show.figure(
   "NVFP4 loses rows of a tensor that are small beside its largest row",
   "row's standard deviation: 2^-x of the largest row's",
@@ -393,15 +395,19 @@ axes.text(20, 16, "mxfp4", color=show.COLORS["mxfp4"])
 axes.text(20, 2, "nvfp4", color=show.COLORS["nvfp4"])
 for ratio, text, side in (
   (subnormal_ratio, "scale becomes\nsubnormal ", "right"),
-  (zero_ratio, " scale becomes\n zero", "left"),
+  (least_ratio, " scale is\n clamped", "left"),
 ):
   axes.axvline(ratio, color=show.NEUTRAL, linestyle=":")
   axes.text(ratio, 9, text, color=show.NEUTRAL, ha=side)
 axes.set_ylim(-0.5, 23)
 plt.show()
-print(f"subnormal from 2^-{subnormal_ratio:.1f}, zero from 2^-{zero_ratio:.1f}")
+print(
+  f"subnormal from 2^-{subnormal_ratio:.1f}, clamped from 2^-{least_ratio:.1f},"
+  f" zero from 2^-{zero_ratio:.1f}"
+)
 nvfp4 = np.array(ranges["nvfp4"])
 assert (nvfp4[ratios < subnormal_ratio - 1] > 20).all()
+assert nvfp4[19] > 10
 assert (nvfp4[ratios > zero_ratio + 1] == 0).all()
 assert min(ranges["mxfp4"]) > 18
 tracker.sqnr("row at 2^-16, nvfp4", ranges["nvfp4"][16])

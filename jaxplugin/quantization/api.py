@@ -61,7 +61,7 @@ def quantize(
     values = cast(clip(x / scale, -max, max))
   NVFP4, per block of 16:
     global_scale = max(|x|) / (448 * 6), at least 2^-126; 1 when x is all zero
-    scale  = e4m3(amax / 6 / global_scale)
+    scale  = e4m3(amax / 6 / global_scale), at least 2^-9; 0 when amax is 0
     values = e2m1(clip(x / (scale * global_scale), -6, 6))
 
   Everything is computed in f32 whatever the input dtype, divisions correctly
@@ -70,8 +70,11 @@ def quantize(
 
   A block that holds a NaN or an Inf gets a NaN scale (E8M0 255, E4M3 0x7F) and
   zero values, so all of it dequantizes to NaN; it takes no part in NVFP4's
-  global scale. An all-zero block gets scale code 0 and dequantizes to 0. So
-  does an NVFP4 block whose scale underflows. Zeros keep their sign.
+  global scale. An all-zero block gets scale code 0 and dequantizes to 0. 2^-9
+  is E4M3's smallest positive number: NVFP4 blocks 2^18 and more below the
+  tensor's maximum would get scale 0 without it, and lose all values (ModelOpt
+  clamps alike). Values below 2^-11 * global_scale round to 0. Zeros keep their
+  sign.
 
   A sharding of x changes no bit where its dimensions are divisible. Where
   `with_sharding_constraint` leaves some devices of an uneven dimension nothing,

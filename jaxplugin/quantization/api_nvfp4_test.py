@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` to NVFP4, bitwise, against NumPy in f64."""
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -31,6 +32,10 @@ reference_nvfp4 = quantization_oracle.reference_nvfp4
 rounded_to_24_bits = quantization_oracle.rounded_to_24_bits
 
 
+def amax_of(row):
+  return np.abs(row).reshape(-1, 16).max(-1)
+
+
 def windows(dtype):
   """Ranges of 16-bit magnitudes that one NVFP4 global scale can cover."""
   size = 2**15 // (16 if dtype == ml_dtypes.bfloat16 else 4)
@@ -54,7 +59,7 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   def test_all_65536_16_bit_values_bitwise_with_a_given_global_scale(
     self, dtype, factor
   ):
-    # Times the computed one: 0.7 saturates scales, 4099 underflows them.
+    # Times the computed one: 0.7 saturates scales, 4099 clamps them to 2^-9.
     for window in windows(dtype):
       x = every_value(dtype, 16, window)
       x32 = x.astype(np.float32)
@@ -125,6 +130,33 @@ class QuantizeNvfp4Test(parameterized.TestCase):
     x = x.reshape(-1, 16)
     result = jitted(NVFP4)(x, global_scale)
     assert_codes(result, *reference_nvfp4(x, float(global_scale)))
+
+  def test_blocks_far_below_the_maximum_keep_what_the_least_scale_holds(self):
+    # Row i is 2^-(14 + i) of the first row. Its values are the multiples of the
+    # least step, 2^-9 * global scale, that E2M1 has, in f64.
+    x = np.random.default_rng(3).normal(size=(13, 64))
+    x[1:] *= 2.0 ** -np.arange(14, 26)[:, None]
+    x[0, 0] = 2688 / 512  # so the global scale is 2^-9
+    x[-1, 16:32] = 0
+    x = x.astype(np.float32)
+    step = 2.0**-18
+    for fields in ({}, {"packed": False}, {"key": jax.random.key(1)}):
+      result = quantization.quantize(x, NVFP4, **fields)
+      restored = np.asarray(quantization.dequantize(result), np.float64)
+      self.assertEqual(float(result.global_scale.item()), 2.0**-9)
+      for i in range(6, 13):  # 2^-19 and less
+        wanted = (x[i] / step).astype(ml_dtypes.float4_e2m1fn)
+        wanted = wanted.astype(np.float64) * step
+        np.testing.assert_array_equal(
+          as_codes(result.scale)[i] > 0, amax_of(x[i]) > 0
+        )
+        if "key" in fields:  # one of the two values beside each
+          self.assertLessEqual(np.abs(restored[i] - x[i]).max(), step * 2)
+        else:
+          np.testing.assert_array_equal(restored[i], wanted)
+      if "key" not in fields:
+        error = np.linalg.norm(restored[6] - x[6]) / np.linalg.norm(x[6])
+        self.assertLess(error, 0.35)
 
   def test_formula_in_numpy_f32(self):
     # The contract's formula as it is written, in f32, divisions included.

@@ -432,6 +432,7 @@ def _quantize_two_level(
   scale_encoding = format.scale_encoding
   bits = codes.magnitude_bits(blocks)
   amax = groups.max(_block_amax(blocks, groups.axis))
+  is_zero = amax == 0
   global_bits = codes.magnitude_bits(global_scale)
   is_nan = (amax >= codes.INFINITY_BITS) | ~(
     (codes.f32_bits(global_scale) > 0) & (global_bits < codes.INFINITY_BITS)
@@ -445,17 +446,17 @@ def _quantize_two_level(
   def scaled_to(largest: float) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Codes of scales, their numbers, and bits of what values are rounded."""
     ideal = codes.divide(codes.divide(amax, largest), divisor)
+    # A scale that rounds to 0 would lose all values of its block.
+    ideal = jnp.maximum(ideal, scale_encoding.min_positive)
     scale = codes.encode(codes.magnitude_bits(ideal), scale_encoding)
     number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
     if scale_up:
-      scale = jnp.where(
-        _is_less(number, ideal, scale_encoding), scale + 1, scale
-      )
+      is_less = (number < ideal) & (number < scale_encoding.max)
+      scale = jnp.where(is_less, scale + 1, scale)
       number = codes.from_codes(scale, format.scale_dtype).astype(jnp.float32)
-    step = jnp.where(scale == 0, jnp.float32(1), number * divisor)
-    quotient = codes.divide(numerators, jnp.broadcast_to(step, blocks.shape))
-    quotient = codes.flush(codes.magnitude_bits(quotient))
-    return scale, number, jnp.where(scale == 0, 0, quotient)
+    step = jnp.broadcast_to(number * divisor, blocks.shape)
+    quotient = codes.divide(numerators, step)
+    return scale, number, codes.flush(codes.magnitude_bits(quotient))
 
   scale, number, quotient = scaled_to(encoding.max)
   if four_over_six:
@@ -464,27 +465,16 @@ def _quantize_two_level(
       groups.sum(_squared_errors(q, n, encoding))
       for q, n in ((quotient, number), (other_quotient, other_number))
     )
-    # A scale of 0 makes all values 0, which is no error of rounding.
-    is_other = (other_error < error) | (scale == 0)
+    is_other = other_error < error
     scale = jnp.where(is_other, other, scale)
     quotient = jnp.where(is_other, other_quotient, quotient)
   values = codes.encode(quotient, encoding, random_bits)
   values = codes.with_sign(values, blocks, encoding.sign_shift)
   values = jnp.where(is_nan, jnp.uint8(0), values)
   nan_code = scale_encoding.nan_code
+  scale = jnp.where(is_zero, jnp.uint8(0), scale)
   scale = jnp.where(is_nan, jnp.uint8(nan_code), scale)
   return values, scale
-
-
-def _is_less(
-  scale: jax.Array, ideal: jax.Array, encoding: formats.Element
-) -> jax.Array:
-  """Whether a scale is less than what was rounded to it, and has a next one.
-
-  By bits: some platforms take f32 subnormals for 0, so they are that on all.
-  """
-  ideal_bits = codes.flush(codes.magnitude_bits(ideal))
-  return (codes.magnitude_bits(scale) < ideal_bits) & (scale < encoding.max)
 
 
 def _squared_errors(

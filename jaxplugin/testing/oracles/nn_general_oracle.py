@@ -47,8 +47,9 @@ def quantize(x, mode, global_scale=None, dtype=None):
   largest = np.float32(MAX_OF[dtype])
   if mode == "nvfp4":
     global_scale = np.float32(global_scale)
-    scale = np.minimum(amax / largest / global_scale, np.float32(E4M3_MAX))
-    scale = scale.astype(E4M3).astype(np.float32)
+    scale = amax / largest / global_scale
+    scale = np.clip(scale, np.float32(2**-9), np.float32(E4M3_MAX))
+    scale = np.where(amax == 0, 0, scale).astype(E4M3).astype(np.float32)
     step = np.where(scale == 0, np.float32(1), scale * global_scale)
     exact_step = scale.astype(np.float64) * float(global_scale)
   else:

@@ -37,6 +37,7 @@ VALUES = {
 }
 E4M3_INFO = gfloat.formats.format_info_ocp_e4m3
 E4M3_NAN = 0x7F
+E4M3_MIN_POSITIVE = 2.0**-9
 F32_MIN_NORMAL = 2.0**-126
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -102,11 +103,12 @@ def reference_nvfp4(x, global_scale=None):
     global_scale = max(rounded_to_24_bits(largest / (448 * 6)), F32_MIN_NORMAL)
     global_scale = 1.0 if largest == 0 else float(global_scale)
   ideal = rounded_to_24_bits(rounded_to_24_bits(amax / 6) / global_scale)
+  # The least positive scale, except in a block of zeros.
+  ideal = np.where(amax == 0, 0, np.maximum(ideal, E4M3_MIN_POSITIVE))
   scale = nearest_code(ideal, E4M3_INFO)
   step = rounded_to_24_bits(finite_values(E4M3_INFO)[scale] * global_scale)
-  underflow = scale == 0
-  quotient = rounded_to_24_bits(np.abs(x) / np.where(underflow, 1, step))
-  codes = signed_code(np.where(underflow, 0, quotient), x, info)
+  quotient = rounded_to_24_bits(np.abs(x) / np.where(amax == 0, 1, step))
+  codes = signed_code(quotient, x, info)
   codes = np.where(is_bad, 0, codes).astype(np.uint8)
   scale = np.where(is_bad, E4M3_NAN, scale).astype(np.uint8)
   return codes.reshape(shape), scale[..., 0], np.float32(global_scale)

@@ -122,6 +122,8 @@ def quantize(
 
   def scaled_to(top: int) -> tuple[np.ndarray, np.ndarray]:
     ideal = amax / np.float32(top) / global_scale
+    # E4M3's least positive number, except in a block of zeros.
+    ideal = np.where(amax == 0, 0, np.maximum(ideal, np.float32(2**-9)))
     scale = np.minimum(ideal, np.float32(448)).astype(format.scale_dtype)
     scale = scale.astype(np.float32)
     if scale_up:
@@ -141,7 +143,7 @@ def quantize(
         for start in range(0, rows, size):
           error[start : start + size] = error[start : start + size].sum(0)
       errors.append(error)
-    is_other = (errors[1] < errors[0]) | (scale == 0)
+    is_other = errors[1] < errors[0]
     scale = np.where(is_other, other, scale)
     quotient = np.where(np.repeat(is_other, size, -1), other_quotient, quotient)
   return Quantized(

@@ -39,15 +39,18 @@ struct Nvfp4Global {
   }
 };
 
+// E4M3's least positive number, below which no scale of a block with a value
+// is: the nearest one, 0, would lose the block.
+constexpr float kMinE4M3 = 0x1p-9f;
+
 constexpr int kNvfp4Blocks = 16;  // quantized together
 
 // What the values of up to 16 blocks are encoded with: their scales come of one
 // vectorized loop (a block at a time is bound by the latency of its divisions).
 struct Nvfp4Steps {
   float step[kNvfp4Blocks];     // what a value is divided by
-  uint32_t zero[kNvfp4Blocks];  // masks of codes, 0 where the step is
-  uint32_t keep[kNvfp4Blocks];
-  float inverse[kNvfp4Blocks];  // of the step; 0 where that is
+  uint32_t keep[kNvfp4Blocks];  // masks of codes, 0 where the block is NaN
+  float inverse[kNvfp4Blocks];  // of the step
   // Whether values can be multiplied by `inverse`: see blocks_avx2.inl.
   bool has_inverse;
 };
@@ -98,20 +101,18 @@ JAXPLUGIN_ALWAYS_INLINE void StoreCodes(const uint8_t* codes, uint8_t* out) {
   }
 }
 
-// Stores the codes of kCount values x * factor, or x / factor: those of the
-// magnitudes as far as code_mask goes, with their signs, as far as keep goes.
+// Stores the codes of kCount values x * factor, or x / factor, as far as the
+// mask keep goes.
 template <typename T, int kCount, bool kDivide>
 JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
-                                       uint32_t code_mask, uint32_t keep,
-                                       uint8_t* out) {
+                                       uint32_t keep, uint8_t* out) {
   uint8_t codes[kCount];
   for (int i = 0; i < kCount; ++i) {
     const uint32_t bits = AsBits(x[i]);
     const float magnitude = AsFloat(bits & kMagnitude);
     const uint32_t quotient =
         AsBits(kDivide ? magnitude / factor : magnitude * factor);
-    const uint32_t code = (Encode<T>(quotient) & code_mask) |
-                          (bits >> 31) << T::kSignShift;
+    const uint32_t code = Encode<T>(quotient) | (bits >> 31) << T::kSignShift;
     codes[i] = static_cast<uint8_t>(code & keep);
   }
   StoreCodes<T, kCount>(codes, out);
@@ -131,12 +132,15 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
     const uint32_t keep = (not_finite - 1) & valid;
     float amax = AsFloat(amax_bits[b] & keep);
     if (kTiny) amax *= 0x1p64f;  // Inf saturates
-    const float ideal = amax / 6.0f / global.divisor;
-    const uint32_t e4m3 = Encode<E4M3>(AsBits(ideal) & keep);
+    // By bits, which are ordered as positive numbers are.
+    const uint32_t ideal = AsBits(amax / 6.0f / global.divisor) & keep;
+    const uint32_t e4m3 =
+        Encode<E4M3>(ideal > AsBits(kMinE4M3) ? ideal : AsBits(kMinE4M3));
     out->step[b] = Decode<E4M3>(e4m3) * global.divisor;
-    out->zero[b] = e4m3 == 0 ? 0 : keep;
     out->keep[b] = keep;
-    code[b] = (e4m3 & keep) | (0x7fu & ~keep);
+    // 1 where it is: no other magnitude has a top bit after that.
+    const uint32_t is_zero = (amax_bits[b] - 1) >> 31;
+    code[b] = (e4m3 & (is_zero - 1) & keep) | (0x7fu & ~keep);
   }
   out->has_inverse = false;
   for (int b = 0; b < count; ++b) scale[b] = static_cast<uint8_t>(code[b]);
@@ -182,7 +186,7 @@ JAXPLUGIN_ALWAYS_INLINE void MxValues(const float* x, int count,
                                       const MxSteps& steps, uint8_t* values) {
   constexpr int64_t kBytes = BytesOf(T::kFormat, 32);
   for (int b = 0; b < count; ++b) {
-    EncodeRun<T, 32, false>(x + 32 * b, steps.inverse[b], ~0u, steps.keep[b],
+    EncodeRun<T, 32, false>(x + 32 * b, steps.inverse[b], steps.keep[b],
                             values + b * kBytes);
   }
 }
@@ -204,7 +208,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Values(const float* x, int count,
       for (int i = 0; i < 16; ++i) scaled[i] = from[i] * 0x1p64f;
       from = scaled;
     }
-    EncodeRun<E2M1, 16, true>(from, steps.step[b], steps.zero[b], steps.keep[b],
+    EncodeRun<E2M1, 16, true>(from, steps.step[b], steps.keep[b],
                               values + 8 * b);
   }
 }

@@ -66,15 +66,14 @@ JAXPLUGIN_ALWAYS_INLINE __m256i EncodeEight(__m256 quotient) {
       quanta, _mm256_srli_epi32(_mm256_sub_epi32(exponent, first), kShift));
 }
 
-// Stores the codes of kCount values x * factor, or x / factor: those of the
-// magnitudes as far as code_mask goes, with their signs, as far as keep goes.
+// Stores the codes of kCount values x * factor, or x / factor, as far as the
+// mask keep goes.
 template <typename T, int kCount, bool kDivide>
 JAXPLUGIN_ALWAYS_INLINE void EncodeRun(const float* x, float factor,
-                                       uint32_t code_mask, uint32_t keep,
-                                       uint8_t* out) {
+                                       uint32_t keep, uint8_t* out) {
   static_assert(kCount == 16 || kCount == 32, "one or two vectors of words");
   const __m256 factors = _mm256_set1_ps(factor);
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(code_mask & keep));
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(keep));
   const __m256i sign =
       _mm256_set1_epi32(static_cast<int>(keep & (1u << T::kSignShift)));
   __m256i words[2];
@@ -231,30 +230,29 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Scales(const float* x, int count,
         _mm256_cmpgt_epi32(_mm256_set1_epi32(kInfinity), bits), valid);
     __m256 amax = _mm256_castsi256_ps(_mm256_and_si256(bits, keep));
     if (kTiny) amax = _mm256_mul_ps(amax, _mm256_set1_ps(0x1p64f));
-    const __m256 ideal =
-        _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6)), divisor);
-    const __m256i e4m3 = EncodeEight<E4M3>(
-        _mm256_and_ps(ideal, _mm256_castsi256_ps(keep)));
+    // The second operand where the first is NaN, of what is not kept.
+    const __m256 ideal = _mm256_max_ps(
+        _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6)), divisor),
+        _mm256_set1_ps(kMinE4M3));
+    const __m256i e4m3 = EncodeEight<E4M3>(ideal);
     const __m256 decoded =
         _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(e4m3, 20)),
                       _mm256_set1_ps(0x1p120f));
-    const __m256i is_zero = _mm256_cmpeq_epi32(e4m3, _mm256_setzero_si256());
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->zero + b),
-                        _mm256_andnot_si256(is_zero, keep));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->keep + b), keep);
     const __m256 step = _mm256_mul_ps(decoded, divisor);
     _mm256_storeu_ps(out->step + b, step);
-    const __m256 inverse = _mm256_div_ps(_mm256_set1_ps(1), step);
     _mm256_storeu_ps(out->inverse + b,
-                     _mm256_andnot_ps(_mm256_castsi256_ps(is_zero), inverse));
+                     _mm256_div_ps(_mm256_set1_ps(1), step));
     const __m256 in_range = _mm256_and_ps(
         _mm256_cmp_ps(step, _mm256_set1_ps(kLeastStep), _CMP_GE_OQ),
         _mm256_cmp_ps(step, _mm256_set1_ps(1 / kLeastStep), _CMP_LE_OQ));
-    const __m256i usable = _mm256_and_si256(
-        keep, _mm256_or_si256(is_zero, _mm256_castps_si256(in_range)));
+    const __m256i usable =
+        _mm256_and_si256(keep, _mm256_castps_si256(in_range));
     out->has_inverse &= _mm256_movemask_epi8(usable) == -1;
+    const __m256i is_zero = _mm256_cmpeq_epi32(bits, _mm256_setzero_si256());
     const __m256i code =
-        _mm256_blendv_epi8(_mm256_set1_epi32(0x7f), e4m3, keep);
+        _mm256_blendv_epi8(_mm256_set1_epi32(0x7f),
+                           _mm256_andnot_si256(is_zero, e4m3), keep);
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code),
                                            _mm256_extracti128_si256(code, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + b),

@@ -186,8 +186,7 @@ struct Chunk {
 // How the rows of a vector are encoded in a block: |x| * factor, or / factor.
 struct Step {
   Floats factor;
-  Ints codes;  // masks: of the magnitudes of codes
-  Ints keep;   // of codes with their signs
+  Ints keep;  // masks of codes, 0 where the block is NaN
 };
 
 template <typename T, int kBlock, bool kDivide, bool kStochastic>
@@ -215,7 +214,7 @@ JAXPLUGIN_ALWAYS_INLINE void EncodeBlock(const Floats* x, int stride,
         code = EncodeNearest<T>(quotient);
       }
       const Ints sign = (bits >> (31 - T::kSignShift)) & (1 << T::kSignShift);
-      code = ((code & step.codes) | sign) & step.keep;
+      code = (code | sign) & step.keep;
       word |= code << (kBits * j);
     }
     out[i / kEach * kMaxVectors] = reinterpret_cast<Words>(word);

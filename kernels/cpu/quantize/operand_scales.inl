@@ -22,18 +22,17 @@ JAXPLUGIN_ALWAYS_INLINE void MxScales(const OperandArgs& args,
     if (args.round_up) byte -= (amax & 0x7fffff) > kMaxMantissa;
     byte = MaxInts(byte, Ints{});
     const Ints keep = amax < static_cast<int32_t>(kInfinity);
-    out->step[v] = {FloatsOf((254 - byte) << 23), SplatInts(-1), keep};
+    out->step[v] = {FloatsOf((254 - byte) << 23), keep};
     out->code[v] = keep ? byte : SplatInts(255);
   }
 }
 
-// The codes of scales: the nearest ones, or the least that are not below.
+// The codes of positive scales: the nearest ones, or the least not below.
 JAXPLUGIN_ALWAYS_INLINE Ints Nvfp4Codes(Ints ideal, bool up) {
   const Ints code = EncodeNearest<E4M3>(ideal);
   if (!up) return code;
   const Ints number = IntsOf(FloatsOf(code << 20) * 0x1p120f);
-  const Ints is_less = number < (ideal & (ideal >= 1 << 23));
-  return code - (is_less & (code < E4M3::kFacts.max_code));
+  return code - ((number < ideal) & (code < E4M3::kFacts.max_code));
 }
 
 // Scales that bring the largest magnitudes to `largest`; `numbers` are their
@@ -50,19 +49,15 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesTo(float largest, bool up,
       // What it makes Inf saturates below, as any number this large.
       amax = amax * 0x1p64f;
     }
-    // Subnormals count as nothing, as they do in operations.
-    Floats part = amax / largest;
-    part = FloatsOf(IntsOf(part) & (IntsOf(part) >= 1 << 23));
-    const Floats ideal = part / global.divisor;
-    const Ints code = Nvfp4Codes(IntsOf(ideal) & keep, up);
-    const Ints is_zero = code == 0;
+    // By bits, which are ordered as positive numbers are.
+    const Ints ideal = MaxInts(IntsOf(amax / largest / global.divisor) & keep,
+                               IntsOf(SplatFloats(kMinE4M3)));
+    const Ints code = Nvfp4Codes(ideal, up);
     numbers[v] = FloatsOf(code << 20) * 0x1p120f;
     // Where nothing is kept the quotients do not matter.
-    const Ints step = IntsOf(numbers[v] * global.divisor);
-    out->step[v].factor = FloatsOf(is_zero ? IntsOf(SplatFloats(1)) : step);
-    out->step[v].codes = keep & ~is_zero;
+    out->step[v].factor = numbers[v] * global.divisor;
     out->step[v].keep = keep;
-    out->code[v] = keep ? code : SplatInts(0x7f);
+    out->code[v] = keep ? code & (maxima[v] != 0) : SplatInts(0x7f);
   }
 }
 
@@ -87,7 +82,7 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4Errors(const OperandArgs& args,
       const Floats magnitude = FloatsOf(IntsOf(x[i * vectors + v]) &
                                         static_cast<int32_t>(kMagnitude));
       const Ints quotient =
-          IntsOf(magnitude / scales.step[v].factor) & scales.step[v].codes;
+          IntsOf(magnitude / scales.step[v].factor) & scales.step[v].keep;
       const Ints code = EncodeNearest<E2M1>(quotient);
       const Ints half = code & 1 & (code < 2);
       const Ints rounded = code < 2 ? -half & IntsOf(SplatFloats(0.5f))
@@ -123,13 +118,11 @@ JAXPLUGIN_ALWAYS_INLINE void Nvfp4ScalesOf(const OperandArgs& args,
   Nvfp4Errors(args, x, vectors, *out, numbers, error);
   Nvfp4Errors(args, x, vectors, other, other_numbers, other_error);
   for (int v = 0; v < vectors; ++v) {
-    const Ints is_other =
-        (other_error[v] < error[v]) | (out->code[v] == 0);
+    const Ints is_other = other_error[v] < error[v];
     Step& step = out->step[v];
     const Step& its = other.step[v];
     step.factor =
         FloatsOf(is_other ? IntsOf(its.factor) : IntsOf(step.factor));
-    step.codes = is_other ? its.codes : step.codes;
     out->code[v] = is_other ? other.code[v] : out->code[v];
   }
 }

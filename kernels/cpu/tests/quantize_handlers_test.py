@@ -47,7 +47,9 @@ def quantized_reference(x, name, rounding, global_scale):
         if top == 0:
           global_scale = np.float32(1)
       ideal = amax / np.float32(6) / global_scale
-      code = np.minimum(ideal, np.float32(448)).astype(E4M3).view(np.uint8)
+      # At least E4M3's least positive number, except in a block of zeros.
+      ideal = np.clip(ideal, np.float32(2**-9), np.float32(448))
+      code = np.where(amax == 0, 0, ideal).astype(E4M3).view(np.uint8)
       step = code.view(E4M3).astype(np.float32) * global_scale
       quotient = np.where(code == 0, np.float32(0), clean / step)
       nan_code = 0x7F

@@ -337,20 +337,20 @@ def _stored(
 
 @triton.jit
 def _ideal_scale(
-  amax, divisor, reciprocal, LARGEST: tl.constexpr, EXTRAS: tl.constexpr
+  amax, divisor, reciprocal, LARGEST: tl.constexpr, LEAST: tl.constexpr
 ):
   """f32 that takes amax to LARGEST: amax / LARGEST / divisor, rounded twice.
 
+  At least LEAST, E4M3's least positive number: a scale that rounds to 0 would
+  lose all values of its block.
+
   By Newton's steps, which round correctly where the result is no E4M3 zero: one
   for 6, by all 2^23 significands, and two for the divisor (see `_divided`).
-  Where a zero is told from what is just above it, by divisions.
 
   Args:
     divisor: scalar of 2^-85 to 2^64.
     reciprocal: of the divisor, correctly rounded.
   """
-  if EXTRAS.scale_up:
-    return tl.div_rn(tl.div_rn(amax, LARGEST), divisor)
   # More than E4M3 has: no quotient leaves f32's range.
   amax = tl.minimum(amax, divisor * 4096.0)
   inverse: tl.constexpr = 1.0 / LARGEST
@@ -358,7 +358,8 @@ def _ideal_scale(
   part = tl.fma(tl.fma(part, -LARGEST, amax), inverse, part)
   ideal = part * reciprocal
   ideal = tl.fma(tl.fma(-ideal, divisor, part), reciprocal, ideal)
-  return tl.fma(tl.fma(-ideal, divisor, part), reciprocal, ideal)
+  ideal = tl.fma(tl.fma(-ideal, divisor, part), reciprocal, ideal)
+  return tl.maximum(ideal, LEAST)
 
 
 @triton.jit
@@ -372,13 +373,12 @@ def _scaled_to(
 ):
   """Scales that take amax to LARGEST: codes, steps and their reciprocals.
 
-  A step is what a value is divided by: its scale times the unit, or 1 where the
-  scale is 0, and so are all values.
+  A step is what a value is divided by: its scale times the unit. Scales are
+  positive, that of a block of zeros as well.
   """
   scale_element: tl.constexpr = QUANTIZED.format.scale
-  ideal = _ideal_scale(
-    amax, divisor, divisor_reciprocal, LARGEST, QUANTIZED.extras
-  )
+  least: tl.constexpr = QUANTIZED.format.scale.min_positive
+  ideal = _ideal_scale(amax, divisor, divisor_reciprocal, LARGEST, least)
   if QUANTIZED.hardware_cast:
     code = ideal.to(tl.float8e4nv)
     scale = code.to(tl.uint8, bitcast=True).to(tl.int32)
@@ -387,12 +387,9 @@ def _scaled_to(
     scale = encode(ideal, scale_element)
     number = decode_e4m3(scale)
   if QUANTIZED.extras.scale_up:
-    ideal = tl.where(
-      ideal.to(tl.int32, bitcast=True) < MIN_NORMAL_BITS, 0.0, ideal
-    )
     scale += ((number < ideal) & (number < scale_element.max)).to(tl.int32)
     number = decode_e4m3(scale)
-  step = tl.where(scale == 0, 1.0, number * unit)
+  step = number * unit
   return scale, step, _reciprocal(step, QUANTIZED.hardware_cast)
 
 
@@ -418,14 +415,13 @@ def _reciprocal(x, IS_APPROXIMATE: tl.constexpr):
 @triton.jit
 def _divided(
   numerator,
-  scale,
   step,
   reciprocal,
   BLOCK_M: tl.constexpr,
   BLOCK_K: tl.constexpr,
   QUANTIZED: tl.constexpr,
 ):
-  """Magnitudes divided by their block's step; 0 where its scale is.
+  """Magnitudes divided by their block's step.
 
   Of numbers with signs where hardware casts.
 
@@ -440,11 +436,6 @@ def _divided(
   # What exceeds 6 steps saturates all the same; no value of a scale that is
   # computed exceeds 9.
   ceiling = step * (16.0 if is_exact else 6.0)
-  # All of a block is zero where its scale is.
-  if QUANTIZED.hardware_cast:
-    reciprocal = tl.where(scale == 0, 0.0, reciprocal)
-  else:
-    ceiling = tl.where(scale == 0, 0.0, ceiling)
   vec_size: tl.constexpr = QUANTIZED.format.block_size
   steps = tiles.over_blocks(step, BLOCK_M, BLOCK_K, vec_size)
   reciprocals = tiles.over_blocks(reciprocal, BLOCK_M, BLOCK_K, vec_size)
@@ -513,6 +504,7 @@ def quantize_two_level(
   bits = f32_bits(x)
   magnitude = bits & MAGNITUDE_MASK
   amax = _block_amax(x, magnitude, BLOCK_M, BLOCK_K, QUANTIZED)
+  is_zero = amax == 0
   global_bits = global_scale.to(tl.int32, bitcast=True)
   is_nan = amax >= INFINITY_BITS
   is_nan = is_nan | (global_bits <= 0) | (global_bits >= INFINITY_BITS)
@@ -529,20 +521,17 @@ def quantize_two_level(
   scale, step, reciprocal = _scaled_to(
     amax, divisor, divisor_reciprocal, unit, largest, QUANTIZED
   )
-  quotient = _divided(
-    numerator, scale, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED
-  )
+  quotient = _divided(numerator, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED)
   if QUANTIZED.extras.four_over_six:
     other, step, reciprocal = _scaled_to(
       amax, divisor, divisor_reciprocal, unit, FOUR, QUANTIZED
     )
     other_quotient = _divided(
-      numerator, other, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED
+      numerator, step, reciprocal, BLOCK_M, BLOCK_K, QUANTIZED
     )
     error = _error(quotient, scale, BLOCK_M, BLOCK_K, QUANTIZED)
     other_error = _error(other_quotient, other, BLOCK_M, BLOCK_K, QUANTIZED)
-    # A scale of 0 makes all values 0, which is no error of rounding.
-    is_other = (other_error < error) | (scale == 0)
+    is_other = other_error < error
     scale = tl.where(is_other, other, scale)
     is_other = tiles.over_blocks(is_other, BLOCK_M, BLOCK_K, vec_size)
     quotient = tl.where(is_other, other_quotient, quotient)
@@ -554,4 +543,5 @@ def quantize_two_level(
     if extras.needs_all_bits:
       quotient = tl.minimum(quotient, largest)
     codes = e2m1_bytes(quotient, bits, is_nan, BLOCK_M, BLOCK_K, QUANTIZED)
+  scale = tl.where(is_zero, 0, scale)
   return codes, tl.where(is_nan, scale_element.nan_code, scale)

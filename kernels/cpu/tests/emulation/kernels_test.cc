@@ -311,7 +311,10 @@ int QuantizeFailures(const Kernels& kernels, QuantizedFormat quantized,
     const bool bad = !std::isfinite(amax);
     uint32_t code = nvfp4 ? 0x7f : 255;
     if (!bad && nvfp4) {
-      code = Nearest(Format::kE4M3, std::fmin(amax / 6.0f, 448.0f));
+      // At least E4M3's least positive number, except in a block of zeros.
+      const float ideal =
+          std::fmax(0x1p-9f, std::fmin(amax / 6.0f, 448.0f));
+      code = amax == 0 ? 0 : Nearest(Format::kE4M3, ideal);
     } else if (!bad) {
       int exponent = amax == 0 ? -127 : std::ilogb(amax) - std::ilogb(limit);
       exponent += round_up && amax > std::ldexp(limit, exponent);
