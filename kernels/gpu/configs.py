@@ -42,7 +42,7 @@ class OperandKind:
   """One operand, as it lies in memory.
 
   Attributes:
-    format: one of `FORMATS`.
+    format: one of `formats.READABLE` or of `PLAIN_BYTES`.
     strides: (batch, row, k) in stored elements; those of FP4 are bytes, each
       of two values along k, or where it is interleaved words, of eight.
     scale_strides: (batch, row, column) of a linear scale; (batch, row tile) of
@@ -66,17 +66,17 @@ class OperandKind:
   @property
   def block_format(self) -> formats.Format | None:
     """The facts of its format; None of a plain operand."""
-    return formats.FORMATS.get(self.format)
+    return formats.READABLE.get(self.format)
 
   @property
   def element(self) -> formats.Element:
     """The type of its values, where it has a block format."""
-    return formats.by_name(self.format).element
+    return formats.READABLE[self.format].element
 
   @property
   def scale(self) -> formats.Element:
     """The type of its scales, where it has a block format."""
-    return formats.by_name(self.format).scale
+    return formats.READABLE[self.format].scale
 
   @property
   def is_quantized(self) -> bool:
@@ -116,7 +116,7 @@ class OperandKind:
 
   @property
   def values_per_scale(self) -> int:
-    return formats.by_name(self.format).block_size
+    return formats.READABLE[self.format].block_size
 
   @property
   def bits(self) -> int:
@@ -164,17 +164,16 @@ def operand(
   With one row that is not minor the stride of k is two: another dimension, as
   batch, is.
   """
-  if format not in FORMATS:
-    raise ValueError(
-      f"operand: format must be one of {FORMATS}, got {format!r}"
-    )
+  known = (*formats.READABLE, *PLAIN_BYTES)
+  if format not in known:
+    raise ValueError(f"operand: format must be one of {known}, got {format!r}")
 
   def dense(columns: int) -> tuple[int, int, int]:
     if k_is_minor:
       return rows * columns, columns, 1
     return rows * columns, 1, max(rows, 2)
 
-  facts = formats.FORMATS.get(format)
+  facts = formats.READABLE.get(format)
   if facts is None:
     return OperandKind(format=format, strides=dense(k))
   per_element = VALUES_PER_WORD if interleaved else facts.values_per_byte
@@ -467,5 +466,5 @@ class Tiling(constants.KernelConstant):
       # Of NVFP4, without its global scale, the largest number is 448 * 6.
       shrinks_overlap=self.overlaps
       and not skips
-      and operand.scale == formats.E8M0,
+      and (operand.scale == formats.E8M0 or operand.scale.has_infinity),
     )

@@ -14,6 +14,7 @@ from jaxplugin.kernels.gpu import matmul_plans
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import descriptors
+from jaxplugin.kernels import formats
 
 Architecture = architectures.Architecture
 MatmulConfig = configs.MatmulConfig
@@ -42,10 +43,10 @@ _MMA_BARRIERS_BYTES: Final = 16
 
 def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   """Why the block-scaled matrix instruction cannot take `shape`, or None."""
-  formats = (shape.lhs.format, shape.rhs.format)
+  names = (shape.lhs.format, shape.rhs.format)
   # Plain operands have no scale; Triton would upcast the other one.
   if not (shape.lhs.is_quantized and shape.rhs.is_quantized):
-    return f"both operands must have a block format, got {formats}"
+    return f"both operands must have a block format, got {names}"
   if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
     return "it takes values in their usual order, these are interleaved"
   if not architecture.has_scaled_dot:
@@ -54,14 +55,19 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   for kind in (shape.lhs, shape.rhs):
     if kind.element.name not in _DOT_SCALED_ELEMENTS:
       return f"Triton's tl.dot_scaled does not take {kind.element.name}"
+    if kind.format not in formats.FORMATS:
+      return (
+        f"no block-scaled matrix instruction takes {kind.element.name} with"
+        f" {kind.scale.name} scales of {kind.values_per_scale} values"
+      )
   # One instruction has one block size.
-  if (formats[0] == "nvfp4") != (formats[1] == "nvfp4"):
-    return f"nvfp4 multiplies only nvfp4, got {formats}"
+  if (names[0] == "nvfp4") != (names[1] == "nvfp4"):
+    return f"nvfp4 multiplies only nvfp4, got {names}"
   # Triton has mma.sync's mixed forms of FP4 and FP8 upcast.
   if shape.lhs.bits != shape.rhs.bits and not architecture.mixes_fp4_and_fp8:
-    return f"{architecture.name} multiplies FP4 only with FP4, got {formats}"
+    return f"{architecture.name} multiplies FP4 only with FP4, got {names}"
   # AMD's scales are E8M0 alone.
-  if "nvfp4" in formats and not architecture.scales_by_e4m3:
+  if "nvfp4" in names and not architecture.scales_by_e4m3:
     return f"{architecture.name} has no matrix instruction with E4M3 scales"
   return None
 
@@ -148,10 +154,10 @@ def _use_of_descriptors_error(
   # FP4 beside FP8 would be padded to bytes while it is copied, and jax-triton
   # 0.4.1 does not encode that ("fp4_padded TMA descriptors are not supported").
   if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
-    formats = (shape.lhs.format, shape.rhs.format)
+    names = (shape.lhs.format, shape.rhs.format)
     return (
       "jax-triton has no TMA descriptors of FP4 beside FP8 for the block-scaled"
-      f" matrix instruction, got {formats}"
+      f" matrix instruction, got {names}"
     )
   operands = (("lhs", shape.lhs), ("rhs", shape.rhs))
   for (name, kind), descriptor in zip(

@@ -72,12 +72,13 @@ def e4m3_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
 
 
 @triton.jit
-def e5m2_to_bf16(code, DECODING: tl.constexpr):
+def e5m2_to_bf16(code, DECODING: tl.constexpr, IS_VALUE: tl.constexpr = True):
   """bf16 of E5M2 codes, exactly; infinities and NaN included.
 
   code: uint8[...] or float8e5[...]. They are the high bytes of f16 numbers.
+  IS_VALUE: as of `e4m3_to_bf16`.
   """
-  if DECODING.packs:
+  if DECODING.packs and IS_VALUE:
     return tl.inline_asm_elementwise(
       _E5M2_TO_BF16,
       "=r,=r,r",
@@ -252,6 +253,8 @@ def scale_to_bf16(code, OPERAND: tl.constexpr, DECODING: tl.constexpr):
   """bf16 of a block format's scale codes (uint8[...], or E4M3 as FP8)."""
   if OPERAND.scale.name == "e4m3":
     return e4m3_to_bf16(code, DECODING, False)
+  elif OPERAND.scale.name == "e5m2":
+    return e5m2_to_bf16(code, DECODING, False)
   else:
     tl.static_assert(OPERAND.scale.name == "e8m0")
     return e8m0_to_bf16(code)

@@ -211,6 +211,9 @@ class DecodeTest(parameterized.TestCase):
     ("mxfp4", formats.E8M0, PLAIN),
     ("nvfp4", formats.E4M3, PLAIN),
     ("nvfp4", formats.E4M3, PACKED),
+    ("e4m3_e5m2_32", formats.E5M2, PLAIN),
+    ("e4m3_e5m2_32", formats.E5M2, PACKED),
+    ("e5m2_e4m3_16", formats.E4M3, PACKED),
   )
   def test_every_scale_code(self, format, dtype, decoding):
     out = np.zeros(256, BF16)

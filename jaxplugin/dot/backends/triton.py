@@ -35,6 +35,7 @@ from jaxplugin.dot import problems
 from jaxplugin.dot import sides
 from jaxplugin.dot.backends import dense
 from jaxplugin.dot.backends import triton_configs
+from jaxplugin.kernels import formats as kernel_formats
 from jaxplugin.kernels import launching
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
@@ -66,10 +67,9 @@ def _problem_gate(
   problem: problems.DotProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   for side in (problem.lhs, problem.rhs):
-    if side.format is not None and not side.format.is_known:
-      return decisions.Unsupported(
-        f"serves {formats.known_names()} and plain floats, got {side.format}"
-      )
+    refusal = format_refusal(side.format)
+    if refusal is not None:
+      return refusal
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")
   if problem.is_empty:
@@ -79,6 +79,62 @@ def _problem_gate(
   except ValueError as error:
     return decisions.Unsupported(str(error))
   return None
+
+
+def format_refusal(
+  format: formats.BlockFormat | None,
+) -> decisions.Unsupported | None:
+  """Why kernels cannot read blocks of a format; None if they can."""
+  if format is None or _readable_format(format) is not None:
+    return None
+  return decisions.Unsupported(
+    "kernels read FP8, FP6 and FP4 values with E8M0, E4M3 or E5M2 scales of a"
+    f" multiple of 16 values, got {format}"
+  )
+
+
+def _readable_format(
+  format: formats.BlockFormat,
+) -> tuple[formats.BlockFormat, int] | None:
+  """The format that kernels read blocks as, and the repeats of a scale."""
+  dtypes = (format.values_dtype, format.scale_dtype)
+  if (
+    dtypes[0] not in formats.VALUES_DTYPES
+    or dtypes[1] not in formats.SCALE_DTYPES
+  ):
+    return None
+  found = kernel_formats.readable(
+    format.values_encoding, format.scale_encoding, format.block_size
+  )
+  if found is None:
+    return None
+  facts, repeats = found
+  return dataclasses.replace(
+    format, name=facts.name, block_size=facts.block_size
+  ), repeats
+
+
+def has_repeated_scale(format: formats.BlockFormat | None) -> bool:
+  """Whether a scale is of more values than kernels read one of."""
+  found = None if format is None else _readable_format(format)
+  return found is not None and found[1] > 1
+
+
+def _with_readable_format(side: sides.Side) -> sides.Side:
+  """The side with its scale repeated for blocks that kernels read."""
+  if side.format is None or side.format.is_known:
+    return side
+  found = _readable_format(side.format)
+  assert found is not None and side.axis is not None
+  format, repeats = found
+  if repeats == 1:
+    return side.replace(format=format)
+  scale = lax.bitcast_convert_type(side.linear_scale(), jnp.uint8)
+  scale = jnp.repeat(scale, repeats, axis=side.axis)
+  scale = lax.bitcast_convert_type(scale, format.scale_dtype)
+  columns = -(-side.shape[side.axis] // format.block_size)
+  scale = lax.slice_in_dim(scale, 0, columns, axis=side.axis)
+  return side.replace(format=format, scale=scale, scale_layout=layouts.LINEAR)
 
 
 def _lowering_refusal(
@@ -100,8 +156,11 @@ def _reads(
   """
   if layout == layouts.LAYER:
     return (
-      not problem.rhs.is_interleaved
-      or _reads(interleaving.INTERLEAVED, problem, target)
+      not has_repeated_scale(problem.rhs.format)
+      and (
+        not problem.rhs.is_interleaved
+        or _reads(interleaving.INTERLEAVED, problem, target)
+      )
     ) and not striding.are_copied(
       problem.k,
       (problem.lhs.format, problem.rhs.format),
@@ -138,6 +197,7 @@ def plan(
     global_scale=applications[problem.global_scale],
     notes=(
       f"kernels: {names}",
+      *scale_notes(problem.lhs.format, problem.rhs.format),
       *matmul_plans.conversion_notes(dense[0], architecture),
     ),
     is_native=architecture.has_scaled_dot,
@@ -184,7 +244,8 @@ def _dense_shape(
       rows,
       k,
       k_is_minor=side.contracting_is_minor,
-      swizzled=side.scale_layout == layouts.SWIZZLED,
+      swizzled=side.scale_layout == layouts.SWIZZLED
+      and not has_repeated_scale(side.format),
       interleaved=side.is_interleaved
       and _reads(interleaving.INTERLEAVED, problem, target),
     )
@@ -208,7 +269,29 @@ def _dense_shape(
 
 
 def kind_name(format: formats.BlockFormat | None, dtype: np.dtype) -> str:
-  return PLAIN_NAMES[dtype] if format is None else format.name
+  """The name by which kernels read an operand of a format that is served."""
+  if format is None:
+    return PLAIN_NAMES[dtype]
+  if format.is_known:
+    return format.name
+  found = _readable_format(format)
+  assert found is not None, format
+  return found[0].name
+
+
+def scale_notes(*of: formats.BlockFormat | None) -> tuple[str, ...]:
+  """How scales are read that the kernels have for fewer values."""
+  notes = []
+  for format in of:
+    if format is not None and has_repeated_scale(format):
+      found = _readable_format(format)
+      assert found is not None
+      note = (
+        f"each scale of {format.block_size} values is repeated {found[1]}"
+        f" times, for blocks of {found[0].block_size}"
+      )
+      notes += [note] if note not in notes else []
+  return tuple(notes)
 
 
 def _default_config(
@@ -389,6 +472,7 @@ def _readable(
 
 
 def _of_dense(side: sides.Side) -> Readable:
+  side = _with_readable_format(side)
   values, scale = _packed(side.values), side.scale
   kind = configs.OperandKind(
     format=kind_name(side.format, np.dtype(values.dtype)),
@@ -407,6 +491,7 @@ def _packed(values: jax.Array) -> jax.Array:
 
 def strided(side: sides.Side) -> Readable:
   """A side with one contracting dimension."""
+  side = _with_readable_format(side)
   name = kind_name(side.format, np.dtype(side.values.dtype))
   scale = scale_strides = None
   if side.format is not None:

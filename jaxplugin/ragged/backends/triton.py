@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
-from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import problems as dot_problems
 from jaxplugin.dot.backends import triton
@@ -54,10 +53,9 @@ def _problem_gate(
   problem: problems.RaggedProblem, target: targets.Target
 ) -> decisions.Unsupported | None:
   for side in (problem.lhs, problem.rhs):
-    if side.format is not None and not side.format.is_known:
-      return decisions.Unsupported(
-        f"serves {formats.known_names()} and plain floats, got {side.format}"
-      )
+    refusal = triton.format_refusal(side.format)
+    if refusal is not None:
+      return refusal
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")
   if triton_library.uses_descriptors(target):
@@ -109,7 +107,12 @@ def plan(
   conversions = matmul_plans.conversion_notes(planned[0], architecture)
   return decisions.Plan(
     global_scale=global_scale,
-    notes=(f"kernels: {names}", *conversions, _SCHEDULE),
+    notes=(
+      f"kernels: {names}",
+      *triton.scale_notes(problem.lhs.format, problem.rhs.format),
+      *conversions,
+      _SCHEDULE,
+    ),
     is_native=_config(shape, target).path == "native",
   )
 
@@ -167,7 +170,9 @@ def _operand(
     triton.kind_name(side.format, side.dtype),
     rows,
     k,
-    swizzled=target is not None and side.scale_layout == layouts.SWIZZLED,
+    swizzled=target is not None
+    and side.scale_layout == layouts.SWIZZLED
+    and not triton.has_repeated_scale(side.format),
     interleaved=side.is_interleaved and is_read,
   )
 
