@@ -67,6 +67,7 @@ from jaxplugin.ragged.contraction.api import align_groups as align_groups
 from jaxplugin.ragged.contraction.api import (
   ragged_dot_general as ragged_dot_general,
 )
+from jaxplugin.stablehlo.rewriter import RewriteWarning as RewriteWarning
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
 from jaxplugin.tables.errors import TableError as TableError
 from jaxplugin.tables.errors import TableWarning as TableWarning
@@ -98,6 +99,7 @@ __all__ = [
   "NonFiniteError",
   "QuantizedOperand",
   "QuantizedWeight",
+  "RewriteWarning",
   "ScaledArray",
   "TableError",
   "TableWarning",

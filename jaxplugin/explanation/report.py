@@ -299,16 +299,7 @@ class Explanation(Sequence):
     found = self._targets()
     if found:
       yield f"target: {', '.join(map(str, found))}"
-    for target in found:
-      if (
-        target.platform == "cuda"
-        and target.cudnn_version is None
-        and target.name in targets.TARGET_NAMES
-      ):
-        yield (
-          f"no cuDNN is assumed: {target.name} was named without cudnn=, as in"
-          f' jp.named_target("{target.name}", cudnn="9.13")'
-        )
+    yield from filter(None, map(missing_cudnn, found))
     for assumption in self.assumptions:
       yield f"assumed: {assumption}"
 
@@ -347,11 +338,26 @@ class Explanation(Sequence):
       )
 
 
+def missing_cudnn(target: targets.Target) -> str:
+  """Returns the notice that no cuDNN is assumed; "" if one may be known."""
+  if (
+    target.platform != "cuda"
+    or target.cudnn_version is not None
+    or target.name not in targets.TARGET_NAMES
+  ):
+    return ""
+  return (
+    f"no cuDNN is assumed: {target.name} was named without cudnn=, as in"
+    f' jp.named_target("{target.name}", cudnn="9.13")'
+  )
+
+
 def merged(items: Sequence[Any]) -> tuple[Any, ...]:
-  """Those that are the same become one that counts."""
+  """Merges items that differ in nothing but their counts, which add up."""
   counts: dict[Any, int] = {}
   for item in items:
-    counts[item] = counts.get(item, 0) + 1
+    one = dataclasses.replace(item, count=1)
+    counts[one] = counts.get(one, 0) + item.count
   return tuple(
     dataclasses.replace(item, count=count) for item, count in counts.items()
   )
