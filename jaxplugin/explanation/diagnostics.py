@@ -95,8 +95,8 @@ def explain(
 
   Args:
     fn: a function, jitted or not, which is traced; or a module in any form that
-      `jp.rewrite` takes. Of a module every call that `jp.rewrite` rewrites is
-      listed, next to the plain products. Trips of its loops are not known.
+      `jp.rewrite` takes. From a module, the result has every call that
+      `jp.rewrite` takes, and the plain products. Trips of loops are not known.
     *args, **kwargs: the function's arguments; arrays, or
       `jax.ShapeDtypeStruct`s, and trees of them. Where there is anything in
       them but arrays and numbers, the activation function in a module of
