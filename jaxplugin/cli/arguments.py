@@ -125,9 +125,12 @@ def add_strict(command: argparse._ActionsContainer) -> None:
 
 
 def print_missing_cudnn(target: targets.Target) -> None:
-  """Prints on standard error that no cuDNN is assumed, if none is."""
+  """Prints on standard error that no cuDNN is assumed, if one might serve."""
   notice = report.missing_cudnn(target)
-  if notice:
+  assumed = dataclasses.replace(
+    target, cudnn_version=targets.MIN_BLOCK_SCALED_CUDNN
+  )
+  if notice and assumed.has_block_scaled_cudnn:
     print(f"{notice}; pass --cudnn 9.13", file=sys.stderr)
 
 

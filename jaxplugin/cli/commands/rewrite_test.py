@@ -63,9 +63,10 @@ class RewriteTest(command_lines.CommandLineTestCase):
 
   def test_cudnn_that_is_not_named_is_told(self):
     path = self.write("m.mlir", written_modules.dot_module())
-    notice = "no cuDNN is assumed: b200 was named without cudnn="
+    notice = "no cuDNN is assumed: "
     for arguments, expected in (
       (("--target", "b200", "--implementation", "xla"), True),
+      (("--target", "h100", "--implementation", "xla"), False),
       (B200, False),
       (("--target", "cpu"), False),
     ):
