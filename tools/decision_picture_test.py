@@ -39,8 +39,11 @@ class DecisionPictureTest(absltest.TestCase):
       if target.name not in targets.TARGET_NAMES or target != (
         targets.named_target(target.name, cudnn=cudnn)
       ):
-        continue  # a device that is attached
+        # What a name does not say, the label does.
+        self.assertRegex(label, "attached|CPU|TPU")
+        continue
       named += 1
+      self.assertStartsWith(label, target.name)
       for call in decision_picture.CALLS:
         line = ["explain", "--target", target.name]
         if cudnn is not None:
