@@ -80,7 +80,9 @@ def _optimize(args: argparse.Namespace) -> str:
   target = dots.target(args)
   text = files.text_of(args.file)
   if args.rewrite:
-    text = rewriter.rewrite(text, target, implementation=args.implementation)
+    text = rewriter.rewrite(
+      text, target, implementation=args.implementation, strict=True
+    )
   return jax_private.optimized_hlo(files.compile(text, target))
 
 
@@ -109,6 +111,7 @@ def _rewrite(args: argparse.Namespace) -> str:
       files.text_of(args.file),
       dots.target(args),
       implementation=args.implementation,
+      strict=True,
     )
   except (NotImplementedError, TypeError, ValueError) as error:
     if args.refused:

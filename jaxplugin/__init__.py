@@ -34,6 +34,7 @@ from jaxplugin.arrays.stacking import stack as stack
 from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.backends import Backend as Backend
 from jaxplugin.backends import register_backend as register_backend
+from jaxplugin.core.decisions import RefusedError as RefusedError
 from jaxplugin.core.formats import MXFP4 as MXFP4
 from jaxplugin.core.formats import MXFP6_E2M3 as MXFP6_E2M3
 from jaxplugin.core.formats import MXFP6_E3M2 as MXFP6_E3M2
@@ -50,6 +51,7 @@ from jaxplugin.dot.guards import NonFiniteError as NonFiniteError
 from jaxplugin.dot.guards import debug_checks as debug_checks
 from jaxplugin.dropin import matmul as _matmul  # noqa: F401
 from jaxplugin.dropin.acceleration import accelerate as accelerate
+from jaxplugin.dropin.dots.sites import Site as Site
 from jaxplugin.dropin.linear import linear as linear
 from jaxplugin.dropin.quantized_dots import quantize_dots as quantize_dots
 from jaxplugin.explanation.diagnostics import explain as explain
@@ -58,7 +60,9 @@ from jaxplugin.explanation.report import Explanation as Explanation
 from jaxplugin.exports.api import export as export
 from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.params.acceptance import accept_quantized as accept_quantized
+from jaxplugin.params.conversion import Parameter as Parameter
 from jaxplugin.params.conversion import quantize_params as quantize_params
+from jaxplugin.params.report import QuantizationReport as QuantizationReport
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
 from jaxplugin.quantization.dequantization import dequantize as dequantize
@@ -67,6 +71,8 @@ from jaxplugin.ragged.contraction.api import align_groups as align_groups
 from jaxplugin.ragged.contraction.api import (
   ragged_dot_general as ragged_dot_general,
 )
+from jaxplugin.stablehlo.modules import ModuleError as ModuleError
+from jaxplugin.stablehlo.rewriter import RewriteWarning as RewriteWarning
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite
 from jaxplugin.tables.errors import TableError as TableError
 from jaxplugin.tables.errors import TableWarning as TableWarning
@@ -95,10 +101,16 @@ __all__ = [
   "BlockFormat",
   "Explanation",
   "GlobalScaleWarning",
+  "ModuleError",
   "NonFiniteError",
+  "Parameter",
+  "QuantizationReport",
   "QuantizedOperand",
   "QuantizedWeight",
+  "RefusedError",
+  "RewriteWarning",
   "ScaledArray",
+  "Site",
   "TableError",
   "TableWarning",
   "TablesDifferError",

@@ -9,10 +9,13 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 
+import jax
+import numpy as np
 from absl.testing import absltest
 
 import jaxplugin
@@ -210,6 +213,54 @@ class NamesTest(absltest.TestCase):
       modules,
       {"backends", "checkpoint_policies", "checkpoints", "nn", "training"},
     )
+
+  def test_docstrings_name_only_public_places(self):
+    found = {}
+    for name in jaxplugin.__all__:
+      value = getattr(jaxplugin, name)
+      found[name] = value
+      if inspect.ismodule(value):
+        found |= {
+          f"{name}.{key}": item
+          for key, item in vars(value).items()
+          if key[0] != "_" and not inspect.ismodule(item)
+        }
+    for name, value in found.items():
+      text = inspect.getdoc(value) or ""
+      if inspect.isclass(value):
+        members = [m for key, m in vars(value).items() if key[0] != "_"]
+        text += "".join(inspect.getdoc(m) or "" for m in members)
+      for place in re.findall(r"\b(?:jp|jaxplugin)\.([\w.]*\w)", text):
+        owner = jaxplugin
+        for part in place.split("."):
+          self.assertTrue(
+            hasattr(owner, part) and part in dir(owner), f"{name}: {place}"
+          )
+          owner = getattr(owner, part)
+
+  def test_what_a_user_catches_or_reads_is_public(self):
+    values = jaxplugin.quantize(np.ones((4, 32), np.float32), "mxfp8")
+    cpu = jaxplugin.named_target("cpu")
+    with jaxplugin.use_target(cpu), self.assertRaises(jaxplugin.RefusedError):
+      jaxplugin.block_scaled_dot(values, values, implementation="cudnn")
+    with self.assertRaises(jaxplugin.ModuleError):
+      jaxplugin.rewrite("module {", cpu)
+    seen = []
+    params = {"w": np.ones((64, 64), np.float32)}
+    _, report = jaxplugin.quantize_params(
+      params, "mxfp8", where=lambda p: seen.append(p) or 0
+    )
+    self.assertIsInstance(report, jaxplugin.QuantizationReport)
+    self.assertIsInstance(seen[0], jaxplugin.Parameter)
+    multiply = lambda p, x: x @ p["w"]
+    jax.eval_shape(
+      jaxplugin.quantize_dots(
+        multiply, "mxfp8", where=lambda site: seen.append(site) or False
+      ),
+      params,
+      np.ones((4, 64), np.float32),
+    )
+    self.assertIsInstance(seen[-1], jaxplugin.Site)
 
   def test_submodules_are_importable_still(self):
     for name in ("core.formats", "quantization", "kernels", "dot.backends.xla"):

@@ -77,7 +77,11 @@ def devices():
     ("b200, cuDNN 9.9", named("b200", cudnn="9.9")),
     ("h200", named("h200")),
     ("a100", named("a100")),
-    ("mi355x", named("mi355x").with_library(targets.JAX_TRITON)),
+    ("mi355x, by name", named("mi355x")),
+    (
+      "mi355x, attached",
+      named("mi355x").with_library(targets.JAX_TRITON),
+    ),
     (
       "CPU, kernels built",
       dataclasses.replace(cpu, cpu_kernels="avx2"),
@@ -91,7 +95,7 @@ def devices():
 
 
 def decide(call, target):
-  """The package's `Decision` for one call on one target."""
+  """Returns the `Decision` of `jp.explain` for one call on one target."""
   spec = jax.ShapeDtypeStruct((128, 4096), jnp.bfloat16)
 
   def operand(format):

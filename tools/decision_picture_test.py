@@ -2,8 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture in README.md is what the package decides today."""
 
+import contextlib
+import io
+import json
+
 import decision_picture
 from absl.testing import absltest
+
+from jaxplugin.cli import main
+from jaxplugin.core import targets
 
 
 class DecisionPictureTest(absltest.TestCase):
@@ -13,6 +20,43 @@ class DecisionPictureTest(absltest.TestCase):
       decision_picture.draw(),
       "run python tools/decision_picture.py",
     )
+
+  def test_each_device_by_name_is_what_the_command_explains(self):
+    sizes = [
+      "-m",
+      "128",
+      "-n",
+      "128",
+      "-k",
+      "4096",
+      "--out",
+      "bfloat16",
+      "--json",
+    ]
+    named = 0
+    for label, target in decision_picture.devices():
+      cudnn = target.cudnn_version
+      if target.name not in targets.TARGET_NAMES or target != (
+        targets.named_target(target.name, cudnn=cudnn)
+      ):
+        # What a name does not say, the label does.
+        self.assertRegex(label, "attached|CPU|TPU")
+        continue
+      named += 1
+      self.assertStartsWith(label, target.name)
+      for call in decision_picture.CALLS:
+        line = ["explain", "--target", target.name]
+        if cudnn is not None:
+          line += ["--cudnn", targets.format_version(cudnn)]
+        for side, format in (("--lhs", call.lhs), ("--rhs", call.rhs)):
+          line += [side, format.name if format else "bfloat16"]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+          self.assertEqual(main.main([*line, *sizes]), 0)
+        (dot,) = json.loads(out.getvalue())["dots"]
+        drawn = decision_picture.decide(call, target).implementation
+        self.assertEqual(dot["decision"]["implementation"], drawn, label)
+    self.assertGreaterEqual(named, 6)
 
   def test_words_stay_inside_their_columns(self):
     # 0.62 em a character is more than any of the usual fonts needs on average.

@@ -358,20 +358,20 @@ def module(rng: np.random.Generator) -> None:
   result = written_modules.array((m, n), np.float32)
   text = written_modules.call_module("__op$block_scaled_dot", arrays, [result])
   here = jp.named_target("cpu")
-  rewritten = jp.rewrite(text, here)
+  rewritten = jp.rewrite(text, here, strict=True)
   (actual,) = written_modules.run(rewritten, *arrays)
   exact, _ = contract.dot(made[0].exact, made[1].exact)
   contract.assert_exact(actual, exact, contract.F32)
   names = [n for n in targets.TARGET_NAMES if n not in ("mi300x", "mi355x")]
   device = jp.named_target(str(rng.choice(names)))
-  once = jp.rewrite(text, device)
+  once = jp.rewrite(text, device, strict=True)
   if jp.rewrite(once, device) != once:
     raise AssertionError(f"rewriting for {device} again changes:\n{once}")
   data = bytearray(modules.read(text, trusted=True).serialize("bytecode"))
   data[rng.integers(len(data))] = rng.integers(256)
   # Typed errors, and the process is alive.
   with contextlib.suppress(TypeError, ValueError, NotImplementedError):
-    jp.rewrite(bytes(data), here)
+    jp.rewrite(bytes(data), here, strict=True)
 
 
 AREAS: Final[dict[str, Callable[[np.random.Generator], None]]] = {

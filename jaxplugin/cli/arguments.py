@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Final
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.plugins import registry
+from jaxplugin.explanation import report
 
 FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
@@ -110,6 +112,26 @@ def add_ptxas(command: argparse._ActionsContainer) -> None:
     help="the version of ptxas to assume with --target, e.g. 13.2; default: an"
     " old one",
   )
+
+
+def add_strict(command: argparse._ActionsContainer) -> None:
+  """The argument that makes a refused call of a module an error."""
+  command.add_argument(
+    "--strict",
+    action="store_true",
+    help="fail if a call of a module cannot be lowered; default: leave that"
+    " call as it is, and say why",
+  )
+
+
+def print_missing_cudnn(target: targets.Target) -> None:
+  """Prints on standard error that no cuDNN is assumed, if one might serve."""
+  notice = report.missing_cudnn(target)
+  assumed = dataclasses.replace(
+    target, cudnn_version=targets.MIN_BLOCK_SCALED_CUDNN
+  )
+  if notice and assumed.has_block_scaled_cudnn:
+    print(f"{notice}; pass --cudnn 9.13", file=sys.stderr)
 
 
 def _implementation(text: str) -> str:

@@ -168,7 +168,7 @@ def _nvidia(
 # jax-triton (0.3 and 0.4) asks the device for its architecture, and puts into
 # the module the path of a file with the code, not the code.
 _NAMED_AMD_TRITON_ERROR: Final = (
-  "jax-triton lowers for AMD GPUs only where there is one, not for one by name"
+  "jax-triton lowers for AMD GPUs only if one is attached"
 )
 
 

@@ -132,7 +132,7 @@ def quantize_dots(
       of weights, activations and gradients, rounded to nearest.
     where: None, or a function of a site, with its `name`, shapes, dtypes,
       `dimension_numbers`, `source` and which operand is a parameter
-      (`sites.Site`). It returns True, False, or a recipe (or format) for
+      (`jp.Site`). It returns True, False, or a recipe (or format) for
       this site. `site.is_default` is the answer that it replaces:
       `where=lambda site: site.is_default and "Block_0" not in site.name`.
     key: a `jax.random` key; None where none is needed.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import platform
@@ -36,6 +37,8 @@ from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import traced as ragged_traced
 from jaxplugin.ragged.contraction import backends as contraction_backends
 from jaxplugin.runtime import lowering
+from jaxplugin.stablehlo import module_calls
+from jaxplugin.stablehlo import module_runs
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
 from jaxplugin.tables import resolution
@@ -69,6 +72,7 @@ def explain(
   *args: Any,
   target: targets.Target | None = None,
   for_export: bool = False,
+  strict: bool | None = None,
   **kwargs: Any,
 ) -> report.Explanation:
   """Tells what happens to every block-scaled dot of a function or a module.
@@ -91,7 +95,8 @@ def explain(
 
   Args:
     fn: a function, jitted or not, which is traced; or a module in any form that
-      `jp.rewrite` takes, of which every call that it rewrites is told.
+      `jp.rewrite` takes. From a module, the result has every call that
+      `jp.rewrite` takes, and the plain products. Trips of loops are not known.
     *args, **kwargs: the function's arguments; arrays, or
       `jax.ShapeDtypeStruct`s, and trees of them. Where there is anything in
       them but arrays and numbers, the activation function in a module of
@@ -100,15 +105,20 @@ def explain(
       `use_target`, or the local one.
     for_export: whether to tell what `jp.export` puts into a module: measured
       configs of CPU kernels are left out, and sizes may be symbolic.
+    strict: for a module: whether a call that `jp.rewrite` cannot take is an
+      error. By default its `error` says why.
 
   Returns:
     An `Explanation`: a sequence of the dots. Print it for a report, which a
     notebook shows by itself; `.to_json()` is for programs.
 
   Raises:
-    TypeError: `target` is not a `Target`, `fn` is neither a function nor a
-      module, or a module is given with arguments; and whatever `fn` raises.
-    jaxplugin.modules.ModuleError: the module does not parse, or is not valid.
+    TypeError: If `target` is not a `Target`, `fn` is neither a function nor a
+      module, a module is given with arguments, or `strict` with a function.
+      And whatever `fn` raises.
+    jp.ModuleError: If the module does not parse, or is not valid.
+    TypeError, ValueError, NotImplementedError: If `strict` and a call of the
+      module cannot be taken.
   """
   if target is not None:
     targets.require("explain", target, "a jp.Target or None")
@@ -118,8 +128,13 @@ def explain(
         "explain: a module is explained without arguments, got"
         f" {len(args) + len(kwargs)}; pass the function for those"
       )
-    return explain_module(modules.read(fn), target)
+    return explain_module(modules.read(fn), target, strict=bool(strict))
   speaking.require_function("explain", fn)
+  if strict is not None:
+    raise TypeError(
+      f"explain: strict is for modules, got strict={strict!r} with a function."
+      " Bind an argument of that name with functools.partial."
+    )
   # A forced implementation is judged for this target while tracing.
   chosen = (
     contextlib.nullcontext() if target is None else (targets.use_target(target))
@@ -196,6 +211,8 @@ def explain_module(
   source: modules.Source,
   target: targets.Target | None = None,
   implementation: str | None = None,
+  *,
+  strict: bool = False,
 ) -> report.Explanation:
   """`explain` for a module that was read; consumes it.
 
@@ -203,24 +220,58 @@ def explain_module(
     source: the module.
     target: the device to decide for; None is the current one.
     implementation: the one that all dots are to use, or None to choose.
+    strict: whether a call that cannot be taken is an error.
   """
   target = target or targets.current_target()
-  explained = []
-  for item in rewriter.examine(source, target, implementation):
-    decided = item.decided
-    explained.append(
-      report.Explained(
-        source=item.source,
-        problem=None if decided is None else decided.problem,
-        target=target,
-        decision=None if decided is None else decided.decision,
-        error=item.error,
-        call=item.call,
-        description=item.description,
-        function=item.function,
-      )
-    )
-  return report.Explanation(report.merged(explained))
+  calls, others = [], []
+  with rewriter.readable(source):
+    for operation, runs in module_runs.find(source):
+      if module_calls.call_name(operation) is not None:
+        calls.append(runs)
+      elif (other := products.of_module(operation, source, target)) is not None:
+        others += [
+          dataclasses.replace(other, **_place(run, count))
+          for run, count in runs.items()
+        ]
+  done = rewriter.examine(source, target, implementation, strict=strict)
+  explained: list[report.Explained] = []
+  for item, runs in zip(done, calls, strict=True):
+    one = _explain_call(item, target)
+    # One that nothing reaches is rewritten as well.
+    explained += [
+      dataclasses.replace(one, **_place(run, count))
+      for run, count in (runs or {module_runs.Run(): 1}).items()
+    ]
+  return report.Explanation(
+    dots=report.merged(explained), others=report.merged(others)
+  )
+
+
+def _place(run: module_runs.Run, count: int) -> dict[str, Any]:
+  """Fields of a `report.Place`: how often something in a module runs."""
+  return {
+    "count": count,
+    "trips": None if run.is_in_loop else 1,
+    "is_conditional": run.is_conditional,
+  }
+
+
+def _explain_call(
+  item: rewriter.Rewritten, target: targets.Target
+) -> report.Explained:
+  """One call of a module."""
+  decided = item.decided
+  return report.Explained(
+    source=item.source,
+    problem=None if decided is None else decided.problem,
+    target=target,
+    decision=None if decided is None else decided.decision,
+    error=item.error,
+    call=item.call,
+    description=item.description,
+    function=item.function,
+    **({} if decided is None else _explain_decided(item.dot, decided)),
+  )
 
 
 def _assumptions(
@@ -239,25 +290,29 @@ def _explain_dot(
   operation: program.Operation, target: targets.Target | None, for_export: bool
 ) -> report.Explained:
   decided = traced.decide(operation.eqn, target, for_export=for_export)
-  estimate, lowering_error, launched_by = None, "", ""
-  if decided.decision is not None:
-    estimate = products.estimate_dot(operation.eqn, decided)
-    backend = backends.table()[decided.decision.implementation]
-    refusal = backend.lowering_refusal(decided.target)
-    if refusal is None:
-      launched_by = backend.launched_by(decided.target)
-    else:
-      lowering_error = refusal.reason
   return report.Explained(
     **products.place(operation),
     problem=decided.problem,
     target=decided.target,
     decision=decided.decision,
     error=decided.error,
-    lowering_error=lowering_error,
-    launched_by=launched_by,
-    estimate=estimate,
+    **_explain_decided(operation.eqn, decided),
   )
+
+
+def _explain_decided(eqn: Any, decided: traced.Decided) -> dict[str, Any]:
+  """Fields of a `report.Explained`: what follows from a dot's decision."""
+  if decided.decision is None:
+    return {}
+  backend = backends.table()[decided.decision.implementation]
+  refusal = backend.lowering_refusal(decided.target)
+  return {
+    "estimate": products.estimate_dot(eqn, decided),
+    "lowering_error": "" if refusal is None else refusal.reason,
+    "launched_by": (
+      backend.launched_by(decided.target) if refusal is None else ""
+    ),
+  }
 
 
 def _explain_ragged(

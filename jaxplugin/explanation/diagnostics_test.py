@@ -1,10 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (modules in the text)
 """`explain` and `info`."""
 
+import dataclasses
 import importlib.metadata
 import json
 import platform
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.runtime import triton_library
 from jaxplugin.testing import written_modules
 
 
@@ -242,6 +246,104 @@ class ExplainModuleTest(parameterized.TestCase):
       f"error: {quantize.error}",
       str(jp.explain(module, target=self.B200)),
     )
+
+  def test_strict_raises_for_a_call_that_cannot_be_lowered(self):
+    module = self.quantize_module("int8")
+    self.assertNotEmpty(jp.explain(module, target=self.B200)[0].error)
+    with self.assertRaisesRegex(TypeError, "values must be floating-point"):
+      jp.explain(module, target=self.B200, strict=True)
+    with self.assertRaisesRegex(TypeError, "strict is for modules"):
+      jp.explain(lambda x, strict: x, 1.0, strict=True)
+
+  def test_decision_needs_no_package_that_lowers(self):
+    h100 = jp.named_target("h100")
+    (expected,) = jp.explain(self.dot_module(), target=h100)
+    self.assertEqual(expected.decision.implementation, "triton")
+    self.assertEqual(expected.lowering_error, "")
+    with mock.patch.object(
+      triton_library, "_import_error", lambda: "no jax_triton"
+    ):
+      explanation = jp.explain(self.dot_module(), target=h100)
+      (found,) = explanation
+      self.assertRegex(found.lowering_error, "needs jax-triton")
+      self.assertIn("this process cannot lower it: ", str(explanation))
+      with self.assertWarnsRegex(jp.RewriteWarning, "needs jax-triton"):
+        jp.rewrite(self.dot_module(), h100)
+    self.assertEqual(
+      dataclasses.replace(found, lowering_error="", launched_by=""),
+      dataclasses.replace(expected, launched_by=""),
+    )
+
+  def test_estimate_is_that_of_the_function(self):
+    array = written_modules.array
+    lhs, rhs, lhs_scale, rhs_scale = (
+      array((8, 64), jnp.float8_e4m3fn),
+      array((16, 64), jnp.float8_e4m3fn),
+      array((8, 2), jnp.float8_e8m0fnu),
+      array((16, 2), jnp.float8_e8m0fnu),
+    )
+
+    def function(lhs, rhs, lhs_scale, rhs_scale):
+      return jp.block_scaled_dot(
+        jp.ScaledArray(lhs, lhs_scale, None, jp.MXFP8),
+        jp.ScaledArray(rhs, rhs_scale, None, jp.MXFP8),
+        preferred_element_type=jnp.float32,
+      )
+
+    for target in (self.B200, jp.named_target("h100")):
+      (expected,) = jp.explain(
+        function, lhs, rhs, lhs_scale, rhs_scale, target=target
+      )
+      (found,) = jp.explain(self.dot_module(), target=target)
+      self.assertEqual(found.estimate, expected.estimate)
+      self.assertEqual(found.estimate.flops, 2 * 8 * 16 * 64)
+
+  def test_plain_products_of_a_module_are_listed_as_of_the_function(self):
+    twice = jax.jit(lambda x: x @ x)
+
+    def function(x, y):
+      z = twice(twice(x))
+      z = jax.lax.fori_loop(0, y, lambda _, a: a.T @ a, z)
+      z = jax.lax.cond(y > 2, twice, lambda a: a, z)
+      return jax.lax.conv(z[None, None], z[None, None, :2, :2], (1, 1), "SAME")
+
+    arguments = jnp.ones((4, 4), jnp.bfloat16), 3
+    of_function = jp.explain(function, *arguments, target=self.B200)
+    lowered = jax.jit(function).lower(*arguments)
+    of_module = jp.explain(lowered, target=self.B200)
+    as_one = lambda others: sorted(
+      (
+        x.operation.split(".")[1].split("_")[0][:4],
+        x.description,
+        x.trips or 0,
+        x.is_conditional,
+        x.count,
+        repr(x.estimate),
+      )
+      for x in others
+    )
+    self.assertEqual(as_one(of_module.others), as_one(of_function.others))
+    self.assertLen(of_module.others, 4)
+    self.assertIn("in a while loop, trips not known", str(of_module))
+    self.assertRegex(of_module.others[0].source, r"diagnostics_test\.py:\d+")
+
+  def test_calls_of_a_function_count(self):
+    text = """module {
+  func.func public @main(%a: tensor<8x64xf8E4M3FN>, %b: tensor<16x64xf8E4M3FN>, %c: tensor<8x2xf8E8M0FNU>, %d: tensor<16x2xf8E8M0FNU>) -> tensor<8x16xf32> {
+    %0 = call @f(%a, %b, %c, %d) : (tensor<8x64xf8E4M3FN>, tensor<16x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>, tensor<16x2xf8E8M0FNU>) -> tensor<8x16xf32>
+    %1 = call @f(%a, %b, %c, %d) : (tensor<8x64xf8E4M3FN>, tensor<16x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>, tensor<16x2xf8E8M0FNU>) -> tensor<8x16xf32>
+    %2 = stablehlo.add %0, %1 : tensor<8x16xf32>
+    return %2 : tensor<8x16xf32>
+  }
+"""
+    function = self.dot_module().replace("public @main", "private @f")
+    (dot,) = jp.explain(
+      text + function.split("\n", 1)[1], target=self.B200
+    ).dots
+    self.assertEqual(dot.count, 2)
+    # A function that nothing calls is rewritten, too.
+    (dot,) = jp.explain(function, target=self.B200).dots
+    self.assertEqual(dot.count, 1)
 
   def test_json_of_a_module(self):
     explanation = jp.explain(self.dot_module(), target=self.B200)

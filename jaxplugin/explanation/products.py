@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 import numpy as np
+from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
@@ -21,6 +23,8 @@ from jaxplugin.jaxext import program
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import problems as ragged_problems
 from jaxplugin.ragged import traced as ragged
+from jaxplugin.stablehlo import module_calls
+from jaxplugin.stablehlo import modules
 
 # Products by their names in JAX, and why they are not block-scaled.
 _REASONS: Final = {
@@ -29,6 +33,13 @@ _REASONS: Final = {
     "a plain ragged product; jp.ragged_dot has block-scaled weights"
   ),
   "conv_general_dilated": "a convolution, which has no block-scaled kernel",
+}
+# Plain products of modules, by the names of `_REASONS`.
+_MODULE_NAMES: Final = {
+  "stablehlo.dot": "dot_general",
+  "stablehlo.dot_general": "dot_general",
+  "stablehlo.convolution": "conv_general_dilated",
+  "chlo.ragged_dot": "ragged_dot_general",
 }
 _OWN_BACKWARD: Final = (
   "jp.dot_general leaves this product of the backward pass in high precision"
@@ -144,6 +155,51 @@ def explain(
   )
 
 
+def of_module(
+  operation: Any, source: modules.Source, target: targets.Target
+) -> report.NotBlockScaled | None:
+  """A plain product of a module; None for any other operation."""
+  name = _MODULE_NAMES.get(operation.name)
+  if name is None:
+    return None
+  types = [x.type for x in (*operation.operands[:2], *operation.results)]
+  lhs, rhs, out = map(_describe_type, types)
+  return report.NotBlockScaled(
+    source=source.location(operation),
+    operation=operation.name,
+    description=f"{lhs} x {rhs} -> {out}",
+    reason=_REASONS[name],
+    estimate=_estimate_of_module(operation, types, target),
+  )
+
+
+def _describe_type(ir_type: Any) -> str:
+  try:
+    return describe(module_calls.array_type(ir_type))
+  except (TypeError, NotImplementedError):  # f64; symbolic sizes
+    return str(ir_type)
+
+
+def _estimate_of_module(
+  operation: Any, types: Sequence[Any], target: targets.Target
+) -> estimates.Estimate | None:
+  """Of a dot; None of another product, and where sizes are not static."""
+  try:
+    lhs, rhs, out = map(module_calls.array_type, types)
+  except (TypeError, NotImplementedError):
+    return None
+  if operation.name == "stablehlo.dot_general":
+    numbers = stablehlo.DotDimensionNumbers(
+      operation.attributes["dot_dimension_numbers"]
+    )
+    contracting = numbers.lhs_contracting_dimensions
+  elif operation.name == "stablehlo.dot":
+    contracting = [len(lhs.shape) - 1]
+  else:
+    return None
+  return _estimate_plain(lhs, rhs, out, contracting, target)
+
+
 def _name(primitive: Any) -> str:
   matmuls, dots = jax_private.scaled_primitives()
   if primitive in matmuls:
@@ -155,13 +211,24 @@ def _estimate(eqn: Any, target: targets.Target) -> estimates.Estimate | None:
   """Of a `dot_general`; None of another, and where a size is symbolic."""
   if eqn.primitive.name != "dot_general":
     return None
-  lhs, rhs = (v.aval for v in eqn.invars)
-  num_bytes = estimates.bytes_of(v.aval for v in (*eqn.invars, *eqn.outvars))
+  lhs, rhs, out = (v.aval for v in (*eqn.invars, *eqn.outvars))
+  (contracting, _), _ = eqn.params["dimension_numbers"]
+  return _estimate_plain(lhs, rhs, out, contracting, target)
+
+
+def _estimate_plain(
+  lhs: Any,
+  rhs: Any,
+  out: Any,
+  contracting: Sequence[int],
+  target: targets.Target,
+) -> estimates.Estimate | None:
+  """Of a plain dot of arrays; None where a size is symbolic."""
+  num_bytes = estimates.bytes_of((lhs, rhs, out))
   if num_bytes is None:
     return None
-  (contracting, _), _ = eqn.params["dimension_numbers"]
   k = math.prod(lhs.shape[d] for d in contracting)
-  flops = 2 * math.prod(eqn.outvars[0].aval.shape) * k
+  flops = 2 * math.prod(out.shape) * k
   is_half = lhs.dtype in _HALF and rhs.dtype in _HALF
   return estimates.estimate(
     num_bytes, flops, "bf16" if is_half else None, target

@@ -8,12 +8,14 @@ import collections
 import dataclasses
 import json
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
 from jaxplugin.quantization import problems as quantization
@@ -155,7 +157,8 @@ class ExplainedSite(Place):
 class Explanation(Sequence):
   """The block-scaled dots of a function, or calls of a module, in order.
 
-  As a sequence it is these. `str` is a report, which a notebook shows.
+  As a sequence it is these. `str` is a report, which a notebook shows. `flops`
+  and `add_flops` are for meters of utilization (MFU).
 
   Attributes:
     dots: the same.
@@ -272,6 +275,63 @@ class Explanation(Sequence):
       ),
     }
 
+  @property
+  def flops(self) -> float | None:
+    """FLOPs of all products in one run; None if those of one are not known.
+
+    Two for each multiplication, whatever computes it. The trips of scans count,
+    in contrast to XLA's `cost_analysis`. A `while_loop`'s body counts once.
+    """
+    return self.summary()["flops"]
+
+  def add_flops(self, cost: Mapping[str, float]) -> dict[str, float]:
+    """Adds the FLOPs of custom calls to XLA's cost analysis.
+
+    XLA does not know what a custom call computes, and counts -1 for it. So the
+    figure of a program with kernels of this package is too small::
+
+      result["flops"] = max(cost["flops"], 0) + sum(2 * batch * m * n * k)
+
+    The sum has the dots that are custom calls on the target: those of every
+    implementation except xla. As in XLA's figure, the body of a loop counts
+    once; see `flops` for a figure with trips. The result is that of the same
+    program in f32 with plain dots, up to 1 for each call, and except for
+    operations that are not dots.
+
+    Args:
+      cost: what `compiled.cost_analysis()` returns. The program is the
+        explained function, for the same target and arguments.
+
+    Returns:
+      A copy of `cost` with another "flops".
+
+    Raises:
+      ValueError: If `cost` has no "flops", as for GPUs that are not attached,
+        or sizes of a dot are symbolic.
+
+    Example:
+      >>> compiled = jax.jit(step).lower(params, batch).compile()
+      >>> explanation = jp.explain(step, params, batch)
+      >>> flops = explanation.add_flops(compiled.cost_analysis())["flops"]
+    """
+    if "flops" not in cost:
+      raise ValueError(
+        'add_flops: cost must have "flops", got'
+        f" {sorted(cost)}. Use Explanation.flops, which needs no cost."
+      )
+    table = backends.table()
+    added = 0.0
+    for dot in self.dots:
+      if dot.decision is None or table[dot.decision.implementation].is_portable:
+        continue
+      if dot.estimate is None:
+        raise ValueError(
+          f"add_flops: sizes must be static, got {dot.problem}. Explain the"
+          " function with the sizes of the compiled program."
+        )
+      added += dot.count * dot.estimate.flops
+    return {**cost, "flops": max(cost["flops"], 0.0) + added}
+
   def _site_lines(self) -> Iterator[str]:
     if not self.sites:
       return
@@ -299,16 +359,7 @@ class Explanation(Sequence):
     found = self._targets()
     if found:
       yield f"target: {', '.join(map(str, found))}"
-    for target in found:
-      if (
-        target.platform == "cuda"
-        and target.cudnn_version is None
-        and target.name in targets.TARGET_NAMES
-      ):
-        yield (
-          f"no cuDNN is assumed: {target.name} was named without cudnn=, as in"
-          f' jp.named_target("{target.name}", cudnn="9.13")'
-        )
+    yield from filter(None, map(missing_cudnn, found))
     for assumption in self.assumptions:
       yield f"assumed: {assumption}"
 
@@ -347,11 +398,26 @@ class Explanation(Sequence):
       )
 
 
+def missing_cudnn(target: targets.Target) -> str:
+  """Returns the notice that no cuDNN is assumed; "" if one may be known."""
+  if (
+    target.platform != "cuda"
+    or target.cudnn_version is not None
+    or target.name not in targets.TARGET_NAMES
+  ):
+    return ""
+  return (
+    f"no cuDNN is assumed: {target.name} was named without cudnn=, as in"
+    f' jp.named_target("{target.name}", cudnn="9.13")'
+  )
+
+
 def merged(items: Sequence[Any]) -> tuple[Any, ...]:
-  """Those that are the same become one that counts."""
+  """Merges items that differ in nothing but their counts, which add up."""
   counts: dict[Any, int] = {}
   for item in items:
-    counts[item] = counts.get(item, 0) + 1
+    one = dataclasses.replace(item, count=1)
+    counts[one] = counts.get(one, 0) + item.count
   return tuple(
     dataclasses.replace(item, count=count) for item, count in counts.items()
   )

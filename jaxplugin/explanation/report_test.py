@@ -431,5 +431,111 @@ def call(kernels, launch, inputs, target):
   return list(jax.ffi.ffi_call(KERNEL, tuple(outputs))(*inputs))
 
 
+class FlopsTest(absltest.TestCase):
+  """Figures for meters of utilization, against 2 m n k and XLA's own."""
+
+  M, N, K = 32, 64, 128
+  # A target whose dots are custom calls, and one whose dots XLA sees.
+  H100, CPU = jp.named_target("h100"), jp.named_target("cpu")
+
+  def operands(self, *lead):
+    return [
+      jax.eval_shape(
+        lambda x: jp.quantize(x, "mxfp8"),
+        jax.ShapeDtypeStruct((*lead, rows, self.K), jnp.float32),
+      )
+      for rows in (self.M, self.N)
+    ]
+
+  def xla(self, function, *shapes):
+    """XLA's figure of a program of plain f32 arrays."""
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(function).lower(*arrays).compile().cost_analysis()
+
+  def test_dot_alone_is_what_xla_counts_for_f32(self):
+    expected = self.xla(
+      lambda a, b: a @ b.T, (self.M, self.K), (self.N, self.K)
+    )
+    self.assertEqual(expected["flops"], 2 * self.M * self.N * self.K)
+    explanation = jp.explain(
+      jp.block_scaled_dot, *self.operands(), target=self.H100
+    )
+    self.assertEqual(explanation.flops, expected["flops"])
+    added = explanation.add_flops({"flops": -1.0, "bytes accessed": 3.0})
+    self.assertEqual(added, {"flops": expected["flops"], "bytes accessed": 3.0})
+
+  def test_dots_that_xla_sees_are_not_added(self):
+    explanation = jp.explain(
+      jp.block_scaled_dot, *self.operands(), target=self.CPU
+    )
+    self.assertEqual(explanation.add_flops({"flops": 7.0}), {"flops": 7.0})
+    self.assertEqual(explanation.flops, 2 * self.M * self.N * self.K)
+
+  def test_plain_products_and_loops_are_counted_as_xla_counts_them(self):
+    batch, trips = 3, 5
+    plain = lambda y: jax.lax.scan(
+      lambda c, _: (c @ y, None), y, None, length=trips
+    )[0]
+
+    def ours(a, b, y):
+      dots = lambda c, _: (c + jp.block_scaled_dot(a, b), None)
+      zeros = jnp.zeros((batch, self.M, self.N), jnp.float32)
+      return jax.lax.scan(dots, zeros, None, length=trips)[0], plain(y)
+
+    square = (16, 16)
+    explanation = jp.explain(
+      ours,
+      *self.operands(batch),
+      jax.ShapeDtypeStruct(square, jnp.float32),
+      target=self.H100,
+    )
+    one = 2 * batch * self.M * self.N * self.K
+    self.assertEqual(explanation.flops, trips * (one + 2 * 16**3))
+    # The program without the dots, and -1 for the call in the loop.
+    cost = dict(self.xla(plain, square))
+    self.assertAlmostEqual(cost["flops"], 2 * 16**3, delta=trips)
+    cost["flops"] -= 1
+    self.assertAlmostEqual(
+      explanation.add_flops(cost)["flops"], one + 2 * 16**3, delta=1 + trips
+    )
+
+  def test_gradients_count(self):
+    def loss(x, w):
+      return mxfp8(x, w, (((1,), (1,)), ((), ()))).sum()
+
+    shapes = (self.M, self.K), (self.N, self.K)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    explanation = jp.explain(jax.grad(loss, (0, 1)), *arrays, target=self.H100)
+    self.assertEqual(explanation.flops, 3 * 2 * self.M * self.N * self.K)
+    self.assertEqual(
+      explanation.add_flops({"flops": -3.0})["flops"], explanation.flops
+    )
+
+  def test_program_of_this_cpus_kernels(self):
+    if jp.detect_target("cpu").cpu_kernels is None:
+      self.skipTest("the C++ kernels are not built")
+    rng = np.random.default_rng(0)
+    operands = [
+      jp.quantize(rng.normal(size=(rows, self.K)).astype(np.float32), "mxfp8")
+      for rows in (self.M, self.N)
+    ]
+    dot = lambda a, b: jp.block_scaled_dot(a, b, implementation="cpu")
+    cost = jax.jit(dot).lower(*operands).compile().cost_analysis()
+    self.assertLess(cost["flops"], self.M * self.N * self.K)
+    added = jp.explain(dot, *operands).add_flops(cost)
+    self.assertAlmostEqual(
+      added["flops"], 2 * self.M * self.N * self.K, delta=1
+    )
+
+  def test_cost_without_flops_is_refused(self):
+    explanation = jp.explain(
+      jp.block_scaled_dot, *self.operands(), target=self.H100
+    )
+    with self.assertRaisesRegex(
+      ValueError, "cost must have \"flops\", got \\['bytes accessed'\\]"
+    ):
+      explanation.add_flops({"bytes accessed": 1.0})
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -20,7 +20,8 @@ are static, and arrays mean their logical values whatever layouts are named.
     The same with scales in the 128x4 layout of tcgen05.
   composite "xla.scaled_dot"(lhs, rhs, lhs_scale, rhs_scale) -> result
     What `jax.lax.scaled_dot` lowers to. JAX passes E8M0 ones, one a row, for an
-    operand that has no scale.
+    operand that has no scale. A scale may also cover several rows, as XLA's
+    scaled dot allows. Versions 0 and 1 mean the same: JAX writes 0, XLA 1.
 
 Several results may also come as one tuple, as from HLO.
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -50,6 +52,15 @@ DEQUANTIZE: Final = "__op$dequantize"
 DOT: Final = cudnn.DOT_TARGET
 SWIZZLED_DOT: Final = cudnn.SWIZZLED_DOT_TARGET
 SCALED_DOT: Final = "xla.scaled_dot"
+
+# Versions of the composite. XLA's own rewriter does not read them.
+_VERSIONS: Final = (0, 1)
+
+# A string of JSON, or words that protobuf's parser of JSON takes as well: a
+# string in single quotes, and the name of a field without quotes.
+_JSON_WORD: Final = re.compile(
+  r"""\"(?:[^"\\]|\\.)*"|'([^'\\]*)'|([A-Za-z_]\w*)(?=\s*:)"""
+)
 
 # How many operands and results each may have.
 _ARITY: Final = {
@@ -229,8 +240,8 @@ def _refuse_attributes(operation: Any) -> None:
       )
   if operation.name == "stablehlo.composite" and "version" in attributes:
     version = attributes["version"].value
-    if version != 0:
-      raise NotImplementedError(f"its version must be 0, got {version}")
+    if version not in _VERSIONS:
+      raise NotImplementedError(f"its version must be 0 or 1, got {version}")
 
 
 def _given_block_size(operation: Any) -> int | None:
@@ -241,7 +252,7 @@ def _given_block_size(operation: Any) -> int | None:
       config = config or _as_python(operation.attributes[name])
   if isinstance(config, str) and config:
     try:
-      config = json.loads(config)
+      config = json.loads(_JSON_WORD.sub(_quoted, config))
     except (ValueError, RecursionError) as error:
       shown = config if len(config) < 200 else f"{config[:200]}..."
       raise ValueError(
@@ -268,6 +279,12 @@ def _given_block_size(operation: Any) -> int | None:
       f" block_scaled_dot_backend_config, got {inner!r}"
     )
   return given
+
+
+def _quoted(word: re.Match[str]) -> str:
+  """Returns a word of `_JSON_WORD` as JSON has it, in double quotes."""
+  found = word[1] if word[2] is None else word[2]
+  return word[0] if found is None else json.dumps(found)
 
 
 def _as_python(attribute: Any) -> Any:

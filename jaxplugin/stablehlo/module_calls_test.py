@@ -72,6 +72,12 @@ class BlockSizeTest(parameterized.TestCase):
     '"{\\22block_scaled_dot_backend_config\\22:{\\22block_size\\22:\\2232\\22}}"',
     '"{\\22blockScaledDotBackendConfig\\22: {\\22blockSize\\22: \\2232\\22},'
     ' \\22operation_queue_id\\22: \\220\\22}"',
+    # What protobuf's parser of JSON takes too.
+    '"{\\22block_scaled_dot_backend_config\\22:{block_size:32}}"',
+    '"{block_scaled_dot_backend_config : {block_size :\\2232\\22}}"',
+    "\"{'blockScaledDotBackendConfig':{'blockSize':'32'}}\"",
+    '"{\\22note\\22: \\22a:b, \\\\\\22c: {d:\\22,'
+    ' block_scaled_dot_backend_config:{block_size:32}}"',
   )
   def test_it_is_given_in_json(self, config):
     operands = mx(lhs=(128, 4), rhs=(128, 4))
@@ -252,14 +258,20 @@ class CompositeTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "must have dimension_numbers"):
       read(missing)
 
-  def test_another_version_is_refused(self):
-    text = self.text().replace(
-      "{composite_attributes", "{version = 1 : i32, composite_attributes"
-    )
+  def test_versions(self):
+    text = self.text()
+
+    def of_version(version):
+      return text.replace(
+        "{composite_attributes",
+        f"{{version = {version} : i32, composite_attributes",
+      )
+
+    self.assertEqual(read(of_version(1)), read(text))
     with self.assertRaisesRegex(
-      NotImplementedError, "version must be 0, got 1"
+      NotImplementedError, "version must be 0 or 1, got 2"
     ):
-      read(text)
+      read(of_version(2))
 
 
 class TupleTest(absltest.TestCase):

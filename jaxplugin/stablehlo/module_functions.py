@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
@@ -37,6 +39,7 @@ class Lowering:
     name: what a function that computes it is called.
     description: what is computed, in words.
     decided: what was decided about its dot; None where it has none.
+    dot: the equation of its dot; None if it has no dot.
     traced: the function that computes it, traced.
     platform: what it is to be lowered for.
   """
@@ -44,6 +47,7 @@ class Lowering:
   name: str
   description: str
   decided: decisions.Decided | None
+  dot: Any
   traced: Any
   platform: str
 
@@ -51,6 +55,14 @@ class Lowering:
     """The function as @main of an `ir.Module`."""
     lowered = self.traced.lower(lowering_platforms=(self.platform,))
     return lowered.compiler_ir("stablehlo")
+
+  def refusal(self) -> str:
+    """Returns why this process cannot lower its dot; "" if it can."""
+    if self.decided is None or self.decided.decision is None:
+      return ""
+    backend = backends.table()[self.decided.decision.implementation]
+    refusal = backend.lowering_refusal(self.decided.target)
+    return "" if refusal is None else refusal.reason
 
 
 def lower(
@@ -94,12 +106,14 @@ def lower(
       f" {module_calls.shape_list(call.results)}"
     )
   eqns = list(decisions.dots(traced.jaxpr.jaxpr))
-  decided = decisions.decide(eqns[0], target) if eqns else None
+  eqn = eqns[0] if eqns else None
+  decided = None if eqn is None else decisions.decide(eqn, target)
   description = _description(call, decided)
   return Lowering(
     name=_function_name(kind, call, decided),
     description=description,
     decided=decided,
+    dot=eqn,
     traced=traced,
     platform=target.platform,
   )
@@ -278,19 +292,48 @@ def _scaled_dot(
 ) -> _Made:
   del scale_rounding
 
+  assert call.dimension_numbers is not None
+  contracting, _ = call.dimension_numbers
+
   def function(lhs, rhs, lhs_scale, rhs_scale):
-    lhs_has_scale, rhs_has_scale = call.has_scale
+    lhs_scale, rhs_scale = (
+      _repeated(scale, values.shape, dims) if has_scale else None
+      for scale, values, dims, has_scale in zip(
+        (lhs_scale, rhs_scale),
+        (lhs, rhs),
+        contracting,
+        call.has_scale,
+        strict=True,
+      )
+    )
     return nn_scaled.scaled_dot(
       lhs,
       rhs,
-      lhs_scale=lhs_scale if lhs_has_scale else None,
-      rhs_scale=rhs_scale if rhs_has_scale else None,
+      lhs_scale=lhs_scale,
+      rhs_scale=rhs_scale,
       dimension_numbers=call.dimension_numbers,
       preferred_element_type=_result_dtype(call),
       implementation=implementation,
     )
 
   return "scaled_dot", function
+
+
+def _repeated(
+  scale: jax.Array, shape: Sequence[int], contracting: Sequence[int]
+) -> jax.Array:
+  """Repeats a scale of two-dimensional blocks: a scale for each row.
+
+  XLA's scaled dot takes a scale that covers several rows; `jp.scaled_dot`, as
+  JAX's, takes one for each row. A scale that does not divide its operand is
+  left for `jp.scaled_dot` to refuse.
+  """
+  if len(scale.shape) != len(shape):
+    return scale
+  for dim, (size, count) in enumerate(zip(shape, scale.shape, strict=True)):
+    if dim not in contracting and 0 < count < size and size % count == 0:
+      scale = jnp.repeat(scale, size // count, axis=dim)
+  return scale
 
 
 def _result_dtype(call: module_calls.ModuleCall) -> np.dtype:

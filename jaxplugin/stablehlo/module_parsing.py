@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin.jaxext import jaxlib_private
+from jaxplugin.stablehlo import module_hlo
 
 BYTECODE_MAGIC: Final = b"ML\xefR"
 # The producer's name follows the magic and one byte of format version. MLIR
@@ -169,7 +170,13 @@ def _parse_text(text: str, name: str, context: ir.Context) -> Parsed:
   if not text.strip():
     raise ModuleError(f"{name}: the module is empty")
   if is_hlo(text):
-    return Parsed(module=_parse(_convert_hlo(text, name), name, context))
+    text = module_hlo.convertible(text)
+    module = _parse(_convert_hlo(text, name), name, context)
+    try:
+      module_hlo.as_composites(module, list(walk(module.operation)))
+    except ValueError as error:
+      raise ModuleError(f"{name}: {error}") from None
+    return Parsed(module=module)
   return Parsed(module=_parse(text, name, context), is_text=True)
 
 

@@ -317,7 +317,7 @@ class DeepTest(parameterized.TestCase):
       ValueError,
       f"block_scaled_dot.* at .*backend_config must be JSON, .*{pattern}",
     ) as caught:
-      jp.rewrite(text, CPU)
+      jp.rewrite(text, CPU, strict=True)
     self.assertLess(len(str(caught.exception)), 800)
     explanation = jp.explain(text, target=CPU)
     self.assertIn("backend_config must be JSON", explanation[0].error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
@@ -27,35 +28,46 @@ from jaxplugin.stablehlo import module_match
 from jaxplugin.stablehlo import module_parsing
 from jaxplugin.stablehlo import modules
 
+# What reading and lowering a call raise if the call is not acceptable.
+_REFUSALS: Final = (TypeError, ValueError, NotImplementedError)
 # What nanobind raises where it makes a Python string.
 _BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
 
 
+class RewriteWarning(UserWarning):
+  """Warns that `rewrite` leaves a call as it is; says which one and why."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rewritten:
-  """What became of one call.
+  """The outcome of one call. `str` is one line.
 
   Attributes:
     call: its name.
     source: file, line and column; empty when not known.
-    description: what it computes.
-    decided: what was decided about its dot; None where it has none.
-    function: the function that computes it now; empty where it stays.
-    error: why it cannot be lowered, for `examine` only.
+    description: what it computes; the operands' types if it is refused.
+    decided: what was decided about its dot; None if it has no dot.
+    dot: the equation of its dot; None if it has no dot.
+    function: the function that computes it now; empty if the call stays.
+    error: why it is refused, and therefore stays. It may have several lines.
+    lowering_error: why this process, though it could decide, cannot lower it;
+      from `examine` only.
   """
 
   call: str
   source: str
   description: str
   decided: traced.Decided | None = None
+  dot: Any = dataclasses.field(default=None, repr=False)
   function: str = ""
   error: str = ""
+  lowering_error: str = ""
 
   def __str__(self) -> str:
     place = f"{self.source}: " if self.source else ""
     line = f"{place}{self.call}: {self.description}: "
     if self.error:
-      return line + self.error
+      return f"{line}left as it is: {' '.join(self.error.split())}"
     if self.decided is not None:
       assert self.decided.decision is not None
       line += f"{self.decided.decision.implementation}, "
@@ -70,6 +82,7 @@ def rewrite(
   *,
   implementation: str | None = None,
   scale_rounding: quantization.ScaleRounding = "up",
+  strict: bool = False,
   trusted: bool = False,
 ) -> Any:
   """Lowers the block-scaled calls of a StableHLO module for a target.
@@ -82,6 +95,11 @@ def rewrite(
   as for `block_scaled_dot`, with its meaning (for the composite that of
   `jp.scaled_dot`). A dot that is already what would be emitted stays. So the
   second rewriting for a target changes nothing.
+
+  A call that cannot be lowered stays as it is, a `RewriteWarning` says why in
+  one line, and the other calls are rewritten. XLA sees the call that stays:
+  it expands a composite by its decomposition, and lowers or refuses a custom
+  call. `strict=True` raises instead.
 
   `__op$quantize` and `__op$dequantize` compute what `jp.quantize` (with a
   global scale of 1 for NVFP4) and `jp.dequantize` do, not what XLA's expansion
@@ -108,6 +126,7 @@ def rewrite(
     implementation: "xla", "cudnn", "triton", "cpu" or "cutile" forces one for
       all dots; None chooses for each.
     scale_rounding: "up" or "floor", as in `jp.quantize`.
+    strict: whether a call that cannot be lowered is an error.
     trusted: whether jaxlib may parse the module in this process at once. By
       default what comes as text or bytes is parsed by a child process first,
       as jaxlib's parsers end the process on some malformed modules.
@@ -119,10 +138,14 @@ def rewrite(
     `lower` returns).
 
   Raises:
-    jaxplugin.modules.ModuleError: the module does not parse, is not valid, or
-      ends the parser.
-    TypeError, ValueError, NotImplementedError: an argument is not acceptable,
-      or a call cannot be lowered: names it, its place, and its operands.
+    jp.ModuleError: If the module does not parse, is not valid, or ends the
+      parser.
+    TypeError, ValueError: If an argument is not acceptable.
+    TypeError, ValueError, NotImplementedError: If `strict` and a call cannot be
+      lowered. The error names the call, its place and its operands.
+
+  Warns:
+    jp.RewriteWarning: If a call cannot be lowered, unless `strict`.
   """
   source = modules.read(module, trusted=trusted)
   done = rewrite_source(
@@ -130,7 +153,11 @@ def rewrite(
     target,
     implementation=implementation,
     scale_rounding=scale_rounding,
+    strict=strict,
   )
+  for item in done:
+    if item.error:
+      warnings.warn(f"rewrite: {item}", RewriteWarning, stacklevel=2)
   if any(item.function for item in done):
     return source.write()
   return source.unchanged()
@@ -142,12 +169,13 @@ def rewrite_source(
   *,
   implementation: str | None = None,
   scale_rounding: quantization.ScaleRounding = "up",
+  strict: bool = False,
 ) -> list[Rewritten]:
-  """Rewrites `source.module` in place; returns what became of each call."""
+  """Rewrites `source.module` in place; returns the outcome of each call."""
   rewriter = _Rewriter(source, target, implementation, scale_rounding)
   source.require_platform(target.platform)
-  with _readable(source):
-    done = [rewriter.rewrite(op) for op in module_calls.find(source)]
+  with readable(source):
+    done = rewriter.rewrite_all(strict)
     rewriter.erase_unused_decompositions()
   modules.verify(source.module, source.name)
   return done
@@ -157,33 +185,22 @@ def examine(
   source: modules.Source,
   target: targets.Target,
   implementation: str | None = None,
+  *,
+  strict: bool = False,
 ) -> list[Rewritten]:
-  """What would become of each call; those that cannot be lowered say why.
+  """Returns the outcome that each call would have.
 
-  `source` is of no use afterwards.
+  A decision needs no package that lowers: `lowering_error` says if one is
+  missing. `source` is of no use afterwards.
   """
-  rewriter = _Rewriter(source, target, implementation, "up")
-  done = []
-  with _readable(source):
-    operations = module_calls.find(source)
-  for operation in operations:
-    types = [str(operand.type) for operand in operation.operands]
-    unknown = Rewritten(
-      call=str(module_calls.call_name(operation)),
-      source=source.location(operation),
-      description=f"({', '.join(types)})",
-    )
-    try:
-      with _readable(source):
-        done.append(rewriter.rewrite(operation))
-    except (TypeError, ValueError, NotImplementedError) as error:
-      done.append(dataclasses.replace(unknown, error=str(error)))
-  return done
+  rewriter = _Rewriter(source, target, implementation, "up", is_examining=True)
+  with readable(source):
+    return rewriter.rewrite_all(strict)
 
 
 @contextlib.contextmanager
-def _readable(source: modules.Source) -> Iterator[None]:
-  """Has what Python cannot read of a module raise `ModuleError`."""
+def readable(source: modules.Source) -> Iterator[None]:
+  """Raises `ModuleError` for what Python cannot read of a module."""
   try:
     yield
   except RecursionError as error:
@@ -235,31 +252,69 @@ class _Rewriter:
     target: targets.Target,
     implementation: str | None,
     scale_rounding: quantization.ScaleRounding,
+    *,
+    is_examining: bool = False,
   ) -> None:
     _validate(target, implementation, scale_rounding)
     self._source = source
     self._options = (target, implementation, scale_rounding)
+    self._is_examining = is_examining
+    self._lowerings: dict[
+      module_calls.ModuleCall, module_functions.Lowering | Exception
+    ] = {}
     self._emitted: dict[module_calls.ModuleCall, _Emitted] = {}
     self._decompositions: list[tuple[Any, str]] = []
 
-  def rewrite(self, operation: Any) -> Rewritten:
-    """Replaces one call, or finds that it can stay."""
+  def rewrite_all(self, strict: bool) -> list[Rewritten]:
+    """Rewrites every call of the module; `strict` raises for a refused one."""
+    rewrite_call = self._rewrite_or_raise if strict else self._rewrite_or_leave
+    return [rewrite_call(op) for op in module_calls.find(self._source)]
+
+  def _rewrite_or_raise(self, operation: Any) -> Rewritten:
+    """Replaces one call, or finds that it can stay.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: If it cannot be lowered.
+    """
     try:
-      call = module_calls.read(operation)
-      shardings = _shardings(operation)
-      emitted = self._emit(call)
-    except (TypeError, ValueError, NotImplementedError) as error:
+      return self._rewrite(operation)
+    except _REFUSALS as error:
       who = f"rewrite: {module_calls.title(operation, self._source)}"
       if isinstance(error, decisions.RefusedError):
         raise error.told_by(who) from error
       raise type(error)(f"{who}: {error}") from error
+
+  def _rewrite_or_leave(self, operation: Any) -> Rewritten:
+    """Replaces one call, finds that it can stay, or says why it has to."""
+    try:
+      return self._rewrite(operation)
+    except _REFUSALS as error:
+      types = [str(operand.type) for operand in operation.operands]
+      return Rewritten(
+        call=str(module_calls.call_name(operation)),
+        source=self._source.location(operation),
+        description=f"({', '.join(types)})",
+        error=str(error),
+      )
+
+  def _rewrite(self, operation: Any) -> Rewritten:
+    with readable(self._source):
+      call = module_calls.read(operation)
+    shardings = _shardings(operation)
+    lowering = self._lower(call)
     result = Rewritten(
       call=call.name,
       source=self._source.location(operation),
-      description=emitted.lowering.description,
-      decided=emitted.lowering.decided,
-      function="",
+      description=lowering.description,
+      decided=lowering.decided,
+      dot=lowering.dot,
     )
+    refusal = lowering.refusal()
+    if refusal and self._is_examining:
+      return dataclasses.replace(
+        result, function=lowering.name, lowering_error=refusal
+      )
+    emitted = self._emit(call, lowering)
     if module_match.is_emitted(operation, call, emitted.module):
       return result
     with operation.context, operation.location, ir.InsertionPoint(operation):
@@ -270,9 +325,22 @@ class _Rewriter:
       _replace(operation, name, shardings)
     return dataclasses.replace(result, function=name)
 
-  def _emit(self, call: module_calls.ModuleCall) -> _Emitted:
+  def _lower(self, call: module_calls.ModuleCall) -> module_functions.Lowering:
+    """How a call is computed; calls that are alike are traced once."""
+    if call not in self._lowerings:
+      try:
+        self._lowerings[call] = module_functions.lower(call, *self._options)
+      except _REFUSALS as error:
+        self._lowerings[call] = error
+    lowering = self._lowerings[call]
+    if isinstance(lowering, Exception):
+      raise lowering
+    return lowering
+
+  def _emit(
+    self, call: module_calls.ModuleCall, lowering: module_functions.Lowering
+  ) -> _Emitted:
     if call not in self._emitted:
-      lowering = module_functions.lower(call, *self._options)
       module = _imported(
         lowering.stablehlo(), self._source.module.context, lowering.name
       )

@@ -16,6 +16,8 @@ from jaxlib.mlir import ir
 
 import jaxplugin as jp
 from jaxplugin.jaxext import jax_private
+from jaxplugin.stablehlo import modules
+from jaxplugin.stablehlo import rewriter
 from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
 
@@ -513,7 +515,7 @@ class KeptTest(parameterized.TestCase):
     with self.assertRaisesRegex(
       ValueError, "quantize.*sharding must have a part for each of 2 results"
     ):
-      jp.rewrite(module, CPU)
+      jp.rewrite(module, CPU, strict=True)
 
   def test_shardy_sharding_of_a_result_becomes_a_constraint(self):
     sharding = '<@mesh, [{"x"}, {}]>'
@@ -547,7 +549,7 @@ class KeptTest(parameterized.TestCase):
 class ErrorTest(parameterized.TestCase):
   def check(self, module, error, *patterns, target=CPU, **options):
     with self.assertRaises(error) as caught:
-      jp.rewrite(module, target, **options)
+      jp.rewrite(module, target, strict=True, **options)
     for pattern in patterns:
       self.assertRegex(str(caught.exception), pattern)
 
@@ -577,8 +579,141 @@ class ErrorTest(parameterized.TestCase):
     module = ir.Module.parse(text, context)
     before = str(module)
     with self.assertRaises(NotImplementedError):
-      jp.rewrite(module, TPU, implementation="cudnn")
+      jp.rewrite(module, TPU, implementation="cudnn", strict=True)
     self.assertEqual(str(module), before)
+
+
+class OtherWritersTest(absltest.TestCase):
+  """Calls that JAX does not write: each is rewritten, or stays."""
+
+  def module(self, call, operands):
+    """A module with `call` of %a0, %a1, ..., and an acceptable call of %b0."""
+    operands = list(operands)
+    named = {f"%a{i}": x for i, x in enumerate(operands)}
+    named |= {f"%b{i}": x for i, x in enumerate(mx_operands())}
+    arguments = [
+      f"{name}: {written_modules.tensor_type(x)}" for name, x in named.items()
+    ]
+    result = written_modules.array((8, 16), "float32")
+    out = written_modules.tensor_type(result)
+    good = written_modules.custom_call(
+      DOT, [f"%b{i}" for i in range(4)], mx_operands(), [result]
+    )
+    return f"""module {{
+  func.func public @main({", ".join(arguments)}) -> ({out}, {out}) {{
+    %0 = {call}
+    %1 = {good}
+    return %0, %1 : {out}, {out}
+  }}
+  func.func private @plain({", ".join(arguments[: len(operands)])}) -> {out} {{
+    %0 = stablehlo.constant dense<0.0> : {out}
+    return %0 : {out}
+  }}
+}}
+"""
+
+  def custom_call(self, operands, attributes=""):
+    return written_modules.custom_call(
+      DOT,
+      [f"%a{i}" for i in range(len(operands))],
+      operands,
+      [written_modules.array((8, 16), "float32")],
+      attributes,
+    )
+
+  def composite(self, operands, more=""):
+    names = ", ".join(f"%a{i}" for i in range(len(operands)))
+    types = ", ".join(map(written_modules.tensor_type, operands))
+    return (
+      f'stablehlo.composite "xla.scaled_dot" {names} {{composite_attributes ='
+      f" {{dimension_numbers = [[[1], [1]], [[], []]]}}{more}, decomposition ="
+      f" @plain}} : ({types}) -> tensor<8x16xf32>"
+    )
+
+  def cases(self):
+    """(operands, text of a call, why it is refused)."""
+    mx = mx_operands()
+    with_scale = lambda *shape: [
+      *mx[:2],
+      written_modules.array(shape, "float8_e8m0fnu"),
+      mx[3],
+    ]
+    for operands, more, why in (
+      (with_scale(2, 2), "", "lhs_scale must have the dimensions of lhs"),
+      (with_scale(8, 3), "", "multiple of the columns of lhs_scale"),
+      (with_scale(16), "", "lhs_scale must have the same rank"),
+      (mx[:2], "", "takes 3 or 4 or 5 operands"),
+      (mx, 'backend_config = "size 32"', "backend_config must be JSON"),
+      (mx, "called_computations = [@plain]", "no called_computations"),
+    ):
+      yield operands, self.custom_call(operands, more), why
+    for operands, more, why in (
+      (mx, ", version = 2 : i32", "version must be 0 or 1, got 2"),
+      (with_scale(3, 2), "", "lhs_scale must have the shape of lhs"),
+      (with_scale(2), "", "lhs_scale must have the rank of its operand"),
+    ):
+      yield operands, self.composite(operands, more), why
+
+  def test_it_stays_and_one_line_says_why(self):
+    for operands, call, why in self.cases():
+      with self.subTest(why):
+        text = self.module(call, operands)
+        source = modules.read(text, "f.mlir", trusted=True)
+        before = str(source.module).splitlines()
+        left, done = rewriter.rewrite_source(source, CPU)
+        after = str(source.module).splitlines()
+        self.assertEqual(after[2], before[2])  # the call
+        self.assertIn("call @block_scaled_dot.mxfp8_xla(%arg", after[3])
+        self.assertRegex(left.error, why)
+        self.assertEqual(done.error, "")
+        line = str(left)
+        self.assertNotIn("\n", line)
+        self.assertRegex(line, r"f\.mlir:3:10: .*: left as it is: ")
+
+  def test_rewrite_warns_and_strict_raises(self):
+    operands, call, why = next(self.cases())
+    text = self.module(call, operands)
+    with self.assertWarnsRegex(jp.RewriteWarning, why) as caught:
+      written = jp.rewrite(text, CPU)
+    self.assertEqual(caught.filename, __file__)
+    self.assertIn("call @block_scaled_dot.mxfp8_xla(%arg", written)
+    with self.assertRaisesRegex(TypeError, f"^rewrite: .* at .*: .*{why}"):
+      jp.rewrite(text, CPU, strict=True)
+
+  def test_forced_implementation_that_cannot_serve_leaves_the_module(self):
+    text = dot_module(mx_operands())
+    with self.assertWarnsRegex(
+      jp.RewriteWarning, "implementation='cudnn' cannot serve"
+    ) as caught:
+      self.assertEqual(jp.rewrite(text, TPU, implementation="cudnn"), text)
+    self.assertNotIn("\n", str(caught.warning))
+
+  def test_scale_of_a_composite_may_cover_several_rows(self):
+    lhs = np.arange(8 * 64).reshape(8, 64) % 7 - 3
+    rhs = np.arange(16 * 64).reshape(16, 64) % 5 - 2
+    for dtype, scale_dtype, shapes in (
+      ("float8_e4m3fn", "float8_e8m0fnu", ((2, 2), (16, 2))),
+      ("float8_e4m3fn", "float8_e8m0fnu", ((8, 2), (4, 1))),
+      ("float8_e4m3fn", "bfloat16", ((1, 1), (16, 4))),
+      ("bfloat16", "bfloat16", ((1, 1), (1, 1))),
+      ("bfloat16", "bfloat16", ((8, 1), (2, 1))),
+    ):
+      with self.subTest(dtype=dtype, scale_dtype=scale_dtype, shapes=shapes):
+        scales = [2.0 ** (np.arange(np.prod(s)).reshape(s) % 4) for s in shapes]
+        arrays = [
+          lhs.astype(dtype),
+          rhs.astype(dtype),
+          *(scale.astype(scale_dtype) for scale in scales),
+        ]
+        text = self.module(self.composite(arrays), arrays)
+        others = [np.zeros(x.shape, x.dtype) for x in mx_operands()]
+        written = jp.rewrite(text, CPU, strict=True)
+        result, _ = written_modules.run(written, *arrays, *others)
+        full = [
+          x * np.kron(s, np.ones(np.array(x.shape) // s.shape))
+          for x, s in zip((lhs, rhs), scales, strict=True)
+        ]
+        np.testing.assert_array_equal(result, full[0] @ full[1].T)
 
 
 if __name__ == "__main__":

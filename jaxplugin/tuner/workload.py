@@ -176,9 +176,19 @@ _PROBLEMS: Final = {
 }
 
 
-def of_module(source: modules.Source, target: targets.Target) -> Workload:
-  """The block-scaled calls of a module; consumes it."""
-  return _of_explained(diagnostics.explain_module(source, target))
+def of_module(
+  source: modules.Source, target: targets.Target, *, strict: bool = False
+) -> Workload:
+  """The block-scaled calls of a module; consumes it.
+
+  Args:
+    source: the module.
+    target: what they are tuned for.
+    strict: whether a call that cannot be taken is an error.
+  """
+  return _of_explained(
+    diagnostics.explain_module(source, target, strict=strict)
+  )
 
 
 def of_function(

@@ -61,6 +61,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     action="store_true",
     help="lower the calls of a module for the target first, as rewrite does",
   )
+  arguments.add_strict(command)
   command.add_argument(
     "-o",
     "--output",
@@ -84,8 +85,12 @@ def _run(args: argparse.Namespace) -> int:
   is_function = functions.is_function(args.source)
   if is_function and args.rewrite:
     raise ValueError("--rewrite is for modules, got a function")
+  if args.strict and not args.rewrite:
+    raise ValueError("--strict is for --rewrite, which lowers a module's calls")
   if not is_function and args.arg:
     raise ValueError("--arg is for functions, got a module")
+  if is_function or args.rewrite:
+    arguments.print_missing_cudnn(target)
   path = "" if is_function else args.source
   files.check_output(path, args.output, args.force)
   if is_function:
@@ -97,7 +102,9 @@ def _run(args: argparse.Namespace) -> int:
   else:
     source = files.read(args.source)
     if args.rewrite:
-      rewriter.rewrite_source(source, target)
+      for item in rewriter.rewrite_source(source, target, strict=args.strict):
+        if item.error:
+          print(item, file=sys.stderr)
     found = optimized.of_module(source, target)
   if args.output is not None:
     hlo = found.hlo(elide=args.elide)

@@ -89,12 +89,21 @@ class CompileTest(command_lines.CommandLineTestCase):
     self.assertNotIn("triton_kernel_call", as_it_is)
     self.assertIn("custom calls: 1 triton_kernel_call_ffi", rewritten)
 
+  @needs_compiler
+  def test_cudnn_that_is_not_named_is_told(self):
+    path = str(self.directory / "m.mlir")
+    arguments = ("compile", path, "--target", "b200")
+    for more, expected in ((("--rewrite",), True), ((), False)):
+      _, _, err = self.run_command(*arguments, *more)
+      self.assertEqual("no cuDNN is assumed: b200" in err, expected)
+
   @parameterized.parameters(
     ("no_such_module:f", (), "there is no module no_such_module"),
     ("model_of_test:none", (), "has no none"),
     ("model_of_test:number", (), "is no function, got int"),
     ("model_of_test:mlp", ("--rewrite",), "--rewrite is for modules"),
     ("m.mlir", ("--arg", "f32[3]"), "--arg is for functions"),
+    ("m.mlir", ("--strict",), "--strict is for --rewrite"),
     ("none.mlir", (), "No such file"),
     ("m.mlir", ("--arg", "f33[3]"), "is no array"),
     ("m.mlir", ("--target", "mi300x"), "mi300x is not an NVIDIA GPU"),

@@ -12,11 +12,14 @@ from jaxplugin.cli import dots
 from jaxplugin.cli import files
 from jaxplugin.explanation import diagnostics
 
+_REFUSED: Final = 1
 _TEXT: Final = (
   "which implementation each dot of a module, or one of given formats and"
   " sizes, gets, and why"
 )
 _EPILOG: Final = """\
+The status is 1 if there are calls, and none of them can be taken.
+
 examples:
   python -m jaxplugin explain --lhs mxfp8 --rhs mxfp4 -m 1 -n 4096 -k 4096
   python -m jaxplugin explain model.mlir --target b200 --cudnn 9.12
@@ -31,6 +34,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   one = command.add_argument_group("one dot, instead of FILE")
   dots.add_arguments(one, required=False, least=0)
   arguments.add_target(command)
+  arguments.add_strict(command)
   command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -54,12 +58,13 @@ def _run(args: argparse.Namespace) -> int:
   if args.file is not None:
     source = files.read(args.file)
     explanation = diagnostics.explain_module(
-      source, target, args.implementation
+      source, target, args.implementation, strict=args.strict
     )
   else:
     explanation = dots.explain(args, target, args.implementation)
   print(explanation.to_json() if args.json else explanation)
-  return 0
+  is_refused = [bool(dot.error) for dot in explanation]
+  return _REFUSED if is_refused and all(is_refused) else 0
 
 
 COMMAND: Final = arguments.Command(

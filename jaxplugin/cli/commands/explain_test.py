@@ -54,6 +54,19 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertEqual(parsed["decision"]["implementation"], "xla")
     self.assertEqual(parsed["source"], f"{path}:3:10")
 
+  def test_status_is_1_if_no_call_can_be_taken(self):
+    good = written_modules.dot_module()
+    bad = good.replace("8x2xf8E8M0FNU", "8x3xf8E8M0FNU").replace("@m", "@bad")
+    both = good.rsplit("}", 1)[0] + bad.split("\n", 1)[1]
+    for text, expected in ((good, 0), (bad, 1), (both, 0), ("module {}", 0)):
+      path = self.write("m.mlir", text)
+      status, out, _ = self.run_command("explain", path, *B200)
+      self.assertEqual(status, expected, out)
+    path = self.write("m.mlir", both)
+    self.check_error(
+      ["explain", path, *B200, "--strict"], "k must be a positive multiple"
+    )
+
   def test_explain_of_standard_input(self):
     status, out, _ = self.run_command(
       "explain", "-", *B200, stdin=written_modules.dot_module().encode()

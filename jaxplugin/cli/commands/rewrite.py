@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from jaxplugin import quantization
@@ -16,8 +17,9 @@ from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
 
 _EPILOG: Final = """\
-One line a call goes to stderr. Without anything to rewrite the module comes out
-as it is.
+One line a call goes to stderr. A call that cannot be lowered stays as it is,
+and its line says why. Without anything to rewrite the module comes out as it
+is.
 
 examples:
   python -m jaxplugin rewrite model.mlir --target b200 --cudnn 9.12 -o out.mlir
@@ -29,6 +31,7 @@ examples:
 def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument("file", metavar="FILE", help=arguments.FILE_HELP)
   arguments.add_target(command)
+  arguments.add_strict(command)
   command.add_argument(
     "--scale-rounding",
     choices=quantization.SCALE_ROUNDINGS,
@@ -67,6 +70,7 @@ def _run(args: argparse.Namespace) -> int:
     target,
     implementation=args.implementation,
     scale_rounding=args.scale_rounding,
+    strict=args.strict,
   )
   is_changed = any(item.function for item in done)
   assert source.form is not None  # what is read from a file has one
@@ -81,16 +85,24 @@ def _run(args: argparse.Namespace) -> int:
   else:
     result = source.given
   files.write(result, args.file, args.output, args.force)
+  if done:
+    arguments.print_missing_cudnn(target)
   for item in done:
     print(item, file=sys.stderr)
-  changed = sum(bool(item.function) for item in done)
-  print(
-    f"{source.name}: {changed} of {len(done)} calls rewritten for {target}"
-    if done
-    else f"{source.name}: no block-scaled call, unchanged",
-    file=sys.stderr,
-  )
+  print(_summary(source.name, target, done), file=sys.stderr)
   return 0
+
+
+def _summary(
+  name: str, target: targets.Target, done: Sequence[rewriter.Rewritten]
+) -> str:
+  """How many calls were rewritten, and how many were refused."""
+  if not done:
+    return f"{name}: no block-scaled call, unchanged"
+  changed = sum(bool(item.function) for item in done)
+  refused = sum(bool(item.error) for item in done)
+  text = f"{name}: {changed} of {len(done)} calls rewritten for {target}"
+  return f"{text}, {refused} cannot be lowered" if refused else text
 
 
 COMMAND: Final = arguments.Command(

@@ -45,6 +45,34 @@ class RewriteTest(command_lines.CommandLineTestCase):
     self.assertIn("cudnn, stays as it is", err)
     self.assertIn("0 of 1 calls rewritten", err)
 
+  def test_refused_call_stays_and_its_line_says_why(self):
+    text = written_modules.dot_module()
+    path = self.write("m.mlir", text)
+    status, out, err = self.run_command(
+      "rewrite", path, *B200, "--implementation", "cpu"
+    )
+    self.assertEqual((status, out), (0, text))
+    line, summary = err.splitlines()
+    self.assertStartsWith(line, f"{path}:3:10: __op$block_scaled_dot: (tensor<")
+    self.assertRegex(line, "left as it is: .*implementation='cpu' cannot serve")
+    self.assertEndsWith(
+      summary,
+      "0 of 1 calls rewritten for b200 (cuda, sm_100, cuDNN 9.12.0), 1 cannot"
+      " be lowered",
+    )
+
+  def test_cudnn_that_is_not_named_is_told(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    notice = "no cuDNN is assumed: "
+    for arguments, expected in (
+      (("--target", "b200", "--implementation", "xla"), True),
+      (("--target", "h100", "--implementation", "xla"), False),
+      (B200, False),
+      (("--target", "cpu"), False),
+    ):
+      status, _, err = self.run_command("rewrite", path, *arguments)
+      self.assertEqual((status, notice in err), (0, expected))
+
   def test_module_without_calls_comes_out_as_it_is(self):
     text = "module { // a comment\n}\n"
     path = self.write("m.mlir", text)
@@ -154,7 +182,7 @@ ENTRY main {
     ("m.mlir --cudnn 9.9", "--cudnn needs --target"),
     ("m.mlir --target b200 --implementation magic", "invalid choice: 'magic'"),
     (
-      "m.mlir --target h100 --implementation cudnn",
+      "m.mlir --target h100 --implementation cudnn --strict",
       r"__op\$block_scaled_dot\(.*\) at .*m\.mlir:3:10: .*cannot serve",
     ),
     ("none.mlir --target cpu", r"error: \S*none\.mlir: No such file"),
@@ -336,7 +364,9 @@ class OutputTest(command_lines.CommandLineTestCase):
     self.check_refused(f"error: {output}: No such file or directory", output)
 
   def test_error_leaves_no_output(self):
-    status, _, _ = self.rewrite(self.output, "--implementation", "cudnn")
+    status, _, _ = self.rewrite(
+      self.output, "--implementation", "cudnn", "--strict"
+    )
     self.assertEqual(status, 2)
     self.assertFalse(os.path.lexists(self.output))
 

@@ -104,6 +104,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="an argument of the function, one option each: bfloat16[16,4096], or"
     " nvfp4[14336,4096]",
   )
+  arguments.add_strict(what)
   _add_where(command.add_argument_group("where"))
   _add_limits(command.add_argument_group("how"))
   out = command.add_argument_group("results")
@@ -250,6 +251,8 @@ def _check(args: argparse.Namespace) -> None:
       raise ValueError(f"tune: --{given[0]} is for --shapes")
   elif args.arg:
     raise ValueError("tune: --arg is for a function of --module")
+  elif args.strict:
+    raise ValueError("tune: --strict is for --module")
   for name in ("margin", "deadline", "seconds", "memory", "budget"):
     value = getattr(args, name)
     least = 1 if name == "margin" else 0
@@ -269,6 +272,7 @@ def _target(args: argparse.Namespace) -> targets.Target:
     devices.limit_instruction_set(args.isa)
   named = arguments.target(args)
   if named is not None:
+    arguments.print_missing_cudnn(named)
     # Whether jax-triton could lower for it here does not matter.
     return named.with_library(targets.JAX_TRITON)
   device = devices.find(args.platform)
@@ -289,7 +293,9 @@ def _workload(
       return workload.of_function(function, args.arg, target)
     if args.arg:
       raise ValueError("tune: --arg is for functions, got a module")
-    return workload.of_module(files.read(args.module), target)
+    return workload.of_module(
+      files.read(args.module), target, strict=args.strict
+    )
   m = None if args.m is None else workloads.parse_sizes("--m", args.m)
   pairs = None if args.formats is None else workloads.parse_pairs(args.formats)
   out = args.out or _DEFAULT_OUT["cpu" if target.platform == "cpu" else "gpu"]

@@ -21,6 +21,7 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.tables import reading
 from jaxplugin.testing import command_lines
+from jaxplugin.testing import written_modules
 
 ONE: Final = ("--shapes", "16x256x512", "--formats", "mxfp8")
 QUICK: Final = (
@@ -40,7 +41,9 @@ class DryRunTest(command_lines.CommandLineTestCase):
     status, out, err = self.run_command(
       "tune", *ONE, "--target", name, "--dry-run"
     )
-    self.assertEqual((status, err), (0, ""))
+    self.assertEqual(status, 0)
+    self.assertEqual("no cuDNN is assumed: b200" in err, name == "b200")
+    self.assertEqual(err.count("\n"), name == "b200")
     self.assertIn("mxfp8 x mxfp8 -> bfloat16, batch=1 m=16 n=256 k=512", out)
     self.assertIn("    triton (the default)\n", out)
     for said in ("pruned, resources: ", "pruned, dominated: ", "roofline: "):
@@ -132,6 +135,18 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertIn("left out: training:64x64x64: is no single operation", err)
     self.assertIn("m=5 n=64 k=64: m=8 stands for its bucket", err)
 
+  def test_refused_call_of_a_module_is_left_out(self):
+    good = written_modules.dot_module()
+    bad = good.replace("8x2xf8E8M0FNU", "8x3xf8E8M0FNU").replace("@m", "@bad")
+    path = self.write("m.mlir", good.rsplit("}", 1)[0] + bad.split("\n", 1)[1])
+    arguments = ("tune", "--module", path, "--target", "b200", "--dry-run")
+    status, out, err = self.run_command(*arguments)
+    self.assertEqual(status, 0)
+    self.assertIn("mxfp8 x mxfp8", out)
+    self.assertRegex(err, "left out: .*k must be a positive multiple")
+    self.assertIn("no cuDNN is assumed: b200", err)
+    self.check_error([*arguments, "--strict"], "k must be a positive multiple")
+
 
 class ErrorTest(command_lines.CommandLineTestCase):
   @parameterized.parameters(
@@ -139,6 +154,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
     (("--shapes", "1x2x3", "--module", "a:b"), "one of them"),
     (("--module", "a:b", "--m", "1"), "--m is for --shapes"),
     ((*ONE, "--arg", "nvfp4[8,64]"), "--arg is for a function of --module"),
+    ((*ONE, "--strict"), "--strict is for --module"),
     ((*ONE, "--target", "h100"), "--target needs --dry-run"),
     ((*ONE, "--ptxas", "13.2"), "--ptxas needs --dry-run"),
     ((*ONE, "--compile"), "--compile needs --dry-run"),

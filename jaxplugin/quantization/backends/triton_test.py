@@ -407,7 +407,7 @@ class ChoiceTest(parameterized.TestCase):
       if target.platform == "rocm":
         implementation, reason = choose(target)
         self.assertEqual(implementation, "xla")
-        self.assertRegex(reason, "triton.*not for one by name")
+        self.assertRegex(reason, "triton.*only if one is attached")
 
   @parameterized.parameters(
     ({}, "avx2", "cpu", ""),

@@ -246,7 +246,7 @@ class ChoiceTest(parameterized.TestCase):
     h200 = targets.named_target("h200")
     for target, options, text in (
       (triton_library.with_descriptors(h200), {}, "asks for TMA descriptors"),
-      (targets.named_target("mi300x"), {}, "only where there is one"),
+      (targets.named_target("mi300x"), {}, "only if one is attached"),
       (h200, {"groups": 5000}, "groups must be 1 to 4095, got 5000"),
       (
         h200.without_library(targets.JAX_TRITON, "it is away"),

@@ -1,0 +1,139 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How often the operations of a module run, as far as its text says.
+
+Calls of functions, and decompositions of composites, are followed from the
+public functions on. A loop's trips are not known: its body counts once.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+from jaxplugin.stablehlo import module_calls
+from jaxplugin.stablehlo import module_parsing
+from jaxplugin.stablehlo import modules
+
+_LOOP: Final = "stablehlo.while"
+_BRANCHES: Final = ("stablehlo.if", "stablehlo.case")
+_CALLEES: Final = {
+  "func.call": "callee",
+  "stablehlo.composite": "decomposition",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One way in which an operation runs.
+
+  Attributes:
+    is_in_loop: whether it is in a loop, whose trips are not known.
+    is_conditional: whether it is in a branch, which may not run.
+  """
+
+  is_in_loop: bool = False
+  is_conditional: bool = False
+
+  def inside(self, operation: Any) -> Run:
+    """The way in which the regions of an operation run."""
+    return Run(
+      self.is_in_loop or operation.name == _LOOP,
+      self.is_conditional or operation.name in _BRANCHES,
+    )
+
+  def within(self, caller: Run) -> Run:
+    """The way in which it runs if its function is called in another way."""
+    return Run(
+      self.is_in_loop or caller.is_in_loop,
+      self.is_conditional or caller.is_conditional,
+    )
+
+
+# How often an operation, or a function, runs in each way.
+Runs = collections.Counter[Run]
+
+
+def find(source: modules.Source) -> Iterator[tuple[Any, Runs]]:
+  """Every operation in the order of the module, and how often it runs.
+
+  An operation in a private function that no one calls runs in no way.
+  """
+  functions = _runs_of_functions(source.module)
+  for child in source.module.body:
+    function = child.operation
+    called = functions.get(_symbol(function), collections.Counter({Run(): 1}))
+    for operation, run in _walk(function):
+      runs: Runs = collections.Counter()
+      for caller, count in called.items():
+        runs[run.within(caller)] += count
+      yield operation, runs
+
+
+def _runs_of_functions(module: Any) -> dict[str, Runs]:
+  """How often each function of a module runs, by its name."""
+  functions = {_symbol(op.operation): op.operation for op in module.body}
+  functions.pop("", None)
+  calls: dict[str, list[tuple[str, Run]]] = {
+    name: [
+      (callee, run)
+      for operation, run in _walk(function)
+      if (callee := _callee(operation)) in functions
+    ]
+    for name, function in functions.items()
+  }
+  waiting = collections.Counter(
+    callee for callees in calls.values() for callee, _ in callees
+  )
+  runs: dict[str, Runs] = {name: collections.Counter() for name in functions}
+  for name, function in functions.items():
+    if not _is_private(function):
+      runs[name][Run()] += 1
+  # A function is ready when all its callers are done; recursion never is.
+  ready = [name for name in functions if not waiting[name]]
+  while ready:
+    name = ready.pop()
+    for callee, run in calls[name]:
+      for caller, count in runs[name].items():
+        runs[callee][run.within(caller)] += count
+      waiting[callee] -= 1
+      if not waiting[callee]:
+        ready.append(callee)
+  return runs
+
+
+def _walk(operation: Any, run: Run = Run()) -> Iterator[tuple[Any, Run]]:
+  """As `modules.walk`, and how each runs if `operation` runs once."""
+  inside = {operation: run.inside(operation)}
+  for child in modules.walk(operation):
+    around = inside[child.parent.operation]
+    inside[child] = around.inside(child)
+    yield child, around
+
+
+def _callee(operation: Any) -> str:
+  """The function that runs for an operation; "" if none does.
+
+  The block-scaled composites are not followed: `module_calls` reads them.
+  """
+  attribute = _CALLEES.get(operation.name)
+  if attribute is None or module_calls.call_name(operation) is not None:
+    return ""
+  return operation.attributes[attribute].value
+
+
+def _symbol(operation: Any) -> str:
+  attributes = operation.attributes
+  if "sym_name" not in attributes:
+    return ""
+  return module_parsing.string(attributes["sym_name"])
+
+
+def _is_private(function: Any) -> bool:
+  attributes = function.attributes
+  if "sym_visibility" not in attributes:
+    return False
+  return module_parsing.string(attributes["sym_visibility"]) == "private"
