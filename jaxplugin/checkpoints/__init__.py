@@ -20,6 +20,7 @@ from jaxplugin.checkpoints.conversions import from_gpt_oss as from_gpt_oss
 from jaxplugin.checkpoints.conversions import from_modelopt as from_modelopt
 from jaxplugin.checkpoints.conversions import from_torchao as from_torchao
 from jaxplugin.checkpoints.errors import CheckpointError as CheckpointError
+from jaxplugin.checkpoints.errors import NumbersWarning as NumbersWarning
 from jaxplugin.checkpoints.errors import (
   PreQuantScaleWarning as PreQuantScaleWarning,
 )

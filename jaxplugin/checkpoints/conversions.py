@@ -35,6 +35,7 @@ GLOBAL_SCALE_RANGE: Final = (2.0**-40, 0.25)
 
 _UE4M3_UNUSED: Final = 0x7F  # NaN in E4M3; gguf reads it as 0
 _SIGN: Final = 0x80
+_FP4_MAGNITUDES: Final = 0x77  # of two values in a byte
 
 Range = tuple[float, float]
 
@@ -73,6 +74,9 @@ def from_modelopt(
   who = "checkpoints.from_modelopt"
   format = fitting.find_format(who, weight, weight_scale)
   _require_global(who, format, "weight_scale_2", weight_scale_2)
+  weight_scale, weight_scale_2 = _of_zeros(
+    weight, weight_scale, weight_scale_2, global_scale_range
+  )
   return _scaled_array(
     format,
     weight,
@@ -114,6 +118,9 @@ def from_compressed_tensors(
   format = fitting.find_format(who, weight_packed, weight_scale)
   name, given = "weight_global_scale", weight_global_scale
   _require_global(who, format, name, given)
+  weight_scale, given = _of_zeros(
+    weight_packed, weight_scale, given, global_scale_range, divides=True
+  )
   multiplier = _multiplier(
     *(who, name, given, weight_packed, global_scale_range), divides=True
   )
@@ -179,9 +186,10 @@ def from_torchao(
   name, given = "per_tensor_scale", per_tensor_scale
   if given is not None:
     _require_global(who, format, name, given)
-  multiplier = _multiplier(who, name, given, qdata, global_scale_range)
   if is_swizzled:
     scale = scale.reshape(fitting.swizzled_shape(format, qdata))
+  scale, given = _of_zeros(qdata, scale, given, global_scale_range)
+  multiplier = _multiplier(who, name, given, qdata, global_scale_range)
   layout: layouts.ScaleLayout = (
     layouts.SWIZZLED if is_swizzled else layouts.LINEAR
   )
@@ -246,6 +254,7 @@ def from_gguf(
       f" {_SIGN:#x}; the blocks are those of another type, or damaged"
     )
   codes = xp.where(codes == _UE4M3_UNUSED, xp.uint8(0), codes)
+  codes, scale = _of_zeros(values, codes, scale, global_scale_range)
   multiplier = _multiplier(who, "scale", scale, values, global_scale_range)
   return _scaled_array(format, values, codes, multiplier)
 
@@ -325,12 +334,10 @@ def _require_range(
   """Raises CheckpointError for a number that cannot be meant so."""
   if allowed is None:
     return
-  smallest, largest = allowed
-  with np.errstate(divide="ignore", over="ignore"):
-    numbers = 1 / given.astype(np.float64) if divides else given
-  is_good = (numbers >= smallest) & (numbers <= largest) | (given == 1)
+  is_good = _is_allowed(given, allowed, divides)
   if is_good.all():
     return
+  smallest, largest = allowed
   bad = float(given[~is_good].reshape(-1)[0])
   word = "divides" if divides else "multiplies"
   bounds = [1 / largest, 1 / smallest] if divides else [smallest, largest]
@@ -341,6 +348,61 @@ def _require_range(
     " weight_global_scale (1e3 to 1e4) divides; if it is meant so, pass"
     " global_scale_range=None"
   )
+
+
+def _is_allowed(given: np.ndarray, allowed: Range, divides: bool) -> np.ndarray:
+  smallest, largest = allowed
+  with np.errstate(divide="ignore", over="ignore"):
+    numbers = 1 / given.astype(np.float64) if divides else given
+  return (numbers >= smallest) & (numbers <= largest) | (given == 1)
+
+
+def _of_zeros(
+  values: Any,
+  scale: Any,
+  given: Any,
+  allowed: Range | None,
+  *,
+  divides: bool = False,
+) -> tuple[Any, Any]:
+  """Returns block scales and global scales with those of zeros replaced.
+
+  A tensor of zeros, or one that saw no data, has a global scale of 0, infinity
+  or NaN in files of some tools, and with it NaN block scales. Where all values
+  of such a tensor are 0, its global scale becomes 1, and NaN scales 0, so that
+  it is exactly 0. Traced arrays are not looked at.
+
+  Args:
+    values: FP4, packed: only NVFP4 has a global scale.
+    scale: its block scales, with the leading dimensions of `values`.
+    given: its global scale, as the file has it, or None.
+    allowed: the range of global scales that multiply.
+    divides: whether `given` divides.
+  """
+  if given is None or not all(map(_is_known, (values, scale))):
+    return scale, given
+  if not isinstance(given, jax.Array):
+    given = np.asarray(given)
+  if not _is_known(given) or not jnp.issubdtype(given.dtype, jnp.floating):
+    return scale, given
+  numbers = np.asarray(given, np.float32)
+  lead = tuple(values.shape[:-2])
+  is_one = numbers.size == 1
+  if not is_one and numbers.shape not in (lead, (*lead, 1, 1)):
+    return scale, given  # which is refused
+  limits = np.finfo(np.float32)
+  usable = allowed or (float(limits.tiny), float(limits.max))
+  is_odd = ~_is_allowed(numbers, usable, divides)
+  if not is_odd.any():
+    return scale, given
+  magnitudes = np.asarray(values).view(np.uint8) & _FP4_MAGNITUDES
+  is_zero = ~magnitudes.any(axis=None if is_one else (-2, -1))
+  is_replaced = is_odd & is_zero.reshape(numbers.shape)
+  codes = np.asarray(scale).view(np.uint8)
+  is_nan = (codes & ~np.uint8(_SIGN)) == _UE4M3_UNUSED
+  where = is_replaced.reshape((1,) * codes.ndim if is_one else (*lead, 1, 1))
+  scale = np.where(is_nan & where, np.uint8(0), codes).view(scale.dtype)
+  return scale, np.where(is_replaced, np.float32(1), numbers)
 
 
 def _is_known(x: Any) -> bool:

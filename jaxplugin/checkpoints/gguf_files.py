@@ -1,11 +1,25 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files, by the reader of the `gguf` package."""
+"""GGUF files, mapped into memory.
+
+A file is "GGUF", a version, the number of tensors and of metadata; the metadata
+as (name, type, value); the tensors as (name, sizes, type, offset); and, from
+the next multiple of `general.alignment`, the tensors' bytes. Numbers are
+little-endian. Sizes stand with the fastest dimension first.
+
+Metadata is stepped over, and not parsed: a vocabulary has 262,144 strings.
+
+Source: docs/gguf.md of ggml; `GGML_QUANT_SIZES` of the gguf package 0.19.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import mmap
+import os
 import pathlib
+import struct
 from typing import Any
 from typing import Final
 
@@ -16,68 +30,270 @@ from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import stored
 
 BLOCKS: Final = ("MXFP4", "NVFP4")
-_BF16: Final = np.dtype(ml_dtypes.bfloat16)
-# Types that are numbers of NumPy; BF16 comes as bytes.
-_PLAIN: Final = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
+# Metadata of a file that is one of several; `StoredTensors.metadata` has it.
+SPLIT_COUNT: Final = "split.count"
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+_ALIGNMENT: Final = "general.alignment"
+_DEFAULT_ALIGNMENT: Final = 32
+_MAX_RANK: Final = 32
+_MAX_SIZE: Final = 2**63 - 1
+
+# Types of metadata: the codes of `struct` by GGUF's numbers.
+_SCALARS: Final = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING: Final = 8
+_ARRAY: Final = 9
+
+# Types of tensors: GGUF's number, its word, values and bytes of a block.
+TYPES: Final = {
+  0: ("F32", 1, 4),
+  1: ("F16", 1, 2),
+  2: ("Q4_0", 32, 18),
+  3: ("Q4_1", 32, 20),
+  6: ("Q5_0", 32, 22),
+  7: ("Q5_1", 32, 24),
+  8: ("Q8_0", 32, 34),
+  9: ("Q8_1", 32, 40),
+  10: ("Q2_K", 256, 84),
+  11: ("Q3_K", 256, 110),
+  12: ("Q4_K", 256, 144),
+  13: ("Q5_K", 256, 176),
+  14: ("Q6_K", 256, 210),
+  15: ("Q8_K", 256, 292),
+  16: ("IQ2_XXS", 256, 66),
+  17: ("IQ2_XS", 256, 74),
+  18: ("IQ3_XXS", 256, 98),
+  19: ("IQ1_S", 256, 50),
+  20: ("IQ4_NL", 32, 18),
+  21: ("IQ3_S", 256, 110),
+  22: ("IQ2_S", 256, 82),
+  23: ("IQ4_XS", 256, 136),
+  24: ("I8", 1, 1),
+  25: ("I16", 1, 2),
+  26: ("I32", 1, 4),
+  27: ("I64", 1, 8),
+  28: ("F64", 1, 8),
+  29: ("IQ1_M", 256, 56),
+  30: ("BF16", 1, 2),
+  34: ("TQ1_0", 256, 54),
+  35: ("TQ2_0", 256, 66),
+  39: ("MXFP4", 32, 17),
+  40: ("NVFP4", 64, 36),
+  41: ("Q1_0", 128, 18),
+}
+_PLAIN: Final = {
+  "F64": np.dtype(np.float64),
+  "F32": np.dtype(np.float32),
+  "F16": np.dtype(np.float16),
+  "BF16": np.dtype(ml_dtypes.bfloat16),
+  "I64": np.dtype(np.int64),
+  "I32": np.dtype(np.int32),
+  "I16": np.dtype(np.int16),
+  "I8": np.dtype(np.int8),
+}
 
 
 def open_file(path: pathlib.Path) -> stored.StoredTensors:
-  """The tensors of one file; reads what stands before them.
+  """Returns the tensors of one file; reads what stands before them.
 
-  Those of types that have no format here are there too, and raise
+  Tensors whose type has no format here are among them, and raise
   CheckpointError when they are read.
 
   Raises:
     OSError: the file cannot be read.
-    CheckpointError: it is no GGUF file, or the `gguf` package is not there.
+    CheckpointError: it breaks a rule of the format.
   """
-  try:
-    import gguf
-  except ImportError:
-    raise errors.CheckpointError(
-      f"{path}: GGUF files are read by the gguf package, which is not"
-      " installed; pip install 'jaxplugin[gguf]'"
-    ) from None
-  try:
-    reader = gguf.GGUFReader(path)
-    tensors = {x.name: _tensor(path, x) for x in reader.tensors}
-  except OSError:
-    raise
-  except Exception as error:  # whatever the reader stumbles on
-    raise errors.CheckpointError(
-      f"{path}: the gguf package cannot read it: {type(error).__name__}:"
-      f" {error}"
-    ) from error
-  return stored.StoredTensors(tensors=tensors, metadata={})
+  with errors.open_regular(path) as file:
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+      raise _fault(path, "it must be a GGUF file, got 0 bytes")
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+      header = _Header(path, data, size)
+      try:
+        return _tensors(path, header, size)
+      except (struct.error, OverflowError):
+        raise header.cut_short() from None
+      except UnicodeDecodeError as error:
+        raise _fault(path, f"a name must be UTF-8: {error.reason}") from None
 
 
-def _tensor(path: pathlib.Path, x: Any) -> stored.StoredTensor:
-  data = x.data
-  type_name = x.tensor_type.name
-  dtype, shape = data.dtype, tuple(map(int, data.shape))
-  if type_name == "BF16" and dtype != _BF16:
-    dtype, shape = _BF16, (*shape[:-1], shape[-1] // _BF16.itemsize)
-  return stored.StoredTensor(
-    file=str(path),
-    name=x.name,
-    type_name=type_name,
-    dtype=dtype,
-    shape=shape,
-    nbytes=int(data.nbytes),
-    read=functools.partial(_read, path, x.name, type_name, data, dtype),
+class _Header:
+  """The numbers and strings of a header, one after another."""
+
+  def __init__(self, path: pathlib.Path, data: mmap.mmap, size: int) -> None:
+    self._path = path
+    self._data = data
+    self._size = size
+    self.at = 0
+
+  def number(self, code: str) -> Any:
+    at, self.at = self.at, self.at + struct.calcsize(f"<{code}")
+    return struct.unpack_from(f"<{code}", self._data, at)[0]
+
+  def bytes(self, size: int) -> bytes:
+    at = self.at
+    self._skip(size)
+    return self._data[at : self.at]
+
+  def string(self) -> str:
+    return self.bytes(self.number("Q")).decode()
+
+  def value(self, name: str) -> Any:
+    """Returns a number of metadata; steps over a string or an array."""
+    kind = self.number("I")
+    if kind in _SCALARS:
+      return self.number(_SCALARS[kind])
+    if kind == _STRING:
+      self._skip(self.number("Q"))
+      return None
+    item = self.number("I") if kind == _ARRAY else kind
+    if item not in (*_SCALARS, _STRING):
+      raise _fault(
+        self._path, f"{name!r}: metadata must have a known type, got {item}"
+      )
+    count = self.number("Q")
+    if item == _STRING:
+      self._skip_strings(count)
+    else:
+      self._skip(count * struct.calcsize(f"<{_SCALARS[item]}"))
+    return None
+
+  def cut_short(self) -> errors.CheckpointError:
+    return _fault(
+      self._path, f"the file ends in its header, after {self._size} bytes"
+    )
+
+  def _skip(self, size: int) -> None:
+    self.at += size
+    if self.at > self._size:
+      raise self.cut_short()
+
+  def _skip_strings(self, count: int) -> None:
+    unpack, data, at = struct.Struct("<Q").unpack_from, self._data, self.at
+    for _ in range(count):
+      at += 8 + unpack(data, at)[0]
+    self.at = at
+    self._skip(0)
+
+
+def _tensors(
+  path: pathlib.Path, header: _Header, size: int
+) -> stored.StoredTensors:
+  """Returns the tensors that a header describes."""
+  if header.bytes(len(_MAGIC)) != _MAGIC:
+    raise _fault(path, f"a GGUF file must begin with {_MAGIC.decode()}")
+  version = header.number("I")
+  if version not in _VERSIONS:
+    hint = "; convert it to little-endian" if not version & 0xFFFF else ""
+    raise _fault(path, f"version must be 2 or 3, got {version}{hint}")
+  tensor_count, value_count = header.number("Q"), header.number("Q")
+  values: dict[str, Any] = {}
+  for _ in range(value_count):
+    name = header.string()
+    if name in values:
+      raise _fault(path, f"{name!r}: metadata must have one value, got two")
+    values[name] = header.value(name)
+  infos = [_info(path, header) for _ in range(tensor_count)]
+  alignment = values.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
+  if not isinstance(alignment, int) or alignment.bit_count() != 1:
+    raise _fault(
+      path, f"{_ALIGNMENT} must be a power of two, got {alignment!r}"
+    )
+  start = -(-header.at // alignment) * alignment
+  mapped = stored.MappedFile(path, size)
+  tensors: dict[str, stored.StoredTensor] = {}
+  misfits: dict[str, str] = {}
+  for name, shape, number, offset in infos:
+    if name in tensors or name in misfits:
+      raise _fault(path, f"two tensors are called {name!r}")
+    try:
+      tensors[name] = _tensor(
+        path, name, shape, number, start + offset, mapped, size
+      )
+    except errors.CheckpointError as error:
+      misfits[name] = str(error)
+  split = values.get(SPLIT_COUNT)
+  metadata = {SPLIT_COUNT: str(split)} if isinstance(split, int) else {}
+  return stored.StoredTensors(
+    tensors=tensors, metadata=metadata, misfits=misfits
   )
 
 
-def _read(
+def _info(
+  path: pathlib.Path, header: _Header
+) -> tuple[str, tuple[int, ...], int, int]:
+  """Returns a tensor's name, sizes, type and offset."""
+  name, rank = header.string(), header.number("I")
+  if rank > _MAX_RANK:
+    raise _fault(
+      path, f"{name!r}: rank must be at most {_MAX_RANK}, got {rank}"
+    )
+  shape = [header.number("Q") for _ in range(rank)]
+  return name, tuple(shape[::-1]), header.number("I"), header.number("Q")
+
+
+def _tensor(
   path: pathlib.Path,
   name: str,
-  type_name: str,
-  data: np.ndarray,
-  dtype: np.dtype,
-) -> np.ndarray:
+  shape: tuple[int, ...],
+  number: int,
+  begin: int,
+  mapped: stored.MappedFile,
+  file_size: int,
+) -> stored.StoredTensor:
+  if number not in TYPES:
+    raise _fault(path, f"{name!r}: its type, {number}, is unknown")
+  type_name, block, block_bytes = TYPES[number]
+  count = math.prod(shape)
+  if math.prod(x for x in shape if x) * block_bytes > _MAX_SIZE:
+    raise _fault(
+      path, f"{name!r}: shape must have less than 2^63 bytes, got {list(shape)}"
+    )
+  if (shape[-1] if shape else 1) % block:
+    raise _fault(
+      path,
+      f"{name!r}: rows of {type_name} must have whole blocks of {block}, got"
+      f" shape {list(shape)}",
+    )
+  nbytes = count // block * block_bytes
+  if begin + nbytes > file_size:
+    raise _fault(
+      path,
+      f"{name!r}: {type_name}{list(shape)} must end with the file, at"
+      f" {file_size}, got an end at {begin + nbytes}; the file is cut short",
+    )
+  dtype = _PLAIN.get(type_name, np.dtype(np.uint8))
+  stored_shape = shape
+  if type_name not in _PLAIN:
+    stored_shape = (*shape[:-1], shape[-1] // block * block_bytes)
+  refusal = ""
   if type_name not in (*_PLAIN, *BLOCKS):
-    raise errors.CheckpointError(
-      f"{path}: {name}: {type_name} has no format here; {', '.join(BLOCKS)} and"
+    refusal = (
+      f"{type_name} has no format here; {', '.join(BLOCKS)} and"
       f" {', '.join(_PLAIN)} are read"
     )
-  return np.asarray(data).view(dtype)
+  return stored.StoredTensor(
+    file=str(path),
+    name=name,
+    type_name=type_name,
+    dtype=dtype,
+    shape=stored_shape,
+    nbytes=nbytes,
+    read=functools.partial(
+      _read, refusal, mapped, begin, nbytes, dtype, stored_shape
+    ),
+    begin=begin,
+    values_shape=shape,
+    refusal=refusal,
+  )
+
+
+def _read(refusal: str, mapped: stored.MappedFile, *where: Any) -> np.ndarray:
+  if refusal:
+    raise errors.CheckpointError(refusal)
+  return mapped.read(*where)
+
+
+def _fault(path: pathlib.Path, rule: str) -> errors.CheckpointError:
+  return errors.CheckpointError(f"{path}: {rule}")

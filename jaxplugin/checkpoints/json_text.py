@@ -66,9 +66,10 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 
   Raises:
     OSError: the file cannot be read.
-    CheckpointError: it is longer, or holds no JSON object.
+    CheckpointError: it is longer, holds no JSON object, or is not a regular
+      file.
   """
-  with open(path, "rb") as file:
+  with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
       raise errors.CheckpointError(

@@ -4,30 +4,43 @@
 
 from __future__ import annotations
 
-import collections
+import errno
 import os
 import pathlib
 import re
 import warnings
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
 import jax
 import jax.numpy as jnp
 
+from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import gguf_files
 from jaxplugin.checkpoints import json_text
-from jaxplugin.checkpoints import progress as reporting
+from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.reports import misfits as misfit_lists
+from jaxplugin.checkpoints.reports import numbers as counting
+from jaxplugin.checkpoints.reports import progress as reporting
+from jaxplugin.checkpoints.reports import tables
 
+_WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
 _GGUF: Final = ".gguf"
+# One of several files that gguf-split wrote.
+_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf$")
+_CHECKS: Final = ("numbers",)
+_REMEDY: Final = (
+  "strict=False reads the other tensors, and skip= leaves out those it matches"
+)
 # Where a folder says who quantized it: the file, the object in it, its words.
 _CONFIGS: Final = (
   ("hf_quant_config.json", "quantization", ("quant_algo",)),
@@ -37,8 +50,6 @@ _CONFIGS: Final = (
     ("quant_method", "quant_algo", "format"),
   ),
 )
-
-_Key = tuple[str, str, str, str]  # layout, format, shape and name
 
 
 class Checkpoint(Mapping[str, Any]):
@@ -53,6 +64,10 @@ class Checkpoint(Mapping[str, Any]):
     path: what was loaded.
     config: what the configuration beside it says, "" if nothing.
     entries: what there is under each name; nothing of it is read.
+    misfits: why tensors are left out under strict=False, by their names.
+    unread: files of weights in the same folder that were not opened.
+    numbers: counts of NaNs and the like, of each tensor that has some, by name;
+      None unless `load` had check="numbers".
   """
 
   def __init__(
@@ -61,25 +76,55 @@ class Checkpoint(Mapping[str, Any]):
     config: str,
     entries: Mapping[str, recognition.Entry],
     global_scale_range: conversions.Range | None,
+    *,
+    is_strict: bool = True,
+    misfits: Mapping[str, str] | None = None,
+    unread: Sequence[str] = (),
   ) -> None:
     self.path = path
     self.config = config
     self.entries = entries
+    self.misfits = dict(misfits or {})
+    self.unread = tuple(unread)
+    self.numbers: Mapping[str, counting.Numbers] | None = None
+    self._is_strict = is_strict
     self._global_scale_range = global_scale_range
 
   def __getitem__(self, name: str) -> Any:
-    """The array of a name.
+    """Returns the array of a name.
 
     Raises:
-      KeyError: there is none.
+      KeyError: there is none; the message has the nearest names.
       CheckpointError: its global scale is out of range, or it is of a type of
         GGUF that has no format here.
+
+    Warns:
+      NumbersWarning: a block's scale is NaN.
     """
-    entry = self.entries[name]
+    return self._make(name, stacklevel=3)
+
+  def _make(self, name: str, stacklevel: int) -> Any:
+    entry = self.entries.get(name)
+    if entry is None:
+      raise UnknownName(name, self)
     try:
-      return entry.make(self._global_scale_range)
-    except errors.CheckpointError as error:
+      array = entry.make(self._global_scale_range)
+    except errors.REFUSALS as error:
       raise recognition.fault(entry.parts[0], str(error)) from None
+    if isinstance(array, scaled_array.ScaledArray):
+      count, block = counting.nan_block(array)
+      if block is not None:
+        warnings.warn(
+          f"{entry.parts[0].file}: {name!r}: {count} of"
+          f" {array.linear_scale().size} block scales are NaN, the first is of"
+          f" block {list(block)}; products with these blocks are NaN",
+          errors.NumbersWarning,
+          stacklevel=stacklevel,
+        )
+    return array
+
+  def __contains__(self, name: object) -> bool:
+    return name in self.entries
 
   def __iter__(self) -> Iterator[str]:
     return iter(self.entries)
@@ -90,9 +135,11 @@ class Checkpoint(Mapping[str, Any]):
   def read(
     self, progress: reporting.Progress | bool | None = None
   ) -> dict[str, Any]:
-    """All of it as arrays of JAX, each brought to its device once.
+    """Returns all of it as arrays of JAX, each brought to its device once.
 
-    Numbers of 64 bits become what `jnp.asarray` makes of them.
+    Numbers of 64 bits become what `jnp.asarray` makes of them. Under
+    strict=False tensors that cannot be read are left out, and `misfits` gets
+    their reasons.
 
     Args:
       progress: called after each name with the bytes read and all of them. Or
@@ -100,59 +147,79 @@ class Checkpoint(Mapping[str, Any]):
         standard error is a terminal.
 
     Raises:
-      CheckpointError: as of indexing.
+      CheckpointError: as of indexing; it lists all tensors that raise it.
     """
     total = sum(entry.nbytes for entry in self.entries.values())
     report = reporting.reporter(progress)
-    done, tree = 0, {}
+    done = 0
+    tree: dict[str, Any] = {}
+    misfits: dict[str, str] = {}
     for name, entry in self.entries.items():
-      tree[name] = jax.tree.map(jnp.asarray, self[name])
+      try:
+        array = self._make(name, stacklevel=3)
+      except errors.CheckpointError as error:
+        misfits[name] = str(error)
+      else:
+        # The rest is made only to list what else cannot be read.
+        if not misfits or not self._is_strict:
+          tree[name] = jax.tree.map(jnp.asarray, array)
       done += entry.nbytes
       report(done, total)
+    if misfits and self._is_strict:
+      raise misfit_lists.error(misfits, _REMEDY)
+    self.misfits |= misfits
     return tree
 
   def __str__(self) -> str:
-    """A table: layout, format, shape, bytes and name; a line for like ones."""
-    bytes_of: collections.Counter[_Key] = collections.Counter()
-    count_of: collections.Counter[_Key] = collections.Counter()
-    for entry in self.entries.values():
-      key = (
-        entry.layout or "-",
-        entry.type_name,
-        str(list(entry.shape)),
-        # Names are anybody's, and a terminal obeys some characters.
-        re.sub(r"\d+", "*", repr(entry.name)[1:-1]),
-      )
-      bytes_of[key] += entry.nbytes
-      count_of[key] += 1
-    rows = [("layout", "format", "shape", "bytes", "count", "name")]
-    for key, count in count_of.items():
-      layout, format, shape, name = key
-      rows.append(
-        (layout, format, shape, f"{bytes_of[key]:,}", str(count), name)
-      )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Returns a table: layout, format, shape, bytes and names."""
     lines = [f"{self.path}: {self.config or 'no quantization_config'}"]
-    for row in rows:
-      cells = [x.ljust(w) for x, w in zip(row[:3], widths[:3], strict=True)]
-      cells += [x.rjust(w) for x, w in zip(row[3:5], widths[3:5], strict=True)]
-      lines.append("  ".join([*cells, row[5]]))
-    total = sum(bytes_of.values())
-    lines.append(f"{len(self.entries)} names, {total:,} bytes")
+    lines += tables.table(self.entries.values())
     if awq := _with_pre_quant_scale(self.entries):
       lines.append(
         f"{len(awq)} weights want their inputs multiplied by pre_quant_scale"
       )
+    if self.misfits:
+      lines.append(f"left out, as they cannot be read: {len(self.misfits)}")
+      lines += [f"  {x}" for x in misfit_lists.listed(self.misfits)]
+    if self.numbers is not None:
+      lines.append(_numbers_line(self.numbers))
+      lines += [
+        f"  {naming.printable(name)}: {x}" for name, x in self.numbers.items()
+      ]
+    if self.unread:
+      unread = ", ".join(map(naming.printable, self.unread))
+      lines.append(f"files that were not read: {unread}")
     return "\n".join(lines)
 
   def __repr__(self) -> str:
     return f"Checkpoint({str(self.path)!r}, {len(self.entries)} names)"
 
 
+class UnknownName(KeyError):
+  """A checkpoint has no such name; the message has the nearest ones."""
+
+  def __init__(self, name: object, checkpoint: Checkpoint) -> None:
+    super().__init__(name)
+    self._checkpoint = checkpoint
+
+  def __str__(self) -> str:
+    (name,) = self.args
+    start = f"{self._checkpoint.path}: it has no {name!r}"
+    if name in self._checkpoint.misfits:
+      return f"{start}, which was left out: {self._checkpoint.misfits[name]}"
+    found = naming.near(str(name), self._checkpoint.entries)
+    if not found:
+      return f"{start}; print it for a table of its names"
+    return f"{start}; it has {', '.join(map(repr, found))}"
+
+
 def load(
   path: str | os.PathLike[str],
   *,
   global_scale_range: conversions.Range | None = conversions.GLOBAL_SCALE_RANGE,
+  strict: bool = True,
+  skip: str | Sequence[str] = (),
+  check: str | None = None,
 ) -> Checkpoint:
   """Opens a checkpoint; reads no more of it than what describes its tensors.
 
@@ -164,26 +231,42 @@ def load(
   `input_scale` and `input_global_scale`, and weights in formats that are none
   here (INT4, FP8 with one scale a tensor), whose parts keep their names.
 
+  Of a folder's files an index is read with the files that it names. Without an
+  index all .safetensors files are read, and two of them with one name are an
+  error. A .gguf file, or all that gguf-split made of one, is read if there are
+  no others. `Checkpoint.unread` names the files that are not read.
+
   Args:
     path: a .safetensors file, a .safetensors.index.json, a .gguf file, or a
-      folder with one of these, or with several .safetensors files.
+      folder.
     global_scale_range: smallest and largest global scale that may multiply, or
       None for any. One that is used the wrong way round is off by millions.
+    strict: whether tensors that cannot be read are an error, which lists all.
+      False leaves them out; `Checkpoint.misfits` has their reasons.
+    skip: globs of names that are left out, with or without ".weight": those of
+      weights, or of their tensors in the files.
+    check: "numbers" reads all of it, a chunk at a time, and counts NaNs,
+      infinities and global scales that are 0 or infinite: `Checkpoint.numbers`.
 
   Returns:
     A `Checkpoint`, a mapping of names to arrays. `print` shows what was found.
 
   Raises:
-    TypeError: path is none.
-    OSError: a file cannot be read.
+    TypeError: path is none, or skip has no globs.
+    ValueError: check is neither None nor "numbers".
+    OSError: a file cannot be read; FileNotFoundError if there is no such path.
     CheckpointError: a file breaks a rule of its format, a weight's parts are
       missing or do not fit each other, it is of packed FP6 or of SVDQuant, or
       there is nothing to load.
 
   Warns:
     PreQuantScaleWarning: inputs of some weights are to be multiplied first.
+    NumbersWarning: `check` found something.
   """
-  errors.require_path("checkpoints.load", "path", path)
+  errors.require_path(_WHO, "path", path)
+  globs = naming.globs(_WHO, "skip", skip)
+  if check not in (None, *_CHECKS):
+    raise ValueError(f'{_WHO}: check must be None or "numbers", got {check!r}')
   path = pathlib.Path(path)
   files = files_of(path)
   source = _open(files)
@@ -193,7 +276,30 @@ def load(
   layout = (
     recognition.COMPRESSED_TENSORS if is_compressed else recognition.MODELOPT
   )
-  entries = recognition.recognize(source, layout)
+  misfits: dict[str, str] = {}
+  entries = recognition.recognize(source, layout, misfits)
+  entries = {n: x for n, x in entries.items() if not _is_skipped(globs, x)}
+  misfits = {n: x for n, x in misfits.items() if not _any_match(globs, [n])}
+  if not strict:
+    for name, entry in entries.items():
+      refusals = [x.refusal for x in entry.parts if x.refusal]
+      if refusals:
+        misfits[name] = str(recognition.fault(entry.parts[0], refusals[0]))
+    entries = {n: x for n, x in entries.items() if n not in misfits}
+  if misfits and (strict or not entries):
+    raise misfit_lists.error(misfits, _REMEDY if entries else "")
+  if not entries:
+    rest = " but those that skip= matches" if globs else ""
+    raise errors.CheckpointError(f"{path}: it has no tensors{rest}")
+  found = Checkpoint(
+    path,
+    config,
+    entries,
+    global_scale_range,
+    is_strict=strict,
+    misfits=misfits,
+    unread=_unread(path, files, source),
+  )
   if awq := _with_pre_quant_scale(entries):
     warnings.warn(
       f"{path}: {len(awq)} weights, {awq[0].name!r} the first, are right only"
@@ -203,7 +309,38 @@ def load(
       errors.PreQuantScaleWarning,
       stacklevel=2,
     )
-  return Checkpoint(path, config, entries, global_scale_range)
+  if check is not None:
+    counts = {
+      name: counting.count(entry, global_scale_range)
+      for name, entry in entries.items()
+    }
+    found.numbers = {name: x for name, x in counts.items() if x}
+    if found.numbers:
+      name, first = next(iter(found.numbers.items()))
+      warnings.warn(
+        f"{path}: {_numbers_line(found.numbers)}, {name!r} the first ({first});"
+        " print the checkpoint for all",
+        errors.NumbersWarning,
+        stacklevel=2,
+      )
+  return found
+
+
+def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
+  if not numbers:
+    return "numbers: no NaN, no infinity, and no global scale that is 0"
+  return (
+    f"numbers: {len(numbers)} tensors have NaNs, infinities or global scales"
+    " that are 0"
+  )
+
+
+def _is_skipped(globs: Sequence[str], entry: recognition.Entry) -> bool:
+  return _any_match(globs, [entry.name, entry.parts[0].name])
+
+
+def _any_match(globs: Sequence[str], names: Sequence[str]) -> bool:
+  return any(naming.matches(glob, name) for glob in globs for name in names)
 
 
 def _with_pre_quant_scale(
@@ -213,7 +350,14 @@ def _with_pre_quant_scale(
 
 
 def files_of(path: pathlib.Path) -> list[pathlib.Path]:
-  """The files to open: one, or several safetensors files."""
+  """Returns the files to open: one, or several of safetensors or of GGUF.
+
+  Raises:
+    FileNotFoundError: there is no such path.
+    CheckpointError: a folder has none, or several of which none is chosen.
+  """
+  if not path.exists():
+    raise FileNotFoundError(errno.ENOENT, "there is no such path", str(path))
   if not path.is_dir():
     return [path]
   for pattern in (f"*{safetensors_files.INDEX_SUFFIX}", f"*{SAFETENSORS}"):
@@ -221,7 +365,11 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
       break
   else:
     found = sorted(path.glob(f"*{_GGUF}"))
-  is_one = len(found) == 1 or (found and found[0].suffix == SAFETENSORS)
+  is_one = (
+    len(found) == 1
+    or (found and found[0].suffix == SAFETENSORS)
+    or _are_one_split(found)
+  )
   if not is_one:
     names = ", ".join(file.name for file in found) or "none of them"
     raise errors.CheckpointError(
@@ -231,19 +379,23 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
   return found
 
 
-def _open(files: list[pathlib.Path]) -> stored.StoredTensors:
-  tensors: dict[str, stored.StoredTensor] = {}
-  metadata: dict[str, str] = {}
-  for file in files:
-    source = _open_one(file)
-    for name, tensor in source.tensors.items():
-      if name in tensors:
-        raise recognition.fault(
-          tensor, f"{tensors[name].file} has a tensor of this name too"
-        )
-      tensors[name] = tensor
-    metadata |= source.metadata
-  return stored.StoredTensors(tensors=tensors, metadata=metadata)
+def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
+  """Returns whether these are all files that gguf-split made of one."""
+  parts = [_SPLIT.match(file.name) for file in files]
+  return len({x and (x[1], int(x[2])) for x in parts}) == 1 and all(
+    x is not None and int(x[2]) == len(files) for x in parts
+  )
+
+
+def _open(files: Sequence[pathlib.Path]) -> stored.StoredTensors:
+  found = stored.joined({str(file): _open_one(file) for file in files})
+  count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
+  if files[0].suffix == _GGUF and count > 1 and count != len(files):
+    raise errors.CheckpointError(
+      f"{files[0]}: it is one of {count} files; give the path of a folder that"
+      " has these and no others"
+    )
+  return found
 
 
 def _open_one(file: pathlib.Path) -> stored.StoredTensors:
@@ -256,6 +408,23 @@ def _open_one(file: pathlib.Path) -> stored.StoredTensors:
   raise errors.CheckpointError(
     f"{file}: a checkpoint is a folder, or a file that ends in .safetensors,"
     f" {safetensors_files.INDEX_SUFFIX} or .gguf"
+  )
+
+
+def _unread(
+  path: pathlib.Path,
+  files: Sequence[pathlib.Path],
+  source: stored.StoredTensors,
+) -> list[str]:
+  """Returns the names of a folder's files of weights that were not opened."""
+  if not path.is_dir():
+    return []
+  opened = {*map(str, files), *(x.file for x in source.tensors.values())}
+  return sorted(
+    file.name
+    for suffix in (SAFETENSORS, _GGUF)
+    for file in path.glob(f"*{suffix}")
+    if str(file) not in opened
   )
 
 

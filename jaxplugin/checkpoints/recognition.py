@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import MutableMapping
 from typing import Any
 from typing import Final
 
@@ -22,6 +23,7 @@ from jaxplugin.checkpoints import fitting
 from jaxplugin.checkpoints import gguf_files
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.reports import misfits as misfit_lists
 from jaxplugin.core import formats
 
 MODELOPT: Final = "modelopt"
@@ -57,6 +59,7 @@ class Entry:
     shape: the logical one.
     parts: the tensors that it is made of.
     make: makes it; takes the range of global scales.
+    global_scale: the part that is its global scale; None if it has none.
     pre_quant_scale: the name of what the other side of its product must be
       multiplied by first, along k (AWQ of ModelOpt); None if there is none.
   """
@@ -67,6 +70,7 @@ class Entry:
   shape: tuple[int, ...]
   parts: tuple[stored.StoredTensor, ...]
   make: Make
+  global_scale: stored.StoredTensor | None = None
   pre_quant_scale: str | None = None
 
   @property
@@ -81,24 +85,34 @@ class Entry:
 
 
 def recognize(
-  source: stored.StoredTensors, mx_layout: str = MODELOPT
+  source: stored.StoredTensors,
+  mx_layout: str = MODELOPT,
+  misfits: MutableMapping[str, str] | None = None,
 ) -> dict[str, Entry]:
-  """All that a checkpoint has, by name, in the order of its tensors.
+  """Returns all that a checkpoint has, by name, in the order of its tensors.
 
   Args:
     source: its tensors.
     mx_layout: whose an MX weight is that two layouts have alike.
+    misfits: gets the reason of each tensor that is left out, by its name. None
+      raises them.
 
   Raises:
-    CheckpointError: parts of a weight are missing or do not fit each other.
+    CheckpointError: parts of some weights are missing or do not fit each other,
+      and `misfits` is None.
   """
-  of_torchao = dict(_torchao_weights(source))
+  wrong: MutableMapping[str, str] = {} if misfits is None else misfits
+  wrong.update(source.misfits)
+  of_torchao = dict(_torchao_weights(source, wrong))
   found: list[Entry] = []
   for name, tensor in source.tensors.items():
+    if name in wrong:
+      continue
     try:
       entry = of_torchao.get(name) or _weight(source, tensor, mx_layout)
-    except (TypeError, NotImplementedError) as error:
-      raise fault(tensor, str(error)) from None
+    except errors.REFUSALS as error:
+      wrong[name] = str(fault(tensor, str(error)))
+      continue
     if entry is not None:
       found.append(entry)
   # A part goes with its weight, wherever its file has it.
@@ -106,16 +120,30 @@ def recognize(
   weights = {entry.parts[0].name: entry for entry in found}
   entries: dict[str, Entry] = {}
   for name, tensor in source.tensors.items():
-    if name in taken and name not in weights:
+    if name in wrong or (name in taken and name not in weights):
       continue
     entry = weights.get(name) or _plain(tensor)
     if entry.name in entries:
-      raise fault(tensor, f"two weights are called {entry.name!r}")
+      first = entries[entry.name].parts[0]
+      rule = f"two weights are called {entry.name!r}, this and"
+      wrong[name] = str(fault(tensor, f"{rule} {first.name!r}"))
+      wrong[first.name] = str(fault(first, f"{rule} {name!r}"))
+      continue
     entries[entry.name] = entry
+  entries = {
+    name: entry
+    for name, entry in entries.items()
+    if entry.parts[0].name not in wrong
+  }
+  if misfits is None and wrong:
+    raise misfit_lists.error(wrong)
   return entries
 
 
 def fault(tensor: stored.StoredTensor, rule: str) -> errors.CheckpointError:
+  """Returns an error that names the file and the tensor, each once."""
+  if rule.startswith(f"{tensor.file}: "):
+    return errors.CheckpointError(rule)
   return errors.CheckpointError(f"{tensor.file}: {tensor.name!r}: {rule}")
 
 
@@ -124,7 +152,7 @@ def _plain(tensor: stored.StoredTensor) -> Entry:
     name=tensor.name,
     layout=None,
     format=None,
-    shape=tensor.shape,
+    shape=tensor.logical_shape,
     parts=(tensor,),
     make=lambda _: tensor.read(),
   )
@@ -266,6 +294,7 @@ def _linear_entry(
     shape=_shape(format, values, fitting.blocked_axis(values, scale) or -1),
     parts=parts,
     make=make,
+    global_scale=second,
   )
 
 
@@ -287,9 +316,18 @@ def _gpt_oss(
 def _gguf(source: stored.StoredTensors, blocks: stored.StoredTensor) -> Entry:
   format = formats.resolve("checkpoints.load", blocks.type_name.lower())
   base = blocks.name.removesuffix(_WEIGHT)
-  scale = source.tensors.get(f"{base}.scale")
-  if format != formats.NVFP4:
-    scale = None
+  scale = None
+  if format == formats.NVFP4:
+    # llama.cpp's converter writes the first one, other tools the second.
+    names = (f"{base}.scale", f"{base}{_WEIGHT}.scale")
+    scales = [source.tensors[x] for x in names if x in source.tensors]
+    if len(scales) > 1:
+      raise fault(
+        blocks,
+        f"its global scale must be one tensor, got {names[0]!r} and"
+        f" {names[1]!r}",
+      )
+    scale = scales[0] if scales else None
 
   def make(allowed: conversions.Range | None) -> scaled_array.ScaledArray:
     of_all = None if scale is None else scale.read()
@@ -304,13 +342,14 @@ def _gguf(source: stored.StoredTensors, blocks: stored.StoredTensor) -> Entry:
     shape=fitting.gguf_shape("checkpoints.load", blocks, format),
     parts=(blocks,) if scale is None else (blocks, scale),
     make=make,
+    global_scale=scale,
   )
 
 
 def _torchao_weights(
-  source: stored.StoredTensors,
+  source: stored.StoredTensors, misfits: MutableMapping[str, str]
 ) -> Iterator[tuple[str, Entry]]:
-  """The weights that torchao's metadata tell of, by the name of their values.
+  """Yields weights that torchao's metadata names, by the name of their values.
 
   For "0.weight" these are "0._weight_qdata", and the like.
   """
@@ -320,17 +359,34 @@ def _torchao_weights(
     values = source.tensors.get(f"{prefix}qdata")
     if not dot or values is None:
       continue
-    told = json_text.parse_object(f"{values.file}: metadata of {name!r}", text)
-    kind, data = told.get("_type"), told.get("_data")
-    block_size = _TORCHAO_BLOCKS.get(kind) if isinstance(kind, str) else None
-    if block_size is None:
-      continue  # another type; its tensors pass through
-    if not isinstance(data, dict) or data.get("block_size") != block_size:
-      raise fault(values, f"{kind} must have blocks of {block_size}")
-    is_swizzled = data.get("is_swizzled_scales", False)
-    if not isinstance(is_swizzled, bool):
-      raise fault(values, "is_swizzled_scales must be true or false")
-    yield values.name, _torchao(source, values, name, prefix, is_swizzled)
+    try:
+      entry = _torchao_entry(source, values, name, prefix, text)
+    except errors.REFUSALS as error:
+      misfits[values.name] = str(fault(values, str(error)))
+      continue
+    if entry is not None:
+      yield values.name, entry
+
+
+def _torchao_entry(
+  source: stored.StoredTensors,
+  values: stored.StoredTensor,
+  name: str,
+  prefix: str,
+  text: str,
+) -> Entry | None:
+  """Returns the weight that metadata describes; None for other types."""
+  told = json_text.parse_object(f"{values.file}: metadata of {name!r}", text)
+  kind, data = told.get("_type"), told.get("_data")
+  block_size = _TORCHAO_BLOCKS.get(kind) if isinstance(kind, str) else None
+  if block_size is None:
+    return None  # its tensors pass through
+  if not isinstance(data, dict) or data.get("block_size") != block_size:
+    raise fault(values, f"{kind} must have blocks of {block_size}")
+  is_swizzled = data.get("is_swizzled_scales", False)
+  if not isinstance(is_swizzled, bool):
+    raise fault(values, "is_swizzled_scales must be true or false")
+  return _torchao(source, values, name, prefix, is_swizzled)
 
 
 def _torchao(
@@ -342,12 +398,9 @@ def _torchao(
 ) -> Entry:
   scale = _part(source, values, f"{prefix}scale")
   second = source.tensors.get(f"{prefix}per_tensor_scale")
-  try:
-    format = fitting.torchao_format(
-      "checkpoints.load", values, scale, is_swizzled
-    )
-  except (TypeError, NotImplementedError) as error:
-    raise fault(values, str(error)) from None
+  format = fitting.torchao_format(
+    "checkpoints.load", values, scale, is_swizzled
+  )
 
   def make(allowed: conversions.Range | None) -> scaled_array.ScaledArray:
     return conversions.from_torchao(
@@ -365,6 +418,7 @@ def _torchao(
     shape=_shape(format, values),
     parts=(values, scale) if second is None else (values, scale, second),
     make=make,
+    global_scale=second,
   )
 
 

@@ -20,9 +20,12 @@ import functools
 import math
 import os
 import pathlib
+from collections.abc import Container
 from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Any
 from typing import Final
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +33,8 @@ import numpy as np
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import stored
+
+_Value = TypeVar("_Value")
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 SIZE_BYTES: Final = 8
@@ -74,7 +79,7 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
     OSError: the file cannot be read.
     CheckpointError: it breaks a rule of the format.
   """
-  with open(path, "rb") as file:
+  with errors.open_regular(path) as file:
     size = os.fstat(file.fileno()).st_size
     head = file.read(SIZE_BYTES)
     if len(head) < SIZE_BYTES:
@@ -91,14 +96,20 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
   header = json_text.parse_object(f"{path}: the header", text)
   metadata = _metadata(path, header.pop(METADATA, {}))
   start = SIZE_BYTES + length
-  spans = {name: _span(path, name, entry) for name, entry in header.items()}
+  misfits: dict[str, str] = {}
+  spans = {
+    name: _span(path, name, entry, misfits) for name, entry in header.items()
+  }
   _require_no_holes(path, spans, size - start)
-  mapped = _Mapped(path, size)
+  mapped = stored.MappedFile(path, size)
   tensors = {
     name: _tensor(path, name, header[name], start + begin, mapped)
     for name, (begin, _) in spans.items()
+    if name not in misfits
   }
-  return stored.StoredTensors(tensors=tensors, metadata=metadata)
+  return stored.StoredTensors(
+    tensors=tensors, metadata=metadata, misfits=misfits
+  )
 
 
 def read_bytes(
@@ -135,38 +146,71 @@ def read_bytes(
 
 
 def read_weight_map(path: pathlib.Path) -> dict[str, str]:
-  """Of an index file, the file that has each tensor, in its own folder.
+  """Returns, from an index file, the file beside it that has each tensor.
 
   Raises:
     OSError: it cannot be read.
-    CheckpointError: it breaks a rule.
+    CheckpointError: it breaks a rule, or names no tensor.
   """
   weight_map: Any = json_text.read_object(path).get("weight_map")
   if not _is_strings(weight_map):
     raise _fault(path, "weight_map must be an object of strings")
+  if not weight_map:
+    raise _fault(path, "weight_map must name a tensor, got an empty one")
   return {name: _beside(path, file) for name, file in weight_map.items()}
 
 
 def open_index(path: pathlib.Path) -> stored.StoredTensors:
-  """The tensors of the files that an index file names, beside it.
+  """Returns the tensors of the files that an index file names, beside it.
+
+  The index says which file has a name. Tensors that it does not name are read
+  too, from the files that it names. Tensors of a file that cannot be read, and
+  names that the file does not have, are misfits.
 
   Raises:
-    OSError: a file cannot be read.
-    CheckpointError: the index or a file breaks a rule.
+    OSError: the index cannot be read.
+    CheckpointError: the index breaks a rule, or two files have a name that the
+      index does not name.
   """
+  weight_map = read_weight_map(path)
   files: dict[str, stored.StoredTensors] = {}
-  tensors: dict[str, stored.StoredTensor] = {}
-  metadata: dict[str, str] = {}
-  for name, file in read_weight_map(path).items():
-    if file not in files:
+  faults: dict[str, str] = {}
+  for file in dict.fromkeys(weight_map.values()):
+    try:
       files[file] = open_file(path.parent / file)
-      metadata |= files[file].metadata
-    if name not in files[file].tensors:
-      raise _fault(
-        path, f"{name!r} must be in {file}, which has no such tensor"
+    except FileNotFoundError:
+      faults[file] = str(
+        _fault(path, f"weight_map names {file}, and there is no such file")
       )
-    tensors[name] = files[file].tensors[name]
-  return stored.StoredTensors(tensors=tensors, metadata=metadata)
+    except errors.CheckpointError as error:
+      faults[file] = str(error)
+  tensors: dict[str, stored.StoredTensor] = {}
+  misfits: dict[str, str] = {}
+  for name, file in weight_map.items():
+    if file in faults:
+      misfits[name] = faults[file]
+    elif name in files[file].tensors:
+      tensors[name] = files[file].tensors[name]
+    elif name in files[file].misfits:
+      misfits[name] = files[file].misfits[name]
+    else:
+      rule = f"{name!r} must be in {file}, which has no such tensor"
+      misfits[name] = str(_fault(path, rule))
+  unnamed = stored.joined(
+    {
+      str(path.parent / file): stored.StoredTensors(
+        tensors=_without(x.tensors, weight_map),
+        metadata=x.metadata,
+        misfits=_without(x.misfits, weight_map),
+      )
+      for file, x in files.items()
+    }
+  )
+  return stored.StoredTensors(
+    tensors=tensors | {**unnamed.tensors},
+    metadata=unnamed.metadata,
+    misfits=misfits | {**unnamed.misfits},
+  )
 
 
 def _beside(path: pathlib.Path, file: str) -> str:
@@ -184,6 +228,12 @@ def _beside(path: pathlib.Path, file: str) -> str:
   return file
 
 
+def _without(
+  named: Mapping[str, _Value], names: Container[str]
+) -> dict[str, _Value]:
+  return {name: x for name, x in named.items() if name not in names}
+
+
 def _metadata(path: pathlib.Path, given: Any) -> Mapping[str, str]:
   if not _is_strings(given):
     raise _fault(path, f"{METADATA} must be an object of strings")
@@ -194,14 +244,27 @@ def _is_strings(x: Any) -> bool:
   return isinstance(x, dict) and all(isinstance(v, str) for v in x.values())
 
 
-def _span(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
-  """The bytes of a tensor, as many as its dtype and shape take."""
+def _span(
+  path: pathlib.Path,
+  name: str,
+  entry: Any,
+  misfits: MutableMapping[str, str],
+) -> tuple[int, int]:
+  """Returns a tensor's bytes, as many as its dtype and shape take.
+
+  A dtype that is not one of `DTYPES` and `BITS` is a misfit; bytes of such a
+  tensor are stepped over.
+  """
   if not isinstance(entry, dict) or set(entry) != _FIELDS:
     raise _fault(path, f"{name!r}: it must have {sorted(_FIELDS)} and no more")
   dtype, shape, span = (entry[x] for x in ("dtype", "shape", "data_offsets"))
-  if not isinstance(dtype, str) or dtype not in {*DTYPES, *BITS}:
+  is_known = isinstance(dtype, str) and dtype in {*DTYPES, *BITS}
+  if not is_known:
     known = ", ".join([*DTYPES, *BITS])
-    raise _fault(path, f"{name!r}: dtype must be one of {known}, got {dtype!r}")
+    rule = f"{name!r}: dtype must be one of {known}, got {_short(dtype)}"
+    if not isinstance(dtype, str):
+      raise _fault(path, rule)
+    misfits[name] = str(_fault(path, rule))
   if not _is_sizes(shape) or len(shape) > _MAX_RANK:
     raise _fault(
       path,
@@ -214,6 +277,8 @@ def _span(path: pathlib.Path, name: str, entry: Any) -> tuple[int, int]:
       f"{name!r}: data_offsets must be [begin, end] with 0 <= begin <= end, got"
       f" {_short(span)}",
     )
+  if not is_known:
+    return span[0], span[1]
   bits = BITS.get(dtype) or 8 * DTYPES[dtype].itemsize
   # NumPy refuses sizes beyond 2^63 of empty arrays too.
   if math.prod(size for size in shape if size) * bits > _MAX_SIZE:
@@ -260,42 +325,17 @@ def _require_no_holes(
     )
 
 
-class _Mapped:
-  """A file's bytes, mapped when the first of them are asked for."""
-
-  def __init__(self, path: pathlib.Path, size: int) -> None:
-    self._path = path
-    self._size = size
-
-  @functools.cached_property
-  def _bytes(self) -> np.ndarray:
-    mapped = np.memmap(self._path, np.uint8, mode="r")
-    if mapped.size != self._size:
-      raise _fault(
-        self._path,
-        f"it had {self._size} bytes when its header was read, and has"
-        f" {mapped.size}",
-      )
-    return np.asarray(mapped)
-
-  def read(
-    self, begin: int, size: int, dtype: np.dtype, shape: tuple[int, ...]
-  ) -> np.ndarray:
-    if not size:
-      return np.zeros(shape, dtype)
-    return self._bytes[begin : begin + size].view(dtype).reshape(shape)
-
-
 def _tensor(
   path: pathlib.Path,
   name: str,
   entry: Mapping[str, Any],
   begin: int,
-  mapped: _Mapped,
+  mapped: stored.MappedFile,
 ) -> stored.StoredTensor:
   shape = tuple(entry["shape"])
   type_name = entry["dtype"]
   dtype = DTYPES.get(type_name, np.dtype(np.uint8))
+  values_shape = shape
   if type_name in BITS:
     shape = (*shape[:-1], shape[-1] * BITS[type_name] // 8)
   size = math.prod(shape) * dtype.itemsize
@@ -308,6 +348,7 @@ def _tensor(
     nbytes=size,
     read=functools.partial(mapped.read, begin, size, dtype, shape),
     begin=begin,
+    values_shape=values_shape,
   )
 
 

@@ -5,10 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Callable
 from collections.abc import Mapping
 
 import numpy as np
+
+from jaxplugin.checkpoints import errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class StoredTensor:
     shape: that of `read`.
     read: makes the array, a view of the mapped file.
     begin: where its bytes begin in the file; None where they are no one run.
+    values_shape: the shape of its values; None if it is `shape`.
+    refusal: why `read` raises CheckpointError, "" if it does not.
   """
 
   file: str
@@ -33,6 +39,13 @@ class StoredTensor:
   nbytes: int
   read: Callable[[], np.ndarray]
   begin: int | None = None
+  values_shape: tuple[int, ...] | None = None
+  refusal: str = ""
+
+  @property
+  def logical_shape(self) -> tuple[int, ...]:
+    """The shape of its values, which may share bytes."""
+    return self.shape if self.values_shape is None else self.values_shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +55,67 @@ class StoredTensors:
   Attributes:
     tensors: by name, in the order of the files.
     metadata: `__metadata__` of safetensors files, all together.
+    misfits: why a tensor cannot be read, by its name; `tensors` has no such.
   """
 
   tensors: Mapping[str, StoredTensor]
   metadata: Mapping[str, str]
+  misfits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def joined(files: Mapping[str, StoredTensors]) -> StoredTensors:
+  """Returns the tensors of several files, given by their paths.
+
+  Raises:
+    CheckpointError: two files have tensors of one name; it lists all such.
+  """
+  tensors: dict[str, StoredTensor] = {}
+  metadata: dict[str, str] = {}
+  misfits: dict[str, str] = {}
+  file_of: dict[str, str] = {}
+  twice: dict[tuple[str, str], list[str]] = {}
+  for file, source in files.items():
+    for name in (*source.tensors, *source.misfits):
+      if name in file_of:
+        twice.setdefault((file_of[name], file), []).append(name)
+      file_of[name] = file
+    tensors |= source.tensors
+    metadata |= source.metadata
+    misfits |= source.misfits
+  if twice:
+    pairs = [
+      f"{second} has a tensor {names[0]!r}, and {first} has one of this name"
+      " too" + (f" (and {len(names) - 1} more names)" if names[1:] else "")
+      for (first, second), names in twice.items()
+    ]
+    raise errors.CheckpointError(
+      f"{'; '.join(pairs)}; give the path of the file that counts, or an index"
+      " that says which file has which name"
+    )
+  return StoredTensors(tensors=tensors, metadata=metadata, misfits=misfits)
+
+
+class MappedFile:
+  """A file's bytes, mapped when the first of them are asked for."""
+
+  def __init__(self, path: pathlib.Path, size: int) -> None:
+    self._path = path
+    self._size = size
+
+  @functools.cached_property
+  def _bytes(self) -> np.ndarray:
+    mapped = np.memmap(self._path, np.uint8, mode="r")
+    if mapped.size != self._size:
+      raise errors.CheckpointError(
+        f"{self._path}: it had {self._size} bytes when its header was read,"
+        f" and has {mapped.size}"
+      )
+    return np.asarray(mapped)
+
+  def read(
+    self, begin: int, size: int, dtype: np.dtype, shape: tuple[int, ...]
+  ) -> np.ndarray:
+    """Returns a view of some bytes as an array."""
+    if not size:
+      return np.zeros(shape, dtype)
+    return self._bytes[begin : begin + size].view(dtype).reshape(shape)

@@ -19,9 +19,12 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import errors
 from jaxplugin.checkpoints import loading
-from jaxplugin.checkpoints import progress as reporting
+from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.reports import numbers
+from jaxplugin.checkpoints.reports import progress as reporting
 from jaxplugin.checkpoints.writing import configs
 from jaxplugin.checkpoints.writing import layouts
 from jaxplugin.checkpoints.writing import results
@@ -45,9 +48,10 @@ def quantize(
   format: formats.BlockFormat | str,
   *,
   layout: str = recognition.MODELOPT,
-  include: Sequence[str] | None = None,
-  exclude: Sequence[str] = (),
-  transposed: Sequence[str] = (),
+  include: str | Sequence[str] | None = None,
+  exclude: str | Sequence[str] = (),
+  transposed: str | Sequence[str] = (),
+  allow_nonfinite: bool = False,
   verify: bool = False,
   dry_run: bool = False,
   progress: reporting.Progress | bool | None = None,
@@ -81,11 +85,13 @@ def quantize(
     format: `NVFP4`, `MXFP8` or `MXFP4`, or its name.
     layout: "modelopt", "compressed-tensors", "torchao", or "gpt-oss" of MXFP4,
       which has experts alone.
-    include: globs of names, with or without ".weight": just these, whatever
-      they are called. None for what tools take.
+    include: a glob or several of names, with or without ".weight": just these,
+      whatever they are called. None for what tools take.
     exclude: globs of names that stay as they are.
     transposed: globs of experts [E, k, n]. Those of config.json's model types
       gpt_oss and llama4 are known to be so.
+    allow_nonfinite: whether weights with NaNs or infinities are quantized, as
+      `jp.quantize` does. They never count as verified.
     verify: whether the result is read back before it appears, and each weight
       compared with what `jp.quantize` makes of the source, and each other
       tensor with the source, all bitwise.
@@ -96,22 +102,24 @@ def quantize(
     What became of each tensor; `print` shows a table.
 
   Raises:
-    TypeError: source or target is no path.
-    OSError: the source cannot be read.
+    TypeError: source or target is no path, or an argument is not globs.
+    OSError: the source cannot be read; FileNotFoundError if there is none.
     ValueError: there is no such format or layout, or it does not have it.
     CheckpointError: the source breaks a rule or is quantized already, a glob
-      matches nothing, there is nothing to quantize, a weight's global scale is
-      one that readers refuse, the target is there already or cannot be written,
-      or, under verify, differs.
+      matches nothing, there is nothing to quantize, a weight has a NaN or an
+      infinity, or a global scale that readers refuse, the target is there
+      already or cannot be written, or, under verify, differs.
   """
   errors.require_path(_WHO, "source", source)
   errors.require_path(_WHO, "target", target)
   found, format = layouts.find(_WHO, layout, format)
   opened = sources.open_source(_WHO, pathlib.Path(source))
   rules = selection.Rules(
-    include=None if include is None else tuple(include),
-    exclude=tuple(exclude),
-    transposed=tuple(transposed),
+    include=(
+      None if include is None else naming.globs(_WHO, "include", include)
+    ),
+    exclude=naming.globs(_WHO, "exclude", exclude),
+    transposed=naming.globs(_WHO, "transposed", transposed),
     model_type=opened.model_type,
   )
   decisions = selection.choose(_WHO, opened.tensors, found, format, rules)
@@ -126,7 +134,9 @@ def quantize(
     left=opened.left,
     is_written=not dry_run,
   )
-  job = _Job(found, format, opened, decisions, shared, result.path)
+  job = _Job(
+    found, format, opened, decisions, shared, result.path, allow_nonfinite
+  )
   job.require_target()
   if dry_run:
     return result
@@ -144,8 +154,10 @@ class _Job:
     decisions: Sequence[selection.Decision],
     shared: sharing.SharedScales,
     target: pathlib.Path,
+    allow_nonfinite: bool,
   ) -> None:
     self._layout = layout
+    self._allow_nonfinite = allow_nonfinite
     self._format = format
     self._source = source
     self._decisions = decisions
@@ -234,8 +246,11 @@ class _Job:
     """A weight as it is written."""
     weight = decision.weight
     assert weight is not None
+    x = decision.tensor.read()
+    if not self._allow_nonfinite:
+      self._require_finite(decision.tensor, x)
     shared = self._shared.of(weight.name)
-    array = self._layout.quantize(weight, decision.tensor.read(), shared)
+    array = self._layout.quantize(weight, x, shared)
     if array.global_scale is not None:
       scales = np.asarray(array.global_scale, np.float32)
       smallest, largest = conversions.GLOBAL_SCALE_RANGE
@@ -248,6 +263,17 @@ class _Job:
           " the wrong way round; exclude it",
         )
     return array
+
+  def _require_finite(self, tensor: stored.StoredTensor, x: np.ndarray) -> None:
+    index = numbers.first_nonfinite(x)
+    if index is not None:
+      raise recognition.fault(
+        tensor,
+        f"a weight must be finite, got {float(x[index])} at {list(index)}, the"
+        " first such number; exclude the weight, or pass allow_nonfinite=True"
+        ' (--allow-nonfinite). load(check="numbers") (checkpoint --check'
+        " numbers) counts such numbers in all tensors",
+      )
 
   def _pieces(
     self, shard: shards.Shard, meter: _Meter

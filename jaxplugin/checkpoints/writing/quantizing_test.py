@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import warnings
 from unittest import mock
 
 import jax.numpy as jnp
@@ -219,7 +220,9 @@ class RoundTripTest(Case):
       "b.weight": np.zeros((D, D), np.float32),
     }
     for layout in ("modelopt", "compressed-tensors"):
-      done = self.quantize(self.file(tensors), layout=layout, verify=True)
+      done = self.quantize(
+        self.file(tensors), layout=layout, verify=True, allow_nonfinite=True
+      )
       found = jp.checkpoints.load(done.path)
       # Zeros have no say in what they share.
       g = np.asarray(jp.quantize(x, "nvfp4").global_scale).item()
@@ -227,9 +230,51 @@ class RoundTripTest(Case):
         g = nearest_reciprocal(np.float32(g))
       for name, x_ in tensors.items():
         scale = None if name == "b.weight" else g
-        self.assert_same_bits(
-          found[name], jp.quantize(x_, "nvfp4", global_scale=scale)
+        with warnings.catch_warnings():
+          warnings.simplefilter("ignore", jp.checkpoints.NumbersWarning)
+          got = found[name]
+        self.assert_same_bits(got, jp.quantize(x_, "nvfp4", global_scale=scale))
+
+
+class NonfiniteTest(Case):
+  def tensors(self, number):
+    bad = normal(D, D, dtype=ml_dtypes.bfloat16)
+    bad[3, 5] = number
+    return {"bad.weight": bad, "good.weight": normal(D, D)}
+
+  def test_weights_with_nans_or_infinities_are_refused(self):
+    for number, dtype in (
+      (np.nan, np.float32),
+      (np.inf, np.float16),
+      (-np.inf, ml_dtypes.bfloat16),
+    ):
+      for verify in (False, True):
+        path = self.file(
+          {n: x.astype(dtype) for n, x in self.tensors(number).items()}
         )
+        target = self.empty() / "out.safetensors"
+        with self.assertRaisesRegex(
+          ERROR,
+          rf"'bad.weight': a weight must be finite, got {number} at \[3, 5\]",
+        ):
+          self.quantize(path, target=target, verify=verify)
+        self.assertEqual([*target.parent.iterdir()], [])
+        done = self.quantize(path, exclude="bad", verify=verify)
+        self.assertEqual(done.nonfinite, ())
+
+  def test_allowed_ones_are_never_called_verified(self):
+    path = self.file(self.tensors(np.nan))
+    done = self.quantize(path, verify=True, allow_nonfinite=True)
+    self.assertEqual([*done.errors], ["good.weight"])
+    self.assertEqual(done.nonfinite, ("bad.weight",))
+    self.assertIn("verified: 1 weights, bit by bit", str(done))
+    self.assertIn(
+      "not verified, as they have NaNs or infinities: bad.weight", str(done)
+    )
+    done = self.quantize(
+      path, verify=True, allow_nonfinite=True, include="bad.weight"
+    )
+    self.assertNotRegex(str(done), r"(?m)^verified")
 
 
 class FilesTest(Case):
@@ -348,6 +393,18 @@ class SelectionTest(Case):
       taken, [f"{BASE}.mlp.{x}_proj.weight" for x in ("gate", "down")]
     )
     self.assertEqual(reasons[f"{BASE}.mlp.up_proj.weight"], "excluded")
+
+  def test_string_is_one_glob(self):
+    taken, _ = self.chosen(include="*.k_proj")
+    self.assertEqual(taken, [f"{BASE}.self_attn.k_proj.weight"])
+    taken, _ = self.chosen(exclude="*_proj.*", include="*.[qk]*")
+    self.assertEqual(taken, [f"{BASE}.self_attn.q_norm.weight"])
+    x = self.file({"a.experts.up": normal(2, D, D)})
+    done = self.quantize(x, transposed="a.*", dry_run=True)
+    self.assertEqual(done.decisions[0].weight.axis, -2)
+    for name in ("include", "exclude", "transposed"):
+      with self.assertRaisesRegex(TypeError, f"{name} must be a glob or a"):
+        self.chosen(**{name: [3]})
 
   @parameterized.parameters(
     ({"include": ["*.qq_proj"]}, r"include='\*.qq_proj' matches no tensor"),
@@ -494,6 +551,30 @@ class RefusedTest(Case):
       resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
       signal.signal(signal.SIGXFSZ, previous)
 
+  @parameterized.parameters(False, True)
+  def test_disk_that_is_full_at_the_first_byte(self, is_folder):
+    source = self.folder() if is_folder else self.file(model()[1])
+    target = self.empty() / ("out" if is_folder else "out.safetensors")
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+      self.assert_refused("was not written: File too large", source, target)
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+      signal.signal(signal.SIGXFSZ, previous)
+    self.quantize(source, target=target)
+    self.assertEqual([*target.parent.iterdir()], [target])
+
+  def test_folder_of_a_process_killed_at_the_first_byte_is_taken(self):
+    target = self.empty() / "out"
+    partial = target.with_name("out.partial")
+    partial.mkdir()
+    # A task's file begins with a dot, and so does an unfinished one.
+    (partial / "..jaxplugin-quantize.json.unfinished").write_text("{")
+    self.quantize(self.folder(), target=target)
+    self.assertEqual([*target.parent.iterdir()], [target])
+
   def test_finished_files_stay_for_the_next_time(self):
     source, target = self.folder(), self.empty() / "out"
     told = []
@@ -635,7 +716,7 @@ class DamagedSourceTest(Case):
     with self.assertRaisesRegex(ERROR, "model-1.*must end with the file"):
       self.quantize(source, target=target)
     shard.unlink()
-    with self.assertRaises(FileNotFoundError):
+    with self.assertRaisesRegex(ERROR, "names model-1.*there is no such file"):
       self.quantize(source, target=target)
     self.assertEqual([*target.parent.iterdir()], [])
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-import re
 from collections.abc import Mapping
 
+from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.core import formats
 
@@ -29,6 +29,8 @@ class Quantized:
     is_written: whether it was.
     errors: of each verified weight, the norm of its error over its own; None
       where nothing was verified.
+    nonfinite: weights with NaNs or infinities in the source, which are written
+      under allow_nonfinite and never are verified. Their bits were compared.
   """
 
   path: pathlib.Path
@@ -40,6 +42,7 @@ class Quantized:
   left: tuple[pathlib.PurePath, ...] = ()
   is_written: bool = False
   errors: Mapping[str, float] | None = None
+  nonfinite: tuple[str, ...] = ()
 
   @property
   def nbytes_before(self) -> int:
@@ -61,11 +64,14 @@ class Quantized:
       for names, count in _likes(self.shared).items()
     ]
     if self.copied:
-      lines.append(f"copied: {', '.join(map(_printable, self.copied))}")
+      lines.append(f"copied: {', '.join(map(naming.printable, self.copied))}")
     if self.left:
-      lines.append(f"not copied: {', '.join(map(_printable, self.left))}")
-    if self.errors is not None:
+      lines.append(f"not copied: {', '.join(map(naming.printable, self.left))}")
+    if self.errors:
       lines.append(f"verified: {len(self.errors)} weights, bit by bit")
+    if self.nonfinite:
+      bad = ", ".join(map(naming.printable, self.nonfinite))
+      lines.append(f"not verified, as they have NaNs or infinities: {bad}")
     if not self.is_written:
       lines.append("nothing was written")
     return "\n".join(lines)
@@ -77,8 +83,8 @@ class Quantized:
       kind = str(self.format) if decision.weight else decision.tensor.type_name
       key = (
         kind,
-        str(list(decision.tensor.shape)),
-        _starred(decision.tensor.name),
+        str(list(decision.tensor.logical_shape)),
+        naming.starred(decision.tensor.name),
         decision.reason,
       )
       rows.setdefault(key, []).append(decision)
@@ -130,19 +136,9 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
   ]
 
 
-def _starred(name: str) -> str:
-  """A name with * for its numbers."""
-  return re.sub(r"\d+", "*", _printable(name))
-
-
-def _printable(name: object) -> str:
-  """Names are anybody's, and a terminal obeys some characters."""
-  return repr(str(name))[1:-1]
-
-
 def _likes(
   groups: tuple[tuple[str, ...], ...],
 ) -> dict[tuple[str, ...], int]:
   return dict(
-    collections.Counter(tuple(map(_starred, names)) for names in groups)
+    collections.Counter(tuple(map(naming.starred, names)) for names in groups)
   )

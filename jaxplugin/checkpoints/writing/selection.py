@@ -12,7 +12,6 @@ leave out fewer.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
 import re
 from collections.abc import Iterable
@@ -21,11 +20,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.writing import layouts
 from jaxplugin.core import formats
 
-WEIGHT: Final = ".weight"
+WEIGHT: Final = naming.WEIGHT
 _FLOATS: Final = ("F32", "BF16", "F16")
 
 # By what a name has in it, between dots.
@@ -115,7 +115,7 @@ def choose(
     for tensor in by_name.values()
   ]
   for pattern in rules.include or ():
-    of_it = [x for x in found if _matches(pattern, x.tensor.name)]
+    of_it = [x for x in found if naming.matches(pattern, x.tensor.name)]
     if all(x.weight is None for x in of_it):
       raise errors.CheckpointError(
         f"{who}: include={pattern!r} has nothing that can be quantized:"
@@ -140,21 +140,15 @@ def module_of(name: str) -> str:
   return name.rpartition(".")[0] or name
 
 
-def _matches(pattern: str, name: str) -> bool:
-  return any(
-    fnmatch.fnmatchcase(x, pattern) for x in (name, name.removesuffix(WEIGHT))
-  )
-
-
 def _any_matches(patterns: Sequence[str], name: str) -> bool:
-  return any(_matches(pattern, name) for pattern in patterns)
+  return any(naming.matches(pattern, name) for pattern in patterns)
 
 
 def _require_matches(
   who: str, what: str, patterns: Sequence[str], names: Iterable[str]
 ) -> None:
   for pattern in patterns:
-    if not any(_matches(pattern, name) for name in names):
+    if not any(naming.matches(pattern, name) for name in names):
       raise errors.CheckpointError(
         f"{who}: {what}={pattern!r} matches no tensor; names are those of the"
         " table that dry_run=True (--dry-run) gives"

@@ -21,6 +21,7 @@ from jaxplugin.checkpoints import loading
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.reports import misfits
 
 CONFIG: Final = "config.json"
 QUANTIZATION: Final = "quantization_config"
@@ -96,9 +97,10 @@ def open_source(who: str, path: pathlib.Path) -> Source:
   if files[0].name.endswith(safetensors_files.INDEX_SUFFIX):
     index = files[0]
     path = index.parent
+    if wrong := safetensors_files.open_index(index).misfits:
+      raise misfits.error(wrong)
     names = dict.fromkeys(safetensors_files.read_weight_map(index).values())
     files = [index.parent / name for name in names]
-    safetensors_files.open_index(index)  # for its rules
   if not all(file.suffix == loading.SAFETENSORS for file in files):
     raise errors.CheckpointError(
       f"{who}: plain weights are read from safetensors files, got {files[0]}"
@@ -106,7 +108,6 @@ def open_source(who: str, path: pathlib.Path) -> Source:
   shards = {
     file.name: unmapped(safetensors_files.open_file(file)) for file in files
   }
-  _require_unique(shards)
   config_file = files[0].parent / CONFIG
   config = None
   if config_file.is_file():
@@ -127,17 +128,6 @@ def fault(who: str, rule: str) -> errors.CheckpointError:
   return errors.CheckpointError(f"{who}: {rule}")
 
 
-def _require_unique(shards: Mapping[str, stored.StoredTensors]) -> None:
-  seen: dict[str, str] = {}
-  for shard in shards.values():
-    for tensor in shard.tensors.values():
-      if tensor.name in seen:
-        raise recognition.fault(
-          tensor, f"{seen[tensor.name]} has a tensor of this name too"
-        )
-      seen[tensor.name] = tensor.file
-
-
 def _require_plain(
   who: str,
   config_file: pathlib.Path,
@@ -150,9 +140,8 @@ def _require_plain(
       f"{who}: {config_file} has a {QUANTIZATION}: its weights are quantized"
       " already; take the checkpoint that they were made of"
     )
-  together = stored.StoredTensors(
-    tensors={n: x for s in shards.values() for n, x in s.tensors.items()},
-    metadata={k: v for s in shards.values() for k, v in s.metadata.items()},
+  together = stored.joined(
+    {str(config_file.parent / name): x for name, x in shards.items()}
   )
   for entry in recognition.recognize(together).values():
     if entry.layout is not None:

@@ -97,11 +97,16 @@ class Staging:
     try:
       self._take_up(who, task)
     except BaseException:
+      # A folder without a task would be taken for another's.
+      with contextlib.suppress(OSError):
+        _unfinished(self.folder / _TASK).unlink(missing_ok=True)
+        self.folder.rmdir()
       os.close(self._descriptor)
       raise
 
   def _take_up(self, who: str, task: Mapping[str, Any]) -> None:
     task_file = self.folder / _TASK
+    _unfinished(task_file).unlink(missing_ok=True)
     wanted = json.loads(json.dumps(task))
     if task_file.is_file():
       if json_text.read_object(task_file) == wanted:
@@ -138,9 +143,13 @@ class Staging:
     os.close(self._descriptor)
 
 
+def _unfinished(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f".{path.name}.unfinished")
+
+
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
   """A JSON file, all of it or nothing."""
-  unfinished = path.with_name(f".{path.name}.unfinished")
+  unfinished = _unfinished(path)
   with open(unfinished, "w", encoding="utf-8") as file:
     json.dump(value, file, indent=2)
     file.write("\n")

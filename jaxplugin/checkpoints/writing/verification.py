@@ -18,6 +18,7 @@ from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints import stored
+from jaxplugin.checkpoints.reports import numbers
 from jaxplugin.checkpoints.writing import results
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import sources
@@ -57,6 +58,7 @@ def verified(
     stored.StoredTensors(tensors=tensors, metadata=metadata), result.layout
   )
   norms: dict[str, float] = {}
+  nonfinite: list[str] = []
   for decision in result.decisions:
     name = decision.tensor.name
     entry = written.get(name)
@@ -67,9 +69,13 @@ def verified(
     else:
       found = entry.make(conversions.GLOBAL_SCALE_RANGE)
       _require_same(decision.tensor, found, quantized(decision))
-      norms[name] = _error(decision, found)
+      x = decision.tensor.read()
+      if numbers.first_nonfinite(x) is None:
+        norms[name] = _error(decision, found, x)
+      else:
+        nonfinite.append(name)
     tell(decision.tensor.nbytes)
-  return dataclasses.replace(result, errors=norms)
+  return dataclasses.replace(result, errors=norms, nonfinite=tuple(nonfinite))
 
 
 def _require_same_bytes(
@@ -104,10 +110,11 @@ def _require_same(
 
 
 def _error(
-  decision: selection.Decision, found: scaled_array.ScaledArray
+  decision: selection.Decision,
+  found: scaled_array.ScaledArray,
+  x: np.ndarray,
 ) -> float:
   """Norm of the difference over that of the weight, by f64 sums."""
-  x = decision.tensor.read()
   y = np.asarray(dequantization.dequantize(found, jnp.float32))
   weight = decision.weight
   assert weight is not None

@@ -5,17 +5,23 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import warnings
 from typing import Final
 
 from jaxplugin import checkpoints
 from jaxplugin.cli import arguments
 
 _EPILOG: Final = """\
-Only what describes the tensors is read.
+Without --check only what describes the tensors is read. The exit status is 1 if
+tensors cannot be read, or --check finds something. GLOB matches names of
+tensors, with or without .weight.
 
-example:
+examples:
   python -m jaxplugin checkpoint gpt-oss-20b
+  python -m jaxplugin checkpoint qwen3-8b-nvfp4 --check numbers
 """
+_WRONG: Final = 1
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -24,11 +30,35 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     metavar="PATH",
     help="a folder, or a .safetensors, .safetensors.index.json or .gguf file",
   )
+  command.add_argument(
+    "--skip",
+    metavar="GLOB",
+    action="extend",
+    nargs="+",
+    default=[],
+    help="leave these tensors out",
+  )
+  command.add_argument(
+    "--check",
+    choices=("numbers",),
+    help="read all tensors, and count NaNs, infinities and global scales that"
+    " are 0 or infinite",
+  )
 
 
 def _run(args: argparse.Namespace) -> int:
-  print(checkpoints.load(args.path))
-  return 0
+  load = functools.partial(
+    checkpoints.load, args.path, skip=args.skip, check=args.check
+  )
+  with warnings.catch_warnings():
+    # The table has all that these warnings say.
+    warnings.simplefilter("ignore", checkpoints.NumbersWarning)
+    try:
+      found = load()
+    except checkpoints.CheckpointError:
+      found = load(strict=False)
+  print(found)
+  return _WRONG if found.misfits or found.numbers else 0
 
 
 COMMAND: Final = arguments.Command(

@@ -66,6 +66,11 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="experts [E, k, n]; those of gpt_oss and llama4 are known",
   )
   command.add_argument(
+    "--allow-nonfinite",
+    action="store_true",
+    help="quantize weights with NaNs or infinities, which are an error without",
+  )
+  command.add_argument(
     "--verify",
     action="store_true",
     help="read the result back, and compare it bit by bit with the source's"
@@ -86,6 +91,7 @@ def _run(args: argparse.Namespace) -> int:
       include=args.include,
       exclude=args.exclude,
       transposed=args.transposed,
+      allow_nonfinite=args.allow_nonfinite,
       verify=args.verify,
       dry_run=args.dry_run,
     )

@@ -1,0 +1,245 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF headers are read as the gguf package reads them, or are refused."""
+
+import importlib.util
+import pathlib
+import random
+import struct
+import sys
+import tempfile
+
+import ml_dtypes
+import numpy as np
+from absl.testing import absltest
+
+from jaxplugin.checkpoints import errors
+from jaxplugin.checkpoints import gguf_files
+
+CHANGES = 400
+TOKENS = 262_144
+# Calls of a Python or C function for a token: one.
+CALLS_PER_TOKEN = 1.01
+
+
+def string(x):
+  data = x.encode() if isinstance(x, str) else x
+  return struct.pack("<Q", len(data)) + data
+
+
+def value(name, kind, data):
+  return string(name) + struct.pack("<I", kind) + data
+
+
+def tensor(name, sizes, number, offset):
+  head = string(name) + struct.pack("<I", len(sizes))
+  head += struct.pack(f"<{len(sizes)}Q", *sizes)
+  return head + struct.pack("<IQ", number, offset)
+
+
+def file_of(values=(), tensors=(), data=b"", version=3, counts=None):
+  """A file's bytes, as docs/gguf.md of ggml has them."""
+  counts = counts or (len(tensors), len(values))
+  head = b"GGUF" + struct.pack("<IQQ", version, *counts)
+  head += b"".join([*values, *tensors])
+  return head + bytes(-len(head) % 32) + data
+
+
+F32, Q8_0 = 0, 8
+UINT32, STRING, ARRAY = 4, 8, 9
+TWO = tensor("a", [2], F32, 0)
+DATA = np.float32([1, 2]).tobytes()
+BAD = {
+  "nothing": (b"", "got 0 bytes"),
+  "other": (b"GGML" + bytes(100), "begin with GGUF"),
+  "version": (file_of(version=1), "version must be 2 or 3, got 1"),
+  "big_endian": (file_of(version=3 << 24), "convert it to little-endian"),
+  "counts": (file_of(counts=(2**64 - 1, 0)), "ends in its header"),
+  "values": (file_of(counts=(0, 2**64 - 1)), "ends in its header"),
+  "long_name": (
+    file_of([struct.pack("<Q", 2**63) + b"a"]),
+    "ends in its header",
+  ),
+  "long_array": (
+    file_of([value("a", ARRAY, struct.pack("<IQ", UINT32, 2**62))]),
+    "ends in its header",
+  ),
+  "long_string": (
+    file_of(
+      [value("a", ARRAY, struct.pack("<IQQ", STRING, 2, 2**64 - 1) + bytes(9))]
+    ),
+    "ends in its header",
+  ),
+  "nested": (
+    file_of([value("a", ARRAY, struct.pack("<IQ", ARRAY, 0))]),
+    "'a': metadata must have a known type, got 9",
+  ),
+  "value_type": (file_of([value("a", 99, b"")]), "known type, got 99"),
+  "utf8": (file_of([value(b"\xff", UINT32, bytes(4))]), "must be UTF-8"),
+  "value_twice": (
+    file_of([value("a", UINT32, bytes(4))] * 2),
+    "'a': metadata must have one value",
+  ),
+  "alignment": (
+    file_of([value("general.alignment", UINT32, struct.pack("<I", 24))]),
+    "a power of two, got 24",
+  ),
+  "tensor_twice": (file_of([], [TWO, TWO], DATA), "two tensors .* 'a'"),
+  "rank": (file_of([], [tensor("a", [1] * 33, F32, 0)]), "at most 32, got 33"),
+}
+# A tensor that is wrong among others: what is said of it alone.
+MISFITS = {
+  "type": (tensor("b", [2], 99, 0), "'b': its type, 99, is unknown"),
+  "cut": (
+    tensor("b", [3], F32, 0),
+    r"'b': F32\[3\] must end with the file, at 104, got an end at 108",
+  ),
+  "offset": (tensor("b", [2], F32, 2**63), "must end with the file"),
+  "wraps": (tensor("b", [2**32] * 2, F32, 0), "less than 2.63 bytes"),
+  "blocks": (
+    tensor("b", [33, 2], Q8_0, 0),
+    r"whole blocks of 32, got shape \[2, 33\]",
+  ),
+}
+
+
+class Case(absltest.TestCase):
+  def write(self, data):
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder) / "x.gguf"
+    path.write_bytes(data)
+    return path
+
+
+class HeaderTest(Case):
+  def test_bad_files_are_refused_by_their_rule(self):
+    for name, (data, rule) in BAD.items():
+      with self.subTest(name):
+        path = self.write(data)
+        with self.assertRaisesRegex(errors.CheckpointError, rule) as caught:
+          gguf_files.open_file(path)
+        self.assertEqual(str(caught.exception).count(str(path)), 1)
+
+  def test_wrong_tensor_leaves_the_others_readable(self):
+    for name, (wrong, rule) in MISFITS.items():
+      with self.subTest(name):
+        path = self.write(file_of([], [TWO, wrong], DATA))
+        source = gguf_files.open_file(path)
+        self.assertEqual(source.tensors["a"].read().tolist(), [1, 2])
+        self.assertEqual([*source.misfits], ["b"])
+        self.assertRegex(source.misfits["b"], rule)
+        self.assertEqual(source.misfits["b"].count(str(path)), 1)
+
+  def test_tensors_begin_at_the_alignment_that_metadata_says(self):
+    alignment = value("general.alignment", UINT32, struct.pack("<I", 128))
+    head = file_of([alignment], [TWO])
+    self.assertLess(len(head), 128)
+    path = self.write(head + bytes(128 - len(head)) + DATA)
+    tensors = gguf_files.open_file(path).tensors
+    self.assertEqual(tensors["a"].read().tolist(), [1, 2])
+
+  def test_any_change_is_refused_or_read_within_the_file(self):
+    values = [
+      value("s", STRING, string("llama")),
+      value("t", ARRAY, struct.pack("<IQ", STRING, 2) + string("a") * 2),
+    ]
+    good = file_of(values, [TWO, tensor("q", [32, 2], Q8_0, 32)], bytes(100))
+    choose = random.Random(6)
+    refused = 0
+    for i in range(CHANGES):
+      data = bytearray(good)
+      if i % 3:
+        data[choose.randrange(len(good) - 100)] = choose.randrange(256)
+      else:
+        del data[choose.randrange(len(data)) :]
+      try:
+        source = gguf_files.open_file(self.write(bytes(data)))
+      except errors.CheckpointError:
+        refused += 1
+        continue
+      for x in source.tensors.values():
+        self.assertLessEqual(x.begin + x.nbytes, len(data))
+      refused += bool(source.misfits)
+    self.assertBetween(refused, CHANGES // 3, CHANGES - 10)
+
+  def test_tokens_are_stepped_over(self):
+    tokens = struct.pack("<IQ", STRING, TOKENS) + string("token") * TOKENS
+    path = self.write(
+      file_of([value("tokenizer.ggml.tokens", ARRAY, tokens)], [TWO], DATA)
+    )
+    calls = 0
+
+    def count(frame, event, argument):
+      nonlocal calls
+      calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+      source = gguf_files.open_file(path)
+    finally:
+      sys.setprofile(None)
+    self.assertEqual(source.tensors["a"].read().tolist(), [1, 2])
+    self.assertLess(calls, CALLS_PER_TOKEN * TOKENS)
+
+
+class PackageTest(Case):
+  def setUp(self):
+    super().setUp()
+    if importlib.util.find_spec("gguf") is None:
+      self.skipTest("the gguf package is not installed")
+
+  def test_types_are_those_of_the_package(self):
+    import gguf
+
+    self.assertEqual(
+      gguf_files.TYPES,
+      {
+        int(kind): (kind.name, *sizes)
+        for kind, sizes in gguf.GGML_QUANT_SIZES.items()
+      },
+    )
+
+  def test_tensors_are_those_of_the_package(self):
+    import gguf
+
+    rng = np.random.default_rng(0)
+    path = self.write(b"")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a", "", "ccc"])
+    writer.add_token_scores([1.0, 2.0, 3.0])
+    writer.add_custom_alignment(64)
+    writer.add_bool("flag", True)
+    writer.add_string("text", "über")
+    kinds = gguf.GGMLQuantizationType
+    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
+      data = rng.integers(0, 256, (2, 3, size), np.uint8)
+      if kind in (kinds.F32, kinds.F16, kinds.F64):
+        data = rng.random((2, 3)).astype(f"f{size}")
+      elif block == 1 and kind != kinds.BF16:
+        data = rng.integers(0, 99, (2, 3)).astype(f"i{size}")
+      writer.add_tensor(f"{kind.name}.weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = gguf_files.open_file(path)
+    reader = gguf.GGUFReader(path)
+    self.assertEqual([*source.tensors], [x.name for x in reader.tensors])
+    for x in reader.tensors:
+      own = source.tensors[x.name]
+      with self.subTest(x.name):
+        self.assertEqual(own.type_name, x.tensor_type.name)
+        self.assertEqual(own.logical_shape, tuple(map(int, x.shape[::-1])))
+        self.assertEqual((own.nbytes, own.begin), (x.n_bytes, x.data_offset))
+        if own.type_name in (*gguf_files.BLOCKS, "F32", "F16", "F64", "I64"):
+          np.testing.assert_array_equal(own.read(), x.data)
+        elif own.type_name == "BF16":
+          self.assertEqual(own.read().dtype, ml_dtypes.bfloat16)
+          self.assertEqual(own.read().tobytes(), x.data.tobytes())
+        elif own.dtype == np.uint8:
+          with self.assertRaisesRegex(errors.CheckpointError, "no format here"):
+            own.read()
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,326 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""NaNs, infinities and unusable global scales are named."""
+
+import contextlib
+import io
+import pathlib
+import tempfile
+import tracemalloc
+import warnings
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+
+import jaxplugin as jp
+from jaxplugin.checkpoints.reports import numbers
+from jaxplugin.cli import main
+
+ERROR = jp.checkpoints.CheckpointError
+WARNING = jp.checkpoints.NumbersWarning
+NVFP4, ZEROS = np.full((4, 32), 0x22, np.uint8), np.zeros((4, 32), np.uint8)
+G = np.float32(2.0**-12)
+NAN = np.nan
+# A header says that its arrays need 16 MB; the check holds much less.
+BIG, FEW_BYTES = (1024, 8192), 1 << 21
+
+
+def e4m3(*nans):
+  """Block scales of 1, NaN (0x7F or 0xFF) at some places."""
+  scale = np.full((4, 4), 0x38, np.uint8)
+  for i, place in enumerate(nans):
+    scale[place] = 0xFF if i else 0x7F
+  return scale.view(ml_dtypes.float8_e4m3fn)
+
+
+def e8m0(*nans):
+  scale = np.full((4, 2), 127, np.uint8)
+  for place in nans:
+    scale[place] = 255
+  return scale
+
+
+def modelopt(values=NVFP4, scale=None, scale_2=G, base="a"):
+  return {
+    f"{base}.weight": values,
+    f"{base}.weight_scale": e4m3() if scale is None else scale,
+    f"{base}.weight_scale_2": np.float32(scale_2),
+  }
+
+
+def compressed(values=NVFP4, scale=None, global_scale=1 / G):
+  return {
+    "a.weight_packed": values,
+    "a.weight_scale": e4m3() if scale is None else scale,
+    "a.weight_global_scale": np.float32([global_scale]),
+  }
+
+
+def torchao(values=NVFP4, scale=None, per_tensor_scale=G):
+  return {
+    "a._weight_qdata": values,
+    "a._weight_scale": e4m3() if scale is None else scale,
+    "a._weight_per_tensor_scale": np.float32(per_tensor_scale),
+  }
+
+
+def swizzled(scale):
+  return np.asarray(jp.swizzle_scale(jnp.asarray(scale)))
+
+
+TORCHAO = {"a.weight": '{"_type": "NVFP4Tensor", "_data": {"block_size": 16}}'}
+SWIZZLED = {
+  "a.weight": '{"_type": "NVFP4Tensor", "_data": {"block_size": 16,'
+  ' "is_swizzled_scales": true}}'
+}
+F8 = np.full((4, 64), 0x38, np.uint8).view(ml_dtypes.float8_e4m3fn)
+F8_NAN = F8.copy()
+F8_NAN[1, 2] = NAN
+
+
+class Case(absltest.TestCase):
+  def empty(self):
+    """A folder that goes with the test."""
+    return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+  def write(self, tensors, metadata=None):
+    path = self.empty() / "x.safetensors"
+    given = {n: np.asarray(x) for n, x in tensors.items()}
+    path.write_bytes(safetensors.numpy.save(given, metadata))
+    return path
+
+  def load(self, tensors, metadata=None, **options):
+    with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+      found = jp.checkpoints.load(self.write(tensors, metadata), **options)
+    said = [str(x.message) for x in caught if x.category is WARNING]
+    return found, said
+
+
+class NanScaleTest(Case):
+  def test_reading_a_weight_names_tensor_and_block(self):
+    for case, tensors, metadata, count, total, block in (
+      ("modelopt", modelopt(scale=e4m3((2, 1))), None, 1, 16, [2, 1]),
+      ("over_zeros", modelopt(ZEROS, e4m3((2, 1))), None, 1, 16, [2, 1]),
+      ("twice", compressed(scale=e4m3((3, 0), (1, 3))), None, 2, 16, [1, 3]),
+      ("torchao", torchao(scale=e4m3((0, 2))), TORCHAO, 1, 16, [0, 2]),
+      (
+        "swizzled",
+        torchao(scale=swizzled(e4m3((2, 3)))),
+        SWIZZLED,
+        *(1, 16, [2, 3]),
+      ),
+      (
+        "mxfp4",
+        {"a.weight": NVFP4, "a.weight_scale": e8m0((1, 1))},
+        None,
+        *(1, 8, [1, 1]),
+      ),
+      (
+        "gpt_oss",
+        {
+          "a.weight_blocks": NVFP4.reshape(4, 2, 16),
+          "a.weight_scales": e8m0((3, 0)),
+        },
+        None,
+        *(1, 8, [3, 0]),
+      ),
+    ):
+      with self.subTest(case):
+        found, said = self.load(tensors, metadata)
+        self.assertEqual(said, [])
+        wanted = (
+          rf"x.safetensors: 'a.weight': {count} of {total} block scales are"
+          rf" NaN, the first is of block \[{block[0]}, {block[1]}\]"
+        )
+        with self.assertWarnsRegex(WARNING, wanted) as caught:
+          found["a.weight"]
+        self.assertEqual(caught.filename, __file__)
+        with self.assertWarnsRegex(WARNING, wanted) as caught:
+          found.read(progress=False)
+        self.assertEqual(caught.filename, __file__)
+
+  def test_good_weights_are_read_without_a_word(self):
+    for tensors in (modelopt(), compressed(), {"a.weight": F8_NAN}):
+      found, said = self.load(tensors)
+      with warnings.catch_warnings():
+        warnings.simplefilter("error", WARNING)
+        found.read(progress=False)
+      self.assertEqual(said, [])
+
+
+class CheckTest(Case):
+  def test_counts_are_those_of_each_tensor(self):
+    plain = np.zeros((3, 5), np.float32)
+    plain[0, 1], plain[2, 2], plain[2, 3] = NAN, np.inf, -np.inf
+    brain = plain.astype(ml_dtypes.bfloat16)
+    e5m2 = plain.astype(ml_dtypes.float8_e5m2)
+    for case, tensors, counts, block in (
+      ("good", modelopt(), {}, None),
+      ("f32", {"a": plain}, {"nan_values": 1, "inf_values": 2}, None),
+      ("bf16", {"a": brain}, {"nan_values": 1, "inf_values": 2}, None),
+      (
+        "f16",
+        {"a": plain.astype("f2")},
+        {"nan_values": 1, "inf_values": 2},
+        None,
+      ),
+      (
+        "f64",
+        {"a": plain.astype("f8")},
+        {"nan_values": 1, "inf_values": 2},
+        None,
+      ),
+      ("e5m2", {"a": e5m2}, {"nan_values": 1, "inf_values": 2}, None),
+      (
+        "complex",
+        {"a": plain.astype("c8")},
+        {"nan_values": 1, "inf_values": 2},
+        None,
+      ),
+      (
+        "no_floats",
+        {"a": np.full(3, -1, np.int8), "b": np.ones(3, bool)},
+        {},
+        None,
+      ),
+      (
+        "scales",
+        modelopt(scale=e4m3((1, 2), (3, 3))),
+        {"nan_scales": 2},
+        (1, 2),
+      ),
+      (
+        "mxfp8",
+        {"a.weight": F8_NAN, "a.weight_scale": e8m0((2, 0))},
+        {"nan_values": 1, "nan_scales": 1},
+        (2, 0),
+      ),
+      ("zero", modelopt(ZEROS, None, 0), {"zero_global_scales": 1}, None),
+      ("inf", compressed(ZEROS, None, np.inf), {"inf_global_scales": 1}, None),
+      ("nan", modelopt(ZEROS, None, NAN), {"nan_global_scales": 1}, None),
+    ):
+      with self.subTest(case):
+        found, said = self.load(tensors, check="numbers")
+        got = list(found.numbers.values())
+        wanted = numbers.Numbers(**counts, block=block)
+        self.assertEqual(got, [wanted] if counts else [])
+        self.assertLen(said, len(got))
+        self.assertIn(
+          f"numbers: {'1 tensors' if got else 'no NaN'}", str(found)
+        )
+        if got:
+          self.assertIn(str(wanted), said[0])
+          self.assertIn(f"  {next(iter(found.numbers))}: {wanted}", str(found))
+
+  def test_global_scale_that_is_refused_is_told(self):
+    found, said = self.load(
+      {**modelopt(scale_2=0), **modelopt(scale_2=1 / G, base="b")},
+      check="numbers",
+    )
+    self.assertEqual(found.numbers["a.weight"].zero_global_scales, 1)
+    for name in ("a.weight", "b.weight"):
+      self.assertIn("weight_scale_2 multiplies", found.numbers[name].refusal)
+    self.assertRegex(said[0], "2 tensors .* 'a.weight' the first")
+
+  def test_nothing_is_counted_unasked(self):
+    self.assertIsNone(self.load(modelopt())[0].numbers)
+    with self.assertRaisesRegex(
+      ValueError, 'None or "numbers", got "nan"'.replace('"nan"', "'nan'")
+    ):
+      self.load(modelopt(), check="nan")
+
+  def test_tensors_are_streamed(self):
+    x = np.zeros(BIG, np.float16)
+    x[-1, -1] = NAN
+    path = self.write({"a": x})
+    tracemalloc.start()
+    self.addCleanup(tracemalloc.stop)
+    with self.assertWarns(WARNING):
+      found = jp.checkpoints.load(path, check="numbers")
+    self.assertLess(tracemalloc.get_traced_memory()[1], FEW_BYTES)
+    self.assertEqual(found.numbers["a"].nan_values, 1)
+
+  def test_command_prints_counts_and_fails(self):
+    for tensors, status in (
+      (modelopt(), 0),
+      (modelopt(scale=e4m3((1, 2))), 1),
+    ):
+      out, err = io.StringIO(), io.StringIO()
+      with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        got = main.main(
+          ["checkpoint", str(self.write(tensors)), "--check", "numbers"]
+        )
+      self.assertEqual((got, err.getvalue()), (status, ""))
+      wanted = "  a.weight: 1 NaN scale, the first of block [1, 2]"
+      self.assertEqual(wanted in out.getvalue(), bool(status))
+
+
+class ZerosTest(Case):
+  """Some files have unusable global scales for tensors of zeros."""
+
+  def test_zeros_are_exact_in_every_layout(self):
+    nans = e4m3(*((i, j) for i in range(4) for j in range(4)))
+    for bad in (0, np.inf, NAN, np.float32(3e38)):
+      for scale in (e4m3(), nans):
+        for tensors, metadata in (
+          (modelopt(ZEROS, scale, bad), None),
+          (compressed(ZEROS, scale, bad), None),
+          (torchao(ZEROS, scale, bad), TORCHAO),
+          (torchao(ZEROS, swizzled(scale), bad), SWIZZLED),
+          (modelopt(ZEROS | 0x80, scale, bad), None),
+        ):
+          with self.subTest(f"{bad} {[*tensors]}"):
+            found, _ = self.load(tensors, metadata)
+            with warnings.catch_warnings():
+              warnings.simplefilter("error", WARNING)
+              array = found["a.weight"]
+            got = np.asarray(jp.dequantize(array, jnp.float32))
+            np.testing.assert_array_equal(got, np.zeros((4, 64)))
+            if bad != np.float32(3e38):
+              any_scale, _ = self.load(
+                tensors, metadata, global_scale_range=None
+              )
+              got = jp.dequantize(any_scale["a.weight"], jnp.float32)
+              np.testing.assert_array_equal(got, np.zeros((4, 64)))
+
+  def test_values_that_are_not_zero_are_refused(self):
+    for bad in (0, np.inf, NAN):
+      for tensors, metadata in (
+        (modelopt(scale_2=bad), None),
+        (compressed(global_scale=bad), None),
+        (torchao(per_tensor_scale=bad), TORCHAO),
+      ):
+        found, _ = self.load(tensors, metadata)
+        with self.assertRaisesRegex(ERROR, "'a.*must be in"):
+          found["a.weight"]
+
+  def test_expert_that_saw_no_data_leaves_the_others(self):
+    base = "experts.up"
+    for bad in (0, np.inf, NAN):
+      for shape in ((2,), (2, 1, 1)):
+        scale = np.stack([e4m3(), e4m3((0, 0))])
+        found, _ = self.load(
+          {
+            base: np.stack([NVFP4, ZEROS]),
+            f"{base}_weight_scale": scale,
+            f"{base}_weight_scale_2": np.float32([G, bad]).reshape(shape),
+          }
+        )
+        got = np.asarray(jp.dequantize(found[base], jnp.float32))
+        np.testing.assert_array_equal(got[0], np.full((4, 64), G))
+        np.testing.assert_array_equal(got[1], np.zeros((4, 64)))
+
+  def test_gguf(self):
+    blocks = np.zeros((4, 36), np.uint8)
+    for bad in (0, np.inf, NAN):
+      array = jp.checkpoints.from_gguf(blocks, "nvfp4", np.float32([bad]))
+      got = np.asarray(jp.dequantize(array, jnp.float32))
+      np.testing.assert_array_equal(got, np.zeros((4, 64)))
+
+
+if __name__ == "__main__":
+  absltest.main()

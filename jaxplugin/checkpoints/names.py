@@ -1,0 +1,61 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Names of tensors: globs that match them, near ones, and printing them."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable
+from typing import Any
+from typing import Final
+
+WEIGHT: Final = ".weight"
+_NEAR: Final = 3
+
+
+def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
+  """Returns the globs of an argument: one string, or several.
+
+  Raises:
+    TypeError: it is neither.
+  """
+  if isinstance(given, str):
+    return (given,)
+  try:
+    found = tuple(given)
+  except TypeError:
+    found = (None,)
+  if not all(isinstance(x, str) for x in found):
+    raise TypeError(
+      f"{who}: {what} must be a glob or a list of globs, got {given!r}"
+    )
+  return found
+
+
+def matches(pattern: str, name: str) -> bool:
+  """Returns whether a glob matches a name, with or without ".weight"."""
+  return any(
+    fnmatch.fnmatchcase(x, pattern) for x in (name, name.removesuffix(WEIGHT))
+  )
+
+
+def near(name: str, names: Iterable[str]) -> list[str]:
+  """Returns the names that are most like one: that contain it, or nearly do."""
+  names = list(names)
+  containing = [x for x in names if name and name in x]
+  found = sorted(containing, key=len) or difflib.get_close_matches(
+    name, names, _NEAR
+  )
+  return found[:_NEAR]
+
+
+def printable(name: object) -> str:
+  """Returns a name without characters that a terminal obeys."""
+  return repr(str(name))[1:-1]
+
+
+def starred(name: str) -> str:
+  """Returns a printable name with * for its numbers."""
+  return re.sub(r"\d+", "*", printable(name))
