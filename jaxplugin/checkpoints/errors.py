@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from jaxplugin.core import speaking
+
 
 class CheckpointError(ValueError):
   """A checkpoint breaks a rule, or cannot be written.
@@ -19,7 +21,8 @@ def require_path(who: str, name: str, path: Any) -> None:
   """Raises TypeError, of `who`, unless an argument can be a path."""
   if not isinstance(path, (str, os.PathLike)):
     raise TypeError(
-      f"{who}: {name} must be a path, a string or an os.PathLike, got {path!r}"
+      f"{who}: {name} must be a path, a string or an os.PathLike, got"
+      f" {speaking.shown(path)}"
     )
 
 
