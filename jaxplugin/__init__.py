@@ -9,6 +9,8 @@ w_q = jp.quantize(w, jp.NVFP4)
 y = jp.block_scaled_dot(x_q, w_q, preferred_element_type=jnp.bfloat16)
 """
 
+import typing as _typing
+
 from jaxplugin.jaxext import jax_version as _jax_version  # noqa: F401
 
 # isort: split
@@ -34,6 +36,7 @@ from jaxplugin.arrays.stacking import stack as stack
 from jaxplugin.arrays.validation import GlobalScaleWarning as GlobalScaleWarning
 from jaxplugin.backends import Backend as Backend
 from jaxplugin.backends import register_backend as register_backend
+from jaxplugin.core import speaking as _speaking
 from jaxplugin.core.decisions import RefusedError as RefusedError
 from jaxplugin.core.formats import MXFP4 as MXFP4
 from jaxplugin.core.formats import MXFP6_E2M3 as MXFP6_E2M3
@@ -163,3 +166,9 @@ __all__ = [
 def __dir__() -> list[str]:
   """The public names, without the modules that importing them leaves here."""
   return [*__all__, "__version__"]
+
+
+if not _typing.TYPE_CHECKING:
+
+  def __getattr__(name: str) -> _typing.NoReturn:
+    raise _speaking.missing_attribute(__name__, name)

@@ -6,6 +6,9 @@ A package declares a `Backend` by an entry point in the group
 "jaxplugin.backends", code by `register_backend`. The guide is docs/backends.md.
 """
 
+import typing as _typing
+
+from jaxplugin.core import speaking as _speaking
 from jaxplugin.dot.plugins.records import API_VERSION as API_VERSION
 from jaxplugin.dot.plugins.records import Backend as Backend
 from jaxplugin.dot.plugins.records import BackendWarning as BackendWarning
@@ -20,3 +23,8 @@ from jaxplugin.dot.plugins.views import Call as Call
 from jaxplugin.dot.plugins.views import Operand as Operand
 from jaxplugin.dot.plugins.views import OperandProblem as OperandProblem
 from jaxplugin.dot.plugins.views import Problem as Problem
+
+if not _typing.TYPE_CHECKING:
+
+  def __getattr__(name: str) -> _typing.NoReturn:
+    raise _speaking.missing_attribute(__name__, name)

@@ -7,6 +7,9 @@ Same names, defaults and meaning as JAX's, on every platform, plus
 once, results are f32, bf16 or f16, and k = 0 gives zeros.
 """
 
+import typing as _typing
+
+from jaxplugin.core import speaking as _speaking
 from jaxplugin.dropin.nn_general import MODES as MODES
 from jaxplugin.dropin.nn_general import BlockScaleConfig as BlockScaleConfig
 from jaxplugin.dropin.nn_general import Mode as Mode
@@ -16,3 +19,8 @@ from jaxplugin.dropin.nn_general import (
 from jaxplugin.dropin.nn_general import scaled_dot_general as scaled_dot_general
 from jaxplugin.dropin.nn_scaled import scaled_dot as scaled_dot
 from jaxplugin.dropin.nn_scaled import scaled_matmul as scaled_matmul
+
+if not _typing.TYPE_CHECKING:
+
+  def __getattr__(name: str) -> _typing.NoReturn:
+    raise _speaking.missing_attribute(__name__, name)

@@ -56,15 +56,16 @@ def peers_of(run):
 
 def cells(row, chosen, peers, has_limit):
   """Milliseconds of what is chosen, each peer's median ratio to it, limit."""
-  suffix = IN_SCAN if chosen.name.endswith(IN_SCAN) else ""
-  names = {variant.name for variant in row.variants}
   ratios = {
     r.other: r.ratio.median for r in row.ratios if r.ours == chosen.name
   }
-  # A peer in a scan, where it was timed in one.
-  peers = [p + suffix if p + suffix in names else p for p in peers]
-  found = [number(chosen.time.median)]
-  found += [number(ratios[p]) if p in ratios else "" for p in peers]
+
+  def ratio(peer):
+    # In a scan or without one, whichever is faster.
+    found = [ratios[p] for p in (peer, peer + IN_SCAN) if p in ratios]
+    return number(min(found)) if found else ""
+
+  found = [number(chosen.time.median), *map(ratio, peers)]
   if has_limit:
     found.append(f"{100 * chosen.roof_fraction:.0f}")
   return found

@@ -214,7 +214,7 @@ def _times(
       jax.block_until_ready(session.prefill())
       first, took = _timed(session.prefill)
       prefill.append(took)
-      session.decode(first)
+      jax.block_until_ready(session.decode(first))
       session.cache = session.cache._replace(
         length=jnp.int32(session.question.tokens.shape[1])
       )

@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 import tempfile
+from typing import NamedTuple
 from unittest import mock
 
 import decoder
@@ -68,6 +69,41 @@ class GenerateTest(absltest.TestCase):
     self.assertBetween(ratio, 7.0, 4 / (1 / 2 + 1 / 16))
     self.assertNotIn(folder, json.dumps(written))
     self.assertRegex(out.getvalue(), r"(?m)^nvfp4 pair +\d")
+
+  def test_each_timed_call_begins_when_others_have_ended(self):
+    events = []
+
+    class Pending:
+      """A result that says when it is waited for."""
+
+      def __init__(self, name):
+        events.append(f"start {name}")
+        self.name = name
+
+      def block_until_ready(self):
+        events.append(f"end {self.name}")
+        return self
+
+    class Cache(NamedTuple):
+      length: int = 0
+
+    class Session:
+      steps = 1
+      cache = Cache()
+      question = generate.Question.of([1, 2], 1)
+
+      def prefill(self):
+        return Pending("prefill")
+
+      def decode(self, token):
+        del token
+        return Pending("decode")
+
+    generate._times([Session()], rounds=2)
+    expected = ("prefill", "prefill", "decode", "decode") * 2
+    self.assertEqual(
+      events, [f"{when} {x}" for x in expected for when in ("start", "end")]
+    )
 
   def test_ratios_are_to_the_fastest_f32(self):
     rows = [

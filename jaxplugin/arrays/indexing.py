@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxplugin.core import speaking
+
 _WHO = "ScaledArray"
 
 
@@ -39,7 +41,7 @@ def leaf_indices(
   if len(ellipses) > 1 or len(items) - len(ellipses) > len(shape):
     raise IndexError(
       f"{_WHO}: an index has at most one ellipsis and {len(shape)} others for"
-      f" shape {tuple(shape)}, got {index!r}"
+      f" shape {tuple(shape)}, got {speaking.shown(index)}"
     )
   at = ellipses[0] if ellipses else len(items)
   missing = len(shape) - (len(items) - len(ellipses))
@@ -74,7 +76,7 @@ def _require_whole(item: Any, dim: int, shape: Sequence[int], why: str) -> None:
   if not is_whole:
     raise TypeError(
       f"{_WHO}: dimension {dim} of shape {tuple(shape)} must be taken whole,"
-      f" got index {item!r}: {why}"
+      f" got index {speaking.shown(item)}: {why}"
     )
 
 
@@ -101,7 +103,7 @@ def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
   raise TypeError(
     f"{_WHO}: an index must be an int, a slice, an ellipsis, an array of"
     " integers, or an array of booleans of rank 1, got for dimension"
-    f" {dim} {item!r}"
+    f" {dim} {speaking.shown(item)}"
   )
 
 

@@ -19,6 +19,7 @@ from jax import lax
 from jaxplugin.arrays import interleaving
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 LINEAR: Final = "linear"
@@ -86,8 +87,9 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
     uint8[..., k / 2, ...].
 
   Raises:
-    TypeError: wrong dtype, or an odd size.
+    TypeError: wrong dtype, an odd size, or axis is not an integer.
   """
+  _require_array("pack_fp4", "values", values)
   if values.dtype != formats.E2M1:
     raise TypeError(
       f"pack_fp4: values must be float4_e2m1fn, got {values.dtype}"
@@ -109,8 +111,9 @@ def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
   """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to FP4 [..., k, ...].
 
   Raises:
-    TypeError: `packed` is not uint8.
+    TypeError: `packed` is not uint8, or axis is not an integer.
   """
+  _require_array("unpack_fp4", "packed", packed)
   if packed.dtype != formats.PACKED:
     raise TypeError(f"unpack_fp4: packed must be uint8, got {packed.dtype}")
   axis = canonical_axis("unpack_fp4", axis, packed.ndim)
@@ -127,7 +130,13 @@ def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
   return jnp.moveaxis(values, -1, axis)
 
 
+def _require_array(who: str, name: str, x: Any) -> None:
+  if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+    raise TypeError(f"{who}: {name} must be an array, got {speaking.shown(x)}")
+
+
 def canonical_axis(who: str, axis: int, ndim: int) -> int:
+  axis = speaking.require_integer(who, "axis", axis)
   if not -ndim <= axis < ndim:
     raise ValueError(f"{who}: axis {axis} is out of range for rank {ndim}")
   return axis % ndim
@@ -144,6 +153,7 @@ def swizzled_shape(scale_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _validate_scale_array(who: str, scale: jax.Array) -> None:
+  _require_array(who, "scale", scale)
   if scale.dtype.itemsize != 1 or scale.dtype == formats.E2M1:
     raise TypeError(
       f"{who}: scale must have a dtype of one byte, got {scale.dtype.name}"

@@ -20,6 +20,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 
 _SHARD = "shard"
 _SHARDINGS = "shardings"
@@ -80,7 +81,8 @@ def shard(tree: Any, sharding: Any) -> Any:
   for leaf in jax.tree.leaves(tree):
     if not hasattr(leaf, "shape"):
       raise TypeError(
-        f"{_SHARD}: tree must be of arrays, got {leaf!r}; jp.shardings takes"
+        f"{_SHARD}: tree must be of arrays, got {speaking.shown(leaf)};"
+        " jp.shardings takes"
         " shapes and dtypes"
       )
   leaves, structure = jax.tree.flatten(tree)
@@ -234,7 +236,7 @@ def _of_array(who: str, array: Any, sharding: Any) -> Any:
     if not sharding.is_fully_replicated:
       raise NotImplementedError(
         f"{who}: sharding of a ScaledArray must be a NamedSharding, a"
-        f" PartitionSpec or replicated, got {sharding!r}"
+        f" PartitionSpec or replicated, got {speaking.shown(sharding)}"
       )
     return jax.tree.map(lambda _: sharding, array)
   spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 
 _WHO: Final = "QuantizedWeight"
@@ -62,6 +63,11 @@ class QuantizedWeight:
     dtype: Any = jnp.float32,
   ) -> None:
     self.array = array
+    if hasattr(kernel_shape, "dtype") or hasattr(contracting, "dtype"):
+      raise TypeError(
+        f"{_WHO}: kernel_shape and contracting must be tuples of integers, got"
+        f" {speaking.shown(kernel_shape)} and {speaking.shown(contracting)}"
+      )
     self.kernel_shape = tuple(kernel_shape)
     self.contracting = tuple(contracting)
     self.dtype = np.dtype(dtype)
@@ -73,11 +79,13 @@ class QuantizedWeight:
       )
     if not isinstance(array, scaled_array.ScaledArray) or array.ndim < 2:
       raise TypeError(
-        f"{_WHO}: array must be a ScaledArray of rank 2 or more, got {array!r}"
+        f"{_WHO}: array must be a ScaledArray of rank 2 or more, got"
+        f" {speaking.shown(array)}"
       )
     if array.axis != array.ndim - 1:
       raise TypeError(
-        f"{_WHO}: array must be blocked along its last dimension, got {array!r}"
+        f"{_WHO}: array must be blocked along its last dimension, got"
+        f" {speaking.shown(array)}"
         f" blocked along dimension {array.axis}"
       )
     self.require_sizes()

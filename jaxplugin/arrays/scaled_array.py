@@ -23,6 +23,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import validation
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 
 _BLOCKED: Final = (
@@ -128,20 +129,15 @@ class ScaledArray:
     return self
 
   def __repr__(self) -> str:
-    def brief(x: Any) -> str:
-      if not hasattr(x, "shape"):
-        return repr(x)
-      return f"{x.dtype}{list(x.shape)}"
-
     layout = (
       "" if self.scale_layout == layouts.LINEAR else f", {self.scale_layout}"
     )
     if self.surrogate is not None:
-      layout += f", surrogate={brief(self.surrogate)}"
+      layout += f", surrogate={speaking.shown(self.surrogate)}"
     return (
-      f"ScaledArray({self.format}: values={brief(self.values)},"
-      f" scale={brief(self.scale)},"
-      f" global_scale={brief(self.global_scale)}{layout})"
+      f"ScaledArray({self.format}: values={speaking.shown(self.values)},"
+      f" scale={speaking.shown(self.scale)},"
+      f" global_scale={speaking.shown(self.global_scale)}{layout})"
     )
 
   @property
@@ -231,6 +227,8 @@ class ScaledArray:
     require_global_scale("ScaledArray", self)
     given = axes[0] if len(axes) == 1 and not _is_int(axes[0]) else axes
     order = tuple(given or reversed(range(self.ndim)))
+    for axis in order:
+      speaking.require_integer("ScaledArray.transpose", "axis", axis)
     if sorted(d % self.ndim for d in order) != list(range(self.ndim)):
       raise ValueError(
         f"ScaledArray: transpose takes each of {self.ndim} dimensions once, got"
@@ -457,7 +455,9 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
       return jnp.asarray(x)
     except (TypeError, ValueError):
       pass
-  raise TypeError(f"{who}: {name} must be an array, got {x!r}{remedy}")
+  raise TypeError(
+    f"{who}: {name} must be an array, got {speaking.shown(x)}{remedy}"
+  )
 
 
 def require_numbers(who: str, name: str, x: ScaledArray) -> None:
@@ -465,7 +465,8 @@ def require_numbers(who: str, name: str, x: ScaledArray) -> None:
   for leaf in x.tree_flatten()[0][:2]:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
       raise TypeError(
-        f"{who}: {name} must be a ScaledArray of arrays, got {x!r}; for types"
+        f"{who}: {name} must be a ScaledArray of arrays, got"
+        f" {speaking.shown(x)}; for types"
         " alone trace the call, by jax.eval_shape or jit"
       )
 

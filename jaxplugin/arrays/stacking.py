@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import speaking
 
 _CONCATENATE: Final = "concatenate"
 _STACK: Final = "stack"
@@ -44,8 +45,9 @@ def concatenate(
       global scales are equal.
 
   Raises:
-    TypeError: they are no arrays of one format and of shapes that fit, or are
-      to be joined along the blocked axis and have different global scales.
+    TypeError: they are not arrays of one format and of shapes that fit, axis is
+      not an integer, or they are to be joined along the blocked axis and have
+      different global scales.
     ValueError: axis is out of range, or there are no arrays.
     NotImplementedError: swizzled scales would have to be split.
   """
@@ -85,7 +87,8 @@ def stack(
     axis: of the result.
 
   Raises:
-    TypeError: they are no arrays of one format and one shape.
+    TypeError: they are not arrays of one format and one shape, or axis is not
+      an integer.
     ValueError: axis is out of range, or there are no arrays.
     NotImplementedError: rows of swizzled scales, or interleaved values, would
       have to be split.
@@ -151,11 +154,13 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
   """The arrays, stored alike; raises where they have not one format."""
   if isinstance(arrays, scaled_array.ScaledArray):
     raise TypeError(
-      f"{who}: arrays must be a sequence of ScaledArrays, got one {arrays!r}"
+      f"{who}: arrays must be a sequence of ScaledArrays, got one"
+      f" {speaking.shown(arrays)}"
     )
-  if not isinstance(arrays, Iterable):
+  if not isinstance(arrays, Iterable) or hasattr(arrays, "shape"):
     raise TypeError(
-      f"{who}: arrays must be a sequence of ScaledArrays, got {arrays!r}"
+      f"{who}: arrays must be a sequence of ScaledArrays, got"
+      f" {speaking.shown(arrays)}"
     )
   arrays = list(arrays)
   if not arrays:

@@ -17,6 +17,7 @@ from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 
 # Block scales from here on, E4M3's top binade (its largest is 448). A tensor
 # with a global scale of its own reaches 448 exactly, and one that shares that
@@ -34,7 +35,7 @@ def validate(array: Any) -> None:
   if array.scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"ScaledArray: scale_layout must be one of {layouts.SCALE_LAYOUTS},"
-      f" got {array.scale_layout!r}"
+      f" got {speaking.shown(array.scale_layout)}"
     )
   leaves = (array.values, array.scale, array.global_scale, array.surrogate)
   if not all(x is None or hasattr(x, "dtype") for x in leaves):

@@ -172,7 +172,7 @@ class RowMeasurement:
       )
     found = [*made.ours(options.implementations), *made.peers(options.peers)]
     if row.m <= _MAX_MEMORY_BOUND_ROWS:
-      found += roofline.read_variants(options.read_side, self.device.is_gpu)[:1]
+      found += roofline.read_variants(options.read_side, self.device.is_gpu)
     return found
 
   def _prepare(self, row: workloads.Row, variant: _AnyVariant) -> _Entry:
@@ -195,6 +195,7 @@ class RowMeasurement:
         is_chosen=variant.is_chosen,
         num_bytes=variant.num_bytes,
         flops=variant.flops,
+        arithmetic=variant.arithmetic,
         form=variant.form,
       ),
       variant=variant,
@@ -338,6 +339,7 @@ class RowMeasurement:
       role=variant.role,
       num_bytes=variant.num_bytes,
       flops=variant.flops,
+      arithmetic=variant.arithmetic,
       form=f"timed with {pair}",
       mode="call",
     )
@@ -430,22 +432,16 @@ class RowMeasurement:
   ) -> results.VariantResult:
     result = entry.result
     seconds = stats.median / 1e3
-    assert entry.variant is not None
-    least = self.ceilings.seconds(
-      result.num_bytes, result.flops, entry.variant.arithmetic
-    )
-    if result.name == "read":
-      least = result.num_bytes / self.ceilings.read
-    return dataclasses.replace(
+    result = dataclasses.replace(
       result,
       time=stats,
       gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
       gflop_per_s=timing.significant(result.flops / seconds / 1e9),
-      roof_fraction=timing.significant(least / seconds),
       launch_fraction=timing.significant(
         float(np.median(entry.launches)) if entry.launches else 0.0
       ),
     )
+    return results.with_fraction(result, self.ceilings)
 
 
 def _compile(timed: execution.Timed) -> None:

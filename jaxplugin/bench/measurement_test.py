@@ -140,6 +140,13 @@ class FormsTest(absltest.TestCase):
     self.assertEqual((result.status, result.form), ("wrong", "bad"))
     self.assertEqual(result.reason, "0 is not 1")
 
+  def test_all_ways_to_read_are_timed_beside_rows_that_read(self):
+    (row,) = workloads.parse_rows("1x32x64")
+    (pair,) = workloads.parse_pairs("mxfp8")
+    names = [v.name for v in self.measuring()._variants(row, pair)]
+    for name in ("read", "read by numpy", "read huge pages"):
+      self.assertIn(name, names)
+
   def test_product_of_floats_that_is_faster_raises_its_ceiling(self):
     for name, is_raised in (("f32", True), ("bf16", True), ("cpu", False)):
       measuring = self.measuring()

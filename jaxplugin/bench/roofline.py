@@ -22,9 +22,10 @@ the same rotation as the rows:
          (CPU), as neither XLA nor NumPy has such a product. bf16's is raised in
          the same way.
 
-What is measured beside a row raises the ceiling where it is higher there: the
-bandwidth of a machine that is shared comes and goes. Rows above 100 % are left
-where it rose between a row and its ceiling.
+A run has one ceiling of each kind: the highest that was measured until its end.
+Reading is timed beside rows that do little else, in the same ways, over all
+cores and in turns with them, because the bandwidth of a machine that is shared
+comes and goes. A sample above the ceiling raises it, for rows before it too.
 """
 
 from __future__ import annotations

@@ -97,6 +97,8 @@ def measure(request: Request) -> results.Run:
   if ceilings is not None:
     print(f"\n{table.LEGEND}")
     found = _measure_rows(request, found, ceilings)
+    if found.ceilings != ceilings:
+      print(f"\n{table.raised(found.ceilings)}")
   _print_rest(found)
   if request.output is not None:
     results.write(found, request.output)
@@ -122,8 +124,10 @@ def _measure_rows(
         continue
       done = measure.measure(row, pair)
       longest = max(longest, done.seconds)
-      found = dataclasses.replace(
-        found, rows=(*found.rows, done), ceilings=measure.ceilings
+      found = results.with_fractions(
+        dataclasses.replace(
+          found, rows=(*found.rows, done), ceilings=measure.ceilings
+        )
       )
       progress.write(f"\n{table.block(done)}")
       progress.advance()

@@ -9,6 +9,8 @@ layout's tensors mean is in the functions that take them as arrays:
 one of these layouts of plain weights.
 """
 
+import typing as _typing
+
 from jaxplugin.checkpoints.conversions import (
   GLOBAL_SCALE_RANGE as GLOBAL_SCALE_RANGE,
 )
@@ -34,3 +36,9 @@ from jaxplugin.checkpoints.writing.layouts import (
 )
 from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.results import Quantized as Quantized
+from jaxplugin.core import speaking as _speaking
+
+if not _typing.TYPE_CHECKING:
+
+  def __getattr__(name: str) -> _typing.NoReturn:
+    raise _speaking.missing_attribute(__name__, name)

@@ -11,6 +11,8 @@ from typing import Any
 from typing import BinaryIO
 from typing import Final
 
+from jaxplugin.core import speaking
+
 
 class CheckpointError(ValueError):
   """A checkpoint breaks a rule, or cannot be written.
@@ -27,7 +29,8 @@ def require_path(who: str, name: str, path: Any) -> None:
   """Raises TypeError, of `who`, unless an argument can be a path."""
   if not isinstance(path, (str, os.PathLike)):
     raise TypeError(
-      f"{who}: {name} must be a path, a string or an os.PathLike, got {path!r}"
+      f"{who}: {name} must be a path, a string or an os.PathLike, got"
+      f" {speaking.shown(path)}"
     )
 
 

@@ -21,6 +21,7 @@ from typing import Generic
 from typing import Literal
 from typing import TypeVar
 
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 
 Application = Literal["fused", "separate", "none"]
@@ -348,7 +349,8 @@ def choose(
       for name, a in answers.items()
     )
     raise RefusedError(
-      f"{who}: implementation={requested!r} cannot serve {problem} on {target}:"
+      f"{who}: implementation={speaking.shown(requested)} cannot serve"
+      f" {problem} on {target}:"
       f"{lines}\nLeave implementation out to have one chosen, or use"
       " jp.use_target to lower for another device.",
       refusal.reason,
@@ -408,10 +410,11 @@ def validate_name(
   """Raises unless `requested` is a backend's name or None."""
   if not isinstance(requested, str | None):
     raise TypeError(
-      f"{who}: implementation must be a name or None, got {requested!r}"
+      f"{who}: implementation must be a name or None, got"
+      f" {speaking.shown(requested)}"
     )
   if requested is not None and requested not in backends:
     raise ValueError(
       f"{who}: implementation must be None or one of {tuple(backends)}, got"
-      f" {requested!r}"
+      f" {speaking.shown(requested)}"
     )

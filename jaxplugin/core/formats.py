@@ -21,6 +21,7 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
+from jaxplugin.core import speaking
 from jaxplugin.kernels import formats
 
 Element: TypeAlias = formats.Element
@@ -58,6 +59,18 @@ def encoding(dtype: np.dtype) -> Element:
   return _ELEMENTS[dtype]
 
 
+def as_dtype(x: Any) -> np.dtype | None:
+  """Returns the dtype that `x` names; None if it names none, or is None.
+
+  An array has a dtype, and names none.
+  """
+  is_array = hasattr(x, "dtype") and not isinstance(x, type)
+  try:
+    return None if x is None or is_array else np.dtype(x)
+  except (TypeError, ValueError):
+    return None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockFormat:
   """A block-scaled format.
@@ -89,20 +102,23 @@ class BlockFormat:
       ("values_dtype", VALUES_DTYPES),
       ("scale_dtype", SCALE_DTYPES),
     ):
-      dtype = _dtype_or_none(getattr(self, field))
+      dtype = as_dtype(getattr(self, field))
       if dtype not in allowed:
         raise TypeError(
           f"BlockFormat: {field} must be"
           f" {' or '.join(d.name for d in allowed)}, got"
-          f" {getattr(self, field) if dtype is None else dtype}; jp.scaled_dot"
+          f" {dtype or speaking.shown(getattr(self, field))}; jp.scaled_dot"
           " multiplies values and scales of other dtypes"
         )
       object.__setattr__(self, field, dtype)
     if not isinstance(self.block_size, int) or self.block_size < 1:
       raise ValueError(
         "BlockFormat: block_size must be a positive integer, got"
-        f" {self.block_size!r}"
+        f" {speaking.shown(self.block_size)}"
       )
+    speaking.require_bool(
+      "BlockFormat", "has_global_scale", self.has_global_scale
+    )
     if self.has_global_scale and self.scale_is_power_of_two:
       raise ValueError(
         f"BlockFormat: {self.name} of {E8M0.name} scales, which reach as far as"
@@ -191,13 +207,6 @@ class UnquantizedFormat(BlockFormat):
     pass
 
 
-def _dtype_or_none(dtype: Any) -> np.dtype | None:
-  try:
-    return None if dtype is None else np.dtype(dtype)
-  except TypeError:
-    return None
-
-
 def _significand_bits(dtype: np.dtype) -> int:
   if dtype.kind in "iu":
     return 8 * dtype.itemsize
@@ -281,7 +290,7 @@ def resolve(
       raise ValueError(f"{who}: {argument}: {error}") from None
   raise TypeError(
     f"{who}: {argument} must be a BlockFormat (jp.MXFP8, ...) or its name"
-    f" ({known_names()}), got {format!r}"
+    f" ({known_names()}), got {speaking.shown(format)}"
   )
 
 

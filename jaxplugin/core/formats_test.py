@@ -156,7 +156,7 @@ class FormatsTest(parameterized.TestCase):
       "e4m3fn or.*e8m0fnu; jp.scaled",
     ),
     ({"values_dtype": None}, TypeError, "values_dtype must be.*got None"),
-    ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got fp8"),
+    ({"values_dtype": "fp8"}, TypeError, "values_dtype must be.*got 'fp8'"),
     ({"scale_dtype": np.float32}, TypeError, "scale_dtype.*got float32"),
     ({"scale_dtype": formats.BF16}, TypeError, "scale_dtype.*got bfloat16"),
     ({"block_size": 0}, ValueError, "positive integer, got 0"),

@@ -1,20 +1,40 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who an error speaks for: the function that the user called.
+"""Words that errors share: the function to name, and values in short.
 
-A function that is made of another one, as `linear` is of `block_scaled_dot`,
-calls it inside of `speaking_for`, and the other one's errors name the first.
+A function that calls another public one, as `linear` calls `block_scaled_dot`,
+does so inside of `speaking_for`: errors then name the function of the caller.
+`shown` prints a value that was given, arrays as dtype and shape.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import difflib
+import operator
+import re
+import reprlib
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
 _SPEAKER: Final = contextvars.ContextVar[str | None]("speaker", default=None)
+
+# Longer texts of a value are cut, or give way to its type's name.
+_MAX_SHOWN: Final = 300
+# Arrays print themselves so, with their contents.
+_OF_ARRAY: Final = re.compile(r"\b[aA]rray\(")
+_PUBLIC_MODULES: Final = (
+  "jaxplugin",
+  "jaxplugin.training",
+  "jaxplugin.nn",
+  "jaxplugin.checkpoints",
+  "jaxplugin.training.checkpoint_policies",
+  "jaxplugin.backends",
+)
 
 
 def who(name: str) -> str:
@@ -36,6 +56,96 @@ def require_function(name: str, fn: Any) -> None:
   """Raises TypeError, of the function `name`, unless `fn` can be called."""
   if not callable(fn):
     raise TypeError(
-      f"{who(name)}: fn must be a function, got {fn!r}; pass the function"
+      f"{who(name)}: fn must be a function, got {shown(fn)}; pass the function"
       " itself, not what it returns"
     )
+
+
+class _Shown(reprlib.Repr):
+  """A `repr` of bounded length that prints arrays as dtype and shape."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self.maxstring = self.maxother = self.maxlong = _MAX_SHOWN
+
+  def repr1(self, x: Any, level: int) -> str:
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    if type(x).__module__.partition(".")[0] == "jaxplugin":
+      return self.repr_instance(x, level)
+    is_array = hasattr(x, "__array__") and dtype is not None
+    if is_array and isinstance(shape, tuple):
+      return f"{dtype}{list(shape)}"
+    return super().repr1(x, level)
+
+  def repr_instance(self, x: Any, level: int) -> str:
+    try:
+      text = repr(x)
+    # Whatever another package's `__repr__` raises, the error is about x.
+    except Exception:
+      text = "\n"
+    if "\n" in text or len(text) > _MAX_SHOWN or _OF_ARRAY.search(text):
+      return f"an object of type {type(x).__module__}.{type(x).__qualname__}"
+    return text
+
+
+def shown(value: Any) -> str:
+  """Returns a short text of a value that an error is about.
+
+  Arrays, in containers too, are dtype and shape: `{'a': float32[4, 64]}`.
+  """
+  return _Shown().repr(value)
+
+
+def require_integer(who: str, name: str, value: Any) -> int:
+  """Returns an integer of Python's or NumPy's; raises TypeError for others."""
+  try:
+    return operator.index(value)
+  except TypeError:
+    raise TypeError(
+      f"{who}: {name} must be an integer, got {shown(value)}"
+    ) from None
+
+
+def require_bool(who: str, name: str, value: Any) -> None:
+  """Raises TypeError unless a value is True or False, of Python or NumPy."""
+  if type(value).__name__ not in ("bool", "bool_"):
+    raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
+
+
+def missing_attribute(module: str, name: str) -> AttributeError:
+  """Returns the error of a name that a public module does not have.
+
+  It says which public module has the name, or which names are like it.
+  """
+  text = f"module {module!r} has no attribute {name!r}"
+  if name.startswith("_"):
+    return AttributeError(text)
+  places: dict[str, list[str]] = {}
+  for owner in dict.fromkeys((module, *_PUBLIC_MODULES)):
+    for public in _public_names(owner):
+      places.setdefault(public.lower(), []).append(f"{owner}.{public}")
+  here = places.get(name.lower(), [])
+  if here:
+    return AttributeError(f"{text}; it is {' or '.join(here)}")
+  close = difflib.get_close_matches(name.lower(), places, cutoff=0.75)
+  if close:
+    text += f"; did you mean {' or '.join(places[x][0] for x in close)}?"
+  return AttributeError(text)
+
+
+def _public_names(module: str) -> list[str]:
+  """Returns the names of this package that an imported module offers."""
+  owner = sys.modules.get(module)
+  return [
+    name
+    for name in dir(owner)
+    if not name.startswith("_") and _is_offered(getattr(owner, name))
+  ]
+
+
+def _is_offered(value: Any) -> bool:
+  if isinstance(value, types.ModuleType):
+    return value.__name__ in _PUBLIC_MODULES
+  # Constants of plain types have no module.
+  origin = getattr(value, "__module__", None) or "jaxplugin"
+  return str(origin).partition(".")[0] == "jaxplugin"

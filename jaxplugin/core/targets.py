@@ -24,6 +24,7 @@ from typing import Self
 import jax
 import jax.ffi
 
+from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.kernels import architectures
@@ -98,7 +99,8 @@ class Target:
     ):
       raise TypeError(
         "Target: ptxas_version must be (major, minor, patch) or None, got"
-        f" {version!r}; jp.named_target(name, ptxas=) takes a text"
+        f" {speaking.shown(version)}; jp.named_target(name, ptxas=) takes a"
+        " text"
       )
     if self.platform != "cuda":
       raise ValueError(
@@ -238,13 +240,15 @@ def named_target(
   """
   if not isinstance(name, str):
     raise TypeError(
-      f"named_target: name must be a string, got {name!r}; known targets:"
+      f"named_target: name must be a string, got {speaking.shown(name)}; known"
+      " targets:"
       f" {', '.join(TARGET_NAMES)}"
     )
   target = _NAMED.get(name.lower())
   if target is None:
     raise ValueError(
-      f"unknown target {name!r}; known targets: {', '.join(TARGET_NAMES)}"
+      f"unknown target {speaking.shown(name)}; known targets:"
+      f" {', '.join(TARGET_NAMES)}"
     )
   versions: dict[str, Any] = {}
   for program, given in (("cuDNN", cudnn), ("ptxas", ptxas)):
@@ -254,7 +258,7 @@ def named_target(
     if target.platform != "cuda":
       raise ValueError(
         f"target {target.name} is not an NVIDIA GPU and has no {program}, got"
-        f" {parameter}={given!r}"
+        f" {parameter}={speaking.shown(given)}"
       )
     versions[f"{parameter}_version"] = parse_version(given)
   return dataclasses.replace(target, **versions)
@@ -271,7 +275,8 @@ def parse_version(version: str | tuple[int, ...]) -> Version:
     text = ".".join(map(str, version))
   if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+){0,2}", text):
     raise ValueError(
-      f"malformed version {version!r}; write it as '9.13' or '9.13.0'"
+      f"malformed version {speaking.shown(version)}; write it as '9.13' or"
+      " '9.13.0'"
     )
   parts = [int(part) for part in text.split(".")]
   parts += [0] * (3 - len(parts))
@@ -295,7 +300,9 @@ def require(who: str, target: Any, kinds: str = "a jp.Target") -> None:
   remedy = "see jp.named_target"
   if isinstance(target, str) and target.lower() in _NAMED:
     remedy = f"pass jp.named_target({target.lower()!r})"
-  raise TypeError(f"{who}: target must be {kinds}, got {target!r}; {remedy}")
+  raise TypeError(
+    f"{who}: target must be {kinds}, got {speaking.shown(target)}; {remedy}"
+  )
 
 
 _override = contexts_private.make(None)
@@ -350,7 +357,7 @@ def detect_target(platform: str | None = None) -> Target:
   if not isinstance(platform, str | None):
     raise TypeError(
       "detect_target: platform must be a string, such as 'cpu' or 'cuda', or"
-      f" None, got {platform!r}"
+      f" None, got {speaking.shown(platform)}"
     )
   return _detected(platform)
 

@@ -17,6 +17,7 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scale_signs
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
@@ -177,7 +178,7 @@ def block_scaled_dot(
   if activation is not None and activation not in problems.ACTIVATIONS:
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {activation!r}"
+      f" {problems.ACTIVATIONS}, got {speaking.shown(activation)}"
     )
   call = calls.Call(
     lhs=lhs_side,
@@ -436,18 +437,17 @@ def _validate_block_size(
     if side.format is not None and side.format.block_size != size:
       raise ValueError(
         f"{sides.who()}: block_size must be {side.format.block_size} for"
-        f" {side.name} of {side.format}, got {block_size!r}"
+        f" {side.name} of {side.format}, got {speaking.shown(block_size)}"
       )
 
 
 def result_dtype(dtype: Any) -> np.dtype:
-  try:
-    result = np.dtype(jnp.float32 if dtype is None else dtype)
-  except TypeError:
+  result = formats.as_dtype(jnp.float32 if dtype is None else dtype)
+  if result is None:
     raise TypeError(
       f"{sides.who()}: preferred_element_type must be float32, bfloat16 or"
-      f" float16, got {dtype!r}"
-    ) from None
+      f" float16, got {speaking.shown(dtype)}"
+    )
   return result
 
 

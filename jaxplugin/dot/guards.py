@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from jaxplugin.core import decisions
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import calls
@@ -98,7 +99,8 @@ def debug_checks(enabled: bool = True) -> Iterator[None]:
   """
   if not isinstance(enabled, bool):
     raise TypeError(
-      f"debug_checks: enabled must be True or False, got {enabled!r}"
+      "debug_checks: enabled must be True or False, got"
+      f" {speaking.shown(enabled)}"
     )
   if not enabled:
     with _is_on(False):

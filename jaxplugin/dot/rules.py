@@ -10,15 +10,20 @@ and `ShapeDtypeStruct`s all do.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
+from jaxplugin.core import extents
+from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.dot import calls
 from jaxplugin.dot import sides
 
@@ -58,7 +63,8 @@ def canonical_dimension_numbers(
   except (TypeError, ValueError):
     raise TypeError(
       f"{sides.who()}: dimension_numbers must be ((lhs_contracting,"
-      f" rhs_contracting), (lhs_batch, rhs_batch)), got {dimension_numbers!r}"
+      " rhs_contracting), (lhs_batch, rhs_batch)), got"
+      f" {speaking.shown(dimension_numbers)}"
     ) from None
 
 
@@ -71,26 +77,32 @@ def canonical_precision(precision: Any) -> bool:
   items = precision if isinstance(precision, (tuple, list)) else (precision,)
   try:
     precisions = [lax.Precision(i) for i in items if i is not None]
-  except ValueError:
+  except (TypeError, ValueError):
     raise ValueError(
       f"{sides.who()}: precision must be None, 'default', 'high', 'highest' or"
-      f" a jax.lax.Precision, got {precision!r}"
+      f" a jax.lax.Precision, got {speaking.shown(precision)}"
     ) from None
   return lax.Precision.HIGHEST in precisions
+
+
+def product_dtype(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
+  """Returns the dtype of `lax.dot_general` without preferred_element_type.
+
+  The operand's of the wider range, then of the finer one: of bf16 and f16 bf16.
+  """
+  properties = lambda x: (jnp.finfo(x).maxexp, jnp.finfo(x).nmant)
+  return np.dtype(max(lhs, rhs, key=properties))
 
 
 def parts_dtype(dtype: Any) -> np.dtype | None:
   """The dtype that reduce_dtype says; raises TypeError."""
   if dtype is None:
     return None
-  try:
-    result = np.dtype(dtype)
-  except TypeError:
-    result = None
+  result = formats.as_dtype(dtype)
   if result not in RESULT_DTYPES:
     raise TypeError(
       f"{sides.who()}: reduce_dtype must be float32, bfloat16 or float16, or"
-      f" None for float32, got {dtype!r}"
+      f" None for float32, got {speaking.shown(dtype)}"
     )
   return result
 
@@ -101,7 +113,17 @@ def validate_sides(call: calls.Call) -> None:
     validate_values(side)
   numbers = call.dimension_numbers
   validate_dimension_numbers(
-    sides.who(), numbers, call.lhs.shape, call.rhs.shape
+    sides.who(),
+    numbers,
+    call.lhs.shape,
+    call.rhs.shape,
+    lambda *dims: sizes_remedy(
+      call.lhs,
+      call.rhs,
+      dims,
+      transposed="rhs is (n, k) without dimension_numbers: quantize the"
+      " transpose of a weight (k, n)",
+    ),
   )
   if not call.lhs.contracting:
     raise TypeError(
@@ -150,8 +172,16 @@ def validate_dimension_numbers(
   dimension_numbers: sides.DimensionNumbers,
   lhs_shape: Sequence[int],
   rhs_shape: Sequence[int],
+  remedy: Callable[[int, int], str] = lambda *_: "",
 ) -> None:
-  """Raises TypeError unless they fit each other and the logical shapes."""
+  """Raises TypeError unless they fit each other and the logical shapes.
+
+  Args:
+    who: the function that was called.
+    dimension_numbers: as `lax.dot_general`'s.
+    lhs_shape, rhs_shape: logical shapes.
+    remedy: of two contracting dimensions whose sizes differ, text to add.
+  """
   contracting, batch = dimension_numbers
   for kind, (lhs_dims, rhs_dims) in (
     ("contracting", contracting),
@@ -186,7 +216,52 @@ def validate_dimension_numbers(
           f" dimension {lhs_dim} of lhs {tuple(lhs_shape)} and"
           f" {rhs_shape[rhs_dim]} in dimension {rhs_dim} of rhs"
           f" {tuple(rhs_shape)} (logical shapes)"
+          f"{remedy(lhs_dim, rhs_dim) if kind == 'contracting' else ''}"
         )
+
+
+def sizes_remedy(
+  lhs: Any,
+  rhs: Any,
+  dims: tuple[int, int],
+  *,
+  names: tuple[str, str] = ("lhs", "rhs"),
+  transposed: str = "",
+) -> str:
+  """Returns what to do where two contracting sizes differ, or "".
+
+  Args:
+    lhs, rhs: arrays, plain or quantized, or sides: what has a shape.
+    dims: the contracting dimension of each.
+    names: what the caller calls them.
+    transposed: the remedy where another dimension of rhs has lhs's size.
+  """
+  given = tuple(zip(names, (lhs, rhs), dims, strict=True))
+  for (name, plain, dim), (other, quantized, k) in (given, given[::-1]):
+    format = _block_format(quantized)
+    if format is None or _block_format(plain) is not None:
+      continue
+    size, wanted = plain.shape[dim], quantized.shape[k]
+    if not isinstance(size, int) or (
+      extents.round_up(size, format.block_size) != wanted
+    ):
+      continue
+    widths = [(0, 0)] * len(plain.shape)
+    widths[dim] = (0, wanted - size)
+    return (
+      f"; {other} is padded with zeros to whole blocks, as quantize(pad=True)"
+      f" pads it: pad {name} alike, by jnp.pad({name}, {widths})"
+    )
+  others = [size for d, size in enumerate(rhs.shape) if d != dims[1]]
+  if transposed and lhs.shape[dims[0]] in others:
+    return f"; {transposed}"
+  return ""
+
+
+def _block_format(x: Any) -> formats.BlockFormat | None:
+  # Arrays of JAX have a `format` too, which says how they lie.
+  format = getattr(x, "format", None)
+  return format if isinstance(format, formats.BlockFormat) else None
 
 
 def validate_values(side: sides.Side) -> None:

@@ -14,6 +14,7 @@ from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import speaking
 from jaxplugin.dot import problems
+from jaxplugin.dot import rules
 from jaxplugin.dropin import layers
 
 WHO: Final = "linear"
@@ -75,9 +76,9 @@ def linear(
         raise TypeError(
           f"{WHO}: {name} must be blocked along k, its last dimension, got"
           f" {name} {tuple(operand.shape)} blocked along dimension"
-          f" {operand.axis}; quantize the transposed array, or call"
-          " block_scaled_dot with dimension_numbers"
+          f" {operand.axis}; {_blocked_remedy(name, operand)}"
         )
+    _validate_sizes(lhs, rhs)
     if preferred_element_type is None:
       is_plain = not isinstance(lhs, scaled_array.ScaledArray)
       preferred_element_type = lhs.dtype if is_plain else jnp.float32
@@ -123,6 +124,32 @@ def _validate_ranks(lhs: Any, rhs: Any, layer: Any) -> None:
       f"{WHO}: w_q must be a ScaledArray where there is a layer, got"
       f" {rhs.dtype}{list(rhs.shape)}; give w_q[layer]"
     )
+
+
+def _blocked_remedy(name: str, operand: scaled_array.ScaledArray) -> str:
+  if operand.axis == operand.ndim - 2:
+    order = (*range(operand.ndim - 2), operand.ndim - 1, operand.ndim - 2)
+    return f"pass {name}.transpose{order}"
+  return "quantize it along its last axis"
+
+
+def _validate_sizes(lhs: Any, rhs: Any) -> None:
+  """Raises TypeError unless both have the same k."""
+  if lhs.shape[-1] == rhs.shape[-1]:
+    return
+  kernel = "kernel.T of a kernel (k, n)"
+  if rhs.ndim == 3:
+    kernel = "jnp.swapaxes(kernels, 1, 2) of kernels (layers, k, n)"
+  verb = "quantize" if isinstance(rhs, scaled_array.ScaledArray) else "pass"
+  remedy = rules.sizes_remedy(
+    *(lhs, rhs, (lhs.ndim - 1, rhs.ndim - 1)),
+    names=("x", "w_q"),
+    transposed=f"weights are (n, k): {verb} {kernel}",
+  )
+  raise TypeError(
+    f"{WHO}: x (..., k) and w_q (..., n, k) must have the same k, got x"
+    f" {tuple(lhs.shape)} and w_q {tuple(rhs.shape)}{remedy}"
+  )
 
 
 def _layer_number(layer: Any, count: int) -> jax.Array:

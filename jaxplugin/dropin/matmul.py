@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxplugin import dot
 from jaxplugin.arrays import scaled_array
+from jaxplugin.dot import rules
 
 WHO: Final = "ScaledArray @"
 
@@ -24,9 +25,12 @@ def matmul(lhs: Any, rhs: Any) -> jax.Array:
     raise TypeError(f"{WHO}: both sides must have rank 1 or more, got {shapes}")
   lhs_k, rhs_k = lhs.ndim - 1, max(rhs.ndim - 2, 0)
   if lhs.shape[lhs_k] != rhs.shape[rhs_k]:
+    names = ("the left side", "the right side")
+    remedy = rules.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
     raise TypeError(
       f"{WHO}: the last size of the left side must be the last but one of the"
-      f" right side, got {shapes}; for weights (n, k) write x @ w.T"
+      f" right side, got {shapes}"
+      f"{remedy or '; for weights (n, k) write x @ w.T'}"
     )
   for side, operand, k in (("left", lhs, lhs_k), ("right", rhs, rhs_k)):
     if (

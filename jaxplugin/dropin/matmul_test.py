@@ -84,6 +84,7 @@ class MatmulTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ((3, K), (5, K), TypeError, r"\(3, 64\) and \(5, 64\); .* x @ w.T"),
+    ((3, 40), (K, 5), TypeError, "right side is padded .* left side alike"),
     ((3, 64), (64, 32), TypeError, "right side must be .* dimension 0.* 1;"),
     ((2, 3, K), (4, K, 5), NotImplementedError, r"\(2, 3, 64\) and \(4, 64, 5"),
     ((), (5, K), TypeError, "rank 1 or more"),
@@ -229,7 +230,7 @@ class WrongArgumentsTest(parameterized.TestCase):
     (
       "key_of_floats",
       lambda: jp.quantize(jnp.ones((2, 32)), jp.MXFP8, key=jnp.ones(2)),
-      "quantize: key must be a jax.random key, got Array",
+      r"quantize: key must be a jax.random key, got float32\[2\];",
     ),
     (
       "struct",

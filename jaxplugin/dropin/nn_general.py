@@ -95,11 +95,13 @@ def get_scaled_dot_general_config(
   who = "get_scaled_dot_general_config"
   if mode not in MODES:
     raise ValueError(
-      f"{who}: mode must be one of {', '.join(MODES)}, got {mode!r}"
+      f"{who}: mode must be one of {', '.join(MODES)}, got"
+      f" {speaking.shown(mode)}"
     )
   if mode == "mxfp4" and global_scale is not None:
     raise ValueError(
-      f"{who}: mxfp4 has no global scale, got {global_scale!r}; leave it out"
+      f"{who}: mxfp4 has no global scale, got {speaking.shown(global_scale)};"
+      " leave it out"
     )
   format = formats.by_name(mode)
   if not format.has_global_scale:
@@ -187,12 +189,13 @@ def scaled_dot_general(
   if dimension_numbers is None or preferred_element_type is None:
     raise TypeError(
       f"{who}: dimension_numbers and preferred_element_type must not be None,"
-      f" got {dimension_numbers!r} and {preferred_element_type!r}"
+      f" got {speaking.shown(dimension_numbers)} and"
+      f" {speaking.shown(preferred_element_type)}"
     )
   if not isinstance(configs, (list, tuple)) or len(configs) not in (2, 3):
     raise ValueError(
       f"{who}: configs must be a list of three, for lhs, rhs and the gradient,"
-      f" got {configs!r}"
+      f" got {speaking.shown(configs)}"
     )
   parsed = [_parse_config(who, i, c) for i, c in enumerate(configs)]
   lhs = _quantizable(who, "lhs", lhs)
@@ -257,14 +260,15 @@ def _parse_config(
   missing = [field for field in names if not hasattr(config, field)]
   if missing:
     raise TypeError(
-      f"{who}: {name} must be a config, got {config!r}, which has no"
+      f"{who}: {name} must be a config, got {speaking.shown(config)}, which"
+      " has no"
       f" {', '.join(missing)}; make it with get_scaled_dot_general_config"
     )
   mode, global_scale = config.mode, config.global_scale
   if mode not in MODES:
     raise ValueError(
       f"{who}: the mode of {name} must be one of {', '.join(MODES)}, got"
-      f" {mode!r}"
+      f" {speaking.shown(mode)}"
     )
   has_global_scale = formats.by_name(mode).has_global_scale
   scale_dtype = formats.by_name(mode).scale_dtype
@@ -279,20 +283,20 @@ def _parse_config(
     raise ValueError(
       f"{who}: {name} of mode {mode} must have data_type"
       f" {', '.join(d.name for d in _QUANTIZABLE)} and scale_type"
-      f" {scale_dtype.name}, got {config.data_type!r} and"
-      f" {config.scale_type!r}"
+      f" {scale_dtype.name}, got {speaking.shown(config.data_type)} and"
+      f" {speaking.shown(config.scale_type)}"
     )
   block_size = config.block_size
   if not isinstance(block_size, int) or block_size < nn_operands.MIN_BLOCK_SIZE:
     raise ValueError(
       f"{who}: block_size of {name} must be an integer of at least"
-      f" {nn_operands.MIN_BLOCK_SIZE}, got {block_size!r}"
+      f" {nn_operands.MIN_BLOCK_SIZE}, got {speaking.shown(block_size)}"
     )
   if has_global_scale != (global_scale is not None):
     rule = "have a" if has_global_scale else "not have a"
     raise ValueError(
       f"{who}: {name} of mode {mode} must {rule} global_scale, got"
-      f" {global_scale!r}"
+      f" {speaking.shown(global_scale)}"
     )
   if has_global_scale:
     global_scale = nn_operands.array(

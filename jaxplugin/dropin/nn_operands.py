@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
@@ -33,7 +34,8 @@ def array(who: str, name: str, x: Any) -> jax.Array:
     is_array or isinstance(x, (int, float))
   ):
     raise TypeError(
-      f"{who}: {name} must be an array, got {x!r}; a ScaledArray goes to"
+      f"{who}: {name} must be an array, got {speaking.shown(x)}; a ScaledArray"
+      " goes to"
       " block_scaled_dot"
     )
   return scaled_array.as_array(who, name, x)
@@ -95,12 +97,12 @@ def result_dtype(who: str, dtype: Any) -> np.dtype:
   """f32, bf16 or f16; f64 means f32 unless x64 is enabled, as in JAX."""
   try:
     result = jax.dtypes.canonicalize_dtype(dtype)
-  except TypeError:
+  except (TypeError, ValueError):
     result = None
   if result not in rules.RESULT_DTYPES:
     raise TypeError(
       f"{who}: preferred_element_type must be float32, bfloat16 or float16, got"
-      f" {dtype!r}"
+      f" {speaking.shown(dtype)}"
     )
   return np.dtype(result)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import Final
@@ -206,7 +207,8 @@ _traced_for: Final = jax.make_user_context(default_value=None)
 def _validated_where(where: Any) -> Any:
   if where is not None and not callable(where):
     raise TypeError(
-      f"{WHO}: where must be a function of a site or None, got {where!r}"
+      f"{WHO}: where must be a function of a site or None, got"
+      f" {speaking.shown(where)}"
     )
   return where
 
@@ -216,18 +218,23 @@ def _key_type(key: Any) -> Any:
     return jax.typeof(jax.random.fold_in(key, 0))
   except (TypeError, ValueError) as error:
     raise TypeError(
-      f"{WHO}: key must be one key of jax.random, got {key!r}; make one by"
+      f"{WHO}: key must be one key of jax.random, got {speaking.shown(key)};"
+      " make one by"
       " jax.random.key(seed)"
     ) from error
 
 
 def _positions(params: Any) -> tuple[int | str, ...]:
-  positions = (params,) if isinstance(params, (int, str)) else tuple(params)
+  positions: tuple[Any, ...] = (params,)
+  if isinstance(params, Iterable) and not (
+    isinstance(params, str) or hasattr(params, "shape")
+  ):
+    positions = tuple(params)
   for p in positions:
     if not isinstance(p, (int, str)) or isinstance(p, bool) or p == -1:
       raise TypeError(
         f"{WHO}: params must be positions of arguments from 0, or their names,"
-        f" got {params!r}"
+        f" got {speaking.shown(params)}"
       )
   return positions
 
@@ -241,7 +248,8 @@ def _argument(
   elif position in kwargs:
     return kwargs[position]
   raise TypeError(
-    f"{WHO}: params must name arguments that are given, got {position!r} where"
+    f"{WHO}: params must name arguments that are given, got"
+    f" {speaking.shown(position)} where"
     f" {len(args)} are given by position and {sorted(kwargs)} by name; pass"
     " params= as the function is called"
   )

@@ -96,10 +96,12 @@ def _validate_axes(shape: Any, axis_names: Any, hosts: Any) -> None:
     ):
       raise TypeError(
         f"deviceless: {name} must be a sequence of {words}, one for each axis,"
-        f" got {given!r}"
+        f" got {speaking.shown(given)}"
       )
   if not isinstance(hosts, int):
-    raise TypeError(f"deviceless: hosts must be an integer, got {hosts!r}")
+    raise TypeError(
+      f"deviceless: hosts must be an integer, got {speaking.shown(hosts)}"
+    )
   if min(shape, default=1) < 1:
     raise ValueError(
       f"deviceless: sizes of shape must be at least 1, got {tuple(shape)}"
@@ -246,7 +248,7 @@ def compile(
     if getattr(dtype, "kind", "") in _NO_NUMBERS:
       raise TypeError(
         "deviceless: arguments must be arrays or jax.ShapeDtypeStructs, got"
-        f" {x!r}; bind others by functools.partial"
+        f" {speaking.shown(x)}; bind others by functools.partial"
       )
     return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
 
@@ -259,7 +261,7 @@ def _validate_mesh(mesh: Any) -> None:
   if not isinstance(mesh, Mesh):
     raise TypeError(
       "deviceless: mesh must be a jax.sharding.Mesh, as deviceless.mesh makes"
-      f" it, got {mesh!r}"
+      f" it, got {speaking.shown(mesh)}"
     )
   platforms = {device.platform for device in mesh.devices.flat}
   if platforms & {"cpu", "tpu"}:

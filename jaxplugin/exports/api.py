@@ -200,7 +200,7 @@ def _validate_platforms(platforms: Any) -> None:
       remedy = f"; pass target={platforms.name}"
     raise TypeError(
       "export: platforms must be a sequence of strings, of"
-      f" {', '.join(PLATFORMS)}, got {platforms!r}{remedy}"
+      f" {', '.join(PLATFORMS)}, got {speaking.shown(platforms)}{remedy}"
     )
   for platform in platforms:
     if platform in PLATFORMS:
@@ -214,7 +214,7 @@ def _validate_platforms(platforms: Any) -> None:
       remedy = f"; a device is target=jp.named_target({name!r})"
     raise ValueError(
       f"export: platforms must be of {', '.join(PLATFORMS)}, got"
-      f" {platform!r}{remedy}"
+      f" {speaking.shown(platform)}{remedy}"
     )
   if not platforms or len({*platforms}) != len(platforms):
     raise ValueError(
@@ -224,12 +224,14 @@ def _validate_platforms(platforms: Any) -> None:
 
 
 def _validate_checks(checks: Any) -> None:
-  if isinstance(checks, (str, bytes)) or not all(
+  is_sequence = isinstance(checks, Sequence) and not isinstance(checks, str)
+  if not is_sequence or not all(
     isinstance(check, jax.export.DisabledSafetyCheck) for check in checks
   ):
     raise TypeError(
       "export: disabled_checks must be a sequence of"
-      f" jax.export.DisabledSafetyCheck, got {checks!r}; of a custom call it is"
+      f" jax.export.DisabledSafetyCheck, got {speaking.shown(checks)}; of a"
+      " custom call it is"
       " jax.export.DisabledSafetyCheck.custom_call(name)"
     )
 
@@ -245,7 +247,8 @@ def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:
     jax.local_devices(backend=platform)
   except RuntimeError:
     raise ValueError(
-      f"export: platform {platform!r} must have a target where no such device"
+      f"export: platform {speaking.shown(platform)} must have a target where"
+      " no such device"
       ' is here, got none; pass target=jp.named_target("h100") or another one'
     ) from None
 

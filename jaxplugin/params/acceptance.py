@@ -115,10 +115,11 @@ def accept_quantized(
 
 
 def _float_dtype(dtype: Any) -> np.dtype:
-  result = np.dtype(dtype)
+  result = formats.as_dtype(dtype)
   if result not in _FLOATS:
     raise TypeError(
-      f"{WHO}: dtype must be float32, bfloat16 or float16, got {result}"
+      f"{WHO}: dtype must be float32, bfloat16 or float16, got"
+      f" {result or speaking.shown(dtype)}"
     )
   return result
 

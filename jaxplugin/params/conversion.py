@@ -21,6 +21,7 @@ from jaxplugin.arrays import placement
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
+from jaxplugin.core import speaking
 from jaxplugin.params import leaves as leaves_lib
 from jaxplugin.params import observation
 from jaxplugin.params import recognition
@@ -150,15 +151,18 @@ def quantize_params(
   format = formats.resolve(WHO, format)
   if where is not None and not callable(where):
     raise TypeError(
-      f"{WHO}: where must be a function of a parameter or None, got {where!r}"
+      f"{WHO}: where must be a function of a parameter or None, got"
+      f" {speaking.shown(where)}"
     )
   if call is not None and not callable(call):
     raise TypeError(
-      f"{WHO}: call must be a function of the parameters or None, got {call!r}"
+      f"{WHO}: call must be a function of the parameters or None, got"
+      f" {speaking.shown(call)}"
     )
   if not isinstance(min_size, int) or min_size < 0:
     raise TypeError(
-      f"{WHO}: min_size must be a number of values, 0 or more, got {min_size!r}"
+      f"{WHO}: min_size must be a number of values, 0 or more, got"
+      f" {speaking.shown(min_size)}"
     )
   leaves, structure = leaves_lib.of(params)
   contraction = recognition.Tree(leaves).contraction
@@ -274,7 +278,7 @@ def _decided(
   else:
     raise TypeError(
       f"{WHO}: where must return True, False, an axis, a tuple of axes or a"
-      f" format, got {answer!r} for {leaf.path}"
+      f" format, got {speaking.shown(answer)} for {leaf.path}"
     )
   choice = dataclasses.replace(choice, **changes, reason="")
   if not choice.contracting:
@@ -299,7 +303,7 @@ def _axes(answer: Any, leaf: leaves_lib.Leaf) -> dict[str, Any]:
   if not axes or not in_range or len(set(axes)) == rank:
     raise ValueError(
       f"{WHO}: where must return axes of {leaf.path} of shape {leaf.shape}, and"
-      f" not all of them, got {answer!r}"
+      f" not all of them, got {speaking.shown(answer)}"
     )
   contracting = tuple(sorted(set(axes)))
   lead = min(contracting[0], max(rank - 1 - len(contracting), 0))

@@ -143,8 +143,9 @@ def quantize(
     in products, `dequantize` and `shard`.
 
   Raises:
-    TypeError: x is no float array, k is no multiple of the block size, or key
-      is no `jax.random` key.
+    TypeError: x is not a float array (a `ScaledArray` is not), axis is not an
+      integer, pad is not a bool, k is not a multiple of the block size, or key
+      is not a `jax.random` key.
     ValueError: axis, scale_rounding, global_scale, batch_dims, derivative,
       packed, scale_layout or axis_name is not acceptable; or out_sharding cuts
       a block, is given for swizzled scales, or is none that JAX takes.
@@ -158,6 +159,7 @@ def quantize(
   x = arguments.float_array(who, x)
   format = formats.resolve(who, format)
   axis = layouts.canonical_axis(who, axis, x.ndim)
+  speaking.require_bool(who, "pad", pad)
   if pad:
     x = extents.pad_axis(
       x, axis, extents.round_up(x.shape[axis], format.block_size)
@@ -175,7 +177,8 @@ def quantize(
   if out_sharding is not None and scale_layout != layouts.LINEAR:
     raise ValueError(
       f"{who}: out_sharding says how linear scales are sharded, got it with"
-      f" scale_layout={scale_layout!r}; quantize with linear ones, and call"
+      f" scale_layout={speaking.shown(scale_layout)}; quantize with linear"
+      " ones, and call"
       " swizzle_scale"
     )
   surrogate, x, global_scale = _split_derivative(
@@ -273,7 +276,8 @@ def quantize_both(
     One `ScaledArray` for each of `axes`.
 
   Raises:
-    TypeError: x is no float array, or a size is no multiple of the block size.
+    TypeError: x is not a float array, an axis is not an integer, or a size is
+      not a multiple of the block size.
     ValueError: axes, scale_rounding, global_scale, derivative, packed or
       axis_name is not acceptable.
     NotImplementedError: as of `quantize`.
@@ -498,7 +502,7 @@ def _split_derivative(
   if derivative != STRAIGHT_THROUGH:
     raise ValueError(
       f"{who}: derivative must be None or {STRAIGHT_THROUGH!r}, got"
-      f" {derivative!r}"
+      f" {speaking.shown(derivative)}"
     )
   return x, *lax.stop_gradient((x, global_scale))
 
@@ -509,8 +513,10 @@ def _without_derivative(
   return tangents.without_derivative(
     (x, global_scale),
     f"{who}: quantization has no derivative, and one is asked for with respect"
-    " to x or global_scale; to train use jaxplugin.dot_general(lhs_format,"
-    " rhs_format), which quantizes both operands itself and defines the"
-    f' gradient, or {who}(..., derivative="straight_through"), which counts as'
-    " the identity; to hold an array fixed pass jax.lax.stop_gradient of it",
+    " to x or global_scale; to train a model, of flax too, wrap the function"
+    " that calls it: jaxplugin.quantize_dots(f, recipe); for a single product"
+    " use jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
+    " operands itself and defines the gradient, or"
+    f' {who}(..., derivative="straight_through"), which counts as the identity;'
+    " to hold an array fixed pass jax.lax.stop_gradient of it",
   )

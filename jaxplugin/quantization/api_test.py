@@ -264,6 +264,13 @@ class QuantizeErrorsTest(parameterized.TestCase):
       "mxfp8 has no global scale.*2.5",
     ),
     ("scalar", (), {}, TypeError, "x must have rank 1 or more"),
+    *(
+      (f"axis_{i}", (2, 64), {"axis": axis}, TypeError, f"integer, got {shown}")
+      for i, (axis, shown) in enumerate(
+        (("k", "'k'"), ((0, 1), r"\(0, 1\)"), (None, "None"), (1.0, "1.0"))
+      )
+    ),
+    ("pad", (2, 40), {"pad": "up"}, TypeError, "pad must be True or False"),
   )
   def test_bad_argument_is_named_with_its_value(
     self, shape, options, error, message
@@ -284,7 +291,7 @@ class QuantizeErrorsTest(parameterized.TestCase):
 
   def test_scaled_array_is_not_quantized_again(self):
     x = quantization.quantize(jnp.ones((2, 32)), MXFP4)
-    with self.assertRaisesRegex(TypeError, "ScaledArray already.*mxfp4"):
+    with self.assertRaisesRegex(TypeError, "ScaledArray.mxfp4.*as it is, or"):
       quantization.quantize(x, MXFP8)
 
   @parameterized.parameters(

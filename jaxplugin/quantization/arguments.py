@@ -15,6 +15,7 @@ import numpy as np
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.quantization import operations
 
 ScaleRounding = operations.ScaleRounding
@@ -28,7 +29,10 @@ _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 
 def float_array(who: str, x: Any) -> jax.Array:
   if isinstance(x, scaled_array.ScaledArray):
-    raise TypeError(f"{who}: x is a ScaledArray already, got {x!r}")
+    raise TypeError(
+      f"{who}: x must be an array of floats, got {speaking.shown(x)}, which is"
+      " quantized; use it as it is, or pass x.dequantize()"
+    )
   x = scaled_array.as_array(who, "x", x)
   if x.dtype.name not in _FLOATS:
     raise TypeError(
@@ -49,7 +53,8 @@ def validate_key(who: str, key: Any) -> None:
   )
   if key is not None and not is_key:
     raise TypeError(
-      f"{who}: key must be a jax.random key, got {key!r}; jax.random.key(0)"
+      f"{who}: key must be a jax.random key, got {speaking.shown(key)};"
+      " jax.random.key(0)"
       " makes one"
     )
 
@@ -63,7 +68,8 @@ def two_axes(axes: Any, ndim: int) -> tuple[int, int]:
   ]
   if len(canonical) != 2 or canonical[0] == canonical[1]:
     raise ValueError(
-      f"quantize_both: axes must be two different axes, got {axes!r} for rank"
+      "quantize_both: axes must be two different axes, got"
+      f" {speaking.shown(axes)} for rank"
       f" {ndim}; along one axis use quantize"
     )
   return canonical[0], canonical[1]
@@ -83,7 +89,7 @@ def validate(
   if scale_rounding not in SCALE_ROUNDINGS:
     raise ValueError(
       f"{who}: scale_rounding must be one of {SCALE_ROUNDINGS},"
-      f" got {scale_rounding!r}"
+      f" got {speaking.shown(scale_rounding)}"
     )
   for axis in axes:
     if x.shape[axis] % format.block_size != 0:
@@ -101,7 +107,7 @@ def whether_packed(
   """Whether FP4 values are to be two a byte."""
   if packed not in (None, True, False):
     raise ValueError(
-      f"{who}: packed must be True, False or None, got {packed!r}"
+      f"{who}: packed must be True, False or None, got {speaking.shown(packed)}"
     )
   can_be = can_be_packed(format)
   if packed and not can_be:
@@ -126,7 +132,7 @@ def validate_batch_dims(
   if not isinstance(batch_dims, int) or not 0 <= batch_dims < ndim:
     raise ValueError(
       f"{who}: batch_dims must be a number of leading dimensions, less than"
-      f" x's rank {ndim}, got {batch_dims!r}"
+      f" x's rank {ndim}, got {speaking.shown(batch_dims)}"
     )
   if axis < batch_dims:
     raise ValueError(
@@ -146,10 +152,11 @@ def given_global_scale(
     return None
   if not format.has_global_scale:
     raise ValueError(
-      f"{who}: {format} has no global scale, got {global_scale!r}; leave"
+      f"{who}: {format} has no global scale, got"
+      f" {speaking.shown(global_scale)}; leave"
       " global_scale out"
     )
-  global_scale = jnp.asarray(global_scale)
+  global_scale = scaled_array.as_array(who, "global_scale", global_scale)
   shape = tuple(global_scale.shape)
   is_one = global_scale.size == 1
   follows = shape[: len(batch)] == tuple(batch) and set(
@@ -176,13 +183,9 @@ def given_global_scale(
 
 
 def float_dtype(dtype: Any) -> np.dtype:
-  try:
-    # NumPy takes None for float64.
-    result = None if dtype is None else np.dtype(dtype)
-  except TypeError:
-    result = None
+  result = formats.as_dtype(dtype)
   if result is None or result not in map(np.dtype, _FLOATS):
-    given = repr(dtype) if result is None else str(result)
+    given = speaking.shown(dtype) if result is None else str(result)
     raise TypeError(
       "dequantize: dtype must be float32, bfloat16, float16 or float64, got"
       f" {given}"
@@ -203,7 +206,7 @@ def validate_scale_layout(
   if scale_layout not in layouts.SCALE_LAYOUTS:
     raise ValueError(
       f"{who}: scale_layout must be one of {layouts.SCALE_LAYOUTS}, got"
-      f" {scale_layout!r}"
+      f" {speaking.shown(scale_layout)}"
     )
   if scale_layout == layouts.SWIZZLED and (
     len(shape) < 2 or axis != len(shape) - 1

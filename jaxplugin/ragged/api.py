@@ -296,9 +296,16 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
   if side.format is None:
     return side.replace(contracting=(axis,))
   if side.axis not in (None, axis):
+    remedy = f"quantize it with axis={axis}"
+    if side.name == "rhs" and side.axis == 1:
+      remedy = (
+        "of weights (groups, k, n) that are blocked along k pass"
+        " rhs.transpose(0, 2, 1)"
+      )
     raise TypeError(
       f"{sides.who()}: {side.name} must be blocked along its last dimension, k,"
-      f" got blocks along dimension {side.axis}; quantize it with axis={axis}"
+      f" got {side.name} {side.shape} with blocks along dimension {side.axis};"
+      f" {remedy}"
     )
   return side.replace(contracting=(axis,), axis=axis)
 

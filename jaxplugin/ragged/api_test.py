@@ -276,10 +276,16 @@ class ErrorsTest(parameterized.TestCase):
     self._check(t, r"lhs must have rank 2, \(m, k\)", x[0], w_q, _SIZES)
     self._check(t, r"rhs must have rank 3", x, w_q[0], _SIZES)
     self._check(t, "the same k, got", x[:, :32], w_q, _SIZES)
+    swapped = jp.quantize(np.ones((3, _K, 32), np.float32), jp.MXFP8)
+    self._check(t, "quantize jnp.swapaxes.weights, 1, 2", x, swapped, _SIZES)
+    padded = jp.quantize(np.ones((3, 32, 40), np.float32), jp.MXFP8, pad=True)
+    self._check(t, "pad lhs alike, by jnp.pad", x[:, :40], padded, _SIZES)
     self._check(t, "group_sizes must be integers", x, w_q, _SIZES * 1.0)
     self._check(t, r"one size for each of the 3 groups", x, w_q, _SIZES[:2])
     along_n = jp.quantize(w.astype(np.float32), jp.NVFP4, axis=1)
-    self._check(t, "blocked along its last .* axis=2", x, along_n, _SIZES)
+    self._check(
+      t, r"blocked along .* rhs\.transpose\(0, 2, 1\)", x, along_n, _SIZES
+    )
     self._check(t, "float32, bfloat16 or", x.astype(int), w_q, _SIZES)
     bias = np.zeros((3, _N + 1), np.float32)
     self._check(

@@ -14,11 +14,15 @@ from typing import Final
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
+from jaxplugin.core import speaking
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 
+_TRANSPOSE: Final = (
+  "of weights (groups, k, n) quantize jnp.swapaxes(weights, 1, 2)"
+)
 _RANKS: Final = {"lhs": (2, "(m, k)"), "rhs": (3, "(groups, n, k)")}
 
 
@@ -49,11 +53,12 @@ def validate_activation(activation: Any, columns: Any) -> None:
   if activation not in problems.ACTIVATIONS:
     raise ValueError(
       f"{sides.who()}: activation must be None or one of"
-      f" {problems.ACTIVATIONS}, got {activation!r}"
+      f" {problems.ACTIVATIONS}, got {speaking.shown(activation)}"
     )
   if activation in problems.GATED and columns % 2:
     raise ValueError(
-      f"{sides.who()}: activation {activation!r} needs an even n, a gate and a"
+      f"{sides.who()}: activation {speaking.shown(activation)} needs an even"
+      " n, a gate and a"
       f" value for each result, got n={columns}"
     )
 
@@ -81,6 +86,7 @@ def validate(call: calls.Call) -> None:
     raise TypeError(
       f"{sides.who()}: lhs (m, k) and rhs (groups, n, k) must have the same k,"
       f" got {call.lhs.shape} and {call.rhs.shape} (logical shapes)"
+      f"{rules.sizes_remedy(call.lhs, call.rhs, (1, 2), transposed=_TRANSPOSE)}"
     )
   for side in (call.lhs, call.rhs):
     if side.format is not None:

@@ -19,6 +19,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from jaxplugin import quantization
 from jaxplugin.core import decisions
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import traced
@@ -224,7 +225,7 @@ def _validate(
   if scale_rounding not in quantization.SCALE_ROUNDINGS:
     raise ValueError(
       f"rewrite: scale_rounding must be one of {quantization.SCALE_ROUNDINGS},"
-      f" got {scale_rounding!r}"
+      f" got {speaking.shown(scale_rounding)}"
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.core import decisions
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.tables import errors
@@ -145,7 +146,7 @@ def _table(given: Any) -> records.Table:
     return reading.read(pathlib.Path(given))
   raise TypeError(
     "tuning: tables must be tables or paths of their files, or one None, got"
-    f" {given!r}"
+    f" {speaking.shown(given)}"
   )
 
 

@@ -8,6 +8,9 @@ is quantized once for many products, and `checkpoint_policies` what of memory is
 traded for time.
 """
 
+import typing as _typing
+
+from jaxplugin.core import speaking as _speaking
 from jaxplugin.training.operand_trees import primals as primals
 from jaxplugin.training.operand_trees import promote_dtype as promote_dtype
 from jaxplugin.training.operand_trees import with_primals as with_primals
@@ -16,3 +19,8 @@ from jaxplugin.training.recipes import MXFP4_RECIPE as MXFP4_RECIPE
 from jaxplugin.training.recipes import MXFP8_RECIPE as MXFP8_RECIPE
 from jaxplugin.training.recipes import NVFP4_RECIPE as NVFP4_RECIPE
 from jaxplugin.training.recipes import Recipe as Recipe
+
+if not _typing.TYPE_CHECKING:
+
+  def __getattr__(name: str) -> _typing.NoReturn:
+    raise _speaking.missing_attribute(__name__, name)

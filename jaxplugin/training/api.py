@@ -130,15 +130,16 @@ def dot_general(
     f(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None,
     *, key=None, out_sharding=None) with the meaning of `lax.dot_general`: lhs
     and rhs are f32, bf16 or f16 of any rank, or what `quantize_operand` made of
-    such; the result has preferred_element_type, by default the operands' common
-    dtype. Contracting sizes need not be multiples of the block: they are padded
-    with zeros inside, before anything is transformed. `precision` is that of
-    products in high precision, by default the highest. `key` is a `jax.random`
-    key. Under explicit mesh axes the result has the sharding that
-    `lax.dot_general` gives it: `out_sharding`, or else that of the operands'
-    remaining dimensions; between, what has to be gathered travels quantized, as
-    the types say. Gradients have the operands' dtypes and shardings. Functions
-    of equal arguments are equal, and pytrees without leaves.
+    such; the result has preferred_element_type, by default the dtype that
+    `lax.dot_general` gives it, bf16 for bf16 and f16. Contracting sizes need
+    not be multiples of the block: they are padded with zeros inside, before
+    anything is transformed. `precision` is that of products in high precision,
+    by default the highest. `key` is a `jax.random` key. Under explicit mesh
+    axes the result has the sharding that `lax.dot_general` gives it:
+    `out_sharding`, or else that of the operands' remaining dimensions; between,
+    what has to be gathered travels quantized, as the types say. Gradients
+    have the operands' dtypes and shardings. Functions of equal arguments are
+    equal, and pytrees without leaves.
 
   Raises:
     TypeError: a format is no BlockFormat, both are None, there is a recipe and
@@ -159,6 +160,8 @@ def dot_general(
   with speaking.speaking_for("dot_general"):
     backends.validate_name(implementation)
     reduce_dtype = rules.parts_dtype(reduce_dtype)
+  for name, format in (("lhs_format", lhs_format), ("rhs_format", rhs_format)):
+    _refuse_array(name, format)
   given = {
     "lhs_format": lhs_format,
     "rhs_format": rhs_format,
@@ -215,14 +218,13 @@ class QuantizedDotGeneral:
       "dot_general", numbers, lhs.shape, rhs.shape
     )
     if preferred_element_type is None:
-      preferred_element_type = jnp.result_type(lhs, rhs)
-    try:
-      result_dtype = np.dtype(preferred_element_type)
-    except TypeError as error:
+      preferred_element_type = rules.product_dtype(lhs.dtype, rhs.dtype)
+    result_dtype = formats.as_dtype(preferred_element_type)
+    if result_dtype is None:
       raise TypeError(
         "dot_general: preferred_element_type must be a dtype, got"
-        f" {preferred_element_type!r}"
-      ) from error
+        f" {speaking.shown(preferred_element_type)}"
+      )
     arguments.validate_key("dot_general", key)
     key_data = key_impl = None
     if scheme.recipe.stochastic_rounding:
@@ -246,6 +248,22 @@ class QuantizedDotGeneral:
     return gradients.quantized_dot(setting, lhs, rhs, data, None, held)
 
 
+def _refuse_array(name: str, format: Any) -> None:
+  """Raises TypeError for an array, as `jnp.dot` and `lax.dot_general` take."""
+  if not hasattr(format, "shape"):
+    return
+  remedy = (
+    "it returns the function that multiplies: call"
+    ' jaxplugin.dot_general("mxfp8", "mxfp8")(lhs, rhs, dimension_numbers)'
+  )
+  if isinstance(format, scaled_array.ScaledArray):
+    remedy = "for quantized arrays call jaxplugin.block_scaled_dot(lhs, rhs)"
+  raise TypeError(
+    f"dot_general: {name} must be a BlockFormat or its name, got"
+    f" {speaking.shown(format)}; {remedy}"
+  )
+
+
 def _scheme_of_formats(
   given: dict[str, Any], weight: Any, implementation: str | None
 ) -> products.Scheme:
@@ -253,7 +271,7 @@ def _scheme_of_formats(
   if weight is not _NOT_GIVEN:
     raise TypeError(
       "dot_general: weight says which operand a recipe's weights are, got"
-      f" weight={weight!r} without recipe; leave it out"
+      f" weight={speaking.shown(weight)} without recipe; leave it out"
     )
   missing = [n for n in ("lhs_format", "rhs_format") if n not in given]
   if missing:
@@ -277,8 +295,10 @@ def _scheme_of_formats(
   if scale_rounding not in quantization.SCALE_ROUNDINGS:
     raise ValueError(
       "dot_general: scale_rounding must be one of"
-      f" {quantization.SCALE_ROUNDINGS}, got {scale_rounding!r}"
+      f" {quantization.SCALE_ROUNDINGS}, got {speaking.shown(scale_rounding)}"
     )
+  for name in ("quantize_dgrad", "quantize_wgrad"):
+    speaking.require_bool("dot_general", name, given.get(name, True))
   recipe = recipes.Recipe(
     activation_format=lhs_format,
     weight_format=rhs_format,
@@ -305,12 +325,13 @@ def _scheme_of_recipe(
   if not isinstance(recipe, recipes.Recipe):
     raise TypeError(
       "dot_general: recipe must be a jaxplugin.training.Recipe, got"
-      f" {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
+      f" {speaking.shown(recipe)}; jaxplugin.training.MXFP8_RECIPE is one"
     )
   if given:
     raise TypeError(
       "dot_general: a recipe says what is quantized to what, got"
-      f" {', '.join(f'{k}={v!r}' for k, v in given.items())} beside it; change"
+      f" {', '.join(f'{k}={speaking.shown(v)}' for k, v in given.items())}"
+      " beside it; change"
       " the recipe by dataclasses.replace, or leave it out"
     )
   if weight is _NOT_GIVEN:
@@ -321,7 +342,8 @@ def _scheme_of_recipe(
     )
   if weight not in _WEIGHTS:
     raise ValueError(
-      f'dot_general: weight must be "lhs", "rhs" or None, got {weight!r}'
+      'dot_general: weight must be "lhs", "rhs" or None, got'
+      f" {speaking.shown(weight)}"
     )
   if weight is None and recipe.activation_format is None:
     raise TypeError(

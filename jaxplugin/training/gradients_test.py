@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dot_general`: forward and backward against f64, and in its users' hands."""
 
+import itertools
+
 import flax.linen
 import jax
 import jax.numpy as jnp
@@ -304,6 +306,16 @@ class DotGeneralTest(parameterized.TestCase):
       ),
       (
         TypeError,
+        r"lhs_format must be .*got float32\[4, 8\]; it returns the function",
+        lambda: jp.dot_general(f32, f32.T),
+      ),
+      (
+        TypeError,
+        r"rhs_format must be .*got ScaledArray.*jaxplugin\.block_scaled_dot",
+        lambda: jp.dot_general("mxfp8", jp.quantize(f32, "mxfp8", pad=True)),
+      ),
+      (
+        TypeError,
         "lhs_format or rhs_format.*None",
         lambda: jp.dot_general(None, None),
       ),
@@ -341,6 +353,32 @@ class DotGeneralTest(parameterized.TestCase):
     for error, pattern, call in cases:
       with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
         call()
+
+  def test_default_dtype_is_that_of_lax(self):
+    numbers = (((1,), (0,)), ((), ()))
+    of_experts = jax.lax.RaggedDotDimensionNumbers(
+      (((1,), (1,)), ((), ())), (0,), (0,)
+    )
+    ours = jp.dot_general("mxfp8", "mxfp8")
+    dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
+    for lhs, rhs in itertools.product(dtypes, dtypes):
+      with self.subTest(lhs=lhs, rhs=rhs):
+        x = jax.ShapeDtypeStruct((4, 64), lhs)
+        w = jax.ShapeDtypeStruct((64, 8), rhs)
+        of = lambda f, *args: jax.eval_shape(f, *args).dtype
+        theirs = lambda x, w: jax.lax.dot_general(x, w, numbers)
+        self.assertEqual(
+          of(lambda x, w: ours(x, w, numbers), x, w), of(theirs, x, w)
+        )
+        experts = jax.ShapeDtypeStruct((2, 64, 8), rhs)
+        sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
+        product = lambda *args: jp.training.ragged_dot_general(
+          *args, of_experts, recipe=jp.training.MXFP8_RECIPE
+        )
+        self.assertEqual(
+          of(product, x, experts, sizes),
+          of(jax.lax.ragged_dot, x, experts, sizes),
+        )
 
   def test_formats_may_be_given_by_their_names(self):
     lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")

@@ -131,10 +131,10 @@ class QuantizedOperand:
     """
     given = getattr(primal, "shape", None), getattr(primal, "dtype", None)
     if given != (self.shape, self.dtype):
-      described = repr(primal) if None in given else _brief(primal)
       raise TypeError(
         "QuantizedOperand: with_primal takes the array that was quantized,"
-        f" {_brief(self.primal)}, got {described}; quantize that"
+        f" {speaking.shown(self.primal)}, got {speaking.shown(primal)};"
+        " quantize that"
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 
@@ -143,8 +143,8 @@ class QuantizedOperand:
     if index is not Ellipsis:
       raise TypeError(
         "QuantizedOperand: only [...] can be taken of it, as it is blocked, got"
-        f" [{index!r}]; take the part of .primal and quantize that, or map over"
-        " its leaves, as jax.lax.scan does"
+        f" [{speaking.shown(index)}]; take the part of .primal and quantize"
+        " that, or map over its leaves, as jax.lax.scan does"
       )
     return self
 
@@ -163,7 +163,7 @@ class QuantizedOperand:
       if manner is not None
     ]
     return (
-      f"QuantizedOperand({use.role}, {_brief(self.primal)}, contracting"
+      f"QuantizedOperand({use.role}, {speaking.shown(self.primal)}, contracting"
       f" {list(use.contracting)}, {', '.join(kinds)})"
     )
 
@@ -227,7 +227,9 @@ def quantize_operand(
   """
   recipe = recipes.resolve(WHO, "recipe", recipe)
   if role not in _ROLES:
-    raise ValueError(f"{WHO}: role must be one of {_ROLES}, got {role!r}")
+    raise ValueError(
+      f"{WHO}: role must be one of {_ROLES}, got {speaking.shown(role)}"
+    )
   with speaking.speaking_for(WHO):
     x = api.float_operand("x", x)
   own = _own_dims(x.ndim, role, contracting, batch)
@@ -274,13 +276,14 @@ def _own_dims(
     except (TypeError, IndexError):
       raise ValueError(
         f"{WHO}: {name} must be dimensions of x, from {-ndim} to {ndim - 1},"
-        f" got {given[name]!r}"
+        f" got {speaking.shown(given[name])}"
       ) from None
   both = (*found["contracting"], *found["batch"])
   if len(set(both)) != len(both):
     raise ValueError(
       f"{WHO}: contracting and batch must be dimensions of x, each once, got"
-      f" contracting={given['contracting']!r} and batch={given['batch']!r}"
+      f" contracting={speaking.shown(given['contracting'])} and"
+      f" batch={speaking.shown(given['batch'])}"
     )
   return found["contracting"], found["batch"]
 
@@ -444,9 +447,3 @@ def _bits(x: Any) -> Any:
 
 def _floats(x: Any) -> Any:
   return None if x is None else products.of_bits(_bits(x))
-
-
-def _brief(x: Any) -> str:
-  if not hasattr(x, "shape"):
-    return repr(x)
-  return f"{x.dtype}{list(x.shape)}"

@@ -117,8 +117,9 @@ def ragged_dot_general(
     recipe: a `jp.training.Recipe`.
     key: a `jax.random` key, where the recipe rounds gradients stochastically;
       see `jp.dot_general`.
-    preferred_element_type: f32, bf16 or f16; by default the operands' common
-      dtype. Gradients have the operands' dtypes.
+    preferred_element_type: f32, bf16 or f16; by default the dtype that
+      `lax.ragged_dot` gives, bf16 for bf16 and f16. Gradients have the
+      operands' dtypes.
     reduce_dtype: f32, bf16 or f16: what devices send each other where what a
       product contracts is sharded, as in `jp.dot_general`; None is the dtype of
       each product.
@@ -141,7 +142,7 @@ def ragged_dot_general(
     if not isinstance(recipe, recipes.Recipe):
       raise TypeError(
         f"{sides.who()}: recipe must be a jaxplugin.training.Recipe, got"
-        f" {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
+        f" {speaking.shown(recipe)}; jaxplugin.training.MXFP8_RECIPE is one"
       )
     lhs = api.float_operand("lhs", _unless_quantized(lhs))
     given = rhs
@@ -163,9 +164,9 @@ def ragged_dot_general(
     lhs, weights = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
     group_sizes = api.array("group_sizes", group_sizes)
     rules.validate_groups(group_sizes, weights.shape[0])
-    dtype = api.result_dtype(
-      preferred_element_type or jnp.result_type(lhs, weights)
-    )
+    if preferred_element_type is None:
+      preferred_element_type = dot_rules.product_dtype(lhs.dtype, weights.dtype)
+    dtype = api.result_dtype(preferred_element_type)
     rules.validate_dtype(dtype)
     arguments.validate_key(sides.who(), key)
     key_data = key_impl = None

@@ -19,6 +19,7 @@ from typing import Final
 
 from jaxplugin import quantization
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.quantization import hadamard
 
 _SWITCHES: Final = (
@@ -116,12 +117,14 @@ class Recipe:
     for name in _SWITCHES:
       if not isinstance(getattr(self, name), bool):
         raise TypeError(
-          f"Recipe: {name} must be True or False, got {getattr(self, name)!r}"
+          f"Recipe: {name} must be True or False, got"
+          f" {speaking.shown(getattr(self, name))}"
         )
     if self.scale_rounding not in quantization.SCALE_ROUNDINGS:
       raise ValueError(
         "Recipe: scale_rounding must be one of"
-        f" {quantization.SCALE_ROUNDINGS}, got {self.scale_rounding!r}"
+        f" {quantization.SCALE_ROUNDINGS}, got"
+        f" {speaking.shown(self.scale_rounding)}"
       )
     self._validate_sizes()
     self._validate_together()
@@ -132,7 +135,9 @@ class Recipe:
       if size is None:
         continue
       if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"Recipe: {name} must be an int or None, got {size!r}")
+        raise TypeError(
+          f"Recipe: {name} must be an int or None, got {speaking.shown(size)}"
+        )
       if size not in hadamard.SIZES:
         raise ValueError(
           f"Recipe: {name} must be a power of two from {hadamard.SIZES[0]} to"
@@ -217,7 +222,8 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
   if not isinstance(recipe, (str, formats.BlockFormat)):
     raise TypeError(
       f"{who}: {name} must be a jaxplugin.training.Recipe, a format or its"
-      f" name, got {recipe!r}; jaxplugin.training.MXFP8_RECIPE is one"
+      f" name, got {speaking.shown(recipe)}; jaxplugin.training.MXFP8_RECIPE"
+      " is one"
     )
   format = formats.resolve(who, recipe, name)
   return Recipe(

@@ -55,6 +55,9 @@ _LAYOUTS: Final = {
 }
 # Values that NumPy and ml_dtypes convert in well under a second.
 _MAX_NUMPY_VALUES: Final = 1 << 22
+# XLA:CPU multiplies as many rows by a faster routine than one row. A user can
+# pad, so it is a form of the peer.
+_PADDED_ROWS: Final = 8
 
 
 class _Form(NamedTuple):
@@ -282,6 +285,7 @@ class DotVariants:
       _Form("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
     ]
     if self.row.m == 1:
+      forms += [_padded(form) for form in forms]
       # One fused loop, where a product of one row is not made for speed.
       forms.append(
         _Form(
@@ -338,6 +342,8 @@ class DotVariants:
       _Form("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
       _Form("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
     ]
+    if self.row.m == 1:
+      forms += [_padded(form) for form in forms]
     return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
 
   def _scaled_matmul(
@@ -412,6 +418,26 @@ def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
       reason = f"XLA has no {format.values_dtype.name}"
       return variants.Unavailable(name=name, role="peer", reason=reason)
   return None
+
+
+def _padded(form: _Form) -> _Form:
+  """Returns a form that multiplies more rows than there are."""
+
+  def pad(x: jax.Array) -> jax.Array:
+    rows = jnp.ones((_PADDED_ROWS - x.shape[0], *x.shape[1:]), x.dtype)
+    return jnp.concatenate([x, rows])
+
+  def function(lhs: Any, rhs: Any) -> jax.Array:
+    rows = lhs.shape[0]
+    if isinstance(lhs, scaled_array.ScaledArray):
+      lhs = with_parts(lhs, pad(lhs.values), pad(lhs.scale))
+    else:
+      lhs = pad(lhs)
+    return form.function(lhs, rhs)[:rows]
+
+  return _Form(
+    f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed
+  )
 
 
 def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from jaxplugin.bench import roofline
 from jaxplugin.bench import timing
+from jaxplugin.bench.peers import variants
 
 # Of the files; readers refuse others.
 SCHEMA: Final = 2
@@ -40,8 +41,10 @@ class VariantResult:
     time: milliseconds of one product.
     other_time: the same in the other mode, where it was asked for.
     num_bytes, flops: read and written at least, and computed.
+    arithmetic: of `variants.Variant`.
     gb_per_s, gflop_per_s: by the median.
-    roof_fraction: the roofline's least time / the median.
+    roof_fraction: the roofline's least time / the median. In a run that is
+      under way, by the ceilings so far.
     launch_fraction: of the time, until the last call was under way.
   """
 
@@ -57,6 +60,7 @@ class VariantResult:
   other_time: timing.Stats | None = None
   num_bytes: int = 0
   flops: int = 0
+  arithmetic: variants.Arithmetic = "floats"
   gb_per_s: float = 0
   gflop_per_s: float = 0
   roof_fraction: float = 0
@@ -110,7 +114,7 @@ class Run:
   Attributes:
     command: the arguments.
     environment: of `device.environment`.
-    ceilings: None where no row needs them.
+    ceilings: the highest that were measured; None where no row needs them.
     rows: done so far.
     startup: of `startup.measure`; None where it was not asked for.
     left_out: rows for which there was no time.
@@ -132,6 +136,38 @@ class Run:
       for variant in row.variants:
         if variant.status in ("wrong", "failed"):
           yield row, variant
+
+
+def with_fraction(
+  result: VariantResult, ceilings: roofline.Ceilings
+) -> VariantResult:
+  """Returns a timed result with its `roof_fraction` by these ceilings."""
+  if result.time is None:
+    return result
+  if roofline.ceiling_of(result.name) == "read":
+    least = result.num_bytes / ceilings.read
+  else:
+    least = ceilings.seconds(result.num_bytes, result.flops, result.arithmetic)
+  fraction = timing.significant(1e3 * least / result.time.median)
+  return dataclasses.replace(result, roof_fraction=fraction)
+
+
+def with_fractions(run: Run) -> Run:
+  """Returns the run with each `roof_fraction` by the run's own ceilings.
+
+  They are the highest that were measured until its end, so that all rows are
+  compared with the same limit.
+  """
+  ceilings = run.ceilings
+  if ceilings is None:
+    return run
+  rows = [
+    dataclasses.replace(
+      row, variants=tuple(with_fraction(v, ceilings) for v in row.variants)
+    )
+    for row in run.rows
+  ]
+  return dataclasses.replace(run, rows=tuple(rows))
 
 
 class ResultError(ValueError):

@@ -73,6 +73,37 @@ class FileTest(parameterized.TestCase):
     with self.assertRaisesRegex(results.ResultError, pattern):
       results.read(self.path)
 
+  def test_fractions_of_all_rows_are_by_the_ceilings_of_the_run(self):
+    # Of 4 ms: 1e8 bytes at 25e9 a second, 2e9 operations at 450e9, and 1e8
+    # bytes at 50e9. A GPU's products are measured against copies.
+    ceilings = dataclasses.replace(
+      bench_results.CEILINGS, copy=25e9, is_gpu=True
+    )
+    made = [
+      ("cpu", "floats", 1, 1.0),
+      ("f32", "f32", 2 * 10**9, 2 / 0.45 / 4),
+      ("read", "floats", 0, 0.5),
+      ("read by numpy", "floats", 0, 0.5),
+    ]
+    variants = [
+      bench_results.variant(
+        name, 4, arithmetic=arithmetic, flops=flops, roof_fraction=9
+      )
+      for name, arithmetic, flops, _ in made
+    ]
+    untimed = bench_results.variant("xla", 1, time=None, roof_fraction=0)
+    run = bench_results.run(
+      bench_results.row(*variants, untimed),
+      bench_results.row(*variants),
+      ceilings=ceilings,
+    )
+    for row in results.with_fractions(run).rows:
+      for found, (name, *_, expected) in zip(row.variants, made, strict=False):
+        with self.subTest(name):
+          self.assertAlmostEqual(found.roof_fraction, expected, places=5)
+    none = dataclasses.replace(run, ceilings=None)
+    self.assertEqual(results.with_fractions(none), none)
+
   def test_failed_write_leaves_the_file_as_it_was(self):
     self.path.write_text("before")
     run = bench_results.run(startup={"not": {1, 2}})

@@ -71,6 +71,16 @@ def _ceilings(ceilings: roofline.Ceilings) -> str:
   )
 
 
+def raised(ceilings: roofline.Ceilings | None) -> str:
+  """What to print below rows if ceilings rose beside them."""
+  assert ceilings is not None
+  return (
+    f"at the end {_ceilings(ceilings)}\n"
+    '"of roof" above is by the ceilings of its moment; --json FILE and --show'
+    " FILE have all rows by the last ones"
+  )
+
+
 def block(row: results.RowResult) -> str:
   """One row: a line a variant."""
   ours = [

@@ -369,9 +369,10 @@ def _refuse_quantized(call: calls.Call, active: Container[str]) -> None:
       f"{sides.WHO}: quantized values and block scales have no derivative, one"
       f" is asked for with respect to {' and '.join(names)}; differentiate with"
       " respect to plain operands, bias, residual and global_scale only, with"
-      " jax.lax.stop_gradient around the quantized. To train what is quantized"
-      " use jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
-      " operands itself and defines the gradient."
+      " jax.lax.stop_gradient around the quantized. To train a model in a block"
+      " format pass plain parameters to jaxplugin.quantize_dots(f, recipe), or"
+      " multiply by jaxplugin.dot_general(lhs_format, rhs_format), which"
+      " quantizes both operands itself and defines the gradient."
     )
 
 

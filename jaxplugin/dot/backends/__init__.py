@@ -17,6 +17,7 @@ import jax
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.core import decisions
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import calls
 from jaxplugin.dot import epilogue
@@ -247,7 +248,8 @@ def validate_name(requested: str | None) -> None:
     return
   if not isinstance(requested, str):
     raise TypeError(
-      f"{sides.who()}: implementation must be a name or None, got {requested!r}"
+      f"{sides.who()}: implementation must be a name or None, got"
+      f" {speaking.shown(requested)}"
     )
   if requested in BACKENDS:
     return  # without loading those of other packages
@@ -257,6 +259,7 @@ def validate_name(requested: str | None) -> None:
   missing = registry.reason_missing(requested)
   if missing:
     raise ValueError(
-      f"{sides.who()}: implementation={requested!r} cannot be used: {missing}"
+      f"{sides.who()}: implementation={speaking.shown(requested)} cannot be"
+      f" used: {missing}"
     )
   decisions.validate_name(found, requested, who=sides.who())

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from jaxplugin.core import decisions
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import problems
 from jaxplugin.runtime import cpu_library
@@ -65,13 +66,15 @@ class CpuConfig:
   def __post_init__(self) -> None:
     if self.engine not in ENGINES:
       raise ValueError(
-        f"CpuConfig: engine must be one of {ENGINES}, got {self.engine!r}"
+        f"CpuConfig: engine must be one of {ENGINES}, got"
+        f" {speaking.shown(self.engine)}"
       )
     for name in _SIZES:
       value = getattr(self, name)
       if type(value) is not int or value < 0:
         raise ValueError(
-          f"CpuConfig: {name} must be a whole number, 0 or more, got {value!r}"
+          f"CpuConfig: {name} must be a whole number, 0 or more, got"
+          f" {speaking.shown(value)}"
         )
 
   def attributes(self) -> dict[str, np.int64]:

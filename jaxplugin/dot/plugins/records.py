@@ -13,6 +13,7 @@ from typing import Final
 import jax
 
 from jaxplugin.arrays import layouts
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot.plugins import views
 
@@ -81,11 +82,13 @@ class Backend:
 
   def __post_init__(self) -> None:
     if not isinstance(self.name, str):
-      raise TypeError(f"{_WHO}: name must be a string, got {self.name!r}")
+      raise TypeError(
+        f"{_WHO}: name must be a string, got {speaking.shown(self.name)}"
+      )
     if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
       raise ValueError(
         f"{_WHO}: name must be lower-case letters, digits and '_', and not one"
-        f" of {RESERVED_NAMES}, got {self.name!r}"
+        f" of {RESERVED_NAMES}, got {speaking.shown(self.name)}"
       )
     self._require("api_version", int, "an integer")
     self._require("summary", str, "a string")
@@ -102,7 +105,7 @@ class Backend:
     if unknown:
       raise ValueError(
         f"{_WHO} {self.name}: reads may have {layouts.SWIZZLED!r}, got"
-        f" {self.reads!r}; linear scales it reads always"
+        f" {speaking.shown(self.reads)}; linear scales it reads always"
       )
 
   def _require(self, field: str, kind: type, what: str) -> None:
@@ -121,7 +124,7 @@ class Backend:
   def _refuse(self, field: str, what: str) -> None:
     raise TypeError(
       f"{_WHO} {self.name}: {field} must be {what}, got"
-      f" {getattr(self, field)!r}"
+      f" {speaking.shown(getattr(self, field))}"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import jax
 
+from jaxplugin.core import speaking
 from jaxplugin.dot.plugins import discovery
 from jaxplugin.dot.plugins import records
 from jaxplugin.jaxext import jax_private
@@ -111,7 +112,9 @@ def register_backend(
   """
   global _state
   if not isinstance(backend, records.Backend):
-    raise TypeError(f"{_WHO}: backend must be a jp.Backend, got {backend!r}")
+    raise TypeError(
+      f"{_WHO}: backend must be a jp.Backend, got {speaking.shown(backend)}"
+    )
   if error := records.api_version_error(backend):
     raise ValueError(f"{_WHO}: backend {backend.name!r}: {error}")
   found = records.Found(backend=backend, origin=IN_CODE, is_first=bool(first))
@@ -145,7 +148,8 @@ def unregister_backend(name: str) -> None:
     if len(kept) == len(_state.in_code):
       names = tuple(item.backend.name for _, item in _state.in_code)
       raise ValueError(
-        f"unregister_backend: no backend {name!r} was registered in code; those"
+        f"unregister_backend: no backend {speaking.shown(name)} was registered"
+        " in code; those"
         f" are {names}"
       )
     _state = dataclasses.replace(_state, in_code=kept)

@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
+from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
 from jaxplugin.quantization import operations
@@ -57,7 +58,7 @@ def global_scale(
   if given is not None and names:
     raise ValueError(
       f"{who}: axis_name is for a global scale that is computed, got axis_name"
-      f" {axis_name!r} and a global_scale; leave one of them out"
+      f" {speaking.shown(axis_name)} and a global_scale; leave one of them out"
     )
   if not names or not format.has_global_scale:
     return given
@@ -104,7 +105,7 @@ def _names(who: str, axis_name: Any) -> tuple[str, ...]:
   ):
     raise TypeError(
       f"{who}: axis_name must be the name of a mesh axis or a tuple of names,"
-      f" got {axis_name!r}"
+      f" got {speaking.shown(axis_name)}"
     )
   for name in names:
     try:
@@ -112,7 +113,8 @@ def _names(who: str, axis_name: Any) -> tuple[str, ...]:
     except NameError:
       raise ValueError(
         f"{who}: axis_name must name axes of an enclosing jax.shard_map or"
-        f" jax.vmap, got {name!r}, which none binds; outside of them a global"
+        f" jax.vmap, got {speaking.shown(name)}, which none binds; outside of"
+        " them a global"
         " scale is of the whole array without it"
       ) from None
   return tuple(names)

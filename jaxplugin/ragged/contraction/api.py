@@ -213,7 +213,8 @@ def align_groups(
     rules.validate_groups(group_sizes, group_sizes.size)
     if isinstance(multiple, bool) or not isinstance(multiple, int):
       raise TypeError(
-        f"align_groups: multiple must be an integer, got {multiple!r}"
+        "align_groups: multiple must be an integer, got"
+        f" {speaking.shown(multiple)}"
       )
     if multiple < 1:
       raise ValueError(
@@ -242,7 +243,7 @@ class Order:
     if not isinstance(numbers, jax.lax.RaggedDotDimensionNumbers):
       raise TypeError(
         f"{sides.who()}: ragged_dot_dimension_numbers must be a"
-        f" jax.lax.RaggedDotDimensionNumbers, got {numbers!r}"
+        f" jax.lax.RaggedDotDimensionNumbers, got {speaking.shown(numbers)}"
       )
     dims = dot_rules.canonical_dimension_numbers(
       numbers.dot_dimension_numbers, lhs.ndim, rhs.ndim

@@ -1,0 +1,152 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""No error of a public function prints the contents of arrays."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+
+import jaxplugin as jp
+
+# Every number of it has these digits, and nothing else has.
+_DIGITS = "77"
+_ARRAY = np.full(2000, 7777.0, np.float32)
+_GIVEN = {
+  "array": jnp.asarray(_ARRAY),
+  "numpy": _ARRAY,
+  "ints": np.full(2000, 7777, np.int32),
+  "tree": {"a": _ARRAY, "b": [jnp.asarray(_ARRAY)]},
+  "small": jnp.full(3, 7777.0),
+}
+# JAX refuses an array before the function sees it.
+_OF_JAX = {(jp.unswizzle_scale, "shape")}
+
+_X = jnp.ones((4, 64))
+_W = jnp.ones((2, 64, 64))
+_Q = jp.quantize(_X, jp.MXFP8)
+_WQ = jp.quantize(_W, jp.MXFP8)
+_SIZES = jnp.array([1, 3])
+_DIMS = (((1,), (1,)), ((), ()))
+_RECIPE = jp.training.MXFP8_RECIPE
+
+
+def _dense(x):
+  return x @ x.T
+
+
+# Arguments that each function takes, by name. Those that are not named here
+# have defaults.
+_CALLS = {
+  jp.quantize: {"x": _X, "format": jp.NVFP4},
+  jp.quantize_both: {"x": jnp.ones((64, 64)), "format": jp.NVFP4},
+  jp.dequantize: {"x": _Q},
+  jp.block_scaled_dot: {"lhs": _Q, "rhs": _Q},
+  jp.linear: {"x": _X, "w_q": _WQ, "layer": 0},
+  jp.ragged_dot: {"lhs": _X, "rhs": _WQ, "group_sizes": _SIZES},
+  jp.ragged_dot_general: {
+    **{"lhs": _X, "rhs": _WQ, "group_sizes": _SIZES},
+    "ragged_dot_dimension_numbers": jax.lax.RaggedDotDimensionNumbers(
+      (((1,), (2,)), ((), ())), (0,), (0,)
+    ),
+  },
+  jp.align_groups: {"x": _X, "group_sizes": _SIZES, "multiple": 32},
+  jp.training.ragged_dot_general: {
+    **{"lhs": _X, "rhs": _W, "group_sizes": _SIZES, "recipe": _RECIPE},
+  },
+  jp.training.Recipe: {
+    **{"activation_format": jp.MXFP8, "weight_format": jp.MXFP8},
+    "grad_format": jp.MXFP8,
+  },
+  jp.dot_general: {"lhs_format": jp.MXFP8, "rhs_format": jp.MXFP8},
+  jp.dot_general("mxfp8", "mxfp8").__call__: {
+    **{"lhs": _X, "rhs": _X, "dimension_numbers": _DIMS},
+  },
+  jp.quantize_operand: {"x": _X, "recipe": _RECIPE},
+  jp.quantize_dots: {"fn": _dense, "recipe": _RECIPE},
+  jp.nn.scaled_dot_general: {
+    **{"lhs": _X, "rhs": _X, "dimension_numbers": _DIMS},
+  },
+  jp.scaled_dot: {
+    **{"lhs": _Q.values, "rhs": _Q.values, "dimension_numbers": _DIMS},
+    **{"lhs_scale": _Q.scale, "rhs_scale": _Q.scale},
+  },
+  jp.BlockFormat: {
+    **{"name": "own", "values_dtype": _Q.values.dtype, "block_size": 32},
+    **{"scale_dtype": _Q.scale.dtype, "has_global_scale": False},
+  },
+  jp.ScaledArray: {
+    **{"values": _Q.values, "scale": _Q.scale, "format": jp.MXFP8},
+    "global_scale": None,
+  },
+  jp.shard: {"tree": _Q, "sharding": None},
+  jp.shardings: {"tree": _Q, "sharding": None},
+  jp.unswizzle_scale: {
+    **{"swizzled": jp.swizzle_scale(_Q.scale), "shape": (4, 2)},
+  },
+  jp.rewrite: {"module": "", "target": "b200"},
+  jp.detect_target: {},
+  jp.unprepare_weights: {"tree": _Q},
+  jp.legacy_global_scales: {"tree": _Q},
+  jp.checkpoints.from_modelopt: {
+    **{"weight": _Q.values, "weight_scale": _Q.scale},
+  },
+  jp.checkpoints.from_gguf: {"blocks": _Q.values, "format": "mxfp4"},
+  jp.checkpoints.from_gpt_oss: {"blocks": _Q.values, "scales": _Q.scale},
+  jp.checkpoints.from_torchao: {"qdata": _Q.values, "scale": _Q.scale},
+  jp.checkpoints.from_compressed_tensors: {
+    **{"weight_packed": _Q.values, "weight_scale": _Q.scale},
+    "weight_global_scale": None,
+  },
+  jp.checkpoints.load: {"path": "nothing"},
+  jp.accelerate: {"fn": _dense},
+  jp.accept_quantized: {"fn": _dense},
+  jp.quantize_params: {"params": {"kernel": _W[0]}, "format": jp.MXFP8},
+  jp.prepare_weights: {"tree": {"kernel": _WQ}},
+  jp.concatenate: {"arrays": [_Q, _Q]},
+  jp.stack: {"arrays": [_Q, _Q]},
+  jp.pack_fp4: {"values": jnp.zeros((4, 4), jnp.float4_e2m1fn)},
+  jp.unpack_fp4: {"packed": jnp.zeros((4, 4), jnp.uint8)},
+  jp.swizzle_scale: {"scale": _Q.scale},
+  jp.QuantizedWeight: {
+    **{"array": _WQ, "kernel_shape": (2, 64, 64), "contracting": (2,)},
+  },
+  jp.nn.scaled_matmul: {
+    **{"lhs": _X[None], "rhs": _X[None]},
+    **{"lhs_scales": _X[None, :, :2], "rhs_scales": _X[None, :, :2]},
+  },
+  jp.nn.get_scaled_dot_general_config: {"mode": "mxfp8"},
+  jp.named_target: {"name": "b200"},
+  jp.use_target: {"target": jp.named_target("b200")},
+  jp.export: {"fn": _dense},
+  jp.register_backend: {"backend": None},
+  jp.debug_checks: {},
+}
+
+
+class ErrorWordsTest(absltest.TestCase):
+  def test_no_argument_has_its_contents_printed(self):
+    refused = 0
+    for function, arguments in _CALLS.items():
+      for name in inspect.signature(function).parameters:
+        if (function, name) in _OF_JAX:
+          continue
+        for kind, value in _GIVEN.items():
+          with self.subTest(function=function, argument=name, given=kind):
+            refused += self._check(function, {**arguments, name: value})
+    # Calls that are all accepted would test nothing.
+    self.assertGreater(refused, 500)
+
+  def _check(self, function, arguments):
+    try:
+      jax.eval_shape(lambda: (function(**arguments), None)[1])
+    except Exception as error:
+      self.assertNotIn(_DIGITS, str(error))
+      return True
+    return False
+
+
+if __name__ == "__main__":
+  absltest.main()
