@@ -97,9 +97,9 @@ def measure(request: Request) -> results.Run:
   if ceilings is not None:
     print(f"\n{table.LEGEND}")
     found = _measure_rows(request, found, ceilings)
-    if found.ceilings != ceilings:
-      print(f"\n{table.raised(found.ceilings)}")
   _print_rest(found)
+  if found.ceilings != ceilings:
+    print(f"\n{table.raised(found.ceilings)}")
   if request.output is not None:
     results.write(found, request.output)
   return found
