@@ -10,4 +10,5 @@ others do not. `reference` is the meaning of it all.
 from jaxplugin.dot.api import Operand as Operand
 from jaxplugin.dot.api import as_operand as as_operand
 from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot
+from jaxplugin.dot.api import integers as integers
 from jaxplugin.dot.api import vary_alike as vary_alike

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ from jaxplugin.dot.autodiff import straight_through
 from jaxplugin.dot.sharding import explicit
 from jaxplugin.jaxext import jax_private
 from jaxplugin.tables import resolution
+
+_I32: Final = np.iinfo(np.int32)
 
 Operand = jax.Array | scaled_array.ScaledArray
 
@@ -385,6 +388,23 @@ def array(name: str, x: Any) -> jax.Array:
       f"{sides.who()}: {name} must be an array, got {type(x).__name__}"
     )
   return scaled_array.as_array(sides.who(), name, x)
+
+
+def integers(name: str, x: Any) -> jax.Array:
+  """An argument of integers as i32; any other array as it is.
+
+  An integer beyond i32 becomes the nearest i32, where JAX wraps it around.
+  """
+  if isinstance(x, (int, list, np.ndarray, np.generic)):
+    given = np.asarray(x)
+    if given.dtype.kind in "iu" and given.dtype.itemsize > 4:
+      x = given.clip(_I32.min, _I32.max).astype(np.int32)
+  x = array(name, x)
+  if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.int32:
+    return x
+  own = np.iinfo(x.dtype)
+  low, high = max(own.min, _I32.min), min(own.max, _I32.max)
+  return jnp.clip(x, low, high).astype(np.int32)
 
 
 def as_operand(name: str, x: Any) -> Any:

@@ -126,7 +126,7 @@ def _in_place(
   if not isinstance(x, scaled_array.ScaledArray):
     x = x.reshape(-1, x.shape[-1])
   layers, n, _ = stack.shape
-  sizes = jnp.where(jnp.arange(layers) == layer, x.shape[0], 0)
+  sizes = jnp.where(jnp.arange(layers, dtype=jnp.int32) == layer, x.shape[0], 0)
   result = ragged.ragged_dot(x, stack, sizes, bias=bias, **options)
   return result.reshape(*lead, n)
 

@@ -154,19 +154,19 @@ def _validate_sizes(lhs: Any, rhs: Any) -> None:
 
 def _layer_number(layer: Any, count: int) -> jax.Array:
   """i32[] in range; raises TypeError unless it is one integer."""
-  number = dot.as_operand("layer", layer)
+  number = dot.integers("layer", layer)
   if number.ndim or not jnp.issubdtype(number.dtype, jnp.integer):
     raise TypeError(
       f"{WHO}: layer must be one integer, got"
       f" {number.dtype}{list(number.shape)}"
     )
   # As Python's integer: within a trace a comparison of arrays is traced.
-  if not isinstance(number, jax.core.Tracer) and not 0 <= int(number) < count:
+  if not isinstance(number, jax.core.Tracer) and not 0 <= int(layer) < count:
     raise ValueError(
       f"{WHO}: layer must be at least 0 and below the {count} layers of w_q,"
-      f" got {int(number)}"
+      f" got {int(layer)}"
     )
-  return jnp.clip(number, 0, count - 1).astype(jnp.int32)
+  return jnp.clip(number, 0, count - 1)
 
 
 def _stacked_bias(bias: Any, rhs: Any) -> jax.Array | None:

@@ -314,7 +314,7 @@ class _Watcher:
       self.operands.refuse_inside(primitive, args)
       functions = params["subfuns"]
       if not provenance_private.is_own_function(functions[0]):
-        dots = dots.with_key_here()
+        dots = dots.for_functions(primitive.name)
         functions = tuple(
           binding_private.watch_wrapped(
             f, self._maker(primitive, dots, i, is_parameter)

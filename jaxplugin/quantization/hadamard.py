@@ -66,13 +66,17 @@ def transform(x: jax.Array, axis: int, size: int) -> jax.Array:
   shape = x.shape
   lead, trail = shape[:axis], shape[axis + 1 :]
   x = explicit_axes.divided(x, axis, size)
-  groups = x.astype(jnp.float32).reshape(*lead, -1, size, *trail)
-  groups = groups * signs(size).reshape(size, *(1,) * len(trail))
+  count = shape[axis] // size
+  groups = x.astype(jnp.float32).reshape(*lead, count, size, *trail)
+  ones = (1,) * len(trail)
+  groups *= signs(size).reshape(*(1,) * axis, 1, size, *ones)
   whole = groups.shape
   distance = 1
   while distance < size:
     # Of the size alone: that of groups may be sharded in the type.
-    pairs = groups.reshape(*whole[: axis + 1], -1, 2, distance, *trail)
+    pairs = groups.reshape(
+      *whole[: axis + 1], size // (2 * distance), 2, distance, *trail
+    )
     first, second = (
       jax.lax.index_in_dim(pairs, i, axis + 2, keepdims=False) for i in (0, 1)
     )

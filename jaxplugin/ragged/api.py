@@ -110,6 +110,7 @@ def ragged_dot(
   """
   with speaking.speaking_for(speaking.who(WHO)):
     rules.require_quantized(rhs)
+    group_sizes = api.integers("group_sizes", group_sizes)
     arrays = straight_through.Arrays(lhs, rhs, group_sizes, bias)
     options = straight_through.Options(
       function=product,
@@ -186,7 +187,7 @@ def product(
   if sharding is None:
     return _dot(call, bias)
   dot = lambda bias, *arrays: _dot(call_of(*arrays), bias)
-  arrays = jax.tree.map(jnp.asarray, (bias, lhs, rhs, group_sizes))
+  arrays = jax.tree.map(jnp.asarray, (bias, lhs, rhs, call.group_sizes))
   return explicit.automatic(dot, sharding)(*arrays)
 
 
@@ -223,7 +224,7 @@ def across_blocks(
   call = calls.Call(
     lhs=sides.Side(name="lhs", values=lhs, contracting=(1,)),
     rhs=_with_bytes(rhs_side, rhs).replace(contracting=(1,)),
-    group_sizes=group_sizes.astype(jnp.int32),
+    group_sizes=api.integers("group_sizes", group_sizes),
     preferred_element_type=api.result_dtype(preferred_element_type),
     overlay=resolution.overlay(),
   )
@@ -246,7 +247,7 @@ def _call(
   lhs_side, rhs_side = _side_of("lhs", lhs), _side_of("rhs", rhs)
   for side in (lhs_side, rhs_side):
     rules.validate_rank(side)
-  group_sizes = api.array("group_sizes", group_sizes)
+  group_sizes = api.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, rhs_side.shape[0])
   backends.validate_name(implementation)
   lhs_side = _contracting(lhs_side, 1)
@@ -254,7 +255,7 @@ def _call(
   call = calls.Call(
     lhs=lhs_side,
     rhs=rhs_side,
-    group_sizes=group_sizes.astype(jnp.int32),
+    group_sizes=group_sizes,
     preferred_element_type=api.result_dtype(dtype),
     activation=activation,
     implementation=implementation,

@@ -45,7 +45,7 @@ def of_rows(group_ends: jax.Array, num_rows: int) -> jax.Array:
   rows = jnp.arange(num_rows, dtype=jnp.int32)
   # All comparisons: a search is a loop, which a partitioner and GPUs do worse,
   # and which JAX's own has no rule for inside of a shard_map over some axes.
-  return jnp.sum(group_ends <= rows[:, None], axis=1, dtype=jnp.int32)
+  return jnp.sum(group_ends[None] <= rows[:, None], axis=1, dtype=jnp.int32)
 
 
 def per_row(x: jax.Array, group_of_row: jax.Array) -> jax.Array:

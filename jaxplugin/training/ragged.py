@@ -162,7 +162,7 @@ def ragged_dot_general(
         " the weights transposed"
       )
     lhs, weights = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
-    group_sizes = api.array("group_sizes", group_sizes)
+    group_sizes = api.integers("group_sizes", group_sizes)
     rules.validate_groups(group_sizes, weights.shape[0])
     if preferred_element_type is None:
       preferred_element_type = dot_rules.product_dtype(lhs.dtype, weights.dtype)
@@ -184,7 +184,7 @@ def ragged_dot_general(
       dtype=dtype,
       key_impl=key_impl,
     )
-    sizes = groups.sizes_within(group_sizes.astype(jnp.int32), lhs.shape[0])
+    sizes = groups.sizes_within(group_sizes, lhs.shape[0])
     held = quantized_operand.taken((lhs, given), (lhs, weights), setting)
     leaves, tree = jax.tree.flatten((key_data, sizes, held))
     # Here and not inside: see `dot_general`.
@@ -256,7 +256,9 @@ class _Product(products.Product):
       return groups.align(x, sizes, self.lhs.multiple)[0]
     if side == "rhs" or not self.masks:
       return x
-    is_own = jnp.arange(x.shape[0], dtype=jnp.int32) < jnp.sum(sizes)
+    is_own = jnp.arange(x.shape[0], dtype=jnp.int32) < jnp.sum(
+      sizes, dtype=jnp.int32
+    )
     return jnp.where(is_own[:, None], x, jnp.zeros((), x.dtype))
 
   def multiply(

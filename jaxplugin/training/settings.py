@@ -16,6 +16,7 @@ from jaxplugin.dot import reference
 from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.jaxext import explicit_axes
+from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.training import products
 
@@ -187,4 +188,4 @@ class Setting:
     """The key of the gradient of an operand: 0 or 1 folded into the call's."""
     if self.key_impl is not None:
       data = jax.random.wrap_key_data(data, impl=self.key_impl)
-    return jax.random.fold_in(data, SIDES.index(side))
+    return keys.fold_in(data, SIDES.index(side))

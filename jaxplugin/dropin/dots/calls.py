@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.dropin.dots import operands as operands_lib
+from jaxplugin.jaxext import keys
 from jaxplugin.jaxext.tracing import binding_private
 
 Call = tuple[list[Any], dict[str, Any], Callable[[Any], Any]]
@@ -199,7 +199,7 @@ CALLS: Final = {
 
 def _loop_key(dots: Any) -> Any:
   (base,) = dots.key_operand(1)
-  key = jax.random.fold_in(base, dots.number)
+  key = keys.fold_in(base, dots.number)
   dots.use(1)
   return key
 

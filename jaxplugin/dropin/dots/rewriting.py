@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from jaxplugin.dropin.dots import operands
 from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.jaxext.tracing import interception_private
@@ -67,6 +69,11 @@ base_key_p: Final = extend_core.Primitive("quantize_dots_key")
 base_key_p.def_abstract_eval(lambda *, count, aval: aval)
 
 
+def _reference(dots: Dots | None) -> Callable[[], Dots | None]:
+  """A weak reference, so that no rule of a function keeps a trace alive."""
+  return (lambda: None) if dots is None else weakref.ref(dots)
+
+
 class Dots:
   """Decides about the operations of one function that is being traced."""
 
@@ -93,7 +100,7 @@ class Dots:
     self.source = source
     self.key = key
     self.number = number
-    self._parent = parent
+    self._parent = _reference(parent)
     self.sites: list[sites_lib.Site] = []
     self.is_changed = False  # whether anything was taken
 
@@ -128,7 +135,7 @@ class Dots:
     keywords = {}
     if is_random and self.key is not None:
       base = self.key(self.number + 1)
-      keywords["key"] = jax.random.fold_in(base, self.number)
+      keywords["key"] = keys.fold_in(base, self.number)
     self.use(1)
     return self.transform.product(recipe, site.weight)(
       *known.given(args),
@@ -246,17 +253,20 @@ class Dots:
     )
     return new
 
-  def with_key_here(self) -> Dots:
-    """The same, with a base key that is a value where this is called.
+  def for_functions(self, operation: str) -> Dots:
+    """The same, for the functions that an operation calls.
 
-    A function that is called takes it from outside.
+    Its base key is a value where this is called. Rules of custom derivatives
+    have no key: JAX keeps these functions longer than the values of a trace.
     """
     if self.key is None:
       return self
-    base = self.key(self.number + _MOST_INSIDE)
     new = copy.copy(self)
-    new.key = lambda count: base
-    new._parent = self
+    new._parent = weakref.ref(self)
+    new.key = None
+    if operation not in _CUSTOM_RULES:
+      base = self.key(self.number + _MOST_INSIDE)
+      new.key = lambda count: base
     return new
 
   def nested(self, names: tuple[str, ...], operation: str) -> Dots:
@@ -281,8 +291,9 @@ class Dots:
 
   def note_change(self) -> None:
     self.is_changed = True
-    if self._parent is not None:
-      self._parent.note_change()
+    parent = self._parent()
+    if parent is not None:
+      parent.note_change()
 
   def use(self, count: int) -> None:
     """Counts numbers of keys, of the functions around it as well."""
@@ -290,7 +301,7 @@ class Dots:
     number = self.number + count
     while dots is not None:
       dots.number = max(dots.number, number)
-      dots = dots._parent
+      dots = dots._parent()
 
   def key_operand(self, count: int = 0) -> list[Any]:
     """The base key as an operand of a call; none where there is none."""
@@ -370,27 +381,36 @@ def _rewritten(
       jaxpr=None, consts=[], sites=(), count=0, outcomes=outcomes
     )
   found: list[tuple[Dots, operands.Operands]] = []
+  rewritten: dict[str, Any] = {}
 
   def make(args: Sequence[Any]) -> Rewriter:
     base, trip, copies, own = extra.split(args)
     if trip is not None:
-      base = jax.random.fold_in(base, trip)
+      base = keys.fold_in(base, trip)
     key = None if base is None else (lambda count: base)
     dots = Dots(transform, prefix=prefix, source=source, key=key, number=number)
     known = operands.Operands.inside(extra.kinds, copies, own)
     found.append((dots, known))
     return Rewriter(dots, is_parameter, own, known)
 
+  def finish(values: Sequence[Any]) -> list[Any]:
+    # What is kept of a trace holds none of its values.
+    dots, known = found.pop()
+    dots.key = None
+    rewritten.update(
+      is_changed=dots.is_changed,
+      sites=tuple(dots.sites),
+      count=dots.number - number,
+      outcomes=known.outcomes(),
+    )
+    return _next_trip(values) if results else []
+
   new, consts = interception_private.intercept_jaxpr(
-    jaxpr, make, extra.types(), _next_trip if results else _nothing
+    jaxpr, make, extra.types(), finish
   )
-  ((dots, known),) = found
+  is_changed = rewritten.pop("is_changed")
   return Rewritten(
-    jaxpr=new if dots.is_changed else None,
-    consts=consts,
-    sites=tuple(dots.sites),
-    count=dots.number - number,
-    outcomes=known.outcomes(),
+    jaxpr=new if is_changed else None, consts=consts, **rewritten
   )
 
 
@@ -446,7 +466,7 @@ class Rewriter:
     base = dots.key(dots.number)
     if self._first == 0:
       return base
-    return jax.random.fold_in(base, _INNER + self._first)
+    return keys.fold_in(base, _INNER + self._first)
 
   def _is_left(self, primitive: Any) -> bool:
     """Whether it was decided about before, or is a kernel's."""

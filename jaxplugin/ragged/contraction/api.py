@@ -153,7 +153,7 @@ def contract(
   if explicit_sharding is None:
     return _contracted(call)
   product = lambda *arrays: _contracted(call_of(*arrays))
-  arrays = jax.tree.map(jnp.asarray, (lhs, rhs, group_sizes))
+  arrays = jax.tree.map(jnp.asarray, (lhs, rhs, call.group_sizes))
   return explicit.automatic(product, explicit_sharding)(*arrays)
 
 
@@ -207,7 +207,7 @@ def align_groups(
   """
   with speaking.speaking_for("align_groups"):
     x = api.array("x", x)
-    group_sizes = api.array("group_sizes", group_sizes)
+    group_sizes = api.integers("group_sizes", group_sizes)
     if not x.ndim:
       raise TypeError("align_groups: x must have rows, got a number")
     rules.validate_groups(group_sizes, group_sizes.size)
@@ -220,7 +220,7 @@ def align_groups(
       raise ValueError(
         f"align_groups: multiple must be at least 1, got {multiple}"
       )
-    return groups.align(x, group_sizes.astype(jnp.int32), multiple)
+    return groups.align(x, group_sizes, multiple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,7 +333,7 @@ def _call(
         " jaxplugin.training.ragged_dot_general quantizes both sides and has"
         " gradients"
       )
-  group_sizes = api.array("group_sizes", group_sizes)
+  group_sizes = api.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, group_sizes.size)
   backends.validate_name(implementation)
   lhs_side, rhs_side = _side("lhs", lhs), _side("rhs", rhs)
@@ -345,7 +345,7 @@ def _call(
   call = calls.Contraction(
     lhs=lhs_side,
     rhs=rhs_side,
-    group_sizes=group_sizes.astype(jnp.int32),
+    group_sizes=group_sizes,
     preferred_element_type=api.result_dtype(dtype),
     implementation=implementation,
     overlay=resolution.overlay(),

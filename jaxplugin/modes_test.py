@@ -1,0 +1,618 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every public function gives the same bits in each mode of JAX.
+
+`ENTRIES` names what computes, `NOT_HERE` every other public name, with the
+reason. A public name that is in neither fails a test.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import tempfile
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+
+PUBLIC = {
+  "": (jp, jp.__all__),
+  "nn.": (jp.nn, [n for n in vars(jp.nn) if n[0].islower()]),
+  "training.": (jp.training, [n for n in vars(jp.training) if n[0].islower()]),
+  "checkpoints.": (
+    jp.checkpoints,
+    [n for n in vars(jp.checkpoints) if n[0].islower()],
+  ),
+  "checkpoint_policies.": (
+    jp.checkpoint_policies,
+    [
+      n
+      for n, x in vars(jp.checkpoint_policies).items()
+      if getattr(x, "__module__", None) == jp.checkpoint_policies.__name__
+      and n[0].islower()
+    ],
+  ),
+}
+NOT_HERE = {
+  "accept_quantized": "with quantize_params",
+}
+
+M, N, K, GROUPS = 32, 32, 64, 2
+ALONG_LAST = (((1,), (1,)), ((), ()))
+
+
+def exact_numbers(*shape, seed, scale=1):
+  """Floats that E2M1 holds, every block along any axis with the largest, 6.
+
+  Quantizing them to any format loses nothing, sums of products are exact in
+  f32 in any order.
+  """
+  codes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+  x = np.random.default_rng(seed).choice(codes, shape)
+  x[..., ::16] = 6
+  x[..., ::16, :] = 6
+  x[..., 1::4] *= -1
+  return x * np.float32(scale)
+
+
+X, W = exact_numbers(M, K, seed=0), exact_numbers(N, K, seed=1)
+STACK = exact_numbers(GROUPS, N, K, seed=2)
+BIAS, RESIDUAL = np.ones(N, np.float32), np.ones((M, N), np.float32)
+SIZES = np.array([20, 9], np.int32)
+FORMATS = (jp.MXFP8, jp.MXFP6_E2M3, jp.MXFP4, jp.NVFP4)
+RECIPES = (
+  jp.training.MXFP8_RECIPE,
+  jp.training.NVFP4_RECIPE,
+  jp.training.MXFP4_RECIPE,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+  """A program of public functions.
+
+  Attributes:
+    covers: names of the functions that it calls.
+    run: the program.
+    args: arrays that it takes.
+    expected: its results as NumPy has them in f64, or None.
+    is_traced: whether `jax.jit` can trace it.
+    key: whether it takes a key after `args`.
+  """
+
+  covers: tuple[str, ...]
+  run: Callable[..., Any]
+  args: tuple[Any, ...]
+  expected: Callable[[], Any] | None = None
+  is_traced: bool = True
+  has_key: bool = False
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def entry(*covers, **kwargs):
+  def add(run):
+    ENTRIES[run.__name__] = Entry(covers=covers, run=run, **kwargs)
+    return run
+
+  return add
+
+
+def gradients(f, *args):
+  return jax.grad(lambda *args: f(*args).sum(), tuple(range(len(args))))(*args)
+
+
+# Quantization and arrays.
+
+
+@entry("quantize", "dequantize", args=(X,), expected=lambda: [X] * len(FORMATS))
+def quantize(x):
+  return [jp.dequantize(jp.quantize(x, format)) for format in FORMATS]
+
+
+@entry("quantize", "dequantize", args=(X,), has_key=True, expected=lambda: X)
+def quantize_stochastically(x, key):
+  return jp.dequantize(jp.quantize(x, jp.NVFP4, key=key))
+
+
+@entry("quantize", args=(STACK,))
+def quantize_stack(stack):
+  options = {"batch_dims": 1, "packed": True, "scale_layout": "swizzled_128x4"}
+  stacked = jp.quantize(stack, jp.NVFP4, **options)
+  padded = jp.quantize(stack[..., :40], jp.MXFP8, pad=True)
+  named = jax.vmap(
+    lambda x: jp.quantize(x, jp.NVFP4, axis_name="i"), axis_name="i"
+  )(stack)
+  return stacked, padded, named
+
+
+@entry("quantize", args=(X,), expected=lambda: np.ones_like(X))
+def quantize_straight_through(x):
+  derivative = "straight_through"
+  f = lambda x: jp.dequantize(jp.quantize(x, jp.NVFP4, derivative=derivative))
+  return jax.grad(lambda x: f(x).sum())(x)
+
+
+@entry("quantize_both", "dequantize", args=(X,), expected=lambda: [X] * 4)
+def quantize_both(x):
+  both = (*jp.quantize_both(x, jp.MXFP8), *jp.quantize_both(x, jp.NVFP4))
+  return [jp.dequantize(blocked) for blocked in both]
+
+
+@entry("pack_fp4", "unpack_fp4", "swizzle_scale", "unswizzle_scale", args=(X,))
+def layouts(x):
+  x_q = jp.quantize(x, jp.NVFP4, packed=False)
+  packed = jp.pack_fp4(x_q.values)
+  tiles = jp.swizzle_scale(x_q.scale)
+  return (
+    packed,
+    jp.unpack_fp4(packed).astype(jnp.float32),
+    tiles.astype(jnp.float32),
+    jp.unswizzle_scale(tiles, x_q.scale.shape).astype(jnp.float32),
+  )
+
+
+@entry(
+  "concatenate",
+  "stack",
+  "legacy_global_scales",
+  "ScaledArray",
+  "shard",
+  "shardings",
+  args=(STACK,),
+)
+def array_functions(stack):
+  parts = [jp.quantize(x, jp.NVFP4) for x in stack]
+  both = jp.stack(parts)
+  sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  jp.shardings(both, sharding)
+  return (
+    jp.concatenate(parts),
+    both[0],
+    both[:, :16].dequantize(),
+    both[jnp.array(1)].T,
+    jp.legacy_global_scales(both),
+    jp.shard(both, sharding),
+  )
+
+
+@entry("prepare_weights", "unprepare_weights", "linear", args=(X, W))
+def weights(x, w):
+  prepared = jp.prepare_weights(jp.quantize(w, jp.MXFP4))
+  return jp.linear(x, prepared), jp.unprepare_weights(prepared)
+
+
+# Dots.
+
+
+def dot_expected():
+  product = X.astype(np.float64) @ W.T
+  return [product, np.maximum(product + 1, 0) + 1] * (2 * len(FORMATS))
+
+
+@entry(
+  "block_scaled_dot",
+  "quantize",
+  args=(X, W, BIAS, RESIDUAL),
+  expected=dot_expected,
+)
+def dot(x, w, bias, residual):
+  results = []
+  for format in FORMATS:
+    x_q, w_q = jp.quantize(x, format), jp.quantize(w, format)
+    for implementation in (None, "xla"):
+      f = functools.partial(jp.block_scaled_dot, implementation=implementation)
+      rest = {"bias": bias, "activation": "relu", "residual": residual}
+      results += [f(x_q, w_q), f(x_q, w_q, **rest)]
+  return results
+
+
+@entry("block_scaled_dot", args=(X, STACK))
+def dot_batched(x, stack):
+  w_q = jp.quantize(stack, jp.NVFP4, batch_dims=1)
+  results = []
+  for implementation in (None, "xla"):
+    f = functools.partial(jp.block_scaled_dot, implementation=implementation)
+    results.append(jax.vmap(f, (None, 0))(x, w_q))
+    rows = jp.quantize(jnp.stack([x, x]), jp.NVFP4)
+    results.append(f(rows, w_q, dimension_numbers=(((2,), (2,)), ((0,), (0,)))))
+  return results
+
+
+@entry("block_scaled_dot", "linear", args=(X, W, BIAS))
+def dot_gradients(x, w, bias):
+  results = []
+  for format in (jp.MXFP8, jp.NVFP4):
+    through = functools.partial(
+      jp.quantize, format=format, derivative="straight_through"
+    )
+    for implementation in (None, "xla"):
+      dot = functools.partial(
+        jp.block_scaled_dot, implementation=implementation
+      )
+      linear = functools.partial(
+        jp.linear, activation="gelu", implementation=implementation
+      )
+      results += [
+        gradients(lambda x, w, dot=dot: dot(through(x), through(w)), x, w),
+        gradients(lambda x, dot=dot: dot(x, jp.quantize(w, format)), x),
+        gradients(
+          lambda x, bias, linear=linear: linear(
+            x, jp.quantize(w, format), bias
+          ),
+          x,
+          bias,
+        ),
+      ]
+  return results
+
+
+@entry("linear", args=(X, STACK, np.array(1, np.int32)))
+def linear_of_layer(x, stack, layer):
+  w_q = jp.quantize(stack, jp.NVFP4, batch_dims=1)
+  rows = jp.quantize(x, jp.NVFP4)
+  return (
+    jp.linear(x, w_q, layer=layer),
+    jp.linear(rows, w_q[0]),
+    lax.scan(lambda x, w: (x, jp.linear(x, w)), x, w_q)[1],
+  )
+
+
+@entry("block_scaled_dot", "debug_checks", "ragged_dot", args=(X, W, STACK))
+def debug_checks(x, w, stack):
+  sizes = jnp.asarray(SIZES)
+  with jp.debug_checks():
+    return (
+      jp.block_scaled_dot(jp.quantize(x, jp.NVFP4), jp.quantize(w, jp.NVFP4)),
+      jp.ragged_dot(x, jp.quantize(stack, jp.MXFP8), sizes),
+      jp.ragged_dot_general(x, x, sizes, CONTRACTION),
+    )
+
+
+# Ragged dots.
+
+CONTRACTION = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+
+def ragged_expected():
+  groups = np.repeat([0, 1], SIZES)
+  rows = np.zeros((M, N))
+  for i, g in enumerate(groups):
+    rows[i] = X[i].astype(np.float64) @ STACK[g].T
+  return [rows] * 6
+
+
+@entry(
+  "ragged_dot",
+  args=(X, STACK, SIZES),
+  expected=ragged_expected,
+)
+def ragged_dot(x, stack, sizes):
+  results = []
+  for format in (jp.MXFP8, jp.NVFP4):
+    w_q = jp.quantize(stack, format, batch_dims=1)
+    for rows in (x, jp.quantize(x, format)):
+      results.append(jp.ragged_dot(rows, w_q, sizes))
+    results.append(jp.ragged_dot(rows, w_q, sizes, implementation="xla"))
+  return results
+
+
+@entry("ragged_dot", args=(X, STACK, SIZES, np.ones((GROUPS, N), np.float32)))
+def ragged_dot_transforms(x, stack, sizes, bias):
+  w_q = jp.quantize(stack, jp.NVFP4, batch_dims=1)
+  results = []
+  for implementation in (None, "xla"):
+    f = functools.partial(
+      jp.ragged_dot, implementation=implementation, activation="swiglu"
+    )
+    results += [
+      f(x, w_q, sizes, bias=bias),
+      gradients(lambda x, bias, f=f: f(x, w_q, sizes, bias=bias), x, bias),
+      jax.vmap(f, (0, None, None))(jnp.stack([x, x]), w_q, sizes),
+      jax.vmap(f, (0, None, 0))(
+        jnp.stack([x, x]), w_q, jnp.stack([sizes, sizes])
+      ),
+    ]
+  through = jp.quantize(
+    stack, jp.MXFP8, batch_dims=1, derivative="straight_through"
+  )
+  return results, through
+
+
+@entry("ragged_dot", args=(X, STACK, SIZES))
+def ragged_dot_straight_through(x, stack, sizes):
+  def loss(x, stack):
+    through = functools.partial(
+      jp.quantize, format=jp.MXFP8, derivative="straight_through"
+    )
+    return jp.ragged_dot(through(x), through(stack, batch_dims=1), sizes)
+
+  return gradients(loss, x, stack)
+
+
+@entry("ragged_dot_general", "align_groups", args=(X, STACK, SIZES))
+def ragged_dot_general(x, stack, sizes):
+  rows, aligned = jp.align_groups(x, sizes, 32)
+  numbers = lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+  results = [
+    aligned,
+    jp.ragged_dot_general(
+      x, jp.quantize(stack, jp.MXFP8), sizes, numbers, implementation="xla"
+    ),
+  ]
+  for implementation in (None, "xla"):
+    f = functools.partial(
+      jp.ragged_dot_general,
+      ragged_dot_dimension_numbers=CONTRACTION,
+      implementation=implementation,
+    )
+    blocked = jp.quantize(rows, jp.NVFP4, axis=0)
+    results += [
+      f(blocked, blocked, aligned),
+      gradients(lambda x, y, f=f: f(x, y, sizes), x, 2 * x),
+      jax.vmap(f, (0, None, None))(jnp.stack([x, x]), x, sizes),
+    ]
+  return results
+
+
+# Training.
+
+
+@entry("dot_general", args=(X, W))
+def dot_general_of_formats(x, w):
+  return [
+    (
+      dot(x, w, ALONG_LAST),
+      gradients(lambda x, w, dot=dot: dot(x, w, ALONG_LAST), x, w),
+    )
+    for dot in (
+      jp.dot_general(jp.MXFP8, jp.MXFP8),
+      jp.dot_general(jp.NVFP4, None),
+      jp.dot_general(jp.MXFP8, jp.MXFP4, implementation="xla"),
+    )
+  ]
+
+
+@entry("dot_general", args=(X, W), has_key=True)
+def dot_general_of_recipes(x, w, key):
+  results = []
+  for recipe in RECIPES:
+    f = functools.partial(
+      jp.dot_general(recipe=recipe, weight="rhs"),
+      dimension_numbers=ALONG_LAST,
+      key=key,
+    )
+    results += [f(x, w), gradients(f, x, w), jax.jvp(f, (x, w), (w, x))[1]]
+  return results
+
+
+@entry(
+  "quantize_operand",
+  "QuantizedOperand",
+  "training.primals",
+  "training.with_primals",
+  "training.promote_dtype",
+  "dot_general",
+  args=(X, W),
+  has_key=True,
+)
+def operands(x, w, key):
+  results = []
+  for recipe in RECIPES:
+    w_q = jp.quantize_operand(w, recipe, contracting=1)
+    f = functools.partial(
+      jp.dot_general(recipe=recipe, weight="rhs"),
+      dimension_numbers=ALONG_LAST,
+      key=key,
+    )
+
+    def loss(x, w, w_q=w_q, f=f):
+      x, held = jp.training.promote_dtype(
+        x, jp.training.with_primals(w_q, w), dtype=jnp.float32
+      )
+      return f(x, held)
+
+    results.append(gradients(loss, x, jp.training.primals(w_q)))
+  return results
+
+
+@entry("quantize_dots", args=(X, STACK), has_key=True)
+def quantize_dots(x, stack, key):
+  square = stack @ stack.swapaxes(1, 2)
+
+  def loss(params, x):
+    first, layers = params
+    h = jax.nn.relu(x @ first.T)
+    h, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, layers)
+    return jax.jit(jnp.matmul)(h, layers[0]).sum()
+
+  results = []
+  for recipe in RECIPES:
+    quantized = jp.quantize_dots(loss, recipe, key=key)
+    results.append(jax.grad(quantized)((stack[0], square), x))
+  return results
+
+
+@entry("training.ragged_dot_general", args=(X, STACK, SIZES), has_key=True)
+def training_ragged(x, stack, sizes, key):
+  results = []
+  for recipe in RECIPES:
+    f = lambda x, w, recipe=recipe: jp.training.ragged_dot_general(
+      x, w, sizes, recipe=recipe, key=key
+    )
+    results += [f(x, stack), gradients(f, x, stack)]
+  return results
+
+
+@entry(
+  *("checkpoint_policies." + n for n in PUBLIC["checkpoint_policies."][1]),
+  args=(X, W),
+)
+def checkpoint_policies(x, w):
+  policies = jp.checkpoint_policies
+  f = jp.dot_general(jp.MXFP8, jp.MXFP8)
+
+  def loss(x, w):
+    return jnp.sin(f(x, w, ALONG_LAST)).sum()
+
+  return [
+    jax.grad(jax.checkpoint(loss, policy=policy))(x, w)
+    for policy in (
+      policies.dots_saveable,
+      policies.dots_with_no_batch_dims_saveable,
+      policies.quantized_saveable,
+      policies.for_block_scaled_dots(jax.checkpoint_policies.dots_saveable),
+      policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+    )
+  ]
+
+
+# Drop-ins.
+
+
+@entry(
+  "nn.scaled_matmul",
+  "nn.scaled_dot",
+  "scaled_dot",
+  args=(X, W),
+  expected=lambda: [(X.astype(np.float64) @ W.T)[None]] * 4,
+)
+def scaled(x, w):
+  x_q, w_q = jp.quantize(x[None], jp.MXFP8), jp.quantize(w[None], jp.MXFP8)
+  results = []
+  for implementation in (None, "xla"):
+    results += [
+      jp.nn.scaled_matmul(
+        x_q.values,
+        w_q.values,
+        x_q.scale,
+        w_q.scale,
+        implementation=implementation,
+      ),
+      jp.scaled_dot(
+        x_q.values,
+        w_q.values.swapaxes(1, 2),
+        lhs_scale=x_q.scale,
+        rhs_scale=w_q.scale.swapaxes(1, 2),
+        dimension_numbers=(((2,), (1,)), ((0,), (0,))),
+        preferred_element_type=np.float32,
+        implementation=implementation,
+      ),
+    ]
+  return results
+
+
+@entry(
+  "nn.scaled_dot_general",
+  "nn.get_scaled_dot_general_config",
+  args=(X, W),
+)
+def scaled_dot_general(x, w):
+  results = []
+  for mode in jp.nn.MODES:
+    configs = [jp.nn.get_scaled_dot_general_config(mode) for _ in range(3)]
+    f = functools.partial(
+      jp.nn.scaled_dot_general, dimension_numbers=ALONG_LAST, configs=configs
+    )
+    results += [f(x, w), gradients(f, x, w)]
+  return results
+
+
+@entry("accelerate", args=(X, W, STACK, SIZES))
+def accelerate(x, w, stack, sizes):
+  x_q, w_q = jp.quantize(x[None], jp.MXFP8), jp.quantize(w[None], jp.MXFP8)
+  stack_q = jp.quantize(stack, jp.MXFP8)
+
+  def ragged(x, stack_q):
+    weights = stack_q.dequantize().swapaxes(1, 2)
+    return lax.ragged_dot(x, weights, sizes)
+
+  return (
+    jp.accelerate(jax.nn.scaled_matmul)(
+      x_q.values, w_q.values, x_q.scale, w_q.scale
+    ),
+    gradients(lambda x: jp.accelerate(ragged)(x, stack_q), x),
+  )
+
+
+@entry("quantize_params", "accept_quantized", "QuantizedWeight", args=(X, W))
+def accept_quantized(x, w):
+  def model(params, x):
+    return jnp.tanh(x @ params["layer"]["kernel"]) @ params["head"]
+
+  params = {"layer": {"kernel": w.T}, "head": w}
+  results = []
+  for format in (jp.MXFP8, jp.NVFP4):
+    quantized, _ = jp.quantize_params(params, format, min_size=0)
+    f = jp.accept_quantized(model)
+    results += [
+      f(quantized, x),
+      gradients(lambda x, q=quantized, f=f: f(q, x), x),
+    ]
+  return results
+
+
+@entry(
+  "checkpoints.from_modelopt",
+  "checkpoints.from_compressed_tensors",
+  "checkpoints.from_gpt_oss",
+  "checkpoints.from_torchao",
+  "checkpoints.from_gguf",
+  args=(
+    np.arange(N * K // 2, dtype=np.uint8).reshape(N, K // 2),
+    np.full((N, K // 16), 56, np.uint8),
+    np.full((N, K // 32), 127, np.uint8),
+    np.full((N, K // 32, 17), 127, np.uint8),
+  ),
+)
+def conversions(values, e4m3, e8m0, gguf):
+  as_type = lax.bitcast_convert_type
+  scale = as_type(jnp.asarray(e4m3), jnp.float8_e4m3fn)
+  number = np.float32(0.125)
+  return [
+    x.dequantize()
+    for x in (
+      jp.checkpoints.from_modelopt(values, scale, number),
+      jp.checkpoints.from_modelopt(values, e8m0),
+      jp.checkpoints.from_compressed_tensors(values, scale, 1 / number),
+      jp.checkpoints.from_torchao(values, scale, number),
+      jp.checkpoints.from_gguf(gguf, "mxfp4"),
+      jp.checkpoints.from_gpt_oss(
+        values.reshape(1, N, K // 32, 16), e8m0[None]
+      ),
+    )
+  ]
+
+
+# What is not traced.
+
+
+@entry("checkpoints.load", "checkpoints.quantize", args=(), is_traced=False)
+def checkpoint():
+  with tempfile.TemporaryDirectory() as folder:
+    source = pathlib.Path(folder) / "model.safetensors"
+    safetensors.numpy.save_file(
+      {"model.layers.0.mlp.up_proj.weight": W.astype(ml_dtypes.bfloat16)},
+      source,
+    )
+    target = pathlib.Path(folder) / "quantized.safetensors"
+    jp.checkpoints.quantize(source, target, "nvfp4", verify=True)
+    found = jp.checkpoints.load(target)
+    (array,) = dict(found).values()
+    return jp.dequantize(jax.tree.map(jnp.asarray, array))
+
+
+if __name__ == "__main__":
+  absltest.main()
