@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public function gives the same bits in each mode of JAX.
 
-`ENTRIES` names what computes, `NOT_HERE` every other public name, with the
-reason. A public name that is in neither fails a test.
+`ENTRIES` has the programs, `NOT_HERE` every other public name, with the reason.
+A public name that is in neither fails a test. The modes that only refuse
+programs are tried together on the traced and lowered program.
 """
 
 import contextlib
@@ -44,10 +45,6 @@ PUBLIC = {
     ],
   ),
 }
-NOT_HERE = {
-  "accept_quantized": "with quantize_params",
-}
-
 M, N, K, GROUPS = 32, 32, 64, 2
 ALONG_LAST = (((1,), (1,)), ((), ()))
 
@@ -87,6 +84,7 @@ class Entry:
     run: the program.
     args: arrays that it takes.
     expected: its results as NumPy has them in f64, or None.
+    magnitude: the largest sum |a * b| of a result.
     is_traced: whether `jax.jit` can trace it.
     key: whether it takes a key after `args`.
   """
@@ -95,6 +93,7 @@ class Entry:
   run: Callable[..., Any]
   args: tuple[Any, ...]
   expected: Callable[[], Any] | None = None
+  magnitude: float = 6
   is_traced: bool = True
   has_key: bool = False
 
@@ -207,6 +206,7 @@ def dot_expected():
   "quantize",
   args=(X, W, BIAS, RESIDUAL),
   expected=dot_expected,
+  magnitude=K * 36,
 )
 def dot(x, w, bias, residual):
   results = []
@@ -298,6 +298,7 @@ def ragged_expected():
   "ragged_dot",
   args=(X, STACK, SIZES),
   expected=ragged_expected,
+  magnitude=K * 36,
 )
 def ragged_dot(x, stack, sizes):
   results = []
@@ -488,6 +489,7 @@ def checkpoint_policies(x, w):
   "scaled_dot",
   args=(X, W),
   expected=lambda: [(X.astype(np.float64) @ W.T)[None]] * 4,
+  magnitude=K * 36,
 )
 def scaled(x, w):
   x_q, w_q = jp.quantize(x[None], jp.MXFP8), jp.quantize(w[None], jp.MXFP8)
@@ -612,6 +614,95 @@ def checkpoint():
     found = jp.checkpoints.load(target)
     (array,) = dict(found).values()
     return jp.dequantize(jax.tree.map(jnp.asarray, array))
+
+
+# Public names without a program.
+RECORDS = "a record, a constant, a module or an error: it computes nothing"
+READS = "reads a program, a target or a table: it computes no array"
+NOT_HERE: dict[str, str] = {}
+
+# The contract's bound, and three roundings of each operand's scale.
+TOLERANCE = (16 + 6) * 2.0**-24
+
+# Each refuses programs and changes no value.
+STRICT = {
+  "jax_enable_custom_prng": True,
+  "jax_enable_x64": True,
+  "jax_legacy_prng_key": "error",
+  "jax_numpy_dtype_promotion": "strict",
+  "jax_numpy_rank_promotion": "raise",
+}
+
+
+@contextlib.contextmanager
+def configured(**options):
+  before = {name: getattr(jax.config, name) for name in options}
+  try:
+    for name, value in options.items():
+      jax.config.update(name, value)
+    yield
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+
+
+def arguments(entry):
+  return entry.args + ((jax.random.key(7),) if entry.has_key else ())
+
+
+def run(entry, *args):
+  """Returns the program's results as NumPy arrays, jitted if possible."""
+  f = jax.jit(entry.run) if entry.is_traced else entry.run
+  return [np.asarray(x) for x in jax.tree.leaves(f(*args))]
+
+
+@functools.cache
+def plain(name):
+  return run(ENTRIES[name], *arguments(ENTRIES[name]))
+
+
+def as_bytes(x):
+  return np.ascontiguousarray(x).view(np.uint8)
+
+
+def named(cases):
+  return [(name, name) for name in cases]
+
+
+TRACED = [name for name, entry in ENTRIES.items() if entry.is_traced]
+
+
+class ModesTest(parameterized.TestCase):
+  def assert_same(self, name, got):
+    want = plain(name)
+    self.assertEqual(len(got), len(want))
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+      self.assertEqual((x.shape, x.dtype), (y.shape, y.dtype), f"result {i}")
+      np.testing.assert_array_equal(as_bytes(x), as_bytes(y), f"result {i}")
+
+  @parameterized.named_parameters(
+    named(name for name, entry in ENTRIES.items() if entry.expected)
+  )
+  def test_values_are_numpys(self, name):
+    entry = ENTRIES[name]
+    want = entry.expected()
+    want = want if isinstance(want, list) else [want]
+    for x, y in zip(plain(name), want, strict=True):
+      error = np.abs(x.astype(np.float64) - y).max()
+      self.assertLessEqual(error, TOLERANCE * entry.magnitude)
+
+  @parameterized.named_parameters(named(TRACED))
+  def test_refusing_modes_take_it(self, name):
+    entry = ENTRIES[name]
+    args = jax.tree.map(jnp.asarray, arguments(entry))
+    with configured(**STRICT):
+      jax.jit(lambda *args: entry.run(*args)).lower(*args)
+
+  @parameterized.named_parameters(named(TRACED))
+  def test_nothing_leaks(self, name):
+    entry = ENTRIES[name]
+    with jax.checking_leaks():
+      jax.eval_shape(lambda *args: entry.run(*args), *arguments(entry))
 
 
 if __name__ == "__main__":
