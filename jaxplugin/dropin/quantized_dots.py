@@ -19,7 +19,6 @@ import jax
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
-from jaxplugin.dropin.dots import calls
 from jaxplugin.dropin.dots import flow
 from jaxplugin.dropin.dots import operands
 from jaxplugin.dropin.dots import rewriting
@@ -27,6 +26,7 @@ from jaxplugin.dropin.dots import sites
 from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.training import recipes
 
@@ -365,12 +365,12 @@ class _Watcher:
     is_parameter: list[bool],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
     """For one of the functions that an operation calls with its operands."""
-    is_rule = not calls.takes_operands(primitive.name, index)
-    is_parameter = calls.flags_inside(primitive.name, index, is_parameter)
+    is_rule = calls.is_rule_of_tangents(primitive.name, index)
+    is_parameter = [] if is_rule else is_parameter
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      own = calls.own_args(args, len(is_parameter))
+      own = calls.own_args(primitive.name, index, args, len(is_parameter))
       # What is known of arrays holds in there too, and of its results here.
       for x, flag in zip(own, is_parameter, strict=False):
         if flag:

@@ -21,6 +21,7 @@ from jaxplugin.arrays import placement
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
+from jaxplugin.core import speaking
 from jaxplugin.params import leaves as leaves_lib
 from jaxplugin.params import observation
 from jaxplugin.params import recognition
@@ -183,6 +184,7 @@ def quantize_params(
     warnings.warn(
       f"{WHO}: nothing was quantized of {len(entries)} arrays; print(report)"
       " says why",
+      speaking.NotQuantizedWarning,
       stacklevel=2,
     )
   return jax.tree.unflatten(structure, results), report

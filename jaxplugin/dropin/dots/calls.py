@@ -222,32 +222,3 @@ def _loop_key(dots: Any) -> Any:
   key = jax.random.fold_in(base, dots.number)
   dots.use(1)
   return key
-
-
-# Which functions of these operations are given other arguments: a `jvp`, whose
-# products of tangents must stay linear, and a `bwd`, whose residuals may be
-# anything.
-_OTHERS: Final = {"custom_jvp_call": 1, "custom_vjp_call": 2}
-
-
-def takes_operands(operation: str, index: int) -> bool:
-  """Whether a function of an operation is given the operation's operands."""
-  return _OTHERS.get(operation) != index
-
-
-def flags_inside(
-  operation: str, index: int, is_parameter: list[bool]
-) -> list[bool]:
-  """Which own arguments of a function of an operation are parameters."""
-  return is_parameter if takes_operands(operation, index) else []
-
-
-def own_args(args: Sequence[Any], count: int) -> Sequence[Any]:
-  """Of a rule's arguments those of the function that it is the rule of.
-
-  A `fwd` has after each of them whether it is differentiated.
-  """
-  is_forward = len(args) == 2 * count and all(
-    isinstance(x, bool) for x in args[1::2]
-  )
-  return args[::2] if is_forward else args

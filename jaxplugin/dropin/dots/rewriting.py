@@ -23,6 +23,7 @@ from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import calls as inner_calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
 
@@ -507,7 +508,9 @@ class Rewriter:
   ) -> interception_private.MakeInterceptor:
     self._operands.refuse_inside(primitive, args)
     flags = [x in self._parameters for x in args]
-    flags = calls.flags_inside(primitive.name, index, flags)
+    name = primitive.name
+    is_rule = inner_calls.is_rule_of_tangents(name, index)
+    flags = [] if is_rule else flags
     outer, names = self._dots, tuple(sites_lib.scope_names())
     is_idle = self._is_idle
     if primitive.name in _CUSTOM_RULES:
@@ -516,9 +519,8 @@ class Rewriter:
     def make(args: Sequence[Any]) -> Rewriter:
       dots = outer.nested(names, primitive.name)
       dots.sites = outer.sites
-      return Rewriter(
-        dots, flags, calls.own_args(args, len(flags)), is_idle=is_idle
-      )
+      own = inner_calls.own_args(name, index, args, len(flags))
+      return Rewriter(dots, flags, own, is_idle=is_idle)
 
     return make
 

@@ -23,7 +23,6 @@ from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext.tracing import provenance_private
 
-
 DOT: Final = "dot_general"
 _RAGGED: Final = "ragged_dot_general"
 _CONVOLUTION: Final = "conv_general_dilated"
@@ -44,8 +43,8 @@ class Site:
   """One product of a function, as its code calls it.
 
   Attributes:
-    operation: JAX's name of it. "dot_general" may be taken; "ragged_dot_general"
-      and "conv_general_dilated" are always left.
+    operation: JAX's name of it. Only "dot_general" may be taken;
+      "ragged_dot_general" and "conv_general_dilated" are always left.
     name: names of the scopes around it, "Block_0/Dense_1": flax has one for
       each module, others are `jax.named_scope`s. Empty where there is none.
     source: file, line and function of the call; empty when not known.
