@@ -45,6 +45,7 @@ from jaxplugin.core.formats import MXFP8 as MXFP8
 from jaxplugin.core.formats import MXFP8_E5M2 as MXFP8_E5M2
 from jaxplugin.core.formats import NVFP4 as NVFP4
 from jaxplugin.core.formats import BlockFormat as BlockFormat
+from jaxplugin.core.speaking import NotQuantizedWarning as NotQuantizedWarning
 from jaxplugin.core.targets import Target as Target
 from jaxplugin.core.targets import detect_target as detect_target
 from jaxplugin.core.targets import named_target as named_target
@@ -106,6 +107,7 @@ __all__ = [
   "GlobalScaleWarning",
   "ModuleError",
   "NonFiniteError",
+  "NotQuantizedWarning",
   "Parameter",
   "QuantizationReport",
   "QuantizedOperand",

@@ -63,7 +63,7 @@ STAGES = {
   ),
   "params": (
     ("leaves", "report", "views"),
-    ("calls", "recognition"),
+    ("recognition",),
     ("interception",),
     ("acceptance", "observation"),
     ("conversion",),

@@ -42,6 +42,16 @@ def who(name: str) -> str:
   return _SPEAKER.get() or name
 
 
+class NotQuantizedWarning(UserWarning):
+  """A product that is computed without block scales, though asked for with.
+
+  Its text says which one, why, and what to do. `quantize_dots`, `accelerate`,
+  `accept_quantized` and `quantize_params` give it:
+
+    warnings.simplefilter("error", jp.NotQuantizedWarning)
+  """
+
+
 @contextlib.contextmanager
 def speaking_for(name: str) -> Iterator[None]:
   """Errors of calls inside are errors of `name`'s; the innermost one counts."""

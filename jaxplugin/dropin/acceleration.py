@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 import weakref
@@ -28,6 +29,9 @@ from jaxplugin.dropin import nn_scaled
 from jaxplugin.dropin import products
 from jaxplugin.dropin import ragged_dots
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext import program
+from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
 
@@ -41,11 +45,13 @@ _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
 # `jax.nn.scaled_matmul` is a jitted function of this name around one equation.
 _MATMUL_JIT_NAME: Final = "_scaled_matmul"
 
-# What these compute is written for a kernel language, not for XLA.
-_KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
-
 # Their rules are functions, in which there may be anything.
 _CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+# What an operation multiplies is no weight in another layout.
+_PRODUCTS: Final = frozenset(
+  {"dot_general", ragged_dots.NAME, "conv_general_dilated"}
+)
 
 # Results of these are one everywhere if their first operand is.
 _KEEP_ONES: Final = frozenset(
@@ -73,8 +79,11 @@ def accelerate(
   `jax.lax.ragged_dot` and `ragged_dot_general` become `jaxplugin.ragged_dot`
   where their weights are seen to be block-scaled: values and block scales that
   are converted, repeated along the blocks and multiplied, by operations of JAX
-  or `jaxplugin.dequantize`, in the same function, loop body or branch. What
-  dequantizing rounded is not rounded then. Plain weights stay JAX's.
+  or `jaxplugin.dequantize`, in the same function or one around it. What
+  dequantizing rounded is not rounded then. Plain weights stay JAX's. A jitted
+  or `custom_vmap` function that is given such weights, and has a ragged dot, is
+  evaluated in place. If an operation makes something else of dequantized
+  weights before a ragged dot, a warning names it.
 
   `scaled_dot_general` quantizes as JAX does, forward and backward: only its
   dots change. (`jaxplugin.nn.scaled_dot_general` quantizes by itself.)
@@ -118,19 +127,52 @@ def accelerate(
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
-  return interception_private.intercept(fn, _maker(implementation))
+
+  @functools.wraps(fn)
+  def accelerated(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
+    outcome = _Outcome()
+    make = lambda own: _Accelerator(implementation, outcome)
+    result = interception_private.intercept(fn, make)(*args, **kwargs)
+    if not outcome.is_noted:
+      warnings.warn(
+        f"{WHO}: replaced nothing: fn came to no jax.nn.scaled_matmul,"
+        " scaled_dot_general or jax.lax.scaled_dot, and to no ragged dot of"
+        " dequantized weights; call jaxplugin's own products, or leave"
+        f" {WHO} out",
+        speaking.NotQuantizedWarning,
+        stacklevel=2,
+      )
+    return result
+
+  return accelerated
 
 
-@functools.cache
-def _maker(implementation: str | None) -> interception_private.MakeInterceptor:
-  return lambda args: _Accelerator(implementation)
+@dataclasses.dataclass
+class _Outcome:
+  """What became of one call.
+
+  Attributes:
+    is_noted: whether a dot was replaced, or a warning says why it was not, or
+      a rule may have one that runs later.
+  """
+
+  is_noted: bool = False
 
 
 class _Accelerator:
-  """Replaces JAX's scaled dots; the `Interceptor` of one call."""
+  """Replaces JAX's scaled dots; the `Interceptor` of one call.
 
-  def __init__(self, implementation: str | None):
+  It is a `calls.Walker` too: it knows of values that they are dequantized.
+  """
+
+  is_rebuilding: Final = False
+
+  def __init__(self, implementation: str | None, outcome: _Outcome):
     self._implementation = implementation
+    self._outcome = outcome
+    # Values made of dequantized ones that are no product any more, by identity,
+    # and what made them.
+    self._lost: dict[int, tuple[weakref.ref, str]] = {}
     # Traced values that are known to be one everywhere, by identity.
     self._ones: dict[int, weakref.ref] = {}
     self._products = products.Table()
@@ -155,10 +197,13 @@ class _Accelerator:
       for i, contracting in zip((2, 3), numbers[0], strict=True):
         if self._is_placeholder(args[i], contracting):
           args[i] = None
+    elif any(self.known(x) is not None for x in args):
+      return self._inside(primitive, list(args), params)
     else:
       return None
     dtype = params["preferred_element_type"]
     reason = _unsupported(args, numbers, dtype)
+    self._outcome.is_noted = True
     if reason is not None:
       _warn(primitive, reason)
       return None
@@ -173,12 +218,93 @@ class _Accelerator:
   ) -> jax.Array | None:
     known = [self._products.of(x) for x in args[:2]]
     try:
-      return ragged_dots.replaced(
+      result = ragged_dots.replaced(
         primitive, args, params, known, self._implementation
       )
     except ragged_dots.NotServed as reason:
+      self._outcome.is_noted = True
       _warn(primitive, str(reason))
       return None
+    numbers = params["ragged_dot_dimension_numbers"]
+    reason = self._lost_by(args[1])
+    is_lost = bool(reason and numbers.rhs_group_dimensions)
+    if result is None and is_lost:
+      _warn(primitive, reason)
+    self._outcome.is_noted |= result is not None or is_lost
+    return result
+
+  def _child(self) -> _Accelerator:
+    return _Accelerator(self._implementation, self._outcome)
+
+  # As a Walker.
+
+  def known(self, x: Any) -> products.Product | None:
+    # What is still in a narrow dtype, an inner function dequantizes itself.
+    if getattr(x, "dtype", None) not in products.WIDE:
+      return None
+    found = self._products.of(x)
+    return found if found and ragged_dots.is_quantized(found) else None
+
+  def layers(
+    self, known: products.Product
+  ) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Any]] | None:
+    return products.layers(known)
+
+  def leave(self, operation: str, args: Sequence[Any], reason: str) -> None:
+    for x in args:
+      if self.known(x) is not None:
+        self._lose(x, f"{operation}: {reason}")
+
+  def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    if not isinstance(jaxpr, extend_core.ClosedJaxpr):
+      jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
+    function = extend_core.jaxpr_as_fun(jaxpr)
+    return interception_private.intercept(function, lambda _: self)(*args)
+
+  def run_inside(
+    self,
+    jaxpr: Any,
+    args: Sequence[Any],
+    known: Sequence[products.Product | None],
+    dtypes: Sequence[Any],
+  ) -> list[Any]:
+    child = self._child()
+    for x, product in zip(args, known, strict=True):
+      if product is not None:
+        child._products.put(x, product)
+    return child.run(jaxpr, args)
+
+  def _inside(
+    self, primitive: Any, args: list[Any], params: dict[str, Any]
+  ) -> Any:
+    """The results of an operation that is given dequantized weights.
+
+    None if no ragged dot is inside, or the operation cannot be followed.
+    """
+    jaxprs = program.jaxprs_of(tuple(params.values()))
+    if primitive.name in program.KERNELS or not any(
+      map(_may_contain_ragged_dots, jaxprs)
+    ):
+      return None
+    call = calls.CALLS.get(primitive.name)
+    out = None if call is None else call(self, args, params)
+    if out is None:
+      self._outcome.is_noted = True
+      _warn(
+        primitive,
+        "accelerate does not follow dequantized weights into it, and it has a"
+        " ragged dot inside; call jaxplugin.ragged_dot there",
+      )
+    return out
+
+  def _lose(self, x: Any, reason: str) -> None:
+    if isinstance(x, jax.core.Tracer):
+      self._lost[id(x)] = weakref.ref(x), reason
+
+  def _lost_by(self, x: Any) -> str:
+    """Why a value made of dequantized ones is no product; "" of others."""
+    found = self._lost.get(id(x))
+    return found[1] if found is not None and found[0]() is x else ""
 
   def _matmul(
     self, lhs: Any, rhs: Any, lhs_scale: Any, rhs_scale: Any, dtype: Any
@@ -215,8 +341,10 @@ class _Accelerator:
     )
 
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    if primitive.name in _KERNELS:
+    if primitive.name in program.KERNELS:
       return params
+    jaxprs = program.jaxprs_of(tuple(params.values()))
+    self._outcome.is_noted |= any(map(_contains_scaled_dots, jaxprs))
     return {
       name: _map_jaxprs(
         lambda jaxpr: _accelerated_jaxpr(jaxpr, self._implementation), value
@@ -227,7 +355,30 @@ class _Accelerator:
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
-    return _maker(self._implementation)
+    if primitive.name == "custom_vjp_call":
+      self._outcome.is_noted = True  # its bwd runs later
+    known = [self.known(x) for x in args]
+    if not any(known):
+      return lambda inner: self._child()
+    shapes = [np.shape(x) for x in args]
+
+    def make(inner: Sequence[Any]) -> _Accelerator:
+      child = self._child()
+      own = calls.own_args(primitive.name, index, inner, len(args))
+      for x, product, shape in zip(own, known, shapes, strict=False):
+        if product is None:
+          continue
+        if np.shape(x) != shape:
+          child._lose(x, f"{primitive.name} gives each device a part of it")
+        elif any(
+          binding_private.is_differentiated(f.array) for f in product.factors
+        ):
+          child._lose(x, "its values or scales are differentiated")
+        else:
+          child._products.put(x, product)
+      return child
+
+    return make
 
   def note(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
@@ -239,6 +390,25 @@ class _Accelerator:
     ):
       self._ones[id(out)] = weakref.ref(out)
     self._products.note(primitive, args, params, out)
+    self._note_lost(primitive, args, params, out)
+
+  def _note_lost(
+    self, primitive: Any, args: Sequence[Any], params: dict[str, Any], out: Any
+  ) -> None:
+    """Notes which operation makes no product of dequantized weights."""
+    if primitive.name in _PRODUCTS:
+      return
+    reasons = [self._lost_by(x) for x in args]
+    if any(self.known(x) is not None for x in args):
+      # The name of a jitted function, jnp.add, say, is more telling.
+      name = params.get("name") if primitive.name == "jit" else primitive.name
+      reasons.append(f"{name} makes something else of the dequantized weights")
+    reason = next(filter(None, reasons), "")
+    if not reason:
+      return
+    for x in out if primitive.multiple_results else [out]:
+      if self.known(x) is None:
+        self._lose(x, reason)
 
   def _is_one(self, x: Any) -> bool:
     """Whether a traced value, or a number, is known to be one everywhere."""
@@ -339,6 +509,7 @@ def _warn(primitive: Any, reason: str) -> None:
   place = f" at {frame}" if frame else ""
   warnings.warn(
     f"{WHO}: left JAX's {primitive.name}{place} as it is: {reason}",
+    speaking.NotQuantizedWarning,
     stacklevel=2,
   )
 
@@ -349,7 +520,7 @@ def _accelerated_jaxpr(jaxpr: Any, implementation: str | None) -> Any:
   if not _may_contain_dots(jaxpr):
     return None
   new, consts = interception_private.intercept_jaxpr(
-    jaxpr, _maker(implementation)
+    jaxpr, lambda args: _Accelerator(implementation, _Outcome())
   )
   assert not consts  # neither the equations nor the interceptor make any
   return new
@@ -364,8 +535,31 @@ def _may_contain_dots(jaxpr: Any) -> bool:
     or eqn.primitive.name == ragged_dots.NAME
     or eqn.primitive.name in _CUSTOM_RULES
     or (
-      eqn.primitive.name not in _KERNELS
-      and any(map(_may_contain_dots, _jaxprs_of(tuple(eqn.params.values()))))
+      eqn.primitive.name not in program.KERNELS
+      and any(map(_may_contain_dots, program.sub_jaxprs(eqn)))
+    )
+    for eqn in jaxpr.eqns
+  )
+
+
+@jax_private.cache_by_jaxpr
+def _contains_scaled_dots(jaxpr: Any) -> bool:
+  matmuls, dots = jax_private.scaled_primitives()
+  return any(
+    eqn.primitive in matmuls
+    or eqn.primitive in dots
+    or any(map(_contains_scaled_dots, program.sub_jaxprs(eqn)))
+    for eqn in jaxpr.eqns
+  )
+
+
+@jax_private.cache_by_jaxpr
+def _may_contain_ragged_dots(jaxpr: Any) -> bool:
+  return any(
+    eqn.primitive.name == ragged_dots.NAME
+    or (
+      eqn.primitive.name not in program.KERNELS
+      and any(map(_may_contain_ragged_dots, program.sub_jaxprs(eqn)))
     )
     for eqn in jaxpr.eqns
   )
@@ -373,12 +567,6 @@ def _may_contain_dots(jaxpr: Any) -> bool:
 
 def _is_jaxpr(value: Any) -> bool:
   return isinstance(value, (extend_core.ClosedJaxpr, extend_core.Jaxpr))
-
-
-def _jaxprs_of(value: Any) -> list[Any]:
-  found = []
-  _map_jaxprs(lambda jaxpr: found.append(jaxpr), value)
-  return found
 
 
 def _map_jaxprs(function: Callable[[Any], Any], value: Any) -> Any:

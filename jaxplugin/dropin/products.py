@@ -30,7 +30,7 @@ from jaxplugin.jaxext import tangents
 from jaxplugin.quantization import dequantize_primitive
 
 # What dequantized values are in.
-_WIDE: Final = frozenset(
+WIDE: Final = frozenset(
   np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, np.float16)
 )
 
@@ -228,7 +228,7 @@ def _of_jaxpr(
 
 
 def _convert(x: Product, *, new_dtype: Any, **_: Any) -> Product | None:
-  return x if np.dtype(new_dtype) in _WIDE else None
+  return x if np.dtype(new_dtype) in WIDE else None
 
 
 def _same(x: Product, **_: Any) -> Product:
@@ -389,6 +389,39 @@ _RULES: Final[Mapping[str, Callable[..., Product | None]]] = {
   "bitcast_convert_type": _bitcast,
   dequantize_primitive.dequantize_p.name: _dequantize,
 }
+
+
+def layers(
+  x: Product,
+) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Product]] | None:
+  """Splits a product by its first dimension.
+
+  Returns:
+    The arrays that have this dimension, each as its own first one, and a
+    function of an index and their slices there, which returns the product's
+    slice. None if an array has a part of it only, or has it elsewhere.
+  """
+  first = x.dims[0] if x.dims else ()
+  arrays = []
+  for factor in x.factors:
+    if factor.atoms.isdisjoint(first):
+      continue
+    if factor.dims[:1] != (first,):
+      return None
+    arrays.append(factor.array)
+
+  def slice_of(number: Any, slices: Sequence[Any]) -> Product:
+    del number
+    left = iter(slices)
+    factors = [
+      factor
+      if factor.atoms.isdisjoint(first)
+      else dataclasses.replace(factor, array=next(left), dims=factor.dims[1:])
+      for factor in x.factors
+    ]
+    return Product(x.dims[1:], tuple(factors))
+
+  return arrays, slice_of
 
 
 class Table:

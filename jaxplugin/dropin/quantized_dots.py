@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -19,13 +20,14 @@ import jax
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
-from jaxplugin.dropin.dots import calls
 from jaxplugin.dropin.dots import flow
 from jaxplugin.dropin.dots import operands
 from jaxplugin.dropin.dots import rewriting
 from jaxplugin.dropin.dots import sites
 from jaxplugin.dropin.dots import transforms
+from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import provenance_private
 from jaxplugin.training import recipes
 
@@ -173,7 +175,10 @@ def quantize_dots(
     base = None if key is None else (lambda count: key)
     given = [_argument(p, args, kwargs) for p in positions]
     dots = rewriting.Dots(transform, key=base)
-    return _Watcher(dots, jax.tree.leaves(given))
+    parameters = flow.Parameters()
+    for x in jax.tree.leaves(given):
+      parameters.add(x)
+    return _Watcher(dots, parameters, sites.Seen())
 
   @functools.wraps(fn)
   def quantized(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
@@ -185,9 +190,12 @@ def quantize_dots(
         into: Any = plain_kwargs if isinstance(p, str) else plain_args
         into[p] = quantized_already.arrays(x, f"argument {p!r}")
 
+    watchers = []
+
     def watcher(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
       made = make(args, kwargs)
       made.operands = quantized_already
+      watchers.append(made)
       return made
 
     with _traced_for(transform):
@@ -195,6 +203,11 @@ def quantize_dots(
         fn, watcher, *plain_args, **plain_kwargs
       )
     quantized_already.require_taken()
+    text = watchers[0].seen.warning()
+    if text:
+      warnings.warn(
+        f"{WHO}: {text}", speaking.NotQuantizedWarning, stacklevel=2
+      )
     return result
 
   return quantized
@@ -262,12 +275,25 @@ def _leaves(tree: Any) -> list[Any]:
 class _Watcher:
   """A `binding_private.Watcher` that replaces products."""
 
-  def __init__(self, dots: rewriting.Dots, parameters: Sequence[Any]):
+  def __init__(
+    self,
+    dots: rewriting.Dots,
+    parameters: flow.Parameters,
+    seen: sites.Seen,
+    *,
+    is_rule: bool = False,
+  ):
+    """Args:
+    dots: decides.
+    parameters: those that are known, in the functions around this one too.
+    seen: what is noted of all products.
+    is_rule: whether no operand counts as a parameter, as in a `bwd`.
+    """
     self._dots = dots
+    self._is_rule = is_rule
     self.operands = operands.Operands()
-    self._parameters = flow.Parameters()
-    for x in parameters:
-      self._parameters.add(x)
+    self._parameters = parameters
+    self.seen = seen
     # Of functions inside that take a derivative.
     self._inner: weakref.WeakKeyDictionary[Any, rewriting.Dots] = (
       weakref.WeakKeyDictionary()
@@ -288,12 +314,16 @@ class _Watcher:
         self.operands.follow(primitive, args, out)
       return out
     dots = self._dots_at(position)
-    known = [x in self._parameters for x in args]
+    known = [not self._is_rule and x in self._parameters for x in args]
     if not position.is_outer and not any(known):
       known = flow.parameters_among(args, position.trace)
     start = len(dots.sites)
     out = self._bind(bind, primitive, args, params, dots, known)
+    self.seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
+    if "subfuns" not in params:
+      jaxprs = program.jaxprs_of(tuple(params.values()))
+      self.seen.is_decided |= any(map(rewriting.was_decided, jaxprs))
     if position.is_outer:
       self._parameters.note(primitive, args, params, out)
     return out
@@ -307,7 +337,7 @@ class _Watcher:
     dots: rewriting.Dots,
     is_parameter: list[bool],
   ) -> Any:
-    if primitive.name == rewriting.DOT:
+    if primitive.name in sites.PRODUCTS:
       out = dots.product(primitive, args, params, is_parameter, self.operands)
       return bind(*args, **params) if out is None else out
     if "subfuns" in params:
@@ -343,14 +373,17 @@ class _Watcher:
     is_parameter: list[bool],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
     """For one of the functions that an operation calls with its operands."""
-    is_parameter = calls.flags_inside(primitive.name, index, is_parameter)
+    is_rule = calls.is_rule_of_tangents(primitive.name, index)
+    is_parameter = [] if is_rule else is_parameter
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      own = calls.own_args(args, len(is_parameter))
+      own = calls.own_args(primitive.name, index, args, len(is_parameter))
+      # What is known of arrays holds in there too, and of its results here.
+      for x, flag in zip(own, is_parameter, strict=False):
+        if flag:
+          self._parameters.add(x)
       inside = dots.nested(names, primitive.name)
-      return _Watcher(
-        inside, [x for x, flag in zip(own, is_parameter, strict=False) if flag]
-      )
+      return _Watcher(inside, self._parameters, self.seen, is_rule=is_rule)
 
     return make

@@ -343,11 +343,12 @@ class LeftTest(parameterized.TestCase):
       jaxpr = text(jp.accelerate(function), *args)
     self.assertNotIn(OURS, jaxpr)
     self.assertIn(JAXS, jaxpr)
+    self.assertEqual({w.category for w in caught}, {jp.NotQuantizedWarning})
     messages = [str(w.message) for w in caught]
+    self.assertLen(messages, 1)
     if warning is None:
-      self.assertEmpty(messages)
+      self.assertIn("accelerate: replaced nothing", messages[0])
     else:
-      self.assertLen(messages, 1)
       self.assertRegex(messages[0], f"left JAX's ragged_dot_general.*{warning}")
       self.assertIn("ragged_dots_test.py", messages[0])
 
@@ -373,7 +374,7 @@ class LeftTest(parameterized.TestCase):
     function = lambda x, w: lax.ragged_dot(
       x, by_repeat(w).astype(x.dtype) + 1, SIZES
     )
-    self.check_left(function, rows(), w)
+    self.check_left(function, rows(), w, warning="add makes something else")
 
   def test_gradient_of_weights(self):
     numbers = lax.RaggedDotDimensionNumbers(
@@ -438,6 +439,152 @@ class LeftTest(parameterized.TestCase):
         preferred_element_type=np.float64,
       )
       self.check_left(function, rows(), w, warning="result is float64")
+
+
+@jax.custom_vjp
+def ragged_of_a_library(x, w, sizes):
+  return lax.ragged_dot(x, w, sizes)
+
+
+ragged_of_a_library.defvjp(
+  lambda x, w, sizes: (lax.ragged_dot(x, w, sizes), (w, sizes)),
+  lambda kept, g: (
+    lax.ragged_dot(g, kept[0].swapaxes(1, 2), kept[1]),
+    None,
+    None,
+  ),
+)
+
+
+@jax.custom_jvp
+def ragged_with_jvp(x, w, sizes):
+  return lax.ragged_dot(x, w, sizes)
+
+
+ragged_with_jvp.defjvp(
+  lambda primals, tangents: (
+    lax.ragged_dot(*primals),
+    lax.ragged_dot(tangents[0], *primals[1:]),
+  )
+)
+
+
+@jax.custom_batching.custom_vmap
+def ragged_with_vmap(x, w, sizes):
+  return lax.ragged_dot(x, w, sizes)
+
+
+ragged_with_vmap.def_vmap(
+  lambda size, batched, *args: (lax.ragged_dot(*args), True)
+)
+
+DEVICES = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+
+
+def in_shard_map(x, w, sizes):
+  return jax.shard_map(
+    lax.ragged_dot, mesh=DEVICES, in_specs=P(), out_specs=P(), check_vma=False
+  )(x, w, sizes)
+
+
+def in_while(x, w, sizes):
+  step = lambda c: (c[0] + 1, c[1] + lax.ragged_dot(x, w, sizes))
+  return lax.while_loop(lambda c: c[0] < 1, step, (0, jnp.zeros((M, N))))[1]
+
+
+def in_cond(x, w, sizes):
+  branch = lambda: lax.ragged_dot(x, w, sizes)
+  return lax.cond(x[0, 0] < 9, branch, lambda: branch() + 1)
+
+
+def in_scan(x, w, sizes):
+  step = lambda carry, _: (carry + lax.ragged_dot(x, w, sizes), None)
+  return lax.scan(step, jnp.zeros((M, N)), None, length=1)[0]
+
+
+# Functions that are given dequantized weights, as a library's are. Each takes
+# rows, weights (groups, k, n) and sizes.
+LIBRARY = {
+  "jit": jax.jit(lax.ragged_dot),
+  "jit_in_jit": jax.jit(lambda *args: jax.jit(lax.ragged_dot)(*args)),
+  "custom_vjp": ragged_of_a_library,
+  "jit_of_custom_vjp": jax.jit(ragged_of_a_library),
+  "custom_jvp": ragged_with_jvp,
+  "custom_vmap": ragged_with_vmap,
+  "checkpoint": jax.checkpoint(lax.ragged_dot),
+  "cond": in_cond,
+  "while": in_while,
+  "scan": in_scan,
+  "shard_map": in_shard_map,
+}
+
+
+class InnerFunctionsTest(absltest.TestCase):
+  """Dequantized weights are followed into functions inside."""
+
+  def check(self, transform, f, *args):
+    """All rows in one program: the contract, and nothing left to JAX."""
+    exact = expected(args[0], in_f64(args[1]))
+    for name, library in LIBRARY.items():
+      with self.subTest(name), warnings.catch_warnings():
+        warnings.simplefilter("error", jp.NotQuantizedWarning)
+        jaxpr = text(transform(f(library)), *args)
+        self.assertIn(OURS, jaxpr)
+        self.assertNotIn(JAXS, jaxpr)
+    every = [transform(f(library)) for library in LIBRARY.values()]
+    results = jax.jit(lambda *args: [each(*args) for each in every])(*args)
+    for name, result in zip(LIBRARY, results, strict=True):
+      with self.subTest(name):
+        self.assertTrue(is_within(result, exact))
+
+  def test_accelerate(self):
+    f = lambda library: lambda x, w: library(x, by_blocks(w), SIZES)
+    self.check(jp.accelerate, f, rows(), weights("mxfp8"))
+
+  def test_accept_quantized(self):
+    f = lambda library: lambda x, w: library(x, w.swapaxes(1, 2), SIZES)
+    self.check(jp.accept_quantized, f, rows(), weights("mxfp8"))
+
+  def test_scan_over_stacked_experts(self):
+    stack = weights("mxfp8", shape=(2, G, N, K))
+
+    def over(stack):
+      step = lambda sum, w: (sum + lax.ragged_dot(rows(), w, SIZES), None)
+      scale = jnp.repeat(stack.scale.astype(jnp.float32), 32, axis=-1)
+      w = (stack.values.astype(jnp.float32) * scale).swapaxes(2, 3)
+      return lax.scan(step, jnp.zeros((M, N)), w)[0]
+
+    function = jax.jit(jp.accelerate(over))
+    jaxpr = text(function, stack)
+    self.assertIn(OURS, jaxpr)
+    self.assertNotIn(JAXS, jaxpr)
+    exact = sum(expected(rows(), w) for w in in_f64(stack))
+    self.assertTrue(is_within(function(stack), exact))
+
+  def test_forward_of_a_custom_vjp_is_followed_under_a_gradient(self):
+    loss = jp.accelerate(
+      lambda x, w: ragged_of_a_library(x, by_blocks(w), SIZES).sum()
+    )
+    jaxpr = text(jax.grad(loss), rows(), weights("mxfp8"))
+    self.assertIn(OURS, jaxpr)
+
+  def test_part_of_a_weight_in_a_shard_map_is_named(self):
+    function = jp.accelerate(
+      lambda x, w: jax.shard_map(
+        lambda x, w: lax.ragged_dot(x, w, SIZES),
+        mesh=DEVICES,
+        in_specs=(P(), P(None, None, "a")),
+        out_specs=P(None, "a"),
+        check_vma=False,
+      )(x, by_blocks(w))
+    )
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "a part of it"):
+      text(function, rows(), weights("mxfp8"))
+
+  def test_accept_quantized_that_multiplies_by_no_weight_warns(self):
+    function = jp.accept_quantized(lambda x, w: x + 1)
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of the 1"):
+      text(function, rows(), weights("mxfp8"))
 
 
 def _equations(jaxpr):

@@ -141,6 +141,7 @@ def _call(
     warnings.warn(
       f"{WHO}: there is no quantized weight among the arguments; what a"
       " function closes over is not seen: give it as an argument",
+      speaking.NotQuantizedWarning,
       stacklevel=3,
     )
 
@@ -151,6 +152,15 @@ def _call(
 
   result = interception_private.intercept(run, lambda _: acceptor)()
   weights.write_back()
+  outcome = acceptor.outcome
+  is_silent = not outcome.is_taken and not outcome.warned
+  if weights.count and is_silent and not weights.are_returned:
+    warnings.warn(
+      f"{WHO}: fn multiplied by none of the {weights.count} quantized weights"
+      " that it was given; jaxplugin.explain lists its products",
+      speaking.NotQuantizedWarning,
+      stacklevel=3,
+    )
   return result
 
 
@@ -178,6 +188,7 @@ class _Weights:
     self._used: dict[int, tuple[Any, Any]] = {}
     self._variables: list[tuple[Any, Any, list[Any]]] = []
     self.count = 0
+    self.are_returned = False  # whether one is, as it came
 
   def enter(self, name: str, tree: Any) -> Callable[[], Any]:
     """What makes an argument as code gets it, once operations are seen."""
@@ -217,6 +228,7 @@ class _Weights:
         f"{WHO}: called outside of jit, where all quantized weights are"
         " dequantized at each call; jit it: jax.jit(jaxplugin.accept_quantized("
         "fn))",
+        speaking.NotQuantizedWarning,
         stacklevel=5,
       )
 
@@ -232,7 +244,10 @@ class _Weights:
 
     def of_leaf(x: Any) -> Any:
       known = self._used.get(id(x))
-      return known[1] if known is not None and known[0] is x else x
+      if known is None or known[0] is not x:
+        return x
+      self.are_returned = True
+      return known[1]
 
     return jax.tree.map(of_leaf, tree)
 

@@ -187,6 +187,7 @@ def quantize_params(
     warnings.warn(
       f"{WHO}: nothing was quantized of {len(entries)} arrays; print(report)"
       " says why",
+      speaking.NotQuantizedWarning,
       stacklevel=2,
     )
   return jax.tree.unflatten(structure, results), report

@@ -37,9 +37,9 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
-from jaxplugin.params import calls
 from jaxplugin.params import views
 
 WHO: Final = "accept_quantized"
@@ -65,18 +65,31 @@ class Options:
   implementation: str | None
 
 
+@dataclasses.dataclass
+class Outcome:
+  """What became of the weights of one call.
+
+  Attributes:
+    warned: which weights were said to be dequantized, and by what.
+    is_taken: whether a product took one.
+  """
+
+  warned: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+  is_taken: bool = False
+
+
 class Acceptor:
   """Replaces products with weights, in one function that is being traced."""
 
-  def __init__(
-    self, options: Options, warned: set[tuple[str, str]] | None = None
-  ):
+  is_rebuilding: Final = True
+
+  def __init__(self, options: Options, outcome: Outcome | None = None):
     """Args:
     options: what was asked for.
-    warned: which weights were said to be dequantized, and by what.
+    outcome: of the call that this function is a part of.
     """
     self._options = options
-    self._warned = set() if warned is None else warned
+    self.outcome = Outcome() if outcome is None else outcome
     self._products = products.Table()
     # By identity, dequantized weights of this function.
     self._weights: dict[int, tuple[Any, views.Weight]] = {}
@@ -136,10 +149,12 @@ class Acceptor:
     if not any(self._names(x) for x in args):
       return None
     try:
-      if primitive.name == _DOTS[0]:
-        return self._dot(primitive, args, params)
-      if primitive.name == ragged_dots.NAME:
-        return self._ragged_dot(primitive, args, params)
+      if primitive.name in _DOTS:
+        is_dense = primitive.name == _DOTS[0]
+        multiply = self._dot if is_dense else self._ragged_dot
+        result = multiply(primitive, args, params)
+        self.outcome.is_taken = True
+        return result
     except views.NotServed as reason:
       self.warn(primitive.name, args, str(reason))
       return None
@@ -168,13 +183,14 @@ class Acceptor:
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
   ) -> interception_private.MakeInterceptor:
-    known = [self.view(x) for x in args] if index == 0 else []
+    known = [self.view(x) for x in args]
     dtypes = [getattr(x, "dtype", None) for x in args]
 
     def make(inner: Sequence[Any]) -> Acceptor:
       acceptor = self._child()
       # What the function has of ours it knows by identity.
       acceptor._products, acceptor._weights = self._products, self._weights
+      inner = calls.own_args(primitive.name, index, inner, len(args))
       for own, x, view, dtype in zip(args, inner, known, dtypes, strict=False):
         if view is None:
           continue
@@ -194,8 +210,23 @@ class Acceptor:
         self._products.put(x, products.Product(view.dims, (factor,)))
         return
 
+  # As a Walker.
+
+  def known(self, x: Any) -> views.View | None:
+    return self.view(x)
+
+  def layers(
+    self, known: views.View
+  ) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Any]] | None:
+    if known.at(0) is None:
+      return None
+    return [], lambda number, slices: known.at(number)
+
+  def leave(self, operation: str, args: Sequence[Any], reason: str) -> None:
+    self.warn(operation, args, reason)
+
   def _child(self) -> Acceptor:
-    return Acceptor(self._options, self._warned)
+    return Acceptor(self._options, self.outcome)
 
   def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr here, with this acceptor."""
@@ -222,9 +253,9 @@ class Acceptor:
   def warn(self, name: str, args: Sequence[Any], reason: str) -> None:
     """Says that weights among the arguments of an operation are dequantized."""
     for path in (path for x in args for path in self._names(x)):
-      if (path, name) in self._warned:
+      if (path, name) in self.outcome.warned:
         continue
-      self._warned.add((path, name))
+      self.outcome.warned.add((path, name))
       frame = provenance_private.user_frame()
       place = f" at {frame}" if frame else ""
       warnings.warn(
@@ -232,6 +263,7 @@ class Acceptor:
         f" {reason}. The result is right, but bytes of the weight are not saved"
         " there; change that line, or leave the weight as it was, by"
         " quantize_params(where=)",
+        speaking.NotQuantizedWarning,
         stacklevel=2,
       )
 

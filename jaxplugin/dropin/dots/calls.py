@@ -96,6 +96,26 @@ def _cond(
   return [index, *before, *operands], params, lambda out: out
 
 
+def _kept(
+  body: Any, num_consts: int, is_parameter: Sequence[bool]
+) -> list[bool]:
+  """Which values of a loop's carry are the same parameter in every trip.
+
+  Args:
+    body: the loop's jaxpr, whose first results are the next carry.
+    num_consts: how many arguments it has before the carry.
+    is_parameter: of each value of the carry, before the loop.
+  """
+  jaxpr = body.jaxpr
+  own = jaxpr.invars[num_consts:]
+  return [
+    flag and before is after
+    for flag, before, after in zip(
+      is_parameter, own, jaxpr.outvars, strict=False
+    )
+  ]
+
+
 _CARRIED: Final = "it is in the carry of a loop, which has another in each trip"
 
 
@@ -111,9 +131,9 @@ def _scan(
   known.leave(args[num_consts:num_fixed], _CARRIED)
   passed = known.passed(args[:num_consts])
   passed += known.sliced(args[num_fixed:], num_fixed, params["length"])
-  # A carry is another value in every trip.
   flags = list(is_parameter)
-  flags[num_consts:num_fixed] = [False] * num_carry
+  carried = flags[num_consts:num_fixed]
+  flags[num_consts:num_fixed] = _kept(params["jaxpr"], num_consts, carried)
   has_key = dots.key is not None
   new = dots.inside(
     params["jaxpr"],
@@ -145,23 +165,23 @@ def _while(
 ) -> Call | None:
   num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
   num_consts = num_cond + num_body
-  num_carry = len(args) - num_consts
   has_key = dots.key is not None
   inside = functools.partial(dots.inside, has_trip=has_key)
-  no_carry = [False] * num_carry
+  carried = is_parameter[num_consts:]
+  carried = _kept(params["body_jaxpr"], num_body, carried)
   known.leave(args[num_consts:], _CARRIED)
   in_condition = known.passed(args[:num_cond])
   in_body = known.passed(args[num_cond:num_consts])
   condition = inside(
     params["cond_jaxpr"],
-    [*is_parameter[:num_cond], *no_carry],
+    [*is_parameter[:num_cond], *carried],
     in_condition,
     in_loop=num_cond,
     number=0,
   )
   body = inside(
     params["body_jaxpr"],
-    [*is_parameter[num_cond:num_consts], *no_carry],
+    [*is_parameter[num_cond:num_consts], *carried],
     in_body,
     in_loop=num_body,
     number=condition.count,
@@ -202,27 +222,3 @@ def _loop_key(dots: Any) -> Any:
   key = keys.fold_in(base, dots.number)
   dots.use(1)
   return key
-
-
-# Which functions of these operations are given other arguments: a `jvp`, whose
-# products of tangents must stay linear, and a `bwd`, whose residuals may be
-# anything.
-_OTHERS: Final = {"custom_jvp_call": 1, "custom_vjp_call": 2}
-
-
-def flags_inside(
-  operation: str, index: int, is_parameter: list[bool]
-) -> list[bool]:
-  """Which own arguments of a function of an operation are parameters."""
-  return [] if _OTHERS.get(operation) == index else is_parameter
-
-
-def own_args(args: Sequence[Any], count: int) -> Sequence[Any]:
-  """Of a rule's arguments those of the function that it is the rule of.
-
-  A `fwd` has after each of them whether it is differentiated.
-  """
-  is_forward = len(args) == 2 * count and all(
-    isinstance(x, bool) for x in args[1::2]
-  )
-  return args[::2] if is_forward else args

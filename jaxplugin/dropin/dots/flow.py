@@ -11,29 +11,43 @@ from typing import Final
 import jax
 import numpy as np
 
+from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
 
 # Their results have the numbers of their first operand, rounded at most, all or
-# some of them. A gather is not among them: what is looked up in an embedding
-# are activations.
+# some of them; `pad` and `concatenate` have others beside them.
 _LAYOUTS: Final = frozenset(
   {
     *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"),
     *("slice", "dynamic_slice", "split", "concatenate", "rev", "copy"),
+    *("stack", "unstack", "tile", "pad"),
     *("copy_p", "convert_element_type", "reduce_precision", "name"),
     "stop_gradient",
     *("sharding_constraint", "layout_constraint", "reshard", "mesh_cast"),
-    *("all_gather", "all_gather_invariant", "pvary", "pcast"),
+    *("all_gather", "all_gather_invariant", "all_gather_reduced"),
+    *("ppermute", "all_to_all", "pbroadcast", "pvary", "pcast", "preduced"),
+    *("reduced_vary_cast_p", "vary_unreduced_cast_p"),
   }
 )
 # Of these each result has those of the operand beside it.
 _SIDE_BY_SIDE: Final = frozenset({"optimization_barrier", "device_put"})
-_CALLS: Final = frozenset({"jit", "checkpoint", "remat2", "custom_jvp_call"})
+# Its result is its second operand.
+_TIE: Final = "tie"
+_GATHER: Final = "gather"
+# Operations with one function inside, whose results are theirs.
+_CALLS: Final = frozenset(
+  {
+    *("jit", "checkpoint", "remat2", "closed_call", "core_call", "remat_opt"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "shard_map"),
+  }
+)
 
 
 def is_layout(primitive: Any) -> bool:
-  return primitive.name in _LAYOUTS or primitive.name in _SIDE_BY_SIDE
+  """Whether an operation lays its operands' numbers out, or may do so."""
+  name = primitive.name
+  return name in _LAYOUTS or name in _SIDE_BY_SIDE or name in (_TIE, _GATHER)
 
 
 class Parameters:
@@ -48,7 +62,13 @@ class Parameters:
       self._known[id(identity)] = identity
 
   def __contains__(self, x: Any) -> bool:
-    return id(binding_private.identity(x)) in self._known
+    """Whether a value is one, or one in another layout."""
+    while id(binding_private.identity(x)) not in self._known:
+      source = _source_of_traced(x)
+      if source is None:
+        return False
+      x = source
+    return True
 
   def note(
     self,
@@ -57,31 +77,57 @@ class Parameters:
     params: dict[str, Any],
     out: Any,
   ) -> None:
-    """Adds results that are parameters in another layout."""
+    """Adds results that are parameters in another layout.
+
+    Of traced values JAX keeps the operations that made them; others have only
+    this.
+    """
     if not any(x in self for x in args):
       return
     results = out if primitive.multiple_results else [out]
     for i, result in enumerate(results):
-      source = source_of(primitive, params, i)
+      source = source_of(primitive, params, args, i)
       if source is not None and args[source] in self:
         self.add(result)
 
 
 def source_of(
-  primitive: Any, params: dict[str, Any], result: int
+  primitive: Any, params: dict[str, Any], operands: Sequence[Any], result: int
 ) -> int | None:
-  """Which operand a result has the numbers of; None if it has others."""
+  """Which operand a result has the numbers of; None if it has others.
+
+  Args:
+    primitive, params: the operation.
+    operands: values, or variables of a jaxpr.
+    result: which result.
+  """
   name = primitive.name
   if name in _LAYOUTS:
     return 0
   if name in _SIDE_BY_SIDE:
     return result
+  if name == _TIE:
+    return 1
+  if name == _GATHER:
+    return 0 if _is_one_slice(params, operands[1]) else None
   if name not in _CALLS:
     return None
   jaxprs = list(program.jaxprs_of(tuple(params.values())))
   return _source_in(jaxprs[0], result) if len(jaxprs) == 1 else None
 
 
+def _is_one_slice(params: dict[str, Any], indices: Any) -> bool:
+  """Whether a gather takes one matrix, or more, out of a stack of them.
+
+  One that looks up vectors does not count: a row of an embedding is an
+  activation.
+  """
+  aval = getattr(indices, "aval", indices)
+  is_one = len(aval.shape) == 1
+  return is_one and len(params["dimension_numbers"].offset_dims) >= 2
+
+
+@jax_private.cache_by_jaxpr
 def _source_in(jaxpr: Any, result: int) -> int | None:
   makers = {
     variable: (eqn, i)
@@ -93,7 +139,7 @@ def _source_in(jaxpr: Any, result: int) -> int | None:
     return None  # a literal
   while variable in makers:
     eqn, index = makers[variable]
-    source = source_of(eqn.primitive, eqn.params, index)
+    source = source_of(eqn.primitive, eqn.params, eqn.invars, index)
     if source is None or hasattr(eqn.invars[source], "val"):
       return None
     variable = eqn.invars[source]
@@ -101,16 +147,25 @@ def _source_in(jaxpr: Any, result: int) -> int | None:
   return invars.index(variable) if variable in invars else None
 
 
+def _source_of_traced(x: Any) -> Any:
+  """The traced value that `x` has the numbers of; None if of no other one."""
+  made = binding_private.maker(x)
+  if made is None:
+    return None
+  eqn, index = made
+  operands = eqn.in_tracers
+  source = source_of(eqn.primitive, eqn.params, operands, index)
+  return None if source is None else operands[source]
+
+
 def is_given(x: Any, trace: Any) -> bool:
   """Whether a value is an argument of a traced function, laid out or not."""
   if not binding_private.is_traced_by(x, trace):
     return False
-  while (made := binding_private.maker(x)) is not None:
-    eqn, index = made
-    source = source_of(eqn.primitive, eqn.params, index)
-    if source is None:
+  while binding_private.maker(x) is not None:
+    x = _source_of_traced(x)
+    if x is None:
       return False
-    x = eqn.in_tracers[source]
   return True
 
 

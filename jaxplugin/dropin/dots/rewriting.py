@@ -25,14 +25,19 @@ from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.jaxext.tracing import calls as inner_calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
 
-DOT: Final = "dot_general"
 # What JAX does to a function leaves these names on its operations.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
 # Their rules are functions, in which there may be anything.
 _CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
+_WHO: Final = transforms.WHO
+# How names of this package's operations begin that have functions inside.
+_OWN: Final = "jaxplugin_"
+# This package's products, and what makes their operands.
+_OWN_PRODUCTS: Final = frozenset({"block_scaled_dot", "block_quantize"})
 _NO_KEY: Final = (
   "it is in a custom_jvp or custom_vjp function, where no key comes to"
 )
@@ -112,15 +117,13 @@ class Dots:
     is_parameter: Sequence[bool],
     known: operands.Operands,
   ) -> Any:
-    """The product in place of `lax.dot_general`'s; None where it is left.
+    """The product in place of one of JAX's; None where it is left.
 
     Args:
       known: operands, whose arrays may be among `args`.
     """
     result = binding_private.abstract_result(primitive, args, params)
-    site = sites_lib.make(args, params, result, is_parameter, self.prefix)
-    if self.source:
-      site = dataclasses.replace(site, source=self.source)
+    site = self._site(primitive, args, params, result, is_parameter)
     recipe, reason = None, sites_lib.impossible(site, result, params)
     if not reason:
       recipe, reason = self.transform.decide(site)
@@ -145,6 +148,38 @@ class Dots:
       out_sharding=params["out_sharding"],
       **keywords,
     )
+
+  def _site(
+    self,
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    result: Any,
+    is_parameter: Sequence[bool],
+  ) -> sites_lib.Site:
+    site = sites_lib.make(
+      primitive.name, args, params, result, is_parameter, self.prefix
+    )
+    return dataclasses.replace(site, source=self.source or site.source)
+
+  def _leave_inside(self, primitive: Any, params: dict[str, Any]) -> None:
+    """Notes the products in an operation that is not entered."""
+    reason = f"it is inside of {primitive.name}, which {_WHO} does not enter"
+    for jaxpr in program.jaxprs_of(tuple(params.values())):
+      for operation in program.operations(jaxpr):
+        eqn = operation.eqn
+        if eqn.primitive.name in sites_lib.PRODUCTS:
+          site = self._site(
+            eqn.primitive,
+            [v.aval for v in eqn.invars],
+            eqn.params,
+            eqn.outvars[0].aval,
+            (False, False),
+          )
+          source = operation.source or site.source
+          self.sites.append(
+            dataclasses.replace(site, source=source, reason=reason)
+          )
 
   def call(
     self,
@@ -172,6 +207,8 @@ class Dots:
     rewrite = calls.CALLS.get(primitive.name)
     if rewrite is None:
       known.refuse_inside(primitive, args)
+      if not primitive.name.startswith(_OWN):
+        self._leave_inside(primitive, params)
       return None
     return rewrite(self, list(args), params, list(is_parameter), known)
 
@@ -444,7 +481,7 @@ class Rewriter:
     if self._is_left(primitive):
       return None
     flags = [x in self._parameters for x in args]
-    if primitive.name == DOT:
+    if primitive.name in sites_lib.PRODUCTS:
       return self._dots.product(primitive, args, params, flags, self._operands)
     called = self._dots.call(primitive, args, params, flags, self._operands)
     if called is None:
@@ -491,7 +528,9 @@ class Rewriter:
   ) -> interception_private.MakeInterceptor:
     self._operands.refuse_inside(primitive, args)
     flags = [x in self._parameters for x in args]
-    flags = calls.flags_inside(primitive.name, index, flags)
+    name = primitive.name
+    is_rule = inner_calls.is_rule_of_tangents(name, index)
+    flags = [] if is_rule else flags
     outer, names = self._dots, tuple(sites_lib.scope_names())
     is_idle = self._is_idle
     if primitive.name in _CUSTOM_RULES:
@@ -500,9 +539,8 @@ class Rewriter:
     def make(args: Sequence[Any]) -> Rewriter:
       dots = outer.nested(names, primitive.name)
       dots.sites = outer.sites
-      return Rewriter(
-        dots, flags, calls.own_args(args, len(flags)), is_idle=is_idle
-      )
+      own = inner_calls.own_args(name, index, args, len(flags))
+      return Rewriter(dots, flags, own, is_idle=is_idle)
 
     return make
 
@@ -511,7 +549,7 @@ class Rewriter:
 def may_contain_dots(jaxpr: Any) -> bool:
   """Whether there may be anything to decide about in a jaxpr."""
   return any(
-    eqn.primitive.name in (DOT, *_CUSTOM_RULES)
+    eqn.primitive.name in (*sites_lib.PRODUCTS, *_CUSTOM_RULES)
     or eqn.primitive is base_key_p
     or (
       eqn.primitive.name not in program.KERNELS
@@ -521,3 +559,21 @@ def may_contain_dots(jaxpr: Any) -> bool:
     )
     for eqn in jaxpr.eqns
   )
+
+
+@jax_private.cache_by_jaxpr
+def was_decided(jaxpr: Any, is_derivative: bool = False) -> bool:
+  """Whether products in a jaxpr were taken when it was traced.
+
+  Those of a derivative that a function takes are: nobody can do it later.
+  """
+  for eqn in jaxpr.eqns:
+    inside = is_derivative or any(
+      name.is_transform and name.text in _DERIVATIVES
+      for name in provenance_private.scopes(eqn.source_info)
+    )
+    if inside and eqn.primitive.name in _OWN_PRODUCTS:
+      return True
+    if any(was_decided(j, inside) for j in program.sub_jaxprs(eqn)):
+      return True
+  return False

@@ -23,18 +23,35 @@ from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.jaxext.tracing import provenance_private
 
+DOT: Final = "dot_general"
+_RAGGED: Final = "ragged_dot_general"
+_CONVOLUTION: Final = "conv_general_dilated"
+# What multiplies, and why what no recipe takes is left.
+_NEVER_TAKEN: Final = {
+  _RAGGED: (
+    "it is a ragged dot; call jaxplugin.training.ragged_dot_general(recipe=...)"
+    " in its place"
+  ),
+  _CONVOLUTION: "it is a convolution, which no recipe multiplies",
+}
+_NEITHER: Final = "neither operand is a parameter"
+PRODUCTS: Final = frozenset({DOT, *_NEVER_TAKEN})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-  """One `lax.dot_general` of a function, as its code calls it.
+  """One product of a function, as its code calls it.
 
   Attributes:
+    operation: JAX's name of it. Only "dot_general" may be taken;
+      "ragged_dot_general" and "conv_general_dilated" are always left.
     name: names of the scopes around it, "Block_0/Dense_1": flax has one for
       each module, others are `jax.named_scope`s. Empty where there is none.
     source: file, line and function of the call; empty when not known.
     lhs_shape, rhs_shape: sizes; under `vmap` without the mapped dimension.
     lhs_dtype, rhs_dtype, result_dtype: element types.
-    dimension_numbers: those of `lax.dot_general`.
+    dimension_numbers: those of `lax.dot_general`; of a convolution without its
+      window.
     lhs_is_parameter, rhs_is_parameter: whether an operand is a parameter, or
       one reshaped, transposed, converted, sliced (by a `scan`, say) or gathered
       from its shards; see `quantize_dots`.
@@ -42,6 +59,7 @@ class Site:
     recipe: what it is multiplied by in the end; None where it is left.
   """
 
+  operation: str = "dot_general"
   name: str
   source: str
   lhs_shape: tuple[Any, ...]
@@ -77,7 +95,8 @@ class Site:
         (self.rhs_dtype, self.rhs_shape),
       )
     )
-    return f"{lhs} x {rhs} -> {self.result_dtype.name}"
+    text = f"{lhs} x {rhs} -> {self.result_dtype.name}"
+    return text if self.operation == DOT else f"{self.operation} {text}"
 
   def sizes(self) -> tuple[Any, Any]:
     """What the weight has along contracted, and along other dimensions.
@@ -95,6 +114,7 @@ class Site:
 
 
 def make(
+  operation: str,
   args: Sequence[Any],
   params: dict[str, Any],
   result: Any,
@@ -104,15 +124,19 @@ def make(
   """The site of an operation that is being made.
 
   Args:
-    args: both operands.
-    params: of `lax.dot_general_p`.
+    operation: its name, one of `PRODUCTS`.
+    args: its operands, or their types.
+    params: its parameters.
     result: type of the result.
     is_parameter: of each operand.
     prefix: names of scopes around the function that is traced.
   """
-  lhs, rhs = map(jax.typeof, args)
-  numbers = params["dimension_numbers"]
+  lhs, rhs = (
+    x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    for x in args[:2]
+  )
   return Site(
+    operation=operation,
     name="/".join([*prefix, *scope_names()]),
     source=provenance_private.user_frame(),
     lhs_shape=tuple(lhs.shape),
@@ -120,12 +144,23 @@ def make(
     lhs_dtype=lhs.dtype,
     rhs_dtype=rhs.dtype,
     result_dtype=result.dtype,
-    dimension_numbers=rules.canonical_dimension_numbers(
-      numbers, lhs.ndim, rhs.ndim
-    ),
+    dimension_numbers=_dimension_numbers(operation, params, lhs, rhs),
     lhs_is_parameter=is_parameter[0],
     rhs_is_parameter=is_parameter[1],
   )
+
+
+def _dimension_numbers(
+  operation: str, params: dict[str, Any], lhs: Any, rhs: Any
+) -> sides.DimensionNumbers:
+  if operation == _CONVOLUTION:
+    numbers = params["dimension_numbers"]
+    return ((numbers.lhs_spec[1],), (numbers.rhs_spec[1],)), ((), ())
+  if operation == _RAGGED:
+    numbers = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+  else:
+    numbers = params["dimension_numbers"]
+  return rules.canonical_dimension_numbers(numbers, lhs.ndim, rhs.ndim)
 
 
 def scope_names() -> list[str]:
@@ -144,6 +179,8 @@ def scope_names() -> list[str]:
 
 def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
   """Why no recipe can serve a site; empty if one can."""
+  if site.operation != DOT:
+    return _NEVER_TAKEN[site.operation]
   for name, dtype in (("lhs", site.lhs_dtype), ("rhs", site.rhs_dtype)):
     if dtype not in sides.PLAIN_DTYPES:
       return f"{name} is {dtype.name}, not float32, bfloat16 or float16"
@@ -176,7 +213,10 @@ def left_by_default(site: Site, block_size: int) -> str:
   if site.weight is None:
     if site.lhs_is_parameter:
       return "both operands are parameters"
-    return "neither operand is a parameter, as in attention"
+    return (
+      f"{_NEITHER}, as in attention (a value computed from a parameter does not"
+      " count)"
+    )
   word = parameter_names.last_layer_word(site.name)
   if word is not None:
     return f"it is a last layer by its name, which has the word {word!r}"
@@ -189,6 +229,63 @@ def left_by_default(site: Site, block_size: int) -> str:
         f" {block_size}"
       )
   return ""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Seen:
+  """The products of one call of a function.
+
+  Attributes:
+    sites: those that were decided about.
+    is_decided: whether there are products of an earlier call in it too: JAX
+      does not trace a jitted function again.
+  """
+
+  sites: list[Site] = dataclasses.field(default_factory=list)
+  is_decided: bool = False
+
+  def warning(self) -> str:
+    """What to warn of: no product was taken, or a ragged one was left."""
+    left = [site for site in self.sites if site.recipe is None]
+    if self.is_decided or len(left) < len(self.sites):
+      left = [s for s in left if s.operation == _RAGGED and s.weight]
+      return _left_text(f"left {_count(left, 'ragged dot')}", left)
+    if not left:
+      return (
+        "found no product in fn, so nothing is quantized. It sees products"
+        " while fn runs or is traced: give it the function itself, not a"
+        " compiled one"
+      )
+    taken = f"took 0 of {_count(left, 'product')}, so nothing is quantized"
+    return _left_text(taken, left)
+
+
+def _count(found: Sequence[Any], noun: str) -> str:
+  return f"{len(found)} {noun}{'s' if len(found) != 1 else ''}"
+
+
+# Different reasons that a warning has.
+_MOST_REASONS: Final = 4
+
+
+def _left_text(what: str, left: Sequence[Site]) -> str:
+  """A sentence, and each reason with the first product it is the reason of."""
+  if not left:
+    return ""
+  by_reason: dict[str, list[Site]] = {}
+  for site in left:
+    by_reason.setdefault(site.reason, []).append(site)
+  lines = [f"{what}:"]
+  for reason, found in list(by_reason.items())[:_MOST_REASONS]:
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    place = f" at {found[0].source}" if found[0].source else ""
+    lines.append(f"  {found[0].description}{place}{more}: {reason}")
+  if any(_NEITHER in reason for reason in by_reason):
+    lines.append(
+      "Pass params= if parameters are in another argument than the first."
+    )
+  lines.append("jaxplugin.explain lists every product; where= decides.")
+  return "\n".join(lines)
 
 
 _recording: Final = jax.make_user_context(default_value=None)

@@ -83,9 +83,13 @@ _threads_inside = 0
 def _primitives() -> tuple[Any, ...]:
   """Products, what has functions inside, and what only lays numbers out."""
   from jax._src import ad_checkpoint
+  from jax._src import ad_util
+  from jax._src import custom_batching
   from jax._src import custom_derivatives
+  from jax._src import dispatch
   from jax._src import pjit
   from jax._src import shard_map
+  from jax._src.lax import convolution
   from jax._src.lax import lax
   from jax._src.lax import parallel
   from jax._src.lax import slicing
@@ -94,6 +98,8 @@ def _primitives() -> tuple[Any, ...]:
 
   return (
     lax.dot_general_p,
+    lax.ragged_dot_general_p,
+    convolution.conv_general_dilated_p,
     pjit.jit_p,
     ad_checkpoint.remat_p,
     loops.scan_p,
@@ -102,6 +108,7 @@ def _primitives() -> tuple[Any, ...]:
     shard_map.shard_map_p,
     custom_derivatives.custom_jvp_call_p,
     custom_derivatives.custom_vjp_call_p,
+    custom_batching.custom_vmap_p,
     lax.reshape_p,
     lax.transpose_p,
     lax.squeeze_p,
@@ -113,14 +120,30 @@ def _primitives() -> tuple[Any, ...]:
     lax.convert_element_type_p,
     lax.reduce_precision_p,
     lax.optimization_barrier_p,
+    lax.stack_p,
+    lax.unstack_p,
+    lax.tile_p,
+    lax.pad_p,
+    lax.tie_p,
+    ad_util.stop_gradient_p,
+    dispatch.device_put_p,
     slicing.slice_p,
     slicing.dynamic_slice_p,
+    slicing.gather_p,
     pjit.sharding_constraint_p,
     pjit.layout_constraint_p,
     pjit.reshard_p,
     ad_checkpoint.name_p,
     parallel.all_gather_p,
     parallel.all_gather_invariant_p,
+    parallel.all_gather_reduced_p,
+    parallel.ppermute_p,
+    parallel.all_to_all_p,
+    parallel.pbroadcast_p,
+    parallel.preduced_p,
+    parallel.vary_unreduced_cast_p,
+    core.pvary_p,
+    core.reduced_vary_cast_p,
   )
 
 

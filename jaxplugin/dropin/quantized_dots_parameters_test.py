@@ -1,0 +1,251 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`quantize_dots` finds a parameter however it is laid out, or warns."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax import lax
+
+import jaxplugin as jp
+from jaxplugin.dropin.dots import sites
+
+RECIPE = jp.training.MXFP8_RECIPE
+W = jnp.ones((64, 64))
+X = jnp.ones((8, 64))
+P = jax.sharding.PartitionSpec
+MESH = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def dot(x, w):
+  """As layers of flax call it: JAX adds a `pvary` here, and not in `@`."""
+  return lax.dot_general(x, w, (((1,), (0,)), ((), ())))
+
+
+def sharded(of_weight, spec=P(), check_vma=True):
+  """A product in a `shard_map`, x sharded."""
+  return jax.shard_map(
+    lambda w, x: dot(x, of_weight(w)),
+    mesh=MESH,
+    in_specs=(spec, P("a")),
+    out_specs=P("a"),
+    check_vma=check_vma,
+  )
+
+
+@jax.custom_vjp
+def cast(w):
+  return w.astype(jnp.bfloat16)
+
+
+cast.defvjp(lambda w: (cast(w), None), lambda _, g: (g.astype(jnp.float32),))
+
+
+@jax.custom_jvp
+def transposed(w):
+  return w.T
+
+
+transposed.defjvp(lambda primals, tangents: (primals[0].T, tangents[0].T))
+
+
+@jax.custom_batching.custom_vmap
+def mapped(w):
+  return w.T
+
+
+mapped.def_vmap(lambda size, batched, w: (w.swapaxes(1, 2), True))
+
+ROTATION = [(0, 1), (1, 0)]
+# Each has one product, with a parameter that an operation laid out.
+LAYOUTS = {
+  "pvary": sharded(lambda w: w),
+  "no_vma": sharded(lambda w: w, check_vma=False),
+  "pcast": sharded(lambda w: lax.pcast(w, "a", to="varying")),
+  "all_gather": sharded(
+    lambda w: lax.all_gather(w, "a", tiled=True), P("a"), False
+  ),
+  "ppermute": sharded(lambda w: lax.ppermute(w, "a", ROTATION)),
+  "all_to_all": sharded(
+    lambda w: lax.all_to_all(w, "a", 1, 0, tiled=True), P("a"), False
+  ),
+  "result_of_shard_map": lambda w, x: dot(
+    x,
+    jax.shard_map(
+      lambda w: lax.all_gather(w, "a", tiled=True),
+      mesh=MESH,
+      in_specs=P("a"),
+      out_specs=P(),
+      check_vma=False,
+    )(w),
+  ),
+  "stack": lambda w, x: dot(x, jnp.stack([w, w])[1]),
+  "unstack": lambda w, x: dot(x, jnp.unstack(w[None])[0]),
+  "tile": lambda w, x: dot(x, jnp.tile(w, (1, 2))),
+  "pad": lambda w, x: dot(x, jnp.pad(w, ((0, 0), (0, 64)))),
+  "roll": lambda w, x: dot(x, jnp.roll(w, 3, 0)),
+  "take": lambda w, x: dot(x, jnp.take(w[None], 0, axis=0)),
+  "index": lambda w, x: dot(x, w[None][x[0, 0].astype(int)]),
+  "device_put": lambda w, x: dot(x, jax.device_put(w)),
+  "barrier": lambda w, x: dot(x, lax.optimization_barrier((x, w))[1]),
+  "stop_gradient": lambda w, x: dot(x, lax.stop_gradient(w)),
+  "name": lambda w, x: dot(x, jax.ad_checkpoint.checkpoint_name(w, "w")),
+  "reduce_precision": lambda w, x: dot(x, lax.reduce_precision(w, 8, 7)),
+  "copy": lambda w, x: dot(x, jnp.copy(w)),
+  "reshape": lambda w, x: dot(x, w.reshape(4, 16, 64).reshape(64, 64)),
+  "convert": lambda w, x: dot(x, w.astype(jnp.bfloat16).astype(jnp.float32)),
+  "broadcast": lambda w, x: lax.dot_general(
+    jnp.stack([x, x]),
+    jnp.broadcast_to(w, (2, 64, 64)),
+    (((2,), (1,)), ((0,), (0,))),
+  ),
+  "custom_vjp": lambda w, x: dot(x.astype(jnp.bfloat16), cast(w)),
+  "custom_jvp": lambda w, x: dot(x, transposed(w)),
+  "custom_vmap": lambda w, x: dot(x, mapped(w)),
+  "jit": lambda w, x: dot(x, jax.jit(lambda w: w.T)(w)),
+  "checkpoint": lambda w, x: dot(x, jax.checkpoint(lambda w: w.T)(w)),
+  "constraint": lambda w, x: dot(
+    x, lax.with_sharding_constraint(w, jax.NamedSharding(MESH, P()))
+  ),
+  "carry_of_fori_loop": lambda w, x: lax.fori_loop(
+    0, 2, lambda i, c: (dot(c[0], c[1]), c[1]), (x, w)
+  )[0],
+  "carry_of_while_loop": lambda w, x: lax.while_loop(
+    lambda c: c[0].sum() < 0, lambda c: (dot(c[0], c[1]), c[1]), (x, w)
+  )[0],
+  "closure": lambda w, x: jax.jit(lambda x: dot(x, w))(x),
+}
+# Those that a derivative in a jitted function goes through, and that have one.
+NOT_DIFFERENTIATED = ("stop_gradient", "custom_vmap", "carry_of_while_loop")
+# Those whose operations are seen one by one, without a trace that keeps them.
+EAGER = ("pvary", "stack", "custom_vjp", "take", "device_put")
+
+
+def all_of(rows):
+  return lambda w, x: [LAYOUTS[name](w, x).sum() for name in rows]
+
+
+def not_taken(rows, seen):
+  """Names of rows whose product was left."""
+  assert len(seen) == len(rows), (len(seen), len(rows))
+  return [
+    (name, site.reason)
+    for name, site in zip(rows, seen, strict=True)
+    if site.recipe is None
+  ]
+
+
+class LayoutsTest(absltest.TestCase):
+  def test_parameter_is_found_in_any_layout(self):
+    rows = list(LAYOUTS)
+    with sites.recording() as seen:
+      jax.make_jaxpr(jp.quantize_dots(all_of(rows), RECIPE))(W, X)
+    self.assertEqual(not_taken(rows, seen), [])
+
+  def test_parameter_is_found_in_an_inner_derivative(self):
+    rows = [name for name in LAYOUTS if name not in NOT_DIFFERENTIATED]
+    f = all_of(rows)
+    step = jax.jit(jax.grad(lambda w, x: sum(map(jnp.float32, f(w, x)))))
+    with sites.recording() as seen:
+      jax.make_jaxpr(jp.quantize_dots(step, RECIPE))(W, X)
+    self.assertEqual(not_taken(rows, seen), [])
+
+  def test_parameter_is_found_outside_of_jit(self):
+    rows = [name for name in LAYOUTS if name in EAGER]
+    with sites.recording() as seen:
+      jp.quantize_dots(all_of(rows), RECIPE)(W, X)
+    self.assertEqual(not_taken(rows, seen), [])
+
+  def test_a_row_of_an_embedding_is_no_parameter(self):
+    def look_up(w, x):
+      return dot(jnp.take(w, jnp.array([1, 2]), axis=0), w)
+
+    with sites.recording() as seen:
+      jax.make_jaxpr(jp.quantize_dots(look_up, RECIPE))(W, X)
+    self.assertEqual([s.weight for s in seen], ["rhs"])
+
+
+def ragged(w, x):
+  sizes = jnp.array([3, 5], jnp.int32)
+  return lax.ragged_dot(x, w.reshape(2, 32, 64), sizes)
+
+
+def convolution(w, x):
+  return lax.conv_general_dilated(
+    x.reshape(1, 8, 8, 8), w.reshape(8, 8, 8, 8), (1, 1), "SAME"
+  )
+
+
+@jax.custom_batching.custom_vmap
+def mapped_dot(w, x):
+  return dot(x, w)
+
+
+mapped_dot.def_vmap(lambda size, batched, w, x: (x @ w, True))
+
+
+class WarningsTest(parameterized.TestCase):
+  def warned(self, f, *args, **kwargs):
+    """The text of the one warning of a trace, empty without one."""
+    with warnings.catch_warnings(record=True) as found:
+      warnings.simplefilter("always")
+      jax.make_jaxpr(jp.quantize_dots(f, RECIPE, **kwargs))(*args)
+    self.assertLessEqual(len(found), 1)
+    for warning in found:
+      self.assertIs(warning.category, jp.NotQuantizedWarning)
+    return "".join(str(warning.message) for warning in found)
+
+  @parameterized.named_parameters(
+    ("k", lambda w, x: dot(x[:, :60], w[:60]), "size, 60, is no multiple"),
+    ("ragged", ragged, "training.ragged_dot_general(recipe=...)"),
+    ("convolution", convolution, "it is a convolution"),
+    ("argument", lambda x, w: dot(w, x * 2), "Pass params="),
+    ("dtype", lambda w, x: dot(x.astype(int), w.astype(int)), "lhs is int32"),
+    ("custom_vmap", mapped_dot, "inside of custom_vmap_call"),
+    ("nothing", lambda w, x: w.sum(), "found no product"),
+    ("jit", jax.jit(lambda w, x: dot(x, w * 2)), "took 0 of 1 product"),
+  )
+  def test_a_function_of_which_nothing_is_taken_warns(self, f, reason):
+    self.assertIn(reason, self.warned(f, W, X[:, :32] if f is ragged else X))
+
+  def test_products_of_one_reason_are_one_line(self):
+    f = lambda w, x: [dot(x[:, :60], w[:60]) for _ in range(3)]
+    text = self.warned(f, W, X)
+    self.assertIn("took 0 of 3 products", text)
+    self.assertIn(", and 2 more: ", text)
+    self.assertEqual(text.count("\n"), 2)
+
+  def test_a_ragged_dot_beside_products_that_are_taken_warns(self):
+    f = lambda w, x: (dot(x, w), ragged(w, x[:, :32]))
+    text = self.warned(f, W, X)
+    self.assertIn("left 1 ragged dot:", text)
+    self.assertNotIn("took 0", text)
+
+  @parameterized.named_parameters(
+    ("taken", lambda w, x: dot(x, w), 0),
+    ("attention_beside", lambda w, x: dot(x, w) @ x.T, 0),
+    ("second_argument", lambda x, w: dot(x, w), 1),
+  )
+  def test_a_function_of_which_something_is_taken_does_not(self, f, position):
+    args = (X, W) if position else (W, X)
+    self.assertEqual(self.warned(f, *args, params=position), "")
+
+  def test_a_jitted_derivative_warns_neither_at_its_second_call(self):
+    step = jax.jit(
+      lambda w, x: (jax.grad(lambda w: dot(x, w).sum())(w), x @ x.T)
+    )
+    self.assertEqual(self.warned(step, W, X), "")
+    self.assertEqual(self.warned(step, W, X), "")
+
+  def test_explain_lists_products_that_are_never_taken(self):
+    f = lambda w, x: (dot(x, w), ragged(w, x[:, :32]))
+    text = str(jp.explain(jp.quantize_dots(f, RECIPE), W, X))
+    self.assertIn("took 1 of 2 products", text)
+    self.assertIn("left: it is a ragged dot", text)
+
+
+if __name__ == "__main__":
+  absltest.main()
