@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import pathlib
 import tempfile
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
+from jaxplugin.jaxext import keys
 
 PUBLIC = {
   "": (jp, jp.__all__),
@@ -235,28 +235,25 @@ def dot_batched(x, stack):
 def dot_gradients(x, w, bias):
   results = []
   for format in (jp.MXFP8, jp.NVFP4):
-    through = functools.partial(
-      jp.quantize, format=format, derivative="straight_through"
-    )
+    w_q = jp.quantize(w, format)
     for implementation in (None, "xla"):
-      dot = functools.partial(
-        jp.block_scaled_dot, implementation=implementation
-      )
-      linear = functools.partial(
-        jp.linear, activation="gelu", implementation=implementation
-      )
-      results += [
-        gradients(lambda x, w, dot=dot: dot(through(x), through(w)), x, w),
-        gradients(lambda x, dot=dot: dot(x, jp.quantize(w, format)), x),
-        gradients(
-          lambda x, bias, linear=linear: linear(
-            x, jp.quantize(w, format), bias
-          ),
-          x,
-          bias,
-        ),
-      ]
+      results += _gradients_of_dots(x, w, bias, w_q, implementation)
   return results
+
+
+def _gradients_of_dots(x, w, bias, w_q, implementation):
+  def through(x):
+    return jp.quantize(x, w_q.format, derivative="straight_through")
+
+  dot = functools.partial(jp.block_scaled_dot, implementation=implementation)
+  linear = functools.partial(
+    jp.linear, activation="gelu", implementation=implementation
+  )
+  return [
+    gradients(lambda x, w: dot(through(x), through(w)), x, w),
+    gradients(lambda x: dot(x, w_q), x),
+    gradients(lambda x, bias: linear(x, w_q, bias), x, bias),
+  ]
 
 
 @entry("linear", args=(X, STACK, np.array(1, np.int32)))
@@ -672,6 +669,10 @@ def named(cases):
 TRACED = [name for name, entry in ENTRIES.items() if entry.is_traced]
 
 
+# Programs that stand for the others where each mode compiles anew.
+EXECUTED = ("quantize", "dot", "ragged_dot", "dot_general_of_recipes")
+
+
 class ModesTest(parameterized.TestCase):
   def assert_same(self, name, got):
     want = plain(name)
@@ -703,6 +704,132 @@ class ModesTest(parameterized.TestCase):
     entry = ENTRIES[name]
     with jax.checking_leaks():
       jax.eval_shape(lambda *args: entry.run(*args), *arguments(entry))
+
+  @parameterized.named_parameters(named(EXECUTED))
+  def test_checked_values_and_transfers_keep_the_bits(self, name):
+    entry = ENTRIES[name]
+    args = jax.device_put(arguments(entry))
+    f = jax.jit(lambda *args: entry.run(*args))
+    with jax.debug_nans(True), jax.transfer_guard("disallow"):
+      results = f(*args)
+    self.assert_same(name, [np.asarray(x) for x in jax.tree.leaves(results)])
+
+  @parameterized.named_parameters(named(EXECUTED))
+  def test_without_jit_all_of_it_runs(self, name):
+    entry = ENTRIES[name]
+    with jax.disable_jit():
+      results = run(
+        dataclasses.replace(entry, is_traced=False), *arguments(entry)
+      )
+    for x, y in zip(results, plain(name), strict=True):
+      self.assertEqual((x.shape, x.dtype), (y.shape, y.dtype))
+
+  def test_every_public_name_is_tried_or_has_a_reason(self):
+    public = {
+      prefix + name for prefix, (_, names) in PUBLIC.items() for name in names
+    }
+    tried = {name for entry in ENTRIES.values() for name in entry.covers}
+    self.assertEmpty(tried - public, "no such public name")
+    self.assertEmpty(tried & NOT_HERE.keys(), "tried, and has a reason")
+    self.assertEqual(public - tried, NOT_HERE.keys())
+
+  @parameterized.named_parameters(
+    ("big_endian", lambda x: x.astype(x.dtype.newbyteorder(">"))),
+    ("every_other_row", lambda x: np.repeat(x, 2, axis=0)[::2]),
+    ("column_major", np.asfortranarray),
+    ("reversed", lambda x: x[::-1][::-1]),
+  )
+  def test_numpy_arrays_of_any_memory_order(self, changed):
+    w_q = jp.quantize(STACK, jp.MXFP8)
+    for f in (
+      lambda x: jp.quantize(x, jp.NVFP4),
+      lambda x: jp.linear(x, w_q[0]),
+      lambda x: jp.ragged_dot(x, w_q, changed(SIZES)),
+    ):
+      got, want = (jax.tree.leaves(f(x)) for x in (changed(X), X))
+      for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(as_bytes(x), as_bytes(y))
+
+
+class KeysTest(parameterized.TestCase):
+  @parameterized.parameters("threefry2x32", "rbg", "unsafe_rbg")
+  def test_order_of_numbers_decides(self, impl):
+    key = jax.random.key(3, impl=impl)
+    made = {
+      jax.random.key_data(keys.fold_in(keys.fold_in(key, i), j)).tobytes()
+      for i in range(4)
+      for j in range(4)
+    }
+    self.assertLen(made, 16)
+
+
+def dot_of(lhs, rhs):
+  return jp.block_scaled_dot(
+    jp.quantize(lhs, jp.NVFP4, derivative="straight_through"),
+    jp.quantize(rhs, jp.NVFP4, derivative="straight_through"),
+  )
+
+
+def recipe_dot(recipe):
+  f = jp.dot_general(recipe=recipe, weight="rhs")
+  return lambda x, w: f(x, w, ALONG_LAST, key=jax.random.key(0))
+
+
+def ragged_of(x, stack):
+  sizes = jnp.full(stack.shape[:1], x.shape[0] // max(1, stack.shape[0]))
+  return jp.training.ragged_dot_general(
+    x, stack, sizes, recipe=jp.training.NVFP4_RECIPE, key=jax.random.key(0)
+  )
+
+
+# name: the function, and what sizes 0 and 1 its operands may have.
+EMPTY = {
+  "dot": (dot_of, [((m, 64), (n, 64)) for m, n in ((0, 32), (1, 0), (1, 1))]),
+  "batched": (dot_of, [((0, 8, 64), (0, 8, 64)), ((1, 0, 64), (1, 1, 64))]),
+  **{
+    f"recipe_{i}": (recipe_dot(r), [((0, 64), (32, 64)), ((32, 64), (0, 64))])
+    for i, r in enumerate(RECIPES)
+  },
+  "ragged": (ragged_of, [((0, 64), (2, 32, 64)), ((64, 64), (1, 32, 64))]),
+}
+
+
+class EmptyTest(parameterized.TestCase):
+  @parameterized.named_parameters(named(EMPTY))
+  def test_values_and_gradients(self, name):
+    f, shapes = EMPTY[name]
+    for lhs_shape, rhs_shape in shapes:
+      with self.subTest(f"{lhs_shape}x{rhs_shape}"):
+        lhs, rhs = (
+          np.ones(lhs_shape, np.float32),
+          np.ones(rhs_shape, np.float32),
+        )
+        loss = lambda x, w: f(x, w).sum()
+        value, (dx, dw) = jax.value_and_grad(loss, (0, 1))(lhs, rhs)
+        rows, columns = lhs.size // 64, rhs_shape[-2]
+        np.testing.assert_allclose(value, rows * columns * 64.0, rtol=1e-6)
+        np.testing.assert_allclose(dx, np.full(lhs_shape, columns), rtol=1e-6)
+        batch = lhs_shape[:-2] if name == "batched" else ()
+        count = lhs_shape[-2] if batch else rows
+        np.testing.assert_allclose(dw, np.full(rhs_shape, count), rtol=1e-6)
+
+
+class IntegersTest(parameterized.TestCase):
+  @parameterized.parameters(
+    np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.int64, np.uint64
+  )
+  def test_group_sizes_mean_what_they_say(self, dtype):
+    w_q = jp.quantize(STACK, jp.MXFP8)
+    want = jp.ragged_dot(X, w_q, SIZES)
+    np.testing.assert_array_equal(
+      jp.ragged_dot(X, w_q, SIZES.astype(dtype)), want
+    )
+    # Sizes beyond the rows end with the rows, also where i32 would wrap.
+    largest = np.array([20, min(np.iinfo(dtype).max, 2**40)], dtype)
+    np.testing.assert_array_equal(
+      jp.ragged_dot(X, w_q, largest),
+      jp.ragged_dot(X, w_q, np.array([20, M - 20])),
+    )
 
 
 if __name__ == "__main__":
