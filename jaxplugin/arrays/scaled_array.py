@@ -452,6 +452,8 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
     remedy = "; for types alone trace the call, by jax.eval_shape or jit"
   else:
     try:
+      if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        x = x.astype(x.dtype.newbyteorder("="))  # JAX refuses other orders
       return jnp.asarray(x)
     except (TypeError, ValueError):
       pass
