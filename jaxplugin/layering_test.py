@@ -51,7 +51,7 @@ STAGES = {
       "reports.misfits",
       "reports.progress",
     ),
-    ("gguf_files", "safetensors_files"),
+    ("gguf_files", "safetensors_files", "signs.comfyui", "signs.unsupported"),
     ("recognition",),
     ("reports.numbers", "reports.tables"),
     ("loading", "writing.layouts"),
@@ -59,7 +59,7 @@ STAGES = {
     ("writing.configs", "writing.shards", "writing.sharing", "writing.results"),
     ("writing.staging", "writing.verification"),
     ("writing.quantizing",),
-    ("__init__", "reports", "writing"),
+    ("__init__", "reports", "signs", "writing"),
   ),
   "params": (
     ("leaves", "report", "views"),

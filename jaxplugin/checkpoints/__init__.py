@@ -4,9 +4,10 @@
 
 `load` opens a file or a folder: safetensors with index files, or GGUF. What a
 layout's tensors mean is in the functions that take them as arrays:
-`from_modelopt`, `from_compressed_tensors`, `from_gpt_oss`, `from_torchao` and
-`from_gguf`. All are views of the files' bytes. `quantize` makes a checkpoint in
-one of these layouts of plain weights.
+`from_modelopt`, `from_compressed_tensors`, `from_gpt_oss`, `from_torchao`,
+`from_comfyui`, `from_deepseek`, `from_mlx` and `from_gguf`. Most are views of
+the files' bytes. `quantize` makes a checkpoint in one of these layouts of plain
+weights.
 """
 
 import typing as _typing
@@ -15,19 +16,27 @@ from jaxplugin.checkpoints.conversions import (
   GLOBAL_SCALE_RANGE as GLOBAL_SCALE_RANGE,
 )
 from jaxplugin.checkpoints.conversions import (
+  activation_scale as activation_scale,
+)
+from jaxplugin.checkpoints.conversions import from_comfyui as from_comfyui
+from jaxplugin.checkpoints.conversions import (
   from_compressed_tensors as from_compressed_tensors,
 )
+from jaxplugin.checkpoints.conversions import from_deepseek as from_deepseek
 from jaxplugin.checkpoints.conversions import from_gguf as from_gguf
 from jaxplugin.checkpoints.conversions import from_gpt_oss as from_gpt_oss
+from jaxplugin.checkpoints.conversions import from_mlx as from_mlx
 from jaxplugin.checkpoints.conversions import from_modelopt as from_modelopt
 from jaxplugin.checkpoints.conversions import from_torchao as from_torchao
 from jaxplugin.checkpoints.errors import CheckpointError as CheckpointError
+from jaxplugin.checkpoints.errors import LayoutWarning as LayoutWarning
 from jaxplugin.checkpoints.errors import NumbersWarning as NumbersWarning
 from jaxplugin.checkpoints.errors import (
   PreQuantScaleWarning as PreQuantScaleWarning,
 )
 from jaxplugin.checkpoints.loading import Checkpoint as Checkpoint
 from jaxplugin.checkpoints.loading import load as load
+from jaxplugin.checkpoints.recognition import OPEN_LAYOUTS as OPEN_LAYOUTS
 from jaxplugin.checkpoints.writing.layouts import (
   WRITTEN_FORMATS as WRITTEN_FORMATS,
 )

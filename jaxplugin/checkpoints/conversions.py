@@ -8,7 +8,10 @@ arrays give views; JAX's are bitcast.
 
 Sources: NVIDIA Model Optimizer's unified Hugging Face export; the compressors
 of compressed-tensors 0.20; the weights of openai/gpt-oss; `NVFP4Tensor` and
-`MXTensor` of torchao 0.18; `quants.py` of gguf 0.19; OCP MX v1.0, section 5.
+`MXTensor` of torchao 0.18; `quants.py` of gguf 0.19; OCP MX v1.0, section 5;
+comfy-kitchen's `float_utils.py` and `tensor/nvfp4.py` at 7d86acf, with
+ComfyUI's `ops.py`; `inference/convert.py` of DeepSeek-V4; `fp_quantize` of
+mlx/ops.cpp at 846d176.
 """
 
 from __future__ import annotations
@@ -32,6 +35,15 @@ from jaxplugin.core import formats
 # that is an amax from 2.4e-9 to 672. One that was meant to divide (2688 / amax,
 # 1e3 to 1e4 for weights) lies far above it, and its reciprocal the other way.
 GLOBAL_SCALE_RANGE: Final = (2.0**-40, 0.25)
+
+# Activations' scales by layout: the tensor's name, and whether it divides.
+ACTIVATION_SCALES: Final = {
+  "modelopt": ("input_scale", False),
+  "modelopt-swizzled": ("input_scale", False),
+  "comfyui": ("input_scale", False),
+  "torchao": ("act_per_tensor_scale", False),
+  "compressed-tensors": ("input_global_scale", True),
+}
 
 _UE4M3_UNUSED: Final = 0x7F  # NaN in E4M3; gguf reads it as 0
 _SIGN: Final = 0x80
@@ -58,32 +70,30 @@ def from_modelopt(
     weight: NVFP4, MXFP4: uint8[..., n, k / 2]; MXFP8: float8_e4m3fn, or its
       bits as uint8, [..., n, k].
     weight_scale: NVFP4: float8_e4m3fn[..., n, k / 16]; MX: E8M0
-      [..., n, k / 32]; both also as uint8.
-    weight_scale_2: NVFP4: f32, one number or one for each index of the leading
-      dimensions. MX: None.
+      [..., n, k / 32]; both also as uint8. NVFP4's may also be F32, BF16 or F16
+      if each is a number of E4M3, and [..., n, k / 32] (groups of 32).
+    weight_scale_2: NVFP4: f32, one number, one for each index of the leading
+      dimensions, or one for each of p equal parts of the rows, [..., p] (q, k
+      and v in one weight). MX: None.
     global_scale_range: smallest and largest number that weight_scale_2 may be,
       or None for any. 1.0 always may be. Traced numbers are not looked at.
 
   Returns:
-    A `ScaledArray` of views, blocked along k.
+    A `ScaledArray` blocked along k, of views except where block scales are cast
+    or repeated. Its global scale is [n, 1] if parts of the rows of a matrix
+    differ. Parts of a stack of experts become one number an expert if the
+    block scales can hold the ratios exactly, else the global scale is
+    [..., n, 1], which `ragged_dot` refuses.
 
   Raises:
     TypeError: dtypes and shapes are those of no format.
-    CheckpointError: weight_scale_2 is out of its range.
+    CheckpointError: weight_scale_2 is out of its range, or a block scale is not
+      a number of E4M3.
   """
   who = "checkpoints.from_modelopt"
-  format = fitting.find_format(who, weight, weight_scale)
-  _require_global(who, format, "weight_scale_2", weight_scale_2)
-  weight_scale, weight_scale_2 = _of_zeros(
-    weight, weight_scale, weight_scale_2, global_scale_range
-  )
-  return _scaled_array(
-    format,
-    weight,
-    weight_scale,
-    _multiplier(
-      *(who, "weight_scale_2", weight_scale_2, weight, global_scale_range)
-    ),
+  return _linear(
+    *(who, weight, weight_scale, "weight_scale_2", weight_scale_2),
+    global_scale_range,
   )
 
 
@@ -115,16 +125,170 @@ def from_compressed_tensors(
     CheckpointError: 1 / weight_global_scale is out of its range.
   """
   who = "checkpoints.from_compressed_tensors"
-  format = fitting.find_format(who, weight_packed, weight_scale)
-  name, given = "weight_global_scale", weight_global_scale
-  _require_global(who, format, name, given)
-  weight_scale, given = _of_zeros(
-    weight_packed, weight_scale, given, global_scale_range, divides=True
+  name = "weight_global_scale"
+  return _linear(
+    *(who, weight_packed, weight_scale, name, weight_global_scale),
+    global_scale_range,
+    divides=True,
+  )
+
+
+def from_comfyui(
+  weight: Any,
+  weight_scale: Any,
+  weight_scale_2: Any = None,
+  *,
+  rows: int | None = None,
+  global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
+) -> scaled_array.ScaledArray:
+  """Returns a weight of ComfyUI (comfy-kitchen): NVFP4 or MXFP8.
+
+  It has the names, dtypes and often the shapes of ModelOpt's, but the first of
+  two FP4 values is in the high nibble, and scales lie in cuBLAS's tiles.
+
+  Args:
+    weight: NVFP4: uint8[n, k / 2]; MXFP8: float8_e4m3fn[n, k]. Rows may be
+      padded by zeros.
+    weight_scale: NVFP4: float8_e4m3fn; MXFP8: E8M0; both also as uint8. Tiles
+      of 128 rows and 4 columns, in any shape of as many bytes.
+    weight_scale_2: NVFP4: f32, one number that multiplies. MXFP8: None.
+    rows: n without padding; None for all rows.
+    global_scale_range: same as in `from_modelopt`.
+
+  Returns:
+    A `ScaledArray` blocked along k with scale_layout "swizzled_128x4". Scales
+    are views; FP4 values are a copy.
+
+  Raises:
+    TypeError: dtypes and shapes are those of no format.
+    ValueError: rows is out of range.
+    CheckpointError: weight_scale_2 is out of its range.
+  """
+  who = "checkpoints.from_comfyui"
+  format = fitting.comfyui_format(
+    who, weight, weight_scale, weight_scale_2 is not None
+  )
+  weight_scale, weight_scale_2 = _of_zeros(
+    weight, weight_scale, weight_scale_2, global_scale_range
   )
   multiplier = _multiplier(
-    *(who, name, given, weight_packed, global_scale_range), divides=True
+    *(who, "weight_scale_2", weight_scale_2, weight, global_scale_range)
   )
-  return _scaled_array(format, weight_packed, weight_scale, multiplier)
+  n = weight.shape[0]
+  rows = n if rows is None else rows
+  tiles = [-(-x // layouts.SCALE_TILE_ROWS) for x in (rows, n)]
+  if not 0 < rows <= n or tiles[0] != tiles[1]:
+    raise ValueError(
+      f"{who}: rows must be at most {n} and need as many tiles of"
+      f" {layouts.SCALE_TILE_ROWS} rows, got {rows}"
+    )
+  weight = weight[:rows]
+  if format.is_fp4:
+    weight = weight << 4 | weight >> 4
+  scale = weight_scale.reshape(fitting.swizzled_shape(format, weight))
+  return _scaled_array(format, weight, scale, multiplier, layouts.SWIZZLED)
+
+
+def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
+  """Returns a weight of DeepSeek-V4, MiniMax-M3 or MiMo: MXFP4 or MXFP8.
+
+  weight[i, j] = value[i, j] * scale[i // rows, j // columns]
+
+  FP8 whose scales cover more than 32 values is MXFP8 with each scale repeated.
+
+  Args:
+    weight: FP4: int8 or uint8[..., n, k / 2], the low nibble first; FP8:
+      float8[..., n, k], k a multiple of 32.
+    scale: E8M0, also as uint8. FP4: [..., n, k / 32]. FP8: one for 1, 32 or 128
+      rows and 32 or 128 columns.
+
+  Returns:
+    A `ScaledArray` blocked along the last dimension, of views except where
+    scales are repeated.
+
+  Raises:
+    TypeError: dtypes and shapes are those of no format.
+  """
+  who = "checkpoints.from_deepseek"
+  format = fitting.deepseek_format(who, weight, scale)
+  if not format.is_fp4:
+    block = fitting.scale_block(weight, scale)
+    assert block is not None  # they fit a format
+    n, k = weight.shape[-2:]
+    for axis, times, size in (
+      (-2, block[0], n),
+      (-1, block[1] // format.block_size, k // format.block_size),
+    ):
+      scale = _repeated(scale, times, axis, size)
+  return _scaled_array(format, weight, scale, None)
+
+
+def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
+  """Returns a weight of MLX in mode mxfp4, mxfp8 or nvfp4.
+
+  weight[i] = value[i] * scale[i // block]
+
+  Args:
+    weight: uint32, FP4: [..., n, k / 8]; FP8 (E4M3): [..., n, k / 4]; the first
+      value in the lowest bits.
+    scales: uint8. mxfp4, mxfp8: E8M0[..., n, k / 32]; nvfp4: E4M3
+      [..., n, k / 16].
+
+  Returns:
+    A `ScaledArray` of views, blocked along the last dimension. NVFP4 has the
+    global scale 1.
+
+  Raises:
+    TypeError: dtypes and shapes are those of no format.
+  """
+  who = "checkpoints.from_mlx"
+  format = fitting.mlx_format(who, weight, scales)
+  if isinstance(weight, np.ndarray):
+    words = np.ascontiguousarray(weight).astype("<u4", copy=False)
+    values: Any = words.view(np.uint8)
+  else:
+    values = lax.bitcast_convert_type(weight, jnp.uint8)
+    values = values.reshape(*weight.shape[:-1], -1)
+  one = np.float32(1) if format.has_global_scale else None
+  multiplier = _multiplier(who, "global_scale", one, values, None)
+  return _scaled_array(format, values, scales, multiplier)
+
+
+def activation_scale(layout: str, scale: Any) -> jax.Array:
+  """Returns the `global_scale` of an activation that a checkpoint calibrated.
+
+  ModelOpt's and ComfyUI's `input_scale` and torchao's `act_per_tensor_scale`
+  multiply, as `jp.quantize(x, "nvfp4", global_scale=)` takes them.
+  compressed-tensors' `input_global_scale` divides.
+
+  Args:
+    layout: "modelopt", "comfyui", "torchao" or "compressed-tensors".
+    scale: the tensor, one float.
+
+  Returns:
+    f32[], which multiplies.
+
+  Raises:
+    ValueError: the layout has no such scale.
+    TypeError: scale is not one float.
+
+  Example:
+    >>> jp.checkpoints.activation_scale("compressed-tensors", np.float32([64]))
+    Array(0.015625, dtype=float32)
+  """
+  who = "checkpoints.activation_scale"
+  if layout not in ACTIVATION_SCALES:
+    raise ValueError(
+      f"{who}: layout must be one of {', '.join(ACTIVATION_SCALES)}, got"
+      f" {layout!r}"
+    )
+  given = jnp.asarray(scale)
+  if given.size != 1 or not jnp.issubdtype(given.dtype, jnp.floating):
+    raise TypeError(
+      f"{who}: scale must be one float, got {fitting.brief(given)}"
+    )
+  given = given.astype(jnp.float32).reshape(())
+  return 1 / given if ACTIVATION_SCALES[layout][1] else given
 
 
 def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
@@ -291,6 +455,90 @@ def _viewed(x: Any, dtype: np.dtype) -> Any:
   return lax.bitcast_convert_type(x, dtype)
 
 
+def _linear(
+  who: str,
+  weight: Any,
+  weight_scale: Any,
+  name: str,
+  given: Any,
+  allowed: Range | None,
+  *,
+  divides: bool = False,
+) -> scaled_array.ScaledArray:
+  """Returns the array of values, linear scales and a global scale."""
+  format = fitting.find_format(who, weight, weight_scale)
+  _require_global(who, format, name, given)
+  axis = fitting.blocked_axis(weight, weight_scale)
+  assert axis is not None  # they fit a format
+  if fitting.is_float(weight_scale):
+    weight_scale = _as_e4m3(who, weight_scale)
+  weight_scale, given = _of_zeros(
+    weight, weight_scale, given, allowed, divides=divides, axis=axis
+  )
+  multiplier = _multiplier(
+    who, name, given, weight, allowed, divides=divides, axis=axis
+  )
+  blocks = weight.shape[axis] * 8 // (format.block_size * format.value_bits)
+  times = blocks // weight_scale.shape[axis]
+  scale = _repeated(weight_scale, times, axis, blocks)
+  if multiplier is not None and len(weight.shape) > 2:
+    scale, multiplier = _folded(scale, multiplier)
+  return _scaled_array(format, weight, scale, multiplier)
+
+
+def _as_e4m3(who: str, scale: Any) -> Any:
+  """Returns block scales in E4M3, which must hold them exactly."""
+  if not _is_known(scale):
+    raise TypeError(
+      f"{who}: block scales in {scale.dtype} must be known, to see that each is"
+      " a number of E4M3; cast them to float8_e4m3fn"
+    )
+  with np.errstate(invalid="ignore", over="ignore"):
+    codes = scale.astype(formats.E4M3)
+  same = (codes.astype(np.float32) == scale) | (scale != scale)
+  if not bool(same.all()):
+    bad = float(np.asarray(scale)[~np.asarray(same)].reshape(-1)[0])
+    raise errors.CheckpointError(
+      f"{who}: block scales in {scale.dtype} must be numbers of E4M3, as NVFP4"
+      f" has them, got {bad:g}; quantize the weight that is not quantized"
+    )
+  return codes
+
+
+def _repeated(x: Any, times: int, axis: int, size: int) -> Any:
+  """Returns an array with each index repeated, cut to a size."""
+  if times > 1:
+    x = (np if isinstance(x, np.ndarray) else jnp).repeat(x, times, axis=axis)
+  if x.shape[axis] == size:
+    return x
+  cut = [slice(None)] * len(x.shape)
+  cut[axis] = slice(size)
+  return x[tuple(cut)]
+
+
+def _folded(scale: Any, multiplier: Any) -> tuple[Any, Any]:
+  """Returns block scales and one multiplier an expert, if both are exact.
+
+  Products of experts take one global scale for each. The largest one stays, and
+  block scales take the ratios of the others to it.
+  """
+  if multiplier.size in (1, math.prod(multiplier.shape[:-2])):
+    return scale, multiplier
+  if not (_is_known(scale) and _is_known(multiplier)):
+    return scale, multiplier
+  parts = np.asarray(multiplier, np.float64)
+  largest = parts.max(axis=(-1, -2), keepdims=True)
+  with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    ratio = np.where(largest > 0, parts / largest, 1)
+    numbers = np.asarray(_viewed(scale, formats.E4M3)).astype(np.float64)
+    wanted = numbers * ratio
+    codes = wanted.astype(formats.E4M3)
+    is_exact = codes.astype(np.float64) == wanted
+  if not bool((is_exact | np.isnan(numbers)).all()):
+    return scale, multiplier
+  return codes, largest.astype(np.float32)
+
+
 def _multiplier(
   who: str,
   name: str,
@@ -299,29 +547,32 @@ def _multiplier(
   allowed: Range | None,
   *,
   divides: bool = False,
+  axis: int = -1,
 ) -> Any:
-  """The f32 that multiplies, with the rank of values; None for None."""
+  """Returns the f32 that multiplies, with the rank of values; None for None.
+
+  It is [..., n, 1] if parts of the rows have one each that differ.
+  """
   if given is None:
     return None
   if not isinstance(given, jax.Array):
     given = np.asarray(given)
-  lead = tuple(values.shape[:-2])
-  shape = tuple(given.shape)
-  is_one = math.prod(shape) == 1
-  if not (is_one or shape in (lead, (*lead, 1, 1))) or not jnp.issubdtype(
-    given.dtype, jnp.floating
-  ):
-    raise TypeError(
-      f"{who}: {name} must be one float, or one for each index of the leading"
-      f" dimensions {lead}, got {fitting.brief(given)}"
-    )
+  parts = fitting.require_global_scale(who, name, given, values, axis)
   given = given.astype(np.float32)
   if _is_known(given):
     _require_range(who, name, np.asarray(given), allowed, divides)
   with np.errstate(divide="ignore", over="ignore"):
     given = np.float32(1) / given if divides else given
-  rank = len(values.shape)
-  return given.reshape((1,) * rank if is_one else (*lead, 1, 1))
+  lead = tuple(values.shape[:-2])
+  if parts == 0:
+    return given.reshape((1,) * len(values.shape))
+  if parts > 1 and _is_known(given) and bool((given == given[..., :1]).all()):
+    given, parts = given[..., 0], 1
+  if parts == 1:
+    return given.reshape((*lead, 1, 1))
+  rows = values.shape[-3 - axis]
+  given = _repeated(given, rows // parts, -1, rows)
+  return given.reshape((*lead, rows, 1) if axis == -1 else (*lead, 1, rows))
 
 
 def _require_range(
@@ -364,6 +615,7 @@ def _of_zeros(
   allowed: Range | None,
   *,
   divides: bool = False,
+  axis: int = -1,
 ) -> tuple[Any, Any]:
   """Returns block scales and global scales with those of zeros replaced.
 
@@ -378,6 +630,7 @@ def _of_zeros(
     given: its global scale, as the file has it, or None.
     allowed: the range of global scales that multiply.
     divides: whether `given` divides.
+    axis: the one along which blocks lie, -1 or -2.
   """
   if given is None or not all(map(_is_known, (values, scale))):
     return scale, given
@@ -388,7 +641,11 @@ def _of_zeros(
   numbers = np.asarray(given, np.float32)
   lead = tuple(values.shape[:-2])
   is_one = numbers.size == 1
-  if not is_one and numbers.shape not in (lead, (*lead, 1, 1)):
+  is_each = numbers.shape in (lead, (*lead, 1, 1))
+  rows = values.shape[-3 - axis] if len(values.shape) > 1 else 0
+  count = numbers.shape[-1] if numbers.shape else 1
+  is_parts = numbers.shape == (*lead, count) and count and rows % count == 0
+  if not (is_one or is_each or is_parts):
     return scale, given  # which is refused
   limits = np.finfo(np.float32)
   usable = allowed or (float(limits.tiny), float(limits.max))
@@ -396,12 +653,24 @@ def _of_zeros(
   if not is_odd.any():
     return scale, given
   magnitudes = np.asarray(values).view(np.uint8) & _FP4_MAGNITUDES
-  is_zero = ~magnitudes.any(axis=None if is_one else (-2, -1))
-  is_replaced = is_odd & is_zero.reshape(numbers.shape)
   codes = np.asarray(scale).view(np.uint8)
+  is_zero: Any
+  spread: tuple[int, ...]
+  if is_one:
+    is_zero, spread = ~magnitudes.any(), (1,) * codes.ndim
+  elif is_each:
+    is_zero, spread = ~magnitudes.any((-2, -1)), (*lead, 1, 1)
+  else:  # a number for each of equal parts of the rows
+    is_zero_row = ~magnitudes.any(axis)
+    is_zero = is_zero_row.reshape(*lead, count, -1).all(-1)
+    spread = (*lead, rows, 1) if axis == -1 else (*lead, 1, rows)
+  is_replaced = is_odd & is_zero.reshape(numbers.shape)
+  where = is_replaced
+  if not (is_one or is_each):
+    where = np.repeat(is_replaced, rows // count, axis=-1)
   is_nan = (codes & ~np.uint8(_SIGN)) == _UE4M3_UNUSED
-  where = is_replaced.reshape((1,) * codes.ndim if is_one else (*lead, 1, 1))
-  scale = np.where(is_nan & where, np.uint8(0), codes).view(scale.dtype)
+  scale = np.where(is_nan & where.reshape(spread), np.uint8(0), codes)
+  scale = scale.view(formats.E4M3)
   return scale, np.where(is_replaced, np.float32(1), numbers)
 
 

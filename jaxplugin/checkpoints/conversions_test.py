@@ -193,9 +193,10 @@ class ModeloptTest(parameterized.TestCase):
     ((96,), np.uint8, (12,), np.uint8),
     ((5, 0), np.uint8, (5, 0), np.uint8),
     ((5, 96), np.int8, (5, 12), np.uint8),
-    ((5, 96), np.uint8, (5, 12), np.float32),
+    ((5, 96), np.uint8, (5, 6), np.float32),
+    ((5, 96), np.uint8, (5, 12), np.int32),
     ((5, 96), np.uint8, (5, 12), ml_dtypes.float8_e8m0fnu),
-    ((5, 96), np.uint8, (5, 6), ml_dtypes.float8_e4m3fn),
+    ((5, 96), np.uint8, (5, 3), ml_dtypes.float8_e4m3fn),
   )
   def test_other_shapes_and_dtypes_are_an_error(self, v_shape, v, s_shape, s):
     with self.assertRaisesRegex(TypeError, "from_modelopt: values and scales"):
@@ -203,8 +204,75 @@ class ModeloptTest(parameterized.TestCase):
 
   def test_global_scale_of_another_shape_is_an_error(self):
     values, scale, _ = tensors("nvfp4", E)
-    with self.assertRaisesRegex(TypeError, r"\(3,\), got float32\[2\]"):
-      M(values, scale, np.float32([1e-4, 1e-4]))
+    for shape in ((2,), (3, 2), (3, 4), (2, 5), (3, 5, 1)):
+      with self.assertRaisesRegex(
+        TypeError, r"dimensions \(3,\).* of the 5 rows, \[3, 'p'\], got float32"
+      ):
+        M(values, scale, np.full(shape, 1e-4, np.float32))
+
+  def test_block_scales_of_wider_floats_and_of_groups_of_32(self):
+    values, scale, expected = tensors("nvfp4", E)
+    scale, numbers = scale.view(ml_dtypes.float8_e4m3fn), nibbles(values)
+    g = np.float32(2.0**-12)
+    for dtype in (np.float32, ml_dtypes.bfloat16, np.float16):
+      wide = scale.astype(dtype)
+      for xp in (np, jnp):
+        array = M(values, xp.asarray(wide), g)
+        np.testing.assert_array_equal(numbers_of(array), expected * g)
+      wide[1, 2, 3] = 1.0625  # E4M3 has 1 and 1.125
+      with self.assertRaisesRegex(
+        jp.checkpoints.CheckpointError, "must be numbers of E4M3.* got 1.0625"
+      ):
+        M(values, wide, g)
+    with self.assertRaisesRegex(TypeError, "float32 must be known"):
+      jax.jit(lambda x: M(values, x, g))(scale.astype(np.float32))
+    codes = np.ascontiguousarray(scale[..., ::2])
+    array = M(values, codes, g)
+    want = numbers * np.repeat(e4m3(codes.view(np.uint8)), 32, -1) * g
+    np.testing.assert_array_equal(numbers_of(array), want)
+
+  def test_equal_parts_of_the_rows_have_a_global_scale_each(self):
+    values, scale, expected = tensors("nvfp4")
+    values, scale, expected = (
+      np.concatenate([x, x[:1]]) for x in (values, scale, expected)
+    )  # 6 rows
+    parts = np.float32([2.0**-12, 3 * 2.0**-12, 5 * 2.0**-14])
+    rows = np.repeat(parts, 2)[:, None]
+    for given in (parts, jnp.asarray(parts)):
+      array = M(values, scale, given)
+      self.assertEqual(array.global_scale.shape, (6, 1))
+      np.testing.assert_array_equal(numbers_of(array), expected * rows)
+    array = C(values, scale, np.float32([2.0**12, 2.0**13]))
+    rows = np.repeat([2.0**-12, 2.0**-13], 3)[:, None]
+    np.testing.assert_array_equal(numbers_of(array), expected * rows)
+    array = M(values, scale, np.float32([2.0**-12] * 3))
+    self.assertEqual(array.global_scale.shape, (1, 1))
+    with self.assertRaisesRegex(TypeError, "of the 6 rows"):
+      M(values, scale, np.float32([2.0**-12] * 4))
+    # A part that saw no data: its values are 0, and its scale is.
+    values[2:4] = 0
+    array = M(values, scale, np.float32([2.0**-12, 0, 2.0**-12]))
+    want = expected * 2.0**-12
+    want[2:4] = 0
+    np.testing.assert_array_equal(numbers_of(array), want)
+
+  def test_parts_of_experts_share_a_global_scale_where_that_is_exact(self):
+    values, scale, expected = tensors("nvfp4", E)
+    values, scale = (np.concatenate([x, x[:, :1]], 1) for x in (values, scale))
+    expected = np.concatenate([expected, expected[:, :1]], 1)
+    scale = scale & 0x78 | 0x40  # powers of two from 2 on
+    expected = nibbles(values) * np.repeat(e4m3(scale), 16, -1)
+    parts = np.float32([[1, 2], [4, 1], [1, 1.125]]) * np.float32(2.0**-12)
+    rows = np.repeat(parts, 3, -1)[..., None]
+    array = M(values, scale, parts[:2].repeat(2, 0)[:E])
+    self.assertEqual(array.global_scale.shape, (E, 1, 1))
+    want = expected * rows[[0, 0, 1]]
+    np.testing.assert_array_equal(numbers_of(array), want)
+    y = jp.ragged_dot(np.eye(K, dtype=np.float32), array, jnp.int32([K, 0, 0]))
+    np.testing.assert_array_equal(np.asarray(y), want[0].T)
+    array = M(values, scale, parts)  # 1 / 1.125 is no number of E4M3
+    self.assertEqual(array.global_scale.shape, (E, 6, 1))
+    np.testing.assert_array_equal(numbers_of(array), expected * rows)
 
 
 class GptOssTest(absltest.TestCase):
@@ -278,6 +346,174 @@ class TorchaoTest(parameterized.TestCase):
     values, _, _ = tensors("mxfp4")
     with self.assertRaisesRegex(TypeError, "fit no format"):
       T(values, np.zeros((128, 12), np.uint8), is_swizzled=True)
+
+
+class ComfyuiTest(parameterized.TestCase):
+  def parts(self, format, n):
+    """The tensors of [n, 64], rows padded, and the numbers."""
+    rng = np.random.default_rng(5)
+    k, is_fp4 = 64, format == "nvfp4"
+    block, unit = (16, 16) if is_fp4 else (32, 32)
+    if is_fp4:
+      values = rng.integers(0, 256, (n, k // 2), np.uint8)
+      pairs = np.stack([values >> 4, values & 15], -1)  # the high one first
+      numbers = E2M1[pairs.reshape(n, k)]
+      scale = rng.integers(1, 0x7F, (n, k // block), np.uint8)
+      scales = e4m3(scale)
+    else:
+      values = finite_e4m3(rng, (n, k))
+      numbers = e4m3(values)
+      scale = rng.integers(110, 140, (n, k // block), np.uint8)
+      scales = e8m0(scale)
+    values = np.pad(values, ((0, -n % unit), (0, 0)))
+    columns = -(-scale.shape[1] // 4)
+    tiles = np.zeros(-(-n // 128) * columns * 512, np.uint8)
+    for r in range(n):  # cuBLAS: byte (r, c) of a tile, written out
+      for c in range(scale.shape[1]):
+        tile = r // 128 * columns + c // 4
+        at = tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+        tiles[at] = scale[r, c]
+    tiles = tiles.reshape(-1, 4 * columns)
+    return values, tiles, numbers * np.repeat(scales, block, -1)
+
+  @parameterized.product(format=("nvfp4", "mxfp8"), n=(128, 96, 90, 130))
+  def test_numbers_are_those_of_the_layout(self, format, n):
+    values, tiles, expected = self.parts(format, n)
+    second = () if format == "mxfp8" else (np.float32(2.0**-12),)
+    expected = expected * (2.0**-12 if second else 1)
+    stored_values, stored_tiles = as_stored(values, tiles, format)
+    for given in (
+      (stored_values, stored_tiles),
+      (stored_values, tiles.reshape(-1)),
+      (jnp.asarray(stored_values), jnp.asarray(tiles)),
+    ):
+      array = jp.checkpoints.from_comfyui(*given, *second, rows=n)
+      self.assertEqual(array.shape, (n, 64))
+      self.assertEqual(array.scale_layout, "swizzled_128x4")
+      np.testing.assert_array_equal(numbers_of(array), expected)
+    whole = jp.checkpoints.from_comfyui(stored_values, tiles, *second)
+    self.assertEqual(whole.shape, (len(values), 64))
+    np.testing.assert_array_equal(numbers_of(whole)[:n], expected)
+    self.assertFalse(numbers_of(whole)[n:].any())
+
+  def test_other_shapes_dtypes_and_rows_are_an_error(self):
+    values, tiles, _ = self.parts("nvfp4", 96)
+    second = np.float32(2.0**-12)
+    read = jp.checkpoints.from_comfyui
+    for given in (
+      (values, tiles[:96], second),
+      (values, tiles.astype(np.float32), second),
+      (values[None], tiles, second),
+      (values, tiles),  # bytes of MXFP8 would be [96, 32]
+      (values[:, :3], tiles, second),
+    ):
+      with self.assertRaisesRegex(TypeError, "tiles of 128 rows .* got"):
+        read(*given)
+    for rows in (0, 97):
+      with self.assertRaisesRegex(ValueError, f"at most 96 .* got {rows}"):
+        read(values, tiles, second, rows=rows)
+    values, tiles, _ = self.parts("nvfp4", 130)
+    with self.assertRaisesRegex(ValueError, "as many tiles .* got 128"):
+      read(values, tiles, second, rows=128)
+    with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "got 5000"):
+      read(values, tiles, np.float32(5000))
+
+
+class DeepseekTest(absltest.TestCase):
+  def test_fp4(self):
+    for lead in ((), (E,)):
+      values, scale, expected = tensors("mxfp4", *lead)
+      for given in (
+        (values.view(np.int8), scale.view(ml_dtypes.float8_e8m0fnu)),
+        (values, scale),
+        (jnp.asarray(values.view(np.int8)), jnp.asarray(scale)),
+      ):
+        array = jp.checkpoints.from_deepseek(*given)
+        self.assertEqual(array.format, jp.MXFP4)
+        np.testing.assert_array_equal(numbers_of(array), expected)
+
+  def test_fp8_with_a_scale_for_rows_and_columns(self):
+    rng = np.random.default_rng(7)
+    for n, rows, columns in (
+      *((5, 1, 32), (33, 32, 32), (200, 128, 128), (2, 1, 128)),
+      (129, 128, 32),
+    ):
+      k = 192
+      values = finite_e4m3(rng, (n, k))
+      scale = rng.integers(
+        110, 140, (-(-n // rows), -(-k // columns)), np.uint8
+      )
+      want = np.empty((n, k))
+      for i in range(n):
+        for j in range(k):
+          want[i, j] = e8m0(scale[i // rows, j // columns])
+      want *= e4m3(values)
+      array = jp.checkpoints.from_deepseek(
+        values.view(ml_dtypes.float8_e4m3fn), scale
+      )
+      self.assertEqual(array.format, jp.MXFP8)
+      np.testing.assert_array_equal(numbers_of(array), want)
+
+  def test_other_shapes_and_dtypes_are_an_error(self):
+    f8 = ml_dtypes.float8_e4m3fn
+    for values, scale in (
+      (np.zeros((4, 64), f8), np.zeros((4, 2), np.float32)),
+      (np.zeros((4, 64), f8), np.zeros((4, 4), np.uint8)),
+      (np.zeros((4, 48), f8), np.zeros((4, 2), np.uint8)),
+      (np.zeros((4, 64), np.int8), np.zeros((4, 2), np.uint8)),
+      (np.zeros((4, 64), np.int32), np.zeros((4, 4), np.uint8)),
+    ):
+      with self.assertRaisesRegex(TypeError, "from_deepseek: weight and scale"):
+        jp.checkpoints.from_deepseek(values, scale)
+
+
+class MlxTest(absltest.TestCase):
+  def test_words_have_the_first_value_in_their_lowest_bits(self):
+    for format, per_word in (("nvfp4", 8), ("mxfp4", 8), ("mxfp8", 4)):
+      for lead in ((), (E,)):
+        values, scale, expected = tensors(format, *lead)
+        bits = 32 // per_word
+        nib = values if bits == 8 else np.stack([values & 15, values >> 4], -1)
+        codes = nib.reshape(*values.shape[:-1], -1, per_word).astype(np.uint64)
+        words = (codes << (bits * np.arange(per_word, dtype=np.uint64))).sum(-1)
+        words = words.astype(np.uint32)
+        for xp in (np, jnp):
+          array = jp.checkpoints.from_mlx(xp.asarray(words), xp.asarray(scale))
+          self.assertEqual(str(array.format), format)
+          np.testing.assert_array_equal(numbers_of(array), expected)
+
+  def test_other_shapes_and_dtypes_are_an_error(self):
+    words = np.zeros((4, 16), np.uint32)
+    for values, scale in (
+      (words, np.zeros((4, 16), np.uint8)),
+      (words, np.zeros((4, 4), np.float16)),
+      (words.view(np.int32), np.zeros((4, 4), np.uint8)),
+      (words, np.zeros((3, 4), np.uint8)),
+    ):
+      with self.assertRaisesRegex(TypeError, "from_mlx: weight and scales"):
+        jp.checkpoints.from_mlx(values, scale)
+
+
+class ActivationScaleTest(absltest.TestCase):
+  def test_layouts_say_whether_it_divides(self):
+    read = jp.checkpoints.activation_scale
+    for layout, given, want in (
+      ("modelopt", np.float32(0.25), 0.25),
+      ("comfyui", np.float32([0.25]), 0.25),
+      ("torchao", jnp.bfloat16(0.25), 0.25),
+      ("compressed-tensors", np.float32([64]), 1 / 64),
+    ):
+      scale = read(layout, given)
+      self.assertEqual((scale.dtype, scale.shape), (jnp.float32, ()))
+      self.assertEqual(float(scale), want)
+
+  def test_other_layouts_and_arrays_are_an_error(self):
+    read = jp.checkpoints.activation_scale
+    with self.assertRaisesRegex(ValueError, "layout must be .* got 'gguf'"):
+      read("gguf", 1.0)
+    for given in (np.float32([1, 2]), np.int32(1)):
+      with self.assertRaisesRegex(TypeError, "must be one float, got"):
+        read("modelopt", given)
 
 
 class GgufTest(parameterized.TestCase):

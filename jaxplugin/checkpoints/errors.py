@@ -52,5 +52,9 @@ class NumbersWarning(UserWarning):
   """A checkpoint has a NaN, an infinity or a global scale that is neither."""
 
 
+class LayoutWarning(UserWarning):
+  """Nothing says whose some weights are, and two layouts read other numbers."""
+
+
 class PreQuantScaleWarning(UserWarning):
   """Some weights are right only with inputs multiplied by a pre_quant_scale."""

@@ -8,6 +8,9 @@ import math
 from typing import Any
 from typing import Final
 
+import jax.numpy as jnp
+import numpy as np
+
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 
@@ -15,6 +18,19 @@ _FORMATS: Final = (
   *(formats.NVFP4, formats.MXFP4, formats.MXFP8, formats.MXFP8_E5M2),
 )
 _FP6_BITS: Final = 6 * formats.MXFP4.block_size
+# NVFP4 in groups of 32 (ModelOpt's W4A8_NVFP4_FP8).
+_WIDE_GROUP: Final = 2 * formats.NVFP4.block_size
+# Values that a scale of FP8 covers in rows and in columns.
+_SCALE_ROWS: Final = (1, 32, 128)
+_SCALE_COLUMNS: Final = (32, 128)
+_INT8: Final = np.dtype(np.int8)
+_WORDS: Final = np.dtype(np.uint32)
+# Words of a scale in MLX's files.
+_MLX_FORMATS: Final = {
+  2: formats.NVFP4,
+  4: formats.MXFP4,
+  8: formats.MXFP8,
+}
 _GPT_OSS_BYTES: Final = formats.MXFP4.block_size // 2  # of a block
 
 # Of GGUF: values of a block, and bytes of scales before those of values.
@@ -22,17 +38,18 @@ GGUF_BLOCKS: Final = {formats.MXFP4: (32, 1), formats.NVFP4: (64, 4)}
 
 
 def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
-  """The format that values and linear scales have the dtypes and sizes of.
+  """Returns the format whose dtypes and sizes values and linear scales have.
 
   Blocks lie along the last dimension; or along the one before it, k, of a stack
-  [..., k, n].
+  [..., k, n]. NVFP4 may have groups of 32, and block scales in F32, BF16 or
+  F16.
 
   Args:
     who: the function that speaks.
     values, scale: arrays, or what has their `shape` and `dtype`.
 
   Raises:
-    TypeError: there is none.
+    TypeError: no format has them.
   """
   axis = blocked_axis(values, scale)
   if axis is not None:
@@ -41,6 +58,14 @@ def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
       size = format.block_size * format.value_bits
       if bits_of_scale == size and _has_dtypes(format, values, scale):
         return format
+    if values.dtype == formats.PACKED:
+      nvfp4 = formats.NVFP4
+      is_wide = bits_of_scale == _WIDE_GROUP * nvfp4.value_bits
+      is_block = bits_of_scale == nvfp4.block_size * nvfp4.value_bits
+      if is_wide and scale.dtype == nvfp4.scale_dtype:
+        return nvfp4
+      if is_block and is_float(scale):
+        return nvfp4
     if bits_of_scale == _FP6_BITS and values.dtype == formats.PACKED:
       raise TypeError(
         f"{who}: packed FP6 (four values in three bytes) is not read, got"
@@ -52,6 +77,47 @@ def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
     " float8_e4m3fn[..., n, k / 16]), MXFP4 (uint8[..., n, k / 2],"
     " uint8[..., n, k / 32]) or MXFP8 (float8_e4m3fn[..., n, k],"
     f" uint8[..., n, k / 32]), got {brief(values)} and {brief(scale)}"
+  )
+
+
+def is_float(x: Any) -> bool:
+  """Checks for F64, F32, BF16 and F16: floats of more than a byte."""
+  return x.dtype.itemsize > 1 and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def require_global_scale(
+  who: str, name: str, given: Any, values: Any, axis: int
+) -> int:
+  """Returns how many equal parts of the rows have a global scale each.
+
+  Args:
+    who: the function that speaks.
+    name: the argument or tensor.
+    given: the global scale, an array or what has its `shape` and `dtype`.
+    values: those of the weight.
+    axis: the one along which blocks lie, -1 or -2.
+
+  Returns:
+    0 if one number is for all, 1 if each index of the leading dimensions has
+    one, the number of parts otherwise.
+
+  Raises:
+    TypeError: the shape or the dtype does not fit.
+  """
+  lead = tuple(values.shape[:-2])
+  shape = tuple(given.shape)
+  rows = values.shape[-3 - axis] if len(values.shape) > 1 else 0
+  if jnp.issubdtype(given.dtype, jnp.floating):
+    if math.prod(shape) == 1:
+      return 0
+    if shape in (lead, (*lead, 1, 1)):
+      return 1
+    if shape[:-1] == lead and shape[-1:] and rows % max(shape[-1], 1) == 0:
+      return shape[-1]
+  raise TypeError(
+    f"{who}: {name} must be one float, one for each index of the leading"
+    f" dimensions {lead}, or one for each of p equal parts of the {rows} rows,"
+    f" {[*lead, 'p']}, got {brief(given)}"
   )
 
 
@@ -123,6 +189,104 @@ def torchao_format(
   raise TypeError(
     f"{who}: qdata and swizzled scale fit no format: scales are padded to 128"
     f" rows and 4 columns, got {brief(qdata)} and {brief(scale)}"
+  )
+
+
+def comfyui_format(
+  who: str, weight: Any, weight_scale: Any, has_second: bool
+) -> formats.BlockFormat:
+  """Returns the format of a ComfyUI weight, by its parts.
+
+  Raises:
+    TypeError: no format of ComfyUI has them.
+  """
+  format = formats.NVFP4 if has_second else formats.MXFP8
+  # Bytes may be MXFP8 too, or NVFP4 whose weight_scale_2 is missing.
+  stored = formats.PACKED if format.is_fp4 else format.values_dtype
+  if (
+    len(weight.shape) == 2
+    and math.prod(weight.shape)
+    and weight.dtype == stored
+    and weight.shape[-1] * 8 % (format.block_size * format.value_bits) == 0
+    and _has_dtypes(format, weight, weight_scale)
+    and math.prod(weight_scale.shape)
+    == math.prod(swizzled_shape(format, weight))
+  ):
+    return format
+  raise TypeError(
+    f"{who}: weight and weight_scale must be ComfyUI's NVFP4 (uint8[n, k / 2],"
+    " float8_e4m3fn[n, k / 16], with weight_scale_2) or MXFP8"
+    " (float8_e4m3fn[n, k], uint8[n, k / 32]), the scales in tiles of 128 rows"
+    f" and 4 columns, got {brief(weight)} and {brief(weight_scale)}"
+    f" {'with' if has_second else 'without'} weight_scale_2"
+  )
+
+
+def deepseek_format(who: str, weight: Any, scale: Any) -> formats.BlockFormat:
+  """Returns the format of FP4 or FP8 with E8M0 scales, by dtypes and sizes.
+
+  FP4 has one scale for 32 values of a row. FP8 has one for 1, 32 or 128 rows
+  and 32 or 128 columns.
+
+  Raises:
+    TypeError: no format has them.
+  """
+  if scale.dtype in (formats.E8M0, formats.PACKED):
+    fp4 = formats.MXFP4
+    if (
+      weight.dtype in (_INT8, formats.PACKED)
+      and blocked_axis(weight, scale) == -1
+      and weight.shape[-1] * 8
+      == scale.shape[-1] * fp4.block_size * fp4.value_bits
+    ):
+      return fp4
+    for format in (formats.MXFP8, formats.MXFP8_E5M2):
+      if weight.dtype == format.values_dtype and scale_block(weight, scale):
+        return format
+  raise TypeError(
+    f"{who}: weight and scale must be FP4 (int8 or uint8[..., n, k / 2]) with"
+    " E8M0 scales [..., n, k / 32], or FP8 [..., n, k] with E8M0 scales, each"
+    " of 1, 32 or 128 rows and 32 or 128 columns, got"
+    f" {brief(weight)} and"
+    f" {brief(scale)}"
+  )
+
+
+def scale_block(weight: Any, scale: Any) -> tuple[int, int] | None:
+  """Returns how many rows and columns of FP8 share a scale; None if unclear."""
+  if len(weight.shape) < 2 or len(scale.shape) != len(weight.shape):
+    return None
+  *lead, n, k = weight.shape
+  *scale_lead, rows, columns = scale.shape
+  if lead != scale_lead or not n or not k or k % formats.MXFP8.block_size:
+    return None
+  for size in _SCALE_ROWS:
+    for width in _SCALE_COLUMNS:
+      if -(-n // size) == rows and -(-k // width) == columns:
+        return size, width
+  return None
+
+
+def mlx_format(who: str, weight: Any, scales: Any) -> formats.BlockFormat:
+  """Returns the format of an MLX weight, by the words that share a scale.
+
+  Raises:
+    TypeError: no format has them.
+  """
+  if (
+    weight.dtype == _WORDS
+    and scales.dtype == formats.PACKED
+    and blocked_axis(weight, scales) == -1
+    and weight.shape[-1] % scales.shape[-1] == 0
+  ):
+    format = _MLX_FORMATS.get(weight.shape[-1] // scales.shape[-1])
+    if format is not None:
+      return format
+  raise TypeError(
+    f"{who}: weight and scales must be MLX's mxfp4 (uint32[..., n, k / 8],"
+    " uint8[..., n, k / 32]), mxfp8 (uint32[..., n, k / 4], uint8[..., n,"
+    " k / 32]) or nvfp4 (uint32[..., n, k / 8], uint8[..., n, k / 16]), got"
+    f" {brief(weight)} and {brief(scales)}"
   )
 
 

@@ -47,8 +47,9 @@ _CONFIGS: Final = (
   (
     "config.json",
     "quantization_config",
-    ("quant_method", "quant_algo", "format"),
+    ("quant_method", "quant_algo", "format", "expert_dtype"),
   ),
+  ("config.json", "quantization", ("mode", "bits")),  # of MLX
 )
 
 
@@ -123,6 +124,28 @@ class Checkpoint(Mapping[str, Any]):
         )
     return array
 
+  def activation_scale(self, name: str) -> jax.Array | None:
+    """Returns the calibrated global scale of what a weight is multiplied by.
+
+    Args:
+      name: the weight's.
+
+    Returns:
+      f32[], which multiplies: `jp.quantize(x, "nvfp4", global_scale=)` takes
+      it. None if the checkpoint has none for this weight.
+
+    Raises:
+      KeyError: there is no such weight.
+      TypeError: the tensor is not one float.
+    """
+    entry = self.entries.get(name)
+    if entry is None:
+      raise UnknownName(name, self)
+    if entry.activation_scale is None or entry.layout is None:
+      return None
+    scale = self.entries[entry.activation_scale].parts[0].read()
+    return conversions.activation_scale(entry.layout, scale)
+
   def __contains__(self, name: object) -> bool:
     return name in self.entries
 
@@ -178,6 +201,8 @@ class Checkpoint(Mapping[str, Any]):
       lines.append(
         f"{len(awq)} weights want their inputs multiplied by pre_quant_scale"
       )
+    if open_ones := _open_layouts(self.entries):
+      lines.append(_open_line(open_ones))
     if self.misfits:
       lines.append(f"left out, as they cannot be read: {len(self.misfits)}")
       lines += [f"  {x}" for x in misfit_lists.listed(self.misfits)]
@@ -220,16 +245,19 @@ def load(
   strict: bool = True,
   skip: str | Sequence[str] = (),
   check: str | None = None,
+  layout: str | None = None,
 ) -> Checkpoint:
   """Opens a checkpoint; reads no more of it than what describes its tensors.
 
-  Layouts are recognized by names, dtypes and shapes: ModelOpt, compressed-
-  tensors, gpt-oss, torchao and GGUF. A quantized weight is one `ScaledArray`,
-  called as in the model ("layers.0.up_proj.weight"); its parts are no names of
-  their own. A `pre_quant_scale` keeps its own, and `entries[name]` of its
-  weight knows that. All else passes through: what is not quantized,
-  `input_scale` and `input_global_scale`, and weights in formats that are none
-  here (INT4, FP8 with one scale a tensor), whose parts keep their names.
+  Layouts are recognized by names, dtypes, shapes and marks: ModelOpt,
+  compressed-tensors, gpt-oss, torchao, ComfyUI, DeepSeek, MLX and GGUF. A
+  quantized weight is one `ScaledArray`, called as in the model
+  ("layers.0.up_proj.weight"); its parts have no names of their own. A
+  `pre_quant_scale` keeps its own, and so do `input_scale` and
+  `input_global_scale`; `entries[name]` of its weight names them. Tensors that
+  are not quantized pass through. One that some sign calls quantized, in a
+  format that jaxplugin does not have (INT4, FP8 with f32 scales), cannot be
+  read.
 
   Of a folder's files an index is read with the files that it names. Without an
   index all .safetensors files are read, and two of them with one name are an
@@ -247,19 +275,25 @@ def load(
       weights, or of their tensors in the files.
     check: "numbers" reads all of it, a chunk at a time, and counts NaNs,
       infinities and global scales that are 0 or infinite: `Checkpoint.numbers`.
+    layout: whose weights are, if their names, dtypes and shapes are those of
+      several: "modelopt", "compressed-tensors", "comfyui" or
+      "modelopt-swizzled" (ModelOpt's with its scales in tiles). None lets marks
+      and configurations decide, and without them takes ModelOpt's.
 
   Returns:
     A `Checkpoint`, a mapping of names to arrays. `print` shows what was found.
 
   Raises:
     TypeError: path is none, or skip has no globs.
-    ValueError: check is neither None nor "numbers".
+    ValueError: check is neither None nor "numbers", or there is no such layout.
     OSError: a file cannot be read; FileNotFoundError if there is no such path.
     CheckpointError: a file breaks a rule of its format, a weight's parts are
-      missing or do not fit each other, it is of packed FP6 or of SVDQuant, or
-      there is nothing to load.
+      missing or do not fit each other, it is quantized in a way that is not
+      read, or there is nothing to load.
 
   Warns:
+    LayoutWarning: nothing says whose some weights are, and another layout would
+      read them as other numbers.
     PreQuantScaleWarning: inputs of some weights are to be multiplied first.
     NumbersWarning: `check` found something.
   """
@@ -267,17 +301,18 @@ def load(
   globs = naming.globs(_WHO, "skip", skip)
   if check not in (None, *_CHECKS):
     raise ValueError(f'{_WHO}: check must be None or "numbers", got {check!r}')
+  if layout not in (None, *recognition.OPEN_LAYOUTS):
+    raise ValueError(
+      f"{_WHO}: layout must be None or one of"
+      f" {', '.join(recognition.OPEN_LAYOUTS)}, got {layout!r}"
+    )
   path = pathlib.Path(path)
   files = files_of(path)
   source = _open(files)
   folder = path if path.is_dir() else path.parent
   config = "" if files[0].suffix == _GGUF else _config(folder)
-  is_compressed = recognition.COMPRESSED_TENSORS in config
-  layout = (
-    recognition.COMPRESSED_TENSORS if is_compressed else recognition.MODELOPT
-  )
   misfits: dict[str, str] = {}
-  entries = recognition.recognize(source, layout, misfits)
+  entries = recognition.recognize(source, layout, misfits, config)
   entries = {n: x for n, x in entries.items() if not _is_skipped(globs, x)}
   misfits = {n: x for n, x in misfits.items() if not _any_match(globs, [n])}
   if not strict:
@@ -309,6 +344,10 @@ def load(
       errors.PreQuantScaleWarning,
       stacklevel=2,
     )
+  if open_ones := _open_layouts(entries):
+    warnings.warn(
+      f"{path}: {_open_line(open_ones)}", errors.LayoutWarning, stacklevel=2
+    )
   if check is not None:
     counts = {
       name: counting.count(entry, global_scale_range)
@@ -324,6 +363,22 @@ def load(
         stacklevel=2,
       )
   return found
+
+
+def _open_layouts(
+  entries: Mapping[str, recognition.Entry],
+) -> list[recognition.Entry]:
+  return [x for x in entries.values() if x.others]
+
+
+def _open_line(entries: Sequence[recognition.Entry]) -> str:
+  first = entries[0]
+  others = " or ".join(dict.fromkeys(y for x in entries for y in x.others))
+  return (
+    f"{len(entries)} weights, {first.name!r} the first, are read as"
+    f" {first.layout}, and nothing in the files says so: they may be {others},"
+    " which means other numbers; pass layout="
+  )
 
 
 def _numbers_line(numbers: Mapping[str, counting.Numbers]) -> str:
@@ -437,5 +492,9 @@ def _config(folder: pathlib.Path) -> str:
       told = json_text.read_object(path).get(key)
       if isinstance(told, dict):
         values = [f"{w} {told[w]}" for w in words if told.get(w)]
-        said.append(f"{file} says {', '.join(values)}")
+        said.append(
+          f"{file} says {', '.join(values)}"
+          if values
+          else f"{file} has a {key}"
+        )
   return "; ".join(said)

@@ -42,7 +42,7 @@ MISFITS = {
     "'bad.weight': .*needs weight_scale_2",
   ),
   "sizes": (
-    {**modelopt("bad"), "bad.weight_scale": SCALES[:, :1].copy()},
+    {**modelopt("bad"), "bad.weight_scale": SCALES[:1].copy()},
     "'bad.weight': .*values and scales must be",
   ),
   "scales": (

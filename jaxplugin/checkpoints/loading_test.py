@@ -212,17 +212,6 @@ class LayoutTest(Case):
     self.assertCountEqual(found, ["0.up.weight", "0.norm.weight"])
     self.assert_numbers(found["0.up.weight"], NVFP4 * G)
 
-  def test_what_is_no_format_here_passes_through(self):
-    tensors = {
-      "a.weight": np.float32([[1, 2]]).astype(ml_dtypes.float8_e4m3fn),
-      "a.weight_scale": np.float32([0.5]),
-      "b.weight_packed": np.int32([[1]]),
-      "b.weight_scale": NORM,
-    }
-    found = self.load(tensors)
-    self.assertCountEqual(found, tensors)
-    self.assertEqual(found["a.weight"].astype(float).tolist(), [[1, 2]])
-
   def test_parts_may_lie_in_several_files(self):
     names = list(MODELOPT)
     halves = [{n: MODELOPT[n] for n in x} for x in (names[::2], names[1::2])]

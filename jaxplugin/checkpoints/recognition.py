@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tensors of a checkpoint are one weight, and in which layout.
 
-Names decide, with dtypes and shapes; nothing is read but torchao's metadata. A
-weight's parts must fit each other; what is of no layout passes through.
+Names decide, with dtypes and shapes; nothing is read but torchao's metadata and
+ComfyUI's marks. A weight's parts must fit each other. A tensor that some sign
+calls quantized, and that no layout here has, is an error; all others pass
+through.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import MutableMapping
 from typing import Any
 from typing import Final
+
+import numpy as np
 
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import conversions
@@ -24,6 +29,9 @@ from jaxplugin.checkpoints import gguf_files
 from jaxplugin.checkpoints import json_text
 from jaxplugin.checkpoints import stored
 from jaxplugin.checkpoints.reports import misfits as misfit_lists
+from jaxplugin.checkpoints.signs import comfyui
+from jaxplugin.checkpoints.signs import unsupported
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 
 MODELOPT: Final = "modelopt"
@@ -31,6 +39,13 @@ COMPRESSED_TENSORS: Final = "compressed-tensors"
 GPT_OSS: Final = "gpt-oss"
 TORCHAO: Final = "torchao"
 GGUF: Final = "gguf"
+COMFYUI: Final = "comfyui"
+DEEPSEEK: Final = "deepseek"
+MLX: Final = "mlx"
+# ModelOpt's with enable_swizzle_layout: its nibbles, and scales in tiles.
+MODELOPT_SWIZZLED: Final = "modelopt-swizzled"
+# Layouts that may have the same names, dtypes and shapes.
+OPEN_LAYOUTS: Final = (MODELOPT, COMPRESSED_TENSORS, COMFYUI, MODELOPT_SWIZZLED)
 
 _WEIGHT: Final = ".weight"
 _FUSED_SCALE: Final = "_weight_scale"
@@ -38,6 +53,11 @@ _SVDQUANT: Final = ("svdquant_lora_a", "svdquant_lora_b")
 _PACKED: Final = ".weight_packed"
 _VALUE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E5M2)
 _SCALE_TYPES: Final = (formats.PACKED, formats.E4M3, formats.E8M0)
+_INT8: Final = np.dtype(np.int8)
+_WORDS: Final = np.dtype(np.uint32)
+# What says that a weight of ModelOpt or compressed-tensors is quantized, even
+# without its block scales.
+_SECOND: Final = ("weight_scale_2", "weight_global_scale")
 # Hugging Face's names, and the original ones.
 _GPT_OSS_SUFFIXES: Final = (("_blocks", "_scales"), (".blocks", ".scales"))
 _TORCHAO_BLOCKS: Final = {
@@ -62,6 +82,10 @@ class Entry:
     global_scale: the part that is its global scale; None if it has none.
     pre_quant_scale: the name of what the other side of its product must be
       multiplied by first, along k (AWQ of ModelOpt); None if there is none.
+    activation_scale: the name of the calibrated global scale of its product's
+      other side, None if there is none; see `conversions.activation_scale`.
+    others: layouts that would read the same tensors as other numbers, if
+      nothing in the file or beside it says which one it is.
   """
 
   name: str
@@ -72,6 +96,8 @@ class Entry:
   make: Make
   global_scale: stored.StoredTensor | None = None
   pre_quant_scale: str | None = None
+  activation_scale: str | None = None
+  others: tuple[str, ...] = ()
 
   @property
   def nbytes(self) -> int:
@@ -84,32 +110,67 @@ class Entry:
     return str(self.format or self.parts[0].type_name)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Checkpoint:
+  """What decides whose a weight is.
+
+  Attributes:
+    source: the tensors.
+    marks: ComfyUI's.
+    layout: the one that the caller names, None if it names none.
+    config: what the configuration says, "" if nothing.
+  """
+
+  source: stored.StoredTensors
+  marks: comfyui.Marks
+  layout: str | None
+  config: str
+
+  @property
+  def tensors(self) -> Mapping[str, stored.StoredTensor]:
+    return self.source.tensors
+
+  @property
+  def is_compressed(self) -> bool:
+    """Whether MX weights are those of compressed-tensors."""
+    if self.layout is not None:
+      return self.layout == COMPRESSED_TENSORS
+    return COMPRESSED_TENSORS in self.config
+
+
 def recognize(
   source: stored.StoredTensors,
-  mx_layout: str = MODELOPT,
+  layout: str | None = None,
   misfits: MutableMapping[str, str] | None = None,
+  config: str = "",
 ) -> dict[str, Entry]:
   """Returns all that a checkpoint has, by name, in the order of its tensors.
 
   Args:
     source: its tensors.
-    mx_layout: whose an MX weight is that two layouts have alike.
+    layout: whose a weight is that several layouts have alike, None if the file
+      and its configuration decide.
+    config: what the configuration says, "" if nothing.
     misfits: gets the reason of each tensor that is left out, by its name. None
       raises them.
 
   Raises:
-    CheckpointError: parts of some weights are missing or do not fit each other,
-      and `misfits` is None.
+    CheckpointError: the header is not what tools write; or, if `misfits` is
+      None, parts of some weights are missing or do not fit each other, or
+      tensors are quantized in ways that are not read.
   """
   wrong: MutableMapping[str, str] = {} if misfits is None else misfits
   wrong.update(source.misfits)
   of_torchao = dict(_torchao_weights(source, wrong))
+  checkpoint = _Checkpoint(
+    source=source, marks=comfyui.Marks(source), layout=layout, config=config
+  )
   found: list[Entry] = []
   for name, tensor in source.tensors.items():
     if name in wrong:
       continue
     try:
-      entry = of_torchao.get(name) or _weight(source, tensor, mx_layout)
+      entry = of_torchao.get(name) or _weight(checkpoint, tensor)
     except errors.REFUSALS as error:
       wrong[name] = str(fault(tensor, str(error)))
       continue
@@ -118,6 +179,12 @@ def recognize(
   # A part goes with its weight, wherever its file has it.
   taken = {part.name for entry in found for part in entry.parts}
   weights = {entry.parts[0].name: entry for entry in found}
+  signs = unsupported.Signs(source, config)
+  for name, tensor in source.tensors.items():
+    if name in taken or name in wrong:
+      continue
+    if (reason := signs.find(tensor)) is not None:
+      wrong[name] = str(fault(tensor, reason))
   entries: dict[str, Entry] = {}
   for name, tensor in source.tensors.items():
     if name in wrong or (name in taken and name not in weights):
@@ -159,68 +226,292 @@ def _plain(tensor: stored.StoredTensor) -> Entry:
 
 
 def _weight(
-  source: stored.StoredTensors, tensor: stored.StoredTensor, mx_layout: str
+  checkpoint: _Checkpoint, tensor: stored.StoredTensor
 ) -> Entry | None:
-  """The weight whose values a tensor has; None if it has none's."""
-  name = tensor.name
+  """Returns the weight whose values a tensor has; None if it has none's."""
+  name, source = tensor.name, checkpoint.source
   if tensor.type_name in gguf_files.BLOCKS:
     return _gguf(source, tensor)
   if name.endswith(_PACKED):
     return _compressed_tensors(source, tensor, name.removesuffix(_PACKED))
-  if name.endswith(_WEIGHT) and tensor.dtype in _VALUE_TYPES:
+  if name.endswith(_WEIGHT):
     base = name.removesuffix(_WEIGHT)
-    scale = source.tensors.get(f"{base}.weight_scale")
-    if scale is not None and scale.dtype in _SCALE_TYPES:
-      is_compressed = f"{base}.weight_global_scale" in source.tensors
-      has_second = f"{base}.weight_scale_2" in source.tensors
-      if is_compressed or (mx_layout != MODELOPT and not has_second):
-        return _compressed_tensors(source, tensor, base)
-      return _modelopt(source, tensor, f"{base}.", name)
-  if f"{name}{_FUSED_SCALE}" in source.tensors and tensor.dtype in _VALUE_TYPES:
-    return _modelopt(source, tensor, f"{name}_", name)
+    mark = checkpoint.marks.of(base)
+    if mark is not None and checkpoint.layout in (None, COMFYUI):
+      return _marked(source, tensor, base, mark)
+    if tensor.dtype == _WORDS and f"{base}.scales" in source.tensors:
+      return _mlx(source, tensor, base)
+    if tensor.dtype in _VALUE_TYPES:
+      return _named_scales(checkpoint, tensor, f"{base}.") or _deepseek(
+        source, tensor, f"{base}."
+      )
+    if tensor.dtype == _INT8:
+      return _deepseek(source, tensor, f"{base}.")
+  if tensor.dtype in _VALUE_TYPES:
+    entry = _named_scales(checkpoint, tensor, f"{name}_")
+    if entry is not None:
+      return entry
   for values, scales in _GPT_OSS_SUFFIXES:
     base = name.removesuffix(values)
-    if base != name and f"{base}{scales}" in source.tensors:
-      scale = source.tensors[f"{base}{scales}"]
-      if tensor.dtype == scale.dtype == formats.PACKED:
+    if base != name and tensor.dtype == formats.PACKED:
+      scale = source.tensors.get(f"{base}{scales}")
+      if scale is None and len(tensor.shape) > 2:
+        _part(source, tensor, f"{base}{scales}")  # an error that names it
+      if scale is not None and scale.dtype == formats.PACKED:
         return _gpt_oss(tensor, scale, base)
   return None
+
+
+def _named_scales(
+  checkpoint: _Checkpoint, values: stored.StoredTensor, prefix: str
+) -> Entry | None:
+  """Returns the weight of values with a "weight_scale"; None if it has none.
+
+  Args:
+    checkpoint: what decides whose it is.
+    values: "up.weight"; or, of experts in one tensor, "experts.up_proj".
+    prefix: "up.", or "experts.up_proj_".
+  """
+  source = checkpoint.source
+  scale = source.tensors.get(f"{prefix}weight_scale")
+  seconds = [x for x in _SECOND if f"{prefix}{x}" in source.tensors]
+  if scale is None:
+    if seconds:
+      raise fault(
+        values,
+        f"its block scales, {f'{prefix}weight_scale'!r}, must be there too:"
+        f" {f'{prefix}{seconds[0]}'!r} says that it is NVFP4",
+      )
+    return None
+  is_nvfp4 = values.dtype == formats.PACKED and (
+    bool(seconds) or formats.NVFP4.name in checkpoint.config.lower()
+  )
+  if scale.dtype not in _SCALE_TYPES and not is_nvfp4:
+    return None
+  is_linear = fitting.blocked_axis(values, scale) is not None
+  if not (is_linear or seconds) and fitting.scale_block(values, scale):
+    return None  # of DeepSeek: a scale for several rows
+  base = prefix.removesuffix(".")
+  if _SECOND[1] in seconds:
+    return _compressed_tensors(source, values, base)
+  if not seconds and checkpoint.is_compressed and base != prefix:
+    return _compressed_tensors(source, values, base)
+  layout, others = _open_layout(checkpoint, values, scale, bool(seconds))
+  if layout == COMFYUI:
+    entry = _comfyui(source, values, base, None)
+  else:
+    is_swizzled = layout == MODELOPT_SWIZZLED
+    entry = _modelopt(source, values, prefix, is_swizzled)
+  return dataclasses.replace(entry, others=others)
+
+
+def _open_layout(
+  checkpoint: _Checkpoint,
+  values: stored.StoredTensor,
+  scale: stored.StoredTensor,
+  has_second: bool,
+) -> tuple[str, tuple[str, ...]]:
+  """Returns whose a weight is, and whose it may be as well.
+
+  The caller decides; else what describes the checkpoint; else shapes. Scales in
+  tiles are padded to 128 rows and 4 columns, and often need no padding.
+  """
+  tiled: tuple[str, ...] = (COMFYUI,)
+  if has_second:
+    tiled = (MODELOPT_SWIZZLED, COMFYUI)
+  try:
+    fitting.comfyui_format("checkpoints.load", values, scale, has_second)
+  except TypeError:
+    tiled = ()
+  is_linear = fitting.blocked_axis(values, scale) is not None
+  if checkpoint.layout in (COMFYUI, MODELOPT_SWIZZLED):
+    return checkpoint.layout, ()
+  if checkpoint.layout is not None or not tiled:
+    return MODELOPT, ()
+  if checkpoint.marks.are_modelopt:
+    # Its header does not say whether scales are in tiles.
+    if not is_linear:
+      return tiled[0], ()
+    return MODELOPT, tiled[:1]
+  if is_linear:
+    return MODELOPT, () if checkpoint.config else tiled
+  if checkpoint.config:
+    return tiled[0], tiled[1:]
+  return COMFYUI, tiled[:-1]
+
+
+def _marked(
+  source: stored.StoredTensors,
+  values: stored.StoredTensor,
+  base: str,
+  mark: comfyui.Mark,
+) -> Entry:
+  """Returns the weight that ComfyUI's mark describes."""
+  if mark.format not in comfyui.FORMATS:
+    raise fault(
+      values,
+      f"{mark.sign} says that it is {mark.format!r}, which no format here"
+      f" holds; {' and '.join(comfyui.FORMATS)} are read. Dequantize it with"
+      " ComfyUI and quantize the result",
+    )
+  if mark.is_rotated:
+    raise fault(
+      values,
+      f"{mark.sign} says that it is rotated (ConvRot): it is right only where"
+      " what it is multiplied by is rotated too, which is not done here; take"
+      " a checkpoint without rotation",
+    )
+  entry = _comfyui(source, values, base, mark)
+  if entry.format != comfyui.FORMATS[mark.format]:
+    raise fault(
+      values,
+      f"{mark.sign} says that it is {mark.format}, and its parts are those of"
+      f" {entry.format}",
+    )
+  return entry
+
+
+def _comfyui(
+  source: stored.StoredTensors,
+  values: stored.StoredTensor,
+  base: str,
+  mark: comfyui.Mark | None,
+) -> Entry:
+  scale = _part(source, values, f"{base}.weight_scale")
+  second = source.tensors.get(f"{base}.{_SECOND[0]}")
+  format = fitting.comfyui_format(
+    "checkpoints.load", values, scale, second is not None
+  )
+  n = values.shape[0]
+  rows = n if mark is None or mark.rows is None else mark.rows
+  bias = source.tensors.get(f"{base}.bias")
+  if (mark is None or mark.rows is None) and bias is not None:
+    # Values are padded, and what is added to their products is not.
+    count = math.prod(bias.shape)
+    if extents.round_up(count, comfyui.ROWS[format]) == n:
+      rows = count
+  if extents.round_up(rows, comfyui.ROWS[format]) not in (n, rows) or rows > n:
+    raise fault(
+      values, f"its {n} rows must be {rows} rows padded, as its mark says"
+    )
+
+  def make(allowed: conversions.Range | None) -> scaled_array.ScaledArray:
+    return conversions.from_comfyui(
+      values.read(),
+      scale.read(),
+      None if second is None else second.read(),
+      rows=rows,
+      global_scale_range=allowed,
+    )
+
+  others = (second, None if mark is None else mark.tensor)
+  entry = Entry(
+    name=values.name,
+    layout=COMFYUI,
+    format=format,
+    shape=(rows, *_shape(format, values)[1:]),
+    parts=(values, scale, *(x for x in others if x is not None)),
+    make=make,
+    activation_scale=_activation_scale(source, f"{base}.", COMFYUI),
+  )
+  return _with_rest_of_product(source, entry, f"{base}.", axis=-1)
+
+
+def _activation_scale(
+  source: stored.StoredTensors, prefix: str, layout: str
+) -> str | None:
+  name = f"{prefix}{conversions.ACTIVATION_SCALES[layout][0]}"
+  return name if name in source.tensors else None
+
+
+def _deepseek(
+  source: stored.StoredTensors, values: stored.StoredTensor, prefix: str
+) -> Entry | None:
+  """Returns FP4 or FP8 with E8M0 scales; None for other scales."""
+  for leaf in ("weight_scale_inv", "scale", "weight_scale"):
+    name = f"{prefix}{leaf}"
+    scale = source.tensors.get(name)
+    if scale is not None and scale.dtype in (formats.PACKED, formats.E8M0):
+      break
+  else:
+    return None
+  format = fitting.deepseek_format("checkpoints.load", values, scale)
+  return Entry(
+    name=values.name,
+    layout=DEEPSEEK,
+    format=format,
+    shape=_shape(format, values),
+    parts=(values, scale),
+    make=lambda _: conversions.from_deepseek(values.read(), scale.read()),
+  )
+
+
+def _mlx(
+  source: stored.StoredTensors, values: stored.StoredTensor, base: str
+) -> Entry | None:
+  """Returns a weight of MLX's modes of floats; None for affine ones."""
+  scales = _part(source, values, f"{base}.scales")
+  if scales.dtype != formats.PACKED or f"{base}.biases" in source.tensors:
+    return None
+  if (name := f"{base}.global_scale") in source.tensors:
+    raise fault(
+      values, f"{name!r} beside it, a global scale of MLX, is not read"
+    )
+  format = fitting.mlx_format("checkpoints.load", values, scales)
+  return Entry(
+    name=values.name,
+    layout=MLX,
+    format=format,
+    shape=(*scales.shape[:-1], scales.shape[-1] * format.block_size),
+    parts=(values, scales),
+    make=lambda _: conversions.from_mlx(values.read(), scales.read()),
+  )
 
 
 def _modelopt(
   source: stored.StoredTensors,
   values: stored.StoredTensor,
   prefix: str,
-  name: str,
+  is_swizzled: bool,
 ) -> Entry:
-  """A weight "up.weight" with "up.weight_scale", and so on.
+  """Returns a weight "up.weight" with "up.weight_scale", and so on.
 
   Of experts in one tensor, [E, n, k] or [E, k, n], "experts.up_proj" with
   "experts.up_proj_weight_scale".
   """
   scale = _part(source, values, f"{prefix}weight_scale")
   second = source.tensors.get(f"{prefix}weight_scale_2")
-  format = fitting.find_format("checkpoints.load", values, scale)
-  fitting.require_known_global(
-    "checkpoints.load", format, "weight_scale_2", second is not None
+  if is_swizzled:  # torchao's parts, by other names
+    entry = _torchao_parts(values, values.name, (scale, second), is_swizzled)
+    entry = dataclasses.replace(entry, layout=MODELOPT_SWIZZLED)
+    axis: int | None = -1
+  else:
+    format = fitting.find_format("checkpoints.load", values, scale)
+    fitting.require_known_global(
+      "checkpoints.load", format, "weight_scale_2", second is not None
+    )
+    entry = _linear_entry(
+      name=values.name,
+      layout=MODELOPT,
+      format=format,
+      convert=conversions.from_modelopt,
+      values=values,
+      scale=scale,
+      second=second,
+    )
+    axis = fitting.blocked_axis(values, scale)
+  assert axis is not None  # they fit a format
+  entry = dataclasses.replace(
+    entry, activation_scale=_activation_scale(source, prefix, MODELOPT)
   )
-  entry = _linear_entry(
-    name=name,
-    layout=MODELOPT,
-    format=format,
-    convert=conversions.from_modelopt,
-    values=values,
-    scale=scale,
-    second=second,
-  )
-  return _with_rest_of_product(source, entry, prefix)
+  return _with_rest_of_product(source, entry, prefix, axis)
 
 
 def _with_rest_of_product(
-  source: stored.StoredTensors, entry: Entry, prefix: str
+  source: stored.StoredTensors, entry: Entry, prefix: str, axis: int
 ) -> Entry:
-  """The entry, which knows what else of ModelOpt its product has."""
-  values, scale = entry.parts[:2]
+  """Returns the entry with what else of ModelOpt its product has."""
+  values = entry.parts[0]
   for suffix in _SVDQUANT:
     if f"{prefix}{suffix}" in source.tensors:
       raise fault(
@@ -231,8 +522,6 @@ def _with_rest_of_product(
   awq = source.tensors.get(f"{prefix}pre_quant_scale")
   if awq is None:
     return entry
-  axis = fitting.blocked_axis(values, scale)
-  assert axis is not None  # they fit a format
   if math.prod(awq.shape) != entry.shape[axis]:
     raise fault(
       awq,
@@ -257,7 +546,7 @@ def _compressed_tensors(
   fitting.require_known_global(
     "checkpoints.load", format, "weight_global_scale", second is not None
   )
-  return _linear_entry(
+  entry = _linear_entry(
     name=f"{base}{_WEIGHT}",
     layout=COMPRESSED_TENSORS,
     format=format,
@@ -266,6 +555,8 @@ def _compressed_tensors(
     scale=scale,
     second=second,
   )
+  name = _activation_scale(source, f"{base}.", COMPRESSED_TENSORS)
+  return dataclasses.replace(entry, activation_scale=name)
 
 
 def _linear_entry(
@@ -278,7 +569,13 @@ def _linear_entry(
   scale: stored.StoredTensor,
   second: stored.StoredTensor | None,
 ) -> Entry:
-  """A weight of values, linear scales and perhaps a global scale."""
+  """Returns a weight of values, linear scales and perhaps a global scale."""
+  axis = fitting.blocked_axis(values, scale)
+  assert axis is not None  # they fit a format
+  if second is not None:
+    fitting.require_global_scale(
+      "checkpoints.load", second.name, second, values, axis
+    )
 
   def make(allowed: conversions.Range | None) -> scaled_array.ScaledArray:
     of_all = None if second is None else second.read()
@@ -291,7 +588,7 @@ def _linear_entry(
     name=name,
     layout=layout,
     format=format,
-    shape=_shape(format, values, fitting.blocked_axis(values, scale) or -1),
+    shape=_shape(format, values, axis),
     parts=parts,
     make=make,
     global_scale=second,
@@ -380,7 +677,12 @@ def _torchao_entry(
   kind, data = told.get("_type"), told.get("_data")
   block_size = _TORCHAO_BLOCKS.get(kind) if isinstance(kind, str) else None
   if block_size is None:
-    return None  # its tensors pass through
+    raise fault(
+      values,
+      f"the header's metadata says that it is a {kind} of torchao, which is not"
+      f" read; {' and '.join(_TORCHAO_BLOCKS)} are. Dequantize it with torchao"
+      " and quantize the result",
+    )
   if not isinstance(data, dict) or data.get("block_size") != block_size:
     raise fault(values, f"{kind} must have blocks of {block_size}")
   is_swizzled = data.get("is_swizzled_scales", False)
@@ -398,6 +700,20 @@ def _torchao(
 ) -> Entry:
   scale = _part(source, values, f"{prefix}scale")
   second = source.tensors.get(f"{prefix}per_tensor_scale")
+  entry = _torchao_parts(values, name, (scale, second), is_swizzled)
+  return dataclasses.replace(
+    entry, activation_scale=_activation_scale(source, prefix, TORCHAO)
+  )
+
+
+def _torchao_parts(
+  values: stored.StoredTensor,
+  name: str,
+  scales: tuple[stored.StoredTensor, stored.StoredTensor | None],
+  is_swizzled: bool,
+) -> Entry:
+  """Returns a weight of values, perhaps swizzled scales, and a global scale."""
+  scale, second = scales
   format = fitting.torchao_format(
     "checkpoints.load", values, scale, is_swizzled
   )

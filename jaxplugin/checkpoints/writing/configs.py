@@ -8,7 +8,7 @@ for it. Not ModelOpt's MX formats, which engines take with both sides quantized.
 Sources: `hf_quant_config.json` and its conversion of NVIDIA Model Optimizer
 0.47; the schemes NVFP4A16, MXFP8A16 and MXFP4A16 of compressed-tensors 0.20;
 `Mxfp4Config` and `TorchAoConfig` of transformers 5, with configurations of
-torchao 0.18.
+torchao 0.18. ComfyUI reads no JSON file: the weights' own file says it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.checkpoints import recognition
+from jaxplugin.checkpoints.signs import comfyui
 from jaxplugin.checkpoints.writing import layouts
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.checkpoints.writing import sources
@@ -74,14 +75,20 @@ def files(
   made = {sources.CONFIG: {**(config or {})}}
   if layout == recognition.MODELOPT:
     made[sources.QUANT_CONFIG] = _hf_quant_config(format, left)
-  made[sources.CONFIG][sources.QUANTIZATION] = _CONFIGS[layout](format, left)
+  if layout in _CONFIGS:
+    made[sources.CONFIG][sources.QUANTIZATION] = _CONFIGS[layout](format, left)
   return made
 
 
 def metadata(
   layout: str, decisions: Iterable[selection.Decision]
 ) -> dict[str, str]:
-  """What a safetensors file says of its tensors; of torchao alone."""
+  """Returns what a safetensors file says of its tensors."""
+  if layout == recognition.COMFYUI:
+    weights = [x.weight for x in decisions if x.weight is not None]
+    return comfyui.metadata(
+      (selection.module_of(x.name), x.format, x.shape) for x in weights
+    )
   if layout != recognition.TORCHAO:
     return {}
   told: dict[str, str] = {}

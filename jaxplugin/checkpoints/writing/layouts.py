@@ -16,9 +16,12 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import recognition
 from jaxplugin.checkpoints import safetensors_files
+from jaxplugin.checkpoints.signs import comfyui
+from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.quantization import api
 
@@ -292,6 +295,58 @@ def _torchao_refusal(weight: Weight) -> str | None:
   return None
 
 
+def _comfyui_parts(weight: Weight) -> list[Part]:
+  base = weight.name.removesuffix(_WEIGHT)
+  format, (n, k) = weight.format, weight.shape
+  rows = extents.round_up(n, comfyui.ROWS[format])
+
+  def values(array: scaled_array.ScaledArray) -> np.ndarray:
+    codes = np.asarray(array.values).view(np.uint8)
+    if format.is_fp4:  # the first value in the high nibble
+      codes = np.bitwise_or(codes << 4, codes >> 4, dtype=np.uint8)
+    return np.pad(codes, ((0, rows - n), (0, 0)))
+
+  def scale(array: scaled_array.ScaledArray) -> Any:
+    return layouts.swizzle_scale(jnp.asarray(array.scale))
+
+  mark = comfyui.mark(format, weight.shape)
+  parts = [
+    dataclasses.replace(
+      _values(weight.name, weight),
+      shape=(rows, k // 2 if format.is_fp4 else k),
+      take=values,
+    ),
+    dataclasses.replace(
+      _scale(
+        f"{base}.weight_scale", weight, as_bytes=not format.has_global_scale
+      ),
+      shape=layouts.swizzled_shape((n, k // format.block_size)),
+      take=scale,
+    ),
+  ]
+  if format.has_global_scale:
+    parts.append(
+      Part(name=f"{base}.weight_scale_2", type_name="F32", shape=(), take=_one)
+    )
+  parts.append(
+    Part(
+      name=f"{base}{comfyui.SUFFIX}",
+      type_name=_BYTES,
+      shape=mark.shape,
+      take=lambda _: mark,
+    )
+  )
+  return parts
+
+
+def _comfyui_refusal(weight: Weight) -> str | None:
+  if len(weight.shape) != 2:
+    return "ComfyUI has no experts of block-scaled formats in one tensor"
+  if not weight.name.endswith(_WEIGHT):
+    return "ComfyUI has weights called *.weight only"
+  return None
+
+
 LAYOUTS: Final = {
   layout.name: layout
   for layout in (
@@ -323,6 +378,12 @@ LAYOUTS: Final = {
       parts=_torchao_parts,
       refusal=_torchao_refusal,
       has_scale_of_each=True,
+    ),
+    Layout(
+      name=recognition.COMFYUI,
+      formats=tuple(comfyui.FORMATS.values()),
+      parts=_comfyui_parts,
+      refusal=_comfyui_refusal,
     ),
   )
 }

@@ -83,8 +83,8 @@ def quantize(
     source: a .safetensors file, an index file, or a folder.
     target: a .safetensors file of a file, else a folder; not there yet.
     format: `NVFP4`, `MXFP8` or `MXFP4`, or its name.
-    layout: "modelopt", "compressed-tensors", "torchao", or "gpt-oss" of MXFP4,
-      which has experts alone.
+    layout: "modelopt", "compressed-tensors", "torchao", "comfyui" of NVFP4 and
+      MXFP8, or "gpt-oss" of MXFP4, which has experts alone.
     include: a glob or several of names, with or without ".weight": just these,
       whatever they are called. None for what tools take.
     exclude: globs of names that stay as they are.

@@ -13,6 +13,7 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import recognition
@@ -101,6 +102,8 @@ def _require_same(
     x, y = getattr(found, part), getattr(wanted, part)
     if x is None and y is None:
       continue
+    if part == "scale" and found.scale_layout == layouts.SWIZZLED:
+      y = layouts.swizzle_scale(jnp.asarray(y))
     x, y = np.asarray(x), np.asarray(y)
     is_same = x.dtype == y.dtype and x.size == y.size
     if not is_same or x.tobytes() != y.tobytes():

@@ -44,15 +44,25 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="read all tensors, and count NaNs, infinities and global scales that"
     " are 0 or infinite",
   )
+  command.add_argument(
+    "--layout",
+    choices=checkpoints.OPEN_LAYOUTS,
+    help="whose weights are, if names, dtypes and shapes are those of several",
+  )
 
 
 def _run(args: argparse.Namespace) -> int:
   load = functools.partial(
-    checkpoints.load, args.path, skip=args.skip, check=args.check
+    checkpoints.load,
+    args.path,
+    skip=args.skip,
+    check=args.check,
+    layout=args.layout,
   )
   with warnings.catch_warnings():
     # The table has all that these warnings say.
     warnings.simplefilter("ignore", checkpoints.NumbersWarning)
+    warnings.simplefilter("ignore", checkpoints.LayoutWarning)
     try:
       found = load()
     except checkpoints.CheckpointError:

@@ -1,0 +1,176 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Signs that a tensor is quantized in a way that no format here holds.
+
+A tensor of integers or of FP8 beside which lies a scale, a zero point, a
+codebook or the like is not the weight: its numbers mean nothing without the
+other tensor. The names are those of public checkpoints.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.checkpoints import fitting
+from jaxplugin.checkpoints import stored
+from jaxplugin.core import formats
+
+# What tools call the values, beside which their other parts have names of the
+# same module.
+_VALUES: Final = frozenset(
+  {
+    *("weight", "weight_packed", "qweight", "q_weight", "W_q", "codes"),
+    *("Qidxs", "trellis"),
+  }
+)
+_PACKED_FLOATS: Final = ("F4", "F6_E2M3", "F6_E3M2")
+_INTEGERS: Final = tuple(
+  np.dtype(x) for x in ("uint8", "int8", "int16", "uint16", "int32", "uint32")
+)
+_SIGN: Final = re.compile(
+  r"scale|absmax|quant_map|quant_state|\bSCB\b|zero_?point|zeros|g_idx|codebook"
+  r"|comfy_quant|\bs[uv]h\b|\bmeta\b|\bbiases\b",
+)
+# Families: what the values are called, or which dtype they have; what lies
+# beside them; and what that is. The first that fits.
+_FAMILIES: Final = tuple(
+  (re.compile(values), re.compile(beside), name)
+  for values, beside, name in (
+    (r"\.qweight$", r"wscales|smooth", "integers of Nunchaku (SVDQuant)"),
+    (r"\.qweight$", r"", "integers of GPTQ or AWQ"),
+    (r"\.q_weight$", r"", "integers of ExLlama"),
+    (r"\.W_q$", r"", "integers of HQQ"),
+    (r"\.codes$", r"codebook", "codes of AQLM"),
+    (r"\.Qidxs$", r"", "codes of QuIP#"),
+    (r"\.trellis$", r"", "codes of EXL3"),
+    (r"", r"quant_state|quant_map|absmax", "4 bits of bitsandbytes"),
+    (r"", r"\bSCB\b", "INT8 of bitsandbytes"),
+    (r"\.weight_packed$", r"", "packed integers of compressed-tensors"),
+  )
+)
+
+
+class Signs:
+  """The signs of quantization among a checkpoint's tensors."""
+
+  def __init__(self, source: stored.StoredTensors, config: str = "") -> None:
+    """Sorts the names.
+
+    Args:
+      source: the tensors.
+      config: what the configuration says, "" if nothing.
+    """
+    self._tensors = source.tensors
+    self._config = config
+    self._names: Sequence[str] = sorted(source.tensors)
+
+  def find(self, tensor: stored.StoredTensor) -> str | None:
+    """Returns which sign calls a tensor quantized, and as what; None if none.
+
+    The tensor is one that is not a part of a weight that is read.
+    """
+    if tensor.refusal or not _may_be_quantized(tensor):
+      return None
+    beside = self._beside(tensor.name)
+    leaf = tensor.name.rpartition(".")[2]
+    if beside:
+      sign = f"{_quoted(beside)} beside it"
+    elif self._config and leaf in _VALUES and len(tensor.shape) > 1:
+      sign = f"{self._config}, and no scale is beside it"
+    else:
+      return None
+    what = _family(tensor, [self._tensors[x] for x in beside])
+    return (
+      f"it is quantized ({sign}): {what}. No format here holds that; dequantize"
+      " it with the tool that made it, and quantize the result"
+    )
+
+  def _beside(self, name: str) -> list[str]:
+    """Returns names of what belongs to a tensor and is a sign."""
+    found = []
+    for prefix in (f"{name}.", f"{name}_"):
+      found += [x for x in self._starting(prefix) if _is_sign(x[len(name) :])]
+    module, dot, leaf = name.rpartition(".")
+    if dot and leaf in _VALUES:
+      prefix = f"{module}."
+      found += [
+        x
+        for x in self._starting(prefix)
+        if x not in found
+        and x != name
+        and "." not in x[len(prefix) :]
+        and _is_sign(x[len(prefix) :])
+      ]
+    return found
+
+  def _starting(self, prefix: str) -> list[str]:
+    first = bisect.bisect_left(self._names, prefix)
+    found = []
+    for name in self._names[first:]:
+      if not name.startswith(prefix):
+        break
+      found.append(name)
+    return found
+
+
+def _may_be_quantized(tensor: stored.StoredTensor) -> bool:
+  return (
+    tensor.type_name in _PACKED_FLOATS
+    or tensor.dtype in _INTEGERS
+    or (
+      tensor.dtype.itemsize == 1 and jnp.issubdtype(tensor.dtype, np.floating)
+    )
+  )
+
+
+def _is_sign(leaf: str) -> bool:
+  return bool(_SIGN.search(leaf))
+
+
+def _quoted(names: Sequence[str]) -> str:
+  shown = [repr(x) for x in names[:3]]
+  more = len(names) - len(shown)
+  return " and ".join([*shown, *([f"{more} more"] if more else [])])
+
+
+def _family(
+  tensor: stored.StoredTensor, beside: Sequence[stored.StoredTensor]
+) -> str:
+  names = " ".join(x.name for x in beside)
+  for values, others, name in _FAMILIES:
+    if values.search(tensor.name) and others.search(names):
+      return f"{name}, {_brief(tensor)}"
+  scales = [x for x in beside if "scale" in x.name]
+  of = f" with {_brief(scales[0])}" if scales else ""
+  if tensor.dtype in (formats.E4M3, formats.E5M2) and scales:
+    return f"FP8 with {_shared(tensor, scales[0])}, {_brief(tensor)}{of}"
+  if tensor.type_name in _PACKED_FLOATS:
+    return f"{tensor.type_name}, {_brief(tensor)}{of}"
+  if tensor.dtype == np.uint32 and any("biases" in x.name for x in beside):
+    return f"integers of MLX's affine mode, {_brief(tensor)}{of}"
+  kind = "FP8" if tensor.dtype not in _INTEGERS else "packed or INT8"
+  return f"{kind}, {_brief(tensor)}{of}"
+
+
+def _shared(tensor: stored.StoredTensor, scale: stored.StoredTensor) -> str:
+  """Returns what shares a scale of FP8."""
+  size = int(np.prod(scale.shape, dtype=np.int64))
+  if size == 1:
+    return "one scale a tensor"
+  if size == tensor.shape[0]:
+    return "one scale a row"
+  block = fitting.scale_block(tensor, scale)
+  if block is not None:
+    return f"scales of {block[0]} x {block[1]} values"
+  return "scales of another shape"
+
+
+def _brief(x: Any) -> str:
+  return f"{x.type_name}{list(x.shape)}"
