@@ -13,18 +13,32 @@ import re
 from typing import Final
 
 # A layer in a scope with one of these words makes the output of a model, or
-# scores over a vocabulary: "lm_head", "Decoder/logits_dense", "unembed". NVIDIA
-# trains them in high precision (arXiv 2509.25149, arXiv 2506.08027), and tools
-# that quantize checkpoints leave them by default.
-LAST_LAYER_WORDS: Final = (
-  "head",
-  "logits",
-  "unembed",
-  "unembedding",
-  "classifier",
-)
+# scores over a vocabulary: "lm_head", "head", "unembed". NVIDIA trains them in
+# high precision (arXiv 2509.25149, arXiv 2506.08027), and tools that quantize
+# checkpoints leave them by default.
+LAST_LAYER_WORDS: Final = ("head", "classifier", "predictions")
+# Words that begin so do as well: "logits_dense" (T5X, MaxText), "logitdense"
+# (flax's examples), "unembedding".
+_LAST_LAYER_BEGINNINGS: Final = ("logit", "unembed")
+# A class, as flax numbers it: "LMHead_0".
+_LAST_LAYER_CLASS: Final = re.compile(r"(?<!Multi)Head(_\d+)?")
 # Heads of attention are none of a model.
 _OF_ATTENTION: Final = "multi"
+# Layers of these names are last ones ("output.weight" of Llama, "score.weight")
+# unless they are in a layer: BERT's "layer/0/output" is in each.
+_OUTPUTS: Final = frozenset(
+  {
+    *("output", "outputs", "output_layer", "output_proj", "output_projection"),
+    *("output_dense", "score", "readout"),
+  }
+)
+_INSIDE_WORDS: Final = frozenset(
+  {
+    *("attention", "attn", "mlp", "ffn", "ffw", "ff", "feed", "feedforward"),
+    *("moe", "expert", "experts", "block", "blocks", "layer", "layers"),
+    *("cell", "lstm", "gru", "rnn", "scan", "self", "cross"),
+  }
+)
 
 _EMBEDDING_WORDS: Final = frozenset(
   {
@@ -52,12 +66,29 @@ def last_layer_word(name: str) -> str | None:
   """The word by which a layer makes the output of a model; None without one.
 
   Words are those between "/", "_" and ".".
+
+  Args:
+    name: the path of a parameter, or names of scopes, "Decoder/logits_dense".
   """
   parts = re.split(r"[/_.]", name.lower())
   for i, part in enumerate(parts):
     if part in LAST_LAYER_WORDS and parts[i - 1 : i] != [_OF_ATTENTION]:
       return part
+    if part.startswith(_LAST_LAYER_BEGINNINGS):
+      return part
+  is_inside = False
+  for part in re.split(r"[/.]", name):
+    found = words(part)
+    if not is_inside and (part in _OUTPUTS or _is_class_of_head(part)):
+      return part
+    is_inside |= part.isdecimal() or not _INSIDE_WORDS.isdisjoint(found)
   return None
+
+
+def _is_class_of_head(part: str) -> bool:
+  """Whether it is a CamelCase name that ends in "Head", and its number."""
+  match = _LAST_LAYER_CLASS.search(part)
+  return match is not None and match.end() == len(part)
 
 
 def reason_to_leave(name: str) -> str:

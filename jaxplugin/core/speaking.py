@@ -159,3 +159,31 @@ def _is_offered(value: Any) -> bool:
   # Constants of plain types have no module.
   origin = getattr(value, "__module__", None) or "jaxplugin"
   return str(origin).partition(".")[0] == "jaxplugin"
+
+
+_TRACE_LEVEL: Final = "different trace level"
+
+
+@contextlib.contextmanager
+def explaining_nnx(name: str, remedy: str) -> Iterator[None]:
+  """Explains flax's errors that a variable of nnx is of another trace.
+
+  Transforms of nnx write to variables of modules. flax refuses it if a
+  transform of this package stands between them and the variables.
+
+  Args:
+    name: the function of this package.
+    remedy: the order that works.
+  """
+  try:
+    yield
+  except Exception as error:
+    errors = sys.modules.get("flax.errors")
+    if errors is None or _TRACE_LEVEL not in str(error):
+      raise
+    if not isinstance(error, (errors.TraceContextError, ValueError)):
+      raise
+    raise TypeError(
+      f"{who(name)}: fn must not apply a transform of nnx to variables that"
+      f" were made outside of it, got {type(error).__name__}. {remedy}"
+    ) from error

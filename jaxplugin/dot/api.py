@@ -79,7 +79,8 @@ def block_scaled_dot(
 
   Args:
     lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
-      a plain f32, bf16 or f16 array without one. Raw FP4 values are
+      a plain f32, bf16 or f16 array without one (f64 is rounded to f32, in
+      which products are multiplied). Raw FP4 values are
       float4_e2m1fn[..., k] or uint8[..., k / 2], first value in the low nibble.
       Raw NVFP4 has no global scale but `global_scale`: a checkpoint's goes
       there.
@@ -248,10 +249,10 @@ def _bind_with_epilogue(
   scales = _global_scales(call, global_scale)
   factor, power = epilogue.product(scales)
   if bias is not None:
-    bias = float_operand("bias", bias)
+    bias = float_operand("bias", in_f32(array("bias", bias)))
     bias = _expand_bias(bias, shape, len(call.rhs.free))
   if residual is not None:
-    residual = float_operand("residual", residual)
+    residual = float_operand("residual", in_f32(array("residual", residual)))
     if tuple(residual.shape) != shape:
       raise TypeError(
         f"{sides.who()}: residual must have the result's shape {shape}, got"
@@ -308,7 +309,7 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
     return scaled_side(name, operand.to_floats())
   values = array(name, operand)
   if scale is None:
-    return sides.Side(name=name, values=values)
+    return sides.Side(name=name, values=in_f32(values))
   scale = array(f"{name}_scale", scale)
   format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
   if format is None:
@@ -408,8 +409,18 @@ def integers(name: str, x: Any) -> jax.Array:
 
 
 def as_operand(name: str, x: Any) -> Any:
-  """A `ScaledArray` as it is, anything else as an array; raises TypeError."""
-  return x if isinstance(x, scaled_array.ScaledArray) else array(name, x)
+  """A `ScaledArray` as it is, anything else as an array; raises TypeError.
+
+  A float64 array becomes float32, as products are in f32.
+  """
+  if isinstance(x, scaled_array.ScaledArray):
+    return x
+  return in_f32(array(name, x))
+
+
+def in_f32(x: jax.Array) -> jax.Array:
+  """Rounds float64 to float32; returns any other array as it is."""
+  return x.astype(jnp.float32) if x.dtype == np.float64 else x
 
 
 def _with_axis(side: sides.Side, padded: bool) -> sides.Side:

@@ -271,7 +271,8 @@ def validate_values(side: sides.Side) -> None:
     if values.dtype not in sides.PLAIN_DTYPES:
       raise TypeError(
         f"{sides.who()}: {name} without a scale must be float32, bfloat16 or"
-        f" float16, got {values.dtype}; pass {name}_scale for quantized values"
+        f" float16, got {values.dtype}; cast it, or quantize it, as"
+        " jaxplugin.quantize does"
       )
     return
   if values.dtype == interleaving.WORDS and (

@@ -40,6 +40,11 @@ WHO: Final = "accelerate"
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
+_NNX: Final = (
+  "Accelerate the function that calls the model, and transform that:"
+  " nnx.grad(accelerate(loss)), inside of nnx.jit."
+)
+
 _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
 
 # `jax.nn.scaled_matmul` is a jitted function of this name around one equation.
@@ -132,7 +137,8 @@ def accelerate(
   def accelerated(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
     outcome = _Outcome()
     make = lambda own: _Accelerator(implementation, outcome)
-    result = interception_private.intercept(fn, make)(*args, **kwargs)
+    with speaking.explaining_nnx(WHO, _NNX):
+      result = interception_private.intercept(fn, make)(*args, **kwargs)
     if not outcome.is_noted:
       warnings.warn(
         f"{WHO}: replaced nothing: fn came to no jax.nn.scaled_matmul,"
@@ -226,10 +232,10 @@ class _Accelerator:
       _warn(primitive, str(reason))
       return None
     numbers = params["ragged_dot_dimension_numbers"]
-    reason = self._lost_by(args[1])
-    is_lost = bool(reason and numbers.rhs_group_dimensions)
+    lost_by = self._lost_by(args[1])
+    is_lost = bool(lost_by and numbers.rhs_group_dimensions)
     if result is None and is_lost:
-      _warn(primitive, reason)
+      _warn(primitive, lost_by)
     self._outcome.is_noted |= result is not None or is_lost
     return result
 

@@ -15,6 +15,7 @@ from jaxplugin.arrays import scaled_array
 from jaxplugin.core import speaking
 from jaxplugin.dot import problems
 from jaxplugin.dot import rules
+from jaxplugin.dot import sides
 from jaxplugin.dropin import layers
 
 WHO: Final = "linear"
@@ -39,7 +40,8 @@ def linear(
 
   Args:
     x: (..., k), of rank 1 or more: f32, bf16 or f16, or a `ScaledArray` that is
-      blocked along k. Its leading dimensions are rows.
+      blocked along k. Its leading dimensions are rows. f64 is rounded to f32,
+      in which the product is computed.
     w_q: (n, k): a `ScaledArray` that is blocked along k, as
       `quantize(w, format)` makes it of w (n, k), and `quantize(kernel.T,
       format)` of a kernel (k, n); or plain, where x is quantized.
@@ -51,7 +53,7 @@ def linear(
       the layer where it lies; what a scan over the weights themselves hands
       over is a copy. With a plain x, or one of rank 2.
     preferred_element_type: f32, bf16 or f16, the result's dtype. Default: that
-      of x, and f32 where x is quantized.
+      of x, and f32 if x is quantized or f64.
     out_sharding: a `PartitionSpec` or a `NamedSharding` of explicit mesh axes,
       as in `block_scaled_dot`, which needs it where k is sharded.
     reduce_dtype: f32, bf16 or f16: what devices send each other where k is
@@ -72,6 +74,12 @@ def linear(
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)
     _validate_ranks(lhs, rhs, layer)
     for name, operand in (("x", lhs), ("w_q", rhs)):
+      is_plain = not isinstance(operand, scaled_array.ScaledArray)
+      if is_plain and operand.dtype not in sides.PLAIN_DTYPES:
+        raise TypeError(
+          f"{WHO}: {name} must be float32, bfloat16, float16 or a ScaledArray,"
+          f" got {operand.dtype}{list(operand.shape)}; cast it, or quantize it"
+        )
       if _is_blocked_elsewhere(operand):
         raise TypeError(
           f"{WHO}: {name} must be blocked along k, its last dimension, got"

@@ -188,6 +188,45 @@ class LinearTest(parameterized.TestCase):
     exact = x.exact @ (w.exact[1] if is_stack else w.exact).T
     contract.assert_exact(actual, exact, contract.F32)
 
+  def test_f64_is_rounded_to_f32_and_multiplied(self):
+    rng = np.random.default_rng(3)
+    # Odd numbers of 20 bits over 2^30, plus what f32 has no bits for.
+    rows = rng.integers(1, 2**10, (8, K)) / 2.0**10
+    w_q = jp.quantize(jnp.ones((2, N, K), jnp.float32), jp.MXFP8)
+    with jax.enable_x64(True):
+      x = jnp.asarray(rows + 2.0**-40)
+      bias = jnp.ones((N,))
+      self.assertEqual((x.dtype, bias.dtype), (np.float64, np.float64))
+      sizes = jnp.array([8, 0], jnp.int32)
+      one = w_q[0]
+      results = {
+        "linear": jp.linear(x, one) + 1,
+        "bias": jp.linear(x, one, bias),
+        "layer": jp.linear(x, w_q, layer=0) + 1,
+        "block_scaled_dot": jp.block_scaled_dot(x, one) + 1,
+        "matmul": x @ one.T + 1,
+        "ragged_dot": jp.ragged_dot(x, w_q, sizes) + 1,
+        "residual": jp.block_scaled_dot(x, one, residual=jnp.ones((8, N))),
+        "jit": jax.jit(jp.linear)(x, one) + 1,
+      }
+      gradient = jax.grad(lambda x: jp.linear(x, one).sum())(x)
+      q = jp.quantize(x, jp.MXFP8)
+    exact = np.repeat(rows.sum(axis=1)[:, None], N, 1) + 1
+    for name, result in results.items():
+      with self.subTest(name):
+        self.assertEqual(result.dtype, np.float32)
+        np.testing.assert_array_equal(np.asarray(result), exact)
+    self.assertEqual(gradient.dtype, np.float64)
+    np.testing.assert_array_equal(np.asarray(gradient), np.full((8, K), N))
+    expected = jp.quantize(jnp.asarray(rows, jnp.float32), jp.MXFP8)
+    np.testing.assert_array_equal(np.asarray(q.values), expected.values)
+
+  def test_other_dtypes_are_refused_in_words_of_its_arguments(self):
+    w = jp.quantize(jnp.ones((N, K)), jp.MXFP8)
+    message = r"linear: x must be .* or a ScaledArray, got int32\[2, 64\]; cast"
+    with self.assertRaisesRegex(TypeError, message):
+      jp.linear(jnp.ones((2, 64), jnp.int32), w)
+
   def test_implementation_is_passed_on(self):
     w = jp.quantize(jnp.ones((N, K)), jp.MXFP8)
     with self.assertRaisesRegex(ValueError, "linear: implementation.*'mlx'"):

@@ -76,10 +76,12 @@ def quantize_dots(
   * The weight's sizes, that which is contracted and that of its remaining
     dimensions, are multiples of the recipe's largest block. (The number of rows
     may be any: it is padded.)
-  * No scope around it is named like a last layer, by one of the words
-    `head`, `logits`, `unembed`, `unembedding`, `classifier`, between "_", "."
-    or "/", as in "lm_head". Layers without a name are no last layer: say so by
-    `where`.
+  * No scope around it is named like a last layer. Such a name has one of the
+    words `head`, `logit...`, `unembed...`, `classifier` or `predictions`,
+    between "_", "." or "/", as in "lm_head"; or it is "output", "output_proj",
+    "score" or "LMHead_0", outside of all blocks. The rule is
+    `core/parameter_names.py`. Layers without a name are not last layers: say
+    so by `where`.
 
   Products that no recipe can serve are always left: operands or results that
   are not f32, bf16 or f16, results of a weak type, an algorithm of
@@ -132,7 +134,8 @@ def quantize_dots(
   Args:
     fn: any callable; it gets its arguments as they are given.
     recipe: a `jp.training.Recipe`; or a format or its name, which is then that
-      of weights, activations and gradients, rounded to nearest.
+      of weights, activations and gradients, rounded to nearest, as in
+      `dot_general`: "nvfp4" is not `jp.training.NVFP4_RECIPE`.
     where: None, or a function of a site, with its `name`, shapes, dtypes,
       `dimension_numbers`, `source` and which operand is a parameter
       (`jp.Site`). It returns True, False, or a recipe (or format) for
@@ -198,7 +201,7 @@ def quantize_dots(
       watchers.append(made)
       return made
 
-    with _traced_for(transform):
+    with _traced_for(transform), speaking.explaining_nnx(WHO, _NNX):
       result = binding_private.call_watched(
         fn, watcher, *plain_args, **plain_kwargs
       )
@@ -212,6 +215,11 @@ def quantize_dots(
 
   return quantized
 
+
+_NNX: Final = (
+  "Call nnx.jit outside: nnx.jit(quantize_dots(step, recipe)), and not inside"
+  " of step."
+)
 
 # What a function is traced to depends on what is asked for.
 _traced_for: Final = jax.make_user_context(default_value=None)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 from jax import lax
 
 import jaxplugin as jp
@@ -245,6 +246,48 @@ class WarningsTest(parameterized.TestCase):
     text = str(jp.explain(jp.quantize_dots(f, RECIPE), W, X))
     self.assertIn("took 1 of 2 products", text)
     self.assertIn("left: it is a ragged dot", text)
+
+
+def layer_of_nnx():
+  return nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+
+
+def loss_of(model, x):
+  return (model(x) ** 2).mean()
+
+
+def step_of(loss):
+  def step(model, x):
+    gradients = nnx.state(nnx.grad(loss)(model, x))
+    new = jax.tree.map(lambda w, g: w - g, nnx.state(model), gradients)
+    nnx.update(model, new)
+
+  return step
+
+
+class VariablesOfNnxTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    (
+      "quantize_dots",
+      lambda f: jp.quantize_dots(f, RECIPE),
+      r"nnx\.jit\(quantize_dots\(step, recipe\)\)",
+    ),
+    ("accelerate", jp.accelerate, r"nnx\.grad\(accelerate\(loss\)\)"),
+  )
+  def test_a_transform_of_nnx_inside_is_explained(self, transform, remedy):
+    inside = transform(nnx.jit(step_of(loss_of)))
+    with self.assertRaisesRegex(TypeError, remedy):
+      inside(layer_of_nnx(), X)
+
+  def test_the_orders_that_errors_name_work(self):
+    for name, step in {
+      "quantize_dots": jp.quantize_dots(step_of(loss_of), RECIPE),
+      "accelerate": step_of(jp.accelerate(loss_of)),
+    }.items():
+      with self.subTest(name):
+        model, before = layer_of_nnx(), layer_of_nnx().kernel.get_value()
+        nnx.jit(step)(model, X)
+        self.assertFalse((model.kernel.get_value() == before).all())
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def ragged_dot(
 
   Args:
     lhs: (m, k): a plain f32, bf16 or f16 array, or a `ScaledArray` blocked
-      along k.
+      along k. f64 is rounded to f32.
     rhs: a `ScaledArray` of (groups, n, k), blocked along k. Its global scale is
       one number or one a group, f32[groups, 1, 1].
     group_sizes: integers[groups], of a sum of at most m. Larger sums end at row
@@ -314,7 +314,7 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
 def _with_epilogue(call: calls.Call, bias: Any) -> calls.Call:
   """With its global scales, as one or two factors, and its bias."""
   if bias is not None:
-    bias = api.float_operand("bias", bias)
+    bias = api.float_operand("bias", api.in_f32(api.array("bias", bias)))
     rules.validate_bias(bias, call.num_groups, call.columns)
   scales = [
     scale

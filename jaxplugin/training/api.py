@@ -110,7 +110,9 @@ def dot_general(
       own dtype (a plain f32, bf16 or f16 operand of a one-sided product).
     rhs_format: likewise for rhs. One of the two must be given.
     recipe: a `jp.training.Recipe`, instead of all arguments but weight and
-      implementation.
+      implementation; or a format or its name, which is then that of weights,
+      activations and gradients, rounded to nearest: "nvfp4" is not
+      `jp.training.NVFP4_RECIPE`.
     weight: with a recipe, the operand that is weights: "lhs", "rhs" or None,
       where both are activations. Its gradient is the recipe's wgrad, the other
       one's dgrad; where both are activations, both are dgrad.
@@ -322,11 +324,7 @@ def _scheme_of_recipe(
   implementation: str | None,
 ) -> products.Scheme:
   """That of the arguments of `dot_general` with a recipe."""
-  if not isinstance(recipe, recipes.Recipe):
-    raise TypeError(
-      "dot_general: recipe must be a jaxplugin.training.Recipe, got"
-      f" {speaking.shown(recipe)}; jaxplugin.training.MXFP8_RECIPE is one"
-    )
+  recipe = recipes.resolve("dot_general", "recipe", recipe)
   if given:
     raise TypeError(
       "dot_general: a recipe says what is quantized to what, got"

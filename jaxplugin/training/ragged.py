@@ -70,7 +70,7 @@ def ragged_dot_general(
   group_sizes: jax.Array,
   ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers = _NUMBERS,
   *,
-  recipe: recipes.Recipe,
+  recipe: recipes.Recipe | formats.BlockFormat | str,
   key: jax.Array | None = None,
   preferred_element_type: Any = None,
   reduce_dtype: Any = None,
@@ -139,11 +139,7 @@ def ragged_dot_general(
     JAX's own errors of shardings, those of `jax.lax.ragged_dot`.
   """
   with speaking.speaking_for(speaking.who(WHO)):
-    if not isinstance(recipe, recipes.Recipe):
-      raise TypeError(
-        f"{sides.who()}: recipe must be a jaxplugin.training.Recipe, got"
-        f" {speaking.shown(recipe)}; jaxplugin.training.MXFP8_RECIPE is one"
-      )
+    recipe = recipes.resolve(sides.who(), "recipe", recipe)
     lhs = api.float_operand("lhs", _unless_quantized(lhs))
     given = rhs
     rhs = api.float_operand("rhs", quantized_operand.primal_of(rhs))

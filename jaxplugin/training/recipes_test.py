@@ -295,11 +295,36 @@ class ArgumentsTest(parameterized.TestCase):
     with self.assertRaisesRegex(error, f"Recipe: .*{pattern}"):
       changed(recipe, **fields)
 
+  def test_a_name_is_a_format_everywhere_and_no_named_recipe(self):
+    w = jnp.ones((64, 64))
+    numbers = (((1,), (0,)), ((), ()))
+    expected = training.recipes.resolve("f", "recipe", "nvfp4")
+    self.assertEqual(
+      expected,
+      training.Recipe(
+        activation_format=jp.NVFP4, weight_format=jp.NVFP4, grad_format=jp.NVFP4
+      ),
+    )
+    # A recipe that rounds stochastically would need a key here.
+    for dot in (
+      jp.dot_general(recipe="nvfp4", weight="rhs"),
+      jp.quantize_dots(lambda w, x, *_: x @ w, "nvfp4", params=1),
+    ):
+      jax.make_jaxpr(jax.grad(lambda w, dot=dot: dot(w, w, numbers).sum()))(w)
+    sizes = jnp.array([64], jnp.int32)
+    jax.make_jaxpr(
+      jax.grad(
+        lambda w: training.ragged_dot_general(
+          w, w[None], sizes, recipe="nvfp4"
+        ).sum()
+      )
+    )(w)
+
   def test_bad_arguments_of_dot_general_are_refused(self):
     recipe = training.MXFP8_RECIPE
     make = jp.dot_general
     for error, pattern, call in (
-      (TypeError, "recipe must be .*got 'mxfp8'", lambda: make(recipe="mxfp8")),
+      (TypeError, "recipe must be .*got 8", lambda: make(recipe=8)),
       (TypeError, "weight must be given", lambda: make(recipe=recipe)),
       (
         ValueError,

@@ -26,14 +26,11 @@ from jaxplugin.jaxext.tracing import binding_private
 
 
 class Walker(Protocol):
-  """What these functions ask.
+  """What these functions ask."""
 
-  Attributes:
-    is_rebuilding: whether inner functions make known values again, and are not
-      given them.
-  """
-
-  is_rebuilding: bool
+  @property
+  def is_rebuilding(self) -> bool:
+    """Whether inner functions make known values again, and get none."""
 
   def known(self, x: Any) -> Any:
     """Returns what is known of a value, or None."""
