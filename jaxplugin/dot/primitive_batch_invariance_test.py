@@ -36,13 +36,16 @@ def quantized(x, format):
 
 
 def assert_same_rows(dot, numbers, x):
-  """Rows have the same bits for each number of rows, and in each place."""
+  """Checks that rows have the same bits for each number of rows."""
   results = [np.asarray(dot(x[:m])) for m in numbers]
   for m, result in zip(numbers, results, strict=True):
     np.testing.assert_array_equal(results[-1][:m], result, f"m={m}")
-  order = np.random.default_rng(1).permutation(numbers[-1])
-  moved = dot(x[: numbers[-1]][order])
-  np.testing.assert_array_equal(results[-1][order], moved)
+
+
+def assert_same_places(dot, x):
+  """Checks that a row has the same bits in each place."""
+  order = np.random.default_rng(1).permutation(len(x))
+  np.testing.assert_array_equal(np.asarray(dot(x))[order], dot(x[order]))
 
 
 class CpuTest(absltest.TestCase):
@@ -54,7 +57,7 @@ class CpuTest(absltest.TestCase):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, K)).astype(np.float32)
     for lhs, rhs in PAIRS:
-      # Of two FP4 sides AVX2 has no others: sums of a block are integers.
+      # AVX2 adds up two FP4 sides in one order: sums of a block are integers.
       all_fp4 = lhs in (jp.MXFP4, jp.NVFP4) and rhs in (jp.MXFP4, jp.NVFP4)
       start = 1 if all_fp4 and target.cpu_kernels == "avx2" else first
       for n in (1, 40):
@@ -67,11 +70,17 @@ class CpuTest(absltest.TestCase):
         with self.subTest(lhs=lhs, rhs=rhs, n=n):
           numbers = (start, start + 1, 33, 129, 300)
           assert_same_rows(dot, numbers, x)
+          for m in (2, 3, 4, 300):
+            assert_same_places(dot, x[:m])
 
 
 @interpreted.needs_interpreter
 class TritonTest(interpreted.RecordedTestCase):
-  """Launches of the same name add up a row's products in the same order."""
+  """Launches of the same name add up a row's products in the same order.
+
+  Places are not compared: the interpreter's products are NumPy's, whose order
+  depends on the place (`interpreted.products_depend_on_rows`).
+  """
 
   def test_rows_of_one_kernel_have_the_same_bits(self):
     rng = np.random.default_rng(0)
