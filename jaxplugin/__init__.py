@@ -66,6 +66,9 @@ from jaxplugin.nn import scaled_dot as scaled_dot
 from jaxplugin.params.acceptance import accept_quantized as accept_quantized
 from jaxplugin.params.conversion import Parameter as Parameter
 from jaxplugin.params.conversion import quantize_params as quantize_params
+from jaxplugin.params.flax_states import (
+  register_flax_serialization as register_flax_serialization,
+)
 from jaxplugin.params.report import QuantizationReport as QuantizationReport
 from jaxplugin.quantization.api import quantize as quantize
 from jaxplugin.quantization.api import quantize_both as quantize_both
@@ -149,6 +152,7 @@ __all__ = [
   "ragged_dot",
   "ragged_dot_general",
   "register_backend",
+  "register_flax_serialization",
   "rewrite",
   "scaled_dot",
   "shard",

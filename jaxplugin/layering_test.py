@@ -66,7 +66,7 @@ STAGES = {
     ("recognition",),
     ("interception",),
     ("acceptance", "observation"),
-    ("conversion",),
+    ("conversion", "flax_states"),
     ("__init__",),
   ),
   "quantization": (

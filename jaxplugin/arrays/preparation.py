@@ -21,6 +21,7 @@ import numpy as np
 from jaxplugin.arrays import interleaving
 from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import validation
 from jaxplugin.core import formats
 from jaxplugin.core import targets
 
@@ -108,6 +109,7 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
   )
 
   def prepare(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
+    validation.require_unconverted(_WHO, array)
     how = preparation(array, known)
     array = array if how == "none" else _prepared(array, how)
     return jax.tree.map(_in_huge_pages, array) if has_kernels else array
@@ -120,7 +122,12 @@ def unprepare_weights(tree: Any) -> Any:
 
   FP4 values are packed, two a byte, if they were prepared.
   """
-  return _map_weights(_unprepared, tree)
+
+  def unprepare(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:
+    validation.require_unconverted("unprepare_weights", array)
+    return _unprepared(array)
+
+  return _map_weights(unprepare, tree)
 
 
 def preparation(

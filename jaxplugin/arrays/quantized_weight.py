@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin.arrays import scaled_array
+from jaxplugin.arrays import validation
 from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 
@@ -82,6 +83,7 @@ class QuantizedWeight:
         f"{_WHO}: array must be a ScaledArray of rank 2 or more, got"
         f" {speaking.shown(array)}"
       )
+    validation.require_unconverted(_WHO, array)
     if array.axis != array.ndim - 1:
       raise TypeError(
         f"{_WHO}: array must be blocked along its last dimension, got"

@@ -284,6 +284,7 @@ class ScaledArray:
 
   def pack(self) -> ScaledArray:
     """The same array with FP4 values stored as uint8, two a byte."""
+    validation.require_unconverted("ScaledArray.pack", self)
     if not self.format.is_fp4 or self.is_packed:
       return self
     if self.is_interleaved:
@@ -292,6 +293,7 @@ class ScaledArray:
 
   def unpack(self) -> ScaledArray:
     """The same array with FP4 values in `float4_e2m1fn`, logical shape."""
+    validation.require_unconverted("ScaledArray.unpack", self)
     if self.is_packed and self.is_bytes:
       return self.to_floats().unpack()
     if self.is_interleaved:
@@ -305,6 +307,7 @@ class ScaledArray:
 
     XLA:CPU slices these as they are, and 8-bit floats through 16 bits.
     """
+    validation.require_unconverted("ScaledArray.to_bytes", self)
     if self.is_bytes:
       return self
     return self.pack()._replace_types(formats.PACKED, formats.PACKED)
@@ -328,6 +331,7 @@ class ScaledArray:
 
   def linear_scale(self) -> Any:
     """The scale in the linear layout, without padding."""
+    validation.require_unconverted("ScaledArray.linear_scale", self)
     return layouts.linear_scale(
       self.scale, self.scale_layout, self.shape, self.format.block_size
     )
@@ -502,8 +506,10 @@ jax_private.register_pytree_serialization(
 def require_global_scale(who: str, array: ScaledArray) -> None:
   """Raises TypeError unless the global scale's shape follows the array's.
 
-  It need not where leaves were joined or indexed one by one.
+  It need not where leaves were joined or indexed one by one. Nor need dtypes be
+  the format's where leaves were cast one by one: that is checked first.
   """
+  validation.require_unconverted(who, array)
   validation.validate_global_scale(
     who, array.global_scale, array.shape, array.axis
   )

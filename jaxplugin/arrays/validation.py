@@ -150,6 +150,31 @@ def _is_on_host(x: Any) -> bool:
   )
 
 
+def require_unconverted(who: str, array: Any) -> None:
+  """Raises TypeError if a cast gave values or scale another float dtype.
+
+  A tree's `astype` for all float leaves does that. Transformations of JAX put
+  other things than arrays into a `ScaledArray`; those pass.
+  """
+  format = array.format
+  leaves = {
+    "scale": (array.scale, (format.scale_dtype,)),
+    "values": (array.values, (*format.storage_dtypes, format.values_dtype)),
+  }
+  for name, (leaf, allowed) in leaves.items():
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or dtype in allowed:
+      continue
+    if jnp.issubdtype(dtype, jnp.floating):
+      wanted = (format.array_dtype, format.scale_dtype)[name == "scale"].name
+      raise TypeError(
+        f"{who}: dtype of the {name} of {format} must be {wanted}, got"
+        f" {speaking.shown(leaf)}. Cast other leaves only: jax.tree.map(lambda"
+        " x: x if isinstance(x, jp.ScaledArray) else x.astype(dtype), tree,"
+        " is_leaf=lambda x: isinstance(x, jp.ScaledArray))"
+      )
+
+
 def validate_global_scale(
   who: str, global_scale: Any, shape: Sequence[int], axis: int
 ) -> None:
