@@ -622,13 +622,19 @@ def checkpoint():
 # Public functions without a program.
 READS = "it reads a program, a target or a table, and computes no array"
 SETS = "it sets what other functions choose, and computes no array"
+CONVERTS = "it shares its arithmetic with from_modelopt, which is tried"
 NOT_HERE = {
+  "checkpoints.activation_scale": CONVERTS,
+  "checkpoints.from_comfyui": CONVERTS,
+  "checkpoints.from_deepseek": CONVERTS,
+  "checkpoints.from_mlx": CONVERTS,
   "detect_target": READS,
   "explain": READS,
   "export": "it lowers a program for other devices",
   "info": READS,
   "named_target": READS,
   "register_backend": SETS,
+  "register_flax_serialization": SETS,
   "rewrite": READS,
   "tuning": SETS,
   "tuning_digest": READS,
