@@ -31,6 +31,7 @@ from jaxplugin.checkpoints.reports import misfits as misfit_lists
 from jaxplugin.checkpoints.reports import numbers as counting
 from jaxplugin.checkpoints.reports import progress as reporting
 from jaxplugin.checkpoints.reports import tables
+from jaxplugin.core import speaking
 
 _WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
@@ -299,12 +300,15 @@ def load(
   """
   errors.require_path(_WHO, "path", path)
   globs = naming.globs(_WHO, "skip", skip)
-  if check not in (None, *_CHECKS):
-    raise ValueError(f'{_WHO}: check must be None or "numbers", got {check!r}')
-  if layout not in (None, *recognition.OPEN_LAYOUTS):
+  if not (check is None or (isinstance(check, str) and check in _CHECKS)):
+    raise ValueError(
+      f'{_WHO}: check must be None or "numbers", got {speaking.shown(check)}'
+    )
+  known = recognition.OPEN_LAYOUTS
+  if not (layout is None or (isinstance(layout, str) and layout in known)):
     raise ValueError(
       f"{_WHO}: layout must be None or one of"
-      f" {', '.join(recognition.OPEN_LAYOUTS)}, got {layout!r}"
+      f" {', '.join(recognition.OPEN_LAYOUTS)}, got {speaking.shown(layout)}"
     )
   path = pathlib.Path(path)
   files = files_of(path)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 from typing import Final
 
+from jaxplugin.core import speaking
+
 WEIGHT: Final = ".weight"
 _NEAR: Final = 3
 
@@ -29,7 +31,8 @@ def globs(who: str, what: str, given: Any) -> tuple[str, ...]:
     found = (None,)
   if not all(isinstance(x, str) for x in found):
     raise TypeError(
-      f"{who}: {what} must be a glob or a list of globs, got {given!r}"
+      f"{who}: {what} must be a glob or a list of globs, got"
+      f" {speaking.shown(given)}"
     )
   return found
 
