@@ -269,10 +269,12 @@ def validate_values(side: sides.Side) -> None:
   format, values, name = side.format, side.values, side.name
   if format is None:
     if values.dtype not in sides.PLAIN_DTYPES:
+      remedy = "cast it, or quantize it, as jaxplugin.quantize does"
+      if sides.who() == "block_scaled_dot":  # Others have no such argument.
+        remedy = f"pass {name}_scale for quantized values, else {remedy}"
       raise TypeError(
         f"{sides.who()}: {name} without a scale must be float32, bfloat16 or"
-        f" float16, got {values.dtype}; cast it, or quantize it, as"
-        " jaxplugin.quantize does"
+        f" float16, got {values.dtype}; {remedy}"
       )
     return
   if values.dtype == interleaving.WORDS and (
