@@ -116,7 +116,8 @@ def to_bytes(words: jax.Array) -> jax.Array:
 
 def from_bytes(data: jax.Array) -> jax.Array:
   """Inverse of `to_bytes`."""
-  quadruples = data.reshape(*data.shape[:-1], -1, WORDS.itemsize)
+  *lead, size = data.shape
+  quadruples = data.reshape(*lead, size // WORDS.itemsize, WORDS.itemsize)
   return lax.bitcast_convert_type(quadruples, WORDS)
 
 

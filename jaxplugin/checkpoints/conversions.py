@@ -397,7 +397,8 @@ def from_gguf(
   shape = fitting.gguf_shape(who, blocks, format)
   xp: Any = np if isinstance(blocks, np.ndarray) else jnp
   block, scale_bytes = fitting.GGUF_BLOCKS[format]
-  rows = blocks.reshape(*shape[:-1], shape[-1] // block, -1)
+  size = scale_bytes + block // 2
+  rows = blocks.reshape(*shape[:-1], shape[-1] // block, size)
   codes = rows[..., :scale_bytes].reshape(
     *shape[:-1], shape[-1] // format.block_size
   )

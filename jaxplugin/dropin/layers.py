@@ -14,6 +14,7 @@ jaxprs. Derivatives are those of the sliced one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -124,7 +125,7 @@ def _in_place(
   del implementation  # the lowering takes this one where the kernels serve
   lead = x.shape[:-1]
   if not isinstance(x, scaled_array.ScaledArray):
-    x = x.reshape(-1, x.shape[-1])
+    x = x.reshape(math.prod(lead), x.shape[-1])
   layers, n, _ = stack.shape
   sizes = jnp.where(jnp.arange(layers, dtype=jnp.int32) == layer, x.shape[0], 0)
   result = ragged.ragged_dot(x, stack, sizes, bias=bias, **options)

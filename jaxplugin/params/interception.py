@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -425,9 +426,10 @@ def _straight_through(
 
   @jax.custom_jvp
   def of_quantized(x: jax.Array, array: Any, layers: Any) -> jax.Array:
-    rows = x.reshape(-1, x.shape[-1]) if layers else x
+    *lead, k = x.shape
+    rows = x.reshape(math.prod(lead), k) if layers else x
     result = function(quantization.quantize(rows, format), array, layers)
-    return result.reshape(*x.shape[:-1], -1) if layers else result
+    return result.reshape(*lead, result.shape[-1]) if layers else result
 
   @functools.partial(of_quantized.defjvp, symbolic_zeros=True)
   def jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:

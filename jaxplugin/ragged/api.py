@@ -248,7 +248,7 @@ def _call(
   for side in (lhs_side, rhs_side):
     rules.validate_rank(side)
   group_sizes = api.integers("group_sizes", group_sizes)
-  rules.validate_groups(group_sizes, rhs_side.shape[0])
+  rules.validate_groups(group_sizes, rhs_side.values.shape[0])
   backends.validate_name(implementation)
   lhs_side = _contracting(lhs_side, 1)
   rhs_side = _contracting(rhs_side, 2)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -50,6 +52,8 @@ def of_rows(group_ends: jax.Array, num_rows: int) -> jax.Array:
 
 def per_row(x: jax.Array, group_of_row: jax.Array) -> jax.Array:
   """`x`, of which each group has an entry, by rows; zeros where it has none."""
+  if x.shape[0] == 0:  # JAX takes nothing from an empty axis
+    return jnp.zeros((*group_of_row.shape, *x.shape[1:]), x.dtype)
   return jnp.take(x, group_of_row, axis=0, mode="fill", fill_value=0)
 
 
@@ -76,7 +80,7 @@ def align(
   new_ends = jnp.cumsum(sizes, dtype=jnp.int32)
   of_row = of_rows(new_ends, total)
   rows = jnp.arange(total, dtype=jnp.int32)
-  at = lambda x: jnp.take(x, of_row, mode="fill", fill_value=0)
+  at = functools.partial(per_row, group_of_row=of_row)
   source = rows - at(starts(new_ends)) + at(old_starts)
   is_row = source < at(old_ends)
   moved = (

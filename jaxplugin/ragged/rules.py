@@ -31,8 +31,8 @@ def validate_rank(side: sides.Side) -> None:
   rank, names = _RANKS[side.name]
   if side.ndim != rank:
     raise TypeError(
-      f"{sides.who()}: {side.name} must have rank {rank}, {names}, got shape"
-      f" {side.shape}"
+      f"{sides.who()}: {side.name} must have rank {rank}, {names}, got values"
+      f" {list(side.values.shape)}"
     )
 
 

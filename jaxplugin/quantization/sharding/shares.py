@@ -259,7 +259,8 @@ def unpacked(values: jax.Array, axis: int) -> jax.Array:
   if _is_shardy():
     return layouts.unpack_fp4(values, axis=axis)
   pairs = jnp.stack([values & 15, values >> 4], axis + 1).astype(jnp.uint4)
-  shape = (*values.shape[:axis], -1, *values.shape[axis + 1 :])
+  size = 2 * values.shape[axis]
+  shape = (*values.shape[:axis], size, *values.shape[axis + 1 :])
   return lax.bitcast_convert_type(pairs.reshape(shape), formats.E2M1)
 
 

@@ -87,13 +87,15 @@ def _of_rows(
     return x.reshape(x.shape[0] * size, *x.shape[2:])
 
   arrays = call.arrays()
+  # By axis: `size` may be 0, and so may the number of columns.
+  num_rows = arrays["lhs"].shape[1 if mapped.get("lhs") == 0 else 0]
   changes = {name: merged(name, arrays[name]) for name in _ROWS & {*arrays}}
   for name in _SCALES & {*arrays}:
     if arrays[name].ndim == 2:
       changes[name] = jnp.repeat(arrays[name], size, axis=0)
   sizes = call.group_sizes * call.group_sizes.dtype.type(size)
   result = bind(call.with_arrays(group_sizes=sizes, **changes))
-  return result.reshape(-1, size, result.shape[1]), 1
+  return result.reshape(num_rows, size, result.shape[1]), 1
 
 
 def _of_epilogues(
