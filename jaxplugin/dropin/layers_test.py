@@ -97,6 +97,20 @@ class LayersTest(parameterized.TestCase):
       alone = jax.jit(jp.linear)(x, stack[i])
       np.testing.assert_array_equal(actual[i], alone, err_msg=str(i))
 
+  def test_layer_of_any_integer_dtype(self):
+    w = np.ones((200, 8, 32), np.float32)
+    w[150] = 2
+    w_q = jp.quantize(w, jp.MXFP8)
+    x = np.ones((1, 32), np.float32)
+    for dtype in (np.uint8, np.int16, np.uint32, np.int64, np.uint64):
+      for jitted in (False, True):
+        f = lambda i: jp.linear(x, w_q, layer=i)
+        with self.subTest(dtype=dtype, jitted=jitted):
+          y = (jax.jit(f) if jitted else f)(dtype(150))
+          np.testing.assert_array_equal(y, np.full((1, 8), 64, np.float32))
+    with self.assertRaisesRegex(ValueError, "layer must .*got 4294967446"):
+      jp.linear(x, w_q, layer=np.int64(2**32 + 150))
+
   def test_traced_layer_out_of_range_is_the_nearest(self):
     rng = np.random.default_rng(3)
     x, stack = make(rng, contract.F32, (2, K)), make(rng, jp.MXFP8, (3, N, K))

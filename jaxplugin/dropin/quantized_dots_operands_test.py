@@ -80,6 +80,23 @@ class OperandsTest(parameterized.TestCase):
     actual = once(PARAMS, operands_of(recipe), X)
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
+  def test_conversions_that_change_nothing(self):
+    w = jp.quantize_operand(PARAMS["first"], MXFP8)
+    for name, convert in {
+      "jnp.asarray": jnp.asarray,  # as layers of flax do
+      "jnp.array": jnp.array,
+      "astype": lambda w: w.astype(jnp.float32),
+      "device_put": jax.device_put,
+      "optimization_barrier": lax.optimization_barrier,
+    }.items():
+      quantized = jp.quantize_dots(lambda w, x: (x @ convert(w)).sum(), MXFP8)
+      gradient = jax.grad(quantized, allow_int=True)
+      expected = gradient(w.primal, X)
+      for is_jitted in (False, True):
+        with self.subTest(name, is_jitted=is_jitted):
+          actual = (jax.jit(gradient) if is_jitted else gradient)(w, X)
+          np.testing.assert_array_equal(actual.primal, expected)
+
   def test_derivative_that_the_function_takes(self):
     step = jp.quantize_dots(jax.value_and_grad(by_matmul), MXFP8)
     actual = jax.jit(step)(operands_of(MXFP8), X)

@@ -295,6 +295,26 @@ class KeysTest(parameterized.TestCase):
     assert_same(step(KEY), step(KEY))
     self.assertTrue(bool((step(KEY) != step(jax.random.key(4))).any()))
 
+  @parameterized.parameters("threefry2x32", "rbg", "unsafe_rbg")
+  def test_products_and_trips_never_share_noise(self, impl):
+    # fold_in of unsafe_rbg does not see the order of numbers: product 0 of
+    # trip 1 and product 1 of trip 0 need other keys than fold_in makes.
+    recipe = dataclasses.replace(KEYED, wgrad_hadamard=None, weight_2d=False)
+    w = np.ones((32, 32), np.float32)
+    x = np.ones((2, 2, 32, 32), np.float32)
+    slopes = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
+
+    def loss(w, x):
+      def trip(total, rows):
+        return total + sum((slopes * (r @ w)).sum() for r in rows), None
+
+      return lax.scan(trip, jnp.float32(0), x)[0]
+
+    key = jax.random.key(3, impl=impl)
+    quantized = jp.quantize_dots(loss, recipe, key=key)
+    by_rows = np.asarray(jax.jit(jax.grad(quantized, 1))(w, x))
+    self.assertLen(np.unique(by_rows.reshape(4, -1), axis=0), 4)
+
   def test_layers_have_keys_of_their_own(self):
     # The second dot by the first one's key has other bits.
     expected = two_layers(by_hand(KEYED, 0), by_hand(KEYED, 0))

@@ -107,7 +107,10 @@ def quantize(
       probability equal to the discarded fraction, so unbiased inside the range.
     batch_dims: how many leading dimensions index tensors that get a global
       scale each, as by `vmap`: 1 for a stack of layers to scan over or to take
-      experts from. It changes nothing where there are no global scales. Known
+      experts from. Without it a stack in NVFP4 has one global scale, [1, 1, 1],
+      of which JAX's `scan` and `vmap` say "different leading axis sizes" and
+      "inconsistent sizes". It changes nothing where there are no global scales.
+      Known
       arrays on one device are quantized one after the other by kernels; what is
       traced, all at once by operations, which take longer on CPUs.
     derivative: None or "straight_through".

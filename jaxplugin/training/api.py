@@ -96,8 +96,10 @@ def dot_general(
   Where the recipe rounds gradients stochastically, the gradient needs a key. It
   is an argument of the call: with equal keys all bits are equal, under `jit`,
   `vmap`, `scan` and `jax.checkpoint` alike. Give each layer and each step its
-  own, `jax.random.fold_in(jax.random.fold_in(key, step), layer)`. From it come
-  two, `fold_in(key, 0)` for lhs's gradient and `fold_in(key, 1)` for rhs's. On
+  own, `jax.random.fold_in(key, step * layers + layer)`. Do not fold in one
+  number after the other: `fold_in` of "unsafe_rbg" keys ignores their order.
+  From it come two, `fold_in(key, 0)` for lhs's gradient and `fold_in(key, 1)`
+  for rhs's, after `jax.random.split(key, 1)` of "unsafe_rbg" keys. On
   devices of a `shard_map` that have one key, equal places of their parts of g
   are rounded by equal bits: fold `jax.lax.axis_index` in for others.
 

@@ -18,9 +18,12 @@ from jaxplugin.training import quantized_operand
 _NONE_CAME: Final = "no product came to it"
 _REMEDY = "or pass its array, .primal, which the product quantizes itself"
 
-# Their results are their first operand, the same numbers in the same order.
+# Their results are their operands, the same numbers in the same order.
 _SAME: Final = frozenset(
-  {"sharding_constraint", "layout_constraint", "name", "copy", "copy_p"}
+  {
+    *("sharding_constraint", "layout_constraint", "name", "copy", "copy_p"),
+    *("optimization_barrier", "device_put"),
+  }
 )
 
 
@@ -163,9 +166,15 @@ class Operands:
 
   def follow(self, primitive: Any, args: Sequence[Any], out: Any) -> None:
     """Told of an operation: its result may be an operand's array still."""
-    if primitive.name in _SAME:
-      for _, entry in self._among(args[:1]):
-        self._know(out, entry)
+    results = out if isinstance(out, (list, tuple)) else [out]
+    # A derivative without jit has a conversion that changes no dtype.
+    is_same = primitive.name in _SAME or (
+      primitive.name == "convert_element_type"
+      and results[0].dtype == args[0].dtype
+    )
+    if is_same:
+      for i, entry in self._among(args[: len(results)]):
+        self._know(results[i], entry)
 
   def given(self, args: Sequence[Any]) -> list[Any]:
     """Operands in place of their arrays, with the arrays that are there."""
