@@ -89,7 +89,8 @@ class OperandsTest(parameterized.TestCase):
       "device_put": jax.device_put,
       "optimization_barrier": lax.optimization_barrier,
     }.items():
-      quantized = jp.quantize_dots(lambda w, x: (x @ convert(w)).sum(), MXFP8)
+      loss = lambda w, x, convert=convert: (x @ convert(w)).sum()
+      quantized = jp.quantize_dots(loss, MXFP8)
       gradient = jax.grad(quantized, allow_int=True)
       expected = gradient(w.primal, X)
       for is_jitted in (False, True):
