@@ -37,8 +37,8 @@ def ones(*shape):
 
 def gradients(f, *args):
   """Returns the result of `f`, and the gradients of its sum."""
-  loss = lambda *args: f(*args).sum()
-  return f(*args), *jax.grad(loss, tuple(range(len(args))))(*args)
+  value, transposed = jax.vjp(f, *args)
+  return value, *transposed(jnp.ones_like(value))
 
 
 def through(x, **options):
@@ -145,7 +145,7 @@ def accelerate(b, m, n, k):
 
 def quantize_dots(b, m, n, k):
   def loss(w, x):
-    # What has a size of 0 or 1 is no multiple of a block, and is left.
+    # Sizes 0 and 1 are not multiples of a block: these products are left.
     return lax.scan(lambda c, w: (c, x @ w), 0, w)[1].sum()
 
   quantized = jp.quantize_dots(loss, RECIPES["nvfp4"], key=KEY)
@@ -165,7 +165,6 @@ def recipe(name):
     return (
       *gradients(batched, ones(b, m, k), ones(b, n, k)),
       *gradients(rows, x, w),
-      jax.jvp(rows, (x, w), (x, w)),
       jax.grad(lambda x: rows(x, w_q).sum())(x),
     )
 
@@ -207,7 +206,7 @@ class SizesTest(parameterized.TestCase):
   def test_traces(self, name):
     for sizes in sizes_tried():
       with self.subTest(sizes):
-        # A function of its own: equal ones would not be traced again.
+        # A new function for each: JAX does not trace equal ones again.
         jax.eval_shape(lambda s=sizes: OPERATIONS[name](**s))
 
   @parameterized.named_parameters(

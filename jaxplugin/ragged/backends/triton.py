@@ -56,6 +56,10 @@ def _problem_gate(
     refusal = triton.format_refusal(side.format)
     if refusal is not None:
       return refusal
+  if problem.rhs.format is None and not problem.is_along_blocks:
+    return decisions.Unsupported(
+      "kernels that contract n read block-scaled weights, rhs is plain"
+    )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")
   if triton_library.uses_descriptors(target):

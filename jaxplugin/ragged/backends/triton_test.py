@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 from absl.testing import absltest
 
 import jaxplugin as jp
 from jaxplugin.core import targets
+from jaxplugin.ragged import backends
+from jaxplugin.ragged import calls
 from jaxplugin.testing import contract
 from jaxplugin.testing import interpreted
 from jaxplugin.testing.dot_suite import ragged_suite
@@ -72,6 +76,28 @@ class AmpereTest(TritonRaggedSuite):
 
 
 del TritonRaggedSuite
+
+
+class PlainWeightsTest(absltest.TestCase):
+  """A contraction's derivative and dgrad in high precision have such."""
+
+  def test_contraction_across_plain_weights_is_xlas(self):
+    for name in ("a100", "h100", "b200"):
+      for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        with self.subTest(name, dtype=dtype):
+          array = lambda *shape, dtype=dtype: jax.ShapeDtypeStruct(shape, dtype)
+          call = calls.plain(
+            array(32, 64),
+            array(2, 64, 32),
+            jax.ShapeDtypeStruct((2,), jnp.int32),
+            1,
+            preferred_element_type=jnp.dtype(dtype),
+          )
+          decision = backends.choose(
+            call.problem(), targets.named_target(name), None
+          )
+          self.assertEqual(decision.implementation, "xla")
+
 
 if __name__ == "__main__":
   absltest.main()
