@@ -342,12 +342,12 @@ class StochasticTest(parameterized.TestCase):
   def test_scales_rounded_up_are_unbiased_where_nearest_saturates(self):
     rng = np.random.default_rng(9)
     x = rng.uniform(0.9, 1.1, (8, 64)).astype(np.float32)
-    # A block so small that its scale to nearest is 0, which loses all of it.
+    # A block so small that its scale to nearest is E4M3's smallest, 2^-9.
     x[3, :16] *= 2.0**-19
     nearest = recipes_oracle.quantize(x, jp.NVFP4)
     step = np.repeat(nearest.scale, 16, -1) * nearest.global_scale
     self.assertGreater((x > 6 * step)[[0, 1, 2, 4, 5, 6, 7]].sum(), 9)
-    self.assertEqual(nearest.scale[3, 0], 0)
+    self.assertEqual(nearest.scale[3, 0], 2.0**-9)
     found = manner(jp.NVFP4, scale_up=True)
     up = recipes_oracle.quantize(x, jp.NVFP4, scale_up=True)
     step = np.repeat(up.scale, 16, -1) * up.global_scale
