@@ -3,7 +3,8 @@
 """Each dimension of each operation may be 0 or 1, forward and backward.
 
 `OPERATIONS` lists them as functions of the sizes (batch or groups, m, n, k).
-They are traced, so nothing compiles; `RUN` are those whose sums are checked.
+They are traced, so nothing compiles. `PRODUCTS` are run, and their values and
+gradients checked.
 """
 
 import functools
@@ -199,6 +200,61 @@ def sizes_tried():
     yield SIZES | {name: 0}
   yield {"b": 1, "m": 1, "n": 1, "k": 64}
   yield dict.fromkeys(SIZES, 0)
+
+
+def straight_through(x, w):
+  return jp.block_scaled_dot(through(x), through(w))
+
+
+def of_recipe(name):
+  f = jp.dot_general(recipe=RECIPES[name], weight="rhs")
+  return lambda x, w: f(x, w, ALONG_LAST, key=KEY)
+
+
+def experts(x, w):
+  return jp.training.ragged_dot_general(
+    x,
+    w,
+    jnp.full(len(w), len(x) // len(w), jnp.int32),
+    recipe=RECIPES["nvfp4"],
+    key=KEY,
+  )
+
+
+# name: the function of (m, k) and (n, k), and shapes of both.
+PRODUCTS = {
+  "dot": (
+    straight_through,
+    [((m, 64), (n, 64)) for m, n in ((0, 32), (1, 0), (1, 1))],
+  ),
+  "batched": (
+    straight_through,
+    [((0, 8, 64), (0, 8, 64)), ((1, 0, 64), (1, 1, 64))],
+  ),
+  **{
+    name: (of_recipe(name), [((0, 64), (32, 64)), ((32, 64), (0, 64))])
+    for name in RECIPES
+  },
+  "experts": (experts, [((0, 64), (2, 32, 64)), ((64, 64), (1, 32, 64))]),
+}
+
+
+class ProductsTest(parameterized.TestCase):
+  @parameterized.named_parameters((name, name) for name in PRODUCTS)
+  def test_values_and_gradients(self, name):
+    f, shapes = PRODUCTS[name]
+    for lhs_shape, rhs_shape in shapes:
+      with self.subTest(f"{lhs_shape}x{rhs_shape}"):
+        loss = lambda x, w: f(x, w).sum()
+        lhs, rhs = ones(*lhs_shape), ones(*rhs_shape)
+        value, (dx, dw) = jax.value_and_grad(loss, (0, 1))(lhs, rhs)
+        *batch, rows, k = lhs_shape
+        columns = rhs_shape[-2]
+        sums = np.prod(batch, dtype=int) * rows * columns
+        # Quantizing all ones loses at most a rounding of each scale.
+        np.testing.assert_allclose(value, sums * k, rtol=1e-6)
+        np.testing.assert_allclose(dx, np.full(lhs_shape, columns), rtol=1e-6)
+        np.testing.assert_allclose(dw, np.full(rhs_shape, rows), rtol=1e-6)
 
 
 class SizesTest(parameterized.TestCase):
