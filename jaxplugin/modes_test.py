@@ -618,7 +618,7 @@ def conversions(values, e4m3, e8m0, gguf):
   ]
 
 
-# What is not traced.
+# Programs that JAX does not trace.
 
 
 @entry("checkpoints.load", "checkpoints.quantize", args=(), is_traced=False)
@@ -704,7 +704,7 @@ def named(cases):
 TRACED = [name for name, entry in ENTRIES.items() if entry.is_traced]
 
 
-# Programs that stand for the others where each mode compiles anew.
+# Programs that are run: each mode compiles them again.
 EXECUTED = (
   *("quantize", "quantize_both", "accelerate", "dot", "dot_general_of_formats"),
   *("ragged_dot", "scaled", "scaled_dot_general", "dot_general_of_recipes"),

@@ -39,7 +39,7 @@ class DecisionPictureTest(absltest.TestCase):
       if target.name not in targets.TARGET_NAMES or target != (
         targets.named_target(target.name, cudnn=cudnn)
       ):
-        # What a name does not say, the label does.
+        # The label says whatever the target's name does not.
         self.assertRegex(label, "attached|CPU|TPU")
         continue
       named += 1

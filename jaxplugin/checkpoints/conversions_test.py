@@ -270,7 +270,7 @@ class ModeloptTest(parameterized.TestCase):
     np.testing.assert_array_equal(numbers_of(array), want)
     y = jp.ragged_dot(np.eye(K, dtype=np.float32), array, jnp.int32([K, 0, 0]))
     np.testing.assert_array_equal(np.asarray(y), want[0].T)
-    array = M(values, scale, parts)  # 1 / 1.125 is no number of E4M3
+    array = M(values, scale, parts)  # E4M3 does not have 1 / 1.125
     self.assertEqual(array.global_scale.shape, (E, 6, 1))
     np.testing.assert_array_equal(numbers_of(array), expected * rows)
 

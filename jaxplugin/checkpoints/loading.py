@@ -161,7 +161,7 @@ class Checkpoint(Mapping[str, Any]):
   ) -> dict[str, Any]:
     """Returns all of it as arrays of JAX, each brought to its device once.
 
-    Numbers of 64 bits become what `jnp.asarray` makes of them. Under
+    `jnp.asarray` converts 64-bit values. Under
     strict=False tensors that cannot be read are left out, and `misfits` gets
     their reasons.
 
@@ -253,8 +253,8 @@ def load(
   Layouts are recognized by names, dtypes, shapes and marks: ModelOpt,
   compressed-tensors, gpt-oss, torchao, ComfyUI, DeepSeek, MLX and GGUF. A
   quantized weight is one `ScaledArray`, called as in the model
-  ("layers.0.up_proj.weight"); its parts have no names of their own. A
-  `pre_quant_scale` keeps its own, and so do `input_scale` and
+  ("layers.0.up_proj.weight"); its parts are not listed. A
+  `pre_quant_scale` is listed, and so do `input_scale` and
   `input_global_scale`; `entries[name]` of its weight names them. Tensors that
   are not quantized pass through. One that some sign calls quantized, in a
   format that jaxplugin does not have (INT4, FP8 with f32 scales), cannot be
@@ -262,7 +262,7 @@ def load(
 
   Of a folder's files an index is read with the files that it names. Without an
   index all .safetensors files are read, and two of them with one name are an
-  error. A .gguf file, or all that gguf-split made of one, is read if there are
+  error. A .gguf file, or all parts that gguf-split wrote, are read if there are
   no others. `Checkpoint.unread` names the files that are not read.
 
   Args:
@@ -285,7 +285,7 @@ def load(
     A `Checkpoint`, a mapping of names to arrays. `print` shows what was found.
 
   Raises:
-    TypeError: path is none, or skip has no globs.
+    TypeError: path is not a path, or skip is not a glob or a list of globs.
     ValueError: check is neither None nor "numbers", or there is no such layout.
     OSError: a file cannot be read; FileNotFoundError if there is no such path.
     CheckpointError: a file breaks a rule of its format, a weight's parts are
@@ -439,7 +439,7 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
-  """Returns whether these are all files that gguf-split made of one."""
+  """Returns whether gguf-split wrote these files, and none is missing."""
   parts = [_SPLIT.match(file.name) for file in files]
   return len({x and (x[1], int(x[2])) for x in parts}) == 1 and all(
     x is not None and int(x[2]) == len(files) for x in parts

@@ -21,12 +21,16 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
+import numpy as np
+
 _SPEAKER: Final = contextvars.ContextVar[str | None]("speaker", default=None)
 
 # Longer texts of a value are cut, or give way to its type's name.
 _MAX_SHOWN: Final = 300
 # Arrays print themselves so, with their contents.
 _OF_ARRAY: Final = re.compile(r"\b[aA]rray\(")
+# A part of flax's message.
+_TRACE_LEVEL: Final = "different trace level"
 _PUBLIC_MODULES: Final = (
   "jaxplugin",
   "jaxplugin.training",
@@ -43,10 +47,10 @@ def who(name: str) -> str:
 
 
 class NotQuantizedWarning(UserWarning):
-  """A product that is computed without block scales, though asked for with.
+  """Warns that a matmul is computed without block scales.
 
-  Its text says which one, why, and what to do. `quantize_dots`, `accelerate`,
-  `accept_quantized` and `quantize_params` give it:
+  `quantize_dots`, `accelerate`, `accept_quantized` and `quantize_params` give
+  it. Its text says which matmul, why, and what to do. To make it an error::
 
     warnings.simplefilter("error", jp.NotQuantizedWarning)
   """
@@ -118,7 +122,7 @@ def require_integer(who: str, name: str, value: Any) -> int:
 
 def require_bool(who: str, name: str, value: Any) -> None:
   """Raises TypeError unless a value is True or False, of Python or NumPy."""
-  if type(value).__name__ not in ("bool", "bool_"):
+  if not isinstance(value, (bool, np.bool_)):
     raise TypeError(f"{who}: {name} must be True or False, got {shown(value)}")
 
 
@@ -159,9 +163,6 @@ def _is_offered(value: Any) -> bool:
   # Constants of plain types have no module.
   origin = getattr(value, "__module__", None) or "jaxplugin"
   return str(origin).partition(".")[0] == "jaxplugin"
-
-
-_TRACE_LEVEL: Final = "different trace level"
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ _MATMUL_JIT_NAME: Final = "_scaled_matmul"
 # Their rules are functions, in which there may be anything.
 _CUSTOM_RULES: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
-# What an operation multiplies is no weight in another layout.
+# The results of these are products of a weight, not the weight reshaped.
 _PRODUCTS: Final = frozenset(
   {"dot_general", ragged_dots.NAME, "conv_general_dilated"}
 )
@@ -176,8 +176,8 @@ class _Accelerator:
   def __init__(self, implementation: str | None, outcome: _Outcome):
     self._implementation = implementation
     self._outcome = outcome
-    # Values made of dequantized ones that are no product any more, by identity,
-    # and what made them.
+    # Values computed from dequantized ones that no dot can take, by identity,
+    # and the operation that computed them.
     self._lost: dict[int, tuple[weakref.ref, str]] = {}
     # Traced values that are known to be one everywhere, by identity.
     self._ones: dict[int, weakref.ref] = {}
@@ -245,7 +245,7 @@ class _Accelerator:
   # As a Walker.
 
   def known(self, x: Any) -> products.Product | None:
-    # What is still in a narrow dtype, an inner function dequantizes itself.
+    # An inner function dequantizes a value of a narrow dtype itself.
     if getattr(x, "dtype", None) not in products.WIDE:
       return None
     found = self._products.of(x)
@@ -262,10 +262,7 @@ class _Accelerator:
         self._lose(x, f"{operation}: {reason}")
 
   def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    if not isinstance(jaxpr, extend_core.ClosedJaxpr):
-      jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
-    function = extend_core.jaxpr_as_fun(jaxpr)
-    return interception_private.intercept(function, lambda _: self)(*args)
+    return interception_private.evaluate(jaxpr, args, self)
 
   def run_inside(
     self,
@@ -308,7 +305,7 @@ class _Accelerator:
       self._lost[id(x)] = weakref.ref(x), reason
 
   def _lost_by(self, x: Any) -> str:
-    """Why a value made of dequantized ones is no product; "" of others."""
+    """Returns why a value is lost (see `_lost`); "" if it is not."""
     found = self._lost.get(id(x))
     return found[1] if found is not None and found[0]() is x else ""
 

@@ -387,7 +387,7 @@ class _Watcher:
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
       own = calls.own_args(primitive.name, index, args, len(is_parameter))
-      # What is known of arrays holds in there too, and of its results here.
+      # Parameters stay parameters inside, and so do the function's results.
       for x, flag in zip(own, is_parameter, strict=False):
         if flag:
           self._parameters.add(x)

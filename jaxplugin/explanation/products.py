@@ -183,7 +183,7 @@ def _describe_type(ir_type: Any) -> str:
 def _estimate_of_module(
   operation: Any, types: Sequence[Any], target: targets.Target
 ) -> estimates.Estimate | None:
-  """Of a dot; None of another product, and where sizes are not static."""
+  """Estimates a dot; None for another product or symbolic sizes."""
   try:
     lhs, rhs, out = map(module_calls.array_type, types)
   except (TypeError, NotImplementedError):
@@ -223,7 +223,7 @@ def _estimate_plain(
   contracting: Sequence[int],
   target: targets.Target,
 ) -> estimates.Estimate | None:
-  """Of a plain dot of arrays; None where a size is symbolic."""
+  """Estimates a plain dot of arrays; None if a size is symbolic."""
   num_bytes = estimates.bytes_of((lhs, rhs, out))
   if num_bytes is None:
     return None

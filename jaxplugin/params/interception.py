@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core as extend_core
 
 from jaxplugin import dot
 from jaxplugin import quantization
@@ -231,10 +230,7 @@ class Acceptor:
 
   def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr here, with this acceptor."""
-    if not isinstance(jaxpr, extend_core.ClosedJaxpr):
-      jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
-    function = extend_core.jaxpr_as_fun(jaxpr)
-    return interception_private.intercept(function, lambda _: self)(*args)
+    return interception_private.evaluate(jaxpr, args, self)
 
   def run_inside(
     self,

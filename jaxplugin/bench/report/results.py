@@ -114,7 +114,7 @@ class Run:
   Attributes:
     command: the arguments.
     environment: of `device.environment`.
-    ceilings: the highest that were measured; None where no row needs them.
+    ceilings: the highest rates of the run; None if no row needs them.
     rows: done so far.
     startup: of `startup.measure`; None where it was not asked for.
     left_out: rows for which there was no time.

@@ -102,13 +102,13 @@ def quantize(
     What became of each tensor; `print` shows a table.
 
   Raises:
-    TypeError: source or target is no path, or an argument is not globs.
+    TypeError: source or target is not a path, or a glob is not a string.
     OSError: the source cannot be read; FileNotFoundError if there is none.
     ValueError: there is no such format or layout, or it does not have it.
     CheckpointError: the source breaks a rule or is quantized already, a glob
       matches nothing, there is nothing to quantize, a weight has a NaN or an
-      infinity, or a global scale that readers refuse, the target is there
-      already or cannot be written, or, under verify, differs.
+      infinity, or a global scale that readers refuse, the target exists
+      or cannot be written, or, under verify, differs.
   """
   errors.require_path(_WHO, "source", source)
   errors.require_path(_WHO, "target", target)

@@ -117,7 +117,7 @@ class Dots:
     is_parameter: Sequence[bool],
     known: operands.Operands,
   ) -> Any:
-    """The product in place of one of JAX's; None where it is left.
+    """Returns the product in place of one of JAX's; None to leave that.
 
     Args:
       known: operands, whose arrays may be among `args`.
@@ -431,7 +431,7 @@ def _rewritten(
     return Rewriter(dots, is_parameter, own, known)
 
   def finish(values: Sequence[Any]) -> list[Any]:
-    # What is kept of a trace holds none of its values.
+    # JAX caches the jaxpr, which must not keep values of a trace alive.
     dots, known = found.pop()
     dots.key = None
     rewritten.update(

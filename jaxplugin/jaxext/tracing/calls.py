@@ -26,7 +26,7 @@ from jaxplugin.jaxext.tracing import binding_private
 
 
 class Walker(Protocol):
-  """What these functions ask."""
+  """An interceptor that knows something of values, and can follow it."""
 
   @property
   def is_rebuilding(self) -> bool:

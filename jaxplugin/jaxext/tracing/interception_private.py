@@ -151,6 +151,16 @@ def intercept(
   return intercepted
 
 
+def evaluate(
+  jaxpr: Any, args: Sequence[Any], interceptor: Interceptor
+) -> list[Any]:
+  """Evaluates a (closed) jaxpr; the interceptor is asked about operations."""
+  if not isinstance(jaxpr, extend_core.ClosedJaxpr):
+    jaxpr = extend_core.ClosedJaxpr(jaxpr, ())
+  function = core.jaxpr_as_fun(jaxpr)
+  return intercept(function, lambda _: interceptor)(*args)
+
+
 def intercept_jaxpr(
   jaxpr: Any,
   make: MakeInterceptor,
