@@ -108,9 +108,9 @@ def write(
   try:
     with open(descriptor, "wb") as file:
       file.write(data)
-    # `mkstemp` makes it private.
-    mode = stat.S_IMODE(os.lstat(output).st_mode)
-    os.chmod(temporary, mode & 0o666)
+    # `mkstemp` makes it private. A link's own mode says nothing: 0o777.
+    if os.path.exists(output):
+      os.chmod(temporary, stat.S_IMODE(os.stat(output).st_mode) & 0o666)
     os.replace(temporary, output)
   except BaseException:
     os.unlink(temporary)

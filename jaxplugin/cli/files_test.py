@@ -54,6 +54,16 @@ class FilesTest(parameterized.TestCase):
     self.assertEqual(output.read_text(), "after")
     self.assertEqual(output.stat().st_mode & 0o777, 0o640)
 
+  def test_result_in_place_of_a_link_has_the_permissions_of_its_target(self):
+    target, link = self.directory / "target", self.directory / "link"
+    target.write_text("target")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    files.write("after", str(self.input), str(link), True)
+    self.assertFalse(link.is_symlink())
+    self.assertEqual(link.stat().st_mode & 0o777, 0o640)
+    self.assertEqual(target.read_text(), "target")
+
   def test_link_to_nothing_exists(self):
     output = self.directory / "link"
     output.symlink_to(self.directory / "nothing")

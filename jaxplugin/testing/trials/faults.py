@@ -64,6 +64,12 @@ def spin(argument, tell):
   ctypes.CDLL(None).pause()
 
 
+def send_notes(argument, tell):
+  """Sends notes without a pause and without an end."""
+  while True:
+    tell(argument)
+
+
 def allocate(argument, tell):
   """Takes and writes memory until there is none."""
   del tell

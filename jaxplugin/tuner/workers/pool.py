@@ -303,7 +303,9 @@ class Pool:
       ready = [key.data for key, _ in selector.select(_LOOK_SECONDS)]
     for process in self._processes:
       index = process.index
-      outcome = process.read() if process in ready else process.look()
+      outcome = process.read() if process in ready else None
+      if outcome is None:
+        outcome = process.look()  # also while notes arrive without a pause
       # One without a job that ends is replaced when it is needed.
       if outcome is not None and index is not None:
         yield index, outcome

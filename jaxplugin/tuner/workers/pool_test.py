@@ -113,6 +113,10 @@ class PoolTest(absltest.TestCase):
     self.assertIn("status 3", said[9])
     self.assertEqual(found[0].notes, ("about to crash",))
 
+  def test_notes_without_end_do_not_put_off_the_deadline(self):
+    (found,) = self.make().run([job("send_notes", "on", seconds=0.5)])
+    self.assertEqual(found.kind, "hang")
+
   def test_memory_without_a_fence_is_watched(self):
     # As of a GPU's driver, which reserves address space as it likes.
     (found,) = self.make(is_fenced=False).run([job("allocate", 10_000_000)])
