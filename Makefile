@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make quickstart   set up an environment and run the main job
-#   make check        the tests that break most, in three minutes
-#   make test         set up an environment and run the test suite
-#   make slow         what the suite leaves out, in five minutes
+#   make check        the tests that fail most often, in 90 seconds
+#   make test         set up an environment, run lint and the test suite
+#   make test-lab     the tests of compiled and executed GPU kernels
+#   make test-all     every test, in an hour
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
 #   make lint         formatting, lint and types
 #   make golden       the golden files of hlo_tests/ alone, by lit
@@ -22,20 +23,24 @@ STAMP := $(VENV)/.installed
 RUFF := ruff==0.14.5
 MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: quickstart check test slow lint golden regenerate bazel bazel-format release clean
+.PHONY: quickstart check test test-lab test-all lint golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart/quickstart.py
 
 check: $(STAMP)
-	$(BIN)/python -m pytest --check -n $(JOBS) --dist loadfile
+	$(PYTEST) --leg check
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
+	$(PYTEST) --leg test --extra 100
 
-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile
+test-lab: $(STAMP)
+	$(PYTEST) --leg lab
+
+test-all: $(STAMP)
+	$(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

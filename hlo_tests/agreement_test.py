@@ -29,6 +29,7 @@ from unittest import mock
 
 import dots
 import jax
+import pytest
 import tool
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -39,6 +40,8 @@ from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.explanation import deviceless
 from jaxplugin.jaxext import jax_private
+
+pytestmark = pytest.mark.full
 
 BLACKWELL = ("b200", "b300", "rtx5090", "gb10")
 BEFORE = ("a100", "l40s", "h100", "h200")

@@ -17,8 +17,6 @@ from typing import Final
 
 from absl.testing import absltest
 
-import conftest
-
 # Resolved: under Bazel this file is a link, and the whole project is meant.
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS: Final = ("examples", "hlo_tests", "jaxplugin", "kernels", "tools")
@@ -41,7 +39,6 @@ class Package:
     self._names: dict[str, Any] = {}
     self.files: set[pathlib.Path] = set()
     self.tests: set[pathlib.Path] = set()
-    self.alike: set[pathlib.Path] = set()
     for statement in ast.parse(build.read_text(), str(build)).body:
       if isinstance(statement, ast.Assign):
         (target,) = statement.targets
@@ -86,10 +83,7 @@ class Package:
       self._add(named["name"] + NAMED_SOURCES[name])
     if name in TEST_RULES:
       suffix = NAMED_SOURCES.get(name, ".cc")
-      test = self._folder / (named["name"] + suffix)
-      self.tests.add(test)
-      if "alike" in named.get("tags", []):
-        self.alike.add(test)
+      self.tests.add(self._folder / (named["name"] + suffix))
     return list(_strings(given))  # select() stands for its values
 
   def _glob(self, patterns: list[str]) -> set[str]:
@@ -163,17 +157,6 @@ def untargeted(root: pathlib.Path) -> list[str]:
 class BazelTargetsTest(absltest.TestCase):
   def test_every_source_file_is_in_a_target(self):
     self.assertEqual(untargeted(ROOT), [])
-
-  def test_no_part_of_what_ci_runs_once_is_slow(self):
-    """Tests that are alike run in the suite alone, which has no slow ones."""
-    alike = {path for package in packages(ROOT) for path in package.alike}
-    self.assertNotEmpty(alike)
-    names = {path.relative_to(ROOT).as_posix() for path in alike}
-    self.assertEmpty(
-      {test.partition("::")[0] for test in conftest.SLOW} & names
-    )
-    for path in alike:
-      self.assertNotRegex(path.read_text(), r"def test_fuzzed_(shapes|sizes)")
 
   def test_the_walk_saw_every_kind_of_source(self):
     found = {path.suffix for path in sources(ROOT)}

@@ -1,68 +1,103 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `make check` and `make slow` run is there; a check has part of each."""
+"""Each leg of conftest.py runs the tests that it claims to run."""
 
-import pathlib
+import dataclasses
+import functools
+from collections.abc import Callable
 
 from absl.testing import absltest
 
 import conftest
 
-# Resolved: under Bazel this file is a link, and the whole project is meant.
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+  name: str
+  args: tuple[int, ...] = ()
 
 
-class CheckTest(absltest.TestCase):
-  def test_whole_files_are_there(self):
-    for name in (*conftest.WHOLE, *conftest.SLOW):
-      self.assertTrue((ROOT / name.partition("::")[0]).is_file(), name)
+@dataclasses.dataclass(frozen=True)
+class Class:
+  nodeid: str
 
-  def test_slow_gpus_are_those_that_others_stand_for(self):
-    file = "kernels/gpu/block_scaled_matmul_compile_test.py"
-    self.assertTrue((ROOT / file).is_file())
-    names = ("test_nothing_is_atomic_sm_{}_mxfp8", "test_reduction_sm_{}_a_b")
-    found = {
-      gpu
-      for gpu in ("80", "89", "90", "100", "103", "120", "121")
-      for name in names
-      if conftest.SLOW_KERNELS.match(f"{file}::CompileTest::{name.format(gpu)}")
-    }
-    self.assertEqual(found, {"80", "89", "103", "120", "121"})
 
-  def test_slow_products_are_those_that_others_stand_for(self):
-    test = (
-      "kernels/gpu/block_scaled_matmul_compile_test.py::CompileTest"
-      "::test_figures_of_the_table_have_not_grown_sm_90_"
-    )
-    slow = ("mxfp8_tma", "bf16_nvfp4_64", "bf16_mxfp6", "nvfp4_swizzled_128")
-    for key in slow:
-      self.assertTrue(conftest.SLOW_KERNELS.match(test + key), key)
-    for key in ("mxfp8", "bf16_nvfp4_16", "mxfp6", "nvfp4_swizzled"):
-      self.assertFalse(conftest.SLOW_KERNELS.match(test + key), key)
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """The part of a pytest item that conftest.py reads."""
 
-  def test_slow_seeds_are_those_beyond_ten(self):
-    for name in (
-      "test_fuzzed_shapes_are_exact_on_integers_and_bounded_otherwise",
-      "test_fuzzed_sizes",
-    ):
-      found = {
-        seed
-        for seed in range(20)
-        if conftest.SLOW_SEEDS.match(f"a/b_test.py::FuzzTest::{name}{seed}")
-      }
-      self.assertEqual(found, {*range(10, 20)})
+  name: str
+  marks: tuple[Mark, ...] = ()
+  parent: Class = Class("a_test.py::Test")
+  obj: Callable = lambda: None
 
-  def test_named_files_are_run_whole(self):
-    names = [f"{conftest.WHOLE[-1]}::Test::test_{i}" for i in range(50)]
-    self.assertEqual(conftest.checked(names), {*names})
+  def get_closest_marker(self, name):
+    return next((mark for mark in self.marks if mark.name == name), None)
 
-  def test_other_files_have_their_part_the_first_test_in_any_case(self):
-    every = conftest.EVERY
-    long = [f"a_test.py::Test::test_{i}" for i in range(2 * every)]
-    short = ["b_test.py::Test::test_0", "b_test.py::Test::test_1"]
-    self.assertEqual(
-      conftest.checked([*long, *short]), {long[0], long[every], short[0]}
-    )
+
+def names(items, leg="test", extra=0, seed=0):
+  return [item.name for item in conftest.chosen(items, leg, extra, seed)]
+
+
+def rows(count, *marks, parent=Class("a_test.py::Test")):
+  """Returns the rows of one test: functions that wrap one function."""
+  test = lambda number: number
+  wrap = lambda number: functools.wraps(test)(lambda: test(number))
+  return [Item(f"row{i}", marks, parent, wrap(i)) for i in range(count)]
+
+
+class SampledTest(absltest.TestCase):
+  def test_sample_is_evenly_spaced_with_both_ends(self):
+    self.assertEqual(conftest.sampled([*range(10)], 1), [0])
+    self.assertEqual(conftest.sampled([*range(10)], 2), [0, 9])
+    self.assertEqual(conftest.sampled([*range(10)], 4), [0, 3, 6, 9])
+    self.assertEqual(conftest.sampled([*range(3)], 5), [0, 1, 2])
+
+  def test_sample_has_no_row_twice(self):
+    for total in range(1, 40):
+      for count in range(1, total + 1):
+        sample = conftest.sampled([*range(total)], count)
+        self.assertLen(set(sample), count)
+
+
+class LegsTest(absltest.TestCase):
+  def test_all_is_every_test(self):
+    items = [Item("a", (Mark("full"),)), Item("b", (Mark("lab"),)), Item("c")]
+    self.assertEqual(names(items, "all"), ["a", "b", "c"])
+
+  def test_test_leaves_out_full_and_lab(self):
+    items = [Item("a", (Mark("full"),)), Item("b", (Mark("lab"),)), Item("c")]
+    self.assertEqual(names(items), ["c"])
+
+  def test_lab_leaves_out_full(self):
+    items = [Item("a", (Mark("full"), Mark("lab"))), Item("b", (Mark("lab"),))]
+    self.assertEqual(names([*items, Item("c")], "lab"), ["b"])
+
+  def test_check_is_smoke(self):
+    items = [Item("a", (Mark("smoke"),)), Item("b")]
+    self.assertEqual(names(items, "check"), ["a"])
+
+  def test_sample_is_of_one_test_of_one_class(self):
+    mark = Mark("sample", (2,))
+    items = rows(9, mark) + rows(9, mark, parent=Class("a_test.py::Other"))
+    self.assertEqual(names(items), ["row0", "row8"] * 2)
+
+  def test_two_tests_of_a_class_have_a_sample_each(self):
+    of_the_class = Mark("sample", (1,))
+    items = rows(5, of_the_class) + rows(5, of_the_class)
+    self.assertEqual(names(items), ["row0", "row0"])
+
+  def test_extra_rows_are_those_of_the_seed(self):
+    items = rows(50, Mark("sample", (2,)))
+    choices = [names(items, extra=3, seed=seed) for seed in (1, 1, 2)]
+    self.assertLen(choices[0], 5)
+    self.assertContainsSubset({"row0", "row49"}, choices[0])
+    self.assertEqual(choices[0], choices[1])
+    self.assertNotEqual(choices[0], choices[2])
+
+  def test_extra_rows_are_never_full(self):
+    items = rows(5, Mark("sample", (1,)), Mark("full"))
+    self.assertEqual(names(items, extra=10), [])
 
 
 if __name__ == "__main__":

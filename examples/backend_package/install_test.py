@@ -14,6 +14,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -127,6 +128,7 @@ class InstalledTest(parameterized.TestCase):
     )
 
 
+@pytest.mark.full
 class MeasuredTest(absltest.TestCase):
   """`tune` and `bench` in processes that have it installed."""
 
@@ -184,6 +186,7 @@ class MeasuredTest(absltest.TestCase):
     self.assertRegex(out, r"\n  blockwise +[0-9.]+ ")
 
 
+@pytest.mark.full
 class SuiteTest(absltest.TestCase):
   def test_its_own_tests_pass_in_a_process_that_has_it_installed(self):
     path = [str(folder / "target"), *filter(None, sys.path)]

@@ -8,6 +8,7 @@ import tempfile
 import agreement
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from jax.sharding import Mesh
 
@@ -62,6 +63,7 @@ class TwoProcessesTest(absltest.TestCase):
         self.assertTrue((error <= bound).all(), (name, (error / bound).max()))
 
 
+@pytest.mark.full
 class FourProcessesTest(TwoProcessesTest):
   PROCESSES = 4
   FORMATS = agreement.FORMATS

@@ -9,8 +9,11 @@ import re
 import tempfile
 
 import numpy as np
+import pytest
 import train_fsdp
 from absl.testing import absltest
+
+pytestmark = pytest.mark.full
 
 # Sums over devices in another order differ by some roundings of f32, and an
 # operand at the edge of two codes takes the other one: of 2^-4 here and there.

@@ -19,6 +19,7 @@ import nbformat
 import numerics_baseline
 import numerics_measure
 import numerics_notebooks as notebooks
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -100,6 +101,7 @@ class CommittedTest(Base):
     self.assertNotIn(str(pathlib.Path.home()), path.read_text("utf-8"))
 
 
+@pytest.mark.full
 class ExecutedTest(Base):
   @parameterized.parameters(*NAMES)
   def test_notebook_runs_and_a_smaller_baseline_makes_it_fail(self, name):

@@ -26,6 +26,7 @@ import jax.extend as jex
 import minilm
 import ml_dtypes
 import numpy as np
+import pytest
 import quickstart
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -264,6 +265,7 @@ class ModelTest(ModelTestCase):
     self.assertGreater(error.min(), F32_TOLERANCE)
 
 
+@pytest.mark.full
 class QuantizedTest(ModelTestCase):
   @parameterized.named_parameters(*FORMATS)
   def test_weights_are_quantized_to_the_last_bit(self, format):

@@ -15,6 +15,7 @@ import decoder_reference
 import decoder_weights
 import generate
 import numpy as np
+import pytest
 import smollm
 from absl.testing import absltest
 
@@ -45,6 +46,7 @@ def row(name, token, **fields):
   return generate.Row(name=name, token=token, **made | fields)
 
 
+@pytest.mark.full
 class GenerateTest(absltest.TestCase):
   def test_it_runs_and_writes_what_it_prints(self):
     with tempfile.TemporaryDirectory() as folder:

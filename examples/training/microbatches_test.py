@@ -5,9 +5,12 @@
 from unittest import mock
 
 import microbatches
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
+
+pytestmark = pytest.mark.full
 
 
 class MicrobatchesTest(absltest.TestCase):

@@ -11,12 +11,15 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import pytest
 import train
 import training_runs
 import training_statistics
 import training_tasks
 from absl.testing import absltest
 from absl.testing import parameterized
+
+pytestmark = pytest.mark.full
 
 
 def called(*arguments):

@@ -13,12 +13,15 @@ from unittest import mock
 import digits_mlp
 import jax
 import numpy as np
+import pytest
 import training_data
 import training_runs
 import training_tasks
 import training_variants
 from absl.testing import absltest
 from absl.testing import parameterized
+
+pytestmark = pytest.mark.full
 
 PRESET = training_tasks.PRESETS["quick"]
 CLASSES, ROWS = 10, 64

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -17,6 +18,7 @@ from jaxplugin.testing.dot_suite import dot_cases
 from jaxplugin.testing.dot_suite import suite
 
 
+@pytest.mark.full
 class ChosenDotTest(suite.DotSuite):
   """Whatever is chosen here, over 40 shapes: every kind once."""
 

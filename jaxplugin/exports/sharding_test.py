@@ -8,6 +8,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -157,6 +158,7 @@ class ShardedExportTest(ExportCase):
       jp.export(jp.block_scaled_dot)(x, self.quantized((N, K), "a"))
 
 
+@pytest.mark.full
 class LongShardedExportTest(ExportCase):
   def test_loop_over_layers_that_quantizes_and_one_that_nothing_uses(self):
     def layer(x, w):

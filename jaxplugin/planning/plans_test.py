@@ -11,6 +11,7 @@ import functools
 import importlib.util
 
 import jax
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -79,6 +80,7 @@ class RowTest(PlanTestCase):
 
 
 @needs_compiler
+@pytest.mark.full
 class RowsTest(PlanTestCase):
   """The slow ones."""
 

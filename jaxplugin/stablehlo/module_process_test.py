@@ -14,6 +14,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -76,6 +77,7 @@ def changed(data, rng):
   return data[:i] + bytes([byte]) + data[i + 1 :]
 
 
+@pytest.mark.full
 class FuzzTest(parameterized.TestCase):
   @parameterized.parameters(*forms())
   def test_changed_modules_are_read_or_refused(self, form):

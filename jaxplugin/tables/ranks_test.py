@@ -11,6 +11,7 @@ import tempfile
 from unittest import mock
 
 import jax
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -79,6 +80,7 @@ class CheckTest(parameterized.TestCase):
     self.published.assert_not_called()
 
 
+@pytest.mark.full
 class TwoProcessesTest(absltest.TestCase):
   def run_of(self, *tables):
     """Output of each process, which has the tables of a file or none."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 from absl.testing import absltest
 
 from jaxplugin.tables import errors
@@ -206,6 +207,7 @@ class KilledWritersTest(Folder):
   def test_writers_killed_at_random_lose_no_row_and_readers_read_whole(self):
     self.killed(kills=20, rows=5, seed=0)
 
+  @pytest.mark.full
   def test_hundreds_of_writers_killed_at_random(self):
     self.killed(kills=300, rows=100, seed=1)
 

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -115,6 +116,7 @@ class LayoutsTest(_Layouts):
     self.check(layout, jp.dot_general(jp.MXFP8, jp.MXFP8))
 
 
+@pytest.mark.full
 class MoreLayoutsTest(_Layouts):
   """The others, and a recipe of transforms, squares and random bits."""
 

@@ -11,6 +11,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -228,6 +229,7 @@ class MeshTest(parameterized.TestCase):
     return step
 
   @parameterized.parameters(RECIPE, training.NVFP4_RECIPE)
+  @pytest.mark.full
   def test_fsdp(self, recipe):
     make = functools.partial(jp.quantize_operand, recipe=recipe)
     key = jax.random.key(0)

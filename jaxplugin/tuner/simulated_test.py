@@ -13,6 +13,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -28,6 +29,8 @@ from jaxplugin.tuner import session
 from jaxplugin.tuner import workload
 from jaxplugin.tuner.candidates import listing
 from jaxplugin.tuner.candidates import spaces
+
+pytestmark = pytest.mark.full
 
 TARGET: Final = targets.named_target("h100")
 LIMITS: Final = spaces.Limits(tiles=3, ways=1)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import re
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
@@ -147,6 +148,7 @@ class DefaultConfigTest(Case):
       )
 
 
+@pytest.mark.full
 class ManyConfigsTest(Case):
   @parameterized.parameters(*MANY)
   def test_operands_are_kept_while_they_are_read(self, key):

@@ -2,32 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one test file under Bazel: `test_main.py FILE ARGUMENTS...`.
 
-It does what pytest does for it elsewhere: takes the settings of conftest.py
-before JAX starts, and puts the file's folder on the path if it is no package.
-absl, whose main the file runs, serves Bazel's sharding, filter and report.
+pytest runs the tests of `make test` that the file has (conftest.py).
+`bazel test --test_filter=NAME` is pytest's `-k NAME`.
 """
 
 import os
-import runpy
 import sys
 
-# Triton's cache is there; the user's own folder cannot be written to.
+# Triton writes its cache there. The user's own folder is read-only.
 os.environ["HOME"] = os.environ["TEST_TMPDIR"]
-# XLA's own level of optimization: conftest.py has a quicker one.
+# XLA's own level of optimization; conftest.py has a quicker one.
 os.environ.setdefault("XLA_FLAGS", "")
 
-import conftest as conftest
+import pytest
+
+NO_TESTS = 5  # pytest's exit status if a file has no test of the leg
 
 
-def main() -> None:
-  del sys.argv[0]
-  # Not resolved: the link's target lies outside of what Bazel gives the test.
-  path = os.path.abspath(sys.argv[0])
-  folder = os.path.dirname(path)
-  if not os.path.exists(os.path.join(folder, "__init__.py")):
-    sys.path.insert(0, folder)
-  runpy.run_path(path, run_name="__main__")
+def main() -> int:
+  arguments = [*sys.argv[1:], "-p", "no:cacheprovider", "--leg=test"]
+  if name := os.environ.get("TESTBRIDGE_TEST_ONLY"):
+    arguments += ["-k", name]
+  if path := os.environ.get("XML_OUTPUT_FILE"):
+    arguments.append(f"--junitxml={path}")
+  status = pytest.main(arguments)
+  return 0 if status == NO_TESTS else int(status)
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(main())

@@ -11,6 +11,7 @@ import tempfile
 
 import ml_dtypes
 import numpy as np
+import pytest
 import safetensors.numpy
 from absl.testing import absltest
 
@@ -139,6 +140,7 @@ class KilledTest(Case):
     self.assert_survives(FEW_KILLS, 7)
 
 
+@pytest.mark.full
 class ManyKillsTest(KilledTest):
   def test_target_appears_whole_or_not_at_all(self):
     self.assert_survives(MANY_KILLS, 8)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 import jax
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -41,6 +42,7 @@ READS = ("read", "read by numpy", "read huge pages")
 
 
 class InstructionSetTest(absltest.TestCase):
+  @pytest.mark.full
   def test_isa_limits_xla_and_kernels(self):
     """In a process of its own: neither can be limited later."""
     better = ("amx_bf16", "avx512_bf16", "avx512")

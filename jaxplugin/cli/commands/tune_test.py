@@ -14,6 +14,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -196,6 +197,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
 
 
 @needs_kernels
+@pytest.mark.full
 class TunedTest(command_lines.CommandLineTestCase):
   """For real: on this machine's CPU."""
 

@@ -14,6 +14,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -277,6 +278,7 @@ class LoweredTest(parameterized.TestCase):
 
 
 @needs_library
+@pytest.mark.full
 class ConfiguredDotTest(suite.DotSuite):
   """The suite of the dot, each call under one of its candidates."""
 

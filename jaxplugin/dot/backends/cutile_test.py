@@ -20,6 +20,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -98,6 +99,7 @@ def interpret(test):
     test.enter_context(mock.patch.object(module, name, replacement))
 
 
+@pytest.mark.full
 class CutileDotTest(shapes.DotShapesTestCase):
   """Of the contract's suite, shapes; what cutile refuses goes to xla."""
 

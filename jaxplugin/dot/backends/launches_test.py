@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 if __name__ == "__main__":  # before JAX is imported: no GPU is asked for
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -167,6 +169,7 @@ class LaunchesTest(parameterized.TestCase):
   importlib.util.find_spec("jax_cuda13_plugin") is None,
   "jax-cuda13-plugin is not installed",
 )
+@pytest.mark.full
 class AllLaunchesTest(parameterized.TestCase):
   @parameterized.product(target=tuple(TARGETS), pair=PAIRS)
   def test_kernels_are_as_many_as_the_table_has(self, target, pair):

@@ -15,6 +15,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -62,6 +63,7 @@ class TritonDotSuite(suite.DotSuite):
 
 
 @needs_interpreter
+@pytest.mark.full
 class HopperDotTest(TritonDotSuite):
   """Dequantizes in registers."""
 

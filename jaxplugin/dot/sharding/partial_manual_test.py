@@ -12,6 +12,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -168,6 +169,7 @@ class PartialManualTest(_Stages):
     np.testing.assert_array_equal(result, x @ w.T)
 
 
+@pytest.mark.full
 class MorePartialManualTest(_Stages):
   @parameterized.parameters({"t": 4, "s": 2}, {"r": 1, "t": 4, "s": 2, "u": 1})
   def test_stages_may_be_any_axis(self, **sizes):

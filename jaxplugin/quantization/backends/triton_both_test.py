@@ -16,6 +16,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -201,6 +202,7 @@ class LoweringTest(parameterized.TestCase):
 
 
 @quantization_lowerings.needs_compiler
+@pytest.mark.full
 class GradientStepTest(parameterized.TestCase):
   """Kernels that XLA's GPU compiler, without a GPU, has in a training step."""
 

@@ -14,6 +14,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -134,6 +135,7 @@ class DecodeTest(_TestCase):
 
 
 @needs_interpreter
+@pytest.mark.full
 class GradientTest(_TestCase):
   """By the kernels too: that of lhs contracts across the blocks."""
 

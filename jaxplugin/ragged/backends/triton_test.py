@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -53,6 +54,7 @@ class TritonRaggedSuite(interpreted.RecordedTestCase, ragged_suite.RaggedSuite):
 
 
 @needs_interpreter
+@pytest.mark.full
 class HopperTest(TritonRaggedSuite):
   """Dequantizes few rows' weights in registers, in an order of k of its own."""
 

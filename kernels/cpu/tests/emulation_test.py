@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from typing import Final
 
+import pytest
 from absl.testing import absltest
 
 # Resolved: under Bazel this file is a link.
@@ -99,6 +100,7 @@ class EmulationTest(absltest.TestCase):
     self.assertEqual(emulated - hints - tested, set())
     self.assertEqual(emulated - used, set())
 
+  @pytest.mark.full
   def test_kernels_are_right_where_avx512_is_emulated(self):
     emulate = "-DJAXPLUGIN_EMULATE_AVX512"
     avx2 = AVX2 if IS_X86 else ()

@@ -9,6 +9,7 @@ undefined, and using one is a fault; so are races and missing fences.
 import dataclasses
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -103,6 +104,7 @@ class DefaultConfigTest(executed_cases.Case):
     self.assertEqual(counts["ldmatrix wavefronts"], least)
 
 
+@pytest.mark.full
 class FuzzTest(executed_cases.Case):
   @parameterized.product(architecture=ARCHITECTURES, pair=PAIRS)
   def test_random_products(self, architecture, pair):

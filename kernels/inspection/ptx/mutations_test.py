@@ -5,6 +5,7 @@
 import dataclasses
 import re
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -134,6 +135,7 @@ class FewMutationsTest(Case):
         )
 
 
+@pytest.mark.full
 class ManyMutationsTest(Case):
   @parameterized.product(product=MANY, mutation=OF_TAILS)
   def test_is_caught(self, product, mutation):

@@ -4,6 +4,7 @@
 
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -105,6 +106,7 @@ class WholeTilesTest(Case):
     np.testing.assert_array_equal(got["scale"].reshape(-1), tiles)
 
 
+@pytest.mark.full
 class ManyTest(Case):
   @parameterized.product(
     architecture=("sm_80", "sm_90", "sm_100", "sm_120"),

@@ -6,6 +6,7 @@ Their products are `tcgen05.mma`, from tensor memory and shared memory.
 """
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -80,6 +81,7 @@ class DefaultConfigTest(Case):
     self.check_epilogue(ARCHITECTURE, *operands, "relu", "bf16")
 
 
+@pytest.mark.full
 class ManyConfigsTest(Case):
   @parameterized.product(pair=(*NATIVE, *DECODED), sizes=(SMALL, MIDDLE))
   def test_product(self, pair, sizes):
@@ -118,6 +120,7 @@ class ManyConfigsTest(Case):
     self.check_epilogue(ARCHITECTURE, *operands, activation, out_dtype)
 
 
+@pytest.mark.full
 class FuzzTest(executed_cases.Case):
   @parameterized.product(pair=(*NATIVE, *DECODED, *MORE_PAIRS))
   def test_random_products(self, pair):

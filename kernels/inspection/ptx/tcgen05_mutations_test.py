@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bugs planted in Blackwell's compiled kernels are caught."""
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -109,6 +110,7 @@ class FewMutationsTest(Case):
         self.assertRegex(mutated.ptx(original("mxfp8")), pattern)
 
 
+@pytest.mark.full
 class ManyMutationsTest(Case):
   @parameterized.product(
     product=MANY, kind=tuple(kind for kind in KINDS if kind not in OF_LOOPS)

@@ -1,0 +1,287 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests on the library with one planted fault at a time.
+
+  run.py                        every mutant, tests of `make test`
+  run.py --leg all NAME...      these mutants, every test
+  run.py --coverage DIRECTORY   only tests that run a mutated line
+  run.py --matrix               all failing tests, not the first
+
+A mutant is an entry of tools/mutants/*.toml: a file, the text that it replaces
+and one sentence that says what goes wrong. Each run takes place in a copy of
+the commit that is checked out, with a copy of the environment. DIRECTORY is
+what tools/mutants/line_coverage.py writes; with it the quickest tests of the
+mutant's own folder come first. A C++ mutant rebuilds the library.
+
+The report, a JSON object, has for each mutant the tests that fail. The exit
+status is 1 if no test finds some mutant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from typing import Final
+
+ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
+CPP_SUFFIXES: Final = (".cc", ".h", ".inl")
+TIMEOUT_SECONDS: Final = 900
+MAX_TESTS: Final = 400  # with --coverage: the nearest and quickest
+FAILURE: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mutant:
+  """One planted fault.
+
+  Attributes:
+    name: unique, a claim about the fault.
+    file: path from the root of the checkout.
+    fault: what goes wrong, in one sentence.
+    old: text that occurs once in the file.
+    new: its replacement.
+    equivalent: why no test can find it, if none can.
+    isa: the CPU instruction set that its code needs, if it is C++.
+  """
+
+  name: str
+  file: str
+  fault: str
+  old: str
+  new: str
+  equivalent: str | None = None
+  isa: str | None = None
+
+  @property
+  def is_cpp(self) -> bool:
+    return self.file.endswith(CPP_SUFFIXES)
+
+  def lines(self, text: str) -> range:
+    """Returns the lines of `text`, the file's, that the mutant replaces."""
+    start = text.index(self.old)
+    start += len(self.old) - len(self.old.lstrip("\n"))
+    first = text[:start].count("\n") + 1
+    return range(first, first + self.old.strip("\n").count("\n") + 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+  """What the tests say about one mutant."""
+
+  mutant: str
+  failures: tuple[str, ...]
+  status: str  # "found", "missed", "not built" or "no test"
+  tests: int
+  seconds: float
+
+
+def read(directory: pathlib.Path = ROOT / "tools/mutants") -> list[Mutant]:
+  """Returns all mutants, in the order of their files."""
+  return [
+    Mutant(**entry)
+    for path in sorted(directory.glob("*.toml"))
+    for entry in tomllib.loads(path.read_text())["mutant"]
+  ]
+
+
+class Coverage:
+  """Which tests run which lines (tools/mutants/line_coverage.py)."""
+
+  def __init__(self, directory: pathlib.Path):
+    self._tests: dict[tuple[str, int], set[str]] = collections.defaultdict(set)
+    self._seconds: dict[str, float] = {}
+    for path in directory.glob("*.jsonl"):
+      for line in path.open():
+        record = json.loads(line)
+        self._seconds[record["test"]] = record["seconds"]
+        for file, lines in record["lines"].items():
+          for number in lines:
+            self._tests[file, number].add(record["test"])
+
+  def tests(self, mutant: Mutant) -> list[str]:
+    """Returns the tests that run a line of `mutant`, the likeliest first."""
+    text = (ROOT / mutant.file).read_text()
+    found = set().union(
+      *(self._tests[mutant.file, line] for line in mutant.lines(text))
+    )
+    folder = mutant.file.rpartition("/")[0]
+    near = lambda test: len(os.path.commonprefix([test, folder + "/"]))
+    order = sorted(found, key=lambda t: (-near(t), self._seconds[t]))
+    return order[:MAX_TESTS]
+
+
+class Checkout:
+  """A copy of the commit that is checked out, with its environment."""
+
+  def __init__(self, directory: pathlib.Path, venv: pathlib.Path):
+    self.directory = directory
+    _run("git", "worktree", "add", "--quiet", "--detach", str(directory))
+    copy = directory / ".venv"
+    _run("cp", "--archive", "--link", str(venv), str(copy))
+    # An editable install names the folder that it was made from.
+    for path in copy.glob("lib/python*/site-packages/*jaxplugin*"):
+      paths = path.iterdir() if path.is_dir() else (path,)
+      for file in paths:
+        if file.suffix in (".py", ".pth", ".json"):
+          text = file.read_text().replace(f"{ROOT}/", f"{directory}/")
+          text = text.replace(f'{ROOT}"', f'{directory}"')
+          file.unlink()
+          file.write_text(text)
+    self.python = copy / "bin/python"
+
+  def remove(self) -> None:
+    _run("git", "worktree", "remove", "--force", str(self.directory))
+
+  def build(self) -> bool:
+    """Builds the library of CPU kernels; returns whether it compiles."""
+    commands = (
+      ("cmake", "-S", "kernels/cpu", "-B", "build/cpu"),
+      ("cmake", "--build", "build/cpu"),
+    )
+    return all(
+      subprocess.run(
+        command, cwd=self.directory, capture_output=True, check=False
+      ).returncode
+      == 0
+      for command in commands
+    )
+
+  def run(
+    self, mutant: Mutant, leg: str, coverage: Coverage | None, matrix: bool
+  ) -> Outcome:
+    """Runs the tests on `mutant`."""
+    start = time.monotonic()
+    tests = [] if coverage is None or mutant.is_cpp else coverage.tests(mutant)
+    if coverage is not None and not mutant.is_cpp and not tests:
+      return self._outcome(mutant, "no test", (), 0, start)
+    if mutant.is_cpp and not self._is_built():
+      self.build()  # the rest of the library, once
+    path = self.directory / mutant.file
+    text = path.read_text()
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+      if mutant.is_cpp and not self.build():
+        return self._outcome(mutant, "not built", (), 0, start)
+      failures, count = self._test(tests, mutant, leg, matrix)
+    finally:
+      path.write_text(text)
+    status = "found" if failures else "missed"
+    return self._outcome(mutant, status, failures, count, start)
+
+  def _is_built(self) -> bool:
+    return (self.directory / "build/cpu").is_dir()
+
+  def _outcome(self, mutant, status, failures, tests, start) -> Outcome:
+    return Outcome(
+      mutant=mutant.name,
+      failures=tuple(failures),
+      status=status,
+      tests=tests,
+      seconds=round(time.monotonic() - start, 1),
+    )
+
+  def _test(
+    self, tests: list[str], mutant: Mutant, leg: str, matrix: bool
+  ) -> tuple[list[str], int]:
+    command = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += [f"--leg={leg}", *([] if matrix else ["-x"])]
+    if tests:
+      names = self.directory / "build/tests.txt"
+      names.parent.mkdir(exist_ok=True)
+      names.write_text("\n".join(tests) + "\n")
+      command.append(f"@{names}")
+    elif mutant.is_cpp:
+      command += ["kernels/cpu", "jaxplugin/dot", "jaxplugin/quantization"]
+      command += ["jaxplugin/ragged"]
+    try:
+      result = subprocess.run(
+        command,
+        cwd=self.directory,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+      )
+    except subprocess.TimeoutExpired:
+      return [f"no end within {TIMEOUT_SECONDS} s"], len(tests)
+    failures = FAILURE.findall(result.stdout)
+    if result.returncode not in (0, 5) and not failures:
+      failures = [f"pytest ended with {result.returncode}"]
+    return failures, len(tests)
+
+
+def _run(*command: str) -> None:
+  subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+
+def outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
+  """Runs the chosen mutants, `arguments.jobs` at a time."""
+  chosen = [
+    mutant
+    for mutant in read()
+    if not mutant.equivalent
+    and (not arguments.name or mutant.name in arguments.name)
+  ]
+  coverage = Coverage(arguments.coverage) if arguments.coverage else None
+  with tempfile.TemporaryDirectory() as parent:
+    venv = arguments.venv.resolve()
+    free: list[Checkout] = []
+
+    def work(mutant: Mutant) -> Outcome:
+      checkout = free.pop()
+      try:
+        return checkout.run(mutant, arguments.leg, coverage, arguments.matrix)
+      finally:
+        free.append(checkout)
+
+    try:
+      for number in range(arguments.jobs):
+        free.append(Checkout(pathlib.Path(parent) / str(number), venv))
+      with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        yield from pool.map(work, chosen)
+    finally:
+      for checkout in free:
+        checkout.remove()
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("name", nargs="*", help="mutants (default: all)")
+  parser.add_argument(
+    "--leg", default="test", help="tests of conftest.py's leg"
+  )
+  parser.add_argument("--coverage", type=pathlib.Path, metavar="DIRECTORY")
+  parser.add_argument("--matrix", action="store_true")
+  parser.add_argument("--jobs", type=int, default=2)
+  parser.add_argument("--venv", type=pathlib.Path, default=ROOT / ".venv")
+  parser.add_argument("--report", type=pathlib.Path, metavar="OUT.json")
+  arguments = parser.parse_args()
+  found = []
+  for outcome in outcomes(arguments):
+    found.append(outcome)
+    first = outcome.failures[0] if outcome.failures else ""
+    print(f"{outcome.status:9} {outcome.mutant}  {first}", flush=True)
+    if arguments.report:
+      report = [dataclasses.asdict(outcome) for outcome in found]
+      arguments.report.write_text(json.dumps(report, indent=1) + "\n")
+  missed = [outcome for outcome in found if outcome.status != "found"]
+  print(f"{len(found) - len(missed)} of {len(found)} mutants found")
+  return int(bool(missed))
+
+
+if __name__ == "__main__":
+  sys.exit(main())
