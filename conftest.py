@@ -70,6 +70,27 @@ def chosen(items: list, leg: str, extra: int, seed: int) -> list:
   return [item for item in items if item in kept]
 
 
+def without_repeated_skips(items: list) -> list:
+  """Leaves out tests that unittest would skip for a reason given before.
+
+  Each file keeps one test for each reason.
+  """
+  seen, kept = set(), []
+  for item in items:
+    skipped = [part for part in (item.obj, item.cls) if _is_skipped(part)]
+    if skipped:
+      skip = (item.path, skipped[0].__unittest_skip_why__)
+      if skip in seen:
+        continue
+      seen.add(skip)
+    kept.append(item)
+  return kept
+
+
+def _is_skipped(part) -> bool:
+  return getattr(part, "__unittest_skip__", False)
+
+
 def pytest_addoption(parser):
   parser.addoption("--leg", choices=LEGS, default="all", help="which tests")
   parser.addoption("--extra", type=int, default=0, help="rows beyond samples")
@@ -96,6 +117,7 @@ def pytest_report_header(config):
 def pytest_collection_modifyitems(config, items):
   option = config.option
   kept = chosen(items, option.leg, option.extra, option.seed)
+  kept = without_repeated_skips(kept)
   if len(kept) < len(items):
     in_leg = set(kept)
     left = [item for item in items if item not in in_leg]

@@ -30,6 +30,8 @@ class Item:
   marks: tuple[Mark, ...] = ()
   parent: Class = Class("a_test.py::Test")
   obj: Callable = lambda: None
+  cls: type = type(None)
+  path: str = "a_test.py"
 
   def get_closest_marker(self, name):
     return next((mark for mark in self.marks if mark.name == name), None)
@@ -98,6 +100,23 @@ class LegsTest(absltest.TestCase):
   def test_extra_rows_are_never_full(self):
     items = rows(5, Mark("sample", (1,)), Mark("full"))
     self.assertEqual(names(items, extra=10), [])
+
+
+class SkipsTest(absltest.TestCase):
+  def test_each_file_keeps_one_skip_for_each_reason(self):
+    gpu = absltest.skip("needs a GPU")(type("Gpu", (), {}))
+    tpu = absltest.skip("needs a TPU")(type("Tpu", (), {}))
+    skipped_row = absltest.skip("needs a GPU")(lambda: None)
+    items = [
+      Item("a", cls=gpu),
+      Item("b", cls=gpu),
+      Item("c", cls=tpu),
+      Item("d", obj=skipped_row),
+      Item("e"),
+      Item("f", cls=gpu, path="b_test.py"),
+    ]
+    kept = conftest.without_repeated_skips(items)
+    self.assertEqual([item.name for item in kept], ["a", "c", "e", "f"])
 
 
 if __name__ == "__main__":

@@ -505,7 +505,12 @@ class SixBitTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, oracle(lhs, rhs).astype(np.float32))
 
 
-class LibraryTest(absltest.TestCase):
+class LibraryTest(parameterized.TestCase):
+  @parameterized.parameters(*testing.ISA_LEVELS)
+  def test_tests_have_rows_for(self, isa):
+    if isa not in ISAS:
+      self.skipTest(f"this machine lacks {isa}: no test has a row for it")
+
   def test_isa_is_one_of_the_levels(self):
     name = testing.library().jaxplugin_cpu_isa().decode()
     self.assertIn(name, (*testing.ISA_LEVELS, "baseline_neon"))
