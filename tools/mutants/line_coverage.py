@@ -5,9 +5,9 @@
   PYTHONPATH=tools/mutants python3.12 -m pytest -p line_coverage \
     --line-coverage=DIRECTORY -n 2
 
-Each process appends to a file of its own in DIRECTORY: one JSON object a test,
-`{"test": id, "seconds": s, "lines": {file: [line, ...]}}`. Lines that run in
-other processes (commands, examples) are not recorded.
+Each process appends to one file in DIRECTORY. A test is a JSON object on one
+line, `{"test": id, "seconds": s, "lines": {file: [line, ...]}}`. The plugin
+does not see lines that other processes run (commands, examples).
 
 `sys.monitoring` (Python 3.12) reports each line once a test, so that a test
 takes little longer than without the plugin.

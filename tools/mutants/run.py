@@ -78,7 +78,7 @@ class Mutant:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """What the tests say about one mutant."""
+  """The tests' result for one mutant."""
 
   mutant: str
   failures: tuple[str, ...]
@@ -195,8 +195,10 @@ class Checkout:
   def _test(
     self, tests: list[str], mutant: Mutant, leg: str, matrix: bool
   ) -> tuple[list[str], int]:
-    command = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += [f"--leg={leg}", *([] if matrix else ["-x"])]
+    command = [str(self.python), "-m", "pytest", "-q", f"--leg={leg}"]
+    command += [] if matrix else ["-x"]
+    # Programs that the fault does not change are read, not compiled.
+    command += ["-o", f"cache_dir={ROOT}/.pytest_cache"]
     if tests:
       names = self.directory / "build/tests.txt"
       names.parent.mkdir(exist_ok=True)
