@@ -30,7 +30,7 @@ class Item:
   marks: tuple[Mark, ...] = ()
   parent: Class = Class("a_test.py::Test")
   obj: Callable = lambda: None
-  cls: type = type(None)
+  cls: type | None = None
   path: str = "a_test.py"
 
   def get_closest_marker(self, name):

@@ -4,6 +4,12 @@
 
 import ast
 import collections
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
 
 import run
 from absl.testing import absltest
@@ -56,6 +62,31 @@ class LinesTest(absltest.TestCase):
     self.assertEqual(self.lines("  c\n", text), [3])
     self.assertEqual(self.lines("b\n  c", text), [2, 3])
     self.assertEqual(self.lines("\nb\n", text), [2])
+
+
+@absltest.skipIf(sys.version_info < (3, 12), "needs sys.monitoring")
+class LineCoverageTest(absltest.TestCase):
+  def test_each_test_has_the_lines_that_it_runs(self):
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    test = "jaxplugin/core/formats_test.py"
+    subprocess.run(
+      [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "line_coverage", test),
+        f"--line-coverage={directory}",
+      ],
+      cwd=run.ROOT,
+      env={**os.environ, "PYTHONPATH": str(run.ROOT / "tools/mutants")},
+      check=True,
+      stdout=subprocess.DEVNULL,
+    )
+    (path,) = pathlib.Path(directory).iterdir()
+    records = [json.loads(line) for line in path.open()]
+    self.assertNotEmpty(records)
+    for record in records:
+      self.assertStartsWith(record["test"], test)
+      self.assertGreater(record["seconds"], 0)
+    files = set().union(*(record["lines"] for record in records))
+    self.assertIn("jaxplugin/core/formats.py", files)
 
 
 if __name__ == "__main__":
