@@ -20,7 +20,9 @@ NO_TESTS = 5  # pytest's exit status if a file has no test of the leg
 
 
 def main() -> int:
-  arguments = [*sys.argv[1:], "-p", "no:cacheprovider", "--leg=test"]
+  root = os.getcwd()  # of the runfiles, where conftest.py is
+  arguments = [*sys.argv[1:], "--leg=test", "-p", "no:cacheprovider"]
+  arguments += [f"--rootdir={root}", f"--confcutdir={root}"]
   if name := os.environ.get("TESTBRIDGE_TEST_ONLY"):
     arguments += ["-k", name]
   if path := os.environ.get("XML_OUTPUT_FILE"):
