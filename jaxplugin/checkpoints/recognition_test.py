@@ -513,6 +513,11 @@ UNSUPPORTED = (
     ("experts.up_scale_inv", ONE),
   ),
   ("one scale a tensor", ("w.weight", F8_VALUES), ("w.input_scale", ONE)),
+  (
+    r"scales of another shape, F8_E4M3\[\] with F32\[2\]",
+    ("w.weight", np.ones((), F8)),
+    ("w.weight_scale", np.ones(2, np.float32)),
+  ),
   ("I8.*with BF16", ("w.weight", INT8), ("w.weight_scale", ROW)),
   ("I8.*with F32", ("w.weight", INT8), ("w.scale", np.ones(8, np.float32))),
   ("INT8 of bitsandbytes", ("w.weight", INT8), ("w.SCB", ONE)),
