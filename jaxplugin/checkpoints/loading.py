@@ -448,8 +448,10 @@ def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
 
 def _open(files: Sequence[pathlib.Path]) -> stored.StoredTensors:
   found = stored.joined({str(file): _open_one(file) for file in files})
+  if files[0].suffix != _GGUF:
+    return found
   count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
-  if files[0].suffix == _GGUF and count > 1 and count != len(files):
+  if count > 1 and count != len(files):
     raise errors.CheckpointError(
       f"{files[0]}: it is one of {count} files; give the path of a folder that"
       " has these and no others"
