@@ -188,6 +188,20 @@ class ComfyuiTest(Case):
     with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "50 rows"):
       self.load(tensors)
 
+  def test_rows_of_a_mark_that_no_padding_gives_are_refused(self):
+    # 144 rows of scales have a tile more than 128 rows.
+    for n, rows in ((96, 0), (96, -16), (144, 128), (96, 112)):
+      tensors, _ = comfyui_nvfp4(n)
+      tensors["a.q.comfy_quant"] = mark(format="nvfp4", orig_shape=[rows, K])
+      tensors["norm.weight"] = np.ones(4, np.float32)
+      with self.subTest(n=n, rows=rows):
+        rule = f"'a.q.weight': its {n} rows must be {rows} rows padded"
+        with self.assertRaisesRegex(jp.checkpoints.CheckpointError, rule):
+          self.load(tensors)
+        found = self.load(tensors, strict=False)
+        self.assertEqual([*found.misfits], ["a.q.weight"])
+        self.assertIn("norm.weight", found)
+
   def test_marks_that_are_refused_name_the_tensor_and_the_sign(self):
     tensors, _ = comfyui_nvfp4(128)
     scale = tensors["a.q.weight_scale"]
