@@ -655,6 +655,30 @@ class ActivationScaleTest(Case):
         with self.assertRaises(KeyError):
           found.activation_scale("no")
 
+  def test_scale_that_is_left_out_is_none(self):
+    packed = {
+      "w.weight": PACKED,
+      "w.weight_scale": BLOCKS,
+      "w.weight_scale_2": SECOND,
+    }
+    # A sign calls the second one quantized, so that it cannot be read.
+    refused = {
+      "w.input_scale": np.ones(2, F8),
+      "w.input_scale_absmax": np.ones(2, np.float32),
+    }
+    for given, options in (
+      ({"w.input_scale": np.float32(0.25)}, {"skip": "*.input_scale"}),
+      (refused, {"strict": False}),
+    ):
+      with self.subTest(options=options), warnings.catch_warnings():
+        warnings.simplefilter("ignore", jp.checkpoints.LayoutWarning)
+        found = self.load({**packed, **given}, **options)
+        self.assertNotIn("w.input_scale", found)
+        self.assertIsNone(found.activation_scale("w.weight"))
+        for name in ("w.input_scale", "no"):
+          with self.assertRaisesRegex(KeyError, f"it has no '{name}'"):
+            found.activation_scale(name)
+
 
 if __name__ == "__main__":
   absltest.main()
