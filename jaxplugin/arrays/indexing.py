@@ -33,7 +33,8 @@ def leaf_indices(
 
   Raises:
     TypeError: one of `wholes` is not, or an index is of another kind.
-    IndexError: there are too many indices, or an int is out of bounds.
+    IndexError: there are too many indices, or an int of Python's or NumPy's is
+      out of bounds.
   """
   items = list(index) if isinstance(index, tuple) else [index]
   whole = slice(None)
@@ -83,28 +84,42 @@ def _require_whole(item: Any, dim: int, shape: Sequence[int], why: str) -> None:
 def _check(item: Any, dim: int, shape: Sequence[int]) -> None:
   if isinstance(item, slice):
     return
+  number = _known_integer(item)
+  if number is not None:
+    # Without it a loop over the array would never end. Nothing compares an
+    # integer with every symbolic size.
+    size = shape[dim]
+    if isinstance(size, int) and not -size <= number < size:
+      raise IndexError(
+        f"{_WHO}: index {number} is out of bounds for dimension {dim} of"
+        f" shape {tuple(shape)}"
+      )
+    return
   if hasattr(item, "dtype") and hasattr(item, "ndim"):
     kind = np.dtype(item.dtype).kind
     if kind in "iu" or (kind == "b" and item.ndim == 1):
-      return
-  elif not isinstance(item, bool):
-    try:
-      number = operator.index(item)
-    except TypeError:
-      pass
-    else:
-      # Without it a loop over the array would never end.
-      if not -shape[dim] <= number < shape[dim]:
-        raise IndexError(
-          f"{_WHO}: index {number} is out of bounds for dimension {dim} of"
-          f" shape {tuple(shape)}"
-        )
       return
   raise TypeError(
     f"{_WHO}: an index must be an int, a slice, an ellipsis, an array of"
     " integers, or an array of booleans of rank 1, got for dimension"
     f" {dim} {speaking.shown(item)}"
   )
+
+
+def _known_integer(item: Any) -> int | None:
+  """Returns an integer of Python's or NumPy's; None for all else.
+
+  An array of JAX is all else, because reading it would wait for its device.
+  """
+  is_array = hasattr(item, "dtype") and hasattr(item, "ndim")
+  if isinstance(item, bool) or (
+    is_array and not isinstance(item, (np.integer, np.ndarray))
+  ):
+    return None
+  try:
+    return operator.index(item)
+  except TypeError:
+    return None
 
 
 def _of_size_1(item: Any) -> Any:

@@ -349,7 +349,8 @@ class ScaledArray:
 
     Raises:
       TypeError: one of these is not taken whole.
-      IndexError: an int is out of bounds, or there are too many indices.
+      IndexError: an int of Python's or NumPy's is out of bounds, or there are
+        too many indices. Arrays of JAX are clamped, as of a JAX array.
     """
     require_global_scale("ScaledArray", self)
     wholes = {self.axis: _BLOCKED}

@@ -45,8 +45,12 @@ class IndexTest(parameterized.TestCase):
       2,
       -1,
       np.int32(1),
+      np.int64(-4),
+      np.uint8(3),
+      np.array(-1),
       slice(1, 3),
       slice(None, None, -2),
+      slice(np.int64(-9), np.int32(-1), np.int64(2)),
       (slice(None), 3),
       (slice(None), slice(1, 4), slice(None)),
       (..., slice(0, 2), slice(None)),
@@ -95,6 +99,17 @@ class IndexTest(parameterized.TestCase):
       for index in (np.int32(3), np.array([1, 1, 0])):
         np.testing.assert_array_equal(take(index), expected[index])
 
+  @parameterized.parameters(2, -1, np.int64(2))
+  def test_index_of_a_symbolic_size(self, index):
+    x = quantized(jp.NVFP4, 4, 5, 64, batch_dims=1)
+    (size,) = jax.export.symbolic_shape("size")
+    shapes = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), x
+    )
+    take = jax.jit(lambda x: jp.dequantize(x[index]))
+    actual = jax.export.export(take)(shapes).call(x)
+    np.testing.assert_array_equal(actual, floats(x)[index])
+
   def test_a_loop_ends(self):
     x = quantized(jp.NVFP4, 3, 5, 64, batch_dims=1)
     rows = [floats(row) for row in x]
@@ -117,11 +132,28 @@ class IndexTest(parameterized.TestCase):
     ("blocked_int", (0, 0, 0), TypeError, "dimension 2.*got index 0"),
     ("bounds", 4, IndexError, r"4 is out of bounds for dimension 0.*\(4, 5"),
     ("low_bounds", (0, -6), IndexError, "-6 is out of bounds for dimension 1"),
+    ("numpy_bounds", np.int64(9), IndexError, "9 is out of bounds for"),
+    (
+      "numpy_unsigned_bounds",
+      np.uint8(4),
+      IndexError,
+      "4 is out of bounds for",
+    ),
+    ("numpy_low_bounds", np.int32(-5), IndexError, "-5 is out of bounds for"),
+    ("numpy_0d_bounds", np.array(4), IndexError, "4 is out of bounds for"),
+    (
+      "numpy_0d_low_bounds",
+      (..., np.array(-6), slice(None)),
+      IndexError,
+      "-6 is out of bounds for dimension 1",
+    ),
     ("many", (0, 0, slice(None), 0), IndexError, "3 others for shape"),
     ("new_axis", None, TypeError, "for dimension 0 None"),
     ("name", "x", TypeError, "for dimension 0 'x'"),
     ("floats", np.ones(2), TypeError, "for dimension 0"),
     ("bool", True, TypeError, "for dimension 0 True"),
+    ("numpy_bool", np.bool_(True), TypeError, r"for dimension 0 bool\[\]"),
+    ("bool_0d", np.array(True), TypeError, r"for dimension 0 bool\[\]"),
     ("mask", np.ones((4, 5), bool), TypeError, "for dimension 0"),
   )
   def test_what_cannot_be_taken_is_refused(self, index, error, message):

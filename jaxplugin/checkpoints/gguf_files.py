@@ -196,10 +196,19 @@ def _tensors(
     values[name] = header.value(name)
   infos = [_info(path, header) for _ in range(tensor_count)]
   alignment = values.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
-  if not isinstance(alignment, int) or alignment.bit_count() != 1:
+  # bit_count ignores the sign, and a negative alignment rounds the first byte
+  # of the tensors down, into the header.
+  if not _is_count(alignment) or alignment.bit_count() != 1:
     raise _fault(
-      path, f"{_ALIGNMENT} must be a power of two, got {alignment!r}"
+      path, f"{_ALIGNMENT} must be a positive power of two, got {alignment!r}"
     )
+  metadata: dict[str, str] = {}
+  if SPLIT_COUNT in values:
+    count = values[SPLIT_COUNT]
+    if not _is_count(count):
+      rule = f"{SPLIT_COUNT} must be an integer from 0, got {count!r}"
+      raise _fault(path, rule)
+    metadata[SPLIT_COUNT] = str(count)
   start = -(-header.at // alignment) * alignment
   mapped = stored.MappedFile(path, size)
   tensors: dict[str, stored.StoredTensor] = {}
@@ -213,11 +222,14 @@ def _tensors(
       )
     except errors.CheckpointError as error:
       misfits[name] = str(error)
-  split = values.get(SPLIT_COUNT)
-  metadata = {SPLIT_COUNT: str(split)} if isinstance(split, int) else {}
   return stored.StoredTensors(
     tensors=tensors, metadata=metadata, misfits=misfits
   )
+
+
+def _is_count(value: Any) -> bool:
+  """Checks for an integer from 0, which a boolean is not."""
+  return type(value) is int and value >= 0
 
 
 def _info(

@@ -46,7 +46,8 @@ def file_of(values=(), tensors=(), data=b"", version=3, counts=None):
 
 
 F32, Q8_0 = 0, 8
-UINT32, STRING, ARRAY = 4, 8, 9
+INT8, INT16, UINT32, INT32, BOOL, STRING, ARRAY, INT64 = 1, 3, 4, 5, 7, 8, 9, 11
+ALIGNMENT, SPLIT_COUNT = "general.alignment", "split.count"
 TWO = tensor("a", [2], F32, 0)
 DATA = np.float32([1, 2]).tobytes()
 BAD = {
@@ -81,8 +82,37 @@ BAD = {
     "'a': metadata must have one value",
   ),
   "alignment": (
-    file_of([value("general.alignment", UINT32, struct.pack("<I", 24))]),
-    "a power of two, got 24",
+    file_of([value(ALIGNMENT, UINT32, struct.pack("<I", 24))]),
+    "a positive power of two, got 24",
+  ),
+  "alignment_0": (
+    file_of([value(ALIGNMENT, UINT32, bytes(4))]),
+    "a positive power of two, got 0",
+  ),
+  # As powers of two they have one bit: tensors would begin in the header.
+  "alignment_int32": (
+    file_of([value(ALIGNMENT, INT32, struct.pack("<i", -32))], [TWO], DATA),
+    "a positive power of two, got -32",
+  ),
+  "alignment_int8": (
+    file_of([value(ALIGNMENT, INT8, struct.pack("<b", -1))], [TWO], DATA),
+    "a positive power of two, got -1",
+  ),
+  "alignment_int64": (
+    file_of([value(ALIGNMENT, INT64, struct.pack("<q", -(2**63)))]),
+    "a positive power of two, got -9223372036854775808",
+  ),
+  "alignment_bool": (
+    file_of([value(ALIGNMENT, BOOL, b"\1")], [TWO], DATA),
+    "a positive power of two, got True",
+  ),
+  "split_count": (
+    file_of([value(SPLIT_COUNT, INT16, struct.pack("<h", -1))], [TWO], DATA),
+    "split.count must be an integer from 0, got -1",
+  ),
+  "split_count_bool": (
+    file_of([value(SPLIT_COUNT, BOOL, b"\1")], [TWO], DATA),
+    "split.count must be an integer from 0, got True",
   ),
   "tensor_twice": (file_of([], [TWO, TWO], DATA), "two tensors .* 'a'"),
   "rank": (file_of([], [tensor("a", [1] * 33, F32, 0)]), "at most 32, got 33"),
@@ -95,6 +125,9 @@ MISFITS = {
     r"'b': F32\[3\] must end with the file, at 104, got an end at 108",
   ),
   "offset": (tensor("b", [2], F32, 2**63), "must end with the file"),
+  # Read as the unsigned numbers that they are.
+  "offset_below_0": (tensor("b", [0], F32, 2**64 - 32), "end with the file"),
+  "size_below_0": (tensor("b", [2**64 - 1], F32, 0), "less than 2.63 bytes"),
   "wraps": (tensor("b", [2**32] * 2, F32, 0), "less than 2.63 bytes"),
   "blocks": (
     tensor("b", [33, 2], Q8_0, 0),
@@ -131,12 +164,19 @@ class HeaderTest(Case):
         self.assertEqual(source.misfits["b"].count(str(path)), 1)
 
   def test_tensors_begin_at_the_alignment_that_metadata_says(self):
-    alignment = value("general.alignment", UINT32, struct.pack("<I", 128))
+    alignment = value(ALIGNMENT, UINT32, struct.pack("<I", 128))
     head = file_of([alignment], [TWO])
     self.assertLess(len(head), 128)
     path = self.write(head + bytes(128 - len(head)) + DATA)
     tensors = gguf_files.open_file(path).tensors
     self.assertEqual(tensors["a"].read().tolist(), [1, 2])
+
+  def test_merged_files_may_count_0_parts(self):
+    """llama.cpp's gguf-split --merge writes it."""
+    count = value(SPLIT_COUNT, INT16, struct.pack("<h", 0))
+    source = gguf_files.open_file(self.write(file_of([count], [TWO], DATA)))
+    self.assertEqual(source.tensors["a"].read().tolist(), [1, 2])
+    self.assertEqual(source.metadata, {SPLIT_COUNT: "0"})
 
   def test_any_change_is_refused_or_read_within_the_file(self):
     values = [

@@ -133,7 +133,8 @@ class Checkpoint(Mapping[str, Any]):
 
     Returns:
       f32[], which multiplies: `jp.quantize(x, "nvfp4", global_scale=)` takes
-      it. None if the checkpoint has none for this weight.
+      it. None if the checkpoint has none for this weight, or if `load` left
+      the tensor out.
 
     Raises:
       KeyError: there is no such weight.
@@ -144,8 +145,10 @@ class Checkpoint(Mapping[str, Any]):
       raise UnknownName(name, self)
     if entry.activation_scale is None or entry.layout is None:
       return None
-    scale = self.entries[entry.activation_scale].parts[0].read()
-    return conversions.activation_scale(entry.layout, scale)
+    scale = self.entries.get(entry.activation_scale)
+    if scale is None:  # left out by skip= or strict=False
+      return None
+    return conversions.activation_scale(entry.layout, scale.parts[0].read())
 
   def __contains__(self, name: object) -> bool:
     return name in self.entries
@@ -448,8 +451,10 @@ def _are_one_split(files: Sequence[pathlib.Path]) -> bool:
 
 def _open(files: Sequence[pathlib.Path]) -> stored.StoredTensors:
   found = stored.joined({str(file): _open_one(file) for file in files})
+  if files[0].suffix != _GGUF:
+    return found
   count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
-  if files[0].suffix == _GGUF and count > 1 and count != len(files):
+  if count > 1 and count != len(files):
     raise errors.CheckpointError(
       f"{files[0]}: it is one of {count} files; give the path of a folder that"
       " has these and no others"

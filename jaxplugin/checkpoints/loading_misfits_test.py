@@ -172,6 +172,11 @@ class MisfitsTest(Case):
     self.assertEqual([*found.misfits], ["a._weight_qdata"])
     self.assert_ones(found["good.weight"])
 
+  def test_gguf_metadata_in_safetensors_means_nothing(self):
+    for count in ("3", "many"):
+      folder = self.folder(modelopt("good"), {"split.count": count})
+      self.assert_ones(jp.checkpoints.load(folder)["good.weight"])
+
   def test_global_scales_out_of_range_are_found_by_read(self):
     tensors = modelopt("good")
     for base in "ab":

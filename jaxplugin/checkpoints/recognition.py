@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.checkpoints import conversions
 from jaxplugin.checkpoints import errors
@@ -390,7 +391,10 @@ def _comfyui(
     count = math.prod(bias.shape)
     if extents.round_up(count, comfyui.ROWS[format]) == n:
       rows = count
-  if extents.round_up(rows, comfyui.ROWS[format]) not in (n, rows) or rows > n:
+  padded = extents.round_up(rows, comfyui.ROWS[format])
+  # Tiles of scales, which `conversions.from_comfyui` cannot leave out.
+  tiles = {extents.divide_up(x, layouts.SCALE_TILE_ROWS) for x in (rows, n)}
+  if not 0 < rows <= n or padded not in (n, rows) or len(tiles) != 1:
     raise fault(
       values, f"its {n} rows must be {rows} rows padded, as its mark says"
     )

@@ -188,6 +188,20 @@ class ComfyuiTest(Case):
     with self.assertRaisesRegex(jp.checkpoints.CheckpointError, "50 rows"):
       self.load(tensors)
 
+  def test_rows_of_a_mark_that_no_padding_gives_are_refused(self):
+    # 144 rows of scales have a tile more than 128 rows.
+    for n, rows in ((96, 0), (96, -16), (144, 128), (96, 112)):
+      tensors, _ = comfyui_nvfp4(n)
+      tensors["a.q.comfy_quant"] = mark(format="nvfp4", orig_shape=[rows, K])
+      tensors["norm.weight"] = np.ones(4, np.float32)
+      with self.subTest(n=n, rows=rows):
+        rule = f"'a.q.weight': its {n} rows must be {rows} rows padded"
+        with self.assertRaisesRegex(jp.checkpoints.CheckpointError, rule):
+          self.load(tensors)
+        found = self.load(tensors, strict=False)
+        self.assertEqual([*found.misfits], ["a.q.weight"])
+        self.assertIn("norm.weight", found)
+
   def test_marks_that_are_refused_name_the_tensor_and_the_sign(self):
     tensors, _ = comfyui_nvfp4(128)
     scale = tensors["a.q.weight_scale"]
@@ -513,6 +527,11 @@ UNSUPPORTED = (
     ("experts.up_scale_inv", ONE),
   ),
   ("one scale a tensor", ("w.weight", F8_VALUES), ("w.input_scale", ONE)),
+  (
+    r"scales of another shape, F8_E4M3\[\] with F32\[2\]",
+    ("w.weight", np.ones((), F8)),
+    ("w.weight_scale", np.ones(2, np.float32)),
+  ),
   ("I8.*with BF16", ("w.weight", INT8), ("w.weight_scale", ROW)),
   ("I8.*with F32", ("w.weight", INT8), ("w.scale", np.ones(8, np.float32))),
   ("INT8 of bitsandbytes", ("w.weight", INT8), ("w.SCB", ONE)),
@@ -635,6 +654,30 @@ class ActivationScaleTest(Case):
         self.assertIsNone(self.quietly(given).activation_scale(weight))
         with self.assertRaises(KeyError):
           found.activation_scale("no")
+
+  def test_scale_that_is_left_out_is_none(self):
+    packed = {
+      "w.weight": PACKED,
+      "w.weight_scale": BLOCKS,
+      "w.weight_scale_2": SECOND,
+    }
+    # A sign calls the second one quantized, so that it cannot be read.
+    refused = {
+      "w.input_scale": np.ones(2, F8),
+      "w.input_scale_absmax": np.ones(2, np.float32),
+    }
+    for given, options in (
+      ({"w.input_scale": np.float32(0.25)}, {"skip": "*.input_scale"}),
+      (refused, {"strict": False}),
+    ):
+      with self.subTest(options=options), warnings.catch_warnings():
+        warnings.simplefilter("ignore", jp.checkpoints.LayoutWarning)
+        found = self.load({**packed, **given}, **options)
+        self.assertNotIn("w.input_scale", found)
+        self.assertIsNone(found.activation_scale("w.weight"))
+        for name in ("w.input_scale", "no"):
+          with self.assertRaisesRegex(KeyError, f"it has no '{name}'"):
+            found.activation_scale(name)
 
 
 if __name__ == "__main__":

@@ -213,6 +213,20 @@ _NAMED: Final = {
   )
 }
 TARGET_NAMES: Final = tuple(_NAMED)
+# JAX's `device_kind` of each named GPU: the name that the driver returns from
+# cuDeviceGetName or hipDeviceGetName.
+DEVICE_KINDS: Final[Mapping[str, str]] = {
+  "a100": "NVIDIA A100-SXM4-80GB",
+  "l40s": "NVIDIA L40S",
+  "h100": "NVIDIA H100 80GB HBM3",
+  "h200": "NVIDIA H200",
+  "b200": "NVIDIA B200",
+  "b300": "NVIDIA B300 SXM6 AC",
+  "rtx5090": "NVIDIA GeForce RTX 5090",
+  "gb10": "NVIDIA GB10",
+  "mi300x": "AMD Instinct MI300X",
+  "mi355x": "AMD Instinct MI355X",
+}
 
 
 def named_target(

@@ -80,7 +80,9 @@ def product(
     (factor, power): f32, of the shape of all broadcast, multiplied one after
     the other. Of one scale itself and None; of none, None and None. `factor`
     has the derivative of the product divided by `power`, and `power`, found
-    from the bits of the scales, has none.
+    from the bits of the scales, has none. They hold a product of three from
+    2^-252 to below 2^254. If it is smaller, `factor` underflows: it is 0 if
+    subnormal numbers are flushed. If it is larger, `factor` is at least 2^127.
   """
   if not scales:
     return None, None
@@ -141,9 +143,15 @@ def _of_any(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
   exponent = sum(exponents[1:], start=exponents[0])
   power = jnp.clip(exponent + len(scales), _MIN_EXPONENT, _MAX_EXPONENT)
   # Beyond the range of the power, the rest. Of two scales it is in range.
-  rest = jnp.clip(exponent - power, _MIN_EXPONENT, _MAX_EXPONENT)
+  exponent = exponent - power
+  rest = jnp.clip(exponent, _MIN_EXPONENT, _MAX_EXPONENT)
   factor = math.prod(significands[1:], start=significands[0])
   factor = factor * _power_of_two(rest)
+  if len(scales) > 2:
+    # Too small for the factor, which underflows then. A rest that is too large
+    # stays clipped, because the result of any dot but 0 overflows.
+    rest = jnp.clip(exponent - rest, _MIN_EXPONENT, 0)
+    factor = factor * _power_of_two(rest)
   return factor, jnp.broadcast_to(_power_of_two(power), factor.shape)
 
 

@@ -64,6 +64,34 @@ class ProductTest(parameterized.TestCase):
       (np.float64(other) * other_power)[held],
     )
 
+  def test_three_are_the_product_wherever_two_f32_hold_it(self):
+    scales = [normal_numbers(10**5, seed) for seed in (4, 5, 6)]
+    factor, power = map(np.float64, epilogue.product(scales))
+    exact = np.prod(np.float64(scales), axis=0)  # 53 bits of 72
+    found = factor * power
+    magnitude = np.abs(exact)
+    held = (magnitude >= 2.0**-252) & (magnitude < 2.0**254)
+    self.assertGreater(np.mean(held), 0.9)
+    np.testing.assert_allclose(
+      found[held], exact[held], rtol=2 * _BITS_OF_FACTOR, atol=0
+    )
+    is_below = magnitude < 2.0**-252
+    self.assertGreater(np.mean(is_below), 0.01)
+    largest = (1 + 2 * _BITS_OF_FACTOR) * magnitude[is_below]
+    self.assertTrue((np.abs(found[is_below]) <= largest).all())
+
+  @parameterized.parameters(
+    ([2.0**-126] * 3, 2.0**127, 0),
+    ([2.0**-126, 2.0**-126, -(2.0**-40)], 2.0**127, 0),
+    ([2.0**-126, 2.0**-126, 1], 2.0**127, 2.0**-125),
+    ([2.0**-126, 2.0**-126, 2.0**127], 2.0**127, 4),
+    ([2.0**127] * 3, 0, 0),
+    ([2.0**127] * 3, 2.0**-126, np.inf),
+  )
+  def test_three_extreme_scales_of_a_dot(self, scales, dot, expected):
+    pair = epilogue.product([np.float32(x) for x in scales])
+    self.assertEqual(epilogue.multiply(jnp.float32(dot), *pair), expected)
+
   @parameterized.parameters(((), ()), ((3, 1), (4,)), ((2, 1, 1), (5, 1)))
   def test_derivative_of_the_factor_is_that_of_the_product(self, *shapes):
     first, second = (

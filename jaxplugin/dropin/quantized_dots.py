@@ -252,7 +252,8 @@ def _positions(params: Any) -> tuple[int | str, ...]:
   ):
     positions = tuple(params)
   for p in positions:
-    if not isinstance(p, (int, str)) or isinstance(p, bool) or p == -1:
+    is_position = isinstance(p, int) and not isinstance(p, bool) and p >= 0
+    if not is_position and not isinstance(p, str):
       raise TypeError(
         f"{WHO}: params must be positions of arguments from 0, or their names,"
         f" got {speaking.shown(params)}"

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -426,6 +427,15 @@ class ErrorsTest(parameterized.TestCase):
     f = jax.jit(gradient(jp.quantize_dots(two_layers(plain, plain), recipe)))
     hand = two_layers(by_hand(recipe), by_hand(recipe))
     assert_same(f(W, X), jax.jit(gradient(hand))(W, X))
+
+  @parameterized.parameters((-1,), (-2,), (-3,), ((0, -2),))
+  def test_positions_of_parameters_are_counted_from_0(self, params):
+    with self.assertRaisesRegex(
+      TypeError,
+      "^quantize_dots: params must be positions of arguments from 0, or their"
+      f" names, got {re.escape(repr(params))}$",
+    ):
+      jp.quantize_dots(plain, MXFP8, params=params)
 
   @parameterized.parameters(1, "w")
   def test_parameters_that_are_not_given_are_an_error(self, params):

@@ -69,14 +69,19 @@ _COLUMNS: Final[tuple[Precision, ...]] = ("bf16", "fp8", "fp4")
 
 
 def sheet_of(target: targets.Target) -> str | None:
-  """Which named target's published figures are a target's; None if none.
+  """Returns the named target with a GPU's published figures; None if none.
 
-  Of a local GPU it is the one whose name is in the device's: "NVIDIA H200".
+  The device's whole name decides. Other boards ("NVIDIA H100 PCIe", "NVIDIA
+  GH200 480GB") and MIG instances contain a name, and have other figures.
   """
-  words = target.name.lower().replace(" ", "")
-  if target.platform not in ("cuda", "rocm"):
+  if not is_gpu(target):
     return None
-  return next((name for name in _PEAKS if name in words), None)
+  names = {targets.DEVICE_KINDS[name]: name for name in _PEAKS}
+  return target.name if target.name in _PEAKS else names.get(target.name)
+
+
+def is_gpu(target: targets.Target) -> bool:
+  return target.platform in ("cuda", "rocm")
 
 
 def precision_of(

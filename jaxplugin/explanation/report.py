@@ -396,6 +396,20 @@ class Explanation(Sequence):
           figures["num_bytes"], figures["flops"], figures["seconds"]
         )
       )
+    elif figures["products"]:
+      yield from self._missing_figures()
+
+  def _missing_figures(self) -> Iterator[str]:
+    names = [
+      target.name
+      for target in self._targets()
+      if estimates.is_gpu(target) and estimates.sheet_of(target) is None
+    ]
+    if names:
+      yield (
+        "no estimate: jaxplugin has no published figures of"
+        f" {', '.join(dict.fromkeys(names))}"
+      )
 
 
 def missing_cudnn(target: targets.Target) -> str:

@@ -412,13 +412,46 @@ class EstimateTest(parameterized.TestCase):
     self.assertIsNone(explanation.summary()["seconds"])
     self.assertNotIn("estimate", str(explanation))
 
-  def test_local_gpu_is_known_by_the_name_of_its_kind(self):
-    target = targets.Target(name="NVIDIA GeForce RTX 5090", platform="cuda")
-    self.assertEqual(estimates.sheet_of(target), "rtx5090")
+  @parameterized.parameters(
+    ("NVIDIA A100-SXM4-80GB", "a100"),
+    ("NVIDIA L40S", "l40s"),
+    ("NVIDIA H100 80GB HBM3", "h100"),
+    ("NVIDIA H200", "h200"),
+    ("NVIDIA B200", "b200"),
+    ("NVIDIA B300 SXM6 AC", "b300"),
+    ("NVIDIA GeForce RTX 5090", "rtx5090"),
+    ("NVIDIA GB10", "gb10"),
+    # Other boards with these names in theirs have other rates and memory.
+    ("NVIDIA A100-SXM4-40GB", None),
+    ("NVIDIA A100 80GB PCIe", None),
+    ("NVIDIA H100 PCIe", None),
+    ("NVIDIA H100 NVL", None),
+    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ("NVIDIA H200 NVL", None),
+    ("NVIDIA GH200 480GB", None),
+    ("NVIDIA GB200", None),
+    ("NVIDIA GB300", None),
+    ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
+  )
+  def test_local_gpu_is_known_by_the_whole_name_of_its_kind(self, kind, sheet):
+    target = targets.Target(name=kind, platform="cuda")
+    self.assertEqual(estimates.sheet_of(target), sheet)
+
+  def test_named_targets_have_figures_of_their_own(self):
     for name in targets.TARGET_NAMES:
       expected = None if name == "cpu" else name
       found = estimates.sheet_of(jp.named_target(name))
       self.assertEqual(found, expected)
+
+  def test_gpu_without_published_figures_is_named(self):
+    target = targets.Target(name="NVIDIA GH200 480GB", platform="cuda")
+    w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
+    explanation = jp.explain(jp.block_scaled_dot, X, w, target=target)
+    self.assertIsNone(explanation.summary()["seconds"])
+    self.assertIn(
+      "no estimate: jaxplugin has no published figures of NVIDIA GH200 480GB",
+      str(explanation),
+    )
 
 
 KERNEL = "some_triton_kernel"

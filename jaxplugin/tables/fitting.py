@@ -31,21 +31,6 @@ from jaxplugin.tables import records
 
 AGAIN: Final = "measure again, by python -m jaxplugin tune"
 
-# What JAX calls the devices that `named_target` has names for: as their driver
-# does, which cuDeviceGetName and hipDeviceGetName ask.
-_KINDS: Final = {
-  "a100": "NVIDIA A100-SXM4-80GB",
-  "l40s": "NVIDIA L40S",
-  "h100": "NVIDIA H100 80GB HBM3",
-  "h200": "NVIDIA H200",
-  "b200": "NVIDIA B200",
-  "b300": "NVIDIA B300 SXM6 AC",
-  "rtx5090": "NVIDIA GeForce RTX 5090",
-  "gb10": "NVIDIA GB10",
-  "mi300x": "AMD Instinct MI300X",
-  "mi355x": "AMD Instinct MI355X",
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation(Generic[decisions.Problem]):
@@ -72,7 +57,7 @@ def device_of(target: targets.Target) -> records.Device | None:
   architecture = target.architecture
   if target.compute_capability is not None:
     architecture = "sm_{}{}".format(*target.compute_capability)
-  kind = _KINDS.get(target.name, target.name)
+  kind = targets.DEVICE_KINDS.get(target.name, target.name)
   if target.platform == "cpu":
     # Not by its name, which says nothing of speed either.
     architecture, kind = target.cpu_kernels, "cpu"

@@ -164,7 +164,7 @@ def _shared(tensor: stored.StoredTensor, scale: stored.StoredTensor) -> str:
   size = int(np.prod(scale.shape, dtype=np.int64))
   if size == 1:
     return "one scale a tensor"
-  if size == tensor.shape[0]:
+  if tensor.shape and size == tensor.shape[0]:
     return "one scale a row"
   block = fitting.scale_block(tensor, scale)
   if block is not None:

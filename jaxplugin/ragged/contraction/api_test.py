@@ -138,6 +138,29 @@ class TransformationsTest(parameterized.TestCase):
       expected, _ = contraction_suite.oracle(*map(np.float64, own[:2]), own[2])
       np.testing.assert_allclose(actual[i], expected, atol=1e-4)
 
+  @parameterized.product(
+    mapped=("lhs", "rhs", "sizes", "both"), has_gradient=(False, True)
+  )
+  def test_vmap_of_no_entries_is_empty(self, mapped, has_gradient):
+    lhs, rhs = _arrays()
+    is_mapped = [
+      name == mapped or (mapped == "both" and name != "sizes")
+      for name in ("lhs", "rhs", "sizes")
+    ]
+    args = [
+      np.zeros((0, *x.shape), x.dtype) if m else x
+      for x, m in zip((lhs, rhs, _SIZES), is_mapped, strict=True)
+    ]
+    axes = tuple(0 if m else None for m in is_mapped)
+    if has_gradient:
+      function = jax.grad(lambda *args: jnp.sum(_contract(*args)), (0, 1))
+      expected = [(0, *lhs.shape), (0, *rhs.shape)]
+    else:
+      function = lambda *args: [_contract(*args)]
+      expected = [(0, len(_SIZES), _N, _K)]
+    actual = jax.vmap(function, axes)(*args)
+    self.assertEqual([x.shape for x in actual], expected)
+
   @parameterized.parameters("lhs", "rhs")
   def test_vmap_of_a_quantized_side_keeps_the_other(self, side):
     rng = np.random.default_rng(3)

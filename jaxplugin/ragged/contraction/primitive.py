@@ -83,8 +83,12 @@ def _batch(args, dims, *, call, target):
     scale=_beside(side.scale, mapped.get(f"{name}_scale"), size),
   )
   result = bind(call.replace(**{name: changed}), target)
+  # Read from the operand, because `size` may be 0 and divides nothing then.
+  entry = list(side.values.shape)
+  if name in mapped:
+    del entry[mapped[name]]
   shape = list(result.shape)
-  shape[dim : dim + 1] = [size, shape[dim] // size]
+  shape[dim : dim + 1] = [size, entry[1]]
   return result.reshape(shape), dim
 
 

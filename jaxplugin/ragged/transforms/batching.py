@@ -93,7 +93,8 @@ def _of_rows(
   for name in _SCALES & {*arrays}:
     if arrays[name].ndim == 2:
       changes[name] = jnp.repeat(arrays[name], size, axis=0)
-  sizes = call.group_sizes * call.group_sizes.dtype.type(size)
+  # Clipped first, because huge sizes times `size` would wrap around in i32.
+  sizes = jnp.clip(call.group_sizes, 0, num_rows) * size
   result = bind(call.with_arrays(group_sizes=sizes, **changes))
   return result.reshape(num_rows, size, result.shape[1]), 1
 

@@ -167,6 +167,34 @@ class VmapTest(parameterized.TestCase):
       np.testing.assert_array_equal(actual[1, i], expected)
     self.assertEqual(ragged_dots(function, twice, rhs, sizes), (1, 0))
 
+  # Three times 2^30 is below zero in i32, and three times -2^30 is above.
+  @parameterized.parameters(
+    ([2**30, 0, 0, 0], [M, 0, 0, 0]),
+    ([3, 2**30, 2**30, 5], [3, M - 3, 0, 0]),
+    ([-(2**30), 6, 0, 4], [0, 6, 0, 4]),
+  )
+  def test_huge_sizes_of_mapped_rows_do_not_wrap(self, sizes, fitting):
+    (lhs, rhs, _, _), of_entry = self.operands(contract.F32, jp.MXFP8, ("lhs",))
+    actual = jax.vmap(jp.ragged_dot, (0, None, None))(
+      lhs, rhs, np.array(sizes, np.int32)
+    )
+    for i in range(ENTRIES):
+      expected = expected_of(*of_entry(i)[:2], np.array(fitting))
+      np.testing.assert_array_equal(actual[i], expected)
+
+  def test_symbolic_entries_of_rows(self):
+    (lhs, rhs, sizes, _), of_entry = self.operands(
+      contract.F32, jp.MXFP8, ("lhs",)
+    )
+    (entries,) = jax.export.symbolic_shape("entries")
+    function = jax.vmap(lambda x: jp.ragged_dot(x, rhs, sizes))
+    exported = jax.export.export(jax.jit(function))(
+      jax.ShapeDtypeStruct((entries, M, K), jnp.float32)
+    )
+    actual = exported.call(lhs)
+    for i in range(ENTRIES):
+      np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
+
   def test_symbolic_rows_and_entries(self):
     (lhs, rhs, sizes, _), of_entry = self.operands(
       contract.F32, jp.MXFP8, ("lhs", "sizes")
