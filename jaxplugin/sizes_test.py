@@ -14,6 +14,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -241,6 +242,7 @@ PRODUCTS = {
 
 class ProductsTest(parameterized.TestCase):
   @parameterized.named_parameters((name, name) for name in PRODUCTS)
+  @pytest.mark.full
   def test_values_and_gradients(self, name):
     f, shapes = PRODUCTS[name]
     for lhs_shape, rhs_shape in shapes:
@@ -259,6 +261,7 @@ class ProductsTest(parameterized.TestCase):
 
 class SizesTest(parameterized.TestCase):
   @parameterized.named_parameters((name, name) for name in OPERATIONS)
+  @pytest.mark.sample(12)
   def test_traces(self, name):
     for sizes in sizes_tried():
       with self.subTest(sizes):
@@ -271,6 +274,7 @@ class SizesTest(parameterized.TestCase):
     ("nothing_contracted", {"k": 0}),
     ("no_rows", {"m": 0}),
   )
+  @pytest.mark.sample(1)
   def test_sums_of_nothing_are_zero(self, sizes):
     sizes = SIZES | sizes
     b, m, n, k = sizes.values()

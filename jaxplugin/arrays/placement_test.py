@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -58,6 +59,7 @@ class PlacementTest(parameterized.TestCase):
     spec=((), (("a", "b"),), (None, "b"), ("b", "a")),
     is_packed=(False, True),
   )
+  @pytest.mark.sample(1)
   def test_each_device_has_whole_blocks_with_their_scales(
     self, format, spec, is_packed
   ):
@@ -74,6 +76,7 @@ class PlacementTest(parameterized.TestCase):
     ((4, 1, 1), (None, "a"), P(None, None, None)),
     ((4, 6, 1), ("b", "a"), P("b", "a", None)),
   )
+  @pytest.mark.sample(1)
   def test_global_scales_of_every_shape(self, shape, spec, expected):
     x = quantized(jp.NVFP4, 4, 6, K)
     scales = np.exp2(np.arange(np.prod(shape))).reshape(shape).astype("f")
@@ -82,6 +85,7 @@ class PlacementTest(parameterized.TestCase):
     self.assertEqual(placed.global_scale.sharding.spec, expected)
     self.assert_each_device_dequantizes_its_part(x, placed, spec)
 
+  @pytest.mark.full
   def test_blocks_along_another_axis(self):
     x = quantized(jp.NVFP4, K, N, axis=0)
     for spec in (("a", "b"), ("b",), (None, ("a", "b"))):
@@ -91,6 +95,7 @@ class PlacementTest(parameterized.TestCase):
   @parameterized.product(
     format=("mxfp8", "nvfp4"), spec=((None, "b"), ("a",), ("b", "a"))
   )
+  @pytest.mark.sample(2)
   def test_shardings_of_a_jitted_function(self, format, spec):
     x, w = quantized(format, M, K, seed=1), quantized(format, N, K, seed=2)
     expected = jp.block_scaled_dot(x, w)
@@ -111,6 +116,7 @@ class PlacementTest(parameterized.TestCase):
     self.assert_each_device_dequantizes_its_part(w, placed, spec)
 
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.sample(1)
   def test_inside_jit_it_is_a_constraint(self, format):
     x, w = quantized(format, M, K, seed=1), quantized(format, N, K, seed=2)
     place = lambda w: jp.shard(w, self.named("b"))
@@ -121,6 +127,7 @@ class PlacementTest(parameterized.TestCase):
     np.testing.assert_array_equal(function(x, w), jp.block_scaled_dot(x, w))
 
   @parameterized.parameters((("a", "b"),), ((None, "b"),))
+  @pytest.mark.sample(1)
   def test_unpacked_fp4_moves_as_bytes(self, spec):
     w = quantized(jp.NVFP4, N, K).unpack()
     placed = jp.shard(w, self.named(*spec))

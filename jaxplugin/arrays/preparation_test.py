@@ -9,6 +9,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -99,6 +100,7 @@ class InterleavingTest(parameterized.TestCase):
 
 class ArrayTest(parameterized.TestCase):
   @parameterized.product(format=formats.FORMATS, name=("h100", "b200"))
+  @pytest.mark.sample(1)
   def test_shape_format_and_numbers_stay(self, format, name):
     w = weight(format, (2, 33, 96))
     prepared = jp.prepare_weights(w, target_lib.named_target(name))
@@ -124,6 +126,7 @@ class ArrayTest(parameterized.TestCase):
     ("mi355x", False, "linear"),
     ("cpu", False, "linear"),
   )
+  @pytest.mark.sample(1)
   def test_layout_is_the_targets(self, name, interleaved, scale_layout):
     prepared = jp.prepare_weights(
       weight(jp.NVFP4), target_lib.named_target(name)
@@ -136,6 +139,7 @@ class ArrayTest(parameterized.TestCase):
     self.assertEqual(jp.prepare_weights(w, H100).dtype, w.dtype)
 
   @parameterized.parameters(*FP4)
+  @pytest.mark.sample(1)
   def test_blocks_along_another_axis_stay_as_they_are(self, format):
     x = np.ones((64, 32), np.float32)
     w = jp.quantize(x, format, axis=0)
@@ -145,6 +149,7 @@ class ArrayTest(parameterized.TestCase):
       self.assertEqual(prepared.scale_layout, "linear")
 
   @parameterized.parameters(*FP4)
+  @pytest.mark.sample(1)
   def test_may_be_prepared_again_and_for_another_target(self, format):
     w = weight(format)
     for targets in itertools.product((H100, B200, CPU), repeat=2):
@@ -190,6 +195,7 @@ class ArrayTest(parameterized.TestCase):
       jp.ScaledArray(words[:, :-1], weight(jp.MXFP4).scale, None, jp.MXFP4)
 
   @parameterized.parameters(*TARGETS)
+  @pytest.mark.sample(2)
   def test_trees_of_parameters(self, name):
     target = target_lib.named_target(name)
     w, stack = weight(jp.NVFP4), weight(jp.MXFP8, (2, 33, 96))
@@ -232,6 +238,7 @@ class CpuTest(parameterized.TestCase):
   """What is prepared for CPUs: bits of stacks, packed matrices."""
 
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(2)
   def test_stacks_are_bytes_and_matrices_what_the_kernels_read(self, format):
     w, stack = weight(format), weight(format, (3, 33, 96))
     prepared = jp.prepare_weights(w, CPU)
@@ -258,6 +265,7 @@ class CpuTest(parameterized.TestCase):
     np.testing.assert_array_equal(jp.dequantize(prepared), jp.dequantize(stack))
 
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(1)
   def test_bytes_are_taken_from_a_tree_and_not_from_the_constructor(
     self, format
   ):
@@ -281,6 +289,7 @@ class CpuTest(parameterized.TestCase):
       np.testing.assert_array_equal(jp.dequantize(again), jp.dequantize(stack))
 
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(1)
   def test_products_have_the_bits_of_the_usual_order(self, format):
     stack = stack_of(format)
     prepared = jp.prepare_weights(stack, CPU)
@@ -305,6 +314,7 @@ class CpuTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(1)
   def test_a_scan_slices_bytes_and_nothing_wider(self, format):
     def scanned(x, w):
       step = lambda x, w: (jp.block_scaled_dot(x, w), None)
@@ -347,6 +357,7 @@ class HugePagesTest(parameterized.TestCase):
     return jax.tree.map(lambda x: jax.device_put(np.array(x)), made)
 
   @parameterized.parameters(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_large_values_are_copied_and_the_same(self, format):
     w = self.put(format)
     prepared = jp.prepare_weights(w, self.target)
@@ -383,6 +394,7 @@ class DotTest(parameterized.TestCase):
       np.testing.assert_array_equal(function(*prepared), expected)
 
   @parameterized.product(format=FP4, implementation=("xla", "cpu"))
+  @pytest.mark.full
   def test_bits_are_those_of_the_usual_order(self, format, implementation):
     if implementation == "cpu" and target_lib.current_target().cpu_kernels is (
       None
@@ -395,6 +407,7 @@ class DotTest(parameterized.TestCase):
     y = np.ones((3, 96), np.float32)
     self.check_bits(dot, y, weight(format))
 
+  @pytest.mark.full
   def test_both_sides_batched_and_several_contracting_dimensions(self):
     x, w = weight(jp.NVFP4, (2, 5, 96), 1), weight(jp.NVFP4, (2, 33, 96))
     self.check_bits(jp.block_scaled_dot, x, w, targets=(H100,))
@@ -403,6 +416,7 @@ class DotTest(parameterized.TestCase):
     self.check_bits(dot, x, w, targets=(H100,))
 
   @parameterized.parameters((None, 0), (0, None), (0, 0))
+  @pytest.mark.full
   def test_vmap(self, *in_axes):
     x = weight(jp.MXFP4, (3, 5, 96)[in_axes[0] is None :], 1)
     w = weight(jp.MXFP4, (3, 33, 96)[in_axes[1] is None :])
@@ -458,6 +472,7 @@ class DotTest(parameterized.TestCase):
 
 class ShardingTest(parameterized.TestCase):
   @parameterized.parameters(("x", None), (None, "x"))
+  @pytest.mark.sample(1)
   def test_rows_or_k_may_be_sharded(self, *axes):
     if len(jax.devices()) < 2:
       self.skipTest("needs two devices")
@@ -537,12 +552,14 @@ class OptimizedTest(parameterized.TestCase):
     )
     return deviceless.compile(dot, x, w, target=target).as_text()
 
+  @pytest.mark.full
   def test_prepared_weight_goes_into_the_kernel_as_it_is(self):
     text = self.compiled(H100, H100)
     self.assertIn("triton_kernel_call", text)
     self.assertRegex(text, r"custom-call\(.*u32\[512,256\]")
     self.assertNotIn("shift-right", text)
 
+  @pytest.mark.full
   def test_it_would_be_seen_if_it_did_not(self):
     self.assertIn("shift-right", self.compiled(H100, B200))
 

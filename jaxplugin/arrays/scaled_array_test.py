@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -114,6 +115,7 @@ class PytreeTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(jp.dequantize(stacked)), x)
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_scan_over_stacked_weights_sees_one_at_a_time(self, format):
     x = np.random.default_rng(1).normal(size=(4, 3, 64)).astype(np.float32)
     stacked = jax.vmap(lambda x: jp.quantize(x, format))(x)
@@ -203,6 +205,7 @@ class PytreeTest(parameterized.TestCase):
     assert_same_bits(restored, tree)
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_exported_function_takes_and_returns_it(self, format):
     x = example(format)
 
@@ -303,6 +306,7 @@ class PackTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, codes.view(FP4).astype(np.float32))
 
   @parameterized.product(axis=(0, 1, 2, -1, -2, -3), jit=(False, True))
+  @pytest.mark.sample(1)
   def test_any_axis_against_numpy(self, axis, jit):
     codes = random_bytes((4, 6, 10), 16)
     low, high = (np.take(codes, np.arange(s, codes.shape[axis], 2), axis)
@@ -320,6 +324,7 @@ class PackTest(parameterized.TestCase):
     np.testing.assert_array_equal(unpacked.view(np.uint8), codes)
 
   @parameterized.parameters(jp.MXFP4, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_scaled_array_packs_along_its_own_axis(self, format):
     x = jp.quantize(
       np.random.default_rng(2).normal(size=(64, 6)),
@@ -377,6 +382,7 @@ class SwizzleTest(parameterized.TestCase):
   @parameterized.parameters(
     (1, 1), (128, 4), (129, 5), (127, 3), (131, 17), (300, 8), (32, 4), (33, 9)
   )
+  @pytest.mark.sample(1)
   def test_swizzle_follows_the_formula_of_the_ptx_isa(self, rows, columns):
     scale = random_bytes((rows, columns))
     swizzled = jp.swizzle_scale(jnp.asarray(scale))
@@ -387,6 +393,7 @@ class SwizzleTest(parameterized.TestCase):
   @parameterized.product(
     dtype=(np.uint8, E4M3, E8M0), batch=((), (3,), (2, 1, 3))
   )
+  @pytest.mark.sample(1)
   def test_batches_and_dtypes_are_kept_and_unswizzle_is_the_inverse(
     self, dtype, batch
   ):

@@ -13,6 +13,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -37,6 +38,7 @@ class IndexTest(parameterized.TestCase):
   @parameterized.parameters(
     (jp.MXFP8, False), (jp.NVFP4, False), (jp.NVFP4, True)
   )
+  @pytest.mark.full
   def test_it_takes_what_it_takes_of_the_floats(self, format, is_packed):
     x = quantized(format, 4, 5, 64, batch_dims=1)
     x = x.pack() if is_packed else x.unpack()
@@ -70,6 +72,7 @@ class IndexTest(parameterized.TestCase):
         np.testing.assert_array_equal(floats(actual), expected[index])
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_of_one_global_scale_for_all_it_is_that(self, format):
     x = quantized(format, 4, 5, 64)
     for index in (2, slice(1, 3), np.array([3, 0]), (np.array([1]), 2)):
@@ -79,6 +82,7 @@ class IndexTest(parameterized.TestCase):
       self.assertEqual(x[1].global_scale.shape, (1, 1))
 
   @parameterized.parameters(((),), ((4,),), ((4, 5, 1),))
+  @pytest.mark.sample(1)
   def test_global_scales_of_every_shape(self, shape):
     x = quantized(jp.NVFP4, 4, 5, 64)
     scales = np.exp2(np.arange(np.prod(shape))).reshape(shape)
@@ -173,6 +177,7 @@ class ConcatenateTest(parameterized.TestCase):
     (jp.NVFP4, 1, True),
     (jp.MXFP4, -2, True),
   )
+  @pytest.mark.sample(3)
   def test_it_is_that_of_the_floats(self, format, axis, jit):
     shapes = [[2, 3, 64], [2, 3, 64], [2, 3, 64]]
     for i, shape in enumerate(shapes):
@@ -222,6 +227,7 @@ class ConcatenateTest(parameterized.TestCase):
     self.assertEqual(join(shared).shape, (1, 1))
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(2)
   def test_along_the_blocks(self, format):
     kwargs = {"global_scale": 0.01} if format.has_global_scale else {}
     arrays = [quantized(format, 3, k, seed=k, **kwargs) for k in (64, 32)]
@@ -340,6 +346,7 @@ class ConcatenateTest(parameterized.TestCase):
 
 class StackTest(parameterized.TestCase):
   @parameterized.product(format=(jp.MXFP8, jp.NVFP4), axis=(0, 1, -1))
+  @pytest.mark.sample(1)
   def test_it_is_that_of_the_floats(self, format, axis):
     arrays = [
       quantized(format, 3, 64, seed=i, largest=10.0**i) for i in range(4)
@@ -348,6 +355,7 @@ class StackTest(parameterized.TestCase):
     np.testing.assert_array_equal(floats(jp.stack(arrays, axis)), expected)
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_tree_map_stacks_and_takes_apart(self, format):
     arrays = [
       quantized(format, 3, 64, seed=i, largest=10.0**i) for i in range(4)
@@ -364,6 +372,7 @@ class StackTest(parameterized.TestCase):
       np.testing.assert_array_equal(floats(one), expected[i])
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_scan_and_vmap_over_layers(self, format):
     layers = [quantized(format, 64, 64, seed=i, largest=0.1) for i in range(4)]
     x = jnp.ones((2, 64))
@@ -494,6 +503,7 @@ class DerivativeTest(parameterized.TestCase):
       lambda a, b: [b],
     ),
   )
+  @pytest.mark.sample(1)
   def test_straight_through_derivatives_pass(self, join, expected):
     rng = np.random.default_rng(0)
     x, y, g = (rng.normal(size=(6, 32)).astype(np.float32) for _ in range(3))
@@ -515,6 +525,7 @@ class FullGlobalScaleTest(parameterized.TestCase):
     ((4, 5), (4, 5, 1)),
     ((1, 5, 1), (1, 5, 1)),
   )
+  @pytest.mark.sample(1)
   def test_it_has_the_rank_of_the_array(self, shape, expected):
     x = quantized(jp.NVFP4, 4, 5, 64)
     x = jp.ScaledArray(x.values, x.scale, np.ones(shape, "f"), jp.NVFP4)

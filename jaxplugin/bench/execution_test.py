@@ -6,6 +6,7 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -158,6 +159,7 @@ class CompiledStepsTest(parameterized.TestCase):
       execution.Plan(mode="step", steps=STEPS, groups=1, is_chained=is_cpu),
     )
 
+  @pytest.mark.lab
   def test_cpu_program_calls_the_kernel_once_a_step(self):
     target = targets.detect_target("cpu")
     if target.cpu_kernels is None:
@@ -167,6 +169,7 @@ class CompiledStepsTest(parameterized.TestCase):
       text.count('custom_call_target="jaxplugin_block_scaled_dot"'), STEPS
     )
 
+  @pytest.mark.lab
   def test_gpu_program_calls_the_kernel_in_every_step(self):
     target = targets.named_target("h200")
     try:

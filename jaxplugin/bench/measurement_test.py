@@ -7,6 +7,7 @@ import time
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 from jaxplugin.bench import devices
@@ -81,6 +82,7 @@ class FormsTest(absltest.TestCase):
         for pair in workloads.parse_pairs("mxfp8,nvfp4")
       ]
 
+  @pytest.mark.lab
   def test_fastest_form_is_measured_and_named(self):
     result = self.measured(
       form("slow", seconds=0.02), form("fast"), form("other", seconds=0.01)
@@ -88,6 +90,7 @@ class FormsTest(absltest.TestCase):
     self.assertEqual((result.form, result.status), ("fast", "ok"))
     self.assertLess(result.time.median, 5)
 
+  @pytest.mark.lab
   def test_fastest_form_of_floats_is_found_once_a_row(self):
     for of_floats, times in ((True, 1), (False, 2)):
       checks = []
@@ -100,6 +103,7 @@ class FormsTest(absltest.TestCase):
         self.assertEqual(result.variants[0].form, "fast")
       self.assertLen(checks, times)
 
+  @pytest.mark.lab
   def test_form_that_is_slow_at_first_is_not_tried_again(self):
     times = {}
 
@@ -140,6 +144,7 @@ class FormsTest(absltest.TestCase):
     self.assertEqual((result.status, result.form), ("wrong", "bad"))
     self.assertEqual(result.reason, "0 is not 1")
 
+  @pytest.mark.lab
   def test_all_ways_to_read_are_timed_beside_rows_that_read(self):
     (row,) = workloads.parse_rows("1x32x64")
     (pair,) = workloads.parse_pairs("mxfp8")
@@ -147,6 +152,7 @@ class FormsTest(absltest.TestCase):
     for name in ("read", "read by numpy", "read huge pages"):
       self.assertIn(name, names)
 
+  @pytest.mark.lab
   def test_product_of_floats_that_is_faster_raises_its_ceiling(self):
     for name, is_raised in (("f32", True), ("bf16", True), ("cpu", False)):
       measuring = self.measuring()

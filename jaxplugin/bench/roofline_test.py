@@ -5,6 +5,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -52,6 +53,7 @@ class CeilingsTest(parameterized.TestCase):
 
 
 class MeasureTest(absltest.TestCase):
+  @pytest.mark.lab
   def test_every_ceiling_of_a_cpu_is_measured_by_what_its_names_say(self):
     sizes = roofline.Sizes(side=64, product=64, rounds=2)
     found = roofline.measure(devices.find("cpu"), sizes)

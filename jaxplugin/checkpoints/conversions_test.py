@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -110,6 +111,7 @@ class ModeloptTest(parameterized.TestCase):
     raw=(False, True),
     xp=(np, jnp),
   )
+  @pytest.mark.sample(1)
   def test_numbers_are_those_of_the_layout(
     self, format, lead, convert, raw, xp
   ):
@@ -377,6 +379,7 @@ class ComfyuiTest(parameterized.TestCase):
     return values, tiles, numbers * np.repeat(scales, block, -1)
 
   @parameterized.product(format=("nvfp4", "mxfp8"), n=(128, 96, 90, 130))
+  @pytest.mark.sample(1)
   def test_numbers_are_those_of_the_layout(self, format, n):
     values, tiles, expected = self.parts(format, n)
     second = () if format == "mxfp8" else (np.float32(2.0**-12),)
@@ -548,6 +551,7 @@ class GgufTest(parameterized.TestCase):
     return np.array(rows, np.uint8), numbers
 
   @parameterized.product(format=("mxfp4", "nvfp4"), xp=(np, jnp))
+  @pytest.mark.sample(1)
   def test_numbers_are_those_of_the_blocks(self, format, xp):
     blocks, expected = self.blocks(format)
     scale = None

@@ -6,6 +6,7 @@ import argparse
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -26,6 +27,7 @@ class ArgumentTest(parameterized.TestCase):
     self.assertEqual((spec.shape, spec.dtype), (shape, dtype))
 
   @parameterized.parameters(*formats.KNOWN)
+  @pytest.mark.sample(1)
   def test_format_is_what_quantize_makes(self, format):
     made = functions.argument(f"{format}[8,64]")
     self.assertIsInstance(made, jp.ScaledArray)

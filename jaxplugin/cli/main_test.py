@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -22,6 +23,7 @@ class MainTest(command_lines.CommandLineTestCase):
     status, out, _ = self.run_command("info")
     self.assertEqual((status, out), (0, jp.info() + "\n"))
 
+  @pytest.mark.full
   def test_info_prints_no_traceback_without_a_gpu(self):
     if main.has_nvidia_gpu():
       self.skipTest("there is an NVIDIA GPU")

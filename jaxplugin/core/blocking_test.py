@@ -6,6 +6,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -50,6 +51,7 @@ class BlockingTest(parameterized.TestCase):
     self.assertEqual(b.shape((0, 3, 2)), (2, 0))
 
   @parameterized.parameters(((2,), (0, 1, 3)), ((1, 2), (3, 0)), ((), ()))
+  @pytest.mark.sample(1)
   def test_under_a_leading_dimension_each_entry_is_as_alone(self, dims, lead):
     lead = lead or (0, 1, 2, 3)
     b = make(dims, lead, 4)

@@ -26,6 +26,7 @@ class ChosenDotTest(suite.DotSuite):
   cases_per_test = 2
 
 
+@pytest.mark.sample(1)
 class XlaDotTest(suite.DotSuite):
   """The xla implementation, over 500 shapes."""
 
@@ -36,6 +37,7 @@ class XlaDotTest(suite.DotSuite):
 class SuiteTest(parameterized.TestCase):
   """What the suite itself relies on."""
 
+  @pytest.mark.full
   def test_sweep_covers_every_kind_and_storage(self):
     cases = [dot_cases.random_case(i) for i in range(500)]
     sides = [side for case in cases for side in (case.lhs, case.rhs)]

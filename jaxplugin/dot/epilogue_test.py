@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -93,6 +94,7 @@ class ProductTest(parameterized.TestCase):
     self.assertEqual(epilogue.multiply(jnp.float32(dot), *pair), expected)
 
   @parameterized.parameters(((), ()), ((3, 1), (4,)), ((2, 1, 1), (5, 1)))
+  @pytest.mark.full
   def test_derivative_of_the_factor_is_that_of_the_product(self, *shapes):
     first, second = (
       jnp.asarray(np.random.default_rng(i).uniform(1, 9, shape), jnp.float32)
@@ -123,6 +125,7 @@ class ProductTest(parameterized.TestCase):
     self.assertContainsSubset({"= stablehlo.multiply"}, found)
     self.assertLess(len(found), 32)
 
+  @pytest.mark.full
   def test_a_second_derivative_is_there(self):
     def function(first, second):
       factor, power = epilogue.product([first, second])

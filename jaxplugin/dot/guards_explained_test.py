@@ -8,6 +8,7 @@ or where an implementation's bound allows them.
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -112,6 +113,7 @@ EXPLAINED = (
 
 class ExplainedTest(planted.Case):
   @parameterized.parameters(*EXPLAINED)
+  @pytest.mark.full
   def test_what_the_operands_explain_passes_and_hides_nothing_else(self, make):
     args, kwargs = make()
     function = lambda *args: planted.dot(*args, **kwargs)
@@ -140,6 +142,7 @@ class ExplainedTest(planted.Case):
     # A global scale rounded to bf16 may be larger by almost 2^-8.
     (jnp.bfloat16, 3.3895314e38 * (1 - 0.99 * 2.0**-8)),
   )
+  @pytest.mark.sample(1)
   def test_overflow_within_the_bound_of_an_implementation_passes(
     self, dtype, number
   ):
@@ -153,6 +156,7 @@ class ExplainedTest(planted.Case):
     (jnp.float16, 65504.0, 2.0**-11),
     (jnp.bfloat16, 3.3895314e38, 2.0**-8),
   )
+  @pytest.mark.sample(1)
   def test_overflow_beyond_the_rounding_of_its_dtype_is_caught(
     self, dtype, largest, rounding
   ):
@@ -161,6 +165,7 @@ class ExplainedTest(planted.Case):
     with self.assertRaisesRegex(jp.NonFiniteError, "the reference has"):
       planted.run(lambda *args: planted.dot(*args, **kwargs), *args)
 
+  @pytest.mark.full
   def test_sum_whose_terms_overflow_in_some_order_passes(self):
     x = np.zeros((M, K), np.float32)
     x[:, :2] = [3e38, -3e38]
@@ -170,6 +175,7 @@ class ExplainedTest(planted.Case):
     planted.run(planted.dot, *args)
 
   @parameterized.parameters((0, N, K), (M, 0, K), (M, N, 0))
+  @pytest.mark.sample(1)
   def test_empty_calls_pass(self, m, n, k):
     x = jp.quantize(np.zeros((m, k), np.float32), jp.MXFP8)
     w = jp.quantize(np.zeros((n, k), np.float32), jp.MXFP8)
@@ -185,6 +191,7 @@ class ExplainedTest(planted.Case):
     with self.assertRaisesRegex(jp.NonFiniteError, "1 of the result"):
       planted.run(planted.dot, swizzled(x), swizzled(w))
 
+  @pytest.mark.full
   def test_weights_that_were_prepared_are_understood(self):
     w = jp.prepare_weights(
       planted.quantized(N, jp.NVFP4), targets.named_target("h200")

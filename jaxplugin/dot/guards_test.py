@@ -11,6 +11,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -29,6 +30,7 @@ CPU = targets.named_target("cpu")
 
 
 class FiresTest(planted.Case):
+  @pytest.mark.full
   def test_message_names_the_call_and_the_elements(self):
     self.plant((3, 5), (3, 7), (6, 1))
     x, w = planted.quantized(M, jp.NVFP4), planted.quantized(N, jp.NVFP4)
@@ -62,6 +64,7 @@ class FiresTest(planted.Case):
     self.assertIn("implementation: xla, as decided for", text)
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
+  @pytest.mark.full
   def test_each_number_that_is_not_finite_is_found(self, value):
     self.plant((0, 0), value=value)
     with self.assertRaisesRegex(jp.NonFiniteError, f"first is {value} at"):
@@ -70,6 +73,7 @@ class FiresTest(planted.Case):
   @parameterized.parameters(
     ("xla", "cpu"), ("triton", "h200"), ("cudnn", "b200"), ("cpu", "cpu")
   )
+  @pytest.mark.full
   def test_every_implementation_is_checked(self, name, target):
     backend = backends.BACKENDS[name]
     self.plant((1, 2), backend=backend)
@@ -96,6 +100,7 @@ class FiresTest(planted.Case):
     ):
       planted.run(function, x, w)
 
+  @pytest.mark.full
   def test_eager_calls_are_checked(self):
     self.plant((1, 2))
     # A size of its own: what is compiled for an eager call is kept.
@@ -103,6 +108,7 @@ class FiresTest(planted.Case):
     with self.assertRaises(jp.NonFiniteError), jp.debug_checks():
       planted.dot(x, w)
 
+  @pytest.mark.full
   def test_under_vmap_each_entry_is_checked(self):
     def function(x, w):
       return jax.vmap(planted.dot, in_axes=(0, None))(x, w)
@@ -117,6 +123,7 @@ class FiresTest(planted.Case):
     ):
       planted.run(function, x, w)
 
+  @pytest.mark.full
   def test_products_of_the_backward_pass_are_checked(self):
     multiply = jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="xla")
 
@@ -137,6 +144,7 @@ class FiresTest(planted.Case):
     with self.assertRaisesRegex(jp.NonFiniteError, r"result \(8, 128\)"):
       planted.run(jax.grad(loss), a, b)
 
+  @pytest.mark.full
   def test_inside_of_scan_and_cond(self):
     def function(x, w):
       def body(carry, _):
@@ -159,6 +167,7 @@ class FiresTest(planted.Case):
     (jp.NVFP4, P("x"), AxisType.Explicit),
     (jp.MXFP4, P(None, "x"), AxisType.Explicit),
   )
+  @pytest.mark.sample(3)
   def test_sharded_calls_are_checked(self, format, spec, kind):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
 
@@ -179,6 +188,7 @@ class FiresTest(planted.Case):
       with self.assertRaises(jp.NonFiniteError):
         planted.run(function, x, w)
 
+  @pytest.mark.full
   def test_inside_of_shard_map_each_share_is_checked(self):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     function = jax.shard_map(
@@ -306,6 +316,7 @@ class RaisesTest(planted.Case):
       ).serialize()
 
   @parameterized.parameters(None, 1, "on")
+  @pytest.mark.sample(1)
   def test_what_is_no_bool_is_an_error(self, enabled):
     with (
       self.assertRaisesRegex(TypeError, f"got {enabled!r}"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -49,6 +50,7 @@ def assert_same_places(dot, x):
 
 
 class CpuTest(absltest.TestCase):
+  @pytest.mark.full
   def test_rows_have_the_same_bits_from_some_number_on(self):
     target = targets.detect_target("cpu")
     first = SAME_FROM.get(target.cpu_kernels)
@@ -82,6 +84,7 @@ class TritonTest(interpreted.RecordedTestCase):
   depends on the place (`interpreted.products_depend_on_rows`).
   """
 
+  @pytest.mark.full
   def test_rows_of_one_kernel_have_the_same_bits(self):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 288)).astype(np.float32)

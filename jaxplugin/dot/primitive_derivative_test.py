@@ -15,6 +15,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -56,6 +57,7 @@ class SideTest(parameterized.TestCase):
   @parameterized.parameters(
     *((i, (None, "xla")[i // 2 % 2]) for i in range(len(KINDS)))
   )
+  @pytest.mark.sample(4)
   def test_derivatives_in_a_plain_side_are_exact(self, index, implementation):
     """Any dimension numbers, storage, padding and dtypes: `dot_cases`'s."""
     case = dot_cases.random_case(index, KINDS)
@@ -110,6 +112,7 @@ class SideTest(parameterized.TestCase):
       actual[0], jax.jit(function)(plain, operands, scales)
     )
 
+  @pytest.mark.full
   def test_gradient_by_prepared_weights_is_that_of_the_weights(self):
     rng = np.random.default_rng(0)
     w = transformations.array(rng, jp.NVFP4, (6, 128))
@@ -135,6 +138,7 @@ class SideTest(parameterized.TestCase):
     contract.assert_exact(pullback(g)[0], expected, contract.F32)
 
   @parameterized.product(shape=((), (2, 1, 1)), jit=(False, True))
+  @pytest.mark.sample(2)
   def test_global_scales_whose_product_is_no_number_multiply_gradients(
     self, shape, jit
   ):
@@ -166,6 +170,7 @@ class SideTest(parameterized.TestCase):
     contract.assert_exact(own_bar, sums * 2.0**-66, contract.F32)
     contract.assert_exact(given_bar, (bare * g).sum() * 2.0**-70, contract.F32)
 
+  @pytest.mark.full
   def test_a_nan_scale_makes_its_block_of_the_gradient_nan(self):
     w = transformations.array(np.random.default_rng(0), jp.MXFP8, (5, 64))
     scale = w.scale.view(jnp.uint8).at[2, 1].set(255).view(w.scale.dtype)
@@ -243,6 +248,7 @@ class EpilogueTest(parameterized.TestCase):
     ("silu", "float32", "xla"),
     ("silu", "bfloat16", "cpu"),
   )
+  @pytest.mark.full
   def test_derivatives_are_those_of_the_composition(
     self, activation, dtype, implementation
   ):
@@ -271,6 +277,7 @@ class EpilogueTest(parameterized.TestCase):
     name=("lhs", "global_scale", "bias", "residual"),
     activation=(None, "silu"),
   )
+  @pytest.mark.sample(1)
   def test_each_operand_alone_has_its_derivative(self, name, activation):
     case = Composition(activation)
     x, tangent = case.args[name], case.tangents[name]
@@ -285,6 +292,7 @@ class EpilogueTest(parameterized.TestCase):
     self.assert_close(actual, expected)
 
   @parameterized.parameters(None, "gelu")
+  @pytest.mark.full
   def test_second_derivatives_agree_with_finite_differences(self, activation):
     case = Composition(activation)
     # f32 finite differences of second derivatives: three digits lost twice.
@@ -307,6 +315,7 @@ class EpilogueTest(parameterized.TestCase):
     (actual,) = jax.vjp(function, bias)[1](g)
     np.testing.assert_array_equal(actual, [0, 2, 0, np.inf, 3])
 
+  @pytest.mark.full
   def test_two_quantized_sides_differentiate_in_the_global_scale(self):
     rng = np.random.default_rng(0)
     x = transformations.operand(rng, jp.NVFP4, (2, 3, 64))
@@ -334,6 +343,7 @@ class EpilogueTest(parameterized.TestCase):
 
 class CostTest(transformations.PrimitiveTestCase):
   @parameterized.parameters((None, 0), ("relu", 5), ("gelu", 4), ("silu", 4))
+  @pytest.mark.sample(2)
   def test_kept_for_the_backward_pass_is_only_what_is_quantized(
     self, activation, bytes_per_result
   ):
@@ -371,6 +381,7 @@ class RefusalTest(parameterized.TestCase):
     self.plain = integers(rng, (3, 32))
 
   @parameterized.parameters("grad", "jvp", "linearize", "vjp", "transpose")
+  @pytest.mark.sample(1)
   def test_quantized_values_have_no_derivative(self, transform):
     def function(values):
       x = jp.ScaledArray(values, self.x.scale, None, jp.MXFP8)

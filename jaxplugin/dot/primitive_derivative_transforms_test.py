@@ -13,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -45,6 +46,7 @@ class TransformTest(transformations.PrimitiveTestCase):
   @parameterized.parameters(
     ((0, None, None),), ((None, 0, None),), ((None, None, 0),), ((0, 0, 0),)
   )
+  @pytest.mark.sample(1)
   def test_vmap_of_a_gradient_is_a_loop(self, in_axes):
     gs = integers(self.rng, (4, 3, 5))
     is_mapped = [a is not None for a in in_axes]
@@ -65,6 +67,7 @@ class TransformTest(transformations.PrimitiveTestCase):
       )
     self.assert_same(actual, np.stack(expected))
 
+  @pytest.mark.full
   def test_gradient_of_a_scan_over_stacked_weights_is_that_of_a_loop(self):
     eye = jnp.eye(5, 64) / 64
 
@@ -130,6 +133,7 @@ class TransformTest(transformations.PrimitiveTestCase):
     actual = jax.grad(loss, (0, 1))((a, b), self.x, self.w)
     jax.tree.map(self.assert_same, actual, expected)
 
+  @pytest.mark.full
   def test_debug_checks_let_derivatives_pass(self):
     expected = self.pull(self.x, self.w, self.g, activation="relu")
     with jp.debug_checks():
@@ -196,6 +200,7 @@ class ShardingTest(transformations.PrimitiveTestCase):
     jax.tree.map(self.assert_same, actual, self.expected)
 
   @parameterized.parameters(True, False)
+  @pytest.mark.full
   def test_gradients_have_the_explicit_sharding_of_their_operands(self, is_jit):
     mesh, args = self.sharded(AxisType.Explicit)
     with jax.set_mesh(mesh):
@@ -207,6 +212,7 @@ class ShardingTest(transformations.PrimitiveTestCase):
         )
     jax.tree.map(self.assert_same, actual, self.expected)
 
+  @pytest.mark.full
   def test_operands_on_no_mesh_have_gradients_inside_an_explicit_one(self):
     mesh, _ = self.sharded(AxisType.Explicit)
     with jax.set_mesh(mesh):
@@ -223,6 +229,7 @@ class ShardingTest(transformations.PrimitiveTestCase):
     self.assert_same(tangent, np.tile(np.asarray(self.args[2]), (4, 1)))
 
   @parameterized.parameters(True, False)
+  @pytest.mark.sample(1)
   def test_gradients_in_shard_map_are_summed_over_the_devices(self, check_vma):
     mesh, args = self.sharded(AxisType.Auto)
     *args, w, g = args

@@ -11,6 +11,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -25,6 +26,7 @@ array = transformations.array
 
 class ExportTest(transformations.PrimitiveTestCase):
   @parameterized.product(lhs=FORMATS, rhs=FORMATS)
+  @pytest.mark.sample(1)
   def test_export_round_trip_gives_the_same_bits(self, lhs, rhs):
     rng = np.random.default_rng(0)
     x, w = array(rng, lhs, (3, 64)), array(rng, rhs, (5, 64))
@@ -44,6 +46,7 @@ class ExportTest(transformations.PrimitiveTestCase):
     (None, jp.MXFP4),
     (jp.MXFP4, None),
   )
+  @pytest.mark.sample(1)
   def test_symbolic_sizes_serve_every_size(self, lhs, rhs):
     scope = jax.export.SymbolicScope()
 

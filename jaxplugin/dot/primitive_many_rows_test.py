@@ -13,6 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -52,6 +53,7 @@ class ManyRowsTest(absltest.TestCase):
     # XLA's operations, which kernels for CPUs would replace.
     self.enter_context(targets.use_target(targets.named_target("cpu")))
 
+  @pytest.mark.full
   def test_quantize(self):
     for format in (jp.MXFP8, jp.NVFP4):
       size = format.block_size
@@ -62,6 +64,7 @@ class ManyRowsTest(absltest.TestCase):
           codes, scale, *_ = quantization_oracle.reference(x, format)
           quantization_oracle.assert_codes(result, codes, scale)
 
+  @pytest.mark.full
   def test_dequantize(self):
     for shape in ((ROWS, 32), (2, ROWS, 32), RANK_7):
       x = integers(shape)
@@ -69,6 +72,7 @@ class ManyRowsTest(absltest.TestCase):
         result = jax.jit(jp.dequantize)(quantized(x, jp.MXFP8))
         np.testing.assert_array_equal(result, x)
 
+  @pytest.mark.full
   def test_dots(self):
     w = integers((3, 32), 1)
     x = integers((ROWS, 32))
@@ -105,6 +109,7 @@ class ManyRowsTest(absltest.TestCase):
           result = jax.jit(function)(lhs, quantized(w, format))
           np.testing.assert_array_equal(result, expected)
 
+  @pytest.mark.full
   def test_gradients(self):
     x, w = integers((ROWS, 32)), integers((3, 32), 1)
     signs = np.sign(integers((ROWS, 3), 2))
@@ -117,6 +122,7 @@ class ManyRowsTest(absltest.TestCase):
     np.testing.assert_array_equal(found[0], signs @ w)
     np.testing.assert_array_equal(found[1], signs.T @ x)
 
+  @pytest.mark.full
   def test_ragged_dot(self):
     x, w = integers((ROWS, 32)), integers((3, 8, 32), 1)
     sizes = np.array([ROWS - 12, 0, 12])

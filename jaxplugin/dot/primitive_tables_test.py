@@ -12,6 +12,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -322,6 +323,7 @@ class TuningContextTest(parameterized.TestCase):
     ({"threads": "1"}, "threads must be a whole number"),
     ({"tiles": 1}, "may have engine, .*, got tiles"),
   )
+  @pytest.mark.sample(3)
   def test_a_config_that_cpu_kernels_do_not_allow(self, config, message):
     target = targets.detect_target("cpu")
     (dot,) = jp.explain(jp.block_scaled_dot, *operands())

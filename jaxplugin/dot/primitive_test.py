@@ -13,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -65,6 +66,7 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
       expected = jp.block_scaled_dot(self.x, self.w, activation="relu")
     self.assert_same(function(flag, self.x, self.w), expected)
 
+  @pytest.mark.full
   def test_mapped_cond_selects_by_entry(self):
     def function(flag):
       return lax.cond(
@@ -92,6 +94,7 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
   @parameterized.parameters(
     None, "everything_saveable", "nothing_saveable", "dots_saveable"
   )
+  @pytest.mark.sample(1)
   def test_remat_gives_the_same_value_and_gradient(self, policy):
     if policy is not None:
       policy = getattr(jax.checkpoint_policies, policy)
@@ -198,6 +201,7 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
     check_vma=(True, False),
     specs=(("x", None), (None, "x"), ("x", "x"), (None, None)),
   )
+  @pytest.mark.sample(1)
   def test_shard_map_equals_the_plain_call(self, check_vma, specs):
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = lambda s: jax.sharding.PartitionSpec(s)
@@ -248,6 +252,7 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
     self.assert_same(jax.jit(function)(self.x, w), expected)
 
   @parameterized.parameters("b", "m", "n")
+  @pytest.mark.sample(2)
   def test_explicit_sharding_is_in_the_results_type(self, where):
     mesh = jax.make_mesh(
       (1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,)

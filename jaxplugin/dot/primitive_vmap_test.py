@@ -12,6 +12,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -98,6 +99,7 @@ class VmapTest(transformations.PrimitiveTestCase):
   @parameterized.parameters(
     p for p in itertools.product((False, True), repeat=7) if any(p)
   )
+  @pytest.mark.sample(2)
   def test_every_pattern_of_in_axes_equals_a_loop(self, *mapped):
     seed = sum(bit << i for i, bit in enumerate(mapped))
 
@@ -132,6 +134,7 @@ class VmapTest(transformations.PrimitiveTestCase):
       ("k", "nk"),
     ),
   )
+  @pytest.mark.sample(1)
   def test_every_dimension_order_is_mapped(self, mapped, order):
     sizes = {"b": 2, "c": 3, "m": 3, "M": 2, "n": 5, "N": 2, "k": 64}
     lhs_order, rhs_order = order
@@ -167,6 +170,7 @@ class VmapTest(transformations.PrimitiveTestCase):
     mapped=((True, False), (False, True), (True, True)),
     rhs_storage=("raw", "swizzled"),
   )
+  @pytest.mark.sample(1)
   def test_every_storage_is_mapped(self, storage, mapped, rhs_storage):
     rng = np.random.default_rng(0)
 
@@ -215,6 +219,7 @@ class VmapTest(transformations.PrimitiveTestCase):
     formats=((jp.MXFP8, jp.MXFP4), (jp.NVFP4, jp.NVFP4)),
     batched=(False, True),
   )
+  @pytest.mark.sample(1)
   def test_unbatched_operand_goes_untouched_into_one_dot(
     self, in_axes, formats, batched
   ):
@@ -297,6 +302,7 @@ class VmapTest(transformations.PrimitiveTestCase):
     )
 
   @parameterized.parameters((0,), (1,), (3,))
+  @pytest.mark.sample(1)
   def test_mapped_global_scale_array_equals_a_loop(self, axis):
     rng = np.random.default_rng(0)
     x = array(rng, jp.MXFP8, (2, 3, 32))
@@ -310,6 +316,7 @@ class VmapTest(transformations.PrimitiveTestCase):
     moved = jnp.moveaxis(scales, 0, axis)
     self.assert_same(jax.vmap(function, in_axes=axis)(moved), expected)
 
+  @pytest.mark.full
   def test_vmap_of_quantize_inside_keeps_one_global_scale_an_entry(self):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(4, 3, 32)), jnp.float32)

@@ -21,6 +21,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -181,6 +182,7 @@ class MalformedCallTest(parameterized.TestCase):
 
 
 class OptimizedPythonTest(absltest.TestCase):
+  @pytest.mark.full
   def test_the_same_errors_under_python_o(self):
     root = pathlib.Path(jp.__file__).parent.parent
     path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -85,6 +86,7 @@ class GradientsTest(parameterized.TestCase):
     for name, place in PLACES
     for wrap in (alone, in_scan)
   )
+  @pytest.mark.sample(1)
   def test_all_three_dots_are_replaced_and_exact(self, place, wrap):
     # Quantizing these operands changes nothing, so the gradients of a plain
     # product are right.
@@ -109,6 +111,7 @@ class GradientsTest(parameterized.TestCase):
   @parameterized.named_parameters(
     (f"{name}_{mode}", place, mode) for name, place in PLACES for mode in MODES
   )
+  @pytest.mark.sample(2)
   def test_gradients_are_jaxs(self, place, mode):
     if not nn_cases.JAX_NN_RUNS_ON_CPU:
       self.skipTest(nn_cases.NEEDS_JAX_NN)
@@ -124,6 +127,7 @@ class GradientsTest(parameterized.TestCase):
       np.testing.assert_allclose(a, e, rtol=1e-5, atol=96 * 2**-20)
 
   @parameterized.parameters(False, True)
+  @pytest.mark.sample(1)
   def test_custom_vjp_keeps_its_rule_with_replaced_dots(self, outside):
     args, exact, _ = constructs.operands(
       5, values=nn_cases.small_integers, scale=nn_cases.small_scale
@@ -157,6 +161,7 @@ class GradientsTest(parameterized.TestCase):
     contract.assert_exact(jp.accelerate(f)(x), 2 * exact, contract.F32)
 
   @parameterized.parameters(False, True)
+  @pytest.mark.full
   def test_custom_jvp_keeps_its_rule_with_replaced_dots(self, outside):
     args, exact, _ = constructs.operands(
       6, values=nn_cases.small_integers, scale=nn_cases.small_scale

@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -281,6 +282,7 @@ class ConstructsTest(parameterized.TestCase):
     for construct, factor, number in CONSTRUCTS
     for f in (matmul, dot)
   )
+  @pytest.mark.sample(1)
   def test_dots_are_replaced_and_right(self, construct, factor, number, f):
     args, exact, magnitude = operands(1)
     original = construct(f)
@@ -302,6 +304,7 @@ class ConstructsTest(parameterized.TestCase):
     # JAX has no rule to batch a composite.
     if "map" not in name_of(construct) and construct is not in_composite
   )
+  @pytest.mark.sample(6)
   def test_vmap_on_either_side_is_right(self, construct, factor, f):
     cases = [operands(2, i) for i in range(3)]
     args = [jnp.stack(x) for x in zip(*(c[0] for c in cases), strict=True)]
@@ -318,6 +321,7 @@ class ConstructsTest(parameterized.TestCase):
       self.assertEqual({n: found[n] for n in JAX_PRIMITIVES if found[n]}, {})
       self._check(function, args, exact, magnitude, factor)
 
+  @pytest.mark.full
   def test_vmap_of_the_accelerated_function_takes_every_pattern(self):
     args, _, _ = operands(3, batch=3)
     each = lambda *args: matmul(*(a[None] for a in args))[0]
@@ -340,6 +344,7 @@ class SemanticsTest(parameterized.TestCase):
   @parameterized.product(
     dtype=contract.RESULT_DTYPES, implementation=(None, "xla", "cpu")
   )
+  @pytest.mark.sample(1)
   def test_result_has_the_dtype_asked_for(self, dtype, implementation):
     args, exact, _ = operands(
       4,
@@ -421,6 +426,7 @@ class SemanticsTest(parameterized.TestCase):
     (config,) = nn_cases.bound_configs(function, args[0], args[2])
     self.assertEqual((config.lhs.format, config.rhs.format), (jp.MXFP8,) * 2)
 
+  @pytest.mark.full
   def test_configs_may_have_different_block_sizes(self):
     configs = [jax.nn.get_scaled_dot_general_config("mxfp8") for _ in range(2)]
     configs[1].block_size = 16

@@ -11,6 +11,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -44,6 +45,7 @@ class CompositionTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(matmul, dot)
+  @pytest.mark.sample(1)
   def test_lowers_for_every_platform(self, f):
     args, _, _ = constructs.operands(9)
     traced = jax.jit(jp.accelerate(jax.jit(f))).trace(*args)
@@ -97,6 +99,7 @@ class CompositionTest(parameterized.TestCase):
       )
     self.assertEmpty(jp.explain(model, *args))
 
+  @pytest.mark.full
   def test_sharded_by_the_partitioner_is_right(self):
     args, exact, magnitude = constructs.operands(13, batch=4)
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
@@ -116,6 +119,7 @@ class CompositionTest(parameterized.TestCase):
   @parameterized.product(
     f=(matmul, dot), wrap=(constructs.in_scan, constructs.in_cond)
   )
+  @pytest.mark.sample(2)
   def test_types_on_an_explicit_mesh_are_jaxs(self, f, wrap):
     args, exact, magnitude = constructs.operands(14, batch=4)
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
@@ -244,6 +248,7 @@ class UntouchedTest(parameterized.TestCase):
     self.assertIn("@attention", text)
     self.assertIn("scores/block_scaled_dot", text)
 
+  @pytest.mark.full
   def test_function_without_dots_is_traced_to_the_same(self):
     @jax.jit
     def f(x, key):
@@ -264,6 +269,7 @@ class UntouchedTest(parameterized.TestCase):
     f = lambda: jax.random.normal(jnp.broadcast_to(key, (2,))[1], (3,))
     np.testing.assert_array_equal(jax.jit(jp.accelerate(f))(), jax.jit(f)())
 
+  @pytest.mark.full
   def test_pallas_kernels_are_not_entered(self):
     args, _, _ = constructs.operands(26)
 
@@ -320,6 +326,7 @@ class UntouchedTest(parameterized.TestCase):
 
 class LeftAloneTest(parameterized.TestCase):
   @parameterized.product(jitted=(False, True), outer=(False, True))
+  @pytest.mark.sample(1)
   def test_integer_result_is_left_to_jax_with_a_warning(self, jitted, outer):
     args, exact, _ = constructs.operands(
       23, values=nn_cases.small_integers, scale=nn_cases.small_scale

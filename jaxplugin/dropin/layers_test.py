@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -47,6 +48,7 @@ class LayersTest(parameterized.TestCase):
     rhs=(jp.MXFP8, jp.MXFP4, jp.NVFP4, jp.MXFP6_E2M3),
     storage=("as_made", "prepared"),
   )
+  @pytest.mark.sample(1)
   def test_each_is_exact_in_a_scan(self, lhs, rhs, storage):
     rng = np.random.default_rng(0)
     x, stack = make(rng, lhs, (5, K)), make(rng, rhs, (LAYERS, N, K))
@@ -71,6 +73,7 @@ class LayersTest(parameterized.TestCase):
     exact = np.einsum("...k,nk->...n", x.exact, stack.exact[2])
     contract.assert_exact(actual, exact, contract.F32)
 
+  @pytest.mark.full
   def test_global_scales_of_layers_are_their_own(self):
     rng = np.random.default_rng(2)
     weights = rng.normal(size=(LAYERS, N, K)).astype(np.float32)
@@ -86,6 +89,7 @@ class LayersTest(parameterized.TestCase):
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4), m=(1, 5), is_quantized=(False, True)
   )
+  @pytest.mark.sample(1)
   def test_bits_are_those_of_the_layer_alone(self, format, m, is_quantized):
     rng = np.random.default_rng(4)
     weights = rng.normal(size=(LAYERS, 40, 416)).astype(np.float32)
@@ -195,6 +199,7 @@ class CopiesTest(absltest.TestCase):
 
 class TransformationsTest(parameterized.TestCase):
   @parameterized.parameters("x", "layer", "both")
+  @pytest.mark.sample(1)
   def test_vmap_is_exact(self, mapped):
     rng = np.random.default_rng(0)
     x, stack = (

@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -39,6 +40,7 @@ class LeadingDimensionsTest(parameterized.TestCase):
     ),
     lead=((5,), (2, 3), (2, 1, 3)),
   )
+  @pytest.mark.sample(1)
   def test_those_of_lhs_are_rows_where_rhs_has_rank_2(self, kind, lead):
     rng = np.random.default_rng(0)
     lhs = make(rng, kind[0], (*lead, K), kind[2])
@@ -84,6 +86,7 @@ class LeadingDimensionsTest(parameterized.TestCase):
     exact = np.einsum("abmk,bnk->bamn", lhs.exact, each.exact)
     contract.assert_exact(actual, exact, contract.F32)
 
+  @pytest.mark.full
   def test_gradients_are_exact(self):
     rng = np.random.default_rng(2)
     x = make(rng, contract.F32, (2, 3, K))
@@ -124,6 +127,7 @@ class LinearTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.FORMATS, lead=((), (3,), (2, 3)), activation=(None, "relu")
   )
+  @pytest.mark.sample(1)
   def test_result_is_exact_and_has_the_dtype_of_x(
     self, format, lead, activation
   ):
@@ -159,6 +163,7 @@ class LinearTest(parameterized.TestCase):
     ),
     ((2, K), None, None, "linear: lhs or rhs must be quantized"),
   )
+  @pytest.mark.sample(6)
   def test_wrong_shapes_are_refused(self, x, w, axis, message):
     w = jnp.ones((N, K)) if w is None else jp.quantize(
       jnp.ones(w), jp.MXFP8, axis=axis
@@ -167,6 +172,7 @@ class LinearTest(parameterized.TestCase):
       jp.linear(jnp.ones(x), w)
 
   @parameterized.product(is_stack=(False, True), is_traced=(False, True))
+  @pytest.mark.sample(2)
   def test_out_sharding_places_the_sum_over_k(self, is_stack, is_traced):
     if jax.device_count() < NUM_DEVICES:
       self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
@@ -188,6 +194,7 @@ class LinearTest(parameterized.TestCase):
     exact = x.exact @ (w.exact[1] if is_stack else w.exact).T
     contract.assert_exact(actual, exact, contract.F32)
 
+  @pytest.mark.full
   def test_f64_is_rounded_to_f32_and_multiplied(self):
     rng = np.random.default_rng(3)
     # Odd numbers of 20 bits over 2^30, plus what f32 has no bits for.

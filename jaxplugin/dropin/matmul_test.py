@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -50,6 +51,7 @@ class MatmulTest(parameterized.TestCase):
       ((0, K), (5, K)),
     ),
   )
+  @pytest.mark.full
   def test_it_is_numpys_matmul_of_the_dequantized_arrays(self, format, shapes):
     packed = format.is_fp4
     lhs, lhs_exact = make(format, shapes[0], packed=packed)
@@ -113,6 +115,7 @@ class TransposeTest(parameterized.TestCase):
     axis=(0, 1, 2),
     packed=(False, True),
   )
+  @pytest.mark.full
   def test_numbers_are_those_of_the_transposed_array(
     self, format, axes, axis, packed
   ):
@@ -129,6 +132,7 @@ class TransposeTest(parameterized.TestCase):
     contract.assert_exact(x.T.dequantize(), exact.T, contract.F32)
     contract.assert_exact(x.transpose().dequantize(), exact.T, contract.F32)
 
+  @pytest.mark.full
   def test_stacked_global_scales_and_surrogates_move_along(self):
     x = np.random.default_rng(0).normal(size=(3, 5, 32)).astype(np.float32)
     x *= np.array([1, 16, 256], np.float32)[:, None, None]
@@ -144,6 +148,7 @@ class TransposeTest(parameterized.TestCase):
     np.testing.assert_array_equal(gradient, weights.T)
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_array_of_bytes_is_transposed_and_multiplied_alike(self, format):
     w, exact = make(format, (5, K))
     w, x = w.to_bytes(), integers((3, K))
@@ -307,6 +312,7 @@ class WrongArgumentsTest(parameterized.TestCase):
       " formats or as float8_e4m3fn for NVFP4",
     ),
   )
+  @pytest.mark.sample(8)
   def test_message_names_what_was_given_and_what_helps(self, call, message):
     with self.assertRaisesRegex(TypeError, message):
       call()
@@ -322,6 +328,7 @@ class PadTest(parameterized.TestCase):
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4), axis=(0, 1), k=(1, 40, 64)
   )
+  @pytest.mark.sample(1)
   def test_zeros_are_added_up_to_a_block(self, format, axis, k):
     rng = np.random.default_rng(k)
     shape = (k, 3) if axis == 0 else (3, k)
@@ -334,6 +341,7 @@ class PadTest(parameterized.TestCase):
     self.assertEqual(actual.shape, padded.shape)
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
+  @pytest.mark.full
   def test_derivative_passes_the_padding(self):
     x = np.ones((3, 40), np.float32)
     w = integers((3, 64))

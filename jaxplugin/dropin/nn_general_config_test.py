@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -61,6 +62,7 @@ class ConfigTest(parameterized.TestCase):
       nn.get_scaled_dot_general_config("mxfp4", jnp.float32(0.5))
 
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.full
   def test_configs_of_jax_give_the_same_bits(self, mode):
     names = "bmk,bnk->bmn"
     lhs, rhs = floats(40, "bmk"), floats(41, "bnk")

@@ -13,6 +13,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -72,6 +73,7 @@ DOT_GENERAL_CASES = tuple(
 
 class ScaledDotGeneralTest(parameterized.TestCase):
   @parameterized.named_parameters(*DOT_GENERAL_CASES)
+  @pytest.mark.sample(1)
   def test_result_and_gradients_are_those_of_f64(self, names, mode, dtypes):
     (lhs_names, rhs_names), out = split(names)
     lhs = floats(50, lhs_names, dtypes[0])
@@ -103,6 +105,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     ):
       contract.assert_within(actual, exact, bound, dtype)
 
+  @pytest.mark.full
   def test_the_mask_passes_the_limit_and_stops_the_next_number(self):
     scale = np.float32(0.3)
     limit = scale * np.float32(E2M1_MAX) * np.float32(E4M3_MAX)
@@ -121,6 +124,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
       gradient != 0, np.tile([True, False, True, False, False, True], (1, 3))
     )
 
+  @pytest.mark.full
   def test_mixed_formats_share_a_product(self):
     lhs, rhs, g = floats(58, "mk"), floats(59, "nk"), floats(60, "mn")
     gradient_config = dataclasses.replace(
@@ -146,6 +150,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
       bound = contract.DOT_BOUND * magnitude
       contract.assert_within(actual, exact, bound, F32)
 
+  @pytest.mark.full
   def test_other_block_sizes_are_served(self):
     lhs, rhs = floats(61, "mk"), floats(62, "nk")
     half = dataclasses.replace(config("mxfp8"), block_size=16)
@@ -162,6 +167,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     contract.assert_within(result, exact, contract.DOT_BOUND * magnitude, F32)
 
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.sample(1)
   def test_the_order_of_contracting_pairs_changes_no_bit(self, mode):
     lhs, rhs = floats(65, "mkl"), floats(66, "lnk")
     configs = [config(mode)] * 3
@@ -193,6 +199,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
       nn.scaled_dot_general(lhs, rhs, numbers), jaxs, strict=True
     )
 
+  @pytest.mark.full
   def test_the_nvfp4_example_of_jax(self):
     global_scale = jnp.array([0.5], jnp.float32)
     configs = [nn.get_scaled_dot_general_config("nvfp4", global_scale)] * 3
@@ -208,6 +215,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     contract.assert_within(out, exact, contract.DOT_BOUND * magnitude, F32)
 
   @parameterized.product(names=("kmb,bkn->bmn", "mpk,qkn->mpqn"), mode=MODES)
+  @pytest.mark.full
   def test_result_and_gradients_are_those_of_jax(self, names, mode):
     if not nn_cases.JAX_NN_RUNS_ON_CPU:
       self.skipTest(nn_cases.NEEDS_JAX_NN)
@@ -241,6 +249,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
       contract.assert_within(jaxs, exact, bound, F32)
 
   @parameterized.parameters((), (1,))
+  @pytest.mark.sample(1)
   def test_a_traced_global_scale_has_a_zero_gradient(self, *shape):
     lhs, rhs = floats(71, "mk"), floats(72, "nk")
     names = "mk,nk->mn"
@@ -285,6 +294,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     np.testing.assert_array_equal(final, scale)
 
   @parameterized.parameters(*MODES)
+  @pytest.mark.sample(2)
   def test_integers_are_multiplied_as_floats(self, mode):
     values = rng_of(77).integers(-9, 10, (2, 5, 40))
     lhs, rhs = values.astype(np.int32)
@@ -295,6 +305,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     contract.assert_within(result, exact, contract.DOT_BOUND * magnitude, F32)
 
   @parameterized.parameters(*MODES)
+  @pytest.mark.full
   def test_empty_sizes_give_zero_or_nothing(self, mode):
     configs = [config(mode)] * 3
     numbers = numbers_of("km,kn->mn")
@@ -321,6 +332,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     ("nvfp4", (None, 1, None)),
     ("nvfp4", (None, None, 0)),
   )
+  @pytest.mark.full
   def test_vmap_of_result_and_gradients_is_a_loop(self, mode, in_axes):
     lhs, rhs = floats(78, "bmk"), floats(79, "nbk")
     scales = np.array([0.5, 0.25, 2.0**-9], np.float32)
@@ -362,6 +374,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
         )
 
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.full
   def test_gradients_inside_shard_map_are_summed_over_the_devices(self, mode):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     # One row a device: what is summed is the same with and without devices,
@@ -392,6 +405,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     contract.assert_within(gradients[1], parts.sum(0), bound, F32)
 
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.full
   def test_every_size_may_be_symbolic(self, mode):
     m, k = jax.export.symbolic_shape("m, k")
     configs = [config(mode)] * 2
@@ -430,6 +444,7 @@ class ImplementationTest(parameterized.TestCase):
     ):
       nn.scaled_dot_general(x, x, NT_2D, implementation=name)
 
+  @pytest.mark.full
   def test_the_implementation_reaches_the_gradient(self):
     configs = [nn.get_scaled_dot_general_config("mxfp8")] * 3
     x = jnp.ones((3, 32))

@@ -10,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -167,6 +168,7 @@ class ScaledDotTest(parameterized.TestCase):
       for case, dtype in zip(SCALED_DOT_CASES, itertools.cycle((BF16, F32)))
     )
   )
+  @pytest.mark.sample(1)
   def test_is_bit_equal_to_jax_and_f64_on_integers(
     self, lhs, rhs, numbers, dtype
   ):
@@ -225,6 +227,7 @@ class ScaledDotTest(parameterized.TestCase):
     contract.assert_within(result, exact, bound, dtype)
 
   @parameterized.named_parameters(*SCALED_DOT_CASES)
+  @pytest.mark.sample(16)
   def test_known_formats_are_recognized_and_others_are_not(
     self, lhs, rhs, numbers, is_known
   ):
@@ -275,6 +278,7 @@ class ScaledDotTest(parameterized.TestCase):
     ("nvfp4", E2M1, E4M3, 16, 0x7F),
     ("no_format", E4M3, E8M0, 8, 0xFF),
   )
+  @pytest.mark.sample(1)
   def test_a_nan_scale_makes_its_zeros_nan(
     self, dtype, scale_dtype, block, nan
   ):
@@ -297,6 +301,7 @@ class ScaledDotTest(parameterized.TestCase):
     ("no_format", (3, 0), (3, 0), BF16),
     ("unscaled", (3, 0), None, None),
   )
+  @pytest.mark.sample(1)
   def test_nothing_to_add_up_is_zero(self, shape, scale_shape, scale_dtype):
     x = jnp.zeros(shape, E4M3)
     scale = None if scale_shape is None else jnp.ones(scale_shape, scale_dtype)
@@ -306,6 +311,7 @@ class ScaledDotTest(parameterized.TestCase):
     np.testing.assert_array_equal(result, np.zeros((3, 3), BF16), strict=True)
 
   @parameterized.parameters(8, 16)
+  @pytest.mark.sample(1)
   def test_only_nvfp4_refuses_negative_scales(self, block):
     lhs, lhs_scale = mx((3, 32), 1, E2M1, block, E4M3).make(rng_of(15))
     lhs_scale = (-lhs_scale.astype(np.float32)).astype(E4M3)
@@ -331,6 +337,7 @@ class ScaledDotTest(parameterized.TestCase):
   @parameterized.parameters(
     *((8, pattern) for pattern in range(1, 16)), (32, 1), (32, 15)
   )
+  @pytest.mark.sample(1)
   def test_vmap_is_a_loop(self, block, pattern):
     in_axes = [0 if pattern & (1 << i) else None for i in range(4)]
     sides = mx((2, 3, 64), 2, block=block), mx((2, 5, 64), 2, block=block)
@@ -366,6 +373,7 @@ class ScaledDotTest(parameterized.TestCase):
       contract.assert_exact(result[i], exact, F32)
 
   @parameterized.parameters(8, 32)
+  @pytest.mark.sample(1)
   def test_rows_may_be_symbolic(self, block):
     (m,) = jax.export.symbolic_shape("m")
     rhs, rhs_scale = mx((5, 64), 1, block=block).make(rng_of(10))
@@ -439,6 +447,7 @@ class ScaledDotTest(parameterized.TestCase):
     exact, _ = contract.dot(dequantized(x, scale), dequantized(x, scale), NT_2D)
     contract.assert_exact(result, exact, F32)
 
+  @pytest.mark.full
   def test_gradient_of_the_plain_side_is_exact(self):
     rhs, rhs_scale = mx((32, 5), 0).make(rng_of(13))
 

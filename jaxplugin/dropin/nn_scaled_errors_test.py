@@ -8,6 +8,7 @@ Where JAX refuses a call as well, it is with the same type of error.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -259,6 +260,7 @@ class MalformedCallTest(parameterized.TestCase):
     self.check(nn.scaled_matmul, "scaled_matmul", args, error, message)
 
   @parameterized.named_parameters(*MALFORMED_MATMULS_HERE_ONLY)
+  @pytest.mark.sample(6)
   def test_scaled_matmul_refuses(self, changes, error, message):
     args = scaled_matmul_args(**changes)
     self.check(nn.scaled_matmul, "scaled_matmul", args, error, message)

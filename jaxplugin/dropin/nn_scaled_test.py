@@ -13,6 +13,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -71,6 +72,7 @@ class ScaledMatmulTest(parameterized.TestCase):
       result, np.array([[[8.0]]], np.float32), strict=True
     )
 
+  @pytest.mark.full
   def test_the_mxfp8_example_of_jax(self):
     # 4 scales for 64 values are blocks of 16, so this is no MXFP8.
     dtype = jnp.float8_e4m3fn
@@ -95,6 +97,7 @@ class ScaledMatmulTest(parameterized.TestCase):
     ("bf16_scale", E4M3, BF16, 16),
     ("f32_scale", INT8, F32, 64),
   )
+  @pytest.mark.sample(1)
   def test_random_data_is_within_the_contract_of_f64(
     self, dtype, scale_dtype, block
   ):
@@ -121,6 +124,7 @@ class ScaledMatmulTest(parameterized.TestCase):
     return lhs, rhs, lhs_scale, rhs_scale
 
   @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
+  @pytest.mark.full
   def test_is_bit_equal_to_jax_on_integers(self, dtype):
     if not nn_cases.JAX_NN_RUNS_ON_CPU:
       self.skipTest(nn_cases.NEEDS_JAX_NN)
@@ -184,6 +188,7 @@ class ImplementationTest(parameterized.TestCase):
       nn.scaled_dot(x, x, dimension_numbers=NT_2D, implementation=name)
 
   @parameterized.parameters(8, 32)
+  @pytest.mark.sample(1)
   def test_xla_serves_everything(self, block):
     x, scale = mx((2, 3, 64), 2, block=block).make(rng_of(31))
     exact, _ = contract.dot(dequantized(x, scale), dequantized(x, scale))

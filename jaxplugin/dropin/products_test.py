@@ -9,6 +9,7 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -90,6 +91,7 @@ def random_step(rng, x, arrays):
 
 
 class ProductsTest(parameterized.TestCase):
+  @pytest.mark.full
   def test_random_chains(self):
     is_known = [self.check_chain(seed) for seed in range(30)]
     # Of the others boundaries do not nest.
@@ -144,6 +146,7 @@ class ProductsTest(parameterized.TestCase):
       self.assertIsNone(product)
 
   @parameterized.parameters("mxfp8", "nvfp4", "mxfp4")
+  @pytest.mark.sample(2)
   def test_dequantize(self, format):
     x = np.random.default_rng(0).normal(size=(2, 6, 64)).astype(np.float32)
     for w in (jp.quantize(x, format), jp.quantize(x, format).unpack()):

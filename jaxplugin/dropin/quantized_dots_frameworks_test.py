@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -72,6 +73,7 @@ class EquinoxTest(parameterized.TestCase):
   def loss(self, model, x):
     return (jax.vmap(model)(x) ** 2).mean()
 
+  @pytest.mark.full
   def test_gradients_are_those_of_layers_with_dot_general(self):
     model, gradient = Block(jax.random.key(0)), eqx.filter_value_and_grad
     expected = eqx.filter_jit(gradient(self.loss))(by_hand(model), X)
@@ -167,6 +169,7 @@ class HaikuTest(parameterized.TestCase):
     actual = constructs.PLACES[place](loss, quantize)(params, X)
     assert_same(actual, expected)
 
+  @pytest.mark.full
   def test_gradients_and_sites_of_attention_and_an_mlp(self):
     def net(x):
       init = hk.initializers.VarianceScaling()
@@ -183,6 +186,7 @@ class HaikuTest(parameterized.TestCase):
       expected.append((f"{attention}/{equation}", 1, False, ""))
     self.assertCountEqual(sites_of(quantize(loss), params, X), expected)
 
+  @pytest.mark.full
   def test_stacked_layers_with_remat_and_one_layer_in_a_scan(self):
     def net(x):
       layer = hk.Linear(64)

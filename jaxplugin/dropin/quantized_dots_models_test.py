@@ -10,6 +10,7 @@ import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -58,6 +59,7 @@ def linen_loss(model):
 
 
 class LinenTest(parameterized.TestCase):
+  @pytest.mark.full
   def test_gradients_are_those_of_layers_with_dot_general(self):
     params = jax.jit(Language().init)(jax.random.key(0), X)
     f = linen_loss(Language())
@@ -90,6 +92,7 @@ class LinenTest(parameterized.TestCase):
     self.assertIn("left: it is a last layer by its name, which has the", text)
     self.assertIn(f"{pathlib.Path(__file__).name}:", text)
 
+  @pytest.mark.full
   def test_stacked_layers_in_a_scan_with_remat(self):
     def model(dot):
       layers = flax.linen.scan(
@@ -129,6 +132,7 @@ class Perceptron(nnx.Module):
 
 class NnxTest(parameterized.TestCase):
   @parameterized.parameters("loss", "step")
+  @pytest.mark.full
   def test_modules_train_and_keep_their_state(self, where):
     def train(dot, of_loss, of_step):
       model = Perceptron(dot)
@@ -204,6 +208,7 @@ class SitesTest(parameterized.TestCase):
     (jnp.complex64, jnp.complex64, "lhs is complex64"),
     (jnp.float16, jnp.float16, "^$"),
   )
+  @pytest.mark.sample(1)
   def test_dtypes(self, lhs, rhs, expected):
     w, x = jnp.ones((64, 64), rhs), jnp.ones((7, 64), lhs)
     self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)

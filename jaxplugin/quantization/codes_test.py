@@ -11,6 +11,7 @@ import gfloat.formats
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -86,6 +87,7 @@ class DecodeTest(parameterized.TestCase):
     assert_same_bits(all_codes(dtype).view(dtype).astype(np.float64), expected)
 
   @parameterized.product(dtype=VALUES_DTYPES, jit=(False, True))
+  @pytest.mark.sample(1)
   def test_every_code_decodes_as_gfloat_says(self, dtype, jit):
     decode = lambda c: codes.from_codes(c, dtype).astype(jnp.float32)
     decode = jax.jit(decode) if jit else decode
@@ -103,6 +105,7 @@ class DecodeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(False, True)
+  @pytest.mark.full
   def test_every_e8m0_code_decodes_to_a_power_of_two(self, jit):
     decode = jax.jit(codes.decode_e8m0) if jit else codes.decode_e8m0
     scale = jnp.asarray(all_codes(formats.E8M0).view(formats.E8M0))
@@ -129,6 +132,7 @@ class DecodeTest(parameterized.TestCase):
 
 class EncodeTest(parameterized.TestCase):
   @parameterized.parameters(*VALUES_DTYPES)
+  @pytest.mark.full
   def test_encode_rounds_to_nearest_even_as_gfloat_does(self, dtype):
     x = hard_samples(dtype)
     info = GFLOAT[dtype]
@@ -152,6 +156,7 @@ class EncodeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*VALUES_DTYPES)
+  @pytest.mark.full
   def test_a_tie_goes_to_the_even_code_and_its_neighbours_do_not(self, dtype):
     values = representable(dtype)
     ties = ((values[1:] + values[:-1]) / 2).astype(np.float32)
@@ -165,6 +170,7 @@ class EncodeTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual[:, 2], below + 1)
 
   @parameterized.parameters(*VALUES_DTYPES)
+  @pytest.mark.sample(1)
   def test_every_value_encodes_to_its_own_code(self, dtype):
     values = representable(dtype).astype(np.float32)
     for random_bits in (None, np.full(values.shape, 2**32 - 1, np.uint32)):
@@ -186,6 +192,7 @@ class EncodeTest(parameterized.TestCase):
     ("e2m1_subnormal", formats.E2M1, 0.0625, 0, 0.125),
     ("e2m1_odd_bits", formats.E2M1, 1.0 + 0.5 * 5 / 2**22, 2, 5 / 2**22),
   )
+  @pytest.mark.sample(1)
   def test_stochastic_rounding_goes_up_with_exactly_the_discarded_fraction(
     self, dtype, value, below, fraction
   ):
@@ -203,6 +210,7 @@ class EncodeTest(parameterized.TestCase):
     self.assertEqual(counts[below], (1 - fraction) * 2**22)
 
   @parameterized.parameters(*VALUES_DTYPES)
+  @pytest.mark.sample(1)
   def test_stochastic_rounding_ignores_unused_high_random_bits(self, dtype):
     x = hard_samples(dtype)
     random = np.random.default_rng(1).integers(0, 2**22, x.shape, np.uint32)
@@ -214,6 +222,7 @@ class EncodeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*VALUES_DTYPES)
+  @pytest.mark.sample(1)
   def test_stochastic_rounding_never_exceeds_the_largest_value(self, dtype):
     top = representable(dtype)[-1]
     x = f32_neighbours(np.array([top]), 5).ravel()
@@ -224,6 +233,7 @@ class EncodeTest(parameterized.TestCase):
     self.assertEqual(np.asarray(actual).max(), len(representable(dtype)) - 1)
 
   @parameterized.parameters(*VALUES_DTYPES)
+  @pytest.mark.sample(1)
   def test_with_sign_gives_the_codes_of_ml_dtypes(self, dtype):
     values = representable(dtype).astype(np.float32)
     x = np.concatenate([values, -values])
@@ -307,6 +317,7 @@ class DivideTest(parameterized.TestCase):
     self.denominator = np.exp2(exponents[:, :1] / 2).astype(np.float32)
 
   @parameterized.parameters(6.0, 2688.0, 3.0)
+  @pytest.mark.sample(1)
   def test_division_by_a_constant_is_correctly_rounded(self, constant):
     actual = jax.jit(lambda x: codes.divide(x, constant))(self.numerator)
     expected = self.numerator / np.float32(constant)

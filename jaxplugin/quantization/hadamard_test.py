@@ -4,6 +4,7 @@
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -43,6 +44,7 @@ class TransformTest(parameterized.TestCase):
     np.testing.assert_array_equal(hadamard.signs(16), expected[:16])
 
   @parameterized.parameters(*SIZES)
+  @pytest.mark.sample(1)
   def test_it_is_the_matrix(self, size):
     matrix = recipes_oracle.hadamard_matrix(size)
     actual = transform(np.eye(size), 0, size)
@@ -55,6 +57,7 @@ class TransformTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*SIZES)
+  @pytest.mark.sample(1)
   def test_groups_along_any_dimension_are_transformed_alike(self, size):
     x = np.random.default_rng(size).integers(-99, 100, (3, 2 * size, 5))
     groups = x.reshape(3, 2, size, 5)
@@ -68,6 +71,7 @@ class TransformTest(parameterized.TestCase):
     np.testing.assert_array_equal(last, expected.transpose(2, 0, 1))
 
   @parameterized.parameters(*SIZES)
+  @pytest.mark.sample(1)
   def test_outlier_is_spread_over_its_group_and_no_other(self, size):
     x = np.zeros((4, size), np.float32)
     x[2, size // 2] = 448
@@ -76,12 +80,14 @@ class TransformTest(parameterized.TestCase):
     np.testing.assert_array_equal(y[[0, 1, 3]], 0)
 
   @parameterized.parameters(16, 32, 128)
+  @pytest.mark.sample(1)
   def test_constant_group_is_not_gathered_in_one_value(self, size):
     # As it would be if the signs were a row of the matrix, or were left out.
     y = transform(np.ones(size, np.float32), 0, size)
     self.assertLess(np.abs(y).max(), size**0.5 * 0.75)
 
   @parameterized.parameters(*SIZES)
+  @pytest.mark.sample(1)
   def test_transforms_of_both_sides_cancel_in_the_product(self, size):
     rng = np.random.default_rng(size)
     x, g = (rng.normal(size=(256, n)).astype(np.float32) for n in (5, 7))
@@ -98,6 +104,7 @@ class TransformTest(parameterized.TestCase):
     bound = 2 * (np.log2(size) + 2) * 2.0**-24 * norms[0].T @ norms[1]
     np.testing.assert_array_less(np.abs(actual - expected), bound)
 
+  @pytest.mark.full
   def test_compiled_bits_are_those_of_single_operations(self):
     x = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     with jax.disable_jit():

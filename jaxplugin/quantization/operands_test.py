@@ -4,6 +4,7 @@
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -48,6 +49,7 @@ def assert_same(actual, expected):
 
 class BitsTest(parameterized.TestCase):
   @parameterized.product(format=FORMATS, rows=(64, 41))
+  @pytest.mark.sample(1)
   def test_squares_have_one_scale(self, format, rows):
     x = matrix(0, rows, 96)
     actual = operands.quantize(x, manner(format, square=(0,)))
@@ -62,6 +64,7 @@ class BitsTest(parameterized.TestCase):
     self.assertGreater(len(np.unique(scale)), 3)
 
   @parameterized.product(format=FORMATS, square=(False, True))
+  @pytest.mark.sample(1)
   def test_rounded_at_random_bits_are_those_of_the_key(self, format, square):
     x = matrix(1, 40, 96)
     key = jax.random.key(3)
@@ -116,6 +119,7 @@ class BitsTest(parameterized.TestCase):
             )
           )
 
+  @pytest.mark.full
   def test_nan_spoils_its_square_and_no_other(self):
     x = np.ones((64, 64), np.float32)
     x[20, 3] = np.nan
@@ -130,6 +134,7 @@ class BitsTest(parameterized.TestCase):
 
 class FourOverSixTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
+  @pytest.mark.sample(1)
   def test_bits(self, square):
     x = matrix(4, 64, 96, spread=1)
     fields = {"square": (0,)} if square else {}
@@ -188,6 +193,7 @@ class TransposedTest(parameterized.TestCase):
   @parameterized.parameters(
     *((format, False) for format in FORMATS), (jp.NVFP4, True)
   )
+  @pytest.mark.sample(1)
   def test_squares_commute_with_transposition(self, format, four_over_six):
     w = matrix(6, 64, 96)
     found = manner(format, square=(0,), four_over_six=four_over_six)
@@ -213,6 +219,7 @@ class TransposedTest(parameterized.TestCase):
         of_rows.global_scale, of_columns.global_scale
       )
 
+  @pytest.mark.full
   def test_blocks_of_one_row_do_not(self):
     w = matrix(6, 64, 96)
     of_rows, of_columns = jp.quantize_both(w, jp.NVFP4)
@@ -229,6 +236,7 @@ class TransposedTest(parameterized.TestCase):
     ((4, 3, 8), (0, 2), (1,)),  # nothing to pad, and yet another order
     ((48,), (0,), ()),
   )
+  @pytest.mark.full
   def test_any_rank_is_the_matrix_of_merged_dimensions(self, shape, k, free):
     w = np.random.default_rng(7).normal(size=shape).astype(np.float32)
     batch = tuple(d for d in range(len(shape)) if d not in (*k, *free))
@@ -298,6 +306,7 @@ class StochasticTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_unbiased_with_the_variance_of_two_neighbours(self, format):
     x = np.random.default_rng(8).normal(size=(2, 64)).astype(np.float32)
     found = manner(format)
@@ -306,6 +315,7 @@ class StochasticTest(parameterized.TestCase):
     self.assert_moments(x, found, step * nearest.global_scale)
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.full
   def test_unbiased_at_ties_and_exact_on_the_grid(self, format):
     info = format.values_encoding
     # The largest value fixes the scale at 1; the others are ties, and a hair
@@ -325,6 +335,7 @@ class StochasticTest(parameterized.TestCase):
       exact, np.broadcast_to(x[:, :3], exact.shape), rtol=1e-6
     )
 
+  @pytest.mark.full
   def test_what_the_scale_cannot_hold_saturates(self):
     # NVFP4 rounds scales to nearest: a block whose scale is rounded down has
     # values beyond 6, which are 6 whatever the key.
@@ -339,6 +350,7 @@ class StochasticTest(parameterized.TestCase):
     rounded = self.rounded(x, found)[:, beyond] / step[beyond]
     np.testing.assert_allclose(rounded, 6, rtol=1e-6)
 
+  @pytest.mark.full
   def test_scales_rounded_up_are_unbiased_where_nearest_saturates(self):
     rng = np.random.default_rng(9)
     x = rng.uniform(0.9, 1.1, (8, 64)).astype(np.float32)
@@ -356,6 +368,7 @@ class StochasticTest(parameterized.TestCase):
     self.assert_moments(x, found, step)
 
   @parameterized.product(square=(False, True), four_over_six=(False, True))
+  @pytest.mark.sample(1)
   def test_scales_rounded_up_have_the_bits_of_a_search(
     self, square, four_over_six
   ):
@@ -381,6 +394,7 @@ class StochasticTest(parameterized.TestCase):
     self.assertGreater(np.mean(nearest.scale != expected.scale), 0.1)
 
   @parameterized.product(format=(jp.MXFP8, jp.MXFP4), size=(None, 32))
+  @pytest.mark.sample(1)
   def test_scales_rounded_up_never_saturate(self, format, size):
     x = matrix(10, 64, 128, spread=4)
     found = manner(format, hadamard=size)

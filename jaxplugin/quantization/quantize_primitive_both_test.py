@@ -12,6 +12,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -58,6 +59,7 @@ class BitwiseTest(parameterized.TestCase):
       ((32, 64, 64), (0, 2), np.float16),
     ),
   )
+  @pytest.mark.full
   def test_it_is_quantize_along_each_axis(self, format, case):
     shape, axes, dtype = case
     x = numbers(shape, dtype)
@@ -74,6 +76,7 @@ class BitwiseTest(parameterized.TestCase):
     self.assertEqual(column.global_scale, np.float32(60) / np.float32(2688))
 
   @parameterized.parameters(MXFP8, MXFP4)
+  @pytest.mark.full
   def test_scales_rounded_down(self, format):
     x = numbers((64, 64))
     floor = {"scale_rounding": "floor"}
@@ -83,6 +86,7 @@ class BitwiseTest(parameterized.TestCase):
       leaves_as_bytes(actual), leaves_as_bytes(each(x, format))
     )
 
+  @pytest.mark.full
   def test_given_global_scale_serves_both(self):
     x = numbers((64, 64))
     given = {"global_scale": 0.37}
@@ -93,15 +97,18 @@ class BitwiseTest(parameterized.TestCase):
   @parameterized.parameters(
     (MXFP8, (0, 64)), (NVFP4, (64, 0)), (NVFP4, (0, 32, 64))
   )
+  @pytest.mark.sample(1)
   def test_empty_arrays_stay_empty(self, format, shape):
     x = jnp.zeros(shape)
     self.assert_same(quantization.quantize_both(x, format), each(x, format))
 
+  @pytest.mark.full
   def test_f64_is_rounded_to_f32_before(self):
     with jax.enable_x64(True):
       x = np.asarray(numbers((64, 64)), np.float64) * (1 + 2.0**-40)
       self.assert_same(quantization.quantize_both(x, MXFP8), each(x, MXFP8))
 
+  @pytest.mark.full
   def test_format_that_no_kernel_knows(self):
     format = formats.BlockFormat(
       name="mxfp8_per_16",
@@ -113,6 +120,7 @@ class BitwiseTest(parameterized.TestCase):
     self.assert_same(quantization.quantize_both(x, format), each(x, format))
 
   @parameterized.parameters(MXFP8, NVFP4)
+  @pytest.mark.sample(1)
   def test_blockings_merge_and_pad_first(self, format):
     x = np.random.default_rng(22).normal(size=(3, 5, 40)).astype(np.float32)
     blockings = [
@@ -136,6 +144,7 @@ class TransformTest(parameterized.TestCase):
     self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
 
   @parameterized.product(format=(MXFP8, NVFP4), in_axis=(0, -1))
+  @pytest.mark.sample(1)
   def test_vmap_is_each_entry_alone(self, format, in_axis):
     x = jnp.moveaxis(numbers((3, 64, 64)), 0, in_axis)
     both = lambda x: quantization.quantize_both(x, format)
@@ -144,6 +153,7 @@ class TransformTest(parameterized.TestCase):
     self.assert_same(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
 
   @parameterized.parameters((0, None), (None, 0), (0, 0))
+  @pytest.mark.sample(1)
   def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):
     x, g = numbers((3, 64, 64)), np.float32([1, 0.1, 3])
     args = (x if x_axis == 0 else x[0], g if scale_axis == 0 else g[1])
@@ -159,6 +169,7 @@ class TransformTest(parameterized.TestCase):
     self.assert_same(actual, jax.tree.map(lambda *a: np.stack(a), *entries))
 
   @parameterized.parameters(MXFP8, NVFP4)
+  @pytest.mark.sample(1)
   def test_jit_and_disable_jit_give_the_same_bits(self, format):
     x = numbers((64, 64))
     both = lambda x: quantization.quantize_both(x, format)
@@ -180,6 +191,7 @@ class TransformTest(parameterized.TestCase):
     self.assert_same(first, second)
 
   @parameterized.parameters((MXFP8, "b, a, 64"), (NVFP4, "a*32, 64"))
+  @pytest.mark.full
   def test_exported_module_serves_symbolic_sizes(self, format, shape):
     (*lead, rows, columns) = jax.export.symbolic_shape(shape)
     if lead:
@@ -232,6 +244,7 @@ class ShardingTest(parameterized.TestCase):
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind,) * 2)
 
   @parameterized.parameters((MXFP8, P("x", "y")), (NVFP4, P(None, None, "y")))
+  @pytest.mark.sample(1)
   def test_partitioned_module_keeps_shardings_and_bits(self, format, spec):
     mesh = self.mesh(jax.sharding.AxisType.Auto)
     sharding = jax.sharding.NamedSharding(mesh, spec)
@@ -267,6 +280,7 @@ class ShardingTest(parameterized.TestCase):
     for actual, *expected in zip(both(x), *shares, strict=True):
       np.testing.assert_array_equal(actual, np.concatenate(expected))
 
+  @pytest.mark.full
   def test_explicit_sharding_is_in_the_types_of_the_results(self):
     mesh = self.mesh(jax.sharding.AxisType.Explicit)
     spec = P("x", "y", None)

@@ -15,6 +15,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -69,6 +70,7 @@ class BitwiseTest(parameterized.TestCase):
     kind=("bits", "subnormals", "zeros", "binades"),
     scale_rounding=("up", "floor"),
   )
+  @pytest.mark.full
   def test_quantize_gives_the_same_bits_for_random_arrays(
     self, format, kind, scale_rounding
   ):
@@ -98,6 +100,7 @@ class BitwiseTest(parameterized.TestCase):
   @parameterized.product(
     global_scale=GLOBAL_SCALES, kind=("bits", "subnormals", "binades")
   )
+  @pytest.mark.sample(1)
   def test_quantize_gives_the_same_bits_under_a_given_global_scale(
     self, global_scale, kind
   ):
@@ -115,6 +118,7 @@ class BitwiseTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(0.0, -0.0, -1.0, np.nan, np.inf)
+  @pytest.mark.sample(1)
   def test_traced_global_scale_that_is_no_scale_gives_the_same_bits(self, g):
     x = random_floats(np.random.default_rng(10), (2, 64), "binades")
     quantize = jax.jit(
@@ -132,6 +136,7 @@ class BitwiseTest(parameterized.TestCase):
     dtype=("float32", "bfloat16", "float16"),
     global_scale=(None, 0.37, 1e-3, "leading"),
   )
+  @pytest.mark.sample(4)
   def test_dequantize_gives_the_same_bits_where_they_are_normal(
     self, format, dtype, global_scale
   ):
@@ -180,6 +185,7 @@ class BitwiseTest(parameterized.TestCase):
     result = np.asarray(quantization.dequantize(x))
     np.testing.assert_array_equal(result, np.full((1, 32), 2.0**-127, "f4"))
 
+  @pytest.mark.full
   def test_calls_from_many_threads_give_the_same_bits(self):
     rng = np.random.default_rng(12)
     calls = []
@@ -227,6 +233,7 @@ class LoweringTest(parameterized.TestCase):
 
   @quantization_lowerings.needs_library
   @parameterized.parameters(*formats.KNOWN)
+  @pytest.mark.sample(2)
   def test_module_for_a_cpu_calls_both(self, format):
     self.assert_calls(quantization_lowerings.round_trip(format), (1, 1))
     self.assert_calls(
@@ -278,6 +285,7 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.FORMATS, shape=("8, 64", "a, 64", "a, 64*b")
   )
+  @pytest.mark.sample(6)
   def test_exported_module_gets_operations(self, format, shape):
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
     function = jax.jit(quantization_lowerings.round_trip(format))
@@ -350,6 +358,7 @@ class ShardingTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.FORMATS, spec=(P("x"), P("x", None, "y"))
   )
+  @pytest.mark.sample(1)
   def test_partitioned_module_keeps_shardings_and_bits(self, format, spec):
     x = self.put(self.mesh, spec)
     function = jax.jit(lambda x: quantization.quantize(x, format))
@@ -370,6 +379,7 @@ class ShardingTest(parameterized.TestCase):
 
   @quantization_lowerings.needs_library
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(1)
   def test_inside_of_shard_map_kernels_see_each_share(self, format):
     spec = P("x", "y")
     function = jax.jit(
@@ -398,6 +408,7 @@ class ShardingTest(parameterized.TestCase):
 
   @quantization_lowerings.needs_library
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(1)
   def test_inside_of_shard_map_over_some_axes_kernels_see_each_share(
     self, format
   ):
@@ -423,6 +434,7 @@ class ShardingTest(parameterized.TestCase):
     np.testing.assert_array_equal(compiled(x), np.concatenate(expected))
 
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(1)
   def test_explicit_sharding_is_in_the_types_of_the_results(self, format):
     mesh = jax.make_mesh(
       (4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2

@@ -9,6 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -48,6 +49,7 @@ def _by_rows(x, weights, bias, sizes, activation=None):
 
 class TransformationsTest(parameterized.TestCase):
   @parameterized.product(activation=_ACTIVATIONS, implementation=("xla", "cpu"))
+  @pytest.mark.sample(1)
   def test_gradients_are_those_of_the_formula(self, activation, implementation):
     x, w_q, w = _operands()
     bias = np.random.default_rng(1).normal(size=(_GROUPS, _N))
@@ -93,6 +95,7 @@ class TransformationsTest(parameterized.TestCase):
     np.testing.assert_array_equal(pull(g)[0], expected)
 
   @parameterized.parameters(*_ACTIVATIONS)
+  @pytest.mark.full
   def test_forward_mode_agrees_with_reverse(self, activation):
     x, w_q, _ = _operands()
     rng = np.random.default_rng(3)
@@ -124,6 +127,7 @@ class TransformationsTest(parameterized.TestCase):
     np.testing.assert_allclose(along(f), along(h), rtol=2e-3, atol=2e-2)
 
   @parameterized.parameters("x", "sizes", "weights", "bias", "all")
+  @pytest.mark.sample(4)
   def test_vmap(self, mapped):
     x, w_q, _ = _operands()
     rng = np.random.default_rng(4)
@@ -156,6 +160,7 @@ class TransformationsTest(parameterized.TestCase):
       expected = f(*map(pick, order))
       np.testing.assert_allclose(actual[i], expected, rtol=1e-5, atol=1e-4)
 
+  @pytest.mark.full
   def test_scan_remat_and_grad_of_a_stack_of_layers(self):
     rng = np.random.default_rng(5)
     stack = jp.quantize(rng.normal(size=(4, _GROUPS, _K, _K)) / 8, jp.MXFP8)
@@ -179,6 +184,7 @@ class TransformationsTest(parameterized.TestCase):
     ):
       np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
 
+  @pytest.mark.full
   def test_export_with_a_symbolic_number_of_rows(self):
     _, w_q, w = _operands()
     f = lambda x, sizes: jp.ragged_dot(x, w_q, sizes)
@@ -199,6 +205,7 @@ class TransformationsTest(parameterized.TestCase):
     format=(jp.MXFP8, jp.MXFP6_E2M3, jp.MXFP4, jp.NVFP4),
     implementation=("cpu", "xla"),
   )
+  @pytest.mark.sample(1)
   def test_prepared_weights_have_the_same_bits(self, format, implementation):
     x, w_q, _ = _operands(format)
     prepared = jp.prepare_weights(w_q)
@@ -224,6 +231,7 @@ class DebugChecksTest(parameterized.TestCase):
   @parameterized.parameters(
     ([9, 9, 9],), ([-1, 2, 3],), ([2**31 - 1, 2**31 - 1, 2],)
   )
+  @pytest.mark.sample(1)
   def test_wrong_sizes_are_an_error(self, sizes):
     x, w_q, _ = _operands()
     with (

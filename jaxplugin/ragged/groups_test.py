@@ -3,6 +3,7 @@
 """What group sizes mean, against loops in Python."""
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -22,6 +23,7 @@ class GroupsTest(parameterized.TestCase):
     ([_LARGEST, _LARGEST, 2], [12, 12, 12]),
     ([2, _LARGEST, _LARGEST], [2, 12, 12]),
   )
+  @pytest.mark.sample(1)
   def test_ends_starts_and_rows(self, sizes, ends):
     sizes = np.array(sizes, np.int32)
     actual = groups.ends(sizes, _ROWS)
@@ -40,6 +42,7 @@ class GroupsTest(parameterized.TestCase):
     ([0, 12, 12], [1]),
     ([1, 2, 3], [0, 1, 2]),
   )
+  @pytest.mark.sample(1)
   def test_only_groups_with_rows_are_used(self, ends, expected):
     used, count = groups.used(np.array(ends, np.int32))
     self.assertEqual(used.shape, (3,))

@@ -15,6 +15,7 @@ import jax
 import jax.ffi
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.experimental import serialize_executable
@@ -117,10 +118,12 @@ class OtherProcessTest(absltest.TestCase):
     path.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
     return path
 
+  @pytest.mark.full
   def test_serialized_executable_runs_where_the_package_is_imported(self):
     result = contract.run_program(LOAD, self.serialized(), "import")
     self.assertEqual(result.stdout.strip(), self.expected, result.stderr)
 
+  @pytest.mark.full
   def test_without_the_package_it_is_an_error_that_names_the_handler(self):
     result = contract.run_program(LOAD, self.serialized(), "nothing")
     self.assertEqual(result.returncode, 1, result.stderr)
@@ -128,6 +131,7 @@ class OtherProcessTest(absltest.TestCase):
       result.stderr, f"NOT_FOUND.* handler registered for {library.HANDLERS[0]}"
     )
 
+  @pytest.mark.full
   def test_entry_of_the_compilation_cache_runs_in_another_process(self):
     first, second = (
       contract.run_program(CACHE, self.directory) for _ in range(2)
@@ -157,6 +161,7 @@ class TruncatedTest(parameterized.TestCase):
   """A copy that was not finished is an error: loading it could be a SIGBUS."""
 
   @needs_library
+  @pytest.mark.full
   def test_library_that_was_cut_is_an_error_and_a_whole_one_is_not(self):
     whole = library.find().read_bytes()
     if whole[:6] != b"\x7fELF\x02\x01":

@@ -12,6 +12,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxlib.mlir import ir
@@ -108,6 +109,7 @@ class ModuleTest(parameterized.TestCase):
       "types": [str(x.type) for x in (*call.operands, *call.results)],
     }
 
+  @pytest.mark.full
   def test_both_calls_have_one_payload_and_nothing_of_each_other(self):
     ffi, legacy = (self.lowered(target) for target in (FFI, LEGACY))
     self.assertEqual(
@@ -176,6 +178,7 @@ class OptimizedTest(parameterized.TestCase):
     return compiled.as_text(), path.read_text()
 
   @parameterized.parameters(FFI, LEGACY)
+  @pytest.mark.sample(1)
   def test_graphs_record_the_ffi_call_and_not_the_older_one(self, target):
     hlo, launches = self.compiled(target)
     (call,) = re.findall(r".* custom-call\(.*", hlo)

@@ -6,6 +6,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -95,6 +96,7 @@ class ModuleTest(parameterized.TestCase):
       return zlib.decompress(fields["opaque"].value_bytes)
     return zlib.decompress(attributes["backend_config"].value_bytes)
 
+  @pytest.mark.full
   def test_a_module_has_the_code_and_no_paths(self):
     payload = self.payload()
     self.assertIn(b".entry quantize(", payload)
@@ -109,6 +111,7 @@ class ModuleTest(parameterized.TestCase):
   @parameterized.parameters(
     (None, rb"8\.8"), ("13.1.999", rb"8\.8"), ("13.2", rb"9\.2")
   )
+  @pytest.mark.full
   def test_fp4_is_converted_where_ptxas_is_named_that_can(self, ptxas, version):
     weight = jax.eval_shape(lambda x: jp.quantize(x, "nvfp4"), X)
     x = jax.ShapeDtypeStruct((1, 512), jnp.bfloat16)

@@ -3,6 +3,7 @@
 """HLO text that jaxlib alone does not convert."""
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -88,6 +89,7 @@ class ScaledDotTest(absltest.TestCase):
       ),
     )
 
+  @pytest.mark.full
   def test_composite_and_what_it_is_rewritten_to_are_right(self):
     rng = np.random.default_rng(0)
     for values, scales, shapes, result, numbers in self.cases():

@@ -209,6 +209,7 @@ class ChildTest(parameterized.TestCase):
   @parameterized.parameters(
     ("cpu_s", 1, "used up its CPU time"), ("wall_s", 0.5, "stopped after")
   )
+  @pytest.mark.sample(1)
   def test_time_is_limited(self, limit, value, pattern):
     # Types that are shared, and printed 2^59 times.
     lines = [f"!t{i} = tuple<!t{i - 1}, !t{i - 1}>" for i in range(1, 60)]
@@ -223,6 +224,7 @@ class ChildTest(parameterized.TestCase):
     ):
       modules.read(text, "m")
 
+  @pytest.mark.full
   def test_child_ends_with_its_process(self):
     result = contract.run_program(
       """
@@ -235,6 +237,7 @@ class ChildTest(parameterized.TestCase):
     self.assertEqual(result.stderr, "")
     self.assert_gone(int(result.stdout))
 
+  @pytest.mark.full
   def test_child_ends_with_a_process_that_was_killed(self):
     result = contract.run_program(
       """
@@ -285,6 +288,7 @@ class DeepTest(parameterized.TestCase):
       modules.read(f"module attributes {{m.a = {nested}}} {{}}")
 
   @parameterized.parameters(41, 20_001)
+  @pytest.mark.sample(1)
   def test_chain_of_casts_before_a_call(self, count):
     # The time of 41 was exponential.
     value, lines = "%arg4", []

@@ -9,6 +9,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxlib.mlir import ir
@@ -135,6 +136,7 @@ class ReadTest(parameterized.TestCase):
   @parameterized.named_parameters(
     ("bytecode", bytecode()), ("artifact", artifact())
   )
+  @pytest.mark.full
   def test_bytecode_cut_anywhere_is_refused(self, data):
     for size in range(1, len(data)):
       with self.assertRaisesRegex(modules.ModuleError, "^f.mlir: .*truncated"):

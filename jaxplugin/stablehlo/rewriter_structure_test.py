@@ -9,6 +9,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -121,6 +122,7 @@ class IdempotenceTest(parameterized.TestCase):
     }
 
   @parameterized.parameters(*TARGETS, jp.detect_target("cpu"))
+  @pytest.mark.full
   def test_second_rewriting_changes_nothing(self, target):
     for name, module in self.modules().items():
       with self.subTest(name):
@@ -305,6 +307,7 @@ class PlaceTest(parameterized.TestCase):
     self.check(self.module(body), factor=3)
 
   @parameterized.parameters((0, 2), (1, 1))
+  @pytest.mark.sample(1)
   def test_branches(self, index, factor):
     body = f"""%i = stablehlo.constant dense<{index}> : tensor<i32>
     %r = "stablehlo.case"(%i) ({{

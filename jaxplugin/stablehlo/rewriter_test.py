@@ -10,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -92,6 +93,7 @@ class DotNumericsTest(parameterized.TestCase):
           contract.assert_within(result, exact, bound, np.dtype(dtype))
 
   @parameterized.product(pair=PAIRS, batch=((), (2,)))
+  @pytest.mark.sample(1)
   def test_four_operands(self, pair, batch):
     rng = np.random.default_rng(0)
     lhs = operand(rng, pair[0], (*batch, 5, 96))
@@ -100,6 +102,7 @@ class DotNumericsTest(parameterized.TestCase):
     self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
 
   @parameterized.parameters("float32", "bfloat16", "float16")
+  @pytest.mark.sample(1)
   def test_integers_are_exact_in_every_result_dtype(self, dtype):
     rng = np.random.default_rng(1)
     lhs = operand(rng, jp.MXFP8, (5, 96), integers=True)
@@ -118,6 +121,7 @@ class DotNumericsTest(parameterized.TestCase):
     self.check(module, arrays, *contract.dot(lhs.exact, rhs.exact), np.float32)
 
   @parameterized.parameters("float32", "bfloat16", "float16")
+  @pytest.mark.sample(1)
   def test_fifth_operand_multiplies(self, dtype):
     rng = np.random.default_rng(3)
     lhs = operand(rng, jp.NVFP4, (5, 48), integers=True)
@@ -129,6 +133,7 @@ class DotNumericsTest(parameterized.TestCase):
     self.check(module, arrays, 0.375 * exact, magnitude, dtype, is_exact=True)
 
   @parameterized.product(pair=PAIRS[:3], batch=((), (2,)))
+  @pytest.mark.sample(1)
   def test_garbage_in_padded_scales_never_matters(self, pair, batch):
     rng = np.random.default_rng(4)
     lhs = operand(rng, pair[0], (*batch, 5, 96), storage="padded")
@@ -149,6 +154,7 @@ class DotNumericsTest(parameterized.TestCase):
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4), batch=((), (2,)), rows=(5, 128)
   )
+  @pytest.mark.sample(1)
   def test_swizzled_scales(self, format, batch, rows):
     rng = np.random.default_rng(6)
     lhs = operand(rng, format, (*batch, rows, 96), storage="swizzled")
@@ -179,6 +185,7 @@ class DotNumericsTest(parameterized.TestCase):
   @parameterized.parameters(
     ("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "bfloat16")
   )
+  @pytest.mark.sample(1)
   def test_composite_of_jax(self, lhs_dtype, rhs_dtype):
     rng = np.random.default_rng(8)
     formats = {"float8_e4m3fn": jp.MXFP8, "float8_e5m2": jp.MXFP8_E5M2}
@@ -229,6 +236,7 @@ class QuantizeNumericsTest(parameterized.TestCase):
     scale_rounding=("up", "floor"),
     dtype=("float32", "bfloat16", "float16"),
   )
+  @pytest.mark.sample(1)
   def test_mx_scale_is_a_power_of_two(
     self, values_dtype, scale_rounding, dtype
   ):
@@ -273,6 +281,7 @@ class QuantizeNumericsTest(parameterized.TestCase):
     format=(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4),
     dtype=("float32", "bfloat16"),
   )
+  @pytest.mark.sample(1)
   def test_dequantize_multiplies_and_rounds_once(self, format, dtype):
     side = operand(np.random.default_rng(1), format, (2, 5, 96))
     values, scale = leaves(side)

@@ -204,6 +204,7 @@ class KilledWritersTest(Folder):
     for file in found["files"]:
       self.assertNotIn("new", file)
 
+  @pytest.mark.full
   def test_writers_killed_at_random_lose_no_row_and_readers_read_whole(self):
     self.killed(kills=20, rows=5, seed=0)
 

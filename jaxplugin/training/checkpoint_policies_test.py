@@ -10,6 +10,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -77,6 +78,7 @@ class PolicyTest(parameterized.TestCase):
       6,
     ),
   )
+  @pytest.mark.sample(1)
   def test_as_many_dots_as_of_jaxs_own(self, policy, jax_policy, expected):
     quantized = jp.dot_general(jp.MXFP8, jp.MXFP8)
     lax_dot = jax.lax.dot_general
@@ -95,6 +97,7 @@ class PolicyTest(parameterized.TestCase):
       num_dots("block_scaled_dot", quantized, None, checkpoint=False), 6
     )
 
+  @pytest.mark.full
   def test_no_bit_of_a_gradient_depends_on_the_policy(self):
     loss = model(jp.dot_general(jp.MXFP8, jp.MXFP8))
     plain = jax.jit(jax.grad(loss, argnums=(0, 1)))(X, X[0])
@@ -210,6 +213,7 @@ class BytesTest(parameterized.TestCase):
     (jp.training.NVFP4_RECIPE, 1 / 2 + 1 / 16, 4),
     (jp.training.MXFP4_RECIPE, 1 / 2 + 1 / 32, 0),
   )
+  @pytest.mark.sample(1)
   def test_bytes_of_a_layer(self, recipe, each, more):
     m, k, n = self.SIZES
     lhs, rhs = m * k * each + more, k * n * each + more

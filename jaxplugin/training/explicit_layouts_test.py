@@ -112,6 +112,7 @@ class _Layouts(parameterized.TestCase):
 
 class LayoutsTest(_Layouts):
   @parameterized.parameters("fsdp", "tp_sp", "fsdp_tp_sp")
+  @pytest.mark.full
   def test_mxfp8(self, layout):
     self.check(layout, jp.dot_general(jp.MXFP8, jp.MXFP8))
 

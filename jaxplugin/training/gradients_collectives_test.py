@@ -11,6 +11,7 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -92,6 +93,7 @@ class SentTest(parameterized.TestCase):
     ("fsdp+tp+sp", jp.MXFP8, 1.1),
     ("fsdp+tp+sp", jp.NVFP4, 0.9),
   )
+  @pytest.mark.full
   def test_bytes_are_those_of_bf16_or_fewer(self, layout, format, most):
     found = sent(layout, format)
     ratio = collectives.received(found) / collectives.received(
@@ -170,6 +172,7 @@ class ValuesTest(parameterized.TestCase):
     self.mesh = jax.sharding.Mesh(devices, ("f", "t"))
 
   @parameterized.parameters(*PRODUCTS)
+  @pytest.mark.full
   def test_results_are_one_devices(self, layout):
     *specs, without_sum = PRODUCTS[layout]
     # Sums of these are exact, in whatever order.
@@ -199,6 +202,7 @@ class ValuesTest(parameterized.TestCase):
     self.assertGreater(np.abs(rounded[0] - expected[0]).max(), 0)
 
   @parameterized.parameters("sp, columns", "sp, rows")
+  @pytest.mark.full
   def test_errors_of_f32_are_within_the_contract(self, layout):
     *specs, _ = PRODUCTS[layout]
     actual = results(normals, np.float32, self.mesh, tuple(specs))

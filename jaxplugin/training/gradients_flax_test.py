@@ -13,6 +13,7 @@ import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -100,6 +101,7 @@ class NnxTest(parameterized.TestCase):
   @parameterized.parameters(
     *((name, jp.MXFP8) for name in nnx_layers()), ("linear", jp.NVFP4)
   )
+  @pytest.mark.full
   def test_values_and_gradients_are_those_of_quantized_products(
     self, name, format
   ):
@@ -115,6 +117,7 @@ class NnxTest(parameterized.TestCase):
       results.append((layer(X), grads))
     assert_close_and_not_zero(*jax.tree.map(np.asarray, results))
 
+  @pytest.mark.full
   def test_einsum_takes_it(self):
     einsum = functools.partial(
       jnp.einsum, _dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8)
@@ -138,6 +141,7 @@ class NnxTest(parameterized.TestCase):
     error = np.abs(np.asarray(grads.kernel[...], np.float64) - value)
     np.testing.assert_array_less(error, testing.BOUND * magnitude)
 
+  @pytest.mark.full
   def test_train_step_in_jit_descends(self):
     layer = nnx_layers()["attention_in"](jp.dot_general(jp.MXFP8, jp.MXFP8))
     target = jnp.asarray(np.random.default_rng(1).normal(size=X.shape))
@@ -166,6 +170,7 @@ class LinenTest(parameterized.TestCase):
   @parameterized.parameters(
     *((name, jp.MXFP8) for name in linen_layers()), ("dense", jp.NVFP4)
   )
+  @pytest.mark.sample(1)
   def test_values_and_gradients_are_those_of_quantized_products(
     self, name, format
   ):
@@ -180,6 +185,7 @@ class LinenTest(parameterized.TestCase):
       results.append((layer.apply(params, X), grads))
     assert_close_and_not_zero(*results)
 
+  @pytest.mark.full
   def test_attention_multiplies_scores_and_values_by_it(self):
     rng = np.random.default_rng(2)
     shape = (2, TOKENS, HEADS, 16)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -47,6 +48,7 @@ class ForwardTest(parameterized.TestCase):
     ("mkK", "KkNn", (jp.MXFP4, jp.NVFP4), {"quantize_dgrad": False}),
     ("mk", "k", (jp.MXFP8, jp.MXFP8), {"quantize_wgrad": False}),
   )
+  @pytest.mark.full
   def test_tangent_is_a_product_with_what_the_backward_pass_has(
     self, lhs_names, rhs_names, formats, options
   ):
@@ -75,6 +77,7 @@ class ForwardTest(parameterized.TestCase):
     _, linear = jax.linearize(lambda rhs: dot(lhs, rhs), rhs)
     self.assert_within(linear(rhs_tangent), of_rhs)
 
+  @pytest.mark.full
   def test_both_modes_have_one_jacobian(self):
     # Reverse mode quantizes a g of one 1, exactly; all other terms are zero.
     function = jp.dot_general(jp.NVFP4, jp.MXFP8)
@@ -103,6 +106,7 @@ class ForwardTest(parameterized.TestCase):
       rounding=testing.BF16_ROUNDING,
     )
 
+  @pytest.mark.full
   def test_vmap_and_scan_are_the_loop(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     lhs, rhs = testing.normal(0, "bmk"), testing.normal(1, "kn")
@@ -118,6 +122,7 @@ class ForwardTest(parameterized.TestCase):
       # Another program may round sums, and so the sine's slope, otherwise.
       np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
 
+  @pytest.mark.full
   def test_gradient_of_a_mapped_weight_is_the_sum(self):
     # The tangents are mapped, and then transposed.
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
@@ -137,6 +142,7 @@ class ForwardTest(parameterized.TestCase):
     ]
     self.assert_within(rhs_grad, *terms)
 
+  @pytest.mark.full
   def test_forward_over_reverse_in_high_precision(self):
     function = jp.dot_general(
       jp.MXFP8, jp.MXFP8, quantize_dgrad=False, quantize_wgrad=False

@@ -10,6 +10,7 @@ import collections
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -95,6 +96,7 @@ class BitwiseTest(parameterized.TestCase):
     (jp.MXFP8, jp.NVFP4, jp.MXFP8_E5M2, jnp.bfloat16, "xla"),
     (None, jp.MXFP4, None, jnp.bfloat16, None),
   )
+  @pytest.mark.full
   def test_matmul_is_that_of_operands_quantized_one_by_one(
     self, lhs_format, rhs_format, grad_format, dtype, implementation
   ):
@@ -122,6 +124,7 @@ class BitwiseTest(parameterized.TestCase):
 
     self.assert_same(step(function, MATMUL)(x, w, g), expected(x, w, g))
 
+  @pytest.mark.full
   def test_rows_of_a_batch_merge_backward(self):
     format = jp.MXFP8
     x = X.reshape(4, 10, 96)
@@ -143,6 +146,7 @@ class BitwiseTest(parameterized.TestCase):
     self.assert_same(step(function, numbers)(x, W, g), expected(x, W, g))
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.full
   def test_rows_of_whole_blocks_keep_their_dimensions_and_bits(self, format):
     rng = np.random.default_rng(3)
     x, g = (rng.normal(size=(4, 64, n)).astype(np.float32) for n in (96, 72))
@@ -176,6 +180,7 @@ class BitwiseTest(parameterized.TestCase):
     error = np.abs(np.asarray(w_grad) - np.asarray(flat))
     np.testing.assert_array_less(error, reference.ERROR_BOUND * magnitude)
 
+  @pytest.mark.full
   def test_batch_dimension_stays_with_either(self):
     format = jp.MXFP4
     rng = np.random.default_rng(4)
@@ -198,6 +203,7 @@ class BitwiseTest(parameterized.TestCase):
 
     self.assert_same(step(function, numbers)(x, w, g), expected(x, w, g))
 
+  @pytest.mark.full
   def test_scales_rounded_down_are_so_in_every_product(self):
     function = jp.dot_general(
       jp.MXFP4, jp.MXFP4, scale_rounding="floor", implementation="xla"
@@ -222,6 +228,7 @@ class BitwiseTest(parameterized.TestCase):
       one = jax.jit(jax.grad(loss, argnums=i))(X, W)
       np.testing.assert_array_equal(one, both[i])
 
+  @pytest.mark.full
   def test_scan_over_layers_is_the_loop(self):
     function = jp.dot_general(jp.NVFP4, jp.NVFP4)
     layers = np.random.default_rng(5).normal(size=(2, 64, 64)) / 8

@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -76,6 +77,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     (P("a"), P(None, "b"), P()),
     (P("a"), P(None, "a"), P(None, "a")),
   )
+  @pytest.mark.full
   def test_shardings_are_those_of_lax_dot_general(self, x_spec, w_spec, out):
     with jax.set_mesh(self.mesh):
       x, w = self.put(X, x_spec), self.put(W, w_spec)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -43,6 +44,7 @@ class DotGeneralTest(parameterized.TestCase):
     )
 
   @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
+  @pytest.mark.sample(1)
   def test_forward_and_gradients_are_those_of_quantized_products(
     self, case, format
   ):
@@ -88,6 +90,7 @@ class DotGeneralTest(parameterized.TestCase):
     quantize_dgrad=(True, False),
     quantize_wgrad=(True, False),
   )
+  @pytest.mark.full
   def test_each_format_and_option_reaches_its_product(
     self, formats, quantize_dgrad, quantize_wgrad
   ):
@@ -128,6 +131,7 @@ class DotGeneralTest(parameterized.TestCase):
       rhs_grad, testing.expected_product(g, "mn", lhs, "mk", "kn", *wgrad)
     )
 
+  @pytest.mark.full
   def test_backward_quantizes_the_original_operand_not_the_quantized_one(self):
     # In a column, 12 shares its block with 96 = 6 * 16, and steps of 8 at that
     # size round it to 8 or 16. In a row it is alone, and 12 = 6 * 2 is exact.
@@ -141,6 +145,7 @@ class DotGeneralTest(parameterized.TestCase):
     np.testing.assert_array_equal(vjp(g)[0], rhs.sum(axis=1)[None])
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.full
   def test_bf16_operands_give_bf16_result_and_gradients(self, format):
     bf16 = ml_dtypes.bfloat16
     lhs, rhs = testing.normal(0, "mk", bf16), testing.normal(1, "kn", bf16)
@@ -212,6 +217,7 @@ class DotGeneralTest(parameterized.TestCase):
     for want, have in zip(plain, remat, strict=True):
       np.testing.assert_array_equal(have, want)
 
+  @pytest.mark.full
   def test_flax_dense_trains(self):
     model = flax.linen.Dense(7, dot_general=jp.dot_general(jp.MXFP8, jp.MXFP8))
     x = jnp.asarray(testing.normal(0, "bmk"))
@@ -231,6 +237,7 @@ class DotGeneralTest(parameterized.TestCase):
     self.assertLess(losses[-1], 0.5 * losses[0])
 
   @parameterized.parameters("bmk,kn->bmn", "bmk,bkn->bmn", "mk,nk->nm")
+  @pytest.mark.sample(1)
   def test_einsum_takes_it(self, expression):
     operands, out = expression.split("->")
     lhs_names, rhs_names = operands.split(",")
@@ -268,6 +275,7 @@ class DotGeneralTest(parameterized.TestCase):
     np.testing.assert_array_equal(grads[0], ones @ w.T)
     np.testing.assert_array_equal(grads[1], x.T @ ones)
 
+  @pytest.mark.full
   def test_symbolic_contracting_size_is_padded(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     (k,) = jax.export.symbolic_shape("k")
@@ -281,6 +289,7 @@ class DotGeneralTest(parameterized.TestCase):
       x, w = jnp.ones((4, size)), jnp.ones((size, 3))
       np.testing.assert_array_equal(exported.call(x, w), np.full((4, 3), size))
 
+  @pytest.mark.full
   def test_zero_sizes_give_zero_or_empty(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     numbers = testing.numbers("mk", "kn")
@@ -354,6 +363,7 @@ class DotGeneralTest(parameterized.TestCase):
       with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
         call()
 
+  @pytest.mark.full
   def test_default_dtype_is_that_of_lax(self):
     numbers = (((1,), (0,)), ((), ()))
     of_experts = jax.lax.RaggedDotDimensionNumbers(

@@ -87,6 +87,7 @@ class ModelsTest(absltest.TestCase):
       self.assertGreater(np.abs(e).max(), 0)
       np.testing.assert_array_equal(a, e)
 
+  @pytest.mark.full
   def test_linen(self):
     dense = functools.partial(
       flax.linen.Dense,
@@ -116,6 +117,7 @@ class ModelsTest(absltest.TestCase):
 
     self.assert_same_and_fewer(loss, params)
 
+  @pytest.mark.full
   def test_equinox(self):
     class Layer(eqx.Module):
       w: Any
@@ -135,6 +137,7 @@ class ModelsTest(absltest.TestCase):
     # Copies are no parameters.
     self.assertLen(jax.tree.leaves(gradient), 1)
 
+  @pytest.mark.full
   def test_haiku(self):
     def forward(x, dot):
       w = hk.get_parameter("w", (WIDTH, 96), init=hk.initializers.Constant(0.1))
@@ -244,6 +247,7 @@ class MeshTest(parameterized.TestCase):
     self.assertGreater(np.abs(found[1]).max(), 0)
     np.testing.assert_array_equal(*found)
 
+  @pytest.mark.full
   def test_shard_map(self):
     make = functools.partial(jp.quantize_operand, recipe=RECIPE)
     key = jax.random.key(0)

@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -87,6 +88,7 @@ class OneProductTest(parameterized.TestCase):
     assert_equal_bits(step(quantize, *arrays), step(plain, *arrays))
 
   @parameterized.named_parameters(recipes().items())
+  @pytest.mark.sample(2)
   def test_bits_are_those_of_a_call_that_quantizes(self, recipe):
     make = functools.partial(jp.quantize_operand, recipe=recipe)
     self.assert_same(
@@ -96,6 +98,7 @@ class OneProductTest(parameterized.TestCase):
       (functools.partial(make, role="activation"), make),
     )
 
+  @pytest.mark.full
   def test_weight_of_several_dimensions_on_the_left(self):
     recipe = training.MXFP8_RECIPE
     make = functools.partial(jp.quantize_operand, recipe=recipe)
@@ -121,6 +124,7 @@ class OneProductTest(parameterized.TestCase):
       + (functools.partial(jp.quantize_operand, recipe=jp.MXFP8),),
     )
 
+  @pytest.mark.full
   def test_groups_of_rows(self):
     recipe = training.MXFP8_RECIPE
     w = normal(4, 3, 24, 40)
@@ -222,6 +226,7 @@ def mapped(quantize, stack, batches):
 
 class ManyProductsTest(parameterized.TestCase):
   @parameterized.parameters(summed_over_microbatches, of_the_sum, mapped)
+  @pytest.mark.sample(2)
   def test_gradients_have_the_bits_of_those_without(self, gradient):
     step = jax.jit(gradient, static_argnums=0)
     plain = step(lambda x: x, STACK, BATCHES)
@@ -299,6 +304,7 @@ class ResidualsTest(parameterized.TestCase):
     return kept, [x for key, x in found.items() if key in arguments]
 
   @parameterized.parameters(training.MXFP8_RECIPE, training.NVFP4_RECIPE)
+  @pytest.mark.sample(1)
   def test_bytes_are_about_half_of_bf16s_and_none_for_weights(self, recipe):
     size = lambda types: sum(x.size * x.dtype.itemsize for x in types)
     bf16, bf16_weights = self.residuals(

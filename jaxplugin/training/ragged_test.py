@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -116,6 +117,7 @@ class ProductsTest(parameterized.TestCase):
       {"grad_format": None, "wgrad_hadamard": 16},
     ),
   )
+  @pytest.mark.full
   def test_are_those_of_the_formulas_by_groups(self, recipe, fields):
     recipe = dataclasses.replace(recipe, **fields)
     x, w, g = _arrays()
@@ -150,6 +152,7 @@ class ProductsTest(parameterized.TestCase):
     ),
     m=(64, 45),
   )
+  @pytest.mark.full
   def test_one_group_is_dot_general(self, recipe, m):
     x, w, g = _arrays(m, groups=1)
     dense = jp.dot_general(recipe=recipe, weight="rhs")
@@ -178,6 +181,7 @@ class ProductsTest(parameterized.TestCase):
     for a, e in zip(*codes, strict=True):
       np.testing.assert_array_equal(a, e)
 
+  @pytest.mark.full
   def test_codes_of_g_for_wgrad_are_those_of_dot_general(self):
     # Of an identity: the gradient of weights is what g was rounded to.
     recipe = dataclasses.replace(
@@ -194,6 +198,7 @@ class ProductsTest(parameterized.TestCase):
     np.testing.assert_array_equal(ours[0], theirs)
     self.assertTrue((g != np.asarray(theirs).T).any())
 
+  @pytest.mark.full
   def test_a_group_is_of_no_concern_to_another(self):
     x, w, g = _arrays()
     step = _step(_dot(training.MXFP8_RECIPE))
@@ -209,6 +214,7 @@ class ProductsTest(parameterized.TestCase):
         np.testing.assert_array_equal(actual[2][1:], expected[2][1:])
 
   @parameterized.parameters(*((a, b) for a in (0, 1) for b in range(3)))
+  @pytest.mark.full
   def test_other_orders_of_dimensions_are_the_same(self, m_dim, group):
     x, w, g = _arrays()
     order = [0, 1, 2][-group:] + [0, 1, 2][:-group] if group else [0, 1, 2]
@@ -224,6 +230,7 @@ class ProductsTest(parameterized.TestCase):
     np.testing.assert_array_equal(dx.T if m_dim else dx, expected[1])
     np.testing.assert_array_equal(dw, expected[2].transpose(order))
 
+  @pytest.mark.full
   def test_dtypes_are_those_of_the_operands(self):
     x, w, g = _arrays()
     x, w, g = (a.astype(jnp.bfloat16) for a in (x, w, g))
@@ -237,6 +244,7 @@ class ProductsTest(parameterized.TestCase):
 
 
 class TransformationsTest(parameterized.TestCase):
+  @pytest.mark.full
   def test_forward_mode_is_the_transpose_of_reverse(self):
     x, w, g = _arrays()
     recipe = dataclasses.replace(_NEAREST, grad_format=None)
@@ -249,6 +257,7 @@ class TransformationsTest(parameterized.TestCase):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
   @parameterized.parameters(training.MXFP8_RECIPE, training.NVFP4_RECIPE)
+  @pytest.mark.full
   def test_scan_and_remat_of_layers(self, recipe):
     x = _fixed_point(0, _M, _N)
     stack = _fixed_point(1, 3, _GROUPS, _N, _N) / 8
@@ -294,6 +303,7 @@ class TransformationsTest(parameterized.TestCase):
     self.assertNotIn("jaxplugin_quantized_rhs", jaxpr)
 
   @parameterized.parameters("x", "all")
+  @pytest.mark.full
   def test_vmap(self, mapped):
     many = (
       _fixed_point(0, 2, _M, _K),
@@ -317,6 +327,7 @@ class TransformationsTest(parameterized.TestCase):
       for a, e in zip(actual, both(*own), strict=True):
         np.testing.assert_allclose(a[i], e, rtol=1e-5, atol=1e-5)
 
+  @pytest.mark.full
   def test_second_derivatives_where_gradients_are_not_quantized(self):
     x, w, _ = _arrays()
     recipe = dataclasses.replace(
@@ -344,6 +355,7 @@ class TransformationsTest(parameterized.TestCase):
     (P(None, "b"), P(None, None, "b"), P("b"), P("b", None)),
     (P("b"), P("b"), P("b", "a"), P("b", "a")),
   )
+  @pytest.mark.sample(1)
   def test_explicit_axes_type_results_and_gradients(
     self, x_spec, w_spec, out, spec
   ):
@@ -401,6 +413,7 @@ class ErrorsTest(parameterized.TestCase):
       ragged_dot_dimension_numbers=numbers,
     )
 
+  @pytest.mark.full
   def test_stochastic_gradient_without_key_is_refused(self):
     x, w, g = _arrays()
     result, pull = jax.vjp(_dot(training.NVFP4_RECIPE, None), x, w)

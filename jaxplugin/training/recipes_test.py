@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -99,6 +100,7 @@ class ValuesTest(parameterized.TestCase):
       {"weight_format": None, "dgrad_hadamard": 16},
     ),
   )
+  @pytest.mark.sample(16)
   def test_products_are_those_of_the_formulas(self, recipe, fields):
     recipe = changed(recipe, **fields)
     key = jax.random.key(7)
@@ -113,6 +115,7 @@ class ValuesTest(parameterized.TestCase):
           gradients_oracle.BOUND * e.magnitude + 1e-300,
         )
 
+  @pytest.mark.full
   def test_scales_rounded_up_make_gradients_unbiased_where_they_saturate(self):
     num_keys, standard_errors = 512, 4
     # Of an identity, so the gradient is what g was rounded to. Sizes of a block
@@ -138,6 +141,7 @@ class ValuesTest(parameterized.TestCase):
         self.assertAlmostEqual(bias.mean(), -lost, delta=error)
         self.assertGreater(lost, 0.005)
 
+  @pytest.mark.full
   def test_mxfp8_is_the_formats_alone(self):
     function = jp.dot_general(jp.MXFP8, jp.MXFP8)
     result, vjp = jax.vjp(lambda x, w: function(x, w, MATMUL), X, W)
@@ -147,6 +151,7 @@ class ValuesTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(a, e)
 
+  @pytest.mark.full
   def test_weight_may_be_either_side(self):
     # (x w)' = w' x', whose weight is the left side.
     recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
@@ -155,6 +160,7 @@ class ValuesTest(parameterized.TestCase):
     for a, e in zip((result.T, of_x.T, of_w.T), right, strict=True):
       np.testing.assert_allclose(a, e, rtol=0, atol=1e-5 * np.abs(e).max())
 
+  @pytest.mark.full
   def test_activations_on_both_sides_are_alike(self):
     recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
     result, of_x, of_y = step(recipe, weight=None)(X, W, G)
@@ -185,6 +191,7 @@ class ValuesTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(value(changed(base, **fields)), expected)
 
+  @pytest.mark.full
   def test_explain_says_what_is_done_to_each_operand(self):
     found = str(
       jp.explain(step(training.NVFP4_RECIPE, jax.random.key(0)), X, W, G)

@@ -13,6 +13,7 @@ import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -65,16 +66,19 @@ def plain():
 
 
 class TransformationsTest(parameterized.TestCase):
+  @pytest.mark.full
   def test_vmap_of_the_gradient_is_the_loop(self):
     actual = jax.jit(jax.vmap(jax.grad(loss_of(NVFP4), (0, 1))))(X, W, G, KEYS)
     assert_same(actual, plain())
 
+  @pytest.mark.full
   def test_gradient_of_vmap_is_the_loop_with_raw_keys_too(self):
     each = jax.vmap(loss_of(NVFP4))
     total = lambda x, w, g, keys: each(x, w, g, keys).sum()
     data = jax.random.key_data(KEYS)
     assert_same(jax.jit(jax.grad(total, (0, 1)))(X, W, G, data), plain())
 
+  @pytest.mark.full
   def test_vmap_with_one_key_is_the_loop_with_that_key(self):
     grad = jax.grad(loss_of(NVFP4), (0, 1))
     mapped = jax.jit(jax.vmap(grad, in_axes=(0, None, 0, None)))
@@ -83,6 +87,7 @@ class TransformationsTest(parameterized.TestCase):
       expected = grad_of(NVFP4)(X[i], W[0], G[i], KEYS[0])
       assert_same([a[i] for a in actual], expected)
 
+  @pytest.mark.full
   def test_scan_is_the_loop(self):
     loss = loss_of(NVFP4)
 
@@ -97,6 +102,7 @@ class TransformationsTest(parameterized.TestCase):
     jp.checkpoint_policies.quantized_saveable,
     jax.checkpoint_policies.everything_saveable,
   )
+  @pytest.mark.sample(1)
   def test_remat_changes_no_bit(self, policy):
     # JAX rounds floats that a policy saves as if their types had an Inf: of
     # scales of NVFP4 above 240 that would be NaN.
@@ -109,6 +115,7 @@ class TransformationsTest(parameterized.TestCase):
     for a, e in zip(actual, plain(), strict=True):
       self.assertGreater(np.mean(np.asarray(a) != e[0]), 0.5)
 
+  @pytest.mark.full
   def test_sharded_tokens_are_rounded_as_those_of_one_device(self):
     if jax.device_count() < NUM_DEVICES:
       self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
@@ -120,6 +127,7 @@ class TransformationsTest(parameterized.TestCase):
     assert_same(actual, [e[0] for e in plain()])
 
   @parameterized.parameters(True, False)
+  @pytest.mark.full
   def test_shard_map_rounds_each_shard_by_its_key(self, one_key):
     if jax.device_count() < 2:
       self.skipTest(f"needs 2 devices, has {jax.device_count()}")
@@ -150,6 +158,7 @@ class TransformationsTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual[0], np.stack([e[0] for e in each]))
     np.testing.assert_array_equal(actual[1], each[0][1] + each[1][1])
 
+  @pytest.mark.full
   def test_integers_have_exact_gradients(self):
     # Of one magnitude: every format holds them, and nothing is left to be
     # rounded, up or down.
@@ -179,6 +188,7 @@ class LayersTest(absltest.TestCase):
     function = jp.dot_general(recipe=ROUNDED, weight="rhs")
     return functools.partial(function, key=key)
 
+  @pytest.mark.full
   def test_linen(self):
     @jax.jit
     def step(w, x, g, key):
@@ -192,6 +202,7 @@ class LayersTest(absltest.TestCase):
 
     self.assert_products(step(W[0], X[0], G[0], KEYS[0]), KEYS[0])
 
+  @pytest.mark.full
   def test_nnx(self):
     layer = nnx.Linear(64, 48, use_bias=False, rngs=nnx.Rngs(0))
     layer.kernel[...] = jnp.asarray(W[0])
@@ -208,6 +219,7 @@ class LayersTest(absltest.TestCase):
 
     self.assert_products(step(layer, X[0], G[0], KEYS[0]), KEYS[0])
 
+  @pytest.mark.full
   def test_einsum(self):
     @jax.jit
     def step(x, w, g, key):

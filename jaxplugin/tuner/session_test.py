@@ -11,6 +11,7 @@ import unittest
 from typing import Final
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -105,6 +106,7 @@ class FaultsTest(parameterized.TestCase):
     )
     return one.tune(workload.Item(problem=PROBLEM))
 
+  @pytest.mark.lab
   def test_faults_of_all_kinds_are_listed_and_the_best_other_is_chosen(self):
     counter = str(self.folder / "count")
     bad = {
@@ -131,6 +133,7 @@ class FaultsTest(parameterized.TestCase):
       self.assertNotIn((each.implementation, each.config), ways)
 
   @parameterized.parameters(("crash", "crash"), ("refuse", "unstable"))
+  @pytest.mark.lab
   def test_what_goes_wrong_when_it_is_timed_is_left_out(self, do, kind):
     bad = candidate(do=do, us=10, when="time")
     good = candidate(us=700)
@@ -155,6 +158,7 @@ class FaultsTest(parameterized.TestCase):
     self.assertEqual((result.status, rows), ("failed", []))
     self.assertIn("the default, cpu do=wrong, failed: wrong:", result.reason)
 
+  @pytest.mark.lab
   def test_what_was_denied_is_not_tried_again_with_the_same_kernels(self):
     path = self.folder / "kept" / denials.NAME
     bad, good = candidate(do="crash", us=10), candidate(us=800)

@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -58,6 +59,7 @@ class VariantsTest(parameterized.TestCase):
   @parameterized.parameters(
     "bf16xmxfp8", "f32xmxfp4", "bf16xnvfp4", "nvfp4", "bf16xmxfp6_e2m3"
   )
+  @pytest.mark.lab
   def test_right_products_pass_and_wrong_ones_are_found(self, formats):
     row = _row("experts:3x2of5x96x64")
     made = expert_variants.ExpertVariants(
@@ -80,6 +82,7 @@ class VariantsTest(parameterized.TestCase):
     with self.assertRaises(verification.WrongResultError):
       found[0].check(1, wrong)
 
+  @pytest.mark.lab
   def test_bytes_are_those_of_used_experts(self):
     row = _row("experts:3x2of5x96x64")
     made = expert_variants.ExpertVariants(
@@ -131,6 +134,7 @@ class MeasurementTest(absltest.TestCase):
     )
     return [one.measure(_row(row), _pair(pair)) for pair in formats]
 
+  @pytest.mark.lab
   def test_row_is_measured_in_turns(self):
     (found,) = self.measure("experts:3x2of5x96x64", "bf16xmxfp4")
     by_name = {v.name: v for v in found.variants}
@@ -150,6 +154,7 @@ class MeasurementTest(absltest.TestCase):
     timed = [name for name, v in by_name.items() if v.time]
     self.assertEqual(ratios, {(chosen, n) for n in timed if n != chosen})
 
+  @pytest.mark.lab
   def test_slow_peer_is_called_alone_and_for_all_formats(self):
     patch = absltest.mock.patch.object
     self.enter_context(patch(measurement, "_SLOW_SECONDS", 0.0))
@@ -172,6 +177,7 @@ class MeasurementTest(absltest.TestCase):
       ratio.median, after["scan f32"].time.median / ours.time.median, places=3
     )
 
+  @pytest.mark.lab
   def test_peer_that_needs_too_much_memory_is_told(self):
     self.enter_context(
       absltest.mock.patch.object(measurement, "_MAX_TEMPORARY_BYTES", -1)

@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -58,6 +59,7 @@ class VariantsTest(parameterized.TestCase):
     ("bf16xmxfp4", SHAPE),
     ("mxfp6_e2m3", ONE_LAYER),
   )
+  @pytest.mark.lab
   def test_ours_pass_and_another_sets_result_is_told(self, pair, shape):
     found = made(pair, shape).ours(None)
     self.assertEqual([v.name for v in found], [CHOSEN, f"{CHOSEN} in scan"])
@@ -66,6 +68,7 @@ class VariantsTest(parameterized.TestCase):
         self.assertTrue(variant.is_chosen)
         self.check_right_and_wrong(variant)
 
+  @pytest.mark.lab
   def test_every_form_of_a_peer_passes_and_another_sets_result_is_told(self):
     found = peers_of(made("nvfp4", ONE_LAYER))
     self.assertEqual(
@@ -78,6 +81,7 @@ class VariantsTest(parameterized.TestCase):
         with self.subTest(key):
           self.check_right_and_wrong(variant)
 
+  @pytest.mark.lab
   def test_scaled_dot_rounds_a_plain_side(self):
     *_, peer = made("f32xmxfp8", ONE_LAYER).peers(["lax.scaled_dot"])
     self.check_right_and_wrong(peer.forms[0])
@@ -86,10 +90,12 @@ class VariantsTest(parameterized.TestCase):
     (peer,) = made("mxfp6_e2m3").peers(["lax.scaled_dot"])
     self.assertEqual(peer.reason, "XLA has no float6_e2m3fn")
 
+  @pytest.mark.lab
   def test_sum_of_products_is_for_one_row(self):
     forms = {form for _, form in peers_of(made(shape=SHAPE + "x2"))}
     self.assertEqual(forms, {"w (n, k)", "w (k, n)"})
 
+  @pytest.mark.lab
   def test_scan_and_arguments_of_their_own_are_what_they_say(self):
     decoder = made()
     peers = peers_of(decoder)
@@ -100,6 +106,7 @@ class VariantsTest(parameterized.TestCase):
       self.assertEqual("scan[" in jaxpr, is_scan, variant.name)
       self.assertEqual(isinstance(layers, dict), is_scan)
 
+  @pytest.mark.lab
   def test_implementations_are_asked_for_by_name(self):
     xla, in_scan, triton = made().ours(["xla", "triton"])
     self.assertEqual((xla.name, in_scan.name), ("xla", "xla in scan"))
@@ -110,6 +117,7 @@ class VariantsTest(parameterized.TestCase):
     (peer,) = made().peers(["numpy"])
     self.assertEqual(peer.reason, "is not run for decoders")
 
+  @pytest.mark.lab
   def test_bytes_are_those_of_weights_caches_and_activations(self):
     decoder = made("mxfp8")
     found = peers_of(decoder)
@@ -173,6 +181,7 @@ class CheckTest(parameterized.TestCase):
     self.seen[1]["down"]["input"][0, 3] = np.nan
     self.check_told("layer 1, what goes into down")
 
+  @pytest.mark.lab
   def test_layers_that_changed_places_are_told(self):
     self.seen = self.seen[::-1]
     self.check_told("layer 0, what goes into qkv")
@@ -187,6 +196,7 @@ class ModelTest(absltest.TestCase):
 
     self.assertEqual([groups(64 * n) for n in (1, 8, 12, 32)], [1, 1, 1, 4])
 
+  @pytest.mark.lab
   def test_step_is_that_of_an_f64_decoder_without_a_cache_of_its_own(self):
     # A second way to write attention: one softmax over all that is seen.
     peer, _ = made("mxfp8", "decoder:1x512x64x2").peers(["f32"])

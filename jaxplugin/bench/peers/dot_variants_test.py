@@ -7,6 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -51,6 +52,7 @@ class OursTest(parameterized.TestCase):
     ("mi300x", "mxfp8", False),
     ("cpu", "mxfp8", False),
   )
+  @pytest.mark.sample(4)
   def test_descriptors_are_timed_where_kernels_can_use_them(
     self, device, pair, expected
   ):
@@ -61,6 +63,7 @@ class OursTest(parameterized.TestCase):
     self.assertFalse(expected and found["triton tma"].is_chosen)
 
   @parameterized.parameters({"calls": "no"}, {"descriptors": "no"})
+  @pytest.mark.lab
   def test_descriptors_are_not_timed_where_they_cannot_be_lowered(self, **why):
     self.can_lower(**why)
     found = ours("mxfp8", targets.named_target("h200"))
@@ -109,6 +112,7 @@ class OursTest(parameterized.TestCase):
     (128, jnp.float16, "9.13", False),
     (128, jnp.float32, "9.13", False),
   )
+  @pytest.mark.sample(1)
   def test_global_scale_that_cudnn_rounds_is_right_and_only_there(
     self, m, dtype, cudnn, is_rounded
   ):
@@ -142,6 +146,7 @@ class OursTest(parameterized.TestCase):
         cudnn_variant.check(0, rounded)
 
   @parameterized.parameters("h200", "b200")
+  @pytest.mark.lab
   def test_prepared_weights_are_the_same_weights(self, device):
     found = ours("nvfp4", targets.named_target(device), ["triton"])
     plain, prepared = found["triton"], found["triton prepared"]
@@ -173,6 +178,7 @@ class PeerFormsTest(parameterized.TestCase):
   @parameterized.product(
     name=("f32", "bf16", "lax.scaled_dot"), pair=("nvfp4", "bf16xmxfp8")
   )
+  @pytest.mark.lab
   def test_every_form_is_the_product(self, name, pair):
     forms = self.forms(name, pair=pair)
     self.assertLen(forms, 6 if name == "lax.scaled_dot" else 5)
@@ -184,6 +190,7 @@ class PeerFormsTest(parameterized.TestCase):
           variant.check(0, result)  # rows of set 0 are others
 
   @parameterized.parameters("f32xnvfp4", "f16xmxfp8")
+  @pytest.mark.sample(1)
   def test_scaled_dot_may_round_a_plain_side_to_bf16(self, pair):
     variant = self.forms("lax.scaled_dot", pair=pair)["w (n, k)"]
     result = jax.jit(variant.function)(*variant.operands(1))
@@ -196,6 +203,7 @@ class PeerFormsTest(parameterized.TestCase):
     ("nvfp4", "int8"), ("mxfp4xnvfp4", "int8"), ("bf16xnvfp4", "floats"),
     ("mxfp8", "floats"), ("mxfp8xmxfp4", "floats"),
   )  # fmt: skip
+  @pytest.mark.sample(1)
   def test_pairs_of_fp4_may_be_multiplied_in_integers(self, pair, arithmetic):
     for variant in ours(pair, targets.named_target("cpu")).values():
       self.assertEqual(variant.arithmetic, arithmetic)
@@ -212,6 +220,7 @@ class PeerFormsTest(parameterized.TestCase):
     self.assertNotIn("transpose[", str(jaxpr))
 
   @parameterized.parameters("mxfp6_e2m3", "bf16xmxfp6_e3m2")
+  @pytest.mark.sample(1)
   def test_values_of_six_bits_are_numbers_to_numpy_and_unknown_to_jax(
     self, pair
   ):

@@ -5,6 +5,7 @@
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -151,6 +152,7 @@ class CodecTest(parameterized.TestCase):
       verification.check_quantized(wrong, x)
 
   @parameterized.named_parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_dequantized_values_are_compared(self, format):
     x = quantization.quantize(normal(6, 96), format)
     right = np.asarray(quantization.dequantize(x))

@@ -5,6 +5,7 @@
 import pathlib
 import tempfile
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -43,6 +44,7 @@ class PlotTest(parameterized.TestCase):
     super().setUp()
     self.axes = plot.figure(two_rows()).axes[0]
 
+  @pytest.mark.lab
   def test_axes_are_logarithmic_and_say_what_they_show(self):
     axes = self.axes
     self.assertEqual((axes.get_xscale(), axes.get_yscale()), ("log", "log"))
@@ -98,6 +100,7 @@ class PlotTest(parameterized.TestCase):
     self.assertIn("64x512x512 nvfp4", texts)
     self.assertTrue(any("A device, jax 0.10.2" in text for text in texts))
 
+  @pytest.mark.lab
   def test_png_is_written(self):
     with tempfile.TemporaryDirectory() as directory:
       path = pathlib.Path(directory) / "roof.png"

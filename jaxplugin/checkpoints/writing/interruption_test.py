@@ -136,6 +136,7 @@ class KilledTest(Case):
     for name, inode in kept.items():
       self.assertEqual((target / name).stat().st_ino, inode)
 
+  @pytest.mark.full
   def test_target_appears_whole_or_not_at_all(self):
     self.assert_survives(FEW_KILLS, 7)
 
@@ -147,6 +148,7 @@ class ManyKillsTest(KilledTest):
 
 
 class MemoryTest(Case):
+  @pytest.mark.full
   def test_memory_is_that_of_a_few_tensors(self):
     few = self.checkpoint(1, FEW, SIZE)
     many = self.checkpoint(1, MANY, SIZE)

@@ -16,6 +16,7 @@ from unittest import mock
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -126,6 +127,7 @@ class RoundTripTest(Case):
     layout=("modelopt", "compressed-tensors", "torchao"),
     format=("nvfp4", "mxfp8", "mxfp4"),
   )
+  @pytest.mark.sample(8)
   def test_bits_are_those_of_quantize(self, layout, format):
     tensors = {n: x for file in model() for n, x in file.items()}
     done = self.quantize(self.folder(), format, layout=layout, verify=True)

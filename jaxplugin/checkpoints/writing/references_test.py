@@ -13,6 +13,7 @@ import tempfile
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -48,6 +49,7 @@ class ReferencesTest(parameterized.TestCase):
     np.testing.assert_allclose(got, array(reading), rtol=ROUNDINGS, atol=0)
 
   @parameterized.parameters(*CASES)
+  @pytest.mark.sample(1)
   def test_tool_reads_what_is_written(self, case):
     fact = FACTS[case]
     is_stack = case.endswith("experts")

@@ -123,6 +123,7 @@ class BenchTestCase(parameterized.TestCase):
 
 
 class RunTest(BenchTestCase):
+  @pytest.mark.lab
   def test_small_run_is_verified_timed_printed_kept_and_drawn(self):
     path = self.directory / "r.json"
     plot = self.directory / "r.png"
@@ -189,6 +190,7 @@ class RunTest(BenchTestCase):
       places=3,
     )
 
+  @pytest.mark.lab
   def test_decoder_is_verified_timed_and_printed(self):
     path = self.directory / "r.json"
     status, out, err = self.run_bench(
@@ -212,6 +214,7 @@ class RunTest(BenchTestCase):
     self.assertEqual(compared, 0)
     self.assertIn(f"decoder:1x64x64x2 f32xmxfp8->float32: f32 / {chosen}", told)
 
+  @pytest.mark.lab
   def test_training_step_is_verified_timed_and_compared(self):
     path = self.directory / "r.json"
     status, out, err = self.run_bench(
@@ -234,6 +237,7 @@ class RunTest(BenchTestCase):
     self.assertIn("training:32x64x128  mxfp8 -> float32", out)
     self.assertIn("numpy: is not run for training", out)
 
+  @pytest.mark.lab
   def test_wrong_gradients_are_found(self):
     (row,) = workloads.parse_rows("training:32x64x128")
     (pair,) = workloads.parse_pairs("mxfp8")
@@ -271,6 +275,7 @@ class RunTest(BenchTestCase):
       ["1x32x32 nvfp4", "quantize:32x32 nvfp4"],
     )
 
+  @pytest.mark.lab
   def test_wrong_result_is_told_not_timed_and_fails_the_run(self):
     right = dot_variants.dot.block_scaled_dot
 
@@ -292,6 +297,7 @@ class RunTest(BenchTestCase):
     variant, *_ = results.read(path).rows[0].variants
     self.assertEqual((variant.status, variant.time), ("wrong", None))
 
+  @pytest.mark.lab
   def test_failure_of_ours_fails_the_run_and_of_a_peer_is_told(self):
     def fail(*args, **kwargs):
       raise RuntimeError("no such luck")
@@ -312,6 +318,7 @@ class RunTest(BenchTestCase):
     self.assertRegex(out, r"not run:\n  lax.scaled_dot.*no such luck")
     self.assertNotIn("lax.scaled_dot", err)
 
+  @pytest.mark.lab
   def test_implementation_that_does_not_serve_is_told(self):
     _, out, _ = self.run_bench(
       *SMALL, "--shapes", "2x32x64", "--formats", "mxfp8", "--peers", "none",
@@ -319,6 +326,7 @@ class RunTest(BenchTestCase):
     )  # fmt: skip
     self.assertRegex(out, r"not run:\n  triton.*platform is cpu")
 
+  @pytest.mark.lab
   def test_rows_without_time_are_left_out_and_told(self):
     path = self.directory / "r.json"
     status, out, _ = self.run_bench(
@@ -331,6 +339,7 @@ class RunTest(BenchTestCase):
       results.read(path).left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8")
     )
 
+  @pytest.mark.lab
   def test_startup_is_measured(self):
     path = self.directory / "r.json"
     with (
@@ -350,6 +359,7 @@ class RunTest(BenchTestCase):
     self.assertGreater(found["import"]["jaxplugin"]["min"], 100)
     self.assertRegex(out, r"block_scaled_dot +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d")
 
+  @pytest.mark.lab
   def test_progress_goes_to_a_terminal_and_needs_no_tqdm(self):
     class Terminal(io.StringIO):
       def isatty(self):
@@ -448,6 +458,7 @@ class BadArgumentsTest(BenchTestCase):
 
 
 class ImportTest(absltest.TestCase):
+  @pytest.mark.lab
   def test_neither_the_package_nor_the_command_loads_what_is_optional(self):
     program = (
       "import sys, jaxplugin, jaxplugin.__main__;"

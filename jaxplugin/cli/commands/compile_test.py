@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -90,6 +91,7 @@ class CompileTest(command_lines.CommandLineTestCase):
     self.assertIn("custom calls: 1 triton_kernel_call_ffi", rewritten)
 
   @needs_compiler
+  @pytest.mark.full
   def test_cudnn_that_is_not_named_is_told(self):
     path = str(self.directory / "m.mlir")
     arguments = ("compile", path, "--target", "b200")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -19,6 +20,7 @@ ONE_DOT = ("--target", "h200", "--lhs", "mxfp8", "--rhs", "mxfp8", *SIZES)
   importlib.util.find_spec("triton") is None, "triton is not installed"
 )
 class KernelsTest(command_lines.CommandLineTestCase):
+  @pytest.mark.lab
   def test_report_is_printed_and_files_are_written(self):
     directory = self.directory / "kernels"
     status, out, err = self.run_command(
@@ -30,12 +32,14 @@ class KernelsTest(command_lines.CommandLineTestCase):
     written = {str(path) for path in directory.iterdir()}
     self.assertEqual(set(err.split()), written)
 
+  @pytest.mark.lab
   def test_json_is_printed(self):
     status, out, _ = self.run_command("kernels", *ONE_DOT, "--json")
     self.assertEqual(status, 0)
     names = [kernel["name"] for kernel in json.loads(out)["kernels"]]
     self.assertTrue(all(re.match("block_scaled_", name) for name in names))
 
+  @pytest.mark.lab
   def test_compile_shows_kernels_with_tma_descriptors(self):
     status, out, _ = self.run_command("kernels", *ONE_DOT, "--descriptors")
     self.assertEqual(status, 0)
@@ -47,6 +51,7 @@ class KernelsTest(command_lines.CommandLineTestCase):
     ("a100", "mxfp8", "mxfp8"),
     ("b200", "nvfp4", "nvfp4"),
   )
+  @pytest.mark.lab
   def test_kernels_are_executed(self, target, lhs, rhs):
     dot = ("--target", target, "--lhs", lhs, "--rhs", rhs, "--run")
     sizes = ("-m", "3", "-n", "72", "-k", "288")
@@ -57,6 +62,7 @@ class KernelsTest(command_lines.CommandLineTestCase):
     self.assertRegex(out, r"instructions of warps: \d{4}")
     self.assertRegex(out, r"cp.async: \d+ passes, 1.00 times")
 
+  @pytest.mark.lab
   def test_ptxas_that_is_named_decides_what_is_compiled(self):
     dot = "--target rtx5090 --lhs bfloat16 --rhs mxfp4 -m 1 -n 256 -k 512"
     for more in ((), ("--ptxas", "13.2")):
@@ -69,6 +75,7 @@ class KernelsTest(command_lines.CommandLineTestCase):
       with open(path) as file:
         self.assertEqual("cvt.rn.bf16x2.e2m1x2" in file.read(), bool(more))
 
+  @pytest.mark.lab
   def test_json_has_counts_of_what_is_executed(self):
     sizes = ("-m", "3", "-n", "16", "-k", "1024", "--run", "--json")
     status, out, _ = self.run_command("kernels", *ONE_DOT, *sizes)
@@ -77,6 +84,7 @@ class KernelsTest(command_lines.CommandLineTestCase):
     self.assertLess(read["error"], 1)
     self.assertGreater(read["kernels"][0]["counts"]["matrix products"], 0)
 
+  @pytest.mark.lab
   def test_gpu_without_ptx_is_told(self):
     options = ("--run", "--target", "mi300x")
     status, out, err = self.run_command("kernels", *ONE_DOT, *options)

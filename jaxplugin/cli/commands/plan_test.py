@@ -8,6 +8,7 @@ import importlib.util
 import json
 
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -29,6 +30,7 @@ NAME = f"{__name__}:product"
 
 @needs_compiler
 class FunctionTest(command_lines.CommandLineTestCase):
+  @pytest.mark.lab
   def test_weight_that_is_gathered_is_gathered_in_bytes(self):
     path = self.directory / "a.svg"
     status, out, err = self.run_command(
@@ -80,6 +82,7 @@ class ArgumentErrorTest(command_lines.CommandLineTestCase):
     ("mxfp8[64,64]", "plain array"),
     ("what", "is no array"),
   )
+  @pytest.mark.sample(4)
   def test_arguments_name_axes_of_the_layout(self, argument, message):
     self.check_error(
       ("plan", NAME, "--layout=fsdp=8", f"--arg={argument}"), message

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -106,6 +107,7 @@ class RewriteTest(command_lines.CommandLineTestCase):
       out, jp.rewrite(written_modules.dot_module(), jp.detect_target())
     )
 
+  @pytest.mark.full
   def test_implementation_and_scale_rounding_are_used(self):
     path = self.write("m.mlir", written_modules.dot_module())
     _, out, _ = self.run_command(
@@ -127,6 +129,7 @@ class RewriteTest(command_lines.CommandLineTestCase):
       self.assertEqual(out, jp.rewrite(module, cpu, scale_rounding=rounding))
 
   @parameterized.parameters("text", "bytecode", "portable")
+  @pytest.mark.sample(1)
   def test_formats(self, format):
     path = self.write("m.mlir", written_modules.dot_module())
     status, out, _ = self.run_binary(
@@ -143,6 +146,7 @@ class RewriteTest(command_lines.CommandLineTestCase):
     expected = jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
     self.assertEqual(str(modules.read(out).module), expected)
 
+  @pytest.mark.full
   def test_format_of_the_input_is_the_default(self):
     source = modules.read(written_modules.dot_module())
     older = dataclasses.replace(source, version="1.10.0")
@@ -219,6 +223,7 @@ ENTRY main {
     if err.startswith("error") and "cannot serve" not in err:
       self.assertLen(err.splitlines(), 1)
 
+  @pytest.mark.full
   def test_process_ends_with_one_line_for_a_future_artifact(self):
     # MLIR itself would write to the process's stderr here, not to Python's.
     data = modules.read(written_modules.dot_module()).serialize("portable")
@@ -310,6 +315,7 @@ class OutputTest(command_lines.CommandLineTestCase):
         self.check_refused("is the input file", output, *options)
     self.check_refused("is the input file", self.input, "--force", path=link)
 
+  @pytest.mark.full
   def test_redirected_input_is_never_written_over(self):
     with open(self.input, "rb") as file:
       result = subprocess.run(

@@ -38,6 +38,7 @@ needs_kernels = unittest.skipIf(
 
 class DryRunTest(command_lines.CommandLineTestCase):
   @parameterized.parameters("h100", "b200", "mi300x")
+  @pytest.mark.lab
   def test_candidates_of_a_gpu_that_is_not_here(self, name):
     status, out, err = self.run_command(
       "tune", *ONE, "--target", name, "--dry-run"
@@ -50,6 +51,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
     for said in ("pruned, resources: ", "pruned, dominated: ", "roofline: "):
       self.assertIn(said, out)
 
+  @pytest.mark.lab
   def test_json_has_all_of_it(self):
     status, out, _ = self.run_command(
       *("tune", *ONE, "--target", "h100", "--dry-run", "--json")
@@ -61,6 +63,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertGreater(sum(p["count"] for p in found["pruned"]), 1000)
     self.assertEqual(found["faults"], {})
 
+  @pytest.mark.lab
   def test_dots_of_a_module_file(self):
     weights = jax.eval_shape(
       lambda w: jp.quantize(w, jp.MXFP8),
@@ -82,6 +85,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertEqual(status, 0)
     self.assertIn("mxfp8 x mxfp8 -> float32, batch=1 m=96 n=96 k=64", out)
 
+  @pytest.mark.lab
   def test_dots_of_a_function(self):
     self.write(
       "tuned_model.py",
@@ -127,6 +131,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertNotIn(" x ", out)
     self.assertIn("batch=1 m=4 n=64 k=128: is no quantize", err)
 
+  @pytest.mark.lab
   def test_what_is_left_out_is_said(self):
     status, _, err = self.run_command(
       *("tune", "--shapes", "training:64x64x64,5x64x64,8x64x64"),
@@ -136,6 +141,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertIn("left out: training:64x64x64: is no single operation", err)
     self.assertIn("m=5 n=64 k=64: m=8 stands for its bucket", err)
 
+  @pytest.mark.lab
   def test_refused_call_of_a_module_is_left_out(self):
     good = written_modules.dot_module()
     bad = good.replace("8x2xf8E8M0FNU", "8x3xf8E8M0FNU").replace("@m", "@bad")
@@ -186,6 +192,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ),
     (("--module", "nowhere.mlir"), "nowhere.mlir: No such file"),
   )
+  @pytest.mark.sample(16)
   def test_bad_arguments_are_told(self, given, said):
     self.check_error(["tune", *given], said)
 

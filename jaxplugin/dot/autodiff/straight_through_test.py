@@ -11,6 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec
@@ -62,6 +63,7 @@ def in_f64(function, *args):
 
 class GradientTest(parameterized.TestCase):
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.full
   def test_both_sides_have_the_gradient_at_the_dequantized(self, format):
     def loss(x, w):
       y = jp.block_scaled_dot(quantize(x, format), quantize(w, format))
@@ -76,6 +78,7 @@ class GradientTest(parameterized.TestCase):
       for actual, wanted in zip(function(X, W), expected, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=TOLERANCE)
 
+  @pytest.mark.full
   def test_adam_on_both_sides_quantized_lowers_the_loss(self):
     target = X @ RNG.normal(size=(K, N)).astype(np.float32) / 8
     x_q = jp.quantize(X, jp.NVFP4)
@@ -106,6 +109,7 @@ class GradientTest(parameterized.TestCase):
     ("gelu", jnp.float32, "both"),
     ("silu", jnp.float32, "lhs"),
   )
+  @pytest.mark.sample(2)
   def test_epilogue(self, activation, dtype, sides):
     format = jp.NVFP4
     is_lhs, is_rhs = sides != "rhs", sides != "lhs"
@@ -182,6 +186,7 @@ class GradientTest(parameterized.TestCase):
       for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
         np.testing.assert_allclose(a, e, rtol=0, atol=4 * TOLERANCE)
 
+  @pytest.mark.full
   def test_any_dimension_numbers_and_several_batches(self):
     x = RNG.normal(size=(K, 3, M)).astype(np.float32)
     w = RNG.normal(size=(3, N, K)).astype(np.float32)
@@ -231,6 +236,7 @@ class GradientTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  @pytest.mark.full
   def test_dequantize_is_the_identity(self, dtype):
     def function(x):
       lhs, rhs = quantization.quantize_both(
@@ -360,6 +366,7 @@ class RefusalTest(parameterized.TestCase):
     ("both axes", "quantize_both"),
     ("by the global scale", "quantize"),
   )
+  @pytest.mark.sample(1)
   def test_a_derivative_of_quantize_is_an_error(self, case, who):
     format = jp.NVFP4
     x = np.tile(X, (6, 1))[:32]

@@ -16,6 +16,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -145,6 +146,7 @@ def patched_backends(serving: tuple[str, ...]) -> Any:
 
 class ChooseTest(parameterized.TestCase):
   @parameterized.parameters(*TARGETS)
+  @pytest.mark.sample(6)
   def test_something_serves_everywhere_and_every_refusal_has_a_reason(
     self, target
   ):
@@ -407,6 +409,7 @@ class CudnnPlanTest(parameterized.TestCase):
     highest=(False, True),
     has_bias=(False, True),
   )
+  @pytest.mark.sample(1)
   def test_global_scale(self, version, dtype, global_scale, highest, has_bias):
     target = targets.named_target("b200", cudnn=version)
     problem = make_problem(

@@ -16,6 +16,7 @@ import jax
 import jax.ffi
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -52,6 +53,7 @@ def chosen(function, *args):
 
 
 @needs_library
+@pytest.mark.sample(2)
 class CpuDotTest(suite.DotSuite):
   implementation = "cpu"
   cases_per_test = 25
@@ -61,6 +63,7 @@ class CpuDotTest(suite.DotSuite):
 @needs_library
 class ExtremesTest(parameterized.TestCase):
   @parameterized.product(lhs=formats.FORMATS[:3], rhs=formats.FORMATS[:3])
+  @pytest.mark.sample(1)
   def test_every_scale_byte_against_its_reciprocal_is_exactly_32(
     self, lhs, rhs
   ):
@@ -131,6 +134,7 @@ class LayoutTest(parameterized.TestCase):
     rhs=formats.FORMATS,
     axes=((0, 1), (1, 0), (0, 0), (1, 1)),
   )
+  @pytest.mark.sample(1)
   def test_sides_blocked_along_different_dimensions_are_exact(
     self, lhs, rhs, axes
   ):
@@ -142,6 +146,7 @@ class LayoutTest(parameterized.TestCase):
     self.check(*made, (((1, 2), (0, 1)), ((), ())))
 
   @parameterized.product(format=formats.FORMATS, axis=(0, 1), size=(33, 50))
+  @pytest.mark.sample(1)
   def test_short_last_block_before_another_contracting_dimension(
     self, format, axis, size
   ):
@@ -162,6 +167,7 @@ class LayoutTest(parameterized.TestCase):
     epilogue=(False, True),
     residual_dtype=("float32", "bfloat16"),
   )
+  @pytest.mark.sample(1)
   def test_matrix_times_vector_is_exact(
     self, format, m, epilogue, residual_dtype
   ):
@@ -230,6 +236,7 @@ class LayoutTest(parameterized.TestCase):
 
 @needs_library
 class ThreadsTest(absltest.TestCase):
+  @pytest.mark.full
   def test_calls_from_several_threads_give_the_same_bits(self):
     rng = np.random.default_rng(0)
     functions = []
@@ -299,6 +306,7 @@ class GateTest(parameterized.TestCase):
     self.assertIn("detect_target", reason)
 
   @parameterized.product(lhs=(1, 2), rhs=(1, 2))
+  @pytest.mark.sample(2)
   def test_note_tells_that_lhs_is_dequantized_where_blocks_do_not_pair_up(
     self, lhs, rhs
   ):
@@ -345,6 +353,7 @@ class LoweringTest(parameterized.TestCase):
       self.assertEqual(chosen(jp.block_scaled_dot, self.x, self.w), "xla")
 
   @parameterized.parameters(("cpu",), ("cpu", "cuda"))
+  @pytest.mark.sample(1)
   def test_export_falls_back_to_xla(self, *platforms):
     exported = jax.export.export(
       jax.jit(jp.block_scaled_dot), platforms=platforms
@@ -444,6 +453,7 @@ class LibraryTest(parameterized.TestCase):
     ):
       library.check_version(built_for, installed, "x.so")
 
+  @pytest.mark.full
   def test_version_of_the_installed_jaxlib_is_known(self):
     major, minor = library.installed_version(jax.ffi.include_dir())
     self.assertEqual(major, 0)
@@ -459,6 +469,7 @@ class LibraryTest(parameterized.TestCase):
       library.installed_version(self.directory)
 
   @needs_library
+  @pytest.mark.full
   def test_refused_library_leaves_jax_with_xla_and_a_reason(self):
     self.write_header(0, 2)  # older than any header that it was built with
     program = f"""

@@ -20,6 +20,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -160,6 +161,7 @@ def cudnn_dot(lhs, rhs, lhs_scale, rhs_scale, *global_scale):
     return out * global_scale[0].astype(np.float64) if global_scale else out
 
 
+@pytest.mark.sample(1)
 class CudnnDotTest(suite.DotSuite):
   """The contract's suite, on cuDNN 9.13; what it refuses goes to xla."""
 
@@ -210,6 +212,7 @@ class CudnnDotTest(suite.DotSuite):
       self.assertGreater(sum(self.calls.values()), before, "went to xla")
 
 
+@pytest.mark.sample(1)
 class Cudnn912DotTest(CudnnDotTest):
   """The tests of global scales where it is a multiply after the call."""
 
@@ -357,6 +360,7 @@ class RequantizedTest(parameterized.TestCase):
     format=(jp.MXFP8, jp.MXFP8_E5M2, jp.NVFP4),
     shape=((5, 96), (128, 64), (130, 96), (3, 7, 64)),
   )
+  @pytest.mark.sample(1)
   def test_bits_are_those_of_codes_that_are_given(self, format, shape):
     w_format = jp.NVFP4 if format == jp.NVFP4 else jp.MXFP8
     w = self.weight(w_format, 40, shape[-1])
@@ -369,6 +373,7 @@ class RequantizedTest(parameterized.TestCase):
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4), shape=((5, 96), (128, 64), (130, 96))
   )
+  @pytest.mark.sample(1)
   def test_result_is_of_the_rows_and_columns_that_were_given(
     self, format, shape
   ):
@@ -390,6 +395,7 @@ class RequantizedTest(parameterized.TestCase):
     self.assertEqual(self.written, [((rows, shape[1]), (rows, columns))])
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_swizzled_codes_are_padded_too(self, format):
     w = self.weight(format, 40, 96)
     swizzled = {"scale_layout": "swizzled_128x4"}
@@ -401,6 +407,7 @@ class RequantizedTest(parameterized.TestCase):
     ("rounded_down", {"scale_rounding": "floor"}, (5, 96)),
     ("large", {}, (2**16, 64)),
   )
+  @pytest.mark.full
   def test_what_no_kernel_is_quicker_for_is_read_as_it_is(self, kwargs, shape):
     w = self.weight(jp.MXFP8, 40, shape[1])
     f = lambda x, w: self.dot(self.quantize(x, jp.MXFP8, **kwargs), w)

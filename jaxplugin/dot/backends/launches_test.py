@@ -111,10 +111,12 @@ def table():
 )
 class LaunchesTest(parameterized.TestCase):
   @parameterized.parameters(*FEW)
+  @pytest.mark.full
   def test_kernels_are_as_many_as_the_table_has(self, target, *pair):
     self.assertEqual(row_of(target, *pair), table()[target][key_of(*pair)])
 
   @parameterized.parameters((jp.NVFP4, None), (jp.NVFP4, 3.0), (jp.MXFP8, 3.0))
+  @pytest.mark.full
   def test_devices_multiply_by_two_global_scales_in_the_product(
     self, format, factor
   ):

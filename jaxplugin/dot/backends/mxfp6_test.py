@@ -3,6 +3,7 @@
 """MXFP6 by kernels that read the bytes: against f64 of ml_dtypes' values."""
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -79,6 +80,7 @@ class CpuTest(Mxfp6TestCase):
   @parameterized.product(
     format=FORMATS, kind=(*FORMATS, jp.MXFP8, jp.MXFP4, None), sizes=SIZES
   )
+  @pytest.mark.sample(1)
   def test_product_is_within_the_bound(self, format, kind, sizes):
     self.check_kinds(format, kind, sizes)
 
@@ -97,11 +99,13 @@ class TritonTest(interpreted.RecordedTestCase, Mxfp6TestCase):
   @parameterized.product(
     format=FORMATS, kind=(*FORMATS, jp.MXFP8, None), sizes=SIZES[:2]
   )
+  @pytest.mark.sample(1)
   def test_product_is_within_the_bound(self, format, kind, sizes):
     self.check_kinds(format, kind, sizes)
     self.assertNotEmpty(self.launched)
 
   @parameterized.product(format=FORMATS, target=("h200", "b200"))
+  @pytest.mark.sample(2)
   def test_prepared_weights_give_the_same_bits(self, format, target):
     x = np.random.default_rng(5).normal(size=(5, 160)).astype(np.float32)
     w = array(format, (33, 160), 3)

@@ -12,6 +12,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -107,6 +108,7 @@ class NamedTargetsTest(parameterized.TestCase):
       self.enter_context(mock.patch.object(module, name, replacement))
 
   @parameterized.named_parameters(*TARGETS)
+  @pytest.mark.full
   def test_what_is_decided_is_what_is_lowered(self, name, cudnn):
     target = targets.named_target(name, cudnn=cudnn)
     names = backends.NAMES

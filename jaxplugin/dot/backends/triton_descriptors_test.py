@@ -11,6 +11,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -87,6 +88,7 @@ class LoweringTest(parameterized.TestCase):
     ("rtx5090", None, jp.MXFP4),
   )
   @needs_descriptors
+  @pytest.mark.sample(1)
   def test_ptx_of_the_call_copies_tensors(self, name, lhs, rhs):
     lowering = lowered(
       described(name), quantized(lhs, M, K), quantized(rhs, N, K)
@@ -126,6 +128,7 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.parameters("h200", "b200")
   @needs_descriptors
   @needs_gpu_compiler
+  @pytest.mark.full
   def test_optimized_module_calls_the_kernel_on_the_arrays(self, name):
     operands = [quantized(jp.MXFP8, rows, K) for rows in (M, N)]
     text = deviceless.compile(dot, *operands, target=described(name)).as_text()
@@ -175,6 +178,7 @@ class ChoiceTest(parameterized.TestCase):
     ("h200", jp.MXFP8, jp.MXFP4, 1568, None),
     ("h200", jp.NVFP4, jp.NVFP4, 1552, "lhs: strides .* got 776"),
   )
+  @pytest.mark.sample(3)
   def test_what_they_do_not_serve_is_refused(self, name, lhs, rhs, k, message):
     (decided,) = jp.explain(
       lambda x, w: jp.block_scaled_dot(x, w),

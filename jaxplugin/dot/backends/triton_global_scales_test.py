@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -76,11 +77,13 @@ class TwoGlobalScalesTest(parameterized.TestCase):
     tiling = dict(self.launches[0].constexprs)["TILING"]
     return tiling.shape.has_two_global_scales
 
+  @pytest.mark.full
   def test_kernels_take_both(self):
     result = self.dot(self.x, self.w)
     np.testing.assert_allclose(result, self.exact, rtol=RTOL)
     self.assertTrue(self.kernels_take_both())
 
+  @pytest.mark.full
   def test_mapped_values_of_a_global_scale_that_is_not_mapped(self):
     values = jnp.stack([self.x.values, self.x.values[::-1]])
     scales = jnp.stack([self.x.scale, self.x.scale[::-1]])
@@ -93,6 +96,7 @@ class TwoGlobalScalesTest(parameterized.TestCase):
     self.assertTrue(self.kernels_take_both())
 
   @parameterized.parameters("values", "one operand")
+  @pytest.mark.full
   def test_mapped_global_scale(self, mapped):
     factors = jnp.float32([1, -3, 0.5])
     x = jax.tree.map(lambda a: jnp.stack([a] * 3), self.x)
@@ -107,6 +111,7 @@ class TwoGlobalScalesTest(parameterized.TestCase):
     expected = np.float64(factors)[:, None, None] * self.exact
     np.testing.assert_allclose(result, expected, rtol=RTOL)
 
+  @pytest.mark.full
   def test_derivative_by_a_global_scale(self):
     scale = jnp.float32(0.37)
     bare = self.scaled(self.w, 1)
@@ -123,6 +128,7 @@ class TwoGlobalScalesTest(parameterized.TestCase):
     gradient = jax.grad(lambda scale: f(scale).sum())(scale)
     np.testing.assert_allclose(gradient, exact.sum(), rtol=RTOL_OF_SUM)
 
+  @pytest.mark.full
   def test_derivative_by_a_plain_side(self):
     rng = np.random.default_rng(1)
     plain = jnp.asarray(rng.integers(1, 5, (M, K)), jnp.float32)
@@ -137,6 +143,7 @@ class TwoGlobalScalesTest(parameterized.TestCase):
     np.testing.assert_allclose(tangent, exact * 2, rtol=RTOL)
 
   @parameterized.parameters((P("x"), P(), P("x")), (P(None, "x"),) * 2 + (P(),))
+  @pytest.mark.full
   def test_explicit_axes(self, of_x, of_w, out):
     mesh = explicit.mesh(self, ("x", "y"))
     with jax.set_mesh(mesh):

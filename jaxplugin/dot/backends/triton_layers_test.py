@@ -10,6 +10,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec
@@ -127,6 +128,7 @@ class CompiledTest(parameterized.TestCase):
     ("b200", jp.NVFP4, False),
     ("b200", jp.MXFP8, True),  # with swizzled scales
   )
+  @pytest.mark.full
   def test_no_layer_is_copied(self, name, format, prepared):
     target = targets.named_target(name)
     x, stack = types(format, target=target if prepared else None)
@@ -135,6 +137,7 @@ class CompiledTest(parameterized.TestCase):
     self.assertRegex(text, r"known_trip_count.{1,9}n.{1,5}3")
     self.assertEqual(self.large_steps(text), [])
 
+  @pytest.mark.full
   def test_a_scan_over_the_layers_copies_them_unless_xla_leaves_them(self):
     h200 = targets.named_target("h200")
     sharding = jax.NamedSharding(deviceless.mesh(h200), PartitionSpec())
@@ -160,6 +163,7 @@ class CompiledTest(parameterized.TestCase):
     self.assertEqual(left, [])
 
   @parameterized.parameters("in_shard_map", "partitioned")
+  @pytest.mark.full
   def test_columns_over_devices(self, how):
     h200 = targets.named_target("h200")
     mesh = deviceless.mesh(h200, (2,), ("d",))
@@ -245,6 +249,7 @@ class InterpretedTest(interpreted.RecordedTestCase):
     self.assertGreater(np.abs(of_stack).min(axis=(1, 2)).max(), 0)
     np.testing.assert_array_equal(of_stack, sliced)
 
+  @pytest.mark.full
   def test_number_is_taken_as_indices_are(self):
     x, stack = self.operands(jp.MXFP8, None)
     some = lambda linear, x, stack, i: linear(x, stack[i])
@@ -280,6 +285,7 @@ class TracedTest(absltest.TestCase):
   @absltest.skipIf(
     importlib.util.find_spec("triton") is None, "triton is not installed"
   )
+  @pytest.mark.full
   def test_derivative_keeps_no_stack(self):
     x, stack = types(jp.MXFP8)
 

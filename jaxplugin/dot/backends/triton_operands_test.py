@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -33,6 +34,7 @@ class DescribedTest(interpreted.RecordedTestCase):
     ("h200", None, jp.NVFP4),
     ("b200", jp.NVFP4, jp.NVFP4),
   )
+  @pytest.mark.sample(2)
   def test_bits_are_those_of_kernels_whose_threads_load(self, name, lhs, rhs):
     rng = np.random.default_rng(0)
     # (m, batch, k) and (batch, n, k); no size is a multiple of a tile.
@@ -66,6 +68,7 @@ class BlocksTest(interpreted.RecordedTestCase):
   """Sides that are blocked along different contracting dimensions."""
 
   @parameterized.product(name=("h200", "b200"), axes=((1, 2), (2, 1)))
+  @pytest.mark.sample(2)
   def test_short_blocks_are_padded_where_rhs_has_them(self, name, axes):
     rng = np.random.default_rng(0)
     sides = []
@@ -117,6 +120,7 @@ class PreparedTest(interpreted.RecordedTestCase):
     format=(jp.MXFP4, jp.NVFP4),
     shapes=(((3, 160), (35, 160)), ((2, 19, 96), (2, 33, 96))),
   )
+  @pytest.mark.sample(2)
   def test_prepared_weight_is_read_as_it_is(self, name, format, shapes):
     x_shape, w_shape = shapes
     rng = np.random.default_rng(1)
@@ -144,6 +148,7 @@ class PreparedTest(interpreted.RecordedTestCase):
     )
 
   @parameterized.parameters((jp.MXFP8, 130), (jp.NVFP4, 5))
+  @pytest.mark.sample(1)
   def test_swizzled_scale_of_a_prepared_weight_changes_no_bit(
     self, format, rows
   ):
@@ -184,6 +189,7 @@ class PreparedTest(interpreted.RecordedTestCase):
     self.assertIn("_mxfp4_interleaved_mxfp8_", self.names())
 
   @parameterized.parameters("b200", "mi300x")
+  @pytest.mark.full
   def test_where_kernels_want_the_usual_order_it_is_put_back(self, name):
     w = self.weight(jp.NVFP4, (35, 96))
     x = self.weight(jp.NVFP4, (3, 96), 1)

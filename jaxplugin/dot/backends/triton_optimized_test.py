@@ -13,6 +13,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -56,6 +57,7 @@ class OptimizedTest(parameterized.TestCase):
       (jp.MXFP8, jp.MXFP4),
     ),
   )
+  @pytest.mark.full
   def test_kernels_are_called_and_no_operand_is_dequantized(
     self, name, formats_
   ):
@@ -78,6 +80,7 @@ class OptimizedTest(parameterized.TestCase):
     self.assertNotIn(" dot(", text)
 
   @parameterized.product(name=("h200", "b200"), rhs=(jp.MXFP8, jp.NVFP4))
+  @pytest.mark.full
   def test_weight_whose_n_is_minor_is_neither_transposed_nor_copied(
     self, name, rhs
   ):
@@ -106,6 +109,7 @@ class OptimizedTest(parameterized.TestCase):
     )
     return [s for s in found if math.prod(map(int, s.split(","))) >= least]
 
+  @pytest.mark.full
   def test_it_would_be_seen_if_a_weight_was_transposed(self):
     # Two dimensions of n with k between them cannot merge.
     def f(x, w):
@@ -134,6 +138,7 @@ class OptimizedTest(parameterized.TestCase):
       {self.N * self.K, self.M * self.K}, self.float_sizes(text)
     )
 
+  @pytest.mark.full
   def test_sharded_calls_run_on_each_gpus_share(self):
     target = targets.named_target("h200")
     mesh = deviceless.mesh(target, (4,), ("x",))

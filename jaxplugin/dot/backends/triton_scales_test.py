@@ -15,6 +15,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -92,6 +93,7 @@ class ScalesTest(interpreted.RecordedTestCase):
     with jp.use_target(target):
       return jp.block_scaled_dot(x, w, implementation="triton", **options)
 
+  @pytest.mark.full
   def test_products_of_integers_are_exact(self):
     for name, case in CASES.items():
       rng = np.random.default_rng(len(name))
@@ -190,6 +192,7 @@ class DecisionTest(absltest.TestCase):
   "triton or jax-cuda13-plugin is not installed",
 )
 class CompiledTest(absltest.TestCase):
+  @pytest.mark.full
   def test_xla_dequantizes_nothing(self):
     m, n, k = 512, 704, 1664
     for name in ("E8M0 of 64", "MXFP4 of 16", "E4M3 on E4M3", "E5M2 on E5M2"):

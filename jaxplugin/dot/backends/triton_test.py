@@ -69,6 +69,7 @@ class HopperDotTest(TritonDotSuite):
 
 
 @needs_interpreter
+@pytest.mark.sample(1)
 class BlackwellDotTest(TritonDotSuite):
   """Leaves it to the matrix instruction where that takes the formats."""
 
@@ -113,6 +114,7 @@ class ConversionTest(parameterized.TestCase):
     return [note for note in told.decision.notes if "FP4" in note]
 
   @parameterized.product(name=("b200", "rtx5090"), ragged=(False, True))
+  @pytest.mark.sample(1)
   def test_which_and_why(self, name, ragged):
     needs = "its conversion needs ptxas 13.2, and the target's is "
     for ptxas, expected in (
@@ -129,6 +131,7 @@ class ConversionTest(parameterized.TestCase):
     ("rtx5090", None, jp.MXFP8),
     ("rtx5090", jp.NVFP4, jp.NVFP4),
   )
+  @pytest.mark.sample(1)
   def test_nothing_where_there_is_one_way(self, name, lhs, rhs):
     target = targets.named_target(name, ptxas="13.4")
     self.assertEmpty(self.notes(target, lhs=lhs, rhs=rhs))
@@ -196,6 +199,7 @@ class ErrorTest(parameterized.TestCase):
       f"may need {needed} bytes of shared memory, sm_90 has 1024",
     )
 
+  @pytest.mark.full
   def test_target_without_jax_triton_is_refused_with_the_reason(self):
     target = targets.named_target("h200").without_library(
       targets.JAX_TRITON, "it is away"

@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -92,6 +93,7 @@ class FunctionsTest(EntrancesTestCase):
   @parameterized.parameters(
     linear, scaled_dot, scaled_matmul, dot_general, accelerated
   )
+  @pytest.mark.sample(1)
   def test_it_is_what_multiplies(self, function):
     x, w = self.operands()
     actual = jax.jit(function, static_argnums=2)(x, w, "acme")
@@ -146,6 +148,7 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
       "'acne' (choose from cudnn, triton, cpu, xla, cutile, acme)", error
     )
 
+  @pytest.mark.full
   def test_benchmark_has_it_among_ours_where_it_serves(self):
     (pair,) = workloads.parse_pairs("mxfp8")
     target = jp.detect_target("cpu")

@@ -8,6 +8,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -112,6 +113,7 @@ class ViewTest(BackendTestCase):
     format=(jp.MXFP8, jp.MXFP4, jp.NVFP4),
     storage=("scaled_array", "swizzled", "packed_scaled_array", "bytes"),
   )
+  @pytest.mark.sample(6)
   def test_operand_is_the_same_however_it_is_stored(self, format, storage):
     if storage.startswith("packed") and not format.is_fp4:
       self.skipTest("is not packed")
@@ -240,6 +242,7 @@ class EmitTest(BackendTestCase):
     emit=(by_general_dot, by_rows),
     case=tuple(range(6)),
   )
+  @pytest.mark.sample(2)
   def test_result_is_that_of_the_formula(self, emit, case):
     self.register(emit)
     rng = np.random.default_rng(case)
@@ -272,6 +275,7 @@ class EmitTest(BackendTestCase):
     contract.assert_exact(actual, expected, contract.F32)
 
   @parameterized.parameters((2, 2), (1, 1), (1, 2), (2, 1))
+  @pytest.mark.sample(1)
   def test_several_contracting_dimensions_are_rows_too(self, *axes):
     self.register(by_rows)
     lhs = operand(jp.MXFP8, (3, 64, 32), axis=axes[0])
@@ -302,6 +306,7 @@ class EmitTest(BackendTestCase):
     (lambda call: np.zeros((3, 3), "f"), r"got array"),
     (lambda call: None, "got None"),
   )
+  @pytest.mark.sample(2)
   def test_wrong_result_is_an_error_that_names_the_backend(self, emit, got):
     self.register(emit)
     x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
@@ -482,6 +487,7 @@ class EverywhereTest(BackendTestCase):
     self.assertGreater(self.traced, 0)
 
   @parameterized.parameters("m", "k")
+  @pytest.mark.sample(1)
   def test_shardings(self, axis):
     if len(jax.devices()) < 4:
       self.skipTest("needs 4 devices")
@@ -520,6 +526,7 @@ class EverywhereTest(BackendTestCase):
       self.assertLen(traced, int(is_portable))
       self.doCleanups()
 
+  @pytest.mark.full
   def test_rewriting_a_module(self):
     module = written_modules.dot_module()
     target = jp.detect_target("cpu")

@@ -18,6 +18,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -199,6 +200,7 @@ class EntryPointTest(RegistryTestCase):
      "version 2 .* update jaxplugin"),
     ("other_name", source("acne"), Refusal.WRONG_NAME, "the backend is 'acne'"),
   )  # fmt: skip
+  @pytest.mark.sample(6)
   def test_one_that_fails_is_warned_about_once_and_the_others_serve(
     self, text, refusal, reason
   ):
@@ -452,6 +454,7 @@ class ThreadTest(RegistryTestCase):
 
 
 class ProcessTest(RegistryTestCase):
+  @pytest.mark.full
   def test_nothing_is_loaded_before_the_first_decision(self):
     self.install("acme-dot", acme=source())
     (module,) = pathlib.Path(self.folder).glob("third_party_*.py")

@@ -12,6 +12,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -123,6 +124,7 @@ class CompileOnceTest(parameterized.TestCase):
     more = num_operations(many) - num_operations(few)
     self.assertLessEqual(more, limit * plain)
 
+  @pytest.mark.full
   def test_equal_calls_that_are_split_alike_are_lowered_once(self):
     counts = []
     for count in (3, 4):
@@ -187,6 +189,7 @@ class NamesTest(parameterized.TestCase):
       lambda: mock.patch.object(fingerprints, "_versions", lambda: ("0",)),
     ),
   )
+  @pytest.mark.sample(1)
   def test_what_it_is_lowered_under_decides(self, context):
     before = self.names()
     with context():
@@ -220,6 +223,7 @@ class NamesTest(parameterized.TestCase):
 
 
 class TwoProcessesTest(absltest.TestCase):
+  @pytest.mark.full
   def test_the_second_one_finds_what_the_first_one_compiled(self):
     folder = self.enter_context(tempfile.TemporaryDirectory())
     found = []

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -72,6 +73,7 @@ class ExplicitGradientsTest(explicit.InsideTestCase):
     ),
     format=("mxfp8", "nvfp4"),
   )
+  @pytest.mark.sample(1)
   def test_values_are_one_devices_and_bytes_are_gathered(self, layout, format):
     x_spec, w_spec, out, moved = layout
     w_q = _nvfp4(W) if format == "nvfp4" else jp.quantize(W, jp.MXFP8)
@@ -85,6 +87,7 @@ class ExplicitGradientsTest(explicit.InsideTestCase):
     self.assertEqual(jax.typeof(result), jax.typeof(x))
     np.testing.assert_array_equal(result, G @ W)
 
+  @pytest.mark.full
   def test_quantized_lhs(self):
     x_q = self.put(jp.quantize(X, jp.MXFP8), P("b"))
     w = self.put(W, P("b"))
@@ -149,6 +152,7 @@ class ExplicitGradientsTest(explicit.InsideTestCase):
     self.assertEqual(jax.typeof(result), jax.typeof(x))
     np.testing.assert_array_equal(result, g @ W)
 
+  @pytest.mark.full
   def test_second_derivative(self):
     w_q = _nvfp4(W)
 

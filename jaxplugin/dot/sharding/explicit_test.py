@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -59,6 +60,7 @@ class ExplicitTest(explicit.InsideTestCase):
     (P("a"), P("a"), P(None, "a"), []),
     (P("a"), P("b"), P(), []),
   )
+  @pytest.mark.sample(1)
   def test_types_are_those_of_lax_and_values_those_of_one_device(
     self, x_spec, w_spec, out, collectives
   ):
@@ -163,6 +165,7 @@ class ExplicitTest(explicit.InsideTestCase):
     (P("a"), P("b"), P("a", "b"), []),
     (P("a", "b"), P(None, "b"), P("a"), ["all-reduce"]),
   )
+  @pytest.mark.sample(1)
   def test_words_of_fp4_stay_where_they_are(self, x_spec, w_spec, out, moved):
     w = _nvfp4(W)
     words = interleaving.interleave(w.pack().values)

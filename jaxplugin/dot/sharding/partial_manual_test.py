@@ -113,9 +113,11 @@ class _Stages(parameterized.TestCase):
 
 
 class PartialManualTest(_Stages):
+  @pytest.mark.full
   def test_each_device_computes_its_share(self):
     self.check_shares(s=2, t=4)
 
+  @pytest.mark.full
   def test_several_automatic_axes_gather_nothing(self):
     mesh = self.mesh(f=2, s=2, t=2)
     w = jp.quantize(W, jp.MXFP8)
@@ -144,6 +146,7 @@ class PartialManualTest(_Stages):
         np.testing.assert_array_equal(compiled(*args), Y)
 
   @parameterized.parameters((P("s", "t", "f"),), (P("s", None, ("t", "f")),))
+  @pytest.mark.sample(1)
   def test_what_is_quantized_has_the_bits_of_its_stage(self, spec):
     mesh = self.mesh(f=2, s=2, t=2)
     key = jax.random.key(0)
@@ -245,6 +248,7 @@ class OptimizedTest(absltest.TestCase):
       mesh=mesh,
     ).as_text()
 
+  @pytest.mark.full
   def test_gpus_multiply_their_share_and_gather_nothing(self):
     text = self.compiled(
       (2, 4), ("s", "t"), P("s"), P("s", "t"), P("s", None, "t")
@@ -253,6 +257,7 @@ class OptimizedTest(absltest.TestCase):
     self.assertRegex(text, rf"bf16\[(1,)?{self.ROWS},{self.COLUMNS // 4}\]")
     self.assertNotRegex(text, rf"bf16\[(1,)?{self.ROWS},{self.COLUMNS}\]")
 
+  @pytest.mark.full
   def test_gpus_sum_along_the_axis_that_has_k(self):
     k_over_f = P("s", None, "f")
     text = self.compiled(

@@ -4,6 +4,7 @@
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -73,6 +74,7 @@ class SplitAxisTest(parameterized.TestCase):
       (jp.MXFP8, 96, (6,), "xla"),
     ),
   )
+  @pytest.mark.sample(1)
   def test_blocks_of_a_sharded_k(self, partitioner, case):
     format, k, sizes, implementation = case
     axes = P(None, tuple("xyz"[: len(sizes)]))
@@ -92,6 +94,7 @@ class SplitAxisTest(parameterized.TestCase):
     np.testing.assert_array_equal(result, arrays[0] @ arrays[1].T)
 
   @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
+  @pytest.mark.full
   def test_rows_that_a_reshape_splits_or_merges(self, partitioner, size):
     numbers = (((2,), (1,)), ((), ()))
     lhs, rhs = exact(0, 24, 128), exact(1, 16, 128)
@@ -137,6 +140,7 @@ class SplitAxisTest(parameterized.TestCase):
     np.testing.assert_array_equal(result, expected)
 
   @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
+  @pytest.mark.full
   def test_a_batch_that_does_not_divide_or_was_merged(self, partitioner, size):
     lhs, rhs = exact(0, 6, 8, 64), exact(1, 6, 4, 64)
 
@@ -156,6 +160,7 @@ class SplitAxisTest(parameterized.TestCase):
     np.testing.assert_array_equal(result, np.einsum("bmk,bnk->bmn", lhs, rhs))
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.sample(1)
   def test_zero_blocks_of_rows_fewer_than_devices_stay_zero(self, partitioner):
     lhs, rhs = exact(0, 3, 64), exact(1, 5, 64)
     lhs[1] = rhs[2] = 0
@@ -212,6 +217,7 @@ class SplitAxisTest(parameterized.TestCase):
       (jp.MXFP4, (24, 64), P("x"), (3, 8, 64)),
     ),
   )
+  @pytest.mark.sample(4)
   def test_quantize_gives_the_bits_of_one_device(self, partitioner, case):
     format, shape, spec, reshaped = case
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -92,6 +93,7 @@ class ShardedDotTest(parameterized.TestCase):
       (P("a", "b"), P("a"), P("a", "b")),
     ),
   )
+  @pytest.mark.sample(2)
   def test_batch_m_and_n_shardings_stay_local(self, partitioner, format, specs):
     lhs = jp.quantize(_integers(0, BATCH, M, K), format)
     rhs = jp.quantize(_integers(1, BATCH, N, K), format)
@@ -110,6 +112,7 @@ class ShardedDotTest(parameterized.TestCase):
     partitioner=PARTITIONERS,
     formats=((jp.MXFP8, jp.MXFP8), (jp.NVFP4, jp.NVFP4), (jp.MXFP8, jp.NVFP4)),
   )
+  @pytest.mark.sample(3)
   def test_k_sharding_gives_one_all_reduce_of_f32(self, partitioner, formats):
     lhs = jp.quantize(_integers(0, M, K), formats[0])
     rhs = jp.quantize(_integers(1, N, K), formats[1])
@@ -128,6 +131,7 @@ class ShardedDotTest(parameterized.TestCase):
     self.assertEqual(collectives, [("all-reduce", "f32", M * N)])
 
   @parameterized.product(partitioner=PARTITIONERS, scattered=(0, 1))
+  @pytest.mark.sample(2)
   def test_k_sharding_with_sharded_result_gives_one_reduce_scatter(
     self, partitioner, scattered
   ):
@@ -153,6 +157,7 @@ class ShardedDotTest(parameterized.TestCase):
       (P(None, "b"), P("b")),  # k of one side and n of the other
     ),
   )
+  @pytest.mark.sample(1)
   def test_what_is_gathered_is_gathered_as_bytes(
     self, partitioner, format, specs
   ):
@@ -169,6 +174,7 @@ class ShardedDotTest(parameterized.TestCase):
       self.assertIn(size, (values, M * K // format.block_size))
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.sample(1)
   def test_unsharded_k_is_sliced_rather_than_the_other_gathered(
     self, partitioner
   ):
@@ -180,6 +186,7 @@ class ShardedDotTest(parameterized.TestCase):
     self.assertEqual(collectives, [("all-reduce", "f32", M * N)])
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.sample(1)
   def test_k_sharding_that_splits_blocks_is_gathered(self, partitioner):
     # k = 64 is two blocks of 32: they cannot be dealt to four devices.
     lhs = jp.quantize(_integers(0, M, 64), jp.MXFP8)
@@ -194,6 +201,7 @@ class ShardedDotTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.sample(1)
   def test_one_sided_operand_and_general_dimensions(self, partitioner):
     lhs = _integers(0, 4, K, M)  # plain, [b, k, m]
     rhs = jp.quantize(_integers(1, N, K, 4), jp.MXFP4, axis=1)  # [n, k, b]
@@ -212,6 +220,7 @@ class ShardedDotTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.sample(1)
   def test_swizzled_and_padded_scales_are_sharded_calls_too(self, partitioner):
     lhs = jp.quantize(_integers(0, M, K), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)
@@ -264,6 +273,7 @@ class ShardedDotTest(parameterized.TestCase):
       _integers(0, M, K) @ _integers(1, N, K).T,
     )
 
+  @pytest.mark.full
   def test_sharded_training_step_equals_the_unsharded_one(self):
     x, w = _integers(0, M, K), _integers(1, K, N)
     dot_general = jp.dot_general(jp.MXFP8, jp.MXFP8)

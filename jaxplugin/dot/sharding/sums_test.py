@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -53,6 +54,7 @@ class ReduceDtypeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(BF16, F16)
+  @pytest.mark.full
   def test_scaled_parts_are_rounded_and_summed_in_it(self, dtype):
     lhs, rhs = integers(0, M, K), integers(1, N, K)
     scale = np.float32(1 / 3)
@@ -99,6 +101,7 @@ class ReduceDtypeTest(parameterized.TestCase):
     np.testing.assert_array_less(error, bound * magnitude)
 
   @parameterized.parameters(None, BF16, np.float32)
+  @pytest.mark.sample(1)
   def test_scales_of_rows_and_scattered_sums(self, dtype):
     # Sums of up to 256 and powers of two are exact in bf16.
     lhs, rhs = integers(0, M, K, top=1), integers(1, N, K, top=1)
@@ -118,6 +121,7 @@ class ReduceDtypeTest(parameterized.TestCase):
         np.asarray(result), lhs @ rhs.T * rows * columns.T
       )
 
+  @pytest.mark.full
   def test_changes_no_bit_where_no_sum_crosses_devices(self):
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))
@@ -127,6 +131,7 @@ class ReduceDtypeTest(parameterized.TestCase):
     result = function(self.put(lhs, P("a")), self.put(rhs, P("b")))
     np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
 
+  @pytest.mark.full
   def test_sum_over_two_axes_is_dealt_out_along_two_dimensions(self):
     x = integers(0, 8, 128, 16)
     g = integers(1, 8, 128, 32)

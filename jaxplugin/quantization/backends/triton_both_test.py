@@ -49,6 +49,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       ((3, 32, 160), (1, 2), jnp.bfloat16),
     ),
   )
+  @pytest.mark.sample(1)
   def test_along_the_last_two_axes(self, format, case):
     shape, axes, dtype = case
     self.assert_same_bits(
@@ -61,6 +62,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     self.assertEqual(self.names, expected)
 
   @parameterized.parameters(np.nan, np.inf)
+  @pytest.mark.full
   def test_global_scales_of_each_axis_leave_out_their_own_blocks(self, bad):
     x = np.random.default_rng(3).normal(size=(2, 64, 64)).astype(np.float32)
     x[1, 3, 5], x[1, 3, 6], x[1, 9, 5] = bad, 600.0, -50.0
@@ -69,6 +71,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters((MXFP8, "a100"), (MXFP8, "h200"), (MXFP4, "h200"))
+  @pytest.mark.sample(1)
   def test_scales_rounded_down_with_either_cast(self, format, target):
     self.assert_same_bits(
       lambda x: quantization.quantize_both(x, format, scale_rounding="floor"),
@@ -77,6 +80,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters(2.0**-65, 0.0)
+  @pytest.mark.sample(1)
   def test_given_global_scale_serves_both(self, global_scale):
     def quantize(x):
       # Traced: what is no scale is refused only where it is concrete.
@@ -99,6 +103,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     (NVFP4, (3, 32, 40), ((1,), (2,)), ((2, 0), (0, 1))),
     (NVFP4, (2, 3, 32, 2, 32), ((4,), (2,)), ((0, 1, 2, 3), (0, 3, 4, 1))),
   )
+  @pytest.mark.sample(2)
   def test_merged_and_padded_dimensions(self, format, shape, dims, leads):
     blockings = [
       blocking.Blocking(dims=d, lead=l, multiple=32)
@@ -127,6 +132,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     # Whole blocks of the last one are those of it and of what is between.
     (64, ["quantize_both_mxfp8_64x64"]),
   )
+  @pytest.mark.sample(1)
   def test_axes_with_others_between(self, columns, names):
     blockings = [blocking.Blocking.along(axis, 3, 32) for axis in (0, 2)]
     self.assert_same_bits(
@@ -138,6 +144,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     self.assertCountEqual(self.names, names)
 
   @parameterized.parameters(MXFP8, NVFP4)
+  @pytest.mark.sample(1)
   def test_under_vmap(self, format):
     # One global scale an entry: operations compute and use those.
     given = jnp.float32(0.01) if format.has_global_scale else None
@@ -151,6 +158,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     self.assertEqual(self.names, [f"quantize_both_{format.name}_64x64"])
 
   @parameterized.parameters(0, 1)
+  @pytest.mark.sample(1)
   def test_one_that_is_used_alone_is_quantized_alone(self, i):
     self.assert_same_bits(
       jax.jit(lambda x: quantization.quantize_both(x, NVFP4)[i]),
@@ -176,12 +184,14 @@ class LoweringTest(parameterized.TestCase):
     return text.count("@triton_kernel_call")
 
   @parameterized.parameters("a100", "b200")
+  @pytest.mark.full
   def test_one_kernel_for_mx_and_two_for_nvfp4(self, name):
     target = targets.named_target(name)
     for format, expected in ((MXFP8, 1), (MXFP4, 1), (NVFP4, 2)):
       both = lambda x, f=format: quantization.quantize_both(x, f)
       self.assertEqual(self.calls(both, target=target), expected)
 
+  @pytest.mark.full
   def test_each_platform_and_each_device_has_its_kernel(self):
     both = lambda x: quantization.quantize_both(x, MXFP8)
     self.assertEqual(self.calls(both, platforms=("cuda", "cpu")), 1)

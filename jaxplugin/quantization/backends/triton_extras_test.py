@@ -12,6 +12,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -72,6 +73,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     ),
     axis=(0, 1),
   )
+  @pytest.mark.sample(1)
   def test_bits_of_all_kinds_of_numbers(self, case, axis):
     format, fields = case
     self.assert_same_bits(
@@ -82,12 +84,14 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=(MXFP8, MXFP4, NVFP4), fields=(STOCHASTIC, SQUARE, TRANSFORMED)
   )
+  @pytest.mark.sample(1)
   def test_bits_of_bf16(self, format, fields):
     self.assert_same_bits(
       quantizer(format, 1, **fields),
       quantization_lowerings.numbers((40, 96), jnp.bfloat16),
     )
 
+  @pytest.mark.full
   def test_every_scale_is_chosen_and_rounded_as_by_operations(self):
     # 8 binades of global scales' worth below the largest block: scales that
     # are zero, subnormal and normal; each number alone and next to a tie.
@@ -103,6 +107,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       )
 
   @parameterized.parameters(1e-40, 1e-30, 1e-10, 1.0, 1e36)
+  @pytest.mark.sample(1)
   def test_tensors_of_any_size(self, size):
     x = np.random.default_rng(9).normal(size=(33, 64)) * size
     x = jnp.asarray(x.astype(np.float32))
@@ -113,6 +118,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       self.assert_same_bits(quantizer(NVFP4, 1, **fields), x)
 
   @parameterized.parameters(1.0, 0.37, 2.0**-65, 1e-40, 3e38, 0.0, np.nan)
+  @pytest.mark.sample(1)
   def test_given_global_scale_with_a_key(self, global_scale):
     def quantize(x):
       return jax.jit(
@@ -136,6 +142,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters(((0, 2), 1), ((1, 0), 2), ((2,), 1), ((1,), 2))
+  @pytest.mark.sample(2)
   def test_squares_of_a_batch_do_not_mix(self, square, axis):
     x = quantization_lowerings.numbers((3, 40, 64)[:: 2 * axis - 3], np.float32)
     lead = tuple(d for d in range(3) if d not in (*square, axis))
@@ -169,6 +176,7 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=(MXFP8, MXFP4, NVFP4), case=("activation", "gradient", "chosen")
   )
+  @pytest.mark.sample(1)
   def test_both_from_one_read(self, format, case):
     if case == "chosen" and format is not NVFP4:
       self.skipTest("a choice between 6 and 4 is NVFP4's")
@@ -184,6 +192,7 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
     self.assertStartsWith(self.names[-1], f"quantize_both_{format.name}")
 
   @parameterized.parameters(0, 1)
+  @pytest.mark.sample(1)
   def test_key_of_what_is_not_used_goes_with_it(self, used):
     keys = tuple(jax.random.key(i) for i in range(2))
     manners = pair(MXFP4, "gradient")
@@ -201,6 +210,7 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
       quantization_lowerings.leaves_as_bytes(quantize(x, *keys)),
     )
 
+  @pytest.mark.full
   def test_each_entry_of_a_vmap_is_as_alone(self):
     manners = pair(NVFP4, "activation")
     quantize = lambda x: operands.quantize_all(x, manners, (None, None))
@@ -232,6 +242,7 @@ class FormulaTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=(MXFP8, MXFP4, NVFP4), square=(False, True), chosen=(False, True)
   )
+  @pytest.mark.sample(1)
   def test_kernels_compute_the_formulas(self, format, square, chosen):
     if chosen and format is not NVFP4:
       self.skipTest("a choice between 6 and 4 is NVFP4's")
@@ -261,6 +272,7 @@ class FormulaTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters(2, 16, 32, 64)
+  @pytest.mark.sample(1)
   def test_transform_is_the_matrix(self, size):
     x = np.random.default_rng(12).integers(-99, 99, (24, 128))
     x = x.astype(np.float32)
@@ -309,6 +321,7 @@ RECIPES = {
 
 class RecipeTest(parameterized.TestCase):
   @parameterized.product(recipe=tuple(RECIPES), name=("h200", "mi355x"))
+  @pytest.mark.sample(8)
   def test_every_operand_is_served(self, recipe, name):
     x = jax.ShapeDtypeStruct((4, 256, 128), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((128, 96), jnp.bfloat16)
@@ -388,6 +401,7 @@ class OptimizedTest(parameterized.TestCase):
   @parameterized.product(
     name=("h200", "b200"), case=((MXFP4, 1), (NVFP4, 2)), axis=(0, 1)
   )
+  @pytest.mark.full
   def test_kernels_alone_read_x(self, name, case, axis):
     format, kernels = case
     fields = {} if format is MXFP4 else CHOSEN
@@ -407,6 +421,7 @@ class OptimizedTest(parameterized.TestCase):
     self.assertNotRegex(text, r"bf16\[[0-9,]*\]\S* (?!parameter)[a-z-]+\(")
     self.assertNotIn("u32[512,768]", text)
 
+  @pytest.mark.full
   def test_operations_would_be_seen(self):
     target = H200.without_library(targets.JAX_TRITON, "it is away")
     text = deviceless.compile(

@@ -18,6 +18,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -54,6 +55,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       ((544,), 0, jnp.bfloat16),
     ),
   )
+  @pytest.mark.sample(1)
   def test_along_any_axis_of_any_shape(self, format, case):
     shape, axis, dtype = case
     self.assert_same_bits(
@@ -64,6 +66,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=(MXFP8, MXFP8_E5M2, MXFP4), target=("a100", "h200")
   )
+  @pytest.mark.sample(1)
   def test_scales_rounded_down_with_either_cast(self, format, target):
     self.assert_same_bits(
       lambda x: quantization.quantize(x, format, scale_rounding="floor"),
@@ -72,6 +75,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters(1.0, 0.37, 2.0**-65, 1e-40, 3e38, 0.0, np.nan)
+  @pytest.mark.sample(1)
   def test_given_global_scale(self, global_scale):
     def quantize(x):
       # Traced: what is no scale is refused only where it is concrete.
@@ -88,6 +92,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     *itertools.product((40, 516), (0.0, 1e-38, 1e-44, 1e36)),
     (8200, 1.0),  # 513 tiles by 512 programs
   )
+  @pytest.mark.sample(1)
   def test_computed_global_scale_of_tensors_at_the_ends_of_the_range(
     self, rows, f
   ):
@@ -102,6 +107,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     self.assertEqual(self.names, [before, "quantize_nvfp4_16x128"])
 
   @parameterized.parameters(*formats.KNOWN)
+  @pytest.mark.sample(1)
   def test_under_vmap(self, format):
     # One global scale an entry: operations compute and use those.
     given = jnp.float32(0.01) if format.has_global_scale else None
@@ -120,6 +126,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=formats.KNOWN, shape=((3, 7, 96), (130, 160), (128, 64))
   )
+  @pytest.mark.sample(1)
   def test_swizzled_scales_are_written_with_their_padding(self, format, shape):
     swizzled = functools.partial(
       quantization.quantize, format=format, scale_layout="swizzled_128x4"
@@ -131,6 +138,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=(MXFP8, MXFP8_E5M2, NVFP4), shape=((3, 7, 96), (130, 160), (128, 64))
   )
+  @pytest.mark.sample(1)
   def test_whole_tiles_are_written_for_a_product(self, format, shape):
     x = quantization_lowerings.numbers(shape, np.float32)
     given = jnp.float32(0.37) if format.has_global_scale else None
@@ -214,6 +222,7 @@ class LoweringTest(parameterized.TestCase):
     return text.count("@triton_kernel_call")
 
   @parameterized.parameters(*NVIDIA_TARGETS)
+  @pytest.mark.full
   def test_every_architecture_is_compiled_for(self, target):
     def quantize(x):
       return (
@@ -273,6 +282,7 @@ class LoweringTest(parameterized.TestCase):
     (jax.sharding.AxisType.Auto, 0),
     (jax.sharding.AxisType.Explicit, 1),
   )
+  @pytest.mark.sample(1)
   def test_partitioned_module_leaves_kernels_to_each_device(self, kind, count):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(kind,))
     x = jax.ShapeDtypeStruct(
@@ -298,6 +308,7 @@ class OptimizedTest(parameterized.TestCase):
     return set(re.findall(r"^  (?:ROOT )?%\S+ = .*? ([a-z-]+)\(", entry, re.M))
 
   @parameterized.product(name=("h200", "b200"), dtype=("bfloat16", "float32"))
+  @pytest.mark.full
   def test_only_kernels_run(self, name, dtype):
     compiled = deviceless.compile(
       lambda x: [quantization.quantize(x, f) for f in formats.FORMATS],
@@ -328,6 +339,7 @@ class OptimizedTest(parameterized.TestCase):
     self.assertNotIn("fusion", self.opcodes(text))
 
   @parameterized.parameters(MXFP8, NVFP4)
+  @pytest.mark.sample(1)
   def test_inside_of_shard_map_each_gpu_runs_the_kernels(self, format):
     mesh = deviceless.mesh(H200, (4,), ("x",))
     sharding = jax.sharding.NamedSharding(mesh, P("x"))

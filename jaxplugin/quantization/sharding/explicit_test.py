@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -43,6 +44,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     # Bits of another generator are those of the whole array.
     (jp.MXFP8, {"key": jax.random.key(1, impl="rbg")}, P("a", "b"), None),
   )
+  @pytest.mark.sample(2)
   def test_bits_are_those_of_one_device(self, format, options, spec, expected):
     if options.get("scale_layout"):
       options["axis"] = 1
@@ -59,6 +61,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
       self.assertEqual(_specs(result), [expected, expected])
       self.assertEqual(jax.typeof(back).sharding.spec, expected)
 
+  @pytest.mark.full
   def test_one_maximum_and_no_other_collective(self):
     with jax.set_mesh(self.mesh):
       x = self.put(X, P("a", "b"))
@@ -73,6 +76,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
       )
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_out_sharding_sends_bytes(self, format):
     function = jax.jit(lambda x: jp.quantize(x, format, out_sharding=P("b")))
     with jax.set_mesh(self.mesh):

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
@@ -61,6 +62,7 @@ class NamedAxesTest(parameterized.TestCase):
     (jp.quantize, P("x"), "x"),
     (jp.quantize_both, P("x", "y"), ("y", "x")),
   )
+  @pytest.mark.sample(2)
   def test_bits_are_those_of_the_whole_array(self, quantize, spec, names):
     x = numbers(128, 256)
     function = self.of_parts(
@@ -82,6 +84,7 @@ class NamedAxesTest(parameterized.TestCase):
     scales = self.mapped(scale_of, P("x", "y"), P("x", "y"))(x)
     self.assertLen(np.unique(scales), NUM_DEVICES)
 
+  @pytest.mark.full
   def test_axes_over_which_x_is_not_split_change_nothing(self):
     x = numbers(32, 64)
     scale_of = lambda x: jp.quantize(

@@ -9,6 +9,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -103,6 +104,7 @@ class BitsTest(MeshTestCase):
       (jp.NVFP4, ("y", "x")),
     ),
   )
+  @pytest.mark.sample(4)
   def test_both_axes_and_back(self, partitioner, case):
     jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     format, spec = case
@@ -121,6 +123,7 @@ class BitsTest(MeshTestCase):
     (jp.NVFP4, (None, ("x", "y"))),
     (jp.NVFP4, (("x", "y"), None)),
   )
+  @pytest.mark.sample(1)
   def test_blocks_that_devices_do_not_share_evenly(self, format, spec):
     x = numbers(64, K)
     text = self.assert_same_bits(lambda x: jp.quantize_both(x, format), x, spec)
@@ -128,6 +131,7 @@ class BitsTest(MeshTestCase):
     found = collectives(text)
     self.assertNotIn("s32", [dtype for _, dtype, _ in found])
 
+  @pytest.mark.full
   def test_dot_of_such_blocks(self):
     x, w = numbers(16, K), numbers(32, K)
     x[np.isnan(x)] = w[np.isnan(w)] = 1
@@ -154,6 +158,7 @@ class BitsTest(MeshTestCase):
     ((blocked((1,), 2, 48), {}), None, ("y", "x")),
     ((blocked((), 2, 16), {}), None, ("x", "y")),
   )
+  @pytest.mark.sample(2)
   def test_what_recipes_ask_for(self, first, second, spec):
     manners = [first] if second is None else [first, second]
     keys = (KEY, None)[: len(manners)]
@@ -164,6 +169,7 @@ class BitsTest(MeshTestCase):
     )
 
   @parameterized.parameters(("rbg", True), ("threefry2x32", False))
+  @pytest.mark.sample(1)
   def test_bits_that_no_device_draws_alone(self, impl, partitionable):
     key = jax.random.key(1, impl=impl)
     with jax.threefry_partitionable(partitionable):
@@ -171,6 +177,7 @@ class BitsTest(MeshTestCase):
         lambda x: jp.quantize(x, jp.MXFP4, key=key), numbers(8, 64), ("x",)
       )
 
+  @pytest.mark.full
   def test_global_scales_that_are_given_or_not_of_all(self):
     x = numbers(8, 4, 64)
     for kwargs in ({"global_scale": 0.25}, {"batch_dims": 1}):
@@ -186,6 +193,7 @@ class BitsTest(MeshTestCase):
 class OptimizedTest(MeshTestCase):
   @quantization_lowerings.needs_library
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_each_cpu_runs_kernels(self, format):
     x = self.put(np.ones((64, 256), np.float32), "x", "y")
     function = jax.jit(lambda x: jp.dequantize(jp.quantize(x, format)))
@@ -197,6 +205,7 @@ class OptimizedTest(MeshTestCase):
 
   @quantization_lowerings.needs_compiler
   @parameterized.parameters(("b200", jp.NVFP4), ("h200", jp.MXFP8))
+  @pytest.mark.full
   def test_each_gpu_runs_one_kernel_and_bytes_are_gathered(self, name, format):
     target = jp.named_target(name)
     mesh = deviceless.mesh(target, (4,), ("x",))
@@ -253,6 +262,7 @@ class OptimizedTest(MeshTestCase):
 
   @quantization_lowerings.needs_compiler
   @parameterized.parameters((jp.MXFP8, 1), (jp.MXFP4, 1), (jp.NVFP4, 2))
+  @pytest.mark.full
   def test_gpus_read_their_share_once_for_each_thing_to_know(
     self, format, reads
   ):

@@ -13,6 +13,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -84,6 +85,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     # Of dimensions that are merged the first one alone is split.
     (NVFP4, (along(0, 1, lead=(2,)), {}), (4, 32, 64), P("x", None, "y"), ""),
   )
+  @pytest.mark.sample(4)
   def test_along_one_axis(self, format, how, shape, spec, name):
     self.assert_shares_have_the_bits(quantizer(format, how), shape, spec)
     launched = " ".join(self.names)
@@ -100,6 +102,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
      P("x", "y")),
     (NVFP4, (LAST, CHOSEN), (FIRST, CHOSEN), (64, 256), P("x", "y")),
   )  # fmt: skip
+  @pytest.mark.sample(1)
   def test_along_both_axes_from_one_read(
     self, format, first, second, shape, spec
   ):
@@ -118,6 +121,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     (2**32 - 100, (2**40, 96, 1)),
     (3 * 2**45 + 2**32 - 7, (2**33 + 1, 2**31 + 5, 1)),
   )
+  @pytest.mark.full
   def test_places_are_of_64_bits(self, first, strides):
     x = quantization_lowerings.numbers((3, 5, 96), np.float32)
     extras = problems.Extras(
@@ -158,6 +162,7 @@ class OptimizedTest(parameterized.TestCase):
     (NVFP4, (LAST, {}), (FIRST, {"hadamard": 16}), KEYS, 2),
     (NVFP4, (LAST, CHOSEN), (FIRST, CHOSEN), (None, None), 2),
   )
+  @pytest.mark.full
   def test_each_gpu_runs_kernels_and_hashes_nothing_beside(
     self, format, first, second, keys, kernels
   ):

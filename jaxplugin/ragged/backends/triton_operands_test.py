@@ -62,6 +62,7 @@ class PreparedTest(_TestCase):
     ),
     activation=(None, "swiglu"),
   )
+  @pytest.mark.sample(2)
   def test_prepared_weights_give_what_others_give(self, prepared, activation):
     name, format = prepared
     x, w_q, _ = _operands(format)
@@ -103,6 +104,7 @@ class DecodeTest(_TestCase):
   """Few rows, many groups."""
 
   @parameterized.product(m=(1, 3, 8), name=("h200", "a100", "b200"))
+  @pytest.mark.sample(1)
   def test_exact(self, m, name):
     rng = np.random.default_rng(m)
     groups, n, k = 32, 40, 64
@@ -118,6 +120,7 @@ class DecodeTest(_TestCase):
     (launch,) = self.launched
     self.assertLessEqual(launch.grid, m * -(-n // 16))
 
+  @pytest.mark.full
   def test_split_k(self):
     rng = np.random.default_rng(0)
     groups, n, k = 8, 16, 4096

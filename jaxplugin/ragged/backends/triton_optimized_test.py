@@ -12,6 +12,7 @@ import re
 import jax
 import jax.export
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -53,6 +54,7 @@ SIZES = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)
 @needs_triton
 class LoweredTest(parameterized.TestCase):
   @parameterized.parameters("a100", "h200", "b200", "rtx5090")
+  @pytest.mark.full
   def test_is_calls_of_kernels_alone(self, name):
     with jp.use_target(targets.named_target(name)):
       traced = jax.jit(
@@ -63,6 +65,7 @@ class LoweredTest(parameterized.TestCase):
     self.assertEqual(text.count("@triton_kernel_call"), 2)
     self.assertNotRegex(text, r"stablehlo\.(while|dot_general|case)")
 
+  @pytest.mark.full
   def test_export_for_cuda_without_a_gpu(self):
     function = functools.partial(jp.ragged_dot, implementation="triton")
     with jp.use_target(targets.named_target("h200")):
@@ -111,6 +114,7 @@ class OptimizedTest(parameterized.TestCase):
     ("h200", jp.NVFP4, "h200"),
     ("b200", jp.MXFP8, "b200"),
   )
+  @pytest.mark.full
   def test_experts_are_read_where_they_lie(self, name, format, prepared_for):
     text = self.compiled(
       name,
@@ -132,6 +136,7 @@ class OptimizedTest(parameterized.TestCase):
     self.assertLess(max(sizes), least)
     self.assertNotRegex(text, HOST)
 
+  @pytest.mark.full
   def test_it_would_be_seen_if_the_host_decided(self):
     text = self.compiled(
       "h200", rows(), experts(jp.MXFP8), implementation="xla"

@@ -62,6 +62,7 @@ class HopperTest(TritonRaggedSuite):
 
 
 @needs_interpreter
+@pytest.mark.sample(1)
 class BlackwellTest(TritonRaggedSuite):
   """Leaves it to the matrix instruction where that takes the formats."""
 
@@ -69,6 +70,7 @@ class BlackwellTest(TritonRaggedSuite):
 
 
 @needs_interpreter
+@pytest.mark.sample(1)
 class AmpereTest(TritonRaggedSuite):
   """Dequantizes by integer operations."""
 

@@ -6,6 +6,7 @@ import re
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -14,6 +15,7 @@ from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import ragged_suite
 
 
+@pytest.mark.sample(1)
 class RaggedTest(ragged_suite.RaggedSuite):
   implementation = "xla"
 

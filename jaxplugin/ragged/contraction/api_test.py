@@ -7,6 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.test_util import check_grads
@@ -34,6 +35,7 @@ def _contract(lhs, rhs, sizes=_SIZES, **options):
 
 class DimensionsTest(parameterized.TestCase):
   @parameterized.parameters(*itertools.product((0, 1), (0, 1)))
+  @pytest.mark.sample(2)
   def test_contraction_of_any_order_is_that_of_lax(self, lhs_m, rhs_m):
     lhs, rhs = _arrays()
     lhs = lhs.T if lhs_m else lhs
@@ -48,6 +50,7 @@ class DimensionsTest(parameterized.TestCase):
   @parameterized.parameters(
     *itertools.product((0, 1), itertools.permutations(range(3)))
   )
+  @pytest.mark.sample(2)
   def test_ragged_rows_of_any_order_are_those_of_lax(self, m_dim, order):
     rng = np.random.default_rng(1)
     groups, n, k = 3, 8, 32
@@ -65,11 +68,13 @@ class DimensionsTest(parameterized.TestCase):
 
 
 class TransformationsTest(parameterized.TestCase):
+  @pytest.mark.full
   def test_derivatives_of_both_orders_and_modes(self):
     lhs, rhs = _arrays()
     check_grads(_contract, (lhs, rhs), 2, atol=2e-2, rtol=2e-2)
 
   @parameterized.parameters("lhs", "rhs")
+  @pytest.mark.sample(1)
   def test_gradient_beside_a_quantized_side_is_exact_on_integers(self, side):
     rng = np.random.default_rng(2)
     m, n, k = 64, 8, 12
@@ -119,6 +124,7 @@ class TransformationsTest(parameterized.TestCase):
     np.testing.assert_allclose(np.sum(of_b), 2 * value, rtol=1e-5)
 
   @parameterized.parameters("lhs", "rhs", "sizes", "both", "all")
+  @pytest.mark.sample(2)
   def test_vmap(self, mapped):
     lhs, rhs = zip(*(_arrays(seed) for seed in range(2)), strict=True)
     many = (
@@ -162,6 +168,7 @@ class TransformationsTest(parameterized.TestCase):
     self.assertEqual([x.shape for x in actual], expected)
 
   @parameterized.parameters("lhs", "rhs")
+  @pytest.mark.sample(1)
   def test_vmap_of_a_quantized_side_keeps_the_other(self, side):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(2, 64, _N)).astype(np.float32)
@@ -181,6 +188,7 @@ class TransformationsTest(parameterized.TestCase):
     jaxpr = str(jax.make_jaxpr(jax.vmap(f))(x_q.values, x_q.scale))
     self.assertNotIn("scan", jaxpr)
 
+  @pytest.mark.full
   def test_scan_and_remat(self):
     lhs, rhs = _arrays()
 
@@ -245,6 +253,7 @@ class AlignGroupsTest(parameterized.TestCase):
     (12, [5, 7], 1),
     (0, [0, 0], 4),
   )
+  @pytest.mark.sample(8)
   def test_each_group_begins_at_a_multiple(self, m, sizes, multiple):
     rng = np.random.default_rng(m)
     x = rng.normal(size=(m, 3)).astype(np.float32)

@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -99,6 +100,7 @@ class ShardedContractionTest(parameterized.TestCase):
     ),
     formats=((contract.F32, contract.F32), (jp.MXFP8, jp.MXFP4)),
   )
+  @pytest.mark.sample(1)
   def test_each_split_has_one_collective_at_most(
     self, partitioner, case, formats
   ):
@@ -112,6 +114,7 @@ class ShardedContractionTest(parameterized.TestCase):
     self.assertEqual(found, collectives)
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.sample(1)
   def test_rows_over_the_axis_of_the_groups_are_gathered_as_bytes(
     self, partitioner
   ):
@@ -129,6 +132,7 @@ class ShardedContractionTest(parameterized.TestCase):
     (P("b"), P("b"), P("b")),
     (P(), P(), P(("a", "b"))),
   )
+  @pytest.mark.full
   def test_any_sizes(self, lhs_spec, rhs_spec, out_spec):
     lhs, exact_lhs = self.operand(contract.F32, N)
     rhs, exact_rhs = self.operand(jp.MXFP4, K)
@@ -149,6 +153,7 @@ class ShardedContractionTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
+  @pytest.mark.sample(1)
   def test_parts_are_summed_in_f32(self, dtype):
     # Halves whose sums are no bf16, and whose sum is.
     lhs = np.repeat(np.array([[257.0], [-1.0]], np.float32), M // 2, 0)
@@ -172,6 +177,7 @@ class ShardedContractionTest(parameterized.TestCase):
     # What is asked for: rows are summed over, and the sum is scattered.
     (P("a"), P("a"), ("b", None, "a"), P("b", None, "a")),
   )
+  @pytest.mark.sample(2)
   def test_explicit_axes_type_the_result_and_gradients(
     self, lhs_spec, rhs_spec, spec, out=None
   ):

@@ -6,6 +6,7 @@ import re
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -13,6 +14,7 @@ import jaxplugin as jp
 from jaxplugin.testing.dot_suite import contraction_suite
 
 
+@pytest.mark.sample(1)
 class ContractionTest(contraction_suite.ContractionSuite):
   implementation = "xla"
 

@@ -7,6 +7,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -40,6 +41,7 @@ class OptimizedTest(parameterized.TestCase):
       [("f32", "all-reduce")],
     ),
   )
+  @pytest.mark.full
   def test_kernels_serve_each_device_and_few_bytes_travel(
     self, name, is_quantized, lhs_spec, rhs_spec, collectives
   ):

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -110,6 +111,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       (jp.NVFP4, jp.NVFP4),
     ),
   )
+  @pytest.mark.sample(1)
   def test_experts_over_an_axis_are_each_device_s_own(
     self, partitioner, formats
   ):
@@ -127,6 +129,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertIn(f"u8[2,{N},{width}]", kernel)
 
   @parameterized.product(partitioner=PARTITIONERS, implementation=("xla", None))
+  @pytest.mark.sample(2)
   def test_rows_over_one_axis_and_experts_over_another(
     self, partitioner, implementation
   ):
@@ -148,6 +151,7 @@ class ShardedRaggedTest(parameterized.TestCase):
   @parameterized.product(
     partitioner=PARTITIONERS, lhs_spec=(P("a"), P(("b", "a")))
   )
+  @pytest.mark.sample(1)
   def test_rows_alone_need_no_collective(self, partitioner, lhs_spec):
     self.use(partitioner)
     lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
@@ -163,6 +167,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     partitioner=PARTITIONERS,
     case=((jp.MXFP8, None), (jp.NVFP4, P("b")), (jp.MXFP4, P())),
   )
+  @pytest.mark.sample(1)
   def test_rows_over_the_axis_of_the_experts_are_gathered_as_bytes(
     self, partitioner, case
   ):
@@ -189,6 +194,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     partitioner=PARTITIONERS,
     activation=(None, "silu", "swigluoai"),
   )
+  @pytest.mark.sample(1)
   def test_columns_need_no_collective(self, partitioner, activation):
     self.use(partitioner)
     lhs, exact_lhs = self.operand(contract.BF16, (M, K))
@@ -207,6 +213,7 @@ class ShardedRaggedTest(parameterized.TestCase):
   @parameterized.parameters(
     *(("shardy", parts) for parts in (2, 3, 4, 5, 8)), ("gspmd", 4)
   )
+  @pytest.mark.sample(4)
   def test_gates_and_values_far_apart_meet_in_two_permutations(
     self, partitioner, parts
   ):
@@ -236,6 +243,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       ("swigluoai", P(None, "b"), "reduce-scatter", 4),
     ),
   )
+  @pytest.mark.full
   def test_contracting_sums_in_f32_before_what_follows(self, partitioner, case):
     self.use(partitioner)
     activation, out_spec, kind, parts = case
@@ -255,6 +263,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertEqual(found, [(kind, "f32", M * N // parts), *permuted])
 
   @parameterized.parameters(*PARTITIONERS)
+  @pytest.mark.full
   def test_experts_and_contracting_are_one_sum(self, partitioner):
     self.use(partitioner)
     lhs, exact_lhs = self.operand(contract.F32, (M, K))
@@ -278,6 +287,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       (P("a"), P(("b", "a"))),
     ),
   )
+  @pytest.mark.sample(1)
   def test_any_sizes(self, partitioner, specs):
     # One program for all, with NaN wherever no group's row is.
     self.use(partitioner)
@@ -295,6 +305,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(([40, 0, 1, 1, 1, 1, 1, 1],), ([-3, 9] * 4,))
+  @pytest.mark.sample(1)
   def test_sizes_that_do_not_fit_end_with_the_rows(self, sizes):
     sizes = np.array(sizes, np.int32)
     lhs, exact_lhs = self.operand(contract.F32, (M, K))
@@ -313,6 +324,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       ((M, 1), P(None, None, "b")),
     ),
   )
+  @pytest.mark.sample(2)
   def test_global_scales_of_rows_and_groups(self, partitioner, case):
     self.use(partitioner)
     lhs_scale, rhs_spec = case
@@ -361,6 +373,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       (P(None, "b"), P(None, None, "b"), None),
     ),
   )
+  @pytest.mark.full
   def test_gradients_gather_no_weights(self, partitioner, case):
     self.use(partitioner)
     lhs_spec, rhs_spec, activation = case

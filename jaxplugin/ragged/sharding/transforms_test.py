@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import AxisType
@@ -56,6 +57,7 @@ class TransformsTest(parameterized.TestCase):
     )
 
   @parameterized.product(implementation=(None, "xla"), check_vma=(True, False))
+  @pytest.mark.sample(1)
   def test_shard_map_of_a_device_s_own_experts(self, implementation, check_vma):
     mapped = jax.shard_map(
       functools.partial(own_experts, implementation=implementation),
@@ -72,6 +74,7 @@ class TransformsTest(parameterized.TestCase):
       np.testing.assert_array_equal(result[half], expected)
 
   @parameterized.parameters(None, "xla")
+  @pytest.mark.full
   def test_gradient_of_a_shard_map(self, implementation):
     mapped = jax.shard_map(
       functools.partial(own_experts, implementation=implementation),
@@ -115,6 +118,7 @@ class TransformsTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(result), expected)
 
   @parameterized.parameters(None, "cpu")
+  @pytest.mark.sample(1)
   def test_shard_map_over_some_axes_leaves_the_others(self, implementation):
     mapped = jax.shard_map(
       functools.partial(own_experts, implementation=implementation),
@@ -127,6 +131,7 @@ class TransformsTest(parameterized.TestCase):
     result = jax.jit(mapped)(rows, self.rhs[0], SIZES)
     np.testing.assert_array_equal(np.asarray(result), self.expected)
 
+  @pytest.mark.full
   def test_some_axes_under_gspmd_serve_by_operations_or_say_why_not(self):
     shardy = jax.config.jax_use_shardy_partitioner
     self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
@@ -147,6 +152,7 @@ class TransformsTest(parameterized.TestCase):
       call("cpu")
 
   @parameterized.parameters(False, True)
+  @pytest.mark.full
   def test_scan_and_remat_of_stacked_experts(self, is_explicit):
     """Gradients too; weights of a layer are never gathered."""
 
@@ -182,6 +188,7 @@ class TransformsTest(parameterized.TestCase):
       np.testing.assert_allclose(have, want, atol=1e-5 * scale)
     self.assertNotIn("all-gather", text)
 
+  @pytest.mark.full
   def test_vmap_of_sharded_weights_gathers_none(self):
     lhs = np.stack([self.lhs, 2 * self.lhs])
     function = jax.jit(jax.vmap(jp.ragged_dot, (0, 0, None)))
@@ -192,6 +199,7 @@ class TransformsTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(result[i]), expected)
     self.assertNotIn("all-gather", function.lower(*args).compile().as_text())
 
+  @pytest.mark.full
   def test_export_of_a_sharded_call_runs(self):
     args = (
       self.put(self.lhs, P("a")),
@@ -203,6 +211,7 @@ class TransformsTest(parameterized.TestCase):
     result = jax.jit(restored.call)(*args)
     np.testing.assert_array_equal(np.asarray(result), self.expected)
 
+  @pytest.mark.full
   def test_export_of_a_shard_map_gathers_nothing(self):
     mapped = jax.shard_map(
       own_experts,
@@ -236,6 +245,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     ),
     is_jitted=(True, False),
   )
+  @pytest.mark.full
   def test_types_of_results(self, case, is_jitted):
     lhs_spec, rhs_spec, spec = case
     lhs, exact_lhs = ragged_suite.operand(
@@ -265,6 +275,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     # Half as many columns.
     (P("a"), P(None, "b"), P("b"), "swiglu"),
   )
+  @pytest.mark.sample(2)
   def test_out_sharding_is_that_of_the_result(
     self, lhs_spec, rhs_spec, out, activation=None
   ):
@@ -294,6 +305,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     expected, _ = ragged_suite.oracle(exact_lhs, exact_rhs, SIZES)
     np.testing.assert_array_equal(np.asarray(result), expected)
 
+  @pytest.mark.full
   def test_sum_that_is_wanted_in_parts_is_scattered(self):
     rhs, _ = ragged_suite.operand(
       self.rng, jp.MXFP8, (GROUPS, 64, K), integers=True
@@ -343,6 +355,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
     ("swiglu", P("a"), P(None, "b"), P(None, "b")),
     ("silu", P(None, "b"), P(None, None, "b"), P()),
   )
+  @pytest.mark.full
   def test_types_of_gradients(self, activation, lhs_spec, rhs_spec, bias_spec):
     rhs, _ = ragged_suite.operand(
       self.rng, jp.MXFP8, (GROUPS, 64, K), integers=True
@@ -372,6 +385,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
   @parameterized.parameters(
     (P("a"), P("b")), (P("b"), P("b")), (P(), P(None, "b"))
   )
+  @pytest.mark.full
   def test_types_of_straight_through_gradients(self, lhs_spec, rhs_spec):
     lhs = self.rng.normal(size=(M, K)).astype(np.float32)
     rhs = self.rng.normal(size=(GROUPS, 64, K)).astype(np.float32)

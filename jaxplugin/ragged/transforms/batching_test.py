@@ -7,6 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -74,6 +75,7 @@ class VmapTest(parameterized.TestCase):
       for mapped in itertools.combinations(ARGUMENTS, count)
     )
   )
+  @pytest.mark.sample(2)
   def test_every_choice_of_mapped_arguments(self, mapped):
     args, of_entry = self.operands(contract.F32, jp.MXFP8, mapped)
     axes = tuple(0 if name in mapped else None for name in ARGUMENTS)
@@ -90,6 +92,7 @@ class VmapTest(parameterized.TestCase):
     formats=((jp.NVFP4, jp.NVFP4), (jp.MXFP4, jp.MXFP8), (jp.MXFP8, jp.MXFP4)),
     mapped=(("lhs",), ("lhs", "sizes"), ("rhs",), ("lhs", "rhs", "sizes")),
   )
+  @pytest.mark.sample(1)
   def test_quantized_rows(self, formats, mapped):
     args, of_entry = self.operands(*formats, mapped)
     axes = [0 if name in mapped else None for name in ARGUMENTS[:3]]
@@ -103,6 +106,7 @@ class VmapTest(parameterized.TestCase):
     rhs_shape=((ENTRIES, 1, 1, 1), (ENTRIES, GROUPS, 1, 1), (GROUPS, 1, 1)),
     has_weights=(False, True),
   )
+  @pytest.mark.sample(16)
   def test_global_scales(self, lhs_shape, rhs_shape, has_weights):
     mapped = ("lhs", "sizes") + (("rhs",) if has_weights else ())
     rng = np.random.default_rng(1)
@@ -131,6 +135,7 @@ class VmapTest(parameterized.TestCase):
       np.testing.assert_array_equal(actual[i], expected)
 
   @parameterized.parameters("silu", "swigluoai")
+  @pytest.mark.full
   def test_gradients_of_a_vmap_are_those_of_a_loop(self, activation):
     mapped = ("lhs", "rhs", "sizes", "bias")
     (_, rhs, _, bias), _ = self.operands(contract.F32, jp.MXFP8, mapped)
@@ -154,6 +159,7 @@ class VmapTest(parameterized.TestCase):
           scale = float(np.abs(want).max()) + 1e-30
           np.testing.assert_allclose(have[i], want, atol=1e-5 * scale)
 
+  @pytest.mark.full
   def test_a_vmap_of_a_vmap(self):
     mapped = ("lhs", "rhs", "sizes")
     (lhs, rhs, sizes, _), of_entry = self.operands(jp.MXFP8, jp.MXFP8, mapped)
@@ -195,6 +201,7 @@ class VmapTest(parameterized.TestCase):
     for i in range(ENTRIES):
       np.testing.assert_array_equal(actual[i], expected_of(*of_entry(i)[:3]))
 
+  @pytest.mark.full
   def test_symbolic_rows_and_entries(self):
     (lhs, rhs, sizes, _), of_entry = self.operands(
       contract.F32, jp.MXFP8, ("lhs", "sizes")

@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -51,6 +52,7 @@ class StraightThroughTest(parameterized.TestCase):
     rhs=(jp.MXFP8, jp.NVFP4),
     activation=(None, "swiglu"),
   )
+  @pytest.mark.sample(2)
   def test_gradients_are_those_of_the_formula(self, lhs, rhs, activation):
     def ours(x, w, bias):
       x = x if lhs is None else _through(x, lhs)
@@ -74,6 +76,7 @@ class StraightThroughTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual[1][1], 0)  # of the empty group
     np.testing.assert_array_equal(actual[0][9:], 0)  # of no group's rows
 
+  @pytest.mark.full
   def test_value_is_that_without_surrogates(self):
     x, w = _through(X, jp.NVFP4), _through(W, jp.MXFP8)
     plain = jp.quantize(X, jp.NVFP4), jp.quantize(W, jp.MXFP8)
@@ -83,6 +86,7 @@ class StraightThroughTest(parameterized.TestCase):
         jp.ragged_dot(*plain, _SIZES, **options),
       )
 
+  @pytest.mark.full
   def test_one_side_may_have_none(self):
     # Then it is a constant, as it is quantized.
     w_q = jp.quantize(W, jp.MXFP8)
@@ -95,6 +99,7 @@ class StraightThroughTest(parameterized.TestCase):
     )
     np.testing.assert_allclose(jax.grad(f)(X), jax.grad(g)(X), atol=1e-4)
 
+  @pytest.mark.full
   def test_forced_implementation_has_gradients(self):
     f = lambda w, name: jnp.sum(
       jp.ragged_dot(X, _through(w, jp.MXFP8), _SIZES, implementation=name) ** 2
@@ -108,6 +113,7 @@ class StraightThroughTest(parameterized.TestCase):
     (None, "reverse"),
     (jp.MXFP8, "reverse"),
   )
+  @pytest.mark.sample(2)
   def test_mixed_second_derivatives_go_to_the_other_surrogate(self, lhs, mode):
     def f(rounded, dot):
       def value(x, w):
@@ -130,6 +136,7 @@ class StraightThroughTest(parameterized.TestCase):
     self.assertGreater(np.abs(expected).max(), 0.1)
     np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=2e-3)
 
+  @pytest.mark.full
   def test_vmap_scan_and_remat(self):
     stack = np.stack([W, 2 * W]) / 16
 

@@ -7,6 +7,7 @@ import unittest
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -151,6 +152,7 @@ ANSWERS = "test_supports_answers_about_anything_and_always_the_same"
 
 
 class PlantedTest(parameterized.TestCase):
+  @pytest.mark.full
   def test_right_one_passes(self):
     others = ("test_every_kind", "test_supports", "test_vmap", "test_gradients")
     others += ("test_portable", "test_a_sharded")
@@ -163,6 +165,7 @@ class PlantedTest(parameterized.TestCase):
     (last_block_forgotten, {EXACT, BOUNDED, EPILOGUE, NAN}),
     (finite_where_nan, {NAN}),
   )
+  @pytest.mark.full
   def test_wrong_numbers_fail(self, emit, expected):
     self.assertEqual(failed(backend(emit), *CLAIMED), sorted(expected))
 

@@ -8,6 +8,7 @@ import math
 import unittest
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -51,6 +52,7 @@ SQUARE = problem()
 
 class ListingTest(parameterized.TestCase):
   @parameterized.parameters(("h100", DECODE), ("b200", SQUARE))
+  @pytest.mark.lab
   def test_every_config_is_a_candidate_or_pruned(self, name, given):
     target = gpu(name)
     architecture = triton_library.architecture_of(target)
@@ -77,6 +79,7 @@ class ListingTest(parameterized.TestCase):
       )
 
   @parameterized.parameters("a100", "h200", "rtx5090", "mi355x")
+  @pytest.mark.lab
   def test_the_default_comes_first_and_every_reason_is_told(self, name):
     found = listing.of_problem(DECODE, gpu(name))
     self.assertEqual(found.candidates[0], found.default)
@@ -91,10 +94,12 @@ class ListingTest(parameterized.TestCase):
     for candidate in found.candidates:
       self.assertEqual(listing.candidate_of(candidate.to_json()), candidate)
 
+  @pytest.mark.lab
   def test_listing_is_the_same_each_time(self):
     first, second = (listing.of_problem(SQUARE, gpu("b200")) for _ in range(2))
     self.assertEqual(first, second)
 
+  @pytest.mark.lab
   def test_the_margin_prunes(self):
     counts = []
     for margin in (4.0, 2.0, 1.1):
@@ -105,6 +110,7 @@ class ListingTest(parameterized.TestCase):
       counts.append(count)
     self.assertEqual(counts, sorted({*counts}))
 
+  @pytest.mark.lab
   def test_within_a_launch_tiles_like_the_default_come_first(self):
     # All of these take less than 2 us, by a model without latency.
     given = problem(None, jp.MXFP8, m=16, n=512, k=256)
@@ -116,6 +122,7 @@ class ListingTest(parameterized.TestCase):
     for name in names:
       self.assertEqual(getattr(first, name), getattr(default, name), name)
 
+  @pytest.mark.lab
   def test_implementations_that_are_named_are_listed_with_the_default(self):
     found = listing.of_problem(DECODE, gpu("h100"), implementations=("xla",))
     names = {c.implementation for c in found.candidates}
@@ -126,6 +133,7 @@ class ListingTest(parameterized.TestCase):
     names = {c.implementation for c in found.candidates}
     self.assertEqual(names, {"triton"})
 
+  @pytest.mark.lab
   def test_a_gpu_without_published_figures_is_said(self):
     target = dataclasses.replace(gpu("h100"), name="some prototype")
     found = listing.of_problem(SQUARE, target)
@@ -235,6 +243,7 @@ class ModelTest(parameterized.TestCase):
     seconds = rounds * 2 * 128 * 128 * 4096 / (989e12 / 132)
     self.assertAlmostEqual(model.seconds(config) / seconds, 1.0, places=6)
 
+  @pytest.mark.lab
   def test_splitting_k_costs_partial_sums_and_a_launch(self):
     model, config = self.model(SQUARE)
     once = dataclasses.replace(config, split_k=1)

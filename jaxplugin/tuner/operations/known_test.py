@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -52,6 +53,7 @@ class CheckedTest(parameterized.TestCase):
     ("dequantize:6x64", "mxfp4", "dequantize"),
     ("experts:5x2of3x24x64", "bf16xnvfp4", "ragged_dot"),
   )
+  @pytest.mark.lab
   def test_every_candidate_gives_exact_results(self, shapes, formats, name):
     for problem in of_shapes(shapes, formats):
       self.assertEqual(known.of(problem).operation.name, name)
@@ -64,6 +66,7 @@ class CheckedTest(parameterized.TestCase):
           check(problem, candidate), ["poison: these operands have no padding"]
         )
 
+  @pytest.mark.lab
   def test_a_contraction_gives_exact_results(self):
     problem = plain_contraction()
     (candidate,) = listing.of_problem(problem, TARGET).candidates
@@ -75,6 +78,7 @@ class CheckedTest(parameterized.TestCase):
     ("dequantize:4x32", "mxfp8"),
     ("experts:4x1of2x8x32", "mxfp8"),
   )
+  @pytest.mark.lab
   def test_a_wrong_number_is_found_in_every_part(self, shapes, formats):
     (problem,) = of_shapes(shapes, formats)
     operation = known.of(problem)
@@ -90,6 +94,7 @@ class CheckedTest(parameterized.TestCase):
       with self.assertRaises(exactness.WrongResultError):
         operation.check(wrong, made.expected, problem)
 
+  @pytest.mark.lab
   def test_what_is_not_tuned_says_why(self):
     gated = dataclasses.replace(
       of_shapes("experts:4x1of2x8x32", "mxfp8")[0], activation="swiglu"

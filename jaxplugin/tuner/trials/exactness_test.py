@@ -8,6 +8,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -82,6 +83,7 @@ def decided(given, arrays):
 
 class ExactTest(parameterized.TestCase):
   @parameterized.parameters(*PROBLEMS)
+  @pytest.mark.lab
   def test_every_implementation_here_gives_the_bits(self, name):
     given = PROBLEMS[name]
     made = operands.make(given, 0)
@@ -92,6 +94,7 @@ class ExactTest(parameterized.TestCase):
       exactness.check(result, made.expected, given)
 
   @parameterized.parameters("mxfp8", "one_sided")
+  @pytest.mark.lab
   def test_tails_and_poison_are_of_the_kind_and_give_the_bits(self, name):
     tail = operands.tail(PROBLEMS[name])
     self.assertLessEqual(tail.m, PROBLEMS[name].m)
@@ -119,6 +122,7 @@ class ExactTest(parameterized.TestCase):
     np.testing.assert_array_equal(made.expected, exact)
     self.assertGreater(len(np.unique(exact)), 50)
 
+  @pytest.mark.lab
   def test_sums_stay_exact_for_any_k(self):
     given = problem(side(jp.NVFP4), side(jp.MXFP8), m=1, n=2, k=1 << 18)
     made = operands.make(given, 0)
@@ -147,6 +151,7 @@ class WrongTest(parameterized.TestCase):
     self.expected = operands.make(self.given, 0).expected
 
   @parameterized.parameters(np.nan, np.inf, 0.25)
+  @pytest.mark.sample(1)
   def test_one_wrong_element_is_found(self, by):
     result = self.expected.copy()
     result[4, 32] += np.float32(by)

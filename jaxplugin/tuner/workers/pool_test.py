@@ -14,6 +14,7 @@ import time
 import unittest
 from typing import Final
 
+import pytest
 from absl.testing import absltest
 
 from jaxplugin.testing.trials import faults
@@ -71,6 +72,7 @@ class PoolTest(absltest.TestCase):
     self.assertEqual({outcome.notes for outcome in found}, {("given",)})
     self.assertCountEqual(order, range(7))
 
+  @pytest.mark.lab
   def test_each_fault_is_told_and_the_others_go_on(self):
     jobs = [
       job("crash"),
@@ -117,6 +119,7 @@ class PoolTest(absltest.TestCase):
     (found,) = self.make().run([job("send_notes", "on", seconds=0.5)])
     self.assertEqual(found.kind, "hang")
 
+  @pytest.mark.lab
   def test_memory_without_a_fence_is_watched(self):
     # As of a GPU's driver, which reserves address space as it likes.
     (found,) = self.make(is_fenced=False).run([job("allocate", 10_000_000)])
@@ -136,6 +139,7 @@ class PoolTest(absltest.TestCase):
     pids = {outcome.value for outcome in self.make(count=2).run(jobs)}
     self.assertLen(pids, 2)
 
+  @pytest.mark.lab
   def test_a_deadline_ends_what_the_job_started(self):
     path = self.folder() / "pids"
     self.make().run([job("hang", str(path), seconds=1.0)])
@@ -143,6 +147,7 @@ class PoolTest(absltest.TestCase):
     self.assertLen(pids, 2)
     self.assertTrue(wait_until_gone(pids))
 
+  @pytest.mark.lab
   def test_an_interrupt_ends_all_processes(self):
     # A shell may have started this process with interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -159,6 +164,7 @@ class PoolTest(absltest.TestCase):
       workers.run([job("hang"), job("hang")])
     self.assertTrue(wait_until_gone(pids))
 
+  @pytest.mark.lab
   def test_processes_end_with_one_that_is_killed(self):
     # SIGKILL leaves no time to tidy up.
     path = self.folder() / "pids"

@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -87,6 +88,7 @@ class AccuracyTest(parameterized.TestCase):
     ],
     isa=ISAS,
   )
+  @pytest.mark.full
   def test_one_product_may_outweigh_all_others(self, name, data, isa):
     number = testing.isa_number(self, isa)
     for k in (512, 4096, 16384):
@@ -98,6 +100,7 @@ class AccuracyTest(parameterized.TestCase):
           self.assertLessEqual(worst(lhs, rhs, number), most, (k, rows, at))
 
   @parameterized.product(isa=ISAS, name=("mxfp8", "nvfp4"), rows=(1, 8))
+  @pytest.mark.sample(1)
   def test_long_sums_of_ordinary_data_are_within_the_bound(
     self, isa, name, rows
   ):
@@ -112,6 +115,7 @@ class AccuracyTest(parameterized.TestCase):
     self.assertLessEqual(worst(*sides, number), 16 * UNIT)
 
   @parameterized.product(isa=ISAS, rows=(1, 8))
+  @pytest.mark.sample(1)
   def test_massive_activations_are_within_twice_the_bound(self, isa, rows):
     """One value 2^10 times as large as the others, as transformers have."""
     number = testing.isa_number(self, isa)
@@ -125,6 +129,7 @@ class AccuracyTest(parameterized.TestCase):
     self.assertLessEqual(worst(lhs, rhs, number), most)
 
   @parameterized.product(isa=ISAS, name=testing.QUANTIZED)
+  @pytest.mark.sample(1)
   def test_floats_against_weights(self, isa, name):
     """The products themselves round in the sums, too."""
     number = testing.isa_number(self, isa)

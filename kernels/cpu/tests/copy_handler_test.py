@@ -11,6 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -38,6 +39,7 @@ class CopyTest(parameterized.TestCase):
     dtype=("uint8", "float8_e4m3fn", "float8_e8m0fnu", "bfloat16", "float32"),
     shape=((), (0, 3), (7,), (3, 4, 5), (3001, 3000)),
   )
+  @pytest.mark.sample(1)
   def test_bytes_are_the_same(self, dtype, shape):
     rng = np.random.default_rng(0)
     size = int(np.prod(shape)) * jnp.dtype(dtype).itemsize
@@ -62,6 +64,7 @@ class CopyTest(parameterized.TestCase):
     ("dtype", (3, 4), jnp.uint8, (3, 4), jnp.int8),
     ("fp4", (4,), jnp.float4_e2m1fn, (4,), jnp.float4_e2m1fn),
   )
+  @pytest.mark.sample(1)
   def test_another_result_is_an_error(self, shape, dtype, to_shape, to_dtype):
     result = jax.ShapeDtypeStruct(to_shape, to_dtype)
     with self.assertRaisesRegex(Exception, "jaxplugin_copy: the result must"):
