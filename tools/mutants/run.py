@@ -11,7 +11,8 @@ A mutant is an entry of tools/mutants/*.toml: a file, the text that it replaces
 and one sentence that says what goes wrong. Each run takes place in a copy of
 the commit that is checked out, with a copy of the environment. DIRECTORY is
 what tools/mutants/line_coverage.py writes; with it the quickest tests of the
-mutant's own folder come first. A C++ mutant rebuilds the library.
+mutant's own folder come first; if no test runs the lines, those of the folder
+run. A C++ mutant rebuilds the library.
 
 The report, a JSON object, has for each mutant the tests that fail. The exit
 status is 1 if no test finds some mutant.
@@ -37,7 +38,13 @@ from typing import Final
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 CPP_SUFFIXES: Final = (".cc", ".h", ".inl")
+CPP_TESTS: Final = (
+  *("kernels/cpu", "jaxplugin/dot/backends/cpu_test.py"),
+  *("jaxplugin/quantization/backends/cpu_test.py", "jaxplugin/ragged"),
+)
 TIMEOUT_SECONDS: Final = 900
+USAGE_ERROR: Final = 4  # exit statuses of pytest
+NO_TESTS: Final = 5
 MAX_TESTS: Final = 400  # with --coverage: the nearest and quickest
 FAILURE: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -82,8 +89,8 @@ class Outcome:
 
   mutant: str
   failures: tuple[str, ...]
-  status: str  # "found", "missed", "not built" or "no test"
-  tests: int
+  status: str  # "found", "missed" or "not built"
+  tests: int  # how many were named to pytest; 0 if it chose them
   seconds: float
 
 
@@ -140,6 +147,7 @@ class Checkout:
           file.unlink()
           file.write_text(text)
     self.python = copy / "bin/python"
+    self._sound: dict[str, bool] = {}
 
   def remove(self) -> None:
     _run("git", "worktree", "remove", "--force", str(self.directory))
@@ -163,9 +171,11 @@ class Checkout:
   ) -> Outcome:
     """Runs the tests on `mutant`."""
     start = time.monotonic()
-    tests = [] if coverage is None or mutant.is_cpp else coverage.tests(mutant)
-    if coverage is not None and not mutant.is_cpp and not tests:
-      return self._outcome(mutant, "no test", (), 0, start)
+    tests = coverage.tests(mutant) if coverage else []
+    if mutant.is_cpp:
+      tests = list(CPP_TESTS)
+    elif coverage and not tests:  # another process runs the line
+      tests = [mutant.file.rpartition("/")[0]]
     if mutant.is_cpp and not self._is_built():
       self.build()  # the rest of the library, once
     path = self.directory / mutant.file
@@ -174,11 +184,12 @@ class Checkout:
     try:
       if mutant.is_cpp and not self.build():
         return self._outcome(mutant, "not built", (), 0, start)
-      failures, count = self._test(tests, mutant, leg, matrix)
+      failures = self._test(tests, leg, matrix)
     finally:
       path.write_text(text)
+    failures = [test for test in failures if self._passes(test, leg)]
     status = "found" if failures else "missed"
-    return self._outcome(mutant, status, failures, count, start)
+    return self._outcome(mutant, status, failures, len(tests), start)
 
   def _is_built(self) -> bool:
     return (self.directory / "build/cpu").is_dir()
@@ -192,9 +203,13 @@ class Checkout:
       seconds=round(time.monotonic() - start, 1),
     )
 
-  def _test(
-    self, tests: list[str], mutant: Mutant, leg: str, matrix: bool
-  ) -> tuple[list[str], int]:
+  def _passes(self, test: str, leg: str) -> bool:
+    """Whether a test passes without a fault; tests that fail find nothing."""
+    if "::" in test and test not in self._sound:
+      self._sound[test] = not self._test([test], leg, matrix=False)
+    return self._sound.get(test, True)
+
+  def _test(self, tests: list[str], leg: str, matrix: bool) -> list[str]:
     command = [str(self.python), "-m", "pytest", "-q", f"--leg={leg}"]
     command += [] if matrix else ["-x"]
     # Programs that the fault does not change are read, not compiled.
@@ -204,9 +219,6 @@ class Checkout:
       names.parent.mkdir(exist_ok=True)
       names.write_text("\n".join(tests) + "\n")
       command.append(f"@{names}")
-    elif mutant.is_cpp:
-      command += ["kernels/cpu", "jaxplugin/dot", "jaxplugin/quantization"]
-      command += ["jaxplugin/ragged"]
     try:
       result = subprocess.run(
         command,
@@ -217,11 +229,13 @@ class Checkout:
         check=False,
       )
     except subprocess.TimeoutExpired:
-      return [f"no end within {TIMEOUT_SECONDS} s"], len(tests)
+      return [f"no end within {TIMEOUT_SECONDS} s"]
+    if result.returncode == USAGE_ERROR:
+      raise RuntimeError(f"pytest cannot run {command}: {result.stdout}")
     failures = FAILURE.findall(result.stdout)
-    if result.returncode not in (0, 5) and not failures:
+    if result.returncode not in (0, NO_TESTS) and not failures:
       failures = [f"pytest ended with {result.returncode}"]
-    return failures, len(tests)
+    return failures
 
 
 def _run(*command: str) -> None:
