@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -731,6 +732,7 @@ class ModesTest(parameterized.TestCase):
       self.assertLessEqual(error, TOLERANCE * entry.magnitude)
 
   @parameterized.named_parameters(named(TRACED))
+  @pytest.mark.sample(16)
   def test_refusing_modes_take_it(self, name):
     entry = ENTRIES[name]
     args = jax.tree.map(jnp.asarray, arguments(entry))
@@ -738,12 +740,14 @@ class ModesTest(parameterized.TestCase):
       jax.jit(lambda *args: entry.run(*args)).lower(*args)
 
   @parameterized.named_parameters(named(TRACED))
+  @pytest.mark.sample(2)
   def test_nothing_leaks(self, name):
     entry = ENTRIES[name]
     with jax.checking_leaks():
       jax.eval_shape(lambda *args: entry.run(*args), *arguments(entry))
 
   @parameterized.named_parameters(named(EXECUTED))
+  @pytest.mark.sample(2)
   def test_checked_values_and_transfers_keep_the_bits(self, name):
     entry = ENTRIES[name]
     args = jax.device_put(arguments(entry))
@@ -754,6 +758,7 @@ class ModesTest(parameterized.TestCase):
     self.assert_same(name, [np.asarray(x) for x in jax.tree.leaves(results)])
 
   @parameterized.named_parameters(named(EXECUTED[:-1]))
+  @pytest.mark.sample(2)
   def test_without_jit_the_bits_are_the_same(self, name):
     entry = ENTRIES[name]
     with jax.disable_jit():
@@ -777,6 +782,7 @@ class ModesTest(parameterized.TestCase):
     ("column_major", np.asfortranarray),
     ("reversed", lambda x: x[::-1][::-1]),
   )
+  @pytest.mark.sample(2)
   def test_numpy_arrays_of_any_memory_order(self, changed):
     w_q = jp.quantize(STACK, jp.MXFP8)
     for f in (
@@ -791,6 +797,7 @@ class ModesTest(parameterized.TestCase):
 
 class KeysTest(parameterized.TestCase):
   @parameterized.parameters("threefry2x32", "rbg", "unsafe_rbg")
+  @pytest.mark.sample(2)
   def test_order_of_numbers_decides(self, impl):
     key = jax.random.key(3, impl=impl)
     made = {
@@ -805,6 +812,7 @@ class IntegersTest(parameterized.TestCase):
   @parameterized.parameters(
     np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.int64, np.uint64
   )
+  @pytest.mark.sample(2)
   def test_group_sizes_mean_what_they_say(self, dtype):
     w_q = jp.quantize(STACK, jp.MXFP8)
     want = jp.ragged_dot(X, w_q, SIZES)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -99,15 +100,18 @@ class MatmulTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*CASES)
+  @pytest.mark.sample(1)
   def test_tails_and_batch(self, config, lhs, rhs, k):
     self.check(*self.make(lhs, rhs, batch=2, m=19, n=35, k=k), config)
 
   @parameterized.parameters(*CASES[::3])
+  @pytest.mark.sample(1)
   def test_swapped_and_split(self, config, lhs, rhs, k):
     config = replace(config, swap=True, split_k=3)
     self.check(*self.make(lhs, rhs, batch=1, m=7, n=33, k=k), config)
 
   @parameterized.parameters(UPCAST, NATIVE)
+  @pytest.mark.sample(1)
   def test_sizes_of_one_have_any_stride(self, config):
     # The only row of lhs has 52 bytes and is followed by poison.
     lhs, rhs = self.make("mxfp4", "mxfp4", batch=1, m=1, n=1, k=104)

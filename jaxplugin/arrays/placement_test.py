@@ -85,7 +85,6 @@ class PlacementTest(parameterized.TestCase):
     self.assertEqual(placed.global_scale.sharding.spec, expected)
     self.assert_each_device_dequantizes_its_part(x, placed, spec)
 
-  @pytest.mark.full
   def test_blocks_along_another_axis(self):
     x = quantized(jp.NVFP4, K, N, axis=0)
     for spec in (("a", "b"), ("b",), (None, ("a", "b"))):

@@ -407,7 +407,6 @@ class DotTest(parameterized.TestCase):
     y = np.ones((3, 96), np.float32)
     self.check_bits(dot, y, weight(format))
 
-  @pytest.mark.full
   def test_both_sides_batched_and_several_contracting_dimensions(self):
     x, w = weight(jp.NVFP4, (2, 5, 96), 1), weight(jp.NVFP4, (2, 33, 96))
     self.check_bits(jp.block_scaled_dot, x, w, targets=(H100,))
@@ -416,7 +415,7 @@ class DotTest(parameterized.TestCase):
     self.check_bits(dot, x, w, targets=(H100,))
 
   @parameterized.parameters((None, 0), (0, None), (0, 0))
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_vmap(self, *in_axes):
     x = weight(jp.MXFP4, (3, 5, 96)[in_axes[0] is None :], 1)
     w = weight(jp.MXFP4, (3, 33, 96)[in_axes[1] is None :])
@@ -552,7 +551,6 @@ class OptimizedTest(parameterized.TestCase):
     )
     return deviceless.compile(dot, x, w, target=target).as_text()
 
-  @pytest.mark.full
   def test_prepared_weight_goes_into_the_kernel_as_it_is(self):
     text = self.compiled(H100, H100)
     self.assertIn("triton_kernel_call", text)

@@ -177,7 +177,7 @@ class ConcatenateTest(parameterized.TestCase):
     (jp.NVFP4, 1, True),
     (jp.MXFP4, -2, True),
   )
-  @pytest.mark.sample(3)
+  @pytest.mark.sample(1)
   def test_it_is_that_of_the_floats(self, format, axis, jit):
     shapes = [[2, 3, 64], [2, 3, 64], [2, 3, 64]]
     for i, shape in enumerate(shapes):

@@ -37,7 +37,6 @@ class XlaDotTest(suite.DotSuite):
 class SuiteTest(parameterized.TestCase):
   """What the suite itself relies on."""
 
-  @pytest.mark.full
   def test_sweep_covers_every_kind_and_storage(self):
     cases = [dot_cases.random_case(i) for i in range(500)]
     sides = [side for case in cases for side in (case.lhs, case.rhs)]

@@ -94,7 +94,7 @@ class ProductTest(parameterized.TestCase):
     self.assertEqual(epilogue.multiply(jnp.float32(dot), *pair), expected)
 
   @parameterized.parameters(((), ()), ((3, 1), (4,)), ((2, 1, 1), (5, 1)))
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_derivative_of_the_factor_is_that_of_the_product(self, *shapes):
     first, second = (
       jnp.asarray(np.random.default_rng(i).uniform(1, 9, shape), jnp.float32)

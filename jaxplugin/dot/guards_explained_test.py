@@ -113,7 +113,7 @@ EXPLAINED = (
 
 class ExplainedTest(planted.Case):
   @parameterized.parameters(*EXPLAINED)
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_what_the_operands_explain_passes_and_hides_nothing_else(self, make):
     args, kwargs = make()
     function = lambda *args: planted.dot(*args, **kwargs)
@@ -165,7 +165,6 @@ class ExplainedTest(planted.Case):
     with self.assertRaisesRegex(jp.NonFiniteError, "the reference has"):
       planted.run(lambda *args: planted.dot(*args, **kwargs), *args)
 
-  @pytest.mark.full
   def test_sum_whose_terms_overflow_in_some_order_passes(self):
     x = np.zeros((M, K), np.float32)
     x[:, :2] = [3e38, -3e38]

@@ -73,7 +73,7 @@ class FiresTest(planted.Case):
   @parameterized.parameters(
     ("xla", "cpu"), ("triton", "h200"), ("cudnn", "b200"), ("cpu", "cpu")
   )
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_every_implementation_is_checked(self, name, target):
     backend = backends.BACKENDS[name]
     self.plant((1, 2), backend=backend)
@@ -167,7 +167,7 @@ class FiresTest(planted.Case):
     (jp.NVFP4, P("x"), AxisType.Explicit),
     (jp.MXFP4, P(None, "x"), AxisType.Explicit),
   )
-  @pytest.mark.sample(3)
+  @pytest.mark.full
   def test_sharded_calls_are_checked(self, format, spec, kind):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
 

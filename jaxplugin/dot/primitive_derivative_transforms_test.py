@@ -133,7 +133,6 @@ class TransformTest(transformations.PrimitiveTestCase):
     actual = jax.grad(loss, (0, 1))((a, b), self.x, self.w)
     jax.tree.map(self.assert_same, actual, expected)
 
-  @pytest.mark.full
   def test_debug_checks_let_derivatives_pass(self):
     expected = self.pull(self.x, self.w, self.g, activation="relu")
     with jp.debug_checks():
@@ -212,7 +211,6 @@ class ShardingTest(transformations.PrimitiveTestCase):
         )
     jax.tree.map(self.assert_same, actual, self.expected)
 
-  @pytest.mark.full
   def test_operands_on_no_mesh_have_gradients_inside_an_explicit_one(self):
     mesh, _ = self.sharded(AxisType.Explicit)
     with jax.set_mesh(mesh):

@@ -64,7 +64,6 @@ class ManyRowsTest(absltest.TestCase):
           codes, scale, *_ = quantization_oracle.reference(x, format)
           quantization_oracle.assert_codes(result, codes, scale)
 
-  @pytest.mark.full
   def test_dequantize(self):
     for shape in ((ROWS, 32), (2, ROWS, 32), RANK_7):
       x = integers(shape)

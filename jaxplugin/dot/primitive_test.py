@@ -66,7 +66,6 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
       expected = jp.block_scaled_dot(self.x, self.w, activation="relu")
     self.assert_same(function(flag, self.x, self.w), expected)
 
-  @pytest.mark.full
   def test_mapped_cond_selects_by_entry(self):
     def function(flag):
       return lax.cond(
@@ -252,7 +251,7 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
     self.assert_same(jax.jit(function)(self.x, w), expected)
 
   @parameterized.parameters("b", "m", "n")
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_explicit_sharding_is_in_the_results_type(self, where):
     mesh = jax.make_mesh(
       (1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,)

@@ -99,7 +99,7 @@ class VmapTest(transformations.PrimitiveTestCase):
   @parameterized.parameters(
     p for p in itertools.product((False, True), repeat=7) if any(p)
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_every_pattern_of_in_axes_equals_a_loop(self, *mapped):
     seed = sum(bit << i for i, bit in enumerate(mapped))
 

@@ -111,7 +111,7 @@ class GradientsTest(parameterized.TestCase):
   @parameterized.named_parameters(
     (f"{name}_{mode}", place, mode) for name, place in PLACES for mode in MODES
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.full
   def test_gradients_are_jaxs(self, place, mode):
     if not nn_cases.JAX_NN_RUNS_ON_CPU:
       self.skipTest(nn_cases.NEEDS_JAX_NN)

@@ -426,7 +426,6 @@ class SemanticsTest(parameterized.TestCase):
     (config,) = nn_cases.bound_configs(function, args[0], args[2])
     self.assertEqual((config.lhs.format, config.rhs.format), (jp.MXFP8,) * 2)
 
-  @pytest.mark.full
   def test_configs_may_have_different_block_sizes(self):
     configs = [jax.nn.get_scaled_dot_general_config("mxfp8") for _ in range(2)]
     configs[1].block_size = 16

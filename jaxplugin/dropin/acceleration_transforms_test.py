@@ -269,7 +269,6 @@ class UntouchedTest(parameterized.TestCase):
     f = lambda: jax.random.normal(jnp.broadcast_to(key, (2,))[1], (3,))
     np.testing.assert_array_equal(jax.jit(jp.accelerate(f))(), jax.jit(f)())
 
-  @pytest.mark.full
   def test_pallas_kernels_are_not_entered(self):
     args, _, _ = constructs.operands(26)
 

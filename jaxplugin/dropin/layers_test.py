@@ -101,6 +101,7 @@ class LayersTest(parameterized.TestCase):
       alone = jax.jit(jp.linear)(x, stack[i])
       np.testing.assert_array_equal(actual[i], alone, err_msg=str(i))
 
+  @pytest.mark.full
   def test_layer_of_any_integer_dtype(self):
     w = np.ones((200, 8, 32), np.float32)
     w[150] = 2
@@ -222,6 +223,7 @@ class TransformationsTest(parameterized.TestCase):
     )
     contract.assert_exact(actual, exact, contract.F32)
 
+  @pytest.mark.full
   def test_gradients_are_those_of_the_layer_alone(self):
     rng = np.random.default_rng(1)
     stack = make(rng, jp.MXFP8, (LAYERS, N, K)).operand

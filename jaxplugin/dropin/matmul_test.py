@@ -312,7 +312,6 @@ class WrongArgumentsTest(parameterized.TestCase):
       " formats or as float8_e4m3fn for NVFP4",
     ),
   )
-  @pytest.mark.sample(8)
   def test_message_names_what_was_given_and_what_helps(self, call, message):
     with self.assertRaisesRegex(TypeError, message):
       call()

@@ -73,7 +73,7 @@ DOT_GENERAL_CASES = tuple(
 
 class ScaledDotGeneralTest(parameterized.TestCase):
   @parameterized.named_parameters(*DOT_GENERAL_CASES)
-  @pytest.mark.sample(1)
+  @pytest.mark.full
   def test_result_and_gradients_are_those_of_f64(self, names, mode, dtypes):
     (lhs_names, rhs_names), out = split(names)
     lhs = floats(50, lhs_names, dtypes[0])
@@ -150,7 +150,6 @@ class ScaledDotGeneralTest(parameterized.TestCase):
       bound = contract.DOT_BOUND * magnitude
       contract.assert_within(actual, exact, bound, F32)
 
-  @pytest.mark.full
   def test_other_block_sizes_are_served(self):
     lhs, rhs = floats(61, "mk"), floats(62, "nk")
     half = dataclasses.replace(config("mxfp8"), block_size=16)
@@ -199,7 +198,6 @@ class ScaledDotGeneralTest(parameterized.TestCase):
       nn.scaled_dot_general(lhs, rhs, numbers), jaxs, strict=True
     )
 
-  @pytest.mark.full
   def test_the_nvfp4_example_of_jax(self):
     global_scale = jnp.array([0.5], jnp.float32)
     configs = [nn.get_scaled_dot_general_config("nvfp4", global_scale)] * 3
@@ -294,7 +292,7 @@ class ScaledDotGeneralTest(parameterized.TestCase):
     np.testing.assert_array_equal(final, scale)
 
   @parameterized.parameters(*MODES)
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_integers_are_multiplied_as_floats(self, mode):
     values = rng_of(77).integers(-9, 10, (2, 5, 40))
     lhs, rhs = values.astype(np.int32)

@@ -72,7 +72,6 @@ class ScaledMatmulTest(parameterized.TestCase):
       result, np.array([[[8.0]]], np.float32), strict=True
     )
 
-  @pytest.mark.full
   def test_the_mxfp8_example_of_jax(self):
     # 4 scales for 64 values are blocks of 16, so this is no MXFP8.
     dtype = jnp.float8_e4m3fn

@@ -83,6 +83,7 @@ class EquinoxTest(parameterized.TestCase):
     assert_same(actual, expected)
 
   @parameterized.parameters("jitted", "gradient")
+  @pytest.mark.full
   def test_explain_tells_each_product_of_a_module_with_functions(self, what):
     f = {
       "jitted": quantize(eqx.filter_jit(self.loss)),
@@ -99,6 +100,7 @@ class EquinoxTest(parameterized.TestCase):
     model = Block(jax.random.key(0))
     self.assertCountEqual(sites_of(f, model, X), expected)
 
+  @pytest.mark.full
   def test_rows_of_a_jitted_function_that_maps_are_one_product(self):
     layer = eqx.nn.Linear(64, 64, key=jax.random.key(0))
     for jit, batch in ((lambda f: f, 8), (eqx.filter_jit, 1)):
@@ -107,6 +109,7 @@ class EquinoxTest(parameterized.TestCase):
       self.assertEqual(wgrad.phase, "wgrad")
       self.assertEqual(wgrad.problem.batch, batch)
 
+  @pytest.mark.full
   def test_stacked_layers_in_a_scan_with_checkpoint(self):
     def by_rows(layer, x):
       return jax.vmap(jax.vmap(layer))(x)

@@ -164,6 +164,7 @@ class Linear:
 
 class PytreeTest(parameterized.TestCase):
   @parameterized.parameters("inside", "outside_of_jit")
+  @pytest.mark.full
   def test_mapped_layers_with_the_weight_first(self, place):
     layer = Linear(jnp.asarray(constructs.W[0]), jnp.ones(64))
     loss = lambda layer, x: (jnp.tanh(jax.vmap(layer)(x)) ** 2).mean()
@@ -199,6 +200,7 @@ class SitesTest(parameterized.TestCase):
     ((40, 64), "weight's contracted size, 40, is no multiple of .* 32"),
     ((16, 64), "weight's contracted size, 16, "),
   )
+  @pytest.mark.sample(1)
   def test_sizes(self, shape, expected):
     w, x = np.ones(shape, np.float32), np.ones((7, shape[0]), np.float32)
     self.assertRegex(self.reason(lambda w, x: plain(x, w), w, x), expected)
@@ -219,6 +221,7 @@ class SitesTest(parameterized.TestCase):
     ("multi_head_attention", True),
     ("heading", True),
   )
+  @pytest.mark.sample(1)
   def test_last_layers_by_their_names(self, name, is_taken):
     def f(w, x):
       with jax.named_scope(name):
@@ -236,6 +239,7 @@ class SitesTest(parameterized.TestCase):
     (lambda w: w * 2, False),
     (lambda w: jnp.take(w, jnp.arange(64), axis=0), False),
   )
+  @pytest.mark.sample(1)
   def test_what_a_parameter_is(self, of, is_taken):
     f = lambda w, x: plain(x, of(w))
     for g in (f, jax.jit(f)):
@@ -289,6 +293,7 @@ class SitesTest(parameterized.TestCase):
     reasons = [s.reason for s in jp.explain(quantized, constructs.W, X).sites]
     self.assertEqual(reasons, ["", "", "where left it"])
 
+  @pytest.mark.full
   def test_where_may_take_attention(self):
     f = lambda w, x: plain(x, x.T)
     quantized = jp.quantize_dots(f, MXFP8, where=lambda site: True)
@@ -297,6 +302,7 @@ class SitesTest(parameterized.TestCase):
     hand = lambda x: dot(x, x.T, constructs.NUMBERS).sum()
     assert_same(actual, jax.jit(jax.grad(hand))(X))
 
+  @pytest.mark.full
   def test_rules_of_custom_vjp_are_entered_where_where_says_so(self):
     f = constructs.in_custom_vjp(plain, plain)
     found = [

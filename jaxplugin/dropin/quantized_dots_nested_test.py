@@ -9,6 +9,7 @@ import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -101,10 +102,12 @@ class NestedTest(parameterized.TestCase):
     (by_cond, WEIGHTS[0]),
     (by_constrained, WEIGHTS[0]),
   )
+  @pytest.mark.sample(6)
   def test_bits_of_quantizing_anew(self, around, weights):
     self.check(around, weights, MXFP8)
 
   @parameterized.parameters((by_scan, WEIGHTS), (by_cond, WEIGHTS[0]))
+  @pytest.mark.full
   def test_keys_and_global_scales(self, around, weights):
     recipe = jp.training.NVFP4_RECIPE
     self.check(around, weights, recipe, key=jax.random.key(3))

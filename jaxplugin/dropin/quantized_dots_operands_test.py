@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -63,6 +64,7 @@ class OperandsTest(parameterized.TestCase):
     (by_jitted_layers, MXFP8, True),
     (by_jitted_layers, MXFP8, False),
   )
+  @pytest.mark.full
   def test_bits_of_quantizing_anew(self, loss, recipe, is_jitted):
     quantized = jp.quantize_dots(loss, recipe)
     with_primals = jp.training.with_primals
@@ -80,6 +82,7 @@ class OperandsTest(parameterized.TestCase):
     actual = once(PARAMS, operands_of(recipe), X)
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
+  @pytest.mark.full
   def test_conversions_that_change_nothing(self):
     w = jp.quantize_operand(PARAMS["first"], MXFP8)
     for name, convert in {
@@ -98,6 +101,7 @@ class OperandsTest(parameterized.TestCase):
           actual = (jax.jit(gradient) if is_jitted else gradient)(w, X)
           np.testing.assert_array_equal(actual.primal, expected)
 
+  @pytest.mark.full
   def test_derivative_that_the_function_takes(self):
     step = jp.quantize_dots(jax.value_and_grad(by_matmul), MXFP8)
     actual = jax.jit(step)(operands_of(MXFP8), X)
@@ -112,6 +116,7 @@ class OperandsTest(parameterized.TestCase):
     )
     self.assertLess(once, anew)
 
+  @pytest.mark.full
   def test_through_quantize_operand_and_microbatches(self):
     def step(params, batches):
       def total(params):
@@ -130,6 +135,7 @@ class OperandsTest(parameterized.TestCase):
       expected = both[0][name] + both[1][name]
       np.testing.assert_allclose(array, expected, rtol=0, atol=1e-4)
 
+  @pytest.mark.full
   def test_arguments_by_name(self):
     function = lambda x, w: jnp.sum(x @ w)
     w = PARAMS["first"]
@@ -188,6 +194,7 @@ class ErrorsTest(parameterized.TestCase):
     square = jp.quantize_operand(jnp.ones((64, 64)), MXFP8)
     self.check(by_while, square, "no product took, as it is in the carry")
 
+  @pytest.mark.full
   def test_operand_that_no_product_takes(self):
     made = operands_of(MXFP8)
     self.check(

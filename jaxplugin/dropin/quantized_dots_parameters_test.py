@@ -6,6 +6,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -274,11 +275,13 @@ class VariablesOfNnxTest(parameterized.TestCase):
     ),
     ("accelerate", jp.accelerate, r"nnx\.grad\(accelerate\(loss\)\)"),
   )
+  @pytest.mark.sample(1)
   def test_a_transform_of_nnx_inside_is_explained(self, transform, remedy):
     inside = transform(nnx.jit(step_of(loss_of)))
     with self.assertRaisesRegex(TypeError, remedy):
       inside(layer_of_nnx(), X)
 
+  @pytest.mark.full
   def test_the_orders_that_errors_name_work(self):
     for name, step in {
       "quantize_dots": jp.quantize_dots(step_of(loss_of), RECIPE),

@@ -9,6 +9,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -159,6 +160,7 @@ class ConstructsTest(parameterized.TestCase):
         assert_same(PLACES[place](f, quantize)(W, X), expected)
 
   @parameterized.parameters(*CONSTRUCTS)
+  @pytest.mark.full
   def test_gradients_are_those_of_dots_by_hand(self, construct):
     hand = construct(by_hand(MXFP8), by_hand(MXFP8))
     places = PLACES if construct is two_layers else PLACES_OF_ALL_DEPTHS
@@ -171,6 +173,7 @@ class ConstructsTest(parameterized.TestCase):
   @parameterized.parameters(
     *(c for c in CONSTRUCTS if "custom" not in c.__name__)
   )
+  @pytest.mark.full
   def test_each_dot_has_a_key_of_its_own(self, construct):
     second = 0 if construct is in_cond else 1  # of two branches one runs
     recipe = NVFP4 if construct is two_layers else KEYED
@@ -179,6 +182,7 @@ class ConstructsTest(parameterized.TestCase):
     self.check(construct(plain, plain), hand, recipe, places)
 
   @parameterized.parameters(False, True)
+  @pytest.mark.sample(1)
   def test_each_trip_of_a_scan_has_a_key_of_its_own(self, remat):
     def model(body):
       body = jax.checkpoint(body) if remat else body
@@ -202,6 +206,7 @@ class ConstructsTest(parameterized.TestCase):
     self.check(f, model(by_trip), KEYED, places)
 
   @parameterized.product(jitted=(False, True), key=(None, KEY))
+  @pytest.mark.sample(2)
   def test_while_loop_and_its_condition_are_quantized(self, jitted, key):
     def model(dot):
       def f(w, x):
@@ -216,6 +221,7 @@ class ConstructsTest(parameterized.TestCase):
     actual = jax.jit(jp.quantize_dots(f, NVFP4, key=key))(W, X)
     assert_same(actual, jax.jit(model(by_hand(NVFP4, 0)))(W, X))
 
+  @pytest.mark.full
   def test_eager_calls_are_the_same_to_the_bit(self):
     f, hand = (
       two_layers(plain, plain),
@@ -252,6 +258,7 @@ class ConstructsTest(parameterized.TestCase):
     with jax.log_compiles(), self.assertNoLogs("jax", "WARNING"):
       jp.quantize_dots(gradient(f), MXFP8)(W, X)
 
+  @pytest.mark.full
   def test_jitted_function_called_before_and_after_is_as_ever(self):
     f = jax.jit(two_layers(plain, plain))
     hand = jax.jit(two_layers(by_hand(MXFP8), by_hand(MXFP8)))
@@ -260,6 +267,7 @@ class ConstructsTest(parameterized.TestCase):
       assert_same(jp.quantize_dots(f, MXFP8)(W, X), hand(W, X))
     self.assertNotIn("bind", vars(lax.dot_general_p))
 
+  @pytest.mark.full
   def test_donation_static_arguments_and_side_outputs(self):
     @functools.partial(jax.jit, static_argnames="scale", donate_argnums=0)
     def step(w, x, scale):
@@ -297,6 +305,7 @@ class KeysTest(parameterized.TestCase):
     self.assertTrue(bool((step(KEY) != step(jax.random.key(4))).any()))
 
   @parameterized.parameters("threefry2x32", "rbg", "unsafe_rbg")
+  @pytest.mark.sample(1)
   def test_products_and_trips_never_share_noise(self, impl):
     # fold_in of unsafe_rbg does not see the order of numbers: product 0 of
     # trip 1 and product 1 of trip 0 need other keys than fold_in makes.
@@ -316,6 +325,7 @@ class KeysTest(parameterized.TestCase):
     by_rows = np.asarray(jax.jit(jax.grad(quantized, 1))(w, x))
     self.assertLen(np.unique(by_rows.reshape(4, -1), axis=0), 4)
 
+  @pytest.mark.full
   def test_layers_have_keys_of_their_own(self):
     # The second dot by the first one's key has other bits.
     expected = two_layers(by_hand(KEYED, 0), by_hand(KEYED, 0))
@@ -349,12 +359,14 @@ class KeysTest(parameterized.TestCase):
     first, second = jp.quantize_dots(twice, KEYED, key=KEY)(W[0], X)
     self.assertTrue(bool((first != second).any()))
 
+  @pytest.mark.full
   def test_recipe_that_needs_a_key_says_so(self):
     quantized = jp.quantize_dots(two_layers(plain, plain), KEYED)
     quantized(W, X)  # the forward pass needs none
     with self.assertRaisesRegex(ValueError, "key"):
       jax.grad(quantized)(W, X)
 
+  @pytest.mark.full
   def test_step_that_is_scanned_has_another_key_in_each_trip(self):
     f = two_layers(plain, plain)
 
@@ -422,6 +434,7 @@ class ErrorsTest(parameterized.TestCase):
       jp.quantize_dots(f, MXFP8)(W, X)
     self.assertNotIn("bind", vars(lax.dot_general_p))
 
+  @pytest.mark.full
   def test_quantized_recipe_by_dataclasses_replace(self):
     recipe = dataclasses.replace(NVFP4, stochastic_rounding=False)
     f = jax.jit(gradient(jp.quantize_dots(two_layers(plain, plain), recipe)))

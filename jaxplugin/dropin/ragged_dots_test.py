@@ -8,6 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -148,6 +149,7 @@ class RaggedDotsTest(parameterized.TestCase):
     format=("mxfp8", "mxfp8_e5m2", "nvfp4", "mxfp4"),
     dtype=("float32", "bfloat16"),
   )
+  @pytest.mark.sample(1)
   def test_ways(self, way, format, dtype):
     w = weights(format).unpack()
     x = rows(dtype=dtype)
@@ -228,6 +230,7 @@ class RaggedDotsTest(parameterized.TestCase):
       self.assertEqual(fast(x, w).dtype, dtype)
 
   @parameterized.parameters("scan", "checkpoint", "cond", "nested_jit", "vmap")
+  @pytest.mark.sample(3)
   def test_constructs(self, construct):
     w, x = weights("mxfp8"), rows()
     f = model()
@@ -286,6 +289,7 @@ class RaggedDotsTest(parameterized.TestCase):
 
 class GradientsTest(parameterized.TestCase):
   @parameterized.product(is_inside=(False, True), is_jitted=(False, True))
+  @pytest.mark.sample(2)
   def test_gradient_of_rows(self, is_inside, is_jitted):
     w, x = weights("mxfp8"), rows()
     factors = jnp.asarray(np.random.default_rng(5).normal(size=(M, N)))
@@ -301,6 +305,7 @@ class GradientsTest(parameterized.TestCase):
     self.assertTrue(is_within(gradient(x), exact))
 
   @parameterized.parameters(False, True)
+  @pytest.mark.sample(1)
   def test_other_leaves_keep_jaxs_gradients(self, is_inside):
     # The global scale and the scales' own, through the dequantized weights.
     w, x = weights("nvfp4").unpack(), rows()

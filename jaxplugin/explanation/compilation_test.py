@@ -15,6 +15,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -53,6 +54,7 @@ class CompileDotTest(parameterized.TestCase):
     ("h200", jp.MXFP8, jp.MXFP8, "wgmma.mma_async"),
     ("mi300x", jp.MXFP8, jp.MXFP4, "v_mfma_f32"),
   )
+  @pytest.mark.sample(1)
   def test_report_names_the_matrix_instruction(self, name, lhs, rhs, expected):
     target = jp.named_target(name)
     compiled = compilation.compile_dot(make_problem(lhs, rhs), target)
@@ -118,6 +120,7 @@ class NamesTest(parameterized.TestCase):
     self.assertEqual(self.launched, told)
 
   @parameterized.parameters("a100", "l40s", "h100", "b200", "rtx5090", "mi355x")
+  @pytest.mark.sample(1)
   def test_of_fuzzed_products(self, name):
     # Others for each GPU; all pairs of formats come in turn.
     first = zlib.crc32(name.encode()) % 1000
@@ -144,6 +147,7 @@ class NamesTest(parameterized.TestCase):
   @parameterized.product(
     name=("h100", "b200"), lhs=(jp.MXFP8, jp.MXFP4), rhs=(jp.MXFP8, jp.NVFP4)
   )
+  @pytest.mark.sample(2)
   def test_of_sides_that_are_blocked_along_different_dimensions(
     self, name, lhs, rhs
   ):
@@ -154,6 +158,7 @@ class NamesTest(parameterized.TestCase):
   @parameterized.product(
     name=("h100", "b200"), shape=((64, 3, 1), (64, 1, 1), (3, 64, 2), (64, 7))
   )
+  @pytest.mark.sample(1)
   def test_of_weights_whose_k_is_not_last(self, name, shape):
     for format in (jp.MXFP8, jp.MXFP4):
       axis = shape.index(64)

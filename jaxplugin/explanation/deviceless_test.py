@@ -11,6 +11,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -43,6 +44,7 @@ class CompileTest(parameterized.TestCase):
       device.shared_memory_per_block_optin, target.shared_memory_bytes
     )
 
+  @pytest.mark.full
   def test_dots_inside_are_decided_for_the_target(self):
     def f(x, w):
       return jp.block_scaled_dot(
@@ -158,6 +160,7 @@ class ErrorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, rf"\(2, 4\), got {hosts}"):
       deviceless.mesh(B200, (2, 4), ("x", "y"), hosts=hosts)
 
+  @pytest.mark.full
   def test_missing_compiler_says_what_to_install(self):
     # A process in which JAX finds no CUDA plugin.
     code = """

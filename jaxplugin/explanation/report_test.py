@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import linen
@@ -229,6 +230,7 @@ class QuantizationTest(parameterized.TestCase):
     format=(jp.MXFP8, jp.MXFP4, jp.NVFP4),
     axis=(0, 1),
   )
+  @pytest.mark.sample(1)
   def test_what_is_told_is_what_is_lowered(self, target, format, axis):
     quantize = functools.partial(jp.quantize, format=format, axis=axis)
     (told,) = quantizations(quantize, X, target=target)
@@ -252,6 +254,7 @@ class QuantizationTest(parameterized.TestCase):
       self.assertIn("XLA fuses", told.reason)
 
   @parameterized.parameters((H200, "triton"), (CPU, "cpu and xla"))
+  @pytest.mark.sample(1)
   def test_both_axes_are_told(self, target, expected):
     function = lambda x: jp.quantize_both(x, jp.MXFP8)
     (told,) = quantizations(function, X, target=target)

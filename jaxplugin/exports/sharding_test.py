@@ -116,6 +116,7 @@ class ShardedExportTest(ExportCase):
     )
     self.assertEqual(moved, [])
 
+  @pytest.mark.full
   def test_gpus_are_exported_for_by_as_many_cpus(self):
     def function(x, w):
       y = jp.block_scaled_dot(jp.quantize(x, jp.MXFP8), w)

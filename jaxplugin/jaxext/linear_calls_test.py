@@ -10,6 +10,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -96,6 +97,7 @@ class LinearCallTest(parameterized.TestCase):
     np.testing.assert_allclose(jax.grad(gradient)(A), expected, rtol=1e-5)
 
   @parameterized.parameters(((0, None),), ((None, 0),), ((0, 1),), ((1, 2),))
+  @pytest.mark.sample(1)
   def test_vmap(self, in_axes):
     args = [
       np.stack([values * f for f in (1, 2, -1)], axis=axis or 0)

@@ -14,6 +14,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -88,6 +89,7 @@ class FrameworksTest(parameterized.TestCase):
     scale = np.abs(expected).max()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * scale)
 
+  @pytest.mark.full
   def test_decoder_of_linen(self):
     params, tokens = decoder()
     params_q, report = jp.quantize_params(params, "nvfp4")
@@ -150,6 +152,7 @@ class FrameworksTest(parameterized.TestCase):
       self.assertLen(found.dots, 3)
       self.assertEmpty(found.quantizations)
 
+  @pytest.mark.full
   def test_metadata_of_linen_is_unboxed(self):
     kernel = nn.with_partitioning(nn.initializers.normal(), (None, "b"))
     module = nn.Dense(96, kernel_init=kernel)
@@ -196,6 +199,7 @@ class PlacedTest(parameterized.TestCase):
     (P(), P("b"), P("b"), "pvary"),
     (P(), P(), P(), None),
   )
+  @pytest.mark.sample(2)
   def test_parts_of_shard_map_are_parts_of_weights(
     self, kernel, rows, out, warned
   ):
@@ -221,6 +225,7 @@ class PlacedTest(parameterized.TestCase):
     if warned:
       self.assertIn(f"kernel is dequantized, as a whole, for {warned}", told[0])
 
+  @pytest.mark.full
   def test_sharded_weights_have_their_bits_and_products(self):
     params, tokens = decoder()
     whole, _ = jp.quantize_params(params, "nvfp4")
@@ -301,6 +306,7 @@ class PlacedTest(parameterized.TestCase):
       again.call(tree, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
     )
 
+  @pytest.mark.full
   def test_trees_are_mapped_stacked_and_sliced_by_layers(self):
     layers = [
       jp.quantize_params({"kernel": normal(64, 96) * i}, "nvfp4")[0]

@@ -7,6 +7,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -90,6 +91,7 @@ class FormsTest(AcceptedTest):
       ("k,kn->n", (64,), (64, 96), 0),
     ),
   )
+  @pytest.mark.sample(3)
   def test_einsum_is_one_product_with_the_bytes(self, format, case):
     equation, shape, other, axis = case
     einsum = functools.partial(jnp.einsum, equation)
@@ -129,6 +131,7 @@ class FormsTest(AcceptedTest):
     )
 
   @parameterized.parameters(jnp.bfloat16, jnp.float16)
+  @pytest.mark.sample(1)
   def test_result_has_the_type_that_code_gives_it(self, dtype):
     w = quantized(normal(64, 96, dtype=dtype), "mxfp8", 0)
     x = normal(5, 64, dtype=dtype)
@@ -162,6 +165,7 @@ class FormsTest(AcceptedTest):
 
 class BothSidesTest(AcceptedTest):
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.sample(1)
   def test_activations_are_quantized_on_the_fly(self, format):
     x, w = normal(5, 64), quantized(normal(64, 96), format, 0)
     call = accepted(jnp.matmul, activations=format)
@@ -217,6 +221,7 @@ class TransformationsTest(AcceptedTest):
         self.assertIn("jaxplugin_ragged_dot", hlo)
         self.assertNotIn("f32[64,64]", hlo)
 
+  @pytest.mark.full
   def test_calls_take_the_bytes_with_them(self):
     w = quantized(normal(64, 64), "mxfp8", 0)
     x = normal(5, 64)
@@ -314,6 +319,7 @@ class DerivativesTest(AcceptedTest):
     return loss, adapters, normal(5, 64), stack
 
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.full
   def test_they_are_those_of_dequantized_weights(self, format):
     loss, *args = self.adapted(format)
     actual = jax.jit(jax.grad(jp.accept_quantized(loss), argnums=(0, 1)))(*args)
@@ -347,6 +353,7 @@ class DerivativesTest(AcceptedTest):
     ):
       jax.jit(jax.grad(call, allow_int=True))(w, x)
 
+  @pytest.mark.full
   def test_one_taken_inside_is_right_and_said(self):
     loss, *args = self.adapted("mxfp8")
     call = jax.jit(jp.accept_quantized(jax.grad(loss)))
@@ -367,6 +374,7 @@ class TrapsTest(AcceptedTest):
     ("tied", lambda w, x: (x @ w) @ w.T, "dot_general.*blocks lie along"),
     ("integers", lambda w, x: x.astype(jnp.int8) @ w.astype(jnp.int8), "conv"),
   )
+  @pytest.mark.sample(2)
   def test_a_weight_that_is_dequantized_is_named(self, function, message):
     x, w = normal(5, 64), quantized(normal(64, 64), "mxfp8", 0)
     call = jax.jit(jp.accept_quantized(function))

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -44,6 +45,7 @@ def assert_same_bits(actual, expected):
 
 class LinenTest(parameterized.TestCase):
   @parameterized.parameters("mxfp8", "nvfp4")
+  @pytest.mark.sample(1)
   def test_kernels_have_the_bits_of_their_transposed(self, format):
     params = init(nn.Dense(96), jnp.ones((2, 64)))
     params_q, report = jp.quantize_params(params, format)

@@ -11,6 +11,7 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
@@ -76,6 +77,7 @@ class FlaxTest(absltest.TestCase):
       with self.subTest(name), self.assertRaisesRegex(TypeError, text):
         flax.serialization.from_state_dict(target, state[name])
 
+  @pytest.mark.full
   def test_import_of_the_package_does_not_import_flax(self):
     code = "import sys, jaxplugin; assert 'flax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

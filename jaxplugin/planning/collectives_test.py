@@ -8,6 +8,7 @@ import importlib.util
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -171,6 +172,7 @@ class ErrorTest(parameterized.TestCase):
 
 @needs_compiler
 class CompiledTest(absltest.TestCase):
+  @pytest.mark.lab
   def test_products_in_known_layouts(self):
     target = jp.named_target("b200", cudnn="9.13")
     mesh = deviceless.mesh(target, (2, 4), ("fsdp", "tp"))

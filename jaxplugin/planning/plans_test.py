@@ -74,6 +74,7 @@ class PlanTestCase(parameterized.TestCase):
 
 @needs_compiler
 class RowTest(PlanTestCase):
+  @pytest.mark.lab
   def test_tensor_parallel_and_sequence_parallel(self):
     self.check_plain("tp=8,sp")
     self.check_quantized("tp=8,sp", "mxfp8", MOST["mxfp8"])

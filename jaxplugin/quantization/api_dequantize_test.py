@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -98,6 +99,7 @@ class DequantizeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*MX_FORMATS)
+  @pytest.mark.sample(1)
   def test_every_value_times_every_scale_is_exact(self, format):
     x, exact = every_product(format)
     for f in (dequantize, quantization.dequantize):
@@ -126,6 +128,7 @@ class DequantizeTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(f(x)), expected)
 
   @parameterized.product(format=formats.KNOWN, dtype=("float32", "bfloat16"))
+  @pytest.mark.sample(2)
   def test_nan_scale_over_zeros_is_nan(self, format, dtype):
     size = format.block_size
     nan_code = E4M3_NAN if format is NVFP4 else 255
@@ -144,6 +147,7 @@ class DequantizeTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.KNOWN, dtype=(jnp.float32, jnp.bfloat16, jnp.float16)
   )
+  @pytest.mark.sample(1)
   def test_dtype_is_rounded_to_once_from_f32(self, format, dtype):
     # 37 and 0.37 give results that f16 cannot hold exactly; scales 2^-8..2^6.
     random = np.random.default_rng(17)
@@ -168,6 +172,7 @@ class DequantizeTest(parameterized.TestCase):
     np.testing.assert_array_equal(result[normal], expected[normal])
 
   @parameterized.product(format=(MXFP4, NVFP4), axis=(0, 1, 2))
+  @pytest.mark.sample(1)
   def test_packed_values_dequantize_to_the_same_bits(self, format, axis):
     x = quantize(random_f32(18, (64, 32, 96), 3), format, axis=axis)
     x = x.unpack()
@@ -179,6 +184,7 @@ class DequantizeTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=formats.KNOWN, packed=(False, True))
+  @pytest.mark.sample(1)
   def test_swizzled_scale_dequantizes_to_the_same_bits(self, format, packed):
     x = quantize(random_f32(19, (2, 131, 160), 3), format)
     stored = x.pack() if packed else x.unpack()
@@ -196,6 +202,7 @@ class DequantizeTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=formats.KNOWN, axis=(0, 1, 2))
+  @pytest.mark.sample(1)
   def test_each_axis_uses_its_own_scales(self, format, axis):
     info = VALUES[format]
     random = np.random.default_rng(20)
@@ -220,6 +227,7 @@ class DequantizeTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(result), full[:, :size])
 
   @parameterized.parameters(*formats.KNOWN)
+  @pytest.mark.sample(1)
   def test_stacked_arrays_dequantize_as_each_alone(self, format):
     # k = E = 32, so that a global scale that broadcasts along k goes unnoticed
     # by shapes.

@@ -105,7 +105,7 @@ class DecodeTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(False, True)
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_every_e8m0_code_decodes_to_a_power_of_two(self, jit):
     decode = jax.jit(codes.decode_e8m0) if jit else codes.decode_e8m0
     scale = jnp.asarray(all_codes(formats.E8M0).view(formats.E8M0))
@@ -132,7 +132,7 @@ class DecodeTest(parameterized.TestCase):
 
 class EncodeTest(parameterized.TestCase):
   @parameterized.parameters(*VALUES_DTYPES)
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_encode_rounds_to_nearest_even_as_gfloat_does(self, dtype):
     x = hard_samples(dtype)
     info = GFLOAT[dtype]

@@ -219,7 +219,6 @@ class TransposedTest(parameterized.TestCase):
         of_rows.global_scale, of_columns.global_scale
       )
 
-  @pytest.mark.full
   def test_blocks_of_one_row_do_not(self):
     w = matrix(6, 64, 96)
     of_rows, of_columns = jp.quantize_both(w, jp.NVFP4)
@@ -315,7 +314,7 @@ class StochasticTest(parameterized.TestCase):
     self.assert_moments(x, found, step * nearest.global_scale)
 
   @parameterized.parameters(*FORMATS)
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_unbiased_at_ties_and_exact_on_the_grid(self, format):
     info = format.values_encoding
     # The largest value fixes the scale at 1; the others are ties, and a hair

@@ -59,7 +59,7 @@ class BitwiseTest(parameterized.TestCase):
       ((32, 64, 64), (0, 2), np.float16),
     ),
   )
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_it_is_quantize_along_each_axis(self, format, case):
     shape, axes, dtype = case
     x = numbers(shape, dtype)
@@ -102,7 +102,6 @@ class BitwiseTest(parameterized.TestCase):
     x = jnp.zeros(shape)
     self.assert_same(quantization.quantize_both(x, format), each(x, format))
 
-  @pytest.mark.full
   def test_f64_is_rounded_to_f32_before(self):
     with jax.enable_x64(True):
       x = np.asarray(numbers((64, 64)), np.float64) * (1 + 2.0**-40)
@@ -280,7 +279,6 @@ class ShardingTest(parameterized.TestCase):
     for actual, *expected in zip(both(x), *shares, strict=True):
       np.testing.assert_array_equal(actual, np.concatenate(expected))
 
-  @pytest.mark.full
   def test_explicit_sharding_is_in_the_types_of_the_results(self):
     mesh = self.mesh(jax.sharding.AxisType.Explicit)
     spec = P("x", "y", None)

@@ -136,7 +136,7 @@ class BitwiseTest(parameterized.TestCase):
     dtype=("float32", "bfloat16", "float16"),
     global_scale=(None, 0.37, 1e-3, "leading"),
   )
-  @pytest.mark.sample(4)
+  @pytest.mark.sample(1)
   def test_dequantize_gives_the_same_bits_where_they_are_normal(
     self, format, dtype, global_scale
   ):
@@ -285,7 +285,7 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.FORMATS, shape=("8, 64", "a, 64", "a, 64*b")
   )
-  @pytest.mark.sample(6)
+  @pytest.mark.sample(1)
   def test_exported_module_gets_operations(self, format, shape):
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
     function = jax.jit(quantization_lowerings.round_trip(format))

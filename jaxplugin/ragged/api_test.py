@@ -95,7 +95,7 @@ class TransformationsTest(parameterized.TestCase):
     np.testing.assert_array_equal(pull(g)[0], expected)
 
   @parameterized.parameters(*_ACTIVATIONS)
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_forward_mode_agrees_with_reverse(self, activation):
     x, w_q, _ = _operands()
     rng = np.random.default_rng(3)

@@ -122,7 +122,7 @@ class IdempotenceTest(parameterized.TestCase):
     }
 
   @parameterized.parameters(*TARGETS, jp.detect_target("cpu"))
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_second_rewriting_changes_nothing(self, target):
     for name, module in self.modules().items():
       with self.subTest(name):

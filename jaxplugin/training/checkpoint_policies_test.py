@@ -97,7 +97,6 @@ class PolicyTest(parameterized.TestCase):
       num_dots("block_scaled_dot", quantized, None, checkpoint=False), 6
     )
 
-  @pytest.mark.full
   def test_no_bit_of_a_gradient_depends_on_the_policy(self):
     loss = model(jp.dot_general(jp.MXFP8, jp.MXFP8))
     plain = jax.jit(jax.grad(loss, argnums=(0, 1)))(X, X[0])

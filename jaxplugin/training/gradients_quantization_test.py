@@ -124,7 +124,6 @@ class BitwiseTest(parameterized.TestCase):
 
     self.assert_same(step(function, MATMUL)(x, w, g), expected(x, w, g))
 
-  @pytest.mark.full
   def test_rows_of_a_batch_merge_backward(self):
     format = jp.MXFP8
     x = X.reshape(4, 10, 96)
@@ -203,7 +202,6 @@ class BitwiseTest(parameterized.TestCase):
 
     self.assert_same(step(function, numbers)(x, w, g), expected(x, w, g))
 
-  @pytest.mark.full
   def test_scales_rounded_down_are_so_in_every_product(self):
     function = jp.dot_general(
       jp.MXFP4, jp.MXFP4, scale_rounding="floor", implementation="xla"
@@ -228,7 +226,6 @@ class BitwiseTest(parameterized.TestCase):
       one = jax.jit(jax.grad(loss, argnums=i))(X, W)
       np.testing.assert_array_equal(one, both[i])
 
-  @pytest.mark.full
   def test_scan_over_layers_is_the_loop(self):
     function = jp.dot_general(jp.NVFP4, jp.NVFP4)
     layers = np.random.default_rng(5).normal(size=(2, 64, 64)) / 8

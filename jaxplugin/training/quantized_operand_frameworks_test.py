@@ -99,6 +99,7 @@ class ModelsTest(absltest.TestCase):
     loss = lambda p, x: jnp.square(model.apply(p, x)).sum()
     self.assert_same_and_fewer(loss, params)
 
+  @pytest.mark.full
   def test_nnx(self):
     linear = functools.partial(
       nnx.Linear,

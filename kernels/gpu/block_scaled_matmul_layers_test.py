@@ -6,6 +6,7 @@ import dataclasses
 import unittest
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -50,6 +51,7 @@ class LayersTest(parameterized.TestCase):
   @parameterized.product(
     config=tuple(CONFIGS), layer=(0, 2), swizzled=(False, True)
   )
+  @pytest.mark.sample(1)
   def test_bits_are_those_of_the_layer_alone(self, config, layer, swizzled):
     rng = np.random.default_rng(layer)
     format = "mxfp8" if config == "native" else "mxfp4"

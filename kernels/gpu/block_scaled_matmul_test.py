@@ -7,6 +7,7 @@ import itertools
 import unittest
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -125,22 +126,27 @@ class FormatPairTest(MatmulTest):
   """Each pair of formats, on each path, with tails and poisoned padding."""
 
   @parameterized.named_parameters(named(PAIRS))
+  @pytest.mark.sample(1)
   def test_upcast_is_within_the_bound(self, lhs, rhs):
     self.check(*self.make(lhs, rhs, **TAILS), UPCAST)
 
   @parameterized.named_parameters(named(PAIRS))
+  @pytest.mark.sample(1)
   def test_upcast_swapped_is_exact_on_integers(self, lhs, rhs):
     self.check_exact(*self.make(lhs, rhs, **TAILS, integers=True), SWAPPED)
 
   @parameterized.named_parameters(named(NATIVE_PAIRS))
+  @pytest.mark.sample(1)
   def test_native_is_within_the_bound(self, lhs, rhs):
     self.check(*self.make(lhs, rhs, **TAILS), NATIVE_SWAPPED)
 
   @parameterized.named_parameters(named(NATIVE_PAIRS))
+  @pytest.mark.sample(1)
   def test_native_is_exact_on_integers(self, lhs, rhs):
     self.check_exact(*self.make(lhs, rhs, **TAILS, integers=True), NATIVE)
 
   @parameterized.named_parameters(named(SMALL_M_PAIRS))
+  @pytest.mark.sample(1)
   def test_small_m_is_within_the_bound(self, lhs, rhs):
     operands = self.make(lhs, rhs, batch=1, m=5, n=35, k=200)
     self.check(*operands, SMALL_M)
@@ -148,6 +154,7 @@ class FormatPairTest(MatmulTest):
   @parameterized.named_parameters(
     named(itertools.product(("bf16",), BLOCK_FORMATS))
   )
+  @pytest.mark.sample(1)
   def test_small_m_is_exact_on_integers(self, lhs, rhs):
     operands = self.make(lhs, rhs, batch=2, m=1, n=33, k=264, integers=True)
     self.check_exact(*operands, SMALL_M)
@@ -155,17 +162,20 @@ class FormatPairTest(MatmulTest):
   @parameterized.product(
     pair=MXFP6_PAIRS, config=(UPCAST, SWAPPED, SMALL_M), integers=(False, True)
   )
+  @pytest.mark.sample(1)
   def test_mxfp6(self, pair, config, integers):
     # k is a multiple of 8, as words of FP4 take it, and of no scale block.
     operands = self.make(*pair, batch=2, m=5, n=35, k=200, integers=integers)
     (self.check_exact if integers else self.check)(*operands, config)
 
   @parameterized.parameters("mxfp6_e2m3", "mxfp6_e3m2")
+  @pytest.mark.sample(1)
   def test_mxfp6_of_which_k_is_not_minor(self, format):
     operands = self.make(format, format, **TAILS, k_is_minor=False)
     self.check(*operands, UPCAST)
 
   @parameterized.parameters("mxfp6_e2m3", "mxfp6_e3m2")
+  @pytest.mark.sample(1)
   def test_mxfp6_with_swizzled_scales(self, format):
     operands = self.make(format, format, **TAILS, swizzled=True)
     self.check(*operands, UPCAST)
@@ -174,6 +184,7 @@ class FormatPairTest(MatmulTest):
     config=(UPCAST, SWAPPED, SMALL_M),
     pair=(("bf16", "mxfp4"), ("f32", "nvfp4"), ("mxfp8", "nvfp4")),
   )
+  @pytest.mark.sample(1)
   def test_interleaved_values_give_the_bits_of_others(self, config, pair):
     lhs, rhs = pair
     batch, m, n, k = 2, 3, 35, 208  # neither is a multiple of a tile
@@ -191,6 +202,7 @@ class FormatPairTest(MatmulTest):
       np.testing.assert_array_equal(result, expected)
 
   @parameterized.parameters("mxfp4", "nvfp4")
+  @pytest.mark.sample(1)
   def test_lhs_may_be_interleaved_as_well(self, format):
     storage = {"integers": True, "interleaved": True}
     for config in (UPCAST, SMALL_M):
@@ -203,6 +215,7 @@ class FormatPairTest(MatmulTest):
     ("native", "mxfp8", "mxfp4"),
     ("small_m", "mxfp8", "mxfp8"),
   )
+  @pytest.mark.sample(1)
   def test_e4m3_pointers_give_what_bytes_give(self, path, lhs, rhs):
     operands = self.make(lhs, rhs, **TAILS)
     config = PATHS[path]
@@ -218,6 +231,7 @@ class FormatPairTest(MatmulTest):
     ("bf16", "mxfp6_e2m3"),
     ("mxfp8", "mxfp8_e5m2"),
   )
+  @pytest.mark.sample(1)
   def test_products_in_f32_give_what_those_in_bf16_give(self, lhs, rhs):
     operands = self.make(lhs, rhs, **TAILS)
     in_bf16 = gpu_operands.run(*operands, SWAPPED, architecture="sm_80")
@@ -231,23 +245,27 @@ class ShapeTest(MatmulTest):
     path=tuple(PATHS),
     size=((1, 1, 32), (1, 33, 128), (17, 1, 160), (16, 32, 256), (3, 5, 8)),
   )
+  @pytest.mark.sample(1)
   def test_any_size(self, path, size):
     m, n, k = size
     operands = self.make("mxfp8", "mxfp4", batch=1, m=m, n=n, k=k)
     self.check(*operands, PATHS[path])
 
   @parameterized.product(path=tuple(PATHS), split_k=(1, 2))
+  @pytest.mark.sample(1)
   def test_batch(self, path, split_k):
     config = replace(PATHS[path], split_k=split_k)
     self.check(*self.make("mxfp8", "mxfp8", **{**TAILS, "batch": 3}), config)
 
   @parameterized.product(path=tuple(PATHS), split_k=(2, 3, 5))
+  @pytest.mark.sample(1)
   def test_split_k(self, path, split_k):
     # With 5, some split has no k at all.
     config = replace(PATHS[path], split_k=split_k)
     self.check(*self.make("mxfp4", "mxfp4", **{**TAILS, "k": 280}), config)
 
   @parameterized.product(path=tuple(PATHS), split_k=(2, 3))
+  @pytest.mark.sample(1)
   def test_split_of_whole_tiles_with_one_to_spare(self, path, split_k):
     # The first split has two tiles, others one, of which none is masked.
     config = replace(PATHS[path], split_k=split_k)
@@ -257,6 +275,7 @@ class ShapeTest(MatmulTest):
   @parameterized.product(
     path=tuple(PATHS), split_k=(1, 2, 3), pair=(("mxfp8", "mxfp4"), MXFP4_PAIR)
   )
+  @pytest.mark.sample(1)
   def test_last_step_of_k_adds_nothing_twice(self, path, split_k, pair):
     # It overlaps the one before.
     config = replace(PATHS[path], split_k=split_k)
@@ -286,6 +305,7 @@ class ShapeTest(MatmulTest):
     architecture=("sm_80", "gfx942"),
     own=(32, 96),
   )
+  @pytest.mark.sample(1)
   def test_infinity_by_a_scale_that_two_steps_have_is_added_once(
     self, path, format, architecture, own
   ):
@@ -316,6 +336,7 @@ class ShapeTest(MatmulTest):
     np.testing.assert_array_equal(result, expected)
 
   @parameterized.parameters(1, 2, 3, 8)
+  @pytest.mark.sample(1)
   def test_program_order_covers_every_tile_once(self, group_m):
     # The interpreter refuses two programs that write one element.
     config = replace(UPCAST, group_m=group_m, block_n=16)
@@ -334,6 +355,7 @@ class LayoutTest(MatmulTest):
     lhs_k_is_minor=(True, False),
     path=("upcast", "native"),
   )
+  @pytest.mark.sample(1)
   def test_k_need_not_be_minor(self, pair, lhs_k_is_minor, path):
     operands = self.make(
       *pair,
@@ -344,6 +366,7 @@ class LayoutTest(MatmulTest):
     self.check(*operands, PATHS[path])
 
   @parameterized.parameters("bf16", "f16", "f32")
+  @pytest.mark.sample(1)
   def test_k_of_plain_lhs_need_not_be_minor(self, lhs):
     operands = self.make(
       lhs,
@@ -356,6 +379,7 @@ class LayoutTest(MatmulTest):
     self.check(*operands, SWAPPED)
 
   @parameterized.product(format=BLOCK_FORMATS, path=tuple(PATHS))
+  @pytest.mark.full
   def test_swizzled_scale(self, format, path):
     # More than one tile of 128 rows and of 4 columns, in both operands.
     config = replace(PATHS[path], block_m=64, block_n=64)
@@ -368,6 +392,7 @@ class LayoutTest(MatmulTest):
     {"rows": 3, "stride": 2**30 + 64},  # within a tile
     {"rows": 18, "stride": 2**27 + 64},  # of a tile's first row
   )
+  @pytest.mark.sample(1)
   def test_offsets_beyond_32_bits(self, rows, stride):
     k = 64
     base = np.zeros((rows - 1) * stride + k, np.uint8)
@@ -427,6 +452,7 @@ class EpilogueTest(MatmulTest):
     split_k=(1, 2),
     out_dtype=("f32", "bf16", "f16"),
   )
+  @pytest.mark.sample(1)
   def test_epilogue(self, activation, with_all, split_k, out_dtype):
     sizes = {**TAILS, "batch": 2, "m": 5}
     lhs, rhs = self.make("f16", "nvfp4", **sizes)
@@ -458,6 +484,7 @@ class EpilogueTest(MatmulTest):
       *("bias", "residual"),
     ),
   )
+  @pytest.mark.sample(1)
   def test_each_part_alone(self, path, given):
     lhs, rhs = self.make("mxfp8", "mxfp8", **TAILS, integers=True)
     parts = {
@@ -513,6 +540,7 @@ class ExtremeTest(MatmulTest):
   @parameterized.product(
     path=("upcast", "small_m"), format=("mxfp8", "mxfp8_e5m2", "mxfp4")
   )
+  @pytest.mark.sample(1)
   def test_scale_byte_0_is_2_to_the_minus_127(self, path, format):
     code = {"mxfp8": 0x7E, "mxfp8_e5m2": 0x7B, "mxfp4": 0x7}[format]
     rhs = self.operand(format, code, 0, k=128)
@@ -522,6 +550,7 @@ class ExtremeTest(MatmulTest):
     self.assertGreater(gpu_operands.run(lhs, rhs, PATHS[path]).min(), 0)
 
   @parameterized.product(path=tuple(PATHS), format=BLOCK_FORMATS, code=(0, 1))
+  @pytest.mark.sample(1)
   def test_nan_scale_makes_its_block_nan(self, path, format, code):
     # Whether the values are 0, or all positive: infinity would not turn NaN.
     lhs_format = format if path == "native" else "mxfp8"

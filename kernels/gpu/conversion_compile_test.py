@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
@@ -52,6 +53,7 @@ def planned(name, ptxas_version):
 
 class ConversionCompileTest(parameterized.TestCase):
   @parameterized.parameters("sm_100", "sm_120")
+  @pytest.mark.sample(1)
   def test_kernel_for_a_ptxas_is_assembled_by_it(self, name):
     self.assertNotEmpty(assembling.assemblers())
     for version, path in assembling.assemblers().items():
@@ -85,6 +87,7 @@ class ConversionCompileTest(parameterized.TestCase):
             assembling.assembled(ptx, new, path, ptx_version=launch.ptx_version)
 
   @parameterized.parameters("sm_80", "sm_90", "gfx950")
+  @pytest.mark.full
   def test_other_architectures_have_no_conversion(self, name):
     new = dataclasses.replace(architectures.by_name(name), ptxas_version=NEW)
     self.assertFalse(new.converts_e2m1)

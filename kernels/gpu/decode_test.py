@@ -7,6 +7,7 @@ import unittest
 
 import ml_dtypes
 import numpy as np
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -272,6 +273,7 @@ class DecodeTest(parameterized.TestCase):
     name=("nvfp4", "mxfp4"),
     decoding=(PLAIN, PTX, PACKED, IN_F32, *CONVERTED),
   )
+  @pytest.mark.sample(4)
   def test_fp4_with_every_scale(self, name, decoding):
     # The products that are largest and smallest, subnormals, zeros and NaN.
     format = formats.by_name(name)

@@ -5,6 +5,7 @@
 import unittest
 
 import numpy as np
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -96,6 +97,7 @@ class TwoGlobalScalesTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(*SPECIAL)
+  @pytest.mark.sample(1)
   def test_what_is_no_normal_number_stays_what_it_is(self, first):
     x = np.resize(np.float32([1.5, -1.5]), SIZE)
     for second in SPECIAL:

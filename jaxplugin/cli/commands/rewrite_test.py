@@ -107,7 +107,6 @@ class RewriteTest(command_lines.CommandLineTestCase):
       out, jp.rewrite(written_modules.dot_module(), jp.detect_target())
     )
 
-  @pytest.mark.full
   def test_implementation_and_scale_rounding_are_used(self):
     path = self.write("m.mlir", written_modules.dot_module())
     _, out, _ = self.run_command(
@@ -146,7 +145,6 @@ class RewriteTest(command_lines.CommandLineTestCase):
     expected = jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
     self.assertEqual(str(modules.read(out).module), expected)
 
-  @pytest.mark.full
   def test_format_of_the_input_is_the_default(self):
     source = modules.read(written_modules.dot_module())
     older = dataclasses.replace(source, version="1.10.0")
@@ -200,6 +198,7 @@ ENTRY main {
     (".", r"error: \S*: Is a directory"),
     ("", "the following arguments are required: FILE"),
   )
+  @pytest.mark.sample(8)
   def test_bad_input_is_one_line_and_status_2(self, line, pattern):
     self.write("m.mlir", written_modules.dot_module())
     self.write("bad.mlir", "module {\n func.func @x( }\n")

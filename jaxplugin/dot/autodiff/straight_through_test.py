@@ -63,7 +63,7 @@ def in_f64(function, *args):
 
 class GradientTest(parameterized.TestCase):
   @parameterized.parameters(*formats.FORMATS)
-  @pytest.mark.full
+  @pytest.mark.sample(2)
   def test_both_sides_have_the_gradient_at_the_dequantized(self, format):
     def loss(x, w):
       y = jp.block_scaled_dot(quantize(x, format), quantize(w, format))

@@ -105,7 +105,7 @@ class TritonTest(interpreted.RecordedTestCase, Mxfp6TestCase):
     self.assertNotEmpty(self.launched)
 
   @parameterized.product(format=FORMATS, target=("h200", "b200"))
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_prepared_weights_give_the_same_bits(self, format, target):
     x = np.random.default_rng(5).normal(size=(5, 160)).astype(np.float32)
     w = array(format, (33, 160), 3)

@@ -128,7 +128,7 @@ class LoweringTest(parameterized.TestCase):
   @parameterized.parameters("h200", "b200")
   @needs_descriptors
   @needs_gpu_compiler
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_optimized_module_calls_the_kernel_on_the_arrays(self, name):
     operands = [quantized(jp.MXFP8, rows, K) for rows in (M, N)]
     text = deviceless.compile(dot, *operands, target=described(name)).as_text()
@@ -178,7 +178,7 @@ class ChoiceTest(parameterized.TestCase):
     ("h200", jp.MXFP8, jp.MXFP4, 1568, None),
     ("h200", jp.NVFP4, jp.NVFP4, 1552, "lhs: strides .* got 776"),
   )
-  @pytest.mark.sample(3)
+  @pytest.mark.sample(2)
   def test_what_they_do_not_serve_is_refused(self, name, lhs, rhs, k, message):
     (decided,) = jp.explain(
       lambda x, w: jp.block_scaled_dot(x, w),

@@ -34,7 +34,7 @@ class DescribedTest(interpreted.RecordedTestCase):
     ("h200", None, jp.NVFP4),
     ("b200", jp.NVFP4, jp.NVFP4),
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_bits_are_those_of_kernels_whose_threads_load(self, name, lhs, rhs):
     rng = np.random.default_rng(0)
     # (m, batch, k) and (batch, n, k); no size is a multiple of a tile.
@@ -120,7 +120,7 @@ class PreparedTest(interpreted.RecordedTestCase):
     format=(jp.MXFP4, jp.NVFP4),
     shapes=(((3, 160), (35, 160)), ((2, 19, 96), (2, 33, 96))),
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_prepared_weight_is_read_as_it_is(self, name, format, shapes):
     x_shape, w_shape = shapes
     rng = np.random.default_rng(1)

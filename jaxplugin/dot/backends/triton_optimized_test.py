@@ -57,7 +57,7 @@ class OptimizedTest(parameterized.TestCase):
       (jp.MXFP8, jp.MXFP4),
     ),
   )
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_kernels_are_called_and_no_operand_is_dequantized(
     self, name, formats_
   ):
@@ -80,7 +80,7 @@ class OptimizedTest(parameterized.TestCase):
     self.assertNotIn(" dot(", text)
 
   @parameterized.product(name=("h200", "b200"), rhs=(jp.MXFP8, jp.NVFP4))
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_weight_whose_n_is_minor_is_neither_transposed_nor_copied(
     self, name, rhs
   ):
@@ -138,7 +138,6 @@ class OptimizedTest(parameterized.TestCase):
       {self.N * self.K, self.M * self.K}, self.float_sizes(text)
     )
 
-  @pytest.mark.full
   def test_sharded_calls_run_on_each_gpus_share(self):
     target = targets.named_target("h200")
     mesh = deviceless.mesh(target, (4,), ("x",))

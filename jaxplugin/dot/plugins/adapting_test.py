@@ -242,7 +242,7 @@ class EmitTest(BackendTestCase):
     emit=(by_general_dot, by_rows),
     case=tuple(range(6)),
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_result_is_that_of_the_formula(self, emit, case):
     self.register(emit)
     rng = np.random.default_rng(case)
@@ -526,7 +526,6 @@ class EverywhereTest(BackendTestCase):
       self.assertLen(traced, int(is_portable))
       self.doCleanups()
 
-  @pytest.mark.full
   def test_rewriting_a_module(self):
     module = written_modules.dot_module()
     target = jp.detect_target("cpu")

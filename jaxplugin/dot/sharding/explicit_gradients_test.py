@@ -87,7 +87,6 @@ class ExplicitGradientsTest(explicit.InsideTestCase):
     self.assertEqual(jax.typeof(result), jax.typeof(x))
     np.testing.assert_array_equal(result, G @ W)
 
-  @pytest.mark.full
   def test_quantized_lhs(self):
     x_q = self.put(jp.quantize(X, jp.MXFP8), P("b"))
     w = self.put(W, P("b"))

@@ -94,7 +94,7 @@ class SplitAxisTest(parameterized.TestCase):
     np.testing.assert_array_equal(result, arrays[0] @ arrays[1].T)
 
   @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
-  @pytest.mark.full
+  @pytest.mark.sample(2)
   def test_rows_that_a_reshape_splits_or_merges(self, partitioner, size):
     numbers = (((2,), (1,)), ((), ()))
     lhs, rhs = exact(0, 24, 128), exact(1, 16, 128)

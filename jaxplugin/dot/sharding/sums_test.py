@@ -121,7 +121,6 @@ class ReduceDtypeTest(parameterized.TestCase):
         np.asarray(result), lhs @ rhs.T * rows * columns.T
       )
 
-  @pytest.mark.full
   def test_changes_no_bit_where_no_sum_crosses_devices(self):
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (N, K)))

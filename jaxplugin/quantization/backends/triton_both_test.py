@@ -62,7 +62,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     self.assertEqual(self.names, expected)
 
   @parameterized.parameters(np.nan, np.inf)
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_global_scales_of_each_axis_leave_out_their_own_blocks(self, bad):
     x = np.random.default_rng(3).normal(size=(2, 64, 64)).astype(np.float32)
     x[1, 3, 5], x[1, 3, 6], x[1, 9, 5] = bad, 600.0, -50.0
@@ -191,7 +191,6 @@ class LoweringTest(parameterized.TestCase):
       both = lambda x, f=format: quantization.quantize_both(x, f)
       self.assertEqual(self.calls(both, target=target), expected)
 
-  @pytest.mark.full
   def test_each_platform_and_each_device_has_its_kernel(self):
     both = lambda x: quantization.quantize_both(x, MXFP8)
     self.assertEqual(self.calls(both, platforms=("cuda", "cpu")), 1)

@@ -142,7 +142,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters(((0, 2), 1), ((1, 0), 2), ((2,), 1), ((1,), 2))
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_squares_of_a_batch_do_not_mix(self, square, axis):
     x = quantization_lowerings.numbers((3, 40, 64)[:: 2 * axis - 3], np.float32)
     lead = tuple(d for d in range(3) if d not in (*square, axis))
@@ -192,7 +192,7 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
     self.assertStartsWith(self.names[-1], f"quantize_both_{format.name}")
 
   @parameterized.parameters(0, 1)
-  @pytest.mark.sample(1)
+  @pytest.mark.full
   def test_key_of_what_is_not_used_goes_with_it(self, used):
     keys = tuple(jax.random.key(i) for i in range(2))
     manners = pair(MXFP4, "gradient")
@@ -242,7 +242,7 @@ class FormulaTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(
     format=(MXFP8, MXFP4, NVFP4), square=(False, True), chosen=(False, True)
   )
-  @pytest.mark.sample(1)
+  @pytest.mark.sample(4)
   def test_kernels_compute_the_formulas(self, format, square, chosen):
     if chosen and format is not NVFP4:
       self.skipTest("a choice between 6 and 4 is NVFP4's")
@@ -321,7 +321,7 @@ RECIPES = {
 
 class RecipeTest(parameterized.TestCase):
   @parameterized.product(recipe=tuple(RECIPES), name=("h200", "mi355x"))
-  @pytest.mark.sample(8)
+  @pytest.mark.sample(2)
   def test_every_operand_is_served(self, recipe, name):
     x = jax.ShapeDtypeStruct((4, 256, 128), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((128, 96), jnp.bfloat16)

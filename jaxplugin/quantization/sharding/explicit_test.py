@@ -61,7 +61,6 @@ class ExplicitTest(explicit.ExplicitTestCase):
       self.assertEqual(_specs(result), [expected, expected])
       self.assertEqual(jax.typeof(back).sharding.spec, expected)
 
-  @pytest.mark.full
   def test_one_maximum_and_no_other_collective(self):
     with jax.set_mesh(self.mesh):
       x = self.put(X, P("a", "b"))

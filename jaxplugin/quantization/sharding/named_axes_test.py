@@ -84,7 +84,6 @@ class NamedAxesTest(parameterized.TestCase):
     scales = self.mapped(scale_of, P("x", "y"), P("x", "y"))(x)
     self.assertLen(np.unique(scales), NUM_DEVICES)
 
-  @pytest.mark.full
   def test_axes_over_which_x_is_not_split_change_nothing(self):
     x = numbers(32, 64)
     scale_of = lambda x: jp.quantize(

@@ -240,6 +240,7 @@ class OptimizedTest(MeshTestCase):
     self.assertEqual(rest, scale)
 
   @quantization_lowerings.needs_compiler
+  @pytest.mark.full
   def test_xla_compiles_no_kernel_for_the_maximum(self):
     """It would for each tensor, where the maximum is one of f32."""
     target = jp.named_target("b200")
@@ -262,7 +263,7 @@ class OptimizedTest(MeshTestCase):
 
   @quantization_lowerings.needs_compiler
   @parameterized.parameters((jp.MXFP8, 1), (jp.MXFP4, 1), (jp.NVFP4, 2))
-  @pytest.mark.full
+  @pytest.mark.sample(2)
   def test_gpus_read_their_share_once_for_each_thing_to_know(
     self, format, reads
   ):

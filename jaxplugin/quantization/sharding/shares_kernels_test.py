@@ -102,7 +102,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
      P("x", "y")),
     (NVFP4, (LAST, CHOSEN), (FIRST, CHOSEN), (64, 256), P("x", "y")),
   )  # fmt: skip
-  @pytest.mark.sample(1)
+  @pytest.mark.full
   def test_along_both_axes_from_one_read(
     self, format, first, second, shape, spec
   ):

@@ -7,7 +7,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -125,7 +124,6 @@ class DecidedTest(absltest.TestCase):
     self.assertEqual(told.decision.implementation, "cpu")
     self.assertEqual(told.decision.implementation_from, "argument")
 
-  @pytest.mark.full
   def test_derivatives_are_decided_by_the_tables_of_the_call(self):
     """Also where they are transposed outside of the context."""
 

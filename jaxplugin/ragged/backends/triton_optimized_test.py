@@ -54,7 +54,7 @@ SIZES = jax.ShapeDtypeStruct((GROUPS,), jnp.int32)
 @needs_triton
 class LoweredTest(parameterized.TestCase):
   @parameterized.parameters("a100", "h200", "b200", "rtx5090")
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_is_calls_of_kernels_alone(self, name):
     with jp.use_target(targets.named_target(name)):
       traced = jax.jit(

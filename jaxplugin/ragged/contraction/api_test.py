@@ -35,7 +35,7 @@ def _contract(lhs, rhs, sizes=_SIZES, **options):
 
 class DimensionsTest(parameterized.TestCase):
   @parameterized.parameters(*itertools.product((0, 1), (0, 1)))
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(1)
   def test_contraction_of_any_order_is_that_of_lax(self, lhs_m, rhs_m):
     lhs, rhs = _arrays()
     lhs = lhs.T if lhs_m else lhs
@@ -68,7 +68,6 @@ class DimensionsTest(parameterized.TestCase):
 
 
 class TransformationsTest(parameterized.TestCase):
-  @pytest.mark.full
   def test_derivatives_of_both_orders_and_modes(self):
     lhs, rhs = _arrays()
     check_grads(_contract, (lhs, rhs), 2, atol=2e-2, rtol=2e-2)

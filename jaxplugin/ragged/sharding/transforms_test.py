@@ -131,7 +131,6 @@ class TransformsTest(parameterized.TestCase):
     result = jax.jit(mapped)(rows, self.rhs[0], SIZES)
     np.testing.assert_array_equal(np.asarray(result), self.expected)
 
-  @pytest.mark.full
   def test_some_axes_under_gspmd_serve_by_operations_or_say_why_not(self):
     shardy = jax.config.jax_use_shardy_partitioner
     self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
@@ -199,7 +198,6 @@ class TransformsTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(result[i]), expected)
     self.assertNotIn("all-gather", function.lower(*args).compile().as_text())
 
-  @pytest.mark.full
   def test_export_of_a_sharded_call_runs(self):
     args = (
       self.put(self.lhs, P("a")),
@@ -406,6 +404,7 @@ class ExplicitTest(explicit.ExplicitTestCase):
       self.assertEqual(jax.typeof(have), jax.typeof(arg))
       np.testing.assert_allclose(have, want, atol=1e-5)
 
+  @pytest.mark.full
   def test_checks_vmap_jvp_and_explain_take_types(self):
     rhs, exact = ragged_suite.operand(
       self.rng, jp.MXFP8, (GROUPS, K, K), integers=True

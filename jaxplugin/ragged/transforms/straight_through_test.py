@@ -76,7 +76,6 @@ class StraightThroughTest(parameterized.TestCase):
     np.testing.assert_array_equal(actual[1][1], 0)  # of the empty group
     np.testing.assert_array_equal(actual[0][9:], 0)  # of no group's rows
 
-  @pytest.mark.full
   def test_value_is_that_without_surrogates(self):
     x, w = _through(X, jp.NVFP4), _through(W, jp.MXFP8)
     plain = jp.quantize(X, jp.NVFP4), jp.quantize(W, jp.MXFP8)

@@ -165,7 +165,7 @@ class PlantedTest(parameterized.TestCase):
     (last_block_forgotten, {EXACT, BOUNDED, EPILOGUE, NAN}),
     (finite_where_nan, {NAN}),
   )
-  @pytest.mark.full
+  @pytest.mark.sample(1)
   def test_wrong_numbers_fail(self, emit, expected):
     self.assertEqual(failed(backend(emit), *CLAIMED), sorted(expected))
 

@@ -49,6 +49,7 @@ class CopyTest(parameterized.TestCase):
     self.assertEqual((got.dtype, got.shape), (x.dtype, x.shape))
     self.assertEqual(np.asarray(got).tobytes(), np.asarray(x).tobytes())
 
+  @pytest.mark.full
   def test_megabytes_lie_in_huge_pages(self):
     if not SMAPS.exists() or not HUGE_PAGES.exists():
       self.skipTest("not on Linux")

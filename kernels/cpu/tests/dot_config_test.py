@@ -9,6 +9,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -66,6 +67,7 @@ class DotConfigTest(parameterized.TestCase):
     )
 
   @parameterized.product(pair=PAIRS, own=OWN)
+  @pytest.mark.sample(1)
   def test_every_engine_of_any_size_is_exact_on_integers(self, pair, own):
     """Sizes of panels and tasks at random; k with tails; batches."""
     engine, isa = own
@@ -89,6 +91,7 @@ class DotConfigTest(parameterized.TestCase):
         testing.call(lhs, rhs, isa=number, attributes=config)
 
   @parameterized.product(pair=PAIRS, own=OWN)
+  @pytest.mark.sample(1)
   def test_sizes_of_tasks_and_threads_change_no_bit(self, pair, own):
     engine, isa = own
     number = testing.isa_number(self, isa)
@@ -194,6 +197,7 @@ class DotConfigErrorTest(parameterized.TestCase):
     ({"engine": np.int32(99)}, "the attribute engine must be i64"),
     ({"chunk": 2}, "no other attributes are known"),
   )
+  @pytest.mark.sample(1)
   def test_a_bad_config_is_an_error(self, config, message):
     isa = testing.isa_number(self, "avx2")
     rng = np.random.default_rng(0)
@@ -208,6 +212,7 @@ class DotConfigErrorTest(parameterized.TestCase):
       )
 
   @parameterized.product(engine=tuple(ENGINES), isa=testing.ISAS)
+  @pytest.mark.sample(1)
   def test_an_engine_of_another_instruction_set_is_an_error(self, engine, isa):
     number = testing.isa_number(self, isa)
     _, isas = ENGINES[engine]

@@ -16,6 +16,7 @@ import sys
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -50,6 +51,7 @@ class DotTest(parameterized.TestCase):
     self.assertTrue(np.all(error <= bound), f"{np.max(error / bound)} x bound")
 
   @parameterized.product(pair=PAIRS, isa=ISAS)
+  @pytest.mark.sample(1)
   def test_integer_dots_are_exact_for_every_pair_of_formats(self, pair, isa):
     rng = np.random.default_rng(0)
     for m, n, k in ((1, 37, 96), (19, 70, 576)):
@@ -59,6 +61,7 @@ class DotTest(parameterized.TestCase):
       self.assert_exact(got, oracle(lhs, rhs))
 
   @parameterized.product(seed=tuple(range(6)), isa=ISAS)
+  @pytest.mark.sample(1)
   def test_fuzzed_shapes_are_exact_on_integers(self, seed, isa):
     rng = np.random.default_rng(seed)
     number = isa_number(self, isa)
@@ -90,6 +93,7 @@ class DotTest(parameterized.TestCase):
     isa=ISAS,
     m=(1, 3, 40),
   )
+  @pytest.mark.sample(1)
   def test_random_dots_are_within_the_bound(self, pair, isa, m):
     rng = np.random.default_rng(1)
     for spread in (0, 30):
@@ -99,6 +103,7 @@ class DotTest(parameterized.TestCase):
       self.assert_bounded(got, lhs, rhs)
 
   @parameterized.product(isa=ISAS, m=(1, 20))
+  @pytest.mark.sample(1)
   def test_scale_bytes_b_against_254_minus_b_give_32(self, isa, m):
     number = isa_number(self, isa)
     for name in MX:
@@ -146,6 +151,7 @@ class DotTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, np.full((1, m, 2), 2.0**-122, "f4"))
 
   @parameterized.product(isa=ISAS, m=(1, 3, 20), name=QUANTIZED)
+  @pytest.mark.sample(1)
   def test_nan_scale_over_zero_values_is_nan(self, isa, m, name):
     rng = np.random.default_rng(2)
     nan_code = 0x7F if name == "nvfp4" else 255
@@ -167,6 +173,7 @@ class DotTest(parameterized.TestCase):
       self.assert_exact(got, expected)
 
   @parameterized.product(isa=ISAS, m=(1, 20))
+  @pytest.mark.sample(1)
   def test_nan_and_inf_values_propagate(self, isa, m):
     rng = np.random.default_rng(3)
     number = isa_number(self, isa)
@@ -200,6 +207,7 @@ class DotTest(parameterized.TestCase):
     self.assert_exact(got, oracle(lhs, lhs))
 
   @parameterized.product(isa=ISAS, m=(1, 20), exponent=(-130, -73, 62, 127))
+  @pytest.mark.sample(1)
   def test_plain_bf16_of_any_size_is_exact(self, isa, m, exponent):
     """Subnormals too; against scales that bring the products back."""
     values = np.full((1, m, 32), 2.0**exponent)
@@ -223,6 +231,7 @@ class DotTest(parameterized.TestCase):
     activation=(0, 1, 2, 3),
     dtype=("float32", "bfloat16", "float16"),
   )
+  @pytest.mark.sample(1)
   def test_epilogue_is_f32_before_one_cast(self, isa, m, activation, dtype):
     rng = np.random.default_rng(5)
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -260,6 +269,7 @@ class DotTest(parameterized.TestCase):
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
   @parameterized.product(isa=ISAS, dtype=("bfloat16", "float16"))
+  @pytest.mark.sample(1)
   def test_results_are_rounded_once_to_nearest_even(self, isa, dtype):
     rng = np.random.default_rng(6)
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -276,6 +286,7 @@ class DotTest(parameterized.TestCase):
   @parameterized.product(
     isa=ISAS, m=(1, 20), dtype=("float32", "bfloat16", "float16")
   )
+  @pytest.mark.sample(1)
   def test_nan_of_any_payload_stays_nan(self, isa, m, dtype):
     """Rounding adds to its bits: 0x7fffffff would become -0 in bf16."""
     dtype = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
@@ -314,6 +325,7 @@ class DotTest(parameterized.TestCase):
   @parameterized.product(
     shape=((0, 3, 64), (2, 0, 64), (2, 3, 0), (20, 40, 0)), isa=ISAS
   )
+  @pytest.mark.sample(1)
   def test_zero_sizes_give_empty_or_zero_results(self, shape, isa):
     m, n, k = shape
     rng = np.random.default_rng(7)
@@ -326,6 +338,7 @@ class DotTest(parameterized.TestCase):
       np.testing.assert_array_equal(got, expected)
 
   @parameterized.product(isa=ISAS)
+  @pytest.mark.sample(1)
   def test_calls_from_many_threads_give_the_same_bits(self, isa):
     rng = np.random.default_rng(8)
     number = isa_number(self, isa)
@@ -433,6 +446,7 @@ class DotErrorTest(parameterized.TestCase):
     ("result_rank", {"shape": (2, 9)}, "the result must be"),
     ("result_dtype", {"dtype": np.int32}, "the result must be"),
   )
+  @pytest.mark.sample(1)
   def test_malformed_call_is_an_error(self, change, message):
     arguments = self.good() | change
     with self.assertRaisesRegex(Exception, message):
@@ -451,6 +465,7 @@ class EightBitPairTest(parameterized.TestCase):
   @parameterized.product(
     dtype=(E4M3, E5M2), k=(48, 528, 1040), is_finite=(True, False), isa=ISAS
   )
+  @pytest.mark.sample(1)
   def test_dot_is_within_the_bound(self, dtype, k, is_finite, isa):
     rng = np.random.default_rng(0)
     sides, exact = [], []
@@ -489,6 +504,7 @@ class SixBitTest(parameterized.TestCase):
   @parameterized.product(
     name=("mxfp6_e2m3", "mxfp6_e3m2"), isa=ISAS, m=(1, 4, 20), plain=(0, 1)
   )
+  @pytest.mark.sample(1)
   def test_every_code_counts_what_ml_dtypes_says(self, name, isa, m, plain):
     """A weight row a code, at each place of a block in turn."""
     dtype = FORMATS[name][0]
@@ -511,6 +527,7 @@ class LibraryTest(parameterized.TestCase):
     if isa not in ISAS:
       self.skipTest(f"this machine lacks {isa}: no test has a row for it")
 
+  @pytest.mark.full
   def test_isa_is_one_of_the_levels(self):
     name = testing.library().jaxplugin_cpu_isa().decode()
     self.assertIn(name, (*testing.ISA_LEVELS, "baseline_neon"))

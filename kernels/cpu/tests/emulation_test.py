@@ -82,6 +82,7 @@ class EmulationTest(absltest.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     return done.stdout
 
+  @pytest.mark.full
   def test_intrinsics_do_what_the_manual_says(self):
     if not IS_X86:
       self.skipTest("the test compares with AVX2, for x86-64")

@@ -15,6 +15,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -38,6 +39,7 @@ class FewRowsTest(parameterized.TestCase):
     )
 
   @parameterized.product(lhs=QUANTIZED, rhs=QUANTIZED, isa=ISAS)
+  @pytest.mark.sample(1)
   def test_every_count_of_rows_and_any_tail_is_exact(self, lhs, rhs, isa):
     """Weights in rows of no whole register, and scales past a whole chunk."""
     rng = np.random.default_rng([QUANTIZED.index(lhs), QUANTIZED.index(rhs)])
@@ -50,6 +52,7 @@ class FewRowsTest(parameterized.TestCase):
       )
 
   @parameterized.product(name=QUANTIZED, isa=ISAS, m=(1, 4, 8, 20))
+  @pytest.mark.sample(1)
   def test_zeros_count_nothing_under_any_scale(self, name, isa, m):
     """Every finite scale byte, each over a block of zeros on both sides."""
     block = FORMATS[name][2]
@@ -68,6 +71,7 @@ class FewRowsTest(parameterized.TestCase):
   @parameterized.product(
     weights=QUANTIZED, isa=ISAS, exponent=(-120, -88, -70, 31, 33, 90, 110)
   )
+  @pytest.mark.sample(1)
   def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
     """The rows of floats that the fast way cannot take go another one."""
     rng = np.random.default_rng(0)
@@ -78,6 +82,7 @@ class FewRowsTest(parameterized.TestCase):
       self.check(lhs, rhs, isa)
 
   @parameterized.product(isa=ISAS, m=(1, 3, 8), name=("f32", "bf16"))
+  @pytest.mark.sample(1)
   def test_tiny_floats_lose_nothing_against_subnormal_codes(self, isa, m, name):
     """A value whose last bit counts, times E4M3's smallest."""
     bits = 23 if name == "f32" else 7
@@ -91,6 +96,7 @@ class FewRowsTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, expected)
 
   @parameterized.product(lhs=FP4, rhs=FP4, isa=ISAS, m=(1, 8, 40))
+  @pytest.mark.sample(1)
   def test_largest_fp4_products_do_not_overflow(self, lhs, rhs, isa, m):
     """Sums of bytes' products are held in 16 bits."""
     for sign in (-1, 1):
@@ -108,6 +114,7 @@ class FewRowsTest(parameterized.TestCase):
       self.check(*sides, isa)
 
   @parameterized.product(isa=ISAS, name=("mxfp8", "nvfp4"), m=(1, 4, 8, 40))
+  @pytest.mark.sample(1)
   def test_poisoned_rows_leave_others_alone(self, isa, name, m):
     rng = np.random.default_rng(m)
     lhs = testing.integers(name, (1, m, 160), rng)
@@ -121,6 +128,7 @@ class FewRowsTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, expected)
 
   @parameterized.product(name=QUANTIZED, m=(2, 3, 4, 20))
+  @pytest.mark.sample(1)
   def test_result_does_not_depend_on_the_other_rows(self, name, m):
     """An element's bits are the same whatever lies beside it."""
     rng = np.random.default_rng(3)
@@ -133,6 +141,7 @@ class FewRowsTest(parameterized.TestCase):
     self.assertFalse(np.array_equal(beside[:, 0], got[:, 0]))
 
   @parameterized.product(isa=ISAS)
+  @pytest.mark.sample(1)
   def test_a_long_row_takes_little_scratch_memory(self, isa):
     """A row of bytes in float32 at most; portable code not even that."""
     number = testing.isa_number(self, isa)
@@ -154,6 +163,7 @@ class FewRowsTest(parameterized.TestCase):
     self.assertEqual(result, k)
 
   @parameterized.product(isa=ISAS, m=(1, 5, 7))
+  @pytest.mark.full
   def test_long_rows_are_added_up_as_short_ones(self, isa, m):
     """Each chunk of a long row counts once: integers, so exactly."""
     number = testing.isa_number(self, isa)

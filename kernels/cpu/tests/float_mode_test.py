@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from absl.testing import absltest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -69,6 +70,7 @@ PROGRAM = """
 
 
 class FloatModeTest(absltest.TestCase):
+  @pytest.mark.full
   def test_xla_treats_subnormals_after_a_call_as_it_did_before(self):
     """On the calling thread and on those of the pool, in and after a program.
 

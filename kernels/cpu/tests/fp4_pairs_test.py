@@ -15,6 +15,7 @@ import pathlib
 import sys
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -89,6 +90,7 @@ class Fp4PairsTest(parameterized.TestCase):
     self.assertLessEqual(np.nanmax(error, initial=0), 0)
 
   @parameterized.product(isa=testing.ISAS, lhs=SIDES, rhs=SIDES)
+  @pytest.mark.sample(1)
   def test_any_scales_and_blocks_are_within_the_bound(self, isa, lhs, rhs):
     number = testing.isa_number(self, isa)
     rng = np.random.default_rng(0)
@@ -99,6 +101,7 @@ class Fp4PairsTest(parameterized.TestCase):
         self.assert_within_the_bound(x, w, number)
 
   @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
+  @pytest.mark.sample(1)
   def test_a_nan_scale_makes_its_row_nan_and_no_other(self, isa, lhs, rhs):
     number = testing.isa_number(self, isa)
     rng = np.random.default_rng(1)
@@ -124,6 +127,7 @@ class Fp4PairsTest(parameterized.TestCase):
       self.assert_within_the_bound(x, w, number)
 
   @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
+  @pytest.mark.sample(1)
   def test_zeros_under_extreme_scales_count_nothing(self, isa, lhs, rhs):
     number = testing.isa_number(self, isa)
     rng = np.random.default_rng(2)
@@ -139,6 +143,7 @@ class Fp4PairsTest(parameterized.TestCase):
     self.assert_within_the_bound(x, w, number)
 
   @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
+  @pytest.mark.sample(1)
   def test_batches_do_not_depend_on_each_other(self, isa, lhs, rhs):
     """Many small entries, one of them a task: the same bits as alone."""
     number = testing.isa_number(self, isa)

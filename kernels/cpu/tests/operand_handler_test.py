@@ -15,6 +15,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -125,6 +126,7 @@ def fuzzed(name, seed):
 
 class OperationsTest(parameterized.TestCase):
   @parameterized.parameters(*QUANTIZED)
+  @pytest.mark.sample(1)
   def test_bits_equal_those_of_operations(self, name):
     for seed in range(FUZZED):
       problem, x, given, key, attributes = fuzzed(name, seed)
@@ -158,6 +160,7 @@ class OperationsTest(parameterized.TestCase):
   @parameterized.product(
     isa=ISAS, shape=((640, 512, 1), (1, 300, 700), (3, 272, 200))
   )
+  @pytest.mark.full
   def test_tasks_of_threads_draw_the_bits_of_their_places(self, isa, shape):
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype(np.float32)
@@ -213,6 +216,7 @@ class OracleTest(parameterized.TestCase):
     part=("nearest", "four_over_six", "scale_up", "key", "hadamard"),
     isa=ISAS,
   )
+  @pytest.mark.sample(1)
   def test_each_part(self, name, square, part, isa):
     if part in ("four_over_six", "scale_up") and name != "nvfp4":
       self.skipTest("only NVFP4 has scales to choose")
@@ -261,6 +265,7 @@ class OracleTest(parameterized.TestCase):
     self.assert_is(got, expected, name)
 
   @parameterized.product(size=hadamard.SIZES, isa=ISAS)
+  @pytest.mark.sample(1)
   def test_transform_of_any_size(self, size, isa):
     """Of one value a group its column of the matrix comes out."""
     x = np.zeros((size, max(size, 32)), np.float32)
@@ -304,6 +309,7 @@ class ErrorsTest(parameterized.TestCase):
     ("scale", {"scale": ((2, 2), "u1")}, "scale must be"),
     ("isa", {"isa": 9}, "isa must be"),
   )
+  @pytest.mark.sample(1)
   def test_malformed_call_is_an_error(self, change, message):
     results = tuple(
       jax.ShapeDtypeStruct(*change.pop(name, default))

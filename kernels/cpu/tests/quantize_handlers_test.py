@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -94,6 +95,7 @@ class QuantizeTest(parameterized.TestCase):
     rounding=(0, 1),
     isa=ISAS,
   )
+  @pytest.mark.sample(1)
   def test_bits_equal_the_reference(self, name, dtype, rounding, isa):
     dtype = getattr(ml_dtypes, dtype, None) or dtype
     x = self.inputs(dtype)
@@ -117,6 +119,7 @@ class QuantizeTest(parameterized.TestCase):
         self.assertEqual(np.asarray(global_scale), np.float32(expected[2]))
 
   @parameterized.product(name=QUANTIZED, rounding=(0, 1), isa=ISAS)
+  @pytest.mark.sample(1)
   def test_every_bf16_value_beside_one(self, name, rounding, isa):
     """65536 inputs, each the first of a block whose second value is 1."""
     block = FORMATS[name][2]
@@ -134,6 +137,7 @@ class QuantizeTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(scale), expected[1])
 
   @parameterized.product(isa=ISAS, exponent=(-60, 0, 40, 100))
+  @pytest.mark.sample(1)
   def test_nvfp4_values_near_ties_are_quotients(self, isa, exponent):
     """value / (scale * global), rounded: a reciprocal would move some."""
     rng = np.random.default_rng(0)
@@ -199,6 +203,7 @@ class QuantizeTest(parameterized.TestCase):
     self.assertTrue(np.all(np.asarray(scale) == 0x7F))
 
   @parameterized.product(name=QUANTIZED, isa=ISAS)
+  @pytest.mark.sample(1)
   def test_bits_equal_the_python_quantize(self, name, isa):
     sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
     try:
@@ -252,6 +257,7 @@ class QuantizeTest(parameterized.TestCase):
     ("global_result", {"global_result": ((2,), "f4")}, "global scale result"),
     ("isa", {"isa": 9}, "isa must be"),
   )
+  @pytest.mark.sample(1)
   def test_malformed_call_is_an_error(self, change, message):
     results = tuple(
       jax.ShapeDtypeStruct(*change.pop(name, default))
@@ -273,6 +279,7 @@ class DequantizeTest(parameterized.TestCase):
     isa=ISAS,
     packed_or_finite=(False, True),
   )
+  @pytest.mark.sample(1)
   def test_every_code_under_every_scale(
     self, name, dtype, isa, packed_or_finite
   ):
@@ -357,6 +364,7 @@ class DequantizeTest(parameterized.TestCase):
   @parameterized.product(
     isa=ISAS, name=QUANTIZED, dtype=("float32", "bfloat16", "float16")
   )
+  @pytest.mark.sample(1)
   def test_long_rows_with_a_partial_last_block(self, isa, name, dtype):
     """Rows of several turns of 1024 values, and no multiple of 16."""
     values_dtype, scale_dtype, block = FORMATS[name]

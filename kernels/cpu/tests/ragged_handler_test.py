@@ -15,6 +15,7 @@ import sys
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -125,6 +126,7 @@ def cast(dtype):
 
 class RaggedDotTest(parameterized.TestCase):
   @parameterized.product(pair=PAIRS, isa=ISAS)
+  @pytest.mark.sample(1)
   def test_sizes_of_any_kind_are_exact_on_integers(self, pair, isa):
     rng = np.random.default_rng(0)
     number = isa_number(self, isa)
@@ -135,6 +137,7 @@ class RaggedDotTest(parameterized.TestCase):
       np.testing.assert_array_equal(got, oracle(lhs, rhs, sizes), str(sizes))
 
   @parameterized.product(pair=PAIRS, isa=ISAS)
+  @pytest.mark.sample(1)
   def test_groups_have_the_bits_of_their_dots(self, pair, isa):
     rng = np.random.default_rng(1)
     number = isa_number(self, isa)
@@ -150,6 +153,7 @@ class RaggedDotTest(parameterized.TestCase):
       np.testing.assert_array_equal(got, expected, str(sizes))
 
   @parameterized.product(isa=ISAS, m=(4, 21), rhs=("mxfp8", "nvfp4"))
+  @pytest.mark.full
   def test_parts_of_groups_have_the_bits_of_the_whole(self, isa, m, rhs):
     """Groups that are cut: the last part has another number of columns."""
     number = isa_number(self, isa)
@@ -186,6 +190,7 @@ class RaggedDotTest(parameterized.TestCase):
     activation=testing.GATES,
     dtype=("float32", "bfloat16", "float16"),
   )
+  @pytest.mark.sample(1)
   def test_gates_are_f32_before_one_cast(self, isa, activation, dtype):
     rng = np.random.default_rng(3)
     dtype = cast(dtype)
@@ -250,6 +255,7 @@ class RaggedDotTest(parameterized.TestCase):
     self.assertFalse(got[sum(sizes) :].any())
 
   @parameterized.product(activation=(0, SWIGLU, SWIGLUOAI))
+  @pytest.mark.full
   def test_group_that_all_threads_share(self, activation):
     n, k = 3200, 2048
     m = (os.cpu_count() or 1) * SHARED // (n * k) + 1
@@ -267,6 +273,7 @@ class RaggedDotTest(parameterized.TestCase):
     self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
   @parameterized.product(isa=ISAS, name=QUANTIZED)
+  @pytest.mark.sample(1)
   def test_bytes_are_what_their_attributes_say(self, isa, name):
     rng = np.random.default_rng(6)
     lhs = integers("f32", (ROWS, 96), rng)
@@ -302,6 +309,7 @@ class RaggedDotTest(parameterized.TestCase):
     np.testing.assert_array_equal(got, expected)
 
   @parameterized.product(isa=ISAS)
+  @pytest.mark.sample(1)
   def test_calls_from_many_threads_give_the_same_bits(self, isa):
     rng = np.random.default_rng(8)
     number = isa_number(self, isa)
@@ -400,6 +408,7 @@ class RaggedErrorTest(parameterized.TestCase):
     ("result_rank", {"shape": (20,)}, "the result must be"),
     ("result_dtype", {"dtype": np.int32}, "the result must be"),
   )
+  @pytest.mark.sample(1)
   def test_malformed_call_is_an_error(self, change, message):
     arguments = self.good() | change
     with self.assertRaisesRegex(

@@ -14,6 +14,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -43,6 +44,7 @@ class ScalesTest(parameterized.TestCase):
   @parameterized.product(
     isa=testing.ISAS, name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4")
   )
+  @pytest.mark.sample(1)
   def test_rows_of_any_size_are_exact(self, isa, name, m, weights):
     """Each row with an exponent of its own; results from 0 to Inf."""
     number = testing.isa_number(self, isa)
@@ -54,6 +56,7 @@ class ScalesTest(parameterized.TestCase):
     np.testing.assert_array_equal(testing.call(lhs, rhs, isa=number), expected)
 
   @parameterized.product(isa=testing.ISAS, m=(1, 8))
+  @pytest.mark.sample(1)
   def test_batches_and_swapped_sides_are_exact(self, isa, m):
     """n < m <= 256: rhs is the panel then."""
     number = testing.isa_number(self, isa)
@@ -66,6 +69,7 @@ class ScalesTest(parameterized.TestCase):
       )
 
   @parameterized.product(isa=testing.ISAS, m=(1, 8), name=MX)
+  @pytest.mark.sample(1)
   def test_scales_of_zeros_and_nan_do_not_count(self, isa, m, name):
     """Zero blocks under any scale byte beside values of 2^-60."""
     number = testing.isa_number(self, isa)
@@ -89,6 +93,7 @@ class ScalesTest(parameterized.TestCase):
   @parameterized.product(
     isa=testing.ISAS, m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4")
   )
+  @pytest.mark.sample(1)
   def test_on_either_side_of_what_fits_sums_are_within_the_bound(
     self, isa, m, spread, name
   ):

@@ -13,6 +13,7 @@ import tempfile
 import time
 from unittest import mock
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.cutile import assembler
@@ -58,6 +59,7 @@ class AssembleTest(absltest.TestCase):
       self.assertIs(assembler.assemble(SPECIFICATION), first)
       self.assertEqual(log.read(), b"x")
 
+  @pytest.mark.lab
   def test_worker_that_does_not_end_dies_with_what_it_started(self):
     with tempfile.NamedTemporaryFile("r") as log:
       worker = (

@@ -11,6 +11,7 @@ import pathlib
 
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -122,6 +123,7 @@ class KernelTest(parameterized.TestCase):
     ("mxfp8", "mxfp4"),
     ("mxfp4", "mxfp8_e5m2"),
   )
+  @pytest.mark.sample(2)
   def test_product_of(self, lhs, rhs):
     # Tails of every dimension: no multiple of a tile, k of two tiles and more.
     shape, arrays, exact = product(lhs, rhs, 133, 70, 288)
@@ -137,6 +139,7 @@ class KernelTest(parameterized.TestCase):
     ("sm_120", plans.TileConfig(block_m=128, block_n=128, block_k=128,
                                 group_m=1)),
   )  # fmt: skip
+  @pytest.mark.lab
   def test_batches_of_tiles_in_groups(self, architecture, config):
     shape, arrays, exact = product("mxfp4", "mxfp4", 700, 400, 96, batch=2)
     out = run(shape, arrays, config, architecture)

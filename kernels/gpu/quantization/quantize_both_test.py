@@ -4,6 +4,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize
@@ -103,6 +104,7 @@ class BothTest(parameterized.TestCase):
       ((2, 96, 160), True, np.float32),
     ),
   )
+  @pytest.mark.sample(1)
   def test_rows_and_columns_are_quantized_from_one_read(
     self, format_name, case
   ):
@@ -132,6 +134,7 @@ class BothTest(parameterized.TestCase):
     format_name=FORMAT_NAMES, shape=((1, 1, 1), (2, 33, 77), (1, 70, 128)),
     transposed=((False, False), (False, True), (True, True)),
   )  # fmt: skip
+  @pytest.mark.sample(1)
   def test_tails_are_padded_with_zeros_that_no_other_axis_sees(
     self, format_name, shape, transposed
   ):
