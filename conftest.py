@@ -4,7 +4,7 @@
 
 `pytest --leg=LEG` runs a part of the tests:
 
-  check   tests with the mark `smoke` (`make check`)
+  check   tests of the leg `test` with the mark `smoke` (`make check`)
   test    tests without the marks `full` and `lab`; n rows of each test with
           the mark `sample(n)`, or in a class that has it (`make test`)
   lab     tests with the mark `lab`, except those of `full` (`make test-lab`)
@@ -51,12 +51,15 @@ def chosen(items: list, leg: str, extra: int, seed: int) -> list:
   """Returns the pytest items of `items` that `leg` runs, in their order."""
   if leg == "all":
     return items
-  if leg == "check":
-    return [item for item in items if item.get_closest_marker("smoke")]
   tests: dict[tuple, list] = {}
   for item in items:
-    is_lab = item.get_closest_marker("lab") is not None
-    if is_lab == (leg == "lab") and not item.get_closest_marker("full"):
+    marks = {mark.name for mark in item.iter_markers()}
+    is_in_leg = {
+      "check": "smoke" in marks and "lab" not in marks,
+      "test": "lab" not in marks,
+      "lab": "lab" in marks,
+    }[leg]
+    if is_in_leg and "full" not in marks:
       # Rows of one test are functions that wrap the same one.
       test = (item.parent.nodeid, inspect.unwrap(item.obj))
       tests.setdefault(test, []).append(item)

@@ -7,9 +7,12 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin as jp
+
+pytestmark = pytest.mark.smoke
 
 # Every number of it has these digits, and nothing else has.
 _DIGITS = "77"

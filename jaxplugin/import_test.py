@@ -16,9 +16,12 @@ import tempfile
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 import jaxplugin
+
+pytestmark = pytest.mark.smoke
 
 # Loaded by no import of ours: they are optional, large, or ask the hardware.
 FORBIDDEN_PREFIXES = (

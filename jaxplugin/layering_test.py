@@ -8,7 +8,10 @@ import pathlib
 import re
 import tempfile
 
+import pytest
 from absl.testing import absltest
+
+pytestmark = pytest.mark.smoke
 
 # A room may import those before it. `testing` supports tests: nothing imports
 # it but them.

@@ -5,11 +5,14 @@
 import pathlib
 import sys
 
+import pytest
 from absl.testing import absltest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import architecture_picture
+
+pytestmark = pytest.mark.smoke
 
 ROOT = architecture_picture.ROOT
 

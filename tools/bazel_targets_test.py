@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
+import pytest
 from absl.testing import absltest
+
+pytestmark = pytest.mark.smoke
 
 # Resolved: under Bazel this file is a link, and the whole project is meant.
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]

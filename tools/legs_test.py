@@ -36,6 +36,9 @@ class Item:
   def get_closest_marker(self, name):
     return next((mark for mark in self.marks if mark.name == name), None)
 
+  def iter_markers(self):
+    return iter(self.marks)
+
 
 def names(items, leg="test", extra=0, seed=0):
   return [item.name for item in conftest.chosen(items, leg, extra, seed)]
@@ -77,7 +80,9 @@ class LegsTest(absltest.TestCase):
 
   def test_check_is_smoke(self):
     items = [Item("a", (Mark("smoke"),)), Item("b")]
-    self.assertEqual(names(items, "check"), ["a"])
+    items += rows(9, Mark("smoke"), Mark("sample", (2,)))
+    items += rows(9, Mark("smoke"), Mark("full"))
+    self.assertEqual(names(items, "check"), ["a", "row0", "row8"])
 
   def test_sample_is_of_one_test_of_one_class(self):
     mark = Mark("sample", (2,))

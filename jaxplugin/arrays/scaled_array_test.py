@@ -25,6 +25,8 @@ from jaxplugin.arrays import layouts
 from jaxplugin.core import extents
 from jaxplugin.core import formats
 
+pytestmark = pytest.mark.smoke
+
 FORMATS = formats.FORMATS
 FP4 = ml_dtypes.float4_e2m1fn
 E4M3 = ml_dtypes.float8_e4m3fn

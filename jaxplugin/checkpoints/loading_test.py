@@ -14,12 +14,15 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.cli import main
+
+pytestmark = pytest.mark.smoke
 
 N, K = 4, 64
 G = 2.0**-12

@@ -4,11 +4,14 @@
 
 import functools
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+
+pytestmark = pytest.mark.smoke
 
 CPU = targets.Target(name="x", platform="cpu")
 GPU = targets.Target(name="y", platform="cuda")

@@ -9,11 +9,14 @@ import gfloat
 import gfloat.formats
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin.kernels.formats
 from jaxplugin.core import formats
+
+pytestmark = pytest.mark.smoke
 
 FIELDS = dataclasses.fields(formats.BlockFormat)
 GFLOAT = {

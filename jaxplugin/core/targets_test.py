@@ -10,11 +10,14 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.core import targets
 from jaxplugin.kernels import toolkits
+
+pytestmark = pytest.mark.smoke
 
 # From NVIDIA's list of CUDA GPUs and AMD's list of LLVM targets.
 COMPUTE_CAPABILITIES = {

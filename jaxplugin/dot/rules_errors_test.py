@@ -29,6 +29,8 @@ import jaxplugin as jp
 from jaxplugin.testing import malformed as malformed_testing
 from jaxplugin.testing import malformed_calls
 
+pytestmark = pytest.mark.smoke
+
 CALLS: Final = malformed_calls.CALLS
 E4M3 = malformed_testing.E4M3
 MODES = malformed_testing.MODES

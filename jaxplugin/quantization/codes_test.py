@@ -18,6 +18,8 @@ from absl.testing import parameterized
 from jaxplugin.core import formats
 from jaxplugin.quantization import codes
 
+pytestmark = pytest.mark.smoke
+
 GFLOAT = {
   formats.E4M3: gfloat.formats.format_info_ocp_e4m3,
   formats.E5M2: gfloat.formats.format_info_ocp_e5m2,

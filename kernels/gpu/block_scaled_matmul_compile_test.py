@@ -16,6 +16,7 @@ import pathlib
 import re
 import sys
 
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -31,6 +32,8 @@ from jaxplugin.kernels.inspection import machine_code
 from jaxplugin.kernels.inspection import scheduling
 
 from jaxplugin.kernels import architectures
+
+pytestmark = pytest.mark.lab
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
 # How far a figure may grow before it is a regression.

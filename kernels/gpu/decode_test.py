@@ -19,6 +19,8 @@ from jaxplugin.kernels.interpreter import interpret
 from jaxplugin.core import formats
 from jaxplugin.testing.kernels import gpu_operands
 
+pytestmark = pytest.mark.smoke
+
 BF16 = np.dtype(ml_dtypes.bfloat16)
 CODES = np.arange(256, dtype=np.uint8)
 

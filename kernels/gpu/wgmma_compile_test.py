@@ -24,6 +24,8 @@ from jaxplugin.kernels.inspection import wgmma_hazards
 
 from jaxplugin.kernels import architectures
 
+pytestmark = pytest.mark.lab
+
 HOPPER = architectures.by_name("sm_90")
 CORES = 132
 FIXED = (13, 3)  # the first ptxas that keeps what a wgmma reads

@@ -9,6 +9,7 @@ import re
 import tempfile
 from unittest import mock
 
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -17,6 +18,8 @@ from jaxplugin.kernels.inspection import compile as kernel_compile
 from jaxplugin.kernels.inspection import machine_code
 
 from jaxplugin.kernels import architectures
+
+pytestmark = pytest.mark.lab
 
 NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 AMD = ("gfx942", "gfx950", "gfx1250")

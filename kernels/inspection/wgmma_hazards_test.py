@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Overwritten operands are found in machine code that is written here."""
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.inspection import wgmma_hazards
+
+pytestmark = pytest.mark.lab
 
 PRODUCT = "HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR16], R24, gsb0"
 SHARED = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], gdesc[UR16], R24, gsb0"

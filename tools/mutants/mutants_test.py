@@ -11,8 +11,11 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 import run
 from absl.testing import absltest
+
+pytestmark = pytest.mark.smoke
 
 MIN_MUTANTS = 150
 MAX_WORDS = 20

@@ -28,6 +28,8 @@ from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
 
+pytestmark = pytest.mark.smoke
+
 UNKNOWN_PLATFORM: Final = targets.Target(name="abacus", platform="abacus")
 TARGETS: Final = (
   *(targets.named_target(name) for name in targets.TARGET_NAMES),

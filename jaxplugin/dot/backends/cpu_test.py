@@ -31,6 +31,8 @@ from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import suite
 
+pytestmark = pytest.mark.smoke
+
 TARGET = jp.detect_target("cpu")
 needs_library = absltest.skipIf(
   TARGET.cpu_kernels is None, TARGET.missing(targets.CPU_KERNELS)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -31,6 +32,8 @@ from jaxplugin.kernels.inspection import machine_claims
 from jaxplugin.kernels.inspection import machine_code
 
 from jaxplugin.kernels import architectures
+
+pytestmark = pytest.mark.lab
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
 KERNEL = pathlib.Path(plans.__file__).with_name("matmul_kernel.py")

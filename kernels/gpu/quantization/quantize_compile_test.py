@@ -12,6 +12,7 @@ table of all of them is printed by
 import functools
 import sys
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -20,6 +21,8 @@ from jaxplugin.kernels.inspection import machine_code
 
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import executed
+
+pytestmark = pytest.mark.lab
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 DTYPES = ("bfloat16", "float32")

@@ -4,6 +4,7 @@
 
 import functools
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
@@ -15,6 +16,8 @@ from jaxplugin.kernels.inspection import compile
 from jaxplugin.kernels.inspection import machine_claims
 
 from jaxplugin.kernels import architectures
+
+pytestmark = pytest.mark.lab
 
 CORES = 132
 # Instructions that change memory and read it: PTX ISA, "atom" and "red"; AMD's.

@@ -3,6 +3,7 @@
 """Kernels that convert FP4 by an instruction, compiled and executed."""
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -10,6 +11,8 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import executed_cases
+
+pytestmark = pytest.mark.lab
 
 NEW = architectures.E2M1_CONVERSION_PTXAS
 OLD = (13, 1, 115)

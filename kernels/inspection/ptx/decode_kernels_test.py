@@ -7,6 +7,7 @@ import functools
 
 import ml_dtypes
 import numpy as np
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -20,6 +21,8 @@ from jaxplugin.kernels.inspection.ptx import launching
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
 from jaxplugin.testing.kernels import gpu_operands
+
+pytestmark = pytest.mark.lab
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 ROWS = 64

@@ -5,12 +5,15 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import gpu_operands
+
+pytestmark = pytest.mark.lab
 
 LAYERS, LAYER = 3, 2
 

@@ -18,6 +18,8 @@ from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
 
+pytestmark = pytest.mark.lab
+
 # Neither m nor n is a multiple of a tile, nor k of one's k; several steps.
 SMALL = {"m": 5, "n": 72, "k": 544}
 MIDDLE = {"m": 70, "n": 136, "k": 160}

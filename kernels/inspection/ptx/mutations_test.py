@@ -11,6 +11,8 @@ from absl.testing import parameterized
 
 from jaxplugin.testing.kernels import mutated
 
+pytestmark = pytest.mark.lab
+
 SMALL = (5, 72, 544)
 WIDE = (5, 200, 544)
 MIDDLE = (70, 72, 320)

@@ -12,6 +12,8 @@ from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import quantize_cases
 
+pytestmark = pytest.mark.lab
+
 DTYPES = {
   "f32": np.dtype(np.float32),
   "bf16": np.dtype(ml_dtypes.bfloat16),

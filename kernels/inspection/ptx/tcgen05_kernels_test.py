@@ -13,6 +13,8 @@ from absl.testing import parameterized
 from jaxplugin.testing.kernels import executed_cases
 from jaxplugin.testing.kernels import gpu_operands
 
+pytestmark = pytest.mark.lab
+
 ARCHITECTURE = "sm_100"
 # Neither m nor n is a multiple of a tile, nor k of one's k; several steps.
 SMALL = {"m": 5, "n": 72, "k": 288}

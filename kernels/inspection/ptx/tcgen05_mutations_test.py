@@ -8,6 +8,8 @@ from absl.testing import parameterized
 
 from jaxplugin.testing.kernels import mutated
 
+pytestmark = pytest.mark.lab
+
 ORIGINALS = {
   "mxfp8": ("mxfp8", "mxfp8", (5, 72, 416)),
   "bf16_nvfp4": ("bf16", "nvfp4", (5, 72, 544)),
