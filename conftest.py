@@ -31,6 +31,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 os.environ.setdefault("JAXPLUGIN_TUNING", "off")
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the sharding tests
 
@@ -101,9 +102,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-  # Processes of pytest-xdist get their options from this one.
   if config.option.seed is None:
     config.option.seed = random.randrange(1_000_000)
+  if hasattr(config, "workerinput"):
+    config.option.seed = config.workerinput["seed"]
   # Two thirds of the time is XLA's. A program that another test or an earlier
   # run has compiled is read; `pytest --cache-clear` deletes these files.
   if hasattr(config, "cache"):
@@ -111,6 +113,12 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+  # Each process of pytest-xdist chooses the tests by itself.
+  node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config):

@@ -12,6 +12,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -62,10 +63,12 @@ def run(source, line, page=README, scope=None):
 
 class SnippetsTest(parameterized.TestCase):
   @parameterized.parameters(*blocks(README.read_text()))
+  @pytest.mark.sample(2)
   def test_block_runs(self, line, source):
     run(source, line)
 
   @parameterized.parameters(*blocks(TRAINING.read_text()))
+  @pytest.mark.sample(1)
   def test_block_on_training_runs(self, line, source):
     scope = run(source, line, TRAINING)
     if "train_step" in source:
@@ -74,6 +77,7 @@ class SnippetsTest(parameterized.TestCase):
       self.assertLess(float(again), float(scope["value"]))
 
   @parameterized.named_parameters((page.stem, page) for page in GUIDES)
+  @pytest.mark.sample(2)
   def test_blocks_of_a_guide_run_one_after_the_other(self, page):
     scope = {"__name__": page.stem}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -17,6 +17,7 @@ from unittest import mock
 import dots
 import files
 import golden
+import pytest
 import tool
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -61,6 +62,7 @@ class GoldenTest(parameterized.TestCase):
       self.assertEqual(message, "", f"{run}\n{_output(run)}")
 
   @parameterized.named_parameters(*map(_named, PATHS))
+  @pytest.mark.sample(8)
   def test_every_check_can_fail(self, path):
     # A check that is made impossible, or a CHECK-NOT that is made to fit any
     # text, must fail in a copy of the file.

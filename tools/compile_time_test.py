@@ -7,6 +7,7 @@ import importlib.util
 import io
 
 import compile_time
+import pytest
 from absl.testing import absltest
 
 needs_compiler = absltest.skipIf(
@@ -33,6 +34,7 @@ class CompileTimeTest(absltest.TestCase):
     )
 
   @needs_compiler
+  @pytest.mark.full
   def test_a_small_step_is_measured(self):
     output = io.StringIO()
     sizes = ["--dots", "1", "--devices", "2", "--size", "128"]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -71,6 +72,7 @@ class FailedBuildTest(parameterized.TestCase):
 
   @absltest.skipIf(COMPILER is None, "needs a C++ compiler")
   @parameterized.parameters(*GENERATORS)
+  @pytest.mark.sample(1)
   def test_compiler_that_names_no_error_gives_a_reason(self, generator):
     """It compiles CMake's own test programs, and none of the kernels."""
     compiler = self.script(

@@ -9,6 +9,7 @@ from unittest import mock
 
 import fuzz
 import jax.numpy as jnp
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -25,6 +26,7 @@ def run(*arguments):
 
 class FuzzTest(parameterized.TestCase):
   @parameterized.parameters(*fuzz.AREAS)
+  @pytest.mark.sample(2)
   def test_case_of_each_area_passes(self, area):
     status, lines = run("--seed", "1", "--only", area, "--case", "1")
     self.assertEqual(
@@ -32,6 +34,7 @@ class FuzzTest(parameterized.TestCase):
       (0, ["seed 1", f"seed 1: 0 failures in cases: 1 of {area}"]),
     )
 
+  @pytest.mark.full
   def test_wrong_result_is_found_and_repeated_by_its_command(self):
     right = dot.block_scaled_dot
 

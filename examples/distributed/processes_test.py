@@ -35,6 +35,7 @@ class TwoProcessesTest(absltest.TestCase):
     made = agreement.results(mesh, cls.FORMATS)
     cls.expected = {name: np.asarray(array) for name, array in made.items()}
 
+  @pytest.mark.full
   def test_bits_are_equal_where_no_sum_crosses_devices(self):
     names = [name for name in self.expected if not name.endswith(SUMMED)]
     self.assertLen(names, 10 + len(self.FORMATS))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import moe
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import NamedSharding
@@ -58,6 +59,7 @@ class ExpertParallelTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("mxfp4", "nvfp4")
+  @pytest.mark.sample(1)
   def test_automatic_layer_agrees_with_numpy_in_f64(self, format):
     layer, plain, x = self.make(format)
     run = jax.jit(expert_parallel.automatic)
@@ -75,6 +77,7 @@ class ExpertParallelTest(parameterized.TestCase):
     ("nvfp4", jnp.float32, 1e-6),
     ("mxfp8", jnp.bfloat16, 2.0**-8),
   )
+  @pytest.mark.sample(1)
   def test_dispatched_layer_agrees_with_numpy_in_f64(
     self, format, dtype, bound
   ):
@@ -90,6 +93,7 @@ class ExpertParallelTest(parameterized.TestCase):
     self.assertEqual(int(left_out), 0)
 
   @parameterized.parameters("mxfp4", "nvfp4")
+  @pytest.mark.sample(1)
   def test_what_is_dispatched_are_bytes(self, format):
     layer, _, x = self.make(format)
     run = jax.jit(

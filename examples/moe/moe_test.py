@@ -7,12 +7,14 @@ import functools
 import jax
 import moe
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
 
 class MoeTest(parameterized.TestCase):
   @parameterized.parameters("mxfp4", "nvfp4", "mxfp8")
+  @pytest.mark.sample(1)
   def test_layer_agrees_with_numpy_in_f64(self, format):
     layer = moe.quantized(moe.make_layer(moe.SMALL), format)
     plain = moe.dequantized(layer)

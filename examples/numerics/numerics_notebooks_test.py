@@ -135,6 +135,7 @@ class RunnerTest(Base):
       result = notebooks.execute(notebook)
     self.assertEqual(text_of(result.cells[0]).strip(), sys.executable)
 
+  @pytest.mark.full
   def test_baseline_that_grew_ends_the_command_with_the_names(self):
     folder = self.folder()
     baseline = folder / "baseline.json"

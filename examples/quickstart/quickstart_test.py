@@ -363,6 +363,7 @@ class QuantizedTest(ModelTestCase):
 
 class IndependenceTest(ModelTestCase):
   @parameterized.named_parameters(("f32", None), *FORMATS)
+  @pytest.mark.sample(2)
   def test_what_stands_in_the_padding_changes_no_bit(self, format):
     _, params, tokenizer = model()
     params = params if format is None else quantized(format)
@@ -377,6 +378,7 @@ class IndependenceTest(ModelTestCase):
   @parameterized.named_parameters(
     ("f32", None), ("mxfp8", jp.MXFP8), ("mxfp4", jp.MXFP4)
   )
+  @pytest.mark.sample(1)
   def test_the_rest_of_the_batch_changes_no_bit(self, format):
     # Not so for NVFP4: the batch shares one global scale.
     _, params, tokenizer = model()
@@ -401,6 +403,7 @@ class IndependenceTest(ModelTestCase):
 
 
 class QuickstartTest(ModelTestCase):
+  @pytest.mark.full
   def test_prints_a_row_for_each_format_and_why_the_implementation(self):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -421,6 +424,7 @@ class QuickstartTest(ModelTestCase):
     self.assertIn("\nnvfp4: 36 by xla\n  xla: ", text)
     self.assertIn("\n  not cudnn: ", text)
 
+  @pytest.mark.full
   def test_an_implementation_that_cannot_serve_is_refused_with_its_reason(self):
     # No device has both, so one of them is refused everywhere.
     target = jp.detect_target()

@@ -8,6 +8,7 @@ import decoder_weights
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -89,6 +90,7 @@ def relative(actual, expected):
 
 class ReferenceTest(parameterized.TestCase):
   @parameterized.parameters("f32", "f32 halves", "f32 scan")
+  @pytest.mark.sample(1)
   def test_plain_forms_are_the_transformer(self, name):
     model = variant(name)
     actual = all_logits(model, TOKENS, [9])
@@ -96,6 +98,7 @@ class ReferenceTest(parameterized.TestCase):
     self.assertLess(relative(actual, expected), F32_TOLERANCE)
 
   @parameterized.parameters(*decoder_weights.FORMATS)
+  @pytest.mark.sample(1)
   def test_quantized_weights_are_the_transformer_of_their_numbers(self, name):
     model = variant(name, "float32")
     expected = reference(model, TOKENS)
@@ -116,6 +119,7 @@ class ReferenceTest(parameterized.TestCase):
 
 class CacheTest(parameterized.TestCase):
   @parameterized.parameters("f32 scan", "nvfp4", "mxfp8 pair")
+  @pytest.mark.sample(1)
   def test_tokens_in_parts_are_as_one_long_prefill(self, name):
     model = variant(name, None if "pair" in name else "float32")
     whole = all_logits(model, TOKENS, [9])
@@ -125,6 +129,7 @@ class CacheTest(parameterized.TestCase):
     self.assertLess(relative(parts, whole), tolerance)
 
   @parameterized.parameters("nvfp4", "nvfp4 pair")
+  @pytest.mark.sample(1)
   def test_a_row_does_not_depend_on_those_beside_it(self, name):
     model = variant(name)
     others = np.flip(TOKENS, axis=1)
@@ -146,6 +151,7 @@ class CacheTest(parameterized.TestCase):
 
 class DecodeTest(parameterized.TestCase):
   @parameterized.parameters("f32", "f32 scan", "mxfp4")
+  @pytest.mark.sample(1)
   def test_tokens_are_the_likeliest_ones(self, name):
     model = variant(name, "float32")
     cache = model.new_cache([0, 0], SLOTS)

@@ -4,6 +4,7 @@
 
 from unittest import mock
 
+import pytest
 import scan_layers
 from absl.testing import absltest
 
@@ -11,6 +12,7 @@ SHAPE = (2, 32, 64)
 
 
 class ScanLayersTest(absltest.TestCase):
+  @pytest.mark.full
   def test_every_variant_is_timed(self):
     times = scan_layers.measure(SHAPE, 2)
     self.assertLen(times, 2 + 3 * 9)

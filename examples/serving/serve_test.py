@@ -9,6 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import serve
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -29,6 +30,7 @@ def dequantized(params):
 
 class ServeTest(parameterized.TestCase):
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_logits_are_those_of_dequantized_weights(self, format):
     params_q = serve.quantize_params(PARAMS, format)
     actual = serve.next_logits(params_q, TOKEN)

@@ -9,6 +9,7 @@ import dataclasses
 import digits_mlp
 import jax
 import numpy as np
+import pytest
 import training_tasks
 import training_variants
 from absl.testing import absltest
@@ -53,6 +54,7 @@ class TransformerTest(parameterized.TestCase):
       np.testing.assert_allclose(*results, atol=SAME, rtol=0)
 
   @parameterized.parameters("linen", "nnx")
+  @pytest.mark.sample(1)
   def test_every_linear_layer_of_blocks_gets_a_key_of_its_own(self, name):
     task, record = self.tasks[name], Recorder()
     params = task.init(jax.random.key(0))

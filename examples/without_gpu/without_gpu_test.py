@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 
+import pytest
 from absl.testing import absltest
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
@@ -56,6 +57,7 @@ class CommandsTest(absltest.TestCase):
   @absltest.skipIf(
     importlib.util.find_spec("triton") is None, "triton is not installed"
   )
+  @pytest.mark.full
   def test_kernel_is_the_one_that_the_page_quotes(self):
     expected, printed = run_quoted("python -m jaxplugin kernels")
     self.assertLen(expected, 8)
@@ -69,6 +71,7 @@ class CommandsTest(absltest.TestCase):
     or importlib.util.find_spec("jax_triton") is None,
     "jax-cuda13-plugin or jax-triton is not installed",
   )
+  @pytest.mark.full
   def test_compiled_function_is_the_one_that_the_page_quotes(self):
     expected, printed = run_quoted("python -m jaxplugin compile")
     self.assertLen(expected, 5)
@@ -102,6 +105,7 @@ class WithoutGpuTest(absltest.TestCase):
     follow = [self.lines[i : i + len(lines)] for i in at]
     self.assertIn(lines, follow)
 
+  @pytest.mark.full
   def test_decisions_are_those_that_the_page_quotes(self):
     *lines, dots = quoted("target: b200")
     self.assertEqual(dots, "[1] ...")

@@ -9,6 +9,7 @@ kernels write it in backends/triton_test.py.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -41,6 +42,7 @@ class ScaleLayoutTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.KNOWN, shape=((5, 96), (2, 130, 32), (128, 128))
   )
+  @pytest.mark.sample(2)
   def test_scale_is_that_of_swizzle_scale(self, format, shape):
     x = numbers(shape)
     expected = swizzled(jp.quantize(x, format))
@@ -54,6 +56,7 @@ class ScaleLayoutTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_under_vmap_and_of_stacks_each_matrix_has_its_tiles(self, format):
     x = numbers((3, 5, 96))
     quantize = lambda x: jp.quantize(x, format, scale_layout=SWIZZLED)

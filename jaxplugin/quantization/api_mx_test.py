@@ -5,6 +5,7 @@
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -35,6 +36,7 @@ class QuantizeMxTest(parameterized.TestCase):
     scale_rounding=ROUNDINGS,
     dtype=(ml_dtypes.bfloat16, np.float16),
   )
+  @pytest.mark.sample(3)
   def test_all_65536_16_bit_values_bitwise(self, format, scale_rounding, dtype):
     x = every_value(dtype, 32)
     self.assertLen(np.unique(x[:, 0].view(np.uint16)), 65536)
@@ -44,6 +46,7 @@ class QuantizeMxTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @pytest.mark.sample(5)
   def test_random_f32_bit_patterns_bitwise(self, format, scale_rounding):
     words = np.random.default_rng(1).integers(0, 2**32, (4096, 32), np.uint32)
     words[:1024] &= 0x807FFFFF  # subnormal
@@ -55,6 +58,7 @@ class QuantizeMxTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @pytest.mark.sample(5)
   def test_f32_blocks_of_every_magnitude_bitwise(self, format, scale_rounding):
     top = np.repeat(np.arange(-149, 128), 8)[:, None]
     x = random_f32(2, (len(top), 32), top)
@@ -64,6 +68,7 @@ class QuantizeMxTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @pytest.mark.sample(5)
   def test_f32_subnormals_are_honoured(self, format, scale_rounding):
     random = np.random.default_rng(3)
     words = random.integers(0, 2 ** random.integers(1, 24, (512, 1)), (512, 32))
@@ -78,6 +83,7 @@ class QuantizeMxTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @pytest.mark.sample(5)
   def test_amax_at_every_power_of_two_boundary_bitwise(
     self, format, scale_rounding
   ):
@@ -116,6 +122,7 @@ class QuantizeMxTest(parameterized.TestCase):
     (MXFP4, 3.5, 127, 126),
     (MXFP4, 3.0, 126, 126),
   )
+  @pytest.mark.sample(2)
   def test_scale_rounds_up_or_down_as_asked(self, format, amax, up, floor):
     x = jnp.zeros(32).at[7].set(-amax)
     for scale_rounding, expected in (("up", up), ("floor", floor)):
@@ -123,6 +130,7 @@ class QuantizeMxTest(parameterized.TestCase):
       self.assertEqual(as_codes(result.scale)[0], expected)
 
   @parameterized.parameters(*MX_FORMATS)
+  @pytest.mark.sample(2)
   def test_up_is_the_default_and_never_saturates(self, format):
     x = every_value(ml_dtypes.bfloat16, 32).astype(np.float32)
     x = x[np.isfinite(x).all(-1)]
@@ -151,6 +159,7 @@ class QuantizeMxTest(parameterized.TestCase):
     scale_rounding=ROUNDINGS,
     special=(np.nan, -np.nan, np.inf, -np.inf),
   )
+  @pytest.mark.sample(5)
   def test_nan_or_inf_spoils_its_own_block_and_no_other(
     self, format, scale_rounding, special
   ):
@@ -172,6 +181,7 @@ class QuantizeMxTest(parameterized.TestCase):
     )
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @pytest.mark.sample(4)
   def test_zero_block_quantizes_to_scale_byte_0_and_zero(
     self, format, scale_rounding
   ):

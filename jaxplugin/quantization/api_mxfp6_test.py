@@ -9,6 +9,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -148,6 +149,7 @@ class DotTest(parameterized.TestCase):
   @parameterized.product(
     lhs=(*FORMATS, jp.MXFP8, None), rhs=FORMATS, sizes=((1, 5), (7, 33))
   )
+  @pytest.mark.sample(10)
   def test_product_is_within_the_bound_of_the_exact_one(self, lhs, rhs, sizes):
     m, n = sizes
     x = np.random.default_rng(2).normal(size=(2, m, 96)).astype(np.float32)
@@ -175,6 +177,7 @@ class DotTest(parameterized.TestCase):
       np.testing.assert_allclose(scanned, expected, rtol=1e-5, atol=1e-4)
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_derivative_is_that_of_the_quantized_numbers(self, format):
     x = np.random.default_rng(4).normal(size=(4, 64)).astype(np.float32)
     w = array(format, (8, 64))
@@ -193,6 +196,7 @@ class DotTest(parameterized.TestCase):
     self.assertTrue(np.isfinite(trained).all())
 
   @parameterized.parameters(*FORMATS)
+  @pytest.mark.sample(1)
   def test_sharded_operands_give_the_same_product(self, format):
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     w = array(format, (64, 128))
@@ -232,6 +236,7 @@ class CpuKernelsTest(parameterized.TestCase):
   @parameterized.product(
     lhs=(*FORMATS, jp.MXFP8, jp.MXFP4, None), rhs=FORMATS, m=(1, 5)
   )
+  @pytest.mark.sample(15)
   def test_dot_is_theirs_and_exact_on_integers(self, lhs, rhs, m):
     random = np.random.default_rng(8)
     x, w = (

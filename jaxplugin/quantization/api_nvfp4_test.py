@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -44,6 +45,7 @@ def windows(dtype):
 
 class QuantizeNvfp4Test(parameterized.TestCase):
   @parameterized.parameters(ml_dtypes.bfloat16, np.float16)
+  @pytest.mark.sample(1)
   def test_all_65536_16_bit_values_bitwise(self, dtype):
     seen = []
     for window in windows(dtype):
@@ -56,6 +58,7 @@ class QuantizeNvfp4Test(parameterized.TestCase):
   @parameterized.product(
     dtype=(ml_dtypes.bfloat16, np.float16), factor=(0.7183, 37.11, 4099.0)
   )
+  @pytest.mark.sample(3)
   def test_all_65536_16_bit_values_bitwise_with_a_given_global_scale(
     self, dtype, factor
   ):

@@ -11,6 +11,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
@@ -81,6 +82,7 @@ class PackedTest(parameterized.TestCase):
     self.compare(quantize, numbers((64, 96), dtype))
 
   @parameterized.product(format=FP4, jit=(False, True))
+  @pytest.mark.sample(2)
   def test_both_are_packed_along_their_own_axes(self, format, jit):
     def both(x, packed):
       return quantization.quantize_both(x, format, packed=packed)
@@ -97,6 +99,7 @@ class PackedTest(parameterized.TestCase):
     format=FP4,
     options=({"scale_rounding": "floor"}, {"key": True}, {"batch_dims": 1}),
   )
+  @pytest.mark.sample(2)
   def test_with_other_options(self, format, options):
     if "key" in options:
       options = options | {"key": jax.random.key(0)}
@@ -107,6 +110,7 @@ class PackedTest(parameterized.TestCase):
     self.compare(quantize, numbers((3, 32, 7), np.float32))
 
   @parameterized.product(format=FP4, axis=(0, 1))
+  @pytest.mark.sample(2)
   def test_under_vmap(self, format, axis):
     def quantize(x, packed):
       function = lambda x: quantization.quantize(
@@ -117,6 +121,7 @@ class PackedTest(parameterized.TestCase):
     self.compare(quantize, numbers((3, 32, 64), np.float32))
 
   @parameterized.parameters(*FP4)
+  @pytest.mark.sample(1)
   def test_along_a_dimension_of_one_block(self, format):
     k = format.block_size
     for shape, axis in (((k,), 0), ((k, 1), 0), ((1, k), 1), ((k, k), 0)):
@@ -141,6 +146,7 @@ class PackedTest(parameterized.TestCase):
         quantize(x, NVFP4, packed="yes")
 
   @parameterized.parameters(1, 2, 5)
+  @pytest.mark.sample(2)
   def test_blocks_that_bytes_would_hide_stay_unpacked(self, block_size):
     # As many bytes as blocks would leave the blocked axis unknown.
     format, x = fp4_per(block_size), jnp.ones((20, 40))
@@ -193,6 +199,7 @@ class ScanTest(parameterized.TestCase):
 
 class ShardingTest(parameterized.TestCase):
   @parameterized.product(format=FP4, spec=(P("x"), P(None, "x")))
+  @pytest.mark.sample(2)
   def test_uneven_sharding_leaves_jit_with_the_right_numbers(
     self, format, spec
   ):
@@ -224,6 +231,7 @@ class ShardingTest(parameterized.TestCase):
 
 class TritonTest(quantization_lowerings.InterpretedTestCase):
   @parameterized.product(format=FP4, axis=(0, 1), packed=(True, False))
+  @pytest.mark.sample(2)
   def test_kernel_has_the_bits_of_operations(self, format, axis, packed):
     self.assert_same_bits(
       lambda x: quantization.quantize(x, format, axis=axis, packed=packed),
@@ -231,6 +239,7 @@ class TritonTest(quantization_lowerings.InterpretedTestCase):
     )
 
   @parameterized.parameters(True, False)
+  @pytest.mark.sample(1)
   def test_one_kernel_for_both_has_the_bits_of_operations(self, packed):
     self.assert_same_bits(
       lambda x: quantization.quantize_both(x, NVFP4, packed=packed),

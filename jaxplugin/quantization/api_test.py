@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -68,6 +69,7 @@ class QuantizeTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.signbit(restored), np.signbit(x))
 
   @parameterized.product(format=formats.FORMATS, axis=(0, 1, -1, -3))
+  @pytest.mark.sample(6)
   def test_any_axis_is_the_last_axis_of_the_moved_array(self, format, axis):
     x = random_f32(14, (64, 32, 96), 4)
     codes, scale, *global_scale = reference(np.moveaxis(x, axis, -1), format)
@@ -125,6 +127,7 @@ class QuantizeTest(parameterized.TestCase):
     self.assertEqual(restored.dtype, np.float32)
 
   @parameterized.parameters(MXFP4, NVFP4)
+  @pytest.mark.sample(1)
   def test_size_zero_in_any_dimension_gives_an_empty_array(self, format):
     for shape, axis in (
       ((0, 64), 1),
@@ -170,6 +173,7 @@ class BatchDimsTest(parameterized.TestCase):
   @parameterized.product(
     lead=((4,), (2, 3), (1,)), axis=(-1, -2), jit=(False, True)
   )
+  @pytest.mark.sample(2)
   def test_each_tensor_has_the_bits_that_it_has_alone(self, lead, axis, jit):
     # In a jitted function all at once, else one after the other.
     x = np.pad(self.stack(*lead), [(0, 0)] * len(lead) + [(0, 13), (0, 0)])
@@ -464,6 +468,7 @@ class IdempotenceTest(parameterized.TestCase):
     return every_value(ml_dtypes.bfloat16, format.block_size, magnitudes)
 
   @parameterized.product(format=MX_FORMATS, scale_rounding=ROUNDINGS)
+  @pytest.mark.sample(7)
   def test_dequantized_values_are_bitwise_stable(self, format, scale_rounding):
     f = jitted(format, scale_rounding)
     once = np.asarray(dequantize(f(self.blocks(format))))

@@ -8,6 +8,7 @@ A gradient is compared with that of the operations, or with a sum in NumPy.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -32,6 +33,7 @@ class BatchingTest(parameterized.TestCase):
   @parameterized.product(
     format=formats.FORMATS, in_axis=(0, 1, 2, -1), axis=(0, -1)
   )
+  @pytest.mark.sample(3)
   def test_vmap_of_quantize_is_quantize_of_each(self, format, in_axis, axis):
     x = np.random.default_rng(14).normal(size=(64, 32, 96)).astype(np.float32)
     quantize = lambda x: quantization.quantize(x, format, axis=axis)
@@ -39,6 +41,7 @@ class BatchingTest(parameterized.TestCase):
     self.assert_same(actual, [quantize(a) for a in np.moveaxis(x, in_axis, 0)])
 
   @parameterized.parameters((0, None), (None, 0), (0, 0), (1, 0))
+  @pytest.mark.sample(3)
   def test_vmap_over_a_given_global_scale(self, x_axis, scale_axis):
     x, g = quantization_lowerings.X[:4, :, :], np.float32([1, 0.1, 3, 1e-3])
     quantize = lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
@@ -66,6 +69,7 @@ class BatchingTest(parameterized.TestCase):
       (2, 1, 0),
     ),
   )
+  @pytest.mark.sample(11)
   def test_vmap_of_dequantize_is_dequantize_of_each(self, format, in_axes):
     q = quantization.quantize(quantization_lowerings.X[:3, :3, :], format)
     g = np.float32([0.3, 7, 1e-3])
@@ -85,6 +89,7 @@ class BatchingTest(parameterized.TestCase):
     self.assert_same(actual, [dequantize(*entry) for entry in entries])
 
   @parameterized.parameters(MXFP8, NVFP4)
+  @pytest.mark.sample(1)
   def test_vmap_of_vmap_is_each_alone(self, format):
     function = quantization_lowerings.round_trip(format)
     x = quantization_lowerings.X.transpose(2, 1, 0)
@@ -130,6 +135,7 @@ class GradientTest(parameterized.TestCase):
     return actual
 
   @parameterized.parameters(*formats.FORMATS)
+  @pytest.mark.sample(2)
   def test_gradient_by_the_global_scale_is_the_sum_without_it(self, format):
     q = quantization.quantize(quantization_lowerings.X, format)
     weight = np.random.default_rng(15).integers(

@@ -13,6 +13,7 @@ import unittest
 
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu import block_scaled_matmul
@@ -172,6 +173,7 @@ class OffsetTest(parameterized.TestCase):
   @parameterized.product(
     path=tuple(CONFIGS), has_residual=(False, True), planes=("batch", "split")
   )
+  @pytest.mark.sample(11)
   def test_plane_of_the_result(self, path, has_residual, planes):
     m, n = 2**15, 2**15 + 64
     config = CONFIGS[path]

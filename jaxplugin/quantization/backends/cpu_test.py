@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -102,6 +103,7 @@ class BitsTest(parameterized.TestCase):
     ((2, 1), None),
     ((), (0, 2)),
   )
+  @pytest.mark.sample(2)
   def test_any_dimensions(self, dims, square):
     x = lowerings.numbers((5, 36, 41), np.float32)
     for format, fields in (
@@ -115,6 +117,7 @@ class BitsTest(parameterized.TestCase):
     format=(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP6_E3M2, jp.MXFP4, jp.NVFP4),
     dims=((0,), (1,), (2, 0)),
   )
+  @pytest.mark.sample(2)
   def test_random_bits_are_those_of_the_blocked_array(self, format, dims):
     x = lowerings.numbers((6, 40, 33), jnp.bfloat16)
     square = (2,) if dims == (0,) else None
@@ -165,6 +168,7 @@ class BitsTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(jp.MXFP8, jp.NVFP4)
+  @pytest.mark.sample(1)
   def test_vmap_of_squares_is_one_kernel(self, format):
     x = lowerings.numbers((3, 40, 64), np.float32)
     found = manner(format, (0,), 2, square=(1,))
@@ -174,6 +178,7 @@ class BitsTest(parameterized.TestCase):
     self.assert_same(jax.vmap(quantize), x, kernels=kernels)
 
   @parameterized.product(format=(jp.MXFP4, jp.NVFP4), axis=(0, 1))
+  @pytest.mark.sample(2)
   def test_plain_quantize_along_another_axis(self, format, axis):
     x = lowerings.numbers((64, 96, 5), np.float16)
     self.assert_same(lambda x: jp.quantize(x, format, axis=axis), x)

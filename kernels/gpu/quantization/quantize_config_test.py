@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import global_scales
@@ -179,16 +180,19 @@ class CompiledTest(parameterized.TestCase):
     target=("sm_80", "sm_90", "sm_100", "gfx942", "gfx950"),
     format_name=("mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4"),
   )
+  @pytest.mark.sample(2)
   def test_nothing_spills_and_loads_are_wide(self, target, format_name):
     self.check(compiled(quantize.quantize, format_name, target, "bf16"))
 
   @parameterized.product(
     target=("sm_90", "sm_100", "gfx950"), format_name=("mxfp8", "nvfp4")
   )
+  @pytest.mark.sample(2)
   def test_both_ways_nothing_spills(self, target, format_name):
     self.check(compiled(quantize.quantize_both, format_name, target, "bf16"))
 
   @parameterized.parameters("sm_90", "gfx950")
+  @pytest.mark.sample(1)
   def test_both_ways_in_place_nothing_spills(self, target):
     self.check(
       compiled(
@@ -205,6 +209,7 @@ class CompiledTest(parameterized.TestCase):
     ("gfx942", "mxfp4", TRANSFORMED_STOCHASTIC, True),
     ("gfx950", "nvfp4", SQUARE_CHOSEN, False),
   )
+  @pytest.mark.sample(2)
   def test_what_recipes_add_spills_nothing(
     self, target, format_name, extras, k_is_contiguous
   ):
@@ -223,16 +228,19 @@ class CompiledTest(parameterized.TestCase):
       self.assertEqual(kernel.global_load_bits[32], narrow)
 
   @parameterized.parameters("sm_100", "gfx950")
+  @pytest.mark.sample(1)
   def test_largest_magnitudes_both_ways_spill_nothing(self, target):
     self.check(
       compiled(global_scales.finite_amax_both, "nvfp4", target, "bf16")
     )
 
   @parameterized.parameters("sm_90", "gfx942")
+  @pytest.mark.sample(1)
   def test_f32_input_loads_are_wide(self, target):
     self.check(compiled(quantize.quantize, "mxfp4", target, "fp32"))
 
   @parameterized.parameters("sm_90", "gfx942")
+  @pytest.mark.sample(1)
   def test_axis_that_is_not_contiguous_is_read_along_the_other(self, target):
     self.check(
       compiled(
@@ -244,6 +252,7 @@ class CompiledTest(parameterized.TestCase):
     ("mxfp8", "cvt.rn.satfinite.e4m3x2.f32"),
     ("mxfp8_e5m2", "cvt.rn.satfinite.e5m2x2.f32"),
   )
+  @pytest.mark.sample(1)
   def test_fp8_is_cast_by_hardware_from_sm_89_on(
     self, format_name, instruction
   ):

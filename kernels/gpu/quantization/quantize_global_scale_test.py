@@ -6,6 +6,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -145,6 +146,7 @@ class OfFewTest(parameterized.TestCase):
     block=((4, 32), (8, 128)),
     dtype=(np.float32, BF16),
   )
+  @pytest.mark.sample(5)
   def test_largest_is_found_in_every_tile(self, shape, block, dtype):
     rng = np.random.default_rng(5)
     for _ in range(4):
@@ -202,6 +204,7 @@ class GlobalScaleTest(parameterized.TestCase):
     ),
     programs=(None, 4, 1),
   )  # fmt: skip
+  @pytest.mark.sample(4)
   def test_it_is_that_of_jp_quantize(self, case, programs):
     size, dtype = case
     rng = np.random.default_rng(12)
@@ -211,6 +214,7 @@ class GlobalScaleTest(parameterized.TestCase):
     np.testing.assert_array_equal(computed_scale(maxima), wanted.ravel())
 
   @parameterized.parameters(None, 5)
+  @pytest.mark.sample(1)
   def test_largest_is_found_in_every_tile(self, programs):
     rng = np.random.default_rng(5)
     for _ in range(6):
@@ -239,6 +243,7 @@ class GlobalScaleTest(parameterized.TestCase):
   @parameterized.product(
     bad=(np.nan, np.inf, -np.inf), row=(0, 1), programs=(None, 3)
   )
+  @pytest.mark.sample(4)
   def test_each_axis_leaves_out_its_own_blocks(self, bad, row, programs):
     x = np.random.default_rng(14).standard_normal((2, 75, 96))
     x = x.astype(np.float32)

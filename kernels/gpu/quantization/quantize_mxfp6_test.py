@@ -6,6 +6,7 @@ import itertools
 
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -71,6 +72,7 @@ class Mxfp6Test(parameterized.TestCase):
       (np.float32, BF16),
     )
   )
+  @pytest.mark.sample(13)
   def test_codes_and_scales(self, format_name, scale_rounding, kind, dtype):
     x = numbers(kind, dtype)
     values, scale = run_quantize(x, format_name, scale_rounding=scale_rounding)

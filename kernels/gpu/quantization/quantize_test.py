@@ -8,6 +8,7 @@ from unittest import mock
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
@@ -101,6 +102,7 @@ INPUTS = {
 
 class SweepTest(parameterized.TestCase):
   @parameterized.product(case=CASES, name=tuple(INPUTS))
+  @pytest.mark.sample(2)
   def test_bits_are_those_of_jp_quantize(self, case, name):
     format_name, scale_rounding = case
     x = INPUTS[name]()
@@ -263,6 +265,7 @@ class ShapeTest(parameterized.TestCase):
       ((2, 33, 288), BF16),
     ),
   )
+  @pytest.mark.sample(4)
   def test_tails_and_batches(self, format_name, shape_and_dtype):
     shape, dtype = shape_and_dtype
     rng = np.random.default_rng(5)
@@ -274,6 +277,7 @@ class ShapeTest(parameterized.TestCase):
     np.testing.assert_array_equal(got[1], wanted[1])
 
   @parameterized.parameters(*FORMAT_NAMES)
+  @pytest.mark.sample(3)
   def test_last_block_that_is_cut_short_counts_zeros(self, format_name):
     rng = np.random.default_rng(6)
     x = rng.standard_normal((1, 3, 77)).astype(np.float32)
@@ -285,6 +289,7 @@ class ShapeTest(parameterized.TestCase):
     np.testing.assert_array_equal(scale, wanted[1][..., : scale.shape[-1]])
 
   @parameterized.parameters(*FORMAT_NAMES)
+  @pytest.mark.sample(2)
   def test_axis_in_the_middle_is_read_and_written_in_place(self, format_name):
     rng = np.random.default_rng(7)
     x = rng.standard_normal((2, 96, 39)).astype(np.float16)
@@ -307,6 +312,7 @@ class ShapeTest(parameterized.TestCase):
   @parameterized.product(
     format_name=FORMAT_NAMES, shape=((1, 1, 32), (2, 131, 288))
   )
+  @pytest.mark.sample(2)
   def test_swizzled_scale_is_that_of_swizzle_scale(self, format_name, shape):
     rng = np.random.default_rng(9)
     x = rng.standard_normal(shape).astype(np.float32)
@@ -320,6 +326,7 @@ class ShapeTest(parameterized.TestCase):
   @parameterized.product(
     format_name=FORMAT_NAMES, shape=((1, 1, 32), (2, 131, 288))
   )
+  @pytest.mark.sample(2)
   def test_padded_values_are_zeros_past_the_rows(self, format_name, shape):
     rng = np.random.default_rng(10)
     x = rng.standard_normal(shape).astype(np.float32)

@@ -7,6 +7,7 @@ import re
 import unittest
 
 import numpy as np
+import pytest
 import triton
 import triton.language as tl
 from absl.testing import absltest
@@ -152,6 +153,7 @@ class ScheduleTest(parameterized.TestCase):
     np.testing.assert_array_equal(covered, expected)
 
   @parameterized.parameters((16, 1), (16, 3), (32, 5), (16, 8))
+  @pytest.mark.sample(2)
   def test_random_sizes(self, block_m, groups):
     rng = np.random.default_rng(groups)
     for kind in range(6):
@@ -210,6 +212,7 @@ class RaggedTest(parameterized.TestCase):
     ),
     split_k=(1, 3),
   )
+  @pytest.mark.sample(2)
   def test_exact_on_integers(self, pair, split_k):
     config, lhs, rhs = pair
     config = dataclasses.replace(config, split_k=split_k)
@@ -218,6 +221,7 @@ class RaggedTest(parameterized.TestCase):
   @parameterized.parameters(
     (UPCAST, "mxfp8"), (SMALL_M, "mxfp4"), (NATIVE, "nvfp4")
   )
+  @pytest.mark.sample(1)
   def test_rows_have_the_bits_of_a_dense_product(self, config, format):
     lhs, rhs = self.make("mxfp8", format, integers=False)
     if config.path == "native":
@@ -242,6 +246,7 @@ class RaggedTest(parameterized.TestCase):
       start += size
 
   @parameterized.product(split_k=(1, 2), format=("mxfp4", "nvfp4", "mxfp8"))
+  @pytest.mark.sample(2)
   def test_across_the_blocks(self, split_k, format):
     # k of the product is the weight's n.
     _, rhs = self.make("f32", format, n=77)
@@ -259,6 +264,7 @@ class RaggedTest(parameterized.TestCase):
   @parameterized.product(
     config=(UPCAST, SWAPPED, SMALL_M, ACROSS), format=("mxfp4", "nvfp4")
   )
+  @pytest.mark.sample(2)
   def test_converted_weights(self, config, format):
     is_across = config is ACROSS
     _, rhs = self.make("bf16", format)
@@ -277,6 +283,7 @@ class RaggedTest(parameterized.TestCase):
     contract.assert_exact(result, exact, result.dtype)
 
   @parameterized.parameters(UPCAST, SMALL_M, ACROSS)
+  @pytest.mark.sample(1)
   def test_interleaved_weights(self, config):
     lhs, rhs = self.make("bf16", "mxfp4", n=48, k=96, interleaved=True)
     if config is ACROSS:
@@ -294,6 +301,7 @@ class RaggedTest(parameterized.TestCase):
   @parameterized.product(
     config=(UPCAST, NATIVE), block_n=(32, 128), format=("mxfp8", "nvfp4")
   )
+  @pytest.mark.sample(2)
   def test_swizzled_scales_of_weights(self, config, block_n, format):
     config = dataclasses.replace(config, block_n=block_n, block_k=128)
     operands = self.make(format, format, n=140, k=168, swizzled=True)
@@ -303,6 +311,7 @@ class RaggedTest(parameterized.TestCase):
     self.check(lhs, operands[1], config)
 
   @parameterized.parameters(UPCAST, NATIVE)
+  @pytest.mark.sample(1)
   def test_swizzled_scales_of_two_halves(self, config):
     # Of 256 rows, which are whole tiles of the scale; 100 of them have none.
     config = dataclasses.replace(config, block_n=128, block_k=128)
@@ -354,6 +363,7 @@ class RaggedTest(parameterized.TestCase):
     split_k=(1, 2),
     config=(UPCAST, SMALL_M),
   )
+  @pytest.mark.sample(2)
   def test_epilogue(self, activation, split_k, config):
     n, of_group = 70, split_k == 1
     lhs, rhs = self.make("bf16", "mxfp4", n=n)
