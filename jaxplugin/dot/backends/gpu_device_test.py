@@ -49,18 +49,15 @@ def why_not(supports) -> str:
   return "" if refusal is None else f"{refusal.reason} ({target})"
 
 
+def on_a_gpu(test: type) -> type:
+  reason = why_not(test.supports)
+  return absltest.skipIf(bool(reason), reason)(test)
+
+
 class DeviceDotSuite(suite.DotSuite):
   """What the implementation refuses by its formats or sizes goes to xla."""
 
-  supports = None
   cases_per_test = 5
-
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    reason = why_not(cls.supports)
-    if reason:
-      raise absltest.unittest.SkipTest(reason)
 
   def dot(self, *args, **kwargs):
     try:
@@ -71,18 +68,21 @@ class DeviceDotSuite(suite.DotSuite):
     return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
 
 
+@on_a_gpu
 class TritonDeviceTest(DeviceDotSuite):
   implementation = "triton"
   supports = staticmethod(triton.supports)
   subnormal_spacing = 2.0**-133  # of bf16
 
 
+@on_a_gpu
 class CudnnDeviceTest(DeviceDotSuite):
   implementation = "cudnn"
   supports = staticmethod(cudnn.supports)
   keeps_global_scale_f32 = False
 
 
+@on_a_gpu
 class XlaDeviceTest(DeviceDotSuite):
   implementation = "xla"
   supports = staticmethod(lambda problem, target: None)
