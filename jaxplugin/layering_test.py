@@ -13,7 +13,7 @@ from absl.testing import absltest
 # A room may import those before it. `testing` supports tests: nothing imports
 # it but them.
 ROOMS = (
-  *("kernels", "jaxext", "core", "arrays", "runtime", "tables"),
+  *("kernels", "jaxext", "printing", "core", "arrays", "runtime", "tables"),
   *(
     "quantization",
     "checkpoints",
