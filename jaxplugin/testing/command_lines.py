@@ -65,6 +65,6 @@ class CommandLineTestCase(parameterized.TestCase):
     """Asserts status 2, nothing on stdout, and one reason on stderr."""
     status, out, err = self.run_command(*arguments, **options)
     self.assertEqual((status, out), (2, ""))
-    self.assertRegex(err.replace("\n", " "), pattern)
+    self.assertRegex(" ".join(err.split()), pattern)
     self.assertNotIn("Traceback", err)
     return err
