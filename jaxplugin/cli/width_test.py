@@ -32,7 +32,7 @@ FAST = (
   "bench --compare run.json run.json",
   "tune --shapes 1x4096x4096 --formats mxfp8 --target b200 --dry-run",
 )
-# Of these the compilers take seconds.
+# They run compilers for seconds.
 SLOW = (
   "kernels --target h200 --lhs bfloat16 --rhs nvfp4 -m 16 -n 256 -k 512",
   "compile m.mlir --target b200 --cudnn 9.13",

@@ -80,8 +80,9 @@ def explain(
       error. By default its `error` says why.
 
   Returns:
-    An `Explanation`: a sequence of the dots. Print it for a report, which a
-    notebook shows by itself; `.to_json()` is for programs.
+    An `Explanation`: a sequence of the dots. Print it for a table with a row
+    for each matmul, which a notebook shows. `details()` has all reasons,
+    `to_json()` is for programs.
 
   Raises:
     TypeError: If `target` is not a `Target`, `fn` is neither a function nor a

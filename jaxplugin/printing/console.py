@@ -22,7 +22,7 @@ from typing import TypeAlias
 if TYPE_CHECKING:
   from rich import table as rich_table
 
-# Of text that is not printed on a terminal.
+# Columns of text that is not printed on a terminal.
 WIDTH: Final = 80
 
 # A text, or a text and its style: "green", "dim", "bold red".

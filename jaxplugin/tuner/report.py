@@ -82,7 +82,7 @@ def _merged(result: session.Result) -> Iterator[str]:
 
 
 def summary(results: Sequence[session.Result]) -> Iterator[str]:
-  """What all rows together say."""
+  """Returns lines about all rows."""
   rows = [r.row for r in results if r.row is not None]
   other = [row for row in rows if row.chosen is not row.candidates[row.default]]
   if not rows:

@@ -19,13 +19,13 @@ from jaxplugin.printing import console
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized:
-  """What `quantize` did, or would do; `str` is a table.
+  """The result of `quantize`; `str` is a table.
 
   Attributes:
     path: the target.
     layout: whose layout it has.
     format: that of its weights.
-    decisions: what becomes of each tensor of the source.
+    decisions: whether and how each tensor of the source is quantized.
     shared: names of weights that share a global scale.
     copied: other files that are copied.
     left: other files that are not.

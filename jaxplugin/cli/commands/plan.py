@@ -86,7 +86,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     default=[],
     metavar="ARRAY",
     help="an argument, and the mesh axes of its dimensions:"
-    " bfloat16[16,4096]@fsdp,- (+ joins axes, - is none); may be repeated",
+    " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
+    " may be repeated",
   )
   function.add_argument(
     "--gradients",

@@ -368,7 +368,7 @@ class OutputTest(command_lines.CommandLineTestCase):
   def test_directory_and_device_are_refused(self):
     for output in (str(self.directory), "/dev/null"):
       for options in ((), ("--force",)):
-        self.check_refused("is no regular file", output, *options)
+        self.check_refused("is not a regular file", output, *options)
 
   def test_missing_directory_is_named(self):
     output = str(self.directory / "no" / "out.mlir")

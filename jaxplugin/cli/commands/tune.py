@@ -227,7 +227,9 @@ def _run(args: argparse.Namespace) -> int:
   for text in work.left_out:
     console.show([f"tune: left out: {text}"], sys.stderr)
   if not work.items:
-    raise ValueError("tune: found nothing to tune")
+    raise ValueError(
+      "tune: found nothing to tune; pass other --shapes or --module"
+    )
   if args.dry_run:
     return _dry_run(args, target, work)
   return _tune(args, target, work)
@@ -235,7 +237,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
   if (args.shapes is None) == (args.module is None):
-    raise ValueError("tune: takes --shapes or --module, one of them")
+    raise ValueError("tune: pass either --shapes or --module")
   if args.module is not None:
     given = [n for n in ("m", "formats", "out") if getattr(args, n) is not None]
     if given:
@@ -253,8 +255,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("target", "cudnn", "ptxas", "compile"):
       if getattr(args, name):
         raise ValueError(
-          f"tune: --{name} needs --dry-run: only the device that is here can be"
-          " measured"
+          f"tune: --{name} needs --dry-run, because only an attached device can"
+          " be measured"
         )
 
 
@@ -315,7 +317,7 @@ def _named(
   work: workload.Workload,
   operation: str,
 ) -> set[str] | None:
-  """What rows of an operation may name: what is asked for, and defaults."""
+  """Returns the backends that rows of an operation may name."""
   asked = _implementations(args)
   if asked is None:
     return None
@@ -330,14 +332,14 @@ def _named(
 def _tables(
   args: argparse.Namespace, target: targets.Target, work: workload.Workload
 ) -> dict[str, keeping.Table]:
-  """The table of each operation that there is."""
+  """Returns the table of each operation of the workload."""
   path = None if args.output is None else pathlib.Path(args.output)
   names = [known.of(item.problem).operation.name for item in work.items]
   names = list(dict.fromkeys(names))
   if path is not None and len(names) > 1 and not path.is_dir():
     raise ValueError(
-      f"tune: {path} would be about {' and '.join(names)}, and a table is about"
-      " one of them; pass --operations, or a folder that is there as -o"
+      f"tune: a table must be about one operation, got {' and '.join(names)}"
+      f" for {path}; pass --operations, or an existing folder as -o"
     )
   return {
     name: keeping.Table(
@@ -442,7 +444,7 @@ def _tune(
           console.show(report.parts(results[-1]))
         line.advance()
   except KeyboardInterrupt:
-    # Of the files: one may be there that no result tells yet.
+    # Counts rows in the files: the last may not be in `results` yet.
     done = sum(
       tables[known.of(item.problem).operation.name].has(item.problem)
       for item in work.items
@@ -450,7 +452,7 @@ def _tune(
     print(
       f"tune: interrupted; {done} of {len(work.items)} rows are in"
       f" {', '.join(str(kept.path) for kept in tables.values())}, the same"
-      " command goes on",
+      " command continues",
       file=sys.stderr,
     )
     return _INTERRUPTED
