@@ -22,7 +22,6 @@ _PEERS: Final = {
   "x f32": "f32",
   "x bf16": "bf16",
   "x XLA": "by xla",
-  "x copy": "copy",
 }
 _NAME: Final = 18
 _CELL: Final = 19
