@@ -59,7 +59,7 @@ from jaxplugin.dropin.dots.sites import Site as Site
 from jaxplugin.dropin.linear import linear as linear
 from jaxplugin.dropin.quantized_dots import quantize_dots as quantize_dots
 from jaxplugin.explanation.diagnostics import explain as explain
-from jaxplugin.explanation.diagnostics import info as info
+from jaxplugin.explanation.information import info as info
 from jaxplugin.explanation.report import Explanation as Explanation
 from jaxplugin.exports.api import export as export
 from jaxplugin.nn import scaled_dot as scaled_dot

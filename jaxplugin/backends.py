@@ -24,6 +24,26 @@ from jaxplugin.dot.plugins.views import Operand as Operand
 from jaxplugin.dot.plugins.views import OperandProblem as OperandProblem
 from jaxplugin.dot.plugins.views import Problem as Problem
 
+__all__ = [
+  "API_VERSION",
+  "Backend",
+  "BackendWarning",
+  "Call",
+  "Operand",
+  "OperandProblem",
+  "Problem",
+  "Refusal",
+  "Status",
+  "register_backend",
+  "statuses",
+  "unregister_backend",
+]
+
+
+def __dir__() -> list[str]:
+  return list(__all__)
+
+
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:

@@ -37,6 +37,14 @@ FORBIDDEN_PREFIXES = (
 # the last one.
 INHERITED = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 GIVEN = {"JAX_PLATFORMS": "cpu", "TRITON_CACHE_DIR": "untouched"}
+PUBLIC_MODULES = (
+  "jaxplugin",
+  "jaxplugin.backends",
+  "jaxplugin.checkpoints",
+  "jaxplugin.nn",
+  "jaxplugin.training",
+  "jaxplugin.training.checkpoint_policies",
+)
 STAND_INS = ("triton", "torch", "jax_triton", "jax_cuda13_plugin")
 
 # What jax has loaded is not ours: jax itself looks for its CUDA plugins.
@@ -179,21 +187,23 @@ class ImportTwiceTest(absltest.TestCase):
 
 class NamesTest(absltest.TestCase):
   def test_dir_has_the_public_names_and_nothing_else(self):
-    source = pathlib.Path(jaxplugin.__file__).read_text()
-    imported = {
-      alias.asname or alias.name
-      for node in ast.parse(source).body
-      if isinstance(node, ast.ImportFrom)
-      for alias in node.names
-      if not (alias.asname or alias.name).startswith("_")
-    }
-    self.assertEqual(set(dir(jaxplugin)), imported | {"__version__"})
-    self.assertCountEqual(jaxplugin.__all__, imported)
-    self.assertContainsSubset(
-      {"NVFP4", "ScaledArray", "block_scaled_dot", "nn", "quantize"}, imported
-    )
-    for name in dir(jaxplugin):
-      self.assertTrue(hasattr(jaxplugin, name), name)
+    for name in PUBLIC_MODULES:
+      module = importlib.import_module(name)
+      source = pathlib.Path(module.__file__).read_text()
+      imported = {
+        alias.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+      }
+      with self.subTest(name):
+        version = {"__version__"} if module is jaxplugin else set()
+        self.assertEqual(set(dir(module)), {*module.__all__} | version)
+        # `checkpoint_policies` defines its names and imports none of them.
+        self.assertCountEqual(module.__all__, imported or module.__all__)
+        for public in dir(module):
+          self.assertTrue(hasattr(module, public), public)
 
   def test_the_only_modules_among_them_are_those_of_the_contract(self):
     modules = {

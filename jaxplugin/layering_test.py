@@ -16,7 +16,7 @@ pytestmark = pytest.mark.smoke
 # A room may import those before it. `testing` supports tests: nothing imports
 # it but them.
 ROOMS = (
-  *("kernels", "jaxext", "core", "arrays", "runtime", "tables"),
+  *("kernels", "jaxext", "printing", "core", "arrays", "runtime", "tables"),
   *(
     "quantization",
     "checkpoints",

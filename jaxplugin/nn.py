@@ -20,6 +20,21 @@ from jaxplugin.dropin.nn_general import scaled_dot_general as scaled_dot_general
 from jaxplugin.dropin.nn_scaled import scaled_dot as scaled_dot
 from jaxplugin.dropin.nn_scaled import scaled_matmul as scaled_matmul
 
+__all__ = [
+  "MODES",
+  "BlockScaleConfig",
+  "Mode",
+  "get_scaled_dot_general_config",
+  "scaled_dot",
+  "scaled_dot_general",
+  "scaled_matmul",
+]
+
+
+def __dir__() -> list[str]:
+  return list(__all__)
+
+
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:

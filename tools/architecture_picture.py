@@ -52,6 +52,7 @@ ROOMS: Final = {
   "runtime": GROUND,
   "arrays": GROUND,
   "core": GROUND,
+  "printing": GROUND,
   "jaxext": GROUND,
   "kernels/gpu": KERNELS,
   "kernels/cpu": KERNELS,

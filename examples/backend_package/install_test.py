@@ -161,10 +161,15 @@ class MeasuredTest(absltest.TestCase):
       (("jaxplugin-blockwise", "0.1.0"),),
     )
     tuned = {"JAXPLUGIN_TUNING": str(table)}
-    out = self.run_command("explain", *dot, **tuned)
-    self.assertIn(f"(user's table {table}: ", out)
-    out = self.run_command("explain", *dot, **tuned, JAXPLUGIN_BACKENDS="off")
-    self.assertIn("implementation blockwise: there is no such backend", out)
+    out = self.run_command("explain", *dot, "--verbose", **tuned)
+    self.assertIn(f"(user's table {table}: ", " ".join(out.split()))
+    out = self.run_command(
+      "explain", *dot, "--verbose", **tuned, JAXPLUGIN_BACKENDS="off"
+    )
+    self.assertIn(
+      "implementation blockwise: there is no such backend",
+      " ".join(out.split()),
+    )
     out = self.run_command(
       *("tune", "--shapes", "2x64x128", "--formats", "mxfp8"),
       *("--target", "h100", "--dry-run"),
@@ -183,7 +188,7 @@ class MeasuredTest(absltest.TestCase):
         "0.1",
       ),
     )
-    self.assertRegex(out, r"\n  blockwise +[0-9.]+ ")
+    self.assertRegex(out, r"\n2x64x128 +mxfp8 +blockwise +[0-9.]+ ")
 
 
 @pytest.mark.full

@@ -82,7 +82,7 @@ def main():
     ("b200", "9.13"),
   ):
     target = jp.named_target(name, cudnn=cudnn)
-    print(jp.explain(mlp, *args, target=target), end="\n\n")
+    print(jp.explain(mlp, *args, target=target).details(), end="\n\n")
 
   b200 = jp.named_target("b200", cudnn="9.13")
   print(f"optimized HLO for one {b200}:")

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run of the benchmark: rows in, tables and a file of results out."""
+"""A run of the benchmark: rows in, a file of results out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from jaxplugin.bench import measurement
 from jaxplugin.bench import roofline
 from jaxplugin.bench import startup
 from jaxplugin.bench import workloads
-from jaxplugin.bench.report import progress_bar
 from jaxplugin.bench.report import results
-from jaxplugin.bench.report import table
+from jaxplugin.printing import progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,29 +56,8 @@ class Request:
     return found
 
 
-def show(found: results.Run) -> None:
-  """Prints a run that was measured before."""
-  print(table.header(found.environment, found.ceilings))
-  if found.startup is not None:
-    print(f"\n{startup.text(found.startup)}")
-  if found.rows:
-    print(f"\n{table.LEGEND}")
-  for row in found.rows:
-    print(f"\n{table.block(row)}")
-  _print_rest(found)
-
-
-def _print_rest(found: results.Run) -> None:
-  """What was not measured, and why."""
-  unavailable = table.unavailable(found.rows)
-  if unavailable:
-    print(f"\n{unavailable}")
-  if found.left_out:
-    print(f"left out, no time: {', '.join(found.left_out)}")
-
-
 def measure(request: Request) -> results.Run:
-  """Measures and prints row by row; keeps what there is after each."""
+  """Measures row by row, and writes the file of results after each."""
   work = request.work()
   ceilings = None
   if work:
@@ -89,17 +67,10 @@ def measure(request: Request) -> results.Run:
     environment=devices.environment(request.device),
     ceilings=ceilings,
   )
-  print(table.header(found.environment, ceilings))
   if any(row.kind == "startup" for row in request.rows):
-    measured = startup.measure()
-    found = dataclasses.replace(found, startup=measured)
-    print(f"\n{startup.text(measured)}")
+    found = dataclasses.replace(found, startup=startup.measure())
   if ceilings is not None:
-    print(f"\n{table.LEGEND}")
     found = _measure_rows(request, found, ceilings)
-  _print_rest(found)
-  if found.ceilings != ceilings:
-    print(f"\n{table.raised(found.ceilings)}")
   if request.output is not None:
     results.write(found, request.output)
   return found
@@ -111,9 +82,9 @@ def _measure_rows(
   ceilings: roofline.Ceilings,
 ) -> results.Run:
   work = request.work()
-  with progress_bar.shown(len(work)) as progress:
+  with progress.shown(total=len(work)) as line:
     measure = measurement.RowMeasurement(
-      request.device, ceilings, request.options, progress.describe
+      request.device, ceilings, request.options, line.describe
     )
     longest = 0.0
     for row, pair in work:
@@ -129,8 +100,7 @@ def _measure_rows(
           found, rows=(*found.rows, done), ceilings=measure.ceilings
         )
       )
-      progress.write(f"\n{table.block(done)}")
-      progress.advance()
+      line.advance()
       if request.output is not None:
         results.write(found, request.output)
   return found

@@ -47,6 +47,35 @@ from jaxplugin.checkpoints.writing.quantizing import quantize as quantize
 from jaxplugin.checkpoints.writing.results import Quantized as Quantized
 from jaxplugin.core import speaking as _speaking
 
+__all__ = [
+  "GLOBAL_SCALE_RANGE",
+  "OPEN_LAYOUTS",
+  "WRITTEN_FORMATS",
+  "WRITTEN_LAYOUTS",
+  "Checkpoint",
+  "CheckpointError",
+  "LayoutWarning",
+  "NumbersWarning",
+  "PreQuantScaleWarning",
+  "Quantized",
+  "activation_scale",
+  "from_comfyui",
+  "from_compressed_tensors",
+  "from_deepseek",
+  "from_gguf",
+  "from_gpt_oss",
+  "from_mlx",
+  "from_modelopt",
+  "from_torchao",
+  "load",
+  "quantize",
+]
+
+
+def __dir__() -> list[str]:
+  return list(__all__)
+
+
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import pathlib
 import re
@@ -32,6 +34,7 @@ from jaxplugin.checkpoints.reports import numbers as counting
 from jaxplugin.checkpoints.reports import progress as reporting
 from jaxplugin.checkpoints.reports import tables
 from jaxplugin.core import speaking
+from jaxplugin.printing import console
 
 _WHO: Final = "checkpoints.load"
 SAFETENSORS: Final = ".safetensors"
@@ -177,21 +180,21 @@ class Checkpoint(Mapping[str, Any]):
       CheckpointError: as of indexing; it lists all tensors that raise it.
     """
     total = sum(entry.nbytes for entry in self.entries.values())
-    report = reporting.reporter(progress)
     done = 0
     tree: dict[str, Any] = {}
     misfits: dict[str, str] = {}
-    for name, entry in self.entries.items():
-      try:
-        array = self._make(name, stacklevel=3)
-      except errors.CheckpointError as error:
-        misfits[name] = str(error)
-      else:
-        # The rest is made only to list what else cannot be read.
-        if not misfits or not self._is_strict:
-          tree[name] = jax.tree.map(jnp.asarray, array)
-      done += entry.nbytes
-      report(done, total)
+    with reporting.reporter(progress) as report:
+      for name, entry in self.entries.items():
+        try:
+          array = self._make(name, stacklevel=3)
+        except errors.CheckpointError as error:
+          misfits[name] = str(error)
+        else:
+          # The rest is made only to list what else cannot be read.
+          if not misfits or not self._is_strict:
+            tree[name] = jax.tree.map(jnp.asarray, array)
+        done += entry.nbytes
+        report(done, total)
     if misfits and self._is_strict:
       raise misfit_lists.error(misfits, _REMEDY)
     self.misfits |= misfits
@@ -199,26 +202,50 @@ class Checkpoint(Mapping[str, Any]):
 
   def __str__(self) -> str:
     """Returns a table: layout, format, shape, bytes and names."""
-    lines = [f"{self.path}: {self.config or 'no quantization_config'}"]
-    lines += tables.table(self.entries.values())
+    return console.text(self.parts())
+
+  def parts(self) -> Iterator[console.Part]:
+    """Returns the report that `str` prints."""
+    yield f"{self.path}: {self.config or 'no quantization_config'}"
+    yield from tables.parts(tables.rows(self.entries.values()))
     if awq := _with_pre_quant_scale(self.entries):
-      lines.append(
+      yield (
         f"{len(awq)} weights want their inputs multiplied by pre_quant_scale"
       )
     if open_ones := _open_layouts(self.entries):
-      lines.append(_open_line(open_ones))
+      yield _open_line(open_ones)
     if self.misfits:
-      lines.append(f"left out, as they cannot be read: {len(self.misfits)}")
-      lines += [f"  {x}" for x in misfit_lists.listed(self.misfits)]
+      yield f"left out, as they cannot be read: {len(self.misfits)}"
+      yield from (f"  {x}" for x in misfit_lists.listed(self.misfits))
     if self.numbers is not None:
-      lines.append(_numbers_line(self.numbers))
-      lines += [
-        f"  {naming.printable(name)}: {x}" for name, x in self.numbers.items()
-      ]
+      yield _numbers_line(self.numbers)
+      for name, counts in self.numbers.items():
+        yield f"  {naming.printable(name)}: {counts}"
     if self.unread:
       unread = ", ".join(map(naming.printable, self.unread))
-      lines.append(f"files that were not read: {unread}")
-    return "\n".join(lines)
+      yield f"files that were not read: {unread}"
+    verdict = "yes"
+    if self.misfits:
+      verdict = f"no, {len(self.misfits)} tensors cannot be read; skip= or"
+      verdict += " strict=False leaves them out"
+    yield f"loads with jp.checkpoints.load: {verdict}"
+
+  def to_json(self) -> str:
+    """Returns the same as JSON."""
+    found = tables.rows(self.entries.values())
+    return json.dumps(
+      {
+        "path": str(self.path),
+        "config": self.config,
+        "loads": not self.misfits,
+        "tensors": [dataclasses.asdict(row) for row in found],
+        "misfits": self.misfits,
+        "unread": self.unread,
+        "numbers": self.numbers
+        and {name: str(counts) for name, counts in self.numbers.items()},
+      },
+      indent=2,
+    )
 
   def __repr__(self) -> str:
     return f"Checkpoint({str(self.path)!r}, {len(self.entries)} names)"

@@ -1,24 +1,40 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What several commands take: a device by name, sizes, files of modules."""
+"""Commands, and arguments that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Final
+from typing import Literal
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.plugins import registry
 from jaxplugin.explanation import report
+from jaxplugin.printing import console
 
+PROGRAM: Final = "jaxplugin"
 FILE_HELP: Final = (
   "a module: StableHLO text, HLO text, MLIR bytecode or a StableHLO portable"
   " artifact; - reads standard input"
 )
+
+
+class HelpFormatter(argparse.HelpFormatter):
+  """Fills paragraphs; keeps lines of a paragraph that has indented ones."""
+
+  def _fill_text(self, text: str, width: int, indent: str) -> str:
+    return "\n\n".join(
+      textwrap.dedent(part)
+      if "\n  " in part
+      else super(HelpFormatter, self)._fill_text(part, width, indent)
+      for part in text.strip().split("\n\n")
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,30 +42,49 @@ class Command:
   """One command.
 
   Attributes:
-    name, help, description, epilog: as `argparse` takes them.
-    add_arguments: adds what the command takes to its parser.
-    run: does it, and returns the exit status. Raises ValueError, TypeError,
-      RuntimeError or OSError with the reason where it cannot.
+    name: as it is typed.
+    group: the heading of the list of commands under which it stands.
+    help: a line of that list.
+    description: the first paragraph of its `--help`.
+    epilog: paragraphs after its arguments.
+    examples: command lines without the program's name.
+    failure: when the exit status is 1; "" if it never is.
+    add_arguments: adds the command's arguments to its parser.
+    run: runs the command and returns the exit status. Raises ValueError,
+      TypeError, RuntimeError or OSError with the reason if it cannot run.
     uses_devices: whether it looks at the GPUs of this machine.
   """
 
   name: str
+  group: Literal["inspect", "compile", "models", "speed"]
   help: str
   description: str
   epilog: str = ""
+  examples: tuple[str, ...] = ()
+  failure: str = ""
   add_arguments: Callable[[argparse.ArgumentParser], None]
   run: Callable[[argparse.Namespace], int]
   uses_devices: bool = False
 
   def add_to(self, commands: argparse._SubParsersAction) -> None:
     """Adds the command's parser to those of the command line."""
+    failure = f"1 if {self.failure}, " if self.failure else ""
+    epilog = [
+      self.epilog,
+      f"Exit status: 0 if it succeeds, {failure}2 if an argument or an input"
+      " is wrong, 130 after Ctrl-C.",
+    ]
+    if self.examples:
+      lines = [
+        f"  {PROGRAM} {self.name} {line}".rstrip() for line in self.examples
+      ]
+      epilog.append("\n".join(["examples:", *lines]))
     self.add_arguments(
       commands.add_parser(
         self.name,
-        help=self.help,
         description=self.description,
-        epilog=self.epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n\n".join(epilog),
+        formatter_class=HelpFormatter,
       )
     )
 
@@ -85,9 +120,8 @@ def add_target(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--target",
     metavar="NAME",
-    help=f"a device by name ({', '.join(targets.TARGET_NAMES)}); cpu is one"
-    " without C++ kernels, which any process can run; default: the local"
-    " device",
+    help=f"a device by name ({', '.join(targets.TARGET_NAMES)}); cpu is"
+    " a CPU without C++ kernels; default: the local device",
   )
   command.add_argument(
     "--cudnn",
@@ -99,8 +133,8 @@ def add_target(command: argparse.ArgumentParser) -> None:
     "--implementation",
     type=_implementation,
     metavar="NAME",
-    help=f"the one that all dots are to use: {', '.join(backends.NAMES)}, or"
-    " one of another package (info lists them); default: chosen for each",
+    help=f"the backend of all dots: {', '.join(backends.NAMES)}, or one of"
+    " another package (`info` lists them); default: chosen for each dot",
   )
 
 
@@ -109,8 +143,8 @@ def add_ptxas(command: argparse._ActionsContainer) -> None:
   command.add_argument(
     "--ptxas",
     metavar="VERSION",
-    help="the version of ptxas to assume with --target, e.g. 13.2; default: an"
-    " old one",
+    help="the ptxas version to assume with --target, e.g. 13.2; default: the"
+    " oldest that is supported",
   )
 
 
@@ -119,19 +153,24 @@ def add_strict(command: argparse._ActionsContainer) -> None:
   command.add_argument(
     "--strict",
     action="store_true",
-    help="fail if a call of a module cannot be lowered; default: leave that"
-    " call as it is, and say why",
+    help="fail if a call of a module cannot be lowered; default: do not change"
+    " that call, and print why",
   )
 
 
+def add_json(command: argparse._ActionsContainer) -> None:
+  """Adds the argument that prints JSON in place of a report."""
+  command.add_argument("--json", action="store_true", help="print JSON")
+
+
 def print_missing_cudnn(target: targets.Target) -> None:
-  """Prints on standard error that no cuDNN is assumed, if one might serve."""
+  """Prints on standard error that no cuDNN is assumed, if one might help."""
   notice = report.missing_cudnn(target)
   assumed = dataclasses.replace(
     target, cudnn_version=targets.MIN_BLOCK_SCALED_CUDNN
   )
   if notice and assumed.has_block_scaled_cudnn:
-    print(f"{notice}; pass --cudnn 9.13", file=sys.stderr)
+    console.show([f"{notice}; pass --cudnn 9.13"], sys.stderr)
 
 
 def _implementation(text: str) -> str:

@@ -27,7 +27,7 @@ _DEFAULT_OUT: Final = "bfloat16"
 def add_arguments(
   command: argparse._ActionsContainer, *, required: bool, least: int
 ) -> None:
-  """The arguments that describe one dot, of sizes from `least` on."""
+  """Adds the arguments that describe one dot; sizes are at least `least`."""
   names = [format.name for format in formats.KNOWN]
   plain = [dtype.name for dtype in sides.PLAIN_DTYPES]
   for side in ("lhs", "rhs"):
@@ -40,7 +40,7 @@ def add_arguments(
     )
   for name, meaning in (
     ("m", "rows of lhs"),
-    ("n", "rows of rhs, which are columns of the result"),
+    ("n", "rows of rhs, and columns of the result"),
     ("k", "size of the contracting dimension"),
   ):
     command.add_argument(
@@ -68,11 +68,12 @@ def explain(
   target: targets.Target | None,
   implementation: str | None,
 ) -> report.Explanation:
-  """What is decided of the dot of `add_arguments`' arguments.
+  """Returns the decision for the dot of `add_arguments`' arguments.
 
   Raises:
-    ValueError: k is no multiple of a block, or `implementation` cannot serve.
-    TypeError: neither side is quantized.
+    ValueError: If k is not a multiple of a block, or `implementation` does not
+      support the dot.
+    TypeError: If neither side is quantized.
   """
   batch = _DEFAULT_BATCH if args.batch is None else args.batch
 
@@ -95,7 +96,7 @@ def explain(
 def _operand(
   name: str, batch: int, rows: int, k: int
 ) -> scaled_array.ScaledArray | jax.ShapeDtypeStruct:
-  """An abstract operand of shape (batch, rows, k)."""
+  """Returns an abstract operand of shape (batch, rows, k)."""
   shape = (batch, rows, k)
   if name in [dtype.name for dtype in sides.PLAIN_DTYPES]:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(name))

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the command line: modules read, results written, inputs kept."""
+"""Reads modules and writes results; never overwrites an input."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def read(path: str) -> modules.Source:
   """Reads a module from a regular file, or from standard input for "-".
 
   Raises:
-    OSError: the file cannot be read.
-    ValueError: it is no regular file, or has more than `MAX_BYTES`.
-    ModuleError: it holds no module; names the path, the line and the column.
+    OSError: If the file cannot be read.
+    ValueError: If it is not a regular file, or has more than `MAX_BYTES`.
+    ModuleError: If it does not hold a module. The message has the path, the
+      line and the column.
   """
   if path == STANDARD:
     return modules.read(_bytes(_binary(sys.stdin), "<stdin>"), "<stdin>")
@@ -37,8 +38,8 @@ def read(path: str) -> modules.Source:
       raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
       raise ValueError(
-        f"{path} is no regular file; redirect what it gives to standard input,"
-        " and read that as -"
+        f"{path} is not a regular file; redirect its content to standard input,"
+        " and pass - in its place"
       )
     with open(descriptor, "rb", closefd=False) as file:
       data = _bytes(file, path)
@@ -51,8 +52,8 @@ def _bytes(file: Any, name: str) -> bytes:
   data = file.read(MAX_BYTES + 1)
   if len(data) > MAX_BYTES:
     raise ValueError(
-      f"{name}: a module must have at most {MAX_BYTES} bytes; jp.rewrite takes"
-      " a larger one"
+      f"{name}: a module must have at most {MAX_BYTES} bytes; pass a larger"
+      " one to jp.rewrite"
     )
   return data
 
@@ -61,15 +62,15 @@ def check_output(path: str, output: str | None, force: bool) -> None:
   """Raises unless `output` may be written, reading from `path`.
 
   Raises:
-    FileNotFoundError: its folder is not there.
-    ValueError: it is the input, or exists.
+    FileNotFoundError: If its folder does not exist.
+    ValueError: If it is the input, or exists.
   """
   if output is None or output == STANDARD:
     return
   if not os.path.isdir(os.path.dirname(output) or os.curdir):
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), output)
   if os.path.exists(output) and not os.path.isfile(output):
-    raise ValueError(f"{output} is no regular file; give the name of a file")
+    raise ValueError(f"{output} is not a regular file; pass the name of a file")
   if _is_input(path, output):
     raise ValueError(
       f"{output} is the input file, which is never written over; choose another"
@@ -84,12 +85,12 @@ def write(
 ) -> None:
   """Writes a result to a file, or to standard output.
 
-  A file appears whole or not at all. One that exists is replaced, not written
-  over: where it is a link, what that points to stays as it is.
+  A file appears whole or not at all. A link is replaced; its target is not
+  changed.
 
   Raises:
-    OSError: it cannot be written.
-    ValueError: as `check_output`.
+    OSError: If it cannot be written.
+    ValueError: See `check_output`.
   """
   data = data.encode() if isinstance(data, str) else data
   if output in (None, STANDARD):
@@ -120,7 +121,7 @@ def write(
 
 
 def _is_input(path: str, output: str) -> bool:
-  """Whether both are one file, by whatever names or links."""
+  """Returns whether both paths lead to one file."""
   try:
     there = os.stat(output)
   except OSError:

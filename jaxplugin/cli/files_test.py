@@ -90,7 +90,7 @@ class FilesTest(parameterized.TestCase):
     pipe = self.directory / "pipe"
     os.mkfifo(pipe)  # nobody writes to it
     for path in (pipe, "/dev/zero", "/dev/null"):
-      with self.assertRaisesRegex(ValueError, "no regular file; .* as -"):
+      with self.assertRaisesRegex(ValueError, "not a regular file; .* pass -"):
         files.read(str(path))
     with self.assertRaises(IsADirectoryError) as caught:
       files.read(str(self.directory))

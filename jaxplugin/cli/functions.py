@@ -33,17 +33,17 @@ _SHORT_FLOAT: Final = re.compile(r"^f(\d)(e\dm\d\w*)$")
 
 
 def is_function(text: str) -> bool:
-  """Whether this is written as package.module:function."""
+  """Returns whether this is written as package.module:function."""
   return _FUNCTION.fullmatch(text) is not None
 
 
 def function(text: str) -> Callable[..., Any]:
   """Imports the function that "package.module:function" names.
 
-  Modules are found as Python finds them, in the current directory first.
+  Python looks for the module in the current directory first.
 
   Raises:
-    ValueError: there is none.
+    ValueError: If it does not exist.
   """
   match = _FUNCTION.fullmatch(text)
   assert match is not None
@@ -60,17 +60,17 @@ def function(text: str) -> Callable[..., Any]:
       raise ValueError(f"{text}: {found!r} has no {name}")
     found = getattr(found, name)
   if not callable(found):
-    raise ValueError(f"{text} is no function, got {type(found).__name__}")
+    raise ValueError(f"{text} must be a function, got {type(found).__name__}")
   return found
 
 
 def _long_name(name: str) -> str:
-  """The dtype's name as JAX writes it."""
+  """Returns the dtype's name as JAX writes it."""
   return _SHORT_FLOAT.sub(r"float\1_\2", _SHORT.get(name, name))
 
 
 def argument(text: str) -> Any:
-  """An abstract array, "bfloat16[16,4096]", or `ScaledArray`, "nvfp4[8,64]".
+  """Returns an abstract array, or a `ScaledArray` for "nvfp4[8,64]".
 
   A format's shape is the logical one; it is quantized along its last axis.
   """
@@ -86,8 +86,8 @@ def argument(text: str) -> Any:
       return jax.ShapeDtypeStruct(shape, jnp.dtype(_long_name(name)))
   except TypeError:
     raise argparse.ArgumentTypeError(
-      f"{text!r} is no array; write it as bfloat16[16,4096], or with a format"
-      f" ({', '.join(names)}) as nvfp4[14336,4096]"
+      f"{text!r} must be an array; write it as bfloat16[16,4096], or with a"
+      f" format ({', '.join(names)}) as nvfp4[14336,4096]"
     ) from None
   try:
     return jax.eval_shape(

@@ -37,7 +37,7 @@ class ArgumentTest(parameterized.TestCase):
     self.assertEqual(found, expected)
 
   @parameterized.parameters(
-    ("bfloat17[3]", "'bfloat17.3.' is no array; write it as"),
+    ("bfloat17[3]", "'bfloat17.3.' must be an array; write it as"),
     ("float32", "write it as bfloat16.16,4096., or with a format"),
     ("float32[3,]", "write it as"),
     ("float32[-3]", "write it as"),

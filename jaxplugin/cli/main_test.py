@@ -1,10 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands of the command line have in common."""
+"""The command line: its help, version, statuses and `info`."""
 
+import importlib
+import json
 import os
+import pathlib
 import subprocess
 import sys
+import tomllib
+from unittest import mock
 
 import pytest
 from absl.testing import absltest
@@ -12,6 +17,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.cli import main
+from jaxplugin.explanation import information
 from jaxplugin.testing import command_lines
 
 SIZES = ("-m", "128", "-n", "256", "-k", "4096")
@@ -19,9 +25,13 @@ ONE_DOT = ("--target", "h200", "--lhs", "mxfp8", "--rhs", "mxfp8", *SIZES)
 
 
 class MainTest(command_lines.CommandLineTestCase):
-  def test_info(self):
+  def test_info_is_a_report_or_json(self):
     status, out, _ = self.run_command("info")
-    self.assertEqual((status, out), (0, jp.info() + "\n"))
+    self.assertEqual(status, 0)
+    self.assertEqual(out.split(), jp.info().split())
+    status, out, _ = self.run_command("info", "--json")
+    refusals = json.loads(out)["refusals"]
+    self.assertEqual(refusals["xla"]["mxfp8"], "")
 
   @pytest.mark.full
   def test_info_prints_no_traceback_without_a_gpu(self):
@@ -39,15 +49,37 @@ class MainTest(command_lines.CommandLineTestCase):
     )
     self.assertNotIn("Traceback", result.stderr)
 
-  def test_missing_command_is_told(self):
-    self.check_error([], "required: command")
+  def test_version_is_printed(self):
+    status, out, _ = self.run_command("--version")
+    self.assertEqual((status, out), (0, f"jaxplugin {jp.__version__}\n"))
 
-  def test_help_of_each_command_has_an_example(self):
-    for command in ("explain", "rewrite"):
-      status, out, _ = self.run_command(command, "--help")
-      self.assertEqual(status, 0)
-      self.assertIn(f"python -m jaxplugin {command} ", out)
-      self.assertIn("examples:", out)
+  def test_console_script_runs_the_command_line(self):
+    root = pathlib.Path(jp.__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    module, name = project["scripts"]["jaxplugin"].split(":")
+    self.assertIs(getattr(importlib.import_module(module), name), main.main)
+
+  def test_help_lists_every_command_in_a_group(self):
+    status, out, _ = self.run_command()
+    self.assertEqual((status, out), (0, self.run_command("--help")[1]))
+    for command in main.COMMANDS:
+      self.assertIn(f"\n  {command.name:12}{command.help}\n", out)
+
+  @parameterized.parameters(*(command.name for command in main.COMMANDS))
+  def test_help_has_an_example_and_exit_statuses(self, name):
+    status, out, _ = self.run_command(name, "--help")
+    self.assertEqual(status, 0)
+    self.assertIn(f"examples:\n  jaxplugin {name}", out)
+    self.assertIn("Exit status: 0 if it succeeds, ", out)
+    command = next(c for c in main.COMMANDS if c.name == name)
+    self.assertEqual(" 1 if " in out, bool(command.failure))
+
+  def test_interrupted_command_exits_with_130(self):
+    with mock.patch.object(
+      information, "information", side_effect=KeyboardInterrupt
+    ):
+      status, _, err = self.run_command("info")
+    self.assertEqual((status, err), (130, ""))
 
   @parameterized.product(
     given=(

@@ -287,7 +287,7 @@ class TuningContextTest(parameterized.TestCase):
       self.assertIn(
         "xla: dequantize and dot_general in XLA operations (overlay: 10 us,"
         " the rule's cpu 20 us)",
-        str(explanation),
+        explanation.details(),
       )
       self.assertIn('"implementation_from": "overlay"', explanation.to_json())
       told = jp.info()
@@ -310,7 +310,7 @@ class TuningContextTest(parameterized.TestCase):
     )
     with jp.tuning(made):
       explanation = jp.explain(jp.block_scaled_dot, *args)
-      self.assertIn("config (overlay): threads=1", str(explanation))
+      self.assertIn("config (overlay): threads=1", explanation.details())
       f = jax.jit(jp.block_scaled_dot)
       text = f.lower(*args).as_text()
       np.testing.assert_array_equal(f(*args), np.full((3, 32), 64.0))
@@ -357,7 +357,9 @@ class TuningContextTest(parameterized.TestCase):
     )
     with jp.use_target(dot_tables.H200), jp.tuning(made):
       explanation = jp.explain(f, x, w)
-      self.assertIn("config (overlay): block_k=64 block_m=64", str(explanation))
+      self.assertIn(
+        "config (overlay): block_k=64 block_m=64", explanation.details()
+      )
       if (
         backends.BACKENDS["triton"].lowering_refusal(dot_tables.H200)
         is not None

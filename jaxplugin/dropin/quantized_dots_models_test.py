@@ -86,7 +86,7 @@ class LinenTest(parameterized.TestCase):
       expected[(f"{attention}/{equation}", False, "")] = 1
     expected[("Language/lm_head", False, "rhs")] = 1
     self.assertEqual(found, expected)
-    text = str(explanation)
+    text = explanation.details()
     self.assertIn("quantize_dots took 6 of 9 products:", text)
     self.assertIn("left: neither operand is a parameter, as in attention", text)
     self.assertIn("left: it is a last layer by its name, which has the", text)

@@ -1,14 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`explain` and `info`: what is chosen, where, and why."""
+"""`explain`: which backend is chosen for each dot, and why."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
-import platform
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,54 +15,27 @@ from typing import Final
 
 import jax
 
-from jaxplugin.core import formats
 from jaxplugin.core import speaking
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
-from jaxplugin.dot import problems
 from jaxplugin.dot import traced
-from jaxplugin.dot.plugins import registry
 from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
-from jaxplugin.quantization import backends as quantization_backends
 from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import traced as ragged_traced
-from jaxplugin.ragged.contraction import backends as contraction_backends
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_runs
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
-from jaxplugin.tables import resolution
 
-_PACKAGES: Final = (
-  "jax",
-  "jaxlib",
-  "ml_dtypes",
-  "numpy",
-  "jax-triton",
-  "triton",
-  "cuda-tile",
-  "jax-cuda13-plugin",
-  "jax-cuda12-plugin",
-  "nvidia-cudnn-cu13",
-  "nvidia-cudnn-cu12",
-)
 _NUMBERS: Final = (bool, int, float, complex)
-# What tables of measured choices may be about.
-_OPERATIONS: Final = (
-  backends.OPERATION,
-  quantization_backends.QUANTIZE_OPERATION,
-  quantization_backends.DEQUANTIZE_OPERATION,
-  ragged_backends.OPERATION,
-  contraction_backends.OPERATION,
-)
 
 
 def explain(
@@ -109,8 +80,9 @@ def explain(
       error. By default its `error` says why.
 
   Returns:
-    An `Explanation`: a sequence of the dots. Print it for a report, which a
-    notebook shows by itself; `.to_json()` is for programs.
+    An `Explanation`: a sequence of the dots. Print it for a table with a row
+    for each matmul, which a notebook shows. `details()` has all reasons,
+    `to_json()` is for programs.
 
   Raises:
     TypeError: If `target` is not a `Target`, `fn` is neither a function nor a
@@ -370,51 +342,4 @@ def _explain_quantization(
     reason=told.reason,
     decisions=told.decisions,
     problems=told.problems,
-  )
-
-
-def info() -> str:
-  """Versions, devices, the target, and what each implementation can do here."""
-  lines = [f"python: {platform.python_version()}"]
-  for package in ("jaxplugin", *_PACKAGES):
-    lines.append(f"{package}: {_version(package)}")
-  devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
-  lines.append(f"devices: {', '.join(devices)}")
-  target = targets.current_target()
-  lines.append(f"target: {target}")
-  lines += resolution.told(_OPERATIONS, target)
-  lines.append("implementations, for m=128 n=4096 k=4096:")
-  for name, backend in backends.table().items():
-    # Formats that get the same answer share a line.
-    answers: dict[str, list[str]] = {}
-    for format in formats.KNOWN:
-      refusal = backend.supports(_sample_problem(format), target)
-      answer = "serves" if refusal is None else f"no: {refusal.reason}"
-      answers.setdefault(answer, []).append(format.name)
-    for answer, names in answers.items():
-      lines.append(f"  {name}: {', '.join(names)}: {answer}")
-  lines.append("backends of other packages:")
-  statuses = [str(status) for status in registry.statuses()] or ["none"]
-  lines += [f"  {status}" for status in statuses]
-  return "\n".join(lines)
-
-
-def _version(package: str) -> str:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return "not installed"
-
-
-def _sample_problem(format: formats.BlockFormat) -> problems.DotProblem:
-  operand = problems.OperandProblem(format=format, dtype=format.array_dtype)
-  return problems.DotProblem(
-    batch=1,
-    m=128,
-    n=4096,
-    k=4096,
-    lhs=operand,
-    rhs=operand,
-    out_dtype=formats.BF16,
-    global_scale="scalar" if format.has_global_scale else "none",
   )

@@ -145,7 +145,7 @@ def in_words(num_bytes: float, flops: float, seconds: float | None) -> str:
   """ "1.2 GB, 3.4 TFLOP, at least 5.6 us"."""
   parts = [_with_prefix(num_bytes, "B"), _with_prefix(flops, "FLOP")]
   if seconds is not None:
-    parts.append(f"at least {_time(seconds)}")
+    parts.append(f"at least {time_in_words(seconds)}")
   return ", ".join(parts)
 
 
@@ -156,7 +156,8 @@ def _with_prefix(number: float, unit: str) -> str:
   return f"{number:.3g} {unit}"
 
 
-def _time(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
+  """Returns "1.2 us" for 1.2e-6."""
   for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
     if seconds >= factor:
       return f"{seconds / factor:.3g} {unit}"

@@ -151,8 +151,33 @@ def explain(
       f" {describe(eqn.outvars[0].aval)}"
     ),
     reason=reason,
+    operands=f"{avals[0].dtype.name} x {avals[1].dtype.name}",
+    sizes=_sizes(eqn),
     estimate=_estimate(eqn, target or targets.current_target()),
   )
+
+
+def _sizes(eqn: Any) -> tuple[int, int, int, int] | None:
+  """Returns (batch, m, n, k) of a `dot_general` with static sizes."""
+  if eqn.primitive.name != "dot_general":
+    return None
+  lhs, rhs = (v.aval.shape for v in eqn.invars)
+  (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
+  return _sizes_of(lhs, rhs, batch, contracting)
+
+
+def _sizes_of(
+  lhs: Sequence[Any],
+  rhs: Sequence[Any],
+  batch_dims: Sequence[int],
+  contracting: Sequence[int],
+) -> tuple[int, int, int, int] | None:
+  if not all(isinstance(size, (int, np.integer)) for size in (*lhs, *rhs)):
+    return None
+  batch = math.prod(lhs[d] for d in batch_dims)
+  k = math.prod(lhs[d] for d in contracting)
+  both = max(batch * k, 1)
+  return batch, math.prod(lhs) // both, math.prod(rhs) // both, k
 
 
 def of_module(
@@ -169,6 +194,8 @@ def of_module(
     operation=operation.name,
     description=f"{lhs} x {rhs} -> {out}",
     reason=_REASONS[name],
+    operands=f"{lhs.partition('[')[0]} x {rhs.partition('[')[0]}",
+    sizes=_sizes_of_module(operation, types),
     estimate=_estimate_of_module(operation, types, target),
   )
 
@@ -180,6 +207,31 @@ def _describe_type(ir_type: Any) -> str:
     return str(ir_type)
 
 
+def _dimensions_of_module(
+  operation: Any, lhs: Any
+) -> tuple[Sequence[int], Sequence[int]] | None:
+  """Returns the batch and contracting dimensions of lhs; None if not a dot."""
+  if operation.name == "stablehlo.dot_general":
+    numbers = stablehlo.DotDimensionNumbers(
+      operation.attributes["dot_dimension_numbers"]
+    )
+    return numbers.lhs_batching_dimensions, numbers.lhs_contracting_dimensions
+  if operation.name == "stablehlo.dot":
+    return [], [len(lhs.shape) - 1]
+  return None
+
+
+def _sizes_of_module(
+  operation: Any, types: Sequence[Any]
+) -> tuple[int, int, int, int] | None:
+  try:
+    lhs, rhs = map(module_calls.array_type, types[:2])
+  except (TypeError, NotImplementedError):
+    return None
+  dimensions = _dimensions_of_module(operation, lhs)
+  return dimensions and _sizes_of(lhs.shape, rhs.shape, *dimensions)
+
+
 def _estimate_of_module(
   operation: Any, types: Sequence[Any], target: targets.Target
 ) -> estimates.Estimate | None:
@@ -188,16 +240,10 @@ def _estimate_of_module(
     lhs, rhs, out = map(module_calls.array_type, types)
   except (TypeError, NotImplementedError):
     return None
-  if operation.name == "stablehlo.dot_general":
-    numbers = stablehlo.DotDimensionNumbers(
-      operation.attributes["dot_dimension_numbers"]
-    )
-    contracting = numbers.lhs_contracting_dimensions
-  elif operation.name == "stablehlo.dot":
-    contracting = [len(lhs.shape) - 1]
-  else:
+  dimensions = _dimensions_of_module(operation, lhs)
+  if dimensions is None:
     return None
-  return _estimate_plain(lhs, rhs, out, contracting, target)
+  return _estimate_plain(lhs, rhs, out, dimensions[1], target)
 
 
 def _name(primitive: Any) -> str:

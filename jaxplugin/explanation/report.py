@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain` tells: plain values, a report of them, and JSON."""
+"""The result of `explain`: plain values, a report of them, and JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
+from jaxplugin.printing import console
 from jaxplugin.quantization import problems as quantization
 from jaxplugin.ragged import problems as ragged
 
 _FORWARD: Final = "forward"
+# Columns of the table of matmuls; an empty one is left out unless it is in
+# `_ALWAYS`.
+_HEADER: Final = (
+  *("#", "layer", "operands", "batch", "m", "n", "k", "runs", "backend"),
+  *("global scale", "est."),
+)
+_ALWAYS: Final = ("#", "operands", "m", "n", "k", "runs", "backend")
+_FIGURES: Final = ("batch", "m", "n", "k", "runs", "est.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,12 +135,16 @@ class NotBlockScaled(Place):
     operation: JAX's name of it, such as "dot_general".
     description: dtypes and shapes.
     reason: why it is not, and what would make it so.
+    operands: dtypes of the operands.
+    sizes: (batch, m, n, k) of a dot; None if they are not known.
     estimate: what one of them moves and computes; None where not known.
   """
 
   operation: str
   description: str
   reason: str
+  operands: str = ""
+  sizes: tuple[int, int, int, int] | None = None
   estimate: estimates.Estimate | None = None
 
 
@@ -157,8 +170,9 @@ class ExplainedSite(Place):
 class Explanation(Sequence):
   """The block-scaled dots of a function, or calls of a module, in order.
 
-  As a sequence it is these. `str` is a report, which a notebook shows. `flops`
-  and `add_flops` are for meters of utilization (MFU).
+  As a sequence it is these. `str` is a table with a row for each matmul, which
+  a notebook shows; `details` is a report with all reasons. `flops` and
+  `add_flops` are for meters of utilization (MFU).
 
   Attributes:
     dots: the same.
@@ -185,6 +199,47 @@ class Explanation(Sequence):
     return str(self)
 
   def __str__(self) -> str:
+    return console.text(self.parts())
+
+  def parts(self) -> Iterator[console.Part]:
+    """Returns the report that `str` prints: a row for each matmul."""
+    if not (self.dots or self.quantizations or self.others or self.sites):
+      yield "no block-scaled dot"
+      return
+    yield from self._head()
+    yield from self._summary()
+    rows = [_row(str(i), dot) for i, dot in enumerate(self.dots)]
+    rows += [_row("-", other) for other in self.others]
+    if rows:
+      header = [
+        title
+        for title in _HEADER
+        if title in _ALWAYS or any(row.get(title) for row in rows)
+      ]
+      yield console.table(
+        header,
+        [[row.get(title, "") for title in header] for row in rows],
+        names=("layer", "operands"),
+        figures=_FIGURES,
+      )
+    for i, dot in enumerate(self.dots):
+      if dot.error:
+        yield f"[{i}] error: {dot.error}"
+    for site in self.sites:
+      if not site.is_taken:
+        yield f"left out: {_title(site, site.description)}: {site.reason}"
+    yield "Reasons: --verbose, or details() of this object."
+
+  def details(self) -> str:
+    """Returns a report of every dot with all reasons.
+
+    Example:
+      >>> w = jp.quantize(jnp.ones((64, 64)), "mxfp8")
+      >>> h100 = jp.named_target("h100")
+      >>> explanation = jp.explain(jp.linear, w, w, target=h100)
+      >>> print(explanation.details().splitlines()[-2].strip())
+      not cpu: needs a CPU, the target's platform is cuda
+    """
     if not (self.dots or self.quantizations or self.others or self.sites):
       return "no block-scaled dot"
     lines = [*self._head(), *self._summary()]
@@ -410,6 +465,55 @@ class Explanation(Sequence):
         "no estimate: jaxplugin has no published figures of"
         f" {', '.join(dict.fromkeys(names))}"
       )
+
+
+def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:
+  """Returns the cells of a matmul, or of another call of a module, by title."""
+  where = item.layer or item.source.rpartition("/")[2]
+  row: dict[str, Any] = {
+    "#": number,
+    "layer": where
+    if item.phase == _FORWARD
+    else ", ".join(filter(None, (where, item.phase))),
+    "runs": "?" if item.trips is None else f"{item.runs}",
+  }
+  sizes: Sequence[int | None] = ()
+  if isinstance(item, NotBlockScaled):
+    row["operands"] = item.operands or item.description
+    row["backend"] = ("xla", "dim")
+    sizes = item.sizes or ()
+  else:
+    row |= _backend_cells(item)
+    problem = item.problem
+    row["operands"] = item.description
+    if problem is not None:
+      row["operands"] = f"{problem.lhs} x {problem.rhs}"
+      batch = problem.batch if isinstance(problem, problems.DotProblem) else 1
+      sizes = (batch, problem.m, problem.n, problem.k)
+      if not isinstance(problem, problems.DotProblem):
+        groups = "?" if problem.groups is None else problem.groups
+        row["operands"] += f", {groups} groups"
+  row["operands"] = row["operands"].replace("bfloat16", "bf16")
+  row["operands"] = row["operands"].replace("float", "f")
+  for title, size in zip(("batch", "m", "n", "k"), sizes, strict=False):
+    row[title] = "?" if size is None else str(size)
+  if row.get("batch") == "1":
+    del row["batch"]
+  if item.estimate is not None and item.estimate.seconds is not None:
+    row["est."] = estimates.time_in_words(item.estimate.seconds)
+  return row
+
+
+def _backend_cells(dot: Explained) -> dict[str, Any]:
+  if dot.error:
+    return {"backend": ("error", "bold red")}
+  if dot.decision is None:
+    return {}
+  name, scale = dot.decision.implementation, dot.decision.global_scale
+  return {
+    "backend": (name, "green"),
+    "global scale": "" if scale == "none" else scale,
+  }
 
 
 def missing_cudnn(target: targets.Target) -> str:

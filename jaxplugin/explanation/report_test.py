@@ -109,7 +109,7 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual((figures["block_scaled"], figures["products"]), (6, 12))
     self.assertEqual(figures["implementations"], {"cudnn": 6})
     self.assertIn(
-      "6 of 12 products are block-scaled: 6 by cudnn", str(explanation)
+      "6 of 12 products are block-scaled: 6 by cudnn", explanation.details()
     )
 
   def test_layers_of_an_nnx_model_under_a_scan_count_their_trips(self):
@@ -132,7 +132,7 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual([x.trips for x in explanation.others], [8, 8, 8])
     self.assertIn(
       "3 of 6 products are block-scaled, in a run 24 of 48: 3 by triton",
-      str(explanation),
+      explanation.details(),
     )
     for item in (*explanation, *explanation.others):
       # nnx has no scopes: the line is all that tells them apart.
@@ -143,7 +143,7 @@ class ModelTest(parameterized.TestCase):
     function = lambda x: jax.lax.while_loop(
       lambda x: x[0, 0] < 1, lambda x: jp.block_scaled_dot(x @ x.T @ x, w), x
     )
-    text = str(jp.explain(function, X, target=H200))
+    text = jp.explain(function, X, target=H200).details()
     self.assertIn("(3 in while loops, whose trips are not known, count", text)
     self.assertIn("(in a while loop, trips not known)", text)
 
@@ -182,8 +182,45 @@ class ModelTest(parameterized.TestCase):
     )
     line = f'{name} was named without cudnn=, as in jp.named_target("{name}", '
     self.assertEqual(line in text, is_said)
-    told = str(jp.explain(jp.block_scaled_dot, w, w, target=B200))
+    told = jp.explain(jp.block_scaled_dot, w, w, target=B200).details()
     self.assertNotIn("without cudnn=", told)
+
+  def test_table_has_a_row_for_each_matmul(self):
+    w = jp.quantize(jnp.ones((96, 64)), jp.NVFP4)
+
+    def function(x, w):
+      with jax.named_scope("up"):
+        y = jp.linear(x, w)
+      with jax.named_scope("down"):
+        return y @ jnp.ones((96, 7))
+
+    x = jnp.ones((3, 64), jnp.bfloat16)
+    lines = str(jp.explain(function, x, w, target=B200)).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("#"))
+    header, up, down = (line.split() for line in lines[start : start + 3])
+    self.assertEqual(
+      " ".join(header), "# layer operands m n k runs backend global scale est."
+    )
+    self.assertEqual(
+      " ".join(up[:-2]), "0 up bf16 x nvfp4 3 96 64 1 triton fused"
+    )
+    self.assertEqual(" ".join(down[:-2]), "- down bf16 x f32 3 7 96 1 xla")
+    for row in (up, down):
+      self.assertRegex(" ".join(row[-2:]), r"^[\d.]+ (ns|us)$")
+
+  def test_table_has_loops_batches_groups_and_phases(self):
+    w = jp.quantize(jnp.ones((5, 96, 64)), jp.MXFP8)
+
+    def function(x, w):
+      step = lambda x, _: (jp.ragged_dot(x, w, jnp.full((5,), 2))[:, :64], None)
+      x, _ = jax.lax.scan(step, x, None, length=3)
+      return x, jnp.einsum(
+        "bmk,bkn->bmn", jnp.ones((2, 3, 4)), jnp.ones((2, 4, 5))
+      )
+
+    text = str(jp.explain(function, jnp.ones((10, 64)), w, target=B200))
+    self.assertRegex(text, r"f32 x mxfp8, +\S* *10 +96 +64 +3 ")
+    self.assertRegex(text, r"f32 x f32 +2 +3 +5 +4 +1 ")
 
   def test_json_holds_everything(self):
     parsed = json.loads(linen_gradient(B200).to_json())
@@ -200,7 +237,7 @@ class ModelTest(parameterized.TestCase):
       return y, jp.block_scaled_dot(x, w)
 
     w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
-    text = str(jp.explain(function, X, w, target=B200))
+    text = jp.explain(function, X, w, target=B200).details()
     self.assertEqual(text.count("not cpu:"), 1)
     self.assertIn("\n    as [0]", text)
 
@@ -328,7 +365,7 @@ class QuantizationTest(parameterized.TestCase):
     self.assertIn("got rbg", refusals["cpu"])
     self.assertIn(
       "assumed: the module is partitioned over 8 devices",
-      str(jp.explain(quantize, x, target=CPU)),
+      jp.explain(quantize, x, target=CPU).details(),
     )
 
   def test_blocks_that_devices_do_not_share_evenly_are_told(self):
@@ -339,7 +376,7 @@ class QuantizationTest(parameterized.TestCase):
     for k, parts in ((2880, 90), (4096, None)):
       x = jax.ShapeDtypeStruct((64, k), jnp.float32, sharding=sharding)
       quantize = lambda x: jp.dequantize(jp.quantize(x, jp.MXFP8))
-      text = str(jp.explain(quantize, x, target=CPU))
+      text = jp.explain(quantize, x, target=CPU).details()
       note = (
         f"note: dimension 1 has {parts} parts of 32 that stay whole: where mesh"
         " axis y (4) splits it, another dimension is split instead, or it is"
@@ -367,7 +404,7 @@ class EstimateTest(parameterized.TestCase):
     self.assertAlmostEqual(found.seconds, num_bytes / 4.8e12, delta=1e-12)
     self.assertEqual(found.bound, "memory")
     self.assertRegex(
-      str(explanation), r"estimate: 37\.8 MB, 134 MFLOP, at least 7\.87 us"
+      explanation.details(), r"estimate: 37\.8 MB, 134 MFLOP, at least 7\.87 us"
     )
 
   @parameterized.parameters(
@@ -413,7 +450,7 @@ class EstimateTest(parameterized.TestCase):
     w = jp.quantize(np.ones((64, 64), np.float32), jp.MXFP8)
     explanation = jp.explain(jp.block_scaled_dot, X, w, target=CPU)
     self.assertIsNone(explanation.summary()["seconds"])
-    self.assertNotIn("estimate", str(explanation))
+    self.assertNotIn("estimate", explanation.details())
 
   @parameterized.parameters(
     ("NVIDIA A100-SXM4-80GB", "a100"),

@@ -20,6 +20,22 @@ from jaxplugin.training.recipes import MXFP8_RECIPE as MXFP8_RECIPE
 from jaxplugin.training.recipes import NVFP4_RECIPE as NVFP4_RECIPE
 from jaxplugin.training.recipes import Recipe as Recipe
 
+__all__ = [
+  "MXFP4_RECIPE",
+  "MXFP8_RECIPE",
+  "NVFP4_RECIPE",
+  "Recipe",
+  "primals",
+  "promote_dtype",
+  "ragged_dot_general",
+  "with_primals",
+]
+
+
+def __dir__() -> list[str]:
+  return list(__all__)
+
+
 if not _typing.TYPE_CHECKING:
 
   def __getattr__(name: str) -> _typing.NoReturn:

@@ -32,6 +32,20 @@ from jaxplugin.ragged import calls as ragged_calls
 from jaxplugin.ragged.contraction import calls as contraction_calls
 from jaxplugin.training import gradients
 
+__all__ = [
+  "Policy",
+  "dots_saveable",
+  "dots_with_no_batch_dims_saveable",
+  "for_block_scaled_dots",
+  "offload_dot_with_no_batch_dims",
+  "quantized_saveable",
+]
+
+
+def __dir__() -> list[str]:
+  return list(__all__)
+
+
 Policy = Callable[..., Any]
 
 _DOTS: Final = (

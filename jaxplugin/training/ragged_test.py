@@ -383,7 +383,7 @@ class TransformationsTest(parameterized.TestCase):
     self.assertEqual(
       [d.phase for d in told.dots], ["forward", "dgrad", "wgrad"]
     )
-    self.assertIn("contracting m by groups", str(told))
+    self.assertIn("contracting m by groups", told.details())
     self.assertEqual(
       [d.decision.implementation for d in told.dots], ["cpu", "cpu", "xla"]
     )

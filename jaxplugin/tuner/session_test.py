@@ -275,7 +275,7 @@ class ChoiceTest(parameterized.TestCase):
       ),
     )
     self.assertIn(
-      "  pruned, denied: 1 cpu config (us=3): crash before", found.lines()
+      "  pruned, denied: 1 cpu config (us=3): crash before", [*found.parts()]
     )
 
 

@@ -175,12 +175,9 @@ class ResultError(ValueError):
 
 
 def write(run: Run, path: str | os.PathLike[str]) -> None:
-  """Writes a run as JSON; a file appears whole or stays as it was.
-
-  Each field of the run is a line, and so is each row.
-  """
+  """Writes `to_json`; a file appears whole or stays as it was."""
   path = pathlib.Path(path)
-  text = _text(run)
+  text = to_json(run)
   descriptor, temporary = tempfile.mkstemp(
     prefix=f".{path.name}.", dir=path.parent
   )
@@ -194,7 +191,8 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
     raise
 
 
-def _text(run: Run) -> str:
+def to_json(run: Run) -> str:
+  """Returns a run as JSON: a line for each field, and one for each row."""
   fields = dataclasses.asdict(run)
   rows = [f"  {json.dumps(row)}" for row in fields.pop("rows")]
   lines = [f' "{name}": {json.dumps(value)}' for name, value in fields.items()]

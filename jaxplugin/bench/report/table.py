@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results as text, at most 120 columns wide."""
+"""Results as a summary, and as blocks of text of at most 120 columns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Any
 from typing import Final
 
 from jaxplugin.bench import roofline
+from jaxplugin.bench import startup
 from jaxplugin.bench import timing
 from jaxplugin.bench.report import results
+from jaxplugin.printing import console
 
 WIDTH: Final = 120
+# Titles of the summary's columns, and the variants that they are about.
+_PEERS: Final = {
+  "x f32": "f32",
+  "x bf16": "bf16",
+  "x XLA": "by xla",
+}
 _NAME: Final = 18
 _CELL: Final = 19
 
@@ -68,16 +76,6 @@ def _ceilings(ceilings: roofline.Ceilings) -> str:
     rates += " GFLOP/s"
   return (
     f"ceilings: read {ceilings.read / 1e9:.1f} GB/s, {copies} GB/s, {rates}"
-  )
-
-
-def raised(ceilings: roofline.Ceilings | None) -> str:
-  """What to print below rows if ceilings rose beside them."""
-  assert ceilings is not None
-  return (
-    f"at the end {_ceilings(ceilings)}\n"
-    '"of roof" above is by the ceilings of its moment; --json FILE and --show'
-    " FILE have all rows by the last ones"
   )
 
 
@@ -178,6 +176,21 @@ def number(x: float, digits: int = 4) -> str:
   return text
 
 
+def details(run: results.Run) -> str:
+  """Returns a block for each row, and what did not run."""
+  parts = [header(run.environment, run.ceilings)]
+  if run.startup is not None:
+    parts.append(startup.text(run.startup))
+  if run.rows:
+    parts.append(LEGEND)
+  parts += map(block, run.rows)
+  if missing := unavailable(run.rows):
+    parts.append(missing)
+  if run.left_out:
+    parts.append(f"left out, no time: {', '.join(run.left_out)}")
+  return "\n\n".join(parts)
+
+
 def unavailable(rows: Sequence[results.RowResult]) -> str:
   """What did not run, why, and in which rows; empty where all ran."""
   where: dict[tuple[str, str], list[str]] = {}
@@ -199,22 +212,78 @@ def _few(places: Sequence[str]) -> str:
   return ", ".join(places[: 2 if more else 3]) + more
 
 
-def comparison(compared: results.Comparison) -> str:
-  """A line a ratio, the largest losses first."""
-  lines = [f"  {'':58}{'before':>9}{'after':>9}{'change':>9}"]
-  for c in sorted(compared.changes, key=lambda c: c.factor):
-    name = f"{c.row} {c.formats}: {c.other} / {c.ours}"
-    mark = "  REGRESSED" if c in compared.regressions else ""
-    lines.append(
-      f"  {name:58}{number(c.before, 3):>9}{number(c.after, 3):>9}"
-      f"{100 * (c.factor - 1):>+8.1f}%{mark}"
-    )
-  lines += [f"  only in the first: {name}" for name in compared.missing]
-  lines.append(
+def comparison(compared: results.Comparison) -> Iterator[console.Part]:
+  """Returns a row for each ratio, the largest losses first."""
+  yield console.table(
+    ["ratio", "before", "after", "change", ""],
+    [
+      [
+        f"{c.row} {c.formats}: {c.other} / {c.ours}",
+        number(c.before, 3),
+        number(c.after, 3),
+        f"{100 * (c.factor - 1):+.1f} %",
+        ("REGRESSED", "bold red") if c in compared.regressions else "",
+      ]
+      for c in sorted(compared.changes, key=lambda c: c.factor)
+    ],
+    names=["ratio"],
+    figures=["before", "after", "change"],
+  )
+  yield from (f"only in the first: {name}" for name in compared.missing)
+  yield (
     f"{len(compared.regressions)} of {len(compared.changes)} ratios regressed"
     f" by more than {100 * compared.threshold:g} %"
   )
-  return "\n".join(lines)
+
+
+def summary(run: results.Run) -> Iterator[console.Part]:
+  """Returns a line for each row: the chosen backend next to its peers."""
+  yield header(run.environment, run.ceilings)
+  rows = [_summary_row(row) for row in run.rows]
+  peers = [name for name in _PEERS if any(name in row for row in rows)]
+  titles = ["row", "formats", "backend", "ms", *peers, "of roof"]
+  if rows:
+    yield ""
+    yield console.table(
+      titles,
+      [[row.get(title, "") for title in titles] for row in rows],
+      names=["row", "formats"],
+      figures=["ms", *peers, "of roof"],
+    )
+    yield (
+      "ms: median time. x f32: how many times as fast as f32. of roof: the"
+      " least time by the ceilings / the median. --verbose prints all variants."
+    )
+  if run.startup is not None:
+    yield f"\n{startup.text(run.startup)}"
+  if run.left_out:
+    yield f"left out, no time: {', '.join(run.left_out)}"
+
+
+def _summary_row(row: results.RowResult) -> dict[str, console.Cell]:
+  cells: dict[str, console.Cell] = {"row": row.row, "formats": row.formats}
+  ours = [v for v in row.variants if v.role == "ours"]
+  bad = [v for v in ours if v.status in ("wrong", "failed")]
+  if bad:
+    cells["backend"] = (f"{bad[0].name} {bad[0].status.upper()}", "bold red")
+    return cells
+  timed = [(v.is_chosen, -v.time.median, v) for v in ours if v.time is not None]
+  if not timed:
+    return cells
+  *_, best = max(timed, key=lambda item: item[:2])
+  assert best.time is not None
+  ratios = {r.other: r.ratio.median for r in row.ratios if r.ours == best.name}
+  return {
+    **cells,
+    "backend": (best.name, "green"),
+    "ms": number(best.time.median, 3),
+    "of roof": f"{100 * best.roof_fraction:.0f} %",
+    **{
+      title: f"{number(ratios[peer], 2)}x"
+      for title, peer in _PEERS.items()
+      if peer in ratios
+    },
+  }
 
 
 def _wrapped(text: str) -> list[str]:

@@ -1,44 +1,77 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what a checkpoint holds."""
+"""The tensors of a checkpoint as a table and as JSON."""
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
 
 from jaxplugin.checkpoints import names
 from jaxplugin.checkpoints import recognition
+from jaxplugin.printing import console
 
-_TITLES = ("layout", "format", "shape", "bytes", "count", "name")
-
-_Key = tuple[str, str, str, str]  # layout, format, shape and name
+_FIGURES: Final = ("shape", "bytes", "count")
 
 
-def table(entries: Iterable[recognition.Entry]) -> list[str]:
-  """Returns lines: layout, format, shape, bytes and name of like entries."""
-  bytes_of: collections.Counter[_Key] = collections.Counter()
-  count_of: collections.Counter[_Key] = collections.Counter()
+@dataclasses.dataclass(kw_only=True)
+class Row:
+  """Tensors of one layout, format and shape whose names differ in numbers.
+
+  Attributes:
+    layout: the layout; "" of plain tensors.
+    format: the format or dtype.
+    shape: of one tensor.
+    name: their names, with * for numbers.
+    bytes: of all of them.
+    count: how many there are.
+  """
+
+  layout: str
+  format: str
+  shape: tuple[int, ...]
+  name: str
+  bytes: int = 0
+  count: int = 0
+
+
+def rows(entries: Iterable[recognition.Entry]) -> list[Row]:
+  """Returns a row for tensors that are alike."""
+  found: dict[tuple[object, ...], Row] = {}
   for entry in entries:
-    key = (
-      entry.layout or "-",
-      entry.type_name,
-      str(list(entry.shape)),
-      names.starred(entry.name),
+    row = Row(
+      layout=entry.layout or "",
+      format=entry.type_name,
+      shape=tuple(entry.shape),
+      name=names.starred(entry.name),
     )
-    bytes_of[key] += entry.nbytes
-    count_of[key] += 1
-  rows = [_TITLES]
-  for key, count in count_of.items():
-    layout, format, shape, name = key
-    rows.append((layout, format, shape, f"{bytes_of[key]:,}", str(count), name))
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = []
-  for row in rows:
-    cells = [x.ljust(w) for x, w in zip(row[:3], widths[:3], strict=True)]
-    cells += [x.rjust(w) for x, w in zip(row[3:5], widths[3:5], strict=True)]
-    lines.append("  ".join([*cells, row[5]]))
-  return [
-    *lines,
-    f"{sum(count_of.values())} names, {sum(bytes_of.values()):,} bytes",
-  ]
+    key = (row.layout, row.format, row.shape, row.name)
+    row = found.setdefault(key, row)
+    row.bytes += entry.nbytes
+    row.count += 1
+  return list(found.values())
+
+
+def parts(found: Sequence[Row]) -> Iterator[console.Part]:
+  """Returns a table of rows, and the totals."""
+  yield console.table(
+    ("layout", "format", "shape", "bytes", "count", "name"),
+    [
+      (
+        row.layout or "-",
+        row.format,
+        str(list(row.shape)),
+        f"{row.bytes:,}",
+        str(row.count),
+        row.name,
+      )
+      for row in found
+    ],
+    names=("name",),
+    figures=_FIGURES,
+  )
+  count = sum(row.count for row in found)
+  yield f"{count} names, {sum(row.bytes for row in found):,} bytes"

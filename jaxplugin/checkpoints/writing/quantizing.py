@@ -140,7 +140,8 @@ def quantize(
   job.require_target()
   if dry_run:
     return result
-  return job.run(result, verify, reporting.reporter(progress))
+  with reporting.reporter(progress) as report:
+    return job.run(result, verify, report)
 
 
 class _Job:

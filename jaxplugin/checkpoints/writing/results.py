@@ -1,28 +1,31 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What became of each tensor, as a table."""
+"""The result of `quantize`: a table of tensors, and JSON."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 import pathlib
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from jaxplugin.checkpoints import names as naming
 from jaxplugin.checkpoints.writing import selection
 from jaxplugin.core import formats
+from jaxplugin.printing import console
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized:
-  """What `quantize` did, or would do; `str` is a table.
+  """The result of `quantize`; `str` is a table.
 
   Attributes:
     path: the target.
     layout: whose layout it has.
     format: that of its weights.
-    decisions: what becomes of each tensor of the source.
+    decisions: whether and how each tensor of the source is quantized.
     shared: names of weights that share a global scale.
     copied: other files that are copied.
     left: other files that are not.
@@ -55,51 +58,97 @@ class Quantized:
     return sum(x.nbytes for x in self.decisions)
 
   def __str__(self) -> str:
-    """What tensors become, their shapes, bytes, numbers and names, and why."""
-    lines = [f"{self.path}: {self.layout}, {self.format}"]
-    lines += _aligned([_TITLES, *self._rows()])
-    lines.append(self._summary())
-    lines += [
-      f"one global scale: {', '.join(names)} ({count} times)"
-      for names, count in _likes(self.shared).items()
-    ]
-    if self.copied:
-      lines.append(f"copied: {', '.join(map(naming.printable, self.copied))}")
-    if self.left:
-      lines.append(f"not copied: {', '.join(map(naming.printable, self.left))}")
+    """Returns a table of tensors, and why some are not quantized."""
+    return console.text(self.parts())
+
+  def parts(self) -> Iterator[console.Part]:
+    """Returns the report that `str` prints."""
+    yield f"{self.path}: {self.layout}, {self.format}"
+    found = self._rows()
+    header = ["format", "shape", "before", "after", "count", "name"]
     if self.errors:
-      lines.append(f"verified: {len(self.errors)} weights, bit by bit")
+      header.insert(-1, "error")
+    yield console.table(
+      header,
+      [[row[title] for title in header] for row in found],
+      names=("name",),
+      figures=("shape", "before", "after", "count", "error"),
+    )
+    yield self._summary()
+    for reason in dict.fromkeys(row["reason"] for row in found):
+      names = [row["name"] for row in found if row["reason"] == reason]
+      if reason:
+        yield f"not quantized, {reason}: {', '.join(dict.fromkeys(names))}"
+    for alike, count in _likes(self.shared).items():
+      yield f"one global scale: {', '.join(alike)} ({count} times)"
+    if self.copied:
+      yield f"copied: {', '.join(map(naming.printable, self.copied))}"
+    if self.left:
+      yield f"not copied: {', '.join(map(naming.printable, self.left))}"
+    if self.errors:
+      yield f"verified: {len(self.errors)} weights, bit by bit"
     if self.nonfinite:
       bad = ", ".join(map(naming.printable, self.nonfinite))
-      lines.append(f"not verified, as they have NaNs or infinities: {bad}")
+      yield f"not verified, as they have NaNs or infinities: {bad}"
     if not self.is_written:
-      lines.append("nothing was written")
-    return "\n".join(lines)
+      yield "nothing was written"
 
-  def _rows(self) -> list[tuple[str, ...]]:
-    """A row for like tensors."""
-    rows: dict[tuple[str, ...], list[selection.Decision]] = {}
+  def to_json(self) -> str:
+    """Returns the same as JSON, with a row for each tensor."""
+    return json.dumps(
+      {
+        "path": str(self.path),
+        "layout": self.layout,
+        "format": str(self.format),
+        "bytes_before": self.nbytes_before,
+        "bytes": self.nbytes,
+        "tensors": [
+          {
+            "name": decision.tensor.name,
+            "shape": decision.tensor.logical_shape,
+            "format": self._format_of(decision),
+            "bytes_before": decision.tensor.nbytes,
+            "bytes": decision.nbytes,
+            "reason": decision.reason,
+            "error": (self.errors or {}).get(decision.tensor.name),
+          }
+          for decision in self.decisions
+        ],
+        "shared": self.shared,
+        "copied": list(map(str, self.copied)),
+        "not_copied": list(map(str, self.left)),
+        "not_finite": self.nonfinite,
+        "is_written": self.is_written,
+      },
+      indent=2,
+    )
+
+  def _format_of(self, decision: selection.Decision) -> str:
+    return str(self.format) if decision.weight else decision.tensor.type_name
+
+  def _rows(self) -> list[dict[str, str]]:
+    """Returns a row for tensors that are alike."""
+    alike: dict[tuple[str, ...], list[selection.Decision]] = {}
     for decision in self.decisions:
-      kind = str(self.format) if decision.weight else decision.tensor.type_name
       key = (
-        kind,
+        self._format_of(decision),
         str(list(decision.tensor.logical_shape)),
         naming.starred(decision.tensor.name),
         decision.reason,
       )
-      rows.setdefault(key, []).append(decision)
+      alike.setdefault(key, []).append(decision)
     return [
-      (
-        kind,
-        shape,
-        f"{sum(x.tensor.nbytes for x in its):,}",
-        f"{sum(x.nbytes for x in its):,}",
-        str(len(its)),
-        self._error(its),
-        name,
-        reason,
-      )
-      for (kind, shape, name, reason), its in rows.items()
+      {
+        "format": format,
+        "shape": shape,
+        "before": _size(sum(x.tensor.nbytes for x in its)),
+        "after": _size(sum(x.nbytes for x in its)),
+        "count": str(len(its)),
+        "error": self._error(its),
+        "name": name,
+        "reason": reason,
+      }
+      for (format, shape, name, reason), its in alike.items()
     ]
 
   def _error(self, its: list[selection.Decision]) -> str:
@@ -119,21 +168,10 @@ class Quantized:
     )
 
 
-_TITLES = (
-  *("to", "shape", "bytes", "then", "count", "error", "name", "why it stays"),
-)
-_NUMBERS = (2, 3, 4, 5)
+def _size(num_bytes: int) -> str:
+  from rich import filesize
 
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return [
-    "  ".join(
-      cell.rjust(width) if i in _NUMBERS else cell.ljust(width)
-      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ).rstrip()
-    for row in rows
-  ]
+  return filesize.decimal(num_bytes)
 
 
 def _likes(

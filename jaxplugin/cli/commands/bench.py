@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`bench`: how fast implementations are, beside their peers."""
+"""`bench`: times backends next to their peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from jaxplugin.bench.peers import dot_variants
 from jaxplugin.bench.report import results
 from jaxplugin.bench.report import table
 from jaxplugin.cli import arguments
+from jaxplugin.cli import files
 from jaxplugin.dot import backends
+from jaxplugin.printing import console
 
 _DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
 _DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
@@ -38,27 +40,13 @@ _DEFAULT_THRESHOLD: Final = 0.05
 
 _FAILED: Final = 1
 
-_EPILOG: Final = f"""\
-sets of shapes: {", ".join(workloads.SETS)}
-
-The status is 1 when a result is wrong, an implementation fails, or --compare
-finds a regression.
-
-examples:
-  python -m jaxplugin bench --quick
-  python -m jaxplugin bench --shapes llama3-8b --m 1,16 --formats bf16xnvfp4
-  python -m jaxplugin bench --json new.json --plot roofline.png
-  python -m jaxplugin bench --show new.json
-  python -m jaxplugin bench --compare old.json new.json --threshold 0.1
-"""
-
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  what = command.add_argument_group("what")
+  what = command.add_argument_group("workload")
   what.add_argument(
     "--platform",
     choices=devices.PLATFORMS,
-    help="default: the device that JAX has",
+    help="default: JAX's device",
   )
   what.add_argument(
     "--shapes",
@@ -70,7 +58,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--m",
     metavar="LIST",
-    help="rows of every product and decoder, instead of the set's",
+    help="rows of each dot and decoder, in place of the set's",
   )
   what.add_argument(
     "--formats",
@@ -82,13 +70,13 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--out",
     choices=tuple(workloads.PLAIN_DTYPES),
-    help="dtype of products; default: f32 on a CPU, bf16 on a GPU",
+    help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
   )
   what.add_argument(
     "--implementations",
     metavar="LIST",
     help=f"of {', '.join(backends.NAMES)}, {dot_variants.CHOSEN};"
-    " default: all that serve here, and the chosen one for decoders",
+    " default: all that support the row, and the chosen one for decoders",
   )
   what.add_argument(
     "--peers",
@@ -99,34 +87,43 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--isa",
     choices=("avx2",),
-    help="have XLA and the kernels of a CPU do without later instruction sets",
+    help="limit XLA and the CPU kernels to this instruction set",
   )
-  _add_limits(command.add_argument_group("how"))
+  _add_limits(command.add_argument_group("timing"))
   out = command.add_argument_group("results")
-  out.add_argument("--json", metavar="FILE", help="where to keep the results")
+  out.add_argument(
+    "-v", "--verbose", action="store_true", help="print all variants"
+  )
+  out.add_argument(
+    "--json",
+    metavar="FILE",
+    nargs="?",
+    const=files.STANDARD,
+    help="output file for the results as JSON; without FILE they are printed in"
+    " place of the summary",
+  )
   out.add_argument(
     "--plot",
     metavar="FILE",
-    help="where to draw a roofline (.png, .svg, .pdf)",
+    help="output file for a roofline plot (.png, .svg, .pdf)",
   )
   out.add_argument(
     "--show",
     metavar="FILE",
-    help="measures nothing; prints, and with --plot draws, what is in a file",
+    help="measure nothing; print, and with --plot draw, the results of a file",
   )
   out.add_argument(
     "--compare",
     nargs=2,
     metavar=("BEFORE", "AFTER"),
-    help="measures nothing; tells how ratios to peers changed from one file"
-    " to another",
+    help="measure nothing; print how ratios to peers changed between two files",
   )
   out.add_argument(
     "--threshold",
     type=float,
     default=_DEFAULT_THRESHOLD,
     metavar="PART",
-    help="of a ratio, whose loss is a regression; default:"
+    help="the loss of a ratio that is a regression; default:"
     f" {_DEFAULT_THRESHOLD}",
   )
 
@@ -135,48 +132,54 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
   how.add_argument(
     "--mode",
     choices=("call", "step"),
-    help="time single calls from Python, or products inside a larger program;"
+    help="time single calls from Python, or dots inside a larger program;"
     " default: call on a CPU, step on a GPU",
   )
   how.add_argument(
     "--rounds",
     type=int,
     metavar="N",
-    help=f"at most, a row; default: {_DEFAULT_ROUNDS}",
+    help=f"at most, for a row; default: {_DEFAULT_ROUNDS}",
   )
   how.add_argument(
     "--seconds",
     type=float,
     metavar="S",
-    help=f"of timing a row, about; default: {_DEFAULT_SECONDS:g}",
+    help=f"of timing a row; default: {_DEFAULT_SECONDS:g}",
   )
   how.add_argument(
     "--budget",
     type=float,
     metavar="S",
-    help="seconds for everything: rows for which there is no time are left out",
+    help="seconds for all rows; rows that do not fit are left out",
   )
   how.add_argument(
     "--quick",
     action="store_true",
-    help="small shapes, few rounds: does everything run?",
+    help="small shapes and few rounds",
   )
 
 
 def _run(args: argparse.Namespace) -> int:
   if args.compare is not None:
     return _compare(args)
-  for path in (args.json, args.plot):
+  is_printed = args.json == files.STANDARD
+  for path in (None if is_printed else args.json, args.plot):
     _check_writable(path)
   plot = _plotter(args.plot)
   if args.show is not None:
     found = results.read(args.show)
-    runs.show(found)
   else:
     request = _request(args)
     _check_instruction_set(args.isa, request.device)
     with jax.default_device(request.device.device):
       found = runs.measure(request)
+  if is_printed:
+    print(results.to_json(found), end="")
+  elif args.verbose:
+    print(table.details(found))
+  else:
+    console.show(table.summary(found))
   if plot is not None:
     plot(found, args.plot)
   bad = list(found.bad)
@@ -259,7 +262,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
     sizes=sizes,
     deadline=time.monotonic() + (args.budget or float("inf")),
     command=tuple(sys.argv[1:]),
-    output=args.json,
+    output=None if args.json == files.STANDARD else args.json,
   )
 
 
@@ -288,15 +291,24 @@ def _compare(args: argparse.Namespace) -> int:
   for path, one in zip(args.compare, (before, after), strict=True):
     print(f"{path}: {one.environment['device']}, {one.environment['date']}")
   compared = results.compare(before, after, args.threshold)
-  print(table.comparison(compared))
+  console.show(table.comparison(compared))
   return _FAILED if compared.regressions else 0
 
 
 COMMAND: Final = arguments.Command(
   name="bench",
-  help="how fast implementations are here, beside their peers",
-  description="Verifies, times and compares implementations and their peers.",
-  epilog=_EPILOG,
+  group="speed",
+  help="time backends next to their peers",
+  description="Verifies, times and compares backends and their peers.",
+  epilog=f"sets of shapes: {', '.join(workloads.SETS)}",
+  examples=(
+    "--quick",
+    "--shapes llama3-8b --m 1,16 --formats bf16xnvfp4",
+    "--json new.json --plot roofline.png",
+    "--show new.json",
+    "--compare old.json new.json --threshold 0.1",
+  ),
+  failure="a result is wrong, a backend fails or --compare finds a regression",
   add_arguments=_add_arguments,
   run=_run,
   uses_devices=True,

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from jaxplugin.cli import main as command_line
 from jaxplugin.testing import bench_results
 
 SMALL = ["--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"]
-OPTIONAL = ("matplotlib", "torch", "torchao", "tqdm")
+OPTIONAL = ("matplotlib", "rich", "torch", "torchao")
 # Timed beside rows that read, on CPUs.
 READS = ("read", "read by numpy", "read huge pages")
 
@@ -137,7 +136,7 @@ class RunTest(BenchTestCase):
     taken = self.recorded_samples()
     status, out, err = self.run_bench(
       *SMALL, "--shapes", "2x64x96,quantize:32x64", "--formats", "mxfp8",
-      "--json", path, "--plot", plot,
+      "--json", path, "--plot", plot, "--verbose",
     )  # fmt: skip
     self.assertEqual((status, err), (0, ""))
     run = results.read(path)
@@ -156,12 +155,10 @@ class RunTest(BenchTestCase):
     self.assertIn("2x64x96  mxfp8 -> float32", out)
     self.assertRegex(out, r"not run:\n  nn.scaled_matmul.*not on a CPU")
     self.assertEqual(run.environment["versions"]["jaxplugin"], jp.__version__)
-    status, shown, _ = self.run_bench("--show", path)
-    self.assertEqual(status, 0)
-    # Ceilings may have risen while rows were measured: then "of roof" is lower.
-    printed, _, _ = out.partition("\nat the end ceilings")
-    without_roof = lambda text: re.sub(r" *\d+ %", " %", text).splitlines()
-    self.assertEqual(without_roof(shown)[4:], without_roof(printed)[4:])
+    shown = self.run_bench("--show", path, "--verbose")
+    self.assertEqual(shown, (0, out, ""))
+    status, printed, _ = self.run_bench("--show", path, "--json")
+    self.assertEqual((status, printed), (0, path.read_text()))
     self.assertGreater(run.ceilings.read, 1e8)
 
   def check_dot(self, row, samples):
@@ -195,7 +192,7 @@ class RunTest(BenchTestCase):
     path = self.directory / "r.json"
     status, out, err = self.run_bench(
       *SMALL, "--shapes", "decoder:1x64x64x2", "--formats", "f32xmxfp8",
-      "--peers", "f32,numpy", "--json", path,
+      "--peers", "f32,numpy", "--json", path, "--verbose",
     )  # fmt: skip
     self.assertEqual((status, err), (0, ""))
     (row,) = results.read(path).rows
@@ -219,7 +216,7 @@ class RunTest(BenchTestCase):
     path = self.directory / "r.json"
     status, out, err = self.run_bench(
       *SMALL, "--shapes", "training:32x64x128", "--formats", "mxfp8",
-      "--peers", "f32,bf16,numpy", "--json", path,
+      "--peers", "f32,bf16,numpy", "--json", path, "--verbose",
     )  # fmt: skip
     self.assertEqual((status, err), (0, ""))
     chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
@@ -289,7 +286,7 @@ class RunTest(BenchTestCase):
     ):
       status, out, err = self.run_bench(
         *SMALL, "--shapes", "2x32x64", "--formats", "nvfp4", "--peers", "none",
-        "--implementations", "xla", "--json", path,
+        "--implementations", "xla", "--json", path, "--verbose",
       )  # fmt: skip
     self.assertEqual(status, 1)
     self.assertIn("xla WRONG: at (0, 0): got", out)
@@ -310,7 +307,7 @@ class RunTest(BenchTestCase):
     ):
       status, out, err = self.run_bench(
         *SMALL, "--shapes", "2x32x64,quantize:32x64", "--formats", "mxfp8",
-        "--peers", "lax.scaled_dot", "--implementations", "xla",
+        "--peers", "lax.scaled_dot", "--implementations", "xla", "--verbose",
       )  # fmt: skip
     self.assertEqual(status, 1)
     self.assertIn("by xla FAILED: RuntimeError: no such luck", out)
@@ -322,7 +319,7 @@ class RunTest(BenchTestCase):
   def test_implementation_that_does_not_serve_is_told(self):
     _, out, _ = self.run_bench(
       *SMALL, "--shapes", "2x32x64", "--formats", "mxfp8", "--peers", "none",
-      "--implementations", "triton,chosen",
+      "--implementations", "triton,chosen", "--verbose",
     )  # fmt: skip
     self.assertRegex(out, r"not run:\n  triton.*platform is cpu")
 
@@ -359,23 +356,29 @@ class RunTest(BenchTestCase):
     self.assertGreater(found["import"]["jaxplugin"]["min"], 100)
     self.assertRegex(out, r"block_scaled_dot +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d")
 
-  @pytest.mark.lab
-  def test_progress_goes_to_a_terminal_and_needs_no_tqdm(self):
-    class Terminal(io.StringIO):
-      def isatty(self):
-        return True
-
-    shown = []
-    for hidden in ({}, {"tqdm": None}):
-      with absltest.mock.patch.dict(sys.modules, hidden):
-        status, out, err = self.run_bench(
-          *SMALL, "--shapes", "quantize:32x64", "--formats", "mxfp8",
-          stderr=Terminal(),
-        )  # fmt: skip
-      self.assertEqual(status, 0)
-      self.assertIn("quantize:32x64  mxfp8", out)
-      shown.append("row" in err)
-    self.assertEqual(shown, [True, False])
+  def test_summary_has_a_line_for_each_row(self):
+    wrong = bench_results.variant("xla", 1, status="wrong", time=None)
+    run = bench_results.run(
+      bench_results.row(
+        bench_results.variant("cpu", 2, is_chosen=True),
+        bench_results.variant("xla", 1),
+        bench_results.variant("f32", 4),
+        bench_results.variant("bf16", 5),
+      ),
+      bench_results.row(
+        wrong, bench_results.variant("f32", 4), formats="nvfp4"
+      ),
+      left_out=("8x32x64 mxfp4",),
+    )
+    path = self.directory / "r.json"
+    results.write(run, path)
+    status, out, err = self.run_bench("--show", path)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    self.assertIn("row formats backend ms x f32 x bf16 of roof", lines)
+    self.assertIn("1x4096x4096 mxfp8 cpu 2 2x 2.5x 100 %", lines)
+    self.assertIn("1x4096x4096 nvfp4 xla WRONG", lines)
+    self.assertIn("left out, no time: 8x32x64 mxfp4", lines)
+    self.assertEqual((status, "xla is wrong" in err), (1, True))
 
 
 class CompareTest(BenchTestCase):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`checkpoint`: what a checkpoint holds, and in which layout."""
+"""`checkpoint`: the tensors of a checkpoint, and whether it loads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,8 @@ from typing import Final
 
 from jaxplugin import checkpoints
 from jaxplugin.cli import arguments
+from jaxplugin.printing import console
 
-_EPILOG: Final = """\
-Without --check only what describes the tensors is read. The exit status is 1 if
-tensors cannot be read, or --check finds something. GLOB matches names of
-tensors, with or without .weight.
-
-examples:
-  python -m jaxplugin checkpoint gpt-oss-20b
-  python -m jaxplugin checkpoint qwen3-8b-nvfp4 --check numbers
-"""
 _WRONG: Final = 1
 
 
@@ -47,8 +39,11 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--layout",
     choices=checkpoints.OPEN_LAYOUTS,
-    help="whose weights are, if names, dtypes and shapes are those of several",
+    metavar="LAYOUT",
+    help=f"the layout, if names, dtypes and shapes fit several:"
+    f" {', '.join(checkpoints.OPEN_LAYOUTS)}",
   )
+  arguments.add_json(command)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -67,16 +62,23 @@ def _run(args: argparse.Namespace) -> int:
       found = load()
     except checkpoints.CheckpointError:
       found = load(strict=False)
-  print(found)
+  if args.json:
+    print(found.to_json())
+  else:
+    console.show(found.parts())
   return _WRONG if found.misfits or found.numbers else 0
 
 
 COMMAND: Final = arguments.Command(
   name="checkpoint",
-  help="what a checkpoint holds, and in which layout",
-  description="Tells whose quantized weights a checkpoint holds, in which"
-  " formats, and\nwhat else there is.",
-  epilog=_EPILOG,
+  group="inspect",
+  help="list the tensors of a checkpoint, and whether it loads",
+  description="Prints the layout, format, shape and bytes of a checkpoint's"
+  " tensors, and whether jp.checkpoints.load reads them.",
+  epilog="Without --check only the files' headers are read. GLOB matches names"
+  " of tensors, with or without .weight.",
+  examples=("gpt-oss-20b", "qwen3-8b-nvfp4 --check numbers"),
+  failure="tensors cannot be read or --check finds something",
   add_arguments=_add_arguments,
   run=_run,
 )

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`compile`: what XLA's GPU compiler makes of a module or a function."""
+"""`compile`: compiles a module or a function by XLA's GPU compiler."""
 
 from __future__ import annotations
 
@@ -14,19 +14,9 @@ from jaxplugin.cli import functions
 from jaxplugin.core import targets
 from jaxplugin.explanation import deviceless
 from jaxplugin.explanation import optimized
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
 from jaxplugin.stablehlo import rewriter
-
-_EPILOG: Final = """\
-No GPU and no cuDNN are needed, but the wheels of jaxplugin[deviceless]. A
-function is found as Python finds modules, in the current directory first; it is
-given abstract arrays, and its block-scaled dots are decided for the target. A
-module keeps its own calls for XLA to lower, but with --rewrite.
-
-examples:
-  python -m jaxplugin compile model.mlir --target b200 --cudnn 9.13
-  python -m jaxplugin compile my.model:mlp --target b200 --cudnn 9.13 \\
-    --arg 'bfloat16[16,4096]' --arg 'nvfp4[14336,4096]' -o mlp.hlo
-"""
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -45,7 +35,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--cudnn",
     metavar="VERSION",
-    help="the cuDNN version to assume, e.g. 9.13; default: there is none",
+    help="the cuDNN version to assume, e.g. 9.13; default: no cuDNN",
   )
   command.add_argument(
     "--arg",
@@ -66,14 +56,14 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "-o",
     "--output",
     metavar="OUT",
-    help="where to write the optimized HLO; - is standard output, the figures"
-    " then go to standard error; default: nowhere",
+    help="output file for the optimized HLO; for - it goes to standard output,"
+    " and the figures to standard error; default: none",
   )
   command.add_argument(
     "--elide", action="store_true", help="write no backend_config"
   )
   command.add_argument(
-    "--force", action="store_true", help="overwrite OUT where it exists"
+    "--force", action="store_true", help="overwrite OUT if it exists"
   )
   command.add_argument(
     "--json", action="store_true", help="print the figures as JSON"
@@ -93,35 +83,48 @@ def _run(args: argparse.Namespace) -> int:
     arguments.print_missing_cudnn(target)
   path = "" if is_function else args.source
   files.check_output(path, args.output, args.force)
-  if is_function:
-    function = functions.function(args.source)
-    compiled = deviceless.compile(function, *args.arg, target=target)
-    found = optimized.of_executable(
-      args.source, target, compiled.runtime_executable()
-    )
-  else:
-    source = files.read(args.source)
-    if args.rewrite:
-      for item in rewriter.rewrite_source(source, target, strict=args.strict):
-        if item.error:
-          print(item, file=sys.stderr)
-    found = optimized.of_module(source, target)
+  with progress.shown(f"compiling for {target.name}"):
+    if is_function:
+      function = functions.function(args.source)
+      compiled = deviceless.compile(function, *args.arg, target=target)
+      found = optimized.of_executable(
+        args.source, target, compiled.runtime_executable()
+      )
+    else:
+      source = files.read(args.source)
+      if args.rewrite:
+        for item in rewriter.rewrite_source(source, target, strict=args.strict):
+          if item.error:
+            console.show([str(item)], sys.stderr)
+      found = optimized.of_module(source, target)
   if args.output is not None:
     hlo = found.hlo(elide=args.elide)
     files.write(hlo, path, args.output, args.force)
-  report = found.to_json() if args.json else str(found)
   is_stdout = args.output == files.STANDARD
-  print(report, file=sys.stderr if is_stdout else sys.stdout)
+  stream = sys.stderr if is_stdout else sys.stdout
+  if args.json:
+    print(found.to_json(), file=stream)
+  else:
+    console.show([str(found)], stream)
   return 0
 
 
 COMMAND: Final = arguments.Command(
   name="compile",
-  help="what XLA's GPU compiler makes of a module or a function",
+  group="compile",
+  help="compile a module or a function by XLA's GPU compiler",
   description="Compiles a module or a function by XLA's GPU compiler, for an"
-  " NVIDIA GPU that\nneed not be here, and tells its custom calls, fusions,"
+  " NVIDIA GPU that need not be attached, and prints its custom calls, fusions,"
   " kernels and memory.",
-  epilog=_EPILOG,
+  epilog="This needs jaxplugin[deviceless], but neither a GPU nor cuDNN. A"
+  " function is imported, from the current directory first. It is called with"
+  " abstract arrays, and its block-scaled dots are decided for the target. XLA"
+  " lowers the calls of a module, except with --rewrite.",
+  examples=(
+    "model.mlir --target b200 --cudnn 9.13",
+    "my.model:mlp --target b200 --cudnn 9.13 \\\n"
+    "    --arg 'bfloat16[16,4096]' --arg 'nvfp4[14336,4096]' -o mlp.hlo",
+  ),
   add_arguments=_add_arguments,
   run=_run,
 )

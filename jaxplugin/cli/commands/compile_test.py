@@ -102,12 +102,12 @@ class CompileTest(command_lines.CommandLineTestCase):
   @parameterized.parameters(
     ("no_such_module:f", (), "there is no module no_such_module"),
     ("model_of_test:none", (), "has no none"),
-    ("model_of_test:number", (), "is no function, got int"),
+    ("model_of_test:number", (), "must be a function, got int"),
     ("model_of_test:mlp", ("--rewrite",), "--rewrite is for modules"),
     ("m.mlir", ("--arg", "f32[3]"), "--arg is for functions"),
     ("m.mlir", ("--strict",), "--strict is for --rewrite"),
     ("none.mlir", (), "No such file"),
-    ("m.mlir", ("--arg", "f33[3]"), "is no array"),
+    ("m.mlir", ("--arg", "f33[3]"), "must be an array"),
     ("m.mlir", ("--target", "mi300x"), "mi300x is not an NVIDIA GPU"),
   )
   def test_bad_arguments_are_one_message(self, source, options, pattern):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`explain`: what is decided of a module's dots, or of one."""
+"""`explain`: the backend of each dot of a module, or of one dot."""
 
 from __future__ import annotations
 
@@ -11,20 +11,9 @@ from jaxplugin.cli import arguments
 from jaxplugin.cli import dots
 from jaxplugin.cli import files
 from jaxplugin.explanation import diagnostics
+from jaxplugin.printing import console
 
 _REFUSED: Final = 1
-_TEXT: Final = (
-  "which implementation each dot of a module, or one of given formats and"
-  " sizes, gets, and why"
-)
-_EPILOG: Final = """\
-The status is 1 if there are calls, and none of them can be taken.
-
-examples:
-  python -m jaxplugin explain --lhs mxfp8 --rhs mxfp4 -m 1 -n 4096 -k 4096
-  python -m jaxplugin explain model.mlir --target b200 --cudnn 9.12
-  python -m jaxplugin explain - --target h100 --json < model.mlir
-"""
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -35,7 +24,13 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   dots.add_arguments(one, required=False, least=0)
   arguments.add_target(command)
   arguments.add_strict(command)
-  command.add_argument("--json", action="store_true", help="print JSON")
+  command.add_argument(
+    "-v",
+    "--verbose",
+    action="store_true",
+    help="print why each backend was chosen or refused",
+  )
+  arguments.add_json(command)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -62,16 +57,28 @@ def _run(args: argparse.Namespace) -> int:
     )
   else:
     explanation = dots.explain(args, target, args.implementation)
-  print(explanation.to_json() if args.json else explanation)
+  if args.json:
+    print(explanation.to_json())
+  elif args.verbose:
+    console.show([explanation.details()])
+  else:
+    console.show(explanation.parts())
   is_refused = [bool(dot.error) for dot in explanation]
   return _REFUSED if is_refused and all(is_refused) else 0
 
 
 COMMAND: Final = arguments.Command(
   name="explain",
-  help=_TEXT,
-  description=f"Tells {_TEXT}.",
-  epilog=_EPILOG,
+  group="inspect",
+  help="print the backend of each dot of a module, or of one dot",
+  description="Prints the backend that each dot of a module gets, or one dot"
+  " of given formats and sizes.",
+  examples=(
+    "--lhs mxfp8 --rhs mxfp4 -m 1 -n 4096 -k 4096 --verbose",
+    "model.mlir --target b200 --cudnn 9.12",
+    "- --target h100 --json < model.mlir",
+  ),
+  failure="the module has block-scaled calls and none can be lowered",
   add_arguments=_add_arguments,
   run=_run,
 )

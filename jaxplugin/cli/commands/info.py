@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`info`: versions, devices, and what each implementation can do."""
+"""`info`: versions, devices, and the formats that each backend supports."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import argparse
 from typing import Final
 
 from jaxplugin.cli import arguments
-from jaxplugin.explanation import diagnostics
-
-_TEXT: Final = "versions, devices, and what each implementation can do here"
-
-
-def _add_arguments(command: argparse.ArgumentParser) -> None:
-  del command  # it takes none
+from jaxplugin.explanation import information
+from jaxplugin.printing import console
 
 
 def _run(args: argparse.Namespace) -> int:
-  del args
-  print(diagnostics.info())
+  found = information.information()
+  if args.json:
+    print(found.to_json())
+  else:
+    console.show(found.parts())
   return 0
 
 
 COMMAND: Final = arguments.Command(
   name="info",
-  help=_TEXT,
-  description=f"Tells {_TEXT}.",
-  add_arguments=_add_arguments,
+  group="inspect",
+  help="print versions, devices and the formats of each backend",
+  description="Prints the versions of packages, JAX's devices, tuning tables,"
+  " and the formats that each backend supports on this device.",
+  examples=("", "--json"),
+  add_arguments=arguments.add_json,
   run=_run,
   uses_devices=True,
 )

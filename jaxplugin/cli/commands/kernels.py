@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`kernels`: what the Triton kernels of a dot become on a GPU."""
+"""`kernels`: compiles the Triton kernels of a dot for a GPU."""
 
 from __future__ import annotations
 
@@ -13,17 +13,9 @@ from jaxplugin.cli import dots
 from jaxplugin.core import targets
 from jaxplugin.explanation import compilation
 from jaxplugin.explanation import execution
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
 from jaxplugin.runtime import triton_library
-
-_EPILOG: Final = """\
-Neither a GPU nor a toolkit is needed.
-
-example:
-  python -m jaxplugin kernels --target h200 --lhs bfloat16 --rhs nvfp4 \\
-    -m 16 -n 8192 -k 8192 --write kernels
-  python -m jaxplugin kernels --target h200 --lhs bfloat16 --rhs nvfp4 \\
-    -m 16 -n 256 -k 1024 --run
-"""
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -39,21 +31,21 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--write",
     metavar="DIRECTORY",
-    help="where to write PTX, SASS and cubin (AMDGCN and hsaco)",
+    help="output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)",
   )
   command.add_argument(
     "--descriptors",
     action="store_true",
-    help="copy values by TMA descriptors (NVIDIA, from sm_90 on), which no"
-    " default does",
+    help="copy values by TMA descriptors (NVIDIA, sm_90 or newer); default: no"
+    " descriptors",
   )
   command.add_argument(
     "--run",
     action="store_true",
-    help="execute the PTX on this machine's CPU, with random operands, and tell"
-    " its error, instructions and conflicts of banks (NVIDIA; small products)",
+    help="execute the PTX on the CPU with random operands, and print its error,"
+    " instructions and bank conflicts (NVIDIA only; choose a small dot)",
   )
-  command.add_argument("--json", action="store_true", help="print JSON")
+  arguments.add_json(command)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -65,9 +57,16 @@ def _run(args: argparse.Namespace) -> int:
   explanation = dots.explain(args, target, "triton")
   (dot,) = explanation
   config = () if dot.decision is None else dot.decision.config
-  compiled = compilation.compile_dot(dot.problem, target, config)
-  told = execution.run_dot(compiled) if args.run else compiled
-  print(told.to_json() if args.json else told)
+  found: compilation.CompiledDot | execution.ExecutedDot
+  with progress.shown(f"compiling for {target.name}") as line:
+    found = compiled = compilation.compile_dot(dot.problem, target, config)
+    if args.run:
+      line.describe("executing PTX")
+      found = execution.run_dot(compiled)
+  if args.json:
+    print(found.to_json())
+  else:
+    console.show([str(found)])
   if args.write is not None:
     for path in compiled.write(args.write):
       print(path, file=sys.stderr)
@@ -76,10 +75,18 @@ def _run(args: argparse.Namespace) -> int:
 
 COMMAND: Final = arguments.Command(
   name="kernels",
-  help="what the Triton kernels of a dot become on a GPU",
-  description="Compiles the Triton kernels of a dot for a GPU and tells"
-  " registers, spills,\nmemory, the matrix instructions and the main loop.",
-  epilog=_EPILOG,
+  group="compile",
+  help="compile the Triton kernels of a dot",
+  description="Compiles the Triton kernels of a dot for a GPU that need not be"
+  " attached, and prints registers, spills, memory, matrix instructions and"
+  " the main loop.",
+  epilog="This needs Triton, but neither a GPU nor a CUDA toolkit.",
+  examples=(
+    "--target h200 --lhs bfloat16 --rhs nvfp4 \\\n"
+    "    -m 16 -n 8192 -k 8192 --write kernels",
+    "--target h200 --lhs bfloat16 --rhs nvfp4 \\\n"
+    "    -m 16 -n 256 -k 1024 --run",
+  ),
   add_arguments=_add_arguments,
   run=_run,
 )

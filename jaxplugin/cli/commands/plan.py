@@ -1,13 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`plan`: what a model costs on many GPUs: bytes between them, and memory."""
+"""`plan`: counts what a sharded model sends between GPUs, and its memory."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import pathlib
-import sys
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -28,28 +27,12 @@ from jaxplugin.planning import models
 from jaxplugin.planning import picture
 from jaxplugin.planning import plans
 from jaxplugin.planning import report
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
 
 _DEFAULT_FORMATS: Final = "bf16,mxfp8,nvfp4"
 _DEFAULT_SEQUENCE: Final = 2048
 _UNSPLIT: Final = "-"
-
-_EPILOG: Final = f"""\
-No GPU and no cuDNN are needed, but the wheels of jaxplugin[deviceless]. A layer
-is compiled forward and backward, in seconds; what a model moves is that times
-its layers. Bytes are what one device receives by rings. Formats are of
-operands, as of jp.dot_general(format, format), or of a recipe; a function has
-them by jp.quantize_dots, its first argument is the parameters.
-
-models: {", ".join(models.MODELS)}
-formats: {", ".join(plans.FORMATS)}
-
-examples:
-  python -m jaxplugin plan llama3-8b --layout fsdp=8
-  python -m jaxplugin plan llama3-405b --layout fsdp=128,tp=8,sp --remat
-  python -m jaxplugin plan gpt-oss-120b --layout fsdp=2,ep=4,tp=2 --svg a.svg
-  python -m jaxplugin plan my.model:mlp --layout fsdp=4,tp=2 --gradients \\
-    --arg 'bfloat16[4096,14336]@fsdp,tp' --arg 'bfloat16[2048,4096]@fsdp,-'
-"""
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -63,22 +46,21 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     action="append",
     required=True,
     metavar="LAYOUT",
-    help="sizes of the mesh's axes, dp, fsdp, ep (experts) and tp, and sp, to"
-    " split the sequence over tp: fsdp=128,tp=8,sp; one option each",
+    help="sizes of the mesh axes dp, fsdp, ep (experts) and tp, and sp to split"
+    " the sequence over tp: fsdp=128,tp=8,sp; may be repeated",
   )
   command.add_argument(
     "--formats",
     default=_DEFAULT_FORMATS,
     metavar="LIST",
-    help=f"of products, the first is what others are to; default:"
-    f" {_DEFAULT_FORMATS}",
+    help=f"formats to compare with the first; default: {_DEFAULT_FORMATS}",
   )
-  model = command.add_argument_group("of a model")
+  model = command.add_argument_group("a model")
   model.add_argument(
     "--batch",
     type=arguments.size(1),
     metavar="N",
-    help="sequences on all devices; default: one for each that splits them",
+    help="sequences on all devices; default: one for each data-parallel device",
   )
   model.add_argument(
     "--sequence",
@@ -89,26 +71,28 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   model.add_argument(
     "--remat",
     action="store_true",
-    help="the backward pass computes the forward pass again",
+    help="recompute the forward pass in the backward pass",
   )
   model.add_argument(
     "--separate",
     action="store_true",
-    help="quantize what query, key and value take, and gate and up, for each",
+    help="quantize inputs for each matmul: for query, key and value, and for"
+    " gate and up; default: once",
   )
-  function = command.add_argument_group("of a function")
+  function = command.add_argument_group("a function")
   function.add_argument(
     "--arg",
     action="append",
     default=[],
     metavar="ARRAY",
-    help="an argument, one option each, and what splits its dimensions:"
-    " bfloat16[16,4096]@fsdp,- (+ joins axes, - is none)",
+    help="an argument, and the mesh axes of its dimensions:"
+    " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
+    " may be repeated",
   )
   function.add_argument(
     "--gradients",
     action="store_true",
-    help="the gradients with respect to all arguments too",
+    help="also compute the gradients with respect to all arguments",
   )
   _add_output(command)
 
@@ -127,12 +111,12 @@ def _add_output(command: argparse.ArgumentParser) -> None:
     metavar="VERSION",
     help="the cuDNN version to assume; default: 9.13",
   )
-  command.add_argument("--json", action="store_true", help="print JSON")
+  arguments.add_json(command)
   command.add_argument(
-    "--svg", metavar="FILE", help="where to draw a picture, too"
+    "--svg", metavar="FILE", help="output file for a picture"
   )
   command.add_argument(
-    "--force", action="store_true", help="overwrite FILE where it exists"
+    "--force", action="store_true", help="overwrite FILE if it exists"
   )
 
 
@@ -151,10 +135,14 @@ def _run(args: argparse.Namespace) -> int:
     files.check_output("", args.svg, args.force)
   make = _of_function if functions.is_function(args.source) else _of_model
   found = []
-  for one in make(args, chosen, formats, target):
-    print(f"{one.layout} {one.format}: {one.seconds:.1f} s", file=sys.stderr)
-    found.append(one)
-  print(report.to_json(found) if args.json else report.text(found))
+  with progress.shown("compiling", len(chosen) * len(formats)) as line:
+    for one in make(args, chosen, formats, target):
+      line.advance()
+      found.append(one)
+  if args.json:
+    print(report.to_json(found))
+  else:
+    console.show([report.text(found)])
   if args.svg is not None:
     pathlib.Path(args.svg).write_text(picture.draw(found), encoding="utf-8")
   return 0
@@ -260,12 +248,30 @@ def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 COMMAND: Final = arguments.Command(
   name="plan",
-  help="what a model moves between many GPUs, and its memory",
+  group="compile",
+  help="count what a sharded model sends between GPUs, and its memory",
   description="Compiles a layer of a model, or a function, for up to thousands"
-  " of NVIDIA GPUs that\nneed not be here, and tells what one of them receives,"
-  " by mesh axis and element type,\nand its memory, for each format beside the"
-  " first.",
-  epilog=_EPILOG,
+  " of NVIDIA GPUs that need not be attached. Prints the bytes that one GPU"
+  " receives, by mesh axis and element type, and its memory, for each format.",
+  epilog=f"""\
+This needs jaxplugin[deviceless], but neither a GPU nor cuDNN. A layer is
+compiled forward and backward, in seconds; figures of a model are those of a
+layer times the number of layers. Bytes assume ring collectives. A format is
+that of both operands, as in jp.dot_general(format, format), or a recipe; a
+function is transformed by jp.quantize_dots, its first argument is the
+parameters.
+
+models: {", ".join(models.MODELS)}
+
+formats: {", ".join(plans.FORMATS)}""",
+  examples=(
+    "llama3-8b --layout fsdp=8",
+    "llama3-405b --layout fsdp=128,tp=8,sp --remat",
+    "gpt-oss-120b --layout fsdp=2,ep=4,tp=2 --svg a.svg",
+    "my.model:mlp --layout fsdp=4,tp=2 --gradients \\\n"
+    "    --arg 'bfloat16[4096,14336]@fsdp,tp' \\\n"
+    "    --arg 'bfloat16[2048,4096]@fsdp,-'",
+  ),
   add_arguments=_add_arguments,
   run=_run,
 )

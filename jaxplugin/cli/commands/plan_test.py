@@ -80,7 +80,7 @@ class ArgumentErrorTest(command_lines.CommandLineTestCase):
     ("bfloat16[8]@fsdp,-", "each of its 1 dimensions"),
     ("bfloat16[8,12]@-,fsdp", "dimension 1 .* multiple of the 8 .*, got 12"),
     ("mxfp8[64,64]", "plain array"),
-    ("what", "is no array"),
+    ("what", "must be an array"),
   )
   @pytest.mark.sample(4)
   def test_arguments_name_axes_of_the_layout(self, argument, message):

@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`rewrite`: the calls of a module, lowered for a target."""
+"""`rewrite`: lowers the calls of a module for a target."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -13,19 +14,9 @@ from jaxplugin import quantization
 from jaxplugin.cli import arguments
 from jaxplugin.cli import files
 from jaxplugin.core import targets
+from jaxplugin.printing import console
 from jaxplugin.stablehlo import modules
 from jaxplugin.stablehlo import rewriter
-
-_EPILOG: Final = """\
-One line a call goes to stderr. A call that cannot be lowered stays as it is,
-and its line says why. Without anything to rewrite the module comes out as it
-is.
-
-examples:
-  python -m jaxplugin rewrite model.mlir --target b200 --cudnn 9.12 -o out.mlir
-  python -m jaxplugin rewrite model.mlirbc --target h100 --format text
-  python -m jaxplugin rewrite - --target cpu < model.mlir > cpu.mlir
-"""
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
@@ -36,21 +27,26 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "--scale-rounding",
     choices=quantization.SCALE_ROUNDINGS,
     default="up",
-    help="of __op$quantize to MX formats, as in jp.quantize; default: up",
+    metavar="ROUNDING",
+    help="how __op$quantize rounds scale factors of MX formats, as in"
+    f" jp.quantize: {', '.join(quantization.SCALE_ROUNDINGS)}; default: up",
   )
   command.add_argument(
-    "-o", "--output", metavar="OUT", help="where to write; default: stdout"
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="output file; default: standard output",
   )
   command.add_argument(
     "--format",
     choices=modules.FORMS,
-    help="what to write: text, MLIR bytecode, or a StableHLO portable artifact;"
-    " default: what FILE is",
+    help="text, MLIR bytecode, or a StableHLO portable artifact; default: the"
+    " form of FILE",
   )
   command.add_argument(
     "--force",
     action="store_true",
-    help="overwrite OUT where it exists (never FILE)",
+    help="overwrite OUT if it exists (never FILE)",
   )
   command.add_argument(
     "--elide",
@@ -58,9 +54,16 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     help="for reading only: text with each long backend_config, such as a"
     " compiled Triton kernel, replaced by its length",
   )
+  command.add_argument(
+    "--json",
+    action="store_true",
+    help="with -o OUT: print what became of each call as JSON",
+  )
 
 
 def _run(args: argparse.Namespace) -> int:
+  if args.json and args.output in (None, files.STANDARD):
+    raise ValueError("rewrite: --json must be given with -o OUT, a file")
   target = arguments.target(args) or targets.current_target()
   # Before any work, and again when it is written.
   files.check_output(args.file, args.output, args.force)
@@ -87,16 +90,32 @@ def _run(args: argparse.Namespace) -> int:
   files.write(result, args.file, args.output, args.force)
   if done:
     arguments.print_missing_cudnn(target)
-  for item in done:
-    print(item, file=sys.stderr)
-  print(_summary(source.name, target, done), file=sys.stderr)
+  if args.json:
+    calls = [_call(item) for item in done]
+    print(json.dumps({"target": str(target), "calls": calls}, indent=2))
+    return 0
+  lines = [*map(str, done), _summary(source.name, target, done)]
+  console.show(lines, sys.stderr)
   return 0
+
+
+def _call(item: rewriter.Rewritten) -> dict[str, str | None]:
+  """Returns the fields of a call for JSON."""
+  decision = None if item.decided is None else item.decided.decision
+  return {
+    "source": item.source,
+    "call": item.call,
+    "description": item.description,
+    "backend": None if decision is None else decision.implementation,
+    "function": item.function,
+    "error": item.error,
+  }
 
 
 def _summary(
   name: str, target: targets.Target, done: Sequence[rewriter.Rewritten]
 ) -> str:
-  """How many calls were rewritten, and how many were refused."""
+  """Returns how many calls were rewritten, and how many were refused."""
   if not done:
     return f"{name}: no block-scaled call, unchanged"
   changed = sum(bool(item.function) for item in done)
@@ -107,11 +126,19 @@ def _summary(
 
 COMMAND: Final = arguments.Command(
   name="rewrite",
+  group="compile",
   help="lower the block-scaled calls of a StableHLO module for a target",
   description="Lowers each __op$quantize, __op$dequantize,"
-  " __op$block_scaled_dot,\n__cudnn$blockScaledDot and xla.scaled_dot of a"
-  " module as the target deserves.",
-  epilog=_EPILOG,
+  " __op$block_scaled_dot, __cudnn$blockScaledDot and xla.scaled_dot of a"
+  " module with the backend that is chosen for the target.",
+  epilog="A message for each call goes to standard error. A call that cannot"
+  " be lowered is not changed, and its message says why. A module without such"
+  " calls is written unchanged.",
+  examples=(
+    "model.mlir --target b200 --cudnn 9.12 -o out.mlir",
+    "model.mlirbc --target h100 --format text",
+    "- --target cpu < model.mlir > cpu.mlir",
+  ),
   add_arguments=_add_arguments,
   run=_run,
 )

@@ -4,6 +4,7 @@
 """The command `rewrite`."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -31,12 +32,10 @@ class RewriteTest(command_lines.CommandLineTestCase):
       out, jp.rewrite(written_modules.dot_module(), jp.named_target("cpu"))
     )
     self.assertEqual(
-      err.splitlines(),
-      [
-        f"{path}:3:10: __op$block_scaled_dot: mxfp8 x mxfp8 -> float32, batch=1"
-        " m=8 n=16 k=64: xla, now a call of @block_scaled_dot.mxfp8_xla",
-        f"{path}: 1 of 1 calls rewritten for cpu (cpu)",
-      ],
+      err.split(),
+      f"{path}:3:10: __op$block_scaled_dot: mxfp8 x mxfp8 -> float32, batch=1"
+      " m=8 n=16 k=64: xla, now a call of @block_scaled_dot.mxfp8_xla"
+      f" {path}: 1 of 1 calls rewritten for cpu (cpu)".split(),
     )
 
   def test_call_that_stays_is_told(self):
@@ -53,14 +52,26 @@ class RewriteTest(command_lines.CommandLineTestCase):
       "rewrite", path, *B200, "--implementation", "cpu"
     )
     self.assertEqual((status, out), (0, text))
-    line, summary = err.splitlines()
+    line = " ".join(err.split())
     self.assertStartsWith(line, f"{path}:3:10: __op$block_scaled_dot: (tensor<")
     self.assertRegex(line, "left as it is: .*implementation='cpu' cannot serve")
     self.assertEndsWith(
-      summary,
+      line,
       "0 of 1 calls rewritten for b200 (cuda, sm_100, cuDNN 9.12.0), 1 cannot"
       " be lowered",
     )
+
+  def test_json_says_what_became_of_each_call(self):
+    path = self.write("m.mlir", written_modules.dot_module())
+    output = str(self.directory / "out.mlir")
+    arguments = ("rewrite", path, "--target", "cpu", "--json")
+    status, out, err = self.run_command(*arguments, "-o", output)
+    self.assertEqual((status, err), (0, ""))
+    (call,) = json.loads(out)["calls"]
+    self.assertEqual(call["source"], f"{path}:3:10")
+    self.assertEqual(call["backend"], "xla")
+    self.assertEqual(call["function"], "block_scaled_dot.mxfp8_xla")
+    self.check_error(arguments, "--json must be given with -o OUT")
 
   def test_cudnn_that_is_not_named_is_told(self):
     path = self.write("m.mlir", written_modules.dot_module())
@@ -362,7 +373,7 @@ class OutputTest(command_lines.CommandLineTestCase):
   def test_directory_and_device_are_refused(self):
     for output in (str(self.directory), "/dev/null"):
       for options in ((), ("--force",)):
-        self.check_refused("is no regular file", output, *options)
+        self.check_refused("is not a regular file", output, *options)
 
   def test_missing_directory_is_named(self):
     output = str(self.directory / "no" / "out.mlir")

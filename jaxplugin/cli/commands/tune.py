@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`tune`: which way of computing each thing is fastest here, into tables."""
+"""`tune`: writes tuning tables of the fastest backends and configs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import sys
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 from typing import Final
 
 import numpy as np
 
 from jaxplugin.bench import devices
 from jaxplugin.bench import workloads
-from jaxplugin.bench.report import progress_bar
 from jaxplugin.cli import arguments
 from jaxplugin.cli import files
 from jaxplugin.cli import functions
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
 from jaxplugin.tables import regret
 from jaxplugin.tables import resolution
 from jaxplugin.tuner import keeping
@@ -43,34 +45,16 @@ _GB: Final = 1_000_000_000
 
 _DEFAULTS: Final = machine.Options()
 
-_EPILOG: Final = f"""\
-Nothing is timed while programs are lowered: they read the table. Each candidate
-is compiled and checked in a process of its own, on integers whose sum is exact,
-before it is timed. The default wins unless another one's quartiles are below
-its own. Rows are kept as they are done: the same command goes on.
-
-sets of shapes: {", ".join(workloads.SETS)}
-
-The status is 1 when a problem could not be tuned, 130 after Ctrl-C.
-
-examples:
-  python -m jaxplugin tune --shapes 1x4096x4096,16x4096x4096 --formats mxfp8
-  python -m jaxplugin tune --module step.mlir
-  python -m jaxplugin tune --module my.model:mlp --arg 'bfloat16[16,4096]' \\
-    --arg 'nvfp4[14336,4096]'
-  python -m jaxplugin tune --shapes llama3-8b --target h100 --dry-run
-"""
-
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-  what = command.add_argument_group("what")
+  what = command.add_argument_group("workload")
   what.add_argument(
     "--shapes",
     metavar="LIST",
     help="sizes MxNxK and names of sets, as bench takes them",
   )
   what.add_argument(
-    "--m", metavar="LIST", help="rows of every product, instead of the set's"
+    "--m", metavar="LIST", help="rows of each dot, in place of the set's"
   )
   what.add_argument(
     "--formats",
@@ -81,13 +65,13 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--out",
     choices=tuple(workloads.PLAIN_DTYPES),
-    help="dtype of products and of arrays that are quantized, or come of"
-    " dequantizing; default: f32 on a CPU, bf16 on a GPU",
+    help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
+    " bf16 on a GPU",
   )
   what.add_argument(
     "--operations",
     metavar="LIST",
-    help=f"of {', '.join(known.BY_NAME)}; default: all that there are",
+    help=f"of {', '.join(known.BY_NAME)}; default: all",
   )
   what.add_argument(
     "--module",
@@ -101,48 +85,46 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     default=[],
     type=functions.argument,
     metavar="ARRAY",
-    help="an argument of the function, one option each: bfloat16[16,4096], or"
-    " nvfp4[14336,4096]",
+    help="an argument of the function: bfloat16[16,4096], or"
+    " nvfp4[14336,4096]; may be repeated",
   )
   arguments.add_strict(what)
-  _add_where(command.add_argument_group("where"))
-  _add_limits(command.add_argument_group("how"))
+  _add_where(command.add_argument_group("device"))
+  _add_limits(command.add_argument_group("candidates and timing"))
   out = command.add_argument_group("results")
   out.add_argument(
     "-o",
     "--output",
     metavar="TABLE",
-    help="the table, of one operation, or a folder that is there; default: the"
-    " user's, which every program reads",
+    help="output file for the table of one operation, or a folder that exists;"
+    " default: the user's folder, which every program reads",
   )
   out.add_argument(
-    "--again", action="store_true", help="measure rows that the table has"
+    "--again", action="store_true", help="measure rows again that the table has"
   )
   out.add_argument(
     "--retry",
     action="store_true",
-    help="try candidates again that went wrong before",
+    help="try candidates again that failed before",
   )
-  out.add_argument(
-    "--json", action="store_true", help="print JSON (--dry-run alone)"
-  )
+  arguments.add_json(out)
 
 
 def _add_where(where: argparse._ActionsContainer) -> None:
   where.add_argument(
     "--platform",
     choices=devices.PLATFORMS,
-    help="default: the device that JAX has",
+    help="default: JAX's device",
   )
   where.add_argument(
     "--isa",
     choices=("avx2",),
-    help="have XLA and the kernels of a CPU do without later instruction sets",
+    help="limit XLA and the CPU kernels to this instruction set",
   )
   where.add_argument(
     "--target",
     metavar="NAME",
-    help="with --dry-run: a device that need not be here"
+    help="with --dry-run: a device that need not be attached"
     f" ({', '.join(targets.TARGET_NAMES)})",
   )
   where.add_argument(
@@ -157,26 +139,27 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
   how.add_argument(
     "--dry-run",
     action="store_true",
-    help="measure nothing; list candidates, and what is pruned and why",
+    help="measure nothing; list candidates, and which are pruned and why",
   )
   how.add_argument(
     "--compile",
     action="store_true",
-    help="with --dry-run: compile Triton's candidates, and tell which cannot be"
-    " or spill registers",
+    help="with --dry-run: compile Triton's candidates, and print which fail or"
+    " spill registers",
   )
   how.add_argument(
     "--implementations",
     metavar="LIST",
-    help=f"of {', '.join(backends.NAMES)}; default: all that serve",
+    help=f"of {', '.join(backends.NAMES)}; default: all that support the"
+    " problem",
   )
   how.add_argument(
     "--margin",
     type=float,
     default=spaces.LIMITS.margin,
     metavar="TIMES",
-    help="prune what the roofline says takes so many times the least; default:"
-    f" {spaces.LIMITS.margin:g}",
+    help="prune candidates whose estimate is this many times the least one;"
+    f" default: {spaces.LIMITS.margin:g}",
   )
   how.add_argument(
     "--workers",
@@ -185,12 +168,20 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     if hasattr(os, "sched_getaffinity")
     else 2,
     metavar="N",
-    help="candidates that are compiled at once; default: one a core",
+    help="candidates to compile at once; default: one for each core",
   )
   for name, default, text in (
-    ("deadline", _DEFAULTS.seconds, "seconds for compiling and checking one"),
-    ("seconds", _DEFAULTS.timing_seconds, "of timing a problem, in a process"),
-    ("memory", _DEFAULTS.memory_bytes / _GB, "GB that a process may take"),
+    ("deadline", _DEFAULTS.seconds, "seconds to compile and check one"),
+    (
+      "seconds",
+      _DEFAULTS.timing_seconds,
+      "seconds of timing, in a process",
+    ),
+    (
+      "memory",
+      _DEFAULTS.memory_bytes / _GB,
+      "GB that a process may use",
+    ),
   ):
     how.add_argument(
       f"--{name}",
@@ -204,21 +195,21 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
     type=arguments.size(1),
     default=_DEFAULTS.rounds,
     metavar="N",
-    help=f"of timing, in a process; default: {_DEFAULTS.rounds}",
+    help=f"rounds of timing, in a process; default: {_DEFAULTS.rounds}",
   )
   how.add_argument(
     "--processes",
     type=arguments.size(1),
     default=_DEFAULTS.processes,
     metavar="N",
-    help="in which a problem is timed, one after the other; default:"
+    help="processes that time a problem, one after the other; default:"
     f" {_DEFAULTS.processes}",
   )
   how.add_argument(
     "--budget",
     type=float,
     metavar="S",
-    help="seconds for everything; what is left then is for the next run",
+    help="seconds for all problems; the next run does the rest",
   )
 
 
@@ -234,9 +225,11 @@ def _run(args: argparse.Namespace) -> int:
       work = workload.of_operations(work, _operations(args))
     work = keeping.one_a_bucket(work)
   for text in work.left_out:
-    print(f"tune: left out: {text}", file=sys.stderr)
+    console.show([f"tune: left out: {text}"], sys.stderr)
   if not work.items:
-    raise ValueError("tune: found nothing to tune")
+    raise ValueError(
+      "tune: found nothing to tune; pass other --shapes or --module"
+    )
   if args.dry_run:
     return _dry_run(args, target, work)
   return _tune(args, target, work)
@@ -244,7 +237,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
   if (args.shapes is None) == (args.module is None):
-    raise ValueError("tune: takes --shapes or --module, one of them")
+    raise ValueError("tune: pass either --shapes or --module")
   if args.module is not None:
     given = [n for n in ("m", "formats", "out") if getattr(args, n) is not None]
     if given:
@@ -259,11 +252,11 @@ def _check(args: argparse.Namespace) -> None:
     if value is not None and not value > least:
       raise ValueError(f"tune: --{name} must be above {least}, got {value:g}")
   if not args.dry_run:
-    for name in ("target", "cudnn", "ptxas", "compile", "json"):
+    for name in ("target", "cudnn", "ptxas", "compile"):
       if getattr(args, name):
         raise ValueError(
-          f"tune: --{name} needs --dry-run: only the device that is here can be"
-          " measured"
+          f"tune: --{name} needs --dry-run, because only an attached device can"
+          " be measured"
         )
 
 
@@ -324,7 +317,7 @@ def _named(
   work: workload.Workload,
   operation: str,
 ) -> set[str] | None:
-  """What rows of an operation may name: what is asked for, and defaults."""
+  """Returns the backends that rows of an operation may name."""
   asked = _implementations(args)
   if asked is None:
     return None
@@ -339,14 +332,14 @@ def _named(
 def _tables(
   args: argparse.Namespace, target: targets.Target, work: workload.Workload
 ) -> dict[str, keeping.Table]:
-  """The table of each operation that there is."""
+  """Returns the table of each operation of the workload."""
   path = None if args.output is None else pathlib.Path(args.output)
   names = [known.of(item.problem).operation.name for item in work.items]
   names = list(dict.fromkeys(names))
   if path is not None and len(names) > 1 and not path.is_dir():
     raise ValueError(
-      f"tune: {path} would be about {' and '.join(names)}, and a table is about"
-      " one of them; pass --operations, or a folder that is there as -o"
+      f"tune: a table must be about one operation, got {' and '.join(names)}"
+      f" for {path}; pass --operations, or an existing folder as -o"
     )
   return {
     name: keeping.Table(
@@ -400,23 +393,23 @@ def _dry_run(
   told = []
   with (
     machine.LocalMachine(target, _options(args)) as local,
-    progress_bar.shown(len(work.items)) as progress,
+    progress.shown(total=len(work.items)) as line,
   ):
     for item in work.items:
       listed = list_candidates(item.problem)
       trials = machine.Trials()
       if args.compile:
-        trials = local.compile(
-          item.problem, listed.candidates, progress.describe
-        )
+        trials = local.compile(item.problem, listed.candidates, line.describe)
       if args.json:
         faults = {key: str(fault) for key, fault in trials.faults.items()}
         told.append({**listed.to_json(), "faults": faults})
       else:
-        progress.write("\n".join(listed.lines()))
-        for key, fault in trials.faults.items():
-          progress.write(f"  cannot be chosen: {key}: {fault}")
-      progress.advance()
+        console.show(listed.parts())
+        console.show(
+          f"  cannot be chosen: {key}: {fault}"
+          for key, fault in trials.faults.items()
+        )
+      line.advance()
   if args.json:
     print(json.dumps(told, indent=2))
   return 0
@@ -428,13 +421,12 @@ def _tune(
   tables = _tables(args, target, work)
   end = time.monotonic() + (args.budget or float("inf"))
   results: list[session.Result] = []
-  for kept in tables.values():
-    print(kept.path)
-  print(report.LEGEND, flush=True)
+  if not args.json:
+    console.show([*(str(kept.path) for kept in tables.values()), report.LEGEND])
   try:
     with (
       machine.LocalMachine(target, _options(args)) as local,
-      progress_bar.shown(len(work.items)) as progress,
+      progress.shown(total=len(work.items)) as line,
     ):
       sessions = {
         name: session.Session(
@@ -445,13 +437,14 @@ def _tune(
       for item in work.items:
         if time.monotonic() > end:
           break
-        progress.describe(str(item.problem))
+        line.describe(str(item.problem))
         name = known.of(item.problem).operation.name
-        results.append(sessions[name].tune(item, progress.describe))
-        progress.write("\n".join(report.lines(results[-1])))
-        progress.advance()
+        results.append(sessions[name].tune(item, line.describe))
+        if not args.json:
+          console.show(report.parts(results[-1]))
+        line.advance()
   except KeyboardInterrupt:
-    # Of the files: one may be there that no result tells yet.
+    # Counts rows in the files: the last may not be in `results` yet.
     done = sum(
       tables[known.of(item.problem).operation.name].has(item.problem)
       for item in work.items
@@ -459,28 +452,31 @@ def _tune(
     print(
       f"tune: interrupted; {done} of {len(work.items)} rows are in"
       f" {', '.join(str(kept.path) for kept in tables.values())}, the same"
-      " command goes on",
+      " command continues",
       file=sys.stderr,
     )
     return _INTERRUPTED
-  return _finish(tables, work, results)
+  if args.json:
+    print(json.dumps([report.to_json(result) for result in results], indent=2))
+  return _finish(tables, work, results, sys.stderr if args.json else sys.stdout)
 
 
 def _finish(
   tables: Mapping[str, keeping.Table],
   work: workload.Workload,
   results: Sequence[session.Result],
+  stream: IO[str],
 ) -> int:
-  for line in report.summary(results):
-    print(line)
+  lines = [*report.summary(results)]
   left = len(work.items) - len(results)
   if left:
-    print(f"no time for {left} problems; the same command goes on")
+    lines.append(f"no time for {left} problems; the same command continues")
   for name, kept in tables.items():
     table = kept.table()
     if table is not None and len(table.rows) > 1:
       held_out = regret.held_out(table, kept.allows)
-      print(f"{name}: regret, each row left out: {held_out}")
+      lines.append(f"{name}: regret, each row left out: {held_out}")
+  console.show(lines, stream)
   failed = [result for result in results if result.status == "failed"]
   for result in failed:
     print(f"tune: {result.item.problem}: {result.reason}", file=sys.stderr)
@@ -489,11 +485,27 @@ def _finish(
 
 COMMAND: Final = arguments.Command(
   name="tune",
-  help="which way of computing each thing is fastest here, into tables",
-  description="Measures how each product, and quantizing, is computed fastest"
-  " on this device, and\nkeeps it in tables that programs read when they are"
-  " lowered.",
-  epilog=_EPILOG,
+  group="speed",
+  help="write tuning tables of the fastest kernels",
+  description="Measures which backend and config computes each matmul and each"
+  " quantization fastest on this device. Programs read the tables when they"
+  " are lowered.",
+  epilog=f"""\
+Lowering a program times nothing: it reads the tables. Each candidate is
+compiled and checked in its own process, on integers whose sum is exact, before
+it is timed. The default wins unless the quartiles of another candidate are
+below its own. Each row is written when it is done; the same command continues
+after an interruption.
+
+sets of shapes: {", ".join(workloads.SETS)}""",
+  examples=(
+    "--shapes 1x4096x4096,16x4096x4096 --formats mxfp8",
+    "--module step.mlir",
+    "--module my.model:mlp --arg 'bfloat16[16,4096]' \\\n"
+    "    --arg 'nvfp4[14336,4096]'",
+    "--shapes llama3-8b --target h100 --dry-run",
+  ),
+  failure="a problem could not be tuned",
   add_arguments=_add_arguments,
   run=_run,
   uses_devices=True,

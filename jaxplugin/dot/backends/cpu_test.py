@@ -325,7 +325,7 @@ class GateTest(parameterized.TestCase):
     )
     notes = () if lhs == rhs else (note,)
     self.assertEqual(dot.decision.notes, notes)
-    self.assertEqual(f"note: {note}" in str(explained), lhs != rhs)
+    self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
 
   def test_one_side_without_blocks_needs_no_note(self):
     plain = problems.OperandProblem(format=None, dtype=contract.F32)

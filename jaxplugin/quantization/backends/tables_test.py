@@ -188,7 +188,9 @@ class DecidedTest(parameterized.TestCase):
     self.assertEqual(told.implementation, "xla")
     self.assertEqual(told.decisions[0].implementation_from, "overlay")
     self.assertEqual(told.problems, (along(1, packed=True),))
-    self.assertIn("(overlay: 10 us, the rule's cpu 20 us)", str(explanation))
+    self.assertIn(
+      "(overlay: 10 us, the rule's cpu 20 us)", explanation.details()
+    )
 
   def test_a_row_decides_what_dequantizes(self):
     x = jp.quantize(jnp.ones((M, K)), jp.MXFP8)
@@ -227,7 +229,7 @@ class DecidedTest(parameterized.TestCase):
     self.assertEqual(told.implementation, "cpu")
     self.assertEqual(told.decisions[0].implementation_from, "rule")
     self.assertRegex(
-      str(explanation),
+      explanation.details(),
       "note: overlay is not used: implementation cpu: its kernels are others",
     )
 

@@ -324,10 +324,10 @@ class ExplainTest(absltest.TestCase):
     told = jp.explain(_contract, lhs_q, rhs_rows, sizes, target=h200)
     (dot,) = told.dots
     self.assertEqual(dot.decision.implementation, "xla")
-    self.assertIn("groups=3 m=96 n=6 k=10, contracting m", str(told))
-    self.assertIn("in tiles of 32 rows", str(told))
-    self.assertIn("the host decides each step", str(told))
-    self.assertIn("whole f32 or bf16 copies", str(told))
+    self.assertIn("groups=3 m=96 n=6 k=10, contracting m", told.details())
+    self.assertIn("in tiles of 32 rows", told.details())
+    self.assertIn("the host decides each step", told.details())
+    self.assertIn("whole f32 or bf16 copies", told.details())
     read = 96 * 6 + 3 * 6 + 96 * 10 * 4 + 3 * 4
     self.assertEqual(dot.estimate.num_bytes, read + 3 * 6 * 10 * 4)
 

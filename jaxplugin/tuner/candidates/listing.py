@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Final
 from typing import Literal
 
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
+from jaxplugin.printing import console
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
 from jaxplugin.tuner.candidates import spaces
@@ -53,6 +56,48 @@ class Candidate:
 
   def to_json(self) -> dict[str, Any]:
     return {"implementation": self.implementation, "config": dict(self.config)}
+
+
+def table(
+  candidates: Sequence[Candidate],
+  cells: Sequence[Mapping[str, str]],
+  figures: Collection[str] = (),
+) -> Iterator[console.Part]:
+  """Returns a table of candidates with the fields in which they differ.
+
+  Args:
+    candidates: a row for each.
+    cells: other cells of each row, by title, which come first.
+    figures: titles of those that are figures.
+  """
+  values: dict[str, list[str]] = {}
+  for candidate in candidates:
+    for name, value in candidate.config:
+      values.setdefault(name, []).append(_word(value))
+  number = sum(bool(candidate.config) for candidate in candidates)
+  shared = {
+    name: words[0]
+    for name, words in values.items()
+    if len(words) == number and len({*words}) == 1 and number > 1
+  }
+  fields = [name for name in values if name not in shared]
+  if shared:
+    words = " ".join(f"{name}={word}" for name, word in shared.items())
+    yield f"    every config: {words}"
+  titles = list(dict.fromkeys(title for row in cells for title in row))
+  # A title wraps between its words.
+  headers = [name.replace("_", " ") for name in fields]
+  yield console.table(
+    [*titles, *headers],
+    [
+      [row.get(title, "") for title in titles]
+      + [_word(dict(candidate.config).get(name, "")) for name in fields]
+      for candidate, row in zip(candidates, cells, strict=True)
+    ],
+    names=headers,
+    figures=figures,
+    indent=4,
+  )
 
 
 def candidate_of(value: Mapping[str, Any]) -> Candidate:
@@ -120,20 +165,23 @@ class Listing:
       found[pruned.rule] += pruned.count
     return {rule: found[rule] for rule in RULES if found[rule]}
 
-  def lines(self) -> Iterator[str]:
-    """What a person reads."""
+  def parts(self) -> Iterator[console.Part]:
+    """Returns the report: candidates, refused backends, and pruned configs."""
     yield f"{self.problem} on {self.target}"
     total = len(self.candidates)
     yield f"  {total} candidate{'s' if total > 1 else ''}:"
-    for candidate in self.candidates:
-      mark = " (the default)" if candidate == self.default else ""
-      yield f"    {candidate.key}{mark}"
+    cells = [{"backend": self._title(one)} for one in self.candidates]
+    yield from table(self.candidates, cells)
     for refusal in self.refused:
-      yield f"  {refusal.implementation} does not serve: {refusal.reason}"
+      yield f"  not {refusal.implementation}: {refusal.reason}"
     for note in self.notes:
       yield f"  {note}"
     for pruned in self.pruned:
       yield f"  pruned, {pruned}"
+
+  def _title(self, candidate: Candidate) -> str:
+    is_default = candidate == self.default
+    return candidate.implementation + (" (default)" if is_default else "")
 
   def to_json(self) -> dict[str, Any]:
     return {

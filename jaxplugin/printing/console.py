@@ -1,0 +1,135 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reports: lines of text and tables, as a string or on a terminal.
+
+`import jaxplugin` does not load rich: functions import it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import IO
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import Final
+from typing import TypeAlias
+
+if TYPE_CHECKING:
+  from rich import table as rich_table
+
+# Columns of text that is not printed on a terminal.
+WIDTH: Final = 80
+
+# A text, or a text and its style: "green", "dim", "bold red".
+Cell = str | tuple[str, str]
+# Lines of text, or what `table` returns.
+Part: TypeAlias = "str | rich_table.Table"
+
+
+def table(
+  header: Sequence[str],
+  rows: Iterable[Sequence[Cell]],
+  *,
+  names: Collection[str] = (),
+  figures: Collection[str] = (),
+  indent: int = 0,
+) -> rich_table.Table:
+  """Returns a table.
+
+  Args:
+    header: the titles.
+    rows: a cell for each title.
+    names: titles of columns whose cells wrap.
+    figures: titles of columns that are aligned to the right.
+    indent: columns left of the table.
+  """
+  from rich import table as rich_table
+  from rich import text
+
+  made = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+  if indent:
+    made.add_column(" " * (indent - 2), no_wrap=True)
+  for title in header:
+    made.add_column(
+      title,
+      justify="right" if title in figures else "left",
+      no_wrap=title not in names,
+      overflow="fold",
+    )
+  for row in rows:
+    cells = [
+      text.Text(cell) if isinstance(cell, str) else text.Text(*cell)
+      for cell in row
+    ]
+    made.add_row(*([text.Text()] if indent else []), *cells)
+  return made
+
+
+def text(parts: Iterable[Part]) -> str:
+  """Returns a report as a string. Tables have at most `WIDTH` columns."""
+  return "\n".join(
+    part if isinstance(part, str) else "\n".join(_lines(part, io.StringIO()))
+    for part in parts
+  )
+
+
+def show(parts: Iterable[Part], stream: IO[str] | None = None) -> None:
+  """Prints a report: as wide as the terminal, else `WIDTH` columns.
+
+  Long lines of text continue four columns further right. A word that is longer
+  than a line, such as a path, stays whole. Tables have colors on a terminal
+  unless NO_COLOR is set.
+
+  Args:
+    parts: the report.
+    stream: a file; standard output by default.
+  """
+  stream = sys.stdout if stream is None else stream
+  for part in parts:
+    if isinstance(part, str):
+      lines = _wrapped(part, stream)
+    else:
+      lines = _lines(part, stream)
+    print("\n".join(lines), file=stream)
+  stream.flush()
+
+
+def _console(stream: IO[str]) -> Any:
+  from rich import console as rich_console
+
+  return rich_console.Console(
+    file=stream,
+    width=None if stream.isatty() else WIDTH,
+    force_jupyter=False,
+    markup=False,
+    highlight=False,
+    emoji=False,
+  )
+
+
+def _lines(part: rich_table.Table, stream: IO[str]) -> list[str]:
+  console = _console(stream)
+  with console.capture() as captured:
+    console.print(part)
+  return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _wrapped(lines: str, stream: IO[str]) -> list[str]:
+  width = _console(stream).width
+  found = []
+  for line in lines.split("\n"):
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    wrapped = textwrap.wrap(
+      line,
+      width,
+      subsequent_indent=indent,
+      break_long_words=False,
+      break_on_hyphens=False,
+    )
+    found += wrapped if len(line) > width else [line]
+  return found

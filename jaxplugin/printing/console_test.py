@@ -1,0 +1,74 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reports as strings and on terminals."""
+
+import io
+import os
+from unittest import mock
+
+from absl.testing import absltest
+
+from jaxplugin.printing import console
+
+TABLE = console.table(
+  ["name", "k", "backend"],
+  [["[bold]a/" * 20, "4096", ("cpu", "green")], ["b", "16", "xla"]],
+  names=["name"],
+  figures=["k"],
+)
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+def shown(part, *, stream, **environment):
+  with mock.patch.dict(os.environ, {"TERM": "xterm", **environment}):
+    console.show([part], stream)
+  return stream.getvalue()
+
+
+class TextTest(absltest.TestCase):
+  def test_names_wrap_and_figures_do_not(self):
+    text = console.text(["title", TABLE])
+    lines = text.splitlines()
+    self.assertLessEqual(max(map(len, lines)), console.WIDTH)
+    self.assertEqual(lines[0], "title")
+    self.assertRegex(lines[1], r"^name +k  backend$")
+    self.assertRegex(lines[2], r"^(\[bold\]a/)+\S* +4096  cpu$")
+    self.assertRegex(lines[-1], r"^b +  16  xla$")
+    names = "".join(line.split()[0] for line in lines[2:-1])
+    self.assertEqual(names, "[bold]a/" * 20)
+
+  def test_indented_table_starts_further_right(self):
+    text = console.text([console.table(["a"], [["b"]], indent=4)])
+    self.assertEqual(text, "    a\n    b")
+
+
+class ShowTest(absltest.TestCase):
+  def test_colors_are_for_terminals_without_no_color(self):
+    for stream, environment, expected in (
+      (io.StringIO(), {}, False),
+      (Terminal(), {}, True),
+      (Terminal(), {"NO_COLOR": "1"}, False),
+    ):
+      text = shown(TABLE, stream=stream, **environment)
+      self.assertEqual("\x1b[32mcpu" in text, expected)
+
+  def test_file_has_80_columns_and_a_terminal_its_own_width(self):
+    line = "  " + "word " * 30
+    text = shown(line, stream=io.StringIO(), COLUMNS="50")
+    self.assertBetween(max(map(len, text.splitlines())), 76, 80)
+    self.assertStartsWith(text.splitlines()[1], "      word")
+    text = shown(line, stream=Terminal(), COLUMNS="50")
+    self.assertBetween(max(map(len, text.splitlines())), 46, 50)
+
+  def test_long_path_stays_whole_and_a_short_line_keeps_its_spaces(self):
+    path = "/a-b" * 30
+    self.assertIn(path, shown(f"error: {path}", stream=io.StringIO()))
+    self.assertEqual(shown("a  b ", stream=io.StringIO()), "a  b \n")
+
+
+if __name__ == "__main__":
+  absltest.main()

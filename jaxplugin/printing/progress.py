@@ -1,0 +1,78 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One line on a terminal that shows how far a long command is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+class Progress:
+  """A line of progress; methods do nothing if it is not shown."""
+
+  def __init__(self, bar: Any = None, task: Any = None):
+    self._bar = bar
+    self._task = task
+
+  def describe(self, text: str) -> None:
+    """Shows which step is under way."""
+    if self._bar is not None:
+      self._bar.update(self._task, description=text)
+
+  def advance(self) -> None:
+    """Counts a step that is done."""
+    if self._bar is not None:
+      self._bar.advance(self._task)
+
+  def report(self, done: int, total: int) -> None:
+    """Shows how many units of all are done."""
+    if self._bar is not None:
+      self._bar.update(self._task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def shown(
+  text: str = "",
+  total: int | None = None,
+  *,
+  of_bytes: bool = False,
+  is_shown: bool | None = None,
+) -> Iterator[Progress]:
+  """Shows a line on standard error until the context ends.
+
+  Args:
+    text: which step is under way.
+    total: how many steps there are; None if it is not known.
+    of_bytes: whether steps are bytes, with a rate.
+    is_shown: whether to show it; by default if standard error is a terminal.
+  """
+  if is_shown is None:
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+  if not is_shown:
+    yield Progress()
+    return
+  from rich import console
+  from rich import progress
+
+  columns: list[Any] = [progress.TimeElapsedColumn()]
+  if of_bytes:
+    columns += [
+      progress.BarColumn(),
+      progress.TaskProgressColumn(),
+      progress.DownloadColumn(),
+      progress.TransferSpeedColumn(),
+    ]
+  elif total is not None:
+    columns += [progress.BarColumn(), progress.MofNCompleteColumn()]
+  columns.append(progress.TextColumn("{task.description}", markup=False))
+  with progress.Progress(
+    *columns,
+    console=console.Console(stderr=True, force_jupyter=False),
+    transient=not of_bytes,
+    # Standard output that is not the terminal gets what is printed to it.
+    redirect_stdout=sys.stdout.isatty(),
+  ) as bar:
+    yield Progress(bar, bar.add_task(text, total=total))
