@@ -46,7 +46,9 @@ TIMEOUT_SECONDS: Final = 900
 USAGE_ERROR: Final = 4  # exit statuses of pytest
 NO_TESTS: Final = 5
 MAX_TESTS: Final = 400  # with --coverage: the nearest and quickest
-FAILURE: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILURE: Final = re.compile(
+  r"^(?:FAILED|ERROR|SUBFAILED.*?) (\S+_test\.py\S*)", re.MULTILINE
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
