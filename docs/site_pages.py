@@ -147,8 +147,8 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
   """Returns the lines of a Google-style docstring as reST.
 
   A name in single backticks becomes code, or a link if it is public. An
-  indented paragraph below an empty line becomes a literal block, except in a
-  list.
+  indented paragraph below an empty line or a colon becomes a literal block,
+  except in a list.
 
   Args:
     lines: of the docstring, without common indentation.
@@ -158,6 +158,7 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
   result: list[str] = []
   above = 0  # indentation of the last line outside of literal blocks
   is_literal = is_list = False
+  section = ""
   for i, line in enumerate(lines):
     if not line.strip():
       result.append(line)
@@ -167,8 +168,19 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
     if is_literal and indent > above:
       result.append(line)
       continue
-    is_literal = starts_paragraph and indent > above and not is_list
+    if is_literal and not starts_paragraph:
+      result.append("")  # the end of the literal block
+    if not indent:
+      section = line if _SECTION.fullmatch(line) else ""
+    follows_colon = (
+      not section and i > 0 and lines[i - 1].rstrip().endswith(":")
+    )
+    is_literal = (
+      (starts_paragraph or follows_colon) and indent > above and not is_list
+    )
     if is_literal:
+      if follows_colon:
+        result.append("")
       last = next(
         j for j in range(len(result) - 1, -1, -1) if result[j].strip()
       )

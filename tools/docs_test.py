@@ -7,6 +7,7 @@ It needs no Sphinx; `make docs` builds the site itself.
 
 from __future__ import annotations
 
+import ast
 import pathlib
 import re
 import subprocess
@@ -37,6 +38,10 @@ HEADING = re.compile(r"^#+ (.*)$", re.M)
 VARIABLE = re.compile(r"\"(JAXPLUGIN_[A-Z_]+[A-Z])\"")
 # Variables of tests, which no user sets.
 OF_TESTS = {"JAXPLUGIN_IMPORT_TEST", "JAXPLUGIN_OTHER"}
+MESSAGES_OF_OTHERS = (
+  *("NOT_FOUND", "Unable to load cuDNN", "Unsupported .version"),
+  *("needs flatbuffers",),
+)
 MODULES = ("backends", "checkpoint_policies", "checkpoints", "nn", "training")
 
 
@@ -102,6 +107,26 @@ def broken_paths(text):
       if not any(ROOT.glob(path)):
         broken.append(path)
   return broken
+
+
+def messages():
+  """Returns the strings of the package, a line each; values are left out."""
+  found = []
+  for folder in ("jaxplugin", "kernels"):
+    for path in (ROOT / folder).rglob("*.py"):
+      if path.name.endswith("_test.py") or "testing" in path.parts:
+        continue
+      for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+          parts = (getattr(part, "value", "") for part in node.values)
+          found.append(
+            "".join(x if isinstance(x, str) else "{}" for x in parts)
+          )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+          found.append(node.value)
+        elif isinstance(node, ast.ClassDef):
+          found.append(node.name)
+  return "\n".join(found)
 
 
 def documented(page):
@@ -181,6 +206,19 @@ class ReferenceTest(absltest.TestCase):
     self.assertIn("JAXPLUGIN_TUNING", found)
     for name in found - OF_TESTS:
       self.assertIn(f"| `{name}` |", page)
+
+  def test_headings_of_troubleshooting_are_in_messages(self):
+    text = (DOCS / "reference" / "troubleshooting.md").read_text()
+    corpus = messages()
+    for heading in HEADING.findall(text)[1:]:
+      if heading.startswith(MESSAGES_OF_OTHERS):
+        continue
+      # Names and numbers of an example are values of the message.
+      parts = re.split(r"'[^']*'|\w+\.so|\b\d[\d.]*|\.{3}|^\w+: ", heading)
+      longest = max(parts, key=len).strip()
+      self.assertTrue(
+        longest in corpus, f"{heading}: no message has {longest!r}"
+      )
 
   def test_every_custom_call_is_listed(self):
     page = (DOCS / "reference" / "custom_calls.md").read_text()
@@ -273,6 +311,9 @@ class DocstringTest(absltest.TestCase):
       "Formula::\n\n  a * b\n\n  c\n\nEnd.",
     )
     self.assertEqual(self.restructured("A.\n\n  b"), "A.\n\n::\n\n  b")
+    self.assertEqual(
+      self.restructured("F:\n  a * b\nEnd."), "F::\n\n  a * b\n\nEnd."
+    )
     unchanged = "* One.\n\n  Two."
     self.assertEqual(self.restructured(unchanged), unchanged)
 

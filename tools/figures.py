@@ -11,6 +11,7 @@ tools/decision_picture.py draws docs/figures/dispatch.svg.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import sys
@@ -36,6 +37,16 @@ ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 FIGURES: Final = ROOT / "docs" / "figures"
 RESULTS: Final = (
   ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores.json"
+)
+BASELINE: Final = ROOT / "examples/numerics/numerics_baseline.json"
+# Key in the baseline -> words of the figure.
+SQNR_DATA: Final = (
+  ("Gaussian {}", "Gaussian data"),
+  ("weights {} mean", "weights of a real model"),
+  ("beside outliers {}", "values next to outliers"),
+)
+SQNR_FORMATS: Final = (
+  *("mxfp8", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "nvfp4", "mxfp4"),
 )
 _WIDTH: Final = 920
 _MARGIN: Final = 24
@@ -397,10 +408,75 @@ def speed_cpu() -> str:
   )
 
 
+def sqnr_table() -> dict[str, dict[str, float]]:
+  """Returns {format: {data: dB}} of the committed baseline of the notebooks."""
+  found = json.loads(BASELINE.read_text())["formats"]
+  return {
+    format: {label: found[key.format(format)] for key, label in SQNR_DATA}
+    for format in SQNR_FORMATS
+  }
+
+
+def sqnr() -> str:
+  """Returns the figure of the signal-to-noise ratio of each format."""
+  table = sqnr_table()
+  colors = (drawing.BLUE, drawing.GREEN, drawing.VERMILION)
+  left, right, top, step, most = 150, 60, 92, 34, 35
+  scale = (_WIDTH - left - right) / most
+  bottom = top + len(table) * step
+  parts = [
+    drawing.text(
+      _MARGIN,
+      34,
+      "Signal-to-noise ratio of each format",
+      size=20,
+      weight="bold",
+    ),
+    drawing.text(
+      _MARGIN,
+      54,
+      "SQNR in dB: more is better, and 6 dB halve the error",
+      size=12,
+      color=drawing.FAINT,
+    ),
+  ]
+  for i, (_, label) in enumerate(SQNR_DATA):
+    x = left + i * 220
+    parts.append(f"<circle cx='{x}' cy='73' r='6' fill='{colors[i]}'/>")
+    parts.append(drawing.text(x + 12, 78, label, size=12))
+  for tick in range(0, most + 1, 5):
+    x = left + tick * scale
+    parts.append(drawing.line(x, top, x, bottom))
+    parts.append(
+      drawing.text(x, bottom + 18, f"{tick}", size=12, anchor="middle")
+    )
+  words = []
+  for i, (format, found) in enumerate(table.items()):
+    y = top + i * step + step / 2
+    name = format.upper().replace("_", " ")
+    parts.append(drawing.text(left - 12, y + 4, name, size=12, anchor="end"))
+    for place, value in enumerate(found.values()):
+      parts.append(
+        f"<circle cx='{left + value * scale:.1f}'"
+        f" cy='{y + 8 * (place - 1):g}' r='5' fill='{colors[place]}'/>"
+      )
+    words.append(
+      f"{name}: " + ", ".join(f"{label} {v:.1f}" for label, v in found.items())
+    )
+  return drawing.document(
+    "Signal-to-noise ratio of each format",
+    "SQNR in dB. " + "; ".join(words) + ".",
+    _WIDTH,
+    bottom + 34,
+    parts,
+  )
+
+
 DRAWN: Final[dict[str, Callable[[], str]]] = {
   "axes": axes,
   "blocks": blocks,
   "speed_cpu": speed_cpu,
+  "sqnr": sqnr,
   "swizzle": swizzle,
 }
 

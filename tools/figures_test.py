@@ -59,6 +59,13 @@ class FiguresTest(parameterized.TestCase):
     self.assertIn(words, figures.speed_cpu())
     self.assertIn(f"NVFP4 {plain / row['nvfp4']:.2f}", figures.speed_cpu())
 
+  def test_page_on_numerics_has_the_ratios_of_the_figure(self):
+    page = (figures.ROOT / "docs" / "concepts" / "numerics.md").read_text()
+    for format, found in figures.sqnr_table().items():
+      cells = " | ".join(f"{value:.1f}" for value in found.values())
+      name = format.upper().replace("_", " ")
+      self.assertIn(f"| {name} | {cells} |", page)
+
   def test_swizzled_byte_is_the_one_of_the_formula(self):
     # The text of byte 16 (row mod 32) + 4 (row div 32) + column, in order.
     labels = re.findall(r">(\d+),(\d+)<", figures.swizzle())
