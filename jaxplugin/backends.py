@@ -3,7 +3,8 @@
 """Backends of other packages: what they declare, and what they are given.
 
 A package declares a `Backend` by an entry point in the group
-"jaxplugin.backends", code by `register_backend`. The guide is docs/backends.md.
+"jaxplugin.backends", code by `register_backend`. The guide is
+docs/how_to/write_a_backend.md.
 """
 
 import typing as _typing

@@ -1,10 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what `plan` says into docs/scale.md, and keeps it in scale_plans.json.
+"""Writes the tables of docs/how_to/plan_collectives.md from runs of `plan`.
 
   python tools/plan_tables.py                  # compiles everything: minutes
   python tools/plan_tables.py --only 405b      # of commands that have this text
   python tools/plan_tables.py --written        # compiles nothing
+
+Plans are stored in docs/how_to/scale_plans.json.
 
 A table of the guide stands between `<!-- plan ... -->`, which is its command,
 and `<!-- end -->`. Where a command has --svg, its picture is written too.
@@ -31,8 +33,8 @@ from jaxplugin.planning import plans
 from jaxplugin.planning import report
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
-GUIDE: Final = ROOT / "docs" / "scale.md"
-KEPT: Final = ROOT / "docs" / "scale_plans.json"
+GUIDE: Final = ROOT / "docs" / "how_to" / "plan_collectives.md"
+KEPT: Final = ROOT / "docs" / "how_to" / "scale_plans.json"
 _TABLE: Final = re.compile(
   r"(<!-- (plan [^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
@@ -126,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   keep(found, commands(text))
   missing = [c for c in commands(text) if c not in found]
   if missing:
-    raise SystemExit(f"not run yet: {missing}; docs/scale.md is as it was")
+    raise SystemExit(f"not run yet: {missing}; the page is as it was")
   GUIDE.write_text(written(text, found))
   for path, drawn in pictures(found).items():
     path.write_text(drawn)

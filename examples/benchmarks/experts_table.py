@@ -5,8 +5,8 @@
   python examples/benchmarks/experts_table.py results.json
   python examples/benchmarks/experts_table.py    # of all in `results`
 
-A line has a product and a number of tokens, a cell what was found for weights
-of each format. Of peers in f32 and bf16 the faster one counts.
+A row has a matmul, a number of tokens and the format of its weights. If a peer
+ran in f32 and in bf16, the faster one counts.
 """
 
 import json
@@ -25,7 +25,8 @@ WAYS = {
   "lax": "`lax.ragged_dot`",
   "dequantize": "dequantize + `lax.ragged_dot`",
 }
-HEADER = ["", "tokens", "ms", *WAYS.values(), "% of the limit"]
+PAGE = readme_table.PAGE.with_name("experts.md")
+HEADER = ["", "tokens", "weights", "ms", *WAYS.values(), "% of the limit"]
 
 
 def files():
@@ -62,21 +63,19 @@ def cells(row):
 
 
 def lines(run):
-  """The table: a line a product, number of tokens, and dtype of rows."""
+  """Returns the table: a row a matmul, number of tokens, and formats."""
   by_line = {}
   for row in of_experts(run):
     lhs, rhs = readme_table.sides(row)
     name = (row.layer or row.row, row.m, lhs)
     by_line.setdefault(name, {})[rhs] = cells(row)
   result = [f"| {' | '.join(HEADER)} |".replace("|  |", "| |")]
-  result.append("|---" * len(HEADER) + "|")
+  result.append("|---|--:|---" + "|--:" * (len(HEADER) - 3) + "|")
   for (layer, tokens, lhs), formats in by_line.items():
-    absent = [""] * (len(HEADER) - 2)
-    columns = zip(
-      *(formats.get(f, absent) for f in readme_table.FORMATS), strict=True
-    )
-    found = " | ".join(map(readme_table.joined, columns))
-    result.append(f"| {layer}, {lhs} x | {tokens} | {found} |")
+    for format in readme_table.FORMATS:
+      if format in formats:
+        found = " | ".join([format.upper(), *formats[format]])
+        result.append(f"| {layer}, {lhs} x | {tokens} | {found} |")
   return result
 
 

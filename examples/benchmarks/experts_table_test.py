@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The README beside this has the tables of the committed results."""
+"""The page on mixtures of experts has the tables of the committed results."""
 
 import experts_table
-import readme_table
 from absl.testing import absltest
 
 from jaxplugin.bench.report import results
@@ -11,15 +10,15 @@ from jaxplugin.testing import bench_results
 
 
 class ExpertsTableTest(absltest.TestCase):
-  def test_readme_here_has_the_table_of_each_file(self):
-    readme = (readme_table.DIRECTORY / "README.md").read_text()
+  def test_page_has_the_table_of_each_file(self):
+    page = experts_table.PAGE.read_text()
     files = experts_table.files()
     self.assertNotEmpty(files)
     for path in files:
       table = experts_table.lines(results.read(path))
       self.assertGreater(len(table), 2)
-      self.assertTrue("\n".join(table) in readme, path.name)
-      self.assertIn(f"results/{path.name}", readme)
+      self.assertTrue("\n".join(table) in page, path.name)
+      self.assertIn(f"results/{path.name}", page)
 
   def test_the_faster_of_two_dtypes_counts(self):
     of = bench_results.variant
@@ -44,11 +43,13 @@ class ExpertsTableTest(absltest.TestCase):
       formats="bf16xnvfp4",
     )
     table = experts_table.lines(bench_results.run(row, other))
-    self.assertLen(table, 3)
     self.assertEqual(
-      table[2],
-      "| a layer, bf16 x | 8 | - / 2.0 / 3000 | - / 1.05 / - | - / 4.5 / - |"
-      "  |  | - / 1300 / - |  | - / 50 / 25 |",
+      table[2:],
+      [
+        "| a layer, bf16 x | 8 | MXFP4 | 2.0 | 1.05 | 4.5 |  |  | 1300 |  |"
+        " 50 |",
+        "| a layer, bf16 x | 8 | NVFP4 | 3000 |  |  |  |  |  |  | 25 |",
+      ],
     )
 
 

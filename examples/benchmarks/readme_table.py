@@ -1,19 +1,21 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints README.md's table of measured figures from a file of results.
+"""Prints the tables of measured figures from a file of results.
 
   python examples/benchmarks/readme_table.py new.json
-  python examples/benchmarks/readme_table.py    # of all that README links
+  python examples/benchmarks/readme_table.py    # all that the pages link
+
+`summary` is the table in README.md: milliseconds, a format a column. `lines` is
+the table in docs/benchmarks/cpu.md: every row of the run, with peers.
 
 Files of `results` are named by device, instruction set and cores, as
-cpu_epyc_avx512_2_cores.json. Weights of the three formats stand in one cell;
-so do, in lines of their own, those that plain floats are multiplied by. A run
-whose ceilings are limits, also of quantizing, has a column that says how much
-of them is reached.
+cpu_epyc_avx512_2_cores.json. A run whose ceilings are limits, also of
+quantizing, has a column with the part of the limit that is reached.
 """
 
 import pathlib
 import re
+import statistics
 import sys
 
 from jaxplugin.bench import workloads
@@ -21,6 +23,17 @@ from jaxplugin.bench.report import results
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
 README = DIRECTORY.parents[1] / "README.md"
+PAGE = DIRECTORY.parents[1] / "docs" / "benchmarks" / "cpu.md"
+# The rows of README.md: name in the run -> name on the page.
+SUMMARY = {
+  "1x4096x4096": "1 x 4096 x 4096",
+  "16x4096x4096": "16 x 4096 x 4096",
+  "128x4096x4096": "128 x 4096 x 4096",
+  "1024x1024x1024": "1024 x 1024 x 1024",
+  "2048x2048x2048": "2048 x 2048 x 2048",
+  "decoder:4x2048x5632": "decoder step, 4 layers",
+}
+PLAIN = ("f32", "bf16")
 FORMATS = ("mxfp8", "mxfp4", "nvfp4")
 PEERS = {
   "lax.scaled_dot": "`lax.scaled_dot`",
@@ -33,13 +46,13 @@ PEERS = {
 # Of later runs only.
 OPTIONAL_PEERS = ("fresh copy",)
 IN_SCAN = " in scan"
-ABSENT = "-"
 
 
 def linked():
-  """The files of results that README links."""
+  """Returns the files of results that README.md and the page link."""
   names = re.findall(
-    r"\(examples/benchmarks/(results/\S+\.json)\)", README.read_text()
+    r"\((?:\.\./)*examples/benchmarks/(results/\S+\.json)\)",
+    README.read_text() + PAGE.read_text(),
   )
   return [DIRECTORY / name for name in dict.fromkeys(names)]
 
@@ -81,7 +94,7 @@ def sides(row):
 
 
 def by_line(run, peers, has_limit):
-  """Name of a line -> format of weights -> cells."""
+  """Returns {name of a line: {format of weights: cells}}."""
   lines_of = {}
   for row in run.rows:
     lhs, rhs = sides(row)
@@ -95,27 +108,65 @@ def by_line(run, peers, has_limit):
   return lines_of
 
 
-def joined(column):
-  """One cell of those of all formats; "" where none has anything."""
-  return " / ".join(text or ABSENT for text in column) if any(column) else ""
-
-
 def lines(run):
-  """The table: a line a shape, in each cell a figure for every format."""
+  """Returns the table of a run: a row a shape and a format of its weights."""
   has_limit = bool(run.ceilings.warm)
   peers = peers_of(run)
-  header = ["", "ms", *(PEERS[p] for p in peers)]
+  header = ["", "weights", "ms", *(PEERS[p] for p in peers)]
   if has_limit:
     header.append("% of the limit")
   result = [f"| {' | '.join(header)} |".replace("|  |", "| |")]
-  result.append("|---" * len(header) + "|")
+  result.append("|---|---" + "|--:" * (len(header) - 2) + "|")
   for name, formats in by_line(run, peers, has_limit).items():
-    absent = [""] * (len(header) - 1)
-    columns = zip(*(formats.get(f, absent) for f in FORMATS), strict=True)
-    result.append(f"| {name} | {' | '.join(map(joined, columns))} |")
+    for format in FORMATS:
+      if format in formats:
+        found = " | ".join([name, format.upper(), *formats[format]])
+        result.append(f"| {found} |")
+  return result
+
+
+def times(run):
+  """Returns {row: {column: ms}} of the rows and columns of README.md.
+
+  A plain column has the median over the rows of the three formats.
+  """
+  found = {}
+  for name in SUMMARY:
+    rows = [r for r in run.rows if r.row == name and r.formats in FORMATS]
+    columns = {}
+    for plain in PLAIN:
+      columns[plain] = statistics.median(
+        v.time.median for r in rows for v in r.variants if v.name == plain
+      )
+    for format in FORMATS:
+      (row,) = (r for r in rows if r.formats == format)
+      columns[format] = min(
+        v.time.median for v in row.variants if v.is_chosen and v.time
+      )
+    found[name] = columns
+  return found
+
+
+def milliseconds(value):
+  """Returns two significant digits, or three from 10 ms on."""
+  if value >= 10:
+    return f"{value:.1f}"
+  return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
+
+
+def summary(run):
+  """Returns the table of README.md: a figure a cell."""
+  columns = [*PLAIN, *FORMATS]
+  names = [c if c in PLAIN else c.upper() for c in columns]
+  result = [f"| rows x n x k | {' | '.join(names)} |"]
+  result.append("|---" + "|--:" * len(columns) + "|")
+  for row, found in times(run).items():
+    cells = " | ".join(milliseconds(found[c]) for c in columns)
+    result.append(f"| {SUMMARY[row]} | {cells} |")
   return result
 
 
 if __name__ == "__main__":
   for path in map(pathlib.Path, sys.argv[1:] or linked()):
-    print("\n".join(lines(results.read(path))))
+    found = results.read(path)
+    print("\n".join([*summary(found), "", *lines(found)]))

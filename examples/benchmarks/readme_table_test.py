@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""README.md's figures are those of the committed results."""
+"""Tables of README.md and of the site are those of the committed results."""
 
 import dataclasses
 import json
@@ -32,14 +32,25 @@ def run(*rows):
 
 
 class ReadmeTableTest(absltest.TestCase):
-  def test_readme_has_the_table_of_each_file_that_it_links(self):
+  def test_pages_have_the_table_of_each_file_that_they_link(self):
     readme = readme_table.README.read_text()
+    page = readme_table.PAGE.read_text()
     files = readme_table.linked()
     self.assertNotEmpty(files)
     for path in files:
-      table = readme_table.lines(results.read(path))
-      self.assertGreater(len(table), 2)
-      self.assertTrue("\n".join(table) in readme, path.name)
+      run = results.read(path)
+      for text, table in (
+        (readme, readme_table.summary(run)),
+        (page, readme_table.lines(run)),
+      ):
+        self.assertGreater(len(table), 2)
+        self.assertTrue("\n".join(table) in text, path.name)
+
+  def test_a_cell_has_one_figure(self):
+    for path in readme_table.linked():
+      run = results.read(path)
+      for line in readme_table.summary(run) + readme_table.lines(run):
+        self.assertNotIn(" / ", line)
 
   def test_files_are_named_by_device_instruction_set_and_cores(self):
     files = [*(readme_table.DIRECTORY / "results").glob("*.json")]
@@ -69,10 +80,9 @@ class ReadmeTableTest(absltest.TestCase):
     self.assertEqual(
       table[2:],
       [
-        "| 1x4096x4096 | 2.0 / - / 1.0 |  | 2.5 / - / 5.0 |  |  |  |"
-        " 100 / - / 200 |",
-        "| 1x4096x4096, bf16 x | - / - / 4.0 |  | - / - / 1.2 |  |  |  |"
-        " - / - / 50 |",
+        "| 1x4096x4096 | MXFP8 | 2.0 |  | 2.5 |  |  |  | 100 |",
+        "| 1x4096x4096 | NVFP4 | 1.0 |  | 5.0 |  |  |  | 200 |",
+        "| 1x4096x4096, bf16 x | NVFP4 | 4.0 |  | 1.2 |  |  |  | 50 |",
       ],
     )
     self.assertIn("% of the limit", table[0])
@@ -88,13 +98,10 @@ class ReadmeTableTest(absltest.TestCase):
     ]
     table = readme_table.lines(run(("decoder:4x64x96", "mxfp4", variants)))
     self.assertEqual(
-      [line.split(" | ")[:5] for line in table[2:]],
+      [line.split(" | ")[:6] for line in table[2:]],
       [
-        ["| decoder 4x64x96", "- / 2.0 / -", "", "- / 3.0 / -", "- / 4.0 / -"],
-        [
-          "| decoder 4x64x96, in a scan",
-          *("- / 4.0 / -", "", "- / 1.5 / -", "- / 2.0 / -"),
-        ],
+        ["| decoder 4x64x96", "MXFP4", "2.0", "", "3.0", "4.0"],
+        ["| decoder 4x64x96, in a scan", "MXFP4", "4.0", "", "1.5", "2.0"],
       ],
     )
 
@@ -105,7 +112,23 @@ class ReadmeTableTest(absltest.TestCase):
     codec.append(variant("fresh copy", 3))
     table = readme_table.lines(run(("quantize:64x64", "mxfp8", codec)))
     self.assertIn("| warm copy | copy into fresh memory | %", table[0])
-    self.assertIn(" 0.5 / - / - | 1.5 / - / - | ", table[2])
+    self.assertIn(" | 0.5 | 1.5 | ", table[2])
+
+  def test_summary_has_medians_of_plain_peers_and_the_faster_chosen_form(self):
+    rows = [
+      (name, format, [variant("cpu", 2), variant("f32", plain), *bf16])
+      for name in readme_table.SUMMARY
+      for format, plain, bf16 in (
+        ("mxfp8", 5, [variant("bf16", 8)]),
+        ("mxfp4", 6, [variant("bf16", 8)]),
+        ("nvfp4", 9, [variant("bf16", 80), variant("cpu in scan", 0.5)]),
+      )
+    ]
+    table = readme_table.summary(run(*rows))
+    self.assertEqual(
+      table[2], "| 1 x 4096 x 4096 | 6.0 | 8.0 | 2.0 | 2.0 | 0.50 |"
+    )
+    self.assertLen(table, 2 + len(readme_table.SUMMARY))
 
   def test_runs_from_before_there_were_limits_have_no_such_column(self):
     table = readme_table.lines(

@@ -54,7 +54,7 @@ class Comparison:
     if self.variant == self.against:
       return ""
     if not abs(self.difference) > self.margin:
-      return "not told apart"  # also where margin is nan
+      return "not significant"  # also if margin is nan
     side = "higher" if self.difference > 0 else "lower"
     if abs(self.difference) <= self.against_spread:
       return f"{side}, below the seeds' spread"
@@ -108,8 +108,8 @@ def table(runs: Sequence[training_runs.Run], against: str) -> str:
   """A Markdown table, a row a variant, and a sentence on how to read it."""
   found = [compare(runs, name, against) for name in variants(runs)]
   lines = [
-    f"| variant | seeds | final loss | spread | less {against} | standard"
-    " error | accuracy | so it is |",
+    f"| variant | seeds | final loss | spread | minus {against} | standard"
+    " error | accuracy | verdict |",
     "|---|---|---|---|---|---|---|---|",
   ]
   for c in found:
@@ -120,13 +120,13 @@ def table(runs: Sequence[training_runs.Run], against: str) -> str:
       f"| {c.variant} | {c.seeds} | {c.mean:.4f} | {c.spread:.4f} |"
       f" {difference} | {error} | {100 * c.accuracy:.1f} % | {c.verdict} |"
     )
-  told = [c for c in found if c.verdict and "not" not in c.verdict]
-  large = [c for c in told if "above" in c.verdict]
+  apart = [c for c in found if c.verdict and "not" not in c.verdict]
+  large = [c for c in apart if "above" in c.verdict]
   lines += [
     "",
-    f"Of {len(found) - 1} variants {len(told)} are told apart from {against} by"
-    f" these seeds (the {CONFIDENCE:.0%} interval of the paired difference is"
-    f" on one side of 0), and {len(large)} differ by more than"
-    f" {against} does from seed to seed.",
+    f"{len(apart)} of {len(found) - 1} variants differ significantly from"
+    f" {against}: the {CONFIDENCE:.0%} interval of the paired difference is on"
+    f" one side of 0. {len(large)} of them differ by more than {against} does"
+    " from seed to seed.",
   ]
   return "\n".join(lines)

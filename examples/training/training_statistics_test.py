@@ -46,7 +46,7 @@ class CompareTest(parameterized.TestCase):
       found.margin, 4.303 * found.standard_error, delta=1e-4
     )
 
-  def test_told_apart_is_what_a_paired_t_test_says_at_five_percent(self):
+  def test_significance_is_what_a_paired_t_test_says_at_five_percent(self):
     random = np.random.default_rng(0)
     said = set()
     for _ in range(200):
@@ -54,7 +54,7 @@ class CompareTest(parameterized.TestCase):
       found = training_statistics.compare(
         runs(ours=ours, theirs=theirs), "ours", "theirs"
       )
-      is_apart = found.verdict != "not told apart"
+      is_apart = found.verdict != "not significant"
       p = scipy.stats.ttest_rel(ours, theirs).pvalue
       self.assertEqual(is_apart, p < 0.05)
       said.add(is_apart)
@@ -79,9 +79,9 @@ class CompareTest(parameterized.TestCase):
       "lower, above the seeds' spread",
     ),
     # A mean difference of 0.1 that one seed makes alone.
-    ((2.0, 2.01, 2.02), (0.3, 0.0, 0.0), "not told apart"),
+    ((2.0, 2.01, 2.02), (0.3, 0.0, 0.0), "not significant"),
     # One seed says nothing, whatever the difference.
-    ((2.0,), (1.0,), "not told apart"),
+    ((2.0,), (1.0,), "not significant"),
   )
   def test_verdict(self, base, differences, expected):
     others = np.add(base, differences)
@@ -115,10 +115,10 @@ class TableTest(absltest.TestCase):
     )
     rows = {line.split(" | ")[0].strip("| "): line for line in text.split("\n")}
     self.assertIn("| f32 | 3 | 2.0100 | 0.0100 |  |  |", rows["f32"])
-    self.assertIn("not told apart", rows["near"])
+    self.assertIn("not significant", rows["near"])
     self.assertIn("higher, above the seeds' spread", rows["worse"])
     self.assertIn("+0.2003", rows["worse"])
-    self.assertIn("Of 2 variants 1 are told apart from f32", text)
+    self.assertIn("1 of 2 variants differ significantly from f32", text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md quotes of this example is what it prints."""
+"""The outputs in docs/getting_started/hlo.md are those of this example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from absl.testing import absltest
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
-PAGE = DIRECTORY / "README.md"
+PAGE = DIRECTORY.parents[1] / "docs" / "getting_started" / "hlo.md"
 
 
 def quoted(start: str) -> list[str]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers of rows give a row the same bits (docs/serving.md)."""
+"""Numbers of rows that give the same bits: docs/how_to/decode_loop.md."""
 
 from __future__ import annotations
 

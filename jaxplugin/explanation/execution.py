@@ -27,7 +27,7 @@ _DTYPES: Final = {
   "bf16": np.dtype(ml_dtypes.bfloat16),
   "f16": np.dtype(np.float16),
 }
-# The contract's bound (README, Numerics), in units of sum(|a * b|), before one
+# The bound of docs/concepts/numerics.md, in units of sum(|a * b|), before one
 # rounding to the result's dtype.
 _DOT_BOUND: Final = 16 * 2.0**-24
 _ROUNDING: Final = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
@@ -112,7 +112,7 @@ def run_dot(compiled: compilation.CompiledDot, seed: int = 0) -> ExecutedDot:
 
   Raises:
     NotImplementedError: the GPU is not NVIDIA's, or the PTX has what is not
-      modelled (`docs/ptx.md`).
+      modelled (`docs/developer/ptx_emulator.md`).
     RuntimeError: a kernel does what PTX leaves undefined, as a race.
   """
   kernels = compiled.kernels

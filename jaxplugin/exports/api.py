@@ -29,8 +29,8 @@ from jaxplugin.runtime import cutile_library
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import triton_calls
 
-# What implementations emit. docs/export.md says who makes each known to XLA,
-# and what is promised about it.
+# The custom calls of each backend. docs/how_to/export.md says who registers
+# them, and what is promised about it.
 CALL_TARGETS: Final = (
   *library.HANDLERS,
   *triton_calls.NAMES,
@@ -72,7 +72,7 @@ def export(
 
   `jax.export.export` itself makes a portable module, of XLA's operations, which
   a process without this package loads too. What a module of `export` needs
-  where it is loaded, and which releases load it, is in docs/export.md.
+  where it is loaded, and which releases load it, is in docs/how_to/export.md.
 
   Sizes may be symbolic: on CPUs kernels take any m, n and batch; on GPUs, and
   of what quantizes there, operations serve. Measured configs of CPU kernels are

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block moves fewer bytes quantized than in bf16, however it is split.
 
-Larger models are `plan`'s, in docs/scale.md.
+Larger models are `plan`'s, in docs/how_to/plan_collectives.md.
 """
 
 from __future__ import annotations

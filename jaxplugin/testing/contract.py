@@ -33,7 +33,7 @@ F16: Final = np.dtype(np.float16)
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
 RESULT_DTYPES: Final = (F32, BF16, F16)
 
-# The contract (README, Numerics), in units of sum(|a * b|), before the
+# The bound of docs/concepts/numerics.md, in units of sum(|a * b|), before the
 # final cast: 16 roundings of f32, each of at most 2^-24 of the largest sum.
 DOT_BOUND: Final = 16 * 2.0**-24
 # One rounding to a dtype of p significant bits is off by at most half a unit

@@ -38,7 +38,7 @@ _STORAGES: Final = (
 
 
 class BackendSuite(suite.DotSuite):
-  """The contract of one backend: the README's chapter Numerics, and its claims.
+  """The contract of one backend: docs/concepts/numerics.md, and its claims.
 
     class AcmeTest(testing.BackendSuite):
       implementation = "acme"

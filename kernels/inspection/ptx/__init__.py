@@ -5,5 +5,6 @@
 All threads of a block take each instruction at once, as NumPy arrays. What PTX
 leaves undefined is a fault: races in shared memory, copies that nobody waited
 for, missing fences, bytes outside of an array, registers that nothing wrote.
-`docs/ptx.md` says what is modelled, and by which section of the PTX ISA.
+`docs/developer/ptx_emulator.md` lists the modelled instructions, by section of
+the PTX ISA.
 """

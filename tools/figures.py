@@ -1,0 +1,491 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the figures of the documentation: docs/figures/*.svg.
+
+  python tools/figures.py
+
+Values, scales, byte orders and times come from the package and from committed
+results, so a figure cannot disagree with them; a test compares the files.
+tools/decision_picture.py draws docs/figures/dispatch.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+# A figure needs no device.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+sys.path.insert(
+  0, str(pathlib.Path(__file__).resolve().parents[1] / "examples/benchmarks")
+)
+import drawing
+import jax.numpy as jnp
+import numpy as np
+import readme_table
+
+import jaxplugin as jp
+from jaxplugin.bench.report import results
+
+ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
+FIGURES: Final = ROOT / "docs" / "figures"
+RESULTS: Final = (
+  ROOT / "examples/benchmarks/results/cpu_epyc_avx512_2_cores.json"
+)
+BASELINE: Final = ROOT / "examples/numerics/numerics_baseline.json"
+# Key in the baseline -> words of the figure.
+SQNR_DATA: Final = (
+  ("Gaussian {}", "Gaussian data"),
+  ("weights {} mean", "weights of a real model"),
+  ("beside outliers {}", "values next to outliers"),
+)
+SQNR_FORMATS: Final = (
+  *("mxfp8", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "nvfp4", "mxfp4"),
+)
+_WIDTH: Final = 920
+_MARGIN: Final = 24
+# Linear numbers with one that is larger than the others: 32 values.
+_ROW: Final = np.array(
+  [
+    *(0.30, -0.10, 0.65, 0.05, -0.50, 0.20, 0.90, -0.35),
+    *(0.15, -0.75, 0.40, 0.10, -0.20, 0.55, -0.05, 0.25),
+    *(0.80, -2.90, 0.35, 1.60, -0.45, 0.10, 2.20, -0.70),
+    *(0.20, -1.10, 0.60, 5.80, -0.30, 0.90, -0.15, 1.40),
+  ],
+  np.float32,
+)
+
+
+def _row(top: float, name: str, array: Any, color: str) -> list[str]:
+  """Returns a row of values with the scale factor of each block below it."""
+  width = (_WIDTH - 2 * _MARGIN) / _ROW.size
+  values = np.asarray(array.unpack().values, np.float32)
+  scales = np.asarray(array.scale, np.float32)
+  block = _ROW.size // scales.size
+  parts = [drawing.text(_MARGIN, top, name, weight="bold")]
+  for i, value in enumerate(values):
+    x = _MARGIN + i * width
+    shade = drawing.PALE if (i // block) % 2 == 0 else "#dbe7f0"
+    parts.append(
+      drawing.box(x, top + 10, width - 1, 26, fill=shade, stroke=drawing.LINE)
+    )
+    parts.append(
+      drawing.text(
+        x + (width - 1) / 2,
+        top + 27,
+        f"{value + 0.0:g}",  # -0 reads as a mistake
+        size=10,
+        anchor="middle",
+      )
+    )
+  for i, scale in enumerate(scales):
+    x, length = _MARGIN + i * block * width, block * width - 1
+    parts.append(drawing.box(x, top + 40, length, 22, fill=color, radius=3))
+    parts.append(
+      drawing.text(
+        x + length / 2,
+        top + 55,
+        f"scale factor {scale:g} ({array.scale.dtype.name}), {block} values",
+        size=11,
+        color=drawing.PAPER,
+        anchor="middle",
+      )
+    )
+  return parts
+
+
+def blocks() -> str:
+  """Returns the figure of values, scale factors and the global scale."""
+  nvfp4 = jp.quantize(jnp.asarray(_ROW), jp.NVFP4)
+  mxfp4 = jp.quantize(jnp.asarray(_ROW), jp.MXFP4)
+  width = (_WIDTH - 2 * _MARGIN) / _ROW.size
+  parts = [
+    drawing.text(
+      _MARGIN, 34, "Blocks and scale factors", size=20, weight="bold"
+    ),
+    drawing.text(_MARGIN, 64, "32 numbers (float32)", weight="bold"),
+  ]
+  for i, value in enumerate(_ROW):
+    x = _MARGIN + i * width
+    parts.append(
+      drawing.box(x, 74, width - 1, 26, fill="none", stroke=drawing.LINE)
+    )
+    parts.append(
+      drawing.text(
+        x + (width - 1) / 2, 91, f"{value:g}", size=9, anchor="middle"
+      )
+    )
+  parts += _row(
+    130,
+    "NVFP4: 4-bit values, a scale factor per 16, one global scale",
+    nvfp4,
+    drawing.BLUE,
+  )
+  scale = np.asarray(nvfp4.global_scale).item()
+  parts.append(
+    drawing.box(
+      _MARGIN, 196, _WIDTH - 2 * _MARGIN - 1, 22, fill=drawing.GREEN, radius=3
+    )
+  )
+  parts.append(
+    drawing.text(
+      _WIDTH / 2,
+      211,
+      f"global scale {scale:.3g} (float32), all values of the array",
+      size=11,
+      color=drawing.PAPER,
+      anchor="middle",
+    )
+  )
+  parts += _row(
+    250,
+    "MXFP4: 4-bit values, a scale factor per 32 (a power of two)",
+    mxfp4,
+    drawing.VERMILION,
+  )
+  parts.append(
+    drawing.text(
+      _MARGIN,
+      334,
+      "dequantized value = value x scale factor (x global scale)",
+      color=drawing.FAINT,
+    )
+  )
+  return drawing.document(
+    "Blocks and scale factors",
+    "A row of 32 numbers, quantized to NVFP4 and to MXFP4. NVFP4 has two"
+    " blocks of 16 values with a scale factor each and one global scale."
+    " MXFP4 has one block of 32 values with one scale factor.",
+    _WIDTH,
+    350,
+    parts,
+  )
+
+
+def _operand(
+  x: float, y: float, name: str, rows: str, columns: str, blocked: str
+) -> list[str]:
+  """Returns a matrix [rows, columns] whose blocks lie along `blocked`."""
+  sizes = {"m": 84, "k": 108, "n": 60}
+  width, height = sizes[columns], sizes[rows]
+  along_rows = blocked == columns
+  parts = []
+  step = 12
+  count = (height if along_rows else width) // step
+  length = 36 if (width if along_rows else height) >= 72 else 30
+  pieces = (width if along_rows else height) // length
+  for i in range(count):
+    for j in range(pieces):
+      shade = "#8fc1e3" if j % 2 == 0 else "#d3e6f4"
+      if along_rows:
+        part = drawing.box(
+          x + j * length,
+          y + i * step,
+          length - 1,
+          step - 1,
+          fill=shade,
+        )
+      else:
+        part = drawing.box(
+          x + i * step,
+          y + j * length,
+          step - 1,
+          length - 1,
+          fill=shade,
+        )
+      parts.append(part)
+  parts.append(
+    drawing.text(x, y - 8, f"{name} [{rows}, {columns}]", weight="bold")
+  )
+  parts.append(
+    drawing.text(
+      x,
+      y + height + 16,
+      f"blocks along {blocked}",
+      size=11,
+      color=drawing.FAINT,
+    )
+  )
+  return parts
+
+
+def axes() -> str:
+  """Returns the figure of the blocked axis in each of the three matmuls."""
+  rows = (
+    ("forward", "y = x @ w", ("x", "m", "k"), ("w", "k", "n"), "k"),
+    ("dgrad", "dx = dy @ w.T", ("dy", "m", "n"), ("w", "k", "n"), "n"),
+    ("wgrad", "dw = x.T @ dy", ("x", "m", "k"), ("dy", "m", "n"), "m"),
+  )
+  parts = [
+    drawing.text(
+      _MARGIN,
+      34,
+      "Blocks lie along the contracting dimension",
+      size=20,
+      weight="bold",
+    )
+  ]
+  for i, (name, formula, lhs, rhs, contracting) in enumerate(rows):
+    x = _MARGIN + i * 300
+    parts.append(drawing.text(x, 70, name, size=15, weight="bold"))
+    parts.append(drawing.text(x, 90, formula))
+    parts.append(
+      drawing.text(
+        x, 110, f"contracts {contracting}", size=12, color=drawing.FAINT
+      )
+    )
+    parts += _operand(x, 146, *lhs, contracting)
+    parts += _operand(x + 140, 146, *rhs, contracting)
+  parts.append(
+    drawing.text(
+      _MARGIN,
+      312,
+      "Each array takes part in two matmuls that contract different"
+      " dimensions, so it is quantized twice.",
+      color=drawing.FAINT,
+    )
+  )
+  return drawing.document(
+    "Blocks lie along the contracting dimension",
+    "Three matmuls of a layer y = x @ w. The forward matmul contracts k: x and"
+    " w have blocks along k. dgrad contracts n: dy and w have blocks along n."
+    " wgrad contracts m: x and dy have blocks along m.",
+    _WIDTH,
+    330,
+    parts,
+  )
+
+
+def swizzle() -> str:
+  """Returns the figure of the 128 x 4 tile of scale factors."""
+  # Scale factor i of the linear tile, row i // 4 and column i % 4, is stored at
+  # the position where i is found in the swizzled bytes. A byte holds half of i.
+  index = np.arange(512, dtype=np.uint16).reshape(128, 4)
+  low, high = (
+    np.asarray(jp.swizzle_scale(jnp.asarray(part.astype(np.uint8)))).reshape(-1)
+    for part in (index & 255, index >> 8)
+  )
+  order = low.astype(int) + 256 * high.astype(int)
+  colors = (drawing.BLUE, drawing.ORANGE, drawing.GREEN, drawing.PURPLE)
+  parts = [
+    drawing.text(
+      _MARGIN,
+      34,
+      "A swizzled tile: 128 rows, 4 scale factors a row",
+      size=20,
+      weight="bold",
+    ),
+    drawing.text(_MARGIN, 70, "linear: [128, 4]", weight="bold"),
+    drawing.text(330, 70, "swizzled: 512 bytes, 16 a line", weight="bold"),
+  ]
+  for row in range(128):
+    y = 84 + row * 3
+    parts.append(drawing.box(_MARGIN + 80, y, 96, 2.6, fill=colors[row // 32]))
+  for group in range(4):
+    y = 84 + group * 96
+    parts.append(
+      drawing.text(
+        _MARGIN,
+        y + 50,
+        f"{32 * group} to {32 * group + 31}",
+        size=12,
+        color=drawing.FAINT,
+      )
+    )
+  for position, source in enumerate(order):
+    row, column = divmod(int(source), 4)
+    line, place = divmod(position, 16)
+    x, y = 380 + place * 32, 84 + line * 12
+    parts.append(drawing.box(x, y, 31, 11, fill=colors[row // 32]))
+    parts.append(
+      drawing.text(
+        x + 15.5,
+        y + 9,
+        f"{row},{column}",
+        size=8,
+        color=drawing.INK if row // 32 % 2 else drawing.PAPER,
+        anchor="middle",
+      )
+    )
+  for line in (0, 15, 31):
+    parts.append(
+      drawing.text(
+        372,
+        84 + line * 12 + 9,
+        f"byte {16 * line}",
+        size=10,
+        color=drawing.FAINT,
+        anchor="end",
+      )
+    )
+  parts.append(
+    drawing.text(
+      _MARGIN,
+      492,
+      "byte of (row, column) = 16 (row mod 32) + 4 (row div 32) + column",
+      color=drawing.FAINT,
+    )
+  )
+  return drawing.document(
+    "A swizzled tile of scale factors",
+    "Scale factors of 128 rows and 4 columns become 32 lines of 16 bytes. A"
+    " line holds the 4 scale factors of rows r, r + 32, r + 64 and r + 96.",
+    _WIDTH,
+    508,
+    parts,
+  )
+
+
+def speed_cpu() -> str:
+  """Returns the plot of README.md: speedup over the faster plain matmul."""
+  times = readme_table.times(results.read(RESULTS))
+  colors = {
+    "mxfp8": drawing.BLUE,
+    "mxfp4": drawing.VERMILION,
+    "nvfp4": drawing.GREEN,
+  }
+  left, right, top, step, most = 200, 60, 96, 40, 6.0
+  scale = (_WIDTH - left - right) / most
+  height = top + len(times) * step + 46
+  parts = [
+    drawing.text(
+      _MARGIN,
+      34,
+      "Quantized matmuls are fastest where reading weights is the limit",
+      size=18,
+      weight="bold",
+    ),
+    drawing.text(
+      _MARGIN,
+      56,
+      "Speedup over the faster of XLA's f32 and bf16; 2 Zen 4 cores, medians",
+      size=12,
+      color=drawing.FAINT,
+    ),
+  ]
+  for i, (name, color) in enumerate(colors.items()):
+    x = left + i * 100
+    parts.append(f"<circle cx='{x}' cy='75' r='6' fill='{color}'/>")
+    parts.append(drawing.text(x + 12, 80, name.upper(), size=12))
+  bottom = top + len(times) * step
+  for tick in range(int(most) + 1):
+    x = left + tick * scale
+    color = drawing.INK if tick == 1 else drawing.LINE
+    parts.append(drawing.line(x, top, x, bottom, color=color))
+    parts.append(
+      drawing.text(x, bottom + 20, f"{tick}x", size=12, anchor="middle")
+    )
+  words = []
+  for i, (row, found) in enumerate(times.items()):
+    y = top + i * step + step / 2
+    name = readme_table.SUMMARY[row]
+    parts.append(drawing.text(left - 12, y + 4, name, size=12, anchor="end"))
+    plain = min(found[c] for c in readme_table.PLAIN)
+    ratios = {c: plain / found[c] for c in colors}
+    for place, (format, ratio) in enumerate(ratios.items()):
+      x, center = left + ratio * scale, y + (place - 1) * 11
+      parts.append(
+        f"<circle cx='{x:.1f}' cy='{center:g}' r='5' fill='{colors[format]}'/>"
+      )
+      parts.append(drawing.text(x + 9, center + 4, f"{ratio:.2f}", size=10))
+    words.append(
+      f"{name}: " + ", ".join(f"{c.upper()} {r:.2f}" for c, r in ratios.items())
+    )
+  return drawing.document(
+    "Speedup of quantized matmuls on a CPU",
+    "Speedup over the faster of XLA's f32 and bf16 on 2 Zen 4 cores. "
+    + "; ".join(words)
+    + ".",
+    _WIDTH,
+    height,
+    parts,
+  )
+
+
+def sqnr_table() -> dict[str, dict[str, float]]:
+  """Returns {format: {data: dB}} of the committed baseline of the notebooks."""
+  found = json.loads(BASELINE.read_text())["formats"]
+  return {
+    format: {label: found[key.format(format)] for key, label in SQNR_DATA}
+    for format in SQNR_FORMATS
+  }
+
+
+def sqnr() -> str:
+  """Returns the figure of the signal-to-noise ratio of each format."""
+  table = sqnr_table()
+  colors = (drawing.BLUE, drawing.GREEN, drawing.VERMILION)
+  left, right, top, step, most = 150, 60, 92, 34, 35
+  scale = (_WIDTH - left - right) / most
+  bottom = top + len(table) * step
+  parts = [
+    drawing.text(
+      _MARGIN,
+      34,
+      "Signal-to-noise ratio of each format",
+      size=20,
+      weight="bold",
+    ),
+    drawing.text(
+      _MARGIN,
+      54,
+      "SQNR in dB: more is better, and 6 dB halve the error",
+      size=12,
+      color=drawing.FAINT,
+    ),
+  ]
+  for i, (_, label) in enumerate(SQNR_DATA):
+    x = left + i * 220
+    parts.append(f"<circle cx='{x}' cy='73' r='6' fill='{colors[i]}'/>")
+    parts.append(drawing.text(x + 12, 78, label, size=12))
+  for tick in range(0, most + 1, 5):
+    x = left + tick * scale
+    parts.append(drawing.line(x, top, x, bottom))
+    parts.append(
+      drawing.text(x, bottom + 18, f"{tick}", size=12, anchor="middle")
+    )
+  words = []
+  for i, (format, found) in enumerate(table.items()):
+    y = top + i * step + step / 2
+    name = format.upper().replace("_", " ")
+    parts.append(drawing.text(left - 12, y + 4, name, size=12, anchor="end"))
+    for place, value in enumerate(found.values()):
+      parts.append(
+        f"<circle cx='{left + value * scale:.1f}'"
+        f" cy='{y + 8 * (place - 1):g}' r='5' fill='{colors[place]}'/>"
+      )
+    words.append(
+      f"{name}: " + ", ".join(f"{label} {v:.1f}" for label, v in found.items())
+    )
+  return drawing.document(
+    "Signal-to-noise ratio of each format",
+    "SQNR in dB. " + "; ".join(words) + ".",
+    _WIDTH,
+    bottom + 34,
+    parts,
+  )
+
+
+DRAWN: Final[dict[str, Callable[[], str]]] = {
+  "axes": axes,
+  "blocks": blocks,
+  "speed_cpu": speed_cpu,
+  "sqnr": sqnr,
+  "swizzle": swizzle,
+}
+
+
+def path(name: str) -> pathlib.Path:
+  return FIGURES / f"{name}.svg"
+
+
+if __name__ == "__main__":
+  for name, draw in DRAWN.items():
+    path(name).write_text(draw())
+    print(f"wrote {path(name)}")
