@@ -296,6 +296,10 @@ class PackTest(parameterized.TestCase):
     nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(512)
     unpacked = jp.unpack_fp4(jnp.asarray(packed))
     np.testing.assert_array_equal(np.asarray(unpacked).view(np.uint8), nibbles)
+    shape = jax.export.symbolic_shape("size")
+    exported = jax.export.export(jax.jit(jp.unpack_fp4))(struct(shape, "uint8"))
+    unpacked = np.asarray(exported.call(packed))
+    np.testing.assert_array_equal(unpacked.view(np.uint8), nibbles)
     again = jp.pack_fp4(jnp.asarray(nibbles.view(FP4)))
     np.testing.assert_array_equal(np.asarray(again), packed)
 
@@ -602,7 +606,9 @@ class ValidationTest(parameterized.TestCase):
         struct((4, 64), FP4), struct((4, 4), E8M0), number, jp.NVFP4
       )
 
-  @parameterized.parameters((0, 64, 1), (64, 0, 0), (64, 0, 1), (0, 64, 0))
+  @parameterized.parameters(
+    (0, 64, 1), (64, 0, 0), (64, 0, 1), (0, 64, 0), (0, 0, 1)
+  )
   def test_size_zero_is_a_size(self, rows, columns, axis):
     scale_shape = [rows, columns]
     scale_shape[axis] //= 32
@@ -610,6 +616,7 @@ class ValidationTest(parameterized.TestCase):
       struct((rows, columns), E4M3), struct(scale_shape, E8M0), None, jp.MXFP8
     )
     self.assertEqual(x.shape, (rows, columns))
+    self.assertEqual(x.axis, axis)
 
   @parameterized.parameters(
     # As calibrated alone, to 448; under a scale that another layer, up to 1.7

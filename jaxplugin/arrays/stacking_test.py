@@ -71,15 +71,19 @@ class IndexTest(parameterized.TestCase):
         self.assertEqual(actual.is_packed, x.is_packed)
         np.testing.assert_array_equal(floats(actual), expected[index])
 
-  @parameterized.parameters(*FORMATS)
+  @parameterized.parameters(*reversed(FORMATS))
   @pytest.mark.sample(1)
   def test_of_one_global_scale_for_all_it_is_that(self, format):
     x = quantized(format, 4, 5, 64)
     for index in (2, slice(1, 3), np.array([3, 0]), (np.array([1]), 2)):
       np.testing.assert_array_equal(floats(x[index]), floats(x)[index])
     if format.has_global_scale:
-      self.assertEqual(x[np.array([3, 0])].global_scale.shape, (1, 1, 1))
-      self.assertEqual(x[1].global_scale.shape, (1, 1))
+      for index, shape in (
+        (1, (1, 1)),
+        (np.array([3, 0]), (1, 1, 1)),
+        (np.array([[1, 2], [3, 0]]), (1, 1, 1, 1)),
+      ):
+        self.assertEqual(x[index].global_scale.shape, shape)
 
   @parameterized.parameters(((),), ((4,),), ((4, 5, 1),))
   @pytest.mark.sample(1)
@@ -102,6 +106,12 @@ class IndexTest(parameterized.TestCase):
       take = jax.jit(lambda i, array=array: jp.dequantize(array[i]))
       for index in (np.int32(3), np.array([1, 1, 0])):
         np.testing.assert_array_equal(take(index), expected[index])
+
+  def test_layer_of_a_stack_has_its_number(self):
+    x = quantized(jp.MXFP8, 4, 5, 64)
+    indices = (0, 2, -1, np.int32(-4), jnp.int32(-2))
+    read = jax.jit(lambda x: [x[index].layer_of()[1] for index in indices])
+    self.assertEqual([int(i) for i in read(x)], [0, 2, 3, 0, 2])
 
   @parameterized.parameters(2, -1, np.int64(2))
   def test_index_of_a_symbolic_size(self, index):
@@ -260,11 +270,17 @@ class ConcatenateTest(parameterized.TestCase):
       joined = jp.concatenate(prepared)
       self.assertEqual(joined.scale_layout, prepared[0].scale_layout)
       np.testing.assert_array_equal(floats(joined), expected)
-    small = [jp.prepare_weights(x[:5], B200) for x in arrays]
+    small, whole = (
+      jp.prepare_weights(x, B200) for x in (arrays[0][:5], arrays[1])
+    )
+    np.testing.assert_array_equal(
+      floats(jp.concatenate([whole, small])),
+      np.concatenate([floats(whole), floats(small)]),
+    )
     with self.assertRaisesRegex(
       NotImplementedError, r"multiples of 128, got shapes.*\(5, 64\)"
     ):
-      jp.concatenate(small)
+      jp.concatenate([small, whole])
 
   @parameterized.named_parameters(
     (

@@ -105,13 +105,13 @@ def is_view(array, *of):
 
 class ModeloptTest(parameterized.TestCase):
   @parameterized.product(
-    format=("nvfp4", "mxfp4", "mxfp8"),
     lead=((), (E,)),
     convert=(M, C),
-    raw=(False, True),
+    format=("nvfp4", "mxfp4", "mxfp8"),
     xp=(np, jnp),
+    raw=(False, True),
   )
-  @pytest.mark.sample(1)
+  @pytest.mark.sample(2)
   def test_numbers_are_those_of_the_layout(
     self, format, lead, convert, raw, xp
   ):

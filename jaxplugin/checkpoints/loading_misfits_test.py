@@ -193,8 +193,14 @@ class MisfitsTest(Case):
     self.assertCountEqual(found.misfits, ["a.weight", "b.weight"])
 
   def test_skipped_weights_take_their_parts_along(self):
-    folder = self.folder({**modelopt("a"), **modelopt("b"), "c.weight": SCALES})
-    for skip in ("a", "a.weight", ["a.*"], ("x", "[a]")):
+    packed = {
+      "a.weight_packed": ONES,
+      "a.weight_scale": SCALES,
+      "a.weight_global_scale": np.float32([1 / G]),
+    }
+    others = {**modelopt("b"), "c.weight": SCALES}
+    folder = self.folder({**packed, **others})
+    for skip in ("a", "a.weight", "a.weight_packed", ["a.*"], ("x", "[a]")):
       found = jp.checkpoints.load(folder, skip=skip)
       self.assertCountEqual(found, ["b.weight", "c.weight"])
     for skip in (3, [3], None):

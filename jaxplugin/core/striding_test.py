@@ -80,7 +80,7 @@ class PaddingTest(parameterized.TestCase):
     (49, (jp.MXFP8, None), 1, 49),
     (49, (None, jp.MXFP4), 1, 50),
     (50, (jp.MXFP4, jp.NVFP4), 1, 50),
-    (49, (jp.MXFP8, jp.NVFP4), 2, 64),
+    (33, (jp.MXFP8, jp.NVFP4), 2, 64),
     (49, (None, jp.NVFP4), 2, 64),
     (33, (None, jp.NVFP4), 2, 48),
   )

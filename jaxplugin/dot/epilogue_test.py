@@ -93,6 +93,13 @@ class ProductTest(parameterized.TestCase):
     pair = epilogue.product([np.float32(x) for x in scales])
     self.assertEqual(epilogue.multiply(jnp.float32(dot), *pair), expected)
 
+  def test_two_constants_are_multiplied_one_after_the_other(self):
+    # Their product, 2^-160, is below the smallest number of f32, 2^-149.
+    small = np.float32(2.0**-80)
+    function = jax.jit(lambda x: epilogue.multiply(x, small, small))
+    x = np.array([2.0**127, -(2.0**100), np.nan], np.float32)
+    np.testing.assert_array_equal(function(x), np.float64(x) * 2.0**-160)
+
   @parameterized.parameters(((), ()), ((3, 1), (4,)), ((2, 1, 1), (5, 1)))
   @pytest.mark.sample(1)
   def test_derivative_of_the_factor_is_that_of_the_product(self, *shapes):

@@ -18,7 +18,9 @@ from flax import linen
 from flax import nnx
 
 import jaxplugin as jp
+from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import problems
 from jaxplugin.explanation import estimates
 from jaxplugin.runtime import cpu_library
 from jaxplugin.runtime import triton_library
@@ -476,6 +478,24 @@ class EstimateTest(parameterized.TestCase):
   def test_local_gpu_is_known_by_the_whole_name_of_its_kind(self, kind, sheet):
     target = targets.Target(name=kind, platform="cuda")
     self.assertEqual(estimates.sheet_of(target), sheet)
+
+  @parameterized.parameters(
+    # PTX ISA, tcgen05.mma: FP4 beside FP8 is multiplied by kind::mxf8f6f4.
+    (jp.MXFP4, jp.MXFP4, True, "fp4"),
+    (jp.MXFP8, jp.MXFP4, True, "fp8"),
+    (jp.MXFP4, jp.MXFP8, True, "fp8"),
+    (None, jp.MXFP4, True, "bf16"),
+    (jp.MXFP4, jp.MXFP4, False, "bf16"),
+  )
+  def test_rate_is_that_of_the_wider_side(self, lhs, rhs, is_native, expected):
+    sides = [
+      problems.OperandProblem(
+        format=format, dtype=getattr(format, "values_dtype", formats.BF16)
+      )
+      for format in (lhs, rhs)
+    ]
+    found = estimates.precision_of(*sides, is_native=is_native)
+    self.assertEqual(found, expected)
 
   def test_named_targets_have_figures_of_their_own(self):
     for name in targets.TARGET_NAMES:

@@ -39,8 +39,9 @@ class FingerprintsTest(parameterized.TestCase):
   def test_variables_decide_and_what_lies_where_they_say(self):
     assembler = self.folder() / "ptxas"
     names = []
-    for content in ("one", "three"):
+    for content, time_ns in (("one", 1), ("three", 1), ("three", 2)):
       assembler.write_text(content)
+      os.utime(assembler, ns=(0, time_ns * 10**9))
       variables = {"TRITON_PTXAS_PATH": str(assembler)}
       with SOURCES, mock.patch.dict(os.environ, variables):
         names.append(fingerprints.of("dot"))

@@ -100,9 +100,17 @@ class RecordsTest(parameterized.TestCase):
     ):
       self.assertEqual(same.fingerprint, header.fingerprint)
       self.assertEqual(same.identity, header.identity)
-    other = dataclasses.replace(header, bucketed="n")
-    self.assertNotEqual(other.fingerprint, header.fingerprint)
-    self.assertNotEqual(other.identity, header.identity)
+    caches = {"cold", "warm"} - {header.measured.cache}
+    for change in (
+      {"operation": "other"},
+      {"bucketed": "n"},
+      {"device": dataclasses.replace(header.device, kind="other")},
+      {"sources": header.sources[:1]},
+      {"measured": dataclasses.replace(header.measured, cache=caches.pop())},
+    ):
+      other = dataclasses.replace(header, **change)
+      self.assertNotEqual(other.fingerprint, header.fingerprint)
+      self.assertNotEqual(other.identity, header.identity)
 
   def test_who_measures_is_held_to_the_rules_too(self):
     for make in (

@@ -625,6 +625,21 @@ class RefusedTest(Case):
       target, self.quantize(source, exclude=["*.q_proj"]).path
     )
 
+  def test_finished_file_has_its_head_and_size(self):
+    path = self.empty() / "x.safetensors"
+    shard = shards.Shard(
+      name=path.name, decisions=(), head=b"head", begins={}, size=6
+    )
+    self.assertFalse(shards.is_finished(path, shard))
+    for data, expected in (
+      (b"head12", True),
+      (b"heap12", False),
+      (b"head1", False),
+      (b"head123", False),
+    ):
+      path.write_bytes(data)
+      self.assertEqual(shards.is_finished(path, shard), expected, data)
+
   def test_verify_sees_a_bit_that_differs(self):
     write, source = shards.write, self.folder()
     target = self.empty() / "out"

@@ -160,6 +160,20 @@ class GradientTest(parameterized.TestCase):
       atol=2 * TOLERANCE + relative * np.abs(wanted).max(),
     )
 
+  def test_bf16_cotangent_meets_numbers_that_are_not_rounded(self):
+    def product(x):
+      sides = (quantize(side, jp.NVFP4) for side in (x, W))
+      return jp.block_scaled_dot(*sides, preferred_element_type=jnp.bfloat16)
+
+    g = np.eye(M, N)
+    gradient = jax.jit(lambda x, g: jax.vjp(product, x)[1](g)[0])
+    np.testing.assert_allclose(
+      gradient(X, g.astype(jnp.bfloat16)),
+      g @ dequantized(W, jp.NVFP4),
+      rtol=2 * 2.0**-23,  # two scales are multiplied in f32
+      atol=0,
+    )
+
   def test_second_derivatives_in_all_modes(self):
     format = jp.NVFP4
     x, w = X[:2, :32], W[:3, :32]

@@ -439,10 +439,15 @@ class CudnnPlanTest(parameterized.TestCase):
     dtype=(np.float32, jnp.bfloat16, np.float16),
     global_scale=("scalar", "array"),
     highest=(False, True),
-    has_bias=(False, True),
+    epilogue=(
+      {},
+      {"has_bias": True},
+      {"activation": "relu"},
+      {"has_residual": True},
+    ),
   )
   def test_product_of_global_scales(
-    self, dtype, global_scale, highest, has_bias
+    self, dtype, global_scale, highest, epilogue
   ):
     target = targets.named_target("b200", cudnn="9.13")
     problem = make_problem(
@@ -450,14 +455,13 @@ class CudnnPlanTest(parameterized.TestCase):
       global_scale=global_scale,
       has_global_power=True,
       highest_precision=highest,
-      has_bias=has_bias,
+      **epilogue,
     )
     decision = backends.choose(problem, target)
     is_fused = decision.global_scale == "fused"
     may_be_fused = global_scale == "scalar" and not highest
-    self.assertEqual(
-      is_fused, may_be_fused and (has_bias or dtype != np.float16)
-    )
+    has_f32 = bool(epilogue) or dtype != np.float16
+    self.assertEqual(is_fused, may_be_fused and has_f32)
     said = [note for note in decision.notes if "below 2^-126 is zero" in note]
     self.assertLen(said, int(is_fused))
 

@@ -456,6 +456,19 @@ class RequantizedTest(parameterized.TestCase):
     np.testing.assert_array_equal(out, expected)
 
 
+class MaskTest(parameterized.TestCase):
+  @parameterized.parameters(False, True)
+  def test_columns_beyond_k_are_zero(self, is_swizzled):
+    columns = 5  # of two tiles of 4
+    codes = np.random.default_rng(0).integers(1, 256, (2, 2 * ROWS, 8))
+    scale = codes.astype(np.uint8)
+    expected = np.where(np.arange(8) < columns, scale, 0)
+    if is_swizzled:
+      scale, expected = map(contract.swizzle, (scale, expected))
+    masked = cudnn._mask_columns(scale, columns, is_swizzled)
+    np.testing.assert_array_equal(masked, expected)
+
+
 class CallTest(absltest.TestCase):
   """The emulation refuses what the calls do."""
 

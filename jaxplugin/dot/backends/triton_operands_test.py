@@ -16,8 +16,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import reference
+from jaxplugin.dot import sides
+from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import contract
 from jaxplugin.testing import interpreted
@@ -210,6 +213,26 @@ class PreparedTest(interpreted.RecordedTestCase):
       self.dot(x, w, "a100", dimension_numbers=numbers),
     )
     self.assertNotIn("interleaved", self.names())
+
+
+class StridesTest(absltest.TestCase):
+  def test_swizzled_scales_of_all_batches_lie_one_after_another(self):
+    for batch in ((), (3,), (2, 3)):
+      ndim = len(batch) + 2
+      shape = (*batch, 256, 12)  # 2 x 3 tiles
+      side = sides.Side(
+        name="rhs",
+        values=jax.ShapeDtypeStruct((*batch, 140, 320), formats.E4M3),
+        scale=jax.ShapeDtypeStruct(shape, formats.E8M0),
+        format=jp.MXFP8,
+        axis=ndim - 1,
+        scale_layout="swizzled_128x4",
+        contracting=(ndim - 1,),
+        batch=tuple(range(len(batch))),
+      )
+      _, strides = triton._strided_scale(side)
+      # From a batch to the next one, and from a row of tiles, in bytes.
+      self.assertEqual(strides, (256 * 12, 3 * 512), batch)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,9 @@ class YieldingTest(parameterized.TestCase):
     got = assign((64, 32), (64, 32), contracting, (both, both), (T, F))
     # f, the major axis of lhs, is gathered, so that t has to be too.
     self.assertEqual((got.lhs, got.rhs), ((T, NONE), (F, NONE)))
+    specs = (both, (F, NONE))
+    got = assign((64, 32), (64, 32), contracting, specs, (NONE, F))
+    self.assertEqual((got.lhs, got.rhs), ((NONE, NONE), (F, NONE)))
 
   def test_no_axis_is_taken_twice_and_all_sums_are_made(self):
     rng = np.random.default_rng(0)
