@@ -172,6 +172,15 @@ class FourOverSixTest(parameterized.TestCase):
       np.abs(jp.dequantize(six)[0, :16] - x[0, :16]).max(), 0.1
     )
 
+  def test_block_that_both_hold_exactly_is_scaled_to_six(self):
+    # The first block's scale is the largest for six, 256, at global scale 1.
+    x = np.float32([[6 * 256] + 15 * [0] + [12] + 15 * [0]])
+    found = operands.quantize(x, manner(jp.NVFP4, four_over_six=True))
+    self.assertEqual(found.global_scale, 1)
+    np.testing.assert_array_equal(
+      np.asarray(found.scale).astype(np.float64), [[256, 2]]
+    )
+
 
 class _Operations:
   """The same by operations, where kernels serve otherwise."""
