@@ -93,9 +93,10 @@ class BitsTest(parameterized.TestCase):
 
   def test_plain_manner_is_quantize(self):
     x = matrix(3, 40, 96)
-    for format in FORMATS:
-      actual = operands.quantize(x, manner(format))
-      expected = jp.quantize(x, format)
+    cases = [(format, {}) for format in FORMATS]
+    for format, fields in (*cases, (jp.MXFP8, {"scale_rounding": "floor"})):
+      actual = operands.quantize(x, manner(format, **fields))
+      expected = jp.quantize(x, format, **fields)
       jax.tree.map(
         lambda a, e: np.testing.assert_array_equal(
           np.asarray(a).view(np.uint8), np.asarray(e).view(np.uint8)
