@@ -84,6 +84,22 @@ class QuantizeTest(parameterized.TestCase):
     self.assertEqual(result.shape, x.shape)
 
   @parameterized.parameters(
+    (MXFP8, {}, True),
+    (MXFP8, {"scale_rounding": "floor"}, False),
+    (NVFP4, {"scale_rounding": "floor"}, True),  # E4M3 scales: the same
+    (MXFP8, {"axis": 0}, False),
+    (MXFP8, {"key": jax.random.key(0)}, False),
+  )
+  def test_trace_has_the_array_that_plain_codes_are_of(
+    self, format, arguments, is_known
+  ):
+    def quantize(x):
+      found = quantization.quantize(x, format, **arguments)
+      self.assertEqual(found.quantized_from() is not None, is_known)
+
+    jax.eval_shape(quantize, jax.ShapeDtypeStruct((64, 64), jnp.float32))
+
+  @parameterized.parameters(
     *((format, "up", False) for format in formats.FORMATS),
     (MXFP8, "floor", False),
     (MXFP8, "up", True),

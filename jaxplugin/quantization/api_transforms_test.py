@@ -99,6 +99,17 @@ class BatchingTest(parameterized.TestCase):
     ]
     np.testing.assert_array_equal(actual, np.asarray(expected))
 
+  def test_each_vmap_may_map_the_global_scale_or_not(self):
+    q = quantization.quantize(quantization_lowerings.X[:3, :3, :], NVFP4)
+    g = np.float32([0.3, 7, 1e-3])
+    dequantize = lambda v, s, g: quantization.dequantize(
+      scaled_array.ScaledArray(v, s, g, NVFP4)
+    )
+    values, scale = jnp.stack([q.values] * 2), jnp.stack([q.scale] * 2)
+    once = jax.vmap(dequantize)
+    twice = jax.vmap(once, in_axes=(0, 0, None))(values, scale, g)
+    self.assert_same(twice, [once(q.values, q.scale, g)] * 2)
+
   @quantization_lowerings.needs_library
   def test_vmap_keeps_to_the_kernels_unless_each_entry_has_a_global_scale(self):
     for format, expected in ((MXFP8, (1, 1)), (MXFP4, (1, 1)), (NVFP4, (0, 1))):

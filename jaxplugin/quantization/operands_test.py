@@ -93,9 +93,10 @@ class BitsTest(parameterized.TestCase):
 
   def test_plain_manner_is_quantize(self):
     x = matrix(3, 40, 96)
-    for format in FORMATS:
-      actual = operands.quantize(x, manner(format))
-      expected = jp.quantize(x, format)
+    cases = [(format, {}) for format in FORMATS]
+    for format, fields in (*cases, (jp.MXFP8, {"scale_rounding": "floor"})):
+      actual = operands.quantize(x, manner(format, **fields))
+      expected = jp.quantize(x, format, **fields)
       jax.tree.map(
         lambda a, e: np.testing.assert_array_equal(
           np.asarray(a).view(np.uint8), np.asarray(e).view(np.uint8)
@@ -170,6 +171,15 @@ class FourOverSixTest(parameterized.TestCase):
     six = jp.quantize(x, jp.NVFP4, global_scale=found.global_scale)
     self.assertGreater(
       np.abs(jp.dequantize(six)[0, :16] - x[0, :16]).max(), 0.1
+    )
+
+  def test_block_that_both_hold_exactly_is_scaled_to_six(self):
+    # The first block's scale is the largest for six, 256, at global scale 1.
+    x = np.float32([[6 * 256] + 15 * [0] + [12] + 15 * [0]])
+    found = operands.quantize(x, manner(jp.NVFP4, four_over_six=True))
+    self.assertEqual(found.global_scale, 1)
+    np.testing.assert_array_equal(
+      np.asarray(found.scale).astype(np.float64), [[256, 2]]
     )
 
 

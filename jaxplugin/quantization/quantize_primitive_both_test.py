@@ -230,6 +230,22 @@ class UnusedTest(parameterized.TestCase):
       one = jax.jit(lambda x, i=i: quantization.quantize_both(x, NVFP4)[i])
       self.assertEqual(leaves_as_bytes(one(x)), leaves_as_bytes(expected))
 
+  def test_the_one_that_is_used_has_its_own_global_scale(self):
+    x, scales = numbers((64, 96)), np.float32([0.3, 7])
+    blockings = [blocking.Blocking.along(d, 2, 16) for d in (1, 0)]
+    for i, axis in enumerate((1, 0)):
+      one = jax.jit(
+        lambda x, g, i=i: quantization.quantize_blocked(
+          x, NVFP4, blockings, scale_rounding="up", global_scale=g
+        )[i]
+      )
+      expected = quantization.quantize(
+        x, NVFP4, axis=axis, global_scale=scales[i], packed=False
+      )
+      self.assertEqual(
+        leaves_as_bytes(one(x, scales)), leaves_as_bytes(expected)
+      )
+
   @quantization_lowerings.needs_library
   def test_fp8_along_the_first_axis_takes_no_kernel(self):
     # As `quantize` has it there.

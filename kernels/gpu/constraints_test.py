@@ -78,6 +78,7 @@ class ConfigErrorTest(parameterized.TestCase):
     ("nvfp4", "nvfp4", "sm_120", None),
     ("nvfp4", "nvfp4", "gfx950", "E4M3 scales"),
     ("nvfp4", "mxfp4", "sm_100", "nvfp4 multiplies only nvfp4"),
+    ("mxfp4", "nvfp4", "sm_100", "nvfp4 multiplies only nvfp4"),
     ("bf16", "mxfp8", "sm_100", "both operands"),
     ("mxfp8", "mxfp8", "sm_90", "sm_90 has no block-scaled"),
     ("mxfp8", "mxfp6_e2m3", "sm_100", "dot_scaled does not take e2m3"),

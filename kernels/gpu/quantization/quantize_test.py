@@ -102,7 +102,7 @@ INPUTS = {
 
 class SweepTest(parameterized.TestCase):
   @parameterized.product(case=CASES, name=tuple(INPUTS))
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(8)  # each case
   def test_bits_are_those_of_jp_quantize(self, case, name):
     format_name, scale_rounding = case
     x = INPUTS[name]()

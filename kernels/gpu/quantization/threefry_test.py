@@ -24,6 +24,11 @@ def _draw(key, start, out, SIZE: tl.constexpr):
   tl.store(out + place, bits)
 
 
+@triton.jit
+def _first_place(key, out, IS_PART: tl.constexpr):
+  tl.store(out, threefry.first_place(key, IS_PART))
+
+
 def draw(key, start, size):
   out = np.zeros(size, np.int32)
   interpret.launch(_draw, 1, key, np.array([start], np.int64), out, SIZE=size)
@@ -50,6 +55,13 @@ class BitsTest(parameterized.TestCase):
     (zero,) = draw(np.array((0, 0), np.uint32), ones, 1)
     (carried,) = draw(np.array((0, 0), np.uint32), ones + 1, 1)
     self.assertNotEqual(zero, carried)
+
+  def test_place_of_a_part_has_its_high_word_first(self):
+    key = np.array([7, 8, 0x12, 0x89ABCDEF], np.uint32)
+    out = np.zeros(1, np.int64)
+    for is_part, place in ((True, 0x1289ABCDEF), (False, 0)):
+      interpret.launch(_first_place, 1, key, out, IS_PART=is_part)
+      self.assertEqual(out[0], place)
 
 
 if __name__ == "__main__":

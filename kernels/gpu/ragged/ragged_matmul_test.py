@@ -264,7 +264,7 @@ class RaggedTest(parameterized.TestCase):
   @parameterized.product(
     config=(UPCAST, SWAPPED, SMALL_M, ACROSS), format=("mxfp4", "nvfp4")
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(4)  # each config
   def test_converted_weights(self, config, format):
     is_across = config is ACROSS
     _, rhs = self.make("bf16", format)
@@ -359,11 +359,11 @@ class RaggedTest(parameterized.TestCase):
       run(lhs, alone, (19, 1, 0, 0), UPCAST)
 
   @parameterized.product(
-    activation=(*configs.ACTIVATIONS, *plans.GATED),
+    activation=(*plans.GATED, *configs.ACTIVATIONS),
     split_k=(1, 2),
     config=(UPCAST, SMALL_M),
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(3)
   def test_epilogue(self, activation, split_k, config):
     n, of_group = 70, split_k == 1
     lhs, rhs = self.make("bf16", "mxfp4", n=n)
