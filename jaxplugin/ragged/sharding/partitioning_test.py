@@ -319,9 +319,9 @@ class ShardedRaggedTest(parameterized.TestCase):
     partitioner=PARTITIONERS,
     case=(
       ((1, 1), P("b")),
-      ((M, 1), P("b")),
-      ((1, 1), P(None, "b")),
       ((M, 1), P(None, None, "b")),
+      ((1, 1), P(None, "b")),
+      ((M, 1), P("b")),
     ),
   )
   @pytest.mark.sample(2)
