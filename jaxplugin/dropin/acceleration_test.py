@@ -416,8 +416,12 @@ class SemanticsTest(parameterized.TestCase):
     values = np.ones((1, 2, 32), E4M3)
     scale = np.full((1, 2, 1), 4, np.float32).astype(E8M0)
     of_copies = lambda *args: dot(*map(jnp.copy, args))
-    for f in (jp.accelerate(dot), jp.accelerate(of_copies)):
-      result = jax.jit(f)(values, scale, values, scale)
+    for function in (
+      jp.accelerate(dot),
+      jax.jit(jp.accelerate(dot)),
+      jax.jit(jp.accelerate(of_copies)),
+    ):
+      result = function(values, scale, values, scale)
       np.testing.assert_array_equal(result, np.full((1, 2, 2), 512, np.float32))
 
   def test_scale_of_ones_that_is_given_is_no_absent_one(self):
