@@ -415,7 +415,12 @@ class SemanticsTest(parameterized.TestCase):
   def test_scale_of_one_block_that_is_given_is_used(self):
     values = np.ones((1, 2, 32), E4M3)
     scale = np.full((1, 2, 1), 4, np.float32).astype(E8M0)
-    for function in (jp.accelerate(dot), jax.jit(jp.accelerate(dot))):
+    of_copies = lambda *args: dot(*map(jnp.copy, args))
+    for function in (
+      jp.accelerate(dot),
+      jax.jit(jp.accelerate(dot)),
+      jax.jit(jp.accelerate(of_copies)),
+    ):
       result = function(values, scale, values, scale)
       np.testing.assert_array_equal(result, np.full((1, 2, 2), 512, np.float32))
 

@@ -86,6 +86,19 @@ class LayersTest(parameterized.TestCase):
         actual[i], jp.linear(x, stack[i]), err_msg=str(i)
       )
 
+  def test_global_scale_of_each_row_of_a_layer(self):
+    # Weights of one; the ragged kernels have one global scale for a layer.
+    scale = np.exp2(np.arange(LAYERS * N).reshape(LAYERS, N, 1) % 7)
+    stack = jp.ScaledArray(
+      np.ones((LAYERS, N, K), jp.NVFP4.values_dtype),
+      np.ones((LAYERS, N, K // 16), jp.NVFP4.scale_dtype),
+      scale.astype(np.float32),
+      jp.NVFP4,
+    )
+    function = jax.jit(lambda x, i: jp.linear(x, stack, layer=i))
+    actual = function(np.ones((1, K), np.float32), 1)
+    np.testing.assert_array_equal(actual, K * scale[1].T)
+
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4), m=(1, 5), is_quantized=(False, True)
   )

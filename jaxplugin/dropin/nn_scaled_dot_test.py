@@ -260,9 +260,10 @@ class ScaledDotTest(parameterized.TestCase):
     self.assertEqual(result.dtype, jax.lax.scaled_dot(lhs, rhs, **kwargs).dtype)
     self.assertEqual(result.dtype, jnp.bfloat16)
 
-  def test_an_unscaled_f32_operand_is_not_rounded(self):
-    # 1 + 2^-20 is 1 in bf16, where JAX's own function multiplies.
-    lhs = np.full((1, 32), 1 + 2.0**-20, np.float32)
+  @parameterized.parameters(np.float32(1 + 2.0**-20), np.int16(257))
+  def test_an_unscaled_operand_is_not_rounded(self, number):
+    # In bf16, where JAX's own function multiplies, they are 1 and 256.
+    lhs = np.full((1, 32), number)
     rhs, rhs_scale = np.ones((1, 32), E4M3), np.ones((1, 1), E8M0)
     result = nn.scaled_dot(
       lhs,
@@ -271,7 +272,7 @@ class ScaledDotTest(parameterized.TestCase):
       dimension_numbers=NT_2D,
       preferred_element_type=jnp.float32,
     )
-    np.testing.assert_array_equal(result, [[32 * (1 + 2.0**-20)]])
+    np.testing.assert_array_equal(result, [[32 * float(number)]])
 
   @parameterized.named_parameters(
     ("mxfp8", E4M3, E8M0, 32, 0xFF),

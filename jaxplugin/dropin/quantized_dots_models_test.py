@@ -302,7 +302,6 @@ class SitesTest(parameterized.TestCase):
     hand = lambda x: dot(x, x.T, constructs.NUMBERS).sum()
     assert_same(actual, jax.jit(jax.grad(hand))(X))
 
-  @pytest.mark.full
   def test_rules_of_custom_vjp_are_entered_where_where_says_so(self):
     f = constructs.in_custom_vjp(plain, plain)
     found = [

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
+from jaxplugin.dropin import ragged_dots
 
 G, N, K, M = 4, 24, 64, 13
 SIZES = np.array([3, 0, 6, 2], np.int32)
@@ -433,6 +434,19 @@ class LeftTest(parameterized.TestCase):
     f = lambda x, w, sizes: model()(x, w, sizes)
     args = (rows()[None], stacked, SIZES[None])
     self.check_left(jax.vmap(f), *args, warning="batch dimensions")
+
+  def test_group_offset(self):
+    # JAX 0.10.2 cannot bind one: it is a parameter, and an array has no hash.
+    numbers = lax.RaggedDotDimensionNumbers(
+      dot_dimension_numbers=(((1,), (2,)), ((), ())),
+      lhs_ragged_dimensions=[0],
+      rhs_group_dimensions=[0],
+    )
+    params = {"ragged_dot_dimension_numbers": numbers, "out_sharding": None}
+    w = weights("mxfp8")
+    args = rows(), w.dequantize(), SIZES, np.array([1], np.int32)
+    with self.assertRaisesRegex(ragged_dots.NotServed, "has a group_offset"):
+      ragged_dots.multiplied(None, args, params, lambda dims: w, None)
 
   def test_result_dtype(self):
     w = weights("mxfp8")

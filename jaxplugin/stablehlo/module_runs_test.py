@@ -9,12 +9,13 @@ from jaxplugin.stablehlo import module_runs
 from jaxplugin.stablehlo import modules
 
 Run = module_runs.Run
-# @f runs at once and in a branch, @g three times through it, @h in a loop;
+# @f runs twice at once and once in a branch, @g twice in each, @h in a loop;
 # nothing calls @unused, and @left and @right only call each other.
 TEXT = """module {
   func.func public @main(%x: tensor<f32>, %p: tensor<i1>) -> tensor<f32> {
     %0 = stablehlo.sine %x : tensor<f32>
-    %1 = call @f(%0) : (tensor<f32>) -> tensor<f32>
+    %6 = call @f(%0) : (tensor<f32>) -> tensor<f32>
+    %1 = call @f(%6) : (tensor<f32>) -> tensor<f32>
     %2 = "stablehlo.if"(%p) ({
       %3 = func.call @f(%1) : (tensor<f32>) -> tensor<f32>
       stablehlo.return %3 : tensor<f32>
@@ -69,7 +70,7 @@ class RunsTest(absltest.TestCase):
     }
     branch = Run(is_conditional=True)
     self.assertEqual(found["sine"], {Run(): 1})
-    self.assertEqual(found["cosine"], {Run(): 2, branch: 2})
+    self.assertEqual(found["cosine"], {Run(): 4, branch: 2})
     self.assertEqual(found["tanh"], {Run(is_in_loop=True): 1})
     self.assertEqual(found["sqrt"], {})
     self.assertEqual(found["negate"], {})

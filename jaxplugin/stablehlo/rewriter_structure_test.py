@@ -487,6 +487,10 @@ class KeptTest(parameterized.TestCase):
       "{{devices=[2,1]<=[2]}, {replicated}}",
       ["{devices=[2,1]<=[2]}", "{replicated}"],
     ),
+    (
+      "{{devices=[1,2]<=[2] metadata={op_name=f}}, {replicated}}",
+      ["{devices=[1,2]<=[2] metadata={op_name=f}}", "{replicated}"],
+    ),
     ("{replicated}", ["{replicated}", "{replicated}"]),
     ("{maximal device=1}", ["{maximal device=1}", "{maximal device=1}"]),
   )

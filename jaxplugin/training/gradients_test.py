@@ -387,6 +387,24 @@ class DotGeneralTest(parameterized.TestCase):
           of(jax.lax.ragged_dot, x, experts, sizes),
         )
 
+  @parameterized.parameters(
+    ("mxfp8", "mxfp4", "mxfp8"),
+    ("mxfp4", "mxfp8", "mxfp4"),
+    (None, "mxfp8", "mxfp8"),
+  )
+  def test_gradients_have_the_format_of_lhs_unless_it_has_none(
+    self, lhs_format, rhs_format, grad_format
+  ):
+    x, numbers = jnp.ones((32, 32)), testing.numbers("mk", "kn")
+
+    def traced(**options):
+      dot = jp.dot_general(lhs_format, rhs_format, **options)
+      loss = lambda lhs, rhs: dot(lhs, rhs, numbers).sum()
+      return str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, x))
+
+    self.assertEqual(traced(), traced(grad_format=grad_format))
+    self.assertNotEqual(traced(), traced(grad_format="mxfp8_e5m2"))
+
   def test_formats_may_be_given_by_their_names(self):
     lhs, rhs = testing.normal(0, "mk"), testing.normal(1, "kn")
     numbers = testing.numbers("mk", "kn")

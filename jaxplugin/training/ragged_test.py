@@ -144,6 +144,20 @@ class ProductsTest(parameterized.TestCase):
       np.testing.assert_array_equal(rest[_ROWS:], 0)
     np.testing.assert_array_equal(wgrad[1], 0)  # of the empty group
 
+  def test_rows_of_no_group_change_no_global_scale(self):
+    x, w, g = _arrays()
+    is_own = np.arange(_M)[:, None] < _ROWS
+    expected, _, _ = recipes_oracle.ragged_products(
+      _NEAREST, np.where(is_own, x, 0), w, np.where(is_own, g, 0), _SIZES
+    )
+    forward = jax.jit(_dot(_NEAREST, None))
+    for number in (1e30, np.nan):
+      result = forward(np.where(is_own, x, np.float32(number)), w)
+      own = np.split(np.asarray(result, np.float64), np.cumsum(_SIZES))
+      for actual, e in zip(own, expected, strict=False):
+        bound = gradients_oracle.BOUND * e.magnitude + 1e-300
+        np.testing.assert_array_less(np.abs(actual - e.value), bound)
+
   @parameterized.product(
     recipe=(
       training.MXFP8_RECIPE,

@@ -49,6 +49,22 @@ def call(m=24, groups=8, n=48, k=256, *, across=False, **options):
   )
 
 
+class StepsTest(absltest.TestCase):
+  def test_bias_and_activation_follow_the_sum(self):
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, np.dtype(np.float32))
+    options = {"bias": array(8, 48), "global_scale": array()}
+    whole = call(activation="relu", **options)
+    # Parts in bf16 are scaled, so that they do not overflow; those in f32 not.
+    for dtype, scale in ((None, None), (np.dtype("bfloat16"), array())):
+      with self.subTest(dtype=dtype):
+        part, after = whole.replace(reduce_dtype=dtype).steps()
+        self.assertEqual(part.preferred_element_type, dtype or np.float32)
+        self.assertEqual((part.bias, part.activation), (None, None))
+        self.assertEqual((after.bias, after.activation), (array(8, 48), "relu"))
+        self.assertEqual(part.global_scale, scale)
+        self.assertEqual(after.global_scale, array() if scale is None else None)
+
+
 class AssignAxesTest(parameterized.TestCase):
   def assign(self, lhs, rhs, out=None, **options):
     return assigning.assign_axes(call(**options), lhs, rhs, out, SIZES)

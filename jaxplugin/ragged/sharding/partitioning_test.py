@@ -316,15 +316,15 @@ class ShardedRaggedTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       ((1, 1), P("b")),
-      ((M, 1), P("b")),
       ((1, 1), P(None, "b")),
       ((M, 1), P(None, None, "b")),
+      ((M, 1), P("b")),
     ),
+    partitioner=PARTITIONERS,
   )
-  @pytest.mark.sample(2)
+  @pytest.mark.sample(3)
   def test_global_scales_of_rows_and_groups(self, partitioner, case):
     self.use(partitioner)
     lhs_scale, rhs_spec = case

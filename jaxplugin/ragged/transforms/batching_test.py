@@ -134,6 +134,19 @@ class VmapTest(parameterized.TestCase):
       )
       np.testing.assert_array_equal(actual[i], expected)
 
+  def test_global_scales_of_rows_repeat_for_each_entry(self):
+    (lhs, rhs, _, _), of_entry = self.operands(jp.NVFP4, jp.MXFP8, ("lhs",))
+    scale = np.exp2(np.arange(M)[:, None] % 5).astype(np.float32)
+    dot = lambda *lhs: jp.ragged_dot(
+      jp.ScaledArray(*lhs, scale, jp.NVFP4), rhs, SIZES[0]
+    )
+    actual = jax.jit(jax.vmap(dot))(lhs.values, lhs.scale)
+    for i in range(ENTRIES):
+      exact_lhs, *rest = of_entry(i)[:3]
+      np.testing.assert_array_equal(
+        actual[i], expected_of(exact_lhs * scale, *rest)
+      )
+
   @parameterized.parameters("silu", "swigluoai")
   @pytest.mark.full
   def test_gradients_of_a_vmap_are_those_of_a_loop(self, activation):
