@@ -133,7 +133,7 @@ class ModuleTest(parameterized.TestCase):
       )
     self.assertEqual(told[0].launched_by, "")
     self.assertEqual(on_gpu[0].launched_by, expected)
-    self.assertIn(f"    launched by {expected}\n", str(on_gpu))
+    self.assertIn(f"    launched by {expected}\n", on_gpu.details())
 
   def test_calls_of_others_are_left(self):
     text = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {

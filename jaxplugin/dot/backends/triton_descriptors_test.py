@@ -163,11 +163,9 @@ class ChoiceTest(parameterized.TestCase):
     ("b200", jp.NVFP4, jp.NVFP4, "block_scaled_native_nvfp4_nvfp4_.*_tma"),
   )
   def test_explain_names_the_kernel(self, name, lhs, rhs, kernel):
-    text = str(
-      jp.explain(
-        dot, quantized(lhs, 8, K), quantized(rhs, N, K), target=described(name)
-      )
-    )
+    text = jp.explain(
+      dot, quantized(lhs, 8, K), quantized(rhs, N, K), target=described(name)
+    ).details()
     self.assertRegex(text, kernel)
     self.assertIn("with TMA descriptors", text)
 

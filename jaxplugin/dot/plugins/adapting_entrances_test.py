@@ -117,25 +117,24 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
   def test_info_lists_it(self):
     status, out, _ = self.run_command("info")
     self.assertEqual(status, 0)
-    self.assertIn("  acme: mxfp8, mxfp8_e5m2, ", out)
-    self.assertIn("no: is for m below 8, got m=128", out)
+    out = " ".join(out.split())
+    self.assertIn("acme no no no no no no", out)
+    self.assertIn("not acme: is for m below 8, got m=128", out)
     self.assertTrue(
-      out.endswith(
-        "backends of other packages:\n  acme, of registered in code\n"
-      )
+      out.endswith("backends of other packages: acme, of registered in code")
     )
 
   def test_explain_names_it_and_takes_its_name(self):
-    status, out, _ = self.run_command("explain", *ARGUMENTS.split())
+    explain = ("explain", "--verbose", *ARGUMENTS.split())
+    status, out, _ = self.run_command(*explain)
     self.assertEqual(status, 0)
     self.assertIn(
       "not acme: serves, but only where it is asked for [registered in code]",
-      out,
+      " ".join(out.split()),
     )
-    status, out, _ = self.run_command(
-      "explain", *ARGUMENTS.split(), "--implementation", "acme"
-    )
+    status, out, _ = self.run_command(*explain, "--implementation", "acme")
     self.assertEqual(status, 0)
+    out = " ".join(out.split())
     self.assertIn("acme: made for tests (asked for) [registered in code]", out)
     self.assertIn("it is slow", out)
 
