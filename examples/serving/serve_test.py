@@ -58,7 +58,7 @@ class ServeTest(parameterized.TestCase):
       serve.main()
     printed = out.getvalue()
     for k in (64, 128):
-      self.assertRegex(printed, rf"float32 x nvfp4 -> float32, .*k={k}\b")
+      self.assertRegex(printed, rf"f32 x nvfp4 +1 +\d+ +{k} .*cpu")
     self.assertRegex(printed, r"error of the logits: \d+\.\d%")
     self.assertRegex(printed, r"(?m)^nvfp4 .* ms a token: \d+ ")
 
