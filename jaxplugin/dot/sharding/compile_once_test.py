@@ -212,8 +212,10 @@ class NamesTest(parameterized.TestCase):
 
     split = NamedSharding(mesh_of_cpus(), P("x"))
     spec = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, sharding=split)
+    # A number that no compilation cache has met, because a hit traces nothing.
+    new = float(np.random.default_rng().random())
     with jax.numpy_rank_promotion("raise"):
-      lowered = jax.jit(lambda x, w: dot(x, w) + 1).lower(spec, spec)
+      lowered = jax.jit(lambda x, w: dot(x, w) + new).lower(spec, spec)
     calls_private.forget_shares()
     with mock.patch.object(calls_private, "_share", noted):
       lowered.compile()
