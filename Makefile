@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make quickstart   set up an environment and run the main job
-#   make check        the tests that fail most often, in 90 seconds
+#   make check        the tests that fail most often
 #   make test         set up an environment, run lint and the test suite
 #   make test-lab     the tests of compiled and executed GPU kernels
-#   make test-all     every test, in an hour
+#   make test-all     every test
 #   make test PYTHON=python3.12 VENV=.venv-3.12   the same with another Python
 #   make lint         formatting, lint and types
 #   make docs         the documentation site, in docs/_build/html

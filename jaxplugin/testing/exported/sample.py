@@ -4,7 +4,7 @@
 
 `python -m jaxplugin.testing.exported.sample NAME` exports it to NAME.py beside
 this file: once a release, with the oldest JAX that it supports. Later releases
-load what is there (docs/how_to/export.md).
+load that file (docs/how_to/export.md).
 """
 
 from __future__ import annotations
