@@ -10,7 +10,7 @@ from jaxplugin.ragged import epilogue
 
 # On both sides of the limits, 7 and -7, of swigluoai.
 _NUMBERS = np.array([-20, -7.5, -7, -6.5, -1, 0, 0.5, 6.5, 7, 7.5, 20])
-# The argument of exp(-34) is rounded by up to 2^-19, and f32 rounds the products.
+# The argument of exp(-34) is rounded by up to 2^-19; f32 rounds the products.
 _ROUNDING = 2.0**-18
 
 
