@@ -56,8 +56,20 @@ class Request:
     return found
 
 
+class Interrupted(KeyboardInterrupt):
+  """Ctrl-C during a run; `run` has the rows that were measured."""
+
+  def __init__(self, run: results.Run):
+    super().__init__()
+    self.run = run
+
+
 def measure(request: Request) -> results.Run:
-  """Measures row by row, and writes the file of results after each."""
+  """Measures row by row, and writes the file of results after each.
+
+  Raises:
+    Interrupted: If Ctrl-C ends the measurement of a row.
+  """
   work = request.work()
   ceilings = None
   if work:
@@ -93,7 +105,10 @@ def _measure_rows(
         name = f"{row} {pair}"
         found = dataclasses.replace(found, left_out=(*found.left_out, name))
         continue
-      done = measure.measure(row, pair)
+      try:
+        done = measure.measure(row, pair)
+      except KeyboardInterrupt:
+        raise Interrupted(found) from None
       longest = max(longest, done.seconds)
       found = results.with_fractions(
         dataclasses.replace(

@@ -163,8 +163,7 @@ def _add_limits(how: argparse._ActionsContainer) -> None:
 def _run(args: argparse.Namespace) -> int:
   if args.compare is not None:
     return _compare(args)
-  is_printed = args.json == files.STANDARD
-  for path in (None if is_printed else args.json, args.plot):
+  for path in (None if _prints_json(args) else args.json, args.plot):
     _check_writable(path)
   plot = _plotter(args.plot)
   if args.show is not None:
@@ -173,13 +172,15 @@ def _run(args: argparse.Namespace) -> int:
     request = _request(args)
     _check_instruction_set(args.isa, request.device)
     with jax.default_device(request.device.device):
-      found = runs.measure(request)
-  if is_printed:
-    print(results.to_json(found), end="")
-  elif args.verbose:
-    print(table.details(found))
-  else:
-    console.show(table.summary(found))
+      try:
+        found = runs.measure(request)
+      except runs.Interrupted as interruption:
+        _print(interruption.run, args)
+        print(
+          "bench: interrupted; other rows were not measured", file=sys.stderr
+        )
+        raise
+  _print(found, args)
   if plot is not None:
     plot(found, args.plot)
   bad = list(found.bad)
@@ -189,6 +190,19 @@ def _run(args: argparse.Namespace) -> int:
       file=sys.stderr,
     )
   return _FAILED if bad else 0
+
+
+def _prints_json(args: argparse.Namespace) -> bool:
+  return args.json == files.STANDARD
+
+
+def _print(found: results.Run, args: argparse.Namespace) -> None:
+  if _prints_json(args):
+    print(results.to_json(found), end="")
+  elif args.verbose:
+    print(table.details(found))
+  else:
+    console.show(table.summary(found))
 
 
 def _check_instruction_set(isa: str | None, device: devices.Device) -> None:
@@ -262,7 +276,7 @@ def _request(args: argparse.Namespace) -> runs.Request:
     sizes=sizes,
     deadline=time.monotonic() + (args.budget or float("inf")),
     command=tuple(sys.argv[1:]),
-    output=None if args.json == files.STANDARD else args.json,
+    output=None if _prints_json(args) else args.json,
   )
 
 

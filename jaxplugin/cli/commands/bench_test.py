@@ -336,6 +336,23 @@ class RunTest(BenchTestCase):
       results.read(path).left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8")
     )
 
+  def test_interrupted_run_prints_the_rows_that_were_measured(self):
+    row = bench_results.row(bench_results.variant("cpu", 2, is_chosen=True))
+    ceilings = bench_results.run(row).ceilings
+    patch = absltest.mock.patch.object
+    with (
+      patch(roofline, "measure", return_value=ceilings),
+      patch(runs.measurement, "RowMeasurement") as measurement,
+    ):
+      measurement.return_value.measure.side_effect = [row, KeyboardInterrupt]
+      measurement.return_value.ceilings = ceilings
+      status, out, err = self.run_bench(
+        *SMALL, "--shapes", "2x32x64,4x32x64", "--formats", "mxfp8"
+      )
+    self.assertEqual(status, 130)
+    self.assertIn("1x4096x4096", out)
+    self.assertIn("bench: interrupted", err)
+
   @pytest.mark.lab
   def test_startup_is_measured(self):
     path = self.directory / "r.json"
