@@ -202,7 +202,10 @@ class Explanation(Sequence):
     return console.text(self.parts())
 
   def parts(self) -> Iterator[console.Part]:
-    """Returns the report that `str` prints: a row for each matmul."""
+    """Returns the report that `str` prints: a row for each matmul.
+
+    A matmul that is not block-scaled has "-" as its number and backend.
+    """
     if not (self.dots or self.quantizations or self.others or self.sites):
       yield "no block-scaled dot"
       return
@@ -480,7 +483,7 @@ def _row(number: str, item: Explained | NotBlockScaled) -> dict[str, Any]:
   sizes: Sequence[int | None] = ()
   if isinstance(item, NotBlockScaled):
     row["operands"] = item.operands or item.description
-    row["backend"] = ("xla", "dim")
+    row["backend"] = "-"  # the backend `xla` is one of block-scaled dots
     sizes = item.sizes or ()
   else:
     row |= _backend_cells(item)

@@ -206,7 +206,7 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual(
       " ".join(up[:-2]), "0 up bf16 x nvfp4 3 96 64 1 triton fused"
     )
-    self.assertEqual(" ".join(down[:-2]), "- down bf16 x f32 3 7 96 1 xla")
+    self.assertEqual(" ".join(down[:-2]), "- down bf16 x f32 3 7 96 1 -")
     for row in (up, down):
       self.assertRegex(" ".join(row[-2:]), r"^[\d.]+ (ns|us)$")
 
