@@ -253,7 +253,7 @@ def compile(
     return jax.ShapeDtypeStruct(np.shape(x), dtype, sharding=sharding)
 
   specs = jax.tree_util.tree_map(on_mesh, args)
-  with targets.use_target(target):
+  with targets.use_target(target), jax_private.uncached():
     return jax.jit(fn).lower(*specs).compile()
 
 

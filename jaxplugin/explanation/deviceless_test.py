@@ -8,9 +8,11 @@ import dataclasses
 import importlib.util
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -87,6 +89,16 @@ class CompileTest(parameterized.TestCase):
     tree = {"a": spec((8,)), "b": [1.0]}
     text = deviceless.compile(f, tree, target=B200).as_text()
     self.assertIn("bf16[8]", text)
+
+
+@needs_compiler
+class CompilationCacheTest(absltest.TestCase):
+  def test_programs_are_not_read_from_it(self):
+    x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
+    new = float(np.random.default_rng().random())  # not in any cache
+    with warnings.catch_warnings(action="error"):
+      for _ in range(2):
+        deviceless.compile(lambda x: x * new, x, target=B200)
 
 
 class ErrorTest(parameterized.TestCase):

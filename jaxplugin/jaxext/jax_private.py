@@ -10,8 +10,10 @@ JAX.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Final
 import jax
 import jax.export
 import numpy as np
+from jax._src import config
 from jax._src import core
 from jax._src import dispatch
 from jax._src import util
@@ -29,6 +32,15 @@ from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
 
 _PUBLISHED_TIMEOUT_MS: Final = 30_000  # for what is there already
+
+
+def uncached() -> contextlib.AbstractContextManager[None]:
+  """Returns a context in which JAX stores no program in its compilation cache.
+
+  JAX cannot load a program for a device that is not attached. Each time that it
+  finds one in the cache, it warns and compiles again.
+  """
+  return config.persistent_cache_min_compile_time_secs(math.inf)
 
 
 def require_devices_during_lowering(primitive: Any) -> None:

@@ -7,7 +7,6 @@ import io
 import pathlib
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator
 from unittest import mock
 
@@ -55,10 +54,6 @@ class CommandLineTestCase(parameterized.TestCase):
       stack.enter_context(contextlib.redirect_stderr(err))
       stack.enter_context(mock.patch.object(sys, "stdin", given))
       stack.enter_context(_log_level_of_a_process())
-      stack.enter_context(warnings.catch_warnings())
-      # conftest.py's cache, which a command's own process does not have, cannot
-      # read programs for a GPU that is not attached.
-      warnings.filterwarnings("ignore", "Error reading persistent compilation")
       try:
         status = main.main(arguments)
       except SystemExit as stop:
