@@ -20,7 +20,7 @@ import os
 import random
 
 # Without it the CUDA plugin, which is installed for its compiler, does not
-# start on a machine without a GPU (jaxplugin/explanation/deviceless.py).
+# start on a machine without a GPU (jaxplugin/lab/compilation/deviceless.py).
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 # XLA:CPU spends much of the tests' time in LLVM. Level 1 instead of XLA's own,
 # 3, makes tests of recipes a third faster and most others little. 278 programs

@@ -18,7 +18,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import jaxplugin as jp
-from jaxplugin.cli import main as command_line
+from jaxplugin import __main__ as command_line
 
 project = "jaxplugin"
 author = "The jaxplugin Authors"

@@ -38,8 +38,8 @@ import jaxplugin as jp
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot.backends import cudnn
-from jaxplugin.explanation import deviceless
 from jaxplugin.jaxext import jax_private
+from jaxplugin.lab.compilation import deviceless
 
 pytestmark = pytest.mark.full
 

@@ -46,7 +46,7 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
 from jaxplugin.dot import sides
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 FLOATS: Final = tuple(dtype.name for dtype in sides.PLAIN_DTYPES)
 FORMATS: Final = tuple(format.name for format in formats.FORMATS)

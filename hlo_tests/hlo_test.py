@@ -22,7 +22,7 @@ import tool
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 PATHS = golden.paths()
 IMPOSSIBLE = "no such text in any module"

@@ -40,8 +40,8 @@ import golden
 
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
-from jaxplugin.explanation import deviceless
 from jaxplugin.jaxext import jax_private
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.stablehlo import rewriter
 
 

@@ -1,10 +1,130 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m jaxplugin`: the command line, `jaxplugin.cli`."""
+"""The command line: `jaxplugin`, or `python -m jaxplugin`."""
 
+from __future__ import annotations
+
+import argparse
+import glob
+import os
 import sys
+from collections.abc import Sequence
+from typing import Final
 
-from jaxplugin.cli import main
+from jaxplugin.cli import arguments
+from jaxplugin.cli.commands import checkpoint
+from jaxplugin.cli.commands import explain
+from jaxplugin.cli.commands import info
+from jaxplugin.cli.commands import quantize
+from jaxplugin.cli.commands import rewrite
+from jaxplugin.explanation import information
+from jaxplugin.lab.commands import bench
+from jaxplugin.lab.commands import compile
+from jaxplugin.lab.commands import kernels
+from jaxplugin.lab.commands import plan
+from jaxplugin.lab.commands import tune
+
+# In the order of --help.
+COMMANDS: Final[tuple[arguments.Command, ...]] = (
+  info.COMMAND,
+  explain.COMMAND,
+  checkpoint.COMMAND,
+  rewrite.COMMAND,
+  compile.COMMAND,
+  kernels.COMMAND,
+  plan.COMMAND,
+  quantize.COMMAND,
+  bench.COMMAND,
+  tune.COMMAND,
+)
+_GROUPS: Final = {
+  "inspect": "see what is chosen, and why",
+  "compile": "compile for GPUs that need not be attached",
+  "models": "convert models",
+  "speed": "measure this device",
+}
+_EXAMPLES: Final = """\
+examples:
+  jaxplugin info
+  jaxplugin explain --lhs bfloat16 --rhs nvfp4 -m 16 -n 4096 -k 4096
+  jaxplugin rewrite model.mlir --target b200 --cudnn 9.13 -o b200.mlir
+  jaxplugin quantize qwen3-8b qwen3-8b-nvfp4 --dry-run
+  jaxplugin bench --quick"""
+
+_BAD_ARGUMENTS: Final = 2
+_INTERRUPTED: Final = 130  # 128 and SIGINT, the convention of shells
+
+
+def _parser() -> argparse.ArgumentParser:
+  epilog = [
+    "\n".join(
+      [
+        f"{heading}:",
+        *(
+          f"  {command.name:12}{command.help}"
+          for command in COMMANDS
+          if command.group == group
+        ),
+      ]
+    )
+    for group, heading in _GROUPS.items()
+  ]
+  parser = argparse.ArgumentParser(
+    prog=arguments.PROGRAM,
+    usage="%(prog)s COMMAND ...",
+    description="Block-scaled matrix multiplication for JAX. `jaxplugin"
+    " COMMAND --help` describes a command; `python -m jaxplugin` is the same"
+    " program.",
+    epilog="\n\n".join([*epilog, _EXAMPLES]),
+    formatter_class=arguments.HelpFormatter,
+  )
+  version = f"{arguments.PROGRAM} {information.version('jaxplugin')}"
+  parser.add_argument("--version", action="version", version=version)
+  parsers = parser.add_subparsers(
+    dest="command", prog=arguments.PROGRAM, help=argparse.SUPPRESS
+  )
+  for command in COMMANDS:
+    command.add_to(parsers)
+  return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs one command; returns the exit status."""
+  parser = _parser()
+  args = parser.parse_args(argv)
+  if args.command is None:
+    parser.print_help()
+    return 0
+  (command,) = (c for c in COMMANDS if c.name == args.command)
+  if not command.uses_devices or not has_nvidia_gpu():
+    # Without it JAX logs a traceback where its CUDA plugin, but not cuDNN, is
+    # installed. Other commands decide for devices that need not be there.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+  status = 0
+  try:
+    status = command.run(args)
+    sys.stdout.flush()
+  except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except (ValueError, TypeError, RuntimeError, OSError) as error:
+    # On one line, which editors and scripts read.
+    print(f"error: {_message(error)}", file=sys.stderr)
+    return _BAD_ARGUMENTS
+  except KeyboardInterrupt:
+    return _INTERRUPTED
+  return status
+
+
+def has_nvidia_gpu() -> bool:
+  """Returns whether Linux (or WSL) has a device file of an NVIDIA GPU."""
+  return any(glob.glob(path) for path in ("/dev/nvidia[0-9]*", "/dev/dxg"))
+
+
+def _message(error: Exception) -> str:
+  if isinstance(error, OSError) and error.filename is not None:
+    return f"{error.filename}: {error.strerror}"
+  return str(error)
+
 
 if __name__ == "__main__":
-  sys.exit(main.main())
+  sys.exit(main())

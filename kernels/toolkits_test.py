@@ -24,7 +24,7 @@ COMPILE = """
 import jax
 import jax.numpy as jnp
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 x = jax.ShapeDtypeStruct((64,), jnp.float32)
 target = targets.named_target("h100")
 try:

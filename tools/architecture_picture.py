@@ -34,11 +34,9 @@ SURFACE, OPERATION, GROUND, KERNELS = "#e69f00", "#0072b2", "#009e73", "#d55e00"
 
 # From the top, what users see, down to the kernels; the colour of each.
 ROOMS: Final = {
+  "lab": SURFACE,
   "cli": SURFACE,
-  "tuner": SURFACE,
-  "bench": SURFACE,
   "exports": SURFACE,
-  "planning": SURFACE,
   "explanation": SURFACE,
   "stablehlo": SURFACE,
   "params": SURFACE,
@@ -56,7 +54,6 @@ ROOMS: Final = {
   "jaxext": GROUND,
   "kernels/gpu": KERNELS,
   "kernels/cpu": KERNELS,
-  "kernels/inspection": KERNELS,
   "kernels/interpreter": KERNELS,
 }
 

@@ -78,7 +78,7 @@ def measure(
   from jax.sharding import PartitionSpec as P
 
   import jaxplugin as jp
-  from jaxplugin.explanation import deviceless
+  from jaxplugin.lab.compilation import deviceless
   from jaxplugin.testing.oracles import hlo_traffic
 
   target = jp.named_target("b200")

@@ -10,7 +10,7 @@ import decision_picture
 import drawing
 from absl.testing import absltest
 
-from jaxplugin.cli import main
+from jaxplugin import __main__ as main
 from jaxplugin.core import targets
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 import site_pages
 
 import jaxplugin as jp
-from jaxplugin.cli import main as command_line
+from jaxplugin import __main__ as command_line
 from jaxplugin.dot.backends import cudnn
 from jaxplugin.runtime import cpu_library
 from jaxplugin.runtime import cutile_library

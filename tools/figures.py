@@ -31,7 +31,7 @@ import numpy as np
 import readme_table
 
 import jaxplugin as jp
-from jaxplugin.bench.report import results
+from jaxplugin.lab.bench.report import results
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 FIGURES: Final = ROOT / "docs" / "figures"

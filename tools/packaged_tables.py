@@ -24,10 +24,10 @@ from typing import Final
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+from jaxplugin.lab.tuning import denials
 from jaxplugin.tables import reading
 from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import packaged
-from jaxplugin.tuner import denials
 
 _TIMES: Final = ("--rounds", "15", "--seconds", "1")
 # Of kernels alone, so that the tables hold for any version of XLA.

@@ -11,7 +11,7 @@ from unittest import mock
 import packaged_tables
 from absl.testing import absltest
 
-from jaxplugin.cli import main as cli
+from jaxplugin import __main__ as cli
 from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import dot_tables
 

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Final
 
-from jaxplugin.cli import main as command_line
-from jaxplugin.planning import collectives
-from jaxplugin.planning import picture
-from jaxplugin.planning import plans
-from jaxplugin.planning import report
+from jaxplugin import __main__ as command_line
+from jaxplugin.lab.planning import collectives
+from jaxplugin.lab.planning import picture
+from jaxplugin.lab.planning import plans
+from jaxplugin.lab.planning import report
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 GUIDE: Final = ROOT / "docs" / "how_to" / "plan_collectives.md"

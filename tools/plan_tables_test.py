@@ -7,7 +7,7 @@ import importlib.util
 import plan_tables
 from absl.testing import absltest
 
-from jaxplugin.planning import collectives
+from jaxplugin.lab.planning import collectives
 
 needs_compiler = absltest.skipIf(
   importlib.util.find_spec("jax_cuda13_plugin") is None,

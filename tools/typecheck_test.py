@@ -28,7 +28,7 @@ class TypecheckTest(absltest.TestCase):
       "jaxplugin/dot.py",
       "jaxplugin/dot_test.py",
       "jaxplugin/testing/contract.py",
-      "jaxplugin/bench/plot.py",
+      "jaxplugin/lab/bench/plot.py",
       "jaxplugin/kernels/__init__.py",
       "jaxplugin/__pycache__/dot.py",
       "kernels/tiles.py",
@@ -47,7 +47,7 @@ class TypecheckTest(absltest.TestCase):
       found,
       {
         "jaxplugin/dot.py": "# jaxplugin/dot.py\n",
-        "jaxplugin/bench/plot.py": "# jaxplugin/bench/plot.py\n",
+        "jaxplugin/lab/bench/plot.py": "# jaxplugin/lab/bench/plot.py\n",
         "jaxplugin/kernels/__init__.py": "# jaxplugin/kernels/__init__.py\n",
         "jaxplugin/kernels/tiles.py": "# kernels/tiles.py\n",
         "jaxplugin/kernels/cpu/library.py": "# kernels/cpu/library.py\n",

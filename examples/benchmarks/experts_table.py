@@ -15,7 +15,7 @@ import sys
 
 import readme_table
 
-from jaxplugin.bench.report import results
+from jaxplugin.lab.bench.report import results
 
 WAYS = {
   "dense dots": "dense dots",

@@ -5,7 +5,7 @@
 import experts_table
 from absl.testing import absltest
 
-from jaxplugin.bench.report import results
+from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 
 

@@ -18,8 +18,8 @@ import re
 import statistics
 import sys
 
-from jaxplugin.bench import workloads
-from jaxplugin.bench.report import results
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.report import results
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent
 README = DIRECTORY.parents[1] / "README.md"

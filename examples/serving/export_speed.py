@@ -37,8 +37,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.bench import devices
-from jaxplugin.bench import timing
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import timing
 
 NUM_DEVICES: Final = 2
 VARIANTS: Final = ("jit", "jp.export", "jax.export")

@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 import smollm
 
-from jaxplugin.bench import devices
+from jaxplugin.lab.bench import devices
 
 QUESTION: Final = "Explain in two sentences why the sky is blue."
 # As many parameters as SmolLM2-135M has, in wider layers.

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxplugin as jp
-from jaxplugin.bench import timing
+from jaxplugin.lab.bench import timing
 
 RECIPES: Final = {
   "mxfp8": jp.training.MXFP8_RECIPE,

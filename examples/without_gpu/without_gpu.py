@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 TOKENS, WIDTH, HIDDEN = 16, 4096, 14336  # the MLP of Llama 3 8B
 BF16 = jnp.bfloat16

@@ -539,7 +539,7 @@ class ExplainTest(absltest.TestCase):
 )
 class OptimizedTest(parameterized.TestCase):
   def compiled(self, prepared_for, target):
-    from jaxplugin.explanation import deviceless
+    from jaxplugin.lab.compilation import deviceless
 
     w = jax.eval_shape(
       lambda x: jp.prepare_weights(jp.quantize(x, jp.NVFP4), prepared_for),

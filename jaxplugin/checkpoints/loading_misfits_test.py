@@ -18,7 +18,7 @@ import safetensors.numpy
 from absl.testing import absltest
 
 import jaxplugin as jp
-from jaxplugin.cli import main
+from jaxplugin import __main__ as main
 
 ERROR = jp.checkpoints.CheckpointError
 # NVFP4: nibbles of 1.0 (code 2) and block scales of 1.0.

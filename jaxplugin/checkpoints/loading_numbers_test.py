@@ -16,8 +16,8 @@ import safetensors.numpy
 from absl.testing import absltest
 
 import jaxplugin as jp
+from jaxplugin import __main__ as main
 from jaxplugin.checkpoints.reports import numbers
-from jaxplugin.cli import main
 
 ERROR = jp.checkpoints.CheckpointError
 WARNING = jp.checkpoints.NumbersWarning

@@ -21,7 +21,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.cli import main
+from jaxplugin import __main__ as main
 
 pytestmark = pytest.mark.smoke
 

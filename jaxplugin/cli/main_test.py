@@ -16,7 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.cli import main
+from jaxplugin import __main__ as main
 from jaxplugin.explanation import information
 from jaxplugin.testing import command_lines
 

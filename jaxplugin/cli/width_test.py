@@ -11,8 +11,8 @@ import safetensors.numpy
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jaxplugin.bench.report import results
-from jaxplugin.cli import main
+from jaxplugin import __main__ as main
+from jaxplugin.lab.bench.report import results
 from jaxplugin.testing import bench_results
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import written_modules

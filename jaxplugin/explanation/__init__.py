@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What was chosen, where and why; and what a GPU would make of it.
+"""Reports which backend computes each matmul, and why.
 
-Everything here works without the GPU that it tells about.
+It works without the GPU that it reports on.
 """

@@ -18,8 +18,8 @@ from absl.testing import parameterized
 from jaxlib.mlir import ir
 
 import jaxplugin as jp
-from jaxplugin.explanation import deviceless
 from jaxplugin.jaxext import jaxlib_private
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_calls
 from jaxplugin.runtime import triton_library
 

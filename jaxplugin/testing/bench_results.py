@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxplugin.bench import roofline
-from jaxplugin.bench import timing
-from jaxplugin.bench.report import results
+from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench.report import results
 
 CEILINGS = roofline.Ceilings(
   read=50e9, copy=20e9, bf16=900e9, f32=450e9, is_gpu=False

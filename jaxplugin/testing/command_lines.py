@@ -13,7 +13,7 @@ from unittest import mock
 from absl import logging
 from absl.testing import parameterized
 
-from jaxplugin.cli import main
+from jaxplugin import __main__ as main
 
 
 @contextlib.contextmanager

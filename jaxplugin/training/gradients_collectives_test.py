@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import reference
-from jaxplugin.explanation import deviceless
-from jaxplugin.planning import collectives
+from jaxplugin.lab.compilation import deviceless
+from jaxplugin.lab.planning import collectives
 
 B200 = jp.named_target("b200", cudnn="9.13")
 NUM_DEVICES = 8

@@ -26,12 +26,12 @@ from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
-from jaxplugin.kernels.inspection import compile
-from jaxplugin.kernels.inspection import machine_claims
-from jaxplugin.kernels.inspection import machine_code
-from jaxplugin.kernels.inspection import scheduling
 
 from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import compile
+from jaxplugin.lab.inspection import machine_claims
+from jaxplugin.lab.inspection import machine_code
+from jaxplugin.lab.inspection import scheduling
 
 pytestmark = pytest.mark.lab
 

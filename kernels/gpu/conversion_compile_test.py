@@ -13,11 +13,11 @@ from jaxplugin.kernels.gpu import block_scaled_matmul
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
-from jaxplugin.kernels.inspection import assembling
-from jaxplugin.kernels.inspection import compile
 
 from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
+from jaxplugin.lab.inspection import assembling
+from jaxplugin.lab.inspection import compile
 
 NEW = architectures.E2M1_CONVERSION_PTXAS
 # What ptxas makes of `cvt.rn.bf16x2.e2m1x2`, one of each.

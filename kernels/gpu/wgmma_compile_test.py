@@ -18,11 +18,11 @@ from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu import tiles_by_rule
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
-from jaxplugin.kernels.inspection import assembling
-from jaxplugin.kernels.inspection import compile
-from jaxplugin.kernels.inspection import wgmma_hazards
 
 from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import assembling
+from jaxplugin.lab.inspection import compile
+from jaxplugin.lab.inspection import wgmma_hazards
 
 pytestmark = pytest.mark.lab
 

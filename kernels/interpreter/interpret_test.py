@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from absl.testing import absltest
 from absl.testing import parameterized
-from jaxplugin.kernels.inspection import compile as kernel_compile
 from jaxplugin.kernels.interpreter import interpret
 from triton import knobs
+
+from jaxplugin.lab.inspection import compile as kernel_compile
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)

@@ -12,8 +12,8 @@ import safetensors.numpy
 from absl.testing import absltest
 
 import jaxplugin as jp
+from jaxplugin import __main__ as main
 from jaxplugin.checkpoints import safetensors_files
-from jaxplugin.cli import main
 
 K = 64
 NAMES = ("a.q.weight", "a.k.weight")

@@ -22,9 +22,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin import __main__ as main
 from jaxplugin.checkpoints import safetensors_files
 from jaxplugin.checkpoints.writing import shards
-from jaxplugin.cli import main
 
 D = 64
 ERROR = jp.checkpoints.CheckpointError

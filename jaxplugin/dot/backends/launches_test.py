@@ -35,8 +35,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import formats
-from jaxplugin.explanation import deviceless
-from jaxplugin.explanation import optimized
+from jaxplugin.lab.compilation import deviceless
+from jaxplugin.lab.compilation import optimized
 
 TABLE = pathlib.Path(__file__).with_suffix(".json")
 # Of each generation one: what serves differs, and what it asks for.

@@ -17,7 +17,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.runtime import triton_library
 
 M, N, K = 512, 704, 1536

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import traced
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.testing import interpreted
 
 LAYERS, M, N, K = 3, 16, 704, 1664

@@ -19,7 +19,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 needs_triton = absltest.skipIf(
   importlib.util.find_spec("triton") is None, "triton is not installed"

@@ -10,9 +10,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.bench import workloads
-from jaxplugin.bench.peers import dot_variants
-from jaxplugin.bench.peers import variants
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import variants
 from jaxplugin.testing import command_lines
 
 ARGUMENTS = "--lhs mxfp8 --rhs mxfp4 -m 4 -n 64 -k 64"

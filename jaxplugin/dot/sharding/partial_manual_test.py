@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 NUM_DEVICES = 8
 STAGES, M, N, K = 2, 16, 96, 256

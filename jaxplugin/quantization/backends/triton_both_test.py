@@ -24,7 +24,7 @@ from jaxplugin import quantization
 from jaxplugin.core import blocking
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.testing import quantization_lowerings

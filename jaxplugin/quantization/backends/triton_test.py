@@ -25,7 +25,7 @@ from absl.testing import parameterized
 from jaxplugin import quantization
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.core import blocking
-from jaxplugin.explanation import deviceless
-from jaxplugin.planning import collectives as collectives_lib
+from jaxplugin.lab.compilation import deviceless
+from jaxplugin.lab.planning import collectives as collectives_lib
 from jaxplugin.quantization import operands
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.testing.oracles import hlo_traffic

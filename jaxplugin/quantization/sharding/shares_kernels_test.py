@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 from jaxplugin.core import blocking
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton

@@ -18,7 +18,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 GROUPS, M, N, K = 32, 8, 704, 1536
 # What XLA has the host decide or wait for, and copies to it.

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 
 GROUPS, M, N, K = 8, 64, 256, 512
 COLLECTIVE = re.compile(

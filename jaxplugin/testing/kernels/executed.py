@@ -24,8 +24,8 @@ from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
-from jaxplugin.kernels.inspection import compile as kernel_compile
-from jaxplugin.kernels.inspection.ptx import launching
+from jaxplugin.lab.inspection import compile as kernel_compile
+from jaxplugin.lab.inspection.ptx import launching
 from jaxplugin.testing.kernels import gpu_operands
 
 CORES: Final = {

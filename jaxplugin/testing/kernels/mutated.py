@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from absl.testing import parameterized
 
-from jaxplugin.kernels.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import faults
 from jaxplugin.testing import contract
 from jaxplugin.testing.kernels import executed
 from jaxplugin.testing.kernels import gpu_operands

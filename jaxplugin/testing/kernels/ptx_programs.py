@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from jaxplugin.kernels.inspection.ptx import launching
+from jaxplugin.lab.inspection.ptx import launching
 
 _TEXT: Final = """
 .version 9.4

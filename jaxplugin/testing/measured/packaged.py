@@ -7,9 +7,9 @@ from __future__ import annotations
 import dataclasses
 
 from jaxplugin.core import targets
+from jaxplugin.lab.tuning.operations import known
 from jaxplugin.tables import fitting
 from jaxplugin.tables import records
-from jaxplugin.tuner.operations import known
 
 
 def target_of(table: records.Table) -> targets.Target:

@@ -5,7 +5,7 @@
 import math
 import re
 
-from jaxplugin.explanation import hlo_text
+from jaxplugin.lab.compilation import hlo_text
 
 _NAME = re.compile(r"^ +(?:ROOT )?%?(\S+) = ")
 _OPERAND = re.compile(r"%([\w.-]+)")

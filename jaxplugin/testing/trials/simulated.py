@@ -14,8 +14,8 @@ import math
 import random
 
 from jaxplugin.dot.backends import triton
-from jaxplugin.explanation import compilation
-from jaxplugin.tuner.trials import machine
+from jaxplugin.lab.compilation import triton_dots
+from jaxplugin.lab.tuning.trials import machine
 
 ROUNDS = 9
 _NOISE = 0.01
@@ -49,7 +49,7 @@ class SimulatedGpu:
         self.times[candidate.key] = _XLA_MS
         continue
       try:
-        compiled = compilation.compile_dot(
+        compiled = triton_dots.compile_dot(
           problem, self._target, candidate.config
         )
       except RuntimeError as error:

@@ -28,10 +28,10 @@ from absl.testing import parameterized
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu.cutile import assembler
 from jaxplugin.kernels.gpu.cutile import plans
-from jaxplugin.kernels.inspection import machine_claims
-from jaxplugin.kernels.inspection import machine_code
 
 from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import machine_claims
+from jaxplugin.lab.inspection import machine_code
 
 pytestmark = pytest.mark.lab
 

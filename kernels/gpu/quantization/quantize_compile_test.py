@@ -17,9 +17,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
-from jaxplugin.kernels.inspection import machine_code
 
 from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import machine_code
 from jaxplugin.testing.kernels import executed
 
 pytestmark = pytest.mark.lab

@@ -12,10 +12,10 @@ from jaxplugin.kernels.gpu.quantization import global_scales
 from jaxplugin.kernels.gpu.quantization import quantize
 from jaxplugin.kernels.gpu.quantization import quantize_config
 from jaxplugin.kernels.gpu.quantization import quantize_plans
-from jaxplugin.kernels.inspection import compile as kernel_compile
 
 from jaxplugin.core import formats
 from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import compile as kernel_compile
 
 SM_90 = architectures.by_name("sm_90")
 CONFIG = quantize_config.QuantizeConfig(

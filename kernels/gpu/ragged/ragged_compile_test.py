@@ -12,10 +12,10 @@ from jaxplugin.kernels.gpu import constraints
 from jaxplugin.kernels.gpu import matmul_plans
 from jaxplugin.kernels.gpu.ragged import plans
 from jaxplugin.kernels.gpu.ragged import ragged_matmul
-from jaxplugin.kernels.inspection import compile
-from jaxplugin.kernels.inspection import machine_claims
 
 from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import compile
+from jaxplugin.lab.inspection import machine_claims
 
 pytestmark = pytest.mark.lab
 

@@ -1,0 +1,60 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, caches and what files say of them."""
+
+import pathlib
+import re
+import tempfile
+
+import jax
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import targets
+from jaxplugin.lab.bench import devices
+
+
+class CacheTest(parameterized.TestCase):
+  def caches(self, **sizes):
+    root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+    for name, text in sizes.items():
+      (root / name).mkdir()
+      (root / name / "size").write_text(text)
+    return root
+
+  def test_largest_cache_of_the_system_counts(self):
+    root = self.caches(index0="64K\n", index2="2048K\n", index3="32M\n")
+    self.assertEqual(devices.cpu_cache_bytes(root), (32 << 20, str(root)))
+
+  def test_unknown_cache_is_assumed_large(self):
+    for root in (self.caches(), self.caches(index0="many")):
+      self.assertEqual(devices.cpu_cache_bytes(root), (64 << 20, "assumed"))
+
+  @parameterized.parameters(
+    ("NVIDIA H200", 50 << 20, "the data sheet of h200"),
+    ("NVIDIA H100 80GB HBM3", 50 << 20, "the data sheet of h100"),
+    ("NVIDIA A100-SXM4-80GB", 40 << 20, "the data sheet of a100"),
+    ("NVIDIA X1", 256 << 20, "assumed"),
+  )
+  def test_gpus_are_known_by_name(self, name, size, source):
+    target = targets.Target(name=name, platform="cuda")
+    self.assertEqual(devices.gpu_cache_bytes(target), (size, source))
+
+  def test_size_in_the_target_goes_first(self):
+    target = targets.named_target("b200")
+    self.assertEqual(devices.gpu_cache_bytes(target), (126 << 20, "the target"))
+
+
+class EnvironmentTest(absltest.TestCase):
+  def test_says_where_and_with_what(self):
+    found = devices.environment(devices.find("cpu"))
+    self.assertEqual(found["platform"], "cpu")
+    self.assertEqual(found["versions"]["jax"], jax.__version__)
+    self.assertTrue(found["device"])
+    self.assertRegex(found["date"], r"^20\d\d-\d\d-\d\dT[\d:]+\+00:00$")
+    if found["commit"] is not None:
+      self.assertTrue(re.fullmatch(r"[0-9a-f]{40}\+?", found["commit"]))
+
+
+if __name__ == "__main__":
+  absltest.main()

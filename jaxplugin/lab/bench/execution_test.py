@@ -1,0 +1,229 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How calls are made: rotation, steps, and their order."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import targets
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.compilation import deviceless
+
+STEPS = 3
+
+
+def product(lhs, rhs):
+  return lhs @ rhs.T
+
+
+def made(function=product, operands=None, **fields):
+  """A variant of plain products; set i differs from every other."""
+
+  def default(i):
+    rng = np.random.default_rng(i)
+    return tuple(
+      jnp.asarray(rng.standard_normal(shape), jnp.float32)
+      for shape in ((2, 8), (3, 8))
+    )
+
+  return variants.Variant(
+    name="product",
+    role="ours",
+    function=function,
+    operands=operands or default,
+    check=lambda i, result: None,
+    num_bytes=1,
+    flops=1,
+    **fields,
+  )
+
+
+class TimedTest(parameterized.TestCase):
+  @parameterized.parameters(False, True)
+  def test_steps_compute_every_set(self, is_chained):
+    variant = made()
+    plan = execution.Plan(
+      mode="step", steps=STEPS, groups=2, is_chained=is_chained
+    )
+    timed = execution.Timed(variant, plan)
+    results = timed.run(1)
+    self.assertLen(results, STEPS)
+    for i, result in enumerate(results, STEPS):  # the second group
+      lhs, rhs = variant.operands(i)
+      expected = np.asarray(lhs, np.float64) @ np.asarray(rhs, np.float64).T
+      np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+  def test_barriers_stand_between_steps(self):
+    plan = execution.Plan(mode="step", steps=STEPS, groups=1)
+    text = execution.Timed(made(), plan).lower().as_text()
+    self.assertEqual(text.count("optimization_barrier"), STEPS - 1)
+
+  def test_results_to_check_are_of_the_first_and_the_last_step(self):
+    variant = made()
+    timed = execution.Timed(variant, execution.Plan(steps=STEPS, groups=1))
+    (first, last) = timed.results()
+    self.assertEqual((first[0], last[0]), (0, STEPS - 1))
+    np.testing.assert_allclose(
+      last[1], product(*variant.operands(STEPS - 1)), rtol=1e-5, atol=1e-5
+    )
+
+  def test_chained_step_waits_for_the_result_before_it(self):
+    # A NaN in result 0 moves step 1 to the next lhs: so it read that result.
+    variant = made()
+
+    def operands(i):
+      lhs, rhs = variant.operands(i)
+      return (lhs * np.nan if i == 0 else lhs), rhs
+
+    plan = execution.Plan(mode="step", steps=STEPS, groups=1, is_chained=True)
+    results = execution.Timed(made(operands=operands), plan).run(0)
+    expected = product(variant.operands(2)[0], variant.operands(1)[1])
+    np.testing.assert_allclose(results[1], expected, rtol=1e-5, atol=1e-5)
+
+  def test_samples_go_on_through_all_groups(self):
+    seen = []
+
+    def function(x):
+      seen.append(int(x[0]))
+      return x
+
+    variant = made(
+      function=function, operands=lambda i: (np.array([i]),), on_host=True
+    )
+    timed = execution.Timed(
+      variant, execution.Plan(steps=2, groups=3, repeats=2)
+    )
+    timed.sample()
+    timed.sample()
+    # An untimed call and two timed ones a sample, each of two steps, and each
+    # with the next of three groups.
+    self.assertEqual(seen, [0, 1, 2, 3, 4, 5] * 2)
+
+  def test_untimed_call_comes_before_the_clock_starts(self):
+    events = []
+    variant = made(
+      function=lambda x: events.append("call"),
+      operands=lambda i: (np.array([i]),),
+      on_host=True,
+    )
+    timed = execution.Timed(variant, execution.Plan(groups=2))
+
+    def clock():
+      events.append("clock")
+      return 0.0
+
+    with absltest.mock.patch.object(execution.time, "perf_counter", clock):
+      timed.sample()
+    self.assertEqual(events, ["call", "clock", "call", "clock", "clock"])
+
+  def test_time_is_of_one_step(self):
+    clock = itertools.count()  # start, launched, end
+    plan = execution.Plan(steps=2, groups=1, repeats=4)
+    timed = execution.Timed(made(on_host=True), plan)
+    with absltest.mock.patch.object(
+      execution.time, "perf_counter", lambda: float(next(clock))
+    ):
+      self.assertEqual(timed.sample(), 2 * 1e3 / 8)
+    self.assertEqual((timed.launch_seconds, timed.seconds), (1, 2))
+
+  def test_host_is_waited_for(self):
+    waits = []
+    variant = made(on_host=True, wait=lambda: waits.append(1))
+    execution.Timed(variant, execution.Plan(groups=1, repeats=3)).sample()
+    self.assertLen(waits, 2)  # after the untimed call, and after all others
+
+
+class CompiledStepsTest(parameterized.TestCase):
+  """No compiler shares, merges or drops a step."""
+
+  def timed(self, target, pair, implementation):
+    (row,) = workloads.parse_rows("8x256x512")
+    (pair,) = workloads.parse_pairs(pair)
+    made = dot_variants.DotVariants(row, pair, np.dtype(jnp.float32), target)
+    # Beside it there may be one with TMA descriptors.
+    (variant,) = (
+      v for v in made.ours((implementation,)) if v.name == implementation
+    )
+    self.assertIsInstance(variant, variants.Variant)
+    is_cpu = target.platform == "cpu"
+    return execution.Timed(
+      variant,
+      execution.Plan(mode="step", steps=STEPS, groups=1, is_chained=is_cpu),
+    )
+
+  @pytest.mark.lab
+  def test_cpu_program_calls_the_kernel_once_a_step(self):
+    target = targets.detect_target("cpu")
+    if target.cpu_kernels is None:
+      self.skipTest(target.missing(targets.CPU_KERNELS))
+    text = self.timed(target, "nvfp4", "cpu").lower().compile().as_text()
+    self.assertEqual(
+      text.count('custom_call_target="jaxplugin_block_scaled_dot"'), STEPS
+    )
+
+  @pytest.mark.lab
+  def test_gpu_program_calls_the_kernel_in_every_step(self):
+    target = targets.named_target("h200")
+    try:
+      deviceless.mesh(target)
+    except deviceless.DevicelessError as error:
+      self.skipTest(str(error))
+    counts = {}
+    for steps in (1, STEPS):
+      with absltest.mock.patch.dict(globals(), STEPS=steps):
+        timed = self.timed(target, "bf16xmxfp8", "triton")
+      hlo = deviceless.compile(
+        timed.traced, *timed.arguments(0), target=target
+      ).as_text()
+      counts[steps] = hlo.count('custom_call_target="triton_kernel_call')
+    self.assertGreater(counts[1], 0)
+    self.assertEqual(counts[STEPS], STEPS * counts[1])
+
+
+class PlanTest(parameterized.TestCase):
+  def plan(self, num_bytes, mode="step", **options):
+    defaults = dict(
+      cache_bytes=1000, is_chained=False, step_seconds=1e-4, max_bytes=10**9
+    )
+    return execution.plan(num_bytes, mode=mode, **{**defaults, **options})
+
+  @parameterized.product(
+    num_bytes=(1, 7, 300, 999, 1001, 10**7), mode=("call", "step")
+  )
+  def test_other_sets_between_two_uses_of_one_exceed_the_cache(
+    self, num_bytes, mode
+  ):
+    plan = self.plan(num_bytes, mode)
+    self.assertGreaterEqual(plan.steps * plan.groups, 2)
+    others = plan.steps * plan.groups - 1
+    self.assertGreater(others * num_bytes, 1000)
+
+  def test_call_is_one_step(self):
+    plan = self.plan(10, "call")
+    self.assertEqual((plan.mode, plan.steps, plan.repeats), ("call", 1, 1))
+
+  def test_short_steps_are_many(self):
+    self.assertEqual(self.plan(10, step_seconds=1e-6).steps, 32)
+    self.assertEqual(self.plan(10, step_seconds=1e-4).steps, 10)
+    long = self.plan(10, step_seconds=1)
+    self.assertEqual((long.steps, long.repeats), (2, 1))
+
+  def test_chained_calls_are_few_and_one_at_a_time(self):
+    plan = self.plan(10, step_seconds=1e-6, is_chained=True)
+    self.assertEqual((plan.steps, plan.repeats), (8, 1))
+
+  def test_memory_limits_the_steps(self):
+    plan = self.plan(2000, step_seconds=1e-6, max_bytes=10_000)
+    self.assertEqual(plan.steps, 5)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,234 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Data of experts: weights, and tokens that were sent to some of them.
+
+A token goes to `top` different experts, each as likely as any other: the same
+choice in every run. Rows are sorted by expert, as `ragged_dot` takes them.
+Weights are gigabytes, so all sets of operands have the same ones. What is cold
+is ensured by the routing: the used experts are others in the next set, as long
+as there are others.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin import quantization
+from jaxplugin.arrays import preparation
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import verification
+
+_ALIGNMENT: Final = 64  # bytes, of what XLA takes without a copy
+# Of a result, what is checked.
+_MAX_ROWS: Final = 8
+_MAX_WEIGHTS: Final = 1 << 20
+
+
+class Routing(NamedTuple):
+  """Whose rows are whose.
+
+  The used experts are neighbours, those of fewest rows first, so that experts
+  of equally many are one matrix (`ExpertVariants`, "dense dots").
+
+  Attributes:
+    first: the first used expert.
+    sizes: rows of each used one, ascending.
+    experts: how many there are.
+  """
+
+  first: int
+  sizes: tuple[int, ...]
+  experts: int
+
+  @property
+  def used(self) -> range:
+    return range(self.first, self.first + len(self.sizes))
+
+  @property
+  def group_sizes(self) -> np.ndarray:
+    """i32[experts]."""
+    sizes = np.zeros(self.experts, np.int32)
+    sizes[self.used] = self.sizes
+    return sizes
+
+  @property
+  def of_row(self) -> np.ndarray:
+    """i32[rows]: each row's expert."""
+    return np.repeat(np.arange(self.experts, dtype=np.int32), self.group_sizes)
+
+
+def routing(row: workloads.Row, i: int, seed: int = 0) -> Routing:
+  """That of set i."""
+  random = np.random.default_rng(seed)
+  chosen = [
+    random.choice(row.experts, row.top, replace=False) for _ in range(row.m)
+  ]
+  sizes = np.bincount(np.concatenate(chosen), minlength=row.experts)
+  sizes = np.sort(sizes[sizes > 0])
+  places = row.experts // len(sizes)
+  return Routing(
+    first=i % places * len(sizes),
+    sizes=tuple(map(int, sizes)),
+    experts=row.experts,
+  )
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  """An array that XLA on a CPU reads where it lies, and so do views of it.
+
+  NumPy asks for huge pages for it, as `prepare_weights` does.
+  """
+  count = int(np.prod(shape))
+  memory = np.empty(count + _ALIGNMENT, dtype)
+  skipped = -memory.ctypes.data % _ALIGNMENT // memory.itemsize
+  return memory[skipped : skipped + count].reshape(shape)
+
+
+def _moved_on(first: np.ndarray, experts: int) -> np.ndarray:
+  """[experts, n, ...]: rows of the first, moved on by one for each expert."""
+  stack = _aligned((experts, *first.shape), first.dtype)
+  for i, weight in enumerate(stack):
+    weight[:] = np.roll(first, i, axis=0)
+  return stack
+
+
+class ExpertWeights:
+  """The weights of one product, in whatever way variants store them.
+
+  They are normal; as floats they are what bf16 holds of that, as in a
+  checkpoint that no format has touched.
+  """
+
+  def __init__(self, experts: int, n: int, k: int, seed: int = 0):
+    self.experts = experts
+    first = jax.random.normal(jax.random.key(seed), (n, k), jnp.float32)
+    self._first = first.astype(jnp.bfloat16)
+    self._floats: dict[str, np.ndarray] = {}
+    self._quantized: dict[str, Any] = {}
+
+  def floats(self, dtype: Any) -> np.ndarray:
+    """[experts, n, k] of "float32" or "bfloat16"."""
+    dtype = np.dtype(dtype)
+    if dtype.name not in self._floats:
+      first = np.asarray(self._first.astype(dtype))
+      self._floats[dtype.name] = _moved_on(first, self.experts)
+    return self._floats[dtype.name]
+
+  def quantized(self, format: formats.BlockFormat) -> scaled_array.ScaledArray:
+    """All experts, prepared for this device."""
+    if format.name not in self._quantized:
+      first = quantization.quantize(self._first.astype(jnp.float32), format)
+      global_scale = first.global_scale
+      if global_scale is not None:
+        global_scale = global_scale.reshape(1, 1, 1)
+      values, scale = (
+        jax.device_put(_moved_on(np.asarray(x), self.experts))
+        for x in (first.values, first.scale)
+      )
+      stack = scaled_array.ScaledArray(values, scale, global_scale, format)
+      self._quantized[format.name] = preparation.prepare_weights(stack)
+    return self._quantized[format.name]
+
+  def of(
+    self, format: formats.BlockFormat, experts: slice, rows: Any = slice(None)
+  ) -> scaled_array.ScaledArray:
+    """Quantized rows of neighbouring experts, as one matrix.
+
+    Args:
+      format: of the weights.
+      experts: which.
+      rows: of each of them; where all are taken nothing is copied.
+    """
+    stack = self.quantized(format)
+    stored = format.storage_dtypes[-1]
+
+    def matrix(x: jax.Array, dtype: np.dtype) -> jax.Array:
+      part = np.asarray(x)[experts, rows].view(dtype)
+      return jax.device_put(part.reshape(-1, part.shape[-1]))
+
+    global_scale = stack.global_scale
+    if global_scale is not None:
+      global_scale = global_scale.reshape(1, 1)
+    return scaled_array.ScaledArray(
+      matrix(stack.values, stored),
+      matrix(stack.scale, format.scale_dtype),
+      global_scale,
+      format,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def weights_of(experts: int, n: int, k: int) -> ExpertWeights:
+  """Those of one product: the last one's are kept from row to row."""
+  return ExpertWeights(experts, n, k)
+
+
+class ExpertOperands:
+  """Sets of operands of one product.
+
+  Attributes:
+    row, pair: of what.
+    weights: of all sets.
+  """
+
+  def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 1):
+    assert pair.rhs is not None  # workloads.check
+    self.row = row
+    self.pair = pair
+    self.weights = weights_of(row.experts, row.n, row.k)
+    self.format = pair.rhs
+    shape = row.m * row.top, row.k
+    self._rows = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+
+  def routing(self, i: int) -> Routing:
+    return routing(self.row, i)
+
+  def sizes(self, i: int) -> jax.Array:
+    """i32[experts]."""
+    return jnp.asarray(self.routing(i).group_sizes)
+
+  def rows(self, i: int, dtype: Any = None) -> Any:
+    """[rows, k] in the pair's format, or as floats of `dtype`."""
+    rows = jnp.roll(self._rows, i, axis=0)
+    if dtype is not None:
+      return rows.astype(dtype)
+    if self.pair.lhs is None:
+      return rows.astype(self.pair.plain)
+    return quantization.quantize(rows, self.pair.lhs)
+
+  def expected(self, i: int, dtype: Any = None) -> verification.Expected:
+    """The product of set i at a sample of rows and columns, in f64.
+
+    Args:
+      i: the set.
+      dtype: of floats on both sides; None is the pair's formats.
+    """
+    given = self.rows(i, dtype)
+    rows = verification.some(given.shape[0], _MAX_ROWS)
+    columns = verification.some(
+      self.row.n, max(2, _MAX_WEIGHTS // self.row.k // len(rows))
+    )
+    a = verification.f64(given, rows)
+    exact, magnitude = np.empty((2, len(rows), len(columns)))
+    of_row = self.routing(i).of_row
+    for j, row in enumerate(rows):
+      expert = int(of_row[row])
+      if dtype is not None:
+        b = self.weights.floats(dtype)[expert, columns].astype(np.float64)
+      else:
+        chosen = slice(expert, expert + 1)
+        weight = self.weights.of(self.format, chosen, columns)
+        b = verification.f64(weight, np.arange(len(columns)))
+      exact[j], magnitude[j] = b @ a[j], np.abs(b) @ np.abs(a[j])
+    return verification.Expected(
+      rows=rows, columns=columns, exact=exact, magnitude=magnitude
+    )

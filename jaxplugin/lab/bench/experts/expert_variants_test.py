@@ -1,0 +1,195 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of mixtures of experts: routing, variants, checks, and slow peers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import measurement
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.experts import expert_operands
+from jaxplugin.lab.bench.experts import expert_variants
+from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.report import table
+from jaxplugin.testing import bench_results
+
+_WAYS = ("lax", "loop", "scan", "take")
+
+
+def _row(text):
+  (row,) = workloads.parse_rows(text)
+  return row
+
+
+def _pair(text):
+  (pair,) = workloads.parse_pairs(text)
+  return pair
+
+
+class RoutingTest(parameterized.TestCase):
+  def test_used_experts_rotate(self):
+    row = _row("experts:1x4of32x96x64")
+    sets = [expert_operands.routing(row, i) for i in range(8)]
+    self.assertEqual({one.sizes for one in sets}, {(1, 1, 1, 1)})
+    used = [expert for one in sets for expert in one.used]
+    self.assertEqual(sorted(used), list(range(32)))
+    self.assertEqual(expert_operands.routing(row, 8), sets[0])
+
+  @parameterized.parameters(1, 8, 64, 512)
+  def test_each_token_has_different_experts(self, tokens):
+    row = _row(f"experts:{tokens}x4of32x96x64")
+    one = expert_operands.routing(row, 3)
+    self.assertEqual(one.group_sizes.sum(), 4 * tokens)
+    self.assertLessEqual(max(one.sizes), tokens)
+    counts = np.bincount(one.of_row, minlength=32)
+    np.testing.assert_array_equal(counts, one.group_sizes)
+    # Each expert has 4 tokens of 32 on average; 6 deviations are none.
+    deviation = (tokens * 1 / 8 * 7 / 8) ** 0.5
+    self.assertLess(max(one.sizes), tokens / 8 + 6 * deviation + 1)
+
+
+class VariantsTest(parameterized.TestCase):
+  @parameterized.parameters(
+    "bf16xmxfp8", "f32xmxfp4", "bf16xnvfp4", "nvfp4", "bf16xmxfp6_e2m3"
+  )
+  @pytest.mark.lab
+  def test_right_products_pass_and_wrong_ones_are_found(self, formats):
+    row = _row("experts:3x2of5x96x64")
+    made = expert_variants.ExpertVariants(
+      row, _pair(formats), jp.detect_target("cpu")
+    )
+    found = [*made.ours(["xla"]), *made.peers(["f32", "bf16"])]
+    names = [f"{way} {dtype}" for dtype in ("f32", "bf16") for way in _WAYS]
+    self.assertEqual(
+      [v.name for v in found], ["xla", "dense dots", "dequantize", *names]
+    )
+    for variant in found:
+      operands = variant.operands(1)
+      result = jax.jit(variant.function)(*operands)
+      variant.check(1, result)
+      wrong = jax.tree.map(lambda x: x.at[-1, 0].add(0.5), result)
+      with self.assertRaises(verification.WrongResultError, msg=variant.name):
+        variant.check(1, wrong)
+    rows, weights, sizes = found[0].operands(1)
+    wrong = found[0].function(rows, weights, jnp.roll(sizes, 1))
+    with self.assertRaises(verification.WrongResultError):
+      found[0].check(1, wrong)
+
+  @pytest.mark.lab
+  def test_bytes_are_those_of_used_experts(self):
+    row = _row("experts:3x2of5x96x64")
+    made = expert_variants.ExpertVariants(
+      row, _pair("bf16xmxfp4"), jp.detect_target("cpu")
+    )
+    by_name = {v.name: v for v in made.ours(["xla"]) + made.peers(["bf16"])}
+    used = len(expert_operands.routing(row, 0).sizes)
+    rows, weight = 6 * 64 * 2 + 6 * 96 * 4, 96 * 64
+    self.assertEqual(
+      by_name["xla"].num_bytes, used * (weight // 2 + weight // 32) + rows
+    )
+    self.assertEqual(by_name["loop bf16"].num_bytes, used * weight * 2 + rows)
+    self.assertEqual(by_name["dense dots"].flops, 2 * 6 * weight)
+
+  def test_weights_of_gigabytes_are_not_made_ready(self):
+    row = _row("experts:1x2of8x28672x4096")
+    made = expert_variants.ExpertVariants.__new__(
+      expert_variants.ExpertVariants
+    )
+    made.row = row
+    made._dense = made._dequantizing = lambda: None
+    found = made.peers(["f32"])[2:]
+    self.assertEqual([v.name for v in found], [f"{w} f32" for w in _WAYS])
+    for variant in found:
+      self.assertEqual(variant.reason, "its weights take 3.8 GB")
+
+
+class MeasurementTest(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    patch = absltest.mock.patch.object
+    self.enter_context(patch(execution, "WARM_UP_SECONDS", 0.0))
+    self.enter_context(
+      patch(devices, "cpu_cache_bytes", lambda: (1 << 12, "a test"))
+    )
+
+  def measure(self, row, *formats):
+    options = measurement.Options(
+      mode="call",
+      rounds=3,
+      seconds=0.01,
+      implementations=("chosen", "cudnn"),
+      peers=("f32", "numpy"),
+      out_dtype=np.dtype(np.float32),
+      read_side=256,
+    )
+    one = measurement.RowMeasurement(
+      devices.find("cpu"), bench_results.CEILINGS, options
+    )
+    return [one.measure(_row(row), _pair(pair)) for pair in formats]
+
+  @pytest.mark.lab
+  def test_row_is_measured_in_turns(self):
+    (found,) = self.measure("experts:3x2of5x96x64", "bf16xmxfp4")
+    by_name = {v.name: v for v in found.variants}
+    chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
+    self.assertTrue(by_name[chosen].is_chosen)
+    self.assertEqual(by_name["loop f32"].time.count, 3)
+    self.assertEqual((found.kind, found.out), ("experts", "float32"))
+    reasons = {n: v.reason for n, v in by_name.items() if v.reason}
+    self.assertEqual(
+      reasons,
+      {
+        "cudnn": "ragged_dot has no such implementation",
+        "numpy": "is not run for experts",
+      },
+    )
+    ratios = {(r.ours, r.other) for r in found.ratios}
+    timed = [name for name, v in by_name.items() if v.time]
+    self.assertEqual(ratios, {(chosen, n) for n in timed if n != chosen})
+
+  @pytest.mark.lab
+  def test_slow_peer_is_called_alone_and_for_all_formats(self):
+    patch = absltest.mock.patch.object
+    self.enter_context(patch(measurement, "_SLOW_SECONDS", 0.0))
+    self.enter_context(patch(measurement, "_SLOW_TIMES", 0.0))
+    first, second = self.measure(
+      "experts:2x1of3x64x64", "bf16xmxfp4", "bf16xmxfp8"
+    )
+    before, after = (
+      {v.name: v for v in found.variants} for found in (first, second)
+    )
+    self.assertEqual(before["scan f32"].time.count, 1)
+    self.assertEqual(before["scan f32"].time, after["scan f32"].time)
+    self.assertEqual(after["scan f32"].form, "timed with bf16xmxfp4")
+    self.assertIn("one call", table.block(second))
+    # This package's products are those of the formats.
+    self.assertEqual(after["dense dots"].form, "")
+    (ratio,) = (r.ratio for r in second.ratios if r.other == "scan f32")
+    ours = next(v for v in second.variants if v.is_chosen)
+    self.assertAlmostEqual(
+      ratio.median, after["scan f32"].time.median / ours.time.median, places=3
+    )
+
+  @pytest.mark.lab
+  def test_peer_that_needs_too_much_memory_is_told(self):
+    self.enter_context(
+      absltest.mock.patch.object(measurement, "_MAX_TEMPORARY_BYTES", -1)
+    )
+    (found,) = self.measure("experts:2x1of3x64x64", "bf16xmxfp4")
+    peers = [v for v in found.variants if v.name.endswith(" f32")]
+    self.assertLen(peers, 4)
+    for peer in peers:
+      self.assertEqual(peer.status, "unavailable")
+      self.assertRegex(peer.reason, "MemoryError: needs 0.0 GB besides its op")
+    self.assertEqual({v.status for v in found.variants if v.is_chosen}, {"ok"})
+
+
+if __name__ == "__main__":
+  absltest.main()

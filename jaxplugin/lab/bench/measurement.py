@@ -1,0 +1,478 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures one row: checks every variant, then times them in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import training_step
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.experts import expert_variants
+from jaxplugin.lab.bench.peers import codec_variants
+from jaxplugin.lab.bench.peers import decoder_variants
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.report import results
+
+# Sets of one variant may take this much memory together.
+_MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
+# Products with as few rows read weights and do little else: reading is timed
+# beside them, and how a call is made counts.
+_MAX_MEMORY_BOUND_ROWS: Final = 16
+_OTHER_MODE_PART: Final = 0.25  # of a row's seconds
+# Of the trial that finds a peer's fastest form.
+_FORM_ROUNDS: Final = 7
+_FORM_SECONDS: Final = 1.0
+# A form whose first time is so many times the least is not tried again.
+_HOPELESS: Final = 2.0
+# Of a mixture of experts: what takes so long, and so many times as long as the
+# first variant, which is ours, is timed by one call and takes no part in the
+# turns; what needs so much memory besides its operands is not run.
+_SLOW_SECONDS: Final = 0.05
+_SLOW_TIMES: Final = 8.0
+# A slow one that takes less is called once more, and that call counts.
+_CALLED_TWICE_SECONDS: Final = 1.0
+_MAX_TEMPORARY_BYTES: Final = 1 << 31
+_EXPERTS_ROUNDS: Final = 3  # at least
+
+_AnyVariant = variants.Variant | variants.Forms | variants.Unavailable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """How rows are measured.
+
+  Attributes:
+    mode: of the times that ratios are made of.
+    rounds, seconds: at most, a row.
+    implementations: names, or None for all that serve.
+    peers: names.
+    out_dtype: of products.
+    read_side: size of what is read beside memory-bound products.
+  """
+
+  mode: execution.Mode
+  rounds: int
+  seconds: float
+  implementations: tuple[str, ...] | None
+  peers: tuple[str, ...]
+  out_dtype: np.dtype
+  read_side: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Entry:
+  """A variant on its way to a result."""
+
+  result: results.VariantResult
+  variant: variants.Variant | None = None
+  timed: execution.Timed | None = None
+  once: float | None = None  # milliseconds of the only call
+  launches: list[float] = dataclasses.field(default_factory=list)
+
+
+class RowMeasurement:
+  """Measures rows on one device; raises its ceilings where rows exceed them."""
+
+  def __init__(
+    self,
+    device: devices.Device,
+    ceilings: roofline.Ceilings,
+    options: Options,
+    progress: Callable[[str], None] = lambda text: None,
+  ):
+    self.device = device
+    self.ceilings = ceilings
+    self.options = options
+    self._progress = progress
+    self._fastest_forms: dict[tuple[str, str], str] = {}
+    # Of slow variants, by row and `same_as`: in which formats, and the time.
+    self._slow: dict[tuple[str, str], tuple[str, float]] = {}
+    self._first_milliseconds = 0.0
+
+  def measure(
+    self, row: workloads.Row, pair: workloads.Pair
+  ) -> results.RowResult:
+    """All variants of one row in one pair of formats."""
+    start = time.perf_counter()
+    self._first_milliseconds = 0.0
+    entries = [
+      self._of_slow(row, variant) or self._prepare(row, variant)
+      for variant in self._variants(row, pair)
+    ]
+    self._keep_slow(row, pair, entries)
+    running = {
+      e.result.name: e
+      for e in entries
+      if e.timed is not None or e.once is not None
+    }
+    samples = self._time(row, running)
+    self._raise_ceilings(running, samples)
+    self._time_other_mode(row, running)
+    for name, entry in running.items():
+      if entry.result.status == "ok":
+        taken = [s for s in samples[name] if s is not None]
+        entry.result = self._finished(entry, timing.stats(taken))
+    found = [entry.result for entry in entries]
+    return results.RowResult(
+      row=str(row),
+      kind=row.kind,
+      m=row.m,
+      n=row.n,
+      k=row.k,
+      layer=row.layer,
+      formats=pair.name,
+      out=self.options.out_dtype.name if row.kind == "dot" else "float32",
+      variants=tuple(found),
+      ratios=tuple(_ratios(found, samples)),
+      seconds=time.perf_counter() - start,
+    )
+
+  def _variants(
+    self, row: workloads.Row, pair: workloads.Pair
+  ) -> Sequence[_AnyVariant]:
+    self._progress(f"{row} {pair}: data")
+    options = self.options
+    if not row.is_product:
+      assert pair.rhs is not None
+      codec = codec_variants.CodecVariants(row, pair.rhs).all()
+      if not self.device.is_gpu:
+        warm, _, fresh = roofline.copy_variants(row.m, row.k)
+        codec += [warm, fresh]
+      return codec
+    made: (
+      dot_variants.DotVariants
+      | decoder_variants.DecoderVariants
+      | training_step.TrainingVariants
+      | expert_variants.ExpertVariants
+    )
+    if row.kind == "dot":
+      made = dot_variants.DotVariants(
+        row, pair, options.out_dtype, self.device.target
+      )
+    elif row.kind == "training":
+      made = training_step.TrainingVariants(row, pair, self.device.target)
+    elif row.kind == "experts":
+      made = expert_variants.ExpertVariants(row, pair, self.device.target)
+    else:
+      made = decoder_variants.DecoderVariants(
+        row, pair, self.device.target, self.device.cache_bytes
+      )
+    found = [*made.ours(options.implementations), *made.peers(options.peers)]
+    if row.m <= _MAX_MEMORY_BOUND_ROWS:
+      found += roofline.read_variants(options.read_side, self.device.is_gpu)
+    return found
+
+  def _prepare(self, row: workloads.Row, variant: _AnyVariant) -> _Entry:
+    """Makes a variant ready to be timed, or says why it is not."""
+    if isinstance(variant, variants.Forms):
+      return self._prepare_fastest(row, variant)
+    if isinstance(variant, variants.Unavailable):
+      return _Entry(
+        result=results.VariantResult(
+          name=variant.name,
+          role=variant.role,
+          status="unavailable",
+          reason=variant.reason,
+        )
+      )
+    entry = _Entry(
+      result=results.VariantResult(
+        name=variant.name,
+        role=variant.role,
+        is_chosen=variant.is_chosen,
+        num_bytes=variant.num_bytes,
+        flops=variant.flops,
+        arithmetic=variant.arithmetic,
+        form=variant.form,
+      ),
+      variant=variant,
+    )
+    entry.timed, error = self._ready(row, entry, self.options.mode)
+    if entry.timed is not None:
+      entry.result = dataclasses.replace(
+        entry.result, error=error, mode=entry.timed.plan.mode
+      )
+    return entry
+
+  def _prepare_fastest(
+    self, row: workloads.Row, peer: variants.Forms
+  ) -> _Entry:
+    key = str(row), peer.name
+    forms = peer.forms
+    if peer.of_floats and key in self._fastest_forms:
+      known = self._fastest_forms[key]
+      forms = tuple(form for form in forms if form.form == known)
+    fastest = self._fastest([self._prepare(row, form) for form in forms])
+    if peer.of_floats and fastest.timed is not None:
+      self._fastest_forms[key] = fastest.result.form
+    return fastest
+
+  def _fastest(self, forms: Sequence[_Entry]) -> _Entry:
+    """Of the forms of a peer, one that is wrong, else the fastest.
+
+    Where none runs, the first, with its reason.
+    """
+    for entry in forms:
+      if entry.result.status == "wrong":
+        return entry
+    timed = {
+      entry.result.form: entry.timed.sample
+      for entry in forms
+      if entry.timed is not None
+    }
+    first = {name: sample(0) for name, sample in timed.items()}
+    timed = {
+      name: sample
+      for name, sample in timed.items()
+      if first[name] < _HOPELESS * min(first.values())
+    }
+    if len(timed) == 1:
+      return next(e for e in forms if e.result.form in timed)
+    samples = timing.in_turns(
+      timed, rounds=_FORM_ROUNDS, seconds=_FORM_SECONDS, min_rounds=2
+    )
+
+    def milliseconds(entry: _Entry) -> float:
+      taken = [s for s in samples.get(entry.result.form, ()) if s is not None]
+      return float(np.median(taken)) if taken else np.inf
+
+    return min(forms, key=milliseconds)
+
+  def _ready(
+    self, row: workloads.Row, entry: _Entry, mode: execution.Mode
+  ) -> tuple[execution.Timed | None, float | None]:
+    """Compiles, checks and warms up a variant in one mode.
+
+    Returns:
+      What to time, None where `entry.result` now says why not; and the largest
+      error.
+    """
+    variant = entry.variant
+    assert variant is not None
+    self._progress(f"{row}: {variant.name} ({mode})")
+    try:
+      timed = execution.Timed(variant, self._plan(row, variant, mode))
+      if row.kind == "experts":
+        _compile(timed)
+      start = time.perf_counter()
+      found = timed.results()
+      taken = time.perf_counter() - start
+      errors = [variant.check(i, y) for i, y in found]
+      del found
+      if row.kind == "experts":
+        entry.once = self._slow_time(timed, taken)
+      if entry.once is None:
+        timed.warm_up()
+    except verification.WrongResultError as error:
+      status: results.Status = "wrong"
+      reason = str(error)
+    # A peer may fail in whatever way; it is told, and ours make the run fail.
+    except Exception as error:
+      status = "failed" if variant.role == "ours" else "unavailable"
+      reason = f"{type(error).__name__}: {error}"
+    else:
+      return timed, max((e for e in errors if e is not None), default=None)
+    entry.result = dataclasses.replace(
+      entry.result, status=status, reason=reason
+    )
+    return None, None
+
+  def _slow_time(self, timed: execution.Timed, seconds: float) -> float | None:
+    """Milliseconds of a call, where it is too slow for turns; else None.
+
+    Args:
+      timed: the variant.
+      seconds: of its first call.
+    """
+    first = self._first_milliseconds
+    if not first:
+      self._first_milliseconds = timed.single()
+      return None
+    milliseconds = 1e3 * seconds / timed.plan.steps
+    if seconds < _CALLED_TWICE_SECONDS:
+      milliseconds = timed.single()
+    is_slow = milliseconds > max(1e3 * _SLOW_SECONDS, _SLOW_TIMES * first)
+    return milliseconds if is_slow else None
+
+  def _plan(
+    self,
+    row: workloads.Row,
+    variant: variants.Variant,
+    mode: execution.Mode,
+  ) -> execution.Plan:
+    is_chained = not (self.device.is_gpu or variant.on_host)
+    if is_chained and row.kind != "dot":
+      mode = "call"  # a stack of floats would be copied
+    least = self.ceilings.seconds(variant.num_bytes, variant.flops)
+    return execution.plan(
+      variant.num_bytes,
+      self.device.cache_bytes,
+      mode="call" if variant.on_host and variant.wait is None else mode,
+      is_chained=is_chained,
+      step_seconds=least,
+      max_bytes=_MAX_SET_BYTES["gpu" if self.device.is_gpu else "cpu"],
+    )
+
+  def _of_slow(self, row: workloads.Row, variant: _AnyVariant) -> _Entry | None:
+    """What was found for a slow variant in other formats; None if nothing."""
+    if not isinstance(variant, variants.Variant) or not variant.same_as:
+      return None
+    known = self._slow.get((str(row), variant.same_as))
+    if known is None:
+      return None
+    pair, milliseconds = known
+    result = results.VariantResult(
+      name=variant.name,
+      role=variant.role,
+      num_bytes=variant.num_bytes,
+      flops=variant.flops,
+      arithmetic=variant.arithmetic,
+      form=f"timed with {pair}",
+      mode="call",
+    )
+    return _Entry(result=result, variant=variant, once=milliseconds)
+
+  def _keep_slow(
+    self,
+    row: workloads.Row,
+    pair: workloads.Pair,
+    entries: Sequence[_Entry],
+  ) -> None:
+    for entry in entries:
+      if entry.once is not None and entry.variant and entry.variant.same_as:
+        key = str(row), entry.variant.same_as
+        self._slow.setdefault(key, (str(pair), entry.once))
+
+  def _time(
+    self, row: workloads.Row, running: dict[str, _Entry]
+  ) -> dict[str, list[float | None]]:
+    once: dict[str, list[float | None]] = {
+      n: [e.once] for n, e in running.items() if e.once is not None
+    }
+    running = {n: e for n, e in running.items() if e.once is None}
+    self._progress(f"timing {', '.join(running)}")
+
+    def sample(entry: _Entry) -> Callable[[int], float]:
+      def call(i: int) -> float:
+        assert entry.timed is not None
+        milliseconds = entry.timed.sample(i)
+        entry.launches.append(entry.timed.launch_seconds / entry.timed.seconds)
+        return milliseconds
+
+      return call
+
+    is_experts = row.kind == "experts"
+    found = timing.in_turns(
+      {name: sample(entry) for name, entry in running.items()},
+      rounds=self.options.rounds,
+      seconds=self.options.seconds,
+      min_rounds=_EXPERTS_ROUNDS if is_experts else timing.MIN_ROUNDS,
+    )
+    return found | once
+
+  def _time_other_mode(
+    self, row: workloads.Row, running: dict[str, _Entry]
+  ) -> None:
+    """Times the same in the other mode, where calling may matter."""
+    if row.kind != "dot" or row.m > _MAX_MEMORY_BOUND_ROWS:
+      return
+    other: execution.Mode = "step" if self.options.mode == "call" else "call"
+    timed = {}
+    for name, entry in running.items():
+      assert entry.variant is not None
+      if not entry.variant.on_host and entry.variant.role != "ceiling":
+        one, _ = self._ready(row, entry, other)
+        if one is not None:
+          timed[name] = one
+    samples = timing.in_turns(
+      {name: one.sample for name, one in timed.items()},
+      rounds=self.options.rounds,
+      seconds=self.options.seconds * _OTHER_MODE_PART,
+    )
+    for name in timed:
+      taken = [s for s in samples[name] if s is not None]
+      entry = running[name]
+      entry.result = dataclasses.replace(
+        entry.result, other_time=timing.stats(taken)
+      )
+
+  def _raise_ceilings(
+    self,
+    running: dict[str, _Entry],
+    samples: dict[str, list[float | None]],
+  ) -> None:
+    for name, entry in running.items():
+      result = entry.result
+      taken = [s for s in samples[name] if s is not None]
+      if not taken:
+        continue
+      seconds = min(taken) / 1e3
+      if result.role == "ceiling":
+        self.ceilings = self.ceilings.raised(
+          roofline.ceiling_of(name), result.num_bytes / seconds
+        )
+      elif name in roofline.PRODUCTS:
+        self.ceilings = self.ceilings.raised(name, result.flops / seconds)
+
+  def _finished(
+    self, entry: _Entry, stats: timing.Stats
+  ) -> results.VariantResult:
+    result = entry.result
+    seconds = stats.median / 1e3
+    result = dataclasses.replace(
+      result,
+      time=stats,
+      gb_per_s=timing.significant(result.num_bytes / seconds / 1e9),
+      gflop_per_s=timing.significant(result.flops / seconds / 1e9),
+      launch_fraction=timing.significant(
+        float(np.median(entry.launches)) if entry.launches else 0.0
+      ),
+    )
+    return results.with_fraction(result, self.ceilings)
+
+
+def _compile(timed: execution.Timed) -> None:
+  """Raises MemoryError where XLA needs too much besides the operands."""
+  needed = timed.compile()
+  if timed.variant.role == "peer" and needed > _MAX_TEMPORARY_BYTES:
+    raise MemoryError(
+      f"needs {needed / 1e9:.1f} GB besides its operands, is run with up to"
+      f" {_MAX_TEMPORARY_BYTES / 1e9:.1f}"
+    )
+
+
+def _ratios(
+  found: Sequence[results.VariantResult],
+  samples: dict[str, list[float | None]],
+) -> list[results.Ratio]:
+  timed = [v for v in found if v.time is not None]
+  ratios = []
+  for ours in timed:
+    for other in timed:
+      if ours.role != "ours" or other.name == ours.name:
+        continue
+      assert ours.time is not None and other.time is not None
+      if 1 in (ours.time.count, other.time.count):
+        # One is timed by itself.
+        alone = other.time.median / ours.time.median
+        ratio: timing.Stats | None = timing.stats([alone])
+      else:
+        ratio = timing.ratio(samples[other.name], samples[ours.name])
+      if ratio is not None:
+        ratios.append(
+          results.Ratio(ours=ours.name, other=other.name, ratio=ratio)
+        )
+  return ratios

@@ -1,0 +1,172 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which form of a peer is measured."""
+
+import dataclasses
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import measurement
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import verification
+from jaxplugin.testing import bench_results
+
+
+def form(name, *, seconds=0.0, error=None):
+  """A form that takes `seconds`, or whose call or check raises `error`."""
+
+  def function(x):
+    if isinstance(error, RuntimeError):
+      raise error
+    time.sleep(seconds)
+    return x
+
+  def check(i, result):
+    if isinstance(error, verification.WrongResultError):
+      raise error
+
+  return variants.Variant(
+    name="peer",
+    role="peer",
+    function=function,
+    operands=lambda i: (np.full(8, i),),
+    check=check,
+    num_bytes=64,
+    flops=8,
+    on_host=True,
+    form=name,
+  )
+
+
+class FormsTest(absltest.TestCase):
+  def measured(self, *forms):
+    """The result of a peer that has these forms."""
+    (result,) = self.measured_twice(*forms)[0].variants
+    return result
+
+  def measured_twice(self, *forms, of_floats=False):
+    """The results of a row in two formats."""
+    peer = variants.Forms(
+      name="peer", role="peer", forms=forms, of_floats=of_floats
+    )
+    return self.results_of(self.measuring(), peer)
+
+  def measuring(self):
+    options = measurement.Options(
+      mode="call",
+      rounds=3,
+      seconds=0.1,
+      implementations=(),
+      peers=("f32",),
+      out_dtype=np.dtype(jnp.float32),
+      read_side=64,
+    )
+    # No cache to go past: what is measured here has 64 bytes.
+    found = dataclasses.replace(devices.find("cpu"), cache_bytes=0)
+    return measurement.RowMeasurement(found, bench_results.CEILINGS, options)
+
+  def results_of(self, measuring, variant):
+    """Of a row in two formats."""
+    (row,) = workloads.parse_rows("32x32x32")
+    with absltest.mock.patch.object(
+      measuring, "_variants", lambda *_: [variant]
+    ):
+      return [
+        measuring.measure(row, pair)
+        for pair in workloads.parse_pairs("mxfp8,nvfp4")
+      ]
+
+  @pytest.mark.lab
+  def test_fastest_form_is_measured_and_named(self):
+    result = self.measured(
+      form("slow", seconds=0.02), form("fast"), form("other", seconds=0.01)
+    )
+    self.assertEqual((result.form, result.status), ("fast", "ok"))
+    self.assertLess(result.time.median, 5)
+
+  @pytest.mark.lab
+  def test_fastest_form_of_floats_is_found_once_a_row(self):
+    for of_floats, times in ((True, 1), (False, 2)):
+      checks = []
+      slow = dataclasses.replace(
+        form("slow", seconds=0.01), check=lambda i, y, to=checks: to.append(i)
+      )
+      for result in self.measured_twice(
+        slow, form("fast"), of_floats=of_floats
+      ):
+        self.assertEqual(result.variants[0].form, "fast")
+      self.assertLen(checks, times)
+
+  @pytest.mark.lab
+  def test_form_that_is_slow_at_first_is_not_tried_again(self):
+    times = {}
+
+    def counted(name, seconds):
+      def function(x):
+        times[name] = times.get(name, 0) + 1
+        time.sleep(seconds)
+        return x
+
+      return dataclasses.replace(form(name), function=function)
+
+    self.measured(counted("slow", 0.1), counted("fast", 0.001))
+    # To be checked and warmed up, and once more, untimed and timed; twice, as
+    # two formats are measured.
+    self.assertEqual(times["slow"], 2 * (1 + 2 + 2))
+    self.assertGreater(times["fast"], 40)
+
+  def test_form_that_fails_leaves_the_others(self):
+    result = self.measured(
+      form("broken", error=RuntimeError("no such luck")), form("slow")
+    )
+    self.assertEqual((result.form, result.status), ("slow", "ok"))
+
+  def test_peer_without_a_form_that_runs_says_why(self):
+    result = self.measured(
+      form("broken", error=RuntimeError("no such luck")),
+      form("too", error=RuntimeError("nor here")),
+    )
+    self.assertEqual(result.status, "unavailable")
+    self.assertIn("no such luck", result.reason)
+    self.assertIsNone(result.time)
+
+  def test_wrong_form_is_told_though_another_is_right(self):
+    result = self.measured(
+      form("fast"),
+      form("bad", error=verification.WrongResultError("0 is not 1")),
+    )
+    self.assertEqual((result.status, result.form), ("wrong", "bad"))
+    self.assertEqual(result.reason, "0 is not 1")
+
+  @pytest.mark.lab
+  def test_all_ways_to_read_are_timed_beside_rows_that_read(self):
+    (row,) = workloads.parse_rows("1x32x64")
+    (pair,) = workloads.parse_pairs("mxfp8")
+    names = [v.name for v in self.measuring()._variants(row, pair)]
+    for name in ("read", "read by numpy", "read huge pages"):
+      self.assertIn(name, names)
+
+  @pytest.mark.lab
+  def test_product_of_floats_that_is_faster_raises_its_ceiling(self):
+    for name, is_raised in (("f32", True), ("bf16", True), ("cpu", False)):
+      measuring = self.measuring()
+      fast = dataclasses.replace(form(""), name=name, flops=10**15)
+      before = measuring.ceilings
+      self.results_of(measuring, fast)
+      fields = ("f32", "bf16", "read", "int8")
+      raised = [
+        field
+        for field in fields
+        if getattr(measuring.ceilings, field) > getattr(before, field)
+      ]
+      self.assertEqual(raised, [name] if is_raised else [])
+
+
+if __name__ == "__main__":
+  absltest.main()

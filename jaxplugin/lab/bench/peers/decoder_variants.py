@@ -1,0 +1,377 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is timed beside each other for a step of a decoder.
+
+The step is written in two ways: with each layer's weights as arguments of their
+own, and ("in scan") by `lax.scan` over stacked layers. XLA:CPU copies what a
+scan hands over; so ours scans the layers' numbers, and reads the stacks
+(`linear`). Ours and f32 are timed in both ways; other peers in the first one,
+which is the faster for all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import quantization
+from jaxplugin.arrays import preparation
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import reference
+from jaxplugin.dot import traced
+from jaxplugin.dropin import linear
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import decoder_check
+from jaxplugin.lab.bench.peers import decoder_model
+from jaxplugin.lab.bench.peers import decoder_operands
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import operand_sets
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import verification
+
+IN_SCAN: Final = " in scan"
+PEERS: Final = ("f32", "bf16", "lax.scaled_dot")
+
+
+class _Form(NamedTuple):
+  """A way to write the products, and what they take.
+
+  Attributes:
+    name: what is special about it; "" for ours.
+    linear: one product.
+    ready: dtype of ready weights; "" for quantized ones.
+    store: turns a stack of weights into what is stored, before anything is
+      timed; and its name.
+  """
+
+  name: str
+  linear: decoder_model.Linear
+  ready: str = ""
+  store: Callable[[Any], Any] = lambda w: w
+  stored: str = ""
+
+
+class DecoderVariants:
+  """The variants of one decoder's step on one device.
+
+  The pair's lhs says what activations are turned into before each product, and
+  its rhs how weights are stored. Results of products are f32, and so is all
+  that stands between them.
+  """
+
+  def __init__(
+    self,
+    row: workloads.Row,
+    pair: workloads.Pair,
+    target: targets.Target,
+    cache_bytes: int,
+  ):
+    assert pair.rhs is not None
+    self.row = row
+    self.pair = pair
+    self.target = target
+    self.data = decoder_operands.DecoderOperands(row, pair.rhs, cache_bytes)
+    self._given: decoder_check.Rounded = (
+      decoder_check.cast(pair.plain)
+      if pair.lhs is None
+      else decoder_check.quantized(pair.lhs)
+    )
+
+  def ours(
+    self, names: Sequence[str] | None
+  ) -> list[variants.Variant | variants.Unavailable]:
+    """Each implementation of `names`; None is the chosen one alone."""
+    decided = self._decided()
+    chosen = sorted({one.decision.implementation for one in decided})
+    named = [*chosen] if names is None else [*names]
+    if dot_variants.CHOSEN in named:
+      named.remove(dot_variants.CHOSEN)
+      named += chosen
+    result: list[variants.Variant | variants.Unavailable] = []
+    for name in dict.fromkeys(named):
+      backend = backends.table()[name]
+      problems = [one.problem for one in decided]
+      refusals = [backend.supports(p, self.target) for p in problems]
+      refusal = next((r for r in refusals if r is not None), None)
+      if refusal is not None:
+        result.append(
+          variants.Unavailable(name=name, role="ours", reason=refusal.reason)
+        )
+        continue
+      plans = [backend.plan(problem, self.target) for problem in problems]
+      form = _Form(
+        "", functools.partial(self._ours, name), store=self._prepared
+      )
+      result += [
+        self._variant(
+          name,
+          "ours",
+          form,
+          in_scan,
+          rounded=self._given,
+          bound=verification.OURS_BOUND,
+          relative=max(plan.relative_error for plan in plans),
+          is_chosen=name in chosen,
+        )
+        for in_scan in (False, True)
+      ]
+    return result
+
+  def _decided(self) -> list[Any]:
+    """What is decided about each product of a layer."""
+    product = functools.partial(self._ours, None)
+    form = _Form("", product, store=self._prepared)
+    step = functools.partial(decoder_model.numbered, product)
+    jaxpr = jax.make_jaxpr(step)(*self._operands(0, form, True))
+    return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
+
+  def _prepared(self, w: Any) -> Any:
+    return preparation.prepare_weights(w, self.target)
+
+  def _given_to_products(self, x: jax.Array) -> Any:
+    if self.pair.lhs is None:
+      return x.astype(self.pair.plain)
+    return quantization.quantize(x, self.pair.lhs)
+
+  def _ours(self, implementation: str | None, x: jax.Array, w: Any) -> Any:
+    """With a weight, or with a stack and a layer's number."""
+    w, layer = w if isinstance(w, tuple) else (w, None)
+    return linear.linear(
+      self._given_to_products(x),
+      w,
+      layer=layer,
+      preferred_element_type=np.float32,
+      implementation=implementation,
+    )
+
+  def peers(
+    self, names: Sequence[str]
+  ) -> list[variants.Variant | variants.Forms | variants.Unavailable]:
+    """Each of `names` of `dot_variants.PEERS`, in its fastest form."""
+    result: list[variants.Variant | variants.Forms | variants.Unavailable] = []
+    for name in names:
+      if name not in PEERS:
+        reason = "is not run for decoders"
+        result.append(
+          variants.Unavailable(name=name, role="peer", reason=reason)
+        )
+      elif name == "lax.scaled_dot":
+        result.append(self._scaled_dot(name))
+      else:
+        result.append(self._plain(name, False))
+        if name == "f32":
+          result.append(self._plain(name, True))
+    return result
+
+  def _plain(self, name: str, in_scan: bool) -> variants.Forms:
+    dtype = np.dtype(workloads.PLAIN_DTYPES[name])
+    dot = functools.partial(
+      lax.dot_general,
+      preferred_element_type=np.float32,
+      precision=lax.Precision.HIGHEST if name == "f32" else None,
+    )
+    forms = [
+      _Form(
+        "w (n, k)",
+        lambda x, w: dot(x.astype(dtype), w, dot_variants.LAST),
+        dtype.name,
+      ),
+      _Form(
+        "w (k, n)",
+        lambda x, w: dot(x.astype(dtype), w, dot_variants.MATMUL),
+        dtype.name,
+        _with_rows_along_k,
+        "(k, n)",
+      ),
+    ]
+    if self.row.m == 1:
+      forms.append(
+        _Form(
+          "sum of products",
+          functools.partial(_sum_of_products, dtype),
+          dtype.name,
+        )
+      )
+    # XLA may leave a rounding to bf16 out, or do it after other roundings.
+    cast = 0 if name == "f32" else reference.rounding_error(dtype)
+    return self._forms(
+      name,
+      forms,
+      in_scan,
+      decoder_check.cast(np.float32),
+      bound=verification.PEER_BOUND + cast,
+    )
+
+  def _scaled_dot(self, name: str) -> variants.Forms | variants.Unavailable:
+    lacks = dot_variants.jax_lacks(name, self.pair)
+    if lacks is not None:
+      return lacks
+
+    def multiply(
+      x: jax.Array, w: scaled_array.ScaledArray, numbers: Any
+    ) -> Any:
+      given = self._given_to_products(x)
+      if isinstance(given, scaled_array.ScaledArray):
+        given = given.unpack()
+      lhs, lhs_scale, lhs_global = dot_variants.parts(given)
+      result = lax.scaled_dot(
+        lhs,
+        w.values,
+        lhs_scale=lhs_scale,
+        rhs_scale=w.scale,
+        dimension_numbers=numbers,
+        preferred_element_type=np.float32,
+      )
+      for scale in (lhs_global, w.global_scale):
+        result = result if scale is None else result * scale
+      return result
+
+    forms = [
+      _Form(
+        "w (n, k)",
+        lambda x, w: multiply(x, w, dot_variants.LAST),
+        store=lambda w: w.unpack(),
+        stored="unpacked",
+      ),
+      _Form(
+        "w (k, n)",
+        lambda x, w: multiply(x, w, dot_variants.MATMUL),
+        store=_with_rows_along_k,
+        stored="(k, n)",
+      ),
+    ]
+    return self._forms(
+      name,
+      forms,
+      False,
+      self._given,
+      bound=dot_variants.scaled_dot_bound(self.pair),
+    )
+
+  def _forms(
+    self,
+    name: str,
+    forms: Sequence[_Form],
+    in_scan: bool,
+    rounded: decoder_check.Rounded,
+    bound: float = verification.PEER_BOUND,
+  ) -> variants.Forms:
+    made = tuple(
+      self._variant(name, "peer", form, in_scan, rounded=rounded, bound=bound)
+      for form in forms
+    )
+    return variants.Forms(
+      name=made[0].name,
+      role="peer",
+      forms=made,
+      of_floats=all(form.ready for form in forms),
+    )
+
+  def _operands(self, i: int, form: _Form, in_scan: bool) -> tuple[Any, Any]:
+    """Activations, and layers as the step takes them."""
+    data = self.data
+
+    def make() -> Any:
+      weights: dict[str, Any] = (
+        data.ready(i, form.ready) if form.ready else data.quantized(i)
+      )
+      stacks = {**weights, **data.caches(i)}
+      if in_scan:
+        return {
+          n: form.store(w) if n in weights else w for n, w in stacks.items()
+        }
+      return tuple(
+        {
+          n: form.store(w[layer]) if n in weights else w[layer]
+          for n, w in stacks.items()
+        }
+        for layer in range(self.row.layers)
+      )
+
+    key = form.ready, form.stored, in_scan
+    return data.x(i), data.arranged(i, key, make)
+
+  def _variant(
+    self,
+    name: str,
+    role: variants.Role,
+    form: _Form,
+    in_scan: bool,
+    *,
+    rounded: decoder_check.Rounded,
+    bound: float = verification.PEER_BOUND,
+    relative: float = 0,
+    is_chosen: bool = False,
+  ) -> variants.Variant:
+    step: Callable[..., Any] = decoder_model.unrolled
+    if in_scan:
+      is_ours = role == "ours"
+      step = decoder_model.numbered if is_ours else decoder_model.scanned
+    data = self.data
+
+    def check(i: int, result: Any) -> float:
+      return decoder_check.check(
+        result,
+        data.x(i),
+        data.caches(i),
+        weights=lambda layer, product: data.sampled(
+          i, layer, product, form.ready
+        ),
+        rounded=rounded,
+        bound=bound,
+        relative=relative,
+      )
+
+    weights: dict[str, Any] = (
+      data.ready(0, form.ready) if form.ready else data.quantized(0)
+    )
+    x = data.x(0)
+    return variants.Variant(
+      name=name + IN_SCAN * in_scan,
+      role=role,
+      function=functools.partial(step, form.linear),
+      operands=lambda i: self._operands(i, form, in_scan),
+      check=check,
+      num_bytes=operand_sets.num_bytes(
+        *weights.values(), *data.caches(0).values()
+      )
+      + 2 * x.nbytes,
+      flops=data.sizes.flops,
+      arithmetic=self._arithmetic(role, form),
+      is_chosen=is_chosen,
+      form=form.name,
+    )
+
+  def _arithmetic(
+    self, role: variants.Role, form: _Form
+  ) -> variants.Arithmetic:
+    if form.ready == "float32":
+      return "f32"
+    return "int8" if role == "ours" and self.pair.is_fp4 else "floats"
+
+
+def _sum_of_products(dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
+  """One fused loop, where a product of one row is not made for speed."""
+  x = x.astype(dtype).astype(np.float32)
+  return (x * w.astype(np.float32)).sum(axis=1)[None]
+
+
+def _with_rows_along_k(w: Any) -> Any:
+  """Weights (..., n, k) as (..., k, n), in memory of their own."""
+  if not isinstance(w, scaled_array.ScaledArray):
+    return jnp.copy(jnp.swapaxes(w, -1, -2))
+  w = w.unpack()
+  return dot_variants.with_parts(
+    w, *(jnp.copy(jnp.swapaxes(x, -1, -2)) for x in (w.values, w.scale))
+  )

@@ -1,0 +1,486 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is timed beside each other for a product: our implementations, peers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin import dot
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import preparation
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import problems
+from jaxplugin.dot import reference
+from jaxplugin.dot import traced
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import operand_sets
+from jaxplugin.lab.bench.peers import torch_peers
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import verification
+
+CHOSEN: Final = "chosen"
+
+LAST: Final = (((1,), (1,)), ((), ()))
+MATMUL: Final = (((1,), (0,)), ((), ()))
+
+PEERS: Final = (
+  "f32",
+  "bf16",
+  "lax.scaled_dot",
+  "nn.scaled_matmul",
+  "numpy",
+  *torch_peers.NAMES,
+)
+# What `prepare_weights` makes that a backend may read as it is, by the names
+# that `Backend.reads` has for it.
+_LAYOUTS: Final = {
+  "interleaved": interleaving.INTERLEAVED,
+  "swizzled": layouts.SWIZZLED,
+}
+# Values that NumPy and ml_dtypes convert in well under a second.
+_MAX_NUMPY_VALUES: Final = 1 << 22
+# XLA:CPU multiplies as many rows by a faster routine than one row. A user can
+# pad, so it is a form of the peer.
+_PADDED_ROWS: Final = 8
+
+
+class _Form(NamedTuple):
+  """A way to write a product.
+
+  Attributes:
+    name: what is special about it.
+    function: of lhs (m, k), and of rhs (n, k).
+    is_transposed: whether the weights are stored as (k, n) instead.
+  """
+
+  name: str
+  function: Callable[[Any, Any], jax.Array]
+  is_transposed: bool = False
+
+
+class DotVariants:
+  """The variants of one product on one device."""
+
+  def __init__(
+    self,
+    row: workloads.Row,
+    pair: workloads.Pair,
+    out_dtype: np.dtype,
+    target: targets.Target,
+  ):
+    self.row = row
+    self.pair = pair
+    self.out_dtype = out_dtype
+    self.target = target
+    self.data = operand_sets.DotOperands(row, pair)
+    self._expected = functools.lru_cache(maxsize=4)(self._expected_of)
+
+  def _expected_of(self, i: int, ready: str) -> verification.Expected:
+    if ready:
+      return verification.expected_dot(*self.data.ready(i, ready))
+    return verification.expected_dot(*self.data.quantized(i))
+
+  def ours(
+    self, names: Sequence[str] | None
+  ) -> list[variants.Variant | variants.Unavailable]:
+    """Each implementation of `names`; None is every one that serves."""
+    function = functools.partial(self._ours, None)
+    jaxpr = jax.make_jaxpr(function)(*self.data.quantized(0))
+    (eqn,) = traced.dots(jaxpr.jaxpr)
+    decided = traced.decide(eqn, self.target)
+    assert decided.decision is not None
+    chosen = decided.decision.implementation
+    table = backends.table()
+    wanted = tuple(table) if names is None else names
+    wanted = [chosen if name == CHOSEN else name for name in wanted]
+    result: list[variants.Variant | variants.Unavailable] = []
+    for name in sorted(set(wanted), key=lambda n: (n != chosen, n)):
+      backend = table[name]
+      refusal = backend.supports(decided.problem, self.target)
+      if backend.rank(self.target) is None:  # or nobody asked to install it
+        refusal = refusal or backend.lowering_refusal(self.target)
+      if refusal is None:
+        plan = backend.plan(decided.problem, self.target)
+        make = functools.partial(
+          self._implementation, name, relative=plan.relative_error
+        )
+        result.append(make(is_chosen=name == chosen))
+        layout = self._prepared_layout()
+        if layout and backend.reads(layout, decided.problem, self.target):
+          result.append(make(is_prepared=True))
+        result += self._experiments(backend, decided.problem)
+      elif names is not None:
+        result.append(
+          variants.Unavailable(name=name, role="ours", reason=refusal.reason)
+        )
+    return result
+
+  def _ours(self, implementation: str | None, lhs: Any, rhs: Any) -> jax.Array:
+    return dot.block_scaled_dot(
+      lhs,
+      rhs,
+      preferred_element_type=self.out_dtype,
+      implementation=implementation,
+    )
+
+  def _experiments(
+    self, backend: backends.Backend, problem: problems.DotProblem
+  ) -> Iterator[variants.Variant]:
+    """The ways in which a backend serves only targets that ask for them."""
+    for word, asking in backend.experiments:
+      target = asking(self.target)
+      refusal = backend.lowering_refusal(target)
+      if (refusal or backend.supports(problem, target)) is None:
+        yield self._variant(
+          f"{backend.name} {word}",
+          "ours",
+          functools.partial(self._ours_for, target, backend.name),
+          bound=verification.OURS_BOUND,
+        )
+
+  def _ours_for(
+    self, target: targets.Target, implementation: str, lhs: Any, rhs: Any
+  ) -> jax.Array:
+    with targets.use_target(target):
+      return self._ours(implementation, lhs, rhs)
+
+  def _prepared_layout(self) -> str:
+    """What `prepare_weights` makes of rhs on this target, "" if nothing."""
+    _, rhs = self.data.quantized(0)
+    if not isinstance(rhs, scaled_array.ScaledArray):
+      return ""
+    return _LAYOUTS.get(preparation.preparation(rhs, self.target), "")
+
+  def _implementation(
+    self,
+    name: str,
+    *,
+    relative: float,
+    is_chosen: bool = False,
+    is_prepared: bool = False,
+  ) -> variants.Variant:
+    def prepared(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+      return lhs, preparation.prepare_weights(rhs, self.target)
+
+    return self._variant(
+      f"{name} prepared" if is_prepared else name,
+      "ours",
+      functools.partial(self._ours, name),
+      bound=verification.OURS_BOUND,
+      relative=relative,
+      arrange=prepared if is_prepared else None,
+      is_chosen=is_chosen,
+    )
+
+  def _variant(
+    self,
+    name: str,
+    role: variants.Role,
+    function: Callable[..., Any],
+    *,
+    bound: float = verification.PEER_BOUND,
+    relative: float = 0,
+    ready: str = "",
+    arrange: Callable[..., tuple[Any, ...]] | None = None,
+    **fields: Any,
+  ) -> variants.Variant:
+    """A variant on the quantized operands, or on `ready` ones of that dtype.
+
+    Args:
+      arrange: turns lhs and rhs into what `function` takes.
+    """
+
+    def operands(i: int) -> Any:
+      if ready:
+        return self.data.ready(i, ready)
+      return self.data.quantized(i)
+
+    def arranged(i: int) -> Any:
+      return arrange(*operands(i)) if arrange else operands(i)
+
+    def check(i: int, result: Any) -> Any:
+      return verification.check_dot(
+        result, self._expected(i, ready), bound=bound, relative=relative
+      )
+
+    row = self.row
+    result_bytes = row.m * row.n * self.out_dtype.itemsize
+    return variants.Variant(
+      name=name,
+      role=role,
+      function=function,
+      operands=arranged,
+      check=check,
+      num_bytes=operand_sets.num_bytes(*operands(0)) + result_bytes,
+      flops=2 * row.m * row.n * row.k,
+      arithmetic=self._arithmetic(role, ready),
+      **fields,
+    )
+
+  def _arithmetic(self, role: variants.Role, ready: str) -> variants.Arithmetic:
+    if ready == "float32":
+      return "f32"
+    return "int8" if role == "ours" and self.pair.is_fp4 else "floats"
+
+  def peers(
+    self, names: Sequence[str]
+  ) -> list[variants.Variant | variants.Forms | variants.Unavailable]:
+    """Each of `names` of `PEERS`, in every form that could be the fastest."""
+    makers: dict[str, Callable[[str], Any]] = {
+      "f32": self._f32,
+      "bf16": self._bf16,
+      "lax.scaled_dot": self._scaled_dot,
+      "nn.scaled_matmul": self._scaled_matmul,
+      "numpy": self._numpy,
+      **dict.fromkeys(torch_peers.NAMES, self._torch),
+    }
+    return [makers[name](name) for name in names]
+
+  def _forms(
+    self,
+    name: str,
+    forms: Sequence[_Form],
+    *,
+    ready: str = "",
+    bound: float = verification.PEER_BOUND,
+  ) -> variants.Forms:
+    made = [
+      self._variant(
+        name,
+        "peer",
+        form.function,
+        bound=bound,
+        ready=ready,
+        arrange=_with_rows_along_k if form.is_transposed else _unpacked,
+        form=form.name,
+      )
+      for form in forms
+    ]
+    return variants.Forms(
+      name=name, role="peer", forms=tuple(made), of_floats=bool(ready)
+    )
+
+  def _plain_forms(
+    self, product: Callable[[Any, Any, Any], jax.Array]
+  ) -> list[_Form]:
+    """Ways to multiply floats, given `product(lhs, rhs, numbers)`."""
+    forms = [
+      _Form("w (n, k)", lambda x, w: product(x, w, LAST)),
+      _Form("w (k, n)", lambda x, w: product(x, w, MATMUL), True),
+    ]
+    if self.row.m == 1:
+      forms += [_padded(form) for form in forms]
+      # One fused loop, where a product of one row is not made for speed.
+      forms.append(
+        _Form(
+          "sum of products",
+          lambda x, w: (
+            (x.astype(np.float32) * w.astype(np.float32))
+            .sum(axis=1)[None]
+            .astype(self.out_dtype)
+          ),
+        )
+      )
+    return forms
+
+  def _f32(self, name: str) -> variants.Forms:
+    # Without HIGHEST a GPU multiplies in TF32.
+    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
+      return lax.dot_general(
+        lhs, rhs, numbers, precision=lax.Precision.HIGHEST
+      ).astype(self.out_dtype)
+
+    return self._forms(name, self._plain_forms(product), ready="float32")
+
+  def _bf16(self, name: str) -> variants.Forms:
+    def product(lhs: Any, rhs: Any, numbers: Any) -> jax.Array:
+      return lax.dot_general(
+        lhs, rhs, numbers, preferred_element_type=self.out_dtype
+      )
+
+    return self._forms(name, self._plain_forms(product), ready="bfloat16")
+
+  def _scaled_dot(self, name: str) -> variants.Forms | variants.Unavailable:
+    lacks = jax_lacks(name, self.pair)
+    if lacks is not None:
+      return lacks
+
+    def product(lhs: Any, rhs: Any, numbers: Any, turned: bool) -> jax.Array:
+      lhs_values, lhs_scale, lhs_global = parts(lhs)
+      rhs_values, rhs_scale, rhs_global = parts(rhs)
+      if turned:
+        rhs_values = rhs_values.T
+        rhs_scale = None if rhs_scale is None else rhs_scale.T
+      result = lax.scaled_dot(
+        lhs_values,
+        rhs_values,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        dimension_numbers=numbers,
+        preferred_element_type=self._peer_result(lhs_global, rhs_global),
+      )
+      return self._with_globals(result, lhs_global, rhs_global)
+
+    forms = [
+      _Form("w (n, k)", lambda x, w: product(x, w, LAST, False)),
+      _Form("w.T of (n, k)", lambda x, w: product(x, w, MATMUL, True)),
+      _Form("w (k, n)", lambda x, w: product(x, w, MATMUL, False), True),
+    ]
+    if self.row.m == 1:
+      forms += [_padded(form) for form in forms]
+    return self._forms(name, forms, bound=scaled_dot_bound(self.pair))
+
+  def _scaled_matmul(
+    self, name: str
+  ) -> variants.Variant | variants.Unavailable:
+    if None in (self.pair.lhs, self.pair.rhs):
+      return variants.Unavailable(
+        name=name, role="peer", reason="takes two quantized operands"
+      )
+    lacks = jax_lacks(name, self.pair)
+    if lacks is not None:
+      return lacks
+
+    def function(lhs: Any, rhs: Any) -> Any:
+      lhs_values, lhs_scale, lhs_global = parts(lhs)
+      rhs_values, rhs_scale, rhs_global = parts(rhs)
+      result = jax.nn.scaled_matmul(
+        lhs_values[None],
+        rhs_values[None],
+        lhs_scale[None],
+        rhs_scale[None],
+        preferred_element_type=self._peer_result(lhs_global, rhs_global),
+      )[0]
+      return self._with_globals(result, lhs_global, rhs_global)
+
+    return self._variant(name, "peer", function, arrange=_unpacked)
+
+  def _peer_result(self, *global_scales: Any) -> Any:
+    """What a peer without global scales is asked for: rounding comes last."""
+    is_scaled = any(scale is not None for scale in global_scales)
+    return np.dtype(np.float32) if is_scaled else self.out_dtype
+
+  def _with_globals(self, result: jax.Array, *global_scales: Any) -> jax.Array:
+    for scale in global_scales:
+      result = result if scale is None else result * scale
+    return result.astype(self.out_dtype)
+
+  def _numpy(self, name: str) -> variants.Variant | variants.Unavailable:
+    row = self.row
+    if (row.m + row.n) * row.k > _MAX_NUMPY_VALUES:
+      return variants.Unavailable(
+        name=name,
+        role="peer",
+        reason=f"is run for up to {_MAX_NUMPY_VALUES >> 20} Mi values only",
+      )
+
+    def function(lhs: Any, rhs: Any) -> Any:
+      product = _numpy_f32(lhs) @ _numpy_f32(rhs).T
+      return product.astype(self.out_dtype)
+
+    def arrange(*operands: Any) -> Any:
+      return tuple(jax.tree.map(np.asarray, x) for x in _unpacked(*operands))
+
+    return self._variant(name, "peer", function, arrange=arrange, on_host=True)
+
+  def _torch(self, name: str) -> variants.Variant | variants.Unavailable:
+    is_gpu = self.target.platform != "cpu"
+    return torch_peers.variant(name, self.row, self.pair, self.data, is_gpu)
+
+
+def scaled_dot_bound(pair: workloads.Pair) -> float:
+  """Error of `lax.scaled_dot`, which rounds a plain side to bf16 in XLA."""
+  is_plain = None in (pair.lhs, pair.rhs) and pair.plain != formats.BF16
+  cast = reference.rounding_error(formats.BF16) if is_plain else 0
+  return verification.PEER_BOUND + cast
+
+
+def jax_lacks(name: str, pair: workloads.Pair) -> variants.Unavailable | None:
+  """Why JAX's own functions do not take these formats; None if they may."""
+  for format in (pair.lhs, pair.rhs):
+    if format is not None and format.is_fp6:
+      reason = f"XLA has no {format.values_dtype.name}"
+      return variants.Unavailable(name=name, role="peer", reason=reason)
+  return None
+
+
+def _padded(form: _Form) -> _Form:
+  """Returns a form that multiplies more rows than there are."""
+
+  def pad(x: jax.Array) -> jax.Array:
+    rows = jnp.ones((_PADDED_ROWS - x.shape[0], *x.shape[1:]), x.dtype)
+    return jnp.concatenate([x, rows])
+
+  def function(lhs: Any, rhs: Any) -> jax.Array:
+    rows = lhs.shape[0]
+    if isinstance(lhs, scaled_array.ScaledArray):
+      lhs = with_parts(lhs, pad(lhs.values), pad(lhs.scale))
+    else:
+      lhs = pad(lhs)
+    return form.function(lhs, rhs)[:rows]
+
+  return _Form(
+    f"{form.name}, {_PADDED_ROWS} rows", function, form.is_transposed
+  )
+
+
+def _with_rows_along_k(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+  """lhs, and weights that were stored as (k, n) before anything is timed."""
+  if not isinstance(rhs, scaled_array.ScaledArray):
+    return lhs, jnp.copy(rhs.T)
+  lhs, rhs = _unpacked(lhs, rhs)
+  values, scale = jnp.copy(rhs.values.T), jnp.copy(rhs.scale.T)
+  return lhs, with_parts(rhs, values, scale)
+
+
+def with_parts(
+  x: scaled_array.ScaledArray, values: jax.Array, scale: jax.Array
+) -> scaled_array.ScaledArray:
+  """`x` with other values and scales, whatever the order of their axes."""
+  return x.tree_unflatten(
+    (x.format, x.scale_layout), (values, scale, x.global_scale)
+  )
+
+
+def _unpacked(*operands: Any) -> tuple[Any, ...]:
+  """FP4 values as elements, which peers take, before anything is timed."""
+  return tuple(
+    x.unpack() if isinstance(x, scaled_array.ScaledArray) else x
+    for x in operands
+  )
+
+
+def parts(operand: Any) -> tuple[Any, Any, Any]:
+  """Values, scale and global scale; of plain floats, the values."""
+  if isinstance(operand, scaled_array.ScaledArray):
+    return operand.values, operand.scale, operand.global_scale
+  return operand, None, None
+
+
+def _numpy_f32(operand: Any) -> np.ndarray:
+  if not isinstance(operand, scaled_array.ScaledArray):
+    return operand.astype(np.float32)
+  size = operand.format.block_size
+  values = operand.values.view(operand.format.values_dtype)
+  blocks = values.reshape(*operand.scale.shape, size)
+  scale = operand.scale[..., None].astype(np.float32)
+  result = (blocks.astype(np.float32) * scale).reshape(operand.shape)
+  if operand.global_scale is None:
+    return result
+  return result * operand.global_scale

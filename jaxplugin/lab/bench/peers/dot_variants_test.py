@@ -1,0 +1,244 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which variants there are of a product on a device, and what they take."""
+
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin import dot
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot import traced
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import verification
+from jaxplugin.runtime import triton_library
+
+
+def ours(pair, target, names=None):
+  (row,) = workloads.parse_rows("5x96x256")
+  (pair,) = workloads.parse_pairs(pair)
+  made = dot_variants.DotVariants(row, pair, np.dtype(jnp.bfloat16), target)
+  return {variant.name: variant for variant in made.ours(names)}
+
+
+class OursTest(parameterized.TestCase):
+  def can_lower(self, calls=None, descriptors=None):
+    """What this process can lower; each is a reason why it cannot."""
+    for name, reason in (
+      ("lowering_refusal", calls),
+      ("descriptors_refusal", descriptors),
+    ):
+      refusal = reason and decisions.Unsupported(reason)
+      self.enter_context(
+        mock.patch.object(
+          triton_library, name, lambda *_, refusal=refusal: refusal
+        )
+      )
+
+  @parameterized.parameters(
+    ("h200", "bf16xmxfp4", True),
+    ("b200", "nvfp4", True),
+    ("rtx5090", "mxfp8", True),
+    ("a100", "mxfp8", False),  # has no TMA
+    ("b200", "mxfp8xmxfp4", False),  # FP4 is padded beside FP8
+    ("mi300x", "mxfp8", False),
+    ("cpu", "mxfp8", False),
+  )
+  @pytest.mark.sample(4)
+  def test_descriptors_are_timed_where_kernels_can_use_them(
+    self, device, pair, expected
+  ):
+    self.can_lower()
+    found = ours(pair, targets.named_target(device))
+    self.assertEqual("triton tma" in found, expected)
+    self.assertEqual("triton" in found, device not in ("cpu", "mi300x"))
+    self.assertFalse(expected and found["triton tma"].is_chosen)
+
+  @parameterized.parameters({"calls": "no"}, {"descriptors": "no"})
+  @pytest.mark.lab
+  def test_descriptors_are_not_timed_where_they_cannot_be_lowered(self, **why):
+    self.can_lower(**why)
+    found = ours("mxfp8", targets.named_target("h200"))
+    self.assertIn("triton", found)
+    self.assertNotIn("triton tma", found)
+
+  def test_implementation_without_triton_has_no_descriptors(self):
+    self.can_lower()
+    found = ours("mxfp8", targets.named_target("h200"), ["xla"])
+    self.assertEqual(list(found), ["xla"])
+
+  def test_descriptors_are_what_the_kernels_of_the_variant_use(self):
+    self.can_lower()
+    found = ours("bf16xmxfp4", targets.named_target("h200"), ["triton"])
+    for name, used in (("triton", False), ("triton tma", True)):
+      variant = found[name]
+      with jp.use_target(targets.named_target("h200")):
+        jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
+      (eqn,) = traced.dots(jaxpr.jaxpr)
+      decision = traced.decide(eqn, None).decision
+      self.assertEqual(decision.implementation, "triton")
+      self.assertEqual("_tma" in decision.notes[0], used)
+
+  @parameterized.parameters(
+    ("h200", None, "bf16xnvfp4", ["triton", "triton prepared", "xla"]),
+    ("h200", None, "bf16xmxfp8", ["triton", "xla"]),
+    (
+      "b200",
+      "9.13",
+      "nvfp4",
+      ["cudnn", "cudnn prepared", "triton", "triton prepared", "xla"],
+    ),
+    ("cpu", None, "nvfp4", ["xla"]),
+  )
+  def test_prepared_weights_are_timed_where_they_differ(
+    self, device, cudnn, pair, expected
+  ):
+    self.can_lower(descriptors="not here")
+    target = targets.named_target(device, cudnn=cudnn)
+    self.assertEqual(sorted(ours(pair, target)), expected)
+
+  @parameterized.parameters(
+    (128, jnp.bfloat16, "9.13", True),
+    (5, jnp.bfloat16, "9.13", False),  # by the kernel that cuts its tile
+    (128, jnp.bfloat16, "9.12", False),  # by a multiply of its own, in f32
+    (128, jnp.float16, "9.13", False),
+    (128, jnp.float32, "9.13", False),
+  )
+  @pytest.mark.sample(1)
+  def test_global_scale_that_cudnn_rounds_is_right_and_only_there(
+    self, m, dtype, cudnn, is_rounded
+  ):
+    dtype = np.dtype(dtype)
+    (row,), (pair,) = (
+      workloads.parse_rows(f"{m}x128x256"),
+      workloads.parse_pairs("nvfp4"),
+    )
+    target = targets.named_target("b200", cudnn=cudnn)
+    made = dot_variants.DotVariants(row, pair, dtype, target)
+    # Just above the middle between 1 and 1 + 2^-7, its neighbours in bf16.
+    scale = np.float32(1 + 2.0**-8 + 2.0**-20)
+    lhs, rhs = (
+      jp.ScaledArray(x.values, x.scale, jnp.float32(number), jp.NVFP4)
+      for x, number in zip(
+        made.data.quantized(0), (scale, 2.0**-12), strict=True
+      )
+    )
+    made.data = mock.Mock(quantized=lambda i: (lhs, rhs))
+    cudnn_variant = made.ours(["cudnn"])[0]
+    a, b = (verification.f64(x, np.arange(x.shape[0])) for x in (lhs, rhs))
+    exact = a @ b.T / np.float64(scale)
+    # What a kernel gives that multiplies by bf16(scale) before its one cast.
+    rounded = (exact * float(scale.astype(jnp.bfloat16))).astype(dtype)
+    error = np.abs(rounded.astype(np.float64) / (exact * scale) - 1).max()
+    self.assertGreater(error, (1.8 if dtype == jnp.bfloat16 else 0.9) * 2.0**-8)
+    if is_rounded:
+      self.assertLess(cudnn_variant.check(0, rounded), 2**16)
+    else:
+      with self.assertRaises(verification.WrongResultError):
+        cudnn_variant.check(0, rounded)
+
+  @parameterized.parameters("h200", "b200")
+  @pytest.mark.lab
+  def test_prepared_weights_are_the_same_weights(self, device):
+    found = ours("nvfp4", targets.named_target(device), ["triton"])
+    plain, prepared = found["triton"], found["triton prepared"]
+    lhs, rhs = prepared.operands(0)
+    _, plain_rhs = plain.operands(0)
+    differs = [
+      a.shape != b.shape or a.dtype != b.dtype
+      for a, b in zip(
+        jax.tree.leaves(rhs), jax.tree.leaves(plain_rhs), strict=True
+      )
+    ]
+    self.assertTrue(any(differs))
+    result = dot.block_scaled_dot(lhs, rhs, preferred_element_type=jnp.bfloat16)
+    prepared.check(0, result)
+    with self.assertRaises(verification.WrongResultError):
+      prepared.check(0, result * 1.05)
+
+
+class PeerFormsTest(parameterized.TestCase):
+  def forms(self, name, shape="1x96x256", pair="nvfp4"):
+    (row,) = workloads.parse_rows(shape)
+    (pair,) = workloads.parse_pairs(pair)
+    made = dot_variants.DotVariants(
+      row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
+    )
+    (peer,) = made.peers([name])
+    return {variant.form: variant for variant in peer.forms}
+
+  @parameterized.product(
+    name=("f32", "bf16", "lax.scaled_dot"), pair=("nvfp4", "bf16xmxfp8")
+  )
+  @pytest.mark.lab
+  def test_every_form_is_the_product(self, name, pair):
+    forms = self.forms(name, pair=pair)
+    self.assertLen(forms, 6 if name == "lax.scaled_dot" else 5)
+    for form, variant in forms.items():
+      with self.subTest(form):
+        result = jax.jit(variant.function)(*variant.operands(1))
+        variant.check(1, result)
+        with self.assertRaises(verification.WrongResultError):
+          variant.check(0, result)  # rows of set 0 are others
+
+  @parameterized.parameters("f32xnvfp4", "f16xmxfp8")
+  @pytest.mark.sample(1)
+  def test_scaled_dot_may_round_a_plain_side_to_bf16(self, pair):
+    variant = self.forms("lax.scaled_dot", pair=pair)["w (n, k)"]
+    result = jax.jit(variant.function)(*variant.operands(1))
+    variant.check(1, result)
+    for wrong in (result * 1.05, variant.function(*variant.operands(0))):
+      with self.assertRaises(verification.WrongResultError):
+        variant.check(1, wrong)
+
+  @parameterized.parameters(
+    ("nvfp4", "int8"), ("mxfp4xnvfp4", "int8"), ("bf16xnvfp4", "floats"),
+    ("mxfp8", "floats"), ("mxfp8xmxfp4", "floats"),
+  )  # fmt: skip
+  @pytest.mark.sample(1)
+  def test_pairs_of_fp4_may_be_multiplied_in_integers(self, pair, arithmetic):
+    for variant in ours(pair, targets.named_target("cpu")).values():
+      self.assertEqual(variant.arithmetic, arithmetic)
+    for name, expected in (("f32", "f32"), ("bf16", "floats")):
+      for form in self.forms(name, pair=pair).values():
+        self.assertEqual(form.arithmetic, expected)
+
+  @parameterized.parameters("f32", "bf16", "lax.scaled_dot")
+  def test_weights_stored_the_other_way_are_so_before_the_call(self, name):
+    variant = self.forms(name)["w (k, n)"]
+    _, rhs = variant.operands(0)
+    self.assertEqual(rhs.shape, (256, 96))
+    jaxpr = jax.make_jaxpr(variant.function)(*variant.operands(0))
+    self.assertNotIn("transpose[", str(jaxpr))
+
+  @parameterized.parameters("mxfp6_e2m3", "bf16xmxfp6_e3m2")
+  @pytest.mark.sample(1)
+  def test_values_of_six_bits_are_numbers_to_numpy_and_unknown_to_jax(
+    self, pair
+  ):
+    (row,) = workloads.parse_rows("4x96x256")
+    (pair,) = workloads.parse_pairs(pair)
+    made = dot_variants.DotVariants(
+      row, pair, np.dtype(jnp.float32), targets.named_target("cpu")
+    )
+    product, scaled_dot = made.peers(["numpy", "lax.scaled_dot"])
+    product.check(1, product.function(*product.operands(1)))
+    self.assertEqual(
+      scaled_dot.reason, f"XLA has no {pair.rhs.values_dtype.name}"
+    )
+
+  def test_sums_of_products_and_padding_are_for_one_row(self):
+    forms = {"w (n, k)", "w (k, n)"}
+    self.assertEqual(self.forms("f32", "2x96x256").keys(), forms)
+
+
+if __name__ == "__main__":
+  absltest.main()

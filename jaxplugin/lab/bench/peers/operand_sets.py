@@ -1,0 +1,125 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Data: operands of the rows, in as many copies as go past the caches.
+
+Both are normal, quantized
+by the package; what the product should be is found from their codes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin import quantization
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.lab.bench import workloads
+
+Operand = jax.Array | scaled_array.ScaledArray
+
+# Copies together exceed the last-level cache this many times.
+PAST_CACHE: Final = 1.5
+
+
+def copies(num_bytes: int, cache_bytes: int) -> int:
+  """How many sets of `num_bytes` to rotate, at least 2.
+
+  Between two uses of a set all the others are used, which exceed the cache.
+  """
+  return 2 + int(PAST_CACHE * cache_bytes / num_bytes)
+
+
+@functools.partial(jax.jit, static_argnames=("rows", "k"))
+def _normal(key: jax.Array, rows: int, k: int) -> jax.Array:
+  return jax.random.normal(key, (rows, k), jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("format", "dtype"))
+def _another(
+  x: jax.Array,
+  shift: jax.Array,
+  format: formats.BlockFormat | None,
+  dtype: np.dtype,
+) -> Operand:
+  """`x` with its rows moved on, quantized or cast: in memory of its own."""
+  x = jnp.roll(x, shift, axis=0)
+  return x.astype(dtype) if format is None else quantization.quantize(x, format)
+
+
+class DotOperands:
+  """Sets of operands of one product; set i is made when it is first asked for.
+
+  Attributes:
+    row, pair: of what.
+  """
+
+  def __init__(self, row: workloads.Row, pair: workloads.Pair, seed: int = 0):
+    self.row = row
+    self.pair = pair
+    keys = jax.random.split(jax.random.key(seed), 2)
+    self._lhs = _normal(keys[0], row.m, row.k)
+    self._rhs = _normal(keys[1], row.n, row.k)
+    self._sets: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+  def quantized(self, i: int) -> tuple[Operand, Operand]:
+    """lhs (m, k) and rhs (n, k) in the pair's formats."""
+    pair = self.pair
+    if (i, "") not in self._sets:
+      self._sets[i, ""] = (
+        _another(self._lhs, i, pair.lhs, pair.plain),
+        _another(self._rhs, i, pair.rhs, pair.plain),
+      )
+    return self._sets[i, ""]
+
+  def ready(self, i: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """The same dequantized beforehand and rounded to `dtype`."""
+    dtype = np.dtype(dtype)
+    if (i, dtype.name) not in self._sets:
+      lhs, rhs = self.quantized(i)
+      self._sets[i, dtype.name] = _ready(lhs, dtype), _ready(rhs, dtype)
+    return self._sets[i, dtype.name]
+
+
+def _ready(x: Operand, dtype: np.dtype) -> jax.Array:
+  if isinstance(x, scaled_array.ScaledArray):
+    return quantization.dequantize(x, dtype)
+  return x.astype(dtype)
+
+
+class CodecOperands:
+  """Sets of floats to quantize, and of what becomes of them."""
+
+  def __init__(
+    self, row: workloads.Row, format: formats.BlockFormat, seed: int = 0
+  ):
+    self.row = row
+    self.format = format
+    self._first = _normal(jax.random.key(seed), row.m, row.k)
+    self._floats: dict[int, jax.Array] = {}
+    self._arrays: dict[int, scaled_array.ScaledArray] = {}
+
+  def floats(self, i: int) -> jax.Array:
+    """f32[m, k]."""
+    if i not in self._floats:
+      self._floats[i] = _another(self._first, i, None, np.dtype(np.float32))
+    return self._floats[i]
+
+  def quantized(self, i: int) -> scaled_array.ScaledArray:
+    """`floats(i)` quantized along k."""
+    if i not in self._arrays:
+      self._arrays[i] = quantization.quantize(self.floats(i), self.format)
+    return self._arrays[i]
+
+
+def num_bytes(*operands: Any) -> int:
+  """Bytes that hold operands, FP4 values counted as half a byte."""
+  return sum(
+    x.nbytes if isinstance(x, scaled_array.ScaledArray) else x.size * x.itemsize
+    for x in operands
+  )

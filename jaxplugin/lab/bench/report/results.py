@@ -1,0 +1,343 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Results: records, files of them, and the comparison of two files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+from typing import Literal
+
+from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench.peers import variants
+
+# Of the files; readers refuse others.
+SCHEMA: Final = 2
+# Where launching took more of the time than this, it may have bound it.
+LAUNCH_BOUND: Final = 0.9
+
+Status = Literal["ok", "wrong", "failed", "unavailable"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VariantResult:
+  """One variant of a row.
+
+  Attributes:
+    name, role, is_chosen: of `variants.Variant`.
+    status: "ok"; "wrong", then it was not timed; "failed", of ours, or
+      "unavailable", of peers: it cannot run.
+    reason: why not ok.
+    form: which of the ways to write it was the fastest; "" where it has one.
+    error: largest error found, in units of 2^-24 * sum(|a * b|).
+    mode: how `time` was measured, "call" or "step" (see `execution`).
+    time: milliseconds of one product.
+    other_time: the same in the other mode, where it was asked for.
+    num_bytes, flops: read and written at least, and computed.
+    arithmetic: of `variants.Variant`.
+    gb_per_s, gflop_per_s: by the median.
+    roof_fraction: the roofline's least time / the median. In a run that is
+      under way, by the ceilings so far.
+    launch_fraction: of the time, until the last call was under way.
+  """
+
+  name: str
+  role: str
+  status: Status = "ok"
+  is_chosen: bool = False
+  reason: str = ""
+  form: str = ""
+  error: float | None = None
+  mode: str = ""
+  time: timing.Stats | None = None
+  other_time: timing.Stats | None = None
+  num_bytes: int = 0
+  flops: int = 0
+  arithmetic: variants.Arithmetic = "floats"
+  gb_per_s: float = 0
+  gflop_per_s: float = 0
+  roof_fraction: float = 0
+  launch_fraction: float = 0
+
+  @property
+  def is_launch_bound(self) -> bool:
+    return self.mode == "step" and self.launch_fraction > LAUNCH_BOUND
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ratio:
+  """How many times as long as `ours` another variant takes, round by round."""
+
+  ours: str
+  other: str
+  ratio: timing.Stats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowResult:
+  """One row in one pair of formats.
+
+  Attributes:
+    row: as `--shapes` takes it.
+    kind, m, n, k, layer: of `rows.Row`.
+    formats: as `--formats` takes them.
+    out: dtype of the result.
+    variants: in the order of the table.
+    ratios: of every pair of ours and another.
+    seconds: that measuring took.
+  """
+
+  row: str
+  kind: str
+  m: int
+  n: int
+  k: int
+  layer: str
+  formats: str
+  out: str
+  variants: tuple[VariantResult, ...]
+  ratios: tuple[Ratio, ...]
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """All of a run.
+
+  Attributes:
+    command: the arguments.
+    environment: of `device.environment`.
+    ceilings: the highest rates of the run; None if no row needs them.
+    rows: done so far.
+    startup: of `startup.measure`; None where it was not asked for.
+    left_out: rows for which there was no time.
+    schema: `SCHEMA`.
+  """
+
+  command: tuple[str, ...]
+  environment: dict[str, Any]
+  ceilings: roofline.Ceilings | None
+  rows: tuple[RowResult, ...] = ()
+  startup: dict[str, Any] | None = None
+  left_out: tuple[str, ...] = ()
+  schema: int = SCHEMA
+
+  @property
+  def bad(self) -> Iterator[tuple[RowResult, VariantResult]]:
+    """Variants that are wrong or, being ours, failed."""
+    for row in self.rows:
+      for variant in row.variants:
+        if variant.status in ("wrong", "failed"):
+          yield row, variant
+
+
+def with_fraction(
+  result: VariantResult, ceilings: roofline.Ceilings
+) -> VariantResult:
+  """Returns a timed result with its `roof_fraction` by these ceilings."""
+  if result.time is None:
+    return result
+  if roofline.ceiling_of(result.name) == "read":
+    least = result.num_bytes / ceilings.read
+  else:
+    least = ceilings.seconds(result.num_bytes, result.flops, result.arithmetic)
+  fraction = timing.significant(1e3 * least / result.time.median)
+  return dataclasses.replace(result, roof_fraction=fraction)
+
+
+def with_fractions(run: Run) -> Run:
+  """Returns the run with each `roof_fraction` by the run's own ceilings.
+
+  They are the highest that were measured until its end, so that all rows are
+  compared with the same limit.
+  """
+  ceilings = run.ceilings
+  if ceilings is None:
+    return run
+  rows = [
+    dataclasses.replace(
+      row, variants=tuple(with_fraction(v, ceilings) for v in row.variants)
+    )
+    for row in run.rows
+  ]
+  return dataclasses.replace(run, rows=tuple(rows))
+
+
+class ResultError(ValueError):
+  """A file holds no results that this version reads."""
+
+
+def write(run: Run, path: str | os.PathLike[str]) -> None:
+  """Writes `to_json`; a file appears whole or stays as it was."""
+  path = pathlib.Path(path)
+  text = to_json(run)
+  descriptor, temporary = tempfile.mkstemp(
+    prefix=f".{path.name}.", dir=path.parent
+  )
+  try:
+    with open(descriptor, "w") as file:
+      file.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+def to_json(run: Run) -> str:
+  """Returns a run as JSON: a line for each field, and one for each row."""
+  fields = dataclasses.asdict(run)
+  rows = [f"  {json.dumps(row)}" for row in fields.pop("rows")]
+  lines = [f' "{name}": {json.dumps(value)}' for name, value in fields.items()]
+  lines.append("\n".join([' "rows": [', ",\n".join(rows), " ]"]))
+  return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+  """Reads what `write` wrote.
+
+  Raises:
+    OSError: the file cannot be read.
+    ResultError: it is none of these, or of another schema.
+  """
+  try:
+    data = json.loads(pathlib.Path(path).read_text())
+    schema = data["schema"]
+    if schema != SCHEMA:
+      raise ResultError(
+        f"bench: {path} has schema {schema}, this version reads {SCHEMA};"
+        " measure again"
+      )
+    return _run(data)
+  except (ValueError, KeyError, TypeError) as error:
+    if isinstance(error, ResultError):
+      raise
+    raise ResultError(
+      f"bench: {path} is no file of results ({type(error).__name__}: {error})"
+    ) from error
+
+
+def _run(data: dict[str, Any]) -> Run:
+  ceilings = data["ceilings"]
+  return Run(
+    **{
+      **data,
+      "command": tuple(data["command"]),
+      "ceilings": ceilings and roofline.Ceilings(**ceilings),
+      "rows": tuple(map(_row, data["rows"])),
+      "left_out": tuple(data["left_out"]),
+    }
+  )
+
+
+def _row(data: dict[str, Any]) -> RowResult:
+  return RowResult(
+    **{
+      **data,
+      "variants": tuple(
+        VariantResult(
+          **{
+            **variant,
+            "time": _stats(variant["time"]),
+            "other_time": _stats(variant["other_time"]),
+          }
+        )
+        for variant in data["variants"]
+      ),
+      "ratios": tuple(
+        Ratio(**{**ratio, "ratio": _stats(ratio["ratio"])})
+        for ratio in data["ratios"]
+      ),
+    }
+  )
+
+
+def _stats(data: dict[str, Any] | None) -> timing.Stats | None:
+  if data is None:
+    return None
+  return timing.Stats(**data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+  """A ratio of ours to a peer in two files; `factor` below 1 is a loss."""
+
+  row: str
+  formats: str
+  ours: str
+  other: str
+  before: float
+  after: float
+
+  @property
+  def factor(self) -> float:
+    return self.after / self.before
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """Two runs beside each other.
+
+  Attributes:
+    changes: of every ratio to a peer or ceiling that both have.
+    missing: ratios that only the first has, as text.
+    threshold: a loss of more than this part of the ratio is a regression.
+  """
+
+  changes: tuple[Change, ...]
+  missing: tuple[str, ...]
+  threshold: float
+
+  @property
+  def regressions(self) -> list[Change]:
+    return [c for c in self.changes if c.factor < 1 - self.threshold]
+
+
+def compare(before: Run, after: Run, threshold: float) -> Comparison:
+  """Compares the ratios to peers, which carry over from machine to machine.
+
+  Raises:
+    ResultError: the runs have no ratio in common.
+  """
+  old, new = _ratios(before), _ratios(after)
+  common = [key for key in old if key in new]
+  if not common:
+    raise ResultError("bench: the two files have no ratio to a peer in common")
+  return Comparison(
+    changes=tuple(
+      Change(
+        row=key[0],
+        formats=key[1],
+        ours=key[2],
+        other=key[3],
+        before=old[key],
+        after=new[key],
+      )
+      for key in common
+    ),
+    missing=tuple(
+      f"{row} {formats}: {ours} to {other}"
+      for row, formats, ours, other in old
+      if (row, formats, ours, other) not in new
+    ),
+    threshold=threshold,
+  )
+
+
+def _ratios(run: Run) -> dict[tuple[str, str, str, str], float]:
+  """Medians by row, formats (with the result's dtype), ours and other."""
+  found = {}
+  for row in run.rows:
+    ours = {v.name for v in row.variants if v.role == "ours"}
+    for ratio in row.ratios:
+      if ratio.other not in ours:
+        key = (row.row, f"{row.formats}->{row.out}", ratio.ours, ratio.other)
+        found[key] = ratio.ratio.median
+  return found

@@ -1,0 +1,296 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Results as a summary, and as blocks of text of at most 120 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import startup
+from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench.report import results
+from jaxplugin.printing import console
+
+WIDTH: Final = 120
+# Titles of the summary's columns, and the variants that they are about.
+_PEERS: Final = {
+  "x f32": "f32",
+  "x bf16": "bf16",
+  "x XLA": "by xla",
+}
+_NAME: Final = 18
+_CELL: Final = 19
+
+LEGEND: Final = """\
+Times are medians and quartiles, of one product or step. "x cpu": how many times
+as long as cpu, round by round. GB/s: what must be read and written at least,
+operands as they are stored. "of roof": the least time by the ceilings / the
+median. Ceilings of products: reading that memory, and the operations, those of
+FP4 pairs in integers; of quantizing on a CPU: a warm copy, into memory that is
+there. The package chooses what has a *."""
+
+
+def header(
+  environment: dict[str, Any], ceilings: roofline.Ceilings | None
+) -> str:
+  """Where, with what, and what the device can do."""
+  versions = environment["versions"]
+  named = [
+    f"{name} {versions[name]}"
+    for name in ("jaxplugin", "jax", "jaxlib", "triton", "jax-triton")
+    if name in versions
+  ]
+  details = [
+    environment["device"],
+    f"{environment['cores']} cores" if environment["cores"] else "",
+    environment["instruction_set"] or "",
+    f"cuDNN {environment['cudnn']}" if environment["cudnn"] else "",
+  ]
+  lines = [
+    ", ".join(filter(None, details)),
+    ", ".join([*named, f"Python {environment['python']}"]),
+    f"inputs rotated past a last-level cache of"
+    f" {environment['cache_bytes'] / (1 << 20):.0f} MiB"
+    f" ({environment['cache_source']})",
+  ]
+  if ceilings is not None:
+    lines.append(_ceilings(ceilings))
+  return "\n".join(lines)
+
+
+def _ceilings(ceilings: roofline.Ceilings) -> str:
+  copies = f"copy {ceilings.copy / 1e9:.1f}"
+  if ceilings.warm:
+    copies += f", warm {ceilings.warm / 1e9:.1f}"
+    if ceilings.fresh:
+      copies += f", huge pages {ceilings.fresh / 1e9:.1f}"
+  rates = f"bf16 {ceilings.bf16 / 1e9:.0f} and f32 {ceilings.f32 / 1e9:.0f}"
+  if ceilings.int8:
+    rates += f" GFLOP/s, int8 {ceilings.int8 / 1e9:.0f} GOP/s"
+  else:
+    rates += " GFLOP/s"
+  return (
+    f"ceilings: read {ceilings.read / 1e9:.1f} GB/s, {copies} GB/s, {rates}"
+  )
+
+
+def block(row: results.RowResult) -> str:
+  """One row: a line a variant."""
+  ours = [
+    v.name for v in row.variants if v.role == "ours" and v.time is not None
+  ]
+  title = f"{row.row}  {row.formats} -> {row.out}"
+  if row.layer:
+    title += f"  ({row.layer})"
+  cells = [_right("median ms", 10), _right("quartiles", 16)]
+  has_other = any(v.other_time for v in row.variants)
+  if has_other:
+    mode = next(v.mode for v in row.variants if v.mode)
+    cells.append(_right("step ms" if mode == "call" else "call ms", 9))
+  cells += [_right("GB/s", 7)]
+  has_flops = any(v.flops for v in row.variants)
+  if has_flops:
+    cells.append(_right("GFLOP/s", 9))
+  cells.append(_right("of roof", 9))
+  shown = ours[: _columns(cells)]
+  cells += [_right(f"x {name}"[: _CELL - 1], _CELL) for name in shown]
+  lines = [title, f"  {'':{_NAME}}{''.join(cells)}"]
+  for variant in row.variants:
+    if variant.time is not None:
+      lines.append(_line(row, variant, shown, has_other, has_flops))
+  lines += _forms(row)
+  lines += _problems(row)
+  return "\n".join(line.rstrip() for line in lines)
+
+
+def _columns(cells: Sequence[str]) -> int:
+  """How many columns of ratios there is room for."""
+  return (WIDTH - 2 - _NAME - sum(map(len, cells))) // _CELL
+
+
+def _line(
+  row: results.RowResult,
+  variant: results.VariantResult,
+  ours: Sequence[str],
+  has_other: bool,
+  has_flops: bool,
+) -> str:
+  assert variant.time is not None
+  time = variant.time
+  name = variant.name + ("*" if variant.is_chosen else "")
+  cells = [
+    _right(number(time.median), 10),
+    _right(f"{number(time.q1)}-{number(time.q3)}", 16),
+  ]
+  if has_other:
+    other = variant.other_time
+    cells.append(_right(number(other.median) if other else "", 9))
+  cells.append(_right(f"{variant.gb_per_s:.1f}", 7))
+  if has_flops:
+    rate = f"{variant.gflop_per_s:.0f}" if variant.flops else ""
+    cells.append(_right(rate, 9))
+  cells.append(_right(f"{100 * variant.roof_fraction:.0f} %", 9))
+  ratios = {(r.ours, r.other): r.ratio for r in row.ratios}
+  for one in ours:
+    ratio = ratios.get((one, variant.name))
+    cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
+  mark = " launch-bound?" if variant.is_launch_bound else ""
+  mark += " one call" if time.count == 1 else ""
+  return f"  {name:{_NAME}}{''.join(cells)}{mark}"
+
+
+def _forms(row: results.RowResult) -> Iterator[str]:
+  """How peers that could be written in several ways were written."""
+  forms = [f"{v.name}: {v.form}" for v in row.variants if v.form and v.time]
+  if forms:
+    yield from _wrapped(f"fastest forms: {', '.join(forms)}")
+
+
+def _problems(row: results.RowResult) -> Iterator[str]:
+  for variant in row.variants:
+    if variant.status in ("wrong", "failed"):
+      text = f"{variant.name} {variant.status.upper()}: {variant.reason}"
+      yield from _wrapped(text)
+
+
+def _ratio(ratio: timing.Stats) -> str:
+  parts = ratio.median, ratio.q1, ratio.q3
+  median, q1, q3 = (
+    f"{x:.{2 if x < 9.995 else 1 if x < 100 else 0}f}" for x in parts
+  )
+  return f"{median} ({q1}-{q3})"
+
+
+def number(x: float, digits: int = 4) -> str:
+  """Significant digits, no exponent; all digits before the point stay."""
+  if x == 0:
+    return "0"
+  text = f"{x:.{digits}g}"
+  if "e" in text:
+    return f"{x:.0f}" if x > 1 else f"{x:.6f}"
+  return text
+
+
+def details(run: results.Run) -> str:
+  """Returns a block for each row, and what did not run."""
+  parts = [header(run.environment, run.ceilings)]
+  if run.startup is not None:
+    parts.append(startup.text(run.startup))
+  if run.rows:
+    parts.append(LEGEND)
+  parts += map(block, run.rows)
+  if missing := unavailable(run.rows):
+    parts.append(missing)
+  if run.left_out:
+    parts.append(f"left out, no time: {', '.join(run.left_out)}")
+  return "\n\n".join(parts)
+
+
+def unavailable(rows: Sequence[results.RowResult]) -> str:
+  """What did not run, why, and in which rows; empty where all ran."""
+  where: dict[tuple[str, str], list[str]] = {}
+  for row in rows:
+    for variant in row.variants:
+      if variant.status == "unavailable":
+        reason = " ".join(variant.reason.split())
+        name = f"{row.row} {row.formats}"
+        where.setdefault((variant.name, reason), []).append(name)
+  lines = []
+  for (name, reason), places in where.items():
+    scope = "" if len(places) == len(rows) else f" ({_few(places)})"
+    lines += _wrapped(f"{name}{scope}: {textwrap.shorten(reason, 300)}")
+  return "\n".join(["not run:", *lines]) if lines else ""
+
+
+def _few(places: Sequence[str]) -> str:
+  more = f" and {len(places) - 2} more" if len(places) > 3 else ""
+  return ", ".join(places[: 2 if more else 3]) + more
+
+
+def comparison(compared: results.Comparison) -> Iterator[console.Part]:
+  """Returns a row for each ratio, the largest losses first."""
+  yield console.table(
+    ["ratio", "before", "after", "change", ""],
+    [
+      [
+        f"{c.row} {c.formats}: {c.other} / {c.ours}",
+        number(c.before, 3),
+        number(c.after, 3),
+        f"{100 * (c.factor - 1):+.1f} %",
+        ("REGRESSED", "bold red") if c in compared.regressions else "",
+      ]
+      for c in sorted(compared.changes, key=lambda c: c.factor)
+    ],
+    names=["ratio"],
+    figures=["before", "after", "change"],
+  )
+  yield from (f"only in the first: {name}" for name in compared.missing)
+  yield (
+    f"{len(compared.regressions)} of {len(compared.changes)} ratios regressed"
+    f" by more than {100 * compared.threshold:g} %"
+  )
+
+
+def summary(run: results.Run) -> Iterator[console.Part]:
+  """Returns a line for each row: the chosen backend next to its peers."""
+  yield header(run.environment, run.ceilings)
+  rows = [_summary_row(row) for row in run.rows]
+  peers = [name for name in _PEERS if any(name in row for row in rows)]
+  titles = ["row", "formats", "backend", "ms", *peers, "of roof"]
+  if rows:
+    yield ""
+    yield console.table(
+      titles,
+      [[row.get(title, "") for title in titles] for row in rows],
+      names=["row", "formats"],
+      figures=["ms", *peers, "of roof"],
+    )
+    yield (
+      "ms: median time. x f32: how many times as fast as f32. of roof: the"
+      " least time by the ceilings / the median. --verbose prints all variants."
+    )
+  if run.startup is not None:
+    yield f"\n{startup.text(run.startup)}"
+  if run.left_out:
+    yield f"left out, no time: {', '.join(run.left_out)}"
+
+
+def _summary_row(row: results.RowResult) -> dict[str, console.Cell]:
+  cells: dict[str, console.Cell] = {"row": row.row, "formats": row.formats}
+  ours = [v for v in row.variants if v.role == "ours"]
+  bad = [v for v in ours if v.status in ("wrong", "failed")]
+  if bad:
+    cells["backend"] = (f"{bad[0].name} {bad[0].status.upper()}", "bold red")
+    return cells
+  timed = [(v.is_chosen, -v.time.median, v) for v in ours if v.time is not None]
+  if not timed:
+    return cells
+  *_, best = max(timed, key=lambda item: item[:2])
+  assert best.time is not None
+  ratios = {r.other: r.ratio.median for r in row.ratios if r.ours == best.name}
+  return {
+    **cells,
+    "backend": (best.name, "green"),
+    "ms": number(best.time.median, 3),
+    "of roof": f"{100 * best.roof_fraction:.0f} %",
+    **{
+      title: f"{number(ratios[peer], 2)}x"
+      for title, peer in _PEERS.items()
+      if peer in ratios
+    },
+  }
+
+
+def _wrapped(text: str) -> list[str]:
+  return textwrap.wrap(
+    text, WIDTH, initial_indent="  ", subsequent_indent="    "
+  )
+
+
+def _right(text: str, width: int) -> str:
+  return f"{text:>{width}}"

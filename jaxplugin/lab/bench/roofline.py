@@ -1,0 +1,333 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the device can do at most, measured in the same run.
+
+Each ceiling is the best sample of the best of its ways, with the same clock and
+the same rotation as the rows:
+
+  read   bytes/s of reading memory. CPU: an f32 product of m = 1 by XLA, and
+         NumPy's maximum in one thread a core, of XLA's memory and of NumPy's,
+         which asks for huge pages. GPU: XLA's sum.
+  copy   bytes/s read and written by x + 1 into a fresh result, as XLA's are. On
+         a CPU most of its time is the system's, which fills fresh pages with
+         zeros: it is shown, and is no limit of anything.
+  warm   bytes/s read and written by NumPy's x + 1, or a plain copy, into memory
+         that is there, in one thread a core (CPU).
+  fresh  the same of a plain copy into memory that is mapped for it, in huge
+         pages where there are such (CPU). So are XLA's results, whose pages the
+         system fills with zeros first. It is shown beside `warm`, the limit.
+  bf16   flop/s of a large bf16 product by XLA.
+  f32    flop/s of a large f32 product by XLA.
+  int8   operations/s of integers: what f32's rate says by the instruction set
+         (CPU), as neither XLA nor NumPy has such a product. bf16's is raised in
+         the same way.
+
+A run has one ceiling of each kind: the highest that was measured until its end.
+Reading is timed beside rows that do little else, in the same ways, over all
+cores and in turns with them, because the bandwidth of a machine that is shared
+comes and goes. A sample above the ceiling raises it, for rows before it too.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import mmap
+import pathlib
+from collections.abc import Callable
+from collections.abc import Collection
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.core import targets
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench.peers import variants
+
+NAMES: Final = ("read", "copy", "warm", "fresh", "bf16", "f32")
+# Those that are peers as well.
+PRODUCTS: Final = ("bf16", "f32")
+_LAST: Final = (((1,), (1,)), ((), ()))
+# Operations of a core in the time of an f32 one, by flags in /proc/cpuinfo. One
+# instruction of equal width and rate: vdpbf16ps does 2 times as many as an FMA,
+# vpdpbusd 4 times; vpmaddubsw and vpmaddwd are two for 4 times as many.
+_BF16_FACTORS: Final = (("avx512_bf16", 2.0),)
+# Flags that count where instruction sets are limited.
+_LIMITED_FLAGS: Final = ("avx2",)
+_INT8_FACTORS: Final = (("avx512_vnni", 4.0), ("avx_vnni", 4.0), ("avx2", 2.0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ceilings:
+  """Bytes or floating-point operations a second; see the module.
+
+  0 where it was not measured.
+
+  `memory` is what products are measured against, and `codec` quantizing: `read`
+  and `warm` on a CPU; `copy` on a GPU, where it is the usual measure.
+  """
+
+  read: float
+  copy: float
+  bf16: float
+  f32: float
+  is_gpu: bool
+  warm: float = 0.0
+  fresh: float = 0.0
+  int8: float = 0.0
+
+  @property
+  def memory(self) -> float:
+    return self.copy if self.is_gpu else self.read
+
+  @property
+  def codec(self) -> float:
+    return max(self.copy, self.warm)
+
+  def raised(self, name: str, value: float) -> Ceilings:
+    """With a ceiling that turned out higher."""
+    return dataclasses.replace(self, **{name: max(value, getattr(self, name))})
+
+  def rate(self, arithmetic: variants.Arithmetic) -> float:
+    """Operations a second."""
+    if arithmetic == "f32":
+      return self.f32
+    floats = max(self.bf16, self.f32)
+    return max(floats, self.int8) if arithmetic == "int8" else floats
+
+  def seconds(
+    self,
+    num_bytes: float,
+    flops: float,
+    arithmetic: variants.Arithmetic = "floats",
+  ) -> float:
+    """The least that moving the bytes and doing the operations can take."""
+    if not flops:
+      return num_bytes / self.codec
+    return max(num_bytes / self.memory, flops / self.rate(arithmetic))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+  """What ceilings are measured with.
+
+  Attributes:
+    side: of the matrix that is read and copied, f32[side, side].
+    product: m = n = k of the products.
+    rounds: samples of each.
+  """
+
+  side: int
+  product: int
+  rounds: int
+
+
+CPU_SIZES: Final = Sizes(side=8192, product=2048, rounds=15)
+GPU_SIZES: Final = Sizes(side=16384, product=8192, rounds=10)
+QUICK_SIZES: Final = Sizes(side=2048, product=512, rounds=5)
+
+
+def _variant(
+  name: str,
+  function: Callable[..., Any],
+  operands: Callable[[int], tuple[Any, ...]],
+  *,
+  num_bytes: int = 0,
+  flops: int = 0,
+  on_host: bool = False,
+) -> variants.Variant:
+  return variants.Variant(
+    name=name,
+    role="ceiling",
+    function=function,
+    operands=operands,
+    check=lambda i, result: None,
+    num_bytes=num_bytes,
+    flops=flops,
+    on_host=on_host,
+  )
+
+
+def read_variants(side: int, is_gpu: bool) -> list[variants.Variant]:
+  """Ways to read f32[side, side]; a result depends on every byte."""
+  x = jnp.ones((side, side), jnp.float32)
+  num_bytes = x.size * x.itemsize
+  if is_gpu:
+    return [_variant("read", jnp.sum, lambda i: (x,), num_bytes=num_bytes)]
+  row = jnp.ones((1, side), jnp.float32)
+  pool = concurrent.futures.ThreadPoolExecutor(_cores())
+
+  def read_by_numpy(*arrays: Any) -> list[Any]:
+    return list(pool.map(np.max, arrays))
+
+  def by_numpy(name: str, array: np.ndarray) -> variants.Variant:
+    parts = tuple(np.array_split(array, _cores()))
+    return _variant(
+      name,
+      read_by_numpy,
+      lambda i: parts,
+      num_bytes=num_bytes,
+      on_host=True,
+    )
+
+  return [
+    _variant(
+      "read",
+      lambda x, y: lax.dot_general(x, y, _LAST),
+      lambda i: (row, x),
+      num_bytes=num_bytes,
+    ),
+    by_numpy("read by numpy", np.asarray(x)),
+    by_numpy("read huge pages", np.ones((side, side), np.float32)),
+  ]
+
+
+def copy_variants(rows: int, columns: int) -> list[variants.Variant]:
+  """Ways to copy f32[rows, columns], by NumPy in one thread a core.
+
+  Two into memory that is there, and one into memory that is not.
+  """
+  x = np.ones((rows, columns), np.float32)
+  there = np.zeros_like(x)
+  pool = concurrent.futures.ThreadPoolExecutor(_cores())
+
+  def in_parts(copy: Callable[..., Any], out: np.ndarray) -> np.ndarray:
+    # Of an array that is kept here: that of a caller may be a copy of it.
+    parts = np.array_split(x, _cores()), np.array_split(out, _cores())
+    list(pool.map(copy, *parts))
+    return out
+
+  def variant(name: str, copy: Callable[[], Any]) -> variants.Variant:
+    return _variant(
+      name,
+      lambda x: copy(),
+      lambda i: (x,),
+      num_bytes=2 * x.nbytes,
+      on_host=True,
+    )
+
+  def plain(x: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(out, x)
+
+  def plus_one(x: np.ndarray, out: np.ndarray) -> None:
+    np.add(x, 1, out=out)
+
+  return [
+    variant("warm copy", lambda: in_parts(plus_one, there)),
+    variant("warm plain copy", lambda: in_parts(plain, there)),
+    variant("fresh copy", lambda: in_parts(plain, _fresh_like(x))),
+  ]
+
+
+def _fresh_like(x: np.ndarray) -> np.ndarray:
+  """Memory of its own, which the system frees with the array."""
+  if not hasattr(mmap, "MAP_PRIVATE"):
+    return np.empty_like(x)
+  memory = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+  if hasattr(mmap, "MADV_HUGEPAGE"):
+    # Fails where the system has no huge pages.
+    with contextlib.suppress(OSError):
+      memory.madvise(mmap.MADV_HUGEPAGE)
+  return np.frombuffer(memory, x.dtype).reshape(x.shape)
+
+
+def _cores() -> int:
+  return targets.detect_target("cpu").core_count or 1
+
+
+def _products(size: int, is_gpu: bool) -> list[variants.Variant]:
+  # Of random numbers: a GPU that multiplies ones needs less power, and clocks
+  # higher.
+  x = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
+  result = []
+  for name, dtype, result_dtype, precision in (
+    ("bf16", jnp.bfloat16, jnp.bfloat16 if is_gpu else jnp.float32, None),
+    ("f32", jnp.float32, jnp.float32, lax.Precision.HIGHEST),
+  ):
+    pair = (x.astype(dtype), x.T.astype(dtype))
+    function = functools.partial(
+      lax.dot_general,
+      dimension_numbers=_LAST,
+      precision=precision,
+      preferred_element_type=result_dtype,
+    )
+    result.append(
+      _variant(
+        name,
+        function,
+        lambda i, pair=pair: pair,  # type: ignore[misc]
+        flops=2 * size**3,
+      )
+    )
+  return result
+
+
+def measure(device: devices.Device, sizes: Sizes) -> Ceilings:
+  """Measures all of them, in turns."""
+  x = jnp.ones((sizes.side, sizes.side), jnp.float32)
+  copy = _variant(
+    "copy",
+    lambda x: x + 1,
+    lambda i: (x,),
+    num_bytes=2 * x.size * x.itemsize,
+  )
+  all_variants = [
+    *read_variants(sizes.side, device.is_gpu),
+    *([] if device.is_gpu else copy_variants(sizes.side, sizes.side)),
+    copy,
+    *_products(sizes.product, device.is_gpu),
+  ]
+  # On a GPU several calls are under way, as in the rows.
+  plan = execution.Plan(groups=1, repeats=8 if device.is_gpu else 1)
+  best = dict.fromkeys(NAMES, 0.0)
+  timed = {v.name: execution.Timed(v, plan) for v in all_variants}
+  for one in timed.values():
+    one.warm_up()
+  samples = timing.in_turns(
+    {name: one.sample for name, one in timed.items()},
+    rounds=sizes.rounds,
+    seconds=float("inf"),
+  )
+  for variant in all_variants:
+    milliseconds = min(s for s in samples[variant.name] if s is not None)
+    rate = (variant.num_bytes or variant.flops) / milliseconds * 1e3
+    name = ceiling_of(variant.name)
+    best[name] = max(best[name], rate)
+  found = Ceilings(is_gpu=device.is_gpu, **best)
+  return found if device.is_gpu else with_factors(found, _cpu_flags())
+
+
+def ceiling_of(variant: str) -> str:
+  """The ceiling, of `NAMES`, that a variant of this name measures."""
+  return variant.partition(" ")[0]
+
+
+def with_factors(found: Ceilings, flags: Collection[str]) -> Ceilings:
+  """With what a CPU's f32 rate says of others by its instructions."""
+  factors = {
+    name: next((factor for flag, factor in known if flag in flags), 0.0)
+    for name, known in (("bf16", _BF16_FACTORS), ("int8", _INT8_FACTORS))
+  }
+  for name, factor in factors.items():
+    found = found.raised(name, factor * found.f32)
+  return found
+
+
+def _cpu_flags() -> frozenset[str]:
+  info = pathlib.Path("/proc/cpuinfo")
+  if not info.exists():
+    return frozenset()
+  lines = info.read_text(errors="replace").splitlines()
+  flags = next((line for line in lines if line.startswith("flags")), "")
+  found = frozenset(flags.partition(":")[2].split())
+  if devices.instruction_set_limit() is None:
+    return found
+  return frozenset(flag for flag in found if flag in _LIMITED_FLAGS)

@@ -1,0 +1,130 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a call costs before it runs: tracing, lowering, compiling, importing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+
+from jaxplugin import dot
+from jaxplugin import quantization
+from jaxplugin.core import formats
+from jaxplugin.lab.bench import timing
+
+PHASES: Final = ("trace", "lower", "compile")
+_ROUNDS: Final = 7
+_IMPORT_ROUNDS: Final = 3
+_SHAPE: Final = (128, 256)
+_IMPORT_SECONDS: Final = 120
+
+_IMPORT: Final = """
+import sys, time
+start = time.perf_counter()
+import {module}
+print(time.perf_counter() - start)
+"""
+
+
+def measure() -> dict[str, Any]:
+  """Milliseconds, as `timing.Stats` in plain dictionaries.
+
+  Returns:
+    {"jnp.dot": {"trace": ..., "lower": ..., "compile": ...},
+    "block_scaled_dot": the same, "import": {"jax": ..., "jaxplugin": ...}}.
+    Functions are new each time, formats alternate in turns with `jnp.dot`;
+    "jaxplugin" includes "jax", which it imports.
+  """
+  x = jnp.ones(_SHAPE, jnp.float32)
+  x_q = quantization.quantize(x, formats.MXFP8)
+  calls: dict[str, tuple[Callable[..., Any], Any]] = {
+    "jnp.dot": (lambda x, w: jnp.dot(x, w.T), x),
+    "block_scaled_dot": (dot.block_scaled_dot, x_q),
+  }
+  samples: dict[str, dict[str, list[float]]] = {
+    name: {phase: [] for phase in PHASES} for name in calls
+  }
+  for i in range(_ROUNDS + 1):
+    for name, (function, operand) in calls.items():
+      taken = _phases(function, operand, i)
+      if i:  # the first finds caches of JAX's own empty
+        for phase in PHASES:
+          samples[name][phase].append(taken[phase])
+  found: dict[str, Any] = {
+    name: {
+      phase: dataclasses.asdict(timing.stats(times))
+      for phase, times in by_phase.items()
+    }
+    for name, by_phase in samples.items()
+  }
+  imports: dict[str, list[float]] = {"jax": [], "jaxplugin": []}
+  for _ in range(_IMPORT_ROUNDS):
+    for module, times in imports.items():
+      times.append(_import_ms(module))
+  found["import"] = {
+    module: dataclasses.asdict(timing.stats(times))
+    for module, times in imports.items()
+  }
+  return found
+
+
+def _phases(
+  function: Callable[..., Any], operand: Any, i: int
+) -> dict[str, float]:
+  """Milliseconds of each phase of a function that nothing has seen before."""
+
+  def fresh(x: Any, w: Any) -> Any:
+    return function(x, w) + i  # a program that no cache of XLA has
+
+  start = time.perf_counter()
+  traced = jax.jit(fresh).trace(operand, operand)
+  after_trace = time.perf_counter()
+  lowered = traced.lower()
+  after_lower = time.perf_counter()
+  lowered.compile()
+  end = time.perf_counter()
+  return {
+    "trace": (after_trace - start) * 1e3,
+    "lower": (after_lower - after_trace) * 1e3,
+    "compile": (end - after_lower) * 1e3,
+  }
+
+
+def _import_ms(module: str) -> float:
+  root = str(pathlib.Path(__file__).resolve().parents[2])
+  path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+  done = subprocess.run(
+    [sys.executable, "-c", _IMPORT.format(module=module)],
+    env={**os.environ, "PYTHONPATH": path},
+    capture_output=True,
+    text=True,
+    timeout=_IMPORT_SECONDS,
+    check=False,
+  )
+  if done.returncode:
+    raise RuntimeError(f"bench: import {module} failed:\n{done.stderr}")
+  return float(done.stdout.splitlines()[-1]) * 1e3
+
+
+def text(found: dict[str, Any]) -> str:
+  """The medians, as a table."""
+  lines = [f"  {'ms':18}" + "".join(f"{phase:>10}" for phase in PHASES)]
+  for name in ("jnp.dot", "block_scaled_dot"):
+    medians = [found[name][phase]["median"] for phase in PHASES]
+    lines.append(f"  {name:18}" + "".join(f"{m:>10.2f}" for m in medians))
+  imports = found["import"]
+  lines.append(
+    f"  import jax {imports['jax']['median']:.0f} ms, import jaxplugin (with"
+    f" it) {imports['jaxplugin']['median']:.0f} ms"
+  )
+  return "\n".join(lines)

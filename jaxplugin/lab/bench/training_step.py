@@ -1,0 +1,288 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is timed beside each other for a step of training.
+
+It is the gradient of a transformer's block with respect to its weights and its
+input: root mean square norm, causal attention, norm, and an MLP with GELU. The
+four products with weights are those of a recipe, by `quantize_dots`; attention
+has two more, which no recipe takes. Weights, activations and gradients are f32;
+for the bf16 peer all of them are bf16, and weights are stored so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import traced
+from jaxplugin.dropin import quantized_dots
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import variants
+from jaxplugin.lab.bench.peers import verification
+from jaxplugin.training import recipes
+
+RECIPES: Final = {
+  "mxfp8": recipes.MXFP8_RECIPE,
+  "nvfp4": recipes.NVFP4_RECIPE,
+  "mxfp4": recipes.MXFP4_RECIPE,
+}
+PEERS: Final = ("f32", "bf16")
+_EPSILON: Final = 1e-5
+
+# Relative errors, in the Frobenius norm, of a gradient. Rounding to p bits errs
+# by 2^-p / sqrt(3) or less, at random by sqrt(2) times that. A gradient is what
+# up to 10 roundings of operands have left, whose squares add up. One that is
+# missing or another layer's errs by 1 or more. A sum in f32 may be less precise
+# by 256 roundings (`verification.PEER_BOUND`), which are 8 bits.
+_CHAIN: Final = 10
+_SIGNIFICAND_BITS: Final = {"f32": 24 - 8, "bf16": 8}
+
+Weights = dict[str, jax.Array]
+
+
+def _norm(x: jax.Array) -> jax.Array:
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  mean = jnp.square(wide).mean(-1, keepdims=True)
+  return x * lax.rsqrt(mean + _EPSILON).astype(x.dtype)
+
+
+def block(weights: Weights, x: jax.Array, *, is_turned: bool) -> jax.Array:
+  """[tokens, channels] to the same.
+
+  Args:
+    weights: "qkv", "out", "up" and "down", [k, n]; [n, k] where `is_turned`.
+  """
+
+  def linear(x: jax.Array, name: str) -> jax.Array:
+    w = weights[name]
+    return x @ (w.T if is_turned else w)
+
+  tokens, channels = x.shape
+  heads = tokens, channels // workloads.HEAD_SIZE, workloads.HEAD_SIZE
+  query, key, value = (
+    y.reshape(heads) for y in jnp.split(linear(_norm(x), "qkv"), 3, axis=1)
+  )
+  y = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+  x = x + linear(y.reshape(x.shape), "out")
+  return x + linear(jax.nn.gelu(linear(_norm(x), "up")), "down")
+
+
+def gradients(
+  function: Callable[[Weights, jax.Array], jax.Array],
+  weights: Weights,
+  x: jax.Array,
+  g: jax.Array,
+) -> tuple[Weights, jax.Array]:
+  """Of sum(function(weights, x) * g), with respect to weights and x."""
+  _, vjp = jax.vjp(function, weights, x)
+  result: tuple[Weights, jax.Array] = vjp(g)
+  return result
+
+
+class TrainingVariants:
+  """The variants of one block's step on one device."""
+
+  def __init__(
+    self, row: workloads.Row, pair: workloads.Pair, target: targets.Target
+  ):
+    self.row = row
+    self.recipe = RECIPES[pair.name]
+    self.target = target
+    self._made: dict[Any, tuple[Any, ...]] = {}
+    self._exact: dict[int, Any] = {}
+
+  @property
+  def sizes(self) -> dict[str, tuple[int, int]]:
+    """(k, n) of each product with weights."""
+    channels, hidden = self.row.k, self.row.n
+    return {
+      "qkv": (channels, 3 * channels),
+      "out": (channels, channels),
+      "up": (channels, hidden),
+      "down": (hidden, channels),
+    }
+
+  @property
+  def flops(self) -> int:
+    """Of all products: each has one forward and two backward."""
+    weights = sum(k * n for k, n in self.sizes.values())
+    attention = 2 * self.row.m * self.row.k
+    return 3 * 2 * self.row.m * (weights + attention)
+
+  def ours(
+    self, names: Sequence[str] | None
+  ) -> list[variants.Variant | variants.Unavailable]:
+    """Each implementation of `names`; None is the chosen one alone."""
+    decided = self._decided()
+    chosen = sorted({one.decision.implementation for one in decided})
+    named = [*chosen] if names is None else [*names]
+    if dot_variants.CHOSEN in named:
+      named.remove(dot_variants.CHOSEN)
+      named += chosen
+    formats = self.recipe.formats
+    found: list[variants.Variant | variants.Unavailable] = []
+    for name in dict.fromkeys(named):
+      refusals = (
+        backends.table()[name].supports(one.problem, self.target)
+        for one in decided
+      )
+      refusal = next((r for r in refusals if r is not None), None)
+      if refusal is not None:
+        found.append(
+          variants.Unavailable(name=name, role="ours", reason=refusal.reason)
+        )
+        continue
+      found.append(
+        self._variant(
+          name,
+          "ours",
+          functools.partial(self._quantized, name),
+          bits=min(f.facts.element.significand_bits for f in formats),
+          is_chosen=name in chosen,
+        )
+      )
+    return found
+
+  def peers(
+    self, names: Sequence[str]
+  ) -> list[variants.Variant | variants.Forms | variants.Unavailable]:
+    """Each of `names` of `dot_variants.PEERS`, in its fastest form."""
+    found: list[variants.Variant | variants.Forms | variants.Unavailable] = []
+    for name in names:
+      if name not in PEERS:
+        reason = "is not run for training"
+        found.append(
+          variants.Unavailable(name=name, role="peer", reason=reason)
+        )
+        continue
+      forms = tuple(
+        self._variant(
+          name,
+          "peer",
+          functools.partial(
+            gradients, functools.partial(block, is_turned=is_turned)
+          ),
+          bits=_SIGNIFICAND_BITS[name],
+          dtype=workloads.PLAIN_DTYPES[name],
+          is_turned=is_turned,
+        )
+        for is_turned in (False, True)
+      )
+      found.append(
+        variants.Forms(name=name, role="peer", forms=forms, of_floats=True)
+      )
+    return found
+
+  def _quantized(
+    self,
+    implementation: str | None,
+    weights: Weights,
+    x: jax.Array,
+    g: jax.Array,
+    key: jax.Array,
+  ) -> tuple[Weights, jax.Array]:
+    function = quantized_dots.quantize_dots(
+      functools.partial(block, is_turned=False),
+      self.recipe,
+      key=key if self.recipe.stochastic_rounding else None,
+      implementation=implementation,
+    )
+    return gradients(function, weights, x, g)
+
+  def _decided(self) -> list[Any]:
+    """What is decided about each product of a recipe."""
+    operands = (*self._operands(0), jax.random.key(0))
+    jaxpr = jax.make_jaxpr(functools.partial(self._quantized, None))(*operands)
+    return [traced.decide(e, self.target) for e in traced.dots(jaxpr.jaxpr)]
+
+  def _operands(
+    self,
+    i: int,
+    dtype: np.dtype = workloads.PLAIN_DTYPES["f32"],
+    is_turned: bool = False,
+  ) -> tuple[Any, ...]:
+    key = i, dtype, is_turned
+    if key not in self._made:
+      random = np.random.default_rng(i)
+      weights = {
+        name: random.normal(size=size) / math.sqrt(size[0])
+        for name, size in self.sizes.items()
+      }
+      rows = (self.row.m, self.row.k)
+      x, g = random.normal(size=rows), random.normal(size=rows)
+      if is_turned:
+        weights = {name: w.T for name, w in weights.items()}
+      self._made[key] = jax.tree.map(
+        lambda a: jnp.asarray(a.astype(np.float32)).astype(dtype),
+        (weights, x, g),
+      )
+    return self._made[key]
+
+  def _expected(self, i: int) -> Any:
+    """Gradients in f64, of the f32 operands of set i."""
+    if i not in self._exact:
+      operands = jax.tree.map(np.asarray, self._operands(i))
+      with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), operands)
+        function = functools.partial(block, is_turned=False)
+        found = jax.jit(functools.partial(gradients, function))(*wide)
+        self._exact[i] = jax.tree.map(np.asarray, found)
+    return self._exact[i]
+
+  def check(self, i: int, result: Any, *, bits: int, is_turned: bool) -> None:
+    """Raises WrongResultError unless each gradient is near that in f64."""
+    weights, x = result
+    if is_turned:
+      weights = {name: w.T for name, w in weights.items()}
+    bound = math.sqrt(_CHAIN * 2 / 3) * 2.0**-bits
+    exact_weights, exact_x = self._expected(i)
+    pairs = {name: (w, exact_weights[name]) for name, w in weights.items()}
+    for name, (found, exact) in (pairs | {"input": (x, exact_x)}).items():
+      error = np.linalg.norm(np.asarray(found, np.float64) - exact)
+      error /= np.linalg.norm(exact)
+      if not error <= bound:
+        raise verification.WrongResultError(
+          f"the gradient of {name} errs by {error:.3g} of its norm, more than"
+          f" {bound:.3g}"
+        )
+
+  def _variant(
+    self,
+    name: str,
+    role: variants.Role,
+    function: Callable[..., Any],
+    *,
+    bits: int,
+    dtype: np.dtype = workloads.PLAIN_DTYPES["f32"],
+    is_turned: bool = False,
+    is_chosen: bool = False,
+  ) -> variants.Variant:
+    def operands(i: int) -> tuple[Any, ...]:
+      made = self._operands(i, dtype, is_turned)
+      return (*made, jax.random.key(i)) if role == "ours" else made
+
+    given = jax.tree.leaves(self._operands(0, dtype, is_turned))
+    return variants.Variant(
+      name=name,
+      role=role,
+      function=function,
+      operands=operands,
+      check=functools.partial(self.check, bits=bits, is_turned=is_turned),
+      num_bytes=2 * sum(a.nbytes for a in given),
+      flops=self.flops,
+      arithmetic="f32" if name == "f32" else "floats",
+      is_chosen=is_chosen,
+      form="" if role == "ours" else ("w (k, n)", "w (n, k)")[is_turned],
+    )

@@ -1,0 +1,331 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`bench`: times backends next to their peers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import files
+from jaxplugin.dot import backends
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import measurement
+from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import runs
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench.report import table
+from jaxplugin.printing import console
+
+_DEFAULT_SHAPES: Final = {"cpu": "cpu-table", "gpu": "gpu-table"}
+_DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
+_DEFAULT_MODE: Final[dict[str, Any]] = {"cpu": "call", "gpu": "step"}
+_DEFAULT_ROUNDS: Final = 50
+_DEFAULT_SECONDS: Final = 3.0
+_QUICK_ROUNDS: Final = 7
+_QUICK_SECONDS: Final = 0.5
+_DEFAULT_THRESHOLD: Final = 0.05
+
+_FAILED: Final = 1
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  what = command.add_argument_group("workload")
+  what.add_argument(
+    "--platform",
+    choices=devices.PLATFORMS,
+    help="default: JAX's device",
+  )
+  what.add_argument(
+    "--shapes",
+    metavar="LIST",
+    help="names of sets, sizes MxNxK, decoder:LAYERSxCHANNELSxHIDDEN,"
+    " training:TOKENSxCHANNELSxHIDDEN, experts:TOKENSxTOPofEXPERTSxNxK,"
+    " quantize:MxK, dequantize:MxK; default: the platform's table",
+  )
+  what.add_argument(
+    "--m",
+    metavar="LIST",
+    help="rows of each dot and decoder, in place of the set's",
+  )
+  what.add_argument(
+    "--formats",
+    metavar="LIST",
+    help="formats, or pairs of them as bf16xnvfp4, mxfp8xmxfp4; default:"
+    f" {workloads.FORMATS}, and in a CPU's table {workloads.ONE_SIDED} where"
+    " few rows read weights",
+  )
+  what.add_argument(
+    "--out",
+    choices=tuple(workloads.PLAIN_DTYPES),
+    help="dtype of the results; default: f32 on a CPU, bf16 on a GPU",
+  )
+  what.add_argument(
+    "--implementations",
+    metavar="LIST",
+    help=f"of {', '.join(backends.NAMES)}, {dot_variants.CHOSEN};"
+    " default: all that support the row, and the chosen one for decoders",
+  )
+  what.add_argument(
+    "--peers",
+    metavar="LIST",
+    default=",".join(dot_variants.PEERS),
+    help=f"of {', '.join(dot_variants.PEERS)}, or none; default: all",
+  )
+  what.add_argument(
+    "--isa",
+    choices=("avx2",),
+    help="limit XLA and the CPU kernels to this instruction set",
+  )
+  _add_limits(command.add_argument_group("timing"))
+  out = command.add_argument_group("results")
+  out.add_argument(
+    "-v", "--verbose", action="store_true", help="print all variants"
+  )
+  out.add_argument(
+    "--json",
+    metavar="FILE",
+    nargs="?",
+    const=files.STANDARD,
+    help="output file for the results as JSON; without FILE they are printed in"
+    " place of the summary",
+  )
+  out.add_argument(
+    "--plot",
+    metavar="FILE",
+    help="output file for a roofline plot (.png, .svg, .pdf)",
+  )
+  out.add_argument(
+    "--show",
+    metavar="FILE",
+    help="measure nothing; print, and with --plot draw, the results of a file",
+  )
+  out.add_argument(
+    "--compare",
+    nargs=2,
+    metavar=("BEFORE", "AFTER"),
+    help="measure nothing; print how ratios to peers changed between two files",
+  )
+  out.add_argument(
+    "--threshold",
+    type=float,
+    default=_DEFAULT_THRESHOLD,
+    metavar="PART",
+    help="the loss of a ratio that is a regression; default:"
+    f" {_DEFAULT_THRESHOLD}",
+  )
+
+
+def _add_limits(how: argparse._ActionsContainer) -> None:
+  how.add_argument(
+    "--mode",
+    choices=("call", "step"),
+    help="time single calls from Python, or dots inside a larger program;"
+    " default: call on a CPU, step on a GPU",
+  )
+  how.add_argument(
+    "--rounds",
+    type=int,
+    metavar="N",
+    help=f"at most, for a row; default: {_DEFAULT_ROUNDS}",
+  )
+  how.add_argument(
+    "--seconds",
+    type=float,
+    metavar="S",
+    help=f"of timing a row; default: {_DEFAULT_SECONDS:g}",
+  )
+  how.add_argument(
+    "--budget",
+    type=float,
+    metavar="S",
+    help="seconds for all rows; rows that do not fit are left out",
+  )
+  how.add_argument(
+    "--quick",
+    action="store_true",
+    help="small shapes and few rounds",
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  if args.compare is not None:
+    return _compare(args)
+  for path in (None if _prints_json(args) else args.json, args.plot):
+    _check_writable(path)
+  plot = _plotter(args.plot)
+  if args.show is not None:
+    found = results.read(args.show)
+  else:
+    request = _request(args)
+    _check_instruction_set(args.isa, request.device)
+    with jax.default_device(request.device.device):
+      try:
+        found = runs.measure(request)
+      except runs.Interrupted as interruption:
+        _print(interruption.run, args)
+        print(
+          "bench: interrupted; other rows were not measured", file=sys.stderr
+        )
+        raise
+  _print(found, args)
+  if plot is not None:
+    plot(found, args.plot)
+  bad = list(found.bad)
+  for row, variant in bad:
+    print(
+      f"bench: {row.row} {row.formats}: {variant.name} is {variant.status}",
+      file=sys.stderr,
+    )
+  return _FAILED if bad else 0
+
+
+def _prints_json(args: argparse.Namespace) -> bool:
+  return args.json == files.STANDARD
+
+
+def _print(found: results.Run, args: argparse.Namespace) -> None:
+  if _prints_json(args):
+    print(results.to_json(found), end="")
+  elif args.verbose:
+    print(table.details(found))
+  else:
+    console.show(table.summary(found))
+
+
+def _check_instruction_set(isa: str | None, device: devices.Device) -> None:
+  if isa is not None and device.target.cpu_kernels != isa:
+    raise ValueError(
+      f"bench: --isa {isa} needs a CPU with kernels and a process in which JAX"
+      f" has no devices yet, got {device.target}"
+    )
+
+
+def _check_writable(path: str | None) -> None:
+  """Before minutes of measuring."""
+  if path is None:
+    return
+  directory = pathlib.Path(path).resolve().parent
+  if not os.access(directory, os.W_OK):
+    raise ValueError(f"bench: cannot write {path}: no writable {directory}")
+
+
+def _plotter(path: str | None) -> Callable[..., None] | None:
+  if path is None:
+    return None
+  from jaxplugin.lab.bench.report import (
+    plot,
+  )  # matplotlib is optional, and slow
+
+  plot.check(path)
+  return plot.draw
+
+
+def _request(args: argparse.Namespace) -> runs.Request:
+  for name in ("rounds", "seconds", "budget"):
+    value = getattr(args, name)
+    if value is not None and not value > 0:
+      raise ValueError(f"bench: --{name} must be above 0, got {value}")
+  m = None if args.m is None else workloads.parse_sizes("--m", args.m)
+  pairs = None
+  if args.formats is not None:
+    pairs = workloads.parse_pairs(args.formats)
+  implementations = _names(
+    "--implementations",
+    args.implementations,
+    (*backends.table(), dot_variants.CHOSEN),
+  )
+  peers = _names("--peers", args.peers, dot_variants.PEERS) or ()
+  if args.shapes is not None:
+    workloads.parse_rows(args.shapes, m)  # before a device is looked for
+  if args.isa is not None:
+    devices.limit_instruction_set(args.isa)
+  device = devices.find(args.platform)
+  platform = "gpu" if device.is_gpu else "cpu"
+  shapes = args.shapes or ("quick" if args.quick else _DEFAULT_SHAPES[platform])
+  sizes = roofline.GPU_SIZES if device.is_gpu else roofline.CPU_SIZES
+  if args.quick:
+    sizes = roofline.QUICK_SIZES
+  rounds = _QUICK_ROUNDS if args.quick else _DEFAULT_ROUNDS
+  seconds = _QUICK_SECONDS if args.quick else _DEFAULT_SECONDS
+  out = args.out or _DEFAULT_OUT[platform]
+  options = measurement.Options(
+    mode=args.mode or _DEFAULT_MODE[platform],
+    rounds=args.rounds or rounds,
+    seconds=args.seconds or seconds,
+    implementations=implementations,
+    peers=peers,
+    out_dtype=np.dtype(workloads.PLAIN_DTYPES[out]),
+    read_side=sizes.side,
+  )
+  return runs.Request(
+    device=device,
+    rows=workloads.parse_rows(shapes, m),
+    pairs=pairs,
+    options=options,
+    sizes=sizes,
+    deadline=time.monotonic() + (args.budget or float("inf")),
+    command=tuple(sys.argv[1:]),
+    output=None if _prints_json(args) else args.json,
+  )
+
+
+def _names(
+  option: str, text: str | None, known: tuple[str, ...]
+) -> tuple[str, ...] | None:
+  if text is None:
+    return None
+  if text == "none":
+    return ()
+  names = tuple(item.strip() for item in text.split(","))
+  for name in names:
+    if name not in known:
+      raise ValueError(
+        f"bench: unknown {option} {name!r}; known: {', '.join(known)}"
+      )
+  return names
+
+
+def _compare(args: argparse.Namespace) -> int:
+  if not 0 < args.threshold < 1:
+    raise ValueError(
+      f"bench: --threshold must be between 0 and 1, got {args.threshold}"
+    )
+  before, after = map(results.read, args.compare)
+  for path, one in zip(args.compare, (before, after), strict=True):
+    print(f"{path}: {one.environment['device']}, {one.environment['date']}")
+  compared = results.compare(before, after, args.threshold)
+  console.show(table.comparison(compared))
+  return _FAILED if compared.regressions else 0
+
+
+COMMAND: Final = arguments.Command(
+  name="bench",
+  group="speed",
+  help="time backends next to their peers",
+  description="Verifies, times and compares backends and their peers.",
+  epilog=f"sets of shapes: {', '.join(workloads.SETS)}",
+  examples=(
+    "--quick",
+    "--shapes llama3-8b --m 1,16 --formats bf16xnvfp4",
+    "--json new.json --plot roofline.png",
+    "--show new.json",
+    "--compare old.json new.json --threshold 0.1",
+  ),
+  failure="a result is wrong, a backend fails or --compare finds a regression",
+  add_arguments=_add_arguments,
+  run=_run,
+  uses_devices=True,
+)

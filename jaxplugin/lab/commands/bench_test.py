@@ -1,0 +1,498 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command, as it is called."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import jax
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin import __main__ as command_line
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import execution
+from jaxplugin.lab.bench import roofline
+from jaxplugin.lab.bench import runs
+from jaxplugin.lab.bench import startup
+from jaxplugin.lab.bench import timing
+from jaxplugin.lab.bench import training_step
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import codec_variants
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import verification
+from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench.report import table
+from jaxplugin.testing import bench_results
+
+SMALL = ["--platform", "cpu", "--quick", "--rounds", "3", "--seconds", "0.01"]
+OPTIONAL = ("matplotlib", "rich", "torch", "torchao")
+# Timed beside rows that read, on CPUs.
+READS = ("read", "read by numpy", "read huge pages")
+
+
+class InstructionSetTest(absltest.TestCase):
+  @pytest.mark.full
+  def test_isa_limits_xla_and_kernels(self):
+    """In a process of its own: neither can be limited later."""
+    better = ("amx_bf16", "avx512_bf16", "avx512")
+    if jp.detect_target("cpu").cpu_kernels not in better:
+      self.skipTest("needs AVX-512 and the kernels")
+    with tempfile.TemporaryDirectory() as directory:
+      path = pathlib.Path(directory) / "run.json"
+      options = "--quick --isa avx2 --rounds 2 --seconds 0.01 --peers f32"
+      subprocess.run(
+        [sys.executable, "-m", "jaxplugin", "bench", *options.split()]
+        + ["--shapes", "8x64x64", "--formats", "mxfp4", "--json", str(path)],
+        check=True,
+        capture_output=True,
+      )
+      found = results.read(path)
+    self.assertEqual(found.environment["instruction_set"], "avx2")
+    self.assertIn("--xla_cpu_max_isa=AVX2", found.environment["xla_flags"])
+    self.assertAlmostEqual(found.ceilings.int8, 2 * found.ceilings.f32)
+
+  def test_isa_is_refused_where_it_cannot_be_had(self):
+    """Here JAX has devices, and the kernels have chosen."""
+    if jp.detect_target("cpu").cpu_kernels == "avx2":
+      self.skipTest("has just that")
+    with absltest.mock.patch.dict(os.environ):
+      error = io.StringIO()
+      with contextlib.redirect_stderr(error):
+        status = command_line.main(["bench", "--quick", "--isa", "avx2"])
+    self.assertNotEqual(status, 0)
+    self.assertIn("--isa avx2 needs a CPU with kernels", error.getvalue())
+
+
+class BenchTestCase(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    directory = self.enter_context(tempfile.TemporaryDirectory())
+    self.directory = pathlib.Path(directory)
+    # Warm and cold matter to times, on which nothing here depends.
+    self.enter_context(
+      absltest.mock.patch.object(
+        devices, "cpu_cache_bytes", lambda: (1 << 12, "a test")
+      )
+    )
+    self.enter_context(
+      absltest.mock.patch.object(execution, "WARM_UP_SECONDS", 0.0)
+    )
+    tiny = roofline.Sizes(side=256, product=64, rounds=2)
+    self.enter_context(
+      absltest.mock.patch.object(roofline, "QUICK_SIZES", tiny)
+    )
+
+  def recorded_samples(self):
+    """A list that gets the samples of all that is timed from now on."""
+    taken = []
+    in_turns = timing.in_turns
+
+    def recorded(*args, **kwargs):
+      taken.append(in_turns(*args, **kwargs))
+      return taken[-1]
+
+    self.enter_context(absltest.mock.patch.object(timing, "in_turns", recorded))
+    return taken
+
+  def run_bench(self, *arguments, stderr=None):
+    """Returns the exit status, stdout and stderr."""
+    out, err = io.StringIO(), stderr or io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      try:
+        status = command_line.main(["bench", *map(str, arguments)])
+      except SystemExit as stop:
+        status = stop.code
+    return status, out.getvalue(), err.getvalue()
+
+  def check_error(self, arguments, pattern):
+    status, out, err = self.run_bench(*arguments)
+    self.assertEqual((status, out), (2, ""))
+    self.assertRegex(" ".join(err.split()), pattern)
+    self.assertNotIn("Traceback", err)
+
+
+class RunTest(BenchTestCase):
+  @pytest.mark.lab
+  def test_small_run_is_verified_timed_printed_kept_and_drawn(self):
+    path = self.directory / "r.json"
+    plot = self.directory / "r.png"
+    # Its first import on a machine tells of the fonts that it finds.
+    importlib.import_module("matplotlib.font_manager")
+    # JAX has it on CPUs since 0.12.
+    refuse = absltest.mock.Mock(side_effect=NotImplementedError("not on a CPU"))
+    self.enter_context(
+      absltest.mock.patch.object(dot_variants.jax.nn, "scaled_matmul", refuse)
+    )
+    taken = self.recorded_samples()
+    status, out, err = self.run_bench(
+      *SMALL, "--shapes", "2x64x96,quantize:32x64", "--formats", "mxfp8",
+      "--json", path, "--plot", plot, "--verbose",
+    )  # fmt: skip
+    self.assertEqual((status, err), (0, ""))
+    run = results.read(path)
+    dot, codec = run.rows
+    (samples,) = (s for s in taken if "numpy" in s)
+    self.check_dot(dot, samples)
+    self.assertEqual(
+      [(v.name, v.status) for v in codec.variants],
+      [
+        (name, "ok")
+        for name in ("jp.quantize", "by xla", "copy", "warm copy", "fresh copy")
+      ],
+    )
+    self.assertStartsWith(plot.read_bytes(), b"\x89PNG")
+    self.assertLessEqual(max(map(len, out.splitlines())), table.WIDTH)
+    self.assertIn("2x64x96  mxfp8 -> float32", out)
+    self.assertRegex(out, r"not run:\n  nn.scaled_matmul.*not on a CPU")
+    self.assertEqual(run.environment["versions"]["jaxplugin"], jp.__version__)
+    shown = self.run_bench("--show", path, "--verbose")
+    self.assertEqual(shown, (0, out, ""))
+    status, printed, _ = self.run_bench("--show", path, "--json")
+    self.assertEqual((status, printed), (0, path.read_text()))
+    self.assertGreater(run.ceilings.read, 1e8)
+
+  def check_dot(self, row, samples):
+    by_name = {v.name: v for v in row.variants}
+    chosen = [v.name for v in row.variants if v.is_chosen]
+    target = jp.detect_target("cpu")
+    self.assertEqual(chosen, ["cpu" if target.cpu_kernels else "xla"])
+    for name in ("xla", "f32", "bf16", "lax.scaled_dot", "numpy", *READS):
+      self.assertEqual(by_name[name].status, "ok", name)
+      self.assertEqual(by_name[name].time.count, 3)
+    for name in ("xla", "f32", "bf16"):
+      self.assertIsNotNone(by_name[name].other_time)
+    self.assertLess(by_name["xla"].error, 16)
+    # Values and scales of both sides, and 2 x 64 floats.
+    quantized = (2 + 64) * (96 + 3) + 2 * 64 * 4
+    self.assertEqual(by_name["xla"].num_bytes, quantized)
+    self.assertEqual(by_name["bf16"].num_bytes, (2 + 64) * 96 * 2 + 512)
+    self.assertEqual(by_name["xla"].flops, 2 * 2 * 64 * 96)
+    peer = by_name["nn.scaled_matmul"]
+    self.assertEqual((peer.status, peer.time), ("unavailable", None))
+    ratios = {(r.ours, r.other): r.ratio for r in row.ratios}
+    pairs = zip(samples["f32"], samples["xla"], strict=True)
+    self.assertAlmostEqual(
+      ratios["xla", "f32"].median,
+      sorted(f32 / xla for f32, xla in pairs)[1],
+      places=3,
+    )
+
+  @pytest.mark.lab
+  def test_decoder_is_verified_timed_and_printed(self):
+    path = self.directory / "r.json"
+    status, out, err = self.run_bench(
+      *SMALL, "--shapes", "decoder:1x64x64x2", "--formats", "f32xmxfp8",
+      "--peers", "f32,numpy", "--json", path, "--verbose",
+    )  # fmt: skip
+    self.assertEqual((status, err), (0, ""))
+    (row,) = results.read(path).rows
+    self.assertEqual((row.kind, row.m, row.n, row.k), ("decoder", 2, 64, 64))
+    chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
+    timed = [v.name for v in row.variants if v.time]
+    self.assertEqual(
+      timed, [chosen, f"{chosen} in scan", "f32", "f32 in scan", *READS]
+    )
+    ratios = {(r.ours, r.other) for r in row.ratios}
+    self.assertIn((f"{chosen} in scan", "f32 in scan"), ratios)
+    self.assertLess(row.variants[0].error, 32)
+    self.assertIn("decoder:1x64x64x2  f32xmxfp8 -> float32", out)
+    self.assertIn("numpy: is not run for decoders", out)
+    compared, told, _ = self.run_bench("--compare", path, path)
+    self.assertEqual(compared, 0)
+    self.assertIn(f"decoder:1x64x64x2 f32xmxfp8->float32: f32 / {chosen}", told)
+
+  @pytest.mark.lab
+  def test_training_step_is_verified_timed_and_compared(self):
+    path = self.directory / "r.json"
+    status, out, err = self.run_bench(
+      *SMALL, "--shapes", "training:32x64x128", "--formats", "mxfp8",
+      "--peers", "f32,bf16,numpy", "--json", path, "--verbose",
+    )  # fmt: skip
+    self.assertEqual((status, err), (0, ""))
+    chosen = "cpu" if jp.detect_target("cpu").cpu_kernels else "xla"
+    for row in results.read(path).rows:
+      self.assertEqual(
+        (row.kind, row.m, row.k, row.n), ("training", 32, 64, 128)
+      )
+      # 3 products of each of 4 weights, and attention's.
+      flops = 6 * 32 * (4 * 64 * 64 + 2 * 64 * 128 + 2 * 32 * 64)
+      self.assertEqual(row.variants[0].flops, flops)
+      timed = [v.name for v in row.variants if v.time]
+      self.assertEqual(timed, [chosen, "f32", "bf16"])
+      ratios = {(r.ours, r.other) for r in row.ratios}
+      self.assertEqual(ratios, {(chosen, "f32"), (chosen, "bf16")})
+    self.assertIn("training:32x64x128  mxfp8 -> float32", out)
+    self.assertIn("numpy: is not run for training", out)
+
+  @pytest.mark.lab
+  def test_wrong_gradients_are_found(self):
+    (row,) = workloads.parse_rows("training:32x64x128")
+    (pair,) = workloads.parse_pairs("mxfp8")
+    made = training_step.TrainingVariants(row, pair, jp.detect_target("cpu"))
+    (variant,) = made.ours(["xla"])
+    weights, x = jax.jit(variant.function)(*variant.operands(0))
+    variant.check(0, (weights, x))
+    for name in weights:
+      wrong = {**weights, name: -weights[name]}
+      with self.assertRaisesRegex(
+        verification.WrongResultError, f"gradient of {name} errs by"
+      ):
+        variant.check(0, (wrong, x))
+    with self.assertRaisesRegex(verification.WrongResultError, "of input errs"):
+      variant.check(0, (weights, x[::-1]))
+
+  def test_rows_have_formats_of_their_own_unless_others_are_asked_for(self):
+    rows = (
+      workloads.Row(kind="dot", m=1, n=32, k=32, formats="mxfp8,f32xnvfp4"),
+      workloads.Row(kind="quantize", m=32, k=32, formats="mxfp4,f32xnvfp4"),
+    )
+
+    def work(pairs):
+      request = runs.Request(
+        device=None, rows=rows, pairs=pairs, options=None, sizes=None,
+        deadline=0.0, command=(), output=None,
+      )  # fmt: skip
+      return [f"{row} {pair}" for row, pair in request.work()]
+
+    self.assertEqual(
+      work(None), ["1x32x32 mxfp8", "1x32x32 f32xnvfp4", "quantize:32x32 mxfp4"]
+    )
+    self.assertEqual(
+      work(workloads.parse_pairs("nvfp4")),
+      ["1x32x32 nvfp4", "quantize:32x32 nvfp4"],
+    )
+
+  @pytest.mark.lab
+  def test_wrong_result_is_told_not_timed_and_fails_the_run(self):
+    right = dot_variants.dot.block_scaled_dot
+
+    def wrong(*args, implementation, **kwargs):
+      result = right(*args, implementation=implementation, **kwargs)
+      return result.at[0, 0].add(0.5) if implementation == "xla" else result
+
+    path = self.directory / "r.json"
+    with absltest.mock.patch.object(
+      dot_variants.dot, "block_scaled_dot", wrong
+    ):
+      status, out, err = self.run_bench(
+        *SMALL, "--shapes", "2x32x64", "--formats", "nvfp4", "--peers", "none",
+        "--implementations", "xla", "--json", path, "--verbose",
+      )  # fmt: skip
+    self.assertEqual(status, 1)
+    self.assertIn("xla WRONG: at (0, 0): got", out)
+    self.assertIn("2x32x64 nvfp4: xla is wrong", err)
+    variant, *_ = results.read(path).rows[0].variants
+    self.assertEqual((variant.status, variant.time), ("wrong", None))
+
+  @pytest.mark.lab
+  def test_failure_of_ours_fails_the_run_and_of_a_peer_is_told(self):
+    def fail(*args, **kwargs):
+      raise RuntimeError("no such luck")
+
+    with (
+      absltest.mock.patch.object(
+        codec_variants.CodecVariants, "_quantize_portably", fail
+      ),
+      absltest.mock.patch.object(dot_variants.lax, "scaled_dot", fail),
+    ):
+      status, out, err = self.run_bench(
+        *SMALL, "--shapes", "2x32x64,quantize:32x64", "--formats", "mxfp8",
+        "--peers", "lax.scaled_dot", "--implementations", "xla", "--verbose",
+      )  # fmt: skip
+    self.assertEqual(status, 1)
+    self.assertIn("by xla FAILED: RuntimeError: no such luck", out)
+    self.assertIn("by xla is failed", err)
+    self.assertRegex(out, r"not run:\n  lax.scaled_dot.*no such luck")
+    self.assertNotIn("lax.scaled_dot", err)
+
+  @pytest.mark.lab
+  def test_implementation_that_does_not_serve_is_told(self):
+    _, out, _ = self.run_bench(
+      *SMALL, "--shapes", "2x32x64", "--formats", "mxfp8", "--peers", "none",
+      "--implementations", "triton,chosen", "--verbose",
+    )  # fmt: skip
+    self.assertRegex(out, r"not run:\n  triton.*platform is cpu")
+
+  @pytest.mark.lab
+  def test_rows_without_time_are_left_out_and_told(self):
+    path = self.directory / "r.json"
+    status, out, _ = self.run_bench(
+      *SMALL, "--shapes", "2x32x64,4x32x64", "--formats", "mxfp8",
+      "--budget", "0.001", "--json", path,
+    )  # fmt: skip
+    self.assertEqual(status, 0)
+    self.assertIn("left out, no time: 2x32x64 mxfp8, 4x32x64 mxfp8", out)
+    self.assertEqual(
+      results.read(path).left_out, ("2x32x64 mxfp8", "4x32x64 mxfp8")
+    )
+
+  def test_interrupted_run_prints_the_rows_that_were_measured(self):
+    row = bench_results.row(bench_results.variant("cpu", 2, is_chosen=True))
+    ceilings = bench_results.run(row).ceilings
+    patch = absltest.mock.patch.object
+    with (
+      patch(roofline, "measure", return_value=ceilings),
+      patch(runs.measurement, "RowMeasurement") as measurement,
+    ):
+      measurement.return_value.measure.side_effect = [row, KeyboardInterrupt]
+      measurement.return_value.ceilings = ceilings
+      status, out, err = self.run_bench(
+        *SMALL, "--shapes", "2x32x64,4x32x64", "--formats", "mxfp8"
+      )
+    self.assertEqual(status, 130)
+    self.assertIn("1x4096x4096", out)
+    self.assertIn("bench: interrupted", err)
+
+  @pytest.mark.lab
+  def test_startup_is_measured(self):
+    path = self.directory / "r.json"
+    with (
+      absltest.mock.patch.object(startup, "_ROUNDS", 2),
+      absltest.mock.patch.object(startup, "_IMPORT_ROUNDS", 1),
+    ):
+      status, out, _ = self.run_bench(
+        "--platform", "cpu", "--shapes", "startup", "--json", path
+      )
+    self.assertEqual(status, 0)
+    found = json.loads(path.read_text())["startup"]
+    for name in ("jnp.dot", "block_scaled_dot"):
+      for phase in ("trace", "lower", "compile"):
+        self.assertEqual(found[name][phase]["count"], 2)
+        self.assertGreater(found[name][phase]["min"], 0.01)
+    # A module that imports jax takes longer than a tenth of a second.
+    self.assertGreater(found["import"]["jaxplugin"]["min"], 100)
+    self.assertRegex(out, r"block_scaled_dot +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d")
+
+  def test_summary_has_a_line_for_each_row(self):
+    wrong = bench_results.variant("xla", 1, status="wrong", time=None)
+    run = bench_results.run(
+      bench_results.row(
+        bench_results.variant("cpu", 2, is_chosen=True),
+        bench_results.variant("xla", 1),
+        bench_results.variant("f32", 4),
+        bench_results.variant("bf16", 5),
+      ),
+      bench_results.row(
+        wrong, bench_results.variant("f32", 4), formats="nvfp4"
+      ),
+      left_out=("8x32x64 mxfp4",),
+    )
+    path = self.directory / "r.json"
+    results.write(run, path)
+    status, out, err = self.run_bench("--show", path)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    self.assertIn("row formats backend ms x f32 x bf16 of roof", lines)
+    self.assertIn("1x4096x4096 mxfp8 cpu 2 2x 2.5x 100 %", lines)
+    self.assertIn("1x4096x4096 nvfp4 xla WRONG", lines)
+    self.assertIn("left out, no time: 8x32x64 mxfp4", lines)
+    self.assertEqual((status, "xla is wrong" in err), (1, True))
+
+
+class CompareTest(BenchTestCase):
+  def write(self, name, milliseconds):
+    path = self.directory / name
+    run = bench_results.run(
+      bench_results.row(
+        bench_results.variant("cpu", milliseconds),
+        bench_results.variant("f32", 4),
+      )
+    )
+    results.write(run, path)
+    return path
+
+  @parameterized.parameters((1.0, 0), (1.04, 0), (1.1, 1), (0.5, 0))
+  def test_status_tells_of_a_regression(self, milliseconds, expected):
+    paths = self.write("a", 1.0), self.write("b", milliseconds)
+    status, out, err = self.run_bench("--compare", *paths)
+    self.assertEqual((status, err), (expected, ""))
+    self.assertIn("1x4096x4096 mxfp8->float32: f32 / cpu", out)
+    self.assertEqual("REGRESSED" in out, bool(expected))
+    self.assertIn(f"{expected} of 1 ratios regressed by more than 5 %", out)
+
+  def test_threshold_is_used(self):
+    paths = self.write("a", 1.0), self.write("b", 1.1)
+    for threshold, expected in (("0.2", 0), ("0.01", 1)):
+      status, _, _ = self.run_bench(
+        "--compare", *paths, "--threshold", threshold
+      )
+      self.assertEqual(status, expected)
+
+  def test_bad_files_and_thresholds_are_told(self):
+    path = self.write("a", 1.0)
+    other = self.directory / "b"
+    other.write_text("{}")
+    self.check_error(["--compare", path, other], "b is no file of results")
+    missing = self.directory / "c"
+    self.check_error(["--compare", path, missing], "c: No such file")
+    self.check_error(
+      ["--compare", path, path, "--threshold", "5"],
+      "--threshold must be between 0 and 1, got 5",
+    )
+
+
+class BadArgumentsTest(BenchTestCase):
+  @parameterized.parameters(
+    ("--shapes llama9", "unknown shape 'llama9'; known: llama3-8b"),
+    ("--formats int3", "unknown formats 'int3'; known: mxfp8"),
+    ("--shapes 1x32x48 --formats mxfp4", "multiple of 32 for mxfp4, got k=48"),
+    ("--peers cublas", "unknown --peers 'cublas'; known: f32, bf16"),
+    (
+      "--implementations cuda",
+      "unknown --implementations 'cuda'; known: cudnn, triton, cpu, xla, cut",
+    ),
+    ("--m 0", "--m must be positive integers"),
+    ("--rounds 0", "--rounds must be above 0, got 0"),
+    ("--seconds nan", "--seconds must be above 0, got nan"),
+    ("--budget -1", "--budget must be above 0"),
+    ("--json no/such/r.json", "cannot write no/such/r.json"),
+    ("--plot r.gif", "--plot must end in .png, .svg, .pdf, got r.gif"),
+    ("--platform tpu", "invalid choice: 'tpu'"),
+  )
+  def test_are_told_with_what_is_known(self, line, pattern):
+    self.check_error(["--platform", "cpu", *line.split()], pattern)
+
+  def test_missing_gpu_is_told(self):
+    try:
+      jax.devices("gpu")
+    except RuntimeError:
+      self.check_error(["--platform", "gpu"], "JAX has no gpu here, only cpu")
+    else:
+      self.skipTest("there is a GPU")
+
+  def test_missing_matplotlib_is_told_with_the_remedy(self):
+    with absltest.mock.patch.dict(sys.modules, {"matplotlib": None}):
+      self.check_error(
+        ["--platform", "cpu", "--plot", "r.png"],
+        r"pip install 'jaxplugin\[bench\]'",
+      )
+
+
+class ImportTest(absltest.TestCase):
+  @pytest.mark.lab
+  def test_neither_the_package_nor_the_command_loads_what_is_optional(self):
+    program = (
+      "import sys, jaxplugin, jaxplugin.__main__;"
+      f"print([m for m in {OPTIONAL} if m in sys.modules])"
+    )
+    done = subprocess.run(
+      [sys.executable, "-c", program],
+      cwd=pathlib.Path(jp.__file__).parents[1],
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    self.assertEqual(done.stdout.strip(), "[]")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,130 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`compile`: compiles a module or a function by XLA's GPU compiler."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import files
+from jaxplugin.cli import functions
+from jaxplugin.core import targets
+from jaxplugin.lab.compilation import deviceless
+from jaxplugin.lab.compilation import optimized
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
+from jaxplugin.stablehlo import rewriter
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  command.add_argument(
+    "source",
+    metavar="MODULE_OR_FUNCTION",
+    help="package.module:function, or " + arguments.FILE_HELP,
+  )
+  gpus = arguments.gpu_names("cuda")
+  command.add_argument(
+    "--target",
+    metavar="NAME",
+    required=True,
+    help=f"an NVIDIA GPU by name ({', '.join(gpus)})",
+  )
+  command.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume, e.g. 9.13; default: no cuDNN",
+  )
+  command.add_argument(
+    "--arg",
+    action="append",
+    default=[],
+    type=functions.argument,
+    metavar="ARRAY",
+    help="an argument of the function, one option each: bfloat16[16,4096], or a"
+    " ScaledArray by its format and logical shape, nvfp4[14336,4096]",
+  )
+  command.add_argument(
+    "--rewrite",
+    action="store_true",
+    help="lower the calls of a module for the target first, as rewrite does",
+  )
+  arguments.add_strict(command)
+  command.add_argument(
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="output file for the optimized HLO; for - it goes to standard output,"
+    " and the figures to standard error; default: none",
+  )
+  command.add_argument(
+    "--elide", action="store_true", help="write no backend_config"
+  )
+  command.add_argument(
+    "--force", action="store_true", help="overwrite OUT if it exists"
+  )
+  command.add_argument(
+    "--json", action="store_true", help="print the figures as JSON"
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  target = targets.named_target(args.target, cudnn=args.cudnn)
+  is_function = functions.is_function(args.source)
+  if is_function and args.rewrite:
+    raise ValueError("--rewrite is for modules, got a function")
+  if args.strict and not args.rewrite:
+    raise ValueError("--strict is for --rewrite, which lowers a module's calls")
+  if not is_function and args.arg:
+    raise ValueError("--arg is for functions, got a module")
+  if is_function or args.rewrite:
+    arguments.print_missing_cudnn(target)
+  path = "" if is_function else args.source
+  files.check_output(path, args.output, args.force)
+  with progress.shown(f"compiling for {target.name}"):
+    if is_function:
+      function = functions.function(args.source)
+      compiled = deviceless.compile(function, *args.arg, target=target)
+      found = optimized.of_executable(
+        args.source, target, compiled.runtime_executable()
+      )
+    else:
+      source = files.read(args.source)
+      if args.rewrite:
+        for item in rewriter.rewrite_source(source, target, strict=args.strict):
+          if item.error:
+            console.show([str(item)], sys.stderr)
+      found = optimized.of_module(source, target)
+  if args.output is not None:
+    hlo = found.hlo(elide=args.elide)
+    files.write(hlo, path, args.output, args.force)
+  is_stdout = args.output == files.STANDARD
+  stream = sys.stderr if is_stdout else sys.stdout
+  if args.json:
+    print(found.to_json(), file=stream)
+  else:
+    console.show([str(found)], stream)
+  return 0
+
+
+COMMAND: Final = arguments.Command(
+  name="compile",
+  group="compile",
+  help="compile a module or a function by XLA's GPU compiler",
+  description="Compiles a module or a function by XLA's GPU compiler, for an"
+  " NVIDIA GPU that need not be attached, and prints its custom calls, fusions,"
+  " kernels and memory.",
+  epilog="This needs jaxplugin[deviceless], but neither a GPU nor cuDNN. A"
+  " function is imported, from the current directory first. It is called with"
+  " abstract arrays, and its block-scaled dots are decided for the target. XLA"
+  " lowers the calls of a module, except with --rewrite.",
+  examples=(
+    "model.mlir --target b200 --cudnn 9.13",
+    "my.model:mlp --target b200 --cudnn 9.13 \\\n"
+    "    --arg 'bfloat16[16,4096]' --arg 'nvfp4[14336,4096]' -o mlp.hlo",
+  ),
+  add_arguments=_add_arguments,
+  run=_run,
+)

@@ -1,0 +1,92 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`kernels`: compiles the Triton kernels of a dot for a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import dots
+from jaxplugin.core import targets
+from jaxplugin.lab.compilation import execution
+from jaxplugin.lab.compilation import triton_dots
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
+from jaxplugin.runtime import triton_library
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  dots.add_arguments(command, required=True, least=1)
+  gpus = arguments.gpu_names("cuda", "rocm")
+  command.add_argument(
+    "--target",
+    metavar="NAME",
+    required=True,
+    help=f"a GPU by name ({', '.join(gpus)})",
+  )
+  arguments.add_ptxas(command)
+  command.add_argument(
+    "--write",
+    metavar="DIRECTORY",
+    help="output folder for PTX, SASS and cubin (AMD: AMDGCN and hsaco)",
+  )
+  command.add_argument(
+    "--descriptors",
+    action="store_true",
+    help="copy values by TMA descriptors (NVIDIA, sm_90 or newer); default: no"
+    " descriptors",
+  )
+  command.add_argument(
+    "--run",
+    action="store_true",
+    help="execute the PTX on the CPU with random operands, and print its error,"
+    " instructions and bank conflicts (NVIDIA only; choose a small dot)",
+  )
+  arguments.add_json(command)
+
+
+def _run(args: argparse.Namespace) -> int:
+  # Whether jax-triton could lower for it does not matter here.
+  target = targets.named_target(args.target, ptxas=args.ptxas)
+  target = target.with_library(targets.JAX_TRITON)
+  if args.descriptors:
+    target = triton_library.with_descriptors(target)
+  explanation = dots.explain(args, target, "triton")
+  (dot,) = explanation
+  config = () if dot.decision is None else dot.decision.config
+  found: triton_dots.CompiledDot | execution.ExecutedDot
+  with progress.shown(f"compiling for {target.name}") as line:
+    found = compiled = triton_dots.compile_dot(dot.problem, target, config)
+    if args.run:
+      line.describe("executing PTX")
+      found = execution.run_dot(compiled)
+  if args.json:
+    print(found.to_json())
+  else:
+    console.show([str(found)])
+  if args.write is not None:
+    for path in compiled.write(args.write):
+      print(path, file=sys.stderr)
+  return 0
+
+
+COMMAND: Final = arguments.Command(
+  name="kernels",
+  group="compile",
+  help="compile the Triton kernels of a dot",
+  description="Compiles the Triton kernels of a dot for a GPU that need not be"
+  " attached, and prints registers, spills, memory, matrix instructions and"
+  " the main loop.",
+  epilog="This needs Triton, but neither a GPU nor a CUDA toolkit.",
+  examples=(
+    "--target h200 --lhs bfloat16 --rhs nvfp4 \\\n"
+    "    -m 16 -n 8192 -k 8192 --write kernels",
+    "--target h200 --lhs bfloat16 --rhs nvfp4 \\\n"
+    "    -m 16 -n 256 -k 1024 --run",
+  ),
+  add_arguments=_add_arguments,
+  run=_run,
+)

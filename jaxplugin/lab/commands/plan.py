@@ -1,0 +1,277 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`plan`: counts what a sharded model sends between GPUs, and its memory."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import Final
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import files
+from jaxplugin.cli import functions
+from jaxplugin.core import targets
+from jaxplugin.lab.planning import blocks
+from jaxplugin.lab.planning import layouts
+from jaxplugin.lab.planning import models
+from jaxplugin.lab.planning import picture
+from jaxplugin.lab.planning import plans
+from jaxplugin.lab.planning import report
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
+
+_DEFAULT_FORMATS: Final = "bf16,mxfp8,nvfp4"
+_DEFAULT_SEQUENCE: Final = 2048
+_UNSPLIT: Final = "-"
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  command.add_argument(
+    "source",
+    metavar="MODEL_OR_FUNCTION",
+    help="one of the models, or package.module:function",
+  )
+  command.add_argument(
+    "--layout",
+    action="append",
+    required=True,
+    metavar="LAYOUT",
+    help="sizes of the mesh axes dp, fsdp, ep (experts) and tp, and sp to split"
+    " the sequence over tp: fsdp=128,tp=8,sp; may be repeated",
+  )
+  command.add_argument(
+    "--formats",
+    default=_DEFAULT_FORMATS,
+    metavar="LIST",
+    help=f"formats to compare with the first; default: {_DEFAULT_FORMATS}",
+  )
+  model = command.add_argument_group("a model")
+  model.add_argument(
+    "--batch",
+    type=arguments.size(1),
+    metavar="N",
+    help="sequences on all devices; default: one for each data-parallel device",
+  )
+  model.add_argument(
+    "--sequence",
+    type=arguments.size(1),
+    metavar="N",
+    help=f"tokens of each; default: {_DEFAULT_SEQUENCE}",
+  )
+  model.add_argument(
+    "--remat",
+    action="store_true",
+    help="recompute the forward pass in the backward pass",
+  )
+  model.add_argument(
+    "--separate",
+    action="store_true",
+    help="quantize inputs for each matmul: for query, key and value, and for"
+    " gate and up; default: once",
+  )
+  function = command.add_argument_group("a function")
+  function.add_argument(
+    "--arg",
+    action="append",
+    default=[],
+    metavar="ARRAY",
+    help="an argument, and the mesh axes of its dimensions:"
+    " bfloat16[16,4096]@fsdp,- (+ joins axes, - stands for no axis);"
+    " may be repeated",
+  )
+  function.add_argument(
+    "--gradients",
+    action="store_true",
+    help="also compute the gradients with respect to all arguments",
+  )
+  _add_output(command)
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+  command.add_argument(
+    "--target",
+    default="b200",
+    metavar="NAME",
+    help=f"an NVIDIA GPU ({', '.join(arguments.gpu_names('cuda'))}); default:"
+    " b200",
+  )
+  command.add_argument(
+    "--cudnn",
+    default="9.13",
+    metavar="VERSION",
+    help="the cuDNN version to assume; default: 9.13",
+  )
+  arguments.add_json(command)
+  command.add_argument(
+    "--svg", metavar="FILE", help="output file for a picture"
+  )
+  command.add_argument(
+    "--force", action="store_true", help="overwrite FILE if it exists"
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  if targets.named_target(args.target).platform != "cuda":
+    raise ValueError(
+      "plan: --target must be an NVIDIA GPU"
+      f" ({', '.join(arguments.gpu_names('cuda'))}), got {args.target!r}"
+    )
+  target = targets.named_target(args.target, cudnn=args.cudnn)
+  chosen = [layouts.parse(text) for text in args.layout]
+  formats = [item.strip().lower() for item in args.formats.split(",")]
+  for format in formats:
+    plans.dot_general(format)  # all are known before the first is compiled
+  if args.svg is not None:
+    files.check_output("", args.svg, args.force)
+  make = _of_function if functions.is_function(args.source) else _of_model
+  found = []
+  with progress.shown("compiling", len(chosen) * len(formats)) as line:
+    for one in make(args, chosen, formats, target):
+      line.advance()
+      found.append(one)
+  if args.json:
+    print(report.to_json(found))
+  else:
+    console.show([report.text(found)])
+  if args.svg is not None:
+    pathlib.Path(args.svg).write_text(picture.draw(found), encoding="utf-8")
+  return 0
+
+
+def _of_model(
+  args: argparse.Namespace,
+  chosen: list[layouts.Layout],
+  formats: list[str],
+  target: targets.Target,
+) -> Iterator[plans.Plan]:
+  if args.source not in models.MODELS:
+    raise ValueError(
+      f"plan: unknown model {args.source!r}; known:"
+      f" {', '.join(models.MODELS)}, or package.module:function"
+    )
+  if args.arg or args.gradients:
+    raise ValueError("plan: --arg and --gradients are for functions")
+  model = models.MODELS[args.source]
+  cases = []
+  for layout in chosen:
+    block = model.block(
+      batch=args.batch or layout.size("dp", "fsdp", "ep"),
+      sequence=args.sequence or _DEFAULT_SEQUENCE,
+      remat=args.remat,
+    )
+    blocks.check(block, layout)  # all of them before the first is compiled
+    cases.append((block, layout))
+  for block, layout in cases:
+    remat = " with remat" if block.remat else ""
+    name = f"{args.source}'s layer, {block.batch} x {block.sequence}{remat}"
+    name += ", inputs quantized for each product" if args.separate else ""
+    for format in formats:
+      yield plans.of_block(
+        name, block, layout, format, target, shares=not args.separate
+      )
+
+
+def _of_function(
+  args: argparse.Namespace,
+  chosen: list[layouts.Layout],
+  formats: list[str],
+  target: targets.Target,
+) -> Iterator[plans.Plan]:
+  if args.batch or args.sequence or args.remat or args.separate:
+    raise ValueError(
+      "plan: --batch, --sequence, --remat and --separate are for models; sizes"
+      " of a function's arguments are in --arg"
+    )
+  fn = functions.function(args.source)
+  if args.gradients:
+    fn = _with_gradients(fn)
+  for layout in chosen:
+    mesh = plans.make_mesh(layout, target)
+    specs = [_argument(text, mesh) for text in args.arg]
+    for format in formats:
+      yield plans.of_function(
+        args.source, fn, specs, layout, format, target, mesh
+      )
+
+
+def _with_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+  def both(*args: Any) -> Any:
+    result, vjp = jax.vjp(fn, *args)
+    # Any gradient of the result does; this one is not constant.
+    return result, vjp(result)
+
+  return both
+
+
+def _argument(text: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
+  """An abstract array, split as "@fsdp+tp,-" says; without it it is whole."""
+  array, _, axes = text.partition("@")
+  try:
+    spec = functions.argument(array)
+  except argparse.ArgumentTypeError as error:
+    raise ValueError(f"plan: --arg: {error}") from None
+  if not isinstance(spec, jax.ShapeDtypeStruct):
+    raise ValueError(f"plan: --arg must be a plain array, got {text!r}")
+  split = [
+    () if item in ("", _UNSPLIT) else tuple(item.split("+"))
+    for item in (axes.split(",") if axes else ())
+  ]
+  unknown = {name for names in split for name in names} - {*mesh.axis_names}
+  if unknown or len(split) > len(spec.shape):
+    raise ValueError(
+      f"plan: --arg {text!r} must name for each of its {len(spec.shape)}"
+      f" dimensions axes of the layout ({', '.join(mesh.axis_names)}) or -"
+    )
+  for dim, names in enumerate(split):
+    parts = math.prod(mesh.shape[name] for name in names)
+    if spec.shape[dim] % parts:
+      raise ValueError(
+        f"plan: --arg {text!r}: dimension {dim} must be a multiple of the"
+        f" {parts} that split it, got {spec.shape[dim]}"
+      )
+  return jax.ShapeDtypeStruct(
+    spec.shape,
+    spec.dtype,
+    sharding=NamedSharding(mesh, PartitionSpec(*split)),
+  )
+
+
+COMMAND: Final = arguments.Command(
+  name="plan",
+  group="compile",
+  help="count what a sharded model sends between GPUs, and its memory",
+  description="Compiles a layer of a model, or a function, for up to thousands"
+  " of NVIDIA GPUs that need not be attached. Prints the bytes that one GPU"
+  " receives, by mesh axis and element type, and its memory, for each format.",
+  epilog=f"""\
+This needs jaxplugin[deviceless], but neither a GPU nor cuDNN. A layer is
+compiled forward and backward, in seconds; figures of a model are those of a
+layer times the number of layers. Bytes assume ring collectives. A format is
+that of both operands, as in jp.dot_general(format, format), or a recipe; a
+function is transformed by jp.quantize_dots, its first argument is the
+parameters.
+
+models: {", ".join(models.MODELS)}
+
+formats: {", ".join(plans.FORMATS)}""",
+  examples=(
+    "llama3-8b --layout fsdp=8",
+    "llama3-405b --layout fsdp=128,tp=8,sp --remat",
+    "gpt-oss-120b --layout fsdp=2,ep=4,tp=2 --svg a.svg",
+    "my.model:mlp --layout fsdp=4,tp=2 --gradients \\\n"
+    "    --arg 'bfloat16[4096,14336]@fsdp,tp' \\\n"
+    "    --arg 'bfloat16[2048,4096]@fsdp,-'",
+  ),
+  add_arguments=_add_arguments,
+  run=_run,
+)

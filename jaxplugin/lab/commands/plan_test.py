@@ -1,0 +1,93 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`plan`, of functions and what it refuses; models are `plans_test`'s."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import jax.numpy as jnp
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.lab.planning import report
+from jaxplugin.testing import command_lines
+
+needs_compiler = absltest.skipIf(
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
+)
+
+
+def product(w, x):
+  return jnp.matmul(x, w)
+
+
+NAME = f"{__name__}:product"
+
+
+@needs_compiler
+class FunctionTest(command_lines.CommandLineTestCase):
+  @pytest.mark.lab
+  def test_weight_that_is_gathered_is_gathered_in_bytes(self):
+    path = self.directory / "a.svg"
+    status, out, err = self.run_command(
+      "plan",
+      NAME,
+      "--layout=fsdp=8",
+      "--formats=bf16,mxfp8",
+      "--arg=bfloat16[1024,512]@fsdp,-",
+      "--arg=bfloat16[8192,1024]@fsdp,-",
+      "--json",
+      f"--svg={path}",
+    )
+    self.assertEqual(status, 0, err)
+    self.assertIn("</svg>", path.read_text())
+    plain, quantized = report.from_json(out)
+    weight = 1024 * 512 * 7 / 8
+    self.assertEqual(plain.received, 2 * weight)
+    # A byte a value, and one for the scale of 32.
+    self.assertEqual(quantized.received, weight * (1 + 1 / 32))
+    self.assertEqual({one.dtype for one in quantized.collectives}, {"u8"})
+    self.assertEqual(plain.argument_bytes, 2 * (1024 * 512 + 8192 * 1024) // 8)
+    self.assertEqual(json.loads(out)[0]["received_bytes"], 2 * weight)
+
+
+class ErrorTest(command_lines.CommandLineTestCase):
+  @parameterized.parameters(
+    (("gpt5", "--layout=tp=2"), "unknown model 'gpt5'; known: small, llama3"),
+    (("small", "--layout=qp=2"), "sizes of dp, fsdp, ep, tp"),
+    (("small", "--layout=tp=2", "--formats=fp3"), "unknown format 'fp3'"),
+    (("small", "--layout=tp=2", "--target=cpu"), "NVIDIA GPU"),
+    (("small", "--layout=tp=3"), "multiple of the 3 devices"),
+    (("small", "--layout=tp=2", "--gradients"), "for functions"),
+    (("small", "--layout=tp=2", "--target=b1"), "b1"),
+    (("small", "--layout=tp=2", "--target=mi300x"), "GPU .*, got 'mi300x'"),
+    (("small", "--layout=tp=2", "--svg=/not/here.svg"), "here.svg: No such"),
+    ((NAME, "--layout=tp=2", "--batch=2"), "are for models; sizes of a func"),
+    ((NAME, "--layout=tp=2", "--sequence=8"), "are for models"),
+  )
+  def test_what_is_wrong_is_said(self, options, message):
+    self.check_error(("plan", *options), message)
+
+
+@needs_compiler
+class ArgumentErrorTest(command_lines.CommandLineTestCase):
+  @parameterized.parameters(
+    ("bfloat16[8]@tp", r"axes of the layout \(fsdp\) or -"),
+    ("bfloat16[8]@fsdp,-", "each of its 1 dimensions"),
+    ("bfloat16[8,12]@-,fsdp", "dimension 1 .* multiple of the 8 .*, got 12"),
+    ("mxfp8[64,64]", "plain array"),
+    ("what", "must be an array"),
+  )
+  @pytest.mark.sample(4)
+  def test_arguments_name_axes_of_the_layout(self, argument, message):
+    self.check_error(
+      ("plan", NAME, "--layout=fsdp=8", f"--arg={argument}"), message
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

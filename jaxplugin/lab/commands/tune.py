@@ -1,0 +1,512 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`tune`: writes tuning tables of the fastest backends and configs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import IO
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.cli import arguments
+from jaxplugin.cli import files
+from jaxplugin.cli import functions
+from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.tuning import keeping
+from jaxplugin.lab.tuning import report
+from jaxplugin.lab.tuning import session
+from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.operations import known
+from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.trials import machine
+from jaxplugin.printing import console
+from jaxplugin.printing import progress
+from jaxplugin.tables import regret
+from jaxplugin.tables import resolution
+
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130  # as shells have it: 128 and SIGINT
+_DEFAULT_OUT: Final = {"cpu": "f32", "gpu": "bf16"}
+_GB: Final = 1_000_000_000
+
+_DEFAULTS: Final = machine.Options()
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+  what = command.add_argument_group("workload")
+  what.add_argument(
+    "--shapes",
+    metavar="LIST",
+    help="sizes MxNxK and names of sets, as bench takes them",
+  )
+  what.add_argument(
+    "--m", metavar="LIST", help="rows of each dot, in place of the set's"
+  )
+  what.add_argument(
+    "--formats",
+    metavar="LIST",
+    help="formats, or pairs of them as bf16xnvfp4; default:"
+    f" {workloads.FORMATS}",
+  )
+  what.add_argument(
+    "--out",
+    choices=tuple(workloads.PLAIN_DTYPES),
+    help="dtype of results, and of arrays to quantize; default: f32 on a CPU,"
+    " bf16 on a GPU",
+  )
+  what.add_argument(
+    "--operations",
+    metavar="LIST",
+    help=f"of {', '.join(known.BY_NAME)}; default: all",
+  )
+  what.add_argument(
+    "--module",
+    metavar="MODULE_OR_FUNCTION",
+    help="the block-scaled dots of package.module:function, or of "
+    + arguments.FILE_HELP,
+  )
+  what.add_argument(
+    "--arg",
+    action="append",
+    default=[],
+    type=functions.argument,
+    metavar="ARRAY",
+    help="an argument of the function: bfloat16[16,4096], or"
+    " nvfp4[14336,4096]; may be repeated",
+  )
+  arguments.add_strict(what)
+  _add_where(command.add_argument_group("device"))
+  _add_limits(command.add_argument_group("candidates and timing"))
+  out = command.add_argument_group("results")
+  out.add_argument(
+    "-o",
+    "--output",
+    metavar="TABLE",
+    help="output file for the table of one operation, or a folder that exists;"
+    " default: the user's folder, which every program reads",
+  )
+  out.add_argument(
+    "--again", action="store_true", help="measure rows again that the table has"
+  )
+  out.add_argument(
+    "--retry",
+    action="store_true",
+    help="try candidates again that failed before",
+  )
+  arguments.add_json(out)
+
+
+def _add_where(where: argparse._ActionsContainer) -> None:
+  where.add_argument(
+    "--platform",
+    choices=devices.PLATFORMS,
+    help="default: JAX's device",
+  )
+  where.add_argument(
+    "--isa",
+    choices=("avx2",),
+    help="limit XLA and the CPU kernels to this instruction set",
+  )
+  where.add_argument(
+    "--target",
+    metavar="NAME",
+    help="with --dry-run: a device that need not be attached"
+    f" ({', '.join(targets.TARGET_NAMES)})",
+  )
+  where.add_argument(
+    "--cudnn",
+    metavar="VERSION",
+    help="the cuDNN version to assume with --target, e.g. 9.13",
+  )
+  arguments.add_ptxas(where)
+
+
+def _add_limits(how: argparse._ActionsContainer) -> None:
+  how.add_argument(
+    "--dry-run",
+    action="store_true",
+    help="measure nothing; list candidates, and which are pruned and why",
+  )
+  how.add_argument(
+    "--compile",
+    action="store_true",
+    help="with --dry-run: compile Triton's candidates, and print which fail or"
+    " spill registers",
+  )
+  how.add_argument(
+    "--implementations",
+    metavar="LIST",
+    help=f"of {', '.join(backends.NAMES)}; default: all that support the"
+    " problem",
+  )
+  how.add_argument(
+    "--margin",
+    type=float,
+    default=spaces.LIMITS.margin,
+    metavar="TIMES",
+    help="prune candidates whose estimate is this many times the least one;"
+    f" default: {spaces.LIMITS.margin:g}",
+  )
+  how.add_argument(
+    "--workers",
+    type=arguments.size(1),
+    default=max(1, len(os.sched_getaffinity(0)))
+    if hasattr(os, "sched_getaffinity")
+    else 2,
+    metavar="N",
+    help="candidates to compile at once; default: one for each core",
+  )
+  for name, default, text in (
+    ("deadline", _DEFAULTS.seconds, "seconds to compile and check one"),
+    (
+      "seconds",
+      _DEFAULTS.timing_seconds,
+      "seconds of timing, in a process",
+    ),
+    (
+      "memory",
+      _DEFAULTS.memory_bytes / _GB,
+      "GB that a process may use",
+    ),
+  ):
+    how.add_argument(
+      f"--{name}",
+      type=float,
+      default=default,
+      metavar="X",
+      help=f"{text}; default: {default:g}",
+    )
+  how.add_argument(
+    "--rounds",
+    type=arguments.size(1),
+    default=_DEFAULTS.rounds,
+    metavar="N",
+    help=f"rounds of timing, in a process; default: {_DEFAULTS.rounds}",
+  )
+  how.add_argument(
+    "--processes",
+    type=arguments.size(1),
+    default=_DEFAULTS.processes,
+    metavar="N",
+    help="processes that time a problem, one after the other; default:"
+    f" {_DEFAULTS.processes}",
+  )
+  how.add_argument(
+    "--budget",
+    type=float,
+    metavar="S",
+    help="seconds for all problems; the next run does the rest",
+  )
+
+
+def _run(args: argparse.Namespace) -> int:
+  _check(args)
+  # Processes that compile and time share the GPU's memory with this one.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  target = _target(args)
+  # What tables say today does not matter, nor that one of them is outdated.
+  with resolution.tuning(None):
+    work = _workload(args, target)
+    if args.operations is not None:
+      work = workload.of_operations(work, _operations(args))
+    work = keeping.one_a_bucket(work)
+  for text in work.left_out:
+    console.show([f"tune: left out: {text}"], sys.stderr)
+  if not work.items:
+    raise ValueError(
+      "tune: found nothing to tune; pass other --shapes or --module"
+    )
+  if args.dry_run:
+    return _dry_run(args, target, work)
+  return _tune(args, target, work)
+
+
+def _check(args: argparse.Namespace) -> None:
+  if (args.shapes is None) == (args.module is None):
+    raise ValueError("tune: pass either --shapes or --module")
+  if args.module is not None:
+    given = [n for n in ("m", "formats", "out") if getattr(args, n) is not None]
+    if given:
+      raise ValueError(f"tune: --{given[0]} is for --shapes")
+  elif args.arg:
+    raise ValueError("tune: --arg is for a function of --module")
+  elif args.strict:
+    raise ValueError("tune: --strict is for --module")
+  for name in ("margin", "deadline", "seconds", "memory", "budget"):
+    value = getattr(args, name)
+    least = 1 if name == "margin" else 0
+    if value is not None and not value > least:
+      raise ValueError(f"tune: --{name} must be above {least}, got {value:g}")
+  if not args.dry_run:
+    for name in ("target", "cudnn", "ptxas", "compile"):
+      if getattr(args, name):
+        raise ValueError(
+          f"tune: --{name} needs --dry-run, because only an attached device can"
+          " be measured"
+        )
+
+
+def _target(args: argparse.Namespace) -> targets.Target:
+  if args.isa is not None:
+    devices.limit_instruction_set(args.isa)
+  named = arguments.target(args)
+  if named is not None:
+    arguments.print_missing_cudnn(named)
+    # Whether jax-triton could lower for it here does not matter.
+    return named.with_library(targets.JAX_TRITON)
+  device = devices.find(args.platform)
+  if args.isa is not None and device.target.cpu_kernels != args.isa:
+    raise ValueError(
+      f"tune: --isa {args.isa} needs a CPU with kernels and a process in which"
+      f" JAX has no devices yet, got {device.target}"
+    )
+  return device.target
+
+
+def _workload(
+  args: argparse.Namespace, target: targets.Target
+) -> workload.Workload:
+  if args.module is not None:
+    if functions.is_function(args.module):
+      function = functions.function(args.module)
+      return workload.of_function(function, args.arg, target)
+    if args.arg:
+      raise ValueError("tune: --arg is for functions, got a module")
+    return workload.of_module(
+      files.read(args.module), target, strict=args.strict
+    )
+  m = None if args.m is None else workloads.parse_sizes("--m", args.m)
+  pairs = None if args.formats is None else workloads.parse_pairs(args.formats)
+  out = args.out or _DEFAULT_OUT["cpu" if target.platform == "cpu" else "gpu"]
+  return workload.of_shapes(
+    workloads.parse_rows(args.shapes, m),
+    pairs,
+    np.dtype(workloads.PLAIN_DTYPES[out]),
+    target,
+  )
+
+
+def _operations(args: argparse.Namespace) -> tuple[str, ...]:
+  names = tuple(name.strip() for name in args.operations.split(","))
+  unknown = [name for name in names if name not in known.BY_NAME]
+  if unknown:
+    raise ValueError(
+      f"tune: --operations must be of {', '.join(known.BY_NAME)}, got"
+      f" {', '.join(unknown)}"
+    )
+  return names
+
+
+def _named(
+  args: argparse.Namespace,
+  target: targets.Target,
+  work: workload.Workload,
+  operation: str,
+) -> set[str] | None:
+  """Returns the backends that rows of an operation may name."""
+  asked = _implementations(args)
+  if asked is None:
+    return None
+  alone = resolution.Overlay(is_alone=True)
+  return {*asked} | {
+    known.of(item.problem).choose(item.problem, target, alone).implementation
+    for item in work.items
+    if known.of(item.problem).operation.name == operation
+  }
+
+
+def _tables(
+  args: argparse.Namespace, target: targets.Target, work: workload.Workload
+) -> dict[str, keeping.Table]:
+  """Returns the table of each operation of the workload."""
+  path = None if args.output is None else pathlib.Path(args.output)
+  names = [known.of(item.problem).operation.name for item in work.items]
+  names = list(dict.fromkeys(names))
+  if path is not None and len(names) > 1 and not path.is_dir():
+    raise ValueError(
+      f"tune: a table must be about one operation, got {' and '.join(names)}"
+      f" for {path}; pass --operations, or an existing folder as -o"
+    )
+  return {
+    name: keeping.Table(
+      target,
+      path,
+      operation=known.BY_NAME[name].operation,
+      rounds=args.rounds * args.processes,
+      is_again=args.again,
+      implementations=_named(args, target, work, name),
+    )
+    for name in names
+  }
+
+
+def _implementations(args: argparse.Namespace) -> tuple[str, ...] | None:
+  if args.implementations is None:
+    return None
+  names = tuple(name.strip() for name in args.implementations.split(","))
+  for name in names:
+    backends.validate_name(name)
+  return names
+
+
+def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
+  limits = spaces.Limits(margin=args.margin)
+  implementations = _implementations(args)
+
+  def list_candidates(problem: tuned.Problem) -> listing.Listing:
+    return listing.of_problem(
+      problem, target, limits=limits, implementations=implementations
+    )
+
+  return list_candidates
+
+
+def _options(args: argparse.Namespace) -> machine.Options:
+  return machine.Options(
+    workers=args.workers,
+    seconds=args.deadline,
+    memory_bytes=int(args.memory * _GB),
+    rounds=args.rounds,
+    timing_seconds=args.seconds,
+    processes=args.processes,
+  )
+
+
+def _dry_run(
+  args: argparse.Namespace, target: targets.Target, work: workload.Workload
+) -> int:
+  list_candidates = _lister(args, target)
+  told = []
+  with (
+    machine.LocalMachine(target, _options(args)) as local,
+    progress.shown(total=len(work.items)) as line,
+  ):
+    for item in work.items:
+      listed = list_candidates(item.problem)
+      trials = machine.Trials()
+      if args.compile:
+        trials = local.compile(item.problem, listed.candidates, line.describe)
+      if args.json:
+        faults = {key: str(fault) for key, fault in trials.faults.items()}
+        told.append({**listed.to_json(), "faults": faults})
+      else:
+        console.show(listed.parts())
+        console.show(
+          f"  cannot be chosen: {key}: {fault}"
+          for key, fault in trials.faults.items()
+        )
+      line.advance()
+  if args.json:
+    print(json.dumps(told, indent=2))
+  return 0
+
+
+def _tune(
+  args: argparse.Namespace, target: targets.Target, work: workload.Workload
+) -> int:
+  tables = _tables(args, target, work)
+  end = time.monotonic() + (args.budget or float("inf"))
+  results: list[session.Result] = []
+  if not args.json:
+    console.show([*(str(kept.path) for kept in tables.values()), report.LEGEND])
+  try:
+    with (
+      machine.LocalMachine(target, _options(args)) as local,
+      progress.shown(total=len(work.items)) as line,
+    ):
+      sessions = {
+        name: session.Session(
+          local, kept.store(), _lister(args, target), is_retrying=args.retry
+        )
+        for name, kept in tables.items()
+      }
+      for item in work.items:
+        if time.monotonic() > end:
+          break
+        line.describe(str(item.problem))
+        name = known.of(item.problem).operation.name
+        results.append(sessions[name].tune(item, line.describe))
+        if not args.json:
+          console.show(report.parts(results[-1]))
+        line.advance()
+  except KeyboardInterrupt:
+    # Counts rows in the files: the last may not be in `results` yet.
+    done = sum(
+      tables[known.of(item.problem).operation.name].has(item.problem)
+      for item in work.items
+    )
+    print(
+      f"tune: interrupted; {done} of {len(work.items)} rows are in"
+      f" {', '.join(str(kept.path) for kept in tables.values())}, the same"
+      " command continues",
+      file=sys.stderr,
+    )
+    return _INTERRUPTED
+  if args.json:
+    print(json.dumps([report.to_json(result) for result in results], indent=2))
+  return _finish(tables, work, results, sys.stderr if args.json else sys.stdout)
+
+
+def _finish(
+  tables: Mapping[str, keeping.Table],
+  work: workload.Workload,
+  results: Sequence[session.Result],
+  stream: IO[str],
+) -> int:
+  lines = [*report.summary(results)]
+  left = len(work.items) - len(results)
+  if left:
+    lines.append(f"no time for {left} problems; the same command continues")
+  for name, kept in tables.items():
+    table = kept.table()
+    if table is not None and len(table.rows) > 1:
+      held_out = regret.held_out(table, kept.allows)
+      lines.append(f"{name}: regret, each row left out: {held_out}")
+  console.show(lines, stream)
+  failed = [result for result in results if result.status == "failed"]
+  for result in failed:
+    print(f"tune: {result.item.problem}: {result.reason}", file=sys.stderr)
+  return _FAILED if failed else 0
+
+
+COMMAND: Final = arguments.Command(
+  name="tune",
+  group="speed",
+  help="write tuning tables of the fastest kernels",
+  description="Measures which backend and config computes each matmul and each"
+  " quantization fastest on this device. Programs read the tables when they"
+  " are lowered.",
+  epilog=f"""\
+Lowering a program times nothing: it reads the tables. Each candidate is
+compiled and checked in its own process, on integers whose sum is exact, before
+it is timed. The default wins unless the quartiles of another candidate are
+below its own. Each row is written when it is done; the same command continues
+after an interruption.
+
+sets of shapes: {", ".join(workloads.SETS)}""",
+  examples=(
+    "--shapes 1x4096x4096,16x4096x4096 --formats mxfp8",
+    "--module step.mlir",
+    "--module my.model:mlp --arg 'bfloat16[16,4096]' \\\n"
+    "    --arg 'nvfp4[14336,4096]'",
+    "--shapes llama3-8b --target h100 --dry-run",
+  ),
+  failure="a problem could not be tuned",
+  add_arguments=_add_arguments,
+  run=_run,
+  uses_devices=True,
+)

@@ -1,0 +1,199 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A dot's compiled kernels, executed on a CPU with random operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.core import formats
+from jaxplugin.dot import reference
+from jaxplugin.dot.backends import triton
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.lab.compilation import triton_dots
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import launching
+
+_DTYPES: Final = {
+  "f32": np.dtype(np.float32),
+  "bf16": np.dtype(ml_dtypes.bfloat16),
+  "f16": np.dtype(np.float16),
+}
+# The bound of docs/concepts/numerics.md, in units of sum(|a * b|), before one
+# rounding to the result's dtype.
+_DOT_BOUND: Final = 16 * 2.0**-24
+_ROUNDING: Final = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
+_SCALE_CODES: Final = (117, 138)  # E8M0: 2^-10 to 2^10
+# A factor, and a power of two that may come with it.
+_GLOBAL_SCALE: Final = (0.0123, 0.25)
+_WAVEFRONTS: Final = " wavefronts"
+_LEAST: Final = f" least{_WAVEFRONTS}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutedDot:
+  """What executing the kernels of a dot gave; `str` is a report.
+
+  Attributes:
+    compiled: the kernels.
+    error: the largest, as a share of what the contract allows: at most 1 where
+      it holds.
+    counts: of each launch, as `launching.Launched.counts`.
+  """
+
+  compiled: triton_dots.CompiledDot
+  error: float
+  counts: tuple[Mapping[str, int], ...]
+
+  def __str__(self) -> str:
+    lines = [
+      f"{self.compiled.problem} on {self.compiled.target}",
+      f"error: {self.error:.3f} of what the contract allows",
+    ]
+    launches = self.compiled.launches
+    for launch, counts in zip(launches, self.counts, strict=True):
+      lines.append(f"{launch.name}, {launch.grid} blocks")
+      lines += [f"  {line}" for line in _lines(counts)]
+    return "\n".join(lines)
+
+  def to_json(self) -> str:
+    """The same figures as JSON, one object a launch."""
+    launches = self.compiled.launches
+    return json.dumps(
+      {
+        "problem": str(self.compiled.problem),
+        "target": str(self.compiled.target),
+        "error": self.error,
+        "kernels": [
+          {"name": launch.name, "grid": launch.grid, "counts": dict(counts)}
+          for launch, counts in zip(launches, self.counts, strict=True)
+        ],
+      },
+      indent=2,
+    )
+
+
+def _lines(counts: Mapping[str, int]) -> Iterator[str]:
+  yield f"instructions of warps: {counts['warp instructions']}"
+  names = sorted(
+    (name for name in counts if name.startswith("of ")),
+    key=lambda name: -counts[name],
+  )
+  found = (f"{counts[name]} {name.removeprefix('of ')}" for name in names[:8])
+  yield f"most of them: {', '.join(found)}"
+  for what in ("loaded", "stored"):
+    yield f"global memory: {counts[f'global bytes {what}']} B {what}"
+  for name in counts:
+    if name.endswith(_WAVEFRONTS) and not name.endswith(_LEAST):
+      kind = name.removesuffix(_WAVEFRONTS)
+      taken, least = counts[name], counts[f"{kind}{_LEAST}"]
+      yield (
+        f"shared memory, {kind}: {taken} passes, {taken / least:.2f} times what"
+        " no conflict of banks takes"
+      )
+
+
+def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
+  """Executes a dot's kernels on random operands (all finite codes).
+
+  Each step of each block is taken in NumPy: minutes for large products.
+
+  Args:
+    compiled: for an NVIDIA GPU, without descriptors.
+    seed: of the operands.
+
+  Raises:
+    NotImplementedError: the GPU is not NVIDIA's, or the PTX has what is not
+      modelled (`docs/developer/ptx_emulator.md`).
+    RuntimeError: a kernel does what PTX leaves undefined, as a race.
+  """
+  kernels = compiled.kernels
+  if not kernels[0].architecture.is_nvidia:
+    raise NotImplementedError(
+      f"run: executes PTX, and {compiled.target} has none; choose an NVIDIA GPU"
+    )
+  shape, _ = triton.launches(compiled.problem, compiled.target)
+  rng = np.random.default_rng(seed)
+  lhs, lhs_scale, exact_lhs = _operand(
+    rng, shape.lhs, shape.batch, shape.m, shape.k
+  )
+  rhs, rhs_scale, exact_rhs = _operand(
+    rng, shape.rhs, shape.batch, shape.n, shape.k
+  )
+  scales = np.array(
+    _GLOBAL_SCALE[: 1 + shape.has_two_global_scales], np.float32
+  )
+  arrays: dict[str, np.ndarray | None] = {
+    "lhs": lhs,
+    "lhs_scale": lhs_scale,
+    "rhs": rhs,
+    "rhs_scale": rhs_scale,
+    "global_scale": scales[:1],
+    "second_global_scale": scales[1:],
+  }
+  if shape.has_bias or shape.has_residual:
+    raise NotImplementedError("run: the epilogue has arrays of its own")
+  counts = []
+  for launch, kernel in zip(compiled.launches, kernels, strict=True):
+    try:
+      outputs, found = launching.run(kernel, launch, arrays)
+    except faults.Fault as fault:
+      raise RuntimeError(
+        f"run: {launch.name}: {type(fault).__name__}: {fault}"
+      ) from fault
+    arrays.update(outputs)
+    counts.append(found)
+  result = arrays["out"]
+  assert result is not None
+  exact = np.einsum("bmk,bnk->bmn", exact_lhs, exact_rhs)
+  size = np.einsum("bmk,bnk->bmn", np.abs(exact_lhs), np.abs(exact_rhs))
+  if shape.has_global_scale:
+    scale = float(np.prod(scales.astype(np.float64)))
+    exact, size = exact * scale, size * scale
+  allowed = _DOT_BOUND * size
+  allowed = allowed + (np.abs(exact) + allowed) * _ROUNDING[shape.out_dtype]
+  error = np.abs(result.astype(np.float64) - exact) / np.maximum(
+    allowed, np.finfo(np.float32).tiny
+  )
+  return ExecutedDot(
+    compiled=compiled, error=float(np.max(error)), counts=tuple(counts)
+  )
+
+
+def _operand(
+  rng: np.random.Generator,
+  kind: configs.OperandKind,
+  batch: int,
+  rows: int,
+  k: int,
+) -> tuple[np.ndarray, np.ndarray | None, Any]:
+  """Values and scale as they lie, dense, k minor; and what they mean, f64."""
+  if kind.is_swizzled or kind.is_interleaved or not kind.k_is_minor:
+    raise NotImplementedError("run: operands are dense, their scales linear")
+  if kind.block_format is None:
+    plain = rng.normal(size=(batch, rows, k)).astype(_DTYPES[kind.format])
+    return plain, None, plain.astype(np.float64)
+  format = formats.by_name(kind.format)
+  count = 2 ** ml_dtypes.finfo(format.values_dtype).bits
+  codes = np.arange(count, dtype=np.uint8)
+  with np.errstate(invalid="ignore"):
+    numbers = codes.view(format.values_dtype).astype(np.float64)
+  codes = codes[np.isfinite(numbers)]
+  values = codes[rng.integers(0, len(codes), (batch, rows, k))]
+  scale_shape = (batch, rows, -(-k // format.block_size))
+  low, high = _SCALE_CODES if format.scale_is_power_of_two else (0, 0x7F)
+  scale = rng.integers(low, high, scale_shape, np.uint8)
+  exact = reference.oracle_dequantize(
+    values.view(format.array_dtype), scale.view(format.scale_dtype), format
+  )
+  if kind.is_packed:
+    values = values[..., 0::2] | values[..., 1::2] << np.uint8(4)
+  return values, scale, exact

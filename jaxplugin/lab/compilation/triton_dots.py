@@ -1,0 +1,216 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the Triton kernels of a dot become on a GPU that one need not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot import problems
+from jaxplugin.dot.backends import triton
+from jaxplugin.kernels import launching
+from jaxplugin.kernels.gpu import matmul_plans
+from jaxplugin.lab.inspection import machine_code
+from jaxplugin.runtime import triton_library
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledDot:
+  """The kernels of one dot, compiled; `str` is a report.
+
+  Attributes:
+    problem: what it computes.
+    target: for which GPU.
+    launches: in order.
+    kernels: `lab.inspection.compile.CompiledKernel` of each launch.
+  """
+
+  problem: problems.DotProblem
+  target: targets.Target
+  launches: tuple[launching.Launch, ...]
+  kernels: tuple[Any, ...]
+
+  def __str__(self) -> str:
+    lines = [f"{self.problem} on {self.target}"]
+    for launch, kernel in zip(self.launches, self.kernels, strict=True):
+      lines.append(launch.name)
+      lines += [f"  {line}" for line in _lines(launch, kernel)]
+    return "\n".join(lines)
+
+  def to_json(self) -> str:
+    """The same figures as JSON, one object a launch."""
+    return json.dumps(
+      {
+        "problem": str(self.problem),
+        "target": str(self.target),
+        "kernels": [
+          _figures(launch, kernel)
+          for launch, kernel in zip(self.launches, self.kernels, strict=True)
+        ],
+      },
+      indent=2,
+    )
+
+  def write(self, directory: str | pathlib.Path) -> list[pathlib.Path]:
+    """Writes PTX, SASS and cubin, or AMDGCN and hsaco; returns the paths."""
+    return [
+      path
+      for launch, kernel in zip(self.launches, self.kernels, strict=True)
+      for path in dataclasses.replace(kernel, name=launch.name).write(directory)
+    ]
+
+
+def _figures(launch: launching.Launch, kernel: Any) -> dict[str, Any]:
+  loop = kernel.main_loop
+  return {
+    "name": launch.name,
+    "grid": launch.grid,
+    "warps": kernel.num_warps,
+    "stages": launch.num_stages,
+    "registers": kernel.registers,
+    "spill_bytes": kernel.spill_bytes,
+    "shared_memory_bytes": kernel.shared_memory_bytes,
+    "tensor_memory_columns": kernel.tensor_memory_columns,
+    "matrix_instructions": dict(kernel.matrix_instructions),
+    "main_loop_instructions": loop.instructions if loop else None,
+    "main_loop_matrix_instructions": (
+      dict(loop.matrix_instructions) if loop else {}
+    ),
+    "global_loads_by_bits": {
+      str(bits): count for bits, count in _loads(kernel).items()
+    },
+    "tensor_copies": _tensor_copies(kernel),
+    "resident_blocks": kernel.resident_blocks,
+    "simulated_cycles_a_step": _simulated_cycles(launch, kernel),
+  }
+
+
+def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
+  limit = kernel.architecture
+  yield (
+    f"grid: {launch.grid} blocks of {kernel.num_warps} warps,"
+    f" {launch.num_stages} stages"
+  )
+  yield (
+    f"registers: {kernel.registers} a thread, {kernel.spill_bytes} B spilled"
+  )
+  yield (
+    f"shared memory: {kernel.shared_memory_bytes} of"
+    f" {limit.shared_memory_bytes} B"
+  )
+  if limit.tensor_memory_columns:
+    yield (
+      f"tensor memory: {kernel.tensor_memory_columns} of"
+      f" {limit.tensor_memory_columns} columns"
+    )
+  for name, count in kernel.matrix_instructions.items():
+    yield f"matrix instructions: {count} of {name}"
+  if kernel.main_loop is not None:
+    loop = kernel.main_loop
+    yield (
+      f"main loop: {loop.instructions} instructions, {loop.matrix_count} of"
+      f" them {', '.join(loop.matrix_instructions)}"
+    )
+  loads = [f"{count} of {bits} bits" for bits, count in _loads(kernel).items()]
+  if _tensor_copies(kernel):
+    loads.append(f"{_tensor_copies(kernel)} of tiles by TMA")
+  yield f"global loads: {', '.join(loads)}"
+  yield f"at once: {kernel.resident_blocks} blocks a core"
+  cycles = _simulated_cycles(launch, kernel)
+  if cycles is not None:
+    yield (
+      f"by a model, not measured: {cycles} cycles of a core for a step of"
+      f" each block, {kernel.simulated.instructions_per_cycle:.2f}"
+      " instructions a cycle and scheduler, matrix units busy"
+      f" {kernel.simulated.matrix_share:.0%}"
+    )
+
+
+def _simulated_cycles(launch: launching.Launch, kernel: Any) -> int | None:
+  """Of a core, for one step of one block; None where there is no model."""
+  if kernel.simulated is None:
+    return None
+  tiling = dict(launch.constexprs)["TILING"]
+  return round(kernel.simulated.cycles_of(tiling.products_of_step))
+
+
+def _loads(kernel: Any) -> dict[int, int]:
+  """How many global loads of each width threads have."""
+  return {
+    bits: count
+    for bits, count in kernel.global_load_bits.items()
+    if bits != machine_code.TENSOR_COPY
+  }
+
+
+def _tensor_copies(kernel: Any) -> int:
+  """Instructions that have the tensor memory accelerator copy a tile."""
+  return kernel.global_load_bits.get(machine_code.TENSOR_COPY, 0)
+
+
+def compile_dot(
+  problem: problems.DotProblem,
+  target: targets.Target,
+  config: decisions.Fields = (),
+) -> CompiledDot:
+  """Compiles the kernels that the triton implementation launches for a dot.
+
+  Neither a GPU nor a toolkit is needed; Triton brings its own.
+
+  Args:
+    problem: what to compute.
+    target: an NVIDIA or AMD GPU; `triton_library.with_descriptors` of it for
+      kernels that use TMA descriptors.
+    config: of a `Decision`; where it is empty, the one by rule.
+
+  Raises:
+    NotImplementedError: the triton implementation does not serve the problem
+      there, or Triton is not installed.
+    RuntimeError: a kernel does not compile, or goes beyond a limit of the GPU.
+  """
+  # Whether jax-triton can lower does not matter: Triton itself compiles.
+  target = target.with_library(targets.JAX_TRITON)
+  refusal = triton.supports(problem, target)
+  if refusal is not None:
+    raise NotImplementedError(
+      f"compile: triton does not serve {problem} on {target}: {refusal.reason}"
+    )
+  try:
+    compile_lib = importlib.import_module("jaxplugin.lab.inspection.compile")
+    matmul = importlib.import_module(
+      "jaxplugin.kernels.gpu.block_scaled_matmul"
+    )
+  except ImportError as error:
+    raise NotImplementedError(
+      f"compile: needs triton, which does not import here ({error}); pip"
+      " install triton"
+    ) from error
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  shape, launches = triton.launches(problem, target, config)
+  kernels = []
+  for launch in launches:
+    try:
+      kernel = compile_lib.compile_kernel(
+        matmul.KERNELS[launch.kernel],
+        matmul_plans.signature(launch, shape),
+        dict(launch.constexprs),
+        architecture,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+      )
+    except compile_lib.CompileError as error:
+      raise RuntimeError(f"compile: {error}") from error
+    if kernel.limit_error is not None:
+      raise RuntimeError(f"compile: {kernel.limit_error}")
+    kernels.append(kernel)
+  return CompiledDot(
+    problem=problem, target=target, launches=launches, kernels=tuple(kernels)
+  )

@@ -1,0 +1,426 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler's report says of kernels, for GPUs that are not there."""
+
+import functools
+import os
+import pathlib
+import re
+import tempfile
+from unittest import mock
+
+import pytest
+import triton
+import triton.language as tl
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.kernels import architectures
+from jaxplugin.lab.inspection import compile as kernel_compile
+from jaxplugin.lab.inspection import machine_code
+
+pytestmark = pytest.mark.lab
+
+NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+AMD = ("gfx942", "gfx950", "gfx1250")
+TILE = 64
+
+
+@triton.jit
+def _vector_kernel(out, x, size, BLOCK: tl.constexpr):
+  place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+  inside = place < size
+  tl.store(out + place, tl.load(x + place, mask=inside) + 1, mask=inside)
+
+
+@triton.jit
+def _dot_kernel(out, lhs, rhs, m, n, k, TILE: tl.constexpr):
+  row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+  column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+  inner = tl.arange(0, TILE)
+  acc = tl.zeros((TILE, TILE), tl.float32)
+  for start in range(0, k, TILE):
+    a = tl.load(lhs + row[:, None] * k + (start + inner)[None, :])
+    b = tl.load(rhs + column[None, :] * k + (start + inner)[:, None])
+    acc = tl.dot(a, b, acc)
+  tl.store(out + row[:, None] * n + column[None, :], acc)
+
+
+@triton.jit
+def _scaled_dot_kernel(
+  out, lhs, lhs_scale, rhs, rhs_scale, n, k,
+  TILE_M: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+  row = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+  column = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
+  inner = tl.arange(0, TILE_K)
+  block = tl.arange(0, TILE_K // 32)
+  acc = tl.zeros((TILE_M, TILE_M), tl.float32)
+  for start in range(0, k, TILE_K):
+    a = tl.load(lhs + row[:, None] * k + (start + inner)[None, :])
+    b = tl.load(rhs + column[None, :] * k + (start + inner)[:, None])
+    places = (start // 32 + block)[None, :]
+    a_scale = tl.load(lhs_scale + row[:, None] * (k // 32) + places)
+    b_scale = tl.load(rhs_scale + column[:, None] * (k // 32) + places)
+    acc = tl.dot_scaled(a, a_scale, "e4m3", b, b_scale, "e4m3", acc)
+  tl.store(out + row[:, None] * n + column[None, :], acc)
+
+
+@triton.jit
+def _normalize_kernel(out, x, SIZE: tl.constexpr):
+  """Every value lives until the sum is known."""
+  place = tl.arange(0, SIZE)
+  value = tl.load(x + place)
+  tl.store(out + place, value / tl.sum(value, axis=0))
+
+
+@functools.cache
+def compiled_dot(target):
+  return kernel_compile.compile_kernel(
+    _dot_kernel,
+    {
+      "out": "*fp32", "lhs": "*bf16", "rhs": "*bf16",
+      "m": "i32", "n": "i32", "k": "i32",
+    },
+    {"TILE": TILE},
+    target,
+    divisible_by_16=["out", "lhs", "rhs", "n", "k"],
+  )  # fmt: skip
+
+
+@functools.cache
+def compiled_scaled_dot(target, tile_m=128, tile_k=128):
+  return kernel_compile.compile_kernel(
+    _scaled_dot_kernel,
+    {
+      "out": "*fp32", "lhs": "*fp8e4nv", "lhs_scale": "*u8",
+      "rhs": "*fp8e4nv", "rhs_scale": "*u8", "n": "i32", "k": "i32",
+    },
+    {"TILE_M": tile_m, "TILE_K": tile_k},
+    target,
+    divisible_by_16=["out", "lhs", "lhs_scale", "rhs", "rhs_scale", "n", "k"],
+  )  # fmt: skip
+
+
+def compile_vector(target, dtype="fp32", **options):
+  return kernel_compile.compile_kernel(
+    _vector_kernel,
+    {"out": f"*{dtype}", "x": f"*{dtype}", "size": "i32"},
+    {"BLOCK": 1024},
+    target,
+    **options,
+  )
+
+
+class VectorKernelTest(parameterized.TestCase):
+  @parameterized.parameters(*NVIDIA, *AMD)
+  def test_small_kernel_compiles_for(self, target):
+    compiled = compile_vector(target)
+    self.assertEqual(compiled.name, "_vector_kernel")
+    self.assertEqual(compiled.architecture.name, target)
+    self.assertBetween(compiled.registers, 8, 40)
+    self.assertEqual(compiled.spill_bytes, 0)
+    self.assertEqual(compiled.matrix_instructions, {})
+    self.assertIsNone(compiled.main_loop)
+    self.assertIsNone(compiled.limit_error)
+    if target in NVIDIA:
+      self.assertIn(f".target {target}", compiled.assembly)
+      self.assertRegex(compiled.disassembly, r"STG\.E")
+    else:
+      self.assertIn(target, compiled.assembly)
+    self.assertEqual(compiled.binary[:4], b"\x7fELF")
+
+  # 8 values a thread: two loads of 16 bytes of f32, one of bf16.
+  @parameterized.parameters(
+    ("sm_90", "fp32", {128: 2}),
+    ("sm_90", "bf16", {128: 1}),
+    ("gfx942", "fp32", {128: 1}),  # 256 threads
+    ("gfx942", "bf16", {64: 1}),
+  )
+  def test_load_widths_of(self, target, dtype, wanted):
+    compiled = compile_vector(
+      target, dtype, divisible_by_16=["out", "x", "size"]
+    )
+    self.assertEqual(compiled.global_load_bits, wanted)
+
+  @parameterized.parameters("sm_90", "gfx942")
+  def test_unaligned_pointers_make_narrow_loads(self, target):
+    compiled = compile_vector(target, divisible_by_16=[])
+    self.assertEqual(set(compiled.global_load_bits), {32})
+
+  def test_register_limit_is_passed_on(self):
+    self.assertIn(
+      ".maxnreg 64", compile_vector("sm_90", max_registers=64).assembly
+    )
+
+  def test_warps_are_passed_on(self):
+    compiled = compile_vector("sm_90", num_warps=8)
+    self.assertEqual(compiled.num_warps, 8)
+    self.assertIn(".reqntid 256", compiled.assembly)
+
+
+class MatrixInstructionTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("sm_80", r"mma\.sync.*m16n8k16.*f32\.bf16\.bf16\.f32", "HMMA"),
+    ("sm_90", r"wgmma\.mma_async.*m64n64k16\.f32\.bf16\.bf16", "HGMMA"),
+    ("sm_100", r"tcgen05\.mma.*kind::f16", "UTCHMMA"),
+    ("sm_120", r"mma\.sync.*m16n8k16.*f32\.bf16\.bf16\.f32", "HMMA"),
+    ("gfx942", r"v_mfma_f32_\w+bf16", "v_mfma_f32"),
+    ("gfx950", r"v_mfma_f32_\w+bf16", "v_mfma_f32"),
+    ("gfx1250", r"v_wmma_f32_\w+bf16", "v_wmma_f32"),
+  )
+  def test_dot_of_bf16_uses(self, target, assembly, machine):
+    compiled = compiled_dot(target)
+    (instruction,) = compiled.matrix_instructions
+    self.assertRegex(instruction, assembly)
+    (instruction,) = compiled.main_loop.matrix_instructions
+    self.assertStartsWith(instruction, machine)
+
+  # A tile of 64 cubed holds so many products of the instruction's shape; wgmma
+  # and tcgen05 do the work of a whole block, mma.sync and mfma that of a warp.
+  @parameterized.parameters(
+    ("sm_80", 64**3 // (16 * 8 * 16) // 4),
+    ("sm_90", 64**3 // (64 * 64 * 16)),
+    ("sm_100", 64**3 // (64 * 64 * 16)),
+  )
+  def test_main_loop_counts_one_tile_of_products(self, target, count):
+    self.assertEqual(compiled_dot(target).main_loop.matrix_count, count)
+
+  @parameterized.parameters(
+    ("sm_100", "kind::mxf8f6f4.block_scale", "UTCQMMA"),
+    ("sm_103", "kind::mxf8f6f4.block_scale", "UTCQMMA"),
+    ("sm_120", "kind::mxf8f6f4.block_scale", "QMMA.SF"),
+    ("sm_121", "kind::mxf8f6f4.block_scale", "QMMA.SF"),
+    ("gfx950", "v_mfma_scale_f32", "v_mfma_scale"),
+    ("gfx1250", "v_wmma_scale_f32", "v_wmma_scale"),
+  )
+  def test_scaled_dot_is_native_on(self, target, assembly, machine):
+    compiled = compiled_scaled_dot(target)
+    self.assertTrue(compiled.architecture.has_scaled_dot)
+    (instruction,) = compiled.matrix_instructions
+    self.assertIn(assembly, instruction)
+    (instruction,) = compiled.main_loop.matrix_instructions
+    self.assertStartsWith(instruction, machine)
+
+  @parameterized.parameters("sm_89", "sm_90", "gfx942")
+  def test_scaled_dot_is_a_bf16_product_on(self, target):
+    compiled = compiled_scaled_dot(target, tile_m=64, tile_k=64)
+    self.assertFalse(compiled.architecture.has_scaled_dot)
+    (instruction,) = compiled.matrix_instructions
+    self.assertRegex(instruction, "bf16")
+    self.assertNotRegex(instruction, "scale")
+
+  def test_upcast_costs_many_more_instructions_than_native_scales(self):
+    native = compiled_scaled_dot("sm_100").main_loop
+    upcast = compiled_scaled_dot("sm_90", 64, 64).main_loop
+    per_product = native.instructions / 128**3, upcast.instructions / 64**3
+    self.assertGreater(per_product[1], 5 * per_product[0])
+
+  def test_tensor_memory_holds_the_accumulator(self):
+    # 128 lanes x 128 columns of f32, and the scales, to a power of two.
+    columns = compiled_scaled_dot("sm_100").tensor_memory_columns
+    self.assertEqual(columns, 256)
+    self.assertEqual(compiled_dot("sm_90").tensor_memory_columns, 0)
+
+
+class LimitTest(parameterized.TestCase):
+  def test_shared_memory_beyond_the_target_is_an_error_with_the_numbers(self):
+    compiled = compiled_scaled_dot("gfx942", 128, 128)
+    self.assertGreater(compiled.shared_memory_bytes, 64 << 10)
+    self.assertEqual(
+      compiled.limit_error,
+      f"_scaled_dot_kernel needs {compiled.shared_memory_bytes} bytes of shared"
+      " memory, gfx942 has 65536",
+    )
+    self.assertIsNone(compiled_scaled_dot("gfx942", 64, 64).limit_error)
+
+  # 128 values a thread, and far fewer registers.
+  @parameterized.parameters(
+    ("sm_90", 32 * 128, {"max_registers": 64}),
+    ("gfx942", 64 * 128, {"waves_per_eu": 8}),
+  )
+  def test_spills_are_seen(self, target, size, options):
+    def spill_bytes(**options):
+      return kernel_compile.compile_kernel(
+        _normalize_kernel,
+        {"out": "*fp32", "x": "*fp32"},
+        {"SIZE": size},
+        target,
+        num_warps=1,
+        **options,
+      ).spill_bytes
+
+    self.assertEqual(spill_bytes(), 0)
+    self.assertGreater(spill_bytes(**options), 128)
+
+
+class ErrorTest(parameterized.TestCase):
+  def test_unknown_architecture_lists_the_known(self):
+    with self.assertRaisesRegex(ValueError, "'sm_75'.*sm_80, sm_89.*gfx1250"):
+      compile_vector("sm_75")
+
+  def test_arguments_that_do_not_fit_the_kernel_are_named(self):
+    with self.assertRaisesRegex(
+      TypeError, r"missing: \['size'\], unknown: \['sise'\].*: \['BLOCK'\]"
+    ):
+      kernel_compile.compile_kernel(
+        _vector_kernel,
+        {"out": "*fp32", "x": "*fp32", "sise": "i32", "BLOCK": "i32"},
+        {"BLOCK": 4},
+        "sm_90",
+      )
+
+  def test_kernel_that_does_not_compile_says_for_which_architecture(self):
+    with self.assertRaisesRegex(
+      kernel_compile.CompileError,
+      "(?s)_scaled_dot_kernel does not compile for sm_80 .*fp8e4nv",
+    ):
+      compiled_scaled_dot("sm_80")
+
+
+class FileTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("sm_90", {"ptx", "sass", "cubin"}), ("gfx942", {"amdgcn", "hsaco"})
+  )
+  def test_write_leaves_every_form(self, target, suffixes):
+    compiled = compile_vector(target)
+    with tempfile.TemporaryDirectory() as directory:
+      paths = compiled.write(pathlib.Path(directory) / "new")
+      self.assertEqual({path.suffix[1:] for path in paths}, suffixes)
+      for path in paths:
+        self.assertStartsWith(path.name, f"_vector_kernel.{target}.")
+        self.assertNotEmpty(path.read_bytes())
+      self.assertEqual(paths[-1].read_bytes(), compiled.binary)
+
+  def test_cache_directory_is_used_and_the_environment_left_alone(self):
+    before = os.environ.get("TRITON_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as directory:
+      compile_vector("sm_80", cache_directory=directory)
+      names = [path.name for path in pathlib.Path(directory).rglob("*")]
+      self.assertIn("_vector_kernel.cubin", names)
+    self.assertEqual(os.environ.get("TRITON_CACHE_DIR"), before)
+
+  def test_compiles_where_jax_triton_emptied_the_cache_directory(self):
+    with mock.patch.dict(os.environ, TRITON_CACHE_DIR=""):
+      self.assertIn("_vector_kernel", compile_vector("sm_80").assembly)
+
+
+class ArchitectureTest(parameterized.TestCase):
+  def test_names_are_those_of_the_backends(self):
+    for name, architecture in architectures.ARCHITECTURES.items():
+      self.assertEqual(architecture.name, name)
+      if architecture.is_nvidia:
+        self.assertEqual(name, f"sm_{architecture.triton_arch}")
+      else:
+        self.assertEqual(name, architecture.triton_arch)
+
+  def test_only_datacenter_blackwell_has_tensor_memory(self):
+    having = {
+      name: architecture.tensor_memory_columns
+      for name, architecture in architectures.ARCHITECTURES.items()
+      if architecture.tensor_memory_columns
+    }
+    self.assertEqual(having, {"sm_100": 512, "sm_103": 512})
+
+
+# Written by hand after the forms that the tools print.
+SASS = """
+.text.kernel:
+        /*0000*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0010*/              @!P0 BRA `(.L_x_0) ;
+.L_x_1:
+        /*0020*/                   LDG.E R4, desc[UR4][R2.64] ;
+.L_x_2:
+        /*0030*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0040*/                   HMMA.16816.F32.BF16 R4, R8, R14, R4 ;
+        /*0050*/               @P1 BRA `(.L_x_3) ;
+.L_x_4:
+        /*0060*/                   BRA.U UP0, `(.L_x_2) ;
+        /*0070*/               @P0 BRA `(.L_x_1) ;
+.L_x_0:
+        /*0080*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0090*/                   EXIT ;
+.L_x_3:
+        /*00a0*/               @P2 BRA `(.L_x_3) ;
+        /*00b0*/                   BRA `(.L_x_4) ;
+.L_x_5:
+        /*00c0*/                   BRA `(.L_x_5);
+"""
+AMDGCN = """
+kernel:
+\ts_cbranch_scc1 .LBB0_3
+.LBB0_1:                                ; %loop
+\tglobal_load_dwordx4 v[0:3], v[4:5], off
+\tv_mfma_f32_32x32x16_bf16 v[0:15], v[16:19], v[20:23], v[0:15]
+\ts_cbranch_scc0 .LBB0_1
+.LBB0_3:
+\tv_mfma_f32_32x32x16_bf16 v[0:15], v[16:19], v[20:23], v[0:15]
+\ts_endpgm
+"""
+
+
+class MachineCodeTest(parameterized.TestCase):
+  def test_main_loop_is_the_innermost_and_keeps_blocks_moved_out_of_line(self):
+    # The loop from .L_x_2, with the wait .L_x_3 that jumps back into it: its
+    # blocks are .L_x_2 (3), .L_x_4 (1) and .L_x_3 (2). The outer loop has no
+    # more products; neither those before and after it nor the trap count.
+    loop = machine_code.main_loop_of_sass(SASS)
+    self.assertEqual(loop.matrix_instructions, {"HMMA.16816.F32.BF16": 2})
+    self.assertEqual(loop.instructions, 6)
+    self.assertEqual(loop.instructions_per_matrix_instruction, 3)
+
+  def test_products_outside_of_loops_make_no_main_loop(self):
+    straight = re.sub(r".*BRA.*\n", "", SASS)
+    self.assertIsNone(machine_code.main_loop_of_sass(straight))
+
+  def test_main_loop_of_amdgcn(self):
+    loop = machine_code.main_loop_of_amdgcn(AMDGCN)
+    self.assertEqual(loop.matrix_instructions, {"v_mfma_f32_32x32x16_bf16": 1})
+    self.assertEqual(loop.instructions, 3)
+    self.assertEqual(
+      machine_code.matrix_instructions_of_amdgcn(AMDGCN),
+      {"v_mfma_f32_32x32x16_bf16": 2},
+    )
+
+  def test_local_memory_instructions_are_spills(self):
+    self.assertEqual(machine_code.spills_in_sass(SASS), 0)
+    spilling = SASS.replace("LDG.E R4, desc[UR4][R2.64]", "LDL.64 R4, [R1]")
+    self.assertEqual(machine_code.spills_in_sass(spilling), 1)
+
+  def test_load_widths_of_ptx(self):
+    text = """
+      ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+      @%p1 ld.global.L1::evict_last.L2::cache_hint.v2.b64 { %rd3, %rd4 }, [%rd1];
+      ld.global.nc.b8 %rs1, [%rd1];
+      ld.shared.v4.b32 { %r1, %r2, %r3, %r4 }, [ %r1 ];
+      cp.async.cg.shared.global [ %r9 + 0 ], [ %rd2 + 0 ], 0x10, %r10;
+      cp.async.ca.shared.global.L2::128B [ %r9 ], [ %rd2 ], 4;
+      cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+      @%p2 cp.async.bulk.tensor.3d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r5}], [%r4];
+    """  # noqa: E501
+    self.assertEqual(
+      machine_code.global_load_bits_of_ptx(text),
+      {machine_code.TENSOR_COPY: 2, 8: 1, 32: 1, 128: 3},
+    )
+
+  def test_load_widths_of_amdgcn(self):
+    text = """
+      global_load_dwordx4 v[0:3], v[4:5], off
+      buffer_load_dwordx2 v[0:1], v4, s[0:3], 0 offen
+      global_load_lds_dwordx4 v[0:1], off
+      global_load_async_to_lds_b128 v0, v1, s[0:1]
+      buffer_load_dword v0, v1, s[0:3], 0 offen
+      global_load_ushort v0, v[4:5], off
+      global_load_ubyte v0, v[4:5], off
+      global_load_u8 v0, v[4:5], off
+      global_load_b64 v[0:1], v[4:5], off
+      ds_load_b128 v[0:3], v4
+    """
+    self.assertEqual(
+      machine_code.global_load_bits_of_amdgcn(text),
+      {8: 2, 16: 1, 32: 1, 64: 2, 128: 3},
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

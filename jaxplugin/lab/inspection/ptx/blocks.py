@@ -1,0 +1,268 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The state of one block: its registers, who is active, what is in flight.
+
+A register is an array with one element a thread: uint8 to uint64, or bool of a
+predicate. Arrays are never changed in place. Of bits that nothing has written
+the block keeps account: `read` notes which threads an instruction took such
+bits for, and `write` marks its results so.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import global_memory
+from jaxplugin.lab.inspection.ptx import parsing
+from jaxplugin.lab.inspection.ptx import shared_memory
+from jaxplugin.lab.inspection.ptx import tensor_memory
+
+MBARRIER_BYTES: Final = shared_memory.MBARRIER_BYTES
+WARP: Final = shared_memory.WARP
+DTYPES: Final = {
+  1: np.dtype(bool),
+  8: np.dtype(np.uint8),
+  16: np.dtype(np.uint16),
+  32: np.dtype(np.uint32),
+  64: np.dtype(np.uint64),
+}
+_POISON: Final = 0xDEADBEEFDEADBEEF
+
+
+def all_bits(bits: int) -> int:
+  """A number of so many ones."""
+  return (1 << bits) - 1
+
+
+class Block:
+  """One block of a launch.
+
+  Attributes:
+    kernel: what it runs.
+    number: %ctaid.x.
+    blocks: %nctaid.x.
+    threads: how many it has.
+    active: bool[threads]: who takes the instruction.
+    all_active: whether all do.
+    counts: of instructions and of what they did.
+    copies: cp.async groups; the last one is still open.
+    products: wgmma groups; the last one is still open.
+    tensor: its tensor memory.
+    mbarriers: `mbarriers.Mbarrier` by their addresses.
+  """
+
+  def __init__(
+    self,
+    kernel: parsing.Kernel,
+    *,
+    number: int,
+    blocks: int,
+    parameters: dict[str, int],
+    global_memory: global_memory.GlobalMemory,
+    shared_bytes: int,
+    counts: collections.Counter[str],
+  ):
+    self.kernel, self.number, self.blocks = kernel, number, blocks
+    self.parameters = parameters
+    self.threads = kernel.threads
+    self.counts = counts
+    self.global_memory = global_memory
+    self.shared = shared_memory.SharedMemory(
+      shared_bytes, kernel.threads, counts
+    )
+    self.tensor = tensor_memory.TensorMemory(self.shared)
+    self.mbarriers: dict[int, Any] = {}
+    self.thread = np.arange(kernel.threads)
+    self.active = np.ones(kernel.threads, bool)
+    self.all_active = True
+    self.live = np.ones(kernel.threads, bool)
+    self.copies: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[]]
+    self.products: list[list[tuple[tuple[str, ...], list[np.ndarray]]]] = [[]]
+    # Registers that a wgmma in flight reads, and those that it writes.
+    self.busy: dict[str, str] = {}
+    # When each register was written, counted in wgmma.fence; only for them.
+    self.since_fence: set[str] = set()
+    self.tracks_fences = any(
+      instruction.parts[0] == "wgmma" for instruction in kernel.instructions
+    )
+    self._values: dict[str, np.ndarray] = {}
+    self._undefined: dict[str, np.ndarray] = {}
+    self._constants: dict[tuple[int, int], np.ndarray] = {}
+    self._doubtful: np.ndarray | None = None
+
+  def begin(self, active: np.ndarray, all_active: bool) -> None:
+    """An instruction begins, taken by `active`."""
+    self.active, self.all_active = active, all_active
+    self._doubtful = None
+
+  def lanes(self) -> np.ndarray:
+    """The numbers of the active threads."""
+    found: np.ndarray = self.thread[self.active]
+    return found
+
+  def warps(self, instruction: parsing.Instruction) -> np.ndarray:
+    """The active warps, of which each must be whole."""
+    active = self.active.reshape(-1, WARP)
+    whole = active.all(axis=1)
+    if (active.any(axis=1) != whole).any():
+      raise faults.Divergence(
+        f"{instruction.name}: not all lanes of a warp take it"
+      )
+    return np.flatnonzero(whole)
+
+  def read(self, operand: parsing.Operand, bits: int) -> np.ndarray:
+    """An operand's value in each thread, as unsigned numbers of `bits`."""
+    if isinstance(operand, parsing.Register):
+      value = self._values.get(operand.name)
+      if value is None:
+        self._doubtful = np.ones(self.threads, bool)
+        value = self._constant(_POISON, operand.bits)
+      elif operand.name in self._undefined:
+        doubtful = self._undefined[operand.name] != 0
+        if self._doubtful is not None:
+          doubtful = doubtful | self._doubtful
+        self._doubtful = doubtful
+      if operand.name in self.busy and self.busy[operand.name] != "read":
+        raise faults.InFlight(
+          f"{operand.name} is the result of a wgmma not waited for"
+        )
+      # A wider or narrower register may be named where its low bits count.
+      return value if operand.bits == bits else value.astype(DTYPES[bits])
+    if isinstance(operand, parsing.Immediate):
+      return self._constant(operand.value, bits)
+    if isinstance(operand, parsing.Special):
+      return self._special(operand.name).astype(DTYPES[bits])
+    if (
+      isinstance(operand, parsing.Symbol) and operand.name == self.kernel.shared
+    ):
+      return self._constant(0, bits)
+    raise faults.Unsupported(f"operand {operand}")
+
+  def read_defined(self, operand: parsing.Operand, bits: int) -> np.ndarray:
+    """The same of what must be written: an address, a condition, what is kept.
+
+    Only active threads count.
+    """
+    before, self._doubtful = self._doubtful, None
+    value = self.read(operand, bits)
+    if self.is_doubtful:
+      unknown = self.undefined_bits(operand, bits)
+      if (unknown[self.active] != 0).any():
+        raise faults.Undefined(f"{_name(operand)} is used, but not written")
+    self._doubtful = before
+    return value
+
+  def undefined_bits(self, operand: parsing.Operand, bits: int) -> np.ndarray:
+    """The bits of an operand that nothing has written, in each thread."""
+    found = None
+    if isinstance(operand, parsing.Register):
+      if operand.name not in self._values:
+        found = self._constant(all_bits(operand.bits), operand.bits)
+      else:
+        found = self._undefined.get(operand.name)
+    if found is None:
+      return np.zeros(self.threads, DTYPES[bits])
+    return found.astype(DTYPES[bits])
+
+  @property
+  def is_doubtful(self) -> bool:
+    """Whether the instruction has read any bit that nothing has written."""
+    return self._doubtful is not None
+
+  def forget_doubt(self) -> None:
+    """What was read of unwritten bits turned out not to matter."""
+    self._doubtful = None
+
+  def write(
+    self,
+    operand: parsing.Operand,
+    value: np.ndarray,
+    undefined: np.ndarray | None = None,
+  ) -> None:
+    """Sets a register of the active threads.
+
+    Args:
+      operand: a register, or `_`.
+      value: unsigned, or bool; of any width, of which the low bits are kept.
+      undefined: bits of it that come from what nothing has written. None: all,
+        of the threads that have read any such bit.
+    """
+    if isinstance(operand, parsing.Discard):
+      return
+    if not isinstance(operand, parsing.Register):
+      raise faults.Unsupported(f"a result in {operand}")
+    name, dtype = operand.name, DTYPES[operand.bits]
+    if name in self.busy:
+      raise faults.InFlight(
+        f"{name} is written while a wgmma in flight uses it"
+      )
+    if self.tracks_fences:
+      self.since_fence.add(name)
+    if value.dtype != dtype:
+      value = value.astype(dtype)
+    doubt = None
+    if self._doubtful is not None:
+      if undefined is None:
+        doubt = np.where(
+          self._doubtful, dtype.type(all_bits(operand.bits)), dtype.type(0)
+        )
+      else:
+        doubt = undefined.astype(dtype)
+    if not self.all_active:
+      old = self._values.get(name)
+      if old is None:
+        old = self._constant(_POISON, operand.bits)
+        old_doubt = self._constant(all_bits(operand.bits), operand.bits)
+      else:
+        old_doubt = self._undefined.get(name, np.zeros(self.threads, dtype))
+      value = np.where(self.active, value, old)
+      new_doubt = np.zeros(self.threads, dtype) if doubt is None else doubt
+      doubt = np.where(self.active, new_doubt, old_doubt)
+    self._values[name] = value
+    if doubt is not None and doubt.any():
+      self._undefined[name] = doubt
+    elif self._undefined:
+      self._undefined.pop(name, None)
+
+  def addresses(self, operand: parsing.Operand) -> np.ndarray:
+    """int64[threads]; of active threads they are defined."""
+    if not isinstance(operand, parsing.Address):
+      raise faults.Unsupported(f"address {operand}")
+    bits = (
+      operand.base.bits if isinstance(operand.base, parsing.Register) else 64
+    )
+    base = self.read_defined(operand.base, bits)
+    return base.astype(np.int64) + operand.offset
+
+  def _constant(self, value: int, bits: int) -> np.ndarray:
+    key = (value, bits)
+    if key not in self._constants:
+      self._constants[key] = np.full(
+        self.threads, value & all_bits(bits), DTYPES[bits]
+      )
+    return self._constants[key]
+
+  def _special(self, name: str) -> np.ndarray:
+    """PTX ISA, "Special Registers"; blocks and grids have one dimension."""
+    if name == "%tid.x":
+      return self.thread
+    if name == "%laneid":
+      return self.thread % WARP
+    if name == "%ctaid.x":
+      return self._constant(self.number, 32)
+    if name == "%nctaid.x":
+      return self._constant(self.blocks, 32)
+    if name == "%ntid.x":
+      return self._constant(self.threads, 32)
+    if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
+      return self._constant(0, 32)
+    raise faults.Unsupported(f"special register {name}")
+
+
+def _name(operand: parsing.Operand) -> str:
+  return operand.name if isinstance(operand, parsing.Register) else str(operand)

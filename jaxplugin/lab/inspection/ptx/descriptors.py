@@ -1,0 +1,278 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptors of matrices in shared memory, and of tcgen05's products.
+
+PTX ISA 9.0: "Matrix Descriptor" (9.7.15.5.1.2) of wgmma; "Shared memory
+descriptor" (9.7.16.4.1), "Canonical Layouts" (9.7.16.3.3) and "Instruction
+descriptor" (9.7.16.4.2, tables 42 to 44) of tcgen05.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import faults
+
+_UNIT: Final = 16  # bytes: of offsets, and of what swizzling moves
+_ROWS: Final = 8  # of a core matrix
+_LINE: Final = 128  # bytes of the addresses' pattern of swizzling
+# A swizzling mode: bytes of a row, and rows of the pattern.
+_SWIZZLE_128: Final = (128, 8)
+_SWIZZLE_64: Final = (64, 4)
+_SWIZZLE_32: Final = (32, 2)
+_OF_WGMMA: Final = {1: _SWIZZLE_128, 2: _SWIZZLE_64, 3: _SWIZZLE_32}
+_OF_TCGEN05: Final = {2: _SWIZZLE_128, 4: _SWIZZLE_64, 6: _SWIZZLE_32}
+# Types by their code, where one of 16 bits, of 8 or fewer, and of 4 is meant.
+_TYPES_16: Final = {0: "f16", 1: "bf16"}
+_TYPES_8: Final = {0: "e4m3", 1: "e5m2", 5: "e2m1"}
+_TYPES_4: Final = {1: "e2m1"}
+_LEAST_N: Final = 8  # in steps of 8 (table 39)
+_MOST_N: Final = 256
+
+
+def _field(descriptor: int, first: int, last: int) -> int:
+  """Bits `first` to `last`, both included."""
+  return descriptor >> first & (1 << last - first + 1) - 1
+
+
+def wgmma_places(descriptor: int, rows: int, width: int) -> np.ndarray:
+  """int64[rows, width]: the bytes of rows, k minor, that wgmma reads.
+
+  Args:
+    descriptor: of 64 bits.
+    rows: of the matrix.
+    width: bytes of a row that one instruction reads.
+  """
+  if _field(descriptor, 49, 51):
+    raise faults.Unsupported("a descriptor with a base offset")
+  return _places(
+    descriptor, _OF_WGMMA.get(_field(descriptor, 62, 63)), rows, width
+  )
+
+
+def tcgen05_places(
+  descriptor: int, rows: int, width: int, element_bytes: int | None = None
+) -> np.ndarray:
+  """The same of what tcgen05 reads.
+
+  Args:
+    descriptor, rows, width: as `wgmma_places` takes them.
+    element_bytes: where rows are minor in the place of k; else None.
+  """
+  if _field(descriptor, 46, 48) != 1:
+    raise faults.Unsupported("a descriptor whose bits 46-48 are not 0b001")
+  for first, last, what in (
+    (14, 15, "bits 14-15"),
+    (30, 31, "bits 30-31"),
+    (49, 51, "a base offset"),
+    (52, 52, "an absolute leading address"),
+    (53, 60, "bits 53-60"),
+  ):
+    if _field(descriptor, first, last):
+      raise faults.Unsupported(f"a descriptor with {what}")
+  mode = _field(descriptor, 61, 63)
+  if mode and mode not in _OF_TCGEN05:
+    raise faults.Unsupported(f"a descriptor of swizzling mode {mode}")
+  swizzle = _OF_TCGEN05.get(mode)
+  if element_bytes is not None:
+    return _places_along_rows(descriptor, swizzle, rows, width, element_bytes)
+  return _places(descriptor, swizzle, rows, width)
+
+
+def _places(
+  descriptor: int, swizzle: tuple[int, int] | None, rows: int, width: int
+) -> np.ndarray:
+  """Offsets are between core matrices along k (leading), which swizzled ones
+  do not need, and along rows (stride)."""
+  start = _field(descriptor, 0, 13) * _UNIT
+  leading = _field(descriptor, 16, 29) * _UNIT
+  stride = _field(descriptor, 32, 45) * _UNIT
+  row = np.arange(rows)[:, None]
+  column = np.arange(width)[None, :]
+  if swizzle is None:
+    inside = row % _ROWS * _UNIT + column % _UNIT
+    return start + row // _ROWS * stride + column // _UNIT * leading + inside
+  row_bytes, period = swizzle
+  place = start + row // _ROWS * stride + row % _ROWS * row_bytes + column
+  return _swizzled(place, period)
+
+
+def _places_along_rows(
+  descriptor: int,
+  swizzle: tuple[int, int] | None,
+  rows: int,
+  width: int,
+  element_bytes: int,
+) -> np.ndarray:
+  """Lines along rows, 8 of successive k one after another.
+
+  The stride leads to the next 8 of k, and the leading offset to the next
+  line of rows; without swizzling each means what the other does with it.
+  """
+  start = _field(descriptor, 0, 13) * _UNIT
+  leading = _field(descriptor, 16, 29) * _UNIT
+  stride = _field(descriptor, 32, 45) * _UNIT
+  k, byte = np.divmod(np.arange(width)[None, :], element_bytes)
+  along = np.arange(rows)[:, None] * element_bytes + byte
+  line, period = (_UNIT, 1) if swizzle is None else swizzle
+  if swizzle is None:
+    leading, stride = stride, leading
+  place = start + along % line + along // line * leading
+  return _swizzled(place + k % _ROWS * line + k // _ROWS * stride, period)
+
+
+def _swizzled(place: np.ndarray, period: int) -> np.ndarray:
+  """The pattern is of addresses: 16-byte units change places with the line."""
+  found: np.ndarray = place ^ (place // _LINE % period) * _UNIT
+  return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+  """What an instruction descriptor says, both operands dense.
+
+  Attributes:
+    m, n, k: of one instruction.
+    lhs, rhs: the operands' types.
+    lhs_k_is_minor, rhs_k_is_minor: in shared memory.
+    scales: of a row, along k; 0 without block scales.
+    scale_type: "ue8m0" or "ue4m3"; None without.
+    lhs_scale_byte, rhs_scale_byte: the first one of a word that is meant.
+  """
+
+  m: int
+  n: int
+  k: int
+  lhs: str
+  rhs: str
+  lhs_k_is_minor: bool
+  rhs_k_is_minor: bool
+  scales: int = 0
+  scale_type: str | None = None
+  lhs_scale_byte: int = 0
+  rhs_scale_byte: int = 0
+
+
+def product(descriptor: int, kind: str, blocks: str | None) -> Product:
+  """Reads an instruction descriptor.
+
+  Args:
+    descriptor: of 32 bits.
+    kind: "f16", "mxf8f6f4", "mxf4" or "mxf4nvf4".
+    blocks: "block16" or "block32"; None without block scales.
+
+  Raises:
+    faults.Unsupported: the kind is not modelled, or the descriptor has bits
+      that are reserved, or that mean what is not modelled.
+  """
+  if (kind, blocks) == ("f16", None):
+    found = _plain(descriptor)
+  elif (kind, blocks) in _SCALED:
+    found = _scaled(descriptor, kind, *_SCALED[kind, blocks])
+  else:
+    raise faults.Unsupported(f"tcgen05.mma of kind {kind} with {blocks}")
+  if not _LEAST_N <= found.n <= _MOST_N:
+    raise faults.Unsupported(f"tcgen05.mma of n = {found.n}")
+  return found
+
+
+def _refuse(descriptor: int, *fields: tuple[int, int, str]) -> None:
+  for first, last, what in fields:
+    if _field(descriptor, first, last):
+      raise faults.Unsupported(f"an instruction descriptor with {what}")
+
+
+_COMMON: Final = (
+  (2, 2, "sparsity"),
+  (3, 3, "saturation"),
+  (6, 6, "bit 6"),
+  (13, 14, "negated operands"),
+)
+
+
+def _type(types: dict[int, str], code: int) -> str:
+  if code not in types:
+    raise faults.Unsupported(f"an instruction descriptor with type {code}")
+  return types[code]
+
+
+def _plain(descriptor: int) -> Product:
+  """Table 42, the column of .kind::f16."""
+  _refuse(
+    descriptor,
+    (0, 1, "a sparsity selector"),
+    *_COMMON,
+    (23, 23, "bit 23"),
+    (29, 29, "bit 29"),
+    (30, 31, "a shift of B"),
+  )
+  if _field(descriptor, 4, 5) != 1:
+    raise faults.Unsupported("sums of tcgen05.mma that are not f32")
+  m = _field(descriptor, 24, 28) << 4
+  if m not in (64, 128):
+    raise faults.Unsupported(f"tcgen05.mma of m = {m}")
+  return Product(
+    m=m,
+    n=_field(descriptor, 17, 22) << 3,
+    k=16,
+    lhs=_type(_TYPES_16, _field(descriptor, 7, 9)),
+    rhs=_type(_TYPES_16, _field(descriptor, 10, 12)),
+    lhs_k_is_minor=not _field(descriptor, 15, 15),
+    rhs_k_is_minor=not _field(descriptor, 16, 16),
+  )
+
+
+# Of a kind and blocks: k, scales along k, the types of elements, and the type
+# of scale by bit 23 (tables 54 and 55).
+_SCALED: Final[
+  dict[tuple[str, str | None], tuple[int, int, dict[int, str], dict[int, str]]]
+] = {
+  ("mxf8f6f4", "block32"): (32, 1, _TYPES_8, {1: "ue8m0"}),
+  ("mxf4", "block32"): (64, 2, _TYPES_4, {1: "ue8m0"}),
+  ("mxf4nvf4", "block32"): (64, 2, _TYPES_4, {1: "ue8m0"}),
+  ("mxf4nvf4", "block16"): (64, 4, _TYPES_4, {0: "ue4m3", 1: "ue8m0"}),
+}
+
+
+def _scaled(
+  descriptor: int,
+  kind: str,
+  k: int,
+  scales: int,
+  types: dict[int, str],
+  scale_types: dict[int, str],
+) -> Product:
+  """Tables 43 (mxf8f6f4) and 44; the latter's type of B has one bit less, and
+  its bit 31 means k = 96."""
+  _refuse(
+    descriptor,
+    (0, 1, "bits 0-1"),
+    *_COMMON,
+    (24, 26, "bits 24-26"),
+    (31, 31, "bit 31"),
+  )
+  m = _field(descriptor, 27, 28) << 7
+  if m != 128:
+    raise faults.Unsupported(f"tcgen05.mma of m = {m} with block scales")
+  scale_bit = _field(descriptor, 23, 23)
+  if scale_bit not in scale_types:
+    raise faults.Unsupported(f"kind {kind} with scales of type {scale_bit}")
+  ids = (_field(descriptor, 29, 30), _field(descriptor, 4, 5))
+  if any(number % scales for number in ids):
+    raise faults.Unsupported(f"{scales} scales of a word from byte {ids}")
+  return Product(
+    m=m,
+    n=_field(descriptor, 17, 22) << 3,
+    k=k,
+    lhs=_type(types, _field(descriptor, 7, 9)),
+    rhs=_type(types, _field(descriptor, 10, 12)),
+    lhs_k_is_minor=not _field(descriptor, 15, 15),
+    rhs_k_is_minor=not _field(descriptor, 16, 16),
+    scales=scales,
+    scale_type=scale_types[scale_bit],
+    lhs_scale_byte=ids[0],
+    rhs_scale_byte=ids[1],
+  )

@@ -1,0 +1,165 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a block: takes instructions in turn, for the threads that are there.
+
+Where threads part at a branch, those at the earliest instruction go first, so
+that all meet again where their ways do. Some that come to a barrier, or to
+another instruction that all must take together, wait there for the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import blocks
+from jaxplugin.lab.inspection.ptx import conversions
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import floats
+from jaxplugin.lab.inspection.ptx import integers
+from jaxplugin.lab.inspection.ptx import mbarriers
+from jaxplugin.lab.inspection.ptx import movement
+from jaxplugin.lab.inspection.ptx import parsing
+from jaxplugin.lab.inspection.ptx import products
+from jaxplugin.lab.inspection.ptx import tcgen05
+from jaxplugin.lab.inspection.ptx import warps
+from jaxplugin.lab.inspection.ptx import wgmma
+
+MOST_INSTRUCTIONS: Final = 1_000_000  # that a block takes
+
+_OF_ANY_TYPE: Final[dict[str, integers.Handler]] = {
+  **conversions.HANDLERS,
+  **movement.HANDLERS,
+  **warps.HANDLERS,
+  **products.HANDLERS,
+  **wgmma.HANDLERS,
+  **mbarriers.HANDLERS,
+  **tcgen05.HANDLERS,
+  "selp": integers.select,
+}
+_BRANCHES: Final = ("bra", "ret", "exit")
+_ALL_TAKE: Final = re.compile(
+  r"(bar|barrier)\.sync|mbarrier\.try_wait|cp\.async\.wait_|wgmma|ret|exit"
+)
+
+
+def handler_of(instruction: parsing.Instruction) -> integers.Handler | None:
+  """What executes it; None of a branch.
+
+  Raises:
+    faults.Unsupported: nothing does.
+  """
+  name = instruction.parts[0]
+  if name in _BRANCHES:
+    return None
+  found = _OF_ANY_TYPE.get(name)
+  if found is None:
+    handlers = integers.HANDLERS
+    if instruction.type in floats.TYPES:
+      handlers = floats.HANDLERS
+    elif instruction.type in integers.PACKED_TYPES:
+      handlers = integers.PACKED_HANDLERS
+    found = handlers.get(name)
+  if found is None:
+    raise faults.Unsupported(
+      f"line {instruction.line}: {instruction.text}: this instruction is not"
+      " modelled"
+    )
+  return found
+
+
+class Program:
+  """A kernel, with what executes each of its instructions."""
+
+  def __init__(self, kernel: parsing.Kernel):
+    self.kernel = kernel
+    self.handlers: list[Callable[..., None] | None] = [
+      handler_of(instruction) for instruction in kernel.instructions
+    ]
+    self._all_take = [
+      _ALL_TAKE.match(instruction.name) is not None
+      for instruction in kernel.instructions
+    ]
+
+  def run(
+    self, block: blocks.Block, most_instructions: int = MOST_INSTRUCTIONS
+  ) -> None:
+    """Runs a block to its end.
+
+    Raises:
+      faults.Fault: the kernel did what PTX leaves undefined; the message ends
+        with the line and its text.
+      faults.Unsupported: an instruction's form is not modelled.
+    """
+    waiting = {0: np.ones(block.threads, bool)}
+    end = len(self.handlers)
+    taken = 0
+    while waiting:
+      place = min(waiting)
+      if len(waiting) > 1:
+        place = self._next(block, waiting)
+      threads = waiting.pop(place)
+      if place >= end:
+        continue
+      taken += 1
+      instruction = self.kernel.instructions[place]
+      try:
+        if taken > most_instructions:
+          raise faults.Endless(f"more than {most_instructions} instructions")
+        after = self._step(block, place, threads)
+      except (faults.Fault, faults.Unsupported) as fault:
+        fault.args = (
+          f"{fault.args[0]}; block {block.number}, line {instruction.line}:"
+          f" {instruction.text[:120]}",
+        )
+        raise
+      for next_place, some in after:
+        if next_place in waiting:
+          waiting[next_place] = waiting[next_place] | some
+        else:
+          waiting[next_place] = some
+    block.tensor.finish()
+
+  def _next(self, block: blocks.Block, waiting: dict[int, np.ndarray]) -> int:
+    """Where threads go on next, of those that have parted."""
+    places = sorted(waiting)
+    for place in places:
+      if place >= len(self.handlers) or not self._all_take[place]:
+        return place
+      if (waiting[place] == block.live).all():
+        return place
+    return places[0]
+
+  def _step(
+    self, block: blocks.Block, place: int, threads: np.ndarray
+  ) -> list[tuple[int, np.ndarray]]:
+    """Takes an instruction; returns where threads go on."""
+    instruction = self.kernel.instructions[place]
+    active = threads
+    block.begin(threads, bool(threads.all()))
+    if instruction.guard is not None:
+      chosen = block.read_defined(instruction.guard, 1) != instruction.negated
+      active = threads & chosen
+    handler = self.handlers[place]
+    in_warps = int(active.reshape(-1, blocks.WARP).any(axis=1).sum())
+    block.counts["warp instructions"] += in_warps
+    if handler is not None:
+      if in_warps:
+        block.begin(active, bool(active.all()))
+        block.counts[f"of {instruction.parts[0]}"] += in_warps
+        handler(block, instruction)
+      return [(place + 1, threads)]
+    stay = threads & ~active
+    ways = [(place + 1, stay)] if stay.any() else []
+    if not in_warps:
+      return ways
+    if instruction.parts[0] == "bra":
+      label = instruction.operands[0]
+      assert isinstance(label, parsing.Symbol)
+      ways.append((self.kernel.labels[label.name], active))
+    else:
+      block.live = block.live & ~active
+    return ways

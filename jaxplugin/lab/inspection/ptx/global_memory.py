@@ -1,0 +1,134 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as a kernel's blocks see them, byte by byte."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import faults
+
+_FIRST: Final = 1 << 33  # above 32 bits, to find addresses cut short
+_GAP: Final = 1 << 16
+_ALIGNMENT: Final = 4096
+_NOBODY: Final = -1
+_FILLER: Final = 0xA5
+
+
+class _Buffer:
+  """The bytes from an array's first to its last; only its own are there."""
+
+  def __init__(self, name: str, array: np.ndarray, address: int):
+    self.name = name
+    self.address = address
+    self.dtype, self.shape = array.dtype, array.shape
+    if any(stride < 0 for stride in array.strides):
+      raise ValueError(f"{name}: strides must not be negative")
+    places = np.zeros((1,), np.int64)
+    for size, stride in zip(array.shape, array.strides, strict=True):
+      places = np.add.outer(places, np.arange(size) * stride).reshape(-1)
+    places = np.add.outer(places, np.arange(array.itemsize))
+    self._places = places
+    size = int(places.max()) + 1 if places.size else 0
+    self.bytes = np.full(size, _FILLER, np.uint8)
+    self.exists = np.zeros(size, bool)
+    self.writer = np.full(size, _NOBODY, np.int32)
+    self.exists[places] = True
+    contiguous = np.ascontiguousarray(array).reshape(-1)
+    self.bytes[places] = contiguous.view(np.uint8).reshape(places.shape)
+
+  def array(self) -> np.ndarray:
+    """A copy, as the kernel left it."""
+    found: np.ndarray = self.bytes[self._places].reshape(-1).view(self.dtype)
+    return found.reshape(self.shape)
+
+
+class GlobalMemory:
+  """Arrays with gaps between them.
+
+  An access must lie in one array, be aligned to its size, and touch no byte
+  between rows. No two blocks may write one byte, nor one read what another
+  wrote: there is no order between blocks.
+  """
+
+  def __init__(self) -> None:
+    self._buffers: list[_Buffer] = []
+
+  def add(self, name: str, array: np.ndarray) -> int:
+    """Copies an array in; returns its address."""
+    address = _FIRST
+    if self._buffers:
+      last = self._buffers[-1]
+      end = last.address + len(last.bytes) + _GAP
+      address = -(-end // _ALIGNMENT) * _ALIGNMENT
+    self._buffers.append(_Buffer(name, array, address))
+    return address
+
+  def array(self, address: int) -> np.ndarray:
+    """The array that `add` gave `address`."""
+    (found,) = (x for x in self._buffers if x.address == address)
+    return found.array()
+
+  def load(self, addresses: np.ndarray, size: int, block: int) -> np.ndarray:
+    """uint8[threads, size] that lie at `addresses`, int64[threads]."""
+    loaded = np.empty((len(addresses), size), np.uint8)
+    for buffer, lanes, places in self._found(addresses, size, "load"):
+      if not buffer.exists[places].all():
+        raise faults.OutOfBounds(
+          f"load of {size} bytes between rows of {buffer.name}"
+        )
+      writer = buffer.writer[places]
+      if ((writer != _NOBODY) & (writer != block)).any():
+        raise faults.Race(f"load of {buffer.name} that another block wrote")
+      loaded[lanes] = buffer.bytes[places]
+    return loaded
+
+  def store(self, addresses: np.ndarray, data: np.ndarray, block: int) -> None:
+    """Stores uint8[threads, size]."""
+    size = data.shape[1]
+    for buffer, lanes, places in self._found(addresses, size, "store"):
+      if not buffer.exists[places].all():
+        raise faults.OutOfBounds(
+          f"store of {size} bytes between rows of {buffer.name}"
+        )
+      writer = buffer.writer[places]
+      if ((writer != _NOBODY) & (writer != block)).any():
+        raise faults.Race(f"store to {buffer.name} that another block wrote")
+      buffer.writer[places] = block
+      buffer.bytes[places] = data[lanes]
+      if (buffer.bytes[places] != data[lanes]).any():
+        raise faults.Race(
+          f"threads store different values to one byte of {buffer.name}"
+        )
+
+  def _found(
+    self, addresses: np.ndarray, size: int, what: str
+  ) -> list[tuple[_Buffer, np.ndarray, np.ndarray]]:
+    """Buffers with the lanes that access each, and their bytes' places."""
+    if (addresses % size).any():
+      raise faults.Misaligned(f"global {what} of {size} bytes")
+    found, left = [], np.ones(len(addresses), bool)
+    for buffer in self._buffers:
+      start, end = buffer.address, buffer.address + len(buffer.bytes)
+      inside = (addresses >= start) & (addresses + size <= end)
+      if inside.any():
+        left &= ~inside
+        places = (addresses[inside] - start)[:, None] + np.arange(size)
+        found.append((buffer, inside, places))
+        if not left.any():
+          return found
+    if left.any():
+      address = int(addresses[left][0])
+      raise faults.OutOfBounds(
+        f"global {what} of {size} bytes at {self._described(address)}"
+      )
+    return found
+
+  def _described(self, address: int) -> str:
+    for buffer in self._buffers:
+      place = address - buffer.address
+      if -_GAP // 2 <= place < len(buffer.bytes) + _GAP // 2:
+        return f"byte {place} of {buffer.name}, which has {len(buffer.bytes)}"
+    return f"address {address:#x}, near no array"

@@ -1,0 +1,140 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Launches PTX on arrays of the host, block after block."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.kernels import launching
+from jaxplugin.lab.inspection.ptx import blocks
+from jaxplugin.lab.inspection.ptx import execution
+from jaxplugin.lab.inspection.ptx import global_memory
+from jaxplugin.lab.inspection.ptx import parsing
+
+# What outputs hold before a launch; no test expects it everywhere.
+UNWRITTEN: Final = 0xA5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launched:
+  """What a launch left.
+
+  Attributes:
+    arrays: the arguments, in their order, after it.
+    counts: "warp instructions" and "of <name>" those of each name, summed over
+      warps; "matrix products"; "<kind> wavefronts" of shared memory and "<kind>
+      least wavefronts", what they would take without bank conflicts; "global
+      bytes loaded" and "stored".
+  """
+
+  arrays: tuple[np.ndarray, ...]
+  counts: Mapping[str, int]
+
+
+def launch(
+  ptx: str,
+  arguments: Sequence[np.ndarray],
+  *,
+  grid: int,
+  shared_memory_bytes: int,
+  some_blocks: Iterable[int] | None = None,
+  most_instructions: int = execution.MOST_INSTRUCTIONS,
+) -> Launched:
+  """Executes a kernel on copies of arrays.
+
+  Args:
+    ptx: of one kernel, whose parameters are pointers.
+    arguments: arrays in the parameters' order; any strides. One that is given
+      twice is one array. Parameters beyond them, as Triton adds for scratch
+      memory, are null.
+    grid: number of blocks.
+    shared_memory_bytes: of each.
+    some_blocks: the blocks to run; None for all.
+    most_instructions: a block's.
+
+  Raises:
+    ValueError: more arguments than parameters.
+    faults.Fault: the kernel did what PTX leaves undefined.
+    faults.Unsupported: the PTX has what is not modelled.
+  """
+  kernel = parsing.parse(ptx)
+  if len(arguments) > len(kernel.parameters):
+    raise ValueError(
+      f"launch: {kernel.name} has {len(kernel.parameters)} parameters, got"
+      f" {len(arguments)} arrays"
+    )
+  memory = global_memory.GlobalMemory()
+  addresses: dict[int, int] = {}
+  for number, array in enumerate(arguments):
+    if id(array) not in addresses:
+      addresses[id(array)] = memory.add(f"argument {number}", array)
+  given = [addresses[id(array)] for array in arguments]
+  nulls = [0] * (len(kernel.parameters) - len(given))
+  names = [name for name, _ in kernel.parameters]
+  parameters = dict(zip(names, given + nulls, strict=True))
+  program = execution.Program(kernel)
+  counts: collections.Counter[str] = collections.Counter()
+  for number in range(grid) if some_blocks is None else some_blocks:
+    block = blocks.Block(
+      kernel,
+      number=number,
+      blocks=grid,
+      parameters=parameters,
+      global_memory=memory,
+      shared_bytes=shared_memory_bytes,
+      counts=counts,
+    )
+    program.run(block, most_instructions)
+  return Launched(
+    arrays=tuple(memory.array(address) for address in given), counts=counts
+  )
+
+
+def run(
+  kernel: Any,
+  planned: launching.Launch,
+  arrays: Mapping[str, np.ndarray | None],
+  *,
+  ptx: str | None = None,
+  some_blocks: Iterable[int] | None = None,
+  most_instructions: int = execution.MOST_INSTRUCTIONS,
+) -> tuple[dict[str, np.ndarray], Mapping[str, int]]:
+  """Executes a planned launch; returns its outputs by name, and the counts.
+
+  Args:
+    kernel: its `inspection.compile.CompiledKernel`.
+    planned: the launch; without descriptors, which are not modelled.
+    arrays: its inputs by name.
+    ptx: in the place of the kernel's, as of a mutation.
+    some_blocks, most_instructions: as `launch` takes them.
+  """
+  if any(planned.descriptors):
+    raise NotImplementedError(f"{planned.name}: descriptors are not modelled")
+  inputs = [arrays[name] for name in planned.inputs]
+  outputs = []
+  for output in planned.outputs:
+    array = np.empty(output.shape, np.dtype(output.dtype))
+    array.view(np.uint8)[...] = UNWRITTEN
+    outputs.append(array)
+  given = [array for array in (*inputs, *outputs) if array is not None]
+  if len(given) != len(inputs) + len(outputs):
+    raise ValueError(f"{planned.name}: inputs {planned.inputs}, one is absent")
+  done = launch(
+    kernel.assembly if ptx is None else ptx,
+    given,
+    grid=planned.grid,
+    shared_memory_bytes=kernel.shared_memory_bytes,
+    some_blocks=some_blocks,
+    most_instructions=most_instructions,
+  )
+  names = [output.name for output in planned.outputs]
+  return dict(zip(names, done.arrays[len(inputs) :], strict=True)), done.counts

@@ -1,0 +1,141 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The matmul kernels' compiled PTX, executed, is within the contract.
+
+Each block's bytes outside of its arrays, shared memory and registers are
+undefined, and using one is a fault; so are races and missing fences.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import executed_cases
+from jaxplugin.testing.kernels import gpu_operands
+
+pytestmark = pytest.mark.lab
+
+# Neither m nor n is a multiple of a tile, nor k of one's k; several steps.
+SMALL = {"m": 5, "n": 72, "k": 544}
+MIDDLE = {"m": 70, "n": 136, "k": 160}
+CASES = (
+  ("sm_80", "bf16", "nvfp4", SMALL, {}),
+  ("sm_80", "bf16", "mxfp4", SMALL, {"interleaved": True}),
+  ("sm_80", "mxfp8", "mxfp8", SMALL, {}),
+  ("sm_80", "nvfp4", "nvfp4", MIDDLE, {}),
+  ("sm_89", "bf16", "mxfp8", SMALL, {}),
+  ("sm_90", "bf16", "nvfp4", SMALL, {}),
+  ("sm_90", "bf16", "mxfp4", SMALL, {"interleaved": True}),
+  ("sm_90", "mxfp8", "mxfp8", MIDDLE, {}),
+  ("sm_90", "bf16", "nvfp4", MIDDLE, {}),
+  ("sm_120", "mxfp8", "mxfp8", MIDDLE, {}),
+  ("sm_120", "nvfp4", "nvfp4", MIDDLE, {}),
+  ("sm_120", "mxfp4", "mxfp4", MIDDLE, {}),
+  ("sm_120", "bf16", "mxfp4", SMALL, {}),
+)
+NATIVE = ".block_scale."  # in the names of sm_120's instructions
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_120")
+PAIRS = (
+  ("bf16", "nvfp4"),
+  ("bf16", "mxfp4"),
+  ("bf16", "mxfp8"),
+  ("f32", "mxfp8_e5m2"),
+  ("f16", "nvfp4"),
+  ("mxfp8", "mxfp8"),
+  ("mxfp4", "mxfp4"),
+  ("nvfp4", "nvfp4"),
+  ("mxfp8", "mxfp4"),
+  ("mxfp8", "nvfp4"),
+  ("bf16", "mxfp6_e2m3"),
+)
+
+
+class DefaultConfigTest(executed_cases.Case):
+  @parameterized.parameters(*CASES)
+  def test_product(self, architecture, lhs, rhs, sizes, storage):
+    operands = self.make(lhs, rhs, **sizes, **storage)
+    product = self.check(architecture, *operands)
+    launch = product.launches[0]
+    ptx = product.compiled(launch).assembly
+    self.assertEqual("wgmma.mma_async" in ptx, architecture == "sm_90")
+    native = architecture == "sm_120" and lhs == rhs
+    self.assertEqual(NATIVE in ptx, native)
+    self.assertEqual(launch.kernel == "native", native)
+
+  @parameterized.parameters("sm_80", "sm_90")
+  def test_sums_are_split_and_added(self, architecture):
+    lhs, rhs = self.make("bf16", "mxfp8", m=16, n=64, k=2048)
+    product = self.check(architecture, lhs, rhs)
+    self.assertLen(product.launches, 2)
+    self.assertGreater(product.config.split_k, 1)
+
+  @parameterized.parameters("sm_80", "sm_90")
+  def test_batch_of_operands_with_room_between_rows(self, architecture):
+    make = gpu_operands.make_operand
+    lhs = make(self.rng, "mxfp8", (2, 3, 160))
+    rhs = make(self.rng, "nvfp4", (2, 40, 160), swizzled=True)
+    self.check(architecture, lhs, rhs)
+
+  def test_k_that_is_not_minor(self):
+    make = gpu_operands.make_operand
+    lhs = make(self.rng, "bf16", (1, 20, 104))
+    rhs = make(self.rng, "mxfp8", (1, 40, 104), k_is_minor=False)
+    self.check("sm_80", lhs, rhs)
+
+  @parameterized.parameters(
+    ("sm_80", "relu", "bf16"),
+    ("sm_90", "silu", "f16"),
+    ("sm_90", "gelu", "f32"),
+  )
+  def test_epilogue(self, architecture, activation, out_dtype):
+    lhs, rhs = self.make("bf16", "mxfp8", m=5, n=72, k=160)
+    self.check_epilogue(architecture, lhs, rhs, activation, out_dtype)
+
+  def test_conflicts_of_banks_are_counted(self):
+    lhs, rhs = self.make("bf16", "mxfp4", **SMALL, interleaved=True)
+    _, counts = executed.product("sm_80", lhs, rhs).run()
+    # The decoded operand changes its layout through shared memory.
+    least = counts["st.shared least wavefronts"]
+    self.assertGreater(counts["st.shared wavefronts"], 1.5 * least)
+    least = counts["ldmatrix least wavefronts"]
+    self.assertEqual(counts["ldmatrix wavefronts"], least)
+
+
+@pytest.mark.full
+class FuzzTest(executed_cases.Case):
+  @parameterized.product(architecture=ARCHITECTURES, pair=PAIRS)
+  def test_random_products(self, architecture, pair):
+    self.rng = np.random.default_rng(
+      [ARCHITECTURES.index(architecture), PAIRS.index(pair)]
+    )
+    self.check_random(architecture, *pair)
+
+  @parameterized.product(
+    architecture=("sm_80", "sm_90"),
+    path=("upcast", "small_m"),
+    tile=((16, 64, 128), (32, 128, 128)),
+    split_k=(1, 2),
+  )
+  def test_other_configs(self, architecture, path, tile, split_k):
+    lhs, rhs = self.make("bf16", "nvfp4", m=20, n=100, k=608)
+    config = configs.MatmulConfig(
+      path=path,
+      **dict(zip(("block_m", "block_n", "block_k"), tile, strict=True)),
+      split_k=split_k,
+    )
+    for num_stages in (1, 4):
+      self.check(
+        architecture,
+        lhs,
+        rhs,
+        config=dataclasses.replace(config, num_stages=num_stages),
+      )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,140 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""mbarrier objects, by which threads wait for asynchronous products.
+
+PTX ISA 9.0, 9.7.13.15 ("mbarrier"): an object counts arrivals; when as many as
+expected have come its phase is complete, and the next begins. Those modelled
+come from `tcgen05.commit` alone, which may arrive at any time: here they do
+when they are waited for, no sooner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import blocks
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import integers
+from jaxplugin.lab.inspection.ptx import parsing
+
+
+@dataclasses.dataclass(kw_only=True)
+class Mbarrier:
+  """One object.
+
+  Attributes:
+    expected: arrivals of each phase.
+    pending: those that the current phase lacks.
+    phase: how many phases are complete.
+    under_way: what ends when each arrival comes that has been asked for.
+  """
+
+  expected: int
+  pending: int
+  phase: int = 0
+  under_way: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+
+  def wait(self, parity: int) -> bool:
+    """Whether the phase of that parity completes, once all that is under way
+    and needed for it has arrived."""
+    while self.phase % 2 == parity and self.under_way:
+      self.under_way.pop(0)()
+      self.pending -= 1
+      if not self.pending:
+        self.phase += 1
+        self.pending = self.expected
+    return self.phase % 2 != parity
+
+
+def arrive_later(
+  block: blocks.Block, address: int, thread: int, end: Callable[[], None]
+) -> None:
+  """An asynchronous arrival, which `thread` asks for; with it comes `end`."""
+  _find(block, address, np.array([thread])).under_way.append(end)
+
+
+def _find(block: blocks.Block, address: int, threads: np.ndarray) -> Mbarrier:
+  found = block.mbarriers.get(address)
+  if found is None:
+    raise faults.Barrier(f"no mbarrier is at byte {address} of shared memory")
+  block.shared.use_barrier(address, threads)
+  return found
+
+
+def _one_thread(block: blocks.Block, instruction: parsing.Instruction) -> int:
+  lanes = block.lanes()
+  if len(lanes) > 1:
+    raise faults.Barrier(f"{instruction.name} by {len(lanes)} threads")
+  return int(lanes[0])
+
+
+def _init(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  thread = _one_thread(block, instruction)
+  place, count = instruction.operands
+  address = int(block.addresses(place)[thread])
+  expected = int(block.read_defined(count, 32)[thread])
+  if address % blocks.MBARRIER_BYTES:
+    raise faults.Misaligned(f"an mbarrier at byte {address}")
+  if expected < 1:
+    raise faults.Barrier("an mbarrier that expects no arrival")
+  block.shared.place_barrier(address, np.array([thread]))
+  block.mbarriers[address] = Mbarrier(expected=expected, pending=expected)
+
+
+def _invalidate(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  thread = _one_thread(block, instruction)
+  address = int(block.addresses(instruction.operands[0])[thread])
+  found = block.mbarriers.pop(address, None)
+  if found is None:
+    raise faults.Barrier(f"no mbarrier is at byte {address} of shared memory")
+  if found.under_way:
+    raise faults.InFlight("mbarrier.inval before all arrivals have come")
+  block.shared.remove_barrier(address, np.array([thread]))
+
+
+def _wait(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  """All threads wait at once; they see the end of the same products."""
+  if (block.active != block.live).any():
+    raise faults.Unsupported(f"{instruction.name} by some threads alone")
+  out, place, parity = instruction.operands
+  lanes = block.lanes()
+  where = {
+    (int(address), int(value))
+    for address, value in zip(
+      block.addresses(place)[lanes],
+      block.read_defined(parity, 32)[lanes],
+      strict=True,
+    )
+  }
+  if len(where) > 1:
+    raise faults.Unsupported(f"{instruction.name} of several phases at once")
+  ((address, wanted),) = where
+  if wanted > 1:
+    raise faults.Barrier(f"{instruction.name} of parity {wanted}")
+  if not _find(block, address, lanes).wait(wanted):
+    raise faults.Endless(
+      f"{instruction.name} of a phase of parity {wanted} that nothing under"
+      " way completes"
+    )
+  block.write(out, np.ones(block.threads, bool))
+
+
+_FORMS: Final[dict[str, integers.Handler]] = {
+  "mbarrier.init.shared::cta.b64": _init,
+  "mbarrier.inval.shared::cta.b64": _invalidate,
+  "mbarrier.try_wait.parity.shared::cta.b64": _wait,
+}
+
+
+def _mbarrier(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  handler = _FORMS.get(instruction.name)
+  if handler is None:
+    raise faults.Unsupported(instruction.name)
+  handler(block, instruction)
+
+
+HANDLERS: Final[dict[str, integers.Handler]] = {"mbarrier": _mbarrier}

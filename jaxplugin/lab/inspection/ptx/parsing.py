@@ -1,0 +1,344 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the PTX of one kernel (PTX ISA, chapters 4 and 5, "Syntax").
+
+What the kernels' compilers write is read: one entry, its registers, labels, and
+scopes in braces, whose registers get names of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Final
+
+from jaxplugin.lab.inspection.ptx import faults
+
+# Bits of a register, by its type. Predicates are one bit.
+REGISTER_BITS: Final = {
+  "pred": 1,
+  **{f"{kind}8": 8 for kind in "bus"},
+  **{f"{kind}16": 16 for kind in ("b", "u", "s", "f")},
+  **{f"{kind}32": 32 for kind in ("b", "u", "s", "f")},
+  **{f"{kind}64": 64 for kind in ("b", "u", "s", "f")},
+}
+
+_COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_ENTRY: Final = re.compile(
+  r"\.entry\s+([\w$]+)\s*\((.*?)\)([^{]*)\{", re.DOTALL
+)
+_PARAMETER: Final = re.compile(r"\.param\s+\.(\w+)\b[^,]*?([\w$]+)\s*(?:,|$)")
+_SHARED: Final = re.compile(
+  r"\.extern\s+\.shared\b[^;]*?([\w$]+)\s*\[\s*\]\s*;"
+)
+_LABEL: Final = re.compile(r"([\w$%]+):(?!:)")
+_LINE_DIRECTIVE: Final = re.compile(r"\.loc\b[^\n]*")
+_GUARD: Final = re.compile(r"@(!?)\s*([\w$%]+)\s+")
+_REG: Final = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
+_FAMILY: Final = re.compile(r"([\w$%]+)<\d+>")
+_ADDRESS: Final = re.compile(r"([\w$%]+)\s*(?:\+\s*(-?\w+))?")
+_INTEGER: Final = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?")
+_FLOAT_BITS: Final = re.compile(r"0[fFdD]([0-9a-fA-F]{8}(?:[0-9a-fA-F]{8})?)")
+_NUMBERED: Final = re.compile(r"\d+$")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Register:
+  """A register; `name` is unique in the kernel."""
+
+  name: str
+  bits: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Special:
+  """A register that hardware sets, as "%tid.x"."""
+
+  name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Immediate:
+  """A constant: an integer, or the bits of a float."""
+
+  value: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Symbol:
+  """A label, a parameter, or the block's shared memory."""
+
+  name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Discard:
+  """`_`: a result that is not wanted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+  """`[base + offset]`."""
+
+  base: Register | Symbol | Immediate
+  offset: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+  """`{a, b}`: a vector; or `p|q`, two results."""
+
+  items: tuple[Operand, ...]
+
+
+Operand = Register | Special | Immediate | Symbol | Discard | Address | Group
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+  """One instruction.
+
+  Attributes:
+    parts: its name, cut at points: ("add", "s32").
+    operands: in order.
+    guard: the predicate under which it is taken; None where always.
+    negated: whether it is taken where the guard is false.
+    line: of the text, from 1.
+    text: as it was written, in one line.
+  """
+
+  parts: tuple[str, ...]
+  operands: tuple[Operand, ...]
+  guard: Register | None
+  negated: bool
+  line: int
+  text: str
+
+  @property
+  def name(self) -> str:
+    return ".".join(self.parts)
+
+  @property
+  def type(self) -> str:
+    """The last part, which most often is a type: "s32", "bf16x2"."""
+    return self.parts[-1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+  """A parsed kernel.
+
+  Attributes:
+    name: its entry.
+    parameters: names and types ("u64", "u32") in order.
+    threads: of a block.
+    instructions: in order.
+    labels: the index of the instruction after each.
+    shared: the name of the block's shared memory, or None.
+  """
+
+  name: str
+  parameters: tuple[tuple[str, str], ...]
+  threads: int
+  instructions: tuple[Instruction, ...]
+  labels: dict[str, int]
+  shared: str | None
+
+
+def parse(ptx: str) -> Kernel:
+  """The kernel of a PTX text.
+
+  Raises:
+    faults.Unsupported: there is not exactly one entry, or no `.reqntid` of one
+      dimension, or a statement that is not known.
+  """
+  # Comments become spaces, so that lines keep their numbers.
+  text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), ptx)
+  entries = list(_ENTRY.finditer(text))
+  if len(entries) != 1:
+    raise faults.Unsupported(f"PTX with {len(entries)} entries; one is read")
+  (entry,) = entries
+  threads = re.search(r"\.reqntid\s+(\d+)\s*(,[^.]*)?", entry[3])
+  if threads is None or (threads[2] and set(threads[2]) - set(", 1\n")):
+    raise faults.Unsupported(
+      f"{entry[1]}: needs .reqntid of one dimension, has {entry[3].strip()!r}"
+    )
+  shared = _SHARED.search(text)
+  reader = _Reader(text, entry.end(), None if shared is None else shared[1])
+  reader.read()
+  return Kernel(
+    name=entry[1],
+    parameters=tuple(
+      (name, type) for type, name in _PARAMETER.findall(entry[2])
+    ),
+    threads=int(threads[1]),
+    instructions=tuple(reader.instructions),
+    labels=reader.labels,
+    shared=None if shared is None else shared[1],
+  )
+
+
+class _Reader:
+  """Reads statements up to the brace that ends the entry's body."""
+
+  def __init__(self, text: str, start: int, shared: str | None):
+    self.instructions: list[Instruction] = []
+    self.labels: dict[str, int] = {}
+    self._text = text
+    self._place = start
+    self._line = text.count("\n", 0, start) + 1
+    self._shared = shared
+    self._families: dict[str, int] = {}
+    self._scopes: list[dict[str, Register]] = [{}]
+    self._scope_names = [""]  # of the scopes around, as labels end in them
+    self._scope_count = 0
+    self._branches: list[tuple[int, tuple[str, ...]]] = []
+
+  def read(self) -> None:
+    while True:
+      self._skip(re.compile(r"\s*"))
+      character = self._text[self._place : self._place + 1]
+      if character == "{":
+        self._scopes.append({})
+        self._scope_count += 1
+        self._scope_names.append(f"@{self._scope_count}")
+        self._place += 1
+      elif character == "}":
+        self._scopes.pop()
+        self._scope_names.pop()
+        self._place += 1
+        if not self._scopes:
+          self._resolve()
+          return
+      elif character == "":
+        raise faults.Unsupported("PTX ends within the kernel's body")
+      elif _LINE_DIRECTIVE.match(self._text, self._place):
+        self._skip(_LINE_DIRECTIVE)
+      elif label := _LABEL.match(self._text, self._place):
+        name = f"{label[1]}{self._scope_names[-1]}"
+        self.labels[name] = len(self.instructions)
+        self._place = label.end()
+      else:
+        self._statement()
+
+  def _resolve(self) -> None:
+    """Labels are of the scope around; inner ones come first."""
+    for place, scopes in self._branches:
+      branch = self.instructions[place]
+      (target,) = branch.operands
+      assert isinstance(target, Symbol), branch.text
+      names = [f"{target.name}{scope}" for scope in reversed(scopes)]
+      found = next((name for name in names if name in self.labels), None)
+      if found is None:
+        raise faults.Unsupported(f"line {branch.line}: {branch.text}: no label")
+      self.instructions[place] = dataclasses.replace(
+        branch, operands=(Symbol(found),)
+      )
+
+  def _skip(self, pattern: re.Pattern[str]) -> None:
+    found = pattern.match(self._text, self._place)
+    assert found is not None
+    self._line += found[0].count("\n")
+    self._place = found.end()
+
+  def _statement(self) -> None:
+    end = self._text.find(";", self._place)
+    if end < 0:
+      raise faults.Unsupported("PTX ends within a statement")
+    line, whole = self._line, self._text[self._place : end]
+    self._line += whole.count("\n")
+    self._place = end + 1
+    text = " ".join(whole.split())
+    if text.startswith(".reg"):
+      self._declare(text)
+    elif text.startswith(".pragma"):
+      return
+    elif text.startswith("."):
+      raise faults.Unsupported(f"line {line}: {text}")
+    elif text:
+      self._instruction(text, line)
+
+  def _declare(self, text: str) -> None:
+    found = _REG.match(text)
+    if found is None or found[1] not in REGISTER_BITS:
+      raise faults.Unsupported(f"registers: {text}")
+    bits = REGISTER_BITS[found[1]]
+    for name in (name.strip() for name in found[2].split(",")):
+      family = _FAMILY.fullmatch(name)
+      if family is not None:
+        self._families[family[1]] = bits
+      else:
+        unique = f"{name}@{self._scope_count}"
+        self._scopes[-1][name] = Register(unique, bits)
+
+  def _instruction(self, text: str, line: int) -> None:
+    rest, guard, negated = text, None, False
+    if found := _GUARD.match(rest):
+      register = self._operand(found[2])
+      assert isinstance(register, Register), text
+      guard, negated = register, found[1] == "!"
+      rest = rest[found.end() :]
+    name, _, operands = rest.partition(" ")
+    if name.partition(".")[0] == "bra":
+      scopes = tuple(self._scope_names)
+      self._branches.append((len(self.instructions), scopes))
+    self.instructions.append(
+      Instruction(
+        # "kind::mxf4" is one part.
+        parts=tuple(name.split(".")),
+        operands=tuple(self._operand(item) for item in _split(operands)),
+        guard=guard,
+        negated=negated,
+        line=line,
+        text=text,
+      )
+    )
+
+  def _operand(self, text: str) -> Operand:
+    if text[0] == "{":
+      items = _split(text[1:-1])
+      return Group(tuple(self._operand(item) for item in items))
+    if "|" in text:
+      return Group(tuple(self._operand(item) for item in text.split("|")))
+    if text[0] == "[":
+      return self._address(text)
+    if text == "_":
+      return Discard()
+    if found := _FLOAT_BITS.fullmatch(text):
+      return Immediate(int(found[1], 16))
+    if _INTEGER.fullmatch(text):
+      return Immediate(int(text.rstrip("U"), 0))
+    for scope in reversed(self._scopes):
+      if text in scope:
+        return scope[text]
+    family = _NUMBERED.sub("", text)
+    if family in self._families and family != text:
+      return Register(text, self._families[family])
+    if text[0] == "%":
+      return Special(text)
+    if re.fullmatch(r"[\w$]+", text):
+      return Symbol(text)
+    raise faults.Unsupported(f"operand {text!r}")
+
+  def _address(self, text: str) -> Address:
+    found = _ADDRESS.fullmatch(text[1:-1].strip())
+    if found is None:
+      raise faults.Unsupported(f"address {text}")
+    base = self._operand(found[1])
+    assert isinstance(base, (Register, Symbol, Immediate)), text
+    return Address(base, int(found[2] or "0", 0))
+
+
+def _split(text: str) -> list[str]:
+  """Operands, cut at commas outside of braces and brackets."""
+  items, depth, start = [], 0, 0
+  for place, character in enumerate(text):
+    if character in "{[":
+      depth += 1
+    elif character in "}]":
+      depth -= 1
+    elif character == "," and depth == 0:
+      items.append(text[start:place])
+      start = place + 1
+  items.append(text[start:])
+  return [item.strip() for item in items if item.strip()]

@@ -1,0 +1,210 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of one warp: `mma.sync`, also with block scales.
+
+PTX ISA: "Warp Level Matrix Multiply-Accumulate Instructions", the fragments of
+m16n8k16 (16-bit elements), m16n8k32 (8-bit) and m16n8k64 (4-bit), and "Block
+Scaling for mma.sync". Products are summed in f64 and rounded to f32 once for
+each instruction: hardware may round more often.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import blocks
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import integers
+from jaxplugin.lab.inspection.ptx import parsing
+from jaxplugin.lab.inspection.ptx import rounding
+
+_LANE: Final = np.arange(blocks.WARP)
+GROUP: Final = _LANE // 4  # a lane's row in a fragment
+PLACE: Final = _LANE % 4  # and its place in that row
+_M: Final = 16
+_N: Final = 8
+
+# An element's dtype and its bits.
+_ELEMENTS: Final = {
+  "bf16": (rounding.BF16, 16),
+  "f16": (rounding.F16, 16),
+  "e4m3": (np.dtype(ml_dtypes.float8_e4m3fn), 8),
+  "e5m2": (np.dtype(ml_dtypes.float8_e5m2), 8),
+  "e2m1": (np.dtype(ml_dtypes.float4_e2m1fn), 4),
+}
+_SCALES: Final = {
+  "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
+  "ue4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+# k of each kind of instruction, by the bits of an element.
+_K: Final = {16: 16, 8: 32, 4: 64}
+
+
+def element_bits(type: str) -> int:
+  """Of an element's type, by its name in PTX."""
+  return _ELEMENTS[type][1]
+
+
+def unpacked(words: np.ndarray, type: str) -> np.ndarray:
+  """f64[..., elements] of uint32[...]: the elements of each, low first."""
+  dtype, bits = _ELEMENTS[type]
+  shifts = np.arange(0, 32, bits, dtype=np.uint32)
+  codes = words[..., None] >> shifts & np.uint32(blocks.all_bits(bits))
+  narrow = codes.astype(np.uint16 if bits == 16 else np.uint8)
+  with np.errstate(invalid="ignore"):
+    found: np.ndarray = narrow.view(dtype).astype(np.float64)
+  return found
+
+
+def fragment(words: np.ndarray, type: str) -> np.ndarray:
+  """f64[warps, rows, k] of a left or a (transposed) right operand.
+
+  Args:
+    words: uint32[warps, 32, registers]; four of 16 rows, two of 8.
+    type: of the elements.
+  """
+  _, bits = _ELEMENTS[type]
+  k, held = _K[bits], 32 // bits
+  registers = words.shape[2]
+  row_parts = registers // 2
+  values = unpacked(words, type)
+  found = np.empty((len(words), _N * row_parts, k))
+  for register in range(registers):
+    row = GROUP + _N * (register % row_parts)
+    column = held * PLACE + k // 2 * (register // row_parts)
+    for element in range(held):
+      found[:, row, column + element] = values[:, :, register, element]
+  return found
+
+
+def registers(operand: parsing.Operand) -> tuple[parsing.Register, ...]:
+  """The registers of a fragment."""
+  assert isinstance(operand, parsing.Group)
+  items = operand.items
+  if not all(isinstance(item, parsing.Register) for item in items):
+    raise faults.Unsupported(f"a fragment of {operand}")
+  return items  # type: ignore[return-value]
+
+
+def words(block: blocks.Block, operand: parsing.Operand) -> np.ndarray:
+  """uint32[warps, 32, registers] of a fragment, which must be written."""
+  columns = [block.read_defined(x, 32) for x in registers(operand)]
+  return np.stack(columns, axis=1).reshape(-1, blocks.WARP, len(columns))
+
+
+def _add_and_write(
+  block: blocks.Block,
+  out: parsing.Operand,
+  products: np.ndarray,
+  sums: np.ndarray,
+) -> None:
+  """Adds f64[warps, 16, 8] to the accumulators; one rounding."""
+  for place, register in enumerate(registers(out)):
+    row = GROUP + _N * (place // 2)
+    column = 2 * PLACE + place % 2
+    old = sums[:, :, place].view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+      total = (products[:, row, column] + old).astype(np.float32)
+    block.write(register, total.view(np.uint32).reshape(-1))
+
+
+def _multiply(block: blocks.Block, instruction: parsing.Instruction) -> None:
+  parts = instruction.parts
+  if parts[1:3] != ("sync", "aligned") or "row" not in parts:
+    raise faults.Unsupported(instruction.name)
+  block.warps(instruction)
+  block.counts["matrix products"] += block.threads // blocks.WARP
+  if "block_scale" in parts:
+    _multiply_scaled(block, instruction)
+    return
+  if parts[3] != "m16n8k16" or parts[6] != "f32" or parts[9:] != ("f32",):
+    raise faults.Unsupported(instruction.name)
+  out, left, right, sums = instruction.operands
+  a = fragment(words(block, left), parts[7])
+  b = fragment(words(block, right), parts[8])
+  with np.errstate(invalid="ignore", over="ignore"):
+    products = a @ b.swapaxes(1, 2)
+  _add_and_write(block, out, products, words(block, sums))
+
+
+def _multiply_scaled(
+  block: blocks.Block, instruction: parsing.Instruction
+) -> None:
+  parts = instruction.parts
+  shape, kind = parts[3], parts[6]
+  vector = next(x for x in parts if x.startswith("scale_vec::"))
+  blocks_of_k = int(vector[len("scale_vec::")])
+  _, left_type, right_type, _, scale_type = parts[-5:]
+  expected = {
+    "kind::mxf8f6f4": ("m16n8k32", 8),
+    "kind::mxf4": ("m16n8k64", 4),
+    "kind::mxf4nvf4": ("m16n8k64", 4),
+  }
+  if kind not in expected or any(
+    (shape, _ELEMENTS[x][1]) != expected[kind] for x in (left_type, right_type)
+  ):
+    raise faults.Unsupported(instruction.name)
+  out, left, right, sums, *scales = instruction.operands
+  left_scale, right_scale = (
+    _scale(block, scales[2 * side], scales[2 * side + 1], rows, blocks_of_k)
+    for side, rows in enumerate((_M, _N))
+  )
+  a = fragment(words(block, left), left_type)
+  b = fragment(words(block, right), right_type)
+  per_scale = a.shape[2] // blocks_of_k
+  with np.errstate(invalid="ignore", over="ignore"):
+    a = a * np.repeat(decoded_scales(left_scale, scale_type), per_scale, axis=2)
+    b = b * np.repeat(
+      decoded_scales(right_scale, scale_type), per_scale, axis=2
+    )
+    products = a @ b.swapaxes(1, 2)
+  _add_and_write(block, out, products, words(block, sums))
+
+
+def decoded_scales(codes: np.ndarray, type: str) -> np.ndarray:
+  """f64 of uint8: scale factors, by the name of their type in PTX."""
+  if type == "ue4m3":
+    codes = codes & np.uint8(0x7F)  # it has no sign
+  found: np.ndarray = codes.view(_SCALES[type]).astype(np.float64)
+  return found
+
+
+def _scale(
+  block: blocks.Block,
+  operand: parsing.Operand,
+  selector: parsing.Operand,
+  rows: int,
+  count: int,
+) -> np.ndarray:
+  """uint8[warps, rows, count]: bytes from byte-id on, of chosen lanes.
+
+  Of the left operand lanes 2 t and 2 t + 1 of each quad have rows g and g + 8,
+  where t is thread-id; of the right one lane t has column g.
+  """
+  assert isinstance(selector, parsing.Group)
+  first, thread = (
+    x.value for x in selector.items if isinstance(x, parsing.Immediate)
+  )
+  if isinstance(operand, parsing.Group):
+    (operand,) = operand.items
+  row = np.arange(rows)
+  if rows == _M:
+    lane = 4 * (row % _N) + 2 * thread + row // _N
+  else:
+    lane = 4 * row + thread
+  value = block.read(operand, 32).reshape(-1, blocks.WARP)[:, lane]
+  shifts = (8 * (first + np.arange(count))).astype(np.uint32)
+  if block.is_doubtful:
+    unknown = block.undefined_bits(operand, 32).reshape(-1, blocks.WARP)
+    taken = unknown[:, lane, None] >> shifts & np.uint32(0xFF)
+    if taken.any():
+      raise faults.Undefined("a scale is used, but not written")
+    block.forget_doubt()
+  found = value[..., None] >> shifts & np.uint32(0xFF)
+  return found.astype(np.uint8)
+
+
+HANDLERS: Final[dict[str, integers.Handler]] = {"mma": _multiply}

@@ -1,0 +1,131 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The quantize kernels' compiled PTX, executed, gives `jp.quantize`'s bits."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.kernels.gpu.quantization import quantize_config
+from jaxplugin.testing.kernels import executed
+from jaxplugin.testing.kernels import quantize_cases
+
+pytestmark = pytest.mark.lab
+
+DTYPES = {
+  "f32": np.dtype(np.float32),
+  "bf16": np.dtype(ml_dtypes.bfloat16),
+  "f16": np.dtype(np.float16),
+}
+FORMATS = ("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4", "mxfp6_e2m3")
+FEW = (
+  ("sm_80", "mxfp8", "f32", "up"),
+  ("sm_80", "mxfp4", "bf16", "up"),
+  ("sm_90", "mxfp8", "bf16", "floor"),
+  ("sm_90", "nvfp4", "f32", "up"),
+  ("sm_120", "nvfp4", "bf16", "up"),
+  ("sm_120", "mxfp4", "f32", "floor"),
+  ("sm_100", "nvfp4", "f32", "up"),
+)
+ROWS, K = 24, 96
+
+
+class Case(parameterized.TestCase):
+  def data(self, dtype, seed):
+    """All sizes, zeros of both signs, Inf, NaN, and a block of zeros."""
+    rng = np.random.default_rng(seed)
+    largest = min(float(ml_dtypes.finfo(dtype).maxexp) - 4, 40)
+    exponent = rng.uniform(-largest, largest, (1, ROWS, K))
+    x = (rng.normal(size=exponent.shape) * np.exp2(exponent)).astype(dtype)
+    for value in (np.inf, -np.inf, np.nan, 0.0, -0.0):
+      x.reshape(-1)[rng.integers(x.size)] = value
+    x.reshape(-1)[:32] = 0
+    return x
+
+  def check(self, architecture, format, dtype, rounding, k_axis=2):
+    x = self.data(DTYPES[dtype], len(self.id()))
+    sizes = {"rows": ROWS, "k": K} if k_axis == 2 else {"rows": K, "k": ROWS}
+    if k_axis == 1:
+      x = np.concatenate([x, x, x, x], axis=1)  # k = 96
+      sizes["k"] = x.shape[1]
+    rows = quantize_config.Rows(
+      batch=1,
+      **sizes,
+      k_is_minor=k_axis == 2,
+      format=format,
+      scale_rounding=rounding,
+      global_scale="computed" if format == "nvfp4" else "none",
+    )
+    got = executed.quantized(x, architecture, rows)
+    values, scale = quantize_cases.expected(
+      x, format, axis=k_axis, scale_rounding=rounding
+    )
+    if got["values"].shape != values.shape:  # FP4: k is minor
+      values = values.swapaxes(1, 2)
+    np.testing.assert_array_equal(got["scale"].reshape(scale.shape), scale)
+    np.testing.assert_array_equal(got["values"], values)
+
+
+class FewTest(Case):
+  @parameterized.parameters(*FEW)
+  def test_bits_are_those_of_jp_quantize(self, *case):
+    self.check(*case)
+
+
+class WholeTilesTest(Case):
+  """What cuDNN multiplies: padded values, and scales in tiles of 128 x 4."""
+
+  @parameterized.parameters(
+    ("sm_100", "mxfp8"), ("sm_100", "nvfp4"), ("sm_100", "mxfp8_e5m2")
+  )
+  def test_padding_is_zero_and_scales_are_swizzled(self, architecture, format):
+    x = self.data(DTYPES["bf16"], 7)
+    given = {}
+    if format == "nvfp4":
+      given["global_scale"] = np.array([0.0123], np.float32)
+    rows = quantize_config.Rows(
+      batch=1,
+      rows=ROWS,
+      k=K,
+      k_is_minor=True,
+      format=format,
+      swizzled=True,
+      pads_values=True,
+      global_scale="given" if given else "none",
+    )
+    got = executed.quantized(x, architecture, rows, **given)
+    values, scale = quantize_cases.expected(x, format, **given)
+    padded = np.zeros((1, 128, values.shape[2]), np.uint8)
+    padded[:, :ROWS] = values
+    np.testing.assert_array_equal(got["values"], padded)
+    columns = -(-scale.shape[2] // 4) * 4
+    tiles = np.zeros(128 * columns, np.uint8)
+    for (row, column), code in np.ndenumerate(scale[0]):
+      place = row % 32 * 16 + row // 32 * 4 + column % 4
+      tiles[column // 4 * 512 + place] = code
+    np.testing.assert_array_equal(got["scale"].reshape(-1), tiles)
+
+
+@pytest.mark.full
+class ManyTest(Case):
+  @parameterized.product(
+    architecture=("sm_80", "sm_90", "sm_100", "sm_120"),
+    format=FORMATS,
+    dtype=(*DTYPES,),
+  )
+  def test_bits_are_those_of_jp_quantize(self, architecture, format, dtype):
+    roundings = ("up",) if format == "nvfp4" else ("up", "floor")
+    for rounding in roundings:
+      self.check(architecture, format, dtype, rounding)
+
+  @parameterized.product(
+    architecture=("sm_80", "sm_90"), format=("mxfp8", "mxfp8_e5m2")
+  )
+  def test_blocks_along_columns(self, architecture, format):
+    self.check(architecture, format, "f32", "up", k_axis=1)
+
+
+if __name__ == "__main__":
+  absltest.main()

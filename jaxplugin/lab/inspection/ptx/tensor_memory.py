@@ -1,0 +1,286 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A block's tensor memory, which remembers what is under way in it.
+
+PTX ISA 9.0, 9.7.16.1 ("Tensor Memory"): 128 lanes of 512 columns of 32 bits,
+allocated by columns; 9.7.16.8.1: a warp loads and stores a quarter of the
+lanes; 9.7.16.6: what completes when. `tcgen05.st` and `ld` are complete for the
+warp that waits for them, and for others after a barrier; products when the
+mbarrier that they are committed to is waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+
+from jaxplugin.lab.inspection.ptx import faults
+from jaxplugin.lab.inspection.ptx import shared_memory
+
+LANES: Final = 128
+COLUMNS: Final = 512
+QUARTER: Final = 32  # lanes that a warp may load and store
+_UNIT: Final = 32  # columns, the least that are allocated
+_FILLER: Final = 0xCDCDCDCD
+_NEVER: Final = -1
+_NOBODY: Final = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Region:
+  """Cells: some lanes of columns side by side.
+
+  Attributes:
+    lanes: in the order of a matrix's rows.
+    column, columns: the first one, and how many.
+  """
+
+  lanes: tuple[int, ...]
+  column: int
+  columns: int
+
+  @property
+  def cells(self) -> tuple[np.ndarray, np.ndarray]:
+    """What indexes them, as [lanes, columns]."""
+    return np.ix_(
+      np.array(self.lanes), np.arange(self.column, self.column + self.columns)
+    )  # type: ignore[return-value]
+
+  def overlaps(self, other: Region) -> bool:
+    return (
+      self.column < other.column + other.columns
+      and other.column < self.column + self.columns
+      and not set(self.lanes).isdisjoint(other.lanes)
+    )
+
+  def __str__(self) -> str:
+    last = self.column + self.columns - 1
+    return f"columns {self.column} to {last} of tensor memory"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Product:
+  """A product in flight.
+
+  Attributes:
+    thread: that issued it.
+    kind: products of one kind, one after another, keep their order.
+    sums: that it adds to, or sets.
+    reads: the rest that it reads of tensor memory.
+    shared: the bytes of shared memory that it reads.
+  """
+
+  thread: int
+  kind: str
+  sums: Region
+  reads: tuple[Region, ...]
+  shared: tuple[np.ndarray, ...]
+
+
+class TensorMemory:
+  """Of which none is allocated yet, and nothing written."""
+
+  def __init__(self, shared: shared_memory.SharedMemory):
+    self._shared = shared  # whose barriers are the time
+    self._words = np.full((LANES, COLUMNS), _FILLER, np.uint32)
+    self._written = np.zeros((LANES, COLUMNS), bool)
+    self._owned = np.zeros(COLUMNS, bool)
+    self._allocations: dict[int, int] = {}
+    self._may_allocate = True
+    # Bits of the warps whose stores and loads are not waited for.
+    self._storing = np.zeros((LANES, COLUMNS), np.uint32)
+    self._loading = np.zeros((LANES, COLUMNS), np.uint32)
+    self._writer = np.full((LANES, COLUMNS), _NOBODY, np.int32)
+    self._write_time = np.full((LANES, COLUMNS), _NEVER, np.int64)
+    self._readers = np.zeros((LANES, COLUMNS), np.uint32)
+    self._read_time = np.full((LANES, COLUMNS), _NEVER, np.int64)
+    self._products: list[Product] = []
+
+  def allocate(self, columns: int) -> int:
+    """The first of so many columns that are free."""
+    if not self._may_allocate:
+      raise faults.TensorMemory("tcgen05.alloc after relinquish_alloc_permit")
+    if columns & columns - 1 or not _UNIT <= columns <= COLUMNS:
+      raise faults.TensorMemory(
+        f"tcgen05.alloc of {columns} columns: no power of two from {_UNIT} to"
+        f" {COLUMNS}"
+      )
+    for first in range(0, COLUMNS - columns + 1, _UNIT):
+      if not self._owned[first : first + columns].any():
+        self._owned[first : first + columns] = True
+        self._allocations[first] = columns
+        return first
+    raise faults.Endless(
+      f"tcgen05.alloc of {columns} columns, of which the block never has so"
+      " many free"
+    )
+
+  def relinquish(self) -> None:
+    """No allocation may follow."""
+    self._may_allocate = False
+
+  def deallocate(self, warp: int, first: int, columns: int) -> None:
+    """Gives an allocation back, which nobody may still use."""
+    if self._allocations.get(first) != columns:
+      raise faults.TensorMemory(
+        f"tcgen05.dealloc of {columns} columns from {first}, which are no"
+        f" allocation; those are {self._allocations}"
+      )
+    whole = Region(lanes=tuple(range(LANES)), column=first, columns=columns)
+    self._check_products(whole, writes=True)
+    self._check_others(warp, whole, "tcgen05.dealloc")
+    del self._allocations[first]
+    self._owned[first : first + columns] = False
+    self._written[:, first : first + columns] = False
+
+  def finish(self) -> None:
+    """The block ends."""
+    if self._allocations:
+      raise faults.TensorMemory(
+        "the kernel ends without tcgen05.dealloc of columns"
+        f" {self._allocations}"
+      )
+
+  def store(self, warp: int, region: Region, words: np.ndarray) -> None:
+    """tcgen05.st begins to store uint32[lanes, columns]."""
+    self._check_owned(region)
+    self._check_products(region, writes=True)
+    self._check_others(warp, region, "tcgen05.st")
+    cells = region.cells
+    self._storing[cells] |= np.uint32(1 << warp)
+    self._words[cells] = words
+    self._written[cells] = True
+
+  def load(self, warp: int, region: Region) -> np.ndarray:
+    """uint32[lanes, columns], which tcgen05.ld begins to load."""
+    found = self._read(warp, region, "tcgen05.ld")
+    self._loading[region.cells] |= np.uint32(1 << warp)
+    return found
+
+  def wait_for_stores(self, warp: int) -> None:
+    """Stores of a warp are complete, for that warp."""
+    bit = np.uint32(1 << warp)
+    ended = self._storing & bit != 0
+    self._storing[ended] ^= bit
+    self._writer[ended] = warp
+    self._write_time[ended] = self._shared.now
+
+  def wait_for_loads(self, warp: int) -> None:
+    """Loads of a warp are complete."""
+    bit = np.uint32(1 << warp)
+    ended = self._loading & bit != 0
+    self._loading[ended] ^= bit
+    old = ended & (self._read_time < self._shared.last_barrier)
+    self._readers[old] = 0
+    self._readers[ended] |= bit
+    self._read_time[ended] = self._shared.now
+
+  def read_by_product(self, warp: int, region: Region) -> np.ndarray:
+    """uint32[lanes, columns] of an operand, or of scale factors."""
+    return self._read(warp, region, "tcgen05.mma")
+
+  def sums(self, warp: int, product: Product, keeps: bool) -> np.ndarray:
+    """uint32[lanes, columns] of what a product adds to, where it keeps it.
+
+    The checks are those of a write.
+    """
+    region = product.sums
+    self._check_owned(region)
+    for other in self._products:
+      if any(region.overlaps(read) for read in other.reads):
+        raise faults.InFlight(
+          f"tcgen05.mma writes {region}, which one in flight reads"
+        )
+      in_order = other.sums == region and other.kind == product.kind
+      if region.overlaps(other.sums) and not in_order:
+        raise faults.InFlight(
+          f"tcgen05.mma writes {region}, which one of another kind or place"
+          " writes"
+        )
+    if any(region.overlaps(read) for read in product.reads):
+      raise faults.InFlight(f"tcgen05.mma reads {region}, which it writes")
+    self._check_others(warp, region, "tcgen05.mma")
+    if keeps:
+      self._check_written(warp, region, "tcgen05.mma")
+    found: np.ndarray = self._words[region.cells]
+    return found
+
+  def begin_product(self, product: Product, words: np.ndarray) -> None:
+    """The sums of a product, which it will have written when it ends."""
+    cells = product.sums.cells
+    self._words[cells] = words
+    self._written[cells] = True
+    # Once it is complete, all threads have waited for it.
+    self._writer[cells] = _NOBODY
+    self._write_time[cells] = _NEVER
+    self._products.append(product)
+
+  def products_of(self, thread: int) -> list[Product]:
+    """Those in flight that a thread has issued."""
+    return [x for x in self._products if x.thread == thread]
+
+  def end_products(self, products: list[Product]) -> None:
+    """All threads have seen that these are complete."""
+    for product in products:
+      if product in self._products:
+        self._products.remove(product)
+        for places in product.shared:
+          self._shared.end_async_read(places, by_all=True)
+
+  def _read(self, warp: int, region: Region, who: str) -> np.ndarray:
+    self._check_owned(region)
+    self._check_products(region, writes=False)
+    self._check_written(warp, region, who)
+    found: np.ndarray = self._words[region.cells]
+    return found
+
+  def _check_owned(self, region: Region) -> None:
+    last = region.column + region.columns
+    if last > COLUMNS or not self._owned[region.column : last].all():
+      raise faults.TensorMemory(f"{region}, which are not allocated")
+
+  def _check_products(self, region: Region, writes: bool) -> None:
+    for product in self._products:
+      if region.overlaps(product.sums):
+        raise faults.InFlight(
+          f"{region}, which a tcgen05.mma not waited for writes"
+        )
+      if writes and any(region.overlaps(read) for read in product.reads):
+        raise faults.InFlight(
+          f"{region}, which a tcgen05.mma not waited for reads"
+        )
+
+  def _check_written(self, warp: int, region: Region, who: str) -> None:
+    """What is read is there, for this warp."""
+    cells = region.cells
+    if not self._written[cells].all():
+      raise faults.Undefined(f"{who} reads {region} that nothing has written")
+    if self._storing[cells].any():
+      raise faults.InFlight(
+        f"{who} reads {region} that a tcgen05.st not waited for writes"
+      )
+    recent = self._write_time[cells] >= self._shared.last_barrier
+    if (recent & (self._writer[cells] != warp)).any():
+      raise faults.Race(
+        f"{who} reads {region}, which another warp has written since the last"
+        " barrier"
+      )
+
+  def _check_others(self, warp: int, region: Region, who: str) -> None:
+    """Nobody loads or stores what is written."""
+    cells = region.cells
+    if self._storing[cells].any() or self._loading[cells].any():
+      raise faults.InFlight(
+        f"{who} of {region} that a tcgen05.st or ld not waited for uses"
+      )
+    last = self._shared.last_barrier
+    written = self._write_time[cells] >= last
+    written &= self._writer[cells] != warp
+    others = self._readers[cells] & ~np.uint32(1 << warp)
+    read = (self._read_time[cells] >= last) & (others != 0)
+    if written.any() or read.any():
+      raise faults.Race(
+        f"{who} of {region}, which another warp has used since the last barrier"
+      )

@@ -1,0 +1,391 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A model of how long the main loop of a kernel takes: cycles, not measured.
+
+`simulate` replays a loop's SASS as ptxas scheduled it (`scheduling`) on a
+quarter of an SM, whose scheduler issues one instruction a cycle of the warps
+there. It knows stall counts, scoreboards, barriers, groups of copies and of
+wgmma, how long pipes are occupied, and latencies that are the same each time.
+It does not know misses and pages of memory, bandwidth outside of the SM, bank
+conflicts, the instruction cache and clocks. So it compares versions of a
+kernel; absolute times it gives to perhaps a third.
+
+Numbers of a `Core` are of the CUDA programming guide ("Throughput of native
+arithmetic instructions"), of data sheets (products) and of Luo et al.,
+"Benchmarking and dissecting the NVIDIA Hopper GPU architecture", 2024
+(latencies).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+
+from jaxplugin.lab.inspection import scheduling
+
+QUARTERS: Final = 4  # of an SM: a scheduler, pipes and a tensor core each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Core:
+  """A quarter of an SM.
+
+  Attributes:
+    products: multiplications of bf16 a cycle by matrix instructions, by opcode.
+    fma_pipes: how many pipes take floats; the first also multiplies integers.
+    integer_cycles, fma_cycles, special_cycles: that a warp's instruction
+      occupies a pipe; of conversions and `MUFU` the last one.
+    least_wgmma_cycles: of one with few columns (an assumption; rankings do not
+      change between 16 and 32).
+    wgmma_queue_cycles: of products that may be issued ahead.
+    load_cycles: until what is loaded or copied from global memory is there; L2
+      answers in 260 to 300 cycles, memory in 500 to 800.
+    shared_cycles: until what is loaded from shared memory is there.
+    barrier_cycles: from the last warp's arrival until they go on.
+  """
+
+  products: Mapping[str, int]
+  fma_pipes: int = 2
+  integer_cycles: int = 2
+  fma_cycles: int = 2
+  special_cycles: int = 8
+  least_wgmma_cycles: int = 19
+  wgmma_queue_cycles: int = 48
+  load_cycles: int = 600
+  shared_cycles: int = 30
+  barrier_cycles: int = 20
+
+
+_CONSUMER_BLACKWELL: Final = Core(
+  products={"HMMA": 64, "QMMA": 128, "OMMA": 512}
+)
+# By architecture. Those with tensor memory are missing: how large a product is
+# that tcgen05.mma makes is in a register, not in its opcode.
+CORES: Final[Mapping[str, Core]] = {
+  "sm_80": Core(products={"HMMA": 256}, fma_pipes=1),
+  "sm_89": Core(products={"HMMA": 128}),
+  "sm_90": Core(products={"HMMA": 256, "HGMMA": 512}),
+  "sm_120": _CONSUMER_BLACKWELL,
+  "sm_121": _CONSUMER_BLACKWELL,
+}
+
+_WGMMA: Final = re.compile(r"HGMMA\.64x(\d+)x(\d+)\.")
+_MMA: Final = re.compile(r"[HQO]MMA(?:\.SF)?\.16(8)(8|16|32|64)\b")
+_COUNT: Final = re.compile(r"(?:gsb0|SB0), 0x([0-9a-f]+)")
+
+_PIPES: Final = {
+  opcode: pipe
+  for pipe, opcodes in {
+    "integer": "LOP3 PRMT SHF IADD IADD3 VIADD SEL ISETP FSETP FSEL FMNMX"
+    " FMNMX3 IMNMX VIMNMX VIMNMX3 VIADDMNMX F2FP F2IP LEA PLOP3 HSETP2 HSET2"
+    " HMNMX2 SGXT BMSK IABS POPC P2R R2P MOV CS2R I2FP VOTE FSET",
+    "fma": "FMUL FADD FFMA FMUL2 FADD2 FFMA2 HFMA2 HMUL2 HADD2",
+    "multiply": "IMAD",
+    "special": "MUFU F2F I2F F2I FRND",
+    "memory": "LDG STG LDGSTS LDS STS LDSM STSM SHFL",
+    "uniform": "UMOV UIADD3 USHF ULEA ULOP3 UISETP UIMAD USGXT USEL UPLOP3"
+    " VOTEU UPRMT UBMSK UFLO UP2UR UR2UP UVIADD UVIMNMX UIMNMX UIADD UPOPC"
+    " UIABS UCSEL",
+    "matrix": "HMMA QMMA OMMA HGMMA",
+    "": "BAR BRA NOP DEPBAR LDGDEPBAR WARPGROUP WARPSYNC BSYNC BSSY FENCE"
+    " MEMBAR ERRBAR LDC LDCU ULDC R2UR S2R S2UR ELECT REDUX CALL EXIT",
+  }.items()
+  for opcode in opcodes.split()
+}
+_UNIFORM_CYCLES: Final = 2
+_VARIABLE_CYCLES: Final = 20  # latency of what is not memory
+_SHUFFLE_CYCLES: Final = 24
+_OPERANDS_READ_CYCLES: Final = 12
+_STORE_CYCLES: Final = 10
+_FENCE_CYCLES: Final = 20
+_WGMMA_TAIL_CYCLES: Final = 32  # until its last results are in registers
+_MEMORY_QUEUE_CYCLES: Final = 24
+# 128 bytes a cycle for an SM: a word of a warp takes a quarter's share four.
+_CYCLES_A_WORD: Final = 4
+_STAGGER_CYCLES: Final = 250  # by which a block starts after the one before
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulation:
+  """What the model says of one turn of a loop.
+
+  Attributes:
+    cycles: a turn of one block, all resident ones running.
+    products: multiplications that a block's turn makes.
+    instructions_per_cycle: that a scheduler issued.
+    matrix_share: of the time that matrix units were busy.
+    waits: cycles a turn that a warp spent, by what it waited for.
+  """
+
+  blocks: int
+  cycles: float
+  products: int
+  instructions_per_cycle: float
+  matrix_share: float
+  waits: Mapping[str, float]
+
+  def cycles_of(self, products: int) -> float:
+    """An SM's cycles for so many products, with all resident blocks at work."""
+    return self.cycles / self.blocks * products / self.products
+
+
+@dataclasses.dataclass
+class _Groups:
+  """Asynchronous work of a warp: when each closed group is done."""
+
+  done: list[float] = dataclasses.field(default_factory=list)
+  open: float = 0
+
+  def close(self) -> None:
+    self.done.append(self.open)
+    self.open = 0
+
+  def all_but(self, count: int) -> float:
+    """When all closed groups but the last `count` are done."""
+    return max(self.done[: len(self.done) - count], default=0)
+
+
+@dataclasses.dataclass
+class _Warp:
+  block: int
+  ready: float
+  place: int = 0
+  issued: float = -1
+  is_at_barrier: bool = False
+  scoreboards: list[float] = dataclasses.field(
+    default_factory=lambda: [0.0] * scheduling.SCOREBOARDS
+  )
+  copies: _Groups = dataclasses.field(default_factory=_Groups)
+  products: _Groups = dataclasses.field(default_factory=_Groups)
+  turns: list[float] = dataclasses.field(default_factory=list)
+
+
+def simulate(
+  loop: Sequence[scheduling.Scheduled],
+  core: Core,
+  *,
+  num_warps: int,
+  blocks: int,
+  turns: int = 16,
+  warmup: int = 4,
+) -> Simulation:
+  """Runs a loop, of which a branch inside is not followed.
+
+  Args:
+    loop: of `scheduling.main_loop`.
+    core: of `CORES`.
+    num_warps: of a block, a multiple of four.
+    blocks: that run on an SM at once.
+    turns: of the loop that the first warp makes.
+    warmup: the first ones of these, which do not count.
+
+  Raises:
+    ValueError: the loop has an instruction that the model does not know, blocks
+      are no quarters, or there are none.
+  """
+  if num_warps % QUARTERS or min(num_warps, blocks) < 1:
+    raise ValueError(
+      "simulate: num_warps must be a positive multiple of 4 and blocks"
+      f" positive, got {num_warps} and {blocks}"
+    )
+  unknown = sorted({x.opcode for x in loop if x.base not in _PIPES})
+  if unknown:
+    raise ValueError(f"simulate: the model does not know {', '.join(unknown)}")
+  warps = [
+    _Warp(block=block, ready=block * _STAGGER_CYCLES + 3 * warp)
+    for block in range(blocks)
+    for warp in range(num_warps // QUARTERS)
+  ]
+  quarter = _Quarter(loop, core, warps)
+  while all(len(warp.turns) < turns for warp in warps):
+    quarter.issue()
+  counted = [warp.turns[warmup - 1 :] for warp in warps]
+  spans = [x[-1] - x[0] for x in counted if len(x) > 1]
+  whole = sum(len(x) - 1 for x in counted)
+  all_turns = quarter.issued / len(loop)
+  return Simulation(
+    blocks=blocks,
+    cycles=sum(spans) / whole,
+    products=num_warps * sum(products_of(x) for x in loop),
+    instructions_per_cycle=quarter.issued / quarter.now,
+    matrix_share=quarter.matrix_cycles / quarter.now,
+    waits={k: v / all_turns for k, v in sorted(quarter.waits.items())},
+  )
+
+
+def products_of(item: scheduling.Scheduled) -> int:
+  """Multiplications that a warp makes with an instruction."""
+  if wgmma := _WGMMA.match(item.opcode):
+    return 64 * int(wgmma[1]) * int(wgmma[2]) // QUARTERS
+  if mma := _MMA.match(item.opcode):
+    return 16 * int(mma[1]) * int(mma[2])
+  if item.is_matrix:
+    raise ValueError(f"simulate: how large is the product of {item.opcode}?")
+  return 0
+
+
+class _Quarter:
+  """A quarter of an SM, and the time there."""
+
+  def __init__(
+    self,
+    loop: Sequence[scheduling.Scheduled],
+    core: Core,
+    warps: Sequence[_Warp],
+  ) -> None:
+    self.loop = loop
+    self.core = core
+    self.warps = warps
+    self.now = -1.0
+    self.issued = 0
+    self.matrix_cycles = 0.0
+    self.free: dict[str, float] = collections.defaultdict(float)
+    self.waits: dict[str, float] = collections.defaultdict(float)
+
+  def issue(self) -> None:
+    """Issues the next instruction: of those that may, of who waited longest."""
+    best: tuple[float, float, int] | None = None
+    reason = ""
+    for number, warp in enumerate(self.warps):
+      if not warp.is_at_barrier:
+        time, why = self._earliest(warp)
+        rank = (max(time, self.now + 1), warp.issued, number)
+        if best is None or rank < best:
+          best, reason = rank, why if time > self.now else "a slot to issue"
+    assert best is not None, "all warps wait at a barrier that nobody reaches"
+    self.now = best[0]
+    warp = self.warps[best[2]]
+    if self.now > warp.ready:
+      self.waits[reason] += self.now - warp.ready
+    self._issue(warp, self.loop[warp.place])
+
+  def _earliest(self, warp: _Warp) -> tuple[float, str]:
+    """When a warp's next instruction may issue, and what for it waits."""
+    item = self.loop[warp.place]
+    limits = [(warp.ready, "the one before")]
+    for number in item.waits:
+      limits.append((warp.scoreboards[number], "a scoreboard"))
+    if item.base == "DEPBAR":
+      limits.append((warp.copies.all_but(_count(item)), "copies"))
+    if item.opcode.startswith("WARPGROUP.DEPBAR"):
+      limits.append((warp.products.all_but(_count(item)), "products"))
+    pipe = self._pipe(item)
+    ahead = {
+      "memory": _MEMORY_QUEUE_CYCLES,
+      "matrix": self.core.wgmma_queue_cycles if _is_wgmma(item) else 0,
+    }
+    limits.append((self.free[pipe] - ahead.get(pipe, 0), f"pipe {pipe}"))
+    return max(limits, key=lambda limit: limit[0])
+
+  def _pipe(self, item: scheduling.Scheduled) -> str:
+    pipe = _PIPES[item.base]
+    if pipe == "multiply":
+      return "fma 0"
+    if pipe == "fma":
+      pipes = [f"fma {number}" for number in range(self.core.fma_pipes)]
+      return min(pipes, key=lambda name: self.free[name])
+    return pipe
+
+  def _occupied(self, item: scheduling.Scheduled) -> float:
+    """Cycles that an instruction occupies its pipe."""
+    pipe = _PIPES[item.base]
+    if pipe == "matrix":
+      cycles = products_of(item) / self.core.products[item.base]
+      least = self.core.least_wgmma_cycles if _is_wgmma(item) else 0
+      return max(cycles, least)
+    if pipe == "memory":
+      return _CYCLES_A_WORD * _words(item)
+    return {
+      "": 0,
+      "integer": self.core.integer_cycles,
+      "multiply": self.core.fma_cycles,
+      "fma": self.core.fma_cycles,
+      "special": self.core.special_cycles,
+      "uniform": _UNIFORM_CYCLES,
+    }[pipe]
+
+  def _issue(self, warp: _Warp, item: scheduling.Scheduled) -> None:
+    pipe = self._pipe(item)
+    occupied = self._occupied(item)
+    if occupied:
+      self.free[pipe] = max(self.free[pipe], self.now) + occupied
+    if pipe == "matrix":
+      self.matrix_cycles += occupied
+    done = self._done(item, pipe)
+    if item.base == "LDGSTS":
+      warp.copies.open = max(warp.copies.open, done)
+    elif item.base == "LDGDEPBAR":
+      warp.copies.close()
+    elif _is_wgmma(item):
+      end = self.free[pipe] + _WGMMA_TAIL_CYCLES
+      warp.products.open = max(warp.products.open, end)
+      if "gsb0" in item.operands:
+        warp.products.close()
+    if item.result_scoreboard is not None:
+      held = warp.scoreboards[item.result_scoreboard]
+      warp.scoreboards[item.result_scoreboard] = max(held, done)
+    if item.operand_scoreboard is not None:
+      held = warp.scoreboards[item.operand_scoreboard]
+      read = self.now + _OPERANDS_READ_CYCLES
+      warp.scoreboards[item.operand_scoreboard] = max(held, read)
+    is_fence = item.base in ("FENCE", "MEMBAR")
+    stall = _FENCE_CYCLES if is_fence else max(item.stall, 1)
+    warp.ready = self.now + stall
+    if item.base == "BAR" and ".SYNC" in item.opcode:
+      self._arrive(warp)
+    self.issued += 1
+    warp.issued = self.now
+    warp.place += 1
+    if warp.place == len(self.loop):
+      warp.place = 0
+      warp.turns.append(self.now)
+
+  def _done(self, item: scheduling.Scheduled, pipe: str) -> float:
+    """When an instruction's result is there."""
+    if item.base in ("LDG", "LDGSTS"):
+      return self.now + self.core.load_cycles
+    if item.base in ("LDS", "LDSM"):
+      return self.free[pipe] + self.core.shared_cycles
+    if pipe == "memory":
+      is_shuffle = item.base == "SHFL"
+      return self.free[pipe] + (
+        _SHUFFLE_CYCLES if is_shuffle else _STORE_CYCLES
+      )
+    if pipe == "matrix":
+      return self.free[pipe]
+    return self.now + _VARIABLE_CYCLES
+
+  def _arrive(self, warp: _Warp) -> None:
+    warp.is_at_barrier = True
+    others = [x for x in self.warps if x.block == warp.block]
+    if all(x.is_at_barrier for x in others):
+      for x in others:
+        x.is_at_barrier = False
+        self.waits["a barrier"] += self.now - x.issued if x is not warp else 0
+        x.ready = max(x.ready, self.now + self.core.barrier_cycles)
+
+
+def _is_wgmma(item: scheduling.Scheduled) -> bool:
+  return item.base == "HGMMA"
+
+
+def _count(item: scheduling.Scheduled) -> int:
+  found = _COUNT.search(item.operands)
+  if found is None:
+    raise ValueError(
+      f"simulate: the model does not know {item.opcode} {item.operands}"
+    )
+  return int(found[1], 16)
+
+
+def _words(item: scheduling.Scheduled) -> int:
+  """32-bit words of a thread that an access has."""
+  if ".128" in item.opcode or item.opcode.endswith(".4"):
+    return 4
+  if ".64" in item.opcode or item.opcode.endswith(".2"):
+    return 2
+  return 1

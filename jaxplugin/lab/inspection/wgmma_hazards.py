@@ -1,0 +1,121 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds registers that a wgmma still reads when something else writes them.
+
+A wgmma is asynchronous: it reads an operand in registers until a wait for its
+group is over (PTX ISA, "wgmma.wait_group"). ptxas before CUDA 13.3 may give
+these registers to other values before that (triton-lang/triton#11781). The
+results are wrong then, in silence and not in each run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from jaxplugin.lab.inspection import machine_code
+
+Registers = frozenset[int]
+# Registers of each group that is not waited for, oldest first; the last one is
+# of the group that no instruction has closed yet.
+_InFlight = tuple[Registers, ...]
+
+# "R24, R88, gdesc[UR16], R24, gsb0": the accumulator, and the left operand,
+# where it is in registers. A row of k = 32 bytes is one register of a lane, and
+# a lane has two rows and two halves of it.
+_LEFT: Final = re.compile(r"R\d+, R(\d+), gdesc")
+_LEFT_REGISTERS: Final = 4
+_REGISTER: Final = re.compile(r"R(\d+)\b")
+_PREDICATE: Final = re.compile(r"!?U?P(\d|T)\b")
+_WAIT: Final = re.compile(r"gsb0, 0x([0-9a-f]+)")
+# Those whose first operand, where it is a register, is none that they write.
+_WRITING_NONE: Final = frozenset(
+  ("BAR", "BRA", "BSSY", "BSYNC", "CALL", "DEPBAR", "EXIT", "LDGSTS")
+  + ("NANOSLEEP", "RED", "RET", "ST", "STG", "STL", "STS", "STSM")
+  + ("WARPGROUP", "WARPSYNC")
+)
+_MOST_GROUPS: Final = 16  # in flight; older ones are taken together
+
+
+def overwritten_operands(sass: str) -> list[str]:
+  """Instructions that write what a wgmma in flight reads.
+
+  All ways through the kernel are followed, with the groups that are in flight
+  on each.
+
+  Args:
+    sass: what `nvdisasm -c` prints.
+
+  Returns:
+    The instructions with the registers, each once, in their order.
+  """
+  blocks, successors = machine_code.basic_blocks(
+    list(machine_code.read_sass(sass))
+  )
+  nothing: _InFlight = (frozenset(),)
+  seen = {(0, nothing)}
+  pending = [(0, nothing)]
+  found: dict[tuple[int, int], str] = {}
+  while pending:
+    number, in_flight = pending.pop()
+    for place, instruction in enumerate(blocks[number]):
+      read = frozenset().union(*in_flight)
+      for register in sorted(read.intersection(_written(instruction))):
+        found.setdefault(
+          (number, place),
+          f"{instruction.opcode} {instruction.operands} writes R{register},"
+          " which a wgmma in flight reads",
+        )
+      in_flight = _after(instruction, in_flight)
+    for other in successors[number]:
+      if (other, in_flight) not in seen:
+        seen.add((other, in_flight))
+        pending.append((other, in_flight))
+  return [found[place] for place in sorted(found)]
+
+
+def _after(
+  instruction: machine_code.Instruction, in_flight: _InFlight
+) -> _InFlight:
+  if instruction.opcode.startswith("HGMMA"):
+    left = _LEFT.match(instruction.operands)
+    if left:
+      first = int(left[1])
+      registers = frozenset(range(first, first + _LEFT_REGISTERS))
+      in_flight = (*in_flight[:-1], in_flight[-1] | registers)
+    if "gsb0" in instruction.operands:
+      in_flight = (*in_flight, frozenset())
+  elif instruction.opcode.startswith("WARPGROUP.DEPBAR"):
+    wait = _WAIT.search(instruction.operands)
+    assert wait is not None, instruction
+    in_flight = in_flight[-1 - int(wait[1], 16) :]
+  if len(in_flight) > _MOST_GROUPS:
+    in_flight = (in_flight[0] | in_flight[1], *in_flight[2:])
+  return in_flight
+
+
+def _written(instruction: machine_code.Instruction) -> Iterator[int]:
+  """The registers that an instruction writes; not a wgmma's accumulator."""
+  name = instruction.opcode.partition(".")[0]
+  if name in _WRITING_NONE or name == "HGMMA":
+    return
+  for operand in instruction.operands.split(", ")[:2]:
+    if register := _REGISTER.match(operand):
+      first = int(register[1])
+      yield from range(first, first + _width(instruction.opcode))
+      return
+    if not _PREDICATE.match(operand):
+      return
+
+
+def _width(opcode: str) -> int:
+  """How many registers it writes."""
+  name, *qualifiers = opcode.split(".")
+  if name == "LDSM":
+    return int(qualifiers[-1]) if qualifiers[-1].isdigit() else 1
+  if "128" in qualifiers:
+    return 4
+  if "64" in qualifiers or "WIDE" in qualifiers:
+    return 2
+  return 2 if name == "CS2R" and "32" not in qualifiers else 1

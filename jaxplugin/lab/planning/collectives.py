@@ -1,0 +1,277 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiled program moves between devices.
+
+  compiled = deviceless.compile(f, *args, target=target, mesh=mesh)
+  found = collectives.of_compiled(compiled, mesh)
+  collectives.received(found)                       # bytes of one device
+  collectives.received(found, axis="tp", dtype="u8")
+
+Bytes are what one device receives where collectives go by rings in a group of g
+devices, S bytes being the larger of what one device gives and what it gets:
+
+  all-gather, reduce-scatter, all-to-all    S (g - 1) / g
+  all-reduce                                2 S (g - 1) / g
+  collective-permute, collective-broadcast  S
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+Communication Operations in MPICH" (2005), sections 4.1 and 4.4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxplugin.jaxext import jax_private
+from jaxplugin.lab.compilation import hlo_text
+from jaxplugin.lab.planning import replica_groups
+
+# What a device of a group of g receives, in units of the result that it has.
+_RECEIVED: Final[dict[str, Callable[[int], float]]] = {
+  "all-gather": lambda g: (g - 1) / g,
+  "all-reduce": lambda g: 2 * (g - 1) / g,
+  "all-to-all": lambda g: (g - 1) / g,
+  "collective-broadcast": lambda g: 1,
+  "collective-permute": lambda g: 1,
+  # Each device may be sent all that its result has room for.
+  "ragged-all-to-all": lambda g: 1,
+  "recv": lambda g: 1,
+  "reduce-scatter": lambda g: g - 1,
+}
+KINDS: Final = tuple(_RECEIVED)
+_OF_PAIRS: Final = ("collective-permute", "recv")
+# What begins one holds its operands too, then its result.
+_START: Final = "-start"
+_ARRAY: Final = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_BITS: Final = re.compile(r"[a-z]+(\d+)")
+_TRIPS: Final = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_NAME: Final = re.compile(r'op_name="([^"]*)"')
+_PARTITIONS: Final = re.compile(r"\bnum_partitions=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+  """Arrays of one element type that one instruction moves.
+
+  Attributes:
+    kind: one of `KINDS`.
+    dtype: of elements, as HLO has it: "bf16", "u8".
+    axes: names of the mesh axes that it goes over.
+    group: devices that take part together.
+    num_bytes: what one device receives, each time that it runs.
+    times: how often a run of the program does it.
+    is_bound: whether num_bytes or times is not known, and this is the most
+      bytes (ragged-all-to-all) or the fewest times (loops without a count).
+    source: where in the traced program it is from; "" where not known.
+  """
+
+  kind: str
+  dtype: str
+  axes: tuple[str, ...]
+  group: int
+  num_bytes: float
+  times: int = 1
+  is_bound: bool = False
+  source: str = ""
+
+  @property
+  def total(self) -> float:
+    """Bytes that one device receives in a run of the program."""
+    return self.num_bytes * self.times
+
+
+def of_compiled(compiled: Any, mesh: Mesh) -> tuple[Collective, ...]:
+  """Those of a program that was compiled for a mesh.
+
+  Args:
+    compiled: `jax.stages.Compiled`, or jaxlib's executable.
+    mesh: of its arguments' shardings.
+
+  Raises:
+    ValueError: as `of_text`.
+  """
+  if hasattr(compiled, "runtime_executable"):
+    compiled = compiled.runtime_executable()
+  text = jax_private.executable_hlo(
+    compiled, include_layout_in_shapes=False, print_metadata=True
+  )
+  return of_text(text, mesh.shape)
+
+
+def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+  """Those of optimized HLO, in the order of the program.
+
+  Loops count as often as they run, of a conditional's branches the one that
+  moves most; groups of one device move nothing.
+
+  Args:
+    text: with backend_config, which has the trip counts of loops.
+    mesh: names and sizes of the axes that its partitions are places of.
+
+  Raises:
+    ValueError: the program has other partitions than the mesh has places, or a
+      collective's groups are written in a way that is not known.
+  """
+  partitions = _PARTITIONS.search(text)
+  count = int(partitions[1]) if partitions is not None else 1
+  if count != math.prod(mesh.values()):
+    raise ValueError(
+      f"collectives: the program has {count} partitions, the mesh"
+      f" {dict(mesh)} has {math.prod(mesh.values())} places; give the mesh of"
+      " its shardings"
+    )
+  walk = _Walk(program=hlo_text.parse(text), mesh=dict(mesh))
+  return tuple(
+    one for entry in walk.program.entries for one in walk.computation(entry)
+  )
+
+
+def received(
+  found: Iterable[Collective],
+  *,
+  kind: str | None = None,
+  axis: str | None = None,
+  dtype: str | None = None,
+) -> float:
+  """Bytes that one device receives in a run, of those that are asked for.
+
+  Args:
+    found: of `of_compiled`.
+    kind: one of `KINDS`; None is any, as for the others.
+    axis: one of the mesh, alone or with others.
+    dtype: as HLO has it.
+  """
+  return sum(
+    one.total
+    for one in found
+    if kind in (None, one.kind)
+    and (axis is None or axis in one.axes)
+    and dtype in (None, one.dtype)
+  )
+
+
+class _Walk:
+  """What each computation of a program moves when it runs once."""
+
+  def __init__(self, *, program: hlo_text.Program, mesh: dict[str, int]):
+    self.program = program
+    self.mesh = mesh
+    self._seen: dict[str, tuple[Collective, ...]] = {}
+
+  def computation(self, name: str) -> tuple[Collective, ...]:
+    if name not in self._seen:
+      self._seen[name] = ()  # HLO has no recursion
+      self._seen[name] = tuple(
+        one
+        for instruction in self.program.computations.get(name, ())
+        for one in self._instruction(instruction)
+      )
+    return self._seen[name]
+
+  def _instruction(
+    self, instruction: hlo_text.Instruction
+  ) -> Iterable[Collective]:
+    opcode = instruction.opcode
+    kind = opcode.removesuffix(_START)
+    if kind in _RECEIVED:
+      return self._collective(kind, instruction)
+    if opcode in ("fusion", *hlo_text.RUNNING):
+      run = [self.computation(name) for name in instruction.runs]
+      if opcode == "conditional":
+        return max(run, key=received, default=())
+      if opcode == "while":
+        return _repeated(instruction, run)
+      return [one for ones in run for one in ones]
+    return ()
+
+  def _collective(
+    self, kind: str, instruction: hlo_text.Instruction
+  ) -> Iterator[Collective]:
+    line = instruction.line
+    if kind in _OF_PAIRS:
+      groups = replica_groups.pairs_of_line(line)
+      size = len(np.unique(groups))
+    else:
+      groups = replica_groups.of_line(line, math.prod(self.mesh.values()))
+      size = groups.shape[1]
+    axes = replica_groups.axes_of(groups, self.mesh)
+    if not axes:
+      return
+    source = _NAME.search(line)
+    for dtype, num_bytes in _result_bytes(kind, instruction).items():
+      yield Collective(
+        kind=kind,
+        dtype=dtype,
+        axes=axes,
+        group=size,
+        num_bytes=num_bytes * _RECEIVED[kind](size),
+        is_bound=kind == "ragged-all-to-all",
+        source=source[1] if source is not None else "",
+      )
+
+
+def _repeated(
+  loop: hlo_text.Instruction, run: Iterable[Iterable[Collective]]
+) -> Iterator[Collective]:
+  trips = _TRIPS.search(loop.line)
+  for one in (one for ones in run for one in ones):
+    yield dataclasses.replace(
+      one,
+      times=one.times * (int(trips[1]) if trips is not None else 1),
+      is_bound=one.is_bound or trips is None,
+    )
+
+
+def _result_bytes(
+  kind: str, instruction: hlo_text.Instruction
+) -> dict[str, float]:
+  """Bytes of the result on one device, by element type."""
+  shape = instruction.shape
+  if kind == "recv" or (
+    # Of all operations of several operands only this one has no other parts.
+    instruction.opcode.endswith(_START) and kind != "all-reduce"
+  ):
+    parts = _parts(shape)
+    shape = parts[0 if kind == "recv" else 1]
+  found: dict[str, float] = {}
+  for dtype, sizes in _ARRAY.findall(shape):
+    elements = math.prod(int(size) for size in sizes.split(",") if size)
+    num_bytes = elements * _bits(dtype) / 8
+    found[dtype] = found.get(dtype, 0) + num_bytes
+  return found
+
+
+def _parts(shape: str) -> list[str]:
+  """The parts of a tuple's shape."""
+  parts, depth = [""], 0
+  for letter in shape[1:-1]:
+    if letter == "," and depth == 0:
+      parts.append("")
+      continue
+    depth += letter in "([{"
+    depth -= letter in ")]}"
+    parts[-1] += letter
+  return parts
+
+
+@functools.cache
+def _bits(dtype: str) -> int:
+  """Of an element: the number in its name, but for "pred"."""
+  if dtype == "pred":
+    return 8
+  match = _BITS.match(dtype)
+  if match is None:
+    raise ValueError(f"collectives: {dtype} is no element type of HLO")
+  return int(match[1])

@@ -1,0 +1,104 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts in words, and what they split."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import PartitionSpec as P
+
+from jaxplugin.lab.planning import blocks
+from jaxplugin.lab.planning import layouts
+from jaxplugin.lab.planning import models
+
+
+class ParseTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("fsdp=128,tp=8,sp", (128, 8)),
+    ("tp=2", (2,)),
+    ("dp=2,fsdp=4,ep=2,tp=8,sp,free", (2, 4, 2, 8)),
+  )
+  def test_words_come_back(self, text, shape):
+    layout = layouts.parse(text)
+    self.assertEqual(str(layout), text)
+    self.assertEqual(layout.shape, shape)
+    self.assertEqual(str(layouts.parse(text.upper().replace(",", ", "))), text)
+
+  @parameterized.parameters(
+    ("", "got '' in ''"),
+    ("fsdp=0", "got 'fsdp=0'"),
+    ("pp=2", "sizes of dp, fsdp, ep, tp.*got 'pp=2'"),
+    ("tp=2,tp=4", "got 'tp=4' in 'tp=2,tp=4'"),
+    ("tp=2,sp,sp", "got 'sp'"),
+    ("fsdp=8,sp", "sp splits the sequence over tp.*add tp=8"),
+    ("free", "must name an axis, got 'free'"),
+  )
+  def test_other_words_are_refused(self, text, message):
+    with self.assertRaisesRegex(ValueError, message):
+      layouts.parse(text)
+
+
+class SpecTest(parameterized.TestCase):
+  def test_all_axes(self):
+    layout = layouts.parse("dp=2,fsdp=4,tp=8,sp")
+    self.assertEqual(layout.tokens(), P(("dp", "fsdp"), "tp", None))
+    self.assertEqual(layout.hidden(), P(("dp", "fsdp"), None, "tp"))
+    self.assertEqual(layout.weight(into_channels=False), P("fsdp", "tp"))
+    self.assertEqual(layout.weight(into_channels=True), P("tp", "fsdp"))
+    self.assertEqual(layout.size("dp", "tp", "ep"), 16)
+
+  def test_one_axis(self):
+    layout = layouts.parse("tp=8")
+    self.assertEqual(layout.tokens(), P(None, None, None))
+    self.assertEqual(layout.weight(into_channels=True), P("tp", None))
+    layout = layouts.parse("fsdp=2,ep=4")
+    self.assertEqual(
+      layout.weight(into_channels=False, of_experts=True), P("ep", "fsdp", None)
+    )
+
+
+class CheckTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("small", "fsdp=16", "batch must be a multiple of the 16 .* got 8"),
+    ("small", "tp=16", "heads must be a multiple of the 16 .* got 8"),
+    ("small", "ep=2", "ep splits experts, of which there are none"),
+    ("gpt-oss-120b", "ep=3", "batch must be a multiple of the 3"),
+    ("gpt-oss-120b", "fsdp=1,ep=5", "batch must be a multiple of the 5"),
+    ("gpt-oss-120b", "ep=8", None),
+    ("llama3-8b", "fsdp=8,tp=8,sp", None),
+  )
+  def test_sizes_must_be_multiples(self, model, layout, message):
+    block = models.MODELS[model].block(batch=8, sequence=256, remat=False)
+    if message is None:
+      blocks.check(block, layouts.parse(layout))
+    else:
+      with self.assertRaisesRegex(ValueError, message):
+        blocks.check(block, layouts.parse(layout))
+
+  def test_experts_get_whole_rows(self):
+    block = models.MODELS["gpt-oss-120b"].block(
+      batch=4, sequence=24, remat=False
+    )
+    with self.assertRaisesRegex(ValueError, "experts, 512, got 384"):
+      blocks.check(block, layouts.parse("ep=4"))
+
+  def test_parameters_are_the_models_own(self):
+    """Of all layers, in 10^9; without embeddings, of which Llama 3 has two."""
+    for name, vocabulary, billions in (
+      ("llama3-8b", 2 * 128256 * 4096, 8.03),
+      ("llama3-70b", 2 * 128256 * 8192, 70.6),
+      ("llama3-405b", 2 * 128256 * 16384, 405.9),
+      ("gpt-oss-120b", 2 * 201088 * 2880, 116.8),
+    ):
+      model = models.MODELS[name]
+      block = model.block(batch=1, sequence=1, remat=False)
+      count = vocabulary
+      for shape in block.weights.values():
+        size = model.layers
+        for n in shape:
+          size *= n
+        count += size
+      self.assertAlmostEqual(count / 1e9 / billions, 1, delta=2e-3, msg=name)
+
+
+if __name__ == "__main__":
+  absltest.main()

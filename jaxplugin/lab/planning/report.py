@@ -1,0 +1,115 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Plans beside each other: a table in Markdown, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Final
+
+from jaxplugin.lab.planning import collectives
+from jaxplugin.lab.planning import plans
+
+_MEGA: Final = 1e6
+_GIGA: Final = 1e9
+# What is less is told as nothing: amaxes of a tensor, a counter.
+_LEAST_MB: Final = 0.05
+
+
+def key_of(one: collectives.Collective) -> tuple[str, str, str]:
+  """By what bytes are told apart: (axes, kind, element type)."""
+  return " and ".join(one.axes), one.kind, one.dtype
+
+
+def by_key(plan: plans.Plan) -> dict[tuple[str, str, str], float]:
+  """Megabytes that a device receives, by `key_of`."""
+  found: dict[tuple[str, str, str], float] = {}
+  for one in plan.collectives:
+    key = key_of(one)
+    found[key] = found.get(key, 0) + one.total / _MEGA
+  return found
+
+
+def table(found: Sequence[plans.Plan]) -> str:
+  """Plans of one layout side by side, the first one is what others are to.
+
+  A row an axis, kind and element type, in MB that a device receives.
+  """
+  rows = [*_rows(found)]
+  header = ["MB received", *(plan.format for plan in found)]
+  widths = [
+    max(len(row[i]) for row in (header, *rows)) for i in range(len(header))
+  ]
+
+  def line(cells: Sequence[str]) -> str:
+    first, *rest = (
+      cell.ljust(width) if i == 0 else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return f"| {' | '.join([first, *rest])} |"
+
+  rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+  return "\n".join([line(header), line(rule), *map(line, rows)])
+
+
+def _rows(found: Sequence[plans.Plan]) -> Iterator[list[str]]:
+  columns = [by_key(plan) for plan in found]
+  keys = sorted({key for column in columns for key in column})
+  for key in keys:
+    sizes = [column.get(key, 0) for column in columns]
+    if max(sizes) >= _LEAST_MB:
+      axes, kind, dtype = key
+      cells = [f"{size:.1f}" if size >= _LEAST_MB else "" for size in sizes]
+      yield [f"{axes}: {kind} {dtype}", *cells]
+  totals = [plan.received / _MEGA for plan in found]
+  yield ["all", *(f"{total:.1f}" for total in totals)]
+  if totals[0]:
+    yield ["to the first", *(f"{total / totals[0]:.2f}" for total in totals)]
+  for name, memory in (
+    ("temporary, GB", [plan.temp_bytes for plan in found]),
+    ("arguments, GB", [plan.argument_bytes for plan in found]),
+  ):
+    yield [name, *(f"{size / _GIGA:.3g}" for size in memory)]
+
+
+def text(found: Sequence[plans.Plan], *, times: bool = True) -> str:
+  """A table a name and layout, in the order in which they first come.
+
+  Args:
+    found: plans.
+    times: whether to tell how long compiling took, which no two runs agree on.
+  """
+  groups: dict[tuple[str, str], list[plans.Plan]] = {}
+  for plan in found:
+    groups.setdefault((plan.name, plan.layout), []).append(plan)
+  parts = []
+  for (name, layout), group in groups.items():
+    title = f"{name}, {layout}: {group[0].devices} x {group[0].target}"
+    lines = [title, "", table(group)]
+    if any(one.is_bound for plan in group for one in plan.collectives):
+      lines.append("\nLoops without a known count are counted once.")
+    if times:
+      seconds = ", ".join(f"{p.seconds:.1f} s ({p.format})" for p in group)
+      lines.append(f"\ncompiled in {seconds}")
+    parts.append("\n".join(lines))
+  return "\n\n".join(parts)
+
+
+def to_json(found: Sequence[plans.Plan]) -> str:
+  """The same as JSON: an object a plan, `plans.Plan`'s fields."""
+  return json.dumps([plan.to_dict() for plan in found], indent=1)
+
+
+def from_json(data: str) -> list[plans.Plan]:
+  """What `to_json` wrote."""
+  found = []
+  for fields in json.loads(data):
+    del fields["received_bytes"]
+    moved = tuple(
+      collectives.Collective(**{**one, "axes": tuple(one["axes"])})
+      for one in fields.pop("collectives")
+    )
+    found.append(plans.Plan(collectives=moved, **fields))
+  return found

@@ -1,0 +1,313 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Configs of the Triton kernels: all there are, and what is pruned of them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+from jaxplugin.core import targets
+from jaxplugin.dot import problems
+from jaxplugin.dot.backends import triton
+from jaxplugin.dot.backends import triton_configs
+from jaxplugin.kernels import architectures
+from jaxplugin.kernels.gpu import configs
+from jaxplugin.kernels.gpu import constraints
+from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.candidates import triton_model
+from jaxplugin.runtime import triton_library
+from jaxplugin.tables import records
+
+_NAME: Final = "triton"
+# All that is enumerated, beside what the rule has.
+_ROWS: Final = (16, 32, 64, 128, 256)
+_BLOCK_K: Final = (32, 64, 128, 256, 512)
+_SPLITS: Final = (1, 2, 4, 8, 16)
+_GROUPS: Final = (1, 8)
+_WARPS: Final = (2, 4, 8)
+_STAGES: Final = (1, 2, 3, 4, 5)
+# In this order; what comes first is what a config is known by.
+_VARIED: Final = (
+  *("path", "split_k", "block_k", "block_m", "block_n"),
+  *("group_m", "swap", "use_descriptors", "num_warps", "num_stages"),
+)
+_SCARCE: Final = (
+  ("shared memory", "much"),
+  ("tensor memory", "much"),
+  ("accumulators", "many"),
+)
+_LEAST_DEPTH: Final = {"upcast": 32}  # of block_k, by path; others 128
+
+
+class _Pruning:
+  """Counts what is pruned, by rule and reason, with the first of each."""
+
+  def __init__(self) -> None:
+    self._found: dict[tuple[str, str], list[int]] = collections.defaultdict(
+      lambda: [0]
+    )
+    self._examples: dict[tuple[str, str], records.Fields] = {}
+
+  def add(
+    self, rule: str, reason: str, config: configs.MatmulConfig, count: int = 1
+  ) -> None:
+    self._found[rule, reason][0] += count
+    self._examples.setdefault((rule, reason), triton_configs.fields_of(config))
+
+  def all(self) -> tuple[spaces.Pruned, ...]:
+    return tuple(
+      spaces.Pruned(
+        rule=rule,
+        reason=reason,
+        implementation=_NAME,
+        count=count,
+        example=self._examples[rule, reason],
+      )
+      for (rule, reason), (count,) in self._found.items()
+    )
+
+
+def space(
+  problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
+) -> spaces.Space:
+  """What the kernels have for a problem that they serve.
+
+  The model knows tiles alone. So tiles are pruned by it first, and of those
+  that are left the ways to compute each are enumerated, the most like the
+  default's first.
+  """
+  architecture = triton_library.architecture_of(target)
+  assert architecture is not None
+  shape, launches = triton.launches(problem, target)
+  default = dict(launches[0].constexprs)["TILING"].config
+  model = triton_model.of_problem(problem, shape, target)
+  pruning = _Pruning()
+  tiles = _possible_tiles(shape, architecture, default, pruning)
+  seconds = {
+    tile: 0.0 if model is None else model.seconds(tile) for tile in tiles
+  }
+  notes = _notes(seconds, default, model, target, limits)
+  # Within a launch's time the model, which knows no latency, tells nothing.
+  least = max(min(seconds.values(), default=0.0), triton_model.LAUNCH_SECONDS)
+  kept: list[configs.MatmulConfig] = []
+  used = 0
+  for tile in sorted(
+    seconds, key=lambda t: (max(seconds[t], least), *_unlike(t, default))
+  ):
+    count = _count(tile.path, architecture)
+    if seconds[tile] > limits.margin * least:
+      reason = f"at least {limits.margin:g} times the best estimate"
+      pruning.add("roofline", reason, tile, count)
+    elif used == limits.tiles:
+      reason = (
+        f"of tiles with no better estimate than {limits.tiles} others, and of"
+        " equal ones less like the default's"
+      )
+      pruning.add("roofline", reason, tile, count)
+    else:
+      ways = _serving(tile, shape, architecture, default, limits, pruning)
+      used += bool(ways)
+      kept += ways
+  return spaces.Space(
+    configs=((), *(triton_configs.fields_of(c) for c in kept if c != default)),
+    pruned=pruning.all(),
+    notes=notes,
+  )
+
+
+def _notes(
+  seconds: Mapping[configs.MatmulConfig, float],
+  default: configs.MatmulConfig,
+  model: triton_model.Model | None,
+  target: targets.Target,
+  limits: spaces.Limits,
+) -> tuple[str, ...]:
+  if model is None:
+    return (
+      f"no roofline: {target.name} has no published figures; tiles most like"
+      " the default's are kept",
+    )
+  best = min([model.seconds(default), *seconds.values()])
+  return (
+    f"roofline: a tile takes at least {1e6 * best:.3g} us, the default's"
+    f" {1e6 * model.seconds(default):.3g} us; those of {limits.margin:g} times"
+    f" the least, and of {limits.margin:g} launches, are pruned",
+  )
+
+
+def _unlike(
+  config: configs.MatmulConfig, default: configs.MatmulConfig
+) -> tuple[Any, ...]:
+  """A key that sorts configs: the most like the default first.
+
+  Fields are in the order in which they are varied: one that differs in a later
+  one of as many fields comes later.
+  """
+  differs = [
+    getattr(config, name) != getattr(default, name) for name in _VARIED
+  ]
+  return (
+    sum(differs),
+    [not d for d in differs],
+    records.order(triton_configs.fields_of(config)),
+  )
+
+
+def _possible_tiles(
+  shape: configs.MatmulShape,
+  architecture: architectures.Architecture,
+  default: configs.MatmulConfig,
+  pruning: _Pruning,
+) -> list[configs.MatmulConfig]:
+  """Tiles that some config has, with the rest as the default has it."""
+  found = []
+  for path in configs.PATHS:
+    why = _path_error(path, shape, architecture)
+    for block_m, block_n, block_k, split_k in itertools.product(
+      _ROWS, _ROWS, _BLOCK_K, _SPLITS
+    ):
+      tile = dataclasses.replace(
+        default,
+        path=path,
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        split_k=split_k,
+      )
+      waste = "" if why else _waste(tile, shape)
+      if why or waste:
+        rule = "resources" if why else "dominated"
+        pruning.add(rule, why or waste, tile, _count(path, architecture))
+      else:
+        found.append(tile)
+  return found
+
+
+def _serving(
+  tile: configs.MatmulConfig,
+  shape: configs.MatmulShape,
+  architecture: architectures.Architecture,
+  default: configs.MatmulConfig,
+  limits: spaces.Limits,
+  pruning: _Pruning,
+) -> list[configs.MatmulConfig]:
+  """The ways to compute a tile that fit and that no other one equals."""
+  found: list[configs.MatmulConfig] = []
+  for config in sorted(
+    _ways(tile, architecture), key=lambda c: _unlike(c, default)
+  ):
+    error = constraints.config_error(config, shape, architecture)
+    same = _same_as(config, tile, shape, architecture)
+    if error is not None:
+      pruning.add("resources", _brief(error, config), config)
+    elif same:
+      pruning.add("dominated", same, config)
+    elif len(found) == limits.ways:
+      reason = f"{limits.ways} of its tile are more like the default"
+      pruning.add("roofline", reason, config)
+    else:
+      found.append(config)
+  return found
+
+
+def _choices(
+  path: configs.Path, architecture: architectures.Architecture
+) -> dict[str, tuple[Any, ...]]:
+  """What the fields of a config that are no tile's may be."""
+  return {
+    "group_m": _GROUPS,
+    "num_warps": _WARPS,
+    "num_stages": _STAGES,
+    # small_m's kernel has it so, whatever the config says.
+    "swap": (True,) if path == "small_m" else (False, True),
+    "use_descriptors": (False, True) if architecture.has_tma else (False,),
+  }
+
+
+def _count(path: configs.Path, architecture: architectures.Architecture) -> int:
+  """How many configs a tile has."""
+  return math.prod(map(len, _choices(path, architecture).values()))
+
+
+def _ways(
+  tile: configs.MatmulConfig, architecture: architectures.Architecture
+) -> Iterator[configs.MatmulConfig]:
+  """How one tile may be computed."""
+  choices = _choices(tile.path, architecture)
+  for values in itertools.product(*choices.values()):
+    fields = dict(zip(choices, values, strict=True))
+    yield dataclasses.replace(tile, **fields)
+
+
+def _path_error(
+  path: configs.Path,
+  shape: configs.MatmulShape,
+  architecture: architectures.Architecture,
+) -> str:
+  """Why no config of a path serves; "" where one may."""
+  error = None
+  if path == "native":
+    error = constraints.native_error(shape, architecture)
+  elif path == "small_m":
+    error = constraints.small_m_error(shape)
+    # As `tiles_by_rule` has it: elsewhere lanes read in other orders.
+    if not (architecture.has_wgmma or architecture.has_tensor_memory):
+      error = f"small_m is for wgmma and tcgen05, not {architecture.name}"
+  return "" if error is None else f"path {path}: {error}"
+
+
+def _waste(config: configs.MatmulConfig, shape: configs.MatmulShape) -> str:
+  """Why a smaller tile computes the same with less; "" where none does."""
+  least = constraints.MIN_DOT_SIZE
+  for name, block, size in (
+    ("block_m", config.block_m, shape.m),
+    ("block_n", config.block_n, shape.n),
+  ):
+    if block > least and block // 2 >= size:
+      return f"half of {name} covers all rows"
+  if config.block_k // 2 >= max(shape.k, _LEAST_DEPTH.get(config.path, 128)):
+    return "half of block_k covers all of k"
+  if config.split_k > 1 and (
+    configs.cdiv(shape.k, config.block_k) < 2 * config.split_k
+  ):
+    return "split_k leaves a program less than two steps"
+  return ""
+
+
+def _same_as(
+  config: configs.MatmulConfig,
+  tile: configs.MatmulConfig,
+  shape: configs.MatmulShape,
+  architecture: architectures.Architecture,
+) -> str:
+  """Why another config is the same or better; "" where none is."""
+  tiling = configs.Tiling(shape=shape, config=config)
+  if config.num_stages > max(tiling.steps, 1):
+    return "more stages than steps"
+  two = dataclasses.replace(config, num_stages=2)
+  if (
+    config.num_stages == 1
+    and tiling.steps > 1
+    and constraints.config_error(two, shape, architecture) is None
+  ):
+    return "one stage hides no load, and two fit"
+  single = tiling.tiles_m == 1 or tiling.tiles_n == 1
+  if config.group_m != tile.group_m and single:
+    return "one row or column of tiles has one order, whatever group_m"
+  return ""
+
+
+def _brief(error: str, config: configs.MatmulConfig) -> str:
+  """A reason without the config's own numbers, so that like ones are one."""
+  text = error.replace(f"{config} ", "").replace(f", got {config}", "")
+  for word, much in _SCARCE:
+    if word in text:
+      return f"too {much} {word} ({text.rpartition(', ')[2]})"
+  return text

@@ -1,0 +1,120 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates of every operation are checked on exact operands."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from jaxplugin.core import targets
+from jaxplugin.dot import problems as dot_problems
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning.operations import known
+from jaxplugin.lab.tuning.trials import exactness
+from jaxplugin.lab.tuning.trials import jobs
+from jaxplugin.lab.tuning.trials import operands
+from jaxplugin.ragged import problems
+
+F32 = np.dtype(np.float32)
+TARGET = targets.detect_target("cpu")
+
+
+def of_shapes(shapes, formats):
+  work = workload.of_shapes(
+    workloads.parse_rows(shapes), workloads.parse_pairs(formats), F32, TARGET
+  )
+  return [item.problem for item in work.items]
+
+
+def check(problem, candidate):
+  argument = {
+    "problem": jobs.packed(problem),
+    "candidate": candidate.to_json(),
+  }
+  return jobs.check(argument, lambda note: None)
+
+
+def plain_contraction():
+  side = dot_problems.OperandProblem(format=None, dtype=F32)
+  return problems.ContractionProblem(
+    groups=4, m=20, n=24, k=40, lhs=side, rhs=side, out_dtype=F32
+  )
+
+
+class CheckedTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("quantize:6x64", "mxfp8,nvfp4", "quantize"),
+    ("dequantize:6x64", "mxfp4", "dequantize"),
+    ("experts:5x2of3x24x64", "bf16xnvfp4", "ragged_dot"),
+  )
+  @pytest.mark.lab
+  def test_every_candidate_gives_exact_results(self, shapes, formats, name):
+    for problem in of_shapes(shapes, formats):
+      self.assertEqual(known.of(problem).operation.name, name)
+      listed = listing.of_problem(problem, TARGET)
+      found = {candidate.implementation for candidate in listed.candidates}
+      expected = {"xla"} | ({"cpu"} if TARGET.cpu_kernels else set())
+      self.assertEqual(found, expected)
+      for candidate in listed.candidates:
+        self.assertEqual(
+          check(problem, candidate), ["poison: these operands have no padding"]
+        )
+
+  @pytest.mark.lab
+  def test_a_contraction_gives_exact_results(self):
+    problem = plain_contraction()
+    (candidate,) = listing.of_problem(problem, TARGET).candidates
+    check(problem, candidate)
+
+  @parameterized.parameters(
+    ("quantize:4x32", "mxfp8"),
+    ("quantize:4x32", "nvfp4"),
+    ("dequantize:4x32", "mxfp8"),
+    ("experts:4x1of2x8x32", "mxfp8"),
+  )
+  @pytest.mark.lab
+  def test_a_wrong_number_is_found_in_every_part(self, shapes, formats):
+    (problem,) = of_shapes(shapes, formats)
+    operation = known.of(problem)
+    made = operation.make(problem, 0, True)
+    result = operation.function(problem)(made.arrays)
+    operation.check(result, made.expected, problem)
+    leaves, tree = jax.tree.flatten(result)
+    for i, leaf in enumerate(leaves):
+      codes = np.array(leaf)
+      # The lowest bit of one element: another code, or the next number.
+      codes.reshape(-1)[-1:].view(f"u{codes.itemsize}")[:] ^= 1
+      wrong = jax.tree.unflatten(tree, [*leaves[:i], codes, *leaves[i + 1 :]])
+      with self.assertRaises(exactness.WrongResultError):
+        operation.check(wrong, made.expected, problem)
+
+  @pytest.mark.lab
+  def test_what_is_not_tuned_says_why(self):
+    gated = dataclasses.replace(
+      of_shapes("experts:4x1of2x8x32", "mxfp8")[0], activation="swiglu"
+    )
+    for problem, reason in (
+      (gated, "swiglu is not checked"),
+      (
+        dataclasses.replace(plain_contraction(), global_scale="scalar"),
+        "it has a global scale",
+      ),
+      (
+        dataclasses.replace(plain_contraction(), m=None),
+        "sizes are symbolic",
+      ),
+    ):
+      operation = known.of(problem)
+      self.assertEqual(operation.refusal(problem), reason)
+      with self.assertRaisesRegex(operands.OperandsError, f": {reason}$"):
+        operation.make(problem, 0, True)
+
+
+if __name__ == "__main__":
+  absltest.main()

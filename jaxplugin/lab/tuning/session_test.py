@@ -1,0 +1,283 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates that go wrong are listed and never chosen; rows are pure."""
+
+import dataclasses
+import pathlib
+import random
+import sys
+import tempfile
+import unittest
+from typing import Final
+
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.dot import problems
+from jaxplugin.lab.tuning import denials
+from jaxplugin.lab.tuning import session
+from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.trials import machine
+from jaxplugin.tables import records
+from jaxplugin.testing.trials import faults
+
+FOLDER: Final = str(pathlib.Path(faults.__file__).parent)
+FUNCTIONS: Final = machine.Functions(
+  check="faults:check", time="faults:time_all", modules=("faults",)
+)
+OPTIONS: Final = machine.Options(
+  seconds=1.0, memory_bytes=200_000_000, rounds=10, timing_seconds=0.0
+)
+TARGET: Final = jp.Target(name="some cpu", platform="cpu", core_count=2)
+SIDE: Final = problems.OperandProblem(
+  format=jp.MXFP8, dtype=jp.MXFP8.values_dtype
+)
+PROBLEM: Final = problems.DotProblem(
+  batch=1, m=4, n=32, k=64, lhs=SIDE, rhs=SIDE, out_dtype=np.dtype(np.float32)
+)
+FIELDS: Final = records.fields_of("problem", {"m": 4})
+
+
+def candidate(**config):
+  return listing.Candidate(
+    implementation="cpu", config=records.fields_of("config", config)
+  )
+
+
+DEFAULT: Final = candidate(us=1000)
+
+
+def listed(*candidates):
+  return listing.Listing(
+    problem=PROBLEM,
+    target=TARGET,
+    default=DEFAULT,
+    candidates=(DEFAULT, *candidates),
+    pruned=(),
+    refused=(),
+  )
+
+
+class Rows(list):
+  """A store in memory."""
+
+  def store(self, denied=None, kernels="one"):
+    return session.Store(
+      fields=lambda problem: FIELDS,
+      known=lambda problem: self[0] if self else None,
+      add=self.append,
+      denied=denied,
+      kernels=lambda implementation: kernels,
+    )
+
+
+def local_machine(**changes):
+  return machine.LocalMachine(
+    TARGET,
+    dataclasses.replace(OPTIONS, **changes),
+    FUNCTIONS,
+    {"PYTHONPATH": FOLDER},
+  )
+
+
+def chosen_key(row):
+  config = " ".join(f"{name}={value}" for name, value in row.chosen.config)
+  return f"{row.chosen.implementation} {config}"
+
+
+@unittest.skipIf(sys.platform != "linux", "limits and signals are Linux's")
+class FaultsTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.folder = pathlib.Path(folder)
+
+  def tune(self, *candidates, device=None, **changes):
+    self.rows = Rows()
+    if device is None:
+      device = self.enter_context(local_machine())
+    one = session.Session(
+      device, self.rows.store(**changes), lambda problem: listed(*candidates)
+    )
+    return one.tune(workload.Item(problem=PROBLEM))
+
+  @pytest.mark.lab
+  def test_faults_of_all_kinds_are_listed_and_the_best_other_is_chosen(self):
+    counter = str(self.folder / "count")
+    bad = {
+      "crash": candidate(do="crash", us=10),
+      "hang": candidate(do="hang", us=10),
+      "memory": candidate(do="allocate", us=10),
+      "wrong": candidate(do="wrong", us=10),
+      "error": candidate(do="refuse", us=10),
+      "unstable": candidate(do="sometimes", us=10, counter=counter),
+    }
+    good = candidate(us=800)
+    result = self.tune(*bad.values(), good, candidate(us=900))
+    kinds = {key: fault.kind for key, fault in result.faults.items()}
+    self.assertEqual(kinds, {c.key: kind for kind, c in bad.items()})
+    self.assertIn("SIGSEGV", result.faults[bad["crash"].key].reason)
+    self.assertIn("got 3, exact 2", result.faults[bad["wrong"].key].reason)
+    self.assertIn("once", result.faults[bad["unstable"].key].reason)
+    self.assertEqual(result.status, "done")
+    self.assertEqual(self.rows, [result.row])
+    self.assertEqual(chosen_key(result.row), good.key)
+    ways = {c.way for c in result.row.candidates}
+    self.assertLen(ways, 3)
+    for each in bad.values():
+      self.assertNotIn((each.implementation, each.config), ways)
+
+  @parameterized.parameters(("crash", "crash"), ("refuse", "unstable"))
+  @pytest.mark.lab
+  def test_what_goes_wrong_when_it_is_timed_is_left_out(self, do, kind):
+    bad = candidate(do=do, us=10, when="time")
+    good = candidate(us=700)
+    result = self.tune(good, bad, candidate(us=701))
+    self.assertEqual(
+      {key: fault.kind for key, fault in result.faults.items()},
+      {bad.key: kind},
+    )
+    self.assertIn("when it was timed", result.faults[bad.key].reason)
+    self.assertEqual(chosen_key(result.row), good.key)
+
+  def test_a_row_whose_default_fails_fails(self):
+    fails = dataclasses.replace(
+      listed(candidate(us=500)),
+      default=candidate(do="wrong"),
+      candidates=(candidate(do="wrong"), candidate(us=500)),
+    )
+    rows = Rows()
+    device = self.enter_context(local_machine())
+    one = session.Session(device, rows.store(), lambda p: fails)
+    result = one.tune(workload.Item(problem=PROBLEM))
+    self.assertEqual((result.status, rows), ("failed", []))
+    self.assertIn("the default, cpu do=wrong, failed: wrong:", result.reason)
+
+  @pytest.mark.lab
+  def test_what_was_denied_is_not_tried_again_with_the_same_kernels(self):
+    path = self.folder / "kept" / denials.NAME
+    bad, good = candidate(do="crash", us=10), candidate(us=800)
+    self.tune(bad, good, denied=path)
+    (denied,) = denials.read(path)
+    self.assertEqual((denied.candidate, denied.kind), (bad.key, "crash"))
+    tried = []
+
+    class Watching:
+      def check(self, problem, candidates, progress):
+        tried.append([c.key for c in candidates])
+        return machine.Trials()
+
+      def time(self, problem, candidates, progress):
+        return machine.Trials(samples={c.key: (1.0,) for c in candidates})
+
+    for kernels in ("one", "another"):
+      self.tune(bad, good, device=Watching(), denied=path, kernels=kernels)
+    self.assertEqual(
+      tried, [[DEFAULT.key, good.key], [DEFAULT.key, bad.key, good.key]]
+    )
+
+  def test_symbolic_problems_fail_with_a_reason(self):
+    item = workload.Item(problem=dataclasses.replace(PROBLEM, m=None))
+    one = session.Session(local_machine(), Rows().store(), lambda p: listed())
+    result = one.tune(item)
+    self.assertEqual(result.status, "failed")
+    self.assertIn("sizes are symbolic", result.reason)
+
+
+class ScriptedMachine:
+  """Candidates take the times of a script, in microseconds."""
+
+  def __init__(self, times):
+    self._times = times
+
+  def check(self, problem, candidates, progress):
+    return machine.Trials()
+
+  def time(self, problem, candidates, progress):
+    samples = {
+      c.key: tuple(us / 1e3 for us in self._times[c.key]) for c in candidates
+    }
+    return machine.Trials(samples=samples)
+
+
+class ChoiceTest(parameterized.TestCase):
+  def row(self, times, order=None):
+    candidates = [candidate(us=int(name)) for name in order or times]
+    rows = Rows()
+    scripted = {f"cpu us={name}": taken for name, taken in times.items()}
+    one = session.Session(
+      ScriptedMachine({**scripted, DEFAULT.key: times["1000"]}),
+      rows.store(),
+      lambda problem: listed(*(c for c in candidates if c != DEFAULT)),
+    )
+    return one.tune(workload.Item(problem=PROBLEM)).row
+
+  def test_the_default_wins_a_tie_within_the_interval(self):
+    # The other's median is less, and the quartiles overlap.
+    times = {"1000": [990, 1000, 1010], "1": [980, 989, 1003]}
+    row = self.row(times)
+    self.assertEqual(row.candidates[0].median_us, 989)
+    self.assertEqual(chosen_key(row), DEFAULT.key)
+    times["1"] = [980, 985, 988]
+    self.assertEqual(chosen_key(self.row(times)), "cpu us=1")
+
+  def test_the_same_timings_give_the_same_bytes_in_any_order(self):
+    rng = random.Random(0)
+    times = {
+      str(name): [rng.choice([900, 1000, 1100]) for _ in range(9)]
+      for name in (1000, 1, 2, 3)
+    }
+    texts = set()
+    for seed in range(5):
+      order = random.Random(seed).sample([*times], len(times))
+      texts.add(repr(self.row(times, order).to_json()))
+    self.assertLen(texts, 1)
+
+  def test_a_row_keeps_the_fastest_and_the_default(self):
+    times = {str(name): [name] for name in range(1, 41)}
+    times["1000"] = [1000]
+    row = self.row(times)
+    self.assertLen(row.candidates, records.MAX_CANDIDATES)
+    medians = [c.median_us for c in row.candidates]
+    self.assertEqual(medians, [*map(float, range(1, 16)), 1000.0])
+    self.assertEqual(row.default, 15)
+
+  def test_a_row_that_is_there_is_kept(self):
+    class Forbidden:
+      def check(self, *unused):
+        raise AssertionError("it is tried again")
+
+    row = self.row({"1000": [1000]})
+    rows = Rows([row])
+    one = session.Session(Forbidden(), rows.store(), lambda p: listed())
+    result = one.tune(workload.Item(problem=PROBLEM))
+    self.assertEqual((result.status, result.row), ("kept", row))
+    self.assertEqual(rows, [row])
+
+  def test_pruned_by_denial_is_listed_and_never_the_default(self):
+    bad = candidate(us=3)
+    found = listed(bad).without({bad.key: "crash before", DEFAULT.key: "x"})
+    self.assertEqual(found.candidates, (DEFAULT,))
+    self.assertEqual(
+      found.pruned,
+      (
+        spaces.Pruned(
+          rule="denied",
+          reason="crash before",
+          implementation="cpu",
+          example=bad.config,
+        ),
+      ),
+    )
+    self.assertIn(
+      "  pruned, denied: 1 cpu config (us=3): crash before", [*found.parts()]
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,183 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands whose dot is known to the bit, and results that are not it."""
+
+import dataclasses
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import jaxplugin as jp
+from jaxplugin.core import formats
+from jaxplugin.dot import problems
+from jaxplugin.dot import reference
+from jaxplugin.dot import traced
+from jaxplugin.lab.tuning.trials import exactness
+from jaxplugin.lab.tuning.trials import operands
+
+PACKED: Final = formats.PACKED
+
+
+def side(format, dtype=None, **changes):
+  if isinstance(format, jp.BlockFormat):
+    return problems.OperandProblem(
+      format=format, dtype=np.dtype(dtype or format.array_dtype), **changes
+    )
+  return problems.OperandProblem(format=None, dtype=np.dtype(format))
+
+
+def problem(lhs, rhs, **changes):
+  fields = dict(batch=1, m=5, n=33, k=96, out_dtype=np.dtype(np.float32))
+  return problems.DotProblem(lhs=lhs, rhs=rhs, **{**fields, **changes})
+
+
+# XLA's own operations take long to compile.
+TWICE: Final = ("mixed", "one_sided")
+SWIZZLED: Final = {"scale_layout": "swizzled_128x4"}
+PROBLEMS: Final = {
+  "mxfp8": problem(side(jp.MXFP8), side(jp.MXFP8)),
+  "mixed": problem(side(jp.MXFP8_E5M2), side(jp.MXFP4), out_dtype=formats.BF16),
+  "fp6": problem(side(jp.MXFP6_E2M3), side(jp.MXFP6_E3M2)),
+  "packed": problem(
+    side(jp.MXFP4, PACKED), side(jp.NVFP4, PACKED), global_scale="scalar"
+  ),
+  "two_factors": problem(
+    side(jp.NVFP4), side(jp.NVFP4), global_scale="scalar", has_global_power=True
+  ),
+  "one_sided": problem(side(formats.BF16), side(jp.NVFP4, PACKED)),
+  "swizzled": problem(side(jp.MXFP8, **SWIZZLED), side(jp.MXFP8, **SWIZZLED)),
+  "across": problem(
+    side(jp.MXFP8, contracting_is_minor=False),
+    side(jp.MXFP4, PACKED, contracting_is_minor=False),
+  ),
+  "batched": problem(side(jp.MXFP8), side(jp.MXFP8), batch=3),
+  "interleaved": problem(
+    side(formats.BF16),
+    side(jp.MXFP4, PACKED, is_interleaved=True),
+  ),
+  "relu": problem(
+    side(jp.MXFP8),
+    side(jp.MXFP8),
+    has_bias=True,
+    activation="relu",
+    has_residual=True,
+    out_dtype=np.dtype(np.float16),
+  ),
+  "gelu": problem(
+    side(jp.MXFP8), side(jp.NVFP4), has_bias=True, activation="gelu"
+  ),
+  "silu": problem(side(jp.MXFP8), side(jp.MXFP8), activation="silu"),
+}
+
+
+def decided(given, arrays):
+  function = operands.function(given)
+  (eqn,) = traced.dots(jax.make_jaxpr(function)(arrays).jaxpr)
+  return traced.decide(eqn, None).problem
+
+
+class ExactTest(parameterized.TestCase):
+  @parameterized.parameters(*PROBLEMS)
+  @pytest.mark.lab
+  def test_every_implementation_here_gives_the_bits(self, name):
+    given = PROBLEMS[name]
+    made = operands.make(given, 0)
+    self.assertEqual(decided(given, made.arrays), given)
+    for implementation in ("xla", None) if name in TWICE else (None,):
+      function = operands.function(given, implementation)
+      result = jax.jit(function)(made.arrays)
+      exactness.check(result, made.expected, given)
+
+  @parameterized.parameters("mxfp8", "one_sided")
+  @pytest.mark.lab
+  def test_tails_and_poison_are_of_the_kind_and_give_the_bits(self, name):
+    tail = operands.tail(PROBLEMS[name])
+    self.assertLessEqual(tail.m, PROBLEMS[name].m)
+    poisoned = operands.poisoned(tail)
+    for given in (tail, poisoned):
+      made = operands.make(given, 1)
+      self.assertEqual(decided(given, made.arrays), given)
+      result = jax.jit(operands.function(given))(made.arrays)
+      exactness.check(result, made.expected, given)
+    _, scale = made.arrays["rhs"]
+    self.assertTrue(np.isnan(np.asarray(scale, np.float32)).any())
+
+  def test_expected_is_what_the_codes_mean(self):
+    # Written a second time: by ml_dtypes, in f64.
+    given = PROBLEMS["mixed"]
+    made = operands.make(given, 7)
+    lhs, rhs = (
+      reference.oracle_dequantize(np.asarray(values), np.asarray(scale), format)
+      for (values, scale), format in (
+        (made.arrays["lhs"], jp.MXFP8_E5M2),
+        (made.arrays["rhs"], jp.MXFP4),
+      )
+    )
+    exact = (lhs @ rhs.T).astype(np.float32).astype(formats.BF16)
+    np.testing.assert_array_equal(made.expected, exact)
+    self.assertGreater(len(np.unique(exact)), 50)
+
+  @pytest.mark.lab
+  def test_sums_stay_exact_for_any_k(self):
+    given = problem(side(jp.NVFP4), side(jp.MXFP8), m=1, n=2, k=1 << 18)
+    made = operands.make(given, 0)
+    (values, scale), _ = made.arrays["lhs"], made.arrays["rhs"]
+    largest = np.abs(np.asarray(values, np.float32)).max() * 2
+    self.assertLess(4 * given.k * largest * 2, 2**24)
+    self.assertEqual(np.asarray(scale, np.float32).max(), 2)
+
+  @parameterized.parameters(
+    (dict(m=None), "symbolic"),
+    (dict(n=0), "a size is 0"),
+    (dict(num_contracting=2), "several dimensions"),
+    (dict(global_scale="array"), "an array"),
+    (dict(lhs=side(jp.MXFP8, PACKED)), "stored as bytes"),
+  )
+  def test_what_cannot_be_made_says_why(self, changes, said):
+    given = dataclasses.replace(PROBLEMS["mxfp8"], **changes)
+    with self.assertRaisesRegex(operands.OperandsError, said):
+      operands.make(given, 0)
+
+
+class WrongTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.given = PROBLEMS["mxfp8"]
+    self.expected = operands.make(self.given, 0).expected
+
+  @parameterized.parameters(np.nan, np.inf, 0.25)
+  @pytest.mark.sample(1)
+  def test_one_wrong_element_is_found(self, by):
+    result = self.expected.copy()
+    result[4, 32] += np.float32(by)
+    with self.assertRaisesRegex(
+      exactness.WrongResultError, r"at \(4, 32\) got .* 1 of 165"
+    ):
+      exactness.check(jnp.asarray(result), self.expected, self.given)
+
+  def test_an_ulp_is_wrong(self):
+    result = np.nextafter(self.expected, np.float32(np.inf))
+    with self.assertRaises(exactness.WrongResultError):
+      exactness.check(jnp.asarray(result), self.expected, self.given)
+
+  def test_another_activation_is_wrong(self):
+    silu = dataclasses.replace(self.given, activation="silu")
+    gelu = dataclasses.replace(self.given, activation="gelu")
+    made = operands.make(silu, 0)
+    result = jax.jit(operands.function(gelu))(made.arrays)
+    with self.assertRaises(exactness.WrongResultError):
+      exactness.check(result, made.expected, silu)
+
+  def test_another_shape_or_dtype_is_wrong(self):
+    for result in (self.expected[:4], self.expected.astype(np.float16)):
+      with self.assertRaises(exactness.WrongResultError):
+        exactness.check(jnp.asarray(result), self.expected, self.given)
+
+
+if __name__ == "__main__":
+  absltest.main()

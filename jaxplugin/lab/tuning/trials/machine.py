@@ -1,0 +1,328 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where candidates are tried: in processes that they may end.
+
+Checks run several at once; nothing else runs while candidates are timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+from typing import Protocol
+
+from jaxplugin.core import targets
+from jaxplugin.lab.tuning.candidates import listing
+from jaxplugin.lab.tuning.operations import known
+from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.trials import jobs
+from jaxplugin.lab.tuning.workers import pool
+
+_MODULE: Final = "jaxplugin.lab.tuning.trials.jobs"
+
+Progress = Callable[[str], None]
+
+
+class TrialError(Exception):
+  """Nothing of a problem can be timed; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+  """Why a candidate is not chosen, whatever it would take.
+
+  Attributes:
+    kind: as `pool.Outcome`'s; "unstable" where it fails only sometimes,
+      "spills" where its kernel has too few registers.
+    reason: in words.
+  """
+
+  kind: str
+  reason: str
+
+  def __str__(self) -> str:
+    return f"{self.kind}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trials:
+  """What became of candidates.
+
+  Attributes:
+    faults: by the key of those that went wrong.
+    notes: by key, what was not checked.
+    samples: milliseconds by key, of each round of each process.
+  """
+
+  faults: Mapping[str, Fault] = dataclasses.field(default_factory=dict)
+  notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+  samples: Mapping[str, tuple[float, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+
+
+class Machine(Protocol):
+  """What the tuner asks of a device."""
+
+  def check(
+    self,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    progress: Progress,
+  ) -> Trials:
+    """Tries each candidate on exact operands."""
+
+  def time(
+    self,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    progress: Progress,
+  ) -> Trials:
+    """Times candidates that passed, in turns."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Functions:
+  """The jobs, as \"package.module:function\", and what they import first."""
+
+  compile: str = f"{_MODULE}:compile"
+  check: str = f"{_MODULE}:check"
+  time: str = f"{_MODULE}:time"
+  modules: tuple[str, ...] = (_MODULE,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """How candidates are tried.
+
+  Attributes:
+    workers: checks that run at once; on a GPU compilations, and one check.
+    seconds: a candidate's, for compiling and being checked.
+    memory_bytes: a process's.
+    rounds: of timing, a process.
+    timing_seconds: a process's, for the rounds of all candidates.
+    processes: in which a problem is timed, one after the other: what a process
+      has by chance, its pages above all, is not taken for a candidate's own.
+  """
+
+  workers: int = 2
+  seconds: float = 120.0
+  memory_bytes: int = 8_000_000_000
+  rounds: int = 30
+  timing_seconds: float = 3.0
+  processes: int = 2
+
+
+class LocalMachine:
+  """The device that JAX has here, or for compiling alone, a target.
+
+  A context, at whose end its processes end. Those that compile and check serve
+  all problems, and wait while others time.
+  """
+
+  def __init__(
+    self,
+    target: targets.Target,
+    options: Options,
+    functions: Functions = Functions(),
+    environment: Mapping[str, str] | None = None,
+  ):
+    self._target = target
+    self._options = options
+    self._functions = functions
+    self._environment = dict(environment or {})
+    self._is_gpu = target.platform != "cpu"
+    self._standing: dict[str, pool.Pool] = {}
+
+  def __enter__(self) -> LocalMachine:
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    for workers in self._standing.values():
+      workers.stop()
+
+  def compile(
+    self,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    progress: Progress,
+  ) -> Trials:
+    """Compiles Triton's candidates, for a target that need not be here."""
+    if not known.of(problem).compiles:
+      return Trials()
+    triton = [c for c in candidates if c.implementation == "triton"]
+    return self._try(
+      self._functions.compile,
+      "compiling",
+      problem,
+      triton,
+      progress,
+      count=self._options.workers,
+      environment={"JAX_PLATFORMS": "cpu"},
+    )
+
+  def check(
+    self,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    progress: Progress,
+  ) -> Trials:
+    """As `Machine.check`; on a GPU after a compilation without it."""
+    faults: dict[str, Fault] = {}
+    if self._is_gpu:
+      faults |= self.compile(problem, candidates, progress).faults
+    left = [c for c in candidates if c.key not in faults]
+    found = self._try(
+      self._functions.check,
+      "checking",
+      problem,
+      left,
+      progress,
+      count=1 if self._is_gpu else self._options.workers,
+      environment={},
+    )
+    return dataclasses.replace(found, faults={**faults, **found.faults})
+
+  def _try(
+    self,
+    function: str,
+    doing: str,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    progress: Progress,
+    *,
+    count: int,
+    environment: Mapping[str, str],
+  ) -> Trials:
+    """Runs a job for each candidate; what raises is tried once more."""
+    found: dict[str, pool.Outcome] = {}
+    faults: dict[str, Fault] = {}
+
+    def run(trying: Sequence[listing.Candidate]) -> list[pool.Outcome]:
+      done = 0
+
+      def on_done(i: int, outcome: pool.Outcome) -> None:
+        nonlocal done
+        done += 1
+        progress(f"{doing} {done}/{len(trying)}")
+
+      if function not in self._standing:
+        self._standing[function] = self._pool(count, environment)
+      return self._standing[function].run(
+        [
+          pool.Job(
+            function=function,
+            argument={
+              "problem": jobs.packed(problem),
+              "target": jobs.packed(self._target),
+              "candidate": candidate.to_json(),
+            },
+            seconds=self._options.seconds,
+          )
+          for candidate in trying
+        ],
+        on_done,
+      )
+
+    for candidate, outcome in zip(candidates, run(candidates), strict=True):
+      found[candidate.key] = outcome
+    again = [c for c in candidates if found[c.key].kind == "error"]
+    for candidate, outcome in zip(again, run(again), strict=True):
+      first = found[candidate.key].reason
+      if outcome.kind == "done":
+        reason = f"it failed once and worked once: {first}"
+        faults[candidate.key] = Fault(kind="unstable", reason=reason)
+    for key, outcome in found.items():
+      if outcome.kind != "done":
+        fault = Fault(kind=outcome.kind, reason=outcome.reason)
+        faults.setdefault(key, fault)
+      elif isinstance(outcome.value, dict) and outcome.value["spill_bytes"]:
+        spilled = f"{outcome.value['spill_bytes']} bytes of registers"
+        faults.setdefault(key, Fault(kind="spills", reason=spilled))
+    notes = {
+      key: tuple(outcome.value)
+      for key, outcome in found.items()
+      if outcome.kind == "done" and isinstance(outcome.value, list)
+    }
+    return Trials(faults=faults, notes=notes)
+
+  def time(
+    self,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    progress: Progress,
+  ) -> Trials:
+    """As `Machine.time`; what ends a process is left out of the next."""
+    faults: dict[str, Fault] = {}
+    taken: list[Mapping[str, list[float]]] = []
+    tells = False
+    while len(taken) < self._options.processes:
+      left = [c for c in candidates if c.key not in faults]
+      if not left:
+        break
+      progress(f"timing {len(taken) + 1}/{self._options.processes}")
+      outcome = self._time_once(problem, left, tells)
+      if outcome.kind == "done":
+        taken.append(outcome.value["samples"])
+        for key, reason in outcome.value["failed"].items():
+          reason = f"it was checked, and failed when it was timed: {reason}"
+          faults[key] = Fault(kind="unstable", reason=reason)
+      elif not tells:
+        tells = True  # once more: who was it?
+      else:
+        # The last one that it named; each time there is one less.
+        known = {c.key for c in left}
+        named = [note for note in outcome.notes if note in known]
+        if not named:
+          raise TrialError(f"{outcome.kind}: {outcome.reason}")
+        faults[named[-1]] = Fault(
+          kind=outcome.kind, reason=f"when it was timed: {outcome.reason}"
+        )
+    return Trials(
+      faults=faults,
+      samples={
+        candidate.key: tuple(
+          sample for samples in taken for sample in samples[candidate.key]
+        )
+        for candidate in candidates
+        if candidate.key not in faults
+      },
+    )
+
+  def _time_once(
+    self,
+    problem: tuned.Problem,
+    candidates: Sequence[listing.Candidate],
+    tells: bool,
+  ) -> pool.Outcome:
+    options = self._options
+    job = pool.Job(
+      function=self._functions.time,
+      argument={
+        "problem": jobs.packed(problem),
+        "candidates": [candidate.to_json() for candidate in candidates],
+        "rounds": options.rounds,
+        "seconds": options.timing_seconds,
+        "tells": tells,
+      },
+      seconds=options.timing_seconds + options.seconds,
+    )
+    with self._pool(1, {}) as workers:
+      return workers.run([job])[0]
+
+  def _pool(self, count: int, environment: Mapping[str, str]) -> pool.Pool:
+    is_fenced = not self._is_gpu or "JAX_PLATFORMS" in environment
+    return pool.Pool(
+      count,
+      pool.Limits(memory_bytes=self._options.memory_bytes, is_fenced=is_fenced),
+      modules=self._functions.modules,
+      environment={
+        # Compilers and timing share the GPU's memory with this process.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        **self._environment,
+        **environment,
+      },
+    )
