@@ -195,7 +195,7 @@ def _driver() -> str | None:
 
 def _commit() -> str | None:
   """The commit that a checkout is at; "+" after it where files differ."""
-  here = pathlib.Path(__file__).resolve().parents[2]
+  here = pathlib.Path(__file__).resolve().parents[3]
   if not (here / ".git").exists():
     return None
 

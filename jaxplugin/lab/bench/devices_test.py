@@ -3,13 +3,13 @@
 """Devices, caches and what files say of them."""
 
 import pathlib
-import re
 import tempfile
 
 import jax
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.lab.bench import devices
 
@@ -52,8 +52,13 @@ class EnvironmentTest(absltest.TestCase):
     self.assertEqual(found["versions"]["jax"], jax.__version__)
     self.assertTrue(found["device"])
     self.assertRegex(found["date"], r"^20\d\d-\d\d-\d\dT[\d:]+\+00:00$")
-    if found["commit"] is not None:
-      self.assertTrue(re.fullmatch(r"[0-9a-f]{40}\+?", found["commit"]))
+
+  def test_commit_is_that_of_the_checkout(self):
+    found = devices.environment(devices.find("cpu"))["commit"]
+    if not (pathlib.Path(jp.__file__).parents[1] / ".git").exists():
+      self.assertIsNone(found)
+    else:
+      self.assertRegex(found, r"^[0-9a-f]{40}\+?$")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def _phases(
 
 
 def _import_ms(module: str) -> float:
-  root = str(pathlib.Path(__file__).resolve().parents[2])
+  root = str(pathlib.Path(__file__).resolve().parents[3])
   path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
   done = subprocess.run(
     [sys.executable, "-c", _IMPORT.format(module=module)],

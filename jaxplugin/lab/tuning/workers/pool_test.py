@@ -185,7 +185,7 @@ workers.run(
   [pool.Job(function="faults:hang", argument={str(path)!r}, seconds=99)]
 )
 """
-    root = pathlib.Path(pool.__file__).parents[2]
+    root = pathlib.Path(pool.__file__).parents[3]
     parent = subprocess.Popen([sys.executable, "-c", program, str(root)])
     deadline = time.monotonic() + SECONDS
     while not (path.exists() and len(path.read_text().split()) == 2):
