@@ -119,12 +119,17 @@ class Coverage:
           for number in lines:
             self._tests[file, number].add(record["test"])
 
-  def tests(self, mutant: Mutant) -> list[str]:
-    """Returns the tests that run a line of `mutant`, the likeliest first."""
+  def tests(self, mutant: Mutant, collected: set[str]) -> list[str]:
+    """Returns the tests that run a line of `mutant`, the likeliest first.
+
+    The record may name tests that are gone by now, or that the leg leaves out:
+    only those of `collected` count.
+    """
     text = (ROOT / mutant.file).read_text()
     found = set().union(
       *(self._tests[mutant.file, line] for line in mutant.lines(text))
     )
+    found &= collected
     folder = mutant.file.rpartition("/")[0]
     near = lambda test: len(os.path.commonprefix([test, folder + "/"]))
     order = sorted(found, key=lambda t: (-near(t), self._seconds[t]))
@@ -150,6 +155,22 @@ class Checkout:
           file.write_text(text)
     self.python = copy / "bin/python"
     self._sound: dict[str, bool] = {}
+    self._collected: set[str] | None = None
+
+  def collected(self, leg: str) -> set[str]:
+    """Returns the names of the tests of `leg`."""
+    if self._collected is None:
+      command = [str(self.python), "-m", "pytest", "--collect-only", "-q"]
+      result = subprocess.run(
+        [*command, f"--leg={leg}"],
+        cwd=self.directory,
+        capture_output=True,
+        text=True,
+        check=True,
+      )
+      lines = result.stdout.splitlines()
+      self._collected = {line for line in lines if "::" in line}
+    return self._collected
 
   def remove(self) -> None:
     _run("git", "worktree", "remove", "--force", str(self.directory))
@@ -173,7 +194,7 @@ class Checkout:
   ) -> Outcome:
     """Runs the tests on `mutant`."""
     start = time.monotonic()
-    tests = coverage.tests(mutant) if coverage else []
+    tests = coverage.tests(mutant, self.collected(leg)) if coverage else []
     if mutant.is_cpp:
       tests = list(CPP_TESTS)
     elif coverage and not tests:  # another process runs the line
