@@ -325,6 +325,14 @@ class DocstringTest(absltest.TestCase):
       "Args:\n  a,b: sizes.\nRaises:\n  jaxplugin.X: no.\n    Others.",
     )
 
+  def test_examples_are_unchanged(self):
+    example = "Example:\n  >>> f(`x`, *y)\n  'a|b`'"
+    self.assertEqual(
+      self.restructured(f"{example}\n\nSee also:\n  `jp.quantize`: x."),
+      f"{example}\n\nSee also:\n"
+      "  :py:obj:`jp.quantize <jaxplugin.quantize>`: x.",
+    )
+
 
 class BuildTest(absltest.TestCase):
   def test_site_is_built_by_make_ci_and_read_the_docs_alike(self):
