@@ -192,7 +192,7 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
         j for j in range(len(result) - 1, -1, -1) if result[j].strip()
       )
       if result[last].endswith(":"):
-        result[last] += ":"
+        result[last] = result[last].rstrip(":") + "::"
       else:
         result[last + 1 :] = ["", " " * above + "::", ""]
       result.append(line)

@@ -311,6 +311,7 @@ class DocstringTest(absltest.TestCase):
       "Formula::\n\n  a * b\n\n  c\n\nEnd.",
     )
     self.assertEqual(self.restructured("A.\n\n  b"), "A.\n\n::\n\n  b")
+    self.assertEqual(self.restructured("A::\n\n  b"), "A::\n\n  b")
     self.assertEqual(
       self.restructured("F:\n  a * b\nEnd."), "F::\n\n  a * b\n\nEnd."
     )
