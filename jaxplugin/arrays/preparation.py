@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights brought into the order that one device reads fastest, once at load.
 
-What it is worth is known from compiled kernels alone, not from a GPU: see
-`prepare_weights`.
+docs/concepts/layouts.md has the measurements. No GPU has measured the gain.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def block_scaled_dot(
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
-  """Multiplies two operands, one or both block-scaled.
+  """Multiplies operands, one or both of them block-scaled.
 
   Sums are in f32, and one cast follows::
 
@@ -65,12 +65,12 @@ def block_scaled_dot(
 
   A backend returns these bits if f32 holds all products and sums. Otherwise the
   error before the cast is at most `16 * 2^-24 * sum|a * b|`. A NaN scale
-  makes its block NaN, even if the values are 0. Unquantized arguments have
+  makes its block NaN, even if values are 0. Unquantized arguments have
   derivatives of any order.
 
   Args:
     lhs: `ScaledArray`, f32, bf16 or f16[..., m, k], or values with `lhs_scale`.
-      Packed FP4 is uint8[..., k / 2].
+      Packed FP4: uint8[..., k / 2].
     rhs: the same, [..., n, k] or [n, k].
     lhs_scale: f8e8m0fnu[..., m, k / 32]; NVFP4: f8e4m3fn[..., m, k / 16], >= 0.
     rhs_scale: the same for rhs.
