@@ -58,7 +58,7 @@ def block_scaled_dot(
 ) -> jax.Array:
   """Multiplies operands, one or both of them block-scaled.
 
-  Sums are in f32, and one cast follows::
+  Computes, with f32 sums and one cast::
 
     dot    = dot_general(lhs * lhs_scale, rhs * rhs_scale) * global_scale
     result = cast(activation(dot + bias) + residual)
@@ -66,7 +66,7 @@ def block_scaled_dot(
   A backend returns these bits if f32 holds all products and sums. Otherwise the
   error before the cast is at most `16 * 2^-24 * sum|a * b|`. A NaN scale
   makes its block NaN, even if values are 0. Unquantized arguments have
-  derivatives of any order.
+  derivatives.
 
   Args:
     lhs: `ScaledArray`, f32, bf16 or f16[..., m, k], or values with `lhs_scale`.
@@ -74,8 +74,7 @@ def block_scaled_dot(
     rhs: the same, [..., n, k] or [n, k].
     lhs_scale: f8e8m0fnu[..., m, k / 32]; NVFP4: f8e4m3fn[..., m, k / 16], >= 0.
     rhs_scale: the same for rhs.
-    global_scale: f32 that broadcasts to the result. Several multiply the sum
-      in turn.
+    global_scale: f32 that broadcasts to the result; several multiply in turn.
     dimension_numbers: as for `lax.dot_general`. Default: contract the last
       dimensions; leading ones are batch, or rows if rhs has rank 2.
     preferred_element_type: f32, bf16 or f16.
@@ -86,14 +85,14 @@ def block_scaled_dot(
     residual: f32, bf16 or f16 of the result's shape.
     out_sharding: as for `lax.dot_general`.
     reduce_dtype: dtype of sums over devices; None is f32.
-    implementation: backend; None chooses.
+    implementation: "cudnn", "triton", "cpu", "xla" or "cutile"; None chooses.
 
   Returns:
     preferred_element_type[batch..., m..., n...].
 
   Raises:
-    TypeError: If a rank, dtype or shape does not fit.
-    ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
+    TypeError: If a rank, dtype or shape is wrong.
+    ValueError: If a parameter is invalid, or a known NVFP4 scale is negative.
     NotImplementedError: If the named backend does not support the call, or
       quantized values are differentiated.
 

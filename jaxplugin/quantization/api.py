@@ -69,8 +69,8 @@ def quantize(
 
   The arithmetic is f32, and every platform returns the same bits. Casts round
   to nearest even and saturate. A block with a NaN or an Inf dequantizes to NaN
-  and does not affect the global scale. A block of zeros dequantizes to zeros,
-  and keeps their signs.
+  and does not affect the global scale. A block of zeros dequantizes to zeros
+  with their signs.
 
   Args:
     x: f32, bf16, f16 or f64[..., k, ...]. f64 is rounded to f32 first.

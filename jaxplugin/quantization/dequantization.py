@@ -32,8 +32,8 @@ def dequantize(
   XLA:CPU flushes results below 2^-126 to zero. The C++ kernels do not; they
   dequantize the last axis in programs for one CPU.
 
-  The global scale has a derivative. So has the source of an array that
-  `quantize(..., derivative="straight_through")` returned.
+  The global scale has a derivative. The argument of
+  `quantize(..., derivative="straight_through")` has one too.
 
   Args:
     x: a `ScaledArray` in any layout.
@@ -44,7 +44,7 @@ def dequantize(
 
   Raises:
     TypeError: If x is not a `ScaledArray`, or dtype is not one of these.
-    NotImplementedError: If differentiated by quantized values or block scales.
+    NotImplementedError: If differentiated with respect to values or scales.
 
   Example:
     >>> import jax.numpy as jnp
