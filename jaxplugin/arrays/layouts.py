@@ -192,9 +192,8 @@ def _validate_scale_array(who: str, scale: jax.Array) -> None:
 def swizzle_scale(scale: jax.Array) -> jax.Array:
   """Reorders a linear scale for tcgen05 and cuDNN.
 
-  Call it once for a constant weight, when it is loaded. Byte (r, c) of a tile
-  of 128 rows and 4 columns goes to this offset; tiles follow each other row by
-  row::
+  Call it once for a constant weight, when it is loaded. Tiles of 128 rows and 4
+  columns follow each other row by row. Byte (r, c) of a tile is at offset::
 
     (r % 32) * 16 + (r // 32) * 4 + c
 

@@ -45,8 +45,8 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
   On CPUs:
 
   * Stacks (rank 3 or more) become bytes, with FP4 packed. XLA:CPU then slices
-    them without a conversion. The dot of a whole FP8 stack copies bytes once
-    per call.
+    them without a conversion. Do not prepare an FP8 stack that one dot takes as
+    a batch, because each call would copy it.
   * Other FP4 weights are packed.
   * Arrays of 8 MiB or more are copied to huge pages, outside of `jit`. Delete
     the original array.

@@ -38,8 +38,8 @@ class QuantizedWeight:
   scanned, sliced and stacked.
 
   Attributes:
-    array: `ScaledArray` [..., n, k], blocked along k. n holds all dimensions
-      that a matmul keeps, k all that it contracts, in the order of the weight.
+    array: `ScaledArray` [..., n, k], blocked along k. n holds the kept
+      dimensions and k the contracted ones, in the order of the weight.
     kernel_shape: shape of the weight without leading dimensions.
     contracting: the contracted dimensions of `kernel_shape`, ascending.
     dtype: floating dtype of the weight before quantization.

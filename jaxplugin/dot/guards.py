@@ -55,8 +55,8 @@ _records: list[list[Exception]] = []  # of the `debug_checks` in progress
 class NonFiniteError(FloatingPointError):
   """The error of a NaN or Inf that the operands of a dot do not explain.
 
-  The message names the call, the shapes and formats of its operands, the
-  backend, the number of such elements, and the first of them.
+  The message names the call, the backend, and the shapes and formats of its
+  operands. It also has the number of such elements and the first one.
   """
 
 

@@ -46,8 +46,8 @@ class Backend:
     platforms: JAX's lowering platforms that it supports: "cpu", "cuda", "rocm",
       "tpu" and others.
     supports: (problem, target) -> None if it supports the problem, else the
-      reason, such as "needs k to be a multiple of 128, got k=96". It must be a
-      pure function, because several threads and processes call it.
+      reason, for example "needs k to be a multiple of 128, got k=96". It must
+      be pure, because several threads and processes call it.
     emit: (call) -> the result, in JAX operations and calls of kernels. It is
       traced, and only for calls that `supports` accepts. The result has
       the shape and dtype of the call, or of its `as_rows`.

@@ -31,9 +31,9 @@ class OperandProblem:
 
   Attributes:
     format: its block format, a public or a user's one; None for plain floats.
-    dtype: dtype of the stored values: the format's dtype; uint8 for packed FP4
-      (two per byte) and for FP6 (one per byte); float32, bfloat16 or float16
-      for plain floats.
+    dtype: dtype of the stored values. Packed FP4 is uint8, two values per
+      byte. FP6 is uint8, one value per byte. Plain floats are float32, bfloat16
+      or float16.
     scale_layout: "linear" or "swizzled_128x4", before any conversion.
       `Backend.reads` says whether it is converted.
 
