@@ -44,7 +44,7 @@ _CODE: Final = re.compile(r"(^```.*?^```\n)", re.M | re.S)
 _LITERAL: Final = re.compile(r"(?<!`)`([^`\n]+)`(?!`)(?=(\w?))")
 _SPECIAL: Final = re.compile(r"(\*|\|)")
 _SECTION: Final = re.compile(
-  r"(Args|Attributes|Examples?|Raises|Returns|See also|Yields):"
+  r"(Args|Attributes|Examples?|Raises|Returns|See also|Warns|Yields):"
 )
 _BULLET: Final = re.compile(r"\s*(\*|-|\d+\.) ")
 

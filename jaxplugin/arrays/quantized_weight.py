@@ -130,6 +130,7 @@ class QuantizedWeight:
 
   @property
   def ndim(self) -> int:
+    """The number of dimensions of the weight."""
     return len(self.shape)
 
   @property

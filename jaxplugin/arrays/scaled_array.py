@@ -149,6 +149,7 @@ class ScaledArray:
 
   @property
   def is_packed(self) -> bool:
+    """Whether values are FP4 as uint8, two per byte."""
     return self.format.is_fp4 and self.values.dtype == formats.PACKED
 
   @property
@@ -175,11 +176,12 @@ class ScaledArray:
 
   @property
   def ndim(self) -> int:
+    """The number of dimensions."""
     return self.values.ndim
 
   @property
   def dtype(self) -> np.dtype:
-    """dtype of the stored values."""
+    """Dtype of the stored values."""
     return self.values.dtype
 
   @property

@@ -155,19 +155,22 @@ class BlockFormat:
 
   @property
   def values_encoding(self) -> Element:
+    """The facts about `values_dtype` that kernels read."""
     return encoding(self.values_dtype)
 
   @property
   def scale_encoding(self) -> Element:
+    """The facts about `scale_dtype` that kernels read."""
     return encoding(self.scale_dtype)
 
   @property
   def scale_is_power_of_two(self) -> bool:
+    """Whether scales are E8M0."""
     return self.scale_dtype == E8M0
 
   @property
   def is_fp4(self) -> bool:
-    """Whether values may also be stored packed, two a byte."""
+    """Whether values may also be stored packed, two per byte."""
     return self.values_dtype == E2M1
 
   @property

@@ -159,6 +159,7 @@ class Operand:
 
   @property
   def format(self) -> formats.BlockFormat | None:
+    """The block format, or None for plain floats."""
     return self._side.format
 
   @property
@@ -247,10 +248,12 @@ class Call:
 
   @property
   def lhs(self) -> Operand:
+    """The first operand."""
     return Operand(self._call.lhs)
 
   @property
   def rhs(self) -> Operand:
+    """The second operand."""
     return Operand(self._call.rhs)
 
   @property
@@ -285,6 +288,7 @@ class Call:
 
   @property
   def activation(self) -> problems.Activation | None:
+    """None, "relu", "gelu" (tanh approximation) or "silu"."""
     return self._call.activation
 
   @property
