@@ -31,47 +31,6 @@ NO_EXAMPLE = {
   "checkpoint_policies.quantized_saveable": "an object of JAX",
 }
 
-# Names whose docstrings have not been rewritten yet.
-NOT_YET_MODELS = {
-  "Explanation",
-  "Parameter",
-  "QuantizationReport",
-  "Site",
-  "accelerate",
-  "accept_quantized",
-  "explain",
-  "export",
-  "info",
-  "quantize_dots",
-  "quantize_params",
-  "register_flax_serialization",
-  "rewrite",
-  "tuning",
-  "tuning_digest",
-  "checkpoint_policies.dots_saveable",
-  "checkpoint_policies.dots_with_no_batch_dims_saveable",
-  "checkpoint_policies.for_block_scaled_dots",
-  "checkpoint_policies.offload_dot_with_no_batch_dims",
-  "checkpoints.Checkpoint",
-  "checkpoints.Quantized",
-  "checkpoints.activation_scale",
-  "checkpoints.from_comfyui",
-  "checkpoints.from_compressed_tensors",
-  "checkpoints.from_deepseek",
-  "checkpoints.from_gguf",
-  "checkpoints.from_gpt_oss",
-  "checkpoints.from_mlx",
-  "checkpoints.from_modelopt",
-  "checkpoints.from_torchao",
-  "checkpoints.load",
-  "checkpoints.quantize",
-  "training.Recipe",
-  "training.primals",
-  "training.promote_dtype",
-  "training.with_primals",
-}
-NOT_YET = NOT_YET_MODELS
-
 
 def public():
   """Returns {name: value} of all public names, each value under one name."""
@@ -128,9 +87,7 @@ def faults_of_form(text):
 
 
 class ExamplesTest(parameterized.TestCase):
-  @parameterized.named_parameters(
-    (name, name) for name in CALLABLES if name not in NOT_YET
-  )
+  @parameterized.named_parameters((name, name) for name in CALLABLES)
   def test_example_prints_its_output(self, name):
     for test in examples(name, CALLABLES[name]):
       self.assertEqual(report(test), "", test.name)
@@ -140,8 +97,7 @@ class ExamplesTest(parameterized.TestCase):
       [
         name
         for name, value in CALLABLES.items()
-        if name not in NOT_YET
-        and not is_error(value)
+        if not is_error(value)
         and not any(test.name == name for test in examples(name, value))
       ],
       NO_EXAMPLE,
@@ -149,7 +105,7 @@ class ExamplesTest(parameterized.TestCase):
 
   def test_docstrings_have_a_short_summary_and_few_words(self):
     for name, value in CALLABLES.items():
-      if name not in {*NO_EXAMPLE, *NOT_YET}:
+      if name not in NO_EXAMPLE:
         with self.subTest(name):
           self.assertEmpty(faults_of_form(inspect.getdoc(value) or ""))
 

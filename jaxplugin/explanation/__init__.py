@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What was chosen, where and why; and what a GPU would make of it.
+"""Chosen backends and their reasons, and output of GPU compilers.
 
-Everything here works without the GPU that it tells about.
+Nothing in this package needs the GPU that it describes.
 """

@@ -97,6 +97,8 @@ def dot_general(
   Source: arXiv 2506.08027, section 3.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> dot = jp.dot_general("mxfp8", "mxfp8")
     >>> x, w = jnp.ones((2, 64)), jnp.full((64, 1), 0.5)
     >>> print(dot(x, w, (((1,), (0,)), ((), ()))))

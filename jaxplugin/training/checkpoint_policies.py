@@ -12,6 +12,8 @@ The quantized residuals of `dot_general` are not results of dots. Only
 "jaxplugin_quantized_rhs" and "jaxplugin_quantized_operand".
 
 Example:
+  >>> import jax
+  >>> import jaxplugin as jp
   >>> policy = jp.checkpoint_policies.dots_saveable
   >>> f = jax.checkpoint(lambda x: jp.linear(x, x), policy=policy)
 """
@@ -71,6 +73,8 @@ def for_block_scaled_dots(policy: Policy) -> Policy:
     A policy for `jax.checkpoint`. Equal arguments give equal policies.
 
   Example:
+    >>> import jax
+    >>> import jaxplugin as jp
     >>> names = jax.checkpoint_policies
     >>> make = jp.checkpoint_policies.for_block_scaled_dots
     >>> make(names.dots_saveable) == jp.checkpoint_policies.dots_saveable
@@ -152,6 +156,8 @@ def offload_dot_with_no_batch_dims(
     A policy for `jax.checkpoint`.
 
   Example:
+    >>> import jax
+    >>> import jaxplugin as jp
     >>> policy = jp.checkpoint_policies.offload_dot_with_no_batch_dims(
     ...   "device", "pinned_host")
     >>> f = jax.checkpoint(lambda x: x @ x, policy=policy)

@@ -26,6 +26,8 @@ def primals(tree: Any) -> Any:
     The tree of arrays; other leaves do not change.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> w = jnp.ones((64, 64))
     >>> tree = {"w": jp.quantize_operand(w, "mxfp8"), "b": w[0]}
     >>> jp.training.primals(tree)["w"] is w
@@ -54,6 +56,9 @@ def with_primals(tree: Any, primals: Any) -> Any:
     ValueError: If the structures differ.
 
   Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> dot = jp.dot_general(recipe="mxfp8", weight="rhs")
     >>> def loss(params, x):
     ...   return dot(x, params["w"], (((1,), (0,)), ((), ()))).sum()
@@ -94,6 +99,8 @@ def promote_dtype(
     ValueError: If dtype is not a float and `inexact` is True.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> x, y = jp.training.promote_dtype(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
     >>> print(x.dtype, y.dtype)
     float32 float32

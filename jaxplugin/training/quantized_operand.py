@@ -68,6 +68,8 @@ class QuantizedOperand:
     shape, ndim, dtype: properties of `primal`.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> w_q = jp.quantize_operand(jnp.ones((64, 32)), "mxfp8")
     >>> print(w_q.forward.format, w_q.shape)
     mxfp8 (64, 32)
@@ -140,6 +142,9 @@ class QuantizedOperand:
       TypeError: If its shape or dtype differs.
 
     Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxplugin as jp
       >>> w = jnp.ones((64, 64))
       >>> w_q = jp.quantize_operand(w, "mxfp8")
       >>> jax.grad(lambda w: w_q.with_primal(w).primal.sum())(w).shape
@@ -226,6 +231,8 @@ def quantize_operand(
     ValueError: If role is unknown, or contracting or batch are not dimensions.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> recipe = jp.training.MXFP8_RECIPE
     >>> w_q = jp.quantize_operand(jnp.ones((64, 1)), recipe)
     >>> dot = jp.dot_general(recipe=recipe, weight="rhs")

@@ -115,6 +115,8 @@ def ragged_dot_general(
       has unreduced axes, or a quantized gradient is differentiated.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
     >>> x, w = jnp.ones((3, 64)), jnp.ones((2, 32, 64))
     >>> sizes = jnp.array([1, 2])
     >>> y = jp.training.ragged_dot_general(x, w, sizes, recipe="mxfp8")

@@ -73,6 +73,7 @@ class Recipe:
   transform), 2512.02010 (four over six).
 
   Example:
+    >>> import jaxplugin as jp
     >>> import dataclasses
     >>> nvfp4 = jp.training.NVFP4_RECIPE
     >>> recipe = dataclasses.replace(nvfp4, quantize_wgrad=False)
