@@ -43,7 +43,9 @@ _TEXT_LINK: Final = re.compile(
 _CODE: Final = re.compile(r"(^```.*?^```\n)", re.M | re.S)
 _LITERAL: Final = re.compile(r"(?<!`)`([^`\n]+)`(?!`)(?=(\w?))")
 _SPECIAL: Final = re.compile(r"(\*|\|)")
-_SECTION: Final = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
+_SECTION: Final = re.compile(
+  r"(Args|Attributes|Examples?|Raises|Returns|See also|Warns|Yields):"
+)
 _BULLET: Final = re.compile(r"\s*(\*|-|\d+\.) ")
 
 
@@ -148,7 +150,7 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
 
   A name in single backticks becomes code, or a link if it is public. An
   indented paragraph below an empty line or a colon becomes a literal block,
-  except in a list.
+  except in a list. An example, from `>>>` to an empty line, stays as it is.
 
   Args:
     lines: of the docstring, without common indentation.
@@ -157,10 +159,15 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
   lines = _tidied(lines)
   result: list[str] = []
   above = 0  # indentation of the last line outside of literal blocks
-  is_literal = is_list = False
+  is_example = is_literal = is_list = False
   section = ""
   for i, line in enumerate(lines):
     if not line.strip():
+      is_example = False
+      result.append(line)
+      continue
+    is_example = is_example or line.lstrip().startswith(">>> ")
+    if is_example:
       result.append(line)
       continue
     indent = _indent(line)
@@ -185,7 +192,7 @@ def restructured(lines: Sequence[str], public: Collection[str]) -> list[str]:
         j for j in range(len(result) - 1, -1, -1) if result[j].strip()
       )
       if result[last].endswith(":"):
-        result[last] += ":"
+        result[last] = result[last].rstrip(":") + "::"
       else:
         result[last + 1 :] = ["", " " * above + "::", ""]
       result.append(line)

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of other packages: what they declare, and what they are given.
+"""The interface of backends in other packages.
 
 A package declares a `Backend` by an entry point in the group
-"jaxplugin.backends", code by `register_backend`. The guide is
+"jaxplugin.backends". Code calls `register_backend`. The guide is
 docs/how_to/write_a_backend.md.
 """
 

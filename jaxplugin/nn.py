@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's own names for scaled products: `jax.nn.scaled_*`, `jax.lax.scaled_dot`.
+"""Drop-ins for `jax.nn.scaled_*` and `jax.lax.scaled_dot`.
 
-Same names, defaults and meaning as JAX's, on every platform, plus
-`implementation=`. Three things differ: products are accumulated in f32 and cast
-once, results are f32, bf16 or f16, and k = 0 gives zeros.
+Names, defaults and meaning are JAX's. The functions run on every platform and
+accept `implementation=`. They differ in three points: sums are in f32 with one
+cast at the end, results are f32, bf16 or f16, and k = 0 gives zeros.
 """
 
 import typing as _typing

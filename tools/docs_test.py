@@ -311,6 +311,7 @@ class DocstringTest(absltest.TestCase):
       "Formula::\n\n  a * b\n\n  c\n\nEnd.",
     )
     self.assertEqual(self.restructured("A.\n\n  b"), "A.\n\n::\n\n  b")
+    self.assertEqual(self.restructured("A::\n\n  b"), "A::\n\n  b")
     self.assertEqual(
       self.restructured("F:\n  a * b\nEnd."), "F::\n\n  a * b\n\nEnd."
     )
@@ -323,6 +324,14 @@ class DocstringTest(absltest.TestCase):
         "Args:\n  a, b: sizes.\nRaises:\n  jp.X: no.\n  Others."
       ),
       "Args:\n  a,b: sizes.\nRaises:\n  jaxplugin.X: no.\n    Others.",
+    )
+
+  def test_examples_are_unchanged(self):
+    example = "Example:\n  >>> f(`x`, *y)\n  'a|b`'"
+    self.assertEqual(
+      self.restructured(f"{example}\n\nSee also:\n  `jp.quantize`: x."),
+      f"{example}\n\nSee also:\n"
+      "  :py:obj:`jp.quantize <jaxplugin.quantize>`: x.",
     )
 
 

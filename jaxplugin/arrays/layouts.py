@@ -77,7 +77,9 @@ def may_be_interleaved(format: formats.BlockFormat) -> bool:
 
 
 def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Packs FP4 values two a byte along `axis`, the first in the low nibble.
+  """Packs pairs of FP4 values along `axis` into bytes.
+
+  The first value of a pair is the low nibble.
 
   Args:
     values: float4_e2m1fn[..., k, ...], k even.
@@ -87,7 +89,13 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
     uint8[..., k / 2, ...].
 
   Raises:
-    TypeError: wrong dtype, an odd size, or axis is not an integer.
+    TypeError: If the dtype is another one, k is odd, or axis is not an integer.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> jp.pack_fp4(jnp.array([1.0, 6.0], jnp.float4_e2m1fn))
+    Array([114], dtype=uint8)
   """
   _require_array("pack_fp4", "values", values)
   if values.dtype != formats.E2M1:
@@ -108,10 +116,25 @@ def pack_fp4(values: jax.Array, *, axis: int = -1) -> jax.Array:
 
 
 def unpack_fp4(packed: jax.Array, *, axis: int = -1) -> jax.Array:
-  """Inverse of `pack_fp4`: uint8[..., k / 2, ...] to FP4 [..., k, ...].
+  """Unpacks bytes into pairs of FP4 values along `axis`.
+
+  It is the inverse of `pack_fp4`.
+
+  Args:
+    packed: uint8[..., k / 2, ...].
+    axis: the axis to double.
+
+  Returns:
+    float4_e2m1fn[..., k, ...].
 
   Raises:
-    TypeError: `packed` is not uint8, or axis is not an integer.
+    TypeError: If packed is not uint8, or axis is not an integer.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> jp.unpack_fp4(jnp.array([0x72], jnp.uint8))
+    Array([1, 6], dtype=float4_e2m1fn)
   """
   _require_array("unpack_fp4", "packed", packed)
   if packed.dtype != formats.PACKED:
@@ -167,20 +190,31 @@ def _validate_scale_array(who: str, scale: jax.Array) -> None:
 
 @jax.jit
 def swizzle_scale(scale: jax.Array) -> jax.Array:
-  """Brings a linear scale into the layout that tcgen05 and cuDNN read.
+  """Reorders a linear scale for tcgen05 and cuDNN.
 
-  Done once, at load time, for a static weight. Byte (r, c) of a tile of 128
-  rows and 4 columns goes to offset (r % 32) * 16 + (r // 32) * 4 + c; tiles
-  follow each other row by row. Padding is zero.
+  Call it once for a constant weight, when it is loaded. Tiles of 128 rows and 4
+  columns follow each other row by row. Byte (r, c) of a tile is at offset::
+
+    (r % 32) * 16 + (r // 32) * 4 + c
+
+  Padding is zero.
 
   Args:
-    scale: any 1-byte dtype[..., rows, columns], linear; columns = k / block.
+    scale: 1-byte dtype[..., rows, columns], linear; columns = k / block size.
 
   Returns:
     The same dtype[..., rows padded to 128, columns padded to 4].
 
   Raises:
-    TypeError: the rank is below 2.
+    TypeError: If the rank is below 2.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> scale = jnp.arange(256, dtype=jnp.uint8).reshape(64, 4)
+    >>> swizzled = jp.swizzle_scale(scale)
+    >>> swizzled.shape, swizzled.reshape(-1)[:8]
+    ((128, 4), Array([  0,   1,   2,   3, 128, 129, 130, 131], dtype=uint8))
 
   Source: PTX ISA, tcgen05 scale-factor layout "1X"; cuDNN F8_128x4.
   """
@@ -220,7 +254,9 @@ def linear_scale(
 
 @functools.partial(jax.jit, static_argnames="shape")
 def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
-  """Inverse of `swizzle_scale`.
+  """Returns a swizzled scale in linear order, without padding.
+
+  It is the inverse of `swizzle_scale`.
 
   Args:
     swizzled: dtype[..., rows padded to 128, columns padded to 4].
@@ -230,7 +266,14 @@ def unswizzle_scale(swizzled: jax.Array, shape: tuple[int, int]) -> jax.Array:
     dtype[..., rows, columns].
 
   Raises:
-    TypeError: the shape of `swizzled` is not what (rows, columns) pad to.
+    TypeError: If the shape of swizzled is not (rows, columns) with padding.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> swizzled = jp.swizzle_scale(jnp.ones((64, 2), jnp.uint8))
+    >>> jp.unswizzle_scale(swizzled, (64, 2)).shape
+    (64, 2)
   """
   _validate_scale_array("unswizzle_scale", swizzled)
   rows, columns = shape

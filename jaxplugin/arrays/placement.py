@@ -27,55 +27,76 @@ _SHARDINGS = "shardings"
 
 
 def shardings(tree: Any, sharding: Any) -> Any:
-  """Shardings of the leaves of block-scaled arrays, from those of the arrays.
+  """Returns shardings of the leaves of block-scaled arrays.
 
-  For `in_shardings` and `out_shardings` of `jax.jit`, `jax.device_put`, and
-  checkpoints. A dimension is split over the same mesh axes in values, packed
-  or not, and in block scales, so each device has whole blocks with their
-  scales; where the global scale has size 1 it is on all.
+  Use it for `in_shardings` and `out_shardings` of `jax.jit`, `jax.device_put`
+  and checkpoints. Values and block scales are split over the same mesh axes. So
+  each device has whole blocks with their scales. A global scale of size 1 is
+  replicated.
 
   Args:
-    tree: a `ScaledArray`, or a tree of such and of arrays, which get the
-      sharding as it is. Shapes and dtypes do: `jax.eval_shape` makes them. Of a
-      `QuantizedWeight` the dimensions are those of the weight; of several that
-      are stored as one, the first alone may be split.
-    sharding: a `jax.sharding.Sharding` or, inside `jax.set_mesh`, a
-      `PartitionSpec`, of the logical dimensions; or a tree of them of which
-      each is for a part of `tree`.
+    tree: a tree of `ScaledArray`s and plain arrays, or of their shapes and
+      dtypes (`jax.eval_shape`). Plain arrays get the sharding unchanged. The
+      dimensions of a `QuantizedWeight` are those of the weight. If several are
+      stored as one, only the first may be split.
+    sharding: a `jax.sharding.Sharding` of the logical dimensions, or a
+      `PartitionSpec` inside of `jax.set_mesh`. It may be a tree, with an entry
+      per part of `tree`.
 
   Returns:
-    `tree` with a sharding for each leaf (a `PartitionSpec` where that was
-    given).
+    `tree` with a sharding or `PartitionSpec` for each leaf.
 
   Raises:
-    TypeError: a dimension is not divisible, or its blocks are not, or a
-      swizzled scale would have to be split; or `sharding` is no sharding, or
-      one of more dimensions.
-    ValueError: a tree of shardings does not fit `tree`; or a `PartitionSpec`
-      names an axis that the mesh of the context has not.
-    NotImplementedError: it is neither a `NamedSharding` nor replicated.
+    TypeError: If a dimension does not divide into shards of whole blocks, a
+      swizzled scale would be split, or sharding has another type or rank.
+    ValueError: If a tree of shardings does not fit `tree`, or the mesh has no
+      such axis.
+    NotImplementedError: If a sharding is neither a `NamedSharding` nor
+      replicated.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> mesh = jax.make_mesh((1,), ("x",))
+    >>> rows = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    >>> w_q = jp.quantize(jnp.ones((2, 32)), "nvfp4")
+    >>> placed = jp.shardings(w_q, rows)
+    >>> tuple(placed.values.spec), tuple(placed.global_scale.spec)
+    (('x',), (None, None))
   """
   return _shardings(_SHARDINGS, tree, sharding)
 
 
 def shard(tree: Any, sharding: Any) -> Any:
-  """Places block-scaled arrays as `sharding`, of the logical dimensions, says.
+  """Places block-scaled arrays by shardings of their logical dimensions.
 
-  Outside of `jit` it is `jax.device_put` with `shardings(tree, sharding)`; for
-  what is traced, `jax.lax.with_sharding_constraint`, or `jax.sharding.reshard`
-  where the mesh has explicit axes. What is on several devices moves as bytes,
-  unpacked FP4 too, but on explicit axes, where XLA moves that as f16.
+  It is `jax.device_put` with `shardings(tree, sharding)` outside of `jit`.
+  Inside of `jit` it is `jax.lax.with_sharding_constraint`, or
+  `jax.sharding.reshard` if the mesh axes are explicit. Values travel between
+  devices as bytes. XLA moves unpacked FP4 as f16 on explicit axes.
 
   Args:
-    tree: as of `shardings`, of arrays.
-    sharding: as of `shardings`.
+    tree: as for `shardings`, with arrays as leaves.
+    sharding: as for `shardings`.
 
   Returns:
     `tree`, with its leaves placed.
 
   Raises:
-    TypeError: a leaf of `tree` is no array; and as of `shardings`.
-    ValueError, NotImplementedError: as of `shardings`.
+    TypeError: If a leaf of tree is not an array; and as `shardings`.
+    ValueError: As `shardings`.
+    NotImplementedError: As `shardings`.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> mesh = jax.make_mesh((1,), ("x",))
+    >>> rows = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    >>> w_q = jp.shard(jp.quantize(jnp.ones((2, 32)), "mxfp8"), rows)
+    >>> tuple(w_q.scale.sharding.spec)
+    ('x',)
   """
   targets = _shardings(_SHARD, tree, sharding)
   for leaf in jax.tree.leaves(tree):

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights brought into the order that one device reads fastest, once at load.
 
-What it is worth is known from compiled kernels alone, not from a GPU: see
-`prepare_weights`.
+docs/concepts/layouts.md has the measurements. No GPU has measured the gain.
 """
 
 from __future__ import annotations
@@ -37,65 +36,50 @@ _HUGE_PAGES_BYTES: Final = 8 << 20
 
 
 def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
-  """Returns the same weights, in the order that `target` reads fastest.
+  """Returns the same weights in the order that `target` reads fastest.
 
-  For CPUs:
+  Shapes, formats and dequantized values do not change. Every function accepts
+  the result. A backend that needs the usual order restores it in each call;
+  `jp.explain` prints this. The page "Layouts" has the measurements.
 
-  * stacks, of rank 3 and more: values and scales are stored as their bits,
-    uint8, FP4 packed. XLA:CPU slices 8-bit floats through f16, and FP4 that is
-    not packed element by element. A scan over 8 layers of 512 x 1536 with one
-    row of f32 took 4.0 ms in MXFP8 and 170 in NVFP4 as float4_e2m1fn, prepared
-    0.9 and 0.8, and of f32 weights 2.7 (least of 21 in turns, 2 busy cores with
-    AVX-512, jax 0.10.2; examples/serving/scan_layers.py). The dot of a whole
-    FP8 stack, as a batch, copies it once a call: leave that one as it is.
-  * other FP4 weights are packed, if they are not. FP8 matrices stay as they
-    are, which is what the kernels read.
-  * arrays of 8 MiB and more that are on one local CPU are copied to huge pages,
-    where there are C++ kernels, but not while tracing. What quantize writes
-    lies in such pages; what `device_put` or a checkpoint brings does not, and a
-    row times 4096 x 4096 of MXFP8 took 0.59 ms with it, 0.53 prepared (medians
-    of 80 in turns, inputs rotated, 2 cores with AVX-512). Let go of the array
-    that was given.
+  On CPUs:
 
-  For NVIDIA GPUs and an array whose last axis is the blocked one:
+  * Stacks (rank 3 or more) become bytes, with FP4 packed. XLA:CPU then slices
+    them without a conversion. Do not prepare an FP8 stack that one dot takes as
+    a batch, because each call would copy it.
+  * Other FP4 weights are packed.
+  * Arrays of 8 MiB or more are copied to huge pages, outside of `jit`. Delete
+    the original array.
 
-  * compute capability 8.0 to 9.x, FP4: values are interleaved as uint32[..., k
-    / 8], so that the Triton kernels decode 16 of them in 18 instead of 30
-    operations (shifts, masks). Of bf16 x NVFP4 with one row of lhs, the main
-    loop has 2.7 instead of 3.5 instructions a value on sm_90, and 3.8 instead
-    of 5.3 on sm_80, by the compiler's count (Triton 3.9); no GPU has measured
-    what that gains. FP8 takes one conversion for two values as it is.
-  * 10.0 and later: the scale is swizzled ("swizzled_128x4"), as the matrix
-    instruction takes it; a linear one is rearranged at every call by cuDNN's
-    calls, and in registers by Triton's kernels. Up to 128 rows of lhs these
-    copy the swizzled one from shared to tensor memory as it is (10.0 and 10.3);
-    for more it takes fewer instructions than the linear one, through registers
-    (Triton 3.9, by the compiler's count: 156 instead of 175 a step of NVFP4).
+  On NVIDIA GPUs, if the last axis is the blocked one:
 
-  Anything else is returned as it is: other devices read the usual order.
+  * Compute capability 8.0 to 9.x: FP4 values are interleaved as
+    uint32[..., k / 8].
+  * 10.0 and later: scales become "swizzled_128x4".
 
-  Shape, format and dequantized values stay the same, and every implementation
-  takes the result; one that has no use for it puts it back in order at every
-  call, which `jp.explain` tells. By xla, cpu and triton a product has the same
-  bits as of the weight as it was, except for interleaved values and up to 64
-  rows of lhs on compute capability 9.0 (`block_scaled_small_m` in
-  `jp.explain`): that kernel then adds along k in another order, and both are
-  within the contract's bound. Of cuDNN's library that alone is claimed. It is a
-  pytree like any other.
+  On xla, cpu and triton, the bits of a matmul do not change, with one
+  exception: Triton's kernel for up to 64 rows of interleaved values on 9.0 adds
+  in another order, within the bound.
 
-  Interleaved values may be sharded along any axis, k at multiples of its block
-  size. A swizzled scale cannot be sharded as its values are: where a
-  partitioner splits the call, it is put back in order; inside `shard_map`
-  prepare each device's share.
+  Interleaved values can be sharded between whole blocks. A swizzled scale
+  cannot be sharded; inside of `shard_map`, prepare each device's part.
 
   Args:
-    tree: a `ScaledArray`, prepared or not, or any tree of parameters. Leaves of
-      it that are no `ScaledArray` are returned as they are.
-    target: the device it will be used on; by default that of an enclosing
-      `use_target`, or the local one.
+    tree: a `ScaledArray`, or a tree. Other leaves are returned unchanged.
+    target: the device. None is that of `use_target`, or the local one.
+
+  Returns:
+    A tree of the same structure.
 
   Raises:
-    TypeError: target is no `Target`.
+    TypeError: If target is not a `Target`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize(jnp.ones((2, 8, 32)), "mxfp8")
+    >>> jp.prepare_weights(w_q, jp.named_target("cpu")).values.dtype.name
+    'uint8'
   """
   if target is None:
     target = targets.current_target()
@@ -118,9 +102,23 @@ def prepare_weights(tree: Any, target: targets.Target | None = None) -> Any:
 
 
 def unprepare_weights(tree: Any) -> Any:
-  """Undoes `prepare_weights`: values in their usual order, a linear scale.
+  """Undoes `prepare_weights`: usual order of values, linear scales.
 
-  FP4 values are packed, two a byte, if they were prepared.
+  FP4 values that were prepared stay packed, two per byte.
+
+  Args:
+    tree: a `ScaledArray`, or a tree. Other leaves are returned unchanged.
+
+  Returns:
+    A tree of the same structure.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize(jnp.ones((2, 8, 32)), "mxfp8")
+    >>> prepared = jp.prepare_weights(w_q, jp.named_target("cpu"))
+    >>> jp.unprepare_weights(prepared).values.dtype.name
+    'float8_e4m3fn'
   """
 
   def unprepare(array: scaled_array.ScaledArray) -> scaled_array.ScaledArray:

@@ -29,26 +29,34 @@ _WHO: Final = "QuantizedWeight"
 
 @jax.tree_util.register_pytree_with_keys_class
 class QuantizedWeight:
-  """A quantized weight of a shape of its own, stored as (..., n, k).
+  """A quantized weight with its own shape, stored as [..., n, k].
 
-  What `quantize_params` makes of a weight that is not (..., n, k) by itself: a
-  kernel (k, n), or one that contracts several dimensions. `accept_quantized`
-  gives it to a function in its own shape; `weight.array` is what `linear` and
-  `block_scaled_dot` take. It is a pytree with the leaves of that array, whose
-  leading dimensions (layers, experts) may be mapped, scanned, sliced and
-  stacked, by `jax.tree.map` too.
+  `quantize_params` returns it for a weight that is not [..., n, k], for example
+  a kernel [k, n]. `accept_quantized` passes it to a function in its own shape.
+  `linear` and `block_scaled_dot` accept `weight.array`. It is a pytree with the
+  leaves of that array. Its leading dimensions (layers, experts) can be mapped,
+  scanned, sliced and stacked.
 
   Attributes:
-    array: `ScaledArray` (..., n, k), blocked along k: n has all dimensions that
-      a product keeps, k all that it contracts, in the order of the weight.
-    kernel_shape: the weight's, without leading dimensions.
-    contracting: which of these are contracted, in rising order.
-    dtype: floating dtype of the weight that it was made of.
+    array: `ScaledArray` [..., n, k], blocked along k. n holds the kept
+      dimensions and k the contracted ones, in the order of the weight.
+    kernel_shape: shape of the weight without leading dimensions.
+    contracting: the contracted dimensions of `kernel_shape`, ascending.
+    dtype: floating dtype of the weight before quantization.
 
   Raises:
-    TypeError: array is no `ScaledArray` of rank 2 or more that is blocked along
-      its last dimension, or its last two sizes are not those of the kernel.
-    ValueError: contracting are no dimensions of the kernel, in rising order.
+    TypeError: If array is not a `ScaledArray` blocked along its last dimension,
+      or its last two sizes do not fit the kernel.
+    ValueError: If contracting are not ascending dimensions of the kernel.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> kernel = jnp.ones((32, 3))
+    >>> w_q = jp.quantize(kernel.T, "mxfp8")
+    >>> weight = jp.QuantizedWeight(w_q, kernel.shape, (0,))
+    >>> weight.shape, weight.array.shape
+    ((32, 3), (3, 32))
   """
 
   array: Any
@@ -93,10 +101,9 @@ class QuantizedWeight:
     self.require_sizes()
 
   def require_sizes(self) -> None:
-    """Raises TypeError unless the array has the kernel's sizes.
+    """Raises TypeError if the array does not have the kernel's sizes.
 
-    It has not where its leaves were sliced along other dimensions than leading
-    ones.
+    Slicing the leaves along dimensions other than leading ones causes this.
     """
     sizes = tuple(map(math.prod, self._sizes()))
     if self.array.ndim < 2 or tuple(self.array.shape[-2:]) != sizes:
@@ -118,11 +125,12 @@ class QuantizedWeight:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """That of the weight: leading dimensions, then the kernel's."""
+    """Shape of the weight: leading dimensions, then those of the kernel."""
     return (*self.array.shape[:-2], *self.kernel_shape)
 
   @property
   def ndim(self) -> int:
+    """The number of dimensions of the weight."""
     return len(self.shape)
 
   @property
@@ -137,28 +145,28 @@ class QuantizedWeight:
 
   @property
   def format(self) -> Any:
-    """The array's `BlockFormat`."""
+    """The `BlockFormat` of the array."""
     return self.array.format
 
   def stored_dims(self) -> tuple[tuple[int, ...], ...]:
-    """Of each dimension of the array, which of the weight's it has."""
+    """Returns the dimensions of the weight that each stored one holds."""
     lead = self.array.ndim - 2
     free = tuple(lead + d for d in self._free())
     contracting = tuple(lead + d for d in self.contracting)
     return (*((d,) for d in range(lead)), free, contracting)
 
   def restored(self, x: jax.Array) -> jax.Array:
-    """A plain array of the stored shape, in the order of the weight."""
+    """Returns a plain array of the stored shape in the weight's order."""
     self.require_sizes()
     order = [d for dims in self.stored_dims() for d in dims]
     x = x.reshape([self.shape[d] for d in order])
     return x.transpose(np.argsort(order))
 
   def dequantize(self, dtype: Any = None) -> jax.Array:
-    """The weight as a plain array of its own shape.
+    """Returns the weight as a plain array of shape `shape`.
 
     Args:
-      dtype: f32, bf16 or f16; by default that of the weight it was made of.
+      dtype: f32, bf16 or f16. None is the dtype before quantization.
     """
     dtype = self.dtype if dtype is None else dtype
     return self.restored(self.array.dequantize(dtype))

@@ -36,42 +36,49 @@ _SWIZZLED_ROWS: Final = (
 
 @jax.tree_util.register_pytree_with_keys_class
 class ScaledArray:
-  """A block-scaled array: `values * repeat(scale) * global_scale`.
+  """A block-scaled array: values, block scales and a global scale.
 
-  It is a pytree whose leaves are the arrays, so it passes through `jit`,
-  `vmap`, `scan`, `tree.map`, `device_put`, checkpoints and the like.
+  It stands for::
+
+    values * repeat(scale, block_size) * global_scale
+
+  It is a pytree of these arrays. So it passes through `jit`, `vmap`, `scan`,
+  `jax.tree.map`, `device_put` and checkpoints.
 
   Attributes:
-    values: format.array_dtype[..., k, ...]: the format's own dtype, but for
-      MXFP6, of which XLA has no arrays, uint8 with a code in the low six bits
-      of each (the others are 0). Or for FP4 formats uint8 with the
-      blocked axis halved: two values a byte, the first in the low nibble. Or
-      FP4 as uint32[..., k / 8], interleaved: what `prepare_weights` makes.
-    scale: format.scale_dtype[..., k / block_size, ...], the shape of `values`
-      with the blocked axis divided by the block size. Multiplies to dequantize.
-      For scale_layout "swizzled_128x4" the array `swizzle_scale` returns. Of
-      what `to_bytes` returns both are uint8, their bits; here that is an error,
-      as uint8 does not say which format's bits they are.
-    global_scale: f32 that multiplies everything, or None. It follows the array:
-      it has the rank of `values`, and in each dimension size 1 or the logical
-      size, 1 along the blocked axis. So it is stacked, mapped over and indexed
-      as the other leaves are. Also taken: f32[], and f32 of the leading
-      dimensions alone, as earlier versions wrote them. None for NVFP4 means
-      that there is none, as 1.0 does; `GlobalScaleWarning` where the block
-      scales, if they are known on a CPU, say that there must be one.
-    format: the `BlockFormat`; may be given by its name, "nvfp4".
+    values: format.values_dtype[..., k, ...]. MXFP6: uint8, a code in the low
+      six bits. FP4: also uint8[..., k / 2, ...], the first value in the low
+      nibble, or uint32[..., k / 8] (`prepare_weights`).
+    scale: format.scale_dtype[..., k / block_size, ...], which multiplies to
+      dequantize; or the result of `swizzle_scale`.
+    global_scale: f32 that multiplies everything, or None. It has the rank of
+      values. Each dimension has size 1 or the logical size, and the blocked one
+      has size 1. f32[] and f32 of the leading dimensions are accepted too. None
+      means 1.0.
+    format: a `BlockFormat`, or its name.
     scale_layout: "linear" or "swizzled_128x4".
-    surrogate: a float array of the logical shape, to which the derivatives of
-      `dequantize` and `block_scaled_dot` go, or None. Its numbers are not used:
-      see `quantize`, which makes it for derivative="straight_through". Where it
-      is None it is no leaf.
+    surrogate: a float array of the logical shape that receives derivatives, or
+      None. Its numbers are not used. `quantize` sets it if
+      derivative="straight_through".
 
   Raises:
-    TypeError: dtypes are not the format's, the scale's shape is not that of the
-      values with one axis divided by the block size, the global scale's shape
-      does not follow that of the values, or the surrogate is no float array of
-      the logical shape.
-    ValueError: `scale_layout` or the format's name is unknown.
+    TypeError: If dtypes are not those of the format, or shapes do not fit.
+    ValueError: If scale_layout or the format's name is unknown.
+
+  Warns:
+    GlobalScaleWarning: If NVFP4's block scales, known on a CPU, need a global
+      scale and there is none.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> values = jnp.ones((2, 32), jnp.float8_e4m3fn)
+    >>> scale = jnp.full((2, 1), 0.5, jnp.float8_e8m0fnu)
+    >>> x_q = jp.ScaledArray(values, scale, None, "mxfp8")
+    >>> x_q.format.name, x_q.shape
+    ('mxfp8', (2, 32))
+    >>> x_q.dequantize()[0, :3]
+    Array([0.5, 0.5, 0.5], dtype=float32)
   """
 
   values: Any
@@ -142,11 +149,12 @@ class ScaledArray:
 
   @property
   def is_packed(self) -> bool:
+    """Whether values are FP4 as uint8, two per byte."""
     return self.format.is_fp4 and self.values.dtype == formats.PACKED
 
   @property
   def is_bytes(self) -> bool:
-    """Whether values and scale are their bits; `to_floats` undoes it."""
+    """Whether values and scale are bits; `to_floats` undoes it."""
     return self.scale.dtype == formats.PACKED
 
   @property
@@ -156,7 +164,7 @@ class ScaledArray:
 
   @property
   def axis(self) -> int:
-    """The blocked axis of `values`, found from the shapes; never negative."""
+    """The blocked axis of `values`, found from the shapes, non-negative."""
     if self.scale_layout == layouts.SWIZZLED or self.is_interleaved:
       return self.values.ndim - 1
     return layouts.blocked_axis(self.values.shape, self.scale.shape)
@@ -168,11 +176,12 @@ class ScaledArray:
 
   @property
   def ndim(self) -> int:
+    """The number of dimensions."""
     return self.values.ndim
 
   @property
   def dtype(self) -> np.dtype:
-    """dtype of the stored values."""
+    """Dtype of the stored values."""
     return self.values.dtype
 
   @property
@@ -196,7 +205,7 @@ class ScaledArray:
 
   @property
   def sharding(self) -> jax.sharding.Sharding:
-    """That of `values`; the other leaves have their own."""
+    """Sharding of `values`; the other leaves have other shardings."""
     return self.values.sharding
 
   def block_until_ready(self) -> ScaledArray:
@@ -210,19 +219,19 @@ class ScaledArray:
     return self.transpose()
 
   def transpose(self, *axes: Any) -> ScaledArray:
-    """The same array with its dimensions in another order, exactly.
+    """Returns the array with its dimensions in another order, exactly.
 
-    The blocked dimension goes with the others: w (n, k) in blocks along k
-    becomes (k, n) in blocks along k, as a product contracts it.
+    The blocked dimension moves too. So w [n, k] in blocks along k becomes
+    [k, n] in blocks along k, which a matmul can contract.
 
     Args:
-      *axes: as of an array of NumPy: none, which reverses the dimensions, the
+      *axes: as for a NumPy array: none (reverses the dimensions), the
         dimensions, or one tuple of them.
 
     Raises:
-      ValueError: axes are no permutation of the dimensions.
-      NotImplementedError: values or scales lie as `prepare_weights` or
-        `swizzle_scale` put them, which have the blocked dimension last.
+      ValueError: If axes are not a permutation of the dimensions.
+      NotImplementedError: If values or scales are in the order of
+        `prepare_weights` or `swizzle_scale`, which block the last dimension.
     """
     require_global_scale("ScaledArray", self)
     given = axes[0] if len(axes) == 1 and not _is_int(axes[0]) else axes
@@ -248,7 +257,7 @@ class ScaledArray:
     return self.tree_unflatten(aux, (*others[:2], global_scale, *others[2:]))
 
   def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-    """`jaxplugin.dequantize` of it: `values * scale * global_scale`."""
+    """Returns `jaxplugin.dequantize(self, dtype)`."""
     return _provided["dequantize"](self, dtype)
 
   def __matmul__(self, other: Any) -> jax.Array:
@@ -283,7 +292,7 @@ class ScaledArray:
     )
 
   def pack(self) -> ScaledArray:
-    """The same array with FP4 values stored as uint8, two a byte."""
+    """Returns the array with FP4 values as uint8, two per byte."""
     validation.require_unconverted("ScaledArray.pack", self)
     if not self.format.is_fp4 or self.is_packed:
       return self
@@ -292,7 +301,7 @@ class ScaledArray:
     return self._replace_values(layouts.pack_fp4(self.values, axis=self.axis))
 
   def unpack(self) -> ScaledArray:
-    """The same array with FP4 values in `float4_e2m1fn`, logical shape."""
+    """Returns the array with FP4 values as `float4_e2m1fn`."""
     validation.require_unconverted("ScaledArray.unpack", self)
     if self.is_packed and self.is_bytes:
       return self.to_floats().unpack()
@@ -303,9 +312,9 @@ class ScaledArray:
     return self._replace_values(layouts.unpack_fp4(self.values, axis=self.axis))
 
   def to_bytes(self) -> ScaledArray:
-    """The same array as uint8: the bits of values and scale, FP4 packed.
+    """Returns the array with uint8 values and scales; FP4 is packed.
 
-    XLA:CPU slices these as they are, and 8-bit floats through 16 bits.
+    XLA:CPU slices bytes without a conversion, and 8-bit floats through 16 bits.
     """
     validation.require_unconverted("ScaledArray.to_bytes", self)
     if self.is_bytes:
@@ -330,14 +339,14 @@ class ScaledArray:
     return self.tree_unflatten(aux, (values, scale, *rest))
 
   def linear_scale(self) -> Any:
-    """The scale in the linear layout, without padding."""
+    """Returns the scale in the linear layout, without padding."""
     validation.require_unconverted("ScaledArray.linear_scale", self)
     return layouts.linear_scale(
       self.scale, self.scale_layout, self.shape, self.format.block_size
     )
 
   def without_surrogate(self) -> ScaledArray:
-    """The same array, a constant of every derivative by what it was made of."""
+    """Returns the array without a derivative by its source."""
     (values, scale, global_scale, *_), aux = self.tree_flatten()
     return self.tree_unflatten(aux, (values, scale, global_scale))
 
@@ -379,11 +388,11 @@ class ScaledArray:
     return result
 
   def layer_of(self) -> tuple[ScaledArray, jax.Array] | None:
-    """(stack, number): in a trace, of which layer this is a slice, if of one.
+    """Returns (stack, i) if this is `stack[i]` in this trace, else None.
 
-    `stack[number]` is this array, with number an i32[] in range. Kernels that
-    read the stack need no copy of the layer. It is known of what `stack[i]`
-    returned itself, and not once that passed through `jit` or the like.
+    The number i is an i32[] in range. Kernels that read the stack need no copy
+    of the layer. Only the result of `stack[i]` itself has this: `jit` and other
+    transformations drop it.
     """
     if self._layer_of is None:
       return None
@@ -394,12 +403,12 @@ class ScaledArray:
     return stack, jnp.clip(number, 0, count - 1)
 
   def quantized_from(self) -> jax.Array | None:
-    """In a trace, the small array that `quantize` made this of, if known.
+    """Returns the small array that `quantize` was given, or None.
 
-    `quantize` of it along its last axis, with this global scale, gives the same
-    codes again. It is a constant of derivatives. Who wants them in another
-    layout can have kernels write that at once. It is known of what `quantize`
-    returned itself, as `layer_of` is.
+    Quantizing it along its last axis, with this global scale, returns the same
+    codes. It is a constant of derivatives. A backend that needs another layout
+    can quantize into it directly. Only the result of `quantize` itself has it,
+    in the same trace.
     """
     if self._quantized_from is None:
       return None
@@ -408,7 +417,7 @@ class ScaledArray:
     return x if all(now is then for now, then in same) else None
 
   def remember_origin(self, x: jax.Array) -> None:
-    """Notes in a trace what `quantized_from` returns."""
+    """Stores the array that `quantized_from` returns in a trace."""
     if isinstance(self.values, jax.core.Tracer):
       self._quantized_from = lax.stop_gradient(x), self.tree_flatten()[0]
 

@@ -29,27 +29,36 @@ def concatenate(
 ) -> scaled_array.ScaledArray:
   """Joins block-scaled arrays along an existing axis.
 
-  Values and block scales keep their bits: what each array dequantizes to is
-  that part of the result. With it several weights make one product, such as the
-  three projections before attention.
+  Values and block scales keep their bits, and so do dequantized values. One
+  matmul can then replace several, for example the three before attention.
 
-  Global scales that differ, or are not known while tracing, become one for
-  each index of `axis`, and multiply after the dot and not in a kernel. Those
-  that are equal stay one. To have one, quantize the weights joined, or all with
-  the same `global_scale`.
+  Equal global scales stay one. Others become one per index of `axis`, which a
+  backend multiplies after the dot. Global scales that are not known while
+  tracing count as different. To get one, quantize the joined weights, or pass
+  the same `global_scale` to each call of `quantize`.
 
   Args:
-    arrays: of one format, the same shape but in `axis`, and blocked along the
-      same axis. FP4 values that are not stored alike are packed.
-    axis: along which they are joined. It may be the blocked one where the
-      global scales are equal.
+    arrays: `ScaledArray`s of one format, with the same blocked axis and the
+      same shape except along `axis`. FP4 values in different layouts are
+      packed.
+    axis: the axis along which to join. It may be the blocked one if the global
+      scales are equal.
+
+  Returns:
+    A `ScaledArray`.
 
   Raises:
-    TypeError: they are not arrays of one format and of shapes that fit, axis is
-      not an integer, or they are to be joined along the blocked axis and have
-      different global scales.
-    ValueError: axis is out of range, or there are no arrays.
-    NotImplementedError: swizzled scales would have to be split.
+    TypeError: If formats or shapes differ, axis is not an integer, or global
+      scales differ along the blocked axis.
+    ValueError: If axis is out of range, or arrays is empty.
+    NotImplementedError: If swizzled scales would be split.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize(jnp.ones((2, 32)), "mxfp8")
+    >>> jp.concatenate([w_q, w_q, w_q]).shape
+    (6, 32)
   """
   arrays = _checked(_CONCATENATE, arrays)
   first = arrays[0]
@@ -76,22 +85,31 @@ def concatenate(
 def stack(
   arrays: Sequence[scaled_array.ScaledArray], axis: int = 0
 ) -> scaled_array.ScaledArray:
-  """Joins block-scaled arrays along a new axis, with a global scale each.
+  """Joins block-scaled arrays along a new axis.
 
-  `stack(arrays)[i]` has the bits of `arrays[i]`; `lax.scan` and `vmap` take the
-  result apart again.
+  Each array keeps its global scale. `stack(arrays)[i]` has the bits of
+  `arrays[i]`. `lax.scan` and `vmap` split the result again.
 
   Args:
-    arrays: of one format and one shape, blocked along the same axis. FP4 values
-      that are not stored alike are packed.
-    axis: of the result.
+    arrays: `ScaledArray`s of one format, one shape and one blocked axis. FP4
+      values in different layouts are packed.
+    axis: position of the new axis in the result.
+
+  Returns:
+    A `ScaledArray`.
 
   Raises:
-    TypeError: they are not arrays of one format and one shape, or axis is not
-      an integer.
-    ValueError: axis is out of range, or there are no arrays.
-    NotImplementedError: rows of swizzled scales, or interleaved values, would
-      have to be split.
+    TypeError: If formats or shapes differ, or axis is not an integer.
+    ValueError: If axis is out of range, or arrays is empty.
+    NotImplementedError: If rows of swizzled scales, or interleaved values,
+      would be split.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize(jnp.ones((2, 32)), "mxfp8")
+    >>> jp.stack([w_q, w_q]).shape
+    (2, 2, 32)
   """
   arrays = _checked(_STACK, arrays)
   first = arrays[0]
@@ -119,16 +137,29 @@ def stack(
 
 
 def legacy_global_scales(tree: Any) -> Any:
-  """The same tree with global scales of the shapes that version 0.1 made.
+  """Returns the tree with global scales in the shapes of version 0.1.
 
-  These are f32[], and of stacks the leading dimensions alone. All that takes a
-  `ScaledArray` takes them. Two things insist on what they were written with:
-  `restore(path, legacy_global_scales(target))` reads a checkpoint of then, with
-  `target` from `jax.eval_shape` of today, and a function of then by
-  `jax.export` is called with `legacy_global_scales(arguments)`.
+  Those are f32[], or f32 of the leading dimensions of a stack. Every function
+  accepts both shapes. Only two things need the old ones:
+
+  * A checkpoint of that version: `restore(path, legacy_global_scales(target))`,
+    with `target` from `jax.eval_shape`.
+  * A function that `jax.export` wrote with that version: call it with
+    `legacy_global_scales(arguments)`.
 
   Args:
-    tree: of arrays, or of shapes and dtypes, `ScaledArray`s among them.
+    tree: a tree of arrays, or of shapes and dtypes, with `ScaledArray`s.
+
+  Returns:
+    A tree of the same structure.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize(jnp.ones((2, 32)), "nvfp4")
+    >>> old = jp.legacy_global_scales(w_q)
+    >>> w_q.global_scale.shape, old.global_scale.shape
+    ((1, 1), ())
   """
 
   def convert(x: Any) -> Any:

@@ -27,7 +27,7 @@ _FIRST_TOP_SCALE: Final = 256.0
 
 
 class GlobalScaleWarning(UserWarning):
-  """A format's global scale seems to have been forgotten."""
+  """The warning that an NVFP4 array probably lacks its global scale."""
 
 
 def validate(array: Any) -> None:

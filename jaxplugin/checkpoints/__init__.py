@@ -1,13 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reading quantized weights that other tools wrote, and writing them.
+"""Reads and writes the quantized checkpoints of other tools.
 
-`load` opens a file or a folder: safetensors with index files, or GGUF. What a
-layout's tensors mean is in the functions that take them as arrays:
+`load` opens a file or a folder: safetensors with index files, or GGUF.
+`quantize` writes a checkpoint in another tool's layout from plain weights.
 `from_modelopt`, `from_compressed_tensors`, `from_gpt_oss`, `from_torchao`,
-`from_comfyui`, `from_deepseek`, `from_mlx` and `from_gguf`. Most are views of
-the files' bytes. `quantize` makes a checkpoint in one of these layouts of plain
-weights.
+`from_comfyui`, `from_deepseek`, `from_mlx` and `from_gguf` convert arrays. Most
+results are views of the bytes.
 """
 
 import typing as _typing

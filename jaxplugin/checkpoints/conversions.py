@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other tools' tensors to `ScaledArray`s: pure functions, views of the bytes.
+"""Conversions of other tools' tensors to `ScaledArray`s.
 
-In all of these layouts values lie along k, the last dimension (but for some
-experts of ModelOpt), and so do their scales. FP4 has two values a byte. NumPy
-arrays give views; JAX's are bitcast.
+Most results are views of the bytes. In all of these layouts values and scale
+factors lie along k, the last dimension, except in some experts of ModelOpt. FP4
+has two values a byte. NumPy arrays give views; JAX's are bitcast.
 
 Sources: NVIDIA Model Optimizer's unified Hugging Face export; the compressors
 of compressed-tensors 0.20; the weights of openai/gpt-oss; `NVFP4Tensor` and
@@ -59,36 +59,48 @@ def from_modelopt(
   *,
   global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
-  """A weight that NVIDIA Model Optimizer exported.
+  """Converts a weight that NVIDIA Model Optimizer exported.
 
-  weight[i] = value[i] * weight_scale[i // block] * weight_scale_2
+  The numbers are::
 
-  Experts of llama4 and gpt-oss are there as the model has them, k before n:
-  then the last two dimensions of all are (k, n), halved and divided in k.
+    weight[i] = value[i] * weight_scale[i // block] * weight_scale_2
+
+  Experts of llama4 and gpt-oss have k before n. The last two dimensions are
+  then (k, n), and k is the one that is halved or divided.
 
   Args:
-    weight: NVFP4, MXFP4: uint8[..., n, k / 2]; MXFP8: float8_e4m3fn, or its
-      bits as uint8, [..., n, k].
-    weight_scale: NVFP4: float8_e4m3fn[..., n, k / 16]; MX: E8M0
-      [..., n, k / 32]; both also as uint8. NVFP4's may also be F32, BF16 or F16
-      if each is a number of E4M3, and [..., n, k / 32] (groups of 32).
-    weight_scale_2: NVFP4: f32, one number, one for each index of the leading
-      dimensions, or one for each of p equal parts of the rows, [..., p] (q, k
-      and v in one weight). MX: None.
-    global_scale_range: smallest and largest number that weight_scale_2 may be,
-      or None for any. 1.0 always may be. Traced numbers are not looked at.
+    weight: NVFP4, MXFP4: uint8[..., n, k / 2], the low nibble first. MXFP8:
+      f8e4m3fn[..., n, k] or its bits as uint8.
+    weight_scale: NVFP4: f8e4m3fn[..., n, k / 16]. MX: f8e8m0fnu[..., n, k /
+      32]. Bits as uint8 are accepted. NVFP4's may be f32, bf16 or f16 that E4M3
+      holds exactly, or have groups of 32.
+    weight_scale_2: NVFP4: f32, one number, one for each leading index, or one
+      for each of p equal parts of the rows, [..., p]. MX: None.
+    global_scale_range: smallest and largest weight_scale_2; None accepts any.
+      1.0 is always accepted. Traced values are not checked.
 
   Returns:
-    A `ScaledArray` blocked along k, of views except where block scales are cast
-    or repeated. Its global scale is [n, 1] if parts of the rows of a matrix
-    differ. Parts of a stack of experts become one number an expert if the
-    block scales can hold the ratios exactly, else the global scale is
-    [..., n, 1], which `ragged_dot` refuses.
+    A `ScaledArray` blocked along k, of views unless scale factors are cast or
+    repeated. Its global scale is [n, 1] if parts of a matrix differ. For
+    experts it is one number each if E4M3 holds the ratios exactly. Otherwise it
+    is [..., n, 1], which `ragged_dot` refuses.
 
   Raises:
-    TypeError: dtypes and shapes are those of no format.
-    CheckpointError: weight_scale_2 is out of its range, or a block scale is not
+    TypeError: If dtypes and shapes fit no format.
+    CheckpointError: If weight_scale_2 is out of range, or a block scale is not
       a number of E4M3.
+
+  Source: NVIDIA Model Optimizer, unified Hugging Face export.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> w = jp.quantize(jnp.ones((32, 64)), "nvfp4")
+    >>> parts = map(np.asarray, (w.values, w.scale, w.global_scale))
+    >>> w_q = jp.checkpoints.from_modelopt(*parts)
+    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
+    nvfp4 (32, 64) 1.0
   """
   who = "checkpoints.from_modelopt"
   return _linear(
@@ -104,25 +116,41 @@ def from_compressed_tensors(
   *,
   global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
-  """A weight of compressed-tensors: nvfp4-pack-, mxfp4-pack-, mxfp8-quantized.
+  """Converts a weight of compressed-tensors (llm-compressor, vLLM).
 
-  weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
+  Its formats are nvfp4-pack-quantized, mxfp4-pack-quantized and
+  mxfp8-quantized. The numbers are::
 
-  The result's global scale is the f32 reciprocal, within 2^-24 of it.
+    weight[i] = value[i] * weight_scale[i // block] / weight_global_scale
 
   Args:
-    weight_packed: as `weight` of `from_modelopt`; mxfp8's is called `weight`.
-    weight_scale: as of `from_modelopt`.
+    weight_packed: same as `weight` of `from_modelopt`. The file of mxfp8 calls
+      it `weight`.
+    weight_scale: same as in `from_modelopt`.
     weight_global_scale: NVFP4: f32 that *divides*, one number or one for each
-      index of the leading dimensions. MX: None.
-    global_scale_range: what its reciprocal may be, as of `from_modelopt`.
+      leading index. MX: None.
+    global_scale_range: smallest and largest reciprocal, see `from_modelopt`.
 
   Returns:
-    A `ScaledArray` of views, blocked along the last dimension.
+    A `ScaledArray` of views, blocked along the last dimension. Its global scale
+    is the f32 reciprocal, with a relative error of at most 2^-24.
 
   Raises:
-    TypeError: dtypes and shapes are those of no format.
-    CheckpointError: 1 / weight_global_scale is out of its range.
+    TypeError: If dtypes and shapes fit no format.
+    CheckpointError: If 1 / weight_global_scale is out of range.
+
+  Source: the compressors of compressed-tensors 0.20.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> w = jp.quantize(jnp.ones((32, 64)), "nvfp4")
+    >>> values, scale = np.asarray(w.values), np.asarray(w.scale)
+    >>> divisor = 1 / np.asarray(w.global_scale)
+    >>> w_q = jp.checkpoints.from_compressed_tensors(values, scale, divisor)
+    >>> print(w_q.format, w_q.shape)
+    nvfp4 (32, 64)
   """
   who = "checkpoints.from_compressed_tensors"
   name = "weight_global_scale"
@@ -141,28 +169,41 @@ def from_comfyui(
   rows: int | None = None,
   global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
-  """Returns a weight of ComfyUI (comfy-kitchen): NVFP4 or MXFP8.
+  """Converts a weight of ComfyUI (comfy-kitchen): NVFP4 or MXFP8.
 
-  It has the names, dtypes and often the shapes of ModelOpt's, but the first of
-  two FP4 values is in the high nibble, and scales lie in cuBLAS's tiles.
+  It has the names, dtypes and often the shapes of ModelOpt's. But the first of
+  two FP4 values is in the high nibble, and scale factors lie in cuBLAS's tiles.
 
   Args:
-    weight: NVFP4: uint8[n, k / 2]; MXFP8: float8_e4m3fn[n, k]. Rows may be
-      padded by zeros.
-    weight_scale: NVFP4: float8_e4m3fn; MXFP8: E8M0; both also as uint8. Tiles
-      of 128 rows and 4 columns, in any shape of as many bytes.
+    weight: NVFP4: uint8[n, k / 2]. MXFP8: f8e4m3fn[n, k]. Rows may be padded by
+      zeros.
+    weight_scale: NVFP4: f8e4m3fn. MXFP8: f8e8m0fnu. Bits as uint8 are accepted.
+      Tiles of 128 rows and 4 columns, in any shape of as many bytes.
     weight_scale_2: NVFP4: f32, one number that multiplies. MXFP8: None.
     rows: n without padding; None for all rows.
     global_scale_range: same as in `from_modelopt`.
 
   Returns:
-    A `ScaledArray` blocked along k with scale_layout "swizzled_128x4". Scales
-    are views; FP4 values are a copy.
+    A `ScaledArray` blocked along k with scale_layout "swizzled_128x4". Scale
+    factors are views; FP4 values are a copy.
 
   Raises:
-    TypeError: dtypes and shapes are those of no format.
-    ValueError: rows is out of range.
-    CheckpointError: weight_scale_2 is out of its range.
+    TypeError: If dtypes and shapes fit no format.
+    ValueError: If rows is out of range.
+    CheckpointError: If weight_scale_2 is out of range.
+
+  Source: comfy-kitchen's `float_utils.py` and `tensor/nvfp4.py` at 7d86acf.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> w = jp.quantize(
+    ...   jnp.ones((128, 64)), "mxfp8", scale_layout="swizzled_128x4")
+    >>> w_q = jp.checkpoints.from_comfyui(
+    ...   np.asarray(w.values), np.asarray(w.scale))
+    >>> print(w_q.format, w_q.scale_layout)
+    mxfp8 swizzled_128x4
   """
   who = "checkpoints.from_comfyui"
   format = fitting.comfyui_format(
@@ -190,24 +231,39 @@ def from_comfyui(
 
 
 def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
-  """Returns a weight of DeepSeek-V4, MiniMax-M3 or MiMo: MXFP4 or MXFP8.
+  """Converts a weight of DeepSeek-V4, MiniMax-M3 or MiMo: MXFP4 or MXFP8.
 
-  weight[i, j] = value[i, j] * scale[i // rows, j // columns]
+  The numbers are::
 
-  FP8 whose scales cover more than 32 values is MXFP8 with each scale repeated.
+    weight[i, j] = value[i, j] * scale[i // rows, j // columns]
+
+  FP8 with scale factors for more than 32 values becomes MXFP8, with each scale
+  factor repeated.
 
   Args:
-    weight: FP4: int8 or uint8[..., n, k / 2], the low nibble first; FP8:
-      float8[..., n, k], k a multiple of 32.
-    scale: E8M0, also as uint8. FP4: [..., n, k / 32]. FP8: one for 1, 32 or 128
-      rows and 32 or 128 columns.
+    weight: FP4: int8 or uint8[..., n, k / 2], the low nibble first. FP8:
+      f8e4m3fn or f8e5m2[..., n, k], k a multiple of 32.
+    scale: f8e8m0fnu or its bits as uint8. FP4: [..., n, k / 32]. FP8: one for
+      1, 32 or 128 rows and 32 or 128 columns.
 
   Returns:
-    A `ScaledArray` blocked along the last dimension, of views except where
-    scales are repeated.
+    A `ScaledArray` blocked along the last dimension, of views unless scale
+    factors are repeated.
 
   Raises:
-    TypeError: dtypes and shapes are those of no format.
+    TypeError: If dtypes and shapes fit no format.
+
+  Source: `inference/convert.py` of DeepSeek-V4.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> values = np.ones((128, 256)).astype(jnp.float8_e4m3fn)
+    >>> scale = np.full((1, 2), 126, np.uint8)  # 2^-1 for 128 x 128 values
+    >>> w_q = jp.checkpoints.from_deepseek(values, scale)
+    >>> print(w_q.format, w_q.scale.shape, jp.dequantize(w_q)[0, 0])
+    mxfp8 (128, 8) 0.5
   """
   who = "checkpoints.from_deepseek"
   format = fitting.deepseek_format(who, weight, scale)
@@ -224,22 +280,35 @@ def from_deepseek(weight: Any, scale: Any) -> scaled_array.ScaledArray:
 
 
 def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
-  """Returns a weight of MLX in mode mxfp4, mxfp8 or nvfp4.
+  """Converts a weight of MLX in mode mxfp4, mxfp8 or nvfp4.
 
-  weight[i] = value[i] * scale[i // block]
+  The numbers are::
+
+    weight[i] = value[i] * scale[i // block]
 
   Args:
-    weight: uint32, FP4: [..., n, k / 8]; FP8 (E4M3): [..., n, k / 4]; the first
-      value in the lowest bits.
-    scales: uint8. mxfp4, mxfp8: E8M0[..., n, k / 32]; nvfp4: E4M3
-      [..., n, k / 16].
+    weight: uint32, the first value in the lowest bits. FP4: [..., n, k / 8].
+      FP8 (E4M3): [..., n, k / 4].
+    scales: uint8. mxfp4, mxfp8: E8M0[..., n, k / 32]. nvfp4: E4M3[..., n, k /
+      16].
 
   Returns:
     A `ScaledArray` of views, blocked along the last dimension. NVFP4 has the
     global scale 1.
 
   Raises:
-    TypeError: dtypes and shapes are those of no format.
+    TypeError: If dtypes and shapes fit no format.
+
+  Source: `fp_quantize` of mlx/ops.cpp at 846d176.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> words = np.full((32, 8), 0x22222222, np.uint32)  # E2M1's 0010 is 1
+    >>> scales = np.full((32, 2), 127, np.uint8)  # 2^0
+    >>> w_q = jp.checkpoints.from_mlx(words, scales)
+    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
+    mxfp4 (32, 64) 1.0
   """
   who = "checkpoints.from_mlx"
   format = fitting.mlx_format(who, weight, scales)
@@ -255,25 +324,29 @@ def from_mlx(weight: Any, scales: Any) -> scaled_array.ScaledArray:
 
 
 def activation_scale(layout: str, scale: Any) -> jax.Array:
-  """Returns the `global_scale` of an activation that a checkpoint calibrated.
+  """Returns the calibrated `global_scale` of an activation.
 
   ModelOpt's and ComfyUI's `input_scale` and torchao's `act_per_tensor_scale`
   multiply, as `jp.quantize(x, "nvfp4", global_scale=)` takes them.
   compressed-tensors' `input_global_scale` divides.
 
   Args:
-    layout: "modelopt", "comfyui", "torchao" or "compressed-tensors".
+    layout: "modelopt", "modelopt-swizzled", "comfyui", "torchao" or
+      "compressed-tensors".
     scale: the tensor, one float.
 
   Returns:
     f32[], which multiplies.
 
   Raises:
-    ValueError: the layout has no such scale.
-    TypeError: scale is not one float.
+    ValueError: If the layout has no such scale.
+    TypeError: If scale is not one float.
 
   Example:
-    >>> jp.checkpoints.activation_scale("compressed-tensors", np.float32([64]))
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> scale = np.float32([64])
+    >>> jp.checkpoints.activation_scale("compressed-tensors", scale)
     Array(0.015625, dtype=float32)
   """
   who = "checkpoints.activation_scale"
@@ -292,12 +365,14 @@ def activation_scale(layout: str, scale: Any) -> jax.Array:
 
 
 def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
-  """Expert weights of gpt-oss: MXFP4, for `ragged_dot` as they are.
+  """Converts expert weights of gpt-oss: MXFP4, for `ragged_dot`.
 
-  weight[e, i, j] = ldexp(value[e, i, j], scales[e, i, j // 32] - 127)
+  The numbers are::
 
-  Of the first product gate and up are interleaved rows, which
-  `ragged_dot(..., activation="swigluoai")` takes.
+    weight[e, i, j] = ldexp(value[e, i, j], scales[e, i, j // 32] - 127)
+
+  The first weight of an expert has interleaved rows of gate and up, for
+  `ragged_dot(..., activation="swigluoai")`.
 
   Args:
     blocks: uint8[..., n, k / 32, 16], the low nibble first.
@@ -307,7 +382,18 @@ def from_gpt_oss(blocks: Any, scales: Any) -> scaled_array.ScaledArray:
     A `ScaledArray` of views, [..., n, k].
 
   Raises:
-    TypeError: a dtype or a shape is another one.
+    TypeError: If a dtype or a shape differs.
+
+  Source: the weights of openai/gpt-oss.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> blocks = np.full((4, 32, 2, 16), 0x22, np.uint8)  # E2M1's 0010 is 1
+    >>> scales = np.full((4, 32, 2), 127, np.uint8)  # 2^0
+    >>> experts = jp.checkpoints.from_gpt_oss(blocks, scales)
+    >>> print(experts.format, experts.shape, jp.dequantize(experts)[0, 0, 0])
+    mxfp4 (4, 32, 64) 1.0
   """
   who = "checkpoints.from_gpt_oss"
   fitting.require_gpt_oss(who, blocks, scales)
@@ -323,27 +409,42 @@ def from_torchao(
   is_swizzled: bool = False,
   global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
-  """A weight of torchao: the parts of an `NVFP4Tensor` or an `MXTensor`.
+  """Converts a weight of torchao: parts of an `NVFP4Tensor` or `MXTensor`.
 
-  weight[i] = value[i] * scale[i // block] * per_tensor_scale
+  The numbers are::
+
+    weight[i] = value[i] * scale[i // block] * per_tensor_scale
 
   Args:
-    qdata: FP4: uint8[..., n, k / 2]; FP8: float8[..., n, k].
-    scale: NVFP4: float8_e4m3fn; MX: float8_e8m0fnu. [..., n, k / block], or
-      swizzled, in any shape of as many bytes as that has when padded.
-    per_tensor_scale: NVFP4: f32[], f32[E, 1, 1], or None. MX: None.
-    is_swizzled: the attribute `is_swizzled_scales`. The result's scales then
-      have scale_layout "swizzled_128x4".
-    global_scale_range: as of `from_modelopt`.
+    qdata: FP4: uint8[..., n, k / 2], the low nibble first. FP8: f8e4m3fn or
+      f8e5m2[..., n, k].
+    scale: NVFP4: f8e4m3fn. MX: f8e8m0fnu. [..., n, k / block], or swizzled in
+      any shape of as many bytes.
+    per_tensor_scale: NVFP4: f32[], f32[E, 1, 1] or None. MX: None.
+    is_swizzled: the attribute `is_swizzled_scales`. The result then has
+      scale_layout "swizzled_128x4".
+    global_scale_range: same as in `from_modelopt`.
 
   Returns:
     A `ScaledArray` of views, blocked along the last dimension.
 
   Raises:
-    TypeError: dtypes and shapes are those of no format.
-    CheckpointError: per_tensor_scale is out of its range.
-    NotImplementedError: scales of a stack are swizzled as rows of one matrix,
-      and n is no multiple of 128, so that parts share tiles.
+    TypeError: If dtypes and shapes fit no format.
+    CheckpointError: If per_tensor_scale is out of range.
+    NotImplementedError: If a stack was swizzled as rows of one matrix, and n is
+      not a multiple of 128.
+
+  Source: `NVFP4Tensor` and `MXTensor` of torchao 0.18.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> w = jp.quantize(jnp.ones((32, 64)), "mxfp8")
+    >>> w_q = jp.checkpoints.from_torchao(
+    ...   np.asarray(w.values), np.asarray(w.scale))
+    >>> print(w_q.format, w_q.shape)
+    mxfp8 (32, 64)
   """
   who = "checkpoints.from_torchao"
   format = fitting.torchao_format(who, qdata, scale, is_swizzled)
@@ -367,30 +468,41 @@ def from_gguf(
   *,
   global_scale_range: Range | None = GLOBAL_SCALE_RANGE,
 ) -> scaled_array.ScaledArray:
-  """A weight of a GGUF file, of type MXFP4 or NVFP4; one copy of its bytes.
+  """Converts a weight of a GGUF file, of type MXFP4 or NVFP4, in one copy.
 
-  A block of MXFP4 is an E8M0 byte and 16 bytes: byte j has value j in the low
-  and j + 16 in the high nibble. One of NVFP4 is 4 scales of 16 values each,
-  E4M3 without a sign, and 4 times 8 bytes: byte j has values j and j + 8. The
-  numbers are gguf's, but where it has no NaN: scale byte 255 of MXFP4 is NaN
+  A block of MXFP4 is an E8M0 byte and 16 bytes. Byte j has value j in the low
+  and j + 16 in the high nibble. A block of NVFP4 is 4 scale factors (E4M3
+  without a sign) of 16 values each, and 4 times 8 bytes. Byte j has values j
+  and j + 8. The numbers are gguf's, except that MXFP4's scale byte 255 is NaN
   here.
 
   Args:
-    blocks: uint8[..., n, 17 * k / 32] of MXFP4, [..., n, 36 * k / 64] of NVFP4.
-    format: `MXFP4` or `NVFP4`.
-    scale: NVFP4: the tensor "NAME.scale" beside "NAME.weight", which
-      multiplies: f32, one number or one for each index of the leading
-      dimensions; or None.
-    global_scale_range: as of `from_modelopt`.
+    blocks: MXFP4: uint8[..., n, 17 * k / 32]. NVFP4: uint8[..., n, 36 * k /
+      64].
+    format: `MXFP4` or `NVFP4`, or its name.
+    scale: NVFP4: the tensor "NAME.scale" next to "NAME.weight", which
+      multiplies. f32, one number or one for each leading index; or None.
+    global_scale_range: same as in `from_modelopt`.
 
   Returns:
     A `ScaledArray`, blocked along the last dimension.
 
   Raises:
-    TypeError: a dtype or a shape is another one.
-    ValueError: it is another format.
-    CheckpointError: scale is out of its range, or a block's scale has a sign
-      (where it is not traced).
+    TypeError: If a dtype or a shape differs.
+    ValueError: If the format is another one.
+    CheckpointError: If scale is out of range, or a block scale that is not
+      traced has a sign.
+
+  Source: `quants.py` of gguf 0.19.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> block = np.full((32, 17), 0x22, np.uint8)  # E2M1's 0010 is 1
+    >>> block[:, 0] = 127  # 2^0
+    >>> w_q = jp.checkpoints.from_gguf(block, "mxfp4")
+    >>> print(w_q.format, w_q.shape, jp.dequantize(w_q)[0, 0])
+    mxfp4 (32, 32) 1.0
   """
   who = "checkpoints.from_gguf"
   format = formats.resolve(who, format)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a checkpoint that breaks a rule, or has one of its own."""
+"""Errors and warnings about checkpoints, and checks of paths."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def open_regular(path: pathlib.Path) -> BinaryIO:
 
 
 class NumbersWarning(UserWarning):
-  """A checkpoint has a NaN, an infinity or a global scale that is neither."""
+  """A checkpoint has NaNs, infinities or global scales that are zero."""
 
 
 class LayoutWarning(UserWarning):
-  """Nothing says whose some weights are, and two layouts read other numbers."""
+  """The layout of some weights is open: two layouts read different numbers."""
 
 
 class PreQuantScaleWarning(UserWarning):
-  """Some weights are right only with inputs multiplied by a pre_quant_scale."""
+  """Some weights need inputs that are multiplied by a pre_quant_scale (AWQ)."""

@@ -58,21 +58,31 @@ _CONFIGS: Final = (
 
 
 class Checkpoint(Mapping[str, Any]):
-  """A checkpoint's tensors by name; what `load` returns.
+  """A mapping of names to a checkpoint's tensors, as `load` returns it.
 
-  Indexing makes the array anew: a `ScaledArray` of each quantized weight under
-  the name it has in the model, and plain NumPy arrays of all else. They are
-  views of the mapped file (of GGUF's blocks: one copy), which the system reads
-  as their numbers are used. `str` is a table of what was found.
+  Indexing returns a `ScaledArray` for a quantized weight, under its name in the
+  model, and otherwise a NumPy array. Each call makes a new array, a view of the
+  mapped file (for GGUF's blocks, a copy). The system reads the bytes when they
+  are used. `str` is a table of the tensors.
 
   Attributes:
-    path: what was loaded.
-    config: what the configuration beside it says, "" if nothing.
-    entries: what there is under each name; nothing of it is read.
-    misfits: why tensors are left out under strict=False, by their names.
-    unread: files of weights in the same folder that were not opened.
-    numbers: counts of NaNs and the like, of each tensor that has some, by name;
+    path: the path that was loaded.
+    config: the quantization in the configuration next to it; "" if nothing.
+    entries: a description of each name; no value is read.
+    misfits: reasons of tensors that strict=False left out, by name.
+    unread: weight files in the same folder that were not opened.
+    numbers: counts of NaNs and other odd values, by the names that have some;
       None unless `load` had check="numbers".
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> from safetensors import numpy as safetensors
+    >>> weights = {"up.weight": np.ones((32, 64), np.float32)}
+    >>> safetensors.save_file(weights, "model.safetensors")
+    >>> checkpoint = jp.checkpoints.load("model.safetensors")
+    >>> print(list(checkpoint), checkpoint["up.weight"].shape)
+    ['up.weight'] (32, 64)
   """
 
   def __init__(
@@ -99,12 +109,12 @@ class Checkpoint(Mapping[str, Any]):
     """Returns the array of a name.
 
     Raises:
-      KeyError: there is none; the message has the nearest names.
-      CheckpointError: its global scale is out of range, or it is of a type of
-        GGUF that has no format here.
+      KeyError: If there is no such name. The text has the nearest names.
+      CheckpointError: If its global scale is out of range, or jaxplugin has no
+        format for its GGUF type.
 
     Warns:
-      NumbersWarning: a block's scale is NaN.
+      NumbersWarning: If a block scale is NaN.
     """
     return self._make(name, stacklevel=3)
 
@@ -129,19 +139,19 @@ class Checkpoint(Mapping[str, Any]):
     return array
 
   def activation_scale(self, name: str) -> jax.Array | None:
-    """Returns the calibrated global scale of what a weight is multiplied by.
+    """Returns the calibrated global scale of the activation of a weight.
 
     Args:
-      name: the weight's.
+      name: the weight's name.
 
     Returns:
-      f32[], which multiplies: `jp.quantize(x, "nvfp4", global_scale=)` takes
-      it. None if the checkpoint has none for this weight, or if `load` left
-      the tensor out.
+      f32[], which multiplies: pass it to `jp.quantize(x, "nvfp4",
+      global_scale=)`. None if the checkpoint has none for this weight, or if
+      `load` left the tensor out.
 
     Raises:
-      KeyError: there is no such weight.
-      TypeError: the tensor is not one float.
+      KeyError: If there is no such weight.
+      TypeError: If the tensor is not one float.
     """
     entry = self.entries.get(name)
     if entry is None:
@@ -165,19 +175,21 @@ class Checkpoint(Mapping[str, Any]):
   def read(
     self, progress: reporting.Progress | bool | None = None
   ) -> dict[str, Any]:
-    """Returns all of it as arrays of JAX, each brought to its device once.
+    """Returns all tensors as JAX arrays, each copied to its device once.
 
-    `jnp.asarray` converts 64-bit values. Under
-    strict=False tensors that cannot be read are left out, and `misfits` gets
-    their reasons.
+    `jnp.asarray` converts 64-bit values. Under strict=False, tensors that
+    cannot be read are left out, and `misfits` gets their reasons.
 
     Args:
-      progress: called after each name with the bytes read and all of them. Or
-        True for a bar on standard error, False for none; None is True where
-        standard error is a terminal.
+      progress: called after each name with the bytes read and all bytes. True
+        shows a bar on standard error, False nothing. None shows it on a
+        terminal.
+
+    Returns:
+      A dict of arrays by name.
 
     Raises:
-      CheckpointError: as of indexing; it lists all tensors that raise it.
+      CheckpointError: If tensors cannot be read; the text lists all of them.
     """
     total = sum(entry.nbytes for entry in self.entries.values())
     done = 0
@@ -205,7 +217,7 @@ class Checkpoint(Mapping[str, Any]):
     return console.text(self.parts())
 
   def parts(self) -> Iterator[console.Part]:
-    """Returns the report that `str` prints."""
+    """Yields the parts of the report that `str` prints."""
     yield f"{self.path}: {self.config or 'no quantization_config'}"
     yield from tables.parts(tables.rows(self.entries.values()))
     if awq := _with_pre_quant_scale(self.entries):
@@ -231,7 +243,7 @@ class Checkpoint(Mapping[str, Any]):
     yield f"loads with jp.checkpoints.load: {verdict}"
 
   def to_json(self) -> str:
-    """Returns the same as JSON."""
+    """Returns the report as JSON."""
     found = tables.rows(self.entries.values())
     return json.dumps(
       {
@@ -278,55 +290,52 @@ def load(
   check: str | None = None,
   layout: str | None = None,
 ) -> Checkpoint:
-  """Opens a checkpoint; reads no more of it than what describes its tensors.
+  """Opens a checkpoint of quantized or plain weights; reads no values yet.
 
-  Layouts are recognized by names, dtypes, shapes and marks: ModelOpt,
-  compressed-tensors, gpt-oss, torchao, ComfyUI, DeepSeek, MLX and GGUF. A
-  quantized weight is one `ScaledArray`, called as in the model
-  ("layers.0.up_proj.weight"); its parts are not listed. A
-  `pre_quant_scale` is listed, and so do `input_scale` and
-  `input_global_scale`; `entries[name]` of its weight names them. Tensors that
-  are not quantized pass through. One that some sign calls quantized, in a
-  format that jaxplugin does not have (INT4, FP8 with f32 scales), cannot be
-  read.
-
-  Of a folder's files an index is read with the files that it names. Without an
-  index all .safetensors files are read, and two of them with one name are an
-  error. A .gguf file, or all parts that gguf-split wrote, are read if there are
-  no others. `Checkpoint.unread` names the files that are not read.
+  Names, dtypes, shapes and marks determine the layout: ModelOpt,
+  compressed-tensors, gpt-oss, torchao, ComfyUI, DeepSeek, MLX or GGUF. A
+  quantized weight is one `ScaledArray` under its name in the model
+  ("layers.0.up_proj.weight"); its parts are not listed. Other tensors pass
+  through. docs/how_to/load_checkpoint.md has the rules for layouts and files.
 
   Args:
-    path: a .safetensors file, a .safetensors.index.json, a .gguf file, or a
-      folder.
-    global_scale_range: smallest and largest global scale that may multiply, or
-      None for any. One that is used the wrong way round is off by millions.
-    strict: whether tensors that cannot be read are an error, which lists all.
-      False leaves them out; `Checkpoint.misfits` has their reasons.
-    skip: globs of names that are left out, with or without ".weight": those of
-      weights, or of their tensors in the files.
-    check: "numbers" reads all of it, a chunk at a time, and counts NaNs,
-      infinities and global scales that are 0 or infinite: `Checkpoint.numbers`.
-    layout: whose weights are, if their names, dtypes and shapes are those of
-      several: "modelopt", "compressed-tensors", "comfyui" or
-      "modelopt-swizzled" (ModelOpt's with its scales in tiles). None lets marks
-      and configurations decide, and without them takes ModelOpt's.
+    path: a .safetensors, .safetensors.index.json or .gguf file, or a folder.
+    global_scale_range: smallest and largest global scale that multiplies; None
+      accepts any.
+    strict: False leaves out tensors that cannot be read; `Checkpoint.misfits`
+      has the reasons.
+    skip: globs of names to leave out, with or without ".weight".
+    check: "numbers" reads all tensors and counts NaNs, infinities and global
+      scales that are 0: `Checkpoint.numbers`.
+    layout: one of `OPEN_LAYOUTS`, for weights that fit several. None uses marks
+      and configurations, or else ModelOpt's layout.
 
   Returns:
-    A `Checkpoint`, a mapping of names to arrays. `print` shows what was found.
+    A `Checkpoint`, a mapping of names to arrays. `print` shows a table.
 
   Raises:
-    TypeError: path is not a path, or skip is not a glob or a list of globs.
-    ValueError: check is neither None nor "numbers", or there is no such layout.
-    OSError: a file cannot be read; FileNotFoundError if there is no such path.
-    CheckpointError: a file breaks a rule of its format, a weight's parts are
-      missing or do not fit each other, it is quantized in a way that is not
-      read, or there is nothing to load.
+    TypeError: If path is not a path, or skip is not a glob or a list of globs.
+    ValueError: If check or layout is unknown.
+    OSError: If a file does not exist or cannot be read.
+    CheckpointError: If a file breaks a rule, parts of a weight are missing, or
+      its quantization (such as INT4) is not supported.
 
   Warns:
-    LayoutWarning: nothing says whose some weights are, and another layout would
-      read them as other numbers.
-    PreQuantScaleWarning: inputs of some weights are to be multiplied first.
-    NumbersWarning: `check` found something.
+    LayoutWarning: If nothing decides between layouts.
+    PreQuantScaleWarning: If inputs of some weights need a pre_quant_scale.
+    NumbersWarning: If `check` found something.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> from safetensors import numpy as safetensors
+    >>> weights = {"up.weight": np.ones((32, 64), np.float32)}
+    >>> safetensors.save_file(weights, "model.safetensors")
+    >>> done = jp.checkpoints.quantize(
+    ...   "model.safetensors", "quantized.safetensors", "nvfp4")
+    >>> up = jp.checkpoints.load("quantized.safetensors")["up.weight"]
+    >>> print(type(up).__name__, up.format, up.shape)
+    ScaledArray nvfp4 (32, 64)
   """
   errors.require_path(_WHO, "path", path)
   globs = naming.globs(_WHO, "skip", skip)

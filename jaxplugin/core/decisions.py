@@ -29,10 +29,12 @@ Problem = TypeVar("Problem")
 
 
 class RefusedError(NotImplementedError):
-  """The backend that was asked for cannot serve; the message lists all.
+  """The error of a named backend that does not support a call.
+
+  The message has the reason of every backend.
 
   Attributes:
-    reason: why that one cannot.
+    reason: reason of the named backend.
   """
 
   def __init__(self, message: str, reason: str) -> None:
@@ -43,7 +45,7 @@ class RefusedError(NotImplementedError):
     return str(self.args[0])
 
   def told_by(self, who: str) -> RefusedError:
-    """The same, of a message that begins with who says so."""
+    """Returns the error with a message that begins with a function's name."""
     return RefusedError(f"{who}: {self}", self.reason)
 
 

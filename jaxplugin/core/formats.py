@@ -76,19 +76,33 @@ class BlockFormat:
   """A block-scaled format.
 
   Attributes:
-    name: how messages, configs and the command line call it.
-    values_dtype: dtype of the quantized values (never the packed one):
-      float8_e4m3fn, float8_e5m2, float6_e2m3fn, float6_e3m2fn or
-      float4_e2m1fn. XLA knows none of six bits: these are bytes in JAX.
-    scale_dtype: dtype of the per-block scale: float8_e8m0fnu, float8_e4m3fn or
+    name: its name in messages, configs and on the command line.
+    values_dtype: dtype of the quantized values: float8_e4m3fn, float8_e5m2,
+      float6_e2m3fn, float6_e3m2fn or float4_e2m1fn. JAX stores 6-bit floats as
+      bytes.
+    scale_dtype: dtype of the block scales: float8_e8m0fnu, float8_e4m3fn or
       float8_e5m2.
     block_size: number of consecutive values that share one scale.
-    has_global_scale: whether quantization also makes one f32 scale a tensor.
+    has_global_scale: whether quantization also computes an f32 scale of the
+      whole array.
 
   Raises:
-    TypeError: a dtype is another one, which no function here quantizes to.
-    ValueError: block_size is no positive integer, or E8M0 scales are to have a
-      global scale.
+    TypeError: If a dtype is not one of these.
+    ValueError: If block_size is not a positive integer, or a format with E8M0
+      scales has a global scale.
+
+  Example:
+    >>> import ml_dtypes
+    >>> import jaxplugin as jp
+    >>> jp.NVFP4.block_size, jp.NVFP4.has_global_scale
+    (16, True)
+    >>> jp.BlockFormat(
+    ...   name="e4m3_in_64",
+    ...   values_dtype=ml_dtypes.float8_e4m3fn,
+    ...   scale_dtype=ml_dtypes.float8_e8m0fnu,
+    ...   block_size=64,
+    ... ).value_bits
+    8
   """
 
   name: str
@@ -130,7 +144,7 @@ class BlockFormat:
 
   @property
   def facts(self) -> formats.Format:
-    """What kernels are told of it."""
+    """The record of the format that kernels read."""
     return formats.Format(
       name=self.name,
       element=self.values_encoding,
@@ -141,34 +155,37 @@ class BlockFormat:
 
   @property
   def values_encoding(self) -> Element:
+    """The facts about `values_dtype` that kernels read."""
     return encoding(self.values_dtype)
 
   @property
   def scale_encoding(self) -> Element:
+    """The facts about `scale_dtype` that kernels read."""
     return encoding(self.scale_dtype)
 
   @property
   def scale_is_power_of_two(self) -> bool:
+    """Whether scales are E8M0."""
     return self.scale_dtype == E8M0
 
   @property
   def is_fp4(self) -> bool:
-    """Whether values may also be stored packed, two a byte."""
+    """Whether values may also be stored packed, two per byte."""
     return self.values_dtype == E2M1
 
   @property
   def is_fp6(self) -> bool:
-    """Whether values are stored as bytes only, a code in the low six bits."""
+    """Whether values are bytes with a code in the low six bits."""
     return self.values_dtype in (E2M3, E3M2)
 
   @property
   def array_dtype(self) -> np.dtype:
-    """Dtype of an array in JAX with an element for each value."""
+    """Dtype of a JAX array with one element per value."""
     return PACKED if self.is_fp6 else self.values_dtype
 
   @property
   def storage_dtypes(self) -> tuple[np.dtype, ...]:
-    """The dtypes that values may be stored in."""
+    """The dtypes in which values may be stored."""
     packed = (PACKED,) if self.is_fp4 else ()
     return (self.array_dtype, *packed)
 
@@ -188,12 +205,12 @@ class BlockFormat:
 
   @property
   def is_standard(self) -> bool:
-    """Whether it is one of `FORMATS`, which hardware kernels may serve."""
+    """Whether it is one of `FORMATS`, which kernels may support."""
     return self in FORMATS
 
   @property
   def is_known(self) -> bool:
-    """Whether it is one of `KNOWN`, which has a name for all."""
+    """Whether it is one of `KNOWN`, which have public names."""
     return self in KNOWN
 
 

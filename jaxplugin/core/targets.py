@@ -46,33 +46,39 @@ MIN_BLOCK_SCALED_CAPABILITY: Final = (10, 0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-  """A device and the libraries that matter to it.
+  """A device, with the versions of the libraries that it uses.
 
   Attributes:
-    name: for messages.
-    platform: a JAX lowering platform: "cpu", "cuda", "rocm", "tpu", ...
+    name: its name in messages.
+    platform: a JAX lowering platform: "cpu", "cuda", "rocm", "tpu" or another.
     compute_capability: (major, minor) of an NVIDIA GPU, else None.
-    architecture: the LLVM name of an AMD GPU, e.g. "gfx950", else None.
-    cudnn_version: (major, minor, patch), None when there is no cuDNN or its
-      version is not known.
-    ptxas_version: (major, minor, patch) of the ptxas that will assemble kernels
-      for the GPU, from CUDA; None where that is not known, which counts as old.
-      Kernels may have instructions that it is the first to know, which an older
-      one refuses by name. `detect_target` has that of this process.
-    core_count: SMs, CUs or CPU cores; None when not known.
-    shared_memory_bytes: per block, opt-in maximum (LDS on AMD).
-    l2_bytes: size of the last-level cache.
-    memory_bandwidth: bytes per second, as published.
-    cpu_kernels: instruction set of the C++ kernels for CPUs, "avx512_bf16",
-      "avx512", "avx2", "baseline" or "baseline_neon"; None where they cannot
-      be used, as on every named target: only `detect_target` finds them.
-    missing_libraries: (name, reason) of each library that cannot be used, and
-      why, for messages. For named AMD GPUs jax-triton cannot lower;
-      `with_library` asks what they would get where it can.
+    architecture: LLVM name of an AMD GPU, for example "gfx950", else None.
+    cudnn_version: (major, minor, patch), or None if cuDNN is missing or its
+      version is unknown.
+    ptxas_version: (major, minor, patch) of the ptxas that assembles kernels, or
+      None if unknown. Unknown counts as old: kernels then avoid instructions
+      that an old ptxas rejects.
+    core_count: number of SMs, CUs or CPU cores, or None.
+    shared_memory_bytes: maximum per block, with opt-in (LDS on AMD), or None.
+    l2_bytes: size of the last-level cache, or None.
+    memory_bandwidth: published bytes per second, or None.
+    cpu_kernels: instruction set of the C++ kernels: "amx_bf16", "avx512_bf16",
+      "avx512", "avx2", "baseline" or "baseline_neon". None if they cannot run,
+      and for every named target.
+    missing_libraries: (name, reason) of each library that cannot be used.
 
   Raises:
-    TypeError: ptxas_version is not three numbers.
-    ValueError: there is one, and the platform is not "cuda".
+    TypeError: If ptxas_version is not three numbers.
+    ValueError: If ptxas_version is given and the platform is not "cuda".
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> b200 = jp.named_target("b200", cudnn="9.13")
+    >>> b200.compute_capability, b200.cudnn_version
+    ((10, 0), (9, 13, 0))
+
+  See also:
+    `jp.named_target`, `jp.detect_target`, `jp.use_target`.
   """
 
   name: str
@@ -110,7 +116,7 @@ class Target:
 
   @property
   def has_block_scaled_cudnn(self) -> bool:
-    """Whether it has a cuDNN that multiplies block-scaled arrays."""
+    """Whether its cuDNN multiplies block-scaled arrays."""
     have = self.cudnn_version, self.compute_capability
     least = MIN_BLOCK_SCALED_CUDNN, MIN_BLOCK_SCALED_CAPABILITY
     return self.platform == "cuda" and all(
@@ -119,16 +125,16 @@ class Target:
     )
 
   def missing(self, library: str) -> str:
-    """Why a library cannot be used; empty where nothing speaks against it."""
+    """Returns why a library cannot be used, or ""."""
     return dict(self.missing_libraries).get(library, "")
 
   def with_library(self, library: str) -> Self:
-    """The same device where nothing speaks against a library."""
+    """Returns the device with a library marked as usable."""
     others = {k: v for k, v in self.missing_libraries if k != library}
     return dataclasses.replace(self, missing_libraries=tuple(others.items()))
 
   def without_library(self, library: str, reason: str) -> Self:
-    """The same device where a library cannot be used, and why."""
+    """Returns the device with a library marked as unusable."""
     missing = {**dict(self.missing_libraries), library: reason}
     return dataclasses.replace(self, missing_libraries=tuple(missing.items()))
 
@@ -235,22 +241,30 @@ def named_target(
   cudnn: str | Version | None = None,
   ptxas: str | Version | None = None,
 ) -> Target:
-  """Returns a device by name, to lower and inspect for it without having it.
+  """Returns a device by name, to lower for it and to inspect the result.
+
+  The device need not be attached. "cpu" is a CPU without the C++ kernels, so
+  its programs run on any CPU. `detect_target("cpu")` includes the kernels.
 
   Args:
-    name: one of `TARGET_NAMES`, any case.
-    cudnn: the cuDNN version to assume, "9.13" or "9.13.0" or (9, 13, 0). None
-      assumes that there is none, so the cudnn implementation is refused.
-    ptxas: the version of the ptxas that kernels are assembled by, likewise,
-      which is CUDA's. None: it is not known (`Target.ptxas_version`).
+    name: one of "a100", "l40s", "h100", "h200", "b200", "b300", "rtx5090",
+      "gb10", "mi300x", "mi355x", "cpu"; any case.
+    cudnn: version of cuDNN: "9.13", "9.13.0" or (9, 13, 0). None means that
+      cuDNN is missing, so the cudnn backend is refused.
+    ptxas: version of CUDA's ptxas, in the same forms. None means unknown.
 
-  "cpu" is a CPU without the C++ kernels (`Target.cpu_kernels` is None), so
-  that what is lowered for it runs on any; `detect_target("cpu")` has them.
+  Returns:
+    A `Target`.
 
   Raises:
-    TypeError: name is no string.
-    ValueError: unknown name (lists the known ones), malformed version, or
-      cuDNN or ptxas for a device that is not NVIDIA's.
+    TypeError: If name is not a string.
+    ValueError: If the name is unknown, a version is malformed, or a version is
+      given for a device that is not NVIDIA's.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.named_target("h100").compute_capability
+    (9, 0)
   """
   if not isinstance(name, str):
     raise TypeError(
@@ -324,17 +338,31 @@ _override = contexts_private.make(None)
 
 @contextlib.contextmanager
 def use_target(target: Target) -> Iterator[Target]:
-  """Makes block-scaled dots traced inside decide for `target`.
+  """Chooses backends for `target` in the dots traced inside of it.
 
-  The override is recorded in each call as it is traced and is part of `jit`'s
-  cache key. It governs lowering for the target's own platform; to lower for a
-  GPU on a machine without one, pass that platform as well:
+  Each call records the target when it is traced. The target is part of `jit`'s
+  cache key. It changes the lowering for its own platform only. To lower for a
+  GPU that is not attached, pass that platform to `lower`.
 
-    with jp.use_target(jp.named_target("b200", cudnn="9.13")):
-      lowered = jax.jit(f).trace(x, w).lower(lowering_platforms=("cuda",))
+  Args:
+    target: a `Target`.
+
+  Yields:
+    `target`.
 
   Raises:
-    TypeError: `target` is not a `Target`.
+    TypeError: If target is not a `Target`.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x_q = jp.quantize(jnp.ones((128, 128)), "mxfp8")
+    >>> with jp.use_target(jp.named_target("b200", cudnn="9.13")):
+    ...   traced = jax.jit(jp.block_scaled_dot).trace(x_q, x_q)
+    ...   text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    >>> "__op$block_scaled_dot" in text
+    True
   """
   require("use_target", target)
   with _override(target):
@@ -360,13 +388,24 @@ def local_targets() -> list[Target]:
 
 
 def detect_target(platform: str | None = None) -> Target:
-  """Describes the local device of `platform` (default: JAX's default backend).
+  """Returns a description of the local device of a platform.
 
-  Where no such device is present, all that is known is the platform, and
-  implementations that need more are refused with that reason.
+  If there is no such device, only the platform is known. Backends that need
+  more refuse it with that reason.
+
+  Args:
+    platform: a JAX platform. None is JAX's default backend.
+
+  Returns:
+    A `Target`.
 
   Raises:
-    TypeError: platform is neither a string nor None.
+    TypeError: If platform is neither a string nor None.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.detect_target("cpu").platform
+    'cpu'
   """
   if not isinstance(platform, str | None):
     raise TypeError(

@@ -56,91 +56,57 @@ def block_scaled_dot(
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
-  """Multiplies block-scaled operands.
+  """Multiplies operands, one or both of them block-scaled.
 
-  Computes, accumulating in f32 and casting once at the end:
+  Computes, with f32 sums and one cast::
 
-    dot   = dot_general(lhs * lhs_scale, rhs * rhs_scale) * global_scale
+    dot    = dot_general(lhs * lhs_scale, rhs * rhs_scale) * global_scale
     result = cast(activation(dot + bias) + residual)
 
-  Every implementation is bit-equal to this when all products and sums are
-  exact, and within 16 * 2^-24 * sum|a * b| of it otherwise, before the cast.
-  A NaN scale makes its whole block NaN, also where the values are zero.
-
-  Derivatives, in either mode and of any order, are those of these formulas with
-  respect to a plain lhs or rhs, global_scale, bias and residual. A tangent is
-  such a dot itself. A plain side's gradient is that of the result times the
-  other side, dequantized in the backward pass and in high precision, and has
-  the side's dtype; what is kept for it is quantized (with an activation also
-  f32 of the result's shape: its slope, for which the dot is computed once more
-  in f32; as it is for the gradient of global_scale, backward). Quantized values
-  and block scales have no derivative, see `dot_general`; a `ScaledArray` that
-  `quantize(x, ..., derivative="straight_through")` made has one by x.
+  A backend returns these bits if f32 holds all products and sums. Otherwise the
+  error before the cast is at most `16 * 2^-24 * sum|a * b|`. A NaN scale
+  makes its block NaN, even if values are 0. Unquantized arguments have
+  derivatives.
 
   Args:
-    lhs: (..., m, k): a `ScaledArray`; or quantized values with `lhs_scale`; or
-      a plain f32, bf16 or f16 array without one (f64 is rounded to f32, in
-      which products are multiplied). Raw FP4 values are
-      float4_e2m1fn[..., k] or uint8[..., k / 2], first value in the low nibble.
-      Raw NVFP4 has no global scale but `global_scale`: a checkpoint's goes
-      there.
-    rhs: (..., n, k), likewise, or (n, k) for an lhs of any higher rank. At
-      least one side must be quantized; the two may have different formats.
-    lhs_scale: of the shape of lhs with the contracting dimension divided by
-      the block size. float8_e8m0fnu for MX formats, float8_e4m3fn for NVFP4,
-      whose sign must be positive (Blackwell ignores the sign bit); negative
-      scales are refused where their values are known. Multiplies to dequantize.
-    rhs_scale: likewise for rhs.
-    global_scale: f32[], or an f32 array that broadcasts to the result and has
-      its rank. Multiplies the global scales that `ScaledArray`s carry. They
-      multiply the sum one after the other, as f32 need not hold their product.
-    dimension_numbers: as `lax.dot_general`'s, ((lhs_contracting,
-      rhs_contracting), (lhs_batch, rhs_batch)), any rank and order. Default:
-      contraction of the last dimensions, leading dimensions batch; where rhs
-      has rank 2 and lhs more, those of lhs are rows: (..., k) x (n, k) gives
-      (..., n). With several contracting dimensions, one of them is blocked.
-    preferred_element_type: f32, bf16 or f16: dtype of the result.
-    precision: None, a `lax.Precision` or its name, or a pair. "highest" keeps
-      the global scale in f32 where an implementation would round it to a 16-bit
-      result's dtype, and several apart where it would multiply them first
-      (cudnn: a product below 2^-126 is zero); all else is exact at any
-      precision.
-    block_size: asserts the block size, and accepts padded scales: at least the
-      needed size (ceil(k / block_size) along k) in each dimension that is not
-      batch. What is in the padding never matters. A pair (lhs, rhs) where the
-      two sides differ.
-    bias: f32, bf16 or f16[n], over the last dimension of the result (or of the
-      shape of all dimensions that come from rhs).
-    activation: None, "relu", "gelu" (tanh approximation) or "silu".
+    lhs: `ScaledArray`, f32, bf16 or f16[..., m, k], or values with `lhs_scale`.
+      Packed FP4: uint8[..., k / 2].
+    rhs: the same, [..., n, k] or [n, k].
+    lhs_scale: f8e8m0fnu[..., m, k / 32]; NVFP4: f8e4m3fn[..., m, k / 16], >= 0.
+    rhs_scale: the same for rhs.
+    global_scale: f32 that broadcasts to the result; several multiply in turn.
+    dimension_numbers: as for `lax.dot_general`. Default: contract the last
+      dimensions; leading ones are batch, or rows if rhs has rank 2.
+    preferred_element_type: f32, bf16 or f16.
+    precision: "highest" keeps global scales separate, in f32.
+    block_size: block size or a pair; accepts padded scales.
+    bias: f32, bf16 or f16[n].
+    activation: None, "relu", "gelu" (by tanh) or "silu".
     residual: f32, bf16 or f16 of the result's shape.
-    out_sharding: as `lax.dot_general`'s: a `PartitionSpec` or a `NamedSharding`
-      of explicit mesh axes. None: that of the operands' remaining dimensions.
-      What devices then send each other follows from the types alone.
-    reduce_dtype: f32, bf16 or f16: what devices send each other, under `jit`,
-      where a contracting dimension is sharded. Each device's part, with the
-      global scale, is rounded to it, and these are summed in it; bias,
-      activation and residual follow in f32. A 16-bit dtype halves what is sent,
-      and costs up to d roundings to it of sum(|part|), over d devices: outside
-      of the bound above. None: parts are in f32 and the global scale multiplies
-      their sum, which keeps the bound. Sums inside of one device are in f32,
-      whatever it is.
-    implementation: None chooses; "xla", "cudnn", "triton", "cpu" or "cutile"
-      forces one. "cutile" needs cuda-tile, and is never chosen by rule: no GPU
-      has run its code yet.
+    out_sharding: as for `lax.dot_general`.
+    reduce_dtype: dtype of sums over devices; None is f32.
+    implementation: "cudnn", "triton", "cpu", "xla" or "cutile"; None chooses.
 
   Returns:
-    preferred_element_type[batch..., m..., n...], dimensions ordered as by
-    `lax.dot_general`.
+    preferred_element_type[batch..., m..., n...].
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
-    NotImplementedError: the implementation asked for cannot serve (all reasons
-      are listed), out_sharding has unreduced axes, or a derivative with respect
-      to quantized values or block scales is asked for.
-    JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
-      names an axis that is not explicit, or is needed, as a contracting
-      dimension of both sides is sharded, and is not given.
+    TypeError: If a rank, dtype or shape is wrong.
+    ValueError: If a parameter is invalid, or a known NVFP4 scale is negative.
+    NotImplementedError: If the named backend does not support the call, or
+      quantized values are differentiated.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x_q = jp.quantize(jnp.ones((2, 32)), "mxfp8")
+    >>> w_q = jp.quantize(jnp.ones((3, 32)), "mxfp4")
+    >>> jp.block_scaled_dot(x_q, w_q, bias=jnp.array([0.0, 1.0, 2.0]))
+    Array([[32., 33., 34.],
+           [32., 33., 34.]], dtype=float32)
+
+  See also:
+    `jp.linear`, `jp.explain`.
   """
   if straight_through.has_surrogate(lhs) or straight_through.has_surrogate(rhs):
     return _straight_through(

@@ -53,49 +53,56 @@ _records: list[list[Exception]] = []  # of the `debug_checks` in progress
 
 
 class NonFiniteError(FloatingPointError):
-  """A dot's result has NaN or Inf that its operands do not explain.
+  """The error of a NaN or Inf that the operands of a dot do not explain.
 
-  The message says which call, with the shapes and formats of its operands, the
-  implementation, how many elements, and the first of them.
+  The message names the call, the backend, and the shapes and formats of its
+  operands. It also has the number of such elements and the first one.
   """
 
 
 @contextlib.contextmanager
 def debug_checks(enabled: bool = True) -> Iterator[None]:
-  """Makes block-scaled dots traced inside check their results, or not.
+  """Checks the results of block-scaled dots traced inside of the context.
 
-  An element that is NaN or Inf is explained where the dot in f32 is so too (a
-  NaN in values, scales, bias or residual of its row or column; an overflow of a
-  dequantized value or of a sum); or where its magnitude, up to what an
-  implementation may be off by, exceeds what f32 or the result's dtype holds.
-  What is not explained is an error of the implementation.
+  A check finds NaN and Inf that the operands do not explain. An element is
+  explained in two cases:
 
-    with jp.debug_checks():
-      y = model(x)
+  * The dot in f32 is NaN or Inf there too.
+  * Its magnitude plus the bound of the result exceeds the range of f32 or of
+    the result's dtype.
 
-  Like `use_target` it works while functions are traced, and is part of `jit`'s
-  cache key: inside of it a jitted function is traced again, with checks, and
-  outside of it the one without them is used. What is compiled ahead of time
-  inside keeps its checks for good. It works under all transformations; of
-  `vmap` each entry is a call of its own, and costs the second computation each
-  time. In sharded computations the check is of the whole result, inside of
-  `shard_map` of each device's share. JAX does not export functions traced
-  inside, as none that call back to Python, nor lower them for a platform
-  without a device here.
+  Any other NaN or Inf is a fault of the backend.
 
-  Leaving the block waits for checks in progress. Off, which is the default, it
-  costs nothing: what is traced is the same as without it.
+  The context is part of `jit`'s cache key: a jitted function is traced again
+  inside of it. A function compiled ahead of time inside keeps its checks. Each
+  check computes the dot a second time. All transformations work. Under
+  `shard_map` each device checks its own part. Without the context nothing is
+  added to the program.
+
+  JAX cannot export a function with checks, because checks call Python. It also
+  cannot lower one for a platform without a local device.
 
   Args:
-    enabled: False turns off the checks of an enclosing `debug_checks`.
+    enabled: False turns off the checks of an enclosing context.
+
+  Yields:
+    None. The end of the context waits for checks in progress.
 
   Raises:
-    NonFiniteError: at the end of the block at the latest, if a check failed
-      while it lasted (of a `ragged_dot`'s group sizes it is a ValueError).
-      Where a function that was traced inside runs outside, it is a
-      `jax.errors.JaxRuntimeError` with the same text, raised where JAX reports
-      errors of computations: by the call, or when its result is used.
-    TypeError: `enabled` is not a bool.
+    NonFiniteError: If a check failed, at the end of the context at the latest.
+      Outside of the context, a function traced inside raises
+      `jax.errors.JaxRuntimeError` with the same text.
+    ValueError: If the group sizes of a `ragged_dot` are negative or too large.
+    TypeError: If enabled is not a bool.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x_q = jp.quantize(jnp.ones((2, 32)), "mxfp8")
+    >>> with jp.debug_checks():
+    ...   print(jp.block_scaled_dot(x_q, x_q))
+    [[32. 32.]
+     [32. 32.]]
   """
   if not isinstance(enabled, bool):
     raise TypeError(

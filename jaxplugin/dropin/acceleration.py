@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`accelerate`: this package's dot in code that calls JAX's scaled dots."""
+"""`accelerate`: block-scaled dots in code that calls JAX's scaled dots."""
 
 from __future__ import annotations
 
@@ -67,67 +67,49 @@ _KEEP_ONES: Final = frozenset(
 def accelerate(
   fn: Callable[_Parameters, _Result], *, implementation: str | None = None
 ) -> Callable[_Parameters, _Result]:
-  """Makes JAX's scaled dots inside `fn` this package's, without touching it.
+  """Returns `fn` with JAX's scaled dots replaced by block-scaled dots.
 
-  And its ragged dots, of weights that `fn` dequantizes.
+  `jax.nn.scaled_matmul`, `jax.nn.scaled_dot_general` and `jax.lax.scaled_dot`
+  compute what `jp.nn.scaled_matmul` and `jp.scaled_dot` do. They run on every
+  platform, and accumulate in f32. `scaled_dot_general` still quantizes as JAX
+  does.
 
-  While the function returned runs, each `jax.nn.scaled_matmul`,
-  `jax.nn.scaled_dot_general` and `jax.lax.scaled_dot` that `fn` comes to,
-  however deep inside `jit`, `scan`, `while_loop`, `cond`, `checkpoint`,
-  `shard_map`, `vmap`, `grad`, `custom_jvp` and `custom_vjp` functions and their
-  rules, is what `jaxplugin.nn.scaled_matmul` and `jaxplugin.scaled_dot` make of
-  it. So it works on every platform, multiplies and accumulates in f32, and the
-  implementation fits the device. All else is as it was: names, shardings,
-  donation and static arguments of inner functions, effects, lines of source. A
-  `fn` without such calls behaves as ever.
+  `jax.lax.ragged_dot` and `ragged_dot_general` become `jp.ragged_dot` if `fn`
+  dequantizes their weights from block-scaled values. Rounding of the
+  dequantized weights is then left out.
 
-  `jax.lax.ragged_dot` and `ragged_dot_general` become `jaxplugin.ragged_dot`
-  where their weights are seen to be block-scaled: values and block scales that
-  are converted, repeated along the blocks and multiplied, by operations of JAX
-  or `jaxplugin.dequantize`, in the same function or one around it. What
-  dequantizing rounded is not rounded then. Plain weights stay JAX's. A jitted
-  or `custom_vmap` function that is given such weights, and has a ragged dot, is
-  evaluated in place. If an operation makes something else of dequantized
-  weights before a ragged dot, a warning names it.
-
-  `scaled_dot_general` quantizes as JAX does, forward and backward: only its
-  dots change. (`jaxplugin.nn.scaled_dot_general` quantizes by itself.)
-
-  It composes with JAX's transformations on both sides. Called outside of `jit`,
-  `fn` runs one operation at a time and its jitted parts are dispatched from
-  Python, which is slow: wrap the result, `jax.jit(jp.accelerate(fn), ...)`.
-
-  Not entered: Pallas kernels, callbacks, other threads, compiled and exported
-  functions, rules of `custom_vmap` and `custom_partitioning`, and what `fn`
-  returns to be called later (the function from `jax.vjp`, say). What JAX
-  refuses before a dot is reached it refuses still: JAX 0.10 cannot `vmap`
-  `jax.nn.scaled_matmul` over some of its operands, so accelerate inside:
-  `jax.vmap(jp.accelerate(fn), in_axes=...)`.
-
-  Left as it is, with a warning that says why and where: a dot with a result
-  other than f32, bf16 and f16, one of complex operands, and one of a symbolic
-  contracting size whose operands are no known format; a ragged one of
-  block-scaled weights that has batch dimensions, a group offset, another scale
-  than one of a block, a group or all, blocks of no known format, or whose
-  products are forced to an implementation that ragged dots have not.
-
-  Results have the types that JAX gives them. On a mesh with explicit axes that
-  means replicated, whatever the sharding of the operands.
+  Calls inside `jit`, `scan`, `while_loop`, `cond`, `checkpoint`, `shard_map`,
+  `vmap`, `grad`, `custom_jvp` and `custom_vjp` are included. Everything else in
+  `fn` stays the same. Results keep JAX's types; on explicit mesh axes they are
+  replicated. docs/how_to/migrate.md has the limits.
 
   Args:
-    fn: any callable; it gets its arguments as they are given.
-    implementation: None chooses for each dot; a name forces one, as in
-      `block_scaled_dot`.
+    fn: any callable.
+    implementation: a backend for all dots, see `block_scaled_dot`; None chooses
+      one for each.
 
   Returns:
-    A function with the signature of `fn`.
+    A function with the signature of `fn`. Call it inside `jit`.
 
   Raises:
-    TypeError: `fn` cannot be called.
-    ValueError: `implementation` is unknown.
-    From the function returned, besides what `fn` raises, what the drop-ins do:
-    NotImplementedError if the forced implementation cannot serve a dot,
-    ValueError for a negative NVFP4 scale.
+    TypeError: If `fn` is not callable.
+    ValueError: If `implementation` is unknown. The result raises it for a
+      negative NVFP4 scale factor.
+    NotImplementedError: From the result, if the forced implementation does not
+      support a dot.
+
+  Warns:
+    jp.NotQuantizedWarning: If `fn` calls none of these functions, or a dot is
+      not supported and stays. The text has the reason.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x = jp.quantize(jnp.ones((1, 16, 64)), "mxfp8")
+    >>> f = jax.jit(jp.accelerate(jax.nn.scaled_matmul))
+    >>> print(f(x.values, x.values, x.scale, x.scale)[0, 0, 0])
+    64.0
   """
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):

@@ -33,42 +33,46 @@ def linear(
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
-  """A linear layer: `activation(x @ w_q^T + bias)`, accumulated in f32.
+  """Multiplies rows by a quantized weight, as a linear layer does.
 
-  It is `block_scaled_dot` of the last dimensions, whose contract holds: one
-  cast at the end, and derivatives with respect to a plain x and to bias.
+  The formula is that of `block_scaled_dot`, with its bound and derivatives::
+
+    result = cast(activation(x @ w_q^T + bias))
 
   Args:
-    x: (..., k), of rank 1 or more: f32, bf16 or f16, or a `ScaledArray` that is
-      blocked along k. Its leading dimensions are rows. f64 is rounded to f32,
-      in which the product is computed.
-    w_q: (n, k): a `ScaledArray` that is blocked along k, as
-      `quantize(w, format)` makes it of w (n, k), and `quantize(kernel.T,
-      format)` of a kernel (k, n); or plain, where x is quantized.
+    x: f32, bf16, f16 or f64[..., k], or a `ScaledArray` blocked along k. f64 is
+      rounded to f32.
+    w_q: a `ScaledArray` [n, k] blocked along k. A kernel [k, n] becomes one by
+      `quantize(kernel.T, format)`. It may be a plain array if x is quantized.
     bias: f32, bf16 or f16[n].
     activation: None, "relu", "gelu" (tanh approximation) or "silu".
-    layer: integer[], traced or not: w_q is a stack of weights (layers, n, k),
-      bias of biases (layers, n), and this one is meant, or the nearest where it
-      is out of range. Inside of a `lax.scan` over layer numbers kernels read
-      the layer where it lies; what a scan over the weights themselves hands
-      over is a copy. With a plain x, or one of rank 2.
-    preferred_element_type: f32, bf16 or f16, the result's dtype. Default: that
-      of x, and f32 if x is quantized or f64.
-    out_sharding: a `PartitionSpec` or a `NamedSharding` of explicit mesh axes,
-      as in `block_scaled_dot`, which needs it where k is sharded.
-    reduce_dtype: f32, bf16 or f16: what devices send each other where k is
-      sharded, as in `block_scaled_dot`; None is f32.
-    implementation: None chooses; a name forces one, as in `block_scaled_dot`.
+    layer: integer[]. If given, w_q is a stack [layers, n, k], bias is
+      [layers, n], and this layer is used. The number is clamped to the stack.
+      x must then be unquantized or of rank 2.
+    preferred_element_type: f32, bf16 or f16. Default: the dtype of x, or f32 if
+      x is quantized or f64.
+    out_sharding: as for `block_scaled_dot`.
+    reduce_dtype: as for `block_scaled_dot`.
+    implementation: backend; None chooses.
 
   Returns:
     preferred_element_type[..., n].
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: a parameter is not acceptable, or an NVFP4 scale is negative.
-    NotImplementedError: the implementation asked for cannot serve, or
-      out_sharding has unreduced axes.
-    JAX's own errors of shardings, as of `block_scaled_dot`.
+    TypeError: If a rank, dtype or shape does not fit.
+    ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
+    NotImplementedError: If the named backend does not support the call.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize(jnp.ones((3, 32)), "mxfp4")
+    >>> jp.linear(jnp.ones((2, 32), jnp.bfloat16), w_q)
+    Array([[32, 32, 32],
+           [32, 32, 32]], dtype=bfloat16)
+
+  See also:
+    `jp.block_scaled_dot`; the page "Write a decode loop" for `layer`.
   """
   with speaking.speaking_for(WHO):
     lhs, rhs = dot.as_operand("x", x), dot.as_operand("w_q", w_q)

@@ -54,10 +54,10 @@ _QUANTIZABLE: Final = (formats.E4M3, formats.E5M2, formats.E2M1)
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BlockScaleConfig:
-  """How `scaled_dot_general` quantizes one of its arrays.
+  """A config of `scaled_dot_general`: how one array is quantized.
 
-  The fields are those of JAX's own config. It is a pytree whose one leaf is the
-  global scale, so it can be an argument of a jitted function.
+  The fields are those of JAX's config. It is a pytree with one leaf, the global
+  scale. So a jitted function can take it as an argument.
 
   Attributes:
     mode: "mxfp8", "mxfp4" or "nvfp4".
@@ -65,7 +65,13 @@ class BlockScaleConfig:
     data_type: dtype of the quantized values.
     scale_type: dtype of the block scales.
     global_scale: f32[] or f32[1] for "nvfp4", else None.
-    infer_only: without meaning, here as in JAX.
+    infer_only: not used, as in JAX.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> config = jp.nn.get_scaled_dot_general_config("mxfp8")
+    >>> config.mode, config.block_size
+    ('mxfp8', 32)
   """
 
   mode: str
@@ -79,16 +85,24 @@ class BlockScaleConfig:
 def get_scaled_dot_general_config(
   mode: Mode, global_scale: jax.Array | None = None
 ) -> BlockScaleConfig:
-  """`jax.nn.get_scaled_dot_general_config`: a config of `scaled_dot_general`.
+  """Returns a config of `scaled_dot_general`, as `jax.nn` does.
 
   Args:
     mode: "mxfp8" (E4M3 values, an E8M0 scale per 32), "mxfp4" (E2M1 values,
       an E8M0 scale per 32) or "nvfp4" (E2M1 values, an E4M3 scale per 16).
-    global_scale: f32[] or f32[1], for "nvfp4" only; default 1. Values larger
-      than global_scale * 6 * 448 saturate. Ignored for "mxfp8", as in JAX.
+    global_scale: f32[] or f32[1] for "nvfp4"; default 1. Magnitudes above
+      global_scale * 6 * 448 saturate. "mxfp8" ignores it, as in JAX.
+
+  Returns:
+    A `BlockScaleConfig`.
 
   Raises:
-    ValueError: the mode is unknown, or "mxfp4" is given a global scale.
+    ValueError: If the mode is unknown, or "mxfp4" is given a global scale.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.nn.get_scaled_dot_general_config("nvfp4").block_size
+    16
 
   Source: `jax.nn.get_scaled_dot_general_config`.
   """
@@ -125,53 +139,54 @@ def scaled_dot_general(
   configs: Sequence[Any] | None = None,
   implementation: str | None = None,
 ) -> jax.Array:
-  """`jax.nn.scaled_dot_general`: `dot_general` that quantizes both operands.
+  """Quantizes and multiplies, as `jax.nn.scaled_dot_general` does.
+
+  Sums are in f32, and one cast follows::
 
     result = dot_general(quantize(lhs, configs[0]), quantize(rhs, configs[1]))
 
-  accumulated in f32 and cast once. Quantization is that of `jaxplugin.quantize`
-  with the config's global scale, along the contracting dimension; several
-  contracting dimensions are one, in the order in which lhs has them. They are
-  padded inside to whole blocks. Blocks with NaN or Inf become NaN, blocks of
-  zeros stay zero. 16-bit operands and gradients are quantized in f32, where JAX
-  does it in their own dtype: of bf16 both have the same codes, and of f16 for
-  "nvfp4"; of f16 for "mxfp8" JAX's differ where amax / 448 rounds to a power of
-  two or is below f16's normal range, and ours are then at least as close.
+  `jp.quantize` quantizes along the contracting dimension, with the config's
+  global scale. Several contracting dimensions count as one, in the order of
+  lhs. They are padded to whole blocks.
 
-  The gradient of an operand, g being the gradient of the result:
+  The gradient of an operand is computed in f32 and cast once. With g the
+  gradient of the result::
 
-    configs[2] "mxfp8", "mxfp4": the dot of quantize(g, configs[2]) with the
-      other operand, quantized afresh by its own config, both along the
-      dimensions that this dot contracts.
-    configs[2] "nvfp4": the dot of g with the other operand, neither quantized;
-      zero where the operand was clipped, |x| > global_scale * 6 * 448.
+    "mxfp8", "mxfp4": dot_general(quantize(g, configs[2]), quantize(other))
+    "nvfp4":          dot_general(g, other), and 0 where the operand saturated
 
-  Both in f32, cast once to the operand's dtype. The global scales get zero
-  gradients. Without a third config there is no gradient. Second derivatives are
-  there where configs[2] is "nvfp4", in reverse mode; else they are an error.
+  Both are quantized along the dimensions that this dot contracts. The global
+  scales have zero gradients. Second derivatives exist for "nvfp4", in reverse
+  mode.
 
   Args:
-    lhs: a real array. Integers are converted to f32.
-    rhs: likewise.
-    dimension_numbers: as `lax.dot_general`'s; any order, any number.
-    preferred_element_type: f32, bf16 or f16: dtype of the result.
-    configs: for lhs, for rhs, and for the gradient: configs that
-      `get_scaled_dot_general_config` makes, here or in `jax.nn`. Their global
-      scale may be traced. None is `lax.dot_general`, nothing is quantized.
-    implementation: None chooses; a name forces one, as in `block_scaled_dot`,
-      for the gradient's quantized dots as well. (JAX ignores it.)
+    lhs: an array of a real dtype. Integers are converted to f32.
+    rhs: the same.
+    dimension_numbers: as for `lax.dot_general`.
+    preferred_element_type: f32, bf16 or f16.
+    configs: of lhs, of rhs and of the gradient; without the third there is no
+      gradient. None multiplies by `lax.dot_general`, unquantized.
+    implementation: backend of all dots; None chooses. (JAX ignores it.)
 
   Returns:
-    preferred_element_type[batch..., m..., n...], batch dimensions in the order
-    of `dimension_numbers`, as `lax.dot_general` has them. (JAX sorts them.)
+    preferred_element_type[batch..., m..., n...], with batch dimensions in the
+    order of `dimension_numbers`. (JAX sorts them.)
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong, or a config is no
-      config.
-    ValueError: a config's fields do not go together, or the implementation is
-      unknown.
-    NotImplementedError: the implementation asked for cannot serve, or a
-      derivative of a quantized gradient is asked for.
+    TypeError: If a rank, dtype or shape does not fit, or a config is invalid.
+    ValueError: If fields of a config disagree.
+    NotImplementedError: If the named backend does not support the call, or a
+      quantized gradient is differentiated.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> configs = [jp.nn.get_scaled_dot_general_config("mxfp8")] * 3
+    >>> numbers = (((1,), (1,)), ((), ()))
+    >>> x, w = jnp.ones((2, 32)), jnp.ones((3, 32))
+    >>> jp.nn.scaled_dot_general(x, w, numbers, configs=configs)
+    Array([[32., 32., 32.],
+           [32., 32., 32.]], dtype=float32)
 
   Source: `jax.nn.scaled_dot_general`.
   """

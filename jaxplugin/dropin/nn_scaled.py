@@ -52,33 +52,43 @@ def scaled_matmul(
   *,
   implementation: str | None = None,
 ) -> jax.Array:
-  """`jax.nn.scaled_matmul`: batched matmul of block-scaled operands.
+  """Multiplies batches of block-scaled matrices, as `jax.nn` does.
 
-  With block = k / k_blocks, the number of values that one scale covers:
+  With block = k / k_blocks, the number of values that share a scale::
 
     a = lhs * repeat(lhs_scales, block, axis=-1)
     b = rhs * repeat(rhs_scales, block, axis=-1)
-    result = einsum("bmk,bnk->bmn", a, b)
+    result = cast(einsum("bmk,bnk->bmn", a, b))
 
-  accumulated in f32 and cast once. A NaN scale makes its whole block NaN.
+  Sums are in f32. A NaN scale makes its whole block NaN.
 
   Args:
-    lhs: any real dtype[batch, m, k]. uint8 are integers here, as in JAX: packed
-      FP4 goes to `block_scaled_dot`.
+    lhs: any real dtype[batch, m, k]. uint8 values are integers, as in JAX.
     rhs: any real dtype[batch, n, k].
-    lhs_scales: any real dtype[batch, m, k_blocks], k_blocks a divisor of k.
+    lhs_scales: any real dtype[batch, m, k_blocks]; k_blocks divides k.
     rhs_scales: any real dtype[batch, n, k_blocks].
-    preferred_element_type: f32, bf16 or f16: dtype of the result.
-    implementation: None chooses; a name forces one, as in `block_scaled_dot`.
+    preferred_element_type: f32, bf16 or f16.
+    implementation: backend; None chooses.
 
   Returns:
     preferred_element_type[batch, m, n].
 
   Raises:
-    ValueError: a rank other than 3, sizes that disagree, an unknown
-      implementation, or a negative NVFP4 scale.
-    TypeError: k is no multiple of k_blocks, or a dtype is not acceptable.
-    NotImplementedError: the implementation asked for cannot serve.
+    ValueError: If a rank is not 3, sizes disagree, the backend is unknown or an
+      NVFP4 scale is negative.
+    TypeError: If k_blocks does not divide k, or a dtype is invalid.
+    NotImplementedError: If the named backend does not support the call.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x, scale = jnp.ones((1, 2, 32)), jnp.full((1, 2, 1), 0.5)
+    >>> jp.nn.scaled_matmul(x, x, scale, scale)
+    Array([[[8., 8.],
+            [8., 8.]]], dtype=float32)
+
+  See also:
+    `jp.block_scaled_dot`, which also accepts packed FP4.
 
   Source: `jax.nn.scaled_matmul`.
   """
@@ -139,35 +149,45 @@ def scaled_dot(
   preferred_element_type: Any = None,
   implementation: str | None = None,
 ) -> jax.Array:
-  """`jax.lax.scaled_dot`: `dot_general` of block-scaled operands.
+  """Multiplies block-scaled operands, as `jax.lax.scaled_dot` does.
 
-    result = dot_general(lhs * repeat(lhs_scale), rhs * repeat(rhs_scale))
+  Each scale is repeated along contracting dimensions to its operand's size::
 
-  accumulated in f32 and cast once. Each scale is repeated along the contracting
-  dimensions to the size of its operand. A NaN scale makes its whole block NaN.
-  An operand without a scale is used as it is (JAX rounds it to bf16).
+    result = cast(dot_general(lhs * repeat(lhs_scale), rhs * repeat(rhs_scale)))
+
+  Sums are in f32. A NaN scale makes its whole block NaN. An operand without a
+  scale is not rounded. (JAX rounds it to bf16.)
 
   Args:
-    lhs: any real dtype of any rank. uint8 are integers here, as in JAX: packed
-      FP4 goes to `block_scaled_dot`.
+    lhs: any real dtype of any rank. uint8 values are integers, as in JAX.
     rhs: any real dtype, of the rank of lhs.
-    lhs_scale: any real dtype, of the shape of lhs except that the size of every
-      contracting dimension is divided by 2 or more. None leaves lhs unscaled.
-    rhs_scale: likewise for rhs. Its block sizes may differ from those of lhs.
-    dimension_numbers: as `lax.dot_general`'s. Default: (..., m, k) times
-      (..., k, n), leading dimensions batch.
-    preferred_element_type: f32, bf16 or f16: dtype of the result. Default bf16.
-    implementation: None chooses; a name forces one, as in `block_scaled_dot`.
+    lhs_scale: any real dtype. It has the shape of lhs with each contracting
+      size divided by 2 or more. None leaves lhs unscaled.
+    rhs_scale: the same for rhs. Its block sizes may differ from those of lhs.
+    dimension_numbers: as for `lax.dot_general`. Default: [..., m, k] times
+      [..., k, n], with leading batch dimensions.
+    preferred_element_type: f32, bf16 or f16. Default: bf16.
+    implementation: backend; None chooses.
 
   Returns:
-    preferred_element_type[batch..., m..., n...], dimensions ordered as by
-    `lax.dot_general`.
+    preferred_element_type[batch..., m..., n...].
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: unknown implementation, or a negative NVFP4 scale.
-    NotImplementedError: the implementation asked for cannot serve, or a
+    TypeError: If a rank, dtype or shape does not fit.
+    ValueError: If the backend is unknown, or an NVFP4 scale is negative.
+    NotImplementedError: If the named backend does not support the call, or a
       quantized operand is differentiated.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x, scale = jnp.ones((2, 32)), jnp.full((2, 1), 0.5)
+    >>> jp.scaled_dot(x, x.T, lhs_scale=scale)
+    Array([[16, 16],
+           [16, 16]], dtype=bfloat16)
+
+  See also:
+    `jp.block_scaled_dot`, which also accepts packed FP4.
 
   Source: `jax.lax.scaled_dot`.
   """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_dots`: a recipe's products in code that is not to change."""
+"""`quantize_dots`: a recipe in the matmuls of existing code."""
 
 from __future__ import annotations
 
@@ -47,119 +47,60 @@ def quantize_dots(
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> Callable[_Parameters, _Result]:
-  """Trains or runs any model in a recipe's formats, without touching it.
+  """Returns `fn` with the matmuls of its parameters in a recipe's formats.
 
-    recipe = jp.training.MXFP8_RECIPE
-    step = jax.jit(jax.value_and_grad(jp.quantize_dots(loss, recipe)))
-    value, gradients = step(params, batch)
+  Each becomes `jp.dot_general(recipe=recipe, weight=...)`, forward and
+  backward. Matmuls inside `jit`, `scan`, `checkpoint`, `shard_map` and others
+  are included. `fn` may be a whole training step. Everything else stays the
+  same.
 
-  While the function returned runs, products of a parameter and of activations
-  that `fn` comes to (`lax.dot_general`, and what is made of it: `@`, einsum,
-  layers of flax and others) are `jp.dot_general(recipe=recipe, weight=...)`,
-  forward and backward, however deep inside `jit`, `scan`, `while_loop`, `cond`,
-  `checkpoint`, `shard_map`, `vmap`, `custom_jvp` and `custom_vjp` functions.
-  It is as if each were written so: a derivative that `fn` takes by itself
-  (`fn` may be a whole training step) is that of the recipe, and has the same
-  bits as one taken outside. All else is as it was: names, shardings, donation,
-  static arguments, effects, lines of source, types of results.
+  By default, a matmul is quantized if all of these hold:
 
-  Which products are taken: all of these must hold, unless `where` decides.
+  * Exactly one operand is a parameter, possibly reshaped, transposed,
+    converted, sliced or gathered.
+  * The weight's contracting size and its other sizes are multiples of the
+    recipe's largest block size.
+  * No scope around it has the name of a last layer, such as "lm_head" or
+    "logits".
+  * Operands and result are f32, bf16 or f16.
 
-  * One operand is a parameter, and the other one is none. A parameter is a
-    JAX array in the arguments that `params` names, also if it was reshaped,
-    transposed, converted, sliced, concatenated or gathered from its shards, by
-    a `scan` too. Where a jitted function (or the body of a loop) in `fn` takes
-    a derivative by itself, a parameter is in there what it differentiates with
-    respect to; if no operand is, an argument of that function. So products of
-    two activations, as in attention, are left; and where such a function
-    differentiates with respect to weights and inputs alike, so are those.
-  * The weight's sizes, that which is contracted and that of its remaining
-    dimensions, are multiples of the recipe's largest block. (The number of rows
-    may be any: it is padded.)
-  * No scope around it is named like a last layer. Such a name has one of the
-    words `head`, `logit...`, `unembed...`, `classifier` or `predictions`,
-    between "_", "." or "/", as in "lm_head"; or it is "output", "output_proj",
-    "score" or "LMHead_0", outside of all blocks. The rule is
-    `core/parameter_names.py`. Layers without a name are not last layers: say
-    so by `where`.
-
-  Products that no recipe can serve are always left: operands or results that
-  are not f32, bf16 or f16, results of a weak type, an algorithm of
-  multiplication asked for by `precision`. `jp.explain` lists what was taken and
-  what was left, and why:
-
-    print(jp.explain(jp.quantize_dots(loss, recipe), params, batch))
-
-  Keys: a recipe that rounds gradients stochastically needs `key` where a
-  gradient is taken. Every product folds its number into it, in the order in
-  which they are traced (branches of a `cond` begin with the same number); in a
-  `scan` or `while_loop` each trip has a key of its own. `vmap` has one key for
-  all examples, and a `shard_map` one for all devices, whose parts are rounded
-  by equal bits. Equal keys give equal bits, also under `jax.checkpoint`, which
-  computes again with the same key. Give every step another one:
-
-    def step(params, batch, i):
-      q = jp.quantize_dots(loss, recipe, key=jax.random.fold_in(base, i))
-      return jax.value_and_grad(q)(params, batch)
-
-  Functions are traced again for each other `recipe`, `where` and
-  `implementation`, by equality: define `where` once, not in each step. Called
-  outside of `jit`, `fn` runs one operation at a time, which is slow; and nnx
-  modules are not to be changed there: `nnx.jit(jp.quantize_dots(step, ...))`.
-
-  Not entered: what `accelerate` does not enter, and functions that were
-  differentiated before (the one from `jax.vjp`, say). Of `custom_vjp` functions
-  `fwd` is as the function; in a `bwd`, and in the rule of a `custom_jvp`
-  function, nothing counts as a parameter, so that their products are left
-  unless `where` takes them (those of tangents must be left: they would not be
-  linear). Products in these functions take no key. Under `vmap` inside of a
-  jitted function that takes no derivative, a product is seen with its batch
-  dimension, over which its scales may then go. Under any other `vmap` each
-  example is quantized by itself: of a layer that takes one row (equinox'), a
-  weight's gradient is a product for each row. Have the function that maps
-  jitted inside: `jp.quantize_dots(eqx.filter_jit(loss), recipe)`.
-
-  A weight may come quantized once, as `jp.quantize_operand` returns it: `fn`
-  gets its array, and the product that this comes to, as it is, takes the
-  copies: the bits of quantizing anew, and the gradient goes to the array
-  (`jp.training.with_primals`). It has to come to one, reshaped by nothing: in
-  `fn`, in a derivative that it takes, and inside of `jit`, `scan`, `cond`,
-  `checkpoint` and `while_loop`. Weights of all layers, which a `scan` goes over
-  by their first dimension, are quantized by
-  `jax.lax.map(lambda w: jp.quantize_operand(w, recipe), stack)`. Products in
-  functions of `custom_jvp`, `custom_vjp` and `shard_map` cannot take it, those
-  of a derivative inside of a jitted function or loop neither, and not what is
-  another array in each trip of a loop.
+  docs/how_to/high_precision_layers.md has the rules and the limits.
 
   Args:
-    fn: any callable; it gets its arguments as they are given.
-    recipe: a `jp.training.Recipe`; or a format or its name, which is then that
-      of weights, activations and gradients, rounded to nearest, as in
-      `dot_general`: "nvfp4" is not `jp.training.NVFP4_RECIPE`.
-    where: None, or a function of a site, with its `name`, shapes, dtypes,
-      `dimension_numbers`, `source` and which operand is a parameter
-      (`jp.Site`). It returns True, False, or a recipe (or format) for
-      this site. `site.is_default` is the answer that it replaces:
-      `where=lambda site: site.is_default and "Block_0" not in site.name`.
-    key: a `jax.random` key; None where none is needed.
-    params: positions of arguments, or names of those given by name, that hold
-      parameters. The first one by default: a tree of them, an nnx module, or
-      the state of a training step.
-    reduce_dtype: of sums over devices, as in `dot_general`; None is the dtype
-      of each product, as it is without a recipe.
-    implementation: as in `block_scaled_dot`.
+    fn: any callable.
+    recipe: a `jp.training.Recipe`; or a format or its name, which rounds all
+      operands to nearest.
+    where: a function of a `jp.Site` that returns True, False, a recipe or a
+      format; None for the rules above. Define it once, or `fn` is traced again.
+    key: a `jax.random` key for stochastic rounding, another one in each step.
+    params: positions or names of the arguments with parameters. These may be
+      `QuantizedOperand`s.
+    reduce_dtype: see `dot_general`.
+    implementation: see `block_scaled_dot`.
 
   Returns:
-    A function with the signature of `fn`.
+    A function with the signature of `fn`. Call it inside `jit`.
 
   Raises:
-    TypeError: `fn` cannot be called; `recipe`, `where`, `key` or `params` has
-      another type; and from the function returned, `where` returns none of the
-      above, an argument that `params` names is not given, or a
-      `QuantizedOperand` comes to no product, or to one that takes others.
-    ValueError: `implementation` or a format's name is unknown; and from the
-      function returned what `jp.dot_general` raises, as of a recipe that needs
-      a key and has none.
+    TypeError: If an argument, or an answer of `where`, has a wrong type. Also
+      if `params` are missing, or a `QuantizedOperand` fits no matmul.
+    ValueError: If a name is unknown, or a gradient needs a key.
+
+  Warns:
+    jp.NotQuantizedWarning: If no matmul is quantized.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> def loss(w, x):
+    ...   return jnp.square(x @ w).mean()
+    >>> loss_q = jp.quantize_dots(loss, jp.training.MXFP8_RECIPE)
+    >>> w, x = jnp.ones((64, 32)), jnp.ones((4, 64))
+    >>> jax.jit(jax.grad(loss_q))(w, x).shape
+    (64, 32)
+    >>> [site.is_taken for site in jp.explain(loss_q, w, x).sites]
+    [True]
   """
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):

@@ -46,51 +46,51 @@ def explain(
   strict: bool | None = None,
   **kwargs: Any,
 ) -> report.Explanation:
-  """Tells what happens to every block-scaled dot of a function or a module.
+  r"""Returns the backend of each block-scaled dot in `fn`, with the reasons.
 
-  For each dot, ragged ones too: the implementation chosen, how the global scale
-  is applied (fused into the kernel, by a separate multiply, or none), what is
-  padded, and why each other implementation was refused; the layer, by the
-  scopes around it, and whether it is of the forward or the backward pass; how
-  often it runs, as far as trips of loops are known. Beside them what quantizes
-  and dequantizes, by which kernels or why by none; the products that are not
-  block-scaled, and why; and for GPUs whose figures are published an estimate of
-  the least time.
+  The result lists layer, pass, runs, backend, global scale and padding of each
+  dot, and why other backends were refused. It also lists kernels that quantize,
+  matmuls that are not block-scaled, and estimates of the least time.
+  docs/concepts/dispatch.md is the guide.
 
-  Nothing is compiled or run. Sizes are those of the whole arrays, before any
-  sharding, but inside of a `shard_map` those of a device. It assumes a module
-  for the target's platform alone, as `jit` makes one, or `jp.export`; what
-  `jax.export.export` exports has portable operations everywhere. Not listed:
-  what quantizes to a format of one's own, and what dequantizes along another
-  axis than the last, which are operations everywhere.
+  Nothing is compiled or run. Sizes are those of whole arrays, and of one device
+  inside a `shard_map`. Not listed: quantization to a user's own format, and
+  dequantization along another axis than the last.
 
   Args:
-    fn: a function, jitted or not, which is traced; or a module in any form that
-      `jp.rewrite` takes. From a module, the result has every call that
-      `jp.rewrite` takes, and the plain products. Trips of loops are not known.
-    *args, **kwargs: the function's arguments; arrays, or
-      `jax.ShapeDtypeStruct`s, and trees of them. Where there is anything in
-      them but arrays and numbers, the activation function in a module of
-      equinox say, all but arrays is given to the function as it is.
-    target: the device to decide for. By default that of an enclosing
-      `use_target`, or the local one.
-    for_export: whether to tell what `jp.export` puts into a module: measured
-      configs of CPU kernels are left out, and sizes may be symbolic.
-    strict: for a module: whether a call that `jp.rewrite` cannot take is an
-      error. By default its `error` says why.
+    fn: a function, which is traced; or a module in a form that `jp.rewrite`
+      takes. A module has no trip counts of loops.
+    *args, **kwargs: arguments of the function: trees of arrays or
+      `jax.ShapeDtypeStruct`s. Other leaves, such as an activation function, are
+      passed unchanged.
+    target: the device; by default that of an enclosing `use_target`, or the
+      attached one.
+    for_export: True explains what `jp.export` writes. Sizes may then be
+      symbolic, and measured configs of CPU kernels are ignored.
+    strict: for a module, True raises the error of a call that cannot be
+      lowered. By default the call's `error` has it.
 
   Returns:
-    An `Explanation`: a sequence of the dots. Print it for a table with a row
-    for each matmul, which a notebook shows. `details()` has all reasons,
-    `to_json()` is for programs.
+    An `Explanation`, a sequence of the dots. `print` shows a table.
 
   Raises:
-    TypeError: If `target` is not a `Target`, `fn` is neither a function nor a
-      module, a module is given with arguments, or `strict` with a function.
-      And whatever `fn` raises.
-    jp.ModuleError: If the module does not parse, or is not valid.
-    TypeError, ValueError, NotImplementedError: If `strict` and a call of the
-      module cannot be taken.
+    TypeError: If an argument has a wrong type, a module has further arguments,
+      or `strict` is given with a function.
+    jp.ModuleError: If the module does not parse or is not valid.
+    NotImplementedError: If `strict` and a call cannot be lowered; TypeError and
+      ValueError are possible too.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x = jax.ShapeDtypeStruct((16, 64), jnp.bfloat16)
+    >>> w = jp.quantize(jnp.ones((32, 64)), "nvfp4")
+    >>> h200 = jp.named_target("h200", cudnn="9.13")
+    >>> explanation = jp.explain(jp.linear, x, w, target=h200)
+    >>> print("\n".join(str(explanation).splitlines()[2:4]))
+    #  operands       m   n   k  runs  backend  global scale      est.
+    0  bf16 x nvfp4  16  32  64     1  triton   fused         0.881 ns
   """
   if target is not None:
     targets.require("explain", target, "a jp.Target or None")

@@ -129,9 +129,18 @@ def information() -> Information:
 def info() -> str:
   """Returns versions, devices, and the formats that each backend supports.
 
+  `python -m jaxplugin info` prints it. The text also has the target, the tuning
+  tables in use, and backends of other packages.
+
+  Returns:
+    Lines of text. Its form may change; `python -m jaxplugin info --json` is for
+    programs.
+
   Example:
-    >>> print(jp.info())  # doctest: +ELLIPSIS
-    python: 3...
+    >>> import jaxplugin as jp
+    >>> lines = jp.info().splitlines()
+    >>> [line for line in lines if line.startswith("jaxplugin:")]
+    ['jaxplugin: 0.1.0']
   """
   return console.text(information().parts())
 

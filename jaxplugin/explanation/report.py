@@ -168,19 +168,30 @@ class ExplainedSite(Place):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation(Sequence):
-  """The block-scaled dots of a function, or calls of a module, in order.
+  """The block-scaled dots of a function, or the calls of a module, in order.
 
-  As a sequence it is these. `str` is a table with a row for each matmul, which
-  a notebook shows; `details` is a report with all reasons. `flops` and
-  `add_flops` are for meters of utilization (MFU).
+  It is a sequence of the dots. `str` is a table with a row for each matmul, and
+  `details` has all reasons. `flops` and `add_flops` are for utilization meters
+  (MFU).
 
   Attributes:
-    dots: the same.
-    quantizations: what quantizes and dequantizes beside them.
-    others: products that are not block-scaled.
-    assumptions: what lowering may know better, one sentence each.
-    sites: products that a `quantize_dots` in the function took or left, in the
-      order in which they are traced. Trips are not counted.
+    dots: each dot, with its problem, target, decision and place.
+    quantizations: each quantization and dequantization.
+    others: matmuls that are not block-scaled, with the reason.
+    assumptions: assumptions about the program, one sentence each.
+    sites: matmuls that a `quantize_dots` in the function saw, in the order in
+      which they are traced. Trips of loops are not counted.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x, w = jnp.ones((2, 64)), jp.quantize(jnp.ones((32, 64)), "mxfp8")
+    >>> h100 = jp.named_target("h100")
+    >>> explanation = jp.explain(jp.linear, x, w, target=h100)
+    >>> print(len(explanation), explanation[0].decision.implementation)
+    1 triton
+    >>> explanation.flops == 2 * 2 * 32 * 64
+    True
   """
 
   dots: tuple[Explained, ...]
@@ -199,10 +210,11 @@ class Explanation(Sequence):
     return str(self)
 
   def __str__(self) -> str:
+    """Returns the table."""
     return console.text(self.parts())
 
   def parts(self) -> Iterator[console.Part]:
-    """Returns the report that `str` prints: a row for each matmul.
+    """Yields the parts of the report that `str` prints: a row for each matmul.
 
     A matmul that is not block-scaled has "-" as its number and backend.
     """
@@ -237,6 +249,8 @@ class Explanation(Sequence):
     """Returns a report of every dot with all reasons.
 
     Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxplugin as jp
       >>> w = jp.quantize(jnp.ones((64, 64)), "mxfp8")
       >>> h100 = jp.named_target("h100")
       >>> explanation = jp.explain(jp.linear, w, w, target=h100)
@@ -277,7 +291,16 @@ class Explanation(Sequence):
     return "\n".join(lines)
 
   def to_json(self) -> str:
-    """The same as JSON: an object of "dots", "quantizations" and so on."""
+    """Returns the report as JSON: an object with "summary", "dots" and others.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxplugin as jp
+      >>> import json
+      >>> explanation = jp.explain(lambda x: x @ x, jnp.ones((64, 64)))
+      >>> json.loads(explanation.to_json())["summary"]["products"]
+      1
+    """
     return json.dumps(
       {
         "summary": self.summary(),
@@ -292,15 +315,24 @@ class Explanation(Sequence):
     )
 
   def summary(self) -> dict[str, Any]:
-    """Counts and totals.
+    """Returns counts and totals.
 
     Returns:
-      "block_scaled" and "products": how many there are in the program;
-      "block_scaled_runs" and "product_runs": how often they run, where a
-      `while_loop` counts once ("while_loop_products": how many are in one);
-      "implementations" and "quantizations": how many by each implementation;
-      "num_bytes", "flops", "seconds": of all runs, estimates; None where not
-      known.
+      A dict. "block_scaled" and "products" are numbers of matmuls in the
+      program. "block_scaled_runs" and "product_runs" count how often they run;
+      a `while_loop` counts once, and "while_loop_products" are in one.
+      "implementations" and "quantizations" count by backend. "num_bytes",
+      "flops" and "seconds" are estimates for all runs, or None if one matmul's
+      is not known.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxplugin as jp
+      >>> w = jp.quantize(jnp.ones((64, 64)), "mxfp8")
+      >>> target = jp.named_target("h100")
+      >>> summary = jp.explain(jp.linear, w, w, target=target).summary()
+      >>> print(summary["block_scaled"], summary["implementations"])
+      1 {'triton': 1}
     """
     products: list[Explained | NotBlockScaled] = [
       *self._products(),
@@ -335,30 +367,30 @@ class Explanation(Sequence):
 
   @property
   def flops(self) -> float | None:
-    """FLOPs of all products in one run; None if those of one are not known.
+    """FLOPs of all matmuls in one run; None if those of one are not known.
 
-    Two for each multiplication, whatever computes it. The trips of scans count,
-    in contrast to XLA's `cost_analysis`. A `while_loop`'s body counts once.
+    A multiplication and its addition count as two. Trips of a `scan` count,
+    which XLA's `cost_analysis` leaves out. The body of a `while_loop` counts
+    once.
     """
     return self.summary()["flops"]
 
   def add_flops(self, cost: Mapping[str, float]) -> dict[str, float]:
-    """Adds the FLOPs of custom calls to XLA's cost analysis.
+    """Returns XLA's cost analysis with the FLOPs of custom calls added.
 
-    XLA does not know what a custom call computes, and counts -1 for it. So the
-    figure of a program with kernels of this package is too small::
+    XLA counts -1 for a custom call, because it does not analyze it. The figure
+    of a program with kernels is therefore too small::
 
       result["flops"] = max(cost["flops"], 0) + sum(2 * batch * m * n * k)
 
     The sum has the dots that are custom calls on the target: those of every
-    implementation except xla. As in XLA's figure, the body of a loop counts
-    once; see `flops` for a figure with trips. The result is that of the same
-    program in f32 with plain dots, up to 1 for each call, and except for
-    operations that are not dots.
+    backend except xla. As in XLA's figure, the body of a loop counts once;
+    `flops` has a figure with trips. For the dots, the result equals the figure
+    of the same program with plain f32 dots, up to 1 for each call.
 
     Args:
-      cost: what `compiled.cost_analysis()` returns. The program is the
-        explained function, for the same target and arguments.
+      cost: the result of `compiled.cost_analysis()`, of the explained function
+        for the same target and arguments.
 
     Returns:
       A copy of `cost` with another "flops".
@@ -368,9 +400,13 @@ class Explanation(Sequence):
         or sizes of a dot are symbolic.
 
     Example:
-      >>> compiled = jax.jit(step).lower(params, batch).compile()
-      >>> explanation = jp.explain(step, params, batch)
-      >>> flops = explanation.add_flops(compiled.cost_analysis())["flops"]
+      >>> import jax.numpy as jnp
+      >>> import jaxplugin as jp
+      >>> x, w = jnp.ones((2, 64)), jp.quantize(jnp.ones((32, 64)), "mxfp8")
+      >>> h100 = jp.named_target("h100")
+      >>> explanation = jp.explain(jp.linear, x, w, target=h100)
+      >>> explanation.add_flops({"flops": -1.0})
+      {'flops': 8192.0}
     """
     if "flops" not in cost:
       raise ValueError(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`export`: `jax.export` of a function, with kernels in the module."""
+"""`export`: `jax.export` with kernels in the module."""
 
 from __future__ import annotations
 
@@ -62,51 +62,46 @@ def export(
   target: targets.Target | Sequence[targets.Target] | None = None,
   disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = (),
 ) -> Callable[..., jax.export.Exported]:
-  """`jax.export.export` with kernels: what `jit` runs is what is exported.
+  """Returns `jax.export.export` of `fn`, with the kernels that `jit` runs.
 
-    exported = jp.export(step, ["cpu", "cuda"], target=jp.named_target("h100"))
-    data = exported(x, w).serialize()
+  The process that loads the module imports jaxplugin, which registers its
+  kernels with XLA. `jax.export.export` itself writes a portable module of XLA
+  operations instead. docs/how_to/export.md has the custom calls, the releases
+  that load them, and how shardings are exported.
 
-    import jaxplugin  # makes the kernels known to XLA
-    y = jax.export.deserialize(data).call(x, w)
-
-  `jax.export.export` itself makes a portable module, of XLA's operations, which
-  a process without this package loads too. What a module of `export` needs
-  where it is loaded, and which releases load it, is in docs/how_to/export.md.
-
-  Sizes may be symbolic: on CPUs kernels take any m, n and batch; on GPUs, and
-  of what quantizes there, operations serve. Measured configs of CPU kernels are
-  left out, as another CPU may load the module.
-
-  Arguments may be sharded over a mesh whose devices are here. Where the axes
-  are XLA's to assign (Auto), the function is compiled once, without code for
-  its dots, for what the partitioner says of each call; the module holds a
-  `shard_map` of that, so devices move quantized bytes as under `jit`.
-  The module's derivative (`serialize(vjp_order=1)`) then is portable.
+  On CPUs kernels accept symbolic m, n and batch. On GPUs, XLA operations
+  compute symbolic sizes. Measured configs of CPU kernels are not exported.
 
   Args:
     fn: a function, jitted or not.
-    platforms: of "cpu", "cuda", "rocm" and "tpu"; by default those of target,
-      else JAX's default. Each is decided for itself.
-    target: the devices to decide for, of a platform each. By default the local
-      ones, but for their `Target.ptxas_version`: kernels are assembled where
-      the module is loaded, by a ptxas that counts as old unless a target says
-      otherwise. A `use_target` in the function comes before them.
-    disabled_checks: as of `jax.export.export`, for custom calls of others.
+    platforms: some of "cpu", "cuda", "rocm" and "tpu"; by default those of
+      `target`, or else JAX's default. Each is decided separately.
+    target: a `jp.Target`, or several of different platforms. By default the
+      attached devices, with an old ptxas. A `use_target` in `fn` comes first.
+    disabled_checks: see `jax.export.export`; for other custom calls.
 
   Returns:
-    A function of arrays or `jax.ShapeDtypeStruct`s, with shardings or without,
-    that returns the `jax.export.Exported`.
+    A function of arrays or `jax.ShapeDtypeStruct`s, sharded or not, that
+    returns a `jax.export.Exported`.
 
   Raises:
-    TypeError: fn is no function, platforms are no sequence of strings, target
-      is no `Target` and no sequence of these, or disabled_checks are none.
-    ValueError: a platform is unknown, or there twice, or there is none; a
-      target is of none of the platforms, or two are of one; or a GPU's platform
-      has neither a target nor a device here.
-    NotImplementedError: an implementation that is forced cannot serve; or sizes
-      are symbolic, or devices are not here, where the partitioner would have to
-      be asked. (Raised by the function that is returned.)
+    TypeError: If an argument has a wrong type.
+    ValueError: If platforms are unknown, repeated or missing, or do not match
+      the targets. Also if a GPU platform has neither a target nor a device.
+    NotImplementedError: From the result, if a forced implementation does not
+      support a call. Also for automatic shardings (Auto axes) with symbolic
+      sizes or devices that are not attached.
+
+  See also `jp.explain(..., for_export=True)`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w = jp.quantize(jnp.ones((32, 64)), "mxfp8")
+    >>> export = jp.export(lambda x: jp.linear(x, w), ["cpu"])
+    >>> exported = export(jnp.ones((2, 64)))
+    >>> print(exported.platforms, exported.out_avals[0].shape)
+    ('cpu',) (2, 32)
   """
   speaking.require_function("export", fn)
   given = _targets_of(target)

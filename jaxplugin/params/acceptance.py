@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`accept_quantized`: a model's own code, with quantized weights."""
+"""`accept_quantized`: runs a model's own code with quantized weights."""
 
 from __future__ import annotations
 
@@ -41,60 +41,54 @@ def accept_quantized(
   dtype: Any = None,
   implementation: str | None = None,
 ) -> Callable[..., _Result]:
-  """Makes `fn`, which is written for plain arrays, take quantized weights.
+  """Returns a function that runs `fn` with quantized weights.
 
-    params_q, report = jp.quantize_params(params, "nvfp4")
-    apply = jax.jit(jp.accept_quantized(model.apply))
-    logits = apply(params_q, tokens)
+  `fn` is written for plain arrays. It receives each `ScaledArray` and
+  `QuantizedWeight` as an array of the weight's shape. A matmul by it
+  (`lax.dot_general`, `lax.ragged_dot` and callers) becomes `block_scaled_dot`,
+  `linear` or `ragged_dot` of the quantized weight. The weight may be reshaped,
+  transposed, converted or sliced before, and used inside transformations.
+  Rounding by a conversion is left out.
 
-  Each `ScaledArray` and `QuantizedWeight` among the arguments (and in `fn`
-  itself, where that is a module of equinox) comes to `fn` as an array of the
-  weight's own shape. Where `fn` multiplies by it, by whatever function comes to
-  `lax.dot_general` or `lax.ragged_dot` in the end, `block_scaled_dot` (or
-  `linear`, or `ragged_dot`) multiplies by the quantized weight: also if it was
-  reshaped, transposed, converted or sliced by layers, in `jit`, `scan`,
-  `while_loop`, `cond`, `checkpoint` and `vmap`. The dequantized array is then
-  used by nothing, and is in no compiled program. A `scan` over stacked layers
-  goes over their numbers, so that kernels of a CPU read a layer where it lies.
-
-  What is rounded when a weight is dequantized, or converted, is not rounded
-  then: products are those of `block_scaled_dot`.
-
-  Whatever else is done to a weight is done to the dequantized array: the result
-  is right, the array is there as a whole, and a warning says which weight, what
-  is done and where. So is a product across blocks, as of a tied embedding.
-
-  Derivatives with respect to all else are right, so frozen weights have
-  adapters (LoRA) trained beside them; nothing dequantized is kept for them. One
-  with respect to a quantized weight is an error. Take derivatives outside:
-  `jax.grad(loss)`, of a loss that calls the function returned.
-
-  Call it inside of `jit`: elsewhere all weights are dequantized at each call,
-  with a warning. A weight that `fn` returns as it came is returned quantized.
+  Other operations use the dequantized array, with a warning. Derivatives by
+  other arguments are supported; take them outside: `jax.grad(loss)`.
+  docs/how_to/quantize_model.md is the guide.
 
   Args:
-    fn: any callable; it gets its other arguments as they are given. A module of
-      nnx, as an argument, has its variables replaced while `fn` runs. Those
-      that `fn` changes must be made in it: `nnx.merge(graphdef, state)`.
-    activations: None leaves the other side of products as it is. A format, or
-      its name, quantizes it on the fly, along what is contracted; derivatives
-      are then those of the product at the quantized numbers. (NVFP4 has one
-      global scale for all of it: rows have an influence on each other.)
-    dtype: f32, bf16 or f16, as which `fn` gets a weight. By default, that of
-      the weight that a `QuantizedWeight` was made of; for a `ScaledArray`, the
-      dtype of all plain float arrays beside it, in the same argument, where
-      they have one, and else f32.
-    implementation: as in `block_scaled_dot`.
+    fn: any callable. A module of equinox may hold the weights itself.
+    activations: format, or its name, to which the other operand of each matmul
+      is quantized; None leaves it unquantized. NVFP4 has one global scale for
+      all rows.
+    dtype: f32, bf16 or f16, the dtype in which `fn` sees a weight. By default
+      the dtype before `quantize_params`. For a `ScaledArray` it is the only
+      float dtype of its argument, or f32.
+    implementation: see `block_scaled_dot`.
 
   Returns:
-    A function with the signature of `fn`.
+    A function with the signature of `fn`. Call it inside `jit`. A weight that
+    `fn` returns unchanged stays quantized.
 
   Raises:
-    TypeError: `fn` cannot be called.
-    ValueError: a name of a format, or `implementation`, is unknown.
-    From the function returned, besides what `fn` raises: NotImplementedError if
-    the forced implementation cannot serve a product, or a derivative by a
-    quantized weight is asked for.
+    TypeError: If `fn` is not callable, or dtype is not one of the three.
+    ValueError: If the name of a format or `implementation` is unknown.
+    NotImplementedError: From the result, if the forced implementation does not
+      support a matmul, or `fn` is differentiated by a quantized weight.
+
+  Warns:
+    jp.NotQuantizedWarning: If a weight is dequantized, no weight is used, or
+      the call is outside of `jit`.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> def model(params, x):
+    ...   return x @ params["dense"]["kernel"]
+    >>> params = {"dense": {"kernel": jnp.ones((64, 128))}}
+    >>> params_q, report = jp.quantize_params(params, "nvfp4")
+    >>> y = jax.jit(jp.accept_quantized(model))(params_q, jnp.ones((2, 64)))
+    >>> print(y.shape, y[0, 0])
+    (2, 128) 64.0
   """
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_params`: the weights of a whole tree, quantized once."""
+"""`quantize_params`: quantizes the weights of a whole tree once."""
 
 from __future__ import annotations
 
@@ -39,13 +39,23 @@ _FLOATS: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Parameter:
-  """One array of a tree, as `where` of `quantize_params` is asked about it.
+  """One array of a tree, as `where` of `quantize_params` receives it.
 
   Attributes:
     path: its name, "params/block_0/mlp/kernel".
     array: the array, or its shape and dtype.
-    contracting: the dimensions that a product contracts; None if not known.
-    reason: why it is left by default; empty where it is quantized.
+    contracting: contracting dimensions of its matmul; None if not known.
+    reason: why the default leaves it unquantized; "" if it does not.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> found = []
+    >>> params = {"dense": {"kernel": jnp.ones((64, 128))}}
+    >>> params_q, report = jp.quantize_params(
+    ...   params, "mxfp8", where=lambda p: found.append(p) or p.is_default)
+    >>> print(found[0].path, found[0].shape, found[0].contracting)
+    dense/kernel (64, 128) (0,)
   """
 
   path: str
@@ -55,15 +65,17 @@ class Parameter:
 
   @property
   def shape(self) -> tuple[int, ...]:
+    """The shape of `array`."""
     return tuple(self.array.shape)
 
   @property
   def dtype(self) -> np.dtype:
+    """The dtype of `array`."""
     return np.dtype(self.array.dtype)
 
   @property
   def is_default(self) -> bool:
-    """Whether it is quantized by default."""
+    """Whether the default quantizes it."""
     return not self.reason
 
 
@@ -85,68 +97,56 @@ def quantize_params(
   call: Callable[[Any], Any] | None = None,
   min_size: int = MIN_SIZE,
 ) -> tuple[Any, report_lib.QuantizationReport]:
-  """Quantizes the weights of a model's products, and leaves all else.
+  """Returns a tree with the weights of matmuls quantized, and a report.
 
-  `accept_quantized` has the model's own code run with the result:
+  Blocks lie along the contracting dimensions. Names and shapes of flax,
+  equinox, haiku and checkpoints determine these, or `call` does. Values are
+  those of `jp.quantize`, with one global scale for each layer or expert.
+  docs/how_to/quantize_model.md has the rules.
 
-    params_q, report = jp.quantize_params(params, "nvfp4")
-    print(report)
-    apply = jax.jit(jp.accept_quantized(model.apply))
-    logits = apply(params_q, tokens)
+  By default these arrays stay unquantized, and the report has each reason:
 
-  What a product contracts decides how blocks lie. It is known of
-
-  * flax (linen's trees, `nnx.state`): kernels (k, n), stacks of them (layers,
-    k, n) where a bias or a norm beside them, or a name like "layers",
-    "ScanBlock_0" and "experts", says that they are; attention's (..., d, heads,
-    size) and (..., heads, size, d);
-  * equinox: weights (..., n, k) of `Linear` and recurrent cells;
-  * haiku: "w" (k, n) of `Linear`;
-  * checkpoints: "weight" (..., n, k), or (k, n) where its bias says so.
-
-  Or of `call`, a function that uses the parameters: it is traced, and what its
-  products contract is seen. Then names and shapes need say nothing of it, and a
-  weight that is used otherwise as well, as a tied embedding is, is left.
-
-    jp.quantize_params(params, "nvfp4", call=lambda p: model.apply(p, tokens))
-
-  Left are: embeddings, also where they are tied, norms, biases, convolutions,
-  routers of experts, last layers and adapters, by their names
-  (`core/parameter_names.py`); arrays of rank 0 and 1; what has less than
-  min_size values; sizes that are no multiple of the format's block; integers;
-  what is quantized already; and each array of which it is not known what a
-  product contracts. The report has the reason of each.
+  * embeddings, norms, biases, convolutions, routers, last layers and adapters,
+    by their names;
+  * arrays of rank 0 or 1, or with fewer than min_size values;
+  * contracting sizes that are not multiples of the block size, or not known.
 
   Args:
-    params: any tree of arrays: parameters of linen, `nnx.state(model)`, a
-      module of equinox, of dicts and lists. Or of shapes and dtypes, as
-      `jax.eval_shape` makes them, for a tree of these. Sharded arrays are
-      quantized as they are sharded.
-    format: `jp.NVFP4`, "mxfp8", ...
-    where: None, or a function of a `Parameter`, with its `path`, `array`,
-      `shape`, `contracting` and `reason`. It returns False to leave it, True to
-      quantize it; or the axis (an int, or a tuple of several) that a product
-      contracts, where another one, or none, is known; dimensions before the
-      first of these, and before the last two, are taken for layers. Or a
-      format, of this array. `p.is_default` is the answer that it replaces:
-      `where=lambda p: p.is_default or "lm_head" in p.path`.
-    call: None, or a function of such a tree, with everything else bound. It is
-      traced with plain arrays, by `jax.eval_shape`, and not run.
-    min_size: the least number of values that is quantized by default.
+    params: a tree of arrays, or of shapes and dtypes (`jax.eval_shape`): linen,
+      `nnx.state(model)`, equinox, dicts, lists. Sharded arrays stay sharded.
+    format: such as `jp.NVFP4` or "mxfp8".
+    where: None, or a function of a `Parameter`. It returns True, False, a
+      format, or the contracting axis (an int or a tuple). Dimensions before it
+      are layers. `p.is_default` is the default answer.
+    call: None, or a function of `params`. It is traced, not run, and its
+      matmuls determine the contracting dimensions.
+    min_size: least number of values that is quantized by default.
 
   Returns:
-    The tree, and a `QuantizationReport`. A weight (..., n, k), with the
-    contracted dimension last, is a `ScaledArray`. Any other one is a
-    `QuantizedWeight`, which is stored as (..., n, k): that is what kernels
-    read. Each layer, or expert, has a global scale of its own, where the format
-    has one. `prepare_weights` takes the tree, and `shardings` and `shard` do,
-    with shardings of the weights' own dimensions.
+    The tree and a `QuantizationReport`. A weight (..., n, k) whose matmul
+    contracts k becomes a `ScaledArray`, any other one a `QuantizedWeight`.
 
   Raises:
-    TypeError: `where` or `call` is no function, or the former returns something
-      else; min_size is no number of values.
-    ValueError: a format's name is unknown; or what `where` asks for is not
-      possible: no such axis, or a size that is no multiple of a block.
+    TypeError: If an argument, or the result of `where`, has a wrong type.
+    ValueError: If a format is unknown, or an array does not fit the answer of
+      `where`.
+
+  Warns:
+    jp.NotQuantizedWarning: If nothing is quantized.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> dense = {"kernel": jnp.ones((64, 128)), "bias": jnp.ones(128)}
+    >>> params_q, report = jp.quantize_params({"dense": dense}, "nvfp4")
+    >>> print(report)
+    1 of 2 arrays quantized: 33.3 kB before, 5.1 kB after
+    <BLANKLINE>
+    quantized:
+      dense/kernel    float32[64, 128]  nvfp4, contracts dimension 0
+    <BLANKLINE>
+    left:
+      dense/bias    float32[128]  it has rank 1: no matrix, as biases and norms
   """
   format = formats.resolve(WHO, format)
   if where is not None and not callable(where):

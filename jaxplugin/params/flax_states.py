@@ -30,15 +30,20 @@ def register_flax_serialization() -> None:
   import flax.
 
   The target of `from_state_dict` has the dtypes, shapes, formats and layouts of
-  the state. `jax.eval_shape` makes one without numbers.
+  the state. `jax.eval_shape` makes one without values.
 
   Raises:
     ImportError: If flax is not installed.
 
   Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> from flax import serialization
     >>> jp.register_flax_serialization()
-    >>> data = flax.serialization.to_bytes(params)
-    >>> params = flax.serialization.from_bytes(params, data)
+    >>> params = {"w": jp.quantize(jnp.ones((4, 64)), "mxfp8")}
+    >>> data = serialization.to_bytes(params)
+    >>> print(serialization.from_bytes(params, data)["w"].format)
+    mxfp8
   """
   from flax import serialization
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `quantize_params` did to a tree, and why it left the rest."""
+"""The report of `quantize_params`: format, bytes and reason of each array."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Entry:
 
   Attributes:
     path: its name.
-    shape: its own, also where it is stored otherwise.
-    dtype: name of its elements' type, before.
-    format: what it is quantized to; None where it was left.
-    contracting: the dimensions that a product contracts, where it was
-      quantized.
-    reason: why it was left; empty where it was not.
-    bytes_before, bytes_after: of the array.
+    shape: its shape in the model, whatever order it is stored in.
+    dtype: name of its element type before quantization.
+    format: its format; None if it stays unquantized.
+    contracting: contracting dimensions of its matmul; empty if it stays
+      unquantized.
+    reason: why it stays unquantized; "" if it does not.
+    bytes_before, bytes_after: size of the array.
   """
 
   path: str
@@ -38,31 +38,46 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationReport:
-  """All arrays of a tree, in its order; `print` has the table.
+  """A report of all arrays of a tree, in its order; `print` shows a table.
 
   Attributes:
-    entries: one for each.
+    entries: one for each array, with its path, shape, format, reason and bytes.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> dense = {"kernel": jnp.ones((64, 128)), "bias": jnp.ones(128)}
+    >>> params_q, report = jp.quantize_params({"dense": dense}, "mxfp8")
+    >>> print(report.bytes_before, report.bytes_after)
+    33280 8960
+    >>> [entry.path for entry in report.quantized]
+    ['dense/kernel']
   """
 
   entries: tuple[Entry, ...]
 
   @property
   def quantized(self) -> tuple[Entry, ...]:
+    """The entries of quantized arrays."""
     return tuple(e for e in self.entries if e.format is not None)
 
   @property
   def left(self) -> tuple[Entry, ...]:
+    """The entries of arrays that stay unquantized."""
     return tuple(e for e in self.entries if e.format is None)
 
   @property
   def bytes_before(self) -> int:
+    """The bytes of all arrays before quantization."""
     return sum(entry.bytes_before for entry in self.entries)
 
   @property
   def bytes_after(self) -> int:
+    """The bytes of all arrays after quantization."""
     return sum(entry.bytes_after for entry in self.entries)
 
   def __str__(self) -> str:
+    """Returns the table."""
     count = len(self.quantized)
     lines = [
       f"{count} of {len(self.entries)} arrays quantized:"

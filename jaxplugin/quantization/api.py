@@ -55,108 +55,60 @@ def quantize(
 ) -> scaled_array.ScaledArray:
   """Quantizes `x` to a block-scaled format along `axis`.
 
-  MX formats, per block of 32, with amax the largest magnitude of the block:
-    scale  = 2^ceil(log2(amax / max))                 scale_rounding="up"
-    scale  = 2^(floor(log2(amax)) - emax)             scale_rounding="floor"
+  MX formats, per block of 32, with amax the largest magnitude of the block::
+
+    scale  = 2^ceil(log2(amax / max))              (scale_rounding="up")
+    scale  = 2^(floor(log2(amax)) - emax)          (scale_rounding="floor")
     values = cast(clip(x / scale, -max, max))
-  NVFP4, per block of 16:
-    global_scale = max(|x|) / (448 * 6), at least 2^-126; 1 when x is all zero
-    scale  = e4m3(amax / 6 / global_scale), at least 2^-9; 0 when amax is 0
+
+  NVFP4, per block of 16::
+
+    global_scale = max(|x|) / (448 * 6), at least 2^-126; 1 if x is all zero
+    scale  = e4m3(amax / 6 / global_scale), at least 2^-9; 0 if amax is 0
     values = e2m1(clip(x / (scale * global_scale), -6, 6))
 
-  Everything is computed in f32 whatever the input dtype, divisions correctly
-  rounded, exponents by integer operations, f32 subnormals honoured: the bits
-  are the same on every platform. Casts round to nearest even, and saturate.
-
-  A block that holds a NaN or an Inf gets a NaN scale (E8M0 255, E4M3 0x7F) and
-  zero values, so all of it dequantizes to NaN; it takes no part in NVFP4's
-  global scale. An all-zero block gets scale code 0 and dequantizes to 0. 2^-9
-  is E4M3's smallest positive number: NVFP4 blocks 2^18 and more below the
-  tensor's maximum would get scale 0 without it, and lose all values (ModelOpt
-  clamps alike). Values below 2^-11 * global_scale round to 0. Zeros keep their
-  sign.
-
-  A sharding of x changes no bit where its dimensions are divisible. Where
-  `with_sharding_constraint` leaves some devices of an uneven dimension nothing,
-  XLA gathers what leaves `jit` as a sum of floats: -0 becomes 0 (of plain
-  arrays too), and E8M0 code 0, of an all-zero block, becomes NaN. Keep such a
-  dimension whole, or pad it; what is used inside of the same `jit` is right.
-
-  It has no derivative: one that is asked for is an error, of this function. To
-  train, use `dot_general`, or derivative="straight_through". Then quantization
-  counts as the identity in derivatives of any order of what `block_scaled_dot`
-  and `dequantize` make of the result: they are those of the dot at the
-  quantized numbers, with x in their place. That is so of values that were
-  clipped too (scale_rounding="floor", or a global_scale that is too small for
-  x; nothing else clips) and of those rounded to zero. A given global_scale is a
-  constant then. The result has x as one more leaf, `surrogate`: what is not
-  jitted keeps x alive, a jitted function that takes no derivative drops it.
+  The arithmetic is f32, and every platform returns the same bits. Casts round
+  to nearest even and saturate. A block with a NaN or an Inf dequantizes to NaN
+  and does not affect the global scale. A block of zeros dequantizes to zeros
+  with their signs.
 
   Args:
-    x: f32, bf16 or f16[..., k, ...] (f64 is rounded to f32 first), with k a
-      multiple of the block size.
-    format: e.g. `jp.MXFP8`, or its name, "mxfp8".
-    axis: the axis to block; for an operand, the one that a dot contracts.
-    scale_rounding: "up" never saturates (NVIDIA's recipe, also JAX's and
-      Transformer Engine's); "floor" is OCP MX v1.0 section 6.3, where values
-      above max saturate. NVFP4 scales are rounded to nearest always.
-    global_scale: f32[], positive and finite, to use instead of the computed
-      one. Only for formats with a global scale. Under batch_dims also f32 of
-      the leading dimensions.
-    key: a `jax.random` key for stochastic rounding of the values: up with a
-      probability equal to the discarded fraction, so unbiased inside the range.
-    batch_dims: how many leading dimensions index tensors that get a global
-      scale each, as by `vmap`: 1 for a stack of layers to scan over or to take
-      experts from. Without it a stack in NVFP4 has one global scale, [1, 1, 1],
-      of which JAX's `scan` and `vmap` say "different leading axis sizes" and
-      "inconsistent sizes". It changes nothing where there are no global scales.
-      Known
-      arrays on one device are quantized one after the other by kernels; what is
-      traced, all at once by operations, which take longer on CPUs.
-    derivative: None or "straight_through".
-    pad: pads x with zeros along `axis` to a multiple of the block size, as
-      `dot_general` does. The result has the padded shape. Zeros add nothing to
-      a product with another side that is padded alike.
-    packed: how FP4 values are stored. None or True: as uint8, two a byte along
-      the blocked axis, the first in the low nibble. False: as float4_e2m1fn.
-      (None is False for FP4 of an own format whose blocks are of 2 values or of
-      an odd number.) Of other formats each value is its own element. On a GPU
-      bytes are written in the order of x's dimensions, float4_e2m1fn with
-      `axis` minor, as cuDNN reads it: what a product of the same program
-      contracts along another axis than the last is not moved there with False.
-    out_sharding: of values and scale, a `PartitionSpec` or a `NamedSharding` of
-      explicit mesh axes: x is quantized where it lies, and bytes are sent. None
-      is the sharding of x, but for axes that would cut blocks: over these the
-      result is whole.
-    axis_name: inside of `jax.shard_map`, mesh axes over which x is split, one
-      name or several. Then a computed global scale is of the whole array: one
-      maximum over these devices, as `jit` with shardings has it. Without it it
-      is of each device's part. (Names of `jax.vmap` are taken too.) It changes
-      nothing where there are no global scales.
+    x: f32, bf16, f16 or f64[..., k, ...]. f64 is rounded to f32 first.
+    format: a `BlockFormat` or its name, "mxfp8".
+    axis: blocked axis; for an operand, the contracting dimension.
+    scale_rounding: "up" never saturates. "floor" may.
+    global_scale: positive f32[] that replaces the computed one, or f32 of the
+      first `batch_dims` dimensions.
+    key: `jax.random` key of stochastic rounding; None rounds to nearest.
+    batch_dims: number of leading dimensions with a global scale per index.
+    derivative: None, or "straight_through" (the derivative of the identity).
+    pad: whether to pad `axis` with zeros to whole blocks.
+    packed: False returns FP4 as float4_e2m1fn, not as uint8 pairs.
+    scale_layout: "linear" or "swizzled_128x4".
+    out_sharding: `PartitionSpec` or `NamedSharding` of explicit mesh axes.
+    axis_name: axes of an enclosing `jax.shard_map` that share a global scale.
 
   Returns:
-    `ScaledArray` of x's shape, with a linear scale, and an f32 global scale of
-    x's rank: x's sizes in the first batch_dims dimensions, and 1 in the others.
-    (None for MX formats.) Its values are format.values_dtype[x.shape]; packed
-    ones uint8 of that shape with the blocked axis halved, the same bits. XLA
-    moves bytes as they are. FP4 it slices value by value on CPUs, so that a
-    scan over float4_e2m1fn or a gather of it takes 10 times as long or more,
-    and what leaves `jit` in an uneven sharding is wrong there. Between devices
-    it moves FP4 as f16, four times the bytes, but where this package moves it:
-    in products, `dequantize` and `shard`.
+    A `ScaledArray` of x's shape.
 
   Raises:
-    TypeError: x is not a float array (a `ScaledArray` is not), axis is not an
-      integer, pad is not a bool, k is not a multiple of the block size, or key
-      is not a `jax.random` key.
-    ValueError: axis, scale_rounding, global_scale, batch_dims, derivative,
-      packed, scale_layout or axis_name is not acceptable; or out_sharding cuts
-      a block, is given for swizzled scales, or is none that JAX takes.
-    NotImplementedError: without derivative="straight_through", a derivative by
-      x or global_scale is asked for.
+    TypeError: If a dtype, rank or size does not fit.
+    ValueError: If a parameter is invalid, or out_sharding cuts a block.
+    NotImplementedError: If differentiated without `derivative`.
 
-  Sources: OCP MX v1.0 section 6.3; NVIDIA "Recipes for Pre-training LLMs with
-  MXFP8" (2025) for rounding up; cuDNN block scaling for NVFP4.
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x_q = jp.quantize(jnp.arange(32.0).reshape(1, 32), "mxfp8")
+    >>> x_q.values[0, -3:]
+    Array([224, 240, 256], dtype=float8_e4m3fn)
+    >>> x_q.scale
+    Array([[0.125]], dtype=float8_e8m0fnu)
+
+  See also:
+    `jp.dequantize`, `jp.block_scaled_dot`; the page "Numerics".
+
+  Source: OCP MX v1.0 section 6.3; arXiv 2506.08027 ("up"); arXiv 2509.25149.
   """
   who = speaking.who("quantize")
   x = arguments.float_array(who, x)
@@ -246,44 +198,50 @@ def quantize_both(
   packed: bool | None = None,
   axis_name: named_axes.AxisName | None = None,
 ) -> tuple[scaled_array.ScaledArray, scaled_array.ScaledArray]:
-  """Quantizes `x` along one axis and along another.
+  """Quantizes `x` along two axes.
 
-  The same bits as, and on GPUs up to half the reads of,
+  The results have the bits of two calls::
 
     quantize(x, format, axis=axes[0]), quantize(x, format, axis=axes[1])
 
-  with the other arguments as given. Training needs both: blocks lie along the
-  dimension that a product contracts, and a product and its gradients contract
-  different ones. (`dot_general` does it by itself.)
+  A GPU kernel writes both from one read of `x` if `axes` are the last two.
+  Otherwise each axis is quantized separately. A result that the program does
+  not use is not computed.
 
-  One kernel reads once where `axes` are the last two, in either order, on a GPU
-  (of several, on each); elsewhere each axis is
-  quantized by itself. A result that is not used is not computed. NVFP4's global
-  scales are computed one for each axis: they are equal unless x holds a NaN or
-  an Inf, which spoils a block along either axis, of other numbers. Each result
-  has the shape of x; no axis is transposed.
+  NVFP4's global scale is computed per axis. Both are equal unless `x` holds a
+  NaN or an Inf, which invalidates different blocks along each axis.
 
   Args:
-    x: as of `quantize`, of rank 2 or more; the sizes of both axes are multiples
-      of the block size.
-    format: as of `quantize`.
+    x: as for `quantize`, of rank 2 or more. Both axes must be multiples of the
+      block size.
+    format: a `BlockFormat` or its name.
     axes: two different axes.
-    scale_rounding: as of `quantize`.
-    global_scale: as of `quantize`, used for both.
-    derivative: as of `quantize`.
-    packed: as of `quantize`: FP4 values of each result are packed along its own
-      blocked axis.
-    axis_name: as of `quantize`.
+    scale_rounding: as for `quantize`.
+    global_scale: as for `quantize`; one f32[] for both results.
+    derivative: as for `quantize`.
+    packed: as for `quantize`. FP4 values are packed along the blocked axis of
+      each result.
+    axis_name: as for `quantize`.
 
   Returns:
-    One `ScaledArray` for each of `axes`.
+    Two `ScaledArray`s of x's shape, in the order of `axes`. No axis is
+    transposed.
 
   Raises:
-    TypeError: x is not a float array, an axis is not an integer, or a size is
-      not a multiple of the block size.
-    ValueError: axes, scale_rounding, global_scale, derivative, packed or
-      axis_name is not acceptable.
-    NotImplementedError: as of `quantize`.
+    TypeError: If x is not a float array, an axis is not an integer, or a size
+      is not a multiple of the block size.
+    ValueError: If a parameter is invalid.
+    NotImplementedError: If differentiated without `derivative`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> rows, columns = jp.quantize_both(jnp.ones((32, 64)), "mxfp8")
+    >>> rows.scale.shape, columns.scale.shape
+    ((32, 2), (1, 64))
+
+  See also:
+    `jp.dot_general`, which does this for training.
   """
   x = arguments.float_array("quantize_both", x)
   format = formats.resolve("quantize_both", format)

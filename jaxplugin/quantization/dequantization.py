@@ -20,28 +20,38 @@ from jaxplugin.quantization import dequantize_primitive
 def dequantize(
   x: scaled_array.ScaledArray, dtype: Any = jnp.float32
 ) -> jax.Array:
-  """Returns `values * scale * global_scale`, computed in f32, then cast.
+  """Returns the floats that a block-scaled array stands for.
 
-  Exact in f32 for MX formats; for NVFP4 the product with the global scale is
-  rounded once. A NaN scale makes its whole block NaN. Results below 2^-126 are
-  flushed to zero where the platform does so (XLA:CPU), except by the kernels
-  for CPUs: they serve the last axis in modules for one CPU.
+  The product is computed in f32 and cast once::
 
-  Its derivatives are those by the global scale and, where
-  `quantize(..., derivative="straight_through")` made x, by what was quantized.
+    result = cast(values * scale * global_scale)
+
+  It is exact in f32 for MX formats. For NVFP4 the product with the global scale
+  is rounded once. A NaN scale makes its whole block NaN.
+
+  XLA:CPU flushes results below 2^-126 to zero. The C++ kernels do not; they
+  dequantize the last axis in programs for one CPU.
+
+  The global scale has a derivative. The argument of
+  `quantize(..., derivative="straight_through")` has one too.
 
   Args:
-    x: a `ScaledArray` of any layout, packed or not.
-    dtype: the result's, f32, bf16, f16 or f64 (f32 unless x64 is enabled, as
-      in JAX), rounded to once at the end.
+    x: a `ScaledArray` in any layout.
+    dtype: f32, bf16, f16 or f64. JAX replaces f64 by f32 unless x64 is enabled.
 
   Returns:
     dtype[x.shape].
 
   Raises:
-    TypeError: x is no `ScaledArray`, or dtype is another one.
-    NotImplementedError: a derivative with respect to quantized values or block
-      scales is asked for.
+    TypeError: If x is not a `ScaledArray`, or dtype is not one of these.
+    NotImplementedError: If differentiated with respect to values or scales.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x_q = jp.quantize(jnp.arange(32.0).reshape(1, 32), "mxfp8")
+    >>> jp.dequantize(x_q)[0, -4:]
+    Array([28., 28., 30., 32.], dtype=float32)
   """
   if not isinstance(x, scaled_array.ScaledArray):
     raise TypeError(f"dequantize: x must be a ScaledArray, got {type(x)}")

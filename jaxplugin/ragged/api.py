@@ -46,67 +46,55 @@ def ragged_dot(
   implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """Multiplies groups of rows, each with a block-scaled weight of its own.
+  """Multiplies groups of rows, each with its own block-scaled weight.
 
-  The rows of lhs belong to groups in turn: the first group_sizes[0] to group 0,
-  and so on, as tokens sorted by expert do. With g the group of row i:
+  The first group_sizes[0] rows of lhs are group 0, and so on, like tokens
+  sorted by expert. With g the group of row i::
 
-    dot[i] = sum_k(lhs[i, k] * rhs[g, :, k]) * global scales
+    dot[i]    = sum_k(lhs[i, k] * rhs[g, :, k]) * global scales
     result[i] = cast(activation(dot[i] + bias[g]))
 
-  Rows beyond the sum of the sizes belong to none, and are zero. A group may be
-  empty; its weight is not read then. Nothing is padded to anything.
-
-  Numbers are those of `block_scaled_dot`: exact where all products and sums
-  are, and within 16 * 2^-24 * sum|a * b| before what follows it.
-
-  Derivatives are with respect to a plain lhs, bias and global scales, and to
-  what was quantized with derivative="straight_through". The gradient of lhs is
-  a ragged dot with the dequantized weights the other way, and that of what rhs
-  was quantized from a ragged contraction (`ragged_dot_general`).
-
-  Where arrays are sharded each device multiplies with the groups, columns or
-  part of k of rhs that it has; rhs is not gathered. Over the axes of groups and
-  of k results are summed, or scattered where the result is wanted so, and rows
-  that are split over these come together first, quantized ones as bytes. That
-  is of `jax.jit`; an exported module leaves it to XLA, but for `shard_map`.
+  The bound is that of `block_scaled_dot`. Rows beyond the last group are zero.
+  The weight of an empty group is not read. Unquantized arguments have
+  derivatives. Sharded weights are never gathered.
 
   Args:
-    lhs: (m, k): a plain f32, bf16 or f16 array, or a `ScaledArray` blocked
-      along k. f64 is rounded to f32.
-    rhs: a `ScaledArray` of (groups, n, k), blocked along k. Its global scale is
-      one number or one a group, f32[groups, 1, 1].
-    group_sizes: integers[groups], of a sum of at most m. Larger sums end at row
-      m and negative sizes count as 0; inside of `debug_checks` both are an
-      error.
+    lhs: f32, bf16, f16 or f64[m, k], or a `ScaledArray` blocked along k.
+    rhs: a `ScaledArray` [groups, n, k] blocked along k. Its global scale is one
+      number, or f32[groups, 1, 1].
+    group_sizes: integers[groups]. Groups end at row m; negative sizes count as
+      0. `debug_checks` reports both.
     bias: f32, bf16 or f16[groups, n].
-    activation: None, "relu", "gelu" (tanh approximation), "silu"; or a gated
-      one, of which the result has n / 2 columns: "swiglu", silu(first half) *
-      second half, as checkpoints with concatenated gate and up projections have
-      it; "swigluoai", gpt-oss's, of gates in even and values in odd columns:
-      gate * sigmoid(1.702 * gate) * (value + 1), of min(gate, 7) and of the
-      value clamped to [-7, 7].
-    preferred_element_type: f32, bf16 or f16: dtype of the result.
-    reduce_dtype: f32, bf16 or f16: what devices send each other where k is
-      sharded, as in `block_scaled_dot`; None is f32. Where groups are, a row
-      has one device's result, which travels in the result's dtype.
-    implementation: None chooses; "xla", "triton" or "cpu" forces one.
-    out_sharding: as `jax.lax.ragged_dot`'s: a `PartitionSpec` or a
-      `NamedSharding` of explicit mesh axes, of the type of the result. None is
-      what follows from the operands: axes of rows and columns stay theirs, and
-      sums over devices are everywhere.
+    activation: None, "relu", "gelu" (tanh approximation), "silu", or a gated
+      one. "swiglu" is silu(first half) * second half. "swigluoai" is gpt-oss's:
+      gate * sigmoid(1.702 * gate) * (value + 1), with gate = min(even columns,
+      7) and value = clip(odd columns, -7, 7).
+    preferred_element_type: f32, bf16 or f16.
+    reduce_dtype: as for `block_scaled_dot`, if k is sharded.
+    implementation: "xla", "triton" or "cpu"; None chooses.
+    out_sharding: as for `jax.lax.ragged_dot`. None keeps the operands' axes.
 
   Returns:
-    preferred_element_type[m, n], or [m, n / 2] of a gated activation.
+    preferred_element_type[m, n], or [m, n / 2] after a gated activation.
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: a parameter is not acceptable, an NVFP4 scale is negative, or
-      out_sharding does not fit the result.
-    NotImplementedError: the implementation asked for cannot serve (all reasons
-      are listed), a derivative with respect to quantized values or block scales
-      is asked for, or out_sharding has unreduced axes.
-    JAX's own errors of shardings, those of `jax.lax.ragged_dot`.
+    TypeError: If a rank, dtype or shape does not fit.
+    ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
+    NotImplementedError: If the named backend does not support the call,
+      quantized values are differentiated, or out_sharding has unreduced axes.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> experts = jnp.ones((2, 3, 32)) * jnp.array([1.0, 2.0])[:, None, None]
+    >>> experts_q = jp.quantize(experts, "mxfp4")
+    >>> jp.ragged_dot(jnp.ones((3, 32)), experts_q, jnp.array([1, 2]))
+    Array([[32., 32., 32.],
+           [64., 64., 64.],
+           [64., 64., 64.]], dtype=float32)
+
+  See also:
+    `jp.ragged_dot_general`, `jp.training.ragged_dot_general`.
   """
   with speaking.speaking_for(speaking.who(WHO)):
     rules.require_quantized(rhs)

@@ -33,7 +33,7 @@ _HLO_ERROR: Final = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 
 
 class ModuleError(ValueError):
-  """A module that cannot be read or written; says where and why."""
+  """A module that cannot be read or written; the text has place and reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

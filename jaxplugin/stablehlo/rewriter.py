@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`rewrite`: the block-scaled calls of a StableHLO module, lowered."""
+"""`rewrite`: lowers the block-scaled calls of a StableHLO module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BINDINGS_ERROR: Final = re.compile(r"nanobind::.*str.*conversion error")
 
 
 class RewriteWarning(UserWarning):
-  """Warns that `rewrite` leaves a call as it is; says which one and why."""
+  """A call that `rewrite` leaves unchanged; the text has place and reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,67 +86,56 @@ def rewrite(
   strict: bool = False,
   trusted: bool = False,
 ) -> Any:
-  """Lowers the block-scaled calls of a StableHLO module for a target.
+  """Returns a StableHLO module with its block-scaled calls lowered.
 
-  The calls are `__op$quantize`, `__op$dequantize`, `__op$block_scaled_dot`
-  (with 3, 4 or 5 operands) and `__cudnn$blockScaledDot` custom calls, and
-  `xla.scaled_dot` composites, in whatever function or region. Each becomes a
-  call of a private function, one for all calls that are alike, that computes
-  it as the plugin does on `target`: a dot by the implementation that is chosen
-  as for `block_scaled_dot`, with its meaning (for the composite that of
-  `jp.scaled_dot`). A dot that is already what would be emitted stays. So the
-  second rewriting for a target changes nothing.
+  The calls are custom calls `__op$quantize`, `__op$dequantize`,
+  `__op$block_scaled_dot` and `__cudnn$blockScaledDot`, and `xla.scaled_dot`
+  composites, in any function or region. Each becomes a call of a private
+  function that computes it on `target`: a dot by the backend that
+  `block_scaled_dot` chooses. A second call for the target changes nothing.
 
-  A call that cannot be lowered stays as it is, a `RewriteWarning` says why in
-  one line, and the other calls are rewritten. XLA sees the call that stays:
-  it expands a composite by its decomposition, and lowers or refuses a custom
-  call. `strict=True` raises instead.
-
-  `__op$quantize` and `__op$dequantize` compute what `jp.quantize` (with a
-  global scale of 1 for NVFP4) and `jp.dequantize` do, not what XLA's expansion
-  does. XLA divides amax by a power of two, 2^emax, and rounds the quotient to
-  the scale's dtype to nearest (`scale_rounding="floor"` comes closest: XLA's
-  scale is at times one step larger); it divides 0 by 0 in blocks of zeros for
-  NVFP4, does not saturate, and multiplies in the result's dtype.
-
-  Everything else stays as it is: locations, module attributes, shardings. A
-  call's own sharding becomes a constraint on its results; its frontend
-  attributes go to the call of the function; layouts that it names are dropped,
-  as they say nothing about values. So is everything in its backend_config but
-  the block size. In a module for several partitions XLA partitions plain
-  operations, but replicates the custom calls of cuDNN, of Triton and of the C++
-  kernels.
+  A call that cannot be lowered stays unchanged. So does everything else.
+  docs/reference/custom_calls.md lists the calls, their numerics, attributes and
+  shardings.
 
   Args:
-    module: StableHLO text, HLO text, bytecode or a portable artifact (bytes),
-      an `ir.Module`, what `jax.jit(f).lower(...)` returns, or a
+    module: StableHLO or HLO text, bytecode, a portable artifact (bytes), an
+      `ir.Module`, the result of `jax.jit(f).lower(...)`, or a
       `jax.export.Exported` for the target's platform. It is not changed.
-    target: where the module is to run. On `jp.named_target("cpu")` dots become
-      plain operations, on `jp.detect_target("cpu")` calls of the C++ kernels,
-      which are there in a process where such a call was lowered.
-    implementation: "xla", "cudnn", "triton", "cpu" or "cutile" forces one for
-      all dots; None chooses for each.
-    scale_rounding: "up" or "floor", as in `jp.quantize`.
-    strict: whether a call that cannot be lowered is an error.
-    trusted: whether jaxlib may parse the module in this process at once. By
-      default what comes as text or bytes is parsed by a child process first,
-      as jaxlib's parsers end the process on some malformed modules.
+    target: the device that runs the module. `jp.named_target("cpu")` gives XLA
+      operations, and `jp.detect_target("cpu")` C++ kernels.
+    implementation: a backend for all dots; None chooses one for each.
+    scale_rounding: "up" or "floor", see `jp.quantize`.
+    strict: True raises if a call cannot be lowered.
+    trusted: True parses the module in this process. By default a child process
+      parses text and bytes first, because jaxlib's parsers crash on some
+      malformed modules.
 
   Returns:
-    The same kind of thing as given: text for text (StableHLO for HLO), bytes
-    for bytes, an `ir.Module` for objects, an `Exported` for an `Exported`.
-    Without anything to change it is `module` itself (its `ir.Module` for what
-    `lower` returns).
+    The same kind as `module`: text, bytes, an `ir.Module` or an `Exported`. HLO
+    text becomes StableHLO. If nothing changes, `module` itself.
 
   Raises:
-    jp.ModuleError: If the module does not parse, is not valid, or ends the
+    jp.ModuleError: If the module does not parse, is not valid, or crashes the
       parser.
-    TypeError, ValueError: If an argument is not acceptable.
-    TypeError, ValueError, NotImplementedError: If `strict` and a call cannot be
-      lowered. The error names the call, its place and its operands.
+    TypeError, ValueError: If an argument is not valid.
+    NotImplementedError: If `strict` and a call cannot be lowered; TypeError and
+      ValueError are possible too.
 
   Warns:
-    jp.RewriteWarning: If a call cannot be lowered, unless `strict`.
+    jp.RewriteWarning: If a call cannot be lowered and `strict` is False.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x = jp.quantize(jnp.ones((2, 64)), "mxfp8")
+    >>> def f(x, scale):
+    ...   return jax.lax.scaled_dot(x, x.T, lhs_scale=scale, rhs_scale=scale.T)
+    >>> lowered = jax.jit(f).lower(x.values, x.scale)
+    >>> module = jp.rewrite(lowered, jp.named_target("h100"))
+    >>> "xla.scaled_dot" in lowered.as_text(), "xla.scaled_dot" in str(module)
+    (True, False)
   """
   source = modules.read(module, trusted=trusted)
   done = rewrite_source(

@@ -1,14 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of tables of measured choices."""
+"""Errors and warnings about tuning tables."""
 
 
 class TableError(ValueError):
-  """A table breaks a rule, or its file cannot be read or written.
+  """A tuning table breaks a rule, or its file cannot be read or written.
 
-  The text names the file and the line, where there is one, and the rule.
+  The text names the rule, and the file and its line if the table has one.
   """
 
 
 class TableWarning(UserWarning):
-  """A table of the user's is not used; says which, and why."""
+  """A tuning table of the user that is not used; the text has the reason."""

@@ -22,15 +22,28 @@ _KEY: Final = "jaxplugin/tables"
 
 
 class TablesDifferError(RuntimeError):
-  """Another process of this run chooses by other tables."""
+  """Another process of the same run has other tuning tables.
+
+  Processes that choose different kernels may wait for each other forever. Set
+  JAXPLUGIN_TUNING to the same file in all processes.
+  """
 
 
 def tuning_digest() -> str:
-  """SHA-256 of the tables that a choice made here would ask.
+  """Returns the SHA-256 of the tuning tables that a choice here uses.
 
-  Those of an enclosing `tuning`, the user's and the packaged ones, by what they
-  say. Processes of equal digests, on devices of one kind and with one
-  installation, choose alike.
+  These are the tables of an enclosing `tuning`, the user's, and the packaged
+  ones. Processes with equal digests, equal devices and equal installations make
+  equal choices.
+
+  Returns:
+    64 hexadecimal digits, a digest of the contents.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> with jp.tuning(None):
+    ...   print(len(jp.tuning_digest()))
+    64
   """
   return resolution.stack(resolution.overlay()).digest
 

@@ -104,28 +104,35 @@ def overlay() -> Overlay | None:
 def tuning(
   *tables: records.Table | str | os.PathLike[str] | None,
 ) -> Iterator[tuple[records.Table, ...]]:
-  """Makes block-scaled dots traced inside ask these tables first.
+  """Makes block-scaled dots traced inside this context use tuning tables.
 
-  Then come those of an enclosing `tuning`, the user's and the packaged ones.
-  What is asked is recorded in each call as it is traced, and is part of `jit`'s
-  cache key: the same function under two tables has two traces. Each thread has
-  its own.
-
-    with jp.tuning("tuned.json"):
-      lowered = jax.jit(f).lower(x, w)
+  These tables come before those of an enclosing `tuning`, the user's and the
+  packaged ones. They are part of `jit`'s cache key: a function is traced again
+  under other tables. Each thread has its own context. docs/how_to/autotune.md
+  explains how to make a table.
 
   Args:
-    *tables: tables, or paths of files that hold them; the first is asked first.
-      One None asks no table at all: rules decide. A table that does not fit a
-      target is not asked there, and `explain` says why.
+    *tables: tables or paths of their files, in order of priority. A single None
+      uses no table. A table for another target is ignored, and `explain` has
+      the reason.
 
   Yields:
     The tables.
 
   Raises:
-    TableError: a file cannot be read, or holds no table.
-    TypeError: an argument is something else, or there is none, or None is not
-      the only one.
+    TableError: If a file cannot be read or is not a table.
+    TypeError: If an argument has a wrong type, there is no argument, or None is
+      not the only one.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w = jp.quantize(jnp.ones((32, 64)), "mxfp8")
+    >>> with jp.tuning(None):
+    ...   y = jax.jit(jp.linear)(jnp.ones((2, 64)), w)
+    >>> print(y[0, 0])
+    64.0
   """
   if tables == (None,):
     with _context(Overlay(is_alone=True)):

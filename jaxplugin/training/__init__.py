@@ -1,11 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What training needs: recipes, a `dot_general` that quantizes, and policies.
+"""Training: recipes, and experts and parameters under a recipe.
 
-`api` has `dot_general`, `ragged` that of a mixture of experts, `recipes` says
-what is quantized to what, `gradients` has derivatives, `quantized_operand` what
-is quantized once for many products, and `checkpoint_policies` what of memory is
-traded for time.
+`jp.dot_general`, `jp.quantize_dots`, `jp.quantize_operand` and
+`ragged_dot_general` take a recipe. `jp.checkpoint_policies` chooses which
+residuals `jax.checkpoint` saves.
 """
 
 import typing as _typing

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A differentiable `dot_general` that quantizes both operands on the fly."""
+"""`dot_general`: a differentiable matmul that quantizes both operands."""
 
 from __future__ import annotations
 
@@ -55,111 +55,55 @@ def dot_general(
   reduce_dtype: Any = None,
   implementation: str | None = None,
 ) -> QuantizedDotGeneral:
-  """Makes a drop-in for `lax.dot_general` that multiplies in block formats.
+  """Returns a function like `lax.dot_general` that quantizes its operands.
 
-  The function returned quantizes both operands along the contracting dimension
-  and multiplies them with `block_scaled_dot`. Backward, with g the gradient of
-  the result, lhs's gradient is g x rhs and rhs's is g x lhs: each quantizes g
-  and the operand along the dimension which that product contracts, from the
-  high-precision values that the forward pass was given (quantizing twice would
-  add up errors). Quantization itself counts as the identity (straight-through).
+  Each matmul quantizes high-precision values along its contracting dimension::
 
-  What is quantized to what, and how, is said by a recipe,
+    f(lhs, rhs) = quantize(lhs) x quantize(rhs)
+    gradient of lhs = quantize(g) x quantize(rhs)  # g: the result's gradient
+    gradient of rhs = quantize(g) x quantize(lhs)
 
-    dot_general(recipe=jp.training.NVFP4_RECIPE, weight="rhs")
-
-  or by formats alone, `dot_general(jp.MXFP8, jp.MXFP8)`: that is a recipe with
-  lhs for activations and rhs for weights, in which everything is in blocks of
-  one row and rounded to nearest.
-
-  Under differentiation the forward pass quantizes activations along both
-  dimensions, and what is kept for the backward pass is the second quantization
-  and not the operand: 1 byte a value for FP8, half a byte for FP4, and scales.
-  `checkpoint_policies.quantized_saveable` saves what is kept. Of weights no
-  copy is kept, as they live anyway: the backward pass quantizes them itself, or
-  takes what `quantize_operand` made once for many calls. (Of formats alone rhs
-  with batch dimensions counts as activations, as in attention.)
-  An operand is kept as it is, and quantized forward only, where its format is
-  None or its product backward is not quantized. g is quantized along both
-  dimensions where both products are. On GPUs both take one read where
-  `quantize_both` does: dimensions that are contracted together lie side by
-  side in order, those of the other product beside them, batch dimensions first.
-  Without differentiation, and under `jit` for a gradient that is not used,
-  nothing is quantized twice.
-
-  Forward mode (`jax.jvp`, `jax.jacfwd`) multiplies tangents, in high precision
-  and as they are, with what the backward pass multiplies g with: both modes are
-  the same matrix, but for the quantization of g. Second derivatives, in any
-  order of modes, are there where neither product is quantized backward; else
-  they are an error.
-
-  Where the recipe rounds gradients stochastically, the gradient needs a key. It
-  is an argument of the call: with equal keys all bits are equal, under `jit`,
-  `vmap`, `scan` and `jax.checkpoint` alike. Give each layer and each step its
-  own, `jax.random.fold_in(key, step * layers + layer)`. Do not fold in one
-  number after the other: `fold_in` of "unsafe_rbg" keys ignores their order.
-  From it come two, `fold_in(key, 0)` for lhs's gradient and `fold_in(key, 1)`
-  for rhs's, after `jax.random.split(key, 1)` of "unsafe_rbg" keys. On
-  devices of a `shard_map` that have one key, equal places of their parts of g
-  are rounded by equal bits: fold `jax.lax.axis_index` in for others.
-
-  Use it as `flax.linen.Dense(dot_general=...)`, in
-  `jnp.einsum(..., _dot_general=...)` (which may swap its operands, so give both
-  the same format there, or see which is the weight), or directly.
+  Products accumulate in f32. Quantization has the derivative of the identity
+  (straight-through). Residuals stay quantized. docs/concepts/recipes.md
+  explains keys, derivatives and residuals.
 
   Args:
-    lhs_format: e.g. `jp.MXFP8`, or its name, "mxfp8"; None leaves lhs in its
-      own dtype (a plain f32, bf16 or f16 operand of a one-sided product).
-    rhs_format: likewise for rhs. One of the two must be given.
-    recipe: a `jp.training.Recipe`, instead of all arguments but weight and
-      implementation; or a format or its name, which is then that of weights,
-      activations and gradients, rounded to nearest: "nvfp4" is not
-      `jp.training.NVFP4_RECIPE`.
-    weight: with a recipe, the operand that is weights: "lhs", "rhs" or None,
-      where both are activations. Its gradient is the recipe's wgrad, the other
-      one's dgrad; where both are activations, both are dgrad.
-    grad_format: format of the gradient in the backward products; lhs_format by
-      default (rhs_format where that is None).
-    quantize_dgrad: False computes lhs's gradient in high precision.
-    quantize_wgrad: False computes rhs's gradient in high precision.
+    lhs_format, rhs_format: such as "mxfp8"; None leaves that operand
+      unquantized.
+    recipe: a `jp.training.Recipe`, a format or its name, in place of formats
+      and switches. A format rounds all operands to nearest.
+    weight: with a recipe, which operand is the weight: "lhs", "rhs" or None.
+      Its gradient is wgrad, the other one dgrad.
+    grad_format: format of g; lhs_format by default.
+    quantize_dgrad, quantize_wgrad: False computes the gradient of lhs or of rhs
+      in high precision.
     scale_rounding: "up" or "floor", see `quantize`.
-    reduce_dtype: f32, bf16 or f16: what devices send each other, under `jit`,
-      where a dimension that a product contracts is sharded (rows in wgrad under
-      FSDP, k under tensor parallelism), see `block_scaled_dot`. None is the
-      dtype of each product, as `lax.dot_general` has it: bf16 results and
-      gradients are sums over devices in bf16.
-    implementation: None chooses; a name forces one, see `block_scaled_dot`.
+    reduce_dtype: f32, bf16 or f16 for sums over devices; None is the dtype of
+      each matmul.
+    implementation: a backend, see `block_scaled_dot`.
 
   Returns:
     f(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None,
-    *, key=None, out_sharding=None) with the meaning of `lax.dot_general`: lhs
-    and rhs are f32, bf16 or f16 of any rank, or what `quantize_operand` made of
-    such; the result has preferred_element_type, by default the dtype that
-    `lax.dot_general` gives it, bf16 for bf16 and f16. Contracting sizes need
-    not be multiples of the block: they are padded with zeros inside, before
-    anything is transformed. `precision` is that of products in high precision,
-    by default the highest. `key` is a `jax.random` key. Under explicit mesh
-    axes the result has the sharding that `lax.dot_general` gives it:
-    `out_sharding`, or else that of the operands' remaining dimensions; between,
-    what has to be gathered travels quantized, as the types say. Gradients
-    have the operands' dtypes and shardings. Functions of equal arguments are
-    equal, and pytrees without leaves.
+    *, key=None, out_sharding=None), with the meaning of `lax.dot_general`. It
+    takes f32, bf16, f16 and `QuantizedOperand`s, and pads the contracting
+    dimension with zeros. Gradients have the operands' dtypes.
 
   Raises:
-    TypeError: a format is no BlockFormat, both are None, there is a recipe and
-      a format, or neither, or a recipe without weight, or reduce_dtype is none
-      of its three; and from the function returned: operands are no floats,
-      their shapes do not fit, or key is none.
-    ValueError: weight, scale_rounding, implementation or a format's name is
-      unknown; and while a gradient is traced, of a recipe that rounds it
-      stochastically, no key was given.
-    NotImplementedError: out_sharding has unreduced axes, or from the function
-      returned, a second derivative where products backward are quantized.
-    JAX's own errors of shardings, those of `lax.dot_general`: out_sharding
-      names an axis that is not explicit, or is needed, as a contracting
-      dimension is sharded, and is not given.
+    TypeError: If formats or recipe are missing, given twice or of a wrong type.
+    ValueError: If a name is unknown; from f, if stochastic rounding of a
+      gradient has no key.
+    NotImplementedError: From f, if a quantized gradient is differentiated.
 
-  Source: NVIDIA, "Recipes for Pre-training LLMs with MXFP8" (2025), section 3.
+  Source: arXiv 2506.08027, section 3.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> dot = jp.dot_general("mxfp8", "mxfp8")
+    >>> x, w = jnp.ones((2, 64)), jnp.full((64, 1), 0.5)
+    >>> print(dot(x, w, (((1,), (0,)), ((), ()))))
+    [[32.]
+     [32.]]
   """
   with speaking.speaking_for("dot_general"):
     backends.validate_name(implementation)
@@ -187,14 +131,14 @@ def dot_general(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizedDotGeneral:
-  """What `dot_general` returns: see there.
+  """A function that `dot_general` returns.
 
-  Those made with equal arguments are equal and of one hash, so that caches of
-  `jit` know them by. It is a pytree without leaves: an argument of `jit`, or
-  the field of a module, that is no array.
+  Equal arguments of `dot_general` give equal functions with equal hashes, so
+  `jit` caches them. It is a pytree without leaves: an argument of `jit`, or a
+  static field of a module.
 
   Attributes:
-    scheme: what is quantized to what.
+    scheme: formats and rounding of each matmul.
   """
 
   scheme: products.Scheme

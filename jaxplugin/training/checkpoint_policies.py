@@ -1,19 +1,21 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Policies for `jax.checkpoint` that know this package's dots.
+"""Policies for `jax.checkpoint` that recognize block-scaled dots.
 
-`jax.checkpoint_policies` matches JAX's own primitives, so under its
-`dots_saveable` a block-scaled dot is computed again in the backward pass. Those
-here are JAX's, for JAX's dots and ours alike:
+Under JAX's own `jax.checkpoint_policies.dots_saveable`, the backward pass
+computes block-scaled dots again, because they are not JAX's primitives. The
+policies here save them too: `block_scaled_dot`, `dot_general` in both passes,
+`jaxplugin.nn`, `ragged_dot` and `ragged_dot_general`.
 
-    jax.checkpoint(f, policy=jaxplugin.checkpoint_policies.dots_saveable)
+The quantized residuals of `dot_general` are not results of dots. Only
+`quantized_saveable` saves them, by their names "jaxplugin_quantized_lhs",
+"jaxplugin_quantized_rhs" and "jaxplugin_quantized_operand".
 
-A dot is our primitive, whatever called it: `block_scaled_dot`, `dot_general`
-forward and backward, `jaxplugin.nn`, and those of groups of rows, `ragged_dot`
-and `ragged_dot_general`. What `dot_general` keeps quantized for the backward
-pass is not the result of a dot: under these policies it is quantized again. It
-has names, "jaxplugin_quantized_lhs" and "jaxplugin_quantized_rhs", by which
-`quantized_saveable` saves it.
+Example:
+  >>> import jax
+  >>> import jaxplugin as jp
+  >>> policy = jp.checkpoint_policies.dots_saveable
+  >>> f = jax.checkpoint(lambda x: jp.linear(x, x), policy=policy)
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ def __dir__() -> list[str]:
 
 
 Policy = Callable[..., Any]
+"""A policy of `jax.checkpoint`."""
 
 _DOTS: Final = (
   primitive.block_scaled_dot_p,
@@ -56,24 +59,36 @@ _DOTS: Final = (
 
 
 def for_block_scaled_dots(policy: Policy) -> Policy:
-  """A policy that answers for a block-scaled dot as for `lax.dot_general`.
+  """Returns a policy that treats block-scaled dots like `lax.dot_general`.
+
+  For a block-scaled dot, the result asks `policy` about a `lax.dot_general` of
+  the same operands, dimension numbers and result dtype. For a ragged dot, it
+  asks about all rows times the weight of one group, without batch dimensions.
+  For any other operation, it asks `policy` directly.
 
   Args:
-    policy: one of `jax.checkpoint_policies`, or any other.
+    policy: a policy of `jax.checkpoint_policies`, or any other one.
 
   Returns:
-    A policy: of a block-scaled dot, `policy` is asked about a `lax.dot_general`
-    of lhs and rhs with the same dimension numbers, whose result has the same
-    dtype; else it is asked as it would have been. A ragged dot is asked about
-    as that of all rows with the weight of one group, without batch dimensions:
-    no row meets more than one.
+    A policy for `jax.checkpoint`. Equal arguments give equal policies.
+
+  Example:
+    >>> import jax
+    >>> import jaxplugin as jp
+    >>> names = jax.checkpoint_policies
+    >>> make = jp.checkpoint_policies.for_block_scaled_dots
+    >>> make(names.dots_saveable) == jp.checkpoint_policies.dots_saveable
+    True
   """
   return _AsDotGeneral(policy)
 
 
 @dataclasses.dataclass(frozen=True)
 class _AsDotGeneral:
-  """Equal ones are one key of JAX's caches."""
+  """A policy that treats block-scaled dots like `lax.dot_general`.
+
+  Equal policies are one key of JAX's caches.
+  """
 
   policy: Policy
 
@@ -109,28 +124,43 @@ def _of_one_group(
 
 
 dots_saveable = for_block_scaled_dots(jax.checkpoint_policies.dots_saveable)
+"""JAX's policy of this name, which also saves block-scaled dots."""
+
 dots_with_no_batch_dims_saveable = for_block_scaled_dots(
   jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 )
+"""JAX's policy of this name, which also saves block-scaled dots."""
 
-
-# Saves what `dot_general` keeps quantized of its operands, and nothing else: a
-# byte or less a value. Then no operand that is kept so is computed, blocked,
-# transformed or quantized again. `jax.checkpoint_policies` combines it with
-# another: save_from_both_policies(dots_saveable, quantized_saveable).
 quantized_saveable = jax.checkpoint_policies.save_only_these_names(
   *gradients.KEPT_NAMES.values()
 )
+"""A policy that saves the quantized operands of `dot_general`.
+
+It saves nothing else, and at most 1.03 bytes a value. The backward pass then
+does not compute or quantize these operands again. Combine it with another
+policy by `jax.checkpoint_policies.save_from_both_policies`.
+"""
 
 
 def offload_dot_with_no_batch_dims(
   offload_src: str, offload_dst: str
 ) -> Policy:
-  """`jax.checkpoint_policies.offload_dot_with_no_batch_dims`, of our dots too.
+  """Returns JAX's policy of this name that also offloads our dots.
 
   Args:
-    offload_src: a kind of memory, "device".
-    offload_dst: another, "pinned_host".
+    offload_src: memory kind of the results, such as "device".
+    offload_dst: memory kind that holds them until the backward pass, such as
+      "pinned_host".
+
+  Returns:
+    A policy for `jax.checkpoint`.
+
+  Example:
+    >>> import jax
+    >>> import jaxplugin as jp
+    >>> policy = jp.checkpoint_policies.offload_dot_with_no_batch_dims(
+    ...   "device", "pinned_host")
+    >>> f = jax.checkpoint(lambda x: x @ x, policy=policy)
   """
   return for_block_scaled_dots(
     jax.checkpoint_policies.offload_dot_with_no_batch_dims(

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trees with `QuantizedOperand`s in them, and layers of flax that take such."""
+"""Trees with `QuantizedOperand`s, and flax layers that accept them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,57 @@ def _is_operand(x: Any) -> bool:
 
 
 def primals(tree: Any) -> Any:
-  """`tree` with the array of each `QuantizedOperand` in its place."""
+  """Returns a tree with the array of each `QuantizedOperand` in its place.
+
+  Args:
+    tree: a tree of arrays and `QuantizedOperand`s.
+
+  Returns:
+    The tree of arrays; other leaves do not change.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w = jnp.ones((64, 64))
+    >>> tree = {"w": jp.quantize_operand(w, "mxfp8"), "b": w[0]}
+    >>> jp.training.primals(tree)["w"] is w
+    True
+  """
   return jax.tree.map(quantized_operand.primal_of, tree, is_leaf=_is_operand)
 
 
 def with_primals(tree: Any, primals: Any) -> Any:
-  """`tree` with the leaves of `primals`, and the copies that are in `tree`.
+  """Returns `tree` with new arrays next to its quantized copies.
 
-  So a gradient is taken by parameters alone, and the copies are made once, here
-  for all microbatches:
-
-    params_q = jax.tree.map(lambda w: jp.quantize_operand(w, recipe), params)
-
-    def microbatch(total, batch):
-      of = lambda p: loss(jp.training.with_primals(params_q, p), batch)
-      return jax.tree.map(jnp.add, total, jax.grad(of)(params)), None
-
-    total, _ = jax.lax.scan(microbatch, zeros, batches)
+  Differentiate by the new arrays, and quantize only once for several
+  microbatches. docs/how_to/gradient_accumulation.md is the guide.
 
   Args:
-    tree: of arrays and `QuantizedOperand`s.
-    primals: of its structure, with an array in the place of each.
+    tree: a tree of arrays and `QuantizedOperand`s.
+    primals: a tree of arrays with one array for each leaf. Values are not
+      compared with the quantized ones.
+
+  Returns:
+    `tree`, where each `QuantizedOperand` has its array from `primals`, and each
+    other leaf is the one of `primals`.
 
   Raises:
-    TypeError: an array has another shape or dtype than what was quantized.
-    ValueError: the structures differ.
+    TypeError: If an array has another shape or dtype than the quantized one.
+    ValueError: If the structures differ.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> dot = jp.dot_general(recipe="mxfp8", weight="rhs")
+    >>> def loss(params, x):
+    ...   return dot(x, params["w"], (((1,), (0,)), ((), ()))).sum()
+    >>> params, x = {"w": jnp.ones((64, 64))}, jnp.ones((4, 64))
+    >>> params_q = {"w": jp.quantize_operand(params["w"], "mxfp8")}
+    >>> gradient = jax.grad(
+    ...   lambda p: loss(jp.training.with_primals(params_q, p), x))(params)
+    >>> print(gradient["w"][0, 0])
+    4.0
   """
 
   def merged(x: Any, primal: Any) -> Any:
@@ -53,24 +79,31 @@ def with_primals(tree: Any, primals: Any) -> Any:
 def promote_dtype(
   *args: Any, dtype: Any = None, inexact: bool = True
 ) -> list[Any] | tuple[Any, ...]:
-  """flax's `promote_dtype`, which leaves `QuantizedOperand`s as they are.
+  """Promotes like flax's `promote_dtype`, and keeps `QuantizedOperand`s.
 
-  For layers of linen and nnx that have such parameters:
-
-    nnx.Linear(..., dot_general=dot, promote_dtype=jp.training.promote_dtype)
+  Pass it to layers of linen and nnx with quantized parameters: `nnx.Linear(...,
+  promote_dtype=jp.training.promote_dtype)`.
 
   Args:
-    args: arrays, operands and None, as linen gives them, or a tuple of those,
-      as nnx does.
-    dtype: of the results; by default what JAX promotes all to.
+    args: arrays, `QuantizedOperand`s and None, as linen passes them; or one
+      tuple of these, as nnx does.
+    dtype: dtype of the results; by default JAX's promotion of all arguments.
     inexact: whether integers become floats.
 
   Returns:
-    As many, arrays of that dtype; a tuple for a tuple.
+    A list of arrays of that dtype, or a tuple if one was given. Operands and
+    None do not change.
 
   Raises:
-    TypeError: an operand was quantized from another dtype.
-    ValueError: dtype is no float, and inexact.
+    TypeError: If an operand was quantized from another dtype.
+    ValueError: If dtype is not a float and `inexact` is True.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x, y = jp.training.promote_dtype(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
+    >>> print(x.dtype, y.dtype)
+    float32 float32
   """
   if len(args) == 1 and isinstance(args[0], tuple):
     return tuple(promote_dtype(*args[0], dtype=dtype, inexact=inexact))

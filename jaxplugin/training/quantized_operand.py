@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_operand`: an operand of `dot_general` quantized once, for many."""
+"""`quantize_operand`: quantizes an operand of several matmuls once."""
 
 from __future__ import annotations
 
@@ -56,16 +56,23 @@ class Use:
 
 @jax.tree_util.register_pytree_with_keys_class
 class QuantizedOperand:
-  """What `quantize_operand` returns: see there.
+  """An array with its quantized copies, as `quantize_operand` returns it.
 
-  It is a pytree: of `primal`, the first leaf, and of the copies as integers, so
-  that it passes through `jit`, `vmap`, `scan` and the like, and so that nothing
-  takes the copies for parameters.
+  It is a pytree with `primal` as its first leaf, and passes through `jit`,
+  `vmap` and `scan`. The copies are integers, so no optimizer takes them for
+  parameters.
 
   Attributes:
-    primal: the array that was quantized, which receives the gradient.
-    use: what the copies are for.
-    shape, ndim, dtype: of `primal`.
+    primal: the array that was quantized; it receives the gradient.
+    use: role and dimensions for which the copies were quantized.
+    shape, ndim, dtype: properties of `primal`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> w_q = jp.quantize_operand(jnp.ones((64, 32)), "mxfp8")
+    >>> print(w_q.forward.format, w_q.shape)
+    mxfp8 (64, 32)
   """
 
   primal: Any
@@ -94,40 +101,54 @@ class QuantizedOperand:
 
   @property
   def shape(self) -> tuple[int, ...]:
+    """The shape of `primal`."""
     return tuple(self.primal.shape)
 
   @property
   def ndim(self) -> int:
+    """The rank of `primal`."""
     return self.primal.ndim
 
   @property
   def dtype(self) -> np.dtype:
+    """The dtype of `primal`."""
     return self.primal.dtype
 
   @property
   def forward(self) -> scaled_array.ScaledArray | None:
-    """The copy that the forward product takes; None where it takes none."""
+    """The copy for the forward matmul, or None if it uses another one."""
     return _floats(self._forward)
 
   @property
   def backward(self) -> scaled_array.ScaledArray | None:
-    """The copy of the backward product; None where it takes another."""
+    """The copy for the backward matmul, or None if it uses another one."""
     return _floats(self._backward)
 
   def held(self) -> products.Held:
-    """The copies, as products take them."""
+    """Returns the copies in the form that matmuls take."""
     return products.Held(_bits(self._forward), _bits(self._backward))
 
   def with_primal(self, primal: Any) -> QuantizedOperand:
-    """The same copies, with another array to receive the gradient.
+    """Returns the same copies with another array to receive the gradient.
 
-    Its numbers are not compared with those that were quantized: it is the same
-    array, as a transformation sees it.
+    Args:
+      primal: an array of the same shape and dtype. Its values are not compared
+        with the quantized ones.
 
-      jax.grad(lambda w: loss(w_q.with_primal(w), batch))(w)
+    Returns:
+      A `QuantizedOperand`.
 
     Raises:
-      TypeError: its shape or dtype is another one.
+      TypeError: If its shape or dtype differs.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxplugin as jp
+      >>> w = jnp.ones((64, 64))
+      >>> w_q = jp.quantize_operand(w, "mxfp8")
+      >>> jax.grad(lambda w: w_q.with_primal(w).primal.sum())(w).shape
+      (64, 64)
     """
     given = getattr(primal, "shape", None), getattr(primal, "dtype", None)
     if given != (self.shape, self.dtype):
@@ -139,7 +160,7 @@ class QuantizedOperand:
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 
   def __getitem__(self, index: Any) -> QuantizedOperand:
-    """All of it: what layers that read `parameter[...]` ask for."""
+    """Returns this operand for `[...]`, as layers read a parameter."""
     if index is not Ellipsis:
       raise TypeError(
         "QuantizedOperand: only [...] can be taken of it, as it is blocked, got"
@@ -176,54 +197,48 @@ def quantize_operand(
   contracting: int | Sequence[int] | None = None,
   batch: int | Sequence[int] = (),
 ) -> QuantizedOperand:
-  """Quantizes an operand of `dot_general` once, for all products that take it.
+  """Quantizes an operand once for several matmuls of `dot_general`.
 
-  A step of several microbatches multiplies by the same weights in each, and
-  query, key and value have the same input:
+  Weights repeat in the microbatches of a step. Query, key and value share an
+  input. The result holds the forward copy, the backward copy, and x. Matmuls
+  use the copies and do not read x. Results and gradients have the same bits as
+  with x itself, and the gradient goes to x.
+  docs/how_to/gradient_accumulation.md is the guide.
 
-    w_q = jp.quantize_operand(w, recipe)
-    x_q = jp.quantize_operand(x, recipe, role="activation")
-    dot = jp.dot_general(recipe=recipe, weight="rhs")
-    y = dot(x_q, w_q, (((1,), (0,)), ((), ())))
-
-  What is returned has the copy of the forward product, that of the backward
-  product, and x. Functions of `dot_general` take it for lhs or rhs, and
-  `jp.training.ragged_dot_general` for rhs: results and gradients have the bits
-  of those with x itself. The gradient goes to x, through this function, also
-  summed over a `scan`, under `jax.checkpoint`, `vmap`, `jit` with shardings and
-  `shard_map`; numbers of x are not read by the products. To differentiate by x
-  where the copies are made outside, see `with_primal` and
-  `jp.training.with_primals`.
-
-  The backward pass keeps nothing but the copies that are here. That of
-  activations has the name "jaxplugin_quantized_operand" for policies of
-  `jax.checkpoint`, and `checkpoint_policies.quantized_saveable` saves it; that
-  of weights has none, as it lives outside of what is computed again.
-
-  Weights of all layers: `jax.lax.map(lambda w: jp.quantize_operand(w, recipe),
-  stack)`, and a `scan` over what it returns. `jax.vmap` makes the same, but a
-  format with a global scale by operations, as kernels take one such scale.
+  Functions of `dot_general` take the result for lhs or rhs, and
+  `jp.training.ragged_dot_general` for rhs. The backward pass saves no other
+  copy. `checkpoint_policies.quantized_saveable` saves the copies of
+  activations.
 
   Args:
-    x: f32, bf16 or f16, what the product would be given.
-    recipe: as of the function that takes it; or a format or its name, which is
-      then that of weights, activations and gradients. The copies serve any
-      recipe that would make the same.
-    role: what of the recipe it is: "weight" or "activation".
-    contracting: what the forward product contracts of x, in its order. By
-      default the first dimension of weights that is no batch dimension, as in
-      `x @ w`, and the last one of activations.
-    batch: the forward product's batch dimensions of x, in its order; groups of
-      `ragged_dot_general` are one: contracting=2, batch=0.
+    x: f32, bf16 or f16, the operand of the matmul.
+    recipe: the recipe of the matmul; or a format or its name, for weights,
+      activations and gradients.
+    role: "weight" or "activation".
+    contracting: contracting dimensions of the forward matmul, in its order. By
+      default the first dimension of a weight (`x @ w`) after `batch`, and the
+      last one of activations.
+    batch: batch dimensions of the forward matmul, in its order. Experts
+      [groups, n, k] have contracting=2, batch=0.
 
   Returns:
     A `QuantizedOperand`, a pytree.
 
   Raises:
-    TypeError: x is no float array, recipe is none, or it leaves this role as it
-      is; from a function that takes the result: its role, contraction or
-      recipe is another one.
-    ValueError: role is unknown, or contracting or batch are no dimensions of x.
+    TypeError: If x is not a float array, recipe is not a recipe, or the recipe
+      does not quantize this role. Matmuls raise it if their role, dimensions or
+      recipe differ.
+    ValueError: If role is unknown, or contracting or batch are not dimensions.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> recipe = jp.training.MXFP8_RECIPE
+    >>> w_q = jp.quantize_operand(jnp.ones((64, 1)), recipe)
+    >>> dot = jp.dot_general(recipe=recipe, weight="rhs")
+    >>> print(dot(jnp.ones((2, 64)), w_q, (((1,), (0,)), ((), ()))))
+    [[64.]
+     [64.]]
   """
   recipe = recipes.resolve(WHO, "recipe", recipe)
   if role not in _ROLES:

@@ -76,67 +76,52 @@ def ragged_dot_general(
   reduce_dtype: Any = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """Multiplies groups of rows with a weight each, quantized as a recipe says.
+  """Multiplies groups of rows by their weights, quantized by a recipe.
 
-  The rows of lhs, activations, belong to groups in turn; rhs has the weights of
-  all groups. Both are quantized along k, and multiplied by `jp.ragged_dot`:
+  With Q for quantization along the contracting dimension, g for the group of
+  row i and G for the result's gradient::
 
-    result[i, n] = sum_k(Q(lhs)[i, k] * Q(rhs)[g, n, k]), g the group of row i
+    result[i, n] = sum_k(Q(lhs)[i, k] * Q(rhs)[g, n, k])
+    dgrad[i, k] = sum_n(Q(G)[i, n] * Q(rhs)[g, n, k])
+    wgrad[g, n, k] = sum over rows i of g (Q(G)[i, n] * Q(lhs)[i, k])
 
-  Backward, with G the gradient of the result:
-
-    dgrad  lhs's gradient   sum_n(Q(G)[i, n] * Q(rhs)[g, n, k])
-    wgrad  rhs's gradient   sum over rows i of g (Q(G)[i, n] * Q(lhs)[i, k])
-
-  Each operand is quantized along what its product contracts, from what the
-  forward pass was given, as `jp.dot_general(recipe=...)` does; its residuals,
-  their names and bytes, forward mode, and how a key is used are the same here.
-  In wgrad rows are contracted: there each group begins with a block of its own,
-  and its last block ends in zeros, as `jp.align_groups` has them. Nobody pads
-  anything. Transforms of wgrad are those of a group's own rows likewise. NVFP4
-  has one global scale for all rows, and one for all weights. Squares
-  (weight_2d) are those of each weight. With one group of all rows each operand
-  has the codes that `jp.dot_general(recipe=recipe, weight="rhs")` gives it, bit
-  for bit.
-
-  Rows beyond the sum of the sizes are zero, and so is their gradient; what lhs
-  or G holds there, NaN or not, touches nothing. The gradient of a weight whose
-  group is empty is zero.
-
-  Cost: what is kept of lhs for wgrad has up to m + min(groups, m) * (B - 1)
-  rows, where B is the block size or the size of the transform. `explain` tells
-  of each product.
+  Products accumulate in f32. Rows after the sum of the sizes are zero, with
+  zero gradients; NaN in these rows has no effect. An empty group has a zero
+  gradient. docs/how_to/mixture_of_experts.md explains blocks, scales and
+  memory.
 
   Args:
-    lhs: f32, bf16 or f16 (m, k).
-    rhs: f32, bf16 or f16 (groups, n, k), or what
-      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)` made of it.
-    group_sizes: integers[groups], as of `jp.ragged_dot`.
-    ragged_dot_dimension_numbers: of other orders of dimensions of lhs and rhs;
-      the ragged dimension is not contracted.
-    recipe: a `jp.training.Recipe`.
-    key: a `jax.random` key, where the recipe rounds gradients stochastically;
-      see `jp.dot_general`.
-    preferred_element_type: f32, bf16 or f16; by default the dtype that
-      `lax.ragged_dot` gives, bf16 for bf16 and f16. Gradients have the
-      operands' dtypes.
-    reduce_dtype: f32, bf16 or f16: what devices send each other where what a
-      product contracts is sharded, as in `jp.dot_general`; None is the dtype of
-      each product.
-    out_sharding: as of `jp.ragged_dot`. Gradients have their operands'.
+    lhs: f32, bf16 or f16 [m, k], rows sorted by group.
+    rhs: f32, bf16 or f16 [groups, n, k], or the `QuantizedOperand` of
+      `jp.quantize_operand(rhs, recipe, contracting=2, batch=0)`.
+    group_sizes: integers [groups], see `jp.ragged_dot`.
+    ragged_dot_dimension_numbers: for other orders of dimensions. The ragged
+      dimension must not be contracted.
+    recipe: a `jp.training.Recipe`, a format or its name.
+    key: a `jax.random` key for stochastic rounding, see `jp.dot_general`.
+    preferred_element_type: f32, bf16 or f16; by default `lax.ragged_dot`'s
+      dtype, and bf16 for bf16 times f16.
+    reduce_dtype: dtype of sums over devices, see `jp.dot_general`.
+    out_sharding: see `jp.ragged_dot`.
 
   Returns:
-    preferred_element_type[m, n].
+    preferred_element_type[m, n]. Gradients have the dtypes of their operands.
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: while a gradient is traced, of a recipe that rounds it
-      stochastically, no key was given; or out_sharding does not fit the result.
-    NotImplementedError: dimension numbers contract the ragged dimension, which
-      is no forward product, or are not served by `jp.ragged_dot_general`;
-      out_sharding has unreduced axes; or a second derivative where products
-      backward are quantized.
-    JAX's own errors of shardings, those of `jax.lax.ragged_dot`.
+    TypeError: If the rank, dtype or shape of an argument is wrong.
+    ValueError: If a stochastically rounded gradient has no key, or out_sharding
+      does not fit.
+    NotImplementedError: If dimension numbers are not supported, out_sharding
+      has unreduced axes, or a quantized gradient is differentiated.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> x, w = jnp.ones((3, 64)), jnp.ones((2, 32, 64))
+    >>> sizes = jnp.array([1, 2])
+    >>> y = jp.training.ragged_dot_general(x, w, sizes, recipe="mxfp8")
+    >>> print(y.shape, y[0, 0])
+    (3, 32) 64.0
   """
   with speaking.speaking_for(speaking.who(WHO)):
     recipe = recipes.resolve(sides.who(), "recipe", recipe)

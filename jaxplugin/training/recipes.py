@@ -1,14 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: what is quantized to what in training, and how.
+"""Training recipes: formats and rounding of a layer's three matmuls.
 
-A layer multiplies activations by weights. Training has three products of it:
+A layer multiplies activations by weights. Training has three matmuls of it:
 
   forward  activations x weights, contracting the features
   dgrad    gradient x weights, the activations' gradient
   wgrad    gradient x activations, the weights' gradient, contracting the tokens
 
-`dot_general(recipe=...)` quantizes the operands of each as a recipe says.
+`dot_general(recipe=...)` quantizes the operands of each by a recipe.
 """
 
 from __future__ import annotations
@@ -37,55 +37,48 @@ _PRODUCTS: Final = ("dgrad", "wgrad")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-  """What is quantized to what in the three products of a layer, and how.
+  """Formats and rounding of the three matmuls of a layer.
 
-  Every operand is quantized from high precision, along what its product
-  contracts, to nearest, unless a field says otherwise. Each part switches off
-  by itself: `dataclasses.replace(NVFP4_RECIPE, stochastic_rounding=False)`.
+  The matmuls are forward, dgrad (gradient of activations) and wgrad (gradient
+  of weights). Each quantizes its operands from high precision along its
+  contracting dimension. Values round to nearest even unless a field changes it.
 
   Attributes:
-    activation_format, weight_format: formats of activations and of weights, as
-      `BlockFormat` or by name; None leaves them as they are (a product with one
-      quantized side). At least one is given.
-    grad_format: that of gradients of results, in dgrad and wgrad; None leaves
-      them as they are. E4M3 in MXFP8 (arXiv 2506.08027);
-      `jp.MXFP8_E5M2` has more range and less precision.
-    scale_rounding: of MX scales, "up" or "floor", as of `quantize`. Up never
-      saturates (arXiv 2506.08027).
-    stochastic_rounding: gradients are rounded up or down at random, up with a
-      probability equal to the discarded fraction, in dgrad and wgrad alike, by
-      bits of their own. Weights and activations are rounded to nearest (arXiv
-      2509.25149). It needs a key where a gradient is taken.
-    grad_scale_up: floating-point scales of gradients (NVFP4) are rounded up,
-      and not to the nearest. Under a scale that was rounded down a block's
-      largest values saturate, where stochastic rounding is biased; under these
-      none does. A scale is then the next one, up to an eighth above. It is no
-      part of `NVFP4_RECIPE`, which has scales as `quantize` has.
-    weight_2d: a scale covers a square of block_size x block_size weights, so
-      that the weights of dgrad are those of the forward product, transposed
-      (arXiv 2509.25149). One copy of their values serves both.
-    wgrad_hadamard: size of the random Hadamard transform of both operands of
-      wgrad, along what it contracts, before they are quantized; None for none.
-      It spreads outliers over a group, and cancels in the product (arXiv
-      2509.25149). `quantization/hadamard.py` has the signs: they
-      are fixed.
-    dgrad_hadamard: the same for dgrad (arXiv 2502.20586). Not with weight_2d:
-      transformed weights are other ones than those of the forward product.
-    four_over_six: E2M1 values under floating-point scales (NVFP4) are scaled to
-      fill the range to 6, or to 4, a block at a time: by that which has the
-      smaller sum of squared errors (arXiv 2512.02010).
-    quantize_forward, quantize_dgrad, quantize_wgrad: False computes that
-      product in high precision.
-    backward_from_quantized: dgrad and wgrad take weights and activations as the
-      forward product had them: dequantized, and quantized a second time where
-      that is along another dimension. One quantized copy is kept, and the
-      backward pass differentiates what was multiplied; errors of two roundings
-      add up.
+    activation_format, weight_format: `BlockFormat` or name; None leaves the
+      operand unquantized. At least one is required.
+    grad_format: format of the results' gradients; None leaves them unquantized.
+    scale_rounding: "up" (never saturates) or "floor", for MX scale factors.
+    stochastic_rounding: rounds gradients up with a probability equal to the
+      discarded fraction. A gradient then needs a key.
+    grad_scale_up: rounds NVFP4's scale factors of gradients up, by at most 1/8,
+      so that no value saturates.
+    weight_2d: scales squares of block_size x block_size weights. Forward and
+      dgrad then share values.
+    wgrad_hadamard: size of a Hadamard transform along the contracting
+      dimension, a power of two up to 256, or None. Its signs are fixed.
+    dgrad_hadamard: same for dgrad, without weight_2d.
+    four_over_six: scales the largest NVFP4 value of a block to 6 or to 4,
+      whichever has the smaller squared error.
+    quantize_forward, quantize_dgrad, quantize_wgrad: False computes that matmul
+      in high precision.
+    backward_from_quantized: quantizes the dequantized forward operands in dgrad
+      and wgrad. Rounding errors add up.
 
   Raises:
-    TypeError: a field has another type, or both formats are None.
-    ValueError: a name is unknown, the size of a transform is no power of two up
-      to 256 or does not fit the blocks, or fields contradict each other.
+    TypeError: If a field has a wrong type, or both formats are None.
+    ValueError: If a name is unknown, a transform's size does not fit the
+      blocks, or fields contradict each other.
+
+  Sources: arXiv 2506.08027 (MXFP8), 2509.25149 (NVFP4), 2502.20586 (dgrad's
+  transform), 2512.02010 (four over six).
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> import dataclasses
+    >>> nvfp4 = jp.training.NVFP4_RECIPE
+    >>> recipe = dataclasses.replace(nvfp4, quantize_wgrad=False)
+    >>> recipe.is_quantized("wgrad"), recipe.hadamard("wgrad")
+    (False, 16)
   """
 
   activation_format: formats.BlockFormat | None
@@ -194,16 +187,16 @@ class Recipe:
 
   @property
   def formats(self) -> tuple[formats.BlockFormat, ...]:
-    """All that it quantizes to, each once."""
+    """The formats of this recipe, each once."""
     given = (self.activation_format, self.weight_format, self.grad_format)
     return tuple(dict.fromkeys(f for f in given if f is not None))
 
   def is_quantized(self, product: str) -> bool:
-    """Whether "forward", "dgrad" or "wgrad" multiplies quantized operands."""
+    """Returns whether "forward", "dgrad" or "wgrad" has quantized operands."""
     return bool(getattr(self, f"quantize_{product}"))
 
   def hadamard(self, product: str) -> Any:
-    """The size of the transform of "dgrad" or "wgrad"; None for none."""
+    """Returns the size of the transform of "dgrad" or "wgrad", or None."""
     return getattr(self, f"{product}_hadamard")
 
 
@@ -236,11 +229,12 @@ MXFP8_RECIPE: Final = Recipe(
   weight_format=formats.MXFP8,
   grad_format=formats.MXFP8,
 )
-"""MXFP8 as NVIDIA trains with it.
+"""NVIDIA's recipe for MXFP8.
 
-E4M3 for activations, weights and gradients, scales rounded up, every operand
-quantized from high precision along what its own product contracts. Source:
-Mishra et al., "Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027.
+Activations, weights and gradients are E4M3, and scale factors are rounded up.
+Each operand is quantized from high precision along the contracting dimension of
+its own matmul. Source: Mishra et al., "Recipes for Pre-training LLMs with
+MXFP8", arXiv 2506.08027.
 """
 
 NVFP4_RECIPE: Final = Recipe(
@@ -251,14 +245,14 @@ NVFP4_RECIPE: Final = Recipe(
   weight_2d=True,
   wgrad_hadamard=16,
 )
-"""NVFP4 as NVIDIA trains with it.
+"""NVIDIA's recipe for NVFP4.
 
-Weights in squares of 16 x 16, activations and gradients in blocks of 1 x 16;
-a random Hadamard transform of size 16 of both operands of wgrad, and of no
-other product; stochastic rounding of gradients, and of nothing else. Source:
-NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149. What
-it does beside products is the model's: the paper leaves the last layers, among
-others, in high precision.
+Weights have scale factors for squares of 16 x 16 values, activations and
+gradients for blocks of 1 x 16. Only wgrad transforms its operands (random
+Hadamard transform of size 16). Only gradients are rounded stochastically.
+Source: NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv
+2509.25149. The paper also leaves some layers in high precision, the last ones
+among others. Do that in the model, or by `where` of `quantize_dots`.
 """
 
 MXFP4_RECIPE: Final = Recipe(
@@ -269,13 +263,13 @@ MXFP4_RECIPE: Final = Recipe(
   wgrad_hadamard=32,
   dgrad_hadamard=32,
 )
-"""MXFP4, with a transform and stochastic rounding in both backward products.
+"""A recipe for MXFP4, after arXiv 2502.20586.
 
-Gradients alone are rounded stochastically: a backward product is an unbiased
-estimate of that with weights or activations rounded to nearest. Scales are
-rounded up, so that no value saturates. The transform's signs are fixed, as in
-NVFP4's. Source: Tseng, Yu, Park, "Training LLMs with MXFP4", arXiv 2502.20586,
-after which this is made. There the forward product is in BF16 or FP8, and here
-in MXFP4 as well; quantize_forward=False has it in high precision. There values
-are multiplied by 3/4, so that none saturates under OCP's scales.
+Both backward matmuls transform their operands and round gradients
+stochastically. Weights and activations are rounded to nearest, and scale
+factors are rounded up, so no value saturates. The transform has fixed signs.
+Two things differ from the paper (Tseng, Yu, Park, "Training LLMs with MXFP4").
+Its forward matmul is in BF16 or FP8, and this one is in MXFP4 unless
+quantize_forward is False. It multiplies values by 3/4 so that none saturates
+under scale factors rounded by OCP's rule.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize`: a checkpoint of plain weights into another one, of quantized."""
+"""`quantize`: writes a quantized checkpoint from one of plain weights."""
 
 from __future__ import annotations
 
@@ -56,59 +56,51 @@ def quantize(
   dry_run: bool = False,
   progress: reporting.Progress | bool | None = None,
 ) -> results.Quantized:
-  """Quantizes a checkpoint's weights, a tensor at a time, by `jp.quantize`.
+  """Writes a quantized checkpoint, one tensor at a time, by `jp.quantize`.
 
-  Weights are F32, BF16 and F16 matrices [n, k] called *.weight and, where the
-  layout has them, experts in one tensor, [E, n, k] or [E, k, n], whose k is a
-  multiple of the block size. Embeddings, norms, heads, routers and parts for
-  images stay as they are, unless `include` says otherwise. The result's table
-  tells why each tensor stays.
+  The default quantizes f32, bf16 and f16 matrices [n, k] called *.weight, and
+  experts. k must be a multiple of the block size. Embeddings, norms, heads,
+  routers and vision towers stay. Weights that engines fuse share the largest of
+  their global scales. docs/how_to/write_checkpoint.md has values, files and
+  experts.
 
-  Memory holds one tensor. Files keep their names, with an index anew where
-  there was one, and a folder's other files are copied, but for weights in other
-  formats. Its config.json, and hf_quant_config.json of ModelOpt, say what its
-  layout's own tool says; weights alone are quantized, but engines quantize the
-  other side too of ModelOpt's MX formats.
-
-  NVFP4's global scale is that of `jp.quantize`, but for two things. ModelOpt's
-  and compressed-tensors' weights that engines fuse (q_proj, k_proj and v_proj;
-  gate_proj and up_proj) get the largest of theirs. compressed-tensors writes
-  what divides, so that it is the reciprocal of an f32, the nearest one.
-
-  The target appears when all of it is on the disk. Until then it is
-  TARGET.partial; if that ends early, by whatever, the same call goes on after
-  the files that are finished.
+  The target appears when it is complete. Until then it is TARGET.partial, which
+  the same call continues.
 
   Args:
     source: a .safetensors file, an index file, or a folder.
-    target: a .safetensors file of a file, else a folder; not there yet.
+    target: a new .safetensors file for a file, otherwise a folder.
     format: `NVFP4`, `MXFP8` or `MXFP4`, or its name.
-    layout: "modelopt", "compressed-tensors", "torchao", "comfyui" of NVFP4 and
-      MXFP8, or "gpt-oss" of MXFP4, which has experts alone.
-    include: a glob or several of names, with or without ".weight": just these,
-      whatever they are called. None for what tools take.
+    layout: one of `WRITTEN_LAYOUTS`; "gpt-oss" has MXFP4 experts only.
+    include: globs of the names to quantize; None for the default.
     exclude: globs of names that stay as they are.
-    transposed: globs of experts [E, k, n]. Those of config.json's model types
-      gpt_oss and llama4 are known to be so.
-    allow_nonfinite: whether weights with NaNs or infinities are quantized, as
-      `jp.quantize` does. They never count as verified.
-    verify: whether the result is read back before it appears, and each weight
-      compared with what `jp.quantize` makes of the source, and each other
-      tensor with the source, all bitwise.
-    dry_run: whether nothing is written.
-    progress: as of `Checkpoint.read`.
+    transposed: globs of experts [E, k, n]; gpt_oss and llama4 are known.
+    allow_nonfinite: True quantizes weights with NaNs or infinities.
+    verify: True reads the result back and compares all bits.
+    dry_run: True writes nothing.
+    progress: see `Checkpoint.read`.
 
   Returns:
-    What became of each tensor; `print` shows a table.
+    A `Quantized`; `print` shows a table.
 
   Raises:
-    TypeError: source or target is not a path, or a glob is not a string.
-    OSError: the source cannot be read; FileNotFoundError if there is none.
-    ValueError: there is no such format or layout, or it does not have it.
-    CheckpointError: the source breaks a rule or is quantized already, a glob
-      matches nothing, there is nothing to quantize, a weight has a NaN or an
-      infinity, or a global scale that readers refuse, the target exists
-      or cannot be written, or, under verify, differs.
+    TypeError: If source or target is not a path, or a glob is not a string.
+    OSError: If the source cannot be read.
+    ValueError: If the format or layout is unknown, or they do not fit.
+    CheckpointError: If the source breaks a rule or is quantized already, or a
+      glob matches nothing. Also if a weight is not finite, or the target
+      exists, cannot be written or differs under verify.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> from safetensors import numpy as safetensors
+    >>> weights = {"up.weight": np.ones((32, 64), np.float32)}
+    >>> safetensors.save_file(weights, "model.safetensors")
+    >>> done = jp.checkpoints.quantize(
+    ...   "model.safetensors", "quantized.safetensors", "mxfp8", verify=True)
+    >>> print(done.errors)
+    {'up.weight': 0.0}
   """
   errors.require_path(_WHO, "source", source)
   errors.require_path(_WHO, "target", target)

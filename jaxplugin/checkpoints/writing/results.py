@@ -19,21 +19,33 @@ from jaxplugin.printing import console
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantized:
-  """The result of `quantize`; `str` is a table.
+  """The result of `quantize`: a decision for each tensor; `str` is a table.
 
   Attributes:
     path: the target.
-    layout: whose layout it has.
-    format: that of its weights.
+    layout: the layout of the target.
+    format: the format of its weights.
     decisions: whether and how each tensor of the source is quantized.
     shared: names of weights that share a global scale.
     copied: other files that are copied.
-    left: other files that are not.
-    is_written: whether it was.
-    errors: of each verified weight, the norm of its error over its own; None
-      where nothing was verified.
-    nonfinite: weights with NaNs or infinities in the source, which are written
-      under allow_nonfinite and never are verified. Their bits were compared.
+    left: other files that are not copied.
+    is_written: whether the target was written.
+    errors: norm of the error over the norm of the weight, by names of verified
+      weights; None without verify.
+    nonfinite: weights with NaNs or infinities. They are written under
+      allow_nonfinite; their bits are compared, and they do not count as
+      verified.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> from safetensors import numpy as safetensors
+    >>> weights = {"up.weight": np.ones((32, 64), np.float32)}
+    >>> safetensors.save_file(weights, "model.safetensors")
+    >>> done = jp.checkpoints.quantize(
+    ...   "model.safetensors", "quantized.safetensors", "mxfp8", dry_run=True)
+    >>> print(done.nbytes_before, done.nbytes, done.is_written)
+    8192 2112 False
   """
 
   path: pathlib.Path
@@ -54,15 +66,15 @@ class Quantized:
 
   @property
   def nbytes(self) -> int:
-    """Bytes of the target's."""
+    """Bytes of the target's tensors."""
     return sum(x.nbytes for x in self.decisions)
 
   def __str__(self) -> str:
-    """Returns a table of tensors, and why some are not quantized."""
+    """Returns a table of tensors, and why some stay unquantized."""
     return console.text(self.parts())
 
   def parts(self) -> Iterator[console.Part]:
-    """Returns the report that `str` prints."""
+    """Yields the parts of the report that `str` prints."""
     yield f"{self.path}: {self.layout}, {self.format}"
     found = self._rows()
     header = ["format", "shape", "before", "after", "count", "name"]
@@ -94,7 +106,7 @@ class Quantized:
       yield "nothing was written"
 
   def to_json(self) -> str:
-    """Returns the same as JSON, with a row for each tensor."""
+    """Returns the report as JSON, with a row for each tensor."""
     return json.dumps(
       {
         "path": str(self.path),

@@ -34,38 +34,59 @@ Emit = Callable[[views.Call], jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Backend:
-  """An implementation of the block-scaled dot, of another package.
+  """An implementation of the block-scaled dot in another package.
 
-  It is used where `implementation=` names it, where a tuning table does, and
-  where the user has it come first; installing it changes no program.
+  It is used if `implementation=` or a tuning table names it, or if the user
+  ranks it first. Its installation does not change a program.
 
   Attributes:
-    name: what `implementation=` calls it: lower-case letters, digits and "_".
-      An entry point has the same name.
-    api_version: the number of `jaxplugin.backends.API_VERSION` that it was
-      written for, as a literal.
-    platforms: JAX's lowering platforms that it serves, of "cpu", "cuda",
-      "rocm", "tpu" and so on. Elsewhere `supports` is not asked.
-    supports: (problem, target) -> None where it serves a problem on a target,
-      else the reason, a phrase such as "needs k to be a multiple of 128, got
-      k=96". A pure function, as decisions are made by several threads and again
-      by each process: it looks at nothing but its arguments.
-    emit: (call) -> the result, in JAX operations and calls of its own kernels;
-      it is traced. Of the call's shape and dtype, or of those of its `as_rows`.
-      It is asked only for calls that `supports` accepts.
-    summary: what it is, in a few words; `explain` shows them.
-    is_portable: whether what it emits is XLA's operations alone. Other ones are
-      not exported but by name, as JAX's export wants.
+    name: its name for `implementation=` and its entry point: lower-case
+      letters, digits and "_".
+    api_version: `jaxplugin.backends.API_VERSION` of its source, as a literal.
+    platforms: JAX's lowering platforms that it supports: "cpu", "cuda", "rocm",
+      "tpu" and others.
+    supports: (problem, target) -> None if it supports the problem, else the
+      reason, for example "needs k to be a multiple of 128, got k=96". It must
+      be pure, because several threads and processes call it.
+    emit: (call) -> the result, in JAX operations and calls of kernels. It is
+      traced, and only for calls that `supports` accepts. The result has
+      the shape and dtype of the call, or of its `as_rows`.
+    summary: a few words that `explain` prints.
+    is_portable: whether it emits only XLA's operations. `jax.export` accepts
+      others only by name.
     takes_symbolic_sizes: whether sizes of problems may be None.
-    reads: layouts of scales, beside "linear", that `emit` takes as they are:
-      "swizzled_128x4" or none. Others are brought to the linear one.
-    fuses_global_scale: whether a global scale that is one number costs nothing;
-      for `explain`.
-    notes: what else one should know of its results, a sentence each.
+    reads: layouts of scales that `emit` accepts besides "linear": (), or
+      ("swizzled_128x4",).
+    fuses_global_scale: whether a scalar global scale is free, for `explain`.
+    notes: sentences about its results, for `explain`.
 
   Raises:
-    TypeError: a field is not of its type.
-    ValueError: a name or a layout is none.
+    TypeError: If a field has another type.
+    ValueError: If the name or a layout is invalid.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> def emit(call):
+    ...   rows = call.as_rows()
+    ...   lhs, rhs = rows.lhs.dequantized(), rows.rhs.dequantized()
+    ...   return rows.finish(jnp.einsum("bmk,bnk->bmn", lhs, rhs))
+    >>> backend = jp.Backend(
+    ...   name="example",
+    ...   api_version=1,
+    ...   platforms=("cpu",),
+    ...   supports=lambda problem, target: None,
+    ...   emit=emit,
+    ... )
+    >>> backend = jp.register_backend(backend)
+    >>> x_q = jp.quantize(jnp.ones((2, 32)), "mxfp8")
+    >>> jp.block_scaled_dot(x_q, x_q, implementation="example")
+    Array([[32., 32.],
+           [32., 32.]], dtype=float32)
+    >>> jp.backends.unregister_backend("example")
+
+  See also:
+    The page "Write a backend".
   """
 
   name: str
@@ -129,7 +150,13 @@ class Backend:
 
 
 class Refusal(enum.Enum):
-  """Why a backend that was found is not used."""
+  """A reason not to use a backend that was found.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.backends.Refusal.IMPORT_FAILED.value
+    'its import failed'
+  """
 
   NOT_ALLOWED = "JAXPLUGIN_BACKENDS leaves it out"
   IMPORT_FAILED = "its import failed"
@@ -144,13 +171,24 @@ class Status:
   """A backend of another package, and whether it can be used.
 
   Attributes:
-    name: its own, or its entry point's.
-    origin: where it is from: a distribution with its version, "acme-dot 1.2",
-      or "registered in code".
-    is_first: whether it is tried before jaxplugin's own.
-    refusal: why it is not used; None where it is.
-    reason: the same in words; empty where it is used.
-    platforms: of one that is used.
+    name: name of the backend or of its entry point.
+    origin: a distribution with its version, "acme-dot 1.2", or
+      "registered in code".
+    is_first: whether it is tried before jaxplugin's own backends.
+    refusal: why it is not used, or None.
+    reason: the refusal in words, or "".
+    platforms: its platforms, if it is used.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> status = jp.backends.Status(
+    ...   name="acme",
+    ...   origin="acme-dot 1.2",
+    ...   refusal=jp.backends.Refusal.IMPORT_FAILED,
+    ...   reason="its import raised ImportError",
+    ... )
+    >>> status.refusal.name
+    'IMPORT_FAILED'
   """
 
   name: str

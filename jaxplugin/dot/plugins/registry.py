@@ -72,7 +72,16 @@ def usable() -> tuple[records.Found, ...]:
 
 
 def statuses() -> tuple[records.Status, ...]:
-  """Every backend of another package, also those that cannot be used."""
+  """Returns every backend of another package, including unusable ones.
+
+  Returns:
+    A `Status` for each.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> [status.name for status in jp.backends.statuses()]
+    []
+  """
   state = _loaded()
   assert state.discovery is not None
   used = tuple(item.status() for item in state.found())
@@ -91,24 +100,37 @@ def reason_missing(name: str) -> str:
 def register_backend(
   backend: records.Backend, *, first: bool = False
 ) -> records.Backend:
-  """Adds an implementation of `block_scaled_dot`.
+  """Adds a backend of `block_scaled_dot`.
 
-  It is used where `implementation=` or a tuning table names it; with `first`
-  also where none is named and it serves. What `jit` traced before is traced
-  again. A package that is installed declares an entry point instead, in the
-  group "jaxplugin.backends".
+  It is used if `implementation=` or a tuning table names it. With `first`, it
+  is also used if it supports a call that names no backend. `jit` traces earlier
+  functions again. An installed package declares an entry point in the group
+  "jaxplugin.backends" instead.
 
   Args:
-    backend: the implementation.
-    first: whether it is tried before jaxplugin's own; of several the one that
-      was registered first.
+    backend: a `Backend`.
+    first: whether it is tried before jaxplugin's own backends. If several are
+      first, they are tried in the order of registration.
 
   Returns:
-    `backend`, so that a module may keep it by the same statement.
+    `backend`.
 
   Raises:
-    TypeError: it is no `Backend`.
-    ValueError: its name is taken, or its API version is not this one's.
+    TypeError: If backend is not a `Backend`.
+    ValueError: If its name is taken, or its API version differs.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> backend = jp.Backend(
+    ...   name="example",
+    ...   api_version=1,
+    ...   platforms=("cpu",),
+    ...   supports=lambda problem, target: "supports no call",
+    ...   emit=lambda call: None,
+    ... )
+    >>> jp.register_backend(backend) is backend
+    True
+    >>> jp.backends.unregister_backend("example")
   """
   global _state
   if not isinstance(backend, records.Backend):
@@ -135,10 +157,27 @@ def register_backend(
 
 
 def unregister_backend(name: str) -> None:
-  """Takes out a backend that code registered; what used it is traced again.
+  """Removes a backend that code registered.
+
+  `jit` traces functions that used it again.
+
+  Args:
+    name: name of the backend.
 
   Raises:
-    ValueError: code has registered none of this name.
+    ValueError: If code has not registered a backend of this name.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> backend = jp.Backend(
+    ...   name="example",
+    ...   api_version=1,
+    ...   platforms=("cpu",),
+    ...   supports=lambda problem, target: "supports no call",
+    ...   emit=lambda call: None,
+    ... )
+    >>> _ = jp.register_backend(backend)
+    >>> jp.backends.unregister_backend("example")
   """
   global _state
   with _lock:

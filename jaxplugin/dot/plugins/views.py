@@ -30,13 +30,19 @@ class OperandProblem:
   """One operand of a `Problem`.
 
   Attributes:
-    format: its block format, one of `jp.MXFP8` and the like or one that a user
-      made; None for plain floats.
-    dtype: dtype of the values as they are stored: the format's, or uint8 for
-      packed FP4, two values a byte, and for codes of FP6, one a byte; float32,
-      bfloat16 or float16 for plain floats.
-    scale_layout: "linear" or "swizzled_128x4", as it comes; `Backend.reads`
-      says whether it arrives so.
+    format: its block format, a public or a user's one; None for plain floats.
+    dtype: dtype of the stored values. Packed FP4 is uint8, two values per
+      byte. FP6 is uint8, one value per byte. Plain floats are float32, bfloat16
+      or float16.
+    scale_layout: "linear" or "swizzled_128x4", before any conversion.
+      `Backend.reads` says whether it is converted.
+
+  Example:
+    >>> import jaxplugin as jp
+    >>> jp.backends.OperandProblem(
+    ...   format=jp.MXFP8, dtype=jp.MXFP8.values_dtype
+    ... ).scale_layout
+    'linear'
   """
 
   format: formats.BlockFormat | None
@@ -49,18 +55,30 @@ class OperandProblem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-  """What a call asks for: all that `Backend.supports` decides by.
+  """The properties of a call by which `Backend.supports` decides.
 
   Attributes:
-    batch, m, n, k: sizes; products where the call has several dimensions of a
-      kind. Positive; None where one is symbolic, which only a backend sees that
-      says `takes_symbolic_sizes`.
-    lhs, rhs: the operands. One of them at least has a format.
-    dtype: of the result: float32, bfloat16 or float16.
-    global_scale: "none", "scalar", or "array" where it varies over the result.
-    has_bias, activation, has_residual: the epilogue; activation is None,
-      "relu", "gelu" (the tanh approximation) or "silu".
+    batch, m, n, k: positive sizes; products of sizes if the call has several
+      dimensions of a kind. A symbolic size is None, which only a backend with
+      `takes_symbolic_sizes` gets.
+    lhs, rhs: the operands. At least one has a format.
+    dtype: dtype of the result: float32, bfloat16 or float16.
+    global_scale: "none", "scalar", or "array" if it varies over the result.
+    has_bias, activation, has_residual: the epilogue. activation is None,
+      "relu", "gelu" (tanh approximation) or "silu".
     num_contracting: number of contracting dimensions.
+
+  Example:
+    >>> import numpy as np
+    >>> import jaxplugin as jp
+    >>> side = jp.backends.OperandProblem(
+    ...   format=jp.MXFP8, dtype=jp.MXFP8.values_dtype
+    ... )
+    >>> problem = jp.backends.Problem(
+    ...   batch=1, m=2, n=3, k=32, lhs=side, rhs=side, dtype=np.dtype("float32")
+    ... )
+    >>> problem.global_scale, problem.num_contracting
+    ('none', 1)
   """
 
   batch: int | None
@@ -113,9 +131,9 @@ def _operand_problem(operand: problems.OperandProblem) -> OperandProblem:
 
 
 class Operand:
-  """One operand of a `Call`: arrays, and what their dimensions are.
+  """One operand of a `Call`: its arrays and the roles of its dimensions.
 
-  `jaxplugin` makes them; methods are operations of JAX.
+  jaxplugin creates it. Its methods are JAX operations.
   """
 
   def __init__(self, side: sides.Side) -> None:
@@ -127,25 +145,26 @@ class Operand:
 
   @property
   def values(self) -> jax.Array:
-    """The values as they are stored (`OperandProblem.dtype`)."""
+    """The stored values, of dtype `OperandProblem.dtype`."""
     return self._side.values
 
   @property
   def scale(self) -> jax.Array | None:
-    """The block scales, of the format's scale dtype; None for plain floats.
+    """The block scales in the format's scale dtype, or None (plain floats).
 
     In the linear layout it has `shape` with `axis` divided by the block size,
-    rounded up, and no padding. Each multiplies its block's values.
+    rounded up, and no padding. Each scale multiplies the values of its block.
     """
     return self._side.scale
 
   @property
   def format(self) -> formats.BlockFormat | None:
+    """The block format, or None for plain floats."""
     return self._side.format
 
   @property
   def axis(self) -> int | None:
-    """The dimension that is blocked, and packed; None for plain floats."""
+    """The blocked and packed dimension, or None for plain floats."""
     return self._side.axis
 
   @property
@@ -155,7 +174,7 @@ class Operand:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """The logical shape: of packed FP4, that of the values unpacked."""
+    """The logical shape, without packing."""
     return self._side.shape
 
   @property
@@ -174,21 +193,21 @@ class Operand:
     return self._side.free
 
   def dequantized(self) -> jax.Array:
-    """f32[shape]: values times block scales; plain floats as they are.
+    """Returns f32[shape]: values times block scales, or the plain floats.
 
-    A NaN scale makes its block NaN. The global scale is not in it.
+    A NaN scale makes its block NaN. The global scale is not included.
     """
     return self._side.dequantized()
 
   def unpacked(self) -> jax.Array:
-    """Values with one element for each, FP4 as float4_e2m1fn."""
+    """Returns one element per value; FP4 as float4_e2m1fn."""
     if not self._is_packed():
       return self.values
     assert self.axis is not None
     return layouts.unpack_fp4(self.values, axis=self.axis)
 
   def packed(self) -> jax.Array:
-    """FP4 values as uint8, two a byte along `axis`, the first one low."""
+    """Returns FP4 values as uint8, two per byte along `axis`."""
     is_fp4 = self.format is not None and self.format.is_fp4
     if not is_fp4 or self._is_packed():
       return self.values
@@ -204,15 +223,15 @@ class Operand:
 
 
 class Call:
-  """One call, as `Backend.emit` gets it.
+  """One call that `Backend.emit` computes.
 
-  The result is, in f32 and with one cast at the end,
+  The result is computed in f32 and cast once::
 
     sums   = dot_general(lhs dequantized, rhs dequantized)
     scaled = sums * global_scales[0] * global_scales[1] ...
     result = cast(activation(scaled + bias) + residual)
 
-  `jaxplugin` makes them.
+  jaxplugin creates it.
   """
 
   def __init__(self, call: calls.Call, target_problem: Problem) -> None:
@@ -224,68 +243,71 @@ class Call:
 
   @property
   def problem(self) -> Problem:
-    """What `supports` was asked."""
+    """The problem that `supports` was given."""
     return self._problem
 
   @property
   def lhs(self) -> Operand:
+    """The first operand."""
     return Operand(self._call.lhs)
 
   @property
   def rhs(self) -> Operand:
+    """The second operand."""
     return Operand(self._call.rhs)
 
   @property
   def dimension_numbers(self) -> sides.DimensionNumbers:
-    """As `lax.dot_general`'s."""
+    """As for `lax.dot_general`."""
     return self._call.dimension_numbers
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """The result's: batch dimensions, then those of lhs, then those of rhs."""
+    """Shape of the result: batch, lhs and rhs dimensions."""
     return self._call.shape
 
   @property
   def dtype(self) -> np.dtype:
-    """The result's."""
+    """Dtype of the result."""
     return self._call.preferred_element_type
 
   @property
   def global_scales(self) -> tuple[jax.Array, ...]:
-    """None, one or two f32 factors of the sums, multiplied in this order.
+    """The f32 factors of the sums: none, one or two, in order.
 
-    Each of rank 0, or of the result's rank, where a dimension is the result's
-    or 1. They are two where f32 need not hold their product.
+    Each has rank 0 or the rank of the result, with dimensions of the result's
+    size or 1. There are two if f32 need not hold their product.
     """
     found = (self._call.global_scale, self._call.global_power)
     return tuple(factor for factor in found if factor is not None)
 
   @property
   def bias(self) -> jax.Array | None:
-    """f32, bf16 or f16, of the result's rank, where dimensions may be 1."""
+    """f32, bf16 or f16 of the result's rank; dimensions may be 1."""
     return self._call.bias
 
   @property
   def activation(self) -> problems.Activation | None:
+    """None, "relu", "gelu" (tanh approximation) or "silu"."""
     return self._call.activation
 
   @property
   def residual(self) -> jax.Array | None:
-    """f32, bf16 or f16, as `bias`."""
+    """f32, bf16 or f16, like `bias`."""
     return self._call.residual
 
   def as_rows(self) -> Call:
-    """The same with three dimensions: (batch, m, k) x (batch, n, k).
+    """Returns the call as (batch, m, k) x (batch, n, k).
 
-    Scales are linear, (batch, rows, ceil(k / block size)); k may be padded with
-    zeros. Where both operands are blocked, and along different dimensions, lhs
-    becomes plain floats. The result's shape is (batch, m, n), and `emit` may
-    return that: `jaxplugin` reshapes it.
+    Scales are linear, (batch, rows, ceil(k / block size)), and k may be padded
+    with zeros. If the operands are blocked along different dimensions, lhs
+    becomes plain floats. The result has shape (batch, m, n), and `emit` may
+    return it without a reshape.
     """
     return Call(_rows(self._call), self._problem)
 
   def finish(self, sums: jax.Array) -> jax.Array:
-    """The result: global scales, epilogue and cast applied to f32[shape]."""
+    """Applies global scales, epilogue and cast to f32[shape] sums."""
     if tuple(sums.shape) != self.shape or sums.dtype != np.float32:
       raise TypeError(
         f"finish: sums must be float32{list(self.shape)}, got"

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products in a function, as `quantize_dots` sees them, and which it takes."""
+"""Matmuls that `quantize_dots` traces, and the default decision."""
 
 from __future__ import annotations
 
@@ -40,23 +40,34 @@ PRODUCTS: Final = frozenset({DOT, *_NEVER_TAKEN})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-  """One product of a function, as its code calls it.
+  """One matmul in a function, as `where` of `quantize_dots` receives it.
 
   Attributes:
-    operation: JAX's name of it. Only "dot_general" may be taken;
-      "ragged_dot_general" and "conv_general_dilated" are always left.
-    name: names of the scopes around it, "Block_0/Dense_1": flax has one for
-      each module, others are `jax.named_scope`s. Empty where there is none.
-    source: file, line and function of the call; empty when not known.
-    lhs_shape, rhs_shape: sizes; under `vmap` without the mapped dimension.
+    operation: JAX's name of the operation. Only "dot_general" can be quantized;
+      "ragged_dot_general" and "conv_general_dilated" always stay.
+    name: names of the scopes around it, such as "Block_0/Dense_1"; "" outside
+      of all scopes. flax has a scope for each module, and `jax.named_scope`
+      makes others.
+    source: file, line and function of the call; "" if not known.
+    lhs_shape, rhs_shape: sizes; without the mapped dimension of a `vmap`.
     lhs_dtype, rhs_dtype, result_dtype: element types.
     dimension_numbers: those of `lax.dot_general`; of a convolution without its
       window.
-    lhs_is_parameter, rhs_is_parameter: whether an operand is a parameter, or
-      one reshaped, transposed, converted, sliced (by a `scan`, say) or gathered
-      from its shards; see `quantize_dots`.
-    reason: why it is left as it is by default; empty where it is taken.
-    recipe: what it is multiplied by in the end; None where it is left.
+    lhs_is_parameter, rhs_is_parameter: whether the operand is a parameter,
+      possibly reshaped, transposed, converted, sliced or gathered.
+    reason: why the default leaves it unquantized; "" if it does not.
+    recipe: the recipe in use, after `where`; None if it stays unquantized.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> sites = []
+    >>> f = jp.quantize_dots(
+    ...   lambda w, x: x @ w, "mxfp8",
+    ...   where=lambda site: sites.append(site) or site.is_default)
+    >>> y = f(jnp.ones((64, 32)), jnp.ones((4, 64)))
+    >>> print(sites[0].description, sites[0].weight)
+    float32[4, 64] x float32[64, 32] -> float32 rhs
   """
 
   operation: str = "dot_general"
@@ -75,12 +86,12 @@ class Site:
 
   @property
   def is_default(self) -> bool:
-    """Whether it is taken by default."""
+    """Whether the default quantizes it."""
     return not self.reason
 
   @property
   def weight(self) -> Literal["lhs", "rhs"] | None:
-    """Which operand alone is a parameter."""
+    """The operand that is a parameter: "lhs", "rhs" or None (both, neither)."""
     if self.lhs_is_parameter == self.rhs_is_parameter:
       return None
     return "lhs" if self.lhs_is_parameter else "rhs"
@@ -99,9 +110,9 @@ class Site:
     return text if self.operation == DOT else f"{self.operation} {text}"
 
   def sizes(self) -> tuple[Any, Any]:
-    """What the weight has along contracted, and along other dimensions.
+    """Returns the weight's contracting size, and its other sizes' product.
 
-    The latter are contracted by the gradient of the activations.
+    The gradient of the activations contracts the other dimensions.
     """
     i = 0 if self.weight == "lhs" else 1
     shape = (self.lhs_shape, self.rhs_shape)[i]

@@ -49,56 +49,56 @@ def ragged_dot_general(
   implementation: str | None = None,
   out_sharding: Any = None,
 ) -> jax.Array:
-  """`jax.lax.ragged_dot_general` of block-scaled operands.
+  """Multiplies block-scaled operands, as `jax.lax.ragged_dot_general` does.
 
-  One dimension of lhs is ragged: its rows belong to groups in turn, the first
-  group_sizes[0] to group 0, and so on. With dq the dequantized array:
+  One dimension of lhs is ragged: its first group_sizes[0] rows are group 0, and
+  so on. If it is not contracted, lhs is [m, k] and rhs [groups, n, k]. With g
+  the group of row i, this is `ragged_dot`::
 
-  Where that dimension is not contracted it is `ragged_dot`, for any order of
-  dimensions. lhs has (m, k), rhs (groups, n, k):
+    result[i, n] = sum_k(lhs[i, k] * rhs[g, n, k])
 
-    result[i, n] = sum_k(dq(lhs)[i, k] * dq(rhs)[g, n, k]), g the group of row i
+  If it is contracted, lhs is [m, n] and rhs [m, k], as for the gradient of
+  experts::
 
-  Where it is contracted, each group has a sum over its own rows, as gradients
-  of a mixture's weights have. lhs has (m, n), rhs (m, k):
+    result[g, n, k] = sum over rows i of g (lhs[i, n] * rhs[i, k])
 
-    result[g, n, k] = sum over rows i of g (dq(lhs)[i, n] * dq(rhs)[i, k])
-
-  A group without rows is zero there. Rows beyond the sum of the sizes are in no
-  result, whatever they hold. The blocks of an operand lie along m, in one count
-  from row 0. The formula holds wherever groups begin: a block that two groups
-  share gives each its own rows, and its scale to both. `align_groups` gives
-  each group blocks of its own, as training has them: then neither a group's
-  largest value nor its NaN is of any concern to another group.
-
-  Numbers and derivatives are those of `ragged_dot`; a contraction is
-  differentiable in both operands where they are plain.
+  A group without rows is zero there. Rows beyond the last group do not affect
+  any result. Blocks along m are counted from row 0, and a group may begin
+  inside of one. `align_groups` prevents that, so that groups do not share
+  scales or NaNs. The bound and the derivatives are those of `ragged_dot`.
 
   Args:
-    lhs: rank 2; plain f32, bf16 or f16, or a `ScaledArray` blocked along the
+    lhs: f32, bf16, f16 or f64 of rank 2, or a `ScaledArray` blocked along the
       contracted dimension.
-    rhs: rank 2 where m is contracted; else a `ScaledArray` of rank 3, blocked
-      along the contracted dimension. In another order than (groups, n, k) its
-      codes are copied into this one.
-    group_sizes: integers[groups], as of `ragged_dot`.
-    ragged_dot_dimension_numbers: JAX's. One contracting dimension, one ragged
-      one, no batch dimensions.
-    preferred_element_type: f32, bf16 or f16: dtype of the result.
-    reduce_dtype: f32, bf16 or f16: what devices send each other where what is
-      contracted is sharded, as in `block_scaled_dot`; None is f32.
-    implementation: None chooses; a name forces one.
-    out_sharding: as of `ragged_dot`.
+    rhs: the same if m is contracted; else a `ScaledArray` of rank 3. Its codes
+      are copied if its order is not [groups, n, k].
+    group_sizes: integers[groups], as for `ragged_dot`.
+    ragged_dot_dimension_numbers: one contracting and one ragged dimension.
+    preferred_element_type: f32, bf16 or f16.
+    reduce_dtype: as for `block_scaled_dot`.
+    implementation: backend; None chooses.
+    out_sharding: as for `ragged_dot`.
 
   Returns:
-    preferred_element_type[m, n], or [groups, n, k] where m is contracted: of
-    both the order is that of `jax.lax.ragged_dot_general`.
+    preferred_element_type[m, n], or [groups, n, k] if m is contracted.
 
   Raises:
-    TypeError: rank, dtype or shape of an argument is wrong.
-    ValueError: implementation is unknown, an NVFP4 scale is negative, or
-      out_sharding does not fit the result.
-    NotImplementedError: dimension numbers that are JAX's have no kernel here;
-      or as of `ragged_dot`.
+    TypeError: If a rank, dtype or shape does not fit.
+    ValueError: If a parameter is invalid, or an NVFP4 scale is negative.
+    NotImplementedError: If the dimension numbers or the call are not supported.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> numbers = jax.lax.RaggedDotDimensionNumbers(
+    ...   (((0,), (0,)), ((), ())), (0,), ()
+    ... )
+    >>> x_q = jp.quantize(jnp.ones((32, 2)), "mxfp8", axis=0)
+    >>> sizes = jnp.array([30, 2])
+    >>> jp.ragged_dot_general(x_q, x_q, sizes, numbers)[:, 0]
+    Array([[30., 30.],
+           [ 2.,  2.]], dtype=float32)
   """
   with speaking.speaking_for(speaking.who(WHO)):
     order = Order.of(
@@ -176,34 +176,38 @@ def _contracted(call: calls.Contraction) -> jax.Array:
 def align_groups(
   x: jax.Array, group_sizes: jax.Array, multiple: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Moves groups of rows so that each begins at a multiple.
+  """Moves groups of rows so that each begins at a multiple of a number.
 
-  So no block of a format is of two groups, where `multiple` is its block size.
-  Between groups, and after the last one, there are zeros. Quantized along its
-  rows the result goes to `ragged_dot_general` with the sizes returned:
-
-    g_rows, sizes = jp.align_groups(g, group_sizes, 32)
-    x_rows, _ = jp.align_groups(x, group_sizes, 32)
-    jp.ragged_dot_general(
-      jp.quantize(g_rows, jp.MXFP8, axis=0),
-      jp.quantize(x_rows, jp.MXFP8, axis=0),
-      sizes,
-      jax.lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], []),
-    )
+  If the number is a block size, no block contains rows of two groups. Zeros
+  fill the space between groups and after the last one.
 
   Args:
-    x: (m, ...): rows in groups.
-    group_sizes: integers[groups], as of `ragged_dot`.
+    x: [m, ...]: rows in groups.
+    group_sizes: integers[groups], as for `ragged_dot`.
     multiple: a positive integer.
 
   Returns:
-    Rows of x's dtype, as many as suffice for any sizes: m + min(groups, m) *
-    (multiple - 1), rounded down to a multiple; and i32[groups], the sizes,
-    rounded up to multiples.
+    The rows, in x's dtype, and i32[groups], the sizes rounded up to multiples.
+    The number of rows suffices for any sizes::
+
+      m + min(groups, m) * (multiple - 1), rounded down to a multiple
 
   Raises:
-    TypeError: x has no rows, group_sizes are no integers, or multiple is none.
-    ValueError: multiple is not positive.
+    TypeError: If x has rank 0, group_sizes are not integers, or multiple is not
+      an integer.
+    ValueError: If multiple is not positive.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import jaxplugin as jp
+    >>> rows, sizes = jp.align_groups(jnp.arange(1, 7), jnp.array([1, 5]), 4)
+    >>> rows
+    Array([1, 0, 0, 0, 2, 3, 4, 5, 6, 0, 0, 0], dtype=int32)
+    >>> sizes
+    Array([4, 8], dtype=int32)
+
+  See also:
+    `jp.ragged_dot_general`, which takes both after `jp.quantize(axis=0)`.
   """
   with speaking.speaking_for("align_groups"):
     x = api.array("x", x)
