@@ -50,6 +50,14 @@ class BlockingTest(parameterized.TestCase):
     self.assertEqual(b.apply(jnp.zeros((0, 3, 2))).shape, (2, 0))
     self.assertEqual(b.shape((0, 3, 2)), (2, 0))
 
+  @parameterized.parameters(
+    ((2,), (0, 1, 3)), ((1, 2), (3, 0)), ((), (0, 1, 2, 3)), ((2, 0), (3, 1))
+  )
+  def test_undo_restores_the_array(self, dims, lead):
+    b = make(dims, lead, 8)
+    restored = b.undo(b.apply(jnp.asarray(X)), X.shape)
+    np.testing.assert_array_equal(restored, X)
+
   @parameterized.parameters(((2,), (0, 1, 3)), ((1, 2), (3, 0)), ((), ()))
   @pytest.mark.sample(1)
   def test_under_a_leading_dimension_each_entry_is_as_alone(self, dims, lead):

@@ -9,6 +9,7 @@ import sys
 from unittest import mock
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -389,6 +390,31 @@ class QuantizationTest(parameterized.TestCase):
 
 
 class EstimateTest(parameterized.TestCase):
+  def test_bytes_of_each_dtype(self):
+    (size,) = jax.export.symbolic_shape("size")
+    for shape, dtype, expected in (
+      ((4, 6), formats.E2M1, 12),
+      ((4, 6), formats.PACKED, 24),
+      ((4, 6), jnp.bfloat16, 48),
+      ((), jnp.float32, 4),
+      ((0, 6), jnp.float32, 0),
+      ((size, 6), jnp.float32, None),
+    ):
+      with self.subTest(shape=shape, dtype=dtype):
+        aval = jax.ShapeDtypeStruct(shape, dtype)
+        self.assertEqual(estimates.bytes_of([aval]), expected)
+
+  def test_one_layer_of_a_stack_is_read(self):
+    x = jnp.ones((4, 64))
+    stack = jp.quantize(jnp.ones((5, 32, 64)), jp.MXFP8)
+    layer = jax.jit(lambda x, w, i: jp.linear(x, w, layer=i))
+    in_stack = jp.explain(layer, x, stack, 1)
+    alone = jp.explain(jp.linear, x, stack[1])
+    # Rows and the result in f32, values, a scale for 32 of them.
+    num_bytes = 4 * 64 * 4 + 32 * 64 + 32 * 2 + 4 * 32 * 4
+    self.assertEqual(in_stack[0].estimate.num_bytes, num_bytes)
+    self.assertEqual(alone[-1].estimate.num_bytes, num_bytes)
+
   def test_bytes_and_time_of_a_decode(self):
     n = k = 8192
     x = jax.ShapeDtypeStruct((1, k), jnp.bfloat16)

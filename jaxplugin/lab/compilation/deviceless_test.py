@@ -118,6 +118,11 @@ class ErrorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"must have {field}"):
       deviceless.gpu_target_config(dataclasses.replace(B200, **{field: None}))
 
+  @parameterized.parameters(("a100", False), ("h100", True), ("b200", True))
+  def test_accelerated_features_start_with_hopper(self, name, has_them):
+    text = deviceless.gpu_target_config(jp.named_target(name))
+    self.assertEqual("ACCELERATED_FEATURES" in text, has_them)
+
   def test_shape_and_names_must_match(self):
     with self.assertRaisesRegex(ValueError, r"\(2, 2\).*\('x',\)"):
       deviceless.mesh(B200, (2, 2), ("x",))
