@@ -27,8 +27,8 @@ from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 
 _BLOCKED: Final = (
-  "the array is blocked along it; index array.dequantize() and quantize the"
-  " result"
+  "the array is blocked along it; index array.dequantize() and quantize it"
+  " again"
 )
 _SWIZZLED_ROWS: Final = (
   "scales of its rows are swizzled; index unprepare_weights(array)"

@@ -190,9 +190,9 @@ def validate_global_scale(
     fits = global_scale.size == 1 or given == tuple(shape[: len(given)])
   if global_scale.dtype != np.float32 or not fits:
     raise TypeError(
-      f"{who}: global_scale must be one float32, or have the leading"
-      " dimensions of values, or the rank of values, with the size of values"
-      " or 1 in each dimension and 1 in the blocked one, got"
+      f"{who}: global_scale must be float32 with one element, with the leading"
+      " dimensions of values, or with their rank and size 1 along the blocked"
+      " dimension (elsewhere 1 or the size of values), got"
       f" {global_scale.dtype}{list(given)} for values {tuple(shape)} blocked"
       f" along dimension {axis}; to join arrays call jaxplugin.concatenate or"
       " jaxplugin.stack"

@@ -215,12 +215,12 @@ class WrongArgumentsTest(parameterized.TestCase):
     (
       "format_first",
       lambda: jp.quantize(jp.NVFP4, jnp.ones((2, 32))),
-      r"quantize: x must be an array, got nvfp4; arrays come first",
+      r"quantize: x must be an array, got nvfp4; pass the array before",
     ),
     (
       "name_first",
       lambda: jp.quantize_both("nvfp4", jnp.ones((2, 32))),
-      r"quantize_both: x must be an array, got 'nvfp4'; arrays come first",
+      r"quantize_both: x must be an array, got 'nvfp4'; pass the array before",
     ),
     (
       "none",
@@ -308,8 +308,8 @@ class WrongArgumentsTest(parameterized.TestCase):
         None,
         jnp.ones((2, 1), jnp.uint8),
       ),
-      "rhs_scale uint8 is no block format.*; view it as float8_e8m0fnu for MX"
-      " formats or as float8_e4m3fn for NVFP4",
+      "rhs_scale uint8 is not a block format.*; view it as float8_e8m0fnu for"
+      " MX formats or as float8_e4m3fn for NVFP4",
     ),
   )
   def test_message_names_what_was_given_and_what_helps(self, call, message):

@@ -165,7 +165,7 @@ class ImplementationTest(parameterized.TestCase):
     for (dtype, scale_dtype), block in itertools.product(dtypes, (8, 64)):
       x, scale = mx((1, 3, 64), 2, dtype, block, scale_dtype).make(rng_of(30))
       message = (
-        f"(?s)^scaled_matmul: implementation='{name}' cannot serve"
+        f"(?s)^scaled_matmul: implementation='{name}' does not support"
         f" {dtype.name} \\+ {scale_dtype.name} per {block} (?=.*\n  cudnn: )"
         "(?=.*\n  triton: )(?=.*\n  cpu: )(?=.*\n  xla: serves)"
       )

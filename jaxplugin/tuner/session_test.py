@@ -142,7 +142,7 @@ class FaultsTest(parameterized.TestCase):
       {key: fault.kind for key, fault in result.faults.items()},
       {bad.key: kind},
     )
-    self.assertIn("when it was timed", result.faults[bad.key].reason)
+    self.assertIn("while it was timed", result.faults[bad.key].reason)
     self.assertEqual(chosen_key(result.row), good.key)
 
   def test_a_row_whose_default_fails_fails(self):
