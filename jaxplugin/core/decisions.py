@@ -329,7 +329,7 @@ def choose(
     target,
   )
   if requested is not None:
-    why = "asked for"
+    why = "requested"
     instead = f"but {chosen} was requested"
   elif proposal is not None:
     chosen, chosen_from = proposal.implementation, proposal.origin
@@ -344,10 +344,10 @@ def choose(
   assert chosen is not None
   refusal = answers[chosen]
   if refusal is not None:
-    lines = "".join(
-      f"\n  {name}: {_with_origin(backends[name], a.reason if a else 'supported')}"
-      for name, a in answers.items()
-    )
+    lines = ""
+    for name, answer in answers.items():
+      reason = "supported" if answer is None else answer.reason
+      lines += f"\n  {name}: {_with_origin(backends[name], reason)}"
     raise RefusedError(
       f"{who}: implementation={speaking.shown(requested)} does not support"
       f" {problem} on {target}:{lines}\n"

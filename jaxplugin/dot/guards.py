@@ -304,9 +304,9 @@ def _report(
   where = tuple(int(i) for i in np.asarray(index))
   fail(
     NonFiniteError(
-      f"{who}: {int(count)} elements of the result are NaN or Inf although the"
-      f" operands give finite ones; the first is {float(actual)} at {where},"
-      f" where the reference has {float(expected)}\n"
+      f"{who}: {int(count)} of the result's elements are NaN or Inf although"
+      f" the operands give finite ones; the first is {float(actual)} at"
+      f" {where}, where the reference has {float(expected)}\n"
       f"{description}"
     )
   )

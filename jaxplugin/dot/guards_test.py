@@ -44,8 +44,8 @@ class FiresTest(planted.Case):
     text = str(caught.exception)
     self.assertStartsWith(
       text,
-      "block_scaled_dot: 3 elements of the result are NaN or Inf although the"
-      " operands give finite ones; the first is nan at (3, 5), where the"
+      "block_scaled_dot: 3 of the result's elements are NaN or Inf although"
+      " the operands give finite ones; the first is nan at (3, 5), where the"
       " reference has ",
     )
     product = (

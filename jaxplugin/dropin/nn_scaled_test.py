@@ -167,7 +167,7 @@ class ImplementationTest(parameterized.TestCase):
       message = (
         f"(?s)^scaled_matmul: implementation='{name}' does not support"
         f" {dtype.name} \\+ {scale_dtype.name} per {block} (?=.*\n  cudnn: )"
-        "(?=.*\n  triton: )(?=.*\n  cpu: )(?=.*\n  xla: serves)"
+        "(?=.*\n  triton: )(?=.*\n  cpu: )(?=.*\n  xla: supported)"
       )
       with (
         jp.use_target(nn_cases.BEST_TARGETS[name]),

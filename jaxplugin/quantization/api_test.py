@@ -281,7 +281,7 @@ class QuantizeErrorsTest(parameterized.TestCase):
       (2, 64),
       {"global_scale": 2.5},
       ValueError,
-      "mxfp8 has no global scale.*2.5",
+      "must be None for mxfp8.*2.5",
     ),
     ("scalar", (), {}, TypeError, "x must have rank 1 or more"),
     *(

@@ -84,7 +84,7 @@ class CpuConfigTest(parameterized.TestCase):
     self.assertEqual(cpu_configs.config_of(fields), config)
 
   @parameterized.parameters(
-    ({"chunk": 3}, "may have engine, panel_rows, .*, got chunk"),
+    ({"chunk": 3}, "must be among engine, panel_rows, .*, got chunk"),
     ({"engine": "sse"}, "engine must be one of .*'sse'"),
     ({"engine": None}, "engine must be one of .*None"),
     ({"engine": "by_rule"}, "must not repeat the defaults, got .*'by_rule'"),

@@ -295,7 +295,7 @@ class GateTest(parameterized.TestCase):
     without = {f: n for f, n in cpu_library.FORMATS.items() if f != jp.MXFP8}
     with mock.patch.object(cpu_library, "FORMATS", without):
       self.assertRegex(
-        self.reason(make_problem(jp.MXFP8)), "serves mxfp8_e5m2.*got mxfp8"
+        self.reason(make_problem(jp.MXFP8)), "supports mxfp8_e5m2.*got mxfp8"
       )
 
   def test_target_without_kernels_is_refused_with_its_own_reason(self):

@@ -368,7 +368,9 @@ class ConfigTest(parameterized.TestCase):
     problem = self.problem()
     backend = cutile.BACKEND.configured(cutile.fields_of(self.CONFIG))
     notes = " ".join(backend.plan(problem, B200).notes)
-    self.assertIn("kernel: cutile_mxfp8_mxfp8_128x256x128 compiled", notes)
+    self.assertIn(
+      "kernel: cutile_mxfp8_mxfp8_128x256x128 the kernel was compiled", notes
+    )
     with mock.patch.dict(backends.BACKENDS, cutile=backend):
       x = quantized(jp.MXFP8, 512, 256)
       lowered(x, x)

@@ -243,13 +243,13 @@ class MisfitTest(parameterized.TestCase):
     made = self.both()
     self.refused(
       self.both(**dot_tables.source_of(made, "triton", kernels=None)),
-      "sources none, here",
+      "sources none, now",
     )
 
   @parameterized.parameters(
     ((("jax-triton", "0.0.1"), ("triton", "9.9.9")), "with jax-triton 0.0.1"),
-    ((), "with jax-triton unknown, here is"),
-    ((("cutlass", "4.2"),), "with cutlass 4.2, here is none"),
+    ((), "with jax-triton unknown, and the installed one is"),
+    ((("cutlass", "4.2"),), "with cutlass 4.2, and the installed one is none"),
   )
   def test_another_toolchain(self, toolchain, message):
     made = self.both()
@@ -378,7 +378,10 @@ class MisfitTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({"lhs": "int4"}, "lhs must be one of"),
-    ({"batch": 1}, "not in the standard form for"),  # the default is left out
+    (
+      {"batch": 1},
+      "its fields are not in the standard",
+    ),  # the default is left out
     ({"color": "red"}, "a problem of the dot has no color"),
     ({"k": None}, "k must be a positive number"),
   )

@@ -383,7 +383,7 @@ class SupportsTest(BackendTestCase):
     x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertStartsWith(
-      reason, "serves cuda, rocm, the target's platform is cpu"
+      reason, "supports cuda, rocm, the target's platform is cpu"
     )
     self.assertEqual(texts, [])
 

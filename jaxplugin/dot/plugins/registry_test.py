@@ -180,7 +180,7 @@ class EntryPointTest(RegistryTestCase):
       (dot,) = jp.explain(jp.block_scaled_dot, x, w, target=dot_tables.H200)
     self.assertNotEqual(dot.decision.implementation, "acme")
     self.assertIn(
-      "it was measured with acme-dot 1.1, here is 1.2",
+      "it was measured with acme-dot 1.1, and the installed one is 1.2",
       " ".join(dot.decision.notes),
     )
 
@@ -198,7 +198,7 @@ class EntryPointTest(RegistryTestCase):
      " version 1; update it"),
     ("newer", source(version=2), Refusal.WRONG_API_VERSION,
      "version 2 .* update jaxplugin"),
-    ("other_name", source("acne"), Refusal.WRONG_NAME, "the backend is 'acne'"),
+    ("other_name", source("acne"), Refusal.WRONG_NAME, "is named 'acne'"),
   )  # fmt: skip
   @pytest.mark.sample(6)
   def test_one_that_fails_is_warned_about_once_and_the_others_serve(
