@@ -364,7 +364,8 @@ class LeftAloneTest(parameterized.TestCase):
       jax.ShapeDtypeStruct((2, 5, k), jnp.bfloat16),
     ] * 2
     with self.assertWarnsRegex(
-      UserWarning, r"symbolic and bfloat16\[2, 5, 8\*k\] with bfloat16\[2, 5, k"
+      UserWarning,
+      r"symbolic, and bfloat16\[2, 5, 8\*k\] with bfloat16\[2, 5, k",
     ):
       found = jax.jit(jp.accelerate(matmul)).trace(*specs).jaxpr
     self.assertIn("scaled_matmul", str(found))

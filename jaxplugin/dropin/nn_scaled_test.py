@@ -181,7 +181,7 @@ class ImplementationTest(parameterized.TestCase):
     with (
       jp.use_target(nn_cases.BEST_TARGETS[name]),
       self.assertRaisesRegex(
-        NotImplementedError, f"scaled_dot: implementation='{name}' cannot"
+        NotImplementedError, f"scaled_dot: implementation='{name}' does not"
       ),
     ):
       nn.scaled_dot(x, x, dimension_numbers=NT_2D, implementation=name)

@@ -168,7 +168,7 @@ class ErrorsTest(parameterized.TestCase):
     else:
       function.defjvp(lambda primals, tangents: (function(*primals), 0))
     w = jp.quantize_operand(PARAMS["first"], MXFP8)
-    message = "inside of custom_.*_call cannot take, .*apply quantize_dots to"
+    message = "inside custom_.*_call do not accept, .*apply quantize_dots to"
     self.check(function, w, message)
     in_loop = lambda w, x: lax.map(lambda x: function(w, x), x[None])
     self.check(in_loop, w, message)

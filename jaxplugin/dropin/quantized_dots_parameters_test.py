@@ -206,7 +206,7 @@ class WarningsTest(parameterized.TestCase):
     ("convolution", convolution, "it is a convolution"),
     ("argument", lambda x, w: dot(w, x * 2), "Pass params="),
     ("dtype", lambda w, x: dot(x.astype(int), w.astype(int)), "lhs is int32"),
-    ("custom_vmap", mapped_dot, "inside of custom_vmap_call"),
+    ("custom_vmap", mapped_dot, "inside custom_vmap_call"),
     ("nothing", lambda w, x: w.sum(), "found no matmul"),
     ("jit", jax.jit(lambda w, x: dot(x, w * 2)), "took 0 of 1 product"),
   )

@@ -597,12 +597,12 @@ class InnerFunctionsTest(absltest.TestCase):
         check_vma=False,
       )(x, by_blocks(w))
     )
-    with self.assertWarnsRegex(jp.NotQuantizedWarning, "a part of it"):
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "shard_map splits the"):
       text(function, rows(), weights("mxfp8"))
 
   def test_accept_quantized_that_multiplies_by_no_weight_warns(self):
     function = jp.accept_quantized(lambda x, w: x + 1)
-    with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of the 1"):
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of its 1"):
       text(function, rows(), weights("mxfp8"))
 
 

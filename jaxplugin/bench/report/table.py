@@ -32,7 +32,7 @@ as long as cpu, round by round. GB/s: what must be read and written at least,
 operands as they are stored. "of roof": the least time by the ceilings / the
 median. Ceilings of products: reading that memory, and the operations, those of
 FP4 pairs in integers; of quantizing on a CPU: a warm copy, into memory that is
-there. The package chooses what has a *."""
+mapped. The package chooses what has a *."""
 
 
 def header(

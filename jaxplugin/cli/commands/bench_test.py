@@ -465,7 +465,7 @@ class BadArgumentsTest(BenchTestCase):
     try:
       jax.devices("gpu")
     except RuntimeError:
-      self.check_error(["--platform", "gpu"], "JAX has no gpu here, only cpu")
+      self.check_error(["--platform", "gpu"], "JAX has no gpu device, only cpu")
     else:
       self.skipTest("there is a GPU")
 

@@ -140,7 +140,9 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertEqual(status, 0)
     self.assertIn("bfloat16[64, 128] to mxfp8", out)
     self.assertNotIn(" x ", out)
-    self.assertIn("m=4 n=64 k=128: is no quantize", " ".join(err.split()))
+    self.assertIn(
+      "m=4 n=64 k=128: not among --operations quantize", " ".join(err.split())
+    )
 
   @pytest.mark.lab
   def test_what_is_left_out_is_said(self):
