@@ -13,9 +13,8 @@ from absl.testing import absltest
 
 pytestmark = pytest.mark.smoke
 
-# A room may import those before it. `testing` supports tests: nothing imports
-# it but them.
-ROOMS = (
+# A package may import those before it. Only tests import `testing`.
+PACKAGES = (
   *("kernels", "jaxext", "printing", "core", "arrays", "runtime", "tables"),
   *(
     "quantization",
@@ -34,8 +33,8 @@ ROOMS = (
   ),
   *("bench", "tuner", "cli", "__init__", "__main__", "testing"),
 )
-# Inside these rooms a module may import those of earlier lines; modules of one
-# line do not know each other. In other rooms imports only make no circle.
+# Inside these packages a module may import those of earlier lines, and modules
+# of one line do not import each other. Other packages only have no cycles.
 STAGES = {
   "tables": (
     ("errors",),
@@ -219,10 +218,10 @@ def imports_of(root):
   return found
 
 
-def stage_of(room, module):
+def stage_of(package, module):
   """The line of STAGES that names a module; None where none does."""
   name = module.partition(".")[2] or "__init__"
-  for i, names in enumerate(STAGES[room]):
+  for i, names in enumerate(STAGES[package]):
     if name in names:
       return i
   return None
@@ -230,12 +229,12 @@ def stage_of(room, module):
 
 def is_allowed(module, other):
   """Whether one module may import another."""
-  room, target = module.partition(".")[0], other.partition(".")[0]
-  if room != target:
-    return ROOMS.index(target) < ROOMS.index(room)
-  if room not in STAGES:
-    return other != room  # a room's own __init__ comes after its modules
-  stage, other_stage = stage_of(room, module), stage_of(room, other)
+  package, target = module.partition(".")[0], other.partition(".")[0]
+  if package != target:
+    return PACKAGES.index(target) < PACKAGES.index(package)
+  if package not in STAGES:
+    return other != package  # a package's __init__ comes after its modules
+  stage, other_stage = stage_of(package, module), stage_of(package, other)
   return stage is None or other_stage is None or other_stage < stage
 
 
@@ -259,16 +258,16 @@ def violations(root):
   imports = imports_of(root)
   found = []
   for module, others in sorted(imports.items()):
-    room = module.partition(".")[0]
-    if room not in ROOMS:
-      found.append(f"{module} is in no room of the table")
+    package = module.partition(".")[0]
+    if package not in PACKAGES:
+      found.append(f"{module} is missing in PACKAGES")
       continue
-    if others and room in STAGES and stage_of(room, module) is None:
-      found.append(f"{module} is on no line of its room")
+    if others and package in STAGES and stage_of(package, module) is None:
+      found.append(f"{module} is missing in STAGES")
     found += [
       f"{module} imports {other}"
       for other in sorted(others)
-      if other.partition(".")[0] in ROOMS and not is_allowed(module, other)
+      if other.partition(".")[0] in PACKAGES and not is_allowed(module, other)
     ]
   return found + [f"{module} imports itself" for module in circles(imports)]
 
@@ -302,12 +301,12 @@ class LayeringTest(absltest.TestCase):
 
   def test_walker_saw_the_package(self):
     imports = imports_of(PACKAGE)
-    rooms = {module.partition(".")[0] for module in imports}
-    self.assertEqual({*ROOMS} - rooms, {"kernels"})
+    packages = {module.partition(".")[0] for module in imports}
+    self.assertEqual({*PACKAGES} - packages, {"kernels"})
     self.assertIn("core.formats", imports["quantization.api"])
     self.assertIn("dot.backends.xla", imports["dot.backends"])
 
-  def test_no_room_has_more_than_ten_modules(self):
+  def test_no_package_has_more_than_ten_modules(self):
     folders = collections.Counter(
       path.parent.relative_to(PACKAGE)
       for path in source_files(PACKAGE)
@@ -348,7 +347,7 @@ class PlantedViolationTest(absltest.TestCase):
     )
     self.assertEqual(violations(root), [])
 
-  def test_each_form_of_import_of_a_later_room_is_caught(self):
+  def test_each_form_of_import_of_a_later_package_is_caught(self):
     for text in (
       "from jaxplugin.dot import api",
       "from jaxplugin.dot.api import block_scaled_dot",
@@ -396,12 +395,12 @@ class PlantedViolationTest(absltest.TestCase):
     self.assertEqual(
       violations(root),
       [
-        "dot.helpers is on no line of its room",
-        "helpers is in no room of the table",
+        "dot.helpers is missing in STAGES",
+        "helpers is missing in PACKAGES",
       ],
     )
 
-  def test_circle_in_a_room_without_lines_is_caught(self):
+  def test_cycle_in_a_package_without_lines_is_caught(self):
     root = self.plant(
       core___a="from jaxplugin.core import b",
       core___b="from . import a",

@@ -138,6 +138,8 @@ def public_objects():
       value = getattr(module, name) if name else module
       if id(value) in seen or inspect.ismodule(value) != (not name):
         continue
+      if value.__doc__ is type(value).__doc__:
+        continue  # an instance, described by its class
       seen.add(id(value))
       path = f"{module.__name__}.{name}" if name else module.__name__
       yield path, value
