@@ -455,7 +455,9 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   elif isinstance(x, (str, formats.BlockFormat)):
     remedy = "; pass the array before the format"
   elif isinstance(x, jax.ShapeDtypeStruct):
-    remedy = "; for types alone trace the call, by jax.eval_shape or jit"
+    remedy = "; for shapes and dtypes only, trace the call with jax.eval_shape"
+  elif isinstance(x, dict):
+    remedy = "; map the function over a tree with jax.tree.map"
   else:
     try:
       if isinstance(x, np.ndarray) and not x.dtype.isnative:
@@ -474,8 +476,8 @@ def require_numbers(who: str, name: str, x: ScaledArray) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
       raise TypeError(
         f"{who}: {name} must be a ScaledArray of arrays, got"
-        f" {speaking.shown(x)}; for types"
-        " alone trace the call, by jax.eval_shape or jit"
+        f" {speaking.shown(x)}; for shapes and dtypes only,"
+        " trace the call with jax.eval_shape"
       )
 
 

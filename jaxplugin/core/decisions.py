@@ -356,7 +356,7 @@ def choose(
       refusal.reason,
     )
 
-  def serves_but(name: str) -> str:
+  def ranked(name: str) -> str:
     if requested is None and name not in tried:
       return "supported, but used only if requested"
     return f"supported, {instead}"
@@ -376,9 +376,7 @@ def choose(
     notes=plan.notes,
     refusals=tuple(
       Unsupported(
-        _with_origin(
-          backends[name], serves_but(name) if a is None else a.reason
-        ),
+        _with_origin(backends[name], ranked(name) if a is None else a.reason),
         implementation=name,
       )
       for name, a in answers.items()

@@ -649,7 +649,7 @@ class OtherWritersTest(absltest.TestCase):
       (with_scale(2, 2), "", "lhs_scale must have the dimensions of lhs"),
       (with_scale(8, 3), "", "multiple of the columns of lhs_scale"),
       (with_scale(16), "", "lhs_scale must have the same rank"),
-      (mx[:2], "", "takes 3 or 4 or 5 operands"),
+      (mx[:2], "", "must have 3 or 4 or 5 operands"),
       (mx, 'backend_config = "size 32"', "backend_config must be JSON"),
       (mx, "called_computations = [@plain]", "no called_computations"),
     ):
