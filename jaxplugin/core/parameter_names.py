@@ -111,7 +111,7 @@ def reason_to_leave(name: str) -> str:
     if word in _NORM_WORDS or word.endswith("norm"):
       return f"it is a parameter of a norm: its name contains {word!r}"
     if word in _ROUTER_WORDS:
-      return f"it is a router: its name contains {word!r}"
+      return f"it is a router of experts: its name contains {word!r}"
     if word in _LORA_WORDS:
       return f"it is an adapter: its name contains {word!r}"
     if word.startswith(_CONVOLUTION):
