@@ -149,6 +149,19 @@ def public_objects():
             yield f"{path}.{member}", item
 
 
+def place(value):
+  """Returns the file and line of a docstring; None if it is not in a file."""
+  value = inspect.unwrap(getattr(value, "fget", None) or value)
+  try:
+    path = pathlib.Path(inspect.getsourcefile(value)).relative_to(ROOT)
+    rows, start = inspect.getsourcelines(value)
+  except (OSError, TypeError, ValueError):
+    return None
+  summary = inspect.getdoc(value).split("\n")[0]
+  offsets = (i for i, row in enumerate(rows) if summary in row)
+  return path, max(start, 1) + next(offsets, 0)
+
+
 def lines_of(hits_, name):
   return [f"{name}:{hit.line}: {hit.text}  [{hit.advice}]" for hit in hits_]
 
@@ -187,7 +200,8 @@ class ProseTest(parameterized.TestCase):
       if text and str(getattr(value, "__module__", "jaxplugin")).startswith(
         "jaxplugin"
       ):
-        found += lines_of(hits(text), name)
+        path, line = place(value) or (name, 1)
+        found += lines_of(hits(text, line), path)
     self.assert_plain(found)
 
 
@@ -233,6 +247,11 @@ class PhrasesTest(parameterized.TestCase):
   def test_strings_are_read_without_docstrings(self):
     source = 'def f():\n  """x is no y"""\n  return f"{x} is no" " y"\n'
     self.assertEqual(list(strings(source)), [(3, "{} is no y")])
+
+  def test_a_docstring_has_a_file_and_a_line(self):
+    path, line = place(jp.ScaledArray.dequantize)
+    row = (ROOT / path).read_text().splitlines()[line - 1]
+    self.assertIn(inspect.getdoc(jp.ScaledArray.dequantize)[:20], row)
 
   def test_every_kind_of_source_is_seen(self):
     names = [name for name, _ in public_objects()]

@@ -65,7 +65,7 @@ class FileTest(parameterized.TestCase):
     ("[]", "must be a file of results"),
     ('{"rows": []}', r"must be a file of results \(KeyError: 'schema'\)"),
     ('{"schema": 2, "rows": []}', "must be a file of results"),
-    ('{"schema": 1}', "has schema 1, this version reads 2; measure again"),
+    ('{"schema": 1}', "has schema 1, this version reads 2; run bench again"),
     ('{"schema": 7}', "has schema 7, this version reads 2"),
   )
   def test_other_files_are_refused(self, text, pattern):
