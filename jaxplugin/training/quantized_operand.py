@@ -394,7 +394,7 @@ def _validate(
   for name, manner, own in pairs:
     if manner is not None and not _is_same(own, manner, x.shape):
       raise TypeError(
-        f"{scheme.who}: the {name} pass needs {side} in {_described(manner)},"
+        f"{scheme.who}: the {name} pass needs {side} as {_described(manner)},"
         f" got {_described(own)} in {x!r}; pass the same recipe to"
         " quantize_operand"
       )
