@@ -132,7 +132,7 @@ class QuantizedOperand:
     given = getattr(primal, "shape", None), getattr(primal, "dtype", None)
     if given != (self.shape, self.dtype):
       raise TypeError(
-        "QuantizedOperand: primal must be the array that was quantized,"
+        "QuantizedOperand.with_primal: primal must be the array that was quantized,"
         f" {speaking.shown(self.primal)}, got {speaking.shown(primal)}; call"
         " quantize_operand on that array"
       )

@@ -387,7 +387,11 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     # Of the other side, the other dimension, another recipe, another way.
-    ({"role": "activation"}, {}, "rhs is weights.*role=.weight. to quantize_"),
+    (
+      {"role": "activation"},
+      {},
+      "rhs must be quantized with role=.weight.*role=.weight. to quantize_",
+    ),
     (
       {"contracting": 1},
       {},
@@ -396,17 +400,17 @@ class ErrorsTest(parameterized.TestCase):
     (
       {"recipe": "mxfp4"},
       {},
-      "forward product takes rhs as mxfp8 along .*quantized as mxfp4 along",
+      "forward pass needs rhs as mxfp8 along .*got mxfp4 along",
     ),
     (
       {"recipe": training.NVFP4_RECIPE},
       {"weight_format": "nvfp4"},
-      "as nvfp4 along .* up, got .* as nvfp4 along .* in square blocks,",
+      "as nvfp4 along .* up, got nvfp4 along .* in square blocks",
     ),
     (
       {},
       {"dgrad_hadamard": 32},
-      "backward product takes rhs .* groups of 32, got",
+      "backward pass needs rhs .* groups of 32, got",
     ),
     (
       {
@@ -415,7 +419,7 @@ class ErrorsTest(parameterized.TestCase):
         )
       },
       {},
-      "backward product takes rhs as mxfp8 .* quantized as nothing,",
+      "backward pass needs rhs as mxfp8 .* got nothing",
     ),
   )
   def test_what_was_quantized_for_another_call(self, made, recipe, message):
@@ -442,7 +446,9 @@ class ErrorsTest(parameterized.TestCase):
       group_sizes=jnp.array([3, 3, 3]),
       recipe=recipe,
     )
-    with self.assertRaisesRegex(NotImplementedError, "lhs must be an array"):
+    with self.assertRaisesRegex(
+      NotImplementedError, "lhs must be an unquantized array"
+    ):
       ragged(x, w.transpose(0, 2, 1))
     numbers = jax.lax.RaggedDotDimensionNumbers(
       (((1,), (1,)), ((), ())), (0,), (0,)

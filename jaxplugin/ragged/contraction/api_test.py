@@ -394,7 +394,7 @@ class ErrorsTest(parameterized.TestCase):
     stacked = np.ones((2, _M, _N), np.float32)
     self._check(
       n,
-      "batch dimensions .* use jax.vmap",
+      "batch dimensions.* use jax.vmap",
       stacked,
       stacked,
       _SIZES,
