@@ -132,8 +132,8 @@ class QuantizedOperand:
     given = getattr(primal, "shape", None), getattr(primal, "dtype", None)
     if given != (self.shape, self.dtype):
       raise TypeError(
-        "QuantizedOperand.with_primal: primal must be the array that was quantized,"
-        f" {speaking.shown(self.primal)}, got {speaking.shown(primal)}; call"
+        "QuantizedOperand.with_primal: primal must be the array that was"
+        f" quantized, {speaking.shown(self.primal)}, got {speaking.shown(primal)}; call"
         " quantize_operand on that array"
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
