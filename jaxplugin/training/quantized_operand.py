@@ -133,8 +133,8 @@ class QuantizedOperand:
     if given != (self.shape, self.dtype):
       raise TypeError(
         "QuantizedOperand.with_primal: primal must be the array that was"
-        f" quantized, {speaking.shown(self.primal)}, got {speaking.shown(primal)}; call"
-        " quantize_operand on that array"
+        f" quantized, {speaking.shown(self.primal)}, got"
+        f" {speaking.shown(primal)}; call quantize_operand on that array"
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 

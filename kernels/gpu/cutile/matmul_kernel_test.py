@@ -204,7 +204,7 @@ class KernelTest(parameterized.TestCase):
 
 class ShapeErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ("sm_90", "mxfp8", "mxfp8", "is for sm_100, sm_103, sm_120, got sm_90"),
+    ("sm_90", "mxfp8", "mxfp8", "needs sm_100, sm_103, sm_120, got sm_90"),
     ("sm_121", "mxfp8", "mxfp8", "got sm_121"),
     ("sm_100", "bf16", "mxfp4", "needs both .* quantized, got bf16 x mxfp4"),
     ("sm_100", "mxfp6_e2m3", "mxfp8", "multiplies FP8 and FP4, got mxfp6_e2m3"),
