@@ -264,7 +264,7 @@ class ManyProductsTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, r"float32\[40, 72\].*bfloat16\[40"):
       training.with_primals([w_q], [W.astype(jnp.bfloat16)])
     for primal in (None, "w"):
-      with self.assertRaisesRegex(TypeError, f"with_primal .* got {primal!r};"):
+      with self.assertRaisesRegex(TypeError, f"with_primal.* got {primal!r};"):
         w_q.with_primal(primal)
     for index in (0, slice(None), (..., 0)):
       with self.assertRaisesRegex(TypeError, r"only \[\.\.\.\]"):
