@@ -49,6 +49,21 @@ _SECTION: Final = re.compile(
 _BULLET: Final = re.compile(r"\s*(\*|-|\d+\.) ")
 
 
+def markdown() -> list[pathlib.Path]:
+  """Returns the Markdown files of the checkout, without generated ones."""
+  folders = ["docs", "examples", "hlo_tests", "kernels", "jaxplugin", "tools"]
+  found = [*ROOT.glob("*.md")]
+  for folder in folders:
+    found += (ROOT / folder).rglob("*.md")
+  copied = {DOCS / page for page in COPIED}
+  return sorted(
+    path
+    for path in found
+    if path not in copied
+    and not {"_build", ".pytest_cache"} & {*path.relative_to(ROOT).parts}
+  )
+
+
 def relinked(text: str, source: str, page: str) -> str:
   """Returns the Markdown of `source` with its links relative to `page`.
 

@@ -95,7 +95,9 @@ class Arguments:
 def sizes(text: str) -> tuple[int, ...]:
   """ "2x4" to (2, 4)."""
   if not re.fullmatch(r"\d+(x\d+)*", text):
-    raise argparse.ArgumentTypeError(f"{text!r} is no shape; write it as 2x4")
+    raise argparse.ArgumentTypeError(
+      f"a shape must have the form 2x4, got {text!r}"
+    )
   return tuple(map(int, text.split("x")))
 
 
@@ -104,8 +106,8 @@ def operand(text: str) -> Operand:
   match = re.fullmatch(r"(\d+(?:x\d+)*)x([a-z]\w*)(?::([\w=,]+))?", text)
   if match is None or match[2] not in FORMATS + FLOATS:
     raise argparse.ArgumentTypeError(
-      f"{text!r} is no operand; write it as 128x512xnvfp4, with one of"
-      f" {', '.join(FORMATS + FLOATS)}"
+      "an operand must have the form 128x512xnvfp4, with one of"
+      f" {', '.join(FORMATS + FLOATS)}, got {text!r}"
     )
   changes: dict[str, Any] = {}
   for option in match[3].split(",") if match[3] else ():
@@ -117,13 +119,13 @@ def operand(text: str) -> Operand:
       changes["has_global"] = True
     else:
       raise argparse.ArgumentTypeError(
-        f"{text!r}: {option!r} is no option; there are packed, swizzled, global"
-        " and scale=AxB"
+        f"{text!r}: options must be packed, swizzled, global or scale=AxB, got"
+        f" {option!r}"
       )
   is_float = match[2] in FLOATS
   format = None if is_float else formats.by_name(match[2])
   if format is None and changes:
-    raise argparse.ArgumentTypeError(f"{text!r}: plain floats take no option")
+    raise argparse.ArgumentTypeError(f"{text!r}: floats must have no option")
   return Operand(
     shape=sizes(match[1]),
     format=format,
@@ -137,7 +139,7 @@ def shards(text: str) -> dict[str, str]:
   pairs = [part.partition(":") for part in text.split(",")]
   if not all(re.fullmatch(r"[a-z]", letter) for letter, _, _ in pairs):
     raise argparse.ArgumentTypeError(
-      f"{text!r} is no sharding; write it as m, or as m:x,k:y"
+      f"a sharding must have the form m or m:x,k:y, got {text!r}"
     )
   return {letter: axis or _MESH_AXES[0] for letter, _, axis in pairs}
 

@@ -191,7 +191,10 @@ class ToolTest(parameterized.TestCase):
     (("emit", "--target", "cpu", "--cudnn", "9.13"), "has no cuDNN"),
     (("emit", "--target", "b200", "--cudnn", "nine"), "malformed version"),
     (("optimize", "--target", "b200", "--rewrite"), "--rewrite needs a FILE"),
-    (("optimize", "x.mlir", "--target", "b200", "--mesh", "4"), "as it is"),
+    (
+      ("optimize", "x.mlir", "--target", "b200", "--mesh", "4"),
+      "left out with a FILE",
+    ),
   )
   def test_bad_argument_is_told(self, argv, message):
     if "--cudnn" in argv or "--rewrite" in argv:
@@ -201,10 +204,10 @@ class ToolTest(parameterized.TestCase):
     self.assertIn(message, text)
 
   @parameterized.parameters(
-    ("8x32xfp8", "is no operand"),
-    ("mxfp8", "is no operand"),
-    ("8x32xmxfp8:twisted", "'twisted' is no option"),
-    ("8x32xbfloat16:packed", "plain floats take no option"),
+    ("8x32xfp8", "an operand must have"),
+    ("mxfp8", "an operand must have"),
+    ("8x32xmxfp8:twisted", "got 'twisted'"),
+    ("8x32xbfloat16:packed", "floats must have no option"),
   )
   def test_bad_operand_is_told(self, text, message):
     with self.assertRaisesRegex(argparse.ArgumentTypeError, message):

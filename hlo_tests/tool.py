@@ -76,7 +76,7 @@ def _optimize(args: argparse.Namespace) -> str:
       raise ValueError("--rewrite needs a FILE")
     return jax_private.optimized_hlo(dots.compile(args))
   if args.lhs is not None or args.rhs is not None or args.mesh is not None:
-    raise ValueError("a FILE is compiled as it is: no --lhs, --rhs, --mesh")
+    raise ValueError("--lhs, --rhs and --mesh must be left out with a FILE")
   target = dots.target(args)
   text = files.text_of(args.file)
   if args.rewrite:

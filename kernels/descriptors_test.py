@@ -262,7 +262,7 @@ class ConfigTest(parameterized.TestCase):
     ("sm_120", NATIVE, product("mxfp8", "mxfp8_e5m2"), None),
     ("sm_89", UPCAST, product("mxfp8", "mxfp8"), "from sm_90 on, not sm_89"),
     ("gfx950", NATIVE, product("mxfp8", "mxfp8"), "from sm_90 on, not gfx950"),
-    ("sm_100", NATIVE, product("mxfp8", "mxfp4"), "FP4 beside FP8 .* 'mxfp4'"),
+    ("sm_100", NATIVE, product("mxfp8", "mxfp4"), "FP4 next to FP8 .* 'mxfp4'"),
     ("sm_100", UPCAST, product("mxfp8", "mxfp4"), None),
     (
       "sm_90",

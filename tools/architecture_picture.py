@@ -1,11 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the rooms of the house: architecture_picture.svg, beside this file.
+"""Draws the packages: architecture_picture.svg, next to this file.
 
   python tools/architecture_picture.py
 
-What a room is for is the first sentence of its `__init__`, what lies in it is
-read from its folder, and the order is that of `jaxplugin/layering_test.py`.
+A package's text is the first sentence of its `__init__`, its modules and its
+imports are read from its folder, and the order is that of
+`jaxplugin/layering_test.py`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ NAME_WIDTH: Final = 150
 LINE_HEIGHT: Final = 15
 PADDING: Final = 9
 GAP: Final = 6
-# Characters that fit on a line beside the name.
+# Characters that fit on a line next to the name.
 CHARACTERS: Final = 118
 FONT: Final = "font-family='Helvetica,Arial,sans-serif'"
 INK, FAINT, LINE, PAPER = "#1f2933", "#616e7c", "#cbd2d9", "#ffffff"
-# Users' names, operations, what serves them all, kernels: Okabe and Ito.
+# Packages for users, operations, shared ones, kernels: Okabe and Ito.
 SURFACE, OPERATION, GROUND, KERNELS = "#e69f00", "#0072b2", "#009e73", "#d55e00"
 
 # From the top, what users see, down to the kernels; the colour of each.
-ROOMS: Final = {
+PACKAGES: Final = {
   "lab": SURFACE,
   "cli": SURFACE,
   "exports": SURFACE,
@@ -58,22 +59,41 @@ ROOMS: Final = {
 }
 
 
-def folder(room: str) -> pathlib.Path:
-  return (
-    ROOT / room if room.startswith("kernels") else ROOT / "jaxplugin" / room
-  )
+def folder(package: str) -> pathlib.Path:
+  is_kernels = package.startswith("kernels")
+  return ROOT / package if is_kernels else ROOT / "jaxplugin" / package
 
 
-def sentence(room: str) -> str:
-  """What the room is for."""
-  tree = ast.parse((folder(room) / "__init__.py").read_text())
+def sentence(package: str) -> str:
+  """Returns the summary of a package."""
+  tree = ast.parse((folder(package) / "__init__.py").read_text())
   text = ast.get_docstring(tree) or ""
   return text.partition("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
-def modules(room: str) -> list[str]:
-  """Names of the modules and folders in a room, each folder's in brackets."""
-  root = folder(room)
+def imports(package: str) -> list[str]:
+  """Returns the packages that a package imports, the topmost first."""
+  found = set()
+  for path in folder(package).rglob("*.py"):
+    if path.stem.endswith(("_test", "testing")) or "tests" in path.parts:
+      continue
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+      elif isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      else:
+        continue
+      for name in names:
+        first, *rest = name.removeprefix("jaxplugin.").split(".")
+        is_kernels = first == "kernels" and rest
+        found.add(f"{first}/{rest[0]}" if is_kernels else first)
+  return [name for name in PACKAGES if name in found - {package}]
+
+
+def modules(package: str) -> list[str]:
+  """Returns the modules and folders of a package, with folders' modules."""
+  root = folder(package)
   names = sorted(
     path.stem
     for path in root.glob("*.py")
@@ -92,15 +112,15 @@ def modules(room: str) -> list[str]:
 
 
 def picture() -> str:
-  """The whole file."""
+  """Returns the whole file."""
   parts = []
   top = MARGIN
-  for room, color in ROOMS.items():
-    rows = [
-      *textwrap.wrap(sentence(room), CHARACTERS),
-      *textwrap.wrap(", ".join(modules(room)), CHARACTERS),
-    ]
-    first = len(textwrap.wrap(sentence(room), CHARACTERS))
+  for package, color in PACKAGES.items():
+    rows = textwrap.wrap(sentence(package), CHARACTERS)
+    first = len(rows)
+    rows += textwrap.wrap(", ".join(modules(package)), CHARACTERS)
+    if imported := imports(package):
+      rows += textwrap.wrap(f"\u2192 {', '.join(imported)}", CHARACTERS)
     height = len(rows) * LINE_HEIGHT + 2 * PADDING
     parts.append(
       f"<rect x='{MARGIN}' y='{top}' width='{WIDTH - 2 * MARGIN}'"
@@ -109,7 +129,7 @@ def picture() -> str:
       f" fill='{color}'/>"
     )
     baseline = top + PADDING + 11
-    parts.append(_text(MARGIN + 16, baseline, room, INK, "bold"))
+    parts.append(_text(MARGIN + 16, baseline, package, INK, "bold"))
     for i, row in enumerate(rows):
       ink = INK if i < first else FAINT
       y = baseline + i * LINE_HEIGHT
@@ -119,7 +139,8 @@ def picture() -> str:
   return (
     f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}'"
     f" height='{height}' viewBox='0 0 {WIDTH} {height}'>\n"
-    f"<title>The rooms of jaxplugin; each imports those below it</title>\n"
+    "<title>The packages of jaxplugin, and after an arrow those that each"
+    " imports</title>\n"
     f"<rect width='100%' height='100%' fill='{PAPER}'/>\n"
     + "\n".join(parts)
     + "\n</svg>\n"

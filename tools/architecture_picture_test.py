@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of the rooms shows the rooms that there are."""
+"""The picture shows every package and its imports."""
 
 import pathlib
 import sys
@@ -22,17 +22,21 @@ class ArchitecturePictureTest(absltest.TestCase):
     drawn = architecture_picture.picture()
     self.assertEqual(architecture_picture.PICTURE.read_text(), drawn)
 
-  def test_every_room_is_in_it(self):
-    rooms = {
+  def test_every_package_is_in_it(self):
+    packages = {
       path.parent.name for path in (ROOT / "jaxplugin").glob("*/__init__.py")
     }
-    rooms |= {
+    packages |= {
       f"kernels/{path.parent.name}"
       for path in (ROOT / "kernels").glob("*/__init__.py")
     }
     self.assertEqual(
-      rooms - {"kernels", "testing"}, {*architecture_picture.ROOMS}
+      packages - {"kernels", "testing"}, {*architecture_picture.PACKAGES}
     )
+
+  def test_imports_are_those_of_the_package(self):
+    self.assertEqual(architecture_picture.imports("arrays"), ["core", "jaxext"])
+    self.assertNotIn("dot", architecture_picture.imports("quantization"))
 
 
 if __name__ == "__main__":

@@ -45,21 +45,6 @@ MESSAGES_OF_OTHERS = (
 MODULES = ("backends", "checkpoint_policies", "checkpoints", "nn", "training")
 
 
-def pages():
-  """Returns the Markdown files of the checkout, without generated ones."""
-  folders = ["docs", "examples", "hlo_tests", "kernels", "jaxplugin", "tools"]
-  found = [*ROOT.glob("*.md")]
-  for folder in folders:
-    found += (ROOT / folder).rglob("*.md")
-  copied = {DOCS / page for page in site_pages.COPIED}
-  return sorted(
-    path
-    for path in found
-    if path not in copied
-    and not {"_build", ".pytest_cache"} & {*path.relative_to(ROOT).parts}
-  )
-
-
 def slug(heading):
   """Returns the anchor of a heading, as GitHub and MyST make it."""
   return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -146,7 +131,7 @@ def groups():
 
 class LinksTest(parameterized.TestCase):
   @parameterized.named_parameters(
-    (path.relative_to(ROOT).as_posix(), path) for path in pages()
+    (path.relative_to(ROOT).as_posix(), path) for path in site_pages.markdown()
   )
   def test_links_and_paths_of_a_page_exist(self, path):
     text = path.read_text()

@@ -412,7 +412,7 @@ def _parser() -> argparse.ArgumentParser:
     choices=list(AREAS),
     help="an area; more than one may be given; default: all",
   )
-  parser.add_argument("--case", type=int, help="run this case of --only alone")
+  parser.add_argument("--case", type=int, help="run only this case of --only")
   return parser
 
 
@@ -449,8 +449,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         jax.clear_caches()  # programs of single cases are of no more use
       continue
     break
-  told = ", ".join(f"{count} of {area}" for area, count in counts.items())
-  print(f"seed {seed}: {failures} failures in cases: {told}")
+  cases = ", ".join(f"{count} of {area}" for area, count in counts.items())
+  print(f"seed {seed}: {failures} failures in cases: {cases}")
   return 1 if failures else 0
 
 

@@ -60,7 +60,7 @@ def _told(path: pathlib.Path) -> tuple[bool, str]:
   others = sum(row.chosen is not row.candidates[row.default] for row in rows)
   what = (
     f"{path.name}: {header.operation} on {header.device}, {header.date},"
-    f" {len(rows)} rows, of which {others} choose another than the rule"
+    f" {len(rows)} rows; {others} choose another implementation than the rule"
   )
   return bool(changed), f"{what}: {f'STALE: {changed}' if changed else 'fits'}"
 

@@ -37,7 +37,7 @@ class PackagedTablesTest(absltest.TestCase):
     (self.folder / "a.json").write_text(fits.to_text())
     status, out = self.run_tool()
     self.assertEqual(status, 0, out)
-    self.assertRegex(out, r"a\.json: .* 1 rows, of which 1 choose .*: fits\n")
+    self.assertRegex(out, r"a\.json: .* 1 rows; 1 choose .*: fits\n")
     (self.folder / "b.json").write_text(stale.to_text())
     status, out = self.run_tool()
     self.assertEqual(status, 1, out)

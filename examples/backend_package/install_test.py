@@ -111,7 +111,7 @@ class InstalledTest(parameterized.TestCase):
     reasons = {r.implementation: r.reason for r in dot.decision.refusals}
     self.assertEqual(
       reasons["blockwise"],
-      "serves, but only where it is asked for [jaxplugin-blockwise 0.1.0]",
+      "supported, but used only if requested [jaxplugin-blockwise 0.1.0]",
     )
 
   def test_it_may_come_first_and_says_what_it_does_not_serve(self):
@@ -167,7 +167,7 @@ class MeasuredTest(absltest.TestCase):
       "explain", *dot, "--verbose", **tuned, JAXPLUGIN_BACKENDS="off"
     )
     self.assertIn(
-      "implementation blockwise: there is no such backend",
+      "implementation blockwise: this process has no such backend",
       " ".join(out.split()),
     )
     out = self.run_command(

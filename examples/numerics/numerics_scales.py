@@ -340,7 +340,8 @@ for exponent in exponents:
 alone = np.array(magnitudes["NVFP4 with global scale 1"])
 served = exponents[alone > max(magnitudes["NVFP4"]) - 1]
 figure, axes = show.figure(
-  f"Without a global scale NVFP4 serves {len(served)} octaves; with it, any",
+  f"Without a global scale NVFP4 is accurate in {len(served)} octaves; with"
+  " it, in any",
   "exponent of the data's unit: standard deviation 2^x",
   "SQNR (dB)",
 )

@@ -335,7 +335,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     "--implementation",
     choices=("xla", "cudnn", "triton", "cpu"),
-    help="force one; the default chooses the best that can serve",
+    help="backend of all matmuls; default: chosen for each matmul",
   )
   parser.add_argument(
     "--repeats",

@@ -430,7 +430,7 @@ class QuickstartTest(ModelTestCase):
     target = jp.detect_target()
     name = "cudnn" if target.platform == "cpu" else "cpu"
     with self.assertRaisesRegex(
-      SystemExit, f"(?s)quickstart: .*{name}.*cannot serve.*{name}: "
+      SystemExit, f"(?s)quickstart: .*{name}.*does not support.*{name}: "
     ):
       quickstart.main(["--implementation", name, "--repeats", "1"])
 

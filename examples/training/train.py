@@ -74,11 +74,13 @@ def parse_arguments(
   parser.add_argument(
     "--one-line",
     action="store_true",
-    help="recipes by jp.quantize_dots of the model in f32, instead of a product"
-    " and a key for each layer",
+    help=(
+      "recipes by jp.quantize_dots of the model in f32, instead of a matmul"
+      " and a key for each layer"
+    ),
   )
   parser.add_argument(
-    "--report", action="store_true", help="only show what is there"
+    "--report", action="store_true", help="only show existing results"
   )
   parser.set_defaults(preset="default")
   return parser.parse_args(arguments)

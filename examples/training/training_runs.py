@@ -261,7 +261,9 @@ class Results:
   def add(self, run: Run) -> None:
     """Takes a run up and writes the file, at once or not at all."""
     if self.has(run.variant, run.seed):
-      raise ValueError(f"Results: {run.variant}, seed {run.seed} is there")
+      raise ValueError(
+        f"Results: {run.variant}, seed {run.seed} is already stored"
+      )
     self.runs.append(run)
     order = list(training_variants.VARIANTS)
     self.runs.sort(key=lambda r: (order.index(r.variant), r.seed))

@@ -13,4 +13,4 @@
 // CHECK: func.func public @main
 // CHECK-NOT: {{@__op|@__cudnn}}
 // CHECK: return
-// REFUSED: cudnn: serves mxfp8 pairs and nvfp4 x nvfp4, got mxfp8_e5m2 x mxfp4
+// REFUSED: cudnn: supports mxfp8 pairs and nvfp4 x nvfp4, got mxfp8_e5m2 x mxfp4

@@ -41,8 +41,8 @@ def leaf_indices(
   ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
   if len(ellipses) > 1 or len(items) - len(ellipses) > len(shape):
     raise IndexError(
-      f"{_WHO}: an index has at most one ellipsis and {len(shape)} others for"
-      f" shape {tuple(shape)}, got {speaking.shown(index)}"
+      f"{_WHO}: an index must have at most one ellipsis and {len(shape)} other"
+      f" items for shape {tuple(shape)}, got {speaking.shown(index)}"
     )
   at = ellipses[0] if ellipses else len(items)
   missing = len(shape) - (len(items) - len(ellipses))

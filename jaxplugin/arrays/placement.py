@@ -102,9 +102,8 @@ def shard(tree: Any, sharding: Any) -> Any:
   for leaf in jax.tree.leaves(tree):
     if not hasattr(leaf, "shape"):
       raise TypeError(
-        f"{_SHARD}: tree must be of arrays, got {speaking.shown(leaf)};"
-        " jp.shardings takes"
-        " shapes and dtypes"
+        f"{_SHARD}: tree must contain only arrays, got {speaking.shown(leaf)};"
+        " for shapes and dtypes call jp.shardings"
       )
   leaves, structure = jax.tree.flatten(tree)
   placed = [
@@ -195,8 +194,8 @@ def _shardings(who: str, tree: Any, sharding: Any) -> Any:
     parts = structure.flatten_up_to(tree)
   except ValueError as error:
     raise ValueError(
-      f"{who}: sharding must be a tree of which each sharding is for a part of"
-      f" the first argument: {error}"
+      f"{who}: sharding must be a tree that is a prefix of the first argument:"
+      f" {error}"
     ) from error
 
   def of_leaf(x: Any, sharding: Any) -> Any:
@@ -226,7 +225,7 @@ def _require_axes(who: str, spec: PartitionSpec) -> None:
   if unknown := sorted(names.difference(mesh.axis_names)):
     remedy = "name these"
     if mesh.empty:
-      remedy = "call it inside of jax.set_mesh, or pass a NamedSharding"
+      remedy = "call it inside jax.set_mesh, or pass a NamedSharding"
     raise ValueError(
       f"{who}: a PartitionSpec must name axes of the mesh of the context,"
       f" {mesh.axis_names}, got {', '.join(map(repr, unknown))} in {spec};"
@@ -303,8 +302,8 @@ def _stored(
     dims = tuple(d for d in dims if weight.shape[d] != 1)
     if any(entries[d] for d in dims[1:]):
       raise TypeError(
-        f"{who}: of dimensions {dims} of a weight of shape {weight.shape},"
-        f" which are stored as one, dimension {dims[0]} alone may be split, got"
+        f"{who}: only dimension {dims[0]} of the dimensions {dims}, which a"
+        f" weight of shape {weight.shape} stores as one, may be split, got"
         f" {spec}"
       )
     stored.append(entries[dims[0]] if dims else None)

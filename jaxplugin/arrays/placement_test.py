@@ -237,7 +237,7 @@ class PlacementTest(parameterized.TestCase):
     w = quantized(jp.NVFP4, N, K)
     for f in (jp.shard, jp.shardings):
       with self.assertRaisesRegex(
-        ValueError, f"^{f.__name__}: .*got 'a' in .*inside of jax.set_mesh"
+        ValueError, f"^{f.__name__}: .*got 'a' in .*inside jax.set_mesh"
       ):
         f(w, P("a"))
       with (
@@ -251,9 +251,7 @@ class PlacementTest(parameterized.TestCase):
   def test_tree_of_shardings_fits(self):
     w = quantized(jp.NVFP4, N, K)
     for given in ({"b": self.named("a")}, [self.named("a")]):
-      with self.assertRaisesRegex(
-        ValueError, "^shard: .* each sharding is for"
-      ):
+      with self.assertRaisesRegex(ValueError, "^shard: .* is a prefix of"):
         jp.shard({"a": w}, given)
 
   def test_plain_array_has_the_dimensions_of_its_sharding(self):

@@ -385,7 +385,7 @@ class HugePagesTest(parameterized.TestCase):
 
 
 class DotTest(parameterized.TestCase):
-  """On the CPU, where every call puts the values back in order."""
+  """On the CPU, where every call restores the order of the values."""
 
   def check_bits(self, function, *args, targets=(H100, B200)):
     expected = function(*args)
@@ -457,7 +457,7 @@ class DotTest(parameterized.TestCase):
 
   def test_raw_words_are_no_operand(self):
     w = jp.prepare_weights(weight(jp.MXFP4), H100)
-    with self.assertRaisesRegex(TypeError, "is no block format"):
+    with self.assertRaisesRegex(TypeError, "is not a block format"):
       jp.block_scaled_dot(np.ones((4, 96), np.float32), w.values, None, w.scale)
 
   def test_export_puts_values_back_in_order(self):
@@ -521,11 +521,11 @@ class ExplainTest(absltest.TestCase):
     w = jp.prepare_weights(weight(jp.NVFP4, (64, 256)), H100)
     implementation, notes = self.notes(w, H100)
     self.assertEqual(implementation, "triton")
-    self.assertIn("rhs: prepared for triton, which reads it so", notes)
+    self.assertIn("rhs: prepared for triton, which reads that order", notes)
     self.assertIn("nvfp4_interleaved", notes)
     for target in (B200, CPU, target_lib.named_target("mi300x")):
       _, notes = self.notes(w, target)
-      self.assertIn("every call puts the values back in order", notes)
+      self.assertIn("every call restores the order of the values", notes)
       self.assertNotIn("_interleaved", notes)
 
   def test_nothing_is_told_of_others(self):

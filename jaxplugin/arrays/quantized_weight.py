@@ -84,7 +84,7 @@ class QuantizedWeight:
     if list(self.contracting) != sorted(dims & set(self.contracting)):
       raise ValueError(
         f"{_WHO}: contracting must be dimensions of the kernel"
-        f" {self.kernel_shape} in rising order, got {self.contracting}"
+        f" {self.kernel_shape}, in ascending order, got {self.contracting}"
       )
     if not isinstance(array, scaled_array.ScaledArray) or array.ndim < 2:
       raise TypeError(
@@ -108,10 +108,10 @@ class QuantizedWeight:
     sizes = tuple(map(math.prod, self._sizes()))
     if self.array.ndim < 2 or tuple(self.array.shape[-2:]) != sizes:
       raise TypeError(
-        f"{_WHO}: the last dimensions of the array must be {sizes}, as the"
-        f" kernel is {self.kernel_shape} and {self.contracting} of it are"
-        f" contracted, got {self.array!r}; only leading dimensions of its"
-        " leaves may be sliced"
+        f"{_WHO}: the last dimensions of the array must be {sizes}, because"
+        f" the kernel has shape {self.kernel_shape} and contracting dimensions"
+        f" {self.contracting}, got {self.array!r}; only leading dimensions of"
+        " its leaves may be sliced"
       )
 
   def _free(self) -> tuple[int, ...]:
@@ -173,9 +173,9 @@ class QuantizedWeight:
 
   def _refuse(self, *args: Any, **kwargs: Any) -> Any:
     raise TypeError(
-      f"{_WHO}: it is no plain array, got {self!r}; give it as an argument to"
-      " jaxplugin.accept_quantized(function), or call dequantize(), or"
-      " jaxplugin.linear with its array"
+      f"{_WHO}: this function needs a plain array, got {self!r}; pass it as an"
+      " argument to jaxplugin.accept_quantized(function), or call"
+      " dequantize(), or pass its array to jaxplugin.linear"
     )
 
   # What code that was written for plain arrays would do with it.

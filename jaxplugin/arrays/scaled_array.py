@@ -27,10 +27,11 @@ from jaxplugin.core import speaking
 from jaxplugin.jaxext import jax_private
 
 _BLOCKED: Final = (
-  "it is blocked; dequantize, take the part and quantize it again"
+  "the array is blocked along it; index array.dequantize() and quantize it"
+  " again"
 )
 _SWIZZLED_ROWS: Final = (
-  "its rows are swizzled; take the part of unprepare_weights(array)"
+  "scales of its rows are swizzled; index unprepare_weights(array)"
 )
 
 
@@ -240,14 +241,14 @@ class ScaledArray:
       speaking.require_integer("ScaledArray.transpose", "axis", axis)
     if sorted(d % self.ndim for d in order) != list(range(self.ndim)):
       raise ValueError(
-        f"ScaledArray: transpose takes each of {self.ndim} dimensions once, got"
-        f" {order}"
+        f"ScaledArray: transpose must name each of {self.ndim} dimensions"
+        f" once, got {order}"
       )
     if self.scale_layout != layouts.LINEAR or self.is_interleaved:
       raise NotImplementedError(
-        "ScaledArray: values and scales that were rearranged for a kernel have"
-        f" the blocked dimension last, got {self!r}; transpose"
-        " unprepare_weights(array), or call linear, which takes it as it is"
+        "ScaledArray: the blocked dimension must stay last in values and"
+        f" scales that were rearranged for a kernel, got {self!r}; transpose"
+        " unprepare_weights(array), or pass the array to jaxplugin.linear"
       )
     (values, scale, _, *rest), aux = self.tree_flatten()
     global_scale = full_global_scale(self)
@@ -287,8 +288,8 @@ class ScaledArray:
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
     del dtype, copy
     raise TypeError(
-      f"ScaledArray: it is no plain array, got {self!r}; array.dequantize() is"
-      " one of its numbers, array.values of its codes"
+      f"ScaledArray: this function needs a plain array, got {self!r}; pass"
+      " array.dequantize(), or array.values for the codes"
     )
 
   def pack(self) -> ScaledArray:
@@ -454,16 +455,18 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   if isinstance(x, ScaledArray):
     remedy = "; dequantize it"
   elif isinstance(getattr(x, "array", None), ScaledArray):
-    remedy = "; give its array, which is (n, k), or dequantize it"
+    remedy = "; pass its array, of shape (n, k), or dequantize it"
   elif isinstance(getattr(x, "forward", None), ScaledArray):
     remedy = (
-      "; functions of dot_general take it, its forward is a ScaledArray, and"
-      " its primal the array"
+      "; pass it to the function that dot_general returns, or pass its"
+      " .forward, a ScaledArray, or its .primal, the array"
     )
   elif isinstance(x, (str, formats.BlockFormat)):
-    remedy = "; arrays come first, then the format"
+    remedy = "; pass the array before the format"
   elif isinstance(x, jax.ShapeDtypeStruct):
-    remedy = "; for types alone trace the call, by jax.eval_shape or jit"
+    remedy = "; for shapes and dtypes only, trace the call with jax.eval_shape"
+  elif isinstance(x, dict):
+    remedy = "; map the function over a tree with jax.tree.map"
   else:
     try:
       if isinstance(x, np.ndarray) and not x.dtype.isnative:
@@ -482,8 +485,8 @@ def require_numbers(who: str, name: str, x: ScaledArray) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
       raise TypeError(
         f"{who}: {name} must be a ScaledArray of arrays, got"
-        f" {speaking.shown(x)}; for types"
-        " alone trace the call, by jax.eval_shape or jit"
+        f" {speaking.shown(x)}; for shapes and dtypes only,"
+        " trace the call with jax.eval_shape"
       )
 
 

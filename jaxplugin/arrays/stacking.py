@@ -75,8 +75,9 @@ def concatenate(
     if axis == first.axis:
       raise TypeError(
         f"{_CONCATENATE}: arrays must have the same global scale to be joined"
-        f" along the blocked axis {axis}, got {len(arrays)} that differ or are"
-        " not known while tracing; quantize them with the same global_scale"
+        f" along the blocked axis {axis}, got {len(arrays)} arrays whose"
+        " global scales differ or are traced; quantize them with the same"
+        " global_scale"
       )
     global_scale = join(_alike(global_scales, arrays, axis))
   return _made_of(arrays, join, global_scale)
@@ -195,12 +196,12 @@ def _checked(who: str, arrays: Any) -> list[scaled_array.ScaledArray]:
     )
   arrays = list(arrays)
   if not arrays:
-    raise ValueError(f"{who}: arrays must be one or more, got none")
+    raise ValueError(f"{who}: arrays must have at least one element, got none")
   for array in arrays:
     if not isinstance(array, scaled_array.ScaledArray):
       raise TypeError(
         f"{who}: arrays must be ScaledArrays, got {type(array).__name__};"
-        " quantize it"
+        " quantize it first"
       )
   for array in arrays:
     scaled_array.require_global_scale(who, array)

@@ -161,7 +161,7 @@ class IndexTest(parameterized.TestCase):
       IndexError,
       "-6 is out of bounds for dimension 1",
     ),
-    ("many", (0, 0, slice(None), 0), IndexError, "3 others for shape"),
+    ("many", (0, 0, slice(None), 0), IndexError, "3 other items for shape"),
     ("new_axis", None, TypeError, "for dimension 0 None"),
     ("name", "x", TypeError, "for dimension 0 'x'"),
     ("floats", np.ones(2), TypeError, "for dimension 0"),
@@ -325,7 +325,7 @@ class ConcatenateTest(parameterized.TestCase):
       TypeError,
       "sequence of ScaledArrays",
     ),
-    ("nothing", list, 0, ValueError, "one or more, got none"),
+    ("nothing", list, 0, ValueError, "at least one element, got none"),
     (
       "axis",
       lambda: [quantized(jp.NVFP4, 3, 64)],
@@ -355,7 +355,7 @@ class ConcatenateTest(parameterized.TestCase):
       lambda w: w[0],
     ):
       with self.assertRaisesRegex(
-        TypeError, r"global_scale.*\(6, 64\).*float32\[2, 1\].*concatenate"
+        TypeError, r"global_scale.*float32\[2, 1\].*\(6, 64\).*concatenate"
       ):
         use(joined)
 

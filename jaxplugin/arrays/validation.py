@@ -129,10 +129,10 @@ def _warn_of_forgotten_global_scale(
     largest = float(top.max().reshape(1).view(formats.E4M3)[0])
     warnings.warn(
       f"ScaledArray: {format} without global_scale, but block scales reach"
-      f" {largest:g}, which without one means values beyond 1000. A checkpoint"
-      " keeps the global scale beside the block scales (weight_scale_2, or the"
-      " inverse of weight_global_scale): pass it, or global_scale=1.0 to say"
-      " that there is none",
+      f" {largest:g}, so values reach beyond 1000. A checkpoint stores the"
+      " global scale next to the block scales (weight_scale_2, or the inverse"
+      " of weight_global_scale). Pass it, or pass global_scale=1.0 if there is"
+      " none",
       GlobalScaleWarning,
       stacklevel=4,
     )
@@ -190,11 +190,12 @@ def validate_global_scale(
     fits = global_scale.size == 1 or given == tuple(shape[: len(given)])
   if global_scale.dtype != np.float32 or not fits:
     raise TypeError(
-      f"{who}: global_scale must be float32 of the rank of values, with size 1"
-      " or theirs in each dimension and 1 along the blocked one, or one number,"
-      f" or have their leading dimensions; values {tuple(shape)} are blocked"
-      f" along dimension {axis}, got {global_scale.dtype}{list(given)}"
-      " (jaxplugin.concatenate and stack join global scales too)"
+      f"{who}: global_scale must be float32 with one element, with the leading"
+      " dimensions of values, or with their rank and size 1 along the blocked"
+      " dimension (elsewhere 1 or the size of values), got"
+      f" {global_scale.dtype}{list(given)} for values {tuple(shape)} blocked"
+      f" along dimension {axis}; to join arrays call jaxplugin.concatenate or"
+      " jaxplugin.stack"
     )
 
 

@@ -527,8 +527,8 @@ def from_gguf(
     return _scaled_array(format, values, codes.copy(), None)
   if _is_known(codes) and bool((codes & _SIGN).any()):
     raise errors.CheckpointError(
-      f"{who}: NVFP4 scales of GGUF have no sign, got a byte of at least"
-      f" {_SIGN:#x}; the blocks are those of another type, or damaged"
+      f"{who}: NVFP4 scales of GGUF must be bytes below {_SIGN:#x}, got a"
+      " larger one; the blocks are damaged, or have another type"
     )
   codes = xp.where(codes == _UE4M3_UNUSED, xp.uint8(0), codes)
   codes, scale = _of_zeros(values, codes, scale, global_scale_range)
@@ -603,8 +603,9 @@ def _as_e4m3(who: str, scale: Any) -> Any:
   """Returns block scales in E4M3, which must hold them exactly."""
   if not _is_known(scale):
     raise TypeError(
-      f"{who}: block scales in {scale.dtype} must be known, to see that each is"
-      " a number of E4M3; cast them to float8_e4m3fn"
+      f"{who}: block scales in {scale.dtype} must be concrete arrays, so that"
+      " they can be compared with E4M3, got traced ones; cast them to"
+      " float8_e4m3fn"
     )
   with np.errstate(invalid="ignore", over="ignore"):
     codes = scale.astype(formats.E4M3)
@@ -612,8 +613,9 @@ def _as_e4m3(who: str, scale: Any) -> Any:
   if not bool(same.all()):
     bad = float(np.asarray(scale)[~np.asarray(same)].reshape(-1)[0])
     raise errors.CheckpointError(
-      f"{who}: block scales in {scale.dtype} must be numbers of E4M3, as NVFP4"
-      f" has them, got {bad:g}; quantize the weight that is not quantized"
+      f"{who}: block scales in {scale.dtype} must be representable in E4M3, as"
+      f" NVFP4 requires, got {bad:g}; quantize the"
+      " unquantized weight"
     )
   return codes
 
@@ -706,11 +708,10 @@ def _require_range(
   word = "divides" if divides else "multiplies"
   bounds = [1 / largest, 1 / smallest] if divides else [smallest, largest]
   raise errors.CheckpointError(
-    f"{who}: {name} {word}, and must be in"
-    f" [{bounds[0]:.4g}, {bounds[1]:.4g}] or 1, got {bad:g};"
-    " ModelOpt's weight_scale_2 (about 1e-4) multiplies, compressed-tensors'"
-    " weight_global_scale (1e3 to 1e4) divides; if it is meant so, pass"
-    " global_scale_range=None"
+    f"{who}: {name} {word}, and must be in [{bounds[0]:.4g}, {bounds[1]:.4g}]"
+    f" or 1, got {bad:g}; ModelOpt's weight_scale_2 (about 1e-4) multiplies,"
+    " compressed-tensors' weight_global_scale (1e3 to 1e4) divides; if the"
+    " value is intended, pass global_scale_range=None"
   )
 
 

@@ -68,9 +68,9 @@ def find_format(who: str, values: Any, scale: Any) -> formats.BlockFormat:
         return nvfp4
     if bits_of_scale == _FP6_BITS and values.dtype == formats.PACKED:
       raise TypeError(
-        f"{who}: packed FP6 (four values in three bytes) is not read, got"
-        f" {brief(values)} and {brief(scale)}; jaxplugin's MXFP6 has a byte a"
-        " value: quantize the weight that is not quantized"
+        f"{who}: packed FP6 (four values in three bytes) is not supported, got"
+        f" {brief(values)} and {brief(scale)}; quantize the unquantized weight"
+        " with jp.quantize, which stores MXFP6 as a byte per value"
       )
   raise TypeError(
     f"{who}: values and scales must be those of NVFP4 (uint8[..., n, k / 2],"
@@ -170,9 +170,9 @@ def torchao_format(
   rows = qdata.shape[-2] if len(qdata.shape) >= 2 else 0
   if len(qdata.shape) > 2 and rows % layouts.SCALE_TILE_ROWS:
     raise NotImplementedError(
-      f"{who}: swizzled scales of a stack must have rows in multiples of"
-      f" {layouts.SCALE_TILE_ROWS}, else its parts share tiles, got"
-      f" {brief(qdata)}; save them unswizzled"
+      f"{who}: rows of a stack with swizzled scales must be a multiple of"
+      f" {layouts.SCALE_TILE_ROWS}, because layers would share tiles, got"
+      f" {brief(qdata)}; save the scales unswizzled"
     )
   for format in _FORMATS:
     # Padded, two formats may have as many scales: bytes are taken for E8M0.
@@ -187,8 +187,8 @@ def torchao_format(
     ):
       return format
   raise TypeError(
-    f"{who}: qdata and swizzled scale fit no format: scales are padded to 128"
-    f" rows and 4 columns, got {brief(qdata)} and {brief(scale)}"
+    f"{who}: qdata and a swizzled scale, padded to 128 rows and 4 columns,"
+    f" must fit one format, got {brief(qdata)} and {brief(scale)}"
   )
 
 
@@ -301,8 +301,8 @@ def gguf_shape(
   """
   if format not in GGUF_BLOCKS:
     raise ValueError(
-      f"{who}: format must be mxfp4 or nvfp4, got {format}; other types of GGUF"
-      " have no format here"
+      f"{who}: format must be mxfp4 or nvfp4, got {format}; dequantize other"
+      " types of GGUF and call jp.quantize"
     )
   block, scale_bytes = GGUF_BLOCKS[format]
   size = scale_bytes + block // 2
@@ -326,11 +326,15 @@ def require_known_global(
   """Raises TypeError unless there is a global scale just for NVFP4."""
   if format.has_global_scale and not is_given:
     raise TypeError(
-      f"{who}: {format} needs {name}, without which its weights are off by"
-      " orders of magnitude; pass 1.0 where there is none"
+      f"{who}: {name} must be given for {format}, because without it weights"
+      " are wrong by orders of magnitude, got None; pass 1.0 if the"
+      " checkpoint has none"
     )
   if is_given and not format.has_global_scale:
-    raise TypeError(f"{who}: {format} has no {name}; leave it out")
+    raise TypeError(
+      f"{who}: {name} must be None for {format}, which has none; leave"
+      f" {name} out"
+    )
 
 
 def _has_dtypes(format: formats.BlockFormat, values: Any, scale: Any) -> bool:

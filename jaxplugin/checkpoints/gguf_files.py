@@ -255,7 +255,7 @@ def _tensor(
   file_size: int,
 ) -> stored.StoredTensor:
   if number not in TYPES:
-    raise _fault(path, f"{name!r}: its type, {number}, is unknown")
+    raise _fault(path, f"{name!r}: its type must be known, got {number}")
   type_name, block, block_bytes = TYPES[number]
   count = math.prod(shape)
   if math.prod(x for x in shape if x) * block_bytes > _MAX_SIZE:
@@ -282,8 +282,8 @@ def _tensor(
   refusal = ""
   if type_name not in (*_PLAIN, *BLOCKS):
     refusal = (
-      f"{type_name} has no format here; {', '.join(BLOCKS)} and"
-      f" {', '.join(_PLAIN)} are read"
+      f"jaxplugin has no format for {type_name}; it reads {', '.join(BLOCKS)}"
+      f" and {', '.join(_PLAIN)}"
     )
   return stored.StoredTensor(
     file=str(path),

@@ -131,8 +131,8 @@ class Checkpoint(Mapping[str, Any]):
       if block is not None:
         warnings.warn(
           f"{entry.parts[0].file}: {name!r}: {count} of"
-          f" {array.linear_scale().size} block scales are NaN, the first is of"
-          f" block {list(block)}; products with these blocks are NaN",
+          f" {array.linear_scale().size} block scales are NaN, the first is"
+          f" that of block {list(block)}; matmuls with these blocks give NaN",
           errors.NumbersWarning,
           stacklevel=stacklevel,
         )
@@ -221,13 +221,11 @@ class Checkpoint(Mapping[str, Any]):
     yield f"{self.path}: {self.config or 'no quantization_config'}"
     yield from tables.parts(tables.rows(self.entries.values()))
     if awq := _with_pre_quant_scale(self.entries):
-      yield (
-        f"{len(awq)} weights want their inputs multiplied by pre_quant_scale"
-      )
+      yield (f"{len(awq)} weights need inputs multiplied by pre_quant_scale")
     if open_ones := _open_layouts(self.entries):
       yield _open_line(open_ones)
     if self.misfits:
-      yield f"left out, as they cannot be read: {len(self.misfits)}"
+      yield f"left out, because they cannot be read: {len(self.misfits)}"
       yield from (f"  {x}" for x in misfit_lists.listed(self.misfits))
     if self.numbers is not None:
       yield _numbers_line(self.numbers)
@@ -235,7 +233,7 @@ class Checkpoint(Mapping[str, Any]):
         yield f"  {naming.printable(name)}: {counts}"
     if self.unread:
       unread = ", ".join(map(naming.printable, self.unread))
-      yield f"files that were not read: {unread}"
+      yield f"files not read: {unread}"
     verdict = "yes"
     if self.misfits:
       verdict = f"no, {len(self.misfits)} tensors cannot be read; skip= or"
@@ -277,7 +275,7 @@ class UnknownName(KeyError):
       return f"{start}, which was left out: {self._checkpoint.misfits[name]}"
     found = naming.near(str(name), self._checkpoint.entries)
     if not found:
-      return f"{start}; print it for a table of its names"
+      return f"{start}; print the checkpoint for its names"
     return f"{start}; it has {', '.join(map(repr, found))}"
 
 
@@ -368,7 +366,9 @@ def load(
     raise misfit_lists.error(misfits, _REMEDY if entries else "")
   if not entries:
     rest = " but those that skip= matches" if globs else ""
-    raise errors.CheckpointError(f"{path}: it has no tensors{rest}")
+    raise errors.CheckpointError(
+      f"{path}: a checkpoint must have tensors, got none{rest}"
+    )
   found = Checkpoint(
     path,
     config,
@@ -380,10 +380,9 @@ def load(
   )
   if awq := _with_pre_quant_scale(entries):
     warnings.warn(
-      f"{path}: {len(awq)} weights, {awq[0].name!r} the first, are right only"
-      " where what they are multiplied by is itself multiplied by their"
-      f" pre_quant_scale, {awq[0].pre_quant_scale!r} (AWQ); Entry."
-      "pre_quant_scale has its name",
+      f"{path}: the inputs of {len(awq)} weights, the first {awq[0].name!r},"
+      " must be multiplied by their pre_quant_scale (AWQ)."
+      f" Entry.pre_quant_scale is its name, here {awq[0].pre_quant_scale!r}",
       errors.PreQuantScaleWarning,
       stacklevel=2,
     )
@@ -400,8 +399,8 @@ def load(
     if found.numbers:
       name, first = next(iter(found.numbers.items()))
       warnings.warn(
-        f"{path}: {_numbers_line(found.numbers)}, {name!r} the first ({first});"
-        " print the checkpoint for all",
+        f"{path}: {_numbers_line(found.numbers)}, the first {name!r}"
+        f" ({first}); print the checkpoint for all",
         errors.NumbersWarning,
         stacklevel=2,
       )
@@ -418,9 +417,9 @@ def _open_line(entries: Sequence[recognition.Entry]) -> str:
   first = entries[0]
   others = " or ".join(dict.fromkeys(y for x in entries for y in x.others))
   return (
-    f"{len(entries)} weights, {first.name!r} the first, are read as"
-    f" {first.layout}, and nothing in the files says so: they may be {others},"
-    " which means other numbers; pass layout="
+    f"{len(entries)} weights, the first {first.name!r}, are read as"
+    f" {first.layout}, and may be {others}, which gives other numbers. The"
+    " files do not decide it: pass layout="
   )
 
 
@@ -455,7 +454,9 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
     CheckpointError: a folder has none, or several of which none is chosen.
   """
   if not path.exists():
-    raise FileNotFoundError(errno.ENOENT, "there is no such path", str(path))
+    raise FileNotFoundError(
+      errno.ENOENT, "no such file or directory", str(path)
+    )
   if not path.is_dir():
     return [path]
   for pattern in (f"*{safetensors_files.INDEX_SUFFIX}", f"*{SAFETENSORS}"):
@@ -471,8 +472,9 @@ def files_of(path: pathlib.Path) -> list[pathlib.Path]:
   if not is_one:
     names = ", ".join(file.name for file in found) or "none of them"
     raise errors.CheckpointError(
-      f"{path}: a checkpoint is one .safetensors.index.json, .safetensors files"
-      f" or one .gguf file, got {names}; name the file"
+      f"{path}: a folder must contain one .safetensors.index.json,"
+      f" .safetensors files or one .gguf file, got {names}; pass the path of"
+      " the file"
     )
   return found
 
@@ -492,8 +494,8 @@ def _open(files: Sequence[pathlib.Path]) -> stored.StoredTensors:
   count = int(found.metadata.get(gguf_files.SPLIT_COUNT, 1))
   if count > 1 and count != len(files):
     raise errors.CheckpointError(
-      f"{files[0]}: it is one of {count} files; give the path of a folder that"
-      " has these and no others"
+      f"{files[0]}: it is one of {count} files; pass a folder that contains"
+      " only these"
     )
   return found
 
@@ -506,8 +508,8 @@ def _open_one(file: pathlib.Path) -> stored.StoredTensors:
   if file.suffix == _GGUF:
     return gguf_files.open_file(file)
   raise errors.CheckpointError(
-    f"{file}: a checkpoint is a folder, or a file that ends in .safetensors,"
-    f" {safetensors_files.INDEX_SUFFIX} or .gguf"
+    f"{file}: a checkpoint must be a folder or a file that ends in"
+    f" .safetensors, {safetensors_files.INDEX_SUFFIX} or .gguf"
   )
 
 
@@ -534,9 +536,9 @@ def _config(folder: pathlib.Path) -> str:
   for file, key, words in _CONFIGS:
     path = folder / file
     if path.is_file():
-      told = json_text.read_object(path).get(key)
-      if isinstance(told, dict):
-        values = [f"{w} {told[w]}" for w in words if told.get(w)]
+      section = json_text.read_object(path).get(key)
+      if isinstance(section, dict):
+        values = [f"{w} {section[w]}" for w in words if section.get(w)]
         said.append(
           f"{file} says {', '.join(values)}"
           if values

@@ -39,7 +39,7 @@ def modelopt(base):
 MISFITS = {
   "scale_2": (
     {"bad.weight": ONES, "bad.weight_scale": SCALES},
-    "'bad.weight': .*needs weight_scale_2",
+    "'bad.weight': .*weight_scale_2 must be given",
   ),
   "sizes": (
     {**modelopt("bad"), "bad.weight_scale": SCALES[:1].copy()},
@@ -144,9 +144,11 @@ class MisfitsTest(Case):
     folder = self.folder({"bad.weight_packed": ONES})
     with self.assertRaisesRegex(ERROR, "must be there too$"):
       jp.checkpoints.load(folder, strict=False)
-    with self.assertRaisesRegex(ERROR, "has no tensors but those that skip="):
+    with self.assertRaisesRegex(
+      ERROR, "must have tensors, got none but those that skip="
+    ):
       jp.checkpoints.load(folder, skip=["*"])
-    with self.assertRaisesRegex(ERROR, "it has no tensors"):
+    with self.assertRaisesRegex(ERROR, "must have tensors"):
       jp.checkpoints.load(self.folder({}))
 
   def test_weights_of_one_name_are_both_left_out(self):
@@ -216,7 +218,7 @@ class MisfitsTest(Case):
     self.index(folder, weight_map)
     with self.assertRaisesRegex(
       ERROR,
-      r"(?s)8 tensors.*names 2.safetensors, and there is no such file"
+      r"(?s)8 tensors.*names 2.safetensors, which does not exist"
       r" \(and 7 more: l.\*.bias, l.\*.weight\)",
     ):
       jp.checkpoints.load(folder)
@@ -233,7 +235,7 @@ class NamesTest(Case):
       with self.assertRaisesRegex(KeyError, "it has 'l.0.up_proj.weight'$"):
         found[name]
       self.assertIsNone(found.get(name))
-    with self.assertRaisesRegex(KeyError, "it has no 3; print it"):
+    with self.assertRaisesRegex(KeyError, "it has no 3; print the checkpoint"):
       found[3]
 
   def test_asking_for_a_name_reads_nothing(self):
@@ -259,12 +261,14 @@ class PathsTest(Case):
     ):
       for call in calls:
         with self.assertRaisesRegex(
-          FileNotFoundError, f"there is no such path.*{name}"
+          FileNotFoundError, f"no such file or directory.*{name}"
         ):
           call(folder / name)
       status, _, err = self.command(folder / name)
       self.assertEqual(status, 2)
-      self.assertEqual(err, f"error: {folder / name}: there is no such path\n")
+      self.assertEqual(
+        err, f"error: {folder / name}: no such file or directory\n"
+      )
 
   def test_pipes_and_folders_are_refused_and_not_waited_for(self):
     for suffix in ("safetensors", "gguf", "safetensors.index.json"):
@@ -319,7 +323,7 @@ class OneNameInTwoFilesTest(Case):
           self.index(folder, weight_map, name)
         if chosen is None:
           with self.assertRaisesRegex(
-            ERROR, "2.safetensors has a tensor 'a'.*give the path|name the file"
+            ERROR, "2.safetensors and .* both have a tensor 'a'.*|pass the path"
           ):
             jp.checkpoints.load(folder)
           continue
@@ -337,14 +341,16 @@ class OneNameInTwoFilesTest(Case):
       self.write(
         folder, f"{name}.safetensors", {"a.weight": np.ones((16, 16), "f4")}
       )
-    with self.assertRaisesRegex(ERROR, "2.safetensors has a tensor 'a.weight'"):
+    with self.assertRaisesRegex(
+      ERROR, "2.safetensors and .* both have a tensor 'a.weight'"
+    ):
       jp.checkpoints.quantize(folder, self.empty() / "out", "nvfp4")
 
   def test_error_counts_the_other_names(self):
     folder = self.empty()
     for name in "12":
       self.write(folder, f"{name}.safetensors", dict.fromkeys("abc", ONES))
-    with self.assertRaisesRegex(ERROR, r"'a', .* \(and 2 more names\)"):
+    with self.assertRaisesRegex(ERROR, r"'a' \(and 2 more names\)"):
       jp.checkpoints.load(folder)
 
 
@@ -428,7 +434,9 @@ class GgufTest(Case):
       },
     )
     found = jp.checkpoints.load(path)
-    with self.assertRaisesRegex(ERROR, "'q': Q8_0 has no format") as caught:
+    with self.assertRaisesRegex(
+      ERROR, "'q': jaxplugin has no format for Q8_0"
+    ) as caught:
       found["q"]
     self.assertEqual(str(caught.exception).count(str(path)), 1)
     data = path.read_bytes()
@@ -457,9 +465,7 @@ class GgufTest(Case):
       {n: x.item() for n, x in found.items()}, {"t0": 0, "t1": 1}
     )
     path = folder / "x-00002-of-00002.gguf"
-    with self.assertRaisesRegex(
-      ERROR, "one of 2 files; give the path of a fol"
-    ):
+    with self.assertRaisesRegex(ERROR, "one of 2 files; pass a folder that"):
       jp.checkpoints.load(path)
     (folder / "x-00001-of-00002.gguf").unlink()
     with self.assertRaisesRegex(ERROR, "one of 2 files"):

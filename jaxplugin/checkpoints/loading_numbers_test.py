@@ -134,7 +134,7 @@ class NanScaleTest(Case):
         self.assertEqual(said, [])
         wanted = (
           rf"x.safetensors: 'a.weight': {count} of {total} block scales are"
-          rf" NaN, the first is of block \[{block[0]}, {block[1]}\]"
+          rf" NaN, the first is that of block \[{block[0]}, {block[1]}\]"
         )
         with self.assertWarnsRegex(WARNING, wanted) as caught:
           found["a.weight"]
@@ -224,7 +224,7 @@ class CheckTest(Case):
     self.assertEqual(found.numbers["a.weight"].zero_global_scales, 1)
     for name in ("a.weight", "b.weight"):
       self.assertIn("weight_scale_2 multiplies", found.numbers[name].refusal)
-    self.assertRegex(said[0], "2 tensors .* 'a.weight' the first")
+    self.assertRegex(said[0], "2 tensors .* the first 'a.weight'")
 
   def test_nothing_is_counted_unasked(self):
     self.assertIsNone(self.load(modelopt())[0].numbers)
@@ -255,7 +255,7 @@ class CheckTest(Case):
           ["checkpoint", str(self.write(tensors)), "--check", "numbers"]
         )
       self.assertEqual((got, err.getvalue()), (status, ""))
-      wanted = "  a.weight: 1 NaN scale, the first of block [1, 2]"
+      wanted = "  a.weight: 1 NaN scale, the first in block [1, 2]"
       self.assertEqual(wanted in out.getvalue(), bool(status))
 
 

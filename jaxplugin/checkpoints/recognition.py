@@ -193,7 +193,7 @@ def recognize(
     entry = weights.get(name) or _plain(tensor)
     if entry.name in entries:
       first = entries[entry.name].parts[0]
-      rule = f"two weights are called {entry.name!r}, this and"
+      rule = f"two weights have the name {entry.name!r}, this one and"
       wrong[name] = str(fault(tensor, f"{rule} {first.name!r}"))
       wrong[first.name] = str(fault(first, f"{rule} {name!r}"))
       continue
@@ -351,22 +351,21 @@ def _marked(
   if mark.format not in comfyui.FORMATS:
     raise fault(
       values,
-      f"{mark.sign} says that it is {mark.format!r}, which no format here"
-      f" holds; {' and '.join(comfyui.FORMATS)} are read. Dequantize it with"
-      " ComfyUI and quantize the result",
+      f"{mark.sign} says that it is {mark.format!r}, which jaxplugin does not"
+      f" support; it reads {' and '.join(comfyui.FORMATS)}. Dequantize the"
+      " weight with ComfyUI and quantize the result",
     )
   if mark.is_rotated:
     raise fault(
       values,
-      f"{mark.sign} says that it is rotated (ConvRot): it is right only where"
-      " what it is multiplied by is rotated too, which is not done here; take"
-      " a checkpoint without rotation",
+      f"{mark.sign} says that it is rotated (ConvRot), which needs rotated"
+      " inputs and is not supported; use a checkpoint without rotation",
     )
   entry = _comfyui(source, values, base, mark)
   if entry.format != comfyui.FORMATS[mark.format]:
     raise fault(
       values,
-      f"{mark.sign} says that it is {mark.format}, and its parts are those of"
+      f"{mark.sign} says that it is {mark.format}, but its parts are those of"
       f" {entry.format}",
     )
   return entry
@@ -459,7 +458,7 @@ def _mlx(
     return None
   if (name := f"{base}.global_scale") in source.tensors:
     raise fault(
-      values, f"{name!r} beside it, a global scale of MLX, is not read"
+      values, f"it has the global scale {name!r} of MLX, which is not supported"
     )
   format = fitting.mlx_format("checkpoints.load", values, scales)
   return Entry(
@@ -520,8 +519,9 @@ def _with_rest_of_product(
     if f"{prefix}{suffix}" in source.tensors:
       raise fault(
         values,
-        f"{prefix}{suffix} says that the weight is only one term of a sum"
-        " (SVDQuant), which is not read; take a checkpoint without it",
+        f"{prefix}{suffix} says that the weight is one term of a sum"
+        " (SVDQuant), which is not supported; use a checkpoint without"
+        " SVDQuant",
       )
   awq = source.tensors.get(f"{prefix}pre_quant_scale")
   if awq is None:
@@ -542,7 +542,7 @@ def _compressed_tensors(
     return None  # pack-quantized: integers
   if f"{base}.weight_zero_point" in source.tensors:
     raise fault(
-      values, "it has a weight_zero_point, and no format here has one"
+      values, "it has a weight_zero_point, and no block format has one"
     )
   scale = _part(source, values, f"{base}.weight_scale")
   second = source.tensors.get(f"{base}.weight_global_scale")
@@ -683,9 +683,9 @@ def _torchao_entry(
   if block_size is None:
     raise fault(
       values,
-      f"the header's metadata says that it is a {kind} of torchao, which is not"
-      f" read; {' and '.join(_TORCHAO_BLOCKS)} are. Dequantize it with torchao"
-      " and quantize the result",
+      f"the header's metadata says that it is a {kind} of torchao, which is"
+      f" not supported; {' and '.join(_TORCHAO_BLOCKS)} are supported."
+      " Dequantize it with torchao and quantize the result",
     )
   if not isinstance(data, dict) or data.get("block_size") != block_size:
     raise fault(values, f"{kind} must have blocks of {block_size}")

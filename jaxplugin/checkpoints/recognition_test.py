@@ -282,7 +282,8 @@ class ComfyuiTest(Case):
         options = {"layout": layout, "config": said}
         if others:
           with self.assertWarnsRegex(
-            jp.checkpoints.LayoutWarning, f"1 weights, 'a.q.weight'.*{others}"
+            jp.checkpoints.LayoutWarning,
+            f"1 weights, the first 'a.q.weight'.*{others}",
           ):
             found = self.load(tensors, metadata, **options)
           self.assertRegex(str(found), f"read as {read}, .*{others}")
@@ -465,7 +466,7 @@ class NamesTest(Case):
         None,
       ),
       (
-        "nvfp4 needs weight_scale_2",
+        "weight_scale_2 must be given",
         {**packed, "w.weight_scale": floats},
         nvfp4,
       ),
@@ -480,7 +481,7 @@ class NamesTest(Case):
         None,
       ),
       (
-        "'w.global_scale' beside it",
+        "scale 'w.global_scale' of MLX",
         {
           "w.weight": PACKED.view(np.uint32),
           "w.scales": BLOCKS.view(np.uint8),
@@ -500,7 +501,7 @@ class NamesTest(Case):
       {**packed, "w.weight_scale": floats * 1.01, "w.weight_scale_2": SECOND}
     )
     with self.assertRaisesRegex(
-      jp.checkpoints.CheckpointError, "'w.weight'.*numbers of E4M3"
+      jp.checkpoints.CheckpointError, "'w.weight'.*representable in E4M3"
     ):
       found["w.weight"]
 
@@ -513,20 +514,20 @@ F8_VALUES = np.ones((8, K), F8)
 
 # Public checkpoints' names of what no format here holds: values first.
 UNSUPPORTED = (
-  ("one scale a tensor", ("w.weight", F8_VALUES), ("w.weight_scale", ONE)),
-  ("one scale a row", ("w.weight", F8_VALUES), ("w.weight_scale", ROW)),
+  ("one scale per tensor", ("w.weight", F8_VALUES), ("w.weight_scale", ONE)),
+  ("one scale per row", ("w.weight", F8_VALUES), ("w.weight_scale", ROW)),
   (
     "scales of 128 x 128 values",
     ("w.weight", np.ones((256, 256), F8)),
     ("w.weight_scale_inv", np.ones((2, 2), np.float32)),
   ),
-  ("one scale a tensor", ("w.weight", F8_VALUES), ("w.scale_weight", ONE)),
+  ("one scale per tensor", ("w.weight", F8_VALUES), ("w.scale_weight", ONE)),
   (
-    "one scale a tensor",
+    "one scale per tensor",
     ("experts.up", F8_VALUES[None]),
     ("experts.up_scale_inv", ONE),
   ),
-  ("one scale a tensor", ("w.weight", F8_VALUES), ("w.input_scale", ONE)),
+  ("one scale per tensor", ("w.weight", F8_VALUES), ("w.input_scale", ONE)),
   (
     r"scales of another shape, F8_E4M3\[\] with F32\[2\]",
     ("w.weight", np.ones((), F8)),
@@ -593,7 +594,7 @@ class UnsupportedTest(Case):
     told = {"quantization_config": {"quant_method": "fp8"}}
     with self.assertRaisesRegex(
       jp.checkpoints.CheckpointError,
-      "'w.weight': .*config.json says quant_method fp8, and no scale",
+      "'w.weight': .*config.json says quant_method fp8, and it has no scale",
     ):
       self.load({"w.weight": F8_VALUES}, config=told)
 

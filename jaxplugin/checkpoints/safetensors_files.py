@@ -89,8 +89,8 @@ def open_file(path: pathlib.Path) -> stored.StoredTensors:
     if length > limit:
       raise _fault(
         path,
-        f"the header's size must be at most {limit} (what follows it, and"
-        f" {json_text.MAX_BYTES}), got {length}",
+        f"the header's size must be at most {limit} (the size of the rest of"
+        f" the file, and {json_text.MAX_BYTES}), got {length}",
       )
     text = file.read(length)
   header = json_text.parse_object(f"{path}: the header", text)
@@ -138,8 +138,8 @@ def read_bytes(
       count = file.readinto(data.data[done:])
       if not count:
         raise errors.CheckpointError(
-          f"{tensor.file}: {tensor.name!r}: the file has become shorter since"
-          " its header was read"
+          f"{tensor.file}: {tensor.name!r}: the file must not change while it"
+          " is read, got a shorter one"
         )
       done += count
   return data
@@ -156,7 +156,7 @@ def read_weight_map(path: pathlib.Path) -> dict[str, str]:
   if not _is_strings(weight_map):
     raise _fault(path, "weight_map must be an object of strings")
   if not weight_map:
-    raise _fault(path, "weight_map must name a tensor, got an empty one")
+    raise _fault(path, "weight_map must name at least one tensor, got none")
   return {name: _beside(path, file) for name, file in weight_map.items()}
 
 
@@ -180,7 +180,7 @@ def open_index(path: pathlib.Path) -> stored.StoredTensors:
       files[file] = open_file(path.parent / file)
     except FileNotFoundError:
       faults[file] = str(
-        _fault(path, f"weight_map names {file}, and there is no such file")
+        _fault(path, f"weight_map names {file}, which does not exist")
       )
     except errors.CheckpointError as error:
       faults[file] = str(error)
@@ -256,7 +256,7 @@ def _span(
   tensor are stepped over.
   """
   if not isinstance(entry, dict) or set(entry) != _FIELDS:
-    raise _fault(path, f"{name!r}: it must have {sorted(_FIELDS)} and no more")
+    raise _fault(path, f"{name!r}: it must have exactly {sorted(_FIELDS)}")
   dtype, shape, span = (entry[x] for x in ("dtype", "shape", "data_offsets"))
   is_known = isinstance(dtype, str) and dtype in {*DTYPES, *BITS}
   if not is_known:
@@ -268,8 +268,8 @@ def _span(
   if not _is_sizes(shape) or len(shape) > _MAX_RANK:
     raise _fault(
       path,
-      f"{name!r}: shape must be at most {_MAX_RANK} sizes from 0, got"
-      f" {_short(shape)}",
+      f"{name!r}: shape must have at most {_MAX_RANK} sizes, each 0 or more,"
+      f" got {_short(shape)}",
     )
   if not _is_sizes(span) or len(span) != 2 or span[0] > span[1]:
     raise _fault(
@@ -315,7 +315,7 @@ def _require_no_holes(
     if span[0] != end:
       raise _fault(
         path,
-        f"{name!r}: tensors must follow each other; the one before ends at"
+        f"{name!r}: tensors must be contiguous, and the previous one ends at"
         f" {end}, got data_offsets {list(span)}",
       )
     end = span[1]

@@ -84,13 +84,13 @@ def joined(files: Mapping[str, StoredTensors]) -> StoredTensors:
     misfits |= source.misfits
   if twice:
     pairs = [
-      f"{second} has a tensor {names[0]!r}, and {first} has one of this name"
-      " too" + (f" (and {len(names) - 1} more names)" if names[1:] else "")
+      f"{second} and {first} both have a tensor {names[0]!r}"
+      + (f" (and {len(names) - 1} more names)" if names[1:] else "")
       for (first, second), names in twice.items()
     ]
     raise errors.CheckpointError(
-      f"{'; '.join(pairs)}; give the path of the file that counts, or an index"
-      " that says which file has which name"
+      f"{'; '.join(pairs)}; pass the path of one file, or an index that maps"
+      " each name to a file"
     )
   return StoredTensors(tensors=tensors, metadata=metadata, misfits=misfits)
 
@@ -107,8 +107,8 @@ class MappedFile:
     mapped = np.memmap(self._path, np.uint8, mode="r")
     if mapped.size != self._size:
       raise errors.CheckpointError(
-        f"{self._path}: it had {self._size} bytes when its header was read,"
-        f" and has {mapped.size}"
+        f"{self._path}: it must not change while it is read: it had"
+        f" {self._size} bytes, and now has {mapped.size}"
       )
     return np.asarray(mapped)
 

@@ -38,8 +38,8 @@ def read(path: str) -> modules.Source:
       raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
       raise ValueError(
-        f"{path} is not a regular file; redirect its content to standard input,"
-        " and pass - in its place"
+        f"{path} is not a regular file; redirect its content to standard"
+        " input, and pass -"
       )
     with open(descriptor, "rb", closefd=False) as file:
       data = _bytes(file, path)
@@ -73,7 +73,7 @@ def check_output(path: str, output: str | None, force: bool) -> None:
     raise ValueError(f"{output} is not a regular file; pass the name of a file")
   if _is_input(path, output):
     raise ValueError(
-      f"{output} is the input file, which is never written over; choose another"
+      f"{output} is the input file, which is never overwritten; choose another"
       " name"
     )
   if os.path.lexists(output) and not force:

@@ -54,7 +54,7 @@ def function(text: str) -> Callable[..., Any]:
   except ModuleNotFoundError as error:
     if error.name is None or not f"{match[1]}.".startswith(f"{error.name}."):
       raise  # of what the module itself imports
-    raise ValueError(f"{text}: there is no module {error.name}") from None
+    raise ValueError(f"{text}: no module named {error.name}") from None
   for name in match[2].split("."):
     if not hasattr(found, name):
       raise ValueError(f"{text}: {found!r} has no {name}")

@@ -12,7 +12,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from jaxplugin import __main__ as main
+from jaxplugin.lab.bench import timing
 from jaxplugin.lab.bench.report import results
+from jaxplugin.lab.bench.report import table
 from jaxplugin.testing import bench_results
 from jaxplugin.testing import command_lines
 from jaxplugin.testing import written_modules
@@ -74,6 +76,27 @@ class WidthTest(command_lines.CommandLineTestCase):
     self.check("--help")
     for command in main.COMMANDS:
       self.check(command.name, "--help")
+
+  def test_details_of_a_benchmark_have_120_columns(self):
+    one = timing.stats([1.0])  # of one call, which a mark says
+    names = ("cpu", "xla", "triton", "f32", "bf16", "a-longer-name-of-a-peer")
+    row = bench_results.row(
+      *(
+        bench_results.variant(
+          name, 1000, time=one, other_time=one, mode="step", launch_fraction=1.0
+        )
+        for name in names
+      ),
+      row="experts:16384x4of128x2880x2880",
+    )
+    run = bench_results.run(
+      row,
+      left_out=tuple(f"{i}x16384x16384 mxfp8" for i in range(9)),
+      environment={**bench_results.ENVIRONMENT, "device": "A name " * 19},
+    )
+    lines = table.details(run).splitlines()
+    self.assertLessEqual(max(map(len, lines)), 120, "\n".join(lines))
+    self.assertIn("launch-bound? one call", "\n".join(lines))
 
   @parameterized.parameters(*FAST)
   def test_output(self, line):

@@ -268,7 +268,7 @@ def table(*backends: Backend[Problem]) -> dict[str, Backend[Problem]]:
   result: dict[str, Backend[Problem]] = {}
   for backend in backends:
     if backend.name in result:
-      raise ValueError(f"backend {backend.name!r} is there already")
+      raise ValueError(f"table: two backends are named {backend.name!r}")
     result[backend.name] = backend
   return result
 
@@ -331,37 +331,37 @@ def choose(
     target,
   )
   if requested is not None:
-    why = "asked for"
-    instead = f"{chosen} was asked for"
+    why = "requested"
+    instead = f"but {chosen} was requested"
   elif proposal is not None:
     chosen, chosen_from = proposal.implementation, proposal.origin
     how = "modelled" if chosen_from == MODEL else "measured"
-    instead = f"{chosen} was {how} to be faster"
+    instead = f"but {chosen} was {how} to be faster"
     why = f"{proposal.origin}: {proposal.why}"
   else:
     chosen_from = RULE
     chosen = next(name for name in names if answers[name] is None)
-    why = f"first of {', '.join(tried)} that serves"
-    instead = f"{chosen} comes before it"
+    why = f"first of {', '.join(tried)} that supports it"
+    instead = f"lower priority than {chosen}"
   assert chosen is not None
   refusal = answers[chosen]
   if refusal is not None:
-    lines = "".join(
-      f"\n  {name}: {_told(backends[name], a.reason if a else 'serves')}"
-      for name, a in answers.items()
-    )
+    lines = ""
+    for name, answer in answers.items():
+      reason = "supported" if answer is None else answer.reason
+      lines += f"\n  {name}: {_with_origin(backends[name], reason)}"
     raise RefusedError(
-      f"{who}: implementation={speaking.shown(requested)} cannot serve"
-      f" {problem} on {target}:"
-      f"{lines}\nLeave implementation out to have one chosen, or use"
-      " jp.use_target to lower for another device.",
+      f"{who}: implementation={speaking.shown(requested)} does not support"
+      f" {problem} on {target}:{lines}\n"
+      "Leave implementation out to have one chosen, or use jp.use_target to"
+      " lower for another device.",
       refusal.reason,
     )
 
-  def serves_but(name: str) -> str:
+  def ranked(name: str) -> str:
     if requested is None and name not in tried:
-      return "serves, but only where it is asked for"
-    return f"serves, but {instead}"
+      return "supported, but used only if requested"
+    return f"supported, {instead}"
 
   config = () if proposal is None else proposal.config
   plan = backends[chosen].configured(config).plan(problem, target)
@@ -370,13 +370,15 @@ def choose(
     config=config,
     implementation_from=chosen_from,
     config_from=RULE if proposal is None else proposal.origin,
-    reason=_told(backends[chosen], f"{backends[chosen].summary} ({why})"),
+    reason=_with_origin(
+      backends[chosen], f"{backends[chosen].summary} ({why})"
+    ),
     global_scale=plan.global_scale,
     padding=plan.padding,
     notes=plan.notes,
     refusals=tuple(
       Unsupported(
-        _told(backends[name], serves_but(name) if a is None else a.reason),
+        _with_origin(backends[name], ranked(name) if a is None else a.reason),
         implementation=name,
       )
       for name, a in answers.items()
@@ -385,8 +387,8 @@ def choose(
   )
 
 
-def _told(backend: Backend[Any], text: str) -> str:
-  """`text`, and whose backend it is about."""
+def _with_origin(backend: Backend[Any], text: str) -> str:
+  """Returns `text` with the package that the backend comes from."""
   return f"{text} [{backend.origin}]" if backend.origin else text
 
 

@@ -102,7 +102,8 @@ class ChooseTest(parameterized.TestCase):
     decision = choose(7, CPU)
     self.assertEqual(decision.implementation, "plain")
     self.assertEqual(
-      decision.reason, "what plain does (first of small, plain that serves)"
+      decision.reason,
+      "what plain does (first of small, plain that supports it)",
     )
     self.assertEqual(decision.notes, ("plain: 7",))
     self.assertEqual(
@@ -114,8 +115,8 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(
       reasons(choose(3, GPU)),
       {
-        "small": "serves, but gpu comes before it",
-        "plain": "serves, but gpu comes before it",
+        "small": "supported, lower priority than gpu",
+        "plain": "supported, lower priority than gpu",
       },
     )
 
@@ -140,7 +141,7 @@ class ChooseTest(parameterized.TestCase):
     )
     self.assertEqual(decision.implementation_from, "overlay")
     self.assertEqual(
-      reasons(decision)["gpu"], "serves, but small was measured to be faster"
+      reasons(decision)["gpu"], "supported, but small was measured to be faster"
     )
     decision = choose(7, GPU, measured=measured)
     self.assertEqual(decision.implementation, "gpu")
@@ -202,9 +203,9 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(
       str(caught.exception).splitlines()[:4],
       [
-        "add: implementation='small' cannot serve 7 on x (cpu):",
+        "add: implementation='small' does not support 7 on x (cpu):",
         "  small: needs less than 5, got 7",
-        "  plain: serves",
+        "  plain: supported",
         "  gpu: is for cuda",
       ],
     )
@@ -214,12 +215,12 @@ class ChooseTest(parameterized.TestCase):
     function = functools.partial(decisions.choose, table, 3, CPU, who="add")
     self.assertEqual(function().implementation, "small")
     self.assertEqual(
-      reasons(function())["odd"], "serves, but only where it is asked for"
+      reasons(function())["odd"], "supported, but used only if requested"
     )
     decision = function("odd")
     self.assertEqual(decision.implementation, "odd")
     self.assertEqual(
-      reasons(decision)["small"], "serves, but odd was asked for"
+      reasons(decision)["small"], "supported, but odd was requested"
     )
     measured = function(measured=[proposal("odd")])
     self.assertEqual(measured.implementation, "odd")
@@ -230,7 +231,7 @@ class ChooseTest(parameterized.TestCase):
     function = functools.partial(decisions.choose, table, who="add")
     self.assertEqual(
       function(3, CPU).reason,
-      "what guest does (first of guest, small, plain that serves)"
+      "what guest does (first of guest, small, plain that supports it)"
       " [acme-dot 1.2]",
     )
     self.assertEqual(
@@ -253,7 +254,7 @@ class ChooseTest(parameterized.TestCase):
 
 class TableTest(absltest.TestCase):
   def test_name_that_is_there_already_is_refused(self):
-    with self.assertRaisesRegex(ValueError, "'a' is there already"):
+    with self.assertRaisesRegex(ValueError, "two backends are named 'a'"):
       decisions.table(backend("a"), backend("b"), backend("a"))
 
 

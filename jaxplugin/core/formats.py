@@ -135,8 +135,9 @@ class BlockFormat:
     )
     if self.has_global_scale and self.scale_is_power_of_two:
       raise ValueError(
-        f"BlockFormat: {self.name} of {E8M0.name} scales, which reach as far as"
-        " f32, must not have a global scale; leave has_global_scale out"
+        f"BlockFormat: has_global_scale must be False for {E8M0.name} scales,"
+        f" which cover the range of f32, got True for {self.name}; leave"
+        " has_global_scale out"
       )
 
   def __repr__(self) -> str:

@@ -104,20 +104,20 @@ def reason_to_leave(name: str) -> str:
   found = words(name)
   last = last_layer_word(name)
   if last is not None:
-    return f"it is of a last layer by its name, which has the word {last!r}"
+    return f"it is a last layer: its name contains {last!r}"
   for word in found:
     if word in _EMBEDDING_WORDS:
-      return f"it is an embedding by its name, which has the word {word!r}"
+      return f"it is an embedding: its name contains {word!r}"
     if word in _NORM_WORDS or word.endswith("norm"):
-      return f"it is of a norm by its name, which has the word {word!r}"
+      return f"it is a parameter of a norm: its name contains {word!r}"
     if word in _ROUTER_WORDS:
-      return f"it chooses experts by its name, which has the word {word!r}"
+      return f"it is a router of experts: its name contains {word!r}"
     if word in _LORA_WORDS:
-      return f"it is of an adapter by its name, which has the word {word!r}"
+      return f"it is an adapter: its name contains {word!r}"
     if word.startswith(_CONVOLUTION):
-      return f"it is of a convolution by its name, which has the word {word!r}"
+      return f"it is a convolution kernel: its name contains {word!r}"
     if word in _BIAS_WORDS:
-      return f"it is a bias by its name, which has the word {word!r}"
+      return f"it is a bias: its name contains {word!r}"
   if re.split(r"[/.]", name)[-1] == _NORM_PARAMETER:
-    return f"it is of a norm by its name, {_NORM_PARAMETER!r}"
+    return f"it is the scale of a norm: its name is {_NORM_PARAMETER!r}"
   return ""

@@ -186,5 +186,5 @@ def explaining_nnx(name: str, remedy: str) -> Iterator[None]:
       raise
     raise TypeError(
       f"{who(name)}: fn must not apply a transform of nnx to variables that"
-      f" were made outside of it, got {type(error).__name__}. {remedy}"
+      f" were created outside of it, got {type(error).__name__}. {remedy}"
     ) from error

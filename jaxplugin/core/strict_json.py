@@ -31,21 +31,21 @@ def loads(data: bytes | str) -> Any:
       parse_int=_whole,
     )
   except RecursionError as error:
-    raise ValueError(f"it is nested too deeply: {error}") from None
+    raise ValueError(f"its brackets are nested too deeply: {error}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   found: dict[str, Any] = {}
   for name, value in pairs:
     if name in found:
-      raise ValueError(f"it has {name!r} twice")
+      raise ValueError(f"the name {name!r} is used twice")
     name.encode()  # a half of a surrogate pair is no character
     found[name] = value
   return found
 
 
 def _refuse(word: str) -> NoReturn:
-  raise ValueError(f"{word} is no JSON")
+  raise ValueError(f"{word} is not allowed in JSON")
 
 
 def _whole(digits: str) -> int:
@@ -56,5 +56,5 @@ def _whole(digits: str) -> int:
 
 def _real(digits: str) -> float:
   if math.isinf(number := float(digits)):
-    raise ValueError("a number is beyond those of 64 bits")
+    raise ValueError("a number must fit in 64 bits")
   return number

@@ -106,12 +106,12 @@ class Target:
       raise TypeError(
         "Target: ptxas_version must be (major, minor, patch) or None, got"
         f" {speaking.shown(version)}; jp.named_target(name, ptxas=) takes a"
-        " text"
+        " string"
       )
     if self.platform != "cuda":
       raise ValueError(
-        f"Target: ptxas_version must be None where the platform is not cuda,"
-        f" got {version} for {self.name}, of {self.platform}"
+        "Target: ptxas_version must be None unless the platform is cuda, got"
+        f" {version} for {self.name}, of {self.platform}"
       )
 
   @property

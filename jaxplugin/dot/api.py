@@ -140,7 +140,7 @@ def block_scaled_dot(
   rhs_side = _with_axis(rhs_side, padded)
   if lhs_side.format is None and rhs_side.format is None:
     raise TypeError(
-      f"{sides.who()}: lhs or rhs must be quantized, got plain"
+      f"{sides.who()}: lhs or rhs must be quantized, got unquantized"
       f" {lhs_side.values.dtype} and {rhs_side.values.dtype}; quantize one, or"
       " call jax.lax.dot_general"
     )
@@ -268,8 +268,8 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
   if isinstance(operand, scaled_array.ScaledArray):
     if scale is not None:
       raise TypeError(
-        f"{sides.who()}: {name} is a ScaledArray, which has its own scale;"
-        f" {name}_scale must be None"
+        f"{sides.who()}: {name}_scale must be None if {name} is a ScaledArray,"
+        f" which contains its scale; leave {name}_scale out"
       )
     require_arrays(name, operand)
     return scaled_side(name, operand.to_floats())
@@ -280,8 +280,8 @@ def side_of(name: str, operand: Any, scale: Any = None) -> sides.Side:
   format = formats.infer(np.dtype(values.dtype), np.dtype(scale.dtype))
   if format is None:
     raise TypeError(
-      f"{sides.who()}: {name} {values.dtype} with {name}_scale {scale.dtype} is"
-      " no block format; known ones:"
+      f"{sides.who()}: {name} {values.dtype} with {name}_scale {scale.dtype}"
+      " is not a block format; known formats:"
       f" {formats.pairs_table()}{_view_remedy(name, scale.dtype)}"
     )
   return sides.Side(name=name, values=values, scale=scale, format=format)
@@ -413,9 +413,9 @@ def _with_axis(side: sides.Side, padded: bool) -> sides.Side:
     fitting = [candidate for candidate in candidates if fits(candidate)]
   if len(fitting) > 1 and 0 not in values.shape:
     raise TypeError(
-      f"{sides.who()}: {name}_scale {tuple(scale.shape)} fits blocks along"
-      f" several contracting dimensions {contracting} of {name}"
-      f" {tuple(values.shape)}; reshape them into one"
+      f"{sides.who()}: {name}_scale {tuple(scale.shape)} must divide one"
+      f" contracting dimension into blocks, and fits several, {contracting},"
+      f" of {name} {tuple(values.shape)}; reshape them into one"
     )
   return (fitting or candidates)[-1]
 

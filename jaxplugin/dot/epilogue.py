@@ -57,8 +57,8 @@ def global_scale_of(
   varying = [d for d in range(scale.ndim) if scale.shape[d] != 1]
   if any(d not in positions for d in varying):
     raise TypeError(
-      f"{sides.who()}: the global scale of {side.name}, of shape"
-      f" {tuple(scale.shape)}, must not vary along a contracting dimension"
+      f"{sides.who()}: the global scale of {side.name} must have size 1 in"
+      f" contracting dimensions, got shape {tuple(scale.shape)}"
     )
   order = sorted(varying, key=lambda d: positions[d])
   shape = [1] * ndim

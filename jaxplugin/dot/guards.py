@@ -311,9 +311,10 @@ def _report(
   where = tuple(int(i) for i in np.asarray(index))
   fail(
     NonFiniteError(
-      f"{who}: {int(count)} of the result's elements are NaN or Inf without"
-      f" a cause in the operands; the first is {float(actual)} at {where},"
-      f" where the reference has {float(expected)}\n{description}"
+      f"{who}: {int(count)} of the result's elements are NaN or Inf although"
+      f" the operands give finite ones; the first is {float(actual)} at"
+      f" {where}, where the reference has {float(expected)}\n"
+      f"{description}"
     )
   )
 
@@ -346,7 +347,8 @@ def describe(
     f"  problem: {call.problem()}, result {tuple(result.shape)}",
     f"  operands: {arrays}",
     f"  implementation: {_implementation(call, choose)}",
-    '  Compute it with implementation="xla" to go on, and please report it.',
+    '  Compute it with implementation="xla" to continue, and please report'
+    " the problem.",
   ]
   return "\n".join(lines)
 

@@ -44,9 +44,9 @@ class FiresTest(planted.Case):
     text = str(caught.exception)
     self.assertStartsWith(
       text,
-      "block_scaled_dot: 3 of the result's elements are NaN or Inf without a"
-      " cause in the operands; the first is nan at (3, 5), where the reference"
-      " has ",
+      "block_scaled_dot: 3 of the result's elements are NaN or Inf although"
+      " the operands give finite ones; the first is nan at (3, 5), where the"
+      " reference has ",
     )
     product = (
       np.asarray(jp.dequantize(x), np.float64)[3]

@@ -58,7 +58,7 @@ class UserFilesTest(parameterized.TestCase):
     (
       "broken_in_a_folder",
       lambda path: (path.mkdir(), (path / "a.json").write_text("x")),
-      "a.json: it is cut short",
+      "a.json: it is truncated",
     ),
   )
   def test_a_broken_file_is_warned_of_once_and_told_by_every_decision(
@@ -266,14 +266,14 @@ class TuningContextTest(parameterized.TestCase):
         self.assertEqual(self.chosen(*operands()), "xla")
       path.write_text("{}")
       with (
-        self.assertRaisesRegex(jp.TableError, "mine.json: it is cut short"),
+        self.assertRaisesRegex(jp.TableError, "mine.json: it is truncated"),
         jp.tuning(path),
       ):
         pass
 
   @parameterized.parameters(
-    ((), "must have a table"),
-    ((3,), "must be tables or paths of their files, or one None, got 3"),
+    ((), "must have at least one table"),
+    ((3,), "must be tables or paths of table files, or one None, got 3"),
     ((None, None), "or one None, got None"),
   )
   def test_what_is_no_table_is_a_type_error(self, given, message):
@@ -295,7 +295,7 @@ class TuningContextTest(parameterized.TestCase):
       self.assertIn(jp.tuning_digest()[:16], told)
       self.assertRegex(told, "overlay: 1 rows of block_scaled_dot, .*: used")
     with jp.tuning(dot_tables.table(dot_tables.faster())):
-      self.assertRegex(jp.info(), "not used here: it was measured on NVIDIA")
+      self.assertRegex(jp.info(), "not used: it was measured on NVIDIA")
     (dot,) = jp.explain(jp.block_scaled_dot, *args, target=None)
     self.assertEqual(dot.decision.implementation_from, "rule")
 
@@ -364,7 +364,7 @@ class TuningContextTest(parameterized.TestCase):
         backends.BACKENDS["triton"].lowering_refusal(dot_tables.H200)
         is not None
       ):
-        self.skipTest("jax-triton does not import here")
+        self.skipTest("jax-triton cannot be imported")
       traced = jax.jit(f).trace(x, w)
     launched = []
 

@@ -121,8 +121,10 @@ def validate_sides(call: calls.Call) -> None:
       call.lhs,
       call.rhs,
       dims,
-      transposed="rhs is (n, k) without dimension_numbers: quantize the"
-      " transpose of a weight (k, n)",
+      transposed=(
+        "without dimension_numbers rhs is (n, k): for a weight (k, n)"
+        " quantize its transpose"
+      ),
     ),
   )
   if not call.lhs.contracting:
@@ -249,8 +251,8 @@ def sizes_remedy(
     widths = [(0, 0)] * len(plain.shape)
     widths[dim] = (0, wanted - size)
     return (
-      f"; {other} is padded with zeros to whole blocks, as quantize(pad=True)"
-      f" pads it: pad {name} alike, by jnp.pad({name}, {widths})"
+      f"; {other} was padded with zeros to whole blocks, as by"
+      f" quantize(pad=True): pad {name} too, with jnp.pad({name}, {widths})"
     )
   others = [size for d, size in enumerate(rhs.shape) if d != dims[1]]
   if transposed and lhs.shape[dims[0]] in others:
@@ -269,7 +271,7 @@ def validate_values(side: sides.Side) -> None:
   format, values, name = side.format, side.values, side.name
   if format is None:
     if values.dtype not in sides.PLAIN_DTYPES:
-      remedy = "cast it, or quantize it, as jaxplugin.quantize does"
+      remedy = "cast it, or quantize it with jaxplugin.quantize"
       if sides.who() == "block_scaled_dot":  # Others have no such argument.
         remedy = f"pass {name}_scale for quantized values, else {remedy}"
       raise TypeError(

@@ -105,7 +105,7 @@ class MalformedCallTest(parameterized.TestCase):
     )
     for name in ("cudnn", "triton", "cpu", "xla"):
       self.assertRegex(message, rf"\n  {name}: \w+")
-    self.assertIn("\n  xla: serves", message)
+    self.assertIn("\n  xla: supported", message)
     self.assertIn("abacus", message)
     self.assertIn("m=4 n=6 k=64", message)
 

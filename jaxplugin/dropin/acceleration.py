@@ -41,8 +41,8 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 _NNX: Final = (
-  "Accelerate the function that calls the model, and transform that:"
-  " nnx.grad(accelerate(loss)), inside of nnx.jit."
+  "Apply accelerate to the function that calls the model, and transform the"
+  " result: nnx.grad(accelerate(loss)), inside nnx.jit."
 )
 
 _MATMUL_NUMBERS: Final = (((2,), (2,)), ((0,), (0,)))
@@ -123,10 +123,9 @@ def accelerate(
       result = interception_private.intercept(fn, make)(*args, **kwargs)
     if not outcome.is_noted:
       warnings.warn(
-        f"{WHO}: replaced nothing: fn came to no jax.nn.scaled_matmul,"
-        " scaled_dot_general or jax.lax.scaled_dot, and to no ragged dot of"
-        " dequantized weights; call jaxplugin's own products, or leave"
-        f" {WHO} out",
+        f"{WHO}: replaced nothing: fn called neither jax.nn.scaled_matmul,"
+        " scaled_dot_general, jax.lax.scaled_dot nor a ragged dot of"
+        f" dequantized weights; call jaxplugin's functions, or leave {WHO} out",
         speaking.NotQuantizedWarning,
         stacklevel=2,
       )
@@ -277,8 +276,8 @@ class _Accelerator:
       self._outcome.is_noted = True
       _warn(
         primitive,
-        "accelerate does not follow dequantized weights into it, and it has a"
-        " ragged dot inside; call jaxplugin.ragged_dot there",
+        "it contains a ragged dot, and accelerate does not follow dequantized"
+        " weights into it; call jaxplugin.ragged_dot there",
       )
     return out
 
@@ -354,11 +353,15 @@ class _Accelerator:
         if product is None:
           continue
         if np.shape(x) != shape:
-          child._lose(x, f"{primitive.name} gives each device a part of it")
+          child._lose(
+            x, f"{primitive.name} splits the dequantized weights over devices"
+          )
         elif any(
           binding_private.is_differentiated(f.array) for f in product.factors
         ):
-          child._lose(x, "its values or scales are differentiated")
+          child._lose(
+            x, "the values or scales of the weights are differentiated"
+          )
         else:
           child._products.put(x, product)
       return child
@@ -387,7 +390,7 @@ class _Accelerator:
     if any(self.known(x) is not None for x in args):
       # The name of a jitted function, jnp.add, say, is more telling.
       name = params.get("name") if primitive.name == "jit" else primitive.name
-      reasons.append(f"{name} makes something else of the dequantized weights")
+      reasons.append(f"{name} changes the dequantized weights")
     reason = next(filter(None, reasons), "")
     if not reason:
       return
@@ -466,11 +469,11 @@ def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
   """Why the drop-ins cannot serve what JAX accepts; None if they can."""
   if dtype not in rules.RESULT_DTYPES:
     return (
-      f"its result is {np.dtype(dtype).name}, not float32, bfloat16 or float16"
+      f"the result is {np.dtype(dtype).name}, not float32, bfloat16 or float16"
     )
   for x in args:
     if x is not None and jax.numpy.issubdtype(x.dtype, np.complexfloating):
-      return f"it has a {x.dtype} operand"
+      return f"an operand is {x.dtype}"
   for values, scale, contracting in zip(
     args[:2], args[2:], numbers[0], strict=True
   ):
@@ -482,9 +485,9 @@ def _unsupported(args: Sequence[Any], numbers: Any, dtype: Any) -> str | None:
     format = formats.infer(values.dtype, scale.dtype)
     if format is None or scale_size * format.block_size != size:
       return (
-        f"its contracting size is symbolic and {values.dtype}"
-        f"{list(values.shape)} with {scale.dtype}{list(scale.shape)} is no"
-        " known format"
+        "the contracting size is symbolic, and"
+        f" {values.dtype}{list(values.shape)} with"
+        f" {scale.dtype}{list(scale.shape)} is not a known format"
       )
   return None
 

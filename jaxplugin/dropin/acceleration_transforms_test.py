@@ -346,7 +346,7 @@ class LeftAloneTest(parameterized.TestCase):
     with self.assertWarnsRegex(
       UserWarning,
       "accelerate: left JAX's scaled_dot at .*acceleration_transforms_test.py:"
-      r"\d+ .*f\) as it is: its result is int32, not float32, bfloat16 or",
+      r"\d+ .*f\) as it is: the result is int32, not float32, bfloat16 or",
     ):
       result = function(*args)
     contract.assert_exact(result, exact, np.dtype(np.int32))
@@ -364,7 +364,8 @@ class LeftAloneTest(parameterized.TestCase):
       jax.ShapeDtypeStruct((2, 5, k), jnp.bfloat16),
     ] * 2
     with self.assertWarnsRegex(
-      UserWarning, r"symbolic and bfloat16\[2, 5, 8\*k\] with bfloat16\[2, 5, k"
+      UserWarning,
+      r"symbolic, and bfloat16\[2, 5, 8\*k\] with bfloat16\[2, 5, k",
     ):
       found = jax.jit(jp.accelerate(matmul)).trace(*specs).jaxpr
     self.assertIn("scaled_matmul", str(found))
@@ -391,7 +392,7 @@ class ErrorsTest(parameterized.TestCase):
       jax.jit(dot) if jitted else dot, implementation="cudnn"
     )
     with self.assertRaisesRegex(
-      NotImplementedError, "scaled_dot: implementation='cudnn' cannot serve"
+      NotImplementedError, "scaled_dot: implementation='cudnn' does not support"
     ):
       jax.eval_shape(function, *args)
 

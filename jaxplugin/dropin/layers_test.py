@@ -208,7 +208,7 @@ class CopiesTest(absltest.TestCase):
     self.assertEqual(product.trips, LAYERS)
     if HAS_KERNELS:
       told = " ".join(product.decision.notes)
-      self.assertIn("linear(layer=) reads where it lies", told)
+      self.assertIn("linear(layer=) reads it from the stack", told)
 
 
 class TransformationsTest(parameterized.TestCase):
@@ -277,7 +277,7 @@ class ErrorsTest(parameterized.TestCase):
     ({"layer": -1}, ValueError, "got -1"),
     ({"layer": 1.0}, TypeError, "one integer, got float32"),
     ({"layer": [0, 1]}, TypeError, r"one integer, got int32\[2\]"),
-    ({}, TypeError, "give the layer= of a stack"),
+    ({}, TypeError, "pass layer= for a stack"),
     (
       {"layer": 0, "bias": np.ones(N, np.float32)},
       TypeError,
@@ -293,7 +293,7 @@ class ErrorsTest(parameterized.TestCase):
     one = make(np.random.default_rng(0), jp.MXFP8, (N, K)).operand
     with self.assertRaisesRegex(TypeError, "leave layer out"):
       jp.linear(jnp.ones((1, K)), one, layer=0)
-    with self.assertRaisesRegex(TypeError, r"give w_q\[layer\]"):
+    with self.assertRaisesRegex(TypeError, r"pass w_q\[layer\]"):
       jp.linear(one, jnp.ones((3, N, K)), layer=0)
 
 

@@ -122,10 +122,10 @@ def linear(
 def _validate_ranks(lhs: Any, rhs: Any, layer: Any) -> None:
   rank, names, remedy = 2, "(n, k)", "call block_scaled_dot for other ranks"
   if layer is not None:
-    rank, names = 3, "(layers, n, k), as there is a layer"
-    remedy = "leave layer out for a weight that is no stack"
+    rank, names = 3, "(layers, n, k) if layer is given"
+    remedy = "leave layer out, or pass a stack of weights"
   elif rhs.ndim == 3:
-    remedy = "give the layer= of a stack, or call block_scaled_dot"
+    remedy = "pass layer= for a stack, or call block_scaled_dot"
   if lhs.ndim < 1 or rhs.ndim != rank:
     raise TypeError(
       f"{WHO}: x must be (..., k) and w_q {names}, got x {tuple(lhs.shape)}"
@@ -133,8 +133,8 @@ def _validate_ranks(lhs: Any, rhs: Any, layer: Any) -> None:
     )
   if layer is not None and not isinstance(rhs, scaled_array.ScaledArray):
     raise TypeError(
-      f"{WHO}: w_q must be a ScaledArray where there is a layer, got"
-      f" {rhs.dtype}{list(rhs.shape)}; give w_q[layer]"
+      f"{WHO}: w_q must be a ScaledArray if layer is given, got"
+      f" {rhs.dtype}{list(rhs.shape)}; pass w_q[layer] and leave layer out"
     )
 
 
@@ -149,9 +149,9 @@ def _validate_sizes(lhs: Any, rhs: Any) -> None:
   """Raises TypeError unless both have the same k."""
   if lhs.shape[-1] == rhs.shape[-1]:
     return
-  kernel = "kernel.T of a kernel (k, n)"
+  kernel = "kernel.T for a kernel (k, n)"
   if rhs.ndim == 3:
-    kernel = "jnp.swapaxes(kernels, 1, 2) of kernels (layers, k, n)"
+    kernel = "jnp.swapaxes(kernels, 1, 2) for kernels (layers, k, n)"
   verb = "quantize" if isinstance(rhs, scaled_array.ScaledArray) else "pass"
   remedy = rules.sizes_remedy(
     *(lhs, rhs, (lhs.ndim - 1, rhs.ndim - 1)),

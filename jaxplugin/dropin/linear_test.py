@@ -159,7 +159,7 @@ class LinearTest(parameterized.TestCase):
     ((2, 64), (64, 96), 0, r"w_q .*; pass w_q\.transpose\(1, 0\)"),
     (
       *((2, 40), (N, 64), 1),
-      r"w_q is padded .*pad x alike, by jnp\.pad\(x, \[\(0, 0\), \(0, 24\)\]\)",
+      r"w_q was padded .*pad x too, .*jnp\.pad\(x, \[\(0, 0\), \(0, 24\)\]\)",
     ),
     ((2, K), None, None, "linear: lhs or rhs must be quantized"),
   )

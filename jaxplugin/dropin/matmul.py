@@ -28,9 +28,9 @@ def matmul(lhs: Any, rhs: Any) -> jax.Array:
     names = ("the left side", "the right side")
     remedy = rules.sizes_remedy(lhs, rhs, (lhs_k, rhs_k), names=names)
     raise TypeError(
-      f"{WHO}: the last size of the left side must be the last but one of the"
-      f" right side, got {shapes}"
-      f"{remedy or '; for weights (n, k) write x @ w.T'}"
+      f"{WHO}: the last size of the left side must equal the second to last"
+      " size of the right side, got"
+      f" {shapes}{remedy or '; for weights (n, k) write x @ w.T'}"
     )
   for side, operand, k in (("left", lhs, lhs_k), ("right", rhs, rhs_k)):
     if (

@@ -86,7 +86,7 @@ class MatmulTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ((3, K), (5, K), TypeError, r"\(3, 64\) and \(5, 64\); .* x @ w.T"),
-    ((3, 40), (K, 5), TypeError, "right side is padded .* left side alike"),
+    ((3, 40), (K, 5), TypeError, "right side was padded .* left side too"),
     ((3, 64), (64, 32), TypeError, "right side must be .* dimension 0.* 1;"),
     ((2, 3, K), (4, K, 5), NotImplementedError, r"\(2, 3, 64\) and \(4, 64, 5"),
     ((), (5, K), TypeError, "rank 1 or more"),
@@ -215,12 +215,12 @@ class WrongArgumentsTest(parameterized.TestCase):
     (
       "format_first",
       lambda: jp.quantize(jp.NVFP4, jnp.ones((2, 32))),
-      r"quantize: x must be an array, got nvfp4; arrays come first",
+      r"quantize: x must be an array, got nvfp4; pass the array before",
     ),
     (
       "name_first",
       lambda: jp.quantize_both("nvfp4", jnp.ones((2, 32))),
-      r"quantize_both: x must be an array, got 'nvfp4'; arrays come first",
+      r"quantize_both: x must be an array, got 'nvfp4'; pass the array before",
     ),
     (
       "none",
@@ -230,7 +230,7 @@ class WrongArgumentsTest(parameterized.TestCase):
     (
       "key",
       lambda: jp.quantize(jnp.ones((2, 32)), jp.MXFP8, key=0),
-      r"quantize: key must be a jax.random key, got 0; jax.random.key\(0\)",
+      r"quantize: key must be a jax.random key, got 0; pass jax.random.key\(",
     ),
     (
       "key_of_floats",
@@ -308,8 +308,8 @@ class WrongArgumentsTest(parameterized.TestCase):
         None,
         jnp.ones((2, 1), jnp.uint8),
       ),
-      "rhs_scale uint8 is no block format.*; view it as float8_e8m0fnu for MX"
-      " formats or as float8_e4m3fn for NVFP4",
+      "rhs_scale uint8 is not a block format.*; view it as float8_e8m0fnu for"
+      " MX formats or as float8_e4m3fn for NVFP4",
     ),
   )
   def test_message_names_what_was_given_and_what_helps(self, call, message):

@@ -40,9 +40,9 @@ Mode = Literal["mxfp8", "mxfp4", "nvfp4"]
 MODES: Final = ("mxfp8", "mxfp4", "nvfp4")
 
 _NO_SECOND_DERIVATIVE: Final = (
-  "scaled_dot_general: a gradient that is a product of quantized arrays has no"
-  " derivative; for a second one make configs[2] of mode nvfp4, whose gradient"
-  " is not quantized, and take it in reverse mode"
+  "scaled_dot_general: a gradient computed from quantized arrays has no"
+  " derivative; for a second derivative use mode nvfp4 for configs[2], which"
+  " does not quantize the gradient, and use reverse mode"
 )
 _QUANTIZABLE: Final = (formats.E4M3, formats.E5M2, formats.E2M1)
 
@@ -276,8 +276,8 @@ def _parse_config(
   if missing:
     raise TypeError(
       f"{who}: {name} must be a config, got {speaking.shown(config)}, which"
-      " has no"
-      f" {', '.join(missing)}; make it with get_scaled_dot_general_config"
+      f" has no {', '.join(missing)}; create it with"
+      " get_scaled_dot_general_config"
     )
   mode, global_scale = config.mode, config.global_scale
   if mode not in MODES:

@@ -34,9 +34,8 @@ def array(who: str, name: str, x: Any) -> jax.Array:
     is_array or isinstance(x, (int, float))
   ):
     raise TypeError(
-      f"{who}: {name} must be an array, got {speaking.shown(x)}; a ScaledArray"
-      " goes to"
-      " block_scaled_dot"
+      f"{who}: {name} must be an array, got {speaking.shown(x)}; pass a"
+      " ScaledArray to block_scaled_dot"
     )
   return scaled_array.as_array(who, name, x)
 
@@ -116,7 +115,7 @@ def require_portable(who: str, implementation: str | None, what: str) -> None:
     name for name, backend in table.items() if not backend.is_portable
   )
   raise NotImplementedError(
-    f"{who}: implementation={implementation!r} cannot serve {what}: that is"
-    f" lax.dot_general, and {', '.join(most)} and {last} multiply quantized"
-    " operands only; leave implementation out"
+    f"{who}: implementation={implementation!r} does not support {what}, which"
+    f" is lax.dot_general: {', '.join(most)} and {last} need a quantized"
+    " operand; leave implementation out"
   )

@@ -112,15 +112,15 @@ def scaled_matmul(
     )
   if lhs_scales.shape[2] != rhs_scales.shape[2]:
     raise ValueError(
-      f"{who}: lhs_scales and rhs_scales must have as many blocks, got"
-      f" {shapes}; scaled_dot takes a block size for each side"
+      f"{who}: lhs_scales and rhs_scales must have the same number of blocks,"
+      f" got {shapes}; for a block size per side call scaled_dot"
     )
   if (
     lhs_scales.shape[:2] != lhs.shape[:2]
     or rhs_scales.shape[:2] != rhs.shape[:2]
   ):
     raise ValueError(
-      f"{who}: scales must have the batch and the rows of their operand, got"
+      f"{who}: scales must have the batch and row sizes of their operand, got"
       f" {shapes}"
     )
   if preferred_element_type is None:

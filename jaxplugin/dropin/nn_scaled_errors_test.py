@@ -71,13 +71,13 @@ MALFORMED_MATMULS = (
     "num_blocks",
     {"rhs_scales": ones(2, 3, 4, dtype=E8M0)},
     ValueError,
-    r"as many blocks, .*rhs_scales \(2, 3, 4\); scaled_dot",
+    r"same number of blocks, .*rhs_scales \(2, 3, 4\).*scaled_dot",
   ),
   (
     "scale_rows",
     {"lhs_scales": ones(2, 4, 2, dtype=E8M0)},
     ValueError,
-    r"rows of their operand, .*lhs_scales \(2, 4, 2\)",
+    r"row sizes of their operand, .*lhs_scales \(2, 4, 2\)",
   ),
   ("no_dtype", {"preferred_element_type": None}, ValueError, "got None"),
 )

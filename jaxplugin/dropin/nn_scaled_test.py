@@ -165,9 +165,9 @@ class ImplementationTest(parameterized.TestCase):
     for (dtype, scale_dtype), block in itertools.product(dtypes, (8, 64)):
       x, scale = mx((1, 3, 64), 2, dtype, block, scale_dtype).make(rng_of(30))
       message = (
-        f"(?s)^scaled_matmul: implementation='{name}' cannot serve"
+        f"(?s)^scaled_matmul: implementation='{name}' does not support"
         f" {dtype.name} \\+ {scale_dtype.name} per {block} (?=.*\n  cudnn: )"
-        "(?=.*\n  triton: )(?=.*\n  cpu: )(?=.*\n  xla: serves)"
+        "(?=.*\n  triton: )(?=.*\n  cpu: )(?=.*\n  xla: supported)"
       )
       with (
         jp.use_target(nn_cases.BEST_TARGETS[name]),
@@ -181,7 +181,7 @@ class ImplementationTest(parameterized.TestCase):
     with (
       jp.use_target(nn_cases.BEST_TARGETS[name]),
       self.assertRaisesRegex(
-        NotImplementedError, f"scaled_dot: implementation='{name}' cannot"
+        NotImplementedError, f"scaled_dot: implementation='{name}' does not"
       ),
     ):
       nn.scaled_dot(x, x, dimension_numbers=NT_2D, implementation=name)

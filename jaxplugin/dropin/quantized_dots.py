@@ -158,8 +158,7 @@ def quantize_dots(
 
 
 _NNX: Final = (
-  "Call nnx.jit outside: nnx.jit(quantize_dots(step, recipe)), and not inside"
-  " of step."
+  "Apply nnx.jit last: nnx.jit(quantize_dots(step, recipe)), not inside step."
 )
 
 # What a function is traced to depends on what is asked for.
@@ -181,8 +180,7 @@ def _key_type(key: Any) -> Any:
   except (TypeError, ValueError) as error:
     raise TypeError(
       f"{WHO}: key must be one key of jax.random, got {speaking.shown(key)};"
-      " make one by"
-      " jax.random.key(seed)"
+      " pass jax.random.key(seed)"
     ) from error
 
 
@@ -211,10 +209,10 @@ def _argument(
   elif position in kwargs:
     return kwargs[position]
   raise TypeError(
-    f"{WHO}: params must name arguments that are given, got"
-    f" {speaking.shown(position)} where"
-    f" {len(args)} are given by position and {sorted(kwargs)} by name; pass"
-    " params= as the function is called"
+    f"{WHO}: params must name arguments of the call, got"
+    f" {speaking.shown(position)} for a call with {len(args)} positional"
+    f" arguments and keywords {sorted(kwargs)}; change params= to match the"
+    " call"
   )
 
 

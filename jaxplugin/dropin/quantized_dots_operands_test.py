@@ -168,7 +168,7 @@ class ErrorsTest(parameterized.TestCase):
     else:
       function.defjvp(lambda primals, tangents: (function(*primals), 0))
     w = jp.quantize_operand(PARAMS["first"], MXFP8)
-    message = "inside of custom_.*_call cannot take, .*apply quantize_dots to"
+    message = "inside custom_.*_call do not accept, .*apply quantize_dots to"
     self.check(function, w, message)
     in_loop = lambda w, x: lax.map(lambda x: function(w, x), x[None])
     self.check(in_loop, w, message)
@@ -177,22 +177,24 @@ class ErrorsTest(parameterized.TestCase):
     stack = jnp.stack([PARAMS["first"]] * 2)
     scan = lambda w, x: lax.scan(lambda c, w: (c, x @ w), 0, w)[1]
     w = jp.quantize_operand(stack, NVFP4, contracting=1, batch=0)
-    self.check(
-      scan, w, "not made of each layer by itself, as jax.lax.map", NVFP4
-    )
+    self.check(scan, w, "not with jax.lax.map", NVFP4)
     w = jp.quantize_operand(stack, MXFP8, contracting=1, batch=0)
-    self.check(scan, w, r"got what was quantized for \[1\] and \[0\]")
+    self.check(scan, w, r"got one for \[1\] and \[0\]")
 
   def test_another_array_in_each_trip(self):
     w = jp.quantize_operand(PARAMS["first"], MXFP8)
     trip = lambda w, _: (2 * w, X @ w)
     scan = lambda w, x: lax.scan(trip, w, None, length=2)
-    self.check(scan, w, "no product took, as it is in the carry of a loop")
+    self.check(
+      scan, w, "no matmul used, because it is part of the carry of a loop"
+    )
     by_while = lambda w, x: lax.while_loop(
       lambda c: c[0][0] < 3, lambda c: (c[0] + 1, *trip(c[1], 0)), (x[0], w, x)
     )
     square = jp.quantize_operand(jnp.ones((64, 64)), MXFP8)
-    self.check(by_while, square, "no product took, as it is in the carry")
+    self.check(
+      by_while, square, "no matmul used, because it is part of the carry"
+    )
 
   @pytest.mark.full
   def test_operand_that_no_product_takes(self):
@@ -201,14 +203,14 @@ class ErrorsTest(parameterized.TestCase):
       lambda p, x: jnp.sum(x @ p["first"]),
       made,
       r"argument 0\['second'\] is a QuantizedOperand that no product took, as"
-      " no product came to it",
+      " no matmul used it",
     )
     transposed = jp.quantize_operand(PARAMS["first"].T, MXFP8, contracting=1)
-    self.check(lambda w, x: x @ w.T, transposed, "no product came to it")
+    self.check(lambda w, x: x @ w.T, transposed, "no matmul used it")
     named = lambda w, x: jax.named_scope("lm_head")(lambda: x @ w)()
-    self.check(named, made["first"], "it is a last layer by its name")
+    self.check(named, made["first"], "it is a last layer: its name")
     jitted = jax.jit(jax.grad(lambda w, x: jnp.sum(x @ w)))
-    self.check(jitted, made["first"], "no product came to it")
+    self.check(jitted, made["first"], "no matmul used it")
 
 
 if __name__ == "__main__":

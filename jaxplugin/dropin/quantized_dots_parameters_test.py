@@ -201,13 +201,13 @@ class WarningsTest(parameterized.TestCase):
     return "".join(str(warning.message) for warning in found)
 
   @parameterized.named_parameters(
-    ("k", lambda w, x: dot(x[:, :60], w[:60]), "size, 60, is no multiple"),
+    ("k", lambda w, x: dot(x[:, :60], w[:60]), "size, 60, is not a multiple"),
     ("ragged", ragged, "training.ragged_dot_general(recipe=...)"),
     ("convolution", convolution, "it is a convolution"),
     ("argument", lambda x, w: dot(w, x * 2), "Pass params="),
     ("dtype", lambda w, x: dot(x.astype(int), w.astype(int)), "lhs is int32"),
-    ("custom_vmap", mapped_dot, "inside of custom_vmap_call"),
-    ("nothing", lambda w, x: w.sum(), "found no product"),
+    ("custom_vmap", mapped_dot, "inside custom_vmap_call"),
+    ("nothing", lambda w, x: w.sum(), "found no matmul"),
     ("jit", jax.jit(lambda w, x: dot(x, w * 2)), "took 0 of 1 product"),
   )
   def test_a_function_of_which_nothing_is_taken_warns(self, f, reason):

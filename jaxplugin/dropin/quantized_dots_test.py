@@ -454,7 +454,8 @@ class ErrorsTest(parameterized.TestCase):
   def test_parameters_that_are_not_given_are_an_error(self, params):
     quantized = jp.quantize_dots(plain, MXFP8, params=params)
     with self.assertRaisesRegex(
-      TypeError, f"got {params!r} where 1 are given by position and \\[\\]"
+      TypeError,
+      f"got {params!r} for a call with 1 positional .* keywords \\[\\]",
     ):
       quantized(jnp.ones((32, 32)))
 

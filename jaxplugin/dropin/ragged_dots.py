@@ -75,8 +75,8 @@ def _block_scaled(
   if format is None or block_size % format.block_size:
     known = "" if format is None else f", {format} has {format.block_size}"
     raise NotServed(
-      f"{name} is {pair[0].name} with {pair[1].name} scales of blocks of"
-      f" {block_size}, which is no known format{known}"
+      f"{name} is {pair[0].name} with {pair[1].name} scales for blocks of"
+      f" {block_size}, which is not a known format{known}"
     )
   outer = list(dims)
   outer[axis] = tuple(atom for atom in dims[axis] if atom in scale.atoms)
@@ -112,8 +112,7 @@ def _blocks(
   has = [atom in scale.atoms for atom in dims[axis]]
   if not axis or has != sorted(has, reverse=True):
     raise NotServed(
-      f"the blocks of {name} are not of consecutive elements of a dimension"
-      " that is multiplied"
+      f"the blocks of {name} are not consecutive elements of one dimension"
     )
   inner = [atom for atom in dims[axis] if atom not in scale.atoms]
   return axis, math.prod(atom.size for atom in inner)
@@ -128,11 +127,13 @@ def _global_scale(
   product = None
   for factor in factors:
     if factor.atoms and factor.dtype not in _FLOATS:
-      raise NotServed(f"{name} is multiplied by {factor.dtype.name} too")
+      raise NotServed(
+        f"{name} is also multiplied by {factor.dtype.name} values"
+      )
     if not factor.atoms <= frozenset(dims[0]):
       raise NotServed(
-        f"{name} is multiplied by a scale that is neither one of a block nor"
-        " one of a group or of all"
+        f"{name} is multiplied by a scale that is not per block, per group or"
+        " global"
       )
     first = dims[0] if factor.atoms else ()
     scale = factor.laid_out([first] + [()] * (len(dims) - 1))
@@ -262,13 +263,13 @@ def _product(
     raise NotServed("it has a group_offset")
   if params["out_sharding"] is not None and weights.axis != 2:
     raise NotServed(
-      "it has an out_sharding, and its weights are not blocked along what it"
-      " contracts"
+      "it has an out_sharding, and the weights are not blocked along the"
+      " contracting dimension"
     )
   result = jax.eval_shape(functools.partial(primitive.bind, **params), *args)
   if result.dtype not in rules.RESULT_DTYPES:
     raise NotServed(
-      f"its result is {result.dtype.name}, not float32, bfloat16 or float16"
+      f"the result is {result.dtype.name}, not float32, bfloat16 or float16"
     )
   if rows is None and np.dtype(lhs.dtype) not in _FLOATS:
     raise NotServed(f"lhs is {lhs.dtype}, not float32, bfloat16 or float16")

@@ -380,7 +380,7 @@ class LeftTest(parameterized.TestCase):
     function = lambda x, w: lax.ragged_dot(
       x, by_repeat(w).astype(x.dtype) + 1, SIZES
     )
-    self.check_left(function, rows(), w, warning="add makes something else")
+    self.check_left(function, rows(), w, warning="add changes")
 
   def test_gradient_of_weights(self):
     numbers = lax.RaggedDotDimensionNumbers(
@@ -397,7 +397,7 @@ class LeftTest(parameterized.TestCase):
       x, by_repeat(w).astype(x.dtype) * column, SIZES
     )
     self.check_left(
-      function, rows(), w, jnp.ones((N,)), warning="neither one of a block"
+      function, rows(), w, jnp.ones((N,)), warning="not per block"
     )
 
   def test_unknown_format(self):
@@ -410,7 +410,7 @@ class LeftTest(parameterized.TestCase):
       return (w.values.astype(jnp.float32) * scale).swapaxes(1, 2)
 
     self.check_left(
-      model(dequantize), rows(), w, SIZES, warning="no known format"
+      model(dequantize), rows(), w, SIZES, warning="not a known format"
     )
 
   def test_implementation_of_other_dots(self):
@@ -425,7 +425,7 @@ class LeftTest(parameterized.TestCase):
 
     self.check_left(
       *(model(dequantize), rows(), weights("mxfp8"), SIZES),
-      warning="not of consecutive elements",
+      warning="not consecutive elements",
     )
 
   def test_batch(self):
@@ -597,12 +597,12 @@ class InnerFunctionsTest(absltest.TestCase):
         check_vma=False,
       )(x, by_blocks(w))
     )
-    with self.assertWarnsRegex(jp.NotQuantizedWarning, "a part of it"):
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "shard_map splits the"):
       text(function, rows(), weights("mxfp8"))
 
   def test_accept_quantized_that_multiplies_by_no_weight_warns(self):
     function = jp.accept_quantized(lambda x, w: x + 1)
-    with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of the 1"):
+    with self.assertWarnsRegex(jp.NotQuantizedWarning, "by none of its 1"):
       text(function, rows(), weights("mxfp8"))
 
 

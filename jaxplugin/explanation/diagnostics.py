@@ -97,15 +97,17 @@ def explain(
   if modules.is_module(fn):
     if args or kwargs:
       raise TypeError(
-        "explain: a module is explained without arguments, got"
-        f" {len(args) + len(kwargs)}; pass the function for those"
+        "explain: args must be empty for a module, got"
+        f" {len(args) + len(kwargs)} arguments; pass the function to explain"
+        " it with arguments"
       )
     return explain_module(modules.read(fn), target, strict=bool(strict))
   speaking.require_function("explain", fn)
   if strict is not None:
     raise TypeError(
-      f"explain: strict is for modules, got strict={strict!r} with a function."
-      " Bind an argument of that name with functools.partial."
+      "explain: strict must be left out for a function, got"
+      f" strict={strict!r}. Bind an argument of that name with"
+      " functools.partial."
     )
   # A forced implementation is judged for this target while tracing.
   chosen = (
@@ -253,8 +255,8 @@ def _assumptions(
   if most == 1:
     return ()
   return (
-    f"the module is partitioned over {most} devices; each dot, and all that"
-    " quantizes, is decided again there, for a device's share of it",
+    f"the module is partitioned over {most} devices; the compiled program"
+    " decides each call again for the shard of one device",
   )
 
 

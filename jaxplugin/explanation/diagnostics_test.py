@@ -202,12 +202,12 @@ class ExplainModuleTest(parameterized.TestCase):
   def test_report_says_what_becomes_of_a_call(self):
     report = jp.explain(self.dot_module(), target=self.B200).details()
     self.assertIn("target: b200 (cuda, sm_100, cuDNN 9.12.0)", report)
-    self.assertIn("    at <str>:3:10\n    stays as it is\n    cudnn: ", report)
+    self.assertIn("    at <str>:3:10\n    is not changed\n    cudnn: ", report)
     report = jp.explain(
       self.dot_module(), target=jp.named_target("cpu")
     ).details()
     self.assertIn(
-      "    becomes a call of @block_scaled_dot.mxfp8_xla\n    xla: ", report
+      "    becomes a call to @block_scaled_dot.mxfp8_xla\n    xla: ", report
     )
     self.assertIn(
       "    not cudnn: needs an NVIDIA GPU, the target's platform is cpu", report
@@ -237,7 +237,9 @@ class ExplainModuleTest(parameterized.TestCase):
     self.assertNotEmpty(jp.explain(module, target=self.B200)[0].error)
     with self.assertRaisesRegex(TypeError, "values must be floating-point"):
       jp.explain(module, target=self.B200, strict=True)
-    with self.assertRaisesRegex(TypeError, "strict is for modules"):
+    with self.assertRaisesRegex(
+      TypeError, "strict must be left out for a function"
+    ):
       jp.explain(lambda x, strict: x, 1.0, strict=True)
 
   def test_decision_needs_no_package_that_lowers(self):
@@ -309,7 +311,7 @@ class ExplainModuleTest(parameterized.TestCase):
     )
     self.assertEqual(as_one(of_module.others), as_one(of_function.others))
     self.assertLen(of_module.others, 4)
-    self.assertIn("in a while loop, trips not known", of_module.details())
+    self.assertIn("in a while loop, trip count unknown", of_module.details())
     self.assertRegex(of_module.others[0].source, r"diagnostics_test\.py:\d+")
 
   def test_calls_of_a_function_count(self):
@@ -365,7 +367,7 @@ class ExplainModuleTest(parameterized.TestCase):
     self.assertEqual(dot.decision.implementation, "cudnn")
 
   def test_module_takes_no_arguments(self):
-    with self.assertRaisesRegex(TypeError, "without arguments, got 1"):
+    with self.assertRaisesRegex(TypeError, "must be empty for a module, got 1"):
       jp.explain(self.dot_module(), 1.0)
 
 

@@ -42,7 +42,7 @@ _MODULE_NAMES: Final = {
   "chlo.ragged_dot": "ragged_dot_general",
 }
 _OWN_BACKWARD: Final = (
-  "jp.dot_general leaves this product of the backward pass in high precision"
+  "jp.dot_general computes this product of the backward pass in high precision"
 )
 _SCALED: Final = (
   "JAX's own scaled dot, which JAX lowers; wrap the function in jp.accelerate"

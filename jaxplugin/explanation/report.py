@@ -471,8 +471,8 @@ class Explanation(Sequence):
         )
       if figures["while_loop_products"]:
         counted += (
-          f" ({figures['while_loop_products']} in while loops, whose trips are"
-          " not known, count once)"
+          f" ({figures['while_loop_products']} in while loops with unknown"
+          " trip counts, counted once)"
         )
       chosen = figures["implementations"]
       yield counted + (f": {_listed(chosen)}" if chosen else "")
@@ -484,7 +484,7 @@ class Explanation(Sequence):
     if figures["seconds"] is not None:
       sheets = dict.fromkeys(map(estimates.sheet_of, self._targets()))
       yield (
-        "estimate, of products alone, by published figures of"
+        "estimate of the products only, from published figures of"
         f" {', '.join(map(str, sheets))}: "
         + estimates.in_words(
           figures["num_bytes"], figures["flops"], figures["seconds"]
@@ -501,7 +501,7 @@ class Explanation(Sequence):
     ]
     if names:
       yield (
-        "no estimate: jaxplugin has no published figures of"
+        "no estimate: jaxplugin has no published figures for"
         f" {', '.join(dict.fromkeys(names))}"
       )
 
@@ -589,7 +589,7 @@ def _title(place: Place, what: str) -> str:
   if place.count > 1:
     times.append(f"{place.count} times")
   if place.trips is None:
-    times.append("in a while loop, trips not known")
+    times.append("in a while loop, trip count unknown")
   elif place.trips != 1:
     times.append(f"{place.trips} trips")
   if place.is_conditional:
@@ -602,8 +602,8 @@ def _decision_lines(dot: Explained) -> Iterator[str]:
     yield f"error: {dot.error}"
     return
   if dot.call:
-    becomes = f"becomes a call of @{dot.function}"
-    yield becomes if dot.function else "stays as it is"
+    becomes = f"becomes a call to @{dot.function}"
+    yield becomes if dot.function else "is not changed"
   decision = dot.decision
   if decision is None:
     return

@@ -160,7 +160,7 @@ def _targets_of(given: Any) -> dict[str, targets.Target]:
     targets.require("export", target, "a jp.Target or a sequence of these")
     if target.platform in found:
       raise ValueError(
-        f"export: target must have one for each platform, got"
+        "export: target must have at most one target for each platform, got"
         f" {found[target.platform].name} and {target.name}, both of"
         f" {target.platform}; export a module for each"
       )
@@ -180,7 +180,8 @@ def _platforms(
   if missing:
     raise ValueError(
       f"export: target must be of the platforms {tuple(platforms)}, got one of"
-      f" {', '.join(sorted(missing))}; add its platform, or leave it out"
+      f" {', '.join(sorted(missing))}; add its platform to platforms, or leave"
+      " the target out"
     )
   return tuple(platforms)
 
@@ -213,7 +214,7 @@ def _validate_platforms(platforms: Any) -> None:
     )
   if not platforms or len({*platforms}) != len(platforms):
     raise ValueError(
-      "export: platforms must be one or more, each once, got"
+      "export: platforms must have at least one name, each once, got"
       f" {tuple(platforms)}"
     )
 
@@ -225,9 +226,8 @@ def _validate_checks(checks: Any) -> None:
   ):
     raise TypeError(
       "export: disabled_checks must be a sequence of"
-      f" jax.export.DisabledSafetyCheck, got {speaking.shown(checks)}; of a"
-      " custom call it is"
-      " jax.export.DisabledSafetyCheck.custom_call(name)"
+      f" jax.export.DisabledSafetyCheck, got {speaking.shown(checks)}; for a"
+      " custom call pass jax.export.DisabledSafetyCheck.custom_call(name)"
     )
 
 
@@ -242,9 +242,8 @@ def _check_known(platform: str, given: Mapping[str, targets.Target]) -> None:
     jax.local_devices(backend=platform)
   except RuntimeError:
     raise ValueError(
-      f"export: platform {speaking.shown(platform)} must have a target where"
-      " no such device"
-      ' is here, got none; pass target=jp.named_target("h100") or another one'
+      f"export: no {platform} device is attached, got target=None. Pass"
+      ' target=jp.named_target("h100") or another'
     ) from None
 
 
@@ -254,8 +253,9 @@ def _check_devices(args: Any, error: ValueError) -> None:
     mesh = getattr(getattr(x, "sharding", None), "mesh", None)
     if isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty:
       raise NotImplementedError(
-        f"export: the devices of a mesh must be here, got {mesh}; as many CPUs"
-        " do, whatever the platform is: jax_num_cpu_devices and jax.make_mesh"
+        f"export: the mesh must have devices, got {mesh}. Use a mesh of CPUs"
+        " of the same shape for any platform: set jax_num_cpu_devices and"
+        " call jax.make_mesh"
       ) from error
 
 
@@ -275,9 +275,9 @@ def _listen(
   shapes = [x.shape for x in leaves if hasattr(x, "shape")]
   if any(jax.export.is_symbolic_dim(d) for shape in shapes for d in shape):
     raise NotImplementedError(
-      "export: sizes must be numbers where XLA's partitioner splits calls, got"
-      f" symbolic ones in {shapes}; make the mesh's axes Explicit, or split the"
-      " call by jax.shard_map; or export operations by jax.export.export"
+      "export: sizes must be static if XLA's partitioner splits calls, got"
+      f" symbolic ones in {shapes}. Use Explicit mesh axes, split the call by"
+      " jax.shard_map, or export XLA operations by jax.export.export"
     )
   current.begin("listening")
   traced = jitted.trace(*args, **kwargs)

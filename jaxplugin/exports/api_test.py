@@ -165,7 +165,7 @@ class ExportTest(parameterized.TestCase):
     self.assertEqual(calls_in(exported), {"__op$block_scaled_dot": 1})
 
   @parameterized.parameters(
-    (ValueError, ["cuda"], None, "'cuda' must have a target"),
+    (ValueError, ["cuda"], None, "no cuda device is attached"),
     (ValueError, ["cpu"], H100, r"platforms \('cpu',\), got one of cuda"),
     (ValueError, None, (H100, B200), "got h100 and b200, both of cuda"),
     (TypeError, None, "h100", r"got 'h100'; pass jp.named_target\('h100'\)"),
@@ -183,7 +183,7 @@ class ExportTest(parameterized.TestCase):
       None,
       r"; a device is target=jp.named_target\('b200'",
     ),
-    (ValueError, [], None, r"one or more, each once, got \(\)"),
+    (ValueError, [], None, r"at least one name, each once, got \(\)"),
     (ValueError, ["cpu", "cpu"], None, r"each once, got \('cpu', 'cpu'\)"),
     (TypeError, 3, None, "must be a sequence of strings, .* got 3$"),
     (TypeError, [None], None, r"must be a sequence of strings, .*\[None\]"),

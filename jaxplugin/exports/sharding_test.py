@@ -144,7 +144,9 @@ class ShardedExportTest(ExportCase):
       ),
       self.quantized((M, K)),
     )
-    with self.assertRaisesRegex(NotImplementedError, "must be here, got Abs"):
+    with self.assertRaisesRegex(
+      NotImplementedError, "must have devices, got Abs"
+    ):
       jp.export(jp.block_scaled_dot)(spec, self.quantized((N, K)))
 
   def test_symbolic_sizes_that_would_be_split_are_refused(self):

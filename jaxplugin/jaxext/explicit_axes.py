@@ -65,7 +65,7 @@ def refuse_unreduced(who: str, out_sharding: Any) -> None:
   if getattr(spec, "unreduced", None):
     raise NotImplementedError(
       f"{who}: out_sharding must have no unreduced axes, got {out_sharding};"
-      " leave them out, and the sum is made here"
+      " leave them out, because the call computes the sum"
     )
 
 

@@ -219,8 +219,8 @@ def group_of(
     digits = digits_of_tiles(order.counts, order.device_numbers)
   if order is None or len(digits) != len(names):
     raise RuntimeError(
-      "jaxplugin: the partitioner must say in which order it numbers devices"
-      f" along automatic mesh axes {names} of sizes {sizes}, got {order};"
+      "jaxplugin: the order in which the partitioner numbers devices must be"
+      f" known for automatic mesh axes {names} of sizes {sizes}, got {order};"
       " please report the program"
     )
   found: dict[int, tuple[str, int]] = {}

@@ -133,8 +133,8 @@ def _call(
   of_kwargs = {name: weights.enter(name, x) for name, x in kwargs.items()}
   if not weights.count:
     warnings.warn(
-      f"{WHO}: there is no quantized weight among the arguments; what a"
-      " function closes over is not seen: give it as an argument",
+      f"{WHO}: the arguments contain no quantized weight; pass weights as"
+      " arguments, because a weight that fn closes over is not seen",
       speaking.NotQuantizedWarning,
       stacklevel=3,
     )
@@ -150,8 +150,8 @@ def _call(
   is_silent = not outcome.is_taken and not outcome.warned
   if weights.count and is_silent and not weights.are_returned:
     warnings.warn(
-      f"{WHO}: fn multiplied by none of the {weights.count} quantized weights"
-      " that it was given; jaxplugin.explain lists its products",
+      f"{WHO}: fn multiplied by none of its {weights.count} quantized weights;"
+      " call jaxplugin.explain for a list of its matmuls",
       speaking.NotQuantizedWarning,
       stacklevel=3,
     )
@@ -219,9 +219,8 @@ class _Weights:
     )
     if self.count == 1 and not isinstance(value, jax.core.Tracer):
       warnings.warn(
-        f"{WHO}: called outside of jit, where all quantized weights are"
-        " dequantized at each call; jit it: jax.jit(jaxplugin.accept_quantized("
-        "fn))",
+        f"{WHO}: called outside of jit, so each call dequantizes all quantized"
+        " weights; apply jit: jax.jit(jaxplugin.accept_quantized(fn))",
         speaking.NotQuantizedWarning,
         stacklevel=5,
       )

@@ -151,12 +151,12 @@ def quantize_params(
   format = formats.resolve(WHO, format)
   if where is not None and not callable(where):
     raise TypeError(
-      f"{WHO}: where must be a function of a parameter or None, got"
+      f"{WHO}: where must be a function that takes a parameter, or None, got"
       f" {speaking.shown(where)}"
     )
   if call is not None and not callable(call):
     raise TypeError(
-      f"{WHO}: call must be a function of the parameters or None, got"
+      f"{WHO}: call must be a function that takes the parameters, or None, got"
       f" {speaking.shown(call)}"
     )
   if not isinstance(min_size, int) or min_size < 0:
@@ -185,8 +185,8 @@ def quantize_params(
   report = report_lib.QuantizationReport(tuple(entries))
   if not report.quantized:
     warnings.warn(
-      f"{WHO}: nothing was quantized of {len(entries)} arrays; print(report)"
-      " says why",
+      f"{WHO}: none of {len(entries)} arrays was quantized; print(report)"
+      " shows the reasons",
       speaking.NotQuantizedWarning,
       stacklevel=2,
     )
@@ -224,13 +224,15 @@ def _choice(
   if leaves_lib.is_quantized(leaf.array):
     return left("it is quantized already")
   if not _is_floats(leaf.array):
-    return left("it is no array of floats")
+    return left("it is not an array of floats")
   rank = len(leaf.shape)
   if rank < 2:
-    return left(f"it has rank {rank}: no matrix, as biases and norms")
+    return left(f"it has rank {rank}, as biases and norms have")
   reason = parameter_names.reason_to_leave(leaf.path)
   if not reason and id(leaf.array) in tied:
-    reason = f"it is the same array as {tied[id(leaf.array)]}, which is left"
+    reason = (
+      f"it is the same array as {tied[id(leaf.array)]}, which is not quantized"
+    )
   try:
     known = contraction(leaf)
   except recognition.NotKnown as error:
@@ -243,13 +245,13 @@ def _choice(
     return left(_indivisible(k, format), **dims)
   size = math.prod(leaf.shape)
   if size < min_size:
-    return left(f"it has {size} values, less than min_size={min_size}", **dims)
+    return left(f"it has {size} values, fewer than min_size={min_size}", **dims)
   return _Choice(format=format, **dims)
 
 
 def _indivisible(k: int, format: formats.BlockFormat) -> str:
   return (
-    f"its contracted size, {k}, is no multiple of {format}'s block size,"
+    f"the contracting size, {k}, is not a multiple of {format}'s block size,"
     f" {format.block_size}"
   )
 
@@ -269,11 +271,11 @@ def _decided(
   )
   if isinstance(answer, (bool, np.bool_)):
     if not answer:
-      reason = choice.reason or "where left it"
+      reason = choice.reason or "where returned False"
       return dataclasses.replace(choice, reason=reason)
     changes: dict[str, Any] = {}
   elif isinstance(answer, (str, formats.BlockFormat)):
-    changes = {"format": formats.resolve(WHO, answer, "what where returns")}
+    changes = {"format": formats.resolve(WHO, answer, "the result of where")}
   elif isinstance(answer, (int, np.integer, tuple)):
     changes = _axes(answer, leaf)
   else:
@@ -284,14 +286,16 @@ def _decided(
   choice = dataclasses.replace(choice, **changes, reason="")
   if not choice.contracting:
     raise ValueError(
-      f"{WHO}: where asks for {leaf.path} of shape {leaf.shape}, of which it is"
-      " not known what a product contracts; return its axis"
+      f"{WHO}: the contracting axis of {leaf.path} of shape {leaf.shape}"
+      " cannot be inferred, and where returned no axis; return the axis from"
+      " where"
     )
   k = math.prod(leaf.shape[d] for d in choice.contracting)
   if k == 0 or k % choice.format.block_size:
     raise ValueError(
-      f"{WHO}: where asks for {leaf.path} of shape {leaf.shape}, but"
-      f" {_indivisible(k, choice.format)}; leave it, or pad it"
+      f"{WHO}: where must return False for {leaf.path} of shape {leaf.shape},"
+      f" because {_indivisible(k, choice.format)}; return False, or pad the"
+      " array"
     )
   return choice
 
@@ -347,7 +351,7 @@ def _quantized(x: Any, choice: _Choice) -> tuple[Any, str]:
   try:
     shardings = placement.shardings(like, sharding)
   except (TypeError, NotImplementedError) as error:
-    return x, f"its sharding does not fit blocks: {error}"
+    return x, f"its sharding would cut blocks: {error}"
   return jax.jit(quantize, out_shardings=shardings)(x), ""
 
 

@@ -75,9 +75,9 @@ def _restored(serialization: Any, target: Any, state: Any) -> Any:
     )
   if state[_STRUCTURE] != _structure(aux):
     raise TypeError(
-      f"{who}: state must be {_structure(aux)!r} as the target is, got"
-      f" {state[_STRUCTURE]!r}. Quantize and prepare the target as the saved"
-      " array was"
+      f"{who}: state must have the structure of the target,"
+      f" {_structure(aux)!r}, got {state[_STRUCTURE]!r}. Quantize"
+      " and prepare the target as the saved array was"
     )
   children = []
   for name, x in expected.items():

@@ -45,10 +45,10 @@ from jaxplugin.params import views
 WHO: Final = "accept_quantized"
 
 _DOTS: Final = ("dot_general", ragged_dots.NAME)
-_MIXED: Final = "it is multiplied by something else before"
+_MIXED: Final = "another factor is multiplied into it first"
 _CUT: Final = (
-  "each device gets a part of it; accept_quantized inside of shard_map takes"
-  " parts that are quantized"
+  "shard_map splits it over devices; call accept_quantized inside shard_map,"
+  " on quantized shards"
 )
 
 
@@ -178,7 +178,7 @@ class Acceptor:
       # Of a function of JAX's, jnp.abs, say, the name is more telling.
       name = params.get("name", "") if primitive.name == "jit" else ""
       name = name or primitive.name
-      self.warn(name, args, "that is no product with it")
+      self.warn(name, args, "that is not a matmul")
 
   def inside(
     self, primitive: Any, args: Sequence[Any], index: int
@@ -256,9 +256,9 @@ class Acceptor:
       frame = provenance_private.user_frame()
       place = f" at {frame}" if frame else ""
       warnings.warn(
-        f"{WHO}: {path} is dequantized, as a whole, for {name}{place}:"
-        f" {reason}. The result is right, but bytes of the weight are not saved"
-        " there; change that line, or leave the weight as it was, by"
+        f"{WHO}: the whole of {path} is dequantized for {name}{place}:"
+        f" {reason}. The result is correct, but this saves no memory traffic."
+        " Change that line, or leave the weight unquantized with"
         " quantize_params(where=)",
         speaking.NotQuantizedWarning,
         stacklevel=2,
@@ -271,7 +271,7 @@ class Acceptor:
   ) -> jax.Array | None:
     found = [self.view(x) for x in args]
     if None not in found:
-      raise views.NotServed("both sides of the product are weights")
+      raise views.NotServed("both operands are quantized weights")
     index = 0 if found[0] is not None else 1
     view = found[index]
     if view is None:
@@ -317,8 +317,8 @@ class Acceptor:
         return function(x, weight.array, weight.layers)
       if x.shape[-1] % format.block_size:
         raise views.NotServed(
-          f"activations of {x.shape[-1]} along the contracted dimension are no"
-          f" whole blocks of {format}"
+          f"the contracting size {x.shape[-1]} of the activations is not a"
+          f" multiple of the block size of {format}"
         )
       both = _straight_through(function, format)
       return both(x, weight.array, weight.layers)
@@ -329,7 +329,7 @@ class Acceptor:
     lhs, rhs, group_sizes, *offset = args
     view = self.view(rhs)
     if view is None or self._names(lhs):
-      raise views.NotServed("it is not the right side, by itself")
+      raise views.NotServed("only rhs may be a quantized weight")
     try:
       return ragged_dots.multiplied(
         primitive,
@@ -348,7 +348,7 @@ def _as_stored(
   """The weight itself, if its dimensions are the view's in this order."""
   if view.stored != tuple(view.dims[d] for d in order):
     raise ragged_dots.NotServed(
-      "the product contracts other dimensions of it than its blocks lie along"
+      "the matmul contracts other dimensions than the blocked one"
     )
   return view.weight.selected()
 
@@ -356,16 +356,16 @@ def _as_stored(
 def _require_servable(x: Any, result: Any, params: dict[str, Any]) -> None:
   """Raises NotServed of a product that a block-scaled one cannot replace."""
   if np.dtype(x.dtype) not in sides.PLAIN_DTYPES:
-    raise views.NotServed(f"the other side is {x.dtype}")
+    raise views.NotServed(f"the other operand is {x.dtype}")
   if result.dtype not in rules.RESULT_DTYPES:
     raise views.NotServed(
-      f"its result is {result.dtype}, not float32, bfloat16 or float16"
+      f"the result is {result.dtype}, not float32, bfloat16 or float16"
     )
   precision = params["precision"]
   if precision is not None and not isinstance(
     precision, (str, tuple, lax.Precision)
   ):
-    raise views.NotServed(f"it asks for an algorithm of its own, {precision}")
+    raise views.NotServed(f"precision requests the algorithm {precision}")
   if params["out_sharding"] is not None:
     raise views.NotServed("it has an out_sharding")
 
@@ -404,9 +404,9 @@ def _multiplied(
 
 
 _NO_DERIVATIVE: Final = (
-  f"{WHO}: quantized weights have no derivative; take it with respect to other"
-  " parameters alone: give the quantized ones as an argument of their own, by"
-  " eqx.partition, or nnx.DiffState and a filter"
+  f"{WHO}: quantized weights have no derivative. Differentiate with respect to"
+  " the other parameters only, and pass the quantized ones as a separate"
+  " argument: use eqx.partition, or nnx.DiffState with a filter"
 )
 
 

@@ -42,18 +42,18 @@ class Uses:
       recognition.NotKnown: there is none, or it is used otherwise too.
     """
     if self.others:
-      raise recognition.NotKnown(f"call uses it in {self.others[0]}")
+      raise recognition.NotKnown(f"call also uses it in {self.others[0]}")
     if len(self.roles) != 1:
       what = "contract different dimensions" if self.roles else "do not use it"
-      raise recognition.NotKnown(f"the products of call {what}")
+      raise recognition.NotKnown(f"the matmuls of call {what}")
     (roles,) = self.roles
     lead = next(
       (d for d, role in enumerate(roles) if role != "layers"), len(roles)
     )
     if "layers" in roles[lead:]:
       raise recognition.NotKnown(
-        f"dimension {roles.index('layers', lead)} of it is one of layers, or"
-        " experts, and no leading one"
+        f"its dimension {roles.index('layers', lead)} counts layers or"
+        " experts, and is not a leading one"
       )
     contracting = (d for d, role in enumerate(roles) if role == "contracted")
     return recognition.Contraction(lead=lead, contracting=tuple(contracting))
@@ -149,7 +149,9 @@ class _Observer(interception.Acceptor):
       return
     view = self.view(x)
     if view is None or not view.has_all_once():
-      self.warn(primitive.name, [x], "as a part, or times something")
+      self.warn(
+        primitive.name, [x], "only a part of it is used, or it is scaled first"
+      )
       return
     of = lambda dims: {atom for d in dims for atom in view.dims[d]}
     contracted, layers = of(contracting), of(batch)

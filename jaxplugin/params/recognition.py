@@ -44,8 +44,8 @@ class NotKnown(Exception):
 
 
 _UNKNOWN: Final = (
-  "which dimension a product contracts is not known by its name; give call=, or"
-  " its axis by where="
+  "the contracting axis cannot be inferred from its name; pass call=, or"
+  " return its axis from where="
 )
 
 
@@ -148,7 +148,10 @@ def _of_equinox(owner: str, leaf: leaves_lib.Leaf) -> Contraction:
   is_matrix = leaf.name in ("weight", "weight_ih", "weight_hh")
   if is_matrix and owner in ("Linear", "GRUCell", "LSTMCell"):
     return Contraction(lead=rank - 2, contracting=(rank - 1,))
-  raise NotKnown(f"it is the {leaf.name} of equinox.nn.{owner}")
+  raise NotKnown(
+    f"it is the {leaf.name} of an equinox.nn.{owner}, which is not quantized"
+    " by default"
+  )
 
 
 def _of_torch(
@@ -179,8 +182,8 @@ def _by_size(
   contracting = fits[0] if len(fits) == 1 else or_else if fits else None
   if contracting is None:
     raise NotKnown(
-      f"which dimension a product contracts its bias, {list(bias)}, does not"
-      " tell; give call=, or its axis by where="
+      "the contracting axis cannot be inferred from the bias shape"
+      f" {list(bias)}; pass call=, or return its axis from where="
     )
   return Contraction(lead=0, contracting=(contracting,))
 
@@ -200,13 +203,14 @@ def _by_bias(shape: tuple[int, ...], bias: tuple[int, ...]) -> Contraction:
       )
   if len(fits) != 1:
     raise NotKnown(
-      f"which dimensions a product contracts its bias, {list(bias)}, does not"
-      " tell; give call=, or its axis by where="
+      "the contracting axes cannot be inferred from the bias shape"
+      f" {list(bias)}; pass call=, or return its axis from where="
     )
   if len(fits[0].contracting) > 1:
     raise NotKnown(
-      "it may be a convolution's, as its bias lets it contract dimensions"
-      f" {fits[0].contracting}; give call=, or their axes by where="
+      "it may be a convolution kernel, because its bias would make dimensions"
+      f" {fits[0].contracting} contracting; pass call=, or return the axes"
+      " from where="
     )
   return fits[0]
 

@@ -61,11 +61,11 @@ class FlaxTest(absltest.TestCase):
     state = flax.serialization.to_state_dict(tree)
     other = jp.quantize(draw(128, 64), "mxfp6_e3m2")
     for name, target, text in (
-      ("mxfp6_e2m3", other, "'mxfp6_e3m2, linear' as the target is, got 'mxfp"),
+      ("mxfp6_e2m3", other, "the target, 'mxfp6_e3m2, linear', got 'mxfp"),
       (
         "nvfp4",
         tree["b200"],
-        "swizzled_128x4' as the target is, got 'nvfp4, l",
+        "swizzled_128x4', got 'nvfp4, l",
       ),
       (
         "nvfp4",

@@ -126,19 +126,19 @@ def stored_dims(
     NotServed: it is no product of the weight as it is stored.
   """
   if not view.has_all_once():
-    raise NotServed("it is repeated")
+    raise NotServed("its elements are repeated")
   contracted = {atom for d in contracting for atom in view.dims[d]}
   batched = {atom for d in batch for atom in view.dims[d]}
   if contracted != set(view.stored[-1]):
     raise NotServed(
-      "the product contracts other dimensions of it than its blocks lie along"
-      " (that of a derivative does: take it outside of the function)"
+      "the matmul contracts other dimensions than the blocked one (a"
+      " derivative does: differentiate outside of the function)"
     )
   kinds: dict[bool, list[int]] = {True: [], False: []}
   for d, atoms in enumerate(view.stored[:-1]):
     is_batch = [atom in batched for atom in atoms]
     if len(set(is_batch)) > 1:
-      raise NotServed("a part of a stored dimension is a batch dimension")
+      raise NotServed("only a part of a stored dimension is a batch dimension")
     kinds[any(is_batch)].append(d)
   return Dims(batch=tuple(kinds[True]), free=tuple(kinds[False]))
 

@@ -131,10 +131,9 @@ def quantize(
   )
   if out_sharding is not None and scale_layout != layouts.LINEAR:
     raise ValueError(
-      f"{who}: out_sharding says how linear scales are sharded, got it with"
+      f'{who}: out_sharding must be None unless scale_layout is "linear", got'
       f" scale_layout={speaking.shown(scale_layout)}; quantize with linear"
-      " ones, and call"
-      " swizzle_scale"
+      " scales, then call swizzle_scale"
     )
   surrogate, x, global_scale = _split_derivative(
     who, derivative, x, global_scale
@@ -473,11 +472,11 @@ def _without_derivative(
 ) -> tuple[jax.Array, jax.Array | None]:
   return tangents.without_derivative(
     (x, global_scale),
-    f"{who}: quantization has no derivative, and one is asked for with respect"
-    " to x or global_scale; to train a model, of flax too, wrap the function"
-    " that calls it: jaxplugin.quantize_dots(f, recipe); for a single product"
-    " use jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
-    " operands itself and defines the gradient, or"
-    f' {who}(..., derivative="straight_through"), which counts as the identity;'
-    " to hold an array fixed pass jax.lax.stop_gradient of it",
+    f"{who}: quantization has no derivative with respect to x or global_scale."
+    " To train a model, wrap the function that calls it:"
+    " jaxplugin.quantize_dots(f, recipe). For a single matmul use"
+    " jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
+    f" operands and defines the gradient, or {who}(...,"
+    ' derivative="straight_through"), whose gradient is that of the identity.'
+    " To treat x as a constant, pass jax.lax.stop_gradient(x)",
   )

@@ -138,7 +138,9 @@ class ArrayTest(parameterized.TestCase):
       TypeError, r"must be uint8, got float6.*view it as uint8: array.view\(np"
     ):
       jp.ScaledArray(values, scale, None, format)
-    with self.assertRaisesRegex(ValueError, "packed=True is for FP4"):
+    with self.assertRaisesRegex(
+      ValueError, "packed must be False or None unless the format is FP4"
+    ):
       jp.quantize(jnp.ones((4, 64)), format, packed=True)
     # Four codes in three bytes would be 24 bytes for a scale.
     with self.assertRaisesRegex(TypeError, r"divided by 32.*\(4, 48\)"):

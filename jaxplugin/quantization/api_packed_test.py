@@ -139,7 +139,7 @@ class PackedTest(parameterized.TestCase):
     for quantize in (quantization.quantize, quantization.quantize_both):
       with self.assertRaisesRegex(
         ValueError,
-        f"^{quantize.__name__}: packed=True .*mxfp8 .float8_e4m3fn",
+        f"^{quantize.__name__}: packed must be .*mxfp8 .float8_e4m3fn",
       ):
         quantize(x, MXFP8, packed=True)
       with self.assertRaisesRegex(ValueError, "True, False or None, got 'yes'"):

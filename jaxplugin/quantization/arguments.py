@@ -30,8 +30,9 @@ _FLOATS: Final = ("float32", "bfloat16", "float16", "float64")
 def float_array(who: str, x: Any) -> jax.Array:
   if isinstance(x, scaled_array.ScaledArray):
     raise TypeError(
-      f"{who}: x must be an array of floats, got {speaking.shown(x)}, which is"
-      " quantized; use it as it is, or pass x.dequantize()"
+      f"{who}: x must be an array of floats, got the quantized"
+      f" {speaking.shown(x)}; use it without quantizing it again, or pass"
+      " x.dequantize()"
     )
   x = scaled_array.as_array(who, "x", x)
   if x.dtype.name not in _FLOATS:
@@ -53,9 +54,8 @@ def validate_key(who: str, key: Any) -> None:
   )
   if key is not None and not is_key:
     raise TypeError(
-      f"{who}: key must be a jax.random key, got {speaking.shown(key)};"
-      " jax.random.key(0)"
-      " makes one"
+      f"{who}: key must be a jax.random key, got {speaking.shown(key)}; pass"
+      " jax.random.key(seed)"
     )
 
 
@@ -84,7 +84,7 @@ def validate(
 ) -> None:
   if isinstance(format, formats.UnquantizedFormat):
     raise TypeError(
-      f"{who}: format must be one that values are quantized to, got {format}"
+      f"{who}: format must be one that jaxplugin can quantize to, got {format}"
     )
   if scale_rounding not in SCALE_ROUNDINGS:
     raise ValueError(
@@ -112,9 +112,9 @@ def whether_packed(
   can_be = can_be_packed(format)
   if packed and not can_be:
     raise ValueError(
-      f"{who}: packed=True is for FP4 in blocks of an even number of values"
-      f" above 2, got {format} ({format.values_dtype.name} in blocks of"
-      f" {format.block_size}); leave packed out"
+      f"{who}: packed must be False or None unless the format is FP4 in blocks"
+      f" of 4, 6, ... values, got {format} ({format.values_dtype.name} in"
+      f" blocks of {format.block_size}); leave packed out"
     )
   return can_be and packed is not False
 
@@ -152,9 +152,8 @@ def given_global_scale(
     return None
   if not format.has_global_scale:
     raise ValueError(
-      f"{who}: {format} has no global scale, got"
-      f" {speaking.shown(global_scale)}; leave"
-      " global_scale out"
+      f"{who}: global_scale must be None for {format}, which has none, got"
+      f" {speaking.shown(global_scale)}; leave global_scale out"
     )
   global_scale = scaled_array.as_array(who, "global_scale", global_scale)
   shape = tuple(global_scale.shape)
@@ -212,6 +211,7 @@ def validate_scale_layout(
     len(shape) < 2 or axis != len(shape) - 1
   ):
     raise ValueError(
-      f"{who}: a swizzled scale needs x of rank 2 or more, blocked along the"
-      f" last axis, got axis {axis} of shape {tuple(shape)}"
+      f'{who}: scale_layout must be "linear" unless x has rank 2 or more and'
+      f" is blocked along its last axis, got axis {axis} of shape"
+      f" {tuple(shape)}"
     )

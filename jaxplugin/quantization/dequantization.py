@@ -93,10 +93,10 @@ def _dequantize_straight_through_jvp(
 def _dequantize(x: scaled_array.ScaledArray, dtype: np.dtype) -> jax.Array:
   values, scale = tangents.without_derivative(
     (x.values, x.scale),
-    "dequantize: quantized values and block scales have no derivative, one is"
-    " asked for with respect to them; differentiate with respect to what was"
-    ' quantized, by quantize(..., derivative="straight_through"), or to the'
-    " global scale, with jax.lax.stop_gradient around the others",
+    "dequantize: quantized values and block scales have no derivative."
+    " Differentiate with respect to the array before quantize(...,"
+    ' derivative="straight_through"), or with respect to the global scale,'
+    " with jax.lax.stop_gradient around values and scale",
   )
   x = x.tree_unflatten(
     (x.format, x.scale_layout), (values, scale, x.global_scale)

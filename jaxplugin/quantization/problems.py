@@ -73,14 +73,16 @@ class Extras:
     if self.key_impl != THREEFRY:
       return f"draws random bits of a {THREEFRY} key, got {self.key_impl}"
     if not self.is_partitionable:
-      return "draws random bits with jax_threefry_partitionable, it is off"
+      return (
+        "needs jax_threefry_partitionable to draw random bits, and it is off"
+      )
     return ""
 
   def part_refusal(self) -> str:
     """Why a kernel for whole arrays cannot; empty where it can."""
     if self.strides is None:
       return ""
-    return "draws random bits of a whole array, x is a device's part of one"
+    return "draws the random bits of a whole array, and x is one device's shard"
 
   def under_leading_dimension(self) -> Extras:
     """Those of arrays stacked along a new first dimension."""

@@ -288,8 +288,7 @@ def _contracting(side: sides.Side, axis: int) -> sides.Side:
     remedy = f"quantize it with axis={axis}"
     if side.name == "rhs" and side.axis == 1:
       remedy = (
-        "of weights (groups, k, n) that are blocked along k pass"
-        " rhs.transpose(0, 2, 1)"
+        "for weights (groups, k, n) blocked along k pass rhs.transpose(0, 2, 1)"
       )
     raise TypeError(
       f"{sides.who()}: {side.name} must be blocked along its last dimension, k,"
@@ -348,8 +347,8 @@ def _global_of_rhs(rhs: sides.Side) -> jax.Array | None:
     return scale.reshape(())
   if tuple(scale.shape[1:]) != (1, 1):
     raise TypeError(
-      f"{sides.who()}: the global scale of rhs must be one number or one a"
-      f" group, ({rhs.shape[0]}, 1, 1), got {tuple(scale.shape)}"
+      f"{sides.who()}: the global scale of rhs must be one number, or one per"
+      f" group with shape ({rhs.shape[0]}, 1, 1), got {tuple(scale.shape)}"
     )
   return scale.reshape(-1)
 

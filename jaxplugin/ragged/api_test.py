@@ -287,7 +287,7 @@ class ErrorsTest(parameterized.TestCase):
     swapped = jp.quantize(np.ones((3, _K, 32), np.float32), jp.MXFP8)
     self._check(t, "quantize jnp.swapaxes.weights, 1, 2", x, swapped, _SIZES)
     padded = jp.quantize(np.ones((3, 32, 40), np.float32), jp.MXFP8, pad=True)
-    self._check(t, "pad lhs alike, by jnp.pad", x[:, :40], padded, _SIZES)
+    self._check(t, "pad lhs too, with jnp.pad", x[:, :40], padded, _SIZES)
     self._check(t, "group_sizes must be integers", x, w_q, _SIZES * 1.0)
     self._check(t, r"one size for each of the 3 groups", x, w_q, _SIZES[:2])
     along_n = jp.quantize(w.astype(np.float32), jp.NVFP4, axis=1)
@@ -309,7 +309,7 @@ class ErrorsTest(parameterized.TestCase):
     varying = jp.ScaledArray(
       w_q.values, w_q.scale, np.ones((3, _N, 1), np.float32), jp.NVFP4
     )
-    self._check(t, "one number or one a group", x, varying, _SIZES)
+    self._check(t, "one number, or one per group", x, varying, _SIZES)
 
   @parameterized.parameters("lhs", "rhs", "prepared")
   def test_negative_nvfp4_scale_is_refused(self, where):

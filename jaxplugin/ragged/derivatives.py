@@ -186,10 +186,10 @@ def refuse_quantized(
   ]
   if names:
     raise NotImplementedError(
-      f"{problems.who()}: quantized values and block scales have no derivative,"
-      f" one is asked for with respect to {' and '.join(names)}; differentiate"
-      " with respect to a plain lhs, bias and global scales only, with"
-      " jax.lax.stop_gradient around the quantized"
+      f"{problems.who()}: quantized values and block scales have no"
+      f" derivative, got {' and '.join(names)}. Differentiate with respect to"
+      " an unquantized lhs, bias and global scales, with"
+      " jax.lax.stop_gradient around the quantized operands"
     )
 
 
@@ -208,6 +208,6 @@ def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
 
 def not_linear(names: Sequence[str], what: str) -> NotImplementedError:
   return NotImplementedError(
-    f"{problems.who()}: jax.linear_transpose needs a linear function, and this"
-    f" is not linear in {' and '.join(names)}{what}; use jax.vjp"
+    f"{problems.who()}: jax.linear_transpose needs a linear function, and the"
+    f" result is not linear in {' and '.join(names)}{what}; use jax.vjp"
   )

@@ -21,7 +21,7 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 
 _TRANSPOSE: Final = (
-  "of weights (groups, k, n) quantize jnp.swapaxes(weights, 1, 2)"
+  "for weights (groups, k, n) quantize jnp.swapaxes(weights, 1, 2)"
 )
 _RANKS: Final = {"lhs": (2, "(m, k)"), "rhs": (3, "(groups, n, k)")}
 
@@ -40,7 +40,7 @@ def require_quantized(rhs: Any) -> None:
   """Raises TypeError unless rhs is a `ScaledArray`."""
   if not isinstance(rhs, scaled_array.ScaledArray):
     raise TypeError(
-      f"{sides.who()}: rhs must be a ScaledArray of (groups, n, k), got"
+      f"{sides.who()}: rhs must be a ScaledArray of shape (groups, n, k), got"
       f" {type(rhs).__name__}; quantize it along its last axis, or call"
       " jax.lax.ragged_dot for plain weights"
     )
@@ -58,8 +58,7 @@ def validate_activation(activation: Any, columns: Any) -> None:
   if activation in problems.GATED and columns % 2:
     raise ValueError(
       f"{sides.who()}: activation {speaking.shown(activation)} needs an even"
-      " n, a gate and a"
-      f" value for each result, got n={columns}"
+      f" n, half for the gate and half for the values, got n={columns}"
     )
 
 

@@ -33,7 +33,7 @@ class ExplainTest(parameterized.TestCase):
     h200 = jp.named_target("h200")
     by_xla = functools.partial(_moe, implementation="xla")
     told = jp.explain(by_xla, jnp.ones((8, 128)), target=h200)
-    self.assertIn("each of which is dequantized once", told.details())
+    self.assertIn("dequantizes each of them once", told.details())
     self.assertIn("the host decides each step", told.details())
     # Of eight rows at most eight of 32 groups are read.
     values, scales = 32 * 256 * 64, 32 * 256 * 4

@@ -174,7 +174,7 @@ def dot_engine(dot: DotQuestion) -> int:
   function.restype = ctypes.c_int64
   engine = int(function(_int64s(dot.numbers())))
   if engine < 0:
-    raise ValueError(f"dot_engine: the kernels know no such dot, got {dot}")
+    raise ValueError(f"dot_engine: the kernels must support the dot, got {dot}")
   return engine
 
 

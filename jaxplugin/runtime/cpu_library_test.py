@@ -181,7 +181,7 @@ class TruncatedTest(parameterized.TestCase):
       self.assertStartsWith(
         line,
         f"{path} is truncated: it has {length} bytes, and {least} by its"
-        " header; delete it and build it again, by pip install",
+        " header; delete it and build it again: pip install",
       )
 
   @parameterized.parameters(
@@ -319,7 +319,9 @@ class SourcesTest(parameterized.TestCase):
     digest = library.sources_digest(self.directory)
     self.assertEqual(self.reason(digest), "")
     (self.directory / name).write_text("changed")
-    self.assertRegex(self.reason(digest), "^x.so was not built from.*pip insta")
+    self.assertRegex(
+      self.reason(digest), "^x.so is older than the sources in.*pip insta"
+    )
 
   def test_new_and_renamed_sources_make_it_stale(self):
     digest = library.sources_digest(self.directory)
@@ -361,7 +363,7 @@ class SourcesTest(parameterized.TestCase):
     self.assertEqual(
       [w.category for w in caught], [library.StaleLibraryWarning]
     )
-    self.assertRegex(str(caught[0].message), "what runs is older")
+    self.assertRegex(str(caught[0].message), "is older than the sources")
 
   @needs_library
   def test_loading_a_library_of_the_sources_does_not_warn(self):

@@ -21,7 +21,9 @@ from jaxplugin.runtime import exporting
 
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 # Why kernels do not serve what `jax.export` exports.
-PORTABLE: Final = "jax.export needs a portable module; jp.export keeps kernels"
+PORTABLE: Final = (
+  "jax.export needs a portable module; to keep kernels call jp.export"
+)
 
 
 def resolve_target(
@@ -109,13 +111,15 @@ class Module:
     """
     if len(self.platforms) != 1:
       names = ", ".join(self.platforms)
-      return decisions.Unsupported(f"the module is for {names} at once")
+      return decisions.Unsupported(
+        f"the module is for several platforms: {names}"
+      )
     if self.is_exported:
       return decisions.Unsupported(PORTABLE)
     if self.is_partitioned:
       return decisions.Unsupported(
-        "XLA partitions the module, and kernels see the arrays of one device;"
-        " inside of a shard_map over all axes they serve"
+        "XLA partitions the module, and kernels need the arrays of one"
+        " device; call it inside a shard_map over all axes"
       )
     return None
 

@@ -33,7 +33,7 @@ HLO_VERSIONS = {
 }
 
 needs_jax_triton = absltest.skipIf(
-  bool(triton_library._import_error()), "jax-triton does not import here"
+  bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
 needs_compiler = absltest.skipIf(
   importlib.util.find_spec("jax_cuda13_plugin") is None,

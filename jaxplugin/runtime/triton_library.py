@@ -124,14 +124,14 @@ def lowering_refusal(
   error = _import_error()
   if error:
     return decisions.Unsupported(
-      f"lowering needs jax-triton, which does not import here ({error});"
-      " install jaxplugin[cuda13]"
+      f"lowering needs jax-triton, which cannot be imported ({error}); install"
+      " jaxplugin[cuda13]"
     )
   if target.platform == "rocm":
     local = targets.detect_target("rocm").architecture
     if local is None or local != target.architecture:
       return decisions.Unsupported(
-        f"jax-triton lowers for the AMD GPU that is here ({local or 'none'}),"
+        f"jax-triton lowers only for the attached AMD GPU ({local or 'none'}),"
         f" and the target is {target}"
       )
   return None

@@ -13,7 +13,7 @@ from jaxplugin.core import targets
 from jaxplugin.runtime import triton_library
 
 needs_jax_triton = absltest.skipIf(
-  bool(triton_library._import_error()), "jax-triton does not import here"
+  bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
 
 

@@ -74,7 +74,7 @@ class PayloadTest(parameterized.TestCase):
 
 
 @absltest.skipIf(
-  bool(triton_library._import_error()), "jax-triton does not import here"
+  bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
 class ModuleTest(parameterized.TestCase):
   def payload(self, function=quantize, *args, ptxas=None):

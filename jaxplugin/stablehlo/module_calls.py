@@ -166,8 +166,8 @@ def read(operation: Any) -> ModuleCall:
   counts, num_results = _ARITY[name]
   if len(operands) not in counts or len(results) != num_results:
     raise TypeError(
-      f"it takes {' or '.join(map(str, counts))} operands and gives"
-      f" {num_results}, got {len(operands)} and {len(results)}"
+      f"it must have {' or '.join(map(str, counts))} operands and"
+      f" {num_results} results, got {len(operands)} and {len(results)}"
     )
   _refuse_attributes(operation)
   call = ModuleCall(

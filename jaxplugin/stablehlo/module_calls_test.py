@@ -127,7 +127,7 @@ class RefusalTest(parameterized.TestCase):
     ),
     (mx()[:3] + [array((16,), "float8_e8m0fnu")], "must have the same rank"),
     (mx(k=0, lhs=(8, 0), rhs=(16, 0)), "positive multiple"),
-    (mx()[:2], "takes 3 or 4 or 5 operands and gives 1, got 2 and 1"),
+    (mx()[:2], "have 3 or 4 or 5 operands and 1 results, got 2 and 1"),
     (
       mx()[:1] + [array((16, 32), "float8_e4m3fn")] + mx()[2:],
       r"must agree in the last dimension.*\(8, 64\).*\(16, 32\)",

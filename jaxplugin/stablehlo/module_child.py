@@ -122,9 +122,9 @@ def _ending(status: int) -> str:
   if os.WIFSIGNALED(status):
     number = os.WTERMSIG(status)
     if number == signal.SIGXCPU:
-      return "used up its CPU time"
+      return "exceeded its CPU time"
     if number == signal.SIGXFSZ:
-      return "made too long a text"
+      return "returned too much text"
     return f"ended by {signal.Signals(number).name}"
   return f"ended with status {os.waitstatus_to_exitcode(status)}"
 

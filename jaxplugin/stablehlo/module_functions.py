@@ -168,7 +168,8 @@ def _format_of(call: module_calls.ModuleCall) -> formats.BlockFormat:
   floats = call.operands[0] if is_quantize else call.results[0]
   if floats.dtype not in sides.PLAIN_DTYPES:
     raise TypeError(
-      f"the floats must be float32, bfloat16 or float16, got {floats.dtype}"
+      "the unquantized array must be float32, bfloat16 or float16, got"
+      f" {floats.dtype}"
     )
   for what, array in (("values", values), ("scale", scale)):
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -262,8 +263,8 @@ def _swizzled_dot(
     format = formats.infer(values.dtype, scale.dtype)
     if format is None or values.dtype == formats.PACKED:
       raise TypeError(
-        f"{side} {values.dtype} with {side}_scale {scale.dtype} is no block"
-        f" format; known ones: {formats.pairs_table()}"
+        f"{side} {values.dtype} with {side}_scale {scale.dtype} is not a block"
+        f" format; known formats: {formats.pairs_table()}"
       )
     return scaled_array.ScaledArray(
       values, scale, None, format, scale_layout=layouts.SWIZZLED

@@ -122,7 +122,7 @@ class RefusalTest(parameterized.TestCase):
     (
       quantize("float8_e4m3fn", "float8_e8m0fnu", x="int8"),
       TypeError,
-      "floats must be float32, bfloat16 or float16, got int8",
+      "unquantized array must be float32, bfloat16 or float16, got int8",
     ),
     (
       quantize("float8_e4m3fn", "float32"),
@@ -168,13 +168,14 @@ class RefusalTest(parameterized.TestCase):
       [((128, 128), "float32"), ((0,), "uint8")],
     )
     with self.assertRaisesRegex(
-      TypeError, "lhs uint8 with lhs_scale float8_e8m0fnu is no block format"
+      TypeError, "lhs uint8 with lhs_scale float8_e8m0fnu is not a block format"
     ):
       lower(made)
 
   def test_forced_implementation_that_cannot_serve(self):
     with self.assertRaisesRegex(
-      NotImplementedError, "implementation='cudnn' cannot serve mxfp8 x mxfp8"
+      NotImplementedError,
+      "implementation='cudnn' does not support mxfp8 x mxfp8",
     ):
       lower(dot(), "cudnn")
 

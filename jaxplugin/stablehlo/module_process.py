@@ -107,7 +107,7 @@ def checked(data: str | bytes, name: str) -> Checked:
     raise module_parsing.ModuleError(header["error"])
   if "died" in header:
     raise module_parsing.ModuleError(
-      f"{name}: malformed, or too much for jaxlib's parser, which"
+      f"{name}: the module is malformed or too large: jaxlib's parser"
       f" {header['died']}"
     )
   return Checked(

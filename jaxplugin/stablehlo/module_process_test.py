@@ -207,7 +207,7 @@ class ChildTest(parameterized.TestCase):
     self.assertEqual(errors, [])
 
   @parameterized.parameters(
-    ("cpu_s", 1, "used up its CPU time"), ("wall_s", 0.5, "stopped after")
+    ("cpu_s", 1, "exceeded its CPU time"), ("wall_s", 0.5, "stopped after")
   )
   @pytest.mark.sample(1)
   def test_time_is_limited(self, limit, value, pattern):

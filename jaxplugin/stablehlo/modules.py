@@ -92,8 +92,8 @@ class Source:
       platforms = tuple(self.given.platforms)
       if platforms != (platform,):
         raise ValueError(
-          f"{self.name}: an Exported must be for the target's platform"
-          f" {platform!r} alone, got {platforms}; export it with"
+          f"{self.name}: an Exported must have only the target's platform,"
+          f" {platform!r}, got {platforms}; export it with"
           f" platforms=[{platform!r}]"
         )
 

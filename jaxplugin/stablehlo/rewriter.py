@@ -68,13 +68,13 @@ class Rewritten:
     place = f"{self.source}: " if self.source else ""
     line = f"{place}{self.call}: {self.description}: "
     if self.error:
-      return f"{line}left as it is: {' '.join(self.error.split())}"
+      return f"{line}not changed: {' '.join(self.error.split())}"
     if self.decided is not None:
       assert self.decided.decision is not None
       line += f"{self.decided.decision.implementation}, "
     if not self.function:
-      return line + "stays as it is"
-    return line + f"now a call of @{self.function}"
+      return line + "is not changed"
+    return line + f"now a call to @{self.function}"
 
 
 def rewrite(
@@ -202,7 +202,7 @@ def readable(source: modules.Source) -> Iterator[None]:
     if not _BINDINGS_ERROR.search(str(error)):
       raise
     raise modules.ModuleError(
-      f"{source.name}: a name or a string in it is not UTF-8"
+      f"{source.name}: a name or a string is not UTF-8"
     ) from error
 
 

@@ -575,7 +575,7 @@ class ErrorTest(parameterized.TestCase):
         r" tensor<16x64xf8E4M3FN>, tensor<8x2xf8E8M0FNU>,"
         r" tensor<16x2xf8E8M0FNU>\)",
         place,
-        "implementation='cudnn' cannot serve.*tpu",
+        "implementation='cudnn' does not support.*tpu",
         target=TPU,
         implementation="cudnn",
       )
@@ -649,7 +649,7 @@ class OtherWritersTest(absltest.TestCase):
       (with_scale(2, 2), "", "lhs_scale must have the dimensions of lhs"),
       (with_scale(8, 3), "", "multiple of the columns of lhs_scale"),
       (with_scale(16), "", "lhs_scale must have the same rank"),
-      (mx[:2], "", "takes 3 or 4 or 5 operands"),
+      (mx[:2], "", "must have 3 or 4 or 5 operands"),
       (mx, 'backend_config = "size 32"', "backend_config must be JSON"),
       (mx, "called_computations = [@plain]", "no called_computations"),
     ):
@@ -675,7 +675,7 @@ class OtherWritersTest(absltest.TestCase):
         self.assertEqual(done.error, "")
         line = str(left)
         self.assertNotIn("\n", line)
-        self.assertRegex(line, r"f\.mlir:3:10: .*: left as it is: ")
+        self.assertRegex(line, r"f\.mlir:3:10: .*: not changed: ")
 
   def test_rewrite_warns_and_strict_raises(self):
     operands, call, why = next(self.cases())
@@ -690,7 +690,7 @@ class OtherWritersTest(absltest.TestCase):
   def test_forced_implementation_that_cannot_serve_leaves_the_module(self):
     text = dot_module(mx_operands())
     with self.assertWarnsRegex(
-      jp.RewriteWarning, "implementation='cudnn' cannot serve"
+      jp.RewriteWarning, "implementation='cudnn' does not support"
     ) as caught:
       self.assertEqual(jp.rewrite(text, TPU, implementation="cudnn"), text)
     self.assertNotIn("\n", str(caught.warning))

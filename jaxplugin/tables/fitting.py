@@ -29,7 +29,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.tables import records
 
-AGAIN: Final = "measure again, by python -m jaxplugin tune"
+AGAIN: Final = "measure again with python -m jaxplugin tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ def sources_of(
     source = _source(backends.get(name), target)
     if source is None:
       raise ValueError(
-        f"what implementation {name} is made of is not known here, so nothing"
-        " that is measured of it can be kept"
+        "implementation must have known sources, so that a table can become"
+        f" stale, got {name}"
       )
     found.append((name, source))
   return tuple(found)
@@ -121,15 +121,15 @@ def _misfit(
   backends = dict(items)
   header = table.header
   if header.operation != operation.name:
-    return f"it is about {header.operation}, not {operation.name}"
+    return f"its operation is {header.operation}, not {operation.name}"
   if header.bucketed != operation.bucketed:
     return (
-      f"its buckets are of {header.bucketed}, those of {operation.name} of"
-      f" {operation.bucketed}; {AGAIN}"
+      f"its buckets are sizes of {header.bucketed}, and {operation.name} now"
+      f" uses {operation.bucketed}; {AGAIN}"
     )
   device = device_of(target)
   if header.device != device:
-    here = device or f"{target}, of which too little is known"
+    here = device or f"{target}, whose architecture is unknown"
     return f"it was measured on {header.device}, the target is {here}"
   for name, source in header.sources:
     different = _difference(name, source, backends.get(name), target)
@@ -150,25 +150,25 @@ def _difference(
 ) -> str:
   """How what was measured differs from what is here; "" if it does not."""
   if backend is None:
-    return "there is no such backend here"
+    return "this process has no such backend"
   source = _source(backend, target)
   if source is None:
-    return "what it is made of here is not known"
+    return "its sources in this process are unknown"
   if measured.kernels != source.kernels:
     there, here = (
       "none" if digest is None else digest[:12]
       for digest in (measured.kernels, source.kernels)
     )
     return (
-      f"its kernels are others than the measured ones (sources {there}, here"
-      f" {here}); {AGAIN}"
+      "its kernels changed since they were measured (digest of sources"
+      f" {there}, now {here}); {AGAIN}"
     )
   there_of, here_of = dict(measured.toolchain), dict(source.toolchain)
   for library in sorted({*there_of, *here_of}):
     if there_of.get(library) != here_of.get(library):
       return (
         f"it was measured with {library} {there_of.get(library, 'unknown')},"
-        f" here is {here_of.get(library, 'none')}; {AGAIN}"
+        f" and the installed one is {here_of.get(library, 'none')}; {AGAIN}"
       )
   return ""
 
@@ -184,7 +184,7 @@ def _wrong(
   except ValueError as error:
     return f"{error}"
   if operation.fields_of(problem) != row.problem:
-    return f"it is not how {problem} is written"
+    return f"its fields are not in the standard form for {problem}"
   for candidate in row.candidates:
     backend = backends[candidate.implementation]
     refused = backend.config_error(candidate.config, problem, target)

@@ -70,9 +70,9 @@ def check() -> None:
   if theirs != own.digest:
     names = ", ".join(named.name for named in own.tables) or "none"
     raise TablesDifferError(
-      f"tables of measured choices: process {jax.process_index()} has others"
-      f" than process {index} (digests {own.digest[:16]} and {theirs[:16]}),"
-      f" here {names}; processes that choose differently may wait for each"
-      f" other for ever: set {resolution.VARIABLE} to the same file in all, or"
-      f" to {resolution.OFF}"
+      f"tables of measured choices: process {jax.process_index()} and process"
+      f" {index} have different ones (digests {own.digest[:16]} and"
+      f" {theirs[:16]}; this process has {names}). Processes with different"
+      f" choices can deadlock. Set {resolution.VARIABLE} to the same file in"
+      f" all processes, or to {resolution.OFF}"
     )

@@ -69,8 +69,8 @@ class CheckTest(parameterized.TestCase):
     self.published.return_value = f"0 {'b' * 64}"
     with self.assertRaisesRegex(
       ranks.TablesDifferError,
-      "process 1 has others than process 0 .*bbbbbbbbbbbbbbbb.*/x.json.*"
-      "JAXPLUGIN_TUNING to the same file in all, or to off",
+      "process 1 and process 0 have different .*bbbbbbbbbbbbbbbb.*/x.json.*"
+      "JAXPLUGIN_TUNING to the same file in all processes, or to off",
     ):
       ranks.check()
 
@@ -116,7 +116,7 @@ class TwoProcessesTest(absltest.TestCase):
     # The first to decide goes on, whichever it is.
     errors = [text for text in outputs if text.startswith("error")]
     self.assertLen(errors, 1)
-    self.assertRegex(errors[0], "process [01] has others than process [01]")
+    self.assertRegex(errors[0], "process [01] and process [01] have different")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def parse(text: str) -> records.Table:
   lines = text.split("\n")
   if lines[-2:] != [_END, ""] or len(lines) < 5 or lines[1] != _ROWS:
     raise errors.TableError(
-      "it is cut short, or no table: line 1 must hold the header, line 2 must"
+      "it is truncated or not a table: line 1 must be the header, line 2 must"
       f" be {_ROWS}, and the last one {_END}"
     )
   start = '{"header":'
@@ -104,8 +104,8 @@ def parse(text: str) -> records.Table:
     pairs = zip(lines, canonical.split("\n"), strict=False)
     different = next(i for i, (a, b) in enumerate(pairs, start=1) if a != b)
     raise errors.TableError(
-      f"line {different}: it is not as it is written: names sorted, no blanks,"
-      f" numbers at their shortest; got {lines[different - 1][:80]!r}"
+      f"line {different}: it must have sorted names, no blanks and the"
+      f" shortest form of numbers, got {lines[different - 1][:80]!r}"
     )
   return table
 
@@ -166,8 +166,8 @@ def _header(value: Any) -> records.Header:
     if type(schema) is int:
       age = "a newer" if schema > records.SCHEMA else "an older"
     raise errors.TableError(
-      f"schema must be {records.SCHEMA}, got {str(schema)[:20]}: it is of {age}"
-      " release; measure again, by python -m jaxplugin tune"
+      f"schema must be {records.SCHEMA}, got {str(schema)[:20]}: {age} release"
+      " wrote it; measure again with python -m jaxplugin tune"
     )
   header = _object("the header", value, _HEADER)
   if header["policy"] != records.POLICY:

@@ -95,15 +95,15 @@ def same_bucket(text):
 # Name: (what is done to the text, what the error says).
 BROKEN = {
   # The file's form.
-  "empty": (lambda text: "", "cut short"),
-  "blank": (lambda text: "\n", "cut short"),
-  "no_table_but_json": (lambda text: "{}\n", "cut short"),
-  "no_json": (lambda text: "# tuned\n" + text, "cut short, or no table"),
+  "empty": (lambda text: "", "truncated"),
+  "blank": (lambda text: "\n", "truncated"),
+  "no_table_but_json": (lambda text: "{}\n", "truncated"),
+  "no_json": (lambda text: "# tuned\n" + text, "truncated or not a table"),
   "byte_order_mark": (lambda text: "\ufeff" + text, "line 1: it must start"),
-  "lines_of_windows": (lambda text: text.replace("\n", "\r\n"), "cut short"),
-  "without_last_line_end": (lambda text: text[:-1], "cut short"),
-  "without_end": (replaced("]}\n", ""), "cut short"),
-  "more_after_end": (lambda text: text + "\n", "cut short"),
+  "lines_of_windows": (lambda text: text.replace("\n", "\r\n"), "truncated"),
+  "without_last_line_end": (lambda text: text[:-1], "truncated"),
+  "without_end": (replaced("]}\n", ""), "truncated"),
+  "more_after_end": (lambda text: text + "\n", "truncated"),
   "two_tables": (lambda text: text + text, "line 5: it must end in ,"),
   "comma_missing": (replaced("},\n{", "}\n{"), "line 3: it must end in ,"),
   "comma_too_many": (replaced("}\n]}", "},\n]}"), "line 5: it must be JSON"),
@@ -111,17 +111,17 @@ BROKEN = {
     lambda text: text.replace(text.split("\n")[3], '{"candid,'),
     "line 4: it must be JSON",
   ),
-  "indented": (replaced('"median_us":', '"median_us": '), "line 3: .*as it is"),
+  "indented": (replaced('"median_us":', '"median_us": '), "line 3: .*sorted"),
   "names_unsorted": (
     replaced('{"k":4096,"lhs":"bfloat16"', '{"lhs":"bfloat16","k":4096'),
-    "line 3: it is not as it is written",
+    "line 3: it must have sorted names",
   ),
-  "number_written_otherwise": (replaced("22.0}", "2.2e1}"), "line 4: .*as it"),
-  "name_twice": (replaced('"k":4096', '"k":1,"k":4096'), "'k' twice"),
+  "number_written_otherwise": (replaced("22.0}", "2.2e1}"), "line 4: .*sorted"),
+  "name_twice": (replaced('"k":4096', '"k":1,"k":4096'), "'k' is used twice"),
   "comment": (replaced('"default":0', '"default":0/*fast*/'), "must be JSON"),
   "half_of_a_surrogate_pair": (
     replaced('"580.95"', '"\\ud800"'),
-    "driver of about must be a text",
+    "driver of about must be a string",
   ),
   "control_character": (replaced("580.95", "\\u0007"), "driver of about"),
   "nested_deeply": (
@@ -133,8 +133,8 @@ BROKEN = {
     "line 3: it has more than 32768 characters",
   ),
   # The header.
-  "older_schema": (header(("schema", 0)), "got 0: it is of an older release"),
-  "newer_schema": (header(("schema", 2)), "got 2: it is of a newer release"),
+  "older_schema": (header(("schema", 0)), "got 0: an older release wrote it"),
+  "newer_schema": (header(("schema", 2)), "got 2: a newer release wrote it"),
   "schema_is_text": (header(("schema", "1")), "schema must be 1, got 1"),
   "schema_is_true": (header(("schema", True)), "schema must be 1, got True"),
   "no_schema": (header(("schema", DELETED)), "schema must be 1, got None"),
@@ -174,15 +174,15 @@ BROKEN = {
   ),
   "version_is_a_number": (
     header(("implementations", "xla", "toolchain", "jaxlib", 10)),
-    "jaxlib of toolchain must be a text",
+    "jaxlib of toolchain must be a string",
   ),
   "operation_is_a_path": (header(("operation", "../../x")), "operation must"),
   "about_is_nested": (header(("about", "driver", {})), "driver of about"),
   "other_bucketed_size": (header(("bucketed", "rows")), "rows of problem"),
   # Rows.
   "rows_unsorted": (swapped(3, 4), "rows must be sorted"),
-  "row_twice": (doubled, "no problem may come twice"),
-  "row_twice_in_its_bucket": (same_bucket, "no problem may come twice"),
+  "row_twice": (doubled, "must not repeat a problem"),
+  "row_twice_in_its_bucket": (same_bucket, "must not repeat a problem"),
   "row_is_null": (
     lambda text: text.replace(text.split("\n")[3], "null,"),
     "line 4: a row must be an object",
@@ -204,7 +204,7 @@ BROKEN = {
       ("candidates", 1, "implementation", "triton"),
       ("candidates", 1, "config", {"block_m": 16, "path": "small_m"}),
     ),
-    "no candidate may come twice",
+    "must not repeat a candidate",
   ),
   "seventeen_candidates": (
     row(("candidates", [{
@@ -217,12 +217,12 @@ BROKEN = {
   ),
   "implementation_not_in_the_header": (
     candidate("implementation", "cudnn"),
-    r"only the header's implementations .*got \['cudnn'\]",
+    r"only the implementations of the header, .*got \['cudnn'\]",
   ),
-  "implementation_is_a_number": (candidate("implementation", 1), "must be a t"),
-  "time_is_nan": (replaced("22.0", "NaN"), "line 4: .*NaN is no JSON"),
-  "time_is_infinite": (replaced("22.0", "Infinity"), "Infinity is no JSON"),
-  "time_overflows": (replaced("22.0", "1e999"), "a number is beyond"),
+  "implementation_is_a_number": (candidate("implementation", 1), "a string"),
+  "time_is_nan": (replaced("22.0", "NaN"), "line 4: .*NaN is not allowed"),
+  "time_is_infinite": (replaced("22.0", "Infinity"), "Infinity is not allowed"),
+  "time_overflows": (replaced("22.0", "1e999"), "a number must fit"),
   "time_is_negative": (candidate("median_us", -22.0), "must be above 0"),
   "time_is_zero": (candidate("median_us", 0.0), "must be above 0"),
   "time_is_a_week": (candidate("median_us", 6e11), "must be above 0 and at"),
@@ -362,7 +362,7 @@ class FileTest(parameterized.TestCase):
 
   def test_zeros(self):
     self.path.write_bytes(bytes(1000))
-    self.refused("cut short")
+    self.refused("truncated")
 
   def test_file_of_gigabytes_is_not_read(self):
     with self.path.open("w") as file:

@@ -64,7 +64,7 @@ def check_text(what: str, value: object) -> None:
     or not value.isprintable()
   ):
     raise _refuse(
-      f"{what} must be a text of 1 to {MAX_TEXT} printed characters", value
+      f"{what} must be a string of 1 to {MAX_TEXT} printable characters", value
     )
 
 
@@ -96,7 +96,7 @@ def fields_of(what: str, values: Mapping[str, Any]) -> Fields:
       check_text(f"{name} of {what}", value)
     elif value is not None and not isinstance(value, bool):
       raise _refuse(
-        f"{name} of {what} must be a whole number, a text, true, false or null",
+        f"{name} of {what} must be an integer, a string, true, false or null",
         value,
       )
   return tuple(sorted(values.items()))
@@ -108,7 +108,7 @@ def _check_fields(what: str, fields: object) -> None:
     isinstance(pair, tuple) and len(pair) == 2 for pair in fields
   )
   if not is_pairs or fields_of(what, dict(fields)) != fields:  # type: ignore[call-overload]
-    raise _refuse(f"{what} must be made by fields_of", fields)
+    raise _refuse(f"{what} must be a result of fields_of", fields)
 
 
 def bucket(size: int) -> int:
@@ -202,13 +202,13 @@ class Row:
       )
     if len({c.way for c in self.candidates}) < count:
       raise _refuse(
-        "no candidate may come twice in a row", [c.way for c in self.candidates]
+        "a row must not repeat a candidate", [c.way for c in self.candidates]
       )
     if list(self.candidates) != sorted(self.candidates, key=_pace):
       raise _refuse(
         "candidates must be sorted by their medians",
         [c.median_us for c in self.candidates],
-        "rows made by row_of are",
+        "the row must be one that row_of returns",
       )
 
   @property
@@ -464,7 +464,8 @@ class Table:
       current = order(key)
       if previous == current:
         raise _refuse(
-          "no problem may come twice (its size is one a power of two)",
+          "rows must not repeat a problem (sizes of one power of two are one"
+          " problem)",
           dict(key),
         )
       if previous is not None and current < previous:
@@ -473,7 +474,8 @@ class Table:
       missing = {c.implementation for c in row.candidates} - known
       if missing:
         raise _refuse(
-          f"rows may name only the header's implementations {sorted(known)}",
+          "rows must use only the implementations of the header,"
+          f" {sorted(known)}",
           sorted(missing),
         )
 

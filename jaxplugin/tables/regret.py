@@ -72,9 +72,9 @@ class Regret:
     if slowdowns:
       mean = math.exp(sum(map(math.log, slowdowns)) / len(slowdowns))
       yield (
-        f"{len(slowdowns)} held-out problems, chosen by their neighbours:"
-        f" {mean:.3f} times the time of what measuring them chose (geometric"
-        f" mean), at worst {max(slowdowns):.3f}"
+        f"{len(slowdowns)} held-out problems: their neighbours' choices take"
+        f" {mean:.3f} times as long as their own (geometric mean), at worst"
+        f" {max(slowdowns):.3f}"
       )
       worst = max(
         (row for row in self.rows if row.neighbour is not None),
@@ -84,11 +84,11 @@ class Regret:
         yield f"the worst: {dict(worst.row.problem)}"
     if self.unmeasured:
       yield (
-        f"{self.unmeasured} whose neighbour chooses what was not measured for"
-        " them"
+        f"{self.unmeasured} whose neighbour chose a candidate that was not"
+        " measured for them"
       )
     if alone:
-      yield f"{alone} without a neighbour, where the rule chooses"
+      yield f"{alone} without a neighbour, for which the rule chooses"
     if not self.rows:
       yield "no rows"
 

@@ -139,7 +139,10 @@ def tuning(
       yield ()
     return
   if not tables:
-    raise TypeError("tuning: must have a table, or None for no table at all")
+    raise TypeError(
+      "tuning: tables must have at least one table, got none; pass None to"
+      " use no table"
+    )
   made = tuple(_table(table) for table in tables)
   outer = overlay() or Overlay()
   with _context(dataclasses.replace(outer, tables=(*made, *outer.tables))):
@@ -152,7 +155,7 @@ def _table(given: Any) -> records.Table:
   if isinstance(given, (str, os.PathLike)):
     return reading.read(pathlib.Path(given))
   raise TypeError(
-    "tuning: tables must be tables or paths of their files, or one None, got"
+    "tuning: tables must be tables or paths of table files, or one None, got"
     f" {speaking.shown(given)}"
   )
 
@@ -250,8 +253,8 @@ def _read_all(path: pathlib.Path, kind: str, *, is_wanted: bool) -> Stack:
       text = str(error).removeprefix("table ")
       troubles.append(f"{kind} {text}; it is not used")
     else:
-      told = file if kind.startswith("user") else file.name
-      tables.append(Named(name=f"{kind} {told}", table=table))
+      label = file if kind.startswith("user") else file.name
+      tables.append(Named(name=f"{kind} {label}", table=table))
   return Stack(tables=tuple(tables), troubles=tuple(troubles))
 
 
@@ -385,16 +388,16 @@ def told(
     where = f"{VARIABLE}={setting}"
   lines = [
     f"measured choices: {len(asked.tables)} tables, digest"
-    f" {asked.digest[:16]}, the user's: {where}"
+    f" {asked.digest[:16]}, user's tables: {where}"
   ]
   by_name = {operation.name: operation for operation in operations}
   for named in asked.tables:
     header = named.table.header
     operation = by_name.get(header.operation)
-    reason = f"{header.operation} asks no tables"
+    reason = f"{header.operation} uses no tables"
     if operation is not None:
       reason = fitting.misfit(named.table, operation, target)
-    answer = f"not used here: {reason}" if reason else "used"
+    answer = f"not used: {reason}" if reason else "used"
     lines.append(
       f"  {named.name}: {len(named.table.rows)} rows of {header.operation},"
       f" {header.date}: {answer}"

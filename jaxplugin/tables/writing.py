@@ -72,8 +72,8 @@ def merge(
       replace(path, table.to_text())
   except OSError as error:
     raise errors.TableError(
-      f"table {path}: it cannot be written: {error.strerror or error}; the file"
-      " is as it was"
+      f"table {path}: it cannot be written: {error.strerror or error}; the"
+      " file was not changed"
     ) from None
   return table
 
@@ -83,8 +83,8 @@ def _merged(
 ) -> records.Table:
   if old.header.identity != new.header.identity:
     raise errors.TableError(
-      f"table {path}: it is about something else: {difference(old, new)};"
-      " write to another file, or delete it"
+      f"table {path}: the file is for another device, operation or version:"
+      f" {difference(old, new)}; write to another file, or delete this one"
     )
   newest = max((new.header, old.header), key=lambda header: header.date)
   return records.table_of(newest, (*old.rows, *new.rows))
@@ -124,8 +124,8 @@ def locked(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
       except BlockingIOError:
         if time.monotonic() >= end:
           raise errors.TableError(
-            f"table {path}: others hold its lock, {name}, for more than"
-            f" {seconds:g} s; end them"
+            f"table {path}: another process holds its lock, {name}, for more"
+            f" than {seconds:g} s; end that process"
           ) from None
         time.sleep(_POLL_SECONDS)
     yield

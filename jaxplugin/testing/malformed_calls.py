@@ -372,7 +372,7 @@ def bad_scaled_arrays() -> dict[str, Malformed]:
       {"block_size": 16},
     ),
     "global_scale_along_the_contraction": type_error(
-      "global scale",
+      "global_scale",
       "lhs",
       "(4, 64)",
       lhs=unchecked(fp4(4, 64), e4m3(4, 4), f32(4, 64), jp.NVFP4),

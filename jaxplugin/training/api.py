@@ -201,7 +201,7 @@ def _refuse_array(name: str, format: Any) -> None:
   if not hasattr(format, "shape"):
     return
   remedy = (
-    "it returns the function that multiplies: call"
+    "dot_general returns the function that multiplies: call"
     ' jaxplugin.dot_general("mxfp8", "mxfp8")(lhs, rhs, dimension_numbers)'
   )
   if isinstance(format, scaled_array.ScaledArray):
@@ -218,8 +218,8 @@ def _scheme_of_formats(
   """That of the arguments of `dot_general` but recipe."""
   if weight is not _NOT_GIVEN:
     raise TypeError(
-      "dot_general: weight says which operand a recipe's weights are, got"
-      f" weight={speaking.shown(weight)} without recipe; leave it out"
+      "dot_general: weight must be left out without a recipe, got"
+      f" weight={speaking.shown(weight)}; pass recipe=, or leave weight out"
     )
   missing = [n for n in ("lhs_format", "rhs_format") if n not in given]
   if missing:
@@ -273,16 +273,15 @@ def _scheme_of_recipe(
   recipe = recipes.resolve("dot_general", "recipe", recipe)
   if given:
     raise TypeError(
-      "dot_general: a recipe says what is quantized to what, got"
-      f" {', '.join(f'{k}={speaking.shown(v)}' for k, v in given.items())}"
-      " beside it; change"
-      " the recipe by dataclasses.replace, or leave it out"
+      "dot_general: formats and roundings must be left out with a recipe, got"
+      f" {', '.join(f'{k}={speaking.shown(v)}' for k, v in given.items())};"
+      " change the recipe with dataclasses.replace, or leave recipe out"
     )
   if weight is _NOT_GIVEN:
     raise TypeError(
-      "dot_general: with a recipe weight must be given, as weights and"
-      ' activations are quantized in their own ways; pass weight="rhs" or'
-      ' weight="lhs", or None where both are activations'
+      "dot_general: weight must be given with a recipe, because weights and"
+      ' activations are quantized differently; pass weight="rhs" or'
+      ' weight="lhs", or weight=None if both operands are activations'
     )
   if weight not in _WEIGHTS:
     raise ValueError(
@@ -291,7 +290,7 @@ def _scheme_of_recipe(
     )
   if weight is None and recipe.activation_format is None:
     raise TypeError(
-      "dot_general: weight=None has activations on both sides, and the recipe's"
+      "dot_general: weight=None means two activations, and the recipe's"
       " activation_format is None; without quantization use"
       " jax.lax.dot_general"
     )

@@ -287,12 +287,12 @@ class _Tangent(linear_calls.Linear):
     if scheme.recipe.stochastic_rounding and used:
       if key is None:
         raise ValueError(
-          f"{scheme.who}: the recipe rounds gradients stochastically, which"
-          " takes a key where a gradient is taken, got key=None; pass another"
-          " jax.random key to each call, as"
-          " key=jax.random.fold_in(jax.random.key(seed), step), or have them"
-          " rounded to nearest:"
-          " dataclasses.replace(recipe, stochastic_rounding=False)"
+          f"{scheme.who}: key must be given, because the recipe rounds"
+          " gradients stochastically, got key=None. Pass a different key to"
+          " each call, for example"
+          " key=jax.random.fold_in(jax.random.key(seed), step), or round to"
+          " nearest with dataclasses.replace(recipe,"
+          " stochastic_rounding=False)"
         )
       keys = [self.setting.key(key, side) for side in used]
     manners = [

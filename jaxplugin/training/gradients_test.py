@@ -313,7 +313,7 @@ class DotGeneralTest(parameterized.TestCase):
       ),
       (
         TypeError,
-        r"lhs_format must be .*got float32\[4, 8\]; it returns the function",
+        r"lhs_format must be .*got float32\[4, 8\]; dot_general returns",
         lambda: jp.dot_general(f32, f32.T),
       ),
       (

@@ -122,10 +122,9 @@ def promote_dtype(
       return jnp.asarray(x, dtype)
     if x.dtype != dtype:
       raise TypeError(
-        f"promote_dtype: {x!r} is to be {jnp.dtype(dtype).name} here, and was"
-        " quantized before it was converted; pass"
-        f" w.astype({jnp.dtype(dtype).name!r}) to quantize_operand, and to"
-        " with_primals"
+        f"promote_dtype: {x!r} must be converted to {jnp.dtype(dtype).name}"
+        f" before it is quantized; pass w.astype({jnp.dtype(dtype).name!r}) to"
+        " quantize_operand, and to with_primals"
       )
     return x
 

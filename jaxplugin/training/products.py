@@ -42,8 +42,8 @@ from jaxplugin.training import recipes
 Side = Literal["lhs", "rhs"]
 
 _NO_SECOND: Final = (
-  ": a gradient that is a product of quantized arrays has no derivative; for a"
-  " second one pass quantize_dgrad=False and quantize_wgrad=False"
+  ": a gradient computed from quantized arrays has no derivative; for a"
+  " second derivative pass quantize_dgrad=False and quantize_wgrad=False"
 )
 
 

@@ -153,9 +153,9 @@ class QuantizedOperand:
     given = getattr(primal, "shape", None), getattr(primal, "dtype", None)
     if given != (self.shape, self.dtype):
       raise TypeError(
-        "QuantizedOperand: with_primal takes the array that was quantized,"
-        f" {speaking.shown(self.primal)}, got {speaking.shown(primal)};"
-        " quantize that"
+        "QuantizedOperand.with_primal: primal must be the array that was"
+        f" quantized, {speaking.shown(self.primal)}, got"
+        f" {speaking.shown(primal)}; call quantize_operand on that array"
       )
     return QuantizedOperand(primal, self._forward, self._backward, self.use)
 
@@ -163,17 +163,18 @@ class QuantizedOperand:
     """Returns this operand for `[...]`, as layers read a parameter."""
     if index is not Ellipsis:
       raise TypeError(
-        "QuantizedOperand: only [...] can be taken of it, as it is blocked, got"
-        f" [{speaking.shown(index)}]; take the part of .primal and quantize"
-        " that, or map over its leaves, as jax.lax.scan does"
+        "QuantizedOperand: the index must be ..., because the operand is"
+        f" blocked, got [{speaking.shown(index)}]; index .primal and quantize"
+        " the result, or map over the leaves with jax.lax.scan"
       )
     return self
 
   def __jax_array__(self) -> Any:
     raise TypeError(
-      "QuantizedOperand: functions that jaxplugin.dot_general returns take it,"
-      f" and it is no plain array, got {self!r}; its array is .primal. In flax"
-      " pass promote_dtype=jaxplugin.training.promote_dtype to the layer"
+      f"QuantizedOperand: this function needs a plain array, got {self!r};"
+      " pass it to a function that jaxplugin.dot_general returns, or pass its"
+      " array, .primal. In flax pass"
+      " promote_dtype=jaxplugin.training.promote_dtype to the layer"
     )
 
   def __repr__(self) -> str:
@@ -252,8 +253,8 @@ def quantize_operand(
   forward, backward = _copies(wanted, recipe)
   if forward is None and backward is None:
     raise TypeError(
-      f"{WHO}: the recipe has no product that takes {role}s quantized, got"
-      f" {recipe!r}; pass the array itself to dot_general"
+      f"{WHO}: recipe must quantize {role}s in a matmul, got {recipe!r}; pass"
+      " the array itself to dot_general"
     )
   manners = [m for m in (forward, backward) if m is not None]
   # Its derivative goes to the primal, past the copies.
@@ -386,15 +387,16 @@ def _validate(
   role = "weight" if side == scheme.weight else "activation"
   if scheme.is_weight_given and x.use.role != role:
     raise TypeError(
-      f"{scheme.who}: {side} is {role}s, as weight={scheme.weight!r} says, got"
-      f' {x!r}; pass role="{role}" to quantize_operand, or change the sides'
+      f'{scheme.who}: {side} must be quantized with role="{role}", because'
+      f' weight={scheme.weight!r}, got {x!r}; pass role="{role}" to'
+      " quantize_operand, or swap the operands"
     )
   index = ("lhs", "rhs").index(side)
   contracting, batch = (dims[index] for dims in setting.numbers)
   if (x.use.contracting, x.use.batch) != (contracting, batch):
     raise TypeError(
-      f"{scheme.who}: {side} is contracted along {list(contracting)} with batch"
-      f" dimensions {list(batch)}, got what was quantized for"
+      f"{scheme.who}: {side} must be quantized for contracting dimensions"
+      f" {list(contracting)} and batch dimensions {list(batch)}, got one for"
       f" {list(x.use.contracting)} and {list(x.use.batch)}, {x!r}; pass"
       f" contracting={contracting}, batch={batch} to quantize_operand"
     )
@@ -407,9 +409,9 @@ def _validate(
   for name, manner, own in pairs:
     if manner is not None and not _is_same(own, manner, x.shape):
       raise TypeError(
-        f"{scheme.who}: the {name} product takes {side} as {_described(manner)}"
-        f", got what was quantized as {_described(own)}, {x!r}; pass the same"
-        " recipe to quantize_operand"
+        f"{scheme.who}: the {name} pass needs {side} as {_described(manner)},"
+        f" got {_described(own)} in {x!r}; pass the same recipe to"
+        " quantize_operand"
       )
 
 

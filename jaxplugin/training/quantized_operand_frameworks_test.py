@@ -160,7 +160,7 @@ class ModelsTest(absltest.TestCase):
     plain = training.promote_dtype(x, np.float32(1))
     theirs = flax.linen.dtypes.promote_dtype(x, np.float32(1))
     self.assertEqual([x.dtype for x in plain], [x.dtype for x in theirs])
-    with self.assertRaisesRegex(TypeError, "float32 here, and was quantized b"):
+    with self.assertRaisesRegex(TypeError, "converted to float32 before it"):
       training.promote_dtype(np.ones(3, np.float32), w)
     with self.assertRaisesRegex(ValueError, "must be inexact, got int32"):
       training.promote_dtype(x, dtype=np.dtype(np.int32))

@@ -264,7 +264,7 @@ class ManyProductsTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, r"float32\[40, 72\].*bfloat16\[40"):
       training.with_primals([w_q], [W.astype(jnp.bfloat16)])
     for primal in (None, "w"):
-      with self.assertRaisesRegex(TypeError, f"with_primal .* got {primal!r};"):
+      with self.assertRaisesRegex(TypeError, f"with_primal.* got {primal!r};"):
         w_q.with_primal(primal)
     for index in (0, slice(None), (..., 0)):
       with self.assertRaisesRegex(TypeError, r"only \[\.\.\.\]"):
@@ -377,7 +377,7 @@ class ErrorsTest(parameterized.TestCase):
         )
       },
       TypeError,
-      "no product that takes weights quantized",
+      "recipe must quantize weights",
     ),
   )
   def test_arguments(self, changes, error, message):
@@ -387,22 +387,30 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
     # Of the other side, the other dimension, another recipe, another way.
-    ({"role": "activation"}, {}, "rhs is weights.*role=.weight. to quantize_"),
-    ({"contracting": 1}, {}, r"contracted along \[0\].* for \[1\] and \[\]"),
+    (
+      {"role": "activation"},
+      {},
+      "rhs must be quantized with role=.weight.*role=.weight. to quantize_",
+    ),
+    (
+      {"contracting": 1},
+      {},
+      r"contracting dimensions \[0\].* for \[1\] and \[\]",
+    ),
     (
       {"recipe": "mxfp4"},
       {},
-      "forward product takes rhs as mxfp8 along .*quantized as mxfp4 along",
+      "forward pass needs rhs as mxfp8 along .*got mxfp4 along",
     ),
     (
       {"recipe": training.NVFP4_RECIPE},
       {"weight_format": "nvfp4"},
-      "as nvfp4 along .* up, got .* as nvfp4 along .* in square blocks,",
+      "as nvfp4 along .* up, got nvfp4 along .* in square blocks",
     ),
     (
       {},
       {"dgrad_hadamard": 32},
-      "backward product takes rhs .* groups of 32, got",
+      "backward pass needs rhs .* groups of 32, got",
     ),
     (
       {
@@ -411,7 +419,7 @@ class ErrorsTest(parameterized.TestCase):
         )
       },
       {},
-      "backward product takes rhs as mxfp8 .* quantized as nothing,",
+      "backward pass needs rhs as mxfp8 .* got nothing",
     ),
   )
   def test_what_was_quantized_for_another_call(self, made, recipe, message):
@@ -438,21 +446,27 @@ class ErrorsTest(parameterized.TestCase):
       group_sizes=jnp.array([3, 3, 3]),
       recipe=recipe,
     )
-    with self.assertRaisesRegex(NotImplementedError, "lhs must be an array"):
+    with self.assertRaisesRegex(
+      NotImplementedError, "lhs must be an unquantized array"
+    ):
       ragged(x, w.transpose(0, 2, 1))
     numbers = jax.lax.RaggedDotDimensionNumbers(
       (((1,), (1,)), ((), ())), (0,), (0,)
     )
     w_q = jp.quantize_operand(w, recipe, contracting=1, batch=0)
-    with self.assertRaisesRegex(TypeError, r"must be in order, \(groups, n, k"):
+    with self.assertRaisesRegex(
+      TypeError, r"must have dimensions \(groups, n, k"
+    ):
       ragged(X, w_q, ragged_dot_dimension_numbers=numbers)
 
   def test_other_functions_say_what_it_is(self):
     w = jp.quantize_operand(W, training.MXFP8_RECIPE)
-    with self.assertRaisesRegex(TypeError, r"no plain array.*\.primal.*flax"):
+    with self.assertRaisesRegex(
+      TypeError, r"needs a plain array.*\.primal.*flax"
+    ):
       jnp.sin(w)
     with self.assertRaisesRegex(
-      TypeError, "rhs must be .*QuantizedOperand.* its forward is a ScaledArray"
+      TypeError, "rhs must be .*QuantizedOperand.* its .forward, a ScaledArray"
     ):
       jp.block_scaled_dot(X, w)
 

@@ -131,16 +131,16 @@ def ragged_dot_general(
     order = contraction_api.Order.of(ragged_dot_dimension_numbers, lhs, rhs)
     if order.is_contraction:
       raise NotImplementedError(
-        f"{sides.who()}: a recipe has no forward product that contracts the"
-        " ragged dimension; it is how weights' gradients are made here, and"
-        " jaxplugin.ragged_dot_general for arrays that are quantized already"
+        f"{sides.who()}: the ragged dimension must not be a contracting one"
+        " under a recipe, which uses that contraction only for the gradients"
+        " of weights; for quantized arrays call jaxplugin.ragged_dot_general"
       )
     is_quantized = isinstance(given, quantized_operand.QuantizedOperand)
     if is_quantized and order.rhs != (0, 1, 2):
       raise TypeError(
-        f"{sides.who()}: a quantized operand must be in order, (groups, n, k),"
-        f" got {given!r} of dimensions {ragged_dot_dimension_numbers}; quantize"
-        " the weights transposed"
+        f"{sides.who()}: a quantized operand must have dimensions (groups, n,"
+        f" k), got {given!r} with {ragged_dot_dimension_numbers}; transpose"
+        " the weights before you quantize them"
       )
     lhs, weights = order.lhs_in_order(lhs), order.rhs_in_order(rhs)
     group_sizes = api.integers("group_sizes", group_sizes)
@@ -191,8 +191,8 @@ def _unless_quantized(lhs: Any) -> Any:
   """Rows; those that were quantized before are refused."""
   if isinstance(lhs, quantized_operand.QuantizedOperand):
     raise NotImplementedError(
-      f"{sides.who()}: lhs must be an array, as wgrad gives each group blocks"
-      f" of its own, got {lhs!r}; pass lhs.primal"
+      f"{sides.who()}: lhs must be an unquantized array, because wgrad"
+      f" quantizes each group separately, got {lhs!r}; pass lhs.primal"
     )
   return lhs
 

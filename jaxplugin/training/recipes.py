@@ -140,49 +140,53 @@ class Recipe:
         block = format.block_size
         if size % block and block % size:
           raise ValueError(
-            f"Recipe: {name} must divide blocks or be whole blocks, got {size}"
-            f" and {format} in blocks of {block}; leave {name} out"
+            f"Recipe: {name} must divide the block size or be a multiple of"
+            f" it, got {size} and {format} with blocks of {block}; leave"
+            f" {name} out"
           )
 
   def _validate_together(self) -> None:
     """Refuses fields of which one leaves another nothing to do."""
     if self.stochastic_rounding and self.grad_format is None:
       raise ValueError(
-        "Recipe: stochastic_rounding is that of gradients, and grad_format is"
-        " None; give it, or leave stochastic_rounding out"
+        "Recipe: stochastic_rounding must be False if grad_format is None,"
+        " got True; pass grad_format, or leave stochastic_rounding out"
       )
     grad_format = self.grad_format
     if self.grad_scale_up and (
       grad_format is None or grad_format.scale_is_power_of_two
     ):
       raise ValueError(
-        "Recipe: grad_scale_up is for gradients with floating-point scales, as"
-        f" in nvfp4, got grad_format={grad_format and grad_format.name}; leave"
-        " grad_scale_up out, scale_rounding says how powers of two are rounded"
+        "Recipe: grad_scale_up must be False unless gradients have"
+        " floating-point scales, as in nvfp4, got"
+        f" grad_format={grad_format and grad_format.name}; leave grad_scale_up"
+        " out, and round powers of two with scale_rounding"
       )
     if self.weight_2d and self.weight_format is None:
       raise ValueError(
-        "Recipe: weight_2d is how weights are scaled, and weight_format is"
-        " None; give it, or leave weight_2d out"
+        "Recipe: weight_2d must be False if weight_format is None, got True;"
+        " pass weight_format, or leave weight_2d out"
       )
     if self.weight_2d and self.dgrad_hadamard is not None:
       raise ValueError(
-        "Recipe: with weight_2d dgrad has the weights of the forward product,"
-        " which are not transformed, got"
+        "Recipe: dgrad_hadamard must be None with weight_2d, because dgrad"
+        " then uses the untransformed weights of the forward pass, got"
         f" dgrad_hadamard={self.dgrad_hadamard}; leave one of them out"
       )
     if self.four_over_six and not any(
       quantization.has_four_over_six(f) for f in self.formats
     ):
       raise ValueError(
-        "Recipe: four_over_six is for E2M1 values under floating-point scales,"
-        f" as in nvfp4, got {' and '.join(f.name for f in self.formats)}; leave"
-        " four_over_six out"
+        "Recipe: four_over_six must be False unless a format has E2M1 values"
+        " and floating-point scales, as nvfp4 has, got"
+        f" {' and '.join(f.name for f in self.formats)}; leave four_over_six"
+        " out"
       )
     if self.backward_from_quantized and not self.quantize_forward:
       raise ValueError(
-        "Recipe: backward_from_quantized takes what the forward product"
-        " quantized, and quantize_forward is False; leave one of them out"
+        "Recipe: backward_from_quantized must be False if quantize_forward is"
+        " False, because it uses the quantized operands of the forward pass,"
+        " got True; leave one of them out"
       )
 
   @property
@@ -215,8 +219,8 @@ def resolve(who: str, name: str, recipe: Any) -> Recipe:
   if not isinstance(recipe, (str, formats.BlockFormat)):
     raise TypeError(
       f"{who}: {name} must be a jaxplugin.training.Recipe, a format or its"
-      f" name, got {speaking.shown(recipe)}; jaxplugin.training.MXFP8_RECIPE"
-      " is one"
+      f" name, got {speaking.shown(recipe)}; pass"
+      " jaxplugin.training.MXFP8_RECIPE or another"
     )
   format = formats.resolve(who, recipe, name)
   return Recipe(

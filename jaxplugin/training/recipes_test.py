@@ -255,7 +255,7 @@ class ArgumentsTest(parameterized.TestCase):
         "wgrad_hadamard": 16,
       },
       ValueError,
-      "wgrad_hadamard .*got 16 and own in blocks of 24",
+      "wgrad_hadamard .*got 16 and own with blocks of 24",
     ),
     (
       "mxfp8",
@@ -286,7 +286,12 @@ class ArgumentsTest(parameterized.TestCase):
       ValueError,
       "weight_2d .*weight_format is None",
     ),
-    ("nvfp4", {"dgrad_hadamard": 16}, ValueError, "weight_2d .*_hadamard=16"),
+    (
+      "nvfp4",
+      {"dgrad_hadamard": 16},
+      ValueError,
+      "with weight_2d.*_hadamard=16",
+    ),
     ("mxfp4", {"four_over_six": True}, ValueError, "four_.*got mxfp4"),
     (
       "mxfp8",
@@ -340,7 +345,7 @@ class ArgumentsTest(parameterized.TestCase):
       ),
       (
         TypeError,
-        "got lhs_format=mxfp8, scale_rounding='up' beside it",
+        "got lhs_format=mxfp8, scale_rounding='up'; change",
         lambda: make(
           jp.MXFP8, recipe=recipe, weight="rhs", scale_rounding="up"
         ),
@@ -349,7 +354,7 @@ class ArgumentsTest(parameterized.TestCase):
       (TypeError, "no rhs_format", lambda: make(jp.MXFP8)),
       (
         TypeError,
-        "weight='rhs' without recipe",
+        "without a recipe, got weight='rhs'",
         lambda: make(jp.MXFP8, jp.MXFP8, weight="rhs"),
       ),
       (
@@ -375,7 +380,7 @@ class ArgumentsTest(parameterized.TestCase):
     function = jp.dot_general(recipe=training.NVFP4_RECIPE, weight="rhs")
     dot = lambda x, w: function(x, w, MATMUL)
     loss = lambda x, w: dot(x, w).sum()
-    pattern = "dot_general: .*key=None; .*fold_in.*stochastic_rounding=False"
+    pattern = "dot_general: .*key=None. .*fold_in.*stochastic_rounding=False"
     for argnums in (0, 1, (0, 1)):
       with self.assertRaisesRegex(ValueError, pattern):
         jax.make_jaxpr(jax.grad(loss, argnums))(X, W)

@@ -155,9 +155,9 @@ def load(
       getattr(library, name)
     library.jaxplugin_cpu_isa.restype = ctypes.c_char_p
   except AttributeError as error:
-    raise LibraryError(f"{path} is no library of these kernels: {error}") from (
-      None
-    )
+    raise LibraryError(
+      f"{path} must be a library of the CPU kernels: {error}"
+    ) from (None)
   check_version(divmod(number, 1000), installed_version(include_dir), path)
   reason = stale_reason(built_from(library), path)
   if reason:
@@ -192,10 +192,9 @@ def stale_reason(
   if current is None or digest in ("", current):
     return ""
   return (
-    f"{path} was not built from the sources in {directory}, as they are now:"
-    " what runs is older. Build it again, by pip install --no-build-isolation"
-    " --no-deps --editable . for an editable install, by pip install . for"
-    " another, or by cmake --build for one built by hand"
+    f"{path} is older than the sources in {directory}. Build it again: pip"
+    " install --no-build-isolation --no-deps --editable . for an editable"
+    " install, pip install . for another, cmake --build for a build by hand"
   )
 
 
@@ -240,9 +239,9 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
     if size < least:
       raise LibraryError(
         f"{path} is truncated: it has {size} bytes, and {least} by its header;"
-        " delete it and build it again, by pip install --no-build-isolation"
-        " --no-deps --editable . for an editable install, or by cmake --build"
-        " for one built by hand, or install the wheel again"
+        " delete it and build it again: pip install --no-build-isolation"
+        " --no-deps --editable . for an editable install, cmake --build for a"
+        " build by hand; or install the wheel again"
       )
     return ctypes.CDLL(str(path))
   except OSError as error:
@@ -288,7 +287,7 @@ def installed_version(include_dir: str | os.PathLike[str]) -> Version:
     text = header.read_text()
   except OSError as error:
     raise LibraryError(
-      f"the FFI version of jaxlib is not known: {error}"
+      f"cannot read the FFI version of jaxlib: {error}"
     ) from None
   major, minor = (
     re.search(rf"^#define\s+XLA_FFI_API_{part}\s+(\d+)\s*$", text, re.M)
@@ -296,7 +295,7 @@ def installed_version(include_dir: str | os.PathLike[str]) -> Version:
   )
   if major is None or minor is None:
     raise LibraryError(
-      f"the FFI version of jaxlib is not known: {header} defines none"
+      f"cannot read the FFI version of jaxlib: {header} defines none"
     )
   return int(major[1]), int(minor[1])
 

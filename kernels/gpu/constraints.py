@@ -48,7 +48,7 @@ def native_error(shape: MatmulShape, architecture: Architecture) -> str | None:
   if not (shape.lhs.is_quantized and shape.rhs.is_quantized):
     return f"both operands must have a block format, got {names}"
   if shape.lhs.is_interleaved or shape.rhs.is_interleaved:
-    return "it takes values in their usual order, these are interleaved"
+    return "values must be in their usual order, got interleaved ones"
   if not architecture.has_scaled_dot:
     return f"{architecture.name} has no block-scaled matrix instruction"
   # Hardware multiplies six bits; Triton's `dot_scaled` (3.9) has no name of it.
@@ -156,8 +156,8 @@ def _use_of_descriptors_error(
   if config.path == "native" and shape.lhs.bits != shape.rhs.bits:
     names = (shape.lhs.format, shape.rhs.format)
     return (
-      "jax-triton has no TMA descriptors of FP4 beside FP8 for the block-scaled"
-      f" matrix instruction, got {names}"
+      "jax-triton has no TMA descriptors of FP4 next to FP8 for the"
+      f" block-scaled matrix instruction, got {names}"
     )
   operands = (("lhs", shape.lhs), ("rhs", shape.rhs))
   for (name, kind), descriptor in zip(
@@ -175,7 +175,7 @@ def _interleaving_error(
   # 16 values share two words.
   if shape.k % configs.INTERLEAVED_UNIT:
     return (
-      f"k must be a multiple of {configs.INTERLEAVED_UNIT} where values are"
+      f"k must be a multiple of {configs.INTERLEAVED_UNIT} if values are"
       f" interleaved, got {shape.k}"
     )
   # They are taken apart with the help of PTX.

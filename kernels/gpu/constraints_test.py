@@ -96,7 +96,7 @@ class ConfigErrorTest(parameterized.TestCase):
   @parameterized.parameters(
     ("sm_90", 256, None),
     ("sm_100", 256, None),
-    ("sm_90", 264, "multiple of 16 where values are interleaved, got 264"),
+    ("sm_90", 264, "multiple of 16 if values are interleaved, got 264"),
     ("gfx942", 256, "need an NVIDIA GPU, not gfx942"),
   )
   def test_what_takes_interleaved_values(self, name, k, message):
@@ -111,7 +111,7 @@ class ConfigErrorTest(parameterized.TestCase):
     native = constraints.native_error(
       replace(shape, lhs=configs.operand("mxfp4", 256, k)), SM_100
     )
-    self.assertRegex(native, "these are interleaved")
+    self.assertRegex(native, "got interleaved ones")
 
   @parameterized.parameters(
     ({}, None),

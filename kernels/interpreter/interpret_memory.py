@@ -148,7 +148,7 @@ class Memory:
       name = self._names[self._owner[place]]
       return f"{verb} byte {place - self._starts[name]} of {name}"
     if not self._starts:
-      return f"{verb} memory, and was given no array"
+      return f"{verb} memory, and the launch has no array"
     name = min(
       self._starts,
       key=lambda name: self._distance(name, place),

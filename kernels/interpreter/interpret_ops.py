@@ -153,7 +153,7 @@ def _convert(source: Any, dtype: Any, rounding: Any) -> Any:
     tl.float64,
   }
   if unknown:
-    raise NotImplementedError(f"the interpreter does not know {unknown}")
+    raise NotImplementedError(f"the interpreter does not support {unknown}")
   return _encode(_decode(source), dtype.scalar)
 
 
@@ -307,7 +307,7 @@ def _inline_assembly(
     names = {line.split()[0] for line in text.splitlines() if line.split()}
     known = next((name for name in sorted(names) if name in _ASSEMBLY), text)
   if known not in _ASSEMBLY:
-    raise NotImplementedError(f"the interpreter does not know PTX {text!r}")
+    raise NotImplementedError(f"the interpreter does not support PTX {text!r}")
   results = _ASSEMBLY[known](*values)
   return _Results(
     [Handle(x, type.scalar) for x, type in zip(results, types, strict=True)]

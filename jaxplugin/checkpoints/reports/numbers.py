@@ -54,7 +54,7 @@ class Numbers:
       if count := getattr(self, name):
         words.append(f"{count} {word}{'s' if count > 1 else ''}")
     if self.block is not None:
-      words.insert(1, f"the first of block {list(self.block)}")
+      words.insert(1, f"the first in block {list(self.block)}")
     return ", ".join([*words, *([self.refusal] if self.refusal else [])])
 
 

@@ -81,15 +81,15 @@ class Signs:
     beside = self._beside(tensor.name)
     leaf = tensor.name.rpartition(".")[2]
     if beside:
-      sign = f"{_quoted(beside)} beside it"
+      sign = f"it has {_quoted(beside)}"
     elif self._config and leaf in _VALUES and len(tensor.shape) > 1:
-      sign = f"{self._config}, and no scale is beside it"
+      sign = f"{self._config}, and it has no scale"
     else:
       return None
     what = _family(tensor, [self._tensors[x] for x in beside])
     return (
-      f"it is quantized ({sign}): {what}. No format here holds that; dequantize"
-      " it with the tool that made it, and quantize the result"
+      f"it is quantized ({sign}): {what}. jaxplugin has no such format."
+      " Dequantize it with the tool that wrote it, and quantize the result"
     )
 
   def _beside(self, name: str) -> list[str]:
@@ -163,9 +163,9 @@ def _shared(tensor: stored.StoredTensor, scale: stored.StoredTensor) -> str:
   """Returns what shares a scale of FP8."""
   size = int(np.prod(scale.shape, dtype=np.int64))
   if size == 1:
-    return "one scale a tensor"
+    return "one scale per tensor"
   if tensor.shape and size == tensor.shape[0]:
-    return "one scale a row"
+    return "one scale per row"
   block = fitting.scale_block(tensor, scale)
   if block is not None:
     return f"scales of {block[0]} x {block[1]} values"

@@ -201,9 +201,9 @@ def _modelopt_refusal(weight: Weight) -> str | None:
   if len(weight.shape) == 2:
     return None
   if weight.axis == -1:
-    return "ModelOpt has no experts [E, n, k] in one tensor"
+    return "layout modelopt does not store experts [E, n, k] in one tensor"
   if weight.format != formats.NVFP4:
-    return f"ModelOpt has no {weight.format} of experts [E, k, n]"
+    return f"layout modelopt does not store {weight.format} experts [E, k, n]"
   return None
 
 
@@ -231,9 +231,9 @@ def _compressed_parts(weight: Weight) -> list[Part]:
 
 def _compressed_refusal(weight: Weight) -> str | None:
   if len(weight.shape) != 2:
-    return "compressed-tensors has no experts in one tensor"
+    return "layout compressed-tensors does not store experts in one tensor"
   if not weight.name.endswith(_WEIGHT):
-    return "compressed-tensors has weights called *.weight alone"
+    return "layout compressed-tensors stores only weights named *.weight"
   return None
 
 
@@ -263,7 +263,7 @@ def _gpt_oss_parts(weight: Weight) -> list[Part]:
 
 def _gpt_oss_refusal(weight: Weight) -> str | None:
   if len(weight.shape) == 2:
-    return "gpt-oss has quantized experts alone"
+    return "layout gpt-oss stores only quantized experts"
   return None
 
 
@@ -289,9 +289,9 @@ def _torchao_parts(weight: Weight) -> list[Part]:
 
 def _torchao_refusal(weight: Weight) -> str | None:
   if weight.axis != -1:
-    return "torchao has k as the last dimension"
+    return "layout torchao stores k as the last dimension"
   if "." not in weight.name:
-    return "torchao has names with a dot alone"
+    return "layout torchao stores only names with a dot"
   return None
 
 
@@ -341,9 +341,9 @@ def _comfyui_parts(weight: Weight) -> list[Part]:
 
 def _comfyui_refusal(weight: Weight) -> str | None:
   if len(weight.shape) != 2:
-    return "ComfyUI has no experts of block-scaled formats in one tensor"
+    return "layout comfyui does not store experts in one tensor"
   if not weight.name.endswith(_WEIGHT):
-    return "ComfyUI has weights called *.weight only"
+    return "layout comfyui stores only weights named *.weight"
   return None
 
 
@@ -409,11 +409,13 @@ def find(
   found = LAYOUTS[layout]
   if format not in found.formats:
     raise ValueError(
-      f"{who}: layout {layout} has {', '.join(map(str, found.formats))}, got"
-      f" {format}; {format} is in"
+      f"{who}: layout {layout} stores {', '.join(map(str, found.formats))},"
+      f" got {format}; for {format} choose layout"
       f" {', '.join(x.name for x in LAYOUTS.values() if format in x.formats)}"
       if any(format in x.formats for x in LAYOUTS.values())
-      else f"{who}: no layout has {format}; they have"
-      f" {', '.join(map(str, _ALL))}"
+      else (
+        f"{who}: format must be one that a layout stores, got {format};"
+        f" choose {', '.join(map(str, _ALL))}"
+      )
     )
   return found, format

@@ -94,7 +94,7 @@ class ComfyuiTest(absltest.TestCase):
     )
 
   def test_what_it_has_not_is_refused(self):
-    with self.assertRaisesRegex(ValueError, "comfyui has nvfp4, mxfp8, got"):
+    with self.assertRaisesRegex(ValueError, "comfyui stores nvfp4, mxfp8, got"):
       jp.checkpoints.quantize(
         self.source, self.folder / "x.safetensors", "mxfp4", layout="comfyui"
       )

@@ -251,9 +251,9 @@ class _Job:
       if not good.all():
         raise recognition.fault(
           decision.tensor,
-          f"its global scale, {float(scales[~good][0]):g}, is out of"
-          f" [{smallest:.4g}, {largest:.4g}], which readers take for one used"
-          " the wrong way round; exclude it",
+          f"its global scale, {float(scales[~good][0]):g}, is outside"
+          f" [{smallest:.4g}, {largest:.4g}], so readers would consider it"
+          " inverted; exclude the weight",
         )
     return array
 

@@ -101,7 +101,7 @@ class Quantized:
       yield f"verified: {len(self.errors)} weights, bit by bit"
     if self.nonfinite:
       bad = ", ".join(map(naming.printable, self.nonfinite))
-      yield f"not verified, as they have NaNs or infinities: {bad}"
+      yield f"not verified, because of NaNs or infinities: {bad}"
     if not self.is_written:
       yield "nothing was written"
 

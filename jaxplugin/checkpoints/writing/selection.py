@@ -118,16 +118,16 @@ def choose(
     of_it = [x for x in found if naming.matches(pattern, x.tensor.name)]
     if all(x.weight is None for x in of_it):
       raise errors.CheckpointError(
-        f"{who}: include={pattern!r} has nothing that can be quantized:"
-        f" {of_it[0].tensor.name!r} is left as it is ({of_it[0].reason})"
+        f"{who}: include={pattern!r} must match a tensor that can be"
+        f" quantized, got {of_it[0].tensor.name!r} ({of_it[0].reason})"
       )
   if all(x.weight is None for x in found):
     raise errors.CheckpointError(
-      f"{who}: it has no weight that can be quantized to {format} in layout"
-      f" {layout.name}; of its {len(found)} tensors the first,"
-      f" {found[0].tensor.name!r}, is left as it is ({found[0].reason})"
+      f"{who}: none of the {len(found)} tensors can be quantized to {format}"
+      f" in layout {layout.name}, the first being {found[0].tensor.name!r}"
+      f" ({found[0].reason})"
       if found
-      else f"{who}: it has no tensors"
+      else f"{who}: the checkpoint must have tensors, got none"
     )
   _require_one_name_each(who, found)
   return found
@@ -150,8 +150,8 @@ def _require_matches(
   for pattern in patterns:
     if not any(naming.matches(pattern, name) for name in names):
       raise errors.CheckpointError(
-        f"{who}: {what}={pattern!r} matches no tensor; names are those of the"
-        " table that dry_run=True (--dry-run) gives"
+        f"{who}: {what}={pattern!r} must match a tensor; list their names with"
+        " dry_run=True (--dry-run)"
       )
 
 
@@ -175,7 +175,7 @@ def _decide(
   )
   k = weight.shape[weight.axis]
   if k % format.block_size:
-    reason = f"k={k} is no multiple of {format.block_size}"
+    reason = f"k={k} is not a multiple of {format.block_size}"
   else:
     reason = layout.refusal(weight) or ""
   if reason:
@@ -194,22 +194,22 @@ def _reason(tensor: stored.StoredTensor, rules: Rules) -> str:
   if rules.include is not None and not _any_matches(rules.include, name):
     return "not included"
   if tensor.type_name not in _FLOATS:
-    return f"{tensor.type_name} is none of {', '.join(_FLOATS)}"
+    return f"{tensor.type_name} is not one of {', '.join(_FLOATS)}"
   if len(tensor.shape) not in (2, 3):
-    return f"of rank {len(tensor.shape)}"
+    return f"rank {len(tensor.shape)}"
   if not math.prod(tensor.shape):
     return "empty"
   if len(tensor.shape) == 2 and rules.model_type in _CONV1D:
-    return f"k before n, as {rules.model_type} has it"
+    return f"k comes before n in {rules.model_type}"
   if rules.include is not None:
     return ""
   for pattern, what in _KEPT:
     if re.search(pattern, name):
       return what
   if len(tensor.shape) == 2 and not name.endswith(WEIGHT):
-    return "not called *.weight"
+    return "not named *.weight"
   if len(tensor.shape) == 3 and not _is_stack(name):
-    return "of rank 3, and not called experts"
+    return "rank 3, and not named experts"
   return ""
 
 
@@ -244,13 +244,13 @@ def _require_bias_agrees(
     n, k = weight.shape[other], weight.shape[weight.axis]
     if bias.shape[1] != n and bias.shape[1] == k:
       raise errors.CheckpointError(
-        f"{who}: {weight.name!r}: k is taken to be dimension"
-        f" {3 + weight.axis} of {list(weight.shape)}, and {name!r} of shape"
-        f" {list(bias.shape)} says that it is the other one;"
+        f"{who}: {weight.name!r}: the bias {name!r} of shape"
+        f" {list(bias.shape)} must have n numbers, and k is assumed to be"
+        f" dimension {3 + weight.axis} of {list(weight.shape)};"
         + (
           f" pass transposed=[{weight.name!r}] (--transposed)"
           if weight.axis == -1
-          else " leave it out of transposed"
+          else " leave the weight out of transposed"
         )
       )
 
@@ -262,7 +262,7 @@ def _require_one_name_each(who: str, found: Iterable[Decision]) -> None:
     for name in names:
       if name in seen:
         raise errors.CheckpointError(
-          f"{who}: two tensors would be called {name!r}; exclude one, or take"
-          " another layout"
+          f"{who}: two tensors would have the name {name!r}; exclude one, or"
+          " choose another layout"
         )
       seen.add(name)

@@ -87,8 +87,8 @@ def lay_out(
   text += b" " * (-len(text) % _ALIGNMENT)
   if len(text) > json_text.MAX_BYTES:
     raise errors.CheckpointError(
-      f"{name}: its header would have {len(text)} bytes, and readers take"
-      f" {json_text.MAX_BYTES}; split the file into several"
+      f"{name}: its header must have at most {json_text.MAX_BYTES} bytes, got"
+      f" {len(text)}; split the file into several"
     )
   head = len(text).to_bytes(safetensors_files.SIZE_BYTES, "little") + text
   return Shard(

@@ -103,7 +103,7 @@ def open_source(who: str, path: pathlib.Path) -> Source:
     files = [index.parent / name for name in names]
   if not all(file.suffix == loading.SAFETENSORS for file in files):
     raise errors.CheckpointError(
-      f"{who}: plain weights are read from safetensors files, got {files[0]}"
+      f"{who}: the source must be safetensors files, got {files[0]}"
     )
   shards = {
     file.name: unmapped(safetensors_files.open_file(file)) for file in files
@@ -137,8 +137,8 @@ def _require_plain(
   """Raises CheckpointError where something is quantized already."""
   if config is not None and config.get(QUANTIZATION):
     raise errors.CheckpointError(
-      f"{who}: {config_file} has a {QUANTIZATION}: its weights are quantized"
-      " already; take the checkpoint that they were made of"
+      f"{who}: {config_file} has a {QUANTIZATION}, so its weights are already"
+      " quantized; pass the unquantized checkpoint"
     )
   together = stored.joined(
     {str(config_file.parent / name): x for name, x in shards.items()}
@@ -147,8 +147,8 @@ def _require_plain(
     if entry.layout is not None:
       raise recognition.fault(
         entry.parts[0],
-        f"it is quantized already ({entry.layout}, {entry.format}); take the"
-        " checkpoint that it was made of",
+        f"it is already quantized ({entry.layout}, {entry.format}); pass the"
+        " unquantized checkpoint",
       )
 
 

@@ -34,7 +34,7 @@ def writing(who: str, target: pathlib.Path) -> Iterator[None]:
     file = f"{error.filename}: " if error.filename else ""
     partial = _partial(target)
     rest = (
-      f"; what is finished is in {partial}, and the same call goes on there"
+      f"; finished files are in {partial}, and the same call continues there"
       if partial.exists()
       else ""
     )
@@ -52,11 +52,11 @@ def require_new(who: str, target: pathlib.Path) -> None:
   is_empty = target.is_dir() and not any(target.iterdir())
   if os.path.lexists(target) and not is_empty:
     raise errors.CheckpointError(
-      f"{who}: {target} is there already; remove it, or give another name"
+      f"{who}: {target} already exists; remove it, or choose another name"
     )
   if not target.parent.is_dir():
     raise errors.CheckpointError(
-      f"{who}: {target.parent} must be a folder that is there"
+      f"{who}: {target.parent} must be an existing folder"
     )
 
 
@@ -65,7 +65,8 @@ def require_space(who: str, target: pathlib.Path, size: int) -> None:
   free = shutil.disk_usage(target.parent).free
   if free < size:
     raise errors.CheckpointError(
-      f"{who}: {target} needs {size:,} bytes, and its disk has {free:,}"
+      f"{who}: {target} needs {size:,} bytes, and its disk has {free:,} free;"
+      " free space, or choose another disk"
     )
 
 
@@ -117,8 +118,8 @@ class Staging:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     elif any(self.folder.iterdir()):
       raise errors.CheckpointError(
-        f"{who}: {self.folder} is there, and is no unfinished result of this;"
-        " remove it, or give another name"
+        f"{who}: {self.folder} exists and is not an unfinished result of this"
+        " call; remove it, or choose another name"
       )
     write_json(task_file, wanted)
 

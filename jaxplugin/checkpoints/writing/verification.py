@@ -108,7 +108,7 @@ def _require_same(
     is_same = x.dtype == y.dtype and x.size == y.size
     if not is_same or x.tobytes() != y.tobytes():
       raise recognition.fault(
-        tensor, f"what was written of its {part} is not what jp.quantize makes"
+        tensor, f"its {part} on the disk differs from the result of jp.quantize"
       )
 
 

@@ -45,7 +45,7 @@ class ExplainTest(command_lines.CommandLineTestCase):
     self.assertRegex(out, r" mxfp8 x mxfp8 +8 +16 +64 +1  cudnn ")
     self.assertNotIn("not cpu", out)
     status, out, _ = self.run_command("explain", path, *B200, "--verbose")
-    self.assertIn(f"    at {path}:3:10\n    stays as it is\n    cudnn: ", out)
+    self.assertIn(f"    at {path}:3:10\n    is not changed\n    cudnn: ", out)
 
   def test_explain_of_a_file_in_json_with_a_forced_implementation(self):
     path = self.write("m.mlir", written_modules.dot_module())
@@ -113,7 +113,7 @@ class ExplainTest(command_lines.CommandLineTestCase):
     ),
     (
       f"explain {DOT_ARGUMENTS} --target mi300x --implementation cudnn",
-      "cannot serve.*platform is rocm",
+      "does not support.*platform is rocm",
     ),
     (
       "explain --lhs float32 --rhs float32 -m 1 -n 1 -k 32",

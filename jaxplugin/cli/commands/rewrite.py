@@ -57,13 +57,13 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   command.add_argument(
     "--json",
     action="store_true",
-    help="with -o OUT: print what became of each call as JSON",
+    help="with -o OUT: print the result of each call as JSON",
   )
 
 
 def _run(args: argparse.Namespace) -> int:
   if args.json and args.output in (None, files.STANDARD):
-    raise ValueError("rewrite: --json must be given with -o OUT, a file")
+    raise ValueError("rewrite: --json needs -o OUT, a file")
   target = arguments.target(args) or targets.current_target()
   # Before any work, and again when it is written.
   files.check_output(args.file, args.output, args.force)
@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
   form = args.format or (modules.TEXT if args.elide else source.form)
   if args.elide:
     if form != modules.TEXT:
-      raise ValueError(f"--elide is for text, got --format {form}")
+      raise ValueError(f"--elide needs --format text, got --format {form}")
     source.elide()
     is_changed = True
   if is_changed or form != source.form:

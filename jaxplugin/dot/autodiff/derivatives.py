@@ -366,13 +366,13 @@ def _refuse_quantized(call: calls.Call, active: Container[str]) -> None:
       ]
   if names:
     raise NotImplementedError(
-      f"{sides.WHO}: quantized values and block scales have no derivative, one"
-      f" is asked for with respect to {' and '.join(names)}; differentiate with"
-      " respect to plain operands, bias, residual and global_scale only, with"
-      " jax.lax.stop_gradient around the quantized. To train a model in a block"
-      " format pass plain parameters to jaxplugin.quantize_dots(f, recipe), or"
-      " multiply by jaxplugin.dot_general(lhs_format, rhs_format), which"
-      " quantizes both operands itself and defines the gradient."
+      f"{sides.WHO}: quantized values and block scales have no derivative, got"
+      f" {' and '.join(names)}. Differentiate with respect to plain operands,"
+      " bias, residual and global_scale, with jax.lax.stop_gradient around"
+      " the quantized operands. To train a model in a block format pass plain"
+      " parameters to jaxplugin.quantize_dots(f, recipe), or multiply by"
+      " jaxplugin.dot_general(lhs_format, rhs_format), which quantizes both"
+      " operands and defines the gradient."
     )
 
 
@@ -385,6 +385,6 @@ def _require_linear(call: calls.Call, names: Sequence[str]) -> None:
     what = " at once"
   if what:
     raise NotImplementedError(
-      f"{sides.WHO}: jax.linear_transpose needs a linear function, and this is"
-      f" not linear in {' and '.join(names)}{what}; use jax.vjp"
+      f"{sides.WHO}: jax.linear_transpose needs a linear function, and the"
+      f" result is not linear in {' and '.join(names)}{what}; use jax.vjp"
     )

@@ -154,8 +154,8 @@ def _for_layer(
   if measured or serving[0] == readers[0]:
     return measured
   why = (
-    "modelled, not measured: it reads a layer in its stack, which would be"
-    f" copied for {serving[0]}"
+    "modelled, not measured: it reads the layer from the stack, and"
+    f" {serving[0]} would copy it first"
   )
   return (
     decisions.Measured(
@@ -170,13 +170,13 @@ def _notes_on_layer(
   target: targets.Target,
 ) -> tuple[str, ...]:
   if _reads_layer(decision.implementation, problem, target):
-    return ("rhs: a layer of a stack, read where it lies",)
+    return ("rhs: a layer of a stack, read from the stack",)
   if table()[decision.implementation].is_portable:
     return ()  # of operations: the slice is part of what dequantizes
   if decision.implementation == cpu.BACKEND.name:
     return (
-      "rhs: a layer of a stack, which linear(layer=) reads where it lies and"
-      " other calls copy",
+      "rhs: a layer of a stack; linear(layer=) reads it from the stack, and"
+      " other calls copy it first",
     )
   return ("rhs: a layer of a stack, copied before every call",)
 
@@ -192,7 +192,9 @@ def _that_travels(measured: decisions.Measured) -> decisions.Measured:
   return dataclasses.replace(
     measured,
     config=(),
-    why=f"{measured.why}; exported without {words}, which is of this machine",
+    why=(
+      f"{measured.why}; exported without {words}, which fits only this machine"
+    ),
   )
 
 
@@ -214,10 +216,10 @@ def _notes_on_order(
   if not sides:
     return ()
   if _reads_interleaved(implementation, problem, target):
-    return (f"{sides}: prepared for {implementation}, which reads it so",)
+    return (f"{sides}: prepared for {implementation}, which reads that order",)
   return (
-    f"{sides}: prepared for other kernels; every call puts the values back in"
-    " order",
+    f"{sides}: prepared for other kernels; every call restores the order of"
+    " the values",
   )
 
 

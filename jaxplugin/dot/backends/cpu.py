@@ -31,8 +31,8 @@ from jaxplugin.dot.backends import dense
 from jaxplugin.runtime import cpu_library
 
 _LHS_IS_DEQUANTIZED: Final = (
-  "the sides are blocked along different dimensions, so lhs is dequantized"
-  " first: a whole f32 copy, and only values in f32's normal range are exact"
+  "lhs is dequantized to f32 first, because the operands are blocked along"
+  " different dimensions; only values in the normal range of f32 are exact"
 )
 
 _DOT: Final = "jaxplugin_block_scaled_dot"
@@ -54,7 +54,7 @@ def supports(
   if refusal is not None:
     return refusal
   if problem.k is None:
-    return decisions.Unsupported("needs a static k, this one is symbolic")
+    return decisions.Unsupported("needs a static k, got a symbolic one")
   return None
 
 
@@ -83,7 +83,7 @@ def unknown_formats(
     ):
       names = ", ".join(format.name for format in cpu_library.FORMATS)
       return decisions.Unsupported(
-        f"serves {names} and plain floats, got {operand.format}"
+        f"supports {names} and plain floats, got {operand.format}"
       )
   return None
 

@@ -119,13 +119,13 @@ def config_of(fields: decisions.Fields) -> CpuConfig:
   unknown = sorted(set(given) - set(_FIELDS))
   if unknown:
     raise ValueError(
-      f"a config of the CPU kernels may have {', '.join(_FIELDS)}, got"
+      f"CpuConfig: fields must be among {', '.join(_FIELDS)}, got"
       f" {', '.join(unknown)}"
     )
   config = CpuConfig(**given)
   if fields_of(config) != fields:
     raise ValueError(
-      "a config of the CPU kernels must be sorted, without what is by rule, got"
+      "CpuConfig: fields must be sorted and must not repeat the defaults, got"
       f" {fields}"
     )
   return config
@@ -228,8 +228,8 @@ def check(
     words = " ".join(f"{name}={value}" for name, value in config)
     found = "; ".join(map(str, candidates(problem, target)))
     raise ValueError(
-      f"{who}: implementation cpu cannot take the config {words} for {problem}"
-      f" on {target}: {error}; leave it to the rule, or take one of: {found}"
+      f"{who}: implementation cpu cannot use the config {words} for {problem}"
+      f" on {target}: {error}; leave config out, or choose one of: {found}"
     )
 
 

@@ -84,11 +84,11 @@ class CpuConfigTest(parameterized.TestCase):
     self.assertEqual(cpu_configs.config_of(fields), config)
 
   @parameterized.parameters(
-    ({"chunk": 3}, "may have engine, panel_rows, .*, got chunk"),
+    ({"chunk": 3}, "must be among engine, panel_rows, .*, got chunk"),
     ({"engine": "sse"}, "engine must be one of .*'sse'"),
     ({"engine": None}, "engine must be one of .*None"),
-    ({"engine": "by_rule"}, "without what is by rule, got .*'by_rule'"),
-    ({"threads": 0}, "without what is by rule"),
+    ({"engine": "by_rule"}, "must not repeat the defaults, got .*'by_rule'"),
+    ({"threads": 0}, "must not repeat the defaults"),
     ({"threads": True}, "threads must be .*got True"),
     ({"task_rows": -1}, "task_rows must be .*got -1"),
     ({"panel_rows": "2"}, "panel_rows must be .*got '2'"),
@@ -270,9 +270,9 @@ class LoweredTest(parameterized.TestCase):
   def test_what_cannot_serve_is_refused_when_traced(self):
     with self.assertRaisesRegex(
       ValueError,
-      "block_scaled_dot: implementation cpu cannot take the config"
+      "block_scaled_dot: implementation cpu cannot use the config"
       " engine=vnni for mxfp8 x mxfp4 -> float32, batch=1 m=3 n=40 k=64 on .*"
-      ": the engine vnni needs .*; leave it to the rule, or take one of:"
+      ": the engine vnni needs .*; leave config out, or choose one of:"
       " by_rule; ",
     ):
       emit_configured(CpuConfig(engine="vnni"), self.x, self.w)

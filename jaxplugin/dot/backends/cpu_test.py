@@ -295,7 +295,7 @@ class GateTest(parameterized.TestCase):
     without = {f: n for f, n in cpu_library.FORMATS.items() if f != jp.MXFP8}
     with mock.patch.object(cpu_library, "FORMATS", without):
       self.assertRegex(
-        self.reason(make_problem(jp.MXFP8)), "serves mxfp8_e5m2.*got mxfp8"
+        self.reason(make_problem(jp.MXFP8)), "supports mxfp8_e5m2.*got mxfp8"
       )
 
   def test_target_without_kernels_is_refused_with_its_own_reason(self):
@@ -319,9 +319,8 @@ class GateTest(parameterized.TestCase):
     (dot,) = explained = jp.explain(f, *sides, target=self.TARGET)
     self.assertEqual(dot.decision.implementation, "cpu")
     note = (
-      "the sides are blocked along different dimensions, so lhs is dequantized"
-      " first: a whole f32 copy, and only values in f32's normal range are"
-      " exact"
+      "lhs is dequantized to f32 first, because the operands are blocked along"
+      " different dimensions; only values in the normal range of f32 are exact"
     )
     notes = () if lhs == rhs else (note,)
     self.assertEqual(dot.decision.notes, notes)
@@ -431,7 +430,7 @@ class LibraryTest(parameterized.TestCase):
   def test_library_of_something_else_is_an_error(self):
     with (
       mock.patch.object(library, "_open", return_value=ctypes.CDLL(None)),
-      self.assertRaisesRegex(library.LibraryError, "x.so is no library of"),
+      self.assertRaisesRegex(library.LibraryError, "x.so must be a library of"),
     ):
       library.load(jax.ffi.include_dir(), pathlib.Path("x.so"))
 

@@ -61,9 +61,9 @@ MIN_COMPUTE_CAPABILITY: Final = targets.MIN_BLOCK_SCALED_CAPABILITY
 _FEW_RESULTS: Final = 1 << 22
 
 _PRODUCT_FIRST: Final = (
-  "global scales are multiplied with each other first, as the call takes one"
-  " number: a product below 2^-126 is zero, and one beyond float32's range is"
-  ' Inf; precision="highest" applies them one after the other'
+  "both global scales are multiplied to one number for the call: a product"
+  " below 2^-126 becomes zero, and one beyond the range of float32 becomes"
+  ' Inf; precision="highest" applies one after the other'
 )
 
 
@@ -139,13 +139,13 @@ def _problem_gate(
   if lhs is None or rhs is None:
     return decisions.Unsupported("needs both operands quantized")
   if not (lhs.is_standard and rhs.is_standard):
-    return decisions.Unsupported(f"does not know {lhs} x {rhs}")
+    return decisions.Unsupported(f"does not support {lhs} x {rhs}")
   mx_pair = {lhs, rhs} <= {formats.MXFP8, formats.MXFP8_E5M2}
   if lhs == rhs == formats.MXFP8_E5M2:
     return decisions.Unsupported("does not multiply E5M2 by E5M2")
   if not mx_pair and not lhs == rhs == formats.NVFP4:
     return decisions.Unsupported(
-      f"serves mxfp8 pairs and nvfp4 x nvfp4, got {lhs} x {rhs}"
+      f"supports mxfp8 pairs and nvfp4 x nvfp4, got {lhs} x {rhs}"
     )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes")

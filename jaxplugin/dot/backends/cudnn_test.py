@@ -193,7 +193,7 @@ class CudnnDotTest(suite.DotSuite):
         return jp.block_scaled_dot(*args, implementation="cudnn", **kwargs)
       except NotImplementedError as error:
         for allowed in (
-          "serves mxfp8 pairs",
+          "supports mxfp8 pairs",
           "E5M2 by E5M2",
           "needs both operands quantized",
           "needs k divisible by",

@@ -65,7 +65,7 @@ def _problem_gate(
       return decisions.Unsupported("needs both operands quantized")
     if not side.format.is_known:
       return decisions.Unsupported(
-        f"serves {formats.known_names()}, got {side.format}"
+        f"supports {formats.known_names()}, got {side.format}"
       )
   if not problem.blocks_pair_up:
     return decisions.Unsupported("needs both sides blocked along the same k")
@@ -93,7 +93,8 @@ def plan(
   }
   notes = [
     f"kernel: {launch_of(problem, target, config=config_of(config)).name}",
-    "compiled for the target and looked at; no GPU has run it yet",
+    "the kernel was compiled for the target and inspected; no GPU has run it"
+    " yet",
   ]
   moved = [
     name

@@ -19,7 +19,7 @@ from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import suite
 
 REFUSALS = (  # of problems; anything else that is refused is a failure
-  "serves mxfp8 pairs",
+  "supports mxfp8 pairs",
   "E5M2 by E5M2",
   "needs both operands quantized",
   "needs k divisible by",

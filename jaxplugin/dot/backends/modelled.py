@@ -111,9 +111,9 @@ def proposal(
     implementation="xla",
     origin=decisions.MODEL,
     why=(
-      "modelled, not measured: dequantize and a bf16 product"
-      f" {times.unfused * 1e6:.0f} us, a fused kernel"
-      f" {times.fused * 1e6:.0f} us"
+      "modelled, not measured: dequantize and a bf16 matmul"
+      f" {times.unfused * 1e6:.0f} us, a fused kernel {times.fused * 1e6:.0f}"
+      " us"
     ),
   )
 

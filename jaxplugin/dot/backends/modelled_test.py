@@ -72,7 +72,7 @@ class ModelledTest(parameterized.TestCase):
       (triton,) = [
         x.reason for x in decision.refusals if x.implementation == "triton"
       ]
-      self.assertEqual(triton, "serves, but xla was modelled to be faster")
+      self.assertEqual(triton, "supported, but xla was modelled to be faster")
 
   def test_times_by_hand(self):
     # 2048 tiles on 264 slots are 8 rounds of 128 steps of 1247 cycles, two

@@ -51,7 +51,7 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(decision.implementation, "xla")
     reasons = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual(
-      reasons["triton"], "serves, but xla was measured to be faster"
+      reasons["triton"], "supported, but xla was measured to be faster"
     )
 
   def test_the_rule_decides_without_a_row(self):
@@ -235,21 +235,21 @@ class MisfitTest(parameterized.TestCase):
     made = self.both()
     self.refused(
       self.both(**dot_tables.source_of(made, "triton", kernels="0" * 64)),
-      "implementation triton: its kernels are others .*000000000000, here"
-      ".*measure again, by python -m jaxplugin tune",
+      "implementation triton: its kernels changed .*000000000000, now"
+      ".*measure again with python -m jaxplugin tune",
     )
 
   def test_kernels_where_there_were_none(self):
     made = self.both()
     self.refused(
       self.both(**dot_tables.source_of(made, "triton", kernels=None)),
-      "sources none, here",
+      "sources none, now",
     )
 
   @parameterized.parameters(
     ((("jax-triton", "0.0.1"), ("triton", "9.9.9")), "with jax-triton 0.0.1"),
-    ((), "with jax-triton unknown, here is"),
-    ((("cutlass", "4.2"),), "with cutlass 4.2, here is none"),
+    ((), "with jax-triton unknown, and the installed one is"),
+    ((("cutlass", "4.2"),), "with cutlass 4.2, and the installed one is none"),
   )
   def test_another_toolchain(self, toolchain, message):
     made = self.both()
@@ -294,24 +294,24 @@ class MisfitTest(parameterized.TestCase):
 
   def test_a_target_of_which_too_little_is_known(self):
     unknown = targets.Target(name="unknown cuda device", platform="cuda")
-    self.refused(self.both(), "of which too little is known", target=unknown)
+    self.refused(self.both(), "whose architecture is unknown", target=unknown)
 
   def test_another_operation(self):
     self.refused(
       self.both(operation="ragged_dot"),
-      "it is about ragged_dot, not block_scaled_dot",
+      "its operation is ragged_dot, not block_scaled_dot",
       is_told=False,
     )
 
   def test_other_buckets(self):
-    self.refused(self.both(bucketed="n"), "its buckets are of n")
+    self.refused(self.both(bucketed="n"), "its buckets are sizes of n")
 
   def test_an_implementation_that_is_not_there(self):
     made = self.both()
     sources = (("acme", records.Source()), *made.header.sources)
     self.refused(
       self.both(sources=sources),
-      "implementation acme: there is no such backend here",
+      "implementation acme: this process has no such backend",
     )
 
   def test_a_library_that_is_not_there(self):
@@ -323,9 +323,13 @@ class MisfitTest(parameterized.TestCase):
     )
     self.assertEqual(fitting.misfit(made, backends.OPERATION, cudnn), "")
     other = targets.named_target("b200", cudnn="9.14")
-    self.refused(made, "cudnn 9.13.0, here is 9.14.0", target=other)
+    self.refused(
+      made, "cudnn 9.13.0, and the installed one is 9.14.0", target=other
+    )
     without = targets.named_target("b200")
-    self.refused(made, "made of here is not known", target=without)
+    self.refused(
+      made, "its sources in this process are unknown", target=without
+    )
 
   @parameterized.named_parameters(
     ("tile_is_no_power_of_two", {"block_n": 96}, "must be powers of two"),
@@ -374,7 +378,10 @@ class MisfitTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({"lhs": "int4"}, "lhs must be one of"),
-    ({"batch": 1}, "it is not how .* is written"),  # the default is left out
+    (
+      {"batch": 1},
+      "its fields are not in the standard",
+    ),  # the default is left out
     ({"color": "red"}, "a problem of the dot has no color"),
     ({"k": None}, "k must be a positive number"),
   )

@@ -323,7 +323,7 @@ def _launches(
     if error is not None:
       raise NotImplementedError(
         f"{sides.who()}: implementation triton with {dict(fields)}, which a"
-        f" table of measured choices has: {error}; or use jp.tuning(None)"
+        f" tuning table chose: {error}; or use jp.tuning(None)"
       )
     config = triton_configs.config_of(fields)
   return matmul_plans.plan(shape, config, architecture)

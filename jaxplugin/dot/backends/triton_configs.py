@@ -63,7 +63,7 @@ def config_error(
   if architecture is None:
     return f"there are no kernels for {target}"
   if config.path == "small_m" and not config.swap:
-    return "swap must be true for small_m, which has it so always"
+    return "swap must be true for small_m"
   if config.use_descriptors:
     refusal = triton_library.descriptors_refusal()
     if refusal is not None:

@@ -26,13 +26,13 @@ M, N, K = 512, 704, 1536
 def refusal():
   """Why descriptors cannot be lowered here; "" where they can."""
   if triton_library._import_error():
-    return "jax-triton does not import here"
+    return "jax-triton cannot be imported"
   unsupported = triton_library.descriptors_refusal()
   return unsupported.reason if unsupported else ""
 
 
 needs_jax_triton = absltest.skipIf(
-  bool(triton_library._import_error()), "jax-triton does not import here"
+  bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
 needs_descriptors = absltest.skipIf(bool(refusal()), refusal())
 needs_gpu_compiler = absltest.skipIf(
@@ -172,7 +172,7 @@ class ChoiceTest(parameterized.TestCase):
   @parameterized.parameters(
     ("a100", jp.MXFP8, jp.MXFP8, K, "from sm_90 on, not sm_80"),
     ("mi355x", jp.MXFP8, jp.MXFP8, K, "from sm_90 on, not gfx950"),
-    ("b200", jp.MXFP8, jp.MXFP4, K, "FP4 beside FP8"),
+    ("b200", jp.MXFP8, jp.MXFP4, K, "FP4 next to FP8"),
     ("h200", jp.MXFP8, jp.MXFP4, 1568, None),
     ("h200", jp.NVFP4, jp.NVFP4, 1552, "lhs: strides .* got 776"),
   )

@@ -22,7 +22,7 @@ from jaxplugin.lab.compilation import deviceless
 from jaxplugin.testing import interpreted
 
 LAYERS, M, N, K = 3, 16, 704, 1664
-IN_PLACE = "rhs: a layer of a stack, read where it lies"
+IN_PLACE = "rhs: a layer of a stack, read from the stack"
 COPIED = "rhs: a layer of a stack, copied before every call"
 
 
@@ -300,7 +300,7 @@ class TracedTest(absltest.TestCase):
     of_layers = [eqn.params["call"].is_of_layer for eqn in dots]
     self.assertEqual(of_layers, [True, False])
     text = self.lowered(jax.grad(loss), x, stack)
-    # Forward it is read where it lies.
+    # Forward it is read from the stack.
     self.assertRegex(
       text, rf"triton_kernel_call.*tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
     )

@@ -119,7 +119,7 @@ class _Guest:
     if problem.global_scale == "none":
       application = "none"
     unread = [
-      f"{name}: its scale is brought to the linear layout at every call"
+      f"{name}: every call converts its scale to the linear layout"
       for name, side in (("lhs", problem.lhs), ("rhs", problem.rhs))
       if side.scale_layout not in (layouts.LINEAR, *self._backend.reads)
     ]
@@ -160,12 +160,12 @@ class _Guest:
     backend = self._backend
     if target.platform not in backend.platforms:
       return (
-        f"serves {', '.join(backend.platforms)}, the target's platform is"
+        f"supports {', '.join(backend.platforms)}, the target's platform is"
         f" {target.platform}"
       )
     for side in (problem.lhs, problem.rhs):
       if isinstance(side.format, formats.UnquantizedFormat):
-        return f"serves block formats, got {side.format}"
+        return f"supports block formats, got {side.format}"
     if not (problem.sizes_are_static or backend.takes_symbolic_sizes):
       return "needs static sizes, some are symbolic"
     return None
@@ -195,5 +195,6 @@ class _Guest:
       got = f"{result.dtype}{list(result.shape)}"
     raise TypeError(
       f"{sides.who()}: emit of {self._name} must return"
-      f" {wanted.name}{list(call.shape)}, or that of its as_rows, got {got}"
+      f" {wanted.name}{list(call.shape)}, or the array that as_rows() stands"
+      f" for, got {got}"
     )

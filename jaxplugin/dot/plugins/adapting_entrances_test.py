@@ -129,13 +129,13 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
     status, out, _ = self.run_command(*explain)
     self.assertEqual(status, 0)
     self.assertIn(
-      "not acme: serves, but only where it is asked for [registered in code]",
+      "not acme: supported, but used only if requested [registered in code]",
       " ".join(out.split()),
     )
     status, out, _ = self.run_command(*explain, "--implementation", "acme")
     self.assertEqual(status, 0)
     out = " ".join(out.split())
-    self.assertIn("acme: made for tests (asked for) [registered in code]", out)
+    self.assertIn("acme: made for tests (requested) [registered in code]", out)
     self.assertIn("it is slow", out)
 
   def test_unknown_name_is_told_with_all_known_ones(self):

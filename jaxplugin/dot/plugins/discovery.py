@@ -131,7 +131,7 @@ def _load(
     return _refused(
       point,
       records.Refusal.WRONG_NAME,
-      f"the backend is {backend.name!r}; name both alike",
+      f"the backend is named {backend.name!r}; give both the same name",
     )
   return records.Found(backend=backend, origin=origin_of(point))
 
@@ -178,7 +178,7 @@ def _unknown(
   known = ", ".join(f"{p.name} (of {origin_of(p)})" for p in points)
   return [
     f"{variable} names {', '.join(unknown)}, which no installed distribution"
-    f" has; there {'are ' + known if known else 'is none'}"
+    f" provides; known backends: {known or 'none'}"
   ]
 
 

@@ -121,12 +121,15 @@ class Backend:
     for field in ("is_portable", "takes_symbolic_sizes", "fuses_global_scale"):
       self._require(field, bool, "True or False")
     if not self.platforms:
-      raise ValueError(f"{_WHO} {self.name}: platforms must name one at least")
+      raise ValueError(
+        f"{_WHO} {self.name}: platforms must have at least one name, got none"
+      )
     unknown = set(self.reads) - {layouts.SWIZZLED}
     if unknown:
       raise ValueError(
-        f"{_WHO} {self.name}: reads may have {layouts.SWIZZLED!r}, got"
-        f" {speaking.shown(self.reads)}; linear scales it reads always"
+        f"{_WHO} {self.name}: reads must contain only {layouts.SWIZZLED!r},"
+        f' got {speaking.shown(self.reads)}; leave "linear" out, which every'
+        " backend reads"
       )
 
   def _require(self, field: str, kind: type, what: str) -> None:

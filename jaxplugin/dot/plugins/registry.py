@@ -146,8 +146,8 @@ def register_backend(
     if backend.name in taken:
       raise ValueError(
         f"{_WHO}: the name {backend.name!r} is taken, by"
-        f" {taken[backend.name]}; choose another one (what code registered,"
-        " jp.backends.unregister_backend takes out)"
+        f" {taken[backend.name]}; choose another name, or call"
+        " jp.backends.unregister_backend if code registered that one"
       )
     _state = dataclasses.replace(
       _state, in_code=(*_state.in_code, (next(_numbers), found))
@@ -236,7 +236,7 @@ def _discover(state: _State) -> discovery.Discovery:
   except Exception as error:  # metadata of any package that is installed
     text = f"{type(error).__name__}: {error}"
     return discovery.Discovery(
-      warnings=(f"backends of other packages cannot be looked for: {text}",)
+      warnings=(f"cannot look for backends of other packages: {text}",)
     )
 
 
@@ -246,7 +246,7 @@ def _own_names(state: _State) -> dict[str, str]:
 
 def _names_in_code(state: _State) -> dict[str, str]:
   names = (item.backend.name for _, item in state.in_code)
-  return dict.fromkeys(names, "one that was registered in code")
+  return dict.fromkeys(names, "a backend registered in code")
 
 
 def _without(

@@ -311,7 +311,8 @@ class Call:
     if tuple(sums.shape) != self.shape or sums.dtype != np.float32:
       raise TypeError(
         f"finish: sums must be float32{list(self.shape)}, got"
-        f" {sums.dtype}{list(sums.shape)}; as_rows() has a finish of its own"
+        f" {sums.dtype}{list(sums.shape)}; for the result of as_rows() call"
+        " the finish of that object"
       )
     return epilogue.apply(sums, self._call)
 

@@ -116,7 +116,9 @@ def _kept(
   ]
 
 
-_CARRIED: Final = "it is in the carry of a loop, which has another in each trip"
+_CARRIED: Final = (
+  "it is part of the carry of a loop, which changes in each iteration"
+)
 
 
 def _scan(

@@ -15,8 +15,8 @@ from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext.tracing import binding_private
 from jaxplugin.training import quantized_operand
 
-_NONE_CAME: Final = "no product came to it"
-_REMEDY = "or pass its array, .primal, which the product quantizes itself"
+_NONE_CAME: Final = "no matmul used it"
+_REMEDY = "or pass its array, .primal, which the matmul then quantizes"
 
 # Their results are their operands, the same numbers in the same order.
 _SAME: Final = frozenset(
@@ -207,9 +207,9 @@ class Operands:
         found.append((first + i, entry))
       else:
         entry.reason = (
-          "a scan goes over it, and it was not made of each layer by itself, as"
-          " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe), stack)"
-          " does"
+          "a scan iterates over it, and it was quantized as a whole, not with"
+          " jax.lax.map(lambda w: jaxplugin.quantize_operand(w, recipe),"
+          " stack)"
         )
     return _passed(found, each_trip=True)
 
@@ -222,8 +222,8 @@ class Operands:
     """Raises TypeError where an operand goes into an operation's products."""
     for _, entry in self._among(args):
       raise TypeError(
-        f"{transforms.WHO}: {entry.name} is a QuantizedOperand, which products"
-        f" inside of {primitive.name} cannot take, got {entry.operand!r}; apply"
+        f"{transforms.WHO}: {entry.name} is a QuantizedOperand, which matmuls"
+        f" inside {primitive.name} do not accept, got {entry.operand!r}; apply"
         f" quantize_dots to the function inside, {_REMEDY}"
       )
 
@@ -233,8 +233,8 @@ class Operands:
       if not entry.is_taken:
         raise TypeError(
           f"{transforms.WHO}: {entry.name} is a QuantizedOperand that no"
-          f" product took, as {entry.reason}, got {entry.operand!r}; quantize"
-          f" it as a product takes it, {_REMEDY}"
+          f" matmul used, because {entry.reason}, got {entry.operand!r};"
+          f" quantize it for the matmul that uses it, {_REMEDY}"
         )
 
 

@@ -39,7 +39,8 @@ _OWN: Final = "jaxplugin_"
 # This package's products, and what makes their operands.
 _OWN_PRODUCTS: Final = frozenset({"block_scaled_dot", "block_quantize"})
 _NO_KEY: Final = (
-  "it is in a custom_jvp or custom_vjp function, where no key comes to"
+  "it is inside a custom_jvp or custom_vjp function, which the key does not"
+  " reach"
 )
 
 
@@ -164,7 +165,7 @@ class Dots:
 
   def _leave_inside(self, primitive: Any, params: dict[str, Any]) -> None:
     """Notes the products in an operation that is not entered."""
-    reason = f"it is inside of {primitive.name}, which {_WHO} does not enter"
+    reason = f"it is inside {primitive.name}, which {_WHO} does not enter"
     for jaxpr in program.jaxprs_of(tuple(params.values())):
       for operation in program.operations(jaxpr):
         eqn = operation.eqn

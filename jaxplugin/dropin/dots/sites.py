@@ -32,7 +32,7 @@ _NEVER_TAKEN: Final = {
     "it is a ragged dot; call jaxplugin.training.ragged_dot_general(recipe=...)"
     " in its place"
   ),
-  _CONVOLUTION: "it is a convolution, which no recipe multiplies",
+  _CONVOLUTION: "it is a convolution, which no recipe supports",
 }
 _NEITHER: Final = "neither operand is a parameter"
 PRODUCTS: Final = frozenset({DOT, *_NEVER_TAKEN})
@@ -197,20 +197,20 @@ def impossible(site: Site, result: Any, params: dict[str, Any]) -> str:
       return f"{name} is {dtype.name}, not float32, bfloat16 or float16"
   if site.result_dtype not in rules.RESULT_DTYPES:
     return (
-      f"its result is {site.result_dtype.name}, not float32, bfloat16 or"
+      f"the result is {site.result_dtype.name}, not float32, bfloat16 or"
       " float16"
     )
   if result.weak_type:
-    return "its result is weakly typed"
+    return "the result is weakly typed"
   if not all(site.dimension_numbers[0]):
-    return "it contracts nothing"
+    return "it has no contracting dimension"
   precision = params["precision"]
   if precision is not None and not isinstance(
     precision, (str, tuple, lax.Precision)
   ):
-    return f"it asks for an algorithm of its own, {precision}"
+    return f"precision requests the algorithm {precision}"
   if getattr(getattr(params["out_sharding"], "spec", None), "unreduced", None):
-    return "its out_sharding has unreduced axes"
+    return "out_sharding has unreduced axes"
   return ""
 
 
@@ -230,14 +230,14 @@ def left_by_default(site: Site, block_size: int) -> str:
     )
   word = parameter_names.last_layer_word(site.name)
   if word is not None:
-    return f"it is a last layer by its name, which has the word {word!r}"
+    return f"it is a last layer: its name contains {word!r}"
   for what, size in zip(("contracted", "other"), site.sizes(), strict=True):
     if not isinstance(size, int):
-      return f"its weight's {what} size is symbolic, {size}"
+      return f"the weight's {what} size is symbolic, {size}"
     if size == 0 or size % block_size:
       return (
-        f"its weight's {what} size, {size}, is no multiple of the block size,"
-        f" {block_size}"
+        f"the weight's {what} size, {size}, is not a multiple of the block"
+        f" size, {block_size}"
       )
   return ""
 
@@ -263,9 +263,9 @@ class Seen:
       return _left_text(f"left {_count(left, 'ragged dot')}", left)
     if not left:
       return (
-        "found no product in fn, so nothing is quantized. It sees products"
-        " while fn runs or is traced: give it the function itself, not a"
-        " compiled one"
+        "found no matmul in fn, so nothing is quantized. It sees the matmuls"
+        " that run while fn is called or traced. Pass the function itself,"
+        " not a compiled one"
       )
     taken = f"took 0 of {_count(left, 'product')}, so nothing is quantized"
     return _left_text(taken, left)
@@ -292,9 +292,7 @@ def _left_text(what: str, left: Sequence[Site]) -> str:
     place = f" at {found[0].source}" if found[0].source else ""
     lines.append(f"  {found[0].description}{place}{more}: {reason}")
   if any(_NEITHER in reason for reason in by_reason):
-    lines.append(
-      "Pass params= if parameters are in another argument than the first."
-    )
+    lines.append("Pass params= if the parameters are not the first argument.")
   lines.append("jaxplugin.explain lists every product; where= decides.")
   return "\n".join(lines)
 

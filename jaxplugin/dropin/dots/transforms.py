@@ -45,13 +45,17 @@ class Transform:
       return (None, reason) if reason else (self.recipe, "")
     answer = self.where(dataclasses.replace(site, reason=reason))
     if isinstance(answer, (bool, np.bool_)):
-      return (self.recipe, "") if answer else (None, reason or "where left it")
+      return (
+        (self.recipe, "")
+        if answer
+        else (None, reason or "where returned False")
+      )
     if answer is None:
       raise TypeError(
         f"{WHO}: where must return True, False or a recipe, got None for"
         f" {site.name or 'a site'} at {site.source or 'an unknown line'}"
       )
-    return recipes.resolve(WHO, "what where returns", answer), ""
+    return recipes.resolve(WHO, "the result of where", answer), ""
 
   def product(self, recipe: recipes.Recipe, weight: Any) -> Any:
     """A `dot_general` of a recipe, whose operand `weight` is weights."""

@@ -181,7 +181,9 @@ def _scan(walker: Walker, args: list[Any], params: dict[str, Any]) -> Any:
   ]
   # Weights that are scanned over otherwise are arrays.
   others = [x for x, parts in zip(xs, split, strict=True) if parts is None]
-  walker.leave("scan", others, "it is scanned over, and has no such layers")
+  walker.leave(
+    "scan", others, "a scan iterates over it, and it is not a stack of layers"
+  )
 
   def body(carry: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
     number, plain, more = step

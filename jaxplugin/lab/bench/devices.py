@@ -97,7 +97,7 @@ def find(name: str | None) -> Device:
   except RuntimeError as error:
     here = ", ".join(sorted({d.platform for d in jax.local_devices()}))
     raise ValueError(
-      f"bench: JAX has no {name} here, only {here} ({error}); for a GPU"
+      f"bench: JAX has no {name} device, only {here} ({error}); for a GPU"
       " install jaxplugin[cuda13]"
     ) from error
   if device.platform not in PLATFORMS:

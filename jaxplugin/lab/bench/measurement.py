@@ -449,8 +449,8 @@ def _compile(timed: execution.Timed) -> None:
   needed = timed.compile()
   if timed.variant.role == "peer" and needed > _MAX_TEMPORARY_BYTES:
     raise MemoryError(
-      f"needs {needed / 1e9:.1f} GB besides its operands, is run with up to"
-      f" {_MAX_TEMPORARY_BYTES / 1e9:.1f}"
+      f"needs {needed / 1e9:.1f} GB besides its operands, more than the limit"
+      f" of {_MAX_TEMPORARY_BYTES / 1e9:.1f}"
     )
 
 

@@ -112,7 +112,7 @@ def _import_ms(module: str) -> float:
     check=False,
   )
   if done.returncode:
-    raise RuntimeError(f"bench: import {module} failed:\n{done.stderr}")
+    raise RuntimeError(f"bench: cannot import {module}:\n{done.stderr}")
   return float(done.stdout.splitlines()[-1]) * 1e3
 
 

@@ -310,7 +310,7 @@ def _parse_row(item: str) -> Row:
     raise ValueError(f"bench: sizes must be at least 1, got {item!r}")
   if row.top > row.experts:
     raise ValueError(
-      f"bench: a token is sent to at most {row.experts} experts, got {item!r}"
+      f"bench: a token must have at most {row.experts} experts, got {item!r}"
     )
   if (decoder or training) and row.k % HEAD_SIZE:
     what = "decoder" if decoder else "block"
@@ -354,9 +354,9 @@ def _parse_pair(item: str) -> Pair:
       sides = halves
   if sides is None:
     raise ValueError(
-      f"unknown formats {item!r}; known: {', '.join(by_name)}, and two"
-      f" joined by x, of which one may be {', '.join(PLAIN_DTYPES)} (as"
-      " bf16xnvfp4)"
+      f"unknown formats {item!r}; known: {', '.join(by_name)}, and pairs"
+      " joined by x such as bf16xnvfp4, where one format may be"
+      f" {', '.join(PLAIN_DTYPES)}"
     )
   plain = [side for side in sides if side in PLAIN_DTYPES]
   if len(plain) == 2:
@@ -385,7 +385,7 @@ def check(row: Row, pair: Pair) -> None:
     raise ValueError(f"bench: weights of {row} must be quantized, got {pair}")
   if row.kind == "training" and pair.name not in FORMATS.split(","):
     raise ValueError(
-      f"bench: {row} is measured by the recipes of {FORMATS}, got {pair}"
+      f"bench: formats of {row} must be among {FORMATS}, got {pair}"
     )
   # Of a layer both the channels and the MLPs' sizes are contracted.
   for k in (row.k, row.n) if row.kind in ("decoder", "training") else (row.k,):

@@ -431,7 +431,7 @@ class CompareTest(BenchTestCase):
     path = self.write("a", 1.0)
     other = self.directory / "b"
     other.write_text("{}")
-    self.check_error(["--compare", path, other], "b is no file of results")
+    self.check_error(["--compare", path, other], "b must be a file of results")
     missing = self.directory / "c"
     self.check_error(["--compare", path, missing], "c: No such file")
     self.check_error(
@@ -465,7 +465,7 @@ class BadArgumentsTest(BenchTestCase):
     try:
       jax.devices("gpu")
     except RuntimeError:
-      self.check_error(["--platform", "gpu"], "JAX has no gpu here, only cpu")
+      self.check_error(["--platform", "gpu"], "JAX has no gpu device, only cpu")
     else:
       self.skipTest("there is a GPU")
 

@@ -74,11 +74,13 @@ def _run(args: argparse.Namespace) -> int:
   target = targets.named_target(args.target, cudnn=args.cudnn)
   is_function = functions.is_function(args.source)
   if is_function and args.rewrite:
-    raise ValueError("--rewrite is for modules, got a function")
+    raise ValueError("--rewrite needs a module, got a function")
   if args.strict and not args.rewrite:
-    raise ValueError("--strict is for --rewrite, which lowers a module's calls")
+    raise ValueError(
+      "--strict needs --rewrite, which lowers the calls of a module"
+    )
   if not is_function and args.arg:
-    raise ValueError("--arg is for functions, got a module")
+    raise ValueError("--arg needs a function, got a module")
   if is_function or args.rewrite:
     arguments.print_missing_cudnn(target)
   path = "" if is_function else args.source

@@ -100,12 +100,12 @@ class CompileTest(command_lines.CommandLineTestCase):
       self.assertEqual("no cuDNN is assumed: b200" in err, expected)
 
   @parameterized.parameters(
-    ("no_such_module:f", (), "there is no module no_such_module"),
+    ("no_such_module:f", (), "no module named no_such_module"),
     ("model_of_test:none", (), "has no none"),
     ("model_of_test:number", (), "must be a function, got int"),
-    ("model_of_test:mlp", ("--rewrite",), "--rewrite is for modules"),
-    ("m.mlir", ("--arg", "f32[3]"), "--arg is for functions"),
-    ("m.mlir", ("--strict",), "--strict is for --rewrite"),
+    ("model_of_test:mlp", ("--rewrite",), "--rewrite needs a module"),
+    ("m.mlir", ("--arg", "f32[3]"), "--arg needs a function"),
+    ("m.mlir", ("--strict",), "--strict needs --rewrite"),
     ("none.mlir", (), "No such file"),
     ("m.mlir", ("--arg", "f33[3]"), "must be an array"),
     ("m.mlir", ("--target", "mi300x"), "mi300x is not an NVIDIA GPU"),

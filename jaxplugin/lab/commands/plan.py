@@ -66,7 +66,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     "--sequence",
     type=arguments.size(1),
     metavar="N",
-    help=f"tokens of each; default: {_DEFAULT_SEQUENCE}",
+    help=f"tokens of each sequence; default: {_DEFAULT_SEQUENCE}",
   )
   model.add_argument(
     "--remat",
@@ -160,7 +160,7 @@ def _of_model(
       f" {', '.join(models.MODELS)}, or package.module:function"
     )
   if args.arg or args.gradients:
-    raise ValueError("plan: --arg and --gradients are for functions")
+    raise ValueError("plan: --arg and --gradients need a function, got a model")
   model = models.MODELS[args.source]
   cases = []
   for layout in chosen:
@@ -189,8 +189,8 @@ def _of_function(
 ) -> Iterator[plans.Plan]:
   if args.batch or args.sequence or args.remat or args.separate:
     raise ValueError(
-      "plan: --batch, --sequence, --remat and --separate are for models; sizes"
-      " of a function's arguments are in --arg"
+      "plan: --batch, --sequence, --remat and --separate need a model, got a"
+      " function; pass the sizes of its arguments with --arg"
     )
   fn = functions.function(args.source)
   if args.gradients:

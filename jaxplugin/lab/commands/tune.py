@@ -241,11 +241,11 @@ def _check(args: argparse.Namespace) -> None:
   if args.module is not None:
     given = [n for n in ("m", "formats", "out") if getattr(args, n) is not None]
     if given:
-      raise ValueError(f"tune: --{given[0]} is for --shapes")
+      raise ValueError(f"tune: --{given[0]} needs --shapes")
   elif args.arg:
-    raise ValueError("tune: --arg is for a function of --module")
+    raise ValueError("tune: --arg needs a function as --module")
   elif args.strict:
-    raise ValueError("tune: --strict is for --module")
+    raise ValueError("tune: --strict needs --module")
   for name in ("margin", "deadline", "seconds", "memory", "budget"):
     value = getattr(args, name)
     least = 1 if name == "margin" else 0
@@ -285,7 +285,7 @@ def _workload(
       function = functions.function(args.module)
       return workload.of_function(function, args.arg, target)
     if args.arg:
-      raise ValueError("tune: --arg is for functions, got a module")
+      raise ValueError("tune: --arg needs a function, got a module")
     return workload.of_module(
       files.read(args.module), target, strict=args.strict
     )
@@ -338,8 +338,8 @@ def _tables(
   names = list(dict.fromkeys(names))
   if path is not None and len(names) > 1 and not path.is_dir():
     raise ValueError(
-      f"tune: a table must be about one operation, got {' and '.join(names)}"
-      f" for {path}; pass --operations, or an existing folder as -o"
+      f"tune: a table must have one operation, got {' and '.join(names)} for"
+      f" {path}; pass --operations, or an existing folder as -o"
     )
   return {
     name: keeping.Table(
@@ -475,7 +475,7 @@ def _finish(
     table = kept.table()
     if table is not None and len(table.rows) > 1:
       held_out = regret.held_out(table, kept.allows)
-      lines.append(f"{name}: regret, each row left out: {held_out}")
+      lines.append(f"{name}: regret with each row left out: {held_out}")
   console.show(lines, stream)
   failed = [result for result in results if result.status == "failed"]
   for result in failed:

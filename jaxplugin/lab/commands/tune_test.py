@@ -140,7 +140,9 @@ class DryRunTest(command_lines.CommandLineTestCase):
     self.assertEqual(status, 0)
     self.assertIn("bfloat16[64, 128] to mxfp8", out)
     self.assertNotIn(" x ", out)
-    self.assertIn("m=4 n=64 k=128: is no quantize", " ".join(err.split()))
+    self.assertIn(
+      "m=4 n=64 k=128: not among --operations quantize", " ".join(err.split())
+    )
 
   @pytest.mark.lab
   def test_what_is_left_out_is_said(self):
@@ -150,7 +152,7 @@ class DryRunTest(command_lines.CommandLineTestCase):
     )
     self.assertEqual(status, 0)
     self.assertIn(
-      "left out: training:64x64x64: is no single operation",
+      "left out: training:64x64x64: not one operation",
       " ".join(err.split()),
     )
     self.assertIn(
@@ -177,9 +179,9 @@ class ErrorTest(command_lines.CommandLineTestCase):
   @parameterized.parameters(
     ((), "pass either --shapes or --module"),
     (("--shapes", "1x2x3", "--module", "a:b"), "pass either --shapes"),
-    (("--module", "a:b", "--m", "1"), "--m is for --shapes"),
-    ((*ONE, "--arg", "nvfp4[8,64]"), "--arg is for a function of --module"),
-    ((*ONE, "--strict"), "--strict is for --module"),
+    (("--module", "a:b", "--m", "1"), "--m needs --shapes"),
+    ((*ONE, "--arg", "nvfp4[8,64]"), "--arg needs a function as --module"),
+    ((*ONE, "--strict"), "--strict needs --module"),
     ((*ONE, "--target", "h100"), "--target needs --dry-run"),
     ((*ONE, "--ptxas", "13.2"), "--ptxas needs --dry-run"),
     ((*ONE, "--compile"), "--compile needs --dry-run"),
@@ -202,7 +204,7 @@ class ErrorTest(command_lines.CommandLineTestCase):
     ),
     (
       ("--shapes", "quantize:64x64,1x64x64", "-o", "both.json"),
-      "about one operation, got quantize and block_scaled_dot for both.json",
+      "one operation, got quantize and block_scaled_dot for both.json",
     ),
     (
       (*ONE, "--dry-run", "--target", "h900"),

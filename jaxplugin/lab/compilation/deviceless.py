@@ -126,7 +126,7 @@ def _topology(target: targets.Target, hosts: int, count: int) -> Any:
     )
   except NotImplementedError as error:
     raise DevicelessError(
-      "deviceless: JAX has no CUDA compiler here. Install jaxplugin[deviceless]"
+      "deviceless: JAX has no CUDA compiler. Install jaxplugin[deviceless]"
       " (jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc) and, before"
       " the process first uses JAX, set JAX_PLATFORMS=cpu or"
       " JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 in its environment"
@@ -260,14 +260,14 @@ def compile(
 def _validate_mesh(mesh: Any) -> None:
   if not isinstance(mesh, Mesh):
     raise TypeError(
-      "deviceless: mesh must be a jax.sharding.Mesh, as deviceless.mesh makes"
-      f" it, got {speaking.shown(mesh)}"
+      "deviceless: mesh must be a jax.sharding.Mesh, as deviceless.mesh"
+      f" returns, got {speaking.shown(mesh)}"
     )
   platforms = {device.platform for device in mesh.devices.flat}
   if platforms & {"cpu", "tpu"}:
     raise ValueError(
-      "deviceless: mesh must be of GPUs, as deviceless.mesh makes it, got one"
-      f" of {', '.join(sorted(platforms))}"
+      "deviceless: mesh must consist of GPUs, as deviceless.mesh returns, got"
+      f" one of {', '.join(sorted(platforms))}"
     )
 
 
@@ -297,8 +297,8 @@ def compile_module(
   if not isinstance(module, ir.Module):
     raise TypeError(
       f"deviceless: module must be an ir.Module, got {type(module).__name__};"
-      ' jax.jit(fn).lower(...).compiler_ir("stablehlo") is one, and'
-      " `python -m jaxplugin compile` reads files"
+      ' pass jax.jit(fn).lower(...).compiler_ir("stablehlo"), or run `python'
+      " -m jaxplugin compile` on a file"
     )
   devices = mesh(target, (num_partitions,)).devices
   return jax_private.compile_for(module, list(devices.flat))

@@ -165,7 +165,9 @@ class ErrorTest(parameterized.TestCase):
 
   def test_mesh_of_cpus_is_refused(self):
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:1], ("x",))
-    with self.assertRaisesRegex(ValueError, "must be of GPUs, .* one of cpu"):
+    with self.assertRaisesRegex(
+      ValueError, "must consist of GPUs, .* one of cpu"
+    ):
       deviceless.compile(jnp.tanh, spec((8,)), target=B200, mesh=mesh)
 
   def test_text_is_no_module(self):

@@ -88,7 +88,7 @@ def _lines(counts: Mapping[str, int]) -> Iterator[str]:
     key=lambda name: -counts[name],
   )
   found = (f"{counts[name]} {name.removeprefix('of ')}" for name in names[:8])
-  yield f"most of them: {', '.join(found)}"
+  yield f"most frequent: {', '.join(found)}"
   for what in ("loaded", "stored"):
     yield f"global memory: {counts[f'global bytes {what}']} B {what}"
   for name in counts:
@@ -96,8 +96,8 @@ def _lines(counts: Mapping[str, int]) -> Iterator[str]:
       kind = name.removesuffix(_WAVEFRONTS)
       taken, least = counts[name], counts[f"{kind}{_LEAST}"]
       yield (
-        f"shared memory, {kind}: {taken} passes, {taken / least:.2f} times what"
-        " no conflict of banks takes"
+        f"shared memory, {kind}: {taken} passes, {taken / least:.2f} times the"
+        " number without bank conflicts"
       )
 
 
@@ -118,7 +118,8 @@ def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
   kernels = compiled.kernels
   if not kernels[0].architecture.is_nvidia:
     raise NotImplementedError(
-      f"run: executes PTX, and {compiled.target} has none; choose an NVIDIA GPU"
+      f"run: the target must be an NVIDIA GPU, got {compiled.target}; choose"
+      " an NVIDIA GPU"
     )
   shape, _ = triton.launches(compiled.problem, compiled.target)
   rng = np.random.default_rng(seed)
@@ -140,7 +141,9 @@ def run_dot(compiled: triton_dots.CompiledDot, seed: int = 0) -> ExecutedDot:
     "second_global_scale": scales[1:],
   }
   if shape.has_bias or shape.has_residual:
-    raise NotImplementedError("run: the epilogue has arrays of its own")
+    raise NotImplementedError(
+      "run: the epilogue must not have a bias or residual"
+    )
   counts = []
   for launch, kernel in zip(compiled.launches, kernels, strict=True):
     try:
@@ -177,7 +180,7 @@ def _operand(
 ) -> tuple[np.ndarray, np.ndarray | None, Any]:
   """Values and scale as they lie, dense, k minor; and what they mean, f64."""
   if kind.is_swizzled or kind.is_interleaved or not kind.k_is_minor:
-    raise NotImplementedError("run: operands are dense, their scales linear")
+    raise NotImplementedError("run: operands must be dense, with linear scales")
   if kind.block_format is None:
     plain = rng.normal(size=(batch, rows, k)).astype(_DTYPES[kind.format])
     return plain, None, plain.astype(np.float64)

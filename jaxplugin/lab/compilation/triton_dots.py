@@ -126,9 +126,9 @@ def _lines(launch: launching.Launch, kernel: Any) -> Iterator[str]:
   cycles = _simulated_cycles(launch, kernel)
   if cycles is not None:
     yield (
-      f"by a model, not measured: {cycles} cycles of a core for a step of"
-      f" each block, {kernel.simulated.instructions_per_cycle:.2f}"
-      " instructions a cycle and scheduler, matrix units busy"
+      f"modelled, not measured: {cycles} cycles of a core for a step of each"
+      f" block, {kernel.simulated.instructions_per_cycle:.2f} instructions a"
+      " cycle and scheduler, matrix units busy"
       f" {kernel.simulated.matrix_share:.0%}"
     )
 
@@ -180,7 +180,8 @@ def compile_dot(
   refusal = triton.supports(problem, target)
   if refusal is not None:
     raise NotImplementedError(
-      f"compile: triton does not serve {problem} on {target}: {refusal.reason}"
+      f"compile: triton does not support {problem} on {target}:"
+      f" {refusal.reason}"
     )
   try:
     compile_lib = importlib.import_module("jaxplugin.lab.inspection.compile")
@@ -189,8 +190,8 @@ def compile_dot(
     )
   except ImportError as error:
     raise NotImplementedError(
-      f"compile: needs triton, which does not import here ({error}); pip"
-      " install triton"
+      f"compile: needs triton, which cannot be imported ({error}); pip install"
+      " triton"
     ) from error
   architecture = triton_library.architecture_of(target)
   assert architecture is not None

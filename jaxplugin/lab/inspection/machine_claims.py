@@ -106,6 +106,6 @@ def broken(
   if instructions and not others:
     return ""
   return (
-    f"{kind} on {architecture} is claimed to be made of {claim}, its machine"
-    f" code has {', '.join(others) or 'no matrix instruction'}"
+    f"{kind} on {architecture} must have the instruction {claim}, and its"
+    f" machine code has {', '.join(others) or 'no matrix instruction'}"
   )

@@ -83,7 +83,7 @@ class ClaimTest(parameterized.TestCase):
     # `tl.dot_scaled` of FP8 by FP4 compiles for sm_120: to bf16, silently.
     found = instructions("sm_120", "e2m1")
     self.assertIn(
-      "mxfp8 on sm_120 is claimed to be made of QMMA",
+      "mxfp8 on sm_120 must have the instruction QMMA",
       machine_claims.broken("sm_120", "mxfp8", found),
     )
     self.assertEqual(machine_claims.broken("sm_120", "upcast", found), "")

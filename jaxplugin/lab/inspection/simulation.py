@@ -184,8 +184,8 @@ def simulate(
     warmup: the first ones of these, which do not count.
 
   Raises:
-    ValueError: the loop has an instruction that the model does not know, blocks
-      are no quarters, or there are none.
+    ValueError: If the model does not support an instruction of the loop, or if
+      blocks are not quarters, or if there are none.
   """
   if num_warps % QUARTERS or min(num_warps, blocks) < 1:
     raise ValueError(
@@ -194,7 +194,9 @@ def simulate(
     )
   unknown = sorted({x.opcode for x in loop if x.base not in _PIPES})
   if unknown:
-    raise ValueError(f"simulate: the model does not know {', '.join(unknown)}")
+    raise ValueError(
+      f"simulate: the model does not support {', '.join(unknown)}"
+    )
   warps = [
     _Warp(block=block, ready=block * _STAGGER_CYCLES + 3 * warp)
     for block in range(blocks)
@@ -377,7 +379,7 @@ def _count(item: scheduling.Scheduled) -> int:
   found = _COUNT.search(item.operands)
   if found is None:
     raise ValueError(
-      f"simulate: the model does not know {item.opcode} {item.operands}"
+      f"simulate: the model does not support {item.opcode} {item.operands}"
     )
   return int(found[1], 16)
 

@@ -201,7 +201,7 @@ class SimulateTest(parameterized.TestCase):
     self.assertEqual(simulation.products_of(fp4), 16 * 8 * 64)
 
   def test_unknown_instruction_is_refused(self):
-    with self.assertRaisesRegex(ValueError, "does not know FROB.X"):
+    with self.assertRaisesRegex(ValueError, "does not support FROB.X"):
       cycles("FROB.X R3, R4", MMA)
 
   @parameterized.parameters((2, 1), (6, 1), (4, 0))

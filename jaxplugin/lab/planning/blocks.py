@@ -102,8 +102,8 @@ def check(block: Block, layout: layouts.Layout) -> None:
   tp, fsdp = layout.size("tp"), layout.size("fsdp")
   if "ep" in layout.names and not block.experts:
     raise ValueError(
-      f"plan: ep splits experts, of which there are none, got {layout}; name"
-      " dp or fsdp instead"
+      "plan: layout must not have ep for a model without experts, got"
+      f" {layout}; use dp or fsdp instead"
     )
   split = {
     "batch": (block.batch, layout.size("dp", "fsdp", "ep")),

@@ -128,9 +128,9 @@ def of_text(text: str, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
   count = int(partitions[1]) if partitions is not None else 1
   if count != math.prod(mesh.values()):
     raise ValueError(
-      f"collectives: the program has {count} partitions, the mesh"
-      f" {dict(mesh)} has {math.prod(mesh.values())} places; give the mesh of"
-      " its shardings"
+      "collectives: mesh must have as many devices as the program has"
+      f" partitions, {count}, got {dict(mesh)}; pass the mesh of the program's"
+      " shardings"
     )
   walk = _Walk(program=hlo_text.parse(text), mesh=dict(mesh))
   return tuple(
@@ -273,5 +273,7 @@ def _bits(dtype: str) -> int:
     return 8
   match = _BITS.match(dtype)
   if match is None:
-    raise ValueError(f"collectives: {dtype} is no element type of HLO")
+    raise ValueError(
+      f"collectives: dtype must be an element type of HLO, got {dtype}"
+    )
   return int(match[1])

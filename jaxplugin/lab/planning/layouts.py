@@ -127,8 +127,8 @@ def parse(text: str) -> Layout:
       )
   if "sp" in flags and "tp" not in axes:
     raise ValueError(
-      f"plan: sp splits the sequence over tp, which {text!r} has not; add tp=8,"
-      " or leave sp out"
+      f"plan: sp splits the sequence over tp, and {text!r} has no tp; add"
+      " tp=8, or leave sp out"
     )
   if not axes:
     raise ValueError(f"plan: layout must name an axis, got {text!r}")

@@ -60,7 +60,7 @@ class CheckTest(parameterized.TestCase):
   @parameterized.parameters(
     ("small", "fsdp=16", "batch must be a multiple of the 16 .* got 8"),
     ("small", "tp=16", "heads must be a multiple of the 16 .* got 8"),
-    ("small", "ep=2", "ep splits experts, of which there are none"),
+    ("small", "ep=2", "must not have ep for a model without experts"),
     ("gpt-oss-120b", "ep=3", "batch must be a multiple of the 3"),
     ("gpt-oss-120b", "fsdp=1,ep=5", "batch must be a multiple of the 5"),
     ("gpt-oss-120b", "ep=8", None),

@@ -55,7 +55,7 @@ def of_line(line: str, count: int) -> np.ndarray:
   iota = _IOTA.search(line, start) if start >= 0 else None
   if iota is not None:
     return _of_iota(*iota.groups())
-  raise ValueError(f"collectives: no replica groups are read of: {line}")
+  raise ValueError(f"collectives: cannot read replica groups in: {line}")
 
 
 def pairs_of_line(line: str) -> np.ndarray:
@@ -66,7 +66,7 @@ def pairs_of_line(line: str) -> np.ndarray:
   """
   found = _PAIRS.search(line)
   if found is None:
-    raise ValueError(f"collectives: no pairs are read of: {line}")
+    raise ValueError(f"collectives: cannot read pairs of devices in: {line}")
   numbers = [int(n) for n in _NUMBERS.findall(found[1])]
   return np.asarray(numbers).reshape(-1, 2)
 

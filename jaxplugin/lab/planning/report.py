@@ -11,6 +11,7 @@ from typing import Final
 
 from jaxplugin.lab.planning import collectives
 from jaxplugin.lab.planning import plans
+from jaxplugin.printing import console
 
 _MEGA: Final = 1e6
 _GIGA: Final = 1e9
@@ -33,25 +34,34 @@ def by_key(plan: plans.Plan) -> dict[tuple[str, str, str], float]:
 
 
 def table(found: Sequence[plans.Plan]) -> str:
-  """Plans of one layout side by side, the first one is what others are to.
+  """Returns a table with a column for each plan of one layout.
 
-  A row an axis, kind and element type, in MB that a device receives.
+  A row is an axis, kind and element type, in MB that a device receives. Columns
+  that do not fit in `console.WIDTH` follow in another table.
   """
-  rows = [*_rows(found)]
-  header = ["MB received", *(plan.format for plan in found)]
-  widths = [
-    max(len(row[i]) for row in (header, *rows)) for i in range(len(header))
+  rows = [["MB received", *(plan.format for plan in found)], *_rows(found)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  groups: list[list[int]] = [[]]
+  room = console.WIDTH - widths[0] - len("|  |")
+  for i, width in enumerate(widths[1:], start=1):
+    used = sum(widths[k] + len(" | ") for k in groups[-1])
+    if groups[-1] and used + width + len(" | ") > room:
+      groups.append([])
+    groups[-1].append(i)
+  return "\n\n".join(_lines(rows, widths, group) for group in groups)
+
+
+def _lines(
+  rows: Sequence[Sequence[str]], widths: Sequence[int], columns: Sequence[int]
+) -> str:
+  """Returns the first column and some others as a table in Markdown."""
+  rule = "-" * widths[0], *("-" * (widths[i] - 1) + ":" for i in columns)
+  lines = [
+    (row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in columns))
+    for row in rows
   ]
-
-  def line(cells: Sequence[str]) -> str:
-    first, *rest = (
-      cell.ljust(width) if i == 0 else cell.rjust(width)
-      for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return f"| {' | '.join([first, *rest])} |"
-
-  rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-  return "\n".join([line(header), line(rule), *map(line, rows)])
+  lines.insert(1, rule)
+  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _rows(found: Sequence[plans.Plan]) -> Iterator[list[str]]:

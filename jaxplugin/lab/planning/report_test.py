@@ -64,6 +64,21 @@ class TableTest(absltest.TestCase):
     lines = report.table([PLAIN, QUANTIZED]).splitlines()
     self.assertLen({len(line) for line in lines}, 1)
 
+  def test_columns_beyond_80_follow_in_another_table(self):
+    names = [f"a_format_of_{i}" for i in range(7)]
+    found = [dataclasses.replace(PLAIN, format=name) for name in names]
+    first, *rest = tables = report.table(found).split("\n\n")
+    self.assertNotEmpty(rest)
+    headers = []
+    for lines in map(str.splitlines, tables):
+      self.assertLessEqual(max(map(len, lines)), 80)
+      self.assertLen({len(line) for line in lines}, 1)
+      self.assertLen(lines, len(first.splitlines()))
+      title, *header = (x.strip() for x in lines[0].strip("|").split("|"))
+      self.assertEqual(title, "MB received")
+      headers += header
+    self.assertEqual(headers, names)
+
   def test_each_layout_has_a_table(self):
     other = dataclasses.replace(PLAIN, layout="fsdp=8")
     text = report.text([PLAIN, other, QUANTIZED])

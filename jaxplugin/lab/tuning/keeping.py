@@ -52,7 +52,7 @@ def header_of(
   device = fitting.device_of(target)
   if device is None:
     raise ValueError(
-      f"tune: a table needs a device's architecture and number of cores, got"
+      "tune: target must have an architecture and a number of cores, got"
       f" {target}"
     )
   is_cpu = target.platform == "cpu"
@@ -154,7 +154,7 @@ class Table:
     empty = records.table_of(self._header, ())
     if found is not None and found.header.identity != self._header.identity:
       raise errors.TableError(
-        f"tune: table {self.path} is about something else:"
+        f"tune: table {self.path} is for another device, operation or version:"
         f" {writing.difference(found, empty)}; pass another -o, or delete it"
       )
 

@@ -87,7 +87,10 @@ def summary(results: Sequence[session.Result]) -> Iterator[str]:
   other = [row for row in rows if row.chosen is not row.candidates[row.default]]
   if not rows:
     return
-  yield f"{len(rows)} rows, in {len(other)} another than the default is chosen"
+  yield (
+    f"{len(rows)} rows; {len(other)} of them choose another candidate than"
+    " the default"
+  )
   for row in other:
     default = row.candidates[row.default].median_us
     size = " ".join(f"{n}={v}" for n, v in row.problem)

@@ -135,7 +135,7 @@ class Session:
       faults |= timed.faults
     self._deny(problem, listed, faults)
     if default.key in faults:
-      reason = f"the default, {default.key}, failed: {faults[default.key]}"
+      reason = f"the default {default.key} failed: {faults[default.key]}"
       return dataclasses.replace(found, faults=faults, reason=reason)
     row = row_of(self._store.fields(problem), listed, timed.samples)
     return dataclasses.replace(found, status="done", row=row, faults=faults)

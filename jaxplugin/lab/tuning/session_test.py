@@ -142,7 +142,7 @@ class FaultsTest(parameterized.TestCase):
       {key: fault.kind for key, fault in result.faults.items()},
       {bad.key: kind},
     )
-    self.assertIn("when it was timed", result.faults[bad.key].reason)
+    self.assertIn("while it was timed", result.faults[bad.key].reason)
     self.assertEqual(chosen_key(result.row), good.key)
 
   def test_a_row_whose_default_fails_fails(self):
@@ -156,7 +156,7 @@ class FaultsTest(parameterized.TestCase):
     one = session.Session(device, rows.store(), lambda p: fails)
     result = one.tune(workload.Item(problem=PROBLEM))
     self.assertEqual((result.status, rows), ("failed", []))
-    self.assertIn("the default, cpu do=wrong, failed: wrong:", result.reason)
+    self.assertIn("the default cpu do=wrong failed: wrong:", result.reason)
 
   @pytest.mark.lab
   def test_what_was_denied_is_not_tried_again_with_the_same_kernels(self):

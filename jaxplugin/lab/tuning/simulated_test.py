@@ -102,7 +102,7 @@ class SimulatedGpuTest(absltest.TestCase):
       self.assertEqual(told.decision.config_from, "overlay")
       self.assertEqual(told.decision.notes[0], f"kernels: {', '.join(kernels)}")
       if triton_library.lowering_refusal(TARGET) is not None:
-        self.skipTest("jax-triton does not import here")
+        self.skipTest("jax-triton cannot be imported")
       traced = jax.jit(call).trace(x, w)
       with mock.patch.object(
         triton_library, "call", wraps=triton_library.call

@@ -75,13 +75,13 @@ def of_shapes(
   for row in rows:
     if row.kind not in _PROBLEMS:
       left_out.append(
-        f"{row}: is no single operation; tune takes MxNxK, experts:, quantize:"
-        " and dequantize:, and sets of them"
+        f"{row}: not one operation; pass MxNxK, experts:, quantize:,"
+        " dequantize: or sets of these"
       )
       continue
     for pair in pairs or workloads.parse_pairs(row.formats):
       if not row.is_product and pair.lhs != pair.rhs:
-        left_out.append(f"{row}: {pair} is no one format")
+        left_out.append(f"{row}: needs one format, got {pair}")
         continue
       workloads.check(row, pair)
       with targets.use_target(target):
@@ -218,7 +218,7 @@ def of_operations(work: Workload, names: Sequence[str]) -> Workload:
   """The work, of some operations alone."""
   items = [i for i in work.items if _name(i) in names]
   left_out = [
-    f"{item.problem}: is no {' and no '.join(names)}"
+    f"{item.problem}: not among --operations {','.join(names)}"
     for item in work.items
     if item not in items
   ]

@@ -207,7 +207,7 @@ def explained(
   if len(parts) > 1:
     whole = choose(problem, module, target, overlay)
     refusals = _refusals(whole, QUANTIZE, target)
-    reasons.append(f"not one kernel for all: {'; '.join(refusals)}")
+    reasons.append(f"a kernel per blocking: {'; '.join(refusals)}")
   for part in parts:
     reasons += _refusals(part.decision, QUANTIZE, target)
   names = dict.fromkeys(part.decision.implementation for part in parts)

@@ -77,10 +77,10 @@ def _no_kernels(
 ) -> decisions.Unsupported | None:
   if target.cpu_kernels is None:
     return decisions.Unsupported(
-      target.missing(targets.CPU_KERNELS) or "kernels are not on the target"
+      target.missing(targets.CPU_KERNELS) or "the target has no CPU kernels"
     )
   if format not in cpu_library.FORMATS:
-    return decisions.Unsupported(f"kernels do not know {format}")
+    return decisions.Unsupported(f"its kernels do not support {format}")
   return None
 
 

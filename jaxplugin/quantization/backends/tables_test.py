@@ -230,7 +230,7 @@ class DecidedTest(parameterized.TestCase):
     self.assertEqual(told.decisions[0].implementation_from, "rule")
     self.assertRegex(
       explanation.details(),
-      "note: overlay is not used: implementation cpu: its kernels are others",
+      "note: overlay is not used: implementation cpu: its kernels changed",
     )
 
   def test_what_is_traced_inside_is_lowered_so_anywhere(self):

@@ -62,7 +62,7 @@ def _input_refusal(
 ) -> decisions.Unsupported | None:
   if not problem.format.is_known:
     return decisions.Unsupported(
-      f"serves {formats.known_names()}, got {problem.format}"
+      f"supports {formats.known_names()}, got {problem.format}"
     )
   refusal = _extras_refusal(problem)
   if refusal is not None:
@@ -90,7 +90,9 @@ def _extras_refusal(
     if refusal is not None:
       return refusal
   if len({extras.four_over_six for extras in problem.extras_each}) > 1:
-    return decisions.Unsupported("scales all to 6, or all to 6 or 4")
+    return decisions.Unsupported(
+      "either quantizes every blocking with four_over_six, or none"
+    )
   return None
 
 
@@ -100,10 +102,11 @@ def _refusal_of(
   if reason := extras.bits_refusal():
     return decisions.Unsupported(reason)
   if extras.square is not None and len(problem.blockings) > 1:
-    return decisions.Unsupported("makes squares along one axis")
+    return decisions.Unsupported("computes square blocks along one axis only")
   if extras.four_over_six and problem.has_global_scale and not extras.is_part:
     return decisions.Unsupported(
-      "chooses between 6 and 4 under a global scale that it computes, got one"
+      "computes the global scale of four_over_six itself, and global_scale"
+      " was passed"
     )
   if (extras.hadamard or 1) > _MAX_HADAMARD:
     return decisions.Unsupported(

@@ -342,7 +342,7 @@ class ChoiceTest(parameterized.TestCase):
       problem, shape=(2, 3, 4, 5), blockings=(moved, of_columns)
     )
     refusal = triton.supports(problem, H200)
-    self.assertRegex(refusal.reason, "needs the last dimensions")
+    self.assertRegex(refusal.reason, "needs the blocked dimensions")
 
   @parameterized.parameters(
     ({"dtype": np.float64}, "float16, got float64"),

@@ -48,8 +48,8 @@ def launches(
     matrices = _matrices(problem)
     if matrices is None:
       return decisions.Unsupported(
-        "needs the last dimensions of x and those before them to be blocked,"
-        f" got {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
+        "needs the blocked dimensions to be the last ones of x, got"
+        f" {[b.dims for b in problem.blockings]} of {len(problem.shape)}"
       )
     found = quantize_plans.plan_both(matrices, architecture)
   programs = max(each.grid for each in found)
@@ -102,8 +102,8 @@ def _rows(
       axis < len(shape) - 1 and axis + 1 + len(square) < len(shape)
     ):
       return decisions.Unsupported(
-        "needs the other side of squares to lie last beside the blocked"
-        f" dimension {axis}, got {list(square)} of {len(shape)}"
+        f"needs square blocks over the last dimension and dimension {axis},"
+        f" got {list(square)} of {len(shape)}"
       )
     if axis == len(shape) - 1:
       batch, rows = math.prod(shape[:first]), math.prod(shape[first:axis])

@@ -268,7 +268,7 @@ class LoweringTest(parameterized.TestCase):
     with mock.patch.dict(sys.modules, {"jax_triton": None}):
       self.assertEqual(self.calls(quantization_lowerings.round_trip(MXFP8)), 0)
       refusal = triton_library.lowering_refusal(H200)
-      self.assertRegex(refusal.reason, "needs jax-triton.*does not import")
+      self.assertRegex(refusal.reason, "needs jax-triton.*cannot be imported")
 
   def test_exported_module_gets_operations(self):
     with targets.use_target(H200):
@@ -388,7 +388,7 @@ OTHER_FORMAT = formats.BlockFormat(
 class ChoiceTest(parameterized.TestCase):
   @parameterized.parameters(
     ({}, "cpu", "needs an NVIDIA or AMD GPU, the target's platform is cpu"),
-    ({"format": OTHER_FORMAT}, "h200", "serves mxfp8.*got mxfp8_per_16"),
+    ({"format": OTHER_FORMAT}, "h200", "supports mxfp8.*got mxfp8_per_16"),
     ({"dtype": np.dtype(np.float64)}, "h200", "float16, got float64"),
     ({"shape": (None, 768)}, "h200", "needs static sizes"),
     ({"shape": (0, 768)}, "h200", "needs sizes of at least 1"),
@@ -423,10 +423,15 @@ class ChoiceTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ({}, "avx2", "cpu", ""),
-    ({}, None, "xla", "cpu: kernels are not on the target"),
+    ({}, None, "xla", "cpu: the target has no CPU kernels"),
     ({"axis": 0}, "avx2", "xla", "cpu: kernels are slower for FP8"),
     ({"axis": 0, "format": NVFP4}, "avx2", "cpu", ""),
-    ({"format": OTHER_FORMAT}, "avx2", "xla", "cpu: kernels do not know"),
+    (
+      {"format": OTHER_FORMAT},
+      "avx2",
+      "xla",
+      "cpu: its kernels do not support",
+    ),
   )
   def test_choice_on_cpus(self, changes, kernels, implementation, reason):
     target = dataclasses.replace(CPU, cpu_kernels=kernels)

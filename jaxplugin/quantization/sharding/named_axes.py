@@ -57,8 +57,8 @@ def global_scale(
   names = _names(who, axis_name)
   if given is not None and names:
     raise ValueError(
-      f"{who}: axis_name is for a global scale that is computed, got axis_name"
-      f" {speaking.shown(axis_name)} and a global_scale; leave one of them out"
+      f"{who}: axis_name must be None if global_scale is given, got"
+      f" axis_name={speaking.shown(axis_name)}; leave one of them out"
     )
   if not names or not format.has_global_scale:
     return given
@@ -112,9 +112,8 @@ def _names(who: str, axis_name: Any) -> tuple[str, ...]:
       lax.axis_size(name)
     except NameError:
       raise ValueError(
-        f"{who}: axis_name must name axes of an enclosing jax.shard_map or"
-        f" jax.vmap, got {speaking.shown(name)}, which none binds; outside of"
-        " them a global"
-        " scale is of the whole array without it"
+        f"{who}: no enclosing jax.shard_map or jax.vmap has axis"
+        f" {speaking.shown(name)}, got axis_name={speaking.shown(name)}. Leave"
+        " axis_name out: the scale then covers the whole array"
       ) from None
   return tuple(names)

@@ -45,7 +45,7 @@ def moved(
       parts = mesh_axes.Taker(mesh.shape).count(axes)
       if scale.shape[axis] % parts:
         raise ValueError(
-          f"{who}: out_sharding must leave blocks whole, got {out_sharding},"
+          f"{who}: out_sharding must not cut a block, got {out_sharding},"
           f" which splits {scale.shape[axis]} blocks of axis {axis} into"
           f" {parts} parts; shard another axis"
         )

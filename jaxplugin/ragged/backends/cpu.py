@@ -51,10 +51,12 @@ def supports(
       "needs a static n, k and number of groups; m alone may be symbolic"
     )
   if problem.rhs.format is None:
-    return decisions.Unsupported("needs a block-scaled rhs, this one is plain")
+    return decisions.Unsupported(
+      "needs a block-scaled rhs, got an unquantized one"
+    )
   if not problem.is_along_blocks:
     return decisions.Unsupported(
-      "contracts along the blocks of rhs, and this call contracts across them"
+      "needs rhs blocked along its contracting dimension"
     )
   return None
 

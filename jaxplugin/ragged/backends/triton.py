@@ -35,7 +35,7 @@ from jaxplugin.ragged import problems
 from jaxplugin.runtime import triton_library
 from jaxplugin.tables import fitting
 
-_SCHEDULE: Final = "each program finds its rows on the device"
+_SCHEDULE: Final = "each kernel program finds its rows on the device"
 
 
 def _rank(target: targets.Target) -> int | None:
@@ -58,14 +58,13 @@ def _problem_gate(
       return refusal
   if problem.rhs.format is None and not problem.is_along_blocks:
     return decisions.Unsupported(
-      "kernels that contract n read block-scaled weights, rhs is plain"
+      "needs a block-scaled rhs to contract n, got an unquantized one"
     )
   if not problem.sizes_are_static:
     return decisions.Unsupported("needs static sizes, some are symbolic")
   if triton_library.uses_descriptors(target):
     return decisions.Unsupported(
-      "ragged kernels load values by threads, and the target asks for TMA"
-      " descriptors"
+      "ragged kernels do not use TMA descriptors, which the target requests"
     )
   if problem.is_empty:
     return None

@@ -245,12 +245,12 @@ class ChoiceTest(parameterized.TestCase):
     self.assertEqual(decision.implementation, "triton")
     self.assertIn(kernel, " ".join(decision.notes))
     self.assertIn("finds its rows on the device", " ".join(decision.notes))
-    self.assertIn("triton comes before it", reasons["xla"])
+    self.assertIn("lower priority than triton", reasons["xla"])
 
   def test_refusals_are_told(self):
     h200 = targets.named_target("h200")
     for target, options, text in (
-      (triton_library.with_descriptors(h200), {}, "asks for TMA descriptors"),
+      (triton_library.with_descriptors(h200), {}, "do not use TMA descriptors"),
       (targets.named_target("mi300x"), {}, "only if one is attached"),
       (h200, {"groups": 5000}, "groups must be 1 to 4095, got 5000"),
       (

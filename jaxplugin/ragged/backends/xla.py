@@ -31,10 +31,10 @@ from jaxplugin.ragged import problems
 from jaxplugin.tables import fitting
 
 _LOOP: Final = (
-  "a loop over the groups that have rows, each of which is dequantized once"
+  "a loop over the groups that have rows; dequantizes each of them once"
 )
 _HOST: Final = (
-  "the host decides each step of the loop, and waits for the device"
+  "the host decides each step of the loop, so it waits for the device"
 )
 
 # Rows that a step multiplies at once. What exceeds a group's rows is computed

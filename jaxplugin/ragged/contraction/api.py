@@ -213,7 +213,7 @@ def align_groups(
     x = api.array("x", x)
     group_sizes = api.integers("group_sizes", group_sizes)
     if not x.ndim:
-      raise TypeError("align_groups: x must have rows, got a number")
+      raise TypeError("align_groups: x must have rank 1 or more, got a scalar")
     rules.validate_groups(group_sizes, group_sizes.size)
     if isinstance(multiple, bool) or not isinstance(multiple, int):
       raise TypeError(
@@ -264,23 +264,23 @@ class Order:
       )
     if lhs_batch:
       raise NotImplementedError(
-        f"{sides.who()}: batch dimensions are not served, ragged or not, got"
-        f" {dims[1]}; use jax.vmap, and block_scaled_dot where groups are a"
+        f"{sides.who()}: dimension_numbers must have no batch dimensions, got"
+        f" {dims[1]}; use jax.vmap, or block_scaled_dot if the groups are a"
         " batch dimension"
       )
     is_contraction = ragged == lhs_k
     ranks = (2, 2) if is_contraction else (2, 3)
     if len(lhs_k) != 1 or (lhs.ndim, rhs.ndim) != ranks:
       raise NotImplementedError(
-        f"{sides.who()}: one contracting dimension and no more others than"
-        " (m, k) x (groups, n, k), or (m, n) x (m, k) contracting m, are"
-        f" served, got {numbers} of {tuple(lhs.shape)} and {tuple(rhs.shape)};"
-        " reshape what is more into one dimension"
+        f"{sides.who()}: operands must be (m, k) x (groups, n, k) contracting"
+        f" k, or (m, n) x (m, k) contracting m, got {tuple(lhs.shape)} x"
+        f" {tuple(rhs.shape)} with {numbers}; merge other dimensions by"
+        " reshape"
       )
     if len(group) != (0 if is_contraction else 1) or group == rhs_k:
       raise TypeError(
-        f"{sides.who()}: rhs must have one group dimension, that is not"
-        " contracted, and none where the ragged dimension is contracted, got"
+        f"{sides.who()}: rhs must have one group dimension, which is not"
+        " contracted, or none if the ragged dimension is contracted, got"
         f" {group}"
       )
     if is_contraction:
@@ -333,9 +333,8 @@ def _call(
     if straight_through.has_surrogate(operand):
       raise NotImplementedError(
         f"{sides.who()}: {name} was quantized with"
-        ' derivative="straight_through", which a contraction does not have;'
-        " jaxplugin.training.ragged_dot_general quantizes both sides and has"
-        " gradients"
+        ' derivative="straight_through", which this contraction does not'
+        " support; for gradients call jaxplugin.training.ragged_dot_general"
       )
   group_sizes = api.integers("group_sizes", group_sizes)
   rules.validate_groups(group_sizes, group_sizes.size)
@@ -367,8 +366,8 @@ def _side(name: str, operand: Any) -> sides.Side:
     return side
   if side.axis not in (None, 0):
     raise TypeError(
-      f"{sides.who()}: {name} must be blocked along m, the contracted"
-      f" dimension, got blocks along the other one; quantize it along that"
+      f"{sides.who()}: {name} must be blocked along m, the contracting"
+      " dimension, got blocks along the other dimension; quantize it along m"
     )
   side = side.replace(axis=0)
   dot_rules.validate_scale(side)

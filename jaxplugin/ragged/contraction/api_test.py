@@ -312,7 +312,7 @@ class AlignGroupsTest(parameterized.TestCase):
     check(TypeError, "multiple must be an integer, got 4.0", lhs, _SIZES, 4.0)
     check(ValueError, "multiple must be at least 1, got 0", lhs, _SIZES, 0)
     check(TypeError, "group_sizes must be integers", lhs, _SIZES * 1.0, 4)
-    check(TypeError, "x must have rows", np.float32(1), _SIZES, 4)
+    check(TypeError, "x must have rank 1 or more", np.float32(1), _SIZES, 4)
 
 
 class ExplainTest(absltest.TestCase):
@@ -394,7 +394,7 @@ class ErrorsTest(parameterized.TestCase):
     stacked = np.ones((2, _M, _N), np.float32)
     self._check(
       n,
-      "batch dimensions .* use jax.vmap",
+      "batch dimensions.* use jax.vmap",
       stacked,
       stacked,
       _SIZES,
@@ -402,7 +402,7 @@ class ErrorsTest(parameterized.TestCase):
     )
     self._check(
       n,
-      "reshape what is more",
+      "merge other dimensions",
       stacked,
       rhs,
       _SIZES,

@@ -29,12 +29,12 @@ from jaxplugin.ragged.contraction import calls
 from jaxplugin.tables import fitting
 
 _LOOP: Final = (
-  "a loop over the groups that have rows, in tiles of {tile} rows; the rows"
-  " that a group's last tile has too much are multiplied in vain"
+  "a loop over the groups that have rows, in tiles of {tile} rows; surplus"
+  " rows of a group's last tile are multiplied and discarded"
 )
-_DEQUANTIZED: Final = "whole f32 or bf16 copies of what is block-scaled"
+_DEQUANTIZED: Final = "writes whole f32 or bf16 copies of block-scaled operands"
 _HOST: Final = (
-  "the host decides each step of the loop, and waits for the device"
+  "the host decides each step of the loop, so it waits for the device"
 )
 
 # Rows that a step multiplies at once. Each step reads and writes the group's

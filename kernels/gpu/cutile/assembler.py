@@ -67,8 +67,9 @@ def missing() -> str:
   if not first <= found < last:
     dotted = [".".join(map(str, x)) for x in VERSIONS]
     return (
-      f"knows {PACKAGE} from {dotted[0]} on and below {dotted[1]}, installed is"
-      f" {version}; pip install '{PACKAGE}[tileiras]>={dotted[0]},<{dotted[1]}'"
+      f"supports {PACKAGE} from {dotted[0]} to below {dotted[1]}, and"
+      f" {version} is installed; pip install"
+      f" '{PACKAGE}[tileiras]>={dotted[0]},<{dotted[1]}'"
     )
   return ""
 

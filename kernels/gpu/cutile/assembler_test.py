@@ -116,7 +116,7 @@ class MissingTest(parameterized.TestCase):
       text = assembler.missing()
     self.assertEqual(bool(text), refused)
     if refused:
-      self.assertIn(f"from 1.7 on and below 1.8, installed is {version}", text)
+      self.assertIn(f"from 1.7 to below 1.8, and {version}", text)
 
 
 if __name__ == "__main__":

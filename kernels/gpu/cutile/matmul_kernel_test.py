@@ -204,12 +204,17 @@ class KernelTest(parameterized.TestCase):
 
 class ShapeErrorTest(parameterized.TestCase):
   @parameterized.parameters(
-    ("sm_90", "mxfp8", "mxfp8", "is for sm_100, sm_103, sm_120, got sm_90"),
+    ("sm_90", "mxfp8", "mxfp8", "needs sm_100, sm_103, sm_120, got sm_90"),
     ("sm_121", "mxfp8", "mxfp8", "got sm_121"),
     ("sm_100", "bf16", "mxfp4", "needs both .* quantized, got bf16 x mxfp4"),
     ("sm_100", "mxfp6_e2m3", "mxfp8", "multiplies FP8 and FP4, got mxfp6_e2m3"),
     ("sm_100", "nvfp4", "mxfp4", "one kind of scale, got nvfp4 x mxfp4"),
-    ("sm_120", "mxfp8", "mxfp8_e5m2", "no FP8 holds both E4M3 and E5M2"),
+    (
+      "sm_120",
+      "mxfp8",
+      "mxfp8_e5m2",
+      "no FP8 type contains both E4M3 and E5M2",
+    ),
   )
   def test_refuses(self, architecture, lhs, rhs, reason):
     shape = self.shape(lhs, rhs)
@@ -256,7 +261,7 @@ class ShapeErrorTest(parameterized.TestCase):
   def test_rows_of_part_of_16_bytes_are_refused_and_padded_k_helps(self):
     target = architectures.by_name("sm_100")
     config = plans.default_config(self.shape(), target)
-    with self.assertRaisesRegex(ValueError, "k=40 is not: pad it"):
+    with self.assertRaisesRegex(ValueError, "got k=40; pad k"):
       plans.plan(self.shape(k=40), config, target)
     self.assertEqual(plans.padded_k(40, is_packed=False), 48)
     self.assertEqual(plans.padded_k(40, is_packed=True), 64)

@@ -171,7 +171,7 @@ def shape_error(
 ) -> str | None:
   """Why the kernel cannot compute a product at all; None where it can."""
   if architecture.name not in ARCHITECTURES:
-    return f"is for {', '.join(ARCHITECTURES)}, got {architecture.name}"
+    return f"needs {', '.join(ARCHITECTURES)}, got {architecture.name}"
   kinds = (shape.lhs, shape.rhs)
   names = tuple(kind.format for kind in kinds)
   for kind in kinds:
@@ -180,23 +180,23 @@ def shape_error(
     if kind.element.name not in (*_ELEMENT_DTYPES, formats.E2M1.name):
       return f"multiplies FP8 and FP4, got {kind.format}"
     if kind.is_interleaved:
-      return "takes values in their usual order, these are interleaved"
+      return "needs values in their usual order, got interleaved ones"
   one, other = (kind.block_format for kind in kinds)
   assert one is not None and other is not None
   if (one.scale, one.block_size) != (other.scale, other.block_size):
-    return f"multiplies operands of one kind of scale, got {' x '.join(names)}"
+    return f"needs operands with one kind of scale, got {' x '.join(names)}"
   elements = {one.element.name, other.element.name} - {formats.E2M1.name}
   if len(elements) > 1:
     return (
-      "multiplies operands of one type, and no FP8 holds both E4M3 and E5M2,"
-      f" got {' x '.join(names)}"
+      "needs operands of one type, and no FP8 type contains both E4M3 and"
+      f" E5M2, got {' x '.join(names)}"
     )
   for argument in _arguments(shape):
     largest = max(*argument.shape, *argument.strides)
     if largest > _MAX_INDEX:
       return (
-        f"counts in 32 bits, {argument.name} of shape {argument.shape} needs"
-        f" {largest}"
+        f"has 32-bit offsets, and {argument.name} of shape {argument.shape}"
+        f" needs {largest}"
       )
   return None
 
@@ -230,7 +230,7 @@ def config_error(
   if shape.k // shape.lhs.values_per_element % ROW_ALIGNMENT_BYTES or (
     shape.k // shape.rhs.values_per_element % ROW_ALIGNMENT_BYTES
   ):
-    return f"rows must be multiples of 16 bytes, k={shape.k} is not: pad it"
+    return f"rows must be multiples of 16 bytes, got k={shape.k}; pad k"
   needed = shared_memory_bound(config, shape)
   if needed > architecture.shared_memory_bytes:
     return (

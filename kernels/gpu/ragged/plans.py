@@ -247,7 +247,7 @@ def config_error(
 def _across_error(config: MatmulConfig, shape: RaggedShape) -> str | None:
   # The other kernels want blocks along k.
   if config.path != "upcast":
-    return f"{config.path} contracts along the blocks of rhs, not across them"
+    return f"{config.path} needs rhs blocked along the contracting dimension"
   # A tile has whole blocks.
   if config.block_n % max(shape.rhs.values_per_scale, 32):
     return f"block_n must be a multiple of a block, got {config.block_n}"

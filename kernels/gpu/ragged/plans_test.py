@@ -81,7 +81,7 @@ class ErrorTest(parameterized.TestCase):
     ({"groups": 5000}, {}, "groups must be 1 to 4095, got 5000"),
     ({}, {"use_descriptors": True}, "by threads, not TMA descriptors"),
     ({"rhs": "bf16"}, {}, "rhs must have a block format, got bf16"),
-    ({"is_across": True}, {"path": "small_m"}, "small_m contracts along the"),
+    ({"is_across": True}, {"path": "small_m"}, "small_m needs rhs blocked"),
     ({"is_across": True}, {"block_n": 16}, "multiple of a block, got 16"),
     ({}, {"num_stages": 64}, "bytes of shared memory, sm_90 has 232448"),
     ({"k": 2881}, {}, "k must be even for FP4, got 2881"),

@@ -51,7 +51,7 @@ def check(path: str | os.PathLike[str]) -> None:
     importlib.import_module("matplotlib")
   except ImportError as error:
     raise ValueError(
-      f"bench: --plot needs matplotlib, which does not import here ({error});"
+      f"bench: --plot needs matplotlib, which cannot be imported ({error});"
       " pip install 'jaxplugin[bench]'"
     ) from error
 
@@ -75,7 +75,7 @@ def figure(run: results.Run) -> Any:
 
   columns = [c for row in run.rows if (c := _column(row)) is not None]
   if not columns or run.ceilings is None:
-    raise ValueError("bench: --plot needs a product that was timed")
+    raise ValueError("bench: --plot needs at least one timed matmul, got none")
   drawn = matplotlib.figure.Figure(figsize=_SIZE_INCHES, layout="constrained")
   axes = drawn.add_subplot()
   _draw_ceilings(axes, run, columns)
@@ -144,8 +144,9 @@ def title(columns: Sequence[Any]) -> str:
       gains.append(c.chosen.gflop_per_s / max(peers))
   if gains:
     text += (
-      f",\n{min(gains):.2g} to {max(gains):.2g} times as fast as the best peer"
-      " (grey), higher is faster"
+      ",\n"
+      f"{min(gains):.2g} to {max(gains):.2g} times as fast as the best peer"
+      " (grey); higher is faster"
     )
   return text
 

@@ -112,7 +112,7 @@ class PlotTest(parameterized.TestCase):
     self.assertEqual(int.from_bytes(data[20:24], "big"), 975)
 
   def test_run_without_products_is_refused(self):
-    with self.assertRaisesRegex(ValueError, "needs a product"):
+    with self.assertRaisesRegex(ValueError, "at least one timed matmul"):
       plot.figure(bench_results.run())
 
   def test_file_names_are_checked(self):

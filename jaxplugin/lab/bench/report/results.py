@@ -212,15 +212,16 @@ def read(path: str | os.PathLike[str]) -> Run:
     schema = data["schema"]
     if schema != SCHEMA:
       raise ResultError(
-        f"bench: {path} has schema {schema}, this version reads {SCHEMA};"
-        " measure again"
+        f"bench: {path} has schema {schema}, this version reads {SCHEMA}; run"
+        " bench again"
       )
     return _run(data)
   except (ValueError, KeyError, TypeError) as error:
     if isinstance(error, ResultError):
       raise
     raise ResultError(
-      f"bench: {path} is no file of results ({type(error).__name__}: {error})"
+      f"bench: {path} must be a file of results ({type(error).__name__}:"
+      f" {error})"
     ) from error
 
 
@@ -309,7 +310,9 @@ def compare(before: Run, after: Run, threshold: float) -> Comparison:
   old, new = _ratios(before), _ratios(after)
   common = [key for key in old if key in new]
   if not common:
-    raise ResultError("bench: the two files have no ratio to a peer in common")
+    raise ResultError(
+      "bench: the two files must share a ratio to a peer, got none"
+    )
   return Comparison(
     changes=tuple(
       Change(

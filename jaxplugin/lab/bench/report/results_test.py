@@ -61,11 +61,11 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(counts[2] - counts[1], 2)
 
   @parameterized.parameters(
-    ("{", "is no file of results"),
-    ("[]", "is no file of results"),
-    ('{"rows": []}', r"is no file of results \(KeyError: 'schema'\)"),
-    ('{"schema": 2, "rows": []}', "is no file of results"),
-    ('{"schema": 1}', "has schema 1, this version reads 2; measure again"),
+    ("{", "must be a file of results"),
+    ("[]", "must be a file of results"),
+    ('{"rows": []}', r"must be a file of results \(KeyError: 'schema'\)"),
+    ('{"schema": 2, "rows": []}', "must be a file of results"),
+    ('{"schema": 1}', "has schema 1, this version reads 2; run bench again"),
     ('{"schema": 7}', "has schema 7, this version reads 2"),
   )
   def test_other_files_are_refused(self, text, pattern):
@@ -174,7 +174,7 @@ class CompareTest(absltest.TestCase):
     before = bench_results.run(
       bench_results.row(bench_results.variant("cpu", 1))
     )
-    with self.assertRaisesRegex(results.ResultError, "in common"):
+    with self.assertRaisesRegex(results.ResultError, "must share a ratio"):
       results.compare(before, before, 0.1)
 
 

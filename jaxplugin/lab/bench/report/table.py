@@ -32,7 +32,7 @@ as long as cpu, round by round. GB/s: what must be read and written at least,
 operands as they are stored. "of roof": the least time by the ceilings / the
 median. Ceilings of products: reading that memory, and the operations, those of
 FP4 pairs in integers; of quantizing on a CPU: a warm copy, into memory that is
-there. The package chooses what has a *."""
+mapped. The package chooses what has a *."""
 
 
 def header(
@@ -97,7 +97,8 @@ def block(row: results.RowResult) -> str:
   if has_flops:
     cells.append(_right("GFLOP/s", 9))
   cells.append(_right("of roof", 9))
-  shown = ours[: _columns(cells)]
+  marks = max((len(_mark(v)) for v in row.variants), default=0)
+  shown = ours[: _columns(cells, marks)]
   cells += [_right(f"x {name}"[: _CELL - 1], _CELL) for name in shown]
   lines = [title, f"  {'':{_NAME}}{''.join(cells)}"]
   for variant in row.variants:
@@ -108,9 +109,15 @@ def block(row: results.RowResult) -> str:
   return "\n".join(line.rstrip() for line in lines)
 
 
-def _columns(cells: Sequence[str]) -> int:
-  """How many columns of ratios there is room for."""
-  return (WIDTH - 2 - _NAME - sum(map(len, cells))) // _CELL
+def _columns(cells: Sequence[str], marks: int) -> int:
+  """Returns how many columns of ratios fit, left of marks."""
+  return (WIDTH - 2 - _NAME - marks - sum(map(len, cells))) // _CELL
+
+
+def _mark(variant: results.VariantResult) -> str:
+  mark = " launch-bound?" if variant.is_launch_bound else ""
+  is_one = variant.time is not None and variant.time.count == 1
+  return mark + (" one call" if is_one else "")
 
 
 def _line(
@@ -139,9 +146,7 @@ def _line(
   for one in ours:
     ratio = ratios.get((one, variant.name))
     cells.append(_right(_ratio(ratio) if ratio else "", _CELL))
-  mark = " launch-bound?" if variant.is_launch_bound else ""
-  mark += " one call" if time.count == 1 else ""
-  return f"  {name:{_NAME}}{''.join(cells)}{mark}"
+  return f"  {name:{_NAME}}{''.join(cells)}{_mark(variant)}"
 
 
 def _forms(row: results.RowResult) -> Iterator[str]:
@@ -178,7 +183,8 @@ def number(x: float, digits: int = 4) -> str:
 
 def details(run: results.Run) -> str:
   """Returns a block for each row, and what did not run."""
-  parts = [header(run.environment, run.ceilings)]
+  top = header(run.environment, run.ceilings).splitlines()
+  parts = ["\n".join(line for row in top for line in _wrapped(row, ""))]
   if run.startup is not None:
     parts.append(startup.text(run.startup))
   if run.rows:
@@ -187,7 +193,8 @@ def details(run: results.Run) -> str:
   if missing := unavailable(run.rows):
     parts.append(missing)
   if run.left_out:
-    parts.append(f"left out, no time: {', '.join(run.left_out)}")
+    left_out = f"left out, no time: {', '.join(run.left_out)}"
+    parts.append("\n".join(_wrapped(left_out, "")))
   return "\n\n".join(parts)
 
 
@@ -286,9 +293,9 @@ def _summary_row(row: results.RowResult) -> dict[str, console.Cell]:
   }
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
   return textwrap.wrap(
-    text, WIDTH, initial_indent="  ", subsequent_indent="    "
+    text, WIDTH, initial_indent=indent, subsequent_indent="    "
   )
 
 

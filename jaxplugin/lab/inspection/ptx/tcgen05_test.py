@@ -284,7 +284,7 @@ FAULTS = {
   ),
   "no deallocation": (faults.TensorMemory, "without tcgen05.dealloc", ()),
   "deallocation of fewer columns": (
-    faults.TensorMemory, "which are no allocation", (END.replace("64", "32"),),
+    faults.TensorMemory, "are not an allocation", (END.replace("64", "32"),),
   ),
   "deallocation while another warp loads": (
     faults.InFlight, "dealloc of", (STORE, STORED, LOAD, END),
@@ -297,11 +297,11 @@ FAULTS = {
     faults.TensorMemory, "not allocated", (END, MEET, STORE, STORED),
   ),
   "allocation of no power of two": (
-    faults.TensorMemory, "no power of two",
+    faults.TensorMemory, "not a power of two",
     (f"{ALLOCATE} [%r1], 96;",),
   ),
   "allocation of more than there is": (
-    faults.Endless, "never has so many free",
+    faults.Endless, "never become free",
     (f"{ALLOCATE} [%r1], 512;",),
   ),
   "allocation after giving up": (

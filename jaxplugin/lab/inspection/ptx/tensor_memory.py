@@ -104,8 +104,8 @@ class TensorMemory:
       raise faults.TensorMemory("tcgen05.alloc after relinquish_alloc_permit")
     if columns & columns - 1 or not _UNIT <= columns <= COLUMNS:
       raise faults.TensorMemory(
-        f"tcgen05.alloc of {columns} columns: no power of two from {_UNIT} to"
-        f" {COLUMNS}"
+        f"tcgen05.alloc of {columns} columns: not a power of two from {_UNIT}"
+        f" to {COLUMNS}"
       )
     for first in range(0, COLUMNS - columns + 1, _UNIT):
       if not self._owned[first : first + columns].any():
@@ -113,8 +113,8 @@ class TensorMemory:
         self._allocations[first] = columns
         return first
     raise faults.Endless(
-      f"tcgen05.alloc of {columns} columns, of which the block never has so"
-      " many free"
+      f"tcgen05.alloc of {columns} columns, which never become free in the"
+      " block"
     )
 
   def relinquish(self) -> None:
@@ -125,8 +125,8 @@ class TensorMemory:
     """Gives an allocation back, which nobody may still use."""
     if self._allocations.get(first) != columns:
       raise faults.TensorMemory(
-        f"tcgen05.dealloc of {columns} columns from {first}, which are no"
-        f" allocation; those are {self._allocations}"
+        f"tcgen05.dealloc of {columns} columns from {first}, which are not an"
+        f" allocation; allocations: {self._allocations}"
       )
     whole = Region(lanes=tuple(range(LANES)), column=first, columns=columns)
     self._check_products(whole, writes=True)

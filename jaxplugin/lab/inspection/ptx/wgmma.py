@@ -37,7 +37,7 @@ def _wgmma(block: blocks.Block, instruction: parsing.Instruction) -> None:
   if not block.all_active:
     raise faults.Divergence(f"{instruction.name}: taken by some threads alone")
   if block.threads % _THREADS:
-    raise faults.Divergence("wgmma by warps that are no group of four")
+    raise faults.Divergence("wgmma by warps that are not a group of four")
   what = instruction.parts[1]
   if what == "fence":
     block.since_fence.clear()

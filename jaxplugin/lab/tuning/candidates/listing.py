@@ -227,7 +227,7 @@ def of_problem(
     if wanted is not None and name not in wanted | {default.implementation}:
       continue
     if backend.tunable is None or backend.tunable.source(target) is None:
-      why = "what it is made of is not known, so no table can hold it"
+      why = "its sources are unknown, so no table can contain it"
       refused.append(decisions.Unsupported(why, name))
       continue
     space = operation.spaces.get(name, spaces.only)(problem, target, limits)

@@ -107,8 +107,8 @@ def space(
       pruning.add("roofline", reason, tile, count)
     elif used == limits.tiles:
       reason = (
-        f"of tiles with no better estimate than {limits.tiles} others, and of"
-        " equal ones less like the default's"
+        f"{limits.tiles} other tiles have a better estimate, or the same and"
+        " are more like the default's"
       )
       pruning.add("roofline", reason, tile, count)
     else:
@@ -259,7 +259,10 @@ def _path_error(
     error = constraints.small_m_error(shape)
     # As `tiles_by_rule` has it: elsewhere lanes read in other orders.
     if not (architecture.has_wgmma or architecture.has_tensor_memory):
-      error = f"small_m is for wgmma and tcgen05, not {architecture.name}"
+      error = (
+        f"small_m needs wgmma or tcgen05, which {architecture.name} does not"
+        " have"
+      )
   return "" if error is None else f"path {path}: {error}"
 
 
@@ -297,10 +300,10 @@ def _same_as(
     and tiling.steps > 1
     and constraints.config_error(two, shape, architecture) is None
   ):
-    return "one stage hides no load, and two fit"
+    return "one stage hides no load, and two stages fit"
   single = tiling.tiles_m == 1 or tiling.tiles_n == 1
   if config.group_m != tile.group_m and single:
-    return "one row or column of tiles has one order, whatever group_m"
+    return "one row or column of tiles has the same order for every group_m"
   return ""
 
 

@@ -58,7 +58,7 @@ def _side_refusal(side: dot_problems.OperandProblem) -> str:
   if side.format is None:
     return ""
   if not side.format.is_known:
-    return f"{side.format} is no format of the package"
+    return f"{side.format} is not a format of the package"
   if side.dtype not in side.format.storage_dtypes:
     return f"values of {side.format} are stored as bytes"
   if side.is_interleaved or side.scale_layout != layouts.LINEAR:
@@ -102,7 +102,7 @@ def _operand(
 def _check_blocks(side: dot_problems.OperandProblem, k: int | None) -> str:
   if side.format is None or not (k or 0) % side.format.block_size:
     return ""
-  return f"{k} is no multiple of {side.format.block_size}"
+  return f"{k} is not a multiple of {side.format.block_size}"
 
 
 # The ragged dot.
@@ -126,7 +126,7 @@ def _refusal(problem: problems.RaggedProblem) -> str:
   if problem.rhs.format is None or (
     problem.lhs.format is not None and not problem.is_along_blocks
   ):
-    return "it is a gradient of plain operands"
+    return "it is a gradient of unquantized operands"
   return (
     _side_refusal(problem.lhs)
     or _side_refusal(problem.rhs)

@@ -62,7 +62,7 @@ def _equation(jaxpr: Any, primitive: Any) -> Any:
 def _canonical(problem: Any, back: Any, fields: Any) -> str:
   """Why a problem is not of the one shape that its row has."""
   if fields is None:
-    return "no row of a table can be about it"
+    return "no row of a table can describe it"
   return "" if back(fields) == problem else "it has more dimensions than two"
 
 
@@ -97,7 +97,7 @@ def _refusal(problem: problems.QuantizeProblem) -> str:
   if len(problem.blockings) > 1:
     return "it is quantized along several dimensions"
   if problem.extras != problems.NO_EXTRAS:
-    return f"what recipes add is not checked ({problem.extras})"
+    return f"the recipe's additions ({problem.extras}) are not checked"
   if problem.scale_layout != layouts.LINEAR:
     return "its scales are swizzled"
   operation = backends.QUANTIZE_OPERATION
@@ -282,7 +282,7 @@ def _blocks_refusal(
 ) -> str:
   k = dict(fields or ()).get("k")
   if isinstance(k, int) and k % format.block_size:
-    return f"k={k} is no multiple of {format.block_size}"
+    return f"k={k} is not a multiple of {format.block_size}"
   return ""
 
 

@@ -86,6 +86,6 @@ class Tuned:
     """
     if why := self.refusal(problem):
       raise operands.OperandsError(
-        f"no operands can be made of {problem}: {why}"
+        f"cannot create operands of {problem}: {why}"
       )
     return self.build(problem, seed, is_exact)

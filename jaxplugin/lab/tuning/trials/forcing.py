@@ -56,7 +56,7 @@ def require(
   decided = known.of(problem).decided(jaxpr)
   if decided.problem != problem:
     raise ForcingError(
-      f"operands of {problem!r} are those of {decided.problem!r}"
+      f"operands must give the problem {problem!r}, got {decided.problem!r}"
     )
   assert decided.decision is not None
   found = listing.Candidate(
@@ -64,4 +64,4 @@ def require(
     config=decided.decision.config,
   )
   if found != candidate:
-    raise ForcingError(f"{candidate.key} is not taken here, but {found.key}")
+    raise ForcingError(f"the decision must be {candidate.key}, got {found.key}")

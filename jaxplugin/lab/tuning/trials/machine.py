@@ -233,7 +233,7 @@ class LocalMachine:
     for candidate, outcome in zip(again, run(again), strict=True):
       first = found[candidate.key].reason
       if outcome.kind == "done":
-        reason = f"it failed once and worked once: {first}"
+        reason = f"it failed in one of two trials: {first}"
         faults[candidate.key] = Fault(kind="unstable", reason=reason)
     for key, outcome in found.items():
       if outcome.kind != "done":
@@ -268,7 +268,7 @@ class LocalMachine:
       if outcome.kind == "done":
         taken.append(outcome.value["samples"])
         for key, reason in outcome.value["failed"].items():
-          reason = f"it was checked, and failed when it was timed: {reason}"
+          reason = f"it passed its check and failed in timing: {reason}"
           faults[key] = Fault(kind="unstable", reason=reason)
       elif not tells:
         tells = True  # once more: who was it?
@@ -279,7 +279,7 @@ class LocalMachine:
         if not named:
           raise TrialError(f"{outcome.kind}: {outcome.reason}")
         faults[named[-1]] = Fault(
-          kind=outcome.kind, reason=f"when it was timed: {outcome.reason}"
+          kind=outcome.kind, reason=f"while it was timed: {outcome.reason}"
         )
     return Trials(
       faults=faults,

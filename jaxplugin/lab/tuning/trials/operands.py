@@ -71,7 +71,7 @@ def refusal(problem: problems.DotProblem) -> str:
     if side.format is None:
       continue
     if not side.format.is_known:
-      return f"{side.format} is no format of the package"
+      return f"{side.format} is not a format of the package"
     is_bytes = side.dtype == formats.PACKED and not (
       side.format.is_fp4 or side.format.is_fp6
     )
@@ -97,7 +97,7 @@ def make(
   """
   why = refusal(problem)
   if why:
-    raise OperandsError(f"no operands can be made of {problem}: {why}")
+    raise OperandsError(f"cannot create operands of {problem}: {why}")
   rng = np.random.default_rng(seed)
   sizes = problem.batch, problem.m, problem.n, problem.k
   batch, m, n, k = (size for size in sizes if size is not None)
