@@ -1,7 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products written as people write them already.
+"""Matmuls for existing code.
 
-JAX's own names (`jaxplugin.nn`), `accelerate` and `quantize_dots` for code that
-is not to change, `linear` for a layer, and the operator `@`.
+`jaxplugin.nn` has JAX's own names. `accelerate` and `quantize_dots` change
+functions without a change to their code. `linear` is a layer, and `matmul` the
+operator `@`.
 """

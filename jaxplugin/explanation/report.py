@@ -35,18 +35,17 @@ _FIGURES: Final = ("batch", "m", "n", "k", "runs", "est.")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-  """Where something is in a program, and how often.
+  """Place of an operation in a program, and how often it runs.
 
   Attributes:
-    source: file, line and function (or column) of the call; empty when not
-      known.
-    layer: names of the scopes around it, "Block_0/Dense_1"; empty where there
-      are none.
+    source: file, line and function (or column) of the call; "" if not known.
+    layer: names of the scopes around it, "Block_0/Dense_1"; "" outside of
+      scopes.
     phase: "forward", "dgrad", "wgrad", "backward" (one of both) or "recomputed"
       (by `jax.checkpoint`, for the backward pass).
-    count: how often the same occurs at that place.
-    trips: how often each runs: `scan`s around it multiply. None inside of a
-      `while_loop`, whose trips are not known.
+    count: number of equal operations at this place.
+    trips: how often each runs, the product of the `scan`s around it. None
+      inside a `while_loop`, whose trips are not known.
     is_conditional: whether it is in a branch of a `cond`, which may not run.
   """
 
@@ -59,7 +58,7 @@ class Place:
 
   @property
   def runs(self) -> int:
-    """How often it runs; what is not known counts once."""
+    """How often it runs; unknown trips count once."""
     return self.count * (self.trips or 1)
 
 
@@ -68,19 +67,19 @@ class Explained(Place):
   """One block-scaled dot of a function, or one call of a module.
 
   Attributes:
-    problem: what the dot computes; None of a call without a dot.
-    target: where it was decided for.
-    decision: what was chosen; None where there is no dot, or its forced
-      implementation cannot serve, or the call cannot be lowered.
-    error: why, when it cannot serve or be lowered.
-    lowering_error: why this process, though it could decide, cannot lower it.
-    launched_by: what of XLA's launches the kernels, in words; empty where there
-      is one way, or this process cannot lower it.
-    call: of a module: the call's name, such as "__op$quantize".
-    description: of a module: what the call computes, in words.
-    function: of a module: what `rewrite` replaces it by a call of; empty where
-      it stays as it is.
-    estimate: what one of them moves and computes; None where not known.
+    problem: the problem that the dot solves; None for a call without a dot.
+    target: the device of the decision.
+    decision: the chosen backend; None if there is no dot, the forced backend
+      does not support it, or the call cannot be lowered.
+    error: the reason, if the dot is not supported or cannot be lowered.
+    lowering_error: why this process cannot lower the decision; "" if it can.
+    launched_by: the launcher of the kernels in XLA; "" if there is only one, or
+      this process cannot lower it.
+    call: for a module, the name of the call, such as "__op$quantize".
+    description: for a module, the computation of the call in words.
+    function: for a module, the function that `rewrite` calls instead; "" if the
+      call stays.
+    estimate: bytes, FLOPs and least time of one dot; None if not known.
   """
 
   problem: (
@@ -106,14 +105,14 @@ class ExplainedQuantization(Place):
 
   Attributes:
     operation: "quantize", "dequantize" or "quantize_both".
-    description: of what, to what.
-    target: where it was decided for.
-    implementation: "cpu", "triton" or "xla", which stands for operations; of
-      "quantize_both" those of each axis, where no kernel serves all.
-    reason: why no kernel; empty where one serves.
-    decisions: what lowering follows, every refusal included; one for each axis
-      where no kernel serves all.
-    problems: what each decision is about.
+    description: source and result in words.
+    target: the device of the decision.
+    implementation: "cpu", "triton" or "xla" (operations); for "quantize_both"
+      one for each axis if they differ.
+    reason: why no kernel supports it; "" if one does.
+    decisions: the decisions that lowering follows, with every refusal; one for
+      each axis if no kernel supports both.
+    problems: the problem of each decision.
   """
 
   operation: str
@@ -129,15 +128,15 @@ class ExplainedQuantization(Place):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NotBlockScaled(Place):
-  """A product of a function that is not block-scaled.
+  """A matmul of a function that is not block-scaled.
 
   Attributes:
     operation: JAX's name of it, such as "dot_general".
     description: dtypes and shapes.
-    reason: why it is not, and what would make it so.
+    reason: why it is not block-scaled, and the call that changes it.
     operands: dtypes of the operands.
     sizes: (batch, m, n, k) of a dot; None if they are not known.
-    estimate: what one of them moves and computes; None where not known.
+    estimate: bytes, FLOPs and least time of one dot; None if not known.
   """
 
   operation: str
@@ -150,14 +149,14 @@ class NotBlockScaled(Place):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExplainedSite(Place):
-  """One product that `quantize_dots` came to.
+  """One matmul that `quantize_dots` saw.
 
   Attributes:
     description: dtypes and shapes.
-    weight: the operand that is a parameter, "lhs" or "rhs"; "" where not one
-      is.
-    is_taken: whether a recipe multiplies it.
-    reason: why it is left; empty where it is taken.
+    weight: the operand that is a parameter, "lhs" or "rhs"; "" for neither or
+      both.
+    is_taken: whether it is quantized.
+    reason: why it stays unquantized; "" if it does not.
   """
 
   description: str

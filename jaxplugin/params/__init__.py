@@ -1,7 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models with quantized weights: trees of them, and code that takes them.
+"""Whole models with quantized weights.
 
-`quantize_params` makes them, `accept_quantized` has a model's own code run with
-them.
+`quantize_params` quantizes a tree of parameters, and `accept_quantized` runs a
+model's own code with the result.
 """

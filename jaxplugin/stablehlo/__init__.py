@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""StableHLO modules: read, their block-scaled calls found, and rewritten.
+"""StableHLO modules: reading, finding block-scaled calls, and rewriting.
 
-Modules that nobody vouches for are parsed by a process of their own.
+A child process parses untrusted modules first.
 """

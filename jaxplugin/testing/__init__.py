@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tests a backend of another package; `pip install 'jaxplugin[testing]'`.
+"""Tests for a backend of another package: `jaxplugin[testing]`.
 
   from jaxplugin import testing
 
@@ -8,9 +8,9 @@
     implementation = "acme"
     ...
 
-`BackendSuite` is public, as is `contract`, which makes operands of known value
-and compares. All else in this folder supports jaxplugin's own tests, and is in
-no wheel. Nothing but tests imports any of it.
+`BackendSuite` and `contract` are public. `contract` makes operands with known
+values, and compares results. Everything else in this folder is for jaxplugin's
+own tests, and is in no wheel. Only tests import it.
 """
 
 try:

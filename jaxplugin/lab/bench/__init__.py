@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m jaxplugin bench`: how fast each implementation is here.
+"""`python -m jaxplugin bench`: times each backend on this machine.
 
-`runs` does one. Results are verified, then timed beside their peers in the same
-run: `workloads` says what is measured, `peers` has the operands, the functions
-and their checks, `timing` measures, `roofline` finds what the device can do,
-`report` keeps, compares and shows.
+`runs` does one run: it verifies results, then times them next to their peers.
+`workloads` lists the problems. `peers` has operands, functions and checks.
+`timing` measures, `roofline` finds the limits of the device, and `report`
+stores, compares and prints.
 """

@@ -1,7 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model costs on many GPUs that are not here: bytes and memory.
+"""Bytes and memory of a model on many GPUs that need not be attached.
 
-`collectives` counts what a compiled program moves between devices, `blocks` and
-`layouts` are the models and their shardings, `plans` compiles and measures.
+`collectives` counts the bytes that a compiled program moves between devices.
+`blocks` and `layouts` have the models and their shardings. `plans` compiles and
+measures.
 """
