@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 import site_pages
 
 import jaxplugin as jp
-from jaxplugin.cli import main as command_line
+from jaxplugin import __main__ as command_line
 
 ROOT = site_pages.ROOT
 FOLDERS = ("jaxplugin", "kernels", "hlo_tests", "tools", "examples")
