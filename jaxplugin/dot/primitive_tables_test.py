@@ -321,7 +321,7 @@ class TuningContextTest(parameterized.TestCase):
     ({"engine": "warp"}, "engine must be one of"),
     ({"threads": -1}, "threads must be a whole number"),
     ({"threads": "1"}, "threads must be a whole number"),
-    ({"tiles": 1}, "may have engine, .*, got tiles"),
+    ({"tiles": 1}, "must be among engine, .*, got tiles"),
   )
   @pytest.mark.sample(3)
   def test_a_config_that_cpu_kernels_do_not_allow(self, config, message):
@@ -393,7 +393,8 @@ class TuningContextTest(parameterized.TestCase):
     ):
       traced = jax.jit(f).trace(x, w)
       with self.assertRaisesRegex(
-        NotImplementedError, r"table of .*: no way; or use jp.tuning\(None\)"
+        NotImplementedError,
+        r"tuning table chose: no way; or use jp.tuning\(None\)",
       ):
         traced.lower(lowering_platforms=("cuda",))
 
