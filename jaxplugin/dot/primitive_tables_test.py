@@ -51,7 +51,7 @@ class UserFilesTest(parameterized.TestCase):
     return decision, [str(w.message) for w in found]
 
   @parameterized.named_parameters(
-    ("cut_short", lambda path: path.write_text("{}"), "cut short"),
+    ("cut_short", lambda path: path.write_text("{}"), "truncated"),
     ("no_text", lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
     ("gone", lambda path: None, "No such file"),
     ("link_to_itself", lambda path: path.symlink_to(path), "symbolic links"),
