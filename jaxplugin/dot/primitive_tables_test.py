@@ -51,7 +51,7 @@ class UserFilesTest(parameterized.TestCase):
     return decision, [str(w.message) for w in found]
 
   @parameterized.named_parameters(
-    ("cut_short", lambda path: path.write_text("{}"), "cut short"),
+    ("cut_short", lambda path: path.write_text("{}"), "truncated"),
     ("no_text", lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
     ("gone", lambda path: None, "No such file"),
     ("link_to_itself", lambda path: path.symlink_to(path), "symbolic links"),
@@ -321,7 +321,7 @@ class TuningContextTest(parameterized.TestCase):
     ({"engine": "warp"}, "engine must be one of"),
     ({"threads": -1}, "threads must be a whole number"),
     ({"threads": "1"}, "threads must be a whole number"),
-    ({"tiles": 1}, "may have engine, .*, got tiles"),
+    ({"tiles": 1}, "must be among engine, .*, got tiles"),
   )
   @pytest.mark.sample(3)
   def test_a_config_that_cpu_kernels_do_not_allow(self, config, message):
@@ -393,7 +393,8 @@ class TuningContextTest(parameterized.TestCase):
     ):
       traced = jax.jit(f).trace(x, w)
       with self.assertRaisesRegex(
-        NotImplementedError, r"table of .*: no way; or use jp.tuning\(None\)"
+        NotImplementedError,
+        r"tuning table chose: no way; or use jp.tuning\(None\)",
       ):
         traced.lower(lowering_platforms=("cuda",))
 

@@ -328,7 +328,12 @@ class ErrorTest(parameterized.TestCase):
     ({"axes": 1}, (64, 64), ValueError, "two different axes, got 1"),
     ({"axes": (0, 2)}, (64, 64), ValueError, "axis 2 is out of range.* rank 2"),
     ({"scale_rounding": "down"}, (64, 64), ValueError, "up.*floor.*'down'"),
-    ({"global_scale": 2.0}, (64, 64), ValueError, "no global scale, got 2.0"),
+    (
+      {"global_scale": 2.0},
+      (64, 64),
+      ValueError,
+      "must be None for mxfp8.*got 2.0",
+    ),
     (
       {"format": NVFP4, "global_scale": -1.0},
       (64, 64),
@@ -346,7 +351,7 @@ class ErrorTest(parameterized.TestCase):
 
   def test_quantize_names_itself(self):
     with self.assertRaisesRegex(
-      ValueError, "^quantize: .* has no global scale"
+      ValueError, "^quantize: global_scale must be None"
     ):
       quantization.quantize(jnp.zeros((32,)), MXFP8, global_scale=2.0)
     with self.assertRaisesRegex(TypeError, "^quantize_both: x .*int32"):

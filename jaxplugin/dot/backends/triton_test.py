@@ -168,7 +168,8 @@ class ErrorTest(parameterized.TestCase):
     ):
       traced = jax.jit(jp.block_scaled_dot).trace(x, x)
       with self.assertRaisesRegex(
-        NotImplementedError, rf"the AMD GPU that is here \({told}\).* mi300x"
+        NotImplementedError,
+        rf"only for the attached AMD GPU \({told}\).* mi300x",
       ):
         traced.lower(lowering_platforms=("rocm",))
 
