@@ -5,7 +5,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
@@ -18,6 +17,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing import quantize_cases
 
 MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
@@ -87,44 +87,22 @@ class BitsTest(parameterized.TestCase):
   def assert_same(self, function, *args, kernels=1):
     wrapped = jax.jit(lambda *args: function(*args))
     text = wrapped.trace(*args).lower().as_text()
-    self.assertEqual(text.count("@jaxplugin_quantize_operand("), kernels)
+    calls, _ = lowerings.kernel_calls(text)
+    self.assertEqual(calls, kernels)
     actual = wrapped(*args)
     expected = jax.jit(lowerings.by_operations(function))(*args)
     self.assertEqual(
       lowerings.leaves_as_bytes(actual), lowerings.leaves_as_bytes(expected)
     )
 
-  @parameterized.parameters(
-    # Blocked dimensions, square ones; the first are merged.
-    ((0,), (1, 2)),
-    ((1,), (2, 0)),
-    ((2,), (0,)),
-    ((0, 1), (2,)),
-    ((2, 1), None),
-    ((), (0, 2)),
-  )
-  @pytest.mark.sample(2)
-  def test_any_dimensions(self, dims, square):
-    x = lowerings.numbers((5, 36, 41), np.float32)
-    for format, fields in (
-      (jp.MXFP8, {}),
-      (jp.NVFP4, {"four_over_six": True, "scale_up": True}),
-    ):
-      found = manner(format, dims, 3, square=square, hadamard=16, **fields)
-      self.assert_same(lambda x, found=found: operands.quantize(x, found), x)
+  @parameterized.named_parameters(*quantize_cases.rows(is_full=False))
+  def test_kernels_have_the_bits_of_operations(self, case):
+    self.assert_same(case.call, case.array(), kernels=case.cpu)
 
-  @parameterized.product(
-    format=(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP6_E3M2, jp.MXFP4, jp.NVFP4),
-    dims=((0,), (1,), (2, 0)),
-  )
-  @pytest.mark.sample(2)
-  def test_random_bits_are_those_of_the_blocked_array(self, format, dims):
-    x = lowerings.numbers((6, 40, 33), jnp.bfloat16)
-    square = (2,) if dims == (0,) else None
-    found = manner(format, dims, 3, square=square)
-    self.assert_same(
-      lambda x, key: operands.quantize(x, found, key), x, jax.random.key(1)
-    )
+  @parameterized.named_parameters(*quantize_cases.rows(is_full=True))
+  @pytest.mark.sample(1)
+  def test_more_kernels_have_the_bits_of_operations(self, case):
+    self.assert_same(case.call, case.array(), kernels=case.cpu)
 
   def test_raw_key_is_the_typed_one(self):
     x = lowerings.numbers((40, 64), np.float32)
@@ -176,12 +154,6 @@ class BitsTest(parameterized.TestCase):
     # NVFP4 has a global scale for each: more than a kernel takes.
     kernels = int(format == jp.MXFP8)
     self.assert_same(jax.vmap(quantize), x, kernels=kernels)
-
-  @parameterized.product(format=(jp.MXFP4, jp.NVFP4), axis=(0, 1))
-  @pytest.mark.sample(2)
-  def test_plain_quantize_along_another_axis(self, format, axis):
-    x = lowerings.numbers((64, 96, 5), np.float16)
-    self.assert_same(lambda x: jp.quantize(x, format, axis=axis), x)
 
 
 if __name__ == "__main__":
