@@ -439,6 +439,8 @@ ERRORS = (
    r"float8_e4m3fn: array.view\(jnp.float8_e4m3fn\)"),
   (array((jnp.uint8, 4, 32), (jnp.uint8, 4, 2), jp.MXFP4), TypeError,
    "mxfp4 scale must be float8_e8m0fnu, got uint8; view it as"),
+  (array((E4M3, 4, 64), (jnp.uint8, 4, 2), jp.MXFP8), TypeError,
+   "mxfp8 scale must be float8_e8m0fnu, got uint8"),
   # shapes
   (array((E4M3, 4, 64), (E8M0, 2), jp.MXFP8), TypeError,
    r"rank of values.*\(4, 64\).*\(2,\)"),

@@ -30,7 +30,7 @@ E4M3_NAN = quantization_oracle.E4M3_NAN
 random_f32 = quantization_oracle.random_f32
 F32_MIN_NORMAL = 2.0**-126
 
-# Eager calls compile anew for each shape; these fewer programs are enough.
+# Jitted functions compile fewer programs than eager calls.
 quantize = jax.jit(quantization.quantize, static_argnames=("format", "axis"))
 dequantize = jax.jit(quantization.dequantize, static_argnames="dtype")
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP4 is packed by default: the same array as unpacked, in bytes.
 
-What the codes should be is in api_mx_test.py and
-api_nvfp4_test.py, for both.
+api_mx_test.py and api_nvfp4_test.py compare the codes with NumPy.
 """
 
 import functools

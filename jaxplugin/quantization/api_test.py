@@ -482,7 +482,7 @@ class StochasticRoundingTest(parameterized.TestCase):
 
 
 class IdempotenceTest(parameterized.TestCase):
-  """Of quantize(dequantize(.)), where f32 holds every dequantized value."""
+  """quantize(dequantize(.)) if f32 holds every dequantized value."""
 
   def blocks(self, format):
     """bf16 blocks, all mantissas, of amax in [2^-80, 2^126)."""

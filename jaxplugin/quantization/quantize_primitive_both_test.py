@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize_both` is `quantize` along each axis, bit by bit.
 
-What `quantize` itself should give is in api_mx_test.py and
-api_nvfp4_test.py.
+api_mx_test.py and api_nvfp4_test.py compare `quantize` with NumPy.
 """
 
 import functools

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the C++ kernels serve of training, and that it is what operations do."""
+"""C++ kernels that quantize: which problems get them, and their bits."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ class ChoiceTest(parameterized.TestCase):
     DRAWN,
     dataclasses.replace(DRAWN, hadamard=64, square=(2,), four_over_six=True),
   )
-  def test_kernels_serve(self, extras):
+  def test_kernels_are_chosen(self, extras):
     told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "cpu")
     self.assertEqual(told.reason, "")
@@ -68,13 +68,14 @@ class ChoiceTest(parameterized.TestCase):
       r"in the order of the array.*merge dimensions \[2, 0\]",
     ),
   )
-  def test_operations_serve_and_the_reason_is_told(self, extras, reason):
+  def test_operations_are_chosen_and_the_reason_names_the_argument(
+    self, extras, reason
+  ):
     told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "xla")
     self.assertRegex(told.reason, f"^cpu: .*{reason}")
 
-  def test_a_choice_asks_for_nothing_but_the_problem(self):
-    """Under another setting of JAX the decision is the same."""
+  def test_choice_does_not_depend_on_settings_of_jax(self):
     with jax.threefry_partitionable(False):
       told = backends.explained(problem(DRAWN), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "cpu")
@@ -82,7 +83,7 @@ class ChoiceTest(parameterized.TestCase):
 
 @lowerings.needs_library
 class BitsTest(parameterized.TestCase):
-  """Kernels and operations write the same."""
+  """Bits of kernels and operations are equal."""
 
   def assert_same(self, function, *args, kernels=1):
     wrapped = jax.jit(lambda *args: function(*args))

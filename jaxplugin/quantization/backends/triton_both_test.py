@@ -111,8 +111,8 @@ class GradientStepTest(parameterized.TestCase):
     kernels, opcodes = self.kernels(
       self.step(MXFP8, batched), x, W, target=targets.named_target(name)
     )
-    # x and the incoming gradient along both axes at once; w, of which nothing
-    # is kept, along one in each pass.
+    # x and the incoming gradient are quantized along both axes at once. w has
+    # no residual and is quantized along one axis in each pass.
     self.assertEqual(kernels.pop(("u8",) * 4), 2)
     self.assertEqual(kernels.pop(("u8",) * 2), 2)
     self.assertEmpty([k for k in kernels if k[0] not in ("bf16", "f32")])

@@ -188,7 +188,7 @@ class RecipeTest(parameterized.TestCase):
         step(RECIPES[recipe]), x, w, jax.random.key(0), target=target
       )
     quantized = [q for q in found.quantizations if q.operation != "dequantize"]
-    # Weights, of which nothing is kept, in each pass.
+    # Weights have no residual and are quantized in each pass.
     self.assertLen(quantized, 4)
     for each in quantized:
       self.assertEqual(each.implementation, "triton", each)
@@ -260,7 +260,7 @@ X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
 @quantization_lowerings.needs_compiler
 class OptimizedTest(parameterized.TestCase):
-  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+  """Programs that XLA's GPU compiler emits without a GPU."""
 
   @parameterized.product(
     name=("h200", "b200"), case=((MXFP4, 1), (NVFP4, 2)), axis=(0, 1)

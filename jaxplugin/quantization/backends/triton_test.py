@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` by Triton kernels: its bits in the interpreter, and its modules.
 
-What is right is found in api_mx_test.py and
-api_nvfp4_test.py; here the bits are compared with those of the
-operations (`quantization_lowerings.InterpretedTestCase`).
+The bits are compared with XLA's operations, in Triton's interpreter.
+api_mx_test.py and api_nvfp4_test.py compare the operations with NumPy.
 """
 
 import dataclasses
@@ -213,7 +212,7 @@ class LoweringTest(parameterized.TestCase):
     self.assertNotIn("triton_kernel_call", exported.mlir_module())
 
   @parameterized.parameters(
-    # Of automatic axes the partitioner says later what a device has.
+    # The partitioner assigns automatic axes later.
     (jax.sharding.AxisType.Auto, 0),
     (jax.sharding.AxisType.Explicit, 1),
   )
@@ -235,7 +234,7 @@ class LoweringTest(parameterized.TestCase):
 
 @quantization_lowerings.needs_compiler
 class OptimizedTest(parameterized.TestCase):
-  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+  """Programs that XLA's GPU compiler emits without a GPU."""
 
   def opcodes(self, text):
     """Opcodes of the entry computation's instructions."""
