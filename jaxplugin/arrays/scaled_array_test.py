@@ -471,7 +471,7 @@ ERRORS = (
    r"\(4, 3, 64\).*float32\[2, 1, 1\]"),
   # A number has no dtype; it must not make the tree pass for placeholders.
   *(
-    (array((FP4, 4, 64), (E4M3, 4, 4), jp.NVFP4, global_scale=number),
+    (array((FP4, 4, 64), (E8M0, 4, 4), jp.NVFP4, global_scale=number),
      TypeError, "")
     for number in (0.5, 2)
   ),

@@ -17,7 +17,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import quantization_lowerings as lowerings
-from jaxplugin.testing import quantize_cases
+from jaxplugin.testing.oracles import quantization_cases
 
 MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
@@ -96,11 +96,11 @@ class BitsTest(parameterized.TestCase):
       lowerings.leaves_as_bytes(actual), lowerings.leaves_as_bytes(expected)
     )
 
-  @parameterized.named_parameters(*quantize_cases.rows(is_full=False))
+  @parameterized.named_parameters(*quantization_cases.rows(is_full=False))
   def test_kernels_have_the_bits_of_operations(self, case):
     self.assert_same(case.call, case.array(), kernels=case.cpu)
 
-  @parameterized.named_parameters(*quantize_cases.rows(is_full=True))
+  @parameterized.named_parameters(*quantization_cases.rows(is_full=True))
   @pytest.mark.sample(1)
   def test_more_kernels_have_the_bits_of_operations(self, case):
     self.assert_same(case.call, case.array(), kernels=case.cpu)

@@ -25,7 +25,7 @@ from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings
-from jaxplugin.testing import quantize_cases
+from jaxplugin.testing.oracles import quantization_cases
 from jaxplugin.testing.oracles import recipes_oracle
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
@@ -41,7 +41,7 @@ def manner(format, axis, ndim=2, **fields):
 def pair(format, *sizes):
   """Returns two manners, with the sizes of their Hadamard transforms."""
   return tuple(
-    quantize_cases.manner(format, dims, 3, 32, hadamard=size)
+    quantization_cases.manner(format, dims, 3, 32, hadamard=size)
     for dims, size in zip(((2,), (0, 1)), sizes, strict=True)
   )
 

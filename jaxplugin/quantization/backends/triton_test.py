@@ -31,7 +31,7 @@ from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings
-from jaxplugin.testing import quantize_cases
+from jaxplugin.testing.oracles import quantization_cases
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
@@ -39,7 +39,7 @@ P = jax.sharding.PartitionSpec
 CPU = quantization_lowerings.OPERATIONS
 H200 = targets.named_target("h200")
 CASES, MORE_CASES = (
-  quantize_cases.rows(is_full=is_full, for_triton=True)
+  quantization_cases.rows(is_full=is_full, for_triton=True)
   for is_full in (False, True)
 )
 # One for each architecture of an NVIDIA GPU.
@@ -57,13 +57,13 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
       self.assertCountEqual(launched, case.triton)
 
   @parameterized.named_parameters(
-    *quantize_cases.rows(is_full=False, for_triton=True)
+    *quantization_cases.rows(is_full=False, for_triton=True)
   )
   def test_kernels_have_the_bits_of_operations(self, case):
     self.check(case)
 
   @parameterized.named_parameters(
-    *quantize_cases.rows(is_full=True, for_triton=True)
+    *quantization_cases.rows(is_full=True, for_triton=True)
   )
   @pytest.mark.sample(1)
   def test_more_kernels_have_the_bits_of_operations(self, case):
