@@ -237,7 +237,7 @@ class PlacementTest(parameterized.TestCase):
     w = quantized(jp.NVFP4, N, K)
     for f in (jp.shard, jp.shardings):
       with self.assertRaisesRegex(
-        ValueError, f"^{f.__name__}: .*got 'a' in .*inside jax.set_mesh"
+        ValueError, f"^{f.__name__}: .*got 'a' in .*inside of jax.set_mesh"
       ):
         f(w, P("a"))
       with (
@@ -248,27 +248,21 @@ class PlacementTest(parameterized.TestCase):
       ):
         f(w, P(None, "c"))
 
-  def test_tree_of_shardings_fits(self):
-    w = quantized(jp.NVFP4, N, K)
-    for given in ({"b": self.named("a")}, [self.named("a")]):
-      with self.assertRaisesRegex(ValueError, "^shard: .* is a prefix of"):
-        jp.shard({"a": w}, given)
-
-  def test_plain_array_has_the_dimensions_of_its_sharding(self):
-    with self.assertRaisesRegex(TypeError, r"at most 1 .* of shape \(4,\)"):
-      jp.shard({"bias": jnp.ones(4)}, self.named(None, "a"))
-
-  def test_what_is_no_array_is_not_placed(self):
-    with self.assertRaisesRegex(TypeError, "^shard: tree must .* got 'name'"):
-      jp.shard({"a": "name"}, self.named("a"))
-
-  def test_array_is_no_sharding(self):
-    with self.assertRaisesRegex(TypeError, "^shard: sharding must.*ArrayImpl"):
-      jp.shard(self.named("a"), quantized(jp.NVFP4, N, K))
-
-  def test_what_is_no_sharding_is_refused(self):
-    with self.assertRaisesRegex(TypeError, "^shard: sharding must be.*'b'"):
-      jp.shard(quantized(jp.NVFP4, N, K), "b")
+  def test_trees_and_shardings_are_checked(self):
+    w, named = quantized(jp.NVFP4, N, K), self.named("a")
+    per_array = "^shard: .* each sharding is for"
+    rows = (
+      ({"a": w}, {"b": named}, ValueError, per_array),
+      ({"a": w}, [named], ValueError, per_array),
+      ({"bias": jnp.ones(4)}, self.named(None, "a"), TypeError,
+       r"at most 1 .* of shape \(4,\)"),
+      ({"a": "name"}, named, TypeError, "^shard: tree must .* got 'name'"),
+      (named, w, TypeError, "^shard: sharding must.*ArrayImpl"),
+      (w, "b", TypeError, "^shard: sharding must be.*'b'"),
+    )  # fmt: skip
+    for tree, sharding, error, words in rows:
+      with self.subTest(words), self.assertRaisesRegex(error, words):
+        jp.shard(tree, sharding)
 
 
 if __name__ == "__main__":

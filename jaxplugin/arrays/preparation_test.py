@@ -330,16 +330,6 @@ class CpuTest(parameterized.TestCase):
     # What it is for, in this XLA.
     self.assertRegex(program(stack.unpack()), wide)
 
-  def test_bits_of_a_scale_alone_are_refused(self):
-    w = weight(jp.MXFP8)
-    bits = np.asarray(w.scale).view(np.uint8)
-    with self.assertRaisesRegex(TypeError, "scale must be float8_e8m0fnu"):
-      jp.ScaledArray(w.values, bits, None, jp.MXFP8)
-    with self.assertRaisesRegex(TypeError, "values must be float8_e4m3fn"):
-      jp.ScaledArray(
-        np.asarray(w.values).view(np.uint8), w.scale, None, "mxfp8"
-      )
-
 
 class HugePagesTest(parameterized.TestCase):
   """Where the local CPU has kernels; their test looks at the pages."""

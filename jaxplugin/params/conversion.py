@@ -146,7 +146,7 @@ def quantize_params(
       dense/kernel    float32[64, 128]  nvfp4, contracts dimension 0
     <BLANKLINE>
     left:
-      dense/bias    float32[128]  it has rank 1: no matrix, as biases and norms
+      dense/bias    float32[128]  it has rank 1, as biases and norms have
   """
   format = formats.resolve(WHO, format)
   if where is not None and not callable(where):

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP4 is packed by default: the same array as unpacked, in bytes.
 
-What the codes should be is in api_mx_test.py and
-api_nvfp4_test.py, for both.
+api_mx_test.py and api_nvfp4_test.py compare the codes with NumPy.
 """
 
+import functools
 import re
 
 import jax
@@ -40,6 +40,46 @@ def fp4_per(block_size):
   )
 
 
+def plain(x, format, *, packed, **options):
+  return quantization.quantize(x, format, packed=packed, **options)
+
+
+def jitted(x, format, packed):
+  return jax.jit(lambda x: plain(x, format, axis=0, packed=packed))(x)
+
+
+def both(x, format, packed):
+  return jax.jit(
+    lambda x: quantization.quantize_both(x, format, packed=packed)
+  )(x)
+
+
+def mapped(x, format, *, packed, axis):
+  return jax.vmap(lambda x: plain(x, format, axis=axis, packed=packed))(x)
+
+
+def unknown(x, format, packed):
+  del format
+  return plain(x, fp4_per(4), axis=0, packed=packed)
+
+
+# A call that quantizes, and the shape of its array.
+CALLS = {
+  "axis_-1": (plain, 64, 96),
+  "axis_0": (functools.partial(plain, axis=0), 64, 96),
+  "jit": (jitted, 64, 96),
+  "both": (both, 64, 96),
+  "floor": (functools.partial(plain, axis=1, scale_rounding="floor"), 3, 32, 7),
+  "key": (functools.partial(plain, axis=1, key=jax.random.key(0)), 3, 32, 7),
+  "batch": (functools.partial(plain, axis=1, batch_dims=1), 3, 32, 7),
+  "vmap_0": (functools.partial(mapped, axis=0), 3, 32, 64),
+  "vmap_1": (functools.partial(mapped, axis=1), 3, 32, 64),
+  "one_block": (functools.partial(plain, axis=0),),
+  "last_block": (plain,),
+  "unknown_format": (unknown, 64, 12),
+}
+
+
 class PackedTest(parameterized.TestCase):
   def assert_packed_of(self, actual, unpacked):
     """Two values a byte along the blocked axis, the first in the low nibble."""
@@ -61,89 +101,30 @@ class PackedTest(parameterized.TestCase):
       np.asarray(quantization.dequantize(unpacked)).view(np.uint32),
     )
 
-  def compare(self, function, x):
-    """`function(x, packed)`, by default and not packed."""
-    jax.tree.map(
-      self.assert_packed_of,
-      function(x, packed=None),
-      function(x, packed=False),
-      is_leaf=lambda leaf: hasattr(leaf, "scale_layout"),
-    )
-
-  @parameterized.product(
-    format=FP4, axis=(-1, 0), jit=(False, True), dtype=(jnp.float32,)
-  )
-  def test_default_has_the_bits_of_unpacked(self, format, axis, jit, dtype):
-    def quantize(x, packed):
-      return quantization.quantize(x, format, axis=axis, packed=packed)
-
-    if jit:
-      quantize = jax.jit(quantize, static_argnames="packed")
-    self.compare(quantize, numbers((64, 96), dtype))
-
-  @parameterized.product(format=FP4, jit=(False, True))
-  @pytest.mark.sample(2)
-  def test_both_are_packed_along_their_own_axes(self, format, jit):
-    def both(x, packed):
-      return quantization.quantize_both(x, format, packed=packed)
-
-    if jit:
-      both = jax.jit(both, static_argnames="packed")
-    x = numbers((64, 96), np.float32)
-    self.compare(both, x)
-    first, second = both(x, packed=None)
-    self.assertEqual(first.values.shape, (64, 48))
-    self.assertEqual(second.values.shape, (32, 96))
-
-  @parameterized.product(
-    format=FP4,
-    options=({"scale_rounding": "floor"}, {"key": True}, {"batch_dims": 1}),
-  )
-  @pytest.mark.sample(2)
-  def test_with_other_options(self, format, options):
-    if "key" in options:
-      options = options | {"key": jax.random.key(0)}
-
-    def quantize(x, packed):
-      return quantization.quantize(x, format, axis=1, packed=packed, **options)
-
-    self.compare(quantize, numbers((3, 32, 7), np.float32))
-
-  @parameterized.product(format=FP4, axis=(0, 1))
-  @pytest.mark.sample(2)
-  def test_under_vmap(self, format, axis):
-    def quantize(x, packed):
-      function = lambda x: quantization.quantize(
-        x, format, axis=axis, packed=packed
-      )
-      return jax.vmap(function)(x)
-
-    self.compare(quantize, numbers((3, 32, 64), np.float32))
-
-  @parameterized.parameters(*FP4)
-  @pytest.mark.sample(1)
-  def test_along_a_dimension_of_one_block(self, format):
-    k = format.block_size
-    for shape, axis in (((k,), 0), ((k, 1), 0), ((1, k), 1), ((k, k), 0)):
-      x = jnp.linspace(-1, 1, np.prod(shape)).reshape(shape)
-      self.compare(
-        lambda x, packed, axis=axis: quantization.quantize(
-          x, format, axis=axis, packed=packed
-        ),
-        x,
+  @parameterized.product(format=FP4, name=tuple(CALLS))
+  @pytest.mark.sample(16)
+  def test_default_has_the_bits_of_unpacked(self, format, name):
+    call, *shape = CALLS[name]
+    if shape:
+      x = numbers(shape, np.float32)
+      arrays = [x]
+    else:  # dimensions of one block
+      k = format.block_size
+      shapes = ((k,), (k, 1), (k, k))
+      if name == "last_block":
+        shapes = ((1, k),)
+      arrays = [jnp.linspace(-1, 1, np.prod(s)).reshape(s) for s in shapes]
+    for x in arrays:
+      jax.tree.map(
+        self.assert_packed_of,
+        call(x, format, packed=None),
+        call(x, format, packed=False),
+        is_leaf=lambda leaf: hasattr(leaf, "scale_layout"),
       )
 
   def test_fp8_is_never_packed(self):
     x = jnp.ones((32, 64))
     self.assertEqual(quantization.quantize(x, MXFP8).values.dtype, formats.E4M3)
-    for quantize in (quantization.quantize, quantization.quantize_both):
-      with self.assertRaisesRegex(
-        ValueError,
-        f"^{quantize.__name__}: packed must be .*mxfp8 .float8_e4m3fn",
-      ):
-        quantize(x, MXFP8, packed=True)
-      with self.assertRaisesRegex(ValueError, "True, False or None, got 'yes'"):
-        quantize(x, NVFP4, packed="yes")
 
   @parameterized.parameters(1, 2, 5)
   @pytest.mark.sample(2)
@@ -155,12 +136,6 @@ class PackedTest(parameterized.TestCase):
     np.testing.assert_array_equal(quantization.dequantize(result), x)
     with self.assertRaisesRegex(ValueError, f"blocks of {block_size}"):
       quantization.quantize(x, format, packed=True)
-
-  def test_formats_that_no_kernel_knows_are_packed(self):
-    def quantize(x, packed):
-      return quantization.quantize(x, fp4_per(4), axis=0, packed=packed)
-
-    self.compare(quantize, numbers((64, 12), np.float32))
 
   @quantization_lowerings.needs_library
   @parameterized.product(format=FP4, axis=(0, 1))
@@ -227,24 +202,6 @@ class ShardingTest(parameterized.TestCase):
     expected = quantization.quantize(x, format)
     actual = jax.device_get(quantize(x))
     self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
-
-
-class TritonTest(quantization_lowerings.InterpretedTestCase):
-  @parameterized.product(format=FP4, axis=(0, 1), packed=(True, False))
-  @pytest.mark.sample(2)
-  def test_kernel_has_the_bits_of_operations(self, format, axis, packed):
-    self.assert_same_bits(
-      lambda x: quantization.quantize(x, format, axis=axis, packed=packed),
-      numbers((64, 96), np.float32),
-    )
-
-  @parameterized.parameters(True, False)
-  @pytest.mark.sample(1)
-  def test_one_kernel_for_both_has_the_bits_of_operations(self, packed):
-    self.assert_same_bits(
-      lambda x: quantization.quantize_both(x, NVFP4, packed=packed),
-      numbers((64, 96), np.float32),
-    )
 
 
 if __name__ == "__main__":

@@ -232,106 +232,154 @@ class BatchDimsTest(parameterized.TestCase):
         actual, quantization.quantize(x[i], NVFP4, global_scale=given[i])
       )
 
-  @parameterized.named_parameters(
-    ("too_many", {"batch_dims": 3}, "less than x's rank 3, got 3"),
-    ("negative", {"batch_dims": -1}, "less than x's rank 3, got -1"),
-    ("no_number", {"batch_dims": "1"}, "less than x's rank 3, got '1'"),
-    (
-      "axis_among_them",
-      {"batch_dims": 1, "axis": 0},
-      "axis must not be among.*got axis 0 and batch_dims 1",
-    ),
-    (
-      "global_scales_of_other_sizes",
-      {"batch_dims": 1, "global_scale": np.ones(3, np.float32)},
-      r"leading dimensions \(64,\) of x, got float32\[3\]",
-    ),
-    (
-      "global_scale_that_is_none",
-      {"batch_dims": 1, "global_scale": np.arange(64.0)},
-      "positive and finite, got 0.0",
-    ),
+
+def q(*shape, format=MXFP8, dtype=jnp.float32, **options):
+  """Returns a call of `quantize`."""
+  return lambda: quantization.quantize(
+    jnp.ones(shape, dtype), format, **options
   )
-  def test_what_fits_no_stack_is_refused(self, kwargs, message):
-    with self.assertRaisesRegex(ValueError, f"quantize: .*{message}"):
-      quantization.quantize(jnp.ones((64, 2, 32)), NVFP4, **kwargs)
 
 
-class QuantizeErrorsTest(parameterized.TestCase):
-  @parameterized.named_parameters(
-    ("k", (2, 40), {}, TypeError, "axis 1.*multiple of 32.*k=40.*pad x"),
-    (
-      "k_of_axis",
-      (33, 64),
-      {"axis": 0},
-      TypeError,
-      r"axis 0.*multiple of 32 for MXFP8.*k=33 in shape \(33, 64\)",
-    ),
-    ("axis", (2, 64), {"axis": 2}, ValueError, "axis 2.*rank 2"),
-    ("low_axis", (2, 64), {"axis": -3}, ValueError, "axis -3.*rank 2"),
-    (
-      "rounding",
-      (2, 64),
-      {"scale_rounding": "nearest"},
-      ValueError,
-      "scale_rounding.*up.*floor.*'nearest'",
-    ),
-    (
-      "global_scale",
-      (2, 64),
-      {"global_scale": 2.5},
-      ValueError,
-      "must be None for mxfp8.*2.5",
-    ),
-    ("scalar", (), {}, TypeError, "x must have rank 1 or more"),
-    *(
-      (f"axis_{i}", (2, 64), {"axis": axis}, TypeError, f"integer, got {shown}")
-      for i, (axis, shown) in enumerate(
-        (("k", "'k'"), ((0, 1), r"\(0, 1\)"), (None, "None"), (1.0, "1.0"))
-      )
-    ),
-    ("pad", (2, 40), {"pad": "up"}, TypeError, "pad must be True or False"),
+def both(*shape, format=MXFP8, dtype=jnp.float32, **options):
+  """Returns a call of `quantize_both`."""
+  return lambda: quantization.quantize_both(
+    jnp.ones(shape, dtype), format, **options
   )
-  def test_bad_argument_is_named_with_its_value(
-    self, shape, options, error, message
-  ):
-    with self.assertRaisesRegex(error, f"quantize: .*{message}"):
-      quantization.quantize(jnp.ones(shape), MXFP8, **options)
 
-  def test_k_error_names_nvfp4_and_its_block_size(self):
-    with self.assertRaisesRegex(TypeError, "multiple of 16 for NVFP4.*k=24"):
-      quantization.quantize(jnp.ones((2, 24)), NVFP4)
 
-  @parameterized.parameters(jnp.int32, jnp.int8, jnp.bool_, jnp.float8_e4m3fn)
-  def test_x_that_is_no_float_array_is_refused(self, dtype):
-    with self.assertRaisesRegex(
-      TypeError, rf"x must be float32.*{jnp.dtype(dtype).name}\[2,32\]"
-    ):
-      quantization.quantize(jnp.ones((2, 32), dtype), MXFP8)
-
-  def test_scaled_array_is_not_quantized_again(self):
-    x = quantization.quantize(jnp.ones((2, 32)), MXFP4)
-    with self.assertRaisesRegex(TypeError, "ScaledArray.mxfp4.*use it without"):
-      quantization.quantize(x, MXFP8)
-
-  @parameterized.parameters(
-    ("int8", ValueError, "unknown block format 'int8'.*mxfp8, .*nvfp4"),
-    (np.int8, TypeError, "must be a BlockFormat.*mxfp8, .*nvfp4.*got.*int8"),
-    (
-      formats.UnquantizedFormat(
-        name="bf16 + f32 per 32",
-        values_dtype=formats.BF16,
-        scale_dtype=np.dtype(np.float32),
-        block_size=32,
-      ),
-      TypeError,
-      "quantize to, got bf16 . f32 per 32",
-    ),
+def back(dtype):
+  """Returns a call of `dequantize`."""
+  return lambda: quantization.dequantize(
+    quantization.quantize(jnp.ones((2, 32)), MXFP8), dtype
   )
-  def test_format_that_is_no_format_is_refused(self, format, error, message):
-    for quantize in (quantization.quantize, quantization.quantize_both):
-      with self.assertRaisesRegex(error, f"{quantize.__name__}: .*{message}"):
-        quantize(jnp.ones((32, 32)), format)
+
+
+TILES = {"format": NVFP4, "scale_layout": "swizzled_128x4"}
+STACK = {"format": NVFP4, "batch_dims": 1}
+UNQUANTIZED = formats.UnquantizedFormat(
+  name="bf16 + f32 per 32",
+  values_dtype=formats.BF16,
+  scale_dtype=np.dtype(np.float32),
+  block_size=32,
+)
+NO_FLOAT = "x must be float32.*"
+NO_FORMAT = "must be a BlockFormat.*mxfp8, .*nvfp4.*got.*int8"
+# (call, error, words of the message)
+# fmt: off
+ERRORS = (
+  (q(2, 40), TypeError, "quantize: .*axis 1.*multiple of 32.*k=40.*pad x"),
+  (q(33, 64, axis=0), TypeError,
+   r"axis 0.*multiple of 32 for MXFP8.*k=33 in shape \(33, 64\)"),
+  (q(2, 24, format=NVFP4), TypeError, "multiple of 16 for NVFP4.*k=24"),
+  (lambda: jax.jit(q(2, 40)).trace(), TypeError, "k=40"),
+  (q(2, 64, axis=2), ValueError, "quantize: .*axis 2.*rank 2"),
+  (q(2, 64, axis=-3), ValueError, "quantize: .*axis -3.*rank 2"),
+  (q(2, 64, axis="k"), TypeError, "integer, got 'k'"),
+  (q(2, 64, axis=(0, 1)), TypeError, r"integer, got \(0, 1\)"),
+  (q(2, 64, axis=None), TypeError, "integer, got None"),
+  (q(2, 64, axis=1.0), TypeError, "integer, got 1.0"),
+  (q(), TypeError, "quantize: .*x must have rank 1 or more"),
+  (q(2, 40, pad="up"), TypeError, "pad must be True or False"),
+  (q(2, 64, scale_rounding="nearest"), ValueError,
+   "scale_rounding.*up.*floor.*'nearest'"),
+  (q(2, 64, global_scale=2.5), ValueError,
+   "^quantize: .*mxfp8 has no global scale.*2.5"),
+  *(
+    (q(2, 32, format=NVFP4, global_scale=g), ValueError,
+     f"positive and finite, got {g}")
+    for g in (0.0, -1.5, np.inf, np.nan)
+  ),
+  (q(2, 32, format=NVFP4, global_scale=jnp.ones(3)), ValueError,
+   r"one float32, got float32\[3\]"),
+  *(
+    (q(2, 32, dtype=dtype), TypeError,
+     rf"quantize: .*{NO_FLOAT}{jnp.dtype(dtype).name}\[2,32\]")
+    for dtype in (jnp.int32, jnp.int8, jnp.bool_, jnp.float8_e4m3fn)
+  ),
+  (lambda: quantization.quantize(q(2, 32, format=MXFP4)(), MXFP8), TypeError,
+   "quantize: .*ScaledArray.mxfp4.*as it is, or"),
+  *(
+    (call(32, 32, format=format), error, f"{name}: .*{words}")
+    for call, name in ((q, "quantize"), (both, "quantize_both"))
+    for format, error, words in (
+      ("int8", ValueError, "unknown block format 'int8'.*mxfp8, .*nvfp4"),
+      (np.int8, TypeError, NO_FORMAT),
+      (UNQUANTIZED, TypeError, "quantized to, got bf16 . f32 per 32"),
+    )
+  ),
+  # Stacks of arrays.
+  *(
+    (q(64, 2, 32, format=NVFP4, batch_dims=given), ValueError,
+     f"quantize: .*less than x's rank 3, got {given!r}")
+    for given in (3, -1, "1")
+  ),
+  (q(64, 2, 32, **STACK, axis=0), ValueError,
+   "quantize: .*axis must not be among.*got axis 0 and batch_dims 1"),
+  (q(64, 2, 32, **STACK, global_scale=np.ones(3, "f4")), ValueError,
+   r"quantize: .*leading dimensions \(64,\) of x, got float32\[3\]"),
+  (q(64, 2, 32, **STACK, global_scale=np.arange(64.0)), ValueError,
+   "quantize: .*positive and finite, got 0.0"),
+  # Packed values and tiles of scales.
+  *(
+    (call(32, 64, packed=True), ValueError,
+     f"^{name}: packed=True .*mxfp8 .float8_e4m3fn")
+    for call, name in ((q, "quantize"), (both, "quantize_both"))
+  ),
+  (q(32, 64, format=NVFP4, packed="yes"), ValueError,
+   "True, False or None, got 'yes'"),
+  (both(32, 64, format=NVFP4, packed="yes"), ValueError,
+   "True, False or None, got 'yes'"),
+  (q(4, 64, format=NVFP4, scale_layout="swizzled"), ValueError,
+   "^quantize: .*linear.*got 'swizzled'"),
+  (q(64, 64, **TILES, axis=0), ValueError,
+   r"^quantize: .*last axis, got axis 0 of shape \(64, 64\)"),
+  (q(64, **TILES), ValueError,
+   r"^quantize: .*rank 2 or more.*got axis 0 of shape \(64,\)"),
+  (q(4, 64, **TILES, batch_dims=1), ValueError,
+   r"^quantize: .*rank 2 or more.*got axis 0 of shape \(64,\)"),
+  # Two axes.
+  (both(64), TypeError, "^quantize_both: .*rank 2 or more, got rank 1"),
+  (both(), TypeError, "^quantize_both: .*rank 1 or more, got a scalar"),
+  (both(40, 64), TypeError, "size of axis 0 .* 32 for MXFP8, got k=40 in"),
+  (both(64, 40), TypeError, "size of axis 1 .* 32 for MXFP8, got k=40 in"),
+  (both(64, 64, axes=(1, -1)), ValueError, r"different axes, got \(1, -1\)"),
+  (both(64, 64, axes=(0,)), ValueError, r"two different axes, got \(0,\)"),
+  (both(64, 64, axes=1), ValueError, "two different axes, got 1"),
+  (both(64, 64, axes=(0, 2)), ValueError, "axis 2 is out of range.* rank 2"),
+  (both(64, 64, scale_rounding="down"), ValueError,
+   "^quantize_both: .*up.*floor.*'down'"),
+  (both(64, 64, global_scale=2.0), ValueError,
+   "^quantize_both: .*no global scale, got 2.0"),
+  (both(64, 64, format=NVFP4, global_scale=-1.0), ValueError,
+   "^quantize_both: .*positive and finite, got -1.0"),
+  (both(64, 64, format="mx8"), ValueError, "'mx8'; known formats: mxfp8,"),
+  (both(32, 32, dtype=jnp.int32), TypeError, "^quantize_both: x .*int32"),
+  # The dtype of the result.
+  (lambda: quantization.dequantize(np.ones((2, 32))), TypeError,
+   "must be a ScaledArray.*ndarray"),
+  *(
+    (call, TypeError, "^dequantize: dtype must be float32, bfloat16, float16 "
+     f"or float64, got {shown}$")
+    for dtype, shown in (
+      ("int32", "int32"), (bool, "bool"), (jnp.complex64, "complex64"),
+      (jnp.float8_e4m3fn, "float8_e4m3fn"), (">f4", ">f4"), ("foo", "'foo'"),
+      (None, "None"), (3, "3"),
+    )
+    for call in (back(dtype), jax.jit(back(dtype)).trace)
+  ),
+)
+# fmt: on
+
+
+class ArgumentsTest(parameterized.TestCase):
+  def test_bad_argument_is_named_with_its_value(self):
+    for call, error, words in ERRORS:
+      with (
+        self.subTest(words),
+        self.assertRaisesRegex(error, words) as caught,
+      ):
+        call()
+      self.assertIs(type(caught.exception), error)
 
   def test_format_may_be_given_by_its_name(self):
     x = np.random.default_rng(3).normal(size=(32, 32)).astype(np.float32)
@@ -347,42 +395,6 @@ class QuantizeErrorsTest(parameterized.TestCase):
           jax.tree.leaves(by_format),
         )
 
-  @parameterized.parameters(0.0, -1.5, np.inf, np.nan)
-  def test_concrete_global_scale_must_be_positive_and_finite(self, value):
-    with self.assertRaisesRegex(
-      ValueError, f"positive and finite, got {value}"
-    ):
-      quantization.quantize(jnp.ones((2, 32)), NVFP4, global_scale=value)
-
-  def test_global_scale_must_be_one_number(self):
-    with self.assertRaisesRegex(ValueError, r"one float32, got float32\[3\]"):
-      quantization.quantize(jnp.ones((2, 32)), NVFP4, global_scale=jnp.ones(3))
-
-  def test_dequantize_takes_only_a_scaled_array(self):
-    with self.assertRaisesRegex(TypeError, "must be a ScaledArray.*ndarray"):
-      quantization.dequantize(np.ones((2, 32)))
-
-  @parameterized.parameters(
-    ("int32", "int32"),
-    (bool, "bool"),
-    (jnp.complex64, "complex64"),
-    (jnp.float8_e4m3fn, "float8_e4m3fn"),
-    (">f4", ">f4"),
-    ("foo", "'foo'"),
-    (None, "None"),
-    (3, "3"),
-  )
-  def test_dequantize_gives_no_other_dtype_than_floats(self, dtype, given):
-    x = quantization.quantize(jnp.ones((2, 32)), MXFP8)
-    message = (
-      "^dequantize: dtype must be float32, bfloat16, float16 or float64, got"
-      f" {given}$"
-    )
-    with self.assertRaisesRegex(TypeError, message):
-      quantization.dequantize(x, dtype)
-    with self.assertRaisesRegex(TypeError, message):
-      jax.jit(lambda x: quantization.dequantize(x, dtype=dtype)).trace(x)
-
   @parameterized.parameters("float32", "bfloat16", "float16", "float64")
   def test_dequantize_gives_each_float_dtype(self, dtype):
     x = quantization.quantize(jnp.ones((2, 32)), MXFP8)
@@ -391,11 +403,6 @@ class QuantizeErrorsTest(parameterized.TestCase):
         result = quantization.dequantize(x, given)
         self.assertEqual(result.dtype.name, dtype)
         np.testing.assert_array_equal(result.astype(np.float32), 1.0)
-
-  def test_errors_come_at_trace_time(self):
-    f = jax.jit(lambda x: quantization.quantize(x, MXFP8))
-    with self.assertRaisesRegex(TypeError, "k=40"):
-      f.trace(jax.ShapeDtypeStruct((2, 40), jnp.float32))
 
 
 class StochasticRoundingTest(parameterized.TestCase):
@@ -475,7 +482,7 @@ class StochasticRoundingTest(parameterized.TestCase):
 
 
 class IdempotenceTest(parameterized.TestCase):
-  """Of quantize(dequantize(.)), where f32 holds every dequantized value."""
+  """quantize(dequantize(.)) if f32 holds every dequantized value."""
 
   def blocks(self, format):
     """bf16 blocks, all mantissas, of amax in [2^-80, 2^126)."""

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize_both` is `quantize` along each axis, bit by bit.
 
-What `quantize` itself should give is in api_mx_test.py and
-api_nvfp4_test.py.
+api_mx_test.py and api_nvfp4_test.py compare `quantize` with NumPy.
 """
 
 import functools
@@ -23,6 +22,13 @@ from jaxplugin.testing import quantization_lowerings
 
 MXFP8 = formats.MXFP8
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+FLOOR = {"scale_rounding": "floor"}
+PER_16 = formats.BlockFormat(
+  name="mxfp8_per_16",
+  values_dtype=formats.E4M3,
+  scale_dtype=formats.E8M0,
+  block_size=16,
+)
 P = jax.sharding.PartitionSpec
 leaves_as_bytes = quantization_lowerings.leaves_as_bytes
 
@@ -51,48 +57,43 @@ class BitwiseTest(parameterized.TestCase):
   def assert_same(self, actual, expected):
     self.assertEqual(leaves_as_bytes(actual), leaves_as_bytes(expected))
 
-  @parameterized.product(
-    format=formats.FORMATS,
-    case=(
-      ((64, 96), (-1, -2), np.float32),
-      ((64, 32), (0, 1), jnp.bfloat16),
-      ((32, 64, 64), (0, 2), np.float16),
+  @parameterized.parameters(
+    *(
+      (format, {"axes": axes}, shape, dtype)
+      for format in formats.FORMATS
+      for shape, axes, dtype in (
+        ((64, 96), (-1, -2), np.float32),
+        ((64, 32), (0, 1), jnp.bfloat16),
+        ((32, 64, 64), (0, 2), np.float16),
+      )
     ),
+    *((format, FLOOR, (64, 64), np.float32) for format in (MXFP8, MXFP4)),
+    (NVFP4, {"global_scale": 0.37}, (64, 64), np.float32),
+    (PER_16, {}, (80, 64), np.float32),  # no kernel has this format
   )
   @pytest.mark.sample(1)
-  def test_it_is_quantize_along_each_axis(self, format, case):
-    shape, axes, dtype = case
+  def test_it_is_quantize_along_each_axis(self, format, options, shape, dtype):
     x = numbers(shape, dtype)
-    result = quantization.quantize_both(x, format, axes=axes)
+    result = quantization.quantize_both(x, format, **options)
     self.assertIsInstance(result, tuple)
-    self.assert_same(result, each(x, format, axes=axes))
+    self.assert_same(result, each(x, format, **options))
+    axes = options.get("axes", (-1, -2))
     for q, axis in zip(result, axes, strict=True):
       self.assertEqual((q.shape, q.axis), (x.shape, axis % x.ndim))
+    if options == FLOOR:
+      self.assertNotEqual(
+        leaves_as_bytes(result), leaves_as_bytes(each(x, format))
+      )
+    if given := options.get("global_scale"):
+      self.assertEqual(
+        [q.global_scale for q in result], [np.float32(given)] * 2
+      )
 
   def test_numbers_spoil_global_scales_of_each_axis_differently(self):
     row, column = quantization.quantize_both(numbers((64, 96)), NVFP4)
     # 60 is in the row's bad block, -40 in the column's.
     self.assertEqual(row.global_scale, np.float32(40) / np.float32(2688))
     self.assertEqual(column.global_scale, np.float32(60) / np.float32(2688))
-
-  @parameterized.parameters(MXFP8, MXFP4)
-  @pytest.mark.full
-  def test_scales_rounded_down(self, format):
-    x = numbers((64, 64))
-    floor = {"scale_rounding": "floor"}
-    actual = quantization.quantize_both(x, format, **floor)
-    self.assert_same(actual, each(x, format, **floor))
-    self.assertNotEqual(
-      leaves_as_bytes(actual), leaves_as_bytes(each(x, format))
-    )
-
-  @pytest.mark.full
-  def test_given_global_scale_serves_both(self):
-    x = numbers((64, 64))
-    given = {"global_scale": 0.37}
-    actual = quantization.quantize_both(x, NVFP4, **given)
-    self.assert_same(actual, each(x, NVFP4, **given))
-    self.assertEqual([q.global_scale for q in actual], [np.float32(0.37)] * 2)
 
   @parameterized.parameters(
     (MXFP8, (0, 64)), (NVFP4, (64, 0)), (NVFP4, (0, 32, 64))
@@ -106,17 +107,6 @@ class BitwiseTest(parameterized.TestCase):
     with jax.enable_x64(True):
       x = np.asarray(numbers((64, 64)), np.float64) * (1 + 2.0**-40)
       self.assert_same(quantization.quantize_both(x, MXFP8), each(x, MXFP8))
-
-  @pytest.mark.full
-  def test_format_that_no_kernel_knows(self):
-    format = formats.BlockFormat(
-      name="mxfp8_per_16",
-      values_dtype=formats.E4M3,
-      scale_dtype=formats.E8M0,
-      block_size=16,
-    )
-    x = numbers((80, 48))
-    self.assert_same(quantization.quantize_both(x, format), each(x, format))
 
   @parameterized.parameters(MXFP8, NVFP4)
   @pytest.mark.sample(1)
@@ -315,47 +305,6 @@ class ShardingTest(parameterized.TestCase):
       result = both(jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)))
     self.assertEqual(seen, [spec] * 4)
     self.assertEqual(leaves_as_bytes(result), leaves_as_bytes(each(x, NVFP4)))
-
-
-class ErrorTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ({}, (64,), TypeError, "rank 2 or more, got rank 1"),
-    ({}, (), TypeError, "rank 1 or more, got a scalar"),
-    ({}, (40, 64), TypeError, "size of axis 0 .* 32 for MXFP8, got k=40 in"),
-    ({}, (64, 40), TypeError, "size of axis 1 .* 32 for MXFP8, got k=40 in"),
-    ({"axes": (1, -1)}, (64, 64), ValueError, r"different axes, got \(1, -1\)"),
-    ({"axes": (0,)}, (64, 64), ValueError, r"two different axes, got \(0,\)"),
-    ({"axes": 1}, (64, 64), ValueError, "two different axes, got 1"),
-    ({"axes": (0, 2)}, (64, 64), ValueError, "axis 2 is out of range.* rank 2"),
-    ({"scale_rounding": "down"}, (64, 64), ValueError, "up.*floor.*'down'"),
-    (
-      {"global_scale": 2.0},
-      (64, 64),
-      ValueError,
-      "must be None for mxfp8.*got 2.0",
-    ),
-    (
-      {"format": NVFP4, "global_scale": -1.0},
-      (64, 64),
-      ValueError,
-      "positive and finite, got -1.0",
-    ),
-    ({"format": "mx8"}, (64, 64), ValueError, "'mx8'; known formats: mxfp8,"),
-  )
-  def test_bad_arguments_are_refused_with_names_and_values(
-    self, kwargs, shape, error, pattern
-  ):
-    kwargs = {"format": MXFP8} | kwargs
-    with self.assertRaisesRegex(error, f"^quantize_both: .*{pattern}"):
-      quantization.quantize_both(jnp.zeros(shape), **kwargs)
-
-  def test_quantize_names_itself(self):
-    with self.assertRaisesRegex(
-      ValueError, "^quantize: global_scale must be None"
-    ):
-      quantization.quantize(jnp.zeros((32,)), MXFP8, global_scale=2.0)
-    with self.assertRaisesRegex(TypeError, "^quantize_both: x .*int32"):
-      quantization.quantize_both(jnp.zeros((32, 32), jnp.int32), MXFP8)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels and operations agree, and each is where it belongs.
 
-What is right is found in api_mx_test.py, api_nvfp4_test.py
-and api_dequantize_test.py. Here one lowering is compared with the other:
-`OPERATIONS` is a CPU without kernels.
+api_mx_test.py, api_nvfp4_test.py and api_dequantize_test.py compare with NumPy.
+These tests compare one lowering with the other: `OPERATIONS` is a CPU without
+kernels.
 """
 
 import concurrent.futures

@@ -236,8 +236,8 @@ MXFP8_RECIPE: Final = Recipe(
 """NVIDIA's recipe for MXFP8.
 
 Activations, weights and gradients are E4M3, and scale factors are rounded up.
-Each operand is quantized from high precision along the contracting dimension of
-its own matmul. Source: Mishra et al., "Recipes for Pre-training LLMs with
+Each matmul quantizes its operands from high precision, along its contracting
+dimension. Source: Mishra et al., "Recipes for Pre-training LLMs with
 MXFP8", arXiv 2506.08027.
 """
 

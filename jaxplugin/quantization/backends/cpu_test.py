@@ -1,11 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the C++ kernels serve of training, and that it is what operations do."""
+"""C++ kernels that quantize: which problems get them, and their bits."""
 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
@@ -18,6 +17,7 @@ from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.runtime import lowering
 from jaxplugin.testing import quantization_lowerings as lowerings
+from jaxplugin.testing.oracles import quantization_cases
 
 MODULE = lowering.Module(platforms=("cpu",))
 DRAWN = problems.Extras(is_stochastic=True, key_impl="threefry2x32")
@@ -51,7 +51,7 @@ class ChoiceTest(parameterized.TestCase):
     DRAWN,
     dataclasses.replace(DRAWN, hadamard=64, square=(2,), four_over_six=True),
   )
-  def test_kernels_serve(self, extras):
+  def test_kernels_are_chosen(self, extras):
     told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "cpu")
     self.assertEqual(told.reason, "")
@@ -68,13 +68,14 @@ class ChoiceTest(parameterized.TestCase):
       r"in the order of the array.*merge dimensions \[2, 0\]",
     ),
   )
-  def test_operations_serve_and_the_reason_is_told(self, extras, reason):
+  def test_operations_are_chosen_and_the_reason_names_the_argument(
+    self, extras, reason
+  ):
     told = backends.explained(problem(extras), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "xla")
     self.assertRegex(told.reason, f"^cpu: .*{reason}")
 
-  def test_a_choice_asks_for_nothing_but_the_problem(self):
-    """Under another setting of JAX the decision is the same."""
+  def test_choice_does_not_depend_on_settings_of_jax(self):
     with jax.threefry_partitionable(False):
       told = backends.explained(problem(DRAWN), MODULE, lowerings.TARGET)
     self.assertEqual(told.implementation, "cpu")
@@ -82,49 +83,27 @@ class ChoiceTest(parameterized.TestCase):
 
 @lowerings.needs_library
 class BitsTest(parameterized.TestCase):
-  """Kernels and operations write the same."""
+  """Bits of kernels and operations are equal."""
 
   def assert_same(self, function, *args, kernels=1):
     wrapped = jax.jit(lambda *args: function(*args))
     text = wrapped.trace(*args).lower().as_text()
-    self.assertEqual(text.count("@jaxplugin_quantize_operand("), kernels)
+    calls, _ = lowerings.kernel_calls(text)
+    self.assertEqual(calls, kernels)
     actual = wrapped(*args)
     expected = jax.jit(lowerings.by_operations(function))(*args)
     self.assertEqual(
       lowerings.leaves_as_bytes(actual), lowerings.leaves_as_bytes(expected)
     )
 
-  @parameterized.parameters(
-    # Blocked dimensions, square ones; the first are merged.
-    ((0,), (1, 2)),
-    ((1,), (2, 0)),
-    ((2,), (0,)),
-    ((0, 1), (2,)),
-    ((2, 1), None),
-    ((), (0, 2)),
-  )
-  @pytest.mark.sample(2)
-  def test_any_dimensions(self, dims, square):
-    x = lowerings.numbers((5, 36, 41), np.float32)
-    for format, fields in (
-      (jp.MXFP8, {}),
-      (jp.NVFP4, {"four_over_six": True, "scale_up": True}),
-    ):
-      found = manner(format, dims, 3, square=square, hadamard=16, **fields)
-      self.assert_same(lambda x, found=found: operands.quantize(x, found), x)
+  @parameterized.named_parameters(*quantization_cases.rows(is_full=False))
+  def test_kernels_have_the_bits_of_operations(self, case):
+    self.assert_same(case.call, case.array(), kernels=case.cpu)
 
-  @parameterized.product(
-    format=(jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP6_E3M2, jp.MXFP4, jp.NVFP4),
-    dims=((0,), (1,), (2, 0)),
-  )
-  @pytest.mark.sample(2)
-  def test_random_bits_are_those_of_the_blocked_array(self, format, dims):
-    x = lowerings.numbers((6, 40, 33), jnp.bfloat16)
-    square = (2,) if dims == (0,) else None
-    found = manner(format, dims, 3, square=square)
-    self.assert_same(
-      lambda x, key: operands.quantize(x, found, key), x, jax.random.key(1)
-    )
+  @parameterized.named_parameters(*quantization_cases.rows(is_full=True))
+  @pytest.mark.sample(1)
+  def test_more_kernels_have_the_bits_of_operations(self, case):
+    self.assert_same(case.call, case.array(), kernels=case.cpu)
 
   def test_raw_key_is_the_typed_one(self):
     x = lowerings.numbers((40, 64), np.float32)
@@ -176,12 +155,6 @@ class BitsTest(parameterized.TestCase):
     # NVFP4 has a global scale for each: more than a kernel takes.
     kernels = int(format == jp.MXFP8)
     self.assert_same(jax.vmap(quantize), x, kernels=kernels)
-
-  @parameterized.product(format=(jp.MXFP4, jp.NVFP4), axis=(0, 1))
-  @pytest.mark.sample(2)
-  def test_plain_quantize_along_another_axis(self, format, axis):
-    x = lowerings.numbers((64, 96, 5), np.float16)
-    self.assert_same(lambda x: jp.quantize(x, format, axis=axis), x)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`quantize_both` by the Triton kernel that reads once: bits and modules.
+"""`quantize_both` by one Triton kernel: which modules call it, and when.
 
-Bits are compared with those of the operations, in Triton's interpreter
-(`quantization_lowerings.InterpretedTestCase`).
+triton_test.py compares the bits.
 """
 
 import collections
 import dataclasses
-import functools
 import math
 import re
 
@@ -30,142 +28,9 @@ from jaxplugin.quantization.backends import triton
 from jaxplugin.testing import quantization_lowerings
 from jaxplugin.training import api
 
-MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
-MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
+MXFP8, MXFP4, NVFP4 = formats.MXFP8, formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
 H200 = quantization_lowerings.H200
-
-
-def numbers(shape, dtype=np.float32):
-  return quantization_lowerings.numbers(shape, dtype)
-
-
-@quantization_lowerings.needs_triton
-class BitwiseTest(quantization_lowerings.InterpretedTestCase):
-  @parameterized.product(
-    format=formats.FORMATS,
-    case=(
-      ((64, 96), (-1, -2), np.float32),
-      ((3, 32, 160), (1, 2), jnp.bfloat16),
-    ),
-  )
-  @pytest.mark.sample(1)
-  def test_along_the_last_two_axes(self, format, case):
-    shape, axes, dtype = case
-    self.assert_same_bits(
-      lambda x: quantization.quantize_both(x, format, axes=axes),
-      numbers(shape, dtype),
-    )
-    expected = [f"quantize_both_{format.name}_64x64"]
-    if format is NVFP4:
-      expected[:0] = ["finite_amax_both_64x64"]
-    self.assertEqual(self.names, expected)
-
-  @parameterized.parameters(np.nan, np.inf)
-  @pytest.mark.sample(1)
-  def test_global_scales_of_each_axis_leave_out_their_own_blocks(self, bad):
-    x = np.random.default_rng(3).normal(size=(2, 64, 64)).astype(np.float32)
-    x[1, 3, 5], x[1, 3, 6], x[1, 9, 5] = bad, 600.0, -50.0
-    self.assert_same_bits(
-      lambda x: quantization.quantize_both(x, NVFP4), jnp.asarray(x)
-    )
-
-  @parameterized.parameters((MXFP8, "a100"), (MXFP8, "h200"), (MXFP4, "h200"))
-  @pytest.mark.sample(1)
-  def test_scales_rounded_down_with_either_cast(self, format, target):
-    self.assert_same_bits(
-      lambda x: quantization.quantize_both(x, format, scale_rounding="floor"),
-      numbers((32, 96), np.float16),
-      targets.named_target(target),
-    )
-
-  @parameterized.parameters(2.0**-65, 0.0)
-  @pytest.mark.sample(1)
-  def test_given_global_scale_serves_both(self, global_scale):
-    def quantize(x):
-      # Traced: what is no scale is refused only where it is concrete.
-      return jax.jit(
-        lambda x, g: quantization.quantize_both(x, NVFP4, global_scale=g)
-      )(x, global_scale)
-
-    self.assert_same_bits(quantize, numbers((32, 64)))
-    self.assertEqual(self.names, ["quantize_both_nvfp4_64x64"])
-
-  @parameterized.parameters(
-    # Of a dense layer: rows of a batch merge, and are written transposed.
-    (MXFP8, (3, 5, 40), ((2,), (0, 1)), ((0, 1), (2,))),
-    (NVFP4, (3, 5, 40), ((2,), (0, 1)), ((0, 1), (2,))),
-    (NVFP4, (40, 3, 5), ((0,), (1, 2)), ((1, 2), (0,))),
-    (MXFP4, (2, 3, 33, 77), ((3,), (2,)), ((0, 1, 2), (0, 1, 3))),
-    (MXFP8, (2, 3, 5, 2, 9), ((1, 2), (3, 4)), ((0, 3, 4), (0, 1, 2))),
-    # Whole blocks of the last of them: written as if they had merged.
-    (MXFP8, (3, 64, 40), ((2,), (1,)), ((0, 1), (2, 0))),
-    (NVFP4, (3, 32, 40), ((1,), (2,)), ((2, 0), (0, 1))),
-    (NVFP4, (2, 3, 32, 2, 32), ((4,), (2,)), ((0, 1, 2, 3), (0, 3, 4, 1))),
-  )
-  @pytest.mark.sample(2)
-  def test_merged_and_padded_dimensions(self, format, shape, dims, leads):
-    blockings = [
-      blocking.Blocking(dims=d, lead=l, multiple=32)
-      for d, l in zip(dims, leads, strict=True)
-    ]
-    x = jnp.asarray(np.random.default_rng(4).normal(size=shape), np.float32)
-    # What is packed may lie as a product reads it, or in its own order.
-    for packed, for_products in (
-      (False, False),
-      *([(True, True), (True, False)] if format.is_fp4 else []),
-    ):
-      quantize = functools.partial(
-        quantization.quantize_blocked,
-        format=format,
-        blockings=blockings,
-        scale_rounding="up",
-        packed=packed,
-        for_products=for_products,
-      )
-      self.names.clear()
-      self.assert_same_bits(quantize, x)
-      self.assertEqual(self.names[-1], f"quantize_both_{format.name}_64x64")
-
-  @parameterized.parameters(
-    (40, ["quantize_mxfp8_16x64", "quantize_mxfp8_128x32"]),
-    # Whole blocks of the last one are those of it and of what is between.
-    (64, ["quantize_both_mxfp8_64x64"]),
-  )
-  @pytest.mark.sample(1)
-  def test_axes_with_others_between(self, columns, names):
-    blockings = [blocking.Blocking.along(axis, 3, 32) for axis in (0, 2)]
-    self.assert_same_bits(
-      lambda x: quantization.quantize_blocked(
-        x, MXFP8, blockings, scale_rounding="up"
-      ),
-      numbers((32, 9, columns)),
-    )
-    self.assertCountEqual(self.names, names)
-
-  @parameterized.parameters(MXFP8, NVFP4)
-  @pytest.mark.sample(1)
-  def test_under_vmap(self, format):
-    # One global scale an entry: operations compute and use those.
-    given = jnp.float32(0.01) if format.has_global_scale else None
-    self.assert_same_bits(
-      jax.vmap(
-        lambda x: quantization.quantize_both(x, format, global_scale=given),
-        in_axes=1,
-      ),
-      numbers((32, 3, 64)),
-    )
-    self.assertEqual(self.names, [f"quantize_both_{format.name}_64x64"])
-
-  @parameterized.parameters(0, 1)
-  @pytest.mark.sample(1)
-  def test_one_that_is_used_alone_is_quantized_alone(self, i):
-    self.assert_same_bits(
-      jax.jit(lambda x: quantization.quantize_both(x, NVFP4)[i]),
-      numbers((32, 64)),
-    )
-    self.assertLen(self.names, 2)
-    self.assertNotIn("both", " ".join(self.names))
 
 
 X = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
@@ -246,8 +111,8 @@ class GradientStepTest(parameterized.TestCase):
     kernels, opcodes = self.kernels(
       self.step(MXFP8, batched), x, W, target=targets.named_target(name)
     )
-    # x and the incoming gradient along both axes at once; w, of which nothing
-    # is kept, along one in each pass.
+    # x and the incoming gradient are quantized along both axes at once. w has
+    # no residual and is quantized along one axis in each pass.
     self.assertEqual(kernels.pop(("u8",) * 4), 2)
     self.assertEqual(kernels.pop(("u8",) * 2), 2)
     self.assertEmpty([k for k in kernels if k[0] not in ("bf16", "f32")])

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What recipes add, by Triton kernels: bits in the interpreter, and modules.
 
-Bits are those of the operations, on numbers of all kinds, and those of the
-formulas in NumPy (`recipes_oracle`).
+Bits are compared with the formulas in NumPy (`recipes_oracle`). triton_test.py
+compares them with XLA's operations.
 """
 
 import dataclasses
@@ -19,22 +19,18 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import blocking
 from jaxplugin.core import targets
-from jaxplugin.lab.compilation import deviceless
+from jaxplugin.explanation import deviceless
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing.oracles import quantization_cases
 from jaxplugin.testing.oracles import recipes_oracle
 
 MXFP8, MXFP4, NVFP4 = jp.MXFP8, jp.MXFP4, jp.NVFP4
-H200, B200 = (targets.named_target(name) for name in ("h200", "b200"))
-# Those that each recipe can be asked to do, and all at once.
-TRANSFORMED = {"hadamard": 16}
-SQUARE = {"square": True}
+H200 = targets.named_target("h200")
 CHOSEN = {"four_over_six": True}
-STOCHASTIC = {"stochastic": True}
-ALL = {"hadamard": 32, **SQUARE, **STOCHASTIC}
 
 
 def manner(format, axis, ndim=2, **fields):
@@ -42,160 +38,21 @@ def manner(format, axis, ndim=2, **fields):
   return operands.Manner(format=format, along=along, **fields)
 
 
-def quantizer(format, axis, stochastic=False, square=False, **fields):
-  """A function of a matrix."""
-  if square:
-    fields["square"] = (1 - axis,)
-  key = jax.random.key(np.uint32(0x87654321)) if stochastic else None
-  found = manner(format, axis, **fields)
-  return lambda x: operands.quantize(x, found, key)
-
-
-@quantization_lowerings.needs_triton
-class BitwiseTest(quantization_lowerings.InterpretedTestCase):
-  @parameterized.product(
-    case=(
-      (MXFP8, TRANSFORMED),
-      (MXFP8, SQUARE),
-      (MXFP8, STOCHASTIC),
-      (jp.MXFP8_E5M2, STOCHASTIC),
-      (jp.MXFP6_E2M3, ALL),
-      (MXFP4, {"hadamard": 2}),
-      (MXFP4, {"hadamard": 64}),
-      (MXFP4, {**STOCHASTIC, "scale_rounding": "floor"}),
-      (MXFP4, ALL),
-      (NVFP4, TRANSFORMED),
-      (NVFP4, SQUARE),
-      (NVFP4, STOCHASTIC),
-      (NVFP4, CHOSEN),
-      (NVFP4, {**ALL, **CHOSEN}),
-      (NVFP4, {"scale_up": True, **STOCHASTIC}),
-    ),
-    axis=(0, 1),
-  )
-  @pytest.mark.sample(1)
-  def test_bits_of_all_kinds_of_numbers(self, case, axis):
-    format, fields = case
-    self.assert_same_bits(
-      quantizer(format, axis, **fields),
-      quantization_lowerings.numbers((75, 128)[:: 2 * axis - 1], np.float32),
-    )
-
-  @parameterized.product(
-    format=(MXFP8, MXFP4, NVFP4), fields=(STOCHASTIC, SQUARE, TRANSFORMED)
-  )
-  @pytest.mark.sample(1)
-  def test_bits_of_bf16(self, format, fields):
-    self.assert_same_bits(
-      quantizer(format, 1, **fields),
-      quantization_lowerings.numbers((40, 96), jnp.bfloat16),
-    )
-
-  @pytest.mark.full
-  def test_every_scale_is_chosen_and_rounded_as_by_operations(self):
-    # 8 binades of global scales' worth below the largest block: scales that
-    # are zero, subnormal and normal; each number alone and next to a tie.
-    rng = np.random.default_rng(8)
-    x = rng.normal(size=(64, 256)) * 2.0 ** rng.integers(-30, 1, (64, 256))
-    x *= np.repeat(2.0 ** rng.integers(-12, 1, (64, 16)), 16, 1)
-    x[::2] = np.round(x[::2] * 64) / 64
-    up = {"scale_up": True}
-    for fields in (CHOSEN, {**CHOSEN, **STOCHASTIC}, up, {**CHOSEN, **up}):
-      self.names.clear()
-      self.assert_same_bits(
-        quantizer(NVFP4, 1, **fields), jnp.asarray(x.astype(np.float32))
-      )
-
-  @parameterized.parameters(1e-40, 1e-30, 1e-10, 1.0, 1e36)
-  @pytest.mark.sample(1)
-  def test_tensors_of_any_size(self, size):
-    x = np.random.default_rng(9).normal(size=(33, 64)) * size
-    x = jnp.asarray(x.astype(np.float32))
-    for fields in (STOCHASTIC, CHOSEN):
-      if size == 1e-40 and fields is CHOSEN:
-        continue  # XLA:CPU flushes numerators that are subnormal
-      self.names.clear()
-      self.assert_same_bits(quantizer(NVFP4, 1, **fields), x)
-
-  @parameterized.parameters(1.0, 0.37, 2.0**-65, 1e-40, 3e38, 0.0, np.nan)
-  @pytest.mark.sample(1)
-  def test_given_global_scale_with_a_key(self, global_scale):
-    def quantize(x):
-      return jax.jit(
-        lambda x, g: jp.quantize(
-          x, NVFP4, global_scale=g, key=jax.random.key(1)
-        )
-      )(x, global_scale)
-
-    self.assert_same_bits(
-      quantize, quantization_lowerings.numbers((7, 96), np.float32)
-    )
-    self.assertEqual(self.names, ["quantize_nvfp4_stochastic_8x128"])
-
-  def test_raw_keys_and_merged_dimensions(self):
-    along = blocking.Blocking(dims=(2, 0), lead=(1,), multiple=64)
-    found = operands.Manner(format=MXFP4, along=along, hadamard=64, square=(1,))
-    key = jax.random.PRNGKey(7)
-    self.assert_same_bits(
-      lambda x: operands.quantize(x, found, key),
-      quantization_lowerings.numbers((5, 45, 12), np.float32),
-    )
-
-  @parameterized.parameters(((0, 2), 1), ((1, 0), 2), ((2,), 1), ((1,), 2))
-  @pytest.mark.sample(1)
-  def test_squares_of_a_batch_do_not_mix(self, square, axis):
-    x = quantization_lowerings.numbers((3, 40, 64)[:: 2 * axis - 3], np.float32)
-    lead = tuple(d for d in range(3) if d not in (*square, axis))
-    found = manner(NVFP4, axis, 3, square=square)
-    refusal = triton.supports(problem_of(found, x.shape), H200)
-    lies_beside = square in ((2,), (1,))
-    self.assertEqual(refusal is None, lies_beside, (lead, refusal))
-    if lies_beside:
-      self.assert_same_bits(lambda x: operands.quantize(x, found), x)
-    else:
-      self.assertRegex(refusal.reason, "square blocks over the last")
-
-
-def pair(format, case):
-  """The manners that an activation is quantized in, or a gradient."""
-  wgrad = 32 if format is MXFP4 else 16
-  dgrad = 32 if format is MXFP4 and case == "gradient" else None
+def pair(format, *sizes):
+  """Returns two manners, with the sizes of their Hadamard transforms."""
   return tuple(
-    operands.Manner(
-      format=format,
-      along=blocking.Blocking(dims=dims, lead=lead, multiple=32),
-      hadamard=size,
-      four_over_six=format is NVFP4 and case == "chosen",
-    )
-    for dims, lead, size in (((2,), (0, 1), dgrad), ((0, 1), (2,), wgrad))
+    quantization_cases.manner(format, dims, 3, 32, hadamard=size)
+    for dims, size in zip(((2,), (0, 1)), sizes, strict=True)
   )
 
 
 @quantization_lowerings.needs_triton
 class BothTest(quantization_lowerings.InterpretedTestCase):
-  @parameterized.product(
-    format=(MXFP8, MXFP4, NVFP4), case=("gradient", "activation", "chosen")
-  )
-  @pytest.mark.sample(1)
-  def test_both_from_one_read(self, format, case):
-    if case == "chosen" and format is not NVFP4:
-      self.skipTest("a choice between 6 and 4 is NVFP4's")
-    key = jax.random.key(13)
-    keys = (None, None)
-    if case == "gradient":
-      keys = tuple(jax.random.fold_in(key, i) for i in range(2))
-    self.assert_same_bits(
-      lambda x: operands.quantize_all(x, pair(format, case), keys),
-      quantization_lowerings.numbers((2, 21, 96), np.float32),
-    )
-    self.assertLen(self.names, 2 if format is NVFP4 else 1)
-    self.assertStartsWith(self.names[-1], f"quantize_both_{format.name}")
-
   @parameterized.parameters(0, 1)
   @pytest.mark.full
   def test_key_of_what_is_not_used_goes_with_it(self, used):
     keys = tuple(jax.random.key(i) for i in range(2))
-    manners = pair(MXFP4, "gradient")
+    manners = pair(MXFP4, 32, 32)
 
     def quantize(x, *keys):
       return operands.quantize_all(x, manners, keys)[used]
@@ -212,7 +69,7 @@ class BothTest(quantization_lowerings.InterpretedTestCase):
 
   @pytest.mark.full
   def test_each_entry_of_a_vmap_is_as_alone(self):
-    manners = pair(NVFP4, "activation")
+    manners = pair(NVFP4, None, 16)
     quantize = lambda x: operands.quantize_all(x, manners, (None, None))
     x = quantization_lowerings.numbers((3, 2, 32, 64), np.float32)
     mapped = jax.vmap(quantize)(x)
@@ -331,7 +188,7 @@ class RecipeTest(parameterized.TestCase):
         step(RECIPES[recipe]), x, w, jax.random.key(0), target=target
       )
     quantized = [q for q in found.quantizations if q.operation != "dequantize"]
-    # Weights, of which nothing is kept, in each pass.
+    # Weights have no residual and are quantized in each pass.
     self.assertLen(quantized, 4)
     for each in quantized:
       self.assertEqual(each.implementation, "triton", each)
@@ -360,7 +217,7 @@ class RecipeTest(parameterized.TestCase):
         "key_impl": "threefry2x32",
         "is_partitionable": False,
       },
-      "needs jax_threefry_partitionable .*it is off",
+      "with jax_threefry_partitionable, it is off",
     ),
   )
   def test_refusals_say_why(self, fields, reason):
@@ -369,11 +226,18 @@ class RecipeTest(parameterized.TestCase):
     )
     self.assertRegex(triton.supports(problem, H200).reason, reason)
 
+  @parameterized.parameters(((0, 2), 1), ((1, 0), 2))
+  def test_squares_that_do_not_lie_last_are_refused(self, square, axis):
+    found = manner(NVFP4, axis, 3, square=square)
+    shape = (3, 40, 64)[:: 2 * axis - 3]
+    refusal = triton.supports(problem_of(found, shape), H200)
+    self.assertRegex(refusal.reason, "other side of squares to lie last")
+
   def test_choice_under_a_given_global_scale_is_refused(self):
     found = manner(NVFP4, 1, **CHOSEN)
     problem = problem_of(found, (64, 128), has_global_scale=True)
     self.assertRegex(
-      triton.supports(problem, H200).reason, "computes the global scale"
+      triton.supports(problem, H200).reason, "that it computes, got one"
     )
 
   def test_key_of_another_kind_and_another_mode_get_operations(self):
@@ -396,7 +260,7 @@ X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
 @quantization_lowerings.needs_compiler
 class OptimizedTest(parameterized.TestCase):
-  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+  """Programs that XLA's GPU compiler emits without a GPU."""
 
   @parameterized.product(
     name=("h200", "b200"), case=((MXFP4, 1), (NVFP4, 2)), axis=(0, 1)

@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quantize` by Triton kernels: its bits in the interpreter, and its modules.
 
-What is right is found in api_mx_test.py and
-api_nvfp4_test.py; here the bits are compared with those of the
-operations (`quantization_lowerings.InterpretedTestCase`).
+The bits are compared with XLA's operations, in Triton's interpreter.
+api_mx_test.py and api_nvfp4_test.py compare the operations with NumPy.
 """
 
 import dataclasses
 import functools
-import itertools
 import re
 import sys
 from unittest import mock
@@ -33,12 +31,17 @@ from jaxplugin.quantization.backends import triton
 from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import quantization_lowerings
+from jaxplugin.testing.oracles import quantization_cases
 
 MXFP8, MXFP8_E5M2 = formats.MXFP8, formats.MXFP8_E5M2
 MXFP4, NVFP4 = formats.MXFP4, formats.NVFP4
 P = jax.sharding.PartitionSpec
 CPU = quantization_lowerings.OPERATIONS
 H200 = targets.named_target("h200")
+CASES, MORE_CASES = (
+  quantization_cases.rows(is_full=is_full, for_triton=True)
+  for is_full in (False, True)
+)
 # One for each architecture of an NVIDIA GPU.
 NVIDIA_TARGETS = ("a100", "l40s", "h200", "b200", "b300", "rtx5090", "gb10")
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
@@ -46,94 +49,25 @@ X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 
 @quantization_lowerings.needs_triton
 class BitwiseTest(quantization_lowerings.InterpretedTestCase):
-  @parameterized.product(
-    format=formats.KNOWN,
-    case=(
-      ((3, 7, 64), -1, np.float32),
-      ((2, 160, 5), 1, jnp.bfloat16),
-      ((16, 32, 1), 1, np.float16),
-      ((544,), 0, jnp.bfloat16),
-    ),
+  def check(self, case):
+    target = targets.named_target(case.target)
+    self.assert_same_bits(case.call, case.array(), target)
+    if case.triton is not None:
+      launched = [name.rpartition("_")[0] for name in self.names]
+      self.assertCountEqual(launched, case.triton)
+
+  @parameterized.named_parameters(
+    *quantization_cases.rows(is_full=False, for_triton=True)
+  )
+  def test_kernels_have_the_bits_of_operations(self, case):
+    self.check(case)
+
+  @parameterized.named_parameters(
+    *quantization_cases.rows(is_full=True, for_triton=True)
   )
   @pytest.mark.sample(1)
-  def test_along_any_axis_of_any_shape(self, format, case):
-    shape, axis, dtype = case
-    self.assert_same_bits(
-      lambda x: quantization.quantize(x, format, axis=axis),
-      quantization_lowerings.numbers(shape, dtype),
-    )
-
-  @parameterized.product(
-    format=(MXFP8, MXFP8_E5M2, MXFP4), target=("a100", "h200")
-  )
-  @pytest.mark.sample(1)
-  def test_scales_rounded_down_with_either_cast(self, format, target):
-    self.assert_same_bits(
-      lambda x: quantization.quantize(x, format, scale_rounding="floor"),
-      quantization_lowerings.numbers((9, 96), np.float32),
-      targets.named_target(target),
-    )
-
-  @parameterized.parameters(1.0, 0.37, 2.0**-65, 1e-40, 3e38, 0.0, np.nan)
-  @pytest.mark.sample(1)
-  def test_given_global_scale(self, global_scale):
-    def quantize(x):
-      # Traced: what is no scale is refused only where it is concrete.
-      return jax.jit(
-        lambda x, g: quantization.quantize(x, NVFP4, global_scale=g)
-      )(x, global_scale)
-
-    self.assert_same_bits(
-      quantize, quantization_lowerings.numbers((7, 96), np.float32)
-    )
-    self.assertEqual(self.names, ["quantize_nvfp4_8x128"])
-
-  @parameterized.parameters(
-    *itertools.product((40, 516), (0.0, 1e-38, 1e-44, 1e36)),
-    (8200, 1.0),  # 513 tiles by 512 programs
-  )
-  @pytest.mark.sample(1)
-  def test_computed_global_scale_of_tensors_at_the_ends_of_the_range(
-    self, rows, f
-  ):
-    before = "finite_amax_16x128"
-    if rows == 40:
-      before = "global_scale_of_few_64x128"
-    x = jnp.asarray(
-      np.random.default_rng(1).normal(size=(rows, 128)).astype(np.float32) * f
-    )
-    x = x.at[-1, 0].mul(64)  # the largest is in the last tile
-    self.assert_same_bits(lambda x: quantization.quantize(x, NVFP4), x)
-    self.assertEqual(self.names, [before, "quantize_nvfp4_16x128"])
-
-  @parameterized.parameters(*formats.KNOWN)
-  @pytest.mark.sample(1)
-  def test_under_vmap(self, format):
-    # One global scale an entry: operations compute and use those.
-    given = jnp.float32(0.01) if format.has_global_scale else None
-
-    def quantize(x):
-      return jax.vmap(
-        lambda x: quantization.quantize(x, format, global_scale=given),
-        in_axes=1,
-      )(x)
-
-    self.assert_same_bits(
-      quantize, quantization_lowerings.numbers((4, 6, 64), np.float32)
-    )
-    self.assertLen(self.names, 1)
-
-  @parameterized.product(
-    format=formats.KNOWN, shape=((3, 7, 96), (130, 160), (128, 64))
-  )
-  @pytest.mark.sample(1)
-  def test_swizzled_scales_are_written_with_their_padding(self, format, shape):
-    swizzled = functools.partial(
-      quantization.quantize, format=format, scale_layout="swizzled_128x4"
-    )
-    self.assert_same_bits(
-      swizzled, quantization_lowerings.numbers(shape, np.float32)
-    )
+  def test_more_kernels_have_the_bits_of_operations(self, case):
+    self.check(case)
 
   @parameterized.product(
     format=(MXFP8, MXFP8_E5M2, NVFP4), shape=((3, 7, 96), (130, 160), (128, 64))
@@ -278,7 +212,7 @@ class LoweringTest(parameterized.TestCase):
     self.assertNotIn("triton_kernel_call", exported.mlir_module())
 
   @parameterized.parameters(
-    # Of automatic axes the partitioner says later what a device has.
+    # The partitioner assigns automatic axes later.
     (jax.sharding.AxisType.Auto, 0),
     (jax.sharding.AxisType.Explicit, 1),
   )
@@ -300,7 +234,7 @@ class LoweringTest(parameterized.TestCase):
 
 @quantization_lowerings.needs_compiler
 class OptimizedTest(parameterized.TestCase):
-  """What XLA's GPU compiler, without a GPU, makes of the lowering."""
+  """Programs that XLA's GPU compiler emits without a GPU."""
 
   def opcodes(self, text):
     """Opcodes of the entry computation's instructions."""
