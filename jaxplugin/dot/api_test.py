@@ -15,6 +15,7 @@ from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases
+from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
 
@@ -32,6 +33,11 @@ class XlaDotTest(suite.DotSuite):
 
   implementation = "xla"
   cases_per_test = 25
+
+
+class XlaRowsTest(dot_rows.DotRowsTestCase):
+  implementation = "xla"
+  in_leg = ("mxfp4 blocked along k2, nvfp4 along k1",)
 
 
 class SuiteTest(parameterized.TestCase):

@@ -29,6 +29,7 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
 from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
 pytestmark = pytest.mark.smoke
@@ -60,6 +61,19 @@ class CpuDotTest(suite.DotSuite):
   implementation = "cpu"
   cases_per_test = 25
   exact_beyond_f32 = True
+
+
+@needs_library
+class CpuRowsTest(dot_rows.DotRowsTestCase):
+  implementation = "cpu"
+  in_leg = (
+    "mxfp8 blocked along k1, mxfp4 along k1",
+    "mxfp8 blocked along k1, nvfp4 along k2",
+    "nvfp4, short block of 33 in k1",
+    "mxfp8, 1 rows by a vector, residual bfloat16",
+    *("mapped global scale", "mapped bias", "mapped residual"),
+    "mxfp4 by mxfp6_e3m2, 5 rows",
+  )
 
 
 @needs_library
@@ -104,97 +118,8 @@ class ExtremesTest(parameterized.TestCase):
 
 
 @needs_library
-class LayoutTest(parameterized.TestCase):
-  """What is brought to the handler's shapes before the call."""
-
-  def check(self, lhs, rhs, numbers, **kwargs):
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      dimension_numbers=numbers,
-      implementation="cpu",
-      **kwargs,
-    )
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    contract.assert_exact(actual, exact, contract.F32)
-
-  def operand(self, rng, format, shape, axis, storage="raw", unpadded=()):
-    case = contract.OperandCase(
-      format=format,
-      dtype=format.values_dtype,
-      shape=shape,
-      axis=axis,
-      storage=storage,
-      unpadded=unpadded,
-    )
-    return contract.make_operand(rng, case, integers=True)
-
-  @parameterized.product(
-    lhs=formats.FORMATS,
-    rhs=formats.FORMATS,
-    axes=((0, 1), (1, 0), (0, 0), (1, 1)),
-  )
-  @pytest.mark.sample(1)
-  def test_sides_blocked_along_different_dimensions_are_exact(
-    self, lhs, rhs, axes
-  ):
-    rng = np.random.default_rng(0)
-    made = [
-      self.operand(rng, lhs, (3, 32, 64), 1 + axes[0]),
-      self.operand(rng, rhs, (32, 64, 5), axes[1]),
-    ]
-    self.check(*made, (((1, 2), (0, 1)), ((), ())))
-
-  @parameterized.product(format=formats.FORMATS, axis=(0, 1), size=(33, 50))
-  @pytest.mark.sample(1)
-  def test_short_last_block_before_another_contracting_dimension(
-    self, format, axis, size
-  ):
-    rng = np.random.default_rng(size)
-    shape = [3, 3]
-    shape[axis] = size
-    other = (0, *(d for d in (1, 2) if d != 1 + axis))
-    made = [
-      self.operand(rng, format, (rows, *shape), 1 + axis, "padded", other)
-      for rows in (2, 4)
-    ]
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    self.check(*made, numbers, block_size=format.block_size)
-
-  @parameterized.product(
-    format=formats.FORMATS,
-    m=(1, 2, 5, 40),
-    epilogue=(False, True),
-    residual_dtype=("float32", "bfloat16"),
-  )
-  @pytest.mark.sample(1)
-  def test_matrix_times_vector_is_exact(
-    self, format, m, epilogue, residual_dtype
-  ):
-    rng = np.random.default_rng(m)
-    lhs = self.operand(rng, format, (2, m, 64), 2)
-    rhs = self.operand(rng, format, (2, 1, 64), 2)
-    kwargs, exact = {}, contract.dot(lhs.exact, rhs.exact)[0]
-    if epilogue:
-      residual = rng.integers(-8, 9, exact.shape)
-      kwargs = {
-        "bias": jnp.full((1,), 3.0),
-        "activation": "relu",
-        "residual": jnp.asarray(residual, residual_dtype),
-        "global_scale": 2.0,
-      }
-      exact = np.maximum(exact * 2 + 3, 0) + residual
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      implementation="cpu",
-      **kwargs,
-    )
-    contract.assert_exact(actual, exact, contract.F32)
+class LayoutTest(absltest.TestCase):
+  """The operands of the custom call."""
 
   def test_vmapped_weight_free_calls_are_one_custom_call(self):
     w = jp.quantize(jnp.ones((5, 64)), jp.NVFP4)
@@ -210,30 +135,6 @@ class LayoutTest(parameterized.TestCase):
     for operation in ("transpose", "convert", "pad", "slice"):
       self.assertNotIn(f"stablehlo.{operation} ", text)
     self.assertIn(cpu._DOT, text)
-
-  @parameterized.parameters("global_scale", "bias", "residual")
-  def test_epilogue_that_varies_under_vmap_is_exact(self, name):
-    rng = np.random.default_rng(0)
-    lhs = self.operand(rng, jp.MXFP8, (3, 64), 1)
-    rhs = self.operand(rng, jp.MXFP4, (5, 64), 1)
-    shape = {"global_scale": (4,), "bias": (4, 5), "residual": (4, 3, 5)}[name]
-    given = rng.integers(-4, 5, shape).astype(np.float32)
-    actual = jax.vmap(
-      lambda e: jp.block_scaled_dot(
-        lhs.operand,
-        rhs.operand,
-        lhs.scale,
-        rhs.scale,
-        implementation="cpu",
-        **{name: e},
-      )
-    )(jnp.asarray(given))
-    exact = contract.dot(lhs.exact, rhs.exact)[0]
-    expand = given[:, None, None] if name == "global_scale" else given
-    if name == "bias":
-      expand = given[:, None, :]
-    exact = exact * expand if name == "global_scale" else exact + expand
-    contract.assert_exact(actual, exact, contract.F32)
 
 
 @needs_library

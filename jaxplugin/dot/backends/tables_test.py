@@ -206,57 +206,153 @@ class ChooseTest(parameterized.TestCase):
     self.assertEqual(decision.implementation, "xla")
 
 
-class MisfitTest(parameterized.TestCase):
+def both(**changes):
+  return dot_tables.table(
+    dot_tables.faster(), dot_tables.faster(m=1024), **changes
+  )
+
+
+def with_source(name="triton", **changes):
+  return both(**dot_tables.source_of(both(), name, **changes))
+
+
+def with_toolchain(*toolchain):
+  return with_source(toolchain=toolchain)
+
+
+def with_device(**changes):
+  device = fitting.device_of(dot_tables.H200)
+  return both(device=dataclasses.replace(device, **changes))
+
+
+def with_config(changes, without=()):
+  """A table whose second row has another config."""
+  config = dict(dot_tables.tiles()) | changes
+  fields = records.fields_of(
+    "config", {k: v for k, v in config.items() if k not in without}
+  )
+  return dot_tables.table(
+    dot_tables.faster(), dot_tables.faster(fields, m=1024)
+  )
+
+
+def with_problem(**changes):
+  good = dot_tables.faster()
+  fields = records.fields_of("problem", dict(good.problem) | changes)
+  return dot_tables.table(
+    dot_tables.faster(m=1024), dataclasses.replace(good, problem=fields)
+  )
+
+
+def b200(cudnn):
+  return targets.named_target("b200", cudnn=cudnn)
+
+
+def of_cudnn():
+  way = ("cudnn", 20.0, ()), ("xla", 10.0, ())
+  problem = dot_tables.problem(lhs=jp.MXFP8, rhs=jp.MXFP8)
+  return dot_tables.table(dot_tables.row(problem, *way), target=b200("9.13"))
+
+
+OTHER_DEVICE = "it was measured on .*, the target is NVIDIA H200"
+UNKNOWN = targets.Target(name="unknown cuda device", platform="cuda")
+# Whole tables about something else: (claim, table, words of the reason,
+# target).
+MISFITS = (
+  ("other sources", lambda: with_source(kernels="0" * 64),
+   "implementation triton: its kernels are others .*000000000000, here"
+   ".*measure again, by python -m jaxplugin tune"),
+  ("no sources", lambda: with_source(kernels=None), "sources none, here"),
+  ("another jax-triton",
+   lambda: with_toolchain(("jax-triton", "0.0.1"), ("triton", "9.9.9")),
+   "with jax-triton 0.0.1"),
+  ("no toolchain", with_toolchain, "with jax-triton unknown, here is"),
+  ("a library that is not here", lambda: with_toolchain(("cutlass", "4.2")),
+   "with cutlass 4.2, here is none"),
+  ("another kind", lambda: with_device(kind="other"), OTHER_DEVICE),
+  ("another architecture", lambda: with_device(architecture="other"),
+   OTHER_DEVICE),
+  ("other cores", lambda: with_device(core_count=133), OTHER_DEVICE),
+  ("unknown target", both, "of which too little is known", UNKNOWN),
+  ("other buckets", lambda: both(bucketed="n"), "its buckets are of n"),
+  ("unknown implementation",
+   lambda: both(sources=(("acme", records.Source()), *both().header.sources)),
+   "implementation acme: there is no such backend here"),
+  ("another cuDNN", of_cudnn, "cudnn 9.13.0, here is 9.14.0", b200("9.14")),
+  ("no cuDNN", of_cudnn, "made of here is not known", b200(None)),
+  ("a config without a field",
+   lambda: with_config({}, without=("num_warps",)),
+   "row 2: .*must have block_k"),
+  ("a config of xla", lambda: dot_tables.table(dot_tables.row(
+    dot_tables.problem(),
+    ("triton", 20.0, ()), ("xla", 10.0, (("fast", True),)),
+  )), "xla cannot compute .*it takes no config"),
+)  # fmt: skip
+# Configs of the second row, and words of the reason.
+WRONG_CONFIGS = (
+  ({"block_n": 96}, "must be powers of two"),
+  ({"block_m": 8}, "at least 16"),
+  ({"block_k": -64}, "powers of two"),
+  ({"block_m": 4096, "block_n": 4096}, "may need"),
+  ({"num_warps": 64}, "num_warps must be 1 to 16"),
+  ({"num_stages": 0}, "must be positive"),
+  ({"block_m": "64"}, "block_m must be a whole number"),
+  ({"block_m": True}, "block_m must be a whole number"),
+  ({"swap": 1}, "swap must be true or false, got 1"),
+  ({"path": "tensor"}, "path must be one of"),
+  ({"path": None}, "path must be one of"),
+  ({"path": "native", "block_k": 128}, "both operands must"),
+  ({"block_q": 1}, "must have block_k.*got .*block_q"),
+  ({"path": "small_m", "block_k": 128}, "swap must"),
+)
+WRONG_PROBLEMS = (
+  ({"lhs": "int4"}, "lhs must be one of"),
+  ({"batch": 1}, "it is not how .* is written"),  # the default is left out
+  ({"color": "red"}, "a problem of the dot has no color"),
+  ({"k": None}, "k must be a positive number"),
+)
+# Tables that no decision mentions.
+SILENT_MISFITS = (
+  ("another platform", lambda: with_device(platform="other"), OTHER_DEVICE),
+  ("another operation", lambda: both(operation="ragged_dot"),
+   "it is about ragged_dot, not block_scaled_dot"),
+)  # fmt: skip
+
+
+class MisfitTest(absltest.TestCase):
   """Tables that are whole and about something else are refused whole."""
 
-  def refused(self, table_, message, target=dot_tables.H200, is_told=True):
-    fit = fitting.misfit(table_, backends.OPERATION, target)
-    self.assertRegex(fit, message)
-    decision = choose(table_, target=target)
-    self.assertEqual(decision.implementation_from, "rule")
-    self.assertEqual(decision.config_from, "rule")
-    notes = [n for n in decision.notes if n.startswith("overlay is not used: ")]
-    self.assertLen(notes, int(is_told), decision.notes)
-    if is_told:
-      self.assertRegex(notes[0], message)
-
-  def both(self, **changes):
-    return dot_tables.table(
-      dot_tables.faster(), dot_tables.faster(m=1024), **changes
-    )
+  def check(self, claim, make, message, target=dot_tables.H200, is_told=True):
+    with self.subTest(claim):
+      table = make()
+      fit = fitting.misfit(table, backends.OPERATION, target)
+      self.assertRegex(fit, message)
+      decision = choose(table, target=target)
+      self.assertEqual(decision.implementation_from, "rule")
+      self.assertEqual(decision.config_from, "rule")
+      words = "overlay is not used: "
+      notes = [n for n in decision.notes if n.startswith(words)]
+      self.assertLen(notes, int(is_told), decision.notes)
+      if is_told:
+        self.assertRegex(notes[0], message)
 
   def test_the_same_table_fits(self):
-    made = self.both()
-    self.assertEqual(
-      fitting.misfit(made, backends.OPERATION, dot_tables.H200), ""
-    )
+    for made, target in ((both(), dot_tables.H200), (of_cudnn(), b200("9.13"))):
+      self.assertEqual(fitting.misfit(made, backends.OPERATION, target), "")
 
-  def test_kernels_of_other_sources(self):
-    made = self.both()
-    self.refused(
-      self.both(**dot_tables.source_of(made, "triton", kernels="0" * 64)),
-      "implementation triton: its kernels are others .*000000000000, here"
-      ".*measure again, by python -m jaxplugin tune",
-    )
+  def test_a_table_of_something_else_is_refused_with_the_reason(self):
+    for row in MISFITS:
+      self.check(*row)
+    for changes, words in WRONG_CONFIGS:
+      message = f"row 2: triton cannot compute .* with .*{words}"
+      self.check(str(changes), lambda c=changes: with_config(c), message)
+    for changes, words in WRONG_PROBLEMS:
+      make = lambda changes=changes: with_problem(**changes)
+      self.check(str(changes), make, f"row [12]: {words}")
 
-  def test_kernels_where_there_were_none(self):
-    made = self.both()
-    self.refused(
-      self.both(**dot_tables.source_of(made, "triton", kernels=None)),
-      "sources none, here",
-    )
-
-  @parameterized.parameters(
-    ((("jax-triton", "0.0.1"), ("triton", "9.9.9")), "with jax-triton 0.0.1"),
-    ((), "with jax-triton unknown, here is"),
-    ((("cutlass", "4.2"),), "with cutlass 4.2, here is none"),
-  )
-  def test_another_toolchain(self, toolchain, message):
-    made = self.both()
-    self.refused(
-      self.both(**dot_tables.source_of(made, "triton", toolchain=toolchain)),
-      message,
-    )
+  def test_a_table_of_another_platform_or_operation_is_refused_silently(self):
+    for row in SILENT_MISFITS:
+      self.check(*row, is_told=False)
 
   def test_ptxas_counts_where_kernels_depend_on_it(self):
     def told(name, ptxas):
@@ -281,120 +377,14 @@ class MisfitTest(parameterized.TestCase):
       real = dataclasses.replace(named, name=device.kind)
       self.assertEqual(fitting.device_of(real), device)
 
-  @parameterized.parameters("kind", "architecture", "core_count", "platform")
-  def test_another_device(self, name):
-    device = fitting.device_of(dot_tables.H200)
-    value = 133 if name == "core_count" else "other"
-    changed = dataclasses.replace(device, **{name: value})
-    self.refused(
-      self.both(device=changed),
-      "it was measured on .*, the target is NVIDIA H200",
-      is_told=name != "platform",
-    )
-
-  def test_a_target_of_which_too_little_is_known(self):
-    unknown = targets.Target(name="unknown cuda device", platform="cuda")
-    self.refused(self.both(), "of which too little is known", target=unknown)
-
-  def test_another_operation(self):
-    self.refused(
-      self.both(operation="ragged_dot"),
-      "it is about ragged_dot, not block_scaled_dot",
-      is_told=False,
-    )
-
-  def test_other_buckets(self):
-    self.refused(self.both(bucketed="n"), "its buckets are of n")
-
-  def test_an_implementation_that_is_not_there(self):
-    made = self.both()
-    sources = (("acme", records.Source()), *made.header.sources)
-    self.refused(
-      self.both(sources=sources),
-      "implementation acme: there is no such backend here",
-    )
-
-  def test_a_library_that_is_not_there(self):
-    cudnn = targets.named_target("b200", cudnn="9.13")
-    way = ("cudnn", 20.0, ()), ("xla", 10.0, ())
-    made = dot_tables.table(
-      dot_tables.row(dot_tables.problem(lhs=jp.MXFP8, rhs=jp.MXFP8), *way),
-      target=cudnn,
-    )
-    self.assertEqual(fitting.misfit(made, backends.OPERATION, cudnn), "")
-    other = targets.named_target("b200", cudnn="9.14")
-    self.refused(made, "cudnn 9.13.0, here is 9.14.0", target=other)
-    without = targets.named_target("b200")
-    self.refused(made, "made of here is not known", target=without)
-
-  @parameterized.named_parameters(
-    ("tile_is_no_power_of_two", {"block_n": 96}, "must be powers of two"),
-    ("tile_is_too_small", {"block_m": 8}, "at least 16"),
-    ("tile_is_negative", {"block_k": -64}, "powers of two"),
-    ("tile_is_too_large", {"block_m": 4096, "block_n": 4096}, "may need"),
-    ("warps_beyond_a_block", {"num_warps": 64}, "num_warps must be 1 to 16"),
-    ("no_stages", {"num_stages": 0}, "must be positive"),
-    ("number_is_text", {"block_m": "64"}, "block_m must be a whole number"),
-    ("number_is_true", {"block_m": True}, "block_m must be a whole number"),
-    ("flag_is_a_number", {"swap": 1}, "swap must be true or false, got 1"),
-    ("unknown_path", {"path": "tensor"}, "path must be one of"),
-    ("path_is_null", {"path": None}, "path must be one of"),
-    (
-      "path_of_other_hardware",
-      {"path": "native", "block_k": 128},
-      "both operands must",
-    ),
-    ("more_fields", {"block_q": 1}, "must have block_k.*got .*block_q"),
-    ("small_m_not_swapped", {"path": "small_m", "block_k": 128}, "swap must"),
-  )
-  def test_a_config_that_kernels_do_not_allow(self, changes, message):
-    config = records.fields_of("config", dict(dot_tables.tiles()) | changes)
-    self.refused(
-      dot_tables.table(dot_tables.faster(), dot_tables.faster(config, m=1024)),
-      f"row 2: triton cannot compute .* with .*{message}",
-    )
-
-  def test_a_config_without_a_field(self):
-    config = tuple(
-      field for field in dot_tables.tiles() if field[0] != "num_warps"
-    )
-    self.refused(
-      dot_tables.table(dot_tables.faster(config)), "row 1: .*must have block_k"
-    )
-
-  def test_a_config_of_an_implementation_that_takes_none(self):
-    bad = dot_tables.row(
-      dot_tables.problem(),
-      ("triton", 20.0, ()),
-      ("xla", 10.0, (("fast", True),)),
-    )
-    self.refused(
-      dot_tables.table(bad), "xla cannot compute .*it takes no config"
-    )
-
-  @parameterized.parameters(
-    ({"lhs": "int4"}, "lhs must be one of"),
-    ({"batch": 1}, "it is not how .* is written"),  # the default is left out
-    ({"color": "red"}, "a problem of the dot has no color"),
-    ({"k": None}, "k must be a positive number"),
-  )
-  def test_a_problem_that_the_dot_does_not_have(self, changes, message):
-    good = dot_tables.faster()
-    fields = records.fields_of("problem", dict(good.problem) | changes)
-    bad = dataclasses.replace(good, problem=fields)
-    self.refused(
-      dot_tables.table(dot_tables.faster(m=1024), bad), f"row [12]: {message}"
-    )
-
   def test_no_row_of_a_refused_table_is_used(self):
     """The broken row is about another problem than the one that is asked."""
     config = records.fields_of(
       "config", dict(dot_tables.tiles()) | {"block_m": 8}
     )
-    made = dot_tables.table(
-      dot_tables.XLA_FASTER, dot_tables.faster(config, m=1024)
-    )
-    self.refused(made, "row 2")
+    broken = dot_tables.faster(config, m=1024)
+    table = dot_tables.table(dot_tables.XLA_FASTER, broken)
+    self.check("broken second row", lambda: table, "row 2")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from jaxplugin.dot.backends import triton
 from jaxplugin.runtime import triton_library
 from jaxplugin.testing import contract
 from jaxplugin.testing import interpreted
+from jaxplugin.testing.dot_suite import dot_rows
 
 needs_interpreter = interpreted.needs_interpreter
 
@@ -67,40 +68,29 @@ class DescribedTest(interpreted.RecordedTestCase):
 
 
 @needs_interpreter
-class BlocksTest(interpreted.RecordedTestCase):
-  """Sides that are blocked along different contracting dimensions."""
+class HopperRowsTest(interpreted.RecordedTestCase, dot_rows.DotRowsTestCase):
+  implementation = "triton"
+  target = targets.named_target("h200")
+  in_leg = ("mxfp6_e2m3 by mxfp6_e3m2, 5 rows",)
 
-  @parameterized.product(name=("h200", "b200"), axes=((1, 2), (2, 1)))
-  @pytest.mark.sample(2)
-  def test_short_blocks_are_padded_where_rhs_has_them(self, name, axes):
-    rng = np.random.default_rng(0)
-    sides = []
-    for format, rows, axis in zip(
-      (jp.MXFP4, jp.MXFP8), (3, 5), axes, strict=True
-    ):
-      case = contract.OperandCase(
-        format=format, dtype=format.values_dtype, shape=(rows, 6, 20), axis=axis
-      )
-      sides.append(contract.make_operand(rng, case, integers=True))
-    lhs, rhs = sides
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    with jp.use_target(targets.named_target(name)):
-      result = jp.block_scaled_dot(
-        lhs.operand,
-        rhs.operand,
-        lhs.scale,
-        rhs.scale,
-        dimension_numbers=numbers,
-        block_size=32,
-        implementation="triton",
-      )
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    contract.assert_exact(result, exact, result.dtype)
-    # The blocked dimension is padded to 32, and lhs dequantized.
-    (launch,) = self.launched
-    other = {1: 20, 2: 6}[axes[1]]
-    self.assertEqual(dict(launch.constexprs)["TILING"].shape.k, 32 * other)
-    self.assertIn("_f32_mxfp8_", launch.name)
+  def dot(self, *args, **kwargs):
+    with jp.use_target(self.target):
+      return super().dot(*args, **kwargs)
+
+  def test_lhs_is_dequantized_and_short_blocks_of_rhs_are_padded(self):
+    for axes, other in (((1, 2), 6), ((2, 1), 20)):
+      self.launched.clear()
+      self.check(f"short blocks in k{axes[0]} and in k{axes[1]}")
+      (launch,) = self.launched
+      # The blocked dimension is padded to 32.
+      tiling = dict(launch.constexprs)["TILING"]
+      self.assertEqual(tiling.shape.k, 32 * other)
+      self.assertIn("_f32_mxfp8_", launch.name)
+
+
+@needs_interpreter
+class BlackwellRowsTest(HopperRowsTest):
+  target = targets.named_target("b200")
 
 
 @needs_interpreter
@@ -148,6 +138,18 @@ class PreparedTest(interpreted.RecordedTestCase):
       magnitude = magnitude * np.float64(w.global_scale)
     contract.assert_within(
       result, exact, contract.DOT_BOUND * magnitude, result.dtype
+    )
+
+  @parameterized.product(format=dot_rows.FP6, name=("h200", "b200"))
+  @pytest.mark.sample(1)
+  def test_prepared_mxfp6_gives_the_same_bits(self, format, name):
+    x = np.random.default_rng(5).normal(size=(5, 160)).astype(np.float32)
+    w = self.weight(format, (33, 160))
+    prepared = jp.prepare_weights(w, targets.named_target(name))
+    is_swizzled = prepared.scale_layout == "swizzled_128x4"
+    self.assertEqual(is_swizzled, name == "b200")
+    np.testing.assert_array_equal(
+      self.dot(x, prepared, name), self.dot(x, w, name)
     )
 
   @parameterized.parameters((jp.MXFP8, 130), (jp.NVFP4, 5))

@@ -22,6 +22,7 @@ from jaxplugin.dot.plugins import registry
 from jaxplugin.tables import fitting
 from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
+from jaxplugin.testing.dot_suite import dot_rows
 
 CPU = jp.detect_target("cpu")
 
@@ -235,63 +236,30 @@ class ViewTest(BackendTestCase):
     self.assertContainsSubset({"lhs", "format", "values", "m"}, seen)
 
 
-class EmitTest(BackendTestCase):
-  """Both ways to write one against f64, over what makes them differ."""
+class GeneralRowsTest(dot_rows.DotRowsTestCase):
+  """A backend that multiplies in the call's own dimensions."""
 
-  @parameterized.product(
-    emit=(by_general_dot, by_rows),
-    case=tuple(range(6)),
+  implementation = "acme"
+  emit = staticmethod(by_general_dot)
+  in_leg = ("mixed dimensions, global scale (2, 2, 3, 4, 5)",)
+
+  def setUp(self):
+    super().setUp()
+    jp.register_backend(backend(self.emit))
+    self.addCleanup(jp.backends.unregister_backend, "acme")
+
+
+class MatrixRowsTest(GeneralRowsTest):
+  """A backend that multiplies three-dimensional arrays."""
+
+  emit = staticmethod(by_rows)
+  in_leg = (
+    "mixed dimensions, global scale (2, 2, 1, 4, 1)",
+    "mxfp8 blocked along k2, mxfp4 along k1",
   )
-  @pytest.mark.sample(1)
-  def test_result_is_that_of_the_formula(self, emit, case):
-    self.register(emit)
-    rng = np.random.default_rng(case)
-    # lhs (b0, m0, k, b1, m1), rhs (n0, b1, k, b0): all dimensions mixed.
-    lhs = operand(jp.MXFP8, (2, 3, 64, 2, 4), axis=2)
-    rhs = operand(jp.MXFP4, (5, 2, 64, 2), axis=2)
-    numbers = (((2,), (2,)), ((0, 3), (3, 1)))
-    shape = (2, 2, 3, 4, 5)
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    wanted = [
-      (1, 1, 1, 1, 1), shape, (2, 1, 1, 1, 1), (1, 1, 3, 1, 5),
-      (2, 2, 1, 4, 1), (1, 2, 3, 4, 1),
-    ][case]  # fmt: skip
-    scale = np.exp2(rng.integers(-3, 4, wanted)).astype(np.float32)
-    bias = rng.integers(-9, 9, 5).astype(np.float32)
-    residual = rng.integers(-9, 9, shape).astype(np.float32)
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      scale,
-      dimension_numbers=numbers,
-      bias=bias,
-      activation="relu",
-      residual=residual,
-      implementation="acme",
-    )
-    expected = np.maximum(exact * scale + bias, 0) + residual
-    contract.assert_exact(actual, expected, contract.F32)
 
-  @parameterized.parameters((2, 2), (1, 1), (1, 2), (2, 1))
-  @pytest.mark.sample(1)
-  def test_several_contracting_dimensions_are_rows_too(self, *axes):
-    self.register(by_rows)
-    lhs = operand(jp.MXFP8, (3, 64, 32), axis=axes[0])
-    rhs = operand(jp.MXFP4, (5, 64, 32), axis=axes[1])
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      dimension_numbers=numbers,
-      implementation="acme",
-    )
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    contract.assert_exact(actual, exact, contract.F32)
 
+class EmitTest(BackendTestCase):
   def test_empty_calls_never_reach_it(self):
     self.register(lambda call: 1 / 0)
     x = operand(jp.MXFP8, (3, 0), storage="scaled_array").operand
