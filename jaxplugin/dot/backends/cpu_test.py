@@ -8,6 +8,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import itertools
 import pathlib
 import tempfile
 from unittest import mock
@@ -171,28 +172,22 @@ class GateTest(parameterized.TestCase):
     refusal = cpu.supports(problem, target)
     return None if refusal is None else refusal.reason
 
-  @parameterized.product(lhs=formats.KNOWN, rhs=formats.KNOWN)
-  def test_every_pair_of_formats_is_served_and_chosen(self, lhs, rhs):
-    problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
-    self.assertIsNone(self.reason(problem))
-    decision = backends.choose(problem, self.TARGET)
-    self.assertEqual(decision.implementation, "cpu")
+  def test_every_pair_of_formats_is_served_and_chosen(self):
+    for lhs, rhs in itertools.product(formats.KNOWN, repeat=2):
+      problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
+      self.assertIsNone(self.reason(problem))
+      decision = backends.choose(problem, self.TARGET)
+      self.assertEqual(decision.implementation, "cpu")
 
   def test_only_a_symbolic_k_is_refused(self):
     sizes = {"batch": None, "m": None, "n": None}
     self.assertIsNone(self.reason(make_problem(**sizes)))
     self.assertIn("static k", self.reason(make_problem(k=None)))
 
-  def test_format_of_another_block_size_is_refused_by_name(self):
-    other = formats.BlockFormat(
-      name="odd",
-      values_dtype=formats.E4M3,
-      scale_dtype=formats.E8M0,
-      block_size=64,
-    )
+  def test_other_formats_are_refused_by_name(self):
+    other = dataclasses.replace(jp.MXFP8, name="odd", block_size=64)
     self.assertRegex(self.reason(make_problem(other)), "mxfp8, .* got odd")
-
-  def test_format_that_the_kernels_were_not_compiled_for_is_refused(self):
+    # A format that the kernels were not compiled for.
     without = {f: n for f, n in cpu_library.FORMATS.items() if f != jp.MXFP8}
     with mock.patch.object(cpu_library, "FORMATS", without):
       self.assertRegex(
@@ -208,25 +203,21 @@ class GateTest(parameterized.TestCase):
     reason = self.reason(make_problem(), jp.named_target("cpu"))
     self.assertIn("detect_target", reason)
 
-  @parameterized.product(lhs=(1, 2), rhs=(1, 2))
-  @pytest.mark.sample(1)
-  def test_note_tells_that_lhs_is_dequantized_where_blocks_do_not_pair_up(
-    self, lhs, rhs
-  ):
+  def test_note_tells_that_lhs_is_dequantized_if_blocks_do_not_pair_up(self):
     x = jnp.ones((3, 32, 32))
-    sides = (jp.quantize(x, jp.MXFP8, axis=axis) for axis in (lhs, rhs))
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    f = functools.partial(jp.block_scaled_dot, dimension_numbers=numbers)
-    (dot,) = explained = jp.explain(f, *sides, target=self.TARGET)
-    self.assertEqual(dot.decision.implementation, "cpu")
     note = (
       "the sides are blocked along different dimensions, so lhs is dequantized"
       " first: a whole f32 copy, and only values in f32's normal range are"
       " exact"
     )
-    notes = () if lhs == rhs else (note,)
-    self.assertEqual(dot.decision.notes, notes)
-    self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
+    f = functools.partial(jp.block_scaled_dot, dimension_numbers=dot_rows.TWO_K)
+    sides = {axis: jp.quantize(x, jp.MXFP8, axis=axis) for axis in (1, 2)}
+    for lhs, rhs in itertools.product(sides, repeat=2):
+      args = sides[lhs], sides[rhs]
+      (dot,) = explained = jp.explain(f, *args, target=self.TARGET)
+      self.assertEqual(dot.decision.implementation, "cpu")
+      self.assertEqual(dot.decision.notes, () if lhs == rhs else (note,))
+      self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
 
   def test_one_side_without_blocks_needs_no_note(self):
     plain = problems.OperandProblem(format=None, dtype=contract.F32)
@@ -289,26 +280,20 @@ class LibraryTest(parameterized.TestCase):
     self.addCleanup(directory.cleanup)
     self.directory = pathlib.Path(directory.name)
 
-  def write_header(self, major, minor):
-    header = self.directory / library.API_HEADER
-    header.parent.mkdir(parents=True, exist_ok=True)
-    header.write_text(
-      f"#define XLA_FFI_API_MAJOR {major}\n#define XLA_FFI_API_MINOR {minor}\n"
-    )
+  def find_error(self):
+    with self.assertRaises(library.LibraryError) as caught:
+      library.find((self.directory,))
+    return str(caught.exception)
 
   def test_missing_library_is_an_error_that_names_the_places(self):
-    with self.assertRaisesRegex(
-      library.LibraryError, f"^not built: no .* in {self.directory};"
-    ):
-      library.find((self.directory,))
+    error = self.find_error()
+    self.assertRegex(error, f"^not built: no .* in {self.directory};")
 
   def test_failed_build_is_an_error_that_quotes_its_first_line(self):
     report = self.directory / library.FAILURE_NAME
     report.write_text("could not compile: error: x\n\nall the rest\n")
-    with self.assertRaises(library.LibraryError) as caught:
-      library.find((self.directory,))
     self.assertEqual(
-      str(caught.exception),
+      self.find_error(),
       "not built: the CPU kernels did not compile at install: could not"
       f" compile: error: x (all of it in {report})",
     )
@@ -323,38 +308,29 @@ class LibraryTest(parameterized.TestCase):
       library.find((second, self.directory)), second / library.LIBRARY_NAME
     )
 
-  def test_file_that_is_no_library_is_an_error(self):
+  def test_file_that_is_not_the_library_is_an_error(self):
     path = self.directory / library.LIBRARY_NAME
     path.write_text("not ELF")
     with self.assertRaisesRegex(library.LibraryError, "cannot be loaded"):
       library.load(jax.ffi.include_dir(), path)
-
-  def test_library_of_something_else_is_an_error(self):
     with (
       mock.patch.object(library, "_open", return_value=ctypes.CDLL(None)),
       self.assertRaisesRegex(library.LibraryError, "x.so is no library of"),
     ):
       library.load(jax.ffi.include_dir(), pathlib.Path("x.so"))
 
-  @parameterized.parameters(
-    ((0, 3), (0, 3), True),
-    ((0, 3), (0, 5), True),
-    ((0, 5), (0, 3), False),
-    ((0, 3), (1, 3), False),
-    ((1, 0), (0, 9), False),
-  )
-  def test_jaxlib_takes_its_own_minor_version_and_older(
-    self, built_for, installed, is_taken
-  ):
-    if is_taken:
-      library.check_version(built_for, installed, "x.so")
-      return
-    with self.assertRaisesRegex(
-      library.LibraryError,
-      "x.so was built for XLA's FFI {}.{}, the installed jaxlib has"
-      " {}.{}".format(*built_for, *installed),
+  def test_jaxlib_takes_its_own_minor_version_and_older(self):
+    for installed in ((0, 3), (0, 5)):
+      library.check_version((0, 3), installed, "x.so")
+    for built_for, installed in (
+      *(((0, 5), (0, 3)), ((0, 3), (1, 3)), ((1, 0), (0, 9))),
     ):
-      library.check_version(built_for, installed, "x.so")
+      with self.assertRaisesRegex(
+        library.LibraryError,
+        "x.so was built for XLA's FFI {}.{}, the installed jaxlib has"
+        " {}.{}".format(*built_for, *installed),
+      ):
+        library.check_version(built_for, installed, "x.so")
 
   def test_version_of_the_installed_jaxlib_is_known(self):
     major, minor = library.installed_version(jax.ffi.include_dir())
@@ -373,7 +349,11 @@ class LibraryTest(parameterized.TestCase):
   @needs_library
   @pytest.mark.full
   def test_refused_library_leaves_jax_with_xla_and_a_reason(self):
-    self.write_header(0, 2)  # older than any header that it was built with
+    header = self.directory / library.API_HEADER
+    header.parent.mkdir(parents=True)
+    header.write_text(  # older than any header that it was built with
+      "#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 2\n"
+    )
     program = f"""
       import jax.ffi
       jax.ffi.include_dir = lambda: {str(self.directory)!r}

@@ -3,6 +3,7 @@
 """What a backend of another package is given, and what is made of answers."""
 
 import warnings
+from unittest import mock
 
 import jax
 import jax.export
@@ -54,9 +55,7 @@ def by_rows(call):
   if rows.bias is not None:
     result = result + rows.bias.astype(jnp.float32)
   if rows.activation is not None:
-    result = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}[
-      rows.activation
-    ](result)
+    result = getattr(jax.nn, rows.activation)(result)
   if rows.residual is not None:
     result = result + rows.residual.astype(jnp.float32)
   return result.astype(rows.dtype)
@@ -96,17 +95,17 @@ class BackendTestCase(parameterized.TestCase):
     self.assertLen(looked, 1)
 
 
-def operand(format, shape, *, axis=None, storage="raw", integers=True):
-  case = contract.OperandCase(
-    format=format,
-    dtype=format.values_dtype,
-    shape=shape,
-    axis=len(shape) - 1 if axis is None else axis,
-    storage=storage,
-  )
-  return contract.make_operand(
-    np.random.default_rng(0), case, integers=integers
-  )
+def operand(format, *shape, storage="scaled_array"):
+  case = dot_rows.side(format, *shape, storage=storage)
+  return contract.make_operand(np.random.default_rng(0), case, integers=True)
+
+
+def mxfp8(*shape):
+  return operand(jp.MXFP8, *shape).operand
+
+
+def acme(*args, **options):
+  return jp.block_scaled_dot(*args, implementation="acme", **options)
 
 
 class ViewTest(BackendTestCase):
@@ -119,10 +118,9 @@ class ViewTest(BackendTestCase):
     if storage.startswith("packed") and not format.is_fp4:
       self.skipTest("is not packed")
     is_bytes = storage == "bytes"
-    made = operand(
-      format, (5, 96), storage="scaled_array" if is_bytes else storage
-    )
-    given = made.operand.to_bytes() if is_bytes else made.operand
+    storage = "scaled_array" if is_bytes else storage
+    given = operand(format, 5, 96, storage=storage).operand
+    given = given.to_bytes() if is_bytes else given
 
     def look(call):
       rhs = call.rhs
@@ -142,30 +140,21 @@ class ViewTest(BackendTestCase):
     self.look(look, jnp.ones((3, 96)), given)
 
   def test_arrays_hold_what_was_given(self):
-    made = operand(jp.MXFP4, (5, 96), storage="packed_scaled_array")
+    made = operand(jp.MXFP4, 5, 96, storage="packed_scaled_array")
 
     def emit(call):
-      return call.finish(
-        jnp.stack(
-          [
-            call.rhs.dequantized(),
-            call.rhs.unpacked().astype(jnp.float32),
-            jnp.repeat(call.rhs.scale.astype(jnp.float32), 32, axis=1),
-          ]
-        )[:, 0, : call.shape[1]]
-      )
+      rhs = call.rhs
+      arrays = rhs.dequantized(), rhs.unpacked(), jnp.repeat(rhs.scale, 32, 1)
+      rows = [a.astype(jnp.float32)[0, : call.shape[1]] for a in arrays]
+      return call.finish(jnp.stack(rows))
 
     self.register(emit)
-    actual = np.asarray(
-      jp.block_scaled_dot(
-        jnp.ones((3, 96)), made.operand, implementation="acme"
-      )
-    )
+    actual = np.asarray(acme(jnp.ones((3, 96)), made.operand))
     np.testing.assert_array_equal(actual[0], made.exact[0, :5])
     np.testing.assert_array_equal(actual[0], actual[1] * actual[2])
 
   def test_swizzled_scales_stay_so_for_one_that_reads_them(self):
-    made = operand(jp.MXFP8, (130, 96), storage="swizzled")
+    made = operand(jp.MXFP8, 130, 96, storage="swizzled")
 
     def look(call):
       self.assertEqual(call.rhs.scale_layout, "swizzled_128x4")
@@ -177,7 +166,7 @@ class ViewTest(BackendTestCase):
     self.look(look, jnp.ones((3, 96)), made.operand, reads=reads)
 
   def test_padding_of_scales_is_cut_off(self):
-    made = operand(jp.MXFP8, (5, 50), storage="padded")
+    made = operand(jp.MXFP8, 5, 50, storage="padded")
     self.look(
       lambda call: self.assertEqual(call.rhs.scale.shape, (5, 2)),
       *(jnp.ones((3, 50)), made.operand, None, made.scale),
@@ -185,8 +174,7 @@ class ViewTest(BackendTestCase):
     )
 
   def test_problem_says_what_supports_needs(self):
-    made = operand(jp.NVFP4, (5, 96), storage="packed_scaled_array")
-    lhs = operand(jp.MXFP8, (2, 3, 96), storage="scaled_array")
+    made = operand(jp.NVFP4, 5, 96, storage="packed_scaled_array")
     expected = jp.backends.Problem(
       batch=1,
       m=6,
@@ -206,7 +194,7 @@ class ViewTest(BackendTestCase):
 
     self.look(
       look,
-      *(lhs.operand, made.operand),
+      *(mxfp8(2, 3, 96), made.operand),
       global_scale=2.0,
       bias=jnp.ones(5),
       activation="gelu",
@@ -231,7 +219,7 @@ class ViewTest(BackendTestCase):
           self.assertTrue(is_public, f"{type(view).__name__}.{name}: {kind}")
           seen.add(name)
 
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     self.look(look, x, x)
     self.assertContainsSubset({"lhs", "format", "values", "m"}, seen)
 
@@ -262,37 +250,32 @@ class MatrixRowsTest(GeneralRowsTest):
 class EmitTest(BackendTestCase):
   def test_empty_calls_never_reach_it(self):
     self.register(lambda call: 1 / 0)
-    x = operand(jp.MXFP8, (3, 0), storage="scaled_array").operand
-    actual = jp.block_scaled_dot(
-      x, x, bias=jnp.arange(3.0), implementation="acme"
-    )
+    x = mxfp8(3, 0)
+    actual = acme(x, x, bias=jnp.arange(3.0))
     np.testing.assert_array_equal(actual, [[0, 1, 2]] * 3)
 
-  @parameterized.parameters(
-    (lambda call: jnp.zeros((3, 4), call.dtype), r"got float32\[3, 4\]"),
-    (lambda call: jnp.zeros(call.shape, "int8"), r"got int8\[3, 3\]"),
-    (lambda call: np.zeros((3, 3), "f"), r"got array"),
-    (lambda call: None, "got None"),
-  )
-  @pytest.mark.sample(2)
-  def test_wrong_result_is_an_error_that_names_the_backend(self, emit, got):
-    self.register(emit)
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
-    with self.assertRaisesRegex(
-      TypeError,
-      r"emit of backend 'acme' \(of registered in code\) must return"
-      r" float32\[3, 3\].*" + got,
+  def test_wrong_result_is_an_error_that_names_the_backend(self):
+    x = mxfp8(3, 32)
+    for emit, got in (
+      (lambda call: jnp.zeros((3, 4), call.dtype), r"got float32\[3, 4\]"),
+      (lambda call: jnp.zeros(call.shape, "int8"), r"got int8\[3, 3\]"),
+      (lambda call: np.zeros((3, 3), "f"), r"got array"),
+      (lambda call: None, "got None"),
     ):
-      jp.block_scaled_dot(x, x, implementation="acme")
+      self.register(emit)
+      with self.assertRaisesRegex(
+        TypeError,
+        r"emit of backend 'acme' \(of registered in code\) must return"
+        r" float32\[3, 3\].*" + got,
+      ):
+        acme(x, x)
+      self.doCleanups()
 
   def test_error_of_emit_is_its_own_and_says_for_which_call(self):
-    def emit(call):
-      raise OSError("no kernel")
-
-    self.register(emit)
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    self.register(mock.Mock(side_effect=OSError("no kernel")))
+    x = mxfp8(3, 32)
     with self.assertRaisesRegex(OSError, "no kernel") as caught:
-      jp.block_scaled_dot(x, x, implementation="acme")
+      acme(x, x)
     self.assertIn(
       "In emit of backend 'acme' (of registered in code), for mxfp8 x mxfp8 ->"
       " float32, batch=1 m=3 n=3 k=32.",
@@ -300,11 +283,11 @@ class EmitTest(BackendTestCase):
     )
 
   def test_sums_of_another_shape_or_dtype_are_refused(self):
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     for sums in (jnp.zeros((1, 3, 3)), jnp.zeros((3, 3), jnp.bfloat16)):
       self.register(lambda call, sums=sums: call.finish(sums))
       with self.assertRaisesRegex(TypeError, r"sums must be float32\[3, 3\]"):
-        jp.block_scaled_dot(x, x, implementation="acme")
+        acme(x, x)
       self.doCleanups()
 
 
@@ -320,14 +303,14 @@ class SupportsTest(BackendTestCase):
 
   def test_its_reason_is_told_and_raised_where_it_is_asked_for(self):
     self.register(supports=lambda p, t: f"needs m of 8, got m={p.m}")
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertEqual(reason, "needs m of 8, got m=3 [registered in code]")
     self.assertEqual(texts, [])
     with self.assertRaisesRegex(
       decisions.RefusedError, "acme: needs m of 8, got m=3"
     ):
-      jp.block_scaled_dot(x, x, implementation="acme")
+      acme(x, x)
 
   @parameterized.parameters(
     (lambda p, t: 1 / 0, "its supports raised ZeroDivisionError: division"),
@@ -337,7 +320,7 @@ class SupportsTest(BackendTestCase):
   )
   def test_wrong_answer_refuses_and_is_warned_about_once(self, supports, text):
     self.register(supports=supports, first=True)
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertStartsWith(reason, text)
     self.assertLen(texts, 1)
@@ -348,7 +331,7 @@ class SupportsTest(BackendTestCase):
 
   def test_it_is_not_asked_for_another_platform(self):
     self.register(supports=lambda p, t: 1 / 0, platforms=("cuda", "rocm"))
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertStartsWith(
       reason, "serves cuda, rocm, the target's platform is cpu"
@@ -360,7 +343,7 @@ class SupportsTest(BackendTestCase):
     self.register(
       supports=lambda p, t: asked.append(t), platforms=("cuda",), first=True
     )
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     h100 = jp.named_target("h100")
     (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=h100)
     self.assertEqual(dot.decision.implementation, "acme")
@@ -374,7 +357,7 @@ class SupportsTest(BackendTestCase):
       None,
       jp.MXFP8,
     )
-    w = operand(jp.MXFP8, (5, 64), storage="scaled_array").operand
+    w = mxfp8(5, 64)
     sizes = []
     supports = lambda p, t: sizes.append(p.m)
     self.register(supports=supports)
@@ -432,15 +415,11 @@ class EverywhereTest(BackendTestCase):
       return by_rows(call)
 
     self.register(emit, is_portable=True, takes_symbolic_sizes=False)
-    self.x = operand(jp.MXFP8, (4, 8, 64), storage="scaled_array")
-    self.w = operand(jp.MXFP8, (5, 64), storage="scaled_array")
+    self.x, self.w = operand(jp.MXFP8, 4, 8, 64), operand(jp.MXFP8, 5, 64)
     self.exact = self.x.exact @ self.w.exact.T
 
-  def dot(self, x, w, **options):
-    return jp.block_scaled_dot(x, w, implementation="acme", **options)
-
   def test_vmap(self):
-    actual = jax.vmap(self.dot, (0, None))(self.x.operand, self.w.operand)
+    actual = jax.vmap(acme, (0, None))(self.x.operand, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
     self.assertGreater(self.traced, 0)
 
@@ -448,7 +427,7 @@ class EverywhereTest(BackendTestCase):
     rng = np.random.default_rng(0)
     x = rng.integers(-4, 5, (3, 64)).astype(np.float32)
     g = rng.integers(-4, 5, (3, 5)).astype(np.float32)
-    loss = lambda x, s: jnp.sum(self.dot(x, self.w.operand, global_scale=s) * g)
+    loss = lambda x, s: jnp.sum(acme(x, self.w.operand, global_scale=s) * g)
     of_x, of_scale = jax.jit(jax.grad(loss, (0, 1)))(x, 2.0)
     np.testing.assert_array_equal(of_x, 2 * g @ self.w.exact)
     self.assertEqual(of_scale, np.sum((x @ self.w.exact.T) * g))
@@ -465,12 +444,12 @@ class EverywhereTest(BackendTestCase):
       mesh, jax.sharding.PartitionSpec(*spec)
     )
     x = jax.device_put(self.x.operand, sharding)
-    actual = jax.jit(self.dot)(x, self.w.operand)
+    actual = jax.jit(lambda x, w: acme(x, w))(x, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
     self.assertGreater(self.traced, 0)
 
   def test_export(self):
-    function = jax.jit(self.dot)
+    function = jax.jit(lambda x, w: acme(x, w))
     exported = jax.export.export(function)(self.x.operand, self.w.operand)
     again = jax.export.deserialize(exported.serialize())
     jp.backends.unregister_backend("acme")  # what loads it needs it no more
@@ -499,16 +478,8 @@ class EverywhereTest(BackendTestCase):
     target = jp.detect_target("cpu")
     text = jp.rewrite(module, target, implementation="acme")
     self.assertEqual(self.traced, 1)
-    rng = np.random.default_rng(0)
     made = [
-      contract.make_operand(
-        rng,
-        contract.OperandCase(
-          format=jp.MXFP8, dtype=formats.E4M3, shape=shape, axis=1
-        ),
-        integers=True,
-      )
-      for shape in ((8, 64), (16, 64))
+      operand(jp.MXFP8, *shape, storage="raw") for shape in ((8, 64), (16, 64))
     ]
     arrays = [x.operand for x in made] + [x.scale for x in made]
     (actual,) = written_modules.run(text, *arrays)
