@@ -14,6 +14,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.bench import workloads
+from jaxplugin.bench.peers import dot_variants
+from jaxplugin.bench.peers import variants
 from jaxplugin.core import decisions
 from jaxplugin.core import formats
 from jaxplugin.dot import backends
@@ -21,6 +24,7 @@ from jaxplugin.dot.plugins import adapting
 from jaxplugin.dot.plugins import records
 from jaxplugin.dot.plugins import registry
 from jaxplugin.tables import fitting
+from jaxplugin.testing import command_lines
 from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
 from jaxplugin.testing.dot_suite import dot_rows
@@ -408,20 +412,15 @@ class EverywhereTest(BackendTestCase):
 
   def setUp(self):
     super().setUp()
-    self.traced = 0
-
-    def emit(call):
-      self.traced += 1
-      return by_rows(call)
-
-    self.register(emit, is_portable=True, takes_symbolic_sizes=False)
+    self.emit = mock.Mock(side_effect=by_rows)
+    self.register(self.emit, is_portable=True, takes_symbolic_sizes=False)
     self.x, self.w = operand(jp.MXFP8, 4, 8, 64), operand(jp.MXFP8, 5, 64)
     self.exact = self.x.exact @ self.w.exact.T
 
   def test_vmap(self):
     actual = jax.vmap(acme, (0, None))(self.x.operand, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
-    self.assertGreater(self.traced, 0)
+    self.emit.assert_called()
 
   def test_gradients(self):
     rng = np.random.default_rng(0)
@@ -431,7 +430,7 @@ class EverywhereTest(BackendTestCase):
     of_x, of_scale = jax.jit(jax.grad(loss, (0, 1)))(x, 2.0)
     np.testing.assert_array_equal(of_x, 2 * g @ self.w.exact)
     self.assertEqual(of_scale, np.sum((x @ self.w.exact.T) * g))
-    self.assertGreater(self.traced, 0)
+    self.emit.assert_called()
 
   @parameterized.parameters("m", "k")
   @pytest.mark.sample(1)
@@ -446,7 +445,7 @@ class EverywhereTest(BackendTestCase):
     x = jax.device_put(self.x.operand, sharding)
     actual = jax.jit(lambda x, w: acme(x, w))(x, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
-    self.assertGreater(self.traced, 0)
+    self.emit.assert_called()
 
   def test_export(self):
     function = jax.jit(lambda x, w: acme(x, w))
@@ -460,24 +459,19 @@ class EverywhereTest(BackendTestCase):
   def test_first_one_is_left_out_of_an_export_unless_it_is_portable(self):
     self.doCleanups()
     for is_portable in (False, True):
-      traced = []
-
-      def emit(call, traced=traced):
-        traced.append(0)
-        return by_rows(call)
-
+      emit = mock.Mock(side_effect=by_rows)
       self.register(emit, first=True, is_portable=is_portable)
       jax.export.export(jax.jit(jp.block_scaled_dot))(
         self.x.operand, self.w.operand
       )
-      self.assertLen(traced, int(is_portable))
+      self.assertEqual(emit.call_count, int(is_portable))
       self.doCleanups()
 
   def test_rewriting_a_module(self):
     module = written_modules.dot_module()
     target = jp.detect_target("cpu")
     text = jp.rewrite(module, target, implementation="acme")
-    self.assertEqual(self.traced, 1)
+    self.emit.assert_called_once()
     made = [
       operand(jp.MXFP8, *shape, storage="raw") for shape in ((8, 64), (16, 64))
     ]
@@ -505,6 +499,136 @@ class MeasuredTest(BackendTestCase):
     self.register()
     with self.assertRaisesRegex(ValueError, "acme is made of is not known"):
       fitting.sources_of(backends.OPERATION, CPU, ["acme"])
+
+
+ARGUMENTS = "--lhs mxfp8 --rhs mxfp4 -m 4 -n 64 -k 64"
+
+
+class EntrancesTestCase(BackendTestCase):
+  """A backend wherever implementations have names."""
+
+  def setUp(self):
+    super().setUp()
+    self.traced = []
+
+    def emit(call):
+      self.traced.append(call.problem)
+      return by_rows(call)
+
+    refusal = "is for m below 8, got m={}"
+    self.register(
+      emit,
+      supports=lambda p, t: refusal.format(p.m) if p.m >= 8 else None,
+      notes=("it is slow",),
+    )
+
+  def operands(self):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-6, 7, (4, 64)).astype(np.float32)
+    return x, rng.integers(-4, 5, (64, 64)).astype(np.float32)
+
+
+def linear(x, w, name):
+  return jp.linear(x, jp.quantize(w, "mxfp8"), implementation=name)
+
+
+def scaled_dot(x, w, name, function=jp.scaled_dot):
+  x, w = jp.quantize(x, "mxfp8"), jp.quantize(w, "mxfp8")
+  options = {} if name is None else {"implementation": name}
+  return function(
+    *(x.values, w.values.T),
+    lhs_scale=x.scale,
+    rhs_scale=w.scale.T,
+    preferred_element_type=jnp.float32,
+    **options,
+  )
+
+
+def scaled_matmul(x, w, name):
+  x, w = jp.quantize(x[None], "mxfp8"), jp.quantize(w[None], "mxfp8")
+  return jp.nn.scaled_matmul(
+    x.values, w.values, x.scale, w.scale, implementation=name
+  )[0]
+
+
+def dot_general(x, w, name):
+  dot = jp.dot_general("mxfp8", "mxfp8", implementation=name)
+  return dot(x, w, (((1,), (1,)), ((), ())))
+
+
+def accelerated(x, w, name):
+  function = lambda x, w: scaled_dot(x, w, None, jax.lax.scaled_dot)
+  return jp.accelerate(function, implementation=name)(x, w)
+
+
+class FunctionsTest(EntrancesTestCase):
+  @parameterized.parameters(
+    linear, scaled_dot, scaled_matmul, dot_general, accelerated
+  )
+  @pytest.mark.sample(1)
+  def test_it_is_what_multiplies(self, function):
+    x, w = self.operands()
+    actual = jax.jit(function, static_argnums=2)(x, w, "acme")
+    expected = function(x, w, "xla")
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_allclose(expected, x @ w.T, rtol=0.2, atol=20)
+    self.assertLen(self.traced, 1)
+
+  def test_ragged_dots_know_only_their_own(self):
+    x, w = self.operands()
+    with self.assertRaisesRegex(ValueError, "implementation .* got 'acme'"):
+      jp.ragged_dot(
+        x,
+        jp.quantize(w[None], "mxfp8"),
+        jnp.array([4]),
+        implementation="acme",
+      )
+
+
+class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
+  def output(self, *command):
+    status, out, _ = self.run_command(*command)
+    self.assertEqual(status, 0)
+    return " ".join(out.split())
+
+  def test_info_lists_it(self):
+    out = self.output("info")
+    self.assertIn("acme no no no no no no", out)
+    self.assertIn("not acme: is for m below 8, got m=128", out)
+    self.assertTrue(
+      out.endswith("backends of other packages: acme, of registered in code")
+    )
+
+  def test_explain_names_it_and_takes_its_name(self):
+    explain = ("explain", "--verbose", *ARGUMENTS.split())
+    self.assertIn(
+      "not acme: serves, but only where it is asked for [registered in code]",
+      self.output(*explain),
+    )
+    out = self.output(*explain, "--implementation", "acme")
+    self.assertIn("acme: made for tests (asked for) [registered in code]", out)
+    self.assertIn("it is slow", out)
+
+  def test_unknown_name_is_told_with_all_known_ones(self):
+    status, _, error = self.run_command(
+      "explain", *ARGUMENTS.split(), "--implementation", "acne"
+    )
+    self.assertEqual(status, 2)
+    self.assertIn(
+      "'acne' (choose from cudnn, triton, cpu, xla, cutile, acme)", error
+    )
+
+  @pytest.mark.full
+  def test_benchmark_has_it_among_ours_where_it_serves(self):
+    (pair,) = workloads.parse_pairs("mxfp8")
+    target = jp.detect_target("cpu")
+    for rows, kind in ((5, variants.Variant), (9, variants.Unavailable)):
+      (workload,) = workloads.parse_rows(f"{rows}x96x256")
+      dtype = np.dtype(jnp.float32)
+      every = dot_variants.DotVariants(workload, pair, dtype, target)
+      (one,) = every.ours(["acme"])
+      self.assertIsInstance(one, kind)
+    self.assertEqual(one.reason, "is for m below 8, got m=9")
 
 
 if __name__ == "__main__":
