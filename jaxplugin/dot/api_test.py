@@ -37,11 +37,16 @@ class XlaDotTest(suite.DotSuite):
 
 class XlaRowsTest(dot_rows.DotRowsTestCase):
   implementation = "xla"
-  in_leg = ("mxfp4 blocked along k2, nvfp4 along k1",)
+  in_leg = (
+    "mxfp4 blocked along k2, nvfp4 along k1",
+    "gelu",
+    "bf16 result of a residual",
+    "block sizes 32 and 16",
+  )
 
 
 class SuiteTest(parameterized.TestCase):
-  """What the suite itself relies on."""
+  """The oracle, the storage and the bounds that the suite uses."""
 
   def test_sweep_covers_every_kind_and_storage(self):
     cases = [dot_cases.random_case(i) for i in range(500)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`debug_checks` tells errors of an implementation from those of its inputs.
+"""`debug_checks` reports errors of an implementation, not of its inputs.
 
 The tests replace an implementation's `emit` by one that changes elements of the
 right result. Elements that are not finite are explained if the reference has
@@ -57,7 +57,7 @@ def fresh(function, **kwargs):
 
 
 def run(function, *args, **kwargs):
-  """Traces anew, inside of checks, and runs."""
+  """Traces and runs a function inside of checks."""
   with jp.debug_checks():
     return jax.block_until_ready(jax.jit(fresh(function, **kwargs))(*args))
 
@@ -157,7 +157,7 @@ class FiresTest(Case):
   @pytest.mark.full
   def test_eager_calls_are_checked(self):
     self.plant((1, 2))
-    # A size of its own: what is compiled for an eager call is kept.
+    # No other test has this size: JAX keeps the programs of eager calls.
     x, w = quantized(M, k=96), quantized(N, k=96)
     with self.assertRaises(jp.NonFiniteError), jp.debug_checks():
       dot(x, w)
@@ -342,7 +342,7 @@ class RaisesTest(Case):
     with jp.debug_checks():
       traced = jax.jit(fresh(dot)).trace(*pair())
     if not any(d.platform == "gpu" for d in jax.devices()):
-      # Of a platform and a backend that JAX has not, in words that vary.
+      # JAX's words about an absent platform vary.
       with self.assertRaisesRegex(
         (RuntimeError, ValueError), "gpu|the lowering platform cuda"
       ):

@@ -503,19 +503,6 @@ class TransformTest(transformations.PrimitiveTestCase):
       self.assert_same(jax.grad(function)(self.x, w), expected)
       self.assert_same(jax.jit(jax.grad(function))(self.x, w), expected)
 
-  def test_lora_trains_beside_a_quantized_weight(self):
-    a, b = integers(self.rng, (64, 2)), integers(self.rng, (2, 5))
-
-    def loss(lora, x, w):
-      return (jp.block_scaled_dot(x, w) + x @ lora[0] @ lora[1]).sum()
-
-    dense = np.asarray(jp.dequantize(self.w)).T
-    expected = jax.grad(
-      lambda lora, x: (x @ dense + x @ lora[0] @ lora[1]).sum(), (0, 1)
-    )((a, b), self.x)
-    actual = jax.grad(loss, (0, 1))((a, b), self.x, self.w)
-    jax.tree.map(self.assert_same, actual, expected)
-
   def test_debug_checks_let_derivatives_pass(self):
     expected = self.pull(self.x, self.w, self.g, activation="relu")
     with jp.debug_checks():

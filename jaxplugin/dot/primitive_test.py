@@ -101,16 +101,6 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
     actual = jax.vmap(function)(jnp.array([True, False]))
     self.assert_same(actual, np.stack([self.plain, self.residual]))
 
-  def test_while_loop_accumulates(self):
-    body = lambda s: (s[0] + 1, dot(self.x, self.w, residual=s[1]))
-    _, actual = jax.jit(
-      lambda y: lax.while_loop(lambda s: s[0] < 3, body, (0, y))
-    )(self.residual)
-    expected = self.residual
-    for _ in range(3):
-      expected = dot(self.x, self.w, residual=expected)
-    self.assert_same(actual, expected)
-
   @parameterized.parameters(
     None, "everything_saveable", "nothing_saveable", "dots_saveable"
   )
@@ -146,12 +136,6 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
     self.assertTrue(residual.is_deleted())
     lowered = function.lower(self.residual, self.x, self.w)
     self.assertIn("tf.aliasing_output = 0", lowered.as_text())
-
-  def test_compiling_ahead_of_time_gives_the_same_bits(self):
-    function = jax.jit(lambda x, w, r: dot(x, w, residual=r))
-    args = self.x, self.w, self.residual
-    compiled = function.lower(*specs(args)).compile()
-    self.assert_same(compiled(*args), self.plain)
 
   def test_eval_shape_and_jaxpr_tell_shape_and_dtype(self):
     for dtype in ("float32", "bfloat16", "float16"):

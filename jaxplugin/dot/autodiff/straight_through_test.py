@@ -374,7 +374,7 @@ class RefusalTest(parameterized.TestCase):
       refused = self.assertRaisesRegex(NotImplementedError, message)
       with guards.debug_checks(), refused:
         function(x)
-    loss(x)  # and without one it is none
+    loss(x)  # without a derivative it is not an error
     jax.grad(lambda x: loss(jax.lax.stop_gradient(x)) * x[0, 0])(x)
 
   def test_what_is_frozen_beside_what_is_trained(self):

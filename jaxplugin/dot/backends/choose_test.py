@@ -66,7 +66,7 @@ def make_problem(
 
 
 def cudnn_reason(problem: Any, target: Any) -> str:
-  """Why cudnn refuses; "" where it serves."""
+  """Returns why cudnn refuses, or "" if it supports the problem."""
   refusal = cudnn.supports(problem, target)
   return "" if refusal is None else refusal.reason
 
@@ -244,7 +244,7 @@ def two_k(**changes: Any) -> problems.DotProblem:
 
 
 # The gates of DESIGN.md section 3, each just below and at it, with a pattern of
-# the reason; cudnn serves where there is none.
+# the reason. cudnn supports the rows without a pattern.
 TARGET_GATES: Final = (
   (b200(), ""),
   (b200(platform="cpu"), "NVIDIA.*cpu"),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cudnn implementation's numbers, with the two custom calls emulated.
 
-There need be no GPU: what is tested is everything around the calls (layouts,
+No GPU is needed. The tests cover everything around the calls (layouts,
 merged dimensions, padding, swizzling, where the global scale goes), against
 NumPy code that takes the calls' operands as XLA and cuDNN document them and
 refuses what they refuse. That XLA takes the calls is tested in hlo_tests/.
@@ -110,7 +110,7 @@ def emulated_ffi_call(
 
 
 def xla_dot(block_size, lhs, rhs, lhs_scale, rhs_scale, *global_scale):
-  """What XLA's rewriter makes of `__op$block_scaled_dot`: pad, swizzle, call.
+  """Computes `__op$block_scaled_dot` as XLA's rewriter: pad, swizzle, call.
 
   Rows of values and scales are padded to 128 and columns of scales to 4, each
   only as far as they are not there already.
@@ -277,7 +277,7 @@ class EmittedTest(parameterized.TestCase):
 
 
 class RequantizedTest(parameterized.TestCase):
-  """What is quantized in the program is written as the call reads it."""
+  """A program that quantizes an operand writes the layout of the call."""
 
   def setUp(self):
     super().setUp()

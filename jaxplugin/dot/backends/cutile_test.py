@@ -101,7 +101,7 @@ def interpret(test):
 
 @pytest.mark.full
 class CutileDotTest(shapes.DotShapesTestCase):
-  """Of the contract's suite, shapes; what cutile refuses goes to xla."""
+  """The shapes of the contract's suite; a call that it refuses goes to xla."""
 
   implementation = "cutile"
   kinds = KINDS
@@ -152,7 +152,7 @@ def lowered(*args, target=B200, **kwargs):
 
 
 def fake_call(seen):
-  """Makes `assembler.assemble` give a cubin of its own, and keeps the rest."""
+  """Patches `assembler.assemble` to return a fake cubin."""
 
   def assemble(specification, **_):
     seen.append(specification)

@@ -240,7 +240,7 @@ MISFITS = (
    lambda: with_toolchain(("jax-triton", "0.0.1"), ("triton", "9.9.9")),
    "with jax-triton 0.0.1"),
   ("no toolchain", with_toolchain, "with jax-triton unknown, here is"),
-  ("a library that is not here", lambda: with_toolchain(("cutlass", "4.2")),
+  ("an absent library", lambda: with_toolchain(("cutlass", "4.2")),
    "with cutlass 4.2, here is none"),
   ("another kind", lambda: with_device(kind="other"), OTHER_DEVICE),
   ("another architecture", lambda: with_device(architecture="other"),
@@ -466,7 +466,7 @@ class PackagedTest(FolderTestCase):
         self.assertEqual(packaged.misfit_but_for_sources(found), "")
 
   def test_tables_are_of_the_kernels_that_are_here(self):
-    """Or they are told: whoever measures makes them again."""
+    """Otherwise the skip message names the stale tables."""
     stale = []
     for path in PATHS:
       try:
@@ -482,7 +482,7 @@ class PackagedTest(FolderTestCase):
       )
 
   def test_of_two_for_other_libraries_the_one_that_fits_is_enough(self):
-    """Else each program would be told of tables for others."""
+    """Otherwise each program would mention tables of other libraries."""
     toolchain = (("jaxlib", "0.1"),)
     changes = dot_tables.source_of(
       table(XLA_FASTER), "xla", toolchain=toolchain
@@ -494,7 +494,7 @@ class PackagedTest(FolderTestCase):
         environment(XDG_CONFIG_HOME=str(data)),
         warnings.catch_warnings(),
       ):
-        warnings.simplefilter("error")  # it is told, and nobody is warned
+        warnings.simplefilter("error")  # only a note of the decision
         decision = backends.choose(problem(), H200)
       notes = [note for note in decision.notes if "is not used" in note]
       self.assertLen(notes, count)
@@ -702,7 +702,7 @@ class TuningContextTest(FolderTestCase):
         )
 
   def test_config_of_triton_is_explained_and_lowered(self):
-    """What is decided is what is compiled: the tiles are in kernels' names."""
+    """The compiled kernels' names have the tiles of the decision."""
     x = jax.ShapeDtypeStruct((64, 4096), jnp.bfloat16)
     w = jax.eval_shape(
       lambda: jp.quantize(jnp.ones((4096, 4096), jnp.float32), jp.MXFP4)

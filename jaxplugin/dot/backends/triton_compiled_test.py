@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The triton implementation: what XLA and jax-triton make of its calls.
+"""The triton implementation: its calls, compiled by XLA and jax-triton.
 
 By the compilers for GPUs, without a GPU; nothing runs.
 """
@@ -213,7 +213,7 @@ def lowered(target, *operands, **options):
 
 
 def kernels(module):
-  """What jax-triton made of each kernel, PTX within, as bytes."""
+  """Returns jax-triton's bytes of each kernel, which contain its PTX."""
   found = []
 
   def visit(operation):

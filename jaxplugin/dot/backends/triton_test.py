@@ -378,8 +378,8 @@ class ScalesTest(interpreted.RecordedTestCase):
 
 
 M, N, K = 16, 32, 64
-# Of sums of positive products, so that they are sum(|a * b|); and two roundings
-# of the product of both scales, and by it.
+# Products are positive, so a sum is sum(|a * b|). Two more roundings come from
+# the product of both scales, and from the multiplication by it.
 RTOL = contract.DOT_BOUND + 2 * 2.0**-24
 # A sum over the result, too, whatever its order.
 RTOL_OF_SUM = RTOL + M * N * 2.0**-24
@@ -499,7 +499,7 @@ class TwoGlobalScalesTest(interpreted.RecordedTestCase):
 
 
 class FactsTest(absltest.TestCase):
-  """What the package states a second time."""
+  """Facts that the package states a second time."""
 
   def test_tiles_of_swizzled_scales_are_the_packages(self):
     # 130 x 5 scales are two tiles of rows, each of two tiles.
@@ -528,7 +528,7 @@ class FactsTest(absltest.TestCase):
 
 
 class ConversionTest(parameterized.TestCase):
-  """What is told of how FP4 is decoded, and why."""
+  """Notes about the decoding of FP4."""
 
   def notes(self, target, *, lhs=None, rhs=jp.NVFP4, ragged=False):
     x = jax.ShapeDtypeStruct((4, 256), np.dtype("bfloat16"))

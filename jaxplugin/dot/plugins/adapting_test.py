@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend of another package is given, and what is made of answers."""
+"""Calls that a backend of another package gets, and the use of its answers."""
 
 import warnings
 from unittest import mock
@@ -33,7 +33,7 @@ CPU = jp.detect_target("cpu")
 
 
 def by_general_dot(call):
-  """In the call's own dimensions."""
+  """Multiplies in the dimensions of the call."""
   sums = jax.lax.dot_general(
     call.lhs.dequantized().astype(jnp.float32),
     call.rhs.dequantized().astype(jnp.float32),
@@ -44,7 +44,7 @@ def by_general_dot(call):
 
 
 def by_rows(call):
-  """In three dimensions, with an epilogue of its own."""
+  """Multiplies three-dimensional arrays, and computes the epilogue."""
   rows = call.as_rows()
   lhs, rhs = rows.lhs.dequantized(), rows.rhs.dequantized()
   assert lhs.shape == (*rows.shape[:2], rhs.shape[2]), (lhs.shape, rows.shape)

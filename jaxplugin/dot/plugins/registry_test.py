@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Backends by entry point and by code: found, refused, told, never stale."""
+"""Backends by entry point and by code: found, refused and never stale."""
 
 import concurrent.futures
 import dataclasses
@@ -89,7 +89,7 @@ def decide(target=None):
 
 
 class RegistryTestCase(parameterized.TestCase):
-  """Starts with nothing found yet, in a folder of distributions of its own."""
+  """Starts with an empty registry and an empty folder of distributions."""
 
   def setUp(self):
     super().setUp()
@@ -114,7 +114,8 @@ class RegistryTestCase(parameterized.TestCase):
     Args:
       distribution: its name.
       version: its version.
-      **modules: sources by the name of the entry point; None is no module.
+      **modules: sources by the name of the entry point; None for an absent
+        module.
     """
     root = pathlib.Path(self.folder)
     info = root / f"{distribution.replace('-', '_')}-{version}.dist-info"

@@ -29,6 +29,7 @@ import jaxplugin as jp
 from jaxplugin.core import formats
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases
+from jaxplugin.testing.dot_suite import epilogue
 
 NUM_MAPPED: Final = 4
 FP6: Final = (jp.MXFP6_E2M3, jp.MXFP6_E3M2)
@@ -44,6 +45,7 @@ class Row:
     rhs: the right operand.
     numbers: dimension numbers; None is the default contraction.
     block_size: the call's argument.
+    dtype: the result's dtype.
     integers: whether values are integers, so that the result is exact; else
       they are any codes, and the result is within the contract's bound.
     global_scale: shape of the global scale; None if the row has none.
@@ -56,7 +58,8 @@ class Row:
   lhs: contract.OperandCase
   rhs: contract.OperandCase
   numbers: Any = None
-  block_size: int | None = None
+  block_size: int | tuple[int, int] | None = None
+  dtype: np.dtype = contract.F32
   integers: bool = True
   global_scale: tuple[int, ...] | None = None
   has_bias: bool = False
@@ -199,6 +202,23 @@ def _fp6() -> dict[str, Row]:
   return rows
 
 
+def _results() -> dict[str, Row]:
+  """Roundings of a result, and a block size for each side."""
+  sides = {"lhs": side(jp.MXFP8, 9, 96), "rhs": side(jp.MXFP4, 7, 96)}
+  padded = {"storage": "padded", "unpadded": ()}
+  return {
+    "gelu": Row(**sides, global_scale=(), has_bias=True, activation="gelu"),
+    "bf16 result of a residual": Row(
+      **sides, residual="float32", dtype=contract.BF16
+    ),
+    "block sizes 32 and 16": Row(
+      lhs=side(jp.MXFP8, 9, 96, **padded),
+      rhs=side(jp.NVFP4, 7, 96, **padded),
+      block_size=(32, 16),
+    ),
+  }
+
+
 ROWS: Final[dict[str, Row]] = {
   **_different_blocks(),
   **_short_blocks(),
@@ -206,6 +226,7 @@ ROWS: Final[dict[str, Row]] = {
   **_mixed_dimensions(),
   **_mapped_epilogues(),
   **_fp6(),
+  **_results(),
 }
 
 
@@ -236,25 +257,33 @@ class DotRowsTestCase(dot_cases.DotTestCase):
       for case in (row.lhs, row.rhs)
     )
     exact, magnitude = contract.dot(lhs.exact, rhs.exact, row.numbers)
-    epilogue = _epilogue(row, exact.shape, rng)
+    arrays = _epilogue(row, exact.shape, rng)
 
-    def call(epilogue):
-      options = {"activation": row.activation, "block_size": row.block_size}
-      options["dimension_numbers"] = row.numbers
-      return self.call(lhs, rhs, **options, **epilogue)
+    def call(arrays):
+      return self.call(
+        lhs,
+        rhs,
+        dimension_numbers=row.numbers,
+        block_size=row.block_size,
+        activation=row.activation,
+        preferred_element_type=row.dtype,
+        **arrays,
+      )
 
     with self.subTest(name):
       if row.mapped:
-        axes = {key: 0 if key == row.mapped else None for key in epilogue}
-        actual = jax.vmap(call, (axes,))(epilogue)
+        axes = {key: 0 if key == row.mapped else None for key in arrays}
+        actual = jax.vmap(call, (axes,))(arrays)
       else:
-        actual = call(epilogue)
-      expected = _finish(row, exact, epilogue)
-      if row.integers:
-        contract.assert_exact(actual, expected, contract.F32)
-      else:
-        bound = contract.DOT_BOUND * magnitude
-        contract.assert_within(actual, expected, bound, contract.F32)
+        actual = call(arrays)
+      expected, largest = _finish(row, exact, arrays)
+      if row.integers and row.activation in (None, "relu"):
+        contract.assert_exact(actual, expected, row.dtype)
+        return
+      bound = contract.DOT_BOUND * magnitude
+      if row.integers:  # the sums are exact
+        bound = epilogue.EPILOGUE_BOUND * largest
+      contract.assert_within(actual, expected, bound, row.dtype)
 
 
 def _epilogue(
@@ -275,9 +304,11 @@ def _epilogue(
   return jax.tree.map(jnp.asarray, made)
 
 
-def _finish(row: Row, exact: np.ndarray, epilogue: dict[str, Any]) -> Any:
-  """Returns the epilogue's formula in f64."""
-  arrays = {name: np.asarray(a, np.float64) for name, a in epilogue.items()}
+def _finish(
+  row: Row, exact: np.ndarray, given: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the epilogue's formula in f64, and its argument's magnitude."""
+  arrays = {name: np.asarray(a, np.float64) for name, a in given.items()}
   if row.mapped:
     dimensions = (1,) * (exact.ndim + 1 - arrays[row.mapped].ndim)
     shape = arrays[row.mapped].shape
@@ -285,6 +316,5 @@ def _finish(row: Row, exact: np.ndarray, epilogue: dict[str, Any]) -> Any:
       shape[:1] + dimensions + shape[1:]
     )
   result = exact * arrays.get("global_scale", 1) + arrays.get("bias", 0)
-  if row.activation == "relu":
-    result = np.maximum(result, 0)
-  return result + arrays.get("residual", 0)
+  activated = epilogue.activate(result, row.activation)
+  return activated + arrays.get("residual", 0), np.abs(result)
