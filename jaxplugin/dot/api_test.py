@@ -15,6 +15,7 @@ from jaxplugin.core import formats
 from jaxplugin.dot import reference
 from jaxplugin.testing import contract
 from jaxplugin.testing.dot_suite import dot_cases
+from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
 
@@ -34,8 +35,18 @@ class XlaDotTest(suite.DotSuite):
   cases_per_test = 25
 
 
+class XlaRowsTest(dot_rows.DotRowsTestCase):
+  implementation = "xla"
+  in_leg = (
+    "mxfp4 blocked along k2, nvfp4 along k1",
+    "gelu",
+    "bf16 result of a residual",
+    "block sizes 32 and 16",
+  )
+
+
 class SuiteTest(parameterized.TestCase):
-  """What the suite itself relies on."""
+  """The oracle, the storage and the bounds that the suite uses."""
 
   def test_sweep_covers_every_kind_and_storage(self):
     cases = [dot_cases.random_case(i) for i in range(500)]

@@ -1,6 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`debug_checks` tells errors of an implementation from those of its inputs."""
+"""`debug_checks` reports errors of an implementation, not of its inputs.
+
+The tests replace an implementation's `emit` by one that changes elements of the
+right result. Elements that are not finite are explained if the reference has
+them as well, or if an implementation's bound allows them.
+"""
 
 import contextlib
 import dataclasses
@@ -19,147 +24,180 @@ import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.jaxext import jax_private
+from jaxplugin.jaxext.partitioner import calls_private
 from jaxplugin.runtime import lowering
-from jaxplugin.testing.dot_suite import planted
 
 P = jax.sharding.PartitionSpec
 AxisType = jax.sharding.AxisType
-M, N, K = planted.M, planted.N, planted.K
+M, N, K = 8, 16, 128
 NUMBERS = (((1,), (0,)), ((), ()))
 CPU = targets.named_target("cpu")
+XLA = backends.BACKENDS["xla"]
+F16, BF16 = jnp.float16, jnp.bfloat16
 
 
-class FiresTest(planted.Case):
+def quantized(rows, format=jp.MXFP8, k=K):
+  """Random numbers, [rows, k]."""
+  x = np.random.default_rng([0, rows]).normal(size=(rows, k))
+  return jp.quantize(x.astype(np.float32), format)
+
+
+def pair(format=jp.MXFP8):
+  return quantized(M, format), quantized(N, format)
+
+
+def dot(x, w, **kwargs):
+  """The dot by the implementation that errors are planted in."""
+  return jp.block_scaled_dot(x, w, implementation="xla", **kwargs)
+
+
+def fresh(function, **kwargs):
+  """Returns a function that `jax.jit` has not seen."""
+  return lambda *args: function(*args, **kwargs)
+
+
+def run(function, *args, **kwargs):
+  """Traces and runs a function inside of checks."""
+  with jp.debug_checks():
+    return jax.block_until_ready(jax.jit(fresh(function, **kwargs))(*args))
+
+
+class Case(parameterized.TestCase):
+  def plant(self, *indices, value=np.nan, backend=XLA):
+    """Makes results of a backend wrong at indices of the last dimensions."""
+
+    def emit(*args):
+      result = XLA.emit(*args)
+      for index in indices:
+        result = result.at[..., *index].set(value)
+      return result
+
+    self.replace_emit(emit, backend)
+
+  def replace_emit(self, emit, backend=XLA):
+    changed = dataclasses.replace(backend, emit=emit)
+    self.enter_context(
+      mock.patch.dict(backends.BACKENDS, {backend.name: changed})
+    )
+    # The name of a device's share does not say that a backend was replaced.
+    calls_private.forget_shares()
+    self.addCleanup(calls_private.forget_shares)
+
+  def assert_found(self, words, function, *args, **kwargs):
+    with self.assertRaisesRegex(jp.NonFiniteError, words) as caught:
+      run(function, *args, **kwargs)
+    return str(caught.exception)
+
+  def assert_found_once_planted(self, index, words, function, *args):
+    run(function, *args)
+    self.plant(index)
+    self.assert_found(words, function, *args)
+
+
+class FiresTest(Case):
   @pytest.mark.full
   def test_message_names_the_call_and_the_elements(self):
     self.plant((3, 5), (3, 7), (6, 1))
-    x, w = planted.quantized(M, jp.NVFP4), planted.quantized(N, jp.NVFP4)
+    x, w = pair(jp.NVFP4)
 
     def model(x, w):
       with jax.named_scope("attention"):
-        return planted.dot(x, w, preferred_element_type=jnp.bfloat16)
+        return jp.block_scaled_dot(
+          x, w, implementation="xla", preferred_element_type=BF16
+        )
 
-    with self.assertRaises(jp.NonFiniteError) as caught:
-      planted.run(model, x, w)
-    text = str(caught.exception)
+    text = self.assert_found("", model, x, w)
     self.assertStartsWith(
       text,
       "block_scaled_dot: 3 of the result's elements are NaN or Inf although"
       " the operands give finite ones; the first is nan at (3, 5), where the"
       " reference has ",
     )
-    product = (
-      np.asarray(jp.dequantize(x), np.float64)[3]
-      @ np.asarray(jp.dequantize(w), np.float64)[5]
-    )
-    expected = float(text.split("the reference has ")[1].split("\n")[0])
-    np.testing.assert_allclose(expected, product, rtol=1e-4)
-    self.assertRegex(text, r"call: .*guards_test\.py:\d+ \(.*model\)")
-    self.assertIn("name scope: attention", text)
-    self.assertIn(
-      "nvfp4 x nvfp4 -> bfloat16, batch=1 m=8 n=16 k=128, result (8, 16)", text
-    )
-    self.assertIn("lhs uint8[8, 64]", text)
-    self.assertIn("rhs_scale float8_e4m3fn[16, 8]", text)
-    self.assertIn("implementation: xla, as decided for", text)
+    x, w = (np.asarray(jp.dequantize(a), np.float64) for a in (x, w))
+    found = float(text.split("the reference has ")[1].split("\n")[0])
+    np.testing.assert_allclose(found, x[3] @ w[5], rtol=1e-4)
+    for words in (
+      r"call: .*guards_test\.py:\d+ \(.*model\)",
+      "name scope: attention",
+      "nvfp4 x nvfp4 -> bfloat16, batch=1 m=8 n=16 k=128, result .8, 16.",
+      r"lhs uint8\[8, 64\]",
+      r"rhs_scale float8_e4m3fn\[16, 8\]",
+      "implementation: xla, as decided for",
+    ):
+      self.assertRegex(text, words)
 
   @parameterized.parameters(np.nan, np.inf, -np.inf)
   @pytest.mark.full
   def test_each_number_that_is_not_finite_is_found(self, value):
     self.plant((0, 0), value=value)
-    with self.assertRaisesRegex(jp.NonFiniteError, f"first is {value} at"):
-      planted.run(planted.dot, planted.quantized(M), planted.quantized(N))
+    self.assert_found(f"first is {value} at", dot, *pair())
 
   @parameterized.parameters(
-    ("xla", "cpu"), ("triton", "h200"), ("cudnn", "b200"), ("cpu", "cpu")
+    ("xla", "cpu", {}),
+    ("triton", "h200", {}),
+    ("cudnn", "b200", {"cudnn_version": (9, 13, 0)}),
+    ("cpu", "cpu", {"cpu_kernels": "avx2"}),
   )
   @pytest.mark.sample(1)
-  def test_every_implementation_is_checked(self, name, target):
-    backend = backends.BACKENDS[name]
-    self.plant((1, 2), backend=backend)
-    kernels = {"cpu_kernels": "avx2"} if name == "cpu" else {}
-    cudnn = {"cudnn_version": (9, 13, 0)} if name == "cudnn" else {}
-    target = dataclasses.replace(
-      targets.named_target(target), **kernels, **cudnn
-    )
+  def test_every_implementation_is_checked(self, name, target, changes):
+    self.plant((1, 2), backend=backends.BACKENDS[name])
+    target = dataclasses.replace(targets.named_target(target), **changes)
     self.enter_context(
       mock.patch.object(
         lowering, "resolve_target", lambda override, _: override or CPU
       )
     )
-
-    def function(x, w):
-      return jp.block_scaled_dot(x, w, implementation=name)
-
-    x, w = planted.quantized(M), planted.quantized(N)
-    with (
-      jp.use_target(target),
-      self.assertRaisesRegex(
-        jp.NonFiniteError, rf"1 of the result(.|\n)*implementation: {name}, as"
-      ),
-    ):
-      planted.run(function, x, w)
+    function = functools.partial(jp.block_scaled_dot, implementation=name)
+    args = pair()
+    with jp.use_target(target):
+      self.assert_found(
+        rf"1 of the result(.|\n)*implementation: {name}, as", function, *args
+      )
 
   @pytest.mark.full
   def test_eager_calls_are_checked(self):
     self.plant((1, 2))
-    # A size of its own: what is compiled for an eager call is kept.
-    x, w = planted.quantized(M, k=96), planted.quantized(N, k=96)
+    # No other test has this size: JAX keeps the programs of eager calls.
+    x, w = quantized(M, k=96), quantized(N, k=96)
     with self.assertRaises(jp.NonFiniteError), jp.debug_checks():
-      planted.dot(x, w)
+      dot(x, w)
 
   @pytest.mark.full
   def test_under_vmap_each_entry_is_checked(self):
-    def function(x, w):
-      return jax.vmap(planted.dot, in_axes=(0, None))(x, w)
-
-    stack = lambda a: jnp.stack([a, a, a])
-    x, w = jax.tree.map(stack, planted.quantized(M)), planted.quantized(N)
-    planted.run(function, x, w)
+    x, w = pair()
+    x = jax.tree.map(lambda a: jnp.stack([a, a, a]), x)
     # The mapped dimension joins the rows: (entries, rows, columns).
-    self.plant((2, 4, 6))
-    with self.assertRaisesRegex(
-      jp.NonFiniteError, r"1 of the result.*at \(4, 6\)"
-    ):
-      planted.run(function, x, w)
+    self.assert_found_once_planted(
+      *((2, 4, 6), r"1 of the result.*at \(4, 6\)"),
+      *(jax.vmap(dot, in_axes=(0, None)), x, w),
+    )
 
   @pytest.mark.full
   def test_products_of_the_backward_pass_are_checked(self):
     multiply = jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="xla")
-
-    def loss(a, b):
-      return jax.checkpoint(lambda a, b: multiply(a, b, NUMBERS).sum())(a, b)
-
+    loss = jax.checkpoint(lambda a, b: multiply(a, b, NUMBERS).sum())
     rng = np.random.default_rng(0)
-    a = rng.normal(size=(M, K)).astype(np.float32)
-    b = rng.normal(size=(K, N)).astype(np.float32)
+    a, b = (rng.normal(size=s).astype(np.float32) for s in ((M, K), (K, N)))
 
     def wrong_in_one(call, problem, target):
-      result = planted.XLA.emit(call, problem, target)
+      result = XLA.emit(call, problem, target)
       # The product that makes the gradient of `a` alone has this shape.
       is_dgrad = result.shape == (M, K)
       return result.at[1, 2].set(np.nan) if is_dgrad else result
 
     self.replace_emit(wrong_in_one)
-    with self.assertRaisesRegex(jp.NonFiniteError, r"result \(8, 128\)"):
-      planted.run(jax.grad(loss), a, b)
+    self.assert_found(r"result \(8, 128\)", jax.grad(loss), a, b)
 
   @pytest.mark.full
   def test_inside_of_scan_and_cond(self):
     def function(x, w):
       def body(carry, _):
-        y = jax.lax.cond(
-          carry > 1, planted.dot, lambda x, w: jnp.zeros((M, N)), x, w
-        )
+        y = jax.lax.cond(carry > 1, dot, lambda x, w: jnp.zeros((M, N)), x, w)
         return carry + 1, y
 
       return jax.lax.scan(body, 0, None, length=4)
 
-    x, w = planted.quantized(M), planted.quantized(N)
-    planted.run(function, x, w)
-    self.plant((1, 2))
-    with self.assertRaises(jp.NonFiniteError):
-      planted.run(function, x, w)
+    self.assert_found_once_planted((1, 2), "", function, *pair())
 
   @parameterized.parameters(
     (jp.MXFP8, P("x"), AxisType.Auto),
@@ -175,66 +213,60 @@ class FiresTest(planted.Case):
       leaf_spec = spec if leaf.size > 1 else P()
       return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, leaf_spec))
 
-    x = jax.tree.map(put, planted.quantized(M, format))
-    w = planted.quantized(N, format)
-    function = planted.dot
+    x, w = pair(format)
+    x = jax.tree.map(put, x)
+    function = dot
     if spec == P(None, "x"):
       w = jax.tree.map(put, w)
       if kind == AxisType.Explicit:  # else it is ambiguous
-        function = functools.partial(planted.dot, out_sharding=P())
+        function = functools.partial(dot, out_sharding=P())
     with jax.set_mesh(mesh):
-      planted.run(function, x, w)
-      self.plant((1, 2))
-      with self.assertRaises(jp.NonFiniteError):
-        planted.run(function, x, w)
+      self.assert_found_once_planted((1, 2), "", function, x, w)
 
   @pytest.mark.full
   def test_inside_of_shard_map_each_share_is_checked(self):
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     function = jax.shard_map(
-      lambda x, w: planted.dot(x, w),
-      mesh=mesh,
+      lambda x, w: dot(x, w),
+      mesh=jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,)),
       in_specs=(P("x"), P()),
       out_specs=P("x"),
     )
-    x, w = planted.quantized(M), planted.quantized(N)
-    planted.run(function, x, w)
-    self.plant((1, 2))
-    with self.assertRaisesRegex(jp.NonFiniteError, r"result \(2, 16\)"):
-      planted.run(function, x, w)
+    self.assert_found_once_planted(
+      (1, 2), r"result \(2, 16\)", function, *pair()
+    )
 
 
-class OffTest(planted.Case):
-  def texts(self, function, *args):
-    traced = jax.jit(lambda *args: function(*args)).trace(*args)
+class OffTest(Case):
+  def texts(self, *args):
+    traced = jax.jit(fresh(dot)).trace(*args)
     return str(traced.jaxpr), traced.lower().as_text()
 
   def test_off_nothing_is_added_to_what_is_traced(self):
-    args = planted.quantized(M), planted.quantized(N)
-    before = self.texts(planted.dot, *args)
-    jaxpr = jax.make_jaxpr(lambda *args: planted.dot(*args))(*args)
+    args = pair()
+    before = self.texts(*args)
+    jaxpr = jax.make_jaxpr(fresh(dot))(*args)
     self.assertEqual(
       [eqn.primitive.name for eqn in jaxpr.eqns], ["block_scaled_dot"]
     )
     with jp.debug_checks():
-      inside = self.texts(planted.dot, *args)
+      inside = self.texts(*args)
       with jp.debug_checks(False):
-        off_again = self.texts(planted.dot, *args)
+        off_again = self.texts(*args)
     self.assertEqual(before, off_again)
-    self.assertEqual(before, self.texts(planted.dot, *args))
+    self.assertEqual(before, self.texts(*args))
     self.assertIn("debug_callback", inside[0])
     self.assertIn("callback", inside[1])
     self.assertNotIn("callback", before[1])
 
   def test_jitted_function_is_traced_again_inside_and_reused_outside(self):
     self.plant((1, 2))
-    args = planted.quantized(M), planted.quantized(N)
+    args = pair()
     traces = []
 
     @jax.jit
     def function(x, w):
       traces.append(1)
-      return planted.dot(x, w)
+      return dot(x, w)
 
     function(*args)
     with self.assertRaises(jp.NonFiniteError), jp.debug_checks():
@@ -243,24 +275,23 @@ class OffTest(planted.Case):
     self.assertLen(traces, 2)
 
 
-class RaisesTest(planted.Case):
+class RaisesTest(Case):
   def test_error_of_an_asynchronous_result_is_raised_on_leaving(self):
     self.plant((1, 2))
-    args = planted.quantized(M), planted.quantized(N)
     with (
       self.assertRaises(jp.NonFiniteError) as caught,
       jp.debug_checks(),
     ):
-      jax.jit(lambda *args: planted.dot(*args))(*args)
+      jax.jit(fresh(dot))(*pair())
     self.assertIsInstance(caught.exception, FloatingPointError)
+    with jp.debug_checks():
+      pass  # the failure of one block does not reach the next
 
   def test_compiled_ahead_of_time_it_checks_wherever_it_runs(self):
     self.plant((1, 2))
-    args = planted.quantized(M), planted.quantized(N)
+    args = pair()
     with jp.debug_checks():
-      compiled = (
-        jax.jit(lambda *args: planted.dot(*args)).lower(*args).compile()
-      )
+      compiled = jax.jit(fresh(dot)).lower(*args).compile()
     with self.assertRaisesRegex(
       jax.errors.JaxRuntimeError,
       "NonFiniteError: block_scaled_dot: 1 of the result",
@@ -272,13 +303,9 @@ class RaisesTest(planted.Case):
       compiled(*args)
 
   def test_other_errors_of_the_block_are_left_alone(self):
-    with self.assertRaisesRegex(KeyError, "mine"), jp.debug_checks():
-      raise KeyError("mine")
-    with (
-      self.assertRaisesRegex(jax.errors.JaxRuntimeError, "mine"),
-      jp.debug_checks(),
-    ):
-      raise jax.errors.JaxRuntimeError("mine")
+    for error in (KeyError, jax.errors.JaxRuntimeError):
+      with self.assertRaisesRegex(error, "mine"), jp.debug_checks():
+        raise error("mine")
 
   def test_error_of_the_block_tells_of_a_check_that_failed_before(self):
     self.plant((1, 2))
@@ -286,57 +313,171 @@ class RaisesTest(planted.Case):
     # error in its share.
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, P("x"))
-    put = lambda leaf: jax.device_put(leaf, sharding)
-    args = jax.tree.map(put, planted.quantized(M)), planted.quantized(N)
+    x, w = pair()
+    x = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), x)
     with self.assertRaises(KeyError) as caught, jp.debug_checks():
-      jax.jit(lambda *args: planted.dot(*args))(*args)
+      jax.jit(fresh(dot))(x, w)
       raise KeyError("mine")
     (note,) = caught.exception.__notes__
     self.assertRegex(note, "Before it a check failed: block_scaled_dot: 4 of")
     with jp.debug_checks():
       pass  # it is not raised once more
 
-  def test_failure_of_one_block_does_not_reach_the_next(self):
-    self.plant((1, 2))
-    args = planted.quantized(M), planted.quantized(N)
-    with self.assertRaises(jp.NonFiniteError):
-      planted.run(planted.dot, *args)
-    with jp.debug_checks():
-      pass
-
   def test_export_is_refused_by_jax(self):
-    args = planted.quantized(M), planted.quantized(N)
-    specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
     with (
       self.assertRaisesRegex(Exception, "serialization of host_callbacks"),
       jp.debug_checks(),
     ):
-      jax.export.export(jax.jit(lambda x, w: planted.dot(x, w)))(
-        *specs
-      ).serialize()
+      jax.export.export(jax.jit(fresh(dot)))(*pair()).serialize()
 
-  @parameterized.parameters(None, 1, "on")
-  @pytest.mark.sample(1)
-  def test_what_is_no_bool_is_an_error(self, enabled):
-    with (
-      self.assertRaisesRegex(TypeError, f"got {enabled!r}"),
-      jp.debug_checks(enabled),
-    ):
-      pass
+  def test_what_is_no_bool_is_an_error(self):
+    for enabled in (None, 1, "on"):
+      with (
+        self.assertRaisesRegex(TypeError, f"got {enabled!r}"),
+        jp.debug_checks(enabled),
+      ):
+        pass
 
   def test_gpu_that_is_not_there_is_refused_by_jax(self):
-    specs = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
-      (planted.quantized(M), planted.quantized(N)),
-    )
     with jp.debug_checks():
-      traced = jax.jit(lambda x, w: planted.dot(x, w)).trace(*specs)
+      traced = jax.jit(fresh(dot)).trace(*pair())
     if not any(d.platform == "gpu" for d in jax.devices()):
-      # Of a platform and a backend that JAX has not, in words that vary.
+      # JAX's words about an absent platform vary.
       with self.assertRaisesRegex(
         (RuntimeError, ValueError), "gpu|the lowering platform cuda"
       ):
         traced.lower(lowering_platforms=("cuda",))
+
+
+def with_leaf(x, name, index, byte):
+  """A `ScaledArray` with one byte of its values or of its scale replaced."""
+  leaf = np.array(getattr(x, name))
+  leaf.view(np.uint8)[index] = byte
+  leaves = {"values": x.values, "scale": x.scale, name: jnp.asarray(leaf)}
+  return jp.ScaledArray(
+    leaves["values"], leaves["scale"], x.global_scale, x.format
+  )
+
+
+def plain_with(value):
+  return jnp.ones((M, K)).at[2, 3].set(value)
+
+
+def one_number(number):
+  """lhs and rhs; one row of their product is `number`."""
+  x = np.zeros((M, K), np.float32)
+  x[2, 0] = number
+  return jnp.asarray(x), jp.quantize(np.ones((N, K), np.float32), jp.MXFP8)
+
+
+# By name: lhs, rhs, and further arguments, of x and w.
+EXPLAINED = {
+  "NaN among values": lambda x, w: (
+    with_leaf(x, "values", (2, 3), 0x7F), w, {}
+  ),
+  "NaN among scales": lambda x, w: (
+    x, with_leaf(w, "scale", (2, 1), 0xFF), {}
+  ),
+  "NaN in a plain side": lambda x, w: (plain_with(np.nan), w, {}),
+  "Inf in a plain side": lambda x, w: (plain_with(np.inf), w, {}),
+  # 2^127 * 2^10 is beyond f32.
+  "overflow of f32": lambda x, w: (
+    with_leaf(x, "scale", (2, slice(None)), 254),
+    with_leaf(w, "scale", (2, 1), 137),
+    {},
+  ),
+  # Halfway between the largest number and the next power of two.
+  "f16 rounds to Inf": lambda x, w: (
+    *one_number(65520), {"preferred_element_type": F16}
+  ),
+  "bf16 rounds to Inf": lambda x, w: (
+    *one_number(3.3961775e38), {"preferred_element_type": BF16}
+  ),
+  "NaN in a bias": lambda x, w: (
+    x, w, {"bias": jnp.zeros((N,)).at[3].set(np.nan), "activation": "gelu"}
+  ),
+  "Inf in a residual": lambda x, w: (
+    x,
+    w,
+    {"residual": jnp.zeros((M, N)).at[2, 3].set(-np.inf), "activation": "relu"},
+  ),
+  "NaN in a row's global scale": lambda x, w: (
+    x, w, {"global_scale": jnp.ones((M, 1)).at[2].set(np.nan)}
+  ),
+}  # fmt: skip
+
+
+class ExplainedTest(Case):
+  @parameterized.parameters(*EXPLAINED)
+  @pytest.mark.sample(1)
+  def test_what_the_operands_explain_passes_and_hides_nothing_else(self, name):
+    *args, kwargs = EXPLAINED[name](*pair())
+    result = run(dot, *args, **kwargs)
+    bad = ~np.isfinite(np.asarray(result, np.float32))
+    self.assertTrue(bad.any())
+    self.assertFalse(bad.all())
+    fine = tuple(int(i) for i in np.argwhere(~bad)[-1])
+    self.plant(fine)
+    text = self.assert_found("", dot, *args, **kwargs)
+    self.assertStartsWith(text, "block_scaled_dot: 1 of the result")
+    self.assertIn(f"nan at {fine}", text)
+
+  @parameterized.parameters(
+    # 60000 is a number of f16; the planted Inf is not its rounding.
+    (F16, 60000.0, "the reference has 60000.0"),
+    # A global scale rounded to bf16 may be larger by almost 2^-8.
+    (BF16, 3.3895314e38 * (1 - 0.99 * 2.0**-8), None),
+    # Its own sum may be as large as the next number, which rounds to Inf.
+    (F16, 65500.0, None),
+    # Beyond the rounding; twice the contract's bound counts as well: 2^-19.
+    (jnp.float32, 3.4028235e38 * (1 - 1.5 * 2.0**-18), "the reference has"),
+    (F16, 65504.0 * (1 - 1.5 * 2.0**-11), "the reference has"),
+    (BF16, 3.3895314e38 * (1 - 1.5 * 2.0**-8), "the reference has"),
+  )
+  @pytest.mark.sample(3)
+  def test_overflow_passes_only_within_the_bound_of_an_implementation(
+    self, dtype, number, words
+  ):
+    call = (dot, *one_number(number))
+    self.plant((2, 0), value=np.inf)
+    if words is None:
+      run(*call, preferred_element_type=dtype)
+    else:
+      self.assert_found(words, *call, preferred_element_type=dtype)
+
+  def test_sum_whose_terms_overflow_in_some_order_passes(self):
+    x = np.zeros((M, K), np.float32)
+    x[:, :2] = [3e38, -3e38]
+    args = jnp.asarray(x), jp.quantize(np.ones((N, K), np.float32), jp.MXFP8)
+    self.assertTrue(np.isfinite(run(dot, *args)).all())
+    self.plant((1, 2))
+    run(dot, *args)
+
+  @parameterized.parameters((0, N, K), (M, 0, K), (M, N, 0))
+  @pytest.mark.sample(1)
+  def test_empty_calls_pass(self, m, n, k):
+    x, w = (jp.quantize(np.zeros((r, k), np.float32), jp.MXFP8) for r in (m, n))
+    self.assertEqual(run(dot, x, w).shape, (m, n))
+
+  def test_swizzled_scales_are_understood(self):
+    swizzled = (
+      jp.ScaledArray(
+        *(a.values, jp.swizzle_scale(a.scale), None, a.format),
+        scale_layout="swizzled_128x4",
+      )
+      for a in pair()
+    )
+    self.plant((1, 2))
+    self.assert_found("1 of the result", dot, *swizzled)
+
+  @pytest.mark.full
+  def test_weights_that_were_prepared_are_understood(self):
+    x, w = pair(jp.NVFP4)
+    w = jp.prepare_weights(w, targets.named_target("h200"))
+    self.assertTrue(w.is_interleaved)
+    bias = jnp.zeros((N,)).at[3].set(np.nan)
+    self.plant((1, 2))
+    self.assert_found("1 of the result", dot, x, w, bias=bias)
 
 
 if __name__ == "__main__":

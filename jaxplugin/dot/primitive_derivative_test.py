@@ -4,7 +4,8 @@
 
 Expected values are JAX's own derivatives of `lax.dot_general` and `jax.nn`, on
 operands that NumPy dequantized. Integers under scales that are powers of two
-make most of them exact.
+make most of them exact. Under JAX's transformations and on meshes derivatives
+are those of loops, of dense weights and on one device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jax import lax
 from jax import test_util
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.dot import rules
@@ -53,7 +57,7 @@ def integers(rng, shape, dtype=np.float32):
   return jnp.asarray(rng.integers(-4, 5, shape), dtype)
 
 
-class SideTest(parameterized.TestCase):
+class SideTest(transformations.PrimitiveTestCase):
   @parameterized.parameters(
     *((i, (None, "xla")[i // 2 % 2]) for i in range(len(KINDS)))
   )
@@ -189,10 +193,12 @@ class Composition:
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     w = jp.quantize(normal(7, 128), jp.NVFP4)
     self.w = jp.ScaledArray(w.values, w.scale, None, jp.NVFP4)
-    dequantized = contract.dequantize(
-      np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4, 1
+    dequantized = jnp.asarray(
+      contract.dequantize(
+        np.asarray(w.unpack().values), np.asarray(w.scale), jp.NVFP4, 1
+      ),
+      jnp.float32,
     )
-    dequantized = jnp.asarray(dequantized, jnp.float32)
     self.args = {
       "lhs": normal(2, 3, 128).astype(dtype),
       "global_scale": jnp.float32(2.0**-12),
@@ -205,16 +211,15 @@ class Composition:
     self.tangents["global_scale"] *= 2.0**-12
     self.g = normal(2, 3, 7).astype(dtype)
 
-    def function(w, lhs, **kwargs):
-      return jp.block_scaled_dot(
-        lhs,
-        w,
-        dimension_numbers=(((2,), (1,)), ((), ())),
-        preferred_element_type=dtype,
-        activation=activation,
-        implementation=implementation,
-        **kwargs,
-      )
+    self.function = lambda lhs, **kwargs: jp.block_scaled_dot(
+      lhs,
+      self.w,
+      dimension_numbers=(((2,), (1,)), ((), ())),
+      preferred_element_type=dtype,
+      activation=activation,
+      implementation=implementation,
+      **kwargs,
+    )
 
     def expected(lhs, global_scale=1.0, bias=0.0, residual=0.0):
       f32 = lambda x: jnp.asarray(x, jnp.float32)
@@ -222,8 +227,6 @@ class Composition:
       y = ACTIVATIONS[activation](y * global_scale + f32(bias))
       return (y + f32(residual)).astype(dtype)
 
-    self.of_w = function
-    self.function = functools.partial(function, self.w)
     self.expected = expected
 
 
@@ -357,17 +360,14 @@ class CostTest(transformations.PrimitiveTestCase):
     if not HAS_CPU_KERNELS:
       self.skipTest("no CPU kernels here")
     case = Composition(None)
-    function = lambda x: case.function(x)
-    x = case.args["lhs"]
-    lowered = lambda f, *args: jax.jit(f).lower(*args).as_text()
-    dots = lambda text: text.count("custom_call @jaxplugin_block_scaled_dot")
-    plain = lowered(function, x)
-    self.assertEqual(dots(plain), 1)
-    self.assertEqual(
-      dots(lowered(jax.value_and_grad(lambda x: function(x).sum()), x)), 1
-    )
-    pushed = lowered(lambda x, t: jax.jvp(function, (x,), (t,)), x, x)
-    self.assertEqual(dots(pushed), 2)
+    function, x = case.function, case.args["lhs"]
+    call = "custom_call @jaxplugin_block_scaled_dot"
+    for f, args, count in (
+      (lambda x: function(x), (x,), 1),
+      (jax.value_and_grad(lambda x: function(x).sum()), (x,), 1),
+      (lambda x, t: jax.jvp(function, (x,), (t,)), (x, x), 2),
+    ):
+      self.assertEqual(jax.jit(f).lower(*args).as_text().count(call), count)
 
 
 class RefusalTest(parameterized.TestCase):
@@ -385,22 +385,19 @@ class RefusalTest(parameterized.TestCase):
       x = jp.ScaledArray(values, self.x.scale, None, jp.MXFP8)
       return jp.block_scaled_dot(x, self.w).sum()
 
-    values = self.x.values
-    runs = {
-      "grad": lambda: jax.grad(function)(values),
-      "jvp": lambda: jax.jvp(function, (values,), (values,)),
-      "linearize": lambda: jax.linearize(function, values),
-      "vjp": lambda: jax.jit(lambda v: jax.vjp(function, v)[0])(values),
-      "transpose": lambda: jax.linear_transpose(function, values)(
-        jnp.float32(1)
-      ),
-    }
+    run = {
+      "grad": jax.grad(function),
+      "jvp": lambda x: jax.jvp(function, (x,), (x,)),
+      "linearize": lambda x: jax.linearize(function, x),
+      "vjp": jax.jit(lambda x: jax.vjp(function, x)[0]),
+      "transpose": lambda x: jax.linear_transpose(function, x)(jnp.float32(1)),
+    }[transform]
     with self.assertRaisesRegex(
       NotImplementedError,
       r"block_scaled_dot: quantized values and block scales have no derivative,"
       r" .*respect to lhs \(mxfp8\);.*jaxplugin\.quantize_dots.*dot_general",
     ):
-      runs[transform]()
+      run(self.x.values)
 
   def test_every_operand_without_a_derivative_is_named(self):
     with self.assertRaisesRegex(
@@ -411,15 +408,213 @@ class RefusalTest(parameterized.TestCase):
   def test_linear_transpose_of_what_is_not_linear_is_refused(self):
     activated = lambda x: jp.block_scaled_dot(x, self.w, activation="silu")
     both = lambda x, s: jp.block_scaled_dot(x, self.w, global_scale=s)
-    g = jnp.ones((3, 5))
-    with self.assertRaisesRegex(
-      NotImplementedError, "not linear in lhs through silu; use jax.vjp"
+    for function, args, words in (
+      (activated, (), "not linear in lhs through silu; use jax.vjp"),
+      (both, (jnp.float32(1),), "not linear in lhs and global_scale at once"),
     ):
-      jax.linear_transpose(activated, self.plain)(g)
-    with self.assertRaisesRegex(
-      NotImplementedError, "not linear in lhs and global_scale at once"
-    ):
-      jax.linear_transpose(both, self.plain, jnp.float32(1))(g)
+      with self.assertRaisesRegex(NotImplementedError, words):
+        jax.linear_transpose(function, self.plain, *args)(jnp.ones((3, 5)))
+
+
+class TransformTest(transformations.PrimitiveTestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    self.w = transformations.array(rng, jp.MXFP8, (5, 64))
+    self.stack = transformations.array(rng, jp.MXFP8, (4, 5, 64))
+    self.x = integers(rng, (3, 64))
+    self.xs = integers(rng, (4, 3, 64))
+    self.g = integers(rng, (3, 5))
+    self.rng = rng
+
+  def pull(self, x, w, g, **kwargs):
+    return jax.vjp(lambda x: jp.block_scaled_dot(x, w, **kwargs), x)[1](g)[0]
+
+  @parameterized.parameters(
+    ((0, None, None),), ((None, 0, None),), ((None, None, 0),), ((0, 0, 0),)
+  )
+  @pytest.mark.sample(1)
+  def test_vmap_of_a_gradient_is_a_loop(self, in_axes):
+    stacked = self.xs, self.stack, integers(self.rng, (4, 3, 5))
+    args = [
+      many if axis == 0 else one
+      for many, one, axis in zip(
+        stacked, (self.x, self.w, self.g), in_axes, strict=True
+      )
+    ]
+    pull = functools.partial(self.pull, activation="relu")
+    actual = jax.jit(jax.vmap(pull, in_axes=in_axes))(*args)
+    entry = lambda i: [
+      jax.tree.map(lambda t: t[i], a) if axis == 0 else a
+      for a, axis in zip(args, in_axes, strict=True)
+    ]
+    self.assert_same(actual, np.stack([pull(*entry(i)) for i in range(4)]))
+
+  @pytest.mark.full
+  def test_gradient_of_a_scan_over_stacked_weights_is_that_of_a_loop(self):
+    eye = jnp.eye(5, 64) / 64
+
+    def layer(x, w):
+      return jp.block_scaled_dot(x, w, activation="relu") @ eye
+
+    def by_scan(x, remat):
+      step = lambda x, w: (layer(x, w), None)
+      step = jax.checkpoint(step) if remat else step
+      return lax.scan(step, x, self.stack)[0].sum()
+
+    def by_loop(x):
+      for i in range(4):
+        x = layer(x, jax.tree.map(lambda t, i=i: t[i], self.stack))
+      return x.sum()
+
+    expected = jax.grad(by_loop)(self.x)
+    self.assertTrue(np.any(expected))
+    for remat in (False, True):
+      actual = jax.jit(jax.grad(by_scan), static_argnums=1)(self.x, remat)
+      np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+  def test_linear_transpose_is_the_pullback(self):
+    function = lambda x: jp.block_scaled_dot(x, self.w)
+    (actual,) = jax.linear_transpose(function, self.x)(self.g)
+    self.assert_same(actual, self.pull(self.x, self.w, self.g))
+    args = (self.x, jnp.zeros(5), jnp.zeros((3, 5)))
+    function = lambda x, b, r: jp.block_scaled_dot(
+      x, self.w, bias=b, residual=r
+    )
+    x, bias, residual = jax.linear_transpose(function, *args)(self.g)
+    self.assert_same(x, actual)
+    self.assert_same(bias, self.g.sum(0))
+    self.assert_same(residual, self.g)
+
+  def test_jacobians_by_either_mode_are_the_dequantized_weight(self):
+    function = lambda x: jp.block_scaled_dot(x[None], self.w)[0]
+    expected = np.asarray(jp.dequantize(self.w))
+    self.assert_same(jax.jacfwd(function)(self.x[0]), expected)
+    self.assert_same(jax.jacrev(function)(self.x[0]), expected)
+
+  def test_argument_weights_without_a_derivative_are_constants(self):
+    packed = transformations.array(
+      self.rng, jp.NVFP4, (5, 64), storage="packed_scaled_array"
+    )
+    for w in (self.w, packed):
+      function = lambda x, w: jp.block_scaled_dot(x, w).sum()
+      expected = np.asarray(jp.dequantize(w)).sum(0)
+      expected = np.tile(expected, (3, 1))
+      self.assert_same(jax.grad(function)(self.x, w), expected)
+      self.assert_same(jax.jit(jax.grad(function))(self.x, w), expected)
+
+  def test_debug_checks_let_derivatives_pass(self):
+    expected = self.pull(self.x, self.w, self.g, activation="relu")
+    with jp.debug_checks():
+      actual = self.pull(self.x, self.w, self.g, activation="relu")
+    self.assert_same(actual, expected)
+
+  def test_gradient_of_a_symbolic_size_is_exported(self):
+    (m,) = jax.export.symbolic_shape("m")
+    exported = jax.export.export(jax.jit(self.pull))(
+      jax.ShapeDtypeStruct((m, 64), jnp.float32),
+      self.w,
+      jax.ShapeDtypeStruct((m, 5), jnp.float32),
+    )
+    self.assert_same(
+      exported.call(self.x, self.w, self.g), self.pull(self.x, self.w, self.g)
+    )
+
+
+class ShardingTest(transformations.PrimitiveTestCase):
+  def setUp(self):
+    super().setUp()
+    if jax.device_count() < 8:
+      self.skipTest(f"needs 8 devices, has {jax.device_count()}")
+    rng = np.random.default_rng(0)
+    self.w = transformations.array(rng, jp.MXFP8, (8, 64))
+    self.args = (
+      integers(rng, (4, 64)),
+      jnp.float32(2),
+      integers(rng, (8,)),
+      integers(rng, (4, 8)),
+    )
+    self.g = integers(rng, (4, 8))
+    self.expected = self.gradients(*self.args, self.w, self.g)
+
+  def dot(self, x, scale, bias, residual, w):
+    return jp.block_scaled_dot(
+      *(x, w),
+      global_scale=scale,
+      bias=bias,
+      residual=residual,
+      activation="relu",
+    )
+
+  def gradients(self, *args):
+    *args, w, g = args
+    return jax.vjp(lambda *args: self.dot(*args, w), *args)[1](g)
+
+  def sharded(self, kind):
+    mesh = jax.make_mesh((2, 4), ("m", "n"), axis_types=(kind,) * 2)
+    put = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
+    x, scale, bias, residual = self.args
+    return mesh, (
+      put(x, "m", None),
+      put(scale),
+      put(bias, "n"),
+      put(residual, "m", "n"),
+      jax.tree.map(lambda a: put(a, "n", None), self.w),
+      put(self.g, "m", "n"),
+    )
+
+  def test_partitioned_gradients_equal_those_on_one_device(self):
+    _, args = self.sharded(AxisType.Auto)
+    actual = jax.jit(self.gradients)(*args)
+    jax.tree.map(self.assert_same, actual, self.expected)
+
+  @parameterized.parameters(True, False)
+  @pytest.mark.full
+  def test_gradients_have_the_explicit_sharding_of_their_operands(self, is_jit):
+    mesh, args = self.sharded(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+      run = jax.jit(self.gradients) if is_jit else self.gradients
+      actual = run(*args)
+      for a, arg in zip(actual, args, strict=False):
+        self.assertEqual(
+          jax.typeof(a).sharding.spec, jax.typeof(arg).sharding.spec
+        )
+    jax.tree.map(self.assert_same, actual, self.expected)
+
+  def test_operands_on_no_mesh_have_gradients_inside_an_explicit_one(self):
+    mesh, _ = self.sharded(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+      actual = self.gradients(*self.args, self.w, self.g)
+    jax.tree.map(self.assert_same, actual, self.expected)
+
+  def test_tangents_have_the_explicit_sharding_of_the_result(self):
+    mesh, args = self.sharded(AxisType.Explicit)
+    x, _, bias, *_, w, _ = args
+    with jax.set_mesh(mesh):
+      function = lambda bias: jp.block_scaled_dot(x, w, bias=bias)
+      value, tangent = jax.jvp(function, (bias,), (bias,))
+      self.assertEqual(jax.typeof(tangent), jax.typeof(value))
+    self.assert_same(tangent, np.tile(np.asarray(self.args[2]), (4, 1)))
+
+  @parameterized.parameters(True, False)
+  @pytest.mark.sample(1)
+  def test_gradients_in_shard_map_are_summed_over_the_devices(self, check_vma):
+    mesh, args = self.sharded(AxisType.Auto)
+    *args, w, g = args
+
+    def local(*args):
+      *args, g = args
+      return lax.psum((self.dot(*args) * g).sum(), ("m", "n"))
+
+    loss = lambda *args: jax.shard_map(
+      local,
+      mesh=mesh,
+      in_specs=(P("m"), P(), P("n"), P("m", "n"), P("n"), P("m", "n")),
+      out_specs=P(),
+      check_vma=check_vma,
+    )(*args, w, g)
+    actual = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*args)
+    jax.tree.map(self.assert_same, actual, self.expected)
 
 
 if __name__ == "__main__":

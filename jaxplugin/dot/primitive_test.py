@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`block_scaled_dot` under JAX's transformations: the same as the plain call.
 
-Control flow and a mesh of one device; derivatives, `vmap` and export have tests
-of their own.
+Control flow, a mesh of one device, `vmap` and export; derivatives have tests of
+their own.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+from typing import Final
+from unittest import mock
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,76 +23,83 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
+from jaxplugin.dot import backends
 from jaxplugin.dot import calls
+from jaxplugin.testing import contract
 from jaxplugin.testing import transformations
 
+P = jax.sharding.PartitionSpec
+AxisType = jax.sharding.AxisType
+FORMATS: Final = (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4)
+PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+MAPPED_SIZE: Final = 3
+
+dot = jp.block_scaled_dot
 array = transformations.array
 dots_of = transformations.dots_of
+
+
+def arrays(*kinds_and_shapes, seed=0):
+  """Arrays of integers from one generator, by (format, shape)."""
+  rng = np.random.default_rng(seed)
+  return [array(rng, format, shape) for format, shape in kinds_and_shapes]
+
+
+def entry(tree, i):
+  return jax.tree.map(lambda a: a[i], tree)
+
+
+def specs(tree, leading=None):
+  """Types of arrays; the first dimension may be symbolic."""
+  lead = lambda shape: shape if leading is None else (leading, *shape[1:])
+  return jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(lead(a.shape), a.dtype), tree
+  )
 
 
 class ControlFlowTest(transformations.PrimitiveTestCase):
   def setUp(self):
     super().setUp()
-    rng = np.random.default_rng(0)
-    self.x = array(rng, jp.MXFP8, (3, 64))
-    self.w = array(rng, jp.NVFP4, (5, 64))
+    self.x, self.w = arrays((jp.MXFP8, (3, 64)), (jp.NVFP4, (5, 64)))
+    rng = np.random.default_rng(1)
     self.residual = jnp.asarray(rng.integers(-9, 9, (3, 5)), jnp.float32)
-    self.plain = jp.block_scaled_dot(self.x, self.w, residual=self.residual)
+    self.plain = dot(self.x, self.w, residual=self.residual)
 
   def test_scan_over_stacked_weights_equals_a_loop(self):
-    rng = np.random.default_rng(1)
-    layers = [array(rng, jp.MXFP4, (5, 64)) for _ in range(4)]
-    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *layers)
+    stacked = arrays((jp.MXFP4, (4, 5, 64)))[0]
 
     def step(carry, w):
-      y = jp.block_scaled_dot(self.x, w, residual=carry)
+      y = dot(self.x, w, residual=carry)
       return y, y.sum()
 
     carry, sums = lax.scan(step, self.residual, stacked)
     expected, expected_sums = self.residual, []
-    for w in layers:
-      expected = jp.block_scaled_dot(self.x, w, residual=expected)
+    for i in range(4):
+      expected = dot(self.x, entry(stacked, i), residual=expected)
       expected_sums.append(expected.sum())
     self.assert_same(carry, expected)
     self.assert_same(sums, np.stack(expected_sums))
 
-  @parameterized.parameters(True, False)
-  def test_cond_takes_the_right_branch(self, flag):
+  def test_cond_takes_the_right_branch(self):
     function = jax.jit(
       lambda flag, x, w: lax.cond(
         flag,
-        lambda: jp.block_scaled_dot(x, w, residual=self.residual),
-        lambda: jp.block_scaled_dot(x, w, activation="relu"),
+        lambda: dot(x, w, residual=self.residual),
+        lambda: dot(x, w, activation="relu"),
       )
     )
-    expected = self.plain
-    if not flag:
-      expected = jp.block_scaled_dot(self.x, self.w, activation="relu")
-    self.assert_same(function(flag, self.x, self.w), expected)
+    other = dot(self.x, self.w, activation="relu")
+    for flag, expected in ((True, self.plain), (False, other)):
+      self.assert_same(function(flag, self.x, self.w), expected)
 
   def test_mapped_cond_selects_by_entry(self):
-    def function(flag):
-      return lax.cond(
-        flag,
-        lambda: jp.block_scaled_dot(self.x, self.w, residual=self.residual),
-        lambda: self.residual,
-      )
-
+    function = lambda flag: lax.cond(
+      flag,
+      lambda: dot(self.x, self.w, residual=self.residual),
+      lambda: self.residual,
+    )
     actual = jax.vmap(function)(jnp.array([True, False]))
     self.assert_same(actual, np.stack([self.plain, self.residual]))
-
-  def test_while_loop_accumulates(self):
-    def body(state):
-      i, y = state
-      return i + 1, jp.block_scaled_dot(self.x, self.w, residual=y)
-
-    _, actual = jax.jit(
-      lambda y: lax.while_loop(lambda s: s[0] < 3, body, (0, y))
-    )(self.residual)
-    expected = self.residual
-    for _ in range(3):
-      expected = jp.block_scaled_dot(self.x, self.w, residual=expected)
-    self.assert_same(actual, expected)
 
   @parameterized.parameters(
     None, "everything_saveable", "nothing_saveable", "dots_saveable"
@@ -97,84 +108,54 @@ class ControlFlowTest(transformations.PrimitiveTestCase):
   def test_remat_gives_the_same_value_and_gradient(self, policy):
     if policy is not None:
       policy = getattr(jax.checkpoint_policies, policy)
-
-    def loss(s, remat):
-      def inner(s, x, w):
-        y = jp.block_scaled_dot(x, w, residual=self.residual)
-        return s * s * y
-
-      if remat:
-        inner = jax.checkpoint(inner, policy=policy)
-      return inner(s, self.x, self.w).sum()
-
+    inner = lambda s, x, w: s * s * dot(x, w, residual=self.residual)
+    rematted = jax.checkpoint(inner, policy=policy)
+    loss = lambda f: lambda s: f(s, self.x, self.w).sum()
     s = jnp.float32(2)
-    expected = jax.value_and_grad(loss)(s, False)
+    expected = jax.value_and_grad(loss(inner))(s)
     self.assertEqual(float(expected[1]), 4 * float(self.plain.sum()))
-    for function in (
-      jax.value_and_grad(loss),
-      jax.jit(jax.value_and_grad(loss), static_argnums=1),
-    ):
-      actual = function(s, True)
-      self.assert_same(actual[0], expected[0])
-      self.assert_same(actual[1], expected[1])
+    function = jax.value_and_grad(loss(rematted))
+    for run in (function, jax.jit(function)):
+      jax.tree.map(self.assert_same, run(s), expected)
 
   def test_rematted_dot_is_computed_again_in_the_backward_pass(self):
-    def loss(s):
-      inner = jax.checkpoint(
-        lambda s, x: jnp.sin(s * jp.block_scaled_dot(x, self.w)).sum(),
-        policy=jax.checkpoint_policies.nothing_saveable,
-      )
-      return inner(s, self.x)
-
-    jaxpr = jax.make_jaxpr(jax.grad(loss))(jnp.float32(1)).jaxpr
+    inner = jax.checkpoint(
+      lambda s, x: jnp.sin(s * dot(x, self.w)).sum(),
+      policy=jax.checkpoint_policies.nothing_saveable,
+    )
+    gradient = jax.grad(lambda s: inner(s, self.x))
+    jaxpr = jax.make_jaxpr(gradient)(jnp.float32(1)).jaxpr
     self.assertGreaterEqual(len(dots_of(jaxpr)), 1)
 
   def test_donated_residual_is_reused(self):
-    def function(residual, x, w):
-      return jp.block_scaled_dot(x, w, residual=residual)
-
-    residual = jnp.array(self.residual)
-    actual = jax.jit(function, donate_argnums=0)(residual, self.x, self.w)
-    self.assert_same(actual, self.plain)
-    self.assertTrue(residual.is_deleted())
-    lowered = jax.jit(function, donate_argnums=0).lower(
-      self.residual, self.x, self.w
+    function = jax.jit(
+      lambda residual, x, w: dot(x, w, residual=residual), donate_argnums=0
     )
+    residual = jnp.array(self.residual)
+    self.assert_same(function(residual, self.x, self.w), self.plain)
+    self.assertTrue(residual.is_deleted())
+    lowered = function.lower(self.residual, self.x, self.w)
     self.assertIn("tf.aliasing_output = 0", lowered.as_text())
 
-  def test_compiling_ahead_of_time_gives_the_same_bits(self):
-    function = jax.jit(lambda x, w, r: jp.block_scaled_dot(x, w, residual=r))
-    specs = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
-      (self.x, self.w, self.residual),
-    )
-    compiled = function.lower(*specs).compile()
-    self.assert_same(compiled(self.x, self.w, self.residual), self.plain)
+  def test_eval_shape_and_jaxpr_tell_shape_and_dtype(self):
+    for dtype in ("float32", "bfloat16", "float16"):
+      function = functools.partial(dot, preferred_element_type=dtype)
+      spec = jax.eval_shape(function, self.x, self.w)
+      self.assertEqual((spec.shape, spec.dtype), ((3, 5), jnp.dtype(dtype)))
+      self.assertFalse(spec.weak_type)
+      (eqn,) = dots_of(jax.make_jaxpr(function)(self.x, self.w).jaxpr)
+      self.assertEqual(
+        [v.aval.dtype for v in eqn.invars],
+        [self.x.dtype, self.w.dtype, self.x.scale.dtype, self.w.scale.dtype],
+      )
+      self.assertEqual(eqn.params["call"].lhs.format, jp.MXFP8)
+      self.assertIsInstance(eqn.params["call"], calls.Call)
 
-  @parameterized.parameters("float32", "bfloat16", "float16")
-  def test_eval_shape_and_jaxpr_tell_shape_and_dtype(self, dtype):
-    function = functools.partial(
-      jp.block_scaled_dot, preferred_element_type=dtype
-    )
-    spec = jax.eval_shape(function, self.x, self.w)
-    self.assertEqual((spec.shape, spec.dtype), ((3, 5), jnp.dtype(dtype)))
-    self.assertFalse(spec.weak_type)
-    jaxpr = jax.make_jaxpr(function)(self.x, self.w)
-    (eqn,) = dots_of(jaxpr.jaxpr)
-    self.assertEqual(
-      [v.aval.dtype for v in eqn.invars],
-      [self.x.dtype, self.w.dtype, self.x.scale.dtype, self.w.scale.dtype],
-    )
-    self.assertEqual(eqn.params["call"].lhs.format, jp.MXFP8)
-    self.assertIsInstance(eqn.params["call"], calls.Call)
-
-
-class DerivativeTest(transformations.PrimitiveTestCase):
   def test_stop_gradient_makes_it_a_constant(self):
-    w = array(np.random.default_rng(0), jp.MXFP8, (5, 32))
+    (w,) = arrays((jp.MXFP8, (5, 32)))
 
     def loss(x):
-      y = jp.block_scaled_dot(lax.stop_gradient(x), w, bias=jnp.ones(5))
+      y = dot(lax.stop_gradient(x), w, bias=jnp.ones(5))
       return y.sum() * x.sum()
 
     x = jnp.ones((3, 32))
@@ -190,11 +171,19 @@ def varying_axes(x: jax.Array) -> set[str]:
 class OneDeviceMeshTest(transformations.PrimitiveTestCase):
   def setUp(self):
     super().setUp()
-    rng = np.random.default_rng(0)
-    self.x = array(rng, jp.MXFP8, (2, 3, 64))
-    self.w = array(rng, jp.MXFP4, (2, 5, 64))
+    self.x, self.w = arrays((jp.MXFP8, (2, 3, 64)), (jp.MXFP4, (2, 5, 64)))
     self.bias = jnp.arange(5, dtype=jnp.float32)
-    self.plain = jp.block_scaled_dot(self.x, self.w, bias=self.bias)
+    self.plain = dot(self.x, self.w, bias=self.bias)
+    self.mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+
+  def shard_map(self, function, in_specs, out_specs, **options):
+    return jax.shard_map(
+      function,
+      mesh=self.mesh,
+      in_specs=in_specs,
+      out_specs=out_specs,
+      **options,
+    )
 
   @parameterized.product(
     check_vma=(True, False),
@@ -202,76 +191,394 @@ class OneDeviceMeshTest(transformations.PrimitiveTestCase):
   )
   @pytest.mark.sample(1)
   def test_shard_map_equals_the_plain_call(self, check_vma, specs):
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = lambda s: jax.sharding.PartitionSpec(s)
     varying = {"x"} if check_vma and "x" in specs else set()
 
     def local(x, w, b):
-      y = jp.block_scaled_dot(x, w, bias=b)
+      y = dot(x, w, bias=b)
       self.assertEqual(varying_axes(y), varying)
       return y
 
-    function = jax.shard_map(
-      local,
-      mesh=mesh,
-      in_specs=(*map(spec, specs), spec(None)),
-      out_specs=spec("x" if "x" in specs else None),
-      check_vma=check_vma,
+    out = P("x" if "x" in specs else None)
+    function = self.shard_map(
+      local, (*map(P, specs), P(None)), out, check_vma=check_vma
     )
     for run in (function, jax.jit(function)):
       self.assert_same(run(self.x, self.w, self.bias), self.plain)
 
-  @parameterized.parameters(True, False)
-  def test_contraction_over_shards_is_a_psum_in_shard_map(self, check_vma):
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec(None, None, "x")
-    function = jax.shard_map(
-      lambda x, w: lax.psum(jp.block_scaled_dot(x, w), "x"),
-      mesh=mesh,
-      in_specs=(spec, spec),
-      out_specs=jax.sharding.PartitionSpec(),
-      check_vma=check_vma,
-    )
-    expected = jp.block_scaled_dot(self.x, self.w)
-    self.assert_same(jax.jit(function)(self.x, self.w), expected)
+  def test_contraction_over_shards_is_a_psum_in_shard_map(self):
+    local = lambda x, w: lax.psum(dot(x, w), "x")
+    for check_vma in (True, False):
+      function = self.shard_map(
+        local, P(None, None, "x"), P(), check_vma=check_vma
+      )
+      expected = dot(self.x, self.w)
+      self.assert_same(jax.jit(function)(self.x, self.w), expected)
 
   def test_vmap_in_shard_map_equals_the_plain_call(self):
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    function = jax.shard_map(
-      jax.vmap(jp.block_scaled_dot, in_axes=(0, None)),
-      mesh=mesh,
-      in_specs=(
-        jax.sharding.PartitionSpec("x"),
-        jax.sharding.PartitionSpec(),
-      ),
-      out_specs=jax.sharding.PartitionSpec("x"),
-    )
-    w = jax.tree.map(lambda a: a[0], self.w)
-    expected = jax.vmap(jp.block_scaled_dot, in_axes=(0, None))(self.x, w)
-    self.assert_same(jax.jit(function)(self.x, w), expected)
+    mapped = jax.vmap(dot, in_axes=(0, None))
+    function = self.shard_map(mapped, (P("x"), P()), P("x"))
+    w = entry(self.w, 0)
+    self.assert_same(jax.jit(function)(self.x, w), mapped(self.x, w))
 
   @parameterized.parameters("b", "m", "n")
   @pytest.mark.sample(1)
   def test_explicit_sharding_is_in_the_results_type(self, where):
-    mesh = jax.make_mesh(
-      (1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    of = lambda dimensions: P(
+      *("x" if d == where else None for d in dimensions)
     )
-    P = jax.sharding.PartitionSpec
-    lhs_spec = {"b": P("x", None, None), "m": P(None, "x", None)}
-    rhs_spec = {"b": P("x", None, None), "n": P(None, "x", None)}
     with jax.set_mesh(mesh):
-      put = lambda a, spec: jax.device_put(
-        a, jax.sharding.NamedSharding(mesh, spec)
-      )
-      x = put(self.x, lhs_spec.get(where, P(None, None, None)))
-      w = put(self.w, rhs_spec.get(where, P(None, None, None)))
-      bias = put(self.bias, P(None))
-      function = lambda x, w, b: jp.block_scaled_dot(x, w, bias=b)
-      expected = P(*("x" if where == d else None for d in "bmn"))
+      args = [
+        jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
+        for a, spec in (
+          *((self.x, of("bmk")), (self.w, of("bnk"))),
+          (self.bias, P(None)),
+        )
+      ]
+      function = lambda x, w, b: dot(x, w, bias=b)
       for run in (function, jax.jit(function)):
-        actual = run(x, w, bias)
-        self.assertEqual(jax.typeof(actual).sharding.spec, expected)
+        actual = run(*args)
+        self.assertEqual(jax.typeof(actual).sharding.spec, of("bmn"))
         self.assert_same(actual, self.plain)
+
+
+class ExportTest(transformations.PrimitiveTestCase):
+  def assert_exported(self, function, types, *calls, **options):
+    """Exports for types; a loaded function gives the same bits."""
+    exported = jax.export.export(function, **options)(*types)
+    again = jax.export.deserialize(exported.serialize())
+    for args in calls:
+      self.assert_same(again.call(*args), function(*args))
+    return exported
+
+  @parameterized.product(lhs=FORMATS, rhs=FORMATS)
+  @pytest.mark.sample(1)
+  def test_export_round_trip_gives_the_same_bits(self, lhs, rhs):
+    args = arrays((lhs, (3, 64)), (rhs, (5, 64)))
+    function = functools.partial(dot, global_scale=0.5, bias=jnp.arange(5.0))
+    self.assert_exported(jax.jit(function), args, args)
+
+  @parameterized.parameters(
+    (jp.MXFP8, jp.MXFP8),
+    (jp.MXFP8, jp.NVFP4),
+    (jp.NVFP4, jp.NVFP4),
+    (None, jp.MXFP4),
+    (jp.MXFP4, None),
+  )
+  @pytest.mark.sample(1)
+  def test_symbolic_sizes_serve_every_size(self, lhs, rhs):
+    scope = jax.export.SymbolicScope()
+
+    def spec(dtype, text):
+      shape = jax.export.symbolic_shape(text, scope=scope)
+      return jax.ShapeDtypeStruct(shape, dtype)
+
+    def side(format, rows):
+      values = f"b, {rows}, 32*k"
+      if format is None:
+        return spec(jnp.bfloat16, values)
+      columns = f"b, {rows}, {32 // format.block_size}*k"
+      scale = spec(format.scale_dtype, columns)
+      return jp.ScaledArray(
+        spec(format.values_dtype, values), scale, None, format
+      )
+
+    def make(format, shape, seed):
+      rng = np.random.default_rng(seed)
+      if format is None:
+        return jnp.asarray(rng.integers(-8, 9, shape), jnp.bfloat16)
+      return array(rng, format, shape)
+
+    exported = self.assert_exported(
+      jax.jit(
+        lambda x, w, bias: dot(
+          x, w, global_scale=0.5, bias=bias, activation="relu"
+        )
+      ),
+      (side(lhs, "m"), side(rhs, "n"), spec(jnp.float32, "n")),
+      *(
+        (
+          make(lhs, (b, m, 32 * k), b),
+          make(rhs, (b, n, 32 * k), b + 10),
+          jnp.arange(n, dtype=jnp.float32),
+        )
+        for b, m, n, k in ((1, 1, 1, 1), (2, 3, 5, 4), (3, 1, 7, 2))
+      ),
+    )
+    self.assertEqual(str(exported.out_avals[0].shape), "(b, m, n)")
+
+  def test_export_for_several_platforms_runs_here(self):
+    args = arrays((jp.NVFP4, (3, 64)), (jp.NVFP4, (5, 64)))
+    exported = self.assert_exported(
+      jax.jit(dot), args, args, platforms=PLATFORMS
+    )
+    self.assertEqual(exported.platforms, PLATFORMS)
+
+  def test_each_exported_platform_is_decided_for_itself(self):
+    args = arrays((jp.MXFP8, (3, 64)), (jp.MXFP8, (5, 64)))
+    with mock.patch.object(
+      backends, "choose", side_effect=backends.choose
+    ) as choose:
+      jax.export.export(jax.jit(dot), platforms=PLATFORMS)(*args)
+    decided = [args[0][1].platform for args in choose.call_args_list]
+    self.assertCountEqual(decided, PLATFORMS)
+
+  def test_export_for_several_platforms_takes_symbolic_sizes(self):
+    (m,) = jax.export.symbolic_shape("m")
+    x, w = arrays((jp.MXFP8, (7, 64)), (jp.MXFP8, (5, 64)))
+    types = specs(x, m), w
+    self.assert_exported(jax.jit(dot), types, (x, w), platforms=["cpu", "cuda"])
+
+  def test_vmap_of_an_exported_call_equals_a_loop(self):
+    x, w = arrays((jp.MXFP8, (2, 3, 32)), (jp.MXFP8, (5, 32)))
+    (b,) = jax.export.symbolic_shape("b")
+    function = jax.jit(jax.vmap(dot, in_axes=(0, None)))
+    exported = jax.export.export(function)(specs(x, b), w)
+    expected = np.stack([dot(entry(x, i), w) for i in range(2)])
+    self.assert_same(exported.call(x, w), expected)
+
+
+def flat_dot(*flat, **static):
+  """The call with its arrays in one order, the epilogue's last."""
+  *operands, bias, residual = flat
+  return dot(*operands, bias=bias, residual=residual, **static)
+
+
+def sides(rng, *kinds_shapes_axes):
+  """lhs, rhs and their scales, as raw arrays."""
+  made = [
+    transformations.operand(rng, format, shape, axis=axis, storage="raw")
+    for format, shape, axis in kinds_shapes_axes
+  ]
+  return (*(x.operand for x in made), *(x.scale for x in made))
+
+
+def patterns(count):
+  return (p for p in itertools.product((False, True), repeat=count) if any(p))
+
+
+class VmapTest(transformations.PrimitiveTestCase):
+  def check(self, rng, mapped, make, function):
+    """vmap over random axes against a loop, with a random out axis.
+
+    Args:
+      rng: chooses the axes.
+      mapped: which arrays are mapped.
+      make: entry -> the arrays of one entry; None for an absent one.
+      function: of these arrays.
+    """
+    entries = [make(i) for i in range(MAPPED_SIZE)]
+    args, in_axes = [], []
+    for first, is_mapped, *each in zip(
+      entries[0], mapped, *entries, strict=True
+    ):
+      if first is None or not is_mapped:
+        args.append(first)
+        in_axes.append(None)
+        continue
+      axis = int(rng.integers(first.ndim + 1))
+      args.append(jnp.asarray(np.stack([np.asarray(e) for e in each], axis)))
+      # Negative axes name the same dimension.
+      in_axes.append(axis - (first.ndim + 1) * int(rng.integers(2)))
+    rows = []
+    for each in entries:
+      row = [
+        own if axis is not None else first
+        for own, first, axis in zip(each, entries[0], in_axes, strict=True)
+      ]
+      rows.append(np.asarray(function(*row)))
+    out_axis = int(rng.integers(rows[0].ndim + 1))
+    batched = jax.vmap(function, in_axes=tuple(in_axes), out_axes=out_axis)
+    self.assert_same(batched(*args), np.stack(rows, out_axis))
+    self.assertLen(dots_of(jax.make_jaxpr(batched)(*args).jaxpr), 1)
+
+  @parameterized.parameters(*patterns(7))
+  @pytest.mark.sample(1)
+  def test_every_pattern_of_in_axes_equals_a_loop(self, *mapped):
+    seed = sum(bit << i for i, bit in enumerate(mapped))
+
+    def make(entry):
+      rng = np.random.default_rng([seed, entry])
+      lhs = (jp.MXFP8, (2, 3, 32), 2)
+      return (
+        *sides(rng, lhs, (jp.NVFP4, (2, 5, 32), 2)),
+        jnp.float32(2.0 ** rng.integers(-2, 3)),
+        jnp.asarray(rng.integers(-99, 99, 5), jnp.float32),
+        jnp.asarray(rng.integers(-99, 99, (2, 3, 5)), jnp.float32),
+      )
+
+    function = functools.partial(flat_dot, activation="relu")
+    self.check(np.random.default_rng(seed), mapped, make, function)
+
+  @parameterized.product(
+    mapped=tuple(patterns(4)),
+    order=(
+      # (lhs dimensions, rhs dimensions): b batch, m and n rows, k contracting
+      ("kmb", "bkn"),
+      ("mbkM", "nkbN"),
+      ("bck", "kbc"),  # no rows at all
+      ("k", "nk"),
+    ),
+  )
+  @pytest.mark.sample(1)
+  def test_every_dimension_order_is_mapped(self, mapped, order):
+    sizes = {"b": 2, "c": 3, "m": 3, "M": 2, "n": 5, "N": 2, "k": 64}
+    batch = [d for d in "bc" if d in order[0]]
+    numbers = tuple(
+      tuple(tuple(side.index(d) for d in dims) for side in order)
+      for dims in (["k"], batch)
+    )
+    shapes = [tuple(sizes[d] for d in side) for side in order]
+    axes = [side.index("k") for side in order]
+
+    def make(entry):
+      rng = np.random.default_rng(entry)
+      operands = zip((jp.MXFP4, jp.MXFP8), shapes, axes, strict=True)
+      return (*sides(rng, *operands), None, None, None)
+
+    function = functools.partial(flat_dot, dimension_numbers=numbers)
+    rng = np.random.default_rng(len(order[0]))
+    self.check(rng, (*mapped, False, False, False), make, function)
+
+  @parameterized.product(
+    storage=("packed_raw", "swizzled", "padded", "plain"),
+    mapped=((True, False), (False, True), (True, True)),
+    rhs_storage=("raw", "swizzled"),
+  )
+  @pytest.mark.sample(1)
+  def test_every_storage_is_mapped(self, storage, mapped, rhs_storage):
+    rng = np.random.default_rng(0)
+
+    def make(format, shape, storage):
+      if storage == "plain":
+        return jnp.asarray(rng.integers(-8, 9, shape), jnp.bfloat16), None
+      raw = "raw" if storage == "padded" else storage
+      made = transformations.operand(rng, format, shape, storage=raw)
+      scale = made.scale
+      if storage == "padded":
+        scale = np.full((8, 5), 0xFF, np.uint8).view(scale.dtype)
+        scale[:3, :2] = made.scale
+        scale = jnp.asarray(scale)
+      return made.operand, scale
+
+    def function(lhs, rhs):
+      block_size = 32 if storage == "padded" else None
+      (x, x_scale), (w, w_scale) = lhs, rhs
+      return dot(x, w, x_scale, w_scale, block_size=block_size)
+
+    stacks, args = [], []
+    for side, is_mapped in zip(
+      ((jp.MXFP4, (3, 64), storage), (jp.MXFP8, (130, 64), rhs_storage)),
+      mapped,
+      strict=True,
+    ):
+      entries = [make(*side) for _ in range(MAPPED_SIZE if is_mapped else 1)]
+      stack = jax.tree.map(lambda *xs: jnp.stack(xs, 1), *entries)
+      args.append(stack if is_mapped else entries[0])
+      stacks.append(entries if is_mapped else entries * MAPPED_SIZE)
+    expected = np.stack([function(*pair) for pair in zip(*stacks, strict=True)])
+    in_axes = tuple(1 if is_mapped else None for is_mapped in mapped)
+    batched = jax.vmap(function, in_axes=in_axes)
+    self.assert_same(batched(*args), expected)
+    self.assert_same(jax.jit(batched)(*args), expected)
+
+  @parameterized.product(
+    in_axes=((0, None), (None, 0), (1, None), (None, 2), (2, None)),
+    formats=((jp.MXFP8, jp.MXFP4), (jp.NVFP4, jp.NVFP4)),
+    batched=(False, True),
+  )
+  @pytest.mark.sample(1)
+  def test_unbatched_operand_goes_untouched_into_one_dot(
+    self, in_axes, formats, batched
+  ):
+    # Not even a reshape: the very variables of the arguments are multiplied.
+    rng = np.random.default_rng(0)
+    args = []
+    for format, rows, axis in zip(formats, (4, 6), in_axes, strict=True):
+      x = array(rng, format, (2, rows, 32) if batched else (rows, 32))
+      if axis is not None:
+        x = jax.tree.map(lambda a, axis=axis: jnp.stack([a] * 3, axis), x)
+      args.append(x)
+    jaxpr = jax.make_jaxpr(jax.vmap(dot, in_axes=in_axes))(*args).jaxpr
+    (eqn,) = dots_of(jaxpr)
+    fixed = 0 if in_axes[0] is None else 1
+    self.assertIs(eqn.invars[fixed], jaxpr.invars[2 * fixed])
+    self.assertIs(eqn.invars[2 + fixed], jaxpr.invars[2 * fixed + 1])
+    names = {e.primitive.name for e in transformations.equations(jaxpr)}
+    self.assertNotIn("broadcast_in_dim", names)
+
+  def test_batch_of_activations_folds_into_rows(self):
+    x, w = arrays((jp.MXFP8, (7, 4, 32)), (jp.MXFP8, (6, 32)))
+    function = jax.vmap(dot, in_axes=(0, None))
+    (eqn,) = dots_of(jax.make_jaxpr(function)(x, w).jaxpr)
+    self.assertEqual(
+      eqn.params["call"].dimension_numbers, (((2,), (1,)), ((), ()))
+    )
+    self.assertEqual(eqn.outvars[0].aval.shape, (7, 4, 6))
+
+  def test_nested_vmap_equals_loops(self):
+    x, w = arrays((jp.MXFP8, (4, 3, 32)), (jp.MXFP4, (2, 5, 32)))
+    bias = jnp.arange(10, dtype=jnp.float32).reshape(2, 5)
+    function = lambda x, w, b: dot(x, w, bias=b)
+    of_x, of_w = (0, None, None), (None, 0, 0)
+    outer_w = jax.vmap(jax.vmap(function, of_x), of_w)
+    outer_x = jax.vmap(jax.vmap(function, of_w, out_axes=1), of_x)
+    expected = np.stack(
+      [
+        np.stack(
+          [function(entry(x, j), entry(w, i), bias[i]) for j in range(4)]
+        )
+        for i in range(2)
+      ]
+    )
+    self.assert_same(outer_w(x, w, bias), expected)
+    self.assert_same(outer_x(x, w, bias), expected.transpose(1, 2, 0, 3))
+    self.assertLen(dots_of(jax.make_jaxpr(outer_w)(x, w, bias).jaxpr), 1)
+
+  def test_vector_dot_with_scalar_epilogue_is_mapped(self):
+    x, w = arrays((jp.MXFP8, (4, 32)), (jp.MXFP8, (1, 32)))
+    vector = jp.ScaledArray(w.values[0], w.scale[0], None, jp.MXFP8)
+    residual = jnp.float32(7)
+    function = lambda x, residual: dot(
+      *(x, vector),
+      dimension_numbers=(((0,), (0,)), ((), ())),
+      residual=residual,
+    )
+    expected = np.stack([function(entry(x, i), residual) for i in range(4)])
+    for axis, given in ((None, residual), (0, jnp.full(4, residual))):
+      actual = jax.vmap(function, in_axes=(0, axis))(x, given)
+      self.assert_same(actual, expected)
+
+  @parameterized.parameters((0,), (1,), (3,))
+  @pytest.mark.sample(1)
+  def test_mapped_global_scale_array_equals_a_loop(self, axis):
+    x, w = arrays((jp.MXFP8, (2, 3, 32)), (jp.MXFP8, (2, 5, 32)))
+    powers = np.random.default_rng(0).integers(-2, 3, (4, 2, 3, 1))
+    scales = jnp.asarray(2.0**powers, jnp.float32)
+    function = lambda s: dot(x, w, global_scale=s)
+    expected = np.stack([function(s) for s in scales])
+    moved = jnp.moveaxis(scales, 0, axis)
+    self.assert_same(jax.vmap(function, in_axes=axis)(moved), expected)
+
+  @pytest.mark.full
+  def test_vmap_of_quantize_inside_keeps_one_global_scale_an_entry(self):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(4, 3, 32)), jnp.float32)
+    w = jp.quantize(rng.normal(size=(5, 32)).astype(np.float32), jp.NVFP4)
+    function = lambda row: dot(jp.quantize(row, jp.NVFP4), w)
+    actual = np.asarray(jax.vmap(function)(x))
+    expected = np.stack([function(row) for row in x])
+    # Equal up to the order of adding: the rows are multiplied in one dot.
+    magnitude = lambda a: np.abs(np.asarray(jp.dequantize(a), float))
+    rows = [magnitude(jp.quantize(row, jp.NVFP4)) for row in x]
+    bound = 2 * contract.DOT_BOUND * (np.stack(rows) @ magnitude(w).T)
+    self.assertTrue((np.abs(actual - expected) <= bound).all())
+
+  def test_axis_size_zero_gives_an_empty_result(self):
+    x, w = arrays((jp.MXFP8, (4, 32)), (jp.MXFP8, (5, 32)))
+    empty = jax.tree.map(lambda a: jnp.zeros((0, *a.shape), a.dtype), x)
+    actual = jax.vmap(dot, in_axes=(0, None))(empty, w)
+    self.assertEqual(actual.shape, (0, 4, 5))
 
 
 if __name__ == "__main__":

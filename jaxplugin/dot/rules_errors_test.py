@@ -26,6 +26,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
+from jaxplugin.dot import rules
 from jaxplugin.testing import malformed as malformed_testing
 from jaxplugin.testing import malformed_calls
 
@@ -155,17 +156,19 @@ class MalformedCallTest(parameterized.TestCase):
     self.assertTrue(np.isnan(np.asarray(actual)).all())
 
   def test_precisions_of_jax_are_accepted(self):
-    for precision in (
-      None,
-      "default",
-      "high",
-      "highest",
-      "bfloat16",
-      jax.lax.Precision.HIGH,
-      ("highest", "default"),
-      (jax.lax.Precision.DEFAULT, None),
+    for precision, is_highest in (
+      (None, False),
+      ("default", False),
+      ("high", False),
+      ("highest", True),
+      ("bfloat16", False),
+      (jax.lax.Precision.HIGH, False),
+      (("highest", "default"), True),
+      (("default", "highest"), True),
+      ((jax.lax.Precision.DEFAULT, None), False),
     ):
       jp.block_scaled_dot(**WELL_FORMED(), precision=precision)
+      self.assertIs(rules.canonical_precision(precision), is_highest)
 
   def test_error_names_the_remedy(self):
     for name, remedy in (

@@ -61,22 +61,36 @@ def in_f64(function, *args):
     )
 
 
+def assert_near(actual, expected, tolerance=TOLERANCE):
+  """Compares the leaves of two trees."""
+  for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+    np.testing.assert_allclose(a, e, rtol=0, atol=tolerance)
+
+
+def gradients(product, g):
+  """Returns the gradient of sum(product(x, w) * g)."""
+  return jax.grad(lambda x, w: (product(x, w) * g).sum(), (0, 1))
+
+
+def product(lhs_format, rhs_format, **options):
+  """Returns the dot of two sides that it quantizes."""
+  return lambda x, w: jp.block_scaled_dot(
+    quantize(x, lhs_format), quantize(w, rhs_format), **options
+  )
+
+
+def expected_gradients(format, x=X, w=W, g=G):
+  g = g.astype(float)
+  return g @ dequantized(w, format), g.T @ dequantized(x, format)
+
+
 class GradientTest(parameterized.TestCase):
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(2)
   def test_both_sides_have_the_gradient_at_the_dequantized(self, format):
-    def loss(x, w):
-      y = jp.block_scaled_dot(quantize(x, format), quantize(w, format))
-      return (y * G).sum()
-
-    expected = (
-      G.astype(float) @ dequantized(W, format),
-      G.T.astype(float) @ dequantized(X, format),
-    )
-    gradient = jax.grad(loss, (0, 1))
+    gradient = gradients(product(format, format), G)
     for function in (gradient, jax.jit(gradient)):
-      for actual, wanted in zip(function(X, W), expected, strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=0, atol=TOLERANCE)
+      assert_near(function(X, W), expected_gradients(format))
 
   @pytest.mark.full
   def test_adam_on_both_sides_quantized_lowers_the_loss(self):
@@ -145,28 +159,19 @@ class GradientTest(parameterized.TestCase):
     relative = 2.0**-8 if dtype == jnp.bfloat16 else 0
     for actual, expected in zip(pullback(g), wanted, strict=True):
       scale = np.abs(expected).max()
-      np.testing.assert_allclose(
-        actual, expected, rtol=0, atol=TOLERANCE + 2 * relative * scale
-      )
+      assert_near(actual, expected, TOLERANCE + 2 * relative * scale)
     directions = (X[::-1], W[::-1], FACTOR, BIAS[::-1], RESIDUAL[::-1])
     _, tangent = jax.jvp(function, args, directions)
     wanted = in_f64(
       lambda *a: jax.jvp(formula, a[:5], a[5:])[1], *at, *directions
     )
-    np.testing.assert_allclose(
-      np.asarray(tangent, float),
-      wanted,
-      rtol=0,
-      atol=2 * TOLERANCE + relative * np.abs(wanted).max(),
-    )
+    error = 2 * TOLERANCE + relative * np.abs(wanted).max()
+    assert_near(np.asarray(tangent, float), wanted, error)
 
   def test_bf16_cotangent_meets_numbers_that_are_not_rounded(self):
-    def product(x):
-      sides = (quantize(side, jp.NVFP4) for side in (x, W))
-      return jp.block_scaled_dot(*sides, preferred_element_type=jnp.bfloat16)
-
+    dot = product(jp.NVFP4, jp.NVFP4, preferred_element_type=jnp.bfloat16)
     g = np.eye(M, N)
-    gradient = jax.jit(lambda x, g: jax.vjp(product, x)[1](g)[0])
+    gradient = jax.jit(lambda x, g: jax.vjp(lambda x: dot(x, W), x)[1](g)[0])
     np.testing.assert_allclose(
       gradient(X, g.astype(jnp.bfloat16)),
       g @ dequantized(W, jp.NVFP4),
@@ -175,66 +180,46 @@ class GradientTest(parameterized.TestCase):
     )
 
   def test_second_derivatives_in_all_modes(self):
-    format = jp.NVFP4
     x, w = X[:2, :32], W[:3, :32]
-
-    def loss(x, w):
-      y = jp.block_scaled_dot(
-        quantize(x, format), quantize(w, format), activation="silu"
-      )
-      return (y**2).sum()
-
+    dot = product(jp.NVFP4, jp.NVFP4, activation="silu")
+    loss = lambda x, w: (dot(x, w) ** 2).sum()
     formula = lambda x, w: (jax.nn.silu(x @ w.T) ** 2).sum()
-    expected = in_f64(
-      jax.hessian(formula, (0, 1)),
-      dequantized(x, format),
-      dequantized(w, format),
-    )
-    modes = (
+    sides = dequantized(x, jp.NVFP4), dequantized(w, jp.NVFP4)
+    expected = in_f64(jax.hessian(formula, (0, 1)), *sides)
+    for mode in (
       jax.hessian(loss, (0, 1)),
       jax.jacrev(jax.grad(loss, (0, 1)), (0, 1)),
       jax.jacfwd(jax.jacfwd(loss, (0, 1)), (0, 1)),
-    )
-    for mode in modes:
-      actual = jax.jit(mode)(x, w)
-      for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(a, e, rtol=0, atol=4 * TOLERANCE)
+    ):
+      assert_near(jax.jit(mode)(x, w), expected, 4 * TOLERANCE)
 
   @pytest.mark.full
   def test_any_dimension_numbers_and_several_batches(self):
     x = RNG.normal(size=(K, 3, M)).astype(np.float32)
     w = RNG.normal(size=(3, N, K)).astype(np.float32)
-    numbers = (((0,), (2,)), ((1,), (0,)))
     g = RNG.normal(size=(3, M, N)).astype(np.float32)
 
-    def loss(x, w):
+    def dot(x, w):
       lhs, rhs = quantize(x, jp.MXFP4, axis=0), quantize(w, jp.MXFP8)
-      return (
-        jp.block_scaled_dot(lhs, rhs, dimension_numbers=numbers) * g
-      ).sum()
+      numbers = (((0,), (2,)), ((1,), (0,)))
+      return jp.block_scaled_dot(lhs, rhs, dimension_numbers=numbers)
 
-    actual = jax.grad(loss, (0, 1))(x, w)
     expected = (
       np.einsum("bmn,bnk->kbm", g, dequantized(w, jp.MXFP8)),
       np.einsum("bmn,kbm->bnk", g, dequantized(x, jp.MXFP4, axis=0)),
     )
-    for a, e in zip(actual, expected, strict=True):
-      np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE)
+    assert_near(gradients(dot, g)(x, w), expected)
 
   def test_linear_of_a_sequence(self):
-    x = np.stack([X, X[::-1]])
-    g = np.stack([G, 2 * G])
-
-    def loss(x, w):
-      return (jp.linear(quantize(x, jp.MXFP8), quantize(w, jp.MXFP8)) * g).sum()
-
-    actual = jax.grad(loss, (0, 1))(x, W)
+    x, g = np.stack([X, X[::-1]]), np.stack([G, 2 * G])
+    linear = lambda x, w: jp.linear(
+      quantize(x, jp.MXFP8), quantize(w, jp.MXFP8)
+    )
     expected = (
       g.astype(float) @ dequantized(W, jp.MXFP8),
       np.einsum("bmn,bmk->nk", g, dequantized(x, jp.MXFP8)),
     )
-    for a, e in zip(actual, expected, strict=True):
-      np.testing.assert_allclose(a, e, rtol=0, atol=2 * TOLERANCE)
+    assert_near(gradients(linear, g)(x, W), expected, 2 * TOLERANCE)
 
   def test_clipped_values_have_the_gradient_of_the_others(self):
     x = np.full((1, 32), 1.0, np.float32)
@@ -278,69 +263,50 @@ class GradientTest(parameterized.TestCase):
 
   def test_under_scan_vmap_remat_and_debug_checks(self):
     layers = RNG.normal(size=(3, K, K)).astype(np.float32) / 8
-
-    def layer(x, w):
-      y = jp.block_scaled_dot(quantize(x, jp.MXFP8), quantize(w, jp.MXFP4))
-      return y, None
+    dot = product(jp.MXFP8, jp.MXFP4)
 
     def loss(x, layers):
-      y, _ = jax.lax.scan(jax.checkpoint(layer), x, layers)
-      return y.sum()
+      layer = jax.checkpoint(lambda x, w: (dot(x, w), None))
+      return jax.lax.scan(layer, x, layers)[0].sum()
 
     def unrolled(x, layers):
       for w in layers:
-        x, _ = layer(x, w)
+        x = dot(x, w)
       return x.sum()
 
     expected = jax.grad(unrolled, (0, 1))(X, layers)
     per_row = lambda x, w: jax.vmap(lambda x: loss(x[None], w))(x).sum()
     for function in (loss, per_row):
       with guards.debug_checks(function is loss):
-        actual = jax.jit(jax.grad(function, (0, 1)))(X, layers)
-      for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE)
+        assert_near(jax.jit(jax.grad(function, (0, 1)))(X, layers), expected)
 
   @parameterized.parameters("shard_map", "explicit")
   def test_on_a_mesh(self, kind):
     if len(jax.devices()) < 4:
       self.skipTest("needs 4 devices")
-    explicit = kind == "explicit"
-    axis_type = jax.sharding.AxisType
-    mesh = jax.make_mesh(
-      (4,),
-      ("d",),
-      axis_types=(axis_type.Explicit if explicit else axis_type.Auto,),
-    )
+    is_explicit = kind == "explicit"
+    types = jax.sharding.AxisType
+    axis_type = types.Explicit if is_explicit else types.Auto
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(axis_type,))
     x, g = np.tile(X, (2, 1))[:8], np.tile(G, (2, 1))[:8]
-    rows = PartitionSpec("d")
-
-    def loss(x, w, g):
-      y = jp.block_scaled_dot(quantize(x, jp.MXFP8), quantize(w, jp.MXFP8))
-      return (y * g).sum()
-
-    def local(x, w, g):
-      return jax.lax.psum(loss(x, w, g), "d")
-
+    rows, everywhere = PartitionSpec("d"), PartitionSpec()
+    dot = product(jp.MXFP8, jp.MXFP8)
+    loss = lambda x, w, g: (dot(x, w) * g).sum()
     function = loss
-    if not explicit:
+    if not is_explicit:
       function = jax.shard_map(
-        local,
+        lambda *args: jax.lax.psum(loss(*args), "d"),
         mesh=mesh,
-        in_specs=(rows, PartitionSpec(), rows),
-        out_specs=PartitionSpec(),
+        in_specs=(rows, everywhere, rows),
+        out_specs=everywhere,
       )
     with jax.set_mesh(mesh):
       args = [
         jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
-        for a, spec in ((x, rows), (W, PartitionSpec()), (g, rows))
+        for a, spec in ((x, rows), (W, everywhere), (g, rows))
       ]
       actual = jax.jit(jax.grad(function, (0, 1)))(*args)
-    expected = (
-      g.astype(float) @ dequantized(W, jp.MXFP8),
-      g.T.astype(float) @ dequantized(x, jp.MXFP8),
-    )
-    for a, e in zip(actual, expected, strict=True):
-      np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE)
+    assert_near(actual, expected_gradients(jp.MXFP8, x=x, g=g))
 
 
 class CostTest(absltest.TestCase):
@@ -357,11 +323,8 @@ class CostTest(absltest.TestCase):
     self.assertEqual(program("straight_through"), program(None))
 
   def test_what_is_kept_of_a_quantized_side_is_quantized(self):
-    def product(x, w):
-      q = functools.partial(quantize, format=jp.MXFP8)
-      return jp.block_scaled_dot(q(x), q(w))
-
-    _, pullback = jax.vjp(product, jnp.asarray(X), jnp.asarray(W))
+    dot = product(jp.MXFP8, jp.MXFP8)
+    _, pullback = jax.vjp(dot, jnp.asarray(X), jnp.asarray(W))
     kept = [(x.dtype, x.shape) for x in jax.tree.leaves(pullback)]
     self.assertIn((formats.E4M3, X.shape), kept)
     # Besides, for derivatives of it, the surrogates, which are arguments.
@@ -369,58 +332,49 @@ class CostTest(absltest.TestCase):
     self.assertLessEqual(kept.count((np.float32, W.shape)), 1)
 
 
+# By name: a function of x in whose derivative `jp.quantize` is.
+NO_DERIVATIVE = {
+  "both sides": lambda x: jp.block_scaled_dot(
+    jp.quantize(W, jp.NVFP4), jp.quantize(x, jp.NVFP4)
+  ),
+  "one side": lambda x: jp.block_scaled_dot(W, jp.quantize(x, jp.NVFP4)),
+  "round trip": lambda x: jp.dequantize(jp.quantize(x, jp.NVFP4)),
+  "another axis": lambda x: jp.dequantize(jp.quantize(x, jp.NVFP4, axis=0)),
+  "key": lambda x: jp.dequantize(
+    jp.quantize(x, jp.NVFP4, key=jax.random.key(0))
+  ),
+  "no elements": lambda x: jp.dequantize(jp.quantize(x[:0], jp.NVFP4)),
+  "both axes": lambda x: jp.dequantize(
+    quantization.quantize_both(x, jp.NVFP4)[1]
+  ),
+  "by the global scale": lambda x: jp.dequantize(
+    jp.quantize(W, jp.NVFP4, global_scale=x[0, 0] ** 2)
+  ),
+}
+
+
 class RefusalTest(parameterized.TestCase):
-  @parameterized.parameters(
-    ("both sides", "quantize"),
-    ("one side", "quantize"),
-    ("round trip", "quantize"),
-    ("another axis", "quantize"),
-    ("key", "quantize"),
-    ("no elements", "quantize"),
-    ("both axes", "quantize_both"),
-    ("by the global scale", "quantize"),
-  )
+  @parameterized.parameters(*NO_DERIVATIVE)
   @pytest.mark.sample(1)
-  def test_a_derivative_of_quantize_is_an_error(self, case, who):
-    format = jp.NVFP4
+  def test_a_derivative_of_quantize_is_an_error(self, case):
     x = np.tile(X, (6, 1))[:32]
-    both = lambda x: quantization.quantize_both(x, format)[1]
-    function = {
-      "both sides": lambda x: jp.block_scaled_dot(
-        jp.quantize(W, format), jp.quantize(x, format)
-      ),
-      "one side": lambda x: jp.block_scaled_dot(W, jp.quantize(x, format)),
-      "round trip": lambda x: jp.dequantize(jp.quantize(x, format)),
-      "another axis": lambda x: jp.dequantize(jp.quantize(x, format, axis=0)),
-      "key": lambda x: jp.dequantize(
-        jp.quantize(x, format, key=jax.random.key(0))
-      ),
-      "no elements": lambda x: jp.dequantize(jp.quantize(x[:0], format)),
-      "both axes": lambda x: jp.dequantize(both(x)),
-      "by the global scale": lambda x: jp.dequantize(
-        jp.quantize(W, format, global_scale=x[0, 0] ** 2)
-      ),
-    }[case]
-    loss = lambda x: function(x).sum()
-    functions = (
+    who = "quantize_both" if case == "both axes" else "quantize"
+    loss = lambda x: NO_DERIVATIVE[case](x).sum()
+    repeated = lambda c, x: (c + loss(x), None)
+    message = rf"{who}: .*dot_general.*{who}\(.*straight_through.*stop_gradient"
+    for function in (
       jax.grad(loss),
       jax.jit(jax.grad(loss)),
       jax.grad(jax.jit(loss)),
       jax.grad(jax.checkpoint(loss)),
       lambda x: jax.jvp(loss, (x,), (x,)),
       jax.vmap(jax.grad(lambda x: loss(x[None].repeat(32, 0)))),
-      jax.grad(
-        lambda x: jax.lax.scan(
-          lambda c, _: (c + loss(x), None), 0.0, None, length=2
-        )[0]
-      ),
-    )
-    message = rf"{who}: .*dot_general.*{who}\(.*straight_through.*stop_gradient"
-    for f in functions:
+      jax.grad(lambda x: jax.lax.scan(repeated, 0.0, jnp.stack([x, x]))[0]),
+    ):
       refused = self.assertRaisesRegex(NotImplementedError, message)
       with guards.debug_checks(), refused:
-        f(x)
-    loss(x)  # and without one it is none
+        function(x)
+    loss(x)  # without a derivative it is not an error
     jax.grad(lambda x: loss(jax.lax.stop_gradient(x)) * x[0, 0])(x)
 
   def test_what_is_frozen_beside_what_is_trained(self):
@@ -428,9 +382,8 @@ class RefusalTest(parameterized.TestCase):
       y = jp.block_scaled_dot(trained, jp.quantize(frozen, jp.MXFP8))
       return (y * G).sum()
 
-    expected = G.astype(float) @ dequantized(W, jp.MXFP8)
     _, actual = jax.value_and_grad(loss)(X, W)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
+    assert_near(actual, expected_gradients(jp.MXFP8)[0])
 
   @parameterized.parameters("values", "scale")
   def test_dequantize_by_values_or_scales_is_an_error(self, leaf):
@@ -506,7 +459,7 @@ class LeafTest(absltest.TestCase):
         ).sum()
       )(X)
       expected = np.broadcast_to(W.astype(float).sum(0), X.shape)
-      np.testing.assert_allclose(gradient, expected, rtol=0, atol=TOLERANCE)
+      assert_near(gradient, expected)
 
   def test_wrong_surrogates(self):
     q = jp.quantize(X, jp.MXFP8)

@@ -8,6 +8,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import itertools
 import pathlib
 import tempfile
 from unittest import mock
@@ -29,6 +30,7 @@ from jaxplugin.dot.backends import cpu
 from jaxplugin.kernels.cpu import library
 from jaxplugin.runtime import cpu_library
 from jaxplugin.testing import contract
+from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
 
 pytestmark = pytest.mark.smoke
@@ -60,6 +62,19 @@ class CpuDotTest(suite.DotSuite):
   implementation = "cpu"
   cases_per_test = 25
   exact_beyond_f32 = True
+
+
+@needs_library
+class CpuRowsTest(dot_rows.DotRowsTestCase):
+  implementation = "cpu"
+  in_leg = (
+    "mxfp8 blocked along k1, mxfp4 along k1",
+    "mxfp8 blocked along k1, nvfp4 along k2",
+    "nvfp4, short block of 33 in k1",
+    "mxfp8, 1 rows by a vector, residual bfloat16",
+    *("mapped global scale", "mapped bias", "mapped residual"),
+    "mxfp4 by mxfp6_e3m2, 5 rows",
+  )
 
 
 @needs_library
@@ -104,97 +119,8 @@ class ExtremesTest(parameterized.TestCase):
 
 
 @needs_library
-class LayoutTest(parameterized.TestCase):
-  """What is brought to the handler's shapes before the call."""
-
-  def check(self, lhs, rhs, numbers, **kwargs):
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      dimension_numbers=numbers,
-      implementation="cpu",
-      **kwargs,
-    )
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    contract.assert_exact(actual, exact, contract.F32)
-
-  def operand(self, rng, format, shape, axis, storage="raw", unpadded=()):
-    case = contract.OperandCase(
-      format=format,
-      dtype=format.values_dtype,
-      shape=shape,
-      axis=axis,
-      storage=storage,
-      unpadded=unpadded,
-    )
-    return contract.make_operand(rng, case, integers=True)
-
-  @parameterized.product(
-    lhs=formats.FORMATS,
-    rhs=formats.FORMATS,
-    axes=((0, 1), (1, 0), (0, 0), (1, 1)),
-  )
-  @pytest.mark.sample(1)
-  def test_sides_blocked_along_different_dimensions_are_exact(
-    self, lhs, rhs, axes
-  ):
-    rng = np.random.default_rng(0)
-    made = [
-      self.operand(rng, lhs, (3, 32, 64), 1 + axes[0]),
-      self.operand(rng, rhs, (32, 64, 5), axes[1]),
-    ]
-    self.check(*made, (((1, 2), (0, 1)), ((), ())))
-
-  @parameterized.product(format=formats.FORMATS, axis=(0, 1), size=(33, 50))
-  @pytest.mark.sample(1)
-  def test_short_last_block_before_another_contracting_dimension(
-    self, format, axis, size
-  ):
-    rng = np.random.default_rng(size)
-    shape = [3, 3]
-    shape[axis] = size
-    other = (0, *(d for d in (1, 2) if d != 1 + axis))
-    made = [
-      self.operand(rng, format, (rows, *shape), 1 + axis, "padded", other)
-      for rows in (2, 4)
-    ]
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    self.check(*made, numbers, block_size=format.block_size)
-
-  @parameterized.product(
-    format=formats.FORMATS,
-    m=(1, 2, 5, 40),
-    epilogue=(False, True),
-    residual_dtype=("float32", "bfloat16"),
-  )
-  @pytest.mark.sample(1)
-  def test_matrix_times_vector_is_exact(
-    self, format, m, epilogue, residual_dtype
-  ):
-    rng = np.random.default_rng(m)
-    lhs = self.operand(rng, format, (2, m, 64), 2)
-    rhs = self.operand(rng, format, (2, 1, 64), 2)
-    kwargs, exact = {}, contract.dot(lhs.exact, rhs.exact)[0]
-    if epilogue:
-      residual = rng.integers(-8, 9, exact.shape)
-      kwargs = {
-        "bias": jnp.full((1,), 3.0),
-        "activation": "relu",
-        "residual": jnp.asarray(residual, residual_dtype),
-        "global_scale": 2.0,
-      }
-      exact = np.maximum(exact * 2 + 3, 0) + residual
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      implementation="cpu",
-      **kwargs,
-    )
-    contract.assert_exact(actual, exact, contract.F32)
+class LayoutTest(absltest.TestCase):
+  """The operands of the custom call."""
 
   def test_vmapped_weight_free_calls_are_one_custom_call(self):
     w = jp.quantize(jnp.ones((5, 64)), jp.NVFP4)
@@ -210,30 +136,6 @@ class LayoutTest(parameterized.TestCase):
     for operation in ("transpose", "convert", "pad", "slice"):
       self.assertNotIn(f"stablehlo.{operation} ", text)
     self.assertIn(cpu._DOT, text)
-
-  @parameterized.parameters("global_scale", "bias", "residual")
-  def test_epilogue_that_varies_under_vmap_is_exact(self, name):
-    rng = np.random.default_rng(0)
-    lhs = self.operand(rng, jp.MXFP8, (3, 64), 1)
-    rhs = self.operand(rng, jp.MXFP4, (5, 64), 1)
-    shape = {"global_scale": (4,), "bias": (4, 5), "residual": (4, 3, 5)}[name]
-    given = rng.integers(-4, 5, shape).astype(np.float32)
-    actual = jax.vmap(
-      lambda e: jp.block_scaled_dot(
-        lhs.operand,
-        rhs.operand,
-        lhs.scale,
-        rhs.scale,
-        implementation="cpu",
-        **{name: e},
-      )
-    )(jnp.asarray(given))
-    exact = contract.dot(lhs.exact, rhs.exact)[0]
-    expand = given[:, None, None] if name == "global_scale" else given
-    if name == "bias":
-      expand = given[:, None, :]
-    exact = exact * expand if name == "global_scale" else exact + expand
-    contract.assert_exact(actual, exact, contract.F32)
 
 
 @needs_library
@@ -270,28 +172,22 @@ class GateTest(parameterized.TestCase):
     refusal = cpu.supports(problem, target)
     return None if refusal is None else refusal.reason
 
-  @parameterized.product(lhs=formats.KNOWN, rhs=formats.KNOWN)
-  def test_every_pair_of_formats_is_served_and_chosen(self, lhs, rhs):
-    problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
-    self.assertIsNone(self.reason(problem))
-    decision = backends.choose(problem, self.TARGET)
-    self.assertEqual(decision.implementation, "cpu")
+  def test_every_pair_of_formats_is_served_and_chosen(self):
+    for lhs, rhs in itertools.product(formats.KNOWN, repeat=2):
+      problem = make_problem(lhs, rhs=make_problem(rhs).rhs, num_contracting=3)
+      self.assertIsNone(self.reason(problem))
+      decision = backends.choose(problem, self.TARGET)
+      self.assertEqual(decision.implementation, "cpu")
 
   def test_only_a_symbolic_k_is_refused(self):
     sizes = {"batch": None, "m": None, "n": None}
     self.assertIsNone(self.reason(make_problem(**sizes)))
     self.assertIn("static k", self.reason(make_problem(k=None)))
 
-  def test_format_of_another_block_size_is_refused_by_name(self):
-    other = formats.BlockFormat(
-      name="odd",
-      values_dtype=formats.E4M3,
-      scale_dtype=formats.E8M0,
-      block_size=64,
-    )
+  def test_other_formats_are_refused_by_name(self):
+    other = dataclasses.replace(jp.MXFP8, name="odd", block_size=64)
     self.assertRegex(self.reason(make_problem(other)), "mxfp8, .* got odd")
-
-  def test_format_that_the_kernels_were_not_compiled_for_is_refused(self):
+    # A format that the kernels were not compiled for.
     without = {f: n for f, n in cpu_library.FORMATS.items() if f != jp.MXFP8}
     with mock.patch.object(cpu_library, "FORMATS", without):
       self.assertRegex(
@@ -307,24 +203,20 @@ class GateTest(parameterized.TestCase):
     reason = self.reason(make_problem(), jp.named_target("cpu"))
     self.assertIn("detect_target", reason)
 
-  @parameterized.product(lhs=(1, 2), rhs=(1, 2))
-  @pytest.mark.sample(1)
-  def test_note_tells_that_lhs_is_dequantized_where_blocks_do_not_pair_up(
-    self, lhs, rhs
-  ):
+  def test_note_tells_that_lhs_is_dequantized_if_blocks_do_not_pair_up(self):
     x = jnp.ones((3, 32, 32))
-    sides = (jp.quantize(x, jp.MXFP8, axis=axis) for axis in (lhs, rhs))
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    f = functools.partial(jp.block_scaled_dot, dimension_numbers=numbers)
-    (dot,) = explained = jp.explain(f, *sides, target=self.TARGET)
-    self.assertEqual(dot.decision.implementation, "cpu")
     note = (
       "lhs is dequantized to f32 first, because the operands are blocked along"
       " different dimensions; only values in the normal range of f32 are exact"
     )
-    notes = () if lhs == rhs else (note,)
-    self.assertEqual(dot.decision.notes, notes)
-    self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
+    f = functools.partial(jp.block_scaled_dot, dimension_numbers=dot_rows.TWO_K)
+    sides = {axis: jp.quantize(x, jp.MXFP8, axis=axis) for axis in (1, 2)}
+    for lhs, rhs in itertools.product(sides, repeat=2):
+      args = sides[lhs], sides[rhs]
+      (dot,) = explained = jp.explain(f, *args, target=self.TARGET)
+      self.assertEqual(dot.decision.implementation, "cpu")
+      self.assertEqual(dot.decision.notes, () if lhs == rhs else (note,))
+      self.assertEqual(f"note: {note}" in explained.details(), lhs != rhs)
 
   def test_one_side_without_blocks_needs_no_note(self):
     plain = problems.OperandProblem(format=None, dtype=contract.F32)
@@ -387,26 +279,20 @@ class LibraryTest(parameterized.TestCase):
     self.addCleanup(directory.cleanup)
     self.directory = pathlib.Path(directory.name)
 
-  def write_header(self, major, minor):
-    header = self.directory / library.API_HEADER
-    header.parent.mkdir(parents=True, exist_ok=True)
-    header.write_text(
-      f"#define XLA_FFI_API_MAJOR {major}\n#define XLA_FFI_API_MINOR {minor}\n"
-    )
+  def find_error(self):
+    with self.assertRaises(library.LibraryError) as caught:
+      library.find((self.directory,))
+    return str(caught.exception)
 
   def test_missing_library_is_an_error_that_names_the_places(self):
-    with self.assertRaisesRegex(
-      library.LibraryError, f"^not built: no .* in {self.directory};"
-    ):
-      library.find((self.directory,))
+    error = self.find_error()
+    self.assertRegex(error, f"^not built: no .* in {self.directory};")
 
   def test_failed_build_is_an_error_that_quotes_its_first_line(self):
     report = self.directory / library.FAILURE_NAME
     report.write_text("could not compile: error: x\n\nall the rest\n")
-    with self.assertRaises(library.LibraryError) as caught:
-      library.find((self.directory,))
     self.assertEqual(
-      str(caught.exception),
+      self.find_error(),
       "not built: the CPU kernels did not compile at install: could not"
       f" compile: error: x (all of it in {report})",
     )
@@ -421,38 +307,29 @@ class LibraryTest(parameterized.TestCase):
       library.find((second, self.directory)), second / library.LIBRARY_NAME
     )
 
-  def test_file_that_is_no_library_is_an_error(self):
+  def test_file_that_is_not_the_library_is_an_error(self):
     path = self.directory / library.LIBRARY_NAME
     path.write_text("not ELF")
     with self.assertRaisesRegex(library.LibraryError, "cannot be loaded"):
       library.load(jax.ffi.include_dir(), path)
-
-  def test_library_of_something_else_is_an_error(self):
     with (
       mock.patch.object(library, "_open", return_value=ctypes.CDLL(None)),
       self.assertRaisesRegex(library.LibraryError, "x.so must be a library of"),
     ):
       library.load(jax.ffi.include_dir(), pathlib.Path("x.so"))
 
-  @parameterized.parameters(
-    ((0, 3), (0, 3), True),
-    ((0, 3), (0, 5), True),
-    ((0, 5), (0, 3), False),
-    ((0, 3), (1, 3), False),
-    ((1, 0), (0, 9), False),
-  )
-  def test_jaxlib_takes_its_own_minor_version_and_older(
-    self, built_for, installed, is_taken
-  ):
-    if is_taken:
-      library.check_version(built_for, installed, "x.so")
-      return
-    with self.assertRaisesRegex(
-      library.LibraryError,
-      "x.so was built for XLA's FFI {}.{}, the installed jaxlib has"
-      " {}.{}".format(*built_for, *installed),
+  def test_jaxlib_takes_its_own_minor_version_and_older(self):
+    for installed in ((0, 3), (0, 5)):
+      library.check_version((0, 3), installed, "x.so")
+    for built_for, installed in (
+      *(((0, 5), (0, 3)), ((0, 3), (1, 3)), ((1, 0), (0, 9))),
     ):
-      library.check_version(built_for, installed, "x.so")
+      with self.assertRaisesRegex(
+        library.LibraryError,
+        "x.so was built for XLA's FFI {}.{}, the installed jaxlib has"
+        " {}.{}".format(*built_for, *installed),
+      ):
+        library.check_version(built_for, installed, "x.so")
 
   def test_version_of_the_installed_jaxlib_is_known(self):
     major, minor = library.installed_version(jax.ffi.include_dir())
@@ -471,7 +348,11 @@ class LibraryTest(parameterized.TestCase):
   @needs_library
   @pytest.mark.full
   def test_refused_library_leaves_jax_with_xla_and_a_reason(self):
-    self.write_header(0, 2)  # older than any header that it was built with
+    header = self.directory / library.API_HEADER
+    header.parent.mkdir(parents=True)
+    header.write_text(  # older than any header that it was built with
+      "#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 2\n"
+    )
     program = f"""
       import jax.ffi
       jax.ffi.include_dir = lambda: {str(self.directory)!r}

@@ -1,105 +1,125 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of measured choices decide about dots where they fit, and say so."""
+"""Tables of measured choices decide about dots where they fit, and say so.
 
+Tables come from a context, from the user's files and from the package.
+"""
+
+import contextlib
 import dataclasses
 import pathlib
 import tempfile
+import threading
+import warnings
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from absl.testing import absltest
-from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot.backends import triton_configs
+from jaxplugin.runtime import triton_library
+from jaxplugin.tables import errors
 from jaxplugin.tables import fitting
+from jaxplugin.tables import reading
 from jaxplugin.tables import records
 from jaxplugin.tables import resolution
+from jaxplugin.tables import writing
 from jaxplugin.testing.measured import dot_tables
+from jaxplugin.testing.measured import packaged
+
+H200 = dot_tables.H200
+PATHS = sorted(resolution.DATA.glob("*"))
+KERNEL = "jaxplugin_block_scaled_dot"
+
+environment = dot_tables.environment
+faster, problem, row = dot_tables.faster, dot_tables.problem, dot_tables.row
+table, tiles = dot_tables.table, dot_tables.tiles
+XLA_FASTER = dot_tables.XLA_FASTER
 
 
-def choose(
-  table_, problem_=None, target=dot_tables.H200, requested=None, **options
-):
+def user_table(path):
+  return environment(**{resolution.VARIABLE: str(path)})
+
+
+def choose(*tables, m=64, target=H200, requested=None, **changes):
+  """Returns the decision under tables of a context."""
   return backends.choose(
-    problem_ or dot_tables.problem(),
+    problem(m=m, **changes),
     target,
     requested,
-    overlay=dot_tables.over(table_),
-    **options,
+    overlay=dot_tables.over(*tables),
   )
 
 
-class ChooseTest(parameterized.TestCase):
+def reason(decision, name):
+  return {r.implementation: r.reason for r in decision.refusals}[name]
+
+
+class FolderTestCase(absltest.TestCase):
+  def setUp(self):
+    super().setUp()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.folder = pathlib.Path(folder)
+    self.path = self.folder / "mine.json"
+
+  def write(self, name, *rows, **changes):
+    path = self.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(table(*rows, **changes).to_text())
+    return path
+
+
+class ChooseTest(FolderTestCase):
+  def assert_from(self, origin, decision=None):
+    decision = decision or backends.choose(problem(), H200)
+    self.assertEqual(decision.implementation_from, origin)
+
   def test_a_row_decides_the_implementation_and_its_config(self):
-    decision = choose(dot_tables.table(dot_tables.faster()))
+    decision = choose(table(faster()))
     self.assertEqual(decision.implementation, "triton")
-    self.assertEqual(decision.config, dot_tables.tiles())
-    self.assertEqual(decision.implementation_from, "overlay")
+    self.assertEqual(decision.config, tiles())
     self.assertEqual(decision.config_from, "overlay")
+    self.assert_from("overlay", decision)
     self.assertIn("overlay: 10 us, the rule's triton 20 us", decision.reason)
-    self.assertStartsWith(decision.notes[0], "kernels: ")
-    self.assertIn("64x64x64", decision.notes[0])
-    self.assertNotIn(
-      "64x64x64", choose(dot_tables.table(dot_tables.XLA_FASTER)).notes
-    )
+    self.assertRegex(decision.notes[0], "^kernels: .*64x64x64")
+    self.assertNotIn("64x64x64", " ".join(choose(table(XLA_FASTER)).notes))
 
   def test_another_implementation_is_chosen_where_it_was_faster(self):
-    decision = choose(dot_tables.table(dot_tables.XLA_FASTER))
+    decision = choose(table(XLA_FASTER))
     self.assertEqual(decision.implementation, "xla")
-    reasons = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual(
-      reasons["triton"], "supported, but xla was measured to be faster"
+      reason(decision, "triton"), "serves, but xla was measured to be faster"
     )
 
   def test_the_rule_decides_without_a_row(self):
-    for other in (
-      dot_tables.problem(n=4160),
-      dot_tables.problem(k=8192),
-      dot_tables.problem(has_bias=True),
-    ):
-      decision = choose(dot_tables.table(dot_tables.XLA_FASTER), other)
+    for changes in ({"n": 4160}, {"k": 8192}, {"has_bias": True}):
+      decision = choose(table(XLA_FASTER), **changes)
       self.assertEqual(decision.implementation, "triton")
-      self.assertEqual(decision.implementation_from, "rule")
+      self.assert_from("rule", decision)
 
-  @parameterized.parameters(
-    (33, "overlay"), (64, "overlay"), (65, "overlay"), (128, "overlay"),
-    (16, "overlay"), (256, "overlay"), (8, "rule"), (257, "rule"), (1, "rule"),
-  )  # fmt: skip
-  def test_a_row_decides_up_to_two_buckets_away(self, m, origin):
-    decision = choose(
-      dot_tables.table(dot_tables.XLA_FASTER), dot_tables.problem(m=m)
-    )
-    self.assertEqual(decision.implementation_from, origin)
-    if origin == "overlay" and records.bucket(m) != 64:
-      self.assertIn("measured at m=64", decision.reason)
+  def test_a_row_decides_up_to_two_buckets_away(self):
+    for m in (1, 8, 16, 33, 64, 65, 128, 256, 257):
+      decision = choose(table(XLA_FASTER), m=m)
+      self.assert_from("overlay" if 16 <= m <= 256 else "rule", decision)
+      if m in (16, 65, 128, 256):
+        self.assertIn("measured at m=64", decision.reason)
 
   def test_the_nearest_row_decides_and_of_two_that_of_more_rows(self):
-    wide = dot_tables.tiles(num_warps=8)
-    both = dot_tables.table(
-      dot_tables.faster(m=16), dot_tables.faster(wide, m=256)
-    )
-    for m, expected in (
-      (16, dot_tables.tiles()),
-      (32, dot_tables.tiles()),
-      (64, wide),
-      (128, wide),
-    ):
-      self.assertEqual(
-        choose(both, dot_tables.problem(m=m)).config, expected, m
-      )
+    wide = tiles(num_warps=8)
+    both = table(faster(m=16), faster(wide, m=256))
+    for m, expected in ((16, tiles()), (32, tiles()), (64, wide), (128, wide)):
+      self.assertEqual(choose(both, m=m).config, expected, m)
 
   def test_a_config_that_cannot_compute_a_neighbour_is_not_followed(self):
-    small = dot_tables.row(
-      dot_tables.problem(m=64, lhs=jp.NVFP4, rhs=jp.NVFP4),
-      ("triton", 20.0, ()),
-      ("triton", 10.0, dot_tables.tiles()),
-    )
-    near = dot_tables.problem(m=128, lhs=jp.NVFP4, rhs=jp.NVFP4)
-    made = dot_tables.table(small)
-    self.assertEqual(choose(made, near).config, dot_tables.tiles())
+    nvfp4 = {"lhs": jp.NVFP4, "rhs": jp.NVFP4}
+    ways = ("triton", 20.0, ()), ("triton", 10.0, tiles())
+    made = table(row(problem(m=64, **nvfp4), *ways))
+    self.assertEqual(choose(made, m=128, **nvfp4).config, tiles())
     # Here kernels refuse it for more than 64 rows.
     original = triton_configs.config_error
 
@@ -109,154 +129,203 @@ class ChooseTest(parameterized.TestCase):
       return original(fields, shape, target)
 
     with mock.patch.object(triton_configs, "config_error", config_error):
-      decision = choose(made, near)
-    self.assertEqual(decision.config, ())
+      self.assertEqual(choose(made, m=128, **nvfp4).config, ())
 
   def test_argument_comes_first_and_a_table_says_how(self):
-    decision = choose(
-      dot_tables.table(dot_tables.faster(), target=dot_tables.H200),
-      requested="triton",
-    )
-    self.assertEqual(decision.implementation_from, "argument")
+    decision = choose(table(faster()), requested="triton")
+    self.assert_from("argument", decision)
     self.assertEqual(decision.config_from, "overlay")
-    self.assertEqual(decision.config, dot_tables.tiles())
-    decision = choose(
-      dot_tables.table(dot_tables.XLA_FASTER), requested="triton"
-    )
+    self.assertEqual(decision.config, tiles())
+    decision = choose(table(XLA_FASTER), requested="triton")
     self.assertEqual(decision.config, ())
 
   def test_inner_overlay_comes_before_the_outer_and_that_before_the_user(self):
-    one, two, three = (
-      dot_tables.table(dot_tables.faster(dot_tables.tiles(num_warps=w)))
-      for w in (1, 2, 8)
-    )
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder) / "mine.json"
-      path.write_text(three.to_text())
-      with dot_tables.environment(**{resolution.VARIABLE: str(path)}):
-        for tables, warps, origin in (
-          ((one, two), 1, "overlay"),
-          ((two,), 2, "overlay"),
-          ((), 8, f"user's table {path}"),
-        ):
-          decision = backends.choose(
-            dot_tables.problem(),
-            dot_tables.H200,
-            overlay=dot_tables.over(*tables),
-          )
-          self.assertEqual(dict(decision.config)["num_warps"], warps)
-          self.assertEqual(decision.config_from, origin)
-        alone = resolution.Overlay(is_alone=True)
-        decision = backends.choose(
-          dot_tables.problem(), dot_tables.H200, overlay=alone
-        )
-        self.assertEqual(decision.config_from, "rule")
+    by_warps = {w: faster(tiles(num_warps=w)) for w in (1, 2, 8)}
+    one, two = table(by_warps[1]), table(by_warps[2])
+    path = self.write("mine.json", by_warps[8])
+    with user_table(path):
+      for tables, warps, origin in (
+        ((one, two), 1, "overlay"),
+        ((two,), 2, "overlay"),
+        ((), 8, f"user's table {path}"),
+      ):
+        decision = choose(*tables)
+        self.assertEqual(dict(decision.config)["num_warps"], warps)
+        self.assertEqual(decision.config_from, origin)
+      alone = resolution.Overlay(is_alone=True)
+      decision = backends.choose(problem(), H200, overlay=alone)
+      self.assertEqual(decision.config_from, "rule")
 
   def test_user_s_table_comes_before_the_packaged_one(self):
-    with tempfile.TemporaryDirectory() as folder:
-      data = pathlib.Path(folder) / "data"
-      data.mkdir()
-      (data / "h200.json").write_text(
-        dot_tables.table(dot_tables.XLA_FASTER).to_text()
-      )
-      mine = pathlib.Path(folder) / "mine.json"
-      self.enter_context(mock.patch.object(resolution, "DATA", data))
-      with dot_tables.environment(XDG_CONFIG_HOME=folder):
-        decision = backends.choose(dot_tables.problem(), dot_tables.H200)
-        self.assertEqual(decision.implementation, "xla")
-        self.assertEqual(
-          decision.implementation_from, "packaged table h200.json"
-        )
-      mine.write_text(dot_tables.table(dot_tables.faster()).to_text())
-      with dot_tables.environment(**{resolution.VARIABLE: str(mine)}):
-        decision = backends.choose(dot_tables.problem(), dot_tables.H200)
-        self.assertEqual(decision.implementation_from, f"user's table {mine}")
-      with dot_tables.environment(**dot_tables.OFF):
-        decision = backends.choose(dot_tables.problem(), dot_tables.H200)
-        self.assertEqual(decision.implementation_from, "rule")
+    data = self.write("data/h200.json", XLA_FASTER).parent
+    mine = self.write("mine.json", faster())
+    self.enter_context(mock.patch.object(resolution, "DATA", data))
+    with environment(XDG_CONFIG_HOME=str(self.folder)):
+      self.assert_from("packaged table h200.json")
+      decision = backends.choose(problem(), H200)
+      self.assertEqual(decision.implementation, "xla")
+    with user_table(mine):
+      self.assert_from(f"user's table {mine}")
+    with environment(**dot_tables.OFF):
+      self.assert_from("rule")
 
   def test_tables_of_the_user_s_folder_are_read_by_name(self):
-    with tempfile.TemporaryDirectory() as folder:
-      place = pathlib.Path(folder) / "jaxplugin" / "tuning"
-      place.mkdir(parents=True)
-      (place / "b.json").write_text(
-        dot_tables.table(dot_tables.XLA_FASTER).to_text()
-      )
-      (place / "a.json").write_text(
-        dot_tables.table(dot_tables.faster()).to_text()
-      )
-      (place / ".a.json.lock").write_text("")
-      (place / "notes.txt").write_text("no table")
-      with dot_tables.environment(XDG_CONFIG_HOME=folder):
-        decision = backends.choose(dot_tables.problem(), dot_tables.H200)
-    self.assertEqual(decision.config_from, f"user's table {place / 'a.json'}")
+    place = self.write("jaxplugin/tuning/b.json", XLA_FASTER).parent
+    path = self.write("jaxplugin/tuning/a.json", faster())
+    (place / ".a.json.lock").write_text("")
+    (place / "notes.txt").write_text("no table")
+    with environment(XDG_CONFIG_HOME=str(self.folder)):
+      self.assert_from(f"user's table {path}")
 
   def test_a_pin_is_followed_and_no_table_is(self):
-    with resolution.pinned("triton", dot_tables.tiles()):
-      overlay = resolution.overlay()
-    decision = backends.choose(
-      dot_tables.problem(), dot_tables.H200, overlay=overlay
-    )
-    self.assertEqual(decision.config, dot_tables.tiles())
-    with resolution.pinned("xla", ()):
-      overlay = resolution.overlay()
-    decision = backends.choose(
-      dot_tables.problem(), dot_tables.H200, overlay=overlay
-    )
-    self.assertEqual(decision.implementation, "xla")
+    for pin in (("triton", tiles()), ("xla", ())):
+      with resolution.pinned(*pin):
+        overlay = resolution.overlay()
+      decision = backends.choose(problem(), H200, overlay=overlay)
+      self.assertEqual((decision.implementation, decision.config), pin)
 
 
-class MisfitTest(parameterized.TestCase):
+def both(**changes):
+  return table(faster(), faster(m=1024), **changes)
+
+
+def with_source(name="triton", **changes):
+  return both(**dot_tables.source_of(both(), name, **changes))
+
+
+def with_toolchain(*toolchain):
+  return with_source(toolchain=toolchain)
+
+
+def with_device(**changes):
+  device = fitting.device_of(H200)
+  return both(device=dataclasses.replace(device, **changes))
+
+
+def with_config(changes, without=()):
+  """A table whose second row has another config."""
+  config = dict(tiles()) | changes
+  fields = records.fields_of(
+    "config", {k: v for k, v in config.items() if k not in without}
+  )
+  return table(faster(), faster(fields, m=1024))
+
+
+def with_problem(**changes):
+  good = faster()
+  fields = records.fields_of("problem", dict(good.problem) | changes)
+  return table(faster(m=1024), dataclasses.replace(good, problem=fields))
+
+
+def b200(cudnn):
+  return targets.named_target("b200", cudnn=cudnn)
+
+
+def of_cudnn():
+  way = ("cudnn", 20.0, ()), ("xla", 10.0, ())
+  of_mxfp8 = problem(lhs=jp.MXFP8, rhs=jp.MXFP8)
+  return table(row(of_mxfp8, *way), target=b200("9.13"))
+
+
+OTHER_DEVICE = "it was measured on .*, the target is NVIDIA H200"
+UNKNOWN = targets.Target(name="unknown cuda device", platform="cuda")
+# Whole tables about something else: (claim, table, words of the reason,
+# target).
+MISFITS = (
+  ("other sources", lambda: with_source(kernels="0" * 64),
+   "implementation triton: its kernels are others .*000000000000, here"
+   ".*measure again, by python -m jaxplugin tune"),
+  ("no sources", lambda: with_source(kernels=None), "sources none, here"),
+  ("another jax-triton",
+   lambda: with_toolchain(("jax-triton", "0.0.1"), ("triton", "9.9.9")),
+   "with jax-triton 0.0.1"),
+  ("no toolchain", with_toolchain, "with jax-triton unknown, here is"),
+  ("an absent library", lambda: with_toolchain(("cutlass", "4.2")),
+   "with cutlass 4.2, here is none"),
+  ("another kind", lambda: with_device(kind="other"), OTHER_DEVICE),
+  ("another architecture", lambda: with_device(architecture="other"),
+   OTHER_DEVICE),
+  ("other cores", lambda: with_device(core_count=133), OTHER_DEVICE),
+  ("unknown target", both, "of which too little is known", UNKNOWN),
+  ("other buckets", lambda: both(bucketed="n"), "its buckets are of n"),
+  ("unknown implementation",
+   lambda: both(sources=(("acme", records.Source()), *both().header.sources)),
+   "implementation acme: there is no such backend here"),
+  ("another cuDNN", of_cudnn, "cudnn 9.13.0, here is 9.14.0", b200("9.14")),
+  ("no cuDNN", of_cudnn, "made of here is not known", b200(None)),
+  ("a config without a field",
+   lambda: with_config({}, without=("num_warps",)),
+   "row 2: .*must have block_k"),
+  ("a config of xla", lambda: table(row(
+    problem(),
+    ("triton", 20.0, ()), ("xla", 10.0, (("fast", True),)),
+  )), "xla cannot compute .*it takes no config"),
+)  # fmt: skip
+# Configs of the second row, and words of the reason.
+WRONG_CONFIGS = (
+  ({"block_n": 96}, "must be powers of two"),
+  ({"block_m": 8}, "at least 16"),
+  ({"block_k": -64}, "powers of two"),
+  ({"block_m": 4096, "block_n": 4096}, "may need"),
+  ({"num_warps": 64}, "num_warps must be 1 to 16"),
+  ({"num_stages": 0}, "must be positive"),
+  ({"block_m": "64"}, "block_m must be a whole number"),
+  ({"block_m": True}, "block_m must be a whole number"),
+  ({"swap": 1}, "swap must be true or false, got 1"),
+  ({"path": "tensor"}, "path must be one of"),
+  ({"path": None}, "path must be one of"),
+  ({"path": "native", "block_k": 128}, "both operands must"),
+  ({"block_q": 1}, "must have block_k.*got .*block_q"),
+  ({"path": "small_m", "block_k": 128}, "swap must"),
+)
+WRONG_PROBLEMS = (
+  ({"lhs": "int4"}, "lhs must be one of"),
+  ({"batch": 1}, "it is not how .* is written"),  # the default is left out
+  ({"color": "red"}, "a problem of the dot has no color"),
+  ({"k": None}, "k must be a positive number"),
+)
+# Tables that no decision mentions.
+SILENT_MISFITS = (
+  ("another platform", lambda: with_device(platform="other"), OTHER_DEVICE),
+  ("another operation", lambda: both(operation="ragged_dot"),
+   "it is about ragged_dot, not block_scaled_dot"),
+)  # fmt: skip
+
+
+class MisfitTest(absltest.TestCase):
   """Tables that are whole and about something else are refused whole."""
 
-  def refused(self, table_, message, target=dot_tables.H200, is_told=True):
-    fit = fitting.misfit(table_, backends.OPERATION, target)
-    self.assertRegex(fit, message)
-    decision = choose(table_, target=target)
-    self.assertEqual(decision.implementation_from, "rule")
-    self.assertEqual(decision.config_from, "rule")
-    notes = [n for n in decision.notes if n.startswith("overlay is not used: ")]
-    self.assertLen(notes, int(is_told), decision.notes)
-    if is_told:
-      self.assertRegex(notes[0], message)
-
-  def both(self, **changes):
-    return dot_tables.table(
-      dot_tables.faster(), dot_tables.faster(m=1024), **changes
-    )
+  def check(self, claim, make, message, target=H200, is_told=True):
+    with self.subTest(claim):
+      made = make()
+      fit = fitting.misfit(made, backends.OPERATION, target)
+      self.assertRegex(fit, message)
+      decision = choose(made, target=target)
+      self.assertEqual(decision.implementation_from, "rule")
+      self.assertEqual(decision.config_from, "rule")
+      words = "overlay is not used: "
+      notes = [n for n in decision.notes if n.startswith(words)]
+      self.assertLen(notes, int(is_told), decision.notes)
+      if is_told:
+        self.assertRegex(notes[0], message)
 
   def test_the_same_table_fits(self):
-    made = self.both()
-    self.assertEqual(
-      fitting.misfit(made, backends.OPERATION, dot_tables.H200), ""
-    )
+    for made, target in ((both(), H200), (of_cudnn(), b200("9.13"))):
+      self.assertEqual(fitting.misfit(made, backends.OPERATION, target), "")
 
-  def test_kernels_of_other_sources(self):
-    made = self.both()
-    self.refused(
-      self.both(**dot_tables.source_of(made, "triton", kernels="0" * 64)),
-      "implementation triton: its kernels changed .*000000000000, now"
-      ".*measure again with python -m jaxplugin tune",
-    )
+  def test_a_table_of_something_else_is_refused_with_the_reason(self):
+    for misfit in MISFITS:
+      self.check(*misfit)
+    for changes, words in WRONG_CONFIGS:
+      message = f"row 2: triton cannot compute .* with .*{words}"
+      self.check(str(changes), lambda c=changes: with_config(c), message)
+    for changes, words in WRONG_PROBLEMS:
+      make = lambda changes=changes: with_problem(**changes)
+      self.check(str(changes), make, f"row [12]: {words}")
 
-  def test_kernels_where_there_were_none(self):
-    made = self.both()
-    self.refused(
-      self.both(**dot_tables.source_of(made, "triton", kernels=None)),
-      "sources none, now",
-    )
-
-  @parameterized.parameters(
-    ((("jax-triton", "0.0.1"), ("triton", "9.9.9")), "with jax-triton 0.0.1"),
-    ((), "with jax-triton unknown, and the installed one is"),
-    ((("cutlass", "4.2"),), "with cutlass 4.2, and the installed one is none"),
-  )
-  def test_another_toolchain(self, toolchain, message):
-    made = self.both()
-    self.refused(
-      self.both(**dot_tables.source_of(made, "triton", toolchain=toolchain)),
-      message,
-    )
+  def test_a_table_of_another_platform_or_operation_is_refused_silently(self):
+    for misfit in SILENT_MISFITS:
+      self.check(*misfit, is_told=False)
 
   def test_ptxas_counts_where_kernels_depend_on_it(self):
     def told(name, ptxas):
@@ -281,127 +350,407 @@ class MisfitTest(parameterized.TestCase):
       real = dataclasses.replace(named, name=device.kind)
       self.assertEqual(fitting.device_of(real), device)
 
-  @parameterized.parameters("kind", "architecture", "core_count", "platform")
-  def test_another_device(self, name):
-    device = fitting.device_of(dot_tables.H200)
-    value = 133 if name == "core_count" else "other"
-    changed = dataclasses.replace(device, **{name: value})
-    self.refused(
-      self.both(device=changed),
-      "it was measured on .*, the target is NVIDIA H200",
-      is_told=name != "platform",
-    )
-
-  def test_a_target_of_which_too_little_is_known(self):
-    unknown = targets.Target(name="unknown cuda device", platform="cuda")
-    self.refused(self.both(), "whose architecture is unknown", target=unknown)
-
-  def test_another_operation(self):
-    self.refused(
-      self.both(operation="ragged_dot"),
-      "its operation is ragged_dot, not block_scaled_dot",
-      is_told=False,
-    )
-
-  def test_other_buckets(self):
-    self.refused(self.both(bucketed="n"), "its buckets are sizes of n")
-
-  def test_an_implementation_that_is_not_there(self):
-    made = self.both()
-    sources = (("acme", records.Source()), *made.header.sources)
-    self.refused(
-      self.both(sources=sources),
-      "implementation acme: this process has no such backend",
-    )
-
-  def test_a_library_that_is_not_there(self):
-    cudnn = targets.named_target("b200", cudnn="9.13")
-    way = ("cudnn", 20.0, ()), ("xla", 10.0, ())
-    made = dot_tables.table(
-      dot_tables.row(dot_tables.problem(lhs=jp.MXFP8, rhs=jp.MXFP8), *way),
-      target=cudnn,
-    )
-    self.assertEqual(fitting.misfit(made, backends.OPERATION, cudnn), "")
-    other = targets.named_target("b200", cudnn="9.14")
-    self.refused(
-      made, "cudnn 9.13.0, and the installed one is 9.14.0", target=other
-    )
-    without = targets.named_target("b200")
-    self.refused(
-      made, "its sources in this process are unknown", target=without
-    )
-
-  @parameterized.named_parameters(
-    ("tile_is_no_power_of_two", {"block_n": 96}, "must be powers of two"),
-    ("tile_is_too_small", {"block_m": 8}, "at least 16"),
-    ("tile_is_negative", {"block_k": -64}, "powers of two"),
-    ("tile_is_too_large", {"block_m": 4096, "block_n": 4096}, "may need"),
-    ("warps_beyond_a_block", {"num_warps": 64}, "num_warps must be 1 to 16"),
-    ("no_stages", {"num_stages": 0}, "must be positive"),
-    ("number_is_text", {"block_m": "64"}, "block_m must be a whole number"),
-    ("number_is_true", {"block_m": True}, "block_m must be a whole number"),
-    ("flag_is_a_number", {"swap": 1}, "swap must be true or false, got 1"),
-    ("unknown_path", {"path": "tensor"}, "path must be one of"),
-    ("path_is_null", {"path": None}, "path must be one of"),
-    (
-      "path_of_other_hardware",
-      {"path": "native", "block_k": 128},
-      "both operands must",
-    ),
-    ("more_fields", {"block_q": 1}, "must have block_k.*got .*block_q"),
-    ("small_m_not_swapped", {"path": "small_m", "block_k": 128}, "swap must"),
-  )
-  def test_a_config_that_kernels_do_not_allow(self, changes, message):
-    config = records.fields_of("config", dict(dot_tables.tiles()) | changes)
-    self.refused(
-      dot_tables.table(dot_tables.faster(), dot_tables.faster(config, m=1024)),
-      f"row 2: triton cannot compute .* with .*{message}",
-    )
-
-  def test_a_config_without_a_field(self):
-    config = tuple(
-      field for field in dot_tables.tiles() if field[0] != "num_warps"
-    )
-    self.refused(
-      dot_tables.table(dot_tables.faster(config)), "row 1: .*must have block_k"
-    )
-
-  def test_a_config_of_an_implementation_that_takes_none(self):
-    bad = dot_tables.row(
-      dot_tables.problem(),
-      ("triton", 20.0, ()),
-      ("xla", 10.0, (("fast", True),)),
-    )
-    self.refused(
-      dot_tables.table(bad), "xla cannot compute .*it takes no config"
-    )
-
-  @parameterized.parameters(
-    ({"lhs": "int4"}, "lhs must be one of"),
-    (
-      {"batch": 1},
-      "its fields are not in the standard",
-    ),  # the default is left out
-    ({"color": "red"}, "a problem of the dot has no color"),
-    ({"k": None}, "k must be a positive number"),
-  )
-  def test_a_problem_that_the_dot_does_not_have(self, changes, message):
-    good = dot_tables.faster()
-    fields = records.fields_of("problem", dict(good.problem) | changes)
-    bad = dataclasses.replace(good, problem=fields)
-    self.refused(
-      dot_tables.table(dot_tables.faster(m=1024), bad), f"row [12]: {message}"
-    )
-
   def test_no_row_of_a_refused_table_is_used(self):
     """The broken row is about another problem than the one that is asked."""
-    config = records.fields_of(
-      "config", dict(dot_tables.tiles()) | {"block_m": 8}
+    config = records.fields_of("config", dict(tiles()) | {"block_m": 8})
+    broken = faster(config, m=1024)
+    make = lambda: table(XLA_FASTER, broken)
+    self.check("broken second row", make, "row 2")
+
+
+class UserFilesTest(FolderTestCase):
+  def decide(self):
+    """The decision, and what was warned of meanwhile."""
+    with (
+      user_table(self.path),
+      warnings.catch_warnings(record=True) as caught,
+    ):
+      warnings.simplefilter("always")
+      decision = backends.choose(problem(), H200)
+      self.assertEqual(backends.choose(problem(), H200), decision)
+    found = [w for w in caught if w.category is errors.TableWarning]
+    return decision, [str(w.message) for w in found]
+
+  def assert_warned_once(self, words):
+    decision, warned = self.decide()
+    self.assertEqual(decision.implementation_from, "rule")
+    self.assertLen(warned, 1)
+    self.assertRegex(warned[0], words)
+    self.assertIn(warned[0], decision.notes)
+
+  def test_a_broken_file_is_warned_of_once_and_told_by_every_decision(self):
+    folder = lambda path: path.parent.mkdir() or path.write_text("x")
+    for i, (make, message) in enumerate(
+      (
+        (lambda path: path.write_text("{}"), "cut short"),
+        (lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
+        (lambda path: None, "No such file"),
+        (lambda path: path.symlink_to(path), "symbolic links"),
+        (lambda path: folder(path / "a.json"), "a.json: it is cut short"),
+      )
+    ):
+      with self.subTest(message):
+        self.path = self.folder / f"{i}.json"
+        make(self.path)
+        self.assert_warned_once(f"user's table .*{message}.*it is not used")
+
+  def test_a_table_of_older_kernels_is_warned_of_once(self):
+    changes = dot_tables.source_of(table(faster()), "triton", kernels="0" * 64)
+    self.write("mine.json", faster(), **changes)
+    self.assert_warned_once("user's table .*mine.json is not used: impl")
+
+  def test_tables_of_other_devices_in_a_folder_are_no_news(self):
+    ways = row(problem(), ("triton", 20.0, ()))
+    self.write("x/a.json", ways, target=targets.named_target("h100"))
+    self.write("x/b.json", faster())
+    self.path = self.folder / "x"
+    decision, warned = self.decide()
+    self.assertEqual(decision.config, tiles())
+    self.assertEqual(warned, [])
+    self.assertLen(decision.notes, 1)  # the kernels'
+
+  def test_a_folder_of_too_many_files_is_not_used(self):
+    for i in range(101):
+      (self.folder / f"{i}.json").write_text("x")
+    self.path = self.folder
+    _, warned = self.decide()
+    self.assertLen(warned, 1)
+    self.assertIn("must have at most 100, got 101; none is used", warned[0])
+
+  def test_files_are_read_once(self):
+    with user_table(self.write("mine.json", faster())):
+      before = backends.choose(problem(), H200)
+      self.write("mine.json", XLA_FASTER)
+      self.assertEqual(backends.choose(problem(), H200), before)
+
+  def test_nothing_by_default_is_no_trouble(self):
+    home = str(self.folder)
+    with environment(XDG_CONFIG_HOME=home):
+      self.assertEqual(resolution.standing().troubles, ())
+    with environment(XDG_CONFIG_HOME="relative", HOME=home):
+      self.assertEqual(
+        resolution.user_folder(),
+        self.folder / ".config" / "jaxplugin" / "tuning",
+      )
+
+  def test_digest_is_of_what_tables_say(self):
+    with environment(**dot_tables.OFF):
+      digests = [jp.tuning_digest()]
+      for each in (faster(), faster(), XLA_FASTER):
+        with jp.tuning(table(each)):
+          digests.append(jp.tuning_digest())
+    self.assertEqual(digests[1], digests[2])
+    self.assertLen({*digests}, 3)
+
+  def test_digest_is_the_same_wherever_a_file_lies(self):
+    digests = set()
+    for name in ("a/mine.json", "b/other.json"):
+      with user_table(self.write(name, faster())):
+        digests.add(jp.tuning_digest())
+    self.assertLen(digests, 1)
+
+
+class PackagedTest(FolderTestCase):
+  """Every packaged table can be read, and says what kernels allow.
+
+  One that was measured with older kernels is still whole: it is refused when it
+  is asked, and replaced by measuring again.
+  """
+
+  def test_tables_fit_their_names_and_devices(self):
+    for path in PATHS:
+      with self.subTest(path.name):
+        found = reading.read(path)
+        self.assertEqual(path.name, writing.file_name(found.header))
+        self.assertNotEmpty(found.rows)
+        self.assertEqual(packaged.misfit_but_for_sources(found), "")
+
+  def test_tables_are_of_the_kernels_that_are_here(self):
+    """Otherwise the skip message names the stale tables."""
+    stale = []
+    for path in PATHS:
+      try:
+        changed = packaged.staleness(reading.read(path))
+      except ValueError as error:
+        self.skipTest(str(error))
+      if changed:
+        stale.append(f"{path.name}: {changed}")
+    if stale:
+      self.skipTest(
+        f"STALE, and not used: {'; '.join(stale)}; on an idle machine:"
+        " tools/packaged_tables.py --make"
+      )
+
+  def test_of_two_for_other_libraries_the_one_that_fits_is_enough(self):
+    """Otherwise each program would mention tables of other libraries."""
+    toolchain = (("jaxlib", "0.1"),)
+    changes = dot_tables.source_of(
+      table(XLA_FASTER), "xla", toolchain=toolchain
     )
-    made = dot_tables.table(
-      dot_tables.XLA_FASTER, dot_tables.faster(config, m=1024)
+    data = self.write("1.json", XLA_FASTER, **changes).parent
+    self.enter_context(mock.patch.object(resolution, "DATA", data))
+    for count, origin in ((1, "rule"), (0, "packaged table 0.json")):
+      with (
+        environment(XDG_CONFIG_HOME=str(data)),
+        warnings.catch_warnings(),
+      ):
+        warnings.simplefilter("error")  # only a note of the decision
+        decision = backends.choose(problem(), H200)
+      notes = [note for note in decision.notes if "is not used" in note]
+      self.assertLen(notes, count)
+      self.assertEqual(decision.implementation_from, origin)
+      self.write("0.json", XLA_FASTER)
+
+  def test_all_are_read_before_the_first_decision(self):
+    read = resolution.packaged()
+    self.assertEqual(read.troubles, ())
+    self.assertLen(read.tables, len(PATHS))
+
+
+def operands(m=3):
+  x = jp.quantize(np.ones((m, 64), np.float32), jp.MXFP8)
+  return x, jp.quantize(np.ones((32, 64), np.float32), jp.MXFP8)
+
+
+def lowered(*args):
+  return jax.jit(lambda x, w: jp.block_scaled_dot(x, w)).lower(*args).as_text()
+
+
+def faster_here(function, *args, way):
+  """A table of this machine by which `way` is faster than the rule."""
+  target = targets.detect_target("cpu")
+  (dot,) = jp.explain(function, *args, target=target)
+  default = (dot.decision.implementation, 20.0, ())
+  return table(row(dot.problem, default, way), target=target)
+
+
+def xla_faster_here(m=3):
+  way = ("xla", 10.0, ())
+  return faster_here(jp.block_scaled_dot, *operands(m), way=way)
+
+
+def configured_here(**config):
+  way = ("cpu", 10.0, records.fields_of("config", config))
+  return faster_here(jp.block_scaled_dot, *operands(), way=way)
+
+
+@absltest.skipIf(
+  targets.detect_target("cpu").cpu_kernels is None, "has no CPU kernels"
+)
+class TuningContextTest(FolderTestCase):
+  def setUp(self):
+    super().setUp()
+    self.enter_context(environment(**dot_tables.OFF))
+
+  def decision(self, *args):
+    (dot,) = jp.explain(jp.block_scaled_dot, *(args or operands()))
+    return dot.decision
+
+  def assert_chosen(self, name):
+    self.assertEqual(self.decision().implementation, name)
+
+  def test_a_context_decides_inside_and_nothing_outside(self):
+    self.assert_chosen("cpu")
+    with jp.tuning(xla_faster_here()):
+      self.assert_chosen("xla")
+      with jp.tuning(None):
+        self.assert_chosen("cpu")
+    self.assert_chosen("cpu")
+
+  def test_two_tables_are_two_traces_and_two_programs(self):
+    args = operands()
+    traces = 0
+
+    @jax.jit
+    def f(x, w):
+      nonlocal traces
+      traces += 1
+      return jp.block_scaled_dot(x, w)
+
+    xla = xla_faster_here()
+    same = records.table_of(xla.header, xla.rows)
+    has_kernel = []
+    for context in (
+      contextlib.nullcontext(),
+      jp.tuning(xla),
+      contextlib.nullcontext(),
+      jp.tuning(same),
+      jp.tuning(None),
+    ):
+      with context:
+        np.testing.assert_array_equal(f(*args), np.full((3, 32), 64.0))
+        has_kernel.append(KERNEL in f.lower(*args).as_text())
+    self.assertEqual(traces, 3)  # none, the table, None
+    self.assertEqual(has_kernel, [True, False, True, False, True])
+
+  def test_a_jaxpr_names_its_tables_in_a_line(self):
+    with jp.tuning(xla_faster_here()):
+      text = str(jax.make_jaxpr(jp.block_scaled_dot)(*operands()))
+    self.assertRegex(
+      text, r"Table\(block_scaled_dot on cpu .*, 1 rows, [0-9a-f]"
     )
-    self.refused(made, "row 2")
+    self.assertNotIn("Candidate", text)
+
+  def test_what_was_traced_inside_is_lowered_so_outside(self):
+    with jp.tuning(xla_faster_here()):
+      traced = jax.jit(jp.block_scaled_dot).trace(*operands())
+    self.assertNotIn(KERNEL, traced.lower().as_text())
+
+  def test_a_derivative_asks_the_tables_of_its_dot(self):
+    x, w = jnp.ones((3, 64), jnp.float32), operands()[1]
+    f = lambda x: jp.block_scaled_dot(x, w)
+    with jp.tuning(faster_here(f, x, way=("xla", 10.0, ()))):
+      _, tangent = jax.linearize(f, x)
+    (dot,) = jp.explain(tangent, x)
+    self.assertEqual(dot.decision.implementation_from, "overlay")
+    self.assertEqual(dot.decision.implementation, "xla")
+
+  def test_threads_have_their_own(self):
+    args = operands()
+    found = {}
+    inside, looked = threading.Event(), threading.Event()
+
+    def other():
+      inside.wait(10)
+      found["other"] = self.decision(*args).implementation
+      looked.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with jp.tuning(xla_faster_here()):
+      inside.set()
+      looked.wait(10)
+      found["this"] = self.decision(*args).implementation
+    thread.join()
+    self.assertEqual(found, {"this": "xla", "other": "cpu"})
+
+  def test_a_partitioned_dot_asks_for_each_device_s_share(self):
+    if jax.device_count() < 2:
+      self.skipTest("needs two devices")
+    mesh = jax.make_mesh((2,), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    x, w = operands(6)
+    x = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    f = jax.jit(jp.block_scaled_dot)
+    with jp.tuning(xla_faster_here(m=3)):
+      text = f.lower(x, w).compile().as_text()
+      np.testing.assert_array_equal(f(x, w), np.full((6, 32), 64.0))
+    self.assertNotIn(KERNEL, text)
+    self.assertIn(KERNEL, f.lower(x, w).compile().as_text())
+
+  def test_path_of_a_file_is_read_and_a_broken_one_raises(self):
+    self.path.write_text(xla_faster_here().to_text())
+    for path in (str(self.path), self.path):
+      with jp.tuning(path):
+        self.assert_chosen("xla")
+    self.path.write_text("{}")
+    with (
+      self.assertRaisesRegex(jp.TableError, "mine.json: it is cut short"),
+      jp.tuning(self.path),
+    ):
+      pass
+
+  def test_what_is_no_table_is_a_type_error(self):
+    for given, message in (
+      ((), "must have a table"),
+      ((3,), "must be tables or paths of their files, or one None, got 3"),
+      ((None, None), "or one None, got None"),
+    ):
+      with self.assertRaisesRegex(TypeError, message), jp.tuning(*given):
+        pass
+
+  def test_explain_and_info_tell_the_source_of_each_choice(self):
+    args = operands()
+    with jp.tuning(xla_faster_here()):
+      explanation = jp.explain(jp.block_scaled_dot, *args)
+      self.assertIn(
+        "xla: dequantize and dot_general in XLA operations (overlay: 10 us,"
+        " the rule's cpu 20 us)",
+        explanation.details(),
+      )
+      self.assertIn('"implementation_from": "overlay"', explanation.to_json())
+      told = jp.info()
+      self.assertIn("measured choices: 1 tables, digest ", told)
+      self.assertIn(jp.tuning_digest()[:16], told)
+      self.assertRegex(told, "overlay: 1 rows of block_scaled_dot, .*: used")
+    with jp.tuning(table(faster())):
+      self.assertRegex(jp.info(), "not used here: it was measured on NVIDIA")
+    self.assertEqual(self.decision().implementation_from, "rule")
+
+  def test_config_of_cpu_is_explained_and_lowered(self):
+    args = operands()
+    with jp.tuning(configured_here(threads=1)):
+      details = jp.explain(jp.block_scaled_dot, *args).details()
+      self.assertIn("config (overlay): threads=1", details)
+      f = jax.jit(jp.block_scaled_dot)
+      np.testing.assert_array_equal(f(*args), np.full((3, 32), 64.0))
+      self.assertIn("threads = 1 : i64", lowered(*args))
+    self.assertNotIn("threads", lowered(*args))
+
+  def test_a_config_that_cpu_kernels_do_not_allow(self):
+    for config, message in (
+      ({"engine": "warp"}, "engine must be one of"),
+      ({"threads": -1}, "threads must be a whole number"),
+      ({"threads": "1"}, "threads must be a whole number"),
+      ({"tiles": 1}, "may have engine, .*, got tiles"),
+    ):
+      with self.subTest(str(config)), jp.tuning(configured_here(**config)):
+        decision = self.decision()
+        self.assertEqual(decision.config_from, "rule")
+        self.assertRegex(
+          decision.notes[-1], f"overlay is not used: row 1: .*{message}"
+        )
+
+  def test_config_of_triton_is_explained_and_lowered(self):
+    """The compiled kernels' names have the tiles of the decision."""
+    x = jax.ShapeDtypeStruct((64, 4096), jnp.bfloat16)
+    w = jax.eval_shape(
+      lambda: jp.quantize(jnp.ones((4096, 4096), jnp.float32), jp.MXFP4)
+    )
+    f = lambda x, w: jp.block_scaled_dot(
+      x, w, preferred_element_type=jnp.bfloat16
+    )
+    with jp.use_target(H200):
+      (dot,) = jp.explain(f, x, w)
+    ways = ("triton", 20.0, ()), ("triton", 10.0, tiles())
+    with jp.use_target(H200), jp.tuning(table(row(dot.problem, *ways))):
+      explanation = jp.explain(f, x, w)
+      self.assertIn(
+        "config (overlay): block_k=64 block_m=64", explanation.details()
+      )
+      if backends.BACKENDS["triton"].lowering_refusal(H200) is not None:
+        self.skipTest("jax-triton does not import here")
+      traced = jax.jit(f).trace(x, w)
+    launched = []
+
+    def call(kernels, launch, inputs, target):
+      del kernels, inputs, target
+      launched.append(launch.name)
+      (out,) = launch.outputs
+      return [jnp.zeros(out.shape, out.dtype)]
+
+    with mock.patch.object(triton_library, "call", call):
+      traced.lower(lowering_platforms=("cuda",))
+    (note,) = explanation[0].decision.notes
+    self.assertEqual(note, f"kernels: {', '.join(launched)}")
+    self.assertIn("64x64x64", note)
+
+  def test_a_config_that_cannot_read_operands_as_they_lie_is_an_error(self):
+    """Never another config than the one that was decided."""
+    x, w = (jnp.ones((64, 64), jnp.bfloat16) for _ in range(2))
+    f = lambda x, w: jp.block_scaled_dot(x, jp.quantize(w, jp.MXFP8))
+    with (
+      jp.use_target(H200),
+      resolution.pinned("triton", tiles()),
+      mock.patch.object(
+        triton_configs, "config_error", side_effect=[None, None, "no way"]
+      ),
+    ):
+      traced = jax.jit(f).trace(x, w)
+      with self.assertRaisesRegex(
+        NotImplementedError, r"table of .*: no way; or use jp.tuning\(None\)"
+      ):
+        traced.lower(lowering_platforms=("cuda",))
 
 
 if __name__ == "__main__":

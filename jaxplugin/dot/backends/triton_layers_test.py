@@ -21,9 +21,16 @@ from jaxplugin.dot import traced
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.testing import interpreted
 
+H200 = targets.named_target("h200")
+B200 = targets.named_target("b200", cudnn="9.13")
 LAYERS, M, N, K = 3, 16, 704, 1664
 IN_PLACE = "rhs: a layer of a stack, read from the stack"
 COPIED = "rhs: a layer of a stack, copied before every call"
+
+
+needs_triton = absltest.skipIf(
+  importlib.util.find_spec("triton") is None, "triton is not installed"
+)
 
 
 def each_layer(x, stack, **options):
@@ -67,43 +74,38 @@ class ChoiceTest(parameterized.TestCase):
       0,
       jnp.arange(LAYERS),
     )
-    b200 = targets.named_target("b200", cudnn="9.13")
-    few, told = notes(function, *types(jp.MXFP8, 64), target=b200)
-    self.assertEqual((few, IN_PLACE in told), ("triton", True))
-    many, told = notes(function, *types(jp.MXFP8, 65), target=b200)
-    self.assertEqual((many, COPIED in told), ("cudnn", True))
+    for m, expected in ((64, ("triton", IN_PLACE)), (65, ("cudnn", COPIED))):
+      found, told = notes(function, *types(jp.MXFP8, m), target=B200)
+      self.assertEqual(found, expected[0])
+      self.assertIn(expected[1], told)
 
   def test_implementation_that_is_asked_for_is_taken(self):
-    def function(x, w):
-      x = jp.quantize(x, jp.MXFP8)
-      return jp.block_scaled_dot(x, w[1], implementation="cudnn")
-
-    b200 = targets.named_target("b200", cudnn="9.13")
-    taken, told = notes(function, *types(jp.MXFP8), target=b200)
+    function = lambda x, w: jp.block_scaled_dot(
+      jp.quantize(x, jp.MXFP8), w[1], implementation="cudnn"
+    )
+    taken, told = notes(function, *types(jp.MXFP8), target=B200)
     self.assertEqual((taken, COPIED in told), ("cudnn", True))
 
   def test_weights_of_no_stack_say_nothing_of_one(self):
     x, stack = types(jp.MXFP8)
     alone = jax.eval_shape(lambda w: w[0], stack)
-    h200 = targets.named_target("h200")
-    _, told = notes(jp.linear, x, alone, target=h200)
+    _, told = notes(jp.linear, x, alone, target=H200)
     self.assertNotIn("stack", " ".join(told))
 
   def test_estimate_counts_one_layer(self):
     x, stack = types(jp.NVFP4)
-    h200 = targets.named_target("h200")
     (of_stack,) = jp.explain(
-      lambda x, w: jp.linear(x, w[1]), x, stack, target=h200
+      lambda x, w: jp.linear(x, w[1]), x, stack, target=H200
     ).dots
     alone = jax.eval_shape(lambda w: w[0], stack)
-    (of_alone,) = jp.explain(jp.linear, x, alone, target=h200).dots
+    (of_alone,) = jp.explain(jp.linear, x, alone, target=H200).dots
     self.assertEqual(of_stack.estimate, of_alone.estimate)
 
 
+@needs_triton
 @absltest.skipIf(
-  importlib.util.find_spec("triton") is None
-  or importlib.util.find_spec("jax_cuda13_plugin") is None,
-  "triton or jax-cuda13-plugin is not installed",
+  importlib.util.find_spec("jax_cuda13_plugin") is None,
+  "jax-cuda13-plugin is not installed",
 )
 class CompiledTest(parameterized.TestCase):
   """By XLA's GPU compiler, without a GPU."""
@@ -139,8 +141,7 @@ class CompiledTest(parameterized.TestCase):
 
   @pytest.mark.full
   def test_a_scan_over_the_layers_copies_them_unless_xla_leaves_them(self):
-    h200 = targets.named_target("h200")
-    sharding = jax.NamedSharding(deviceless.mesh(h200), PartitionSpec())
+    sharding = jax.NamedSharding(deviceless.mesh(H200), PartitionSpec())
     args = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       types(jp.MXFP8),
@@ -149,7 +150,7 @@ class CompiledTest(parameterized.TestCase):
     def scanned(x, stack):
       return jax.lax.scan(lambda c, w: (c, jp.linear(x, w)), 0, stack)
 
-    with jp.use_target(h200):
+    with jp.use_target(H200):
       lowered = jax.jit(scanned).lower(*args)
     # Newer versions of XLA do so by themselves.
     option = "xla_gpu_enable_dynamic_slice_fusion"
@@ -165,8 +166,7 @@ class CompiledTest(parameterized.TestCase):
   @parameterized.parameters("in_shard_map", "partitioned")
   @pytest.mark.full
   def test_columns_over_devices(self, how):
-    h200 = targets.named_target("h200")
-    mesh = deviceless.mesh(h200, (2,), ("d",))
+    mesh = deviceless.mesh(H200, (2,), ("d",))
     x, stack = types(jp.MXFP8)
     columns = PartitionSpec(None, "d")
 
@@ -189,7 +189,7 @@ class CompiledTest(parameterized.TestCase):
         in_specs=(PartitionSpec(), columns),
         out_specs=PartitionSpec(None, None, "d"),
       )
-    with jp.use_target(h200):
+    with jp.use_target(H200):
       text = jax.jit(last).lower(*args).compile().as_text()
     self.assertIn("triton_kernel_call", text)
     slice_of_layer = rf"f8e4m3fn\[1,{N // 2},{K}\]"
@@ -199,9 +199,8 @@ class CompiledTest(parameterized.TestCase):
       self.assertRegex(text, slice_of_layer)
 
   def test_static_numbers_read_the_stack_too(self):
-    h200 = targets.named_target("h200")
     function = lambda x, w: jp.linear(x, w[0]) + jp.linear(x, w[2])
-    text = deviceless.compile(function, *types(jp.MXFP8), target=h200).as_text()
+    text = deviceless.compile(function, *types(jp.MXFP8), target=H200).as_text()
     self.assertNotRegex(text, rf"\[(1,)?{N},{K}\]")
 
 
@@ -268,7 +267,7 @@ class InterpretedTest(interpreted.RecordedTestCase):
   def test_numbers_that_are_mapped_are_slices(self):
     x, stack = self.operands(jp.MXFP8, None)
     mapped = jax.vmap(lambda x, i: jp.linear(x, stack[i]), (None, 0))
-    target = targets.named_target("h200").with_library(targets.JAX_TRITON)
+    target = H200.with_library(targets.JAX_TRITON)
     with jp.use_target(target):
       result = jax.jit(mapped)(x, jnp.array([2, 0]))
       self.assertNotIn("_layer", self.names())
@@ -278,13 +277,11 @@ class InterpretedTest(interpreted.RecordedTestCase):
 
 class TracedTest(absltest.TestCase):
   def lowered(self, function, *args):
-    with jp.use_target(targets.named_target("h200")):
+    with jp.use_target(H200):
       traced = jax.jit(function).trace(*args)
       return traced.lower(lowering_platforms=("cuda",)).as_text()
 
-  @absltest.skipIf(
-    importlib.util.find_spec("triton") is None, "triton is not installed"
-  )
+  @needs_triton
   @pytest.mark.full
   def test_derivative_keeps_no_stack(self):
     x, stack = types(jp.MXFP8)
@@ -305,12 +302,9 @@ class TracedTest(absltest.TestCase):
       text, rf"triton_kernel_call.*tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
     )
 
-  @absltest.skipIf(
-    importlib.util.find_spec("triton") is None, "triton is not installed"
-  )
+  @needs_triton
   def test_an_exported_module_reads_the_stack(self):
-    h200 = targets.named_target("h200")
-    exported = jp.export(each_layer, ["cuda"], target=h200)(*types(jp.MXFP8))
+    exported = jp.export(each_layer, ["cuda"], target=H200)(*types(jp.MXFP8))
     stack = rf"tensor<{LAYERS}x{N}x{K}xf8E4M3FN>"
     self.assertRegex(exported.mlir_module(), f"triton_kernel_call.*{stack}")
 
@@ -318,8 +312,7 @@ class TracedTest(absltest.TestCase):
     x, stack = types(jp.MXFP8)
     product = jax.jit(jp.linear)
     function = lambda x, w: product(x, w[1])
-    h200 = targets.named_target("h200")
-    _, told = notes(function, x, stack, target=h200)
+    _, told = notes(function, x, stack, target=H200)
     self.assertNotIn(IN_PLACE, told)
 
 

@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The triton implementation: its numbers, facts that it relies on, its errors.
+"""The triton implementation: its numbers, its choices and its errors.
 
-The numbers are those of Triton's interpreter (`interpreted`).
+The numbers are those of Triton's interpreter (`interpreted`), through the whole
+lowering. Expected values are products in f64 of numbers that ml_dtypes decodes.
 """
 
 from __future__ import annotations
@@ -14,52 +15,75 @@ import sys
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
+from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.core import targets
+from jaxplugin.dot import backends
+from jaxplugin.dot import problems
+from jaxplugin.dot import reference
+from jaxplugin.dot import sides
 from jaxplugin.dot.backends import triton
 from jaxplugin.kernels.gpu import configs
-from jaxplugin.runtime import lowering
 from jaxplugin.runtime import triton_library
-from jaxplugin.testing import interpreted as triton_testing
+from jaxplugin.testing import contract
+from jaxplugin.testing import interpreted
+from jaxplugin.testing.dot_suite import dot_rows
 from jaxplugin.testing.dot_suite import suite
+from jaxplugin.testing.meshes import explicit
 
-CPU = triton_testing.CPU
-interpreted = triton_testing.interpreted
-needs_interpreter = triton_testing.needs_interpreter
+E8M0, E4M3, E5M2, E2M1 = formats.E8M0, formats.E4M3, formats.E5M2, formats.E2M1
+BF16 = contract.BF16
+H200, B200 = targets.named_target("h200"), targets.named_target("b200")
+needs_interpreter = interpreted.needs_interpreter
 
 
-class TritonDotSuite(suite.DotSuite):
-  """The contract's suite; what triton refuses goes to xla."""
+def by_triton(target, *args, **options):
+  if isinstance(target, str):
+    target = targets.named_target(target).with_library(targets.JAX_TRITON)
+  with jp.use_target(target):
+    return jp.block_scaled_dot(*args, implementation="triton", **options)
+
+
+def normal(*shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def quantized(format, *shape, seed=0):
+  """Random numbers; in bf16 if there is no format."""
+  x = normal(*shape, seed=seed)
+  return jnp.asarray(x, BF16) if format is None else jp.quantize(x, format)
+
+
+def refusal(decided):
+  """Why triton does not compute a dot that `jp.explain` found."""
+  reasons = {r.implementation: r.reason for r in decided.decision.refusals}
+  return reasons["triton"]
+
+
+class TritonDotSuite(interpreted.RecordedTestCase, suite.DotSuite):
+  """The contract's suite; a call that triton refuses goes to xla."""
 
   implementation = "triton"
   cases_per_test = 2
   subnormal_spacing = 2.0**-133  # of bf16
-  target = targets.named_target("h200")
-
-  def setUp(self):
-    super().setUp()
-    self.enter_context(mock.patch.object(triton, "_call", interpreted))
-    self.enter_context(
-      mock.patch.object(
-        lowering, "resolve_target", lambda override, _: override or CPU
-      )
-    )
+  target = H200
 
   def dot(self, *args, **kwargs):
+    try:
+      return by_triton(self.target, *args, **kwargs)
+    except NotImplementedError as error:
+      if "needs sizes of at least 1" not in str(error):
+        raise
     with jp.use_target(self.target):
-      try:
-        return jp.block_scaled_dot(*args, implementation="triton", **kwargs)
-      except NotImplementedError as error:
-        if "needs sizes of at least 1" not in str(error):
-          raise
-    return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
+      return jp.block_scaled_dot(*args, implementation="xla", **kwargs)
 
 
 @needs_interpreter
@@ -73,7 +97,7 @@ class HopperDotTest(TritonDotSuite):
 class BlackwellDotTest(TritonDotSuite):
   """Leaves it to the matrix instruction where that takes the formats."""
 
-  target = targets.named_target("b200")
+  target = B200
   kinds = (
     *((a, b) for a in formats.FORMATS[:3] for b in formats.FORMATS[:3]),
     (jp.NVFP4, jp.NVFP4),
@@ -83,8 +107,399 @@ class BlackwellDotTest(TritonDotSuite):
 del TritonDotSuite
 
 
+@needs_interpreter
+class HopperRowsTest(interpreted.RecordedTestCase, dot_rows.DotRowsTestCase):
+  implementation = "triton"
+  target = H200
+  in_leg = ("mxfp6_e2m3 by mxfp6_e3m2, 5 rows",)
+
+  def dot(self, *args, **kwargs):
+    return by_triton(self.target, *args, **kwargs)
+
+  def test_lhs_is_dequantized_and_short_blocks_of_rhs_are_padded(self):
+    for axes, other in (((1, 2), 6), ((2, 1), 20)):
+      self.launched.clear()
+      self.check(f"short blocks in k{axes[0]} and in k{axes[1]}")
+      (launch,) = self.launched
+      # The blocked dimension is padded to 32.
+      tiling = dict(launch.constexprs)["TILING"]
+      self.assertEqual(tiling.shape.k, 32 * other)
+      self.assertIn("_f32_mxfp8_", launch.name)
+
+
+@needs_interpreter
+class BlackwellRowsTest(HopperRowsTest):
+  target = B200
+
+
+@needs_interpreter
+class DescribedTest(interpreted.RecordedTestCase):
+  """TMA descriptors, of operands that lie in any way with k minor."""
+
+  @parameterized.parameters(
+    (H200, jp.MXFP8, jp.MXFP4),
+    (H200, None, jp.NVFP4),
+    (B200, jp.NVFP4, jp.NVFP4),
+  )
+  @pytest.mark.sample(1)
+  def test_bits_are_those_of_kernels_whose_threads_load(self, target, lhs, rhs):
+    # (m, batch, k) and (batch, n, k); no size is a multiple of a tile.
+    args = quantized(lhs, 65, 3, 96), quantized(rhs, 3, 35, 96, seed=1)
+    numbers = (((2,), (2,)), ((1,), (0,)))
+    usual = by_triton(target, *args, dimension_numbers=numbers)
+    self.assertNotIn("_tma", self.names())
+    self.launched.clear()
+    described = triton_library.with_descriptors(target)
+    result = by_triton(described, *args, dimension_numbers=numbers)
+    self.assertIn("_tma", self.names())
+    np.testing.assert_array_equal(result, usual)
+
+
+@needs_interpreter
+class PreparedTest(interpreted.RecordedTestCase):
+  """Weights that `prepare_weights` rearranged."""
+
+  def both(self, name, x, w, *, prepared_for=None, **options):
+    """Results by the weight as it is prepared, and by the weight itself."""
+    target = targets.named_target(prepared_for or name)
+    prepared = jp.prepare_weights(w, target)
+    return [by_triton(name, x, each, **options) for each in (prepared, w)]
+
+  @parameterized.product(
+    # Order of k is the same on sm_80; small_m's own on sm_90, of a weight that
+    # is prepared another one.
+    name=("a100", "h200"),
+    format=(jp.MXFP4, jp.NVFP4),
+    shapes=(((3, 160), (35, 160)), ((2, 19, 96), (2, 33, 96))),
+  )
+  @pytest.mark.sample(1)
+  def test_prepared_weight_is_read_as_it_is(self, name, format, shapes):
+    x = np.random.default_rng(1).integers(-4, 5, shapes[0]).astype(BF16)
+    w = quantized(format, *shapes[1])
+    result, of_weight = self.both(name, x, w)
+    self.assertIn(f"_bf16_{format.name}_interleaved_", self.names())
+    if name == "a100":
+      np.testing.assert_array_equal(result, of_weight)
+    exact = reference.oracle_dequantize(
+      np.asarray(w.unpack().values), np.asarray(w.scale), format
+    )
+    if w.global_scale is not None:
+      exact = exact * np.float64(w.global_scale)
+    exact, magnitude = contract.dot(x.astype(np.float64), exact)
+    bound = contract.DOT_BOUND * magnitude
+    contract.assert_within(result, exact, bound, result.dtype)
+
+  @parameterized.parameters((jp.MXFP8, 130), (jp.NVFP4, 5))
+  @pytest.mark.sample(1)
+  def test_swizzled_scale_of_a_prepared_weight_changes_no_bit(
+    self, format, rows
+  ):
+    w = quantized(format, 140, 160)
+    prepared = jp.prepare_weights(w, B200)
+    self.assertEqual(prepared.scale_layout, "swizzled_128x4")
+    args = quantized(format, rows, 160, seed=1), w
+    np.testing.assert_array_equal(*self.both("b200", *args))
+    first, second = (
+      dict(launch.constexprs)["TILING"].shape.rhs.scale_strides
+      for launch in self.launched
+    )
+    self.assertEqual((len(first), len(second)), (2, 3))
+
+  @parameterized.product(format=dot_rows.FP6, name=("h200", "b200"))
+  @pytest.mark.sample(1)
+  def test_prepared_mxfp6_gives_the_same_bits(self, format, name):
+    w = quantized(format, 33, 160)
+    prepared = jp.prepare_weights(w, targets.named_target(name))
+    is_swizzled = prepared.scale_layout == "swizzled_128x4"
+    self.assertEqual(is_swizzled, name == "b200")
+    np.testing.assert_array_equal(*self.both(name, normal(5, 160), w))
+
+  def test_epilogue_vmap_and_jit(self):
+    w = quantized(jp.MXFP4, 2, 33, 96)
+    bias = np.linspace(-1, 1, 33, dtype=np.float32)
+    f = jax.jit(
+      jax.vmap(
+        functools.partial(by_triton, "a100", bias=bias, activation="silu")
+      )
+    )
+    x, prepared = (
+      normal(2, 3, 96),
+      jp.prepare_weights(w, targets.named_target("a100")),
+    )
+    np.testing.assert_array_equal(f(x, prepared), f(x, w))
+    self.assertIn("_f32_mxfp4_interleaved_", self.names())
+
+  def test_lhs_may_be_the_prepared_one(self):
+    w, x = quantized(jp.MXFP4, 35, 96), quantized(jp.MXFP8, 3, 96, seed=1)
+    prepared = jp.prepare_weights(w, targets.named_target("a100"))
+    np.testing.assert_array_equal(
+      by_triton("a100", prepared, x), by_triton("a100", w, x)
+    )
+    self.assertIn("_mxfp4_interleaved_mxfp8_", self.names())
+
+  @parameterized.parameters("b200", "mi300x")
+  @pytest.mark.full
+  def test_where_kernels_want_the_usual_order_it_is_put_back(self, name):
+    args = quantized(jp.NVFP4, 3, 96, seed=1), quantized(jp.NVFP4, 35, 96)
+    np.testing.assert_array_equal(*self.both(name, *args, prepared_for="h200"))
+    self.assertNotIn("interleaved", self.names())
+    self.assertLen(set(self.launched), len(self.launched) // 2)
+
+  def test_several_contracting_dimensions_are_put_back(self):
+    numbers = (((0, 2), (0, 2)), ((), ()))
+    args = quantized(jp.MXFP4, 2, 3, 96, seed=1), quantized(jp.MXFP4, 2, 33, 96)
+    results = self.both("a100", *args, dimension_numbers=numbers)
+    np.testing.assert_array_equal(*results)
+    self.assertNotIn("interleaved", self.names())
+
+
+NATIVE, UPCAST, SMALL_M = "native", "upcast", "small_m"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A format that has no name, and which kernel of a B200 multiplies it."""
+
+  values: np.dtype
+  scale: np.dtype
+  size: int
+  kernel: str
+  k: int = 192
+
+  @property
+  def format(self) -> formats.BlockFormat:
+    return formats.BlockFormat(
+      name=f"own {self.values} {self.scale} {self.size}",
+      values_dtype=self.values,
+      scale_dtype=self.scale,
+      block_size=self.size,
+    )
+
+
+CASES = {
+  "E8M0 of 64": Case(values=E4M3, scale=E8M0, size=64, kernel=NATIVE),
+  "E8M0 of 128": Case(values=E5M2, scale=E8M0, size=128, kernel=NATIVE, k=256),
+  "FP4, E8M0 of 64": Case(values=E2M1, scale=E8M0, size=64, kernel=NATIVE),
+  "MXFP4 of 16": Case(values=E2M1, scale=E8M0, size=16, kernel=SMALL_M),
+  "MXFP8 of 16": Case(values=E4M3, scale=E8M0, size=16, kernel=SMALL_M),
+  "E4M3 on E4M3": Case(values=E4M3, scale=E4M3, size=32, kernel=SMALL_M),
+  "E4M3 on E5M2": Case(values=E5M2, scale=E4M3, size=64, kernel=SMALL_M),
+  "E5M2 on E4M3": Case(values=E4M3, scale=E5M2, size=32, kernel=SMALL_M),
+  "E5M2 on E5M2": Case(
+    values=E5M2, scale=E5M2, size=128, kernel=SMALL_M, k=256
+  ),
+  "FP4, E4M3 of 32": Case(values=E2M1, scale=E4M3, size=32, kernel=SMALL_M),
+  "FP4, E5M2 of 16": Case(values=E2M1, scale=E5M2, size=16, kernel=SMALL_M),
+}
+
+
+def operand(rng, case, rows):
+  """Small integers under scales 1/4 to 4, and what they mean, f64."""
+  numbers = rng.choice([-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6], (rows, case.k))
+  values = numbers.astype(case.values)
+  powers = 2.0 ** rng.integers(-2, 3, (rows, -(-case.k // case.size)))
+  if case.scale == E4M3:  # others than powers of two, of either sign
+    powers *= rng.choice([-1, 1, 1.5, 1.75], powers.shape)
+  scale = powers.astype(np.float32).astype(case.scale)
+  exact = (
+    values.astype(np.float64)
+    * np.repeat(scale.astype(np.float64), case.size, axis=1)[:, : case.k]
+  )
+  values, scale = jnp.asarray(values), jnp.asarray(scale)
+  if case.values == E2M1:
+    values = jp.pack_fp4(values)
+  return jp.ScaledArray(values, scale, None, case.format), exact
+
+
+@needs_interpreter
+class ScalesTest(interpreted.RecordedTestCase):
+  @pytest.mark.full
+  def test_products_of_integers_are_exact(self):
+    for name, case in CASES.items():
+      rng = np.random.default_rng(len(name))
+      for target, rows in (("b200", 5), ("h100", 5), ("h100", 70)):
+        with self.subTest(name, target=target, rows=rows):
+          x, x_exact = operand(rng, case, rows)
+          w, w_exact = operand(rng, case, 40)
+          self.launched.clear()
+          result = by_triton(target, x, w)
+          np.testing.assert_array_equal(result, x_exact @ w_exact.T)
+          kernel = case.kernel if target == "b200" else SMALL_M
+          kernel = UPCAST if rows > 64 else kernel
+          self.assertRegex(self.names(), f"^block_scaled_{kernel}_")
+
+  def test_sides_of_two_scales(self):
+    rng = np.random.default_rng(0)
+    x, x_exact = operand(rng, CASES["E8M0 of 64"], 9)
+    w, w_exact = operand(rng, CASES["E4M3 on E4M3"], 3)
+    plain = rng.integers(-4, 5, (9, 192)).astype(np.float32)
+    for lhs, exact in (
+      (x, x_exact),
+      (jp.quantize(plain, jp.MXFP8), plain),
+      (jnp.asarray(plain, jnp.bfloat16), plain),
+    ):
+      np.testing.assert_array_equal(
+        by_triton("b200", lhs, w), exact @ w_exact.T
+      )
+
+  def test_infinite_scale_counts_once_where_steps_of_k_overlap(self):
+    # Row i of w is 1 in block i alone, and block i has an infinite scale: the
+    # last step of k takes some of the blocks again, times 0.
+    blocks = 5
+    w = np.kron(np.eye(blocks), np.ones(32)).astype(np.float32)
+    scale = np.ones((blocks, blocks), np.float32)
+    np.fill_diagonal(scale, np.inf)
+    case = dataclasses.replace(CASES["E5M2 on E4M3"], k=32 * blocks)
+    w = jp.ScaledArray(
+      jnp.asarray(w + 1, E4M3), jnp.asarray(scale, E5M2), None, case.format
+    )
+    for rows in (3, 70):
+      x = jnp.ones((rows, 32 * blocks), jnp.bfloat16)
+      np.testing.assert_array_equal(by_triton("h100", x, w), np.inf)
+
+  def test_scales_of_a_ragged_dot(self):
+    rng = np.random.default_rng(1)
+    case = CASES["E5M2 on E4M3"]
+    w, exact = operand(rng, case, 2 * 24)
+    w = jp.ScaledArray(
+      w.values.reshape(2, 24, -1), w.scale.reshape(2, 24, -1), None, case.format
+    )
+    x = rng.integers(-4, 5, (7, case.k)).astype(np.float32)
+    with jp.use_target(targets.named_target("h100")):
+      result = jp.ragged_dot(
+        jnp.asarray(x, jnp.bfloat16),
+        w,
+        jnp.array([3, 4]),
+        implementation="triton",
+      )
+    exact = exact.reshape(2, 24, case.k)
+    wanted = np.concatenate([x[:3] @ exact[0].T, x[3:] @ exact[1].T])
+    np.testing.assert_array_equal(result, wanted)
+
+
+M, N, K = 16, 32, 64
+# Products are positive, so a sum is sum(|a * b|). Two more roundings come from
+# the product of both scales, and from the multiplication by it.
+RTOL = contract.DOT_BOUND + 2 * 2.0**-24
+# A sum over the result, too, whatever its order.
+RTOL_OF_SUM = RTOL + M * N * 2.0**-24
+
+
+@needs_interpreter
+class TwoGlobalScalesTest(interpreted.RecordedTestCase):
+  """Two global scales, which the kernels take one by one.
+
+  A product of both that is another one (mapped, or a tangent) must not be
+  computed of the old ones.
+  """
+
+  def setUp(self):
+    super().setUp()
+    jax.clear_caches()  # what is launched is seen as it is lowered
+    rng = np.random.default_rng(0)
+    x, w = (
+      jp.quantize(rng.integers(1, 5, (rows, K)).astype(np.float32), jp.NVFP4)
+      for rows in (M, N)
+    )
+    # Without global scales, which no f32 loses.
+    self.exact_x, self.exact_w = (
+      np.float64(jp.dequantize(self.scaled(operand, 1))) for operand in (x, w)
+    )
+    self.x, self.w = self.scaled(x, 1.7e-20), self.scaled(w, 3.1e19)
+    factors = np.float64(self.x.global_scale) * np.float64(self.w.global_scale)
+    self.exact = self.exact_x @ self.exact_w.T * factors
+
+  def scaled(self, x, global_scale):
+    return jp.ScaledArray(
+      x.values, x.scale, jnp.float32(global_scale), x.format
+    )
+
+  def dot(self, x, w, **options):
+    return by_triton(H200, x, w, **options)
+
+  def kernels_take_both(self):
+    tiling = dict(self.launched[0].constexprs)["TILING"]
+    return tiling.shape.has_two_global_scales
+
+  @pytest.mark.full
+  def test_kernels_take_both(self):
+    result = self.dot(self.x, self.w)
+    np.testing.assert_allclose(result, self.exact, rtol=RTOL)
+    self.assertTrue(self.kernels_take_both())
+
+  @pytest.mark.full
+  def test_mapped_values_of_a_global_scale_that_is_not_mapped(self):
+    values = jnp.stack([self.x.values, self.x.values[::-1]])
+    scales = jnp.stack([self.x.scale, self.x.scale[::-1]])
+    each = lambda values, scale: self.dot(
+      jp.ScaledArray(values, scale, self.x.global_scale, jp.NVFP4), self.w
+    )
+    result = jax.vmap(each)(values, scales)
+    expected = [self.exact, self.exact[::-1]]
+    np.testing.assert_allclose(result, expected, rtol=RTOL)
+    self.assertTrue(self.kernels_take_both())
+
+  @parameterized.parameters("values", "one operand")
+  @pytest.mark.full
+  def test_mapped_global_scale(self, mapped):
+    factors = jnp.float32([1, -3, 0.5])
+    x = jax.tree.map(lambda a: jnp.stack([a] * 3), self.x)
+    x = jp.ScaledArray(
+      x.values, x.scale, self.x.global_scale * factors, jp.NVFP4
+    )
+    if mapped == "values":
+      result = jax.vmap(self.dot, in_axes=(0, None))(x, self.w)
+    else:
+      each = lambda s: self.dot(self.scaled(self.x, s), self.w)
+      result = jax.vmap(each)(x.global_scale)
+    expected = np.float64(factors)[:, None, None] * self.exact
+    np.testing.assert_allclose(result, expected, rtol=RTOL)
+
+  @pytest.mark.full
+  def test_derivative_by_a_global_scale(self):
+    scale = jnp.float32(0.37)
+    bare = self.scaled(self.w, 1)
+    weight = jp.ScaledArray(bare.values, bare.scale, None, jp.NVFP4)
+
+    def f(scale):
+      return self.dot(self.x, weight, global_scale=scale)
+
+    result, tangent = jax.jvp(f, (scale,), (jnp.float32(-2),))
+    exact = self.exact / np.float64(self.w.global_scale)
+    np.testing.assert_allclose(result, exact * np.float64(scale), rtol=RTOL)
+    self.assertTrue(self.kernels_take_both())
+    np.testing.assert_allclose(tangent, exact * -2, rtol=RTOL)
+    gradient = jax.grad(lambda scale: f(scale).sum())(scale)
+    np.testing.assert_allclose(gradient, exact.sum(), rtol=RTOL_OF_SUM)
+
+  @pytest.mark.full
+  def test_derivative_by_a_plain_side(self):
+    rng = np.random.default_rng(1)
+    plain = jnp.asarray(rng.integers(1, 5, (M, K)), jnp.float32)
+
+    def f(plain):
+      return self.dot(plain, self.w, global_scale=jnp.float32(0.25))
+
+    tangent = jax.jvp(f, (plain,), (plain * 2,))[1]
+    scale = np.float64(self.w.global_scale) / 4
+    exact = np.float64(plain) @ self.exact_w.T * scale
+    np.testing.assert_allclose(f(plain), exact, rtol=RTOL)
+    np.testing.assert_allclose(tangent, exact * 2, rtol=RTOL)
+
+  @parameterized.parameters((P("x"), P(), P("x")), (P(None, "x"),) * 2 + (P(),))
+  @pytest.mark.full
+  def test_explicit_axes(self, of_x, of_w, out):
+    mesh = explicit.mesh(self, ("x", "y"))
+    with jax.set_mesh(mesh):
+      x = explicit.put(mesh, self.x, of_x)
+      w = explicit.put(mesh, self.w, of_w)
+      dot = lambda x, w: self.dot(x, w, out_sharding=out)
+      result = jax.jit(dot)(x, w)
+    np.testing.assert_allclose(result, self.exact, rtol=RTOL)
+
+
 class FactsTest(absltest.TestCase):
-  """What the package states a second time."""
+  """Facts that the package states a second time."""
 
   def test_tiles_of_swizzled_scales_are_the_packages(self):
     # 130 x 5 scales are two tiles of rows, each of two tiles.
@@ -93,9 +508,27 @@ class FactsTest(absltest.TestCase):
     self.assertEqual(kind.scale_strides[0], math.prod(padded))
     self.assertEqual(kind.scale_strides[1], 128 * padded[1])
 
+  def test_swizzled_scales_of_all_batches_lie_one_after_another(self):
+    for batch in ((), (3,), (2, 3)):
+      ndim = len(batch) + 2
+      shape = (*batch, 256, 12)  # 2 x 3 tiles
+      side = sides.Side(
+        name="rhs",
+        values=jax.ShapeDtypeStruct((*batch, 140, 320), formats.E4M3),
+        scale=jax.ShapeDtypeStruct(shape, formats.E8M0),
+        format=jp.MXFP8,
+        axis=ndim - 1,
+        scale_layout="swizzled_128x4",
+        contracting=(ndim - 1,),
+        batch=tuple(range(len(batch))),
+      )
+      _, strides = triton._strided_scale(side)
+      # From a batch to the next one, and from a row of tiles, in bytes.
+      self.assertEqual(strides, (256 * 12, 3 * 512), batch)
+
 
 class ConversionTest(parameterized.TestCase):
-  """What is told of how FP4 is decoded, and why."""
+  """Notes about the decoding of FP4."""
 
   def notes(self, target, *, lhs=None, rhs=jp.NVFP4, ragged=False):
     x = jax.ShapeDtypeStruct((4, 256), np.dtype("bfloat16"))
@@ -137,80 +570,97 @@ class ConversionTest(parameterized.TestCase):
     self.assertEmpty(self.notes(target, lhs=lhs, rhs=rhs))
 
 
+class OwnFormatsTest(absltest.TestCase):
+  def choose(self, format, target):
+    side = problems.OperandProblem(format=format, dtype=format.values_dtype)
+    problem = problems.DotProblem(
+      batch=1,
+      m=128,
+      n=256,
+      k=512,
+      lhs=side,
+      rhs=side,
+      out_dtype=np.dtype(np.float32),
+    )
+    return backends.choose(problem, targets.named_target(target))
+
+  def test_gpus_read_them(self):
+    for name, case in CASES.items():
+      for target in ("a100", "h100", "b200", "rtx5090"):
+        with self.subTest(name, target=target):
+          decision = self.choose(case.format, target)
+          self.assertEqual(decision.implementation, "triton", str(decision))
+          notes = " ".join(decision.notes)
+          is_repeated = case.size > 32
+          self.assertEqual("is repeated" in notes, is_repeated, notes)
+
+  def test_blocks_of_another_size_are_refused_with_the_reason(self):
+    format = dataclasses.replace(CASES["E8M0 of 64"].format, block_size=24)
+    decision = self.choose(format, "h100")
+    self.assertEqual(decision.implementation, "xla")
+    reasons = {r.implementation: r.reason for r in decision.refusals}
+    self.assertIn("a multiple of 16 values", reasons["triton"])
+
+
 class ErrorTest(parameterized.TestCase):
-  def test_amd_gpu_by_name_is_told(self):
-    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
-    target = targets.named_target("mi300x")
+  def setUp(self):
+    super().setUp()
+    self.x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
+
+  def refusal(self, target, rows=16, k=64):
+    x = jp.quantize(np.ones((rows, k), np.float32), jp.MXFP8)
     (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
     self.assertEqual(dot.decision.implementation, "xla")
-    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
-    self.assertRegex(reasons["triton"], "AMD GPUs only if one is attached")
-    forced = functools.partial(jp.block_scaled_dot, implementation="triton")
-    with (
-      jp.use_target(target),
-      self.assertRaisesRegex(NotImplementedError, "only if one is attached"),
-    ):
-      jax.jit(forced).trace(x, x)
+    return refusal(dot)
 
-  @parameterized.parameters(("gfx942", "gfx950"), (None, "none"))
+  def assert_lowering_refused(self, target, platform, words):
+    with jp.use_target(target):
+      traced = jax.jit(jp.block_scaled_dot).trace(self.x, self.x)
+      with self.assertRaisesRegex(NotImplementedError, words):
+        traced.lower(lowering_platforms=(platform,))
+
+  def test_amd_gpu_by_name_is_told(self):
+    target = targets.named_target("mi300x")
+    self.assertRegex(self.refusal(target), "AMD GPUs only if one is attached")
+    forced = functools.partial(by_triton, target)
+    with self.assertRaisesRegex(NotImplementedError, "only if one is attached"):
+      jax.jit(forced).trace(self.x, self.x)
+
+  @parameterized.parameters(("gfx950", "gfx950"), (None, "none"))
   def test_amd_gpu_of_another_architecture_is_told_by_lowering(
     self, architecture, told
   ):
     # jax-triton compiles for the device that it finds, whatever is asked for.
-    local = targets.Target(name="local", platform="rocm", architecture="gfx950")
-    if architecture is None:
-      local = dataclasses.replace(local, architecture=None)
+    local = targets.Target(
+      name="local", platform="rocm", architecture=architecture
+    )
     target = targets.named_target("mi300x").with_library(targets.JAX_TRITON)
-    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
-    with (
-      mock.patch.object(targets, "detect_target", lambda *_: local),
-      jp.use_target(target),
-    ):
-      traced = jax.jit(jp.block_scaled_dot).trace(x, x)
-      with self.assertRaisesRegex(
-        NotImplementedError,
-        rf"only for the attached AMD GPU \({told}\).* mi300x",
-      ):
-        traced.lower(lowering_platforms=("rocm",))
+    with mock.patch.object(targets, "detect_target", lambda *_: local):
+      self.assert_lowering_refused(
+        *(target, "rocm", rf"the AMD GPU that is here \({told}\).* mi300x")
+      )
 
   def test_missing_jax_triton_is_told(self):
-    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
     triton_library._import_error.cache_clear()
     self.addCleanup(triton_library._import_error.cache_clear)
-    with (
-      mock.patch.dict(sys.modules, {"jax_triton": None}),
-      jp.use_target(targets.named_target("h200")),
-    ):
-      traced = jax.jit(jp.block_scaled_dot).trace(x, x)
-      with self.assertRaisesRegex(NotImplementedError, "needs jax-triton"):
-        traced.lower(lowering_platforms=("cuda",))
+    with mock.patch.dict(sys.modules, {"jax_triton": None}):
+      self.assert_lowering_refused(H200, "cuda", "needs jax-triton")
 
   def test_target_with_too_little_memory_is_refused_with_the_numbers(self):
-    target = dataclasses.replace(
-      targets.named_target("h200"), shared_memory_bytes=1024
-    )
-    x = jp.quantize(np.ones((256, 256), np.float32), jp.MXFP8)
-    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
-    self.assertEqual(dot.decision.implementation, "xla")
-    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    target = dataclasses.replace(H200, shared_memory_bytes=1024)
     # The least tile, twice 16 x 32: a byte a value, a scale a row, and bf16.
     needed = 2 * (16 * 32 + 16 + 2 * 16 * 32)
     self.assertEndsWith(
-      reasons["triton"],
+      self.refusal(target, 256, 256),
       f"may need {needed} bytes of shared memory, sm_90 has 1024",
     )
 
   @pytest.mark.full
   def test_target_without_jax_triton_is_refused_with_the_reason(self):
-    target = targets.named_target("h200").without_library(
-      targets.JAX_TRITON, "it is away"
-    )
-    x = jp.quantize(np.ones((16, 64), np.float32), jp.MXFP8)
-    (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=target)
-    self.assertEqual(dot.decision.implementation, "xla")
-    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
-    self.assertEqual(reasons["triton"], "it is away")
+    target = H200.without_library(targets.JAX_TRITON, "it is away")
+    self.assertEqual(self.refusal(target), "it is away")
 
 
 if __name__ == "__main__":
+  jax.config.update("jax_num_cpu_devices", explicit.NUM_DEVICES)
   absltest.main()

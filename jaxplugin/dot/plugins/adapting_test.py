@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend of another package is given, and what is made of answers."""
+"""Calls that a backend of another package gets, and the use of its answers."""
 
 import warnings
+from unittest import mock
 
 import jax
 import jax.export
@@ -19,15 +20,20 @@ from jaxplugin.dot import backends
 from jaxplugin.dot.plugins import adapting
 from jaxplugin.dot.plugins import records
 from jaxplugin.dot.plugins import registry
+from jaxplugin.lab.bench import workloads
+from jaxplugin.lab.bench.peers import dot_variants
+from jaxplugin.lab.bench.peers import variants
 from jaxplugin.tables import fitting
+from jaxplugin.testing import command_lines
 from jaxplugin.testing import contract
 from jaxplugin.testing import written_modules
+from jaxplugin.testing.dot_suite import dot_rows
 
 CPU = jp.detect_target("cpu")
 
 
 def by_general_dot(call):
-  """In the call's own dimensions."""
+  """Multiplies in the dimensions of the call."""
   sums = jax.lax.dot_general(
     call.lhs.dequantized().astype(jnp.float32),
     call.rhs.dequantized().astype(jnp.float32),
@@ -38,7 +44,7 @@ def by_general_dot(call):
 
 
 def by_rows(call):
-  """In three dimensions, with an epilogue of its own."""
+  """Multiplies three-dimensional arrays, and computes the epilogue."""
   rows = call.as_rows()
   lhs, rhs = rows.lhs.dequantized(), rows.rhs.dequantized()
   assert lhs.shape == (*rows.shape[:2], rhs.shape[2]), (lhs.shape, rows.shape)
@@ -53,9 +59,7 @@ def by_rows(call):
   if rows.bias is not None:
     result = result + rows.bias.astype(jnp.float32)
   if rows.activation is not None:
-    result = {"relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}[
-      rows.activation
-    ](result)
+    result = getattr(jax.nn, rows.activation)(result)
   if rows.residual is not None:
     result = result + rows.residual.astype(jnp.float32)
   return result.astype(rows.dtype)
@@ -95,17 +99,17 @@ class BackendTestCase(parameterized.TestCase):
     self.assertLen(looked, 1)
 
 
-def operand(format, shape, *, axis=None, storage="raw", integers=True):
-  case = contract.OperandCase(
-    format=format,
-    dtype=format.values_dtype,
-    shape=shape,
-    axis=len(shape) - 1 if axis is None else axis,
-    storage=storage,
-  )
-  return contract.make_operand(
-    np.random.default_rng(0), case, integers=integers
-  )
+def operand(format, *shape, storage="scaled_array"):
+  case = dot_rows.side(format, *shape, storage=storage)
+  return contract.make_operand(np.random.default_rng(0), case, integers=True)
+
+
+def mxfp8(*shape):
+  return operand(jp.MXFP8, *shape).operand
+
+
+def acme(*args, **options):
+  return jp.block_scaled_dot(*args, implementation="acme", **options)
 
 
 class ViewTest(BackendTestCase):
@@ -118,10 +122,9 @@ class ViewTest(BackendTestCase):
     if storage.startswith("packed") and not format.is_fp4:
       self.skipTest("is not packed")
     is_bytes = storage == "bytes"
-    made = operand(
-      format, (5, 96), storage="scaled_array" if is_bytes else storage
-    )
-    given = made.operand.to_bytes() if is_bytes else made.operand
+    storage = "scaled_array" if is_bytes else storage
+    given = operand(format, 5, 96, storage=storage).operand
+    given = given.to_bytes() if is_bytes else given
 
     def look(call):
       rhs = call.rhs
@@ -141,30 +144,21 @@ class ViewTest(BackendTestCase):
     self.look(look, jnp.ones((3, 96)), given)
 
   def test_arrays_hold_what_was_given(self):
-    made = operand(jp.MXFP4, (5, 96), storage="packed_scaled_array")
+    made = operand(jp.MXFP4, 5, 96, storage="packed_scaled_array")
 
     def emit(call):
-      return call.finish(
-        jnp.stack(
-          [
-            call.rhs.dequantized(),
-            call.rhs.unpacked().astype(jnp.float32),
-            jnp.repeat(call.rhs.scale.astype(jnp.float32), 32, axis=1),
-          ]
-        )[:, 0, : call.shape[1]]
-      )
+      rhs = call.rhs
+      arrays = rhs.dequantized(), rhs.unpacked(), jnp.repeat(rhs.scale, 32, 1)
+      rows = [a.astype(jnp.float32)[0, : call.shape[1]] for a in arrays]
+      return call.finish(jnp.stack(rows))
 
     self.register(emit)
-    actual = np.asarray(
-      jp.block_scaled_dot(
-        jnp.ones((3, 96)), made.operand, implementation="acme"
-      )
-    )
+    actual = np.asarray(acme(jnp.ones((3, 96)), made.operand))
     np.testing.assert_array_equal(actual[0], made.exact[0, :5])
     np.testing.assert_array_equal(actual[0], actual[1] * actual[2])
 
   def test_swizzled_scales_stay_so_for_one_that_reads_them(self):
-    made = operand(jp.MXFP8, (130, 96), storage="swizzled")
+    made = operand(jp.MXFP8, 130, 96, storage="swizzled")
 
     def look(call):
       self.assertEqual(call.rhs.scale_layout, "swizzled_128x4")
@@ -176,7 +170,7 @@ class ViewTest(BackendTestCase):
     self.look(look, jnp.ones((3, 96)), made.operand, reads=reads)
 
   def test_padding_of_scales_is_cut_off(self):
-    made = operand(jp.MXFP8, (5, 50), storage="padded")
+    made = operand(jp.MXFP8, 5, 50, storage="padded")
     self.look(
       lambda call: self.assertEqual(call.rhs.scale.shape, (5, 2)),
       *(jnp.ones((3, 50)), made.operand, None, made.scale),
@@ -184,8 +178,7 @@ class ViewTest(BackendTestCase):
     )
 
   def test_problem_says_what_supports_needs(self):
-    made = operand(jp.NVFP4, (5, 96), storage="packed_scaled_array")
-    lhs = operand(jp.MXFP8, (2, 3, 96), storage="scaled_array")
+    made = operand(jp.NVFP4, 5, 96, storage="packed_scaled_array")
     expected = jp.backends.Problem(
       batch=1,
       m=6,
@@ -205,7 +198,7 @@ class ViewTest(BackendTestCase):
 
     self.look(
       look,
-      *(lhs.operand, made.operand),
+      *(mxfp8(2, 3, 96), made.operand),
       global_scale=2.0,
       bias=jnp.ones(5),
       activation="gelu",
@@ -230,101 +223,63 @@ class ViewTest(BackendTestCase):
           self.assertTrue(is_public, f"{type(view).__name__}.{name}: {kind}")
           seen.add(name)
 
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     self.look(look, x, x)
     self.assertContainsSubset({"lhs", "format", "values", "m"}, seen)
 
 
-class EmitTest(BackendTestCase):
-  """Both ways to write one against f64, over what makes them differ."""
+class GeneralRowsTest(dot_rows.DotRowsTestCase):
+  """A backend that multiplies in the call's own dimensions."""
 
-  @parameterized.product(
-    emit=(by_general_dot, by_rows),
-    case=tuple(range(6)),
+  implementation = "acme"
+  emit = staticmethod(by_general_dot)
+  in_leg = ("mixed dimensions, global scale (2, 2, 3, 4, 5)",)
+
+  def setUp(self):
+    super().setUp()
+    jp.register_backend(backend(self.emit))
+    self.addCleanup(jp.backends.unregister_backend, "acme")
+
+
+class MatrixRowsTest(GeneralRowsTest):
+  """A backend that multiplies three-dimensional arrays."""
+
+  emit = staticmethod(by_rows)
+  in_leg = (
+    "mixed dimensions, global scale (2, 2, 1, 4, 1)",
+    "mxfp8 blocked along k2, mxfp4 along k1",
   )
-  @pytest.mark.sample(1)
-  def test_result_is_that_of_the_formula(self, emit, case):
-    self.register(emit)
-    rng = np.random.default_rng(case)
-    # lhs (b0, m0, k, b1, m1), rhs (n0, b1, k, b0): all dimensions mixed.
-    lhs = operand(jp.MXFP8, (2, 3, 64, 2, 4), axis=2)
-    rhs = operand(jp.MXFP4, (5, 2, 64, 2), axis=2)
-    numbers = (((2,), (2,)), ((0, 3), (3, 1)))
-    shape = (2, 2, 3, 4, 5)
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    wanted = [
-      (1, 1, 1, 1, 1), shape, (2, 1, 1, 1, 1), (1, 1, 3, 1, 5),
-      (2, 2, 1, 4, 1), (1, 2, 3, 4, 1),
-    ][case]  # fmt: skip
-    scale = np.exp2(rng.integers(-3, 4, wanted)).astype(np.float32)
-    bias = rng.integers(-9, 9, 5).astype(np.float32)
-    residual = rng.integers(-9, 9, shape).astype(np.float32)
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      scale,
-      dimension_numbers=numbers,
-      bias=bias,
-      activation="relu",
-      residual=residual,
-      implementation="acme",
-    )
-    expected = np.maximum(exact * scale + bias, 0) + residual
-    contract.assert_exact(actual, expected, contract.F32)
 
-  @parameterized.parameters((2, 2), (1, 1), (1, 2), (2, 1))
-  @pytest.mark.sample(1)
-  def test_several_contracting_dimensions_are_rows_too(self, *axes):
-    self.register(by_rows)
-    lhs = operand(jp.MXFP8, (3, 64, 32), axis=axes[0])
-    rhs = operand(jp.MXFP4, (5, 64, 32), axis=axes[1])
-    numbers = (((1, 2), (1, 2)), ((), ()))
-    actual = jp.block_scaled_dot(
-      lhs.operand,
-      rhs.operand,
-      lhs.scale,
-      rhs.scale,
-      dimension_numbers=numbers,
-      implementation="acme",
-    )
-    exact, _ = contract.dot(lhs.exact, rhs.exact, numbers)
-    contract.assert_exact(actual, exact, contract.F32)
 
+class EmitTest(BackendTestCase):
   def test_empty_calls_never_reach_it(self):
     self.register(lambda call: 1 / 0)
-    x = operand(jp.MXFP8, (3, 0), storage="scaled_array").operand
-    actual = jp.block_scaled_dot(
-      x, x, bias=jnp.arange(3.0), implementation="acme"
-    )
+    x = mxfp8(3, 0)
+    actual = acme(x, x, bias=jnp.arange(3.0))
     np.testing.assert_array_equal(actual, [[0, 1, 2]] * 3)
 
-  @parameterized.parameters(
-    (lambda call: jnp.zeros((3, 4), call.dtype), r"got float32\[3, 4\]"),
-    (lambda call: jnp.zeros(call.shape, "int8"), r"got int8\[3, 3\]"),
-    (lambda call: np.zeros((3, 3), "f"), r"got array"),
-    (lambda call: None, "got None"),
-  )
-  @pytest.mark.sample(2)
-  def test_wrong_result_is_an_error_that_names_the_backend(self, emit, got):
-    self.register(emit)
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
-    with self.assertRaisesRegex(
-      TypeError,
-      r"emit of backend 'acme' \(of registered in code\) must return"
-      r" float32\[3, 3\].*" + got,
+  def test_wrong_result_is_an_error_that_names_the_backend(self):
+    x = mxfp8(3, 32)
+    for emit, got in (
+      (lambda call: jnp.zeros((3, 4), call.dtype), r"got float32\[3, 4\]"),
+      (lambda call: jnp.zeros(call.shape, "int8"), r"got int8\[3, 3\]"),
+      (lambda call: np.zeros((3, 3), "f"), r"got array"),
+      (lambda call: None, "got None"),
     ):
-      jp.block_scaled_dot(x, x, implementation="acme")
+      self.register(emit)
+      with self.assertRaisesRegex(
+        TypeError,
+        r"emit of backend 'acme' \(of registered in code\) must return"
+        r" float32\[3, 3\].*" + got,
+      ):
+        acme(x, x)
+      self.doCleanups()
 
   def test_error_of_emit_is_its_own_and_says_for_which_call(self):
-    def emit(call):
-      raise OSError("no kernel")
-
-    self.register(emit)
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    self.register(mock.Mock(side_effect=OSError("no kernel")))
+    x = mxfp8(3, 32)
     with self.assertRaisesRegex(OSError, "no kernel") as caught:
-      jp.block_scaled_dot(x, x, implementation="acme")
+      acme(x, x)
     self.assertIn(
       "In emit of backend 'acme' (of registered in code), for mxfp8 x mxfp8 ->"
       " float32, batch=1 m=3 n=3 k=32.",
@@ -332,11 +287,11 @@ class EmitTest(BackendTestCase):
     )
 
   def test_sums_of_another_shape_or_dtype_are_refused(self):
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     for sums in (jnp.zeros((1, 3, 3)), jnp.zeros((3, 3), jnp.bfloat16)):
       self.register(lambda call, sums=sums: call.finish(sums))
       with self.assertRaisesRegex(TypeError, r"sums must be float32\[3, 3\]"):
-        jp.block_scaled_dot(x, x, implementation="acme")
+        acme(x, x)
       self.doCleanups()
 
 
@@ -352,14 +307,14 @@ class SupportsTest(BackendTestCase):
 
   def test_its_reason_is_told_and_raised_where_it_is_asked_for(self):
     self.register(supports=lambda p, t: f"needs m of 8, got m={p.m}")
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertEqual(reason, "needs m of 8, got m=3 [registered in code]")
     self.assertEqual(texts, [])
     with self.assertRaisesRegex(
       decisions.RefusedError, "acme: needs m of 8, got m=3"
     ):
-      jp.block_scaled_dot(x, x, implementation="acme")
+      acme(x, x)
 
   @parameterized.parameters(
     (lambda p, t: 1 / 0, "its supports raised ZeroDivisionError: division"),
@@ -369,7 +324,7 @@ class SupportsTest(BackendTestCase):
   )
   def test_wrong_answer_refuses_and_is_warned_about_once(self, supports, text):
     self.register(supports=supports, first=True)
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertStartsWith(reason, text)
     self.assertLen(texts, 1)
@@ -380,7 +335,7 @@ class SupportsTest(BackendTestCase):
 
   def test_it_is_not_asked_for_another_platform(self):
     self.register(supports=lambda p, t: 1 / 0, platforms=("cuda", "rocm"))
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     reason, texts = self.refusal(jp.block_scaled_dot, x, x)
     self.assertStartsWith(
       reason, "supports cuda, rocm, the target's platform is cpu"
@@ -392,7 +347,7 @@ class SupportsTest(BackendTestCase):
     self.register(
       supports=lambda p, t: asked.append(t), platforms=("cuda",), first=True
     )
-    x = operand(jp.MXFP8, (3, 32), storage="scaled_array").operand
+    x = mxfp8(3, 32)
     h100 = jp.named_target("h100")
     (dot,) = jp.explain(jp.block_scaled_dot, x, x, target=h100)
     self.assertEqual(dot.decision.implementation, "acme")
@@ -406,7 +361,7 @@ class SupportsTest(BackendTestCase):
       None,
       jp.MXFP8,
     )
-    w = operand(jp.MXFP8, (5, 64), storage="scaled_array").operand
+    w = mxfp8(5, 64)
     sizes = []
     supports = lambda p, t: sizes.append(p.m)
     self.register(supports=supports)
@@ -457,34 +412,25 @@ class EverywhereTest(BackendTestCase):
 
   def setUp(self):
     super().setUp()
-    self.traced = 0
-
-    def emit(call):
-      self.traced += 1
-      return by_rows(call)
-
-    self.register(emit, is_portable=True, takes_symbolic_sizes=False)
-    self.x = operand(jp.MXFP8, (4, 8, 64), storage="scaled_array")
-    self.w = operand(jp.MXFP8, (5, 64), storage="scaled_array")
+    self.emit = mock.Mock(side_effect=by_rows)
+    self.register(self.emit, is_portable=True, takes_symbolic_sizes=False)
+    self.x, self.w = operand(jp.MXFP8, 4, 8, 64), operand(jp.MXFP8, 5, 64)
     self.exact = self.x.exact @ self.w.exact.T
 
-  def dot(self, x, w, **options):
-    return jp.block_scaled_dot(x, w, implementation="acme", **options)
-
   def test_vmap(self):
-    actual = jax.vmap(self.dot, (0, None))(self.x.operand, self.w.operand)
+    actual = jax.vmap(acme, (0, None))(self.x.operand, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
-    self.assertGreater(self.traced, 0)
+    self.emit.assert_called()
 
   def test_gradients(self):
     rng = np.random.default_rng(0)
     x = rng.integers(-4, 5, (3, 64)).astype(np.float32)
     g = rng.integers(-4, 5, (3, 5)).astype(np.float32)
-    loss = lambda x, s: jnp.sum(self.dot(x, self.w.operand, global_scale=s) * g)
+    loss = lambda x, s: jnp.sum(acme(x, self.w.operand, global_scale=s) * g)
     of_x, of_scale = jax.jit(jax.grad(loss, (0, 1)))(x, 2.0)
     np.testing.assert_array_equal(of_x, 2 * g @ self.w.exact)
     self.assertEqual(of_scale, np.sum((x @ self.w.exact.T) * g))
-    self.assertGreater(self.traced, 0)
+    self.emit.assert_called()
 
   @parameterized.parameters("m", "k")
   @pytest.mark.sample(1)
@@ -497,12 +443,12 @@ class EverywhereTest(BackendTestCase):
       mesh, jax.sharding.PartitionSpec(*spec)
     )
     x = jax.device_put(self.x.operand, sharding)
-    actual = jax.jit(self.dot)(x, self.w.operand)
+    actual = jax.jit(lambda x, w: acme(x, w))(x, self.w.operand)
     contract.assert_exact(actual, self.exact, contract.F32)
-    self.assertGreater(self.traced, 0)
+    self.emit.assert_called()
 
   def test_export(self):
-    function = jax.jit(self.dot)
+    function = jax.jit(lambda x, w: acme(x, w))
     exported = jax.export.export(function)(self.x.operand, self.w.operand)
     again = jax.export.deserialize(exported.serialize())
     jp.backends.unregister_backend("acme")  # what loads it needs it no more
@@ -513,34 +459,21 @@ class EverywhereTest(BackendTestCase):
   def test_first_one_is_left_out_of_an_export_unless_it_is_portable(self):
     self.doCleanups()
     for is_portable in (False, True):
-      traced = []
-
-      def emit(call, traced=traced):
-        traced.append(0)
-        return by_rows(call)
-
+      emit = mock.Mock(side_effect=by_rows)
       self.register(emit, first=True, is_portable=is_portable)
       jax.export.export(jax.jit(jp.block_scaled_dot))(
         self.x.operand, self.w.operand
       )
-      self.assertLen(traced, int(is_portable))
+      self.assertEqual(emit.call_count, int(is_portable))
       self.doCleanups()
 
   def test_rewriting_a_module(self):
     module = written_modules.dot_module()
     target = jp.detect_target("cpu")
     text = jp.rewrite(module, target, implementation="acme")
-    self.assertEqual(self.traced, 1)
-    rng = np.random.default_rng(0)
+    self.emit.assert_called_once()
     made = [
-      contract.make_operand(
-        rng,
-        contract.OperandCase(
-          format=jp.MXFP8, dtype=formats.E4M3, shape=shape, axis=1
-        ),
-        integers=True,
-      )
-      for shape in ((8, 64), (16, 64))
+      operand(jp.MXFP8, *shape, storage="raw") for shape in ((8, 64), (16, 64))
     ]
     arrays = [x.operand for x in made] + [x.scale for x in made]
     (actual,) = written_modules.run(text, *arrays)
@@ -568,6 +501,136 @@ class MeasuredTest(BackendTestCase):
       ValueError, "must have known sources.*got acme"
     ):
       fitting.sources_of(backends.OPERATION, CPU, ["acme"])
+
+
+ARGUMENTS = "--lhs mxfp8 --rhs mxfp4 -m 4 -n 64 -k 64"
+
+
+class EntrancesTestCase(BackendTestCase):
+  """A backend wherever implementations have names."""
+
+  def setUp(self):
+    super().setUp()
+    self.traced = []
+
+    def emit(call):
+      self.traced.append(call.problem)
+      return by_rows(call)
+
+    refusal = "is for m below 8, got m={}"
+    self.register(
+      emit,
+      supports=lambda p, t: refusal.format(p.m) if p.m >= 8 else None,
+      notes=("it is slow",),
+    )
+
+  def operands(self):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-6, 7, (4, 64)).astype(np.float32)
+    return x, rng.integers(-4, 5, (64, 64)).astype(np.float32)
+
+
+def linear(x, w, name):
+  return jp.linear(x, jp.quantize(w, "mxfp8"), implementation=name)
+
+
+def scaled_dot(x, w, name, function=jp.scaled_dot):
+  x, w = jp.quantize(x, "mxfp8"), jp.quantize(w, "mxfp8")
+  options = {} if name is None else {"implementation": name}
+  return function(
+    *(x.values, w.values.T),
+    lhs_scale=x.scale,
+    rhs_scale=w.scale.T,
+    preferred_element_type=jnp.float32,
+    **options,
+  )
+
+
+def scaled_matmul(x, w, name):
+  x, w = jp.quantize(x[None], "mxfp8"), jp.quantize(w[None], "mxfp8")
+  return jp.nn.scaled_matmul(
+    x.values, w.values, x.scale, w.scale, implementation=name
+  )[0]
+
+
+def dot_general(x, w, name):
+  dot = jp.dot_general("mxfp8", "mxfp8", implementation=name)
+  return dot(x, w, (((1,), (1,)), ((), ())))
+
+
+def accelerated(x, w, name):
+  function = lambda x, w: scaled_dot(x, w, None, jax.lax.scaled_dot)
+  return jp.accelerate(function, implementation=name)(x, w)
+
+
+class FunctionsTest(EntrancesTestCase):
+  @parameterized.parameters(
+    linear, scaled_dot, scaled_matmul, dot_general, accelerated
+  )
+  @pytest.mark.sample(1)
+  def test_it_is_what_multiplies(self, function):
+    x, w = self.operands()
+    actual = jax.jit(function, static_argnums=2)(x, w, "acme")
+    expected = function(x, w, "xla")
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_allclose(expected, x @ w.T, rtol=0.2, atol=20)
+    self.assertLen(self.traced, 1)
+
+  def test_ragged_dots_know_only_their_own(self):
+    x, w = self.operands()
+    with self.assertRaisesRegex(ValueError, "implementation .* got 'acme'"):
+      jp.ragged_dot(
+        x,
+        jp.quantize(w[None], "mxfp8"),
+        jnp.array([4]),
+        implementation="acme",
+      )
+
+
+class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
+  def output(self, *command):
+    status, out, _ = self.run_command(*command)
+    self.assertEqual(status, 0)
+    return " ".join(out.split())
+
+  def test_info_lists_it(self):
+    out = self.output("info")
+    self.assertIn("acme no no no no no no", out)
+    self.assertIn("not acme: is for m below 8, got m=128", out)
+    self.assertTrue(
+      out.endswith("backends of other packages: acme, of registered in code")
+    )
+
+  def test_explain_names_it_and_takes_its_name(self):
+    explain = ("explain", "--verbose", *ARGUMENTS.split())
+    self.assertIn(
+      "not acme: serves, but only where it is asked for [registered in code]",
+      self.output(*explain),
+    )
+    out = self.output(*explain, "--implementation", "acme")
+    self.assertIn("acme: made for tests (asked for) [registered in code]", out)
+    self.assertIn("it is slow", out)
+
+  def test_unknown_name_is_told_with_all_known_ones(self):
+    status, _, error = self.run_command(
+      "explain", *ARGUMENTS.split(), "--implementation", "acne"
+    )
+    self.assertEqual(status, 2)
+    self.assertIn(
+      "'acne' (choose from cudnn, triton, cpu, xla, cutile, acme)", error
+    )
+
+  @pytest.mark.full
+  def test_benchmark_has_it_among_ours_where_it_serves(self):
+    (pair,) = workloads.parse_pairs("mxfp8")
+    target = jp.detect_target("cpu")
+    for rows, kind in ((5, variants.Variant), (9, variants.Unavailable)):
+      (workload,) = workloads.parse_rows(f"{rows}x96x256")
+      dtype = np.dtype(jnp.float32)
+      every = dot_variants.DotVariants(workload, pair, dtype, target)
+      (one,) = every.ours(["acme"])
+      self.assertIsInstance(one, kind)
+    self.assertEqual(one.reason, "is for m below 8, got m=9")
 
 
 if __name__ == "__main__":

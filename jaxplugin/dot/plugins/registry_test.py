@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Backends by entry point and by code: found, refused, told, never stale."""
+"""Backends by entry point and by code: found, refused and never stale."""
 
 import concurrent.futures
 import dataclasses
@@ -58,14 +58,16 @@ def source(
 
 def backend(name="acme", *, result=7.0, **changes):
   """Returns `result` for calls of one column."""
-  fields = dict(
-    name=name,
-    api_version=1,
-    platforms=("cpu",),
-    supports=lambda problem, target: None,
-    emit=lambda call: jnp.full(call.shape, result, call.dtype),
+  return jp.Backend(
+    **{
+      "name": name,
+      "api_version": 1,
+      "platforms": ("cpu",),
+      "supports": lambda problem, target: None,
+      "emit": lambda call: jnp.full(call.shape, result, call.dtype),
+      **changes,
+    }
   )
-  return jp.Backend(**{**fields, **changes})
 
 
 def operands():
@@ -76,8 +78,18 @@ def operands():
   )
 
 
+def result_of(name):
+  """Returns one element of the dot by a backend."""
+  return jp.block_scaled_dot(*operands(), implementation=name)[0, 0]
+
+
+def decide(target=None):
+  (dot,) = jp.explain(jp.block_scaled_dot, *operands(), target=target)
+  return dot.decision
+
+
 class RegistryTestCase(parameterized.TestCase):
-  """Starts with nothing found yet, in a folder of distributions of its own."""
+  """Starts with an empty registry and an empty folder of distributions."""
 
   def setUp(self):
     super().setUp()
@@ -102,7 +114,8 @@ class RegistryTestCase(parameterized.TestCase):
     Args:
       distribution: its name.
       version: its version.
-      **modules: sources by the name of the entry point; None is no module.
+      **modules: sources by the name of the entry point; None for an absent
+        module.
     """
     root = pathlib.Path(self.folder)
     info = root / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -136,14 +149,13 @@ class RegistryTestCase(parameterized.TestCase):
 class EntryPointTest(RegistryTestCase):
   def test_one_that_is_installed_serves_by_its_name_and_only_so(self):
     self.install("acme-dot", acme=source())
-    x, w = operands()
-    by_name = jp.block_scaled_dot(x, w, implementation="acme")
+    by_name = jp.block_scaled_dot(*operands(), implementation="acme")
     np.testing.assert_array_equal(by_name, np.full((3, 1), 7, np.float32))
-    (dot,) = jp.explain(jp.block_scaled_dot, x, w)
-    self.assertNotEqual(dot.decision.implementation, "acme")
-    reasons = {r.implementation: r.reason for r in dot.decision.refusals}
+    decision = decide()
+    self.assertNotEqual(decision.implementation, "acme")
+    reasons = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual(
-      reasons["acme"], "supported, but used only if requested [acme-dot 1.2]"
+      reasons["acme"], "serves, but only where it is asked for [acme-dot 1.2]"
     )
 
   def test_those_of_several_distributions_come_in_order_of_names(self):
@@ -163,10 +175,8 @@ class EntryPointTest(RegistryTestCase):
     )
     ways = (("xla", 20.0), ("acme", 10.0))
     table = dot_tables.table(dot_tables.row(problem, *ways))
-    x, w = operands()
     with jp.tuning(table):
-      (dot,) = jp.explain(jp.block_scaled_dot, x, w, target=dot_tables.H200)
-    self.assertEqual(dot.decision.implementation, "acme")
+      self.assertEqual(decide(dot_tables.H200).implementation, "acme")
     libraries = dict(dict(table.header.sources)["acme"].toolchain)
     self.assertEqual(libraries["acme-dot"], "1.2")
     older = tuple((libraries | {"acme-dot": "1.1"}).items())
@@ -177,12 +187,10 @@ class EntryPointTest(RegistryTestCase):
       ),
     )
     with jp.tuning(older):
-      (dot,) = jp.explain(jp.block_scaled_dot, x, w, target=dot_tables.H200)
-    self.assertNotEqual(dot.decision.implementation, "acme")
-    self.assertIn(
-      "it was measured with acme-dot 1.1, and the installed one is 1.2",
-      " ".join(dot.decision.notes),
-    )
+      decision = decide(dot_tables.H200)
+    self.assertNotEqual(decision.implementation, "acme")
+    words = "it was measured with acme-dot 1.1, here is 1.2"
+    self.assertIn(words, " ".join(decision.notes))
 
   @parameterized.named_parameters(
     ("import_error", "import not_there", Refusal.IMPORT_FAILED,
@@ -198,7 +206,7 @@ class EntryPointTest(RegistryTestCase):
      " version 1; update it"),
     ("newer", source(version=2), Refusal.WRONG_API_VERSION,
      "version 2 .* update jaxplugin"),
-    ("other_name", source("acne"), Refusal.WRONG_NAME, "is named 'acne'"),
+    ("other_name", source("acne"), Refusal.WRONG_NAME, "the backend is 'acne'"),
   )  # fmt: skip
   @pytest.mark.sample(6)
   def test_one_that_fails_is_warned_about_once_and_the_others_serve(
@@ -215,14 +223,13 @@ class EntryPointTest(RegistryTestCase):
       text, f"^backend acme, of acme-dot 1.2: not used: .*{reason}"
     )
     self.assertEqual(self.statuses()[1], [])
-    x, w = operands()
     with self.assertRaisesRegex(
       ValueError,
       "implementation='acme' cannot be used: acme, of acme-dot 1.2: .*"
       + reason,
     ):
-      jp.block_scaled_dot(x, w, implementation="acme")
-    self.assertEqual(jp.block_scaled_dot(x, w, implementation="good")[0, 0], 7)
+      result_of("acme")
+    self.assertEqual(result_of("good"), 7)
     self.assertRegex(jp.info(), f"acme, of acme-dot 1.2: not used: .*{reason}")
 
   def test_jaxplugins_own_names_are_never_taken(self):
@@ -240,16 +247,11 @@ class EntryPointTest(RegistryTestCase):
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
       statuses = jp.backends.statuses()
-    self.assertEqual(
-      [(s.refusal, s.reason) for s in statuses],
-      [
-        (
-          Refusal.NAME_TAKEN,
-          f"its name is taken: by {other} 1.2 too; uninstall one",
-        )
-        for other in ("bcme-dot", "acme-dot")
-      ],
-    )
+    for status, other in zip(statuses, ("bcme-dot", "acme-dot"), strict=True):
+      self.assertEqual(status.refusal, Refusal.NAME_TAKEN)
+      self.assertEqual(
+        status.reason, f"its name is taken: by {other} 1.2 too; uninstall one"
+      )
     self.assertNotIn("acme", backends.table())
 
   def test_broken_metadata_is_told_and_stops_nothing(self):
@@ -257,10 +259,7 @@ class EntryPointTest(RegistryTestCase):
     with mock.patch.object(registry.discovery, "installed", side_effect=error):
       statuses, texts = self.statuses()
     self.assertEqual(statuses, {})
-    self.assertRegex(
-      texts[0],
-      "cannot look for backends of other packages: ValueError: no metadata",
-    )
+    self.assertRegex(texts[0], "cannot be looked for: ValueError: no metadata")
     x, w = operands()
     self.assertEqual(jp.block_scaled_dot(x, w).shape, (3, 1))
 
@@ -271,36 +270,33 @@ class EnvironmentTest(RegistryTestCase):
     self.install("alpha", ant=source("ant"), bee="raise ValueError('bad')")
     self.install("beta", cat=source("cat"))
 
+  def refusals(self, value):
+    self.setenv(JAXPLUGIN_BACKENDS=value)
+    statuses, self.texts = self.statuses()
+    return {name: status.refusal for name, status in statuses.items()}
+
   @parameterized.parameters("off", " off ", "off,")
   def test_off_loads_none(self, value):
-    self.setenv(JAXPLUGIN_BACKENDS=value)
-    statuses, texts = self.statuses()
-    self.assertEqual(
-      {s.refusal for s in statuses.values()}, {Refusal.NOT_ALLOWED}
-    )
-    self.assertEqual(texts, [])
+    self.assertEqual({*self.refusals(value).values()}, {Refusal.NOT_ALLOWED})
+    self.assertEqual(self.texts, [])
     self.assertIn(
       "ant, of alpha 1.2: not used: JAXPLUGIN_BACKENDS leaves it out", jp.info()
     )
 
   @parameterized.parameters("", "all", " ,")
   def test_empty_and_all_are_as_not_set(self, value):
-    self.setenv(JAXPLUGIN_BACKENDS=value)
-    statuses, _ = self.statuses()
     self.assertEqual(
-      {n: s.refusal for n, s in statuses.items()},
+      self.refusals(value),
       {"ant": None, "cat": None, "bee": Refusal.IMPORT_FAILED},
     )
 
   def test_list_allows_what_it_names_and_imports_nothing_else(self):
-    self.setenv(JAXPLUGIN_BACKENDS="cat")
     before = set(sys.modules)
-    statuses, texts = self.statuses()
     self.assertEqual(
-      {n: s.refusal for n, s in statuses.items()},
+      self.refusals("cat"),
       {"ant": Refusal.NOT_ALLOWED, "bee": Refusal.NOT_ALLOWED, "cat": None},
     )
-    self.assertEqual(texts, [])
+    self.assertEqual(self.texts, [])
     new = {n for n in set(sys.modules) - before if n.startswith("third_party")}
     self.assertLen(new, 1)
 
@@ -311,8 +307,8 @@ class EnvironmentTest(RegistryTestCase):
     self.assertEqual(
       texts,
       [
-        f"{variable} names dog, which no installed distribution provides; known"
-        " backends: ant (of alpha 1.2), bee (of alpha 1.2), cat (of beta 1.2)"
+        f"{variable} names dog, which no installed distribution has; there are"
+        " ant (of alpha 1.2), bee (of alpha 1.2), cat (of beta 1.2)"
       ],
     )
 
@@ -320,13 +316,11 @@ class EnvironmentTest(RegistryTestCase):
     self.setenv(
       JAXPLUGIN_BACKENDS="ant,cat", JAXPLUGIN_BACKENDS_FIRST="cat,ant"
     )
-    x, w = operands()
-    (dot,) = jp.explain(jp.block_scaled_dot, x, w)
-    self.assertEqual(dot.decision.implementation, "cat")
-    self.assertRegex(dot.decision.reason, r"first of cat, ant, .*\[beta 1.2\]")
+    decision = decide()
+    self.assertEqual(decision.implementation, "cat")
+    self.assertRegex(decision.reason, r"first of cat, ant, .*\[beta 1.2\]")
     gpu = jp.named_target("b200", cudnn="9.13")
-    (dot,) = jp.explain(jp.block_scaled_dot, x, w, target=gpu)
-    self.assertEqual(dot.decision.implementation, "cudnn")
+    self.assertEqual(decide(gpu).implementation, "cudnn")
 
 
 class CodeTest(RegistryTestCase):
@@ -390,7 +384,7 @@ class CodeTest(RegistryTestCase):
     jp.register_backend(backend())
     for name, whose in (
       ("xla", "jaxplugin itself"),
-      ("acme", "a backend registered in code"),
+      ("acme", "one that was registered in code"),
     ):
       with self.assertRaisesRegex(ValueError, f"{name!r} is taken, by {whose}"):
         jp.register_backend(backend(name))
@@ -401,14 +395,13 @@ class CodeTest(RegistryTestCase):
   def test_entry_point_whose_name_code_took_is_refused_and_told(self):
     self.install("acme-dot", acme=source())
     jp.register_backend(backend(result=3.0))
-    with warnings.catch_warnings(record=True) as caught:
-      warnings.simplefilter("always")
+    with self.assertWarnsRegex(
+      jp.backends.BackendWarning, "acme-dot 1.2: not used"
+    ):
       used, refused = jp.backends.statuses()
     self.assertEqual((used.origin, used.refusal), ("registered in code", None))
     self.assertEqual(refused.refusal, Refusal.NAME_TAKEN)
-    self.assertIn("acme-dot 1.2: not used", str(caught[0].message))
-    x, w = operands()
-    self.assertEqual(jp.block_scaled_dot(x, w, implementation="acme")[0, 0], 3)
+    self.assertEqual(result_of("acme"), 3)
 
   def test_unknown_name_cannot_be_taken_out(self):
     jp.register_backend(backend())

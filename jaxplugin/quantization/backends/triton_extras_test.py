@@ -19,7 +19,7 @@ from absl.testing import parameterized
 import jaxplugin as jp
 from jaxplugin.core import blocking
 from jaxplugin.core import targets
-from jaxplugin.explanation import deviceless
+from jaxplugin.lab.compilation import deviceless
 from jaxplugin.quantization import operands
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import triton

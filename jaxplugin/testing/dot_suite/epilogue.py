@@ -239,7 +239,7 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
       if has_bias:
         largest = largest + np.abs(bias.astype(np.float64))
         expected = expected + bias.astype(np.float64)
-      expected = _activate(expected, activation)
+      expected = activate(expected, activation)
       if has_residual:
         largest = largest + np.abs(residual.astype(np.float64))
         expected = expected + residual.astype(np.float64)
@@ -341,8 +341,8 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
     np.testing.assert_array_equal(np.asarray(actual), [[np.float16(np.inf)]])
 
 
-def _activate(x: np.ndarray, activation: str | None) -> np.ndarray:
-  """The activations' definitions in f64."""
+def activate(x: np.ndarray, activation: str | None) -> np.ndarray:
+  """Returns an activation by its definition in f64."""
   if activation == "relu":
     return np.maximum(x, 0)
   if activation == "gelu":  # the tanh approximation
