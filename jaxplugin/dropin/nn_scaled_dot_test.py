@@ -153,7 +153,7 @@ SCALED_DOT_CASES = (
 
 
 def default_numbers(numbers, ndim):
-  """What `jax.lax.scaled_dot` documents for `dimension_numbers=None`."""
+  """Returns the dimension numbers that `jax.lax.scaled_dot` documents."""
   if numbers is not None:
     return numbers
   batch = tuple(range(ndim - 2))
