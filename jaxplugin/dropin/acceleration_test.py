@@ -336,7 +336,6 @@ class ConstructsTest(absltest.TestCase):
       function = jp.accelerate(jax.jit(every(rows)))
       self.assert_right(function, rows, *operands(1))
 
-  @pytest.mark.full
   def test_results_of_eager_calls_are_right(self):
     self.assert_right(every(rows(), jp.accelerate), rows(), *operands(1))
 
