@@ -42,6 +42,7 @@ class MatmulTest(parameterized.TestCase):
   @parameterized.product(
     format=(jp.MXFP8, jp.NVFP4),
     shapes=(
+      ((3, K), (2, 4, 5, K)),
       ((3, K), (5, K)),
       ((2, 3, K), (5, K)),
       ((K,), (5, K)),
@@ -53,7 +54,7 @@ class MatmulTest(parameterized.TestCase):
       ((0, K), (5, K)),
     ),
   )
-  @pytest.mark.full
+  @pytest.mark.sample(2)
   def test_it_is_numpys_matmul_of_the_dequantized_arrays(self, format, shapes):
     packed = format.is_fp4
     lhs, lhs_exact = make(format, shapes[0], packed=packed)

@@ -151,7 +151,6 @@ class ValuesTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(a, e)
 
-  @pytest.mark.full
   def test_weight_may_be_either_side(self):
     # (x w)' = w' x', whose weight is the left side.
     recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
@@ -275,6 +274,19 @@ BAD_FIELDS = {
 
 
 class ArgumentsTest(absltest.TestCase):
+  def test_nvfp4_recipe_is_that_of_the_paper(self):
+    # arXiv 2509.25149: squares of weights, a transform of size 16 in wgrad.
+    nvfp4 = training.Recipe(
+      activation_format="nvfp4",
+      weight_format="nvfp4",
+      grad_format="nvfp4",
+      stochastic_rounding=True,
+      weight_2d=True,
+      wgrad_hadamard=16,
+      dgrad_hadamard=None,
+    )
+    self.assertEqual(training.NVFP4_RECIPE, nvfp4)
+
   def test_recipes_are_hashable_values(self):
     self.assertEqual(changed(training.MXFP8_RECIPE), training.MXFP8_RECIPE)
     self.assertLen({training.NVFP4_RECIPE, changed(training.NVFP4_RECIPE)}, 1)
