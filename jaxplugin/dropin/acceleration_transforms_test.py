@@ -317,10 +317,12 @@ class UntouchedTest(parameterized.TestCase):
     args, exact, _ = constructs.operands(
       22, values=nn_cases.small_integers, scale=nn_cases.small_scale
     )
-    with jax.enable_checks(True):
-      for construct, factor, _ in constructs.CONSTRUCTS:
-        f = jp.accelerate(jax.jit(construct(matmul)))
-        contract.assert_exact(f(*args), factor * exact, contract.F32)
+    for rows in constructs.programs():
+      with jax.enable_checks(True):
+        results = jp.accelerate(jax.jit(constructs.every(rows)))(*args)
+      for (name, (_, factor, _)), y in zip(rows.items(), results, strict=True):
+        with self.subTest(name):
+          contract.assert_exact(y, factor * exact, contract.F32)
 
 
 class LeftAloneTest(parameterized.TestCase):

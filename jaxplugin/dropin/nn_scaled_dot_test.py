@@ -3,7 +3,6 @@
 """`scaled_dot` against JAX's own, and NumPy in f64."""
 
 import functools
-import itertools
 
 import jax
 import jax.export
@@ -154,77 +153,76 @@ SCALED_DOT_CASES = (
 
 
 def default_numbers(numbers, ndim):
-  """What `jax.lax.scaled_dot` documents for `dimension_numbers=None`."""
+  """Returns the dimension numbers that `jax.lax.scaled_dot` documents."""
   if numbers is not None:
     return numbers
   batch = tuple(range(ndim - 2))
   return (((ndim - 1,), (ndim - 2,)), (batch, batch))
 
 
-class ScaledDotTest(parameterized.TestCase):
-  @parameterized.named_parameters(
-    *(
-      (*case[:4], dtype)
-      for case, dtype in zip(SCALED_DOT_CASES, itertools.cycle((BF16, F32)))
-    )
-  )
-  @pytest.mark.sample(1)
-  def test_is_bit_equal_to_jax_and_f64_on_integers(
-    self, lhs, rhs, numbers, dtype
-  ):
-    rng = rng_of(1)
-    (lhs, lhs_scale), (rhs, rhs_scale) = lhs.make(rng), rhs.make(rng)
-    arrays = [
-      None if x is None else jnp.asarray(x)
-      for x in (lhs, rhs, lhs_scale, rhs_scale)
-    ]
-    kwargs = {
-      "lhs_scale": arrays[2],
-      "rhs_scale": arrays[3],
-      "dimension_numbers": numbers,
-      "preferred_element_type": dtype,
-    }
-    result = nn.scaled_dot(*arrays[:2], **kwargs)
-    exact, _ = contract.dot(
-      dequantized(lhs, lhs_scale),
-      dequantized(rhs, rhs_scale),
-      default_numbers(numbers, lhs.ndim),
-    )
-    contract.assert_exact(result, exact, dtype)
-    jaxs = jax.lax.scaled_dot(*arrays[:2], **kwargs)
-    contract.assert_exact(jaxs, exact, dtype)  # the same test holds for JAX's
+RESULT_DTYPES = [(BF16, F32)[i % 2] for i in range(len(SCALED_DOT_CASES))]
 
-  @parameterized.named_parameters(
-    *(
-      (*case[:4], dtype)
-      for case, dtype in zip(SCALED_DOT_CASES, itertools.cycle((BF16, F32)))
+
+@functools.cache
+def every_dot(scaled_dot):
+  """Returns one program of the dots of all cases."""
+
+  def run(operands):
+    return [
+      scaled_dot(
+        lhs,
+        rhs,
+        lhs_scale=lhs_scale,
+        rhs_scale=rhs_scale,
+        dimension_numbers=case[3],
+        preferred_element_type=dtype,
+      )
+      for case, dtype, ((lhs, lhs_scale), (rhs, rhs_scale)) in zip(
+        SCALED_DOT_CASES, RESULT_DTYPES, operands, strict=True
+      )
+    ]
+
+  return jax.jit(run)
+
+
+class ScaledDotTest(parameterized.TestCase):
+  def check_every_dot(self, scaled_dot, *makers, bound=None):
+    """Compares each result with f64: bits, unless there is a bound."""
+    operands = [
+      (lhs.make(rng := rng_of(1), *makers), rhs.make(rng, *makers))
+      for _, lhs, rhs, *_ in SCALED_DOT_CASES
+    ]
+    for case, dtype, (lhs, rhs), result in zip(
+      SCALED_DOT_CASES,
+      RESULT_DTYPES,
+      operands,
+      every_dot(scaled_dot)(operands),
+      strict=True,
+    ):
+      numbers = default_numbers(case[3], lhs[0].ndim)
+      exact, magnitude = contract.dot(
+        dequantized(*lhs), dequantized(*rhs), numbers
+      )
+      with self.subTest(case[0]):
+        if bound is None:
+          contract.assert_exact(result, exact, dtype)
+        else:
+          contract.assert_within(result, exact, bound * magnitude, dtype)
+
+  def test_integers_have_the_bits_of_f64(self):
+    self.check_every_dot(nn.scaled_dot)
+
+  @pytest.mark.full
+  def test_integers_of_jaxs_function_have_them_too(self):
+    self.check_every_dot(jax.lax.scaled_dot)
+
+  def test_random_data_is_within_the_contract_of_f64(self):
+    self.check_every_dot(
+      nn.scaled_dot,
+      nn_cases.random_values,
+      nn_cases.random_scale,
+      bound=contract.DOT_BOUND + SCALE_ROUNDING_BOUND,
     )
-  )
-  def test_random_data_is_within_the_contract_of_f64(
-    self, lhs, rhs, numbers, dtype
-  ):
-    rng = rng_of(2)
-    lhs, lhs_scale = lhs.make(
-      rng, nn_cases.random_values, nn_cases.random_scale
-    )
-    rhs, rhs_scale = rhs.make(
-      rng, nn_cases.random_values, nn_cases.random_scale
-    )
-    exact, magnitude = contract.dot(
-      dequantized(lhs, lhs_scale),
-      dequantized(rhs, rhs_scale),
-      default_numbers(numbers, lhs.ndim),
-    )
-    result = nn.scaled_dot(
-      lhs,
-      rhs,
-      lhs_scale=lhs_scale,
-      rhs_scale=rhs_scale,
-      dimension_numbers=numbers,
-      preferred_element_type=dtype,
-    )
-    bound = (contract.DOT_BOUND + SCALE_ROUNDING_BOUND) * magnitude
-    contract.assert_within(result, exact, bound, dtype)
 
   @parameterized.named_parameters(*SCALED_DOT_CASES)
   @pytest.mark.sample(16)

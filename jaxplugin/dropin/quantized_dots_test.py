@@ -389,34 +389,26 @@ class KeysTest(parameterized.TestCase):
       assert_same([first, second], hand)
 
 
+GOOD = (plain, MXFP8)
+BAD_ARGUMENTS = {
+  (TypeError, "fn must be a function, got 3"): ((3, MXFP8), {}),
+  (TypeError, "recipe must be .*Recipe.*got 8"): ((plain, 8), {}),
+  (ValueError, "recipe: .*'mxfp7'"): ((plain, "mxfp7"), {}),
+  (TypeError, "where must be a function.*'x'"): (GOOD, {"where": "x"}),
+  (TypeError, "key must be one key"): (GOOD, {"key": 1.5}),
+  (TypeError, "params must be positions.*1.5"): (GOOD, {"params": (1.5,)}),
+  (ValueError, "implementation .*'gpu'"): (GOOD, {"implementation": "gpu"}),
+}
+
+
 class ErrorsTest(parameterized.TestCase):
-  @parameterized.parameters(
-    (TypeError, "fn must be a function, got 3", (3, MXFP8), {}),
-    (TypeError, "recipe must be .*Recipe.*got 8", (plain, 8), {}),
-    (ValueError, "recipe: .*'mxfp7'", (plain, "mxfp7"), {}),
-    (
-      TypeError,
-      "where must be a function.*'x'",
-      (plain, MXFP8),
-      {"where": "x"},
-    ),
-    (TypeError, "key must be one key", (plain, MXFP8), {"key": 1.5}),
-    (
-      TypeError,
-      "params must be positions.*1.5",
-      (plain, MXFP8),
-      {"params": (1.5,)},
-    ),
-    (
-      ValueError,
-      "implementation .*'gpu'",
-      (plain, MXFP8),
-      {"implementation": "gpu"},
-    ),
-  )
-  def test_bad_arguments_are_refused_at_once(self, error, text, args, keywords):
-    with self.assertRaisesRegex(error, f"quantize_dots: {text}"):
-      jp.quantize_dots(*args, **keywords)
+  def test_bad_arguments_are_refused_at_once(self):
+    for (error, text), (args, keywords) in BAD_ARGUMENTS.items():
+      with (
+        self.subTest(text),
+        self.assertRaisesRegex(error, f"quantize_dots: {text}"),
+      ):
+        jp.quantize_dots(*args, **keywords)
 
   def test_where_must_answer(self):
     f = jp.quantize_dots(two_layers(plain, plain), MXFP8, where=lambda s: None)

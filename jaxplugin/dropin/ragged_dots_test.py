@@ -3,6 +3,7 @@
 """`accelerate`: `jax.lax.ragged_dot` with weights that a model dequantizes."""
 
 import functools
+import itertools
 import warnings
 
 import jax
@@ -21,6 +22,7 @@ from jaxplugin.dropin import ragged_dots
 
 G, N, K, M = 4, 24, 64, 13
 SIZES = np.array([3, 0, 6, 2], np.int32)
+FORMATS = ("mxfp8", "mxfp8_e5m2", "nvfp4", "mxfp4")
 OURS, JAXS = "block_scaled_ragged_dot", "ragged_dot_general["
 E8M0, E4M3 = jnp.float8_e8m0fnu, jnp.float8_e4m3fn
 E2M1 = jnp.float4_e2m1fn
@@ -38,7 +40,7 @@ def rows(seed=1, dtype=jnp.float32):
 
 
 def in_f64(w_q):
-  """What a quantized array stands for, by NumPy."""
+  """Dequantizes by NumPy, in f64."""
   w_q = w_q.unpack()
   block = w_q.format.block_size
   numbers = np.asarray(w_q.values).astype(np.float64)
@@ -145,16 +147,28 @@ class RaggedDotsTest(parameterized.TestCase):
     for run in (fast, jax.jit(fast)):
       self.assertTrue(is_within(run(x, w, SIZES), exact))
 
-  @parameterized.product(
-    way=tuple(WAYS),
-    format=("mxfp8", "mxfp8_e5m2", "nvfp4", "mxfp4"),
-    dtype=("float32", "bfloat16"),
-  )
-  @pytest.mark.sample(1)
-  def test_ways(self, way, format, dtype):
-    w = weights(format).unpack()
-    x = rows(dtype=dtype)
-    self.check(model(WAYS[way]), x, w, expected(x, in_f64(w)))
+  def test_ways(self):
+    w = {f: weights(f).unpack() for f in FORMATS}
+    x = {dtype: rows(dtype=dtype) for dtype in ("float32", "bfloat16")}
+    cases = list(itertools.product(WAYS, w, x))
+    functions = [jp.accelerate(model(WAYS[way])) for way, *_ in cases]
+
+    @jax.jit
+    def program(x, w):
+      return [
+        f(x[dtype], w[format], SIZES)
+        for f, (_, format, dtype) in zip(functions, cases, strict=True)
+      ]
+
+    jaxpr = text(program, x, w)
+    self.assertEqual(jaxpr.count(f"{OURS}["), len(cases))
+    self.assertNotIn(JAXS, jaxpr)
+    exact = {
+      (f, d): expected(x[d], in_f64(w[f])) for f, d in itertools.product(w, x)
+    }
+    for case, result in zip(cases, program(x, w), strict=True):
+      with self.subTest(case):
+        self.assertTrue(is_within(result, exact[case[1:]]))
 
   def test_packed(self):
     for format in ("nvfp4", "mxfp4"):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dot_general`: forward and backward against f64, and in its users' hands."""
 
+import functools
 import itertools
 
 import flax.linen
@@ -43,42 +44,42 @@ class DotGeneralTest(parameterized.TestCase):
       error, testing.BOUND * magnitude + rounding * np.abs(value) + 1e-300
     )
 
+  def check_products(
+    self, case, function, formats, dgrad, wgrad, dtype=np.float32, rounding=0.0
+  ):
+    """Compares the result and both gradients with products of `formats`."""
+    lhs_names, rhs_names = case
+    out = testing.result_of(lhs_names, rhs_names)
+    lhs, rhs, g = (
+      testing.normal(seed, names, dtype)
+      for seed, names in enumerate((lhs_names, rhs_names, out))
+    )
+    numbers = testing.numbers(lhs_names, rhs_names)
+
+    @jax.jit
+    def products(lhs, rhs, g):
+      result, vjp = jax.vjp(lambda l, r: function(l, r, numbers), lhs, rhs)
+      return result, *vjp(g)
+
+    for actual, product in zip(
+      products(lhs, rhs, g),
+      (
+        (lhs, lhs_names, rhs, rhs_names, out, *formats),
+        (g, out, rhs, rhs_names, lhs_names, *dgrad),
+        (g, out, lhs, lhs_names, rhs_names, *wgrad),
+      ),
+      strict=True,
+    ):
+      self.assertEqual(actual.dtype, dtype)
+      self.assert_within(actual, testing.expected_product(*product), rounding)
+
   @parameterized.product(case=CASES, format=(jp.MXFP8, jp.NVFP4))
   @pytest.mark.sample(1)
   def test_forward_and_gradients_are_those_of_quantized_products(
     self, case, format
   ):
-    lhs_names, rhs_names = case
-    out = testing.result_of(lhs_names, rhs_names)
-    lhs, rhs = testing.normal(0, lhs_names), testing.normal(1, rhs_names)
-    g = testing.normal(2, out)
     function = jp.dot_general(format, format)
-    numbers = testing.numbers(lhs_names, rhs_names)
-
-    @jax.jit
-    def both(lhs, rhs, g):
-      result, vjp = jax.vjp(lambda l, r: function(l, r, numbers), lhs, rhs)
-      return result, *vjp(g)
-
-    result, lhs_grad, rhs_grad = both(lhs, rhs, g)
-    self.assert_within(
-      result,
-      testing.expected_product(
-        lhs, lhs_names, rhs, rhs_names, out, format, format
-      ),
-    )
-    self.assert_within(
-      lhs_grad,
-      testing.expected_product(
-        g, out, rhs, rhs_names, lhs_names, format, format
-      ),
-    )
-    self.assert_within(
-      rhs_grad,
-      testing.expected_product(
-        g, out, lhs, lhs_names, rhs_names, format, format
-      ),
-    )
+    self.check_products(case, function, *[(format, format)] * 3)
 
   @parameterized.product(
     formats=(
@@ -95,11 +96,6 @@ class DotGeneralTest(parameterized.TestCase):
     self, formats, quantize_dgrad, quantize_wgrad
   ):
     lhs_format, rhs_format, grad_format = formats
-    lhs, rhs, g = (
-      testing.normal(0, "mk"),
-      testing.normal(1, "kn"),
-      testing.normal(2, "mn"),
-    )
     function = jp.dot_general(
       lhs_format,
       rhs_format,
@@ -107,28 +103,13 @@ class DotGeneralTest(parameterized.TestCase):
       quantize_dgrad=quantize_dgrad,
       quantize_wgrad=quantize_wgrad,
     )
-    result, vjp = jax.vjp(
-      lambda l, r: function(
-        l, r, testing.numbers("mk", "kn"), precision="highest"
-      ),
-      lhs,
-      rhs,
-    )
-    lhs_grad, rhs_grad = vjp(g)
     grad_format = grad_format or lhs_format or rhs_format
-    dgrad = (grad_format, rhs_format) if quantize_dgrad else (None, None)
-    wgrad = (grad_format, lhs_format) if quantize_wgrad else (None, None)
-    self.assert_within(
-      result,
-      testing.expected_product(
-        lhs, "mk", rhs, "kn", "mn", lhs_format, rhs_format
-      ),
-    )
-    self.assert_within(
-      lhs_grad, testing.expected_product(g, "mn", rhs, "kn", "mk", *dgrad)
-    )
-    self.assert_within(
-      rhs_grad, testing.expected_product(g, "mn", lhs, "mk", "kn", *wgrad)
+    self.check_products(
+      ("mk", "kn"),
+      functools.partial(function, precision="highest"),
+      (lhs_format, rhs_format),
+      (grad_format, rhs_format) if quantize_dgrad else (None, None),
+      (grad_format, lhs_format) if quantize_wgrad else (None, None),
     )
 
   @pytest.mark.full
@@ -147,30 +128,12 @@ class DotGeneralTest(parameterized.TestCase):
   @parameterized.parameters(*FORMATS)
   @pytest.mark.full
   def test_bf16_operands_give_bf16_result_and_gradients(self, format):
-    bf16 = ml_dtypes.bfloat16
-    lhs, rhs = testing.normal(0, "mk", bf16), testing.normal(1, "kn", bf16)
-    g = testing.normal(2, "mn", bf16)
-    function = jp.dot_general(format, format)
-    result, vjp = jax.vjp(
-      lambda l, r: function(l, r, testing.numbers("mk", "kn")), lhs, rhs
-    )
-    lhs_grad, rhs_grad = vjp(jnp.asarray(g))
-    for actual in (result, lhs_grad, rhs_grad):
-      self.assertEqual(actual.dtype, jnp.bfloat16)
-    self.assert_within(
-      result,
-      testing.expected_product(lhs, "mk", rhs, "kn", "mn", format, format),
-      testing.BF16_ROUNDING,
-    )
-    self.assert_within(
-      lhs_grad,
-      testing.expected_product(g, "mn", rhs, "kn", "mk", format, format),
-      testing.BF16_ROUNDING,
-    )
-    self.assert_within(
-      rhs_grad,
-      testing.expected_product(g, "mn", lhs, "mk", "kn", format, format),
-      testing.BF16_ROUNDING,
+    self.check_products(
+      ("mk", "kn"),
+      jp.dot_general(format, format),
+      *[(format, format)] * 3,
+      dtype=ml_dtypes.bfloat16,
+      rounding=testing.BF16_ROUNDING,
     )
 
   def test_preferred_element_type_is_the_results_dtype(self):
@@ -300,66 +263,44 @@ class DotGeneralTest(parameterized.TestCase):
     numbers = testing.numbers("mk", "kn")
     good = jp.dot_general(jp.MXFP8, jp.MXFP8)
     f32 = jnp.zeros((4, 8))
-    cases = (
-      (
-        TypeError,
-        "lhs_format must be a BlockFormat.*nvfp4.*got 8",
-        lambda: jp.dot_general(8, jp.MXFP8),
+    dot = jp.dot_general
+    type_errors = {
+      "lhs_format must be a BlockFormat.*nvfp4.*got 8": lambda: dot(8, "mxfp8"),
+      r"lhs_format must be .*got float32\[4, 8\]; it returns the function": (
+        lambda: dot(f32, f32.T)
       ),
-      (
-        ValueError,
-        "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4",
-        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, grad_format="mxfp7"),
+      r"rhs_format must be .*got ScaledArray.*jaxplugin\.block_scaled_dot": (
+        lambda: dot("mxfp8", jp.quantize(f32, "mxfp8", pad=True))
       ),
-      (
-        TypeError,
-        r"lhs_format must be .*got float32\[4, 8\]; dot_general returns",
-        lambda: jp.dot_general(f32, f32.T),
+      "lhs_format or rhs_format.*None": lambda: dot(None, None),
+      r"rhs must be float32.*int32\[8, 2\]": (
+        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers)
       ),
-      (
-        TypeError,
-        r"rhs_format must be .*got ScaledArray.*jaxplugin\.block_scaled_dot",
-        lambda: jp.dot_general("mxfp8", jp.quantize(f32, "mxfp8", pad=True)),
+      "contracting sizes must agree.* 8 .* 9 ": (
+        lambda: good(f32, jnp.zeros((9, 2)), numbers)
       ),
-      (
-        TypeError,
-        "lhs_format or rhs_format.*None",
-        lambda: jp.dot_general(None, None),
+      "^dot_general: dimension_numbers must be .* got 'mk'": (
+        lambda: good(f32, f32.T, "mk")
       ),
-      (
-        ValueError,
-        "scale_rounding.*'down'",
-        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, scale_rounding="down"),
+    }
+    value_errors = {
+      "dot_general: grad_format: .*'mxfp7'.*mxfp8, .*nvfp4": (
+        lambda: dot("mxfp8", "mxfp8", grad_format="mxfp7")
       ),
-      (
-        ValueError,
-        "^dot_general: implementation.*'cuda'",
-        lambda: jp.dot_general(jp.MXFP8, jp.MXFP8, implementation="cuda"),
+      "scale_rounding.*'down'": (
+        lambda: dot("mxfp8", "mxfp8", scale_rounding="down")
       ),
-      (
-        TypeError,
-        r"rhs must be float32.*int32\[8, 2\]",
-        lambda: good(f32, jnp.zeros((8, 2), jnp.int32), numbers),
+      "^dot_general: implementation.*'cuda'": (
+        lambda: dot("mxfp8", "mxfp8", implementation="cuda")
       ),
-      (
-        TypeError,
-        "contracting sizes must agree.* 8 .* 9 ",
-        lambda: good(f32, jnp.zeros((9, 2)), numbers),
+      "^dot_general: precision must be .* got 'higest'": (
+        lambda: good(f32, f32.T, numbers, precision="higest")
       ),
-      (
-        TypeError,
-        "^dot_general: dimension_numbers must be .* got 'mk'",
-        lambda: good(f32, f32.T, "mk"),
-      ),
-      (
-        ValueError,
-        "^dot_general: precision must be .* got 'higest'",
-        lambda: good(f32, f32.T, numbers, precision="higest"),
-      ),
-    )
-    for error, pattern, call in cases:
-      with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
-        call()
+    }
+    for error, rows in ((TypeError, type_errors), (ValueError, value_errors)):
+      for pattern, call in rows.items():
+        with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
+          call()
 
   def test_default_dtype_is_that_of_lax(self):
     numbers = (((1,), (0,)), ((), ()))

@@ -118,8 +118,8 @@ class ValuesTest(parameterized.TestCase):
   @pytest.mark.full
   def test_scales_rounded_up_make_gradients_unbiased_where_they_saturate(self):
     num_keys, standard_errors = 512, 4
-    # Of an identity, so the gradient is what g was rounded to. Sizes of a block
-    # are alike: many scales are rounded, and many values near the largest.
+    # The weights are an identity, so the gradient is the rounded g. Values of a
+    # block have similar sizes, so many are near the largest.
     rng = np.random.default_rng(5)
     g = rng.uniform(0.9, 1.1, (32, 64)).astype(np.float32)
     x, w = np.ones_like(g), np.eye(64, dtype=np.float32)
@@ -151,7 +151,6 @@ class ValuesTest(parameterized.TestCase):
     ):
       np.testing.assert_array_equal(a, e)
 
-  @pytest.mark.full
   def test_weight_may_be_either_side(self):
     # (x w)' = w' x', whose weight is the left side.
     recipe = changed(training.NVFP4_RECIPE, stochastic_rounding=False)
@@ -219,7 +218,75 @@ class ValuesTest(parameterized.TestCase):
       self.assertIn(f"{name}: nvfp4 x nvfp4", found)
 
 
-class ArgumentsTest(parameterized.TestCase):
+OWN_FORMAT = jp.BlockFormat(
+  name="own",
+  values_dtype=jp.MXFP8.values_dtype,
+  scale_dtype=jp.MXFP8.scale_dtype,
+  block_size=24,
+)
+# By recipe and error: words of the message, and the fields that are wrong.
+BAD_FIELDS = {
+  ("NVFP4", TypeError): {
+    "activation_format.* 8": {"activation_format": 8},
+    "grad_scale_up .*True.* 1": {"grad_scale_up": 1},
+  },
+  ("NVFP4", ValueError): {
+    "grad_format.*fp3.*mxfp8": {"grad_format": "fp3"},
+    "grad_scale_up .*got grad_format=None": {
+      "grad_scale_up": True,
+      "grad_format": None,
+      "stochastic_rounding": False,
+    },
+    "weight_2d .*weight_format is None": {"weight_format": None},
+    "weight_2d .*_hadamard=16": {"dgrad_hadamard": 16},
+  },
+  ("MXFP8", TypeError): {
+    "activation_format or weight_format.*None for both": {
+      "activation_format": None,
+      "weight_format": None,
+    },
+    "weight_2d .*True.* 16": {"weight_2d": 16},
+    "wgrad_hadamard.* 16.0": {"wgrad_hadamard": 16.0},
+    "wgrad_hadamard.* True": {"wgrad_hadamard": True},
+  },
+  ("MXFP8", ValueError): {
+    "scale_.*'down'": {"scale_rounding": "down"},
+    "dgrad_.*from 2 to 256.*24": {"dgrad_hadamard": 24},
+    "wgrad_.* 256, got 512": {"wgrad_hadamard": 512},
+    "wgrad_hadamard .*got 16 and own in blocks of 24": {
+      "activation_format": OWN_FORMAT,
+      "wgrad_hadamard": 16,
+    },
+    "stochastic_rounding .*grad_format is None": {
+      "grad_format": None,
+      "stochastic_rounding": True,
+    },
+    "grad_scale_up .*got grad_format=mxfp8; .*scale_rounding": {
+      "grad_scale_up": True
+    },
+    "backward_from_quantized .*quantize_forward is False": {
+      "backward_from_quantized": True,
+      "quantize_forward": False,
+    },
+  },
+  ("MXFP4", ValueError): {"four_.*got mxfp4": {"four_over_six": True}},
+}
+
+
+class ArgumentsTest(absltest.TestCase):
+  def test_nvfp4_recipe_is_that_of_the_paper(self):
+    # arXiv 2509.25149: squares of weights, a transform of size 16 in wgrad.
+    nvfp4 = training.Recipe(
+      activation_format="nvfp4",
+      weight_format="nvfp4",
+      grad_format="nvfp4",
+      stochastic_rounding=True,
+      weight_2d=True,
+      wgrad_hadamard=16,
+      dgrad_hadamard=None,
+    )
+    self.assertEqual(training.NVFP4_RECIPE, nvfp4)
+
   def test_recipes_are_hashable_values(self):
     self.assertEqual(changed(training.MXFP8_RECIPE), training.MXFP8_RECIPE)
     self.assertLen({training.NVFP4_RECIPE, changed(training.NVFP4_RECIPE)}, 1)
@@ -228,84 +295,14 @@ class ArgumentsTest(parameterized.TestCase):
     )
     self.assertEqual(by_name, training.MXFP8_RECIPE)
 
-  @parameterized.parameters(
-    ("nvfp4", {"activation_format": 8}, TypeError, "activation_format.* 8"),
-    ("nvfp4", {"grad_format": "fp3"}, ValueError, "grad_format.*fp3.*mxfp8"),
-    (
-      "mxfp8",
-      {"activation_format": None, "weight_format": None},
-      TypeError,
-      "activation_format or weight_format.*None for both",
-    ),
-    ("mxfp8", {"weight_2d": 16}, TypeError, "weight_2d .*True.* 16"),
-    ("mxfp8", {"scale_rounding": "down"}, ValueError, "scale_.*'down'"),
-    ("mxfp8", {"wgrad_hadamard": 16.0}, TypeError, "wgrad_hadamard.* 16.0"),
-    ("mxfp8", {"wgrad_hadamard": True}, TypeError, "wgrad_hadamard.* True"),
-    ("mxfp8", {"dgrad_hadamard": 24}, ValueError, "dgrad_.*from 2 to 256.*24"),
-    ("mxfp8", {"wgrad_hadamard": 512}, ValueError, "wgrad_.* 256, got 512"),
-    (
-      "mxfp8",
-      {
-        "activation_format": jp.BlockFormat(
-          name="own",
-          values_dtype=jp.MXFP8.values_dtype,
-          scale_dtype=jp.MXFP8.scale_dtype,
-          block_size=24,
-        ),
-        "wgrad_hadamard": 16,
-      },
-      ValueError,
-      "wgrad_hadamard .*got 16 and own with blocks of 24",
-    ),
-    (
-      "mxfp8",
-      {"grad_format": None, "stochastic_rounding": True},
-      ValueError,
-      "stochastic_rounding .*grad_format is None",
-    ),
-    (
-      "mxfp8",
-      {"grad_scale_up": True},
-      ValueError,
-      "grad_scale_up .*got grad_format=mxfp8; .*scale_rounding",
-    ),
-    (
-      "nvfp4",
-      {
-        "grad_scale_up": True,
-        "grad_format": None,
-        "stochastic_rounding": False,
-      },
-      ValueError,
-      "grad_scale_up .*got grad_format=None",
-    ),
-    ("nvfp4", {"grad_scale_up": 1}, TypeError, "grad_scale_up .*True.* 1"),
-    (
-      "nvfp4",
-      {"weight_format": None},
-      ValueError,
-      "weight_2d .*weight_format is None",
-    ),
-    (
-      "nvfp4",
-      {"dgrad_hadamard": 16},
-      ValueError,
-      "with weight_2d.*_hadamard=16",
-    ),
-    ("mxfp4", {"four_over_six": True}, ValueError, "four_.*got mxfp4"),
-    (
-      "mxfp8",
-      {"backward_from_quantized": True, "quantize_forward": False},
-      ValueError,
-      "backward_from_quantized .*quantize_forward is False",
-    ),
-  )
-  def test_bad_fields_are_refused_with_values(
-    self, name, fields, error, pattern
-  ):
-    recipe = getattr(training, f"{name.upper()}_RECIPE")
-    with self.assertRaisesRegex(error, f"Recipe: .*{pattern}"):
-      changed(recipe, **fields)
+  def test_bad_fields_are_refused_with_values(self):
+    for (name, error), rows in BAD_FIELDS.items():
+      for pattern, fields in rows.items():
+        with (
+          self.subTest(pattern),
+          self.assertRaisesRegex(error, f"Recipe: .*{pattern}"),
+        ):
+          changed(getattr(training, f"{name}_RECIPE"), **fields)
 
   def test_a_name_is_a_format_everywhere_and_no_named_recipe(self):
     w = jnp.ones((64, 64))
@@ -335,52 +332,41 @@ class ArgumentsTest(parameterized.TestCase):
   def test_bad_arguments_of_dot_general_are_refused(self):
     recipe = training.MXFP8_RECIPE
     make = jp.dot_general
-    for error, pattern, call in (
-      (TypeError, "recipe must be .*got 8", lambda: make(recipe=8)),
-      (TypeError, "weight must be given", lambda: make(recipe=recipe)),
-      (
-        ValueError,
-        'weight must be "lhs", "rhs" or None, got 1',
-        lambda: make(recipe=recipe, weight=1),
+    plain = changed(recipe, activation_format=None)
+    type_errors = {
+      "recipe must be .*got 8": lambda: make(recipe=8),
+      "weight must be given": lambda: make(recipe=recipe),
+      "got lhs_format=mxfp8, scale_rounding='up' beside it": lambda: make(
+        jp.MXFP8, recipe=recipe, weight="rhs", scale_rounding="up"
       ),
-      (
-        TypeError,
-        "got lhs_format=mxfp8, scale_rounding='up'; change",
-        lambda: make(
-          jp.MXFP8, recipe=recipe, weight="rhs", scale_rounding="up"
-        ),
+      "no lhs_format and no rhs_format": lambda: make(),
+      "no rhs_format": lambda: make(jp.MXFP8),
+      "weight='rhs' without recipe": lambda: make(
+        jp.MXFP8, jp.MXFP8, weight="rhs"
       ),
-      (TypeError, "no lhs_format and no rhs_format", lambda: make()),
-      (TypeError, "no rhs_format", lambda: make(jp.MXFP8)),
-      (
-        TypeError,
-        "without a recipe, got weight='rhs'",
-        lambda: make(jp.MXFP8, jp.MXFP8, weight="rhs"),
+      "weight=None .*activation_format is None": lambda: make(
+        recipe=plain, weight=None
       ),
-      (
-        TypeError,
-        "weight=None .*activation_format is None",
-        lambda: make(
-          recipe=changed(recipe, activation_format=None), weight=None
-        ),
-      ),
-      (
-        TypeError,
-        "key must be a jax.random key, got 7",
-        lambda: make(recipe=recipe, weight="rhs")(X, W, MATMUL, key=7),
-      ),
-    ):
+      "key must be a jax.random key, got 7": lambda: make(
+        recipe=recipe, weight="rhs"
+      )(X, W, MATMUL, key=7),
+    }
+    for pattern, call in type_errors.items():
       with (
         self.subTest(pattern),
-        self.assertRaisesRegex(error, f"dot_general: .*{pattern}"),
+        self.assertRaisesRegex(TypeError, f"dot_general: .*{pattern}"),
       ):
         call()
+    with self.assertRaisesRegex(
+      ValueError, 'dot_general: .*weight must be "lhs", "rhs" or None, got 1'
+    ):
+      make(recipe=recipe, weight=1)
 
   def test_missing_key_is_an_error_where_a_gradient_is_rounded(self):
     function = jp.dot_general(recipe=training.NVFP4_RECIPE, weight="rhs")
     dot = lambda x, w: function(x, w, MATMUL)
     loss = lambda x, w: dot(x, w).sum()
-    pattern = "dot_general: .*key=None. .*fold_in.*stochastic_rounding=False"
+    pattern = "dot_general: .*key=None; .*fold_in.*stochastic_rounding=False"
     for argnums in (0, 1, (0, 1)):
       with self.assertRaisesRegex(ValueError, pattern):
         jax.make_jaxpr(jax.grad(loss, argnums))(X, W)
