@@ -14,7 +14,6 @@ import sys
 import time
 
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -41,38 +40,30 @@ def as_f32(exact: np.ndarray) -> np.ndarray:
 
 
 class ScalesTest(parameterized.TestCase):
-  @parameterized.product(
-    isa=testing.ISAS, name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4")
-  )
-  @pytest.mark.sample(1)
+  @testing.each(name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4"))
   def test_rows_of_any_size_are_exact(self, isa, name, m, weights):
     """Each row with an exponent of its own; results from 0 to Inf."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(m)
     lhs = moved(testing.integers(name, (1, m, 544), rng), rng, 120)
     rhs = moved(testing.integers(weights, (1, 19, 544), rng), rng, 120)
     expected = as_f32(testing.oracle(lhs, rhs))
     self.assertTrue(np.isinf(expected).any() or m < 8)
-    np.testing.assert_array_equal(testing.call(lhs, rhs, isa=number), expected)
+    np.testing.assert_array_equal(testing.call(lhs, rhs, isa=isa), expected)
 
-  @parameterized.product(isa=testing.ISAS, m=(1, 8))
-  @pytest.mark.sample(1)
+  @testing.each(m=(1, 8))
   def test_batches_and_swapped_sides_are_exact(self, isa, m):
     """n < m <= 256: rhs is the panel then."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(m)
     for batch, n in ((3, 5), (1, 2)):
       lhs = moved(testing.integers("mxfp8", (batch, m, 96), rng), rng, 100)
       rhs = moved(testing.integers("mxfp8", (batch, n, 96), rng), rng, 100)
       np.testing.assert_array_equal(
-        testing.call(lhs, rhs, isa=number), as_f32(testing.oracle(lhs, rhs))
+        testing.call(lhs, rhs, isa=isa), as_f32(testing.oracle(lhs, rhs))
       )
 
-  @parameterized.product(isa=testing.ISAS, m=(1, 8), name=MX)
-  @pytest.mark.sample(1)
+  @testing.each(m=(1, 8), name=MX)
   def test_scales_of_zeros_and_nan_do_not_count(self, isa, m, name):
     """Zero blocks under any scale byte beside values of 2^-60."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(m)
     sides = [testing.integers(name, (1, rows, 256), rng) for rows in (m, 9)]
     for side in sides:
@@ -87,17 +78,13 @@ class ScalesTest(parameterized.TestCase):
     rhs.scale.view(np.uint8)[0, 7, 5] = 255
     rhs.exact[0, 7, 160:192] = np.nan
     np.testing.assert_array_equal(
-      testing.call(*sides, isa=number), as_f32(testing.oracle(*sides))
+      testing.call(*sides, isa=isa), as_f32(testing.oracle(*sides))
     )
 
-  @parameterized.product(
-    isa=testing.ISAS, m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4")
-  )
-  @pytest.mark.sample(1)
+  @testing.each(m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4"))
   def test_on_either_side_of_what_fits_sums_are_within_the_bound(
     self, isa, m, spread, name
   ):
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(spread)
     sides = []
     for rows in (m, 21):
@@ -109,7 +96,7 @@ class ScalesTest(parameterized.TestCase):
     lhs, rhs = sides
     magnitude = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
     exact = testing.oracle(lhs, rhs)
-    got = testing.call(lhs, rhs, isa=number).astype(np.float64)
+    got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
     # Below 2^-126 float32 is coarser than the bound; half a step of 2^-149.
     error = np.abs(got - exact) - 2.0**-150
     finite = np.abs(exact) < 2.0**127
