@@ -41,7 +41,7 @@ PAIRS = (
 
 
 def serves(engine: str, lhs: str, rhs: str, m: int) -> bool:
-  """Whether an engine serves m <= 32 rows of lhs against more rows of rhs."""
+  """Returns whether an engine supports m <= 32 rows of lhs and more of rhs."""
   fp4 = ("mxfp4", "nvfp4")
   plain = ("f32", "f16")
   if engine in ("integer_avx2", "vnni"):

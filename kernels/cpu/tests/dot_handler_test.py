@@ -122,7 +122,7 @@ class DotTest(parameterized.TestCase):
   def test_value_beyond_f32_counts_where_only_one_side_is_extreme(
     self, isa, shape, large
   ):
-    """448 * 2^127 times 2^-46, of which only the former is out of range."""
+    """448 * 2^127, which is out of range, times 2^-46."""
     sides = []
     for name, rows in zip(("lhs", "rhs"), shape, strict=True):
       value, byte = (448, 254) if name == large else (1, 127 - 46)

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dots of two E2M1 sides, under every kind of scale and block.
 
-Such dots are made of integers, one sum a block, and scales are brought together
-in other ways than values are. So here each side has scales of its own: all
-bytes of E4M3 (with signs, subnormals, zero and NaN), or E8M0 with zero blocks
-and NaN.
+Such dots add integers, with one sum for each block, and multiply it by both
+scales. Here the two sides have different scales: all bytes of E4M3 (with signs,
+subnormals, zero and NaN), or E8M0 with zero blocks and NaN.
 """
 
 from __future__ import annotations

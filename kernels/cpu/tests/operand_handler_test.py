@@ -53,7 +53,7 @@ def by_operations(x, global_scale, key, problem):
 
 
 def numbers(rng, shape, dtype):
-  """Blocks of sizes of their own, maybe with NaN, Inf, zeros, extremes."""
+  """Returns blocks of various sizes, maybe with NaN, Inf, zeros or extremes."""
   x = rng.normal(size=shape) * np.exp(2 * rng.normal(size=shape))
   kind = rng.integers(6)
   if kind == 0 and dtype == np.float32:
@@ -261,7 +261,7 @@ class OracleTest(parameterized.TestCase):
 
   @testing.each(size=hadamard.SIZES)
   def test_transform_of_any_size(self, size, isa):
-    """Of one value a group its column of the matrix comes out."""
+    """A group with one value gives a column of the matrix."""
     x = np.zeros((size, max(size, 32)), np.float32)
     x[np.arange(size), np.arange(size)] = 1
     got = testing.quantize_operand(

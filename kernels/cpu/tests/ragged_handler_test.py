@@ -105,7 +105,7 @@ def oracle(lhs, rhs, sizes):
 
 
 def gated(x, activation):
-  """The gates' formulas in float64, and what their sums are made of."""
+  """Computes the gates' formulas in float64."""
   with np.errstate(over="ignore", invalid="ignore"):
     if activation == SWIGLU:
       gate, value = np.split(x, 2, axis=1)
@@ -165,7 +165,7 @@ class RaggedDotTest(parameterized.TestCase):
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
   def magnitude(self, x, activation):
-    """Of what each result is made of, for bounds."""
+    """Returns the magnitude of each result's terms, for bounds."""
     x = np.abs(x.astype(np.float64))
     if activation == SWIGLU:
       gate, value = np.split(x, 2, axis=1)

@@ -25,7 +25,7 @@ UNIT = 2.0**-24
 
 
 def moved(side: testing.Side, rng, most: int) -> testing.Side:
-  """The same values, each row's scales times a power of two of its own."""
+  """Multiplies each row's scales by a random power of two."""
   shift = rng.integers(-most, most + 1, (*side.scale.shape[:-1], 1))
   code = side.scale.view(np.uint8).astype(np.int64) + shift
   assert code.min() >= 0 and code.max() < 255
@@ -42,7 +42,7 @@ def as_f32(exact: np.ndarray) -> np.ndarray:
 class ScalesTest(parameterized.TestCase):
   @testing.each(name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4"))
   def test_rows_of_any_size_are_exact(self, isa, name, m, weights):
-    """Each row with an exponent of its own; results from 0 to Inf."""
+    """Rows have different exponents; results go from 0 to Inf."""
     rng = np.random.default_rng(m)
     lhs = moved(testing.integers(name, (1, m, 544), rng), rng, 120)
     rhs = moved(testing.integers(weights, (1, 19, 544), rng), rng, 120)
@@ -72,7 +72,7 @@ class ScalesTest(parameterized.TestCase):
       side.values[..., 32:96] = 0
       side.exact[..., 32:96] = 0
       code[..., 1:3] = rng.integers(0, 255, code[..., 1:3].shape)
-      code[:, 0, 1] = 0  # what quantize makes of a zero block
+      code[:, 0, 1] = 0  # as quantize writes for a zero block
       side.scale = code.view(side.scale.dtype)
     rhs = sides[1]
     rhs.scale.view(np.uint8)[0, 7, 5] = 255

@@ -79,7 +79,8 @@ QUANTIZED = (
   *("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"),
   *("mxfp6_e2m3", "mxfp6_e3m2"),
 )
-# Of the `element` attributes: what XLA has no arrays of comes as u8.
+# The `element` attributes of formats that XLA passes as u8, because it has no
+# such arrays.
 ELEMENTS = {E2M3: 1, E3M2: 2}
 # The ragged dot's `activation` attributes of which two columns make one:
 # swiglu, swigluoai.
