@@ -63,7 +63,7 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
 
 
 def bound(lhs, rhs, rows, isa):
-  """Returns the largest error over sum|a * b|: the contract's, or twice that."""
+  """Returns the limit of error / sum|a * b|: the contract's or twice that."""
   is_fp4 = lhs in FP4 and rhs in FP4
   # Not in the engines of many rows in AVX2's float32, in BF16 and in AMX, the
   # last of which two FP4 sides take from 24 rows on (README.md, Accumulation).

@@ -22,7 +22,7 @@ HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def huge_page_bytes(x: jax.Array) -> int:
-  """Returns how much of the mapping around the middle of `x` is in huge pages."""
+  """Returns the bytes in huge pages of the mapping around the middle of `x`."""
   middle = x.unsafe_buffer_pointer() + x.nbytes // 2
   is_inside = False
   for line in SMAPS.read_text().splitlines():
