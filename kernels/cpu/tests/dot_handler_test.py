@@ -274,6 +274,16 @@ class DotTest(parameterized.TestCase):
       expected = np.where(np.isnan(residual), np.nan, 64)
       np.testing.assert_array_equal(got.astype(np.float64), expected)
 
+  @testing.each(m=(1, 20), activation=(0, 1, 2, 3))
+  def test_nan_passes_each_activation(self, isa, m, activation):
+    values = np.ones((1, m, 64))
+    values[0, -1, 5] = np.nan
+    lhs = Side("mxfp8", values, np.full((1, m, 2), 127))
+    rhs = Side("mxfp8", np.ones((1, 40, 64)), np.full((1, 40, 2), 127))
+    got = call(lhs, rhs, activation=activation, isa=isa)
+    self.assertTrue(np.isnan(got[0, -1]).all())
+    np.testing.assert_allclose(got[0, :-1], 64)
+
   @testing.each(m=(2, 9), sign=(-1, 1))
   def test_two_global_factors_whose_product_f32_does_not_hold(
     self, isa, m, sign

@@ -24,14 +24,20 @@ MX = ("mxfp8", "mxfp8_e5m2", "mxfp4")
 UNIT = 2.0**-24
 
 
+def times_powers(side: testing.Side, exponents) -> testing.Side:
+  """Multiplies blocks of 32 by powers of two, in their scales."""
+  code = side.scale.view(np.uint8).astype(np.int64) + exponents
+  assert code.min() >= 0 and code.max() < 255
+  exponents = np.broadcast_to(exponents, code.shape)
+  side.scale = code.astype(np.uint8).view(side.scale.dtype)
+  side.exact = np.ldexp(side.exact, np.repeat(exponents, 32, -1))
+  return side
+
+
 def moved(side: testing.Side, rng, most: int) -> testing.Side:
   """Multiplies each row's scales by a random power of two."""
-  shift = rng.integers(-most, most + 1, (*side.scale.shape[:-1], 1))
-  code = side.scale.view(np.uint8).astype(np.int64) + shift
-  assert code.min() >= 0 and code.max() < 255
-  side.scale = code.astype(np.uint8).view(side.scale.dtype)
-  side.exact = np.ldexp(side.exact, shift)
-  return side
+  shape = (*side.scale.shape[:-1], 1)
+  return times_powers(side, rng.integers(-most, most + 1, shape))
 
 
 def as_f32(exact: np.ndarray) -> np.ndarray:
@@ -49,6 +55,16 @@ class ScalesTest(parameterized.TestCase):
     expected = as_f32(testing.oracle(lhs, rhs))
     self.assertTrue(np.isinf(expected).any() or m < 8)
     np.testing.assert_array_equal(testing.call(lhs, rhs, isa=isa), expected)
+
+  @testing.each(name=MX, m=(1, 8))
+  def test_a_rebased_row_beside_one_that_cannot_be(self, isa, name, m):
+    rng = np.random.default_rng(m)
+    lhs = times_powers(testing.integers(name, (1, m, 64), rng), -60)
+    rhs = testing.integers("mxfp8", (1, 9, 64), rng)
+    rhs = times_powers(rhs, np.array([60, -60]))
+    magnitude = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
+    error = np.abs(testing.call(lhs, rhs, isa=isa) - testing.oracle(lhs, rhs))
+    self.assertLessEqual(np.max(error / magnitude), 2 * UNIT)
 
   @testing.each(m=(1, 8))
   def test_batches_and_swapped_sides_are_exact(self, isa, m):
@@ -105,9 +121,7 @@ class ScalesTest(parameterized.TestCase):
 
   def test_an_activation_comes_after_the_power_of_two(self):
     rng = np.random.default_rng(0)
-    lhs = moved(testing.integers("mxfp8", (1, 8, 64), rng), rng, 0)
-    lhs.scale = (lhs.scale.view(np.uint8) - 90).view(lhs.scale.dtype)
-    lhs.exact = lhs.exact * 2.0**-90
+    lhs = times_powers(testing.integers("mxfp8", (1, 8, 64), rng), -90)
     rhs = testing.integers("mxfp8", (1, 5, 64), rng)
     bias = np.full((5,), 2.0**-90, np.float32)
     got = testing.call(lhs, rhs, np.float32(2), bias=bias, activation=1)
