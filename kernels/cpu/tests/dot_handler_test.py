@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import os
 import pathlib
+import subprocess
 import sys
 
 import jax
@@ -553,6 +555,22 @@ class LibraryTest(parameterized.TestCase):
   def test_isa_is_one_of_the_levels(self):
     name = testing.library().jaxplugin_cpu_isa().decode()
     self.assertIn(name, (*testing.ISA_LEVELS, "baseline_neon"))
+
+  def test_environment_limits_the_instruction_set(self):
+    program = (
+      "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]);"
+      " library.jaxplugin_cpu_isa.restype = ctypes.c_char_p;"
+      " print(library.jaxplugin_cpu_isa().decode())"
+    )
+    for limit in {"baseline", "avx2"} & set(ISAS):
+      found = subprocess.run(
+        [sys.executable, "-c", program, testing.library()._name],
+        env=os.environ | {"JAXPLUGIN_CPU_ISA": limit},
+        capture_output=True,
+        text=True,
+        check=True,
+      ).stdout.strip()
+      self.assertIn(found, (limit, "baseline_neon"))
 
   def test_ffi_api_version_is_major_and_minor(self):
     version = testing.library().jaxplugin_cpu_ffi_api_version()
