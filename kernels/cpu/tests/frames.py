@@ -126,20 +126,20 @@ _numbers: Final = itertools.count(1)
 
 
 @_Function
-def _error_create(given):
+def _error_create(given: int) -> int:
   number = next(_numbers)
   _messages[number] = _ErrorCreate.from_address(given).message.decode()
   return number
 
 
 @_Function
-def _schedule(given):
+def _schedule(given: int) -> None:
   schedule = _Schedule.from_address(given)
   _pool.submit(_Task(schedule.task), schedule.data)
 
 
 @_Function
-def _thread_count(given):
+def _thread_count(given: int) -> None:
   _ThreadCount.from_address(given).count[0] = THREADS
 
 
@@ -189,7 +189,7 @@ def call(
   Raises:
     HandlerError: If the handler returns an error.
   """
-  kept = []  # alive during the call
+  kept: list[Any] = []  # alive during the call
 
   def addresses(items: Sequence[Any]) -> Any:
     kept.append((items, _addresses(items)))
