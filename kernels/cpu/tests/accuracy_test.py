@@ -13,7 +13,6 @@ import pathlib
 import sys
 
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -83,7 +82,6 @@ class AccuracyTest(parameterized.TestCase):
   @testing.each(
     row=[(name, data) for name, rows in DOMINATED.items() for data in rows]
   )
-  @pytest.mark.full
   def test_one_product_may_outweigh_all_others(self, row, isa):
     name, data = row
     for k in (512, 4096, 16384):

@@ -90,6 +90,16 @@ class DotConfigTest(parameterized.TestCase):
         testing.call(lhs, rhs, isa=isa, attributes=config)
 
   @parameterized.product(pair=PAIRS, engine=tuple(OWN))
+  def test_panels_of_rhs_are_exact_on_integers(self, pair, engine):
+    """The side with fewer rows is in panels, here rhs in several of them."""
+    if engine.startswith("few_rows") or not serves(engine, *pair, 9):
+      return
+    rng = np.random.default_rng(0)
+    lhs = testing.integers(pair[0], (2, 40, 96), rng)
+    rhs = testing.integers(pair[1], (2, 21, 96), rng)
+    self.check(lhs, rhs, OWN[engine], attributes(engine, panel_rows=8))
+
+  @parameterized.product(pair=PAIRS, engine=tuple(OWN))
   def test_sizes_of_tasks_and_threads_change_no_bit(self, pair, engine):
     isa = OWN[engine]
     if not serves(engine, *pair, 9):

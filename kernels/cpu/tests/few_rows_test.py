@@ -14,7 +14,6 @@ import sys
 
 import jax
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -152,7 +151,6 @@ class FewRowsTest(parameterized.TestCase):
     self.assertEqual(result, k)
 
   @testing.each(m=(1, 5, 7))
-  @pytest.mark.full
   def test_long_rows_are_added_up_as_short_ones(self, isa, m):
     """Each chunk of a long row counts once: integers, so exactly."""
     k, n = (1 << 20) + 544, 9  # ends within a chunk

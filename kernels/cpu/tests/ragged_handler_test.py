@@ -13,7 +13,6 @@ import sys
 
 import ml_dtypes
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -143,7 +142,6 @@ class RaggedDotTest(parameterized.TestCase):
       np.testing.assert_array_equal(got, expected, str(sizes))
 
   @testing.each(m=(4, 21), rhs=("mxfp8", "nvfp4"))
-  @pytest.mark.full
   def test_parts_of_groups_have_the_bits_of_the_whole(self, isa, m, rhs):
     """Groups that are cut: the last part has another number of columns."""
     n, parts = 1700, 3
@@ -240,7 +238,6 @@ class RaggedDotTest(parameterized.TestCase):
     self.assertFalse(got[sum(sizes) :].any())
 
   @parameterized.product(activation=(0, SWIGLU, SWIGLUOAI))
-  @pytest.mark.full
   def test_group_that_all_threads_share(self, activation):
     n, k = 3200, 2048
     m = testing.frames.THREADS * SHARED // (n * k) + 1
