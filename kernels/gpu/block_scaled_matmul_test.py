@@ -5,6 +5,7 @@
 import dataclasses
 import itertools
 import unittest
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -45,6 +46,8 @@ MXFP6_PAIRS = (
 
 MXFP4_PAIR = ("mxfp4", "mxfp4")
 
+replace = dataclasses.replace
+
 # Neither m, n nor k is a multiple of a tile, nor k of a scale block.
 TAILS = {"batch": 1, "m": 19, "n": 35, "k": 104}
 
@@ -65,21 +68,122 @@ SMALL_M = configs.MatmulConfig(
 )
 PATHS = {"upcast": UPCAST, "native": NATIVE, "small_m": SMALL_M}
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """A product, and the config that computes it.
+
+  Attributes:
+    is_exact: Whether operands are small integers, whose sums are exact.
+      Otherwise the contract bounds the error.
+    lhs_storage: Options of `gpu_operands.make_operand`.
+    rhs_storage: Options of `gpu_operands.make_operand`.
+  """
+
+  config: configs.MatmulConfig
+  lhs: str = "mxfp8"
+  rhs: str = "mxfp4"
+  batch: int = 1
+  m: int = 19
+  n: int = 35
+  k: int = 104
+  is_exact: bool = False
+  lhs_storage: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+  rhs_storage: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+
+
+def cases(configs, pairs=(("mxfp8", "mxfp4"),), **fields):
+  return [
+    Case(config=config, lhs=lhs, rhs=rhs, **fields)
+    for config, (lhs, rhs) in itertools.product(configs, pairs)
+  ]
+
+
+def of_splits(counts):
+  return [
+    replace(config, split_k=count)
+    for config, count in itertools.product(PATHS.values(), counts)
+  ]
+
+
+ROWS_MINOR = {"k_is_minor": False}
+SWIZZLED = {"swizzled": True}
+PLAIN_BY_BLOCK = tuple((lhs, "nvfp4") for lhs in PLAIN)
+MXFP6_BY_ITSELF = MXFP6_PAIRS[:2]
+# Pairs whose k is not minor.
+TURNED_PAIRS = (
+  ("mxfp8", "mxfp8_e5m2"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp8")
+)  # fmt: skip
+# By claim. `make test` runs the first row of each claim and a sample of others.
+CASES = {
+  "upcast": cases([UPCAST], PAIRS),
+  "upcast_swapped_on_integers": cases([SWAPPED], PAIRS, is_exact=True),
+  "native": cases([NATIVE_SWAPPED], NATIVE_PAIRS),
+  "native_on_integers": cases([NATIVE], NATIVE_PAIRS, is_exact=True),
+  "small_m": cases([SMALL_M], SMALL_M_PAIRS, m=5, k=200),
+  "small_m_on_integers": cases(
+    [SMALL_M], [("bf16", rhs) for rhs in BLOCK_FORMATS],
+    batch=2, m=1, n=33, k=264, is_exact=True,
+  ),
+  # k is a multiple of 8, as words of FP4 need, and not of a scale block.
+  "mxfp6": cases([UPCAST, SWAPPED, SMALL_M], MXFP6_PAIRS, batch=2, m=5, k=200),
+  "mxfp6_on_integers": cases(
+    [SWAPPED, UPCAST, SMALL_M], MXFP6_PAIRS, batch=2, m=5, k=200, is_exact=True
+  ),
+  "mxfp6_whose_k_is_not_minor": cases(
+    [UPCAST], MXFP6_BY_ITSELF, lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR
+  ),
+  "mxfp6_with_swizzled_scales": cases(
+    [UPCAST], MXFP6_BY_ITSELF, lhs_storage=SWIZZLED, rhs_storage=SWIZZLED
+  ),
+  "any_size": [
+    Case(config=config, m=m, n=n, k=k)
+    for m, n, k in (
+      *((1, 1, 32), (1, 33, 128), (17, 1, 160), (16, 32, 256), (3, 5, 8)),
+    )
+    for config in PATHS.values()
+  ],
+  "batch": cases(of_splits((1, 2)), [("mxfp8", "mxfp8")], batch=3),
+  # With 5, some split has no k at all.
+  "split_k": cases(of_splits((5, 2, 3)), [MXFP4_PAIR], k=280),
+  # The first split has two tiles, others have one. No tile is masked.
+  "split_of_whole_tiles_with_one_to_spare": [
+    Case(config=config, k=(config.split_k + 1) * config.block_k)
+    for config in of_splits((2, 3))
+  ],
+  # The last step of k overlaps the one before, and adds nothing twice.
+  "overlapping_last_step": [
+    case
+    for config in of_splits((1, 2, 3))
+    for case in cases(
+      [config], [("mxfp8", "mxfp4"), MXFP4_PAIR],
+      k=3 * config.block_k + 32, is_exact=True,
+    )
+  ],
+  # The interpreter refuses two programs that write one element.
+  "each_tile_by_one_program": cases(
+    [replace(UPCAST, group_m=count, block_n=16) for count in (3, 1, 2, 8)],
+    [("bf16", "mxfp8")], m=70, n=40, k=32,
+  ),
+  "empty_k": cases(
+    PATHS.values(), [("mxfp8", "mxfp8")], m=3, n=5, k=0, is_exact=True
+  ),
+  "rhs_whose_k_is_not_minor": cases(
+    [UPCAST, NATIVE], TURNED_PAIRS, rhs_storage=ROWS_MINOR
+  ),
+  "operands_whose_k_is_not_minor": cases(
+    [NATIVE, UPCAST], TURNED_PAIRS,
+    lhs_storage=ROWS_MINOR, rhs_storage=ROWS_MINOR,
+  ),
+  "plain_lhs_whose_k_is_not_minor": cases(
+    [UPCAST, SWAPPED], PLAIN_BY_BLOCK, lhs_storage=ROWS_MINOR
+  ),
+}  # fmt: skip
+
 # Slope of gelu and silu, at most.
 MAX_SLOPE = 1.13
 # Roundings of f32 in the epilogue, of sums and exponentials.
 EPILOGUE_BOUND = 16 * 2.0**-24
-
-
-def replace(config, **changes):
-  return dataclasses.replace(config, **changes)
-
-
-def named(pairs):
-  return [
-    {"testcase_name": f"{lhs}_{rhs}", "lhs": lhs, "rhs": rhs}
-    for lhs, rhs in pairs
-  ]
 
 
 def exact_dot(lhs, rhs):
@@ -122,64 +226,44 @@ class MatmulTest(parameterized.TestCase):
     contract.assert_exact(result, exact_dot(lhs, rhs)[0], result.dtype)
 
 
-class FormatPairTest(MatmulTest):
-  """Each pair of formats, on each path, with tails and poisoned padding."""
+class CaseTest(MatmulTest):
+  """Each row of `CASES`; all operands lie in poison."""
 
-  @parameterized.named_parameters(named(PAIRS))
-  @pytest.mark.sample(1)
-  def test_upcast_is_within_the_bound(self, lhs, rhs):
-    self.check(*self.make(lhs, rhs, **TAILS), UPCAST)
-
-  @parameterized.named_parameters(named(PAIRS))
-  @pytest.mark.sample(1)
-  def test_upcast_swapped_is_exact_on_integers(self, lhs, rhs):
-    self.check_exact(*self.make(lhs, rhs, **TAILS, integers=True), SWAPPED)
-
-  @parameterized.named_parameters(named(NATIVE_PAIRS))
-  @pytest.mark.sample(1)
-  def test_native_is_within_the_bound(self, lhs, rhs):
-    self.check(*self.make(lhs, rhs, **TAILS), NATIVE_SWAPPED)
-
-  @parameterized.named_parameters(named(NATIVE_PAIRS))
-  @pytest.mark.sample(1)
-  def test_native_is_exact_on_integers(self, lhs, rhs):
-    self.check_exact(*self.make(lhs, rhs, **TAILS, integers=True), NATIVE)
-
-  @parameterized.named_parameters(named(SMALL_M_PAIRS))
-  @pytest.mark.sample(1)
-  def test_small_m_is_within_the_bound(self, lhs, rhs):
-    operands = self.make(lhs, rhs, batch=1, m=5, n=35, k=200)
-    self.check(*operands, SMALL_M)
+  def check_case(self, case):
+    operands = self.make(
+      case.lhs, case.rhs, batch=case.batch, m=case.m, n=case.n, k=case.k,
+      integers=case.is_exact, lhs_storage=case.lhs_storage,
+      rhs_storage=case.rhs_storage,
+    )  # fmt: skip
+    (self.check_exact if case.is_exact else self.check)(*operands, case.config)
 
   @parameterized.named_parameters(
-    named(itertools.product(("bf16",), BLOCK_FORMATS))
+    (claim, cases[0]) for claim, cases in CASES.items()
   )
-  @pytest.mark.sample(1)
-  def test_small_m_is_exact_on_integers(self, lhs, rhs):
-    operands = self.make(lhs, rhs, batch=2, m=1, n=33, k=264, integers=True)
-    self.check_exact(*operands, SMALL_M)
+  def test_first_row_of(self, case):
+    self.check_case(case)
 
-  @parameterized.product(
-    pair=MXFP6_PAIRS, config=(UPCAST, SWAPPED, SMALL_M), integers=(False, True)
+  @parameterized.named_parameters(
+    (f"{claim}_{i}", case)
+    for claim, cases in CASES.items()
+    for i, case in enumerate(cases[1:], 1)
   )
-  @pytest.mark.sample(1)
-  def test_mxfp6(self, pair, config, integers):
-    # k is a multiple of 8, as words of FP4 take it, and of no scale block.
-    operands = self.make(*pair, batch=2, m=5, n=35, k=200, integers=integers)
-    (self.check_exact if integers else self.check)(*operands, config)
+  @pytest.mark.sample(16)
+  def test_row_of(self, case):
+    self.check_case(case)
 
-  @parameterized.parameters("mxfp6_e2m3", "mxfp6_e3m2")
-  @pytest.mark.sample(1)
-  def test_mxfp6_of_which_k_is_not_minor(self, format):
-    operands = self.make(format, format, **TAILS, k_is_minor=False)
-    self.check(*operands, UPCAST)
+  @parameterized.product(format=BLOCK_FORMATS, path=tuple(PATHS))
+  @pytest.mark.full
+  def test_swizzled_scale_of_several_tiles(self, format, path):
+    # More than one tile of 128 rows and of 4 columns, in both operands.
+    config = replace(PATHS[path], block_m=64, block_n=64)
+    operands = self.make(
+      format, format, batch=2, m=130, n=140, k=168, swizzled=True
+    )
+    self.check(*operands, config)
 
-  @parameterized.parameters("mxfp6_e2m3", "mxfp6_e3m2")
-  @pytest.mark.sample(1)
-  def test_mxfp6_with_swizzled_scales(self, format):
-    operands = self.make(format, format, **TAILS, swizzled=True)
-    self.check(*operands, UPCAST)
 
+class FormatPairTest(MatmulTest):
   @parameterized.product(
     config=(UPCAST, SWAPPED, SMALL_M),
     pair=(("bf16", "mxfp4"), ("f32", "nvfp4"), ("mxfp8", "nvfp4")),
@@ -241,47 +325,6 @@ class FormatPairTest(MatmulTest):
 
 
 class ShapeTest(MatmulTest):
-  @parameterized.product(
-    path=tuple(PATHS),
-    size=((1, 1, 32), (1, 33, 128), (17, 1, 160), (16, 32, 256), (3, 5, 8)),
-  )
-  @pytest.mark.sample(1)
-  def test_any_size(self, path, size):
-    m, n, k = size
-    operands = self.make("mxfp8", "mxfp4", batch=1, m=m, n=n, k=k)
-    self.check(*operands, PATHS[path])
-
-  @parameterized.product(path=tuple(PATHS), split_k=(1, 2))
-  @pytest.mark.sample(1)
-  def test_batch(self, path, split_k):
-    config = replace(PATHS[path], split_k=split_k)
-    self.check(*self.make("mxfp8", "mxfp8", **{**TAILS, "batch": 3}), config)
-
-  @parameterized.product(path=tuple(PATHS), split_k=(2, 3, 5))
-  @pytest.mark.sample(1)
-  def test_split_k(self, path, split_k):
-    # With 5, some split has no k at all.
-    config = replace(PATHS[path], split_k=split_k)
-    self.check(*self.make("mxfp4", "mxfp4", **{**TAILS, "k": 280}), config)
-
-  @parameterized.product(path=tuple(PATHS), split_k=(2, 3))
-  @pytest.mark.sample(1)
-  def test_split_of_whole_tiles_with_one_to_spare(self, path, split_k):
-    # The first split has two tiles, others one, of which none is masked.
-    config = replace(PATHS[path], split_k=split_k)
-    sizes = {**TAILS, "k": (split_k + 1) * config.block_k}
-    self.check(*self.make("mxfp8", "mxfp4", **sizes), config)
-
-  @parameterized.product(
-    path=tuple(PATHS), split_k=(1, 2, 3), pair=(("mxfp8", "mxfp4"), MXFP4_PAIR)
-  )
-  @pytest.mark.sample(1)
-  def test_last_step_of_k_adds_nothing_twice(self, path, split_k, pair):
-    # It overlaps the one before.
-    config = replace(PATHS[path], split_k=split_k)
-    sizes = {**TAILS, "k": 3 * config.block_k + 32, "integers": True}
-    self.check_exact(*self.make(*pair, **sizes), config)
-
   @parameterized.parameters("upcast", "small_m")
   def test_infinity_that_two_steps_have_is_added_once(self, path):
     config = PATHS[path]
@@ -316,8 +359,7 @@ class ShapeTest(MatmulTest):
     lhs, _ = self.make(
       lhs_format, format, batch=1, m=3, n=1, k=k, integers=True
     )
-    # One k of each block of row 0 has 4 times 2^127 in a row of its own, which
-    # is beyond f32.
+    # In row i, one k of block i has 4 times 2^127, which is beyond f32.
     blocks = k // 32
     values = np.ones((1, blocks, k)).astype(
       formats.by_name(format).values_dtype
@@ -334,59 +376,6 @@ class ShapeTest(MatmulTest):
       expected = np.einsum("bmk,bnk->bmn", lhs.exact, in_f32)
     self.assertTrue(np.isinf(expected).any())
     np.testing.assert_array_equal(result, expected)
-
-  @parameterized.parameters(1, 2, 3, 8)
-  @pytest.mark.sample(1)
-  def test_program_order_covers_every_tile_once(self, group_m):
-    # The interpreter refuses two programs that write one element.
-    config = replace(UPCAST, group_m=group_m, block_n=16)
-    operands = self.make("bf16", "mxfp8", batch=1, m=70, n=40, k=32)
-    self.check(*operands, config)
-
-  @parameterized.parameters(*PATHS)
-  def test_empty_k_gives_zeros(self, path):
-    operands = self.make("mxfp8", "mxfp8", batch=1, m=3, n=5, k=0)
-    self.check_exact(*operands, PATHS[path])
-
-
-class LayoutTest(MatmulTest):
-  @parameterized.product(
-    pair=(("mxfp8", "mxfp8_e5m2"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp8")),
-    lhs_k_is_minor=(True, False),
-    path=("upcast", "native"),
-  )
-  @pytest.mark.sample(1)
-  def test_k_need_not_be_minor(self, pair, lhs_k_is_minor, path):
-    operands = self.make(
-      *pair,
-      **TAILS,
-      lhs_storage={"k_is_minor": lhs_k_is_minor},
-      rhs_storage={"k_is_minor": False},
-    )
-    self.check(*operands, PATHS[path])
-
-  @parameterized.parameters("bf16", "f16", "f32")
-  @pytest.mark.sample(1)
-  def test_k_of_plain_lhs_need_not_be_minor(self, lhs):
-    operands = self.make(
-      lhs,
-      "nvfp4",
-      **TAILS,
-      lhs_storage={"k_is_minor": False},
-      rhs_storage={},
-    )
-    self.check(*operands, UPCAST)
-    self.check(*operands, SWAPPED)
-
-  @parameterized.product(format=BLOCK_FORMATS, path=tuple(PATHS))
-  @pytest.mark.full
-  def test_swizzled_scale(self, format, path):
-    # More than one tile of 128 rows and of 4 columns, in both operands.
-    config = replace(PATHS[path], block_m=64, block_n=64)
-    operands = self.make(
-      format, format, batch=2, m=130, n=140, k=168, swizzled=True
-    )
-    self.check(*operands, config)
 
   @parameterized.parameters(
     {"rows": 3, "stride": 2**30 + 64},  # within a tile

@@ -13,7 +13,6 @@ import pathlib
 import sys
 
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -63,7 +62,7 @@ def dominated(name, rows, k, at, large, large_scale, other, other_scale):
 
 
 def bound(lhs, rhs, rows, isa):
-  """Of the error over sum|a * b|: the contract's, or twice that."""
+  """Returns the limit of error / sum|a * b|: the contract's or twice that."""
   is_fp4 = lhs in FP4 and rhs in FP4
   # Not in the engines of many rows in AVX2's float32, in BF16 and in AMX, the
   # last of which two FP4 sides take from 24 rows on (README.md, Accumulation).
@@ -80,45 +79,35 @@ def worst(lhs, rhs, isa):
 
 
 class AccuracyTest(parameterized.TestCase):
-  @parameterized.product(
-    [
-      dict(name=name, data=data)
-      for name, many in DOMINATED.items()
-      for data in many
-    ],
-    isa=ISAS,
+  @testing.each(
+    row=[(name, data) for name, rows in DOMINATED.items() for data in rows]
   )
-  @pytest.mark.full
-  def test_one_product_may_outweigh_all_others(self, name, data, isa):
-    number = testing.isa_number(self, isa)
+  def test_one_product_may_outweigh_all_others(self, row, isa):
+    name, data = row
     for k in (512, 4096, 16384):
       for rows in ROWS if k < 16384 else (1, 4, 17):
         for at in (0, 13):
           lhs = dominated(name, rows, k, at, *data)
           rhs = dominated(name, 9, k, at, *data)
           most = bound(name, name, rows, isa)
-          self.assertLessEqual(worst(lhs, rhs, number), most, (k, rows, at))
+          self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows, at))
 
-  @parameterized.product(isa=ISAS, name=("mxfp8", "nvfp4"), rows=(1, 8))
-  @pytest.mark.sample(1)
+  @testing.each(name=("mxfp8", "nvfp4"), rows=(1, 8))
   def test_long_sums_of_ordinary_data_are_within_the_bound(
     self, isa, name, rows
   ):
     """Without signs, so that sums grow, and their roundings with them."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(3)
     sides = [
       testing.gaussians(name, (1, count, 65536), rng) for count in (rows, 5)
     ]
     for side in sides:
       side.values, side.exact = np.abs(side.values), np.abs(side.exact)
-    self.assertLessEqual(worst(*sides, number), 16 * UNIT)
+    self.assertLessEqual(worst(*sides, isa), 16 * UNIT)
 
-  @parameterized.product(isa=ISAS, rows=(1, 8))
-  @pytest.mark.sample(1)
+  @testing.each(rows=(1, 8))
   def test_massive_activations_are_within_twice_the_bound(self, isa, rows):
     """One value 2^10 times as large as the others, as transformers have."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(4)
     lhs = np.abs(rng.standard_normal((1, rows, 4096)))
     lhs[..., 5] *= 2.0**10
@@ -126,13 +115,11 @@ class AccuracyTest(parameterized.TestCase):
     rhs = testing.gaussians("mxfp8", (1, 64, 4096), rng)
     rhs.values, rhs.exact = np.abs(rhs.values), np.abs(rhs.exact)
     most = bound("bf16", "mxfp8", rows, isa)
-    self.assertLessEqual(worst(lhs, rhs, number), most)
+    self.assertLessEqual(worst(lhs, rhs, isa), most)
 
-  @parameterized.product(isa=ISAS, name=testing.QUANTIZED)
-  @pytest.mark.sample(1)
+  @testing.each(name=testing.QUANTIZED)
   def test_floats_against_weights(self, isa, name):
     """The products themselves round in the sums, too."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(1)
     for k in (544, 4096):
       for rows in ROWS:
@@ -142,7 +129,7 @@ class AccuracyTest(parameterized.TestCase):
         values[..., :1] *= large
         lhs = testing.Side("f32", values, None)
         most = bound("f32", name, rows, isa)
-        self.assertLessEqual(worst(lhs, rhs, number), most, (k, rows))
+        self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows))
 
 
 if __name__ == "__main__":

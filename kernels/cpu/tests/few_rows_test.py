@@ -13,9 +13,7 @@ import resource
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -33,13 +31,12 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 10, 12, 13)
 
 class FewRowsTest(parameterized.TestCase):
   def check(self, lhs, rhs, isa):
-    got = testing.call(lhs, rhs, isa=testing.isa_number(self, isa))
+    got = testing.call(lhs, rhs, isa=isa)
     np.testing.assert_array_equal(
       got, testing.oracle(lhs, rhs).astype(np.float32)
     )
 
-  @parameterized.product(lhs=QUANTIZED, rhs=QUANTIZED, isa=ISAS)
-  @pytest.mark.sample(1)
+  @testing.each(lhs=QUANTIZED, rhs=QUANTIZED)
   def test_every_count_of_rows_and_any_tail_is_exact(self, lhs, rhs, isa):
     """Weights in rows of no whole register, and scales past a whole chunk."""
     rng = np.random.default_rng([QUANTIZED.index(lhs), QUANTIZED.index(rhs)])
@@ -51,8 +48,7 @@ class FewRowsTest(parameterized.TestCase):
         isa,
       )
 
-  @parameterized.product(name=QUANTIZED, isa=ISAS, m=(1, 4, 8, 20))
-  @pytest.mark.sample(1)
+  @testing.each(name=QUANTIZED, m=(1, 4, 8, 20))
   def test_zeros_count_nothing_under_any_scale(self, name, isa, m):
     """Every finite scale byte, each over a block of zeros on both sides."""
     block = FORMATS[name][2]
@@ -68,10 +64,7 @@ class FewRowsTest(parameterized.TestCase):
       sides.append(testing.Side(name, values, code))
     self.check(*sides, isa)
 
-  @parameterized.product(
-    weights=QUANTIZED, isa=ISAS, exponent=(-120, -88, -70, 31, 33, 90, 110)
-  )
-  @pytest.mark.sample(1)
+  @testing.each(weights=QUANTIZED, exponent=(-120, -88, -70, 31, 33, 90, 110))
   def test_floats_of_any_size_are_exact(self, weights, isa, exponent):
     """The rows of floats that the fast way cannot take go another one."""
     rng = np.random.default_rng(0)
@@ -81,8 +74,7 @@ class FewRowsTest(parameterized.TestCase):
       lhs = testing.Side("f32", np.ldexp(values, exponent), None)
       self.check(lhs, rhs, isa)
 
-  @parameterized.product(isa=ISAS, m=(1, 3, 8), name=("f32", "bf16"))
-  @pytest.mark.sample(1)
+  @testing.each(m=(1, 3, 8), name=("f32", "bf16"))
   def test_tiny_floats_lose_nothing_against_subnormal_codes(self, isa, m, name):
     """A value whose last bit counts, times E4M3's smallest."""
     bits = 23 if name == "f32" else 7
@@ -90,13 +82,12 @@ class FewRowsTest(parameterized.TestCase):
     lhs = testing.Side(name, np.full((1, m, 32), value), None)
     code = np.full((1, 5, 1), 127 + 40)
     rhs = testing.Side("mxfp8", np.full((1, 5, 32), 2.0**-9), code)
-    got = testing.call(lhs, rhs, isa=testing.isa_number(self, isa))
+    got = testing.call(lhs, rhs, isa=isa)
     # 32 products of 2^-100 * 2^-9 * 2^40.
     expected = np.full((1, m, 5), 2.0**-64 * (1 + 2.0**-bits), np.float32)
     np.testing.assert_array_equal(got, expected)
 
-  @parameterized.product(lhs=FP4, rhs=FP4, isa=ISAS, m=(1, 8, 40))
-  @pytest.mark.sample(1)
+  @testing.each(lhs=FP4, rhs=FP4, m=(1, 8, 40))
   def test_largest_fp4_products_do_not_overflow(self, lhs, rhs, isa, m):
     """Sums of bytes' products are held in 16 bits."""
     for sign in (-1, 1):
@@ -113,8 +104,7 @@ class FewRowsTest(parameterized.TestCase):
       ]
       self.check(*sides, isa)
 
-  @parameterized.product(isa=ISAS, name=("mxfp8", "nvfp4"), m=(1, 4, 8, 40))
-  @pytest.mark.sample(1)
+  @testing.each(name=("mxfp8", "nvfp4"), m=(1, 4, 8, 40))
   def test_poisoned_rows_leave_others_alone(self, isa, name, m):
     rng = np.random.default_rng(m)
     lhs = testing.integers(name, (1, m, 160), rng)
@@ -124,31 +114,29 @@ class FewRowsTest(parameterized.TestCase):
     scale[0, 7, -1] = 0x7F if name == "nvfp4" else 255
     rhs.scale = scale.view(rhs.scale.dtype)
     expected[..., 7] = np.nan
-    got = testing.call(lhs, rhs, isa=testing.isa_number(self, isa))
+    got = testing.call(lhs, rhs, isa=isa)
     np.testing.assert_array_equal(got, expected)
 
-  @parameterized.product(name=QUANTIZED, m=(2, 3, 4, 20))
-  @pytest.mark.sample(1)
-  def test_result_does_not_depend_on_the_other_rows(self, name, m):
+  @testing.each(name=QUANTIZED, m=(2, 3, 4, 20))
+  def test_result_does_not_depend_on_the_other_rows(self, isa, name, m):
     """An element's bits are the same whatever lies beside it."""
     rng = np.random.default_rng(3)
     lhs = testing.gaussians(name, (1, m, 512), rng, 4)
     other = testing.gaussians(name, (1, m, 512), rng, 4)
     rhs = testing.gaussians(name, (1, 50, 512), rng, 4)
     other.values[:, 1], other.scale[:, 1] = lhs.values[:, 1], lhs.scale[:, 1]
-    got, beside = testing.call(lhs, rhs), testing.call(other, rhs)
+    got = testing.call(lhs, rhs, isa=isa)
+    beside = testing.call(other, rhs, isa=isa)
     np.testing.assert_array_equal(beside[:, 1], got[:, 1])
     self.assertFalse(np.array_equal(beside[:, 0], got[:, 0]))
 
-  @parameterized.product(isa=ISAS)
-  @pytest.mark.sample(1)
+  @testing.each()
   def test_a_long_row_takes_little_scratch_memory(self, isa):
     """A row of bytes in float32 at most; portable code not even that."""
-    number = testing.isa_number(self, isa)
     k = 1 << 24
-    values = jnp.ones((1, 1, k), testing.E4M3)
-    scale = jnp.ones((1, 1, k // 32), testing.E8M0)
-    call = functools.partial(testing.dot, isa=number)
+    values = jax.numpy.ones((1, 1, k), testing.E4M3)
+    scale = jax.numpy.ones((1, 1, k // 32), testing.E8M0)
+    call = functools.partial(testing.dot, isa=isa)
     compiled = jax.jit(call).lower(values, scale, values, scale).compile()
     text = pathlib.Path("/proc/self/statm").read_text()
     size = int(text.split()[0]) * resource.getpagesize()
@@ -162,11 +150,9 @@ class FewRowsTest(parameterized.TestCase):
       resource.setrlimit(resource.RLIMIT_AS, limits)
     self.assertEqual(result, k)
 
-  @parameterized.product(isa=ISAS, m=(1, 5, 7))
-  @pytest.mark.full
+  @testing.each(m=(1, 5, 7))
   def test_long_rows_are_added_up_as_short_ones(self, isa, m):
     """Each chunk of a long row counts once: integers, so exactly."""
-    number = testing.isa_number(self, isa)
     k, n = (1 << 20) + 544, 9  # ends within a chunk
     rng = np.random.default_rng(0)
     lhs, rhs = (
@@ -174,9 +160,9 @@ class FewRowsTest(parameterized.TestCase):
     )
     # Sums stay below 2^24.
     expected = lhs.astype(np.float64) @ rhs.astype(np.float64).swapaxes(1, 2)
-    scale = [jnp.ones((1, r, k // 32), testing.E8M0) for r in (m, n)]
-    values = [jnp.asarray(x).astype(testing.E4M3) for x in (lhs, rhs)]
-    got = testing.dot(values[0], scale[0], values[1], scale[1], isa=number)
+    scale = [np.ones((1, r, k // 32), testing.E8M0) for r in (m, n)]
+    values = [x.astype(testing.E4M3) for x in (lhs, rhs)]
+    got = testing.dot(values[0], scale[0], values[1], scale[1], isa=isa)
     np.testing.assert_array_equal(got, expected)
 
 

@@ -19,7 +19,7 @@ from absl.testing import absltest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
 
-# In a process of its own, on whose threads no handler has run before.
+# In a new process, on whose threads no handler has run before.
 PROGRAM = """
   import sys
   sys.path.insert(0, sys.argv[1])

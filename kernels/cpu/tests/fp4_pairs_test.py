@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dots of two E2M1 sides, under every kind of scale and block.
 
-Such dots are made of integers, one sum a block, and scales are brought together
-in other ways than values are. So here each side has scales of its own: all
-bytes of E4M3 (with signs, subnormals, zero and NaN), or E8M0 with zero blocks
-and NaN.
+Such dots add integers, with one sum for each block, and multiply it by both
+scales. Here the two sides have different scales: all bytes of E4M3 (with signs,
+subnormals, zero and NaN), or E8M0 with zero blocks and NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import pathlib
 import sys
 
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -89,21 +87,17 @@ class Fp4PairsTest(parameterized.TestCase):
     error = np.abs(got - expected) - BOUND * sums
     self.assertLessEqual(np.nanmax(error, initial=0), 0)
 
-  @parameterized.product(isa=testing.ISAS, lhs=SIDES, rhs=SIDES)
-  @pytest.mark.sample(1)
+  @testing.each(lhs=SIDES, rhs=SIDES)
   def test_any_scales_and_blocks_are_within_the_bound(self, isa, lhs, rhs):
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(0)
     for m, n, k in SHAPES:
       with self.subTest(m=m, n=n, k=k):
         x = random_side(*lhs, m, k, rng)
         w = random_side(*rhs, n, k, rng)
-        self.assert_within_the_bound(x, w, number)
+        self.assert_within_the_bound(x, w, isa)
 
-  @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
-  @pytest.mark.sample(1)
+  @testing.each(lhs=FORMATS, rhs=FORMATS)
   def test_a_nan_scale_makes_its_row_nan_and_no_other(self, isa, lhs, rhs):
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(1)
     for at, sign, over_zeros in ((0, 0, False), (17, 128, True)):
       x, w = (random_side(*side, 70, 544, rng) for side in (lhs, rhs))
@@ -120,16 +114,14 @@ class Fp4PairsTest(parameterized.TestCase):
           if over_zeros:
             codes[0, row] = 0
         side.__init__(kind, block, codes, scale)
-      got = testing.call(x, w, isa=number)
+      got = testing.call(x, w, isa=isa)
       expected = np.zeros((1, 70, 70), bool)
       expected[0, [3, 69]] = expected[0, :, [0, 21, 34]] = True
       np.testing.assert_array_equal(np.isnan(got), expected)
-      self.assert_within_the_bound(x, w, number)
+      self.assert_within_the_bound(x, w, isa)
 
-  @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
-  @pytest.mark.sample(1)
+  @testing.each(lhs=FORMATS, rhs=FORMATS)
   def test_zeros_under_extreme_scales_count_nothing(self, isa, lhs, rhs):
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(2)
     x, w = (random_side(*side, 65, 320, rng) for side in (lhs, rhs))
     for side, (kind, block) in ((x, lhs), (w, rhs)):
@@ -140,13 +132,11 @@ class Fp4PairsTest(parameterized.TestCase):
       extreme = (0, 1, 254, 0, 254) if kind == "e8m0" else (0, 1, 0x7E, 0, 0xFE)
       scale[..., first:last] = np.resize(extreme, last - first)
       side.__init__(kind, block, codes, scale)
-    self.assert_within_the_bound(x, w, number)
+    self.assert_within_the_bound(x, w, isa)
 
-  @parameterized.product(isa=testing.ISAS, lhs=FORMATS, rhs=FORMATS)
-  @pytest.mark.sample(1)
+  @testing.each(lhs=FORMATS, rhs=FORMATS)
   def test_batches_do_not_depend_on_each_other(self, isa, lhs, rhs):
     """Many small entries, one of them a task: the same bits as alone."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(3)
     many = [
       [random_side(*side, rows, 160, rng) for _ in range(9)]
@@ -161,13 +151,13 @@ class Fp4PairsTest(parameterized.TestCase):
         ),
         lhs_block_size=lhs[1],
         rhs_block_size=rhs[1],
-        isa=number,
+        isa=isa,
       )
     )
     for i, (x, w) in enumerate(zip(*many, strict=True)):
-      alone = testing.call(x, w, isa=number)
+      alone = testing.call(x, w, isa=isa)
       np.testing.assert_array_equal(together[i : i + 1], alone)
-      self.assert_within_the_bound(x, w, number)
+      self.assert_within_the_bound(x, w, isa)
 
 
 if __name__ == "__main__":

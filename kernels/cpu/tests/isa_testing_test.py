@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What isa_testing.py takes for slower, and that it calls what it names."""
+"""Tests which times isa_testing.py calls slower, and what its rows call."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class IsaTestingTest(absltest.TestCase):
     self.assertEqual(list(json.loads(text)["ms"]), names)
 
   def test_a_row_is_a_call_of_the_instruction_set_it_names(self):
-    """Of whatever sets there are the results are the same, to rounding."""
+    """Results of all instruction sets are the same up to rounding."""
     call, inputs = isa_testing._dot("nvfp4", "mxfp8", 3, 40, 64)
     self.assertGreater(inputs, 1)
     results = [

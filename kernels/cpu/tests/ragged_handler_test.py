@@ -8,14 +8,11 @@ The library is that of dot_handler_test.py.
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import pathlib
 import sys
 
-import jax
 import ml_dtypes
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -24,10 +21,8 @@ import testing
 
 BF16, E4M3, E8M0 = testing.BF16, testing.E4M3, testing.E8M0
 FORMATS, QUANTIZED, ISAS = testing.FORMATS, testing.QUANTIZED, testing.ISAS
-isa_number = testing.isa_number
 integers, gaussians = testing.integers, testing.gaussians
 
-I64 = np.int64
 SWIGLU, SWIGLUOAI = testing.GATES
 # rhs, lhs: each format as weights, pairs and plain rows.
 PAIRS = (
@@ -64,20 +59,18 @@ def taken(sizes, rows=ROWS):
 
 def call(lhs, rhs, sizes, *args, activation=0, **kwargs):
   columns = rhs.exact.shape[1] // (2 if activation in testing.GATES else 1)
-  return np.asarray(
-    testing.ragged_dot(
-      lhs.values,
-      lhs.scale,
-      rhs.values,
-      rhs.scale,
-      np.asarray(sizes, np.int32),
-      *args,
-      lhs_block_size=lhs.block,
-      rhs_block_size=rhs.block,
-      activation=activation,
-      shape=(len(lhs.exact), columns),
-      **kwargs,
-    )
+  return testing.ragged_dot(
+    lhs.values,
+    lhs.scale,
+    rhs.values,
+    rhs.scale,
+    np.asarray(sizes, np.int32),
+    *args,
+    lhs_block_size=lhs.block,
+    rhs_block_size=rhs.block,
+    activation=activation,
+    shape=(len(lhs.exact), columns),
+    **kwargs,
   )
 
 
@@ -111,7 +104,7 @@ def oracle(lhs, rhs, sizes):
 
 
 def gated(x, activation):
-  """The gates' formulas in float64, and what their sums are made of."""
+  """Computes the gates' formulas in float64."""
   with np.errstate(over="ignore", invalid="ignore"):
     if activation == SWIGLU:
       gate, value = np.split(x, 2, axis=1)
@@ -125,38 +118,32 @@ def cast(dtype):
 
 
 class RaggedDotTest(parameterized.TestCase):
-  @parameterized.product(pair=PAIRS, isa=ISAS)
-  @pytest.mark.sample(1)
+  @testing.each(pair=PAIRS)
   def test_sizes_of_any_kind_are_exact_on_integers(self, pair, isa):
     rng = np.random.default_rng(0)
-    number = isa_number(self, isa)
     rhs = integers(pair[0], (5, 70, 160), rng, packed=True)
     lhs = integers(pair[1], (ROWS, 160), rng)
     for sizes in SIZES:
-      got = call(lhs, rhs, sizes, isa=number)
+      got = call(lhs, rhs, sizes, isa=isa)
       np.testing.assert_array_equal(got, oracle(lhs, rhs, sizes), str(sizes))
 
-  @parameterized.product(pair=PAIRS, isa=ISAS)
-  @pytest.mark.sample(1)
+  @testing.each(pair=PAIRS)
   def test_groups_have_the_bits_of_their_dots(self, pair, isa):
     rng = np.random.default_rng(1)
-    number = isa_number(self, isa)
     rhs = gaussians(pair[0], (5, 45, 544), rng, 20, packed=True)
     lhs = gaussians(pair[1], (ROWS, 544), rng, 20)
     bias = rng.standard_normal((5, 45)).astype(np.float32)
     factors = rng.uniform(0.5, 2, (2, 5)).astype(np.float32)
     for i, sizes in enumerate(SIZES[:4]):
       given = (factors[: i % 3], bias) if i % 3 else ()
-      options = {"activation": i, "isa": number, "dtype": (BF16, "f4")[i % 2]}
+      options = {"activation": i, "isa": isa, "dtype": (BF16, "f4")[i % 2]}
       got = call(lhs, rhs, sizes, *given, **options)
       expected = by_groups(lhs, rhs, sizes, *given, **options)
       np.testing.assert_array_equal(got, expected, str(sizes))
 
-  @parameterized.product(isa=ISAS, m=(4, 21), rhs=("mxfp8", "nvfp4"))
-  @pytest.mark.full
+  @testing.each(m=(4, 21), rhs=("mxfp8", "nvfp4"))
   def test_parts_of_groups_have_the_bits_of_the_whole(self, isa, m, rhs):
     """Groups that are cut: the last part has another number of columns."""
-    number = isa_number(self, isa)
     n, parts = 1700, 3
     k = parts * PART // (m * n) // 32 * 32 + 96
     rng = np.random.default_rng(2)
@@ -165,18 +152,18 @@ class RaggedDotTest(parameterized.TestCase):
     bias = rng.standard_normal((3, n)).astype(np.float32)
     sizes = (m, 0, m)
     given = (np.float32([[0.5, 0, 3]]), bias)
-    got = call(lhs, rhs, sizes, *given, isa=number, dtype=BF16)
-    expected = by_groups(lhs, rhs, sizes, *given, isa=number, dtype=BF16)
+    got = call(lhs, rhs, sizes, *given, isa=isa, dtype=BF16)
+    expected = by_groups(lhs, rhs, sizes, *given, isa=isa, dtype=BF16)
     np.testing.assert_array_equal(got, expected)
     for activation in testing.GATES:
-      got = call(lhs, rhs, sizes, *given, activation=activation, isa=number)
-      sums = by_groups(lhs, rhs, sizes, *given, isa=number)
+      got = call(lhs, rhs, sizes, *given, activation=activation, isa=isa)
+      sums = by_groups(lhs, rhs, sizes, *given, isa=isa)
       error = np.abs(got - gated(sums.astype(np.float64), activation))
       bound = 32 * 2.0**-24 * self.magnitude(sums, activation)
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
   def magnitude(self, x, activation):
-    """Of what each result is made of, for bounds."""
+    """Returns the magnitude of each result's terms, for bounds."""
     x = np.abs(x.astype(np.float64))
     if activation == SWIGLU:
       gate, value = np.split(x, 2, axis=1)
@@ -185,12 +172,9 @@ class RaggedDotTest(parameterized.TestCase):
     # The slope of a gate is below 1.2, and e^x errs by 1.7 x units.
     return (1 + gate) * (1 + value) * (1 + np.minimum(gate, 20))
 
-  @parameterized.product(
-    isa=ISAS,
-    activation=testing.GATES,
-    dtype=("float32", "bfloat16", "float16"),
+  @testing.each(
+    activation=testing.GATES, dtype=("float32", "bfloat16", "float16")
   )
-  @pytest.mark.sample(1)
   def test_gates_are_f32_before_one_cast(self, isa, activation, dtype):
     rng = np.random.default_rng(3)
     dtype = cast(dtype)
@@ -207,7 +191,7 @@ class RaggedDotTest(parameterized.TestCase):
         bias,
         activation=activation,
         dtype=dtype,
-        isa=isa_number(self, isa),
+        isa=isa,
       )
       sums = oracle(lhs, rhs, sizes)
       for group, row, count in taken(sizes):
@@ -221,7 +205,7 @@ class RaggedDotTest(parameterized.TestCase):
       self.assertTrue(np.all(error <= bound), np.max(error / bound))
       self.assertFalse(got[sum(c for *_, c in taken(sizes)) :].any())
 
-  @parameterized.product(isa=ISAS, activation=testing.GATES)
+  @testing.each(activation=testing.GATES)
   def test_nan_and_infinity_pass_gates(self, isa, activation):
     ones = testing.Side("mxfp8", np.ones((2, 32)), np.full((2, 1), 127))
     rhs = testing.Side("mxfp8", np.zeros((1, 12, 32)), np.full((1, 12, 1), 127))
@@ -230,35 +214,33 @@ class RaggedDotTest(parameterized.TestCase):
     bias[0, 6:9] = 2, np.nan, -1
     got = call(
       ones, rhs, (2,), None, bias, activation=activation,
-      isa=isa_number(self, isa),
+      isa=isa,
     )  # fmt: skip
     expected = gated(np.float64([bias[0]] * 2), activation)
     np.testing.assert_allclose(got, expected, rtol=2e-6, atol=1e-12)
     self.assertTrue(np.isnan(got).any())
 
-  @parameterized.product(isa=ISAS)
+  @testing.each()
   def test_what_no_row_belongs_to_is_not_read(self, isa):
     rng = np.random.default_rng(4)
-    number = isa_number(self, isa)
     rhs = integers("mxfp8", (5, 70, 64), rng)
     lhs = integers("bf16", (ROWS, 64), rng)
     sizes = SIZES[0]
-    expected = call(lhs, rhs, sizes, isa=number)
+    expected = call(lhs, rhs, sizes, isa=isa)
     rhs.values[1] = np.nan
     rhs.scale.view(np.uint8)[1] = 255
     lhs.values[sum(sizes) :] = np.nan
     bias = np.zeros((5, 70), np.float32)
     bias[1] = np.nan
     factors = np.float32([[1, np.nan, 1, 1, 1]])
-    got = call(lhs, rhs, sizes, factors, bias, isa=number)
+    got = call(lhs, rhs, sizes, factors, bias, isa=isa)
     np.testing.assert_array_equal(got, expected)
     self.assertFalse(got[sum(sizes) :].any())
 
   @parameterized.product(activation=(0, SWIGLU, SWIGLUOAI))
-  @pytest.mark.full
   def test_group_that_all_threads_share(self, activation):
     n, k = 3200, 2048
-    m = (os.cpu_count() or 1) * SHARED // (n * k) + 1
+    m = testing.frames.THREADS * SHARED // (n * k) + 1
     rng = np.random.default_rng(5)
     lhs = gaussians("mxfp4", (m + 40, k), rng, 2)
     rhs = gaussians("mxfp4", (2, n, k), rng, 2, packed=True)
@@ -272,28 +254,25 @@ class RaggedDotTest(parameterized.TestCase):
     bound = 32 * 2.0**-24 * self.magnitude(sums, activation)
     self.assertTrue(np.all(error <= bound), np.max(error / bound))
 
-  @parameterized.product(isa=ISAS, name=QUANTIZED)
-  @pytest.mark.sample(1)
+  @testing.each(name=QUANTIZED)
   def test_bytes_are_what_their_attributes_say(self, isa, name):
     rng = np.random.default_rng(6)
     lhs = integers("f32", (ROWS, 96), rng)
     rhs = integers(name, (5, 33, 96), rng, packed=True)
     element = {"mxfp8": 3, "mxfp8_e5m2": 4}.get(name)
-    expected = call(lhs, rhs, SIZES[2], isa=isa_number(self, isa))
+    expected = call(lhs, rhs, SIZES[2], isa=isa)
     rhs.values, rhs.scale = (x.view(np.uint8) for x in (rhs.values, rhs.scale))
     scales = {E8M0: 1, E4M3: 2}
-    attributes = {"rhs_scale_element": I64(scales[FORMATS[name][1]])}
+    attributes = {"rhs_scale_element": (scales[FORMATS[name][1]])}
     if name in ("mxfp6_e2m3", "mxfp6_e3m2"):
       element = testing.ELEMENTS[FORMATS[name][0]]
     if element is not None:
-      attributes["rhs_element"] = I64(element)
-    got = call(
-      lhs, rhs, SIZES[2], isa=isa_number(self, isa), attributes=attributes
-    )
+      attributes["rhs_element"] = element
+    got = call(lhs, rhs, SIZES[2], isa=isa, attributes=attributes)
     np.testing.assert_array_equal(got, expected)
 
-  @parameterized.product(
-    shape=((0, 5, 3, 64), (4, 0, 3, 64), (4, 5, 0, 64), (4, 5, 3, 0)), isa=ISAS
+  @testing.each(
+    shape=((0, 5, 3, 64), (4, 0, 3, 64), (4, 5, 0, 64), (4, 5, 3, 0))
   )
   def test_zero_sizes_give_empty_or_zero_results(self, shape, isa):
     m, groups, n, k = shape
@@ -302,23 +281,21 @@ class RaggedDotTest(parameterized.TestCase):
     rhs = integers("mxfp8", (groups, n, k), rng)
     bias = np.arange(groups * n, dtype=np.float32).reshape(groups, n)
     sizes = np.ones(groups, np.int32)
-    got = call(lhs, rhs, sizes, None, bias, isa=isa_number(self, isa))
+    got = call(lhs, rhs, sizes, None, bias, isa=isa)
     expected = np.zeros((m, n))
     for group, row, _ in taken(sizes, m):
       expected[row] = bias[group]
     np.testing.assert_array_equal(got, expected)
 
-  @parameterized.product(isa=ISAS)
-  @pytest.mark.sample(1)
+  @testing.each()
   def test_calls_from_many_threads_give_the_same_bits(self, isa):
     rng = np.random.default_rng(8)
-    number = isa_number(self, isa)
     cases = []
     for m, n, k, activation in ((6, 2048, 1024, 0), (40, 600, 512, SWIGLU)):
       lhs = gaussians("bf16", (m, k), rng)
       rhs = gaussians("nvfp4", (3, n, k), rng, packed=True)
       given = lhs, rhs, (m // 3, 1, m - m // 3 - 1)
-      options = {"activation": activation, "isa": number}
+      options = {"activation": activation, "isa": isa}
       cases.append((given, options, call(*given, **options)))
 
     def once(i):
@@ -367,7 +344,7 @@ class RaggedErrorTest(parameterized.TestCase):
     ("scale_of_bytes", {"lhs_scale": np.ones((5, 2), "u1")}, "element 1 .e8m0"),
     (
       "scale_element",
-      {"attributes": {"lhs_scale_element": I64(1)}},
+      {"attributes": {"lhs_scale_element": (1)}},
       "lhs_scale_element must be 0, .* got 1 for f8e8m0fnu",
     ),
     ("block_size", {"rhs_block_size": 48}, "must be 16 or 32"),
@@ -403,18 +380,17 @@ class RaggedErrorTest(parameterized.TestCase):
       r"n must be even for a gated activation, got f8e4m3fn\[3,3,64\]",
     ),
     ("isa", {"isa": 6}, "isa must be"),
-    ("attribute", {"attributes": {"x": I64(1)}}, "no other attributes are"),
+    ("attribute", {"attributes": {"x": (1)}}, "no other attributes are"),
     ("result_shape", {"shape": (4, 4)}, "the result must be"),
     ("result_rank", {"shape": (20,)}, "the result must be"),
     ("result_dtype", {"dtype": np.int32}, "the result must be"),
   )
-  @pytest.mark.sample(1)
   def test_malformed_call_is_an_error(self, change, message):
     arguments = self.good() | change
     with self.assertRaisesRegex(
-      Exception, f"jaxplugin_ragged_dot: .*{message}"
+      testing.HandlerError, f"jaxplugin_ragged_dot: .*{message}"
     ):
-      jax.block_until_ready(testing.ragged_dot(**arguments))
+      testing.ragged_dot(**arguments)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import sys
 import time
 
 import numpy as np
-import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -25,14 +24,20 @@ MX = ("mxfp8", "mxfp8_e5m2", "mxfp4")
 UNIT = 2.0**-24
 
 
-def moved(side: testing.Side, rng, most: int) -> testing.Side:
-  """The same values, each row's scales times a power of two of its own."""
-  shift = rng.integers(-most, most + 1, (*side.scale.shape[:-1], 1))
-  code = side.scale.view(np.uint8).astype(np.int64) + shift
+def times_powers(side: testing.Side, exponents) -> testing.Side:
+  """Multiplies blocks of 32 by powers of two, in their scales."""
+  code = side.scale.view(np.uint8).astype(np.int64) + exponents
   assert code.min() >= 0 and code.max() < 255
+  exponents = np.broadcast_to(exponents, code.shape)
   side.scale = code.astype(np.uint8).view(side.scale.dtype)
-  side.exact = np.ldexp(side.exact, shift)
+  side.exact = np.ldexp(side.exact, np.repeat(exponents, 32, -1))
   return side
+
+
+def moved(side: testing.Side, rng, most: int) -> testing.Side:
+  """Multiplies each row's scales by a random power of two."""
+  shape = (*side.scale.shape[:-1], 1)
+  return times_powers(side, rng.integers(-most, most + 1, shape))
 
 
 def as_f32(exact: np.ndarray) -> np.ndarray:
@@ -41,38 +46,40 @@ def as_f32(exact: np.ndarray) -> np.ndarray:
 
 
 class ScalesTest(parameterized.TestCase):
-  @parameterized.product(
-    isa=testing.ISAS, name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4")
-  )
-  @pytest.mark.sample(1)
+  @testing.each(name=MX, m=(1, 4, 8, 40), weights=("mxfp8", "mxfp4"))
   def test_rows_of_any_size_are_exact(self, isa, name, m, weights):
-    """Each row with an exponent of its own; results from 0 to Inf."""
-    number = testing.isa_number(self, isa)
+    """Rows have different exponents; results go from 0 to Inf."""
     rng = np.random.default_rng(m)
     lhs = moved(testing.integers(name, (1, m, 544), rng), rng, 120)
     rhs = moved(testing.integers(weights, (1, 19, 544), rng), rng, 120)
     expected = as_f32(testing.oracle(lhs, rhs))
     self.assertTrue(np.isinf(expected).any() or m < 8)
-    np.testing.assert_array_equal(testing.call(lhs, rhs, isa=number), expected)
+    np.testing.assert_array_equal(testing.call(lhs, rhs, isa=isa), expected)
 
-  @parameterized.product(isa=testing.ISAS, m=(1, 8))
-  @pytest.mark.sample(1)
+  @testing.each(name=MX, m=(1, 8))
+  def test_a_rebased_row_beside_one_that_cannot_be(self, isa, name, m):
+    rng = np.random.default_rng(m)
+    lhs = times_powers(testing.integers(name, (1, m, 64), rng), -60)
+    rhs = testing.integers("mxfp8", (1, 9, 64), rng)
+    rhs = times_powers(rhs, np.array([60, -60]))
+    magnitude = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
+    error = np.abs(testing.call(lhs, rhs, isa=isa) - testing.oracle(lhs, rhs))
+    self.assertLessEqual(np.max(error / magnitude), 2 * UNIT)
+
+  @testing.each(m=(1, 8))
   def test_batches_and_swapped_sides_are_exact(self, isa, m):
     """n < m <= 256: rhs is the panel then."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(m)
     for batch, n in ((3, 5), (1, 2)):
       lhs = moved(testing.integers("mxfp8", (batch, m, 96), rng), rng, 100)
       rhs = moved(testing.integers("mxfp8", (batch, n, 96), rng), rng, 100)
       np.testing.assert_array_equal(
-        testing.call(lhs, rhs, isa=number), as_f32(testing.oracle(lhs, rhs))
+        testing.call(lhs, rhs, isa=isa), as_f32(testing.oracle(lhs, rhs))
       )
 
-  @parameterized.product(isa=testing.ISAS, m=(1, 8), name=MX)
-  @pytest.mark.sample(1)
+  @testing.each(m=(1, 8), name=MX)
   def test_scales_of_zeros_and_nan_do_not_count(self, isa, m, name):
     """Zero blocks under any scale byte beside values of 2^-60."""
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(m)
     sides = [testing.integers(name, (1, rows, 256), rng) for rows in (m, 9)]
     for side in sides:
@@ -81,23 +88,19 @@ class ScalesTest(parameterized.TestCase):
       side.values[..., 32:96] = 0
       side.exact[..., 32:96] = 0
       code[..., 1:3] = rng.integers(0, 255, code[..., 1:3].shape)
-      code[:, 0, 1] = 0  # what quantize makes of a zero block
+      code[:, 0, 1] = 0  # as quantize writes for a zero block
       side.scale = code.view(side.scale.dtype)
     rhs = sides[1]
     rhs.scale.view(np.uint8)[0, 7, 5] = 255
     rhs.exact[0, 7, 160:192] = np.nan
     np.testing.assert_array_equal(
-      testing.call(*sides, isa=number), as_f32(testing.oracle(*sides))
+      testing.call(*sides, isa=isa), as_f32(testing.oracle(*sides))
     )
 
-  @parameterized.product(
-    isa=testing.ISAS, m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4")
-  )
-  @pytest.mark.sample(1)
+  @testing.each(m=(1, 8), spread=(46, 47), name=("mxfp8", "mxfp4"))
   def test_on_either_side_of_what_fits_sums_are_within_the_bound(
     self, isa, m, spread, name
   ):
-    number = testing.isa_number(self, isa)
     rng = np.random.default_rng(spread)
     sides = []
     for rows in (m, 21):
@@ -109,7 +112,7 @@ class ScalesTest(parameterized.TestCase):
     lhs, rhs = sides
     magnitude = np.abs(lhs.exact) @ np.abs(rhs.exact).swapaxes(-1, -2)
     exact = testing.oracle(lhs, rhs)
-    got = testing.call(lhs, rhs, isa=number).astype(np.float64)
+    got = testing.call(lhs, rhs, isa=isa).astype(np.float64)
     # Below 2^-126 float32 is coarser than the bound; half a step of 2^-149.
     error = np.abs(got - exact) - 2.0**-150
     finite = np.abs(exact) < 2.0**127
@@ -118,9 +121,7 @@ class ScalesTest(parameterized.TestCase):
 
   def test_an_activation_comes_after_the_power_of_two(self):
     rng = np.random.default_rng(0)
-    lhs = moved(testing.integers("mxfp8", (1, 8, 64), rng), rng, 0)
-    lhs.scale = (lhs.scale.view(np.uint8) - 90).view(lhs.scale.dtype)
-    lhs.exact = lhs.exact * 2.0**-90
+    lhs = times_powers(testing.integers("mxfp8", (1, 8, 64), rng), -90)
     rhs = testing.integers("mxfp8", (1, 5, 64), rng)
     bias = np.full((5,), 2.0**-90, np.float32)
     got = testing.call(lhs, rhs, np.float32(2), bias=bias, activation=1)

@@ -8,18 +8,25 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest
+from absl.testing import parameterized
 from jaxplugin.kernels.cpu import library as installed
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import frames
+
+HandlerError = frames.HandlerError
 
 LIBRARY_VARIABLE = "JAXPLUGIN_CPU_LIBRARY"
 ISA_LEVELS = {
@@ -40,6 +47,12 @@ _HANDLERS = (
   "jaxplugin_ragged_dot",
 )
 _NONE = np.zeros((0,), np.float32)
+_DOT_OPTIONS = {
+  "lhs_block_size": 32,
+  "rhs_block_size": 32,
+  "activation": 0,
+  "isa": 0,
+}
 
 E4M3 = ml_dtypes.float8_e4m3fn
 E5M2 = ml_dtypes.float8_e5m2
@@ -66,7 +79,8 @@ QUANTIZED = (
   *("mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"),
   *("mxfp6_e2m3", "mxfp6_e3m2"),
 )
-# Of the `element` attributes: what XLA has no arrays of comes as u8.
+# The `element` attributes of formats that XLA passes as u8, because it has no
+# such arrays.
 ELEMENTS = {E2M3: 1, E3M2: 2}
 # The ragged dot's `activation` attributes of which two columns make one:
 # swiglu, swigluoai.
@@ -141,6 +155,26 @@ def isa_levels() -> list[str]:
 ISAS = tuple(dict.fromkeys(isa_levels()))
 
 
+def each(**axes):
+  """Makes a test one for each instruction set, which loops over its rows.
+
+  The rows are the combinations of the values in `axes`.
+  """
+
+  def decorate(test):
+    @parameterized.parameters(*ISAS)
+    @functools.wraps(test)
+    def run_rows(self, isa):
+      for values in itertools.product(*axes.values()):
+        row = dict(zip(axes, values, strict=True))
+        with self.subTest(**row):
+          test(self, isa=isa, **row)
+
+    return run_rows
+
+  return decorate
+
+
 def bits(dtype) -> int:
   """How many bits a code of a format's values has."""
   return int(ml_dtypes.finfo(dtype).bits)
@@ -155,19 +189,45 @@ def one_a_byte(values, name: str) -> np.ndarray:
   return codes.reshape(*values.shape[:-1], 2 * values.shape[-1])
 
 
-def _element(name: str, values) -> dict[str, np.int64]:
-  """The attribute that says what u8 values are, where it is needed."""
-  number = ELEMENTS.get(values.dtype.type)
-  return {} if number is None else {name: np.int64(number)}
+def _handle(name: str, arguments, results, attributes: dict[str, Any]):
+  """Calls a handler; through XLA if an argument is traced.
+
+  `isa` is a name or a number. MXFP6 values are bytes, because XLA has no such
+  arrays.
+  """
+  isa = attributes.pop("isa")
+  attributes["isa"] = ISA_LEVELS.get(isa, isa)
+  attributes = {
+    key: value if isinstance(value, np.generic) else np.int64(value)
+    for key, value in attributes.items()
+  }
+  arguments = [
+    x.view(np.uint8) if x.dtype.type in ELEMENTS else x for x in arguments
+  ]
+  several = isinstance(results, tuple)
+  if any(isinstance(x, jax.core.Tracer) for x in arguments):
+    library()
+    return jax.ffi.ffi_call(_TARGET(name), results)(*arguments, **attributes)
+  found = frames.call(
+    getattr(library(), name),
+    arguments,
+    results if several else (results,),
+    attributes,
+  )
+  return found if several else found[0]
 
 
-def _given(values):
-  """Values as XLA takes them."""
-  return values.view(np.uint8) if values.dtype.type in ELEMENTS else values
+def _elements(**values) -> dict[str, int]:
+  """Returns the attributes that say what format the bytes of values have."""
+  return {
+    f"{name}_element" if name else "element": ELEMENTS[x.dtype.type]
+    for name, x in values.items()
+    if x.dtype.type in ELEMENTS
+  }
 
 
-def _or_none(x):
-  return _NONE if x is None else x
+def _present(*arguments) -> list[Any]:
+  return [_NONE if x is None else x for x in arguments]
 
 
 def dot(
@@ -179,40 +239,22 @@ def dot(
   bias=None,
   residual=None,
   *,
-  lhs_block_size=32,
-  rhs_block_size=32,
-  activation=0,
-  isa=0,
-  dtype=jnp.float32,
+  dtype=np.float32,
   shape=None,
   attributes=None,
+  **options,
 ):
   """Calls jaxplugin_block_scaled_dot; see README.md for its operands.
 
   `attributes` are more of them, or others.
   """
-  library()
   if shape is None:
     shape = (lhs.shape[0], lhs.shape[1], rhs.shape[1])
-  return jax.ffi.ffi_call(
-    _TARGET("jaxplugin_block_scaled_dot"), jax.ShapeDtypeStruct(shape, dtype)
-  )(
-    _given(lhs),
-    _or_none(lhs_scale),
-    _given(rhs),
-    _or_none(rhs_scale),
-    _or_none(global_scale),
-    _or_none(bias),
-    _or_none(residual),
-    **{
-      "lhs_block_size": np.int64(lhs_block_size),
-      "rhs_block_size": np.int64(rhs_block_size),
-      "activation": np.int64(activation),
-      "isa": np.int64(isa),
-      **_element("lhs_element", lhs),
-      **_element("rhs_element", rhs),
-      **(attributes or {}),
-    },
+  return _handle(
+    "jaxplugin_block_scaled_dot",
+    _present(lhs, lhs_scale, rhs, rhs_scale, global_scale, bias, residual),
+    jax.ShapeDtypeStruct(shape, dtype),
+    _DOT_OPTIONS | _elements(lhs=lhs, rhs=rhs) | options | (attributes or {}),
   )
 
 
@@ -225,72 +267,43 @@ def ragged_dot(
   global_scale=None,
   bias=None,
   *,
-  lhs_block_size=32,
-  rhs_block_size=32,
-  activation=0,
-  isa=0,
-  dtype=jnp.float32,
+  dtype=np.float32,
   shape=None,
   attributes=None,
+  **options,
 ):
   """Calls jaxplugin_ragged_dot; see README.md for its operands.
 
   `attributes` are more of them, or others.
   """
-  library()
   if shape is None:
-    columns = rhs.shape[1] // 2 if activation in GATES else rhs.shape[1]
-    shape = (lhs.shape[0], columns)
-  return jax.ffi.ffi_call(
-    _TARGET("jaxplugin_ragged_dot"), jax.ShapeDtypeStruct(shape, dtype)
-  )(
-    _given(lhs),
-    _or_none(lhs_scale),
-    _given(rhs),
-    _or_none(rhs_scale),
-    group_sizes,
-    _or_none(global_scale),
-    _or_none(bias),
-    **{
-      "lhs_block_size": np.int64(lhs_block_size),
-      "rhs_block_size": np.int64(rhs_block_size),
-      "activation": np.int64(activation),
-      "isa": np.int64(isa),
-      **_element("lhs_element", lhs),
-      **_element("rhs_element", rhs),
-      **(attributes or {}),
-    },
+    is_gated = options.get("activation") in GATES
+    shape = (lhs.shape[0], rhs.shape[1] // (2 if is_gated else 1))
+  return _handle(
+    "jaxplugin_ragged_dot",
+    _present(lhs, lhs_scale, rhs, rhs_scale, group_sizes, global_scale, bias),
+    jax.ShapeDtypeStruct(shape, dtype),
+    _DOT_OPTIONS | _elements(lhs=lhs, rhs=rhs) | options | (attributes or {}),
   )
 
 
-def quantize(
-  x,
-  global_scale=None,
-  *,
-  format,
-  rounding=0,
-  compute_global=0,
-  isa=0,
-  results=None,
-):
+def _quantized(rows: int, k: int, format: int) -> tuple:
+  dtype, _, block = FORMATS[QUANTIZED[format]]
+  k_bytes = k // 2 if dtype == E2M1 else k
+  return (
+    jax.ShapeDtypeStruct((rows, k_bytes), np.uint8),
+    jax.ShapeDtypeStruct((rows, k // block), np.uint8),
+    jax.ShapeDtypeStruct((), np.float32),
+  )
+
+
+def quantize(x, global_scale=None, *, format, results=None, **options):
   """Calls jaxplugin_quantize; returns (u8 values, u8 scale, f32[])."""
-  library()
-  if results is None:
-    rows, k = x.shape
-    dtype, _, block = FORMATS[QUANTIZED[format]]
-    k_bytes = k // 2 if dtype == E2M1 else k
-    results = (
-      jax.ShapeDtypeStruct((rows, k_bytes), jnp.uint8),
-      jax.ShapeDtypeStruct((rows, k // block), jnp.uint8),
-      jax.ShapeDtypeStruct((), jnp.float32),
-    )
-  return jax.ffi.ffi_call(_TARGET("jaxplugin_quantize"), results)(
-    x,
-    _or_none(global_scale),
-    format=np.int64(format),
-    rounding=np.int64(rounding),
-    compute_global=np.int64(compute_global),
-    isa=np.int64(isa),
+  return _handle(
+    "jaxplugin_quantize",
+    _present(x, global_scale),
+    results or _quantized(*x.shape, format),
+    {"rounding": 0, "compute_global": 0, "isa": 0, "format": format} | options,
   )
 
 
@@ -300,75 +313,54 @@ def quantize_operand(
   key=None,
   *,
   format,
-  rounding=0,
-  compute_global=0,
-  hadamard=1,
-  square=0,
-  four_over_six=0,
-  scale_up=0,
-  isa=0,
   padded=None,
   results=None,
+  **options,
 ):
   """Calls jaxplugin_quantize_operand; returns (u8 values, u8 scale, f32[])."""
-  library()
   if results is None:
     outer, k, inner = x.shape
-    dtype, _, block = FORMATS[QUANTIZED[format]]
-    padded = k if padded is None else padded
-    stored = padded // 2 if dtype == E2M1 else padded
-    results = (
-      jax.ShapeDtypeStruct((outer * inner, stored), jnp.uint8),
-      jax.ShapeDtypeStruct((outer * inner, padded // block), jnp.uint8),
-      jax.ShapeDtypeStruct((), jnp.float32),
-    )
-  return jax.ffi.ffi_call(_TARGET("jaxplugin_quantize_operand"), results)(
-    x,
-    _or_none(global_scale),
-    np.zeros((0,), np.uint32) if key is None else key,
-    format=np.int64(format),
-    rounding=np.int64(rounding),
-    compute_global=np.int64(compute_global),
-    hadamard=np.int64(hadamard),
-    square=np.int64(square),
-    four_over_six=np.int64(four_over_six),
-    scale_up=np.int64(scale_up),
-    isa=np.int64(isa),
+    results = _quantized(outer * inner, padded or k, format)
+  return _handle(
+    "jaxplugin_quantize_operand",
+    [*_present(x, global_scale), np.zeros(0, "u4") if key is None else key],
+    results,
+    {
+      "format": format,
+      "rounding": 0,
+      "compute_global": 0,
+      "hadamard": 1,
+      "square": 0,
+      "four_over_six": 0,
+      "scale_up": 0,
+      "isa": 0,
+    }
+    | options,
   )
 
 
 def dequantize(
-  values, scale, global_scale=None, *, k, block_size, isa=0, dtype=jnp.float32
+  values, scale, global_scale=None, *, k, dtype=np.float32, **options
 ):
   """Calls jaxplugin_dequantize; returns dtype[rows, k]."""
-  library()
-  return jax.ffi.ffi_call(
-    _TARGET("jaxplugin_dequantize"),
+  return _handle(
+    "jaxplugin_dequantize",
+    _present(values, scale, global_scale),
     jax.ShapeDtypeStruct((values.shape[0], k), dtype),
-  )(
-    _given(values),
-    scale,
-    _or_none(global_scale),
-    block_size=np.int64(block_size),
-    isa=np.int64(isa),
-    **_element("element", values),
+    {"isa": 0} | _elements(**{"": values}) | options,
   )
 
 
 def copy(x, result=None):
   """Calls jaxplugin_copy; returns an array like x, or like `result`."""
-  library()
   result = result or jax.ShapeDtypeStruct(x.shape, x.dtype)
-  return jax.ffi.ffi_call(_TARGET("jaxplugin_copy"), result)(x)
+  if isinstance(x, jax.core.Tracer):
+    library()
+    return jax.ffi.ffi_call(_TARGET("jaxplugin_copy"), result)(x)
+  return frames.call(library().jaxplugin_copy, [x], [result], {})[0]
 
 
 # Operands, and what they mean in float64.
-
-
-def isa_number(test: absltest.TestCase, name: str) -> int:
-  if name not in isa_levels():
-    test.skipTest(f"this machine has no {name}")
-  return ISA_LEVELS[name]
 
 
 def e8m0_value(code: np.ndarray) -> np.ndarray:
@@ -429,18 +421,16 @@ def gaussians(name, shape, rng, spread=0, packed=False) -> Side:
 
 
 def call(lhs: Side, rhs: Side, *args, **kwargs) -> np.ndarray:
-  return np.asarray(
-    dot(
-      lhs.values,
-      lhs.scale,
-      rhs.values,
-      rhs.scale,
-      *args,
-      lhs_block_size=lhs.block,
-      rhs_block_size=rhs.block,
-      shape=(*lhs.exact.shape[:2], rhs.exact.shape[1]),
-      **kwargs,
-    )
+  return dot(
+    lhs.values,
+    lhs.scale,
+    rhs.values,
+    rhs.scale,
+    *args,
+    lhs_block_size=lhs.block,
+    rhs_block_size=rhs.block,
+    shape=(*lhs.exact.shape[:2], rhs.exact.shape[1]),
+    **kwargs,
   )
 
 

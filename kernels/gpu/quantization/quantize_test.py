@@ -45,6 +45,16 @@ def casts_of(format_name):
   return (False, True) if is_cast else (False,)
 
 
+def assert_same(got, wanted):
+  """Values and scales are the same."""
+  np.testing.assert_array_equal(got[1], wanted[1])
+  np.testing.assert_array_equal(got[0], wanted[0])
+
+
+def global_scale_of(format_name, number=0.003):
+  return np.array([number], np.float32) if format_name == "nvfp4" else None
+
+
 def bf16_codes():
   """Every bf16, in an order that mixes large, small, NaN and Inf."""
   rng = np.random.default_rng(0)
@@ -120,15 +130,14 @@ class SweepTest(parameterized.TestCase):
         config = dataclasses.replace(
           SWEEP, block_m=x.shape[1], hardware_cast=hardware_cast
         )
-        values, scale = run_quantize(
+        got = run_quantize(
           x,
           format_name,
           scale_rounding=scale_rounding,
           global_scale=global_scale,
           config=config,
         )
-        np.testing.assert_array_equal(scale, wanted[1])
-        np.testing.assert_array_equal(values, wanted[0])
+        assert_same(got, wanted)
 
   @parameterized.parameters(-2, -1, 0, 1, 2)
   def test_last_bits_of_an_approximate_reciprocal_do_not_matter(self, ulps):
@@ -153,8 +162,7 @@ class SweepTest(parameterized.TestCase):
       config = dataclasses.replace(SWEEP, block_k=32, hardware_cast=True)
       with mock.patch.dict(interpret_ops._ASSEMBLY, {text: approximate}):
         got = run_quantize(x, "nvfp4", global_scale=scales, config=config)
-      np.testing.assert_array_equal(got[1], wanted[1])
-      np.testing.assert_array_equal(got[0], wanted[0])
+      assert_same(got, wanted)
 
   def test_sweeps_cover_nan_and_finite_blocks_and_every_scale(self):
     _, scale = expected(bf16_codes_by_size(), "mxfp4")
@@ -207,10 +215,8 @@ class SweepTest(parameterized.TestCase):
     x = np.concatenate([x, np.broadcast_to(6 * step, (8, 512, 2))], axis=-1)
     x = x.reshape(8, 8, 1024)
     for row, one in zip(x, global_scale.reshape(8, 1), strict=True):
-      values, scales = run_quantize(row[None], "nvfp4", global_scale=one)
-      wanted = expected(row[None], "nvfp4", global_scale=one)
-      np.testing.assert_array_equal(scales, wanted[1])
-      np.testing.assert_array_equal(values, wanted[0])
+      got = run_quantize(row[None], "nvfp4", global_scale=one)
+      assert_same(got, expected(row[None], "nvfp4", global_scale=one))
 
 
 class SpecialValueTest(parameterized.TestCase):
@@ -218,7 +224,7 @@ class SpecialValueTest(parameterized.TestCase):
   def test_zeros_keep_their_sign_and_get_scale_zero(self, format_name):
     x = np.zeros((1, 2, 64), np.float32)
     x[:, 1] = -0.0
-    one = np.ones(1, np.float32) if format_name == "nvfp4" else None
+    one = global_scale_of(format_name, 1)
     values, scale = run_quantize(x, format_name, global_scale=one)
     np.testing.assert_array_equal(scale, 0)
     np.testing.assert_array_equal(values[0, 0], 0)
@@ -236,7 +242,7 @@ class SpecialValueTest(parameterized.TestCase):
   ):
     x = np.ones((1, 1, 64), np.float32)
     x[0, 0, 5] = bad
-    one = np.ones(1, np.float32) if format_name == "nvfp4" else None
+    one = global_scale_of(format_name, 1)
     values, scale = run_quantize(x, format_name, global_scale=one)
     facts = formats.by_name(format_name).facts
     nan_code = 0x7F if format_name == "nvfp4" else 0xFF
@@ -257,6 +263,13 @@ class SpecialValueTest(parameterized.TestCase):
 
 
 class ShapeTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.rng = np.random.default_rng(5)
+
+  def normal(self, shape, dtype=np.float32):
+    return self.rng.standard_normal(shape).astype(dtype)
+
   @parameterized.product(
     format_name=FORMAT_NAMES,
     shape_and_dtype=(
@@ -267,21 +280,16 @@ class ShapeTest(parameterized.TestCase):
   )
   @pytest.mark.sample(4)
   def test_tails_and_batches(self, format_name, shape_and_dtype):
-    shape, dtype = shape_and_dtype
-    rng = np.random.default_rng(5)
-    x = rng.standard_normal(shape).astype(dtype)
-    one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
+    x = self.normal(*shape_and_dtype)
+    one = global_scale_of(format_name)
     got = run_quantize(x, format_name, global_scale=one)
-    wanted = expected(x, format_name, global_scale=one)
-    np.testing.assert_array_equal(got[0], wanted[0])
-    np.testing.assert_array_equal(got[1], wanted[1])
+    assert_same(got, expected(x, format_name, global_scale=one))
 
   @parameterized.parameters(*FORMAT_NAMES)
   @pytest.mark.sample(3)
   def test_last_block_that_is_cut_short_counts_zeros(self, format_name):
-    rng = np.random.default_rng(6)
-    x = rng.standard_normal((1, 3, 77)).astype(np.float32)
-    one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
+    x = self.normal((1, 3, 77))
+    one = global_scale_of(format_name)
     values, scale = run_quantize(x, format_name, global_scale=one)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 96 - 77)))
     wanted = expected(padded, format_name, global_scale=one)
@@ -291,56 +299,39 @@ class ShapeTest(parameterized.TestCase):
   @parameterized.parameters(*FORMAT_NAMES)
   @pytest.mark.sample(2)
   def test_axis_in_the_middle_is_read_and_written_in_place(self, format_name):
-    rng = np.random.default_rng(7)
-    x = rng.standard_normal((2, 96, 39)).astype(np.float16)
-    one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
+    x = self.normal((2, 96, 39), np.float16)
+    one = global_scale_of(format_name)
     got = run_quantize(x, format_name, global_scale=one, k_axis=1)
-    wanted = expected(x, format_name, global_scale=one, axis=1)
-    np.testing.assert_array_equal(got[0], wanted[0])
-    np.testing.assert_array_equal(got[1], wanted[1])
+    assert_same(got, expected(x, format_name, global_scale=one, axis=1))
 
   def test_input_with_strides_is_read_between_poison(self):
-    rng = np.random.default_rng(8)
     base = np.full((4, 9, 400), np.nan, np.float32)
     x = base[::2, 1:8, 3:99]
-    x[...] = rng.standard_normal(x.shape)
-    got = run_quantize(x, "mxfp8")
-    wanted = expected(x, "mxfp8")
-    np.testing.assert_array_equal(got[0], wanted[0])
-    np.testing.assert_array_equal(got[1], wanted[1])
+    x[...] = self.normal(x.shape)
+    assert_same(run_quantize(x, "mxfp8"), expected(x, "mxfp8"))
 
   @parameterized.product(
-    format_name=FORMAT_NAMES, shape=((1, 1, 32), (2, 131, 288))
+    format_name=FORMAT_NAMES,
+    shape=((2, 131, 288), (1, 1, 32)),
+    pads_values=(False, True),
   )
-  @pytest.mark.sample(2)
-  def test_swizzled_scale_is_that_of_swizzle_scale(self, format_name, shape):
-    rng = np.random.default_rng(9)
-    x = rng.standard_normal(shape).astype(np.float32)
-    one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
-    got = run_quantize(x, format_name, global_scale=one, swizzled=True)
-    wanted = expected(x, format_name, global_scale=one)
-    swizzled = layouts.swizzle_scale(jnp.asarray(wanted[1]))
-    np.testing.assert_array_equal(got[0], wanted[0])
-    np.testing.assert_array_equal(got[1], np.asarray(swizzled))
-
-  @parameterized.product(
-    format_name=FORMAT_NAMES, shape=((1, 1, 32), (2, 131, 288))
-  )
-  @pytest.mark.sample(2)
-  def test_padded_values_are_zeros_past_the_rows(self, format_name, shape):
-    rng = np.random.default_rng(10)
-    x = rng.standard_normal(shape).astype(np.float32)
-    one = np.array([0.003], np.float32) if format_name == "nvfp4" else None
-    got = run_quantize(
-      x, format_name, global_scale=one, swizzled=True, pads_values=True
+  @pytest.mark.sample(4)
+  def test_scale_is_swizzled_and_padded_values_are_zeros(
+    self, format_name, shape, pads_values
+  ):
+    x = self.normal(shape)
+    one = global_scale_of(format_name)
+    values, scale = run_quantize(
+      x, format_name, global_scale=one, swizzled=True, pads_values=pads_values
     )
     wanted = expected(x, format_name, global_scale=one)
     rows = shape[1]
-    self.assertEqual(got[0].shape[1], -(-rows // 128) * 128)
-    np.testing.assert_array_equal(got[0][:, :rows], wanted[0])
-    np.testing.assert_array_equal(got[0][:, rows:], 0)
     swizzled = layouts.swizzle_scale(jnp.asarray(wanted[1]))
-    np.testing.assert_array_equal(got[1], np.asarray(swizzled))
+    assert_same((values[:, :rows], scale), (wanted[0], np.asarray(swizzled)))
+    self.assertEqual(
+      values.shape[1], -(-rows // 128) * 128 if pads_values else rows
+    )
+    np.testing.assert_array_equal(values[:, rows:], 0)
 
   def test_offsets_past_2_to_the_31_are_64_bit(self):
     stride = 2**30 + 32  # fits in 32 bits; twice that does not
@@ -348,11 +339,9 @@ class ShapeTest(parameterized.TestCase):
     x = np.lib.stride_tricks.as_strided(
       wide, (1, 3, 32), (0, 2 * stride, wide.itemsize)
     )
-    x[0] = np.random.default_rng(10).standard_normal((3, 32))
+    x[0] = self.normal((3, 32))
     got = run_quantize(x, "mxfp8", check_races=False)
-    wanted = expected(x.copy(), "mxfp8")
-    np.testing.assert_array_equal(got[0], wanted[0])
-    np.testing.assert_array_equal(got[1], wanted[1])
+    assert_same(got, expected(x.copy(), "mxfp8"))
 
 
 if __name__ == "__main__":
