@@ -237,7 +237,7 @@ class PlacementTest(parameterized.TestCase):
     w = quantized(jp.NVFP4, N, K)
     for f in (jp.shard, jp.shardings):
       with self.assertRaisesRegex(
-        ValueError, f"^{f.__name__}: .*got 'a' in .*inside of jax.set_mesh"
+        ValueError, f"^{f.__name__}: .*got 'a' in .*inside jax.set_mesh"
       ):
         f(w, P("a"))
       with (
@@ -250,7 +250,7 @@ class PlacementTest(parameterized.TestCase):
 
   def test_trees_and_shardings_are_checked(self):
     w, named = quantized(jp.NVFP4, N, K), self.named("a")
-    per_array = "^shard: .* each sharding is for"
+    per_array = "^shard: .* is a prefix of"
     rows = (
       ({"a": w}, {"b": named}, ValueError, per_array),
       ({"a": w}, [named], ValueError, per_array),

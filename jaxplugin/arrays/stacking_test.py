@@ -162,7 +162,7 @@ class IndexTest(parameterized.TestCase):
       IndexError,
       "-6 is out of bounds for dimension 1",
     ),
-    ("many", (0, 0, slice(None), 0), IndexError, "3 others for shape"),
+    ("many", (0, 0, slice(None), 0), IndexError, "3 other items for shape"),
     ("new_axis", None, TypeError, "for dimension 0 None"),
     ("name", "x", TypeError, "for dimension 0 'x'"),
     ("floats", np.ones(2), TypeError, "for dimension 0"),
@@ -297,7 +297,7 @@ class ConcatenateTest(parameterized.TestCase):
       ([nvfp4(3, 64), np.ones((3, 64))], 0, TypeError,
        "must be ScaledArrays, got ndarray"),
       (nvfp4(3, 64), 0, TypeError, "sequence of ScaledArrays"),
-      ([], 0, ValueError, "one or more, got none"),
+      ([], 0, ValueError, "at least one element, got none"),
       ([nvfp4(3, 64)], 2, ValueError, "axis 2 is out of range for rank 2"),
       (None, 0, TypeError, "must be a sequence .* got None"),
     )  # fmt: skip
@@ -318,7 +318,7 @@ class ConcatenateTest(parameterized.TestCase):
       lambda w: w[0],
     ):
       with self.assertRaisesRegex(
-        TypeError, r"global_scale.*\(6, 64\).*float32\[2, 1\].*concatenate"
+        TypeError, r"global_scale.*float32\[2, 1\].*\(6, 64\).*concatenate"
       ):
         use(joined)
 

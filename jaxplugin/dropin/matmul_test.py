@@ -89,7 +89,7 @@ class MatmulTest(parameterized.TestCase):
 
   @parameterized.parameters(
     ((3, K), (5, K), TypeError, r"\(3, 64\) and \(5, 64\); .* x @ w.T"),
-    ((3, 40), (K, 5), TypeError, "right side is padded .* left side alike"),
+    ((3, 40), (K, 5), TypeError, "right side was padded .* left side too"),
     ((3, 64), (64, 32), TypeError, "right side must be .* dimension 0.* 1;"),
     ((2, 3, K), (4, K, 5), NotImplementedError, r"\(2, 3, 64\) and \(4, 64, 5"),
     ((), (5, K), TypeError, "rank 1 or more"),
@@ -222,16 +222,16 @@ NT = (((1,), (1,)), ((), ()))
 
 # Messages, and what raises a TypeError with them.
 WRONG_ARGUMENTS = {
-  "quantize: x must be an array, got nvfp4; arrays come first": (
+  "quantize: x must be an array, got nvfp4; pass the array before": (
     lambda: jp.quantize(jp.NVFP4, ones(2, 32))
   ),
-  "quantize_both: x must be an array, got 'nvfp4'; arrays come first": (
+  "quantize_both: x must be an array, got 'nvfp4'; pass the array before": (
     lambda: jp.quantize_both("nvfp4", ones(2, 32))
   ),
   "quantize: x must be an array, got None": (
     lambda: jp.quantize(None, jp.MXFP8)
   ),
-  r"quantize: key must be a jax.random key, got 0; jax.random.key\(0\)": (
+  r"quantize: key must be a jax.random key, got 0; pass jax.random.key\(": (
     lambda: jp.quantize(ones(2, 32), jp.MXFP8, key=0)
   ),
   r"quantize: key must be a jax.random key, got float32\[2\];": (
@@ -270,8 +270,8 @@ WRONG_ARGUMENTS = {
       "mxfp8",
     )
   ),
-  "rhs_scale uint8 is no block format.*; view it as float8_e8m0fnu for MX"
-  " formats or as float8_e4m3fn for NVFP4": (
+  "rhs_scale uint8 is not a block format.*; view it as float8_e8m0fnu "
+  "for MX formats or as float8_e4m3fn for NVFP4": (
     lambda: jp.block_scaled_dot(
       *(ones(2, 32), ones(2, 32, dtype=E4M3)),
       *(None, ones(2, 1, dtype=jnp.uint8)),

@@ -67,10 +67,10 @@ MATMUL_VALUE_ERRORS_OF_JAX = {
   r"rank 3, .*rhs_scales \(3, 2\)": {"rhs_scales": scale(3, 2)},
   r"batch and k, .*\(2, 3, 32\)": {"rhs": ones(2, 3, 32)},
   r"batch and k, .*\(1, 3, 64\)": {"rhs": ones(1, 3, 64)},
-  r"as many blocks, .*rhs_scales \(2, 3, 4\); scaled_dot": {
+  r"same number of blocks, .*rhs_scales \(2, 3, 4\).*scaled_dot": {
     "rhs_scales": scale(2, 3, 4)
   },
-  r"rows of their operand, .*lhs_scales \(2, 4, 2\)": {
+  r"row sizes of their operand, .*lhs_scales \(2, 4, 2\)": {
     "lhs_scales": scale(2, 4, 2)
   },
   "got None": {"preferred_element_type": None},
@@ -210,7 +210,7 @@ DOT_GENERAL_TYPE_ERRORS = {
   "lhs must have a real dtype, got complex64": {
     "lhs": jnp.ones((2, 3, 64), np.complex64)
   },
-  "lhs must be an array": {"lhs": [1.0]},
+  "lhs must be an unquantized array": {"lhs": [1.0]},
 }
 
 # The function, JAX's if it refuses the calls too, valid arguments, the error.

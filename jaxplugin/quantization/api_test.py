@@ -304,7 +304,7 @@ ERRORS = (
     for format, error, words in (
       ("int8", ValueError, "unknown block format 'int8'.*mxfp8, .*nvfp4"),
       (np.int8, TypeError, NO_FORMAT),
-      (UNQUANTIZED, TypeError, "quantized to, got bf16 . f32 per 32"),
+      (UNQUANTIZED, TypeError, "quantize to, got bf16 . f32 per 32"),
     )
   ),
   # Stacks of arrays.
@@ -322,7 +322,7 @@ ERRORS = (
   # Packed values and tiles of scales.
   *(
     (call(32, 64, packed=True), ValueError,
-     f"^{name}: packed=True .*mxfp8 .float8_e4m3fn")
+     f"^{name}: packed must be .*mxfp8 .float8_e4m3fn")
     for call, name in ((q, "quantize"), (both, "quantize_both"))
   ),
   (q(32, 64, format=NVFP4, packed="yes"), ValueError,

@@ -266,7 +266,7 @@ class DotGeneralTest(parameterized.TestCase):
     dot = jp.dot_general
     type_errors = {
       "lhs_format must be a BlockFormat.*nvfp4.*got 8": lambda: dot(8, "mxfp8"),
-      r"lhs_format must be .*got float32\[4, 8\]; it returns the function": (
+      r"lhs_format must be .*got float32\[4, 8\]; dot_general returns": (
         lambda: dot(f32, f32.T)
       ),
       r"rhs_format must be .*got ScaledArray.*jaxplugin\.block_scaled_dot": (

@@ -238,7 +238,7 @@ BAD_FIELDS = {
       "stochastic_rounding": False,
     },
     "weight_2d .*weight_format is None": {"weight_format": None},
-    "weight_2d .*_hadamard=16": {"dgrad_hadamard": 16},
+    "with weight_2d.*_hadamard=16": {"dgrad_hadamard": 16},
   },
   ("MXFP8", TypeError): {
     "activation_format or weight_format.*None for both": {
@@ -253,7 +253,7 @@ BAD_FIELDS = {
     "scale_.*'down'": {"scale_rounding": "down"},
     "dgrad_.*from 2 to 256.*24": {"dgrad_hadamard": 24},
     "wgrad_.* 256, got 512": {"wgrad_hadamard": 512},
-    "wgrad_hadamard .*got 16 and own in blocks of 24": {
+    "wgrad_hadamard .*got 16 and own with blocks of 24": {
       "activation_format": OWN_FORMAT,
       "wgrad_hadamard": 16,
     },
@@ -336,12 +336,12 @@ class ArgumentsTest(absltest.TestCase):
     type_errors = {
       "recipe must be .*got 8": lambda: make(recipe=8),
       "weight must be given": lambda: make(recipe=recipe),
-      "got lhs_format=mxfp8, scale_rounding='up' beside it": lambda: make(
+      "got lhs_format=mxfp8, scale_rounding='up'; change": lambda: make(
         jp.MXFP8, recipe=recipe, weight="rhs", scale_rounding="up"
       ),
       "no lhs_format and no rhs_format": lambda: make(),
       "no rhs_format": lambda: make(jp.MXFP8),
-      "weight='rhs' without recipe": lambda: make(
+      "without a recipe, got weight='rhs'": lambda: make(
         jp.MXFP8, jp.MXFP8, weight="rhs"
       ),
       "weight=None .*activation_format is None": lambda: make(
@@ -366,7 +366,7 @@ class ArgumentsTest(absltest.TestCase):
     function = jp.dot_general(recipe=training.NVFP4_RECIPE, weight="rhs")
     dot = lambda x, w: function(x, w, MATMUL)
     loss = lambda x, w: dot(x, w).sum()
-    pattern = "dot_general: .*key=None; .*fold_in.*stochastic_rounding=False"
+    pattern = "dot_general: .*key=None. .*fold_in.*stochastic_rounding=False"
     for argnums in (0, 1, (0, 1)):
       with self.assertRaisesRegex(ValueError, pattern):
         jax.make_jaxpr(jax.grad(loss, argnums))(X, W)

@@ -116,7 +116,7 @@ class OrderTest(absltest.TestCase):
         self.assertEqual(set(refused), set(backends.BACKENDS) - {expected})
         for other, reason in refused.items():
           if other in (first, "xla"):
-            self.assertIn("serves, but", reason)
+            self.assertIn("supported, ", reason)
           else:
             self.assertEqual(reason, "not today")
 
@@ -182,7 +182,7 @@ class ChooseTest(parameterized.TestCase):
     for target in TARGETS:
       decision = backends.choose(make_problem(), target, "xla")
       self.assertEqual(decision.implementation, "xla")
-      self.assertIn("asked for", decision.reason)
+      self.assertIn("requested", decision.reason)
 
   def test_forced_refusal_lists_every_implementation(self):
     problem = make_problem(jp.MXFP8, jp.MXFP4, m=17, n=19, k=96)
@@ -272,10 +272,10 @@ FORMAT_GATES: Final = (
   (jp.MXFP8_E5M2, jp.MXFP8, ""),
   (jp.MXFP8_E5M2, jp.MXFP8_E5M2, "E5M2 by E5M2"),
   (jp.NVFP4, jp.NVFP4, ""),
-  (jp.MXFP4, jp.MXFP4, "serves mxfp8 pairs"),
-  (jp.MXFP8, jp.MXFP4, "serves mxfp8 pairs"),
-  (jp.NVFP4, jp.MXFP8, "serves mxfp8 pairs"),
-  (jp.MXFP4, jp.NVFP4, "serves mxfp8 pairs"),
+  (jp.MXFP4, jp.MXFP4, "supports mxfp8 pairs"),
+  (jp.MXFP8, jp.MXFP4, "supports mxfp8 pairs"),
+  (jp.NVFP4, jp.MXFP8, "supports mxfp8 pairs"),
+  (jp.MXFP4, jp.NVFP4, "supports mxfp8 pairs"),
   (None, jp.NVFP4, "needs both operands quantized"),
   (jp.MXFP8, None, "needs both operands quantized"),
   (custom_format(), custom_format(), "nvfp4_32"),
@@ -381,7 +381,7 @@ class CudnnPlanTest(absltest.TestCase):
       has_f32 = bool(epilogue) or dtype != np.float16
       with self.subTest(f"{problem} {epilogue}", highest=highest):
         self.assertEqual(is_fused, may_be_fused and has_f32)
-        said = [n for n in decision.notes if "below 2^-126 is zero" in n]
+        said = [n for n in decision.notes if "below 2^-126 becomes zero" in n]
         self.assertLen(said, int(is_fused))
 
   def test_padding_is_told(self):

@@ -295,7 +295,7 @@ class DecisionTest(parameterized.TestCase):
       (on("h100"), "sm_103, sm_120, .* is h100"),
       (on("gb10"), "the target is gb10"),
       (on("cpu"), "needs an NVIDIA GPU"),
-      ({"rhs": jp.MXFP8_E5M2}, "no FP8 holds both E4M3 and E5M2"),
+      ({"rhs": jp.MXFP8_E5M2}, "no FP8 type contains both E4M3 and E5M2"),
       ({"rhs": jp.MXFP6_E2M3}, "multiplies FP8 and FP4, got mxfp6_e2m3"),
       ({"lhs": jp.NVFP4, "rhs": jp.MXFP4}, "one kind of scale"),
     ):
@@ -368,7 +368,9 @@ class ConfigTest(parameterized.TestCase):
     problem = self.problem()
     backend = cutile.BACKEND.configured(cutile.fields_of(self.CONFIG))
     notes = " ".join(backend.plan(problem, B200).notes)
-    self.assertIn("kernel: cutile_mxfp8_mxfp8_128x256x128 compiled", notes)
+    self.assertIn(
+      "kernel: cutile_mxfp8_mxfp8_128x256x128 the kernel was compiled", notes
+    )
     with mock.patch.dict(backends.BACKENDS, cutile=backend):
       x = quantized(jp.MXFP8, 512, 256)
       lowered(x, x)

@@ -93,7 +93,8 @@ class ChooseTest(FolderTestCase):
     decision = choose(table(XLA_FASTER))
     self.assertEqual(decision.implementation, "xla")
     self.assertEqual(
-      reason(decision, "triton"), "serves, but xla was measured to be faster"
+      reason(decision, "triton"),
+      "supported, but xla was measured to be faster",
     )
 
   def test_the_rule_decides_without_a_row(self):
@@ -233,26 +234,28 @@ UNKNOWN = targets.Target(name="unknown cuda device", platform="cuda")
 # target).
 MISFITS = (
   ("other sources", lambda: with_source(kernels="0" * 64),
-   "implementation triton: its kernels are others .*000000000000, here"
-   ".*measure again, by python -m jaxplugin tune"),
-  ("no sources", lambda: with_source(kernels=None), "sources none, here"),
+   "implementation triton: its kernels changed .*000000000000, now"
+   ".*measure again with python -m jaxplugin tune"),
+  ("no sources", lambda: with_source(kernels=None), "sources none, now"),
   ("another jax-triton",
    lambda: with_toolchain(("jax-triton", "0.0.1"), ("triton", "9.9.9")),
    "with jax-triton 0.0.1"),
-  ("no toolchain", with_toolchain, "with jax-triton unknown, here is"),
+  ("no toolchain", with_toolchain,
+   "with jax-triton unknown, and the installed one is"),
   ("an absent library", lambda: with_toolchain(("cutlass", "4.2")),
-   "with cutlass 4.2, here is none"),
+   "with cutlass 4.2, and the installed one is none"),
   ("another kind", lambda: with_device(kind="other"), OTHER_DEVICE),
   ("another architecture", lambda: with_device(architecture="other"),
    OTHER_DEVICE),
   ("other cores", lambda: with_device(core_count=133), OTHER_DEVICE),
-  ("unknown target", both, "of which too little is known", UNKNOWN),
-  ("other buckets", lambda: both(bucketed="n"), "its buckets are of n"),
+  ("unknown target", both, "whose architecture is unknown", UNKNOWN),
+  ("other buckets", lambda: both(bucketed="n"), "its buckets are sizes of n"),
   ("unknown implementation",
    lambda: both(sources=(("acme", records.Source()), *both().header.sources)),
-   "implementation acme: there is no such backend here"),
-  ("another cuDNN", of_cudnn, "cudnn 9.13.0, here is 9.14.0", b200("9.14")),
-  ("no cuDNN", of_cudnn, "made of here is not known", b200(None)),
+   "implementation acme: this process has no such backend"),
+  ("another cuDNN", of_cudnn, "cudnn 9.13.0, and the installed one is 9.14.0",
+   b200("9.14")),
+  ("no cuDNN", of_cudnn, "its sources in this process are unknown", b200(None)),
   ("a config without a field",
    lambda: with_config({}, without=("num_warps",)),
    "row 2: .*must have block_k"),
@@ -280,7 +283,10 @@ WRONG_CONFIGS = (
 )
 WRONG_PROBLEMS = (
   ({"lhs": "int4"}, "lhs must be one of"),
-  ({"batch": 1}, "it is not how .* is written"),  # the default is left out
+  (
+    {"batch": 1},
+    "its fields are not in the standard",
+  ),  # the default is left out
   ({"color": "red"}, "a problem of the dot has no color"),
   ({"k": None}, "k must be a positive number"),
 )
@@ -288,7 +294,7 @@ WRONG_PROBLEMS = (
 SILENT_MISFITS = (
   ("another platform", lambda: with_device(platform="other"), OTHER_DEVICE),
   ("another operation", lambda: both(operation="ragged_dot"),
-   "it is about ragged_dot, not block_scaled_dot"),
+   "its operation is ragged_dot, not block_scaled_dot"),
 )  # fmt: skip
 
 
@@ -382,11 +388,11 @@ class UserFilesTest(FolderTestCase):
     folder = lambda path: path.parent.mkdir() or path.write_text("x")
     for i, (make, message) in enumerate(
       (
-        (lambda path: path.write_text("{}"), "cut short"),
+        (lambda path: path.write_text("{}"), "truncated"),
         (lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
         (lambda path: None, "No such file"),
         (lambda path: path.symlink_to(path), "symbolic links"),
-        (lambda path: folder(path / "a.json"), "a.json: it is cut short"),
+        (lambda path: folder(path / "a.json"), "a.json: it is truncated"),
       )
     ):
       with self.subTest(message):
@@ -645,15 +651,15 @@ class TuningContextTest(FolderTestCase):
         self.assert_chosen("xla")
     self.path.write_text("{}")
     with (
-      self.assertRaisesRegex(jp.TableError, "mine.json: it is cut short"),
+      self.assertRaisesRegex(jp.TableError, "mine.json: it is truncated"),
       jp.tuning(self.path),
     ):
       pass
 
   def test_what_is_no_table_is_a_type_error(self):
     for given, message in (
-      ((), "must have a table"),
-      ((3,), "must be tables or paths of their files, or one None, got 3"),
+      ((), "must have at least one table"),
+      ((3,), "must be tables or paths of table files, or one None, got 3"),
       ((None, None), "or one None, got None"),
     ):
       with self.assertRaisesRegex(TypeError, message), jp.tuning(*given):
@@ -674,7 +680,7 @@ class TuningContextTest(FolderTestCase):
       self.assertIn(jp.tuning_digest()[:16], told)
       self.assertRegex(told, "overlay: 1 rows of block_scaled_dot, .*: used")
     with jp.tuning(table(faster())):
-      self.assertRegex(jp.info(), "not used here: it was measured on NVIDIA")
+      self.assertRegex(jp.info(), "not used: it was measured on NVIDIA")
     self.assertEqual(self.decision().implementation_from, "rule")
 
   def test_config_of_cpu_is_explained_and_lowered(self):
@@ -692,7 +698,7 @@ class TuningContextTest(FolderTestCase):
       ({"engine": "warp"}, "engine must be one of"),
       ({"threads": -1}, "threads must be a whole number"),
       ({"threads": "1"}, "threads must be a whole number"),
-      ({"tiles": 1}, "may have engine, .*, got tiles"),
+      ({"tiles": 1}, "must be among engine, .*, got tiles"),
     ):
       with self.subTest(str(config)), jp.tuning(configured_here(**config)):
         decision = self.decision()
@@ -719,7 +725,7 @@ class TuningContextTest(FolderTestCase):
         "config (overlay): block_k=64 block_m=64", explanation.details()
       )
       if backends.BACKENDS["triton"].lowering_refusal(H200) is not None:
-        self.skipTest("jax-triton does not import here")
+        self.skipTest("jax-triton cannot be imported")
       traced = jax.jit(f).trace(x, w)
     launched = []
 
@@ -748,7 +754,8 @@ class TuningContextTest(FolderTestCase):
     ):
       traced = jax.jit(f).trace(x, w)
       with self.assertRaisesRegex(
-        NotImplementedError, r"table of .*: no way; or use jp.tuning\(None\)"
+        NotImplementedError,
+        r"tuning table chose: no way; or use jp.tuning\(None\)",
       ):
         traced.lower(lowering_platforms=("cuda",))
 

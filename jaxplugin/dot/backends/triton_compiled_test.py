@@ -38,14 +38,14 @@ needs_compiler = absltest.skipIf(
   "triton or jax-cuda13-plugin is not installed",
 )
 needs_jax_triton = absltest.skipIf(
-  bool(triton_library._import_error()), "jax-triton does not import here"
+  bool(triton_library._import_error()), "jax-triton cannot be imported"
 )
 
 
 def descriptors_refusal():
   """Why descriptors cannot be lowered here; "" where they can."""
   if triton_library._import_error():
-    return "jax-triton does not import here"
+    return "jax-triton cannot be imported"
   unsupported = triton_library.descriptors_refusal()
   return unsupported.reason if unsupported else ""
 
@@ -318,7 +318,7 @@ class DescriptorsTest(parameterized.TestCase):
   @parameterized.parameters(
     ("a100", jp.MXFP8, jp.MXFP8, K, "from sm_90 on, not sm_80"),
     ("mi355x", jp.MXFP8, jp.MXFP8, K, "from sm_90 on, not gfx950"),
-    ("b200", jp.MXFP8, jp.MXFP4, K, "FP4 beside FP8"),
+    ("b200", jp.MXFP8, jp.MXFP4, K, "FP4 next to FP8"),
     ("h200", jp.MXFP8, jp.MXFP4, 1568, None),
     ("h200", jp.NVFP4, jp.NVFP4, 1552, "lhs: strides .* got 776"),
   )

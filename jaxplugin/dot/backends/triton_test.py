@@ -637,7 +637,7 @@ class ErrorTest(parameterized.TestCase):
     target = targets.named_target("mi300x").with_library(targets.JAX_TRITON)
     with mock.patch.object(targets, "detect_target", lambda *_: local):
       self.assert_lowering_refused(
-        *(target, "rocm", rf"the AMD GPU that is here \({told}\).* mi300x")
+        *(target, "rocm", rf"only for the attached AMD GPU \({told}\).* mi300x")
       )
 
   def test_missing_jax_triton_is_told(self):

@@ -604,11 +604,11 @@ class CommandsTest(EntrancesTestCase, command_lines.CommandLineTestCase):
   def test_explain_names_it_and_takes_its_name(self):
     explain = ("explain", "--verbose", *ARGUMENTS.split())
     self.assertIn(
-      "not acme: serves, but only where it is asked for [registered in code]",
+      "not acme: supported, but used only if requested [registered in code]",
       self.output(*explain),
     )
     out = self.output(*explain, "--implementation", "acme")
-    self.assertIn("acme: made for tests (asked for) [registered in code]", out)
+    self.assertIn("acme: made for tests (requested) [registered in code]", out)
     self.assertIn("it is slow", out)
 
   def test_unknown_name_is_told_with_all_known_ones(self):

@@ -155,7 +155,7 @@ class EntryPointTest(RegistryTestCase):
     self.assertNotEqual(decision.implementation, "acme")
     reasons = {r.implementation: r.reason for r in decision.refusals}
     self.assertEqual(
-      reasons["acme"], "serves, but only where it is asked for [acme-dot 1.2]"
+      reasons["acme"], "supported, but used only if requested [acme-dot 1.2]"
     )
 
   def test_those_of_several_distributions_come_in_order_of_names(self):
@@ -189,7 +189,7 @@ class EntryPointTest(RegistryTestCase):
     with jp.tuning(older):
       decision = decide(dot_tables.H200)
     self.assertNotEqual(decision.implementation, "acme")
-    words = "it was measured with acme-dot 1.1, here is 1.2"
+    words = "it was measured with acme-dot 1.1, and the installed one is 1.2"
     self.assertIn(words, " ".join(decision.notes))
 
   @parameterized.named_parameters(
@@ -206,7 +206,7 @@ class EntryPointTest(RegistryTestCase):
      " version 1; update it"),
     ("newer", source(version=2), Refusal.WRONG_API_VERSION,
      "version 2 .* update jaxplugin"),
-    ("other_name", source("acne"), Refusal.WRONG_NAME, "the backend is 'acne'"),
+    ("other_name", source("acne"), Refusal.WRONG_NAME, "is named 'acne'"),
   )  # fmt: skip
   @pytest.mark.sample(6)
   def test_one_that_fails_is_warned_about_once_and_the_others_serve(
@@ -259,7 +259,10 @@ class EntryPointTest(RegistryTestCase):
     with mock.patch.object(registry.discovery, "installed", side_effect=error):
       statuses, texts = self.statuses()
     self.assertEqual(statuses, {})
-    self.assertRegex(texts[0], "cannot be looked for: ValueError: no metadata")
+    self.assertRegex(
+      texts[0],
+      "cannot look for backends of other packages: ValueError: no metadata",
+    )
     x, w = operands()
     self.assertEqual(jp.block_scaled_dot(x, w).shape, (3, 1))
 
@@ -307,8 +310,8 @@ class EnvironmentTest(RegistryTestCase):
     self.assertEqual(
       texts,
       [
-        f"{variable} names dog, which no installed distribution has; there are"
-        " ant (of alpha 1.2), bee (of alpha 1.2), cat (of beta 1.2)"
+        f"{variable} names dog, which no installed distribution provides; known"
+        " backends: ant (of alpha 1.2), bee (of alpha 1.2), cat (of beta 1.2)"
       ],
     )
 
@@ -384,7 +387,7 @@ class CodeTest(RegistryTestCase):
     jp.register_backend(backend())
     for name, whose in (
       ("xla", "jaxplugin itself"),
-      ("acme", "one that was registered in code"),
+      ("acme", "a backend registered in code"),
     ):
       with self.assertRaisesRegex(ValueError, f"{name!r} is taken, by {whose}"):
         jp.register_backend(backend(name))
