@@ -205,7 +205,7 @@ class ChooseTest(parameterized.TestCase):
       self.assertIn("mxfp8 x mxfp4 -> float32, batch=1 m=17 n=19 k=96", message)
       self.assertIn(target.name, message)
       for other, answer in answers.items():
-        reason = "serves" if answer is None else answer.reason
+        reason = "supported" if answer is None else answer.reason
         self.assertIn(f"\n  {other}: {reason}", message)
     self.assertGreaterEqual(refused, 8)
 
