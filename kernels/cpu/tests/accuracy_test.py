@@ -92,6 +92,24 @@ class AccuracyTest(parameterized.TestCase):
           most = bound(name, name, rows, isa)
           self.assertLessEqual(worst(lhs, rhs, isa), most, (k, rows, at))
 
+  @testing.each(rows=(1, 3, 8, 40))
+  def test_large_parts_that_cancel_leave_what_a_total_rounded_off(
+    self, isa, rows
+  ):
+    """Chunks of a long row add 1, 2^24 and -2^24."""
+    if isa in ("avx512_bf16", "amx_bf16"):
+      return  # BF16's engines have other sums
+    k, chunk = 6144, 2048
+    lhs, rhs = np.zeros((1, rows, k)), np.zeros((1, 9, k))
+    code = np.full((1, rows, k // 32), 127)
+    parts = ((1, 1, 0), (256, 256, 8), (-256, 256, 8))
+    for i, (a, b, exponent) in enumerate(parts):
+      lhs[..., chunk * i + 5], rhs[..., chunk * i + 5] = a, b
+      code[..., chunk * i // 32] = 127 + exponent
+    lhs = testing.Side("mxfp8", lhs, code)
+    rhs = testing.Side("mxfp8", rhs, np.full((1, 9, k // 32), 127))
+    np.testing.assert_array_equal(testing.call(lhs, rhs, isa=isa), 1)
+
   @testing.each(name=("mxfp8", "nvfp4"), rows=(1, 8))
   def test_long_sums_of_ordinary_data_are_within_the_bound(
     self, isa, name, rows

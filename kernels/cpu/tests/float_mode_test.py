@@ -7,14 +7,19 @@ XLA:CPU flushes subnormals; the handlers count them, on the same threads.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 from absl.testing import absltest
+from absl.testing import parameterized
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import testing
@@ -69,7 +74,40 @@ PROGRAM = """
 """
 
 
-class FloatModeTest(absltest.TestCase):
+# Flush to zero and denormals are zero, in x86-64's MXCSR.
+FLUSHES = 0x8040
+
+
+@contextlib.contextmanager
+def subnormals_flushed():
+  """Sets the calling thread's float mode to that of XLA:CPU's threads."""
+  libm = ctypes.CDLL("libm.so.6")
+  saved = (ctypes.c_uint32 * 8)()  # glibc's fenv_t, which ends with MXCSR
+  libm.fegetenv(saved)
+  changed = type(saved)(*saved)
+  changed[7] |= FLUSHES
+  libm.fesetenv(changed)
+  try:
+    yield
+  finally:
+    libm.fesetenv(saved)
+
+
+class FloatModeTest(parameterized.TestCase):
+  @testing.each()
+  def test_a_call_counts_subnormals_and_leaves_the_threads_mode(self, isa):
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+      self.skipTest("sets MXCSR by glibc's fenv_t")
+    ones, code = np.ones((1, 1, 32), testing.E4M3), np.zeros((1, 1, 1), "u1")
+    weights = np.ones((1, 2, 32), np.float32)
+    tiny = np.full(64, 2.0**-100, np.float32)
+    arguments = ones, code.view(testing.E8M0), weights, None
+    with subnormals_flushed():
+      got = testing.dot(*arguments, isa=isa)  # on the calling thread alone
+      least = tiny * np.float32(2.0**-30)
+    self.assertFalse(least.any())
+    np.testing.assert_array_equal(got, np.full((1, 1, 2), 2.0**-122, "f4"))
+
   @pytest.mark.full
   def test_xla_treats_subnormals_after_a_call_as_it_did_before(self):
     """On the calling thread and on those of the pool, in and after a program.
