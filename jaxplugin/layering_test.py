@@ -19,7 +19,15 @@ pytestmark = pytest.mark.smoke
 # public names.
 PACKAGES = (
   *("kernels", "jaxext", "printing", "core", "arrays", "runtime", "tables"),
-  *("quantization", "checkpoints", "dot", "ragged", "training", "backends"),
+  *(
+    "operation",
+    "quantization",
+    "checkpoints",
+    "dot",
+    "ragged",
+    "training",
+    "backends",
+  ),
   *("dropin", "params", "nn", "stablehlo", "explanation", "exports", "cli"),
   *("__init__", "lab", "__main__", "testing"),
 )

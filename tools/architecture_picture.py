@@ -47,6 +47,7 @@ PACKAGES: Final = {
   "dot": OPERATION,
   "checkpoints": OPERATION,
   "quantization": OPERATION,
+  "operation": OPERATION,
   "tables": GROUND,
   "runtime": GROUND,
   "arrays": GROUND,

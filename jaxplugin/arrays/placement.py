@@ -152,8 +152,6 @@ def _packing_axis(leaf: Any, target: Any) -> int | None:
   """
   if getattr(leaf, "dtype", None) != formats.E2M1 or leaf.size <= 1:
     return None
-  if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
-    return None  # GSPMD replicates the operand of a bitcast to another shape
   spec, mesh = getattr(target, "spec", target), _mesh_of(target)
   if mesh is None or not isinstance(spec, PartitionSpec):
     return None

@@ -35,9 +35,10 @@ from jaxplugin.dot import sides
 from jaxplugin.dot.autodiff import derivatives
 from jaxplugin.dot.plugins import registry
 from jaxplugin.dot.sharding import explicit
-from jaxplugin.dot.sharding import partitioning
+from jaxplugin.dot.sharding import per_device
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import split
 from jaxplugin.runtime import exporting
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
@@ -195,20 +196,13 @@ def _lower(ctx, *flat, call, target, platform=None):
   platform = platform or ctx.module_context.platforms[0]
   target = lowering.resolve_target(target, platform)
   ranks.check()
-  is_export = lowering.is_portable(ctx)
-  # A partitioner's callback cannot be exported.
-  is_split = not is_export and lowering.is_partitioned(ctx)
+  module = lowering.module_of(ctx)
+  lowering.require_shardy("block_scaled_dot", module)
   unportable = None
-  if is_export and call.implementation is None:
+  if module.is_exported and call.implementation is None:
     # Where the module is loaded, the libraries need not be; and jax.export
     # does not take calls whose stability nobody guarantees.
     unportable = decisions.Unsupported(lowering.PORTABLE)
-  elif is_split and lowering.is_partly_manual_under_gspmd(ctx):
-    # The process would abort, in JAX's callback as on a kernel's call.
-    is_split = False
-    unportable = decisions.Unsupported(
-      "inside a shard_map over some axes needs Shardy"
-    )
 
   def local(call):
     decision = backends.choose(
@@ -226,25 +220,24 @@ def _lower(ctx, *flat, call, target, platform=None):
 
   def function(*flat):
     whole = call.filled(flat)
-    if mesh is not None or is_split:
-      # A device's share of a layer is none of its share of the stack, and NVFP4
-      # of a part has no global scale of its own.
+    if mesh is not None or module.is_split:
+      # A device's part of a layer is not its part of the stack, and NVFP4 of a
+      # part has another global scale.
       whole = whole.without_origins_of_sides()
+    # Each device's part is lowered as a call by itself.
+    share = functools.partial(bind, target=target)
     if mesh is not None:
-      # Each device's share is lowered as a call of its own.
-      share = functools.partial(bind, target=target)
-      return explicit.split(share, whole, ctx.avals_out[0].sharding)
-    if not is_split or not partitioning.can_partition(whole):
+      return explicit.split_dot(share, whole, ctx.avals_out[0].sharding)
+    if not module.is_split or not per_device.can_partition(whole):
       return local(whole)
-    # The partitioner traces `local` again for each device's share.
-    # The product of two scales is left to kernels, and computed where they do
-    # not take both.
+    # Two global scales stay apart: only backends that cannot read both get
+    # their product.
     exact = whole.with_bytes().with_linear_scales().with_scales_alone()
-    parts = partitioning.to_bytes(exact)
-    abstract = functools.partial(bind, target=target)
+    parts = per_device.to_bytes(exact)
     form = exact.form()
+    operation = per_device.operation(form, local, share)
     key = _key_of_shares(form, target)
-    return partitioning.partitioned(abstract, local, form, key)(*parts)
+    return split.partitioned(operation, key)(*parts.flatten())[0]
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [

@@ -8,6 +8,7 @@ arrays, tracers and abstract values alike, where they only read types.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -67,6 +68,25 @@ def refuse_unreduced(who: str, out_sharding: Any) -> None:
       f"{who}: out_sharding must have no unreduced axes, got {out_sharding};"
       " leave them out, because the call computes the sum"
     )
+
+
+def result_sharding(
+  function: Callable[..., Any], *args: Any, mesh: Any
+) -> NamedSharding:
+  """Returns the sharding that JAX gives the result of a function.
+
+  Args:
+    function: a function of arrays, traced for its result.
+    *args: abstract arrays.
+    mesh: the mesh of the context; None for the current one.
+  """
+  context: Any = contextlib.nullcontext()
+  if mesh is not None:
+    context = jax.sharding.use_abstract_mesh(mesh)
+  with context:
+    sharding = jax.eval_shape(function, *args).sharding
+  assert isinstance(sharding, NamedSharding)
+  return sharding
 
 
 def reshard(x: jax.Array, spec: mesh_axes.Spec) -> jax.Array:

@@ -141,6 +141,23 @@ def decode(
   return fine, specs
 
 
+def decode_shardings(
+  mesh: jax.sharding.Mesh, arrays: Sequence[Any]
+) -> tuple[jax.sharding.Mesh, list[Spec]]:
+  """Decodes the shardings of arrays that the partitioner passes a callback.
+
+  Args:
+    mesh: as for `decode`.
+    arrays: have a shape and a sharding, which may be None.
+  """
+  ndims = [len(x.shape) for x in arrays]
+  tilings = [
+    jax_private.partitioner_tiling(x.sharding, ndim)
+    for x, ndim in zip(arrays, ndims, strict=True)
+  ]
+  return decode(mesh, tilings, ndims)
+
+
 def automatic_sizes(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
   """Sizes of the axes that the partitioner splits arrays over."""
   types = zip(mesh.devices.shape, mesh.axis_types, strict=True)
@@ -244,28 +261,6 @@ def group_of(
 
 def _numbered(name: str, count: int) -> list[str]:
   return [f"{name}_part{i}" for i in range(count)]
-
-
-def of_whole_axes(axes: Axes, fine: Any, mesh: Any) -> bool:
-  """Whether axes of a mesh that `decode` made are axes of the program's mesh.
-
-  If not, no `PartitionSpec` says how they split a dimension, and what leaves
-  `jit` must not be split so.
-
-  Args:
-    axes: of `fine`.
-    fine: the mesh that `decode` returned for `mesh`.
-    mesh: the mesh of the program; empty where JAX does not know it.
-  """
-  if mesh.empty or tuple(mesh.devices.flat) != tuple(fine.devices.flat):
-    return mesh.empty
-  inside = _cut_axes(mesh, fine).values()
-  while axes:
-    found = next((n for n in inside if n and axes[: len(n)] == n), None)
-    if found is None:
-      return False
-    axes = axes[len(found) :]
-  return True
 
 
 def _cut_axes(

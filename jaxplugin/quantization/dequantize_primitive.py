@@ -30,12 +30,13 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.sharding import assigning
+from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import explicit
-from jaxplugin.quantization.sharding import partitioning
+from jaxplugin.quantization.sharding import operation
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import ranks
@@ -97,11 +98,11 @@ def explained(
   """What an equation asks for, and what serves it on meshes of these axes."""
   problem = problem_of(avals, params)
   notes: tuple[str, ...] = ()
-  if module.is_split and partitioning.can_dequantize(problem):
+  if module.is_split and operation.can_dequantize(problem):
     module = module.of_device()
-    notes = assigning.uneven_notes(
+    notes = assignment.uneven_notes(
       problem.logical_shape,
-      assigning.dequantize_granules(problem),
+      assignment.dequantize_granules(problem),
       axis_sizes or {},
     )
   told = backends.explained_dequantize(
@@ -192,6 +193,7 @@ def _bind(
 def _lower(ctx, *args, target, overlay, platform=None, **params):
   del platform  # the module's, which is one of several
   module = lowering.module_of(ctx)
+  lowering.require_shardy("dequantize", module)
   device = lowering.resolve_target(target, module.platforms[0])
   ranks.check()
   problem = problem_of(ctx.avals_in, params)
@@ -202,12 +204,12 @@ def _lower(ctx, *args, target, overlay, platform=None, **params):
   if mesh is not None:
     spec = explicit_axes.spec_of(ctx.avals_out[0])
     function = explicit.dequantize(problem, bind, mesh, spec)
-  elif module.is_split and partitioning.can_dequantize(problem):
+  elif module.is_split and operation.can_dequantize(problem):
     key = fingerprints.of(
       dequantize_p.name, problem, device, resolution.decides(overlay)
     )
-    split = functools.partial(partitioning.partitioned, key=key)
-    function = partitioning.dequantize(problem, bind, bind, split)
+    partitioned = functools.partial(split.partitioned, key=key)
+    function = operation.dequantize(problem, bind, partitioned)
   else:
     function = functools.partial(
       _emit,

@@ -28,7 +28,7 @@ from jaxplugin.quantization import arguments
 from jaxplugin.quantization import operations
 from jaxplugin.quantization import problems
 from jaxplugin.quantization import quantize_primitive
-from jaxplugin.quantization.sharding import assigning
+from jaxplugin.quantization.sharding import assignment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,17 +164,17 @@ def _turned_in_parts(
     blockings=(manner.along, along),
     extras=manner.extras,
   )
-  spec = assigning.with_whole_blocks(
+  spec = assignment.with_whole_blocks(
     problem,
-    assigning.spec_of_x(
+    assignment.spec_of_x(
       manner.along, explicit_axes.spec_of(x.values), len(shape)
     ),
     mesh.shape,
   )
   count = mesh_axes.Taker(mesh.shape).count
   own = tuple(n // count(axes) for n, axes in zip(shape, spec, strict=True))
-  given = assigning.result_spec(manner.along, spec)
-  wanted = assigning.result_spec(along, spec)
+  given = assignment.result_spec(manner.along, spec)
+  wanted = assignment.result_spec(along, spec)
   leaves, tree = jax.tree.flatten(x)
   num_scales = len(leaves) - 2  # none, or a global one
 

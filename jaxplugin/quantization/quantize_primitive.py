@@ -44,14 +44,15 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import split
 from jaxplugin.quantization import backends
 from jaxplugin.quantization import problems
 from jaxplugin.quantization.backends import xla
-from jaxplugin.quantization.sharding import assigning
+from jaxplugin.quantization.sharding import assignment
 from jaxplugin.quantization.sharding import explicit
+from jaxplugin.quantization.sharding import operation
 from jaxplugin.quantization.sharding import partial_scales
-from jaxplugin.quantization.sharding import partitioning
-from jaxplugin.quantization.sharding import shares
+from jaxplugin.quantization.sharding import per_device
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
 from jaxplugin.tables import ranks
@@ -239,10 +240,10 @@ def explained(
   """What an equation asks for, and what serves it on meshes of these axes."""
   problem = problem_of(avals, params)
   notes: tuple[str, ...] = ()
-  if module.is_split and partitioning.can_quantize(problem):
+  if module.is_split and operation.can_quantize(problem):
     module = module.of_device()
-    notes = assigning.uneven_notes(
-      problem.shape, assigning.quantize_granules(problem), axis_sizes or {}
+    notes = assignment.uneven_notes(
+      problem.shape, assignment.quantize_granules(problem), axis_sizes or {}
     )
   told = backends.explained(problem, module, target, params["overlay"])
   return str(problem), told.with_notes(notes)
@@ -403,13 +404,14 @@ def _bind(
 def _lower(ctx, *args, target, overlay, platform=None, **params):
   del platform  # the module's, which is one of several
   module = lowering.module_of(ctx)
+  lowering.require_shardy("quantize", module)
   device = lowering.resolve_target(target, module.platforms[0])
   ranks.check()
   problem = problem_of(ctx.avals_in, params)
   function: Callable[..., Any]
   # Lowers this equation again for each device's share.
   under = {"target": target, "overlay": overlay}
-  local = shares.Local(
+  local = per_device.Local(
     quantize=functools.partial(_bind, **under),
     partial_scales=functools.partial(partial_scales.partial_scales, **under),
     num_maxima=functools.partial(
@@ -423,12 +425,12 @@ def _lower(ctx, *args, target, overlay, platform=None, **params):
   if mesh is not None:
     specs = list(map(explicit_axes.spec_of, ctx.avals_out))
     function = explicit.quantize(problem, local, mesh, specs)
-  elif module.is_split and partitioning.can_quantize(problem):
+  elif module.is_split and operation.can_quantize(problem):
     key = fingerprints.of(
       quantize_p.name, problem, device, resolution.decides(overlay)
     )
-    split = functools.partial(partitioning.partitioned, key=key)
-    function = partitioning.quantize(problem, local, split)
+    partitioned = functools.partial(split.partitioned, key=key)
+    function = operation.quantize(problem, local, partitioned)
   else:
     parts = backends.decide(problem, module, device, overlay)
     function = functools.partial(_emit, parts=parts, target=device)

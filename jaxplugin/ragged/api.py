@@ -26,8 +26,8 @@ from jaxplugin.ragged import groups
 from jaxplugin.ragged import primitive
 from jaxplugin.ragged import problems
 from jaxplugin.ragged import rules
+from jaxplugin.ragged.sharding import assignment
 from jaxplugin.ragged.sharding import explicit
-from jaxplugin.ragged.sharding import partitioning
 from jaxplugin.ragged.transforms import straight_through
 from jaxplugin.tables import resolution
 
@@ -130,9 +130,7 @@ def _straight_through(
     for name, x in given._asdict().items()
   ]
   dot = functools.partial(_straight_through_automatic, options)
-  sharding = explicit.result_sharding(
-    call, partitioning.RAGGED_DOT, out_sharding
-  )
+  sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
   if sharding is None:
     return dot(*arrays)
   return explicit.automatic(dot, sharding)(*arrays)
@@ -169,9 +167,7 @@ def product(
     implementation=implementation,
   )
   call = call_of(lhs, rhs, group_sizes)
-  sharding = explicit.result_sharding(
-    call, partitioning.RAGGED_DOT, out_sharding
-  )
+  sharding = explicit.result_sharding(call, assignment.assign, out_sharding)
   if sharding is None:
     return _dot(call, bias)
   dot = lambda bias, *arrays: _dot(call_of(*arrays), bias)

@@ -11,7 +11,6 @@ Parameters:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -21,11 +20,13 @@ from jax.interpreters import mlir
 
 from jaxplugin.core import targets
 from jaxplugin.jaxext import jax_private
+from jaxplugin.operation import split
 from jaxplugin.ragged import backends
 from jaxplugin.ragged import calls
 from jaxplugin.ragged import derivatives
 from jaxplugin.ragged.contraction import calls as contraction_calls
-from jaxplugin.ragged.sharding import partitioning
+from jaxplugin.ragged.sharding import assignment
+from jaxplugin.ragged.sharding import per_device
 from jaxplugin.ragged.transforms import batching as batching_rules
 from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
@@ -89,50 +90,64 @@ def _batch(args, dims, *, call, target):
 # Lowering.
 
 
-def _lower(ctx, *flat, call, target, platform=None):
+def lower(
+  ctx,
+  *flat,
+  call,
+  target,
+  platform=None,
+  who,
+  choose,
+  emit,
+  can_partition,
+  operation,
+):
+  """Lowers a ragged dot or a contraction.
+
+  Args:
+    ctx, *flat, call, target, platform: as of a lowering rule.
+    who: the function that errors name.
+    choose, emit: the functions of the operation's backends.
+    can_partition: call -> whether devices can share it.
+    operation: (form, local, whole) -> how the call is split.
+  """
   platform = platform or ctx.module_context.platforms[0]
   target = lowering.resolve_target(target, platform)
   ranks.check()
   module = lowering.module_of(ctx)
-  # A partitioner's callback cannot be exported, and aborts the process inside
-  # of a `shard_map` over some axes under GSPMD.
-  is_split = module.is_partitioned and not (
-    module.is_exported or lowering.is_partly_manual_under_gspmd(ctx)
-  )
+  lowering.require_shardy(who, module)
 
   def local(module, call):
     unportable = module.kernels_refusal()
     if call.implementation is not None and module.is_exported:
       unportable = None
-    decision = backends.choose(
+    decision = choose(
       call.problem(),
       target,
       call.implementation,
       unportable=unportable,
       overlay=call.overlay,
     )
-    return backends.emit(decision.implementation, call, target)
+    return emit(decision.implementation, call, target)
 
   def function(*flat):
     whole = call.filled(flat)
-    if not is_split or not partitioning.can_partition(whole):
+    if not module.is_split or not can_partition(whole):
       return local(module, whole)
-    # The partitioner traces `local` again for each device's share.
-    of_device = dataclasses.replace(module, is_partitioned=False)
-    exact = partitioning.prepared(whole)
+    exact = per_device.prepared(whole)
     form = exact.form()
-    return partitioning.partitioned(
-      partitioning.RAGGED_DOT,
-      functools.partial(bind, target=target),
-      functools.partial(local, of_device),
+    split_operation = operation(
       form,
-      fingerprints.of(
-        ragged_dot_p.name,
-        form.replace(overlay=None),
-        target,
-        resolution.decides(form.overlay),
-      ),
-    )(*exact.flatten())
+      functools.partial(local, module.of_device()),
+      functools.partial(bind, target=target),
+    )
+    key = fingerprints.of(
+      call.PRIMITIVE.name,
+      form.replace(overlay=None),
+      target,
+      resolution.decides(form.overlay),
+    )
+    return split.partitioned(split_operation, key)(*exact.flatten())[0]
 
   out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
   return [
@@ -140,6 +155,14 @@ def _lower(ctx, *flat, call, target, platform=None):
   ]
 
 
+_lower = functools.partial(
+  lower,
+  who="ragged_dot",
+  choose=backends.choose,
+  emit=backends.emit,
+  can_partition=assignment.can_partition,
+  operation=per_device.operation,
+)
 ragged_dot_p.def_impl(functools.partial(lowering.impl, ragged_dot_p))
 ragged_dot_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[ragged_dot_p] = _jvp

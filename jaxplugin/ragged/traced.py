@@ -15,7 +15,7 @@ from jaxplugin.ragged import calls
 from jaxplugin.ragged import problems
 from jaxplugin.ragged.contraction import backends as contraction_backends
 from jaxplugin.ragged.contraction import calls as contraction_calls
-from jaxplugin.ragged.sharding import partitioning
+from jaxplugin.ragged.sharding import assignment
 from jaxplugin.runtime import lowering
 
 _CHOOSE: Final[dict[Any, Any]] = {
@@ -64,7 +64,7 @@ def decide(
   detect = targets.detect_for_export if for_export else targets.detect_target
   target = target or eqn.params["target"] or detect()
   # Of what is split, each device decides again, for its share.
-  is_split = isinstance(call, calls.Call) and partitioning.can_partition(call)
+  is_split = isinstance(call, calls.Call) and assignment.can_partition(call)
   is_partitioned = num_devices > 1 and not is_split
   module = lowering.Module(
     platforms=(target.platform,), is_partitioned=is_partitioned

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxplugin.core import targets
-from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import mesh_axes
 from jaxplugin.jaxext.partitioner import calls_private
 
@@ -195,14 +194,9 @@ def _as_they_were(
 
   Else the partitioner may move what the bytes are made of, FP8 as f16.
   """
+  # All arrays together, as `partition` does, so that the axes are the same.
   shapes = [*heard.arg_shapes, *jax.tree.leaves(heard.result_shape)]
-  ndims = [len(x.shape) for x in shapes]
-  tilings = [
-    jax_private.partitioner_tiling(x.sharding, ndim)
-    for x, ndim in zip(shapes, ndims, strict=True)
-  ]
-  # Of all, as `partition` does, for the same axes.
-  _, specs = mesh_axes.decode(heard.mesh, tilings, ndims)
+  _, specs = mesh_axes.decode_shardings(heard.mesh, shapes)
   return [
     jax.lax.with_sharding_constraint(
       x, NamedSharding(mesh, mesh_axes.partition_spec(spec))

@@ -59,27 +59,6 @@ def is_partitioned(ctx: Any) -> bool:
   return getattr(axis_context, "num_devices", 1) > 1
 
 
-def is_partly_manual_under_gspmd(ctx: Any) -> bool:
-  """Whether this is inside a `shard_map` over some of the axes, under GSPMD.
-
-  It aborts the process there on custom calls that are not its own.
-  """
-  manual = getattr(ctx.module_context.axis_context, "manual_axes", None)
-  is_shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
-  return bool(manual) and is_partitioned(ctx) and not is_shardy
-
-
-def is_split(ctx: Any) -> bool:
-  """Whether the partitioner calls back for each device's share.
-
-  What `jax.export` makes has no callback. Inside of a `shard_map` over some of
-  the axes one aborts the process under GSPMD.
-  """
-  if is_portable(ctx) or is_partly_manual_under_gspmd(ctx):
-    return False
-  return is_partitioned(ctx)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
   """What of a module decides whether a rule may call kernels in it.
@@ -89,6 +68,7 @@ class Module:
     is_exported: whether processes without this package are to load it.
     is_partitioned: whether the rule's arrays lie on several devices.
     is_split: whether the partitioner then calls back for each device's share.
+      A module of `jax.export` has no callback.
   """
 
   platforms: tuple[str, ...]
@@ -127,12 +107,29 @@ class Module:
 def module_of(ctx: Any) -> Module:
   """The module that a rule's `LoweringRuleContext` lowers into."""
   module = ctx.module_context
+  is_exported, is_split = is_portable(ctx), is_partitioned(ctx)
   return Module(
     platforms=tuple(ctx.platforms or module.platforms),
-    is_exported=is_portable(ctx),
-    is_partitioned=is_partitioned(ctx),
-    is_split=is_split(ctx),
+    is_exported=is_exported,
+    is_partitioned=is_split,
+    is_split=is_split and not is_exported,
   )
+
+
+def require_shardy(who: str, module: Module) -> None:
+  """Raises NotImplementedError if GSPMD would partition a call.
+
+  Args:
+    who: the function that the error names.
+    module: the module of the call.
+  """
+  is_shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
+  if module.is_split and not is_shardy:
+    raise NotImplementedError(
+      f"{who}: jax_use_shardy_partitioner must be True if arrays are sharded"
+      " over several devices, got False. Call"
+      " jax.config.update('jax_use_shardy_partitioner', True)."
+    )
 
 
 def register_kernels(

@@ -38,8 +38,8 @@ from jaxplugin.ragged import primitive
 from jaxplugin.ragged import rules
 from jaxplugin.ragged.contraction import api as contraction_api
 from jaxplugin.ragged.contraction import calls as contraction_calls
+from jaxplugin.ragged.sharding import assignment
 from jaxplugin.ragged.sharding import explicit
-from jaxplugin.ragged.sharding import partitioning
 from jaxplugin.training import api as training_api
 from jaxplugin.training import gradients
 from jaxplugin.training import products
@@ -179,7 +179,7 @@ def ragged_dot_general(
 
     sharding = explicit.result_sharding(
       calls.plain(arrays[0], arrays[1], sizes, contracting=2),
-      partitioning.RAGGED_DOT,
+      assignment.assign,
       out_sharding,
     )
     if sharding is not None:

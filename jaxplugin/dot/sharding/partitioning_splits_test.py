@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 import jaxplugin as jp
 
 NUM_DEVICES = 8
-PARTITIONERS = ("shardy", "gspmd")
 
 
 def exact(seed, *shape):
@@ -38,12 +37,9 @@ class SplitAxisTest(parameterized.TestCase):
     super().setUp()
     if jax.device_count() < NUM_DEVICES:
       self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
-    shardy = jax.config.jax_use_shardy_partitioner
-    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
 
-  def run_sharded(self, partitioner, sizes, function, arrays, specs):
+  def run_sharded(self, sizes, function, arrays, specs):
     """The function's result or results, of arguments that it gets sharded."""
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     mesh = jax.sharding.Mesh(
       np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes),
       tuple("xyz"[: len(sizes)]),
@@ -64,7 +60,6 @@ class SplitAxisTest(parameterized.TestCase):
     return jax.tree.map(np.asarray, result)
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       (jp.MXFP8, 128, (8,), "xla"),
       (jp.MXFP8, 192, (4,), None),
@@ -75,7 +70,7 @@ class SplitAxisTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(1)
-  def test_blocks_of_a_sharded_k(self, partitioner, case):
+  def test_blocks_of_a_sharded_k(self, case):
     format, k, sizes, implementation = case
     axes = P(None, tuple("xyz"[: len(sizes)]))
     arrays = exact(0, 24, k), exact(1, 16, k)
@@ -88,14 +83,12 @@ class SplitAxisTest(parameterized.TestCase):
         implementation=implementation,
       )
 
-    result = self.run_sharded(
-      partitioner, sizes, function, arrays, (axes, axes)
-    )
+    result = self.run_sharded(sizes, function, arrays, (axes, axes))
     np.testing.assert_array_equal(result, arrays[0] @ arrays[1].T)
 
-  @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
+  @parameterized.product(size=(4, 8))
   @pytest.mark.sample(2)
-  def test_rows_that_a_reshape_splits_or_merges(self, partitioner, size):
+  def test_rows_that_a_reshape_splits_or_merges(self, size):
     numbers = (((2,), (1,)), ((), ()))
     lhs, rhs = exact(0, 24, 128), exact(1, 16, 128)
     expected = lhs @ rhs.T
@@ -117,13 +110,10 @@ class SplitAxisTest(parameterized.TestCase):
       return jp.block_scaled_dot(lhs, jp.quantize(rhs, jp.MXFP8))
 
     rows = P("x")
-    result = self.run_sharded(
-      partitioner, (size,), split, (lhs, rhs), (rows, P())
-    )
+    result = self.run_sharded((size,), split, (lhs, rhs), (rows, P()))
     np.testing.assert_array_equal(result.reshape(24, 16), expected)
     quantized = jp.quantize(lhs, jp.MXFP8)
     result = self.run_sharded(
-      partitioner,
       (size,),
       split_quantized,
       (quantized.values, quantized.scale, rhs),
@@ -131,7 +121,6 @@ class SplitAxisTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(result.reshape(24, 16), expected)
     result = self.run_sharded(
-      partitioner,
       (size,),
       merge,
       (lhs.reshape(6, 4, 128), rhs),
@@ -139,9 +128,9 @@ class SplitAxisTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(result, expected)
 
-  @parameterized.product(partitioner=PARTITIONERS, size=(4, 8))
+  @parameterized.product(size=(4, 8))
   @pytest.mark.full
-  def test_a_batch_that_does_not_divide_or_was_merged(self, partitioner, size):
+  def test_a_batch_that_does_not_divide_or_was_merged(self, size):
     lhs, rhs = exact(0, 6, 8, 64), exact(1, 6, 4, 64)
 
     def function(lhs, rhs):
@@ -151,7 +140,6 @@ class SplitAxisTest(parameterized.TestCase):
       )
 
     result = self.run_sharded(
-      partitioner,
       (size,),
       function,
       (lhs, rhs.reshape(24, 64)),
@@ -159,9 +147,7 @@ class SplitAxisTest(parameterized.TestCase):
     )
     np.testing.assert_array_equal(result, np.einsum("bmk,bnk->bmn", lhs, rhs))
 
-  @parameterized.parameters(*PARTITIONERS)
-  @pytest.mark.sample(1)
-  def test_zero_blocks_of_rows_fewer_than_devices_stay_zero(self, partitioner):
+  def test_zero_blocks_of_rows_fewer_than_devices_stay_zero(self):
     lhs, rhs = exact(0, 3, 64), exact(1, 5, 64)
     lhs[1] = rhs[2] = 0
 
@@ -170,16 +156,10 @@ class SplitAxisTest(parameterized.TestCase):
         jp.quantize(lhs, jp.MXFP8), jp.quantize(rhs, jp.MXFP8)
       )
 
-    result = self.run_sharded(
-      partitioner, (8,), function, (lhs, rhs), (P("x"), P("x"))
-    )
+    result = self.run_sharded((8,), function, (lhs, rhs), (P("x"), P("x")))
     np.testing.assert_array_equal(result, lhs @ rhs.T)
 
-  @parameterized.parameters(*PARTITIONERS)
-  def test_shard_map_over_some_axes_leaves_the_others_to_the_partitioner(
-    self, partitioner
-  ):
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+  def test_shard_map_over_some_axes_leaves_the_others_to_the_partitioner(self):
     lhs, rhs = exact(0, 16, 128), exact(1, 8, 128)
     mesh = jax.sharding.Mesh(
       np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
@@ -204,12 +184,8 @@ class SplitAxisTest(parameterized.TestCase):
       return jax.jit(mapped)(lhs, sharded)
 
     np.testing.assert_array_equal(np.asarray(call(None)), lhs @ rhs.T)
-    if partitioner == "gspmd":
-      with self.assertRaisesRegex(NotImplementedError, "needs Shardy"):
-        call("cpu")
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       # 30 and 4 blocks over 8 devices; rows over parts of an axis.
       (jp.NVFP4, (24, 480), P(None, "x"), None),
@@ -218,7 +194,7 @@ class SplitAxisTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(4)
-  def test_quantize_gives_the_bits_of_one_device(self, partitioner, case):
+  def test_quantize_gives_the_bits_of_one_device(self, case):
     format, shape, spec, reshaped = case
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
@@ -226,7 +202,7 @@ class SplitAxisTest(parameterized.TestCase):
       return jax.tree.leaves(jp.quantize(x.reshape(reshaped or shape), format))
 
     expected = function(x)
-    result = self.run_sharded(partitioner, (8,), function, (x,), (spec,))
+    result = self.run_sharded((8,), function, (x,), (spec,))
     for have, want in zip(result, expected, strict=True):
       np.testing.assert_array_equal(bits(have), bits(want))
 

@@ -14,13 +14,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.dot import calls
-from jaxplugin.dot import sides
-from jaxplugin.dot.sharding import assigning
 
 NUM_DEVICES = 8
 BATCH, M, N, K = 8, 64, 96, 512
-PARTITIONERS = ("shardy", "gspmd")
 COLLECTIVE = re.compile(
   r"= \(?(\w+)\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all"
   r"|collective-permute)(?:-start)?\("
@@ -61,14 +57,9 @@ class ShardedDotTest(parameterized.TestCase):
     if jax.device_count() < NUM_DEVICES:
       self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
     self.mesh = _mesh()
-    shardy = jax.config.jax_use_shardy_partitioner
-    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
 
-  def run_sharded(
-    self, partitioner, lhs, rhs, lhs_spec, rhs_spec, out_spec, **kwargs
-  ):
+  def run_sharded(self, lhs, rhs, lhs_spec, rhs_spec, out_spec, **kwargs):
     """Result and collectives of a sharded call, checked against one device."""
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     expected = jp.block_scaled_dot(lhs, rhs, **kwargs)
     lhs = _put(lhs, self.mesh, lhs_spec)
     rhs = _put(rhs, self.mesh, rhs_spec)
@@ -84,7 +75,6 @@ class ShardedDotTest(parameterized.TestCase):
     return result, _collectives(compiled)
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     format=(jp.MXFP8, jp.NVFP4),
     specs=(
       (P("a"), P("a"), P("a")),
@@ -94,12 +84,10 @@ class ShardedDotTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(2)
-  def test_batch_m_and_n_shardings_stay_local(self, partitioner, format, specs):
+  def test_batch_m_and_n_shardings_stay_local(self, format, specs):
     lhs = jp.quantize(_integers(0, BATCH, M, K), format)
     rhs = jp.quantize(_integers(1, BATCH, N, K), format)
-    result, collectives = self.run_sharded(
-      partitioner, lhs, rhs, specs[0], specs[1], None
-    )
+    result, collectives = self.run_sharded(lhs, rhs, specs[0], specs[1], None)
     self.assertEmpty(collectives)
     self.assertTrue(
       result.sharding.is_equivalent_to(
@@ -109,15 +97,13 @@ class ShardedDotTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     formats=((jp.MXFP8, jp.MXFP8), (jp.NVFP4, jp.NVFP4), (jp.MXFP8, jp.NVFP4)),
   )
   @pytest.mark.sample(3)
-  def test_k_sharding_gives_one_all_reduce_of_f32(self, partitioner, formats):
+  def test_k_sharding_gives_one_all_reduce_of_f32(self, formats):
     lhs = jp.quantize(_integers(0, M, K), formats[0])
     rhs = jp.quantize(_integers(1, N, K), formats[1])
     _, collectives = self.run_sharded(
-      partitioner,
       lhs,
       rhs,
       P(None, "b"),
@@ -130,16 +116,15 @@ class ShardedDotTest(parameterized.TestCase):
     )
     self.assertEqual(collectives, [("all-reduce", "f32", M * N)])
 
-  @parameterized.product(partitioner=PARTITIONERS, scattered=(0, 1))
+  @parameterized.product(scattered=(0, 1))
   @pytest.mark.sample(2)
   def test_k_sharding_with_sharded_result_gives_one_reduce_scatter(
-    self, partitioner, scattered
+    self, scattered
   ):
     lhs = jp.quantize(_integers(0, M, K), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)
     out = P("b", None) if scattered == 0 else P(None, "b")
     _, collectives = self.run_sharded(
-      partitioner,
       lhs,
       rhs,
       P(None, "b"),
@@ -150,7 +135,6 @@ class ShardedDotTest(parameterized.TestCase):
     self.assertEqual(collectives, [("reduce-scatter", "f32", M * N // 4)])
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     format=(jp.MXFP8, jp.MXFP4, jp.NVFP4),
     specs=(
       (P("b"), P("b")),  # m and n want the same axis
@@ -158,14 +142,10 @@ class ShardedDotTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(1)
-  def test_what_is_gathered_is_gathered_as_bytes(
-    self, partitioner, format, specs
-  ):
+  def test_what_is_gathered_is_gathered_as_bytes(self, format, specs):
     lhs = jp.quantize(_integers(0, M, K), format)
     rhs = jp.quantize(_integers(1, N, K), format)
-    _, collectives = self.run_sharded(
-      partitioner, lhs, rhs, specs[0], specs[1], None
-    )
+    _, collectives = self.run_sharded(lhs, rhs, specs[0], specs[1], None)
     self.assertNotEmpty(collectives)
     for kind, dtype, size in collectives:
       self.assertEqual((kind, dtype), ("all-gather", "u8"))
@@ -173,40 +153,28 @@ class ShardedDotTest(parameterized.TestCase):
       values = M * K * format.value_bits // 8
       self.assertIn(size, (values, M * K // format.block_size))
 
-  @parameterized.parameters(*PARTITIONERS)
-  @pytest.mark.sample(1)
-  def test_unsharded_k_is_sliced_rather_than_the_other_gathered(
-    self, partitioner
-  ):
+  def test_unsharded_k_is_sliced_rather_than_the_other_gathered(self):
     lhs = jp.quantize(_integers(0, M, K), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)
-    _, collectives = self.run_sharded(
-      partitioner, lhs, rhs, P(None, "b"), P(), None
-    )
+    _, collectives = self.run_sharded(lhs, rhs, P(None, "b"), P(), None)
     self.assertEqual(collectives, [("all-reduce", "f32", M * N)])
 
-  @parameterized.parameters(*PARTITIONERS)
-  @pytest.mark.sample(1)
-  def test_k_sharding_that_splits_blocks_is_gathered(self, partitioner):
+  def test_k_sharding_that_splits_blocks_is_gathered(self):
     # k = 64 is two blocks of 32: they cannot be dealt to four devices.
     lhs = jp.quantize(_integers(0, M, 64), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, 64), jp.MXFP8)
     values = lambda q, spec: _put(q.values, self.mesh, spec)
     lhs = jp.ScaledArray(values(lhs, P(None, "b")), lhs.scale, None, jp.MXFP8)
     rhs = jp.ScaledArray(values(rhs, P(None, "b")), rhs.scale, None, jp.MXFP8)
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     result = jax.jit(jp.block_scaled_dot)(lhs, rhs)
     np.testing.assert_array_equal(
       np.asarray(result), _integers(0, M, 64) @ _integers(1, N, 64).T
     )
 
-  @parameterized.parameters(*PARTITIONERS)
-  @pytest.mark.sample(1)
-  def test_one_sided_operand_and_general_dimensions(self, partitioner):
+  def test_one_sided_operand_and_general_dimensions(self):
     lhs = _integers(0, 4, K, M)  # plain, [b, k, m]
     rhs = jp.quantize(_integers(1, N, K, 4), jp.MXFP4, axis=1)  # [n, k, b]
     numbers = (((1,), (1,)), ((0,), (2,)))
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     function = jax.jit(
       lambda l, r: jp.block_scaled_dot(l, r, dimension_numbers=numbers)
     )
@@ -219,9 +187,7 @@ class ShardedDotTest(parameterized.TestCase):
       _collectives(function.lower(sharded_lhs, sharded_rhs).compile())
     )
 
-  @parameterized.parameters(*PARTITIONERS)
-  @pytest.mark.sample(1)
-  def test_swizzled_and_padded_scales_are_sharded_calls_too(self, partitioner):
+  def test_swizzled_and_padded_scales_are_sharded_calls_too(self):
     lhs = jp.quantize(_integers(0, M, K), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)
     swizzled = jp.ScaledArray(
@@ -231,7 +197,7 @@ class ShardedDotTest(parameterized.TestCase):
       jp.MXFP8,
       scale_layout="swizzled_128x4",
     )
-    self.run_sharded(partitioner, swizzled, rhs, P("a"), P("b"), None)
+    self.run_sharded(swizzled, rhs, P("a"), P("b"), None)
 
   def test_vmap_of_a_sharded_weight_stays_local(self):
     lhs = jp.quantize(_integers(0, BATCH, M, K), jp.MXFP8)
@@ -296,64 +262,6 @@ class ShardedDotTest(parameterized.TestCase):
         rtol=0,
         atol=16 * 2.0**-24 * float(np.abs(want).max()) * np.sqrt(K),
       )
-
-
-class AssignAxesTest(parameterized.TestCase):
-  """The rule itself, on shapes alone."""
-
-  SIZES = {"a": 2, "b": 4}  # noqa: RUF012
-
-  def assign(self, lhs_spec, rhs_spec, out_spec, lhs_shape, rhs_shape):
-    lhs, rhs = (
-      sides.Side(
-        name=name,
-        values=jax.ShapeDtypeStruct(shape, jp.MXFP8.values_dtype),
-        format=jp.MXFP8,
-        axis=1,
-        contracting=(1,),
-      )
-      for name, shape in (("lhs", lhs_shape), ("rhs", rhs_shape))
-    )
-    call = calls.Call(
-      lhs=lhs, rhs=rhs, preferred_element_type=np.dtype(np.float32)
-    )
-    return assigning.assign_axes(call, lhs_spec, rhs_spec, out_spec, self.SIZES)
-
-  def test_wanted_result_decides_which_operand_is_gathered(self):
-    sharded = (("a",), ())
-    wanted = ((), ("a",))
-    got = self.assign(sharded, sharded, wanted, (640, 64), (64, 64))
-    self.assertEqual((got.lhs, got.rhs), (((), ()), (("a",), ())))
-
-  def test_smaller_operand_is_gathered_when_nothing_is_wanted(self):
-    sharded = (("a",), ())
-    got = self.assign(sharded, sharded, None, (64, 64), (640, 64))
-    self.assertEqual((got.lhs, got.rhs), (((), ()), (("a",), ())))
-
-  def test_axis_that_does_not_divide_is_dropped(self):
-    got = self.assign((("b",), ()), ((), ()), None, (6, 64), (8, 64))
-    self.assertEqual(got.lhs, ((), ()))
-
-  def test_longest_prefix_that_divides_is_kept(self):
-    got = self.assign((("a", "b"), ()), ((), ()), None, (6, 64), (8, 64))
-    self.assertEqual(got.lhs, (("a",), ()))
-
-  def test_k_is_cut_between_blocks_only(self):
-    k_sharded = ((), ("b",))
-    got = self.assign(k_sharded, k_sharded, None, (8, 64), (8, 64))
-    self.assertEqual((got.lhs, got.reduce), (((), ()), ()))
-    got = self.assign(k_sharded, k_sharded, None, (8, 128), (8, 128))
-    self.assertEqual((got.lhs, got.reduce), (k_sharded, ("b",)))
-
-  def test_scatter_goes_where_the_result_wants_it(self):
-    k_sharded = ((), ("b",))
-    got = self.assign(k_sharded, k_sharded, (("b",), ()), (8, 128), (8, 128))
-    self.assertEqual(got.scatter, ((0, ("b",)),))
-    self.assertEqual(got.out, (("b",), ()))
-
-  def test_replicated_operands_follow_the_wanted_result(self):
-    got = self.assign(((), ()), ((), ()), (("a",), ("b",)), (8, 128), (8, 128))
-    self.assertEqual((got.lhs, got.rhs), ((("a",), ()), (("b",), ())))
 
 
 if __name__ == "__main__":

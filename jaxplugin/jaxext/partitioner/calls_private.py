@@ -60,13 +60,12 @@ class Split:
   """How calls of a function of arrays are split.
 
   Attributes:
-    infer: (mesh, operands, results) -> shardings of the results, for GSPMD.
     partition: (mesh, operands, results) -> what `mesh_axes.decode` made of the
       mesh, a function of one device's parts of the operands, shardings of the
       results and of the operands. Inside of a `shard_map` over some axes the
       mesh is that of a `mesh_axes.Group`.
-    rule: (mesh, types of operands, types of results) -> Shardy's rule, and the
-      sizes and kinds of its factors.
+    rule: (mesh, operands, results) -> Shardy's rule, and the sizes and kinds of
+      its factors. These operands and results are abstract values.
     key: equal only where all of these do the same, in any process and for any
       shapes; None where that is not known.
 
@@ -75,7 +74,6 @@ class Split:
   function that is split.
   """
 
-  infer: Callable[..., Any]
   partition: Callable[..., tuple[Any, Any, Any, Any]]
   rule: Callable[..., tuple[str, dict[str, Any]]]
   key: str | None
@@ -195,14 +193,11 @@ def _lower(
     operand_layouts=None,
     result_layouts=None,
   )
-  if jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
-    text, factors = how.rule(mesh, value_types, result_types)
-    value_types = [*value_types, *(x.type for x in marker)]
-    text = _with_marker(text, mesh)
-    rule = rules.str_to_sdy_sharding_rule(text, **factors)
-    out.attributes["sdy.sharding_rule"] = rules.sdy_sharding_rule_to_mlir(
-      rule, value_types, result_types
-    )
+  text, factors = how.rule(mesh, ctx.avals_in, out_avals)
+  rule = rules.str_to_sdy_sharding_rule(_with_marker(text, mesh), **factors)
+  out.attributes["sdy.sharding_rule"] = rules.sdy_sharding_rule_to_mlir(
+    rule, [*value_types, *(x.type for x in marker)], result_types
+  )
   return out.results
 
 
@@ -327,15 +322,12 @@ def _infer(
   result_shape: Any,
   name: bytes,
 ) -> Any:
-  named = _named[name.decode()]
+  """Replicates results. Only GSPMD asks, which lowering rules refuse."""
+  del shapes, shardings, name
   results, _ = _elements(result_shape)
-  with named.context.restored():
-    inferred = named.how.infer(
-      named.mesh,
-      list(map(named.typed, shapes, shardings)),
-      named.results(results, [None] * len(results)),
-    )
-  return _together(result_shape, _hlo_shardings(inferred, results))
+  return _together(
+    result_shape, [xla_client.HloSharding.replicate() for _ in results]
+  )
 
 
 def _partition(

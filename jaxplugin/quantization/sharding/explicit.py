@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizing and dequantizing arrays whose shardings are in their types.
 
-As `dot.sharding.explicit`: each is lowered to a `shard_map` over the explicit
-axes, in which devices compute the shares that they do under the partitioner.
+Each is lowered to a `shard_map` over the explicit axes (`operation/split.py`).
 """
 
 from __future__ import annotations
@@ -19,33 +18,35 @@ from jax.sharding import NamedSharding
 from jaxplugin.arrays import layouts
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import assignment as assignment_lib
+from jaxplugin.operation import split
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.sharding import assigning
-from jaxplugin.quantization.sharding import partitioning
-from jaxplugin.quantization.sharding import shares
+from jaxplugin.quantization.sharding import assignment
+from jaxplugin.quantization.sharding import operation
+from jaxplugin.quantization.sharding import per_device
 
 
 def quantize_types(
   problem: problems.QuantizeProblem, x: Any, avals: Sequence[Any], mesh: Any
 ) -> list[Any]:
-  """The types of the results of `quantize_p`.
+  """Returns the types of the results of `quantize_p`.
 
-  Their axes are those of x, but for what would cut a block: over that a result
-  is whole. Of a swizzled scale all of a matrix is in one tile.
+  Their axes are those of x, except for axes that would cut a block. A swizzled
+  scale has none, because its tiles mix the rows of a matrix.
 
   Args:
-    problem: of the whole array.
+    problem: the problem of the whole array.
     x: has a type.
     avals: the types without axes.
-    mesh: with explicit axes.
+    mesh: a mesh with explicit axes.
   """
-  spec = assigning.with_whole_blocks(
+  spec = assignment.with_whole_blocks(
     problem, explicit_axes.spec_of(x), mesh.shape
   )
   specs = [
     own
     for b in problem.blockings
-    for own in assigning.result_specs(problem, b, spec)
+    for own in assignment.result_specs(problem, b, spec)
   ]
   if problem.scale_layout != layouts.LINEAR:
     for i in range(1, len(avals), problem.results_each):
@@ -56,7 +57,7 @@ def quantize_types(
 def sharded(
   avals: Sequence[Any], specs: Sequence[mesh_axes.Spec], mesh: Any
 ) -> list[Any]:
-  """Types with shardings on a mesh."""
+  """Adds shardings on a mesh to types."""
   return [
     aval.update(sharding=NamedSharding(mesh, mesh_axes.partition_spec(spec)))
     for aval, spec in zip(avals, specs, strict=True)
@@ -64,7 +65,7 @@ def sharded(
 
 
 def whole(avals: Sequence[Any]) -> list[Any]:
-  """Types without the axes in them."""
+  """Removes the axes from types."""
   return [
     aval.update(
       sharding=aval.sharding.update(
@@ -77,19 +78,19 @@ def whole(avals: Sequence[Any]) -> list[Any]:
 
 def quantize(
   problem: problems.QuantizeProblem,
-  local: shares.Local,
+  local: per_device.Local,
   mesh: Any,
   specs: Sequence[mesh_axes.Spec],
 ) -> Callable[..., list[jax.Array]]:
-  """A function of the operands of `quantize_p`, with its results.
+  """Returns a function of the operands of `quantize_p`, with its results.
 
   Args:
-    problem: of the whole array.
-    local: of one device.
-    mesh: with explicit axes.
-    specs: in the types of the results.
+    problem: the problem of the whole array.
+    local: the functions of one device.
+    mesh: a mesh with explicit axes.
+    specs: the axes in the types of the results.
   """
-  if not partitioning.can_quantize(problem):
+  if not operation.can_quantize(problem):
     return _on_each(
       lambda *operands: local.quantize(operands, problem), mesh, specs
     )
@@ -99,57 +100,31 @@ def quantize(
       ((),) * len(specs[0]) if i % size == 1 else spec
       for i, spec in enumerate(specs)
     ]
-  split = functools.partial(_split, mesh=mesh, specs=specs)
-  return partitioning.quantize(problem, local, split)
+  on_axes = functools.partial(split.on_explicit_axes, mesh=mesh, specs=specs)
+  return operation.quantize(problem, local, on_axes)
 
 
 def dequantize(
   problem: problems.DequantizeProblem,
-  local: shares.LocalDequantize,
+  local: per_device.LocalDequantize,
   mesh: Any,
   spec: mesh_axes.Spec,
 ) -> Callable[..., jax.Array]:
-  """The same of `dequantize_p`.
+  """Returns a function of the operands of `dequantize_p`, with its result.
 
   Args:
-    spec: in the type of the result.
+    problem: the problem of the whole array.
+    local: dequantizes on one device.
+    mesh: a mesh with explicit axes.
+    spec: the axes in the type of the result.
   """
-  if not partitioning.can_dequantize(problem):
+  if not operation.can_dequantize(problem):
     function = _on_each(
       lambda *operands: [local(operands, problem)], mesh, [spec]
     )
     return lambda *operands: function(*operands)[0]
-  split = functools.partial(_split, mesh=mesh, specs=[spec])
-  return partitioning.dequantize(problem, local, local, split)
-
-
-def _split(
-  operation: partitioning.Operation,
-  mesh: Any,
-  specs: Sequence[mesh_axes.Spec],
-) -> Callable[..., list[jax.Array]]:
-  """A function of an operation's operands that is split as types say.
-
-  Args:
-    operation: what.
-    mesh: with explicit axes.
-    specs: of the results.
-  """
-
-  def function(*operands: jax.Array) -> list[jax.Array]:
-    with jax.sharding.use_abstract_mesh(mesh):
-      operands = tuple(map(explicit_axes.on_mesh, operands))
-      given = list(map(explicit_axes.spec_of, operands))
-      assignment = operation.assign(given, specs, mesh.shape)
-      results = explicit_axes.shard_map(
-        lambda *parts: operation.compute(parts, assignment, mesh.shape),
-        mesh,
-        assignment.operands,
-        list(assignment.results),
-      )(*operands)
-      return list(map(explicit_axes.reshard, results, specs))
-
-  return function
+  on_axes = functools.partial(split.on_explicit_axes, mesh=mesh, specs=[spec])
+  return operation.dequantize(problem, local, on_axes)
 
 
 def _on_each(
@@ -157,20 +132,21 @@ def _on_each(
   mesh: Any,
   specs: Sequence[mesh_axes.Spec],
 ) -> Callable[..., list[jax.Array]]:
-  """`function` of whole arrays, which every device computes.
+  """Returns a function of whole arrays that every device computes.
 
   Args:
-    specs: of its results.
+    function: the function.
+    mesh: a mesh with explicit axes.
+    specs: axes of each dimension of each result.
   """
-
-  def call(*operands: jax.Array) -> list[jax.Array]:
-    with jax.sharding.use_abstract_mesh(mesh):
-      results = explicit_axes.shard_map(
-        function,
-        mesh,
-        [((),) * x.ndim for x in operands],
-        [((),) * len(spec) for spec in specs],
-      )(*operands)
-      return list(map(explicit_axes.reshard, results, specs))
-
-  return call
+  replicated = lambda specs: tuple(((),) * len(spec) for spec in specs)
+  each = split.Operation(
+    assign=lambda operands,
+    given,
+    wanted,
+    axis_sizes: assignment_lib.Assignment(
+      operands=replicated(given), results=replicated(wanted)
+    ),
+    per_device=lambda parts, assigned, axis_sizes: list(function(*parts)),
+  )
+  return split.on_explicit_axes(each, mesh, specs)

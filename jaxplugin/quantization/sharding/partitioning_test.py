@@ -29,7 +29,6 @@ COLLECTIVE = re.compile(
   r"= \(?(\w+)\[([\d,]*)\].*? (all-gather|all-reduce|reduce-scatter|all-to-all"
   r"|collective-permute)(?:-start)?\("
 )
-PARTITIONERS = ("shardy", "gspmd")
 KEY = jax.random.key(7)
 
 
@@ -76,8 +75,6 @@ class MeshTestCase(parameterized.TestCase):
       self.skipTest(f"needs {NUM_DEVICES} devices, has {jax.device_count()}")
     devices = np.array(jax.devices()[:NUM_DEVICES])
     self.mesh = jax.sharding.Mesh(devices.reshape(4, 2), ("x", "y"))
-    shardy = jax.config.jax_use_shardy_partitioner
-    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
 
   def put(self, x, *spec):
     return jax.device_put(x, NamedSharding(self.mesh, P(*spec)))
@@ -96,7 +93,6 @@ class MeshTestCase(parameterized.TestCase):
 
 class BitsTest(MeshTestCase):
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       (jp.MXFP8, ("x", "y")),
       (jp.MXFP6_E3M2, ("y", "x")),
@@ -105,8 +101,7 @@ class BitsTest(MeshTestCase):
     ),
   )
   @pytest.mark.sample(4)
-  def test_both_axes_and_back(self, partitioner, case):
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+  def test_both_axes_and_back(self, case):
     format, spec = case
 
     def function(x):

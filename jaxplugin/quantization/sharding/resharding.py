@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxplugin.arrays import layouts
 from jaxplugin.core import formats
 from jaxplugin.jaxext import mesh_axes
-from jaxplugin.quantization.sharding import shares
+from jaxplugin.operation import byte_arrays
 
 
 def moved(
@@ -54,7 +54,9 @@ def moved(
     values = layouts.pack_fp4(values, axis=axis)
   dtypes = values.dtype, scale.dtype
   values, scale = (
-    shares.from_bytes(jax.sharding.reshard(shares.to_bytes(x), out_sharding), d)
+    byte_arrays.from_bytes(
+      jax.sharding.reshard(byte_arrays.to_bytes(x), out_sharding), d
+    )
     for x, d in zip((values, scale), dtypes, strict=True)
   )
   if is_unpacked:

@@ -148,7 +148,7 @@ def contract(
   )
   call = call_of(lhs, rhs, group_sizes)
   explicit_sharding = explicit.result_sharding(
-    call, sharding.RAGGED_CONTRACTION, out_sharding
+    call, sharding.assign, out_sharding
   )
   if explicit_sharding is None:
     return _contracted(call)

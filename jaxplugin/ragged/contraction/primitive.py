@@ -8,28 +8,21 @@ and its parameters are those of `ragged_dot_p`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.interpreters import batching
-from jax.interpreters import mlir
 
 from jaxplugin.dot import sides
-from jaxplugin.jaxext import jax_private
 from jaxplugin.ragged import primitive as ragged_primitive
 from jaxplugin.ragged.contraction import backends
 from jaxplugin.ragged.contraction import calls
 from jaxplugin.ragged.contraction import derivatives
 from jaxplugin.ragged.contraction import sharding
-from jaxplugin.ragged.sharding import partitioning
 from jaxplugin.ragged.transforms import batching as batching_rules
-from jaxplugin.runtime import fingerprints
 from jaxplugin.runtime import lowering
-from jaxplugin.tables import ranks
-from jaxplugin.tables import resolution
 
 ragged_contraction_p = calls.ragged_contraction_p
 bind = ragged_primitive.bind
@@ -100,52 +93,14 @@ def _beside(x: Any, dim: int | None, size: int) -> Any:
   return x.reshape(x.shape[0], size * x.shape[2])
 
 
-def _lower(ctx, *flat, call, target, platform=None):
-  platform = platform or ctx.module_context.platforms[0]
-  target = lowering.resolve_target(target, platform)
-  ranks.check()
-  module = lowering.module_of(ctx)
-  # As in `ragged.primitive`.
-  is_split = module.is_partitioned and not (
-    module.is_exported or lowering.is_partly_manual_under_gspmd(ctx)
-  )
-
-  def local(module, call):
-    decision = backends.choose(
-      call.problem(),
-      target,
-      call.implementation,
-      unportable=module.kernels_refusal(),
-      overlay=call.overlay,
-    )
-    return backends.emit(decision.implementation, call, target)
-
-  def function(*flat):
-    whole = call.filled(flat)
-    if not is_split or not sharding.can_partition(whole):
-      return local(module, whole)
-    of_device = dataclasses.replace(module, is_partitioned=False)
-    exact = partitioning.prepared(whole)
-    form = exact.form()
-    return partitioning.partitioned(
-      sharding.RAGGED_CONTRACTION,
-      functools.partial(bind, target=target),
-      functools.partial(local, of_device),
-      form,
-      fingerprints.of(
-        ragged_contraction_p.name,
-        form.replace(overlay=None),
-        target,
-        resolution.decides(form.overlay),
-      ),
-    )(*exact.flatten())
-
-  out = mlir.lower_fun(function, multiple_results=False)(ctx, *flat)
-  return [
-    jax_private.lower_with_sharding_in_types(ctx, out[0], ctx.avals_out[0])
-  ]
-
-
+_lower = functools.partial(
+  ragged_primitive.lower,
+  who="ragged_dot_general",
+  choose=backends.choose,
+  emit=backends.emit,
+  can_partition=sharding.can_partition,
+  operation=sharding.operation,
+)
 ragged_contraction_p.def_impl(
   functools.partial(lowering.impl, ragged_contraction_p)
 )

@@ -22,7 +22,6 @@ from jaxplugin.testing.meshes import explicit
 NUM_DEVICES = 8
 GROUPS, M, N, K = 8, 256, 48, 64
 SIZES = np.array([50, 0, 33, 9, 0, 31, 2, 77], np.int32)
-PARTITIONERS = ("shardy", "gspmd")
 COLLECTIVE = re.compile(
   r"= \(?(\w+)\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all"
   r"|collective-permute)(?:-start)?\("
@@ -52,8 +51,6 @@ class ShardedContractionTest(parameterized.TestCase):
       np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
     )
     self.rng = np.random.default_rng(0)
-    shardy = jax.config.jax_use_shardy_partitioner
-    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
 
   def operand(self, format, columns):
     """Blocked along its rows."""
@@ -87,7 +84,6 @@ class ShardedContractionTest(parameterized.TestCase):
     return function(*args), found
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       (P("a"), P("a"), P(), [("all-reduce", "f32", GROUPS * N * K)]),
       (
@@ -101,10 +97,7 @@ class ShardedContractionTest(parameterized.TestCase):
     formats=((contract.F32, contract.F32), (jp.MXFP8, jp.MXFP4)),
   )
   @pytest.mark.sample(1)
-  def test_each_split_has_one_collective_at_most(
-    self, partitioner, case, formats
-  ):
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+  def test_each_split_has_one_collective_at_most(self, case, formats):
     *specs, collectives = case
     lhs, exact_lhs = self.operand(formats[0], N)
     rhs, exact_rhs = self.operand(formats[1], K)
@@ -113,12 +106,7 @@ class ShardedContractionTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.asarray(result), expected)
     self.assertEqual(found, collectives)
 
-  @parameterized.parameters(*PARTITIONERS)
-  @pytest.mark.sample(1)
-  def test_rows_over_the_axis_of_the_groups_are_gathered_as_bytes(
-    self, partitioner
-  ):
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+  def test_rows_over_the_axis_of_the_groups_are_gathered_as_bytes(self):
     lhs, exact_lhs = self.operand(jp.MXFP8, N)
     rhs, exact_rhs = self.operand(jp.MXFP4, K)
     result, found = self.run_sharded(lhs, rhs, SIZES, P("b"), P("b"), P("b"))

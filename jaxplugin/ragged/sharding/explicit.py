@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged dots of arrays whose shardings are in their types.
 
-The type of the result is what the call asks for, or follows from those of the
-operands. Inside, the axes are the partitioner's, as they are of any call,
-derivatives included: which row is of which group no type says.
+The type of the result is the requested one, or follows from the operands. The
+partitioner assigns the axes inside, also of derivatives, because types do not
+say which row belongs to which group.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -24,21 +23,23 @@ from jax.sharding import PartitionSpec
 from jaxplugin.dot import sides
 from jaxplugin.jaxext import explicit_axes
 from jaxplugin.jaxext import mesh_axes
-from jaxplugin.ragged.sharding import partitioning
+from jaxplugin.operation import assignment
 
 
 def result_sharding(
-  call: Any, split: partitioning.Split, out_sharding: Any = None
+  call: Any,
+  assign: Callable[..., assignment.Assignment],
+  out_sharding: Any = None,
 ) -> NamedSharding | None:
-  """The sharding in the type of the result; None without explicit mesh axes.
+  """Returns the sharding in the type of the result; None without explicit axes.
 
   Args:
     call: a `Call` or a `Contraction`; its arrays have types.
-    split: of its operation.
-    out_sharding: asked for, or None: then it follows from the operands.
+    assign: assigns the axes of the call.
+    out_sharding: the requested sharding. If None, it follows from the operands.
 
   Raises:
-    What `asked_sharding` does.
+    NotImplementedError, ValueError: As `asked_sharding` does.
   """
   if out_sharding is not None:
     return asked_sharding(call, out_sharding)
@@ -46,22 +47,23 @@ def result_sharding(
   if mesh is None:
     return None
   specs = call.named(map(explicit_axes.spec_of, call.flatten()))
-  out = split.assign(call, specs, None, mesh.shape).out
-  return NamedSharding(mesh, mesh_axes.partition_spec(out))
+  (spec,) = assign(call, specs, None, mesh.shape).results
+  return NamedSharding(mesh, mesh_axes.partition_spec(spec))
 
 
 def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
-  """What `lax.ragged_dot` gives to the type of its result, or raises.
+  """Returns the sharding that `lax.ragged_dot` gives its result.
+
+  JAX raises if `out_sharding` has another type, names an axis that is not
+  explicit, or does not divide a dimension.
 
   Args:
-    call: of which the shape of the result is taken.
+    call: has the shape of the result.
     out_sharding: a `PartitionSpec`, or a `NamedSharding` of explicit axes.
 
   Raises:
-    NotImplementedError: the result would be unreduced.
-    ValueError: it has more dimensions than the result.
-    JAX's own: it is neither of the two, names an axis that is not explicit, or
-      does not divide a dimension.
+    NotImplementedError: If the result would be unreduced.
+    ValueError: If it has more dimensions than the result.
   """
   who, shape = sides.who(), tuple(call.shape)
   explicit_axes.refuse_unreduced(who, out_sharding)
@@ -73,20 +75,13 @@ def asked_sharding(call: Any, out_sharding: Any) -> NamedSharding:
     )
   mesh = getattr(out_sharding, "mesh", None)
   mesh = mesh or explicit_axes.mesh_of(call.flatten())
-  context: Any = contextlib.nullcontext()
-  if mesh is not None:
-    mesh = getattr(mesh, "abstract_mesh", mesh)
-    context = jax.sharding.use_abstract_mesh(mesh)
-  with context:
-    sharding = jax.eval_shape(
-      functools.partial(_like_result, shape, out_sharding)
-    ).sharding
-  assert isinstance(sharding, NamedSharding)
-  return sharding
+  mesh = getattr(mesh, "abstract_mesh", mesh)
+  result = functools.partial(_like_result, shape, out_sharding)
+  return explicit_axes.result_sharding(result, mesh=mesh)
 
 
 def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
-  """`lax`'s own ragged dot with a result of a shape, of a sum of nothing."""
+  """Computes `lax.ragged_dot` of empty arrays, with a result of a shape."""
   dtype = np.float32
   *groups, rows, columns = shape
   if not groups:
@@ -108,11 +103,11 @@ def _like_result(shape: tuple[Any, ...], out_sharding: Any) -> jax.Array:
 def automatic(
   function: Callable[..., jax.Array], sharding: NamedSharding
 ) -> Callable[..., jax.Array]:
-  """`function`, with its mesh's explicit axes left to the partitioner.
+  """Leaves the explicit axes inside a function to the partitioner.
 
   Args:
-    function: of trees of arrays.
-    sharding: of its result.
+    function: a function of trees of arrays.
+    sharding: the sharding of its result.
   """
   axes = mesh_axes.explicit_axes(sharding.mesh)
   wrapped: Any = jax.sharding.auto_axes(

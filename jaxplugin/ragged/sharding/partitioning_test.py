@@ -20,7 +20,6 @@ from jaxplugin.testing.dot_suite import ragged_suite
 NUM_DEVICES = 8
 GROUPS, M, N, K = 8, 32, 64, 256
 SIZES = np.array([5, 0, 3, 9, 0, 1, 2, 7], np.int32)  # five rows left over
-PARTITIONERS = ("shardy", "gspmd")
 COLLECTIVE = re.compile(
   r"= \(?(\w+)\[([\d,]*)\]\S* (all-gather|all-reduce|reduce-scatter|all-to-all"
   r"|collective-permute)(?:-start)?\("
@@ -63,11 +62,6 @@ class ShardedRaggedTest(parameterized.TestCase):
       np.array(jax.devices()[:NUM_DEVICES]).reshape(2, 4), ("a", "b")
     )
     self.rng = np.random.default_rng(0)
-    shardy = jax.config.jax_use_shardy_partitioner
-    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
-
-  def use(self, partitioner):
-    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
 
   def operand(self, format, shape):
     return ragged_suite.operand(self.rng, format, shape, integers=True)
@@ -104,7 +98,6 @@ class ShardedRaggedTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     formats=(
       (contract.F32, jp.MXFP4),
       (jp.MXFP8, jp.MXFP8),
@@ -112,10 +105,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(1)
-  def test_experts_over_an_axis_are_each_device_s_own(
-    self, partitioner, formats
-  ):
-    self.use(partitioner)
+  def test_experts_over_an_axis_are_each_device_s_own(self, formats):
     lhs, exact_lhs = self.operand(formats[0], (M, K))
     rhs, exact_rhs = self.operand(formats[1], (GROUPS, N, K))
     result, found, text = self.run_sharded(lhs, rhs, SIZES, P(), P("b"))
@@ -128,12 +118,9 @@ class ShardedRaggedTest(parameterized.TestCase):
     width = K * formats[1].value_bits // 8
     self.assertIn(f"u8[2,{N},{width}]", kernel)
 
-  @parameterized.product(partitioner=PARTITIONERS, implementation=("xla", None))
+  @parameterized.product(implementation=("xla", None))
   @pytest.mark.sample(2)
-  def test_rows_over_one_axis_and_experts_over_another(
-    self, partitioner, implementation
-  ):
-    self.use(partitioner)
+  def test_rows_over_one_axis_and_experts_over_another(self, implementation):
     lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, N, K))
     bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
@@ -148,12 +135,9 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertEqual(found, [("all-reduce", "f32", M * N // 2)])
     self.assert_spec(result, P("a"))
 
-  @parameterized.product(
-    partitioner=PARTITIONERS, lhs_spec=(P("a"), P(("b", "a")))
-  )
+  @parameterized.product(lhs_spec=(P("a"), P(("b", "a"))))
   @pytest.mark.sample(1)
-  def test_rows_alone_need_no_collective(self, partitioner, lhs_spec):
-    self.use(partitioner)
+  def test_rows_alone_need_no_collective(self, lhs_spec):
     lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, N, K))
     result, found, _ = self.run_sharded(lhs, rhs, SIZES, lhs_spec, P())
@@ -164,14 +148,10 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assert_spec(result, lhs_spec)
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=((jp.MXFP8, None), (jp.NVFP4, P("b")), (jp.MXFP4, P())),
   )
   @pytest.mark.sample(1)
-  def test_rows_over_the_axis_of_the_experts_are_gathered_as_bytes(
-    self, partitioner, case
-  ):
-    self.use(partitioner)
+  def test_rows_over_the_axis_of_the_experts_are_gathered_as_bytes(self, case):
     format, out_spec = case
     lhs, exact_lhs = self.operand(format, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, N, K))
@@ -191,12 +171,10 @@ class ShardedRaggedTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     activation=(None, "silu", "swigluoai"),
   )
   @pytest.mark.sample(1)
-  def test_columns_need_no_collective(self, partitioner, activation):
-    self.use(partitioner)
+  def test_columns_need_no_collective(self, activation):
     lhs, exact_lhs = self.operand(contract.BF16, (M, K))
     rhs, exact_rhs = self.operand(jp.NVFP4, (GROUPS, N, K))
     bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
@@ -210,14 +188,9 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertEmpty(found)
     self.assert_spec(result, P(None, "b"))
 
-  @parameterized.parameters(
-    *(("shardy", parts) for parts in (2, 3, 4, 5, 8)), ("gspmd", 4)
-  )
+  @parameterized.parameters(2, 3, 4, 5, 8)
   @pytest.mark.sample(4)
-  def test_gates_and_values_far_apart_meet_in_two_permutations(
-    self, partitioner, parts
-  ):
-    self.use(partitioner)
+  def test_gates_and_values_far_apart_meet_in_two_permutations(self, parts):
     n = 16 * parts
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:parts]), "x")
     lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
@@ -235,7 +208,6 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertEqual(found, [permutation] * 2)
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       ("relu", None, "all-reduce", 1),
       ("swiglu", P("b"), "reduce-scatter", 4),
@@ -244,8 +216,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.full
-  def test_contracting_sums_in_f32_before_what_follows(self, partitioner, case):
-    self.use(partitioner)
+  def test_contracting_sums_in_f32_before_what_follows(self, case):
     activation, out_spec, kind, parts = case
     lhs, exact_lhs = self.operand(jp.MXFP8, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, N, K))
@@ -262,10 +233,8 @@ class ShardedRaggedTest(parameterized.TestCase):
       permuted = [("collective-permute", "f32", M * N // 8)] * 2
     self.assertEqual(found, [(kind, "f32", M * N // parts), *permuted])
 
-  @parameterized.parameters(*PARTITIONERS)
   @pytest.mark.full
-  def test_experts_and_contracting_are_one_sum(self, partitioner):
-    self.use(partitioner)
+  def test_experts_and_contracting_are_one_sum(self):
     lhs, exact_lhs = self.operand(contract.F32, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, N, K))
     bias = self.rng.integers(-4, 5, (GROUPS, N)).astype(np.float32)
@@ -279,7 +248,6 @@ class ShardedRaggedTest(parameterized.TestCase):
     self.assertEqual(found, [("all-reduce", "f32", M * N)])
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     specs=(
       (P("a"), P("b")),
       (P(("a", "b")), P()),
@@ -288,9 +256,8 @@ class ShardedRaggedTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.sample(1)
-  def test_any_sizes(self, partitioner, specs):
+  def test_any_sizes(self, specs):
     # One program for all, with NaN wherever no group's row is.
-    self.use(partitioner)
     lhs, exact_lhs = self.operand(contract.F32, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP8, (GROUPS, N, K))
     dot = jax.jit(jp.ragged_dot)
@@ -322,11 +289,9 @@ class ShardedRaggedTest(parameterized.TestCase):
       ((M, 1), P(None, None, "b")),
       ((M, 1), P("b")),
     ),
-    partitioner=PARTITIONERS,
   )
   @pytest.mark.sample(3)
-  def test_global_scales_of_rows_and_groups(self, partitioner, case):
-    self.use(partitioner)
+  def test_global_scales_of_rows_and_groups(self, case):
     lhs_scale, rhs_spec = case
     lhs, exact_lhs = self.operand(jp.NVFP4, (M, K))
     rhs, exact_rhs = self.operand(jp.NVFP4, (GROUPS, N, K))
@@ -347,11 +312,8 @@ class ShardedRaggedTest(parameterized.TestCase):
       expected_of(exact_lhs * of_lhs, exact_rhs * of_rhs, SIZES),
     )
 
-  @parameterized.parameters(
-    ("shardy", "cpu"), ("shardy", "b200"), ("gspmd", "h100")
-  )
-  def test_prepared_weights_are_split_as_they_are(self, partitioner, target):
-    self.use(partitioner)
+  @parameterized.parameters("cpu", "b200", "h100")
+  def test_prepared_weights_are_split_as_they_are(self, target):
     lhs, exact_lhs = self.operand(contract.BF16, (M, K))
     rhs, exact_rhs = self.operand(jp.MXFP4, (GROUPS, 128, K))
     prepared = jp.prepare_weights(rhs, jp.named_target(target))
@@ -365,7 +327,6 @@ class ShardedRaggedTest(parameterized.TestCase):
       self.assertNotRegex(text, r"u8\[2,128,128\]\S* (fusion|copy|bitcast-c)")
 
   @parameterized.product(
-    partitioner=PARTITIONERS,
     case=(
       (P(), P("b"), None),
       (P("a"), P("b"), "swigluoai"),
@@ -374,8 +335,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     ),
   )
   @pytest.mark.full
-  def test_gradients_gather_no_weights(self, partitioner, case):
-    self.use(partitioner)
+  def test_gradients_gather_no_weights(self, case):
     lhs_spec, rhs_spec, activation = case
     rhs, exact = self.operand(jp.MXFP4, (GROUPS, N, K))
     lhs = self.rng.normal(size=(M, K)).astype(np.float32)

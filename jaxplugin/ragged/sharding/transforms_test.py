@@ -131,25 +131,6 @@ class TransformsTest(parameterized.TestCase):
     result = jax.jit(mapped)(rows, self.rhs[0], SIZES)
     np.testing.assert_array_equal(np.asarray(result), self.expected)
 
-  def test_some_axes_under_gspmd_serve_by_operations_or_say_why_not(self):
-    shardy = jax.config.jax_use_shardy_partitioner
-    self.addCleanup(jax.config.update, "jax_use_shardy_partitioner", shardy)
-    jax.config.update("jax_use_shardy_partitioner", False)
-
-    def call(implementation):
-      mapped = jax.shard_map(
-        functools.partial(own_experts, implementation=implementation),
-        mesh=self.mesh,
-        in_specs=(P(), P("b"), P()),
-        out_specs=P(),
-        axis_names={"b"},
-      )
-      return jax.jit(mapped)(self.put(self.lhs, P("a")), self.rhs[0], SIZES)
-
-    np.testing.assert_array_equal(np.asarray(call(None)), self.expected)
-    with self.assertRaisesRegex(NotImplementedError, "shard_map over all axes"):
-      call("cpu")
-
   @parameterized.parameters(False, True)
   @pytest.mark.full
   def test_scan_and_remat_of_stacked_experts(self, is_explicit):

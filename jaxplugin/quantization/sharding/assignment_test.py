@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from jaxplugin.core import formats
 from jaxplugin.quantization import problems
-from jaxplugin.quantization.sharding import assigning
+from jaxplugin.quantization.sharding import assignment
 
 
 class GranulesTest(parameterized.TestCase):
@@ -28,7 +28,7 @@ class GranulesTest(parameterized.TestCase):
       format=format,
       extras=problems.Extras(**extras),
     )
-    self.assertEqual(assigning.quantize_granules(problem), granules)
+    self.assertEqual(assignment.quantize_granules(problem), granules)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,34 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which mesh axes split which dimension of what is quantized."""
+"""Which mesh axes each dimension of a quantized array is computed with."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from jaxplugin.core import blocking
 from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import assignment as assignment_lib
+from jaxplugin.operation import notation
 from jaxplugin.quantization import problems
 
+Assignment = assignment_lib.Assignment
 Axes = mesh_axes.Axes
 Spec = mesh_axes.Spec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Assignment:
-  """The mesh axes that each dimension is computed with.
-
-  Attributes:
-    x: of the array that is quantized, or that dequantizing gives.
-    operands: of each operand.
-    results: of each result.
-  """
-
-  x: Spec
-  operands: tuple[Spec, ...]
-  results: tuple[Spec, ...]
 
 
 def quantize_granules(
   problem: problems.QuantizeProblem,
 ) -> tuple[int | None, ...]:
-  """How many values of each dimension of x stay together on a device.
+  """Returns how many values of each dimension of x stay together on a device.
 
-  None for a dimension that no device has a part of. A block stays whole, and
-  so do a group that is transformed and the other side of a square; what is
-  padded is not split. Of several dimensions that are merged into the blocked
-  one the first alone is split, which leaves a part of the result in one piece.
+  None stands for a dimension that is not split. Blocks stay whole, and so do
+  transformed groups and both sides of squares. A padded dimension is not split.
+  If several dimensions are merged into the blocked one, only the first is
+  split, so that a device's part of the result is contiguous.
   """
   granules: list[int | None] = [1] * len(problem.shape)
 
@@ -69,18 +57,19 @@ def quantize_granules(
 
 
 def _granules_of_merged(sizes: Sequence[int], group: int) -> list[int | None]:
-  """How many values of each of the dimensions that are merged stay together.
+  """Returns how many values of each merged dimension stay together.
 
   Args:
-    sizes: of the dimensions, major to minor.
-    group: how many values of the merged one do; the last group may be smaller.
+    sizes: sizes of the dimensions, major to minor.
+    group: values of the merged dimension that stay together. The last group may
+      be smaller.
   """
   result: list[int | None] = [None] * len(sizes)
   minor = 1
   for i in reversed(range(len(sizes))):
     if sizes[i] * minor % group == 0:
       result[i] = group // math.gcd(group, minor)
-      result[:i] = [1] * i  # groups lie inside of the dimensions from here on
+      result[:i] = [1] * i  # groups lie inside the dimensions from here on
       break
     minor *= sizes[i]
   return result
@@ -93,20 +82,21 @@ def assign_quantize(
   axis_sizes: Mapping[str, int],
   num_operands: int,
 ) -> Assignment:
-  """How an array is split to be quantized.
+  """Decides how an array is split to be quantized.
 
-  As it lies, where that leaves blocks whole: results are smaller, so they
-  travel better than x. An axis that would cut blocks goes to another dimension
-  that it divides, the largest first, which is an exchange of x among the
-  devices; without one x is gathered over it. Axes that split no dimension of x,
-  but are wanted for the results, split it too, which costs nothing.
+  x stays as it is sharded if that leaves blocks whole, because the results are
+  smaller and cheaper to move. An axis that would cut blocks goes to another
+  dimension that it divides, the largest first, which exchanges x between the
+  devices. If there is none, x is gathered over the axis. Axes that split no
+  dimension of x but are wanted for the results also split x, at no cost.
 
   Args:
-    problem: of the whole array.
-    x_spec: the axes of its dimensions.
-    wanted: those of values, of each blocking; None where nothing is known.
+    problem: the problem of the whole array.
+    x_spec: axes of the dimensions of x.
+    wanted: axes wanted for the values of each blocking; None if nothing is
+      known.
     axis_sizes: size of each mesh axis.
-    num_operands: x, and what every device has whole.
+    num_operands: counts x and the operands that every device has in full.
   """
   taker = mesh_axes.Taker(axis_sizes)
   granules = quantize_granules(problem)
@@ -139,7 +129,6 @@ def assign_quantize(
         add(dim, want[len(axes[dim]) :])
   x = tuple(axes)
   return Assignment(
-    x=x,
     operands=(x, *[()] * (num_operands - 1)),
     results=tuple(
       spec for b in problem.blockings for spec in result_specs(problem, b, x)
@@ -150,7 +139,7 @@ def assign_quantize(
 def with_whole_blocks(
   problem: problems.QuantizeProblem, x_spec: Spec, axis_sizes: Mapping[str, int]
 ) -> Spec:
-  """`x_spec` without the axes that would cut a block."""
+  """Removes the axes that would cut a block from `x_spec`."""
   taker = mesh_axes.Taker(axis_sizes)
   return tuple(
     () if granule is None else taker.take(axes, size, granule)
@@ -161,7 +150,7 @@ def with_whole_blocks(
 
 
 def result_spec(b: blocking.Blocking, x_spec: Spec) -> Spec:
-  """The axes of values, and of scales, of an array that is split so."""
+  """Returns the axes of values and scales of an array split as `x_spec`."""
   if len(b.dims) == 1:
     return x_spec
   lead = [x_spec[d] for d in (b.lead if b.dims else range(len(x_spec)))]
@@ -171,13 +160,13 @@ def result_spec(b: blocking.Blocking, x_spec: Spec) -> Spec:
 def result_specs(
   problem: problems.QuantizeProblem, b: blocking.Blocking, x_spec: Spec
 ) -> tuple[Spec, ...]:
-  """Of values, scale, and global scale where it is computed."""
+  """Returns the axes of values, scale, and a computed global scale."""
   spec = result_spec(b, x_spec)
   return (spec, spec, ())[: problem.results_each]
 
 
 def spec_of_x(b: blocking.Blocking, spec: Spec, ndim: int) -> Spec:
-  """The axes of x that leave values split as `spec` says."""
+  """Returns the axes of x whose values are split as `spec` says."""
   result: list[Axes] = [()] * ndim
   for dim in range(ndim):
     if dim not in b.dims:
@@ -190,7 +179,7 @@ def spec_of_x(b: blocking.Blocking, spec: Spec, ndim: int) -> Spec:
 def dequantize_granules(
   problem: problems.DequantizeProblem,
 ) -> tuple[int | None, ...]:
-  """As `quantize_granules`, of the logical array."""
+  """Returns the granules of the logical array, as `quantize_granules` does."""
   granules: list[int | None] = [1] * len(problem.shape)
   block = problem.format.block_size
   is_even = problem.logical_shape[problem.axis] % block == 0
@@ -204,14 +193,14 @@ def assign_dequantize(
   wanted: Spec | None,
   axis_sizes: Mapping[str, int],
 ) -> Assignment:
-  """How an array is split to be dequantized: as the result is wanted.
+  """Decides how an array is split to be dequantized: as the result is wanted.
 
-  So whatever has to travel does as bytes. Without a wish it stays as it is.
+  Bytes are moved, and not floats. If nothing is wanted, the values stay.
 
   Args:
-    problem: of the whole array.
-    values_spec: the axes of its dimensions.
-    wanted: those of the result; None where nothing is known.
+    problem: the problem of the whole array.
+    values_spec: axes of the dimensions of the values.
+    wanted: axes wanted for the result; None if nothing is known.
     axis_sizes: size of each mesh axis.
   """
   taker = mesh_axes.Taker(axis_sizes)
@@ -230,7 +219,7 @@ def assign_dequantize(
         for axes, size in zip(x, problem.global_shape, strict=False)
       )
     )
-  return Assignment(x=x, operands=tuple(operands), results=(x,))
+  return Assignment(operands=tuple(operands), results=(x,))
 
 
 def uneven_notes(
@@ -238,11 +227,11 @@ def uneven_notes(
   granules: Sequence[int | None],
   axis_sizes: Mapping[str, int],
 ) -> tuple[str, ...]:
-  """What `explain` says of dimensions that cannot be split as others are.
+  """Returns the notes of `explain` about dimensions of whole blocks.
 
   Args:
-    shape: of the logical array.
-    granules: of its dimensions.
+    shape: shape of the logical array.
+    granules: granules of its dimensions.
     axis_sizes: size of each mesh axis.
   """
   notes = []
@@ -263,3 +252,51 @@ def uneven_notes(
         " instead, or it is gathered; pad it to avoid that"
       )
   return tuple(notes)
+
+
+def quantize_notation(
+  problem: problems.QuantizeProblem, operands: Sequence[Any]
+) -> notation.Notation:
+  """Returns the names of the dimensions of x, and of what comes from them.
+
+  Shardy may split a mesh axis that does not divide the number of blocks.
+  `assign_quantize` gives the rest of that axis to another dimension.
+  """
+  x, sizes = _dimensions(problem.shape, quantize_granules(problem))
+  results: list[notation.Names] = []
+  for b in problem.blockings:
+    names = x
+    if len(b.dims) != 1:
+      blocked = [x[b.dims[0]] if b.dims else notation.WHOLE]
+      names = [x[d] for d in (b.lead if b.dims else range(len(x)))] + blocked
+    results += [names, names, ()][: problem.results_each]
+  more = [[notation.WHOLE] * len(a.shape) for a in operands[1:]]
+  return notation.Notation(operands=[x, *more], results=results, sizes=sizes)
+
+
+def dequantize_notation(
+  problem: problems.DequantizeProblem, operands: Sequence[Any]
+) -> notation.Notation:
+  """Returns the names of the dimensions of values, scale and result."""
+  x, sizes = _dimensions(problem.logical_shape, dequantize_granules(problem))
+  more = [
+    [
+      name if size != 1 else notation.WHOLE
+      for name, size in zip(x, global_scale.shape, strict=True)
+    ]
+    for global_scale in operands[2:]
+  ]
+  return notation.Notation(operands=[x, x, *more], results=[x], sizes=sizes)
+
+
+def _dimensions(
+  shape: Sequence[int], granules: Sequence[int | None]
+) -> tuple[list[str], dict[str, tuple[int, int]]]:
+  """Returns the names of dimensions, and the sizes of those of two parts up."""
+  sizes = {
+    f"d{dim}": (size, granule)
+    for dim, (size, granule) in enumerate(zip(shape, granules, strict=True))
+    if granule is not None and size > granule
+  }
+  names = [f"d{dim}" for dim in range(len(shape))]
+  return [n if n in sizes else notation.WHOLE for n in names], sizes

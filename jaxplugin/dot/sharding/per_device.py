@@ -1,0 +1,88 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A block-scaled dot as an operation that devices share.
+
+Operands move between devices as they are stored, so that quantized bytes are
+gathered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from jaxplugin.dot import calls
+from jaxplugin.dot import epilogue
+from jaxplugin.dot.sharding import assignment as dot_assignment
+from jaxplugin.dot.sharding import side_bytes
+from jaxplugin.operation import assignment as assignment_lib
+from jaxplugin.operation import split
+
+Dot = Callable[[calls.Call], jax.Array]
+
+
+def can_partition(call: calls.Call) -> bool:
+  """Returns whether devices can share the call: whole blocks, nothing empty."""
+  if any(0 in x.shape for x in call.flatten()):
+    return False
+  if not all(map(side_bytes.has_whole_pairs, (call.lhs, call.rhs))):
+    return False
+  notation = dot_assignment.notation(call)
+  sizes = (notation.sizes[name] for name in notation.reductions)
+  return all(size % granule == 0 for size, granule in sizes)
+
+
+def operation(
+  form: calls.Call, local: Dot, whole: Dot | None = None
+) -> split.Operation:
+  """Describes how a call is split.
+
+  Args:
+    form: the form of a call whose sides are bytes. Scales must be linear and
+      without padding.
+    local: computes a call on one device.
+    whole: traced for the type of the result.
+  """
+  return split.of_call(
+    form,
+    assign=dot_assignment.assign,
+    notation=dot_assignment.notation,
+    per_device=functools.partial(_per_device, local),
+    whole=None if whole is None else lambda call: whole(_from_bytes(call)),
+  )
+
+
+def to_bytes(call: calls.Call) -> calls.Call:
+  """Views the operands as bytes."""
+  return call.replace(
+    lhs=side_bytes.to_bytes(call.lhs), rhs=side_bytes.to_bytes(call.rhs)
+  )
+
+
+def _from_bytes(call: calls.Call) -> calls.Call:
+  return call.replace(
+    lhs=side_bytes.from_bytes(call.lhs), rhs=side_bytes.from_bytes(call.rhs)
+  )
+
+
+def _per_device(
+  local: Dot,
+  call: calls.Call,
+  assignment: assignment_lib.Assignment,
+  axis_sizes: Mapping[str, int],
+) -> jax.Array:
+  """Computes the dot, the sum over devices, then the epilogue."""
+  del axis_sizes
+  call = _from_bytes(call)
+  if not assignment.reduce:
+    return local(call)
+  part, after = dot_assignment.steps(call)
+  total = assignment_lib.reduced(local(part), assignment)
+  if not after.has_epilogue:
+    # Only the sum: XLA merges sums of sums into one.
+    return total.astype(call.preferred_element_type)
+  return epilogue.apply(total.astype(np.float32), epilogue.with_product(after))

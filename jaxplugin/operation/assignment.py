@@ -1,0 +1,143 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Mesh axes of each dimension of an operation, and sums over devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import notation as notation_lib
+
+Axes = mesh_axes.Axes
+Spec = mesh_axes.Spec
+# (dimension of the result, mesh axes): the sum over these axes is scattered
+# along this dimension.
+Scatter = tuple[tuple[int, Axes], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assignment:
+  """The mesh axes that an operation is computed with.
+
+  Attributes:
+    operands: axes of each dimension of each operand, on the device that uses
+      it.
+    results: axes of each dimension of each result, after any scatter.
+    axes: axes of each named dimension, before any scatter.
+    reduce: each device has a part of the sums over these axes.
+    scatter: the axes of `reduce` over which the sum is scattered. Over the
+      others it is replicated.
+  """
+
+  operands: tuple[Spec, ...]
+  results: tuple[Spec, ...]
+  axes: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
+  reduce: Axes = ()
+  scatter: Scatter = ()
+
+  def with_axes_of(
+    self,
+    notation: notation_lib.Notation,
+    indices: Collection[int],
+    axes: Mapping[str, Axes],
+  ) -> Assignment:
+    """Returns the assignment with other axes for some operands."""
+    changed = notation_lib.specs(notation.operands, axes)
+    operands = tuple(
+      changed[i] if i in indices else spec
+      for i, spec in enumerate(self.operands)
+    )
+    return dataclasses.replace(self, operands=operands)
+
+
+def assign(
+  notation: notation_lib.Notation,
+  preferences: Iterable[tuple[str, Axes]],
+  wanted: Spec,
+  shape: Sequence[Any],
+  axis_sizes: Mapping[str, int],
+) -> Assignment:
+  """Assigns mesh axes to the dimensions of an operation with one result.
+
+  Args:
+    notation: names and sizes of the dimensions.
+    preferences: (dimension, axes), first choice first. A dimension gets the
+      first axes that are free and divide it. If axes do not divide it, their
+      longest prefix that does is used.
+    wanted: axes wanted for the result, which sums are scattered to.
+    shape: shape of the result.
+    axis_sizes: size of each mesh axis.
+  """
+  taker = mesh_axes.Taker(axis_sizes)
+  axes: dict[str, Axes] = dict.fromkeys(notation.sizes, ())
+  for name, preferred in preferences:
+    axes[name] = axes[name] or taker.take(preferred, *notation.sizes[name])
+  reduce = tuple(a for name in notation.reductions for a in axes[name])
+  (parts,) = notation_lib.specs(notation.results, axes)
+  result, scatter = scattered(parts, reduce, wanted, shape, taker)
+  return Assignment(
+    operands=notation_lib.specs(notation.operands, axes),
+    results=(result,),
+    axes=axes,
+    reduce=reduce,
+    scatter=scatter,
+  )
+
+
+def scattered(
+  parts: Spec,
+  reduce: Axes,
+  wanted: Spec,
+  shape: Sequence[Any],
+  taker: mesh_axes.Taker,
+) -> tuple[Spec, Scatter]:
+  """Decides along which dimensions a sum over devices is scattered.
+
+  A dimension is scattered if its wanted axes begin with those of the parts, and
+  the other wanted axes are axes of the sum.
+
+  Args:
+    parts: axes of each dimension of the parts that are summed.
+    reduce: axes that are summed over.
+    wanted: axes wanted for each dimension of the result.
+    shape: shape of the result.
+    taker: counts the devices along axes.
+
+  Returns:
+    (axes of each dimension of the result, the scattered axes).
+  """
+  out = list(parts)
+  rest = set(reduce)
+  scatter = []
+  for dim, axes in enumerate(wanted):
+    num_parts = len(out[dim])
+    more = axes[num_parts:]
+    if (
+      more
+      and axes[:num_parts] == out[dim]
+      and rest.issuperset(more)
+      and isinstance(shape[dim], int)
+      and shape[dim] % taker.count(axes) == 0
+    ):
+      scatter.append((dim, more))
+      out[dim] = axes
+      rest -= set(more)
+  return tuple(out), tuple(scatter)
+
+
+def reduced(part: jax.Array, assignment: Assignment) -> jax.Array:
+  """Sums the parts of all devices, as an assignment says."""
+  reduce = assignment.reduce
+  for dim, axes in assignment.scatter:
+    part = lax.psum_scatter(part, axes, scatter_dimension=dim, tiled=True)
+    reduce = tuple(axis for axis in reduce if axis not in axes)
+  return lax.psum(part, reduce) if reduce else part

@@ -1,0 +1,112 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Names of dimensions, as in "mk, nk -> mn", and Shardy's rule from them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+from jaxplugin.jaxext import mesh_axes
+
+Names = Sequence[str]
+Rule = tuple[str, dict[str, Any]]
+
+OWN: Final = "own"  # a dimension that no other array has
+WHOLE: Final = "whole"  # such a dimension that every device needs in full
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Notation:
+  """The dimensions of an operation's arrays.
+
+  Attributes:
+    operands, results: the name of each dimension of each array. A name that is
+      not in `sizes` counts as `OWN` in the rule.
+    sizes: size of each named dimension, and the number of its values that must
+      stay together on a device. Those values are a part. An array may store a
+      part in fewer elements: packed values, or one scale.
+    reductions: names of the dimensions that the operation sums over.
+  """
+
+  operands: Sequence[Names]
+  results: Sequence[Names]
+  sizes: Mapping[str, tuple[Any, int]]
+  reductions: Names = ()
+
+
+def specs(
+  names_each: Sequence[Names], axes: Mapping[str, mesh_axes.Axes]
+) -> tuple[mesh_axes.Spec, ...]:
+  """Returns the mesh axes of each dimension of some arrays."""
+  return tuple(tuple(axes.get(name, ()) for name in n) for n in names_each)
+
+
+def sharding_rule(
+  notation: Notation,
+  operands: Sequence[Any],
+  results: Sequence[Any],
+  axis_sizes: Sequence[int] = (),
+) -> Rule:
+  """Returns Shardy's rule, and the sizes and kinds of its factors.
+
+  A dimension of parts is a compound of two factors: the number of parts, which
+  all arrays share, and the size of a part in this array. A sharding therefore
+  spreads from values to scales and back, and no part is cut.
+
+  If a mesh axis does not divide the number of parts, Shardy would split that
+  axis in two and spread the halves, also to results that leave `jit`. Each
+  array then has the dimension as a separate factor. The same holds for a single
+  part, because Shardy has no compound with a factor of size one.
+
+  Args:
+    notation: names of the dimensions.
+    operands, results: the arrays, which have shapes.
+    axis_sizes: sizes of the mesh axes that must divide the number of parts.
+
+  Returns:
+    The rule, e.g. "m0 (k0 i0), n0 (k0 i1), m0 k0, n0 k0 -> m0 n0", and keywords
+    of JAX's function that parses it.
+  """
+  numbers: collections.Counter[str] = collections.Counter()
+  sizes: dict[str, int] = {}
+
+  def new(letter: str) -> str:
+    numbers[letter] += 1
+    return f"{letter}{numbers[letter] - 1}"
+
+  def factor(name: str, size: int) -> str:
+    if name not in notation.sizes:
+      return new("w" if name == WHOLE else "x")
+    whole, granule = notation.sizes[name]
+    count = whole // granule
+    if granule > 1 and (count == 1 or any(count % n for n in axis_sizes)):
+      return new("x")
+    if size == count:
+      return name
+    inside = new("i")
+    sizes[name], sizes[inside] = count, size // count
+    return f"({name} {inside})"
+
+  def terms(names_each: Sequence[Names], arrays: Sequence[Any]) -> str:
+    return ", ".join(
+      " ".join(map(factor, names, x.shape))
+      for names, x in zip(names_each, arrays, strict=True)
+    )
+
+  rule = terms(notation.operands, operands)
+  rule += f" -> {terms(notation.results, results)}"
+  # Shardy wants each kind of factor in the order of its first appearance.
+  order = list(dict.fromkeys(re.findall(r"\w+", rule)))
+  # A factor has a size unless it is a whole dimension of some array.
+  alone = set(re.findall(r"\w+", re.sub(r"\([^)]*\)", "", rule)))
+  return rule, {
+    **{name: n for name, n in sizes.items() if name not in alone},
+    "reduction_factors": tuple(f for f in order if f in notation.reductions),
+    "need_replication_factors": tuple(f for f in order if f[0] in "iw"),
+  }

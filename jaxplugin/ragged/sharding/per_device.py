@@ -1,0 +1,271 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A device's part of a ragged dot.
+
+A device multiplies its rows by its groups. A row belongs to one group, so one
+device has its result and the others have zeros. Their sum is therefore exact in
+the dtype of the result, also after an epilogue.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxplugin.arrays import layouts
+from jaxplugin.dot import sides
+from jaxplugin.dot.sharding import side_bytes
+from jaxplugin.jaxext import mesh_axes
+from jaxplugin.operation import assignment as assignment_lib
+from jaxplugin.operation import split
+from jaxplugin.ragged import calls
+from jaxplugin.ragged import epilogue
+from jaxplugin.ragged import groups
+from jaxplugin.ragged.sharding import assignment as ragged_assignment
+
+LocalDot = Callable[[calls.Call], jax.Array]
+
+
+def operation(
+  form: calls.Call, local: LocalDot, whole: LocalDot
+) -> split.Operation:
+  """Describes how a `prepared` call is split.
+
+  Args:
+    form: the form of the call.
+    local: computes a call on one device.
+    whole: traced for the type of the result.
+  """
+  return split.of_call(
+    form,
+    assign=ragged_assignment.assign,
+    notation=ragged_assignment.notation,
+    per_device=functools.partial(_compute, local),
+    whole=whole,
+  )
+
+
+def prepared(call: Any) -> Any:
+  """Views a call as bytes, with linear scales without padding."""
+  return call.replace(lhs=_prepared(call.lhs), rhs=_prepared(call.rhs))
+
+
+def _prepared(side: sides.Side) -> sides.Side:
+  if side.scale_layout != layouts.LINEAR:
+    side = calls.as_floats(side)  # bytes cannot be unswizzled
+  return side_bytes.to_bytes(side.with_bytes().with_linear_scale())
+
+
+def _compute(
+  local: LocalDot,
+  call: calls.Call,
+  assignment: assignment_lib.Assignment,
+  axis_sizes: Mapping[str, int],
+) -> jax.Array:
+  """Computes one device's part of the result.
+
+  Args:
+    local: computes a call on one device.
+    call: a device's parts of all arrays, except that group sizes are all.
+    assignment: that of the whole call.
+    axis_sizes: size of each mesh axis.
+  """
+  taker = mesh_axes.Taker(axis_sizes)
+  axes = assignment.axes
+  own, first_row = _own(call, axes, taker.count(axes["m"]))
+  if axes["k"]:
+    part, after = own.steps()[0], call.steps()[1]
+    rows = rolled(local(part), first_row)
+    total = assignment_lib.reduced(rows, assignment)
+    result = _following(total, after, assignment, taker)
+    return _activated(result, call, assignment.results[0][1], taker)
+  if call.activation == "swiglu" and axes["n"]:
+    result = local(own.before_activation())
+    result = _activated(result, call, axes["n"], taker)
+  else:
+    result = local(own)
+  return assignment_lib.reduced(rolled(result, first_row), assignment)
+
+
+# Rows and groups of a device.
+
+
+def _own(
+  call: calls.Call, axes: Mapping[str, mesh_axes.Axes], row_parts: int
+) -> tuple[calls.Call, jax.Array | None]:
+  """Returns the call of a device's groups, and the first of their rows.
+
+  Rows of other groups may come first, which no size describes. All rows are
+  therefore rolled.
+  """
+  if not axes["m"] and not axes["g"]:
+    return call, None
+  sizes, first_row = own_sizes(
+    call.group_sizes,
+    call.num_rows,
+    rows=axes["m"],
+    row_parts=row_parts,
+    groups_=axes["g"],
+    num_groups=call.num_groups,
+  )
+  by_rows = {"lhs", "lhs_scale"}
+  if call.global_scale is not None and call.global_scale.ndim == 2:
+    by_rows |= {"global_scale", "global_power"}
+  shifted = {
+    name: rolled(x, None if first_row is None else -first_row)
+    for name, x in call.arrays().items()
+    if name in by_rows
+  }
+  return call.with_arrays(group_sizes=sizes, **shifted), first_row
+
+
+def own_sizes(
+  group_sizes: jax.Array,
+  num_rows: int,
+  *,
+  rows: mesh_axes.Axes,
+  row_parts: int,
+  groups_: mesh_axes.Axes,
+  num_groups: int,
+) -> tuple[jax.Array, jax.Array | None]:
+  """Returns the sizes of a device's groups among its rows, and the first row.
+
+  Args:
+    group_sizes: sizes of all groups among all rows.
+    num_rows: number of rows of a device.
+    rows: mesh axes of the rows.
+    row_parts: number of devices along `rows`.
+    groups_: mesh axes of the groups. Without axes, the first row is None.
+    num_groups: number of groups of a device.
+  """
+  starts, ends = _clipped(
+    group_sizes,
+    num_rows=num_rows * row_parts,
+    begin=_index(rows) * num_rows,
+    size=num_rows,
+  )
+  sizes = ends - starts
+  if not groups_:
+    return sizes, None
+  first_group = _index(groups_) * num_groups
+  own = lax.dynamic_slice_in_dim(sizes, first_group, num_groups)
+  return own, starts[first_group]
+
+
+def _clipped(
+  group_sizes: jax.Array, *, num_rows: int, begin: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the begin and end of each group in a part of all rows.
+
+  Args:
+    group_sizes: i32[groups], sizes among all rows.
+    num_rows: the number of all rows.
+    begin: the first row of the part.
+    size: number of rows of the part.
+  """
+  ends = groups.ends(group_sizes, num_rows)
+  starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), ends[:-1]])
+  return jnp.clip(starts - begin, 0, size), jnp.clip(ends - begin, 0, size)
+
+
+def _index(axes: mesh_axes.Axes) -> jax.Array:
+  """Returns the index of this device along mesh axes."""
+  return lax.axis_index(axes) if axes else jnp.int32(0)
+
+
+def rolled(x: jax.Array, by: jax.Array | None) -> jax.Array:
+  """Rolls rows forward by a number; None leaves them."""
+  return x if by is None else jnp.roll(x, by, axis=0)
+
+
+# The combined result.
+
+
+def _following(
+  total: jax.Array,
+  call: calls.Call,
+  assignment: assignment_lib.Assignment,
+  taker: mesh_axes.Taker,
+) -> jax.Array:
+  """Applies the epilogue except the activation to rows of any groups; f32."""
+  num_rows = call.num_rows * taker.count(assignment.axes["m"])
+  part, _ = total.shape
+  starts, ends = _clipped(
+    call.group_sizes,
+    num_rows=num_rows,
+    begin=_index(assignment.results[0][0]) * part,
+    size=part,
+  )
+  lhs, rhs = call.lhs.values, call.rhs.values
+  of_rows = jax.ShapeDtypeStruct((part, *lhs.shape[1:]), lhs.dtype)
+  of_groups = jax.ShapeDtypeStruct((*starts.shape, *rhs.shape[1:]), rhs.dtype)
+  whole = call.with_arrays(
+    lhs=of_rows, rhs=of_groups, group_sizes=ends - starts
+  )
+  return epilogue.apply(total.astype(np.float32), whole.before_activation())
+
+
+def _activated(
+  x: jax.Array,
+  call: calls.Call,
+  axes: mesh_axes.Axes,
+  taker: mesh_axes.Taker,
+) -> jax.Array:
+  """Applies the activation and casts.
+
+  Args:
+    x: f32, zero in rows of no group. The activation of zero is zero.
+    call: has the activation and the dtype.
+    axes: mesh axes of the columns of `x`.
+    taker: counts the devices along axes.
+  """
+  parts = taker.count(axes)
+  if call.activation == "swiglu" and parts > 1:
+    x = _paired_halves(x, axes, parts)
+  result = epilogue.activate(x, call.activation)
+  return result.astype(call.preferred_element_type)
+
+
+def _paired_halves(x: jax.Array, axes: mesh_axes.Axes, parts: int) -> jax.Array:
+  """Pairs gates with their values if all gates come before all values.
+
+  Device i has chunks 2 i and 2 i + 1 of 2 * parts, and needs chunks i and
+  parts + i. In each of two rounds every device sends and receives one chunk.
+  In the first round even devices receive gates and odd devices values. In the
+  second round it is the reverse.
+  """
+  index = _index(axes)
+  first, second = jnp.split(x, 2, axis=1)
+  if parts % 2:
+    rounds = [first, second]
+    chunks = [
+      [2 * i for i in range(parts)],
+      [2 * i + 1 for i in range(parts)],
+    ]
+  else:
+    # Devices of the lower half have gates, the others values.
+    is_upper = index >= parts // 2
+    rounds = [
+      jnp.where(is_upper, second, first),
+      jnp.where(is_upper, first, second),
+    ]
+    upper = np.arange(parts) >= parts // 2
+    chunks = [
+      [2 * i + int(upper[i]) for i in range(parts)],
+      [2 * i + 1 - int(upper[i]) for i in range(parts)],
+    ]
+  to_even, to_odd = (
+    lax.ppermute(sent, axes, [(i, c % parts) for i, c in enumerate(of_device)])
+    for sent, of_device in zip(rounds, chunks, strict=True)
+  )
+  is_even = index % 2 == 0
+  gate = jnp.where(is_even, to_even, to_odd)
+  value = jnp.where(is_even, to_odd, to_even)
+  return jnp.concatenate([gate, value], axis=1)
