@@ -129,6 +129,19 @@ class SideTest(transformations.PrimitiveTestCase):
       grad = lambda w: jax.grad(lambda x: jp.block_scaled_dot(x, w).sum())(x)
       np.testing.assert_array_equal(grad(prepared), grad(w))
 
+  def test_gradient_has_dimensions_in_the_order_of_its_side(self):
+    # rhs names both contracting dimensions in the other order.
+    rng = np.random.default_rng(0)
+    w = transformations.operand(rng, jp.MXFP8, (5, 3, 64))
+    g = integers(rng, (4, 5))
+    dot = functools.partial(
+      jp.block_scaled_dot, dimension_numbers=(((1, 2), (2, 1)), ((), ()))
+    )
+    x = integers(rng, (4, 64, 3))
+    _, pullback = jax.vjp(lambda x: dot(x, w.operand), x)
+    expected = np.einsum("mn,nba->mab", g, w.exact)
+    contract.assert_exact(pullback(g)[0], expected, contract.F32)
+
   def test_global_scales_of_a_stack_multiply_their_gradients(self):
     rng = np.random.default_rng(0)
     w = transformations.operand(rng, jp.NVFP4, (2, 5, 64))

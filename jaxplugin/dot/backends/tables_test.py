@@ -7,6 +7,7 @@ Tables come from a context, from the user's files and from the package.
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import tempfile
 import threading
@@ -692,6 +693,18 @@ class TuningContextTest(FolderTestCase):
       np.testing.assert_array_equal(f(*args), np.full((3, 32), 64.0))
       self.assertIn("threads = 1 : i64", lowered(*args))
     self.assertNotIn("threads", lowered(*args))
+
+  def test_an_export_has_no_config_of_this_machine(self):
+    (dot,) = jp.explain(jp.block_scaled_dot, *operands())
+    choose = functools.partial(
+      *(backends.choose, dot.problem, targets.detect_target("cpu")),
+      overlay=dot_tables.over(configured_here(threads=1)),
+    )
+    for requested in (None, "cpu"):
+      for for_export, config in ((False, (("threads", 1),)), (True, ())):
+        decision = choose(requested=requested, for_export=for_export)
+        self.assertEqual(decision.implementation, "cpu")
+        self.assertEqual(decision.config, config)
 
   def test_a_config_that_cpu_kernels_do_not_allow(self):
     for config, message in (
