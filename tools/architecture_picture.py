@@ -48,6 +48,7 @@ ROOMS: Final = {
   "dot": OPERATION,
   "checkpoints": OPERATION,
   "quantization": OPERATION,
+  "operation": OPERATION,
   "tables": GROUND,
   "runtime": GROUND,
   "arrays": GROUND,
