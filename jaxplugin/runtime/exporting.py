@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What lowering rules know of an export that keeps kernels.
+"""The state of an export that keeps kernels, for lowering rules.
 
-Where XLA's partitioner is to split a call, it asks for each device's share
-while it compiles. Nobody can be asked where an exported module is loaded. So
-the function is compiled here first, what the partitioner says of each call is
-written down, and the call is exported as a `shard_map` of just that.
+XLA's partitioner asks for each device's part of a call while it compiles. An
+exported module has no callback to ask. The function is therefore compiled here
+first, the shardings of each call are recorded, and the call is exported as a
+`shard_map` with these shardings.
 """
 
 from __future__ import annotations

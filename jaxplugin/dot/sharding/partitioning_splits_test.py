@@ -54,7 +54,7 @@ class SplitAxisTest(parameterized.TestCase):
         )
       )
 
-    # JAX itself names no such sharding of a result under GSPMD.
+    # No `PartitionSpec` describes such a sharding.
     replicated = NamedSharding(mesh, P())
     result = jax.jit(sharded, out_shardings=replicated)(*arrays)
     return jax.tree.map(np.asarray, result)

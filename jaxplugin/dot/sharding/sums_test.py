@@ -48,7 +48,7 @@ class ReduceDtypeTest(parameterized.TestCase):
     return jax.tree.map(put_leaf, x)
 
   def run_sharded(self, function, lhs, rhs, out=P()):
-    """Of operands whose k is sharded over the mesh axis "a", in two parts."""
+    """Runs a function of operands whose k is sharded over "a", in two parts."""
     return jax.jit(function, out_shardings=NamedSharding(self.mesh, out))(
       self.put(lhs, P(None, "a")), self.put(rhs, P(None, "a"))
     )

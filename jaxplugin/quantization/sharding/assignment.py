@@ -282,7 +282,7 @@ def dequantize_notation(
   more = [
     [
       name if size != 1 else notation.WHOLE
-      for name, size in zip(x, global_scale.shape, strict=True)
+      for name, size in zip(x, global_scale.shape, strict=False)
     ]
     for global_scale in operands[2:]
   ]

@@ -42,10 +42,10 @@ def global_scale(
     who: the function that errors name.
     x: a part.
     format: to quantize to.
-    axes: that are blocked, each in an array of its own.
+    axes: the blocked axes, each of a separate result.
     axis_name: the mesh axes, or those of `vmap`, that have the parts.
     given: a global scale to use instead, or None.
-    batch_dims: as of `quantize`.
+    batch_dims: as for `quantize`.
 
   Returns:
     f32[] or f32[batch], of several axes f32[n]: the same on all devices. What

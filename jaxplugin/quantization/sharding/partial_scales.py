@@ -1,16 +1,16 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`partial_scales_p`: the global scales that a part of an array asks for.
+"""`partial_scales_p`: the global scales of a part of an array.
 
-A maximum over the devices that have the parts makes them the array's. On a GPU
-the kernels that compute a whole array's read x once for all of its blockings.
-What one of these finds, the largest magnitudes of parts of x, the next one can
-take as it is: nothing is computed between them but the maximum over devices.
+Their maximum over the devices that have the parts is the scale of the array. On
+a GPU one kernel reads x once for all blockings. It finds largest magnitudes of
+pieces of x. The kernel that quantizes takes these as they are, after a maximum
+over devices.
 
-partial_scales_p: x -> f32[n], one for each blocking, 0 where no block has one;
-  or their largest magnitudes, u32[n, num_maxima], f32 bits. Parameters:
-  problem, of the part, which computes its global scales; num_maxima, or None;
-  target and overlay, as of `quantize_p`.
+partial_scales_p: x -> f32[n], one for each blocking, 0 if no block asks for
+  one; or largest magnitudes, u32[n, num_maxima], f32 bits. Parameters: problem,
+  that of the part, which computes its global scales; num_maxima, or None;
+  target and overlay, as for `quantize_p`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ def partial_scales(
   overlay: resolution.Overlay | None,
   num_maxima: int | None = None,
 ) -> jax.Array:
-  """f32[n]: the global scales that `x` asks for, 0 where no block has one.
+  """Computes the global scales that `x` asks for, f32[n].
 
-  With num_maxima what they are computed of, u32[n, num_maxima]: f32 bits of
-  largest magnitudes. A maximum over devices takes either.
+  They are 0 if no block asks for one. With num_maxima, returns the largest
+  magnitudes that they are computed from, f32 bits as u32[n, num_maxima]. A
+  maximum over devices can be taken of both.
 
   Args:
     x: a part of an array.
-    problem: of the part; how values are rounded does not count.
+    problem: the problem of the part. The rounding of values does not matter.
     target, overlay: those of an enclosing `use_target` and `tuning`, or None.
-    num_maxima: as `backends.num_maxima` has it.
+    num_maxima: as `backends.num_maxima` returns it.
   """
   first, *more = (
     dataclasses.replace(
@@ -90,7 +91,7 @@ def _abstract_eval(
   num_maxima: int | None,
   **params: Any,
 ) -> Any:
-  """The type that the operations' result has."""
+  """Returns the type of the operations' result."""
   del params
   traced = _by_operations.trace(x, problem=problem, num_maxima=num_maxima)
   (aval,) = traced.jaxpr.out_avals
@@ -105,7 +106,7 @@ def _batch(
   num_maxima: int | None,
   **params: Any,
 ) -> tuple[jax.Array, int]:
-  """Each of a batch has its own, which is more than a kernel makes."""
+  """Computes a scale for each batch entry, which kernels do not support."""
   del params
   function = functools.partial(
     _by_operations, problem=problem, num_maxima=num_maxima

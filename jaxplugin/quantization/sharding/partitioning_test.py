@@ -225,7 +225,7 @@ class OptimizedTest(MeshTestCase):
     found = collectives_lib.of_compiled(compiled, mesh)
     per_byte = 2 if format.is_fp4 else 1
     num_bytes = 512 * 1024 // per_byte + 512 * 1024 // format.block_size
-    # Of both results, three quarters from other devices.
+    # Three quarters of both results come from other devices.
     self.assertEqual(
       collectives_lib.received(found, kind="all-gather", dtype="u8"),
       2 * num_bytes * 3 / 4,
@@ -253,7 +253,7 @@ class OptimizedTest(MeshTestCase):
     )
     kernels = [path.read_text() for path in pathlib.Path(folder).glob("*.ptx")]
     if not kernels:
-      self.skipTest("this jaxlib's XLA writes no PTX where it is told to")
+      self.skipTest("XLA of this jaxlib wrote no PTX")
     self.assertEmpty([text for text in kernels if "all_reduce" in text])
 
   @quantization_lowerings.needs_compiler
@@ -262,7 +262,7 @@ class OptimizedTest(MeshTestCase):
   def test_gpus_read_their_share_once_for_each_thing_to_know(
     self, format, reads
   ):
-    """Of the global scales, and to quantize along both axes.
+    """One read finds the global scales, one quantizes along both axes.
 
     Each result is written once, what is packed along rows too.
     """

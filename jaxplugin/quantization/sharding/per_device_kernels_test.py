@@ -67,7 +67,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     target = targets.named_target("h200")
     with targets.use_target(target), jax.set_mesh(self.mesh):
       sharded = jax.device_put(x, NamedSharding(self.mesh, spec))
-      # A function of its own: what is traced here is not used elsewhere.
+      # A new function, so that JAX traces it again.
       actual = jax.jit(lambda x: quantize(x))(sharded)
     self.assertEqual(
       quantization_lowerings.leaves_as_bytes(actual),
@@ -82,7 +82,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     (NVFP4, (along(1, lead=(0, 2)), {}), (4, 64, 8), P("x", None, "y"), ""),
     (NVFP4, (LAST, {"hadamard": 32, "square": (0,)}), (64, 256), P("y"), ""),
     (NVFP4, (LAST, CHOSEN), (64, 256), P("x", "y"), "four_over_six_stoch"),
-    # Of dimensions that are merged the first one alone is split.
+    # Only the first of several merged dimensions is split.
     (NVFP4, (along(0, 1, lead=(2,)), {}), (4, 32, 64), P("x", None, "y"), ""),
   )
   @pytest.mark.sample(4)
@@ -139,7 +139,7 @@ class BitwiseTest(quantization_lowerings.InterpretedTestCase):
     )(x, words)
     self.assertEqual(self.names, ["quantize_mxfp4_stochastic_of_part_16x128"])
     bits = np.asarray(places.bits(words, x.shape, strides))
-    # What a place's words are hashed to, by JAX's own function of them.
+    # JAX's hash of the words of an offset.
     index = [0, 4, 95]
     place = first + sum(i * s for i, s in zip(index, strides, strict=True))
     pair = jnp.asarray([[place >> 32], [place % 2**32]], jnp.uint32)

@@ -30,7 +30,7 @@ Pair = tuple[jax.Array, jax.Array]  # u32, the high word first
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
-  """Of each dimension of an array in row-major order, in values."""
+  """Returns the strides of an array in row-major order, in values."""
   return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized arrays brought to a sharding in their types, as bytes."""
+"""Moves quantized arrays, as bytes, to a sharding in their types."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def moved(
   axis: int,
   out_sharding: Any,
 ) -> tuple[jax.Array, jax.Array]:
-  """Values and linear scale with a sharding that both have.
+  """Moves values and a linear scale to a sharding.
 
   Args:
     who: the function that errors name.
     values, scale: quantized along `axis`.
-    format: theirs.
-    axis: not negative.
+    format: the format of both.
+    axis: at least 0.
     out_sharding: a `PartitionSpec`, or a `NamedSharding` of explicit axes.
 
   Raises:
-    ValueError: a block would lie on two devices, or JAX's own.
+    ValueError: If a block would lie on two devices, or if JAX raises it.
   """
   mesh: Any = jax.sharding.get_abstract_mesh()
   spec = out_sharding
@@ -50,7 +50,7 @@ def moved(
           f" {parts} parts; shard another axis"
         )
   is_unpacked = values.dtype == formats.E2M1 and format.block_size % 2 == 0
-  if is_unpacked:  # FP4 is no type of a collective
+  if is_unpacked:  # FP4 is not a type of a collective
     values = layouts.pack_fp4(values, axis=axis)
   dtypes = values.dtype, scale.dtype
   values, scale = (

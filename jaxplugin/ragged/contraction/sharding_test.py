@@ -58,7 +58,7 @@ class ShardedContractionTest(parameterized.TestCase):
       self.rng, format, (columns, M), integers=True
     )
     if isinstance(operand, jp.ScaledArray):
-      # Of the same values, with the blocks along the first dimension.
+      # The same values, blocked along the first dimension.
       values = np.asarray(exact.T, np.float32)
       operand = jp.quantize(values, format, axis=0)
       return operand, np.asarray(jp.dequantize(operand), np.float64)
@@ -143,7 +143,7 @@ class ShardedContractionTest(parameterized.TestCase):
   @parameterized.parameters(jnp.float32, jnp.bfloat16)
   @pytest.mark.sample(1)
   def test_parts_are_summed_in_f32(self, dtype):
-    # Halves whose sums are no bf16, and whose sum is.
+    # The sums of both halves are not exact in bf16. Their sum is.
     lhs = np.repeat(np.array([[257.0], [-1.0]], np.float32), M // 2, 0)
     rhs = np.zeros((M, 4), np.float32)
     rhs[0] = rhs[M // 2] = 1
@@ -162,7 +162,7 @@ class ShardedContractionTest(parameterized.TestCase):
     (P("a"), P("a"), (None, None, None)),
     (P("a", "b"), P("a"), (None, "b", None)),
     (P(), P(None, "b"), (None, None, "b")),
-    # What is asked for: rows are summed over, and the sum is scattered.
+    # The wanted result: rows are summed over, and the sum is scattered.
     (P("a"), P("a"), ("b", None, "a"), P("b", None, "a")),
   )
   @pytest.mark.sample(2)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What XLA's GPU compiler, without GPUs, makes of a split ragged dot."""
+"""XLA's GPU compiler splits a ragged dot; no GPU is needed."""
 
 import importlib.util
 import re

@@ -113,7 +113,7 @@ class ShardedRaggedTest(parameterized.TestCase):
       np.asarray(result), expected_of(exact_lhs, exact_rhs, SIZES)
     )
     self.assertEqual(found, [("all-reduce", "f32", M * N)])
-    # The kernel serves, and sees two of the eight experts.
+    # The kernel is used, and sees two of the eight experts.
     (kernel,) = KERNEL.findall(text)
     width = K * formats[1].value_bits // 8
     self.assertIn(f"u8[2,{N},{width}]", kernel)
@@ -323,7 +323,7 @@ class ShardedRaggedTest(parameterized.TestCase):
     )
     self.assertEqual(found, [("all-reduce", "f32", M * 128)])
     if target == "cpu":
-      # Nothing is made of the weights but the kernel's operand.
+      # The kernel reads the weights as they are.
       self.assertNotRegex(text, r"u8\[2,128,128\]\S* (fusion|copy|bitcast-c)")
 
   @parameterized.product(
