@@ -210,7 +210,7 @@ DOT_GENERAL_TYPE_ERRORS = {
   "lhs must have a real dtype, got complex64": {
     "lhs": jnp.ones((2, 3, 64), np.complex64)
   },
-  "lhs must be an unquantized array": {"lhs": [1.0]},
+  "lhs must be an array": {"lhs": [1.0]},
 }
 
 # The function, JAX's if it refuses the calls too, valid arguments, the error.

@@ -196,7 +196,7 @@ class CudnnDotTest(suite.DotSuite):
         return jp.block_scaled_dot(*args, implementation="cudnn", **kwargs)
       except NotImplementedError as error:
         if not re.search(
-          "serves mxfp8 pairs|E5M2 by E5M2|needs both operands quantized"
+          "supports mxfp8 pairs|E5M2 by E5M2|needs both operands quantized"
           "|needs k divisible by|needs sizes of at least 1",
           str(error),
         ):

@@ -291,9 +291,9 @@ class DecisionTest(parameterized.TestCase):
   def test_it_is_refused_or_no_default_with_the_reason(self):
     on = lambda name: {"target": targets.named_target(name)}
     for changes, reason in (
-      (on("b200"), "^serves, but only where it is asked for$"),
-      (on("b300"), "^serves, but only where it is asked for$"),
-      (on("rtx5090"), "^serves, but only where it is asked for$"),
+      (on("b200"), "^supported, but used only if requested$"),
+      (on("b300"), "^supported, but used only if requested$"),
+      (on("rtx5090"), "^supported, but used only if requested$"),
       (on("h100"), "sm_103, sm_120, .* is h100"),
       (on("gb10"), "the target is gb10"),
       (on("cpu"), "needs an NVIDIA GPU"),
