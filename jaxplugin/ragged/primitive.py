@@ -97,8 +97,7 @@ def lower(
   target,
   platform=None,
   who,
-  choose,
-  emit,
+  backends,
   can_partition,
   operation,
 ):
@@ -107,7 +106,7 @@ def lower(
   Args:
     ctx, *flat, call, target, platform: as of a lowering rule.
     who: the function that errors name.
-    choose, emit: the functions of the operation's backends.
+    backends: a module with `choose` and `emit`.
     can_partition: call -> whether devices can share it.
     operation: (form, local, whole) -> how the call is split.
   """
@@ -121,14 +120,14 @@ def lower(
     unportable = module.kernels_refusal()
     if call.implementation is not None and module.is_exported:
       unportable = None
-    decision = choose(
+    decision = backends.choose(
       call.problem(),
       target,
       call.implementation,
       unportable=unportable,
       overlay=call.overlay,
     )
-    return emit(decision.implementation, call, target)
+    return backends.emit(decision.implementation, call, target)
 
   def function(*flat):
     whole = call.filled(flat)
@@ -158,8 +157,7 @@ def lower(
 _lower = functools.partial(
   lower,
   who="ragged_dot",
-  choose=backends.choose,
-  emit=backends.emit,
+  backends=backends,
   can_partition=assignment.can_partition,
   operation=per_device.operation,
 )

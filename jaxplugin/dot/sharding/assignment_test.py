@@ -121,6 +121,10 @@ CASES = {
     *((8, 128), (8, 128), K, (NONE, T), (NONE, T), (T, NONE)),
     {"scatter": ((0, T),), "out": (T, NONE)},
   ),
+  "sum_is_not_scattered_over_more_devices_than_divide_the_rows": (
+    *((12, 128), (8, 128), K, (F, T), (NONE, T), (F + T, NONE)),
+    {"reduce": T, "scatter": (), "out": (F, NONE)},
+  ),
   "replicated_operands_follow_the_wanted_result": (
     *((8, 128), (8, 128), K, (NONE, NONE), (NONE, NONE), (F, T)),
     {"lhs": (F, NONE), "rhs": (T, NONE)},

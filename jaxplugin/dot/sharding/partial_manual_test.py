@@ -216,7 +216,7 @@ class OptimizedTest(absltest.TestCase):
   ROWS, COLUMNS, K = 512, 1024, 512
 
   def compiled(self, mesh_shape, names, x_spec, w_spec, out):
-    """What XLA makes of a dot of MXFP8 in each stage, for GPUs."""
+    """Compiles a dot of MXFP8 in each stage for GPUs; returns HLO."""
     target = jp.named_target("b200")
     mesh = deviceless.mesh(target, mesh_shape, names)
 

@@ -199,16 +199,6 @@ class ShardedDotTest(parameterized.TestCase):
     )
     self.run_sharded(swizzled, rhs, P("a"), P("b"), None)
 
-  def test_call_that_devices_cannot_share_runs_on_whole_arrays(self):
-    # k = 80 is two and a half blocks. Unlike the ragged dot and `quantize`, the
-    # dot still uses a kernel, for gathered operands.
-    lhs = jp.quantize(_integers(0, M, 80), jp.MXFP8)
-    rhs = jp.quantize(_integers(1, N, 80), jp.MXFP8)
-    for implementation in ("cpu", None):
-      self.run_sharded(
-        *(lhs, rhs, P("a"), P("b"), None), implementation=implementation
-      )
-
   def test_vmap_of_a_sharded_weight_stays_local(self):
     lhs = jp.quantize(_integers(0, BATCH, M, K), jp.MXFP8)
     rhs = jp.quantize(_integers(1, N, K), jp.MXFP8)

@@ -96,8 +96,7 @@ def _beside(x: Any, dim: int | None, size: int) -> Any:
 _lower = functools.partial(
   ragged_primitive.lower,
   who="ragged_dot_general",
-  choose=backends.choose,
-  emit=backends.emit,
+  backends=backends,
   can_partition=sharding.can_partition,
   operation=sharding.operation,
 )
