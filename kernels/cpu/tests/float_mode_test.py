@@ -98,15 +98,15 @@ class FloatModeTest(parameterized.TestCase):
   def test_a_call_counts_subnormals_and_leaves_the_threads_mode(self, isa):
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
       self.skipTest("sets MXCSR by glibc's fenv_t")
-    ones, code = np.ones((1, 1, 32), testing.E4M3), np.zeros((1, 1, 1), "u1")
-    weights = np.ones((1, 2, 32), np.float32)
+    ones = np.ones((1, 2, 32), np.float32)
+    factor = np.float32(2.0**-140)
     tiny = np.full(64, 2.0**-100, np.float32)
-    arguments = ones, code.view(testing.E8M0), weights, None
     with subnormals_flushed():
-      got = testing.dot(*arguments, isa=isa)  # on the calling thread alone
+      # The calling thread does all of it.
+      got = testing.dot(ones, None, ones, None, factor, isa=isa)
       least = tiny * np.float32(2.0**-30)
     self.assertFalse(least.any())
-    np.testing.assert_array_equal(got, np.full((1, 1, 2), 2.0**-122, "f4"))
+    np.testing.assert_array_equal(got, np.full((1, 2, 2), 2.0**-135, "f4"))
 
   @pytest.mark.full
   def test_xla_treats_subnormals_after_a_call_as_it_did_before(self):
