@@ -44,7 +44,7 @@ class RefusedError(NotImplementedError):
   def __str__(self) -> str:
     return str(self.args[0])
 
-  def told_by(self, who: str) -> RefusedError:
+  def with_function(self, who: str) -> RefusedError:
     """Returns the error with a message that begins with a function's name."""
     return RefusedError(f"{who}: {self}", self.reason)
 

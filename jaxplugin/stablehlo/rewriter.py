@@ -271,7 +271,7 @@ class _Rewriter:
     except _REFUSALS as error:
       who = f"rewrite: {module_calls.title(operation, self._source)}"
       if isinstance(error, decisions.RefusedError):
-        raise error.told_by(who) from error
+        raise error.with_function(who) from error
       raise type(error)(f"{who}: {error}") from error
 
   def _rewrite_or_leave(self, operation: Any) -> Rewritten:
