@@ -94,6 +94,22 @@ class RewriteTest(command_lines.CommandLineTestCase):
     self.assertEqual((status, out), (0, text))
     self.assertEqual(err, f"{path}: no block-scaled call, unchanged\n")
 
+  def test_module_that_was_lowered_for_a_cpu_says_so(self):
+    text = """module {
+      func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+        %y = stablehlo.custom_call @jaxplugin_copy(%x)
+            : (tensor<2xf32>) -> tensor<2xf32>
+        return %y : tensor<2xf32>
+      }
+    }
+    """
+    path = self.write("m.mlir", text)
+    status, out, err = self.run_command("rewrite", path, *B200)
+    self.assertEqual((status, out), (0, text))
+    self.assertIn("no block-scaled call, unchanged", err)
+    words = "Lower the function for the GPU inside jp.use_target"
+    self.assertIn(words, " ".join(err.split()))
+
   def test_standard_input(self):
     status, out, err = self.run_command(
       "rewrite",
