@@ -24,6 +24,7 @@ BUILD_FAILED: Final = "jaxplugin/kernels/cpu/BUILD_FAILED.txt"
 # Files of the checkout that no wheel has: tests and what supports them.
 SUPPORT: Final = re.compile(
   r"(^|/)[^/]*(_test|testing)\.py$|^jaxplugin/testing/|^kernels/interpreter/"
+  r"|^kernels/cpu/tests/"
 )
 # But for these, the suite that backends of other packages are tested by.
 SUITE: Final = (
