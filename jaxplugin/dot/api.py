@@ -64,9 +64,9 @@ def block_scaled_dot(
     result = cast(activation(dot + bias) + residual)
 
   A backend returns these bits if f32 holds all products and sums. Otherwise the
-  error before the cast is at most `16 * 2^-24 * sum|a * b|`. A NaN scale
-  makes its block NaN, even if values are 0. Unquantized arguments have
-  derivatives.
+  error before the cast is at most `16 * 2^-24 * sum|a * b|` on random data
+  (other data: docs/concepts/numerics.md). A NaN scale makes its block NaN.
+  Unquantized arguments have derivatives.
 
   Args:
     lhs: `ScaledArray`, f32, bf16 or f16[..., m, k], or values with `lhs_scale`.

@@ -73,10 +73,10 @@ def quantize(
   with their signs.
 
   Args:
-    x: f32, bf16, f16 or f64[..., k, ...]. f64 is rounded to f32 first.
+    x: f32, bf16, f16 or f64[..., k, ...]. f64 becomes f32 first.
     format: a `BlockFormat` or its name, "mxfp8".
     axis: blocked axis; for an operand, the contracting dimension.
-    scale_rounding: "up" never saturates. "floor" may.
+    scale_rounding: MX formats: "up" never saturates, "floor" may.
     global_scale: positive f32[] that replaces the computed one, or f32 of the
       first `batch_dims` dimensions.
     key: `jax.random` key of stochastic rounding; None rounds to nearest.
