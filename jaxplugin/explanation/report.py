@@ -242,7 +242,7 @@ class Explanation(Sequence):
     for site in self.sites:
       if not site.is_taken:
         yield f"left out: {_title(site, site.description)}: {site.reason}"
-    yield "Reasons: --verbose, or details() of this object."
+    yield "Reasons: details() of this object, or --verbose on the command line."
 
   def details(self) -> str:
     """Returns a report of every dot with all reasons.

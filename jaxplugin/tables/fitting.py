@@ -168,7 +168,7 @@ def _difference(
     if there_of.get(library) != here_of.get(library):
       return (
         f"it was measured with {library} {there_of.get(library, 'unknown')},"
-        f" and the installed one is {here_of.get(library, 'none')}; {AGAIN}"
+        f" and {here_of.get(library, 'none')} is installed; {AGAIN}"
       )
   return ""
 

@@ -226,7 +226,7 @@ def left_by_default(site: Site, block_size: int) -> str:
       return "both operands are parameters"
     return (
       f"{_NEITHER}, as in attention (a value computed from a parameter does not"
-      " count)"
+      " count, and params= names the arguments that are parameters)"
     )
   word = parameter_names.last_layer_word(site.name)
   if word is not None:
