@@ -157,7 +157,7 @@ def load(
   except AttributeError as error:
     raise LibraryError(
       f"{path} must be a library of the CPU kernels: {error}"
-    ) from (None)
+    ) from None
   check_version(divmod(number, 1000), installed_version(include_dir), path)
   reason = stale_reason(built_from(library), path)
   if reason:
