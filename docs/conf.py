@@ -31,11 +31,7 @@ extensions = [
   "sphinx.ext.autosummary",
   "sphinx.ext.napoleon",
 ]
-exclude_patterns = [
-  "_build",
-  "README.md",
-  "reference/gpu_status_box.md",
-]
+exclude_patterns = ["_build", "README.md"]
 templates_path = ["_templates"]
 html_theme = "sphinx_book_theme"
 html_title = "jaxplugin"

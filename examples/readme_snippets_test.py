@@ -94,10 +94,6 @@ class SnippetsTest(parameterized.TestCase):
       len(README.read_text().splitlines()), README_LINES, "move text to docs/"
     )
 
-  def test_readme_has_the_gpu_status_of_the_documentation(self):
-    box = (DOCS / "reference" / "gpu_status_box.md").read_text()
-    self.assertIn(f"\n{box}\n", README.read_text())
-
 
 class ReaderTest(absltest.TestCase):
   def test_blocks_are_found_with_their_lines_and_outputs(self):

@@ -151,9 +151,7 @@ class LinksTest(parameterized.TestCase):
     )
     for path in sorted(DOCS.rglob("*.md")):
       page = path.relative_to(DOCS).with_suffix("").as_posix()
-      if "_build" in page or page in (
-        *("index", "README", "reference/gpu_status_box"),
-      ):
+      if "_build" in page or page in ("index", "README"):
         continue
       self.assertIn(f"\n{page}\n", contents, page)
     for page in site_pages.COPIED:
@@ -227,17 +225,15 @@ class ReferenceTest(absltest.TestCase):
     for name in names:
       self.assertIn(f"`{name}`", page)
 
-  def test_gpu_status_is_included_and_not_repeated(self):
-    box = (DOCS / "reference" / "gpu_status_box.md").read_text()
-    including = [
-      path
-      for path in DOCS.rglob("*.md")
-      if "gpu_status_box.md\n```" in path.read_text()
+  def test_every_page_has_the_same_gpu_status(self):
+    status = (DOCS / "reference" / "gpu_status.md").read_text().split("\n\n")[1]
+    self.assertStartsWith(status, "> **GPU status:")
+    pages = [
+      path for path in DOCS.rglob("*.md") if "**GPU status:" in path.read_text()
     ]
-    self.assertGreaterEqual(len(including), 6)
-    for path in DOCS.rglob("*.md"):
-      if path.name != "gpu_status_box.md":
-        self.assertNotIn(box.splitlines()[0], path.read_text(), path)
+    self.assertGreaterEqual(len(pages), 6)
+    for path in (*pages, DOCS.parent / "README.md"):
+      self.assertIn(f"\n{status}\n\n", path.read_text(), path)
 
 
 class CopiedPagesTest(absltest.TestCase):

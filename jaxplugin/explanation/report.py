@@ -647,4 +647,7 @@ def _counted(items: Any) -> dict[str, int]:
 
 
 def _listed(counts: dict[str, int]) -> str:
-  return ", ".join(f"{count} by {name}" for name, count in counts.items())
+  return ", ".join(
+    f"{count} by {name}" + (" together" if " and " in name else "")
+    for name, count in counts.items()
+  )

@@ -29,7 +29,7 @@ from jaxplugin.kernels import architectures
 from jaxplugin.kernels import launching
 from jaxplugin.tables import records
 
-AGAIN: Final = "measure again with python -m jaxplugin tune"
+AGAIN: Final = "rules choose until you run python -m jaxplugin tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

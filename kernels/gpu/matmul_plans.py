@@ -207,13 +207,18 @@ def conversion_notes(
   ):
     return ()
   ptxas = architecture.ptxas_version
-  version = "not known" if ptxas is None else ".".join(map(str, ptxas))
+  version = "" if ptxas is None else ".".join(map(str, ptxas))
   if architecture.converts_e2m1:
     return (f"FP4 is converted by cvt.rn.bf16x2.e2m1x2 (ptxas {version})",)
   oldest = ".".join(map(str, architectures.E2M1_CONVERSION_PTXAS))
+  known = (
+    f"the target's is {version}"
+    if version
+    else f"the target's is not known (name it with --ptxas or ptxas={oldest!r})"
+  )
   return (
     "FP4 is decoded by integer operations: its conversion needs ptxas"
-    f" {oldest}, and the target's is {version}",
+    f" {oldest}, and {known}",
   )
 
 

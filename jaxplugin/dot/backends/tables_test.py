@@ -236,7 +236,7 @@ UNKNOWN = targets.Target(name="unknown cuda device", platform="cuda")
 MISFITS = (
   ("other sources", lambda: with_source(kernels="0" * 64),
    "implementation triton: its kernels changed .*000000000000, now"
-   ".*measure again with python -m jaxplugin tune"),
+   ".*rules choose until you run python -m jaxplugin tune"),
   ("no sources", lambda: with_source(kernels=None), "sources none, now"),
   ("another jax-triton",
    lambda: with_toolchain(("jax-triton", "0.0.1"), ("triton", "9.9.9")),

@@ -553,7 +553,11 @@ class ConversionTest(parameterized.TestCase):
     for ptxas, expected in (
       ("13.4.59", "converted by cvt.rn.bf16x2.e2m1x2 (ptxas 13.4.59)"),
       ("13.1", f"decoded by integer operations: {needs}13.1.0"),
-      (None, f"decoded by integer operations: {needs}not known"),
+      (
+        None,
+        f"decoded by integer operations: {needs}not known"
+        " (name it with --ptxas or ptxas='13.2')",
+      ),
     ):
       target = targets.named_target(name, ptxas=ptxas)
       (note,) = self.notes(target, ragged=ragged)
