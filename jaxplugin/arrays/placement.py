@@ -146,9 +146,10 @@ def _reshard_packed(leaf: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def _packing_axis(leaf: Any, target: Any) -> int | None:
-  """Along which FP4 values are packed to be moved; None for what is not.
+  """Returns the axis along which FP4 values are packed to be moved, or None.
 
-  FP4 is no type of a collective: XLA would move four times as much, as f16.
+  XLA has no collective of FP4. It would move the values as f16, which has four
+  times as many bytes.
   """
   if getattr(leaf, "dtype", None) != formats.E2M1 or leaf.size <= 1:
     return None

@@ -29,7 +29,7 @@ Preparation = Literal["none", "packed", "bytes", "interleaved", "swizzled"]
 _WHO: Final = "prepare_weights"
 _FIRST_UPCAST: Final = (8, 0)
 _FIRST_NATIVE: Final = (10, 0)
-# What is indexed or scanned over before it is an operand.
+# An array of this rank or more is a stack: a program takes slices of it.
 _STACK_RANK: Final = 3
 # From here on kernels/cpu asks for huge pages (parallel.cc).
 _HUGE_PAGES_BYTES: Final = 8 << 20
@@ -131,7 +131,7 @@ def unprepare_weights(tree: Any) -> Any:
 def preparation(
   array: scaled_array.ScaledArray, target: targets.Target
 ) -> Preparation:
-  """What `prepare_weights` does for a target, by shapes and dtypes alone."""
+  """Returns what `prepare_weights` does, from shapes, dtypes and the target."""
   if target.platform == "cpu" and 0 not in array.shape:
     if array.ndim >= _STACK_RANK:
       return "none" if array.is_bytes else "bytes"

@@ -235,7 +235,7 @@ def codes_or_bytes(array):
 
 
 class CpuTest(parameterized.TestCase):
-  """What is prepared for CPUs: bits of stacks, packed matrices."""
+  """For CPUs, stacks become bytes and matrices are packed."""
 
   @parameterized.parameters(*formats.FORMATS)
   @pytest.mark.sample(2)
@@ -465,7 +465,7 @@ class ShardingTest(parameterized.TestCase):
   def test_rows_or_k_may_be_sharded(self, *axes):
     if len(jax.devices()) < 2:
       self.skipTest("needs two devices")
-    # Explicit axes have the words gathered: they are no form of the format.
+    # On explicit axes the packed words would be all-gathered.
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("x",), axis_types=auto)
     w = weight(jp.NVFP4, (64, 128))

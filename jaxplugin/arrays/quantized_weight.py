@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`QuantizedWeight`: a weight that is stored in the order that products read.
 
-Kernels of a CPU, and those of GPUs with FP4, read weights (n, k), in blocks
-along k. Of a kernel (k, n), as flax has it, a copy would be made at each call,
-which takes many times as long as the product with one row.
+CPU kernels, and GPU kernels that decode FP4, read weights (n, k) in blocks
+along k. A flax kernel (k, n) would be copied at each call, which takes many
+times as long as a matmul with one row.
 """
 
 from __future__ import annotations

@@ -448,8 +448,8 @@ def as_array(who: str, name: str, x: Any) -> jax.Array:
   """An argument as a plain array.
 
   Raises:
-    TypeError: it is none, e.g. a format (arguments in another order), a shape
-      without numbers, or a `ScaledArray`.
+    TypeError: If `x` is not an array, for example a format (arguments in
+      another order), a shape without numbers, or a `ScaledArray`.
   """
   remedy = ""
   if isinstance(x, ScaledArray):
@@ -537,7 +537,7 @@ def full_global_scale(array: ScaledArray) -> Any:
 
 
 def full_global_scale_shape(array: ScaledArray) -> tuple[int, ...]:
-  """Shape of `full_global_scale`, of one that is there."""
+  """Returns the shape of `full_global_scale` if `array` has a global scale."""
   scale = array.global_scale
   if scale.ndim == array.ndim:
     return tuple(scale.shape)

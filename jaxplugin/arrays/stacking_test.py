@@ -411,7 +411,7 @@ class LegacyTest(parameterized.TestCase):
   """Files that were written when a global scale was f32[]."""
 
   def tree(self):
-    """What there is today, and the same as it was written then."""
+    """Returns a tree of today's arrays, and the same tree in the old form."""
     x = quantized(jp.NVFP4, 3, 64)
     today = {
       "w": x,

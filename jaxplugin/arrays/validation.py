@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a `ScaledArray` must be, and what helps otherwise."""
+"""Checks of the parts of a `ScaledArray`, with a remedy in each error."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jaxplugin.core import extents
 from jaxplugin.core import formats
 from jaxplugin.core import speaking
 
-# Block scales from here on, E4M3's top binade (its largest is 448). A tensor
-# with a global scale of its own reaches 448 exactly, and one that shares that
-# of another, as in fused layers, comes near. Without a global scale they would
-# stand for values beyond 1000.
+# E4M3's top binade begins here; its largest number is 448. A tensor with a
+# global scale has a block scale of exactly 448. Fused layers share a global
+# scale, and the largest block scale of each is a little smaller. Without the
+# global scale, such block scales would mean values beyond 1000.
 _FIRST_TOP_SCALE: Final = 256.0
 
 

@@ -21,14 +21,15 @@ from jaxplugin.jaxext import explicit_axes
 class Blocking:
   """How an array gets the one dimension along which it is quantized.
 
-  One dimension stays where it is. Several are merged, in the order given, into
-  the last one. Of none there is a new last one, of size 1. It is padded with
-  zeros.
+  One dimension stays where it is. Several dimensions are merged, in the given
+  order, into a new last one. If `dims` is empty, a last dimension of size 1 is
+  added. The dimension is padded with zeros.
 
   Attributes:
     dims: dimensions of the array, not negative.
-    lead: all the others, in the order in which they precede merged ones. Of one
-      dimension it says where its product would have them in memory.
+    lead: all other dimensions, in the order in which they precede the merged
+      one. With a single dimension in `dims`, the matmul has them in this order
+      in memory.
     multiple: the size is padded to a multiple of it.
   """
 
@@ -106,7 +107,7 @@ class Blocking:
     )
 
   def undo(self, x: jax.Array, shape: Sequence[Any]) -> jax.Array:
-    """What `apply` made of an array of `shape`, as it was."""
+    """Returns the array of `shape` that `apply` turned into `x`."""
     k = math.prod(shape[d] for d in self.dims)
     if x.shape[self.axis()] != k:
       x = lax.slice_in_dim(x, 0, k, axis=self.axis())

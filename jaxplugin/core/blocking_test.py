@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`Blocking` against what NumPy makes of the same words."""
+"""`Blocking` gives the arrays that NumPy gives."""
 
 import jax
 import jax.export

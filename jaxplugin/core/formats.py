@@ -35,7 +35,7 @@ E2M1: Final = np.dtype(ml_dtypes.float4_e2m1fn)
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
 PACKED: Final = np.dtype(np.uint8)
 
-# What `quantize` makes; others have codes that it does not know.
+# The dtypes that `quantize` can round to.
 VALUES_DTYPES: Final = (E4M3, E5M2, E2M3, E3M2, E2M1)
 SCALE_DTYPES: Final = (E8M0, E4M3, E5M2)
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the name of a parameter says about it: which ones no product has.
+"""Which parameters are embeddings, norms or last layers, by their names.
 
-Names are paths, "params/block_0/attention/query/kernel" or
-"model.layers.0.mlp.up_proj.weight". Their words are read, of snake_case and of
-CamelCase alike.
+Names are paths, such as "params/block_0/attention/query/kernel" or
+"model.layers.0.mlp.up_proj.weight". They are split into words, in snake_case
+and in CamelCase.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAST_LAYER_WORDS: Final = ("head", "classifier", "predictions")
 _LAST_LAYER_BEGINNINGS: Final = ("logit", "unembed")
 # A class, as flax numbers it: "LMHead_0".
 _LAST_LAYER_CLASS: Final = re.compile(r"(?<!Multi)Head(_\d+)?")
-# Heads of attention are none of a model.
+# "MultiHead" is attention, not the last layer of a model.
 _OF_ATTENTION: Final = "multi"
 # Layers of these names are last ones ("output.weight" of Llama, "score.weight")
 # unless they are in a layer: BERT's "layer/0/output" is in each.

@@ -17,9 +17,10 @@ def loads(data: bytes | str) -> Any:
   """The value of a JSON text in UTF-8.
 
   Raises:
-    ValueError: it is no JSON (RFC 8259), NaN and Infinity among that; or an
-      object has a name twice, or one that is no text, or a number is beyond
-      those of 64 bits, or it is nested too deeply; says which.
+    ValueError: If the text is not JSON (RFC 8259), which has neither NaN nor
+      Infinity. Also if an object has a name twice or a name with half of a
+      surrogate pair, if a number needs more than 64 bits, or if the nesting is
+      too deep.
   """
   try:
     text = data.decode() if isinstance(data, bytes) else data
@@ -39,7 +40,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   for name, value in pairs:
     if name in found:
       raise ValueError(f"the name {name!r} is used twice")
-    name.encode()  # a half of a surrogate pair is no character
+    name.encode()  # raises if it has half of a surrogate pair
     found[name] = value
   return found
 

@@ -55,7 +55,7 @@ def are_copied(
 
   Args:
     size: of the contracting dimension, if there is one; None is symbolic.
-    formats, num_contracting: as of `padded_size`.
+    formats, num_contracting: see `padded_size`.
   """
   if num_contracting > 1:
     return True
@@ -81,9 +81,9 @@ def values_strides(
     batch, free, contracting: all dimensions, by their kind.
 
   Returns:
-    None where the values must be copied to row-major [batch, rows, k]:
-    dimensions that must merge are not adjacent, or FP4 is to be packed along k,
-    which is not its last dimension.
+    None if the values must be copied to row-major [batch, rows, k]. The reason
+    is that dimensions that must merge are not adjacent, or that FP4 must be
+    packed along k and k is not the last dimension.
   """
   shape = tuple(values.shape)
   is_fp4 = format is not None and format.is_fp4

@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a product moves and computes, and the least time that can take.
+"""Roofline estimates: bytes and FLOPs of a matmul, and its least time.
 
-Estimates by a roofline: operands are read once, the result is written once, at
-the bandwidth and the rate of multiplication that the vendor publishes. No
-kernel reaches both.
+Operands are read once and the result is written once, at the vendor's published
+bandwidth and FLOP rate. No kernel reaches both.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _TERA: Final = 1e12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-  """Of one product.
+  """Roofline estimate of one matmul.
 
   Attributes:
-    num_bytes: of operands and result, each once.
-    flops: two a multiplication.
-    seconds: the least time by the target's published figures; None where it has
-      none.
-    bound: what takes that long: "memory", "compute", or "" where not known.
+    num_bytes: bytes of the operands and the result, each counted once.
+    flops: two for each multiplication.
+    seconds: least time by the target's published figures; None if the target
+      has none.
+    bound: what takes this time: "memory", "compute", or "" if not known.
   """
 
   num_bytes: float
@@ -47,12 +46,13 @@ class Estimate:
 
 
 # Dense FLOP/s with accumulation in f32, in units of 10^12, for bf16, for 8-bit
-# and for 4-bit values; None where it is not published, or no kernel here
-# multiplies so there. NVIDIA: "A100 Tensor Core GPU" and "L40S" and "H100" and
-# "H200" data sheets; "Blackwell Architecture Technical Brief" (HGX B200) and
-# HGX B300 data sheet, an eighth of eight GPUs; "RTX Blackwell GPU Architecture"
-# white paper, table of the RTX 5090. Data sheets give figures with sparsity,
-# which are twice these. AMD: data sheets of MI300X and MI355X.
+# and for 4-bit values. None if the vendor does not publish it, or if no kernel
+# of this package uses these instructions on the device. NVIDIA: data sheets
+# "A100 Tensor Core GPU", "L40S", "H100" and "H200"; "Blackwell Architecture
+# Technical Brief" (HGX B200) and HGX B300 data sheet, an eighth of eight GPUs;
+# "RTX Blackwell GPU Architecture" white paper, table of the RTX 5090. Data sheets
+# give figures with sparsity, which are twice these. AMD: data sheets of MI300X
+# and MI355X.
 _PEAKS: Final[dict[str, tuple[float | None, float | None, float | None]]] = {
   "a100": (312, None, None),
   "l40s": (362, None, None),
@@ -130,7 +130,10 @@ def estimate(
 
 
 def bytes_of(avals: Iterable[Any]) -> float | None:
-  """Bytes of arrays, FP4 at half a byte; None where a size is symbolic."""
+  """Returns the arrays' bytes, or None if a size is symbolic.
+
+  An FP4 value counts as half a byte.
+  """
   total = 0.0
   for aval in avals:
     if not all(isinstance(size, (int, np.integer)) for size in aval.shape):

@@ -68,10 +68,10 @@ def describe(aval: Any) -> str:
 def estimate_dot(
   eqn: Any, decided: traced.Decided
 ) -> estimates.Estimate | None:
-  """Of a block-scaled dot; None where a size is symbolic."""
+  """Estimates a block-scaled dot; None if a size is symbolic."""
   problem, decision = decided.problem, decided.decision
   call = eqn.params["call"].filled(v.aval for v in eqn.invars)
-  # Of a stack one layer is read.
+  # If an operand is a layer of a stack, only this layer is read.
   read = call.without_origins().flatten()
   written = [v.aval for v in eqn.outvars]
   num_bytes = estimates.bytes_of([*read, *written])
@@ -91,10 +91,10 @@ def estimate_dot(
 def estimate_ragged(
   eqn: Any, decided: ragged.Decided
 ) -> estimates.Estimate | None:
-  """Of a ragged dot, as if each row had a group of its own, up to all groups.
+  """Estimates a ragged dot; None if a size is symbolic.
 
-  A contraction reads all rows and writes all groups. None where a size is
-  symbolic.
+  The number of groups with rows is not known: it counts as the number of rows,
+  at most as all groups. A contraction reads all rows and writes all groups.
   """
   problem = decided.problem
   if not problem.sizes_are_static or decided.decision is None:
@@ -254,7 +254,7 @@ def _name(primitive: Any) -> str:
 
 
 def _estimate(eqn: Any, target: targets.Target) -> estimates.Estimate | None:
-  """Of a `dot_general`; None of another, and where a size is symbolic."""
+  """Estimates a `dot_general`; None for others or if a size is symbolic."""
   if eqn.primitive.name != "dot_general":
     return None
   lhs, rhs, out = (v.aval for v in (*eqn.invars, *eqn.outvars))

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain` tells of whole models."""
+"""`explain` of whole models."""
 
 import dataclasses
 import functools
@@ -138,7 +138,7 @@ class ModelTest(parameterized.TestCase):
       explanation.details(),
     )
     for item in (*explanation, *explanation.others):
-      # nnx has no scopes: the line is all that tells them apart.
+      # nnx opens no scopes, so only the line distinguishes the layers.
       self.assertRegex(item.source, r"report_test\.py:\d+ \(Layer")
 
   def test_products_in_while_loops_count_once_and_that_is_said(self):
@@ -246,7 +246,7 @@ class ModelTest(parameterized.TestCase):
 
 
 class QuantizationTest(parameterized.TestCase):
-  """Each is told with what serves it, as lowering decides it."""
+  """The report names the backend that lowering chooses."""
 
   def lowered(self, function, *args, target):
     """Which kernels the lowered module calls."""

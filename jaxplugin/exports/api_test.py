@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`export`: kernels in the module, for targets that need not be here."""
+"""Modules of `export` have kernels, also for targets that are not attached."""
 
 from __future__ import annotations
 

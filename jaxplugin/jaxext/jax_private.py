@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the package uses of JAX's private modules, but for its neighbours.
+"""Functions that use JAX's private modules.
 
-In `tracing`, `binding_private` sees operations before JAX transforms them,
-`interception_private` after; `provenance_private` tells where they come from.
-`exports_private` writes modules, and `jaxlib_private` is for a process without
-JAX.
+Other modules named `_private` do so too. In `tracing`, `binding_private` sees
+operations before JAX transforms them, `interception_private` sees them after,
+and `provenance_private` finds where they come from. `exports_private` writes
+modules. `jaxlib_private` is for a process without JAX.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jax._src.interpreters import mlir
 from jax._src.interpreters import partial_eval
 from jax._src.lib import xla_client
 
-_PUBLISHED_TIMEOUT_MS: Final = 30_000  # for what is there already
+_PUBLISHED_TIMEOUT_MS: Final = 30_000  # the value exists already
 
 
 def uncached() -> contextlib.AbstractContextManager[None]:
@@ -74,9 +74,9 @@ class Tiling:
     counts: tiles along each dimension.
     device_numbers: i64[n], positions in `devices`: those of the first tile (one
       or more copies of it), then those of the next, in major to minor order.
-    devices: all of the program's. Of an array inside of a `shard_map` over some
-      axes numbers are those in a group, of devices that have the same place
-      along these axes, and there are fewer of them.
+    devices: all devices of the program. Inside a `shard_map` over some axes,
+      `device_numbers` are positions in a group: the devices with the same
+      position along these axes.
   """
 
   counts: tuple[int, ...]
@@ -88,7 +88,7 @@ def partitioner_tiling(sharding: Any, ndim: int) -> Tiling | None:
   """Reads a sharding that `custom_partitioning` did not decode.
 
   Returns:
-    None where nothing is known, or sums are not complete.
+    The tiling. None if the sharding is unknown or has unreduced axes.
   """
   if sharding is None:
     return None
@@ -150,9 +150,11 @@ def cudnn_version_number() -> int | None:
 
 
 def first_published(key: str, value: str) -> str | None:
-  """What the first process of a run published by a key: this one if first.
+  """Publishes a value, unless another process of the run has published one.
 
-  Nobody waits for another. None where processes do not know of each other.
+  Returns:
+    The published value; None if the run has no distributed client. It does not
+    wait for other processes.
   """
   from jax._src import distributed
 

@@ -1,10 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the package uses of jaxlib's private modules, without JAX.
+"""Functions that use jaxlib's private modules, and do not import JAX.
 
-A process that only reads modules (`module_child`) imports jaxlib alone, which
-takes a fifth of the time that JAX takes. What is of jaxlib alone is here too;
-`jax_private` has everything else.
+A process that only reads modules (`module_child`) imports jaxlib without JAX,
+which takes a fifth of the time. `jax_private` has the functions that use JAX.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def triton_handlers(platform: str) -> frozenset[str] | None:
     platform: "cuda" or "rocm".
 
   Returns:
-    Their names; None where no plugin of the platform is installed.
+    Their names; None if no plugin of the platform is installed.
   """
   plugin = plugin_support.import_from_plugin(platform, "_triton")
   if plugin is None:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`linear_call`: a linear function that comes with its own transpose.
 
-Reverse mode transposes the tangents of forward mode. Of a function that is made
-of `linear_call`s forward mode runs the one and reverse mode the other, and what
-lives from the forward to the backward pass are the constants that it is given.
+JAX computes reverse mode by transposing the tangents of forward mode. Forward
+mode runs the function of a `linear_call`, and reverse mode runs its transpose.
+The constants of the call are the residuals saved for the backward pass.
 
 `jax.custom_derivatives.linear_call` has neither `vmap` nor derivatives by its
 constants.
@@ -49,7 +49,10 @@ class Linear:
     raise NotImplementedError
 
   def by_constants(self, linear: Arrays, constants: Arrays) -> jax.Array:
-    """The same as `apply`, of which derivatives by constants are taken."""
+    """Returns the result of `apply`, from differentiable operations.
+
+    JAX differentiates this function with respect to the constants.
+    """
     return self.apply(linear, constants)
 
   def transpose(
@@ -144,8 +147,7 @@ def _jvp(primals, tangents, *, function, num_linear, jaxpr):
   terms = []
   active = [type(t) is not ad.Zero for t in tangents[:num_linear]]
   if any(active):
-    # A constant one adds zeros of its own shape, so that none is left out of
-    # what `function` takes.
+    # `function` takes all tangents. A constant argument's tangent is zeros.
     given = [
       t if is_active else jnp.zeros_like(x)
       for x, t, is_active in zip(linear, tangents, active, strict=False)
@@ -232,7 +234,7 @@ class _Mapped(Linear):
       self.linear_dims, mapped(g, list(constants)), strict=True
     ):
       if x is not None:
-        # What is the same for all gets the sum.
+        # An argument that is not mapped gets the sum of its cotangents.
         x = x.sum(0) if dim is None else jnp.moveaxis(x, 0, dim)
       cotangents.append(x)
     return cotangents

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A linear function with a transpose and derivatives of its own."""
+"""`linear_call` with a transpose and derivatives that differ from JAX's."""
 
 import dataclasses
 import gc
@@ -21,7 +21,8 @@ X = RNG.normal(size=(3, 4)).astype(np.float32)
 A = RNG.normal(size=(5, 4)).astype(np.float32)
 G = RNG.normal(size=(3, 5)).astype(np.float32)
 
-# Each of the three is another multiple of a @ x, which tells them apart.
+# The three functions are different multiples of a @ x, so that the result shows
+# which of them ran.
 DOUBLE = linear_calls.LinearInOne(
   call=lambda x, a: 2 * (a @ x),
   transpose_call=lambda g, a: 3 * (g @ a),
@@ -64,7 +65,7 @@ class TracedTest(absltest.TestCase):
     kept = weakref.ref(held)
 
     def called(x, held):
-      # Closures of a call of their own, as those of straight-through dots.
+      # Each call makes new closures, as straight-through dots do.
       function = linear_calls.LinearInOne(
         call=lambda x: held @ x,
         transpose_call=lambda g: g @ held,

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A linear function with a transpose of its own, under JAX's transformations.
+"""`linear_call` with a custom transpose, under JAX's transformations.
 
-The function is a * x + b * y; its transpose multiplies by 10 on top, so that it
-is seen which of the two has run.
+The function is a * x + b * y. Its transpose also multiplies by 10, so that the
+result shows which of the two ran.
 """
 
 import dataclasses

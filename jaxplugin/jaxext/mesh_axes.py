@@ -5,8 +5,8 @@
 The partitioner is free to shard a dimension by a part of a mesh axis: a split
 or merged dimension, k in whole blocks, 24 rows over 4 devices seen as (6, 4)
 rows. A `PartitionSpec` over the caller's mesh cannot say that, and JAX's own
-decoding of such a sharding raises. `decode` cuts the axes of the mesh finer
-instead, so that every part has an axis of its own.
+decoding of such a sharding raises. `decode` instead splits the mesh axes, so
+that each part of an axis is an axis.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def normalize_spec(spec: PartitionSpec | Sequence[Any], ndim: int) -> Spec:
 
 
 def explicit_axes(mesh: Any) -> Axes:
-  """The axes of a mesh that shardings in types are made of."""
+  """Returns the mesh axes that appear in the shardings of types."""
   types = zip(mesh.axis_names, mesh.axis_types, strict=True)
   return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
@@ -100,9 +100,9 @@ def decode(
   """The axes of arrays that the partitioner hands to a callback.
 
   Args:
-    mesh: the mesh of the program, or that of a `Group`; empty where JAX does
+    mesh: the mesh of the program, or the mesh of a `Group`; empty if JAX does
       not know it.
-    tilings: how each array is dealt to devices; None where that is not known.
+    tilings: how each array is divided among devices; None if that is unknown.
     ndims: the ranks of the arrays.
 
   Returns:
@@ -183,12 +183,12 @@ class Group:
   program: jax.sharding.Mesh
 
   def speaking(self, fine: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """The mesh along whose axes the devices of a group speak.
+    """Returns the mesh for collectives between the devices of a group.
 
     Collectives name devices of the whole program, in its order.
 
     Args:
-      fine: what `decode` made of `mesh`.
+      fine: the mesh that `decode` returned.
 
     Returns:
       A mesh of all devices with the axes of `fine`, and manual ones.
@@ -266,7 +266,7 @@ def _numbered(name: str, count: int) -> list[str]:
 def _cut_axes(
   mesh: jax.sharding.Mesh, fine: jax.sharding.Mesh
 ) -> dict[str, Axes]:
-  """Of each axis of a mesh the axes that `decode` cut it into."""
+  """Returns, for each axis of a mesh, the axes that `decode` split it into."""
   left = list(fine.shape.items())
   cut: dict[str, Axes] = {}
   for name, size in mesh.shape.items():

@@ -19,7 +19,7 @@ from jaxplugin.jaxext.tracing import provenance_private
 
 Phase = Literal["forward", "backward", "dgrad", "wgrad", "recomputed"]
 
-# What these compute is written for a kernel language, not for XLA.
+# Operations whose jaxprs are programs in a kernel language, not for XLA.
 KERNELS: Final = frozenset({"pallas_call", "core_map", "mpmd_map"})
 
 # Scopes that say what is computed, and not which layer it belongs to. Those of
@@ -71,8 +71,8 @@ class _Around:
   is_local: bool = False
   num_devices: int = 1
   source: str = ""  # of a call of this package, for all that it makes
-  # Of the innermost call with one. A function that is traced by itself, that of
-  # a `jax.custom_jvp` say, has no lines of its callers.
+  # The innermost call that has a source line. A function that JAX traces
+  # separately, such as a rule of `jax.custom_jvp`, has no lines of its callers.
   caller: str = ""
 
 

@@ -88,7 +88,7 @@ class PlaceTest(parameterized.TestCase):
         return jax.jit(jax.vmap(jnp.sin))(jax.checkpoint(square)(x)).sum()
 
     found = dots(jax.grad(function))
-    # A layer inside of one of its own name is another one.
+    # A layer inside a layer of the same name is a different layer.
     self.assertEqual({dot.layer for dot in found}, {f"{name}/square"})
 
   def test_what_checkpoint_repeats_is_recomputed(self):

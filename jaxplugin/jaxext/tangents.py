@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What derivatives need that JAX has not: a refusal, and jvp of some leaves.
+"""Errors instead of silent zero derivatives, and `jvp` of some leaves.
 
-An integer operation ends a derivative without a word. What is made of such
-operations, and yet stands for a function of floats, takes its arguments through
-`without_derivative`; what was made of them before, through `beside`.
+JAX's derivative of an integer operation is silently zero. A function of floats
+that is built from integer operations passes its arguments through
+`without_derivative`. A result that was built earlier passes through `beside`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ beside_p = extend_core.Primitive("beside_witness")
 
 
 def without_derivative(x: T, message: str) -> T:
-  """The arrays of the pytree `x`; a derivative by one of them is an error.
+  """Returns the pytree `x`; differentiating with respect to it is an error.
 
-  It is no operation in a compiled program. A derivative for which they are
-  constants passes: those of others, and after `lax.stop_gradient`.
+  A compiled program has no operation for it. Derivatives with respect to other
+  arrays, or after `lax.stop_gradient`, are allowed.
 
   Raises:
     NotImplementedError: `message`, while a derivative is traced.
@@ -149,7 +149,7 @@ def tangent_of(
       are constants of `function` too.
 
   Returns:
-    The result's tangent, or None where all are constant.
+    The result's tangent, or None if all tangents are constant.
   """
   leaves, tree = jax.tree.flatten(primals)
   given = dict(enumerate(jax.tree.leaves(tangents)))

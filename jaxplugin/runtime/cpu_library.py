@@ -25,7 +25,7 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.kernels.cpu import library
 
-# What the kernels are compiled for, by their numbers in kernels/cpu/README.md.
+# Formats of the kernels, with their numbers in kernels/cpu/README.md.
 FORMATS: Final = {
   formats.MXFP8: 0,
   formats.MXFP8_E5M2: 1,
@@ -34,7 +34,8 @@ FORMATS: Final = {
   formats.MXFP6_E2M3: 4,
   formats.MXFP6_E3M2: 5,
 }
-# Of values that are bytes; others are what their dtype says.
+# Element types of values that are passed as bytes. Other arrays have the
+# element type of their dtype.
 ELEMENTS: Final = {
   formats.E2M3: 1,
   formats.E3M2: 2,
@@ -43,7 +44,7 @@ ELEMENTS: Final = {
 }
 SCALE_ELEMENTS: Final = {formats.E8M0: 1, formats.E4M3: 2}
 
-# Of values, by their numbers in kernels/cpu/simd/formats.h.
+# Element types of values, with their numbers in kernels/cpu/simd/formats.h.
 _VALUES: Final = {
   formats.E4M3: 0,
   formats.E5M2: 1,
@@ -90,7 +91,7 @@ def _register_once() -> None:
 
 @functools.cache
 def sources_digest() -> str | None:
-  """SHA-256 of what the kernels were built from; None where that is unknown."""
+  """Returns the SHA-256 of the kernels' sources; None if it is unknown."""
   try:
     return library.built_from(_library()) or None
   except library.LibraryError:
@@ -98,18 +99,18 @@ def sources_digest() -> str | None:
 
 
 def source(target: targets.Target) -> decisions.Source | None:
-  """What implementations by these kernels are made of, for tables."""
+  """Returns the kernels' digest as tuning tables store it; None if unknown."""
   digest = sources_digest() if target.platform == "cpu" else None
   return None if digest is None else decisions.Source(kernels=digest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Values:
-  """What the values of an operand are.
+  """Dtype and block size of an operand's values.
 
   Attributes:
-    dtype: of a value, not of the bytes that it may be stored in.
-    block_size: values that a scale covers; None of a plain operand.
+    dtype: dtype of a value, not of the bytes that may store it.
+    block_size: values that share a scale; None for an unquantized operand.
   """
 
   dtype: np.dtype
@@ -145,7 +146,7 @@ class DotQuestion:
 
 
 def dot_config_error(dot: DotQuestion, config: tuple[int, ...]) -> str:
-  """Why a config cannot serve a dot; empty where it can.
+  """Returns why the kernels do not support a config; "" if they do.
 
   Args:
     dot: the dot.
@@ -168,7 +169,7 @@ def dot_engine(dot: DotQuestion) -> int:
 
   Raises:
     library.LibraryError: there is no library to ask.
-    ValueError: the dot is none that kernels know.
+    ValueError: If the kernels do not support the dot.
   """
   function = _library().jaxplugin_cpu_dot_engine
   function.restype = ctypes.c_int64
@@ -179,7 +180,7 @@ def dot_engine(dot: DotQuestion) -> int:
 
 
 def engine_name(engine: int) -> str | None:
-  """What the library calls the engine of a number; None if it has none."""
+  """Returns the name of an engine; None if no engine has the number."""
   function = _library().jaxplugin_cpu_engine_name
   function.restype = ctypes.c_char_p
   name = function(ctypes.c_int64(engine))

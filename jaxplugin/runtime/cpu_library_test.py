@@ -165,7 +165,7 @@ class TruncatedTest(parameterized.TestCase):
   def test_library_that_was_cut_is_an_error_and_a_whole_one_is_not(self):
     whole = library.find().read_bytes()
     if whole[:6] != b"\x7fELF\x02\x01":
-      self.skipTest("the library is no 64-bit little-endian ELF file")
+      self.skipTest("the library is not a 64-bit little-endian ELF file")
     folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
     lengths = [6, 63, 64, 1000, 4096, 100_000, len(whole) // 2, len(whole) - 1]
     paths = [folder / f"{length}.so" for length in (*lengths, len(whole))]

@@ -48,7 +48,7 @@ def architecture_of(
 
 
 def refusal(target: targets.Target) -> decisions.Unsupported | None:
-  """Why the kernel cannot serve a target; None where it can. Pure."""
+  """Returns why the kernel does not support a target, or None. Pure."""
   if target.platform != "cuda":
     return decisions.Unsupported(
       f"needs an NVIDIA GPU, the target's platform is {target.platform}"
@@ -64,7 +64,7 @@ def refusal(target: targets.Target) -> decisions.Unsupported | None:
 def lowering_refusal(
   target: targets.Target,
 ) -> decisions.Unsupported | None:
-  """Why this process cannot lower a call; None where it can. Not pure."""
+  """Returns why this process cannot lower a call, or None. Not pure."""
   del target
   missing = assembler.missing()
   return decisions.Unsupported(missing) if missing else None

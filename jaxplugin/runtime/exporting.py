@@ -38,7 +38,7 @@ class UnheardError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Heard:
-  """What the partitioner said of a call: the arguments of `partition`."""
+  """The partitioner's arguments to `partition` for a call."""
 
   mesh: jax.sharding.Mesh
   arg_shapes: Any
@@ -138,7 +138,7 @@ def _listening(
 
     return mesh, nothing, results, operands
 
-  # Without a key each call has a name of its own, and no process another's.
+  # Without a key, no two calls share a name, in this process or another.
   return dataclasses.replace(how, rule=rule, partition=partition, key=None)
 
 
@@ -172,7 +172,7 @@ def _split(
   options: dict[str, Any] = {"mesh": mesh}
   around: Any = jax.sharding.get_abstract_mesh()
   if not around.empty:
-    # That of the context, of which a `shard_map` around may have some axes.
+    # The mesh of the context. An enclosing `shard_map` may use some axes of it.
     mesh = around
     options = {"axis_names": {*around.axis_names} - {*around.manual_axes}}
   spec = lambda sharding: sharding.spec
@@ -190,9 +190,10 @@ def _split(
 def _as_they_were(
   arrays: Sequence[jax.Array], heard: _Heard, mesh: Any
 ) -> list[jax.Array]:
-  """Arrays that lie where they did, so that bytes are what is moved.
+  """Returns the arrays with the shardings that the partitioner chose.
 
-  Else the partitioner may move what the bytes are made of, FP8 as f16.
+  Without them the partitioner may move the values before they become bytes, and
+  XLA moves FP8 as f16.
   """
   # All arrays together, as `partition` does, so that the axes are the same.
   shapes = [*heard.arg_shapes, *jax.tree.leaves(heard.result_shape)]

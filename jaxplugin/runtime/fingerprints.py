@@ -30,7 +30,7 @@ _DISTRIBUTIONS: Final = (
   *("jax-triton", "triton", "nvidia-cuda-nvcc"),
   *("cuda-tile", "nvidia-cuda-tileiras"),
 )
-# Variables of this package, of Triton and of what it is made of.
+# Prefixes of environment variables of this package, Triton, LLVM and CUDA.
 _VARIABLES: Final = (
   *("JAXPLUGIN_", "JAX_TRITON_", "TRITON_", "MLIR_", "LLVM_", "NVPTX_"),
   *("PTXAS_", "DISABLE_", "ALLOW_", "ENABLE_", "USE_", "AMDGCN_", "CUTILE_"),
@@ -56,8 +56,8 @@ def of(*decides: Any) -> str | None:
     *decides: plain data, and dataclasses of it.
 
   Returns:
-    None where that cannot be said: a part is a function, say, or the package is
-    not what its files are.
+    The digest. None if a part is not plain data (for example a function), or if
+    the package's files changed after the import.
   """
   sources = _sources()
   if sources is None:
@@ -115,8 +115,8 @@ def sources_digest(
     before_ns: when they were imported, in ns since 1970.
 
   Returns:
-    None where a file is younger, so that what runs may be another one, or where
-    there are no files.
+    The digest. None if a file is younger than the import, because the process
+    may run older code, or if there are no files.
   """
   lines = []
   for number, folder in enumerate(folders):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which custom call launches Triton kernels, and what XLA makes of each."""
+"""Custom calls that launch Triton kernels, and how XLA compiles each."""
 
 import importlib.util
 import os
@@ -154,7 +154,7 @@ class ModuleTest(parameterized.TestCase):
 @needs_jax_triton
 @needs_compiler
 class OptimizedTest(parameterized.TestCase):
-  """What XLA's compiler, without a GPU, makes of each."""
+  """XLA's compiler, without a GPU, compiles each custom call."""
 
   def compiled(self, target):
     """Optimized HLO, and the order of launches, which XLA writes to files."""
@@ -184,7 +184,7 @@ class OptimizedTest(parameterized.TestCase):
     (call,) = re.findall(r".* custom-call\(.*", hlo)
     self.assertIn(f'custom_call_target="{target.name}"', call)
     self.assertIn(f"api_version={HLO_VERSIONS[target]}", call)
-    # What a command buffer records is indented below it.
+    # The commands of a command buffer are indented below it.
     (indent,) = re.findall(r"^( *)\d+: kCustomCall\b", launches, re.MULTILINE)
     self.assertRegex(launches, r"(?m)^\d+: kCommandBuffer\b")
     self.assertEqual(bool(indent), target.is_captured)

@@ -49,9 +49,8 @@ _NO_DESCRIPTORS_JAXLIB: Final = (0, 11, 0)
 class DescriptorTarget(targets.Target):
   """A GPU whose matmul kernels are to use TMA descriptors.
 
-  A problem that they cannot serve so is refused, and one that they can is
-  lowered so or not at all. No target that is named or detected is one: no GPU
-  has measured yet what descriptors gain.
+  A problem without support for descriptors is refused. Named and detected
+  targets never have this type, because no GPU has measured the gain yet.
   """
 
   def __str__(self) -> str:
@@ -78,7 +77,7 @@ def uses_descriptors(target: targets.Target) -> bool:
 def architecture_of(
   target: targets.Target,
 ) -> architectures.Architecture | None:
-  """The kernels' description of a target; None where they do not serve it."""
+  """Returns the kernels' record of a target; None if it is not supported."""
   if target.compute_capability is not None:
     architecture = architectures.of_compute_capability(
       target.compute_capability
@@ -98,7 +97,7 @@ def architecture_of(
 
 
 def refusal(target: targets.Target) -> decisions.Unsupported | None:
-  """Why kernels cannot serve a target; None where they can. Pure."""
+  """Returns why the kernels do not support a target, or None. Pure."""
   if target.platform not in ("cuda", "rocm"):
     return decisions.Unsupported(
       f"needs an NVIDIA or AMD GPU, the target's platform is {target.platform}"
@@ -117,9 +116,9 @@ def refusal(target: targets.Target) -> decisions.Unsupported | None:
 def lowering_refusal(
   target: targets.Target,
 ) -> decisions.Unsupported | None:
-  """Why this process cannot lower a call for a target; None where it can.
+  """Returns why this process cannot lower a call for a target, or None.
 
-  Not pure, unlike `refusal`: it is about what is installed here.
+  Unlike `refusal` it is not pure: it depends on the installed packages.
   """
   error = _import_error()
   if error:
@@ -147,11 +146,11 @@ def launched_by(target: targets.Target) -> str:
 
 
 def descriptors_refusal() -> decisions.Unsupported | None:
-  """Why this process cannot lower TMA descriptors; None where it can.
+  """Returns why this process cannot lower TMA descriptors, or None.
 
-  jax-triton 0.3 takes arrays alone. Kernels that make descriptors themselves
-  are no way out: they write them to global memory of the launch, which neither
-  it nor jaxlib up to 0.11.0 allocates.
+  jax-triton 0.3 accepts only arrays. Kernels cannot make descriptors instead:
+  they would write them to the launch's global memory, which neither jax-triton
+  nor jaxlib up to 0.11.0 allocates.
   """
   jax_triton = importlib.import_module("jax_triton").__version__
   if _release(jax_triton) >= _DESCRIPTORS_JAX_TRITON and (

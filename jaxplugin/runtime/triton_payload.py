@@ -1,13 +1,14 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a module says of a Triton kernel's launch, without what no launch reads.
+"""Removes the parts of a Triton launch in a module that no launch reads.
 
-jax-triton writes a compressed `TritonAnyKernelCall` into each call, of jaxlib's
-`gpu/triton.proto`: beside the machine code the kernel's TTIR with the places of
-its lines, which is more than half, and differs with the folder that the kernel
-was installed in. jaxlib launches the code alone, which on NVIDIA is PTX. Its
-version is Triton's own choice with jax-triton 0.3, the newest that Triton's
-ptxas knows, and jaxlib may find an older ptxas.
+jax-triton writes a compressed `TritonAnyKernelCall` (jaxlib's
+`gpu/triton.proto`) into each call. It has the machine code and the kernel's
+TTIR. jaxlib launches only the code. The TTIR is more than half of the bytes,
+and its locations depend on the folder in which the kernel is installed.
+
+On NVIDIA the code is PTX. With jax-triton 0.3 its version is the newest that
+Triton's ptxas supports. jaxlib may find an older ptxas.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class PayloadTest(parameterized.TestCase):
 )
 class ModuleTest(parameterized.TestCase):
   def payload(self, function=quantize, *args, ptxas=None):
-    """What a module says of its first launch, decompressed."""
+    """Returns the decompressed payload of a module's first launch."""
     with jp.use_target(jp.named_target("b200", cudnn="9.13", ptxas=ptxas)):
       traced = jax.jit(function).trace(*(args or (X,)))
       lowered = traced.lower(lowering_platforms=("cuda",))

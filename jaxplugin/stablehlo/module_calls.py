@@ -71,7 +71,7 @@ _ARITY: Final = {
   SCALED_DOT: ((4,), 1),
 }
 
-# MLIR's names of the element types; the rest are no part of any call.
+# MLIR's names of the element types that a call can have.
 _DTYPES: Final = {
   "f16": np.dtype(np.float16),
   "bf16": formats.BF16,
@@ -130,7 +130,7 @@ def find(source: modules.Source) -> list[Any]:
 
 
 def call_name(operation: Any) -> str | None:
-  """Which call an operation is; None if it is none of them."""
+  """Returns the name of the call that an operation is, or None."""
   attribute = {
     "stablehlo.custom_call": "call_target_name",
     "stablehlo.composite": "name",
@@ -198,11 +198,11 @@ def has_tuple(operation: Any) -> bool:
 
 
 def array_type(ir_type: Any) -> jax.ShapeDtypeStruct:
-  """Shape and dtype of an MLIR tensor type.
+  """Returns the shape and dtype of an MLIR tensor type.
 
   Raises:
-    TypeError: it is no array that a call may have.
-    NotImplementedError: its sizes are not static.
+    TypeError: If no call can have an array of this type.
+    NotImplementedError: If the sizes are not static.
   """
   if not isinstance(ir_type, ir.RankedTensorType):
     raise TypeError(f"operands and results must be arrays, got {ir_type}")

@@ -21,7 +21,7 @@ DOT = "__op$block_scaled_dot"
 
 
 def read(text):
-  """What is read of the one call of a module."""
+  """Reads the only call of a module."""
   source = modules.read(text, "f.mlir")
   (operation,) = module_calls.find(source)
   return module_calls.read(operation)

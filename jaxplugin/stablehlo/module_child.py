@@ -1,28 +1,28 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process that parses modules which may end it; `module_process` asks it.
+"""The process that parses modules which may crash it, for `module_process`.
 
 jaxlib's parsers abort on some malformed modules, and corrupt memory before they
-do. So each request is served in a fork of its own, with limits, and whatever
-that does is a reply.
+do. So each request is handled in a new fork with limits, and a crash of the
+fork is a reply too.
 
-A message, either way, is the length of a JSON object (4 bytes, little-endian),
-the object, and as many bytes as its "size" says. A request's bytes are the
-module; its object has
+A message in either direction is the length of a JSON object (4 bytes,
+little-endian), the object, and the number of bytes in the object's "size". The
+bytes of a request are the module. Its object has
 
-  name, is_text         as of `module_parsing.parse`
+  name, is_text         see `module_parsing.parse`
   cpu_s, memory_bytes, stack_bytes, out_bytes, wall_s
                         limits of the fork
 
-A reply's bytes are the module as text, with places, unless it came as text of
-StableHLO. Its object has one of
+The bytes of a reply are the module as text with locations. They are empty if
+the request was StableHLO text. The object has one of
 
-  error                 a `ModuleError`
-  died                  how the fork ended instead of answering
-  version, is_text      of a module that is well: as of `module_parsing.Parsed`
+  error                 text of a `ModuleError`
+  died                  how the fork ended without a reply
+  version, is_text      the module is valid; see `module_parsing.Parsed`
 
-The text of a reply has been parsed in the fork, as the asking process is going
-to do, with a smaller stack.
+The fork has parsed the text of a reply with a smaller stack than the other
+process has, which parses it next.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if sys.platform != "win32":  # where there is no `os.fork` either
   import resource
 
   _C_LIBRARY: Final = ctypes.CDLL(None)
-IDLE_S: Final = 60.0  # without a request the process ends; it starts anew
+IDLE_S: Final = 60.0  # without a request the process ends, until the next one
 LENGTH: Final = struct.Struct("<I")
 
 
@@ -140,7 +140,7 @@ def _answer(
       reply, text = _parse(context, request, data)
     except module_parsing.ModuleError as error:
       reply, text = {"error": str(error)}, b""
-    except Exception as error:  # what the bindings make of a broken module
+    except Exception as error:  # the bindings raise any type
       why = f"{request['name']}: malformed: {error!r}"
       reply, text = {"error": why}, b""
     write_message(file, reply, text)

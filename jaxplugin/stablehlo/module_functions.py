@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a module computes, as a JAX function, and as StableHLO."""
+"""The JAX function that a call of a module computes, and its StableHLO."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Lowering:
   """How a call is computed on a target.
 
   Attributes:
-    name: what a function that computes it is called.
-    description: what is computed, in words.
-    decided: what was decided about its dot; None where it has none.
-    dot: the equation of its dot; None if it has no dot.
-    traced: the function that computes it, traced.
-    platform: what it is to be lowered for.
+    name: name of the function that computes the call.
+    description: the computation in words.
+    decided: decision for the call's dot; None if the call has no dot.
+    dot: equation of the dot; None if the call has no dot.
+    traced: the traced function.
+    platform: platform to lower the function for.
   """
 
   name: str
@@ -228,7 +228,7 @@ def _dot(
 def _operand(
   side: str, values: jax.Array, scale: jax.Array | None, block_size: int
 ) -> tuple[Any, jax.Array | None, bool]:
-  """What `block_scaled_dot` takes for values and a scale of any real dtype.
+  """Converts values and a scale of any real dtype for `block_scaled_dot`.
 
   Returns:
     (operand, scale or None, whether that scale is padded)
@@ -240,7 +240,7 @@ def _operand(
     return plain, None, False
   exact = (*values.shape[:-1], -(-values.shape[-1] // block_size))
   known = formats.infer(values.dtype, scale.dtype)
-  is_integer = values.dtype == np.uint8  # here they are no packed FP4
+  is_integer = values.dtype == np.uint8  # not packed FP4
   if known is not None and known.block_size == block_size and not is_integer:
     return values, scale, scale.shape != exact
   values = nn_operands.as_float(sides.WHO, side, values)

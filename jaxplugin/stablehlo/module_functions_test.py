@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a module is lowered to, and what cannot be."""
+"""Lowering of a module's calls, and calls that are refused."""
 
 from absl.testing import absltest
 from absl.testing import parameterized

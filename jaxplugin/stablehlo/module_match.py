@@ -66,16 +66,16 @@ def is_emitted(
 
 
 def _is_prepared(needs: Any, has: Any, argument: Any) -> bool:
-  """Whether preparing `has` as `needs` is made of `argument` changes nothing.
+  """Whether the existing operand is prepared as the emitted call needs it.
 
   Args:
-    needs: operand of the emitted call, or what that is made of.
-    has: the same of the call that is there.
-    argument: that of @main which stands for the operand.
+    needs: operand of the emitted call, or a value that it is computed from.
+    has: operand of the existing call, or a value that it is computed from.
+    argument: the argument of @main for the operand.
   """
   needs, has = _origin(needs), _origin(has)
   if _is_reshaped(needs, argument):
-    # Whatever is there is a reshaped array as well: of itself, reshaped back.
+    # Every array is a reshape of another one: of itself, reshaped back.
     return True
   one, other = _producer(needs), _producer(has)
   if one is None or other is None or _kind(one) != _kind(other):
@@ -99,7 +99,7 @@ def _is_reshaped(value: Any, argument: Any) -> bool:
 
 
 def _kind(operation: Any) -> tuple[Any, ...]:
-  """What an operation does, but for its operands."""
+  """Returns an operation's name, attributes, types and regions."""
   attributes = {name: str(attr) for name, attr in operation.attributes.items()}
   types = [str(x.type) for x in (*operation.operands, *operation.results)]
   regions = [str(region.blocks[0]) for region in operation.regions]
@@ -140,9 +140,9 @@ def _origin(value: Any) -> Any:
 
 
 def _same_array(value: Any, origins: dict[Any, Any]) -> Any:
-  """What `value` was, before going there and back; None if it did not.
+  """Returns the array from which `value` is copied without a change, or None.
 
-  That is by reshapes, by slices of everything, or by a cast of bf16 or f16 (a
+  Such copies are reshapes, slices of a whole array, and casts of bf16 or f16 (a
   global scale) to f32 and back.
   """
   producer = _producer(value)

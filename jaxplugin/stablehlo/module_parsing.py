@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules parsed, in whatever form, with errors that say where and why.
+"""Parses modules in all forms, with errors that have the location and reason.
 
-It imports jaxlib, and not JAX: a process of its own does the same for modules
-that may end it (`module_child`).
+It imports jaxlib and not JAX, because the process that parses untrusted modules
+(`module_child`) uses it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_bytecode(data: bytes) -> bool:
 
 
 def decode(data: bytes, name: str) -> str:
-  """Text in UTF-8; raises ModuleError where it is none."""
+  """Decodes UTF-8; raises ModuleError if the data is not UTF-8."""
   try:
     return data.decode()
   except UnicodeDecodeError:
@@ -74,7 +74,7 @@ def portable_version(data: bytes) -> str | None:
 
 
 def is_hlo(text: str) -> bool:
-  """Whether the first line that is no comment begins an HLO module."""
+  """Whether the first line that is not a comment begins an HLO module."""
   for line in text.splitlines():
     line = line.strip()
     if line and not line.startswith("//"):
@@ -183,8 +183,8 @@ def _parse_text(text: str, name: str, context: ir.Context) -> Parsed:
 def _parse_bytecode(data: bytes, name: str, context: ir.Context) -> Parsed:
   if len(data) <= len(BYTECODE_MAGIC):
     raise ModuleError(f"{name}: the bytecode is truncated after {len(data)} B")
-  # A portable artifact is bytecode of the VHLO dialect, which parses as well.
-  # So whatever is wrong with its bytes is told by the parser, as exceptions.
+  # A portable artifact is bytecode of the VHLO dialect. The parser reads it and
+  # raises an exception if its bytes are malformed.
   module = _parse(data, name, context)
   version = portable_version(data)
   if version is not None:

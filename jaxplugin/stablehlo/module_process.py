@@ -1,10 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that nobody vouches for, parsed where they can do no harm.
+"""Parses untrusted modules in a child process, which they may crash.
 
-`checked` has a child process (`module_child`) parse a module first, and gives
-the caller what it can parse itself. The child starts at the first use, serves
-all later ones, and ends with this process or when it has nothing to do.
+`checked` passes a module to the child process (`module_child`) first, and
+returns text that is safe to parse in this process. The child starts at the
+first use and handles all later ones. It ends with this process or when it is
+idle.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ def limits(size: int) -> Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checked:
-  """A module that is well.
+  """A valid module.
 
   Attributes:
-    text: StableHLO that this process can parse; None of a module that came so.
-    version: as of `module_parsing.Parsed`.
+    text: StableHLO that this process can parse; None if the module was
+      StableHLO text.
+    version: see `module_parsing.Parsed`.
   """
 
   text: str | None
@@ -126,10 +128,10 @@ class _Child:
   def ask(
     self, request: dict[str, Any], data: bytes, wall_s: float
   ) -> tuple[dict[str, Any], bytes] | None:
-    """The reply; None where the child has ended.
+    """Returns the child's reply, or None if the child has ended.
 
     Raises:
-      TimeoutError: it neither replies nor ends.
+      TimeoutError: If the child neither replies nor ends.
     """
     stdin, stdout = self.process.stdin, self.process.stdout
     assert stdin is not None

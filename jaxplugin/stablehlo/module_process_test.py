@@ -28,7 +28,7 @@ from jaxplugin.testing import written_modules
 
 CPU = jp.named_target("cpu")
 CASES = 400  # of each form
-# Parsed and checked in a millisecond; some loop for ever, or take all memory.
+# A case takes a millisecond, but some loop without end or use all memory.
 SMALL = module_process.Limits(
   cpu_s=1,
   wall_s=60.0,
@@ -264,7 +264,7 @@ class ChildTest(parameterized.TestCase):
 
 
 class DeepTest(parameterized.TestCase):
-  """What is nested too deeply, or goes on for too long."""
+  """Modules that are nested too deeply or take too long."""
 
   def nested(self, depth):
     start = '"stablehlo.if"(%p) ({\n'

@@ -1,8 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules read and written: StableHLO in every form that it comes in.
+"""Reads and writes StableHLO and HLO modules in all forms.
 
-What can be read, and what `Source.write` makes of it:
+`modules.read` accepts the form on the left. `Source.write` then returns the
+form on the right:
 
   str, StableHLO text                       -> str, StableHLO text
   str, HLO text                             -> str, StableHLO text
@@ -12,7 +13,7 @@ What can be read, and what `Source.write` makes of it:
   `ir.Module`, `jax.stages.Lowered`         -> `ir.Module`
   `jax.export.Exported`                     -> `jax.export.Exported`
 
-What was given is never changed. Text keeps its locations where it has some.
+The caller's module is never changed. Text keeps its locations if it has any.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Source:
     return result.encode() if isinstance(result, str) else result
 
   def unchanged(self) -> Any:
-    """What was given; of `jax.stages.Lowered` its module."""
+    """Returns the caller's object; for `jax.stages.Lowered` its module."""
     is_lowered = isinstance(self.given, jax.stages.Lowered)
     return self.module if is_lowered else self.given
 
@@ -119,11 +120,11 @@ class Source:
           attributes[name] = _elided(attributes[name])
 
   def location(self, operation: Any) -> str:
-    """Where an operation comes from, "file:line:column", or "".
+    """Returns the source of an operation, "file:line:column", or "".
 
-    That is the innermost place in a file that its location names. Of text
-    without locations, it is the place in that text. Where no file is named it
-    is the operation's name, which in HLO every instruction has.
+    It is the innermost position in a file that the operation's location names.
+    Operations of text without locations have a position in that text. Without a
+    file it is the operation's name, which each HLO instruction has.
     """
     place = module_parsing.file_location(operation.location)
     if place is None:
@@ -160,13 +161,14 @@ def read(
 
   Args:
     given: the module.
-    name: how messages call it, such as its path.
-    trusted: parse it here at once; for modules that jaxlib has written.
+    name: name of the module in messages, such as its path.
+    trusted: whether to parse it in this process at once, as for modules that
+      jaxlib wrote.
 
   Raises:
-    TypeError: it is no form of a module.
-    ModuleError: it does not parse, is truncated, is not valid, or takes more
-      time or memory than a module of its size should.
+    TypeError: If `given` is not a module.
+    ModuleError: If the module does not parse, is truncated, is not valid, or
+      takes more time or memory than a module of its size should.
   """
   if not is_module(given):
     raise TypeError(
@@ -206,8 +208,8 @@ def imported(module: ir.Module, context: ir.Context) -> ir.Module:
 def inline_calls(module: ir.Module) -> None:
   """Inlines the functions that @main calls, directly or not, into it.
 
-  JAX lowers helpers of jax.numpy to functions of their own; MLIR's inliner
-  does not know those dialects in jaxlib.
+  JAX lowers helpers of jax.numpy to separate functions. jaxlib's MLIR inliner
+  does not support these dialects.
   """
   symbols = ir.SymbolTable(module.operation)
   main = symbols["main"].operation

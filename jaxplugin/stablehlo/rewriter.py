@@ -358,8 +358,8 @@ class _Rewriter:
 def _imported(module: ir.Module, context: Any, name: str) -> ir.Module:
   """An emitted module in another context: one function, its helpers inlined.
 
-  The locations of its operations keep the names that JAX gave, without the
-  lines of this package, which are no business of the module's.
+  The locations of its operations keep JAX's names. Lines of this package are
+  removed, because the module's author did not write them.
   """
   module = modules.imported(module, context)
   with context:
@@ -472,10 +472,10 @@ def _replace(operation: Any, name: str, shardings: list[Any]) -> None:
 
 
 def _shardings(operation: Any) -> list[Any]:
-  """A sharding for each result of a call; empty where it names none.
+  """Returns a sharding for each result of a call; [] if the call has none.
 
   Raises:
-    ValueError: they cannot be told apart.
+    ValueError: If the number of shardings is not the number of results.
   """
   num_results = len(module_calls.result_types(operation))
   attributes = operation.attributes
@@ -485,7 +485,7 @@ def _shardings(operation: Any) -> list[Any]:
     )
   elif "mhlo.sharding" in attributes:
     text = module_parsing.string(attributes["mhlo.sharding"])
-    # One that is no tuple stands for all results.
+    # A sharding that is not a tuple applies to all results.
     shardings = _split_sharding(text) or [text] * num_results
     shardings = [text] if num_results == 1 else shardings
   else:

@@ -25,7 +25,7 @@ from jaxplugin.testing import written_modules
 DOT = "__op$block_scaled_dot"
 SWIZZLED_DOT = "__cudnn$blockScaledDot"
 CPU = jp.named_target("cpu")
-# Where neither cudnn nor triton serves.
+# Neither cudnn nor triton supports it.
 TPU = jp.Target(name="tpu", platform="tpu")
 B200_9_12 = jp.named_target("b200", cudnn="9.12")
 B200_9_13 = jp.named_target("b200", cudnn="9.13")
@@ -131,7 +131,7 @@ class IdempotenceTest(parameterized.TestCase):
 
   @parameterized.parameters(B200_9_12, B200_9_13)
   def test_what_the_plugin_lowers_is_wrapped_once_at_most(self, target):
-    # It masks the columns beyond k / 32 through a function of its own.
+    # A separate function masks the columns beyond k / 32.
     lhs, rhs, lhs_scale, rhs_scale = mx_operands(
       128, 128, 96, rows=128, columns=4
     )

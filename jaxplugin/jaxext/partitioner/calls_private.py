@@ -48,9 +48,9 @@ from jaxplugin.jaxext.partitioner import contexts_private
 from jaxplugin.jaxext.partitioner import encoding
 
 _CALL_TARGET: Final = "jaxplugin_partitioned"
-_MAX_SHARES: Final = 256  # that are kept, a module each
+_MAX_SHARES: Final = 256  # cache entries; each holds a module
 
-# What names a call without a name of its own: this process, and a number.
+# The name of a call without a key: this process, and a number.
 _process: Final = uuid.uuid4().hex
 _numbers: Final = itertools.count()
 
@@ -60,18 +60,18 @@ class Split:
   """How calls of a function of arrays are split.
 
   Attributes:
-    partition: (mesh, operands, results) -> what `mesh_axes.decode` made of the
-      mesh, a function of one device's parts of the operands, shardings of the
-      results and of the operands. Inside of a `shard_map` over some axes the
-      mesh is that of a `mesh_axes.Group`.
+    partition: (mesh, operands, results) -> the mesh of `mesh_axes.decode`, a
+      function of one device's parts of the operands, the shardings of the
+      results, and those of the operands. Inside a `shard_map` over some axes,
+      the mesh is the mesh of a `mesh_axes.Group`.
     rule: (mesh, operands, results) -> Shardy's rule, and the sizes and kinds of
       its factors. These operands and results are abstract values.
-    key: equal only where all of these do the same, in any process and for any
-      shapes; None where that is not known.
+    key: equal for two splits only if both functions do the same, in any process
+      and for any shapes; None if that is unknown.
 
-  Operands and results are `ShapeDtypeStruct`s; their shardings are read by
-  `jax_private.partitioner_tiling`. Results are one, or a list, as of the
-  function that is split.
+  Operands and results are `ShapeDtypeStruct`s. `jax_private.partitioner_tiling`
+  reads their shardings. Results are one array or a list, as the function that
+  is split returns them.
   """
 
   partition: Callable[..., tuple[Any, Any, Any, Any]]
@@ -135,7 +135,8 @@ class _Named:
     return self.tree.unflatten(map(self.typed, shapes, shardings))
 
 
-# Named calls live as long as a module that has one, or what was made of it.
+# A named call lives as long as a module that contains it, or an object that was
+# compiled from the module.
 _named: Final[weakref.WeakValueDictionary[str, _Named]] = (
   weakref.WeakValueDictionary()
 )
@@ -213,12 +214,12 @@ def _is_in_group(mesh: Any) -> bool:
 
 
 def _marker(ctx: Any, mesh: Any) -> list[Any]:
-  """An operand that tells callbacks in which order a group is numbered.
+  """Returns an operand from which callbacks read the numbering of a group.
 
-  Inside of a `shard_map` over some axes XLA numbers the devices of a group as
-  suits each operation, and does not say how. So each call has an operand of a
-  dimension for each automatic axis, split over just that axis, which no device
-  reads: how it is dealt to the numbers tells which axis is where.
+  Inside a `shard_map` over some axes, XLA chooses how each operation numbers
+  the devices of a group, and does not report its choice. So each call has an
+  operand that no device reads. It has a dimension for each automatic axis, and
+  is split over this axis. The callbacks read the numbering from its sharding.
   """
   if not _is_in_group(mesh):
     return []
@@ -376,7 +377,7 @@ def _partition(
 
 
 def forget_shares() -> None:
-  """Makes devices' shares anew, for tests that replace what makes them."""
+  """Clears the cache of per-device functions, for tests that replace them."""
   with _lock:
     _shares.clear()
 

@@ -18,16 +18,17 @@ from typing import Final
 import jax
 from jax._src import config
 
-# Of a function that is traced for one device: the callbacks say them anew.
+# Contexts of devices and meshes. The callbacks set them for the function of one
+# device.
 _OF_DEVICES: Final = (
   "mesh_context_manager",
   "abstract_mesh_context_manager",
   "axis_env_state",
   "jax_default_device",
-  # Of an enclosing `shard_map`; parts have no such types.
+  # An enclosing `shard_map` sets it. The types of parts have no varying axes.
   "check_vma",
 )
-# Of JAX, and no options.
+# Contexts of JAX that are not options.
 _OTHERS: Final = ("compute_on_context_manager", "xla_metadata_context_manager")
 
 _own: Final[list[Any]] = []
@@ -42,7 +43,7 @@ def make(default: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
-  """What a function is traced under.
+  """Contexts under which a function is traced.
 
   Attributes:
     everything: (name, value) of all that is part of `jit`'s key, but of what

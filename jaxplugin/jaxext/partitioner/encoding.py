@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values as text that is the same in every process, and different for others.
 
-What decides how a call is computed is encoded, so that equal calls have equal
-names. A value that is no plain data has no encoding: its address would say
-nothing to another process, and what it does nobody can compare.
+The parameters of a call are encoded, so that equal calls have equal names. A
+value that is not plain data has no encoding: its address means nothing in
+another process, and functions cannot be compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 
 class NoEncodingError(TypeError):
-  """A value is no plain data: a function, say, or an array."""
+  """A value is not plain data; for example a function or an array."""
 
 
 def encode(value: Any) -> str:
