@@ -50,9 +50,9 @@ class Estimate:
 # of this package uses these instructions on the device. NVIDIA: data sheets
 # "A100 Tensor Core GPU", "L40S", "H100" and "H200"; "Blackwell Architecture
 # Technical Brief" (HGX B200) and HGX B300 data sheet, an eighth of eight GPUs;
-# "RTX Blackwell GPU Architecture" white paper, table of the RTX 5090. Data sheets
-# give figures with sparsity, which are twice these. AMD: data sheets of MI300X
-# and MI355X.
+# "RTX Blackwell GPU Architecture" white paper, table of the RTX 5090. Data
+# sheets give figures with sparsity, which are twice these. AMD: data sheets of
+# MI300X and MI355X.
 _PEAKS: Final[dict[str, tuple[float | None, float | None, float | None]]] = {
   "a100": (312, None, None),
   "l40s": (362, None, None),
