@@ -1,13 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A backend of jaxplugin in a package of its own: sums block by block.
+"""A third-party backend of jaxplugin, which sums block by block.
 
-Both scales of a block are powers of two, so the block's sum can be made of the
-values as they are, and be multiplied by 2^(e + f), e and f the exponents of the
-scales. A dequantized value is never made, and so none overflows: the result is
-exact also where values times scales leave float32's range.
+Both scales of a block are powers of two, with exponents e and f. The block's
+sum is computed from the values without scales, and multiplied by 2^(e + f).
+No dequantized value can overflow, so the result is exact even if values times
+scales leave float32's range.
 
-For few rows: the sums of all blocks are there at once, f32[blocks, m, n].
+It is for few rows, because it keeps the sums of all blocks, f32[blocks, m, n].
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ PEERS = {
   "warm copy": "warm copy",
   "fresh copy": "copy into fresh memory",
 }
-# Of later runs only.
+# Only later runs have these peers.
 OPTIONAL_PEERS = ("fresh copy",)
 IN_SCAN = " in scan"
 

@@ -20,7 +20,7 @@ def variant(name, milliseconds, **fields):
 
 
 def run(*rows):
-  """Of rows (name, formats, variants), with ceilings that are limits."""
+  """A run of rows (name, formats, variants) with low ceilings."""
   ceilings = dataclasses.replace(bench_results.CEILINGS, warm=40e9)
   return bench_results.run(
     *(
@@ -63,7 +63,7 @@ class ReadmeTableTest(absltest.TestCase):
       kernels = environment["instruction_set"].partition("_")[0]
       self.assertRegex(
         path.name,
-        # A part of the rows may have a word of its own.
+        # A file with a part of the rows may have one more word.
         rf"^cpu_\w+_{kernels}_{environment['cores']}_cores(_[a-z]+)?\.json$",
       )
       self.assertTrue(re.fullmatch(r"[a-z0-9_]+\.json", path.name))

@@ -87,10 +87,11 @@ def _dot(format: jp.BlockFormat, x: Any, w: Any) -> Any:
 def results(
   mesh: Mesh, formats: Sequence[jp.BlockFormat] = FORMATS
 ) -> dict[str, jax.Array]:
-  """What a mesh with axes "data" and "model" computes, by format and name.
+  """Returns results on a mesh with axes "data" and "model", by format and name.
 
-  Tokens are split over data, n over model: the sums of dw go from process to
-  process, those of dx from device to device. "summed" has k split over data.
+  Tokens are split over data and n over model. The sums of dw go from process to
+  process, and the sums of dx from device to device. "summed" splits k over
+  data.
 
   Args:
     mesh: of the devices of all processes.

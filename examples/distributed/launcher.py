@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program as several processes of this machine, which are one JAX.
+"""Runs a program as several processes of this machine, as one JAX program.
 
-The program calls `join()` before it first uses JAX's devices. What a cluster's
-scheduler does is done here, so that it ends well: each run has a port of its
-own; where one process fails or the time is over, the others are ended; and all
-of them end with the process that launched them, however it does.
+The program calls `join()` before it first uses JAX's devices. The launcher does
+the work of a cluster's scheduler. Each run has its own port. If one process
+fails or the time is over, the launcher ends the others. All processes end with
+the process that launched them, even if that one is killed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class _Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Failure:
-  """Of process `index`; a status below 0 is a signal, None one that runs."""
+  """A failed process.
+
+  Attributes:
+    index: number of the process.
+    what: the failure in words.
+    status: exit status; below 0 a signal, None if the process still runs.
+  """
 
   index: int
   what: str

@@ -23,7 +23,7 @@ sys.path.insert(0, {str(pathlib.Path(launcher.__file__).parent)!r})
 import launcher
 launcher.launch([sys.executable, "-c", sys.argv[1]], 2, timeout_s={FOREVER_S})
 """
-# What `join` begins with, without JAX's start.
+# The first part of `join`, which does not start JAX.
 _CHILD = f"""
 import os, pathlib, sys, threading, time
 sys.path.insert(0, {str(pathlib.Path(launcher.__file__).parent)!r})

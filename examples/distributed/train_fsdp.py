@@ -76,7 +76,7 @@ def initial(mesh: Mesh) -> Weights:
 
 
 def batch(step: int, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-  """Tokens, and what the model is to make of them: a fixed mixing."""
+  """Returns tokens and targets: a fixed mixing of the tokens."""
   rng = np.random.default_rng(1)
   mixing = rng.standard_normal((CHANNELS, CHANNELS)) / CHANNELS**0.5
   x = np.random.default_rng([2, step]).standard_normal((TOKENS, CHANNELS))

@@ -16,8 +16,8 @@ Two ways, for tokens that are spread over the same devices:
 
   python examples/moe/expert_parallel.py
 
-checks both against NumPy in f64, and tells what each sends, from the program
-that XLA made. Its devices are parts of one CPU, so it measures no time.
+checks both against NumPy in f64, and prints the bytes that each sends, from the
+compiled program. Its devices are parts of one CPU, so it measures no time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def _dispatched(
   send = functools.partial(_sent, to, slot, capacity=capacity)
   values = send(tokens.values[token], fill=0)
   scale = send(tokens.scale[token], fill=0)
-  own = send(expert % num_own, fill=num_own)  # of no expert: nothing is there
+  own = send(
+    expert % num_own, fill=num_own
+  )  # an empty slot belongs to no expert
 
   # As anywhere: rows sorted by expert, and how many there are of each.
   order = jnp.argsort(own, stable=True)
@@ -139,7 +141,7 @@ def _sent(
 ) -> jax.Array:
   """What this device gets of all: [devices * capacity, ...]."""
   shape = (lax.axis_size(AXIS), capacity, *x.shape[1:])
-  # A slot beyond the capacity is no place.
+  # A slot beyond the capacity is dropped.
   buffer = jnp.full(shape, fill, x.dtype).at[to, slot].set(x, mode="drop")
   return _all_to_all(buffer.reshape(-1, *x.shape[1:]), capacity)
 

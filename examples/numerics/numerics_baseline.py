@@ -33,7 +33,7 @@ COMPUTED: Final = 1.1e-5
 # A model that was trained on the spot: differences of rounding grow from step
 # to step. Parameters that begin with a relative change of 1e-6 move the SQNR of
 # a layer's gradient by up to 0.5 dB, and a mean over eight layers by 0.16 dB.
-# Of such a mean this allows 0.4 dB at 8 dB, and 1.3 dB at 19 dB.
+# The tolerance of such a mean is 0.4 dB at 8 dB, and 1.3 dB at 19 dB.
 TRAINED: Final = 0.02
 # A block whose largest value crosses a rounding boundary of the scale changes
 # its noise by a factor of up to 4. Of 5000 blocks or more, 5 may.

@@ -17,9 +17,9 @@ tracker = numerics_baseline.Tracker("contract")
 # %% [markdown]
 # # How exact are the products?
 #
-# Quantization makes errors of percents. What comes after it should make none:
-# `block_scaled_dot` promises that each implementation's result, before the
-# final cast, is within
+# Quantization causes errors of a few percent. The matmul after it should add
+# almost none: `block_scaled_dot` promises that each implementation's result,
+# before the final cast, is within
 #
 #     16 * 2^-24 * sum |a * b|
 #

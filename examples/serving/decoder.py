@@ -10,11 +10,11 @@ and values (arXiv:2305.13245), norm, and a gated MLP (arXiv:2002.05202).
 tokens a call, each the likeliest. Prompts of one batch end at the same slot:
 shorter ones begin later (`Cache.start`), so all write one slot at a time.
 
-Layers come in one of two forms. As stacks, (layers, n, k), `lax.scan` goes over
-the layers' numbers, and one compiled layer serves all; `jp.linear(layer=)`
-reads a quantized layer where it lies. As a tuple of layers they are unrolled:
-XLA:CPU copies an f32 layer out of a stack at each step, and reads one that is
-an array of its own where it lies.
+Layers have one of two forms. If they are stacks (layers, n, k), `lax.scan` goes
+over the layers' numbers and one layer is compiled; `jp.linear(layer=)` reads a
+quantized layer without a copy. If they are a tuple of layers, they are
+unrolled. XLA:CPU would copy an f32 layer out of a stack at each step, and reads
+a separate array without a copy.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import jaxplugin as jp
 Params = dict[str, Any]
 
 _LAST: Final = (((1,), (1,)), ((), ()))
-# What a slot that may not be seen has for a score: exp of it is 0, and a row
-# that sees none has no NaN.
+# Score of a masked slot. Its exp is 0, and a row whose slots are all masked has
+# no NaN.
 _UNSEEN: Final = -1e30
 
 
@@ -75,7 +75,10 @@ class Config:
 
   @property
   def num_parameters(self) -> int:
-    """Of products, those of the embedding among them, which are the head's."""
+    """Number of parameters in matmuls, with those of the head.
+
+    The head is the embedding.
+    """
     layer = sum(n * k for n, k in self.weights.values())
     return self.layers * layer + self.vocabulary * self.width
 
@@ -120,9 +123,9 @@ class Decoder:
 
   Attributes:
     config: its sizes.
-    given: what rows become before a product with a quantized weight: a dtype,
-      "float32" or "bfloat16"; or "quantized", to the weight's own format. A
-      plain weight gets rows of its own dtype.
+    given: form of the rows before a matmul with a quantized weight: the dtype
+      "float32" or "bfloat16", or "quantized" to the weight's format. For an
+      unquantized weight, rows have the weight's dtype.
   """
 
   config: Config
@@ -175,8 +178,8 @@ def forward(
   Args:
     decoder: how to compute.
     params: {"embed": f32[vocabulary, width] or a ScaledArray, "layers": stacks
-      or a tuple of layers, "last_norm": f32[width], "head"}, of which a layer
-      is {"attention_norm", "qkv", "out", "mlp_norm", "gate_up", "down"}.
+      or a tuple of layers, "last_norm": f32[width], "head"}. A layer is
+      {"attention_norm", "qkv", "out", "mlp_norm", "gate_up", "down"}.
     tokens: i32[batch, tokens], for the slots from `cache.length` on.
     cache: of `new_cache`, with room for them.
   """
@@ -217,7 +220,7 @@ def prefill(
   """The token after each prompt, i32[batch], and the cache with the prompts.
 
   Args:
-    decoder, params: as of `forward`.
+    decoder, params: see `forward`.
     tokens: i32[batch, slots]: prompts that end in the last slot; what stands in
       front of their start is not seen.
     cache: an empty one; given away.
@@ -240,7 +243,7 @@ def decode(
   """The `steps` tokens that follow, each the likeliest: i32[steps, batch].
 
   Args:
-    decoder, params: as of `forward`.
+    decoder, params: see `forward`.
     token: i32[batch], the last one that is known.
     steps: how many; the host is asked for nothing in between.
     cache: with room for as many; given away.

@@ -26,8 +26,9 @@ CONFIG = decoder.Config(
 PARAMS = decoder_weights.random_params(CONFIG)
 TOKENS = np.random.default_rng(1).integers(CONFIG.vocabulary, size=(2, 9))
 SLOTS = 16
-# Of the largest logit. A few products of f32 one after the other, sums of up to
-# 96 values, err by 1e-6; another position, head or mask by more than 0.1.
+# Relative to the largest logit. A few f32 matmuls in sequence, with sums of up
+# to 96 values, err by 1e-6. A wrong position, head or mask errs by more than
+# 0.1.
 F32_TOLERANCE = 1e-5
 # Rows rounded to bf16, 2^-9 each, eight products deep.
 BF16_TOLERANCE = 8 * 2.0**-9
@@ -50,7 +51,7 @@ def numbers(tree):
 
 
 def stacked(params):
-  """Of layers that are arrays of their own, or parts of such."""
+  """Stacks layers that are separate arrays, or parts of such arrays."""
   if not isinstance(params["layers"], tuple):
     return params
   whole = lambda w: jnp.concatenate(w) if isinstance(w, tuple) else w
@@ -168,7 +169,7 @@ class DecodeTest(parameterized.TestCase):
       token = tokens[-1]
     self.assertEqual(int(cache.length), 5 + 2 * 3)
     said = np.concatenate(parts).T
-    # What the reference would say, each after the decoder's own text.
+    # The reference's next token after each prefix of the decoder's text.
     text = np.concatenate([TOKENS[:, :5], said[:, :-1]], axis=1)
     expected = reference(model, text)[:, 4:].argmax(axis=-1)
     np.testing.assert_array_equal(said, expected)

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of a `decoder`: random ones, and each variant's form of them.
 
-A variant's name is a format, or "f32" or "bf16" for plain weights. Quantized
-weights are told what rows become beside them: "nvfp4" multiplies rows in bf16
-(weight-only), "nvfp4 pair" quantizes them too.
+A variant's name is a format, or "f32" or "bf16" for plain weights. For
+quantized weights the name says how rows are multiplied: "nvfp4" multiplies rows
+in bf16 (weight-only), "nvfp4 pair" quantizes the rows too.
 
-Plain weights have three forms. Layers are arrays of their own by default; in
-"f32 halves" each weight is two arrays besides, whose products XLA:CPU may run
-at the same time: one of a single row it computes by one thread. In "f32 scan"
-they are stacks, of which a scan copies each layer before it is read.
+Plain weights have three forms. By default, each layer is a separate array. In
+"f32 halves" each weight is two arrays, whose matmuls XLA:CPU can run at the
+same time; it computes a matmul of a single row in one thread. In "f32 scan" the
+weights are stacks, and a scan copies each layer before the layer is read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Model:
 
   @property
   def bytes_a_token(self) -> int:
-    """Of weights that one step reads; of the embedding it reads a row."""
+    """Bytes of the weights that a step reads, without the embedding.
+
+    A step reads one row of the embedding.
+    """
     read = {k: v for k, v in self.params.items() if k != "embed"}
     return num_bytes(read)
 
@@ -63,7 +66,7 @@ class Model:
 
 
 def num_bytes(tree: Any) -> int:
-  """Of a tree's arrays, each counted once."""
+  """Returns the bytes of a tree's arrays, each counted once."""
   leaves = {id(x): x.nbytes for x in jax.tree.leaves(tree)}
   return sum(leaves.values())
 

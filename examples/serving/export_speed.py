@@ -12,8 +12,8 @@ and split over two, by the weight's rows (n) and along what is summed (k):
     jax.export   the one of `jax.export.export`, which is of XLA's operations
 
 The first two are to have the same bits, and the third is within a part in 10^5
-of them, which is checked before they are timed, in turns. A time is one call's,
-from Python until its result is there.
+of them, which is checked before they are timed, in turns. A time is that of one
+call from Python, until its result is ready.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ LAYOUTS: Final[dict[str, Any]] = {
   "n over two": ((), ("d",)),
   "k over two": ((None, "d"), (None, "d")),
 }
-# Of the largest result: sums of f32 in two orders.
+# Relative to the largest result: f32 sums in two orders.
 _TOLERANCE: Final = 1e-5
-# Of all variants of a layout; each has a third. What takes its third sits out
-# the rounds that are left, so that two quick variants have hundreds.
+# Time for the three variants of a layout. A variant that has used its third
+# leaves the remaining rounds, so fast variants have hundreds of rounds.
 _SECONDS: Final = 9.0
 
 

@@ -65,7 +65,7 @@ _BANDWIDTH_BYTES: Final = 1 << 28
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """What all variants are asked: i32[batch, tokens], with where each begins."""
+  """The prompts of all variants, i32[batch, tokens], and where each begins."""
 
   tokens: np.ndarray
   start: np.ndarray
@@ -79,9 +79,9 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """What is known of one variant; see the module. Milliseconds of each round.
+  """Measurements of one variant, in milliseconds for each round.
 
-  `floor` is the milliseconds a token that reading its bytes alone would take.
+  `floor` is the time to read a token's bytes, in milliseconds.
   """
 
   name: str
@@ -168,7 +168,7 @@ def measure(
   bandwidth: float,
   to_text: Callable[[Any], str],
 ) -> list[Row]:
-  """One row for each model, of which the first is what others agree with."""
+  """Returns one row for each model; the first model is the reference."""
   batch = len(question.tokens)
   new = -(-tokens // steps) * steps + 1
   sessions = [Session(model, question, steps, new) for model in models]

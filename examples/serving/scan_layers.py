@@ -8,9 +8,10 @@
 Each step multiplies by one layer's weight: that of a scan over the weights,
 which XLA copies before, or ("by number") that of a scan over the layers'
 numbers, which kernels read where it lies. Its peers: XLA's f32 product by f32
-weights, with the contraction that it is fastest at, and the same by a function
-that does not scan but has each layer as an argument of its own. Each variant is
-checked first; they take turns, each called once untimed before it is timed.
+weights, with the contraction that is fastest for XLA, and the same in a
+function without a scan, whose arguments are the layers. Each variant is checked
+first. The variants take turns, and each is called once untimed before it is
+timed.
 """
 
 import argparse
@@ -26,9 +27,9 @@ import jaxplugin as jp
 
 SHAPE = (8, 512, 1536)  # layers, n, k
 ROUNDS = 31
-# Of the largest result. FP4 on both sides errs by 0.16 of a result's deviation:
-# five times that are 0.2 of the largest. Another layer errs by more than the
-# largest itself.
+# Relative to the largest result. FP4 on both sides errs by 0.16 of a result's
+# deviation: five times that are 0.2 of the largest. Another layer errs by more
+# than the largest itself.
 TOLERANCE = 0.3
 
 

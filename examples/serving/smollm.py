@@ -100,7 +100,7 @@ def load(path: pathlib.Path | None = None) -> Checkpoint:
       package by default.
 
   Raises:
-    MissingError: as of `find`.
+    MissingError: See `find`.
   """
   path = find() if path is None else path
   import gguf

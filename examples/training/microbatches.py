@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of several microbatches gains by operands quantized once.
+"""Speedup of several microbatches from operands that are quantized once.
 
     python examples/training/microbatches.py --json times.json
 
 It is the gradient of the weights of blocks (query, key, value, out, gate, up
-and down, of which the products are timed, and no attention), in a scan over
+and down; only their matmuls are timed, not attention), in a scan over
 layers that computes each again, in a scan over microbatches:
 
     each       every product quantizes its operands
@@ -51,7 +51,7 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """Of the blocks and of their input."""
+  """Sizes of the blocks and of their input."""
 
   layers: int
   width: int

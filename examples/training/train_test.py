@@ -23,7 +23,7 @@ pytestmark = pytest.mark.full
 
 
 def called(*arguments):
-  """What the command prints; its progress bar is not shown."""
+  """Returns the output of the command, without its progress bar."""
   output = io.StringIO()
   with (
     contextlib.redirect_stdout(output),

@@ -29,7 +29,7 @@ _SPLIT_SEED: Final = 0
 
 
 class Batch(NamedTuple):
-  """What a model is given and what it is to say.
+  """Inputs of a model, and its targets.
 
   Attributes:
     inputs: i32[rows, context] of characters, or f32[rows, 64] of digits.
@@ -57,8 +57,8 @@ def encode(text: str) -> np.ndarray:
 def text() -> Split:
   """All topics of `help()` in the order of their names.
 
-  The last tenth, whole topics but for one, is what models are validated on.
-  Each version of Python has its own text: `fingerprint` tells them apart.
+  The last tenth validates models; it begins inside of a topic. Each version of
+  Python has its own text, with its own `fingerprint`.
   """
   topics = pydoc_data.topics.topics
   codes = encode("\n".join(topics[name] for name in sorted(topics)))
@@ -106,7 +106,7 @@ def text_batches(
 
 
 def text_validation(*, rows: int, context: int) -> Batch:
-  """Windows at even distances over the text that no batch is made of."""
+  """Returns evenly spaced windows of the validation text."""
   codes = text().validation
   starts = np.linspace(0, len(codes) - context - 1, rows).astype(np.int64)
   return _windows(codes, starts, context)
@@ -138,9 +138,9 @@ def digits() -> Split:
 
 
 def digit_batches(seed: int, *, steps: int, rows: int) -> Iterator[Batch]:
-  """`steps` batches: each epoch all training digits, in an order of its own.
+  """Yields `steps` batches; each epoch has all training digits in a new order.
 
-  What is left of an epoch when no whole batch is left is not used.
+  The digits that do not fill the last batch of an epoch are not used.
   """
   (images, labels), random = digits().training, _random(seed)
   batches = len(labels) // rows

@@ -64,7 +64,7 @@ class TextTest(absltest.TestCase):
     first, again, other = text_batches(1), text_batches(1), text_batches(2)
     np.testing.assert_array_equal(first, again)
     self.assertFalse(np.array_equal(first, other))
-    # Batches of one seed are no copies of each other.
+    # Batches of one seed differ.
     self.assertFalse(np.array_equal(first[0], first[1]))
 
   def test_fingerprint_tells_data_apart(self):

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Loss curves with what the seeds make of them."""
+"""Loss curves with the range over seeds."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ Loss = Callable[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """What a run was and what came out.
+  """A training run and its results.
 
   Attributes:
-    variant, seed: with the task, all that makes the run.
+    variant, seed: they and the task determine the run.
     training: mean losses of `POINTS` equal parts of the steps.
     validation: losses on the validation data after each of `VALIDATIONS` equal
       parts of the steps, the products being the variant's; the last one is the
@@ -74,7 +74,7 @@ def _optimizer(
   warmup = max(1, int(WARMUP_SHARE * steps))
   return optax.adam(
     optax.warmup_cosine_decay_schedule(
-      init_value=learning_rate / warmup,  # a first step of 0 would be none
+      init_value=learning_rate / warmup,  # not 0, which would waste a step
       peak_value=learning_rate,
       warmup_steps=warmup,
       decay_steps=steps,
@@ -101,9 +101,10 @@ def loss_and_hits(
 def one_line_loss(
   task: training_tasks.Task, recipe: jp.training.Recipe
 ) -> Loss:
-  """Loss and hits of the model in f32, which a recipe takes over.
+  """Returns the loss and hits of the f32 model under a recipe.
 
-  It is not told of products, recipes or keys: all of that is one line.
+  The model's code does not mention matmuls, recipes or keys. One line adds
+  them.
   """
 
   def loss(

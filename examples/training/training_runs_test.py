@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs repeat, are paired, learn, and are kept so that none is made twice."""
+"""Runs repeat, are paired and learn, and each is stored once."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class ResultsTest(absltest.TestCase):
   def test_same_run_twice_is_refused(self):
     results = self.results()
     results.add(self.run_of("f32", 0))
-    with self.assertRaisesRegex(ValueError, "f32, seed 0 is there"):
+    with self.assertRaisesRegex(ValueError, "f32, seed 0 "):
       results.add(self.run_of("f32", 0))
 
   def test_interrupted_write_leaves_the_file_as_it_was(self):

@@ -4,8 +4,8 @@
 
 With d_i the difference of two variants at seed i of n, the mean difference has
 the standard error s(d) / sqrt(n), and by Student's t with n - 1 degrees of
-freedom an interval that holds the true one with 95 % probability. What the
-table says of a difference follows from these by a rule, and by nothing else.
+freedom an interval that holds the true one with 95 % probability. The table's
+sentence about a difference follows from these figures by a rule.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of differences follows from the seeds, and from nothing else."""
+"""Sentences about differences follow from the seeds' results."""
 
 from __future__ import annotations
 

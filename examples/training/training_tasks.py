@@ -77,11 +77,11 @@ PRESETS: Final = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """What a training loop needs to know.
+  """A task of the training loop.
 
   Attributes:
-    name: of its file of results.
-    title: for people.
+    name: name of the file of results.
+    title: title in plots and tables.
     init: key -> parameters, the same for all variants.
     logits: (parameters, inputs, dot_general, key) -> logits. A key of None is
       for a forward pass alone.

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the runs differ in: the products of linear layers.
+"""The variants of the runs: the matmuls of linear layers.
 
-A name without more is a recipe as it is; "-no-..." is the recipe without one of
-its parts, "-bare" without any of them.
+A format's name alone is its recipe. "-no-..." is the recipe without one of its
+parts, and "-bare" is the recipe without any of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jaxplugin as jp
 # (lhs, rhs, dimension_numbers, precision, preferred_element_type, *, key)
 DotGeneral = Callable[..., jax.Array]
 
-# What all others are compared with.
+# The variant that all others are compared with.
 BASELINE: Final = "f32"
 
 

@@ -39,7 +39,7 @@ class Config:
 def _linear(
   module: nn.Module, dot_general: DotGeneral, features: int, name: str
 ) -> nn.Dense:
-  """`nn.Dense` whose product has a key of its own, where keys are given."""
+  """Returns an `nn.Dense` whose matmul has its own key, if keys are passed."""
   key = module.make_rng(KEYS) if module.has_rng(KEYS) else None
   product = functools.partial(dot_general, key=key)
   return nn.Dense(features, name=name, dot_general=product)

@@ -1,12 +1,13 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model will do on GPUs that are not here.
+"""Shows how a model runs on GPUs that are not attached.
 
   python examples/without_gpu/without_gpu.py
 
-One transformer MLP with NVFP4 weights: what is chosen for it on an H200 and on
-a B200 with three versions of cuDNN, and what XLA's GPU compiler then makes of
-it on one and on four B200s. Needs jaxplugin[deviceless] and jax-triton.
+The model is one transformer MLP with NVFP4 weights. The program prints the
+chosen backends on an H200, and on a B200 with three versions of cuDNN. It then
+compiles the MLP with XLA's GPU compiler, for one and for four B200s. It needs
+jaxplugin[deviceless] and jax-triton.
 """
 
 import os
