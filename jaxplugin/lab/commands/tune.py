@@ -24,14 +24,14 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning import keeping
 from jaxplugin.lab.tuning import report
 from jaxplugin.lab.tuning import session
+from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import spaces
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.operations import operation as operation_lib
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.printing import console
 from jaxplugin.printing import progress
@@ -71,7 +71,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
   what.add_argument(
     "--operations",
     metavar="LIST",
-    help=f"of {', '.join(known.BY_NAME)}; default: all",
+    help=f"of {', '.join(registry.BY_NAME)}; default: all",
   )
   what.add_argument(
     "--module",
@@ -223,7 +223,7 @@ def _run(args: argparse.Namespace) -> int:
     work = _workload(args, target)
     if args.operations is not None:
       work = workload.of_operations(work, _operations(args))
-    work = keeping.one_a_bucket(work)
+    work = store.one_a_bucket(work)
   for text in work.left_out:
     console.show([f"tune: left out: {text}"], sys.stderr)
   if not work.items:
@@ -302,10 +302,10 @@ def _workload(
 
 def _operations(args: argparse.Namespace) -> tuple[str, ...]:
   names = tuple(name.strip() for name in args.operations.split(","))
-  unknown = [name for name in names if name not in known.BY_NAME]
+  unknown = [name for name in names if name not in registry.BY_NAME]
   if unknown:
     raise ValueError(
-      f"tune: --operations must be of {', '.join(known.BY_NAME)}, got"
+      f"tune: --operations must be of {', '.join(registry.BY_NAME)}, got"
       f" {', '.join(unknown)}"
     )
   return names
@@ -321,31 +321,30 @@ def _named(
   asked = _implementations(args)
   if asked is None:
     return None
-  alone = resolution.Overlay(is_alone=True)
+  tuned = registry.BY_NAME[operation]
   return {*asked} | {
-    known.of(item.problem).choose(item.problem, target, alone).implementation
+    tuned.default(item.problem, target).implementation
     for item in work.items
-    if known.of(item.problem).operation.name == operation
+    if registry.of(item.problem) is tuned
   }
 
 
 def _tables(
   args: argparse.Namespace, target: targets.Target, work: workload.Workload
-) -> dict[str, keeping.Table]:
+) -> dict[str, store.Store]:
   """Returns the table of each operation of the workload."""
   path = None if args.output is None else pathlib.Path(args.output)
-  names = [known.of(item.problem).operation.name for item in work.items]
-  names = list(dict.fromkeys(names))
+  names = list(dict.fromkeys(registry.name_of(i.problem) for i in work.items))
   if path is not None and len(names) > 1 and not path.is_dir():
     raise ValueError(
       f"tune: a table must have one operation, got {' and '.join(names)} for"
       f" {path}; pass --operations, or an existing folder as -o"
     )
   return {
-    name: keeping.Table(
+    name: store.Store(
       target,
       path,
-      operation=known.BY_NAME[name].operation,
+      operation=registry.BY_NAME[name].operation,
       rounds=args.rounds * args.processes,
       is_again=args.again,
       implementations=_named(args, target, work, name),
@@ -367,7 +366,7 @@ def _lister(args: argparse.Namespace, target: targets.Target) -> session.Lister:
   limits = spaces.Limits(margin=args.margin)
   implementations = _implementations(args)
 
-  def list_candidates(problem: tuned.Problem) -> listing.Listing:
+  def list_candidates(problem: operation_lib.Problem) -> listing.Listing:
     return listing.of_problem(
       problem, target, limits=limits, implementations=implementations
     )
@@ -430,7 +429,7 @@ def _tune(
     ):
       sessions = {
         name: session.Session(
-          local, kept.store(), _lister(args, target), is_retrying=args.retry
+          local, kept, _lister(args, target), is_retrying=args.retry
         )
         for name, kept in tables.items()
       }
@@ -438,15 +437,15 @@ def _tune(
         if time.monotonic() > end:
           break
         line.describe(str(item.problem))
-        name = known.of(item.problem).operation.name
-        results.append(sessions[name].tune(item, line.describe))
+        one = sessions[registry.name_of(item.problem)]
+        results.append(one.tune(item, line.describe))
         if not args.json:
           console.show(report.parts(results[-1]))
         line.advance()
   except KeyboardInterrupt:
     # Counts rows in the files: the last may not be in `results` yet.
     done = sum(
-      tables[known.of(item.problem).operation.name].has(item.problem)
+      tables[registry.name_of(item.problem)].row(item.problem) is not None
       for item in work.items
     )
     print(
@@ -462,7 +461,7 @@ def _tune(
 
 
 def _finish(
-  tables: Mapping[str, keeping.Table],
+  tables: Mapping[str, store.Store],
   work: workload.Workload,
   results: Sequence[session.Result],
   stream: IO[str],

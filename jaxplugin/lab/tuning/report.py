@@ -74,7 +74,7 @@ def to_json(result: session.Result) -> dict[str, Any]:
 
 
 def _merged(result: session.Result) -> Iterator[str]:
-  """Notes of all candidates, each once."""
+  """Yields the notes of all candidates, each once."""
   seen = dict.fromkeys(
     note for notes in result.notes.values() for note in notes
   )

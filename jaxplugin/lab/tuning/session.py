@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of the tuner: problems in, rows of a table out.
 
-A row is written when it is done, so whatever ends the run costs one row. What
-is chosen follows from the samples alone: the same samples give the same bytes.
+The session writes each row when it is done, so an interruption costs one row.
+The choice depends only on the samples: the same samples give the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,31 +16,32 @@ from typing import Final
 from typing import Literal
 
 from jaxplugin.lab.bench import timing
-from jaxplugin.lab.tuning import denials
+from jaxplugin.lab.tuning import failures
+from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import machine
 from jaxplugin.tables import records
 
 Status = Literal["done", "kept", "failed"]
 
 _US_PER_MS: Final = 1e3
-# What says nothing of another run: it is only told.
-_NOT_DENIED: Final = ("spills",)
+# Kinds that a later run tries again.
+_TRIED_AGAIN: Final = ("spills",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-  """What became of one problem.
+  """The result of one problem.
 
   Attributes:
-    item: which.
+    item: the problem.
     status: "done", "kept" from an earlier run, or "failed".
-    row: of the table; None where it failed.
-    faults: by key, candidates that went wrong.
-    notes: by key, what was not checked.
+    row: the row of the table; None if it failed.
+    faults: by key, candidates that failed.
+    notes: by key, the checks that were skipped.
     reason: why it failed.
   """
 
@@ -53,26 +53,7 @@ class Result:
   reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Store:
-  """Where rows go, and how problems are called there.
-
-  Attributes:
-    fields: a problem in a table's words.
-    known: the row that there is of a problem, or None.
-    add: puts a row there, at once.
-    denied: the file of candidates that went wrong; None keeps none.
-    kernels: what an implementation's kernels were compiled from, and where.
-  """
-
-  fields: Callable[[tuned.Problem], records.Fields]
-  known: Callable[[tuned.Problem], records.Row | None]
-  add: Callable[[records.Row], None]
-  denied: pathlib.Path | None
-  kernels: Callable[[str], str]
-
-
-Lister = Callable[[tuned.Problem], listing.Listing]
+Lister = Callable[[operation.Problem], listing.Listing]
 
 
 class Session:
@@ -81,44 +62,43 @@ class Session:
   def __init__(
     self,
     device: machine.Machine,
-    store: Store,
+    rows: store.Store,
     list_candidates: Lister,
     *,
     is_retrying: bool = False,
   ):
-    """Initializes it.
+    """Initializes a session.
 
     Args:
-      device: where candidates are tried.
-      store: where rows go.
-      list_candidates: of a problem.
-      is_retrying: whether candidates that were denied are tried again.
+      device: the device that tries candidates.
+      rows: the store of rows and failures.
+      list_candidates: returns the candidates of a problem.
+      is_retrying: whether candidates that failed before are tried again.
     """
     self._device = device
-    self._store = store
+    self._rows = rows
     self._list = list_candidates
     self._is_retrying = is_retrying
 
   def tune(
     self, item: workload.Item, progress: machine.Progress = lambda text: None
   ) -> Result:
-    """One problem: its row is in the store when this returns.
+    """Tunes one problem, and writes its row.
 
     Raises:
-      DenialsError, TableError: a file cannot be read or written.
+      FailuresError, TableError: If a file cannot be read or written.
     """
-    problem = item.problem
-    known = self._store.known(problem)
-    if known is not None:
-      return Result(item=item, status="kept", row=known)
+    row = self._rows.row(item.problem)
+    if row is not None:
+      return Result(item=item, status="kept", row=row)
     result = self._measure(item, progress)
     if result.row is not None:
-      self._store.add(result.row)
+      self._rows.add(result.row)
     return result
 
   def _measure(self, item: workload.Item, progress: machine.Progress) -> Result:
     problem = item.problem
-    why = known.of(problem).refusal(problem)
+    why = registry.of(problem).refusal(problem)
     if why:
       return Result(item=item, status="failed", reason=f"not tuned: {why}")
     listed = self._listed(problem)
@@ -133,48 +113,44 @@ class Session:
       except machine.TrialError as error:
         return dataclasses.replace(found, faults=faults, reason=str(error))
       faults |= timed.faults
-    self._deny(problem, listed, faults)
+    self._add_failures(problem, listed, faults)
     if default.key in faults:
       reason = f"the default {default.key} failed: {faults[default.key]}"
       return dataclasses.replace(found, faults=faults, reason=reason)
-    row = row_of(self._store.fields(problem), listed, timed.samples)
+    row = row_of(self._rows.fields(problem), listed, timed.samples)
     return dataclasses.replace(found, status="done", row=row, faults=faults)
 
-  def _listed(self, problem: tuned.Problem) -> listing.Listing:
+  def _listed(self, problem: operation.Problem) -> listing.Listing:
     listed = self._list(problem)
-    if self._store.denied is None or self._is_retrying:
+    if self._is_retrying:
       return listed
-    known = denials.read(self._store.denied)
+    known = failures.read(self._rows.failures)
     reasons: dict[str, str] = {}
-    for candidate in listed.candidates:
-      kernels = self._store.kernels(candidate.implementation)
-      found = denials.of(known, kernels, str(problem))
-      if candidate.key in found:
-        reasons[candidate.key] = found[candidate.key]
+    for name in {c.implementation for c in listed.candidates}:
+      reasons |= failures.of(known, self._rows.kernels(name), str(problem))
     return listed.without(reasons)
 
-  def _deny(
+  def _add_failures(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     listed: listing.Listing,
     faults: Mapping[str, machine.Fault],
   ) -> None:
-    if self._store.denied is None:
-      return
-    by_key = {c.key: c.implementation for c in listed.candidates}
-    denials.add(
-      self._store.denied,
+    failures.add(
+      self._rows.failures,
       [
-        denials.Denial(
-          kernels=self._store.kernels(by_key[key]),
+        failures.Failure(
+          kernels=self._rows.kernels(candidate.implementation),
           problem=str(problem),
-          candidate=key,
-          kind=fault.kind,
-          reason=fault.reason,
+          candidate=candidate.key,
+          kind=faults[candidate.key].kind,
+          reason=faults[candidate.key].reason,
         )
-        for key, fault in faults.items()
-        # A default is always tried: there is nothing else to compare with.
-        if fault.kind not in _NOT_DENIED and key != listed.default.key
+        for candidate in listed.candidates
+        # The default is always tried, because others are compared with it.
+        if candidate != listed.default
+        if candidate.key in faults
+        if faults[candidate.key].kind not in _TRIED_AGAIN
       ],
     )
 
@@ -184,12 +160,12 @@ def row_of(
   listed: listing.Listing,
   samples: Mapping[str, Sequence[float]],
 ) -> records.Row:
-  """The row that samples make: a pure function of them.
+  """Returns the row of some samples.
 
   Args:
-    fields: the problem in the table's words.
-    listed: its candidates.
-    samples: milliseconds of each that ran; the default's are among them.
+    fields: the fields of the problem.
+    listed: the candidates.
+    samples: milliseconds of each candidate that ran, including the default.
   """
   measured = {
     candidate: _measured(candidate, samples[candidate.key])

@@ -17,7 +17,7 @@ from absl.testing import parameterized
 
 import jaxplugin as jp
 from jaxplugin.dot import problems
-from jaxplugin.lab.tuning import denials
+from jaxplugin.lab.tuning import failures
 from jaxplugin.lab.tuning import session
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
@@ -64,16 +64,22 @@ def listed(*candidates):
 
 
 class Rows(list):
-  """A store in memory."""
+  """A store whose rows are in memory."""
 
-  def store(self, denied=None, kernels="one"):
-    return session.Store(
-      fields=lambda problem: FIELDS,
-      known=lambda problem: self[0] if self else None,
-      add=self.append,
-      denied=denied,
-      kernels=lambda implementation: kernels,
-    )
+  def __init__(self, *rows, failures, kernels="one"):
+    super().__init__(rows)
+    self.failures = failures
+    self._kernels = kernels
+    self.add = self.append
+
+  def fields(self, problem):
+    return FIELDS
+
+  def row(self, problem):
+    return self[0] if self else None
+
+  def kernels(self, implementation):
+    return self._kernels
 
 
 def local_machine(**changes):
@@ -90,19 +96,28 @@ def chosen_key(row):
   return f"{row.chosen.implementation} {config}"
 
 
-@unittest.skipIf(sys.platform != "linux", "limits and signals are Linux's")
-class FaultsTest(parameterized.TestCase):
+class SessionTestCase(parameterized.TestCase):
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.folder = pathlib.Path(folder)
+    self.folder = pathlib.Path(
+      self.enter_context(tempfile.TemporaryDirectory())
+    )
 
-  def tune(self, *candidates, device=None, **changes):
-    self.rows = Rows()
+  def make_rows(self, *rows, **changes):
+    return Rows(*rows, failures=self.folder / failures.NAME, **changes)
+
+
+@unittest.skipIf(sys.platform != "linux", "limits and signals are Linux's")
+class FaultsTest(SessionTestCase):
+  def tune(self, *candidates, device=None, is_retrying=True, **changes):
+    self.rows = self.make_rows(**changes)
     if device is None:
       device = self.enter_context(local_machine())
     one = session.Session(
-      device, self.rows.store(**changes), lambda problem: listed(*candidates)
+      device,
+      self.rows,
+      lambda problem: listed(*candidates),
+      is_retrying=is_retrying,
     )
     return one.tune(workload.Item(problem=PROBLEM))
 
@@ -154,20 +169,20 @@ class FaultsTest(parameterized.TestCase):
       default=candidate(do="wrong"),
       candidates=(candidate(do="wrong"), candidate(us=500)),
     )
-    rows = Rows()
+    rows = self.make_rows()
     device = self.enter_context(local_machine())
-    one = session.Session(device, rows.store(), lambda p: fails)
+    one = session.Session(device, rows, lambda p: fails)
     result = one.tune(workload.Item(problem=PROBLEM))
     self.assertEqual((result.status, rows), ("failed", []))
     self.assertIn("the default cpu do=wrong failed: wrong:", result.reason)
 
   @pytest.mark.lab
-  def test_what_was_denied_is_not_tried_again_with_the_same_kernels(self):
-    path = self.folder / "kept" / denials.NAME
+  def test_failures_are_not_tried_again_with_the_same_kernels(self):
+    self.folder /= "new"
     bad, good = candidate(do="crash", us=10), candidate(us=800)
-    self.tune(bad, good, denied=path)
-    (denied,) = denials.read(path)
-    self.assertEqual((denied.candidate, denied.kind), (bad.key, "crash"))
+    self.tune(bad, good)
+    (failure,) = failures.read(self.rows.failures)
+    self.assertEqual((failure.candidate, failure.kind), (bad.key, "crash"))
     tried = []
 
     class Watching:
@@ -178,15 +193,23 @@ class FaultsTest(parameterized.TestCase):
       def time(self, problem, candidates, progress):
         return machine.Trials(samples={c.key: (1.0,) for c in candidates})
 
-    for kernels in ("one", "another"):
-      self.tune(bad, good, device=Watching(), denied=path, kernels=kernels)
-    self.assertEqual(
-      tried, [[DEFAULT.key, good.key], [DEFAULT.key, bad.key, good.key]]
-    )
+    for kernels, is_retrying in (
+      ("one", False),
+      ("another", False),
+      ("one", True),
+    ):
+      self.tune(
+        *(bad, good),
+        device=Watching(),
+        kernels=kernels,
+        is_retrying=is_retrying,
+      )
+    everything = [DEFAULT.key, bad.key, good.key]
+    self.assertEqual(tried, [[DEFAULT.key, good.key], everything, everything])
 
   def test_symbolic_problems_fail_with_a_reason(self):
     item = workload.Item(problem=dataclasses.replace(PROBLEM, m=None))
-    one = session.Session(local_machine(), Rows().store(), lambda p: listed())
+    one = session.Session(local_machine(), self.make_rows(), lambda p: listed())
     result = one.tune(item)
     self.assertEqual(result.status, "failed")
     self.assertIn("sizes are symbolic", result.reason)
@@ -208,14 +231,13 @@ class ScriptedMachine:
     return machine.Trials(samples=samples)
 
 
-class ChoiceTest(parameterized.TestCase):
+class ChoiceTest(SessionTestCase):
   def row(self, times, order=None):
     candidates = [candidate(us=int(name)) for name in order or times]
-    rows = Rows()
     scripted = {f"cpu us={name}": taken for name, taken in times.items()}
     one = session.Session(
       ScriptedMachine({**scripted, DEFAULT.key: times["1000"]}),
-      rows.store(),
+      self.make_rows(),
       lambda problem: listed(*(c for c in candidates if c != DEFAULT)),
     )
     return one.tune(workload.Item(problem=PROBLEM)).row
@@ -256,8 +278,8 @@ class ChoiceTest(parameterized.TestCase):
         raise AssertionError("it is tried again")
 
     row = self.row({"1000": [1000]})
-    rows = Rows([row])
-    one = session.Session(Forbidden(), rows.store(), lambda p: listed())
+    rows = self.make_rows(row)
+    one = session.Session(Forbidden(), rows, lambda p: listed())
     result = one.tune(workload.Item(problem=PROBLEM))
     self.assertEqual((result.status, result.row), ("kept", row))
     self.assertEqual(rows, [row])

@@ -21,8 +21,8 @@ from jaxplugin.core import formats
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning import keeping
 from jaxplugin.lab.tuning import session
+from jaxplugin.lab.tuning import store
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
 from jaxplugin.lab.tuning.candidates import spaces
@@ -48,7 +48,7 @@ class SimulatedGpuTest(absltest.TestCase):
     self.folder = pathlib.Path(folder)
 
   def tune(self, name, gpu):
-    kept = keeping.Table(
+    kept = store.Store(
       TARGET,
       self.folder / name / "table.json",
       operation=backends.OPERATION,
@@ -57,7 +57,7 @@ class SimulatedGpuTest(absltest.TestCase):
     )
     one = session.Session(
       gpu,
-      kept.store(),
+      kept,
       lambda problem: listing.of_problem(problem, TARGET, limits=LIMITS),
     )
     work = workload.of_shapes(

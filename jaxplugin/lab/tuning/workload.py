@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is tuned: named shapes, or what a module or a function computes."""
+"""The problems to tune: of named shapes, of a module or of a function."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jaxplugin.core import targets
 from jaxplugin.explanation import diagnostics
 from jaxplugin.explanation import report
 from jaxplugin.lab.bench import workloads
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.ragged import api as ragged_api
 from jaxplugin.stablehlo import modules
 
@@ -32,21 +32,21 @@ class Item:
   """One problem to tune.
 
   Attributes:
-    problem: what is computed.
-    source: where it is from, in words: a layer, a line.
+    problem: the problem.
+    source: the layer, or the line of the program, that has it.
   """
 
-  problem: tuned.Problem
+  problem: operation.Problem
   source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-  """Problems, each once, and what of the source is none.
+  """Problems to tune, each once.
 
   Attributes:
-    items: what to tune.
-    left_out: what is not tuned, with its reason.
+    items: the problems.
+    left_out: parts of the source that are not tuned, each with its reason.
   """
 
   items: tuple[Item, ...]
@@ -59,17 +59,17 @@ def of_shapes(
   out_dtype: np.dtype,
   target: targets.Target,
 ) -> Workload:
-  """What rows as the benchmark names them compute.
+  """Returns the problems of rows of the benchmark.
 
   Args:
-    rows: products of (m, k) and (n, k), those of experts, and arrays to
-      quantize or dequantize; other kinds are left out.
-    pairs: formats; None is what each row says.
-    out_dtype: of products, and of arrays that are no operands of these.
-    target: what they are quantized for.
+    rows: dots, ragged dots, and arrays to quantize or dequantize. Rows of other
+      kinds are left out.
+    pairs: formats; None is the formats of each row.
+    out_dtype: dtype of results, and of arrays to quantize.
+    target: the device.
 
   Raises:
-    ValueError: k is no multiple of a block.
+    ValueError: If k is not a multiple of the block size.
   """
   items, left_out = [], []
   for row in rows:
@@ -106,7 +106,7 @@ def _dot(
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
-) -> tuned.Problem:
+) -> operation.Problem:
   def call(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return dot.block_scaled_dot(
       _side(lhs, pair, True),
@@ -124,7 +124,7 @@ def _experts(
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
-) -> tuned.Problem:
+) -> operation.Problem:
   def call(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> jax.Array:
     return ragged_api.ragged_dot(
       _side(lhs, pair, True),
@@ -144,7 +144,7 @@ def _quantize(
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
-) -> tuned.Problem:
+) -> operation.Problem:
   assert pair.rhs is not None
   quantize = functools.partial(quantization.quantize, format=pair.rhs)
   x = jax.ShapeDtypeStruct((row.m, row.k), out_dtype)
@@ -158,7 +158,7 @@ def _dequantize(
   pair: workloads.Pair,
   out_dtype: np.dtype,
   target: targets.Target,
-) -> tuned.Problem:
+) -> operation.Problem:
   assert pair.rhs is not None
   quantize = functools.partial(quantization.quantize, format=pair.rhs)
   x = jax.eval_shape(quantize, _shape(row.m, row.k))
@@ -179,12 +179,12 @@ _PROBLEMS: Final = {
 def of_module(
   source: modules.Source, target: targets.Target, *, strict: bool = False
 ) -> Workload:
-  """The block-scaled calls of a module; consumes it.
+  """Returns the block-scaled calls of a module; consumes the module.
 
   Args:
     source: the module.
-    target: what they are tuned for.
-    strict: whether a call that cannot be taken is an error.
+    target: the device.
+    strict: whether a call that cannot be lowered is an error.
   """
   return _of_explained(
     diagnostics.explain_module(source, target, strict=strict)
@@ -196,7 +196,7 @@ def of_function(
   arguments: Sequence[Any],
   target: targets.Target,
 ) -> Workload:
-  """What of a function tables may decide about, of abstract arguments."""
+  """Returns the problems of a function, for abstract arguments."""
   return _of_explained(diagnostics.explain(function, *arguments, target=target))
 
 
@@ -215,8 +215,8 @@ def _of_explained(explanation: report.Explanation) -> Workload:
 
 
 def of_operations(work: Workload, names: Sequence[str]) -> Workload:
-  """The work, of some operations alone."""
-  items = [i for i in work.items if _name(i) in names]
+  """Returns the work without other operations."""
+  items = [i for i in work.items if registry.name_of(i.problem) in names]
   left_out = [
     f"{item.problem}: not among --operations {','.join(names)}"
     for item in work.items
@@ -225,13 +225,9 @@ def of_operations(work: Workload, names: Sequence[str]) -> Workload:
   return Workload(items=tuple(items), left_out=(*work.left_out, *left_out))
 
 
-def _name(item: Item) -> str:
-  return known.of(item.problem).operation.name
-
-
 def _unique(items: Sequence[Item], left_out: Sequence[str]) -> Workload:
-  """Each problem once, with its first source."""
-  found: dict[tuned.Problem, Item] = {}
+  """Returns each problem once, with its first source."""
+  found: dict[operation.Problem, Item] = {}
   for item in items:
     found.setdefault(item.problem, item)
   return Workload(items=tuple(found.values()), left_out=tuple(left_out))

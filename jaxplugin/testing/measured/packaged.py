@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxplugin.core import targets
-from jaxplugin.lab.tuning.operations import known
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.tables import fitting
 from jaxplugin.tables import records
 
@@ -33,7 +33,7 @@ def target_of(table: records.Table) -> targets.Target:
 
 def misfit_but_for_sources(table: records.Table) -> str:
   """Why rows cannot be asked here, as if they had been measured here today."""
-  operation = known.BY_NAME[table.header.operation].operation
+  operation = registry.BY_NAME[table.header.operation].operation
   target = target_of(table)
   names = [name for name, _ in table.header.sources]
   sources = fitting.sources_of(operation, target, names)
@@ -50,7 +50,7 @@ def staleness(table: records.Table) -> str:
   Raises:
     ValueError: what kernels are made of is not known here.
   """
-  operation = known.BY_NAME[table.header.operation].operation
+  operation = registry.BY_NAME[table.header.operation].operation
   names = [name for name, _ in table.header.sources]
   here = dict(fitting.sources_of(operation, target_of(table), names))
   changed = [

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates of a problem, and what is known not to be worth measuring."""
+"""The candidates of a problem, and the configs that are not measured."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from typing import Literal
 from jaxplugin.core import decisions
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.candidates import spaces
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.printing import console
 from jaxplugin.tables import records
-from jaxplugin.tables import resolution
 
-# Why a candidate is not measured: it breaks a rule or does not fit; another one
-# does the same with less; the roofline model says that it is slow; it went
-# wrong before.
+# Reasons not to measure a candidate: it breaks a rule or exceeds a limit;
+# another one does the same with less; the roofline model says that it is slow;
+# it failed before.
 Rule = Literal["resources", "dominated", "roofline", "denied"]
 RULES: Final[tuple[Rule, ...]] = (
   "resources",
@@ -38,11 +37,11 @@ RULES: Final[tuple[Rule, ...]] = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-  """One way of computing a problem.
+  """A backend and a config that compute a problem.
 
   Attributes:
-    implementation: its backend's name.
-    config: how the backend computes it; empty where its rule decides.
+    implementation: the name of the backend.
+    config: the config; () is the backend's default.
   """
 
   implementation: str
@@ -50,7 +49,7 @@ class Candidate:
 
   @property
   def key(self) -> str:
-    """The one text of it: "triton block_k=64 block_m=16 ..."."""
+    """A unique text: "triton block_k=64 block_m=16 ..."."""
     words = (f"{name}={_word(value)}" for name, value in self.config)
     return " ".join((self.implementation, *words))
 
@@ -67,8 +66,8 @@ def table(
 
   Args:
     candidates: a row for each.
-    cells: other cells of each row, by title, which come first.
-    figures: titles of those that are figures.
+    cells: cells of each row in front of the fields, by title.
+    figures: titles of columns of figures.
   """
   values: dict[str, list[str]] = {}
   for candidate in candidates:
@@ -101,7 +100,7 @@ def table(
 
 
 def candidate_of(value: Mapping[str, Any]) -> Candidate:
-  """The inverse of `Candidate.to_json`."""
+  """Inverts `Candidate.to_json`."""
   return Candidate(
     implementation=value["implementation"],
     config=records.fields_of("config", value["config"]),
@@ -114,18 +113,18 @@ def _word(value: records.Scalar) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-  """What may be measured for a problem on a target, and what need not.
+  """The candidates of a problem on a target.
 
   Attributes:
-    problem, target: of what.
-    default: what is chosen without any table; it is never pruned.
-    candidates: all that are worth measuring, the default first.
-    pruned: what is not, by rule and reason.
-    refused: implementations that do not serve, each with its reason.
-    notes: of the model.
+    problem, target: the problem and the target.
+    default: the choice without tuning tables; it is never pruned.
+    candidates: the candidates to measure, the default first.
+    pruned: the other configs, by rule and reason.
+    refused: backends that do not support the problem, each with its reason.
+    notes: sentences about the model.
   """
 
-  problem: tuned.Problem
+  problem: operation.Problem
   target: targets.Target
   default: Candidate
   candidates: tuple[Candidate, ...]
@@ -134,7 +133,7 @@ class Listing:
   notes: tuple[str, ...] = ()
 
   def without(self, denied: Mapping[str, str]) -> Listing:
-    """Without candidates that went wrong before.
+    """Returns the listing without candidates that failed before.
 
     Args:
       denied: reasons by `Candidate.key`.
@@ -142,7 +141,7 @@ class Listing:
     kept, pruned = [], list(self.pruned)
     for candidate in self.candidates:
       reason = denied.get(candidate.key)
-      # There must be something to compare with.
+      # The default stays, because others are compared with it.
       if reason is None or candidate == self.default:
         kept.append(candidate)
       else:
@@ -159,7 +158,7 @@ class Listing:
     )
 
   def counts(self) -> dict[str, int]:
-    """How many configs each rule pruned."""
+    """Returns the number of configs that each rule pruned."""
     found = collections.Counter[str]()
     for pruned in self.pruned:
       found[pruned.rule] += pruned.count
@@ -196,30 +195,29 @@ class Listing:
 
 
 def of_problem(
-  problem: tuned.Problem,
+  problem: operation.Problem,
   target: targets.Target,
   *,
   limits: spaces.Limits = spaces.LIMITS,
   implementations: Iterable[str] | None = None,
 ) -> Listing:
-  """The candidates of a problem. No table is asked, and nothing is timed.
+  """Returns the candidates of a problem. Reads no table and times nothing.
 
   Args:
-    problem: what to compute.
-    target: where; it need not be here.
-    limits: of the model.
-    implementations: of which; None is all. The default's is always there.
+    problem: the problem.
+    target: the device; it need not be attached.
+    limits: limits of the model.
+    implementations: names of backends to list next to the default; None is all.
   """
-  alone = resolution.Overlay(is_alone=True)
-  operation = known.of(problem)
-  decision = operation.choose(problem, target, alone)
+  tuned = registry.of(problem)
+  decision = tuned.default(problem, target)
   wanted = None if implementations is None else {*implementations}
   kept: list[Candidate] = []
   pruned: list[spaces.Pruned] = []
   refused: list[decisions.Unsupported] = []
   notes: list[str] = []
   default = Candidate(implementation=decision.implementation)
-  for name, backend in operation.operation.backends().items():
+  for name, backend in tuned.operation.backends().items():
     refusal = backend.supports(problem, target)
     if refusal is not None:
       refused.append(decisions.Unsupported(refusal.reason, name))
@@ -230,9 +228,11 @@ def of_problem(
       why = "its sources are unknown, so no table can contain it"
       refused.append(decisions.Unsupported(why, name))
       continue
-    space = operation.spaces.get(name, spaces.only)(problem, target, limits)
+    space = spaces.Space(configs=((),))
+    if name in tuned.spaces:
+      space = tuned.spaces[name](problem, target, limits)
     for config in space.configs:
-      # Of what this process has, not of the device.
+      # `config_error` needs the libraries of a process that can lower it.
       error = None
       if backend.lowering_refusal(target) is None:
         error = backend.config_error(config, problem, target)
@@ -246,7 +246,6 @@ def of_problem(
       )
     pruned += space.pruned
     notes += space.notes
-  # The default is its implementation as its rule has it.
   kept.sort(key=lambda candidate: candidate != default)
   assert kept[0] == default
   return Listing(

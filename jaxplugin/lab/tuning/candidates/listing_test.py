@@ -177,7 +177,7 @@ class CpuTest(parameterized.TestCase):
 
 
 class DominatedTest(parameterized.TestCase):
-  """What is said to be dominated is: the other one does no more."""
+  """A config that dominates another one does not do more work."""
 
   def test_smaller_tiles_do_the_same_with_fewer_values(self):
     target = gpu("h100")

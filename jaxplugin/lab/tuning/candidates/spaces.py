@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The configs of one implementation for one problem, kept and pruned."""
+"""The configs of one backend for one problem, kept and pruned."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ import dataclasses
 from typing import Any
 from typing import Final
 
-from jaxplugin.core import targets
-from jaxplugin.dot import problems
 from jaxplugin.tables import records
-
-_RULE: Final[records.Fields] = ()  # the config that stands for "by rule"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """How much is pruned by what a model says.
+  """Limits of the candidates that a model keeps.
 
   Attributes:
-    margin: a tile is pruned where its estimate is this many times the least.
-    tiles: that are kept.
-    ways: configs of one tile that are kept.
+    margin: a tile is pruned if its estimate is this many times the least one.
+    tiles: number of tiles to keep.
+    ways: number of configs of one tile to keep.
   """
 
   margin: float = 2.0
@@ -38,11 +34,11 @@ class Pruned:
   """Configs that are not measured, for one reason.
 
   Attributes:
-    rule: of `listing.RULES`.
-    reason: why, in words.
-    implementation: whose configs.
-    count: how many.
-    example: one of them.
+    rule: one of `listing.RULES`.
+    reason: the reason, in words.
+    implementation: the backend of the configs.
+    count: number of configs.
+    example: one of the configs.
   """
 
   rule: str
@@ -66,22 +62,14 @@ class Pruned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-  """What one implementation has for a problem.
+  """The configs of one backend for a problem.
 
   Attributes:
-    configs: what is worth measuring, the one of its rule first.
-    pruned: what is not.
-    notes: about the model, in words.
+    configs: the configs to measure. The first is (), the backend's default.
+    pruned: the other configs.
+    notes: sentences about the model.
   """
 
   configs: tuple[records.Fields, ...]
   pruned: tuple[Pruned, ...] = ()
   notes: tuple[str, ...] = ()
-
-
-def only(
-  problem: problems.DotProblem, target: targets.Target, limits: Limits
-) -> Space:
-  """The space of an implementation that cannot be configured."""
-  del problem, target, limits
-  return Space(configs=(_RULE,))

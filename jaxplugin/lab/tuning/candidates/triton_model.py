@@ -1,19 +1,20 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a config of the Triton kernels takes at best: a roofline with tiles.
+"""The least time of a config of the Triton kernels: a roofline with tiles.
 
-A product takes at least
+A matmul takes at least
 
-  the time to read each operand once and to write the result, from memory;
-  the time in which the busiest core reads all tiles of its programs; a core
-    reads from the cache `CACHE_RATE` times its share of the memory's bandwidth;
-  the time in which that core multiplies them, whole tiles, at its share of the
+  the time to read each operand from memory once and to write the result;
+  the time in which the busiest core reads all tiles of its programs. A core
+    reads from the cache at `CACHE_RATE` times its share of the memory's
+    bandwidth;
+  the time in which that core multiplies whole tiles, at its share of the
     published rate.
 
-The largest of these counts, as they overlap. k that is split adds the partial
-sums, written and read again, and a launch. What it does not know: latency,
-registers, how well stages hide loads. So it orders configs of different tiles,
-and is no judge between warps and stages.
+The model takes the largest of these, because they overlap. If k is split, it
+adds the time to write and read the partial sums, and a launch. It ignores
+latency, registers, and how well stages hide loads. So it ranks tiles, but not
+numbers of warps or stages.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from jaxplugin.explanation import estimates
 from jaxplugin.kernels.gpu import configs
 from jaxplugin.kernels.gpu import matmul_plans
 
-# Of H100 and A100 the cache delivers about 2 to 5 times what memory does
-# (arXiv:2402.13499); the higher number prunes less.
+# The cache of H100 and A100 delivers about 2 to 5 times the bandwidth of memory
+# (arXiv:2402.13499). The higher number prunes less.
 CACHE_RATE: Final = 5.0
 LAUNCH_SECONDS: Final = 2e-6
 _F32_BYTES: Final = 4
@@ -39,11 +40,11 @@ class Model:
   """The roofline of one problem on one GPU.
 
   Attributes:
-    shape: what is computed.
-    bandwidth: of memory, bytes a second.
-    bf16, native: operations a second with operands that are decoded to bf16, or
-      that the matrix instruction takes as they are.
-    core_count: of the GPU.
+    shape: the shape and formats of the matmul.
+    bandwidth: bandwidth of memory, bytes per second.
+    bf16, native: operations per second with operands decoded to bf16, and with
+      quantized operands of the matrix instruction.
+    core_count: number of cores of the GPU.
   """
 
   shape: configs.MatmulShape
@@ -53,7 +54,7 @@ class Model:
   core_count: int
 
   def seconds(self, config: configs.MatmulConfig) -> float:
-    """The least that a config takes."""
+    """Returns the least time of a config."""
     shape = self.shape
     tiling = configs.Tiling(**matmul_plans.for_path(shape, config))
     rounds = configs.cdiv(tiling.programs, self.core_count)
@@ -97,18 +98,18 @@ def of_problem(
   shape: configs.MatmulShape,
   target: targets.Target,
 ) -> Model | None:
-  """The model; None where the GPU's figures are not published."""
+  """Returns the model; None if the GPU's figures are not published."""
   rates: list[float | None] = []
   for is_native in (False, True):
     precision = estimates.precision_of(
       problem.lhs, problem.rhs, is_native=is_native
     )
-    # A second takes a peak's operations.
-    told = estimates.estimate(0.0, 1.0, precision, target)
-    if told.seconds is None or told.bound != "compute":
+    # One operation takes 1 / peak seconds.
+    least = estimates.estimate(0.0, 1.0, precision, target)
+    if least.seconds is None or least.bound != "compute":
       rates.append(None)
     else:
-      rates.append(1 / told.seconds)
+      rates.append(1 / least.seconds)
   sheet = estimates.sheet_of(target)
   if sheet is None or target.core_count is None:
     return None

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of the Triton kernels: all there are, and what is pruned of them."""
+"""Enumerates the configs of the Triton kernels, and prunes most of them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from jaxplugin.runtime import triton_library
 from jaxplugin.tables import records
 
 _NAME: Final = "triton"
-# All that is enumerated, beside what the rule has.
+# All values that are enumerated, next to the default's.
 _ROWS: Final = (16, 32, 64, 128, 256)
 _BLOCK_K: Final = (32, 64, 128, 256, 512)
 _SPLITS: Final = (1, 2, 4, 8, 16)
 _GROUPS: Final = (1, 8)
 _WARPS: Final = (2, 4, 8)
 _STAGES: Final = (1, 2, 3, 4, 5)
-# In this order; what comes first is what a config is known by.
+# The order in which `_unlike` compares fields.
 _VARIED: Final = (
   *("path", "split_k", "block_k", "block_m", "block_n"),
   *("group_m", "swap", "use_descriptors", "num_warps", "num_stages"),
@@ -47,7 +47,7 @@ _LEAST_DEPTH: Final = {"upcast": 32}  # of block_k, by path; others 128
 
 
 class _Pruning:
-  """Counts what is pruned, by rule and reason, with the first of each."""
+  """Counts pruned configs by rule and reason, with an example of each."""
 
   def __init__(self) -> None:
     self._found: dict[tuple[str, str], list[int]] = collections.defaultdict(
@@ -77,11 +77,10 @@ class _Pruning:
 def space(
   problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
 ) -> spaces.Space:
-  """What the kernels have for a problem that they serve.
+  """Returns the configs for a problem that the kernels support.
 
-  The model knows tiles alone. So tiles are pruned by it first, and of those
-  that are left the ways to compute each are enumerated, the most like the
-  default's first.
+  The model ranks only tiles, so it prunes tiles first. Then the ways to compute
+  each remaining tile are enumerated, those most like the default first.
   """
   architecture = triton_library.architecture_of(target)
   assert architecture is not None
@@ -94,7 +93,7 @@ def space(
     tile: 0.0 if model is None else model.seconds(tile) for tile in tiles
   }
   notes = _notes(seconds, default, model, target, limits)
-  # Within a launch's time the model, which knows no latency, tells nothing.
+  # The model ignores latency, so it cannot rank tiles within a launch's time.
   least = max(min(seconds.values(), default=0.0), triton_model.LAUNCH_SECONDS)
   kept: list[configs.MatmulConfig] = []
   used = 0
@@ -112,7 +111,9 @@ def space(
       )
       pruning.add("roofline", reason, tile, count)
     else:
-      ways = _serving(tile, shape, architecture, default, limits, pruning)
+      ways = _configs_of_tile(
+        tile, shape, architecture, default, limits, pruning
+      )
       used += bool(ways)
       kept += ways
   return spaces.Space(
@@ -145,10 +146,10 @@ def _notes(
 def _unlike(
   config: configs.MatmulConfig, default: configs.MatmulConfig
 ) -> tuple[Any, ...]:
-  """A key that sorts configs: the most like the default first.
+  """Returns a key that sorts configs, those most like the default first.
 
-  Fields are in the order in which they are varied: one that differs in a later
-  one of as many fields comes later.
+  Among configs that differ in equally many fields, one that differs in an
+  earlier field of `_VARIED` comes first.
   """
   differs = [
     getattr(config, name) != getattr(default, name) for name in _VARIED
@@ -166,7 +167,7 @@ def _possible_tiles(
   default: configs.MatmulConfig,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
-  """Tiles that some config has, with the rest as the default has it."""
+  """Returns the tiles of all paths, with the default's other fields."""
   found = []
   for path in configs.PATHS:
     why = _path_error(path, shape, architecture)
@@ -190,7 +191,7 @@ def _possible_tiles(
   return found
 
 
-def _serving(
+def _configs_of_tile(
   tile: configs.MatmulConfig,
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
@@ -198,7 +199,7 @@ def _serving(
   limits: spaces.Limits,
   pruning: _Pruning,
 ) -> list[configs.MatmulConfig]:
-  """The ways to compute a tile that fit and that no other one equals."""
+  """Returns configs of a tile that fit and that no other one equals."""
   found: list[configs.MatmulConfig] = []
   for config in sorted(
     _ways(tile, architecture), key=lambda c: _unlike(c, default)
@@ -220,26 +221,26 @@ def _serving(
 def _choices(
   path: configs.Path, architecture: architectures.Architecture
 ) -> dict[str, tuple[Any, ...]]:
-  """What the fields of a config that are no tile's may be."""
+  """Returns the values of the fields that do not describe a tile."""
   return {
     "group_m": _GROUPS,
     "num_warps": _WARPS,
     "num_stages": _STAGES,
-    # small_m's kernel has it so, whatever the config says.
+    # The small_m kernel ignores this field.
     "swap": (True,) if path == "small_m" else (False, True),
     "use_descriptors": (False, True) if architecture.has_tma else (False,),
   }
 
 
 def _count(path: configs.Path, architecture: architectures.Architecture) -> int:
-  """How many configs a tile has."""
+  """Returns the number of configs of a tile."""
   return math.prod(map(len, _choices(path, architecture).values()))
 
 
 def _ways(
   tile: configs.MatmulConfig, architecture: architectures.Architecture
 ) -> Iterator[configs.MatmulConfig]:
-  """How one tile may be computed."""
+  """Yields all configs of one tile."""
   choices = _choices(tile.path, architecture)
   for values in itertools.product(*choices.values()):
     fields = dict(zip(choices, values, strict=True))
@@ -251,13 +252,13 @@ def _path_error(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
 ) -> str:
-  """Why no config of a path serves; "" where one may."""
+  """Returns why no config of a path is supported; "" if one may be."""
   error = None
   if path == "native":
     error = constraints.native_error(shape, architecture)
   elif path == "small_m":
     error = constraints.small_m_error(shape)
-    # As `tiles_by_rule` has it: elsewhere lanes read in other orders.
+    # As in `tiles_by_rule`: lanes of other GPUs read in another order.
     if not (architecture.has_wgmma or architecture.has_tensor_memory):
       error = (
         f"small_m needs wgmma or tcgen05, which {architecture.name} does not"
@@ -267,7 +268,7 @@ def _path_error(
 
 
 def _waste(config: configs.MatmulConfig, shape: configs.MatmulShape) -> str:
-  """Why a smaller tile computes the same with less; "" where none does."""
+  """Returns why a smaller tile does the same with less; "" if none does."""
   least = constraints.MIN_DOT_SIZE
   for name, block, size in (
     ("block_m", config.block_m, shape.m),
@@ -290,7 +291,7 @@ def _same_as(
   shape: configs.MatmulShape,
   architecture: architectures.Architecture,
 ) -> str:
-  """Why another config is the same or better; "" where none is."""
+  """Returns why another config is the same or better; "" if none is."""
   tiling = configs.Tiling(shape=shape, config=config)
   if config.num_stages > max(tiling.steps, 1):
     return "more stages than steps"
@@ -308,7 +309,7 @@ def _same_as(
 
 
 def _brief(error: str, config: configs.MatmulConfig) -> str:
-  """A reason without the config's own numbers, so that like ones are one."""
+  """Returns an error without the config's numbers, so that equal ones merge."""
   text = error.replace(f"{config} ", "").replace(f", got {config}", "")
   for word, much in _SCARCE:
     if word in text:

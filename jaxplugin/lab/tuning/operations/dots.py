@@ -4,43 +4,142 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 from typing import Final
 
-from jaxplugin.core import decisions
+import jax
+import numpy as np
+
+from jaxplugin import dot
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import scaled_array
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import problems
-from jaxplugin.dot import traced
+from jaxplugin.dot.backends import cpu_configs
 from jaxplugin.dot.backends import cutile
-from jaxplugin.lab.tuning.candidates import cpu_space
 from jaxplugin.lab.tuning.candidates import spaces
 from jaxplugin.lab.tuning.candidates import triton_space
-from jaxplugin.lab.tuning.operations import tuned
-from jaxplugin.lab.tuning.trials import exactness
-from jaxplugin.lab.tuning.trials import operands
-from jaxplugin.tables import resolution
+from jaxplugin.lab.tuning.operations import operands
+from jaxplugin.lab.tuning.operations import operation
+
+_GLOBAL_SCALES: Final = (2.0, 0.25)
+_EXTRAS: Final = ("bias", "residual", "global_scale")
 
 
-def _choose(
-  problem: problems.DotProblem,
-  target: targets.Target,
-  overlay: resolution.Overlay | None,
-) -> decisions.Decision:
-  return backends.choose(problem, target, overlay=overlay)
-
-
-def _decided(jaxpr: Any) -> tuned.Decided:
-  (eqn,) = traced.dots(jaxpr)
-  found = traced.decide(eqn, None)
-  return tuned.Decided(problem=found.problem, decision=found.decision)
+def _refusal(problem: problems.DotProblem) -> str:
+  if why := operands.size_refusal(problem):
+    return why
+  if problem.num_contracting != 1 or not problem.blocks_pair_up:
+    return "several dimensions are contracted"
+  if problem.global_scale == "array":
+    return "the global scale is an array"
+  for side in (problem.lhs, problem.rhs):
+    if why := operands.side_refusal(side):
+      return why
+    if side.is_interleaved and side.scale_layout != layouts.LINEAR:
+      return "values are interleaved and scales swizzled"
+  return ""
 
 
 def _build(
-  problem: problems.DotProblem, seed: int, is_exact: bool
-) -> operands.Made:
-  return operands.make(problem, seed, is_exact=is_exact)
+  problem: problems.DotProblem, rng: np.random.Generator, is_exact: bool
+) -> tuple[dict[str, Any], Any]:
+  sizes = problem.batch, problem.m, problem.n, problem.k
+  batch, m, n, k = (size for size in sizes if size is not None)
+  lead = () if batch == 1 else (batch,)
+  lhs, lhs_exact = operands.operand_of(rng, problem.lhs, lead, m, k)
+  rhs, rhs_exact = operands.operand_of(rng, problem.rhs, lead, n, k)
+  arrays: dict[str, Any] = {"lhs": lhs, "rhs": rhs}
+  global_scale = np.float32(1)
+  if problem.global_scale == "scalar":
+    global_scale = _add_global_scale(arrays, problem)
+  for name, is_given, shape in (
+    ("bias", problem.has_bias, (n,)),
+    ("residual", problem.has_residual, (*lead, m, n)),
+  ):
+    if is_given:
+      integers = operands.small_integers(rng, shape)
+      arrays[name] = integers.astype(np.float32)
+  if not is_exact:
+    return arrays, None
+  result = lhs_exact @ np.swapaxes(rhs_exact, -1, -2) * global_scale
+  if problem.has_bias:
+    result = result + arrays["bias"]
+  if problem.activation is not None:
+    result = operands.ACTIVATIONS[problem.activation](result)
+  if problem.has_residual:
+    result = result + arrays["residual"]
+  return arrays, result.astype(problem.out_dtype)
+
+
+def _add_global_scale(
+  arrays: dict[str, Any], problem: problems.DotProblem
+) -> np.float32:
+  """Adds the problem's global scale to the operands; returns its value.
+
+  If the problem has two factors, an operand has the second one.
+  """
+  first, second = _GLOBAL_SCALES
+  arrays["global_scale"] = np.float32(first)
+  if not problem.has_global_power:
+    return np.float32(first)
+  for name, side in (("rhs", problem.rhs), ("lhs", problem.lhs)):
+    operand = arrays[name]
+    if side.format is None or side.scale_is_padded:
+      continue
+    layout: layouts.ScaleLayout = layouts.LINEAR
+    if isinstance(operand, tuple):
+      values, scale = operand
+    else:
+      values, scale = operand.values, operand.scale
+      layout = operand.scale_layout
+    arrays[name] = scaled_array.ScaledArray(
+      values, scale, second, side.format, scale_layout=layout
+    )
+    return np.float32(first * second)
+  return np.float32(first)
+
+
+def function(
+  problem: problems.DotProblem, implementation: str | None = None
+) -> Callable[[dict[str, Any]], jax.Array]:
+  """Returns the dot of the operands, to be traced."""
+  sides = (problem.lhs, problem.rhs)
+  lead = 0 if problem.batch == 1 else 1
+  contracting = [
+    (lead + 1 if side.contracting_is_minor else lead,) for side in sides
+  ]
+  numbers = tuple(contracting), ((*range(lead),),) * 2
+  blocks = [s.format.block_size for s in sides if s.format is not None]
+  block_size: int | tuple[int, int] | None = None
+  if any(side.scale_is_padded for side in sides):
+    block_size = blocks[0] if len({*blocks}) == 1 else (blocks[0], blocks[1])
+
+  def parts(operand: Any) -> tuple[Any, Any]:
+    return operand if isinstance(operand, tuple) else (operand, None)
+
+  def call(arrays: dict[str, Any]) -> jax.Array:
+    lhs, lhs_scale = parts(arrays["lhs"])
+    rhs, rhs_scale = parts(arrays["rhs"])
+    return dot.block_scaled_dot(
+      lhs,
+      rhs,
+      lhs_scale,
+      rhs_scale,
+      dimension_numbers=numbers,
+      preferred_element_type=problem.out_dtype,
+      precision="highest" if problem.highest_precision else None,
+      block_size=block_size,
+      activation=problem.activation,
+      implementation=implementation,
+      **{name: arrays.get(name) for name in _EXTRAS},
+    )
+
+  return call
 
 
 def _flops(problem: problems.DotProblem) -> int:
@@ -48,29 +147,88 @@ def _flops(problem: problems.DotProblem) -> int:
   return 2 * math.prod(size or 0 for size in sizes)
 
 
+def _tail(problem: problems.DotProblem) -> problems.DotProblem:
+  sides = (problem.lhs, problem.rhs)
+  blocks = [s.format.block_size for s in sides if s.format is not None]
+  assert problem.m is not None
+  # Odd, and not above m: a config may only support few rows.
+  m = min(problem.m, 67)
+  return dataclasses.replace(
+    problem,
+    batch=min(problem.batch or 1, 2),
+    m=m if m % 2 or m < 4 else m - 1,
+    n=293,
+    k=11 * max(blocks),
+  )
+
+
+def _poisoned(problem: problems.DotProblem) -> problems.DotProblem | None:
+  def padded(side: problems.OperandProblem) -> problems.OperandProblem:
+    can_be = (
+      side.format is not None
+      and not side.format.is_fp6
+      and not side.is_interleaved
+      and side.scale_layout == layouts.LINEAR
+    )
+    return dataclasses.replace(side, scale_is_padded=can_be)
+
+  found = dataclasses.replace(
+    problem, lhs=padded(problem.lhs), rhs=padded(problem.rhs)
+  )
+  sides = (found.lhs, found.rhs)
+  # One call takes padded scales for both of its sides, as raw arrays.
+  can_be = all(s.scale_is_padded for s in sides if s.format is not None)
+  return found if can_be else None
+
+
+def _cpu_space(
+  problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
+) -> spaces.Space:
+  """Returns all configs of the C++ kernels; they are few."""
+  del limits
+  kept = cpu_configs.candidates(problem, target)
+  pruned = []
+  for engine in cpu_configs.ENGINES:
+    config = cpu_configs.CpuConfig(engine=engine)
+    error = cpu_configs.config_error(problem, target, config)
+    if error is None and config in kept:
+      continue
+    pruned.append(
+      spaces.Pruned(
+        rule="dominated" if error is None else "resources",
+        reason=error or "it is what the rule chooses",
+        implementation="cpu",
+        example=cpu_configs.fields_of(config),
+      )
+    )
+  return spaces.Space(
+    configs=tuple(map(cpu_configs.fields_of, kept)), pruned=tuple(pruned)
+  )
+
+
 def _cutile_space(
   problem: problems.DotProblem, target: targets.Target, limits: spaces.Limits
 ) -> spaces.Space:
-  """All that hold: they are few, and nothing is known of their times."""
+  """Returns all configs: they are few, and no model knows their times."""
   del limits
   others = cutile.candidates(problem, target)[1:]
   return spaces.Space(configs=((), *map(cutile.fields_of, others)))
 
 
-DOT: Final = tuned.Tuned(
+DOT: Final = operation.TunedOperation(
   operation=backends.OPERATION,
-  choose=_choose,
-  decided=_decided,
-  refusal=operands.refusal,
+  default=lambda problem, target: backends.choose(
+    problem, target, overlay=operation.NO_TABLES
+  ),
+  refusal=_refusal,
   build=_build,
-  function=operands.function,
-  check=exactness.check,
+  function=function,
   flops=_flops,
-  tail=operands.tail,
-  poisoned=operands.poisoned,
+  tail=_tail,
+  poisoned=_poisoned,
   spaces={
     "triton": triton_space.space,
-    "cpu": cpu_space.space,
+    "cpu": _cpu_space,
     "cutile": _cutile_space,
   },
   compiles=True,

@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is done with candidates in a process of its own (`workers`).
+"""Jobs that a process of `workers` runs with candidates.
 
-A job takes JSON; a problem in it is pickled, as the process that asks and this
-one are of one program.
+The argument of a job is JSON. A problem in it is pickled, because both
+processes run the same program.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
+from jaxplugin.core import targets
+from jaxplugin.explanation import diagnostics
 from jaxplugin.explanation import estimates
 from jaxplugin.lab.bench import devices
 from jaxplugin.lab.bench import execution
@@ -25,21 +27,27 @@ from jaxplugin.lab.bench.peers import operand_sets
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.compilation import triton_dots
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.operations import tuned
-from jaxplugin.lab.tuning.trials import forcing
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.tables import resolution
 
 Tell = Callable[[Any], None]
 
 _SEED: Final = 19
-_RUNS: Final = 2  # of each check: what is wrong only sometimes
+_RUNS: Final = 2  # of each check, for results that are sometimes wrong
 _MAX_SET_BYTES: Final = {"cpu": 1 << 30, "gpu": 8 << 30}
-# Where a GPU's figures are not known: a call's program has several steps then.
+# The assumed time of a step on a GPU without published figures.
 _STEP_SECONDS: Final = 1e-4
 
 
+class UnexpectedDecisionError(Exception):
+  """The program does not compute the candidate that the tuner asked for."""
+
+  kind = "error"
+
+
 def packed(value: Any) -> str:
-  """A problem or a target, for a job's argument."""
+  """Encodes a problem or a target for a job's argument."""
   return base64.b64encode(pickle.dumps(value)).decode()
 
 
@@ -52,10 +60,11 @@ def compile(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
   Args:
     argument: "problem", "target", "candidate".
-    tell: not used.
+    tell: unused.
 
   Returns:
-    What they take: "registers", "spill_bytes", "shared_memory_bytes".
+    The maximum over the kernels: "registers", "spill_bytes",
+    "shared_memory_bytes".
   """
   del tell
   problem = _unpacked(argument["problem"])
@@ -74,65 +83,116 @@ def compile(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
 def check(argument: dict[str, Any], tell: Tell) -> list[str]:
   """Compiles and runs a candidate on exact operands.
 
-  Of the problem's own sizes, of sizes that are multiples of no tile, and with
-  NaN in the padding of scales.
+  The operands have the problem's sizes, then sizes that no tile divides, then
+  NaN in the padding of their scales.
 
   Args:
     argument: "problem" and "candidate".
-    tell: is told what is next.
+    tell: is called with the name of each check before it starts.
 
   Returns:
-    What could not be checked, and why.
+    The checks that were skipped, each with its reason.
 
   Raises:
-    WrongResultError: a number is wrong.
+    WrongResultError: If a number is wrong.
   """
-  problem: tuned.Problem = _unpacked(argument["problem"])
+  problem: operation.Problem = _unpacked(argument["problem"])
   candidate = listing.candidate_of(argument["candidate"])
-  operation = known.of(problem)
-  tail = operation.tail(problem)
-  left = []
+  found = registry.of(problem)
+  tail = found.tail(problem)
+  skipped = []
   for name, given in (
     ("sizes", problem),
     ("tails", tail),
-    ("poison", operation.poisoned(tail)),
+    ("poison", found.poisoned(tail)),
   ):
     tell(name)
     if given is None:
-      left.append(f"{name}: these operands have no padding")
+      skipped.append(f"{name}: these operands have no padding")
       continue
-    why = forcing.refusal(given, candidate)
+    why = _refusal(given, candidate)
     if why and name != "sizes":
-      left.append(f"{name}: {why}")
+      skipped.append(f"{name}: {why}")
       continue
     _check_one(given, candidate)
-  return left
+  return skipped
 
 
-def _check_one(problem: tuned.Problem, candidate: listing.Candidate) -> None:
-  operation = known.of(problem)
-  made = operation.make(problem, _SEED, True)
-  assert made.expected is not None
-  function = forcing.forced(problem, candidate)
-  forcing.require(problem, candidate, function, made.arrays)
+def _refusal(problem: operation.Problem, candidate: listing.Candidate) -> str:
+  """Returns why a candidate cannot compute a problem here; "" if it can."""
+  target = targets.current_target()
+  backends = registry.of(problem).operation.backends()
+  backend = backends[candidate.implementation]
+  refused = backend.supports(problem, target)
+  if refused is not None:
+    return refused.reason
+  return backend.config_error(candidate.config, problem, target) or ""
+
+
+def _check_one(
+  problem: operation.Problem, candidate: listing.Candidate
+) -> None:
+  found = registry.of(problem)
+  operands = found.make(problem, _SEED)
+  function = _pinned(problem, candidate)
+  _check_decision(problem, candidate, function, operands.arrays)
   compiled = jax.jit(function)
   for _ in range(_RUNS):
-    operation.check(compiled(made.arrays), made.expected, problem)
+    found.check(compiled(operands.arrays), operands.expected, problem)
+
+
+def _pinned(
+  problem: operation.Problem, candidate: listing.Candidate
+) -> Callable[[Any], Any]:
+  """Returns the problem's function, pinned to a candidate."""
+  function = registry.of(problem).function(problem)
+
+  def call(arrays: Any) -> Any:
+    with resolution.pinned(candidate.implementation, candidate.config):
+      return function(arrays)
+
+  return call
+
+
+def _check_decision(
+  problem: operation.Problem,
+  candidate: listing.Candidate,
+  function: Callable[[Any], Any],
+  arrays: Any,
+) -> None:
+  """Raises unless `function` computes the problem by the candidate."""
+  explanation = diagnostics.explain(function, arrays)
+  decided = [(one.problem, one.decision) for one in explanation]
+  for one in explanation.quantizations:
+    decided += zip(one.problems, one.decisions, strict=True)
+  ((got_problem, decision),) = decided
+  if got_problem != problem:
+    raise UnexpectedDecisionError(
+      f"operands must give the problem {problem!r}, got {got_problem!r}"
+    )
+  assert decision is not None
+  found = listing.Candidate(
+    implementation=decision.implementation, config=decision.config
+  )
+  if found != candidate:
+    raise UnexpectedDecisionError(
+      f"the decision must be {candidate.key}, got {found.key}"
+    )
 
 
 def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
   """Times candidates in turns, each with operands that no cache holds.
 
   Args:
-    argument: "problem", "candidates", "rounds", "seconds", "tells": whether to
-      say what is next at each call.
-    tell: is told.
+    argument: "problem", "candidates", "rounds", "seconds", and "tells": whether
+      to call `tell` before each timed call.
+    tell: is called with the key of the next candidate.
 
   Returns:
-    "samples": milliseconds by a candidate's key, a list for its rounds;
-    "failed": reasons by the key of those that do not run.
+    "samples": a list of milliseconds for each candidate's key; "failed": the
+    reason for each key of a candidate that does not run.
   """
-  problem: tuned.Problem = _unpacked(argument["problem"])
+  problem: operation.Problem = _unpacked(argument["problem"])
   device = devices.find(None)
   sets = _Sets(problem, device)
   timed: dict[str, execution.Timed] = {}
@@ -144,7 +204,7 @@ def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
       one = execution.Timed(sets.variant(candidate), sets.plan)
       one.warm_up()
       timed[candidate.key] = one
-    # Whatever a candidate raises is told, and others go on.
+    # A candidate may raise any error. The other candidates are still timed.
     except Exception as error:
       failed[candidate.key] = f"{type(error).__name__}: {error}"
 
@@ -170,15 +230,15 @@ def time(argument: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 class _Sets:
-  """Operands of one problem, as many copies as go past the caches."""
+  """Copies of a problem's operands, together larger than the caches."""
 
-  def __init__(self, problem: tuned.Problem, device: devices.Device):
+  def __init__(self, problem: operation.Problem, device: devices.Device):
     self._problem = problem
-    operation = known.of(problem)
-    first = operation.make(problem, _SEED, False).arrays
+    tuned = registry.of(problem)
+    first = tuned.make(problem, _SEED, False).arrays
     self._sets = [jax.block_until_ready(first)]
-    self._flops = operation.flops(problem)
-    results = jax.eval_shape(operation.function(problem), first)
+    self._flops = tuned.flops(problem)
+    results = jax.eval_shape(tuned.function(problem), first)
     written = estimates.bytes_of(jax.tree.leaves(results)) or 0
     self._num_bytes = int(written) + sum(
       operand_sets.num_bytes(leaf) for leaf in jax.tree.leaves(first)
@@ -206,7 +266,7 @@ class _Sets:
     return variants.Variant(
       name=candidate.key,
       role="ours",
-      function=forcing.forced(self._problem, candidate),
+      function=_pinned(self._problem, candidate),
       operands=self._operands,
       check=lambda i, result: None,
       num_bytes=self._num_bytes,

@@ -1,8 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where candidates are tried: in processes that they may end.
+"""A device that checks and times candidates in other processes.
 
-Checks run several at once; nothing else runs while candidates are timed.
+Several checks run at once. Nothing else runs while candidates are timed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 
 from jaxplugin.core import targets
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.operations import tuned
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
 from jaxplugin.lab.tuning.workers import pool
 
@@ -27,17 +27,17 @@ Progress = Callable[[str], None]
 
 
 class TrialError(Exception):
-  """Nothing of a problem can be timed; the text says why."""
+  """No candidate of a problem can be timed; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-  """Why a candidate is not chosen, whatever it would take.
+  """Why a candidate cannot be chosen.
 
   Attributes:
-    kind: as `pool.Outcome`'s; "unstable" where it fails only sometimes,
-      "spills" where its kernel has too few registers.
-    reason: in words.
+    kind: a kind of `pool.Outcome`, "unstable" if it fails only sometimes, or
+      "spills" if its kernel spills registers.
+    reason: the reason, in words.
   """
 
   kind: str
@@ -49,12 +49,12 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trials:
-  """What became of candidates.
+  """The results of trying candidates.
 
   Attributes:
-    faults: by the key of those that went wrong.
-    notes: by key, what was not checked.
-    samples: milliseconds by key, of each round of each process.
+    faults: by key, candidates that failed.
+    notes: by key, the checks that were skipped.
+    samples: by key, milliseconds of each round of each process.
   """
 
   faults: Mapping[str, Fault] = dataclasses.field(default_factory=dict)
@@ -65,11 +65,11 @@ class Trials:
 
 
 class Machine(Protocol):
-  """What the tuner asks of a device."""
+  """A device that tries candidates."""
 
   def check(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     progress: Progress,
   ) -> Trials:
@@ -77,7 +77,7 @@ class Machine(Protocol):
 
   def time(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     progress: Progress,
   ) -> Trials:
@@ -86,7 +86,7 @@ class Machine(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Functions:
-  """The jobs, as \"package.module:function\", and what they import first."""
+  """The jobs, as \"package.module:function\", and modules to import first."""
 
   compile: str = f"{_MODULE}:compile"
   check: str = f"{_MODULE}:check"
@@ -96,16 +96,17 @@ class Functions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """How candidates are tried.
+  """Limits of trials.
 
   Attributes:
-    workers: checks that run at once; on a GPU compilations, and one check.
-    seconds: a candidate's, for compiling and being checked.
-    memory_bytes: a process's.
-    rounds: of timing, a process.
-    timing_seconds: a process's, for the rounds of all candidates.
-    processes: in which a problem is timed, one after the other: what a process
-      has by chance, its pages above all, is not taken for a candidate's own.
+    workers: number of checks at once. On a GPU, number of compilations at once;
+      one check runs at a time.
+    seconds: limit to compile and check a candidate.
+    memory_bytes: limit of a process.
+    rounds: rounds of timing in a process.
+    timing_seconds: limit of a process for the rounds of all candidates.
+    processes: number of processes that time a problem, one after the other. The
+      times of a process depend on the memory pages that it gets.
   """
 
   workers: int = 2
@@ -117,10 +118,10 @@ class Options:
 
 
 class LocalMachine:
-  """The device that JAX has here, or for compiling alone, a target.
+  """The attached device, or any target if it only compiles.
 
-  A context, at whose end its processes end. Those that compile and check serve
-  all problems, and wait while others time.
+  The processes end with the context. Those that compile and check run until
+  then, and wait while another process times.
   """
 
   def __init__(
@@ -146,12 +147,12 @@ class LocalMachine:
 
   def compile(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     progress: Progress,
   ) -> Trials:
-    """Compiles Triton's candidates, for a target that need not be here."""
-    if not known.of(problem).compiles:
+    """Compiles Triton's candidates. The target need not be attached."""
+    if not registry.of(problem).compiles:
       return Trials()
     triton = [c for c in candidates if c.implementation == "triton"]
     return self._try(
@@ -166,11 +167,11 @@ class LocalMachine:
 
   def check(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     progress: Progress,
   ) -> Trials:
-    """As `Machine.check`; on a GPU after a compilation without it."""
+    """As `Machine.check`. For a GPU, it compiles without the GPU first."""
     faults: dict[str, Fault] = {}
     if self._is_gpu:
       faults |= self.compile(problem, candidates, progress).faults
@@ -190,14 +191,14 @@ class LocalMachine:
     self,
     function: str,
     doing: str,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     progress: Progress,
     *,
     count: int,
     environment: Mapping[str, str],
   ) -> Trials:
-    """Runs a job for each candidate; what raises is tried once more."""
+    """Runs a job for each candidate, and once more for one that raises."""
     found: dict[str, pool.Outcome] = {}
     faults: dict[str, Fault] = {}
 
@@ -251,11 +252,11 @@ class LocalMachine:
 
   def time(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     progress: Progress,
   ) -> Trials:
-    """As `Machine.time`; what ends a process is left out of the next."""
+    """As `Machine.time`; a candidate that ends a process is dropped."""
     faults: dict[str, Fault] = {}
     taken: list[Mapping[str, list[float]]] = []
     tells = False
@@ -271,9 +272,9 @@ class LocalMachine:
           reason = f"it passed its check and failed in timing: {reason}"
           faults[key] = Fault(kind="unstable", reason=reason)
       elif not tells:
-        tells = True  # once more: who was it?
+        tells = True  # run again, to find the candidate that failed
       else:
-        # The last one that it named; each time there is one less.
+        # The last one that it named, so each attempt drops one.
         known = {c.key for c in left}
         named = [note for note in outcome.notes if note in known]
         if not named:
@@ -294,7 +295,7 @@ class LocalMachine:
 
   def _time_once(
     self,
-    problem: tuned.Problem,
+    problem: operation.Problem,
     candidates: Sequence[listing.Candidate],
     tells: bool,
   ) -> pool.Outcome:

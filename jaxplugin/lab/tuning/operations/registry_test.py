@@ -15,10 +15,10 @@ from jaxplugin.dot import problems as dot_problems
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.tuning import workload
 from jaxplugin.lab.tuning.candidates import listing
-from jaxplugin.lab.tuning.operations import known
-from jaxplugin.lab.tuning.trials import exactness
+from jaxplugin.lab.tuning.operations import exactness
+from jaxplugin.lab.tuning.operations import operands
+from jaxplugin.lab.tuning.operations import registry
 from jaxplugin.lab.tuning.trials import jobs
-from jaxplugin.lab.tuning.trials import operands
 from jaxplugin.ragged import problems
 
 F32 = np.dtype(np.float32)
@@ -56,7 +56,7 @@ class CheckedTest(parameterized.TestCase):
   @pytest.mark.lab
   def test_every_candidate_gives_exact_results(self, shapes, formats, name):
     for problem in of_shapes(shapes, formats):
-      self.assertEqual(known.of(problem).operation.name, name)
+      self.assertEqual(registry.of(problem).operation.name, name)
       listed = listing.of_problem(problem, TARGET)
       found = {candidate.implementation for candidate in listed.candidates}
       expected = {"xla"} | ({"cpu"} if TARGET.cpu_kernels else set())
@@ -81,7 +81,7 @@ class CheckedTest(parameterized.TestCase):
   @pytest.mark.lab
   def test_a_wrong_number_is_found_in_every_part(self, shapes, formats):
     (problem,) = of_shapes(shapes, formats)
-    operation = known.of(problem)
+    operation = registry.of(problem)
     made = operation.make(problem, 0, True)
     result = operation.function(problem)(made.arrays)
     operation.check(result, made.expected, problem)
@@ -110,7 +110,7 @@ class CheckedTest(parameterized.TestCase):
         "sizes are symbolic",
       ),
     ):
-      operation = known.of(problem)
+      operation = registry.of(problem)
       self.assertEqual(operation.refusal(problem), reason)
       with self.assertRaisesRegex(operands.OperandsError, f": {reason}$"):
         operation.make(problem, 0, True)

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether results are what they must be, to the last bit."""
+"""Compares results with the exact ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 
 from jaxplugin.dot import reference
 
-# gelu and silu are no sums: implementations approximate tanh and exp in f32.
-# Their own tests hold them to their bound; this tells one activation from
-# another, and a wrong product.
+# Implementations of gelu and silu approximate tanh and exp in f32. Their tests
+# check a tighter bound; this one finds a wrong activation or a wrong product.
 _ACTIVATION_ERROR: Final = 2.0**-16
 
 
 class WrongResultError(Exception):
-  """A result is wrong; the text says where."""
+  """A candidate's result is wrong; the text says where."""
 
   kind = "wrong"
 
@@ -27,13 +26,13 @@ class WrongResultError(Exception):
 def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   """Raises WrongResultError unless a result has the expected numbers.
 
-  Zeros of either sign are one. After gelu and silu the numbers may err by the
-  approximation of these.
+  0 and -0 are equal. Results of gelu and silu may have the error of their
+  approximation.
 
   Args:
-    result: of exact operands.
-    expected: as of `operands.Made`.
-    problem: what was computed.
+    result: the result for exact operands.
+    expected: `operands.Operands.expected`.
+    problem: the computed problem.
   """
   _check_type(result, expected, problem)
   got: Any = np.asarray(result).astype(np.float32)
@@ -42,7 +41,7 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
   if getattr(problem, "activation", None) in ("gelu", "silu"):
     rounding = reference.rounding_error(problem.out_dtype)
     limit = (np.abs(exact) + 1) * np.float32(_ACTIVATION_ERROR + rounding)
-  # NaN is within no limit.
+  # A comparison with NaN is false, so NaN differs.
   differs = ~((got == exact) | (np.abs(got - exact) <= limit))
   if differs.any():
     at = tuple(int(i) for i in np.argwhere(differs)[0])
@@ -53,12 +52,12 @@ def check(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
 
 
 def check_bits(result: jax.Array, expected: np.ndarray, problem: Any) -> None:
-  """Raises WrongResultError unless each code is the expected one.
+  """Raises WrongResultError unless each code equals the expected one.
 
   Args:
-    result: of whatever dtype.
-    expected: of the same shape and dtype.
-    problem: what was computed.
+    result: an array of any dtype.
+    expected: the codes, of the same shape and dtype.
+    problem: the computed problem.
   """
   _check_type(result, expected, problem)
   size = expected.dtype.itemsize

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands whose dot is known to the bit, and results that are not it."""
+"""Exact operands of dots, and the check that finds wrong results."""
 
 import dataclasses
 from typing import Final
@@ -17,8 +17,9 @@ from jaxplugin.core import formats
 from jaxplugin.dot import problems
 from jaxplugin.dot import reference
 from jaxplugin.dot import traced
-from jaxplugin.lab.tuning.trials import exactness
-from jaxplugin.lab.tuning.trials import operands
+from jaxplugin.lab.tuning.operations import dots
+from jaxplugin.lab.tuning.operations import exactness
+from jaxplugin.lab.tuning.operations import operands
 
 PACKED: Final = formats.PACKED
 
@@ -76,7 +77,7 @@ PROBLEMS: Final = {
 
 
 def decided(given, arrays):
-  function = operands.function(given)
+  function = dots.function(given)
   (eqn,) = traced.dots(jax.make_jaxpr(function)(arrays).jaxpr)
   return traced.decide(eqn, None).problem
 
@@ -86,23 +87,23 @@ class ExactTest(parameterized.TestCase):
   @pytest.mark.lab
   def test_every_implementation_here_gives_the_bits(self, name):
     given = PROBLEMS[name]
-    made = operands.make(given, 0)
+    made = dots.DOT.make(given, 0)
     self.assertEqual(decided(given, made.arrays), given)
     for implementation in ("xla", None) if name in TWICE else (None,):
-      function = operands.function(given, implementation)
+      function = dots.function(given, implementation)
       result = jax.jit(function)(made.arrays)
       exactness.check(result, made.expected, given)
 
   @parameterized.parameters("mxfp8", "one_sided")
   @pytest.mark.lab
   def test_tails_and_poison_are_of_the_kind_and_give_the_bits(self, name):
-    tail = operands.tail(PROBLEMS[name])
+    tail = dots.DOT.tail(PROBLEMS[name])
     self.assertLessEqual(tail.m, PROBLEMS[name].m)
-    poisoned = operands.poisoned(tail)
+    poisoned = dots.DOT.poisoned(tail)
     for given in (tail, poisoned):
-      made = operands.make(given, 1)
+      made = dots.DOT.make(given, 1)
       self.assertEqual(decided(given, made.arrays), given)
-      result = jax.jit(operands.function(given))(made.arrays)
+      result = jax.jit(dots.function(given))(made.arrays)
       exactness.check(result, made.expected, given)
     _, scale = made.arrays["rhs"]
     self.assertTrue(np.isnan(np.asarray(scale, np.float32)).any())
@@ -110,7 +111,7 @@ class ExactTest(parameterized.TestCase):
   def test_expected_is_what_the_codes_mean(self):
     # Written a second time: by ml_dtypes, in f64.
     given = PROBLEMS["mixed"]
-    made = operands.make(given, 7)
+    made = dots.DOT.make(given, 7)
     lhs, rhs = (
       reference.oracle_dequantize(np.asarray(values), np.asarray(scale), format)
       for (values, scale), format in (
@@ -125,7 +126,7 @@ class ExactTest(parameterized.TestCase):
   @pytest.mark.lab
   def test_sums_stay_exact_for_any_k(self):
     given = problem(side(jp.NVFP4), side(jp.MXFP8), m=1, n=2, k=1 << 18)
-    made = operands.make(given, 0)
+    made = dots.DOT.make(given, 0)
     (values, scale), _ = made.arrays["lhs"], made.arrays["rhs"]
     largest = np.abs(np.asarray(values, np.float32)).max() * 2
     self.assertLess(4 * given.k * largest * 2, 2**24)
@@ -141,14 +142,14 @@ class ExactTest(parameterized.TestCase):
   def test_what_cannot_be_made_says_why(self, changes, said):
     given = dataclasses.replace(PROBLEMS["mxfp8"], **changes)
     with self.assertRaisesRegex(operands.OperandsError, said):
-      operands.make(given, 0)
+      dots.DOT.make(given, 0)
 
 
 class WrongTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.given = PROBLEMS["mxfp8"]
-    self.expected = operands.make(self.given, 0).expected
+    self.expected = dots.DOT.make(self.given, 0).expected
 
   @parameterized.parameters(np.nan, np.inf, 0.25)
   @pytest.mark.sample(1)
@@ -168,8 +169,8 @@ class WrongTest(parameterized.TestCase):
   def test_another_activation_is_wrong(self):
     silu = dataclasses.replace(self.given, activation="silu")
     gelu = dataclasses.replace(self.given, activation="gelu")
-    made = operands.make(silu, 0)
-    result = jax.jit(operands.function(gelu))(made.arrays)
+    made = dots.DOT.make(silu, 0)
+    result = jax.jit(dots.function(gelu))(made.arrays)
     with self.assertRaises(exactness.WrongResultError):
       exactness.check(result, made.expected, silu)
 

@@ -1,0 +1,166 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands whose result is exact, in the layouts that problems describe.
+
+They are small integers with scales of few bits. f32 holds their products and
+sums exactly in every order of addition, so all implementations must give the
+same bits. The padding of an operand is NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.arrays import interleaving
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import scaled_array
+from jaxplugin.core import formats
+from jaxplugin.dot import problems
+
+# Values are at most 3 and scales at most 2. So a sum of k products, each at
+# most 36 and a multiple of 1/4, stays below 2^24 quarters.
+_LARGEST: Final = 3
+_MAX_K: Final = 2**24 // (4 * (2 * _LARGEST) ** 2)
+_SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 2.0)
+_NARROW_SCALES: Final[tuple[float, ...]] = (0.5, 1.0, 1.5, 2.0)  # E4M3, E5M2
+_NAN_CODE: Final = 0xFF  # of E8M0 and of E4M3
+_POISON_WIDTHS: Final = (3, 2)  # rows and columns
+
+
+class OperandsError(Exception):
+  """The tuner cannot create operands of a problem; the text says why."""
+
+  kind = "error"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operands:
+  """Operands of one call.
+
+  Attributes:
+    arrays: the argument of `TunedOperation.function`, by name.
+    expected: the result, exact except for its last rounding and the error of
+      an activation. None if the operands are not exact.
+  """
+
+  arrays: dict[str, Any]
+  expected: Any
+
+
+def side_refusal(side: problems.OperandProblem) -> str:
+  """Returns why `operand_of` cannot create an operand; "" if it can."""
+  if side.format is None:
+    return ""
+  if not side.format.is_known:
+    return f"{side.format} is not a format of the package"
+  if side.dtype == formats.PACKED and not (
+    side.format.is_fp4 or side.format.is_fp6
+  ):
+    return f"values of {side.format} are stored as bytes"
+  return ""
+
+
+def size_refusal(problem: Any) -> str:
+  """Returns why the sizes of a problem cannot be tuned; "" if they can."""
+  if not problem.sizes_are_static:
+    return "sizes are symbolic"
+  return "a size is 0" if problem.is_empty else ""
+
+
+def small_integers(
+  rng: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
+  return rng.integers(-_LARGEST, _LARGEST + 1, shape, np.int8)
+
+
+def operand_of(
+  rng: np.random.Generator,
+  side: problems.OperandProblem,
+  lead: tuple[int, ...],
+  rows: int,
+  k: int,
+) -> tuple[Any, np.ndarray]:
+  """Returns an operand, and its exact value f32[*lead, rows, k]."""
+  integers = small_integers(rng, (*lead, rows, k))
+  if k > _MAX_K:
+    integers = np.sign(integers)
+  exact = integers.astype(np.float32)
+  format = side.format
+  if format is None:
+    return _transposed(exact.astype(side.dtype), side), exact
+  known = _SCALES if format.scale_is_power_of_two else _NARROW_SCALES
+  blocks = -(-k // format.block_size)
+  scale = rng.choice(np.asarray(known, np.float32), (*lead, rows, blocks))
+  exact *= np.repeat(scale, format.block_size, axis=-1)[..., :k]
+  values = integers.astype(format.values_dtype)
+  if format.is_fp6:
+    values = values.view(np.uint8)
+  return _stored(values, scale.astype(format.scale_dtype), side), exact
+
+
+def _stored(
+  values: np.ndarray, scale: np.ndarray, side: problems.OperandProblem
+) -> Any:
+  """Returns values [..., rows, k] and their scale in the problem's layout."""
+  format = side.format
+  assert format is not None
+  stored: Any = jnp.asarray(values)
+  if side.dtype in (formats.PACKED, interleaving.WORDS) and format.is_fp4:
+    stored = layouts.pack_fp4(stored)
+  if side.is_interleaved:
+    stored = interleaving.interleave(stored)
+  if side.scale_layout == layouts.SWIZZLED:
+    padded = layouts.swizzled_shape(scale.shape)
+    scale = _padded(scale, padded[-2:])
+    swizzled = layouts.swizzle_scale(jnp.asarray(scale))
+    return scaled_array.ScaledArray(
+      stored, swizzled, None, format, scale_layout=layouts.SWIZZLED
+    )
+  if side.scale_is_padded:
+    rows, columns = scale.shape[-2:]
+    more_rows, more_columns = _POISON_WIDTHS
+    scale = _padded(scale, (rows + more_rows, columns + more_columns))
+  stored, scale = _transposed(stored, side), _transposed(scale, side)
+  if format.is_fp6 or side.is_interleaved:  # dtypes do not reveal the format
+    return scaled_array.ScaledArray(stored, scale, None, format)
+  return stored, scale
+
+
+def _padded(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Pads the scale [..., rows, columns] with NaN."""
+  missing = [
+    (0, wanted - size)
+    for wanted, size in zip(shape, scale.shape[-2:], strict=True)
+  ]
+  widths = [*[(0, 0)] * (scale.ndim - 2), *missing]
+  codes = np.pad(scale.view(np.uint8), widths, constant_values=_NAN_CODE)
+  return codes.view(scale.dtype)
+
+
+def _transposed(x: Any, side: problems.OperandProblem) -> Any:
+  return x if side.contracting_is_minor else np.swapaxes(x, -1, -2)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+  """Computes gelu by tanh, in f64: Hendrycks and Gimpel, arXiv:1606.08415."""
+  wide = x.astype(np.float64)
+  inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+  return (wide / 2 * (1 + np.tanh(inner))).astype(np.float32)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+  wide = x.astype(np.float64)
+  return (wide / (1 + np.exp(-wide))).astype(np.float32)
+
+
+ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
+  "relu": lambda x: np.maximum(x, np.float32(0)),
+  "gelu": _gelu,
+  "silu": _silu,
+}

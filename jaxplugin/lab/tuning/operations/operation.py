@@ -1,0 +1,90 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`TunedOperation`: an operation whose backends can be tried and timed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplugin.core import decisions
+from jaxplugin.core import targets
+from jaxplugin.dot import problems
+from jaxplugin.lab.tuning.candidates import spaces
+from jaxplugin.lab.tuning.operations import exactness
+from jaxplugin.lab.tuning.operations import operands
+from jaxplugin.quantization import problems as quantization
+from jaxplugin.ragged import problems as ragged
+from jaxplugin.tables import fitting
+from jaxplugin.tables import resolution
+
+Problem = (
+  problems.DotProblem
+  | ragged.RaggedProblem
+  | ragged.ContractionProblem
+  | quantization.QuantizeProblem
+  | quantization.DequantizeProblem
+)
+
+# Without any tuning table.
+NO_TABLES: Final = resolution.Overlay(is_alone=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TunedOperation:
+  """One operation. The functions take a problem of it.
+
+  Attributes:
+    operation: the description that tuning tables use.
+    default: (problem, target) -> the decision without tuning tables.
+    refusal: why `build` cannot create operands; "" if it can.
+    build: (problem, rng, is_exact) -> operands by name, and the expected result
+      if `is_exact`.
+    function: the function to trace; it takes `operands.Operands.arrays`.
+    flops: number of floating-point operations.
+    tail: a small problem of the same kind, whose sizes no tile divides.
+    check: (result, expected, problem); raises `exactness.WrongResultError`.
+    poisoned: the problem with NaN in its padding; None if no operand can be
+      padded.
+    spaces: by backend, its configs. Other backends only have their default.
+    compiles: whether `triton_dots` compiles its Triton kernels.
+  """
+
+  operation: fitting.Operation[Any]
+  default: Callable[[Any, targets.Target], decisions.Decision]
+  refusal: Callable[[Any], str]
+  build: Callable[[Any, np.random.Generator, bool], tuple[dict[str, Any], Any]]
+  function: Callable[[Any], Callable[[dict[str, Any]], Any]]
+  flops: Callable[[Any], int]
+  tail: Callable[[Any], Any]
+  check: Callable[[Any, Any, Any], None] = exactness.check
+  poisoned: Callable[[Any], Any] = lambda problem: None
+  spaces: Mapping[
+    str, Callable[[Any, targets.Target, spaces.Limits], spaces.Space]
+  ] = dataclasses.field(default_factory=dict)
+  compiles: bool = False
+
+  def make(
+    self, problem: Any, seed: int, is_exact: bool = True
+  ) -> operands.Operands:
+    """Returns a problem's operands, with the expected result if `is_exact`.
+
+    Raises:
+      operands.OperandsError: If `refusal` has a reason.
+    """
+    if why := self.refusal(problem):
+      raise operands.OperandsError(
+        f"cannot create operands of {problem}: {why}"
+      )
+    rng = np.random.default_rng(seed)
+    arrays, expected = self.build(problem, rng, is_exact)
+    return operands.Operands(
+      arrays=jax.tree.map(jnp.asarray, arrays), expected=expected
+    )

@@ -1,0 +1,263 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing and dequantizing.
+
+An exact array is a value of the format times a scale of the format, and each
+block contains the format's largest value. Quantizing it must give these codes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxplugin.arrays import layouts
+from jaxplugin.core import formats
+from jaxplugin.core import targets
+from jaxplugin.lab.tuning.operations import exactness
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.quantization import backends
+from jaxplugin.quantization import dequantize_primitive
+from jaxplugin.quantization import problems
+from jaxplugin.quantization import quantize_primitive
+from jaxplugin.runtime import lowering
+from jaxplugin.tables import fitting
+
+# Values of every element type, next to its largest one.
+_VALUES: Final = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+_MAX_EXPONENT: Final = 4  # of scales
+_WIDE: Final = 4096.0  # f16 overflows at this value times 2^_MAX_EXPONENT
+_SCALES: Final = (0.5, 1.0, 1.5, 2.0)  # of E4M3
+_GLOBAL_SCALE: Final = 0.125
+_LARGEST_SCALE: Final = 448.0  # of E4M3, in NVFP4's first block
+_TAIL_BLOCKS: Final = 11
+_TAIL_ROWS: Final = 67
+
+_Either = problems.QuantizeProblem | problems.DequantizeProblem
+
+
+def _module(target: targets.Target) -> lowering.Module:
+  return lowering.Module(platforms=(target.platform,), is_partitioned=False)
+
+
+def _shape_refusal(described: fitting.Operation[Any], problem: _Either) -> str:
+  """Returns why a problem does not have two dimensions and whole blocks."""
+  fields = described.fields_of(problem)
+  if fields is None:
+    return "no row of a table can describe it"
+  if described.problem_of(fields) != problem:
+    return "it has more dimensions than two"
+  k, block_size = dict(fields).get("k"), problem.format.block_size
+  if isinstance(k, int) and k % block_size:
+    return f"k={k} is not a multiple of {block_size}"
+  return ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Codes:
+  """A quantized array and its exact value; a row has k values.
+
+  Attributes:
+    values: [m, k], of the format's element type.
+    scale: [m, k / block], of the format's scale type.
+    global_scale: 1 if the format has none.
+    exact: f32[m, k].
+  """
+
+  values: np.ndarray
+  scale: np.ndarray
+  global_scale: float
+  exact: np.ndarray
+
+
+def _codes(
+  rng: np.random.Generator, format: formats.BlockFormat, m: int, k: int
+) -> _Codes:
+  blocks = k // format.block_size
+  largest = float(ml_dtypes.finfo(format.values_dtype).max)
+  values = rng.choice(np.asarray(_VALUES, np.float32), (m, blocks, k // blocks))
+  place = rng.integers(0, format.block_size, (m, blocks, 1))
+  np.put_along_axis(values, place, np.float32(largest), axis=2)
+  if format.scale_is_power_of_two:
+    # f16 must hold the largest value times the scale.
+    most = _MAX_EXPONENT if largest < _WIDE else 0
+    exponents = rng.integers(-_MAX_EXPONENT, most + 1, (m, blocks))
+    scale = np.exp2(exponents).astype(np.float32)
+    global_scale = 1.0
+  else:
+    scale = rng.choice(np.asarray(_SCALES, np.float32), (m, blocks))
+    scale[0, 0] = _LARGEST_SCALE
+    global_scale = _GLOBAL_SCALE
+  exact = (values * scale[..., None]).reshape(m, k) * np.float32(global_scale)
+  return _Codes(
+    values=values.reshape(m, k).astype(format.values_dtype),
+    scale=scale.astype(format.scale_dtype),
+    global_scale=global_scale,
+    exact=exact,
+  )
+
+
+def _rows(problem: _Either) -> Any:
+  """Returns (m, k, axis) of an array of two dimensions."""
+  if isinstance(problem, problems.DequantizeProblem):
+    shape, axis = problem.logical_shape, problem.axis
+  else:
+    shape, axis = problem.shape, problem.blockings[0].axis()
+  return shape[1 - axis], shape[axis], axis
+
+
+def _transposed(x: np.ndarray, axis: int) -> np.ndarray:
+  return x if axis == 1 else np.ascontiguousarray(x.T)
+
+
+def _stored(
+  codes: _Codes, format: formats.BlockFormat, axis: int, is_packed: bool
+) -> np.ndarray:
+  """Returns the values as arrays store them."""
+  values = codes.values
+  if is_packed:
+    bits = values.view(np.uint8) & 0xF
+    values = bits[:, ::2] | bits[:, 1::2] << 4
+  elif format.is_fp6:
+    values = values.view(np.uint8)
+  return _transposed(values, axis)
+
+
+def _tail(problem: Any) -> Any:
+  m, k, axis = _rows(problem)
+  m = min(m, _TAIL_ROWS)
+  m = m if m % 2 else max(m - 1, 1)
+  # A byte may hold several values of the array to dequantize.
+  tail_k = _TAIL_BLOCKS * problem.format.block_size
+  stored = problem.shape[axis] * tail_k // k
+  return dataclasses.replace(
+    problem, shape=(m, stored) if axis else (stored, m)
+  )
+
+
+def _flops(problem: _Either) -> int:
+  return math.prod(problem.shape)  # about one a value: memory is the bound
+
+
+def _refusal(problem: problems.QuantizeProblem) -> str:
+  if len(problem.blockings) > 1:
+    return "it is quantized along several dimensions"
+  if problem.extras != problems.NO_EXTRAS:
+    return f"the recipe's additions ({problem.extras}) are not checked"
+  if problem.scale_layout != layouts.LINEAR:
+    return "its scales are swizzled"
+  return _shape_refusal(backends.QUANTIZE_OPERATION, problem)
+
+
+def _build(
+  problem: problems.QuantizeProblem, rng: np.random.Generator, is_exact: bool
+) -> tuple[dict[str, Any], Any]:
+  m, k, axis = _rows(problem)
+  codes = _codes(rng, problem.format, m, k)
+  arrays: dict[str, Any] = {
+    "x": _transposed(codes.exact, axis).astype(problem.dtype)
+  }
+  if problem.has_global_scale:
+    arrays["global_scale"] = np.float32(codes.global_scale)
+  if not is_exact:
+    return arrays, None
+  expected: list[Any] = [
+    _stored(codes, problem.format, axis, problem.packed),
+    _transposed(codes.scale, axis),
+  ]
+  if problem.format.has_global_scale:
+    expected.append(np.float32(codes.global_scale))
+  return arrays, expected
+
+
+def _function(
+  problem: problems.QuantizeProblem,
+) -> Callable[[dict[str, Any]], list[jax.Array]]:
+  def call(arrays: dict[str, Any]) -> list[jax.Array]:
+    (quantized,) = quantize_primitive.quantize(
+      arrays["x"],
+      arrays.get("global_scale"),
+      blockings=problem.blockings,
+      format=problem.format,
+      scale_rounding=problem.scale_rounding,
+      packed=problem.packed,
+      for_products=problem.for_products,
+      scale_layout=problem.scale_layout,
+    )
+    return [x for x in quantized if x is not None]
+
+  return call
+
+
+def _check(result: list[jax.Array], expected: Any, problem: Any) -> None:
+  for found, exact in zip(result, expected, strict=True):
+    exactness.check_bits(found, exact, problem)
+
+
+QUANTIZE: Final = operation.TunedOperation(
+  operation=backends.QUANTIZE_OPERATION,
+  default=lambda problem, target: backends.choose(
+    problem, _module(target), target, operation.NO_TABLES
+  ),
+  refusal=_refusal,
+  build=_build,
+  function=_function,
+  check=_check,
+  flops=_flops,
+  tail=_tail,
+)
+
+
+def _build_dequantize(
+  problem: problems.DequantizeProblem, rng: np.random.Generator, is_exact: bool
+) -> tuple[dict[str, Any], Any]:
+  m, k, axis = _rows(problem)
+  format = problem.format
+  codes = _codes(rng, format, m, k)
+  is_packed = format.is_fp4 and problem.dtype == formats.PACKED
+  arrays: dict[str, Any] = {
+    "values": _stored(codes, format, axis, is_packed),
+    "scale": _transposed(codes.scale, axis),
+  }
+  exact = codes.exact / np.float32(codes.global_scale)
+  if problem.global_shape is not None:
+    arrays["global_scale"] = np.float32(codes.global_scale)
+    exact = codes.exact
+  if not is_exact:
+    return arrays, None
+  return arrays, _transposed(exact, axis).astype(problem.out_dtype)
+
+
+def _dequantize_function(
+  problem: problems.DequantizeProblem,
+) -> Callable[[dict[str, Any]], jax.Array]:
+  return lambda arrays: dequantize_primitive.dequantize(
+    arrays["values"],
+    arrays["scale"],
+    arrays.get("global_scale"),
+    problem.format,
+    problem.axis,
+    problem.out_dtype,
+  )
+
+
+DEQUANTIZE: Final = operation.TunedOperation(
+  operation=backends.DEQUANTIZE_OPERATION,
+  default=lambda problem, target: backends.decide_dequantize(
+    problem, _module(target), target, operation.NO_TABLES
+  ),
+  refusal=lambda problem: _shape_refusal(
+    backends.DEQUANTIZE_OPERATION, problem
+  ),
+  build=_build_dequantize,
+  function=_dequantize_function,
+  flops=_flops,
+  tail=_tail,
+)

@@ -1,0 +1,243 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged dots and ragged contractions.
+
+Each row belongs to a random group, so some groups may be empty. The last rows
+of exact operands belong to no group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from typing import Final
+
+import jax
+import numpy as np
+
+from jaxplugin.arrays import layouts
+from jaxplugin.arrays import scaled_array
+from jaxplugin.dot import problems as dot_problems
+from jaxplugin.lab.tuning.operations import operands
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.ragged import api
+from jaxplugin.ragged import backends
+from jaxplugin.ragged import problems
+from jaxplugin.ragged.contraction import api as contraction_api
+from jaxplugin.ragged.contraction import backends as contraction_backends
+
+_GLOBAL_SCALE: Final = 0.5
+_ROWS_WITHOUT_GROUP: Final = 3
+_Either = problems.RaggedProblem | problems.ContractionProblem
+
+
+def _side_refusal(side: dot_problems.OperandProblem, k: int | None) -> str:
+  if side.format is None:
+    return ""
+  if why := operands.side_refusal(side):
+    return why
+  if side.is_interleaved or side.scale_layout != layouts.LINEAR:
+    return "an operand was prepared for a kernel"
+  if (k or 0) % side.format.block_size:
+    return f"{k} is not a multiple of {side.format.block_size}"
+  return ""
+
+
+def _group_sizes(
+  rng: np.random.Generator, problem: _Either, is_exact: bool
+) -> np.ndarray:
+  """Returns i32[groups], the number of rows of each group."""
+  assert problem.m is not None and problem.groups is not None
+  rows = problem.m
+  if is_exact and rows > 2 * _ROWS_WITHOUT_GROUP:
+    rows -= _ROWS_WITHOUT_GROUP
+  shares = np.full(problem.groups, 1 / problem.groups)
+  return rng.multinomial(rows, shares).astype(np.int32)
+
+
+def _operand(
+  rng: np.random.Generator,
+  side: dot_problems.OperandProblem,
+  rows: int,
+  k: int,
+) -> tuple[Any, np.ndarray]:
+  """Returns an operand of ragged dots, and its exact value f32[rows, k]."""
+  operand, exact = operands.operand_of(rng, side, (), rows, k)
+  if isinstance(operand, tuple):
+    assert side.format is not None
+    values, scale = operand
+    operand = scaled_array.ScaledArray(values, scale, None, side.format)
+  return operand, exact
+
+
+def _tail(problem: Any) -> Any:
+  sides = (problem.lhs, problem.rhs)
+  blocks = [s.format.block_size for s in sides if s.format is not None]
+  return dataclasses.replace(
+    problem,
+    groups=min(problem.groups, 5),
+    m=min(problem.m, 67),
+    n=91,
+    k=11 * max(blocks, default=5),
+  )
+
+
+def _flops(problem: _Either) -> int:
+  return 2 * (problem.m or 0) * (problem.n or 0) * (problem.k or 0)
+
+
+def _refusal(problem: problems.RaggedProblem) -> str:
+  if why := operands.size_refusal(problem):
+    return why
+  if problem.activation in problems.GATED:
+    return f"{problem.activation} is not checked"
+  if problem.has_global_power or problem.global_scale == "row":
+    return "both operands have global scales"
+  if problem.rhs.format is None or (
+    problem.lhs.format is not None and not problem.is_along_blocks
+  ):
+    return "it is a gradient of unquantized operands"
+  return _side_refusal(problem.lhs, problem.k) or _side_refusal(
+    problem.rhs, problem.k
+  )
+
+
+def _build(
+  problem: problems.RaggedProblem, rng: np.random.Generator, is_exact: bool
+) -> tuple[dict[str, Any], Any]:
+  groups, m, n, k = problem.groups, problem.m, problem.n, problem.k
+  assert groups is not None and m is not None
+  assert n is not None and k is not None
+  contracted, columns = (k, n) if problem.is_along_blocks else (n, k)
+  sizes = _group_sizes(rng, problem, is_exact)
+  lhs, rows = _operand(rng, problem.lhs, m, contracted)
+  # Group i has the weight of the first group, with its rows rolled by i: random
+  # numbers for gigabytes of weights take long.
+  assert problem.rhs.format is not None
+  first, weight = _operand(rng, problem.rhs, n, k)
+  global_scale = None
+  if problem.global_scale == "scalar":
+    global_scale = np.full((1, 1, 1), _GLOBAL_SCALE, np.float32)
+  elif problem.global_scale == "group":
+    exponents = np.arange(groups).reshape(groups, 1, 1) % 3
+    global_scale = np.exp2(exponents).astype(np.float32)
+  arrays: dict[str, Any] = {"lhs": lhs, "sizes": sizes}
+  arrays["rhs"] = scaled_array.ScaledArray(
+    _rolled(first.values, groups),
+    _rolled(first.scale, groups),
+    global_scale,
+    problem.rhs.format,
+  )
+  if problem.has_bias:
+    bias = operands.small_integers(rng, (groups, columns))
+    arrays["bias"] = bias.astype(np.float32)
+  if not is_exact:
+    return arrays, None
+  result = np.zeros((m, columns), np.float32)
+  start = 0
+  for group, size in enumerate(sizes):
+    own = np.roll(weight, group, axis=0)
+    product = rows[start : start + size] @ (
+      own.T if problem.is_along_blocks else own
+    )
+    if global_scale is not None:
+      product = product * global_scale[group % len(global_scale), 0, 0]
+    if problem.has_bias:
+      product = product + arrays["bias"][group]
+    if problem.activation is not None:
+      product = operands.ACTIVATIONS[problem.activation](product)
+    result[start : start + size] = product
+    start += size
+  return arrays, result.astype(problem.out_dtype)
+
+
+def _rolled(x: Any, groups: int) -> np.ndarray:
+  """Returns [groups, rows, columns], with rows rolled by the group's number."""
+  first = np.asarray(x)
+  codes = first.view(np.uint8).reshape(first.shape)
+  stack = [np.roll(codes, group, axis=0) for group in range(groups)]
+  return np.stack(stack).view(first.dtype)
+
+
+def _function(
+  problem: problems.RaggedProblem,
+) -> Callable[[dict[str, Any]], jax.Array]:
+  def call(arrays: dict[str, Any]) -> jax.Array:
+    given = arrays["lhs"], arrays["rhs"], arrays["sizes"]
+    if not problem.is_along_blocks:
+      return api.across_blocks(*given, preferred_element_type=problem.out_dtype)
+    return api.product(
+      *given,
+      bias=arrays.get("bias"),
+      activation=problem.activation,
+      preferred_element_type=problem.out_dtype,
+    )
+
+  return call
+
+
+RAGGED: Final = operation.TunedOperation(
+  operation=backends.OPERATION,
+  default=lambda problem, target: backends.choose(
+    problem, target, overlay=operation.NO_TABLES
+  ),
+  refusal=_refusal,
+  build=_build,
+  function=_function,
+  flops=_flops,
+  tail=_tail,
+)
+
+
+def _contraction_refusal(problem: problems.ContractionProblem) -> str:
+  if why := operands.size_refusal(problem):
+    return why
+  if problem.lhs.format is not None or problem.rhs.format is not None:
+    return "an operand is quantized along its rows"
+  return "it has a global scale" if problem.global_scale != "none" else ""
+
+
+def _build_contraction(
+  problem: problems.ContractionProblem,
+  rng: np.random.Generator,
+  is_exact: bool,
+) -> tuple[dict[str, Any], Any]:
+  assert problem.m is not None
+  assert problem.n is not None and problem.k is not None
+  sizes = _group_sizes(rng, problem, is_exact)
+  lhs, left = _operand(rng, problem.lhs, problem.m, problem.n)
+  rhs, right = _operand(rng, problem.rhs, problem.m, problem.k)
+  arrays = {"lhs": lhs, "rhs": rhs, "sizes": sizes}
+  if not is_exact:
+    return arrays, None
+  groups = [
+    slice(end - size, end)
+    for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+  ]
+  expected = np.stack([left[rows].T @ right[rows] for rows in groups])
+  return arrays, expected.astype(problem.out_dtype)
+
+
+def _contraction_function(
+  problem: problems.ContractionProblem,
+) -> Callable[[dict[str, Any]], jax.Array]:
+  return lambda arrays: contraction_api.contract(
+    arrays["lhs"],
+    arrays["rhs"],
+    arrays["sizes"],
+    preferred_element_type=problem.out_dtype,
+  )
+
+
+CONTRACTION: Final = operation.TunedOperation(
+  operation=contraction_backends.OPERATION,
+  default=lambda problem, target: contraction_backends.choose(
+    problem, target, overlay=operation.NO_TABLES
+  ),
+  refusal=_contraction_refusal,
+  build=_build_contraction,
+  function=_contraction_function,
+  flops=_flops,
+  tail=_tail,
+)

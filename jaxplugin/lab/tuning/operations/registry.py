@@ -1,0 +1,34 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The list of operations that the tuner supports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jaxplugin.dot import problems
+from jaxplugin.lab.tuning.operations import dots
+from jaxplugin.lab.tuning.operations import operation
+from jaxplugin.lab.tuning.operations import quantization
+from jaxplugin.lab.tuning.operations import ragged
+from jaxplugin.quantization import problems as quantization_problems
+from jaxplugin.ragged import problems as ragged_problems
+
+_BY_PROBLEM: Final[dict[type, operation.TunedOperation]] = {
+  problems.DotProblem: dots.DOT,
+  quantization_problems.QuantizeProblem: quantization.QUANTIZE,
+  quantization_problems.DequantizeProblem: quantization.DEQUANTIZE,
+  ragged_problems.RaggedProblem: ragged.RAGGED,
+  ragged_problems.ContractionProblem: ragged.CONTRACTION,
+}
+BY_NAME: Final = {found.operation.name: found for found in _BY_PROBLEM.values()}
+
+
+def of(problem: operation.Problem) -> operation.TunedOperation:
+  """Returns the operation of a problem."""
+  return _BY_PROBLEM[type(problem)]
+
+
+def name_of(problem: operation.Problem) -> str:
+  """Returns the name of the operation of a problem."""
+  return of(problem).operation.name

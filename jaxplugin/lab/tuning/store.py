@@ -1,0 +1,200 @@
+# Copyright 2026 The jaxplugin Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The file of the tuning table that the tuner fills and programs read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+from jaxplugin.core import targets
+from jaxplugin.lab.bench import devices
+from jaxplugin.lab.tuning import failures
+from jaxplugin.lab.tuning import workload
+from jaxplugin.lab.tuning.operations import operation as operation_lib
+from jaxplugin.lab.tuning.operations import registry
+from jaxplugin.tables import errors
+from jaxplugin.tables import fitting
+from jaxplugin.tables import reading
+from jaxplugin.tables import records
+from jaxplugin.tables import resolution
+from jaxplugin.tables import writing
+
+
+class Store:
+  """A file of rows, and the file of failures in the same folder.
+
+  Attributes:
+    path: the file of rows.
+    failures: the file of failures.
+  """
+
+  def __init__(
+    self,
+    target: targets.Target,
+    path: pathlib.Path | None = None,
+    *,
+    operation: fitting.Operation[Any],
+    rounds: int,
+    is_again: bool = False,
+    date: datetime.date | None = None,
+    implementations: Iterable[str] | None = None,
+  ):
+    """Initializes the store. Writes nothing.
+
+    Args:
+      target: the attached device.
+      path: the file, or an existing folder for it. None is the user's folder.
+      operation: the operation of the rows.
+      rounds: the least number of rounds of each row, of all processes.
+      is_again: True measures rows again that the file has.
+      date: the date of the measurement, today by default.
+      implementations: backends that rows may name; None is all.
+
+    Raises:
+      TableError: If the file is not a table, or has another header.
+      ValueError: If the target lacks an architecture or a number of cores.
+    """
+    device = fitting.device_of(target)
+    if device is None:
+      raise ValueError(
+        "tune: target must have an architecture and a number of cores, got"
+        f" {target}"
+      )
+    # Tables with different backends cannot be merged. So the header has all
+    # backends that rows may name, even if this run has no rows of some.
+    names = [
+      name
+      for name, backend in operation.backends().items()
+      if implementations is None or name in implementations
+      if backend.tunable is not None
+      and backend.tunable.source(target) is not None
+    ]
+    is_cpu = target.platform == "cpu"
+    about = {
+      "jax": importlib.metadata.version("jax"),
+      "jaxplugin": importlib.metadata.version("jaxplugin"),
+      **({"cpu": devices.cpu_name()} if is_cpu else {}),
+    }
+    self._header = records.Header(
+      operation=operation.name,
+      bucketed=operation.bucketed,
+      device=device,
+      sources=fitting.sources_of(operation, target, names),
+      measured=records.Measurement(
+        # Steps of one program on a GPU take device time (`bench.execution`).
+        clock="wall" if is_cpu else "device",
+        cache="cold",
+        interval="quartiles",
+        rounds=rounds,
+      ),
+      date=(date or datetime.datetime.now(datetime.UTC).date()).isoformat(),
+      about=records.fields_of("about", about),  # type: ignore[arg-type]
+    )
+    self._operation = operation
+    self._target = target
+    path = path or resolution.user_folder()
+    is_folder = path.is_dir() or path == resolution.user_folder()
+    self.path = path / writing.file_name(self._header) if is_folder else path
+    self.failures = self.path.with_name(failures.NAME)
+    self._is_again = is_again
+    self._done: set[records.Fields] = set()
+    found = self.table()
+    empty = records.table_of(self._header, ())
+    if found is not None and found.header.identity != self._header.identity:
+      raise errors.TableError(
+        f"tune: table {self.path} is for another device, operation or version:"
+        f" {writing.difference(found, empty)}; pass another -o, or delete it"
+      )
+
+  def table(self) -> records.Table | None:
+    """Reads the file; returns None if it does not exist."""
+    return reading.read(self.path) if self.path.exists() else None
+
+  def fields(self, problem: operation_lib.Problem) -> records.Fields:
+    """Returns the fields of a problem's row."""
+    fields = self._operation.fields_of(problem)
+    assert fields is not None  # the session refuses a problem without fields
+    return fields
+
+  def row(self, problem: operation_lib.Problem) -> records.Row | None:
+    """Returns a problem's row; None if it must be measured."""
+    fields = self._operation.fields_of(problem)
+    table = self.table()
+    if fields is None or table is None:
+      return None
+    key = key_of(self._operation, fields)
+    if self._is_again and key not in self._done:
+      return None
+    return next(
+      (row for row in table.rows if row.key(self._operation.bucketed) == key),
+      None,
+    )
+
+  def add(self, row: records.Row) -> None:
+    """Writes a row to the file."""
+    writing.merge(self.path, records.table_of(self._header, (row,)))
+    self._done.add(row.key(self._operation.bucketed))
+
+  def kernels(self, implementation: str) -> str:
+    """Returns a digest of a backend's sources and of the device."""
+    source = dict(self._header.sources).get(implementation)
+    described = (
+      None if source is None else dataclasses.asdict(source),
+      dataclasses.asdict(self._header.device),
+    )
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+  def allows(self, row: records.Row, candidate: records.Candidate) -> bool:
+    """Whether another row's candidate can compute the problem of a row."""
+    problem = self._operation.problem_of(row.problem)
+    backend = self._operation.backends()[candidate.implementation]
+    target = self._target
+    return backend.supports(problem, target) is None and (
+      backend.config_error(candidate.config, problem, target) is None
+    )
+
+
+def key_of(
+  operation: fitting.Operation[Any], fields: records.Fields
+) -> records.Fields:
+  """Returns the fields of a problem, with the bucket of its bucketed size."""
+  bucketed = operation.bucketed
+  return tuple(
+    (name, records.bucket(value) if name == bucketed else value)  # type: ignore[arg-type]
+    for name, value in fields
+  )
+
+
+def one_a_bucket(work: workload.Workload) -> workload.Workload:
+  """Returns the work, with only the largest problem of each bucket."""
+  found: dict[object, list[tuple[int, workload.Item]]] = (
+    collections.defaultdict(list)
+  )
+  for number, item in enumerate(work.items):
+    operation = registry.of(item.problem).operation
+    fields = operation.fields_of(item.problem)
+    if fields is None:
+      found[number].append((0, item))
+      continue
+    size = dict(fields)[operation.bucketed]
+    assert isinstance(size, int)
+    key = operation.name, key_of(operation, fields)
+    found[key].append((size, item))
+  items, left_out = [], list(work.left_out)
+  for group in found.values():
+    size, largest = max(group, key=lambda pair: pair[0])
+    items.append(largest)
+    left_out += (
+      f"{item.problem}: m={size} stands for its bucket"
+      for _, item in group
+      if item is not largest
+    )
+  return workload.Workload(items=tuple(items), left_out=tuple(left_out))
