@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `choose` says of cuDNN is what XLA's GPU compiler does.
+"""`choose` predicts whether XLA's GPU compiler accepts a cuDNN call.
 
 Each point of a grid is a dot, a GPU and a cuDNN version, written as on the
-command line of `tool.py` (dots.py). `choose` is asked about it, and the real
-compiler, with no GPU, compiles
+command line of `tool.py` (dots.py). `choose` decides about it, and XLA's GPU
+compiler, without a GPU, compiles
 
   call: `__op$block_scaled_dot` written here by hand, without this package, so
     that XLA's own rewriter decides;
@@ -204,7 +204,7 @@ def _layouts() -> list[Point]:
 
 
 def _epilogues() -> list[Point]:
-  """What is to follow in f32, and a global scale that varies."""
+  """Epilogues in f32, and global scales that differ within the result."""
   cases = ("--bias", "--activation silu", "--residual", "--precision highest")
   return [
     _point(
@@ -234,7 +234,7 @@ POINTS = tuple(dict.fromkeys(p for grid in GRIDS.values() for p in grid))
 
 @functools.cache
 def _problem(point: Point) -> problems.DotProblem | None:
-  """What `choose` is asked about; None for a call refused while tracing."""
+  """Returns the problem of `choose`; None for a call refused while tracing."""
   args = dots.parse(shlex.split(point.words))
   function, specs = dots.Dot(args).function()
   try:

@@ -64,8 +64,8 @@ class Operand:
     dtype: of its plain floats.
     packed: whether FP4 values are stored two a byte along the last dimension.
     swizzled: whether the scale is in the 128x4 layout.
-    has_global: whether it has a global scale of its own.
-    scale: the shape of its padded scale; None where it is not padded.
+    has_global: whether the operand has a global scale.
+    scale: shape of the padded scale; None if the scale is not padded.
   """
 
   shape: tuple[int, ...]
@@ -271,7 +271,7 @@ class Dot:
     )
 
   def function(self) -> tuple[Callable[..., jax.Array], dict[str, Any]]:
-    """A function of the arrays that are there, and their specs by name."""
+    """Returns a function of the call's arrays, and their specs by name."""
     specs = {
       name: spec
       for name, spec in vars(self.arguments).items()
@@ -363,7 +363,7 @@ def _specs(operand: Operand, axis: int) -> tuple[Any, Any, Any]:
 def _passed(
   operand: Operand, values: Any, scale: Any, global_scale: Any
 ) -> tuple[Any, Any]:
-  """What `block_scaled_dot` is given as the operand and as its scale."""
+  """Returns the operand and its scale as `block_scaled_dot` takes them."""
   if not (operand.swizzled or operand.has_global):
     return values, scale
   layout = layouts.SWIZZLED if operand.swizzled else layouts.LINEAR
@@ -384,7 +384,7 @@ def emit(args: argparse.Namespace) -> str:
 
 
 def compile(args: argparse.Namespace) -> Any:
-  """What XLA's GPU compiler makes of it, with no GPU."""
+  """Compiles the dot with XLA's GPU compiler, without a GPU."""
   where = target(args)
   dot = Dot(args)
   if args.mesh is None:

@@ -33,11 +33,11 @@ def text_of(file: pathlib.Path) -> str:
 
 
 def compile(text: str, target: targets.Target) -> jax.stages.Compiled:
-  """What XLA's GPU compiler makes of a StableHLO module, with no GPU.
+  """Compiles a StableHLO module with XLA's GPU compiler, without a GPU.
 
   Raises:
-    modules.ModuleError: the text does not parse.
-    ValueError: it has no function main.
+    modules.ModuleError: If the text does not parse.
+    ValueError: If the module has no function main.
   """
   types = _main(modules.read(text).module).type
 

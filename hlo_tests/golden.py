@@ -8,9 +8,10 @@ A golden file is a text file of comments: a sentence with its claim, then
   // RUN: %tool emit --target b200 --cudnn 9.12 %{dot} | filecheck %s
   // CHECK: ...
 
-and, where a command reads the file itself, its input. RUN lines are shell, so
-lit's own runner takes them too (`lit --param shell=1 hlo_tests`). Here they are
-split and called in one process, since each would start JAX anew.
+and, if a command reads the file itself, its input. RUN lines are shell
+commands, so lit's own runner can run them (`lit --param shell=1 hlo_tests`).
+This module calls them in one process, because each command would start JAX
+again.
 
 PyPI's filecheck differs from LLVM's in one point: a CHECK-NOT reaches to the
 end of what the next check matches, not to its beginning.
@@ -128,7 +129,7 @@ def _parse(path: pathlib.Path, command: str) -> Run:
 
 
 def output(main: Main, run: Run) -> str:
-  """What the tool prints; raises GoldenError where it fails."""
+  """Returns the output of the tool; raises GoldenError if it fails."""
   printed, errors = io.StringIO(), io.StringIO()
   with (
     contextlib.redirect_stdout(printed),

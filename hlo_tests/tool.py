@@ -10,8 +10,8 @@
                                           the same of a StableHLO file, as it is
                                           or rewritten for the target first
   python hlo_tests/tool.py rewrite FILE --target b200 ... [--refused]
-                                          what jaxplugin.rewrite makes of it, or
-                                          the error that it gives
+                                          the result of jaxplugin.rewrite, or
+                                          its error
   python hlo_tests/tool.py regenerate [FILE ...]
                                           writes the CHECK lines of the files
                                           whose line 1 says GENERATED (default:

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `import jaxplugin` does not do, seen from a fresh interpreter."""
+"""`import jaxplugin` has no side effects in a fresh interpreter."""
 
 import ast
 import importlib

@@ -54,7 +54,7 @@ def constants(path: pathlib.Path) -> dict[str, Any]:
 
 
 def bazel_options(name: str, given: dict[str, Any]) -> set[str]:
-  """Of the file NAME.cc."""
+  """Returns Bazel's compiler options of the file NAME.cc."""
   kind, _, isa = name.partition("/")
   options = set(given["COPTS"])
   if isa in given["_ISA_COPTS"]:

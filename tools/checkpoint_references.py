@@ -1,15 +1,15 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How other tools read what `checkpoints.quantize` writes, and what they write.
+"""Compares `checkpoints.quantize` with the tools that own each layout.
 
     python tools/checkpoint_references.py
 
-makes jaxplugin/checkpoints/writing/references_test.json, by these tools, which
-tests do not need: pip install jax==0.10.2 torch==2.13 torchao==0.18
+writes jaxplugin/checkpoints/writing/references_test.json. It uses these tools,
+which tests do not need: pip install jax==0.10.2 torch==2.13 torchao==0.18
 compressed-tensors==0.20 nvidia-modelopt==0.47 transformers==5.23 safetensors.
-Each layout and format has the parts that jaxplugin writes of a weight and the
-numbers that the tool reads there; and, where they differ, the parts that the
-tool makes of the same weight, with its numbers.
+For each layout and format the file has the tensors that jaxplugin writes for a
+weight, and the numbers that the tool reads from them. If the tool writes other
+tensors for the weight, the file has these and their numbers too.
 """
 
 from __future__ import annotations

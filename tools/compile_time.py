@@ -1,21 +1,21 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling a partitioned training step costs, for GPUs not here.
+"""Measures compiling a partitioned training step for GPUs without a GPU.
 
   python tools/compile_time.py                          # 128 products, 8 GPUs
   python tools/compile_time.py --dots 16 --formats f32 nvfp4
   python tools/compile_time.py --axes explicit    # shardings in types
 
-The step is a chain of products, each with a weight of its own, and the
-gradients of all of them; rows of everything are split over the GPUs. Each
-format is compiled in a process of its own: CPU seconds are of that process and
-of those that it starts, from lowering to the executable, with kernels compiled
-anew. A busy machine takes longer now and then, so formats take turns, and the
-least of all rounds counts.
+The step is a chain of matmuls, each with its own weight, and all their
+gradients. The rows of all arrays are split over the GPUs. Each format is
+compiled in a separate process. CPU seconds are those of the process and its
+children, from lowering to the executable, with empty kernel caches. Other
+programs can slow down a round, so formats take turns and the minimum of all
+rounds counts.
 
-Of formats that quantize there is also what a GPU moves to quantize its share of
-an array along both axes, in bytes of that share: those that kernels of the
-compiled program read and write.
+For formats that quantize, the program also prints the bytes that a GPU moves to
+quantize its part of an array along both axes, divided by the part's bytes. The
+kernels of the compiled program read and write these bytes.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _KIB: Final = 1 << 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """What a format costs.
+  """Compile time and memory of a format.
 
   Attributes:
-    format: its name.
+    format: name of the format.
     cpu_s: CPU seconds.
-    peak_bytes: the most memory that the process held.
-    kernels: how many the program runs.
-    moved: bytes to quantize along both axes, to those of the array; None where
-      nothing is quantized.
+    peak_bytes: largest memory of the process.
+    kernels: number of kernels that the program runs.
+    moved: bytes moved to quantize along both axes, divided by the array's
+      bytes; None for a format without quantization.
   """
 
   format: str
@@ -121,7 +121,7 @@ def measure(
 
 
 def _cpu_seconds() -> float:
-  """Of this process, and of those that it started and that have ended."""
+  """Returns CPU seconds of this process and of its children that have ended."""
   each = map(
     resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
   )

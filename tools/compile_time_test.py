@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling costs is measured, each format in a process of its own."""
+"""Compile time is measured in a separate process for each format."""
 
 import contextlib
 import importlib.util

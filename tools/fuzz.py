@@ -14,8 +14,8 @@ exact, else within the contract's bound. The areas:
   gradient   of the plain side of a dot, by grad
   quantize   bit for bit, under jit and vmap, along any axis
   sharding   a dot over a mesh of 8 devices, under random shardings
-  target     a dot lowered for a named device that is not here: what is chosen
-             is what is emitted
+  target     a dot lowered for a named device that is not attached: the module
+             calls the chosen backend
   module     a module with a block-scaled call: rewritten for the CPU and run;
              rewriting again changes nothing; changed bytes are typed errors
 
@@ -71,7 +71,7 @@ _MOST_SHOWN: Final = 2000  # characters of one failure
 def _check_dot(
   rng: np.random.Generator, run: Callable[..., Any], **options: Any
 ) -> None:
-  """Makes a random call, and compares what `run` makes of it."""
+  """Makes a random call and checks the results of `run`."""
   _check_case(
     dot_cases.random_case(int(rng.integers(2**40))), rng, run, **options
   )
@@ -278,7 +278,7 @@ def sharding(rng: np.random.Generator) -> None:
   implementation = rng.choice([None, "xla"])
   if rng.random() < 0.5:
     return _check_dot(rng, run, implementation=implementation)
-  # Of sizes that every axis divides, scales' too, so that k is split often.
+  # Every mesh axis divides the sizes of values and scales, so k is split often.
   format = formats.FORMATS[rng.integers(len(formats.FORMATS))]
   m, n, blocks = (int(x) for x in 4 * rng.integers(1, 4, 3))
   operands = [
@@ -301,7 +301,7 @@ def sharding(rng: np.random.Generator) -> None:
 
 
 def target(rng: np.random.Generator) -> None:
-  """What is chosen for a device is lowered for it, or refused with reasons."""
+  """The backend chosen for a device lowers the call or refuses it."""
   name = str(rng.choice(targets.TARGET_NAMES))
   is_cuda = jp.named_target(name).platform == "cuda"
   cudnn = str(rng.choice(["9.9", "9.10", "9.12", "9.13"])) if is_cuda else None
@@ -424,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   areas = args.only or list(AREAS)
   if args.case is not None and len(areas) != 1:
     parser.error("--case needs one --only")
-  # Of random codes nobody kept a global scale.
+  # Arrays of random codes have no global scale.
   warnings.filterwarnings("ignore", message="ScaledArray: .*without global")
   print(f"seed {seed}", flush=True)
   end = time.monotonic() + args.seconds

@@ -30,7 +30,7 @@ from jaxplugin.tables import resolution
 from jaxplugin.testing.measured import packaged
 
 _TIMES: Final = ("--rounds", "15", "--seconds", "1")
-# Of kernels alone, so that the tables hold for any version of XLA.
+# Only this package's kernels, so that the tables apply to any version of XLA.
 _KERNELS: Final = ("--implementations", "cpu", *_TIMES)
 _DOTS: Final = (
   *("--shapes", "1x4096x4096,16x4096x4096"),

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A packaged table of other kernels is told, and so is how to make it anew."""
+"""The tool names packaged tables of other kernels and how to renew them."""
 
 import contextlib
 import io

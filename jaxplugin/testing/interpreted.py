@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The triton implementation run by Triton's interpreter, for its tests.
+"""Runs the triton backend in Triton's interpreter, for its tests.
 
-There need be no GPU: `jax_triton.triton_call` is replaced by a callback that
-runs the very kernels on the very arrays, on the CPU. What differs on a GPU is
-the compiler's work and the hardware's arithmetic.
+It needs no GPU: a callback replaces `jax_triton.triton_call`, and runs the same
+kernels on the same arrays on the CPU. A GPU differs by the compiled code and by
+the hardware's arithmetic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the `nn` drop-ins share: operands in NumPy, and targets."""
+"""NumPy operands and targets for the tests of the `nn` drop-ins."""
 
 import dataclasses
 

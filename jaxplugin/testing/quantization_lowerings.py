@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the lowerings of quantize and dequantize share."""
+"""Helpers for tests of the lowerings of quantize and dequantize."""
 
 import concurrent.futures
 import dataclasses
@@ -91,7 +91,7 @@ def interpreted(names, launch, inputs, target):
   names.append(launch.name)
 
   def on_host(*inputs):
-    # What a kernel leaves out is seen: no test expects 0xA5 everywhere.
+    # No test expects 0xA5 everywhere, so bytes that are not written are found.
     outputs = [
       np.frombuffer(
         bytearray([0xA5]) * (np.prod(shape) * np.dtype(dtype).itemsize), dtype
@@ -161,7 +161,7 @@ class InterpretedTestCase(parameterized.TestCase):
   def assert_same_bits(self, quantize, x, target=H200):
     expected = by_operations(quantize)(x)
     self.assertEmpty(self.names)
-    # Functions of their own: what is traced here must not be reused elsewhere.
+    # JAX must not reuse these traces under another target.
     with targets.use_target(
       dataclasses.replace(target, name=f"interpreted {self.id()}")
     ):

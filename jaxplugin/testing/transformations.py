@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of `block_scaled_dot` under JAX's transformations share.
+"""Helpers for tests of `block_scaled_dot` under JAX's transformations.
 
-Operands of integers under scales that are powers of two, so that every result
-is exact and equality is equality of bits; and the dots within a jaxpr.
+Operands are integers with power-of-two scales, so every result is exact and
+tests compare bits. `dots_of` finds the dots within a jaxpr.
 """
 
 from __future__ import annotations

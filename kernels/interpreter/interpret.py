@@ -9,11 +9,11 @@ interpreted one. Here a kernel, the jitted functions that it calls and those of
 `triton.language` are rewritten on the side, so that one process can interpret
 and compile the same kernel.
 
-What is checked at every access: the pointer lies on an element of an array that
-was given, is aligned, and does not write a read-only array; and no program
-reads or writes what another program of the launch wrote.
+Each access is checked. The pointer must be aligned and point to an element of
+an argument, which must not be read-only if it is written. No program may read
+or write bytes that another program of the launch wrote.
 
-What differs from Triton's own interpreter: casts to bf16 and FP8 round to
+Differences from Triton's own interpreter: casts to bf16 and FP8 round to
 nearest even (it truncates), arithmetic and `tl.dot` work on bf16 values (it
 takes their bits for integers), and a cast to FP8 saturates as `cvt.satfinite`
 of PTX does.
@@ -207,7 +207,7 @@ def _constexpr_names(fn: Callable[..., Any]) -> set[str]:
 
 
 def _tensor(name: str, value: Any, memory: interpret_memory.Memory) -> Any:
-  """What a kernel's body sees of an argument that is no constexpr."""
+  """Converts an argument that is not a constexpr for a kernel's body."""
   if value is None:
     return None
   if isinstance(value, descriptors.Described):
@@ -263,7 +263,7 @@ def _scalar(data: np.ndarray, dtype: Any) -> Any:
 
 
 class _Session:
-  """What the functions of one launch see: jitted functions as Python's own."""
+  """Python versions of the jitted functions that one launch calls."""
 
   def __init__(self) -> None:
     self._functions: dict[int, tuple[Any, _DeviceFunction]] = {}

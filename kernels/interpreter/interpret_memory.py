@@ -61,7 +61,7 @@ class Memory:
       self._bytes_of(name, self._owner)[...] = number
 
   def address(self, name: str) -> int:
-    """Of the first element of the array `name`."""
+    """Returns the address of the first element of the array `name`."""
     return int(self._base) + self._starts[name]
 
   def copy_back(self) -> None:

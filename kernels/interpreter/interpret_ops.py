@@ -219,7 +219,7 @@ def _e4m3_pairs(pairs: Any) -> tuple[np.ndarray, ...]:
 
 
 def _e2m1_pairs(pairs: Any) -> tuple[np.ndarray, ...]:
-  """Of bytes one word, which are converted four at a time; of words four."""
+  """Converts bytes to one word each, or words to four words each."""
   data = np.ascontiguousarray(pairs.data)
   if data.dtype == np.uint8:
     return (_e2m1_pair(data),)
@@ -269,9 +269,9 @@ def _bf16_products(x: Any, y: Any) -> tuple[np.ndarray, ...]:
   return (product.astype(ml_dtypes.bfloat16).view(np.uint16),)
 
 
-# PTX that the kernels have, and what it computes. Of several instructions in
-# braces the one that counts; that they are put together right is for the
-# compiled kernels' tests to say.
+# The kernels' inline PTX, and its computation in NumPy. If the PTX has several
+# instructions in braces, the function computes their combined result. Tests of
+# compiled kernels check the instructions themselves.
 _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
   inline_ptx.E4M3_TO_BF16: _bf16_of(ml_dtypes.float8_e4m3fn),
   inline_ptx.E2M1_TO_BF16: _e2m1_pairs,
@@ -288,7 +288,7 @@ _ASSEMBLY: Final[dict[str, Callable[..., tuple[np.ndarray, ...]]]] = {
 
 
 class _Results:
-  """What a call of inline assembly returns."""
+  """Results of a call of inline assembly."""
 
   def __init__(self, handles: list[Any]) -> None:
     self._handles = handles

@@ -3,11 +3,10 @@
 """The part of cuTile that the kernels here use, on NumPy arrays.
 
 `load_kernel` runs a kernel's own source with this module in the place of
-cuda.tile, which has no interpreter and need not be installed. Operations do
-what cuTile's documentation says they do, and refuse what it leaves undefined: a
-tile wholly beyond its array, padding that nobody chose, sides of two types. So
-a test with it holds the kernel's source; what the compiler makes of that it
-does not.
+cuda.tile, which has no interpreter and need not be installed. Operations follow
+cuTile's documentation. They refuse what the documentation leaves undefined: a
+tile entirely outside its array, a missing padding mode, operands of two types.
+So a test checks the kernel's source, and not the compiled code.
 
 Source: cuTile Python's documentation, "Operations" and "Tile".
 """

@@ -55,16 +55,16 @@ class BackendSuite(suite.DotSuite):
   within 16 * 2^-24 * sum|a * b|. Padding of scales is poisoned.
 
   Attributes:
-    implementation: the backend's name.
-    backend: the backend, to be registered for these tests; None where an entry
-      point has it, or code has registered it.
-    kinds: pairs (lhs, rhs) that it serves, of formats such as `jp.MXFP8` and
-      of dtypes of plain floats; the fuzzed calls are made of them.
-    sizes: (batch, m, n, k) that it serves for each of `kinds`, one at least.
-      k is a multiple of 64, and at most 1024.
+    implementation: name of the backend.
+    backend: the backend to register for these tests; None if an entry point
+      names it or code has registered it.
+    kinds: supported pairs (lhs, rhs) of formats, such as `jp.MXFP8`, and of
+      float dtypes. The fuzzed calls use them.
+    sizes: (batch, m, n, k) that the backend supports for each of `kinds`, at
+      least one. k is a multiple of 64, and at most 1024.
     cases_per_test: calls in each of twenty fuzzed tests.
-    exact_beyond_f32, subnormal_spacing, keeps_global_scale_f32: as
-      `dot_cases.DotTestCase` has them.
+    exact_beyond_f32, subnormal_spacing, keeps_global_scale_f32: see
+      `dot_cases.DotTestCase`.
   """
 
   backend: ClassVar[jp.Backend | None] = None
@@ -86,7 +86,7 @@ class BackendSuite(suite.DotSuite):
     for name in ("implementation", "kinds", "sizes"):
       if not getattr(self, name):
         self.fail(f"{type(self).__name__} must set {name}; see BackendSuite")
-    # Of the fuzzed calls.
+    # Counts and the last refusal of the fuzzed calls.
     self._num_served, self._refusal = 0, ""
 
   def tearDown(self) -> None:
@@ -283,7 +283,7 @@ class BackendSuite(suite.DotSuite):
     actual = again.call(*args)
     self.assertTrue(bits.same_bits(actual, function(*args)))
 
-  # What the tests above are made of.
+  # Helpers of the tests.
 
   def claims(self) -> list[tuple[tuple[Any, Any], tuple[int, int, int, int]]]:
     """Every kind, and every size, once."""
@@ -330,7 +330,7 @@ class BackendSuite(suite.DotSuite):
     )
 
   def found(self):
-    """What is known of the backend."""
+    """Returns the backend's entry in the registry."""
     for item in registry.usable():
       if item.backend.name == self.implementation:
         return item

@@ -132,7 +132,7 @@ def failed(planted, *prefixes, **attributes):
   result = unittest.TestResult()
   unittest.TestSuite(map(Planted, chosen)).run(result)
   tests = [test for test, _ in (*result.failures, *result.errors)]
-  # Of a subtest the test that it is part of.
+  # A subtest counts as its test.
   return sorted({getattr(t, "test_case", t)._testMethodName for t in tests})
 
 

@@ -197,7 +197,8 @@ class ContractionSuite(parameterized.TestCase):
     )
 
   def test_format_codes_are_read_as_they_are(self):
-    # A wrong reading of a code is no error of rounding: all of them.
+    # A code that is read wrongly errs by more than rounding. This tests all
+    # codes.
     for format in (jp.MXFP8, jp.MXFP8_E5M2, jp.MXFP4, jp.NVFP4):
       rng = np.random.default_rng(6)
       lhs, exact = ragged_suite.operand(

@@ -1,9 +1,8 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the suite of the dot (`suite`) makes its tests of.
+"""Random calls and the base test case of the dot's suite (`suite`).
 
-Calls of random shapes, formats and storage, and the test case that the parts of
-the suite extend.
+The calls have random shapes, formats and storage.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ def random_case(
         shape=shape,
         axis=contracting[blocked],
         storage=_storage(rng, format, shape, contracting[blocked], block_size),
-        # Several contracting dimensions: only the blocked one may be padded,
-        # or the others could not be told from it.
+        # With several contracting dimensions only the blocked one may be
+        # padded. Otherwise the rules could not find it.
         unpadded=batch + contracting[:blocked] + contracting[blocked + 1 :],
       )
     )

@@ -281,7 +281,8 @@ class DotEpilogueTestCase(dot_cases.DotTestCase):
   # One rounding, to the result's dtype, at the very end.
 
   @parameterized.named_parameters(
-    # 257 is no bf16; rounded before the bias it would give 256 + 1 = 257 = 256.
+    # bf16 has no 257. Rounded before the bias, the result would be 256 + 1,
+    # 256.
     ("before_bias", 257, dict(bias=1.0), contract.BF16, 258),
     # 100000 is beyond f16.
     (

@@ -42,7 +42,7 @@ def rows(m: int) -> np.ndarray:
 
 
 def function(x: jax.Array) -> dict[str, jax.Array]:
-  """What is exported, of f32[m, K]."""
+  """The exported function of f32[m, K]."""
   given = {name: jnp.asarray(w) for name, w in weights().items()}
   w, experts = given["w"], given["experts"]
   x_q = jp.quantize(x, jp.MXFP8)

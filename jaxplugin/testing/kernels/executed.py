@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products and quantized arrays computed by kernels' compiled PTX, on a CPU."""
+"""Runs the compiled PTX of matmul and quantize kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def quantized(
   rows: quantize_config.Rows,
   **arrays: np.ndarray,
 ) -> dict[str, np.ndarray]:
-  """What the launches of `quantize_plans.plan` compute, by name.
+  """Returns the outputs of the launches of `quantize_plans.plan`, by name.
 
   Args:
     x: the array that `rows` describes.

@@ -1,11 +1,11 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled products for the kernels' tests: made, interpreted, expected.
+"""Operands and expected results of block-scaled matmuls, for kernel tests.
 
-What an operand means comes from `dot.reference.oracle_dequantize`, in f64
-from its codes by ml_dtypes. Its storage (packing, layout, swizzling) is written
-here in NumPy, and every byte of it that is no element is 0xFF: NaN as a value
-of FP8, as a plain number and as a scale, -6 as FP4.
+`dot.reference.oracle_dequantize` gives an operand's dequantized values, in f64
+from its codes by ml_dtypes. This module writes the storage (packing, layout,
+swizzling) in NumPy. Each byte that is not an element is 0xFF: NaN as an FP8
+value, as a float and as a scale, and -6 as FP4.
 """
 
 from __future__ import annotations
@@ -228,10 +228,10 @@ def swizzle(scale: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Epilogue:
-  """Arrays of an epilogue; None where there is none.
+  """Arrays of an epilogue; None if the epilogue has no such array.
 
   global_scale: f32[] or f32[2].
-  second_global_scale: f32[], which multiplies too.
+  second_global_scale: f32[], which multiplies the result too.
   """
 
   global_scale: np.ndarray | None = None

@@ -75,7 +75,7 @@ def _planned(original: Original) -> tuple[Any, str, str, Any, Any]:
 
 
 def ptx(original: Original) -> str:
-  """What is compiled for it."""
+  """Returns the PTX of the original kernel."""
   return _planned(original)[2]
 
 

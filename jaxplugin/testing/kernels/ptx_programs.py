@@ -65,7 +65,7 @@ def run(
 def apply(
   instructions: str, *inputs: np.ndarray, out: np.dtype | type
 ) -> np.ndarray:
-  """What `instructions` make of inputs, element by element.
+  """Applies PTX instructions to each element of the inputs.
 
   Args:
     instructions: on registers x0, x1, ..., and y, which is stored.

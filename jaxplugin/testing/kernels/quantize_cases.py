@@ -1,10 +1,10 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the quantize kernels share: a launch, and what is expected.
+"""Launches of the quantize kernels, and expected results, for their tests.
 
-`jp.quantize` itself is tested against NumPy. Every byte outside the arrays is
-poison, and touching one is an error (`interpret`); outputs are filled with a
-value that no test expects everywhere, so that bytes left out are seen.
+`jp.quantize` itself is tested against NumPy. An access outside the arrays is an
+error (`interpret`). Outputs are filled with a value that no test expects
+everywhere, so that a test finds bytes that the kernel does not write.
 """
 
 import unittest

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables about dots that fit what is here, for tests."""
+"""Tuning tables of dots that match this machine's targets, for tests."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def over(*tables: records.Table) -> resolution.Overlay:
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
-  """With these variables alone, and files read anew."""
+  """Sets only these of the table's variables, and reads the files again."""
   with mock.patch.dict(os.environ, variables):
     if resolution.VARIABLE not in variables:
       os.environ.pop(resolution.VARIABLE, None)

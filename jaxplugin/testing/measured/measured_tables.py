@@ -51,7 +51,7 @@ def candidate(
 def row(
   m: int = 16, n: int = 4096, k: int = 4096, **others: Any
 ) -> records.Row:
-  """Of two candidates: Triton's, the default, and XLA's, which is slower."""
+  """Returns a row with Triton's candidate, the default, and XLA's, slower."""
   triton = candidate("triton", 20.0 + m / 8, block_m=16, path="small_m")
   xla = candidate("xla", 50.0 + m / 2)
   problem = {"lhs": "bfloat16", "rhs": "mxfp4", "m": m, "n": n, "k": k}

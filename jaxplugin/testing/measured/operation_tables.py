@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables about any operation that fit what is here, for tests."""
+"""Tuning tables of any operation that match a target, for tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Packaged tables beside the kernels that are here."""
+"""Compares packaged tables with this checkout's kernels."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def misfit_but_for_sources(table: records.Table) -> str:
 def staleness(table: records.Table) -> str:
   """Which kernels are others than the measured ones; "" where none are.
 
-  Versions of libraries are not: a table for each may be there.
+  Versions of libraries are not compared, because each may have a table.
 
   Raises:
-    ValueError: what kernels are made of is not known here.
+    ValueError: If this process does not know the sources of the kernels.
   """
   operation = registry.BY_NAME[table.header.operation].operation
   names = [name for name, _ in table.header.sources]

@@ -45,7 +45,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _write(folder: pathlib.Path, first: int) -> None:
-  """Merges rows of its own, one after the other, until it is killed."""
+  """Merges rows that no other process writes, until it is killed."""
   for n in range(first, first + 10**6):
     row = measured_tables.row(n=n)
     writing.merge(folder / _TABLE, measured_tables.table(row))

@@ -30,10 +30,10 @@ def mesh(test: unittest.TestCase, axes: tuple[str, str] = ("a", "b")) -> Any:
 
 
 def put(mesh: Any, tree: Any, spec: P) -> Any:
-  """A tree of arrays, each split as `spec` says where it is larger than one.
+  """Places arrays, each split by `spec` along dimensions larger than 1.
 
-  So one spec serves the values, scale and global scale of a `ScaledArray`: what
-  it says of dimensions beyond an array's rank is of the others alone.
+  One spec fits the values, scale and global scale of a `ScaledArray`: entries
+  beyond an array's rank are ignored.
   """
 
   def one(x: Any) -> jax.Array:

@@ -19,7 +19,7 @@ _FREE = re.compile(
 
 
 def bytes_of(shape):
-  """Of an array or a tuple of arrays, as HLO writes its type."""
+  """Returns the bytes of an array or a tuple of arrays, from its HLO type."""
   return sum(
     math.prod(int(size) for size in sizes.split(",") if size)
     * int(_BITS.search(dtype)[0])

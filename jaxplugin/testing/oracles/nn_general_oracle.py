@@ -1,9 +1,9 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `scaled_dot_general` should give, in NumPy.
+"""A reference of `scaled_dot_general` in NumPy.
 
-Quantization, and products in the layout of any einsum, are written a second
-time here; and the operands and configs of the tests.
+It implements quantization, and matmuls with any dimension numbers, a second
+time. It also has the operands and configs of the tests.
 """
 
 import math

@@ -1,6 +1,6 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `quantize` should give, in NumPy, and the inputs that may show if not.
+"""A reference of `quantize` in NumPy, and inputs that reveal errors.
 
 The reference follows the table of the numerical contract. It shares no code
 with jaxplugin: codes come from gfloat's decoder and a search for the nearest,

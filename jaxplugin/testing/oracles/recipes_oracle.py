@@ -154,7 +154,7 @@ def quantize(
 
 
 def least_not_less(x: np.ndarray) -> np.ndarray:
-  """The least E4M3 numbers that are no less than `x`, by search in all."""
+  """Rounds `x` up to E4M3, by a search in all E4M3 numbers."""
   codes = np.arange(0x7F, dtype=np.uint8)
   numbers = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
   return numbers[np.searchsorted(numbers, x)]

@@ -37,7 +37,7 @@ def crash(argument, tell):
 
 
 def read_null(argument, tell):
-  """A true access of memory that is not there."""
+  """Reads the address 0."""
   del argument, tell
   ctypes.string_at(0)
 
@@ -48,7 +48,7 @@ def leave(argument, tell):
 
 
 def hang(argument, tell):
-  """Sleeps forever; with a path, has a child that does too, told there."""
+  """Sleeps forever; with a path, so does a child. The file has both pids."""
   tell("sleeping")
   if argument:
     child = subprocess.Popen(
@@ -59,7 +59,7 @@ def hang(argument, tell):
 
 
 def spin(argument, tell):
-  """Is busy forever, outside of Python where it never looks at signals."""
+  """Waits forever in C, where Python does not handle signals."""
   del argument, tell
   ctypes.CDLL(None).pause()
 
@@ -71,7 +71,7 @@ def send_notes(argument, tell):
 
 
 def allocate(argument, tell):
-  """Takes and writes memory until there is none."""
+  """Allocates and writes memory without end."""
   del tell
   kept = []
   while True:
