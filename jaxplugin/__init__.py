@@ -54,16 +54,12 @@ from jaxplugin.dot.api import block_scaled_dot as block_scaled_dot
 from jaxplugin.dot.guards import NonFiniteError as NonFiniteError
 from jaxplugin.dot.guards import debug_checks as debug_checks
 from jaxplugin.dropin import matmul as _matmul  # noqa: F401
-from jaxplugin.dropin.acceleration import accelerate as accelerate
-from jaxplugin.dropin.dots.sites import Site as Site
 from jaxplugin.dropin.linear import linear as linear
-from jaxplugin.dropin.quantized_dots import quantize_dots as quantize_dots
 from jaxplugin.explanation.diagnostics import explain as explain
 from jaxplugin.explanation.information import info as info
 from jaxplugin.explanation.report import Explanation as Explanation
 from jaxplugin.exports.api import export as export
 from jaxplugin.nn import scaled_dot as scaled_dot
-from jaxplugin.params.acceptance import accept_quantized as accept_quantized
 from jaxplugin.params.conversion import Parameter as Parameter
 from jaxplugin.params.conversion import quantize_params as quantize_params
 from jaxplugin.params.flax_states import (
@@ -78,6 +74,10 @@ from jaxplugin.ragged.contraction.api import align_groups as align_groups
 from jaxplugin.ragged.contraction.api import (
   ragged_dot_general as ragged_dot_general,
 )
+from jaxplugin.rewriting.acceleration import accelerate as accelerate
+from jaxplugin.rewriting.acceptance import accept_quantized as accept_quantized
+from jaxplugin.rewriting.quantized_dots import quantize_dots as quantize_dots
+from jaxplugin.rewriting.sites import Site as Site
 from jaxplugin.stablehlo.modules import ModuleError as ModuleError
 from jaxplugin.stablehlo.rewriter import RewriteWarning as RewriteWarning
 from jaxplugin.stablehlo.rewriter import rewrite as rewrite

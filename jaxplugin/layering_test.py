@@ -28,7 +28,16 @@ PACKAGES = (
     "training",
     "backends",
   ),
-  *("dropin", "params", "nn", "stablehlo", "explanation", "exports", "cli"),
+  *(
+    "dropin",
+    "rewriting",
+    "params",
+    "nn",
+    "stablehlo",
+    "explanation",
+    "exports",
+    "cli",
+  ),
   *("__init__", "lab", "__main__", "testing"),
 )
 # Backends of one operation do not import each other.

@@ -41,6 +41,7 @@ PACKAGES: Final = {
   "explanation": SURFACE,
   "stablehlo": SURFACE,
   "params": SURFACE,
+  "rewriting": SURFACE,
   "dropin": SURFACE,
   "training": SURFACE,
   "ragged": OPERATION,

@@ -1,8 +1,7 @@
 # Copyright 2026 The jaxplugin Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matmuls for existing code.
+"""Matmuls with JAX's names and signatures.
 
-`jaxplugin.nn` has JAX's own names. `accelerate` and `quantize_dots` change
-functions without a change to their code. `linear` is a layer, and `matmul` the
+`jaxplugin.nn` has JAX's own names. `linear` is a layer, and `matmul` the
 operator `@`.
 """

@@ -20,7 +20,6 @@ from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import primitive
 from jaxplugin.dot import traced
-from jaxplugin.dropin.dots import sites as sites_lib
 from jaxplugin.explanation import products
 from jaxplugin.explanation import report
 from jaxplugin.jaxext import jax_private
@@ -29,6 +28,7 @@ from jaxplugin.quantization import dequantize_primitive
 from jaxplugin.quantization import quantize_primitive
 from jaxplugin.ragged import backends as ragged_backends
 from jaxplugin.ragged import traced as ragged_traced
+from jaxplugin.rewriting import sites as sites_lib
 from jaxplugin.runtime import lowering
 from jaxplugin.stablehlo import module_calls
 from jaxplugin.stablehlo import module_runs

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplugin import quantization
+from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import placement
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.core import formats
 from jaxplugin.core import parameter_names
 from jaxplugin.core import speaking
-from jaxplugin.params import leaves as leaves_lib
 from jaxplugin.params import observation
 from jaxplugin.params import recognition
 from jaxplugin.params import report as report_lib

@@ -13,12 +13,12 @@ from typing import Literal
 
 import jax
 
-from jaxplugin.dropin import products
+from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.params import interception
-from jaxplugin.params import leaves as leaves_lib
 from jaxplugin.params import recognition
-from jaxplugin.params import views
+from jaxplugin.rewriting import acceptor as acceptor_lib
+from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import views
 
 _Role = Literal["layers", "contracted", "kept"]
 
@@ -101,12 +101,12 @@ class _Parameter(views.Weight):
     return self.selected()
 
 
-class _Observer(interception.Acceptor):
+class _Observer(acceptor_lib.Acceptor):
   """An acceptor that replaces nothing, and writes down what it sees."""
 
   def __init__(self, found: Mapping[str, Uses]):
     super().__init__(
-      interception.Options(activations=None, implementation=None)
+      acceptor_lib.Options(activations=None, implementation=None)
     )
     self._found = found
 
@@ -166,9 +166,9 @@ class _Observer(interception.Acceptor):
 
 
 def _role(
-  atoms: products.Atoms,
-  contracted: set[products.Atom],
-  layers: set[products.Atom],
+  atoms: facts.Atoms,
+  contracted: set[facts.Atom],
+  layers: set[facts.Atom],
 ) -> _Role | None:
   """What a product does with a dimension; None of parts in different ways."""
   roles: set[_Role] = {

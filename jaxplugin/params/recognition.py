@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
+from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.core import parameter_names
-from jaxplugin.params import leaves as leaves_lib
 
 # Of attention, as flax names them.
 _QUERIES: Final = ("query", "key", "value")

@@ -26,11 +26,11 @@ from jax import lax
 from jaxplugin.core import targets
 from jaxplugin.dot import backends
 from jaxplugin.dot import traced
-from jaxplugin.dropin import quantized_dots
 from jaxplugin.lab.bench import workloads
 from jaxplugin.lab.bench.peers import dot_variants
 from jaxplugin.lab.bench.peers import variants
 from jaxplugin.lab.bench.peers import verification
+from jaxplugin.rewriting import quantized_dots
 from jaxplugin.training import recipes
 
 RECIPES: Final = {

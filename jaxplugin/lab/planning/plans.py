@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 
 from jaxplugin.core import formats
 from jaxplugin.core import targets
-from jaxplugin.dropin import quantized_dots
 from jaxplugin.lab.compilation import deviceless
 from jaxplugin.lab.planning import blocks
 from jaxplugin.lab.planning import collectives
 from jaxplugin.lab.planning import layouts
+from jaxplugin.rewriting import quantized_dots
 from jaxplugin.training import api
 from jaxplugin.training import quantized_operand
 from jaxplugin.training import recipes

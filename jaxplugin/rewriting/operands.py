@@ -11,8 +11,8 @@ from typing import Final
 
 import jax
 
-from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.rewriting import transforms
 from jaxplugin.training import quantized_operand
 
 _NONE_CAME: Final = "no matmul used it"

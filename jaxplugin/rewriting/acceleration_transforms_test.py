@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 import jaxplugin as jp
-from jaxplugin.dropin import acceleration_test as constructs
+from jaxplugin.rewriting import acceleration_test as constructs
 from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 

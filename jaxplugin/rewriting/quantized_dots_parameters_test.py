@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.dropin.dots import sites
+from jaxplugin.rewriting import sites
 
 RECIPE = jp.training.MXFP8_RECIPE
 W = jnp.ones((64, 64))

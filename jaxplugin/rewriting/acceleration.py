@@ -26,14 +26,14 @@ from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
 from jaxplugin.dropin import nn_scaled
-from jaxplugin.dropin import products
-from jaxplugin.dropin import ragged_dots
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import inner_calls
+from jaxplugin.rewriting import ragged_dots
 
 WHO: Final = "accelerate"
 
@@ -149,7 +149,7 @@ class _Outcome:
 class _Accelerator:
   """Replaces JAX's scaled dots; the `Interceptor` of one call.
 
-  It is a `calls.Walker` too: it knows of values that they are dequantized.
+  It is also an `inner_calls.Walker` of dequantized values.
   """
 
   is_rebuilding: Final = False
@@ -162,7 +162,7 @@ class _Accelerator:
     self._lost: dict[int, tuple[weakref.ref, str]] = {}
     # Traced values that are known to be one everywhere, by identity.
     self._ones: dict[int, weakref.ref] = {}
-    self._products = products.Table()
+    self._products = facts.Table()
 
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
@@ -225,17 +225,17 @@ class _Accelerator:
 
   # As a Walker.
 
-  def known(self, x: Any) -> products.Product | None:
+  def known(self, x: Any) -> facts.Product | None:
     # An inner function dequantizes a value of a narrow dtype itself.
-    if getattr(x, "dtype", None) not in products.WIDE:
+    if getattr(x, "dtype", None) not in facts.WIDE:
       return None
     found = self._products.of(x)
     return found if found and ragged_dots.is_quantized(found) else None
 
   def layers(
-    self, known: products.Product
+    self, known: facts.Product
   ) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Any]] | None:
-    return products.layers(known)
+    return facts.layers(known)
 
   def leave(self, operation: str, args: Sequence[Any], reason: str) -> None:
     for x in args:
@@ -249,7 +249,7 @@ class _Accelerator:
     self,
     jaxpr: Any,
     args: Sequence[Any],
-    known: Sequence[products.Product | None],
+    known: Sequence[facts.Product | None],
     dtypes: Sequence[Any],
   ) -> list[Any]:
     child = self._child()
@@ -270,7 +270,7 @@ class _Accelerator:
       map(_may_contain_ragged_dots, jaxprs)
     ):
       return None
-    call = calls.CALLS.get(primitive.name)
+    call = inner_calls.CALLS.get(primitive.name)
     out = None if call is None else call(self, args, params)
     if out is None:
       self._outcome.is_noted = True
@@ -348,7 +348,7 @@ class _Accelerator:
 
     def make(inner: Sequence[Any]) -> _Accelerator:
       child = self._child()
-      own = calls.own_args(primitive.name, index, inner, len(args))
+      own = inner_calls.own_args(primitive.name, index, inner, len(args))
       for x, product, shape in zip(own, known, shapes, strict=False):
         if product is None:
           continue

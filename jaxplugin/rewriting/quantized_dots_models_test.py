@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.dropin import quantized_dots_test as constructs
+from jaxplugin.rewriting import quantized_dots_test as constructs
 
 MXFP8 = jp.training.MXFP8_RECIPE
 HAND = jp.dot_general(recipe=MXFP8, weight="rhs")

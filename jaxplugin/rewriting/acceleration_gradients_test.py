@@ -13,7 +13,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.dropin import acceleration_test as constructs
+from jaxplugin.rewriting import acceleration_test as constructs
 from jaxplugin.testing import contract
 from jaxplugin.testing import nn_cases
 

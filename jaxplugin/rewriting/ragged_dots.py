@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `accelerate` makes of `jax.lax.ragged_dot` with dequantized weights.
 
-It is told what is known of both operands (`products`), finds the block-scaled
+It is told what is known of both operands (`facts`), finds the block-scaled
 array that each is, and multiplies that.
 """
 
@@ -25,10 +25,10 @@ from jaxplugin.arrays import layouts
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.dot import rules
-from jaxplugin.dropin import products
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.ragged import api
 from jaxplugin.ragged import backends
+from jaxplugin.rewriting import facts
 
 NAME: Final = "ragged_dot_general"
 
@@ -42,7 +42,7 @@ class NotServed(Exception):
   """A ragged dot of block-scaled weights that stays as it is; says why."""
 
 
-def is_quantized(x: products.Product) -> bool:
+def is_quantized(x: facts.Product) -> bool:
   """Whether values of few bits are among the factors."""
   return any(factor.dtype in _QUANTIZED for factor in x.factors)
 
@@ -51,7 +51,7 @@ def is_quantized(x: products.Product) -> bool:
 
 
 def _block_scaled(
-  x: products.Product, order: Sequence[int], name: str
+  x: facts.Product, order: Sequence[int], name: str
 ) -> scaled_array.ScaledArray | None:
   """The block-scaled array that a product is, its dimensions in this order.
 
@@ -100,7 +100,7 @@ def _block_scaled(
 
 
 def _blocks(
-  dims: Sequence[products.Atoms], scale: products.Factor, name: str
+  dims: Sequence[facts.Atoms], scale: facts.Factor, name: str
 ) -> tuple[int, int]:
   """The blocked dimension and the size of a block.
 
@@ -119,8 +119,8 @@ def _blocks(
 
 
 def _global_scale(
-  factors: Sequence[products.Factor],
-  dims: Sequence[products.Atoms],
+  factors: Sequence[facts.Factor],
+  dims: Sequence[facts.Atoms],
   name: str,
 ) -> jax.Array | None:
   """What all other factors come to; of size 1 but for the first dimension."""
@@ -183,7 +183,7 @@ def replaced(
   primitive: Any,
   args: Sequence[Any],
   params: Mapping[str, Any],
-  known: Sequence[products.Product | None],
+  known: Sequence[facts.Product | None],
   implementation: str | None,
 ) -> jax.Array | None:
   """The result of one of JAX's ragged dots, by this package's.
@@ -281,7 +281,7 @@ def _product(
 
 
 def _rows(
-  x: products.Product, order: Sequence[int]
+  x: facts.Product, order: Sequence[int]
 ) -> scaled_array.ScaledArray | None:
   """lhs as a block-scaled array along k; None if it is better left alone."""
   try:

@@ -31,16 +31,16 @@ from jaxplugin.core import speaking
 from jaxplugin.dot import rules
 from jaxplugin.dot import sides
 from jaxplugin.dropin import linear as linear_lib
-from jaxplugin.dropin import products
-from jaxplugin.dropin import ragged_dots
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext import tangents as tangents_lib
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
-from jaxplugin.params import views
+from jaxplugin.rewriting import facts
+from jaxplugin.rewriting import inner_calls
+from jaxplugin.rewriting import ragged_dots
+from jaxplugin.rewriting import views
 
 WHO: Final = "accept_quantized"
 
@@ -90,7 +90,7 @@ class Acceptor:
     """
     self._options = options
     self.outcome = Outcome() if outcome is None else outcome
-    self._products = products.Table()
+    self._products = facts.Table()
     # By identity, dequantized weights of this function.
     self._weights: dict[int, tuple[Any, views.Weight]] = {}
 
@@ -119,7 +119,7 @@ class Acceptor:
     _, weight = self._weights[id(factor.array)]
     return views.View(weight=weight, dims=found.dims, stored=factor.dims)
 
-  def _factors(self, x: Any) -> products.Product | None:
+  def _factors(self, x: Any) -> facts.Product | None:
     """The product that a value is, if a weight is among its factors."""
     found = self._products.of(x)
     if found is None:
@@ -144,7 +144,7 @@ class Acceptor:
   def replace(
     self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
   ) -> Any:
-    if primitive.name not in (*_DOTS, *calls.CALLS):
+    if primitive.name not in (*_DOTS, *inner_calls.CALLS):
       return None
     if not any(self._names(x) for x in args):
       return None
@@ -162,7 +162,7 @@ class Acceptor:
       return None
     mixed = [x for x in args if self._names(x) and self.view(x) is None]
     self.warn(primitive.name, mixed, _MIXED)
-    return calls.CALLS[primitive.name](self, list(args), params)
+    return inner_calls.CALLS[primitive.name](self, list(args), params)
 
   def rewrite(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
     return params
@@ -190,7 +190,7 @@ class Acceptor:
       acceptor = self._child()
       # What the function has of ours it knows by identity.
       acceptor._products, acceptor._weights = self._products, self._weights
-      inner = calls.own_args(primitive.name, index, inner, len(args))
+      inner = inner_calls.own_args(primitive.name, index, inner, len(args))
       for own, x, view, dtype in zip(args, inner, known, dtypes, strict=False):
         if view is None:
           continue
@@ -206,8 +206,8 @@ class Acceptor:
     """Knows an argument of an inner function as a view of our weight."""
     for array, weight in list(self._weights.values()):
       if weight is view.weight:
-        factor = products.Factor(array=array, dims=view.stored, dtype=dtype)
-        self._products.put(x, products.Product(view.dims, (factor,)))
+        factor = facts.Factor(array=array, dims=view.stored, dtype=dtype)
+        self._products.put(x, facts.Product(view.dims, (factor,)))
         return
 
   # As a Walker.

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxplugin import quantization
 from jaxplugin.arrays import scaled_array
-from jaxplugin.dropin import products
+from jaxplugin.rewriting import facts
 
 
 class NotServed(Exception):
@@ -71,8 +71,8 @@ class View:
   """
 
   weight: Weight
-  dims: tuple[products.Atoms, ...]
-  stored: tuple[products.Atoms, ...]
+  dims: tuple[facts.Atoms, ...]
+  stored: tuple[facts.Atoms, ...]
 
   def has_all_once(self) -> bool:
     """Whether it is neither repeated nor cut."""
@@ -90,14 +90,12 @@ class View:
       weight=self.weight.at(layer), dims=self.dims[1:], stored=self.stored[1:]
     )
 
-  def value(self, dtype: Any) -> tuple[jax.Array, products.Product]:
+  def value(self, dtype: Any) -> tuple[jax.Array, facts.Product]:
     """Made anew of the weight: what it is, and what is known of it."""
     stored = self.weight.dequantized(dtype)
-    factor = products.Factor(
-      array=stored, dims=self.stored, dtype=np.dtype(dtype)
-    )
+    factor = facts.Factor(array=stored, dims=self.stored, dtype=np.dtype(dtype))
     value = factor.laid_out(self.dims)
-    return value, products.Product(self.dims, (factor,))
+    return value, facts.Product(self.dims, (factor,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +161,7 @@ def other_side(
   """
   of_view = dict(pairs)
   sizes: list[int] = []
-  places: dict[products.Atom, int] = {}
+  places: dict[facts.Atom, int] = {}
   own = []
   for d, size in enumerate(x.shape):
     if d not in of_view:
@@ -206,7 +204,7 @@ def in_order(
     is_lhs: whether the weight is the left side.
   """
   sizes: list[int] = []
-  places: dict[products.Atom, int] = {}
+  places: dict[facts.Atom, int] = {}
 
   def split(stored: Sequence[int]) -> None:
     for atom in (a for d in stored for a in view.stored[d]):

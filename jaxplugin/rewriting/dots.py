@@ -16,18 +16,18 @@ import jax
 import numpy as np
 from jax.extend import core as extend_core
 
-from jaxplugin.dropin.dots import calls
-from jaxplugin.dropin.dots import flow
-from jaxplugin.dropin.dots import operands
-from jaxplugin.dropin.dots import sites as sites_lib
-from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import jax_private
 from jaxplugin.jaxext import keys
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import calls as inner_calls
 from jaxplugin.jaxext.tracing import interception_private
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import calls
+from jaxplugin.rewriting import inner_calls
+from jaxplugin.rewriting import operands
+from jaxplugin.rewriting import sites as sites_lib
+from jaxplugin.rewriting import sources
+from jaxplugin.rewriting import transforms
 
 # What JAX does to a function leaves these names on its operations.
 _DERIVATIVES: Final = frozenset({"jvp", "transpose"})
@@ -469,7 +469,7 @@ class Rewriter:
     self._is_idle = is_idle
     self._depth = len(provenance_private.scopes())
     self._first: int | None = None  # number of an inner function's first key
-    self._parameters = flow.Parameters()
+    self._parameters = sources.Parameters()
     for x, flag in zip(args, is_parameter, strict=False):
       if flag:
         self._parameters.add(x)

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from jax import lax
 
 import jaxplugin as jp
-from jaxplugin.dropin import quantized_dots_test as constructs
+from jaxplugin.rewriting import quantized_dots_test as constructs
 
 try:
   import equinox as eqx

@@ -13,7 +13,7 @@ from typing import Final
 import jax
 import numpy as np
 
-from jaxplugin.dropin.dots import sites
+from jaxplugin.rewriting import sites
 from jaxplugin.training import api as training
 from jaxplugin.training import recipes
 

@@ -14,15 +14,15 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import jaxplugin as jp
-from jaxplugin.dropin import products
 from jaxplugin.jaxext.tracing import interception_private
+from jaxplugin.rewriting import facts
 
 
 class _Recorder:
   """Notes a function's operations in a table, and replaces none."""
 
   def __init__(self):
-    self.table = products.Table()
+    self.table = facts.Table()
 
   def replace(self, primitive, args, params):
     return None

@@ -20,15 +20,15 @@ import jax
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.dot import rules
-from jaxplugin.dropin.dots import flow
-from jaxplugin.dropin.dots import operands
-from jaxplugin.dropin.dots import rewriting
-from jaxplugin.dropin.dots import sites
-from jaxplugin.dropin.dots import transforms
 from jaxplugin.jaxext import program
 from jaxplugin.jaxext.tracing import binding_private
-from jaxplugin.jaxext.tracing import calls
 from jaxplugin.jaxext.tracing import provenance_private
+from jaxplugin.rewriting import dots as dots_lib
+from jaxplugin.rewriting import inner_calls
+from jaxplugin.rewriting import operands
+from jaxplugin.rewriting import sites
+from jaxplugin.rewriting import sources
+from jaxplugin.rewriting import transforms
 from jaxplugin.training import recipes
 
 WHO: Final = transforms.WHO
@@ -118,8 +118,8 @@ def quantize_dots(
   def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
     base = None if key is None else (lambda count: key)
     given = [_argument(p, args, kwargs) for p in positions]
-    dots = rewriting.Dots(transform, key=base)
-    parameters = flow.Parameters()
+    dots = dots_lib.Dots(transform, key=base)
+    parameters = sources.Parameters()
     for x in jax.tree.leaves(given):
       parameters.add(x)
     return _Watcher(dots, parameters, sites.Seen())
@@ -225,8 +225,8 @@ class _Watcher:
 
   def __init__(
     self,
-    dots: rewriting.Dots,
-    parameters: flow.Parameters,
+    dots: dots_lib.Dots,
+    parameters: sources.Parameters,
     seen: sites.Seen,
     *,
     is_rule: bool = False,
@@ -243,7 +243,7 @@ class _Watcher:
     self._parameters = parameters
     self.seen = seen
     # Of functions inside that take a derivative.
-    self._inner: weakref.WeakKeyDictionary[Any, rewriting.Dots] = (
+    self._inner: weakref.WeakKeyDictionary[Any, dots_lib.Dots] = (
       weakref.WeakKeyDictionary()
     )
 
@@ -255,7 +255,7 @@ class _Watcher:
     params: dict[str, Any],
     position: binding_private.Position,
   ) -> Any:
-    if flow.is_layout(primitive):
+    if sources.is_layout(primitive):
       out = bind(*args, **params)
       if position.is_outer:
         self._parameters.note(primitive, args, params, out)
@@ -264,14 +264,14 @@ class _Watcher:
     dots = self._dots_at(position)
     known = [not self._is_rule and x in self._parameters for x in args]
     if not position.is_outer and not any(known):
-      known = flow.parameters_among(args, position.trace)
+      known = sources.parameters_among(args, position.trace)
     start = len(dots.sites)
     out = self._bind(bind, primitive, args, params, dots, known)
     self.seen.sites += dots.sites[start:]
     sites.record(dots.sites[start:])
     if "subfuns" not in params:
       jaxprs = program.jaxprs_of(tuple(params.values()))
-      self.seen.is_decided |= any(map(rewriting.was_decided, jaxprs))
+      self.seen.is_decided |= any(map(dots_lib.was_decided, jaxprs))
     if position.is_outer:
       self._parameters.note(primitive, args, params, out)
     return out
@@ -282,7 +282,7 @@ class _Watcher:
     primitive: Any,
     args: Sequence[Any],
     params: dict[str, Any],
-    dots: rewriting.Dots,
+    dots: dots_lib.Dots,
     is_parameter: list[bool],
   ) -> Any:
     if primitive.name in sites.PRODUCTS:
@@ -306,7 +306,7 @@ class _Watcher:
     new_args, new_params, results = called
     return results(bind(*new_args, **new_params))
 
-  def _dots_at(self, position: binding_private.Position) -> rewriting.Dots:
+  def _dots_at(self, position: binding_private.Position) -> dots_lib.Dots:
     if position.is_outer:
       return self._dots
     if position.trace not in self._inner:
@@ -316,17 +316,17 @@ class _Watcher:
   def _maker(
     self,
     primitive: Any,
-    dots: rewriting.Dots,
+    dots: dots_lib.Dots,
     index: int,
     is_parameter: list[bool],
   ) -> Callable[[Sequence[Any], dict[str, Any]], _Watcher]:
     """For one of the functions that an operation calls with its operands."""
-    is_rule = calls.is_rule_of_tangents(primitive.name, index)
+    is_rule = inner_calls.is_rule_of_tangents(primitive.name, index)
     is_parameter = [] if is_rule else is_parameter
     names = tuple(sites.scope_names())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> _Watcher:
-      own = calls.own_args(primitive.name, index, args, len(is_parameter))
+      own = inner_calls.own_args(primitive.name, index, args, len(is_parameter))
       # Parameters stay parameters inside, and so do the function's results.
       for x, flag in zip(own, is_parameter, strict=False):
         if flag:

@@ -17,17 +17,17 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from jaxplugin.arrays import leaves as leaves_lib
 from jaxplugin.arrays import quantized_weight
 from jaxplugin.arrays import scaled_array
 from jaxplugin.core import formats
 from jaxplugin.core import speaking
 from jaxplugin.dot import backends
 from jaxplugin.jaxext.tracing import interception_private
-from jaxplugin.params import interception
-from jaxplugin.params import leaves as leaves_lib
-from jaxplugin.params import views
+from jaxplugin.rewriting import acceptor as acceptor_lib
+from jaxplugin.rewriting import views
 
-WHO: Final = interception.WHO
+WHO: Final = acceptor_lib.WHO
 
 _Result = TypeVar("_Result")
 
@@ -93,7 +93,7 @@ def accept_quantized(
   speaking.require_function(WHO, fn)
   with speaking.speaking_for(WHO):
     backends.validate_name(implementation)
-  options = interception.Options(
+  options = acceptor_lib.Options(
     activations=None
     if activations is None
     else formats.resolve(WHO, activations, "activations"),
@@ -119,13 +119,13 @@ def _float_dtype(dtype: Any) -> np.dtype:
 
 
 def _call(
-  options: interception.Options,
+  options: acceptor_lib.Options,
   dtype: np.dtype | None,
   fn: Callable[..., Any],
   args: tuple[Any, ...],
   kwargs: dict[str, Any],
 ) -> Any:
-  acceptor = interception.Acceptor(options)
+  acceptor = acceptor_lib.Acceptor(options)
   weights = _Weights(acceptor, dtype)
   function, join = _as_tree(fn)
   uses = weights.enter("fn", function)
@@ -174,7 +174,7 @@ class _Weights:
   """The quantized weights among the arguments of one call."""
 
   def __init__(
-    self, acceptor: interception.Acceptor, dtype: np.dtype | None
+    self, acceptor: acceptor_lib.Acceptor, dtype: np.dtype | None
   ) -> None:
     self._acceptor = acceptor
     self._dtype = dtype
@@ -214,7 +214,7 @@ class _Weights:
     own = weight.dtype if is_stored else beside
     _require_weight(path, array)
     value = self._acceptor.enter(
-      views.Weight(path=path, array=interception.without_derivative(array)),
+      views.Weight(path=path, array=acceptor_lib.without_derivative(array)),
       own if self._dtype is None else self._dtype,
     )
     if self.count == 1 and not isinstance(value, jax.core.Tracer):

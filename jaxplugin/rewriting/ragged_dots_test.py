@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxplugin as jp
-from jaxplugin.dropin import ragged_dots
+from jaxplugin.rewriting import ragged_dots
 
 G, N, K, M = 4, 24, 64, 13
 SIZES = np.array([3, 0, 6, 2], np.int32)

@@ -20,9 +20,9 @@ from typing import Final
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplugin.dropin.dots import operands as operands_lib
 from jaxplugin.jaxext import keys
 from jaxplugin.jaxext.tracing import binding_private
+from jaxplugin.rewriting import operands as operands_lib
 
 Call = tuple[list[Any], dict[str, Any], Callable[[Any], Any]]
 
